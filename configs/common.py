@@ -1,0 +1,92 @@
+"""The fields every experiment has, with their defaults: the laptop job (two CPU cores, minutes).
+
+Lengths are in tokens, times in seconds. A field that reads None takes the default of what it configures (for `objective.*`, the paper's).
+A config file imports `ml_collections` only, so that it opens without jax.
+"""
+
+from ml_collections import ConfigDict, config_dict
+
+
+def base() -> ConfigDict:
+  """The laptop job, but for the objective."""
+  config = ConfigDict()
+  config.seed = 0
+  config.num_steps = 80  # RL steps; each is one rollout batch and `learner.updates_per_rollout` optimizer updates.
+
+  config.objective = ConfigDict()
+  config.objective.name = config_dict.required_placeholder(str)
+  config.objective.clip_low = config_dict.placeholder(float)
+  config.objective.clip_high = config_dict.placeholder(float)
+  config.objective.dual_clip = config_dict.placeholder(float)
+  config.objective.tau_pos = config_dict.placeholder(float)
+  config.objective.tau_neg = config_dict.placeholder(float)
+  config.objective.kl_coef = config_dict.placeholder(float)
+  config.objective.kl_estimator = config_dict.placeholder(str)
+  config.objective.entropy_coef = config_dict.placeholder(float)
+  config.objective.weights = config_dict.placeholder(str)
+  config.objective.max_tokens = config_dict.placeholder(int)
+
+  config.advantage = ConfigDict()
+  config.advantage.normalize_std = True  # Divide by the group's standard deviation (GRPO); False is Dr. GRPO's.
+
+  config.model = ConfigDict()
+  config.model.preset = "tiny"
+  config.model.dtype = "float32"
+  config.model.remat = False  # Recompute activations in the backward pass: less memory, about a third more time.
+
+  config.task = ConfigDict()
+  config.task.name = "arithmetic"
+  config.task.levels = (1, 2, 3)  # Arithmetic: a problem of level n takes n steps (n + 1 terms).
+  config.task.data_dir = config_dict.placeholder(str)  # Where the dataset is built; None is ~/.cache/jaxrl_llm/data.
+
+  config.warm_start = ConfigDict()
+  config.warm_start.num_steps = 400
+  config.warm_start.batch_size = 64  # Demonstrations.
+  config.warm_start.learning_rate = 1e-3
+  config.warm_start.warmup_steps = 20
+  config.warm_start.from_workdir = config_dict.placeholder(str)  # Start from another run's warm start instead of making one.
+
+  config.rollout = ConfigDict()
+  config.rollout.num_prompts = 64
+  config.rollout.group_size = 8
+  config.rollout.temperature = 1.0
+  config.rollout.top_k = 0  # 0 keeps every token.
+  config.rollout.top_p = 1.0  # 1 keeps every token.
+  config.rollout.prompt_buckets = (16,)  # Prompt slots; a batch takes the smallest that holds its longest prompt.
+  config.rollout.max_new_tokens = 40
+
+  config.learner = ConfigDict()
+  config.learner.updates_per_rollout = 4
+  config.learner.micro_batches = 1  # Gradient accumulation: smaller pieces, the same loss.
+  config.learner.row_tokens = 160  # Slots of a packed row.
+  config.learner.row_buckets = (24, 32, 48)  # Rows of a packed mini-batch; it takes the smallest that holds its sequences.
+  config.learner.old_logprobs = "sampler"  # "sampler" | "learner": who says log π_old.
+  config.learner.learning_rate = 3e-4
+  config.learner.warmup_steps = 10  # Optimizer updates.
+  config.learner.weight_decay = 0.0
+  config.learner.b1 = 0.9
+  config.learner.b2 = 0.95
+  config.learner.max_grad_norm = 1.0
+  config.learner.max_skipped = 10  # Stop after this many updates in a row with a loss or gradient that is not finite.
+
+  config.mesh = ConfigDict()
+  config.mesh.data = -1  # -1 takes the devices that the others leave.
+  config.mesh.fsdp = 1
+  config.mesh.tensor = 1
+
+  config.eval = ConfigDict()
+  config.eval.every = 20  # RL steps.
+  config.eval.num_prompts = 128
+  config.eval.samples = 4  # avg@4, pass@4.
+  config.eval.temperature = 1.0
+
+  config.checkpoint = ConfigDict()
+  config.checkpoint.every = 10  # RL steps.
+  config.checkpoint.warm_start_every = 200  # Warm-start steps.
+  config.checkpoint.keep = 2
+
+  config.log = ConfigDict()
+  config.log.samples_every = 10  # RL steps between tables of sample rollouts.
+  config.log.num_samples = 4
+  config.log.tensorboard = True
+  return config

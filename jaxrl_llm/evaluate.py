@@ -1,0 +1,83 @@
+"""Evaluation on held-out problems: avg@k and pass@k, with intervals over problems."""
+
+from math import comb
+from typing import NamedTuple
+
+import numpy as np
+from jaxtyping import Float
+
+
+class Interval(NamedTuple):
+  """A mean and its 95 % bootstrap interval."""
+
+  mean: float
+  low: float
+  high: float
+
+
+def avg_at_k(correct: Float[np.ndarray, "n k"], *, num_resamples: int = 1000, seed: int = 0) -> Interval:
+  """avg@k: the fraction of right samples, with a percentile bootstrap over problems.
+
+  Problems are resampled, not samples: the k samples of a problem are not independent.
+
+  Args:
+    correct: 1 where a sample is right, else 0; k samples for each of n problems.
+    num_resamples: bootstrap draws.
+    seed: of the bootstrap.
+
+  Example:
+    >>> avg_at_k(np.array([[1.0, 0.0], [1.0, 1.0]])).mean
+    0.75
+  """
+  per_problem = correct.mean(axis=1)
+  draws = np.random.default_rng(seed).integers(len(per_problem), size=(num_resamples, len(per_problem)))
+  low, high = np.quantile(per_problem[draws].mean(axis=1), [0.025, 0.975])
+  return Interval(float(per_problem.mean()), float(low), float(high))
+
+
+def pass_at_k(correct: Float[np.ndarray, "n s"], k: int) -> float:
+  """pass@k = mean over problems of 1 − C(s−c, k) / C(s, k), with c right of s samples: unbiased for any k ≤ s.
+
+  Args:
+    correct: 1 where a sample is right, else 0.
+    k: samples that may be tried.
+
+  Raises:
+    ValueError: k above the number of samples.
+
+  Example:
+    >>> round(pass_at_k(np.array([[1.0, 0.0, 0.0, 0.0]]), 2), 3)
+    0.5
+
+  References:
+    Evaluating large language models trained on code, arXiv:2107.03374, 2021.
+  """
+  samples = correct.shape[1]
+  if not 1 <= k <= samples:
+    raise ValueError(f"pass@k: found k={k}, expected 1 to {samples}, the samples of each problem")
+  rights = correct.sum(axis=1).astype(int)
+  return float(np.mean([1 - comb(samples - right, k) / comb(samples, k) for right in rights]))
+
+
+def eval_metrics(
+  correct: Float[np.ndarray, "n k"], lengths: Float[np.ndarray, "n k"], levels: Float[np.ndarray, " n"]
+) -> dict[str, float]:
+  """The evaluation's row of metrics.
+
+  Args:
+    correct: 1 where a sample is right, else 0.
+    lengths: responses, in tokens.
+    levels: difficulty of each problem.
+  """
+  accuracy = avg_at_k(correct)
+  k = correct.shape[1]
+  metrics = {
+    "eval/accuracy": accuracy.mean,
+    "eval/accuracy_low": accuracy.low,
+    "eval/accuracy_high": accuracy.high,
+    f"eval/pass@{k}": pass_at_k(correct, k),
+    "eval/response_length/mean": float(lengths.mean()),
+  }
+  for level in np.unique(levels):
+    metrics[f"eval/accuracy/level_{level}"] = float(correct[levels == level].mean())
+  return metrics

@@ -1,0 +1,145 @@
+"""The device mesh, the one table from logical axes to mesh axes, and the placement of state and batches."""
+
+from typing import Any
+
+import jax
+import numpy as np
+import optax
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+from jaxtyping import PyTree
+
+from jaxrl_llm.types import TrainState
+
+AXES = ("data", "fsdp", "tensor")
+
+# Rows of a batch are split over both of these; fsdp splits weights as well, and gathers them layer by layer.
+BATCH_AXES = ("data", "fsdp")
+
+RULES: dict[str, str | None] = {
+  "embed": "fsdp",
+  "vocab": "tensor",
+  "heads": "tensor",
+  "kv_heads": "tensor",
+  "mlp": "tensor",
+  "head_dim": None,
+  "layers": None,
+}
+
+
+def mesh_shape(num_devices: int, *, data: int, fsdp: int, tensor: int) -> tuple[int, int, int]:
+  """Sizes of the mesh axes, with -1 filled in.
+
+  Args:
+    num_devices: devices there are.
+    data: size of the axis, or -1 for what the others leave.
+    fsdp: as `data`.
+    tensor: as `data`.
+
+  Returns:
+    Sizes in the order of `AXES`; their product is `num_devices`.
+
+  Raises:
+    ValueError: sizes that do not make up the devices.
+
+  Example:
+    >>> mesh_shape(8, data=-1, fsdp=4, tensor=1)
+    (2, 4, 1)
+  """
+  sizes = {"data": data, "fsdp": fsdp, "tensor": tensor}
+  asked = ", ".join(f"mesh.{axis}={size}" for axis, size in sizes.items())
+  open_axes = [axis for axis, size in sizes.items() if size == -1]
+  wrong = [axis for axis, size in sizes.items() if size < 1 and size != -1]
+  if wrong:
+    raise ValueError(f"mesh.{wrong[0]}: found {sizes[wrong[0]]}, expected a positive size, or -1 for the devices the others leave")
+  if len(open_axes) > 1:
+    raise ValueError(f"mesh: found -1 on {' and '.join(open_axes)}, expected it on one axis at the most")
+  known = int(np.prod([size for size in sizes.values() if size != -1]))
+  if open_axes and num_devices % known == 0:
+    sizes[open_axes[0]] = num_devices // known
+  shape = tuple(sizes[axis] for axis in AXES)
+  if int(np.prod(shape)) != num_devices or -1 in shape:
+    fix = "raise an axis or set mesh.data=-1" if known < num_devices else "lower an axis"
+    raise ValueError(
+      f"mesh: {asked} needs {'a multiple of ' if open_axes else ''}{known} devices, found {num_devices}; {fix}, "
+      f"or simulate devices with XLA_FLAGS=--xla_force_host_platform_device_count={known}"
+    )
+  return shape
+
+
+def make_mesh(*, data: int = -1, fsdp: int = 1, tensor: int = 1) -> Mesh:
+  """A mesh over all devices; see `mesh_shape` for the sizes."""
+  shape = mesh_shape(jax.device_count(), data=data, fsdp=fsdp, tensor=tensor)
+  return jax.make_mesh(shape, AXES, axis_types=(AxisType.Auto,) * len(AXES))
+
+
+def num_row_shards(mesh: Mesh) -> int:
+  """How many pieces the rows of a batch are split into."""
+  return int(np.prod([mesh.shape[axis] for axis in BATCH_AXES]))
+
+
+def row_sharding(mesh: Mesh) -> NamedSharding:
+  """Rows over data and fsdp; everything else whole."""
+  return NamedSharding(mesh, PartitionSpec(BATCH_AXES))
+
+
+def replicated(mesh: Mesh) -> NamedSharding:
+  """The whole array on every device."""
+  return NamedSharding(mesh, PartitionSpec())
+
+
+def param_shardings(mesh: Mesh, logical_axes: PyTree, shapes: PyTree) -> PyTree:
+  """Shardings of the params by `RULES`.
+
+  Args:
+    mesh: the mesh.
+    logical_axes: the params tree with a tuple of logical axis names for each array.
+    shapes: the params tree with something that has a `.shape`.
+
+  Returns:
+    The params tree with a `NamedSharding` each.
+
+  Raises:
+    ValueError: names the tensor, its axis and both sizes where a mesh axis does not divide a dimension.
+  """
+
+  def shard(path, axes, leaf):
+    spec = [RULES[axis] for axis in axes]
+    for axis, mesh_axis, size in zip(axes, spec, leaf.shape, strict=True):
+      if mesh_axis is not None and size % mesh.shape[mesh_axis]:
+        name = "/".join(str(key.key) for key in path)
+        raise ValueError(
+          f"mesh.{mesh_axis}={mesh.shape[mesh_axis]} does not divide axis {axis!r} of {name}, which has size {size}; "
+          f"choose a mesh.{mesh_axis} that divides {size}"
+        )
+    return NamedSharding(mesh, PartitionSpec(*spec))
+
+  return jax.tree_util.tree_map_with_path(shard, logical_axes, shapes, is_leaf=lambda x: isinstance(x, tuple))
+
+
+def state_shardings(mesh: Mesh, optimizer: optax.GradientTransformation, state: TrainState, params: PyTree) -> TrainState:
+  """Shardings of a train state: optimizer moments lie where their parameter lies, counters everywhere.
+
+  Args:
+    mesh: the mesh.
+    optimizer: the transformation whose state it is.
+    state: the state, concrete or abstract.
+    params: shardings of the params.
+  """
+  whole = replicated(mesh)
+  opt_state = optax.tree_utils.tree_map_params(
+    optimizer, lambda _, sharding: sharding, state.opt_state, params, transform_non_params=lambda _: whole
+  )
+  return TrainState(params=params, opt_state=opt_state, step=whole, skipped=whole)
+
+
+def place_rows(mesh: Mesh, batch: Any) -> Any:
+  """A batch from host memory, its rows split over the mesh.
+
+  Raises:
+    ValueError: a number of rows that the mesh does not divide.
+  """
+  shards = num_row_shards(mesh)
+  for leaf in jax.tree.leaves(batch):
+    if leaf.shape[0] % shards:
+      raise ValueError(f"mesh: {leaf.shape[0]} rows cannot be split over data x fsdp = {shards} devices")
+  return jax.device_put(batch, row_sharding(mesh))

@@ -1,0 +1,7 @@
+"""Decoders as pure functions. The only room that knows Flax."""
+
+from jaxrl_llm.models.config import DTYPES, PRESETS, ModelConfig, preset
+from jaxrl_llm.models.layers import KVCache
+from jaxrl_llm.models.transformer import Model, make_model
+
+__all__ = ["DTYPES", "PRESETS", "KVCache", "Model", "ModelConfig", "make_model", "preset"]

@@ -1,0 +1,215 @@
+"""What a person watching a run sees: one live line on a terminal, a plain line every few seconds in a log, and tables of rollouts.
+
+Model output is untrusted text: it reaches a terminal only through `visible`, which leaves no control character in it.
+"""
+
+import sys
+import time
+import unicodedata
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, TextIO
+
+from rich.console import Console
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+_NAMES = {"warm_start": "warm start", "rl": "RL", "eval": "eval"}
+
+
+class Progress:
+  """Live progress of a run.
+
+  On a terminal the last line is redrawn in place. Anywhere else (a log file, a notebook, a pod) whole lines are written, one every
+  `every_seconds`, with no carriage return and no colour code. An evaluation always leaves a line.
+
+  Args:
+    every_seconds: least time between two plain lines, in seconds.
+    stream: where to write; None is standard output.
+    clock: time in seconds; a test may pass its own.
+
+  Example:
+    >>> progress = Progress(every_seconds=0)
+    >>> progress.start("rl", total=80)
+    >>> progress.update(1, {"critic/rewards/mean": 0.25, "perf/throughput": 5120.0})
+    RL 1/80 | reward 0.250 | 5,120 tokens/s | elapsed 0:00
+    >>> progress.evaluation(1, {"eval/accuracy": 0.412, "eval/accuracy_low": 0.37, "eval/accuracy_high": 0.455})
+    eval at RL step 1 | accuracy 41.2% (37.0% to 45.5%)
+    >>> progress.close()
+  """
+
+  def __init__(self, *, every_seconds: float = 10.0, stream: TextIO | None = None, clock: Callable[[], float] = time.monotonic):
+    stream = stream or sys.stdout
+    is_terminal = bool(getattr(stream, "isatty", lambda: False)())
+    # Explicit, so that FORCE_COLOR in the environment cannot put escape codes into a log file.
+    self._console = Console(
+      file=stream, force_terminal=is_terminal, force_jupyter=False, color_system="auto" if is_terminal else None,
+      width=None if is_terminal else 120,
+    )
+    self._encoding = self._console.encoding
+    self._live_wanted = is_terminal and not self._console.is_dumb_terminal
+    self._live: Live | None = None
+    self._every_seconds, self._clock = every_seconds, clock
+    self._begun = clock()
+    self._last_line = float("-inf")
+    self._accuracy: float | None = None
+    self._phase, self._total, self._step, self._scalars = "", 0, 0, {}
+    self._pace: deque[tuple[float, int]] = deque(maxlen=32)
+
+  def start(self, phase: str, total: int, *, done: int = 0) -> None:
+    """Begins a phase.
+
+    Args:
+      phase: "warm_start" or "rl".
+      total: steps of the whole phase.
+      done: steps done before this process, when resumed.
+    """
+    self._phase, self._total, self._step, self._scalars = phase, total, done, {}
+    self._pace.clear()
+    self._last_line = float("-inf")  # The first step of a phase shows at once: it is the one people wait for.
+    if self._live_wanted and self._live is None:
+      # Two frames a second keep the clock moving through a long step; `transient` leaves no half-drawn line behind at the end.
+      self._live = Live(get_renderable=self._render, console=self._console, refresh_per_second=2, transient=True)
+      self._live.start()
+
+  def update(self, step: int, scalars: Mapping[str, Any]) -> None:
+    """Shows a step.
+
+    Args:
+      step: steps of the phase done so far.
+      scalars: the step's metrics row; names that are missing are left out of the line.
+    """
+    self._step, self._scalars = step, scalars
+    self._pace.append((self._clock(), step))
+    if self._live:
+      self._live.refresh()
+    elif self._clock() - self._last_line >= self._every_seconds:
+      self._last_line = self._clock()
+      self.note(self._line())
+
+  def evaluation(self, step: int, scalars: Mapping[str, Any]) -> None:
+    """Leaves a line with an evaluation, always.
+
+    Args:
+      step: the RL step it was measured at.
+      scalars: the "eval" row.
+    """
+    self._accuracy = scalars.get("eval/accuracy", self._accuracy)
+    parts = [f"eval at RL step {step:,}"]
+    if (accuracy := scalars.get("eval/accuracy")) is not None:
+      low, high = scalars.get("eval/accuracy_low"), scalars.get("eval/accuracy_high")
+      parts.append(f"accuracy {accuracy:.1%}" + (f" ({low:.1%} to {high:.1%})" if low is not None and high is not None else ""))
+    parts += [f"{name.removeprefix('eval/')} {value:.1%}" for name, value in scalars.items() if name.startswith("eval/pass@")]
+    if (length := scalars.get("eval/response_length/mean")) is not None:
+      parts.append(f"{length:.1f} tokens a response")
+    self.note(" | ".join(parts))
+
+  def samples(self, rows: Iterable[Mapping[str, Any]], *, title: str = "sample rollouts", max_chars: int = 240) -> None:
+    """Leaves a table of rollouts.
+
+    Args:
+      rows: rows as in `samples.jsonl`; read are `prompt`, `response`, `answer` and `reward`.
+      title: the table's heading.
+      max_chars: characters shown of one cell; the middle of a longer text is left out.
+    """
+    table = Table(title=Text(title), title_justify="left", show_lines=True)
+    for name, ratio in (("prompt", 3), ("response", 4), ("answer", 1)):
+      table.add_column(name, ratio=ratio, overflow="fold")
+    table.add_column("reward", justify="right", no_wrap=True)
+    for row in rows:
+      cells = [self._cell(row.get(name), max_chars) for name in ("prompt", "response", "answer")]
+      reward = row.get("reward")
+      style = "" if reward is None else "green" if reward > 0.5 else "red"
+      table.add_row(*cells, Text("" if reward is None else f"{reward:.3g}", style=style))
+    self._console.print(table)
+
+  def note(self, text: str) -> None:
+    """Leaves one line, above the live one on a terminal."""
+    self._console.print(self._cell(text, 4000), soft_wrap=True)
+
+  def close(self) -> None:
+    """Takes the live line away. The last step stays, as a plain line."""
+    if self._live:
+      self._live.stop()
+      self._live = None
+      if self._step:
+        self.note(self._line())
+
+  def __enter__(self) -> "Progress":
+    return self
+
+  def __exit__(self, *exc_info) -> None:
+    self.close()
+
+  def _line(self) -> str:
+    scalars = self._scalars
+    parts = [f"{_NAMES.get(self._phase, self._phase)} {self._step:,}/{self._total:,}"]
+    if self._accuracy is not None:
+      parts.append(f"accuracy {self._accuracy:.1%}")
+    for label, name in (("reward", "critic/rewards/mean"), ("loss", "actor/loss")):
+      # The policy loss says little about learning, so it shows only where there is no reward: in the warm start.
+      if scalars.get(name) is not None:
+        parts.append(f"{label} {scalars[name]:.3f}")
+        break
+    if scalars.get("perf/throughput") is not None:
+      parts.append(f"{scalars['perf/throughput']:,.0f} tokens/s")
+    parts.append(f"elapsed {duration(self._clock() - self._begun)}")
+    if (left := self._seconds_left()) is not None:
+      parts.append(f"ETA {duration(left)}")
+    return " | ".join(parts)
+
+  def _seconds_left(self) -> float | None:
+    """Steps to go at the pace of the last steps; the first, which compiles, is the window's edge and so does not count."""
+    if len(self._pace) < 2 or self._step >= self._total:
+      return None
+    (begun, first), (now, last) = self._pace[0], self._pace[-1]
+    return (self._total - last) * (now - begun) / (last - first) if last > first else None
+
+  def _render(self) -> Text:
+    done = self._step / self._total if self._total else 0
+    filled = round(20 * done)
+    bar = Text.assemble(("━" * filled, "green"), ("━" * (20 - filled), "bright_black"), "  ")
+    # Cut, never wrapped: a live line of two rows cannot be redrawn on a terminal that is narrower than it was.
+    text = bar + self._cell(self._line(), 400)
+    text.no_wrap, text.overflow = True, "ellipsis"
+    return text
+
+  def _cell(self, value: Any, max_chars: int) -> Text:
+    text = "" if value is None else str(value)
+    if len(text) > max_chars:
+      text = f"{text[: max_chars * 2 // 3]} … {text[len(text) - max_chars // 3 :]}"
+    # A `Text`, never a string: rich reads markup such as [bold] only in strings.
+    return Text(visible(text).encode(self._encoding, "backslashreplace").decode(self._encoding))
+
+
+def visible(text: str) -> str:
+  r"""Text that is safe to show: every control or invisible formatting character as its escape, line breaks as "↵".
+
+  Escape sequences, bidirectional overrides, zero-width characters and lone surrogates could otherwise rewrite a terminal or a log.
+
+  Example:
+    >>> visible("2 + 2\n= \x1b[31m4")
+    '2 + 2↵= \\x1b[31m4'
+  """
+  return "".join("↵" if char == "\n" else _escape(char) if unicodedata.category(char) in _HIDDEN else char for char in text)
+
+
+# Control, format, surrogate, private use, line separator, paragraph separator.
+_HIDDEN = frozenset(("Cc", "Cf", "Cs", "Co", "Zl", "Zp"))
+
+
+def _escape(char: str) -> str:
+  return char.encode("unicode_escape").decode()
+
+
+def duration(seconds: float) -> str:
+  """Seconds as hours, minutes and seconds.
+
+  Example:
+    >>> duration(75), duration(3 * 3600 + 62)
+    ('1:15', '3:01:02')
+  """
+  minutes, seconds = divmod(round(seconds), 60)
+  hours, minutes = divmod(minutes, 60)
+  return f"{hours}:{minutes:02}:{seconds:02}" if hours else f"{minutes}:{seconds:02}"

@@ -1,0 +1,130 @@
+"""How tokens form sequences: segment sums and means, the weights of a batch, and the reductions of metrics. No other file knows.
+
+`segments[b, t]` numbers the sequences of a packed row from 1; 0 is padding. `segments=None` means that each row is one sequence.
+A sequence counts when at least one of its tokens has mask 1.
+"""
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int
+
+from jaxrl_llm.types import Metrics, TokenMetrics, WeighFn
+
+
+def segment_sum(x: Float[Array, "B T"], segments: Int[Array, "B T"] | None) -> Float[Array, "B T"]:
+  """Sum of `x` over each token's own sequence, given back to every token of it.
+
+  Args:
+    x: any per-token quantity; put zeros where a token does not count.
+    segments: sequence of each token, or None for one sequence per row.
+
+  Returns:
+    The sums, broadcast over the tokens of the sequence. Padding gets the sum over the padding of its row.
+
+  Example:
+    >>> segment_sum(jnp.array([[1., 2., 4., 8.]]), jnp.array([[1, 1, 2, 0]])).tolist()
+    [[3.0, 3.0, 4.0, 8.0]]
+  """
+  if segments is None:
+    return jnp.broadcast_to(jnp.sum(x, axis=-1, keepdims=True), x.shape)
+  # A row of T slots cannot hold more than T sequences, so T + 1 bins always suffice and the shape never depends on the packing.
+  num_bins = x.shape[-1] + 1
+  sums = jax.vmap(lambda row, ids: jax.ops.segment_sum(row, ids, num_segments=num_bins))(x, segments)
+  return jnp.take_along_axis(sums, segments, axis=-1)
+
+
+def segment_count(mask: Float[Array, "B T"], segments: Int[Array, "B T"] | None) -> Float[Array, "B T"]:
+  """Number of counted tokens in each token's own sequence, never below 1 (so that it can divide)."""
+  return jnp.maximum(segment_sum(mask, segments), 1)
+
+
+def segment_mean(
+  x: Float[Array, "B T"], mask: Float[Array, "B T"], segments: Int[Array, "B T"] | None
+) -> Float[Array, "B T"]:
+  """Mean of `x` over the counted tokens of each token's own sequence, given back to every token of it.
+
+  What stands off the mask, NaN included, changes neither the value nor the gradient.
+
+  Example:
+    >>> segment_mean(jnp.array([[1., 3., jnp.nan]]), jnp.array([[1., 1., 0.]]), None).tolist()
+    [[2.0, 2.0, 2.0]]
+  """
+  return segment_sum(jnp.where(mask > 0, x, 0), segments) / segment_count(mask, segments)
+
+
+def num_sequences(mask: Float[Array, "B T"], segments: Int[Array, "B T"] | None) -> Float[Array, ""]:
+  """Number of sequences with at least one counted token, in the whole batch, never below 1."""
+  return jnp.maximum(jnp.sum(mask / segment_count(mask, segments)), 1)
+
+
+def token_mean(mask: Float[Array, "B T"], segments: Int[Array, "B T"] | None) -> Float[Array, "B T"]:
+  """Weights w = m / Σm: every counted token of the global batch weighs the same.
+
+  References:
+    DAPO, arXiv:2503.14476, 2025, eq. 12.
+  """
+  del segments
+  return mask / jnp.maximum(jnp.sum(mask), 1)
+
+
+def sequence_mean(mask: Float[Array, "B T"], segments: Int[Array, "B T"] | None) -> Float[Array, "B T"]:
+  """Weights w = m / (N·|y|): the mean over a sequence's tokens, then over the N sequences that have a counted token.
+
+  References:
+    DeepSeekMath (GRPO), arXiv:2402.03300, 2024, eq. 3.
+  """
+  return mask / (segment_count(mask, segments) * num_sequences(mask, segments))
+
+
+def constant(max_tokens: int) -> WeighFn:
+  """Weights w = m / (N·max_tokens): a token's weight does not depend on the length of any response.
+
+  Args:
+    max_tokens: the generation budget in tokens: a setting, not a shape, so that padding cannot change the loss.
+
+  References:
+    Understanding R1-Zero-like training (Dr. GRPO), arXiv:2503.20783, 2025.
+  """
+
+  def weigh(mask: Float[Array, "B T"], segments: Int[Array, "B T"] | None) -> Float[Array, "B T"]:
+    return mask / (num_sequences(mask, segments) * max_tokens)
+
+  return weigh
+
+
+def reduce_metrics(
+  metrics: TokenMetrics, mask: Float[Array, "B T"], weights: Float[Array, "B T"]
+) -> Metrics:
+  """Scalars of per-token metrics over the whole global batch; the name says how each is reduced.
+
+  | name ends with | scalar |
+  | --- | --- |
+  | `/min`, `/max`, `/p99` | that statistic over the counted tokens |
+  | `_loss` | Σ w·x with the objective's weights, so that it adds up to the loss |
+  | anything else | mean over the counted tokens; NaN entries under the mask are not of this metric's population and are left out |
+
+  Args:
+    metrics: per-token arrays by name.
+    mask: 1 where a token counts.
+    weights: the objective's weights.
+
+  Returns:
+    One scalar a name. A metric with an empty population reads 0.
+  """
+  counted = mask > 0
+  reduced = {}
+  for name, x in metrics.items():
+    if name.endswith("_loss"):
+      reduced[name] = jnp.sum(jnp.where(counted, weights * x, 0))
+      continue
+    inside = counted & ~jnp.isnan(x)
+    if name.endswith("/min"):
+      value = jnp.min(jnp.where(inside, x, jnp.inf))
+    elif name.endswith("/max"):
+      value = jnp.max(jnp.where(inside, x, -jnp.inf))
+    elif name.endswith("/p99"):
+      value = jnp.nanquantile(jnp.where(inside, x, jnp.nan), 0.99)
+    else:
+      value = jnp.sum(jnp.where(inside, x, 0)) / jnp.maximum(jnp.sum(inside), 1)
+    reduced[name] = jnp.where(jnp.any(inside), value, 0)
+  return reduced

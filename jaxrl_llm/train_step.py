@@ -1,0 +1,158 @@
+"""From a packed batch to new weights: `policy_outputs` (the one place with the shift by one) and `make_train_step`."""
+
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+import optax
+from jaxtyping import Array, Float, Int
+
+from jaxrl_llm.segments import reduce_metrics
+from jaxrl_llm.types import Metrics, Objective, Params, PolicyOutputs, TrainBatch, TrainState
+
+LogitsFn = Callable[[Params, Int[Array, "B T"], Int[Array, "B T"], Int[Array, "B T"]], Float[Array, "B T V"]]
+"""`(params, tokens, positions, segments) -> float32 logits`; those at t score token t + 1."""
+
+TrainStepFn = Callable[[TrainState, TrainBatch], tuple[TrainState, Metrics]]
+
+
+def policy_outputs(logits_fn: LogitsFn, filter_logits: Callable, params: Params, batch: TrainBatch) -> PolicyOutputs:
+  """Log-probability and entropy of every token of a batch under the policy that `filter_logits` makes of the logits.
+
+  Logits at t score token t + 1; here, and nowhere else, they are shifted so that everything is aligned with `batch.tokens`. The first
+  token of a segment has no logits of its own: its log-probability and entropy are 0, and no mask ever counts it.
+
+  Args:
+    logits_fn: the model.
+    filter_logits: `(logits, keep) -> logits` of the sampling distribution, the sampler's own function.
+    params: the model's weights.
+    batch: rows; of it `tokens`, `positions` and `segments` are read.
+
+  Returns:
+    Outputs in float32.
+  """
+  logits = logits_fn(params, batch.tokens, batch.positions, batch.segments)
+  targets = jnp.roll(batch.tokens, -1, axis=1)
+  scores = jax.nn.log_softmax(filter_logits(logits, targets), axis=-1)
+  logprobs = jnp.take_along_axis(scores, targets[..., None], axis=-1)[..., 0]
+  entropy = -jnp.sum(jnp.exp(scores) * scores, axis=-1)
+  follows = batch.positions > 0
+  shift = lambda x: jnp.where(follows, jnp.roll(x, 1, axis=1), 0)
+  return PolicyOutputs(logprobs=shift(logprobs), entropy=shift(entropy))
+
+
+def make_train_step(
+  outputs_fn: Callable[[Params, TrainBatch], PolicyOutputs],
+  objective: Objective,
+  optimizer: optax.GradientTransformation,
+  *,
+  learning_rate: optax.Schedule,
+  num_micro_batches: int = 1,
+) -> TrainStepFn:
+  """One optimizer update.
+
+  The weights w are computed once, on the whole global batch; micro-batches then add up Σ w·l and its gradient in float32, so neither
+  their number nor the device count changes the loss, the gradient or a metric. An update whose loss or gradient is not finite changes
+  nothing but the counters: params, optimizer moments and schedule stay as they were.
+
+  Args:
+    outputs_fn: `(params, batch) -> PolicyOutputs`.
+    objective: what to minimise.
+    optimizer: its state is `TrainState.opt_state`.
+    learning_rate: the schedule inside `optimizer`, for the metric.
+    num_micro_batches: pieces of the batch; must divide its rows.
+
+  Returns:
+    `(state, batch) -> (state, metrics)`, to be jitted with the state donated.
+
+  Note:
+    `optax.apply_if_finite` is not used: after its limit of errors it lets the next bad update through.
+  """
+
+  def loss_fn(params: Params, batch: TrainBatch, weights: Float[Array, "B T"]):
+    losses, metrics = objective.token_loss(outputs_fn(params, batch), batch)
+    # A loss off the mask must not even meet its zero weight: 0 · inf is NaN.
+    return jnp.sum(jnp.where(weights > 0, weights * losses, 0)), metrics
+
+  def accumulate(params: Params, batch: TrainBatch, weights: Float[Array, "B T"]):
+    grad_fn = jax.value_and_grad(loss_fn, has_aux=True)
+    if num_micro_batches == 1:
+      return grad_fn(params, batch, weights)
+
+    # Every m-th row, not consecutive ones: each micro-batch then keeps rows of every shard and no row moves between devices.
+    def split(x):
+      return x.reshape(-1, num_micro_batches, *x.shape[1:]).swapaxes(0, 1)
+
+    def join(x):
+      return x.swapaxes(0, 1).reshape(-1, *x.shape[2:])
+
+    def body(total, piece):
+      (loss, metrics), grads = grad_fn(params, *piece)
+      return jax.tree.map(jnp.add, total, (loss, grads)), metrics
+
+    zeros = jax.tree.map(lambda p: jnp.zeros(p.shape, jnp.float32), params)
+    (loss, grads), metrics = jax.lax.scan(body, (jnp.zeros(()), zeros), jax.tree.map(split, (batch, weights)))
+    return (loss, jax.tree.map(join, metrics)), grads
+
+  def train_step(state: TrainState, batch: TrainBatch) -> tuple[TrainState, Metrics]:
+    weights = objective.weigh(batch.mask, batch.segments)
+    (loss, token_metrics), grads = accumulate(state.params, batch, weights)
+    grad_norm = optax.global_norm(grads)
+    finite = jnp.isfinite(loss) & jnp.isfinite(grad_norm)
+
+    updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
+    params = optax.apply_updates(state.params, updates)
+    keep = lambda new, old: jax.tree.map(lambda n, o: jnp.where(finite, n, o), new, old)
+    applied = state.step - state.skipped
+    metrics = reduce_metrics(token_metrics, batch.mask, weights)
+    metrics |= {
+      "actor/loss": loss,
+      "actor/grad_norm": grad_norm,
+      "actor/lr": jnp.asarray(learning_rate(applied), jnp.float32),
+      "train/skipped": 1 - finite.astype(jnp.float32),
+    }
+    state = TrainState(
+      params=keep(params, state.params),
+      opt_state=keep(opt_state, state.opt_state),
+      step=state.step + 1,
+      skipped=state.skipped + 1 - finite.astype(jnp.int32),
+    )
+    return state, metrics
+
+  return train_step
+
+
+def init_state(params: Params, optimizer: optax.GradientTransformation) -> TrainState:
+  """A fresh train state around `params`: step 0, empty moments."""
+  # Two arrays, not one twice: the state is donated, and a buffer can be donated only once.
+  return TrainState(params, optimizer.init(params), step=jnp.zeros((), jnp.int32), skipped=jnp.zeros((), jnp.int32))
+
+
+def make_optimizer(
+  *, learning_rate: float, warmup_steps: int, weight_decay: float, b1: float, b2: float, max_grad_norm: float
+) -> tuple[optax.GradientTransformation, optax.Schedule]:
+  """AdamW after global-norm clipping, with a linear warm-up to a constant rate; and the schedule itself.
+
+  Args:
+    learning_rate: after warm-up.
+    warmup_steps: updates that climb to it; 0 starts at it.
+    weight_decay: decoupled, not for vectors and scalars (norm scales, biases), whose decay only shifts the function.
+    b1: decay of the first moment.
+    b2: decay of the second moment.
+    max_grad_norm: gradients with a larger global norm are scaled down to it.
+
+  References:
+    Decoupled weight decay regularization, arXiv:1711.05101, 2017.
+  """
+  schedule = optax.linear_schedule(learning_rate / max(warmup_steps, 1), learning_rate, max(warmup_steps - 1, 1))
+  if not warmup_steps:
+    schedule = optax.constant_schedule(learning_rate)
+
+  def decayed(params: Params):
+    return jax.tree_util.tree_map_with_path(lambda path, _: path[-1].key != "scale" and "bias" not in path[-1].key, params)
+
+  optimizer = optax.chain(
+    optax.clip_by_global_norm(max_grad_norm),
+    optax.adamw(schedule, b1=b1, b2=b2, weight_decay=weight_decay, mask=decayed),
+  )
+  return optimizer, schedule

@@ -1,0 +1,160 @@
+"""Every pytree and function type of the framework, with the one dimension key.
+
+Dimension key (used in every signature):
+
+  B  rows of a batch. A row may hold several packed sequences.
+  T  token slots of a row.
+  N  sequences (one prompt with one response each), before packing.
+  P  prompt token slots, R response token slots, of an unpacked sequence.
+  G  samples drawn for one prompt (the group).
+  V  vocabulary, D model width, L layers, H query heads, K key-value heads, C head width, F feed-forward width, S cache slots.
+
+Alignment: every `[B T]` array is aligned with `tokens`. `logprobs[b, t]` is log π(tokens[b, t] | tokens[b, <t]): the shift by one
+happens in one place, `train_step.policy_outputs`, and nobody else ever thinks about it.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+from jaxtyping import Array, Bool, Float, Int, PyTree
+
+Params = PyTree
+"""Weights of a model: a pytree of arrays."""
+
+Metrics = dict[str, Array]
+"""Scalars by name, under verl's names where verl has one."""
+
+TokenMetrics = dict[str, Array]
+"""`[B T]` arrays by name; `segments.reduce_metrics` turns them into scalars, once, over the whole global batch."""
+
+
+class PolicyOutputs(NamedTuple):
+  """What the learner knows about the current policy on a batch.
+
+  Attributes:
+    logprobs: log-probability of each token under the distribution it is drawn from (temperature and filters included), in nats.
+    entropy: entropy of that distribution at each token, in nats; None where nobody computed it.
+    values: the critic's value of the state before each token; None without a critic.
+  """
+
+  logprobs: Float[Array, "B T"]
+  entropy: Float[Array, "B T"] | None = None
+  values: Float[Array, "B T"] | None = None
+
+
+class TrainBatch(NamedTuple):
+  """Packed rows for one optimizer update, on the whole global batch.
+
+  Three policies are kept apart: the sampler's (`sampler_logprobs`), the learner's at the weights that sampled (`old_logprobs`, frozen
+  over all updates of one rollout batch), and the current one (`PolicyOutputs.logprobs`).
+
+  Attributes:
+    tokens: token ids.
+    positions: position of each token in its own sequence, from 0.
+    segments: which sequence of the row a token belongs to, from 1; 0 is padding.
+    mask: 1 where a token is an action that counts in the loss, else 0.
+    advantages: advantage of each token.
+    old_logprobs: log-probabilities under the policy at the start of this rollout batch's updates.
+    sampler_logprobs: log-probabilities reported by the sampler.
+    ref_logprobs: log-probabilities under the frozen reference; None without one.
+    returns: value targets; None without a critic.
+    old_values: the critic's values at rollout time; None without a critic.
+  """
+
+  tokens: Int[Array, "B T"]
+  positions: Int[Array, "B T"]
+  segments: Int[Array, "B T"]
+  mask: Float[Array, "B T"]
+  advantages: Float[Array, "B T"]
+  old_logprobs: Float[Array, "B T"]
+  sampler_logprobs: Float[Array, "B T"] | None = None
+  ref_logprobs: Float[Array, "B T"] | None = None
+  returns: Float[Array, "B T"] | None = None
+  old_values: Float[Array, "B T"] | None = None
+
+
+class Rollouts(NamedTuple):
+  """What the sampler returns: N sequences in the order of the prompts, G consecutive samples per prompt.
+
+  Attributes:
+    prompts: prompt ids, padded on the left.
+    prompt_mask: True where a prompt slot holds a token.
+    tokens: response ids, padded on the right; the stop token is kept.
+    mask: True where a response slot holds a drawn token (the stop token counts).
+    logprobs: float32 log-probability of each drawn token under the distribution it was really drawn from.
+    stopped: True where the response ended with a stop token, False where it ran into the token budget.
+  """
+
+  prompts: Int[Array, "N P"]
+  prompt_mask: Bool[Array, "N P"]
+  tokens: Int[Array, "N R"]
+  mask: Bool[Array, "N R"]
+  logprobs: Float[Array, "N R"]
+  stopped: Bool[Array, " N"]
+
+
+class TrainState(NamedTuple):
+  """Everything an update changes. Donated to the train step.
+
+  Attributes:
+    params: the policy's weights.
+    opt_state: optax's state, the schedule's count included.
+    step: updates attempted so far.
+    skipped: updates refused because the loss or a gradient was not finite.
+  """
+
+  params: Params
+  opt_state: Any
+  step: Int[Array, ""]
+  skipped: Int[Array, ""]
+
+
+RatioFn = Callable[[Float[Array, "B T"], Float[Array, "B T"], Int[Array, "B T"] | None], Float[Array, "B T"]]
+"""`(log_ratio, mask, segments) -> log_ratio`: token log-ratios to the level at which the method weighs them."""
+
+GateFn = Callable[[Float[Array, "B T"], Float[Array, "B T"]], tuple[Float[Array, "B T"], TokenMetrics]]
+"""`(log_ratio, advantages) -> (surrogate, token metrics)`: the per-token objective, to be maximised."""
+
+PenaltyFn = Callable[[PolicyOutputs, TrainBatch], tuple[Float[Array, "B T"], TokenMetrics]]
+"""`(outputs, batch) -> (per-token loss to add, token metrics)`."""
+
+WeighFn = Callable[[Float[Array, "B T"], Int[Array, "B T"] | None], Float[Array, "B T"]]
+"""`(mask, segments) -> weights`: called once, on the whole global batch, before any split."""
+
+TokenLossFn = Callable[[PolicyOutputs, TrainBatch], tuple[Float[Array, "B T"], TokenMetrics]]
+"""`(outputs, batch) -> (per-token loss, token metrics)`; never reduces."""
+
+
+class Objective(NamedTuple):
+  """A policy objective: the loss is Σ w·l, linear in the weights, so no split of the batch can change it.
+
+  Attributes:
+    weigh: weights of all tokens of the global batch.
+    token_loss: loss of each token, to be minimised.
+    needs: optional fields of `TrainBatch` and `PolicyOutputs` that `token_loss` reads, e.g. `{"ref_logprobs"}`; the loop computes these
+      and nothing else.
+  """
+
+  weigh: WeighFn
+  token_loss: TokenLossFn
+  needs: frozenset[str] = frozenset()
+
+
+class Completion(NamedTuple):
+  """What a reward function sees of one response.
+
+  Attributes:
+    text: the response decoded, special tokens left out.
+    token_ids: the response's ids, the stop token included.
+    num_tokens: how many tokens the response has. Limits are in tokens, never in characters.
+    stopped: whether it ended by itself.
+  """
+
+  text: str
+  token_ids: tuple[int, ...]
+  num_tokens: int
+  stopped: bool
+
+
+RewardFn = Callable[[Completion, Mapping[str, Any]], float]
+"""`(completion, example) -> reward`; `example` is the task's row: `question`, `answer`, and whatever else the task has."""
