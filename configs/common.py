@@ -7,14 +7,58 @@ A config file imports `ml_collections` only, so that it opens without jax.
 from ml_collections import ConfigDict, config_dict
 
 
+def laptop(objective: str, arg: str, *, variants: tuple[str, ...] = ()) -> ConfigDict:
+  """The laptop job with an objective.
+
+  Args:
+    objective: its name.
+    arg: what stands behind the colon of `--config=FILE:ARG`; "tiny" is a smoke run of under a minute.
+    variants: other arguments that the file knows and handles itself.
+
+  Raises:
+    ValueError: an argument that nobody knows.
+  """
+  known = ("", "tiny", *variants)
+  if arg not in known:
+    raise ValueError(f"unknown argument {arg!r}, expected one of {', '.join(map(repr, known))}")
+  config = base()
+  config.objective.name = objective
+  if arg == "tiny":
+    tiny(config)
+  return config
+
+
+def tiny(config: ConfigDict) -> None:
+  """Shrinks the laptop job to a smoke run: every part runs, little is learned."""
+  config.num_steps = 4
+  config.model.preset = "nano"
+  config.task.levels = (1, 2)
+  config.warm_start.num_steps = 20
+  config.warm_start.batch_size = 16
+  config.warm_start.row_buckets = (8,)
+  config.rollout.num_prompts = 8
+  config.rollout.group_size = 4
+  config.rollout.max_new_tokens = 24
+  config.learner.updates_per_rollout = 2
+  config.learner.row_tokens = 80
+  config.learner.row_buckets = (8,)
+  config.eval.every = 2
+  config.eval.num_prompts = 16
+  config.eval.batch_prompts = 16
+  config.checkpoint.every = 2
+  config.checkpoint.warm_start_every = 10
+  config.log.samples_every = 2
+  config.log.num_samples = 8
+
+
 def base() -> ConfigDict:
-  """The laptop job, but for the objective."""
+  """Every field of an experiment, at the laptop job's value."""
   config = ConfigDict()
   config.seed = 0
   config.num_steps = 80  # RL steps; each is one rollout batch and `learner.updates_per_rollout` optimizer updates.
 
   config.objective = ConfigDict()
-  config.objective.name = config_dict.required_placeholder(str)
+  config.objective.name = ""  # A key of `objectives.OBJECTIVES`.
   config.objective.clip_low = config_dict.placeholder(float)
   config.objective.clip_high = config_dict.placeholder(float)
   config.objective.dual_clip = config_dict.placeholder(float)
@@ -39,12 +83,15 @@ def base() -> ConfigDict:
   config.task.levels = (1, 2, 3)  # Arithmetic: a problem of level n takes n steps (n + 1 terms).
   config.task.data_dir = config_dict.placeholder(str)  # Where the dataset is built; None is ~/.cache/jaxrl_llm/data.
 
+  config.reward = ConfigDict()
+  config.reward.overlong_buffer = 0  # DAPO's soft penalty grows over this many tokens below the budget; 0 is no penalty.
+
   config.warm_start = ConfigDict()
   config.warm_start.num_steps = 400
   config.warm_start.batch_size = 64  # Demonstrations.
+  config.warm_start.row_buckets = (16, 24)  # As `learner.row_buckets`.
   config.warm_start.learning_rate = 1e-3
   config.warm_start.warmup_steps = 20
-  config.warm_start.from_workdir = config_dict.placeholder(str)  # Start from another run's warm start instead of making one.
 
   config.rollout = ConfigDict()
   config.rollout.num_prompts = 64
@@ -52,7 +99,7 @@ def base() -> ConfigDict:
   config.rollout.temperature = 1.0
   config.rollout.top_k = 0  # 0 keeps every token.
   config.rollout.top_p = 1.0  # 1 keeps every token.
-  config.rollout.prompt_buckets = (16,)  # Prompt slots; a batch takes the smallest that holds its longest prompt.
+  config.rollout.prompt_buckets = (12,)  # Prompt slots; a batch takes the smallest that holds its longest prompt.
   config.rollout.max_new_tokens = 40
 
   config.learner = ConfigDict()
@@ -76,8 +123,9 @@ def base() -> ConfigDict:
 
   config.eval = ConfigDict()
   config.eval.every = 20  # RL steps.
-  config.eval.num_prompts = 128
+  config.eval.num_prompts = 256
   config.eval.samples = 4  # avg@4, pass@4.
+  config.eval.batch_prompts = 128  # Problems sampled at once.
   config.eval.temperature = 1.0
 
   config.checkpoint = ConfigDict()
@@ -87,6 +135,7 @@ def base() -> ConfigDict:
 
   config.log = ConfigDict()
   config.log.samples_every = 10  # RL steps between tables of sample rollouts.
-  config.log.num_samples = 4
+  config.log.num_samples = 16  # Rollouts written to samples.jsonl each time.
+  config.log.num_table_rows = 4  # Of them, how many are shown on the screen.
   config.log.tensorboard = True
   return config

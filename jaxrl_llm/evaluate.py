@@ -1,10 +1,19 @@
-"""Evaluation on held-out problems: avg@k and pass@k, with intervals over problems."""
+"""avg@k and pass@k on held-out problems, with intervals over problems."""
 
+from collections.abc import Mapping, Sequence
 from math import comb
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import jax
 import numpy as np
-from jaxtyping import Float
+from jax.sharding import Mesh
+from jaxtyping import Float, Int, PRNGKeyArray
+
+from jaxrl_llm.rewards import final_answer
+from jaxrl_llm.rollout import draw
+from jaxrl_llm.sampler import SampleFn
+from jaxrl_llm.tasks.tokenizer import ByteTokenizer
+from jaxrl_llm.types import Params
 
 
 class Interval(NamedTuple):
@@ -60,7 +69,7 @@ def pass_at_k(correct: Float[np.ndarray, "n s"], k: int) -> float:
 
 
 def eval_metrics(
-  correct: Float[np.ndarray, "n k"], lengths: Float[np.ndarray, "n k"], levels: Float[np.ndarray, " n"]
+  correct: Float[np.ndarray, "n k"], lengths: Int[np.ndarray, "n k"], levels: Int[np.ndarray, " n"]
 ) -> dict[str, float]:
   """The evaluation's row of metrics.
 
@@ -81,3 +90,43 @@ def eval_metrics(
   for level in np.unique(levels):
     metrics[f"eval/accuracy/level_{level}"] = float(correct[levels == level].mean())
   return metrics
+
+
+def evaluate_policy(
+  sample: SampleFn,
+  params: Params,
+  problems: Sequence[Mapping[str, Any]],
+  key: PRNGKeyArray,
+  *,
+  batch_prompts: int,
+  mesh: Mesh,
+  tokenizer: ByteTokenizer,
+  prompt_buckets: Sequence[int],
+) -> dict[str, float]:
+  """Samples every problem and grades the final answers.
+
+  Args:
+    sample: the jitted sampler of evaluations; its group size is k.
+    params: the policy.
+    problems: held-out rows of the task.
+    key: of this evaluation.
+    batch_prompts: problems sampled at once; the last batch is filled up with problems that are not counted.
+    mesh: see `rollout.draw`.
+    tokenizer: see `rollout.draw`.
+    prompt_buckets: see `rollout.draw`.
+
+  Returns:
+    The row of `eval_metrics`.
+  """
+  correct, lengths = [], []
+  for start in range(0, len(problems), batch_prompts):
+    batch = list(problems[start : start + batch_prompts])
+    filled = batch + [batch[-1]] * (batch_prompts - len(batch))
+    batch_key = jax.random.fold_in(key, start)
+    _, responses = draw(sample, params, filled, batch_key, mesh=mesh, tokenizer=tokenizer, prompt_buckets=prompt_buckets)
+    k = len(responses) // batch_prompts
+    counted = responses[: len(batch) * k]
+    correct += [final_answer(response, batch[i // k]) for i, response in enumerate(counted)]
+    lengths += [response.num_tokens for response in counted]
+  levels = np.array([problem["level"] for problem in problems])
+  return eval_metrics(np.array(correct).reshape(len(problems), -1), np.array(lengths).reshape(len(problems), -1), levels)

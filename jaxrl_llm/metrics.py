@@ -248,11 +248,11 @@ class _TensorBoard:
 
   def __init__(self, folder: Path):
     try:
-      from tensorboardX import SummaryWriter  # Lazy: an optional dependency.
+      from tensorboardX import SummaryWriter  # Lazy: it takes a while, and runs without events do not need it.
       from tensorboardX.proto.summary_pb2 import Summary
     except ImportError as error:
       raise ImportError(
-        "TensorBoard event files need tensorboardX: pip install 'jaxrl_llm[logging]', or set config.log.tensorboard = False"
+        "TensorBoard event files need tensorboardX: pip install tensorboardX, or set config.log.tensorboard = False"
       ) from error
     self._make, self._summary = SummaryWriter, Summary
     self._folder = folder

@@ -3,12 +3,13 @@
 Model output is untrusted text: it reaches a terminal only through `visible`, which leaves no control character in it.
 """
 
+import io
 import sys
 import time
 import unicodedata
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, TextIO
+from typing import Any
 
 from rich.console import Console
 from rich.live import Live
@@ -39,20 +40,18 @@ class Progress:
     >>> progress.close()
   """
 
-  def __init__(self, *, every_seconds: float = 10.0, stream: TextIO | None = None, clock: Callable[[], float] = time.monotonic):
+  def __init__(self, *, every_seconds: float = 10.0, stream: io.TextIOBase | None = None, clock: Callable[[], float] = time.monotonic):
     stream = stream or sys.stdout
     is_terminal = bool(getattr(stream, "isatty", lambda: False)())
     # Explicit, so that FORCE_COLOR in the environment cannot put escape codes into a log file.
-    self._console = Console(
-      file=stream, force_terminal=is_terminal, force_jupyter=False, color_system="auto" if is_terminal else None,
-      width=None if is_terminal else 120,
-    )
+    colors, width = ("auto", None) if is_terminal else (None, 120)
+    self._console = Console(file=stream, force_terminal=is_terminal, force_jupyter=False, color_system=colors, width=width)
     self._encoding = self._console.encoding
     self._live_wanted = is_terminal and not self._console.is_dumb_terminal
     self._live: Live | None = None
     self._every_seconds, self._clock = every_seconds, clock
     self._begun = clock()
-    self._last_line = float("-inf")
+    self._last_line, self._line_step = float("-inf"), 0  # Time and step of the last plain line.
     self._accuracy: float | None = None
     self._phase, self._total, self._step, self._scalars = "", 0, 0, {}
     self._pace: deque[tuple[float, int]] = deque(maxlen=32)
@@ -65,9 +64,10 @@ class Progress:
       total: steps of the whole phase.
       done: steps done before this process, when resumed.
     """
+    self._finish_phase()
     self._phase, self._total, self._step, self._scalars = phase, total, done, {}
     self._pace.clear()
-    self._last_line = float("-inf")  # The first step of a phase shows at once: it is the one people wait for.
+    self._last_line, self._line_step = float("-inf"), 0  # The first step of a phase shows at once: it is the one people wait for.
     if self._live_wanted and self._live is None:
       # Two frames a second keep the clock moving through a long step; `transient` leaves no half-drawn line behind at the end.
       self._live = Live(get_renderable=self._render, console=self._console, refresh_per_second=2, transient=True)
@@ -85,8 +85,7 @@ class Progress:
     if self._live:
       self._live.refresh()
     elif self._clock() - self._last_line >= self._every_seconds:
-      self._last_line = self._clock()
-      self.note(self._line())
+      self._leave_line()
 
   def evaluation(self, step: int, scalars: Mapping[str, Any]) -> None:
     """Leaves a line with an evaluation, always.
@@ -113,7 +112,7 @@ class Progress:
       title: the table's heading.
       max_chars: characters shown of one cell; the middle of a longer text is left out.
     """
-    table = Table(title=Text(title), title_justify="left", show_lines=True)
+    table = Table(title=self._cell(title, 200), title_justify="left", show_lines=True)
     for name, ratio in (("prompt", 3), ("response", 4), ("answer", 1)):
       table.add_column(name, ratio=ratio, overflow="fold")
     table.add_column("reward", justify="right", no_wrap=True)
@@ -133,14 +132,22 @@ class Progress:
     if self._live:
       self._live.stop()
       self._live = None
-      if self._step:
-        self.note(self._line())
+    self._finish_phase()
 
   def __enter__(self) -> "Progress":
     return self
 
   def __exit__(self, *exc_info) -> None:
     self.close()
+
+  def _finish_phase(self) -> None:
+    if self._scalars and self._step != self._line_step:
+      self._leave_line()
+    self._scalars = {}
+
+  def _leave_line(self) -> None:
+    self._last_line, self._line_step = self._clock(), self._step
+    self.note(self._line())
 
   def _line(self) -> str:
     scalars = self._scalars
@@ -169,7 +176,8 @@ class Progress:
   def _render(self) -> Text:
     done = self._step / self._total if self._total else 0
     filled = round(20 * done)
-    bar = Text.assemble(("━" * filled, "green"), ("━" * (20 - filled), "bright_black"), "  ")
+    full, empty = ("━", "━") if self._encoding.startswith("utf") else ("=", "-")
+    bar = Text.assemble((full * filled, "green"), (empty * (20 - filled), "bright_black"), "  ")
     # Cut, never wrapped: a live line of two rows cannot be redrawn on a terminal that is narrower than it was.
     text = bar + self._cell(self._line(), 400)
     text.no_wrap, text.overflow = True, "ellipsis"

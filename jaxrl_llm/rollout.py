@@ -1,28 +1,96 @@
-"""From rollouts to train batches: completions for the rewards, sequences with their advantages, packing into rows."""
+"""prompts -> sample -> reward -> advantage: one batch of rollouts, and what is logged of it."""
 
-from collections.abc import Callable, Iterator, Sequence
-from typing import NamedTuple
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
 
+import jax
 import numpy as np
-from jaxtyping import Float, Int
+from jax.sharding import Mesh
+from jaxtyping import Float, PRNGKeyArray
 
-from jaxrl_llm.types import Completion, Rollouts, TrainBatch
+from jaxrl_llm.advantages import group_advantages
+from jaxrl_llm.mesh import place_rows
+from jaxrl_llm.packing import Trajectory
+from jaxrl_llm.rewards import WeightedReward, score
+from jaxrl_llm.sampler import SampleFn
+from jaxrl_llm.tasks.pipeline import encode_prompts
+from jaxrl_llm.tasks.tokenizer import ByteTokenizer
+from jaxrl_llm.types import Completion, Params, Rollouts
+
+Examples = Sequence[Mapping[str, Any]]
 
 
-class Trajectory(NamedTuple):
-  """One sequence on the host, unpadded: what packing lays into rows.
+class Batch(NamedTuple):
+  """One rollout batch on the host: N = n·G sequences, G consecutive ones for each prompt.
 
   Attributes:
-    tokens: prompt ids, then response ids.
-    mask: 1 on the tokens that count in the loss.
-    advantages: advantage of each token; read where the mask is 1.
-    sampler_logprobs: the sampler's log-probability of each token; read where the mask is 1.
+    rollouts: tokens and log-probabilities.
+    completions: what the rewards saw.
+    examples: the task's row of each sequence.
+    rewards: the total reward of each sequence.
+    parts: each reward by itself, unweighted.
+    advantages: of each sequence.
+    group_size: samples for each prompt (G).
   """
 
-  tokens: Int[np.ndarray, " t"]
-  mask: Float[np.ndarray, " t"]
-  advantages: Float[np.ndarray, " t"]
-  sampler_logprobs: Float[np.ndarray, " t"]
+  rollouts: Rollouts
+  completions: list[Completion]
+  examples: Examples
+  rewards: Float[np.ndarray, " N"]
+  parts: dict[str, Float[np.ndarray, " N"]]
+  advantages: Float[np.ndarray, " N"]
+  group_size: int
+
+
+def draw(
+  sample: SampleFn,
+  params: Params,
+  examples: Examples,
+  key: PRNGKeyArray,
+  *,
+  mesh: Mesh,
+  tokenizer: ByteTokenizer,
+  prompt_buckets: Sequence[int],
+) -> tuple[Rollouts, list[Completion]]:
+  """Samples responses to problems and brings them to the host.
+
+  Args:
+    sample: the jitted sampler.
+    params: the policy.
+    examples: rows of the task, a number of them that the mesh divides.
+    key: of this batch alone.
+    mesh: the rows of the prompts are split over it.
+    tokenizer: the task's.
+    prompt_buckets: prompt slots to choose from.
+  """
+  prompts = place_rows(mesh, encode_prompts(examples, tokenizer, buckets=prompt_buckets))
+  rollouts = jax.device_get(sample(params, *prompts, key))
+  return rollouts, completions(rollouts, tokenizer.decode)
+
+
+def assess(
+  rollouts: Rollouts,
+  responses: list[Completion],
+  examples: Examples,
+  *,
+  rewards: Sequence[WeightedReward],
+  normalize_std: bool,
+) -> Batch:
+  """Scores responses and sets each against its group.
+
+  Args:
+    rollouts: on the host.
+    responses: their completions.
+    examples: one row for each prompt; its group's samples share it.
+    rewards: terms of the reward.
+    normalize_std: divide by the group's standard deviation.
+  """
+  group_size = len(responses) // len(examples)
+  repeated = [example for example in examples for _ in range(group_size)]
+  total, parts = score(rewards, responses, repeated)
+  advantages = np.asarray(group_advantages(total, group_size, normalize_std=normalize_std))
+  return Batch(rollouts, responses, repeated, total, parts, advantages, group_size)
 
 
 def completions(rollouts: Rollouts, decode: Callable[[Sequence[int]], str]) -> list[Completion]:
@@ -63,100 +131,55 @@ def trajectories(rollouts: Rollouts, advantages: Float[np.ndarray, " N"]) -> lis
   return result
 
 
-def demonstration(prompt: Sequence[int], response: Sequence[int]) -> Trajectory:
-  """A supervised sequence: the response's tokens count, and no policy has scored them."""
-  tokens = np.array([*prompt, *response], np.int32)
-  mask = (np.arange(len(tokens)) >= len(prompt)).astype(np.float32)
-  return Trajectory(tokens, mask, advantages=mask, sampler_logprobs=np.zeros(len(tokens), np.float32))
+def metrics(batch: Batch) -> dict[str, Any]:
+  """What is logged of a rollout batch, under verl's names.
+
+  `rollout/tokens_sha256` tells two runs apart at the first token that differs.
+  """
+  rollouts = batch.rollouts
+  lengths = rollouts.mask.sum(axis=1)
+  groups = batch.rewards.reshape(-1, batch.group_size)
+  digest = hashlib.sha256(rollouts.tokens.tobytes() + rollouts.mask.tobytes()).hexdigest()
+  values = {"critic/rewards": batch.rewards, "critic/advantages": batch.advantages, "response_length": lengths}
+  statistics = {"mean": np.mean, "max": np.max, "min": np.min}
+  row: dict[str, Any] = {f"{name}/{kind}": float(fn(x)) for name, x in values.items() for kind, fn in statistics.items()}
+  row |= {f"reward/{name}/mean": float(np.mean(part)) for name, part in batch.parts.items()}
+  row |= {
+    "response_length/clip_ratio": float(1 - np.mean(rollouts.stopped)),
+    "prompt_length/mean": float(rollouts.prompt_mask.sum(axis=1).mean()),
+    "group/frac_reward_zero_std": float(np.mean(groups.max(axis=1) == groups.min(axis=1))),
+    "rollout/tokens_sha256": digest,
+  }
+  return row
 
 
-def assign_rows(lengths: Sequence[int], row_tokens: int) -> list[list[int]]:
-  """Packs sequences into rows, first fit by decreasing length.
+def sample_rows(batch: Batch, *, num_rows: int, token_text: Callable[[Sequence[int]], str]) -> list[dict[str, Any]]:
+  """Rows of `samples.jsonl`, from as many different prompts as there are.
 
   Args:
-    lengths: of the sequences, in tokens.
-    row_tokens: slots of a row.
-
-  Returns:
-    The indices of the sequences of each row.
-
-  Raises:
-    ValueError: a sequence longer than a row.
-
-  Example:
-    >>> assign_rows([5, 3, 7, 2], row_tokens=8)
-    [[2], [0, 1], [3]]
+    batch: the rollout batch.
+    num_rows: how many.
+    token_text: one token as text, for the viewer's heat-map.
   """
-  rows: list[list[int]] = []
-  room: list[int] = []
-  for index in sorted(range(len(lengths)), key=lambda i: -lengths[i]):
-    length = lengths[index]
-    if length > row_tokens:
-      raise ValueError(f"learner.row_tokens={row_tokens} cannot hold a sequence of {length} tokens")
-    row = next((r for r, free in enumerate(room) if free >= length), None)
-    if row is None:
-      row = len(rows)
-      rows.append([])
-      room.append(row_tokens)
-    rows[row].append(index)
-    room[row] -= length
+  # The first sample of every group, then the second of every group, ...
+  order = sorted(range(len(batch.completions)), key=lambda row: (row % batch.group_size, row // batch.group_size))
+  rows = []
+  for row in sorted(order[:num_rows]):
+    completion, example = batch.completions[row], batch.examples[row]
+    rows.append(
+      {
+        "prompt": example["prompt"],
+        "response": completion.text,
+        "answer": example["answer"],
+        "level": example["level"],
+        "reward": float(batch.rewards[row]),
+        "advantage": float(batch.advantages[row]),
+        "num_tokens": completion.num_tokens,
+        "stopped": completion.stopped,
+        "token_ids": list(completion.token_ids),
+        "tokens": [token_text([token]) for token in completion.token_ids],
+        "logprobs": [float(x) for x in batch.rollouts.logprobs[row][batch.rollouts.mask[row]]],
+      }
+    )
   return rows
 
-
-def pack(sequences: Sequence[Trajectory], *, row_tokens: int, row_buckets: Sequence[int]) -> TrainBatch:
-  """Packs sequences into the smallest declared number of rows that holds them.
-
-  Args:
-    sequences: in any order; which row they land in changes nothing but the waste.
-    row_tokens: slots of a row (T).
-    row_buckets: the numbers of rows that programs are compiled for.
-
-  Returns:
-    A batch in host memory. `old_logprobs` are the sampler's.
-
-  Raises:
-    ValueError: more rows needed than the largest bucket.
-  """
-  rows = assign_rows([len(sequence.tokens) for sequence in sequences], row_tokens)
-  num_rows = next((bucket for bucket in sorted(row_buckets) if bucket >= len(rows)), None)
-  if num_rows is None:
-    raise ValueError(
-      f"learner.row_buckets={tuple(row_buckets)}: {len(sequences)} sequences need {len(rows)} rows of {row_tokens} tokens; "
-      f"add a bucket of at least {len(rows)}"
-    )
-  ints = {name: np.zeros((num_rows, row_tokens), np.int32) for name in ("tokens", "positions", "segments")}
-  floats = {name: np.zeros((num_rows, row_tokens), np.float32) for name in ("mask", "advantages", "sampler_logprobs")}
-  for row, members in enumerate(rows):
-    start = 0
-    for segment, index in enumerate(members, start=1):
-      sequence = sequences[index]
-      slots = slice(start, start + len(sequence.tokens))
-      ints["tokens"][row, slots] = sequence.tokens
-      ints["positions"][row, slots] = np.arange(len(sequence.tokens))
-      ints["segments"][row, slots] = segment
-      for name, array in floats.items():
-        array[row, slots] = getattr(sequence, name)
-      start = slots.stop
-  return TrainBatch(**ints, **floats, old_logprobs=floats["sampler_logprobs"])
-
-
-def packing_waste(batches: Sequence[TrainBatch]) -> float:
-  """Fraction of the slots of the batches that hold padding."""
-  slots = sum(batch.segments.size for batch in batches)
-  return 1 - sum(int(np.count_nonzero(batch.segments)) for batch in batches) / slots
-
-
-def minibatches(
-  sequences: Sequence[Trajectory], num_updates: int, *, row_tokens: int, row_buckets: Sequence[int]
-) -> Iterator[TrainBatch]:
-  """Splits a rollout batch into the batches of its optimizer updates; groups stay together, as prompts come in shuffled order.
-
-  Args:
-    sequences: G consecutive samples for each prompt.
-    num_updates: must divide the number of sequences.
-    row_tokens: see `pack`.
-    row_buckets: see `pack`.
-  """
-  size = len(sequences) // num_updates
-  for start in range(0, len(sequences), size):
-    yield pack(sequences[start : start + size], row_tokens=row_tokens, row_buckets=row_buckets)

@@ -8,7 +8,7 @@ import optax
 from jaxtyping import Array, Float, Int
 
 from jaxrl_llm.segments import reduce_metrics
-from jaxrl_llm.types import Metrics, Objective, Params, PolicyOutputs, TrainBatch, TrainState
+from jaxrl_llm.types import Metrics, Objective, Params, PolicyOutputs, TokenMetrics, TrainBatch, TrainState
 
 LogitsFn = Callable[[Params, Int[Array, "B T"], Int[Array, "B T"], Int[Array, "B T"]], Float[Array, "B T V"]]
 """`(params, tokens, positions, segments) -> float32 logits`; those at t score token t + 1."""
@@ -41,6 +41,23 @@ def policy_outputs(logits_fn: LogitsFn, filter_logits: Callable, params: Params,
   return PolicyOutputs(logprobs=shift(logprobs), entropy=shift(entropy))
 
 
+def sampler_gap(logprobs: Float[Array, "B T"], sampler_logprobs: Float[Array, "B T"]) -> TokenMetrics:
+  """How far the learner and the sampler disagree about the tokens drawn: an engine mismatch, where both hold the same weights.
+
+  Args:
+    logprobs: the learner's.
+    sampler_logprobs: the sampler's.
+  """
+  log_ratio = jax.lax.stop_gradient(logprobs - sampler_logprobs)
+  gap = jnp.abs(log_ratio)
+  return {
+    "rollout_corr/logprob_abs_diff/mean": gap,
+    "rollout_corr/logprob_abs_diff/max": gap,
+    "rollout_corr/kl": -log_ratio,
+    "rollout_corr/k3_kl": jnp.expm1(log_ratio) - log_ratio,
+  }
+
+
 def make_train_step(
   outputs_fn: Callable[[Params, TrainBatch], PolicyOutputs],
   objective: Objective,
@@ -70,7 +87,10 @@ def make_train_step(
   """
 
   def loss_fn(params: Params, batch: TrainBatch, weights: Float[Array, "B T"]):
-    losses, metrics = objective.token_loss(outputs_fn(params, batch), batch)
+    outputs = outputs_fn(params, batch)
+    losses, metrics = objective.token_loss(outputs, batch)
+    if batch.sampler_logprobs is not None:
+      metrics = metrics | sampler_gap(outputs.logprobs, batch.sampler_logprobs)
     # A loss off the mask must not even meet its zero weight: 0 · inf is NaN.
     return jnp.sum(jnp.where(weights > 0, weights * losses, 0)), metrics
 

@@ -1,0 +1,221 @@
+"""Everything that can be wrong with a config, found before any device starts: all problems in one message, each with its fix."""
+
+import difflib
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
+
+from ml_collections import ConfigDict
+
+Check = tuple[Callable[[Any], bool], str]
+
+
+def _count(value: Any) -> bool:
+  return isinstance(value, int) and not isinstance(value, bool) and value >= 1
+
+
+def _natural(value: Any) -> bool:
+  return value == 0 or _count(value)
+
+
+def _above_zero(value: Any) -> bool:
+  return 0 < value < float("inf")
+
+
+def _not_negative(value: Any) -> bool:
+  return 0 <= value < float("inf")
+
+
+def _fraction(value: Any) -> bool:
+  return 0 <= value < 1
+
+
+def _counts(value: Any) -> bool:
+  return isinstance(value, tuple) and len(value) > 0 and all(_count(x) for x in value)
+
+
+COUNT: Check = (_count, "a whole number of at least 1")
+NATURAL: Check = (_natural, "a whole number of at least 0")
+ABOVE_ZERO: Check = (_above_zero, "a finite number above 0")
+NOT_NEGATIVE: Check = (_not_negative, "a finite number of at least 0")
+FRACTION: Check = (_fraction, "a number in [0, 1)")
+COUNTS: Check = (_counts, "one or more whole numbers of at least 1, as in (24, 32)")
+
+RANGES: dict[str, Check] = {
+  "seed": (lambda x: 0 <= x < 2**32, "a whole number from 0 to 2**32 - 1"),
+  "num_steps": COUNT,
+  "reward.overlong_buffer": NATURAL,
+  "warm_start.num_steps": NATURAL,
+  "warm_start.batch_size": COUNT,
+  "warm_start.row_buckets": COUNTS,
+  "warm_start.learning_rate": ABOVE_ZERO,
+  "warm_start.warmup_steps": NATURAL,
+  "rollout.num_prompts": COUNT,
+  "rollout.group_size": (lambda x: _count(x) and x >= 2, "at least 2: an advantage compares the samples of one prompt"),
+  "rollout.temperature": ABOVE_ZERO,
+  "rollout.top_k": NATURAL,
+  "rollout.top_p": (lambda x: 0 < x <= 1, "a number in (0, 1]"),
+  "rollout.prompt_buckets": COUNTS,
+  "rollout.max_new_tokens": COUNT,
+  "learner.updates_per_rollout": COUNT,
+  "learner.micro_batches": COUNT,
+  "learner.row_tokens": COUNT,
+  "learner.row_buckets": COUNTS,
+  "learner.old_logprobs": (lambda x: x in ("sampler", "learner"), "'sampler' or 'learner'"),
+  "learner.learning_rate": ABOVE_ZERO,
+  "learner.warmup_steps": NATURAL,
+  "learner.weight_decay": NOT_NEGATIVE,
+  "learner.b1": FRACTION,
+  "learner.b2": FRACTION,
+  "learner.max_grad_norm": ABOVE_ZERO,
+  "learner.max_skipped": COUNT,
+  "mesh.data": (lambda x: x == -1 or _count(x), "a whole number of at least 1, or -1 for the devices the others leave"),
+  "mesh.fsdp": (lambda x: x == -1 or _count(x), "a whole number of at least 1, or -1 for the devices the others leave"),
+  "mesh.tensor": (lambda x: x == -1 or _count(x), "a whole number of at least 1, or -1 for the devices the others leave"),
+  "eval.every": COUNT,
+  "eval.num_prompts": COUNT,
+  "eval.samples": COUNT,
+  "eval.batch_prompts": COUNT,
+  "eval.temperature": ABOVE_ZERO,
+  "checkpoint.every": COUNT,
+  "checkpoint.warm_start_every": COUNT,
+  "checkpoint.keep": COUNT,
+  "log.samples_every": COUNT,
+  "log.num_samples": NATURAL,
+  "log.num_table_rows": NATURAL,
+}
+
+
+def flatten(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+  """Fields by dotted path.
+
+  Example:
+    >>> flatten({"seed": 0, "mesh": {"data": -1}})
+    {'seed': 0, 'mesh.data': -1}
+  """
+  fields = {}
+  for name, value in config.items():
+    if isinstance(value, Mapping | ConfigDict):
+      fields |= flatten(value, f"{prefix}{name}.")
+    else:
+      fields[f"{prefix}{name}"] = value
+  return fields
+
+
+def unknown_fields(paths: Iterable[str], config: ConfigDict) -> list[str]:
+  """A line for each path that is not a field of the config, with the nearest one."""
+  known = list(flatten(config))
+  sections = {path.rsplit(".", 1)[0] for path in known if "." in path}
+  lines = []
+  for path in paths:
+    if path in known:
+      continue
+    if path in sections:
+      inside = ", ".join(name for name in known if name.startswith(f"{path}."))
+      lines.append(f"config.{path} is a section and cannot be set; set one of its fields: {inside}")
+      continue
+    # A right name in the wrong section is nearer to what was meant than a like path.
+    leaf = path.rsplit(".", 1)[-1]
+    near = [name for name in known if name.rsplit(".", 1)[-1] == leaf] or difflib.get_close_matches(path, known, n=1, cutoff=0.6)
+    near = near or [
+      name for match in difflib.get_close_matches(leaf, [n.rsplit(".", 1)[-1] for n in known], n=1) for name in known if name.endswith(match)
+    ]
+    hint = f"; did you mean {' or '.join(f'config.{name}' for name in near[:3])}?" if near else "; --dry_run lists all fields"
+    lines.append(f"unknown field config.{path}{hint}")
+  return lines
+
+
+def problems(config: ConfigDict) -> list[str]:
+  """Every problem of a config, a line each; none is an empty list.
+
+  Args:
+    config: resolved, with all fields of `configs/common.py`.
+  """
+  fields = flatten(config)
+  found = [
+    f"config.{path}: found {fields[path]!r}, expected {expected}"
+    for path, (holds, expected) in RANGES.items()
+    if fields[path] is None or not holds(fields[path])
+  ]
+  found += _choices(config)
+  # Relations between fields make sense only of fields that make sense.
+  return found or [*_relations(config)]
+
+
+def _choices(config: ConfigDict) -> Iterator[str]:
+  """Names that must exist. Importing these rooms starts no device."""
+  from jaxrl_llm import objectives
+  from jaxrl_llm.models import preset
+  from jaxrl_llm.tasks import TASKS
+
+  if config.task.name not in TASKS:
+    near = difflib.get_close_matches(str(config.task.name), TASKS, n=1)
+    hint = f"; did you mean {near[0]!r}?" if near else ""
+    yield f"config.task.name: found {config.task.name!r}, expected one of {', '.join(TASKS)}{hint}"
+  try:
+    preset(config.model.preset, vocab_size=1, dtype=config.model.dtype)
+  except ValueError as error:
+    yield f"config.{error}"
+  settings = {name: value for name, value in config.objective.items() if name != "name" and value is not None}
+  try:
+    objectives.make(config.objective.name, **settings)
+  except ValueError as error:
+    yield f"config.objective: {error}"
+
+
+def _relations(config: ConfigDict) -> Iterator[str]:
+  rollout, learner, warm = config.rollout, config.learner, config.warm_start
+  if rollout.num_prompts % learner.updates_per_rollout:
+    yield (
+      f"config.rollout.num_prompts={rollout.num_prompts} is not a multiple of config.learner.updates_per_rollout="
+      f"{learner.updates_per_rollout}: each update takes whole groups"
+    )
+  for path, buckets in (("learner", learner.row_buckets), ("warm_start", warm.row_buckets)):
+    for rows in buckets:
+      if rows % learner.micro_batches:
+        yield f"config.{path}.row_buckets: {rows} rows do not split into config.learner.micro_batches={learner.micro_batches} equal parts"
+  shards = config.mesh.data * config.mesh.fsdp
+  if shards > 1:  # With a -1 the number is known only once the devices are.
+    yield from row_problems(config, shards)
+
+  longest = max(rollout.prompt_buckets) + rollout.max_new_tokens
+  if longest > learner.row_tokens:
+    yield (
+      f"config.learner.row_tokens={learner.row_tokens} is below the longest sequence, {longest} = max(config.rollout.prompt_buckets) + "
+      f"config.rollout.max_new_tokens; raise it to at least {longest}"
+    )
+  else:
+    sequences = rollout.num_prompts * rollout.group_size // learner.updates_per_rollout
+    for path, buckets, count in (("learner", learner.row_buckets, sequences), ("warm_start", warm.row_buckets, warm.batch_size)):
+      # First fit can leave no two rows that would go into one, so rows hold at least this many of the longest sequences.
+      needed = -(-count // (learner.row_tokens // longest))
+      if max(buckets) < needed:
+        yield (
+          f"config.{path}.row_buckets={buckets}: {count} sequences of up to {longest} tokens can need {needed} rows of "
+          f"{learner.row_tokens}; add a bucket of at least {needed}"
+        )
+  if config.reward.overlong_buffer > rollout.max_new_tokens:
+    yield (
+      f"config.reward.overlong_buffer={config.reward.overlong_buffer} is above config.rollout.max_new_tokens={rollout.max_new_tokens}: "
+      "every response would be penalised"
+    )
+
+
+def row_problems(config: ConfigDict, shards: int) -> Iterator[str]:
+  """Row counts that `shards` devices (data x fsdp) do not divide.
+
+  Args:
+    config: the config.
+    shards: pieces that rows are split into.
+  """
+  counts = {
+    "rollout.num_prompts": (config.rollout.num_prompts,),
+    "eval.batch_prompts": (config.eval.batch_prompts,),
+    "learner.row_buckets": config.learner.row_buckets,
+    "warm_start.row_buckets": config.warm_start.row_buckets,
+  }
+  for path, values in counts.items():
+    micro = config.learner.micro_batches if path.endswith("row_buckets") else 1
+    for value in values:
+      if value % (shards * micro):
+        need = f"{shards} devices (mesh data x fsdp)" + (f" x {micro} micro-batches" if micro > 1 else "")
+        yield f"config.{path}: {value} is not a multiple of {need}; the nearest that is: {-(-value // (shards * micro)) * shards * micro}"

@@ -1,0 +1,253 @@
+"""An experiment put together from its config: task, mesh, model, objective, and the programs compiled for them."""
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh
+from jaxtyping import Array, Float, PRNGKeyArray
+from ml_collections import ConfigDict
+
+from jaxrl_llm import mesh as mesh_lib
+from jaxrl_llm import objectives, rewards, tasks
+from jaxrl_llm.config_check import row_problems
+from jaxrl_llm.models import Model, make_model, preset
+from jaxrl_llm.sampler import SampleFn, make_filter, make_sampler
+from jaxrl_llm.tasks import Task
+from jaxrl_llm.tasks.pipeline import encode_demonstrations, max_prompt_tokens
+from jaxrl_llm.train_step import TrainStepFn, init_state, make_optimizer, make_train_step, policy_outputs
+from jaxrl_llm.types import Objective, Params, TrainBatch, TrainState
+
+
+class Experiment(NamedTuple):
+  """What a run is made of. Programs compile when they first run, for every declared bucket at once, and never again.
+
+  Attributes:
+    task: problems, demonstrations, tokenizer.
+    mesh: devices.
+    model: pure functions of the params.
+    objective: what RL minimises.
+    rewards: terms of the reward in training.
+    init: `(key) -> state`, sharded, at step 0 of the warm start.
+    restart: `(params) -> state` with a fresh optimizer, for RL.
+    abstract_state: shapes, dtypes and shardings of a state.
+    sample: the sampler of training rollouts.
+    eval_sample: the sampler of evaluations.
+    warm_step: the supervised update.
+    rl_step: the RL update.
+    score: `(params, batch) -> log-probabilities [B T]` under the sampling distribution.
+  """
+
+  task: Task
+  mesh: Mesh
+  model: Model
+  objective: Objective
+  rewards: list[rewards.WeightedReward]
+  init: Callable[[PRNGKeyArray], TrainState]
+  restart: Callable[[Params], TrainState]
+  abstract_state: TrainState
+  sample: SampleFn
+  eval_sample: SampleFn
+  warm_step: TrainStepFn
+  rl_step: TrainStepFn
+  score: Callable[[Params, TrainBatch], Float[Array, "B T"]]
+
+
+def make_rewards(task: Task, config: ConfigDict) -> list[rewards.WeightedReward]:
+  """The task's rewards, and DAPO's length penalty where the config asks for it."""
+  terms = [rewards.WeightedReward(name, rewards.make(name)) for name in task.rewards]
+  if config.reward.overlong_buffer:
+    penalty = rewards.soft_overlong(config.rollout.max_new_tokens, config.reward.overlong_buffer)
+    terms.append(rewards.WeightedReward("soft_overlong", penalty))
+  return terms
+
+
+def objective_settings(config: ConfigDict) -> dict[str, Any]:
+  """The hyper-parameters that the config sets; the rest keep the objective's defaults."""
+  return {name: value for name, value in config.objective.items() if name != "name" and value is not None}
+
+
+def build(config: ConfigDict) -> Experiment:
+  """Puts an experiment together; allocates nothing on the devices.
+
+  Args:
+    config: checked, see `config_check`.
+
+  Raises:
+    ValueError: what cannot be known before the devices are: too few of them, a size they do not divide, a damaged dataset.
+  """
+  mesh = mesh_lib.make_mesh(**config.mesh)
+  if problems := list(row_problems(config, mesh_lib.num_row_shards(mesh))):
+    raise ValueError("\n".join(problems))
+  task = tasks.make(config.task.name, levels=config.task.levels, data_dir=config.task.data_dir)
+  check_lengths(task, config)
+  model = make_model(preset(config.model.preset, vocab_size=task.tokenizer.vocab_size, dtype=config.model.dtype, remat=config.model.remat))
+  objective = objectives.make(config.objective.name, **objective_settings(config))
+
+  learner, warm = config.learner, config.warm_start
+  adamw = dict(weight_decay=learner.weight_decay, b1=learner.b1, b2=learner.b2, max_grad_norm=learner.max_grad_norm)
+  optimizer, schedule = make_optimizer(learning_rate=learner.learning_rate, warmup_steps=learner.warmup_steps, **adamw)
+  warm_optimizer, warm_schedule = make_optimizer(learning_rate=warm.learning_rate, warmup_steps=warm.warmup_steps, **adamw)
+
+  abstract_params = jax.eval_shape(model.init, jax.random.key(0))
+  params_shardings = mesh_lib.param_shardings(mesh, model.logical_axes, abstract_params)
+  abstract_state = jax.eval_shape(partial(init_state, optimizer=optimizer), abstract_params)
+  shardings = mesh_lib.state_shardings(mesh, optimizer, abstract_state, params_shardings)
+  abstract_state = jax.tree.map(lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), abstract_state, shardings)
+
+  def update(objective, optimizer, schedule, filter_logits, buckets, *, is_rl: bool) -> TrainStepFn:
+    outputs_fn = partial(policy_outputs, model.logits, filter_logits)
+    step = make_train_step(outputs_fn, objective, optimizer, learning_rate=schedule, num_micro_batches=learner.micro_batches)
+    jitted = jax.jit(step, donate_argnums=0, out_shardings=(shardings, mesh_lib.replicated(mesh)))
+    needs = objective.needs if is_rl else frozenset()
+    batches = [_abstract_batch(mesh, rows, learner.row_tokens, needs, is_rl=is_rl) for rows in buckets]
+    return compiled_for(jitted, abstract_state, batches)
+
+  sampling = dict(temperature=config.rollout.temperature, top_k=config.rollout.top_k, top_p=config.rollout.top_p)
+  filter_logits = make_filter(**sampling)
+  sampler = partial(
+    make_sampler,
+    model.init_cache,
+    model.decode,
+    max_new_tokens=config.rollout.max_new_tokens,
+    stop_ids=task.tokenizer.stop_ids,
+    pad_id=task.tokenizer.pad_id,
+  )
+
+  def score(params: Params, batch: TrainBatch) -> Float[Array, "B T"]:
+    return policy_outputs(model.logits, filter_logits, params, batch).logprobs
+
+  score_batches = [_abstract_batch(mesh, rows, learner.row_tokens, frozenset(), is_rl=True) for rows in learner.row_buckets]
+  return Experiment(
+    task=task,
+    mesh=mesh,
+    model=model,
+    objective=objective,
+    rewards=make_rewards(task, config),
+    init=jax.jit(lambda key: init_state(model.init(key), warm_optimizer), out_shardings=shardings),
+    # Params are donated: RL goes on in the memory of the warm start.
+    restart=jax.jit(partial(init_state, optimizer=optimizer), out_shardings=shardings, donate_argnums=0),
+    abstract_state=abstract_state,
+    sample=jax.jit(sampler(group_size=config.rollout.group_size, **sampling)),
+    eval_sample=jax.jit(sampler(group_size=config.eval.samples, temperature=config.eval.temperature)),
+    warm_step=update(objectives.make("sft"), warm_optimizer, warm_schedule, make_filter(), warm.row_buckets, is_rl=False),
+    rl_step=update(objective, optimizer, schedule, filter_logits, learner.row_buckets, is_rl=True),
+    score=compiled_for(jax.jit(score), abstract_state.params, score_batches),
+  )
+
+
+def check_lengths(task: Task, config: ConfigDict) -> None:
+  """Refuses prompts and demonstrations that the declared shapes do not hold, before anything is trained.
+
+  Raises:
+    ValueError: names the setting, the longest example's length and the fix.
+  """
+  longest = max(max_prompt_tokens(source, task.tokenizer) for source in (task.train, task.test))
+  if longest > max(config.rollout.prompt_buckets):
+    raise ValueError(
+      f"config.rollout.prompt_buckets={config.rollout.prompt_buckets}: task {task.name} has a prompt of {longest} tokens, expected at most "
+      f"{max(config.rollout.prompt_buckets)}; add a bucket of at least {longest}"
+    )
+  budget = max(config.rollout.prompt_buckets) + config.rollout.max_new_tokens
+  demonstrated = max(len(p) + len(r) for p, r in encode_demonstrations(task.demonstrations, task.tokenizer))
+  if demonstrated > budget:
+    raise ValueError(
+      f"config.rollout.max_new_tokens={config.rollout.max_new_tokens}: a demonstration has {demonstrated} tokens with its prompt, expected at "
+      f"most {budget}; raise it to at least {demonstrated - max(config.rollout.prompt_buckets)}"
+    )
+
+
+def _abstract_batch(mesh: Mesh, rows: int, row_tokens: int, needs: frozenset[str], *, is_rl: bool) -> TrainBatch:
+  sharding = mesh_lib.row_sharding(mesh)
+  ints = jax.ShapeDtypeStruct((rows, row_tokens), jnp.int32, sharding=sharding)
+  floats = jax.ShapeDtypeStruct((rows, row_tokens), jnp.float32, sharding=sharding)
+  return TrainBatch(
+    tokens=ints,
+    positions=ints,
+    segments=ints,
+    mask=floats,
+    advantages=floats,
+    old_logprobs=floats,
+    sampler_logprobs=floats if is_rl else None,
+    ref_logprobs=floats if "ref_logprobs" in needs else None,
+  )
+
+
+def compiled_for(jitted: Callable, first: Any, batches: Sequence[TrainBatch]) -> Callable:
+  """`jitted(first, batch)` for a declared set of batch shapes, all compiled at the first call: later ones can only run.
+
+  Args:
+    jitted: a jitted function of two arguments.
+    first: the first argument, abstract.
+    batches: the second argument in each of its shapes, abstract.
+  """
+  programs: dict[int, Callable] = {}
+
+  def call(first_value: Any, batch: TrainBatch) -> Any:
+    if not programs:
+      programs.update({shape.tokens.shape[0]: jitted.lower(first, shape).compile() for shape in batches})
+    return programs[batch.tokens.shape[0]](first_value, batch)
+
+  return call
+
+
+def describe(config: ConfigDict) -> str:
+  """Mesh, model and a memory estimate for each device, for `--dry_run`; allocates nothing.
+
+  Args:
+    config: checked.
+
+  Raises:
+    ValueError: as `build`.
+  """
+  experiment = build(config)
+  rows, learner, rollout, model = max(config.learner.row_buckets), config.learner, config.rollout, experiment.model.config
+  shards = mesh_lib.num_row_shards(experiment.mesh)
+  itemsize = jnp.dtype(model.dtype).itemsize
+  weights = sum(_bytes_per_device(x) for x in jax.tree.leaves(experiment.abstract_state.params))
+  state = sum(_bytes_per_device(x) for x in jax.tree.leaves(experiment.abstract_state))
+  tokens = rows * learner.row_tokens / shards / learner.micro_batches
+  # Of a block the backward pass keeps about 8 arrays of the stream's width, 3 of the feed-forward's, and the attention weights.
+  width = 8 * model.d_model + 3 * model.d_ff + 2 * model.num_heads * learner.row_tokens
+  activations = tokens * width * itemsize * (2 if model.remat else model.num_layers)
+  logits = 3 * tokens * model.vocab_size * 4
+  slots = max(rollout.prompt_buckets) + rollout.max_new_tokens
+  sequences = max(rollout.num_prompts * rollout.group_size, config.eval.batch_prompts * config.eval.samples) / shards
+  cache = 2 * model.num_layers * sequences * slots * model.num_kv_heads * model.head_dim * itemsize / experiment.mesh.shape["tensor"]
+  reference = weights if "ref_logprobs" in experiment.objective.needs else 0
+  parts = {
+    "weights": weights,
+    "optimizer moments": state - weights,
+    "gradients": weights,
+    "frozen reference": reference,
+    "activations": activations,
+    "logits": logits,
+    "key-value cache": cache,
+  }
+  update, sampling = state + weights + reference + activations + logits, state + reference + cache
+  lines = [
+    f"mesh: {dict(experiment.mesh.shape)} over {experiment.mesh.size} {jax.devices()[0].device_kind} device(s)",
+    f"model: {config.model.preset}, {experiment.model.num_params:,} parameters",
+    f"rollout batch: {rollout.num_prompts} prompts x {rollout.group_size} samples; updates per rollout: {learner.updates_per_rollout}",
+    "estimated memory for each device, in MB: " + ", ".join(f"{name} {size / 1e6:.1f}" for name, size in parts.items() if size),
+    f"estimated peak of arrays for each device: {max(update, sampling) / 1e6:.1f} MB (an update {update / 1e6:.1f}, sampling {sampling / 1e6:.1f})",
+  ]
+  return "\n".join(lines)
+
+
+def _bytes_per_device(leaf: jax.ShapeDtypeStruct) -> int:
+  return int(np.prod(leaf.sharding.shard_shape(leaf.shape))) * leaf.dtype.itemsize
+
+
+class CompileCounter:
+  """Counts the programs that XLA has compiled, or loaded from its cache, since the counter was made."""
+
+  def __init__(self):
+    self.count = 0
+    jax.monitoring.register_event_duration_secs_listener(self._listen)
+
+  def _listen(self, event: str, duration: float, **_: Any) -> None:
+    self.count += event == "/jax/core/compile/backend_compile_duration"

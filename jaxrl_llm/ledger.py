@@ -1,0 +1,122 @@
+"""What a run writes down about itself: the record that travels in every checkpoint, wall time by phase, and `summary.json`."""
+
+import json
+import os
+import platform
+import resource
+import sys
+import time
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import jax
+
+PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "grain", "tensorflow-datasets", "numpy", "ml-collections")
+
+
+def new_record(command: str) -> dict[str, Any]:
+  """The counters of a run that has done nothing yet. JSON; saved in one step with the arrays, so that neither can run ahead.
+
+  Args:
+    command: what the user typed.
+  """
+  return {
+    "command": command,
+    "started": _now(),
+    "attempts": 1,
+    "warm_steps": 0,
+    "rl_steps": 0,
+    "tokens": 0,
+    "skipped_steps": 0,
+    "skipped_in_a_row": 0,
+    "accuracy_start": None,
+    "accuracy_final": None,
+    "seconds": {},
+    "phase_steps": {},
+    "peak_memory_gb": 0.0,
+  }
+
+
+class Clock:
+  """Wall time by phase. `lap` gives the seconds since the last lap, and books them for the summary."""
+
+  def __init__(self):
+    self._last = time.perf_counter()
+    self._booked: dict[str, float] = {}
+
+  def lap(self, name: str) -> dict[str, float]:
+    """Seconds since the last lap, as a metric."""
+    now = time.perf_counter()
+    seconds, self._last = now - self._last, now
+    self._booked[name] = self._booked.get(name, 0.0) + seconds
+    return {f"timing_s/{name}": seconds}
+
+  def settle(self, record: dict[str, Any]) -> None:
+    """Moves what was booked into `record["seconds"]`, which adds up over attempts."""
+    for name, seconds in self._booked.items():
+      record["seconds"][name] = record["seconds"].get(name, 0.0) + seconds
+    self._booked = {}
+
+
+def peak_memory_gb() -> float:
+  """Most memory held so far, in GB: of the fullest local device where the backend says, else of the process."""
+  stats = [device.memory_stats() or {} for device in jax.local_devices()]
+  device_peak = max((s.get("peak_bytes_in_use", 0) for s in stats), default=0)
+  if device_peak:
+    return device_peak / 1e9
+  unit = 1 if sys.platform == "darwin" else 1024  # getrusage counts bytes on macOS and KiB elsewhere.
+  return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 1e9
+
+
+def write_summary(workdir: Path, record: Mapping[str, Any], *, objective: str, num_params: int, status: str) -> dict[str, Any]:
+  """Writes `summary.json`, whole or not at all.
+
+  Args:
+    workdir: the run's folder.
+    record: the run's record, its clock settled.
+    objective: its name.
+    num_params: weights of the policy.
+    status: "running", "finished" or why it stopped.
+
+  Returns:
+    What was written.
+  """
+  seconds = record["seconds"]
+  summary = {
+    "status": status,
+    "objective": objective,
+    "accuracy_start": record["accuracy_start"],
+    "accuracy_final": record["accuracy_final"],
+    "num_steps": record["rl_steps"],
+    "warm_start_steps": record["warm_steps"],
+    "tokens": record["tokens"],
+    "num_params": num_params,
+    "wall_seconds": sum(seconds.values()),
+    "warm_start_seconds": seconds.get("warm_start", 0.0),
+    "rl_seconds": sum(seconds.get(phase, 0.0) for phase in ("rollout", "reward", "old_logprobs", "update")),
+    "seconds": dict(seconds),
+    "peak_memory_gb": record["peak_memory_gb"],
+    "skipped_steps": record["skipped_steps"],
+    "attempts": record["attempts"],
+    "command": record["command"],
+    "started": record["started"],
+    "finished": _now() if status != "running" else None,
+    "device": f"{jax.device_count()} x {jax.devices()[0].device_kind}, {os.cpu_count()} host cores",
+    "versions": {"python": platform.python_version()} | {name: metadata.version(name) for name in PACKAGES},
+  }
+  write_json(workdir / "summary.json", summary)
+  return summary
+
+
+def write_json(path: Path, value: Any) -> None:
+  """Writes JSON by one rename, so that a kill leaves the old file or the new one."""
+  temporary = path.with_name(path.name + ".tmp")
+  temporary.write_text(json.dumps(value, indent=2) + "\n")
+  temporary.replace(path)
+
+
+def _now() -> str:
+  return datetime.now(UTC).isoformat(timespec="seconds")

@@ -1,0 +1,107 @@
+"""An objective on plain arrays: for notebooks, tests, and other people's training loops."""
+
+import jax
+import jax.numpy as jnp
+from jax.typing import ArrayLike
+from jaxtyping import Array, Float
+
+from jaxrl_llm.segments import reduce_metrics
+from jaxrl_llm.types import Metrics, Objective, PolicyOutputs, TrainBatch
+
+
+def _shaped(name: str, x: ArrayLike, shape: tuple[int, ...]) -> Array:
+  x = jnp.asarray(x)
+  if x.shape != shape:
+    raise ValueError(f"{name}: found shape {x.shape}, expected [B, T] = {shape}, the shape of logprobs")
+  return x
+
+
+def value(
+  objective: Objective,
+  logprobs: ArrayLike,
+  old_logprobs: ArrayLike,
+  advantages: ArrayLike,
+  mask: ArrayLike,
+  *,
+  segments: ArrayLike | None = None,
+  ref_logprobs: ArrayLike | None = None,
+  entropy: ArrayLike | None = None,
+  values: ArrayLike | None = None,
+  returns: ArrayLike | None = None,
+  old_values: ArrayLike | None = None,
+) -> tuple[Float[Array, ""], Metrics]:
+  """Loss and metrics of a whole batch.
+
+  loss = Σ w·l
+
+  Differentiable in `logprobs`, `entropy` and `values`; works under jit, grad and vmap. Computes in the widest float type among the
+  arguments, float32 at least. A sequence without a counted token contributes nothing and is not counted.
+
+  Args:
+    objective: what `make` returns.
+    logprobs: [B, T], log-probability of each token under the current policy, in nats.
+    old_logprobs: [B, T], the same under the policy that sampled.
+    advantages: [B, T], or [B] for one advantage a row.
+    mask: [B, T], 1 or True where a token counts. What stands elsewhere is never read, NaN included.
+    segments: [B, T], which sequence of the row a token belongs to, from 1, 0 for padding; None for one sequence per row.
+    ref_logprobs: [B, T], log-probabilities under the frozen reference.
+    entropy: [B, T], entropy of the current policy at each token, in nats.
+    values: [B, T], the critic's values.
+    returns: [B, T], the critic's targets.
+    old_values: [B, T], the critic's values at rollout time.
+
+  Returns:
+    The loss, to be minimised, and scalar metrics; `actor/loss` is the loss.
+
+  Raises:
+    ValueError: for an array of the wrong shape or type, or one that is missing.
+
+  Example:
+    >>> from jaxrl_llm.objectives.dapo import dapo
+    >>> logprobs = jnp.log(jnp.array([[.5, .5], [.25, .5]]))
+    >>> old_logprobs = jnp.log(jnp.array([[.5, .25], [.5, .5]]))
+    >>> loss, metrics = value(dapo(), logprobs, old_logprobs, jnp.array([1., -1.]), jnp.array([[1, 1], [1, 0]]))
+    >>> print(f"{loss:.4f} {metrics['actor/pg_clipfrac']:.4f}")
+    -0.4933 0.6667
+  """
+  shape = jnp.shape(logprobs)
+  if len(shape) != 2:
+    raise ValueError(f"logprobs: found shape {shape}, expected [B, T]")
+  num_rows = shape[0]
+  if jnp.shape(advantages) not in (shape, (num_rows,)):
+    raise ValueError(f"advantages: found shape {jnp.shape(advantages)}, expected [B, T] = {shape} or [B] = {(num_rows,)}")
+  if jnp.ndim(advantages) == 1:
+    advantages = jnp.broadcast_to(jnp.asarray(advantages)[:, None], shape)
+  if (values is None) != (returns is None):
+    missing, present = ("values", "returns") if values is None else ("returns", "values")
+    raise ValueError(f"{missing}: found None, expected an array [B, T], because {present} are given")
+
+  floats = {
+    "logprobs": logprobs,
+    "old_logprobs": old_logprobs,
+    "advantages": advantages,
+    "ref_logprobs": ref_logprobs,
+    "entropy": entropy,
+    "values": values,
+    "returns": returns,
+    "old_values": old_values,
+  }
+  floats = {name: _shaped(name, x, shape) for name, x in floats.items() if x is not None}
+  dtype = jnp.result_type(jnp.float32, *floats.values())
+  if not jnp.issubdtype(dtype, jnp.floating):
+    raise ValueError(f"logprobs, advantages and the like: found {dtype}, expected real numbers")
+  floats = {name: x.astype(dtype) for name, x in floats.items()}
+  mask = (_shaped("mask", mask, shape) > 0).astype(dtype)
+  # All ones stands for None: each row is one sequence.
+  segments = jnp.ones(shape, jnp.int32) if segments is None else _shaped("segments", segments, shape)
+  if not jnp.issubdtype(segments.dtype, jnp.integer):
+    raise ValueError(f"segments: found {segments.dtype}, expected integers")
+
+  zeros = jnp.zeros(shape, jnp.int32)
+  outputs = PolicyOutputs(**{name: floats.pop(name, None) for name in PolicyOutputs._fields})
+  batch = TrainBatch(tokens=zeros, positions=zeros, segments=segments.astype(jnp.int32), mask=mask, **floats)
+  weights = objective.weigh(batch.mask, batch.segments)
+  losses, token_metrics = objective.token_loss(outputs, batch)
+  loss = jnp.sum(weights * losses)
+  metrics = reduce_metrics(token_metrics, batch.mask, weights)
+  return loss, metrics | {"actor/loss": jax.lax.stop_gradient(loss)}

@@ -1,0 +1,100 @@
+"""First slot of an objective: at which level the policies are compared. All functions are `(log_ratio, mask, segments) -> log_ratio`.
+
+Everything stays in log space until the gate takes the one `exp`.
+"""
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int
+
+from jaxrl_llm.segments import segment_mean
+
+LOG_RATIO_BOUND = 20.0
+"""exp(±20) is 4.9e8 and 2.1e-9: far outside any trust region, yet finite, squares included, in float32."""
+
+
+def bounded_log_ratio(logprobs: Float[Array, "B T"], anchor_logprobs: Float[Array, "B T"]) -> Float[Array, "B T"]:
+  """Log-ratio of two policies at each token, bounded so that no later `exp` overflows.
+
+  z = clip(log π − log π_anchor, −20, 20)
+
+  Args:
+    logprobs: log-probabilities in the numerator, in nats; finite off the mask (see `base.on_mask`).
+    anchor_logprobs: log-probabilities in the denominator, in nats.
+
+  Returns:
+    The bounded log-ratio. NaN stays NaN.
+
+  Example:
+    >>> bounded_log_ratio(jnp.array([[-1., -900.]]), jnp.array([[-3., -1.]])).tolist()
+    [[2.0, -20.0]]
+
+  Note:
+    The bound kills the gradient where it binds: a token with |log-ratio| > 20 no longer moves the policy.
+  """
+  return jnp.clip(logprobs - anchor_logprobs, -LOG_RATIO_BOUND, LOG_RATIO_BOUND)
+
+
+def token_ratio(
+  log_ratio: Float[Array, "B T"], mask: Float[Array, "B T"], segments: Int[Array, "B T"] | None
+) -> Float[Array, "B T"]:
+  """Each token keeps its own ratio.
+
+  log r_t = z_t
+
+  References:
+    Proximal Policy Optimization Algorithms, arXiv:1707.06347, 2017.
+  """
+  del mask, segments
+  return log_ratio
+
+
+def sequence_ratio(
+  log_ratio: Float[Array, "B T"], mask: Float[Array, "B T"], segments: Int[Array, "B T"] | None
+) -> Float[Array, "B T"]:
+  """Length-normalised ratio of the whole sequence, given to every token of it.
+
+  log s = (1/|y|) Σ_t z_t
+
+  Args:
+    log_ratio: token log-ratios.
+    mask: 1 where a token counts.
+    segments: sequence of each token, or None for one sequence per row.
+
+  Returns:
+    The sequence's log-ratio at each of its tokens.
+
+  Example:
+    >>> sequence_ratio(jnp.array([[1., 3., 9.]]), jnp.array([[1., 1., 0.]]), None).tolist()
+    [[2.0, 2.0, 2.0]]
+
+  References:
+    Group Sequence Policy Optimization, arXiv:2507.18071, 2025, eq. 7.
+
+  Note:
+    s is the |y|-th root of the sequence's importance weight, hence a low-variance but biased stand-in for it.
+  """
+  return segment_mean(log_ratio, mask, segments)
+
+
+def sequence_ratio_token_gradient(
+  log_ratio: Float[Array, "B T"], mask: Float[Array, "B T"], segments: Int[Array, "B T"] | None
+) -> Float[Array, "B T"]:
+  """Value of the sequence ratio, gradient of the token: lets each token of a sequence have its own advantage.
+
+  log s_t = sg[log s] + z_t − sg[z_t]
+
+  Args:
+    log_ratio: token log-ratios.
+    mask: 1 where a token counts.
+    segments: sequence of each token, or None for one sequence per row.
+
+  Returns:
+    The sequence's log-ratio at each of its tokens, differentiable in that token only.
+
+  References:
+    Group Sequence Policy Optimization, arXiv:2507.18071, 2025, eq. 14.
+  """
+  stop = jax.lax.stop_gradient
+  # z − sg[z] first: it is exactly 0, so the value is exactly that of `sequence_ratio`.
+  return stop(segment_mean(log_ratio, mask, segments)) + (log_ratio - stop(log_ratio))

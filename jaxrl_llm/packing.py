@@ -1,0 +1,124 @@
+"""Laying sequences of unequal length into rows of one length, so that little is computed on padding."""
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import numpy as np
+from jaxtyping import Float, Int
+
+from jaxrl_llm.types import TrainBatch
+
+
+class Trajectory(NamedTuple):
+  """One sequence on the host, unpadded: what packing lays into rows.
+
+  Attributes:
+    tokens: prompt ids, then response ids.
+    mask: 1 on the tokens that count in the loss.
+    advantages: advantage of each token; read where the mask is 1.
+    sampler_logprobs: the sampler's log-probability of each token; read where the mask is 1.
+  """
+
+  tokens: Int[np.ndarray, " t"]
+  mask: Float[np.ndarray, " t"]
+  advantages: Float[np.ndarray, " t"]
+  sampler_logprobs: Float[np.ndarray, " t"]
+
+
+def demonstration(prompt: Sequence[int], response: Sequence[int]) -> Trajectory:
+  """A supervised sequence: the response's tokens count, and no policy has scored them."""
+  tokens = np.array([*prompt, *response], np.int32)
+  mask = (np.arange(len(tokens)) >= len(prompt)).astype(np.float32)
+  return Trajectory(tokens, mask, advantages=mask, sampler_logprobs=np.zeros(len(tokens), np.float32))
+
+
+def assign_rows(lengths: Sequence[int], row_tokens: int) -> list[list[int]]:
+  """Packs sequences into rows, first fit by decreasing length.
+
+  Args:
+    lengths: of the sequences, in tokens.
+    row_tokens: slots of a row.
+
+  Returns:
+    The indices of the sequences of each row.
+
+  Raises:
+    ValueError: a sequence longer than a row.
+
+  Example:
+    >>> assign_rows([5, 3, 7, 2], row_tokens=8)
+    [[2], [0, 1], [3]]
+  """
+  rows: list[list[int]] = []
+  room: list[int] = []
+  for index in sorted(range(len(lengths)), key=lambda i: -lengths[i]):
+    length = lengths[index]
+    if length > row_tokens:
+      raise ValueError(f"learner.row_tokens={row_tokens} cannot hold a sequence of {length} tokens")
+    row = next((r for r, free in enumerate(room) if free >= length), None)
+    if row is None:
+      row = len(rows)
+      rows.append([])
+      room.append(row_tokens)
+    rows[row].append(index)
+    room[row] -= length
+  return rows
+
+
+def pack(sequences: Sequence[Trajectory], *, row_tokens: int, row_buckets: Sequence[int]) -> TrainBatch:
+  """Packs sequences into the smallest declared number of rows that holds them.
+
+  Args:
+    sequences: in any order; which row they land in changes nothing but the waste.
+    row_tokens: slots of a row (T).
+    row_buckets: the numbers of rows that programs are compiled for.
+
+  Returns:
+    A batch in host memory. `old_logprobs` are the sampler's.
+
+  Raises:
+    ValueError: more rows needed than the largest bucket.
+  """
+  rows = assign_rows([len(sequence.tokens) for sequence in sequences], row_tokens)
+  num_rows = next((bucket for bucket in sorted(row_buckets) if bucket >= len(rows)), None)
+  if num_rows is None:
+    raise ValueError(
+      f"learner.row_buckets={tuple(row_buckets)}: {len(sequences)} sequences need {len(rows)} rows of {row_tokens} tokens; "
+      f"add a bucket of at least {len(rows)}"
+    )
+  ints = {name: np.zeros((num_rows, row_tokens), np.int32) for name in ("tokens", "positions", "segments")}
+  floats = {name: np.zeros((num_rows, row_tokens), np.float32) for name in ("mask", "advantages", "sampler_logprobs")}
+  for row, members in enumerate(rows):
+    start = 0
+    for segment, index in enumerate(members, start=1):
+      sequence = sequences[index]
+      slots = slice(start, start + len(sequence.tokens))
+      ints["tokens"][row, slots] = sequence.tokens
+      ints["positions"][row, slots] = np.arange(len(sequence.tokens))
+      ints["segments"][row, slots] = segment
+      for name, array in floats.items():
+        array[row, slots] = getattr(sequence, name)
+      start = slots.stop
+  return TrainBatch(**ints, **floats, old_logprobs=floats["sampler_logprobs"])
+
+
+def packing_waste(batches: Sequence[TrainBatch]) -> float:
+  """Fraction of the slots of the batches that hold padding."""
+  slots = sum(batch.segments.size for batch in batches)
+  return 1 - sum(int(np.count_nonzero(batch.segments)) for batch in batches) / slots
+
+
+def minibatches(
+  sequences: Sequence[Trajectory], num_updates: int, *, row_tokens: int, row_buckets: Sequence[int]
+) -> Iterator[TrainBatch]:
+  """Splits a rollout batch into the batches of its optimizer updates; groups stay together, as prompts come in shuffled order.
+
+  Args:
+    sequences: G consecutive samples for each prompt.
+    num_updates: must divide the number of sequences.
+    row_tokens: see `pack`.
+    row_buckets: see `pack`.
+  """
+  size = len(sequences) // num_updates
+  for start in range(0, len(sequences), size):
+    yield pack(sequences[start : start + size], row_tokens=row_tokens, row_buckets=row_buckets)

@@ -1,0 +1,216 @@
+"use strict";
+
+// The rollouts: filters, a histogram of rewards, pages of rows that open, and the token heat-map of an open one.
+
+const PAGE_SIZE = 25;
+
+// A row says itself whether it is right; where it does not, a reward above one half does.
+const isCorrect = (row) => (typeof row.correct === "boolean" ? row.correct : isNumber(row.reward) && row.reward > 0.5);
+
+// Text with every control or invisible formatting character as its escape.
+function visible(text) {
+  return String(text ?? "").replace(/[^\P{C}\n\t]|[\u2028\u2029]/gu, (char) => `\\u{${char.codePointAt(0).toString(16)}}`);
+}
+
+const SORTS = {
+  "newest first": (a, b) => b.step - a.step || a.index - b.index,
+  "oldest first": (a, b) => a.step - b.step || a.index - b.index,
+  "highest reward": (a, b) => (b.reward ?? 0) - (a.reward ?? 0) || b.step - a.step,
+  "lowest reward": (a, b) => (a.reward ?? 0) - (b.reward ?? 0) || b.step - a.step,
+  "highest advantage": (a, b) => (b.advantage ?? 0) - (a.advantage ?? 0),
+  "lowest advantage": (a, b) => (a.advantage ?? 0) - (b.advantage ?? 0),
+  "longest": (a, b) => (b.num_tokens ?? 0) - (a.num_tokens ?? 0),
+  "shortest": (a, b) => (a.num_tokens ?? 0) - (b.num_tokens ?? 0),
+};
+
+function showRollouts(host, samples) {
+  host.append(make("h2", {}, "Rollouts"));
+  if (!samples.length) { host.append(make("p", { class: "empty" }, "No sample rollouts yet.")); return; }
+  samples.forEach((row, index) => {
+    row.index = index;
+    row.haystack = `${row.prompt ?? ""}\n${row.response ?? ""}\n${row.answer ?? ""}`.toLowerCase();
+  });
+  const values = (name) => [...new Set(samples.map((row) => row[name]).filter((value) => value !== null && value !== undefined))];
+  const numeric = (a, b) => (isNumber(a) && isNumber(b) ? a - b : String(a).localeCompare(String(b)));
+  const field = {
+    phase: select("Phase", ["all", ...values("phase")]),
+    step: select("Step", ["all", ...values("step").sort(numeric)]),
+    level: select("Level", ["all", ...values("level").sort(numeric)]),
+    correct: select("Answer", ["all", "correct", "wrong"]),
+    sort: select("Sort", Object.keys(SORTS)),
+  };
+  const low = make("input", { type: "number", step: "any", placeholder: "least", "aria-label": "least reward" });
+  const high = make("input", { type: "number", step: "any", placeholder: "most", "aria-label": "greatest reward" });
+  const text = make("input", { type: "search", placeholder: "in prompt, response, answer" });
+  const list = make("div", { class: "list" }), pagers = [make("div", { class: "pager" }), make("div", { class: "pager" })];
+  const histogram = rewardHistogram((from, to) => { low.value = from; high.value = to; update(); });
+  const form = make("form", { onsubmit: (event) => event.preventDefault() },
+    values("phase").length > 1 ? field.phase.label : null, field.step.label, values("level").length ? field.level.label : null,
+    field.correct.label, field.sort.label, make("label", {}, "Reward", make("span", { class: "pair" }, low, high)),
+    make("label", { class: "wide" }, "Search", text),
+    make("button", { type: "button", onclick: () => { form.reset(); update(); } }, "Clear"));
+
+  let page = 0;
+  function update(event) {
+    if (!event || !event.page) page = 0;
+    const is = (name, value) => field[name].input.value === "all" || field[name].input.value === String(value);
+    const words = text.value.toLowerCase().trim();
+    const chosen = samples.filter((row) => is("phase", row.phase) && is("step", row.step) && is("level", row.level)
+      && is("correct", isCorrect(row) ? "correct" : "wrong") && row.haystack.includes(words));
+    // The histogram shows what the reward filter chooses from, so that it does not shrink to the bar that was picked.
+    histogram.draw(chosen);
+    const kept = chosen.filter((row) => (low.value === "" || row.reward >= +low.value) && (high.value === "" || row.reward <= +high.value));
+    kept.sort(SORTS[field.sort.input.value]);
+    const from = page * PAGE_SIZE;
+    list.replaceChildren(...kept.slice(from, from + PAGE_SIZE).map(rolloutRow));
+    if (!kept.length) list.append(make("p", { class: "empty" }, "No rollout matches these filters."));
+    for (const pager of pagers) fillPager(pager, kept, samples.length, page, (next) => { page = next; update({ page: true }); });
+    pagers[1].hidden = kept.length <= PAGE_SIZE;
+  }
+  form.addEventListener("input", update);
+  host.append(make("div", { class: "filters" }, form, histogram.card), pagers[0], list, pagers[1]);
+  update();
+}
+
+function select(name, options) {
+  const input = make("select", {}, ...options.map((value) => make("option", { value }, String(value))));
+  return { input, label: make("label", {}, name, input) };
+}
+
+function fillPager(pager, kept, total, page, go) {
+  const last = Math.max(0, Math.ceil(kept.length / PAGE_SIZE) - 1);
+  const right = kept.filter(isCorrect).length;
+  const share = kept.length ? `, ${format(right / kept.length, "%")} correct` : "";
+  pager.replaceChildren(make("span", {}, `${kept.length.toLocaleString("en")} of ${total.toLocaleString("en")} rollouts${share}`),
+    make("button", { type: "button", disabled: page === 0, onclick: () => go(page - 1) }, "Previous"), `${page + 1} / ${last + 1}`,
+    make("button", { type: "button", disabled: page >= last, onclick: () => go(page + 1) }, "Next"));
+}
+
+function rewardHistogram(pick) {
+  const drawing = make("svg", { height: 150, viewBox: "0 0 330 150", role: "img", "aria-label": "Histogram of rewards" });
+  const caption = make("figcaption", {}, make("h3", {}, "Rewards"), make("span", { class: "at" }, "a bar picks its range"));
+  const card = make("figure", { class: "card" }, caption, drawing);
+  function draw(rows) {
+    const rewards = rows.map((row) => row.reward).filter(isNumber);
+    drawing.replaceChildren();
+    if (!rewards.length) return;
+    let [low, high] = [Infinity, -Infinity];
+    for (const reward of rewards) [low, high] = [Math.min(low, reward), Math.max(high, reward)];
+    const distinct = [...new Set(rewards)].sort((a, b) => a - b);
+    // Few different rewards (right or wrong) get a bar each; many are binned.
+    const bins = distinct.length <= 8 ? distinct.map((value) => [value, value])
+      : Array.from({ length: 16 }, (_, i) => [low + (i * (high - low)) / 16, low + ((i + 1) * (high - low)) / 16]);
+    const inBin = (reward, [from, to], i) => reward >= from && (reward < to || (reward === to && (from === to || i === bins.length - 1)));
+    const counts = bins.map((bin, i) => rewards.filter((reward) => inBin(reward, bin, i)).length);
+    const most = Math.max(...counts), slot = 320 / bins.length, width = Math.min(slot * 0.86, 56);
+    counts.forEach((count, i) => {
+      const height = (100 * count) / most, x = 5 + slot * (i + 0.5), [from, to] = bins[i];
+      const name = from === to ? format(from) : `${format(from)} to ${format(to)}`;
+      drawing.append(make("rect", { class: "hist", x: x - width / 2, y: 122 - height, width, height: Math.max(height, count ? 1.5 : 0),
+        rx: 2, onclick: () => pick(from, to) }, make("title", {}, `reward ${name}: ${count}`)));
+      if (bins.length <= 8) drawing.append(make("text", { x, y: 116 - height, "text-anchor": "middle" }, count.toLocaleString("en")));
+      if (bins.length <= 8 || i % 4 === 0) drawing.append(make("text", { x, y: 140, "text-anchor": "middle" }, format(from)));
+    });
+    drawing.append(make("line", { class: "axis", x1: 5, x2: 325, y1: 122.5, y2: 122.5 }));
+  }
+  return { card, draw };
+}
+
+function rolloutRow(row) {
+  const snippet = (text) => visible(String(text ?? "").slice(0, 300)).replaceAll("\n", " ↵ ");
+  const where = row.phase && row.phase !== "rl" ? `${row.phase.replace("_", " ")} ${row.step}` : `step ${row.step}`;
+  const summary = make("summary", {},
+    make("span", { class: "dim" }, where),
+    make("span", { class: "dim" }, row.level === null || row.level === undefined ? "" : `level ${row.level}`),
+    make("span", { class: `chip ${isCorrect(row) ? "good" : ""}`, title: isCorrect(row) ? "correct" : "wrong" }, format(row.reward)),
+    make("span", { class: "dim" }, isNumber(row.num_tokens) ? `${row.num_tokens.toLocaleString("en")} tokens` : ""),
+    make("span", { class: "snip mono" }, snippet(row.prompt)),
+    make("span", { class: "snip mono" }, snippet(row.response)));
+  const node = make("details", { class: "row" }, summary);
+  // Filled when it first opens: a page of long rollouts would otherwise make tens of thousands of elements.
+  node.addEventListener("toggle", () => { if (node.open && node.children.length === 1) node.append(rolloutDetail(row)); });
+  return node;
+}
+
+function rolloutDetail(row) {
+  const shown = new Set(["step", "phase", "prompt", "response", "answer", "reward", "advantage", "num_tokens", "level", "stopped", "index",
+    "haystack"]);
+  const facts = [["answer", visible(row.answer)], ["reward", isNumber(row.reward) ? String(row.reward) : "–"],
+    ["advantage", format(row.advantage)], ["ended", row.stopped === false ? "cut at the token budget" : row.stopped ? "by itself" : "–"]];
+  for (const [name, value] of Object.entries(row)) {
+    if (!shown.has(name) && value !== null && typeof value !== "object") facts.push([name, visible(value)]);
+  }
+  const block = (title, text) => make("div", {}, make("h4", {}, title), make("pre", {}, visible(text)));
+  return make("div", { class: "detail" },
+    make("dl", { class: "facts" }, ...facts.map(([name, value]) => make("div", {}, make("dt", {}, name), make("dd", {}, value)))),
+    block("Prompt", row.prompt), block("Response", row.response), heatMap(row));
+}
+
+const HEATS = {
+  logprobs: { name: "log-probability", legend: "surprise" },
+  ratio: { name: "importance ratio", legend: "ratio" },
+};
+
+function heatMap(row) {
+  const kinds = Object.keys(HEATS).filter((name) => Array.isArray(row[name]) && row[name].some(isNumber));
+  if (!kinds.length) return null;
+  const options = kinds.map((value) => make("option", { value }, HEATS[value].name));
+  const choice = make("select", { "aria-label": "colour of tokens", onchange: draw }, ...options);
+  const legend = make("span", { class: "scale" }), box = make("div", { class: "heat mono" }), readout = make("p", { class: "readout" });
+  const hint = "Point at a token for its numbers.";
+
+  function draw() {
+    const kind = choice.value, values = row[kind];
+    // Ratios lie near 1, how near depends on the method: the scale follows the rollout, and the legend says it.
+    const logs = values.map((value) => (value > 0 ? Math.abs(Math.log(value)) : 0));
+    const reach = Math.max(1e-4, ...logs.slice(0, 20000));
+    const ends = kind === "ratio" ? [format(Math.exp(-reach)), format(Math.exp(reach))] : ["likely (0)", "surprising (−5 or less)"];
+    legend.replaceChildren(ends[0], make("i", { class: HEATS[kind].legend }), ends[1]);
+    if (Array.isArray(row.clipped) && row.clipped.some(Boolean)) legend.append(make("u", {}, "clipped"));
+    readout.textContent = hint;
+    box.replaceChildren(...values.map((value, i) => {
+      const [label, breaks] = tokenText(row, i);
+      const span = make("span", { class: `${row.tokens ? "" : "ids"} ${row.clipped && row.clipped[i] ? "clipped" : ""}` }, label);
+      span.style.background = kind === "ratio" ? ratioColor(value, reach) : surpriseColor(value);
+      span.dataset.i = i;
+      if (breaks) span.append(document.createElement("br"));
+      return span;
+    }));
+  }
+
+  function tell(event) {
+    const i = event.target.dataset && event.target.dataset.i;
+    if (i === undefined) return;
+    for (const span of box.querySelectorAll(".here")) span.classList.remove("here");
+    event.target.classList.add("here");
+    const parts = [`token ${+i + 1} of ${row[choice.value].length}`, `“${tokenText(row, +i)[0]}”`];
+    if (row.tokens && row.token_ids) parts.push(`id ${row.token_ids[i]}`);
+    const logprob = row.logprobs && row.logprobs[i];
+    if (isNumber(logprob)) parts.push(`log-probability ${format(logprob)} (p = ${format(Math.exp(logprob))})`);
+    if (row.ratio && isNumber(row.ratio[i])) parts.push(`ratio ${+row.ratio[i].toPrecision(6)}`);
+    if (row.clipped && row.clipped[i]) parts.push("clipped");
+    readout.textContent = parts.join(", ");
+  }
+  box.addEventListener("pointerover", tell);
+  box.addEventListener("click", tell);
+  draw();
+  return make("div", {}, make("div", { class: "heatbar" }, make("h4", {}, "Tokens by"), choice, legend), box, readout);
+}
+
+// A token's text where the row has it, else its id; and whether a line ends there.
+function tokenText(row, i) {
+  if (!Array.isArray(row.tokens) || row.tokens[i] === undefined) return [String(row.token_ids ? row.token_ids[i] : i), false];
+  const text = String(row.tokens[i]);
+  return [visible(text).replaceAll("\n", "↵").replace(/^ | $/g, "·") || "∅", text.includes("\n")];
+}
+
+function surpriseColor(logprob) {
+  if (!isNumber(logprob)) return "transparent";
+  return `rgba(var(--heat), ${(0.85 * Math.min(Math.max(-logprob / 5, 0), 1)).toFixed(3)})`;
+}
+
+function ratioColor(value, reach) {
+  if (!(value > 0)) return "transparent";
+  const share = Math.min(Math.abs(Math.log(value)) / reach, 1);
+  return `rgba(var(--${value < 1 ? "low" : "high"}), ${(0.8 * share).toFixed(3)})`;
+}

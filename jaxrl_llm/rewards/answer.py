@@ -1,0 +1,35 @@
+"""Right or wrong, by the final answer alone."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:  # `types` imports jax, which whoever only scores need not load.
+  from jaxrl_llm.types import Completion
+
+
+def final_answer(completion: Completion, example: Mapping[str, Any]) -> float:
+  """1 where the response ends with the right answer, else 0; how it got there does not count.
+
+  Right means all of: the response ended by itself; its last line is `#` and the answer, character for character (no spaces, no "010" or
+  "+10" for "10"); and there is no other `#`, so that several guesses earn nothing.
+
+  Args:
+    completion: the response.
+    example: the task's row, with the right answer in `answer`, in the one spelling that counts.
+
+  Returns:
+    1.0 or 0.0.
+
+  Example:
+    >>> from jaxrl_llm.types import Completion
+    >>> final_answer(Completion(text="7+8=15\\n#15", token_ids=(), num_tokens=11, stopped=True), {"answer": "15"})
+    1.0
+
+  Note:
+    A response that ran into the token budget scores 0 even if it shows the answer: what it would have written next is unknown, and
+    rewarding it would teach a policy not to stop.
+  """
+  last_line = completion.text.rpartition("\n")[2]
+  return float(completion.stopped and last_line == f"#{example['answer']}" and completion.text.count("#") == 1)

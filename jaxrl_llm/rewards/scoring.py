@@ -1,0 +1,88 @@
+"""Calling reward functions: strict about what they return, so that a bug in one stops the run and not the learning."""
+
+from __future__ import annotations
+
+import reprlib
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+if TYPE_CHECKING:  # `types` imports jax, which whoever only scores need not load.
+  from jaxrl_llm.types import Completion, RewardFn
+
+_short = reprlib.Repr()
+_short.maxstring = _short.maxother = 80
+
+
+class WeightedReward(NamedTuple):
+  """One term of the total reward.
+
+  Attributes:
+    name: under which it is logged and blamed.
+    fn: the reward function.
+    weight: its factor in the total.
+  """
+
+  name: str
+  fn: RewardFn
+  weight: float = 1.0
+
+
+def score(
+  rewards: Sequence[WeightedReward], completions: Sequence[Completion], examples: Sequence[Mapping[str, Any]]
+) -> tuple[np.ndarray, dict[str, np.ndarray]]:
+  """Rewards of a batch: Σ weight · reward, and each reward by itself.
+
+  Args:
+    rewards: the terms, with distinct names.
+    completions: the responses.
+    examples: each response's own row, so as many rows as responses; nothing is broadcast.
+
+  Returns:
+    The totals, float32 `[N]`, and the unweighted rewards by name, each float32 `[N]`.
+
+  Raises:
+    ValueError: unequal lengths, no or repeated or wrongly weighted terms, or a reward function that raised or returned anything but one
+      finite number. One line that names the function.
+
+  Example:
+    >>> from jaxrl_llm.types import Completion
+    >>> completion = Completion(text="four", token_ids=(1, 2), num_tokens=2, stopped=True)
+    >>> brevity = WeightedReward("brevity", lambda completion, example: 1 / completion.num_tokens, weight=0.5)
+    >>> total, parts = score([brevity], [completion], [{"answer": "4"}])
+    >>> total.tolist(), parts["brevity"].tolist()
+    ([0.25], [0.5])
+  """
+  names = [reward.name for reward in rewards]
+  if not names or len(set(names)) != len(names):
+    raise ValueError(f"rewards: found {names}, expected one or more distinct names")
+  if len(completions) != len(examples):
+    raise ValueError(f"rewards: found {len(completions)} completions and {len(examples)} examples, expected as many of each")
+  for reward in rewards:
+    if not np.isfinite(reward.weight):
+      raise ValueError(f"reward {reward.name!r}: found weight {reward.weight}, expected a finite number")
+  parts = {}
+  for reward in rewards:
+    values = [_call(reward, i, completion, example) for i, (completion, example) in enumerate(zip(completions, examples, strict=True))]
+    parts[reward.name] = np.array(values, np.float32)
+  total = sum(reward.weight * parts[reward.name].astype(np.float64) for reward in rewards)  # One rounding, at the end.
+  return np.asarray(total, np.float32), parts
+
+
+def _call(reward: WeightedReward, index: int, completion: Completion, example: Mapping[str, Any]) -> np.float32:
+  where = f"reward {reward.name!r}, completion {index} ({_short.repr(completion.text)})"
+  try:
+    value = reward.fn(completion, example)
+  except Exception as error:
+    message = " ".join(f"{type(error).__name__}: {error}".split())[:200]
+    raise ValueError(f"{where}: it raised {message}, expected one finite number") from error
+  try:
+    number = np.asarray(value)
+  except Exception:  # Some objects refuse to be arrays in their own ways.
+    number = np.asarray(None)
+  with np.errstate(over="ignore"):  # Too large for float32 becomes infinite, and is refused below.
+    if number.shape == () and number.dtype.kind in "biuf" and np.isfinite(result := np.float32(number)):
+      return result
+  shown = " ".join(_short.repr(value).split())
+  raise ValueError(f"{where}: it returned {shown} of type {type(value).__name__}, expected one finite number")

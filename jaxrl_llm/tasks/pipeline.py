@@ -1,0 +1,106 @@
+"""From rows of text to batches of ids: an endless shuffled stream, prompts padded on the left, demonstrations as pairs."""
+
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from jaxrl_llm.tasks.storage import Row
+from jaxrl_llm.tasks.tokenizer import ByteTokenizer
+
+if TYPE_CHECKING:
+  import grain
+
+
+def example_iterator(source: Sequence[Row], *, batch_size: int, seed: int) -> "grain.DatasetIterator[list[Row]]":
+  """An endless stream of batches, in a new order each epoch.
+
+  Args:
+    source: rows, with random access.
+    batch_size: rows of a batch. Every batch is full: one may span the end of an epoch.
+    seed: of the order, from 0 to 2³²-1.
+
+  Returns:
+    An iterator over lists of rows. `get_state()` gives a small dict fit for JSON; `set_state()` on an iterator made with the same
+    arguments goes on from there.
+
+  Raises:
+    ValueError: an empty source, or no rows in a batch.
+
+  Example:
+    >>> stream = example_iterator([{"question": q} for q in "abc"], batch_size=2, seed=0)
+    >>> state = stream.get_state()
+    >>> batch = next(stream)
+    >>> stream.set_state(state)
+    >>> next(stream) == batch
+    True
+
+  Note:
+    No worker processes and no read-ahead threads: the rows are in memory, and the state is then exactly what the caller has seen.
+  """
+  if batch_size < 1 or not len(source):
+    raise ValueError(f"found batches of {batch_size} from {len(source)} rows, expected at least 1 of each")
+  import grain  # Here, because it imports jax: a config can be checked against a task before.
+
+  epochs = max(1, 2**53 // len(source))  # As good as endless. Truly endless is `None`, of which grain cannot make batches of one row.
+  # `dict` copies: whoever changes a row changes its own.
+  dataset = grain.MapDataset.source(source).map(dict).shuffle(seed=seed).repeat(epochs).batch(batch_size, batch_fn=list)
+  return iter(dataset.to_iter_dataset(grain.ReadOptions(num_threads=0, prefetch_buffer_size=0)))
+
+
+def encode_prompts(examples: Sequence[Row], tokenizer: ByteTokenizer, *, buckets: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
+  """Prompts as one array, padded on the left.
+
+  Args:
+    examples: rows with a `prompt`.
+    tokenizer: the task's.
+    buckets: allowed widths, in tokens; the smallest that holds the longest prompt is taken, so that few shapes are ever compiled.
+
+  Returns:
+    Ids, int32 `[n P]`, and where they are real, bool `[n P]`.
+
+  Raises:
+    ValueError: a prompt longer than the largest bucket. Nothing is ever cut: a policy that sees half a question learns to guess.
+
+  Example:
+    >>> ids, mask = encode_prompts([{"prompt": "1+2"}, {"prompt": "3"}], ByteTokenizer(), buckets=(4, 8))
+    >>> ids.tolist()
+    [[257, 49, 43, 50], [256, 256, 257, 51]]
+    >>> mask.tolist()
+    [[True, True, True, True], [False, False, True, True]]
+  """
+  rows = [_prompt_ids(example, tokenizer) for example in examples]
+  longest = max(range(len(rows)), key=lambda i: len(rows[i]), default=None)
+  width = 0 if longest is None else len(rows[longest])
+  fitting = [bucket for bucket in buckets if bucket >= width]
+  if not fitting:
+    text = examples[longest]["prompt"]
+    raise ValueError(
+      f"rollout.prompt_buckets: found a prompt of {width} tokens ({text if len(text) <= 60 else text[:60] + '...'!r}), expected at most "
+      f"{max(buckets, default=0)}; add a bucket of {-(-width // 8) * 8}"
+    )
+  ids = np.full((len(rows), min(fitting)), tokenizer.pad_id, np.int32)
+  mask = np.zeros(ids.shape, bool)
+  for i, row in enumerate(rows):
+    ids[i, ids.shape[1] - len(row):] = row
+    mask[i, ids.shape[1] - len(row):] = True
+  return ids, mask
+
+
+def encode_demonstrations(examples: Iterable[Row], tokenizer: ByteTokenizer) -> list[tuple[list[int], list[int]]]:
+  """Demonstrations as (prompt ids, response ids), unpadded; a response ends with the end token, so that stopping is learned too.
+
+  Example:
+    >>> encode_demonstrations([{"prompt": "1", "response": "#1"}], ByteTokenizer())
+    [([257, 49], [35, 49, 258])]
+  """
+  return [(_prompt_ids(example, tokenizer), [*tokenizer.encode(example["response"]), tokenizer.eos_id]) for example in examples]
+
+
+def max_prompt_tokens(source: Iterable[Row], tokenizer: ByteTokenizer) -> int:
+  """Length of the longest prompt, in tokens with the begin token; 0 without rows."""
+  return max((len(_prompt_ids(example, tokenizer)) for example in source), default=0)
+
+
+def _prompt_ids(example: Row, tokenizer: ByteTokenizer) -> list[int]:
+  return tokenizer.encode(example["prompt"], add_bos=True)

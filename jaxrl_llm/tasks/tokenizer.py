@@ -1,0 +1,57 @@
+"""A byte-level tokenizer: no vocabulary file, no training, every text can be written."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import SupportsInt
+
+
+@dataclass(frozen=True)
+class ByteTokenizer:
+  """Ids 0 to 255 are UTF-8 bytes; then padding, begin, end; the rest is reserved.
+
+  Attributes:
+    vocab_size: ids a model must have. A multiple of 8, so that a vocabulary sharded over 2, 4 or 8 devices divides evenly.
+    pad_id: fills unused slots; never drawn from or learned.
+    bos_id: begins a prompt.
+    eos_id: ends a response.
+
+  Example:
+    >>> tokenizer = ByteTokenizer()
+    >>> tokenizer.encode("7+8", add_bos=True)
+    [257, 55, 43, 56]
+    >>> tokenizer.decode([257, 55, 43, 56, 258])
+    '7+8'
+  """
+
+  vocab_size: int = 264
+  pad_id: int = 256
+  bos_id: int = 257
+  eos_id: int = 258
+
+  @property
+  def stop_ids(self) -> tuple[int, ...]:
+    """Ids that end a response."""
+    return (self.eos_id,)
+
+  def encode(self, text: str, *, add_bos: bool = False) -> list[int]:
+    """Text to ids.
+
+    Args:
+      text: any text; a lone surrogate, which UTF-8 cannot write, becomes "?".
+      add_bos: whether to begin with `bos_id`.
+
+    Returns:
+      The ids, one per byte.
+    """
+    return [self.bos_id] * add_bos + list(text.encode("utf-8", errors="replace"))
+
+  def decode(self, ids: Iterable[SupportsInt]) -> str:
+    """Ids to text. Never raises: a policy may write anything.
+
+    Args:
+      ids: token ids; whatever is no byte (special, reserved, out of range) is left out.
+
+    Returns:
+      The text; bytes that are no UTF-8 become U+FFFD.
+    """
+    return bytes(i for i in map(int, ids) if 0 <= i < 256).decode("utf-8", errors="replace")

@@ -1,0 +1,338 @@
+"""The run, from a config to a report: warm start by imitation, then RL. Read it top to bottom."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from ml_collections import ConfigDict
+from orbax.checkpoint import CheckpointManager
+
+from jaxrl_llm import checkpoint, ledger, packing, report, rollout
+from jaxrl_llm.evaluate import evaluate_policy
+from jaxrl_llm.experiment import CompileCounter, Experiment, build
+from jaxrl_llm.mesh import place_rows
+from jaxrl_llm.metrics import MetricWriter, SampleWriter
+from jaxrl_llm.progress import Progress
+from jaxrl_llm.tasks.pipeline import encode_demonstrations, example_iterator
+from jaxrl_llm.types import Params, TrainBatch, TrainState
+
+# Streams of randomness. A step folds its own number into its stream: nothing is carried, so a resumed run draws what an unbroken one does.
+INIT, ROLLOUT, EVAL, TEST_SET = range(4)
+
+
+class NonFiniteError(RuntimeError):
+  """Too many updates in a row had a loss or a gradient that is not finite."""
+
+
+@dataclass
+class Run:
+  """A run in progress: what changes from step to step, and where it is written."""
+
+  experiment: Experiment
+  config: ConfigDict
+  workdir: Path
+  key: jax.Array
+  state: TrainState
+  reference: Params  # The policy after the warm start, frozen; None where the objective needs none.
+  prompts: Any
+  demonstrations: Any
+  record: dict[str, Any]
+  checkpoints: CheckpointManager
+  writer: MetricWriter
+  samples: SampleWriter
+  progress: Progress
+  clock: ledger.Clock
+  compiled: CompileCounter
+
+
+def run(config: ConfigDict, workdir: Path, *, command: str = "") -> dict[str, Any]:
+  """Trains one experiment, or goes on with it where `workdir` holds a checkpoint: `start`, then `proceed`."""
+  return proceed(start(config, workdir, command=command))
+
+
+def proceed(this: Run) -> dict[str, Any]:
+  """Runs to the end.
+
+  Returns:
+    The summary, as in `summary.json`.
+
+  Raises:
+    NonFiniteError: `learner.max_skipped` updates in a row were refused.
+  """
+  warm_start(this)
+  if this.record["accuracy_start"] is None:
+    begin_rl(this)
+  reinforce(this)
+  return finish(this)
+
+
+def start(config: ConfigDict, workdir: Path, *, command: str = "") -> Run:
+  """Builds the experiment and starts it, or restores it from the newest checkpoint of `workdir`.
+
+  Args:
+    config: checked, see `config_check`.
+    workdir: exists; metrics, samples, checkpoints, summary and report go there.
+    command: what the user typed, for the summary.
+
+  Raises:
+    ValueError: a damaged dataset or checkpoint, or a mesh that the devices or the model do not fit.
+  """
+  clock, compiled = ledger.Clock(), CompileCounter()
+  experiment = build(config)
+  key = jax.random.key(config.seed)
+  prompts = example_iterator(experiment.task.train, batch_size=config.rollout.num_prompts, seed=config.seed)
+  demonstrations = example_iterator(experiment.task.demonstrations, batch_size=config.warm_start.batch_size, seed=config.seed)
+  checkpoints = checkpoint.open_checkpoints(workdir / "checkpoints", keep=config.checkpoint.keep)
+  needs_reference = "ref_logprobs" in experiment.objective.needs
+
+  abstract = {"state": experiment.abstract_state}
+  if needs_reference:
+    abstract["reference"] = experiment.abstract_state.params
+  record = ledger.new_record(command)
+  restored = checkpoint.restore_latest(checkpoints, abstract)
+  if restored is None:
+    state = experiment.init(jax.random.fold_in(key, INIT))
+    reference = copy(state.params) if needs_reference else None
+  else:
+    arrays, saved = restored
+    state, reference = arrays["state"], arrays.get("reference")
+    prompts.set_state(saved.pop("prompts"))
+    demonstrations.set_state(saved.pop("demonstrations"))
+    record |= saved | {"attempts": saved["attempts"] + 1}
+
+  writer = MetricWriter(workdir, tensorboard=config.log.tensorboard)
+  samples = SampleWriter(workdir)
+  writer.resume(record["phase_steps"])
+  samples.resume(record["phase_steps"])
+  progress = Progress()
+  if restored:
+    progress.note(f"resumed {workdir} at warm-start step {record['warm_steps']}, RL step {record['rl_steps']}")
+  return Run(
+    experiment=experiment,
+    config=config,
+    workdir=workdir,
+    key=key,
+    state=state,
+    reference=reference,
+    prompts=prompts,
+    demonstrations=demonstrations,
+    record=record,
+    checkpoints=checkpoints,
+    writer=writer,
+    samples=samples,
+    progress=progress,
+    clock=clock,
+    compiled=compiled,
+  )
+
+
+def warm_start(this: Run) -> None:
+  """Imitates the demonstrations: RL cannot learn from a policy that is never right."""
+  config, experiment, record = this.config.warm_start, this.experiment, this.record
+  this.progress.start("warm_start", config.num_steps, done=record["warm_steps"])
+  for step in range(record["warm_steps"], config.num_steps):
+    pairs = encode_demonstrations(next(this.demonstrations), experiment.task.tokenizer)
+    sequences = [packing.demonstration(prompt, response) for prompt, response in pairs]
+    batch = packing.pack(sequences, row_tokens=this.config.learner.row_tokens, row_buckets=config.row_buckets)
+    batch = batch._replace(sampler_logprobs=None)  # No policy drew these tokens.
+    this.state, metrics = experiment.warm_step(this.state, place_rows(experiment.mesh, batch))
+    metrics = to_floats(metrics)
+    tokens = int(np.count_nonzero(batch.segments))
+    timing = this.clock.lap("warm_start")
+    metrics |= timing | {"perf/throughput": tokens / timing["timing_s/warm_start"]}
+    record |= {"warm_steps": step + 1, "tokens": record["tokens"] + tokens}
+    this.writer.write(step + 1, "warm_start", metrics)
+    this.progress.update(step + 1, metrics)
+    stop_if_not_finite(this, [metrics])
+    if (step + 1) % this.config.checkpoint.warm_start_every == 0:
+      save(this)
+
+
+def begin_rl(this: Run) -> None:
+  """From imitation to RL: a fresh optimizer, the reference frozen, the first accuracy."""
+  this.state = this.experiment.restart(this.state.params)
+  if this.reference is not None:
+    this.reference = copy(this.state.params)
+  accuracy = evaluate(this, 0)
+  this.record |= {"accuracy_start": accuracy, "accuracy_final": accuracy}
+  save(this)
+
+
+def reinforce(this: Run) -> None:
+  """The RL loop."""
+  config, experiment, record = this.config, this.experiment, this.record
+  common = dict(mesh=experiment.mesh, tokenizer=experiment.task.tokenizer, prompt_buckets=config.rollout.prompt_buckets)
+  this.progress.start("rl", config.num_steps, done=record["rl_steps"])
+  for step in range(record["rl_steps"], config.num_steps):
+    this.clock.lap("other")
+    examples = next(this.prompts)
+    key = jax.random.fold_in(jax.random.fold_in(this.key, ROLLOUT), step)
+    rollouts, responses = rollout.draw(experiment.sample, this.state.params, examples, key, **common)
+    timing = this.clock.lap("rollout")
+
+    batch = rollout.assess(
+      rollouts, responses, examples, rewards=experiment.rewards, normalize_std=config.advantage.normalize_std
+    )
+    sequences = rollout.trajectories(rollouts, batch.advantages)
+    timing |= this.clock.lap("reward")
+
+    packed = list(
+      packing.minibatches(
+        sequences, config.learner.updates_per_rollout, row_tokens=config.learner.row_tokens, row_buckets=config.learner.row_buckets
+      )
+    )
+    placed = [add_scores(this, place_rows(experiment.mesh, minibatch)) for minibatch in packed]
+    timing |= this.clock.lap("old_logprobs")
+
+    updates = []
+    for minibatch in placed:
+      this.state, metrics = experiment.rl_step(this.state, minibatch)
+      updates.append(metrics)
+    updates = [to_floats(metrics) for metrics in updates]  # One wait, for all updates of the step.
+    timing |= this.clock.lap("update")
+
+    row = combine(updates) | rollout.metrics(batch) | timing
+    row |= step_performance(row, sum(len(sequence.tokens) for sequence in sequences), packed, this.compiled)
+    record |= {"rl_steps": step + 1, "tokens": record["tokens"] + row["perf/total_num_tokens"]}
+    this.writer.write(step + 1, "rl", row)
+    this.progress.update(step + 1, row)
+    stop_if_not_finite(this, updates)
+    last = step + 1 == config.num_steps
+    if step == 0 or last or (step + 1) % config.log.samples_every == 0:
+      show_samples(this, step + 1, batch)
+    if last or (step + 1) % config.eval.every == 0:
+      record["accuracy_final"] = evaluate(this, step + 1)
+    if last or (step + 1) % config.checkpoint.every == 0:
+      save(this)
+
+
+def finish(this: Run) -> dict[str, Any]:
+  """Closes the files; writes the summary and the report."""
+  this.progress.close()
+  this.writer.close()
+  this.samples.close()
+  summary = summarize(this, "finished")
+  report.write_report(this.workdir)
+  return summary
+
+
+def add_scores(this: Run, batch: TrainBatch) -> TrainBatch:
+  """log π_old by the learner and log π_ref, where the run wants them. The params are those that sampled."""
+  config, experiment = this.config, this.experiment
+  # With one update per rollout the ratio starts and ends at 1, and in float32 the sampler is exact: the pass would buy nothing.
+  exact = config.learner.updates_per_rollout == 1 and config.model.dtype == "float32"
+  if config.learner.old_logprobs == "learner" and not exact:
+    batch = batch._replace(old_logprobs=experiment.score(this.state.params, scored(batch)))
+  if this.reference is not None:
+    batch = batch._replace(ref_logprobs=experiment.score(this.reference, scored(batch)))
+  return batch
+
+
+def scored(batch: TrainBatch) -> TrainBatch:
+  """The batch as `score` takes it, whatever has been added to it since."""
+  return batch._replace(ref_logprobs=None)
+
+
+def evaluate(this: Run, step: int) -> float:
+  """Held-out accuracy at an RL step: avg@k at the evaluation's temperature."""
+  config, experiment = this.config, this.experiment
+  # The same problems at every evaluation of every seed: curves can then be compared.
+  order = np.random.default_rng(TEST_SET).permutation(len(experiment.task.test))[: config.eval.num_prompts]
+  row = evaluate_policy(
+    experiment.eval_sample,
+    this.state.params,
+    [experiment.task.test[i] for i in order],
+    jax.random.fold_in(jax.random.fold_in(this.key, EVAL), step),
+    batch_prompts=config.eval.batch_prompts,
+    mesh=experiment.mesh,
+    tokenizer=experiment.task.tokenizer,
+    prompt_buckets=config.rollout.prompt_buckets,
+  )
+  this.writer.write(step, "eval", row | this.clock.lap("eval"))
+  this.progress.evaluation(step, row)
+  return row["eval/accuracy"]
+
+
+def save(this: Run) -> None:
+  """One atomic checkpoint of all that the next step depends on."""
+  this.record["phase_steps"] = this.writer.phase_steps
+  summarize(this, "running")
+  arrays = {"state": this.state} | ({} if this.reference is None else {"reference": this.reference})
+  iterators = {"prompts": this.prompts.get_state(), "demonstrations": this.demonstrations.get_state()}
+  checkpoint.save(this.checkpoints, this.record["warm_steps"] + this.record["rl_steps"], arrays, this.record | iterators)
+  this.clock.lap("checkpoint")
+
+
+def summarize(this: Run, status: str) -> dict[str, Any]:
+  """Brings the record up to date and writes `summary.json`."""
+  this.clock.lap("other")
+  this.clock.settle(this.record)
+  this.record["peak_memory_gb"] = max(this.record["peak_memory_gb"], ledger.peak_memory_gb())
+  return ledger.write_summary(
+    this.workdir, this.record, objective=this.config.objective.name, num_params=this.experiment.model.num_params, status=status
+  )
+
+
+def show_samples(this: Run, step: int, batch: rollout.Batch) -> None:
+  """Sample rollouts to `samples.jsonl`, and the first few to the screen."""
+  rows = rollout.sample_rows(batch, num_rows=this.config.log.num_samples, token_text=this.experiment.task.tokenizer.decode)
+  this.samples.write(step, "rl", rows)
+  this.progress.samples(rows[: this.config.log.num_table_rows], title=f"rollouts of RL step {step}")
+
+
+def stop_if_not_finite(this: Run, updates: list[dict[str, float]]) -> None:
+  """Counts refused updates; gives up after too many in a row."""
+  record, limit = this.record, this.config.learner.max_skipped
+  for metrics in updates:
+    skipped = int(metrics["train/skipped"])
+    record["skipped_steps"] += skipped
+    record["skipped_in_a_row"] = record["skipped_in_a_row"] + 1 if skipped else 0
+    if record["skipped_in_a_row"] >= limit:
+      summarize(this, "stopped: not finite")
+      good = this.checkpoints.latest_step()
+      where = f"last good checkpoint: {this.workdir / 'checkpoints' / str(good)}" if good is not None else "no checkpoint was saved yet"
+      raise NonFiniteError(f"loss or gradient not finite in {limit} updates in a row (learner.max_skipped={limit}); {where}")
+
+
+def combine(updates: list[dict[str, float]]) -> dict[str, float]:
+  """One row from the metrics of a step's updates: extremes stay extremes, the rest is averaged.
+
+  Sampler and learner hold the same weights only before the first update, so `rollout_corr/*` is taken from that one.
+  """
+  row = {}
+  for name in updates[0]:
+    values = [metrics[name] for metrics in updates]
+    if name.startswith("rollout_corr/"):
+      row[name] = values[0]
+    elif name == "train/skipped":
+      row["train/skipped_steps"] = sum(values)
+    else:
+      fold = max if name.endswith("/max") else min if name.endswith("/min") else np.mean
+      row[name] = float(fold(values))
+  return row
+
+
+def step_performance(row: dict[str, Any], tokens: int, packed: list[TrainBatch], compiled: CompileCounter) -> dict[str, Any]:
+  """Time, throughput, waste and memory of a step."""
+  seconds = sum(value for name, value in row.items() if name.startswith("timing_s/"))
+  return {
+    "timing_s/step": seconds,
+    "perf/total_num_tokens": tokens,
+    "perf/throughput": tokens / seconds,
+    "perf/packing_waste": packing.packing_waste(packed),
+    "perf/compiles": compiled.count,
+    "perf/max_memory_allocated_gb": ledger.peak_memory_gb(),
+  }
+
+
+def to_floats(metrics: dict[str, jax.Array]) -> dict[str, float]:
+  """Metrics on the host."""
+  return {name: float(value) for name, value in jax.device_get(metrics).items()}
+
+
+def copy(params: Params) -> Params:
+  """The same weights in memory of their own, which no donation can take."""
+  return jax.tree.map(jnp.copy, params)

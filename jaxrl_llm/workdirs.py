@@ -1,0 +1,71 @@
+"""The folder of a run: whose it is, and whether this run may go on in it."""
+
+import hashlib
+import json
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from jaxrl_llm.config_check import flatten
+
+
+class WorkdirError(Exception):
+  """A folder that this run must not write to."""
+
+
+def claim(workdir: Path, config: Mapping[str, Any]) -> None:
+  """Makes the folder this run's, or finds that it already is.
+
+  Args:
+    workdir: made if it is missing; `config.json` marks it.
+    config: the resolved config.
+
+  Raises:
+    WorkdirError: it cannot be written, holds something else, or holds a run of another config.
+  """
+  marker = workdir / "config.json"
+  try:
+    workdir.mkdir(parents=True, exist_ok=True)
+    strangers = [] if marker.exists() else sorted(path.name for path in workdir.iterdir())
+    if strangers:
+      shown = ", ".join(strangers[:3]) + (", ..." if len(strangers) > 3 else "")
+      raise WorkdirError(f"--workdir={workdir}: found {shown} but no config.json, expected an empty folder or a run of ours; choose another")
+    if marker.exists():
+      _refuse_changes(marker, config)
+    else:
+      marker.with_suffix(".tmp").write_text(json.dumps(config, indent=2) + "\n")
+      marker.with_suffix(".tmp").replace(marker)
+  except OSError as error:
+    raise WorkdirError(f"--workdir={workdir}: {error.strerror or error}; expected a folder that can be written") from error
+
+
+def _refuse_changes(marker: Path, config: Mapping[str, Any]) -> None:
+  try:
+    old = flatten(json.loads(marker.read_text()))
+  except (ValueError, AttributeError) as error:
+    raise WorkdirError(f"{marker} is not the config of a run ({error}); choose another --workdir") from error
+  new = flatten(json.loads(json.dumps(config)))  # Through JSON, where a tuple is a list.
+  changed = [f"{path}: {old.get(path)!r} -> {new.get(path)!r}" for path in sorted(old.keys() | new.keys()) if old.get(path) != new.get(path)]
+  if changed:
+    shown = "; ".join(changed[:5]) + (f"; and {len(changed) - 5} more" if len(changed) > 5 else "")
+    raise WorkdirError(f"--workdir={marker.parent} holds a run with another config ({shown}); choose another --workdir or set these back")
+
+
+def is_finished(workdir: Path) -> bool:
+  """Whether the folder holds a run that came to its end."""
+  try:
+    return json.loads((workdir / "summary.json").read_text()).get("status") == "finished"
+  except (OSError, ValueError, AttributeError):
+    return False
+
+
+def suffix(overrides: Mapping[str, str]) -> str:
+  """The overrides as the end of a folder's name, so that runs of one config file with other settings do not meet.
+
+  Example:
+    >>> suffix({"seed": "1", "objective.name": "sapo"})
+    '-seed=1-objective.name=sapo'
+  """
+  text = "".join(f"-{path}={re.sub(r'[^A-Za-z0-9._-]', '_', value)}" for path, value in overrides.items())
+  return text if len(text) <= 80 else f"-{hashlib.sha256(text.encode()).hexdigest()[:12]}"

@@ -1,0 +1,108 @@
+"""The stream is a fixed one, starts again anywhere, and no prompt is ever cut."""
+
+import itertools
+import json
+
+import numpy as np
+import pytest
+
+from jaxrl_llm.tasks import pipeline
+from jaxrl_llm.tasks.tokenizer import ByteTokenizer
+
+TOKENIZER = ByteTokenizer()
+ROWS = [{"question": str(i), "prompt": f"{i}\n"} for i in range(10)]
+
+
+def take(iterator, n):
+  return list(itertools.islice(iterator, n))
+
+
+def questions(batches):
+  return [row["question"] for batch in batches for row in batch]
+
+
+def test_each_epoch_has_every_row_once_in_a_new_order():
+  seen = questions(take(pipeline.example_iterator(ROWS, batch_size=4, seed=1), 10))  # Batches span epochs.
+  epochs = [tuple(seen[i: i + 10]) for i in range(0, 40, 10)]
+  assert len(seen) == 40
+  assert all(sorted(epoch, key=int) == [str(i) for i in range(10)] for epoch in epochs)
+  assert len(set(epochs)) == 4
+
+
+def test_the_seed_decides_the_order():
+  streams = [questions(take(pipeline.example_iterator(ROWS, batch_size=3, seed=seed), 6)) for seed in (0, 0, 1)]
+  assert streams[0] == streams[1] != streams[2]
+
+
+def test_a_state_saved_before_any_batch_continues_the_same():
+  whole = take(pipeline.example_iterator(ROWS, batch_size=3, seed=5), 24)
+  iterator = pipeline.example_iterator(ROWS, batch_size=3, seed=5)
+  states = []
+  for batch in whole[:12]:
+    states.append(json.dumps(iterator.get_state()))
+    assert next(iterator) == batch
+  for i, state in enumerate(states):
+    resumed = pipeline.example_iterator(ROWS, batch_size=3, seed=5)
+    resumed.set_state(json.loads(state))
+    assert json.dumps(resumed.get_state()) == state
+    assert take(resumed, 12) == whole[i: i + 12]
+  iterator.set_state(json.loads(states[2]))  # Backwards too, on an iterator in use.
+  assert take(iterator, 3) == whole[2:5]
+
+
+def test_a_batch_larger_than_the_source_is_full():
+  (batch,) = take(pipeline.example_iterator(ROWS[:3], batch_size=8, seed=0), 1)
+  assert len(batch) == 8
+
+
+def test_a_changed_row_is_the_callers_own():
+  rows = [{"question": "a"}]
+  iterator = pipeline.example_iterator(rows, batch_size=1, seed=0)
+  next(iterator)[0]["question"] = "b"
+  assert next(iterator) == [{"question": "a"}] and rows == [{"question": "a"}]
+
+
+@pytest.mark.parametrize("rows, batch_size", [([], 4), (ROWS, 0), (ROWS, -1)])
+def test_no_rows_or_no_batch(rows, batch_size):
+  with pytest.raises(ValueError, match="expected at least 1"):
+    pipeline.example_iterator(rows, batch_size=batch_size, seed=0)
+
+
+@pytest.mark.parametrize("buckets", [(4, 8, 16), (16, 8, 4)])
+@pytest.mark.parametrize("longest, width", [(1, 4), (3, 4), (4, 8), (7, 8), (8, 16), (15, 16)])  # And one for the begin token.
+def test_the_smallest_bucket_that_holds_the_longest(buckets, longest, width):
+  examples = [{"prompt": "x" * longest}, {"prompt": "y"}]
+  ids, mask = pipeline.encode_prompts(examples, TOKENIZER, buckets=buckets)
+  assert ids.shape == mask.shape == (2, width)
+  assert ids.dtype == np.int32 and mask.dtype == bool
+  for row, row_mask, example in zip(ids, mask, examples, strict=True):
+    n = len(example["prompt"]) + 1
+    assert row_mask.tolist() == [False] * (width - n) + [True] * n
+    assert row[row_mask].tolist() == TOKENIZER.encode(example["prompt"], add_bos=True)
+    assert (row[~row_mask] == TOKENIZER.pad_id).all()
+
+
+def test_a_prompt_that_fits_no_bucket():
+  examples = [{"prompt": "short"}, {"prompt": "long" * 100}]
+  with pytest.raises(ValueError) as caught:
+    pipeline.encode_prompts(examples, TOKENIZER, buckets=(8, 16))
+  message = str(caught.value)
+  assert message.startswith("rollout.prompt_buckets: found a prompt of 401 tokens ('longlong")
+  assert "expected at most 16; add a bucket of 408" in message and len(message) < 250
+
+
+def test_no_prompts_at_all():
+  ids, mask = pipeline.encode_prompts([], TOKENIZER, buckets=(8,))
+  assert ids.shape == mask.shape == (0, 8)
+
+
+def test_demonstrations_end_with_the_stop_token(task):
+  rows = task.demonstrations[:50]
+  for row, (prompt, response) in zip(rows, pipeline.encode_demonstrations(rows, task.tokenizer), strict=True):
+    assert prompt[0] == task.tokenizer.bos_id and response[-1] in task.tokenizer.stop_ids
+    assert task.tokenizer.decode(prompt) == row["prompt"] and task.tokenizer.decode(response) == row["response"]
+
+
+def test_max_prompt_tokens(task):
+  assert pipeline.max_prompt_tokens(task.train, task.tokenizer) == 9
+  assert pipeline.max_prompt_tokens([], task.tokenizer) == 0

@@ -1,0 +1,310 @@
+"""The house rules that no linter knows: who may import whom, what a config says about itself, what a fresh machine can open."""
+
+import ast
+import json
+import os
+import pathlib
+import re
+import subprocess
+import sys
+
+import jax
+import jax.numpy as jnp
+import jaxtyping
+import pytest
+
+ROOT = pathlib.Path(__file__).resolve().parents[1]
+PACKAGE = ROOT / "jaxrl_llm"
+
+# A room may import what stands above it. Rooms of one row do not know each other.
+LAYERS = (
+  ("types",),
+  ("segments",),
+  (
+    "objectives", "advantages", "packing", "rewards", "tasks", "models", "sampler", "mesh", "checkpoint", "ledger", "metrics", "report",
+    "progress", "train_step",
+  ),
+  ("rollout",),
+  ("evaluate",),
+  ("experiment",),
+  ("train",),
+  ("config_check",),
+  ("main",),
+)  # fmt: skip
+RANKS = {room: rank for rank, rooms in enumerate(LAYERS) for room in rooms}
+
+CONFIG_ROOMS = ("experiment", "train", "config_check", "main")  # The only ones that see a ConfigDict.
+
+BLOCKED = (
+  # Never a dependency.
+  "pathwaysutils", "ray", "tensorflow", "torch", "transformers", "vllm",
+  # Optional: imported where they are used, with a message that names the extra.
+  "gguf", "huggingface_hub", "jupytext", "math_verify", "matplotlib", "nbclient", "reasoning_gym", "safetensors", "submitit", "xpk",
+  # For tests only.
+  "beartype", "hypothesis", "pytest",
+)  # fmt: skip
+
+IMPORT_MAIN = """
+import sys
+
+class Blocker:
+  @staticmethod
+  def find_spec(name, path=None, target=None):
+    if name.partition(".")[0] in sys.argv[1].split(","):
+      raise ModuleNotFoundError(f"{name} is blocked by this test", name=name)
+
+sys.meta_path.insert(0, Blocker)
+import jaxrl_llm.main
+"""
+
+OPEN_CONFIGS = """
+import importlib, json, sys
+for name in sys.argv[1:]:
+  importlib.import_module(name).get_config()
+print(json.dumps(sorted(set(sys.modules) & {"jax", "jaxlib", "flax", "jaxrl_llm"})))
+"""
+
+
+def parse(path: pathlib.Path) -> ast.Module:
+  return ast.parse(path.read_text(encoding="utf-8"), filename=str(path))
+
+
+def package_files() -> list[pathlib.Path]:
+  files = sorted(PACKAGE.rglob("*.py"))
+  assert len(files) > 5, "this test looks in the wrong place"
+  return files
+
+
+def config_files() -> list[pathlib.Path]:
+  """Every experiment; `common.py` holds what they share."""
+  files = [path for path in sorted((ROOT / "configs").glob("*.py")) if path.name not in ("__init__.py", "common.py")]
+  assert files, "configs/ holds no experiment"
+  return files
+
+
+def where(path: pathlib.Path, node: ast.AST | None = None) -> str:
+  return path.relative_to(ROOT).as_posix() + (f":{node.lineno}" if node is not None else "")
+
+
+def room_of(path: pathlib.Path) -> str:
+  """`jaxrl_llm/objectives/gspo.py` and `jaxrl_llm/objectives/__init__.py` are in `objectives`; the package's own `__init__` is in ``."""
+  parts = path.relative_to(PACKAGE).with_suffix("").parts
+  return "" if parts == ("__init__",) else parts[0]
+
+
+def imported_names(path: pathlib.Path) -> list[tuple[ast.AST, str]]:
+  """Every dotted name a file imports, at the top, inside functions, or through `import_module("...")`; `from a import b` gives `a.b`."""
+  found = []
+  for node in ast.walk(parse(path)):
+    if isinstance(node, ast.Import):
+      found += [(node, alias.name) for alias in node.names]
+    elif isinstance(node, ast.ImportFrom):
+      package = path.relative_to(ROOT).parent.parts
+      base = [*package[: len(package) - node.level + 1]] if node.level else []
+      base += [node.module] if node.module else []
+      found += [(node, ".".join([*base, alias.name])) for alias in node.names]
+    elif isinstance(node, ast.Call):
+      function = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+      if function in ("import_module", "__import__") and node.args and isinstance(node.args[0], ast.Constant):
+        found.append((node, node.args[0].value))
+  return found
+
+
+def tracked_files() -> list[pathlib.Path]:
+  """What git tracks or would track; without git, all files outside hidden folders."""
+  command = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
+  try:
+    names = subprocess.run(command, cwd=ROOT, capture_output=True, check=True, text=True).stdout.split("\0")
+    files = [ROOT / name for name in names if name]
+  except (OSError, subprocess.CalledProcessError):
+    files = [path for path in ROOT.rglob("*") if not any(part.startswith(".") for part in path.relative_to(ROOT).parent.parts)]
+  return [path for path in files if path.is_file()]
+
+
+def subprocess_env() -> dict[str, str]:
+  return {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONDONTWRITEBYTECODE": "1"}
+
+
+def test_rooms_import_only_what_stands_above_them():
+  problems = []
+  for path in package_files():
+    room = room_of(path)
+    if room and room not in RANKS:
+      problems.append(f"{where(path)}: the room `{room}` has no place in LAYERS")
+      continue
+    for node, name in imported_names(path):
+      top, _, rest = name.partition(".")
+      other = rest.partition(".")[0]
+      if top != "jaxrl_llm" or other == room or not (other in RANKS or (PACKAGE / other).is_dir() or (PACKAGE / f"{other}.py").exists()):
+        continue  # Another package, the same room, or a name of `jaxrl_llm/__init__.py` such as `__version__`.
+      if other not in RANKS or not room or RANKS[other] >= RANKS[room]:
+        problems.append(f"{where(path, node)}: `{room or '__init__'}` may not import `{other}`")
+  assert not problems, "\n".join(dict.fromkeys(problems))
+
+
+def test_nothing_imports_experiments_tests_or_configs():
+  problems = []
+  for path in [*package_files(), *sorted((ROOT / "configs").rglob("*.py"))]:
+    forbidden = {"experiments", "tests"} | ({"configs"} if PACKAGE in path.parents else set())
+    problems += [f"{where(path, node)}: imports {name}" for node, name in imported_names(path) if name.partition(".")[0] in forbidden]
+  assert not problems, "\n".join(dict.fromkeys(problems))
+
+
+def test_configs_import_only_ml_collections():
+  problems = []
+  for path in sorted((ROOT / "configs").rglob("*.py")):
+    for node, name in imported_names(path):
+      if name.partition(".")[0] not in ("configs", "ml_collections"):
+        problems.append(f"{where(path, node)}: imports {name}")
+  assert not problems, "\n".join(dict.fromkeys(problems))
+
+
+def test_only_models_knows_flax():
+  problems = []
+  for path in package_files():
+    if room_of(path) != "models":
+      problems += [f"{where(path, node)}: imports {name}" for node, name in imported_names(path) if name.partition(".")[0] == "flax"]
+  assert not problems, "\n".join(dict.fromkeys(problems))
+
+
+def test_only_the_composition_root_sees_a_config_dict():
+  problems = []
+  for path in package_files():
+    if room_of(path) not in CONFIG_ROOMS:
+      problems += [f"{where(path, node)}: imports {name}" for node, name in imported_names(path) if name.startswith("ml_collections")]
+  assert not problems, "\n".join(dict.fromkeys(problems))
+
+
+def test_everything_public_has_a_docstring():
+  """Modules, and public functions, classes and methods that can be reached by name; a class speaks for its dunder methods."""
+  problems = []
+
+  def visit(path: pathlib.Path, node: ast.AST, name: str) -> None:
+    if not ast.get_docstring(node):
+      problems.append(f"{where(path, None if isinstance(node, ast.Module) else node)}: {name} has no docstring")
+    if isinstance(node, ast.Module | ast.ClassDef):
+      for child in node.body:
+        if isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) and not child.name.startswith("_"):
+          visit(path, child, child.name)
+
+  for path in package_files():
+    visit(path, parse(path), "the module")
+  assert not problems, "\n".join(dict.fromkeys(problems))
+
+
+def test_no_drawer_for_odds_and_ends():
+  drawers = {"common", "helpers", "misc", "util", "utils"}
+  problems = [where(path) for path in PACKAGE.rglob("*") if path.stem in drawers]
+  assert not problems, f"give these a name that says what they hold: {problems}"
+
+
+def test_no_error_is_swallowed():
+  """No `except:`, and no `except Exception:` that goes on as if nothing had happened."""
+  problems = []
+  for path in [*package_files(), *sorted((ROOT / "configs").rglob("*.py")), *sorted((ROOT / "experiments").rglob("*.py"))]:
+    for node in ast.walk(parse(path)):
+      if not isinstance(node, ast.ExceptHandler):
+        continue
+      broad = getattr(node.type, "id", "") in ("Exception", "BaseException")
+      silent = all(isinstance(child, ast.Pass | ast.Continue | ast.Break) for child in node.body)
+      if node.type is None or (broad and silent):
+        problems.append(f"{where(path, node)}: name the exception, or say something")
+  assert not problems, "\n".join(dict.fromkeys(problems))
+
+
+def test_no_path_or_address_of_one_machine():
+  """Tracked text files say nothing about the machine they were written on, nor where its packages come from."""
+  patterns = {
+    "a path of one machine": r"(?<![\w.<])/(?:[w]ork|[r]oot|[o]pt/(?:pypi|wheels))\b|/[h]ome/\w",
+    "a version manager": r"[p]yenv",
+    "an address of a package index": r"[p]ypi\.org/simple|[f]iles\.pythonhosted|[r]egistry\.npmjs|-(?:extra-)?[i]ndex-url|-[f]ind-links",
+  }
+  allowed = {(".ci/run", "a version manager")}  # It looks for a newer Python there, under the user's own home.
+  problems, looked_at = [], 0
+  for path in tracked_files():
+    content = path.read_bytes()
+    if b"\0" in content[:4096]:
+      continue
+    looked_at += 1
+    for number, line in enumerate(content.decode("utf-8", errors="replace").splitlines(), 1):
+      for what, pattern in patterns.items():
+        if re.search(pattern, line) and (where(path), what) not in allowed:
+          problems.append(f"{where(path)}:{number}: {what}: {line.strip()[:100]}")
+  assert looked_at > 10, "this test looks in the wrong place"
+  assert not problems, "\n".join(dict.fromkeys(problems))
+
+
+def test_constraints_are_plain_versions():
+  files = sorted((ROOT / "constraints").glob("*.txt"))
+  assert len(files) == 2
+  for path in files:
+    lines = [line for line in path.read_text().splitlines() if not line.startswith("#")]
+    odd = [line for line in lines if not re.fullmatch(r"[A-Za-z0-9_.-]+==[A-Za-z0-9_.]+", line)]
+    assert lines and not odd, f"{where(path)}: {odd}"
+
+
+def test_configs_say_what_they_are():
+  """A config is an experiment: its docstring names the paper, the command, the hardware, and the score or that there is none yet."""
+  problems = []
+  for path in config_files():
+    docstring = (ast.get_docstring(parse(path)) or "").lower()
+    for what, words in {
+      "the paper": ("paper", "arxiv"),
+      "the command": ("command",),
+      "the hardware": ("hardware",),
+      "its score, or `not yet measured`": ("score", "not yet measured"),
+    }.items():
+      if not any(word in docstring for word in words):
+        problems.append(f"{where(path)}: the docstring does not say {what} ({' or '.join(words)})")
+  assert not problems, "\n".join(dict.fromkeys(problems))
+
+
+def test_configs_open_without_jax():
+  names = [f"configs.{path.stem}" for path in config_files()]
+  result = subprocess.run([sys.executable, "-c", OPEN_CONFIGS, *names], cwd=ROOT, env=subprocess_env(), capture_output=True, text=True)
+  assert result.returncode == 0, result.stderr
+  assert json.loads(result.stdout.splitlines()[-1]) == []
+
+
+def test_main_opens_without_optional_packages():
+  command = [sys.executable, "-c", IMPORT_MAIN, ",".join(BLOCKED)]
+  result = subprocess.run(command, cwd=ROOT, env=subprocess_env(), capture_output=True, text=True)
+  assert result.returncode == 0, result.stderr
+
+
+def test_tests_have_eight_devices():
+  assert len(jax.devices()) == 8
+
+
+def test_tests_check_shapes():
+  """The hook of jaxtyping is on: without it every shape in a signature would be a comment."""
+  from jaxrl_llm import segments
+
+  segments.token_mean(jnp.ones((2, 3)), None)
+  with pytest.raises(jaxtyping.TypeCheckError):
+    segments.token_mean(jnp.ones(3), None)
+
+
+def test_tests_cannot_reach_the_network():
+  import socket
+
+  # TEST-NET-1: nobody answers there. Loopback is allowed, and refused only because nobody listens.
+  with pytest.raises(PermissionError, match="must not use the network"):
+    socket.create_connection(("192.0.2.1", 9), timeout=0.1)
+  with socket.socket() as listener:
+    listener.bind(("127.0.0.1", 0))
+    listener.listen()
+    socket.create_connection(listener.getsockname(), timeout=5).close()
+
+
+def test_tests_have_a_home_of_their_own():
+  assert pathlib.Path.home().name.startswith("jaxrl_llm_tests_")
+
+
+@pytest.mark.usefixtures("x64")
+def test_x64_is_on_where_asked_for():
+  assert jnp.ones(1).dtype == "float64"
+
+
+def test_x64_is_off_elsewhere():
+  assert jnp.ones(1).dtype == "float32"
