@@ -1,8 +1,10 @@
 """GSPO: ratio and clip at the sequence.
 
-Paper: Group Sequence Policy Optimization, arXiv:2507.18071 (2025). The paper clips to [1 - 3e-4, 1 + 4e-4] on responses of thousands of tokens. A
-length-normalised ratio spreads as 1/sqrt(length), so at the 10 to 35 tokens of the laptop job that band would clip nearly every sequence
-that has moved; the band here is scaled to 6e-3 and 8e-3. `:paper` keeps the paper's band, for long responses.
+Paper: Group sequence policy optimization, arXiv:2507.18071, 2025.
+
+The paper clips the length-normalised ratio to [1 - 3e-4, 1 + 4e-4] on responses of thousands of tokens. Such a ratio spreads as
+1/sqrt(length): at the 10 to 35 tokens of the laptop job that band would clip nearly every sequence that has moved in the direction of its
+advantage. The band here is scaled to 6e-3 and 8e-3; `:paper` keeps the paper's.
 Command: python -m jaxrl_llm.main --config=configs/gspo.py
 Hardware: 2 CPU cores.
 Measured: not yet measured.
@@ -12,9 +14,11 @@ from configs import common
 
 
 def get_config(arg: str = ""):
-  """The experiment; `arg` is "", "tiny" (a smoke run) or "paper" (the paper's band)."""
+  """The experiment; `arg` is "" (the laptop job), "tiny" (a smoke run) or "paper" (the paper's constants)."""
   config = common.laptop("gspo", arg, variants=("paper",))
-  if arg != "paper":
+  if arg == "paper":
+    common.paper_scale(config, updates_per_rollout=4)  # The objective's own defaults are the paper's band.
+  else:
     config.objective.clip_low = 6e-3
     config.objective.clip_high = 8e-3
   return config

@@ -7,12 +7,6 @@ import pytest
 from jaxrl_llm.advantages import group_advantages
 
 
-@pytest.fixture
-def x64():
-  with jax.enable_x64(True):
-    yield
-
-
 def test_matches_a_loop(x64):
   rewards = np.random.default_rng(0).standard_normal(24)
   for unbiased in (True, False):

@@ -21,14 +21,15 @@ LAYERS = (
   ("types",),
   ("segments",),
   (
-    "objectives", "advantages", "packing", "rewards", "tasks", "models", "sampler", "mesh", "checkpoint", "ledger", "metrics", "report",
-    "progress", "train_step",
+    "objectives", "advantages", "packing", "rewards", "tasks", "models", "sampler", "mesh", "checkpoint", "ledger", "metrics", "platform",
+    "progress", "report", "train_step",
   ),
   ("rollout",),
   ("evaluate",),
   ("experiment",),
   ("train",),
   ("config_check",),
+  ("workdirs",),
   ("main",),
 )  # fmt: skip
 RANKS = {room: rank for rank, rooms in enumerate(LAYERS) for room in rooms}
@@ -44,8 +45,8 @@ BLOCKED = (
   "beartype", "hypothesis", "pytest",
 )  # fmt: skip
 
-IMPORT_MAIN = """
-import sys
+IMPORT_EVERYTHING = """
+import importlib, pkgutil, sys
 
 class Blocker:
   @staticmethod
@@ -55,6 +56,9 @@ class Blocker:
 
 sys.meta_path.insert(0, Blocker)
 import jaxrl_llm.main
+assert "jax" not in sys.modules, "importing main imports jax"
+for module in pkgutil.walk_packages(jaxrl_llm.__path__, "jaxrl_llm."):
+  importlib.import_module(module.name)
 """
 
 OPEN_CONFIGS = """
@@ -266,8 +270,9 @@ def test_configs_open_without_jax():
   assert json.loads(result.stdout.splitlines()[-1]) == []
 
 
-def test_main_opens_without_optional_packages():
-  command = [sys.executable, "-c", IMPORT_MAIN, ",".join(BLOCKED)]
+def test_the_package_opens_without_optional_packages():
+  """`main` first, which must not wait for jax to refuse bad input, then every other module."""
+  command = [sys.executable, "-c", IMPORT_EVERYTHING, ",".join(BLOCKED)]
   result = subprocess.run(command, cwd=ROOT, env=subprocess_env(), capture_output=True, text=True)
   assert result.returncode == 0, result.stderr
 

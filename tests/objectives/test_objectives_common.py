@@ -117,10 +117,10 @@ def test_padding_packing_order_and_empty_rows_change_nothing(make_batch, name, x
   expected = run(name, batch)
   assert_same(run(name, {key: np.pad(x, ((0, 0), (3, 7))) for key, x in batch.items()}), expected, rtol=1e-12)
 
-  # The same three responses in two of four rows, last first, each behind a prompt token (mask 0), with slots of padding between and behind;
+  # The same three responses in two of three rows, last first, each behind a prompt token (mask 0), padding between and behind;
   # of the row without counted tokens nothing is left.
   places = {3: (0, 1), 0: (2, 1), 2: (2, 8)}
-  packed, segments = {key: np.full((4, 16), 7.0) for key in batch}, np.zeros((4, 16), int)
+  packed, segments = {key: np.full((3, 16), 7.0) for key in batch}, np.zeros((3, 16), int)
   packed["mask"][:] = 0
   for number, (row, (b, t)) in enumerate(places.items(), start=1):
     segments[b, t - 1 : t + lengths[row]] = number

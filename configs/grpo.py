@@ -1,0 +1,20 @@
+"""GRPO: token ratios, a hard clip, the mean over each sequence, and a k3 penalty against the frozen warm start.
+
+Paper: DeepSeekMath: pushing the limits of mathematical reasoning in open language models, arXiv:2402.03300, 2024.
+
+Clip range 0.2 and KL coefficient 0.04 are the paper's. The paper makes one update per rollout batch, so that its clip never binds; the
+laptop job makes four, as every config here does. `:paper` makes one, with 64 samples for each prompt.
+Command: python -m jaxrl_llm.main --config=configs/grpo.py
+Hardware: 2 CPU cores.
+Measured: not yet measured.
+"""
+
+from configs import common
+
+
+def get_config(arg: str = ""):
+  """The experiment; `arg` is "" (the laptop job), "tiny" (a smoke run) or "paper" (the paper's constants)."""
+  config = common.laptop("grpo", arg, variants=("paper",))
+  if arg == "paper":
+    common.paper_scale(config, updates_per_rollout=1, group_size=64, num_prompts=16)
+  return config

@@ -1,0 +1,20 @@
+"""SAPO: a smooth, temperature-controlled gate on the token ratio in the place of the clip.
+
+Paper: Soft adaptive policy optimization, arXiv:2511.20347, 2025.
+
+Gate temperatures 1.0 for positive and 1.05 for negative advantages, as in the paper. With these the gate stays above 0.99 while a ratio is
+within 0.2 of 1: it acts on outliers.
+Command: python -m jaxrl_llm.main --config=configs/sapo.py
+Hardware: 2 CPU cores.
+Measured: not yet measured.
+"""
+
+from configs import common
+
+
+def get_config(arg: str = ""):
+  """The experiment; `arg` is "" (the laptop job), "tiny" (a smoke run) or "paper" (the paper's constants)."""
+  config = common.laptop("sapo", arg, variants=("paper",))
+  if arg == "paper":
+    common.paper_scale(config, updates_per_rollout=4)
+  return config
