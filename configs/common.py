@@ -51,11 +51,31 @@ def tiny(config: ConfigDict) -> None:
   config.log.num_samples = 8
 
 
+def paper_scale(config: ConfigDict, *, updates_per_rollout: int, num_prompts: int = 128, group_size: int = 16) -> None:
+  """The optimisation constants of a paper's runs (AdamW at 1e-6, large rollout batches), still on the laptop's task and model.
+
+  Args:
+    config: changed in place.
+    updates_per_rollout: the paper's.
+    num_prompts: the paper's, or 128 where it does not say.
+    group_size: the paper's, or 16 where it does not say.
+  """
+  config.learner.learning_rate = 1e-6
+  config.learner.weight_decay = 0.1
+  config.learner.updates_per_rollout = updates_per_rollout
+  config.rollout.num_prompts = num_prompts
+  config.rollout.group_size = group_size
+  longest = max(config.rollout.prompt_buckets) + config.rollout.max_new_tokens
+  sequences = num_prompts * group_size // updates_per_rollout
+  rows = -(-sequences // (config.learner.row_tokens // longest))
+  config.learner.row_buckets = tuple(-(-size // 8) * 8 for size in (rows // 2, rows))
+
+
 def base() -> ConfigDict:
   """Every field of an experiment, at the laptop job's value."""
   config = ConfigDict()
   config.seed = 0
-  config.num_steps = 80  # RL steps; each is one rollout batch and `learner.updates_per_rollout` optimizer updates.
+  config.num_steps = 80  # RL steps, 0 for none; each is one rollout batch and `learner.updates_per_rollout` optimizer updates.
 
   config.objective = ConfigDict()
   config.objective.name = ""  # A key of `objectives.OBJECTIVES`.

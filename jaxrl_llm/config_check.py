@@ -42,7 +42,7 @@ COUNTS: Check = (_counts, "one or more whole numbers of at least 1, as in (24, 3
 
 RANGES: dict[str, Check] = {
   "seed": (lambda x: 0 <= x < 2**32, "a whole number from 0 to 2**32 - 1"),
-  "num_steps": COUNT,
+  "num_steps": NATURAL,
   "reward.overlong_buffer": NATURAL,
   "warm_start.num_steps": NATURAL,
   "warm_start.batch_size": COUNT,
@@ -164,6 +164,10 @@ def _choices(config: ConfigDict) -> Iterator[str]:
 
 def _relations(config: ConfigDict) -> Iterator[str]:
   rollout, learner, warm = config.rollout, config.learner, config.warm_start
+  if config.objective.name == "sft" and config.num_steps:
+    yield f"config.num_steps={config.num_steps}: the objective sft reads no reward, so RL steps would learn nothing; expected 0"
+  if config.num_steps == 0 and warm.num_steps == 0:
+    yield "config.num_steps=0 and config.warm_start.num_steps=0: there is nothing to train; raise one"
   if rollout.num_prompts % learner.updates_per_rollout:
     yield (
       f"config.rollout.num_prompts={rollout.num_prompts} is not a multiple of config.learner.updates_per_rollout="

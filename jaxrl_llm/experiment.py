@@ -86,6 +86,7 @@ def build(config: ConfigDict) -> Experiment:
   check_lengths(task, config)
   model = make_model(preset(config.model.preset, vocab_size=task.tokenizer.vocab_size, dtype=config.model.dtype, remat=config.model.remat))
   objective = objectives.make(config.objective.name, **objective_settings(config))
+  imitation = objective if config.objective.name == "sft" else objectives.make("sft")
 
   learner, warm = config.learner, config.warm_start
   adamw = dict(weight_decay=learner.weight_decay, b1=learner.b1, b2=learner.b2, max_grad_norm=learner.max_grad_norm)
@@ -133,7 +134,7 @@ def build(config: ConfigDict) -> Experiment:
     abstract_state=abstract_state,
     sample=jax.jit(sampler(group_size=config.rollout.group_size, **sampling)),
     eval_sample=jax.jit(sampler(group_size=config.eval.samples, temperature=config.eval.temperature)),
-    warm_step=update(objectives.make("sft"), warm_optimizer, warm_schedule, make_filter(), warm.row_buckets, is_rl=False),
+    warm_step=update(imitation, warm_optimizer, warm_schedule, make_filter(), warm.row_buckets, is_rl=False),
     rl_step=update(objective, optimizer, schedule, filter_logits, learner.row_buckets, is_rl=True),
     score=compiled_for(jax.jit(score), abstract_state.params, score_batches),
   )
