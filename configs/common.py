@@ -100,7 +100,7 @@ def base() -> ConfigDict:
 
   config.task = ConfigDict()
   config.task.name = "arithmetic"
-  config.task.levels = (1, 2, 3)  # Arithmetic: a problem of level n takes n steps (n + 1 terms).
+  config.task.levels = (1, 2)  # Of 1 to 3; an arithmetic problem of level n takes n steps (n + 1 terms).
   config.task.data_dir = config_dict.placeholder(str)  # Where the dataset is built; None is ~/.cache/jaxrl_llm/data.
 
   config.reward = ConfigDict()
@@ -108,10 +108,11 @@ def base() -> ConfigDict:
 
   config.warm_start = ConfigDict()
   config.warm_start.num_steps = 400
-  config.warm_start.batch_size = 64  # Demonstrations.
-  config.warm_start.row_buckets = (16, 24)  # As `learner.row_buckets`.
-  config.warm_start.learning_rate = 1e-3
+  config.warm_start.batch_size = 80  # Demonstrations.
+  config.warm_start.row_buckets = (16, 32)  # As `learner.row_buckets`.
+  config.warm_start.learning_rate = 2e-3
   config.warm_start.warmup_steps = 20
+  config.warm_start.schedule = "linear"  # After warm-up: "constant", or "linear" down to 0 at the last step.
 
   config.rollout = ConfigDict()
   config.rollout.num_prompts = 64
@@ -119,17 +120,18 @@ def base() -> ConfigDict:
   config.rollout.temperature = 1.0
   config.rollout.top_k = 0  # 0 keeps every token.
   config.rollout.top_p = 1.0  # 1 keeps every token.
-  config.rollout.prompt_buckets = (12,)  # Prompt slots; a batch takes the smallest that holds its longest prompt.
-  config.rollout.max_new_tokens = 40
+  config.rollout.prompt_buckets = (8,)  # Prompt slots; a batch takes the smallest that holds its longest prompt.
+  config.rollout.max_new_tokens = 32
 
   config.learner = ConfigDict()
   config.learner.updates_per_rollout = 4
   config.learner.micro_batches = 1  # Gradient accumulation: smaller pieces, the same loss.
-  config.learner.row_tokens = 160  # Slots of a packed row.
+  config.learner.row_tokens = 144  # Slots of a packed row.
   config.learner.row_buckets = (24, 32, 48)  # Rows of a packed mini-batch; it takes the smallest that holds its sequences.
   config.learner.old_logprobs = "sampler"  # "sampler" | "learner": who says log π_old.
   config.learner.learning_rate = 3e-4
   config.learner.warmup_steps = 10  # Optimizer updates.
+  config.learner.schedule = "constant"  # As `warm_start.schedule`.
   config.learner.weight_decay = 0.0
   config.learner.b1 = 0.9
   config.learner.b2 = 0.95
@@ -142,7 +144,7 @@ def base() -> ConfigDict:
   config.mesh.tensor = 1
 
   config.eval = ConfigDict()
-  config.eval.every = 20  # RL steps.
+  config.eval.every = 10  # RL steps.
   config.eval.num_prompts = 256
   config.eval.samples = 4  # avg@4, pass@4.
   config.eval.batch_prompts = 128  # Problems sampled at once.
@@ -158,4 +160,4 @@ def base() -> ConfigDict:
   config.log.num_samples = 16  # Rollouts written to samples.jsonl each time.
   config.log.num_table_rows = 4  # Of them, how many are shown on the screen.
   config.log.tensorboard = True
-  return config
+  return config.lock()  # A misspelt field of a config file is then an error, not a new field that nothing reads.

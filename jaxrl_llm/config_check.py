@@ -39,6 +39,7 @@ ABOVE_ZERO: Check = (_above_zero, "a finite number above 0")
 NOT_NEGATIVE: Check = (_not_negative, "a finite number of at least 0")
 FRACTION: Check = (_fraction, "a number in [0, 1)")
 COUNTS: Check = (_counts, "one or more whole numbers of at least 1, as in (24, 32)")
+SCHEDULE: Check = (lambda x: x in ("constant", "linear"), "'constant' or 'linear'")
 
 RANGES: dict[str, Check] = {
   "seed": (lambda x: 0 <= x < 2**32, "a whole number from 0 to 2**32 - 1"),
@@ -49,6 +50,7 @@ RANGES: dict[str, Check] = {
   "warm_start.row_buckets": COUNTS,
   "warm_start.learning_rate": ABOVE_ZERO,
   "warm_start.warmup_steps": NATURAL,
+  "warm_start.schedule": SCHEDULE,
   "rollout.num_prompts": COUNT,
   "rollout.group_size": (lambda x: _count(x) and x >= 2, "at least 2: an advantage compares the samples of one prompt"),
   "rollout.temperature": ABOVE_ZERO,
@@ -63,6 +65,7 @@ RANGES: dict[str, Check] = {
   "learner.old_logprobs": (lambda x: x in ("sampler", "learner"), "'sampler' or 'learner'"),
   "learner.learning_rate": ABOVE_ZERO,
   "learner.warmup_steps": NATURAL,
+  "learner.schedule": SCHEDULE,
   "learner.weight_decay": NOT_NEGATIVE,
   "learner.b1": FRACTION,
   "learner.b2": FRACTION,
@@ -83,6 +86,19 @@ RANGES: dict[str, Check] = {
   "log.num_samples": NATURAL,
   "log.num_table_rows": NATURAL,
 }
+
+UNRANGED = (
+  "objective.name",
+  "advantage.normalize_std",
+  "model.preset",
+  "model.dtype",
+  "model.remat",
+  "task.name",
+  "task.levels",
+  "task.data_dir",
+  "log.tensorboard",
+)
+"""Fields with no range: names, which are looked up, and switches."""
 
 
 def flatten(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -124,6 +140,16 @@ def unknown_fields(paths: Iterable[str], config: ConfigDict) -> list[str]:
   return lines
 
 
+def type_in_words(config: ConfigDict, path: str) -> str:
+  """What a field may hold, also one that holds None so far."""
+  *sections, name = path.split(".")
+  for section in sections:
+    config = config[section]
+  kinds = {bool: "true or false", int: "a whole number", float: "a number", str: "text", tuple: "one or more whole numbers, as in '(24, 32)'"}
+  kind = config.get_type(name)
+  return kinds.get(kind, kind.__name__)
+
+
 def problems(config: ConfigDict) -> list[str]:
   """Every problem of a config, a line each; none is an empty list.
 
@@ -131,6 +157,8 @@ def problems(config: ConfigDict) -> list[str]:
     config: resolved, with all fields of `configs/common.py`.
   """
   fields = flatten(config)
+  if missing := [path for path in (*RANGES, *UNRANGED) if path not in fields]:
+    return [f"config: {len(missing)} fields are missing, such as {', '.join(missing[:3])}; expected a config made by configs.common"]
   found = [
     f"config.{path}: found {fields[path]!r}, expected {expected}"
     for path, (holds, expected) in RANGES.items()

@@ -90,8 +90,15 @@ def build(config: ConfigDict) -> Experiment:
 
   learner, warm = config.learner, config.warm_start
   adamw = dict(weight_decay=learner.weight_decay, b1=learner.b1, b2=learner.b2, max_grad_norm=learner.max_grad_norm)
-  optimizer, schedule = make_optimizer(learning_rate=learner.learning_rate, warmup_steps=learner.warmup_steps, **adamw)
-  warm_optimizer, warm_schedule = make_optimizer(learning_rate=warm.learning_rate, warmup_steps=warm.warmup_steps, **adamw)
+  optimizer, schedule = make_optimizer(
+    learning_rate=learner.learning_rate,
+    warmup_steps=learner.warmup_steps,
+    decay_steps=decay_steps(learner, config.num_steps * learner.updates_per_rollout),
+    **adamw,
+  )
+  warm_optimizer, warm_schedule = make_optimizer(
+    learning_rate=warm.learning_rate, warmup_steps=warm.warmup_steps, decay_steps=decay_steps(warm, warm.num_steps), **adamw
+  )
 
   abstract_params = jax.eval_shape(model.init, jax.random.key(0))
   params_shardings = mesh_lib.param_shardings(mesh, model.logical_axes, abstract_params)
@@ -138,6 +145,11 @@ def build(config: ConfigDict) -> Experiment:
     rl_step=update(objective, optimizer, schedule, filter_logits, learner.row_buckets, is_rl=True),
     score=compiled_for(jax.jit(score), abstract_state.params, score_batches),
   )
+
+
+def decay_steps(config: ConfigDict, num_updates: int) -> int:
+  """Updates over which a learning rate falls to 0 after its warm-up; 0 where the schedule keeps it constant."""
+  return max(num_updates - config.warmup_steps, 1) if config.schedule == "linear" else 0
 
 
 def check_lengths(task: Task, config: ConfigDict) -> None:

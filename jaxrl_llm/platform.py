@@ -14,4 +14,3 @@ def cache_compilations(folder: Path | None = None) -> None:
   """
   folder = folder or Path(os.environ.get("JAX_COMPILATION_CACHE_DIR") or Path.home() / ".cache" / "jaxrl_llm" / "xla")
   jax.config.update("jax_compilation_cache_dir", str(folder))
-  jax.config.update("jax_persistent_cache_min_compile_time_secs", 1.0)

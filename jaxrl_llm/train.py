@@ -62,11 +62,12 @@ def proceed(this: Run) -> dict[str, Any]:
   Raises:
     NonFiniteError: `learner.max_skipped` updates in a row were refused.
   """
-  warm_start(this)
-  if this.record["accuracy_start"] is None:
-    begin_rl(this)
-  reinforce(this)
-  return finish(this)
+  with this.progress, this.writer, this.samples:  # Whatever stops the run, the terminal is given back and the files are closed.
+    warm_start(this)
+    if this.record["accuracy_start"] is None:
+      begin_rl(this)
+    reinforce(this)
+    return finish(this)
 
 
 def start(config: ConfigDict, workdir: Path, *, command: str = "") -> Run:
@@ -264,6 +265,8 @@ def save(this: Run) -> None:
   iterators = {"prompts": this.prompts.get_state(), "demonstrations": this.demonstrations.get_state()}
   checkpoint.save(this.checkpoints, this.record["warm_steps"] + this.record["rl_steps"], arrays, this.record | iterators)
   this.clock.lap("checkpoint")
+  report.write_report(this.workdir)  # A run can be looked at while it runs.
+  this.clock.lap("report")
 
 
 def summarize(this: Run, status: str) -> dict[str, Any]:

@@ -117,7 +117,7 @@ def make_train_step(
   def train_step(state: TrainState, batch: TrainBatch) -> tuple[TrainState, Metrics]:
     weights = objective.weigh(batch.mask, batch.segments)
     (loss, token_metrics), grads = accumulate(state.params, batch, weights)
-    grad_norm = optax.global_norm(grads)
+    grad_norm = optax.tree.norm(grads)
     finite = jnp.isfinite(loss) & jnp.isfinite(grad_norm)
 
     updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
@@ -149,13 +149,21 @@ def init_state(params: Params, optimizer: optax.GradientTransformation) -> Train
 
 
 def make_optimizer(
-  *, learning_rate: float, warmup_steps: int, weight_decay: float, b1: float, b2: float, max_grad_norm: float
+  *,
+  learning_rate: float,
+  warmup_steps: int,
+  decay_steps: int = 0,
+  weight_decay: float,
+  b1: float,
+  b2: float,
+  max_grad_norm: float,
 ) -> tuple[optax.GradientTransformation, optax.Schedule]:
-  """AdamW after global-norm clipping, with a linear warm-up to a constant rate; and the schedule itself.
+  """AdamW after global-norm clipping, with a linear warm-up to a constant rate or a linear decay; and the schedule itself.
 
   Args:
     learning_rate: after warm-up.
     warmup_steps: updates that climb to it; 0 starts at it.
+    decay_steps: updates after warm-up over which it falls linearly to 0; 0 keeps it constant.
     weight_decay: decoupled, not for vectors and scalars (norm scales, biases), whose decay only shifts the function.
     b1: decay of the first moment.
     b2: decay of the second moment.
@@ -164,9 +172,10 @@ def make_optimizer(
   References:
     Decoupled weight decay regularization, arXiv:1711.05101, 2017.
   """
-  schedule = optax.linear_schedule(learning_rate / max(warmup_steps, 1), learning_rate, max(warmup_steps - 1, 1))
-  if not warmup_steps:
-    schedule = optax.constant_schedule(learning_rate)
+  # The first update already moves: a rate of 0 would waste it.
+  climb = optax.linear_schedule(learning_rate / max(warmup_steps, 1), learning_rate, max(warmup_steps - 1, 1))
+  rest = optax.linear_schedule(learning_rate, 0.0, decay_steps) if decay_steps else optax.constant_schedule(learning_rate)
+  schedule = optax.join_schedules([climb, rest], [warmup_steps])
 
   def decayed(params: Params):
     return jax.tree_util.tree_map_with_path(lambda path, _: path[-1].key != "scale" and "bias" not in path[-1].key, params)

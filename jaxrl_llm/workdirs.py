@@ -1,5 +1,6 @@
 """The folder of a run: whose it is, and whether this run may go on in it."""
 
+import contextlib
 import hashlib
 import json
 import re
@@ -14,12 +15,15 @@ class WorkdirError(Exception):
   """A folder that this run must not write to."""
 
 
-def claim(workdir: Path, config: Mapping[str, Any]) -> None:
+def claim(workdir: Path, config: Mapping[str, Any]) -> bool:
   """Makes the folder this run's, or finds that it already is.
 
   Args:
     workdir: made if it is missing; `config.json` marks it.
     config: the resolved config.
+
+  Returns:
+    Whether the folder is new to us; `release` undoes that.
 
   Raises:
     WorkdirError: it cannot be written, holds something else, or holds a run of another config.
@@ -33,11 +37,19 @@ def claim(workdir: Path, config: Mapping[str, Any]) -> None:
       raise WorkdirError(f"--workdir={workdir}: found {shown} but no config.json, expected an empty folder or a run of ours; choose another")
     if marker.exists():
       _refuse_changes(marker, config)
-    else:
-      marker.with_suffix(".tmp").write_text(json.dumps(config, indent=2) + "\n")
-      marker.with_suffix(".tmp").replace(marker)
+      return False
+    marker.with_suffix(".tmp").write_text(json.dumps(config, indent=2) + "\n")
+    marker.with_suffix(".tmp").replace(marker)
+    return True
   except OSError as error:
     raise WorkdirError(f"--workdir={workdir}: {error.strerror or error}; expected a folder that can be written") from error
+
+
+def release(workdir: Path) -> None:
+  """Undoes `claim` on a folder that was new and in which nothing has begun."""
+  (workdir / "config.json").unlink(missing_ok=True)
+  with contextlib.suppress(OSError):  # Not empty: it is somebody's.
+    workdir.rmdir()
 
 
 def _refuse_changes(marker: Path, config: Mapping[str, Any]) -> None:

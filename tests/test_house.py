@@ -24,12 +24,11 @@ LAYERS = (
     "objectives", "advantages", "packing", "rewards", "tasks", "models", "sampler", "mesh", "checkpoint", "ledger", "metrics", "platform",
     "progress", "report", "train_step",
   ),
-  ("rollout",),
+  ("config_check",),
+  ("rollout", "workdirs"),
   ("evaluate",),
   ("experiment",),
   ("train",),
-  ("config_check",),
-  ("workdirs",),
   ("main",),
 )  # fmt: skip
 RANKS = {room: rank for rank, rooms in enumerate(LAYERS) for room in rooms}

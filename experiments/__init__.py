@@ -1,0 +1,1 @@
+"""Experiments: what was asked, how it was measured, what came out."""

@@ -1,0 +1,53 @@
+"""Runs the laptop job for some configs and seeds, each in a process of its own, and prints one table row for each.
+
+  python -m experiments.laptop_job --configs gspo --seeds 0 1 2 3 4
+  python -m experiments.laptop_job --configs grpo dr_grpo dapo gspo gspo_token sapo
+
+Runs go to `runs/laptop_job/CONFIG-SEED`; those that have finished are read, not run again. Rows are in the order asked for, good or bad.
+"""
+
+import argparse
+import json
+import pathlib
+import subprocess
+import sys
+import time
+
+HEADER = """\
+| config | seed | accuracy after warm start | accuracy at the end | training | whole process | peak memory |
+| --- | --- | --- | --- | --- | --- | --- |"""
+
+
+def run(config: str, seed: int, folder: pathlib.Path) -> str:
+  """Runs one trial unless it has finished; returns its row."""
+  workdir = folder / f"{config}-{seed}"
+  timing = workdir.with_suffix(".seconds")
+  if not (workdir / "report.html").exists():
+    workdir.parent.mkdir(parents=True, exist_ok=True)
+    command = [sys.executable, "-m", "jaxrl_llm.main", f"--config=configs/{config}.py", f"--config.seed={seed}", f"--workdir={workdir}"]
+    started = time.perf_counter()
+    with open(workdir.with_suffix(".log"), "w") as log:
+      subprocess.run(command, check=True, stdout=log, stderr=subprocess.STDOUT)
+    timing.write_text(f"{time.perf_counter() - started:.1f}")
+  summary = json.loads((workdir / "summary.json").read_text())
+  return (
+    f"| `{config}` | {seed} | {summary['accuracy_start']:.1%} | {summary['accuracy_final']:.1%} | {summary['wall_seconds']:.0f} s "
+    f"| {float(timing.read_text()):.0f} s | {summary['peak_memory_gb']:.2f} GB |"
+  )
+
+
+def main() -> None:
+  """Parses the command line and prints the table."""
+  parser = argparse.ArgumentParser(prog="python -m experiments.laptop_job", description=__doc__.splitlines()[0])
+  parser.add_argument("--configs", nargs="+", default=["gspo"])
+  parser.add_argument("--seeds", nargs="+", type=int, default=[0])
+  parser.add_argument("--folder", type=pathlib.Path, default=pathlib.Path("runs/laptop_job"))
+  args = parser.parse_args()
+  print(HEADER, flush=True)
+  for config in args.configs:
+    for seed in args.seeds:
+      print(run(config, seed, args.folder), flush=True)
+
+
+if __name__ == "__main__":
+  main()

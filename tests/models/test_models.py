@@ -1,0 +1,297 @@
+"""The decoder against a float64 NumPy loop, its cache against its own full forward, and what packing and padding must not change."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+from jaxrl_llm.models import make_model, preset
+from jaxrl_llm.models.layers import Attention
+
+NANO = preset("nano", vocab_size=264)
+OPTIONS = {
+  "nano": {},
+  "qkv_bias": {"qkv_bias": True},
+  "untied": {"tie_embeddings": False},
+  "no_qk_norm": {"qk_norm": False},
+  "all_heads_share": {"num_kv_heads": 1},
+  "no_head_shares": {"num_kv_heads": 4, "qkv_bias": True, "tie_embeddings": False},
+}
+
+
+@functools.cache
+def build(option="nano"):
+  """Model, params, and the compiled forward, shared by all tests of one option."""
+  model = make_model(NANO._replace(**OPTIONS[option]))
+  return model, draw_params(model), jax.jit(model.logits), jax.jit(model.decode)
+
+
+def draw_params(model):
+  """Params of which none is at its neutral value: fresh scales are 1 and fresh biases 0, and would hide an error."""
+  rng = np.random.default_rng(0)
+  draw = lambda path, p: jnp.asarray((path[-1].key == "scale") + 0.2 * rng.standard_normal(p.shape), jnp.float32)
+  return jax.tree_util.tree_map_with_path(draw, jax.eval_shape(model.init, jax.random.key(0)))
+
+
+def padded(sequences, width, pad=7):
+  """One sequence a row, padded on the right: tokens, positions, segments."""
+  tokens, positions, segments = (np.zeros((len(sequences), width), np.int32) for _ in range(3))
+  tokens += pad
+  for row, sequence in enumerate(sequences):
+    slots = slice(0, len(sequence))
+    tokens[row, slots], positions[row, slots], segments[row, slots] = sequence, np.arange(len(sequence)), 1
+  return jnp.asarray(tokens), jnp.asarray(positions), jnp.asarray(segments)
+
+
+def draw_sequences(lengths, seed=0):
+  rng = np.random.default_rng(seed)
+  return [rng.integers(NANO.vocab_size, size=length).astype(np.int32) for length in lengths]
+
+
+# The oracle: one sequence, one head and one position at a time, in float64.
+
+
+def oracle_norm(x, scale, eps):
+  return x / np.sqrt(np.mean(x**2, axis=-1, keepdims=True) + eps) * scale
+
+
+def oracle_rope(x, theta):
+  """Rotates the pair (i, i + C/2) of position p by p·theta^(-2i/C)."""
+  out, width = np.empty_like(x), x.shape[-1]
+  for position in range(len(x)):
+    for i in range(width // 2):
+      angle = position * theta ** (-2 * i / width)
+      a, b = x[position, i], x[position, i + width // 2]
+      out[position, i] = a * np.cos(angle) - b * np.sin(angle)
+      out[position, i + width // 2] = a * np.sin(angle) + b * np.cos(angle)
+  return out
+
+
+def oracle_attention(config, p, x):
+  """Every query head by itself, with its own copy of the keys and values."""
+  out = np.zeros_like(x)
+  for head in range(config.num_heads):
+    shared = head // (config.num_heads // config.num_kv_heads)
+    q, k, v = x @ p["q"][:, head], x @ p["k"][:, shared], x @ p["v"][:, shared]
+    if config.qkv_bias:
+      q, k, v = q + p["q_bias"][head], k + p["k_bias"][shared], v + p["v_bias"][shared]
+    if config.qk_norm:
+      q, k = oracle_norm(q, p["q_norm"]["scale"], config.norm_eps), oracle_norm(k, p["k_norm"]["scale"], config.norm_eps)
+    q, k = oracle_rope(q, config.rope_theta), oracle_rope(k, config.rope_theta)
+    for t in range(len(x)):
+      scores = k[: t + 1] @ q[t] / np.sqrt(config.head_dim)
+      weights = np.exp(scores - scores.max())
+      out[t] += (weights / weights.sum()) @ v[: t + 1] @ p["o"][head]
+  return out
+
+
+def oracle_logits(config, params, tokens):
+  params = jax.tree.map(lambda p: np.asarray(p, np.float64), params)
+  x = params["embedding"][tokens]
+  for layer in range(config.num_layers):
+    p = jax.tree.map(lambda leaf, layer=layer: leaf[layer], params["layers"])
+    x = x + oracle_attention(config, p["attention"], oracle_norm(x, p["attention_norm"]["scale"], config.norm_eps))
+    y = oracle_norm(x, p["mlp_norm"]["scale"], config.norm_eps)
+    gate = y @ p["mlp"]["gate"]
+    x = x + (gate / (1 + np.exp(-gate)) * (y @ p["mlp"]["up"])) @ p["mlp"]["down"]
+  x = oracle_norm(x, params["final_norm"]["scale"], config.norm_eps)
+  return x @ (params["embedding"].T if config.tie_embeddings else params["head"])
+
+
+@pytest.mark.parametrize("option", OPTIONS)
+def test_logits_match_a_float64_loop(option):
+  model, params, logits_fn, _ = build(option)
+  sequences = draw_sequences([9, 5, 8])
+  logits = logits_fn(params, *padded(sequences, 9))
+  assert logits.dtype == jnp.float32
+  for row, sequence in enumerate(sequences):
+    expected = oracle_logits(model.config, params, sequence)
+    assert expected.std() > 1  # Otherwise the tolerance would say nothing.
+    np.testing.assert_allclose(logits[row, : len(sequence)], expected, atol=1e-4)
+
+
+def test_attention_layer_matches_repeated_heads(rng):
+  config = NANO._replace(qkv_bias=True)
+  assert config.num_kv_heads < config.num_heads
+  graph, abstract = nnx.split(nnx.eval_shape(lambda: Attention(config, rngs=nnx.Rngs(0))))
+  state = jax.tree.map(lambda p: jnp.asarray(0.5 * rng.standard_normal(p.shape), jnp.float32), abstract)
+  x = rng.standard_normal((1, 6, config.d_model))
+
+  @jax.jit
+  def attention(state, x):
+    layer = nnx.merge(graph, state)
+    q, k, v = layer.project(x, jnp.arange(6)[None])
+    assert k.shape == v.shape == (1, 6, config.num_kv_heads, config.head_dim)  # Never repeated in memory.
+    return layer.attend(q, k, v, jnp.tril(jnp.ones((6, 6), bool))[None])
+
+  expected = oracle_attention(config, jax.tree.map(lambda p: np.asarray(p, np.float64), nnx.to_pure_dict(state)), x[0])
+  assert expected.std() > 1
+  np.testing.assert_allclose(attention(state, jnp.asarray(x, jnp.float32))[0], expected, atol=1e-4)
+
+
+@pytest.mark.parametrize("chunks", [(6, 1, 1, 1), (6, 3), (3, 3, 1, 1, 1), (1,) * 9])
+def test_decoding_through_the_cache_is_the_full_forward(chunks):
+  """Prompts of 6, 4 and 1 tokens, padded on the left; then three tokens more. The slots before a prompt hold junk."""
+  model, params, logits_fn, decode = build()
+  prompt_lengths, slots = [6, 4, 1], 11
+  sequences = draw_sequences([length + 3 for length in prompt_lengths])
+  full = logits_fn(params, *padded(sequences, 9))
+
+  pads = np.array([6 - length for length in prompt_lengths])
+  tokens = np.stack([np.concatenate([np.full(pad, 99, np.int32), sequence]) for pad, sequence in zip(pads, sequences, strict=True)])
+  positions = np.maximum(np.arange(9) - pads[:, None], 0)
+  valid = np.arange(slots) >= pads[:, None]
+  cache = model.init_cache(3, slots)._replace(valid=jnp.asarray(valid))
+  start = 0
+  for size in chunks:
+    piece = slice(start, start + size)
+    logits, cache = decode(params, jnp.asarray(tokens[:, piece]), jnp.asarray(positions[:, piece]), cache, jnp.int32(start))
+    start += size
+    for row, pad in enumerate(pads):
+      if start > pad:  # Before that the row has seen padding only.
+        np.testing.assert_allclose(logits[row], full[row, start - 1 - pad], atol=1e-5, rtol=1e-5)
+  assert start == 9
+  np.testing.assert_array_equal(cache.valid, valid)  # It belongs to the caller.
+
+
+def test_a_packed_row_is_its_sequences_alone():
+  _, params, logits_fn, _ = build()
+  sequences = draw_sequences([4, 1, 3])
+  alone = logits_fn(params, *padded(sequences, 9))
+  tokens, positions, segments = (np.zeros((3, 9), np.int32) for _ in range(3))
+  # The same sequences twice, in two orders.
+  for row, order in enumerate([(0, 1, 2), (2, 0, 1)]):
+    start = 0
+    for segment, index in enumerate(order, start=1):
+      slots = slice(start, start + len(sequences[index]))
+      tokens[row, slots], positions[row, slots], segments[row, slots] = sequences[index], np.arange(len(sequences[index])), segment
+      start = slots.stop
+  packed = np.asarray(logits_fn(params, *map(jnp.asarray, (tokens, positions, segments))))
+  for row, order in enumerate([(0, 1, 2), (2, 0, 1)]):
+    for segment, index in enumerate(order, start=1):
+      np.testing.assert_allclose(packed[row, segments[row] == segment], alone[index, : len(sequences[index])], atol=1e-5, rtol=1e-5)
+
+
+def test_a_later_token_changes_nothing_earlier():
+  _, params, logits_fn, _ = build()
+  tokens, positions, segments = padded(draw_sequences([9, 9, 9]), 9)
+  before = np.asarray(logits_fn(params, tokens, positions, segments))
+  changed = [0, 3, 8]
+  after = np.asarray(logits_fn(params, tokens.at[jnp.arange(3), jnp.array(changed)].add(-1), positions, segments))
+  for row, slot in enumerate(changed):
+    np.testing.assert_array_equal(after[row, :slot], before[row, :slot])
+    assert np.all(np.abs(after[row, slot:] - before[row, slot:]).max(axis=-1) > 1e-3)
+
+
+def test_padding_changes_nothing():
+  _, params, logits_fn, _ = build()
+  sequences = [*draw_sequences([6, 3]), np.zeros(0, np.int32)]  # One row is nothing but padding.
+  narrow, wide, other = (logits_fn(params, *padded(sequences, width, pad)) for width, pad in ((6, 7), (9, 7), (9, 200)))
+  for row, sequence in enumerate(sequences):
+    real = slice(0, len(sequence))
+    np.testing.assert_allclose(wide[row, real], narrow[row, real], atol=1e-5, rtol=1e-5)
+    np.testing.assert_array_equal(wide[row, real], other[row, real])
+  assert np.all(np.isfinite(wide))
+
+
+def loss_of(model):
+  def loss(params, tokens, positions, segments):
+    scores = jax.nn.log_softmax(model.logits(params, tokens, positions, segments))
+    return -jnp.mean(scores[..., 3] * (segments > 0))
+
+  return loss
+
+
+def test_remat_changes_no_gradient():
+  batch = padded([*draw_sequences([7, 4]), np.zeros(0, np.int32)], 8)
+  (model, params, _, _), frugal = build(), make_model(NANO._replace(remat=True))
+  plain, recomputed = (jax.jit(jax.value_and_grad(loss_of(m)))(params, *batch) for m in (model, frugal))
+  assert np.isfinite(plain[0]) and all(np.any(g != 0) and np.all(np.isfinite(g)) for g in jax.tree.leaves(plain[1]))
+  jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-8), plain, recomputed)
+  uses_remat = ["remat" in str(jax.make_jaxpr(loss_of(m))(params, *batch)) for m in (model, frugal)]
+  assert uses_remat == [False, True]
+
+
+def test_bfloat16_computes_in_bfloat16_and_keeps_float32_where_it_matters():
+  (_, params, logits_fn, _), half = build(), make_model(NANO._replace(dtype="bfloat16"))
+  batch = padded(draw_sequences([8]), 8)
+  assert all(p.dtype == jnp.float32 for p in jax.tree.leaves(jax.eval_shape(half.init, jax.random.key(0))))
+  assert half.init_cache(1, 4).k.dtype == jnp.bfloat16
+  reference, logits = logits_fn(params, *batch), jax.jit(half.logits)(params, *batch)
+  assert logits.dtype == jnp.float32
+  error = np.abs(np.asarray(logits - reference)) / np.std(reference)
+  assert 1e-3 < error.max() < 0.1  # The lower end: it did compute in bfloat16.
+  assert all(g.dtype == jnp.float32 for g in jax.tree.leaves(jax.eval_shape(jax.grad(loss_of(half)), params, *batch)))
+
+  cache = half.init_cache(1, 8)._replace(valid=jnp.ones((1, 8), bool))
+  decoded, cache = jax.jit(half.decode)(params, batch[0], batch[1], cache, jnp.int32(0))
+  assert decoded.dtype == jnp.float32 and cache.v.dtype == jnp.bfloat16
+  np.testing.assert_allclose(decoded[0], logits[0, -1], atol=0.1 * np.std(reference))
+
+
+def num_equations(jaxpr) -> int:
+  total = 0
+  for equation in jaxpr.eqns:
+    inner = [x for x in jax.tree.leaves(equation.params, is_leaf=lambda x: hasattr(x, "jaxpr") or hasattr(x, "eqns"))]
+    total += 1 + sum(num_equations(getattr(x, "jaxpr", x)) for x in inner if hasattr(x, "jaxpr") or hasattr(x, "eqns"))
+  return total
+
+
+def test_the_program_does_not_grow_with_depth():
+  batch, sizes = padded(draw_sequences([4]), 4), {}
+  for num_layers in (1, 3, 12):
+    model = make_model(NANO._replace(num_layers=num_layers))
+    params = jax.eval_shape(model.init, jax.random.key(0))
+    cache = jax.eval_shape(lambda model=model: model.init_cache(1, 4))
+    sizes[num_layers] = (
+      num_equations(jax.make_jaxpr(jax.grad(loss_of(model)))(params, *batch).jaxpr),
+      num_equations(jax.make_jaxpr(model.decode)(params, batch[0], batch[1], cache, jnp.int32(0)).jaxpr),
+    )
+  assert min(sizes[1]) > 50, "this test counts the wrong thing"
+  assert sizes[1] == sizes[3] == sizes[12]
+
+
+@pytest.mark.parametrize("option", OPTIONS)
+def test_logical_axes_name_every_dimension(option):
+  config = NANO._replace(**OPTIONS[option], num_layers=3)
+  model = make_model(config)
+  sizes = {
+    "layers": config.num_layers,
+    "vocab": config.vocab_size,
+    "embed": config.d_model,
+    "heads": config.num_heads,
+    "kv_heads": config.num_kv_heads,
+    "head_dim": config.head_dim,
+    "mlp": config.d_ff,
+  }
+  params = jax.eval_shape(model.init, jax.random.key(0))
+  named = jax.tree.map(lambda axes: tuple(sizes[axis] for axis in axes), model.logical_axes, is_leaf=lambda x: isinstance(x, tuple))
+  assert named == jax.tree.map(lambda p: p.shape, params)
+  assert model.num_params == sum(p.size for p in jax.tree.leaves(params))
+  assert ("head" in params) != config.tie_embeddings and ("q_bias" in params["layers"]["attention"]) == config.qkv_bias
+
+
+def test_init_follows_its_key_and_no_two_layers_are_alike():
+  model = make_model(NANO)
+  init = jax.jit(model.init)
+  # This kind of key compiles twice as fast.
+  first, again, other = (init(jax.random.key(seed, impl="rbg")) for seed in (0, 0, 1))
+  jax.tree.map(np.testing.assert_array_equal, first, again)
+  for name in ("q", "k", "v", "o"):
+    weight = first["layers"]["attention"][name]
+    assert np.abs(weight[0] - weight[1]).max() > 0.01
+    assert np.abs(weight - other["layers"]["attention"][name]).max() > 0.01
+  # N(0, 1/D) cut at two deviations has 0.88 of the deviation.
+  np.testing.assert_allclose(np.std(first["embedding"]), 0.88 * NANO.d_model**-0.5, rtol=0.03)
+
+
+def test_errors_name_the_setting():
+  with pytest.raises(ValueError, match="unknown preset 'nanu', expected one of tiny, nano; did you mean 'nano'?"):
+    preset("nanu", vocab_size=264)
+  with pytest.raises(ValueError, match="model.dtype: found 'float16', expected one of float32, bfloat16"):
+    preset("nano", vocab_size=264, dtype="float16")
+  with pytest.raises(ValueError, match="num_heads=4 must be a multiple of num_kv_heads=3"):
+    make_model(NANO._replace(num_kv_heads=3))

@@ -1,0 +1,103 @@
+"""Small runs for tests: in this process on as many of its simulated devices as a test wants, or as the command line of another one.
+
+Datasets and compiled programs go below the home folder that `conftest.py` makes for the session, so that they are made once.
+"""
+
+import contextlib
+import functools
+import importlib
+import os
+import pathlib
+import subprocess
+import sys
+from typing import Any
+from unittest import mock
+
+import jax
+from jax.experimental.compilation_cache import compilation_cache
+from ml_collections import ConfigDict
+
+from jaxrl_llm import tasks, train
+from jaxrl_llm.metrics import read_rows
+
+ROOT = pathlib.Path(__file__).resolve().parents[1]
+
+# A policy of random weights is never right. A penalty on length gives it rewards that differ, so that advantages and gradients are not 0.
+VARIED = {"reward.overlong_buffer": 16}
+
+
+def tiny_config(name: str = "gspo", overrides: dict[str, Any] | None = None) -> ConfigDict:
+  """`configs/NAME.py:tiny` with other values for some fields."""
+  config = importlib.import_module(f"configs.{name}").get_config("tiny")
+  config.log.num_table_rows = 0
+  config.update_from_flattened_dict(overrides or {})
+  return config
+
+
+@contextlib.contextmanager
+def quick(devices: int = 1):
+  """Runs inside see the first `devices` devices, load a dataset once, and compile a program once, without the costly optimizations."""
+  cache = {
+    "jax_compilation_cache_dir": str(pathlib.Path.home() / "xla"),
+    "jax_persistent_cache_min_compile_time_secs": 0.0,
+    "jax_persistent_cache_min_entry_size_bytes": -1,
+    "jax_disable_most_optimizations": True,
+  }
+  before = {name: jax.config.values[name] for name in cache}
+  for name, value in cache.items():
+    jax.config.update(name, value)
+  compilation_cache.reset_cache()
+  try:
+    with mock.patch.object(jax, "device_count", lambda: devices), mock.patch.object(tasks, "make", load_once):
+      yield
+  finally:
+    for name, value in before.items():
+      jax.config.update(name, value)
+    compilation_cache.reset_cache()
+
+
+_make_task = tasks.make
+load_once = functools.cache(lambda name, levels, data_dir: _make_task(name, levels=levels, data_dir=data_dir))
+
+
+def run_here(config: ConfigDict, workdir: pathlib.Path, *, devices: int = 1) -> dict[str, Any]:
+  """Trains in this process; returns the summary."""
+  workdir.mkdir(parents=True, exist_ok=True)
+  with quick(devices):
+    return train.run(config, workdir)
+
+
+def rows(workdir: pathlib.Path, phase: str) -> list[dict[str, Any]]:
+  """Rows of `metrics.jsonl` of one phase."""
+  return [row for row in read_rows(workdir / "metrics.jsonl") if row["phase"] == phase]
+
+
+def column(workdir: pathlib.Path, name: str, phase: str = "rl") -> list[Any]:
+  """One metric at every step of a phase."""
+  return [row[name] for row in rows(workdir, phase)]
+
+
+def environment(devices: int = 1) -> dict[str, str]:
+  """Of a process of its own, with a number of simulated devices."""
+  return os.environ | {
+    "XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}",
+    "JAX_DISABLE_MOST_OPTIMIZATIONS": "1",
+    "JAX_COMPILATION_CACHE_DIR": str(pathlib.Path.home() / "xla"),
+    "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+    "PYTHONDONTWRITEBYTECODE": "1",
+  }
+
+
+def command(*args: str) -> list[str]:
+  """The command line of a run."""
+  return [sys.executable, "-m", "jaxrl_llm.main", *args]
+
+
+def call(*args: str, devices: int = 1) -> subprocess.CompletedProcess:
+  """Runs the command line to its end."""
+  return subprocess.run(command(*args), cwd=ROOT, env=environment(devices), capture_output=True, text=True, timeout=300)
+
+
+def flags(overrides: dict[str, Any]) -> list[str]:
+  """Overrides as flags."""
+  return [f"--config.{field}={value}" for field, value in overrides.items()]

@@ -1,0 +1,108 @@
+"""The filters against a slow loop over tokens, on logits with many ties."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from jaxrl_llm.sampler import make_filter
+
+NUM_TOKENS = 7
+
+
+def kept_tokens(logits, temperature, top_k, top_p):
+  """Which tokens stay, by the definitions, in float64; and how far the nearest decision of top-p was from going the other way."""
+  logits = np.asarray(logits, np.float64) / temperature
+  kept = np.ones(len(logits), bool)
+  if 0 < top_k < len(logits):
+    kept = np.array([np.sum(logits > x) < top_k for x in logits])
+  probs = np.where(kept, np.exp(logits - logits.max()), 0)
+  probs /= probs.sum()
+  above = np.array([probs[probs > p].sum() for p in probs])
+  if top_p < 1:
+    kept &= above < top_p
+  return kept, np.abs(above - top_p).min()
+
+
+# A grid of quarters: equal logits are frequent, and unequal ones stay unequal in float32.
+LOGITS = st.lists(st.integers(-16, 16).map(lambda x: x / 4), min_size=NUM_TOKENS, max_size=NUM_TOKENS)
+
+
+@given(LOGITS, st.sampled_from([0.25, 0.5, 1.0, 2.0]), st.integers(0, NUM_TOKENS + 2), st.sampled_from([0.01, 0.3, 0.61, 0.9, 1.0]))
+def test_filters_match_a_slow_loop(logits, temperature, top_k, top_p):
+  kept, margin = kept_tokens(logits, temperature, top_k, top_p)
+  assume(top_p == 1 or margin > 1e-5)
+  filtered = make_filter(temperature=temperature, top_k=top_k, top_p=top_p)(jnp.array(logits))
+  np.testing.assert_allclose(filtered[kept], np.array(logits)[kept] / temperature, rtol=1e-6)
+  probs = np.asarray(jax.nn.softmax(filtered))
+  np.testing.assert_array_equal(probs > 0, kept)  # Exactly 0, not nearly: no draw ever finds a removed token.
+  expected = np.where(kept, np.exp(np.array(logits) / temperature), 0)
+  np.testing.assert_allclose(probs, expected / expected.sum(), rtol=1e-5)
+
+
+@given(LOGITS, st.integers(1, 3), st.sampled_from([0.3, 0.9]), st.integers(0, NUM_TOKENS - 1))
+def test_kept_ids_survive_every_filter(logits, top_k, top_p, keep):
+  filter_logits = make_filter(top_k=top_k, top_p=top_p)
+  without, with_keep = filter_logits(jnp.array(logits)), filter_logits(jnp.array(logits), jnp.array(keep))
+  assert with_keep[keep] == jnp.float32(logits[keep])
+  others = np.arange(NUM_TOKENS) != keep
+  np.testing.assert_array_equal(with_keep[others], without[others])
+
+
+def test_rows_are_filtered_one_by_one(rng):
+  logits = rng.standard_normal((2, 3, NUM_TOKENS)).astype(np.float32)
+  keep = rng.integers(NUM_TOKENS, size=(2, 3)).astype(np.int32)
+  filter_logits = make_filter(temperature=0.5, top_k=4, top_p=0.7)
+  together = filter_logits(jnp.asarray(logits), jnp.asarray(keep))
+  for b in range(2):
+    for t in range(3):
+      alone = filter_logits(jnp.asarray(logits[b, t]), jnp.asarray(keep[b, t]))
+      np.testing.assert_allclose(together[b, t], alone, rtol=1e-6)
+
+
+def test_ties_at_the_border_all_stay():
+  logits = jnp.log(jnp.array([0.4, 0.2, 0.2, 0.1, 0.1]))
+  assert np.flatnonzero(make_filter(top_k=2)(logits) > -1e9).tolist() == [0, 1, 2]
+  assert np.flatnonzero(make_filter(top_p=0.5)(logits) > -1e9).tolist() == [0, 1, 2]
+  assert np.flatnonzero(make_filter(top_p=0.85)(logits) > -1e9).tolist() == [0, 1, 2, 3, 4]
+  assert np.all(make_filter(top_k=1, top_p=0.01)(jnp.zeros(5)) == 0)
+
+
+def test_temperature_comes_before_the_nucleus():
+  logits = jnp.log(jnp.array([0.5, 0.3, 0.2]))
+  assert np.sum(make_filter(top_p=0.6)(logits) > -1e9) == 2
+  assert np.sum(make_filter(top_p=0.6, temperature=0.25)(logits) > -1e9) == 1
+
+
+def test_defaults_change_nothing():
+  logits = jnp.array([1.0, -3.0, jnp.finfo(jnp.float32).min])
+  np.testing.assert_array_equal(make_filter()(logits), logits)
+  assert make_filter()(logits.astype(jnp.bfloat16)).dtype == jnp.float32
+
+
+@pytest.mark.parametrize("settings", [{}, {"top_k": 2}, {"top_p": 0.5}, {"temperature": 0.01, "top_k": 3, "top_p": 0.9}])
+def test_gradients_are_finite_and_do_not_reach_removed_tokens(settings):
+  filter_logits, logits = make_filter(**settings), jnp.array([3.0, 2.0, 1.0, -50.0, -jnp.inf])
+
+  for drawn in range(4):  # The last but one is removed by most filters, and is the token that was drawn.
+    grad = jax.grad(lambda x, drawn=drawn: jax.nn.log_softmax(filter_logits(x, jnp.array(drawn)))[drawn])(logits)
+    assert np.all(np.isfinite(grad))
+    removed = np.asarray(filter_logits(logits, jnp.array(drawn))) < -1e29
+    assert np.all(grad[removed & np.isfinite(logits)] == 0)
+
+
+@pytest.mark.parametrize(
+  ("settings", "message"),
+  [
+    ({"temperature": 0.0}, "rollout.temperature: found 0.0, expected a number above 0"),
+    ({"temperature": float("nan")}, "rollout.temperature: found nan"),
+    ({"top_k": -1}, "rollout.top_k: found -1, expected 0"),
+    ({"top_p": 0.0}, "rollout.top_p: found 0.0, expected a number in"),
+    ({"top_p": 1.01}, "rollout.top_p: found 1.01"),
+  ],
+)
+def test_settings_out_of_range(settings, message):
+  with pytest.raises(ValueError, match=message):
+    make_filter(**settings)
