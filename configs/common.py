@@ -61,6 +61,7 @@ def paper_scale(config: ConfigDict, *, updates_per_rollout: int, num_prompts: in
     group_size: the paper's, or 16 where it does not say.
   """
   config.learner.learning_rate = 1e-6
+  config.learner.schedule = "constant"
   config.learner.weight_decay = 0.1
   config.learner.updates_per_rollout = updates_per_rollout
   config.rollout.num_prompts = num_prompts
@@ -75,7 +76,7 @@ def base() -> ConfigDict:
   """Every field of an experiment, at the laptop job's value."""
   config = ConfigDict()
   config.seed = 0
-  config.num_steps = 80  # RL steps, 0 for none; each is one rollout batch and `learner.updates_per_rollout` optimizer updates.
+  config.num_steps = 50  # RL steps, 0 for none; each is one rollout batch and `learner.updates_per_rollout` optimizer updates.
 
   config.objective = ConfigDict()
   config.objective.name = ""  # A key of `objectives.OBJECTIVES`.
@@ -107,7 +108,7 @@ def base() -> ConfigDict:
   config.reward.overlong_buffer = 0  # DAPO's soft penalty grows over this many tokens below the budget; 0 is no penalty.
 
   config.warm_start = ConfigDict()
-  config.warm_start.num_steps = 400
+  config.warm_start.num_steps = 350
   config.warm_start.batch_size = 80  # Demonstrations.
   config.warm_start.row_buckets = (16, 32)  # As `learner.row_buckets`.
   config.warm_start.learning_rate = 2e-3
@@ -131,7 +132,7 @@ def base() -> ConfigDict:
   config.learner.old_logprobs = "sampler"  # "sampler" | "learner": who says log π_old.
   config.learner.learning_rate = 3e-4
   config.learner.warmup_steps = 10  # Optimizer updates.
-  config.learner.schedule = "constant"  # As `warm_start.schedule`.
+  config.learner.schedule = "linear"  # As `warm_start.schedule`.
   config.learner.weight_decay = 0.0
   config.learner.b1 = 0.9
   config.learner.b2 = 0.95

@@ -101,7 +101,7 @@ UNRANGED = (
 """Fields with no range: names, which are looked up, and switches."""
 
 
-def flatten(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+def flatten(config: Mapping[str, Any] | ConfigDict, prefix: str = "") -> dict[str, Any]:
   """Fields by dotted path.
 
   Example:
@@ -145,7 +145,8 @@ def type_in_words(config: ConfigDict, path: str) -> str:
   *sections, name = path.split(".")
   for section in sections:
     config = config[section]
-  kinds = {bool: "true or false", int: "a whole number", float: "a number", str: "text", tuple: "one or more whole numbers, as in '(24, 32)'"}
+  numbers = "one or more whole numbers, as in '(24, 32)'"
+  kinds = {bool: "true or false", int: "a whole number", float: "a number", str: "text", tuple: numbers}
   kind = config.get_type(name)
   return kinds.get(kind, kind.__name__)
 

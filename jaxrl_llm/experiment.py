@@ -112,7 +112,7 @@ def build(config: ConfigDict) -> Experiment:
     jitted = jax.jit(step, donate_argnums=0, out_shardings=(shardings, mesh_lib.replicated(mesh)))
     needs = objective.needs if is_rl else frozenset()
     batches = [_abstract_batch(mesh, rows, learner.row_tokens, needs, is_rl=is_rl) for rows in buckets]
-    return compiled_for(jitted, abstract_state, batches)
+    return compiled_for(jitted, [(abstract_state, batch) for batch in batches])
 
   sampling = dict(temperature=config.rollout.temperature, top_k=config.rollout.top_k, top_p=config.rollout.top_p)
   filter_logits = make_filter(**sampling)
@@ -124,6 +124,14 @@ def build(config: ConfigDict) -> Experiment:
     stop_ids=task.tokenizer.stop_ids,
     pad_id=task.tokenizer.pad_id,
   )
+
+  def sampling_of(num_prompts: int, **settings: Any) -> SampleFn:
+    """The sampler, for every bucket of prompts: a batch of short prompts may first come late in a run."""
+    key = jax.eval_shape(jax.random.key, 0)
+    arrays = partial(jax.ShapeDtypeStruct, sharding=mesh_lib.row_sharding(mesh))
+    shapes = [(num_prompts, width) for width in config.rollout.prompt_buckets]
+    signatures = [(abstract_state.params, arrays(shape, jnp.int32), arrays(shape, bool), key) for shape in shapes]
+    return compiled_for(jax.jit(sampler(**settings)), signatures)
 
   def score(params: Params, batch: TrainBatch) -> Float[Array, "B T"]:
     return policy_outputs(model.logits, filter_logits, params, batch).logprobs
@@ -139,11 +147,11 @@ def build(config: ConfigDict) -> Experiment:
     # Params are donated: RL goes on in the memory of the warm start.
     restart=jax.jit(partial(init_state, optimizer=optimizer), out_shardings=shardings, donate_argnums=0),
     abstract_state=abstract_state,
-    sample=jax.jit(sampler(group_size=config.rollout.group_size, **sampling)),
-    eval_sample=jax.jit(sampler(group_size=config.eval.samples, temperature=config.eval.temperature)),
+    sample=sampling_of(config.rollout.num_prompts, group_size=config.rollout.group_size, **sampling),
+    eval_sample=sampling_of(config.eval.batch_prompts, group_size=config.eval.samples, temperature=config.eval.temperature),
     warm_step=update(imitation, warm_optimizer, warm_schedule, make_filter(), warm.row_buckets, is_rl=False),
     rl_step=update(objective, optimizer, schedule, filter_logits, learner.row_buckets, is_rl=True),
-    score=compiled_for(jax.jit(score), abstract_state.params, score_batches),
+    score=compiled_for(jax.jit(score), [(abstract_state.params, batch) for batch in score_batches]),
   )
 
 
@@ -189,22 +197,25 @@ def _abstract_batch(mesh: Mesh, rows: int, row_tokens: int, needs: frozenset[str
   )
 
 
-def compiled_for(jitted: Callable, first: Any, batches: Sequence[TrainBatch]) -> Callable:
-  """`jitted(first, batch)` for a declared set of batch shapes, all compiled at the first call: later ones can only run.
+def compiled_for(jitted: Callable, signatures: Sequence[tuple]) -> Callable:
+  """`jitted` for a declared set of shapes, all compiled at the first call: later ones can only run.
 
   Args:
-    jitted: a jitted function of two arguments.
-    first: the first argument, abstract.
-    batches: the second argument in each of its shapes, abstract.
+    jitted: a jitted function; its second argument tells the shapes apart.
+    signatures: its arguments in each of their shapes, abstract.
   """
-  programs: dict[int, Callable] = {}
+  programs: dict[tuple, Callable] = {}
 
-  def call(first_value: Any, batch: TrainBatch) -> Any:
+  def call(*args: Any) -> Any:
     if not programs:
-      programs.update({shape.tokens.shape[0]: jitted.lower(first, shape).compile() for shape in batches})
-    return programs[batch.tokens.shape[0]](first_value, batch)
+      programs.update({_shape(abstract): jitted.lower(*abstract).compile() for abstract in signatures})
+    return programs[_shape(args)](*args)
 
   return call
+
+
+def _shape(args: Sequence[Any]) -> tuple[int, ...]:
+  return jax.tree.leaves(args[1])[0].shape
 
 
 def describe(config: ConfigDict) -> str:

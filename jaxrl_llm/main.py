@@ -171,6 +171,8 @@ def load(path: str) -> ConfigDict:
     lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == file]
     where = f" (line {lines[-1]})" if lines else ""
     reason = " ".join(str(error).split()) or "no message"
+    if len(reason) > 300:  # ml_collections recites the whole section before its hint, which comes last.
+      reason = f"{reason[:120]} ... {reason[-80:]}"
     raise UsageError(f"--config={path}: {type(error).__name__}: {reason}{where}") from error
   if not isinstance(config, ConfigDict):
     raise UsageError(f"--config={path}: get_config returned a {type(config).__name__}, expected an ml_collections.ConfigDict")

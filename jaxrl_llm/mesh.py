@@ -59,6 +59,8 @@ def mesh_shape(num_devices: int, *, data: int, fsdp: int, tensor: int) -> tuple[
   shape = tuple(sizes[axis] for axis in AXES)
   if int(np.prod(shape)) != num_devices or -1 in shape:
     fix = "raise an axis or set mesh.data=-1" if known < num_devices else "lower an axis"
+    if open_axes and known < num_devices:
+      fix = f"choose sizes that divide {num_devices}"
     raise ValueError(
       f"mesh: {asked} needs {'a multiple of ' if open_axes else ''}{known} devices, found {num_devices}; {fix}, "
       f"or simulate devices with XLA_FLAGS=--xla_force_host_platform_device_count={known}"

@@ -34,7 +34,7 @@ def claim(workdir: Path, config: Mapping[str, Any]) -> bool:
     strangers = [] if marker.exists() else sorted(path.name for path in workdir.iterdir())
     if strangers:
       shown = ", ".join(strangers[:3]) + (", ..." if len(strangers) > 3 else "")
-      raise WorkdirError(f"--workdir={workdir}: found {shown} but no config.json, expected an empty folder or a run of ours; choose another")
+      raise WorkdirError(f"--workdir={workdir}: found {shown} but no config.json, expected an empty folder or a run; choose another")
     if marker.exists():
       _refuse_changes(marker, config)
       return False
@@ -54,11 +54,14 @@ def release(workdir: Path) -> None:
 
 def _refuse_changes(marker: Path, config: Mapping[str, Any]) -> None:
   try:
-    old = flatten(json.loads(marker.read_text()))
-  except (ValueError, AttributeError) as error:
+    saved = json.loads(marker.read_text())
+    if not isinstance(saved, dict):
+      raise ValueError(f"found a {type(saved).__name__}, expected an object")
+  except ValueError as error:
     raise WorkdirError(f"{marker} is not the config of a run ({error}); choose another --workdir") from error
-  new = flatten(json.loads(json.dumps(config)))  # Through JSON, where a tuple is a list.
-  changed = [f"{path}: {old.get(path)!r} -> {new.get(path)!r}" for path in sorted(old.keys() | new.keys()) if old.get(path) != new.get(path)]
+  old, new = flatten(saved), flatten(json.loads(json.dumps(config)))  # Through JSON, where a tuple is a list.
+  fields = sorted(old.keys() | new.keys())
+  changed = [f"{field}: {old.get(field)!r} -> {new.get(field)!r}" for field in fields if old.get(field) != new.get(field)]
   if changed:
     shown = "; ".join(changed[:5]) + (f"; and {len(changed) - 5} more" if len(changed) > 5 else "")
     raise WorkdirError(f"--workdir={marker.parent} holds a run with another config ({shown}); choose another --workdir or set these back")

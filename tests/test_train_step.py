@@ -14,7 +14,7 @@ from jaxrl_llm.models import make_model, preset
 from jaxrl_llm.packing import Trajectory, pack
 from jaxrl_llm.sampler import make_filter
 from jaxrl_llm.train_step import init_state, make_optimizer, make_train_step, policy_outputs, sampler_gap
-from jaxrl_llm.types import Objective, PolicyOutputs, TrainBatch
+from jaxrl_llm.types import Objective, PolicyOutputs
 
 VOCAB = 264
 # Unequal on purpose, so that any mean within a piece of the batch would be another mean.
@@ -151,7 +151,8 @@ def program(num_micro_batches):
   outputs_fn = functools.partial(policy_outputs, model.logits, make_filter())
 
   def run(which, state, batch):
-    return make_train_step(outputs_fn, chosen(which), GRADIENT, learning_rate=lambda _: 1.0, num_micro_batches=num_micro_batches)(state, batch)
+    settings = dict(learning_rate=lambda _: 1.0, num_micro_batches=num_micro_batches)
+    return make_train_step(outputs_fn, chosen(which), GRADIENT, **settings)(state, batch)
 
   # The programs run for milliseconds: what counts is how long they compile.
   return jax.jit(run, compiler_options={"xla_backend_optimization_level": 0})
@@ -310,6 +311,13 @@ def test_the_learning_rate_climbs_is_reported_and_does_not_count_refused_updates
 def test_warm_up(warmup_steps, expected):
   _, schedule = make_optimizer(learning_rate=2.0, warmup_steps=warmup_steps, weight_decay=0, b1=0.9, b2=0.9, max_grad_norm=1.0)
   np.testing.assert_allclose([schedule(step) for step in range(len(expected))], 2 * np.array(expected), rtol=1e-6)
+
+
+@pytest.mark.parametrize(("warmup_steps", "expected"), [(0, [1, 0.75, 0.5, 0.25, 0, 0]), (2, [0.5, 1, 1, 0.75, 0.5, 0.25, 0])])
+def test_linear_decay_after_warm_up(warmup_steps, expected):
+  adamw = dict(weight_decay=0, b1=0.9, b2=0.9, max_grad_norm=1.0)
+  _, schedule = make_optimizer(learning_rate=2.0, warmup_steps=warmup_steps, decay_steps=4, **adamw)
+  np.testing.assert_allclose([schedule(step) for step in range(len(expected))], 2 * np.array(expected), atol=1e-6)
 
 
 def test_weight_decay_spares_norms_and_biases():

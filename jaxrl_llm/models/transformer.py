@@ -6,7 +6,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 from flax import nnx
-from jaxtyping import Array, Bool, Float, Int, PyTree
+from jaxtyping import Array, Float, Int, PyTree
 
 from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.models.layers import Block, KVCache, RMSNorm, param

@@ -1,4 +1,4 @@
-"""From logits to the distribution that tokens are drawn from: temperature, top-k, top-p. The sampler and the learner use the same function."""
+"""From logits to the distribution that tokens are drawn from: temperature, top-k, top-p. Sampler and learner use the same function."""
 
 from collections.abc import Callable
 

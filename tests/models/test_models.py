@@ -235,8 +235,8 @@ def test_bfloat16_computes_in_bfloat16_and_keeps_float32_where_it_matters():
 def num_equations(jaxpr) -> int:
   total = 0
   for equation in jaxpr.eqns:
-    inner = [x for x in jax.tree.leaves(equation.params, is_leaf=lambda x: hasattr(x, "jaxpr") or hasattr(x, "eqns"))]
-    total += 1 + sum(num_equations(getattr(x, "jaxpr", x)) for x in inner if hasattr(x, "jaxpr") or hasattr(x, "eqns"))
+    parts = jax.tree.leaves(equation.params, is_leaf=lambda x: hasattr(x, "eqns") or hasattr(x, "jaxpr"))
+    total += 1 + sum(num_equations(getattr(x, "jaxpr", x)) for x in parts if hasattr(x, "eqns") or hasattr(x, "jaxpr"))
   return total
 
 

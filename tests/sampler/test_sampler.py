@@ -167,7 +167,8 @@ class StubCache(NamedTuple):
 
 def stub_sampler(vocab, *, on_call=None, **settings):
   def init_cache(batch, slots):
-    return StubCache(jnp.zeros((1, batch, slots, 1, 1)), jnp.zeros((1, batch, slots, 1, 1)), jnp.zeros((batch, slots), bool), jnp.zeros((), int))
+    empty = jnp.zeros((1, batch, slots, 1, 1))
+    return StubCache(empty, empty, valid=jnp.zeros((batch, slots), bool), calls=jnp.zeros((), int))
 
   def decode(table, tokens, positions, cache, slot):
     if on_call is not None:

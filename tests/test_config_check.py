@@ -1,0 +1,110 @@
+"""Every problem of a config, as one line each."""
+
+import pytest
+from ml_collections import ConfigDict
+
+from configs import common
+from jaxrl_llm import config_check
+from tests.runs import tiny_config
+
+# For each kind of range: values outside of it.
+BAD = {
+  config_check.COUNT: (0, -1),
+  config_check.NATURAL: (-1,),
+  config_check.ABOVE_ZERO: (0.0, -1.0, float("inf"), float("nan")),
+  config_check.NOT_NEGATIVE: (-1e-9, float("inf"), float("nan")),
+  config_check.FRACTION: (1.0, -0.1, float("nan")),
+  config_check.COUNTS: ((), (0,), (8, -8), (1.5,)),
+}
+BAD_BY_FIELD = {
+  "seed": (-1, 2**32),
+  "rollout.group_size": (1, 0),
+  "rollout.top_p": (0.0, 1.1, float("nan")),
+  "learner.old_logprobs": ("", "teacher"),
+  "learner.schedule": ("", "cosine"),
+  "warm_start.schedule": ("", "cosine"),
+  "mesh.data": (0, -2),
+  "mesh.fsdp": (0, -2),
+  "mesh.tensor": (0, -2),
+}
+
+
+@pytest.mark.parametrize("path", config_check.RANGES)
+def test_every_range_refuses_what_is_outside(path):
+  for value in BAD_BY_FIELD.get(path) or BAD[config_check.RANGES[path]]:
+    (line,) = config_check.problems(tiny_config(overrides={path: value}))
+    assert line.startswith(f"config.{path}: found {value!r}, expected "), line
+
+
+def test_every_field_is_checked_or_known_to_have_no_range():
+  fields = set(config_check.flatten(common.base()))
+  free = {field for field in fields if field.startswith("objective.")} | set(config_check.UNRANGED)  # The objectives judge theirs.
+  assert set(config_check.RANGES) <= fields and fields - set(config_check.RANGES) == free
+
+
+def test_no_field_is_a_bare_none():
+  """ml_collections can give a type to None only through a placeholder; a bare one could not be set from the command line."""
+  config = common.base()
+  for path in config_check.flatten(config):
+    assert config_check.type_in_words(config, path) != "NoneType", path
+
+
+RELATIONS = {
+  "prompts and updates": ({"rollout.num_prompts": 8, "learner.updates_per_rollout": 3}, ["num_prompts=8", "updates_per_rollout=3"]),
+  "devices": (
+    {"mesh.data": 3, "rollout.num_prompts": 6, "eval.batch_prompts": 6, "learner.row_buckets": (9,)},
+    ["config.warm_start.row_buckets: 8", "3 devices", ": 9"],
+  ),
+  "a row too short": ({"learner.row_tokens": 35}, ["config.learner.row_tokens=35", "the longest sequence", "raise it to at least"]),
+  "too few rows": ({"learner.row_buckets": (2, 4)}, ["config.learner.row_buckets=(2, 4)", "can need 8 rows", "add a bucket of at least 8"]),
+  "too few rows to imitate": ({"warm_start.batch_size": 64}, ["config.warm_start.row_buckets=(8,)", "add a bucket of at least 32"]),
+  "penalty for all": ({"reward.overlong_buffer": 25}, ["overlong_buffer=25", "max_new_tokens=24"]),
+  "nothing to do": ({"num_steps": 0, "warm_start.num_steps": 0}, ["nothing to train"]),
+}
+
+
+@pytest.mark.parametrize("case", RELATIONS)
+def test_relations(case):
+  overrides, parts = RELATIONS[case]
+  (line,) = config_check.problems(tiny_config(overrides=overrides))
+  for part in parts:
+    assert part in line, line
+
+
+def test_sft_takes_no_rl_steps():
+  (line,) = config_check.problems(tiny_config("sft", {"num_steps": 3}))
+  assert "config.num_steps=3" in line and "expected 0" in line
+
+
+def test_all_problems_in_one_message():
+  overrides = {"seed": -1, "rollout.group_size": 1, "rollout.top_p": 2.0, "objective.name": "x", "task.name": "y", "model.preset": "z"}
+  assert len(config_check.problems(tiny_config(overrides=overrides))) == len(overrides)
+  overrides = {"learner.updates_per_rollout": 3, "learner.micro_batches": 3, "learner.row_tokens": 30}
+  assert len(config_check.problems(tiny_config(overrides=overrides))) == 4  # Three row counts are not the only thing wrong.
+
+
+def test_a_config_that_lacks_fields_is_no_traceback():
+  (line,) = config_check.problems(ConfigDict({"seed": 0}))
+  assert "missing" in line and "configs.common" in line
+
+
+@pytest.mark.parametrize(
+  ("path", "hint"),
+  [
+    ("learner.learning_rat", "did you mean config.learner.learning_rate?"),
+    ("rollout.micro_batches", "did you mean config.learner.micro_batches?"),
+    ("group_size", "did you mean config.rollout.group_size?"),
+    ("rollout.grop_size", "did you mean config.rollout.group_size?"),
+    ("lerner.b1", "did you mean config.learner.b1?"),
+    ("qqqq", "--dry_run lists all fields"),
+    ("mesh", "config.mesh is a section and cannot be set; set one of its fields: mesh.data, mesh.fsdp, mesh.tensor"),
+  ],
+)
+def test_unknown_fields(path, hint):
+  (line,) = config_check.unknown_fields([path], common.base())
+  assert path in line and hint in line
+
+
+def test_known_fields_are_fine():
+  config = common.base()
+  assert config_check.unknown_fields(config_check.flatten(config), config) == []

@@ -1,0 +1,97 @@
+"""Every experiment of configs/: it is legal, and its smoke run leaves all that a run should leave."""
+
+import importlib
+import json
+import math
+
+import pytest
+
+from configs import common
+from jaxrl_llm import config_check
+from jaxrl_llm.objectives import OBJECTIVES
+from tests.runs import ROOT, rows, run_here, tiny_config
+
+NAMES = sorted(path.stem for path in (ROOT / "configs").glob("*.py") if path.stem not in ("__init__", "common"))
+RL_NAMES = [name for name in NAMES if name != "sft"]
+
+# Names that every RL row has, whatever the objective.
+RL_METRICS = """
+actor/loss actor/pg_loss actor/entropy actor/grad_norm actor/lr ratio/mean ratio/min ratio/max ratio/p99 critic/rewards/mean
+critic/rewards/max critic/rewards/min critic/advantages/mean response_length/mean response_length/max response_length/min
+response_length/clip_ratio prompt_length/mean group/frac_reward_zero_std reward/final_answer/mean rollout_corr/logprob_abs_diff/mean
+rollout_corr/logprob_abs_diff/max rollout_corr/kl rollout_corr/k3_kl rollout/tokens_sha256 train/skipped_steps timing_s/step timing_s/rollout
+timing_s/update perf/throughput perf/total_num_tokens perf/packing_waste perf/compiles perf/max_memory_allocated_gb
+""".split()
+OWN_METRICS = {
+  "sapo": ["sapo/gate_pos", "sapo/gate_neg"],
+  "grpo": ["actor/ref_kl"],
+  "gspo": ["actor/pg_clipfrac"],
+  "gspo_token": ["actor/pg_clipfrac"],
+  "dapo": ["actor/pg_clipfrac", "reward/soft_overlong/mean"],
+  "dr_grpo": ["actor/pg_clipfrac"],
+}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_configs_are_legal(name):
+  module = importlib.import_module(f"configs.{name}")
+  arguments = ["", "tiny"] + (["paper"] if '"paper"' in module.get_config.__doc__ else [])
+  for argument in arguments:
+    config = module.get_config(argument)
+    assert config_check.problems(config) == [], argument
+    assert config.objective.name == name and name in OBJECTIVES
+  with pytest.raises(ValueError, match="unknown argument 'tin', expected one of '', 'tiny'"):
+    module.get_config("tin")
+
+
+def test_a_config_cannot_grow_a_misspelt_field():
+  for name in NAMES:
+    config = importlib.import_module(f"configs.{name}").get_config("tiny")
+    with pytest.raises(AttributeError):
+      config.learner.learning_rat = 1.0
+  with pytest.raises(AttributeError):
+    common.base().num_stepz = 1
+
+
+@pytest.mark.parametrize("name", RL_NAMES)
+def test_smoke_run(name, tmp_path):
+  """Rewards of an untrained policy do not differ, so a penalty on length gives every objective something to learn from."""
+  config = tiny_config(name, {"reward.overlong_buffer": 16, "num_steps": 3, "warm_start.num_steps": 6, "warm_start.batch_size": 8})
+  summary = run_here(config, tmp_path)
+  assert summary == json.loads((tmp_path / "summary.json").read_text())
+  assert summary["status"] == "finished" and summary["objective"] == name
+  assert (summary["num_steps"], summary["warm_start_steps"], summary["attempts"], summary["skipped_steps"]) == (3, 6, 1, 0)
+  assert 0 <= summary["accuracy_start"] <= 1 and 0 <= summary["accuracy_final"] <= 1 and summary["num_params"] == 27072
+  for field in ("wall_seconds", "warm_start_seconds", "rl_seconds", "tokens", "peak_memory_gb"):
+    assert summary[field] > 0, field
+  assert sum(summary["seconds"].values()) == pytest.approx(summary["wall_seconds"])
+  assert {"python", "jax", "flax", "optax", "orbax-checkpoint", "numpy"} <= summary["versions"].keys()
+  assert {"command", "started", "finished", "device"} <= summary.keys()
+
+  assert {"metrics.jsonl", "samples.jsonl", "report.html", "checkpoints"} <= {path.name for path in tmp_path.iterdir()}
+  assert {path.parent.name for path in (tmp_path / "tensorboard").rglob("events.out.tfevents.*")} == {"warm_start", "rl", "eval"}
+  assert sorted(int(path.name) for path in (tmp_path / "checkpoints").iterdir()) == [8, 9]
+  samples = [json.loads(line) for line in (tmp_path / "samples.jsonl").read_text().splitlines()]
+  assert {row["step"] for row in samples} == {1, 2, 3} and {"prompt", "response", "answer", "reward", "logprobs"} <= samples[0].keys()
+
+  everything = [row for phase in ("warm_start", "rl", "eval") for row in rows(tmp_path, phase)]
+  assert [row["step"] for row in everything] == [1, 2, 3, 4, 5, 6, 1, 2, 3, 0, 2, 3]
+  for row in everything:
+    assert "nonfinite" not in row
+    assert all(isinstance(value, str) or math.isfinite(value) for value in row.values())
+  for row in rows(tmp_path, "rl"):
+    assert not set(RL_METRICS + OWN_METRICS[name]) - row.keys()
+    assert row["rollout_corr/logprob_abs_diff/max"] <= 1e-5 and abs(row["ratio/mean"] - 1) < 0.1
+    assert row["actor/grad_norm"] > 0 and 0 < row["perf/packing_waste"] < 1
+    assert 0 < row["actor/entropy"] < math.log(264) and 1 <= row["response_length/min"] <= row["response_length/max"] <= 24
+  for row in rows(tmp_path, "eval"):
+    assert row["eval/accuracy_low"] <= row["eval/accuracy"] <= row["eval/accuracy_high"]
+  losses = [row["actor/loss"] for row in rows(tmp_path, "warm_start")]
+  assert losses[-1] < losses[0]
+
+
+def test_warm_start_alone(tmp_path):
+  summary = run_here(tiny_config("sft", {"warm_start.num_steps": 6, "warm_start.batch_size": 8}), tmp_path)
+  assert summary["status"] == "finished" and summary["num_steps"] == 0 and summary["accuracy_final"] == summary["accuracy_start"]
+  assert len(rows(tmp_path, "warm_start")) == 6 and rows(tmp_path, "rl") == []
+  assert (tmp_path / "report.html").is_file()

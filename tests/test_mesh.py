@@ -1,0 +1,139 @@
+"""The mesh and the one table of shardings: sizes, messages, and where params, moments and rows lie."""
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import AxisType, PartitionSpec
+
+from jaxrl_llm import mesh as mesh_lib
+from jaxrl_llm.models import make_model, preset
+from jaxrl_llm.train_step import init_state, make_optimizer
+
+NANO = preset("nano", vocab_size=264)
+
+
+@pytest.mark.parametrize(
+  ("num_devices", "sizes", "expected"),
+  [
+    (8, (-1, 1, 1), (8, 1, 1)),
+    (8, (-1, 4, 1), (2, 4, 1)),
+    (8, (2, -1, 2), (2, 2, 2)),
+    (8, (1, 1, -1), (1, 1, 8)),
+    (8, (2, 2, 2), (2, 2, 2)),
+    (8, (-1, 8, 1), (1, 8, 1)),
+    (1, (-1, 1, 1), (1, 1, 1)),
+    (6, (3, 1, -1), (3, 1, 2)),
+  ],
+)
+def test_mesh_shape(num_devices, sizes, expected):
+  assert mesh_lib.mesh_shape(num_devices, **dict(zip(mesh_lib.AXES, sizes, strict=True))) == expected
+
+
+@pytest.mark.parametrize(
+  ("num_devices", "sizes", "words"),
+  [
+    (8, (0, 1, 1), ["mesh.data: found 0, expected a positive size, or -1"]),
+    (8, (1, 1, -2), ["mesh.tensor: found -2, expected a positive size, or -1"]),
+    (8, (-1, -1, 1), ["mesh: found -1 on data and fsdp, expected it on one axis at the most"]),
+    (8, (2, 1, 1), ["mesh.data=2, mesh.fsdp=1, mesh.tensor=1 needs 2 devices, found 8", "mesh.data=-1"]),
+    (8, (4, 4, 1), ["needs 16 devices, found 8; lower an axis", "device_count=16"]),
+    (8, (-1, 3, 1), ["mesh.fsdp=3", "needs a multiple of 3 devices, found 8"]),
+    (8, (-1, 16, 1), ["needs a multiple of 16 devices, found 8; lower an axis"]),
+  ],
+)
+def test_sizes_that_do_not_fit_are_refused_with_a_fix(num_devices, sizes, words):
+  with pytest.raises(ValueError) as error:
+    mesh_lib.mesh_shape(num_devices, **dict(zip(mesh_lib.AXES, sizes, strict=True)))
+  assert all(word in str(error.value) for word in words) and "\n" not in str(error.value)
+
+
+def test_a_fix_that_is_already_there_is_not_proposed():
+  with pytest.raises(ValueError) as error:
+    mesh_lib.mesh_shape(8, data=-1, fsdp=3, tensor=1)
+  assert "set mesh.data=-1" not in str(error.value)
+
+
+def test_make_mesh_takes_all_devices_and_leaves_the_partitioning_to_the_compiler():
+  mesh = mesh_lib.make_mesh(fsdp=2, tensor=2)
+  assert dict(mesh.shape) == {"data": 2, "fsdp": 2, "tensor": 2} and mesh.size == jax.device_count()
+  assert set(mesh.axis_types) == {AxisType.Auto}
+  assert mesh_lib.num_row_shards(mesh) == 4
+
+
+def test_rules_name_every_axis_of_the_model_and_only_mesh_axes():
+  options = (NANO, NANO._replace(qkv_bias=True, tie_embeddings=False))
+  is_axes = lambda x: isinstance(x, tuple)
+  names = {name for config in options for axes in jax.tree.leaves(make_model(config).logical_axes, is_leaf=is_axes) for name in axes}
+  assert names == set(mesh_lib.RULES)
+  assert set(mesh_lib.RULES.values()) <= {*mesh_lib.AXES, None}
+
+
+def abstract_nano():
+  model = make_model(NANO._replace(qkv_bias=True, tie_embeddings=False))
+  return model, jax.eval_shape(model.init, jax.random.key(0))
+
+
+def test_params_lie_where_the_rules_say():
+  model, shapes = abstract_nano()
+  mesh = mesh_lib.make_mesh(data=2, fsdp=2, tensor=2)
+  shardings = mesh_lib.param_shardings(mesh, model.logical_axes, shapes)
+  attention, mlp = shardings["layers"]["attention"], shardings["layers"]["mlp"]
+  expected = [
+    (shardings["embedding"], ("tensor", "fsdp")),
+    (shardings["head"], ("fsdp", "tensor")),
+    (shardings["final_norm"]["scale"], ("fsdp",)),
+    (attention["q"], (None, "fsdp", "tensor", None)),
+    (attention["v"], (None, "fsdp", "tensor", None)),
+    (attention["o"], (None, "tensor", None, "fsdp")),
+    (attention["k_bias"], (None, "tensor", None)),
+    (attention["q_norm"]["scale"], (None, None)),
+    (mlp["gate"], (None, "fsdp", "tensor")),
+    (mlp["down"], (None, "tensor", "fsdp")),
+  ]
+  for sharding, spec in expected:
+    assert sharding.mesh == mesh and sharding.spec == PartitionSpec(*spec)
+
+
+@pytest.mark.parametrize(
+  ("sizes", "message"),
+  [
+    ((1, 1, 8), "mesh.tensor=8 does not divide axis 'kv_heads' of layers/attention/k, which has size 2; choose a mesh.tensor that divides"),
+    ((1, 2, 4), "mesh.tensor=4 does not divide axis 'kv_heads' of layers/attention/k, which has size 2; choose a mesh.tensor that divides"),
+  ],
+)
+def test_a_dimension_that_does_not_divide_is_named(sizes, message):
+  model, shapes = abstract_nano()
+  mesh = mesh_lib.make_mesh(**dict(zip(mesh_lib.AXES, sizes, strict=True)))
+  with pytest.raises(ValueError) as error:
+    mesh_lib.param_shardings(mesh, model.logical_axes, shapes)
+  assert str(error.value).startswith(message)
+
+
+def test_moments_lie_where_their_parameters_lie():
+  model, shapes = abstract_nano()
+  mesh = mesh_lib.make_mesh(data=2, fsdp=2, tensor=2)
+  params = mesh_lib.param_shardings(mesh, model.logical_axes, shapes)
+  optimizer, _ = make_optimizer(learning_rate=1e-3, warmup_steps=2, weight_decay=0.1, b1=0.9, b2=0.95, max_grad_norm=1.0)
+  state = jax.eval_shape(partial(init_state, optimizer=optimizer), shapes)
+  shardings = mesh_lib.state_shardings(mesh, optimizer, state, params)
+  assert jax.tree.structure(shardings) == jax.tree.structure(state)
+  assert shardings.params == params
+  adam = [part for part in jax.tree.leaves(shardings.opt_state, is_leaf=lambda x: hasattr(x, "mu")) if hasattr(part, "mu")]
+  assert len(adam) == 1 and adam[0].mu == params and adam[0].nu == params
+  counters = [adam[0].count, shardings.step, shardings.skipped]
+  assert all(sharding.is_fully_replicated for sharding in counters)
+
+
+def test_rows_are_split_over_data_and_fsdp_only(rng):
+  mesh = mesh_lib.make_mesh(data=2, fsdp=2, tensor=2)
+  batch = {"a": rng.standard_normal((8, 3)).astype(np.float32), "b": np.arange(4)}
+  placed = mesh_lib.place_rows(mesh, batch)
+  jax.tree.map(np.testing.assert_array_equal, placed, batch)
+  assert {shard.data.shape for shard in placed["a"].addressable_shards} == {(2, 3)}
+  assert {shard.data.shape for shard in placed["b"].addressable_shards} == {(1,)}
+  assert {shard.data.shape for shard in jax.device_put(jnp.ones((2, 2)), mesh_lib.replicated(mesh)).addressable_shards} == {(2, 2)}
+  with pytest.raises(ValueError, match="mesh: 6 rows cannot be split over data x fsdp = 4 devices"):
+    mesh_lib.place_rows(mesh, batch | {"b": np.arange(6)})

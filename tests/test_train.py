@@ -1,0 +1,178 @@
+"""The whole run: settings that act, programs that compile once, and a reward that rises."""
+
+import functools
+import pathlib
+
+import jax
+import numpy as np
+import pytest
+
+from tests.runs import VARIED, column, rows, run_here, tiny_config
+
+SHORT = VARIED | {"num_steps": 2, "warm_start.num_steps": 3, "warm_start.batch_size": 8, "eval.every": 2, "log.tensorboard": False}
+
+
+@pytest.fixture(scope="module")
+def run_of(tmp_path_factory):
+  """Runs `gspo:tiny`, short, with other values for some fields; the same values are run only once."""
+
+  @functools.cache
+  def run(**changes) -> pathlib.Path:
+    workdir = tmp_path_factory.mktemp("run")
+    run_here(tiny_config(overrides=SHORT | {name.replace("__", "."): value for name, value in changes.items()}), workdir)
+    return workdir
+
+  return run
+
+
+def losses(workdir: pathlib.Path, phase: str = "rl") -> np.ndarray:
+  return np.array([(row["actor/loss"], row["actor/grad_norm"]) for row in rows(workdir, phase)])
+
+
+def test_the_same_config_gives_the_same_run(run_of, tmp_path):
+  run_here(tiny_config(overrides=SHORT), tmp_path)
+  for phase in ("warm_start", "rl", "eval"):
+    same = [
+      [{name: value for name, value in row.items() if not name.startswith(("timing_s/", "perf/"))} for row in rows(workdir, phase)]
+      for workdir in (tmp_path, run_of())
+    ]
+    assert same[0] == same[1]
+
+
+def test_another_seed_draws_other_weights_examples_and_tokens(run_of):
+  one, other = run_of(), run_of(seed=1)
+  assert not set(column(one, "rollout/tokens_sha256")) & set(column(other, "rollout/tokens_sha256"))
+  assert not np.any(losses(one, "warm_start") == losses(other, "warm_start"))
+  assert np.any(np.array(column(one, "prompt_length/mean")) != np.array(column(other, "prompt_length/mean"))) or np.any(
+    losses(one) != losses(other)
+  )
+
+
+@pytest.mark.parametrize(
+  ("phase", "changes"),
+  [
+    ("warm_start", {"learner__micro_batches": 2}),
+    ("rl", {"learner__micro_batches": 2}),
+    ("warm_start", {"model__remat": True}),
+    ("rl", {"model__remat": True}),
+    ("rl", {"learner__row_buckets": (12,)}),
+    ("rl", {"learner__old_logprobs": "learner"}),
+  ],
+)
+def test_settings_that_only_cost_time_or_memory(phase, changes, run_of):
+  """Accumulation, rematerialisation, padding, and who scores the old policy change no loss and no gradient."""
+  np.testing.assert_allclose(losses(run_of(**changes), phase), losses(run_of(), phase), atol=1e-5, rtol=1e-4)
+  assert column(run_of(**changes), "rollout/tokens_sha256")[0] == column(run_of(), "rollout/tokens_sha256")[0]
+
+
+def test_the_first_rollout_depends_on_its_settings(run_of):
+  base = column(run_of(), "rollout/tokens_sha256")[0]
+  for changes in ({"rollout__temperature": 0.5}, {"rollout__top_k": 2}, {"rollout__top_p": 0.5}, {"rollout__prompt_buckets": (9,)}):
+    assert column(run_of(**changes), "rollout/tokens_sha256")[0] != base, changes
+  assert rows(run_of(rollout__top_k=2), "rl")[0]["actor/entropy"] <= np.log(2) < rows(run_of(), "rl")[0]["actor/entropy"]
+  for changes in ({"rollout__temperature": 0.5}, {"rollout__top_k": 2}, {"rollout__top_p": 0.5}):
+    assert max(column(run_of(**changes), "rollout_corr/logprob_abs_diff/max")) <= 1e-5, "the learner filters as the sampler does"
+
+
+def first_difference(one: pathlib.Path, other: pathlib.Path, *names: str) -> list[str]:
+  """Of the names, those that differ in the first RL row."""
+  return [name for name in names if rows(one, "rl")[0][name] != rows(other, "rl")[0][name]]
+
+
+def test_rewards_and_advantages_follow_their_settings(run_of):
+  names = ("rollout/tokens_sha256", "critic/rewards/mean", "critic/advantages/max", "actor/loss")
+  assert first_difference(run_of(), run_of(reward__overlong_buffer=8), *names) == list(names[1:])
+  assert first_difference(run_of(), run_of(advantage__normalize_std=False), *names) == list(names[2:])
+  assert "reward/soft_overlong/mean" not in rows(run_of(reward__overlong_buffer=0), "rl")[0]
+
+
+@pytest.mark.parametrize(
+  ("changes", "name"),
+  [
+    ({"learner__learning_rate": 1e-2}, "actor/lr"),
+    ({"learner__warmup_steps": 0}, "actor/lr"),
+    ({"learner__schedule": "linear"}, "actor/lr"),
+    ({"objective__entropy_coef": 0.1}, "actor/loss"),
+    ({"learner__max_grad_norm": 1e-6}, "actor/loss"),
+    ({"learner__b2": 0.5}, "actor/loss"),
+  ],
+)
+def test_the_learner_follows_its_settings(changes, name, run_of):
+  assert column(run_of(**changes), name) != column(run_of(), name)
+
+
+def test_counts_follow_their_settings(run_of):
+  workdir = run_of(num_steps=3, eval__every=1, eval__samples=2, eval__num_prompts=5, log__samples_every=1, log__num_samples=3, checkpoint__keep=1)
+  assert [row["step"] for row in rows(workdir, "eval")] == [0, 1, 2, 3]
+  assert all("eval/pass@2" in row and (row["eval/accuracy"] * 10) % 1 == 0 for row in rows(workdir, "eval"))
+  assert len((workdir / "samples.jsonl").read_text().splitlines()) == 9
+  assert [path.name for path in (workdir / "checkpoints").iterdir()] == ["6"]
+  assert not (workdir / "tensorboard").exists()
+
+
+def test_nothing_compiles_after_the_second_step(tmp_path):
+  """Packed batches need 5 to 8 rows and prompts 5 or 7 slots; every one of those shapes is met, most for the first time late in the run."""
+  seen, compiled = set(), []
+
+  def listen(event: str, duration: float, **_) -> None:
+    if event == "/jax/core/compile/backend_compile_duration":
+      compiled.append(event)
+
+  from jaxrl_llm import packing, train
+
+  pack, write = packing.pack, train.MetricWriter.write
+  marks = []
+
+  def watched_pack(*args, **kwargs):
+    batch = pack(*args, **kwargs)
+    seen.add(batch.tokens.shape[0])
+    return batch
+
+  def watched_write(self, step, phase, row):
+    marks.append((phase, step, len(compiled)))
+    return write(self, step, phase, row)
+
+  overrides = VARIED | {
+    "num_steps": 12, "warm_start.num_steps": 2, "task.levels": (1,), "rollout.prompt_buckets": (5, 7), "rollout.num_prompts": 2,
+    "rollout.group_size": 8, "learner.row_tokens": 31, "learner.row_buckets": (5, 6, 7, 8), "warm_start.row_buckets": (16,),
+    "eval.batch_prompts": 8, "eval.num_prompts": 12, "eval.every": 5, "log.tensorboard": False,
+  }  # fmt: skip
+  from jaxrl_llm import tasks
+  from tests import runs
+
+  task = runs.load_once("arithmetic", (1,), None)
+  two_steps = runs.load_once("arithmetic", (2,), None)
+  mixed = task._replace(train=[*task.train, *two_steps.train[: len(task.train) // 2]])  # The table itself holds 20 of the longer ones to 1.
+  config = tiny_config(overrides=overrides)
+  with pytest.MonkeyPatch.context() as patch:
+    patch.setattr(runs, "load_once", lambda *args, **kwargs: mixed)
+    patch.setattr(packing, "pack", watched_pack)
+    patch.setattr(train.MetricWriter, "write", watched_write)
+    jax.monitoring.register_event_duration_secs_listener(listen)
+    try:
+      run_here(config, tmp_path)
+    finally:
+      jax.monitoring.unregister_event_duration_listener(listen)
+  assert tasks.make is not None and len(seen) >= 3, seen
+  assert len(set(column(tmp_path, "prompt_length/mean"))) > 2
+  assert len(set(column(tmp_path, "perf/compiles")[1:])) == 1, column(tmp_path, "perf/compiles")
+  counts = [count for phase, step, count in marks if (phase, step) >= ("rl", 2) or (phase == "eval" and step > 2)]
+  assert marks[-1][:2] == ("eval", 12) and len(compiled) == marks[-1][2]
+  assert max(counts) == min(counts) > 0
+
+
+EASY = {
+  "task.levels": (1,), "rollout.prompt_buckets": (5,), "rollout.max_new_tokens": 14, "rollout.num_prompts": 16, "rollout.group_size": 8,
+  "warm_start.num_steps": 200, "warm_start.batch_size": 64, "warm_start.row_buckets": (20,), "warm_start.learning_rate": 1e-2,
+  "num_steps": 80, "learner.row_tokens": 76, "learner.row_buckets": (32,), "learner.learning_rate": 3e-3,
+  "learner.updates_per_rollout": 1, "eval.every": 80, "checkpoint.every": 80, "checkpoint.warm_start_every": 200, "log.tensorboard": False,
+}  # fmt: skip
+
+
+@pytest.mark.slow
+def test_reinforcement_raises_the_reward(tmp_path):
+  """One-step sums: imitation of a careless teacher, then RL. 1280 samples at each end; the noise of their difference is below 0.03."""
+  summary = run_here(tiny_config(overrides=EASY), tmp_path)
+  rewards = column(tmp_path, "critic/rewards/mean")
+  assert np.mean(rewards[-10:]) > np.mean(rewards[:10]) + 0.12, rewards
+  assert summary["accuracy_final"] > summary["accuracy_start"]

@@ -1,0 +1,72 @@
+"""Whose a folder is."""
+
+import json
+
+import pytest
+
+from jaxrl_llm import workdirs
+
+CONFIG = {"seed": 0, "learner": {"row_buckets": (8, 16), "b1": 0.9}, "objective": {"clip_low": None}}
+
+
+def test_a_new_folder_is_claimed_and_found_again(tmp_path):
+  workdir = tmp_path / "deep" / "run"
+  assert workdirs.claim(workdir, CONFIG)
+  assert [path.name for path in workdir.iterdir()] == ["config.json"]
+  assert not workdirs.claim(workdir, CONFIG), "a tuple that came back as a list is no change"
+  assert json.loads((workdir / "config.json").read_text())["learner"]["row_buckets"] == [8, 16]
+
+
+def test_release_undoes_a_claim_and_nothing_else(tmp_path):
+  workdirs.claim(tmp_path / "run", CONFIG)
+  workdirs.release(tmp_path / "run")
+  assert not (tmp_path / "run").exists()
+  (tmp_path / "notes.txt").write_text("mine")
+  workdirs.release(tmp_path)
+  assert (tmp_path / "notes.txt").exists()
+
+
+def test_changes_are_named_old_and_new(tmp_path):
+  workdirs.claim(tmp_path, CONFIG)
+  changed = {"seed": 1, "learner": {"row_buckets": (8,), "b1": 0.9}, "objective": {"clip_low": 0.1}}
+  with pytest.raises(workdirs.WorkdirError) as error:
+    workdirs.claim(tmp_path, changed)
+  assert "(learner.row_buckets: [8, 16] -> [8]; objective.clip_low: None -> 0.1; seed: 0 -> 1)" in str(error.value)
+
+
+def test_many_changes_are_counted(tmp_path):
+  workdirs.claim(tmp_path, {f"f{i}": 0 for i in range(8)})
+  with pytest.raises(workdirs.WorkdirError, match="and 3 more"):
+    workdirs.claim(tmp_path, {f"f{i}": 1 for i in range(8)})
+
+
+def test_strangers_are_left_alone(tmp_path):
+  for name in "abcd":
+    (tmp_path / name).write_text("")
+  with pytest.raises(workdirs.WorkdirError, match=r"found a, b, c, \.\.\. but no config\.json"):
+    workdirs.claim(tmp_path, CONFIG)
+  assert len(list(tmp_path.iterdir())) == 4
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "7", "\x00\xff"])
+def test_a_damaged_marker(tmp_path, text):
+  (tmp_path / "config.json").write_text(text)
+  with pytest.raises(workdirs.WorkdirError, match="is not the config of a run"):
+    workdirs.claim(tmp_path, CONFIG)
+  assert (tmp_path / "config.json").read_text() == text
+
+
+@pytest.mark.parametrize(
+  ("text", "finished"), [(None, False), ("{", False), ("[]", False), ('{"status": "running"}', False), ('{"status": "finished"}', True)]
+)
+def test_is_finished(tmp_path, text, finished):
+  if text is not None:
+    (tmp_path / "summary.json").write_text(text)
+  assert workdirs.is_finished(tmp_path) is finished
+
+
+def test_suffixes_are_names_of_one_folder_and_differ():
+  texts = [{}, {"seed": "1"}, {"seed": "2"}, {"task.data_dir": "/a/b"}, {"a": "x" * 100}, {"a": "x" * 101}]
+  suffixes = [workdirs.suffix(text) for text in texts]
+  assert len(set(suffixes)) == len(texts)
+  assert all("/" not in suffix and " " not in suffix and len(suffix) <= 80 for suffix in suffixes)
