@@ -129,12 +129,12 @@ def unknown_fields(paths: Iterable[str], config: ConfigDict) -> list[str]:
       inside = ", ".join(name for name in known if name.startswith(f"{path}."))
       lines.append(f"config.{path} is a section and cannot be set; set one of its fields: {inside}")
       continue
-    # A right name in the wrong section is nearer to what was meant than a like path.
+    # A right name in the wrong section is nearer to what was meant than a like path; a like name in any section comes last.
+    leaves = {name: name.rsplit(".", 1)[-1] for name in known}
     leaf = path.rsplit(".", 1)[-1]
-    near = [name for name in known if name.rsplit(".", 1)[-1] == leaf] or difflib.get_close_matches(path, known, n=1, cutoff=0.6)
-    near = near or [
-      name for match in difflib.get_close_matches(leaf, [n.rsplit(".", 1)[-1] for n in known], n=1) for name in known if name.endswith(match)
-    ]
+    alike = difflib.get_close_matches(leaf, leaves.values(), n=1)
+    near = [name for name in known if leaves[name] == leaf]
+    near = near or difflib.get_close_matches(path, known, n=1) or [name for name in known if leaves[name] in alike]
     hint = f"; did you mean {' or '.join(f'config.{name}' for name in near[:3])}?" if near else "; --dry_run lists all fields"
     lines.append(f"unknown field config.{path}{hint}")
   return lines

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 from jax.sharding import Mesh
 from jaxtyping import Array, Float, PRNGKeyArray
 from ml_collections import ConfigDict
@@ -20,6 +21,8 @@ from jaxrl_llm.tasks import Task
 from jaxrl_llm.tasks.pipeline import encode_demonstrations, max_prompt_tokens
 from jaxrl_llm.train_step import TrainStepFn, init_state, make_optimizer, make_train_step, policy_outputs
 from jaxrl_llm.types import Objective, Params, TrainBatch, TrainState
+
+Optimizer = tuple[optax.GradientTransformation, optax.Schedule]
 
 
 class Experiment(NamedTuple):
@@ -89,22 +92,9 @@ def build(config: ConfigDict) -> Experiment:
   imitation = objective if config.objective.name == "sft" else objectives.make("sft")
 
   learner, warm = config.learner, config.warm_start
-  adamw = dict(weight_decay=learner.weight_decay, b1=learner.b1, b2=learner.b2, max_grad_norm=learner.max_grad_norm)
-  optimizer, schedule = make_optimizer(
-    learning_rate=learner.learning_rate,
-    warmup_steps=learner.warmup_steps,
-    decay_steps=decay_steps(learner, config.num_steps * learner.updates_per_rollout),
-    **adamw,
-  )
-  warm_optimizer, warm_schedule = make_optimizer(
-    learning_rate=warm.learning_rate, warmup_steps=warm.warmup_steps, decay_steps=decay_steps(warm, warm.num_steps), **adamw
-  )
-
-  abstract_params = jax.eval_shape(model.init, jax.random.key(0))
-  params_shardings = mesh_lib.param_shardings(mesh, model.logical_axes, abstract_params)
-  abstract_state = jax.eval_shape(partial(init_state, optimizer=optimizer), abstract_params)
-  shardings = mesh_lib.state_shardings(mesh, optimizer, abstract_state, params_shardings)
-  abstract_state = jax.tree.map(lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), abstract_state, shardings)
+  (optimizer, schedule), (warm_optimizer, warm_schedule) = make_optimizers(config)
+  abstract_state = place_state(mesh, model, optimizer)
+  shardings = jax.tree.map(lambda x: x.sharding, abstract_state)
 
   def update(objective, optimizer, schedule, filter_logits, buckets, *, is_rl: bool) -> TrainStepFn:
     outputs_fn = partial(policy_outputs, model.logits, filter_logits)
@@ -155,6 +145,30 @@ def build(config: ConfigDict) -> Experiment:
   )
 
 
+def make_optimizers(config: ConfigDict) -> tuple[Optimizer, Optimizer]:
+  """Optimizer and schedule of RL and of the warm start; their states have the same shape, so one checkpoint format holds either."""
+  learner, warm = config.learner, config.warm_start
+  adamw = dict(weight_decay=learner.weight_decay, b1=learner.b1, b2=learner.b2, max_grad_norm=learner.max_grad_norm)
+
+  def make(phase: ConfigDict, num_updates: int) -> Optimizer:
+    decay = decay_steps(phase, num_updates)
+    return make_optimizer(learning_rate=phase.learning_rate, warmup_steps=phase.warmup_steps, decay_steps=decay, **adamw)
+
+  return make(learner, config.num_steps * learner.updates_per_rollout), make(warm, warm.num_steps)
+
+
+def place_state(mesh: Mesh, model: Model, optimizer: optax.GradientTransformation) -> TrainState:
+  """A train state as shapes, dtypes and shardings.
+
+  Raises:
+    ValueError: a weight that the mesh does not divide.
+  """
+  params = jax.eval_shape(model.init, jax.random.key(0))
+  state = jax.eval_shape(partial(init_state, optimizer=optimizer), params)
+  shardings = mesh_lib.state_shardings(mesh, optimizer, state, mesh_lib.param_shardings(mesh, model.logical_axes, params))
+  return jax.tree.map(lambda x, sharding: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), state, shardings)
+
+
 def decay_steps(config: ConfigDict, num_updates: int) -> int:
   """Updates over which a learning rate falls to 0 after its warm-up; 0 where the schedule keeps it constant."""
   return max(num_updates - config.warmup_steps, 1) if config.schedule == "linear" else 0
@@ -176,8 +190,8 @@ def check_lengths(task: Task, config: ConfigDict) -> None:
   demonstrated = max(len(p) + len(r) for p, r in encode_demonstrations(task.demonstrations, task.tokenizer))
   if demonstrated > budget:
     raise ValueError(
-      f"config.rollout.max_new_tokens={config.rollout.max_new_tokens}: a demonstration has {demonstrated} tokens with its prompt, expected at "
-      f"most {budget}; raise it to at least {demonstrated - max(config.rollout.prompt_buckets)}"
+      f"config.rollout.max_new_tokens={config.rollout.max_new_tokens}: a demonstration has {demonstrated} tokens with its prompt, "
+      f"expected at most {budget}; raise it to at least {demonstrated - max(config.rollout.prompt_buckets)}"
     )
 
 
@@ -257,7 +271,7 @@ def describe(config: ConfigDict) -> str:
     f"model: {config.model.preset}, {experiment.model.num_params:,} parameters",
     f"rollout batch: {rollout.num_prompts} prompts x {rollout.group_size} samples; updates per rollout: {learner.updates_per_rollout}",
     "estimated memory for each device, in MB: " + ", ".join(f"{name} {size / 1e6:.1f}" for name, size in parts.items() if size),
-    f"estimated peak of arrays for each device: {max(update, sampling) / 1e6:.1f} MB (an update {update / 1e6:.1f}, sampling {sampling / 1e6:.1f})",
+    f"estimated peak for each device: {max(update, sampling) / 1e6:.1f} MB (update {update / 1e6:.1f}, sampling {sampling / 1e6:.1f})",
   ]
   return "\n".join(lines)
 
