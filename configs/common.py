@@ -108,7 +108,7 @@ def base() -> ConfigDict:
   config.reward.overlong_buffer = 0  # DAPO's soft penalty grows over this many tokens below the budget; 0 is no penalty.
 
   config.warm_start = ConfigDict()
-  config.warm_start.num_steps = 350
+  config.warm_start.num_steps = 300
   config.warm_start.batch_size = 80  # Demonstrations.
   config.warm_start.row_buckets = (16, 32)  # As `learner.row_buckets`.
   config.warm_start.learning_rate = 2e-3
@@ -130,7 +130,7 @@ def base() -> ConfigDict:
   config.learner.row_tokens = 144  # Slots of a packed row.
   config.learner.row_buckets = (24, 32, 48)  # Rows of a packed mini-batch; it takes the smallest that holds its sequences.
   config.learner.old_logprobs = "sampler"  # "sampler" | "learner": who says log π_old.
-  config.learner.learning_rate = 3e-4
+  config.learner.learning_rate = 2e-4
   config.learner.warmup_steps = 10  # Optimizer updates.
   config.learner.schedule = "linear"  # As `warm_start.schedule`.
   config.learner.weight_decay = 0.0

@@ -55,7 +55,7 @@ RELATIONS = {
     {"mesh.data": 3, "rollout.num_prompts": 6, "eval.batch_prompts": 6, "learner.row_buckets": (9,)},
     ["config.warm_start.row_buckets: 8", "3 devices", ": 9"],
   ),
-  "a row too short": ({"learner.row_tokens": 35}, ["config.learner.row_tokens=35", "the longest sequence", "raise it to at least"]),
+  "a row too short": ({"learner.row_tokens": 31}, ["config.learner.row_tokens=31", "the longest sequence", "raise it to at least 32"]),
   "too few rows": ({"learner.row_buckets": (2, 4)}, ["config.learner.row_buckets=(2, 4)", "can need 8 rows", "add a bucket of at least 8"]),
   "too few rows to imitate": ({"warm_start.batch_size": 64}, ["config.warm_start.row_buckets=(8,)", "add a bucket of at least 32"]),
   "penalty for all": ({"reward.overlong_buffer": 25}, ["overlong_buffer=25", "max_new_tokens=24"]),

@@ -7,6 +7,8 @@ import jax
 import numpy as np
 import pytest
 
+from jaxrl_llm import packing, train
+from tests import runs
 from tests.runs import VARIED, column, rows, run_here, tiny_config
 
 SHORT = VARIED | {"num_steps": 2, "warm_start.num_steps": 3, "warm_start.batch_size": 8, "eval.every": 2, "log.tensorboard": False}
@@ -55,7 +57,7 @@ def test_another_seed_draws_other_weights_examples_and_tokens(run_of):
     ("rl", {"learner__micro_batches": 2}),
     ("warm_start", {"model__remat": True}),
     ("rl", {"model__remat": True}),
-    ("rl", {"learner__row_buckets": (12,)}),
+    ("rl", {"learner__row_buckets": (12,), "rollout__prompt_buckets": (9,)}),
     ("rl", {"learner__old_logprobs": "learner"}),
   ],
 )
@@ -67,7 +69,7 @@ def test_settings_that_only_cost_time_or_memory(phase, changes, run_of):
 
 def test_the_first_rollout_depends_on_its_settings(run_of):
   base = column(run_of(), "rollout/tokens_sha256")[0]
-  for changes in ({"rollout__temperature": 0.5}, {"rollout__top_k": 2}, {"rollout__top_p": 0.5}, {"rollout__prompt_buckets": (9,)}):
+  for changes in ({"rollout__temperature": 0.5}, {"rollout__top_k": 2}, {"rollout__top_p": 0.5}):
     assert column(run_of(**changes), "rollout/tokens_sha256")[0] != base, changes
   assert rows(run_of(rollout__top_k=2), "rl")[0]["actor/entropy"] <= np.log(2) < rows(run_of(), "rl")[0]["actor/entropy"]
   for changes in ({"rollout__temperature": 0.5}, {"rollout__top_k": 2}, {"rollout__top_p": 0.5}):
@@ -89,12 +91,8 @@ def test_rewards_and_advantages_follow_their_settings(run_of):
 @pytest.mark.parametrize(
   ("changes", "name"),
   [
-    ({"learner__learning_rate": 1e-2}, "actor/lr"),
-    ({"learner__warmup_steps": 0}, "actor/lr"),
-    ({"learner__schedule": "linear"}, "actor/lr"),
+    ({"learner__schedule": "linear", "learner__warmup_steps": 0, "learner__learning_rate": 1e-2}, "actor/lr"),
     ({"objective__entropy_coef": 0.1}, "actor/loss"),
-    ({"learner__max_grad_norm": 1e-6}, "actor/loss"),
-    ({"learner__b2": 0.5}, "actor/loss"),
   ],
 )
 def test_the_learner_follows_its_settings(changes, name, run_of):
@@ -102,7 +100,8 @@ def test_the_learner_follows_its_settings(changes, name, run_of):
 
 
 def test_counts_follow_their_settings(run_of):
-  workdir = run_of(num_steps=3, eval__every=1, eval__samples=2, eval__num_prompts=5, log__samples_every=1, log__num_samples=3, checkpoint__keep=1)
+  few = dict(eval__samples=2, eval__num_prompts=5, log__samples_every=1, log__num_samples=3)
+  workdir = run_of(num_steps=3, eval__every=1, checkpoint__keep=1, **few)
   assert [row["step"] for row in rows(workdir, "eval")] == [0, 1, 2, 3]
   assert all("eval/pass@2" in row and (row["eval/accuracy"] * 10) % 1 == 0 for row in rows(workdir, "eval"))
   assert len((workdir / "samples.jsonl").read_text().splitlines()) == 9
@@ -110,15 +109,14 @@ def test_counts_follow_their_settings(run_of):
   assert not (workdir / "tensorboard").exists()
 
 
+@pytest.mark.slow
 def test_nothing_compiles_after_the_second_step(tmp_path):
-  """Packed batches need 5 to 8 rows and prompts 5 or 7 slots; every one of those shapes is met, most for the first time late in the run."""
+  """Packed batches need 5 to 7 rows and prompts 5 or 7 slots; every one of those shapes is met, most for the first time late in the run."""
   seen, compiled = set(), []
 
   def listen(event: str, duration: float, **_) -> None:
     if event == "/jax/core/compile/backend_compile_duration":
       compiled.append(event)
-
-  from jaxrl_llm import packing, train
 
   pack, write = packing.pack, train.MetricWriter.write
   marks = []
@@ -137,9 +135,6 @@ def test_nothing_compiles_after_the_second_step(tmp_path):
     "rollout.group_size": 8, "learner.row_tokens": 31, "learner.row_buckets": (5, 6, 7, 8), "warm_start.row_buckets": (16,),
     "eval.batch_prompts": 8, "eval.num_prompts": 12, "eval.every": 5, "log.tensorboard": False,
   }  # fmt: skip
-  from jaxrl_llm import tasks
-  from tests import runs
-
   task = runs.load_once("arithmetic", (1,), None)
   two_steps = runs.load_once("arithmetic", (2,), None)
   mixed = task._replace(train=[*task.train, *two_steps.train[: len(task.train) // 2]])  # The table itself holds 20 of the longer ones to 1.
@@ -153,10 +148,10 @@ def test_nothing_compiles_after_the_second_step(tmp_path):
       run_here(config, tmp_path)
     finally:
       jax.monitoring.unregister_event_duration_listener(listen)
-  assert tasks.make is not None and len(seen) >= 3, seen
+  assert seen >= {5, 6, 7}, seen
   assert len(set(column(tmp_path, "prompt_length/mean"))) > 2
   assert len(set(column(tmp_path, "perf/compiles")[1:])) == 1, column(tmp_path, "perf/compiles")
-  counts = [count for phase, step, count in marks if (phase, step) >= ("rl", 2) or (phase == "eval" and step > 2)]
+  counts = [count for phase, step, count in marks if phase != "warm_start" and step >= 2]
   assert marks[-1][:2] == ("eval", 12) and len(compiled) == marks[-1][2]
   assert max(counts) == min(counts) > 0
 

@@ -22,7 +22,7 @@ const PANELS = [
     { title: "Importance ratio", log: "auto",
       series: [["max", "ratio/max", 1], ["99th percentile", "ratio/p99", 3], ["mean", "ratio/mean", 0], ["min", "ratio/min", 2]] },
     { title: "Sampler to learner gap", unit: "nats, log axis", log: true,
-      series: [["largest", "rollout_corr/logprob_abs_diff_max", 1], ["mean", "rollout_corr/logprob_abs_diff_mean", 0]] },
+      series: [["largest", "rollout_corr/logprob_abs_diff/max", 1], ["mean", "rollout_corr/logprob_abs_diff/mean", 0]] },
   ] },
   { group: "Optimizer", panels: [
     { title: "Loss", series: [["total", "actor/loss"], ["policy", "actor/pg_loss"]] },

@@ -1,0 +1,42 @@
+"""How a run is spread over devices changes neither what it samples nor what it learns."""
+
+import numpy as np
+import pytest
+
+from tests.runs import VARIED, call, column, flags, rows, run_here, tiny_config
+
+SHORT = VARIED | {"num_steps": 2, "warm_start.num_steps": 4, "eval.every": 2, "log.num_table_rows": 0, "log.tensorboard": False}
+
+
+@pytest.fixture(scope="module")
+def on_one_device(tmp_path_factory):
+  workdir = tmp_path_factory.mktemp("one")
+  run_here(tiny_config("grpo", SHORT), workdir)
+  return workdir
+
+
+def assert_same(workdir, on_one_device) -> None:
+  for name in ("actor/loss", "actor/grad_norm"):
+    np.testing.assert_allclose(column(workdir, name, "warm_start"), column(on_one_device, name, "warm_start"), rtol=1e-4, err_msg=name)
+  one, many = rows(on_one_device, "rl")[0], rows(workdir, "rl")[0]
+  assert many["rollout/tokens_sha256"] == one["rollout/tokens_sha256"]
+  for name in ("actor/loss", "actor/grad_norm", "actor/entropy", "actor/ref_kl", "critic/rewards/mean", "ratio/max"):
+    np.testing.assert_allclose(many[name], one[name], rtol=1e-5, atol=1e-5, err_msg=name)
+  assert one["actor/grad_norm"] > 0 and many["rollout_corr/logprob_abs_diff/max"] <= 1e-5
+  assert rows(workdir, "eval")[0]["eval/response_length/mean"] == rows(on_one_device, "eval")[0]["eval/response_length/mean"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mesh", [{"mesh.data": 8}, {"mesh.data": 1, "mesh.fsdp": 4, "mesh.tensor": 2}])
+def test_eight_devices_equal_one(mesh, on_one_device, tmp_path):
+  run_here(tiny_config("grpo", SHORT | mesh), tmp_path, devices=8)
+  assert_same(tmp_path, on_one_device)
+
+
+@pytest.mark.slow
+def test_the_command_line_takes_eight_devices(on_one_device, tmp_path):
+  """A process of its own, as a user starts it; it finds the programs of the test above in the cache."""
+  mesh = {"mesh.fsdp": 4, "mesh.tensor": 2}
+  result = call("--config=configs/grpo.py:tiny", *flags(SHORT | mesh), f"--workdir={tmp_path}", devices=8)
+  assert result.returncode == 0, result.stderr
+  assert_same(tmp_path, on_one_device)

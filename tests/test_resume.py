@@ -1,0 +1,112 @@
+"""A run that is killed goes on as if nothing had happened: the same tokens, losses, rewards and weights, bit for bit."""
+
+import json
+import pathlib
+import random
+import signal
+import subprocess
+import time
+
+import jax
+import numpy as np
+import pytest
+
+from jaxrl_llm import checkpoint, experiment
+from jaxrl_llm.metrics import read_rows
+from tests.runs import ROOT, VARIED, call, command, environment, flags, quick, tiny_config
+
+OVERRIDES = VARIED | {
+  "num_steps": 16, "warm_start.num_steps": 16, "warm_start.batch_size": 8, "checkpoint.every": 8, "checkpoint.warm_start_every": 8,
+  "eval.every": 8, "log.num_table_rows": 0, "log.tensorboard": False,
+}  # fmt: skip
+
+
+def kill_when(args: list[str], workdir: pathlib.Path, phase: str, step: int) -> int:
+  """Starts the run and kills it once the phase's step is on disk; gives the last step of the phase on disk."""
+  process = subprocess.Popen(command(*args), cwd=ROOT, env=environment(), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+  marker = f'{{"step": {step}, "phase": "{phase}"'.encode()
+  path, until = workdir / "metrics.jsonl", time.monotonic() + 200
+  while not (path.exists() and marker in path.read_bytes()):
+    assert process.poll() is None and time.monotonic() < until, "the run ended, or hung, before it could be killed"
+    time.sleep(0.001)
+  process.send_signal(signal.SIGKILL)
+  assert process.wait() == -signal.SIGKILL
+  return max(row["step"] for row in read_rows(path) if row["phase"] == phase)
+
+
+def kill_after(args: list[str], seconds: float) -> None:
+  process = subprocess.Popen(command(*args), cwd=ROOT, env=environment(), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+  try:
+    process.wait(seconds)
+  except subprocess.TimeoutExpired:
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+
+
+def lines(workdir: pathlib.Path) -> list[str]:
+  """The rows without what depends on the clock and the machine; JSON writes a float's shortest exact form, so equal text is equal bits."""
+  varies = ("timing_s/", "perf/throughput", "perf/compiles", "perf/max_memory_allocated_gb")
+  return [json.dumps({name: x for name, x in row.items() if not name.startswith(varies)}) for row in read_rows(workdir / "metrics.jsonl")]
+
+
+def final_arrays(workdir: pathlib.Path, name: str) -> list[np.ndarray]:
+  with quick():
+    built = experiment.build(tiny_config(name, OVERRIDES))
+  abstract = {"state": built.abstract_state}
+  if "ref_logprobs" in built.objective.needs:
+    abstract["reference"] = built.abstract_state.params
+  arrays, record = checkpoint.restore_latest(checkpoint.open_checkpoints(workdir / "checkpoints", keep=2), abstract)
+  assert (record["warm_steps"], record["rl_steps"]) == (16, 16)
+  return [np.asarray(leaf) for leaf in jax.tree.leaves(arrays)]
+
+
+def assert_equal_runs(golden: pathlib.Path, killed: pathlib.Path, name: str) -> None:
+  assert lines(killed) == lines(golden)
+  rl_rows = [row for row in read_rows(golden / "metrics.jsonl") if row["phase"] == "rl"]
+  assert len(rl_rows) == 16 and all(row["actor/grad_norm"] > 0 for row in rl_rows), "a run without gradients would prove little"
+  summaries = [json.loads((workdir / "summary.json").read_text()) for workdir in (golden, killed)]
+  for field in ("status", "accuracy_start", "accuracy_final", "num_steps", "warm_start_steps", "tokens", "skipped_steps"):
+    assert summaries[0][field] == summaries[1][field], field
+  for one, other in zip(final_arrays(golden, name), final_arrays(killed, name), strict=True):
+    assert one.dtype == other.dtype and np.array_equal(one, other)
+  samples = [(workdir / "samples.jsonl").read_bytes() for workdir in (golden, killed)]
+  assert samples[0] == samples[1]
+
+
+def golden_run(args: list[str], workdir: pathlib.Path) -> float:
+  begun = time.monotonic()
+  result = call(*args, f"--workdir={workdir}")
+  assert result.returncode == 0, result.stderr
+  return time.monotonic() - begun
+
+
+@pytest.mark.slow
+def test_gspo_killed_three_times(tmp_path):
+  args = ["--config=configs/gspo.py:tiny", *flags(OVERRIDES)]
+  seconds = golden_run(args, tmp_path / "golden")
+  killed = tmp_path / "killed"
+  args_killed = [*args, f"--workdir={killed}"]
+
+  # Step 11 lies between the checkpoints of 8 and 16: what came after 8 is done again, and must not stand in the file twice.
+  assert 11 <= kill_when(args_killed, killed, "warm_start", 11) < 16
+  assert 11 <= kill_when(args_killed, killed, "rl", 11) < 16
+  seed = time.time_ns()
+  moment = random.Random(seed).uniform(0, seconds)
+  kill_after(args_killed, moment)
+
+  result = call(*args_killed)
+  assert result.returncode == 0, result.stderr
+  assert_equal_runs(tmp_path / "golden", killed, "gspo")
+
+
+@pytest.mark.slow
+def test_grpo_keeps_its_reference(tmp_path):
+  """The frozen reference travels in the checkpoint: with the resumed policy in its place the penalty would be another."""
+  args = ["--config=configs/grpo.py:tiny", *flags(OVERRIDES)]
+  golden_run(args, tmp_path / "golden")
+  args_killed = [*args, f"--workdir={tmp_path / 'killed'}"]
+  assert 10 <= kill_when(args_killed, tmp_path / "killed", "rl", 10) < 16
+  result = call(*args_killed)
+  assert result.returncode == 0 and "resumed" in result.stdout, result.stderr
+  assert json.loads((tmp_path / "killed" / "summary.json").read_text())["attempts"] == 2
+  assert_equal_runs(tmp_path / "golden", tmp_path / "killed", "grpo")
