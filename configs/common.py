@@ -108,7 +108,7 @@ def base() -> ConfigDict:
   config.reward.overlong_buffer = 0  # DAPO's soft penalty grows over this many tokens below the budget; 0 is no penalty.
 
   config.warm_start = ConfigDict()
-  config.warm_start.num_steps = 300
+  config.warm_start.num_steps = 400
   config.warm_start.batch_size = 80  # Demonstrations.
   config.warm_start.row_buckets = (16, 32)  # As `learner.row_buckets`.
   config.warm_start.learning_rate = 2e-3

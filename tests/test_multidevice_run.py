@@ -20,8 +20,12 @@ def assert_same(workdir, on_one_device) -> None:
     np.testing.assert_allclose(column(workdir, name, "warm_start"), column(on_one_device, name, "warm_start"), rtol=1e-4, err_msg=name)
   one, many = rows(on_one_device, "rl")[0], rows(workdir, "rl")[0]
   assert many["rollout/tokens_sha256"] == one["rollout/tokens_sha256"]
-  for name in ("actor/loss", "actor/grad_norm", "actor/entropy", "actor/ref_kl", "critic/rewards/mean", "ratio/max"):
+  for name in ("actor/loss", "actor/grad_norm", "actor/entropy", "actor/ref_kl", "critic/rewards/mean", "critic/advantages/max"):
     np.testing.assert_allclose(many[name], one[name], rtol=1e-5, atol=1e-5, err_msg=name)
+  one_later, many_later = rows(on_one_device, "rl")[1], rows(workdir, "rl")[1]
+  if many_later["rollout/tokens_sha256"] == one_later["rollout/tokens_sha256"]:  # Rounding may have decided a near tie by then.
+    for name in ("actor/loss", "actor/grad_norm", "ratio/max"):
+      np.testing.assert_allclose(many_later[name], one_later[name], rtol=1e-4, atol=1e-5, err_msg=name)
   assert one["actor/grad_norm"] > 0 and many["rollout_corr/logprob_abs_diff/max"] <= 1e-5
   assert rows(workdir, "eval")[0]["eval/response_length/mean"] == rows(on_one_device, "eval")[0]["eval/response_length/mean"]
 

@@ -12,6 +12,7 @@ from jaxrl_llm.models import make_model, preset
 from jaxrl_llm.models.layers import Attention
 
 NANO = preset("nano", vocab_size=264)
+FAST = {"xla_backend_optimization_level": 0}  # To compile, not to run: the programs take milliseconds.
 OPTIONS = {
   "nano": {},
   "qkv_bias": {"qkv_bias": True},
@@ -208,7 +209,7 @@ def loss_of(model):
 def test_remat_changes_no_gradient():
   batch = padded([*draw_sequences([7, 4]), np.zeros(0, np.int32)], 8)
   (model, params, _, _), frugal = build(), make_model(NANO._replace(remat=True))
-  plain, recomputed = (jax.jit(jax.value_and_grad(loss_of(m)))(params, *batch) for m in (model, frugal))
+  plain, recomputed = (jax.jit(jax.value_and_grad(loss_of(m)), compiler_options=FAST)(params, *batch) for m in (model, frugal))
   assert np.isfinite(plain[0]) and all(np.any(g != 0) and np.all(np.isfinite(g)) for g in jax.tree.leaves(plain[1]))
   jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-8), plain, recomputed)
   uses_remat = ["remat" in str(jax.make_jaxpr(loss_of(m))(params, *batch)) for m in (model, frugal)]

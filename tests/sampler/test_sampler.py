@@ -47,7 +47,8 @@ def sampler_of(temperature=1.0, top_k=0, top_p=1.0):
     model.init_cache, model.decode, group_size=GROUP, max_new_tokens=BUDGET, stop_ids=STOPS, pad_id=PAD,
     temperature=temperature, top_k=top_k, top_p=top_p,
   )  # fmt: skip
-  return jax.jit(sample)
+  # The programs run for milliseconds: what counts is how long they compile.
+  return jax.jit(sample, compiler_options={"xla_backend_optimization_level": 0})
 
 
 @functools.cache
