@@ -31,8 +31,13 @@ def save(manager: ocp.CheckpointManager, step: int, arrays: Any, record: dict[st
     step: number of the checkpoint; grows from save to save.
     arrays: a pytree of arrays: params, optimizer state, counters on the device, keys.
     record: everything else, as JSON: iterator states, counters, what the summary needs.
+
+  Raises:
+    RuntimeError: there is a checkpoint of that step.
   """
-  manager.save(step, args=ocp.args.Composite(arrays=ocp.args.StandardSave(arrays), record=ocp.args.JsonSave(record)))
+  args = ocp.args.Composite(arrays=ocp.args.StandardSave(arrays), record=ocp.args.JsonSave(record))
+  if not manager.save(step, args=args):  # Orbax drops a step that is there already, without a word.
+    raise RuntimeError(f"checkpoint {Path(manager.directory) / str(step)} exists already and was not written again")
 
 
 def restore_latest(manager: ocp.CheckpointManager, abstract_arrays: Any) -> tuple[Any, dict[str, Any]] | None:

@@ -148,7 +148,8 @@ def warm_start(this: Run) -> None:
     this.writer.write(step + 1, "warm_start", metrics)
     this.progress.update(step + 1, metrics)
     stop_if_not_finite(this, [metrics])
-    if (step + 1) % this.config.checkpoint.warm_start_every == 0:
+    # The last step's checkpoint is `begin_rl`'s, which has the first accuracy in it.
+    if (step + 1) % this.config.checkpoint.warm_start_every == 0 and step + 1 < config.num_steps:
       save(this)
 
 

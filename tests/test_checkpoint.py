@@ -82,6 +82,12 @@ def test_the_newest_steps_are_kept(folder):
   assert_same(arrays["state"], make_state(5))
 
 
+def test_a_step_is_never_dropped_in_silence(folder):
+  manager = checkpoint.open_checkpoints(folder, keep=2)
+  with pytest.raises(RuntimeError, match="exists already"):
+    checkpoint.save(manager, 2, {"state": make_state(3)}, RECORD)
+
+
 def test_what_is_saved_is_the_moment_of_the_call(tmp_path):
   """The next update donates the state: its memory may hold other numbers as soon as `save` returns."""
   manager = checkpoint.open_checkpoints(tmp_path, keep=2)
