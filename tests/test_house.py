@@ -28,12 +28,12 @@ LAYERS = (
   ("rollout", "workdirs"),
   ("evaluate",),
   ("experiment",),
-  ("train",),
+  ("train", "command_line"),
   ("main",),
 )  # fmt: skip
 RANKS = {room: rank for rank, rooms in enumerate(LAYERS) for room in rooms}
 
-CONFIG_ROOMS = ("experiment", "train", "config_check", "main")  # The only ones that see a ConfigDict.
+CONFIG_ROOMS = ("command_line", "config_check", "experiment", "main", "train")  # The only ones that see a ConfigDict.
 
 BLOCKED = (
   # Never a dependency.

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from jaxrl_llm import main, platform, rollout, train
+from jaxrl_llm import command_line, main, platform, rollout, train
 from jaxrl_llm.progress import Progress
 from tests.runs import ROOT, VARIED, call, column, environment, flags, quick
 
@@ -218,7 +218,7 @@ def test_dry_run_with_problems(args, count, capsys, tmp_path):
 
 
 def parsed(*args: str):
-  return main.parse(["main", *args])
+  return command_line.parse(["main", *args])
 
 
 def test_values_may_stand_behind_an_equals_sign_or_a_space():
