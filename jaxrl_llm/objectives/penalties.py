@@ -4,6 +4,7 @@ They see arrays that are 0 off the mask (see `base.on_mask`). Metrics named `...
 `actor/loss`.
 """
 
+import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
@@ -102,7 +103,7 @@ def value_loss(coef: float, clip: float | None = None) -> PenaltyFn:
     The penalty. Its metrics: `critic/vf_loss` (coefficient included), `critic/vf_clipfrac` and `critic/vpred_mean`.
 
   Raises:
-    ValueError: at the call, for values without returns, or without old values while `clip` is set.
+    ValueError: at the call, for values without returns.
 
   References:
     Proximal Policy Optimization Algorithms, arXiv:1707.06347, 2017, eq. 9; the clip is that of the authors' implementation.
@@ -116,7 +117,8 @@ def value_loss(coef: float, clip: float | None = None) -> PenaltyFn:
     error = jnp.square(values - returns)
     clipped = jnp.zeros_like(error)
     if clip is not None:
-      old_values = _required(batch.old_values, "old_values", f"value_clip is {clip}; value_clip=None trains the critic unclipped")
+      # Without old values the present ones are the old ones, as at the first update of a rollout batch: no clip can bind.
+      old_values = jax.lax.stop_gradient(values) if batch.old_values is None else batch.old_values
       # Selected as in gates.hard_clip: inside the band the two squares tie, and a maximum would split the gradient.
       step = values - old_values
       bounded = jnp.where(jnp.abs(step) > clip, old_values + jnp.sign(step) * clip, values)

@@ -192,8 +192,15 @@ def test_a_critic_is_optional_and_never_half_given(make_batch):
   bare = {key: x for key, x in batch.items() if key not in critic}
   loss, metrics = value(make("ppo"), **bare)
   assert np.isfinite(loss) and "critic/vf_loss" not in metrics
-  assert "critic/vf_loss" in value(make("ppo", value_clip=None), **{k: x for k, x in batch.items() if k != "old_values"})[1]
-  for missing, message in (("values", "returns are given"), ("returns", "values are given"), ("old_values", "value_clip is 0.2")):
+  # Without old values the present ones are the old ones: the clip is there and cannot bind.
+  first_update = {k: x for k, x in batch.items() if k != "old_values"}
+  clipped, unclipped = (
+    jax.grad(lambda v, s=settings: value(make("ppo", **s), **first_update | {"values": v})[0])(batch["values"])
+    for settings in ({}, {"value_clip": None})
+  )
+  np.testing.assert_allclose(clipped, unclipped, rtol=1e-6)
+  assert np.any(np.asarray(unclipped) != 0)
+  for missing, message in (("values", "returns are given"), ("returns", "values are given")):
     with pytest.raises(ValueError, match=f"^{missing}: found None.*{message}"):
       value(make("ppo"), **{key: x for key, x in batch.items() if key != missing})
 
