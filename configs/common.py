@@ -29,13 +29,14 @@ def laptop(objective: str, arg: str, *, variants: tuple[str, ...] = ()) -> Confi
 
 
 def tiny(config: ConfigDict) -> None:
-  """Shrinks the laptop job to a smoke run: every part runs, little is learned."""
+  """Shrinks the laptop job to a smoke run: every part runs, and the policy is right just often enough for RL to have a signal."""
   config.num_steps = 4
   config.model.preset = "nano"
   config.task.levels = (1, 2)
-  config.warm_start.num_steps = 20
-  config.warm_start.batch_size = 16
-  config.warm_start.row_buckets = (8,)
+  config.warm_start.num_steps = 120
+  config.warm_start.learning_rate = 1e-2
+  config.warm_start.batch_size = 32
+  config.warm_start.row_buckets = (16,)
   config.rollout.num_prompts = 8
   config.rollout.group_size = 4
   config.rollout.max_new_tokens = 24
@@ -46,7 +47,7 @@ def tiny(config: ConfigDict) -> None:
   config.eval.num_prompts = 16
   config.eval.batch_prompts = 16
   config.checkpoint.every = 2
-  config.checkpoint.warm_start_every = 10
+  config.checkpoint.warm_start_every = 60
   config.log.samples_every = 2
   config.log.num_samples = 8
 

@@ -284,7 +284,8 @@ def show_samples(this: Run, step: int, batch: rollout.Batch) -> None:
   """Sample rollouts to `samples.jsonl`, and the first few to the screen."""
   rows = rollout.sample_rows(batch, num_rows=this.config.log.num_samples, token_text=this.experiment.task.tokenizer.decode)
   this.samples.write(step, "rl", rows)
-  this.progress.samples(rows[: this.config.log.num_table_rows], title=f"rollouts of RL step {step}")
+  if shown := rows[: this.config.log.num_table_rows]:
+    this.progress.samples(shown, title=f"rollouts of RL step {step}")
 
 
 def stop_if_not_finite(this: Run, updates: list[dict[str, float]]) -> None:

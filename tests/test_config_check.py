@@ -53,11 +53,11 @@ RELATIONS = {
   "prompts and updates": ({"rollout.num_prompts": 8, "learner.updates_per_rollout": 3}, ["num_prompts=8", "updates_per_rollout=3"]),
   "devices": (
     {"mesh.data": 3, "rollout.num_prompts": 6, "eval.batch_prompts": 6, "learner.row_buckets": (9,)},
-    ["config.warm_start.row_buckets: 8", "3 devices", ": 9"],
+    ["config.warm_start.row_buckets: 16", "3 devices", ": 18"],
   ),
   "a row too short": ({"learner.row_tokens": 31}, ["config.learner.row_tokens=31", "the longest sequence", "raise it to at least 32"]),
   "too few rows": ({"learner.row_buckets": (2, 4)}, ["config.learner.row_buckets=(2, 4)", "can need 8 rows", "add a bucket of at least 8"]),
-  "too few rows to imitate": ({"warm_start.batch_size": 64}, ["config.warm_start.row_buckets=(8,)", "add a bucket of at least 32"]),
+  "too few rows to imitate": ({"warm_start.batch_size": 64}, ["config.warm_start.row_buckets=(16,)", "add a bucket of at least 32"]),
   "penalty for all": ({"reward.overlong_buffer": 25}, ["overlong_buffer=25", "max_new_tokens=24"]),
   "nothing to do": ({"num_steps": 0, "warm_start.num_steps": 0}, ["nothing to train"]),
 }
