@@ -86,7 +86,7 @@ def test_bad_input_is_one_line(case, errors):
 def test_micro_batches_must_divide_all_row_buckets(errors):
   lines = errors(TINY, "--config.learner.micro_batches=3")
   assert ["config.learner.row_buckets" in lines[0], "config.warm_start.row_buckets" in lines[1]] == [True, True]
-  assert all("8 rows do not split into config.learner.micro_batches=3" in line for line in lines)
+  assert all("rows do not split into config.learner.micro_batches=3" in line for line in lines)
 
 
 @pytest.mark.parametrize(

@@ -49,9 +49,11 @@ class ByteTokenizer:
     """Ids to text. Never raises: a policy may write anything.
 
     Args:
-      ids: token ids; whatever is no byte (special, reserved, out of range) is left out.
+      ids: token ids.
 
     Returns:
-      The text; bytes that are no UTF-8 become U+FFFD.
+      The text. The end token is left out. Bytes that are no UTF-8 become U+FFFD, and so does every other id that is no byte: were it left
+      out, "#1", a pad token and "0" would read as the answer 10.
     """
-    return bytes(i for i in map(int, ids) if 0 <= i < 256).decode("utf-8", errors="replace")
+    pieces = (bytes([i]) if 0 <= i < 256 else b"\xff" for i in map(int, ids) if i != self.eos_id)
+    return b"".join(pieces).decode("utf-8", errors="replace")
