@@ -52,8 +52,11 @@ class ByteTokenizer:
       ids: token ids.
 
     Returns:
-      The text. The end token is left out. Bytes that are no UTF-8 become U+FFFD, and so does every other id that is no byte: were it left
+      The text. A begin token in front and end tokens are left out. Bytes that are no UTF-8 become U+FFFD, and so does every other id that is no byte: were it left
       out, "#1", a pad token and "0" would read as the answer 10.
     """
-    pieces = (bytes([i]) if 0 <= i < 256 else b"\xff" for i in map(int, ids) if i != self.eos_id)
+    ids = [int(i) for i in ids]
+    if ids[:1] == [self.bos_id]:
+      del ids[0]
+    pieces = (bytes([i]) if 0 <= i < 256 else b"\xff" for i in ids if i != self.eos_id)
     return b"".join(pieces).decode("utf-8", errors="replace")
