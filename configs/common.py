@@ -77,7 +77,7 @@ def base() -> ConfigDict:
   """Every field of an experiment, at the laptop job's value."""
   config = ConfigDict()
   config.seed = 0
-  config.num_steps = 50  # RL steps, 0 for none; each is one rollout batch and `learner.updates_per_rollout` optimizer updates.
+  config.num_steps = 40  # RL steps, 0 for none; each is one rollout batch and `learner.updates_per_rollout` optimizer updates.
 
   config.objective = ConfigDict()
   config.objective.name = ""  # A key of `objectives.OBJECTIVES`.
@@ -109,10 +109,10 @@ def base() -> ConfigDict:
   config.reward.overlong_buffer = 0  # DAPO's soft penalty grows over this many tokens below the budget; 0 is no penalty.
 
   config.warm_start = ConfigDict()
-  config.warm_start.num_steps = 400
+  config.warm_start.num_steps = 450
   config.warm_start.batch_size = 80  # Demonstrations.
   config.warm_start.row_buckets = (16, 32)  # As `learner.row_buckets`.
-  config.warm_start.learning_rate = 2e-3
+  config.warm_start.learning_rate = 3e-3
   config.warm_start.warmup_steps = 20
   config.warm_start.schedule = "linear"  # After warm-up: "constant", or "linear" down to 0 at the last step.
 
@@ -136,7 +136,7 @@ def base() -> ConfigDict:
   config.learner.schedule = "linear"  # As `warm_start.schedule`.
   config.learner.weight_decay = 0.0
   config.learner.b1 = 0.9
-  config.learner.b2 = 0.95
+  config.learner.b2 = 0.99
   config.learner.max_grad_norm = 1.0
   config.learner.max_skipped = 10  # Stop after this many updates in a row with a loss or gradient that is not finite.
 
