@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import numpy as np
 
 PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "grain", "tensorflow-datasets", "numpy", "ml-collections")
 
@@ -69,6 +70,45 @@ def peak_memory_gb() -> float:
     return device_peak / 1e9
   unit = 1 if sys.platform == "darwin" else 1024  # getrusage counts bytes on macOS and KiB elsewhere.
   return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 1e9
+
+
+def to_floats(metrics: dict[str, jax.Array]) -> dict[str, float]:
+  """Metrics on the host."""
+  return {name: float(value) for name, value in jax.device_get(metrics).items()}
+
+
+def combine(updates: list[dict[str, float]]) -> dict[str, float]:
+  """One row from the metrics of a step's updates: extremes stay extremes, the rest is averaged.
+
+  Sampler and learner hold the same weights only before the first update, so `rollout_corr/*` is taken from that one.
+  """
+  row = {}
+  for name in updates[0]:
+    values = [metrics[name] for metrics in updates]
+    if name.startswith("rollout_corr/"):
+      row[name] = values[0]
+    elif name == "train/skipped":
+      row["train/skipped_steps"] = sum(values)
+    else:
+      fold = max if name.endswith("/max") else min if name.endswith("/min") else np.mean
+      row[name] = float(fold(values))
+  return row
+
+
+def step_performance(row: Mapping[str, Any], tokens: int) -> dict[str, Any]:
+  """Time, throughput and memory of an RL step.
+
+  Args:
+    row: the step's metrics, its `timing_s/*` among them.
+    tokens: of all its sequences, prompts included.
+  """
+  seconds = sum(value for name, value in row.items() if name.startswith("timing_s/"))
+  return {
+    "timing_s/step": seconds,
+    "perf/total_num_tokens": tokens,
+    "perf/throughput": tokens / seconds,
+    "perf/max_memory_allocated_gb": peak_memory_gb(),
+  }
 
 
 def write_summary(workdir: Path, record: Mapping[str, Any], *, objective: str, num_params: int, status: str) -> dict[str, Any]:

@@ -140,7 +140,7 @@ def warm_start(this: Run) -> None:
     batch = packing.pack(sequences, row_tokens=this.config.learner.row_tokens, row_buckets=config.row_buckets)
     batch = batch._replace(sampler_logprobs=None)  # No policy drew these tokens.
     this.state, metrics = experiment.warm_step(this.state, place_rows(experiment.mesh, batch))
-    metrics = to_floats(metrics)
+    metrics = ledger.to_floats(metrics)
     tokens = int(np.count_nonzero(batch.segments))
     timing = this.clock.lap("warm_start")
     metrics |= timing | {"perf/throughput": tokens / timing["timing_s/warm_start"]}
@@ -193,12 +193,16 @@ def reinforce(this: Run) -> None:
     for minibatch in placed:
       this.state, metrics = experiment.rl_step(this.state, minibatch)
       updates.append(metrics)
-    updates = [to_floats(metrics) for metrics in updates]  # One wait, for all updates of the step.
+    updates = [ledger.to_floats(metrics) for metrics in updates]  # One wait, for all updates of the step.
     timing |= this.clock.lap("update")
 
-    row = combine(updates) | rollout.metrics(batch) | timing
-    row |= step_performance(row, sum(len(sequence.tokens) for sequence in sequences), packed, this.compiled)
-    record |= {"rl_steps": step + 1, "tokens": record["tokens"] + row["perf/total_num_tokens"]}
+    row = ledger.combine(updates) | rollout.metrics(batch) | timing
+    tokens = sum(len(sequence.tokens) for sequence in sequences)
+    row |= ledger.step_performance(row, tokens) | {
+      "perf/packing_waste": packing.packing_waste(packed),
+      "perf/compiles": this.compiled.count,
+    }
+    record |= {"rl_steps": step + 1, "tokens": record["tokens"] + tokens}
     this.writer.write(step + 1, "rl", row)
     this.progress.update(step + 1, row)
     stop_if_not_finite(this, updates)
@@ -300,42 +304,6 @@ def stop_if_not_finite(this: Run, updates: list[dict[str, float]]) -> None:
       good = this.checkpoints.latest_step()
       where = f"last good checkpoint: {this.workdir / 'checkpoints' / str(good)}" if good is not None else "no checkpoint was saved yet"
       raise NonFiniteError(f"loss or gradient not finite in {limit} updates in a row (learner.max_skipped={limit}); {where}")
-
-
-def combine(updates: list[dict[str, float]]) -> dict[str, float]:
-  """One row from the metrics of a step's updates: extremes stay extremes, the rest is averaged.
-
-  Sampler and learner hold the same weights only before the first update, so `rollout_corr/*` is taken from that one.
-  """
-  row = {}
-  for name in updates[0]:
-    values = [metrics[name] for metrics in updates]
-    if name.startswith("rollout_corr/"):
-      row[name] = values[0]
-    elif name == "train/skipped":
-      row["train/skipped_steps"] = sum(values)
-    else:
-      fold = max if name.endswith("/max") else min if name.endswith("/min") else np.mean
-      row[name] = float(fold(values))
-  return row
-
-
-def step_performance(row: dict[str, Any], tokens: int, packed: list[TrainBatch], compiled: CompileCounter) -> dict[str, Any]:
-  """Time, throughput, waste and memory of a step."""
-  seconds = sum(value for name, value in row.items() if name.startswith("timing_s/"))
-  return {
-    "timing_s/step": seconds,
-    "perf/total_num_tokens": tokens,
-    "perf/throughput": tokens / seconds,
-    "perf/packing_waste": packing.packing_waste(packed),
-    "perf/compiles": compiled.count,
-    "perf/max_memory_allocated_gb": ledger.peak_memory_gb(),
-  }
-
-
-def to_floats(metrics: dict[str, jax.Array]) -> dict[str, float]:
-  """Metrics on the host."""
-  return {name: float(value) for name, value in jax.device_get(metrics).items()}
 
 
 def copy(params: Params) -> Params:

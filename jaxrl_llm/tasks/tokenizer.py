@@ -52,8 +52,8 @@ class ByteTokenizer:
       ids: token ids.
 
     Returns:
-      The text. A begin token in front and end tokens are left out. Bytes that are no UTF-8 become U+FFFD, and so does every other id that is
-      no byte: were it left out, "#1", a pad token and "0" would read as the answer 10.
+      The text. A begin token in front and end tokens are left out. Bytes that are no UTF-8 become U+FFFD, and so does every other id that
+      is no byte: were it left out, "#1", a pad token and "0" would read as the answer 10.
     """
     ids = [int(i) for i in ids]
     if ids[:1] == [self.bos_id]:
