@@ -6,7 +6,7 @@ With one advantage for a whole sequence it equals GSPO in value, clip and gradie
 token. The band is scaled as in `configs/gspo.py`; `:paper` keeps the paper's 3e-4 and 4e-4.
 Command: python -m jaxrl_llm.main --config=configs/gspo_token.py
 Hardware: 2 CPU cores.
-Measured: not yet measured.
+Score: held-out avg@4 46.3% after the warm start, 96.2% at the end (seed 0); 223 s. The paper's constants: not yet measured.
 """
 
 from configs import common
