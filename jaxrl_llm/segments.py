@@ -57,6 +57,27 @@ def num_sequences(mask: Float[Array, "B T"], segments: Int[Array, "B T"] | None)
   return jnp.maximum(jnp.sum(mask / segment_count(mask, segments)), 1)
 
 
+def once_per_sequence(
+  x: Float[Array, "B T"], mask: Float[Array, "B T"], segments: Int[Array, "B T"] | None
+) -> Float[Array, "B T"]:
+  """`x` at the first counted token of each sequence and NaN elsewhere: as a metric, its population is the sequences, not the tokens.
+
+  Example:
+    >>> once_per_sequence(jnp.ones((1, 4)), jnp.array([[0., 1., 1., 1.]]), jnp.array([[1, 1, 1, 2]])).tolist()
+    [[nan, 1.0, nan, 1.0]]
+  """
+  counted = mask > 0
+  so_far = jnp.cumsum(counted, axis=-1)
+  if segments is None:
+    first = counted & (so_far == 1)
+  else:
+    # Segments are contiguous: one begins where the number changes, and its count starts from what stood before it.
+    begins = jnp.concatenate([jnp.ones_like(segments[:, :1], bool), segments[:, 1:] != segments[:, :-1]], axis=1)
+    before = jax.lax.cummax(jnp.where(begins, so_far - counted, 0), axis=1)
+    first = counted & (so_far - before == 1)
+  return jnp.where(first, x, jnp.nan)
+
+
 def token_mean(mask: Float[Array, "B T"], segments: Int[Array, "B T"] | None) -> Float[Array, "B T"]:
   """Weights w = m / Σm: every counted token of the global batch weighs the same.
 
@@ -74,6 +95,15 @@ def sequence_mean(mask: Float[Array, "B T"], segments: Int[Array, "B T"] | None)
     DeepSeekMath (GRPO), arXiv:2402.03300, 2024, eq. 3.
   """
   return mask / (segment_count(mask, segments) * num_sequences(mask, segments))
+
+
+def sequence_sum(mask: Float[Array, "B T"], segments: Int[Array, "B T"] | None) -> Float[Array, "B T"]:
+  """Weights w = m / N: the sum over a sequence's tokens, then the mean over the N sequences that have a counted token.
+
+  References:
+    Stabilizing Reinforcement Learning with LLMs (MiniRL), arXiv:2512.01374, 2025.
+  """
+  return mask / num_sequences(mask, segments)
 
 
 def constant(max_tokens: int) -> WeighFn:
@@ -100,6 +130,7 @@ def reduce_metrics(
   | name ends with | scalar |
   | --- | --- |
   | `/min`, `/max`, `/p99` | that statistic over the counted tokens |
+  | `/ess` | effective sample size of the weights x, as a fraction: (Σx)² / (n·Σx²) |
   | `_loss` | Σ w·x with the objective's weights, so that it adds up to the loss |
   | anything else | mean over the counted tokens; NaN entries under the mask are not of this metric's population and are left out |
 
@@ -124,6 +155,12 @@ def reduce_metrics(
       value = jnp.max(jnp.where(inside, x, -jnp.inf))
     elif name.endswith("/p99"):
       value = jnp.nanquantile(jnp.where(inside, x, jnp.nan), 0.99)
+    elif name.endswith("/ess"):
+      kept = jnp.where(inside, x, 0)
+      # Over the largest first: squares of weights up to e^20 would leave few digits in float32.
+      kept = kept / jnp.maximum(jnp.max(kept), jnp.finfo(kept.dtype).tiny)
+      squares = jnp.maximum(jnp.sum(jnp.square(kept)), jnp.finfo(kept.dtype).tiny)
+      value = jnp.square(jnp.sum(kept)) / (jnp.maximum(jnp.sum(inside), 1) * squares)
     else:
       value = jnp.sum(jnp.where(inside, x, 0)) / jnp.maximum(jnp.sum(inside), 1)
     reduced[name] = jnp.where(jnp.any(inside), value, 0)

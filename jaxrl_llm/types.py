@@ -59,6 +59,8 @@ class TrainBatch(NamedTuple):
     ref_logprobs: log-probabilities under the frozen reference; None without one.
     returns: value targets; None without a critic.
     old_values: the critic's values at rollout time; None without a critic.
+    importance: weight of each token's policy term, without gradient and without effect on penalties (`objectives.corrections`); None is 1.
+    kl_coefs: coefficient of the KL penalty at each token in the place of the objective's own, for an adaptive one; None leaves it.
   """
 
   tokens: Int[Array, "B T"]
@@ -71,6 +73,24 @@ class TrainBatch(NamedTuple):
   ref_logprobs: Float[Array, "B T"] | None = None
   returns: Float[Array, "B T"] | None = None
   old_values: Float[Array, "B T"] | None = None
+  importance: Float[Array, "B T"] | None = None
+  kl_coefs: Float[Array, "B T"] | None = None
+
+
+class GateContext(NamedTuple):
+  """What a gate may know beyond the log-ratio and the advantages; most gates need none of it.
+
+  Attributes:
+    logprobs: log-probabilities under the current policy, differentiable.
+    old_logprobs: log-probabilities under the policy that the ratio is relative to.
+    mask: 1 where a token counts.
+    segments: sequence of each token, or None for one sequence per row.
+  """
+
+  logprobs: Float[Array, "B T"]
+  old_logprobs: Float[Array, "B T"]
+  mask: Float[Array, "B T"]
+  segments: Int[Array, "B T"] | None = None
 
 
 class Rollouts(NamedTuple):
@@ -112,8 +132,8 @@ class TrainState(NamedTuple):
 RatioFn = Callable[[Float[Array, "B T"], Float[Array, "B T"], Int[Array, "B T"] | None], Float[Array, "B T"]]
 """`(log_ratio, mask, segments) -> log_ratio`: token log-ratios to the level at which the method weighs them."""
 
-GateFn = Callable[[Float[Array, "B T"], Float[Array, "B T"]], tuple[Float[Array, "B T"], TokenMetrics]]
-"""`(log_ratio, advantages) -> (surrogate, token metrics)`: the per-token objective, to be maximised."""
+GateFn = Callable[[Float[Array, "B T"], Float[Array, "B T"], GateContext], tuple[Float[Array, "B T"], TokenMetrics]]
+"""`(log_ratio, advantages, context) -> (surrogate, token metrics)`: the per-token objective, to be maximised."""
 
 PenaltyFn = Callable[[PolicyOutputs, TrainBatch], tuple[Float[Array, "B T"], TokenMetrics]]
 """`(outputs, batch) -> (per-token loss to add, token metrics)`."""
@@ -131,13 +151,16 @@ class Objective(NamedTuple):
   Attributes:
     weigh: weights of all tokens of the global batch.
     token_loss: loss of each token, to be minimised.
-    needs: optional fields of `TrainBatch` and `PolicyOutputs` that `token_loss` reads, e.g. `{"ref_logprobs"}`; the loop computes these
-      and nothing else.
+    needs: the scores that `token_loss` reads, as fields of `TrainBatch` and `PolicyOutputs`: of `old_logprobs`, `sampler_logprobs`,
+      `ref_logprobs`, `entropy`; the loop computes these and nothing else.
+    value_loss: loss of the critic's values, for a critic with parameters of its own; None for a method without a critic. `token_loss` adds
+      the same term by itself where `PolicyOutputs.values` is given, i.e. where policy and critic share their parameters.
   """
 
   weigh: WeighFn
   token_loss: TokenLossFn
   needs: frozenset[str] = frozenset()
+  value_loss: PenaltyFn | None = None
 
 
 class Completion(NamedTuple):

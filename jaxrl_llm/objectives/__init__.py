@@ -50,7 +50,7 @@ def make(name: str, **hyperparameters: Any) -> Objective:
 
   Example:
     >>> sorted(make("grpo").needs)
-    ['ref_logprobs']
+    ['old_logprobs', 'ref_logprobs']
     >>> make("gsop")
     Traceback (most recent call last):
       ...

@@ -24,6 +24,7 @@ def value(
   mask: ArrayLike,
   *,
   segments: ArrayLike | None = None,
+  sampler_logprobs: ArrayLike | None = None,
   ref_logprobs: ArrayLike | None = None,
   entropy: ArrayLike | None = None,
   values: ArrayLike | None = None,
@@ -44,6 +45,7 @@ def value(
     advantages: [B, T], or [B] for one advantage a row.
     mask: [B, T], 1 or True where a token counts. What stands elsewhere is never read, NaN included.
     segments: [B, T], which sequence of the row a token belongs to, from 1, 0 for padding; None for one sequence per row.
+    sampler_logprobs: [B, T], log-probabilities that the sampler reported, where its engine differs from the learner's.
     ref_logprobs: [B, T], log-probabilities under the frozen reference.
     entropy: [B, T], entropy of the current policy at each token, in nats.
     values: [B, T], the critic's values.
@@ -80,6 +82,7 @@ def value(
     "logprobs": logprobs,
     "old_logprobs": old_logprobs,
     "advantages": advantages,
+    "sampler_logprobs": sampler_logprobs,
     "ref_logprobs": ref_logprobs,
     "entropy": entropy,
     "values": values,

@@ -7,12 +7,15 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from jaxrl_llm.objectives.ratios import bounded_log_ratio
-from jaxrl_llm.segments import constant, sequence_mean, token_mean
-from jaxrl_llm.types import GateFn, Objective, PenaltyFn, PolicyOutputs, RatioFn, TokenMetrics, TrainBatch, WeighFn
+from jaxrl_llm.segments import constant, once_per_sequence, segment_mean, segment_sum, sequence_mean, sequence_sum, token_mean
+from jaxrl_llm.types import GateContext, GateFn, Objective, PenaltyFn, PolicyOutputs, RatioFn, TokenMetrics, TrainBatch, WeighFn
+
+STATISTICS = ("mean", "min", "max", "p99")
 
 WEIGHTS = {
   "token_mean": lambda max_tokens: token_mean,
   "sequence_mean": lambda max_tokens: sequence_mean,
+  "sequence_sum": lambda max_tokens: sequence_sum,
   "constant": constant,
 }
 """Ways to weigh tokens by name, as functions of the generation budget in tokens."""
@@ -59,55 +62,95 @@ def on_mask(outputs: PolicyOutputs, batch: TrainBatch) -> tuple[PolicyOutputs, T
   def clean(x: Float[Array, "B T"]) -> Float[Array, "B T"]:
     return jnp.where(counted, x, 0).astype(jnp.promote_types(x.dtype, jnp.float32))
 
-  floats = ("advantages", "old_logprobs", "sampler_logprobs", "ref_logprobs", "returns", "old_values")
+  floats = ("advantages", "old_logprobs", "sampler_logprobs", "ref_logprobs", "returns", "old_values", "importance", "kl_coefs")
   present = {field: x for field in floats if (x := getattr(batch, field)) is not None}
   return jax.tree.map(clean, outputs), batch._replace(**jax.tree.map(clean, present))
 
 
+def required(x: Array | None, field: str, reason: str) -> Array:
+  """`x`, or a ValueError that names the field where it is None."""
+  if x is None:
+    raise ValueError(f"{field}: found None, expected an array [B, T], because {reason}")
+  return x
+
+
 def policy_objective(
-  *, ratio: RatioFn, gate: GateFn, weigh: WeighFn, penalties: Sequence[PenaltyFn] = (), needs: frozenset[str] = frozenset()
+  *,
+  ratio: RatioFn,
+  gate: GateFn,
+  weigh: WeighFn,
+  penalties: Sequence[PenaltyFn] = (),
+  needs: frozenset[str] = frozenset(),
+  value_loss: PenaltyFn | None = None,
+  anchor: str = "old",
 ) -> Objective:
-  """Composes an objective: loss = Σ w·(−gate(ratio(log π − log π_old), A) + penalties).
+  """Composes an objective: loss = Σ w·(−k·gate(ratio(log π − log π_old), A) + penalties).
 
   Args:
     ratio: level at which the policies are compared (`ratios`).
     gate: how far a ratio may carry the policy (`gates`).
     weigh: weights of all tokens of the global batch (`segments`).
     penalties: further per-token losses (`penalties`).
-    needs: optional fields of `TrainBatch` and `PolicyOutputs` that the parts read.
+    needs: scores that the penalties read.
+    value_loss: the critic's loss (`penalties.value_loss`).
+    anchor: "old" compares with the learner's policy at the start of the rollout batch's updates, "sampler" with the sampler's.
 
   Returns:
-    The objective. Metrics of its own: `actor/pg_loss`, `actor/ppo_kl` (estimate of KL(π_old‖π), in nats), `ratio/mean`, `/min`, `/max` and
-    `/p99` of the token ratio, and `actor/entropy` where the entropy is given.
+    The objective. Metrics of its own: `actor/pg_loss`; `actor/ppo_kl` and `actor/ppo_kl_k3` (estimates of KL(π_old‖π), in nats); `ratio/*`
+    of the token ratio r, `ratio/sequence/*` of the length-normalised ratio s (over sequences), each `/mean`, `/min`, `/max`, `/p99`;
+    `ratio/ess` and `ratio/sequence/ess`, the effective sample sizes of r over tokens and of Πr over sequences, as fractions; `actor/nan_tokens`,
+    the fraction of counted tokens with a NaN among the inputs; `actor/entropy` where the entropy is given. The k of the loss is
+    `TrainBatch.importance`.
 
   Example:
     >>> from jaxrl_llm.objectives.gates import hard_clip
     >>> from jaxrl_llm.objectives.ratios import token_ratio
-    >>> reinforce = policy_objective(ratio=token_ratio, gate=hard_clip(1.0, float("inf")), weigh=token_mean)
-    >>> reinforce.needs
-    frozenset()
+    >>> unclipped = policy_objective(ratio=token_ratio, gate=hard_clip(1.0, float("inf")), weigh=token_mean)
+    >>> unclipped.needs
+    frozenset({'old_logprobs'})
 
   Note:
     The token log-ratio is bounded at ±20 before anything else, which ends the gradient out there (`ratios.bounded_log_ratio`).
   """
 
   def token_loss(outputs: PolicyOutputs, batch: TrainBatch) -> tuple[Float[Array, "B T"], TokenMetrics]:
+    if anchor == "sampler":
+      batch = batch._replace(old_logprobs=required(batch.sampler_logprobs, "sampler_logprobs", "the anchor is the sampler's policy"))
     outputs, batch = on_mask(outputs, batch)
     log_ratio = bounded_log_ratio(outputs.logprobs, batch.old_logprobs)
-    surrogate, gate_metrics = gate(ratio(log_ratio, batch.mask, batch.segments), batch.advantages)
+    context = GateContext(outputs.logprobs, batch.old_logprobs, batch.mask, batch.segments)
+    surrogate, gate_metrics = gate(ratio(log_ratio, batch.mask, batch.segments), batch.advantages, context)
     loss = -surrogate
-    token_ratios = jnp.exp(log_ratio)
-    metrics = {
-      "actor/pg_loss": loss,
-      "actor/ppo_kl": -log_ratio,
-      **{f"ratio/{statistic}": token_ratios for statistic in ("mean", "min", "max", "p99")},
-      **gate_metrics,
-    }
+    if batch.importance is not None:
+      loss = jax.lax.stop_gradient(batch.importance) * loss
+    metrics = {"actor/pg_loss": loss, "actor/nan_tokens": _is_nan(outputs, batch), **ratio_metrics(log_ratio, batch), **gate_metrics}
     if outputs.entropy is not None:
       metrics["actor/entropy"] = outputs.entropy
-    for penalty in penalties:
+    terms = [*penalties, value_loss] if value_loss is not None and outputs.values is not None else penalties
+    for penalty in terms:
       extra_loss, extra_metrics = penalty(outputs, batch)
       loss, metrics = loss + extra_loss, metrics | extra_metrics
     return jnp.where(batch.mask > 0, loss, 0), jax.lax.stop_gradient(metrics)
 
-  return Objective(weigh=weigh, token_loss=token_loss, needs=frozenset(needs))
+  scores = {"old": "old_logprobs", "sampler": "sampler_logprobs"}[anchor]
+  return Objective(weigh=weigh, token_loss=token_loss, needs=frozenset(needs) | {scores}, value_loss=value_loss)
+
+
+def ratio_metrics(log_ratio: Float[Array, "B T"], batch: TrainBatch) -> TokenMetrics:
+  """How far the policy has moved, for any objective: see `policy_objective`."""
+  token, of_sequences = jnp.exp(log_ratio), lambda x: once_per_sequence(x, batch.mask, batch.segments)
+  sequence = of_sequences(jnp.exp(segment_mean(log_ratio, batch.mask, batch.segments)))
+  product = of_sequences(jnp.exp(jnp.clip(segment_sum(log_ratio, batch.segments), -20.0, 20.0)))
+  return {
+    "actor/ppo_kl": -log_ratio,
+    "actor/ppo_kl_k3": jnp.expm1(log_ratio) - log_ratio,
+    **{f"ratio/{statistic}": token for statistic in (*STATISTICS, "ess")},
+    **{f"ratio/sequence/{statistic}": sequence for statistic in STATISTICS},
+    "ratio/sequence/ess": product,
+  }
+
+
+def _is_nan(outputs: PolicyOutputs, batch: TrainBatch) -> Float[Array, "B T"]:
+  """1 where any input is NaN. Means of other metrics leave such a token out; this one counts it."""
+  inputs = [x for x in (*outputs, *batch) if x is not None and jnp.issubdtype(x.dtype, jnp.floating)]
+  return sum(jnp.isnan(x) for x in inputs).astype(bool).astype(outputs.logprobs.dtype)

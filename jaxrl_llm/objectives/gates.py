@@ -1,13 +1,55 @@
-"""Second slot of an objective: how far a ratio may carry the policy. Factories of `(log_ratio, advantages) -> (surrogate, metrics)`.
+"""Second slot of an objective: how far a ratio may carry the policy. Factories of
+`(log_ratio, advantages, context) -> (surrogate, metrics)`.
 
-The surrogate is maximised. A metric that concerns only some tokens, e.g. those with a positive advantage, is NaN at the others.
+The surrogate is maximised. Its gradient is C·A·∇log_ratio; the coefficient C is reported as `gate/*`. A metric that concerns only some
+tokens, e.g. those with a positive advantage, is NaN at the others.
 """
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float
+from jaxtyping import Array, Bool, Float
 
-from jaxrl_llm.types import GateFn, TokenMetrics
+from jaxrl_llm.segments import once_per_sequence, segment_sum
+from jaxrl_llm.types import GateContext, GateFn, TokenMetrics
+
+
+def gate_metrics(coefficient: Float[Array, "B T"]) -> TokenMetrics:
+  """Statistics of C, the weight of A·∇log_ratio in the gradient."""
+  return {f"gate/{statistic}": coefficient for statistic in ("mean", "min", "max", "p99")}
+
+
+def clip_metrics(
+  clipped: Bool[Array, "B T"], advantages: Float[Array, "B T"], context: GateContext | None
+) -> TokenMetrics:
+  """Fractions of tokens and of sequences whose gradient a clip has ended, by the sign of the advantage.
+
+  Args:
+    clipped: where a clip binds.
+    advantages: of each token.
+    context: where sequences begin and end; None leaves the fractions of sequences out.
+
+  Returns:
+    `actor/pg_clipfrac` (over all tokens), `_pos` and `_neg` (over those with A > 0 and A < 0); `actor/pg_clipfrac_seq`, `_seq_pos` and
+    `_seq_neg`, the fractions of the sequences in which a clip binds somewhere.
+  """
+  everyone = jnp.ones_like(clipped)
+  populations = {"": everyone, "_pos": advantages > 0, "_neg": advantages < 0}
+
+  def fraction(found: Bool[Array, "B T"], population: Bool[Array, "B T"]) -> Float[Array, "B T"]:
+    return jnp.where(population, found.astype(advantages.dtype), jnp.nan)
+
+  metrics = {f"actor/pg_clipfrac{sign}": fraction(clipped, tokens) for sign, tokens in populations.items()}
+  if context is not None:
+    mask, segments = context.mask, context.segments
+
+    def anywhere(found: Bool[Array, "B T"]) -> Bool[Array, "B T"]:
+      return segment_sum(jnp.where(found, mask, 0), segments) > 0
+
+    for sign, tokens in populations.items():
+      # A sequence with advantages of both signs belongs to both populations.
+      in_sequences = fraction(anywhere(clipped & tokens), anywhere(tokens))
+      metrics[f"actor/pg_clipfrac_seq{sign}"] = once_per_sequence(in_sequences, mask, segments)
+  return metrics
 
 
 def hard_clip(clip_low: float, clip_high: float, dual_clip: float | None = None) -> GateFn:
@@ -21,8 +63,8 @@ def hard_clip(clip_low: float, clip_high: float, dual_clip: float | None = None)
     dual_clip: largest ratio that counts where A < 0, above 1; None leaves it unbounded, as in the paper.
 
   Returns:
-    The gate. Its metrics: `actor/pg_clipfrac` (clips that bind, over all tokens), `actor/pg_clipfrac_pos` and `_neg` (over the tokens with
-    A > 0 and A < 0), and `actor/pg_clipfrac_lower` (binding dual clips) where `dual_clip` is set.
+    The gate. Its metrics: those of `clip_metrics` and `gate_metrics`, and `actor/pg_clipfrac_lower` (binding dual clips) where `dual_clip`
+    is set.
 
   Example:
     >>> surrogate, metrics = hard_clip(0.25, 0.5)(jnp.log(jnp.array([[2., 2., .5, .5]])), jnp.array([[1., -1., 1., -1.]]))
@@ -36,24 +78,23 @@ def hard_clip(clip_low: float, clip_high: float, dual_clip: float | None = None)
     Mastering Complex Control in MOBA Games with Deep Reinforcement Learning (dual clip), arXiv:1912.09729, 2019.
   """
 
-  def gate(log_ratio: Float[Array, "B T"], advantages: Float[Array, "B T"]) -> tuple[Float[Array, "B T"], TokenMetrics]:
+  def gate(
+    log_ratio: Float[Array, "B T"], advantages: Float[Array, "B T"], context: GateContext | None = None
+  ) -> tuple[Float[Array, "B T"], TokenMetrics]:
     ratio = jnp.exp(log_ratio)
     positive, negative = advantages > 0, advantages < 0
     # Selecting the bound, and not jnp.minimum, because minimum halves the gradient at a tie: with a bound of 0 that is the on-policy point.
     upper = positive & (ratio > 1 + clip_high)
     lower = negative & (ratio < 1 - clip_low)
     bounded = jnp.where(upper, 1 + clip_high, jnp.where(lower, 1 - clip_low, ratio))
-    clipped = (upper | lower).astype(ratio.dtype)
-    metrics = {
-      "actor/pg_clipfrac": clipped,
-      "actor/pg_clipfrac_pos": jnp.where(positive, clipped, jnp.nan),
-      "actor/pg_clipfrac_neg": jnp.where(negative, clipped, jnp.nan),
-    }
+    metrics = clip_metrics(upper | lower, advantages, context)
+    ended = upper | lower
     if dual_clip is not None:
       beyond = negative & (ratio > dual_clip)
       bounded = jnp.where(beyond, dual_clip, bounded)
       metrics["actor/pg_clipfrac_lower"] = beyond.astype(ratio.dtype)
-    return bounded * advantages, metrics
+      ended |= beyond
+    return bounded * advantages, metrics | gate_metrics(jnp.where(ended, 0, ratio))
 
   return gate
 
@@ -117,7 +158,10 @@ def soft_gate(tau_pos: float, tau_neg: float) -> GateFn:
     has the same gradient, is −A on-policy, and is the one to plot.
   """
 
-  def gate(log_ratio: Float[Array, "B T"], advantages: Float[Array, "B T"]) -> tuple[Float[Array, "B T"], TokenMetrics]:
+  def gate(
+    log_ratio: Float[Array, "B T"], advantages: Float[Array, "B T"], context: GateContext | None = None
+  ) -> tuple[Float[Array, "B T"], TokenMetrics]:
+    del context
     positive, negative = advantages > 0, advantages < 0
     tau = jnp.where(positive, tau_pos, tau_neg).astype(log_ratio.dtype)
     distance = tau * jnp.expm1(log_ratio)
@@ -128,6 +172,7 @@ def soft_gate(tau_pos: float, tau_neg: float) -> GateFn:
       "sapo/gate_pos": jnp.where(positive, openness, jnp.nan),
       "sapo/gate_neg": jnp.where(negative, openness, jnp.nan),
       "sapo/centred_loss": -centred * advantages,
+      **gate_metrics(openness * jnp.exp(log_ratio)),
     }
 
   return gate

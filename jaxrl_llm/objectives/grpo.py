@@ -42,7 +42,7 @@ def grpo(
 
   Example:
     >>> sorted(grpo().needs), sorted(grpo(kl_coef=0.0).needs)
-    (['ref_logprobs'], [])
+    (['old_logprobs', 'ref_logprobs'], ['old_logprobs'])
 
   References:
     DeepSeekMath, arXiv:2402.03300, 2024, eq. 3 and 4.

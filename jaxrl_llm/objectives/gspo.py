@@ -43,7 +43,7 @@ def gspo(
   Example:
     >>> wider = gspo(clip_low=3e-3, clip_high=4e-3)
     >>> sorted(wider.needs)
-    []
+    ['old_logprobs']
 
   References:
     Group Sequence Policy Optimization, arXiv:2507.18071, 2025, eq. 5 and 7.

@@ -42,7 +42,7 @@ def gspo_token(
 
   Example:
     >>> sorted(gspo_token(clip_low=3e-3, clip_high=4e-3).needs)
-    []
+    ['old_logprobs']
 
   References:
     Group Sequence Policy Optimization, arXiv:2507.18071, 2025, eq. 13 and 14.

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
+from jaxrl_llm.objectives.base import required
 from jaxrl_llm.objectives.ratios import bounded_log_ratio
 from jaxrl_llm.types import PenaltyFn, PolicyOutputs, TokenMetrics, TrainBatch
 
@@ -18,12 +19,6 @@ KL_ESTIMATORS = {
   "k3": lambda log_u: jnp.expm1(log_u) - log_u,
 }
 """One-sample estimators of KL(π‖π_ref) as functions of log u, u = π_ref/π."""
-
-
-def _required(x: Array | None, field: str, reason: str) -> Array:
-  if x is None:
-    raise ValueError(f"{field}: found None, expected an array [B, T], because {reason}")
-  return x
 
 
 def kl_penalty(coef: float, estimator: str = "k3") -> PenaltyFn:
@@ -57,7 +52,7 @@ def kl_penalty(coef: float, estimator: str = "k3") -> PenaltyFn:
   """
 
   def penalty(outputs: PolicyOutputs, batch: TrainBatch) -> tuple[Float[Array, "B T"], TokenMetrics]:
-    ref_logprobs = _required(batch.ref_logprobs, "ref_logprobs", f"kl_coef is {coef}")
+    ref_logprobs = required(batch.ref_logprobs, "ref_logprobs", f"kl_coef is {coef}")
     kl = KL_ESTIMATORS[estimator](bounded_log_ratio(ref_logprobs, outputs.logprobs))
     return coef * kl, {"actor/kl_loss": coef * kl, "actor/ref_kl": kl}
 
@@ -84,14 +79,14 @@ def entropy_bonus(coef: float) -> PenaltyFn:
 
   def penalty(outputs: PolicyOutputs, batch: TrainBatch) -> tuple[Float[Array, "B T"], TokenMetrics]:
     del batch
-    loss = -coef * _required(outputs.entropy, "entropy", f"entropy_coef is {coef}")
+    loss = -coef * required(outputs.entropy, "entropy", f"entropy_coef is {coef}")
     return loss, {"actor/entropy_loss": loss}
 
   return penalty
 
 
 def value_loss(coef: float, clip: float | None = None) -> PenaltyFn:
-  """Squared error of the critic, pessimistic outside a band around its old prediction; no term at all without a critic.
+  """Squared error of the critic, pessimistic outside a band around its old prediction.
 
   coef·max((V − R̂)², (V_old + clip(V − V_old, −c, c) − R̂)²)
 
@@ -103,17 +98,15 @@ def value_loss(coef: float, clip: float | None = None) -> PenaltyFn:
     The penalty. Its metrics: `critic/vf_loss` (coefficient included), `critic/vf_clipfrac` and `critic/vpred_mean`.
 
   Raises:
-    ValueError: at the call, for values without returns.
+    ValueError: at the call, for values without returns and the other way round.
 
   References:
     Proximal Policy Optimization Algorithms, arXiv:1707.06347, 2017, eq. 9; the clip is that of the authors' implementation.
   """
 
   def penalty(outputs: PolicyOutputs, batch: TrainBatch) -> tuple[Float[Array, "B T"], TokenMetrics]:
-    values = outputs.values
-    if values is None:
-      return jnp.zeros_like(outputs.logprobs), {}
-    returns = _required(batch.returns, "returns", "values are given")
+    values = required(outputs.values, "values", "the loss is the critic's")
+    returns = required(batch.returns, "returns", "values are given")
     error = jnp.square(values - returns)
     clipped = jnp.zeros_like(error)
     if clip is not None:

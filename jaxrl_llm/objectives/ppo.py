@@ -46,19 +46,21 @@ def ppo(
 
   Example:
     >>> sorted(ppo(entropy_coef=0.01).needs)
-    ['entropy']
+    ['entropy', 'old_logprobs']
 
   References:
     Proximal Policy Optimization Algorithms, arXiv:1707.06347, 2017.
 
   Note:
-    The critic's term joins where `PolicyOutputs.values` is given; without a critic the policy part stands alone.
+    The critic's term joins where `PolicyOutputs.values` is given. A critic with parameters of its own is trained on `Objective.value_loss`
+    instead, and the policy part stands alone.
   """
   penalties, needs = regularisers(kl_coef, kl_estimator, entropy_coef)
   return policy_objective(
     ratio=token_ratio,
     gate=hard_clip(clip_low, clip_high, dual_clip),
     weigh=weights_by_name(weights, max_tokens),
-    penalties=[*penalties, value_loss(value_coef, value_clip)],
+    penalties=penalties,
     needs=needs,
+    value_loss=value_loss(value_coef, value_clip),
   )

@@ -176,7 +176,7 @@ def test_double_precision_is_kept(make_batch, name, x64):
 @every_objective
 def test_needs_are_exactly_what_it_fails_without(make_batch, name):
   objective, batch = make(name, **EVERYTHING_ON[name]), make_batch()
-  assert objective.needs == (set() if name == "sft" else {"ref_logprobs", "entropy"})
+  assert objective.needs == (set() if name == "sft" else {"old_logprobs", "ref_logprobs", "entropy"})
   for field in ("ref_logprobs", "entropy"):
     without = {key: x for key, x in batch.items() if key != field}
     if field in objective.needs:
