@@ -96,11 +96,12 @@ def policy_objective(
     anchor: "old" compares with the learner's policy at the start of the rollout batch's updates, "sampler" with the sampler's.
 
   Returns:
-    The objective. Metrics of its own: `actor/pg_loss`; `actor/ppo_kl` and `actor/ppo_kl_k3` (estimates of KL(π_old‖π), in nats); `ratio/*`
-    of the token ratio r, `ratio/sequence/*` of the length-normalised ratio s (over sequences), each `/mean`, `/min`, `/max`, `/p99`;
-    `ratio/ess` and `ratio/sequence/ess`, the effective sample sizes of r over tokens and of Πr over sequences, as fractions; `actor/nan_tokens`,
-    the fraction of counted tokens with a NaN among the inputs; `actor/entropy` where the entropy is given. The k of the loss is
-    `TrainBatch.importance`.
+    The objective. Metrics of its own:
+    - `actor/pg_loss`; `actor/ppo_kl` and `actor/ppo_kl_k3`, estimates of KL(π_old‖π) in nats; `actor/entropy` where the entropy is given;
+    - of the token ratio r `ratio/mean`, `/min`, `/max`, `/p99`, and over sequences of the length-normalised ratio s `ratio/sequence/mean`, ...;
+    - `ratio/ess` and `ratio/sequence/ess`, effective sample sizes of r over tokens and of Πr over sequences, as fractions;
+    - `actor/nan_tokens`, the fraction of counted tokens with a NaN among the inputs.
+    The k of the loss is `TrainBatch.importance`.
 
   Example:
     >>> from jaxrl_llm.objectives.gates import hard_clip
