@@ -1,0 +1,45 @@
+"""Advantages from rewards: pure functions of unpacked sequences, N of them, G consecutive ones a prompt, R response slots each.
+
+| method | advantages |
+| --- | --- |
+| GRPO, Dr. GRPO, GSPO, SAPO | `group_advantages` |
+| RLOO | `leave_one_out_advantages` |
+| Pass@k Training | `pass_at_k_advantages` |
+| GDPO | `per_reward_advantages` |
+| GRPO with process supervision | `step_advantages` |
+| REINFORCE++ | `whiten(returns_to_go(token_rewards(rewards, mask, kl, kl_coef), mask), mask)` |
+| PPO | `generalized_advantages(token_rewards(rewards, mask, kl, kl_coef), values, mask)`, and `whiten` |
+| VAPO | the same with `lam=length_adaptive_lambda(mask)` |
+
+All compute in float32 at least, in float64 where an input is that, work under jit, and never read what stands off the mask. A NaN
+under the mask surfaces.
+"""
+
+from jaxrl_llm.advantages.group import (
+  group_advantages,
+  leave_one_out_advantages,
+  pass_at_k_advantages,
+  per_reward_advantages,
+)
+from jaxrl_llm.advantages.statistics import explained_variance, whiten
+from jaxrl_llm.advantages.temporal import (
+  generalized_advantages,
+  length_adaptive_lambda,
+  returns_to_go,
+  step_advantages,
+  token_rewards,
+)
+
+__all__ = [
+  "explained_variance",
+  "generalized_advantages",
+  "group_advantages",
+  "leave_one_out_advantages",
+  "length_adaptive_lambda",
+  "pass_at_k_advantages",
+  "per_reward_advantages",
+  "returns_to_go",
+  "step_advantages",
+  "token_rewards",
+  "whiten",
+]

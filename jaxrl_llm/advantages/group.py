@@ -1,0 +1,206 @@
+"""One advantage a sample, from the rewards of the samples drawn for the same prompt."""
+
+import math
+from collections.abc import Sequence
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.typing import ArrayLike
+from jaxtyping import Array, Float
+
+from jaxrl_llm.advantages.inputs import at_least_zero, divide, real, whole_groups, whole_number
+
+
+def relative_groups(rewards: ArrayLike, group_size: int) -> Float[Array, "n G"]:
+  """Rewards by group, relative to the group's first.
+
+  So equal rewards are exact zeros, and then so is all that follows. The mean of three times 0.1 is not 0.1 in float32, and dividing that
+  residue by eps would make an advantage out of nothing.
+  """
+  whole_number("group_size", group_size, low=1)
+  rewards = real("rewards", rewards, shape=f"[N] with N a multiple of group_size = {group_size}", ndim=1)
+  whole_groups("rewards", rewards.shape[0], group_size, rewards.shape, "[N]")
+  groups = rewards.reshape(-1, group_size)
+  return groups - groups[:, :1]
+
+
+def group_advantages(
+  rewards: ArrayLike,
+  group_size: int,
+  *,
+  normalize_std: bool = True,
+  eps: float = 1e-6,
+  unbiased: bool = True,
+) -> Float[Array, " N"]:
+  """How much better a sample did than the others drawn for its prompt.
+
+  A_i = (R_i − mean R) / (std R + eps), over the G consecutive samples of one prompt
+
+  Args:
+    rewards: [N], reward of each sample; samples of one prompt stand together.
+    group_size: G, samples per prompt.
+    normalize_std: divide by the group's standard deviation; False gives Dr. GRPO's advantages.
+    eps: added to the standard deviation, in units of reward.
+    unbiased: divide the squared deviations by G − 1 instead of G; scales all advantages by √((G − 1)/G).
+
+  Returns:
+    The advantages. A group whose rewards are all equal gets exact zeros, and so does a group of one. A NaN or an infinity turns its whole
+    group's advantages to NaN, and no other's, so that it surfaces in the loss instead of being averaged away.
+
+  Raises:
+    ValueError: for rewards that do not fall into whole groups, and for settings that are illegal or without effect.
+
+  Example:
+    >>> group_advantages(jnp.array([1., 0., 3., 3.]), 2, normalize_std=False).tolist()
+    [0.5, -0.5, 0.0, 0.0]
+
+  References:
+    DeepSeekMath (GRPO), arXiv:2402.03300, 2024; without the deviation: Dr. GRPO, arXiv:2503.20783, 2025.
+
+  Note:
+    The paper does not say which deviation it uses. The unbiased one is the default because that is what is mostly run.
+  """
+  groups = relative_groups(rewards, group_size)
+  at_least_zero("eps", eps)
+  if not normalize_std and not unbiased:
+    raise ValueError("unbiased: found False, expected True, because normalize_std is False and would ignore it")
+  advantages = groups - jnp.mean(groups, axis=1, keepdims=True)
+  if normalize_std:
+    degrees = max(group_size - 1, 1) if unbiased else group_size
+    advantages = divide(advantages, jnp.sqrt(jnp.sum(jnp.square(advantages), axis=1, keepdims=True) / degrees) + eps)
+  return advantages.reshape(-1)
+
+
+def leave_one_out_advantages(rewards: ArrayLike, group_size: int) -> Float[Array, " N"]:
+  """Reward of a sample less the mean reward of the other samples of its prompt.
+
+  A_i = R_i − Σ_{j≠i} R_j / (G − 1) = G/(G − 1)·(R_i − mean R)
+
+  Args:
+    rewards: [N], reward of each sample; samples of one prompt stand together.
+    group_size: G ≥ 2, samples per prompt.
+
+  Returns:
+    The advantages. The baseline does not see the sample's own reward, so the policy gradient is unbiased. A group whose rewards are all
+    equal gets exact zeros; a NaN stays in its group.
+
+  Raises:
+    ValueError: for a group of one, which has no others, and for rewards that do not fall into whole groups.
+
+  Example:
+    >>> leave_one_out_advantages(jnp.array([3., 0., 0.]), 3).tolist()
+    [3.0, -1.5, -1.5]
+
+  References:
+    Back to Basics: Revisiting REINFORCE-Style Optimization for Learning from Human Feedback (RLOO), arXiv:2402.14740, 2024.
+  """
+  whole_number("group_size", group_size, low=2, because=", because a group of one has no others")
+  groups = relative_groups(rewards, group_size)
+  return (group_size / (group_size - 1) * (groups - jnp.mean(groups, axis=1, keepdims=True))).reshape(-1)
+
+
+def pass_at_k_advantages(
+  rewards: ArrayLike, group_size: int, *, k: int, normalize_std: bool = True, eps: float = 1e-6
+) -> Float[Array, " N"]:
+  """What a sample adds to the best of k.
+
+  A_i = (E[max over a k-subset that holds i] − E[max over a k-subset]) / (std of the maximum over a k-subset + eps)
+
+  Subsets are drawn uniformly from the G samples of one prompt.
+
+  Args:
+    rewards: [N], reward of each sample, any real numbers; samples of one prompt stand together.
+    group_size: G, samples per prompt.
+    k: samples whose best one counts, 1 ≤ k ≤ G.
+    normalize_std: divide by the standard deviation of the maximum.
+    eps: added to that deviation, in units of reward.
+
+  Returns:
+    The advantages; they sum to zero in each group. Equal rewards have equal advantages, and a group whose rewards are all equal exact
+    zeros. So has every group with k = G, where there is one subset only. k = 1 is the group advantage with the biased deviation.
+
+  Raises:
+    ValueError: for a k that is not from 1 to G, and for rewards that do not fall into whole groups.
+
+  Example:
+    >>> pass_at_k_advantages(jnp.array([1., 0., 0., 0.]), 4, k=2, normalize_std=False).tolist()
+    [0.5, -0.1667, -0.1667, -0.1667]
+
+  References:
+    Pass@k Training, arXiv:2508.10751, 2025, whose analytic form for rewards of 0 and 1 this is.
+
+  Note:
+    For other rewards the paper averages over subsets; order statistics give the same without drawing any.
+  """
+  groups = relative_groups(rewards, group_size)
+  whole_number("k", k, low=1, high=group_size)
+  at_least_zero("eps", eps)
+  subsets, with_one = math.comb(group_size, k), math.comb(group_size - 1, k - 1)
+  # Ratios of whole numbers, as constants of the trace: P(a k-subset lies among the j lowest | it holds a given one of them), j < G, and
+  # P(the j-th lowest is the maximum of a k-subset), 1 ≤ j ≤ G.
+  inside = np.array([math.comb(j - 1, k - 1) / with_one if j else 0.0 for j in range(group_size)])
+  is_maximum = np.array([math.comb(j - 1, k - 1) / subsets for j in range(1, group_size + 1)])
+
+  ordered = jnp.sort(groups, axis=1)
+  # E[max | r-th lowest] = max R − Σ_{j≥r} (x_{j+1} − x_j)·inside_j, so these sums are E[max | r-th lowest] less E[max | lowest].
+  gaps = jnp.diff(ordered, axis=1, prepend=ordered[:, :1])
+  gains = jax.lax.cumsum(gaps * inside.astype(groups.dtype), axis=1)
+  gains = gains - jnp.mean(gains, axis=1, keepdims=True)  # The mean over samples of E[max | i] is E[max].
+  # A sample's place is how many are strictly worse, so that ties read the same entry.
+  places = jnp.sum(groups[:, None, :] < groups[:, :, None], axis=2)
+  advantages = jnp.take_along_axis(gains, places, axis=1)
+  if normalize_std:
+    weights = is_maximum.astype(groups.dtype)
+    mean = jnp.sum(weights * ordered, axis=1, keepdims=True)
+    variance = jnp.sum(weights * jnp.square(ordered - mean), axis=1, keepdims=True)
+    advantages = divide(advantages, jnp.sqrt(variance) + eps)
+  return advantages.reshape(-1)
+
+
+def per_reward_advantages(
+  parts: ArrayLike | Sequence[ArrayLike],
+  weights: ArrayLike | Sequence[float],
+  group_size: int,
+  *,
+  normalize_std: bool = True,
+  eps: float = 1e-6,
+) -> Float[Array, " N"]:
+  """Group advantages of several rewards, each normalised by itself, so that none drowns another.
+
+  S_i = Σ_k w_k·(R_ki − mean R_k)/(std R_k + eps) over the groups,  A_i = S_i / √(Var S + 1e-8) over the batch
+
+  Args:
+    parts: [K, N], K rewards of each sample, unweighted; samples of one prompt stand together.
+    weights: [K], weight of each reward.
+    group_size: G, samples per prompt.
+    normalize_std: divide each reward by its group's standard deviation.
+    eps: added to that deviation, in units of reward.
+
+  Returns:
+    The advantages, of mean 0 and variance 1 over the batch. A group in which every reward is constant gets exact zeros. A NaN reaches
+    the whole batch, through its variance.
+
+  Raises:
+    ValueError: for shapes that do not fit each other, and for samples that do not fall into whole groups.
+
+  Example:
+    >>> parts = jnp.array([[1., 0., 1., 0.], [0., 100., 100., 0.]])
+    >>> per_reward_advantages(parts, [1.0, 1.0], 2).tolist()
+    [0.0, 0.0, 1.2247, -1.2247]
+
+  References:
+    GDPO: Group reward-Decoupled Normalization Policy Optimization, arXiv:2601.05242, 2026.
+
+  Note:
+    The variance is over samples, as in the paper, so a long response counts once; verl takes it over tokens. The batch's mean is not
+    subtracted: it is 0 but for rounding, and subtracting that would take the exact zeros away.
+  """
+  parts = real("parts", parts, shape="[K, N]", ndim=2)
+  weights = real("weights", weights, shape="[K]", ndim=1)
+  if not parts.shape[0] or weights.shape[0] != parts.shape[0]:
+    raise ValueError(f"weights: found shape {weights.shape}, expected [K] = ({parts.shape[0]},), one for each row of parts, at least one")
+  whole_groups("parts", parts.shape[1], group_size, parts.shape, "[K, N]")
+  each = group_advantages(parts.reshape(-1), group_size, normalize_std=normalize_std, eps=eps).reshape(parts.shape)
+  total = jnp.sum(weights.astype(parts.dtype)[:, None] * each, axis=0)
+  return total / jnp.sqrt(jnp.sum(jnp.square(total)) / max(total.shape[0] - 1, 1) + 1e-8)

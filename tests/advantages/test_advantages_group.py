@@ -1,0 +1,274 @@
+"""Advantages of samples within their groups: closed forms, invariances, brute force, and the groups that teach nothing."""
+
+import itertools
+import math
+
+import hypothesis
+import hypothesis.strategies as st
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxrl_llm.advantages import group_advantages, leave_one_out_advantages, pass_at_k_advantages, per_reward_advantages
+from jaxrl_llm.objectives import make, value
+
+ESTIMATORS = {
+  "group": group_advantages,
+  "group_centred": lambda rewards, group_size: group_advantages(rewards, group_size, normalize_std=False),
+  "leave_one_out": leave_one_out_advantages,
+  "pass_at_1": lambda rewards, group_size: pass_at_k_advantages(rewards, group_size, k=1),
+  "pass_at_2": lambda rewards, group_size: pass_at_k_advantages(rewards, group_size, k=2, eps=0.0),
+  "pass_at_2_centred": lambda rewards, group_size: pass_at_k_advantages(rewards, group_size, k=2, normalize_std=False),
+  "per_reward": lambda rewards, group_size: per_reward_advantages([rewards, 2 * rewards], [1.0, 0.3], group_size),
+}
+
+
+def rewards_of(draw, group_size, num_groups=2):
+  """Rewards on a grid, so that ties are common."""
+  return np.array(draw(st.lists(st.integers(-8, 8), min_size=num_groups * group_size, max_size=num_groups * group_size))) / 4
+
+
+def test_matches_a_loop(x64):
+  rewards = np.random.default_rng(0).standard_normal(24)
+  for unbiased in (True, False):
+    expected = []
+    for group in rewards.reshape(-1, 6):
+      mean = sum(group) / 6
+      std = (sum((r - mean) ** 2 for r in group) / (5 if unbiased else 6)) ** 0.5
+      expected += [(r - mean) / (std + 1e-3) for r in group]
+    np.testing.assert_allclose(group_advantages(rewards, 6, eps=1e-3, unbiased=unbiased), expected, rtol=1e-10)
+  centred = rewards - np.repeat(rewards.reshape(-1, 6).mean(1), 6)
+  np.testing.assert_allclose(group_advantages(rewards, 6, normalize_std=False), centred, rtol=1e-10, atol=1e-15)
+  # The centred reward is (G − 1)/G of the leave-one-out advantage.
+  others = (np.repeat(rewards.reshape(-1, 6).sum(1), 6) - rewards) / 5
+  np.testing.assert_allclose(group_advantages(rewards, 6, normalize_std=False), 5 / 6 * (rewards - others), rtol=1e-10, atol=1e-14)
+
+
+def test_invariances(x64):
+  rewards = np.random.default_rng(1).standard_normal(16)
+  settings = {"eps": 0.0, "unbiased": False}
+  a = np.asarray(group_advantages(rewards, 8, **settings)).reshape(2, 8)
+  np.testing.assert_allclose(a.mean(1), 0, atol=1e-14)
+  np.testing.assert_allclose(a.std(1), 1, rtol=1e-12)
+  np.testing.assert_allclose(group_advantages(3 * rewards + 7, 8, **settings), a.ravel(), rtol=1e-10)
+  np.testing.assert_allclose(group_advantages(-2 * rewards, 8, **settings), -a.ravel(), rtol=1e-10)
+  order = np.random.default_rng(2).permutation(8)
+  np.testing.assert_allclose(group_advantages(rewards[:8][order], 8, **settings), a[0][order], rtol=1e-10)
+
+
+@pytest.mark.parametrize("correct", [1, 3, 7])
+def test_closed_form_for_right_and_wrong(x64, correct):
+  rewards = np.array([1.0] * correct + [0.0] * (8 - correct))
+  p = correct / 8
+  a = group_advantages(rewards, 8, eps=0.0, unbiased=False)
+  np.testing.assert_allclose(a[0], ((1 - p) / p) ** 0.5, rtol=1e-12)
+  np.testing.assert_allclose(a[-1], -((p / (1 - p)) ** 0.5), rtol=1e-12)
+
+
+@pytest.mark.parametrize("reward", [0.0, 0.1, 0.7, 1 / 3, 1e6])
+@pytest.mark.parametrize("eps", [0.0, 1e-6])
+@pytest.mark.parametrize("group_size", [1, 3, 7, 8])
+def test_equal_rewards_give_exact_zeros(reward, eps, group_size):
+  rewards = np.full(2 * group_size, reward, np.float32)
+  for normalize_std in (True, False):
+    a = group_advantages(rewards, group_size, normalize_std=normalize_std, eps=eps)
+    assert np.all(a == 0) and a.dtype == np.float32
+
+
+def test_a_nan_stays_in_its_group():
+  rewards = np.array([1, 0, np.nan, 1, np.inf, 0, 0, 1], np.float32)
+  a = np.asarray(group_advantages(rewards, 2))
+  np.testing.assert_array_equal(np.isnan(a), [False, False, True, True, True, True, False, False])
+  assert np.isnan(group_advantages(np.array([np.nan], np.float32), 1)[0])
+
+
+def test_under_jit_and_in_low_precision():
+  rewards = np.array([1, 0, 0.5, 0], np.float32)
+  np.testing.assert_allclose(jax.jit(lambda r: group_advantages(r, 2))(rewards), group_advantages(rewards, 2), rtol=1e-6)
+  assert group_advantages(jax.numpy.asarray(rewards, jax.numpy.bfloat16), 2).dtype == np.float32
+
+
+@pytest.mark.parametrize(
+  ("size", "group_size", "changes", "message"),
+  [
+    (7, 2, {}, r"^rewards: found shape \(7,\), expected \[N\] with N a multiple of group_size = 2"),
+    (8, 0, {}, "^group_size: found 0"),
+    (8, True, {}, "^group_size: found True"),
+    (8, 2, {"eps": -1.0}, "^eps: found -1.0"),
+    (8, 2, {"eps": float("nan")}, "^eps: found nan"),
+    (8, 2, {"normalize_std": False, "unbiased": False}, "^unbiased: found False"),
+  ],
+)
+def test_refusals(size, group_size, changes, message):
+  with pytest.raises(ValueError, match=message):
+    group_advantages(np.ones(size, np.float32), group_size, **changes)
+
+
+@hypothesis.given(st.data(), st.sampled_from([2, 5, 8]), st.sampled_from(sorted(ESTIMATORS)))
+def test_invariances_of_every_estimator(data, group_size, name):
+  """Sums to zero; a shift of all rewards changes nothing; a permutation of the samples permutes; equal rewards have equal advantages."""
+  rewards = rewards_of(data.draw, group_size)
+  with jax.enable_x64(True):
+    estimate = lambda x: np.asarray(ESTIMATORS[name](jnp.asarray(x), group_size))
+    a = estimate(rewards)
+    np.testing.assert_allclose(a.reshape(2, group_size).sum(1), 0, atol=1e-12 * (1 + np.abs(a).max()))
+    np.testing.assert_allclose(estimate(rewards + 0.3), a, rtol=1e-10, atol=1e-10)
+    order = np.array(data.draw(st.permutations(range(group_size))))
+    order = np.concatenate([order, order + group_size])
+    np.testing.assert_allclose(estimate(rewards[order]), a[order], rtol=1e-10, atol=1e-12)
+    for group, advantages in zip(rewards.reshape(2, -1), a.reshape(2, -1)):
+      for reward in set(group):
+        assert len(set(advantages[group == reward])) == 1
+      if len(set(group)) == 1:
+        assert np.all(advantages == 0)
+
+
+@pytest.mark.parametrize("name", sorted(ESTIMATORS))
+@pytest.mark.parametrize("group_size", [3, 7])
+def test_no_estimator_makes_something_of_equal_rewards(name, group_size):
+  rewards = np.concatenate([np.full(group_size, 0.1), np.arange(group_size), np.full(group_size, 1e6 / 3)]).astype(np.float32)
+  a = np.asarray(ESTIMATORS[name](rewards, group_size)).reshape(3, group_size)
+  assert np.all(a[[0, 2]] == 0) and np.any(a[1] != 0) and a.dtype == np.float32
+
+
+@pytest.mark.parametrize("name", sorted(set(ESTIMATORS) - {"per_reward"}))
+def test_in_every_estimator_a_nan_stays_in_its_group(name):
+  rewards = np.array([1, 0, 0.5, np.nan, 1, 2, 0, 1, 1], np.float32)
+  a = np.asarray(ESTIMATORS[name](rewards, 3)).reshape(3, 3)
+  assert np.all(np.isnan(a[1])) and np.all(np.isfinite(a[[0, 2]]))
+
+
+def test_a_group_without_signal_has_no_gradient(x64):
+  advantages = group_advantages(np.full(4, 0.1), 4)
+  rng = np.random.default_rng(3)
+  old_logprobs, mask = -rng.uniform(0.5, 3, (4, 5)), np.ones((4, 5))
+  logprobs = old_logprobs - 0.3 * rng.random((4, 5))  # Below the old ones, where no clip binds for A > 0.
+  grad = jax.jit(jax.grad(lambda x, a: value(make("grpo", kl_coef=0.0), x, old_logprobs, a, mask)[0]))
+  assert np.all(grad(logprobs, advantages) == 0) and np.all(grad(logprobs, advantages + 0.1) != 0)
+
+
+def test_leave_one_out_by_hand_and_by_loop(x64):
+  rewards = np.random.default_rng(4).standard_normal(20)
+  expected = [r - (sum(group) - r) / 4 for group in rewards.reshape(-1, 5) for r in group]
+  found = leave_one_out_advantages(rewards, 5)
+  np.testing.assert_allclose(found, expected, rtol=1e-10, atol=1e-14)
+  np.testing.assert_allclose(group_advantages(rewards, 5, normalize_std=False), 4 / 5 * found, rtol=1e-12)
+
+
+@pytest.mark.parametrize(("estimate", "factor"), [(leave_one_out_advantages, 1), (ESTIMATORS["group_centred"], 2 / 3)])
+@pytest.mark.parametrize("baseline", [0.0, 7.0])
+def test_expected_gradient_by_enumeration(x64, estimate, factor, baseline):
+  """Over all groups of three a bandit can draw, the mean of Σ A∇log π / G is ∇E[R], times (G − 1)/G where the baseline sees the sample."""
+  logits, rewards = jnp.array([0.3, -0.7, 1.1]), np.array([1.0, -0.5, 2.0])
+  policy = np.asarray(jax.nn.softmax(logits))
+  true = jax.grad(lambda x: jax.nn.softmax(x) @ rewards)(logits)
+  score = np.eye(3) - policy
+  total = 0.0
+  for group in itertools.product(range(3), repeat=3):
+    advantages = np.asarray(estimate(rewards[list(group)] + baseline, 3))
+    total += np.prod(policy[list(group)]) * np.mean([a * score[i] for a, i in zip(advantages, group)], axis=0)
+  np.testing.assert_allclose(total, factor * true, rtol=1e-10)
+
+
+def best_of_subsets(rewards, k, eps, normalize_std):
+  """The definition, by enumeration of all subsets."""
+  subsets = list(itertools.combinations(range(len(rewards)), k))
+  best = [max(rewards[i] for i in subset) for subset in subsets]
+  mean = sum(best) / len(best)
+  std = math.sqrt(sum((b - mean) ** 2 for b in best) / len(best))
+  result = []
+  for i in range(len(rewards)):
+    mine = [b for b, subset in zip(best, subsets) if i in subset]
+    result.append((sum(mine) / len(mine) - mean) / (std + eps if normalize_std else 1))
+  return result
+
+
+@pytest.mark.parametrize("group_size", [1, 2, 5, 8])
+def test_pass_at_k_matches_all_subsets(x64, group_size):
+  rng = np.random.default_rng(5)
+  smooth = rng.standard_normal(group_size)
+  ties = rng.integers(0, 3, group_size) / 2
+  for k in range(1, group_size + 1):
+    for normalize_std in (True, False):
+      settings = {"k": k, "eps": 1e-3, "normalize_std": normalize_std}
+      expected = np.concatenate([best_of_subsets(group, **settings) for group in (smooth, ties)])
+      found = pass_at_k_advantages(np.concatenate([smooth, ties]), group_size, **settings)
+      np.testing.assert_allclose(found, expected, rtol=1e-10, atol=1e-13)
+      assert k < group_size or np.all(found == 0)
+
+
+@pytest.mark.parametrize(("num_wrong", "k"), [(1, 1), (3, 2), (6, 4), (7, 2), (12, 12), (15, 8)])
+def test_pass_at_k_has_the_paper_s_closed_form(x64, num_wrong, k):
+  n = 16
+  rewards = np.array([0.0] * num_wrong + [1.0] * (n - num_wrong))
+  mean = 1 - math.comb(num_wrong, k) / math.comb(n, k)
+  std = math.sqrt(mean * (1 - mean))
+  found = pass_at_k_advantages(rewards, n, k=k, eps=0.0)
+  if std == 0:  # No subset without a right answer: nothing to learn.
+    assert np.all(found == 0)
+    return
+  np.testing.assert_allclose(found[-1], (1 - mean) / std, rtol=1e-10)
+  np.testing.assert_allclose(found[0], (1 - mean - math.comb(num_wrong - 1, k - 1) / math.comb(n - 1, k - 1)) / std, rtol=1e-10)
+
+
+def test_pass_at_1_is_the_group_advantage(x64):
+  rewards = np.random.default_rng(6).standard_normal(24)
+  np.testing.assert_allclose(pass_at_k_advantages(rewards, 8, k=1), group_advantages(rewards, 8, unbiased=False), rtol=1e-10)
+
+
+def test_pass_at_k_of_large_groups():
+  rewards = np.random.default_rng(7).standard_normal(2048).astype(np.float32)
+  # C(1024, 512) is beyond any float.
+  a = np.asarray(pass_at_k_advantages(rewards, 1024, k=512))
+  assert np.all(np.isfinite(a)) and np.all(a.reshape(2, -1).argmax(1) == rewards.reshape(2, -1).argmax(1))
+
+
+@pytest.mark.parametrize("normalize_std", [True, False])
+def test_per_reward_matches_a_loop(x64, normalize_std):
+  rng = np.random.default_rng(8)
+  parts, weights = rng.standard_normal((3, 12)) * [[1], [100], [1e-2]], [1.0, 0.25, -2.0]
+  total = np.zeros(12)
+  for part, weight in zip(parts, weights):
+    for start in range(0, 12, 4):
+      group = part[start : start + 4]
+      mean = sum(group) / 4
+      std = math.sqrt(sum((r - mean) ** 2 for r in group) / 3)
+      total[start : start + 4] += [weight * (r - mean) / (std + 1e-3 if normalize_std else 1) for r in group]
+  mean = sum(total) / 12
+  std = math.sqrt(sum((x - mean) ** 2 for x in total) / 11 + 1e-8)
+  settings = {"normalize_std": normalize_std} | ({"eps": 1e-3} if normalize_std else {})
+  found = per_reward_advantages(parts, weights, 4, **settings)
+  np.testing.assert_allclose(found, (total - mean) / std, rtol=1e-10, atol=1e-13)
+
+
+def test_a_large_reward_does_not_drown_a_small_one(x64):
+  parts = np.array([[1, 0, 1, 0], [0, 500, 500, 0]], float)
+  a = per_reward_advantages(parts, [1.0, 1.0], 2, eps=0.0)
+  np.testing.assert_allclose(a, per_reward_advantages(parts * [[1], [1e-3]], [1.0, 1.0], 2, eps=0.0), rtol=1e-12)
+  assert a[0] == 0 and a[2] > 0
+
+
+def test_a_single_sample_has_no_per_reward_advantage():
+  assert np.all(per_reward_advantages(np.ones((2, 1), np.float32), [1.0, 1.0], 1) == 0)
+
+
+@pytest.mark.parametrize(
+  ("call", "message"),
+  [
+    (lambda x: leave_one_out_advantages(x, 1), "^group_size: found 1, expected a whole number >= 2, because a group of one has no others$"),
+    (lambda x: leave_one_out_advantages(x, 5), r"^rewards: found shape \(8,\), expected \[N\] with N a multiple of group_size = 5$"),
+    (lambda x: pass_at_k_advantages(x, 4, k=5), "^k: found 5, expected a whole number from 1 to 4$"),
+    (lambda x: pass_at_k_advantages(x, 4, k=0), "^k: found 0"),
+    (lambda x: pass_at_k_advantages(x, 4, k=2, eps=-1.0), "^eps: found -1.0"),
+    (lambda x: pass_at_k_advantages(x.reshape(2, 4), 4, k=2), r"^rewards: found shape \(2, 4\), expected \[N\] with"),
+    (lambda x: group_advantages(x.astype(complex), 4), "^rewards: found complex64, expected real numbers$"),
+    (lambda x: per_reward_advantages(x, [1.0], 4), r"^parts: found shape \(8,\), expected \[K, N\]$"),
+    (lambda x: per_reward_advantages([x, x], [1.0], 4), r"^weights: found shape \(1,\), expected \[K\] = \(2,\)"),
+    (lambda x: per_reward_advantages([x, x], [1.0, 1.0], 3), r"^parts: found shape \(2, 8\), expected \[K, N\] with N a multiple"),
+  ],
+)
+def test_refusals_of_the_other_estimators(call, message):
+  with pytest.raises(ValueError, match=message) as error:
+    call(np.arange(8, dtype=np.float32))
+  assert "\n" not in str(error.value)
