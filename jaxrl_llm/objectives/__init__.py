@@ -1,4 +1,4 @@
-"""Policy objectives: each is a ratio x a gate x weights, one small file an algorithm.
+"""Policy objectives: each is a ratio x a gate x weights, one small file an algorithm; `custom` takes the three by name.
 
   objective = make("gspo", clip_high=5e-4)
   loss, metrics = value(objective, logprobs, old_logprobs, advantages, mask)
@@ -9,15 +9,29 @@ A new algorithm is a new file and a new row of `OBJECTIVES`.
 from typing import Any
 
 from jaxrl_llm.objectives.arrays import value
+from jaxrl_llm.objectives.cispo import cispo
+from jaxrl_llm.objectives.cppo import cppo
+from jaxrl_llm.objectives.custom import custom
 from jaxrl_llm.objectives.dapo import dapo
+from jaxrl_llm.objectives.dppo_kl import dppo_kl
+from jaxrl_llm.objectives.dppo_tv import dppo_tv
 from jaxrl_llm.objectives.dr_grpo import dr_grpo
+from jaxrl_llm.objectives.gmpo import gmpo
 from jaxrl_llm.objectives.grpo import grpo
 from jaxrl_llm.objectives.gspo import gspo
 from jaxrl_llm.objectives.gspo_token import gspo_token
+from jaxrl_llm.objectives.luspo import luspo
+from jaxrl_llm.objectives.maspo import maspo
+from jaxrl_llm.objectives.minirl import minirl
+from jaxrl_llm.objectives.minpro import minpro
 from jaxrl_llm.objectives.ppo import ppo
+from jaxrl_llm.objectives.reinforce import reinforce
+from jaxrl_llm.objectives.reinforce_plus_plus import reinforce_plus_plus
+from jaxrl_llm.objectives.rloo import rloo
 from jaxrl_llm.objectives.sapo import sapo
 from jaxrl_llm.objectives.settings import did_you_mean
 from jaxrl_llm.objectives.sft import sft
+from jaxrl_llm.objectives.vespo import vespo
 from jaxrl_llm.types import Objective
 
 __all__ = ["OBJECTIVES", "make", "value"]
@@ -30,6 +44,20 @@ OBJECTIVES = {
   "gspo": gspo,
   "gspo_token": gspo_token,
   "sapo": sapo,
+  "reinforce": reinforce,
+  "rloo": rloo,
+  "reinforce_plus_plus": reinforce_plus_plus,
+  "cispo": cispo,
+  "gmpo": gmpo,
+  "minirl": minirl,
+  "luspo": luspo,
+  "vespo": vespo,
+  "dppo_tv": dppo_tv,
+  "dppo_kl": dppo_kl,
+  "cppo": cppo,
+  "minpro": minpro,
+  "maspo": maspo,
+  "custom": custom,
   "sft": sft,
 }
 """Every objective by name."""
@@ -54,7 +82,8 @@ def make(name: str, **hyperparameters: Any) -> Objective:
     >>> make("gsop")
     Traceback (most recent call last):
       ...
-    ValueError: unknown objective 'gsop' (did you mean 'gspo'?); known: ppo, grpo, dr_grpo, dapo, gspo, gspo_token, sapo, sft
+    ValueError: unknown objective 'gsop' (did you mean 'gspo'?); known: ppo, grpo, dr_grpo, dapo, gspo, gspo_token, sapo, reinforce, \
+rloo, reinforce_plus_plus, cispo, gmpo, minirl, luspo, vespo, dppo_tv, dppo_kl, cppo, minpro, maspo, custom, sft
   """
   if not isinstance(name, str) or name not in OBJECTIVES:
     raise ValueError(f"unknown objective {name!r}{did_you_mean(name, OBJECTIVES)}; known: {', '.join(OBJECTIVES)}")

@@ -98,7 +98,7 @@ def policy_objective(
   Returns:
     The objective. Metrics of its own:
     - `actor/pg_loss`; `actor/ppo_kl` and `actor/ppo_kl_k3`, estimates of KL(π_old‖π) in nats; `actor/entropy` where the entropy is given;
-    - of the token ratio r `ratio/mean`, `/min`, `/max`, `/p99`, and over sequences of the length-normalised ratio s `ratio/sequence/mean`, ...;
+    - of the token ratio r `ratio/mean`, `/min`, `/max`, `/p99`; over sequences of the length-normalised ratio s `ratio/sequence/mean`, ...;
     - `ratio/ess` and `ratio/sequence/ess`, effective sample sizes of r over tokens and of Πr over sequences, as fractions;
     - `actor/nan_tokens`, the fraction of counted tokens with a NaN among the inputs.
     The k of the loss is `TrainBatch.importance`.
@@ -135,6 +135,29 @@ def policy_objective(
 
   scores = {"old": "old_logprobs", "sampler": "sampler_logprobs"}[anchor]
   return Objective(weigh=weigh, token_loss=token_loss, needs=frozenset(needs) | {scores}, value_loss=value_loss)
+
+
+def critic_objective(objective: Objective) -> Objective:
+  """The critic's own part of an objective, for a critic with parameters of its own.
+
+  Args:
+    objective: one with a `value_loss`.
+
+  Returns:
+    An objective with the same weights that reads `values`, `returns` and `old_values`.
+
+  Raises:
+    ValueError: the objective has no critic.
+  """
+  if objective.value_loss is None:
+    raise ValueError("value_loss: found None, expected an objective with a critic, such as ppo")
+
+  def token_loss(outputs: PolicyOutputs, batch: TrainBatch) -> tuple[Float[Array, "B T"], TokenMetrics]:
+    outputs, batch = on_mask(outputs, batch)
+    loss, metrics = objective.value_loss(outputs, batch)
+    return jnp.where(batch.mask > 0, loss, 0), jax.lax.stop_gradient(metrics)
+
+  return Objective(weigh=objective.weigh, token_loss=token_loss, needs=frozenset({"values", "returns", "old_values"}))
 
 
 def ratio_metrics(log_ratio: Float[Array, "B T"], batch: TrainBatch) -> TokenMetrics:

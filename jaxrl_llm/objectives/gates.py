@@ -2,57 +2,43 @@
 `(log_ratio, advantages, context) -> (surrogate, metrics)`.
 
 The surrogate is maximised. Its gradient is C·A·∇log_ratio; the coefficient C is reported as `gate/*`. A metric that concerns only some
-tokens, e.g. those with a positive advantage, is NaN at the others.
+tokens, e.g. those with a positive advantage, is NaN at the others. Gates that weigh the score, ∇log π, stand in `score_gates`.
 """
+
+import functools
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float
+from jaxtyping import Array, Float
 
-from jaxrl_llm.segments import once_per_sequence, segment_sum
+from jaxrl_llm.objectives.gate_statistics import clip_metrics, gate_metrics
+from jaxrl_llm.objectives.score_gates import capped_weight, divergence_ball, gamma_weight, prefix_budget
+from jaxrl_llm.segments import segment_mean
 from jaxrl_llm.types import GateContext, GateFn, TokenMetrics
 
 
-def gate_metrics(coefficient: Float[Array, "B T"]) -> TokenMetrics:
-  """Statistics of C, the weight of A·∇log_ratio in the gradient."""
-  return {f"gate/{statistic}": coefficient for statistic in ("mean", "min", "max", "p99")}
-
-
-def clip_metrics(
-  clipped: Bool[Array, "B T"], advantages: Float[Array, "B T"], context: GateContext | None
-) -> TokenMetrics:
-  """Fractions of tokens and of sequences whose gradient a clip has ended, by the sign of the advantage.
-
-  Args:
-    clipped: where a clip binds.
-    advantages: of each token.
-    context: where sequences begin and end; None leaves the fractions of sequences out.
+def unclipped() -> GateFn:
+  """Plain importance sampling: r·A.
 
   Returns:
-    `actor/pg_clipfrac` (over all tokens), `_pos` and `_neg` (over those with A > 0 and A < 0); `actor/pg_clipfrac_seq`, `_seq_pos` and
-    `_seq_neg`, the fractions of the sequences in which a clip binds somewhere.
+    The gate. Its metrics: `gate_metrics`.
+
+  Example:
+    >>> unclipped()(jnp.log(jnp.array([[2., .5]])), jnp.array([[1., -1.]]))[0].tolist()
+    [[2.0, -0.5]]
   """
-  everyone = jnp.ones_like(clipped)
-  populations = {"": everyone, "_pos": advantages > 0, "_neg": advantages < 0}
 
-  def fraction(found: Bool[Array, "B T"], population: Bool[Array, "B T"]) -> Float[Array, "B T"]:
-    return jnp.where(population, found.astype(advantages.dtype), jnp.nan)
+  def gate(
+    log_ratio: Float[Array, "B T"], advantages: Float[Array, "B T"], context: GateContext | None = None
+  ) -> tuple[Float[Array, "B T"], TokenMetrics]:
+    del context
+    ratio = jnp.exp(log_ratio)
+    return ratio * advantages, gate_metrics(ratio)
 
-  metrics = {f"actor/pg_clipfrac{sign}": fraction(clipped, tokens) for sign, tokens in populations.items()}
-  if context is not None:
-    mask, segments = context.mask, context.segments
-
-    def anywhere(found: Bool[Array, "B T"]) -> Bool[Array, "B T"]:
-      return segment_sum(jnp.where(found, mask, 0), segments) > 0
-
-    for sign, tokens in populations.items():
-      # A sequence with advantages of both signs belongs to both populations.
-      in_sequences = fraction(anywhere(clipped & tokens), anywhere(tokens))
-      metrics[f"actor/pg_clipfrac_seq{sign}"] = once_per_sequence(in_sequences, mask, segments)
-  return metrics
+  return gate
 
 
-def hard_clip(clip_low: float, clip_high: float, dual_clip: float | None = None) -> GateFn:
+def hard_clip(clip_low: float = 0.2, clip_high: float = 0.2, dual_clip: float | None = None) -> GateFn:
   """Clipped surrogate: no gain from leaving the band in the advantage's own direction.
 
   min(r·A, clip(r, 1 − clip_low, 1 + clip_high)·A), and at least dual_clip·A where A < 0
@@ -133,7 +119,7 @@ def _soft_ratio_jvp(primals, tangents):
   return soft_ratio(log_ratio, tau), coefficient * tangents[0]
 
 
-def soft_gate(tau_pos: float, tau_neg: float) -> GateFn:
+def soft_gate(tau_pos: float = 1.0, tau_neg: float = 1.05) -> GateFn:
   """Smooth gate: a token's weight decays with its distance from on-policy and never is cut.
 
   (4/τ)·σ(τ(r − 1))·A with τ = tau_pos where A > 0, else tau_neg;  coefficient of A·∇log π: r·w, w = sech²(τ(r − 1)/2)
@@ -176,3 +162,100 @@ def soft_gate(tau_pos: float, tau_neg: float) -> GateFn:
     }
 
   return gate
+
+
+def geometric_clip(log_clip_low: float = 0.4, log_clip_high: float = 0.4) -> GateFn:
+  """Clips token by token in log space, then takes the geometric mean over the sequence as the ratio of all its tokens.
+
+  g·A,  log g = (1/|y|) Σ_t z̃_t,  z̃ = min(z, log_clip_high) where A > 0, max(z, −log_clip_low) where A < 0
+
+  Args:
+    log_clip_low: how far below 0 a token's log-ratio may fall where A < 0; infinity never binds.
+    log_clip_high: how far above 0 it may rise where A > 0; infinity never binds.
+
+  Returns:
+    The gate, for token log-ratios. Its metrics: those of `clip_metrics` (of the tokens) and `gate_metrics`, with C = g on the tokens that
+    are not clipped.
+
+  Example:
+    >>> context = GateContext(*2 * [jnp.zeros((1, 2))], jnp.ones((1, 2)))
+    >>> surrogate, metrics = geometric_clip(0.5, 0.5)(jnp.array([[1., -0.5]]), jnp.ones((1, 2)), context)
+    >>> surrogate.tolist(), metrics["gate/mean"].tolist()
+    ([[1.0, 1.0]], [[0.0, 1.0]])
+
+  References:
+    Geometric-Mean Policy Optimization, arXiv:2507.20673, 2025.
+
+  Note:
+    The coefficient is for one advantage a sequence; of unequal ones a token's gradient has the mean.
+  """
+
+  def gate(
+    log_ratio: Float[Array, "B T"], advantages: Float[Array, "B T"], context: GateContext
+  ) -> tuple[Float[Array, "B T"], TokenMetrics]:
+    upper = (advantages > 0) & (log_ratio > log_clip_high)
+    lower = (advantages < 0) & (log_ratio < -log_clip_low)
+    bounded = jnp.where(upper, log_clip_high, jnp.where(lower, -log_clip_low, log_ratio))
+    mean = jnp.exp(segment_mean(bounded, context.mask, context.segments))
+    metrics = clip_metrics(upper | lower, advantages, context) | gate_metrics(jnp.where(upper | lower, 0, mean))
+    return mean * advantages, metrics
+
+  return gate
+
+
+def gaussian_gate(sigma: float = 1.0, alpha: float = 0.3, beta: float = 0.03) -> GateFn:
+  """Fades out a token that overshoots, later where the token was rare or the advantage good.
+
+  sg[w]·r·A;  w = exp(−(r − 1)²/(2s²)) where A·(r − 1) > 0, else 1;  s = sigma·π_old^(−alpha)·(1 + beta·|A|)^(±1), plus where A > 0
+
+  Args:
+    sigma: width of the gate in units of the ratio, for a token of probability 1 and a small advantage.
+    alpha: how much wider it is for rare tokens; 0 is the same for all.
+    beta: how much wider it is per unit of positive advantage, and narrower per unit of a negative one.
+
+  Returns:
+    The gate. Its metrics: `maspo/gate_pos` and `maspo/gate_neg` (w over the tokens with A > 0 and A < 0), and `gate_metrics`.
+
+  Example:
+    >>> context = GateContext(*2 * [jnp.zeros((1, 2))], jnp.ones((1, 2)))
+    >>> surrogate, _ = gaussian_gate(1.0, 0.0, 0.0)(jnp.log(jnp.array([[2., .5]])), jnp.ones((1, 2)), context)
+    >>> surrogate.round(4).tolist()
+    [[1.2131, 0.5]]
+
+  References:
+    MASPO, arXiv:2602.17550, 2026.
+  """
+
+  def gate(
+    log_ratio: Float[Array, "B T"], advantages: Float[Array, "B T"], context: GateContext
+  ) -> tuple[Float[Array, "B T"], TokenMetrics]:
+    positive, negative = advantages > 0, advantages < 0
+    # 1/s and not s: π_old^alpha is at most 1, where π_old^(−alpha) overflows. 1 + beta·|A| is positive whatever the advantage.
+    widening = 1 + beta * jnp.abs(advantages)
+    inverse_width = jnp.exp(alpha * jnp.minimum(context.old_logprobs, 0)) * jnp.where(negative, widening, 1 / widening) / sigma
+    excess = jax.lax.stop_gradient(jnp.expm1(log_ratio))
+    overshoots = (positive & (excess > 0)) | (negative & (excess < 0))
+    weight = jnp.where(overshoots, jnp.exp(-jnp.square(excess * inverse_width) / 2), 1)
+    ratio = jnp.exp(log_ratio)
+    return weight * ratio * advantages, {
+      "maspo/gate_pos": jnp.where(positive, weight, jnp.nan),
+      "maspo/gate_neg": jnp.where(negative, weight, jnp.nan),
+      **gate_metrics(weight * ratio),
+    }
+
+  return gate
+
+
+GATES = {
+  "none": unclipped,
+  "hard": hard_clip,
+  "soft": soft_gate,
+  "geometric": geometric_clip,
+  "gaussian": gaussian_gate,
+  "capped": capped_weight,
+  "gamma": gamma_weight,
+  "tv_ball": functools.partial(divergence_ball, "tv"),
+  "kl_ball": functools.partial(divergence_ball, "kl", delta_low=0.05, delta_high=0.05),
+  "prefix_budget": prefix_budget,
+}
+"""Factories of second slots by name; the defaults of their settings are the constants of the papers."""

@@ -7,7 +7,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from jaxrl_llm.segments import segment_mean
+from jaxrl_llm.objectives.prefixes import before
+from jaxrl_llm.segments import segment_mean, segment_sum
 
 LOG_RATIO_BOUND = 20.0
 """exp(±20) is 4.9e8 and 2.1e-9: far outside any trust region, yet finite, squares included, in float32."""
@@ -33,6 +34,24 @@ def bounded_log_ratio(logprobs: Float[Array, "B T"], anchor_logprobs: Float[Arra
     The bound kills the gradient where it binds: a token with |log-ratio| > 20 no longer moves the policy.
   """
   return jnp.clip(logprobs - anchor_logprobs, -LOG_RATIO_BOUND, LOG_RATIO_BOUND)
+
+
+def no_ratio(
+  log_ratio: Float[Array, "B T"], mask: Float[Array, "B T"], segments: Int[Array, "B T"] | None
+) -> Float[Array, "B T"]:
+  """No comparison: the ratio is 1, with the gradient of the token.
+
+  log r_t = z_t − sg[z_t]
+
+  Example:
+    >>> no_ratio(jnp.array([[1., -3.]]), jnp.ones((1, 2)), None).tolist()
+    [[0.0, 0.0]]
+
+  References:
+    Simple statistical gradient-following algorithms for connectionist reinforcement learning (REINFORCE), Williams, 1992.
+  """
+  del mask, segments
+  return log_ratio - jax.lax.stop_gradient(log_ratio)
 
 
 def token_ratio(
@@ -98,3 +117,68 @@ def sequence_ratio_token_gradient(
   stop = jax.lax.stop_gradient
   # z − sg[z] first: it is exactly 0, so the value is exactly that of `sequence_ratio`.
   return stop(segment_mean(log_ratio, mask, segments)) + (log_ratio - stop(log_ratio))
+
+
+def product_ratio(
+  log_ratio: Float[Array, "B T"], mask: Float[Array, "B T"], segments: Int[Array, "B T"] | None
+) -> Float[Array, "B T"]:
+  """Importance weight of the whole sequence, given to every token of it.
+
+  log ρ = clip(Σ_t z_t, −20, 20)
+
+  Args:
+    log_ratio: token log-ratios.
+    mask: 1 where a token counts.
+    segments: sequence of each token, or None for one sequence per row.
+
+  Returns:
+    The sequence's log-ratio at each of its tokens.
+
+  Example:
+    >>> product_ratio(jnp.array([[1., 3., 9.]]), jnp.array([[1., 1., 0.]]), None).tolist()
+    [[4.0, 4.0, 4.0]]
+
+  References:
+    Back to Basics: Revisiting REINFORCE-style optimization (RLOO), arXiv:2402.14740, 2024.
+
+  Note:
+    Unbiased, but its variance grows exponentially with the length. The bound ends the gradient of the whole sequence where it binds.
+  """
+  return jnp.clip(segment_sum(jnp.where(mask > 0, log_ratio, 0), segments), -LOG_RATIO_BOUND, LOG_RATIO_BOUND)
+
+
+def prefix_min_ratio(
+  log_ratio: Float[Array, "B T"], mask: Float[Array, "B T"], segments: Int[Array, "B T"] | None
+) -> Float[Array, "B T"]:
+  """Each token's ratio times the least ratio before it, a stand-in for the product of the prefix that cannot explode.
+
+  log r_t = clip(z_t + min_{j<t} z_j, −20, 20);  the first token has z_t
+
+  Args:
+    log_ratio: token log-ratios.
+    mask: 1 where a token counts; the others are not of the prefix.
+    segments: sequence of each token, contiguous, or None for one sequence per row.
+
+  Returns:
+    The log-ratios.
+
+  Example:
+    >>> prefix_min_ratio(jnp.array([[1., -2., 3., -1.]]), jnp.array([[1., 1., 1., 1.]]), jnp.array([[1, 1, 1, 2]])).tolist()
+    [[1.0, -1.0, 1.0, -1.0]]
+
+  References:
+    MinPRO, arXiv:2601.22718, 2026.
+  """
+  least = before(jnp.minimum, jnp.where(mask > 0, log_ratio, jnp.inf), segments, jnp.inf)
+  return jnp.clip(log_ratio + jnp.where(jnp.isposinf(least), 0, least), -LOG_RATIO_BOUND, LOG_RATIO_BOUND)
+
+
+RATIOS = {
+  "none": no_ratio,
+  "token": token_ratio,
+  "sequence": sequence_ratio,
+  "sequence_token_gradient": sequence_ratio_token_gradient,
+  "product": product_ratio,
+  "prefix_min": prefix_min_ratio,
+}
+"""First slots by name."""

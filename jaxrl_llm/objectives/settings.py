@@ -8,12 +8,17 @@ import functools
 import inspect
 import math
 import numbers
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 from jaxrl_llm.objectives.base import WEIGHTS
+from jaxrl_llm.objectives.gates import GATES
 from jaxrl_llm.objectives.penalties import KL_ESTIMATORS
-from jaxrl_llm.types import Objective
+from jaxrl_llm.objectives.ratios import RATIOS
+from jaxrl_llm.types import GateFn, Objective
+
+Rule = tuple[Callable[[Any], bool], str]
+"""A test that a setting must pass, and that test in words."""
 
 
 def _is_number(x: Any) -> bool:
@@ -28,19 +33,46 @@ def _is_count(x: Any) -> bool:
   return isinstance(x, numbers.Integral) and not isinstance(x, bool) and int(x) > 0
 
 
-def _choice(choices: Iterable[str]) -> tuple[Callable[[Any], bool], str]:
+def _choice(choices: Iterable[str]) -> Rule:
   return lambda x: isinstance(x, str) and x in choices, "one of " + ", ".join(map(repr, choices))
 
 
+def name_or_function(choices: Iterable[str]) -> Rule:
+  """The rule of a slot that takes a function, or the name of one."""
+  is_name, words = _choice(choices)
+  return lambda x: callable(x) or is_name(x), f"{words}, or a function"
+
+
 _COEFFICIENT = (lambda x: _is_finite(x) and x >= 0, "a finite number >= 0")
-_TEMPERATURE = (lambda x: _is_finite(x) and x > 0, "a finite number > 0")
+_POSITIVE = (lambda x: _is_finite(x) and x > 0, "a finite number > 0")
+_BOUND = (lambda x: _is_number(x) and x >= 0, "a number >= 0")
+_CAP = (lambda x: _is_number(x) and x >= 1, "a number >= 1, so that a ratio of 1 keeps its weight")
 
 RULES = {
+  "ratio": name_or_function(RATIOS),
+  "gate": name_or_function(GATES),
+  "anchor": _choice(("old", "sampler")),
   "clip_low": (lambda x: _is_number(x) and 0 <= x <= 1, "a number from 0 to 1, since a ratio is never below 0"),
-  "clip_high": (lambda x: _is_number(x) and x >= 0, "a number >= 0"),
+  "clip_high": _BOUND,
   "dual_clip": (lambda x: x is None or (_is_finite(x) and x > 1), "None or a finite number > 1"),
-  "tau_pos": _TEMPERATURE,
-  "tau_neg": _TEMPERATURE,
+  "tau_pos": _POSITIVE,
+  "tau_neg": _POSITIVE,
+  "log_clip_low": _BOUND,
+  "log_clip_high": _BOUND,
+  "sigma": _POSITIVE,
+  "alpha": _COEFFICIENT,
+  "beta": _COEFFICIENT,
+  "k_pos": _COEFFICIENT,
+  "lambda_pos": _POSITIVE,
+  "k_neg": _COEFFICIENT,
+  "lambda_neg": _POSITIVE,
+  "delta_low": _BOUND,
+  "delta_high": _BOUND,
+  "ratio_cap": _CAP,
+  "delta": (lambda x: _is_number(x) and 0 <= x <= 1, "a number from 0 to 1, since two probabilities differ by no more"),
+  "w_min": (lambda x: _is_number(x) and 0 < x <= 1, "a number > 0 and <= 1, the weight of the first token"),
+  "budget": _COEFFICIENT,
+  "tis_cap": _CAP,
   "kl_coef": _COEFFICIENT,
   "kl_estimator": _choice(KL_ESTIMATORS),
   "entropy_coef": _COEFFICIENT,
@@ -49,18 +81,49 @@ RULES = {
   "weights": _choice(WEIGHTS),
   "max_tokens": (lambda x: x is None or _is_count(x), "None or a whole number of tokens > 0"),
 }
-"""Each hyper-parameter: the test it must pass and that test in words."""
+"""The rule of each hyper-parameter. Where an objective's default is None, None is legal too: it leaves the setting to others."""
+
+CONFLICTS = (
+  (
+    "max_tokens",
+    lambda now, given, default: now["weights"] == "constant" and now["max_tokens"] is None,
+    "expected a whole number of tokens > 0, because weights is 'constant'",
+  ),
+  (
+    "max_tokens",
+    lambda now, given, default: now["weights"] != "constant" and given.get("max_tokens") is not None,
+    "expected None, because weights is {weights!r} and would ignore it",
+  ),
+  (
+    "kl_estimator",
+    lambda now, given, default: now["kl_coef"] == 0 and now["kl_estimator"] != default,
+    "expected {default!r}, because kl_coef is 0 and would ignore it",
+  ),
+  (
+    "value_clip",
+    lambda now, given, default: now["value_coef"] == 0 and now["value_clip"] != default,
+    "expected {default!r}, because value_coef is 0 and would ignore it",
+  ),
+  (
+    "budget",
+    lambda now, given, default: now["budget"] is not None and now["budget"] > now["delta"],
+    "expected at most delta, {delta!r}, because delta already bounds the shift of every token",
+  ),
+)
+"""Settings that are legal alone, but not together: whose setting is wrong, when, and what to say behind what was found.
+
+Conditions see the settings in effect, those that the caller wrote, and the default of the setting in question.
+"""
 
 
-def _conflicts(settings: dict[str, Any], given: dict[str, Any], defaults: dict[str, Any]) -> Iterable[str]:
-  """Settings that are legal alone, but not together; `given` are those the caller wrote."""
-  if settings["weights"] == "constant" and settings["max_tokens"] is None:
-    yield "max_tokens: found None, expected a whole number of tokens > 0, because weights is 'constant'"
-  if settings["weights"] != "constant" and given.get("max_tokens") is not None:
-    yield f"max_tokens: found {given['max_tokens']!r}, expected None, because weights is {settings['weights']!r} and would ignore it"
-  for switch, dependent in (("kl_coef", "kl_estimator"), ("value_coef", "value_clip")):
-    if settings.get(switch) == 0 and settings[dependent] != defaults[dependent]:
-      yield f"{dependent}: found {settings[dependent]!r}, expected {defaults[dependent]!r}, because {switch} is 0 and would ignore it"
+def gate_settings(gate: str | GateFn) -> dict[str, Any]:
+  """What a gate takes, with its defaults; a function takes nothing more.
+
+  Example:
+    >>> gate_settings("soft")
+    {'tau_pos': 1.0, 'tau_neg': 1.05}
+  """
+  return {} if callable(gate) else _defaults(GATES[gate])
 
 
 def did_you_mean(name: Any, known: Iterable[str]) -> str:
@@ -74,16 +137,48 @@ def did_you_mean(name: Any, known: Iterable[str]) -> str:
   return f" (did you mean {close[0]!r}?)" if close else ""
 
 
-def _plain(x: Any) -> Any:
+def _defaults(factory: Callable) -> dict[str, Any]:
+  # What a functools.partial has bound by position is gone from its signature, as it should be.
+  return {name: parameter.default for name, parameter in inspect.signature(factory).parameters.items()}
+
+
+def _in_words(settings: Mapping[str, Any]) -> str:
+  return ", ".join(f"{name}={x!r}" for name, x in settings.items())
+
+
+def _conflicts(settings: dict[str, Any], given: dict[str, Any], defaults: dict[str, Any]) -> Iterator[str]:
+  """Legal settings that do not go together; `given` are those the caller wrote."""
+  if "gate" in settings:
+    yield from _settings_of_other_gates(settings)
+    settings = settings | {name: x for name, x in gate_settings(settings["gate"]).items() if settings[name] is None}
+  for name, wrong, sentence in CONFLICTS:
+    if name in settings and wrong(settings, given, defaults[name]):
+      yield f"{name}: found {settings[name]!r}, {sentence.format(default=defaults[name], **settings)}"
+
+
+def _settings_of_other_gates(settings: dict[str, Any]) -> Iterator[str]:
+  """What the chosen gate would ignore, where the gate is itself a setting."""
+  gate = settings["gate"]
+  takes = gate_settings(gate)
+  ignored = {name for factory in GATES.values() for name in _defaults(factory)} - takes.keys()
+  for name in (name for name in settings if name in ignored and settings[name] is not None):
+    reason = "a function and takes no settings" if callable(gate) else f"{gate!r} and takes {_in_words(takes) or 'no settings'}"
+    yield f"{name}: found {settings[name]!r}, expected None, because gate is {reason}{did_you_mean(name, takes)}"
+
+
+def _plain(name: str, x: Any) -> Any:
   """Python's own numbers: 0, 0.0 and NumPy's 0 are one setting."""
+  if name == "max_tokens" and _is_count(x):
+    return int(x)
   return float(x) if _is_number(x) else x
 
 
-def checked(factory: Callable[..., Objective]) -> Callable[..., Objective]:
+def checked(factory: Callable[..., Objective], rules: Mapping[str, Rule] | None = None) -> Callable[..., Objective]:
   """Decorates an objective's factory: it refuses settings that are unknown, illegal or without effect.
 
   Args:
-    factory: function of keyword hyper-parameters that all have a default and a rule in `RULES`.
+    factory: function of keyword hyper-parameters that all have a default and a rule.
+    rules: rules of its own, in the place of those in `RULES`.
 
   Returns:
     The factory, which raises ValueError with every problem in one line, as field, found, expected.
@@ -95,20 +190,23 @@ def checked(factory: Callable[..., Objective]) -> Callable[..., Objective]:
       ...
     ValueError: gspo: clip_low: found -1, expected a number from 0 to 1, since a ratio is never below 0
   """
-  defaults = {name: parameter.default for name, parameter in inspect.signature(factory).parameters.items()}
-  takes = ", ".join(f"{name}={default!r}" for name, default in defaults.items())
+  defaults = _defaults(factory)
+  rules = RULES | (rules or {})
+
+  def is_legal(name: str, x: Any) -> bool:
+    return (x is None and defaults[name] is None) or rules[name][0](x)
 
   @functools.wraps(factory)
   def checked_factory(**given: Any) -> Objective:
     unknown = [f"unknown hyper-parameter {name!r}{did_you_mean(name, defaults)}" for name in given if name not in defaults]
     settings = {name: given.get(name, default) for name, default in defaults.items()}
-    illegal = [f"{name}: found {x!r}, expected {RULES[name][1]}" for name, x in settings.items() if not RULES[name][0](x)]
+    illegal = [f"{name}: found {x!r}, expected {rules[name][1]}" for name, x in settings.items() if not is_legal(name, x)]
     # Only legal settings can be compared with one another.
     problems = unknown + (illegal or list(_conflicts(settings, given, defaults)))
     if unknown:
-      problems.append(f"it takes {takes}")
+      problems.append(f"it takes {_in_words(defaults)}")
     if problems:
       raise ValueError(f"{factory.__name__}: {'; '.join(problems)}")
-    return factory(**{name: int(x) if _is_count(x) and name == "max_tokens" else _plain(x) for name, x in settings.items()})
+    return factory(**{name: _plain(name, x) for name, x in settings.items()})
 
   return checked_factory

@@ -1,217 +1,359 @@
-"""Common: every registry entry through one list of promises."""
+"""Common: every registry entry through one list of promises. A new entry is covered without a line here."""
+
+import functools
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
+from jaxrl_llm import mesh as mesh_lib
+from jaxrl_llm.advantages import group_advantages
 from jaxrl_llm.objectives import OBJECTIVES, make, value
-from jaxrl_llm.segments import reduce_metrics
+from jaxrl_llm.train_step import init_state, make_train_step
 from jaxrl_llm.types import PolicyOutputs, TrainBatch
 
-# With every penalty on, so that each input an objective can read is read.
-EVERYTHING_ON = {name: {} if name == "sft" else {"kl_coef": 0.1, "entropy_coef": 0.01} for name in OBJECTIVES}
 every_objective = pytest.mark.parametrize("name", OBJECTIVES)
 
+# Does not read advantages: its gradient is that of the likelihood.
+SUPERVISED = ("sft",)
 
-def run(name, batch, **changes):
-  """Loss, metrics, and the gradients in logprobs and values."""
-  batch = dict(batch)
-  objective = make(name, **(EVERYTHING_ON[name] | changes))
-  logprobs, values = batch.pop("logprobs"), batch.pop("values")
-  (loss, metrics), grads = jax.value_and_grad(
-    lambda x, v: value(objective, x, values=v, **batch), argnums=(0, 1), has_aux=True
-  )(jnp.asarray(logprobs), jnp.asarray(values))
-  return loss, metrics, [np.asarray(g) for g in grads]
+# Differentiates the product of a response's ratios at each of its tokens: their weights add up.
+SUM_OVER_RESPONSE = ("rloo",)
+
+SCORES = ("old_logprobs", "sampler_logprobs", "ref_logprobs", "entropy")
+
+# Response slots of each row, counted or not; a hole in the mask stands for somebody else's turn. One row counts nothing at all.
+LENGTHS = (5, 3, 1, 7, 4, 6)
+HOLES = ((3, 2), (3, 3), (5, 0), *((4, t) for t in range(4)))
+EMPTY_ROW = 4
 
 
-def assert_same(a, b, rtol=0.0):
-  np.testing.assert_allclose(a[0], b[0], rtol=rtol)
-  assert a[1].keys() == b[1].keys()
-  for key in a[1]:
-    np.testing.assert_allclose(a[1][key], b[1][key], rtol=rtol, atol=rtol, err_msg=key)
+def junk_like(x):
+  return np.resize([1e4, -np.inf, np.nan, np.inf, -1e4], x.shape)
+
+
+@pytest.fixture
+def batch(make_batch):
+  """Six responses in eight rows of sixteen slots; all tests share the shape, hence the program."""
+  arrays = make_batch(lengths=(*LENGTHS, 0, 0), num_tokens=16)
+  for hole in HOLES:
+    arrays["mask"][hole] = 0
+  return arrays | {"segments": np.ones((8, 16), int)}
+
+
+def policies_meet(batch):
+  """On-policy: sampler, old, current and reference policy are one, with one advantage a response."""
+  scores = {key: batch["logprobs"] for key in ("old_logprobs", "sampler_logprobs", "ref_logprobs")}
+  return batch | scores | {"advantages": np.repeat(batch["advantages"][:, :1], 16, axis=1)}
+
+
+def assert_same(found, expected, rtol=0.0):
+  np.testing.assert_allclose(found.loss, expected.loss, rtol=rtol)
+  assert found.metrics.keys() == expected.metrics.keys()
+  for key in expected.metrics:
+    np.testing.assert_allclose(found.metrics[key], expected.metrics[key], rtol=rtol, atol=rtol, err_msg=key)
+
+
+def all_finite(found):
+  return all(np.all(np.isfinite(x)) for x in jax.tree.leaves(found))
+
+
+# On-policy.
 
 
 @every_objective
-def test_what_stands_off_the_mask_changes_nothing(make_batch, name):
-  batch = make_batch()
+def test_on_policy_the_gradient_is_reinforce(x64, batch, evaluate, everything_on, name):
+  """−w·A at each token, whatever the ratio and the gate; the KL penalty's gradient is 0 there."""
+  met = policies_meet(batch)
+  weights = np.asarray(make(name).weigh(jnp.asarray(met["mask"]), jnp.asarray(met["segments"])))
+  if name in SUM_OVER_RESPONSE:
+    weights = met["mask"] * weights.sum(axis=1, keepdims=True)
+  expected = -weights * (1.0 if name in SUPERVISED else met["advantages"])
+  found = evaluate(name, met, **everything_on(name))
+  np.testing.assert_allclose(found.grads["logprobs"], expected, rtol=1e-13, atol=1e-17)
+  assert np.any(expected != 0)
+  assert all(x == 0 for key, x in found.metrics.items() if "clipfrac" in key and key.startswith("actor"))
+
+
+@every_objective
+def test_without_advantages_nothing_moves(x64, batch, evaluate, everything_on, name):
+  """Groups of one, and groups of equal rewards: off-policy too, the policy's gradient is exactly 0."""
+  groups = np.concatenate([group_advantages(np.array([3.0, -1.0, 0.1, 1e9]), 1), group_advantages(np.full(4, 0.1), 4)])
+  found = evaluate(name, batch | {"ref_logprobs": batch["logprobs"], "advantages": np.repeat(groups[:, None], 16, 1)}, **everything_on(name))
+  assert np.all(groups == 0) and all_finite(found)
+  assert np.all(found.grads["logprobs"] == 0) == (name not in SUPERVISED)
+
+
+# The mask.
+
+
+@every_objective
+def test_what_stands_off_the_mask_changes_nothing(batch, evaluate, everything_on, name):
   mask = batch["mask"]
-  clean = run(name, batch)
-  junk = np.resize([1e4, -np.inf, np.nan, np.inf, -1e4], mask.shape)
-  dirty = run(name, {k: x if k == "mask" else np.where(mask > 0, x, junk) for k, x in batch.items()})
+  clean = evaluate(name, batch, **everything_on(name))
+  kept = ("mask", "segments")
+  dirty = evaluate(name, {k: x if k in kept else np.where(mask > 0, x, junk_like(x)) for k, x in batch.items()}, **everything_on(name))
   assert_same(dirty, clean)
-  for found, expected in zip(dirty[2], clean[2], strict=True):
-    np.testing.assert_array_equal(found, expected)
-    assert np.all(np.isfinite(found)) and np.all(found[mask == 0] == 0)
+  for field, grad in dirty.grads.items():
+    np.testing.assert_array_equal(grad, clean.grads[field])
+    assert np.all(np.isfinite(grad)) and np.all(grad[mask == 0] == 0)
+
+
+def fields_read(name, settings):
+  objective = make(name, **settings)
+  if name in SUPERVISED:
+    return {"logprobs"}
+  critic = {"values", "returns"} if objective.value_loss is not None else set()
+  return {"logprobs", "advantages"} | objective.needs | critic
 
 
 @every_objective
-@pytest.mark.parametrize("field", ["logprobs", "old_logprobs", "advantages", "ref_logprobs", "entropy", "values"])
-def test_a_nan_under_the_mask_reaches_the_loss(make_batch, name, field):
-  reads = {"sft": ("logprobs",), "ppo": ("values",)}.get(name, ())
-  reads = reads if name == "sft" else (*reads, "logprobs", "old_logprobs", "advantages", "ref_logprobs", "entropy")
-  batch = make_batch()
-  batch[field][1, 1] = np.nan
-  loss, metrics = value(make(name, **EVERYTHING_ON[name]), **batch)
-  assert np.isnan(loss) == np.isnan(metrics["actor/loss"]) == (field in reads)
-  if field in ("logprobs", "old_logprobs") and field in reads:
-    assert np.isnan(metrics["actor/nll_loss" if name == "sft" else "actor/pg_loss"])
+def test_a_nan_under_the_mask_reaches_the_loss(batch, evaluate, everything_on, name):
+  settings = everything_on(name)
+  for field in sorted(batch.keys() - {"mask", "segments"}):
+    spoilt = batch[field].copy()
+    spoilt[1, 1] = np.nan
+    found = evaluate(name, batch | {field: spoilt}, **settings)
+    read = field in fields_read(name, settings)
+    if name not in SUPERVISED and (read or field == "old_values"):
+      np.testing.assert_allclose(found.metrics["actor/nan_tokens"], 1 / batch["mask"].sum(), rtol=1e-6, err_msg=field)
+    if field == "old_values":
+      continue  # They only bound a step: one that is NaN bounds nothing.
+    assert np.isnan(found.loss) == np.isnan(found.metrics["actor/loss"]) == read, field
+    if read:
+      assert any(np.isnan(x) for key, x in found.metrics.items() if key.endswith("_loss")), field
 
 
 @every_objective
-def test_compiles_once_and_agrees_with_a_loop_over_uncompiled_calls(make_batch, name):
-  objective = make(name, **EVERYTHING_ON[name])
-  compiled = jax.jit(jax.vmap(lambda batch: value(objective, **batch)))
-  for seeds in ((0, 1), (2, 3)):
-    batches = [make_batch(seed) for seed in seeds]
-    losses, metrics = compiled({key: np.stack([b[key] for b in batches]) for key in batches[0]})
-    for i, batch in enumerate(batches):
-      assert_same((losses[i], {key: x[i] for key, x in metrics.items()}), value(objective, **batch), rtol=2e-5)
-  assert compiled._cache_size() == 1
+def test_an_impossible_token_is_bounded_or_reported(batch, evaluate, everything_on, name):
+  """A log-probability of −∞ under the mask: the loss is finite with a finite gradient, or it is itself not finite."""
+  settings = everything_on(name)
+  fields = ("logprobs", "old_logprobs", "sampler_logprobs", "ref_logprobs")
+  for impossible in [(field,) for field in fields] + [("logprobs", "old_logprobs"), fields]:
+    spoilt = {field: batch[field].copy() for field in impossible}
+    for x in spoilt.values():
+      x[1, 1] = -np.inf
+    found = evaluate(name, batch | spoilt, **settings)
+    assert all_finite(found.grads) or not np.isfinite(found.loss), impossible
+    # Elsewhere nothing happens to the gradient, but for the tokens of the same response.
+    others = np.arange(8) != 1
+    assert all(np.all(np.isfinite(grad[others])) for grad in found.grads.values()), impossible
 
 
 @every_objective
-def test_bfloat16_is_raised_to_float32(make_batch, name):
-  batch = {key: jnp.asarray(x, jnp.bfloat16) for key, x in make_batch().items()}
-  exact = {key: x.astype(jnp.float32) for key, x in batch.items()}
-  loss, metrics, grads = run(name, batch)
-  assert loss.dtype == jnp.float32 and np.isfinite(loss)
-  assert_same((loss, metrics), run(name, exact)[:2])
-  assert all(g.dtype == jnp.bfloat16 and np.all(np.isfinite(g.astype(np.float32))) for g in grads)
+def test_an_empty_mask_gives_zero(batch, evaluate, everything_on, name):
+  found = evaluate(name, batch | {"mask": np.zeros_like(batch["mask"])}, **everything_on(name))
+  assert all(np.all(x == 0) for x in jax.tree.leaves(found))
 
 
 @every_objective
-def test_mask_of_any_type_and_one_advantage_a_row(make_batch, name):
-  batch = make_batch(level="sequence")
-  objective = make(name, **EVERYTHING_ON[name])
-  expected = value(objective, **batch)
-  wide = np.broadcast_to(batch["advantages"][:, None], batch["mask"].shape)
-  for dtype in (bool, np.int32):
-    assert_same(value(objective, **(batch | {"mask": batch["mask"].astype(dtype), "advantages": wide})), expected)
+def test_a_response_without_counted_tokens_is_not_there(x64, batch, evaluate, everything_on, name):
+  """It adds nothing and does not enter 1/N: with its slots turned into padding, everything stays bit for bit."""
+  expected = evaluate(name, batch, **everything_on(name))
+  gone = batch["segments"].copy()
+  gone[EMPTY_ROW] = 0
+  moved = batch["advantages"].copy()
+  moved[EMPTY_ROW] = 1e3
+  found = evaluate(name, batch | {"segments": gone, "advantages": moved}, **everything_on(name))
+  assert_same(found, expected)
+  weights = make(name).weigh(jnp.asarray(batch["mask"]), jnp.asarray(batch["segments"]))
+  without = [row for row in range(8) if row != EMPTY_ROW]
+  fewer = make(name).weigh(jnp.asarray(batch["mask"][without]), jnp.asarray(batch["segments"][without]))
+  np.testing.assert_array_equal(np.asarray(weights)[without], fewer)
+
+
+# Numbers.
 
 
 @every_objective
-def test_extreme_log_ratios_stay_finite_without_gradient(make_batch, name):
-  batch = make_batch(lengths=(6, 3, 1, 1))
+def test_extreme_log_ratios_stay_finite(batch, evaluate, everything_on, name):
   shift = 1e3 * np.resize([1.0, -1.0, -1.0], batch["mask"].shape)
-  batch["old_logprobs"][:3] = (batch["logprobs"] - shift)[:3]
-  batch["ref_logprobs"][:2] = (batch["logprobs"] + shift)[:2]
-  loss, metrics, grads = run(name, batch)
-  assert np.isfinite(loss) and all(np.all(np.isfinite(x)) for x in (*metrics.values(), *grads))
-  if name != "sft":
-    # The bound of ±20 ends the gradient of the policy term (rows 0 to 2) and of the penalty (rows 0 and 1).
-    assert np.all(grads[0][:2] == 0) and np.any(grads[0][2] != 0)
+  extreme = {key: batch[key].copy() for key in ("old_logprobs", "sampler_logprobs", "ref_logprobs")}
+  extreme["old_logprobs"][:4] = (batch["logprobs"] - shift)[:4]
+  extreme["sampler_logprobs"][1:5] = (batch["logprobs"] + shift)[1:5]
+  extreme["ref_logprobs"][:2] = (batch["logprobs"] + shift)[:2]
+  found = evaluate(name, batch | extreme, **everything_on(name))
+  assert found.loss.dtype == np.float32 and all_finite(found)
 
 
 @every_objective
-def test_an_empty_mask_gives_zero(make_batch, name):
-  batch = make_batch()
-  loss, metrics, grads = run(name, batch | {"mask": np.zeros_like(batch["mask"])})
-  assert loss == 0 and all(np.all(x == 0) for x in (*metrics.values(), *grads))
+def test_bfloat16_is_raised_to_float32(batch, evaluate, everything_on, name):
+  settings = everything_on(name)
+  whole = ("mask", "segments")
+  rounded = {key: x if key in whole else jnp.asarray(x, jnp.bfloat16) for key, x in batch.items()}
+  found = evaluate(name, rounded, with_metrics=False, **settings)
+  expected = evaluate(name, {key: np.asarray(x, np.float32) if key != "segments" else x for key, x in rounded.items()}, **settings)
+  assert found.loss.dtype == np.float32 and all_finite(found)
+  np.testing.assert_allclose(found.loss, expected.loss, rtol=1e-6)
+  for field, grad in found.grads.items():
+    assert grad.dtype == jnp.bfloat16
+    np.testing.assert_allclose(grad.astype(np.float32), expected.grads[field], rtol=1e-2, atol=1e-6)
 
 
 @every_objective
-def test_padding_packing_order_and_empty_rows_change_nothing(make_batch, name, x64):
-  lengths = (5, 0, 1, 6)
-  batch = make_batch(lengths=lengths, num_tokens=6)
-  expected = run(name, batch)
-  assert_same(run(name, {key: np.pad(x, ((0, 0), (3, 7))) for key, x in batch.items()}), expected, rtol=1e-12)
+def test_double_precision_is_kept(x64, batch, evaluate, everything_on, name):
+  found = evaluate(name, batch, **everything_on(name))
+  assert {x.dtype for x in jax.tree.leaves(found)} == {np.dtype(np.float64)}
 
-  # The same three responses in two of three rows, last first, each behind a prompt token (mask 0), padding between and behind;
-  # of the row without counted tokens nothing is left.
-  places = {3: (0, 1), 0: (2, 1), 2: (2, 8)}
-  packed, segments = {key: np.full((3, 16), 7.0) for key in batch}, np.zeros((3, 16), int)
-  packed["mask"][:] = 0
+
+@every_objective
+def test_compiles_once(batch, make_batch, evaluate, everything_on, num_programs, name):
+  """New values are no new program; and what is compiled is what is written."""
+  settings = everything_on(name)
+  found = evaluate(name, batch, **settings)
+  before = num_programs(name, **settings)
+  evaluate(name, batch | make_batch(seed=1, lengths=(9, 1, 1, 7, 4, 16, 0, 2), num_tokens=16), **settings)
+  assert num_programs(name, **settings) == before
+  del found
+
+
+# Layouts. Each token is its own number, and the policy is a table of what each number's scores are: however tokens are laid out, the
+# gradient comes back by their number.
+
+# Row of the batch -> row and first slot in the layout, in the order in which sequences are numbered.
+LAYOUTS = {
+  "padded on the left": ((8, 16), {row: (row, 9) for row in range(6)}),
+  "packed, last first": ((8, 16), {5: (0, 1), 3: (0, 8), 2: (2, 3), 1: (2, 5), 0: (2, 9)}),
+  "packed, wide": ((4, 24), {0: (0, 2), 1: (0, 8), 2: (0, 12), 3: (1, 1), 5: (3, 16), 4: (3, 4)}),
+  "one a row, many rows": ((16, 9), {5: (0, 1), 4: (3, 1), 3: (4, 2), 2: (5, 8), 1: (10, 3), 0: (15, 1)}),
+}
+
+
+def lay_out(batch, layout):
+  """The batch's responses elsewhere, each behind a prompt token that does not count, among sevens."""
+  shape, places = LAYOUTS[layout]
+  found = {key: np.full(shape, 0 if key in ("mask", "tokens", "segments") else 7, x.dtype) for key, x in batch.items()}
   for number, (row, (b, t)) in enumerate(places.items(), start=1):
-    segments[b, t - 1 : t + lengths[row]] = number
+    end = t + LENGTHS[row]
+    assert t >= 1 and end <= shape[1] and not np.any(found["segments"][b, t - 1 : end])
     for key in batch:
-      packed[key][b, t : t + lengths[row]] = batch[key][row, : lengths[row]]
-  found = run(name, packed | {"segments": segments})
+      found[key][b, t:end] = batch[key][row, : LENGTHS[row]]
+    found["segments"][b, t - 1 : end] = number
+  return found
+
+
+def numbered(batch):
+  return batch | {"tokens": np.arange(1, 8 * 16 + 1).reshape(8, 16)}
+
+
+@every_objective
+@pytest.mark.parametrize("layout", ["padded on the left", "packed, last first"])
+def test_padding_packing_order_and_empty_rows_change_nothing(x64, batch, evaluate, everything_on, name, layout):
+  laid_out = lay_out(numbered(batch), layout)
+  tokens = laid_out.pop("tokens")
+  expected = evaluate(name, batch, **everything_on(name))
+  found = evaluate(name, laid_out, **everything_on(name))
   assert_same(found, expected, rtol=1e-12)
-  for found_grad, grad in zip(found[2], expected[2], strict=True):
-    for row, (b, t) in places.items():
-      np.testing.assert_allclose(found_grad[b, t : t + lengths[row]], grad[row, : lengths[row]], rtol=1e-12, atol=1e-16)
+  for field, grad in found.grads.items():
+    by_number = np.zeros(8 * 16 + 1)
+    by_number[tokens] = grad
+    np.testing.assert_allclose(by_number[1:].reshape(8, 16), expected.grads[field], rtol=1e-12, atol=1e-16)
+
+
+# Keeps the gradient where an optimizer keeps its moments, and moves nothing.
+KEEP_GRADIENT = optax.GradientTransformation(
+  init=lambda params: jax.tree.map(jnp.zeros_like, params),
+  update=lambda grads, state, params: (jax.tree.map(jnp.zeros_like, grads), grads),
+)
+
+
+def table_outputs(params, batch):
+  return PolicyOutputs(**{field: table.astype(batch.advantages.dtype)[batch.tokens] for field, table in params.items()})
 
 
 @every_objective
-def test_micro_batches_add_up_to_the_batch(make_batch, name, x64):
-  batch = make_batch(lengths=(5, 3, 1, 0))  # 8 tokens of 2 sequences, then 1 of 1: a mean of means would show.
-  expected = run(name, batch)
-  objective = make(name, **EVERYTHING_ON[name])
-  shape = batch["mask"].shape
-  ids = jnp.ones(shape, int)
-  outputs = PolicyOutputs(**{k: jnp.asarray(batch[k]) for k in ("logprobs", "entropy", "values")})
-  fields = ("mask", "advantages", "old_logprobs", "ref_logprobs", "returns", "old_values")
-  train_batch = TrainBatch(tokens=ids, positions=ids, segments=ids, **{k: jnp.asarray(batch[k]) for k in fields})
-  weights = objective.weigh(train_batch.mask, train_batch.segments)
+@pytest.mark.parametrize(
+  ("layout", "num_micro_batches", "num_devices"), [("packed, wide", 4, 1), ("one a row, many rows", 2, 8)], ids=["micro", "devices"]
+)
+def test_micro_batches_and_devices_change_nothing(x64, batch, evaluate, everything_on, compiler_options, name, layout, num_micro_batches, num_devices):
+  # The accumulator is float32, and so are the tables; what happens between them is not rounded.
+  fields = ("logprobs", "entropy", "values")
+  batch = batch | {field: batch[field].astype(np.float32) for field in fields}
+  expected = evaluate(name, batch | {field: batch[field].astype(float) for field in fields}, **everything_on(name))
+  laid_out = lay_out(numbered(batch), layout)
+  tables = {field: np.zeros(8 * 16 + 1, np.float32) for field in fields}
+  for field, table in tables.items():
+    table[1:] = batch[field].ravel()
+    del laid_out[field]
+  state, train_batch = init_state(tables, KEEP_GRADIENT), TrainBatch(positions=laid_out["tokens"], **laid_out)
+  if num_devices > 1:
+    mesh = mesh_lib.make_mesh(data=num_devices)
+    state = jax.device_put(state, mesh_lib.replicated(mesh))
+    train_batch = mesh_lib.place_rows(mesh, train_batch)
+    assert len(train_batch.mask.sharding.device_set) == 8
+  objective = make(name, **everything_on(name))
+  step = make_train_step(table_outputs, objective, KEEP_GRADIENT, learning_rate=lambda _: 1.0, num_micro_batches=num_micro_batches)
+  state, metrics = jax.jit(step, compiler_options=compiler_options)(state, train_batch)
 
-  loss, grads, token_metrics = 0.0, [], []
-  for start in (0, 2):
+  assert metrics["train/skipped"] == 0
+  np.testing.assert_allclose(metrics["actor/loss"], expected.loss, rtol=1e-12)
+  for key, x in expected.metrics.items():
+    np.testing.assert_allclose(metrics[key], x, rtol=1e-12, atol=1e-12, err_msg=key)
+  for field, grad in state.opt_state.items():
+    # One rounding to float32 of each gradient, and nothing else.
+    np.testing.assert_allclose(grad[1:].reshape(8, 16), expected.grads[field], rtol=1.2e-7, atol=1e-37, err_msg=field)
 
-    def piece(x, start=start):
-      return x[start : start + 2]
 
-    def micro_loss(logprobs, piece=piece):
-      micro_outputs = jax.tree.map(piece, outputs)._replace(logprobs=logprobs)
-      losses, metrics = objective.token_loss(micro_outputs, jax.tree.map(piece, train_batch))
-      return jnp.sum(piece(weights) * losses), metrics
+# What an objective asks for. Shapes are all that tracing needs.
 
-    (micro, metrics), grad = jax.value_and_grad(micro_loss, has_aux=True)(piece(outputs.logprobs))
-    loss += micro
-    grads.append(grad)
-    token_metrics.append(metrics)
-  np.testing.assert_allclose(loss, expected[0], rtol=1e-12)
-  np.testing.assert_allclose(np.concatenate(grads), expected[2][0], rtol=1e-12, atol=1e-16)
-  metrics = reduce_metrics(jax.tree.map(lambda *x: jnp.concatenate(x), *token_metrics), train_batch.mask, weights)
-  assert_same((loss, metrics | {"actor/loss": loss}), expected[:2], rtol=1e-12)
+
+def traced(name, settings, batch):
+  return jax.eval_shape(functools.partial(value, make(name, **settings)), **batch)
 
 
 @every_objective
-def test_double_precision_is_kept(make_batch, name, x64):
-  loss, metrics, grads = run(name, make_batch())
-  assert loss.dtype == np.float64 and all(g.dtype == np.float64 for g in grads)
-  assert all(x.dtype == np.float64 for x in metrics.values())
+def test_needs_are_exactly_what_it_fails_without(batch, everything_on, penalties_off, name):
+  for settings in (everything_on(name), penalties_off(name), {}):
+    needs = make(name, **settings).needs
+    assert needs <= set(SCORES)
+    traced(name, settings, {key: x for key, x in batch.items() if key not in SCORES or key in needs or key == "old_logprobs"})
+    for field in needs - {"old_logprobs"}:
+      with pytest.raises(ValueError, match=rf"^{field}: found None, expected an array \[B, T\], because \w+"):
+        traced(name, settings, {key: x for key, x in batch.items() if key != field})
 
 
 @every_objective
-def test_needs_are_exactly_what_it_fails_without(make_batch, name):
-  objective, batch = make(name, **EVERYTHING_ON[name]), make_batch()
-  assert objective.needs == (set() if name == "sft" else {"old_logprobs", "ref_logprobs", "entropy"})
-  for field in ("ref_logprobs", "entropy"):
-    without = {key: x for key, x in batch.items() if key != field}
-    if field in objective.needs:
-      with pytest.raises(ValueError, match=rf"^{field}: found None, expected an array \[B, T\], because \w+_coef is"):
-        value(objective, **without)
-    else:
-      assert np.isfinite(value(objective, **without)[0])
+def test_scores_it_does_not_need_are_not_read(batch, evaluate, everything_on, name):
+  settings = everything_on(name)
+  needs = make(name, **settings).needs
+  found = evaluate(name, batch, **settings)
+  changed = evaluate(name, batch | {key: batch[key] + 0.3 for key in SCORES if key not in needs}, **settings)
+  assert changed.loss == found.loss
+  for field, grad in found.grads.items():
+    np.testing.assert_array_equal(changed.grads[field], grad)
 
 
-def test_a_critic_is_optional_and_never_half_given(make_batch):
-  batch = make_batch()
+@every_objective
+def test_a_critic_is_optional_and_never_half_given(batch, name):
   critic = ("values", "returns", "old_values")
   bare = {key: x for key, x in batch.items() if key not in critic}
-  loss, metrics = value(make("ppo"), **bare)
-  assert np.isfinite(loss) and "critic/vf_loss" not in metrics
-  # Without old values the present ones are the old ones: the clip is there and cannot bind.
-  first_update = {k: x for k, x in batch.items() if k != "old_values"}
-  clipped, unclipped = (
-    jax.grad(lambda v, s=settings: value(make("ppo", **s), **first_update | {"values": v})[0])(batch["values"])
-    for settings in ({}, {"value_clip": None})
-  )
-  np.testing.assert_allclose(clipped, unclipped, rtol=1e-6)
-  assert np.any(np.asarray(unclipped) != 0)
+  _, metrics = traced(name, {}, bare)
+  assert "critic/vf_loss" not in metrics
+  _, metrics = traced(name, {}, bare | {key: batch[key] for key in ("values", "returns")})
+  assert ("critic/vf_loss" in metrics) == (make(name).value_loss is not None)
   for missing, message in (("values", "returns are given"), ("returns", "values are given")):
     with pytest.raises(ValueError, match=f"^{missing}: found None.*{message}"):
-      value(make("ppo"), **{key: x for key, x in batch.items() if key != missing})
+      traced(name, {}, {key: x for key, x in batch.items() if key != missing})
 
 
-@pytest.mark.parametrize("field", ["old_logprobs", "advantages", "mask", "segments", "ref_logprobs", "entropy", "values"])
-@pytest.mark.parametrize("shape", [(4, 5), (6,), (4, 6, 1), ()])
-def test_a_wrong_shape_is_named(make_batch, field, shape):
-  with pytest.raises(ValueError) as error:
-    value(make("ppo"), **(make_batch() | {field: np.ones(shape, int)}))
-  message = str(error.value)
-  assert message.startswith(f"{field}: found shape {shape}, expected [B, T] = (4, 6)") and "\n" not in message
+def test_without_old_values_the_critic_is_not_clipped(batch, evaluate):
+  # The present values are the old ones, as at the first update: the clip is there and cannot bind.
+  first_update = {key: x for key, x in batch.items() if key != "old_values"}
+  clipped, unclipped = (evaluate("ppo", first_update, value_clip=clip).grads["values"] for clip in (0.2, None))
+  np.testing.assert_allclose(clipped, unclipped, rtol=1e-6)
+  assert np.any(unclipped != 0)
+
+
+@every_objective
+@pytest.mark.parametrize("shape", [(8, 15), (16,), (8, 16, 1), ()])
+def test_a_wrong_shape_is_named(batch, name, shape):
+  for field in sorted(batch.keys() - {"logprobs"}):
+    with pytest.raises(ValueError) as error:
+      value(make(name), **(batch | {field: np.ones(shape, int)}))
+    message = str(error.value)
+    assert message.startswith(f"{field}: found shape {shape}, expected [B, T] = (8, 16)") and "\n" not in message
 
 
 def test_wrong_types_and_ranks_are_named(make_batch):
@@ -222,3 +364,10 @@ def test_wrong_types_and_ranks_are_named(make_batch):
     value(make("sapo"), **batch, segments=np.ones((4, 6)))
   with pytest.raises(ValueError, match="found complex"):
     value(make("sapo"), **(batch | {"advantages": np.ones((4, 6), complex)}))
+
+
+def test_mask_of_any_type_and_one_advantage_a_row(x64, batch, evaluate):
+  expected = evaluate("gspo", policies_meet(batch))
+  narrow = policies_meet(batch) | {"advantages": batch["advantages"][:, 0]}
+  for mask in (batch["mask"] > 0, batch["mask"].astype(np.int32), 0.5 * batch["mask"]):
+    assert_same(evaluate("gspo", narrow | {"mask": mask}), expected)

@@ -1,30 +1,62 @@
 """Every option of every objective does something, and what would not is refused."""
 
 import inspect
+import itertools
 
 import jax
 import numpy as np
 import pytest
 
 from jaxrl_llm.objectives import OBJECTIVES, make, value
-from jaxrl_llm.objectives.settings import RULES
+from jaxrl_llm.objectives.gates import GATES, unclipped
+from jaxrl_llm.objectives.penalties import KL_ESTIMATORS
+from jaxrl_llm.objectives.ratios import RATIOS, token_ratio
+from jaxrl_llm.objectives.settings import RULES, gate_settings
+from jaxrl_llm.segments import token_mean
 
 # Each hyper-parameter: the settings before, and its own new value. One entry serves every objective that has it.
 TURNS = {
+  "ratio": ({}, "sequence"),
+  "gate": ({}, "soft"),
+  "anchor": ({"anchor": "sampler"}, "old"),
   "clip_low": ({}, 0.05),
   "clip_high": ({}, 0.06),
   "dual_clip": ({}, 1.01),
   "tau_pos": ({}, 3.0),
   "tau_neg": ({}, 3.0),
+  "log_clip_low": ({}, 0.05),
+  "log_clip_high": ({}, 0.06),
+  "sigma": ({}, 0.2),
+  "alpha": ({}, 2.0),
+  "beta": ({}, 1.0),
+  "k_pos": ({}, 1.0),
+  "lambda_pos": ({}, 1.0),
+  "k_neg": ({}, 1.0),
+  "lambda_neg": ({}, 1.0),
+  "delta_low": ({}, 1e-3),
+  "delta_high": ({}, 1e-3),
+  "ratio_cap": ({}, 1.1),
+  "delta": ({}, 0.05),
+  "w_min": ({}, 0.1),
+  "budget": ({}, 0.0),
+  "tis_cap": ({}, 1.01),
   "kl_coef": ({}, 0.5),
   "kl_estimator": ({"kl_coef": 0.5}, "k2"),
   "entropy_coef": ({}, 0.1),
   "value_coef": ({}, 0.1),
-  "value_clip": ({}, 0.01),
+  "value_clip": ({"value_coef": 0.5}, 0.01),
   "weights": ({}, None),
   "max_tokens": ({"weights": "constant", "max_tokens": 10}, 20),
 }
 OPTIONS = [(name, option) for name, factory in OBJECTIVES.items() for option in inspect.signature(factory).parameters]
+GATE_SETTINGS = {setting for gate in GATES for setting in gate_settings(gate)}
+
+
+def with_its_gate(name, option):
+  """What makes `custom` read a setting of a gate: the first gate that has it."""
+  if name != "custom" or option not in GATE_SETTINGS:
+    return {}
+  return {"gate": next(gate for gate in GATES if option in gate_settings(gate))}
 
 
 def loss_and_grads(objective, batch):
@@ -46,30 +78,55 @@ def test_every_option_has_a_rule_and_a_turn():
 def test_every_option_changes_loss_or_gradient(make_batch, name, option):
   batch = make_batch(lengths=(6, 3, 1, 5))
   before, turned = TURNS[option]
+  before = before | with_its_gate(name, option)
   defaults = {k: p.default for k, p in inspect.signature(OBJECTIVES[name]).parameters.items()}
   reference = loss_and_grads(make(name, **before), batch)
-  for choice in ("token_mean", "sequence_mean", "constant") if option == "weights" else (turned,):
+  for choice in ("token_mean", "sequence_mean", "sequence_sum", "constant") if option == "weights" else (turned,):
     if choice == defaults[option]:
       continue
     extra = {"max_tokens": 10} if choice == "constant" else {}
     assert differ(loss_and_grads(make(name, **(before | extra | {option: choice})), batch), reference), choice
 
 
-@pytest.mark.parametrize("estimators", [("k1", "k2"), ("k2", "k3"), ("k1", "k3")])
-def test_kl_estimators_differ(make_batch, estimators):
-  a, b = (loss_and_grads(make("grpo", kl_coef=0.5, kl_estimator=e), make_batch()) for e in estimators)
-  assert differ(a, b)
+def test_kl_estimators_differ(make_batch):
+  found = {name: loss_and_grads(make("grpo", kl_coef=0.5, kl_estimator=name), make_batch()) for name in KL_ESTIMATORS}
+  for name, other in itertools.combinations(found, 2):
+    assert differ(found[name], found[other]), (name, other)
 
+
+POSITIVE = (0, -1, "1", True, float("nan"), float("inf"), None)
+COEFFICIENT = (-0.1, "0", True, float("nan"), float("inf"), None)
+BOUND = (-0.1, "0.2", False, float("nan"), None)
+CAP = (0.9, -1, "2", True, float("nan"), None)
 
 WRONG = {
+  "ratio": ("tokens", "", None, 1, ["token"]),
+  "gate": ("clip", "", None, 1, ["hard"]),
+  "anchor": ("mu", "", None, 1, ["old"]),
   "clip_low": (-0.1, 1.1, "0.2", True, float("nan"), None),
-  "clip_high": (-0.1, "0.2", False, float("nan"), None),
+  "clip_high": BOUND,
   "dual_clip": (1, 0.5, "3", True, float("nan"), float("inf")),
-  "tau_pos": (0, -1, "1", True, float("nan"), float("inf"), None),
-  "tau_neg": (0, -1, "1", True, float("nan"), float("inf"), None),
-  "kl_coef": (-0.1, "0", True, float("nan"), float("inf"), None),
+  "tau_pos": POSITIVE,
+  "tau_neg": POSITIVE,
+  "log_clip_low": BOUND,
+  "log_clip_high": BOUND,
+  "sigma": POSITIVE,
+  "alpha": COEFFICIENT,
+  "beta": COEFFICIENT,
+  "k_pos": COEFFICIENT,
+  "lambda_pos": POSITIVE,
+  "k_neg": COEFFICIENT,
+  "lambda_neg": POSITIVE,
+  "delta_low": BOUND,
+  "delta_high": BOUND,
+  "ratio_cap": CAP,
+  "delta": (*BOUND, 1.1),
+  "w_min": (0, 1.1, "1", True, float("nan"), None),
+  "budget": COEFFICIENT,
+  "tis_cap": CAP,
+  "kl_coef": COEFFICIENT,
   "kl_estimator": ("k4", "", None, 3, ["k3"]),
-  "entropy_coef": (-0.1, "0", True, float("nan"), float("inf"), None),
+  "entropy_coef": COEFFICIENT,
   "value_coef": (-0.1, "0", True, float("nan"), None),
   "value_clip": (-0.1, "0", True, float("nan")),
   "weights": ("token-mean", "", None, 1, ["token_mean"]),
@@ -79,7 +136,10 @@ WRONG = {
 
 @pytest.mark.parametrize(("name", "option"), OPTIONS)
 def test_illegal_settings_are_named_found_and_expected(name, option):
+  default = inspect.signature(OBJECTIVES[name]).parameters[option].default
   for wrong in WRONG[option]:
+    if wrong is None and default is None:
+      continue  # Unset.
     with pytest.raises(ValueError) as error:
       make(name, **{option: wrong})
     message = str(error.value)
@@ -97,6 +157,20 @@ def test_illegal_settings_are_named_found_and_expected(name, option):
     ("gspo", {"kl_estimator": "k1"}, "kl_estimator: found 'k1', expected 'k3', because kl_coef is 0"),
     ("grpo", {"kl_coef": 0, "kl_estimator": "k2"}, "kl_estimator: found 'k2'"),
     ("ppo", {"value_coef": 0, "value_clip": 0.1}, "value_clip: found 0.1, expected 0.2, because value_coef is 0"),
+    ("cppo", {"delta": 0.01}, "budget: found 0.02, expected at most delta, 0.01, because delta already bounds"),
+    ("cppo", {"budget": 0.2}, "budget: found 0.2, expected at most delta, 0.15"),
+    ("custom", {"gate": "prefix_budget", "budget": 0.2}, "budget: found 0.2, expected at most delta, 0.15"),
+    ("custom", {"gate": "prefix_budget", "delta": 0.01}, "budget: found 0.02, expected at most delta, 0.01"),
+    ("custom", {"value_clip": 0.2}, "value_clip: found 0.2, expected None, because value_coef is 0"),
+    ("custom", {"kl_estimator": "k1"}, "kl_estimator: found 'k1', expected 'k3', because kl_coef is 0"),
+    ("custom", {"weights": "constant"}, "max_tokens: found None, expected a whole number"),
+    ("custom", {"weights": token_mean, "max_tokens": 8}, "max_tokens: found 8, expected None"),
+    ("custom", {"tau_pos": 1.0}, "tau_pos: found 1.0, expected None, because gate is 'hard' and takes clip_low=0.2, clip_high=0.2, dual_"),
+    ("custom", {"gate": "soft", "dual_clip": 3}, "dual_clip: found 3, expected None, because gate is 'soft' and takes tau_pos=1.0, tau_ne"),
+    ("custom", {"gate": "none", "clip_low": 0.1}, "clip_low: found 0.1, expected None, because gate is 'none' and takes no settings"),
+    ("custom", {"gate": unclipped(), "clip_low": 0.1}, "clip_low: found 0.1, expected None, because gate is a function and takes no"),
+    ("custom", {"gate": "geometric", "clip_high": 0.1}, r"clip_high: found 0.1, .* \(did you mean 'log_clip_high'\?\)"),
+    ("custom", {"gate": "kl_ball", "delta": 0.1}, r"delta: found 0.1, .* takes delta_low=0.05, .*\(did you mean 'delta_\w+'\?\)"),
   ],
 )
 def test_settings_without_effect_are_refused(name, changes, message):
@@ -134,6 +208,47 @@ def test_a_wrong_hyper_parameter_is_corrected():
     make("sapo", clip_low=0.2)
   with pytest.raises(ValueError, match="did you mean 'clip_high'"):
     OBJECTIVES["dapo"](clip_hi=0.3)
+
+
+@pytest.mark.parametrize("name", ["dapo", "gspo", "rloo", "vespo", "sapo", "gmpo", "cispo", "dppo_tv", "dppo_kl", "cppo", "minpro", "maspo"])
+def test_a_custom_objective_with_the_parts_of_a_named_one_is_that_one(make_batch, name):
+  parts = {
+    "dapo": {"clip_high": 0.28},
+    "gspo": {"ratio": "sequence", "clip_low": 3e-4, "clip_high": 4e-4, "weights": "sequence_mean"},
+    "rloo": {"ratio": "product", "weights": "sequence_mean"},
+    "vespo": {"ratio": "product", "gate": "gamma"},
+    "sapo": {"gate": "soft", "weights": "sequence_mean"},
+    "gmpo": {"gate": "geometric", "weights": "sequence_mean"},
+    "cispo": {"gate": "capped"},
+    "dppo_tv": {"gate": "tv_ball", "anchor": "sampler"},
+    "dppo_kl": {"gate": "kl_ball", "anchor": "sampler"},
+    "cppo": {"gate": "prefix_budget", "anchor": "sampler"},
+    "minpro": {"ratio": "prefix_min", "gate": "capped"},
+    "maspo": {"gate": "gaussian"},
+  }[name]
+  batch = make_batch()
+  objective, named = make("custom", **parts), make(name)
+  assert objective.needs == named.needs
+  for found, expected in zip(loss_and_grads(objective, batch), loss_and_grads(named, batch), strict=True):
+    np.testing.assert_array_equal(found, expected)
+
+
+@pytest.mark.parametrize("gate", GATES)
+def test_every_ratio_goes_with_every_gate(make_batch, gate):
+  batch = {k: x for k, x in make_batch().items() if k not in ("values", "returns", "old_values")}
+  for ratio in RATIOS:
+    objective = make("custom", ratio=ratio, gate=gate)
+    loss, grad = jax.value_and_grad(lambda x, objective=objective: value(objective, **batch | {"logprobs": x})[0])(batch["logprobs"])
+    assert np.isfinite(loss) and np.all(np.isfinite(grad)) and np.all(grad[batch["mask"] == 0] == 0) and np.any(grad != 0), ratio
+
+
+def test_a_custom_objective_takes_functions(make_batch):
+  batch = make_batch()
+  by_function = make("custom", ratio=token_ratio, gate=unclipped(), weights=token_mean)
+  by_name = make("custom", ratio="token", gate="none", weights="token_mean")
+  assert not differ(loss_and_grads(by_function, batch), loss_and_grads(by_name, batch))
+  with pytest.raises(ValueError, match="^ppo: weights: found <function token_mean"):
+    make("ppo", weights=token_mean)
 
 
 def test_numbers_of_any_type_are_the_same_setting(make_batch):

@@ -1,0 +1,429 @@
+"""Corrections for data that another policy drew: each wraps an objective, `(objective, *, ...) -> Objective`.
+
+Three policies are kept apart: the sampler's μ, the learner's π_old at the weights that sampled, and the current π. The mismatch
+k_t = π_old/μ is an error of engines, the staleness π/π_old one of time. A correction computes a weight of each token, without gradient,
+and multiplies it into `TrainBatch.importance`, which weighs the policy term alone: penalties, the critic's loss and the weights of the
+tokens stay as they are. Corrections compose:
+
+  tis(off_policy_mask(gspo(), delta=0.1), cap=2.0)
+
+A dropped token has weight 0 and stays in the denominators: the weights of a batch are computed before any log-probability is known, so
+dropping shrinks the loss and never raises the share of the rest. (verl's rejection takes tokens out of the mask and so out of the
+denominators and the penalties too; its importance weights of 0, IcePop's, stay in, as here.)
+"""
+
+import math
+import numbers
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float
+
+from jaxrl_llm.objectives.base import on_mask, required
+from jaxrl_llm.objectives.ratios import bounded_log_ratio, product_ratio, token_ratio
+from jaxrl_llm.segments import once_per_sequence, segment_mean, segment_sum
+from jaxrl_llm.types import Objective, PolicyOutputs, TokenMetrics, TrainBatch
+
+Correction = Callable[[PolicyOutputs, TrainBatch], tuple[Float[Array, "B T"], TokenMetrics]]
+"""`(outputs, batch) -> (weight of each token, metrics)`, on arrays that are 0 off the mask."""
+
+MISMATCH = frozenset({"old_logprobs", "sampler_logprobs"})
+"""What k is made of."""
+
+LEVELS = {"token": token_ratio, "sequence": product_ratio}
+"""Levels at which the mismatch is weighed: each token's own k, or the product over its sequence."""
+
+
+def tis(objective: Objective, *, cap: float = 2.0, level: str = "token") -> Objective:
+  """Truncated importance sampling: weighs each token by its mismatch, up to a cap.
+
+  min(k, cap),  k = π_old/μ of the token, or Π_t of it over the sequence
+
+  Args:
+    objective: what to wrap.
+    cap: largest weight; the smaller, the less variance and the more bias.
+    level: "token" or "sequence".
+
+  Returns:
+    The wrapped objective. It adds metrics, over tokens, or over sequences at level "sequence":
+    - `rollout_corr/rollout_is_mean`, and `rollout_corr/rollout_is/min`, `/max`, `/p99` and `/ess`, of the weight that is applied;
+    - `rollout_corr/rollout_is_ratio_fraction_high` (k > cap) and `_low` (k < 1/cap, which binds nothing here);
+    and, at either level, `rollout_corr/rollout_is_oob_ratio` and `_oob_seq_ratio`, the fractions of tokens and of sequences with a k that
+    is not applied as it is.
+
+  Raises:
+    ValueError: at the call, where the batch has no `sampler_logprobs`.
+
+  Example:
+    >>> from jaxrl_llm.objectives.gspo import gspo
+    >>> sorted(tis(gspo(), cap=2.0).needs)
+    ['old_logprobs', 'sampler_logprobs']
+
+  References:
+    Your efficient RL framework secretly brings you off-policy RL training (TIS), Yao et al., 2025.
+    IMPALA (truncation of importance weights), arXiv:1802.01561, 2018.
+
+  Note:
+    log k is bounded at ±20 for a token and, of a sequence, again for the sum. The names are verl's; it has `_min`, `_max` and
+    `_eff_sample_size`, and weighs the mean of sequence weights by length.
+  """
+  return _weighted(objective, _mismatch_weight(level, 1 / cap, cap, lambda k: jnp.minimum(k, cap)), MISMATCH)
+
+
+def mis(objective: Objective, *, cap: float = 2.0, level: str = "token") -> Objective:
+  """Masked importance sampling: weighs each token by its mismatch, and drops it above a cap.
+
+  k where k ≤ cap, else 0
+
+  Args:
+    objective: what to wrap.
+    cap: largest weight that is kept.
+    level: "token" or "sequence"; see `tis`.
+
+  Returns:
+    The wrapped objective, with the metrics of `tis`.
+
+  Raises:
+    ValueError: at the call, where the batch has no `sampler_logprobs`.
+
+  References:
+    When speed kills stability: demystifying RL collapse from the training-inference mismatch, Li et al., 2025.
+  """
+  return _weighted(objective, _mismatch_weight(level, 1 / cap, cap, lambda k: jnp.where(k > cap, 0, k)), MISMATCH)
+
+
+def icepop(objective: Objective, *, low: float = 0.5, high: float = 5.0) -> Objective:
+  """IcePop: weighs each token by its mismatch, and drops it outside a band on both sides.
+
+  k where low ≤ k ≤ high, else 0
+
+  Args:
+    objective: what to wrap.
+    low: smallest k that is kept, at most 1.
+    high: largest k that is kept, at least 1.
+
+  Returns:
+    The wrapped objective, with the metrics of `tis`; `_ratio_fraction_low` is that of k < low.
+
+  Raises:
+    ValueError: at the call, where the batch has no `sampler_logprobs`.
+
+  References:
+    Every step evolves: scaling reinforcement learning for trillion-scale thinking model (Ring-1T), arXiv:2510.18855, 2025.
+
+  Note:
+    Inside the band the weight stays k, as in the paper, verl and slime; it is not a mask of ones.
+  """
+  # As in `mis`, the comparison asks for the outside: a NaN is on neither side and goes on to the loss.
+  return _weighted(objective, _mismatch_weight("token", low, high, lambda k: jnp.where((k < low) | (k > high), 0, k)), MISMATCH)
+
+
+def geometric_rejection(objective: Objective, *, low: float = 0.999, high: float = 1.001) -> Objective:
+  """Drops whole sequences whose length-normalised mismatch leaves a band.
+
+  1 where low ≤ exp((1/|y|) Σ_t log k_t) ≤ high, else 0
+
+  Args:
+    objective: what to wrap.
+    low: smallest ratio that is kept, at most 1.
+    high: largest ratio that is kept, at least 1.
+
+  Returns:
+    The wrapped objective. Its metrics: `rollout_corr/rollout_rs_masked_fraction` (of tokens) and `_seq_masked_fraction`, and
+    `rollout_corr/rollout_rs/mean`, `/min` and `/max`, of the ratio over sequences.
+
+  Raises:
+    ValueError: at the call, where the batch has no `sampler_logprobs`.
+
+  References:
+    When speed kills stability: demystifying RL collapse from the training-inference mismatch, Li et al., 2025.
+
+  Note:
+    The defaults are verl's, for responses of thousands of tokens: the ratio's spread falls as 1/√|y|, so widen them for short ones. verl
+    holds the inverse ratio against the same bounds, which is another band where high is not 1/low; it also takes the dropped tokens out of
+    the denominators.
+  """
+
+  def correction(outputs: PolicyOutputs, batch: TrainBatch) -> tuple[Float[Array, "B T"], TokenMetrics]:
+    del outputs
+    ratio = jnp.exp(segment_mean(_log_mismatch(batch), batch.mask, batch.segments))
+    keep = _unless((ratio < low) | (ratio > high), ratio)
+    sequences = once_per_sequence(ratio, batch.mask, batch.segments)
+    return keep, {
+      "rollout_corr/rollout_rs_masked_fraction": 1 - keep,
+      "rollout_corr/rollout_rs_seq_masked_fraction": once_per_sequence(1 - keep, batch.mask, batch.segments),
+      **{f"rollout_corr/rollout_rs/{statistic}": sequences for statistic in ("mean", "min", "max")},
+    }
+
+  return _weighted(objective, correction, MISMATCH)
+
+
+def off_policy_mask(objective: Objective, *, delta: float, anchor: str = "old") -> Objective:
+  """Drops what pushes a response down that the current policy has already left behind.
+
+  0 where A_t < 0 and (1/|y|) Σ_t log(π_old/π)_t > delta, else 1
+
+  Args:
+    objective: what to wrap.
+    delta: largest divergence in nats per token at which negative advantages still count.
+    anchor: "old" measures staleness alone; "sampler" puts μ in the place of π_old, which adds the mismatch.
+
+  Returns:
+    The wrapped objective. Its metrics: `off_policy/masked_fraction` (of tokens), `off_policy/seq_masked_fraction` (of sequences with a
+    dropped token), and `off_policy/kl/mean` and `/max`, of the divergence over sequences in nats per token.
+
+  Raises:
+    ValueError: at the call, where anchor is "sampler" and the batch has no `sampler_logprobs`.
+
+  Example:
+    >>> from jaxrl_llm.objectives.gspo import gspo
+    >>> tis(off_policy_mask(gspo(), delta=0.1), cap=2.0).needs == {"old_logprobs", "sampler_logprobs"}
+    True
+
+  References:
+    DeepSeek-V3.2, arXiv:2512.02556, 2025, eq. 9.
+
+  Note:
+    TRL measures from the sampler wherever it has its log-probabilities (anchor="sampler") and reads a NaN there as no divergence; here it
+    reaches the loss. The mask follows the current policy, so it can change at each update of a rollout batch.
+  """
+  field = {"old": "old_logprobs", "sampler": "sampler_logprobs"}[anchor]
+
+  def correction(outputs: PolicyOutputs, batch: TrainBatch) -> tuple[Float[Array, "B T"], TokenMetrics]:
+    anchor_logprobs = required(getattr(batch, field), field, "off_policy_mask compares the current policy with it")
+    divergence = -segment_mean(bounded_log_ratio(outputs.logprobs, anchor_logprobs), batch.mask, batch.segments)
+    keep = _unless((batch.advantages < 0) & (divergence > delta), divergence)
+    dropped = (segment_sum(jnp.where(keep == 0, batch.mask, 0), batch.segments) > 0).astype(keep.dtype)
+    sequences = once_per_sequence(divergence, batch.mask, batch.segments)
+    return keep, {
+      "off_policy/masked_fraction": 1 - keep,
+      "off_policy/seq_masked_fraction": once_per_sequence(dropped, batch.mask, batch.segments),
+      **{f"off_policy/kl/{statistic}": sequences for statistic in ("mean", "max")},
+    }
+
+  return _weighted(objective, correction, frozenset({field}))
+
+
+def bypass(objective: Objective) -> Objective:
+  """Takes the sampler's policy for π_old, so that one ratio π/μ holds mismatch and staleness, and no forward pass under π_old is needed.
+
+  π_old := μ
+
+  Args:
+    objective: what to wrap; corrections inside it see the new π_old.
+
+  Returns:
+    The wrapped objective; it needs `sampler_logprobs` in the place of `old_logprobs`.
+
+  Raises:
+    ValueError: at the call, where the batch has no `sampler_logprobs`.
+
+  Example:
+    >>> from jaxrl_llm.objectives.gspo import gspo
+    >>> bypass(gspo()).needs
+    frozenset({'sampler_logprobs'})
+
+  References:
+    Rethinking the trust region in LLM reinforcement learning (DPPO), arXiv:2602.04879, 2026, which anchors its trust region so.
+  """
+
+  def token_loss(outputs: PolicyOutputs, batch: TrainBatch) -> tuple[Float[Array, "B T"], TokenMetrics]:
+    sampler_logprobs = required(batch.sampler_logprobs, "sampler_logprobs", "bypass takes the sampler's policy for the old one")
+    return objective.token_loss(outputs, batch._replace(old_logprobs=sampler_logprobs))
+
+  return objective._replace(token_loss=token_loss, needs=objective.needs - {"old_logprobs"} | {"sampler_logprobs"})
+
+
+CORRECTIONS = {
+  "off_policy_mask": off_policy_mask,
+  "geometric_rejection": geometric_rejection,
+  "tis": tis,
+  "mis": mis,
+  "icepop": icepop,
+  "bypass": bypass,
+}
+"""Every correction by name, from the innermost to the outermost."""
+
+
+def _weighted(objective: Objective, correction: Correction, needs: frozenset[str]) -> Objective:
+  """`objective` with a further weight on each token's policy term."""
+
+  def token_loss(outputs: PolicyOutputs, batch: TrainBatch) -> tuple[Float[Array, "B T"], TokenMetrics]:
+    outputs, batch = on_mask(outputs, batch)
+    weight, metrics = jax.lax.stop_gradient(correction(outputs, batch))
+    importance = weight if batch.importance is None else batch.importance * weight
+    loss, inner_metrics = objective.token_loss(outputs, batch._replace(importance=importance))
+    return loss, inner_metrics | metrics
+
+  return objective._replace(token_loss=token_loss, needs=objective.needs | needs)
+
+
+def _log_mismatch(batch: TrainBatch) -> Float[Array, "B T"]:
+  """log k = log π_old − log μ at each token, bounded."""
+  sampler_logprobs = required(batch.sampler_logprobs, "sampler_logprobs", "the mismatch of learner and sampler is corrected")
+  return bounded_log_ratio(batch.old_logprobs, sampler_logprobs)
+
+
+def _unless(dropped: Bool[Array, "B T"], statistic: Float[Array, "B T"]) -> Float[Array, "B T"]:
+  """0 where dropped, else 1; NaN where the statistic is NaN, for a comparison would swallow it."""
+  return jnp.where(jnp.isnan(statistic), statistic, 1 - dropped.astype(statistic.dtype))
+
+
+def _mismatch_weight(
+  level: str, low: float, high: float, weigh: Callable[[Float[Array, "B T"]], Float[Array, "B T"]]
+) -> Correction:
+  """The correction that weighs by a function of k, and its metrics, for which [low, high] is the band of k."""
+  level_ratio = LEVELS[level]
+
+  def correction(outputs: PolicyOutputs, batch: TrainBatch) -> tuple[Float[Array, "B T"], TokenMetrics]:
+    del outputs
+    k = jnp.exp(level_ratio(_log_mismatch(batch), batch.mask, batch.segments))
+    weight = weigh(k)
+
+    def of_sequences(x: Float[Array, "B T"]) -> Float[Array, "B T"]:
+      return once_per_sequence(x, batch.mask, batch.segments)
+
+    def fraction(found: Bool[Array, "B T"]) -> Float[Array, "B T"]:
+      return jnp.where(jnp.isnan(k), k, found.astype(k.dtype))
+
+    changed = (weight != k) & ~jnp.isnan(k)
+    in_sequence = segment_sum(jnp.where(changed, batch.mask, 0), batch.segments) > 0
+    over = {"token": lambda x: x, "sequence": of_sequences}[level]
+    return weight, {
+      "rollout_corr/rollout_is_mean": over(weight),
+      **{f"rollout_corr/rollout_is/{statistic}": over(weight) for statistic in ("min", "max", "p99", "ess")},
+      "rollout_corr/rollout_is_ratio_fraction_high": over(fraction(k > high)),
+      "rollout_corr/rollout_is_ratio_fraction_low": over(fraction(k < low)),
+      "rollout_corr/rollout_is_oob_ratio": fraction(changed),
+      "rollout_corr/rollout_is_oob_seq_ratio": of_sequences(fraction(in_sequence)),
+    }
+
+  return correction
+
+
+def _is_real(x: Any) -> bool:
+  return isinstance(x, numbers.Real) and not isinstance(x, bool)
+
+
+def _is_band(x: Any) -> bool:
+  return (
+    isinstance(x, tuple | list) and len(x) == 2 and all(map(_is_real, x)) and 0 <= x[0] <= 1 <= x[1] and x[0] < x[1]
+  )
+
+
+_CAP = (lambda x: x is None or (_is_real(x) and x >= 1), "None or a number >= 1, so that k = 1 keeps its weight")
+_BAND = (lambda x: x is None or _is_band(x), "None or two numbers (low, high) with 0 <= low <= 1 <= high and low < high")
+
+RULES = {
+  "tis": _CAP,
+  "mis": _CAP,
+  "level": (lambda x: isinstance(x, str) and x in LEVELS, "one of " + ", ".join(map(repr, LEVELS))),
+  "icepop": _BAND,
+  "geometric_rejection": _BAND,
+  "off_policy_mask": (
+    lambda x: x is None or (_is_real(x) and math.isfinite(x) and x >= 0),
+    "None or a finite number of nats per token >= 0",
+  ),
+  "bypass": (lambda x: isinstance(x, bool), "True or False"),
+}
+"""Each setting of `corrected`: the test it must pass and that test in words."""
+
+
+def corrected(
+  objective: Objective,
+  *,
+  tis: float | None = None,
+  mis: float | None = None,
+  level: str = "token",
+  icepop: tuple[float, float] | list[float] | None = None,
+  geometric_rejection: tuple[float, float] | list[float] | None = None,
+  off_policy_mask: float | None = None,
+  bypass: bool = False,
+) -> Objective:
+  """Wraps an objective in the corrections that are switched on.
+
+  From the inside out: off_policy_mask, geometric_rejection, one of tis, mis and icepop, bypass. Weights multiply, so only the place of
+  bypass matters: outermost, it is what all others see as π_old.
+
+  Args:
+    objective: what to wrap.
+    tis: cap of `tis`; None leaves it out.
+    mis: cap of `mis`.
+    level: "token" or "sequence", of `tis` and `mis`.
+    icepop: band (low, high) of `icepop`.
+    geometric_rejection: band (low, high) of `geometric_rejection`.
+    off_policy_mask: delta of `off_policy_mask`, in nats per token.
+    bypass: whether the sampler's policy is taken for π_old.
+
+  Returns:
+    The wrapped objective; without any correction the objective itself.
+
+  Raises:
+    ValueError: for settings that are illegal, exclude each other or have no effect on this objective; all problems in one line.
+
+  Example:
+    >>> from jaxrl_llm.objectives.gspo import gspo
+    >>> sorted(corrected(gspo(), tis=2.0, off_policy_mask=0.1).needs)
+    ['old_logprobs', 'sampler_logprobs']
+    >>> corrected(gspo(), level="sequence")
+    Traceback (most recent call last):
+      ...
+    ValueError: correction: level: found 'sequence', expected 'token', because neither tis nor mis is set and it would be ignored
+  """
+  settings = {
+    "tis": tis,
+    "mis": mis,
+    "level": level,
+    "icepop": icepop,
+    "geometric_rejection": geometric_rejection,
+    "off_policy_mask": off_policy_mask,
+    "bypass": bypass,
+  }
+  problems = [f"{name}: found {x!r}, expected {RULES[name][1]}" for name, x in settings.items() if not RULES[name][0](x)]
+  # Only legal settings can be compared with one another.
+  problems = problems or _conflicts(objective, settings)
+  if problems:
+    raise ValueError(f"correction: {'; '.join(problems)}")
+  arguments = {
+    "off_policy_mask": {"delta": off_policy_mask},
+    "geometric_rejection": dict(zip(("low", "high"), geometric_rejection or (), strict=False)),
+    "tis": {"cap": tis, "level": level},
+    "mis": {"cap": mis, "level": level},
+    "icepop": dict(zip(("low", "high"), icepop or (), strict=False)),
+    "bypass": {},
+  }
+  for name, wrap in CORRECTIONS.items():
+    if _is_on(settings[name]):
+      objective = wrap(objective, **arguments[name])
+  return objective
+
+
+def _is_on(setting: Any) -> bool:
+  return setting is not None and setting is not False
+
+
+def _conflicts(objective: Objective, settings: dict[str, Any]) -> list[str]:
+  """Settings that are legal alone, but not together or not with this objective."""
+  on = {name: x for name, x in settings.items() if name != "level" and _is_on(x)}
+  weights = [name for name in ("tis", "mis", "icepop") if name in on]
+  problems = []
+  if len(weights) > 1:
+    found = ", ".join(f"{name}: found {on[name]!r}" for name in weights)
+    problems.append(f"{found}, expected one of them at most, because each puts its own weight on the mismatch")
+  if settings["level"] != "token" and not {"tis", "mis"} & on.keys():
+    problems.append(f"level: found {settings['level']!r}, expected 'token', because neither tis nor mis is set and it would be ignored")
+  if not objective.needs & MISMATCH:
+    why = "because the objective has no policy term that a weight could change"
+    return problems + [f"{name}: found {x!r}, expected {'False' if name == 'bypass' else 'None'}, {why}" for name, x in on.items()]
+  of_mismatch = [*weights, *(["geometric_rejection"] if "geometric_rejection" in on else [])]
+  if "bypass" in on:
+    ignored = "bypass takes the sampler's policy for the old one, which leaves no mismatch"
+    problems += [f"{name}: found {on[name]!r}, expected None, because {ignored}" for name in of_mismatch]
+    if "old_logprobs" not in objective.needs and "off_policy_mask" not in on:
+      problems.append("bypass: found True, expected False, because the objective never reads the old policy")
+  elif "sampler_logprobs" in objective.needs:
+    twice = "the objective itself corrects the mismatch, which would count twice"
+    problems += [f"{name}: found {on[name]!r}, expected None, because {twice}" for name in weights]
+  return problems

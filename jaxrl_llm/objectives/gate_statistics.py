@@ -1,0 +1,46 @@
+"""Metrics that gates share: statistics of a gate's coefficient, and fractions of what a clip binds."""
+
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float
+
+from jaxrl_llm.segments import once_per_sequence, segment_sum
+from jaxrl_llm.types import GateContext, TokenMetrics
+
+
+def gate_metrics(coefficient: Float[Array, "B T"]) -> TokenMetrics:
+  """Statistics of C, the weight of A·∇log_ratio in the gradient."""
+  return {f"gate/{statistic}": coefficient for statistic in ("mean", "min", "max", "p99")}
+
+
+def clip_metrics(
+  clipped: Bool[Array, "B T"], advantages: Float[Array, "B T"], context: GateContext | None
+) -> TokenMetrics:
+  """Fractions of tokens and of sequences on which a clip binds, by the sign of the advantage.
+
+  Args:
+    clipped: where a clip binds.
+    advantages: of each token.
+    context: where sequences begin and end; None leaves the fractions of sequences out.
+
+  Returns:
+    `actor/pg_clipfrac` (over all tokens), `_pos` and `_neg` (over those with A > 0 and A < 0); `actor/pg_clipfrac_seq`, `_seq_pos` and
+    `_seq_neg`, the fractions of the sequences in which a clip binds somewhere.
+  """
+  everyone = jnp.ones_like(clipped)
+  populations = {"": everyone, "_pos": advantages > 0, "_neg": advantages < 0}
+
+  def fraction(found: Bool[Array, "B T"], population: Bool[Array, "B T"]) -> Float[Array, "B T"]:
+    return jnp.where(population, found.astype(advantages.dtype), jnp.nan)
+
+  metrics = {f"actor/pg_clipfrac{sign}": fraction(clipped, tokens) for sign, tokens in populations.items()}
+  if context is not None:
+    mask, segments = context.mask, context.segments
+
+    def anywhere(found: Bool[Array, "B T"]) -> Bool[Array, "B T"]:
+      return segment_sum(jnp.where(found, mask, 0), segments) > 0
+
+    for sign, tokens in populations.items():
+      # A sequence with advantages of both signs belongs to both populations.
+      in_sequences = fraction(anywhere(clipped & tokens), anywhere(tokens))
+      metrics[f"actor/pg_clipfrac_seq{sign}"] = once_per_sequence(in_sequences, mask, segments)
+  return metrics

@@ -1,0 +1,613 @@
+"""The reference: every objective as scalar loops over Python floats, written from the formulas, and the table of cases they give.
+
+  python -m tests.objectives.reference     writes jaxrl_llm/objectives/golden.json
+
+Nothing here imports the package, so that the two can disagree. An objective is a ratio x a gate x weights here too, but each slot is a
+loop over the tokens of one sequence, and its gradient is a closed form, not autodiff. `at` holds the log-probabilities at which a
+stop-gradient is evaluated: differences in the log-probabilities with `at` held fixed give the gradient that a method means.
+"""
+
+import json
+import math
+import pathlib
+import random
+import re
+from typing import Any, NamedTuple
+
+GOLDEN = pathlib.Path(__file__).resolve().parents[2] / "jaxrl_llm" / "objectives" / "golden.json"
+
+# ---------------------------------------------------------------------------------------------------------------------------------------
+# Every default, written down a second time: a changed default fails the test.
+# ---------------------------------------------------------------------------------------------------------------------------------------
+
+COMMON = {"kl_coef": 0.0, "kl_estimator": "k3", "entropy_coef": 0.0, "max_tokens": None}
+HARD = COMMON | {"dual_clip": None}
+PAPERS: dict[str, dict[str, Any]] = {
+  "ppo": HARD | {"clip_low": 0.2, "clip_high": 0.2, "value_coef": 0.5, "value_clip": 0.2, "weights": "token_mean"},
+  "grpo": HARD | {"clip_low": 0.2, "clip_high": 0.2, "weights": "sequence_mean", "kl_coef": 0.04},
+  "dr_grpo": HARD | {"clip_low": 0.2, "clip_high": 0.2, "weights": "constant", "max_tokens": 3000},
+  "dapo": HARD | {"clip_low": 0.2, "clip_high": 0.28, "weights": "token_mean"},
+  "gspo": HARD | {"clip_low": 3e-4, "clip_high": 4e-4, "weights": "sequence_mean"},
+  "gspo_token": HARD | {"clip_low": 3e-4, "clip_high": 4e-4, "weights": "sequence_mean"},
+  "sapo": COMMON | {"tau_pos": 1.0, "tau_neg": 1.05, "weights": "sequence_mean"},
+  "reinforce": COMMON | {"weights": "sequence_sum"},
+  "rloo": HARD | {"clip_low": 0.2, "clip_high": 0.2, "weights": "sequence_mean"},
+  "reinforce_plus_plus": HARD | {"clip_low": 0.2, "clip_high": 0.2, "weights": "token_mean"},
+  "cispo": COMMON | {"clip_low": 1.0, "clip_high": 4.0, "weights": "token_mean"},
+  "gmpo": COMMON | {"log_clip_low": 0.4, "log_clip_high": 0.4, "weights": "sequence_mean"},
+  "minirl": HARD | {"clip_low": 0.2, "clip_high": 0.27, "tis_cap": 5.0, "weights": "sequence_sum"},
+  "luspo": HARD | {"clip_low": 2e-3, "clip_high": 2.5e-3, "weights": "sequence_sum"},
+  "vespo": COMMON | {"k_pos": 2.0, "lambda_pos": 3.0, "k_neg": 3.0, "lambda_neg": 2.0, "weights": "token_mean"},
+  "dppo_tv": COMMON | {"delta_low": 0.15, "delta_high": 0.15, "ratio_cap": 20.0, "anchor": "sampler", "weights": "token_mean"},
+  "dppo_kl": COMMON | {"delta_low": 0.05, "delta_high": 0.05, "ratio_cap": 20.0, "anchor": "sampler", "weights": "token_mean"},
+  "cppo": COMMON | {"delta": 0.15, "w_min": 0.8, "budget": 0.02, "anchor": "sampler", "weights": "token_mean"},
+  "minpro": COMMON | {"clip_high": 4.0, "weights": "token_mean"},
+  "maspo": COMMON | {"sigma": 1.0, "alpha": 0.3, "beta": 0.03, "weights": "token_mean"},
+  "sft": {"weights": "token_mean", "max_tokens": None},
+  "custom": COMMON
+  | {"ratio": "token", "gate": "hard", "weights": "token_mean", "anchor": "old", "value_coef": 0.0, "value_clip": None}
+  # None stands for the constant of the gate's paper, below.
+  | dict.fromkeys(
+    "clip_low clip_high dual_clip tau_pos tau_neg log_clip_low log_clip_high sigma alpha beta k_pos lambda_pos k_neg lambda_neg "
+    "delta_low delta_high ratio_cap delta w_min budget".split()
+  ),
+}
+
+GATE_PAPERS = {
+  "hard": {"clip_low": 0.2, "clip_high": 0.2},
+  "soft": {"tau_pos": 1.0, "tau_neg": 1.05},
+  "gaussian": {"sigma": 1.0, "alpha": 0.3, "beta": 0.03},
+  "capped": {"clip_low": 1.0, "clip_high": 4.0},
+  "gamma": {"k_pos": 2.0, "lambda_pos": 3.0, "k_neg": 3.0, "lambda_neg": 2.0},
+  "tv_ball": {"delta_low": 0.15, "delta_high": 0.15, "ratio_cap": 20.0},
+  "kl_ball": {"delta_low": 0.05, "delta_high": 0.05, "ratio_cap": 20.0},
+  "prefix_budget": {"delta": 0.15, "w_min": 0.8, "budget": 0.02},
+}
+"""What `custom` takes for a gate's setting that is None."""
+
+METHODS = {
+  "ppo": ("token", "hard"),
+  "grpo": ("token", "hard"),
+  "dr_grpo": ("token", "hard"),
+  "dapo": ("token", "hard"),
+  "gspo": ("sequence", "hard"),
+  "gspo_token": ("sequence_token_gradient", "hard"),
+  "sapo": ("token", "soft"),
+  "reinforce": ("none", "none"),
+  "rloo": ("product", "hard"),
+  "reinforce_plus_plus": ("token", "hard"),
+  "cispo": ("token", "capped"),
+  "gmpo": ("clipped_mean", "none"),
+  "minirl": ("token", "hard"),
+  "luspo": ("sequence", "hard"),
+  "vespo": ("product", "gamma"),
+  "dppo_tv": ("token", "tv_ball"),
+  "dppo_kl": ("token", "kl_ball"),
+  "cppo": ("token", "prefix_budget"),
+  "minpro": ("prefix_min", "capped"),
+  "maspo": ("token", "gaussian"),
+}
+"""Ratio and gate of each objective, keys of `RATIOS` and `GATES` below; `custom` brings its own."""
+
+
+# ---------------------------------------------------------------------------------------------------------------------------------------
+# Numbers
+# ---------------------------------------------------------------------------------------------------------------------------------------
+
+
+class Bounds:
+  """Every comparison goes through here, so that a case can prove how far it stays from the nearest bound."""
+
+  def __init__(self):
+    self.margin = math.inf
+
+  def above(self, x: float, bound: float) -> bool:
+    """Whether x > bound."""
+    if math.isfinite(bound):
+      self.margin = min(self.margin, abs(x - bound))
+    return x > bound
+
+
+class Tokens(NamedTuple):
+  """The counted tokens of one sequence, one number a token; `log_ratio` and `log_ratio_at` are at the ratio's level."""
+
+  logprobs: list[float]
+  at: list[float]
+  anchor: list[float]
+  advantages: list[float]
+  log_ratio: list[float]
+  log_ratio_at: list[float]
+
+
+class Term(NamedTuple):
+  """A token's surrogate, its slope in the log-ratio and in the token's own log-probability, and whether a clip binds (None: no clip)."""
+
+  value: float
+  by_log_ratio: float = 0.0
+  by_logprob: float = 0.0
+  clipped: bool | None = None
+
+
+class Result(NamedTuple):
+  """What a case holds."""
+
+  loss: float
+  grad_logprobs: list[list[float]]
+  grad_values: list[list[float]]
+  clip_fraction: float | None
+  margin: float
+
+
+# ---------------------------------------------------------------------------------------------------------------------------------------
+# Ratios: (settings, token log-ratios, the same at the stop-gradients, advantages, bounds) -> (log-ratios, Jacobian, clipped)
+# ---------------------------------------------------------------------------------------------------------------------------------------
+
+
+def diagonal(entries):
+  return [[x if i == j else 0.0 for j in range(len(entries))] for i, x in enumerate(entries)]
+
+
+def token(s, z, z_at, advantages, bounds):
+  """log r_t = z_t."""
+  return list(z), diagonal([1.0] * len(z)), None
+
+
+def unit(s, z, z_at, advantages, bounds):
+  """r_t = 1 with the gradient of log π."""
+  return [a - b for a, b in zip(z, z_at)], diagonal([1.0] * len(z)), None
+
+
+def sequence(s, z, z_at, advantages, bounds):
+  """log s = mean of z."""
+  n = len(z)
+  return [math.fsum(z) / n] * n, [[1 / n] * n for _ in z], None
+
+
+def sequence_token(s, z, z_at, advantages, bounds):
+  """log s_t = sg[log s] + z_t − sg[z_t]."""
+  mean = math.fsum(z_at) / len(z)
+  return [mean + a - b for a, b in zip(z, z_at)], diagonal([1.0] * len(z)), None
+
+
+def product(s, z, z_at, advantages, bounds):
+  """log ρ = Σ z, bounded at ±20."""
+  n, total = len(z), math.fsum(z)
+  inside = not bounds.above(abs(total), 20.0)
+  return [min(max(total, -20.0), 20.0)] * n, [[float(inside)] * n for _ in z], None
+
+
+def clipped_mean(s, z, z_at, advantages, bounds):
+  """log g = mean of z clipped on the side of the advantage."""
+  n, bounded, clipped = len(z), [], []
+  for x, advantage in zip(z, advantages):
+    if bounds.above(advantage, 0):
+      clipped.append(bounds.above(x, s["log_clip_high"]))
+      bounded.append(min(x, s["log_clip_high"]))
+    else:
+      clipped.append(bounds.above(-x, s["log_clip_low"]))
+      bounded.append(max(x, -s["log_clip_low"]))
+  return [math.fsum(bounded) / n] * n, [[0.0 if c else 1 / n for c in clipped] for _ in z], clipped
+
+
+def prefix_min(s, z, z_at, advantages, bounds):
+  """z_t + min over j < t of z_j; the first token has z_1 alone."""
+  log_ratio, jacobian = [], diagonal([1.0] * len(z))
+  for t, x in enumerate(z):
+    least = min(range(t), key=lambda j: z[j]) if t else None
+    log_ratio.append(x if least is None else x + z[least])
+    if least is not None:
+      jacobian[t][least] += 1.0
+  return log_ratio, jacobian, None
+
+
+RATIOS = {
+  "none": unit,
+  "token": token,
+  "sequence": sequence,
+  "sequence_token_gradient": sequence_token,
+  "product": product,
+  "clipped_mean": clipped_mean,
+  "prefix_min": prefix_min,
+}
+
+
+# ---------------------------------------------------------------------------------------------------------------------------------------
+# Gates: (settings, tokens, bounds) -> a Term a token
+# ---------------------------------------------------------------------------------------------------------------------------------------
+
+
+def none(s, q, bounds):
+  """r·A."""
+  return [Term(math.exp(x) * a, math.exp(x) * a) for x, a in zip(q.log_ratio, q.advantages)]
+
+
+def hard(s, q, bounds):
+  """min(r·A, clip(r)·A), and at least dual_clip·A where A < 0."""
+  terms, low, high = [], 1 - s["clip_low"], 1 + s["clip_high"]
+  for x, a in zip(q.log_ratio, q.advantages):
+    r = math.exp(x)
+    value = min(r * a, min(max(r, low), high) * a)
+    clipped = bounds.above(r, high) if bounds.above(a, 0) else bounds.above(low, r)
+    ended = clipped
+    if s["dual_clip"] is not None and a < 0:
+      value = max(value, s["dual_clip"] * a)
+      ended = ended or bounds.above(r, s["dual_clip"])
+    terms.append(Term(value, 0.0 if ended else r * a, clipped=clipped))
+  return terms
+
+
+def soft(s, q, bounds):
+  """(4/τ)·σ(τ(r − 1))·A."""
+  terms = []
+  for x, a in zip(q.log_ratio, q.advantages):
+    r, tau = math.exp(x), s["tau_pos"] if bounds.above(a, 0) else s["tau_neg"]
+    terms.append(Term(4 / tau / (1 + math.exp(-tau * (r - 1))) * a, r / math.cosh(tau * (r - 1) / 2) ** 2 * a))
+  return terms
+
+
+def capped(s, q, bounds):
+  """sg[clip(r)]·A·log π."""
+  terms, low, high = [], 1 - s.get("clip_low", 1.0), 1 + s["clip_high"]
+  for x, a, logprob in zip(q.log_ratio_at, q.advantages, q.logprobs):
+    r = math.exp(x)
+    clipped = bounds.above(r, high) or bounds.above(low, r)
+    weight = min(max(r, low), high)
+    terms.append(Term(weight * a * logprob, by_logprob=weight * a, clipped=clipped))
+  return terms
+
+
+def gamma(s, q, bounds):
+  """sg[ρ^k·exp(λ(1 − ρ))]·A·log π."""
+  terms = []
+  for x, a, logprob in zip(q.log_ratio_at, q.advantages, q.logprobs):
+    k, lam = (s["k_pos"], s["lambda_pos"]) if bounds.above(a, 0) else (s["k_neg"], s["lambda_neg"])
+    rho = math.exp(x)
+    weight = rho**k * math.exp(lam * (1 - rho))
+    terms.append(Term(weight * a * logprob, by_logprob=weight * a))
+  return terms
+
+
+def _inside_a_ball(s, q, bounds, outside):
+  terms = []
+  for x, a, logprob, at, anchor in zip(q.log_ratio_at, q.advantages, q.logprobs, q.at, q.anchor):
+    r, r_cap = math.exp(x), s["ratio_cap"]
+    dropped = outside(math.exp(at), math.exp(anchor), a)
+    weight = 0.0 if dropped else r_cap if bounds.above(r, r_cap) else r
+    terms.append(Term(weight * a * logprob, by_logprob=weight * a, clipped=dropped))
+  return terms
+
+
+def total_variation(s, q, bounds):
+  """sg[min(r, cap)·keep]·A·log π; dropped where π has moved by more than delta in the advantage's direction."""
+
+  def outside(pi, mu, a):
+    return bounds.above(pi - mu, s["delta_high"]) if bounds.above(a, 0) else bounds.above(mu - pi, s["delta_low"])
+
+  return _inside_a_ball(s, q, bounds, outside)
+
+
+def binary_kl(s, q, bounds):
+  """The same with the divergence KL(μ‖π) of the event "this token"."""
+
+  def outside(pi, mu, a):
+    divergence = mu * math.log(mu / pi) + (1 - mu) * math.log((1 - mu) / (1 - pi))
+    if bounds.above(a, 0):
+      return bounds.above(divergence, s["delta_high"]) and bounds.above(pi, mu)
+    return bounds.above(divergence, s["delta_low"]) and bounds.above(mu, pi)
+
+  return _inside_a_ball(s, q, bounds, outside)
+
+
+def quantile(xs, q):
+  """The linearly interpolated quantile."""
+  ordered, place = sorted(xs), q * (len(xs) - 1)
+  low = math.floor(place)
+  high = min(low + 1, len(xs) - 1)
+  return ordered[low] + (place - low) * (ordered[high] - ordered[low])
+
+
+def prefix_budget(s, q, bounds):
+  """r·A·keep; a token that moves on is kept where its weighted divergence fits what the tokens before it have left."""
+  n, terms = len(q.at), []
+  divergences = [abs(math.exp(at) - math.exp(anchor)) for at, anchor in zip(q.at, q.anchor)]
+  allowance = min(max(quantile(divergences, 0.9), s["budget"]), 2 * s["budget"])
+  spent, earned = 0.0, 0.0
+  for t in range(n):
+    weight = 1 - (1 - s["w_min"]) * t / max(n - 1, 1)
+    weighted = weight * divergences[t]
+    a, r = q.advantages[t], math.exp(q.log_ratio[t])
+    over = bounds.above(weighted, min(s["delta"], s["delta"] + allowance * earned - spent))
+    dropped = over and bounds.above(a * (math.exp(q.log_ratio_at[t]) - 1), 0)
+    terms.append(Term(0.0 if dropped else r * a, 0.0 if dropped else r * a, clipped=dropped))
+    spent, earned = spent + weighted, earned + weight
+  return terms
+
+
+def gaussian(s, q, bounds):
+  """sg[F]·r·A; F falls as a Gaussian once the ratio has passed 1 in the advantage's direction, narrower for likely tokens."""
+  terms = []
+  for x, x_at, a, anchor in zip(q.log_ratio, q.log_ratio_at, q.advantages, q.anchor):
+    r, factor, width = math.exp(x_at), 1.0, s["sigma"] * math.exp(anchor) ** -s["alpha"]
+    if bounds.above(a, 0):
+      overshoots, width = r > 1, width * (1 + s["beta"] * a)
+    else:
+      overshoots, width = r < 1, width / (1 - s["beta"] * a)
+    if overshoots:  # F is 1 at r = 1 on both sides: no bound to keep away from.
+      factor = math.exp(-((r - 1) ** 2) / (2 * width**2))
+    terms.append(Term(factor * math.exp(x) * a, factor * math.exp(x) * a))
+  return terms
+
+
+GATES = {
+  "none": none,
+  "hard": hard,
+  "soft": soft,
+  "capped": capped,
+  "gamma": gamma,
+  "tv_ball": total_variation,
+  "kl_ball": binary_kl,
+  "prefix_budget": prefix_budget,
+  "gaussian": gaussian,
+}
+
+# ---------------------------------------------------------------------------------------------------------------------------------------
+# Penalties and the whole loss
+# ---------------------------------------------------------------------------------------------------------------------------------------
+
+
+def kl(estimator, logprob, at, ref, anchor):
+  """Value and slope of a one-sample estimate of KL(π‖π_ref); x = log π − log π_ref."""
+  x, x_at = logprob - ref, at - ref
+  k3 = math.exp(-x) - 1 + x
+  r = math.exp(logprob - anchor)
+  return {
+    "k1": (x, 1.0),
+    "k2": (x * x / 2, x),
+    "k3": (k3, 1 - math.exp(-x)),
+    # The value of one estimator with the gradient of k2.
+    "k1+": (x_at + (x * x - x_at * x_at) / 2, x),
+    "k3+": (math.exp(-x_at) - 1 + x_at + (x * x - x_at * x_at) / 2, x),
+    # The ratio is differentiated too: k3·r + (1 − u)·r = r·x.
+    "weighted_k3": (r * k3, r * x),
+  }[estimator]
+
+
+def reference(name: str, settings: dict[str, Any], inputs: dict[str, list[list[float]]], at=None) -> Result:
+  """Loss, closed-form gradients and clip fraction of one batch; stop-gradients are evaluated at `at`, by default the log-probabilities."""
+  s, bounds = PAPERS[name] | settings, Bounds()
+  if name == "custom":
+    s |= {key: x for key, x in GATE_PAPERS.get(s["gate"], {}).items() if s[key] is None}
+  mask, logprobs = inputs["mask"], inputs["logprobs"]
+  at = logprobs if at is None else at
+  places = [[(b, t) for t, m in enumerate(row) if m] for b, row in enumerate(mask)]
+  places = [seq for seq in places if seq]
+  num_tokens = sum(map(len, places))
+  grad = [[0.0] * len(row) for row in mask]
+  value_grad = [[0.0] * len(row) for row in mask]
+  losses, clips = [], []
+
+  for seq in places:
+    weight = {
+      "token_mean": 1 / num_tokens,
+      "sequence_mean": 1 / len(places) / len(seq),
+      "sequence_sum": 1 / len(places),
+      "constant": 1 / len(places) / (s.get("max_tokens") or 1),
+    }[s["weights"]]
+
+    def take(field, seq=seq):
+      return [inputs[field][b][t] for b, t in seq]
+
+    lp, lp_at = take("logprobs"), [at[b][t] for b, t in seq]
+    if name == "sft":
+      losses += [-weight * x for x in lp]
+      for b, t in seq:
+        grad[b][t] = -weight
+      continue
+
+    anchor, advantages = take("sampler_logprobs" if s.get("anchor") == "sampler" else "old_logprobs"), take("advantages")
+    z, z_at = ([x - y for x, y in zip(xs, anchor)] for xs in (lp, lp_at))
+    ratio, gate = (s["ratio"], s["gate"]) if name == "custom" else METHODS[name]
+    log_ratio, jacobian, clipped = RATIOS[ratio](s, z, z_at, advantages, bounds)
+    log_ratio_at = RATIOS[ratio](s, z_at, z_at, advantages, bounds)[0]
+    terms = GATES[gate](s, Tokens(lp, lp_at, anchor, advantages, log_ratio, log_ratio_at), bounds)
+    clips += clipped if clipped else [term.clipped for term in terms]
+    for i, term in enumerate(terms):
+      importance = 1.0
+      if "tis_cap" in s:
+        k = math.exp(inputs["old_logprobs"][seq[i][0]][seq[i][1]] - inputs["sampler_logprobs"][seq[i][0]][seq[i][1]])
+        importance = s["tis_cap"] if bounds.above(k, s["tis_cap"]) else k
+      losses.append(-weight * importance * term.value)
+      for j, (b, t) in enumerate(seq):
+        grad[b][t] -= weight * importance * (term.by_log_ratio * jacobian[i][j] + (term.by_logprob if i == j else 0.0))
+
+    for i, (b, t) in enumerate(seq):
+      if s["kl_coef"]:
+        divergence, slope = kl(s["kl_estimator"], lp[i], lp_at[i], inputs["ref_logprobs"][b][t], anchor[i])
+        losses.append(weight * s["kl_coef"] * divergence)
+        grad[b][t] += weight * s["kl_coef"] * slope
+      if s["entropy_coef"]:
+        losses.append(-weight * s["entropy_coef"] * inputs["entropy"][b][t])
+      if "value_coef" in s and "values" in inputs:
+        v, old, target = (inputs[field][b][t] for field in ("values", "old_values", "returns"))
+        width = math.inf if s["value_clip"] is None else s["value_clip"]
+        error = (v - target) ** 2
+        bounded_error = (min(max(v, old - width), old + width) - target) ** 2
+        losses.append(weight * s["value_coef"] * max(error, bounded_error))
+        outside = bounds.above(abs(v - old), width)
+        if not (outside and bounds.above(bounded_error, error)):
+          value_grad[b][t] += weight * s["value_coef"] * 2 * (v - target)
+
+  fraction = None if not clips or clips[0] is None else sum(clips) / num_tokens
+  return Result(math.fsum(losses), grad, value_grad, fraction, bounds.margin)
+
+
+# ---------------------------------------------------------------------------------------------------------------------------------------
+# Cases
+# ---------------------------------------------------------------------------------------------------------------------------------------
+
+MASK = [
+  [1, 1, 1, 1, 1, 0],
+  [0, 1, 1, 0, 1, 1],  # A prompt token in front, a tool's output in the middle.
+  [1, 0, 0, 0, 0, 0],
+  [0, 0, 0, 0, 0, 0],
+  [1, 1, 1, 1, 1, 1],
+]
+MARGIN = 1e-5
+"""No case comes nearer to a bound than this, in the bound's own units: float32 and another order of sums decide as float64 does."""
+
+
+def make_inputs(seed: int, spread: float, level: str, digits: int) -> dict[str, list[list[float]]]:
+  """Batch with log-ratios of about `spread`; plausible numbers stand off the mask too, so that a reader who forgets it fails."""
+  # Python's own uniform draws, whose stream is promised not to change; rounded, so that the file shows all of them.
+  uniform = random.Random(seed).random
+  shape = [range(len(MASK[0]))] * len(MASK)
+
+  def normal():
+    return math.sqrt(-2 * math.log(1 - uniform())) * math.cos(2 * math.pi * uniform())
+
+  def array(draw, digits=4):
+    return [[round(draw(b, t), digits) for t in row] for b, row in enumerate(shape)]
+
+  def logprob(logit):
+    return -math.log1p(math.exp(-logit))
+
+  logits = [[0.5 + 1.5 * normal() for _ in row] for row in shape]
+  moved = [[x + spread * normal() for x in row] for row in logits]
+  sampled = [[x + spread / 3 * normal() for x in row] for row in logits]
+  of_rows = [normal() for _ in shape]
+  values = array(lambda b, t: normal(), 3)
+  return {
+    "mask": MASK,
+    "logprobs": array(lambda b, t: logprob(moved[b][t]), digits),
+    "old_logprobs": array(lambda b, t: logprob(logits[b][t]), digits),
+    "sampler_logprobs": array(lambda b, t: logprob(sampled[b][t]), digits),
+    "ref_logprobs": array(lambda b, t: logprob(moved[b][t] + 0.5 * normal()), digits),
+    "advantages": array(lambda b, t: of_rows[b] if level == "sequence" else normal(), 3),
+    "entropy": array(lambda b, t: 0.1 + 2 * uniform(), 3),
+    "values": values,
+    "old_values": array(lambda b, t: values[b][t] + 0.3 * normal(), 3),
+    "returns": array(lambda b, t: normal(), 3),
+  }
+
+
+def all_inputs() -> dict[str, dict[str, list[list[float]]]]:
+  """Three batches: far from the old policy with an advantage a token, nearer with one a sequence, and very near."""
+  far = make_inputs(seed=1, spread=0.9, level="token", digits=4)
+  # Outliers, so that the widest default caps bind as well: r = 22 and π/μ = 33 with A < 0, r = 1/12, and π_old/μ = 8 with A > 0.
+  for (b, t), logprob, old, sampler, advantage in (
+    ((4, 2), -0.4, -3.5, -3.9, -0.8), ((4, 4), -3.3, -0.8, -0.9, 0.7), ((0, 3), -0.45, -0.5, -2.6, 1.1),
+  ):  # fmt: skip
+    for field, x in (("logprobs", logprob), ("old_logprobs", old), ("sampler_logprobs", sampler), ("advantages", advantage)):
+      far[field][b][t] = x
+    far["ref_logprobs"][b][t] = round(logprob - 0.3, 4)
+  return {
+    "far": far,
+    "near": make_inputs(seed=6, spread=0.45, level="sequence", digits=4),
+    "very_near": make_inputs(seed=3, spread=4e-3, level="sequence", digits=6),
+  }
+
+
+REGULARISED = {
+  "ppo": "k1", "grpo": "k2", "dr_grpo": "k3", "dapo": "k1+", "gspo": "k3+", "gspo_token": "weighted_k3", "sapo": "k1", "reinforce": "k2",
+  "rloo": "k3", "reinforce_plus_plus": "k2", "cispo": "k3+", "gmpo": "k1+", "minirl": "weighted_k3", "luspo": "k2", "vespo": "k3",
+  "dppo_tv": "weighted_k3", "dppo_kl": "k1", "cppo": "k2", "minpro": "k3", "maspo": "k1+", "custom": "k3+",
+}  # fmt: skip
+"""The KL estimator that each objective's case with penalties has: all of them, spread over the objectives."""
+
+CHANGES: dict[str, list[dict[str, Any]]] = {
+  "ppo": [{"dual_clip": 1.3, "value_clip": None, "value_coef": 0.1, "weights": "sequence_mean"}, {"value_coef": 1.0, "value_clip": 0.05}],
+  "grpo": [{"kl_coef": 0.0}, *({"kl_coef": 0.3, "kl_estimator": k} for k in ("k1", "k2", "k1+", "k3+", "weighted_k3"))],
+  "dr_grpo": [{"max_tokens": 7}],
+  "dapo": [{"clip_low": 0.1, "clip_high": 0.5, "dual_clip": 1.2}],
+  "gspo": [{"clip_low": 0.05, "clip_high": 0.1, "weights": "token_mean"}, {"clip_low": 0.1, "clip_high": 0.05, "dual_clip": 1.15}],
+  "gspo_token": [{"clip_low": 0.05, "clip_high": 0.1}],
+  "sapo": [{"tau_pos": 3.0, "tau_neg": 0.5}],
+  "rloo": [{"clip_low": 0.5, "clip_high": 1.0, "dual_clip": 3.0}],
+  "reinforce_plus_plus": [{"clip_low": 0.1, "clip_high": 0.4, "dual_clip": 1.5}],
+  "cispo": [{"clip_low": 0.3, "clip_high": 0.5}],
+  "gmpo": [{"log_clip_low": 0.1, "log_clip_high": 0.2}],
+  "minirl": [{"tis_cap": 1.05, "clip_low": 0.1, "clip_high": 0.1}],
+  "luspo": [{"clip_low": 0.05, "clip_high": 0.1}],
+  "vespo": [{"k_pos": 1.0, "lambda_pos": 0.5, "k_neg": 0.5, "lambda_neg": 1.0}],
+  "dppo_tv": [{"delta_low": 0.05, "delta_high": 0.3, "ratio_cap": 1.5}, {"anchor": "old"}],
+  "dppo_kl": [{"delta_low": 0.01, "delta_high": 0.1, "ratio_cap": 1.5}, {"anchor": "old"}],
+  "cppo": [{"delta": 0.05, "w_min": 0.5, "budget": 0.005}, {"anchor": "old"}],
+  "minpro": [{"clip_high": 0.2}],
+  "maspo": [{"sigma": 0.4, "alpha": 0.6, "beta": 0.2}],
+  "sft": [{"weights": "sequence_mean"}, {"weights": "constant", "max_tokens": 7}],
+  "custom": [
+    {"ratio": "sequence", "gate": "soft", "weights": "sequence_mean"},
+    {"ratio": "product", "gate": "none", "weights": "sequence_mean"},
+  ],
+}
+"""Settings beside the defaults."""
+
+
+COMPOSED: list[dict[str, Any]] = [
+  {"ratio": "none", "gate": "none"},
+  {"ratio": "prefix_min", "gate": "none", "anchor": "sampler"},
+  {"ratio": "product", "gate": "capped", "clip_high": 1.0, "anchor": "sampler"},
+  {"ratio": "product", "gate": "gamma", "lambda_pos": 2.0},
+  {"ratio": "sequence", "gate": "gaussian", "sigma": 0.1},
+  {"ratio": "sequence_token_gradient", "gate": "soft", "tau_pos": 2.0, "value_coef": 0.5, "value_clip": 0.2},
+  {"gate": "tv_ball", "ratio_cap": 1.2},
+  {"gate": "kl_ball", "anchor": "sampler"},
+  {"gate": "prefix_budget", "w_min": 0.5},
+  {"dual_clip": 1.5, "clip_low": 0.1},
+]
+"""Further compositions, each on the far batch."""
+
+
+def all_cases() -> list[tuple[str, dict[str, Any], str]]:
+  """(objective, settings that are not its defaults, batch) of each case."""
+  cases = []
+  for name in PAPERS:
+    cases += [(name, {}, batch) for batch in ("far", "near", "very_near")] if name != "sft" else [(name, {}, "far")]
+    cases += [(name, changes, batch) for changes in CHANGES.get(name, []) for batch in (("far", "near") if name != "sft" else ("far",))]
+    if name != "sft":
+      cases.append((name, {"kl_coef": 0.3, "kl_estimator": REGULARISED[name], "entropy_coef": 0.01}, "near"))
+      ways = ["token_mean", "sequence_mean", "sequence_sum", "constant"]
+      other = ways[(ways.index(PAPERS[name]["weights"]) + 1) % len(ways)]
+      cases.append((name, {"weights": other} | {"constant": {"max_tokens": 7}}.get(other, {}), "near"))
+  return cases + [("custom", changes, "far") for changes in COMPOSED]
+
+
+def reads(name: str, settings: dict[str, Any]) -> list[str]:
+  """The inputs that decide a case, the critic's apart."""
+  s = PAPERS[name] | settings
+  if name == "sft":
+    return ["mask", "logprobs"]
+  fields = ["mask", "logprobs", "advantages"]
+  fields += ["old_logprobs"] if s.get("anchor") != "sampler" else []
+  fields += ["sampler_logprobs"] if s.get("anchor") == "sampler" or "tis_cap" in s else []
+  fields += ["ref_logprobs"] if s["kl_coef"] else []
+  fields += ["entropy"] if s["entropy_coef"] else []
+  return fields
+
+
+def table() -> dict[str, Any]:
+  """The whole of golden.json."""
+  inputs, objectives = all_inputs(), {name: {"defaults": defaults, "cases": []} for name, defaults in PAPERS.items()}
+  for name, settings, batch in all_cases():
+    fields = reads(name, settings)
+    # PPO's policy term stands alone too, for those who keep the critic elsewhere.
+    alone = [] if any(key.startswith("value_") for key in settings) else [[]]
+    for critic in [*alone, *([["values", "old_values", "returns"]] if (PAPERS[name] | settings).get("value_coef") else [])]:
+      result = reference(name, settings, {field: inputs[batch][field] for field in fields + critic})
+      assert result.margin > MARGIN, f"{name} {settings} {batch}: a bound is only {result.margin:.1e} away"
+      case = {"settings": settings, "inputs": batch, "reads": fields + critic, "loss": result.loss, "grad_logprobs": result.grad_logprobs}
+      case |= {"grad_values": result.grad_values} if critic else {}
+      case |= {} if result.clip_fraction is None else {"clip_fraction": result.clip_fraction}
+      objectives[name]["cases"].append(case)
+  return {"format": 1, "inputs": inputs, "objectives": objectives}
+
+
+def dumps(tree: Any) -> str:
+  """JSON with a line a row of an array; floats as Python's repr, which reads back to the same number."""
+  text = json.dumps(tree, indent=1, allow_nan=False, ensure_ascii=False)
+  return re.sub(r"\[([^\[\]{}]*)\]", lambda found: "[" + ", ".join(x.strip() for x in found[1].split(",")) + "]", text) + "\n"
+
+
+if __name__ == "__main__":
+  GOLDEN.write_text(dumps(table()), encoding="utf-8")
+  print(f"{GOLDEN.name}: {GOLDEN.stat().st_size} bytes")

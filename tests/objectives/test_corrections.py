@@ -1,0 +1,541 @@
+"""Corrections as wrappers: the weights against the peers' own, no-ops, no gradient, composition, and exactness under any split."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxrl_llm.objectives import make
+from jaxrl_llm.objectives.base import policy_objective
+from jaxrl_llm.objectives.corrections import (
+  CORRECTIONS,
+  bypass,
+  corrected,
+  geometric_rejection,
+  icepop,
+  mis,
+  off_policy_mask,
+  tis,
+)
+from jaxrl_llm.objectives.gates import hard_clip
+from jaxrl_llm.objectives.gspo import gspo
+from jaxrl_llm.objectives.ppo import ppo
+from jaxrl_llm.objectives.ratios import token_ratio
+from jaxrl_llm.objectives.sft import sft
+from jaxrl_llm.segments import reduce_metrics, token_mean
+from jaxrl_llm.types import Objective, PolicyOutputs, TrainBatch
+
+NAMES = ("ppo", "grpo", "dapo", "gspo", "gspo_token", "sapo")
+FAST_COMPILE = {"xla_backend_optimization_level": 0}
+FIELDS = ("mask", "advantages", "old_logprobs", "sampler_logprobs", "ref_logprobs", "returns", "old_values")
+
+# Three responses of 4, 3 and 2 tokens; what verl 0.9.1 and TRL 1.16.0 answered to them stands in the tests.
+MASK = np.array([[1, 1, 1, 1], [1, 1, 1, 0], [1, 1, 0, 0]], float)
+OLD = np.array([[-1.0, -2.0, -0.5, -3.0], [-0.7, -1.1, -2.5, 9.0], [-1.5, -0.2, 9.0, 9.0]])
+SAMPLER = np.array([[-1.1, -3.0, -0.4, -2.8], [-0.7, -1.2, -4.5, 9.0], [-0.6, -0.3, 9.0, 9.0]])
+CURRENT = np.array([[-1.3, -2.4, -0.9, -2.9], [-0.9, -1.6, -2.4, 9.0], [-1.6, -0.1, 9.0, 9.0]])
+ADVANTAGES = np.array([[-1.0], [2.0], [-0.5]]) * np.ones((3, 4))
+
+SPY = Objective(token_mean, lambda outputs, batch: (batch.importance, {}), frozenset({"old_logprobs"}))
+"""An objective whose loss is the weight that reaches it."""
+
+WRAPPERS = {
+  "tis": functools.partial(tis, cap=1.1),
+  "tis_sequence": functools.partial(tis, cap=1.2, level="sequence"),
+  "mis": functools.partial(mis, cap=1.1),
+  "mis_sequence": functools.partial(mis, cap=1.3, level="sequence"),
+  "icepop": functools.partial(icepop, low=0.8, high=1.3),
+  "geometric_rejection": functools.partial(geometric_rejection, low=0.95, high=1.04),
+  "off_policy_mask": functools.partial(off_policy_mask, delta=0.0),
+  "off_policy_mask_sampler": functools.partial(off_policy_mask, delta=0.0, anchor="sampler"),
+}
+of_mismatch = pytest.mark.parametrize("wrapper", [name for name in WRAPPERS if not name.startswith("off_policy")])
+every_wrapper = pytest.mark.parametrize("wrapper", WRAPPERS)
+
+
+def as_batch(arrays):
+  """`(PolicyOutputs, TrainBatch)` of a dictionary of arrays."""
+  arrays = {name: jnp.asarray(x) for name, x in arrays.items()}
+  ids = jnp.ones(arrays["mask"].shape, jnp.int32)
+  fields = {name: arrays[name] for name in FIELDS if name in arrays}
+  batch = TrainBatch(tokens=ids, positions=ids, segments=arrays.get("segments", ids).astype(jnp.int32), **fields)
+  return PolicyOutputs(**{name: arrays.get(name) for name in ("logprobs", "entropy", "values")}), batch
+
+
+def small(**changes):
+  arrays = {"logprobs": CURRENT, "mask": MASK, "advantages": ADVANTAGES, "old_logprobs": OLD, "sampler_logprobs": SAMPLER}
+  return as_batch(arrays | changes)
+
+
+def weights_and_metrics(wrap, outputs, batch):
+  """Weight of each token, 0 off the mask, and reduced metrics."""
+  weights, metrics = wrap(SPY).token_loss(outputs, batch)
+  metrics = reduce_metrics(metrics, batch.mask, token_mean(batch.mask, batch.segments))
+  return np.where(batch.mask > 0, weights, 0), {name: float(x) for name, x in metrics.items()}
+
+
+def with_sampler(arrays, seed=5, spread=0.15):
+  gap = spread * np.random.default_rng(seed).standard_normal(arrays["mask"].shape)
+  return arrays | {"sampler_logprobs": arrays["old_logprobs"] + gap}
+
+
+@functools.partial(jax.jit, static_argnums=0, compiler_options=FAST_COMPILE)
+def _evaluate(objective, outputs, batch, weights):
+  def loss_fn(outputs):
+    losses, metrics = objective.token_loss(outputs, batch)
+    return jnp.sum(weights * losses), metrics
+
+  return jax.value_and_grad(loss_fn, has_aux=True)(outputs)
+
+
+def evaluate(objective, outputs, batch, weights=None):
+  """Loss, token metrics, and the gradient in all outputs."""
+  if weights is None:
+    weights = objective.weigh(batch.mask, batch.segments)
+  (loss, metrics), grads = _evaluate(objective, outputs, batch, weights)
+  return np.asarray(loss), metrics, jax.tree.map(np.asarray, grads)
+
+
+def assert_same_outcome(found, expected):
+  """Loss and gradients, bitwise."""
+  np.testing.assert_array_equal(found[0], expected[0])
+  jax.tree.map(np.testing.assert_array_equal, found[2], expected[2])
+
+
+# What the peers compute -----------------------------------------------------------------------------------------------------------------
+
+K_TOKEN = [[1.105170918075648, 2.718281828459045, 0.90483741803596, 0.818730753077982], [1.0, 1.105170918075648, 7.38905609893065]]
+
+
+@pytest.mark.parametrize(
+  ("wrap", "expected"),
+  [
+    # verl's token TIS, TRL's token_truncate.
+    (
+      functools.partial(tis, cap=2.0),
+      [
+        [1.105170918075648, 2.0, 0.90483741803596, 0.818730753077982],
+        [1.0, 1.105170918075648, 2.0, 0],
+        [0.406569659740599, 1.105170918075648, 0, 0],
+      ],
+    ),
+    # verl's sequence TIS, TRL's sequence_truncate.
+    (
+      functools.partial(tis, cap=2.0, level="sequence"),
+      [[2.0, 2.0, 2.0, 2.0], [2.0, 2.0, 2.0, 0], [0.449328964117222, 0.449328964117222, 0, 0]],
+    ),
+    # TRL's token_mask.
+    (
+      functools.partial(mis, cap=2.0),
+      [
+        [1.105170918075648, 0, 0.90483741803596, 0.818730753077982],
+        [1.0, 1.105170918075648, 0, 0],
+        [0.406569659740599, 1.105170918075648, 0, 0],
+      ],
+    ),
+    # TRL's sequence_mask.
+    (functools.partial(mis, cap=2.0, level="sequence"), [[0] * 4, [0] * 4, [0.449328964117222, 0.449328964117222, 0, 0]]),
+    # verl's "0.5_5.0".
+    (
+      icepop,
+      [
+        [1.105170918075648, 2.718281828459045, 0.90483741803596, 0.818730753077982],
+        [1.0, 1.105170918075648, 0, 0],
+        [0, 1.105170918075648, 0, 0],
+      ],
+    ),
+    # verl's rejection by seq_mean_k1; the two agree where high is 1/low.
+    (functools.partial(geometric_rejection, low=0.8, high=1.25), [[1, 1, 1, 1], [0, 0, 0, 0], [0, 0, 0, 0]]),
+    (functools.partial(geometric_rejection, low=0.5, high=2.0), [[1, 1, 1, 1], [0, 0, 0, 0], [1, 1, 0, 0]]),
+    # TRL's off-policy mask, from old_per_token_logps and from sampling_per_token_logps.
+    (functools.partial(off_policy_mask, delta=0.2), [[0, 0, 0, 0], [1, 1, 1, 0], [1, 1, 0, 0]]),
+    (functools.partial(off_policy_mask, delta=0.2, anchor="sampler"), [[1, 1, 1, 1], [1, 1, 1, 0], [0, 0, 0, 0]]),
+  ],
+)
+def test_weights_are_those_of_the_peers(x64, wrap, expected):
+  np.testing.assert_allclose(weights_and_metrics(wrap, *small())[0], expected, rtol=1e-13)
+
+
+@pytest.mark.parametrize(
+  ("wrap", "expected"),
+  [
+    (
+      tis,
+      {
+        "rollout_is_mean": 1.160627841497245,
+        "rollout_is/min": 0.406569659740599,
+        "rollout_is/max": 2.0,
+        "rollout_is/ess": 0.846699306790612,
+        "rollout_is_ratio_fraction_high": 2 / 9,
+        "rollout_is_ratio_fraction_low": 1 / 9,
+        "rollout_is_oob_ratio": 2 / 9,
+        "rollout_is_oob_seq_ratio": 2 / 3,
+      },
+    ),
+    (
+      icepop,
+      {
+        "rollout_is_mean": 0.973040304896614,
+        "rollout_is/min": 0.0,
+        "rollout_is/max": 2.718281828459045,
+        "rollout_is/ess": 0.629232667430699,
+        "rollout_is_ratio_fraction_high": 1 / 9,
+        "rollout_is_ratio_fraction_low": 1 / 9,
+        "rollout_is_oob_ratio": 2 / 9,
+        "rollout_is_oob_seq_ratio": 2 / 3,
+      },
+    ),
+    (
+      functools.partial(tis, level="sequence"),
+      # The means are ours, over sequences: (2 + 2 + 0.4493...)/3.
+      {
+        "rollout_is_mean": 1.483109654705741,
+        "rollout_is/min": 0.449328964117222,
+        "rollout_is_ratio_fraction_high": 2 / 3,
+        "rollout_is_ratio_fraction_low": 1 / 3,
+        "rollout_is_oob_ratio": 7 / 9,
+        "rollout_is_oob_seq_ratio": 2 / 3,
+      },
+    ),
+    (
+      functools.partial(geometric_rejection, low=0.8, high=1.25),
+      {
+        "rollout_rs_masked_fraction": 5 / 9,
+        "rollout_rs_seq_masked_fraction": 2 / 3,
+        "rollout_rs/min": np.exp(-0.4),
+        "rollout_rs/max": np.exp(0.7),
+        "rollout_rs/mean": (np.exp(0.2) + np.exp(0.7) + np.exp(-0.4)) / 3,
+      },
+    ),
+  ],
+)
+def test_metrics_are_those_of_verl(x64, wrap, expected):
+  metrics = weights_and_metrics(wrap, *small())[1]
+  for name, x in expected.items():
+    # verl adds 1e-8 to its denominators.
+    np.testing.assert_allclose(metrics[f"rollout_corr/{name}"], x, rtol=3e-8, err_msg=name)
+
+
+def test_metrics_of_the_off_policy_mask(x64):
+  _, metrics = weights_and_metrics(functools.partial(off_policy_mask, delta=0.2), *small())
+  expected = {"masked_fraction": 4 / 9, "seq_masked_fraction": 1 / 3, "kl/mean": (0.25 + 0.2 + 0.0) / 3, "kl/max": 0.25}
+  for name, x in expected.items():
+    np.testing.assert_allclose(metrics[f"off_policy/{name}"], x, rtol=1e-12, err_msg=name)
+
+
+# What the weights are -------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("level", ["token", "sequence"])
+@pytest.mark.parametrize("cap", [1.0, 1.5, 4.0])
+def test_truncated_and_masked_weights_are_k_up_to_the_cap(x64, make_batch, level, cap):
+  outputs, batch = as_batch(with_sampler(make_batch(lengths=(6, 4, 3, 2)), spread=1.0))
+  log_k = np.where(batch.mask > 0, batch.old_logprobs - batch.sampler_logprobs, 0)
+  k = np.exp(log_k if level == "token" else np.broadcast_to(log_k.sum(1, keepdims=True), log_k.shape))
+  assert 0 < np.mean((k > cap)[batch.mask > 0]) < 1
+  truncated, _ = weights_and_metrics(functools.partial(tis, cap=cap, level=level), outputs, batch)
+  masked, _ = weights_and_metrics(functools.partial(mis, cap=cap, level=level), outputs, batch)
+  np.testing.assert_allclose(truncated, batch.mask * np.minimum(k, cap), rtol=1e-12)
+  np.testing.assert_allclose(masked, batch.mask * np.where(k <= cap, k, 0), rtol=1e-12)
+
+
+def test_a_weight_on_the_bound_is_kept():
+  outputs, batch = small(old_logprobs=np.zeros_like(OLD), sampler_logprobs=np.zeros_like(OLD))
+  for wrap in (functools.partial(mis, cap=1.0), functools.partial(icepop, low=0.5, high=1.0), functools.partial(icepop, low=1.0, high=2.0)):
+    np.testing.assert_array_equal(weights_and_metrics(wrap, outputs, batch)[0], MASK)
+
+
+@pytest.mark.parametrize("anchor", ["old", "sampler"])
+def test_the_off_policy_mask_drops_negative_advantages_of_sequences_left_behind(x64, make_batch, anchor):
+  arrays = with_sampler(make_batch(lengths=(6, 6, 6, 6), spread=0.8), spread=0.8)
+  outputs, batch = as_batch(arrays)
+  s = np.exp(np.mean(arrays["logprobs"] - arrays["old_logprobs" if anchor == "old" else "sampler_logprobs"], axis=1, keepdims=True))
+  fractions = []
+  for delta in (0.0, 0.1, 0.3, 5.0):
+    keep, _ = weights_and_metrics(functools.partial(off_policy_mask, delta=delta, anchor=anchor), outputs, batch)
+    np.testing.assert_array_equal(keep == 0, (arrays["advantages"] < 0) & (s < np.exp(-delta)))
+    fractions.append(np.mean(keep == 0))
+  assert fractions[0] > fractions[-1] == 0 and np.all(np.diff(fractions) <= 0)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_without_mismatch_the_corrections_of_it_are_no_ops(make_batch, name):
+  outputs, batch = as_batch(make_batch())
+  batch = batch._replace(sampler_logprobs=batch.old_logprobs)
+  objective = make(name)
+  wrapped = tis(tis(mis(icepop(geometric_rejection(objective))), level="sequence"))
+  batch = batch._replace(ref_logprobs=batch.ref_logprobs if "ref_logprobs" in wrapped.needs else None)
+  assert_same_outcome(evaluate(wrapped, outputs, batch), evaluate(objective, outputs, batch))
+
+
+@every_wrapper
+def test_weights_scale_the_gradient_and_carry_none(x64, make_batch, wrapper):
+  outputs, batch = as_batch(with_sampler(make_batch()))
+  outputs, objective = outputs._replace(values=None, entropy=None), make("dapo")
+  weights, _ = weights_and_metrics(WRAPPERS[wrapper], outputs, batch)
+  assert len(set(weights[batch.mask > 0])) > 1, "the batch must tell tokens apart"
+  plain, found = evaluate(objective, outputs, batch), evaluate(WRAPPERS[wrapper](objective), outputs, batch)
+  # Dropped tokens stay in the denominators: what is kept has its old gradient, to the last bit of the weight.
+  np.testing.assert_allclose(found[2].logprobs, weights * plain[2].logprobs, rtol=1e-14)
+
+  def loss_fn(sampler_logprobs, old_logprobs):
+    changed = batch._replace(sampler_logprobs=sampler_logprobs, old_logprobs=old_logprobs)
+    return jnp.sum(WRAPPERS[wrapper](SPY).token_loss(outputs, changed)[0])
+
+  for gradient in jax.grad(loss_fn, argnums=(0, 1))(batch.sampler_logprobs, batch.old_logprobs):
+    np.testing.assert_array_equal(gradient, 0)
+
+
+@every_wrapper
+def test_penalties_and_the_critic_are_left_alone(x64, make_batch, wrapper):
+  outputs, batch = as_batch(with_sampler(make_batch()))
+  objective = ppo(kl_coef=0.1, entropy_coef=0.01)
+  wrapped = WRAPPERS[wrapper](objective)
+  assert wrapped.weigh is objective.weigh and wrapped.value_loss is objective.value_loss and wrapped.needs >= objective.needs
+  plain, found = evaluate(objective, outputs, batch), evaluate(wrapped, outputs, batch)
+  for field in ("entropy", "values"):
+    np.testing.assert_array_equal(getattr(found[2], field), getattr(plain[2], field))
+  for metric in ("actor/kl_loss", "actor/entropy_loss", "critic/vf_loss", "actor/ref_kl"):
+    np.testing.assert_array_equal(found[1][metric], plain[1][metric])
+  assert np.any(found[1]["actor/pg_loss"] != plain[1]["actor/pg_loss"])
+  # A batch that comes with weights keeps them.
+  double = batch._replace(importance=jnp.full_like(batch.mask, 2.0))
+  np.testing.assert_allclose(
+    evaluate(wrapped, outputs, double)[1]["actor/pg_loss"], 2 * found[1]["actor/pg_loss"], rtol=1e-14
+  )
+
+
+def test_weights_multiply(x64, make_batch):
+  outputs, batch = as_batch(with_sampler(make_batch()))
+  wraps = [WRAPPERS[name] for name in ("tis", "geometric_rejection", "off_policy_mask")]
+  one_by_one = [weights_and_metrics(wrap, outputs, batch)[0] for wrap in wraps]
+  found, metrics = weights_and_metrics(lambda o: wraps[0](wraps[1](wraps[2](o))), outputs, batch)
+  np.testing.assert_array_equal(found, np.prod(one_by_one, axis=0))
+  assert {name.split("/")[1].split("_ma")[0] for name in metrics} >= {"rollout_is_mean", "rollout_rs", "masked_fraction"}
+  backwards, _ = weights_and_metrics(lambda o: wraps[2](wraps[1](wraps[0](o))), outputs, batch)
+  np.testing.assert_allclose(found, backwards, rtol=1e-15)
+
+
+def test_bypass_is_the_objective_anchored_at_the_sampler(make_batch):
+  outputs, batch = as_batch(with_sampler(make_batch()))
+  outputs, objective = outputs._replace(values=None), make("gspo", clip_low=0.2, clip_high=0.2)
+  wrapped = bypass(off_policy_mask(objective, delta=0.0))
+  assert wrapped.needs == {"sampler_logprobs"}
+  expected = evaluate(off_policy_mask(objective, delta=0.0), outputs, batch._replace(old_logprobs=batch.sampler_logprobs))
+  # Nobody computed the old policy.
+  found = evaluate(wrapped, outputs, batch._replace(old_logprobs=jnp.full_like(batch.mask, jnp.nan)))
+  assert_same_outcome(found, expected)
+  same = policy_objective(ratio=token_ratio, gate=hard_clip(0.2, 0.2), weigh=token_mean, anchor="sampler")
+  assert_same_outcome(evaluate(bypass(make("dapo", clip_high=0.2)), outputs, batch), evaluate(same, outputs, batch))
+
+
+# What must never happen -----------------------------------------------------------------------------------------------------------------
+
+
+@every_wrapper
+def test_what_stands_off_the_mask_changes_nothing(make_batch, wrapper):
+  arrays = with_sampler(make_batch())
+  wrapped = WRAPPERS[wrapper](make("sapo"))
+  clean = evaluate(wrapped, *as_batch(arrays))
+  junk = np.resize([1e4, -np.inf, np.nan, np.inf, -1e4], arrays["mask"].shape)
+  outputs, batch = as_batch({name: x if name == "mask" else np.where(arrays["mask"] > 0, x, junk) for name, x in arrays.items()})
+  dirty = evaluate(wrapped, outputs, batch)
+  assert_same_outcome(dirty, clean)
+  assert np.all(np.isfinite(dirty[2].logprobs)) and np.all(dirty[2].logprobs[arrays["mask"] == 0] == 0)
+  for name, x in dirty[1].items():
+    np.testing.assert_array_equal(np.where(arrays["mask"] > 0, x, 0), np.where(arrays["mask"] > 0, clean[1][name], 0), err_msg=name)
+
+
+@every_wrapper
+def test_extreme_mismatch_stays_finite(make_batch, wrapper):
+  arrays = make_batch(lengths=(6, 3, 1, 1))
+  shift = 1e3 * np.resize([1.0, -1.0, -1.0], arrays["mask"].shape)
+  arrays["sampler_logprobs"] = arrays["old_logprobs"] + shift
+  arrays["logprobs"][1] -= 1e3
+  wrapped = WRAPPERS[wrapper](make("gspo", clip_low=0.2, clip_high=0.2))
+  outputs, batch = as_batch(arrays)
+  loss, metrics, grads = evaluate(wrapped, outputs, batch)
+  reduced = reduce_metrics(metrics, batch.mask, wrapped.weigh(batch.mask, batch.segments))
+  assert loss.dtype == np.float32 and np.isfinite(loss) and np.all(np.isfinite(grads.logprobs))
+  assert all(np.isfinite(x) for x in reduced.values())
+
+
+@every_wrapper
+@pytest.mark.parametrize("field", ["sampler_logprobs", "old_logprobs", "logprobs"])
+def test_a_nan_under_the_mask_reaches_the_loss(make_batch, wrapper, field):
+  # DPPO-like: an objective that never reads the old policy cannot hide what the correction does with it.
+  anchor = "sampler" if field == "old_logprobs" else "old"
+  objective = policy_objective(ratio=token_ratio, gate=hard_clip(0.2, 0.2), weigh=token_mean, anchor=anchor)
+  arrays = with_sampler(make_batch())
+  arrays[field][1, 1] = np.nan
+  wrapped = WRAPPERS[wrapper](objective)
+  loss = evaluate(wrapped, *as_batch(arrays))[0]
+  assert np.isnan(loss) == (field == "logprobs" or field in wrapped.needs)
+
+
+@of_mismatch
+def test_a_missing_sampler_is_named(make_batch, wrapper):
+  arrays = make_batch()
+  arrays.pop("sampler_logprobs", None)
+  with pytest.raises(ValueError, match=r"^sampler_logprobs: found None, expected an array \[B, T\], because the mismatch"):
+    WRAPPERS[wrapper](gspo()).token_loss(*as_batch(arrays))
+  with pytest.raises(ValueError, match=r"^sampler_logprobs: found None, expected an array \[B, T\], because bypass takes"):
+    bypass(gspo()).token_loss(*as_batch(arrays))
+  with pytest.raises(ValueError, match=r"^sampler_logprobs: found None, expected an array \[B, T\], because off_policy_mask compares"):
+    off_policy_mask(gspo(), delta=0.1, anchor="sampler").token_loss(*as_batch(arrays))
+
+
+def test_bfloat16_is_raised_to_float32(make_batch):
+  arrays = {name: jnp.asarray(x, jnp.bfloat16) for name, x in with_sampler(make_batch()).items()}
+  exact = {name: x.astype(jnp.float32) for name, x in arrays.items()}
+  wrap = lambda objective: WRAPPERS["tis_sequence"](WRAPPERS["geometric_rejection"](objective))  # noqa: E731
+  found, expected = (weights_and_metrics(wrap, *as_batch(x)) for x in (arrays, exact))
+  np.testing.assert_array_equal(found[0], expected[0])
+  assert found[1] == expected[1]
+
+
+COMPOSITES = {
+  # Every correction at once; the caps leave no sequence without a kept token.
+  "all": lambda o: tis(
+    mis(icepop(geometric_rejection(off_policy_mask(o, delta=0.1), low=0.8, high=1.15), low=0.7, high=1.5), cap=1.6, level="sequence"), cap=1.1
+  ),
+  "bypass": lambda o: bypass(off_policy_mask(o, delta=0.05)),
+}
+
+
+@pytest.mark.parametrize(("name", "composite"), [*((name, "all") for name in NAMES), ("ppo", "bypass"), ("gspo_token", "bypass")])
+def test_packing_and_micro_batches_change_nothing(x64, make_batch, name, composite):
+  lengths = (5, 3, 1, 6)
+  arrays = with_sampler(make_batch(lengths=lengths))
+  objective = make(name, **({"clip_low": 0.2, "clip_high": 0.2} if name.startswith("gspo") else {}))
+  wrapped = COMPOSITES[composite](objective)
+  outputs, batch = as_batch(arrays)
+  expected = evaluate(wrapped, outputs, batch)
+  if composite == "all":
+    kept = weights_and_metrics(COMPOSITES["all"], outputs, batch)[0]
+    assert 0.2 < np.mean(kept[arrays["mask"] > 0] > 0) < 0.9, "some of it dropped, some kept"
+
+  # The same four responses in two rows, last first, each behind a prompt token, padding between; then a row at a time.
+  places = {3: (0, 1), 1: (0, 9), 0: (1, 1), 2: (1, 8)}
+  packed, segments = {key: np.full((2, 14), 7.0) for key in arrays}, np.zeros((2, 14), int)
+  packed["mask"][:] = 0
+  for number, (row, (b, t)) in enumerate(places.items(), start=1):
+    segments[b, t - 1 : t + lengths[row]] = number
+    for key in arrays:
+      packed[key][b, t : t + lengths[row]] = arrays[key][row, : lengths[row]]
+  outputs, packed_batch = as_batch(packed | {"segments": segments})
+  weights = wrapped.weigh(packed_batch.mask, packed_batch.segments)
+  pieces = []
+  for row in (0, 1):
+    rows = slice(row, row + 1)
+    piece = jax.tree.map(lambda x, rows=rows: x[rows], (outputs, packed_batch, weights))
+    pieces.append(evaluate(wrapped, *piece))
+  np.testing.assert_allclose(sum(loss for loss, *_ in pieces), expected[0], rtol=1e-12)
+  grads = np.concatenate([grads.logprobs for *_, grads in pieces])
+  for row, (b, t) in places.items():
+    np.testing.assert_allclose(grads[b, t : t + lengths[row]], expected[2].logprobs[row, : lengths[row]], rtol=1e-11, atol=1e-16)
+  metrics = jax.tree.map(lambda *x: jnp.concatenate(x), *(metrics for _, metrics, _ in pieces))
+  found = reduce_metrics(metrics, packed_batch.mask, weights)
+  reference = reduce_metrics(expected[1], batch.mask, wrapped.weigh(batch.mask, batch.segments))
+  assert any(name.startswith(("rollout_corr/", "off_policy/")) for name in reference)
+  assert found.keys() == reference.keys()
+  for key in reference:
+    np.testing.assert_allclose(found[key], reference[key], rtol=1e-11, atol=1e-12, err_msg=key)
+
+
+# The settings of a config ---------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+  ("settings", "wrap"),
+  [
+    ({"tis": 1.1}, WRAPPERS["tis"]),
+    ({"tis": 1.2, "level": "sequence"}, WRAPPERS["tis_sequence"]),
+    ({"mis": 1.1}, WRAPPERS["mis"]),
+    ({"mis": 1.3, "level": "sequence"}, WRAPPERS["mis_sequence"]),
+    ({"icepop": (0.8, 1.3)}, WRAPPERS["icepop"]),
+    ({"geometric_rejection": [0.95, 1.04]}, WRAPPERS["geometric_rejection"]),
+    ({"off_policy_mask": 0.0}, WRAPPERS["off_policy_mask"]),
+    (
+      {"tis": 1.1, "geometric_rejection": (0.95, 1.04), "off_policy_mask": 0.0},
+      lambda o: WRAPPERS["tis"](WRAPPERS["geometric_rejection"](WRAPPERS["off_policy_mask"](o))),
+    ),
+    ({"bypass": True, "off_policy_mask": 0.0}, lambda o: bypass(WRAPPERS["off_policy_mask"](o))),
+  ],
+)
+def test_corrected_applies_what_is_switched_on(x64, make_batch, settings, wrap):
+  outputs, batch = as_batch(with_sampler(make_batch()))
+  found, expected = corrected(SPY, **settings), wrap(SPY)
+  assert found.needs == expected.needs
+  if settings.get("bypass"):
+    assert found.needs == {"sampler_logprobs"}
+  (a, a_metrics), (b, b_metrics) = (objective.token_loss(outputs, batch) for objective in (found, expected))
+  np.testing.assert_array_equal(a, b)
+  assert a_metrics.keys() == b_metrics.keys()
+
+
+def test_corrected_without_settings_is_the_objective():
+  for objective in (gspo(), sft()):
+    assert corrected(objective) is objective
+  assert corrected(gspo(), bypass=True).needs == {"sampler_logprobs"}
+
+
+@pytest.mark.parametrize(
+  ("settings", "message"),
+  [
+    ({"tis": 0.9}, r"tis: found 0\.9, expected None or a number >= 1"),
+    ({"mis": True}, "mis: found True, expected None or a number >= 1"),
+    ({"tis": float("nan")}, "tis: found nan"),
+    ({"level": "geometric"}, "level: found 'geometric', expected one of 'token', 'sequence'"),
+    ({"icepop": (5.0, 0.5)}, r"icepop: found \(5\.0, 0\.5\), expected None or two numbers"),
+    ({"icepop": 5.0}, "icepop: found 5.0, expected None or two numbers"),
+    ({"geometric_rejection": (1.0, 1.0)}, "geometric_rejection: found .* low < high"),
+    ({"geometric_rejection": (1.1, 1.2)}, "geometric_rejection: found .* low <= 1 <= high"),
+    ({"off_policy_mask": -0.1}, r"off_policy_mask: found -0\.1, expected None or a finite number of nats per token >= 0"),
+    ({"off_policy_mask": float("inf")}, "off_policy_mask: found inf"),
+    ({"bypass": 1}, "bypass: found 1, expected True or False"),
+    ({"tis": 2.0, "mis": 3.0}, r"tis: found 2\.0, mis: found 3\.0, expected one of them at most"),
+    ({"mis": 3.0, "icepop": (0.5, 5.0)}, r"mis: found 3\.0, icepop: found \(0\.5, 5\.0\), expected one of them"),
+    ({"level": "sequence"}, "level: found 'sequence', expected 'token', because neither tis nor mis"),
+    ({"icepop": (0.5, 5.0), "level": "sequence"}, "level: found 'sequence'"),
+    ({"tis": 2.0, "bypass": True}, r"tis: found 2\.0, expected None, because bypass"),
+    ({"geometric_rejection": (0.9, 1.1), "bypass": True}, "geometric_rejection: found .*, expected None, because bypass"),
+  ],
+)
+def test_illegal_settings_are_named(settings, message):
+  with pytest.raises(ValueError, match=rf"^correction: {message}"):
+    corrected(gspo(), **settings)
+
+
+def test_all_problems_come_in_one_line():
+  with pytest.raises(ValueError) as error:
+    corrected(gspo(), tis=0, icepop=(2, 3), off_policy_mask=-1, bypass=None)
+  message = str(error.value)
+  assert message.count("; ") == 3 and message.count("expected") == 4 and "\n" not in message
+  with pytest.raises(ValueError) as error:
+    corrected(gspo(), mis=2.0, tis=2.0, geometric_rejection=(0.9, 1.1), bypass=True)
+  assert all(f"{name}: found" in str(error.value) for name in ("tis", "mis", "geometric_rejection"))
+
+
+@pytest.mark.parametrize(
+  "settings",
+  [{"tis": 2.0}, {"mis": 2.0}, {"icepop": (0.5, 5.0)}, {"geometric_rejection": (0.9, 1.1)}, {"off_policy_mask": 0.1}, {"bypass": True}],
+)
+def test_an_objective_without_a_policy_term_is_refused(settings):
+  assert settings.keys() <= CORRECTIONS.keys()
+  with pytest.raises(ValueError, match=rf"^correction: {next(iter(settings))}: found .*, because the objective has no policy term"):
+    corrected(sft(), **settings)
+
+
+def test_a_mismatch_is_never_counted_twice():
+  anchored = policy_objective(ratio=token_ratio, gate=hard_clip(0.2, 0.2), weigh=token_mean, anchor="sampler")
+  for objective in (anchored, tis(gspo(), cap=5.0)):
+    for settings in ({"tis": 2.0}, {"mis": 2.0}, {"icepop": (0.5, 5.0)}):
+      with pytest.raises(ValueError, match="because the objective itself corrects the mismatch, which would count twice"):
+        corrected(objective, **settings)
+    assert corrected(objective, geometric_rejection=(0.9, 1.1)).needs == {"old_logprobs", "sampler_logprobs"}
+  with pytest.raises(ValueError, match="bypass: found True, expected False, because the objective never reads the old policy"):
+    corrected(anchored, bypass=True)
+  assert corrected(anchored, off_policy_mask=0.1, bypass=True).needs == {"sampler_logprobs"}
