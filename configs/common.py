@@ -86,6 +86,27 @@ def base() -> ConfigDict:
   config.objective.dual_clip = config_dict.placeholder(float)
   config.objective.tau_pos = config_dict.placeholder(float)
   config.objective.tau_neg = config_dict.placeholder(float)
+  config.objective.log_clip_low = config_dict.placeholder(float)
+  config.objective.log_clip_high = config_dict.placeholder(float)
+  config.objective.sigma = config_dict.placeholder(float)
+  config.objective.alpha = config_dict.placeholder(float)
+  config.objective.beta = config_dict.placeholder(float)
+  config.objective.k_pos = config_dict.placeholder(float)
+  config.objective.lambda_pos = config_dict.placeholder(float)
+  config.objective.k_neg = config_dict.placeholder(float)
+  config.objective.lambda_neg = config_dict.placeholder(float)
+  config.objective.delta_low = config_dict.placeholder(float)
+  config.objective.delta_high = config_dict.placeholder(float)
+  config.objective.ratio_cap = config_dict.placeholder(float)
+  config.objective.delta = config_dict.placeholder(float)
+  config.objective.w_min = config_dict.placeholder(float)
+  config.objective.budget = config_dict.placeholder(float)
+  config.objective.tis_cap = config_dict.placeholder(float)
+  config.objective.anchor = config_dict.placeholder(str)  # "old" | "sampler".
+  config.objective.ratio = config_dict.placeholder(str)  # Of `custom`: a key of `ratios.RATIOS`.
+  config.objective.gate = config_dict.placeholder(str)  # Of `custom`: a key of `gates.GATES`; the settings above are those of its gates.
+  config.objective.value_coef = config_dict.placeholder(float)
+  config.objective.value_clip = config_dict.placeholder(float)
   config.objective.kl_coef = config_dict.placeholder(float)
   config.objective.kl_estimator = config_dict.placeholder(str)
   config.objective.entropy_coef = config_dict.placeholder(float)
@@ -93,7 +114,32 @@ def base() -> ConfigDict:
   config.objective.max_tokens = config_dict.placeholder(int)
 
   config.advantage = ConfigDict()
-  config.advantage.normalize_std = True  # Divide by the group's standard deviation (GRPO); False is Dr. GRPO's.
+  config.advantage.estimator = "group"  # A key of `credit.ESTIMATORS`; the next fields are settings of some of them.
+  config.advantage.normalize_std = config_dict.placeholder(bool)  # Divide by the group's standard deviation; False is Dr. GRPO's.
+  config.advantage.pass_k = config_dict.placeholder(int)
+  config.advantage.gamma = config_dict.placeholder(float)
+  config.advantage.lam = config_dict.placeholder(float)  # GAE's λ for the policy's advantages.
+  config.advantage.critic_lam = config_dict.placeholder(float)  # GAE's λ for the critic's targets.
+  config.advantage.length_alpha = config_dict.placeholder(float)  # VAPO's: λ = 1 − 1/(length_alpha·|y|) for the policy.
+  config.advantage.whiten = False  # Mean 0 and deviation 1 over all tokens of the rollout batch.
+
+  config.critic = ConfigDict()  # Read where the estimator is "gae".
+  config.critic.init = config_dict.placeholder(str)  # "policy": a copy of the policy's trunk after the warm start | "scratch".
+  config.critic.learning_rate = config_dict.placeholder(float)  # None is `learner.learning_rate`; same warm-up and schedule.
+  config.critic.value_warmup_steps = config_dict.placeholder(int)  # RL steps that train the critic alone.
+
+  config.kl = ConfigDict()  # An adaptive coefficient, in the loss or in the reward, whichever has one.
+  config.kl.target = config_dict.placeholder(float)  # Divergence from the reference to keep, in nats a token.
+  config.kl.horizon = config_dict.placeholder(int)  # Sequences over which the coefficient may change by its own size.
+
+  config.correction = ConfigDict()  # For a sampler that differs from the learner, and for stale rollouts; see `objectives.corrections`.
+  config.correction.tis = config_dict.placeholder(float)  # Cap of the truncated importance weights.
+  config.correction.mis = config_dict.placeholder(float)  # Above it weights are 0.
+  config.correction.level = config_dict.placeholder(str)  # Of tis and mis: "token" | "sequence".
+  config.correction.icepop = config_dict.placeholder(tuple)  # (low, high): weights outside are 0.
+  config.correction.geometric_rejection = config_dict.placeholder(tuple)  # (low, high) for a sequence's geometric mean.
+  config.correction.off_policy_mask = config_dict.placeholder(float)  # Nats a token; drops stale sequences with A < 0.
+  config.correction.bypass = False  # Take the sampler's log-probabilities for log π_old.
 
   config.model = ConfigDict()
   config.model.preset = "tiny"
@@ -107,6 +153,8 @@ def base() -> ConfigDict:
 
   config.reward = ConfigDict()
   config.reward.overlong_buffer = 0  # DAPO's soft penalty grows over this many tokens below the budget; 0 is no penalty.
+  config.reward.kl_coef = 0.0  # Reward per nat of divergence from the reference, taken away; `objective.kl_coef` is the one in the loss.
+  config.reward.kl_estimator = config_dict.placeholder(str)  # "k1" | "k2" | "k3".
 
   config.warm_start = ConfigDict()
   config.warm_start.num_steps = 450

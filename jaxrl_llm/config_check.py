@@ -38,13 +38,30 @@ NATURAL: Check = (_natural, "a whole number of at least 0")
 ABOVE_ZERO: Check = (_above_zero, "a finite number above 0")
 NOT_NEGATIVE: Check = (_not_negative, "a finite number of at least 0")
 FRACTION: Check = (_fraction, "a number in [0, 1)")
+UNIT: Check = (lambda x: 0 <= x <= 1, "a number from 0 to 1")
 COUNTS: Check = (_counts, "one or more whole numbers of at least 1, as in (24, 32)")
 SCHEDULE: Check = (lambda x: x in ("constant", "linear"), "'constant' or 'linear'")
+
+# A field that reads None takes the default of what it configures.
+OPTIONAL: dict[str, Check] = {
+  "advantage.pass_k": COUNT,
+  "advantage.gamma": UNIT,
+  "advantage.lam": UNIT,
+  "advantage.critic_lam": UNIT,
+  "advantage.length_alpha": ABOVE_ZERO,
+  "critic.init": (lambda x: x in ("policy", "scratch"), "'policy' or 'scratch'"),
+  "critic.learning_rate": ABOVE_ZERO,
+  "critic.value_warmup_steps": NATURAL,
+  "kl.target": ABOVE_ZERO,
+  "kl.horizon": COUNT,
+  "reward.kl_estimator": (lambda x: x in ("k1", "k2", "k3"), "'k1', 'k2' or 'k3'"),
+}
 
 RANGES: dict[str, Check] = {
   "seed": (lambda x: 0 <= x < 2**32, "a whole number from 0 to 2**32 - 1"),
   "num_steps": NATURAL,
   "reward.overlong_buffer": NATURAL,
+  "reward.kl_coef": NOT_NEGATIVE,
   "warm_start.num_steps": NATURAL,
   "warm_start.batch_size": COUNT,
   "warm_start.row_buckets": COUNTS,
@@ -89,7 +106,9 @@ RANGES: dict[str, Check] = {
 
 UNRANGED = (
   "objective.name",
+  "advantage.estimator",
   "advantage.normalize_std",
+  "advantage.whiten",
   "model.preset",
   "model.dtype",
   "model.remat",
@@ -158,22 +177,36 @@ def problems(config: ConfigDict) -> list[str]:
     config: resolved, with all fields of `configs/common.py`.
   """
   fields = flatten(config)
-  if missing := [path for path in (*RANGES, *UNRANGED) if path not in fields]:
+  if missing := [path for path in (*RANGES, *OPTIONAL, *UNRANGED) if path not in fields]:
     return [f"config: {len(missing)} fields are missing, such as {', '.join(missing[:3])}; expected a config made by configs.common"]
   found = [
     f"config.{path}: found {fields[path]!r}, expected {expected}"
     for path, (holds, expected) in RANGES.items()
     if fields[path] is None or not holds(fields[path])
   ]
+  found += [
+    f"config.{path}: found {fields[path]!r}, expected {expected}"
+    for path, (holds, expected) in OPTIONAL.items()
+    if fields[path] is not None and not holds(fields[path])
+  ]
   found += _choices(config)
   # Relations between fields make sense only of fields that make sense.
-  return found or [*_relations(config)]
+  return found or [*_relations(config), *_refusals(config)]
+
+
+def _refusals(config: ConfigDict) -> Iterator[str]:
+  from jaxrl_llm import objectives
+  from jaxrl_llm.config_refusals import refusals
+
+  return refusals(config, objectives.make(config.objective.name, **given(config.objective, "name")))
 
 
 def _choices(config: ConfigDict) -> Iterator[str]:
   """Names that must exist. Importing these rooms starts no device."""
   from jaxrl_llm import objectives
+  from jaxrl_llm.credit import ESTIMATORS
   from jaxrl_llm.models import preset
+  from jaxrl_llm.objectives.corrections import corrected
   from jaxrl_llm.tasks import TASKS
 
   if config.task.name not in TASKS:
@@ -184,11 +217,24 @@ def _choices(config: ConfigDict) -> Iterator[str]:
     preset(config.model.preset, vocab_size=1, dtype=config.model.dtype)
   except ValueError as error:
     yield f"config.{error}"
-  settings = {name: value for name, value in config.objective.items() if name != "name" and value is not None}
   try:
-    objectives.make(config.objective.name, **settings)
+    objective = objectives.make(config.objective.name, **given(config.objective, "name"))
   except ValueError as error:
     yield f"config.objective: {error}"
+    return
+  try:
+    corrected(objective, **given(config.correction))
+  except ValueError as error:
+    yield f"config.correction: {error}"
+  if config.advantage.estimator not in ESTIMATORS:
+    near = difflib.get_close_matches(str(config.advantage.estimator), ESTIMATORS, n=1)
+    hint = f"; did you mean {near[0]!r}?" if near else ""
+    yield f"config.advantage.estimator: found {config.advantage.estimator!r}, expected one of {', '.join(ESTIMATORS)}{hint}"
+
+
+def given(section: ConfigDict, *without: str) -> dict[str, Any]:
+  """The fields of a section that are set; the others take the defaults of what they configure."""
+  return {name: value for name, value in section.items() if name not in without and value is not None}
 
 
 def _relations(config: ConfigDict) -> Iterator[str]:

@@ -1,5 +1,6 @@
 """An experiment put together from its config: task, mesh, model, objective, and the programs compiled for them."""
 
+import inspect
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
@@ -14,15 +15,36 @@ from ml_collections import ConfigDict
 
 from jaxrl_llm import mesh as mesh_lib
 from jaxrl_llm import objectives, rewards, tasks
-from jaxrl_llm.config_check import row_problems
-from jaxrl_llm.models import Model, make_model, preset
+from jaxrl_llm.config_check import given, row_problems
+from jaxrl_llm.credit import ESTIMATORS, Credit, Evidence, make_credit
+from jaxrl_llm.models import Critic, Model, make_critic, make_model, preset
+from jaxrl_llm.objectives.base import critic_objective
+from jaxrl_llm.objectives.corrections import corrected
 from jaxrl_llm.sampler import SampleFn, make_filter, make_sampler
 from jaxrl_llm.tasks import Task
 from jaxrl_llm.tasks.pipeline import encode_demonstrations, max_prompt_tokens
-from jaxrl_llm.train_step import TrainStepFn, init_state, make_optimizer, make_train_step, policy_outputs
+from jaxrl_llm.train_step import TrainStepFn, critic_outputs, init_state, make_optimizer, make_train_step, policy_outputs
 from jaxrl_llm.types import Objective, Params, TrainBatch, TrainState
 
 Optimizer = tuple[optax.GradientTransformation, optax.Schedule]
+
+
+class CriticPrograms(NamedTuple):
+  """What a run with a critic has in addition.
+
+  Attributes:
+    init: `(key, policy's params) -> state` of the critic.
+    abstract_state: as `Experiment.abstract_state`.
+    score: `(params, batch) -> values [B T]`.
+    step: the critic's update.
+    num_params: number of its weights.
+  """
+
+  init: Callable[[PRNGKeyArray, Params], TrainState]
+  abstract_state: TrainState
+  score: Callable[[Params, TrainBatch], Float[Array, "B T"]]
+  step: TrainStepFn
+  num_params: int
 
 
 class Experiment(NamedTuple):
@@ -42,6 +64,9 @@ class Experiment(NamedTuple):
     warm_step: the supervised update.
     rl_step: the RL update.
     score: `(params, batch) -> log-probabilities [B T]` under the sampling distribution.
+    needs: the scores that anybody reads, such as `old_logprobs`, `ref_logprobs`, `values`; the loop computes these and no others.
+    credit: from rewards and scores to advantages and value targets.
+    critic: its programs; None for a method without a critic.
   """
 
   task: Task
@@ -57,6 +82,9 @@ class Experiment(NamedTuple):
   warm_step: TrainStepFn
   rl_step: TrainStepFn
   score: Callable[[Params, TrainBatch], Float[Array, "B T"]]
+  needs: frozenset[str]
+  credit: Callable[[Evidence], Credit]
+  critic: CriticPrograms | None
 
 
 def make_rewards(task: Task, config: ConfigDict) -> list[rewards.WeightedReward]:
@@ -68,9 +96,56 @@ def make_rewards(task: Task, config: ConfigDict) -> list[rewards.WeightedReward]
   return terms
 
 
-def objective_settings(config: ConfigDict) -> dict[str, Any]:
-  """The hyper-parameters that the config sets; the rest keep the objective's defaults."""
-  return {name: value for name, value in config.objective.items() if name != "name" and value is not None}
+def make_objective(config: ConfigDict) -> Objective:
+  """The objective, with the corrections that the config asks for."""
+  return corrected(objectives.make(config.objective.name, **given(config.objective, "name")), **given(config.correction))
+
+
+def kl_coef_in_loss(config: ConfigDict) -> float:
+  """The objective's `kl_coef`, its default included; 0 where it has none."""
+  if config.objective.kl_coef is not None:
+    return config.objective.kl_coef
+  parameters = inspect.signature(objectives.OBJECTIVES[config.objective.name]).parameters
+  return parameters["kl_coef"].default if "kl_coef" in parameters else 0.0
+
+
+def scores_needed(config: ConfigDict, objective: Objective) -> frozenset[str]:
+  """The union of what the objective, the advantages and a divergence in the reward read."""
+  needs = set(objective.needs) | ESTIMATORS[config.advantage.estimator].needs
+  if config.reward.kl_coef:
+    needs |= {"old_logprobs", "ref_logprobs"}
+  return frozenset(needs)
+
+
+def needed_by_step(batch: TrainBatch, needs: frozenset[str], *, adaptive_kl: bool) -> TrainBatch:
+  """The batch with the optional arrays that the policy's update reads, and no others: its program was compiled for exactly these.
+
+  Args:
+    batch: with all that has been computed.
+    needs: of the objective.
+    adaptive_kl: whether the coefficient of its KL penalty changes from step to step.
+  """
+  return batch._replace(
+    ref_logprobs=batch.ref_logprobs if "ref_logprobs" in needs else None,
+    kl_coefs=batch.kl_coefs if adaptive_kl and "ref_logprobs" in needs else None,
+    returns=None,
+    old_values=None,
+  )
+
+
+def needed_by_critic(batch: TrainBatch) -> TrainBatch:
+  """As `needed_by_step`, for the critic's update."""
+  return batch._replace(ref_logprobs=None, kl_coefs=None, sampler_logprobs=None)
+
+
+def needed_by_warm_start(batch: TrainBatch) -> TrainBatch:
+  """As `needed_by_step`, for imitation: no policy drew these tokens."""
+  return needed_by_score(batch)._replace(sampler_logprobs=None)
+
+
+def needed_by_score(batch: TrainBatch) -> TrainBatch:
+  """As `needed_by_step`, for passes that only score."""
+  return batch._replace(ref_logprobs=None, kl_coefs=None, returns=None, old_values=None)
 
 
 def build(config: ConfigDict) -> Experiment:
@@ -88,8 +163,9 @@ def build(config: ConfigDict) -> Experiment:
   task = tasks.make(config.task.name, levels=config.task.levels, data_dir=config.task.data_dir)
   check_lengths(task, config)
   model = make_model(preset(config.model.preset, vocab_size=task.tokenizer.vocab_size, dtype=config.model.dtype, remat=config.model.remat))
-  objective = objectives.make(config.objective.name, **objective_settings(config))
+  objective = make_objective(config)
   imitation = objective if config.objective.name == "sft" else objectives.make("sft")
+  needs = scores_needed(config, objective)
 
   learner, warm = config.learner, config.warm_start
   (optimizer, schedule), (warm_optimizer, warm_schedule) = make_optimizers(config)
@@ -100,8 +176,9 @@ def build(config: ConfigDict) -> Experiment:
     outputs_fn = partial(policy_outputs, model.logits, filter_logits)
     step = make_train_step(outputs_fn, objective, optimizer, learning_rate=schedule, num_micro_batches=learner.micro_batches)
     jitted = jax.jit(step, donate_argnums=0, out_shardings=(shardings, mesh_lib.replicated(mesh)))
-    needs = objective.needs if is_rl else frozenset()
-    batches = [_abstract_batch(mesh, rows, learner.row_tokens, needs, is_rl=is_rl) for rows in buckets]
+    batches = [_abstract_batch(mesh, rows, learner.row_tokens) for rows in buckets]
+    adaptive_kl = config.kl.target is not None
+    batches = [needed_by_step(x, objective.needs, adaptive_kl=adaptive_kl) if is_rl else needed_by_warm_start(x) for x in batches]
     return compiled_for(jitted, [(abstract_state, batch) for batch in batches])
 
   sampling = dict(temperature=config.rollout.temperature, top_k=config.rollout.top_k, top_p=config.rollout.top_p)
@@ -126,7 +203,7 @@ def build(config: ConfigDict) -> Experiment:
   def score(params: Params, batch: TrainBatch) -> Float[Array, "B T"]:
     return policy_outputs(model.logits, filter_logits, params, batch).logprobs
 
-  score_batches = [_abstract_batch(mesh, rows, learner.row_tokens, frozenset(), is_rl=True) for rows in learner.row_buckets]
+  score_batches = [needed_by_score(_abstract_batch(mesh, rows, learner.row_tokens)) for rows in learner.row_buckets]
   return Experiment(
     task=task,
     mesh=mesh,
@@ -142,22 +219,70 @@ def build(config: ConfigDict) -> Experiment:
     warm_step=update(imitation, warm_optimizer, warm_schedule, make_filter(), warm.row_buckets, is_rl=False),
     rl_step=update(objective, optimizer, schedule, filter_logits, learner.row_buckets, is_rl=True),
     score=compiled_for(jax.jit(score), [(abstract_state.params, batch) for batch in score_batches]),
+    needs=needs,
+    credit=make_credit(config.advantage.estimator, config.rollout.group_size, **given(config.advantage, "estimator")),
+    critic=make_critic_programs(config, mesh, make_critic(model.config), objective) if "values" in needs else None,
+  )
+
+
+def make_critic_programs(config: ConfigDict, mesh: Mesh, critic: Critic, objective: Objective) -> CriticPrograms:
+  """The critic's optimizer, update and scoring pass.
+
+  Args:
+    config: checked.
+    mesh: devices.
+    critic: pure functions of its params.
+    objective: whose `value_loss` it is trained on.
+  """
+  learner = config.learner
+  phase = learner.copy_and_resolve_references()
+  phase.learning_rate = config.critic.learning_rate or learner.learning_rate
+  optimizer, schedule = phase_optimizer(config, phase, config.num_steps * learner.updates_per_rollout)
+  abstract_state = place_state(mesh, critic, optimizer)
+  shardings = jax.tree.map(lambda x: x.sharding, abstract_state)
+
+  def init(key: PRNGKeyArray, policy: Params) -> TrainState:
+    params = critic.init(key) if config.critic.init == "scratch" else critic.from_policy(policy)
+    return init_state(params, optimizer)
+
+  outputs_fn = partial(critic_outputs, critic.values)
+  step = make_train_step(
+    outputs_fn, critic_objective(objective), optimizer, learning_rate=schedule, num_micro_batches=learner.micro_batches, name="critic"
+  )
+  batches = [_abstract_batch(mesh, rows, learner.row_tokens) for rows in learner.row_buckets]
+  jitted = jax.jit(step, donate_argnums=0, out_shardings=(shardings, mesh_lib.replicated(mesh)))
+  score = jax.jit(lambda params, batch: outputs_fn(params, batch).values)
+  return CriticPrograms(
+    init=jax.jit(init, out_shardings=shardings),
+    abstract_state=abstract_state,
+    score=compiled_for(score, [(abstract_state.params, needed_by_score(batch)) for batch in batches]),
+    step=compiled_for(jitted, [(abstract_state, needed_by_critic(batch)) for batch in batches]),
+    num_params=critic.num_params,
   )
 
 
 def make_optimizers(config: ConfigDict) -> tuple[Optimizer, Optimizer]:
   """Optimizer and schedule of RL and of the warm start; their states have the same shape, so one checkpoint format holds either."""
   learner, warm = config.learner, config.warm_start
+  rl = phase_optimizer(config, learner, config.num_steps * learner.updates_per_rollout)
+  return rl, phase_optimizer(config, warm, warm.num_steps)
+
+
+def phase_optimizer(config: ConfigDict, phase: ConfigDict, num_updates: int) -> Optimizer:
+  """Optimizer and schedule of one phase: AdamW's constants are the learner's in all of them.
+
+  Args:
+    config: all of it.
+    phase: a section with `learning_rate`, `warmup_steps` and `schedule`.
+    num_updates: optimizer updates of the phase.
+  """
+  learner = config.learner
   adamw = dict(weight_decay=learner.weight_decay, b1=learner.b1, b2=learner.b2, max_grad_norm=learner.max_grad_norm)
-
-  def make(phase: ConfigDict, num_updates: int) -> Optimizer:
-    decay = decay_steps(phase, num_updates)
-    return make_optimizer(learning_rate=phase.learning_rate, warmup_steps=phase.warmup_steps, decay_steps=decay, **adamw)
-
-  return make(learner, config.num_steps * learner.updates_per_rollout), make(warm, warm.num_steps)
+  decay = decay_steps(phase, num_updates)
+  return make_optimizer(learning_rate=phase.learning_rate, warmup_steps=phase.warmup_steps, decay_steps=decay, **adamw)
 
 
-def place_state(mesh: Mesh, model: Model, optimizer: optax.GradientTransformation) -> TrainState:
+def place_state(mesh: Mesh, model: Model | Critic, optimizer: optax.GradientTransformation) -> TrainState:
   """A train state as shapes, dtypes and shardings.
 
   Raises:
@@ -195,20 +320,13 @@ def check_lengths(task: Task, config: ConfigDict) -> None:
     )
 
 
-def _abstract_batch(mesh: Mesh, rows: int, row_tokens: int, needs: frozenset[str], *, is_rl: bool) -> TrainBatch:
+def _abstract_batch(mesh: Mesh, rows: int, row_tokens: int) -> TrainBatch:
+  """A batch with every optional array, as shapes; `needed_by_*` takes off what a program does not read."""
   sharding = mesh_lib.row_sharding(mesh)
   ints = jax.ShapeDtypeStruct((rows, row_tokens), jnp.int32, sharding=sharding)
   floats = jax.ShapeDtypeStruct((rows, row_tokens), jnp.float32, sharding=sharding)
-  return TrainBatch(
-    tokens=ints,
-    positions=ints,
-    segments=ints,
-    mask=floats,
-    advantages=floats,
-    old_logprobs=floats,
-    sampler_logprobs=floats if is_rl else None,
-    ref_logprobs=floats if "ref_logprobs" in needs else None,
-  )
+  names = ("mask", "advantages", "old_logprobs", "sampler_logprobs", "ref_logprobs", "returns", "old_values", "kl_coefs")
+  return TrainBatch(tokens=ints, positions=ints, segments=ints, **dict.fromkeys(names, floats))
 
 
 def compiled_for(jitted: Callable, signatures: Sequence[tuple]) -> Callable:
@@ -255,17 +373,20 @@ def describe(config: ConfigDict) -> str:
   slots = max(rollout.prompt_buckets) + rollout.max_new_tokens
   sequences = max(rollout.num_prompts * rollout.group_size, config.eval.batch_prompts * config.eval.samples) / shards
   cache = 2 * model.num_layers * sequences * slots * model.num_kv_heads * model.head_dim * itemsize / experiment.mesh.shape["tensor"]
-  reference = weights if "ref_logprobs" in experiment.objective.needs else 0
+  reference = weights if "ref_logprobs" in experiment.needs else 0
+  critic = sum(_bytes_per_device(x) for x in jax.tree.leaves(experiment.critic.abstract_state)) if experiment.critic else 0
   parts = {
     "weights": weights,
     "optimizer moments": state - weights,
     "gradients": weights,
     "frozen reference": reference,
+    "critic and its moments": critic,
     "activations": activations,
     "logits": logits,
     "key-value cache": cache,
   }
-  update, sampling = state + weights + reference + activations + logits, state + reference + cache
+  held = state + reference + critic
+  update, sampling = held + weights + activations + logits, held + cache
   lines = [
     f"mesh: {dict(experiment.mesh.shape)} over {experiment.mesh.size} {jax.devices()[0].device_kind} device(s)",
     f"model: {config.model.preset}, {experiment.model.num_params:,} parameters",

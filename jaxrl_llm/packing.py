@@ -1,6 +1,6 @@
 """Laying sequences of unequal length into rows of one length, so that little is computed on padding."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -15,7 +15,7 @@ class Trajectory(NamedTuple):
   Attributes:
     tokens: prompt ids, then response ids.
     mask: 1 on the tokens that count in the loss.
-    advantages: advantage of each token; read where the mask is 1.
+    advantages: advantage of each token; read where the mask is 1. Zeros until they are known.
     sampler_logprobs: the sampler's log-probability of each token; read where the mask is 1.
   """
 
@@ -65,6 +65,49 @@ def assign_rows(lengths: Sequence[int], row_tokens: int) -> list[list[int]]:
   return rows
 
 
+def places(lengths: Sequence[int], row_tokens: int) -> list[tuple[int, slice]]:
+  """Row and slots of each sequence, as `pack` lays them.
+
+  Example:
+    >>> places([5, 3, 7], row_tokens=8)
+    [(1, slice(0, 5, None)), (1, slice(5, 8, None)), (0, slice(0, 7, None))]
+  """
+  found: list[tuple[int, slice]] = [(0, slice(0, 0))] * len(lengths)
+  for row, members in enumerate(assign_rows(lengths, row_tokens)):
+    start = 0
+    for index in members:
+      found[index] = (row, slice(start, start + lengths[index]))
+      start += lengths[index]
+  return found
+
+
+def lift(packed: Float[np.ndarray, "B T"], lengths: Sequence[int]) -> list[Float[np.ndarray, "..."]]:
+  """A packed array's values for each sequence: what `lay` undoes.
+
+  Args:
+    packed: an array in the rows of a batch that `pack` made.
+    lengths: of the sequences that were packed, in their order.
+  """
+  return [packed[row, slots] for row, slots in places(lengths, packed.shape[1])]
+
+
+def lay(values: Sequence[Float[np.ndarray, "..."]], shape: tuple[int, int]) -> Float[np.ndarray, "B T"]:
+  """Values of each sequence's tokens in the rows where `pack` put the sequences; zeros elsewhere.
+
+  Args:
+    values: an array for each sequence, as long as the sequence.
+    shape: of the packed batch.
+
+  Example:
+    >>> lay([np.full(2, 5.0), np.full(3, 7.0)], (1, 6)).tolist()
+    [[7.0, 7.0, 7.0, 5.0, 5.0, 0.0]]
+  """
+  packed = np.zeros(shape, np.float32)
+  for (row, slots), x in zip(places([len(x) for x in values], shape[1]), values, strict=True):
+    packed[row, slots] = x
+  return packed
+
+
 def pack(sequences: Sequence[Trajectory], *, row_tokens: int, row_buckets: Sequence[int]) -> TrainBatch:
   """Packs sequences into the smallest declared number of rows that holds them.
 
@@ -108,17 +151,12 @@ def packing_waste(batches: Sequence[TrainBatch]) -> float:
   return 1 - sum(int(np.count_nonzero(batch.segments)) for batch in batches) / slots
 
 
-def minibatches(
-  sequences: Sequence[Trajectory], num_updates: int, *, row_tokens: int, row_buckets: Sequence[int]
-) -> Iterator[TrainBatch]:
-  """Splits a rollout batch into the batches of its optimizer updates; groups stay together, as prompts come in shuffled order.
+def split(sequences: Sequence[Trajectory], num_updates: int) -> list[list[Trajectory]]:
+  """The sequences of each optimizer update of a rollout batch; groups stay together, as prompts come in shuffled order.
 
   Args:
     sequences: G consecutive samples for each prompt.
     num_updates: must divide the number of sequences.
-    row_tokens: see `pack`.
-    row_buckets: see `pack`.
   """
   size = len(sequences) // num_updates
-  for start in range(0, len(sequences), size):
-    yield pack(sequences[start : start + size], row_tokens=row_tokens, row_buckets=row_buckets)
+  return [list(sequences[start : start + size]) for start in range(0, len(sequences), size)]

@@ -7,9 +7,9 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 from jax.sharding import Mesh
-from jaxtyping import Float, PRNGKeyArray
+from jaxtyping import Array, Bool, Float, PRNGKeyArray
 
-from jaxrl_llm.advantages import group_advantages
+from jaxrl_llm.credit import Evidence
 from jaxrl_llm.mesh import place_rows
 from jaxrl_llm.packing import Trajectory
 from jaxrl_llm.rewards import WeightedReward, score
@@ -19,6 +19,7 @@ from jaxrl_llm.tasks.tokenizer import ByteTokenizer
 from jaxrl_llm.types import Completion, Params, Rollouts
 
 Examples = Sequence[Mapping[str, Any]]
+StepRewards = Callable[[Mapping[str, Any], Sequence[int]], list[tuple[int, float]]]
 
 
 class Batch(NamedTuple):
@@ -30,8 +31,8 @@ class Batch(NamedTuple):
     examples: the task's row of each sequence.
     rewards: the total reward of each sequence.
     parts: each reward by itself, unweighted.
-    advantages: of each sequence.
     group_size: samples for each prompt (G).
+    advantages: of each response token; None until `with_advantages`.
   """
 
   rollouts: Rollouts
@@ -39,8 +40,8 @@ class Batch(NamedTuple):
   examples: Examples
   rewards: Float[np.ndarray, " N"]
   parts: dict[str, Float[np.ndarray, " N"]]
-  advantages: Float[np.ndarray, " N"]
   group_size: int
+  advantages: Float[np.ndarray, "N R"] | None = None
 
 
 def draw(
@@ -70,27 +71,77 @@ def draw(
 
 
 def assess(
-  rollouts: Rollouts,
-  responses: list[Completion],
-  examples: Examples,
-  *,
-  rewards: Sequence[WeightedReward],
-  normalize_std: bool,
+  rollouts: Rollouts, responses: list[Completion], examples: Examples, *, rewards: Sequence[WeightedReward]
 ) -> Batch:
-  """Scores responses and sets each against its group.
+  """Scores responses.
 
   Args:
     rollouts: on the host.
     responses: their completions.
     examples: one row for each prompt; its group's samples share it.
     rewards: terms of the reward.
-    normalize_std: divide by the group's standard deviation.
   """
   group_size = len(responses) // len(examples)
   repeated = [example for example in examples for _ in range(group_size)]
   total, parts = score(rewards, responses, repeated)
-  advantages = np.asarray(group_advantages(total, group_size, normalize_std=normalize_std))
-  return Batch(rollouts, responses, repeated, total, parts, advantages, group_size)
+  return Batch(rollouts, responses, repeated, total, parts, group_size)
+
+
+def evidence(
+  batch: Batch,
+  *,
+  rewards: Sequence[WeightedReward],
+  step_rewards: StepRewards | None = None,
+  kl: Callable[[Float[np.ndarray, "N R"], Float[np.ndarray, "N R"]], Float[Array, "N R"]] | None = None,
+  kl_coef: float = 0.0,
+  old_logprobs: Sequence[Float[np.ndarray, "..."]] | None = None,
+  ref_logprobs: Sequence[Float[np.ndarray, "..."]] | None = None,
+  values: Sequence[Float[np.ndarray, "..."]] | None = None,
+) -> Evidence:
+  """What the advantages of a rollout batch are computed from, one row a sequence.
+
+  Args:
+    batch: from `assess`.
+    rewards: the terms that it was scored with.
+    step_rewards: the task's verifier of steps, where the estimator reads steps.
+    kl: `(old_logprobs, ref_logprobs) -> divergence` at each token, where it is part of the reward.
+    kl_coef: reward per nat of it.
+    old_logprobs: for each sequence log π_old of its tokens, prompt included; for `kl`.
+    ref_logprobs: for each sequence log π_ref of its tokens, prompt included; for `kl`.
+    values: for each sequence the critic's values at its tokens, prompt included, where there is a critic.
+  """
+  mask = batch.rollouts.mask
+  parts = np.stack([np.float32(reward.weight) * batch.parts[reward.name] for reward in rewards])
+  found = Evidence(batch.rewards, parts, mask.astype(np.float32), kl_coef=np.float32(kl_coef))
+  if kl is not None:
+    # In the padded layout, whose shape never changes: nothing compiles after the first step.
+    found = found._replace(kl=np.asarray(kl(_responses(old_logprobs, mask), _responses(ref_logprobs, mask))))
+  if values is not None:
+    found = found._replace(values=_responses(values, mask))
+  if step_rewards is not None:
+    gains, ends = np.zeros(mask.shape, np.float32), np.zeros(mask.shape, bool)
+    for row, (completion, example) in enumerate(zip(batch.completions, batch.examples, strict=True)):
+      for end, reward in step_rewards(example, completion.token_ids):
+        gains[row, end], ends[row, end] = reward, True
+    found = found._replace(step_rewards=gains, step_ends=ends)
+  return found
+
+
+def _responses(sequences: Sequence[Float[np.ndarray, "..."]], mask: Bool[np.ndarray, "N R"]) -> Float[np.ndarray, "N R"]:
+  """The response part of per-token values of whole sequences, padded on the right."""
+  found = np.zeros(mask.shape, np.float32)
+  for row, (x, drawn) in enumerate(zip(sequences, mask, strict=True)):
+    found[row, drawn] = x[len(x) - int(drawn.sum()) :]
+  return found
+
+
+def whole_sequences(responses: Float[np.ndarray, "N R"], rollouts: Rollouts) -> list[Float[np.ndarray, "..."]]:
+  """Per-token values of the responses with zeros for their prompts: one array a sequence, as long as its trajectory."""
+  lengths = rollouts.prompt_mask.sum(axis=1)
+  return [
+    np.concatenate([np.zeros(n, np.float32), x[drawn].astype(np.float32)])
+    for n, x, drawn in zip(lengths, responses, rollouts.mask, strict=True)
+  ]
 
 
 def completions(rollouts: Rollouts, decode: Callable[[Sequence[int]], str]) -> list[Completion]:
@@ -107,15 +158,14 @@ def completions(rollouts: Rollouts, decode: Callable[[Sequence[int]], str]) -> l
   return result
 
 
-def trajectories(rollouts: Rollouts, advantages: Float[np.ndarray, " N"]) -> list[Trajectory]:
-  """Sequences of a rollout batch, each response token with its sequence's advantage.
+def trajectories(rollouts: Rollouts) -> list[Trajectory]:
+  """Sequences of a rollout batch; their advantages are zeros, for nobody knows them yet.
 
   Args:
     rollouts: on the host.
-    advantages: one a sequence.
   """
   result = []
-  for row, advantage in enumerate(np.asarray(advantages, np.float32)):
+  for row in range(len(rollouts.tokens)):
     prompt = rollouts.prompts[row][rollouts.prompt_mask[row]]
     drawn = rollouts.mask[row]
     response, logprobs = rollouts.tokens[row][drawn], rollouts.logprobs[row][drawn]
@@ -124,7 +174,7 @@ def trajectories(rollouts: Rollouts, advantages: Float[np.ndarray, " N"]) -> lis
       Trajectory(
         tokens=np.concatenate([prompt, response]).astype(np.int32),
         mask=np.concatenate([zeros, ones]),
-        advantages=np.concatenate([zeros, advantage * ones]),
+        advantages=np.concatenate([zeros, 0 * ones]),
         sampler_logprobs=np.concatenate([zeros, logprobs]).astype(np.float32),
       )
     )
@@ -140,7 +190,8 @@ def metrics(batch: Batch) -> dict[str, Any]:
   lengths = rollouts.mask.sum(axis=1)
   groups = batch.rewards.reshape(-1, batch.group_size)
   digest = hashlib.sha256(rollouts.tokens.tobytes() + rollouts.mask.tobytes()).hexdigest()
-  values = {"critic/rewards": batch.rewards, "critic/advantages": batch.advantages, "response_length": lengths}
+  advantages = batch.advantages[rollouts.mask]
+  values = {"critic/rewards": batch.rewards, "critic/advantages": advantages, "response_length": lengths}
   statistics = {"mean": np.mean, "max": np.max, "min": np.min}
   row: dict[str, Any] = {f"{name}/{kind}": float(fn(x)) for name, x in values.items() for kind, fn in statistics.items()}
   row |= {f"reward/{name}/mean": float(np.mean(part)) for name, part in batch.parts.items()}
@@ -173,7 +224,7 @@ def sample_rows(batch: Batch, *, num_rows: int, token_text: Callable[[Sequence[i
         "answer": example["answer"],
         "level": example["level"],
         "reward": float(batch.rewards[row]),
-        "advantage": float(batch.advantages[row]),
+        "advantage": float(batch.advantages[row][batch.rollouts.mask[row]].mean()),
         "num_tokens": completion.num_tokens,
         "stopped": completion.stopped,
         "token_ids": list(completion.token_ids),

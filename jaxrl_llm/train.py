@@ -1,6 +1,7 @@
 """The run, from a config to a report: warm start by imitation, then RL. Read it top to bottom."""
 
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,15 +13,25 @@ from orbax.checkpoint import CheckpointManager
 
 from jaxrl_llm import checkpoint, ledger, packing, report, rollout
 from jaxrl_llm.evaluate import evaluate_policy
-from jaxrl_llm.experiment import CompileCounter, Experiment, build
+from jaxrl_llm.experiment import (
+  CompileCounter,
+  Experiment,
+  build,
+  kl_coef_in_loss,
+  needed_by_critic,
+  needed_by_score,
+  needed_by_step,
+  needed_by_warm_start,
+)
 from jaxrl_llm.mesh import place_rows
 from jaxrl_llm.metrics import MetricWriter, SampleWriter
+from jaxrl_llm.objectives.penalties import adapted_coef, kl_estimate
 from jaxrl_llm.progress import Progress
 from jaxrl_llm.tasks.pipeline import encode_demonstrations, example_iterator
 from jaxrl_llm.types import Params, TrainBatch, TrainState
 
 # Streams of randomness. A step folds its own number into its stream: nothing is carried, so a resumed run draws what an unbroken one does.
-INIT, ROLLOUT, EVAL, TEST_SET = range(4)
+INIT, ROLLOUT, EVAL, TEST_SET, CRITIC = range(5)
 
 
 class NonFiniteError(RuntimeError):
@@ -36,7 +47,8 @@ class Run:
   workdir: Path
   key: jax.Array
   state: TrainState
-  reference: Params  # The policy after the warm start, frozen; None where the objective needs none.
+  reference: Params  # The policy after the warm start, frozen; None where nobody reads it.
+  critic: TrainState | None
   prompts: Any
   demonstrations: Any
   record: dict[str, Any]
@@ -87,19 +99,22 @@ def start(config: ConfigDict, workdir: Path, *, command: str = "") -> Run:
   prompts = example_iterator(experiment.task.train, batch_size=config.rollout.num_prompts, seed=config.seed)
   demonstrations = example_iterator(experiment.task.demonstrations, batch_size=config.warm_start.batch_size, seed=config.seed)
   checkpoints = checkpoint.open_checkpoints(workdir / "checkpoints", keep=config.checkpoint.keep)
-  needs_reference = "ref_logprobs" in experiment.objective.needs
+  needs_reference = "ref_logprobs" in experiment.needs
 
   abstract = {"state": experiment.abstract_state}
   if needs_reference:
     abstract["reference"] = experiment.abstract_state.params
-  record = ledger.new_record(command)
+  if experiment.critic is not None:
+    abstract["critic"] = experiment.critic.abstract_state
+  record = ledger.new_record(command) | {"kl_coef": config.reward.kl_coef or kl_coef_in_loss(config)}
   restored = checkpoint.restore_latest(checkpoints, abstract)
   if restored is None:
     state = experiment.init(jax.random.fold_in(key, INIT))
     reference = copy(state.params) if needs_reference else None
+    critic = experiment.critic and experiment.critic.init(jax.random.fold_in(key, CRITIC), state.params)
   else:
     arrays, saved = restored
-    state, reference = arrays["state"], arrays.get("reference")
+    state, reference, critic = arrays["state"], arrays.get("reference"), arrays.get("critic")
     prompts.set_state(saved.pop("prompts"))
     demonstrations.set_state(saved.pop("demonstrations"))
     record |= saved | {"attempts": saved["attempts"] + 1}
@@ -118,6 +133,7 @@ def start(config: ConfigDict, workdir: Path, *, command: str = "") -> Run:
     key=key,
     state=state,
     reference=reference,
+    critic=critic,
     prompts=prompts,
     demonstrations=demonstrations,
     record=record,
@@ -138,8 +154,7 @@ def warm_start(this: Run) -> None:
     pairs = encode_demonstrations(next(this.demonstrations), experiment.task.tokenizer)
     sequences = [packing.demonstration(prompt, response) for prompt, response in pairs]
     batch = packing.pack(sequences, row_tokens=this.config.learner.row_tokens, row_buckets=config.row_buckets)
-    batch = batch._replace(sampler_logprobs=None)  # No policy drew these tokens.
-    this.state, metrics = experiment.warm_step(this.state, place_rows(experiment.mesh, batch))
+    this.state, metrics = experiment.warm_step(this.state, place_rows(experiment.mesh, needed_by_warm_start(batch)))
     metrics = ledger.to_floats(metrics)
     tokens = int(np.count_nonzero(batch.segments))
     timing = this.clock.lap("warm_start")
@@ -154,10 +169,12 @@ def warm_start(this: Run) -> None:
 
 
 def begin_rl(this: Run) -> None:
-  """From imitation to RL: a fresh optimizer, the reference frozen, the first accuracy."""
+  """From imitation to RL: a fresh optimizer, the reference frozen, the critic with the trunk of the policy, the first accuracy."""
   this.state = this.experiment.restart(this.state.params)
   if this.reference is not None:
     this.reference = copy(this.state.params)
+  if this.critic is not None:
+    this.critic = this.experiment.critic.init(jax.random.fold_in(this.key, CRITIC), this.state.params)
   accuracy = evaluate(this, 0)
   this.record |= {"accuracy_start": accuracy, "accuracy_final": accuracy}
   save(this)
@@ -175,29 +192,24 @@ def reinforce(this: Run) -> None:
     rollouts, responses = rollout.draw(experiment.sample, this.state.params, examples, key, **common)
     timing = this.clock.lap("rollout")
 
-    batch = rollout.assess(
-      rollouts, responses, examples, rewards=experiment.rewards, normalize_std=config.advantage.normalize_std
-    )
-    sequences = rollout.trajectories(rollouts, batch.advantages)
+    batch = rollout.assess(rollouts, responses, examples, rewards=experiment.rewards)
     timing |= this.clock.lap("reward")
 
-    packed = list(
-      packing.minibatches(
-        sequences, config.learner.updates_per_rollout, row_tokens=config.learner.row_tokens, row_buckets=config.learner.row_buckets
-      )
-    )
+    minibatches = packing.split(rollout.trajectories(rollouts), config.learner.updates_per_rollout)
+    packed = [packing.pack(x, row_tokens=config.learner.row_tokens, row_buckets=config.learner.row_buckets) for x in minibatches]
     placed = [add_scores(this, place_rows(experiment.mesh, minibatch)) for minibatch in packed]
     timing |= this.clock.lap("old_logprobs")
 
-    updates = []
-    for minibatch in placed:
-      this.state, metrics = experiment.rl_step(this.state, minibatch)
-      updates.append(metrics)
+    batch, placed, credit_metrics = add_credit(this, batch, minibatches, placed)
+    timing |= this.clock.lap("advantages")
+
+    updates = [update(this, minibatch, step) for minibatch in placed]
     updates = [ledger.to_floats(metrics) for metrics in updates]  # One wait, for all updates of the step.
     timing |= this.clock.lap("update")
 
-    row = ledger.combine(updates) | rollout.metrics(batch) | timing
-    tokens = sum(len(sequence.tokens) for sequence in sequences)
+    row = ledger.combine(updates) | rollout.metrics(batch) | credit_metrics | timing
+    adapt_kl(this, row)
+    tokens = sum(len(sequence.tokens) for minibatch in minibatches for sequence in minibatch)
     row |= ledger.step_performance(row, tokens) | {
       "perf/packing_waste": packing.packing_waste(packed),
       "perf/compiles": this.compiled.count,
@@ -226,20 +238,88 @@ def finish(this: Run) -> dict[str, Any]:
 
 
 def add_scores(this: Run, batch: TrainBatch) -> TrainBatch:
-  """log π_old by the learner and log π_ref, where the run wants them. The params are those that sampled."""
-  config, experiment = this.config, this.experiment
+  """log π_old by the learner, log π_ref, and the critic's values, where somebody reads them. The params are those that sampled."""
+  config, experiment, needs = this.config, this.experiment, this.experiment.needs
+  bare = needed_by_score(batch)
   # With one update per rollout the ratio starts and ends at 1, and in float32 the sampler is exact: the pass would buy nothing.
-  exact = config.learner.updates_per_rollout == 1 and config.model.dtype == "float32"
-  if config.learner.old_logprobs == "learner" and not exact:
-    batch = batch._replace(old_logprobs=experiment.score(this.state.params, scored(batch)))
+  exact = config.learner.updates_per_rollout == 1 and config.model.dtype == "float32" and "sampler_logprobs" not in needs
+  if config.learner.old_logprobs == "learner" and "old_logprobs" in needs and not exact:
+    batch = batch._replace(old_logprobs=experiment.score(this.state.params, bare))
   if this.reference is not None:
-    batch = batch._replace(ref_logprobs=experiment.score(this.reference, scored(batch)))
+    batch = batch._replace(ref_logprobs=experiment.score(this.reference, bare))
+  if this.critic is not None:
+    batch = batch._replace(old_values=experiment.critic.score(this.critic.params, bare))
   return batch
 
 
-def scored(batch: TrainBatch) -> TrainBatch:
-  """The batch as `score` takes it, whatever has been added to it since."""
-  return batch._replace(ref_logprobs=None)
+def add_credit(
+  this: Run, batch: rollout.Batch, minibatches: list[list[packing.Trajectory]], placed: list[TrainBatch]
+) -> tuple[rollout.Batch, list[TrainBatch], dict[str, float]]:
+  """Advantages and value targets, for the rollout batch and for its packed mini-batches; and what is logged of them."""
+  config, experiment, needs = this.config, this.experiment, this.experiment.needs
+
+  def lifted(read):
+    """A packed array of every mini-batch, back as one array a sequence."""
+    arrays = [np.asarray(jax.device_get(read(x))) for x in placed]
+    lengths = [[len(sequence.tokens) for sequence in minibatch] for minibatch in minibatches]
+    return [x for array, sizes in zip(arrays, lengths, strict=True) for x in packing.lift(array, sizes)]
+
+  in_reward, coef, metrics = config.reward.kl_coef > 0, this.record["kl_coef"], {}
+  evidence = rollout.evidence(
+    batch,
+    rewards=experiment.rewards,
+    step_rewards=experiment.task.step_rewards if "step_rewards" in needs else None,
+    kl=partial(kl_estimate, estimator=config.reward.kl_estimator or "k1") if in_reward else None,
+    kl_coef=coef if in_reward else 0.0,
+    old_logprobs=lifted(lambda x: x.old_logprobs) if in_reward else None,
+    ref_logprobs=lifted(lambda x: x.ref_logprobs) if in_reward else None,
+    values=lifted(lambda x: x.old_values) if this.critic is not None else None,
+  )
+  if in_reward:
+    mean = float(np.sum(evidence.kl * evidence.mask) / max(np.sum(evidence.mask), 1))
+    metrics |= {"actor/reward_kl_penalty": mean, "actor/reward_kl_penalty_coeff": coef}
+  credit = jax.device_get(experiment.credit(evidence))
+  metrics |= {name: float(x) for name, x in credit.metrics.items()}
+
+  def laid(responses):
+    """Per-token values of the responses, in the rows of every mini-batch."""
+    sequences, start = rollout.whole_sequences(responses, batch.rollouts), 0
+    for minibatch, like in zip(minibatches, placed, strict=True):
+      yield place_rows(experiment.mesh, packing.lay(sequences[start : start + len(minibatch)], like.tokens.shape))
+      start += len(minibatch)
+
+  placed = [x._replace(advantages=found) for x, found in zip(placed, laid(credit.advantages), strict=True)]
+  if credit.returns is not None:
+    placed = [x._replace(returns=found) for x, found in zip(placed, laid(credit.returns), strict=True)]
+  return batch._replace(advantages=credit.advantages), placed, metrics
+
+
+def update(this: Run, batch: TrainBatch, step: int) -> dict[str, jax.Array]:
+  """One update of the policy, and of the critic where there is one; in the critic's warm-up, of the critic alone."""
+  config, experiment, metrics = this.config, this.experiment, {}
+  if this.critic is not None:
+    this.critic, metrics = experiment.critic.step(this.critic, needed_by_critic(batch))
+  if this.critic is None or step >= (config.critic.value_warmup_steps or 0):
+    adaptive_kl = config.kl.target is not None
+    if adaptive_kl:
+      coefs = np.full(batch.tokens.shape, this.record["kl_coef"], np.float32)
+      batch = batch._replace(kl_coefs=place_rows(experiment.mesh, coefs))
+    batch = needed_by_step(batch, experiment.objective.needs, adaptive_kl=adaptive_kl)
+    this.state, policy_metrics = experiment.rl_step(this.state, batch)
+    metrics |= policy_metrics
+  return metrics
+
+
+def adapt_kl(this: Run, row: dict[str, Any]) -> None:
+  """Moves an adaptive coefficient towards its target, by the divergence that the step has shown."""
+  config = this.config
+  if config.kl.target is None:
+    return
+  found = row["actor/reward_kl_penalty"] if config.reward.kl_coef else row["actor/ref_kl"]
+  num_sequences = config.rollout.num_prompts * config.rollout.group_size
+  this.record["kl_coef"] = adapted_coef(
+    this.record["kl_coef"], found, target=config.kl.target, horizon=config.kl.horizon or 10_000, num_sequences=num_sequences
+  )
 
 
 def evaluate(this: Run, step: int) -> float:
@@ -266,7 +346,8 @@ def save(this: Run) -> None:
   """One atomic checkpoint of all that the next step depends on."""
   this.record["phase_steps"] = this.writer.phase_steps
   summarize(this, "running")
-  arrays = {"state": this.state} | ({} if this.reference is None else {"reference": this.reference})
+  optional = {"reference": this.reference, "critic": this.critic}
+  arrays = {"state": this.state} | {name: x for name, x in optional.items() if x is not None}
   iterators = {"prompts": this.prompts.get_state(), "demonstrations": this.demonstrations.get_state()}
   checkpoint.save(this.checkpoints, this.record["warm_steps"] + this.record["rl_steps"], arrays, this.record | iterators)
   this.clock.lap("checkpoint")
@@ -296,7 +377,7 @@ def stop_if_not_finite(this: Run, updates: list[dict[str, float]]) -> None:
   """Counts refused updates; gives up after too many in a row."""
   record, limit = this.record, this.config.learner.max_skipped
   for metrics in updates:
-    skipped = int(metrics["train/skipped"])
+    skipped = int(max(metrics.get("train/skipped", 0), metrics.get("critic/skipped", 0)))
     record["skipped_steps"] += skipped
     record["skipped_in_a_row"] = record["skipped_in_a_row"] + 1 if skipped else 0
     if record["skipped_in_a_row"] >= limit:

@@ -41,6 +41,24 @@ def policy_outputs(logits_fn: LogitsFn, filter_logits: Callable, params: Params,
   return PolicyOutputs(logprobs=shift(logprobs), entropy=shift(entropy))
 
 
+def critic_outputs(values_fn: Callable, params: Params, batch: TrainBatch) -> PolicyOutputs:
+  """The critic's value of the state before each token of a batch, shifted like `policy_outputs`.
+
+  The first token of a segment has no state before it: its value is 0, and no mask ever counts it.
+
+  Args:
+    values_fn: `(params, tokens, positions, segments) -> values [B T]` of the states after each token.
+    params: the critic's weights.
+    batch: rows; of it `tokens`, `positions` and `segments` are read.
+
+  Returns:
+    Outputs with values; the log-probabilities are zeros, for the critic has none.
+  """
+  after = values_fn(params, batch.tokens, batch.positions, batch.segments)
+  values = jnp.where(batch.positions > 0, jnp.roll(after, 1, axis=1), 0)
+  return PolicyOutputs(logprobs=jnp.zeros_like(values), values=values)
+
+
 def sampler_gap(logprobs: Float[Array, "B T"], sampler_logprobs: Float[Array, "B T"]) -> TokenMetrics:
   """How far the learner and the sampler disagree about the tokens drawn: an engine mismatch, where both hold the same weights.
 
@@ -65,6 +83,7 @@ def make_train_step(
   *,
   learning_rate: optax.Schedule,
   num_micro_batches: int = 1,
+  name: str = "actor",
 ) -> TrainStepFn:
   """One optimizer update.
 
@@ -78,6 +97,7 @@ def make_train_step(
     optimizer: its state is `TrainState.opt_state`.
     learning_rate: the schedule inside `optimizer`, for the metric.
     num_micro_batches: pieces of the batch; must divide its rows.
+    name: what is trained, the first part of its metrics' names.
 
   Returns:
     `(state, batch) -> (state, metrics)`, to be jitted with the state donated.
@@ -89,7 +109,7 @@ def make_train_step(
   def loss_fn(params: Params, batch: TrainBatch, weights: Float[Array, "B T"]):
     outputs = outputs_fn(params, batch)
     losses, metrics = objective.token_loss(outputs, batch)
-    if batch.sampler_logprobs is not None:
+    if name == "actor" and batch.sampler_logprobs is not None:
       metrics = metrics | sampler_gap(outputs.logprobs, batch.sampler_logprobs)
     # A loss off the mask must not even meet its zero weight: 0 · inf is NaN.
     return jnp.sum(jnp.where(weights > 0, weights * losses, 0)), metrics
@@ -126,10 +146,10 @@ def make_train_step(
     applied = state.step - state.skipped
     metrics = reduce_metrics(token_metrics, batch.mask, weights)
     metrics |= {
-      "actor/loss": loss,
-      "actor/grad_norm": grad_norm,
-      "actor/lr": jnp.asarray(learning_rate(applied), jnp.float32),
-      "train/skipped": 1 - finite.astype(jnp.float32),
+      f"{name}/loss": loss,
+      f"{name}/grad_norm": grad_norm,
+      f"{name}/lr": jnp.asarray(learning_rate(applied), jnp.float32),
+      ("train/skipped" if name == "actor" else f"{name}/skipped"): 1 - finite.astype(jnp.float32),
     }
     state = TrainState(
       params=keep(params, state.params),

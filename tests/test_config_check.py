@@ -14,6 +14,7 @@ BAD = {
   config_check.ABOVE_ZERO: (0.0, -1.0, float("inf"), float("nan")),
   config_check.NOT_NEGATIVE: (-1e-9, float("inf"), float("nan")),
   config_check.FRACTION: (1.0, -0.1, float("nan")),
+  config_check.UNIT: (1.1, -0.1, float("nan")),
   config_check.COUNTS: ((), (0,), (8, -8), (1.5,)),
 }
 BAD_BY_FIELD = {
@@ -23,23 +24,26 @@ BAD_BY_FIELD = {
   "learner.old_logprobs": ("", "teacher"),
   "learner.schedule": ("", "cosine"),
   "warm_start.schedule": ("", "cosine"),
+  "critic.init": ("", "teacher"),
+  "reward.kl_estimator": ("", "k4", "k3+"),
   "mesh.data": (0, -2),
   "mesh.fsdp": (0, -2),
   "mesh.tensor": (0, -2),
 }
 
 
-@pytest.mark.parametrize("path", config_check.RANGES)
+@pytest.mark.parametrize("path", [*config_check.RANGES, *config_check.OPTIONAL])
 def test_every_range_refuses_what_is_outside(path):
-  for value in BAD_BY_FIELD.get(path) or BAD[config_check.RANGES[path]]:
+  for value in BAD_BY_FIELD.get(path) or BAD[(config_check.RANGES | config_check.OPTIONAL)[path]]:
     (line,) = config_check.problems(tiny_config(overrides={path: value}))
     assert line.startswith(f"config.{path}: found {value!r}, expected "), line
 
 
 def test_every_field_is_checked_or_known_to_have_no_range():
   fields = set(config_check.flatten(common.base()))
-  free = {field for field in fields if field.startswith("objective.")} | set(config_check.UNRANGED)  # The objectives judge theirs.
-  assert set(config_check.RANGES) <= fields and fields - set(config_check.RANGES) == free
+  judged = {field for field in fields if field.startswith(("objective.", "correction."))}  # By what they configure.
+  ranged = set(config_check.RANGES) | set(config_check.OPTIONAL)
+  assert ranged <= fields and fields - ranged == judged | set(config_check.UNRANGED)
 
 
 def test_no_field_is_a_bare_none():

@@ -24,6 +24,8 @@ LAYERS = (
     "objectives", "advantages", "packing", "rewards", "tasks", "models", "sampler", "mesh", "checkpoint", "ledger", "metrics", "platform",
     "progress", "report", "train_step",
   ),
+  ("credit",),
+  ("config_refusals",),
   ("config_check",),
   ("rollout", "workdirs"),
   ("evaluate",),
@@ -33,7 +35,7 @@ LAYERS = (
 )  # fmt: skip
 RANKS = {room: rank for rank, rooms in enumerate(LAYERS) for room in rooms}
 
-CONFIG_ROOMS = ("command_line", "config_check", "experiment", "main", "train")  # The only ones that see a ConfigDict.
+CONFIG_ROOMS = ("command_line", "config_check", "config_refusals", "experiment", "main", "train")  # The only ones that see a ConfigDict.
 
 BLOCKED = (
   # Never a dependency.

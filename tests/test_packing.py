@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jaxrl_llm.packing import Trajectory, assign_rows, demonstration, minibatches, pack, packing_waste
+from jaxrl_llm.packing import Trajectory, assign_rows, demonstration, lay, lift, pack, packing_waste, split
 
 FIELDS = ("tokens", "mask", "advantages", "sampler_logprobs")
 
@@ -74,6 +74,18 @@ def test_the_bound_is_reached():
   assert len(assign_rows([5] * 7, 14)) == 4 == -(-7 // (14 // 5))
 
 
+@given(st.lists(st.integers(1, 12), max_size=20))
+def test_lift_and_lay_follow_pack(lengths):
+  sequences = make_sequences(lengths)
+  batch = pack(sequences, row_tokens=12, row_buckets=(20,))
+  for field in ("advantages", "sampler_logprobs"):
+    packed = getattr(batch, field)
+    found = lift(packed, lengths)
+    for x, sequence in zip(found, sequences, strict=True):
+      np.testing.assert_array_equal(x, getattr(sequence, field))
+    np.testing.assert_array_equal(lay(found, packed.shape), packed)
+
+
 def test_packing_by_hand():
   assert assign_rows([5, 3, 7, 2, 8, 1], 8) == [[4], [2, 5], [0, 1], [3]]
   assert assign_rows([], 8) == []
@@ -101,7 +113,7 @@ def test_waste_counts_all_batches():
 
 def test_minibatches_are_consecutive_parts():
   sequences = make_sequences([3, 5, 2, 4, 1, 6])
-  batches = list(minibatches(sequences, 3, row_tokens=8, row_buckets=(2,)))
+  batches = [pack(part, row_tokens=8, row_buckets=(2,)) for part in split(sequences, 3)]
   tokens = [set(batch.tokens[batch.segments > 0].tolist()) for batch in batches]
   assert tokens == [set(np.concatenate([s.tokens for s in sequences[i : i + 2]]).tolist()) for i in (0, 2, 4)]
 

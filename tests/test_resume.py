@@ -49,25 +49,28 @@ def lines(workdir: pathlib.Path) -> list[str]:
   return [json.dumps({name: x for name, x in row.items() if not name.startswith(varies)}) for row in read_rows(workdir / "metrics.jsonl")]
 
 
-def final_arrays(workdir: pathlib.Path, name: str) -> list[np.ndarray]:
+def final_arrays(workdir: pathlib.Path, name: str, changes: dict) -> list[np.ndarray]:
   with quick():
-    built = experiment.build(tiny_config(name, OVERRIDES))
+    built = experiment.build(tiny_config(name, OVERRIDES | changes))
   abstract = {"state": built.abstract_state}
-  if "ref_logprobs" in built.objective.needs:
+  if "ref_logprobs" in built.needs:
     abstract["reference"] = built.abstract_state.params
+  if built.critic is not None:
+    abstract["critic"] = built.critic.abstract_state
   arrays, record = checkpoint.restore_latest(checkpoint.open_checkpoints(workdir / "checkpoints", keep=2), abstract)
   assert (record["warm_steps"], record["rl_steps"]) == (16, 16)
   return [np.asarray(leaf) for leaf in jax.tree.leaves(arrays)]
 
 
-def assert_equal_runs(golden: pathlib.Path, killed: pathlib.Path, name: str) -> None:
+def assert_equal_runs(golden: pathlib.Path, killed: pathlib.Path, name: str, changes: dict) -> None:
   assert lines(killed) == lines(golden)
   rl_rows = [row for row in read_rows(golden / "metrics.jsonl") if row["phase"] == "rl"]
-  assert len(rl_rows) == 16 and all(row["actor/grad_norm"] > 0 for row in rl_rows), "a run without gradients would prove little"
+  norms = [row.get("actor/grad_norm", row.get("critic/grad_norm")) for row in rl_rows]
+  assert len(rl_rows) == 16 and min(norms) > 0, "a run without gradients would prove little"
   summaries = [json.loads((workdir / "summary.json").read_text()) for workdir in (golden, killed)]
   for field in ("status", "accuracy_start", "accuracy_final", "num_steps", "warm_start_steps", "tokens", "skipped_steps"):
     assert summaries[0][field] == summaries[1][field], field
-  for one, other in zip(final_arrays(golden, name), final_arrays(killed, name), strict=True):
+  for one, other in zip(final_arrays(golden, name, changes), final_arrays(killed, name, changes), strict=True):
     assert one.dtype == other.dtype and np.array_equal(one, other)
   samples = [(workdir / "samples.jsonl").read_bytes() for workdir in (golden, killed)]
   assert samples[0] == samples[1]
@@ -96,17 +99,20 @@ def test_gspo_killed_three_times(tmp_path):
 
   result = call(*args_killed)
   assert result.returncode == 0, result.stderr
-  assert_equal_runs(tmp_path / "golden", killed, "gspo")
+  assert_equal_runs(tmp_path / "golden", killed, "gspo", {})
 
 
 @pytest.mark.slow
-def test_grpo_keeps_its_reference(tmp_path):
-  """The frozen reference travels in the checkpoint: with the resumed policy in its place the penalty would be another."""
-  args = ["--config=configs/grpo.py:tiny", *flags(OVERRIDES)]
+@pytest.mark.parametrize("name", ["grpo", "ppo"])
+def test_the_reference_and_the_critic_are_kept(name, tmp_path):
+  """GRPO's frozen reference, PPO's critic, its optimizer and an adaptive coefficient travel in the checkpoint: with fresh ones the losses
+  would be others."""
+  adaptive = {"reward.kl_coef": 0.1, "kl.target": 0.01, "kl.horizon": 500} if name == "ppo" else {}
+  args = [f"--config=configs/{name}.py:tiny", *flags(OVERRIDES | adaptive)]
   golden_run(args, tmp_path / "golden")
   args_killed = [*args, f"--workdir={tmp_path / 'killed'}"]
   assert 10 <= kill_when(args_killed, tmp_path / "killed", "rl", 10) < 16
   result = call(*args_killed)
   assert result.returncode == 0 and "resumed" in result.stdout, result.stderr
   assert json.loads((tmp_path / "killed" / "summary.json").read_text())["attempts"] == 2
-  assert_equal_runs(tmp_path / "golden", tmp_path / "killed", "grpo")
+  assert_equal_runs(tmp_path / "golden", tmp_path / "killed", name, adaptive)

@@ -38,11 +38,15 @@ def length(completion, example):
   return completion.num_tokens
 
 
-def make_batch(*, normalize_std=False) -> rollout.Batch:
+TERMS = [WeightedReward("right", right), WeightedReward("length", length, 0.1)]
+
+
+def make_batch() -> rollout.Batch:
+  """Scored, with the advantages 1, -1, 0.5, -0.5 on all tokens of the responses."""
   rollouts = make_rollouts()
   responses = rollout.completions(rollouts, TOKENIZER.decode)
-  terms = [WeightedReward("right", right), WeightedReward("length", length, 0.1)]
-  return rollout.assess(rollouts, responses, EXAMPLES, rewards=terms, normalize_std=normalize_std)
+  batch = rollout.assess(rollouts, responses, EXAMPLES, rewards=TERMS)
+  return batch._replace(advantages=np.float32([[1], [-1], [0.5], [-0.5]]) * rollouts.mask)
 
 
 def test_completions_keep_the_stop_token_and_count_it():
@@ -52,28 +56,60 @@ def test_completions_keep_the_stop_token_and_count_it():
   assert [c.num_tokens for c in found] == [3, 3, 3, 4] and [c.stopped for c in found] == [True, True, True, False]
 
 
-def test_each_response_is_scored_with_its_own_example_and_set_against_its_group():
+def test_each_response_is_scored_with_its_own_example():
   batch = make_batch()
   assert batch.group_size == 2 and [e["answer"] for e in batch.examples] == ["2", "2", "9", "9"]
   assert batch.rewards.dtype == np.float32 and all(part.dtype == np.float32 for part in batch.parts.values())
   np.testing.assert_allclose(batch.rewards, [1.3, 0.3, 1.3, 0.4], rtol=1e-6)
   assert batch.parts["right"].tolist() == [1, 0, 1, 0] and batch.parts["length"].tolist() == [3, 3, 3, 4]
-  assert batch.advantages.dtype == np.float32
-  np.testing.assert_allclose(batch.advantages, [0.5, -0.5, 0.45, -0.45], rtol=1e-5)
-  deviation = 1 / np.sqrt(2)  # Of two samples, whatever their distance.
-  np.testing.assert_allclose(make_batch(normalize_std=True).advantages, deviation * np.array([1, -1, 1, -1]), rtol=1e-3)
+
+
+def sequences_of(values):
+  """Values of the responses behind junk for the prompts, which nobody may read."""
+  rollouts = make_rollouts()
+  prompts = rollouts.prompt_mask.sum(axis=1)
+  return [np.concatenate([np.full(n, 99.0), x[m]]).astype(np.float32) for n, x, m in zip(prompts, values, rollouts.mask, strict=True)]
+
+
+def test_evidence_holds_each_response_in_its_row():
+  batch = make_batch()
+  mask = batch.rollouts.mask
+  plain = rollout.evidence(batch, rewards=TERMS)
+  np.testing.assert_array_equal(plain.rewards, batch.rewards)
+  np.testing.assert_allclose(plain.parts.sum(axis=0), batch.rewards, rtol=1e-6)
+  np.testing.assert_array_equal(plain.mask, mask)
+  assert plain.kl is plain.values is plain.step_rewards is plain.step_ends is None
+
+  values, old, ref = (np.arange(16.0).reshape(4, 4) * scale for scale in (1, 10, -1))
+  found = rollout.evidence(
+    batch, rewards=TERMS, kl=lambda old, ref: old - ref, kl_coef=0.5, old_logprobs=sequences_of(old), ref_logprobs=sequences_of(ref),
+    values=sequences_of(values), step_rewards=lambda row, ids: [(1, float(row["level"])), (len(ids) - 1, -1.0)],
+  )  # fmt: skip
+  np.testing.assert_array_equal(found.values, values * mask)
+  np.testing.assert_array_equal(found.kl, (old - ref) * mask)
+  assert found.kl_coef == 0.5
+  np.testing.assert_array_equal(found.step_rewards, [[0, 1, -1, 0], [0, 1, -1, 0], [0, 2, -1, 0], [0, 2, 0, -1]])
+  np.testing.assert_array_equal(found.step_ends, found.step_rewards != 0)
+
+
+def test_whole_sequences_put_zeros_for_the_prompts():
+  values = np.arange(1.0, 17.0).reshape(4, 4)
+  found = rollout.whole_sequences(values, make_rollouts())
+  for x, sequence in zip(found, rollout.trajectories(make_rollouts()), strict=True):
+    assert len(x) == len(sequence.tokens) and not x[sequence.mask == 0].any()
+  assert found[3].tolist() == [0, 0, 13, 14, 15, 16]
 
 
 def test_trajectories_join_prompt_and_response():
   rollouts = make_rollouts()
-  found = rollout.trajectories(rollouts, np.array([2.0, -1.0, 0.5, 3.0]))
+  found = rollout.trajectories(rollouts)
   bos = TOKENIZER.bos_id
   assert found[0].tokens.tolist() == [bos, 49, 43, 49, 35, 50, EOS]
   assert found[3].tokens.tolist() == [bos, 57, 57, 57, 57, 57]
   assert found[0].mask.tolist() == [0, 0, 0, 0, 1, 1, 1] and found[3].mask.tolist() == [0, 0, 1, 1, 1, 1]
-  for row, (sequence, advantage) in enumerate(zip(found, (2.0, -1.0, 0.5, 3.0), strict=True)):
+  for row, sequence in enumerate(found):
     num_prompt = int(rollouts.prompt_mask[row].sum())
-    assert sequence.advantages.tolist() == (advantage * sequence.mask).tolist()
+    assert not sequence.advantages.any()
     np.testing.assert_array_equal(sequence.sampler_logprobs[num_prompt:], rollouts.logprobs[row][rollouts.mask[row]])
     assert not sequence.sampler_logprobs[:num_prompt].any()
     assert (sequence.tokens.dtype, *(x.dtype for x in sequence[1:])) == (np.int32, *3 * [np.dtype("float32")])
@@ -87,9 +123,9 @@ def test_metrics_by_hand():
     "critic/rewards/mean": 0.825,
     "critic/rewards/max": 1.3,
     "critic/rewards/min": 0.3,
-    "critic/advantages/mean": 0.0,
-    "critic/advantages/max": 0.5,
-    "critic/advantages/min": -0.5,
+    "critic/advantages/mean": -0.5 / 13,  # Over tokens: the last response has one more.
+    "critic/advantages/max": 1.0,
+    "critic/advantages/min": -1.0,
     "response_length/mean": 3.25,
     "response_length/max": 4,
     "response_length/min": 3,
@@ -134,7 +170,7 @@ def test_a_sample_row_by_hand():
   (row,) = rollout.sample_rows(make_batch(), num_rows=1, token_text=TOKENIZER.decode)
   assert row["tokens"] == ["#", "2", ""] and row["token_ids"] == [35, 50, EOS] and row["logprobs"] == [-0.5, -1.5, -2.5]
   assert (row["prompt"], row["answer"], row["level"], row["num_tokens"], row["stopped"]) == ("1+1", "2", 1, 3, True)
-  np.testing.assert_allclose([row["reward"], row["advantage"]], [1.3, 0.5], rtol=1e-6)
+  np.testing.assert_allclose([row["reward"], row["advantage"]], [1.3, 1.0], rtol=1e-6)
 
 
 def test_draw_hands_encoded_prompts_to_the_sampler_and_brings_its_rollouts_to_the_host():

@@ -110,6 +110,78 @@ def test_counts_follow_their_settings(run_of):
   assert not (workdir / "tensorboard").exists()
 
 
+@pytest.fixture(scope="module")
+def ppo_of(tmp_path_factory):
+  """As `run_of`, for `ppo:tiny`."""
+
+  @functools.cache
+  def run(**changes) -> pathlib.Path:
+    workdir = tmp_path_factory.mktemp("ppo")
+    overrides = SHORT | {"num_steps": 3, "learner.learning_rate": 1e-2} | {name.replace("__", "."): x for name, x in changes.items()}
+    run_here(tiny_config("ppo", overrides), workdir)
+    return workdir
+
+  return run
+
+
+def test_the_critic_trains_alone_first_and_then_beside_the_policy(ppo_of):
+  first, *later = rows(ppo_of(), "rl")
+  assert not any(name.startswith("actor/") and name != "actor/kl_coef" for name in first) and first["critic/grad_norm"] > 0
+  assert first["critic/values/max"] == first["critic/values/min"] == 0  # Its head begins with zeros.
+  assert first["critic/vf_explained_var"] == 0 and all(row["critic/values/max"] != 0 for row in later)
+  assert all(row["actor/grad_norm"] > 0 and row["critic/grad_norm"] > 0 for row in later)
+  (alone, *_), (together, *_) = rows(ppo_of(critic__value_warmup_steps=0), "rl"), rows(ppo_of(), "rl")
+  assert alone["actor/grad_norm"] > 0 and alone["critic/loss"] == together["critic/loss"]
+
+
+@pytest.mark.parametrize(
+  "changes",
+  [
+    {"advantage__gamma": 0.5},
+    {"advantage__lam": 0.5},
+    {"advantage__length_alpha": 0.2},
+    {"advantage__whiten": False},
+    {"reward__kl_coef": 0.5},
+  ],
+)
+def test_what_the_policy_of_ppo_learns_from_follows_its_settings(changes, ppo_of):
+  assert column(ppo_of(**changes), "critic/advantages/max")[1:] != column(ppo_of(), "critic/advantages/max")[1:]
+
+
+@pytest.mark.parametrize("changes", [{"advantage__critic_lam": 0.0}, {"critic__init": "scratch"}, {"critic__learning_rate": 1e-3}])
+def test_what_the_critic_learns_from_follows_its_settings(changes, ppo_of):
+  assert column(ppo_of(**changes), "critic/values/max") != column(ppo_of(), "critic/values/max")
+
+
+@pytest.mark.parametrize(
+  ("changes", "names"),
+  [
+    ({"reward__kl_coef": 0.5}, ("critic/advantages/max", "actor/reward_kl_penalty")),
+    ({"advantage__estimator": "leave_one_out"}, ("critic/advantages/max",)),
+    ({"advantage__estimator": "returns", "advantage__whiten": True}, ("critic/advantages/max",)),
+    ({"advantage__estimator": "pass_at_k"}, ("critic/advantages/max",)),
+    ({"advantage__estimator": "per_reward"}, ("critic/advantages/max",)),
+    ({"advantage__estimator": "steps"}, ("critic/advantages/max",)),
+    ({"learner__old_logprobs": "learner", "correction__tis": 1.5}, ("rollout_corr/rollout_is_mean",)),
+  ],
+)
+def test_estimators_and_corrections_act(changes, names, run_of):
+  found, plain = rows(run_of(**changes), "rl")[1], rows(run_of(), "rl")[1]
+  assert all(found[name] != plain.get(name) for name in names)
+  assert all(np.isfinite(x) for x in found.values() if not isinstance(x, str))
+
+
+def test_an_adaptive_coefficient_moves_towards_its_target(run_of):
+  """The policy hardly moves, so the divergence is below any target and the coefficient falls; held by nothing, it would stay."""
+  common = {"kl__horizon": 64, "num_steps": 3}
+  in_reward = column(run_of(reward__kl_coef=0.5, kl__target=1.0, **common), "actor/reward_kl_penalty_coeff")
+  np.testing.assert_allclose(in_reward, 0.5 * 0.9 ** np.arange(3), rtol=1e-6)
+  in_loss = column(run_of(objective__kl_coef=0.5, kl__target=1.0, **common), "actor/kl_coef")
+  np.testing.assert_allclose(in_loss, 0.5 * 0.9 ** np.arange(3), rtol=1e-5)
+  fixed = column(run_of(objective__kl_coef=0.5, num_steps=3), "actor/kl_coef")
+  np.testing.assert_allclose(fixed, 0.5, rtol=1e-6)
+
+
 @pytest.mark.slow
 def test_nothing_compiles_after_the_second_step(tmp_path):
   """Packed batches need 6 to 8 rows and prompts 5 or 7 slots; every one of those shapes is met, most for the first time late in the run."""

@@ -90,6 +90,34 @@ class Model(NamedTuple):
   num_params: int
 
 
+def pure(make: Callable[[nnx.Rngs], nnx.Module]) -> tuple[Callable[[Params], nnx.Module], Callable[[Array], Params], PyTree, int]:
+  """Splits a module once into a static graph and params.
+
+  Args:
+    make: builds the module.
+
+  Returns:
+    `bind`, params to module; `init`, key to params; the params tree with logical axes in the place of arrays; the number of weights.
+  """
+  graph, abstract = nnx.split(nnx.eval_shape(lambda: make(nnx.Rngs(0))))
+
+  def bind(params: Params) -> nnx.Module:
+    state = jax.tree.map(lambda x: x, abstract)  # A copy of the structure: filling it must not leak tracers into `abstract`.
+    nnx.replace_by_pure_dict(state, params)
+    return nnx.merge(graph, state)
+
+  def init(key: Array) -> Params:
+    return nnx.to_pure_dict(nnx.split(make(nnx.Rngs(key)))[1])
+
+  def axes(path, variable: nnx.Variable) -> tuple[str, ...]:
+    names = variable.get_metadata()["axes"]
+    return ("layers", *names) if any(getattr(part, "key", None) == "layers" for part in path) else names
+
+  is_variable = lambda x: isinstance(x, nnx.Variable)
+  logical_axes = nnx.to_pure_dict(jax.tree_util.tree_map_with_path(axes, abstract, is_leaf=is_variable))
+  return bind, init, logical_axes, sum(x.size for x in jax.tree.leaves(abstract))
+
+
 def make_model(config: ModelConfig) -> Model:
   """Splits a `Transformer` once into a static graph and params, and wraps its methods as pure functions.
 
@@ -112,15 +140,7 @@ def make_model(config: ModelConfig) -> Model:
   """
   if config.num_heads % config.num_kv_heads:
     raise ValueError(f"model: num_heads={config.num_heads} must be a multiple of num_kv_heads={config.num_kv_heads}")
-  graph, abstract = nnx.split(nnx.eval_shape(lambda: Transformer(config, rngs=nnx.Rngs(0))))
-
-  def bind(params: Params) -> Transformer:
-    state = jax.tree.map(lambda x: x, abstract)  # A copy of the structure: filling it must not leak tracers into `abstract`.
-    nnx.replace_by_pure_dict(state, params)
-    return nnx.merge(graph, state)
-
-  def init(key: Array) -> Params:
-    return nnx.to_pure_dict(nnx.split(Transformer(config, rngs=nnx.Rngs(key)))[1])
+  bind, init, logical_axes, num_params = pure(lambda rngs: Transformer(config, rngs=rngs))
 
   def logits(
     params: Params, tokens: Int[Array, "B T"], positions: Int[Array, "B T"], segments: Int[Array, "B T"]
@@ -140,11 +160,4 @@ def make_model(config: ModelConfig) -> Model:
     x, cache = model.step(tokens, positions, cache, slot)
     return model.unembed(x[:, -1]), cache
 
-  def axes(path, variable: nnx.Variable) -> tuple[str, ...]:
-    names = variable.get_metadata()["axes"]
-    return ("layers", *names) if path[0].key == "layers" else names
-
-  is_variable = lambda x: isinstance(x, nnx.Variable)
-  logical_axes = nnx.to_pure_dict(jax.tree_util.tree_map_with_path(axes, abstract, is_leaf=is_variable))
-  num_params = sum(x.size for x in jax.tree.leaves(abstract))
   return Model(config, init, logits, init_cache, decode, logical_axes, num_params)

@@ -21,6 +21,7 @@ class Task(NamedTuple):
     test: problems held out from training and demonstrations.
     demonstrations: training problems with responses to imitate, right or wrong.
     rewards: names of the reward functions the task is meant for.
+    step_rewards: `(row, response's ids) -> [(index of a step's last token, reward), ...]`; None where no verifier of steps exists.
   """
 
   name: str
@@ -29,6 +30,7 @@ class Task(NamedTuple):
   test: Sequence[Row]
   demonstrations: Sequence[Row]
   rewards: tuple[str, ...]
+  step_rewards: Callable[[Row, Sequence[int]], list[tuple[int, float]]] | None = None
 
 
 def arithmetic_task(*, levels: Collection[int] | None = None, data_dir: str | os.PathLike | None = None) -> Task:
@@ -40,7 +42,8 @@ def arithmetic_task(*, levels: Collection[int] | None = None, data_dir: str | os
     split: [row | {"prompt": arithmetic.render_prompt(row["question"])} for row in rows if row["level"] in levels]
     for split, rows in storage.load_splits(arithmetic.Arithmetic, data_dir=data_dir).items()
   }
-  return Task(name="arithmetic", tokenizer=ByteTokenizer(), rewards=("final_answer",), **splits)
+  steps = lambda row, token_ids: arithmetic.step_rewards(row["question"], token_ids)
+  return Task(name="arithmetic", tokenizer=ByteTokenizer(), rewards=("final_answer",), step_rewards=steps, **splits)
 
 
 TASKS: dict[str, Callable[..., Task]] = {

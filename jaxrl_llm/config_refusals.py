@@ -1,0 +1,167 @@
+"""Settings that are legal by themselves but wrong or without effect beside one another: one table, a row for each."""
+
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+from ml_collections import ConfigDict
+
+from jaxrl_llm.credit import ESTIMATORS
+from jaxrl_llm.types import Objective
+
+SEQUENCE_BAND = 0.05
+"""Widest clip that makes sense on a length-normalised ratio: with it no sequence of a sane run is ever clipped."""
+
+SEQUENCE_RATIOS = ("gspo", "gspo_token", "luspo")
+
+
+class Settings(NamedTuple):
+  """What the rows look at.
+
+  Attributes:
+    config: all of it.
+    objective: made from `config.objective`.
+    hyper: its hyper-parameters as the config gives them.
+  """
+
+  config: ConfigDict
+  objective: Objective
+  hyper: dict[str, Any]
+
+  @property
+  def penalised(self) -> bool:
+    """Whether the loss has a KL term."""
+    return "ref_logprobs" in self.objective.needs
+
+  @property
+  def on_policy(self) -> bool:
+    """Whether each rollout batch is used for one update."""
+    return self.config.learner.updates_per_rollout == 1
+
+  @property
+  def estimator(self) -> str:
+    """Name of the advantage estimator."""
+    return self.config.advantage.estimator
+
+
+def _band(s: Settings) -> float:
+  is_sequence = s.config.objective.name in SEQUENCE_RATIOS or (s.config.objective.name == "custom" and s.hyper.get("ratio") == "sequence")
+  return max(s.hyper.get("clip_low") or 0, s.hyper.get("clip_high") or 0) if is_sequence else 0
+
+
+def _any_correction(s: Settings, *names: str) -> list[str]:
+  return [name for name in names if s.config.correction[name] is not None]
+
+
+class Refusal(NamedTuple):
+  """A row of the table.
+
+  Attributes:
+    field: dotted path that the message names.
+    applies: whether these settings are the case.
+    expected: what to write instead, and why.
+  """
+
+  field: str
+  applies: Callable[[Settings], bool]
+  expected: str
+
+
+REFUSALS: tuple[Refusal, ...] = (
+  Refusal(
+    "objective.kl_estimator",
+    lambda s: s.penalised and s.hyper.get("kl_estimator") == "k1" and s.on_policy,
+    "another one, such as 'k1+' or 'k2', because on-policy (learner.updates_per_rollout=1) the expected gradient of k1 as a loss is zero",
+  ),
+  Refusal(
+    "objective.clip_high",
+    lambda s: _band(s) > SEQUENCE_BAND,
+    f"clip_low and clip_high of at most {SEQUENCE_BAND}, because a length-normalised ratio stays that close to 1: the clip never binds",
+  ),
+  Refusal(
+    "reward.kl_coef",
+    lambda s: s.config.reward.kl_coef > 0 and s.penalised,
+    "0, or objective.kl_coef=0: the divergence would be penalised twice, in the reward and in the loss",
+  ),
+  Refusal(
+    "reward.kl_coef",
+    lambda s: s.config.reward.kl_coef > 0 and s.estimator in ESTIMATORS and not ESTIMATORS[s.estimator].takes_kl,
+    "0, because this advantage.estimator has no place for a divergence in the reward; objective.kl_coef puts it in the loss",
+  ),
+  Refusal(
+    "reward.kl_estimator",
+    lambda s: s.config.reward.kl_estimator is not None and s.config.reward.kl_coef == 0,
+    "None, because reward.kl_coef is 0 and would ignore it",
+  ),
+  Refusal(
+    "kl.target",
+    lambda s: s.config.kl.target is not None and not s.penalised and s.config.reward.kl_coef == 0,
+    "None, because neither objective.kl_coef nor reward.kl_coef is above 0: there is nothing to adapt",
+  ),
+  Refusal("kl.horizon", lambda s: s.config.kl.horizon is not None and s.config.kl.target is None, "None, because kl.target is None"),
+  Refusal(
+    "advantage.estimator",
+    lambda s: s.estimator == "gae" and s.objective.value_loss is None,
+    "another one, or an objective with a critic (ppo, or custom with value_coef), because GAE needs values and this objective trains none",
+  ),
+  Refusal(
+    "advantage.estimator",
+    lambda s: s.estimator != "gae" and s.config.objective.name == "ppo",
+    "'gae', because ppo trains a critic that no other estimator reads; without a critic the objective is reinforce_plus_plus",
+  ),
+  Refusal(
+    "advantage.estimator",
+    lambda s: s.estimator != "gae" and bool(s.hyper.get("value_coef")) and s.config.objective.name == "custom",
+    "'gae', because objective.value_coef trains a critic that no other estimator reads",
+  ),
+  Refusal(
+    "advantage.lam",
+    lambda s: s.config.advantage.lam is not None and s.config.advantage.length_alpha is not None,
+    "None, because advantage.length_alpha takes its place",
+  ),
+  Refusal(
+    "advantage.pass_k",
+    lambda s: s.config.advantage.pass_k is not None and s.config.advantage.pass_k > s.config.rollout.group_size,
+    "at most rollout.group_size",
+  ),
+  Refusal(
+    "learner.old_logprobs",
+    lambda s: s.config.learner.old_logprobs == "sampler"
+    and bool(_any_correction(s, "tis", "mis", "icepop", "geometric_rejection") or s.config.objective.name == "minirl"),
+    "'learner', because with the sampler's log-probabilities for log π_old there is no mismatch to correct",
+  ),
+  Refusal(
+    "learner.old_logprobs",
+    lambda s: s.config.learner.old_logprobs == "learner" and "old_logprobs" not in s.objective.needs,
+    "'sampler', because the objective does not read the learner's and the pass would buy nothing",
+  ),
+  Refusal(
+    "correction.off_policy_mask",
+    lambda s: s.config.correction.off_policy_mask is not None and s.on_policy and s.config.learner.old_logprobs == "learner",
+    "None, because with learner.updates_per_rollout=1 no sequence is stale",
+  ),
+)
+"""Every row that applies is reported; `expected` says what to do."""
+
+
+def refusals(config: ConfigDict, objective: Objective) -> Iterator[str]:
+  """Rows of the table that apply, and settings that the chosen estimator or the absence of a critic leaves without effect.
+
+  Args:
+    config: with fields that are legal by themselves.
+    objective: made from `config.objective`.
+  """
+  hyper = {name: value for name, value in config.objective.items() if name != "name" and value is not None}
+  settings = Settings(config, objective, hyper)
+  for row in REFUSALS:
+    if row.applies(settings):
+      section, name = row.field.split(".")
+      yield f"config.{row.field}: found {config[section][name]!r}, expected {row.expected}"
+  estimator = config.advantage.estimator
+  takes = ESTIMATORS[estimator].defaults
+  for name, value in config.advantage.items():
+    if name not in ("estimator", "whiten") and value is not None and name not in takes:
+      yield f"config.advantage.{name}: found {value!r}, expected None, because the estimator {estimator!r} does not read it"
+  if estimator != "gae":
+    for name, value in config.critic.items():
+      if value is not None:
+        yield f"config.critic.{name}: found {value!r}, expected None, because advantage.estimator={estimator!r} has no critic"

@@ -1,0 +1,171 @@
+"""Credit: from the rewards of a rollout batch to an advantage for each of its tokens, by the estimator that the config names."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float
+
+from jaxrl_llm import advantages as adv
+
+
+class Evidence(NamedTuple):
+  """What is known of a rollout batch when its advantages are computed; N sequences, G consecutive ones a prompt, R response slots.
+
+  Attributes:
+    rewards: total reward of each sequence.
+    parts: each reward by itself, weighted as in the total; K rewards.
+    mask: 1 where a slot holds a token that counts.
+    kl: estimated divergence from the reference at each token, in nats; None where the reward has no such term.
+    kl_coef: reward per nat of it.
+    values: the critic's value of the state before each token; None without a critic.
+    step_rewards: reward of the step that ends at a token; None for a task without a verifier of steps.
+    step_ends: True where a step ends.
+  """
+
+  rewards: Float[Array, " N"]
+  parts: Float[Array, "K N"]
+  mask: Float[Array, "N R"]
+  kl: Float[Array, "N R"] | None = None
+  kl_coef: Float[Array, ""] | float = 0.0
+  values: Float[Array, "N R"] | None = None
+  step_rewards: Float[Array, "N R"] | None = None
+  step_ends: Bool[Array, "N R"] | None = None
+
+
+class Credit(NamedTuple):
+  """Advantages, and for a critic the targets of its values.
+
+  Attributes:
+    advantages: of each token; zeros off the mask.
+    returns: value targets; None without a critic.
+    metrics: scalars to log.
+  """
+
+  advantages: Float[Array, "N R"]
+  returns: Float[Array, "N R"] | None
+  metrics: dict[str, Array]
+
+
+class Estimator(NamedTuple):
+  """A way to compute advantages.
+
+  Attributes:
+    estimate: `(evidence, group_size, **settings) -> (advantages [N] or [N R], returns or None)`.
+    defaults: the settings it takes, each with its default.
+    needs: the optional fields of `Evidence` that it reads.
+    takes_kl: whether a divergence in the reward can be part of it.
+  """
+
+  estimate: Callable[..., tuple[Array, Array | None]]
+  defaults: dict[str, Any]
+  needs: frozenset[str] = frozenset()
+  takes_kl: bool = True
+
+
+def _penalised(evidence: Evidence) -> Float[Array, " N"]:
+  """Sequence rewards minus their sequences' divergence."""
+  if evidence.kl is None:
+    return evidence.rewards
+  return evidence.rewards - evidence.kl_coef * jnp.sum(jnp.where(evidence.mask > 0, evidence.kl, 0), axis=1)
+
+
+def _per_token(evidence: Evidence) -> Float[Array, "N R"]:
+  kl_coef = 0.0 if evidence.kl is None else evidence.kl_coef
+  return adv.token_rewards(evidence.rewards, evidence.mask, evidence.kl, kl_coef)
+
+
+def _group(evidence, group_size, *, normalize_std):
+  return adv.group_advantages(_penalised(evidence), group_size, normalize_std=normalize_std), None
+
+
+def _leave_one_out(evidence, group_size):
+  return adv.leave_one_out_advantages(_penalised(evidence), group_size), None
+
+
+def _pass_at_k(evidence, group_size, *, pass_k, normalize_std):
+  return adv.pass_at_k_advantages(_penalised(evidence), group_size, k=pass_k, normalize_std=normalize_std), None
+
+
+def _per_reward(evidence, group_size, *, normalize_std):
+  weights = jnp.ones(len(evidence.parts))  # The parts come weighted.
+  return adv.per_reward_advantages(evidence.parts, weights, group_size, normalize_std=normalize_std), None
+
+
+def _steps(evidence, group_size, *, normalize_std):
+  found = adv.step_advantages(evidence.step_rewards, evidence.step_ends, evidence.mask, group_size, normalize_std=normalize_std)
+  return found, None
+
+
+def _returns(evidence, group_size, *, gamma):
+  del group_size
+  return adv.returns_to_go(_per_token(evidence), evidence.mask, gamma=gamma), None
+
+
+def _gae(evidence, group_size, *, gamma, lam, critic_lam, length_alpha):
+  del group_size
+  rewards, values, mask = _per_token(evidence), evidence.values, evidence.mask
+  policy_lam = lam if length_alpha is None else adv.length_adaptive_lambda(mask, alpha=length_alpha)
+  found = adv.generalized_advantages(rewards, values, mask, gamma=gamma, lam=policy_lam)
+  targets = adv.generalized_advantages(rewards, values, mask, gamma=gamma, lam=critic_lam) + jnp.where(mask > 0, values, 0)
+  return found, targets
+
+
+ESTIMATORS = {
+  # GRPO, DAPO, GSPO, SAPO; Dr. GRPO without the deviation.
+  "group": Estimator(_group, {"normalize_std": True}),
+  # RLOO.
+  "leave_one_out": Estimator(_leave_one_out, {}),
+  # Rewards of the best of k.
+  "pass_at_k": Estimator(_pass_at_k, {"pass_k": 2, "normalize_std": True}),
+  # GDPO: every reward normalised by itself.
+  "per_reward": Estimator(_per_reward, {"normalize_std": True}, takes_kl=False),
+  # GRPO with process supervision: the rewards of the steps that are still to end.
+  "steps": Estimator(_steps, {"normalize_std": True}, frozenset({"step_rewards", "step_ends"}), takes_kl=False),
+  # REINFORCE++, with `whiten`.
+  "returns": Estimator(_returns, {"gamma": 1.0}),
+  # PPO; VAPO with `length_alpha`, which then takes the place of `lam`.
+  "gae": Estimator(_gae, {"gamma": 1.0, "lam": 1.0, "critic_lam": 1.0, "length_alpha": None}, frozenset({"values"})),
+}
+"""Every estimator by name."""
+
+
+def make_credit(estimator: str, group_size: int, *, whiten: bool = False, **settings: Any) -> Callable[[Evidence], Credit]:
+  """The function from evidence to credit, jitted.
+
+  Args:
+    estimator: a key of `ESTIMATORS`.
+    group_size: samples for each prompt (G).
+    whiten: subtract the batch's mean from the advantages and divide by its deviation, over all counted tokens.
+    **settings: of the estimator; what is not given has its default.
+
+  Returns:
+    The function. Its metrics: `critic/returns/mean`, `critic/values/mean`, each with `/max` and `/min`, and `critic/vf_explained_var`
+    (before this batch's updates), for a critic.
+
+  Example:
+    >>> credit = make_credit("leave_one_out", 2)(Evidence(jnp.array([1., 0.]), jnp.ones((1, 2)), jnp.array([[1., 1.], [1., 0.]])))
+    >>> credit.advantages.tolist()
+    [[1.0, 1.0], [-1.0, 0.0]]
+  """
+  chosen = ESTIMATORS[estimator]
+  settings = chosen.defaults | settings
+
+  def credit(evidence: Evidence) -> Credit:
+    mask = evidence.mask
+    found, returns = chosen.estimate(evidence, group_size, **settings)
+    if found.ndim == 1:
+      found = jnp.broadcast_to(found[:, None], mask.shape)
+    if whiten:
+      found = adv.whiten(found, mask)
+    metrics = {}
+    if returns is not None:
+      metrics["critic/vf_explained_var"] = adv.explained_variance(evidence.values, returns, mask)
+      for name, x in (("values", evidence.values), ("returns", returns)):
+        metrics[f"critic/{name}/mean"] = jnp.sum(jnp.where(mask > 0, x, 0)) / jnp.maximum(jnp.sum(mask), 1)
+        metrics[f"critic/{name}/max"] = jnp.max(jnp.where(mask > 0, x, -jnp.inf))
+        metrics[f"critic/{name}/min"] = jnp.min(jnp.where(mask > 0, x, jnp.inf))
+    return Credit(jnp.where(mask > 0, found, 0), returns, metrics)
+
+  return jax.jit(credit)

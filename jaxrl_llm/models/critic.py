@@ -1,0 +1,82 @@
+"""The critic: a decoder's trunk with a value head in the place of the vocabulary."""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jaxtyping import Array, Float, Int, PyTree
+
+from jaxrl_llm.models.config import ModelConfig
+from jaxrl_llm.models.transformer import Transformer, pure
+from jaxrl_llm.types import Params
+
+
+class ValueModel(nnx.Module):
+  """A trunk, and one number for each of its final hidden states."""
+
+  def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs):
+    # A tied trunk has no output head of its own, so nothing of it stays unused.
+    self.trunk = Transformer(config._replace(tie_embeddings=True), rngs=rngs)
+    # Zeros: before its first update the critic expects nothing, wherever its trunk came from.
+    self.value_head = nnx.Param(jnp.zeros((config.d_model,), jnp.float32), axes=("embed",))
+    self.value_bias = nnx.Param(jnp.zeros((), jnp.float32), axes=())
+
+  def __call__(
+    self, tokens: Int[Array, "B T"], positions: Int[Array, "B T"], segments: Int[Array, "B T"]
+  ) -> Float[Array, "B T"]:
+    x = self.trunk.hidden(tokens, positions, segments).astype(jnp.float32)
+    return x @ self.value_head[...] + self.value_bias[...]
+
+
+class Critic(NamedTuple):
+  """A value model as pure functions of its params.
+
+  Attributes:
+    init: `(key) -> params`, trunk and all from scratch.
+    from_policy: `(policy's params) -> params` with a copy of the policy's trunk and a value head of zeros.
+    values: `(params, tokens, positions, segments) -> float32 [B T]`; the value at t is that of the state after token t.
+    logical_axes: as `Model.logical_axes`.
+    num_params: number of weights.
+  """
+
+  init: Callable[[Array], Params]
+  from_policy: Callable[[Params], Params]
+  values: Callable[..., Float[Array, "B T"]]
+  logical_axes: PyTree
+  num_params: int
+
+
+def make_critic(config: ModelConfig) -> Critic:
+  """A critic with parameters of its own.
+
+  Args:
+    config: of the policy that it judges.
+
+  Returns:
+    The critic. Nothing is allocated until `init` or `from_policy` runs.
+
+  Example:
+    >>> from jaxrl_llm.models import make_model, preset
+    >>> config = preset("nano", vocab_size=264)
+    >>> critic, policy = make_critic(config), make_model(config)
+    >>> params = critic.from_policy(policy.init(jax.random.key(0)))
+    >>> tokens = jnp.zeros((1, 4), jnp.int32)
+    >>> critic.values(params, tokens, jnp.arange(4)[None], jnp.ones((1, 4), jnp.int32)).tolist()
+    [[0.0, 0.0, 0.0, 0.0]]
+  """
+  make = lambda rngs: ValueModel(config, rngs=rngs)
+  bind, init, logical_axes, num_params = pure(make)
+
+  def from_policy(policy: Params) -> Params:
+    fresh = init(jax.random.key(0))
+    trunk = {name: jax.tree.map(jnp.copy, policy[name]) for name in fresh["trunk"]}
+    return fresh | {"trunk": trunk}
+
+  def values(
+    params: Params, tokens: Int[Array, "B T"], positions: Int[Array, "B T"], segments: Int[Array, "B T"]
+  ) -> Float[Array, "B T"]:
+    return bind(params)(tokens, positions, segments)
+
+  return Critic(init, from_policy, values, logical_axes, num_params)

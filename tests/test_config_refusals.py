@@ -1,0 +1,80 @@
+"""Settings that are wrong or without effect beside one another: every row of the table refuses its case, and only that."""
+
+import pytest
+
+from jaxrl_llm import config_check
+from jaxrl_llm.config_refusals import REFUSALS
+from tests.runs import tiny_config
+
+CASES = [
+  ("grpo", {"objective.kl_estimator": "k1", "learner.updates_per_rollout": 1, "learner.row_buckets": (16,)}, "objective.kl_estimator"),
+  ("gspo", {"objective.clip_high": 0.2}, "objective.clip_high"),
+  ("luspo", {"objective.clip_low": 0.06}, "objective.clip_high"),
+  ("custom", {"objective.ratio": "sequence", "objective.clip_high": 0.1, "objective.clip_low": 0.01}, "objective.clip_high"),
+  ("grpo", {"reward.kl_coef": 0.1}, "reward.kl_coef"),
+  ("gspo", {"reward.kl_coef": 0.1, "advantage.estimator": "steps"}, "reward.kl_coef"),
+  ("gspo", {"reward.kl_estimator": "k2"}, "reward.kl_estimator"),
+  ("gspo", {"kl.target": 0.1}, "kl.target"),
+  ("grpo", {"kl.horizon": 100}, "kl.horizon"),
+  ("gspo", {"advantage.estimator": "gae"}, "advantage.estimator"),
+  ("ppo", {"advantage.estimator": "returns", "critic.init": None, "critic.learning_rate": None, "critic.value_warmup_steps": None},
+   "advantage.estimator"),
+  ("custom", {"objective.value_coef": 0.5}, "advantage.estimator"),
+  ("ppo", {"advantage.lam": 0.9, "advantage.length_alpha": 0.1}, "advantage.lam"),
+  ("gspo", {"advantage.estimator": "pass_at_k", "advantage.pass_k": 5}, "advantage.pass_k"),
+  ("gspo", {"correction.tis": 2.0}, "learner.old_logprobs"),
+  ("minirl", {"learner.old_logprobs": "sampler"}, "learner.old_logprobs"),
+  ("reinforce", {"learner.old_logprobs": "learner"}, "learner.old_logprobs"),
+  ("gspo", {"correction.off_policy_mask": 0.1, "learner.updates_per_rollout": 1, "learner.row_buckets": (16,),
+            "learner.old_logprobs": "learner"}, "correction.off_policy_mask"),
+  ("gspo", {"advantage.gamma": 0.9}, "advantage.gamma"),
+  ("ppo", {"advantage.normalize_std": False}, "advantage.normalize_std"),
+  ("gspo", {"critic.init": "scratch"}, "critic.init"),
+]  # fmt: skip
+
+
+def config_of(objective, overrides):
+  config = tiny_config("ppo" if objective == "ppo" else "gspo", {})
+  config.objective.name = objective
+  if objective not in ("gspo", "gspo_token", "luspo", "custom"):
+    config.objective.clip_low = config.objective.clip_high = None
+  for field, value in overrides.items():
+    section, name = field.split(".")
+    config[section][name] = value
+  return config
+
+
+@pytest.mark.parametrize(("objective", "overrides", "field"), CASES, ids=[f"{name}-{field}" for name, _, field in CASES])
+def test_each_case_is_refused_in_one_line_that_names_the_field(objective, overrides, field):
+  (line,) = config_check.problems(config_of(objective, overrides))
+  section, name = field.split(".")
+  found = config_of(objective, overrides)[section][name]
+  assert line.startswith(f"config.{field}: found {found!r}, expected "), line
+
+
+def test_every_row_of_the_table_has_a_case():
+  assert {row.field for row in REFUSALS} <= {field for _, _, field in CASES}
+
+
+LEGAL = [
+  ("grpo", {"objective.kl_estimator": "k1"}),
+  ("grpo", {"kl.target": 0.1, "kl.horizon": 100}),
+  ("gspo", {"objective.clip_high": 0.05}),
+  ("gspo", {"reward.kl_coef": 0.1, "reward.kl_estimator": "k3", "kl.target": 0.01}),
+  ("gspo", {"advantage.estimator": "returns", "advantage.gamma": 0.9, "advantage.whiten": True, "reward.kl_coef": 0.1}),
+  ("gspo", {"correction.tis": 2.0, "learner.old_logprobs": "learner"}),
+  ("gspo", {"correction.icepop": (0.5, 5.0), "correction.off_policy_mask": 0.1, "learner.old_logprobs": "learner"}),
+  ("minirl", {"learner.old_logprobs": "learner"}),
+  ("custom", {"objective.value_coef": 0.5, "advantage.estimator": "gae", "critic.init": "scratch"}),
+  ("gspo_token", {"advantage.estimator": "steps"}),
+]
+
+
+@pytest.mark.parametrize(("objective", "overrides"), LEGAL)
+def test_what_has_an_effect_is_legal(objective, overrides):
+  assert config_check.problems(config_of(objective, overrides)) == []
+
+
+def test_all_rows_come_at_once():
+  found = config_check.problems(config_of("grpo", {"reward.kl_coef": 0.1, "kl.horizon": 9, "advantage.lam": 0.5, "correction.tis": 2.0}))
+  assert len(found) == 4
