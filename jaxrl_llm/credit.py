@@ -141,8 +141,7 @@ def make_credit(estimator: str, group_size: int, *, whiten: bool = False, **sett
     **settings: of the estimator; what is not given has its default.
 
   Returns:
-    The function. Its metrics: `critic/returns/mean`, `critic/values/mean`, each with `/max` and `/min`, and `critic/vf_explained_var`
-    (before this batch's updates), for a critic.
+    The function. Its metric, for a critic: `critic/vf_explained_var`, before this batch's updates.
 
   Example:
     >>> credit = make_credit("leave_one_out", 2)(Evidence(jnp.array([1., 0.]), jnp.ones((1, 2)), jnp.array([[1., 1.], [1., 0.]])))
@@ -162,10 +161,6 @@ def make_credit(estimator: str, group_size: int, *, whiten: bool = False, **sett
     metrics = {}
     if returns is not None:
       metrics["critic/vf_explained_var"] = adv.explained_variance(evidence.values, returns, mask)
-      for name, x in (("values", evidence.values), ("returns", returns)):
-        metrics[f"critic/{name}/mean"] = jnp.sum(jnp.where(mask > 0, x, 0)) / jnp.maximum(jnp.sum(mask), 1)
-        metrics[f"critic/{name}/max"] = jnp.max(jnp.where(mask > 0, x, -jnp.inf))
-        metrics[f"critic/{name}/min"] = jnp.min(jnp.where(mask > 0, x, jnp.inf))
     return Credit(jnp.where(mask > 0, found, 0), returns, metrics)
 
   return jax.jit(credit)

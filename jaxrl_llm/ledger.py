@@ -80,12 +80,14 @@ def to_floats(metrics: dict[str, jax.Array]) -> dict[str, float]:
 def combine(updates: list[dict[str, float]]) -> dict[str, float]:
   """One row from the metrics of a step's updates: extremes stay extremes, the rest is averaged.
 
-  Sampler and learner hold the same weights only before the first update, so `rollout_corr/*` is taken from that one.
+  Sampler and learner hold the same weights only before the first update, so what compares the sampler with the current policy,
+  `rollout_corr/kl` and the like, is taken from that one; the weights of a correction, `rollout_corr/rollout_is*` and `rollout_rs*`, compare
+  the sampler with the old policy and are valid at every update.
   """
   row = {}
   for name in updates[0]:
     values = [metrics[name] for metrics in updates]
-    if name.startswith("rollout_corr/"):
+    if name.startswith("rollout_corr/") and not name.startswith(("rollout_corr/rollout_is", "rollout_corr/rollout_rs")):
       row[name] = values[0]
     elif name == "train/skipped":
       row["train/skipped_steps"] = sum(values)

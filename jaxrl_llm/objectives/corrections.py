@@ -271,9 +271,7 @@ def _unless(dropped: Bool[Array, "B T"], statistic: Float[Array, "B T"]) -> Floa
   return jnp.where(jnp.isnan(statistic), statistic, 1 - dropped.astype(statistic.dtype))
 
 
-def _mismatch_weight(
-  level: str, low: float, high: float, weigh: Callable[[Float[Array, "B T"]], Float[Array, "B T"]]
-) -> Correction:
+def _mismatch_weight(level: str, low: float, high: float, weigh: Callable[[Float[Array, "B T"]], Float[Array, "B T"]]) -> Correction:
   """The correction that weighs by a function of k, and its metrics, for which [low, high] is the band of k."""
   level_ratio = LEVELS[level]
 
@@ -308,9 +306,7 @@ def _is_real(x: Any) -> bool:
 
 
 def _is_band(x: Any) -> bool:
-  return (
-    isinstance(x, tuple | list) and len(x) == 2 and all(map(_is_real, x)) and 0 <= x[0] <= 1 <= x[1] and x[0] < x[1]
-  )
+  return isinstance(x, tuple | list) and len(x) == 2 and all(map(_is_real, x)) and 0 <= x[0] <= 1 <= x[1] and x[0] < x[1]
 
 
 _CAP = (lambda x: x is None or (_is_real(x) and x >= 1), "None or a number >= 1, so that k = 1 keeps its weight")
@@ -334,25 +330,25 @@ RULES = {
 def corrected(
   objective: Objective,
   *,
-  tis: float | None = None,
-  mis: float | None = None,
-  level: str = "token",
-  icepop: tuple[float, float] | list[float] | None = None,
-  geometric_rejection: tuple[float, float] | list[float] | None = None,
-  off_policy_mask: float | None = None,
-  bypass: bool = False,
+  tis: Any = None,
+  mis: Any = None,
+  level: Any = "token",
+  icepop: Any = None,
+  geometric_rejection: Any = None,
+  off_policy_mask: Any = None,
+  bypass: Any = False,
 ) -> Objective:
   """Wraps an objective in the corrections that are switched on.
 
   From the inside out: off_policy_mask, geometric_rejection, one of tis, mis and icepop, bypass. Weights multiply, so only the place of
-  bypass matters: outermost, it is what all others see as π_old.
+  bypass matters: outermost, it is what all others see as π_old. The settings are what stands in a config, so anything may stand there.
 
   Args:
     objective: what to wrap.
     tis: cap of `tis`; None leaves it out.
     mis: cap of `mis`.
     level: "token" or "sequence", of `tis` and `mis`.
-    icepop: band (low, high) of `icepop`.
+    icepop: band (low, high) of `icepop`, a tuple or a list.
     geometric_rejection: band (low, high) of `geometric_rejection`.
     off_policy_mask: delta of `off_policy_mask`, in nats per token.
     bypass: whether the sampler's policy is taken for π_old.
@@ -361,7 +357,8 @@ def corrected(
     The wrapped objective; without any correction the objective itself.
 
   Raises:
-    ValueError: for settings that are illegal, exclude each other or have no effect on this objective; all problems in one line.
+    ValueError: for settings that are illegal, exclude each other or have no effect on this objective, such as any on sft; all problems in
+      one line.
 
   Example:
     >>> from jaxrl_llm.objectives.gspo import gspo
@@ -370,7 +367,7 @@ def corrected(
     >>> corrected(gspo(), level="sequence")
     Traceback (most recent call last):
       ...
-    ValueError: correction: level: found 'sequence', expected 'token', because neither tis nor mis is set and it would be ignored
+    ValueError: level: found 'sequence', expected 'token', because neither tis nor mis is set and it would be ignored
   """
   settings = {
     "tis": tis,
@@ -385,7 +382,7 @@ def corrected(
   # Only legal settings can be compared with one another.
   problems = problems or _conflicts(objective, settings)
   if problems:
-    raise ValueError(f"correction: {'; '.join(problems)}")
+    raise ValueError("; ".join(problems))
   arguments = {
     "off_policy_mask": {"delta": off_policy_mask},
     "geometric_rejection": dict(zip(("low", "high"), geometric_rejection or (), strict=False)),
@@ -415,7 +412,7 @@ def _conflicts(objective: Objective, settings: dict[str, Any]) -> list[str]:
   if settings["level"] != "token" and not {"tis", "mis"} & on.keys():
     problems.append(f"level: found {settings['level']!r}, expected 'token', because neither tis nor mis is set and it would be ignored")
   if not objective.needs & MISMATCH:
-    why = "because the objective has no policy term that a weight could change"
+    why = "because the objective compares the policy with no other one"
     return problems + [f"{name}: found {x!r}, expected {'False' if name == 'bypass' else 'None'}, {why}" for name, x in on.items()]
   of_mismatch = [*weights, *(["geometric_rejection"] if "geometric_rejection" in on else [])]
   if "bypass" in on:

@@ -29,7 +29,7 @@ def gspo(
     clip_high: how far above 1 a sequence's ratio may rise where A > 0.
     dual_clip: largest ratio that counts where A < 0; None leaves it unbounded.
     kl_coef: loss per nat of divergence from the reference; above 0 the objective needs `ref_logprobs`.
-    kl_estimator: "k1", "k2" or "k3" (see `penalties.kl_penalty`).
+    kl_estimator: a key of `penalties.KL_ESTIMATORS`.
     entropy_coef: reward per nat of entropy; above 0 the objective needs `entropy`.
     weights: "token_mean", "sequence_mean" or "constant".
     max_tokens: generation budget in tokens, for weights="constant" only.

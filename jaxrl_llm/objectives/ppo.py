@@ -33,7 +33,7 @@ def ppo(
     value_coef: weight of the critic's squared error.
     value_clip: half-width of the band around the critic's old prediction, in units of the return; None for the plain square.
     kl_coef: loss per nat of divergence from the reference; above 0 the objective needs `ref_logprobs`.
-    kl_estimator: "k1", "k2" or "k3" (see `penalties.kl_penalty`).
+    kl_estimator: a key of `penalties.KL_ESTIMATORS`.
     entropy_coef: reward per nat of entropy; above 0 the objective needs `entropy`.
     weights: "token_mean", "sequence_mean" or "constant".
     max_tokens: generation budget in tokens, for weights="constant" only.

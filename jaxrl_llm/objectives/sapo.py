@@ -27,7 +27,7 @@ def sapo(
     tau_pos: temperature of the gate where A > 0; the larger, the narrower.
     tau_neg: temperature of the gate where A ≤ 0.
     kl_coef: loss per nat of divergence from the reference; above 0 the objective needs `ref_logprobs`.
-    kl_estimator: "k1", "k2" or "k3" (see `penalties.kl_penalty`).
+    kl_estimator: a key of `penalties.KL_ESTIMATORS`.
     entropy_coef: reward per nat of entropy; above 0 the objective needs `entropy`.
     weights: "token_mean", "sequence_mean" or "constant".
     max_tokens: generation budget in tokens, for weights="constant" only.

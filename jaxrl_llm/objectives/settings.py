@@ -194,7 +194,7 @@ def checked(factory: Callable[..., Objective], rules: Mapping[str, Rule] | None 
   rules = RULES | (rules or {})
 
   def is_legal(name: str, x: Any) -> bool:
-    return (x is None and defaults[name] is None) or rules[name][0](x)
+    return (x is None and defaults[name] is None) or bool(rules[name][0](x))
 
   @functools.wraps(factory)
   def checked_factory(**given: Any) -> Objective:

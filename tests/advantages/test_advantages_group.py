@@ -22,6 +22,7 @@ ESTIMATORS = {
   "pass_at_2_centred": lambda rewards, group_size: pass_at_k_advantages(rewards, group_size, k=2, normalize_std=False),
   "per_reward": lambda rewards, group_size: per_reward_advantages([rewards, 2 * rewards], [1.0, 0.3], group_size),
 }
+JITTED = {name: jax.jit(estimate, static_argnums=1) for name, estimate in ESTIMATORS.items()}
 
 
 def rewards_of(draw, group_size, num_groups=2):
@@ -68,7 +69,7 @@ def test_closed_form_for_right_and_wrong(x64, correct):
 
 @pytest.mark.parametrize("reward", [0.0, 0.1, 0.7, 1 / 3, 1e6])
 @pytest.mark.parametrize("eps", [0.0, 1e-6])
-@pytest.mark.parametrize("group_size", [1, 3, 7, 8])
+@pytest.mark.parametrize("group_size", [1, 3, 8])
 def test_equal_rewards_give_exact_zeros(reward, eps, group_size):
   rewards = np.full(2 * group_size, reward, np.float32)
   for normalize_std in (True, False):
@@ -105,12 +106,12 @@ def test_refusals(size, group_size, changes, message):
     group_advantages(np.ones(size, np.float32), group_size, **changes)
 
 
-@hypothesis.given(st.data(), st.sampled_from([2, 5, 8]), st.sampled_from(sorted(ESTIMATORS)))
+@hypothesis.given(st.data(), st.sampled_from([2, 5]), st.sampled_from(sorted(ESTIMATORS)))
 def test_invariances_of_every_estimator(data, group_size, name):
   """Sums to zero; a shift of all rewards changes nothing; a permutation of the samples permutes; equal rewards have equal advantages."""
   rewards = rewards_of(data.draw, group_size)
   with jax.enable_x64(True):
-    estimate = lambda x: np.asarray(ESTIMATORS[name](jnp.asarray(x), group_size))
+    estimate = lambda x: np.asarray(JITTED[name](jnp.asarray(x), group_size))
     a = estimate(rewards)
     np.testing.assert_allclose(a.reshape(2, group_size).sum(1), 0, atol=1e-12 * (1 + np.abs(a).max()))
     np.testing.assert_allclose(estimate(rewards + 0.3), a, rtol=1e-10, atol=1e-10)
@@ -128,14 +129,14 @@ def test_invariances_of_every_estimator(data, group_size, name):
 @pytest.mark.parametrize("group_size", [3, 7])
 def test_no_estimator_makes_something_of_equal_rewards(name, group_size):
   rewards = np.concatenate([np.full(group_size, 0.1), np.arange(group_size), np.full(group_size, 1e6 / 3)]).astype(np.float32)
-  a = np.asarray(ESTIMATORS[name](rewards, group_size)).reshape(3, group_size)
+  a = np.asarray(JITTED[name](rewards, group_size)).reshape(3, group_size)
   assert np.all(a[[0, 2]] == 0) and np.any(a[1] != 0) and a.dtype == np.float32
 
 
 @pytest.mark.parametrize("name", sorted(set(ESTIMATORS) - {"per_reward"}))
 def test_in_every_estimator_a_nan_stays_in_its_group(name):
   rewards = np.array([1, 0, 0.5, np.nan, 1, 2, 0, 1, 1], np.float32)
-  a = np.asarray(ESTIMATORS[name](rewards, 3)).reshape(3, 3)
+  a = np.asarray(JITTED[name](rewards, 3)).reshape(3, 3)
   assert np.all(np.isnan(a[1])) and np.all(np.isfinite(a[[0, 2]]))
 
 
@@ -156,7 +157,7 @@ def test_leave_one_out_by_hand_and_by_loop(x64):
   np.testing.assert_allclose(group_advantages(rewards, 5, normalize_std=False), 4 / 5 * found, rtol=1e-12)
 
 
-@pytest.mark.parametrize(("estimate", "factor"), [(leave_one_out_advantages, 1), (ESTIMATORS["group_centred"], 2 / 3)])
+@pytest.mark.parametrize(("estimate", "factor"), [(JITTED["leave_one_out"], 1), (JITTED["group_centred"], 2 / 3)])
 @pytest.mark.parametrize("baseline", [0.0, 7.0])
 def test_expected_gradient_by_enumeration(x64, estimate, factor, baseline):
   """Over all groups of three a bandit can draw, the mean of Σ A∇log π / G is ∇E[R], times (G − 1)/G where the baseline sees the sample."""
@@ -184,7 +185,7 @@ def best_of_subsets(rewards, k, eps, normalize_std):
   return result
 
 
-@pytest.mark.parametrize("group_size", [1, 2, 5, 8])
+@pytest.mark.parametrize("group_size", [1, 2, 7])
 def test_pass_at_k_matches_all_subsets(x64, group_size):
   rng = np.random.default_rng(5)
   smooth = rng.standard_normal(group_size)

@@ -3,7 +3,7 @@
 Where definitions differ:
 - Numbers off the mask: 0 here; verl leaves what the formula gives there.
 - A group of one: verl returns the reward itself, for GRPO and for RLOO; here it is 0 for GRPO and refused for RLOO.
-- A NaN: here its group, verl the same for group methods; neither drops it. (TRL takes means without it and sets its own advantage to 0.)
+- A NaN among the rewards: its whole group is NaN, as in verl; TRL leaves it out of the means and sets that sample's advantage to 0.
 - `compute_gae_advantage_return` whitens: here `whiten` is a step of its own.
 - GDPO: verl takes the last mean and variance over tokens, here they are over samples, as in the paper.
 - The mean in `masked_whiten` divides by the number of entries + 1e-8, a relative 1e-9 here, so the tolerance is 1e-8 and not 1e-10.

@@ -71,12 +71,6 @@ def test_returns_that_do_not_vary_explain_nothing(num_counted):
   assert explained_variance(values, returns, np.arange(5) < num_counted) == 0
 
 
-def test_under_jit(rng):
-  x, y = rng.standard_normal((2, *MASK.shape)).astype(np.float32)
-  np.testing.assert_allclose(jax.jit(whiten)(x, MASK), whiten(x, MASK), rtol=1e-5, atol=1e-6)
-  np.testing.assert_allclose(jax.jit(explained_variance)(x, y, MASK), explained_variance(x, y, MASK), rtol=1e-5)
-
-
 @pytest.mark.parametrize(
   ("call", "message"),
   [

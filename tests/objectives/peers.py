@@ -281,7 +281,7 @@ TRL_CASES = {
   "delta": ("grpo", {"loss_type": "dapo", "delta": 1.3}, "far"),
   "delta-inside-the-band": ("grpo", {"loss_type": "dapo", "delta": 1.1}, "far"),
   "weighted-kl": ("grpo", {"loss_type": "dapo", "beta": 0.3, "use_bias_correction_kl": True}, "far"),
-  "off-policy-mask": ("grpo", {"loss_type": "grpo", "off_policy_mask_threshold": 0.05}, "near"),
+  "off-policy-mask": ("grpo", {"loss_type": "grpo", "off_policy_mask_threshold": 0.2}, "near"),
   "gmpo": ("gmpo", {"epsilon": 0.4}, "near"),
   "gmpo-kl": ("gmpo", {"epsilon": 0.1, "epsilon_high": 0.2, "beta": 0.3}, "near"),
   "rloo": ("rloo", {}, "near"),

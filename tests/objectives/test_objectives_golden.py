@@ -1,189 +1,191 @@
-"""Golden: every objective against a float64 scalar loop written from the papers' formulas, loss and gradient.
+"""Golden: every objective against golden.json, loss and gradient, and golden.json against the scalar loops that wrote it.
 
-The reference's gradient is the closed form C·Â of each method; finite differences tie it to the reference's loss, so that a slip in one of
-the two shows.
+The reference's gradient is the closed form of each method; finite differences tie it to the reference's loss, so that a slip in one of the
+two shows.
 """
 
+import functools
+import inspect
+import json
 import math
+import pathlib
+import re
 
-import jax
 import numpy as np
 import pytest
 
-from jaxrl_llm.objectives import OBJECTIVES, make, value
+from jaxrl_llm import objectives
+from jaxrl_llm.objectives import OBJECTIVES
+from tests.objectives import compiled, reference
 
-COMMON = {"dual_clip": None, "kl_coef": 0.0, "kl_estimator": "k3", "entropy_coef": 0.0, "max_tokens": None}
-PAPERS = {
-  "ppo": {"kind": "token", "clip_low": 0.2, "clip_high": 0.2, "weights": "token_mean", "value_coef": 0.5, "value_clip": 0.2},
-  "grpo": {"kind": "token", "clip_low": 0.2, "clip_high": 0.2, "weights": "sequence_mean", "kl_coef": 0.04},
-  "dr_grpo": {"kind": "token", "clip_low": 0.2, "clip_high": 0.2, "weights": "constant", "max_tokens": 3000},
-  "dapo": {"kind": "token", "clip_low": 0.2, "clip_high": 0.28, "weights": "token_mean"},
-  "gspo": {"kind": "sequence", "clip_low": 3e-4, "clip_high": 4e-4, "weights": "sequence_mean"},
-  "gspo_token": {"kind": "sequence_token", "clip_low": 3e-4, "clip_high": 4e-4, "weights": "sequence_mean"},
-  "sapo": {"kind": "soft", "tau_pos": 1.0, "tau_neg": 1.05, "weights": "sequence_mean"},
-  "sft": {"kind": "likelihood", "weights": "token_mean"},
-}
-"""Every default, written down a second time: a changed default fails here."""
-
-CASES = [
-  ("ppo", {}),
-  ("ppo", {"dual_clip": 1.3, "value_clip": None, "value_coef": 0.1, "weights": "sequence_mean"}),
-  ("grpo", {}),
-  ("grpo", {"kl_estimator": "k1", "kl_coef": 0.3}),
-  ("grpo", {"kl_estimator": "k2", "kl_coef": 0.3, "entropy_coef": 0.01}),
-  ("dr_grpo", {}),
-  ("dr_grpo", {"max_tokens": 7}),
-  ("dapo", {}),
-  ("dapo", {"clip_low": 0.1, "clip_high": 0.5, "dual_clip": 1.2}),
-  ("gspo", {}),
-  ("gspo", {"clip_low": 0.05, "clip_high": 0.1, "weights": "token_mean"}),
-  ("gspo_token", {}),
-  ("gspo_token", {"clip_low": 0.05, "clip_high": 0.1}),
-  ("sapo", {}),
-  ("sapo", {"tau_pos": 3.0, "tau_neg": 0.5}),
-  ("sft", {}),
-  ("sft", {"weights": "sequence_mean"}),
-]
-IDS = [f"{name}-{'-'.join(changes) or 'paper'}" for name, changes in CASES]
+GOLDEN = json.loads(reference.GOLDEN.read_text(encoding="utf-8"))
+CASES = [(name, index) for name, entry in GOLDEN["objectives"].items() for index in range(len(entry["cases"]))]
 
 
-def sequences_of(mask):
-  return [[(b, t) for t in range(mask.shape[1]) if mask[b, t]] for b in range(mask.shape[0])]
+def identity(name, index):
+  case = GOLDEN["objectives"][name]["cases"][index]
+  return f"{name}-{'-'.join(f'{key}={x}' for key, x in case['settings'].items()) or 'paper'}-{case['inputs']}-{index}"
 
 
-def reference(settings, batch):
-  """Loss, gradient in logprobs and gradient in values, by loops over sequences and tokens."""
-  s = COMMON | settings
-  kind, mask, lp, old = s["kind"], batch["mask"], batch["logprobs"], batch["old_logprobs"]
-  loss, grad, value_grad = 0.0, np.zeros_like(lp), np.zeros_like(lp)
-  sequences = [seq for seq in sequences_of(mask) if seq]
-  num_tokens = sum(len(seq) for seq in sequences)
-
-  for seq in sequences:
-    weight = {
-      "token_mean": 1 / num_tokens,
-      "sequence_mean": 1 / len(sequences) / len(seq),
-      "constant": 1 / len(sequences) / (s["max_tokens"] or 1),
-    }[s["weights"]]
-    mean_log_ratio = sum(lp[i] - old[i] for i in seq) / len(seq)
-    for i in seq:
-      advantage = batch["advantages"][i]
-      if kind == "likelihood":
-        loss -= weight * lp[i]
-        grad[i] -= weight
-        continue
-      ratio = math.exp(lp[i] - old[i]) if kind in ("token", "soft") else math.exp(mean_log_ratio)
-      if kind == "soft":
-        tau = s["tau_pos"] if advantage > 0 else s["tau_neg"]
-        surrogate = 4 / tau / (1 + math.exp(-tau * (ratio - 1))) * advantage
-        coefficient = ratio / math.cosh(tau / 2 * (ratio - 1)) ** 2
-      else:
-        low, high = 1 - s["clip_low"], 1 + s["clip_high"]
-        surrogate = min(ratio * advantage, min(max(ratio, low), high) * advantage)
-        binds = ratio > high if advantage > 0 else ratio < low
-        if s["dual_clip"] and advantage < 0:
-          surrogate = max(surrogate, s["dual_clip"] * advantage)
-          binds = binds or ratio > s["dual_clip"]
-        coefficient = 0.0 if binds else ratio
-      loss -= weight * surrogate
-      for j in [i] if kind != "sequence" else seq:
-        grad[j] -= weight * coefficient * advantage / (len(seq) if kind == "sequence" else 1)
-
-      if s["kl_coef"]:
-        log_u = batch["ref_logprobs"][i] - lp[i]
-        u = math.exp(log_u)
-        k, slope = {"k1": (-log_u, 1.0), "k2": (log_u**2 / 2, -log_u), "k3": (u - 1 - log_u, 1 - u)}[s["kl_estimator"]]
-        loss += weight * s["kl_coef"] * k
-        grad[i] += weight * s["kl_coef"] * slope
-      loss -= weight * s["entropy_coef"] * batch["entropy"][i]
-      if "value_coef" in s:
-        v, old_v, target = batch["values"][i], batch["old_values"][i], batch["returns"][i]
-        clip = math.inf if s["value_clip"] is None else s["value_clip"]
-        bounded = min(max(v, old_v - clip), old_v + clip)
-        worst = max((v - target) ** 2, (bounded - target) ** 2)
-        loss += weight * s["value_coef"] * worst
-        if (v - target) ** 2 >= (bounded - target) ** 2:
-          value_grad[i] += weight * s["value_coef"] * 2 * (v - target)
-  return loss, grad, value_grad
+def same_tree(found, expected, where="golden.json"):
+  """Equal, but for the last digits of what exp and log of another C library give."""
+  if isinstance(expected, dict):
+    assert list(found) == list(expected), where
+    for key in expected:
+      same_tree(found[key], expected[key], f"{where}/{key}")
+  elif isinstance(expected, list):
+    assert len(found) == len(expected), where
+    for i, (a, b) in enumerate(zip(found, expected)):
+      same_tree(a, b, f"{where}/{i}")
+  elif isinstance(expected, float):
+    np.testing.assert_allclose(found, expected, rtol=1e-12, atol=1e-16, err_msg=where)
+  else:
+    assert found == expected, where
 
 
-def settings_of(name, changes):
-  return PAPERS[name] | changes
+def test_the_file_is_what_the_reference_gives():
+  same_tree(GOLDEN, json.loads(reference.dumps(reference.table())))
+  text = reference.GOLDEN.read_text(encoding="utf-8")
+  assert reference.dumps(GOLDEN) == text, "its formatting: python -m tests.objectives.reference writes it"
+  assert len(text) < 150_000
 
 
-def arguments(name, batch):
-  """PPO alone is given a critic: the others would not read it."""
-  return batch if name == "ppo" else {k: x for k, x in batch.items() if k not in ("values", "returns", "old_values")}
+def test_every_objective_has_cases_and_its_defaults_written_down():
+  assert set(reference.PAPERS) == set(OBJECTIVES) == set(GOLDEN["objectives"])
+  for name, factory in OBJECTIVES.items():
+    assert {key: parameter.default for key, parameter in inspect.signature(factory).parameters.items()} == reference.PAPERS[name], name
+    entry = GOLDEN["objectives"][name]
+    assert entry["defaults"] == reference.PAPERS[name]
+    # A default that no case changes could be ignored unseen; custom's gate settings are those of the other objectives.
+    changed = {key for case in entry["cases"] for key in case["settings"]}
+    assert {} in [case["settings"] for case in entry["cases"]]
+    assert name == "custom" or changed == set(reference.PAPERS[name]), name
 
 
-def test_every_objective_has_its_paper_constants_checked():
-  assert set(PAPERS) == set(OBJECTIVES) == {name for name, changes in CASES if not changes}
+def test_bounds_bind_in_some_tokens_and_not_in_others():
+  for name, entry in GOLDEN["objectives"].items():
+    fractions = [case["clip_fraction"] for case in entry["cases"] if "clip_fraction" in case]
+    assert not fractions or any(0 < fraction < 1 for fraction in fractions), name
+  signs = {np.sign(inputs["advantages"]).min() + 2 * np.sign(inputs["advantages"]).max() for inputs in GOLDEN["inputs"].values()}
+  assert signs == {1.0}  # −1 + 2·1: both signs in each batch.
 
 
-@pytest.mark.parametrize(("name", "changes"), CASES, ids=IDS)
-def test_loss_and_gradient_match_the_scalar_loop(x64, make_batch, name, changes):
-  batch = make_batch(seed=3)
-  loss, grad, value_grad = reference(settings_of(name, changes), batch)
-  objective = make(name, **changes)
-
-  def f(logprobs, values):
-    return value(objective, **arguments(name, batch | {"logprobs": logprobs, "values": values}))
-
-  (found, metrics), (found_grad, found_value_grad) = jax.value_and_grad(f, argnums=(0, 1), has_aux=True)(batch["logprobs"], batch["values"])
-  assert found.dtype == np.float64
-  np.testing.assert_allclose(found, loss, rtol=1e-10)
-  np.testing.assert_allclose(found_grad, grad, rtol=1e-10, atol=1e-15)
-  if name == "ppo":
-    np.testing.assert_allclose(found_value_grad, value_grad, rtol=1e-10, atol=1e-15)
-    assert np.any(value_grad)
-  assert np.all(np.isfinite(list(metrics.values())))
+@pytest.mark.parametrize(("name", "index"), CASES, ids=[identity(*case) for case in CASES])
+def test_loss_and_gradient_are_the_reference(x64, compiler_options, name, index):
+  case = GOLDEN["objectives"][name]["cases"][index]
+  # `value` takes these two always; where a case does not read them they must change nothing.
+  fields = {*case["reads"], "old_logprobs", "advantages"}
+  arrays = {field: np.asarray(GOLDEN["inputs"][case["inputs"]][field], float) for field in fields}
+  loss, metrics, grads = compiled.evaluate(name, case["settings"], arrays, compiler_options)
+  assert loss.dtype == np.float64
+  np.testing.assert_allclose(loss, case["loss"], rtol=1e-10)
+  np.testing.assert_allclose(grads["logprobs"], case["grad_logprobs"], rtol=1e-10, atol=1e-15)
+  assert np.any(grads["logprobs"])
+  if "grad_values" in case:
+    np.testing.assert_allclose(grads["values"], case["grad_values"], rtol=1e-10, atol=1e-15)
+    assert np.any(grads["values"])
+  assert ("clip_fraction" in case) == ("actor/pg_clipfrac" in metrics)
+  if "clip_fraction" in case:
+    np.testing.assert_allclose(metrics["actor/pg_clipfrac"], case["clip_fraction"], rtol=1e-12)
   # The parts add up to the whole; the centred loss is a second view of the policy part, not a part.
   parts = [x for key, x in metrics.items() if key.endswith("_loss") and key != "sapo/centred_loss"]
   np.testing.assert_allclose(sum(parts), metrics["actor/loss"], rtol=1e-10)
+  assert metrics["actor/loss"] == loss
 
 
-# The value of gspo_token depends on all tokens where its gradient does not; the relation tests tie it to gspo instead.
-@pytest.mark.parametrize(("name", "changes"), [case for case in CASES if case[0] != "gspo_token"])
-def test_reference_gradient_is_that_of_the_reference_loss(make_batch, name, changes):
-  batch, settings, step = make_batch(seed=3), settings_of(name, changes), 1e-6
-  _, grad, value_grad = reference(settings, batch)
-  for field, expected in (("logprobs", grad), ("values", value_grad)):
-    for i in np.ndindex(*grad.shape):
-      up, down = (batch | {field: batch[field].copy()} for _ in range(2))
-      up[field][i] += step
-      down[field][i] -= step
-      slope = (reference(settings, up)[0] - reference(settings, down)[0]) / (2 * step)
-      np.testing.assert_allclose(slope, expected[i], rtol=1e-6, atol=1e-9)
+@pytest.mark.parametrize("name", GOLDEN["objectives"])
+def test_reference_gradient_is_that_of_the_reference_loss(name):
+  """With the stop-gradients held where they are."""
+  for case in GOLDEN["objectives"][name]["cases"]:
+    inputs, step = {field: GOLDEN["inputs"][case["inputs"]][field] for field in case["reads"]}, 1e-6
+    for field, expected in (("logprobs", case["grad_logprobs"]), ("values", case.get("grad_values"))):
+      if expected is None:
+        continue
+      slopes = np.zeros(np.shape(expected))
+      for i in np.ndindex(slopes.shape):
+        losses = []
+        for sign in (1, -1):
+          moved = np.array(inputs[field])
+          moved[i] += sign * step
+          losses.append(reference.reference(name, case["settings"], inputs | {field: moved.tolist()}, at=inputs["logprobs"]).loss)
+        slopes[i] = (losses[0] - losses[1]) / (2 * step)
+      np.testing.assert_allclose(slopes, expected, rtol=1e-6, atol=2e-9, err_msg=str(case["settings"]))
 
 
-def test_by_hand():
+def test_the_snippets_of_its_readme_run(monkeypatch):
+  folder = pathlib.Path(objectives.__file__).parent
+  monkeypatch.chdir(folder.parents[1])
+  snippets = re.findall(r"```python\n(.*?)```", (folder / "README.md").read_text(encoding="utf-8"), flags=re.DOTALL)
+  assert len(snippets) == 2
+  for snippet in snippets:
+    scope: dict = {}
+    exec(snippet, scope)
+    assert scope["num_compared"] > 2
+    # And it compares something.
+    with pytest.raises(AssertionError):
+      exec(snippet.replace('case["loss"]', '(case["loss"] + 1e-3)'), {})
+
+
+def test_by_hand(evaluate):
   # Two responses, ratios (2, 1/2) and (1/2), advantages +1 and −1, clip .2/.28: surrogates 1.28, 0.5 and −0.8; (−1.28 − 0.5 + 0.8)/3.
   logprobs = np.log([[0.5, 0.25], [0.25, 0.9]])
   old_logprobs = np.log([[0.25, 0.5], [0.5, 0.1]])
-  loss, metrics = value(make("dapo"), logprobs, old_logprobs, np.array([1.0, -1.0]), np.array([[1, 1], [1, 0]]))
+  batch = {"logprobs": logprobs, "old_logprobs": old_logprobs, "advantages": np.array([1.0, -1.0]), "mask": np.array([[1, 1], [1, 0]])}
+  loss, metrics, _ = evaluate("dapo", batch)
   np.testing.assert_allclose(loss, -0.98 / 3, rtol=1e-6)
   np.testing.assert_allclose(metrics["actor/pg_clipfrac"], 2 / 3, rtol=1e-6)
   np.testing.assert_allclose(metrics["actor/pg_clipfrac_pos"], 1 / 2, rtol=1e-6)
   np.testing.assert_allclose(metrics["actor/pg_clipfrac_neg"], 1, rtol=1e-6)
+  np.testing.assert_allclose(metrics["actor/pg_clipfrac_seq"], 1, rtol=1e-6)
   np.testing.assert_allclose(metrics["ratio/mean"], 1, rtol=1e-6)
   np.testing.assert_allclose([metrics["ratio/min"], metrics["ratio/max"]], [0.5, 2], rtol=1e-6)
+  # Geometric means 1 and 1/2 of the two responses, products the same; (Σr)²/(n·Σr²) over three tokens and over two products.
+  np.testing.assert_allclose([metrics["ratio/sequence/min"], metrics["ratio/sequence/max"]], [0.5, 1], rtol=1e-6)
+  np.testing.assert_allclose([metrics["ratio/ess"], metrics["ratio/sequence/ess"]], [9 / (3 * 4.5), 2.25 / (2 * 1.25)], rtol=1e-6)
   np.testing.assert_allclose(metrics["actor/ppo_kl"], math.log(2) / 3, rtol=1e-6)
+  # The coefficient of A·∇log π is 0 where the clip binds, else the ratio: 0, 1/2, 0.
+  np.testing.assert_allclose([metrics["gate/min"], metrics["gate/mean"], metrics["gate/max"]], [0, 1 / 6, 0.5], rtol=1e-6)
 
 
-def test_sapo_gates_are_reported_by_the_sign_of_the_advantage():
+def test_prefixes_by_hand(compiler_options):
+  # μ = .5 at every token, π = .6, .7, .5; weights w = 1, .9, .8; D = .1, .2, 0, whose 90 % quantile is .18, so b = min(.18, .04) = .04.
+  # Z = .1, .18, 0; room min(.15, .15 + .04·W − S) = .15, then .15 + .04 − .1 = .09: the second token is dropped for A > 0.
+  logprobs, old_logprobs, ones = np.log([[0.6, 0.7, 0.5]]), np.log([[0.5, 0.5, 0.5]]), np.ones((1, 3))
+  cppo = functools.partial(compiled.evaluate, "cppo", {"anchor": "old"}, compiler_options=compiler_options)
+  batch = {"logprobs": logprobs, "old_logprobs": old_logprobs, "mask": ones}
+  loss, metrics, _ = cppo(batch | {"advantages": ones})
+  np.testing.assert_allclose(loss, -(1.2 + 0 + 1) / 3, rtol=1e-6)
+  np.testing.assert_allclose(metrics["actor/pg_clipfrac"], 1 / 3, rtol=1e-6)
+  loss, metrics, _ = cppo(batch | {"advantages": -ones})
+  np.testing.assert_allclose(loss, (1.2 + 1.4 + 1) / 3, rtol=1e-6)
+  assert metrics["actor/pg_clipfrac"] == 0
+  # Of 21 tokens two move, by .14 and .02: the quantile is 0, so b is the budget, .02, and the room of the second .15 + .02 − .14 = .03.
+  prefix = np.log([[0.64, 0.52, *[0.5] * 19]])
+  ones = np.ones((1, 21))
+  loss, _, _ = cppo({"logprobs": prefix, "old_logprobs": np.log(ones / 2), "mask": ones, "advantages": ones})
+  np.testing.assert_allclose(loss, -(1.28 + 1.04 + 19) / 21, rtol=1e-6)
+  # Ratios 2, 1/2, 3 with prefix minima 1, 2, 1/2: weights 2, 1 and 1.5.
+  logprobs, ones = np.log([[0.5, 0.25, 0.75]]), np.ones((1, 3))
+  batch = {"logprobs": logprobs, "old_logprobs": np.log([[0.25, 0.5, 0.25]]), "mask": ones, "advantages": ones}
+  loss, _, _ = compiled.evaluate("minpro", {}, batch, compiler_options)
+  np.testing.assert_allclose(loss, -np.dot([2, 1, 1.5], logprobs[0]) / 3, rtol=1e-6)
+
+
+def test_sapo_gates_are_reported_by_the_sign_of_the_advantage(evaluate):
   logprobs = np.log([[0.5, 0.25, 0.5]])
   old_logprobs = np.log([[0.25, 0.5, 0.5]])
-  _, metrics = value(make("sapo"), logprobs, old_logprobs, np.array([[1.0, -1.0, -1.0]]), np.ones((1, 3)))
+  batch = {"logprobs": logprobs, "old_logprobs": old_logprobs, "advantages": np.array([[1.0, -1.0, -1.0]]), "mask": np.ones((1, 3))}
+  metrics = evaluate("sapo", batch).metrics
   np.testing.assert_allclose(metrics["sapo/gate_pos"], 1 / math.cosh(0.5) ** 2, rtol=1e-6)
   np.testing.assert_allclose(metrics["sapo/gate_neg"], (1 / math.cosh(1.05 / 4) ** 2 + 1) / 2, rtol=1e-6)
   centred = [4 / tau / (1 + math.exp(-tau * (r - 1))) - 2 / tau + 1 for tau, r in ((1, 2), (1.05, 0.5), (1.05, 1))]
   np.testing.assert_allclose(metrics["sapo/centred_loss"], -(centred[0] - centred[1] - centred[2]) / 3, rtol=1e-6)
 
 
-def test_dual_clip_is_reported_only_when_set(make_batch):
+def test_dual_clip_is_reported_only_when_set(make_batch, evaluate):
   batch = make_batch(seed=3)
-  _, without = value(make("dapo"), **arguments("dapo", batch))
-  _, with_dual = value(make("dapo", dual_clip=1.2), **arguments("dapo", batch))
+  without = evaluate("dapo", batch).metrics
+  with_dual = evaluate("dapo", batch, dual_clip=1.2).metrics
   ratios, counted = np.exp(batch["logprobs"] - batch["old_logprobs"]), batch["mask"] > 0
   assert "actor/pg_clipfrac_lower" not in without
   np.testing.assert_allclose(

@@ -9,73 +9,92 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jaxrl_llm.objectives import make, value
 from jaxrl_llm.objectives.gates import hard_clip, soft_gate
-from jaxrl_llm.objectives.ratios import sequence_ratio, sequence_ratio_token_gradient
+from jaxrl_llm.objectives.ratios import prefix_min_ratio, product_ratio, sequence_ratio, sequence_ratio_token_gradient
+from jaxrl_llm.objectives.score_gates import binary_kl, binary_tv, gamma_weight
+from jaxrl_llm.types import GateContext
 
-POLICY_FIELDS = ("logprobs", "old_logprobs", "advantages", "mask")
-
-
-def policy_args(batch):
-  return {name: batch[name] for name in POLICY_FIELDS}
-
-
-def loss_and_grad(objective, batch):
-  args = policy_args(batch)
-  logprobs = args.pop("logprobs")
-  (loss, metrics), grad = jax.value_and_grad(lambda x: value(objective, x, **args), has_aux=True)(logprobs)
-  return loss, np.asarray(grad), metrics
+UNCLIPPED = {"clip_low": 1.0, "clip_high": float("inf")}
+NEVER = float("inf")
 
 
+@pytest.fixture
+def loss_and_grad(evaluate, penalties_off):
+  """`(name, batch, **settings) -> (loss, gradient in logprobs, metrics)` of the policy term."""
+
+  def of_policy_term(name, batch, **changes):
+    fields = ("logprobs", "old_logprobs", "sampler_logprobs", "advantages", "mask")
+    wanted = ("actor/loss", "actor/pg_clipfrac", "sapo/")
+    found = evaluate(name, {field: batch[field] for field in fields}, wanted=wanted, **(penalties_off(name) | changes))
+    return found.loss, found.grads["logprobs"], found.metrics
+
+  return of_policy_term
+
+
+# Every method that compares, with one and the same way to weigh; whatever its gate, it is not felt on-policy.
 ON_POLICY = [
-  ("ppo", {"weights": "sequence_mean"}),
-  ("ppo", {"weights": "sequence_mean", "clip_low": 0, "clip_high": 0, "dual_clip": 1.5}),
-  ("grpo", {"kl_coef": 0}),
-  ("dr_grpo", {"weights": "sequence_mean"}),
-  ("dapo", {"weights": "sequence_mean"}),
+  ("ppo", {}),
+  ("ppo", {"clip_low": 0, "clip_high": 0, "dual_clip": 1.5}),
+  ("grpo", {}),
+  ("dr_grpo", {"max_tokens": None}),
+  ("dapo", {}),
   ("gspo", {}),
   ("gspo", {"clip_low": 0, "clip_high": 0}),
   ("gspo_token", {}),
   ("sapo", {}),
   ("sapo", {"tau_pos": 5.0, "tau_neg": 0.2}),
+  ("reinforce", {}),
+  ("reinforce_plus_plus", {}),
+  ("cispo", {"clip_low": 0, "clip_high": 0}),
+  ("gmpo", {"log_clip_low": 0, "log_clip_high": 0}),
+  ("minirl", {"tis_cap": 1.0}),
+  ("luspo", {}),
+  ("vespo", {"k_pos": 7.0, "lambda_neg": 0.1}),
+  ("dppo_tv", {"delta_low": 0, "delta_high": 0, "ratio_cap": 1.0}),
+  ("dppo_kl", {"delta_low": 0, "delta_high": 0}),
+  ("cppo", {"budget": 0, "delta": 0}),
+  ("minpro", {"clip_high": 0}),
+  ("maspo", {"sigma": 1e-3}),
+  ("custom", {"ratio": "product", "gate": "soft"}),
 ]
 
 
 @pytest.mark.parametrize(("name", "changes"), ON_POLICY)
-def test_on_policy_every_gradient_is_reinforce(x64, make_batch, name, changes):
+def test_on_policy_every_gradient_is_reinforce(x64, make_batch, gradient, name, changes):
   batch = make_batch(level="sequence")
-  batch["old_logprobs"] = batch["logprobs"]
-  _, grad, metrics = loss_and_grad(make(name, **changes), batch)
+  batch["old_logprobs"] = batch["sampler_logprobs"] = batch["logprobs"]
+  found = gradient(name, batch, weights="sequence_mean", **changes)
   mask = batch["mask"]
   expected = -mask * batch["advantages"][:, None] / mask.sum(1, keepdims=True) / len(mask)
-  # The sequence ratio sums its tokens' shares, which rounds; all others are exact.
-  np.testing.assert_allclose(grad, expected, rtol=1e-14)
-  assert metrics.get("actor/pg_clipfrac", 0) == 0
+  if changes.get("ratio") == "product":
+    expected *= mask.sum(1, keepdims=True)
+  # Ratios of sequences sum their tokens' shares, which rounds; all others are exact.
+  np.testing.assert_allclose(found, expected, rtol=1e-14)
 
 
-def test_gspo_token_is_gspo_for_one_advantage_a_sequence(x64, make_batch):
+def test_gspo_token_is_gspo_for_one_advantage_a_sequence(x64, make_batch, loss_and_grad):
   batch = make_batch(seed=4, level="sequence", spread=0.1)
   changes = {"clip_low": 0.03, "clip_high": 0.04}
-  loss, grad, metrics = loss_and_grad(make("gspo", **changes), batch)
-  token_loss, token_grad, token_metrics = loss_and_grad(make("gspo_token", **changes), batch)
+  loss, grad, metrics = loss_and_grad("gspo", batch, **changes)
+  token_loss, token_grad, token_metrics = loss_and_grad("gspo_token", batch, **changes)
   assert 0 < metrics["actor/pg_clipfrac"] < 1
   np.testing.assert_allclose(token_loss, loss, rtol=1e-12)
   np.testing.assert_allclose(token_grad, grad, rtol=1e-12, atol=1e-16)
   assert token_metrics["actor/pg_clipfrac"] == metrics["actor/pg_clipfrac"]
 
 
-def test_gspo_token_differs_from_gspo_for_unequal_advantages(x64, make_batch):
+def test_gspo_token_differs_from_gspo_for_unequal_advantages(x64, make_batch, loss_and_grad):
   batch = make_batch(level="token", spread=0.1)
   changes = {"clip_low": 1, "clip_high": float("inf")}
-  loss, grad, _ = loss_and_grad(make("gspo", **changes), batch)
-  token_loss, token_grad, _ = loss_and_grad(make("gspo_token", **changes), batch)
+  loss, grad, _ = loss_and_grad("gspo", batch, **changes)
+  token_loss, token_grad, _ = loss_and_grad("gspo_token", batch, **changes)
   np.testing.assert_allclose(token_loss, loss, rtol=1e-12)
   assert np.max(np.abs(token_grad - grad)) > 1e-3
 
 
-def test_gspo_weighs_all_tokens_of_a_response_alike_and_clips_it_whole(x64, make_batch):
+def test_gspo_weighs_all_tokens_of_a_response_alike_and_clips_it_whole(x64, make_batch, loss_and_grad):
   batch = make_batch(seed=4, level="sequence", spread=0.1)
-  _, grad, _ = loss_and_grad(make("gspo", clip_low=0.03, clip_high=0.04), batch)
+  _, grad, _ = loss_and_grad("gspo", batch, clip_low=0.03, clip_high=0.04)
   kept = 0
   for row, length in enumerate((5, 3, 1, 6)):
     log_ratio = (batch["logprobs"] - batch["old_logprobs"])[row, :length]
@@ -101,26 +120,26 @@ def test_sequence_ratio_lies_between_the_least_token_and_their_mean(x64, make_ba
   np.testing.assert_allclose(np.exp(sequence_ratio(twice, jnp.ones((1, 12)), None))[0, 0], s[3, 0], rtol=1e-14)
 
 
-def test_one_token_sequences_make_gspo_grpo(x64, make_batch):
+def test_one_token_sequences_make_gspo_grpo(x64, make_batch, loss_and_grad):
   batch = make_batch(lengths=(1, 1, 1, 1))
   clip = {"clip_low": 0.2, "clip_high": 0.3}
-  gspo, grpo = loss_and_grad(make("gspo", **clip), batch), loss_and_grad(make("grpo", kl_coef=0, **clip), batch)
+  gspo, grpo = loss_and_grad("gspo", batch, **clip), loss_and_grad("grpo", batch, kl_coef=0, **clip)
   np.testing.assert_allclose(gspo[0], grpo[0], rtol=1e-12)
   np.testing.assert_allclose(gspo[1], grpo[1], rtol=1e-12)
 
 
 @pytest.mark.parametrize("lengths, equal", [((4, 4, 4, 4), True), ((4, 2, 6, 6), False)])
-def test_dapo_is_grpo_for_equal_lengths_and_clips(x64, make_batch, lengths, equal):
+def test_dapo_is_grpo_for_equal_lengths_and_clips(x64, make_batch, lengths, equal, loss_and_grad):
   batch = make_batch(lengths=lengths)
-  dapo, grpo = loss_and_grad(make("dapo", clip_high=0.2), batch), loss_and_grad(make("grpo", kl_coef=0), batch)
+  dapo, grpo = loss_and_grad("dapo", batch, clip_high=0.2), loss_and_grad("grpo", batch, kl_coef=0)
   assert np.allclose(dapo[1], grpo[1], rtol=1e-12, atol=0) == equal
   assert np.isclose(dapo[0], grpo[0], rtol=1e-12) == equal
 
 
-def test_weight_of_a_token_as_its_own_and_other_responses_grow(x64, make_batch):
+def test_weight_of_a_token_as_its_own_and_other_responses_grow(x64, make_batch, loss_and_grad):
   def share(name, lengths, **changes):
     batch = make_batch(lengths=(*lengths, 1, 1), spread=0, level="sequence") | {"advantages": np.ones(4)}
-    grad = loss_and_grad(make(name, **changes), batch)[1]
+    grad = loss_and_grad(name, batch, **changes)[1]
     return [-grad[row, 0] for row in (0, 1)]
 
   cases = (("dapo", {}, True, False), ("grpo", {"kl_coef": 0}, False, True), ("dr_grpo", {"max_tokens": 9}, True, True))
@@ -148,25 +167,281 @@ def test_a_ratio_exactly_on_the_bound_keeps_its_gradient(x64):
     np.testing.assert_allclose(slope, ratio * advantage, rtol=1e-12)
 
 
-def test_without_bounds_all_token_methods_are_plain_importance_sampling(x64, make_batch):
+@pytest.mark.parametrize(
+  ("name", "changes"),
+  [
+    ("grpo", UNCLIPPED),
+    ("cispo", {"clip_high": NEVER}),
+    ("minirl", UNCLIPPED | {"tis_cap": NEVER}),
+    ("dppo_tv", {"delta_low": NEVER, "delta_high": NEVER, "ratio_cap": NEVER}),
+    ("dppo_kl", {"delta_low": NEVER, "delta_high": NEVER, "ratio_cap": NEVER}),
+    ("cppo", {"delta": 1.0, "budget": 1.0}),
+    ("maspo", {"sigma": 1e9}),
+    ("custom", {"gate": "none"}),
+  ],
+)
+def test_without_bounds_all_token_methods_are_plain_importance_sampling(x64, make_batch, gradient, name, changes):
+  """And where the sampler weighs in, by its mismatch or as the anchor, it is the full weight π/μ."""
+  batch = make_batch()
+  anchor = batch["sampler_logprobs" if name in ("minirl", "dppo_tv", "dppo_kl", "cppo") else "old_logprobs"]
+  ratio, mask = np.exp(batch["logprobs"] - anchor), batch["mask"]
+  expected = -mask / mask.sum(1, keepdims=True) / 4 * ratio * batch["advantages"]
+  np.testing.assert_allclose(gradient(name, batch, weights="sequence_mean", **changes), expected, rtol=1e-12)
+
+
+def test_sapo_opens_into_plain_importance_sampling(x64, make_batch, loss_and_grad, gradient):
+  """w = 1 − τ²(r − 1)²/4 + ..., and f − 2/τ + 1 = r − τ²(r − 1)³/12 + ...: a tenth of τ is a hundredth of the error."""
   batch = make_batch()
   ratio, mask = np.exp(batch["logprobs"] - batch["old_logprobs"]), batch["mask"]
-  expected = -mask / mask.sum(1, keepdims=True) / 4 * ratio * batch["advantages"]
-  _, hard, _ = loss_and_grad(make("grpo", kl_coef=0, clip_low=1, clip_high=float("inf")), batch)
-  np.testing.assert_allclose(hard, expected, rtol=1e-12)
-  errors = [np.max(np.abs(loss_and_grad(make("sapo", tau_pos=t, tau_neg=t), batch)[1] - expected)) for t in (1e-2, 1e-3)]
-  # w = 1 − τ²(r − 1)²/4 + ...: a tenth of τ is a hundredth of the error.
-  np.testing.assert_allclose(errors[0] / errors[1], 100, rtol=1e-3)
-  _, _, metrics = loss_and_grad(make("sapo", tau_pos=1e-4, tau_neg=1e-4), batch)
-  np.testing.assert_allclose(metrics["sapo/centred_loss"], expected.sum(), rtol=1e-6)
+  weights = mask / mask.sum(1, keepdims=True) / 4
+  plain = -weights * ratio * batch["advantages"]
+  for tau in (1e-2, 1e-3):
+    _, grad, metrics = loss_and_grad("sapo", batch, tau_pos=tau, tau_neg=tau)
+    np.testing.assert_allclose(grad - plain, -plain * np.square(tau * (ratio - 1)) / 4, rtol=2e-3, atol=1e-15)
+    expected = np.sum(weights * batch["advantages"] * tau**2 * (ratio - 1) ** 3 / 12)
+    np.testing.assert_allclose(metrics["sapo/centred_loss"] - plain.sum(), expected, rtol=2e-3)
 
 
-def test_enlarging_a_bound_never_clips_more(x64, make_batch):
+def test_cispo_keeps_every_gradient_that_ppo_ends(x64, make_batch, gradient):
   batch = make_batch(lengths=(6, 6, 6, 6))
-  bounds = (0.0, 0.1, 0.3, 0.6, 1.0)
-  fractions = [value(make("dapo", clip_low=e, clip_high=e), **policy_args(batch))[1]["actor/pg_clipfrac"] for e in bounds]
-  assert all(a >= b for a, b in zip(fractions, fractions[1:], strict=False))
-  assert fractions[0] > 0.3 > fractions[-1]
+  capped, clipped = gradient("cispo", batch, clip_high=0.2), gradient("dapo", batch, clip_high=0.2)
+  assert np.all(capped != 0) and 0.1 < np.mean(clipped == 0) < 0.9
+  # Where PPO's upper clip binds, the weight stands at the bound; where nothing binds, the two are one.
+  ratio, advantages = np.exp(batch["logprobs"] - batch["old_logprobs"]), batch["advantages"]
+  bound = (ratio > 1.2) & (advantages > 0)
+  np.testing.assert_allclose(capped[bound], -1.2 * advantages[bound] / 24, rtol=1e-12)
+  inside = (ratio < 1.2) & (ratio > 0.8)
+  np.testing.assert_allclose(capped[inside], clipped[inside], rtol=1e-12)
+
+
+# Methods that meet where their levels, lengths or clips do.
+
+
+def test_gmpo_without_clips_is_gspo_without_clips(x64, make_batch, loss_and_grad):
+  batch = make_batch(level="sequence")
+  gmpo, gspo = loss_and_grad("gmpo", batch, log_clip_low=NEVER, log_clip_high=NEVER), loss_and_grad("gspo", batch, **UNCLIPPED)
+  np.testing.assert_allclose(gmpo[0], gspo[0], rtol=1e-12)
+  np.testing.assert_allclose(gmpo[1], gspo[1], rtol=1e-12)
+  assert gmpo[2]["actor/pg_clipfrac"] == 0
+
+
+def test_one_token_responses_make_gmpo_grpo_and_rloo_gspo(x64, make_batch, loss_and_grad):
+  batch = make_batch(seed=2, lengths=(1, 1, 1, 1, 1, 1))
+  clip = {"clip_low": 1 - np.exp(-0.2), "clip_high": np.exp(0.3) - 1}
+  pairs = [
+    (("gmpo", {"log_clip_low": 0.2, "log_clip_high": 0.3}), ("grpo", clip)),
+    (("rloo", clip), ("gspo", clip)),
+    (("minpro", {}), ("cispo", {})),
+    (("luspo", clip), ("gspo", clip)),
+    (("reinforce", {}), ("reinforce", {"weights": "token_mean"})),
+  ]
+  for (name, changes), (other, other_changes) in pairs:
+    found, expected = loss_and_grad(name, batch, **changes), loss_and_grad(other, batch, **other_changes)
+    np.testing.assert_allclose(found[0], expected[0], rtol=1e-12, err_msg=name)
+    np.testing.assert_allclose(found[1], expected[1], rtol=1e-12, atol=1e-16, err_msg=name)
+    if "actor/pg_clipfrac" in found[2]:
+      assert found[2]["actor/pg_clipfrac"] == expected[2]["actor/pg_clipfrac"]
+      assert name == "minpro" or 0 < found[2]["actor/pg_clipfrac"] < 1
+
+
+def test_luspo_is_gspo_with_each_response_times_its_length(x64, make_batch, gradient):
+  batch, clip = make_batch(seed=4, level="sequence"), {"clip_low": 0.05, "clip_high": 0.1}
+  lengths = batch["mask"].sum(axis=1, keepdims=True)
+  luspo, gspo = gradient("luspo", batch, **clip), gradient("gspo", batch, **clip)
+  np.testing.assert_allclose(luspo, lengths * gspo, rtol=1e-12)
+  assert 0 < np.mean(np.all(luspo == 0, axis=1)) < 1
+
+
+def test_a_mismatch_weighs_minirl_beside_the_clip(x64, make_batch, gradient):
+  """k and the clip do not see one another: without mismatch the core is the clipped sum, with one each token has its factor min(k, 5)."""
+  batch = make_batch()
+  core = gradient("custom", batch, weights="sequence_sum", clip_high=0.27)
+  np.testing.assert_allclose(gradient("minirl", batch | {"sampler_logprobs": batch["old_logprobs"]}), core, rtol=1e-12)
+  k = np.exp(np.resize([0.5, -0.5, 3.0], (4, 6)))
+  mismatched = batch | {"sampler_logprobs": batch["old_logprobs"] - np.log(k)}
+  np.testing.assert_allclose(gradient("minirl", mismatched), np.minimum(k, 5) * core, rtol=1e-12)
+
+
+# Clip fractions.
+
+CLIPPING = [
+  ("dapo", ("clip_low", "clip_high"), "token"),
+  ("gspo", ("clip_low", "clip_high"), "sequence"),
+  ("rloo", ("clip_low", "clip_high"), "sequence"),
+  ("gmpo", ("log_clip_low", "log_clip_high"), "sequence"),
+  ("dppo_tv", ("delta_low", "delta_high"), "token"),
+  ("dppo_kl", ("delta_low", "delta_high"), "token"),
+]
+
+
+@pytest.mark.parametrize(("name", "bounds", "level"), CLIPPING)
+def test_enlarging_either_bound_never_clips_more(x64, make_batch, loss_and_grad, name, bounds, level):
+  batch = make_batch(seed=4, lengths=4 * (6, 5, 2, 6), level=level)
+  small, middle, large = {"rloo": (0.0, 0.2, 0.8), "dppo_kl": (0.0, 0.01, 0.05)}.get(name, (0.0, 0.05, 0.2))
+  signs = ("", "_seq", "_neg", "_seq_neg", "_pos", "_seq_pos")
+
+  def fractions(low, high):
+    metrics = loss_and_grad(name, batch, **dict(zip(bounds, (low, high), strict=True)))[2]
+    return np.array([metrics[f"actor/pg_clipfrac{sign}"] for sign in signs])
+
+  # Each bound is for advantages of one sign.
+  lows = [fractions(low, middle) for low in (small, middle, large)]
+  highs = [fractions(middle, high) for high in (small, middle, large)]
+  for found, own, other in ((lows, 2, 4), (highs, 4, 2)):
+    assert np.all(np.diff(found, axis=0) <= 0) and np.all(found[0] >= 0)
+    assert found[0][own] > found[2][own] and np.all(found[0][other : other + 2] == found[2][other : other + 2])
+
+
+def test_a_clip_fraction_counts_what_binds_in_tokens_and_in_responses(x64, loss_and_grad):
+  """By hand. Ratios of responses 2, 2, 1/2, 1/2, 1 at advantages +, −, +, −, +, of 1, 2, 3, 4 and 6 tokens."""
+  lengths, ratios, advantages = (1, 2, 3, 4, 6), (2, 2, 0.5, 0.5, 1), (1.0, -1.0, 2.0, -2.0, 1.0)
+  mask = (np.arange(6) < np.array(lengths)[:, None]).astype(float)
+  logprobs = np.repeat(np.log(np.array(ratios))[:, None], 6, axis=1)
+  batch = {"logprobs": logprobs, "old_logprobs": 0 * logprobs, "sampler_logprobs": 0 * logprobs, "advantages": np.array(advantages)}
+  _, grad, metrics = loss_and_grad("gspo", batch | {"mask": mask}, clip_low=0.2, clip_high=0.2)
+  # The first (up, and gained) and the fourth (down, and lost) have left the band in their own direction; the others come back.
+  expected = {"": 5 / 16, "_pos": 1 / 10, "_neg": 4 / 6, "_seq": 2 / 5, "_seq_pos": 1 / 3, "_seq_neg": 1 / 2}
+  for sign, fraction in expected.items():
+    np.testing.assert_allclose(metrics[f"actor/pg_clipfrac{sign}"], fraction, rtol=1e-12, err_msg=sign)
+  np.testing.assert_allclose(np.all(grad == 0, axis=1), [True, False, False, True, False])
+
+  # Token by token: one clipped token is enough for its response to count, whatever its length.
+  logprobs = np.zeros_like(logprobs)
+  logprobs[4, 2] = logprobs[3, :3] = np.log(2)
+  _, _, metrics = loss_and_grad("dapo", batch | {"mask": mask, "logprobs": logprobs})
+  expected = {"": 1 / 16, "_pos": 1 / 10, "_neg": 0, "_seq": 1 / 5, "_seq_pos": 1 / 3, "_seq_neg": 0}
+  for sign, fraction in expected.items():
+    np.testing.assert_allclose(metrics[f"actor/pg_clipfrac{sign}"], fraction, rtol=1e-12, err_msg=sign)
+
+
+def test_a_response_with_advantages_of_both_signs_is_of_both_populations(x64, loss_and_grad):
+  logprobs = np.log([[2.0, 0.5, 2.0], [1.0, 1.0, 2.0]])
+  batch = {"logprobs": logprobs, "old_logprobs": 0 * logprobs, "sampler_logprobs": 0 * logprobs, "mask": np.ones((2, 3))}
+  _, _, metrics = loss_and_grad("dapo", batch | {"advantages": np.array([[1.0, 1.0, -1.0], [-1.0, -1.0, 1.0]])})
+  found = [metrics[f"actor/pg_clipfrac{sign}"] for sign in ("", "_pos", "_neg", "_seq", "_seq_pos", "_seq_neg")]
+  np.testing.assert_allclose(found, [2 / 6, 2 / 3, 0, 1, 1, 0], rtol=1e-12)
+
+
+# DPPO.
+
+
+def test_dppo_is_ppo_where_the_sampler_is_indifferent(x64, make_batch, gradient):
+  """With μ the same for all tokens, |π − μ| = μ·|r − 1|: a ball of radius μ·ε is the clip of ε."""
+  batch = make_batch(seed=1, lengths=(6, 5, 6, 6))
+  probability = 0.25
+  indifferent = np.full((4, 6), np.log(probability))
+  batch |= {"logprobs": indifferent + batch["logprobs"] - batch["old_logprobs"]}
+  batch |= {"old_logprobs": indifferent, "sampler_logprobs": indifferent}
+  dppo = gradient("dppo_tv", batch, delta_low=0.2 * probability, delta_high=0.28 * probability, ratio_cap=NEVER)
+  dapo = gradient("dapo", batch)
+  np.testing.assert_allclose(dppo, dapo, rtol=1e-12)
+  assert 0.1 < np.mean(dppo == 0) < 0.9
+
+
+def random_policies(seed, vocab, spread):
+  rng = np.random.default_rng(seed)
+  policies = np.exp(spread * rng.standard_normal((2, vocab)))
+  return policies / policies.sum(axis=1, keepdims=True)
+
+
+@given(seed=st.integers(0, 10**6), vocab=st.integers(2, 9), spread=st.floats(0.0, 4.0))
+@settings(max_examples=60)
+def test_what_the_sampled_token_shows_is_no_more_than_the_whole_divergence(seed, vocab, spread):
+  """Data processing: "this token or another" forgets which other."""
+  pi, mu = random_policies(seed, vocab, spread)
+  # All tokens as one row of nine, whatever the vocabulary: one program.
+  log_pi, log_mu = (np.pad(np.log(p), (0, 9 - vocab), constant_values=-1.0)[None] for p in (pi, mu))
+  with jax.enable_x64(True):
+    tv, kl = (np.asarray(of(jnp.asarray(log_pi), jnp.asarray(log_mu)))[0, :vocab] for of in (binary_tv, binary_kl))
+  full_tv, full_kl = np.sum(np.abs(pi - mu)) / 2, np.sum(mu * np.log(mu / pi))
+  assert np.all(tv <= full_tv + 1e-12) and np.all(kl <= full_kl + 1e-12) and np.all(kl >= -1e-12)
+  # Pinsker; and of two tokens nothing is forgotten.
+  assert np.all(2 * np.square(tv) <= kl + 1e-12)
+  if vocab == 2:
+    np.testing.assert_allclose(tv, full_tv, rtol=1e-9, atol=1e-13)
+    np.testing.assert_allclose(kl, full_kl, rtol=1e-9, atol=1e-13)
+
+
+# VESPO.
+
+
+@pytest.mark.parametrize(("k", "rate"), [(2.0, 3.0), (3.0, 2.0), (1.0, 1.0)])
+def test_gamma_weight_shape(x64, k, rate):
+  gate = gamma_weight(k, rate, k, rate)
+
+  def phi(log_rho):
+    log_rho = np.atleast_2d(log_rho)
+    context = GateContext(*2 * [jnp.zeros(log_rho.shape)], jnp.ones(log_rho.shape))
+    return np.asarray(gate(jnp.asarray(log_rho), jnp.ones(log_rho.shape), context)[1]["gate/mean"])[0]
+
+  assert phi(0.0)[0] == 1
+  log_rho = np.linspace(-20, 20, 40_001)
+  found = phi(log_rho)
+  assert np.all(np.isfinite(found)) and np.all(found >= 0) and found[0] < 1e-7 and found[-1] == 0
+  peak = np.log(k / rate)
+  np.testing.assert_allclose(log_rho[found.argmax()], peak, atol=1e-3)
+  # 1.208 and 1.242 are what the paper's constants give.
+  largest = {(2.0, 3.0): 1.2081, (3.0, 2.0): 1.2416, (1.0, 1.0): 1.0}[k, rate]
+  np.testing.assert_allclose(found.max(), largest, atol=1e-4)
+  rises = np.diff(found)
+  assert np.all(rises[log_rho[:-1] < peak - 1e-3] > 0) and np.all(rises[(log_rho[:-1] > peak) & (found[1:] > 0)] < 0)
+
+
+def test_vespo_takes_its_constants_by_the_sign_of_the_advantage(x64, make_batch, gradient):
+  batch = make_batch(level="sequence", lengths=(6, 6, 6, 6), spread=0.2)
+  up, down = (gradient("vespo", batch | {"advantages": sign * np.ones(4)}) for sign in (1, -1))
+  rho = np.exp(np.sum(batch["logprobs"] - batch["old_logprobs"], axis=1, keepdims=True))
+  np.testing.assert_allclose(up, np.broadcast_to(-(rho**2) * np.exp(3 * (1 - rho)) / 24, up.shape), rtol=1e-10)
+  np.testing.assert_allclose(down, np.broadcast_to(rho**3 * np.exp(2 * (1 - rho)) / 24, down.shape), rtol=1e-10)
+
+
+# MinPRO and the other ratios.
+
+jitted_prefix_min_ratio = jax.jit(prefix_min_ratio)
+
+
+@given(seed=st.integers(0, 10**6), length=st.integers(1, 8), at=st.integers(0, 7), more=st.floats(0.0, 3.0))
+@settings(max_examples=60)
+def test_prefix_minimum(seed, length, at, more):
+  """r_t·min_{j<t} r_j, non-decreasing in every ratio of the prefix, and r_t itself for the first token and where the least is 1."""
+  z = np.random.default_rng(seed).standard_normal(8)
+  mask = (np.arange(8) < length).astype(float)[None]
+  raised = z + more * (np.arange(8) == at)
+  with jax.enable_x64(True):
+    found, higher = (np.asarray(jitted_prefix_min_ratio(x[None], mask, None))[0] for x in (z, raised))
+  expected = [z[t] + (min(z[:t]) if t else 0) for t in range(length)]
+  np.testing.assert_allclose(found[:length], expected, rtol=1e-12, atol=1e-15)
+  assert np.all(higher[:length] >= found[:length]) and np.all(higher[:at] == found[:at])
+  # Never more than the weight of the token and its best-trusted predecessor; never less than that of the worst.
+  assert np.all(found[1:length] <= z[1:length] + z[0] + 1e-12)
+
+
+def test_repeating_a_response_squares_its_product_and_leaves_its_mean(x64):
+  z = np.random.default_rng(0).standard_normal(6)
+  once, twice = jnp.asarray(z)[None], jnp.asarray(np.concatenate([z[::-1], z]))[None]
+  for ratio, factor in ((sequence_ratio, 1), (product_ratio, 2)):
+    a, b = ratio(once, jnp.ones((1, 6)), None)[0, 0], ratio(twice, jnp.ones((1, 12)), None)[0, 0]
+    np.testing.assert_allclose(b, factor * a, rtol=1e-13)
+
+
+# Beyond the bound of the log-ratio.
+
+THROUGH_THE_RATIO = tuple("ppo grpo dapo gspo gspo_token sapo rloo reinforce_plus_plus gmpo minirl luspo cppo maspo custom".split())
+THROUGH_THE_SCORE = ("reinforce", "cispo", "minpro", "vespo", "dppo_tv", "dppo_kl")
+
+
+@pytest.mark.parametrize("name", THROUGH_THE_RATIO + THROUGH_THE_SCORE)
+def test_the_bound_of_the_log_ratio_ends_the_gradient_through_a_ratio_and_not_through_the_score(x64, make_batch, gradient, name):
+  batch = make_batch(lengths=(6, 6, 6, 6), level="sequence")
+  far = np.where(np.arange(4)[:, None] < 2, np.array([[1e3], [-1e3], [0], [0]]), 0.1)
+  batch |= {"old_logprobs": batch["logprobs"] - far, "sampler_logprobs": batch["logprobs"] - far}
+  # Both move back to where they came from, where no clip binds: a rare token to be lost again, a common one to be regained.
+  found = gradient(name, batch | {"advantages": np.array([-1.0, 1.0, 1.0, -1.0])})
+  assert np.all(found[2:] != 0) or name in ("gspo", "gspo_token", "luspo", "rloo")
+  assert np.all(found[:2] == 0) if name in THROUGH_THE_RATIO else np.any(found[:2] != 0) or name == "vespo"
+
+
+# SAPO's gate.
 
 
 @functools.partial(jax.jit, static_argnames="tau")
@@ -227,9 +502,9 @@ def test_soft_gate_underflows_late_in_single_precision():
   assert p * (1 - p) == 0
 
 
-def test_centred_sapo_loss_is_zero_on_policy_where_the_raw_one_is_not(x64, make_batch):
+def test_centred_sapo_loss_is_zero_on_policy_where_the_raw_one_is_not(x64, make_batch, loss_and_grad):
   batch = make_batch(lengths=(4, 4), spread=0, level="sequence") | {"advantages": np.array([1.0, -1.0])}
-  _, metrics = value(make("sapo"), **policy_args(batch))
+  _, _, metrics = loss_and_grad("sapo", batch)
   np.testing.assert_allclose(metrics["sapo/centred_loss"], 0, atol=1e-15)
   np.testing.assert_allclose(metrics["actor/loss"], -2 * 0.5 * (1 / 1.0 - 1 / 1.05), rtol=1e-12)
   assert metrics["sapo/gate_pos"] == metrics["sapo/gate_neg"] == 1

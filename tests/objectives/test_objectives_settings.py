@@ -3,15 +3,16 @@
 import inspect
 import itertools
 
-import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxrl_llm.objectives import OBJECTIVES, make, value
+from jaxrl_llm.objectives import OBJECTIVES, make
+from jaxrl_llm.objectives.base import WEIGHTS, weights_by_name
 from jaxrl_llm.objectives.gates import GATES, unclipped
 from jaxrl_llm.objectives.penalties import KL_ESTIMATORS
-from jaxrl_llm.objectives.ratios import RATIOS, token_ratio
-from jaxrl_llm.objectives.settings import RULES, gate_settings
+from jaxrl_llm.objectives.ratios import token_ratio
+from jaxrl_llm.objectives.settings import RULES, checked, gate_settings
 from jaxrl_llm.segments import token_mean
 
 # Each hyper-parameter: the settings before, and its own new value. One entry serves every objective that has it.
@@ -45,9 +46,8 @@ TURNS = {
   "entropy_coef": ({}, 0.1),
   "value_coef": ({}, 0.1),
   "value_clip": ({"value_coef": 0.5}, 0.01),
-  "weights": ({}, None),
-  "max_tokens": ({"weights": "constant", "max_tokens": 10}, 20),
 }
+THIRD_SLOT = ("weights", "max_tokens")
 OPTIONS = [(name, option) for name, factory in OBJECTIVES.items() for option in inspect.signature(factory).parameters]
 GATE_SETTINGS = {setting for gate in GATES for setting in gate_settings(gate)}
 
@@ -59,11 +59,8 @@ def with_its_gate(name, option):
   return {"gate": next(gate for gate in GATES if option in gate_settings(gate))}
 
 
-def loss_and_grads(objective, batch):
-  batch = dict(batch)
-  logprobs, values = batch.pop("logprobs"), batch.pop("values")
-  (loss, _), grads = jax.value_and_grad(lambda x, v: value(objective, x, values=v, **batch), argnums=(0, 1), has_aux=True)(logprobs, values)
-  return [loss, *grads]
+def parts(evaluation):
+  return [evaluation.loss, *evaluation.grads.values()]
 
 
 def differ(a, b):
@@ -71,25 +68,33 @@ def differ(a, b):
 
 
 def test_every_option_has_a_rule_and_a_turn():
-  assert {option for _, option in OPTIONS} == set(RULES) == set(TURNS)
+  assert {option for _, option in OPTIONS} == set(RULES) == {*TURNS, *THIRD_SLOT}
 
 
-@pytest.mark.parametrize(("name", "option"), OPTIONS)
-def test_every_option_changes_loss_or_gradient(make_batch, name, option):
+@pytest.mark.parametrize(("name", "option"), [(name, option) for name, option in OPTIONS if option not in THIRD_SLOT])
+def test_every_option_changes_loss_or_gradient(make_batch, evaluate, name, option):
   batch = make_batch(lengths=(6, 3, 1, 5))
   before, turned = TURNS[option]
   before = before | with_its_gate(name, option)
-  defaults = {k: p.default for k, p in inspect.signature(OBJECTIVES[name]).parameters.items()}
-  reference = loss_and_grads(make(name, **before), batch)
-  for choice in ("token_mean", "sequence_mean", "sequence_sum", "constant") if option == "weights" else (turned,):
-    if choice == defaults[option]:
-      continue
-    extra = {"max_tokens": 10} if choice == "constant" else {}
-    assert differ(loss_and_grads(make(name, **(before | extra | {option: choice})), batch), reference), choice
+  reference, found = (parts(evaluate(name, batch, with_metrics=False, **before | new)) for new in ({}, {option: turned}))
+  assert differ(found, reference)
 
 
-def test_kl_estimators_differ(make_batch):
-  found = {name: loss_and_grads(make("grpo", kl_coef=0.5, kl_estimator=name), make_batch()) for name in KL_ESTIMATORS}
+@pytest.mark.parametrize("name", OBJECTIVES)
+def test_every_choice_of_weights_changes_the_weights(make_batch, name):
+  """They are the whole third slot, and the loss is linear in them."""
+  mask = jnp.asarray(make_batch(lengths=(6, 3, 1, 5))["mask"])
+  choices = [{"weights": weights} for weights in WEIGHTS if weights != "constant"]
+  choices += [{"weights": "constant", "max_tokens": max_tokens} for max_tokens in (10, 20)]
+  found = [make(name, **choice).weigh(mask, None) for choice in choices]
+  assert not any(np.allclose(a, b) for a, b in itertools.combinations(found, 2))
+  default = inspect.signature(OBJECTIVES[name]).parameters["weights"].default
+  expected = weights_by_name(default, inspect.signature(OBJECTIVES[name]).parameters["max_tokens"].default)
+  np.testing.assert_array_equal(make(name).weigh(mask, None), expected(mask, None))
+
+
+def test_kl_estimators_differ(make_batch, evaluate):
+  found = {name: parts(evaluate("grpo", make_batch(), with_metrics=False, kl_coef=0.5, kl_estimator=name)) for name in KL_ESTIMATORS}
   for name, other in itertools.combinations(found, 2):
     assert differ(found[name], found[other]), (name, other)
 
@@ -210,50 +215,49 @@ def test_a_wrong_hyper_parameter_is_corrected():
     OBJECTIVES["dapo"](clip_hi=0.3)
 
 
-@pytest.mark.parametrize("name", ["dapo", "gspo", "rloo", "vespo", "sapo", "gmpo", "cispo", "dppo_tv", "dppo_kl", "cppo", "minpro", "maspo"])
-def test_a_custom_objective_with_the_parts_of_a_named_one_is_that_one(make_batch, name):
-  parts = {
-    "dapo": {"clip_high": 0.28},
-    "gspo": {"ratio": "sequence", "clip_low": 3e-4, "clip_high": 4e-4, "weights": "sequence_mean"},
-    "rloo": {"ratio": "product", "weights": "sequence_mean"},
-    "vespo": {"ratio": "product", "gate": "gamma"},
-    "sapo": {"gate": "soft", "weights": "sequence_mean"},
-    "gmpo": {"gate": "geometric", "weights": "sequence_mean"},
-    "cispo": {"gate": "capped"},
-    "dppo_tv": {"gate": "tv_ball", "anchor": "sampler"},
-    "dppo_kl": {"gate": "kl_ball", "anchor": "sampler"},
-    "cppo": {"gate": "prefix_budget", "anchor": "sampler"},
-    "minpro": {"ratio": "prefix_min", "gate": "capped"},
-    "maspo": {"gate": "gaussian"},
-  }[name]
+NAMED_BY_PARTS = {
+  "dapo": {"clip_high": 0.28},
+  "gspo": {"ratio": "sequence", "clip_low": 3e-4, "clip_high": 4e-4, "weights": "sequence_mean"},
+  "rloo": {"ratio": "product", "weights": "sequence_mean"},
+  "vespo": {"ratio": "product", "gate": "gamma"},
+  "sapo": {"gate": "soft", "weights": "sequence_mean"},
+  "gmpo": {"gate": "geometric", "weights": "sequence_mean"},
+  "cispo": {"gate": "capped"},
+  "dppo_tv": {"gate": "tv_ball", "anchor": "sampler"},
+  "dppo_kl": {"gate": "kl_ball", "anchor": "sampler"},
+  "cppo": {"gate": "prefix_budget", "anchor": "sampler"},
+  "minpro": {"ratio": "prefix_min", "gate": "capped"},
+  "maspo": {"gate": "gaussian"},
+}
+
+
+@pytest.mark.parametrize("name", NAMED_BY_PARTS)
+def test_a_custom_objective_with_the_parts_of_a_named_one_is_that_one(make_batch, evaluate, name):
+  batch = make_batch(lengths=(6, 3, 1, 5))
+  settings = NAMED_BY_PARTS[name]
+  assert make("custom", **settings).needs == make(name).needs
+  found, expected = (parts(evaluate(n, batch, with_metrics=False, **s)) for n, s in (("custom", settings), (name, {})))
+  for x, y in zip(found, expected, strict=True):
+    np.testing.assert_array_equal(x, y)
+
+
+def test_a_custom_objective_takes_functions(make_batch, gradient):
   batch = make_batch()
-  objective, named = make("custom", **parts), make(name)
-  assert objective.needs == named.needs
-  for found, expected in zip(loss_and_grads(objective, batch), loss_and_grads(named, batch), strict=True):
-    np.testing.assert_array_equal(found, expected)
-
-
-@pytest.mark.parametrize("gate", GATES)
-def test_every_ratio_goes_with_every_gate(make_batch, gate):
-  batch = {k: x for k, x in make_batch().items() if k not in ("values", "returns", "old_values")}
-  for ratio in RATIOS:
-    objective = make("custom", ratio=ratio, gate=gate)
-    loss, grad = jax.value_and_grad(lambda x, objective=objective: value(objective, **batch | {"logprobs": x})[0])(batch["logprobs"])
-    assert np.isfinite(loss) and np.all(np.isfinite(grad)) and np.all(grad[batch["mask"] == 0] == 0) and np.any(grad != 0), ratio
-
-
-def test_a_custom_objective_takes_functions(make_batch):
-  batch = make_batch()
-  by_function = make("custom", ratio=token_ratio, gate=unclipped(), weights=token_mean)
-  by_name = make("custom", ratio="token", gate="none", weights="token_mean")
-  assert not differ(loss_and_grads(by_function, batch), loss_and_grads(by_name, batch))
+  by_function = gradient("custom", batch, ratio=token_ratio, gate=unclipped(), weights=token_mean)
+  np.testing.assert_array_equal(by_function, gradient("custom", batch, ratio="token", gate="none", weights="token_mean"))
   with pytest.raises(ValueError, match="^ppo: weights: found <function token_mean"):
     make("ppo", weights=token_mean)
 
 
-def test_numbers_of_any_type_are_the_same_setting(make_batch):
-  batch = make_batch()
+def test_numbers_of_any_type_are_the_same_setting():
+  received = []
+
+  def factory(*, clip_low=0.2, weights="constant", max_tokens=50):
+    received[:] = clip_low, weights, max_tokens
+    return make("sft")
+
   for a, b in ((0, 0.0), (np.float64(0.5), 0.5), (np.float32(0.5), 0.5), (np.int64(1), 1.0)):
-    assert not differ(loss_and_grads(make("dapo", clip_low=a), batch), loss_and_grads(make("dapo", clip_low=b), batch))
-  a, b = (loss_and_grads(make("dr_grpo", max_tokens=n), batch) for n in (np.int64(50), 50))
-  assert not differ(a, b)
+    checked(factory)(clip_low=a)
+    assert received == [b, "constant", 50] and type(received[0]) is float
+  checked(factory)(max_tokens=np.int64(7))
+  assert received[2] == 7 and type(received[2]) is int

@@ -1,0 +1,238 @@
+"""The bed: a small transformer that has learnt a made-up language, and real Adam steps of GRPO on what it samples.
+
+The language is a Markov chain with peaked and fork tokens: after most tokens one successor is nearly certain, after every fifth one of four
+follows. A response's reward is the fraction of its tokens in a target set, one half of the vocabulary: cheap, verifiable, and learnable.
+"""
+
+import functools
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxrl_llm import objectives
+from jaxrl_llm.advantages import group_advantages
+from jaxrl_llm.models import make_model, preset
+from jaxrl_llm.sampler import make_filter, make_sampler
+from jaxrl_llm.train_step import init_state, make_optimizer, make_train_step, policy_outputs
+from jaxrl_llm.types import Params, PolicyOutputs, TrainBatch, TrainState
+
+PROMPT_TOKENS = 4
+
+
+class Sizes(NamedTuple):
+  """How large the bed is.
+
+  Attributes:
+    vocab_size: tokens of the language.
+    num_layers: transformer blocks.
+    d_model: width.
+    num_prompts: prompts of a rollout batch.
+    group_size: responses to each prompt.
+    num_minibatches: pieces of a rollout batch; an update takes one of them.
+    warm_steps: supervised steps on the language.
+    eval_rows: sequences scored at once.
+  """
+
+  vocab_size: int = 64
+  num_layers: int = 2
+  d_model: int = 64
+  num_prompts: int = 32
+  group_size: int = 8
+  num_minibatches: int = 16
+  warm_steps: int = 150
+  eval_rows: int = 64
+
+
+class Bed(NamedTuple):
+  """A model and its compiled programs, shared by all seeds.
+
+  Attributes:
+    sizes: how large it is.
+    init: `(key) -> params`.
+    warm_step: `(state, batch) -> (state, metrics)`, supervised.
+    warm_state: `(params) -> state` for `warm_step`.
+    outputs: `(params, batch) -> PolicyOutputs`.
+    sampler: `(response tokens) -> (params, prompts, prompt_mask, key) -> Rollouts`.
+    updater: `(learning rate) -> (fresh state of params, train step)`.
+  """
+
+  sizes: Sizes
+  init: Callable[[jax.Array], Params]
+  warm_step: Callable
+  warm_state: Callable[[Params], TrainState]
+  outputs: Callable[[Params, TrainBatch], PolicyOutputs]
+  sampler: Callable[[int], Callable]
+  updater: Callable[[float], tuple[Callable[[Params], TrainState], Callable]]
+
+
+class Language(NamedTuple):
+  """A Markov chain over the vocabulary and the half of it that is rewarded."""
+
+  transitions: np.ndarray
+  target: np.ndarray
+
+
+class Snapshot(NamedTuple):
+  """The policy after some updates on frozen old log-probabilities, on two batches that the old policy drew.
+
+  Attributes:
+    updates: optimizer updates so far.
+    params: the policy's weights.
+    trained: its log-probabilities on the batch that it is trained on, [N, T].
+    fresh: its log-probabilities on the other batch, which it never sees, [N, T].
+  """
+
+  updates: int
+  params: Params
+  trained: np.ndarray
+  fresh: np.ndarray
+
+
+def make_bed(sizes: Sizes) -> Bed:
+  """Builds the model once; programs compile at first use, one for each length of responses."""
+  config = preset("nano", vocab_size=sizes.vocab_size)._replace(
+    num_layers=sizes.num_layers, d_model=sizes.d_model, num_heads=4, num_kv_heads=2, head_dim=sizes.d_model // 4, d_ff=3 * sizes.d_model
+  )
+  model = make_model(config)
+  outputs_fn = functools.partial(policy_outputs, model.logits, make_filter())
+  adam = dict(weight_decay=0.0, b1=0.9, b2=0.99, max_grad_norm=1.0)
+
+  warm, schedule = make_optimizer(learning_rate=5e-3, warmup_steps=10, decay_steps=sizes.warm_steps, **adam)
+  warm_step = jax.jit(make_train_step(outputs_fn, objectives.make("sft"), warm, learning_rate=schedule), donate_argnums=0)
+
+  @functools.cache
+  def sampler(num_tokens: int) -> Callable:
+    # No stop token: every response has the length that is asked for.
+    settings = dict(group_size=sizes.group_size, max_new_tokens=num_tokens, stop_ids=(), pad_id=0)
+    return jax.jit(make_sampler(model.init_cache, model.decode, **settings))
+
+  @functools.cache
+  def updater(learning_rate: float) -> tuple[Callable, Callable]:
+    optimizer, schedule = make_optimizer(learning_rate=learning_rate, warmup_steps=0, **adam)
+    objective = objectives.make("grpo", clip_low=0.2, clip_high=0.27, kl_coef=0.0)
+    return lambda params: init_state(params, optimizer), jax.jit(make_train_step(outputs_fn, objective, optimizer, learning_rate=schedule))
+
+  return Bed(sizes, model.init, warm_step, lambda params: init_state(params, warm), jax.jit(outputs_fn), sampler, updater)
+
+
+def make_language(vocab_size: int, rng: np.random.Generator) -> Language:
+  """A chain in which every fifth token is a fork; the likeliest successors form one cycle, so that no response gets stuck."""
+  order = rng.permutation(vocab_size)
+  transitions = np.full((vocab_size, vocab_size), 0.05 / vocab_size)
+  transitions[order, np.roll(order, -1)] += 0.95
+  for token in rng.permutation(vocab_size)[: vocab_size // 5]:
+    successors = rng.choice(vocab_size, 4, replace=False)
+    transitions[token] = 0.05 / vocab_size
+    transitions[token, successors] += 0.95 * rng.dirichlet(np.full(4, 5.0))
+  target = np.zeros(vocab_size, bool)
+  target[rng.permutation(vocab_size)[: vocab_size // 2]] = True
+  return Language(transitions, target)
+
+
+def draw(language: Language, shape: tuple[int, int], rng: np.random.Generator) -> np.ndarray:
+  """Sequences of the language, [rows, tokens]."""
+  cumulative = np.cumsum(language.transitions, axis=1)
+  tokens = np.zeros(shape, np.int32)
+  tokens[:, 0] = rng.integers(len(cumulative), size=shape[0])
+  for t in range(1, shape[1]):
+    # The last of the sums may be a little below 1.
+    below = np.sum(rng.random((shape[0], 1)) > cumulative[tokens[:, t - 1]], axis=1)
+    tokens[:, t] = np.minimum(below, len(cumulative) - 1)
+  return tokens
+
+
+def rectangle(tokens: np.ndarray, advantages: np.ndarray | None = None) -> TrainBatch:
+  """A batch of sequences of one length: a row each, the prompt not counted."""
+  shape = tokens.shape
+  mask = np.broadcast_to(np.arange(shape[1]) >= PROMPT_TOKENS, shape).astype(np.float32)
+  advantages = np.ones(shape[0]) if advantages is None else advantages
+  return TrainBatch(
+    tokens=tokens.astype(np.int32),
+    positions=np.broadcast_to(np.arange(shape[1], dtype=np.int32), shape),
+    segments=np.ones(shape, np.int32),
+    mask=mask,
+    advantages=(mask * np.asarray(advantages)[:, None]).astype(np.float32),
+    old_logprobs=np.zeros(shape, np.float32),
+  )
+
+
+def warm_params(bed: Bed, language: Language, seed: int) -> Params:
+  """Weights that have learnt the language from scratch."""
+  rng = np.random.default_rng([seed, 1])
+  state = bed.warm_state(bed.init(jax.random.key(seed)))
+  for _ in range(bed.sizes.warm_steps):
+    state, _ = bed.warm_step(state, rectangle(draw(language, (32, 64), rng)))
+  return state.params
+
+
+def score(bed: Bed, params: Params, batch: TrainBatch) -> np.ndarray:
+  """Log-probabilities of a batch's tokens, a few rows at a time, [N, P + T]."""
+  rows = bed.sizes.eval_rows
+  pieces = (jax.tree.map(lambda x, start=start: x[start : start + rows], batch) for start in range(0, len(batch.tokens), rows))
+  return np.concatenate([np.asarray(bed.outputs(params, piece).logprobs) for piece in pieces])
+
+
+def rollout(bed: Bed, language: Language, params: Params, num_tokens: int, key: jax.Array) -> tuple[TrainBatch, float]:
+  """Samples a batch with its group advantages and the learner's log-probabilities.
+
+  Returns:
+    The batch, and the largest difference between the learner's and the sampler's log-probability of any token, in nats.
+  """
+  prompt_key, sample_key = jax.random.split(key)
+  rng = np.random.default_rng(np.asarray(jax.random.key_data(prompt_key)))
+  prompts = draw(language, (bed.sizes.num_prompts, PROMPT_TOKENS), rng)
+  rollouts = bed.sampler(num_tokens)(params, jnp.asarray(prompts), jnp.ones(prompts.shape, bool), sample_key)
+  responses = np.asarray(rollouts.tokens)
+  rewards = np.mean(language.target[responses], axis=1)
+  batch = rectangle(np.concatenate([rollouts.prompts, responses], axis=1), np.asarray(group_advantages(rewards, bed.sizes.group_size)))
+  batch = batch._replace(old_logprobs=score(bed, params, batch))
+  return batch, float(np.max(np.abs(batch.old_logprobs[:, PROMPT_TOKENS:] - np.asarray(rollouts.logprobs))))
+
+
+def minibatch(batch: TrainBatch, index: int, count: int) -> TrainBatch:
+  """Piece number `index`, from 0 and round again, of `count`; groups stay together."""
+  size = len(batch.tokens) // count
+  start = index % count * size
+  return jax.tree.map(lambda x: x[start : start + size], batch)
+
+
+def snapshots(
+  bed: Bed, language: Language, params: Params, *, num_tokens: int, learning_rate: float, measure_at: tuple[int, ...], key: jax.Array
+) -> Iterator[tuple[Snapshot, TrainBatch, TrainBatch]]:
+  """Updates the policy and looks at it.
+
+  A first rollout batch is trained on and thrown away: it warms up Adam's moments, whose first step would else be ±learning rate in every
+  weight. The second is the one that is measured: its old log-probabilities stay as they are from the first update to the last.
+
+  Args:
+    bed: the model.
+    language: what it speaks.
+    params: weights to start from.
+    num_tokens: length of every response.
+    learning_rate: of Adam.
+    measure_at: numbers of updates, rising.
+    key: all randomness.
+
+  Yields:
+    At each of `measure_at`, the snapshot, the batch that is trained on and the fresh one.
+  """
+  keys = jax.random.split(key, 3)
+  new_state, step = bed.updater(learning_rate)
+  count = bed.sizes.num_minibatches
+  state = new_state(params)
+  first, _ = rollout(bed, language, params, num_tokens, keys[0])
+  for index in range(count):
+    state, _ = step(state, minibatch(first, index, count))
+  old = state.params
+  trained, _ = rollout(bed, language, old, num_tokens, keys[1])
+  fresh, _ = rollout(bed, language, old, num_tokens, keys[2])
+  done = 0
+  for updates in measure_at:
+    for index in range(done, updates):
+      state, _ = step(state, minibatch(trained, index, count))
+    done = updates
+    now = [score(bed, state.params, batch)[:, PROMPT_TOKENS:] for batch in (trained, fresh)]
+    yield Snapshot(updates, state.params, *now), trained, fresh
