@@ -206,7 +206,7 @@ def _choices(config: ConfigDict) -> Iterator[str]:
   from jaxrl_llm import objectives
   from jaxrl_llm.credit import ESTIMATORS
   from jaxrl_llm.models import preset
-  from jaxrl_llm.objectives.corrections import corrected
+  from jaxrl_llm.objectives.corrected import corrected
   from jaxrl_llm.tasks import TASKS
 
   if config.task.name not in TASKS:

@@ -19,7 +19,7 @@ from jaxrl_llm.config_check import given, row_problems
 from jaxrl_llm.credit import ESTIMATORS, Credit, Evidence, make_credit
 from jaxrl_llm.models import Critic, Model, make_critic, make_model, preset
 from jaxrl_llm.objectives.base import critic_objective
-from jaxrl_llm.objectives.corrections import corrected
+from jaxrl_llm.objectives.corrected import corrected
 from jaxrl_llm.sampler import SampleFn, make_filter, make_sampler
 from jaxrl_llm.tasks import Task
 from jaxrl_llm.tasks.pipeline import encode_demonstrations, max_prompt_tokens

@@ -9,10 +9,10 @@ import pytest
 
 from jaxrl_llm.objectives import make
 from jaxrl_llm.objectives.base import policy_objective
+from jaxrl_llm.objectives.corrected import corrected
 from jaxrl_llm.objectives.corrections import (
   CORRECTIONS,
   bypass,
-  corrected,
   geometric_rejection,
   icepop,
   mis,

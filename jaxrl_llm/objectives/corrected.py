@@ -1,0 +1,133 @@
+"""The corrections that a config switches on, checked together and applied in one order."""
+
+import math
+import numbers
+from typing import Any
+
+from jaxrl_llm.objectives.corrections import CORRECTIONS, LEVELS, MISMATCH
+from jaxrl_llm.types import Objective
+
+
+def _is_real(x: Any) -> bool:
+  return isinstance(x, numbers.Real) and not isinstance(x, bool)
+
+
+def _is_band(x: Any) -> bool:
+  return isinstance(x, tuple | list) and len(x) == 2 and all(map(_is_real, x)) and 0 <= x[0] <= 1 <= x[1] and x[0] < x[1]
+
+
+_CAP = (lambda x: x is None or (_is_real(x) and x >= 1), "None or a number >= 1, so that k = 1 keeps its weight")
+_BAND = (lambda x: x is None or _is_band(x), "None or two numbers (low, high) with 0 <= low <= 1 <= high and low < high")
+
+RULES = {
+  "tis": _CAP,
+  "mis": _CAP,
+  "level": (lambda x: isinstance(x, str) and x in LEVELS, "one of " + ", ".join(map(repr, LEVELS))),
+  "icepop": _BAND,
+  "geometric_rejection": _BAND,
+  "off_policy_mask": (
+    lambda x: x is None or (_is_real(x) and math.isfinite(x) and x >= 0),
+    "None or a finite number of nats per token >= 0",
+  ),
+  "bypass": (lambda x: isinstance(x, bool), "True or False"),
+}
+"""Each setting of `corrected`: the test it must pass and that test in words."""
+
+
+def corrected(
+  objective: Objective,
+  *,
+  tis: Any = None,
+  mis: Any = None,
+  level: Any = "token",
+  icepop: Any = None,
+  geometric_rejection: Any = None,
+  off_policy_mask: Any = None,
+  bypass: Any = False,
+) -> Objective:
+  """Wraps an objective in the corrections that are switched on.
+
+  From the inside out: off_policy_mask, geometric_rejection, one of tis, mis and icepop, bypass. Weights multiply, so only the place of
+  bypass matters: outermost, it is what all others see as π_old. The settings are what stands in a config, so anything may stand there.
+
+  Args:
+    objective: what to wrap.
+    tis: cap of `tis`; None leaves it out.
+    mis: cap of `mis`.
+    level: "token" or "sequence", of `tis` and `mis`.
+    icepop: band (low, high) of `icepop`, a tuple or a list.
+    geometric_rejection: band (low, high) of `geometric_rejection`.
+    off_policy_mask: delta of `off_policy_mask`, in nats per token.
+    bypass: whether the sampler's policy is taken for π_old.
+
+  Returns:
+    The wrapped objective; without any correction the objective itself.
+
+  Raises:
+    ValueError: for settings that are illegal, exclude each other or have no effect on this objective, such as any on sft; all problems in
+      one line.
+
+  Example:
+    >>> from jaxrl_llm.objectives.gspo import gspo
+    >>> sorted(corrected(gspo(), tis=2.0, off_policy_mask=0.1).needs)
+    ['old_logprobs', 'sampler_logprobs']
+    >>> corrected(gspo(), level="sequence")
+    Traceback (most recent call last):
+      ...
+    ValueError: level: found 'sequence', expected 'token', because neither tis nor mis is set and it would be ignored
+  """
+  settings = {
+    "tis": tis,
+    "mis": mis,
+    "level": level,
+    "icepop": icepop,
+    "geometric_rejection": geometric_rejection,
+    "off_policy_mask": off_policy_mask,
+    "bypass": bypass,
+  }
+  problems = [f"{name}: found {x!r}, expected {RULES[name][1]}" for name, x in settings.items() if not RULES[name][0](x)]
+  # Only legal settings can be compared with one another.
+  problems = problems or _conflicts(objective, settings)
+  if problems:
+    raise ValueError("; ".join(problems))
+  arguments = {
+    "off_policy_mask": {"delta": off_policy_mask},
+    "geometric_rejection": dict(zip(("low", "high"), geometric_rejection or (), strict=False)),
+    "tis": {"cap": tis, "level": level},
+    "mis": {"cap": mis, "level": level},
+    "icepop": dict(zip(("low", "high"), icepop or (), strict=False)),
+    "bypass": {},
+  }
+  for name, wrap in CORRECTIONS.items():
+    if _is_on(settings[name]):
+      objective = wrap(objective, **arguments[name])
+  return objective
+
+
+def _is_on(setting: Any) -> bool:
+  return setting is not None and setting is not False
+
+
+def _conflicts(objective: Objective, settings: dict[str, Any]) -> list[str]:
+  """Settings that are legal alone, but not together or not with this objective."""
+  on = {name: x for name, x in settings.items() if name != "level" and _is_on(x)}
+  weights = [name for name in ("tis", "mis", "icepop") if name in on]
+  problems = []
+  if len(weights) > 1:
+    found = ", ".join(f"{name}: found {on[name]!r}" for name in weights)
+    problems.append(f"{found}, expected one of them at most, because each puts its own weight on the mismatch")
+  if settings["level"] != "token" and not {"tis", "mis"} & on.keys():
+    problems.append(f"level: found {settings['level']!r}, expected 'token', because neither tis nor mis is set and it would be ignored")
+  if not objective.needs & MISMATCH:
+    why = "because the objective compares the policy with no other one"
+    return problems + [f"{name}: found {x!r}, expected {'False' if name == 'bypass' else 'None'}, {why}" for name, x in on.items()]
+  of_mismatch = [*weights, *(["geometric_rejection"] if "geometric_rejection" in on else [])]
+  if "bypass" in on:
+    ignored = "bypass takes the sampler's policy for the old one, which leaves no mismatch"
+    problems += [f"{name}: found {on[name]!r}, expected None, because {ignored}" for name in of_mismatch]
+    if "old_logprobs" not in objective.needs and "off_policy_mask" not in on:
+      problems.append("bypass: found True, expected False, because the objective never reads the old policy")
+  elif "sampler_logprobs" in objective.needs:
+    twice = "the objective itself corrects the mismatch, which would count twice"
+    problems += [f"{name}: found {on[name]!r}, expected None, because {twice}" for name in weights]
+  return problems
