@@ -1,9 +1,13 @@
 """Segments against loops over sequences, and the weights' promises."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from jaxrl_llm import segments as seg
 
@@ -37,7 +41,7 @@ def test_none_is_one_sequence_a_row():
   ones = jnp.ones(MASK.shape, int)
   for f in (seg.segment_sum, seg.segment_count):
     np.testing.assert_allclose(f(x, None), f(x, ones), rtol=1e-5)
-  for weigh in (seg.token_mean, seg.sequence_mean, seg.constant(5)):
+  for weigh in (seg.token_mean, seg.sequence_mean, seg.sequence_sum, seg.constant(5)):
     np.testing.assert_allclose(weigh(jnp.asarray(MASK), None), weigh(jnp.asarray(MASK), ones), rtol=1e-6)
 
 
@@ -49,13 +53,100 @@ def test_weights_by_hand():
     inverse = np.where(lengths > 0, 1 / lengths, 0)
   np.testing.assert_allclose(seg.token_mean(mask, ids), MASK / NUM_TOKENS, rtol=1e-6)
   np.testing.assert_allclose(seg.sequence_mean(mask, ids), inverse / NUM_SEQUENCES, rtol=1e-6)
+  np.testing.assert_allclose(seg.sequence_sum(mask, ids), MASK / NUM_SEQUENCES, rtol=1e-6)
   np.testing.assert_allclose(seg.constant(30)(mask, ids), MASK / NUM_SEQUENCES / 30, rtol=1e-6)
 
 
-@pytest.mark.parametrize("weigh", [seg.token_mean, seg.sequence_mean, seg.constant(7)])
+WEIGHTS = {"token_mean": seg.token_mean, "sequence_mean": seg.sequence_mean, "sequence_sum": seg.sequence_sum, "constant": seg.constant(7)}
+
+
+@pytest.mark.parametrize("weigh", WEIGHTS.values(), ids=WEIGHTS)
 def test_weights_of_an_empty_mask_are_zero_and_junk_segments_free(weigh):
   empty = jnp.zeros(MASK.shape)
   assert np.all(weigh(empty, jnp.asarray(SEGMENTS)) == 0) and np.all(weigh(empty, None) == 0)
+
+
+@functools.cache
+def jitted(name):
+  return jax.jit(WEIGHTS[name])
+
+
+@given(seed=st.integers(0, 10**6), density=st.floats(0.0, 1.0))
+@settings(max_examples=40)
+def test_weights_by_a_loop_over_sequences_of_random_rows(seed, density):
+  """And what they promise: Σw is 1 for both means, the mean length for the sum, its share of the budget for the constant."""
+  rng = np.random.default_rng(seed)
+  # Up to six sequences a row, of any length, each contiguous; numbers may be left out, and padding comes first.
+  segments = np.sort(rng.integers(0, 7, (3, 12)), axis=1)
+  mask = ((rng.random((3, 12)) < density) & (segments > 0)).astype(np.float32)
+  lengths = {(b, s): mask[b, segments[b] == s].sum() for b in range(3) for s in set(segments[b]) if mask[b, segments[b] == s].any()}
+  expected = {name: np.zeros((3, 12)) for name in WEIGHTS}
+  for (b, s), length in lengths.items():
+    share = {"token_mean": 1 / mask.sum(), "sequence_mean": 1 / len(lengths) / length, "sequence_sum": 1 / len(lengths)}
+    for name, w in (share | {"constant": 1 / len(lengths) / 7}).items():
+      expected[name][b, segments[b] == s] = w
+  found = {name: np.asarray(jitted(name)(mask, segments)) for name in WEIGHTS}
+  for name, w in found.items():
+    np.testing.assert_allclose(w, mask * expected[name], rtol=1e-5, err_msg=name)
+  if lengths:
+    mean_length = np.mean(list(lengths.values()))
+    sums = {"token_mean": 1, "sequence_mean": 1, "sequence_sum": mean_length, "constant": mean_length / 7}
+    np.testing.assert_allclose([found[name].sum() for name in sums], list(sums.values()), rtol=1e-5)
+
+
+@pytest.mark.parametrize("name", WEIGHTS)
+def test_weights_do_not_know_padding_order_or_empty_sequences(name):
+  weigh = WEIGHTS[name]
+  mask, segments = jnp.asarray(MASK), jnp.asarray(SEGMENTS)
+  expected = np.asarray(weigh(mask, segments))
+  wide = weigh(jnp.pad(mask, ((1, 2), (3, 5))), jnp.pad(segments, ((1, 2), (3, 5))))
+  np.testing.assert_allclose(wide[1:3, 3:11], expected, rtol=1e-6)
+  assert np.count_nonzero(wide) == np.count_nonzero(expected)
+  np.testing.assert_allclose(weigh(mask[::-1], segments[::-1]), expected[::-1], rtol=1e-6)
+  # Sequence 2 of the second row counts nothing; without it, nothing changes.
+  gone = jnp.where(segments == 2, jnp.where(jnp.arange(2)[:, None] == 1, 0, segments), segments)
+  np.testing.assert_allclose(weigh(mask, gone), expected, rtol=1e-6)
+
+
+@pytest.mark.parametrize("lengths", [(4, 4, 4), (4, 1, 2)])
+def test_the_two_means_meet_for_equal_lengths_alone(lengths):
+  mask = jnp.asarray(np.arange(4) < np.array(lengths)[:, None], jnp.float32)
+  equal = lengths == (4, 4, 4)
+  assert np.allclose(seg.token_mean(mask, None), seg.sequence_mean(mask, None)) == equal
+  assert np.allclose(seg.sequence_mean(mask, None), seg.sequence_sum(mask, None) / 4) == equal
+  np.testing.assert_allclose(seg.sequence_sum(mask, None), 9 * seg.constant(9)(mask, None), rtol=1e-6)
+
+
+@pytest.mark.parametrize("segments", [None, SEGMENTS])
+def test_once_per_sequence_takes_the_first_counted_token(segments):
+  x = np.arange(16.0).reshape(2, 8).astype(np.float32)
+  ids = np.ones((2, 8), int) if segments is None else segments
+  expected = np.full((2, 8), np.nan)
+  for b, where in by_sequence(x, ids):
+    counted = np.flatnonzero(where & (MASK[b] > 0))
+    if len(counted):
+      expected[b, counted[0]] = x[b, counted[0]]
+  found = seg.once_per_sequence(jnp.asarray(x), jnp.asarray(MASK), None if segments is None else jnp.asarray(segments))
+  np.testing.assert_array_equal(found, expected)
+  assert np.sum(~np.isnan(expected)) == (2 if segments is None else NUM_SEQUENCES)
+
+
+def test_a_statistic_over_sequences_weighs_each_once():
+  mask, ids = jnp.asarray(MASK), jnp.asarray(SEGMENTS)
+  length = seg.once_per_sequence(seg.segment_count(mask, ids), mask, ids)
+  found = seg.reduce_metrics({"length/mean": length, "length/max": length, "length/min": length}, mask, mask)
+  np.testing.assert_allclose([found[f"length/{x}"] for x in ("mean", "max", "min")], [NUM_TOKENS / NUM_SEQUENCES, 3, 1], rtol=1e-6)
+
+
+def test_effective_sample_size():
+  mask = jnp.array([[1.0, 1.0, 1.0, 1.0, 0.0]])
+  ess = lambda x: float(seg.reduce_metrics({"a/ess": jnp.asarray([x], jnp.float32)}, mask, mask)["a/ess"])
+  np.testing.assert_allclose(ess([3.0, 3.0, 3.0, 3.0, 99.0]), 1, rtol=1e-6)
+  np.testing.assert_allclose(ess([1.0, 0.0, 0.0, 0.0, 99.0]), 1 / 4, rtol=1e-6)
+  np.testing.assert_allclose(ess([1.0, 2.0, np.nan, 3.0, 99.0]), 36 / (3 * 14), rtol=1e-6)
+  # Any unit, also where squares leave float32; and one sample is all there is.
+  np.testing.assert_allclose(ess([1e30, 2e30, np.nan, 3e30, 0.0]), 36 / (3 * 14), rtol=1e-6)
+  assert ess([np.nan, 5.0, np.nan, np.nan, 99.0]) == 1 and ess([np.nan] * 5) == 0
 
 
 def test_mean_has_no_gradient_off_the_mask_even_there_is_nan():

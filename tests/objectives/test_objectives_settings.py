@@ -76,7 +76,7 @@ def test_every_option_changes_loss_or_gradient(make_batch, evaluate, name, optio
   batch = make_batch(lengths=(6, 3, 1, 5))
   before, turned = TURNS[option]
   before = before | with_its_gate(name, option)
-  reference, found = (parts(evaluate(name, batch, with_metrics=False, **before | new)) for new in ({}, {option: turned}))
+  reference, found = (parts(evaluate(name, batch, wanted=(), **before | new)) for new in ({}, {option: turned}))
   assert differ(found, reference)
 
 
@@ -94,7 +94,7 @@ def test_every_choice_of_weights_changes_the_weights(make_batch, name):
 
 
 def test_kl_estimators_differ(make_batch, evaluate):
-  found = {name: parts(evaluate("grpo", make_batch(), with_metrics=False, kl_coef=0.5, kl_estimator=name)) for name in KL_ESTIMATORS}
+  found = {name: parts(evaluate("grpo", make_batch(), wanted=(), kl_coef=0.5, kl_estimator=name)) for name in KL_ESTIMATORS}
   for name, other in itertools.combinations(found, 2):
     assert differ(found[name], found[other]), (name, other)
 
@@ -236,7 +236,7 @@ def test_a_custom_objective_with_the_parts_of_a_named_one_is_that_one(make_batch
   batch = make_batch(lengths=(6, 3, 1, 5))
   settings = NAMED_BY_PARTS[name]
   assert make("custom", **settings).needs == make(name).needs
-  found, expected = (parts(evaluate(n, batch, with_metrics=False, **s)) for n, s in (("custom", settings), (name, {})))
+  found, expected = (parts(evaluate(n, batch, wanted=(), **s)) for n, s in (("custom", settings), (name, {})))
   for x, y in zip(found, expected, strict=True):
     np.testing.assert_array_equal(x, y)
 

@@ -42,7 +42,7 @@ class Sizes(NamedTuple):
   num_prompts: int = 32
   group_size: int = 8
   num_minibatches: int = 16
-  warm_steps: int = 150
+  warm_steps: int = 100
   eval_rows: int = 64
 
 
@@ -76,19 +76,21 @@ class Language(NamedTuple):
 
 
 class Snapshot(NamedTuple):
-  """The policy after some updates on frozen old log-probabilities, on two batches that the old policy drew.
+  """The policy after some updates on frozen old log-probabilities.
 
   Attributes:
     updates: optimizer updates so far.
     params: the policy's weights.
-    trained: its log-probabilities on the batch that it is trained on, [N, T].
-    fresh: its log-probabilities on the other batch, which it never sees, [N, T].
+    batch: responses that the old policy drew and that no update has seen, as those of the next mini-batch.
+    log_ratio: log π − log π_old of their tokens, [N, T].
+    sampler_gap: largest difference between the learner's and the sampler's log-probability of a token under the old weights, in nats.
   """
 
   updates: int
   params: Params
-  trained: np.ndarray
-  fresh: np.ndarray
+  batch: TrainBatch
+  log_ratio: np.ndarray
+  sampler_gap: float
 
 
 def make_bed(sizes: Sizes) -> Bed:
@@ -175,12 +177,8 @@ def score(bed: Bed, params: Params, batch: TrainBatch) -> np.ndarray:
   return np.concatenate([np.asarray(bed.outputs(params, piece).logprobs) for piece in pieces])
 
 
-def rollout(bed: Bed, language: Language, params: Params, num_tokens: int, key: jax.Array) -> tuple[TrainBatch, float]:
-  """Samples a batch with its group advantages and the learner's log-probabilities.
-
-  Returns:
-    The batch, and the largest difference between the learner's and the sampler's log-probability of any token, in nats.
-  """
+def rollout(bed: Bed, language: Language, params: Params, num_tokens: int, key: jax.Array) -> TrainBatch:
+  """Samples a batch with its group advantages. Its old log-probabilities are the sampler's."""
   prompt_key, sample_key = jax.random.split(key)
   rng = np.random.default_rng(np.asarray(jax.random.key_data(prompt_key)))
   prompts = draw(language, (bed.sizes.num_prompts, PROMPT_TOKENS), rng)
@@ -188,8 +186,7 @@ def rollout(bed: Bed, language: Language, params: Params, num_tokens: int, key: 
   responses = np.asarray(rollouts.tokens)
   rewards = np.mean(language.target[responses], axis=1)
   batch = rectangle(np.concatenate([rollouts.prompts, responses], axis=1), np.asarray(group_advantages(rewards, bed.sizes.group_size)))
-  batch = batch._replace(old_logprobs=score(bed, params, batch))
-  return batch, float(np.max(np.abs(batch.old_logprobs[:, PROMPT_TOKENS:] - np.asarray(rollouts.logprobs))))
+  return batch._replace(old_logprobs=np.pad(np.asarray(rollouts.logprobs), ((0, 0), (PROMPT_TOKENS, 0))))
 
 
 def minibatch(batch: TrainBatch, index: int, count: int) -> TrainBatch:
@@ -201,7 +198,7 @@ def minibatch(batch: TrainBatch, index: int, count: int) -> TrainBatch:
 
 def snapshots(
   bed: Bed, language: Language, params: Params, *, num_tokens: int, learning_rate: float, measure_at: tuple[int, ...], key: jax.Array
-) -> Iterator[tuple[Snapshot, TrainBatch, TrainBatch]]:
+) -> Iterator[Snapshot]:
   """Updates the policy and looks at it.
 
   A first rollout batch is trained on and thrown away: it warms up Adam's moments, whose first step would else be ±learning rate in every
@@ -217,22 +214,22 @@ def snapshots(
     key: all randomness.
 
   Yields:
-    At each of `measure_at`, the snapshot, the batch that is trained on and the fresh one.
+    A snapshot at each of `measure_at`.
   """
   keys = jax.random.split(key, 3)
   new_state, step = bed.updater(learning_rate)
   count = bed.sizes.num_minibatches
   state = new_state(params)
-  first, _ = rollout(bed, language, params, num_tokens, keys[0])
+  first = rollout(bed, language, params, num_tokens, keys[0])
   for index in range(count):
     state, _ = step(state, minibatch(first, index, count))
-  old = state.params
-  trained, _ = rollout(bed, language, old, num_tokens, keys[1])
-  fresh, _ = rollout(bed, language, old, num_tokens, keys[2])
+  trained, fresh = (rollout(bed, language, state.params, num_tokens, key) for key in keys[1:])
+  drawn, fresh = fresh.old_logprobs, fresh._replace(old_logprobs=score(bed, state.params, fresh))
+  gap = float(np.max(np.abs(drawn - fresh.old_logprobs)[:, PROMPT_TOKENS:]))
   done = 0
   for updates in measure_at:
     for index in range(done, updates):
       state, _ = step(state, minibatch(trained, index, count))
     done = updates
-    now = [score(bed, state.params, batch)[:, PROMPT_TOKENS:] for batch in (trained, fresh)]
-    yield Snapshot(updates, state.params, *now), trained, fresh
+    log_ratio = (score(bed, state.params, fresh) - fresh.old_logprobs)[:, PROMPT_TOKENS:]
+    yield Snapshot(updates, state.params, fresh, log_ratio, gap)

@@ -1,0 +1,1 @@
+"""How importance ratios spread with length, and which clip binds, on real updates of a small model. See README.md."""

@@ -1,0 +1,136 @@
+"""Runs the ratio lab, judges it by `rules.py`, and draws its figures.
+
+  python -m experiments.ablations.ratio_lab
+  python -m experiments.ablations.ratio_lab --plot_only --format pdf
+
+Results go to `results.json` beside this file, figures to `figures/`. One seed after the other; about 6 minutes on one core.
+"""
+
+import argparse
+import json
+import math
+import pathlib
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from experiments.ablations.ratio_lab import bed as beds
+from experiments.ablations.ratio_lab import figures, measures, rules
+
+HERE = pathlib.Path(__file__).parent
+
+
+def measure_seed(
+  bed: beds.Bed, seed: int, *, lengths: Sequence[int], updates: tuple[int, ...], runs: Sequence[tuple[int, float]]
+) -> dict[str, list[dict]]:
+  """All measurements of one seed.
+
+  Args:
+    bed: the model.
+    seed: of the language, the weights, the samples and the drifts.
+    lengths: of prefixes, up to the longest response.
+    updates: numbers of updates to look at.
+    runs: length of responses and learning rate of each; the first is the one whose prefixes are measured.
+
+  Returns:
+    Rows of `runs`, `prefixes` and `drifts` (see `rules.judge`).
+  """
+  language = beds.make_language(bed.sizes.vocab_size, np.random.default_rng([seed, 0]))
+  params = beds.warm_params(bed, language, seed)
+  found: dict[str, list[dict]] = {"runs": [], "prefixes": [], "drifts": []}
+  for index, (num_tokens, learning_rate) in enumerate(runs):
+    key = jax.random.fold_in(jax.random.key(seed), index)
+    settings = dict(num_tokens=num_tokens, learning_rate=learning_rate, measure_at=updates, key=key)
+    for snapshot in beds.snapshots(bed, language, params, **settings):
+      at = {"seed": seed, "updates": snapshot.updates}
+      advantages = snapshot.batch.advantages[:, -1]
+      statistics = measures.ratio_statistics(snapshot.log_ratio) | measures.clip_fractions(snapshot.log_ratio, advantages)
+      gap = {"sampler_gap": snapshot.sampler_gap}
+      found["runs"].append(at | {"tokens": num_tokens, "learning_rate": learning_rate} | statistics | gap)
+      if index == 0:
+        found["prefixes"] += [
+          at | {"tokens": length} | measures.ratio_statistics(snapshot.log_ratio[:, :length]) for length in lengths
+        ]
+        if snapshot.updates == rules.PAPER_UPDATES:
+          for kind in ("independent", "autoregressive", "shared"):
+            drifted = measures.with_drift(snapshot.log_ratio, kind, np.random.default_rng([seed, 2]))
+            for length in lengths:
+              std_log_s = float(np.std(np.mean(drifted[:, :length], axis=1), ddof=1))
+              found["drifts"].append(at | {"kind": kind, "tokens": length, "std_log_s": std_log_s})
+  return found
+
+
+def measure(sizes: beds.Sizes, seeds: Sequence[int], *, lengths: Sequence[int], updates: tuple[int, ...], runs: Sequence[tuple]) -> dict:
+  """All seeds, and the verdicts."""
+  bed = beds.make_bed(sizes)
+  rows: dict[str, list[dict]] = {"runs": [], "prefixes": [], "drifts": []}
+  started = time.process_time()
+  for seed in seeds:
+    for name, found in measure_seed(bed, seed, lengths=lengths, updates=updates, runs=runs).items():
+      rows[name] += found
+    print(f"seed {seed}: {time.process_time() - started:.0f} s of processor time so far", flush=True)
+  results = {
+    "sizes": sizes._asdict(),
+    "seeds": list(seeds),
+    "jax": jax.__version__,
+    "processor_seconds": time.process_time() - started,
+    "verdicts": rules.judge(**rows),
+    **rows,
+  }
+  return rounded(results)
+
+
+def rounded(x: Any, digits: int = 5) -> Any:
+  """The same with floats of a few significant digits, so that the file stays small."""
+  if isinstance(x, dict):
+    return {key: rounded(value, digits) for key, value in x.items()}
+  if isinstance(x, list | tuple):
+    return [rounded(value, digits) for value in x]
+  return float(f"{x:.{digits}g}") if isinstance(x, float) and math.isfinite(x) else x
+
+
+def to_json(results: dict) -> str:
+  """JSON with a line for each row of measurements."""
+  parts = []
+  for key, value in results.items():
+    if isinstance(value, list) and value and isinstance(value[0], dict):
+      text = "[\n  " + ",\n  ".join(json.dumps(row) for row in value) + "\n ]"
+    elif key == "verdicts":
+      text = "{\n  " + ",\n  ".join(f"{json.dumps(name)}: {json.dumps(row)}" for name, row in value.items()) + "\n }"
+    else:
+      text = json.dumps(value)
+    parts.append(f" {json.dumps(key)}: {text}")
+  return "{\n" + ",\n".join(parts) + "\n}\n"
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+  """Parses the command line, measures, writes and draws."""
+  parser = argparse.ArgumentParser(prog="python -m experiments.ablations.ratio_lab", description=__doc__.splitlines()[0])
+  parser.add_argument("--folder", type=pathlib.Path, default=HERE, help="where results.json and figures/ go")
+  parser.add_argument("--format", nargs="+", choices=("png", "pdf", "svg"), default=["png"])
+  parser.add_argument("--plot_only", action="store_true", help="draw what results.json holds, measure nothing")
+  parser.add_argument("--smoke", action="store_true", help="tiny sizes: shows that it runs, measures nothing worth having")
+  args = parser.parse_args(argv)
+  path = args.folder / "results.json"
+  if not args.plot_only:
+    if args.smoke:
+      sizes = beds.Sizes(num_layers=1, d_model=16, num_prompts=4, group_size=4, num_minibatches=4, warm_steps=2)
+      results = measure(sizes, (0, 1), lengths=(4, 8), updates=(1, 4), runs=((8, 3e-3),))
+    else:
+      runs = [(length, rules.LEARNING_RATE) for length in sorted(rules.LENGTHS, reverse=True)]
+      runs += [(rules.OTHER_AT, learning_rate) for learning_rate in rules.OTHER_LEARNING_RATES]
+      results = measure(beds.Sizes(), rules.SEEDS, lengths=rules.LENGTHS, updates=rules.UPDATES, runs=runs)
+    args.folder.mkdir(parents=True, exist_ok=True)
+    path.write_text(to_json(results))
+  results = json.loads(path.read_text())
+  for name, verdict in results["verdicts"].items():
+    numbers = {key: value for key, value in verdict.items() if key not in ("rule", "verdict")}
+    print(f"{name}: {verdict['verdict']} ({numbers})")
+  figures.draw(results, args.folder / "figures", args.format)
+
+
+if __name__ == "__main__":
+  main()

@@ -1,0 +1,138 @@
+"""The figures of the ratio lab, drawn from `results.json` alone."""
+
+import pathlib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from experiments.ablations.plots import BLACK, BLUE, GREEN, GREY, ORANGE, PINK, SKY, letter, new_figure, save
+from experiments.ablations.ratio_lab import measures, rules
+
+_SHADES = ("#9ecae1", "#4292c6", "#08306b")
+
+
+def draw(results: Mapping[str, Any], folder: pathlib.Path, formats: Sequence[str]) -> None:
+  """Draws both figures."""
+  with new_figure(height=4.5) as figure:
+    _spread(figure, results)
+    save(figure, folder, "ratio_spread", formats)
+  with new_figure(height=2.75) as figure:
+    _clip(figure, results)
+    save(figure, folder, "clip_fraction", formats)
+
+
+def curve(rows: Sequence[Mapping], x: str, y: str) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+  """Places on the x axis, and mean, least and largest of y over the seeds at each."""
+  places = sorted({row[x] for row in rows})
+  values = [[row[y] for row in rows if row[x] == place] for place in places]
+  return np.array(places), *(np.array([f(v) for v in values]) for f in (np.mean, np.min, np.max))
+
+
+def _band(axes: Any, rows: Sequence[Mapping], x: str, y: str, color: str, label: str | None = None, **style: Any) -> None:
+  places, mean, low, high = curve(rows, x, y)
+  axes.fill_between(places, low, high, color=color, alpha=0.18, linewidth=0)
+  axes.plot(places, mean, color=color, label=label, **({"marker": "o"} | style))
+
+
+def _lengths(axes: Any, rows: Sequence[Mapping]) -> None:
+  places = sorted({row["tokens"] for row in rows})
+  axes.set_xscale("log", base=2)
+  axes.set_xticks(places, [str(place) for place in places])
+  axes.set_xlabel("response length T (tokens)")
+
+
+def _spread(figure: Any, results: Mapping[str, Any]) -> None:
+  prefixes, drifts = results["prefixes"], results["drifts"]
+  (variance, spread), (largest, ess) = figure.subplots(2, 2)
+  every = sorted({row["updates"] for row in prefixes})
+  shown = [every[0], *([rules.PAPER_UPDATES] if rules.PAPER_UPDATES in every[1:-1] else []), every[-1]]
+  for updates, color in zip(shown, _SHADES[-len(shown) :], strict=True):
+    rows = [row for row in prefixes if row["updates"] == updates]
+    label = f"{updates} update" + "s" * (updates > 1)
+    _band(variance, rows, "tokens", "var_rho", color, label)
+    _band(largest, rows, "tokens", "mean_max_r", color, label)
+    _band(ess, rows, "tokens", "ess_sequences", color, label)
+    places, *_ = curve(rows, "tokens", "var_rho")
+    std_z = curve(rows, "tokens", "std_z")[1][-1]
+    variance.plot(places, np.expm1(places * std_z**2), color=color, linestyle=":", linewidth=1)
+    ess.plot(*curve(rows, "tokens", "ess_tokens")[:2], color=color, linestyle="--", linewidth=1)
+  letter(variance, "a", r"variance of the sequence's weight $\rho=\prod_t r_t$")
+  variance.plot([], [], color=GREY, linestyle=":", linewidth=1, label=r"$e^{T\,\sigma^2}-1$, independent")
+  variance.set_yscale("log")
+  variance.set_ylabel(r"Var($\rho$)")
+  variance.legend(loc="upper left")
+
+  at_paper = [row for row in prefixes if row["updates"] == rules.PAPER_UPDATES]
+  _band(spread, at_paper, "tokens", "std_log_s", BLUE, "measured")
+  for kind, color, label in (("autoregressive", ORANGE, r"autoregressive drift, $\varphi=0.95$"), ("shared", PINK, "shared drift")):
+    rows = [row for row in drifts if row["kind"] == kind]
+    _band(spread, rows, "tokens", "std_log_s", color, label, marker="s" if kind == "shared" else "^")
+  places, mean, *_ = curve(at_paper, "tokens", "std_log_s")
+  spread.plot(places, mean[0] * np.sqrt(places[0] / places), color=BLACK, linestyle=":", linewidth=1, label=r"$\propto T^{-1/2}$")
+  letter(spread, "b", rf"spread of $s=\rho^{{1/T}}$ after {rules.PAPER_UPDATES} updates")
+  spread.set_yscale("log")
+  spread.set_ylabel("std(log s)")
+  spread.legend(loc="lower left")
+
+  letter(largest, "c", "largest token ratio of a response")
+  largest.set_ylabel(r"mean of $\max_t r_t$")
+  largest.legend(loc="upper left")
+  letter(ess, "d", "effective sample size")
+  ess.plot([], [], color=GREY, linewidth=1.4, label=r"sequences, weights $\rho$")
+  ess.plot([], [], color=GREY, linestyle="--", linewidth=1, label="tokens, weights r")
+  ess.set_ylim(0, 1.04)
+  ess.set_ylabel("fraction of the sample")
+  ess.legend(handles=ess.get_lines()[-2:], loc="lower left")
+  for axes in (variance, spread, largest, ess):
+    _lengths(axes, prefixes)
+
+
+def _clip(figure: Any, results: Mapping[str, Any]) -> None:
+  runs = results["runs"]
+  lengths = sorted({row["tokens"] for row in runs})
+  rate = rules.LEARNING_RATE if any(row["learning_rate"] == rules.LEARNING_RATE for row in runs) else runs[0]["learning_rate"]
+  middle = rules.OTHER_AT if rules.OTHER_AT in lengths else lengths[0]
+  by_updates, by_length, by_drift = figure.subplots(1, 3)
+  main = [row for row in runs if row["learning_rate"] == rate]
+  for axes, rows, x in (
+    (by_updates, [row for row in main if row["tokens"] == middle], "updates"),
+    (by_length, [row for row in main if row["updates"] == rules.PAPER_UPDATES], "tokens"),
+  ):
+    places, low, *_ = curve(rows, x, "gspo_x3")
+    high = curve(rows, x, "gspo_x0.3")[1]
+    axes.fill_between(places, np.maximum(low, 1e-5), high, color=SKY, alpha=0.35, linewidth=0, label="GSPO, band × 3 … × 0.3")
+    for name, color, marker, label in (
+      ("gspo_x1", BLUE, "o", r"GSPO, band $\propto T^{-1/2}$"),
+      ("gspo_matched", GREEN, "^", "GSPO, band as wide as GRPO's"),
+      ("grpo", ORANGE, "s", "GRPO, 0.2 / 0.27"),
+    ):
+      places, mean, *_ = curve(rows, x, name)
+      axes.plot(places, np.where(mean > 0, mean, np.nan), color=color, marker=marker, label=label)
+    axes.set_yscale("log")
+    axes.set_ylim(1e-5, 1)
+    axes.set_ylabel("fraction of tokens clipped")
+  by_updates.set_xscale("log", base=2)
+  ticks = sorted({row["updates"] for row in main})
+  by_updates.set_xticks(ticks, [str(tick) for tick in ticks])
+  by_updates.set_xlabel("updates on one rollout batch")
+  letter(by_updates, "a", f"{middle} tokens")
+  _lengths(by_length, main)
+  letter(by_length, "b", f"{rules.PAPER_UPDATES} updates")
+
+  table = measures.clip_table(runs)
+  for band, color, marker, label in (
+    ("gspo_x0.3", "#9ecae1", "v", "× 0.3"), ("gspo_x1", BLUE, "o", "× 1"), ("gspo_x3", "#08306b", "D", "× 3"),
+    ("gspo_matched", GREEN, "^", "as wide"),
+  ):  # fmt: skip
+    cells = [cell for cell in table if cell["band"] == band and cell["ratio"] is not None]
+    by_drift.plot([c["grpo"] for c in cells], [c["ratio"] for c in cells], marker, color=color, label=label, markersize=3, alpha=0.85)
+  by_drift.axhline(rules.E1_FACTOR, color=BLACK, linestyle=":", linewidth=1)
+  by_drift.set_xscale("log")
+  by_drift.set_yscale("log")
+  by_drift.set_xlabel("GRPO's clipped fraction")
+  by_drift.set_ylabel("GSPO's over GRPO's")
+  letter(by_drift, "c", "all lengths, rates, updates")
+  by_drift.legend(loc="upper right", title="GSPO's band", title_fontsize=7)
+  handles, labels = by_updates.get_legend_handles_labels()
+  figure.legend(handles, labels, loc="outside lower center", ncols=4)
