@@ -155,12 +155,14 @@ class Objective(NamedTuple):
       `ref_logprobs`, `entropy`; the loop computes these and nothing else.
     value_loss: loss of the critic's values, for a critic with parameters of its own; None for a method without a critic. `token_loss` adds
       the same term by itself where `PolicyOutputs.values` is given, i.e. where policy and critic share their parameters.
+    correctable: whether `token_loss` weighs its policy term by `TrainBatch.importance`; corrections refuse an objective that does not.
   """
 
   weigh: WeighFn
   token_loss: TokenLossFn
   needs: frozenset[str] = frozenset()
   value_loss: PenaltyFn | None = None
+  correctable: bool = False
 
 
 class Completion(NamedTuple):

@@ -134,7 +134,7 @@ def policy_objective(
     return jnp.where(batch.mask > 0, loss, 0), jax.lax.stop_gradient(metrics)
 
   scores = {"old": "old_logprobs", "sampler": "sampler_logprobs"}[anchor]
-  return Objective(weigh=weigh, token_loss=token_loss, needs=frozenset(needs) | {scores}, value_loss=value_loss)
+  return Objective(weigh=weigh, token_loss=token_loss, needs=frozenset(needs) | {scores}, value_loss=value_loss, correctable=True)
 
 
 def critic_objective(objective: Objective) -> Objective:

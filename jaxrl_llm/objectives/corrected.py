@@ -4,7 +4,7 @@ import math
 import numbers
 from typing import Any
 
-from jaxrl_llm.objectives.corrections import CORRECTIONS, LEVELS, MISMATCH
+from jaxrl_llm.objectives.corrections import CORRECTIONS, LEVELS
 from jaxrl_llm.types import Objective
 
 
@@ -118,8 +118,8 @@ def _conflicts(objective: Objective, settings: dict[str, Any]) -> list[str]:
     problems.append(f"{found}, expected one of them at most, because each puts its own weight on the mismatch")
   if settings["level"] != "token" and not {"tis", "mis"} & on.keys():
     problems.append(f"level: found {settings['level']!r}, expected 'token', because neither tis nor mis is set and it would be ignored")
-  if not objective.needs & MISMATCH:
-    why = "because the objective compares the policy with no other one"
+  if not objective.correctable:
+    why = "because the objective has no policy term that a weight could correct"
     return problems + [f"{name}: found {x!r}, expected {'False' if name == 'bypass' else 'None'}, {why}" for name, x in on.items()]
   of_mismatch = [*weights, *(["geometric_rejection"] if "geometric_rejection" in on else [])]
   if "bypass" in on:

@@ -246,6 +246,8 @@ CORRECTIONS = {
 
 def _weighted(objective: Objective, correction: Correction, needs: frozenset[str]) -> Objective:
   """`objective` with a further weight on each token's policy term."""
+  if not objective.correctable:
+    raise ValueError("objective: found one that does not read TrainBatch.importance (correctable=False), expected one of policy_objective")
 
   def token_loss(outputs: PolicyOutputs, batch: TrainBatch) -> tuple[Float[Array, "B T"], TokenMetrics]:
     outputs, batch = on_mask(outputs, batch)

@@ -104,11 +104,6 @@ CONFLICTS = (
     lambda now, given, default: now["value_coef"] == 0 and now["value_clip"] != default,
     "expected {default!r}, because value_coef is 0 and would ignore it",
   ),
-  (
-    "budget",
-    lambda now, given, default: now["budget"] is not None and now["budget"] > now["delta"],
-    "expected at most delta, {delta!r}, because delta already bounds the shift of every token",
-  ),
 )
 """Settings that are legal alone, but not together: whose setting is wrong, when, and what to say behind what was found.
 

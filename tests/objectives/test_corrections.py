@@ -39,7 +39,7 @@ SAMPLER = np.array([[-1.1, -3.0, -0.4, -2.8], [-0.7, -1.2, -4.5, 9.0], [-0.6, -0
 CURRENT = np.array([[-1.3, -2.4, -0.9, -2.9], [-0.9, -1.6, -2.4, 9.0], [-1.6, -0.1, 9.0, 9.0]])
 ADVANTAGES = np.array([[-1.0], [2.0], [-0.5]]) * np.ones((3, 4))
 
-SPY = Objective(token_mean, lambda outputs, batch: (batch.importance, {}), frozenset({"old_logprobs"}))
+SPY = Objective(token_mean, lambda outputs, batch: (batch.importance, {}), frozenset({"old_logprobs"}), correctable=True)
 """An objective whose loss is the weight that reaches it."""
 
 WRAPPERS = {
@@ -391,7 +391,7 @@ def test_extreme_mismatch_stays_finite(make_batch, wrapper):
 def test_a_nan_under_the_mask_is_never_dropped(x64, make_batch, wrapper):
   """Not even where the objective inside does not read what is NaN."""
   arrays = mismatched(make_batch())
-  reads = WRAPPERS[wrapper](Objective(token_mean, SPY.token_loss)).needs | ({"logprobs"} if "off_policy" in wrapper else set())
+  reads = WRAPPERS[wrapper](SPY._replace(needs=frozenset())).needs | ({"logprobs"} if "off_policy" in wrapper else set())
   for field in ("sampler_logprobs", "old_logprobs", "logprobs"):
     broken = arrays | {field: np.where((np.arange(4)[:, None] == 1) & (np.arange(6) == 1), np.nan, arrays[field])}
     weights, metrics = (f(WRAPPERS[wrapper], *as_batch(broken)) for f in (weights_of, metrics_of))
@@ -554,10 +554,21 @@ def test_all_problems_come_in_one_line():
   "settings",
   [{"tis": 2.0}, {"mis": 2.0}, {"icepop": (0.5, 5.0)}, {"geometric_rejection": (0.9, 1.1)}, {"off_policy_mask": 0.1}, {"bypass": True}],
 )
-def test_an_objective_that_compares_with_no_policy_is_refused(settings):
+def test_an_objective_without_a_policy_term_is_refused(settings):
   assert settings.keys() <= CORRECTIONS.keys()
-  with pytest.raises(ValueError, match=rf"^{next(iter(settings))}: found .*, because the objective compares the policy with no other one$"):
+  with pytest.raises(ValueError, match=rf"^{next(iter(settings))}: found .*, because the objective has no policy term that a weight could correct$"):
     corrected(sft(), **settings)
+
+
+def test_an_objective_that_would_ignore_the_weight_is_refused():
+  own = Objective(token_mean, lambda outputs, batch: (-outputs.logprobs, {}), frozenset({"old_logprobs"}))
+  for wrap in WRAPPERS.values():
+    with pytest.raises(ValueError, match=r"^objective: found one that does not read TrainBatch.importance"):
+      wrap(own)
+
+
+def test_reinforce_reads_the_old_policy_only_to_correct_the_mismatch():
+  assert make("reinforce").needs == set() and corrected(make("reinforce"), tis=2.0).needs == {"old_logprobs", "sampler_logprobs"}
 
 
 def test_a_mismatch_is_never_counted_twice():

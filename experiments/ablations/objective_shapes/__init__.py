@@ -1,0 +1,1 @@
+"""What weight every objective gives a token, by autodiff, and what follows from its shape. See README.md."""

@@ -1,0 +1,105 @@
+"""Computes the shapes of all objectives and what follows from them, judges, and draws the figures.
+
+  python -m experiments.ablations.objective_shapes
+  python -m experiments.ablations.objective_shapes --format pdf
+
+Results go to `results.json` beside this file, figures to `figures/`. About a minute on one core.
+"""
+
+import argparse
+import pathlib
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from experiments.ablations.objective_shapes import figures, studies
+from experiments.ablations.ratio_lab import bed as beds
+from experiments.ablations.ratio_lab.__main__ import rounded, to_json
+
+HERE = pathlib.Path(__file__).parent
+
+
+def measure(sizes: beds.Sizes, *, points: int, sequences: int, made_up: int, num_tokens: int, seed: int = 0) -> tuple[dict, dict]:
+  """Runs all studies.
+
+  Args:
+    sizes: of the bed.
+    points: of each curve C(r).
+    sequences: sequences of the study of zeros.
+    made_up: sequences of the study of the smooth limit.
+    num_tokens: length of the bed's responses.
+    seed: of the bed.
+
+  Returns:
+    What goes to `results.json`, and the arrays that only the figures need.
+  """
+  bed, snapshots = studies.bed_snapshots(sizes, seed, num_tokens=num_tokens)
+  cosines = studies.cosines(bed, snapshots)
+  shown = next(snapshot for snapshot in snapshots if snapshot.updates == studies.SHOWN_UPDATES)
+  variant = {"float32": studies.token_variant()}
+  fractions = studies.zero_mass(sequences=sequences)  # In float32, as in training.
+  with jax.enable_x64(True):
+    variant["float64"] = studies.token_variant()
+    curves = studies.shapes(points)
+    variation = studies.variation(shown.log_ratio, shown.batch.advantages[:, -1])
+    made = [studies.smooth_limit(z[None]) for z in studies.made_up_sequences(made_up)]
+    real = {snapshot.updates: studies.smooth_limit(snapshot.log_ratio) for snapshot in snapshots}
+    retained = studies.outliers()
+    example = studies.hand_example()
+
+  everything = [*made, *real.values()]
+  # The bound is reached in the limit of small spreads, where both sides are lost in rounding.
+  above = lambda limit, value, bound: int(np.sum(limit[value] > limit[bound] * (1 + 1e-9) + 1e-14))
+  results: dict[str, Any] = {
+    "jax": jax.__version__,
+    "E2": variant,
+    "E3": {
+      "updates": studies.SHOWN_UPDATES,
+      "std_z": float(np.std(shown.log_ratio)),
+      "grpo_median": float(np.median(variation["grpo_variation"])),
+      "grpo_largest": float(np.max(variation["grpo_variation"])),
+      "gspo_largest": float(np.max(variation["gspo_variation"], initial=0.0)),
+      "grpo_clipped_tokens": float(np.mean(variation["grpo"] == 0)),
+      "gspo_clipped_tokens": float(np.mean(variation["gspo"] == 0)),
+    },
+    "E12": {"spreads": list(studies.SPREADS), "fractions": fractions},
+    "E13": {
+      "sequences": int(sum(len(limit["variance"]) for limit in everything)),
+      "violations": sum(above(limit, "difference", "bound") for limit in everything),
+      "largest_over_bound": max(float(np.max(limit["difference"] / limit["bound"])) for limit in everything),
+      "swap_violations": sum(above(limit, "swap", "swap_bound") for limit in everything),
+      "share_below_0.02": {str(updates): float(np.mean(limit["variance"] < 0.02)) for updates, limit in real.items()},
+      "largest_difference": {str(updates): float(np.max(limit["difference"])) for updates, limit in real.items()},
+      "cosines": cosines,
+      "hand_example": example,
+    },
+    "E14": retained | {"counts": list(studies.OUTLIER_COUNTS)},
+    "maxima": {name: [float(np.max(found["positive"])), float(np.max(found["negative"]))] for name, found in curves.items()},
+  }
+  results["verdicts"] = studies.judge(results)
+  return rounded(results), {"curves": curves, "variation": variation, "made": made, "real": real}
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+  """Parses the command line, computes, writes and draws."""
+  parser = argparse.ArgumentParser(prog="python -m experiments.ablations.objective_shapes", description=__doc__.splitlines()[0])
+  parser.add_argument("--folder", type=pathlib.Path, default=HERE, help="where results.json and figures/ go")
+  parser.add_argument("--format", nargs="+", choices=("png", "pdf", "svg"), default=["png"])
+  parser.add_argument("--smoke", action="store_true", help="tiny sizes: shows that it runs")
+  args = parser.parse_args(argv)
+  if args.smoke:
+    sizes = beds.Sizes(num_layers=1, d_model=16, num_prompts=2, group_size=4, num_minibatches=2, warm_steps=2, eval_rows=8)
+    results, arrays = measure(sizes, points=30, sequences=8, made_up=6, num_tokens=8)
+  else:
+    results, arrays = measure(beds.Sizes(), points=1193, sequences=512, made_up=3000, num_tokens=studies.NUM_TOKENS)
+  args.folder.mkdir(parents=True, exist_ok=True)
+  (args.folder / "results.json").write_text(to_json(results))
+  for name, verdict in results["verdicts"].items():
+    print(f"{name}: {verdict['verdict']} ({verdict['rule']})")
+  figures.draw(results, arrays, args.folder / "figures", args.format)
+
+
+if __name__ == "__main__":
+  main()
