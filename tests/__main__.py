@@ -5,7 +5,8 @@
   python -m tests tests/test_house.py -x    any arguments of pytest
 
 The environment (`.venv-test-3.11` for Python 3.11) holds the exact versions of `constraints/`. It is made on the first run and again when
-`pyproject.toml` or the constraints change. `--venv DIR` puts it elsewhere. The exit status is pytest's, or 1 if only ruff found something.
+`pyproject.toml` or the constraints change. `--venv DIR` puts it elsewhere. Tests run in two processes, each file in one of them; `-n 0` runs
+them all in one. The exit status is pytest's, or 1 if only ruff found something.
 """
 
 import argparse
@@ -62,7 +63,10 @@ def main() -> int:
   env |= {"PYTHONNOUSERSITE": "1", "PIP_DISABLE_PIP_VERSION_CHECK": "1"}
   python = environment(args.venv.resolve(), env)
   lint = subprocess.call([python, "-m", "ruff", "check", "--no-cache", "--quiet", str(ROOT)], cwd=ROOT, env=env)
-  status = subprocess.call([python, "-m", "pytest", *pytest_args], cwd=ROOT, env=env)
+  # Two, and not one for each core: a process compiles with threads of its own and takes up to 3 GB. By file, as fixtures and compiled
+  # programs are shared within one.
+  parallel = [] if any(arg == "-n" or arg.startswith(("-n", "--numprocesses")) for arg in pytest_args) else ["-n", "2"]
+  status = subprocess.call([python, "-m", "pytest", *parallel, "--dist", "loadfile", *pytest_args], cwd=ROOT, env=env)
   if lint:
     print("ruff found problems: see the top of this output.", file=sys.stderr)
   return status or lint

@@ -137,7 +137,9 @@ def test_an_impossible_token_is_bounded_or_reported(batch, evaluate, everything_
       x[1, 1] = -np.inf
     found = evaluate(name, batch | spoilt, **settings)
     assert all_finite(found.grads) or not np.isfinite(found.loss), impossible
-    # Elsewhere nothing happens to the gradient, but for the tokens of the same response.
+    # −∞ − (−∞) is no bound of anything.
+    assert not np.isfinite(found.loss) or impossible != fields
+    # The other responses' gradients stay what numbers they are.
     others = np.arange(8) != 1
     assert all(np.all(np.isfinite(grad[others])) for grad in found.grads.values()), impossible
 
