@@ -576,7 +576,7 @@ def all_cases() -> list[tuple[str, dict[str, Any], str]]:
     if name != "sft":
       # Penalties come with another way to weigh, whose share they must have too.
       constant = {"weights": "token_mean"} if name == "dr_grpo" else {"weights": "constant", "max_tokens": 7}
-      cases.append((name, {"kl_coef": 0.3, "kl_estimator": REGULARISED[name], "entropy_coef": 0.01, **constant}, "near"))
+      cases.append((name, {"kl_coef": 0.3, "kl_estimator": REGULARISED.get(name, "k3"), "entropy_coef": 0.01, **constant}, "near"))
       other = {"token_mean": "sequence_sum", "sequence_sum": "sequence_mean"}.get(PAPERS[name]["weights"], "token_mean")
       cases += [(name, {"weights": other}, "near")] if name != "dr_grpo" else []
   return cases + FURTHER
