@@ -86,7 +86,7 @@ def test_smoke_run(name, tmp_path):
     assert "nonfinite" not in row
     assert all(isinstance(value, str) or math.isfinite(value) for value in row.values())
   for row in rows(tmp_path, "rl")[1 if name == "ppo" else 0 :]:  # PPO's first step trains the critic alone.
-    assert not set(RL_METRICS + OWN_METRICS[name]) - row.keys()
+    assert not set(RL_METRICS + OWN_METRICS.get(name, [])) - row.keys()
     assert row["rollout_corr/logprob_abs_diff/max"] <= 1e-5 and abs(row["ratio/mean"] - 1) < 0.1
     assert row["actor/grad_norm"] > 0 and 0 < row["perf/packing_waste"] < 1
     assert 0 < row["actor/entropy"] < math.log(264) and 1 <= row["response_length/min"] <= row["response_length/max"] <= 24

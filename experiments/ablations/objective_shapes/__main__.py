@@ -44,12 +44,12 @@ def measure(sizes: beds.Sizes, *, points: int, sequences: int, made_up: int, num
     variant["float64"] = studies.token_variant()
     curves = studies.shapes(points)
     variation = studies.variation(shown.log_ratio, shown.batch.advantages[:, -1])
-    made = [studies.smooth_limit(z[None]) for z in studies.made_up_sequences(made_up)]
+    made = studies.smooth_limit(studies.made_up_sequences(made_up))
     real = {snapshot.updates: studies.smooth_limit(snapshot.log_ratio) for snapshot in snapshots}
     retained = studies.outliers()
     example = studies.hand_example()
 
-  everything = [*made, *real.values()]
+  everything = [made, *real.values()]
   # The bound is reached in the limit of small spreads, where both sides are lost in rounding.
   above = lambda limit, value, bound: int(np.sum(limit[value] > limit[bound] * (1 + 1e-9) + 1e-14))
   results: dict[str, Any] = {

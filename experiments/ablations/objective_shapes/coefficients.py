@@ -1,10 +1,13 @@
 """The weight C that an objective gives A·∇log π of a token, by differentiating `objectives.value`. No formula is written out here."""
 
+import functools
 import inspect
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import Array
 
 from jaxrl_llm import objectives
 from jaxrl_llm.types import Objective
@@ -13,6 +16,7 @@ OLD_PROBABILITY = 0.3
 """π_old of every token. Only methods with a trust region in probability, or a width that follows it, read it."""
 
 
+@functools.cache
 def policy_term(name: str, **settings: object) -> Objective:
   """An objective without its KL penalty; `custom` is the sequence's ratio through the soft gate, a smooth GSPO."""
   if name == "custom" and not settings:
@@ -30,19 +34,28 @@ def coefficients(
   Args:
     objective: what to differentiate.
     log_ratio: of the tokens, [N, T]; a row is a sequence.
-    advantages: of the sequences, [N], or of the tokens, [N, T]; never 0.
+    advantages: of the sequences, [N]; never 0.
     probability: π_old of every token.
 
   Returns:
     [N, T]. Of a method in which a token's log-probability also moves the other tokens' terms, the sum over all terms.
   """
-  old = jnp.full(np.shape(log_ratio), np.log(probability), jnp.result_type(float))
-  mask = jnp.ones_like(old)
-  advantages = jnp.asarray(advantages, old.dtype)
-  loss = lambda logprobs: objectives.value(objective, logprobs, old, advantages, mask, sampler_logprobs=old)[0]
-  gradient = jax.grad(loss)(old + jnp.asarray(log_ratio, old.dtype))
-  spread = advantages if advantages.ndim == 2 else advantages[:, None]
-  return np.asarray(-gradient / (objective.weigh(mask, None) * spread))
+  dtype = jnp.result_type(float)
+  log_ratio, advantages = jnp.asarray(log_ratio, dtype), jnp.asarray(advantages, dtype)
+  return np.asarray(_compiled(objective)(log_ratio, advantages, jnp.log(jnp.asarray(probability, dtype))))
+
+
+@functools.cache
+def _compiled(objective: Objective) -> Callable[[Array, Array, Array], Array]:
+  """One program for each shape; op by op it would take minutes."""
+
+  def weigh(log_ratio: Array, advantages: Array, old_logprob: Array) -> Array:
+    old = jnp.full_like(log_ratio, old_logprob)
+    mask = jnp.ones_like(old)
+    loss = lambda logprobs: objectives.value(objective, logprobs, old, advantages, mask, sampler_logprobs=old)[0]
+    return -jax.grad(loss)(old + log_ratio) / (objective.weigh(mask, None) * advantages[:, None])
+
+  return jax.jit(weigh)
 
 
 def curve(objective: Objective, ratio: np.ndarray, sign: int, probability: float = OLD_PROBABILITY) -> np.ndarray:

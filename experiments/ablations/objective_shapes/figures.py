@@ -19,7 +19,7 @@ ORDER = (
 )  # fmt: skip
 """By family. Methods that are not named here come last."""
 
-LEVELS = {name: "s" for name in ("gspo", "gspo_token", "luspo", "gmpo", "custom")} | {name: r"\rho" for name in ("rloo", "vespo")}
+LEVELS = {"gspo": "s", "gspo_token": "s", "luspo": "s", "gmpo": "s", "custom": "s", "rloo": r"\rho", "vespo": r"\rho"}
 """What r on the axis is for methods that weigh sequences."""
 
 
@@ -145,11 +145,10 @@ def _tokens(figure: Any, variant: Mapping[str, Mapping], variation: Mapping[str,
   letter(bars, "d", "gradients of GSPO and GSPO-token")
 
 
-def _limit(figure: Any, found: Mapping[str, Any], made: Sequence[Mapping], real: Mapping[int, Mapping]) -> None:
+def _limit(figure: Any, found: Mapping[str, Any], made: Mapping[str, np.ndarray], real: Mapping[int, Mapping]) -> None:
   scatter, swap, angle = figure.subplots(1, 3)
   tiny = 1e-12
-  variance, difference = (np.concatenate([limit[key] for limit in made]) for key in ("variance", "difference"))
-  scatter.plot(variance, np.maximum(difference, tiny), ".", color=GREY, markersize=1.5, alpha=0.6, label="made up", rasterized=True)
+  scatter.plot(made["variance"], np.maximum(made["difference"], tiny), ".", color=GREY, markersize=1.5, alpha=0.6, label="made up", rasterized=True)
   last = max(real)
   scatter.plot(
     real[last]["variance"], np.maximum(real[last]["difference"], tiny), ".", color=ORANGE, markersize=2.5,
@@ -163,10 +162,9 @@ def _limit(figure: Any, found: Mapping[str, Any], made: Sequence[Mapping], real:
   scatter.legend(loc="lower right", markerscale=3, handletextpad=0.4, borderpad=0.1)
   letter(scatter, "a", "token gates against one gate")
 
-  z = np.concatenate([limit["swap"].ravel() * 0 for limit in made])
-  z, error, bound = (np.concatenate([limit[key].ravel() for limit in made]) for key in ("swap_bound", "swap", "swap_bound"))
-  keep = z > 0
-  swap.plot(z[keep][::20], np.maximum(error[keep][::20], 1e-12), ".", color=GREY, markersize=1.5, alpha=0.6, label="made up", rasterized=True)
+  some = slice(None, None, 20)
+  dots = dict(color=GREY, markersize=1.5, alpha=0.6, rasterized=True)
+  swap.plot(made["swap_bound"][some], made["swap"][some], ".", label="made up", **dots)
   swap.plot(line, line, color=BLACK, linewidth=1, label="error = bound")
   swap.set(xscale="log", yscale="log", xlim=(1e-9, 10), ylim=(1e-9, 2))
   swap.set_xlabel(r"bound $\frac{2\tau}{3\sqrt{3}}\,(r-1-\log r)$")
