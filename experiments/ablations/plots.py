@@ -34,7 +34,7 @@ _STYLE = {
   "grid.linewidth": 0.6,
   "lines.linewidth": 1.4,
   "lines.markersize": 3.5,
-  "savefig.dpi": 160,
+  "savefig.dpi": 150,
   "svg.hashsalt": "jaxrl_llm",  # The same picture is the same file.
 }
 
@@ -65,7 +65,8 @@ def save(figure: Any, folder: pathlib.Path, name: str, formats: Sequence[str]) -
   for suffix in formats:
     # Without a date in it, so that the same picture is the same file.
     metadata = {"png": {"Software": None}, "pdf": {"CreationDate": None}, "svg": {"Date": None}}[suffix]
-    figure.savefig(folder / f"{name}.{suffix}", metadata=metadata)
+    options = {"pil_kwargs": {"optimize": True}} if suffix == "png" else {}
+    figure.savefig(folder / f"{name}.{suffix}", metadata=metadata, **options)
 
 
 def letter(axes: Any, label: str, title: str) -> None:

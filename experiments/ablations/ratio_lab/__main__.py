@@ -83,7 +83,7 @@ def measure(sizes: beds.Sizes, seeds: Sequence[int], *, lengths: Sequence[int], 
   return rounded(results)
 
 
-def rounded(x: Any, digits: int = 5) -> Any:
+def rounded(x: Any, digits: int = 4) -> Any:
   """The same with floats of a few significant digits, so that the file stays small."""
   if isinstance(x, dict):
     return {key: rounded(value, digits) for key, value in x.items()}
@@ -93,17 +93,30 @@ def rounded(x: Any, digits: int = 5) -> Any:
 
 
 def to_json(results: dict) -> str:
-  """JSON with a line for each row of measurements."""
+  """JSON in which a list of rows is a table: its columns once, then a line for each row."""
   parts = []
   for key, value in results.items():
     if isinstance(value, list) and value and isinstance(value[0], dict):
-      text = "[\n  " + ",\n  ".join(json.dumps(row) for row in value) + "\n ]"
-    elif key == "verdicts":
+      rows = ",\n  ".join(json.dumps(list(row.values()), separators=(",", ":")) for row in value)
+      text = f'{{"columns": {json.dumps(list(value[0]))}, "rows": [\n  {rows}\n ]}}'
+    elif isinstance(value, dict):
       text = "{\n  " + ",\n  ".join(f"{json.dumps(name)}: {json.dumps(row)}" for name, row in value.items()) + "\n }"
     else:
       text = json.dumps(value)
     parts.append(f" {json.dumps(key)}: {text}")
   return "{\n" + ",\n".join(parts) + "\n}\n"
+
+
+def from_json(text: str) -> dict:
+  """What `to_json` was given.
+
+  Example:
+    >>> from_json(to_json({"runs": [{"seed": 0, "x": 1.5}]}))
+    {'runs': [{'seed': 0, 'x': 1.5}]}
+  """
+  is_table = lambda value: isinstance(value, dict) and set(value) == {"columns", "rows"}
+  rows = lambda table: [dict(zip(table["columns"], row, strict=True)) for row in table["rows"]]
+  return {key: rows(value) if is_table(value) else value for key, value in json.loads(text).items()}
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -125,7 +138,7 @@ def main(argv: Sequence[str] | None = None) -> None:
       results = measure(beds.Sizes(), rules.SEEDS, lengths=rules.LENGTHS, updates=rules.UPDATES, runs=runs)
     args.folder.mkdir(parents=True, exist_ok=True)
     path.write_text(to_json(results))
-  results = json.loads(path.read_text())
+  results = from_json(path.read_text())
   for name, verdict in results["verdicts"].items():
     numbers = {key: value for key, value in verdict.items() if key not in ("rule", "verdict")}
     print(f"{name}: {verdict['verdict']} ({numbers})")

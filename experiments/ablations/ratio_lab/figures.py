@@ -6,9 +6,10 @@ from typing import Any
 
 import numpy as np
 
-from experiments.ablations.plots import BLACK, BLUE, GREEN, GREY, ORANGE, PINK, SKY, letter, new_figure, save
+from experiments.ablations.plots import BLACK, BLUE, GREEN, GREY, ORANGE, PINK, letter, new_figure, save
 from experiments.ablations.ratio_lab import measures, rules
 
+_FLOOR = 1e-5  # Of the clipped fractions' axis; a fraction of 0 has no place on it.
 _SHADES = ("#9ecae1", "#4292c6", "#08306b")
 
 
@@ -49,43 +50,52 @@ def _spread(figure: Any, results: Mapping[str, Any]) -> None:
   shown = [every[0], *([rules.PAPER_UPDATES] if rules.PAPER_UPDATES in every[1:-1] else []), every[-1]]
   for updates, color in zip(shown, _SHADES[-len(shown) :], strict=True):
     rows = [row for row in prefixes if row["updates"] == updates]
-    label = f"{updates} update" + "s" * (updates > 1)
-    _band(variance, rows, "tokens", "var_rho", color, label)
-    _band(largest, rows, "tokens", "mean_max_r", color, label)
-    _band(ess, rows, "tokens", "ess_sequences", color, label)
+    _band(variance, rows, "tokens", "var_rho", color, f"{updates} update" + "s" * (updates > 1))
+    _band(largest, rows, "tokens", "mean_max_r", color)
+    _band(ess, rows, "tokens", "ess_sequences", color)
     places, *_ = curve(rows, "tokens", "var_rho")
     std_z = curve(rows, "tokens", "std_z")[1][-1]
     variance.plot(places, np.expm1(places * std_z**2), color=color, linestyle=":", linewidth=1)
     ess.plot(*curve(rows, "tokens", "ess_tokens")[:2], color=color, linestyle="--", linewidth=1)
-  letter(variance, "a", r"variance of the sequence's weight $\rho=\prod_t r_t$")
-  variance.plot([], [], color=GREY, linestyle=":", linewidth=1, label=r"$e^{T\,\sigma^2}-1$, independent")
+  letter(variance, "a", r"variance of the sequence's weight $\rho=r_1\cdots r_T$")
   variance.set_yscale("log")
   variance.set_ylabel(r"Var($\rho$)")
-  variance.legend(loc="upper left")
+  handles, labels = variance.get_legend_handles_labels()
+  figure.legend(handles, labels, loc="outside lower center", ncols=len(handles))
+  independent = variance.plot([], [], color=GREY, linestyle=":", linewidth=1)
+  variance.legend(independent, [r"$e^{T\,\sigma^2}-1$: independent tokens"], loc="lower right")
 
   at_paper = [row for row in prefixes if row["updates"] == rules.PAPER_UPDATES]
+  for kind, color, marker, label in (("shared", PINK, "s", "shared drift"), ("autoregressive", ORANGE, "^", "autoregressive drift")):
+    _band(spread, [row for row in drifts if row["kind"] == kind], "tokens", "std_log_s", color, f"half {label}", marker=marker)
   _band(spread, at_paper, "tokens", "std_log_s", BLUE, "measured")
-  for kind, color, label in (("autoregressive", ORANGE, r"autoregressive drift, $\varphi=0.95$"), ("shared", PINK, "shared drift")):
-    rows = [row for row in drifts if row["kind"] == kind]
-    _band(spread, rows, "tokens", "std_log_s", color, label, marker="s" if kind == "shared" else "^")
   places, mean, *_ = curve(at_paper, "tokens", "std_log_s")
   spread.plot(places, mean[0] * np.sqrt(places[0] / places), color=BLACK, linestyle=":", linewidth=1, label=r"$\propto T^{-1/2}$")
   letter(spread, "b", rf"spread of $s=\rho^{{1/T}}$ after {rules.PAPER_UPDATES} updates")
   spread.set_yscale("log")
-  spread.set_ylabel("std(log s)")
+  spread.set_ylim(mean.min() / 5, mean.max() * 4)
+  spread.set_ylabel("std(log s) (nats)")
   spread.legend(loc="lower left")
 
   letter(largest, "c", "largest token ratio of a response")
-  largest.set_ylabel(r"mean of $\max_t r_t$")
-  largest.legend(loc="upper left")
+  largest.set_ylabel(r"mean over responses of max$_t\,r_t$")
   letter(ess, "d", "effective sample size")
-  ess.plot([], [], color=GREY, linewidth=1.4, label=r"sequences, weights $\rho$")
-  ess.plot([], [], color=GREY, linestyle="--", linewidth=1, label="tokens, weights r")
+  weights = [ess.plot([], [], color=GREY, linestyle=style)[0] for style in ("-", "--")]
+  ess.legend(weights, [r"sequences, weights $\rho$", "tokens, weights r"], loc="lower left")
   ess.set_ylim(0, 1.04)
   ess.set_ylabel("fraction of the sample")
-  ess.legend(handles=ess.get_lines()[-2:], loc="lower left")
   for axes in (variance, spread, largest, ess):
     _lengths(axes, prefixes)
+
+
+_RULES = (
+  ("gspo_x0.3", "#9ecae1", "v", "GSPO, band × 0.3"),
+  ("gspo_x1", "#4292c6", "o", "× 1"),
+  ("gspo_x3", "#08306b", "D", "× 3"),
+  ("gspo_matched", GREEN, "^", "as wide as GRPO's"),
+  ("grpo", ORANGE, "s", "GRPO, 0.2 / 0.27"),
+)
+"""Columns of `results.json`, and how they are drawn in every panel."""
 
 
 def _clip(figure: Any, results: Mapping[str, Any]) -> None:
@@ -99,18 +109,12 @@ def _clip(figure: Any, results: Mapping[str, Any]) -> None:
     (by_updates, [row for row in main if row["tokens"] == middle], "updates"),
     (by_length, [row for row in main if row["updates"] == rules.PAPER_UPDATES], "tokens"),
   ):
-    places, low, *_ = curve(rows, x, "gspo_x3")
-    high = curve(rows, x, "gspo_x0.3")[1]
-    axes.fill_between(places, np.maximum(low, 1e-5), high, color=SKY, alpha=0.35, linewidth=0, label="GSPO, band × 3 … × 0.3")
-    for name, color, marker, label in (
-      ("gspo_x1", BLUE, "o", r"GSPO, band $\propto T^{-1/2}$"),
-      ("gspo_matched", GREEN, "^", "GSPO, band as wide as GRPO's"),
-      ("grpo", ORANGE, "s", "GRPO, 0.2 / 0.27"),
-    ):
-      places, mean, *_ = curve(rows, x, name)
+    for name, color, marker, label in _RULES:
+      places, mean, low, high = curve(rows, x, name)
+      axes.fill_between(places, np.maximum(low, _FLOOR), np.maximum(high, _FLOOR), color=color, alpha=0.18, linewidth=0)
       axes.plot(places, np.where(mean > 0, mean, np.nan), color=color, marker=marker, label=label)
     axes.set_yscale("log")
-    axes.set_ylim(1e-5, 1)
+    axes.set_ylim(_FLOOR, 1)
     axes.set_ylabel("fraction of tokens clipped")
   by_updates.set_xscale("log", base=2)
   ticks = sorted({row["updates"] for row in main})
@@ -121,18 +125,15 @@ def _clip(figure: Any, results: Mapping[str, Any]) -> None:
   letter(by_length, "b", f"{rules.PAPER_UPDATES} updates")
 
   table = measures.clip_table(runs)
-  for band, color, marker, label in (
-    ("gspo_x0.3", "#9ecae1", "v", "× 0.3"), ("gspo_x1", BLUE, "o", "× 1"), ("gspo_x3", "#08306b", "D", "× 3"),
-    ("gspo_matched", GREEN, "^", "as wide"),
-  ):  # fmt: skip
+  for band, color, marker, _ in _RULES[:-1]:
     cells = [cell for cell in table if cell["band"] == band and cell["ratio"] is not None]
-    by_drift.plot([c["grpo"] for c in cells], [c["ratio"] for c in cells], marker, color=color, label=label, markersize=3, alpha=0.85)
+    by_drift.plot([c["grpo"] for c in cells], [c["ratio"] for c in cells], marker, color=color, markersize=3, alpha=0.85)
   by_drift.axhline(rules.E1_FACTOR, color=BLACK, linestyle=":", linewidth=1)
   by_drift.set_xscale("log")
   by_drift.set_yscale("log")
+  by_drift.annotate("rule: at least 10", (0.03, rules.E1_FACTOR), xycoords=("axes fraction", "data"), va="top", fontsize=7)
   by_drift.set_xlabel("GRPO's clipped fraction")
   by_drift.set_ylabel("GSPO's over GRPO's")
   letter(by_drift, "c", "all lengths, rates, updates")
-  by_drift.legend(loc="upper right", title="GSPO's band", title_fontsize=7)
   handles, labels = by_updates.get_legend_handles_labels()
-  figure.legend(handles, labels, loc="outside lower center", ncols=4)
+  figure.legend(handles, labels, loc="outside lower center", ncols=len(handles))
