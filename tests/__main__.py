@@ -5,7 +5,7 @@
   python -m tests tests/test_house.py -x    any arguments of pytest
 
 The environment (`.venv-test-3.11` for Python 3.11) holds the exact versions of `constraints/`. It is made on the first run and again when
-`pyproject.toml` or the constraints change. `--venv DIR` puts it elsewhere. Tests run in two processes, each file in one of them; `-n 0` runs
+`pyproject.toml` or the constraints change. `--venv DIR` puts it elsewhere. Tests run in two processes, a file in one of them; `-n 0` runs
 them all in one. The exit status is pytest's, or 1 if only ruff found something.
 """
 

@@ -5,6 +5,7 @@ import pathlib
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 
 from jaxrl_llm import command_line, main, platform, rollout, train
@@ -292,7 +293,7 @@ def test_a_run_whose_updates_are_not_finite_stops(tmp_path, capsys, monkeypatch)
   def poisoned(*args, **kwargs):
     batch = assess(*args, **kwargs)
     calls.append(len(calls))
-    return batch if len(calls) <= 2 else batch._replace(advantages=batch.advantages * float("nan"))
+    return batch if len(calls) <= 2 else batch._replace(rewards=batch.rewards * np.float32("nan"))
 
   with monkeypatch.context() as patch:
     patch.setattr(train.rollout, "assess", poisoned)

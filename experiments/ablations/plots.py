@@ -72,3 +72,10 @@ def save(figure: Any, folder: pathlib.Path, name: str, formats: Sequence[str]) -
 def letter(axes: Any, label: str, title: str) -> None:
   """A panel's letter and what it shows."""
   axes.set_title(rf"$\bf{{{label}}}$  {title}")
+
+
+def two_sided(below: str, middle: str, above: str) -> Any:
+  """A colour map that runs from one colour over another to a third."""
+  from matplotlib.colors import LinearSegmentedColormap
+
+  return LinearSegmentedColormap.from_list("two_sided", [below, middle, above])

@@ -100,7 +100,7 @@ def policy_objective(
     - `actor/pg_loss`; `actor/ppo_kl` and `actor/ppo_kl_k3`, estimates of KL(π_old‖π) in nats; `actor/entropy` where the entropy is given;
     - of the token ratio r `ratio/mean`, `/min`, `/max`, `/p99`; over sequences of the length-normalised ratio s `ratio/sequence/mean`, ...;
     - `ratio/ess` and `ratio/sequence/ess`, effective sample sizes of r over tokens and of Πr over sequences, as fractions;
-    - `actor/nan_tokens`, the fraction of counted tokens with a NaN among the inputs.
+    - `actor/nan_tokens`, the fraction of counted tokens with a NaN among the inputs or for a log-ratio.
     The k of the loss is `TrainBatch.importance`.
 
   Example:
@@ -124,7 +124,8 @@ def policy_objective(
     loss = -surrogate
     if batch.importance is not None:
       loss = jax.lax.stop_gradient(batch.importance) * loss
-    metrics = {"actor/pg_loss": loss, "actor/nan_tokens": _is_nan(outputs, batch), **ratio_metrics(log_ratio, batch), **gate_metrics}
+    nan_tokens = _is_nan(outputs, batch, log_ratio)
+    metrics = {"actor/pg_loss": loss, "actor/nan_tokens": nan_tokens, **ratio_metrics(log_ratio, batch), **gate_metrics}
     if outputs.entropy is not None:
       metrics["actor/entropy"] = outputs.entropy
     terms = [*penalties, value_loss] if value_loss is not None and outputs.values is not None else penalties
@@ -174,7 +175,7 @@ def ratio_metrics(log_ratio: Float[Array, "B T"], batch: TrainBatch) -> TokenMet
   }
 
 
-def _is_nan(outputs: PolicyOutputs, batch: TrainBatch) -> Float[Array, "B T"]:
-  """1 where any input is NaN. Means of other metrics leave such a token out; this one counts it."""
-  inputs = [x for x in (*outputs, *batch) if x is not None and jnp.issubdtype(x.dtype, jnp.floating)]
+def _is_nan(outputs: PolicyOutputs, batch: TrainBatch, log_ratio: Float[Array, "B T"]) -> Float[Array, "B T"]:
+  """1 where any input or the log-ratio is NaN (−∞ − −∞ is). Means of other metrics leave such a token out; this one counts it."""
+  inputs = [x for x in (*outputs, *batch, log_ratio) if x is not None and jnp.issubdtype(x.dtype, jnp.floating)]
   return sum(jnp.isnan(x) for x in inputs).astype(bool).astype(outputs.logprobs.dtype)

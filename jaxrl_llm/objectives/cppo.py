@@ -43,10 +43,10 @@ def cppo(
     ValueError: for a setting that is unknown, illegal or without effect.
 
   Example:
-    >>> cppo(delta=0.01)
+    >>> cppo(w_min=0)
     Traceback (most recent call last):
       ...
-    ValueError: cppo: budget: found 0.02, expected at most delta, 0.01, because delta already bounds the shift of every token
+    ValueError: cppo: w_min: found 0, expected a number > 0 and <= 1, the weight of the first token
 
   References:
     CPPO (prefix budgets), arXiv:2606.10968, 2026.

@@ -235,6 +235,8 @@ def value_loss(coef: float, clip: float | None = None) -> PenaltyFn:
       bounded_error = jnp.square(bounded - returns)
       clipped = (bounded_error > error).astype(error.dtype)
       error = jnp.where(bounded_error > error, bounded_error, error)
+      # Comparisons would swallow a NaN among the old values.
+      error = jnp.where(jnp.isnan(step), step, error)
     return coef * error, {
       "critic/vf_loss": coef * error,
       "critic/vf_clipfrac": clipped,

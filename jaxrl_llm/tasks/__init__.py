@@ -42,8 +42,7 @@ def arithmetic_task(*, levels: Collection[int] | None = None, data_dir: str | os
     split: [row | {"prompt": arithmetic.render_prompt(row["question"])} for row in rows if row["level"] in levels]
     for split, rows in storage.load_splits(arithmetic.Arithmetic, data_dir=data_dir).items()
   }
-  steps = lambda row, token_ids: arithmetic.step_rewards(row["question"], token_ids)
-  return Task(name="arithmetic", tokenizer=ByteTokenizer(), rewards=("final_answer",), step_rewards=steps, **splits)
+  return Task(name="arithmetic", tokenizer=ByteTokenizer(), rewards=("final_answer",), step_rewards=arithmetic.step_rewards, **splits)
 
 
 TASKS: dict[str, Callable[..., Task]] = {

@@ -15,7 +15,8 @@ reinforcement learning has something left to teach.
 import hashlib
 import itertools
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import tensorflow_datasets as tfds
@@ -72,32 +73,35 @@ def working(question: str, *, error_rate: float = 0.0, seed: int = 0) -> str:
   return "\n".join([*lines, f"#{value}"])
 
 
-def step_rewards(question: str, token_ids: Sequence[int]) -> list[tuple[int, float]]:
+def step_rewards(row: Mapping[str, Any], token_ids: Sequence[int]) -> list[tuple[int, float]]:
   """Which lines of a working are right, each for itself: a process reward.
 
   A line is right where it stands in the right place, takes the next term of the problem and computes correctly from the result that the
   working has reached, right or wrong; the last one, where it repeats that result. So a slip costs its own line and none of those after it.
 
   Args:
-    question: the problem.
+    row: the example, with its `question`.
     token_ids: the response, ids of bytes.
 
   Returns:
     For each line the index of its last token (the newline, or the last of all) and 1.0 or 0.0.
 
   Example:
-    >>> step_rewards("7+8-5", list(b"7+8=14\\n14-5=9\\n#9"))
+    >>> step_rewards({"question": "7+8-5"}, list(b"7+8=14\\n14-5=9\\n#9"))
     [(6, 0.0), (13, 1.0), (15, 1.0)]
   """
+  question = row["question"]
   value, *terms = _terms(question)
   ends = [i for i, token in enumerate(token_ids) if token == ord("\n")]
   if len(token_ids) and (not ends or ends[-1] != len(token_ids) - 1):
     ends.append(len(token_ids) - 1)
   rewards, start = [], 0
   for step, end in enumerate(ends):
-    line = bytes(token if 0 <= token < 256 else 0 for token in token_ids[start : end + 1] if token < 256).decode("utf-8", "replace")
+    ids = token_ids[start : end + 1]
+    if end == len(token_ids) - 1 and ids[-1] >= 256:
+      ids = ids[:-1]  # The stop token. Another id that is no byte makes its line wrong: left out, "1", a pad token, "5" would read as 15.
+    line = bytes(token if 0 <= token < 256 else 0xFF for token in ids).decode("utf-8", "replace").removesuffix("\n")
     start = end + 1
-    line = line.removesuffix("\n")
     if step < len(terms):
       expected = f"{value}{'-' if _is_minus(question, step) else '+'}{abs(terms[step])}="
       head, _, result = line.partition("=")

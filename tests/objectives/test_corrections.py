@@ -556,7 +556,8 @@ def test_all_problems_come_in_one_line():
 )
 def test_an_objective_without_a_policy_term_is_refused(settings):
   assert settings.keys() <= CORRECTIONS.keys()
-  with pytest.raises(ValueError, match=rf"^{next(iter(settings))}: found .*, because the objective has no policy term that a weight could correct$"):
+  reason = "because the objective has no policy term that a weight could correct"
+  with pytest.raises(ValueError, match=rf"^{next(iter(settings))}: found .*, {reason}$"):
     corrected(sft(), **settings)
 
 

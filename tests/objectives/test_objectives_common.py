@@ -105,7 +105,7 @@ def fields_read(name, settings):
   objective = make(name, **settings)
   if name in SUPERVISED:
     return {"logprobs"}
-  critic = {"values", "returns"} if objective.value_loss is not None else set()
+  critic = {"values", "returns", "old_values"} if objective.value_loss is not None else set()
   return {"logprobs", "advantages"} | objective.needs | critic
 
 
@@ -119,8 +119,6 @@ def test_a_nan_under_the_mask_reaches_the_loss(batch, evaluate, everything_on, n
     read = field in fields_read(name, settings)
     if name not in SUPERVISED and (read or field == "old_values"):
       np.testing.assert_allclose(found.metrics["actor/nan_tokens"], 1 / batch["mask"].sum(), rtol=1e-6, err_msg=field)
-    if field == "old_values":
-      continue  # They only bound a step: one that is NaN bounds nothing.
     assert np.isnan(found.loss) == np.isnan(found.metrics["actor/loss"]) == read, field
     if read:
       assert any(np.isnan(x) for key, x in found.metrics.items() if key.endswith("_loss")), field
@@ -284,6 +282,16 @@ def update(objective, batch, layout, *, num_micro_batches, num_devices, compiler
   return {field: grad[1:].reshape(8, 16) for field, grad in state.opt_state.items()}, metrics
 
 
+def only_metrics(objective, wanted):
+  """The objective with the metrics whose names are wanted; what nobody wants is not compiled."""
+
+  def token_loss(outputs, batch):
+    loss, metrics = objective.token_loss(outputs, batch)
+    return loss, {metric: x for metric, x in metrics.items() if wanted(metric)}
+
+  return objective._replace(token_loss=token_loss)
+
+
 def assert_same_update(found, expected, metrics):
   grads, found_metrics = found
   for key in metrics:
@@ -302,9 +310,13 @@ def in_single_precision(batch):
 def test_micro_batches_on_many_devices_change_nothing(x64, batch, evaluate, everything_on, compiler_options, name):
   batch = in_single_precision(batch)
   expected = evaluate(name, batch, **everything_on(name))
+  # A quantile is of the same array as the mean beside it, and its sort costs a third of the compilation; statistics of the ratios are the
+  # same code in all objectives, and `test_train_step` has them.
+  wanted = lambda metric: not metric.endswith("/p99") and not metric.startswith("ratio/")
+  objective = only_metrics(make(name, **everything_on(name)), wanted)
   layout = dict(layout="one a row, many rows", num_micro_batches=2, num_devices=8)
-  found = update(make(name, **everything_on(name)), batch, **layout, compiler_options=compiler_options)
-  assert_same_update(found, expected, expected.metrics)
+  found = update(objective, batch, **layout, compiler_options=compiler_options)
+  assert_same_update(found, expected, filter(wanted, expected.metrics))
 
 
 @every_objective
@@ -312,9 +324,8 @@ def test_micro_batches_of_packed_rows_change_nothing(x64, batch, evaluate, every
   """One row each, one of them without a counted token; the metrics are left to the test above, which saves half the compilation."""
   batch = in_single_precision(batch)
   expected = evaluate(name, batch, **everything_on(name))
-  objective = make(name, **everything_on(name))
-  bare = objective._replace(token_loss=lambda outputs, batch: (objective.token_loss(outputs, batch)[0], {}))
-  found = update(bare, batch, "packed, wide", num_micro_batches=4, num_devices=1, compiler_options=compiler_options)
+  objective = only_metrics(make(name, **everything_on(name)), lambda metric: False)
+  found = update(objective, batch, "packed, wide", num_micro_batches=4, num_devices=1, compiler_options=compiler_options)
   assert_same_update(found, expected, ["actor/loss"])
 
 
@@ -331,14 +342,14 @@ def traced(objective, batch):
 
 @every_objective
 def test_needs_are_exactly_what_it_fails_without(batch, everything_on, penalties_off, name):
-  for settings in (everything_on(name), penalties_off(name)):
-    objective = make(name, **settings)
-    assert objective.needs <= set(SCORES)
-    traced(objective, {key: x for key, x in batch.items() if key not in SCORES or key in objective.needs or key == "old_logprobs"})
-    # A batch always has old log-probabilities; whether they are read, the next test says.
-    for field in objective.needs - {"old_logprobs"}:
-      with pytest.raises(ValueError, match=rf"^{field}: found None, expected an array \[B, T\], because \w+"):
-        traced(objective, {key: x for key, x in batch.items() if key != field})
+  objective, bare = make(name, **everything_on(name)), make(name, **penalties_off(name))
+  assert objective.needs <= set(SCORES)
+  assert bare.needs == objective.needs - {"ref_logprobs", "entropy"}
+  # A batch always has old log-probabilities; whether they are read, the next test says.
+  traced(bare, {key: x for key, x in batch.items() if key not in SCORES or key in bare.needs or key == "old_logprobs"})
+  for field in objective.needs - {"old_logprobs"}:
+    with pytest.raises(ValueError, match=rf"^{field}: found None, expected an array \[B, T\], because \w+"):
+      traced(objective, {key: x for key, x in batch.items() if key != field})
 
 
 @every_objective
@@ -357,9 +368,10 @@ def test_scores_it_does_not_need_are_not_read_and_the_others_are(batch, evaluate
 def test_a_critic_is_optional_and_never_half_given(batch, name):
   critic = ("values", "returns", "old_values")
   objective, bare = make(name), {key: x for key, x in batch.items() if key not in critic}
-  assert "critic/vf_loss" not in traced(objective, bare)
   found = traced(objective, bare | {key: batch[key] for key in ("values", "returns")})
   assert ("critic/vf_loss" in found) == (objective.value_loss is not None)
+  if objective.value_loss is not None:
+    assert "critic/vf_loss" not in traced(objective, bare)
   for missing, message in (("values", "returns are given"), ("returns", "values are given")):
     with pytest.raises(ValueError, match=f"^{missing}: found None.*{message}"):
       value(objective, **{key: x for key, x in batch.items() if key != missing})

@@ -3,7 +3,7 @@
   python -m experiments.ablations.objective_shapes
   python -m experiments.ablations.objective_shapes --format pdf
 
-Results go to `results.json` beside this file, figures to `figures/`. About a minute on one core.
+Results go to `results.json` beside this file, figures to `figures/`. About two minutes on one core.
 """
 
 import argparse
@@ -17,35 +17,43 @@ import numpy as np
 from experiments.ablations.objective_shapes import figures, studies
 from experiments.ablations.ratio_lab import bed as beds
 from experiments.ablations.ratio_lab.__main__ import rounded, to_json
+from jaxrl_llm import objectives
 
 HERE = pathlib.Path(__file__).parent
 
 
-def measure(sizes: beds.Sizes, *, points: int, sequences: int, made_up: int, num_tokens: int, seed: int = 0) -> tuple[dict, dict]:
+def measure(
+  sizes: beds.Sizes, names: Sequence[str], *, points: int, sequences: int, made_up: int, num_tokens: int, seeds: Sequence[int]
+) -> tuple[dict, dict]:
   """Runs all studies.
 
   Args:
     sizes: of the bed.
+    names: objectives whose shapes and zeros are computed.
     points: of each curve C(r).
     sequences: sequences of the study of zeros.
     made_up: sequences of the study of the smooth limit.
     num_tokens: length of the bed's responses.
-    seed: of the bed.
+    seeds: of the bed.
 
   Returns:
     What goes to `results.json`, and the arrays that only the figures need.
   """
-  bed, snapshots = studies.bed_snapshots(sizes, seed, num_tokens=num_tokens)
-  cosines = studies.cosines(bed, snapshots)
+  by_seed, cosines = [], []
+  for seed in seeds:
+    bed, snapshots = studies.bed_snapshots(sizes, seed, num_tokens=num_tokens)
+    by_seed.append(snapshots)
+    cosines += studies.cosines(bed, snapshots, seed)
+  snapshots = by_seed[0]
   shown = next(snapshot for snapshot in snapshots if snapshot.updates == studies.SHOWN_UPDATES)
   variant = {"float32": studies.token_variant()}
-  fractions = studies.zero_mass(sequences=sequences)  # In float32, as in training.
+  fractions = studies.zero_mass(names, sequences)  # In float32, as in training.
   with jax.enable_x64(True):
     variant["float64"] = studies.token_variant()
-    curves = studies.shapes(points)
+    curves = studies.shapes(points, names)
     variation = studies.variation(shown.log_ratio, shown.batch.advantages[:, -1])
     made = studies.smooth_limit(studies.made_up_sequences(made_up))
-    real = {snapshot.updates: studies.smooth_limit(snapshot.log_ratio) for snapshot in snapshots}
+    real = {same[0].updates: studies.smooth_limit(np.concatenate([one.log_ratio for one in same])) for same in zip(*by_seed, strict=True)}
     retained = studies.outliers()
     example = studies.hand_example()
 
@@ -90,10 +98,11 @@ def main(argv: Sequence[str] | None = None) -> None:
   parser.add_argument("--smoke", action="store_true", help="tiny sizes: shows that it runs")
   args = parser.parse_args(argv)
   if args.smoke:
-    sizes = beds.Sizes(num_layers=1, d_model=16, num_prompts=2, group_size=4, num_minibatches=2, warm_steps=2, eval_rows=8)
-    results, arrays = measure(sizes, points=30, sequences=8, made_up=6, num_tokens=8)
+    names, sizes = ("grpo", "gspo", "sapo", "dppo_tv", "sft"), dict(points=30, sequences=8, made_up=6, num_tokens=8, seeds=(0,))
+    results, arrays = measure(beds.SMOKE, names, **sizes)
   else:
-    results, arrays = measure(beds.Sizes(), points=1193, sequences=512, made_up=3000, num_tokens=studies.NUM_TOKENS)
+    sizes = dict(points=1193, sequences=512, made_up=3000, num_tokens=studies.NUM_TOKENS, seeds=studies.BED_SEEDS)
+    results, arrays = measure(beds.Sizes(), tuple(objectives.OBJECTIVES), **sizes)
   args.folder.mkdir(parents=True, exist_ok=True)
   (args.folder / "results.json").write_text(to_json(results))
   for name, verdict in results["verdicts"].items():

@@ -42,17 +42,20 @@ def coefficients(
   """
   dtype = jnp.result_type(float)
   log_ratio, advantages = jnp.asarray(log_ratio, dtype), jnp.asarray(advantages, dtype)
-  return np.asarray(_compiled(objective)(log_ratio, advantages, jnp.log(jnp.asarray(probability, dtype))))
+  # An argument and no constant of the program: the compiler would fold what it knows, for seconds.
+  segments = jnp.ones(log_ratio.shape, jnp.int32)
+  return np.asarray(_compiled(objective)(log_ratio, advantages, jnp.log(jnp.asarray(probability, dtype)), segments))
 
 
 @functools.cache
-def _compiled(objective: Objective) -> Callable[[Array, Array, Array], Array]:
+def _compiled(objective: Objective) -> Callable[..., Array]:
   """One program for each shape; op by op it would take minutes."""
 
-  def weigh(log_ratio: Array, advantages: Array, old_logprob: Array) -> Array:
+  def weigh(log_ratio: Array, advantages: Array, old_logprob: Array, segments: Array) -> Array:
     old = jnp.full_like(log_ratio, old_logprob)
     mask = jnp.ones_like(old)
-    loss = lambda logprobs: objectives.value(objective, logprobs, old, advantages, mask, sampler_logprobs=old)[0]
+    given = dict(segments=segments, sampler_logprobs=old)
+    loss = lambda logprobs: objectives.value(objective, logprobs, old, advantages, mask, **given)[0]
     return -jax.grad(loss)(old + log_ratio) / (objective.weigh(mask, None) * advantages[:, None])
 
   return jax.jit(weigh)

@@ -9,7 +9,7 @@ import numpy as np
 
 from experiments.ablations.objective_shapes.coefficients import OLD_PROBABILITY
 from experiments.ablations.objective_shapes.studies import OUTLIER_COUNTS
-from experiments.ablations.plots import BLACK, BLUE, GREEN, GREY, ORANGE, PINK, SKY, letter, new_figure, save
+from experiments.ablations.plots import BLACK, BLUE, GREEN, GREY, ORANGE, PINK, SKY, letter, new_figure, save, two_sided
 
 ORDER = (
   "reinforce", "sft", "cispo", "minpro", "vespo", "maspo",
@@ -58,11 +58,11 @@ def _coefficients(figure: Any, curves: Mapping[str, Mapping], names: Sequence[st
     axes.plot(found["ratio"], found["positive"], color=BLUE)
     if not ignores_sign:
       axes.plot(found["ratio"], found["negative"], color=ORANGE, linestyle=(0, (3, 1.5)))
-    axes.plot([1], [np.interp(1, found["ratio"], found["ratio"] * 0 + 1)], "o", color=BLACK, markersize=3, zorder=5)
+    axes.plot([1], found["positive"][found["ratio"] == 1], "o", color=BLACK, markersize=3, zorder=5)
     axes.set_title(_title(name), fontsize=7)
     notes = [rf"${LEVELS[name]}$"] if name in LEVELS else []
     notes += [rf"$\pi_\mathrm{{old}}={OLD_PROBABILITY}$"] if found["reads_probability"] else []
-    notes += ["A is not read"] if ignores_sign else []
+    notes += ["reads no A"] if ignores_sign else []
     axes.text(0.04, 0.95, ", ".join(notes), transform=axes.transAxes, fontsize=6.5, va="top", color="#4a4f57")
     axes.set_xlim(0, 3)
     axes.set_ylim(-0.1, 3.05)
@@ -80,7 +80,7 @@ def _coefficients(figure: Any, curves: Mapping[str, Mapping], names: Sequence[st
     spare[0].plot([], [], "o", color=BLACK, markersize=3)[0],
   ]
   spare[0].legend(handles, ["A > 0", "A < 0", "on-policy"], loc="center left", fontsize=8, bbox_to_anchor=(0.05, 0.5))
-  figure.supxlabel(r"ratio of the policies: r of the token, or $s$, $\rho$ of the sequence", fontsize=8)
+  figure.supxlabel(r"ratio of the policies: $r$ of the token, or $s$, $\rho$ of the sequence", fontsize=8)
   figure.supylabel(r"coefficient C of $A\,\nabla\log\pi$", fontsize=8)
 
 
@@ -105,10 +105,11 @@ def _zeros(figure: Any, found: Mapping[str, Any], names: Sequence[str]) -> None:
 def _tokens(figure: Any, variant: Mapping[str, Mapping], variation: Mapping[str, np.ndarray]) -> None:
   panels = figure.subplots(2, 2, height_ratios=(1.25, 1))
   rows = min(24, len(variation["grpo"]))
+  around_one = two_sided(BLUE, "#ffffff", ORANGE)
   for axes, name, label in zip(panels[0], ("grpo", "gspo"), ("a", "b"), strict=True):
     weights = np.where(variation[name][:rows] == 0, np.nan, variation[name][:rows])
-    axes.set_facecolor(BLACK)
-    image = axes.imshow(weights, cmap="PuOr_r", vmin=0.75, vmax=1.25, aspect="auto", interpolation="nearest")
+    axes.set_facecolor(BLACK)  # Shows where nothing is drawn.
+    image = axes.imshow(weights, cmap=around_one, vmin=0.75, vmax=1.25, aspect="auto", interpolation="nearest")
     axes.grid(False)
     axes.set_xlabel("token of the response")
     axes.set_ylabel("response")
@@ -125,7 +126,7 @@ def _tokens(figure: Any, variant: Mapping[str, Mapping], variation: Mapping[str,
     parts[name].set_color(BLACK)
     parts[name].set_linewidth(0.8)
   spread.set_xticks([0, 1], [f"GRPO ({len(samples[0])} responses)", f"GSPO ({len(samples[1])} not clipped)"])
-  spread.set_ylim(bottom=-0.01)
+  spread.set_ylim(bottom=-0.02 * max(map(np.max, samples)))
   spread.set_ylabel("std(C) / mean(C)")
   letter(spread, "c", "variation of C within a response")
 
@@ -135,35 +136,35 @@ def _tokens(figure: Any, variant: Mapping[str, Mapping], variation: Mapping[str,
     value = variant[precision][kind]
     colors.append(SKY if precision == "float32" else BLUE)
     bars.bar(place, max(value, floor), bottom=0, color=colors[-1], width=0.6)
-    text = "exactly 0" if value == 0 else f"{value:.1e}"
+    text = "exactly 0" if value == 0 else f"{value:.0e}" if value < 0.01 else f"{value:.2f}"
     bars.text(place, max(value, floor) * 2, text, ha="center", va="bottom", fontsize=7)
     labels.append(f"{kind} A,\n{precision}")
   bars.set_yscale("log")
   bars.set_ylim(floor, 1e3)
   bars.set_xticks(range(4), labels)
-  bars.set_ylabel("largest difference / largest gradient")
+  bars.set_ylabel("difference / gradient")
   letter(bars, "d", "gradients of GSPO and GSPO-token")
 
 
 def _limit(figure: Any, found: Mapping[str, Any], made: Mapping[str, np.ndarray], real: Mapping[int, Mapping]) -> None:
   scatter, swap, angle = figure.subplots(1, 3)
   tiny = 1e-12
-  scatter.plot(made["variance"], np.maximum(made["difference"], tiny), ".", color=GREY, markersize=1.5, alpha=0.6, label="made up", rasterized=True)
+  dots = dict(color=GREY, markersize=1.5, alpha=0.6, rasterized=True)
+  scatter.plot(made["variance"], np.maximum(made["difference"], tiny), ".", label="made up", **dots)
   last = max(real)
   scatter.plot(
     real[last]["variance"], np.maximum(real[last]["difference"], tiny), ".", color=ORANGE, markersize=2.5,
     label=f"transformer, {last} updates", rasterized=True,
   )  # fmt: skip
-  line = np.geomspace(1e-6, 10, 50)
+  line = np.geomspace(1e-9, 10, 50)
   scatter.plot(line, line / 4, color=BLACK, linewidth=1, label=r"$\tau^2\,\mathrm{Var}/4$")
-  scatter.set(xscale="log", yscale="log", xlim=(1e-5, 10), ylim=(1e-10, 1))
+  scatter.set(xscale="log", yscale="log", xlim=(1e-5, 10), ylim=(1e-7, 1))
   scatter.set_xlabel(r"Var$_i$ of log r in a sequence (nats$^2$)")
   scatter.set_ylabel(r"$D_i$, difference of mean gates")
   scatter.legend(loc="lower right", markerscale=3, handletextpad=0.4, borderpad=0.1)
   letter(scatter, "a", "token gates against one gate")
 
   some = slice(None, None, 20)
-  dots = dict(color=GREY, markersize=1.5, alpha=0.6, rasterized=True)
   swap.plot(made["swap_bound"][some], made["swap"][some], ".", label="made up", **dots)
   swap.plot(line, line, color=BLACK, linewidth=1, label="error = bound")
   swap.set(xscale="log", yscale="log", xlim=(1e-9, 10), ylim=(1e-9, 2))
@@ -173,30 +174,33 @@ def _limit(figure: Any, found: Mapping[str, Any], made: Mapping[str, np.ndarray]
   letter(swap, "b", "r − 1 read as log r")
 
   rows = found["cosines"]
-  updates = [row["updates"] for row in rows]
+  updates = sorted({row["updates"] for row in rows})
   for name, color, marker, label in (
     ("smooth_gspo", BLUE, "o", "smooth GSPO"), ("grpo", ORANGE, "s", "GRPO"), ("gspo", GREEN, "^", "GSPO, hard clip"),
   ):  # fmt: skip
-    angle.plot(updates, [row[name] for row in rows], color=color, marker=marker, label=label)
+    values = np.array([[row[name] for row in rows if row["updates"] == update] for update in updates])
+    angle.fill_between(updates, values.min(axis=1), values.max(axis=1), color=color, alpha=0.18, linewidth=0)
+    angle.plot(updates, values.mean(axis=1), color=color, marker=marker, label=label)
   angle.set_xscale("log", base=2)
   angle.set_xticks(updates, [str(update) for update in updates])
   angle.set_xlabel("updates on one rollout batch")
   angle.set_ylabel("cosine with SAPO's gradient")
-  angle.set_ylim(0, 1.05)
+  angle.set_ylim(-0.05, 1.05)
   angle.legend(loc="lower left")
   letter(angle, "c", "gradients in the weights")
 
 
 def _outliers(figure: Any, found: Mapping[str, Any]) -> None:
   methods = (
-    ("grpo", ORANGE, "s", "GRPO"), ("gspo", BLUE, "o", "GSPO"), ("sapo", GREEN, "^", "SAPO"), ("sapo_tau5", GREEN, "", r"SAPO, $\tau=5$"),
-    ("gmpo", PINK, "v", "GMPO"), ("cispo", BLACK, "D", "CISPO"),
+    ("grpo", ORANGE, "s", 6, "GRPO"), ("gspo", BLUE, "o", 6, "GSPO"), ("sapo", GREEN, "^", 4.5, "SAPO"),
+    ("sapo_tau5", GREEN, "", 0, r"SAPO, $\tau=5$"), ("gmpo", PINK, "v", 3.5, "GMPO"), ("cispo", BLACK, "D", 3, "CISPO"),
   )  # fmt: skip
   titles = (("positive", "a", "whole gradient, A > 0"), ("negative", "b", "whole gradient, A < 0"), ("others", "c", "other tokens, A > 0"))
   panels = figure.subplots(1, 3, sharex=True, sharey=True)
   for axes, (key, label, title) in zip(panels, titles, strict=True):
-    for name, color, marker, text in methods:
-      style = dict(linestyle="--", linewidth=1) if name == "sapo_tau5" else dict(marker=marker)
+    for name, color, marker, size, text in methods:
+      # Large marks below small ones: some methods lie on each other.
+      style = dict(linestyle="--", linewidth=1) if name == "sapo_tau5" else dict(marker=marker, markersize=size)
       axes.plot(range(len(OUTLIER_COUNTS)), found[name][key], color=color, label=text, **style)
     axes.set_xticks(range(len(OUTLIER_COUNTS)), [str(count) for count in OUTLIER_COUNTS])
     axes.set_xlabel("tokens with r = 2.5, of 64")

@@ -17,29 +17,31 @@ SPREADS = (0.003, 0.01, 0.03, 0.1, 0.3)
 ZERO = 1e-6
 OUTLIER = 2.5
 NUM_TOKENS = 64
-BED_RATE, BED_UPDATES, SHOWN_UPDATES = 3e-4, (1, 2, 4, 8, 16), 8
+BED_RATE, BED_UPDATES, BED_SEEDS = 3e-4, (1, 2, 4, 8, 16), (0, 1, 2)
+SHOWN_UPDATES = 8  # Of the heat maps, for the first seed.
 
 
-def shapes(points: int = 1193) -> dict[str, dict[str, Any]]:
-  """C(r) of every objective for both signs of A, r from 0.02 to 3, and whether it reads π_old."""
-  ratio = np.linspace(0.02, 3.0, points)
+def shapes(points: int, names: Sequence[str]) -> dict[str, dict[str, Any]]:
+  """C(r) of objectives for both signs of A, r from 0.02 to 3 and 1 among them, and whether it reads π_old."""
+  ratio = np.union1d(np.linspace(0.02, 3.0, points), 1.0)
   found = {}
-  for name in objectives.OBJECTIVES:
+  for name in names:
     objective = policy_term(name)
     positive, negative = (curve(objective, ratio, sign) for sign in (1, -1))
     others = (curve(objective, ratio, sign, OLD_PROBABILITY / 3) for sign in (1, -1))
-    reads_probability = any(not np.allclose(x, y) for x, y in zip((positive, negative), others, strict=True))
+    # Rounding may carry a point over the edge of a band; another band moves many.
+    reads_probability = any(np.mean(~np.isclose(x, y)) > 0.02 for x, y in zip((positive, negative), others, strict=True))
     found[name] = {"ratio": ratio, "positive": positive, "negative": negative, "reads_probability": reads_probability}
   return found
 
 
-def zero_mass(spreads: Sequence[float] = SPREADS, sequences: int = 512, seed: int = 0) -> dict[str, list[float]]:
+def zero_mass(names: Sequence[str], sequences: int, spreads: Sequence[float] = SPREADS, seed: int = 0) -> dict[str, list[float]]:
   """E12: the fraction of tokens with |C| < 1e-6, for sequences of 64 tokens with log r normal, E[r] = 1, and A = ±1 by halves."""
   rng = np.random.default_rng(seed)
   noise = rng.standard_normal((sequences, NUM_TOKENS))
   advantages = np.where(np.arange(sequences) % 2, -1.0, 1.0)
   fractions = {}
-  for name in objectives.OBJECTIVES:
+  for name in names:
     objective = policy_term(name)
     # No token becomes likelier than certain.
     log_ratios = (np.minimum(spread * noise - spread**2 / 2, -np.log(OLD_PROBABILITY)) for spread in spreads)
@@ -155,7 +157,7 @@ def made_up_sequences(count: int, seed: int = 0) -> list[np.ndarray]:
   return sequences
 
 
-def cosines(bed: beds.Bed, snapshots: Sequence[beds.Snapshot]) -> list[dict[str, float]]:
+def cosines(bed: beds.Bed, snapshots: Sequence[beds.Snapshot], seed: int) -> list[dict[str, float]]:
   """E13: the angle in weight space between SAPO's gradient and others', on what the bed sampled.
 
   Returns:
@@ -171,7 +173,8 @@ def cosines(bed: beds.Bed, snapshots: Sequence[beds.Snapshot]) -> list[dict[str,
       "grpo": policy_term("grpo", clip_low=GRPO_CLIP[0], clip_high=GRPO_CLIP[1]),
     }
     sapo = weight_gradient(bed, policy_term("sapo"), snapshot)
-    row = {"updates": snapshot.updates, "median_variance": float(np.median(np.var(snapshot.log_ratio, axis=1)))}
+    median_variance = float(np.median(np.var(snapshot.log_ratio, axis=1)))
+    row = {"seed": seed, "updates": snapshot.updates, "median_variance": median_variance}
     for name, objective in others.items():
       other = weight_gradient(bed, objective, snapshot)
       row[name] = float(sapo @ other / (np.linalg.norm(sapo) * np.linalg.norm(other)))
@@ -181,17 +184,17 @@ def cosines(bed: beds.Bed, snapshots: Sequence[beds.Snapshot]) -> list[dict[str,
 
 def weight_gradient(bed: beds.Bed, objective: Objective, snapshot: beds.Snapshot) -> np.ndarray:
   """Gradient of an objective in the weights, over a whole snapshot, as one vector."""
-  batch, weights = snapshot.batch, objective.weigh(snapshot.batch.mask, snapshot.batch.segments)
-
-  @jax.jit
-  @jax.grad
-  def gradient_of(params, piece, w):
-    return jnp.sum(w * objective.token_loss(bed.outputs(params, piece), piece)[0])
-
+  batch, prompt = snapshot.batch, beds.PROMPT_TOKENS
+  log_ratio, advantages = snapshot.log_ratio, np.asarray(batch.advantages[:, -1])
+  signs = np.where(advantages >= 0, 1.0, -1.0)
+  weights = np.asarray(objective.weigh(jnp.ones(log_ratio.shape), None))
+  # In log π first, then through the model: one program for it, whatever the objective.
+  in_logprobs = -coefficients(objective, log_ratio, signs) * weights * advantages[:, None]
+  in_logprobs = np.pad(in_logprobs, ((0, 0), (prompt, 0))).astype(np.float32)
   total, rows = 0.0, bed.sizes.eval_rows
   for start in range(0, len(batch.tokens), rows):
     piece = jax.tree.map(lambda x, start=start: x[start : start + rows], batch)
-    gradient = gradient_of(snapshot.params, piece, weights[start : start + rows])
+    gradient = bed.pull_back(snapshot.params, piece, in_logprobs[start : start + rows])
     total = total + np.concatenate([np.asarray(x, np.float64).ravel() for x in jax.tree.leaves(gradient)])
   return total
 
@@ -249,11 +252,15 @@ SOFT = ("sapo", "custom")
 
 
 def judge(results: Mapping[str, Any]) -> dict[str, dict]:
-  """The verdicts. The rules were written before the run, from the papers' claims; E14's last is known to fail by arithmetic."""
+  """The verdicts. The rules were written before the run, from the papers' claims; E14's last is known to fail by arithmetic.
+
+  E13's cosine was first seen on seed 0 alone; two more seeds were added then, and the rule stayed.
+  """
   equal32, equal64 = results["E2"]["float32"]["equal"], results["E2"]["float64"]["equal"]
   unequal = results["E2"]["float64"]["unequal"]
-  e3, e12, e13, e14 = (results[key] for key in ("E3", "E12", "E13", "E14"))
-  at_paper = next(row for row in e13["cosines"] if row["updates"] == 4)
+  e3, e13, e14 = (results[key] for key in ("E3", "E13", "E14"))
+  fractions = results["E12"]["fractions"]
+  at_paper = np.mean([row["smooth_gspo"] for row in e13["cosines"] if row["updates"] == 4])
   one = 1  # Place of a single outlier in OUTLIER_COUNTS.
   rules = {
     "E2": ("equal advantages: relative difference at most 1e-6 in float32 and 1e-12 in float64; unequal ones: above 1e-2",
@@ -261,10 +268,11 @@ def judge(results: Mapping[str, Any]) -> dict[str, dict]:
     "E3": ("GSPO's variation within a sequence at most 1e-6, GRPO's above 1e-3 in the median sequence",
            e3["gspo_largest"] <= 1e-6 and e3["grpo_median"] > 1e-3),
     "E12": ("every hard method has tokens with |C| < 1e-6 at the largest spread, and the soft gate has none at any",
-            all(e12["fractions"][name][-1] > 0 for name in HARD) and all(max(e12["fractions"][name]) == 0 for name in SOFT)),
+            all(fractions[name][-1] > 0 for name in HARD if name in fractions)
+            and all(max(fractions[name]) == 0 for name in SOFT if name in fractions)),
     "E13, bound on D": ("no sequence above the line tau^2/4 * Var", e13["violations"] == 0),
     "E13, bound on the swap": ("no token above its bound", e13["swap_violations"] == 0),
-    "E13, gradients": ("cosine of SAPO's and smooth GSPO's gradients at 4 updates at least 0.99", at_paper["smooth_gspo"] >= 0.99),
+    "E13, gradients": ("cosine of SAPO's and smooth GSPO's gradients at 4 updates at least 0.99, mean of the seeds", at_paper >= 0.99),
     "E14, GSPO drops all": ("one outlier leaves at most 1 % of the gradient norm where A > 0", e14["gspo"]["positive"][one] <= 0.01),
     "E14, SAPO keeps the others": ("one outlier leaves at least 95 % on the other tokens", e14["sapo"]["others"][one] >= 0.95),
     "E14, SAPO drops the outlier": ("an outlier weighs less than an ordinary token", e14["sapo"]["outlier"][one] < 1),

@@ -130,8 +130,7 @@ def main(argv: Sequence[str] | None = None) -> None:
   path = args.folder / "results.json"
   if not args.plot_only:
     if args.smoke:
-      sizes = beds.Sizes(num_layers=1, d_model=16, num_prompts=4, group_size=4, num_minibatches=4, warm_steps=2)
-      results = measure(sizes, (0, 1), lengths=(4, 8), updates=(1, 4), runs=((8, 3e-3),))
+      results = measure(beds.SMOKE, (0, 1), lengths=(4, 8), updates=(1, 4), runs=((8, rules.LEARNING_RATE),))
     else:
       runs = [(length, rules.LEARNING_RATE) for length in sorted(rules.LENGTHS, reverse=True)]
       runs += [(rules.OTHER_AT, learning_rate) for learning_rate in rules.OTHER_LEARNING_RATES]

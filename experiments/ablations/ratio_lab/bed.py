@@ -46,6 +46,10 @@ class Sizes(NamedTuple):
   eval_rows: int = 64
 
 
+SMOKE = Sizes(num_layers=1, d_model=16, num_prompts=4, group_size=4, num_minibatches=4, warm_steps=0, eval_rows=16)
+"""Shows that everything runs, and measures nothing worth having."""
+
+
 class Bed(NamedTuple):
   """A model and its compiled programs, shared by all seeds.
 
@@ -55,6 +59,7 @@ class Bed(NamedTuple):
     warm_step: `(state, batch) -> (state, metrics)`, supervised.
     warm_state: `(params) -> state` for `warm_step`.
     outputs: `(params, batch) -> PolicyOutputs`.
+    pull_back: `(params, batch, gradient in log π) -> gradient in the weights`.
     sampler: `(response tokens) -> (params, prompts, prompt_mask, key) -> Rollouts`.
     updater: `(learning rate) -> (fresh state of params, train step)`.
   """
@@ -64,6 +69,7 @@ class Bed(NamedTuple):
   warm_step: Callable
   warm_state: Callable[[Params], TrainState]
   outputs: Callable[[Params, TrainBatch], PolicyOutputs]
+  pull_back: Callable[[Params, TrainBatch, jax.Array], Params]
   sampler: Callable[[int], Callable]
   updater: Callable[[float], tuple[Callable[[Params], TrainState], Callable]]
 
@@ -93,6 +99,7 @@ class Snapshot(NamedTuple):
   sampler_gap: float
 
 
+@functools.cache
 def make_bed(sizes: Sizes) -> Bed:
   """Builds the model once; programs compile at first use, one for each length of responses."""
   config = preset("nano", vocab_size=sizes.vocab_size)._replace(
@@ -104,6 +111,10 @@ def make_bed(sizes: Sizes) -> Bed:
 
   warm, schedule = make_optimizer(learning_rate=5e-3, warmup_steps=10, decay_steps=sizes.warm_steps, **adam)
   warm_step = jax.jit(make_train_step(outputs_fn, objectives.make("sft"), warm, learning_rate=schedule), donate_argnums=0)
+
+  @jax.jit
+  def pull_back(params: Params, batch: TrainBatch, gradient: jax.Array) -> Params:
+    return jax.vjp(lambda params: outputs_fn(params, batch).logprobs, params)[1](gradient)[0]
 
   @functools.cache
   def sampler(num_tokens: int) -> Callable:
@@ -117,7 +128,8 @@ def make_bed(sizes: Sizes) -> Bed:
     objective = objectives.make("grpo", clip_low=0.2, clip_high=0.27, kl_coef=0.0)
     return lambda params: init_state(params, optimizer), jax.jit(make_train_step(outputs_fn, objective, optimizer, learning_rate=schedule))
 
-  return Bed(sizes, model.init, warm_step, lambda params: init_state(params, warm), jax.jit(outputs_fn), sampler, updater)
+  warm_state = lambda params: init_state(params, warm)
+  return Bed(sizes, model.init, warm_step, warm_state, jax.jit(outputs_fn), pull_back, sampler, updater)
 
 
 def make_language(vocab_size: int, rng: np.random.Generator) -> Language:

@@ -1,0 +1,121 @@
+"""The analysis behind `experiments/ablations/objective_shapes`: coefficients by autodiff against closed forms, and the bounds."""
+
+import json
+
+import numpy as np
+import pytest
+
+from experiments.ablations.objective_shapes import studies
+from experiments.ablations.objective_shapes.__main__ import HERE
+from experiments.ablations.objective_shapes.coefficients import coefficients, curve, policy_term
+from experiments.ablations.objective_shapes.figures import ORDER
+from jaxrl_llm import objectives
+
+RATIO = np.array([0.25, 0.9, 1.0, 1.1, 2.5])
+
+
+def sech2(x):
+  return 1 / np.cosh(x) ** 2
+
+
+@pytest.mark.usefixtures("x64")
+@pytest.mark.parametrize("name", objectives.OBJECTIVES)
+def test_every_objective_weighs_an_on_policy_token_by_one(name):
+  found = [curve(policy_term(name), np.ones(1), sign).item() for sign in (1, -1)]
+  np.testing.assert_allclose(found, [1.0, -1.0 if name == "sft" else 1.0], rtol=1e-12)
+
+
+@pytest.mark.usefixtures("x64")
+@pytest.mark.parametrize(
+  ("name", "positive", "negative"),
+  [
+    ("grpo", np.where(RATIO > 1.2, 0, RATIO), np.where(RATIO < 0.8, 0, RATIO)),
+    ("gspo", np.where(RATIO > 1.0004, 0, RATIO), np.where(RATIO < 0.9997, 0, RATIO)),
+    ("cispo", RATIO, RATIO),
+    ("sapo", RATIO * sech2((RATIO - 1) / 2), RATIO * sech2(1.05 * (RATIO - 1) / 2)),
+    ("vespo", RATIO**2 * np.exp(3 - 3 * RATIO), RATIO**3 * np.exp(2 - 2 * RATIO)),
+    ("dppo_tv", np.where(RATIO > 1.5, 0, RATIO), np.where(RATIO < 0.5, 0, RATIO)),
+  ],
+)
+def test_curves_have_the_closed_forms(name, positive, negative):
+  for sign, expected in ((1, positive), (-1, negative)):
+    np.testing.assert_allclose(curve(policy_term(name), RATIO, sign), expected, rtol=1e-10)
+
+
+@pytest.mark.usefixtures("x64")
+@pytest.mark.parametrize("name", ["sapo", "gspo", "gspo_token", "gmpo", "rloo", "vespo"])
+def test_one_token_stands_for_a_sequence_of_equal_tokens(name):
+  """What the caption says: r of the token, s of the sequence, or the product ρ, each at its own level."""
+  num_tokens = 5
+  share = num_tokens if name in ("rloo", "vespo") else 1
+  # The surrogate of RLOO is ρ·A once a sequence: under a mean over its tokens, each token moves all of their terms.
+  terms = num_tokens if name == "rloo" else 1
+  objective = policy_term(name)
+  many = coefficients(objective, np.repeat(np.log(RATIO)[:, None] / share, num_tokens, axis=1), -np.ones(len(RATIO)))
+  one = curve(objective, RATIO, -1)[:, None]
+  np.testing.assert_allclose(many, terms * np.repeat(one, num_tokens, axis=1), rtol=1e-10)
+
+
+def test_the_figure_has_a_place_for_every_objective():
+  assert set(ORDER) == set(objectives.OBJECTIVES)
+  assert len(set(ORDER)) == len(ORDER)
+
+
+def test_zeros_are_counted():
+  fractions = studies.zero_mass(("grpo", "sapo"), 64, spreads=(0.003, 0.3))
+  assert fractions["sapo"] == [0.0, 0.0]
+  assert fractions["grpo"][0] == 0.0
+  assert 0.2 < fractions["grpo"][1] < 0.3  # About half of what leaves 1 ± 0.2 at a spread of 0.3.
+
+
+@pytest.mark.usefixtures("x64")
+def test_gspo_token_differs_for_unequal_advantages_only():
+  found = studies.token_variant(batches=3)
+  assert found["equal"] < 1e-12
+  assert found["unequal"] > 0.1
+
+
+@pytest.mark.usefixtures("x64")
+def test_the_gate_and_its_limit():
+  distance = np.array([-3.0, -0.5, 0.0, 0.7])
+  np.testing.assert_allclose(studies.gate(distance, tau=2.0), sech2(distance), rtol=1e-12)
+  sequences = [np.array([0.1, -0.3]), np.array([0.5, 0.5, 0.5]), np.array([-1.0, 2.0, 0.2, 0.0])]
+  found = studies.smooth_limit(sequences)
+  g = lambda z: sech2(z / 2)
+  np.testing.assert_allclose(found["difference"], [abs(np.mean(g(z)) - g(np.mean(z))) for z in sequences], rtol=1e-9, atol=1e-15)
+  np.testing.assert_allclose(found["variance"], [np.var(z) for z in sequences], atol=1e-15)
+  assert np.all(found["difference"] <= found["bound"] + 1e-15)
+  z = np.concatenate(sequences)
+  np.testing.assert_allclose(found["swap"], abs(sech2(np.expm1(z) / 2) - g(z)), atol=1e-14)
+  assert np.all(found["swap"] <= found["swap_bound"])
+
+
+@pytest.mark.usefixtures("x64")
+def test_the_hand_example_is_the_reference_s():
+  found = studies.hand_example()
+  expected = {"s": 1.264, "variance": 0.155, "mean_gate": 0.954, "gate_of_mean": 0.986, "difference": 0.0324, "bound": 0.0388}
+  assert found == pytest.approx(expected, rel=3e-3)
+
+
+@pytest.mark.usefixtures("x64")
+def test_one_outlier_ends_a_sequence_of_gspo_and_a_token_of_grpo():
+  found = studies.outliers(counts=(0, 1), draws=8)
+  assert found["gspo"]["positive"][1] == 0
+  assert found["grpo"]["positive"][1] == pytest.approx(np.sqrt(63 / 64), rel=1e-3)
+  assert found["grpo"]["negative"][1] == pytest.approx(np.sqrt((63 + 2.5**2) / 64), rel=1e-3)
+  assert found["sapo"]["outlier"][1] == pytest.approx(2.5 * sech2(0.75), rel=1e-9)
+
+
+def test_variation_leaves_clipped_sequences_out():
+  log_ratio = np.array([[0.1, -0.1], [0.5, 0.5]])
+  found = studies.variation(log_ratio, np.ones(2))
+  assert np.all(found["gspo"][1] == 0)
+  assert found["gspo_variation"].shape == (1,)
+  np.testing.assert_allclose(found["gspo_variation"], 0, atol=1e-6)
+  np.testing.assert_allclose(found["grpo"][0], np.exp(log_ratio[0]), rtol=1e-6)
+
+
+def test_the_committed_results_have_the_verdicts_that_the_rules_give():
+  results = json.loads((HERE / "results.json").read_text())
+  assert studies.judge(results) == results["verdicts"]
+  assert set(results["E12"]["fractions"]) == set(objectives.OBJECTIVES)
