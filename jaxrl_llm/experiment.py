@@ -7,7 +7,6 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import optax
 from jax.sharding import Mesh
 from jaxtyping import Array, Float, PRNGKeyArray
@@ -16,8 +15,9 @@ from ml_collections import ConfigDict
 from jaxrl_llm import mesh as mesh_lib
 from jaxrl_llm import objectives, rewards, tasks
 from jaxrl_llm.config_check import given, row_problems
-from jaxrl_llm.credit import ESTIMATORS, Credit, Evidence, make_credit
+from jaxrl_llm.credit import Credit, Evidence, make_credit
 from jaxrl_llm.models import Critic, Model, make_critic, make_model, preset
+from jaxrl_llm.needs import abstract_batch, needed_by_critic, needed_by_score, needed_by_step, needed_by_warm_start, scores_needed
 from jaxrl_llm.objectives.base import critic_objective
 from jaxrl_llm.objectives.corrected import corrected
 from jaxrl_llm.sampler import SampleFn, make_filter, make_sampler
@@ -109,45 +109,6 @@ def kl_coef_in_loss(config: ConfigDict) -> float:
   return parameters["kl_coef"].default if "kl_coef" in parameters else 0.0
 
 
-def scores_needed(config: ConfigDict, objective: Objective) -> frozenset[str]:
-  """The union of what the objective, the advantages and a divergence in the reward read."""
-  needs = set(objective.needs) | ESTIMATORS[config.advantage.estimator].needs
-  if config.reward.kl_coef:
-    needs |= {"old_logprobs", "ref_logprobs"}
-  return frozenset(needs)
-
-
-def needed_by_step(batch: TrainBatch, needs: frozenset[str], *, adaptive_kl: bool) -> TrainBatch:
-  """The batch with the optional arrays that the policy's update reads, and no others: its program was compiled for exactly these.
-
-  Args:
-    batch: with all that has been computed.
-    needs: of the objective.
-    adaptive_kl: whether the coefficient of its KL penalty changes from step to step.
-  """
-  return batch._replace(
-    ref_logprobs=batch.ref_logprobs if "ref_logprobs" in needs else None,
-    kl_coefs=batch.kl_coefs if adaptive_kl and "ref_logprobs" in needs else None,
-    returns=None,
-    old_values=None,
-  )
-
-
-def needed_by_critic(batch: TrainBatch) -> TrainBatch:
-  """As `needed_by_step`, for the critic's update."""
-  return batch._replace(ref_logprobs=None, kl_coefs=None, sampler_logprobs=None)
-
-
-def needed_by_warm_start(batch: TrainBatch) -> TrainBatch:
-  """As `needed_by_step`, for imitation: no policy drew these tokens."""
-  return needed_by_score(batch)._replace(sampler_logprobs=None)
-
-
-def needed_by_score(batch: TrainBatch) -> TrainBatch:
-  """As `needed_by_step`, for passes that only score."""
-  return batch._replace(ref_logprobs=None, kl_coefs=None, returns=None, old_values=None)
-
-
 def build(config: ConfigDict) -> Experiment:
   """Puts an experiment together; allocates nothing on the devices.
 
@@ -176,7 +137,7 @@ def build(config: ConfigDict) -> Experiment:
     outputs_fn = partial(policy_outputs, model.logits, filter_logits)
     step = make_train_step(outputs_fn, objective, optimizer, learning_rate=schedule, num_micro_batches=learner.micro_batches)
     jitted = jax.jit(step, donate_argnums=0, out_shardings=(shardings, mesh_lib.replicated(mesh)))
-    batches = [_abstract_batch(mesh, rows, learner.row_tokens) for rows in buckets]
+    batches = [abstract_batch(mesh, rows, learner.row_tokens) for rows in buckets]
     adaptive_kl = config.kl.target is not None
     batches = [needed_by_step(x, objective.needs, adaptive_kl=adaptive_kl) if is_rl else needed_by_warm_start(x) for x in batches]
     return compiled_for(jitted, [(abstract_state, batch) for batch in batches])
@@ -203,7 +164,7 @@ def build(config: ConfigDict) -> Experiment:
   def score(params: Params, batch: TrainBatch) -> Float[Array, "B T"]:
     return policy_outputs(model.logits, filter_logits, params, batch).logprobs
 
-  score_batches = [needed_by_score(_abstract_batch(mesh, rows, learner.row_tokens)) for rows in learner.row_buckets]
+  score_batches = [needed_by_score(abstract_batch(mesh, rows, learner.row_tokens)) for rows in learner.row_buckets]
   return Experiment(
     task=task,
     mesh=mesh,
@@ -249,7 +210,7 @@ def make_critic_programs(config: ConfigDict, mesh: Mesh, critic: Critic, objecti
   step = make_train_step(
     outputs_fn, critic_objective(objective), optimizer, learning_rate=schedule, num_micro_batches=learner.micro_batches, name="critic"
   )
-  batches = [_abstract_batch(mesh, rows, learner.row_tokens) for rows in learner.row_buckets]
+  batches = [abstract_batch(mesh, rows, learner.row_tokens) for rows in learner.row_buckets]
   jitted = jax.jit(step, donate_argnums=0, out_shardings=(shardings, mesh_lib.replicated(mesh)))
   score = jax.jit(lambda params, batch: outputs_fn(params, batch).values)
   return CriticPrograms(
@@ -320,15 +281,6 @@ def check_lengths(task: Task, config: ConfigDict) -> None:
     )
 
 
-def _abstract_batch(mesh: Mesh, rows: int, row_tokens: int) -> TrainBatch:
-  """A batch with every optional array, as shapes; `needed_by_*` takes off what a program does not read."""
-  sharding = mesh_lib.row_sharding(mesh)
-  ints = jax.ShapeDtypeStruct((rows, row_tokens), jnp.int32, sharding=sharding)
-  floats = jax.ShapeDtypeStruct((rows, row_tokens), jnp.float32, sharding=sharding)
-  names = ("mask", "advantages", "old_logprobs", "sampler_logprobs", "ref_logprobs", "returns", "old_values", "kl_coefs")
-  return TrainBatch(tokens=ints, positions=ints, segments=ints, **dict.fromkeys(names, floats))
-
-
 def compiled_for(jitted: Callable, signatures: Sequence[tuple]) -> Callable:
   """`jitted` for a declared set of shapes, all compiled at the first call: later ones can only run.
 
@@ -348,57 +300,6 @@ def compiled_for(jitted: Callable, signatures: Sequence[tuple]) -> Callable:
 
 def _shape(args: Sequence[Any]) -> tuple[int, ...]:
   return jax.tree.leaves(args[1])[0].shape
-
-
-def describe(config: ConfigDict) -> str:
-  """Mesh, model and a memory estimate for each device, for `--dry_run`; allocates nothing.
-
-  Args:
-    config: checked.
-
-  Raises:
-    ValueError: as `build`.
-  """
-  experiment = build(config)
-  rows, learner, rollout, model = max(config.learner.row_buckets), config.learner, config.rollout, experiment.model.config
-  shards = mesh_lib.num_row_shards(experiment.mesh)
-  itemsize = jnp.dtype(model.dtype).itemsize
-  weights = sum(_bytes_per_device(x) for x in jax.tree.leaves(experiment.abstract_state.params))
-  state = sum(_bytes_per_device(x) for x in jax.tree.leaves(experiment.abstract_state))
-  tokens = rows * learner.row_tokens / shards / learner.micro_batches
-  # Of a block the backward pass keeps about 8 arrays of the stream's width, 3 of the feed-forward's, and the attention weights.
-  width = 8 * model.d_model + 3 * model.d_ff + 2 * model.num_heads * learner.row_tokens
-  activations = tokens * width * itemsize * (2 if model.remat else model.num_layers)
-  logits = 3 * tokens * model.vocab_size * 4
-  slots = max(rollout.prompt_buckets) + rollout.max_new_tokens
-  sequences = max(rollout.num_prompts * rollout.group_size, config.eval.batch_prompts * config.eval.samples) / shards
-  cache = 2 * model.num_layers * sequences * slots * model.num_kv_heads * model.head_dim * itemsize / experiment.mesh.shape["tensor"]
-  reference = weights if "ref_logprobs" in experiment.needs else 0
-  critic = sum(_bytes_per_device(x) for x in jax.tree.leaves(experiment.critic.abstract_state)) if experiment.critic else 0
-  parts = {
-    "weights": weights,
-    "optimizer moments": state - weights,
-    "gradients": weights,
-    "frozen reference": reference,
-    "critic and its moments": critic,
-    "activations": activations,
-    "logits": logits,
-    "key-value cache": cache,
-  }
-  held = state + reference + critic
-  update, sampling = held + weights + activations + logits, held + cache
-  lines = [
-    f"mesh: {dict(experiment.mesh.shape)} over {experiment.mesh.size} {jax.devices()[0].device_kind} device(s)",
-    f"model: {config.model.preset}, {experiment.model.num_params:,} parameters",
-    f"rollout batch: {rollout.num_prompts} prompts x {rollout.group_size} samples; updates per rollout: {learner.updates_per_rollout}",
-    "estimated memory for each device, in MB: " + ", ".join(f"{name} {size / 1e6:.1f}" for name, size in parts.items() if size),
-    f"estimated peak for each device: {max(update, sampling) / 1e6:.1f} MB (update {update / 1e6:.1f}, sampling {sampling / 1e6:.1f})",
-  ]
-  return "\n".join(lines)
-
-
-def _bytes_per_device(leaf: jax.ShapeDtypeStruct) -> int:
-  return int(np.prod(leaf.sharding.shard_shape(leaf.shape))) * leaf.dtype.itemsize
 
 
 class CompileCounter:

@@ -81,10 +81,10 @@ def dry_run(config: ConfigDict) -> int:
     print(f"config.{path} = {value!r}")
   found = config_check.problems(config)
   if not found:
-    from jaxrl_llm import experiment
+    from jaxrl_llm.dry_run import describe
 
     try:
-      print(experiment.describe(config))
+      print(describe(config))
     except ValueError as error:
       found = str(error).splitlines()
   for line in found:

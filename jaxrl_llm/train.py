@@ -13,18 +13,10 @@ from orbax.checkpoint import CheckpointManager
 
 from jaxrl_llm import checkpoint, ledger, packing, report, rollout
 from jaxrl_llm.evaluate import evaluate_policy
-from jaxrl_llm.experiment import (
-  CompileCounter,
-  Experiment,
-  build,
-  kl_coef_in_loss,
-  needed_by_critic,
-  needed_by_score,
-  needed_by_step,
-  needed_by_warm_start,
-)
+from jaxrl_llm.experiment import CompileCounter, Experiment, build, kl_coef_in_loss
 from jaxrl_llm.mesh import place_rows
 from jaxrl_llm.metrics import MetricWriter, SampleWriter
+from jaxrl_llm.needs import needed_by_critic, needed_by_score, needed_by_step, needed_by_warm_start
 from jaxrl_llm.objectives.penalties import adapted_coef, kl_estimate
 from jaxrl_llm.progress import Progress
 from jaxrl_llm.tasks.pipeline import encode_demonstrations, example_iterator

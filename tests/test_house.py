@@ -25,17 +25,18 @@ LAYERS = (
     "progress", "report", "train_step",
   ),
   ("credit",),
-  ("config_refusals",),
+  ("config_refusals", "needs"),
   ("config_check",),
   ("rollout", "workdirs"),
   ("evaluate",),
   ("experiment",),
-  ("train", "command_line"),
+  ("train", "command_line", "dry_run"),
   ("main",),
 )  # fmt: skip
 RANKS = {room: rank for rank, rooms in enumerate(LAYERS) for room in rooms}
 
-CONFIG_ROOMS = ("command_line", "config_check", "config_refusals", "experiment", "main", "train")  # The only ones that see a ConfigDict.
+# The only ones that see a ConfigDict.
+CONFIG_ROOMS = ("command_line", "config_check", "config_refusals", "dry_run", "experiment", "main", "needs", "train")
 
 BLOCKED = (
   # Never a dependency.

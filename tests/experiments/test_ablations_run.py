@@ -3,6 +3,7 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 from experiments.ablations.objective_shapes import __main__ as objective_shapes
 from experiments.ablations.objective_shapes import studies
@@ -46,6 +47,7 @@ def test_the_ratio_lab_runs(tmp_path, capsys):
   assert {path.name for path in (tmp_path / "figures").iterdir()} == {"ratio_spread.png", "clip_fraction.png"}
 
 
+@pytest.mark.slow  # Ten seconds of tracing; each study has its own test, only the figures have none.
 def test_the_shapes_run(tmp_path, capsys):
   objective_shapes.main(["--smoke", "--folder", str(tmp_path)])
   assert "E2: reproduced" in capsys.readouterr().out

@@ -1,0 +1,60 @@
+"""What a run would be, without running it: mesh, model, and an estimate of its memory."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from ml_collections import ConfigDict
+
+from jaxrl_llm import mesh as mesh_lib
+from jaxrl_llm.experiment import build
+
+
+def describe(config: ConfigDict) -> str:
+  """Mesh, model and a memory estimate for each device, for `--dry_run`; allocates nothing.
+
+  Args:
+    config: checked.
+
+  Raises:
+    ValueError: as `build`.
+  """
+  experiment = build(config)
+  rows, learner, rollout, model = max(config.learner.row_buckets), config.learner, config.rollout, experiment.model.config
+  shards = mesh_lib.num_row_shards(experiment.mesh)
+  itemsize = jnp.dtype(model.dtype).itemsize
+  weights = sum(_bytes_per_device(x) for x in jax.tree.leaves(experiment.abstract_state.params))
+  state = sum(_bytes_per_device(x) for x in jax.tree.leaves(experiment.abstract_state))
+  tokens = rows * learner.row_tokens / shards / learner.micro_batches
+  # Of a block the backward pass keeps about 8 arrays of the stream's width, 3 of the feed-forward's, and the attention weights.
+  width = 8 * model.d_model + 3 * model.d_ff + 2 * model.num_heads * learner.row_tokens
+  activations = tokens * width * itemsize * (2 if model.remat else model.num_layers)
+  logits = 3 * tokens * model.vocab_size * 4
+  slots = max(rollout.prompt_buckets) + rollout.max_new_tokens
+  sequences = max(rollout.num_prompts * rollout.group_size, config.eval.batch_prompts * config.eval.samples) / shards
+  cache = 2 * model.num_layers * sequences * slots * model.num_kv_heads * model.head_dim * itemsize / experiment.mesh.shape["tensor"]
+  reference = weights if "ref_logprobs" in experiment.needs else 0
+  critic = sum(_bytes_per_device(x) for x in jax.tree.leaves(experiment.critic.abstract_state)) if experiment.critic else 0
+  parts = {
+    "weights": weights,
+    "optimizer moments": state - weights,
+    "gradients": weights,
+    "frozen reference": reference,
+    "critic and its moments": critic,
+    "activations": activations,
+    "logits": logits,
+    "key-value cache": cache,
+  }
+  held = state + reference + critic
+  update, sampling = held + weights + activations + logits, held + cache
+  lines = [
+    f"mesh: {dict(experiment.mesh.shape)} over {experiment.mesh.size} {jax.devices()[0].device_kind} device(s)",
+    f"model: {config.model.preset}, {experiment.model.num_params:,} parameters",
+    f"rollout batch: {rollout.num_prompts} prompts x {rollout.group_size} samples; updates per rollout: {learner.updates_per_rollout}",
+    "estimated memory for each device, in MB: " + ", ".join(f"{name} {size / 1e6:.1f}" for name, size in parts.items() if size),
+    f"estimated peak for each device: {max(update, sampling) / 1e6:.1f} MB (update {update / 1e6:.1f}, sampling {sampling / 1e6:.1f})",
+  ]
+  return "\n".join(lines)
+
+
+def _bytes_per_device(leaf: jax.ShapeDtypeStruct) -> int:
+  return int(np.prod(leaf.sharding.shard_shape(leaf.shape))) * leaf.dtype.itemsize
