@@ -3,7 +3,7 @@
   python -m experiments.ablations.ratio_lab
   python -m experiments.ablations.ratio_lab --plot_only --format pdf
 
-Results go to `results.json` beside this file, figures to `figures/`. One seed after the other; about 6 minutes on one core.
+Results go to `results.json` beside this file, figures to `figures/`. One seed after the other; about 7 minutes of one core.
 """
 
 import argparse
