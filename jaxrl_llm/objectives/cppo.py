@@ -50,6 +50,10 @@ def cppo(
 
   References:
     CPPO (prefix budgets), arXiv:2606.10968, 2026.
+
+  Note:
+    The quantile is over the counted tokens of one sequence, as in the authors' code, and so no split of the batch changes it. The anchor is
+    the sampler's policy; anchor="old" takes `old_logprobs`.
   """
   penalties, needs = regularisers(kl_coef, kl_estimator, entropy_coef)
   return policy_objective(

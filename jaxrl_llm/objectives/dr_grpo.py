@@ -50,6 +50,7 @@ def dr_grpo(
 
   Note:
     The other half of the method is in the advantages: `group_advantages(..., normalize_std=False)`.
+    `max_tokens` is a setting and not a shape: without its `loss_scale_factor` verl divides by the padded width.
   """
   penalties, needs = regularisers(kl_coef, kl_estimator, entropy_coef)
   return policy_objective(

@@ -49,6 +49,9 @@ def grpo(
 
   Note:
     The paper makes one update per round of sampling, so its clip never binds; 0.2 is PPO's.
+    TRL's `delta` caps the ratio before both branches: above 1 + clip_high it is `dual_clip`. TRL, and verl where it is given the global
+    batch size, count rows without a counted token in the mean over sequences; here they are not counted. TRL takes an entropy bonus as a
+    mean over tokens; here it has the objective's weights.
   """
   penalties, needs = regularisers(kl_coef, kl_estimator, entropy_coef)
   return policy_objective(

@@ -50,6 +50,8 @@ def gspo(
 
   Note:
     log s shrinks as 1/√|y|: the paper's clip is for responses of thousands of tokens. Widen it for short ones.
+    verl bounds log s at 10 from above and has this aggregation whatever its setting says; TRL counts clipped sequences, which is
+    `actor/pg_clipfrac_seq` here, while `actor/pg_clipfrac` counts their tokens, as the paper does. TRL's band is PPO's 0.2 unless set.
   """
   penalties, needs = regularisers(kl_coef, kl_estimator, entropy_coef)
   return policy_objective(

@@ -46,6 +46,9 @@ def gspo_token(
 
   References:
     Group Sequence Policy Optimization, arXiv:2507.18071, 2025, eq. 13 and 14.
+
+  Note:
+    verl computes this form under the name gspo; TRL has it as a trainer of its own. Both agree with it in value and gradient.
   """
   penalties, needs = regularisers(kl_coef, kl_estimator, entropy_coef)
   return policy_objective(

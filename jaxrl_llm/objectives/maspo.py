@@ -46,6 +46,9 @@ def maspo(
 
   References:
     MASPO, arXiv:2602.17550, 2026.
+
+  Note:
+    Read from descriptions of the paper and not from its code: with beta ≥ 0 both of its widths are s·(1 + beta·|A|)^(±1).
   """
   penalties, needs = regularisers(kl_coef, kl_estimator, entropy_coef)
   return policy_objective(

@@ -83,7 +83,8 @@ def kl_penalty(coef: float, estimator: str = "k3") -> PenaltyFn:
   Note:
     Both log-ratios are bounded at ±20, where the gradient ends. r is the token's own ratio to the policy that the objective compares with
     (π_old, or the sampler's where that is its anchor), also where the objective compares whole sequences; it corrects the token given what
-    stands before it, not the drift of what stands before it.
+    stands before it, not the drift of what stands before it; TRL takes the sequence's ratio there. verl caps k3 at 10, where its gradient
+    ends; here only the log-ratio is bounded.
   """
 
   def penalty(outputs: PolicyOutputs, batch: TrainBatch) -> tuple[Float[Array, "B T"], TokenMetrics]:

@@ -54,6 +54,7 @@ def ppo(
   Note:
     The critic's term joins where `PolicyOutputs.values` is given. A critic with parameters of its own is trained on `Objective.value_loss`
     instead, and the policy part stands alone.
+    verl's dual clip at 3 is always on; here `dual_clip` is off unless set. verl bounds the log-ratio at ±20 as we do, TRL does not.
   """
   penalties, needs = regularisers(kl_coef, kl_estimator, entropy_coef)
   return policy_objective(

@@ -49,6 +49,7 @@ def sapo(
 
   Note:
     The raw loss is not 0 on-policy (see `gates.soft_gate`); read `sapo/centred_loss`.
+    verl and TRL report the raw loss. TRL rounds τ = 1.05 to float32 also in float64, and does not bound the log-ratio.
   """
   penalties, needs = regularisers(kl_coef, kl_estimator, entropy_coef)
   return policy_objective(
