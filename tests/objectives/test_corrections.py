@@ -120,7 +120,7 @@ def evaluate(objective, outputs, batch, weights=None, *, with_metrics=False):
 
 
 def assert_same_outcome(found, expected):
-  """Loss and gradients, to a rounding or two: a factor of exactly 1 changes no bit, but the program with it is compiled in another order."""
+  """Loss and gradients, to a rounding or two: a factor of exactly 1 changes no bit, but its program is compiled in another order."""
   same = functools.partial(np.testing.assert_allclose, rtol=4 * np.finfo(found[0].dtype).eps, atol=0)
   same(found[0], expected[0])
   jax.tree.map(same, found[2], expected[2])
