@@ -139,6 +139,7 @@ def base() -> ConfigDict:
   config.correction.icepop = config_dict.placeholder(tuple)  # (low, high): weights outside are 0.
   config.correction.geometric_rejection = config_dict.placeholder(tuple)  # (low, high) for a sequence's geometric mean.
   config.correction.off_policy_mask = config_dict.placeholder(float)  # Nats a token; drops stale sequences with A < 0.
+  config.correction.off_policy_anchor = config_dict.placeholder(str)  # "old" | "sampler": from whom staleness is measured.
   config.correction.bypass = False  # Take the sampler's log-probabilities for log π_old.
 
   config.model = ConfigDict()

@@ -29,6 +29,7 @@ RULES = {
     lambda x: x is None or (_is_real(x) and math.isfinite(x) and x >= 0),
     "None or a finite number of nats per token >= 0",
   ),
+  "off_policy_anchor": (lambda x: x in ("old", "sampler"), "'old' or 'sampler'"),
   "bypass": (lambda x: isinstance(x, bool), "True or False"),
 }
 """Each setting of `corrected`: the test it must pass and that test in words."""
@@ -43,6 +44,7 @@ def corrected(
   icepop: Any = None,
   geometric_rejection: Any = None,
   off_policy_mask: Any = None,
+  off_policy_anchor: Any = "old",
   bypass: Any = False,
 ) -> Objective:
   """Wraps an objective in the corrections that are switched on.
@@ -58,6 +60,7 @@ def corrected(
     icepop: band (low, high) of `icepop`, a tuple or a list.
     geometric_rejection: band (low, high) of `geometric_rejection`.
     off_policy_mask: delta of `off_policy_mask`, in nats per token.
+    off_policy_anchor: "old" or "sampler", the anchor of `off_policy_mask`.
     bypass: whether the sampler's policy is taken for π_old.
 
   Returns:
@@ -83,6 +86,7 @@ def corrected(
     "icepop": icepop,
     "geometric_rejection": geometric_rejection,
     "off_policy_mask": off_policy_mask,
+    "off_policy_anchor": off_policy_anchor,
     "bypass": bypass,
   }
   problems = [f"{name}: found {x!r}, expected {RULES[name][1]}" for name, x in settings.items() if not RULES[name][0](x)]
@@ -91,7 +95,7 @@ def corrected(
   if problems:
     raise ValueError("; ".join(problems))
   arguments = {
-    "off_policy_mask": {"delta": off_policy_mask},
+    "off_policy_mask": {"delta": off_policy_mask, "anchor": off_policy_anchor},
     "geometric_rejection": dict(zip(("low", "high"), geometric_rejection or (), strict=False)),
     "tis": {"cap": tis, "level": level},
     "mis": {"cap": mis, "level": level},
@@ -110,7 +114,7 @@ def _is_on(setting: Any) -> bool:
 
 def _conflicts(objective: Objective, settings: dict[str, Any]) -> list[str]:
   """Settings that are legal alone, but not together or not with this objective."""
-  on = {name: x for name, x in settings.items() if name != "level" and _is_on(x)}
+  on = {name: x for name, x in settings.items() if name in CORRECTIONS and _is_on(x)}
   weights = [name for name in ("tis", "mis", "icepop") if name in on]
   problems = []
   if len(weights) > 1:
@@ -118,6 +122,9 @@ def _conflicts(objective: Objective, settings: dict[str, Any]) -> list[str]:
     problems.append(f"{found}, expected one of them at most, because each puts its own weight on the mismatch")
   if settings["level"] != "token" and not {"tis", "mis"} & on.keys():
     problems.append(f"level: found {settings['level']!r}, expected 'token', because neither tis nor mis is set and it would be ignored")
+  if settings["off_policy_anchor"] != "old" and "off_policy_mask" not in on:
+    found = settings["off_policy_anchor"]
+    problems.append(f"off_policy_anchor: found {found!r}, expected 'old', because off_policy_mask is not set and it would be ignored")
   if not objective.correctable:
     why = "because the objective has no policy term that a weight could correct"
     return problems + [f"{name}: found {x!r}, expected {'False' if name == 'bypass' else 'None'}, {why}" for name, x in on.items()]

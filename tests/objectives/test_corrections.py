@@ -564,6 +564,19 @@ def test_an_objective_without_a_policy_term_is_refused(settings):
     corrected(sft(), **settings)
 
 
+def test_the_anchor_of_the_mask_is_a_setting(x64, make_batch):
+  outputs, batch = as_batch(mismatched(make_batch()))
+  outputs = outputs._replace(values=None, entropy=None)
+  found, old = (corrected(gspo(), off_policy_mask=0.0, off_policy_anchor=anchor) for anchor in ("sampler", "old"))
+  assert found.needs == {"old_logprobs", "sampler_logprobs"} and old.needs == {"old_logprobs"}
+  assert_same_outcome(evaluate(found, outputs, batch), evaluate(off_policy_mask(gspo(), delta=0.0, anchor="sampler"), outputs, batch))
+  assert_same_outcome(evaluate(old, outputs, batch), evaluate(off_policy_mask(gspo(), delta=0.0), outputs, batch))
+  with pytest.raises(ValueError, match="^off_policy_anchor: found 'sampler', expected 'old', because off_policy_mask is not set"):
+    corrected(gspo(), off_policy_anchor="sampler")
+  with pytest.raises(ValueError, match="^off_policy_anchor: found 'new', expected 'old' or 'sampler'"):
+    corrected(gspo(), off_policy_mask=0.1, off_policy_anchor="new")
+
+
 def test_an_objective_that_would_ignore_the_weight_is_refused():
   own = Objective(token_mean, lambda outputs, batch: (-outputs.logprobs, {}), frozenset({"old_logprobs"}))
   for wrap in WRAPPERS.values():
