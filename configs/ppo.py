@@ -7,8 +7,8 @@ arXiv:2504.05118). γ = λ = 1 for policy and critic, as Open-Reasoner-Zero foun
 rollout batch.
 Command: python -m jaxrl_llm.main --config=configs/ppo.py
 Hardware: 2 CPU cores.
-Score: held-out avg@4 46.3% after the warm start, 95.2% at the end (seed 0; time: see README.md). The critic explains little of the
-returns' variance here (see experiments/LOG.md).
+Score: held-out avg@4 46.3% after the warm start, 95.2% at the end (seed 0); 333 s. The critic explains little of the returns'
+variance here (see experiments/LOG.md).
 """
 
 from configs import common
