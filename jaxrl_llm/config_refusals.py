@@ -99,6 +99,12 @@ REFUSALS: tuple[Refusal, ...] = (
   ),
   Refusal("kl.horizon", lambda s: s.config.kl.horizon is not None and s.config.kl.target is None, "None, because kl.target is None"),
   Refusal(
+    "kl.horizon",
+    lambda s: s.config.kl.target is not None
+    and (s.config.kl.horizon or 10_000) <= 0.2 * s.config.rollout.num_prompts * s.config.rollout.group_size,
+    "more than 0.2 x rollout.num_prompts x rollout.group_size, or one step could turn the coefficient's sign",
+  ),
+  Refusal(
     "advantage.estimator",
     lambda s: s.estimator == "gae" and s.objective.value_loss is None,
     "another one, or an objective with a critic (ppo, or custom with value_coef), because GAE needs values and this objective trains none",

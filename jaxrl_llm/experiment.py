@@ -37,14 +37,12 @@ class CriticPrograms(NamedTuple):
     abstract_state: as `Experiment.abstract_state`.
     score: `(params, batch) -> values [B T]`.
     step: the critic's update.
-    num_params: number of its weights.
   """
 
   init: Callable[[PRNGKeyArray, Params], TrainState]
   abstract_state: TrainState
   score: Callable[[Params, TrainBatch], Float[Array, "B T"]]
   step: TrainStepFn
-  num_params: int
 
 
 class Experiment(NamedTuple):
@@ -127,6 +125,8 @@ def build(config: ConfigDict) -> Experiment:
   objective = make_objective(config)
   imitation = objective if config.objective.name == "sft" else objectives.make("sft")
   needs = scores_needed(config, objective)
+  if "step_rewards" in needs and task.step_rewards is None:
+    raise ValueError(f"config.advantage.estimator: found {config.advantage.estimator!r}, but task {task.name} has no verifier of steps")
 
   learner, warm = config.learner, config.warm_start
   (optimizer, schedule), (warm_optimizer, warm_schedule) = make_optimizers(config)
@@ -218,7 +218,6 @@ def make_critic_programs(config: ConfigDict, mesh: Mesh, critic: Critic, objecti
     abstract_state=abstract_state,
     score=compiled_for(score, [(abstract_state.params, needed_by_score(batch)) for batch in batches]),
     step=compiled_for(jitted, [(abstract_state, needed_by_critic(batch)) for batch in batches]),
-    num_params=critic.num_params,
   )
 
 

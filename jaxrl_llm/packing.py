@@ -1,5 +1,6 @@
 """Laying sequences of unequal length into rows of one length, so that little is computed on padding."""
 
+import functools
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -72,13 +73,18 @@ def places(lengths: Sequence[int], row_tokens: int) -> list[tuple[int, slice]]:
     >>> places([5, 3, 7], row_tokens=8)
     [(1, slice(0, 5, None)), (1, slice(5, 8, None)), (0, slice(0, 7, None))]
   """
+  return list(_places(tuple(lengths), row_tokens))
+
+
+@functools.lru_cache(maxsize=64)  # A step's mini-batches are packed once and then lifted and laid several times.
+def _places(lengths: tuple[int, ...], row_tokens: int) -> tuple[tuple[int, slice], ...]:
   found: list[tuple[int, slice]] = [(0, slice(0, 0))] * len(lengths)
   for row, members in enumerate(assign_rows(lengths, row_tokens)):
     start = 0
     for index in members:
       found[index] = (row, slice(start, start + lengths[index]))
       start += lengths[index]
-  return found
+  return tuple(found)
 
 
 def lift(packed: Float[np.ndarray, "B T"], lengths: Sequence[int]) -> list[Float[np.ndarray, "..."]]:

@@ -32,7 +32,7 @@ class Batch(NamedTuple):
     rewards: the total reward of each sequence.
     parts: each reward by itself, unweighted.
     group_size: samples for each prompt (G).
-    advantages: of each response token; None until `with_advantages`.
+    advantages: of each response token; None until they are known.
   """
 
   rollouts: Rollouts
@@ -174,7 +174,7 @@ def trajectories(rollouts: Rollouts) -> list[Trajectory]:
       Trajectory(
         tokens=np.concatenate([prompt, response]).astype(np.int32),
         mask=np.concatenate([zeros, ones]),
-        advantages=np.concatenate([zeros, 0 * ones]),
+        advantages=np.zeros(len(prompt) + len(response), np.float32),
         sampler_logprobs=np.concatenate([zeros, logprobs]).astype(np.float32),
       )
     )

@@ -307,7 +307,9 @@ def adapt_kl(this: Run, row: dict[str, Any]) -> None:
   config = this.config
   if config.kl.target is None:
     return
-  found = row["actor/reward_kl_penalty"] if config.reward.kl_coef else row["actor/ref_kl"]
+  found = row.get("actor/reward_kl_penalty" if config.reward.kl_coef else "actor/ref_kl")
+  if found is None:  # The critic trained alone: the policy has not moved.
+    return
   num_sequences = config.rollout.num_prompts * config.rollout.group_size
   this.record["kl_coef"] = adapted_coef(
     this.record["kl_coef"], found, target=config.kl.target, horizon=config.kl.horizon or 10_000, num_sequences=num_sequences

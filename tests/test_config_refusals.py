@@ -16,6 +16,7 @@ CASES = [
   ("gspo", {"reward.kl_estimator": "k2"}, "reward.kl_estimator"),
   ("gspo", {"kl.target": 0.1}, "kl.target"),
   ("grpo", {"kl.horizon": 100}, "kl.horizon"),
+  ("grpo", {"kl.target": 0.1, "kl.horizon": 6}, "kl.horizon"),
   ("gspo", {"advantage.estimator": "gae"}, "advantage.estimator"),
   ("ppo", {"advantage.estimator": "returns", "critic.init": None, "critic.learning_rate": None, "critic.value_warmup_steps": None},
    "advantage.estimator"),

@@ -134,6 +134,12 @@ def test_the_critic_trains_alone_first_and_then_beside_the_policy(ppo_of):
   assert alone["actor/grad_norm"] > 0 and alone["critic/loss"] == together["critic/loss"]
 
 
+def test_an_adaptive_penalty_waits_for_the_critics_warm_up(ppo_of):
+  """The first step has no policy update to measure a divergence by: the coefficient stays, then falls."""
+  _, *later = rows(ppo_of(objective__kl_coef=0.5, kl__target=100.0, kl__horizon=64), "rl")
+  np.testing.assert_allclose([row["actor/kl_coef"] for row in later], [0.5, 0.45], rtol=1e-5)
+
+
 @pytest.mark.parametrize(
   "changes",
   [
