@@ -12,8 +12,7 @@ from jaxtyping import Float, Int, PRNGKeyArray
 from jaxrl_llm.rewards import final_answer
 from jaxrl_llm.rollout import draw
 from jaxrl_llm.sampler import SampleFn
-from jaxrl_llm.tasks.tokenizer import ByteTokenizer
-from jaxrl_llm.types import Params
+from jaxrl_llm.types import Params, Tokenizer
 
 
 class Interval(NamedTuple):
@@ -100,7 +99,7 @@ def evaluate_policy(
   *,
   batch_prompts: int,
   mesh: Mesh,
-  tokenizer: ByteTokenizer,
+  tokenizer: Tokenizer,
   prompt_buckets: Sequence[int],
 ) -> dict[str, float]:
   """Samples every problem and grades the final answers.

@@ -10,10 +10,11 @@ from jaxtyping import PyTree
 
 from jaxrl_llm.types import TrainState
 
-AXES = ("data", "fsdp", "tensor")
+AXES = ("data", "fsdp", "expert", "tensor")
 
-# Rows of a batch are split over both of these; fsdp splits weights as well, and gathers them layer by layer.
-BATCH_AXES = ("data", "fsdp")
+# Rows of a batch are split over all of these. fsdp splits weights as well, and gathers them layer by layer; expert splits the experts, and
+# the tokens travel to them.
+BATCH_AXES = ("data", "fsdp", "expert")
 
 RULES: dict[str, str | None] = {
   "embed": "fsdp",
@@ -21,12 +22,15 @@ RULES: dict[str, str | None] = {
   "heads": "tensor",
   "kv_heads": "tensor",
   "mlp": "tensor",
+  "expert": "expert",
+  "router": None,  # A router's outputs: small, and every device needs all of them.
   "head_dim": None,
   "layers": None,
+  "rank": None,
 }
 
 
-def mesh_shape(num_devices: int, *, data: int, fsdp: int, tensor: int) -> tuple[int, int, int]:
+def mesh_shape(num_devices: int, *, data: int, fsdp: int, tensor: int, expert: int = 1) -> tuple[int, ...]:
   """Sizes of the mesh axes, with -1 filled in.
 
   Args:
@@ -34,6 +38,7 @@ def mesh_shape(num_devices: int, *, data: int, fsdp: int, tensor: int) -> tuple[
     data: size of the axis, or -1 for what the others leave.
     fsdp: as `data`.
     tensor: as `data`.
+    expert: as `data`.
 
   Returns:
     Sizes in the order of `AXES`; their product is `num_devices`.
@@ -43,9 +48,9 @@ def mesh_shape(num_devices: int, *, data: int, fsdp: int, tensor: int) -> tuple[
 
   Example:
     >>> mesh_shape(8, data=-1, fsdp=4, tensor=1)
-    (2, 4, 1)
+    (2, 4, 1, 1)
   """
-  sizes = {"data": data, "fsdp": fsdp, "tensor": tensor}
+  sizes = {"data": data, "fsdp": fsdp, "expert": expert, "tensor": tensor}
   asked = ", ".join(f"mesh.{axis}={size}" for axis, size in sizes.items())
   open_axes = [axis for axis, size in sizes.items() if size == -1]
   wrong = [axis for axis, size in sizes.items() if size < 1 and size != -1]
@@ -68,9 +73,9 @@ def mesh_shape(num_devices: int, *, data: int, fsdp: int, tensor: int) -> tuple[
   return shape
 
 
-def make_mesh(*, data: int = -1, fsdp: int = 1, tensor: int = 1) -> Mesh:
+def make_mesh(*, data: int = -1, fsdp: int = 1, tensor: int = 1, expert: int = 1) -> Mesh:
   """A mesh over all devices; see `mesh_shape` for the sizes."""
-  shape = mesh_shape(jax.device_count(), data=data, fsdp=fsdp, tensor=tensor)
+  shape = mesh_shape(jax.device_count(), data=data, fsdp=fsdp, tensor=tensor, expert=expert)
   return jax.make_mesh(shape, AXES, axis_types=(AxisType.Auto,) * len(AXES))
 
 
@@ -80,7 +85,7 @@ def num_row_shards(mesh: Mesh) -> int:
 
 
 def row_sharding(mesh: Mesh) -> NamedSharding:
-  """Rows over data and fsdp; everything else whole."""
+  """Rows over data, fsdp and expert; everything else whole."""
   return NamedSharding(mesh, PartitionSpec(BATCH_AXES))
 
 
@@ -143,5 +148,5 @@ def place_rows(mesh: Mesh, batch: Any) -> Any:
   shards = num_row_shards(mesh)
   for leaf in jax.tree.leaves(batch):
     if leaf.shape[0] % shards:
-      raise ValueError(f"mesh: {leaf.shape[0]} rows cannot be split over data x fsdp = {shards} devices")
+      raise ValueError(f"mesh: {leaf.shape[0]} rows cannot be split over data x fsdp x expert = {shards} devices")
   return jax.device_put(batch, row_sharding(mesh))

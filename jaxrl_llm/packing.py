@@ -18,12 +18,14 @@ class Trajectory(NamedTuple):
     mask: 1 on the tokens that count in the loss.
     advantages: advantage of each token; read where the mask is 1. Zeros until they are known.
     sampler_logprobs: the sampler's log-probability of each token; read where the mask is 1.
+    routing: the experts that each token visited while it was sampled, -1 where unknown; None where nobody recorded them.
   """
 
   tokens: Int[np.ndarray, " t"]
   mask: Float[np.ndarray, " t"]
   advantages: Float[np.ndarray, " t"]
   sampler_logprobs: Float[np.ndarray, " t"]
+  routing: Int[np.ndarray, "t L K"] | None = None
 
 
 def demonstration(prompt: Sequence[int], response: Sequence[int]) -> Trajectory:
@@ -148,7 +150,17 @@ def pack(sequences: Sequence[Trajectory], *, row_tokens: int, row_buckets: Seque
       for name, array in floats.items():
         array[row, slots] = getattr(sequence, name)
       start = slots.stop
-  return TrainBatch(**ints, **floats, old_logprobs=floats["sampler_logprobs"])
+  return TrainBatch(**ints, **floats, old_logprobs=floats["sampler_logprobs"], routing=_pack_routing(sequences, (num_rows, row_tokens)))
+
+
+def _pack_routing(sequences: Sequence[Trajectory], shape: tuple[int, int]) -> Int[np.ndarray, "B T L K"] | None:
+  if not sequences or sequences[0].routing is None:
+    return None
+  packed = np.full((*shape, *sequences[0].routing.shape[1:]), -1, np.int16)
+  lengths = [len(sequence.tokens) for sequence in sequences]
+  for (row, slots), sequence in zip(places(lengths, shape[1]), sequences, strict=True):
+    packed[row, slots] = sequence.routing
+  return packed
 
 
 def packing_waste(batches: Sequence[TrainBatch]) -> float:

@@ -15,8 +15,7 @@ from jaxrl_llm.packing import Trajectory
 from jaxrl_llm.rewards import WeightedReward, score
 from jaxrl_llm.sampler import SampleFn
 from jaxrl_llm.tasks.pipeline import encode_prompts
-from jaxrl_llm.tasks.tokenizer import ByteTokenizer
-from jaxrl_llm.types import Completion, Params, Rollouts
+from jaxrl_llm.types import Completion, Params, Rollouts, Tokenizer
 
 Examples = Sequence[Mapping[str, Any]]
 StepRewards = Callable[[Mapping[str, Any], Sequence[int]], list[tuple[int, float]]]
@@ -51,7 +50,7 @@ def draw(
   key: PRNGKeyArray,
   *,
   mesh: Mesh,
-  tokenizer: ByteTokenizer,
+  tokenizer: Tokenizer,
   prompt_buckets: Sequence[int],
 ) -> tuple[Rollouts, list[Completion]]:
   """Samples responses to problems and brings them to the host.
@@ -176,6 +175,7 @@ def trajectories(rollouts: Rollouts) -> list[Trajectory]:
         mask=np.concatenate([zeros, ones]),
         advantages=np.zeros(len(prompt) + len(response), np.float32),
         sampler_logprobs=np.concatenate([zeros, logprobs]).astype(np.float32),
+        routing=None if rollouts.routing is None else rollouts.routing[row][np.concatenate([rollouts.prompt_mask[row], drawn])],
       )
     )
   return result

@@ -1,19 +1,25 @@
 """From a packed batch to new weights: `policy_outputs` (the one place with the shift by one) and `make_train_step`."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 
 import jax
 import jax.numpy as jnp
 import optax
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Float, Int, PyTree
 
+from jaxrl_llm import routing
 from jaxrl_llm.segments import reduce_metrics
-from jaxrl_llm.types import Metrics, Objective, Params, PolicyOutputs, TokenMetrics, TrainBatch, TrainState
+from jaxrl_llm.types import Forward, Metrics, Objective, Params, PolicyOutputs, TokenMetrics, TrainBatch, TrainState
 
 LogitsFn = Callable[[Params, Int[Array, "B T"], Int[Array, "B T"], Int[Array, "B T"]], Float[Array, "B T V"]]
 """`(params, tokens, positions, segments) -> float32 logits`; those at t score token t + 1."""
 
 TrainStepFn = Callable[[TrainState, TrainBatch], tuple[TrainState, Metrics]]
+
+
+ForwardFn = Callable[..., Forward]
+"""`(params, tokens, positions, segments, routing, *, router_losses) -> Forward`."""
 
 
 def policy_outputs(logits_fn: LogitsFn, filter_logits: Callable, params: Params, batch: TrainBatch) -> PolicyOutputs:
@@ -31,7 +37,32 @@ def policy_outputs(logits_fn: LogitsFn, filter_logits: Callable, params: Params,
   Returns:
     Outputs in float32.
   """
-  logits = logits_fn(params, batch.tokens, batch.positions, batch.segments)
+  return _outputs(logits_fn(params, batch.tokens, batch.positions, batch.segments), filter_logits, batch)
+
+
+def routed_outputs(
+  forward_fn: ForwardFn, filter_logits: Callable, params: Params, batch: TrainBatch, *, router_losses: tuple[str, ...] = ()
+) -> PolicyOutputs:
+  """As `policy_outputs`, for a mixture of experts: `batch.routing` is replayed where it is given, and the routers' choices are returned.
+
+  Args:
+    forward_fn: the model.
+    filter_logits: see `policy_outputs`.
+    params: the model's weights.
+    batch: rows; of it `tokens`, `positions`, `segments` and `routing` are read.
+    router_losses: of "balance" and "z", those to return.
+
+  Returns:
+    Outputs in float32. Routes are aligned with the token that travels them, not with the one that it predicts.
+  """
+  out = forward_fn(params, batch.tokens, batch.positions, batch.segments, batch.routing, router_losses=bool(router_losses))
+  losses = {"balance": out.balance_loss, "z": out.z_loss}
+  return _outputs(out.logits, filter_logits, batch)._replace(
+    live_routing=out.live_routing, router_losses={name: losses[name] for name in router_losses}
+  )
+
+
+def _outputs(logits: Float[Array, "B T V"], filter_logits: Callable, batch: TrainBatch) -> PolicyOutputs:
   targets = jnp.roll(batch.tokens, -1, axis=1)
   scores = jax.nn.log_softmax(filter_logits(logits, targets), axis=-1)
   logprobs = jnp.take_along_axis(scores, targets[..., None], axis=-1)[..., 0]
@@ -76,6 +107,40 @@ def sampler_gap(logprobs: Float[Array, "B T"], sampler_logprobs: Float[Array, "B
   }
 
 
+def router_terms(outputs: PolicyOutputs, batch: TrainBatch, coefs: Mapping[str, float]) -> tuple[Float[Array, "B T"], TokenMetrics]:
+  """What a mixture of experts adds: the routers' own losses at each token, and how far their choice is from the routes replayed.
+
+  Args:
+    outputs: of `routed_outputs`.
+    batch: rows.
+    coefs: weight of each router loss.
+  """
+  losses = outputs.router_losses or {}
+  total = sum((coefs[name] * x for name, x in losses.items()), jnp.zeros_like(outputs.logprobs))
+  metrics = {f"moe/{name}_loss": x for name, x in losses.items()}
+  if outputs.live_routing is not None and batch.routing is not None:
+    metrics["moe/replay_expert_change"] = routing.expert_change(outputs.live_routing, batch.routing)
+  return total, jax.tree.map(jax.lax.stop_gradient, metrics)
+
+
+def partition(params: Params, trainable: PyTree | None) -> tuple[Params, Params]:
+  """The weights that are trained and those that are not, each with None in the place of the other's.
+
+  Args:
+    params: all weights.
+    trainable: the params tree with True where a weight is trained; None is everywhere.
+  """
+  if trainable is None:
+    return params, jax.tree.map(lambda _: None, params)
+  pick = lambda wanted: jax.tree.map(lambda is_trained, x: x if is_trained == wanted else None, trainable, params)
+  return pick(True), pick(False)
+
+
+def combine(trained: Params, frozen: Params) -> Params:
+  """What `partition` took apart, put together."""
+  return jax.tree.map(lambda a, b: b if a is None else a, trained, frozen, is_leaf=lambda x: x is None)
+
+
 def make_train_step(
   outputs_fn: Callable[[Params, TrainBatch], PolicyOutputs],
   objective: Objective,
@@ -84,6 +149,8 @@ def make_train_step(
   learning_rate: optax.Schedule,
   num_micro_batches: int = 1,
   name: str = "actor",
+  trainable: PyTree | None = None,
+  router_coefs: Mapping[str, float] = MappingProxyType({}),
 ) -> TrainStepFn:
   """One optimizer update.
 
@@ -98,6 +165,8 @@ def make_train_step(
     learning_rate: the schedule inside `optimizer`, for the metric.
     num_micro_batches: pieces of the batch; must divide its rows.
     name: what is trained, the first part of its metrics' names.
+    trainable: the params tree with True where a weight is trained, and nothing else has a gradient or moments; None is everywhere.
+    router_coefs: weight of each of the router losses that `outputs_fn` returns.
 
   Returns:
     `(state, batch) -> (state, metrics)`, to be jitted with the state donated.
@@ -106,18 +175,20 @@ def make_train_step(
     `optax.apply_if_finite` is not used: after its limit of errors it lets the next bad update through.
   """
 
-  def loss_fn(params: Params, batch: TrainBatch, weights: Float[Array, "B T"]):
-    outputs = outputs_fn(params, batch)
+  def loss_fn(trained: Params, frozen: Params, batch: TrainBatch, weights: Float[Array, "B T"]):
+    outputs = outputs_fn(combine(trained, frozen), batch)
     losses, metrics = objective.token_loss(outputs, batch)
+    further, router_metrics = router_terms(outputs, batch, router_coefs)
+    losses, metrics = losses + further, metrics | router_metrics
     if name == "actor" and batch.sampler_logprobs is not None:
       metrics = metrics | sampler_gap(outputs.logprobs, batch.sampler_logprobs)
     # A loss off the mask must not even meet its zero weight: 0 · inf is NaN.
     return jnp.sum(jnp.where(weights > 0, weights * losses, 0)), metrics
 
-  def accumulate(params: Params, batch: TrainBatch, weights: Float[Array, "B T"]):
+  def accumulate(trained: Params, frozen: Params, batch: TrainBatch, weights: Float[Array, "B T"]):
     grad_fn = jax.value_and_grad(loss_fn, has_aux=True)
     if num_micro_batches == 1:
-      return grad_fn(params, batch, weights)
+      return grad_fn(trained, frozen, batch, weights)
 
     # Every m-th row, not consecutive ones: each micro-batch then keeps rows of every shard and no row moves between devices.
     def split(x):
@@ -127,21 +198,22 @@ def make_train_step(
       return x.swapaxes(0, 1).reshape(-1, *x.shape[2:])
 
     def body(total, piece):
-      (loss, metrics), grads = grad_fn(params, *piece)
+      (loss, metrics), grads = grad_fn(trained, frozen, *piece)
       return jax.tree.map(jnp.add, total, (loss, grads)), metrics
 
-    zeros = jax.tree.map(lambda p: jnp.zeros(p.shape, jnp.float32), params)
+    zeros = jax.tree.map(lambda p: jnp.zeros(p.shape, jnp.float32), trained)
     (loss, grads), metrics = jax.lax.scan(body, (jnp.zeros(()), zeros), jax.tree.map(split, (batch, weights)))
     return (loss, jax.tree.map(join, metrics)), grads
 
   def train_step(state: TrainState, batch: TrainBatch) -> tuple[TrainState, Metrics]:
     weights = objective.weigh(batch.mask, batch.segments)
-    (loss, token_metrics), grads = accumulate(state.params, batch, weights)
+    trained, frozen = partition(state.params, trainable)
+    (loss, token_metrics), grads = accumulate(trained, frozen, batch, weights)
     grad_norm = optax.tree.norm(grads)
     finite = jnp.isfinite(loss) & jnp.isfinite(grad_norm)
 
-    updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
-    params = optax.apply_updates(state.params, updates)
+    updates, opt_state = optimizer.update(grads, state.opt_state, trained)
+    updated = optax.apply_updates(trained, updates)
     keep = lambda new, old: jax.tree.map(lambda n, o: jnp.where(finite, n, o), new, old)
     applied = state.step - state.skipped
     metrics = reduce_metrics(token_metrics, batch.mask, weights)
@@ -152,7 +224,7 @@ def make_train_step(
       ("train/skipped" if name == "actor" else f"{name}/skipped"): 1 - finite.astype(jnp.float32),
     }
     state = TrainState(
-      params=keep(params, state.params),
+      params=combine(keep(updated, trained), frozen),
       opt_state=keep(opt_state, state.opt_state),
       step=state.step + 1,
       skipped=state.skipped + 1 - finite.astype(jnp.int32),
@@ -162,10 +234,11 @@ def make_train_step(
   return train_step
 
 
-def init_state(params: Params, optimizer: optax.GradientTransformation) -> TrainState:
-  """A fresh train state around `params`: step 0, empty moments."""
+def init_state(params: Params, optimizer: optax.GradientTransformation, *, trainable: PyTree | None = None) -> TrainState:
+  """A fresh train state around `params`: step 0, empty moments for the weights that are trained."""
   # Two arrays, not one twice: the state is donated, and a buffer can be donated only once.
-  return TrainState(params, optimizer.init(params), step=jnp.zeros((), jnp.int32), skipped=jnp.zeros((), jnp.int32))
+  opt_state = optimizer.init(partition(params, trainable)[0])
+  return TrainState(params, opt_state, step=jnp.zeros((), jnp.int32), skipped=jnp.zeros((), jnp.int32))
 
 
 def make_optimizer(

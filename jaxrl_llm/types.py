@@ -13,8 +13,8 @@ Alignment: every `[B T]` array is aligned with `tokens`. `logprobs[b, t]` is log
 happens in one place, `train_step.policy_outputs`, and nobody else ever thinks about it.
 """
 
-from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, NamedTuple, Protocol
 
 from jaxtyping import Array, Bool, Float, Int, PyTree
 
@@ -28,6 +28,24 @@ TokenMetrics = dict[str, Array]
 """`[B T]` arrays by name; `segments.reduce_metrics` turns them into scalars, once, over the whole global batch."""
 
 
+class Forward(NamedTuple):
+  """What a model says of packed rows.
+
+  Attributes:
+    logits: those at t score token t + 1.
+    routing: the experts that each token visited, -1 in layers without experts; None for a dense model.
+    live_routing: what the routers chose by themselves; differs from `routing` only where recorded routes were replayed.
+    balance_loss: mean over the layers with experts of how unevenly a token's sequence uses them, 1 where even; None where nobody asked.
+    z_loss: mean over those layers of the router's squared log-partition; None where nobody asked.
+  """
+
+  logits: Float[Array, "B T V"] | None = None
+  routing: Int[Array, "B T L K"] | None = None
+  live_routing: Int[Array, "B T L K"] | None = None
+  balance_loss: Float[Array, "B T"] | None = None
+  z_loss: Float[Array, "B T"] | None = None
+
+
 class PolicyOutputs(NamedTuple):
   """What the learner knows about the current policy on a batch.
 
@@ -35,11 +53,15 @@ class PolicyOutputs(NamedTuple):
     logprobs: log-probability of each token under the distribution it is drawn from (temperature and filters included), in nats.
     entropy: entropy of that distribution at each token, in nats; None where nobody computed it.
     values: the critic's value of the state before each token; None without a critic.
+    live_routing: the experts that the routers choose for each token, -1 in layers without experts; None for a dense model.
+    router_losses: further losses at each token by name, as `Forward` has them.
   """
 
   logprobs: Float[Array, "B T"]
   entropy: Float[Array, "B T"] | None = None
   values: Float[Array, "B T"] | None = None
+  live_routing: Int[Array, "B T L K"] | None = None
+  router_losses: Mapping[str, Float[Array, "B T"]] | None = None
 
 
 class TrainBatch(NamedTuple):
@@ -61,6 +83,7 @@ class TrainBatch(NamedTuple):
     old_values: the critic's values at rollout time; None without a critic.
     importance: weight of each token's policy term, without gradient and without effect on penalties (`objectives.corrections`); None is 1.
     kl_coefs: coefficient of the KL penalty at each token in the place of the objective's own, for an adaptive one; None leaves it.
+    routing: experts that each token is to visit in the place of the router's choice, -1 for the live router; None is live everywhere.
   """
 
   tokens: Int[Array, "B T"]
@@ -75,6 +98,7 @@ class TrainBatch(NamedTuple):
   old_values: Float[Array, "B T"] | None = None
   importance: Float[Array, "B T"] | None = None
   kl_coefs: Float[Array, "B T"] | None = None
+  routing: Int[Array, "B T L K"] | None = None
 
 
 class GateContext(NamedTuple):
@@ -103,6 +127,8 @@ class Rollouts(NamedTuple):
     mask: True where a response slot holds a drawn token (the stop token counts).
     logprobs: float32 log-probability of each drawn token under the distribution it was really drawn from.
     stopped: True where the response ended with a stop token, False where it ran into the token budget.
+    routing: the experts that each token of prompt and response visited while it was sampled, -1 where none is known (padding, layers
+      without experts, the last token, which nothing was sampled after); None where nobody asked.
   """
 
   prompts: Int[Array, "N P"]
@@ -111,6 +137,7 @@ class Rollouts(NamedTuple):
   mask: Bool[Array, "N R"]
   logprobs: Float[Array, "N R"]
   stopped: Bool[Array, " N"]
+  routing: Int[Array, "N S L K"] | None = None
 
 
 class TrainState(NamedTuple):
@@ -183,3 +210,35 @@ class Completion(NamedTuple):
 
 RewardFn = Callable[[Completion, Mapping[str, Any]], float]
 """`(completion, example) -> reward`; `example` is the task's row: `question`, `answer`, and whatever else the task has."""
+
+
+class Tokenizer(Protocol):
+  """Text to ids and back.
+
+  Attributes:
+    vocab_size: ids a model must have.
+    pad_id: fills unused slots; never drawn from or learned.
+    eos_id: ends a demonstration.
+    stop_ids: ids that end a response.
+  """
+
+  vocab_size: int
+  pad_id: int
+  eos_id: int
+
+  @property
+  def stop_ids(self) -> tuple[int, ...]:
+    """Ids that end a response."""
+    ...
+
+  def encode(self, text: str) -> list[int]:
+    """Text to ids, and nothing around them."""
+    ...
+
+  def encode_prompt(self, text: str) -> list[int]:
+    """What a policy is given: the text with whatever begins a prompt, such as a chat template."""
+    ...
+
+  def decode(self, ids: Iterable[Any]) -> str:
+    """Ids to text; never raises."""
+    ...

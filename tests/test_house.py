@@ -19,9 +19,9 @@ PACKAGE = ROOT / "jaxrl_llm"
 # A room may import what stands above it. Rooms of one row do not know each other.
 LAYERS = (
   ("types",),
-  ("segments",),
+  ("segments", "routing", "mesh", "weights"),
   (
-    "objectives", "advantages", "packing", "rewards", "tasks", "models", "sampler", "mesh", "checkpoint", "ledger", "metrics", "platform",
+    "objectives", "advantages", "packing", "rewards", "tasks", "models", "sampler", "checkpoint", "ledger", "metrics", "platform",
     "progress", "report", "train_step",
   ),
   ("credit",),

@@ -6,9 +6,11 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from jax.sharding import Mesh
 from jaxtyping import Array, Float, Int, PyTree
 
 from jaxrl_llm.models.config import ModelConfig
+from jaxrl_llm.models.lora import merged
 from jaxrl_llm.models.transformer import Transformer, pure
 from jaxrl_llm.types import Params
 
@@ -16,9 +18,9 @@ from jaxrl_llm.types import Params
 class ValueModel(nnx.Module):
   """A trunk, and one number for each of its final hidden states."""
 
-  def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs):
+  def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs, mesh: Mesh | None = None):
     # A tied trunk has no output head of its own, so nothing of it stays unused.
-    self.trunk = Transformer(config._replace(tie_embeddings=True), rngs=rngs)
+    self.trunk = Transformer(config._replace(tie_embeddings=True, lora=None), rngs=rngs, mesh=mesh)
     # Zeros: before its first update the critic expects nothing, wherever its trunk came from.
     self.value_head = nnx.Param(jnp.zeros((config.d_model,), jnp.float32), axes=("embed",))
     self.value_bias = nnx.Param(jnp.zeros((), jnp.float32), axes=())
@@ -26,7 +28,7 @@ class ValueModel(nnx.Module):
   def __call__(
     self, tokens: Int[Array, "B T"], positions: Int[Array, "B T"], segments: Int[Array, "B T"]
   ) -> Float[Array, "B T"]:
-    x = self.trunk.hidden(tokens, positions, segments).astype(jnp.float32)
+    x = self.trunk.hidden(tokens, positions, segments)[0].astype(jnp.float32)
     return x @ self.value_head[...] + self.value_bias[...]
 
 
@@ -48,11 +50,12 @@ class Critic(NamedTuple):
   num_params: int
 
 
-def make_critic(config: ModelConfig) -> Critic:
-  """A critic with parameters of its own.
+def make_critic(config: ModelConfig, *, mesh: Mesh | None = None) -> Critic:
+  """A critic with parameters of its own, all of which are trained; adapters of the policy are merged into its copy of the trunk.
 
   Args:
     config: of the policy that it judges.
+    mesh: as for `make_model`.
 
   Returns:
     The critic. Nothing is allocated until `init` or `from_policy` runs.
@@ -66,11 +69,12 @@ def make_critic(config: ModelConfig) -> Critic:
     >>> critic.values(params, tokens, jnp.arange(4)[None], jnp.ones((1, 4), jnp.int32)).tolist()
     [[0.0, 0.0, 0.0, 0.0]]
   """
-  make = lambda rngs: ValueModel(config, rngs=rngs)
+  make = lambda rngs: ValueModel(config, rngs=rngs, mesh=mesh)
   bind, init, logical_axes, num_params = pure(make)
 
   def from_policy(policy: Params) -> Params:
     fresh = init(jax.random.key(0))
+    policy = merged(config, policy)
     trunk = {name: jax.tree.map(jnp.copy, policy[name]) for name in fresh["trunk"]}
     return fresh | {"trunk": trunk}
 

@@ -1,16 +1,18 @@
-"""The parts of a decoder block as Flax NNX modules. Every parameter names its logical axes; `mesh` maps these to mesh axes."""
+"""The parts of a decoder block as Flax NNX modules, and the cache they decode through."""
 
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from jax.sharding import Mesh
 from jaxtyping import Array, Bool, Float, Int
 
+from jaxrl_llm.models.attention import Rows, cached_attention, row_attention
 from jaxrl_llm.models.config import ModelConfig
-
-# Finite, so that a fully masked row (padding) gives a uniform softmax and not a NaN that would poison the gradient.
-MASKED = -0.7 * float(jnp.finfo(jnp.float32).max)
+from jaxrl_llm.models.linear import adapter, linear, param
+from jaxrl_llm.models.moe import MoE, Routed
+from jaxrl_llm.models.rope import rope
 
 
 class KVCache(NamedTuple):
@@ -20,31 +22,13 @@ class KVCache(NamedTuple):
     k: rotated keys.
     v: values.
     valid: True where a slot holds a token that may be attended to.
+    routing: the experts that the token of each slot visited (E of them), -1 where nobody wrote; None where nobody asked for it.
   """
 
   k: Float[Array, "L B S K C"]
   v: Float[Array, "L B S K C"]
   valid: Bool[Array, "B S"]
-
-
-def param(rngs: nnx.Rngs, shape: tuple[int, ...], axes: tuple[str, ...], *, fan_in: int) -> nnx.Param:
-  """A weight drawn from N(0, 1/fan_in), cut at two deviations, with its logical axes."""
-  init = jax.nn.initializers.truncated_normal(stddev=fan_in**-0.5)
-  return nnx.Param(init(rngs.params(), shape, jnp.float32), axes=axes)
-
-
-def rope(x: Float[Array, "B T h C"], positions: Int[Array, "B T"], theta: float) -> Float[Array, "B T h C"]:
-  """Rotary position embedding, half-split layout, angles in float32.
-
-  References:
-    RoFormer, arXiv:2104.09864, 2021.
-  """
-  half = x.shape[-1] // 2
-  frequencies = theta ** (-jnp.arange(half, dtype=jnp.float32) / half)
-  angles = positions[..., None, None].astype(jnp.float32) * frequencies
-  sin, cos = jnp.sin(angles), jnp.cos(angles)
-  a, b = x[..., :half].astype(jnp.float32), x[..., half:].astype(jnp.float32)
-  return jnp.concatenate([a * cos - b * sin, b * cos + a * sin], axis=-1).astype(x.dtype)
+  routing: Int[Array, "L B S E"] | None = None
 
 
 class RMSNorm(nnx.Module):
@@ -71,43 +55,45 @@ class Attention(nnx.Module):
     GQA, arXiv:2305.13245, 2023.
   """
 
-  def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs):
+  def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs, mesh: Mesh | None = None):
     d, h, k, c = config.d_model, config.num_heads, config.num_kv_heads, config.head_dim
-    self.q = param(rngs, (d, h, c), ("embed", "heads", "head_dim"), fan_in=d)
-    self.k = param(rngs, (d, k, c), ("embed", "kv_heads", "head_dim"), fan_in=d)
-    self.v = param(rngs, (d, k, c), ("embed", "kv_heads", "head_dim"), fan_in=d)
+    dtype = config.param_dtype
+    self.q = param(rngs, (d, h, c), ("embed", "heads", "head_dim"), fan_in=d, dtype=dtype)
+    self.k = param(rngs, (d, k, c), ("embed", "kv_heads", "head_dim"), fan_in=d, dtype=dtype)
+    self.v = param(rngs, (d, k, c), ("embed", "kv_heads", "head_dim"), fan_in=d, dtype=dtype)
     # Residual branches start small (GPT-2): the stream's variance does not grow with depth.
-    self.o = param(rngs, (h, c, d), ("heads", "head_dim", "embed"), fan_in=h * c * 2 * config.num_layers)
+    self.o = param(rngs, (h, c, d), ("heads", "head_dim", "embed"), fan_in=h * c * 2 * config.num_layers, dtype=dtype)
     if config.qkv_bias:
-      self.q_bias = nnx.Param(jnp.zeros((h, c), jnp.float32), axes=("heads", "head_dim"))
-      self.k_bias = nnx.Param(jnp.zeros((k, c), jnp.float32), axes=("kv_heads", "head_dim"))
-      self.v_bias = nnx.Param(jnp.zeros((k, c), jnp.float32), axes=("kv_heads", "head_dim"))
+      self.q_bias = nnx.Param(jnp.zeros((h, c), dtype), axes=("heads", "head_dim"))
+      self.k_bias = nnx.Param(jnp.zeros((k, c), dtype), axes=("kv_heads", "head_dim"))
+      self.v_bias = nnx.Param(jnp.zeros((k, c), dtype), axes=("kv_heads", "head_dim"))
     if config.qk_norm:
       self.q_norm = RMSNorm(c, axis="head_dim", eps=config.norm_eps)
       self.k_norm = RMSNorm(c, axis="head_dim", eps=config.norm_eps)
+    for name, weight in (("q", self.q), ("k", self.k), ("v", self.v), ("o", self.o)):
+      adapter(self, name, f"attention/{name}", weight, config, rngs=rngs, ins=2 if name == "o" else 1)
     self.config = config
+    self.mesh = mesh
 
   def project(self, x: Float[Array, "B T D"], positions: Int[Array, "B T"]):
     """Queries, keys (both normalised and rotated) and values of `x`."""
-    config, dtype = self.config, x.dtype
-    q, k, v = (jnp.einsum("btd,dhc->bthc", x, w[...].astype(dtype)) for w in (self.q, self.k, self.v))
+    config = self.config
+    q, k, v = (linear(self, name, x, config) for name in ("q", "k", "v"))
     if config.qkv_bias:
-      q, k, v = (a + b[...].astype(dtype) for a, b in ((q, self.q_bias), (k, self.k_bias), (v, self.v_bias)))
+      q, k, v = (a + b[...].astype(x.dtype) for a, b in ((q, self.q_bias), (k, self.k_bias), (v, self.v_bias)))
     if config.qk_norm:
       q, k = self.q_norm(q), self.k_norm(k)
-    return rope(q, positions, config.rope_theta), rope(k, positions, config.rope_theta), v
+    rotate = lambda x: rope(x, positions, config.rope_theta, config.rope_scaling)
+    return rotate(q), rotate(k), v
+
+  def over_rows(self, x: Float[Array, "B T D"], positions: Int[Array, "B T"], rows: Rows) -> Float[Array, "B T D"]:
+    """Every token attends to the earlier ones of its own segment."""
+    q, k, v = self.project(x, positions)
+    return linear(self, "o", row_attention(q, k, v, rows, backend=self.config.attention, mesh=self.mesh), self.config, ins=2)
 
   def attend(self, q, k, v, mask: Bool[Array, "B T S"]) -> Float[Array, "B T D"]:
-    """softmax(q·k / √C) v and the output projection; the softmax in float32."""
-    config = self.config
-    batch, length = q.shape[:2]
-    # Query heads are grouped by the key-value head they read, so keys and values are never repeated in memory.
-    q = q.reshape(batch, length, config.num_kv_heads, -1, config.head_dim)
-    scores = jnp.einsum("btkgc,bskc->bkgts", q, k, preferred_element_type=jnp.float32) * config.head_dim**-0.5
-    scores = jnp.where(mask[:, None, None], scores, MASKED)
-    weights = jax.nn.softmax(scores, axis=-1).astype(v.dtype)
-    out = jnp.einsum("bkgts,bskc->btkgc", weights, v).reshape(batch, length, config.num_heads, config.head_dim)
-    return jnp.einsum("bthc,hcd->btd", out, self.o[...].astype(out.dtype))
+    """Attention to cached keys and values, and the output projection."""
+    return linear(self, "o", cached_attention(q, k, v, mask), self.config, ins=2)
 
 
 class MLP(nnx.Module):
@@ -119,29 +105,41 @@ class MLP(nnx.Module):
 
   def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs):
     d, f = config.d_model, config.d_ff
-    self.gate = param(rngs, (d, f), ("embed", "mlp"), fan_in=d)
-    self.up = param(rngs, (d, f), ("embed", "mlp"), fan_in=d)
-    self.down = param(rngs, (f, d), ("mlp", "embed"), fan_in=f * 2 * config.num_layers)
+    self.gate = param(rngs, (d, f), ("embed", "mlp"), fan_in=d, dtype=config.param_dtype)
+    self.up = param(rngs, (d, f), ("embed", "mlp"), fan_in=d, dtype=config.param_dtype)
+    self.down = param(rngs, (f, d), ("mlp", "embed"), fan_in=f * 2 * config.num_layers, dtype=config.param_dtype)
+    for name, weight in (("gate", self.gate), ("up", self.up), ("down", self.down)):
+      adapter(self, name, f"mlp/{name}", weight, config, rngs=rngs)
+    self.config = config
 
   def __call__(self, x: Float[Array, "B T D"]) -> Float[Array, "B T D"]:
-    gate, up, down = (w[...].astype(x.dtype) for w in (self.gate, self.up, self.down))
-    return (jax.nn.silu(x @ gate) * (x @ up)) @ down
+    hidden = jax.nn.silu(linear(self, "gate", x, self.config)) * linear(self, "up", x, self.config)
+    return linear(self, "down", hidden, self.config)
 
 
 class Block(nnx.Module):
-  """Pre-norm attention and feed-forward, each on the residual stream."""
+  """Pre-norm attention and feed-forward, dense or of experts, each on the residual stream."""
 
-  def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs):
+  def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs, sparse: bool = False, mesh: Mesh | None = None):
     self.attention_norm = RMSNorm(config.d_model, axis="embed", eps=config.norm_eps)
-    self.attention = Attention(config, rngs=rngs)
+    self.attention = Attention(config, rngs=rngs, mesh=mesh)
     self.mlp_norm = RMSNorm(config.d_model, axis="embed", eps=config.norm_eps)
-    self.mlp = MLP(config, rngs=rngs)
+    self.mlp = MoE(config, rngs=rngs, mesh=mesh) if sparse else MLP(config, rngs=rngs)
+    self.sparse = sparse
 
-  def __call__(self, x: Float[Array, "B T D"], positions: Int[Array, "B T"], mask: Bool[Array, "B T T"]):
+  def feed_forward(self, x: Float[Array, "B T D"], replay: Int[Array, "B T K"] | None = None):
+    """The second half of the block, and what its router did; None without one."""
+    if not self.sparse:
+      return x + self.mlp(self.mlp_norm(x)), None
+    y, routed = self.mlp(self.mlp_norm(x), replay)
+    return x + y, routed
+
+  def __call__(
+    self, x: Float[Array, "B T D"], positions: Int[Array, "B T"], rows: Rows, replay: Int[Array, "B T K"] | None = None
+  ) -> tuple[Float[Array, "B T D"], Routed | None]:
     """The block over whole rows."""
-    q, k, v = self.attention.project(self.attention_norm(x), positions)
-    x = x + self.attention.attend(q, k, v, mask)
-    return x + self.mlp(self.mlp_norm(x))
+    x = x + self.attention.over_rows(self.attention_norm(x), positions, rows)
+    return self.feed_forward(x, replay)
 
   def step(self, x: Float[Array, "B T D"], positions: Int[Array, "B T"], cache: KVCache, layer, slot):
     """The block on new tokens that go to `slot` and after of layer `layer` of the cache."""
@@ -156,4 +154,8 @@ class Block(nnx.Module):
     mask = cache.valid[:, None, :] & causal
     k_all, v_all = (jax.lax.dynamic_index_in_dim(c, layer, keepdims=False).astype(x.dtype) for c in (cache.k, cache.v))
     x = x + self.attention.attend(q, k_all, v_all, mask)
-    return x + self.mlp(self.mlp_norm(x)), cache
+    x, routed = self.feed_forward(x)
+    if routed is not None and cache.routing is not None:
+      experts = routed.experts[None].astype(cache.routing.dtype)
+      cache = cache._replace(routing=jax.lax.dynamic_update_slice(cache.routing, experts, start[:4]))
+    return x, cache

@@ -1,68 +1,181 @@
 """The decoder: embedding, stacked and scanned blocks, head; and `Model`, the pure functions that the rest of the framework sees."""
 
 from collections.abc import Callable
+from itertools import groupby
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from jax.sharding import Mesh
 from jaxtyping import Array, Float, Int, PyTree
 
+from jaxrl_llm.models.attention import packed
 from jaxrl_llm.models.config import ModelConfig
-from jaxrl_llm.models.layers import Block, KVCache, RMSNorm, param
-from jaxrl_llm.types import Params
+from jaxrl_llm.models.layers import Block, KVCache, RMSNorm
+from jaxrl_llm.models.linear import adapter, linear, param
+from jaxrl_llm.models.moe import Routed, balance_loss, z_loss
+from jaxrl_llm.types import Forward, Params
+
+STACKS = ("layers", "sparse_layers")
+"""Attributes that hold stacked blocks: the dense ones, and those with experts."""
+
+
+class Run(NamedTuple):
+  """Consecutive layers of one kind, which one scan goes through.
+
+  Attributes:
+    stack: of `STACKS`.
+    first: the first layer's number in the model.
+    start: and in its stack.
+    count: how many layers.
+  """
+
+  stack: str
+  first: int
+  start: int
+  count: int
+
+
+def runs(config: ModelConfig) -> list[Run]:
+  """The layers of a model in order, as runs of one kind. One for a uniform model, whatever its depth.
+
+  Example:
+    >>> from jaxrl_llm.models import Experts, preset
+    >>> config = preset("nano", vocab_size=264)._replace(num_layers=4, experts=Experts(8, 2, 32, layers=(1, 2)))
+    >>> [(run.stack, run.first, run.count) for run in runs(config)]
+    [('layers', 0, 1), ('sparse_layers', 1, 2), ('layers', 3, 1)]
+  """
+  sparse, found, used = set(config.sparse_layers), [], dict.fromkeys(STACKS, 0)
+  for is_sparse, group in groupby(range(config.num_layers), key=lambda layer: layer in sparse):
+    layers, stack = list(group), STACKS[is_sparse]
+    found.append(Run(stack, layers[0], used[stack], len(layers)))
+    used[stack] += len(layers)
+  return found
 
 
 class Transformer(nnx.Module):
   """A decoder-only transformer. Blocks are stacked and scanned: compile time does not grow with depth."""
 
-  def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs):
-    @nnx.split_rngs(splits=config.num_layers)
-    @nnx.vmap(in_axes=(0,), out_axes=0)
-    def stack(rngs):
-      return Block(config, rngs=rngs)
+  def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs, mesh: Mesh | None = None):
+    def stack(count: int, *, sparse: bool):
+      @nnx.split_rngs(splits=count)
+      @nnx.vmap(in_axes=(0,), out_axes=0)
+      def blocks(rngs):
+        return Block(config, rngs=rngs, sparse=sparse, mesh=mesh)
 
-    self.embedding = param(rngs, (config.vocab_size, config.d_model), ("vocab", "embed"), fan_in=config.d_model)
-    self.layers = stack(rngs)
+      return blocks(rngs)
+
+    shape, dtype = (config.vocab_size, config.d_model), config.param_dtype
+    self.embedding = param(rngs, shape, ("vocab", "embed"), fan_in=config.d_model, dtype=dtype)
+    if config.dense_layers:
+      self.layers = stack(len(config.dense_layers), sparse=False)
+    if config.sparse_layers:
+      self.sparse_layers = stack(len(config.sparse_layers), sparse=True)
     self.final_norm = RMSNorm(config.d_model, axis="embed", eps=config.norm_eps)
     if not config.tie_embeddings:
-      self.head = param(rngs, (config.d_model, config.vocab_size), ("embed", "vocab"), fan_in=config.d_model)
+      self.head = param(rngs, shape[::-1], ("embed", "vocab"), fan_in=config.d_model, dtype=dtype)
+      adapter(self, "head", "head", self.head, config, rngs=rngs)
     self.config = config
 
   def embed(self, tokens: Int[Array, "B T"]) -> Float[Array, "B T D"]:
     """Rows of the embedding, in the compute dtype."""
-    return self.embedding[...].astype(self.config.dtype)[tokens]
+    return self.embedding[...][tokens].astype(self.config.dtype)
 
-  def hidden(self, tokens: Int[Array, "B T"], positions: Int[Array, "B T"], segments: Int[Array, "B T"]):
-    """Final hidden states of packed rows: a token sees the earlier tokens of its own segment."""
-    causal = jnp.tril(jnp.ones((tokens.shape[1],) * 2, bool))
-    mask = causal & (segments[:, :, None] == segments[:, None, :]) & (segments > 0)[:, :, None]
-    graph, stacked = nnx.split(self.layers)
+  def scan(self, body: Callable, carry, *arrays):
+    """`body(block, carry, layer, *layer's part of the arrays) -> (carry, outputs)` through all layers, in order.
 
-    def body(x, block):
-      return nnx.merge(graph, block)(x, positions, mask), None
+    Args:
+      body: for one layer.
+      carry: what goes from layer to layer.
+      *arrays: their first axis is the layers; None stays None.
 
-    if self.config.remat:
-      body = jax.checkpoint(body, prevent_cse=False)
-    x, _ = jax.lax.scan(body, self.embed(tokens), stacked)
-    return self.final_norm(x)
+    Returns:
+      The last carry, and for each run its outputs, stacked.
+    """
+    outputs = []
+    for run in runs(self.config):
+      graph, stacked = nnx.split(getattr(self, run.stack))
+      if run.count < len(jax.tree.leaves(stacked)[0]):
+        stacked = jax.tree.map(lambda x, run=run: x[run.start : run.start + run.count], stacked)
+      parts = [None if x is None else x[run.first : run.first + run.count] for x in arrays]
+
+      def step(carry, scanned, graph=graph):
+        layer, block, *parts = scanned
+        return body(nnx.merge(graph, block), carry, layer, *parts)
+
+      if self.config.remat:
+        step = jax.checkpoint(step, prevent_cse=False)
+      carry, out = jax.lax.scan(step, carry, (run.first + jnp.arange(run.count), stacked, *parts))
+      outputs.append((run, out))
+    return carry, outputs
+
+  def hidden(
+    self,
+    tokens: Int[Array, "B T"],
+    positions: Int[Array, "B T"],
+    segments: Int[Array, "B T"],
+    routing: Int[Array, "B T L K"] | None = None,
+    *,
+    router_losses: bool = False,
+  ) -> tuple[Float[Array, "B T D"], Forward]:
+    """Final hidden states of packed rows: a token sees the earlier tokens of its own segment. And what the routers did, logits left out."""
+    rows = packed(segments)
+    replay = None if routing is None else jnp.moveaxis(routing, 2, 0)
+
+    def body(block, x, layer, replay):
+      x, routed = block(x, positions, rows, replay)
+      return x, None if routed is None else self.routers(routed, segments, router_losses)
+
+    x, outputs = self.scan(body, self.embed(tokens), replay)
+    return self.final_norm(x), self.gather(outputs, tokens.shape)
+
+  def routers(self, routed: Routed, segments: Int[Array, "B T"], losses: bool) -> Forward:
+    """What one layer's router did."""
+    if not losses:
+      return Forward(routing=routed.experts, live_routing=routed.live)
+    return Forward(
+      routing=routed.experts,
+      live_routing=routed.live,
+      balance_loss=balance_loss(routed.logits, routed.experts, segments),
+      z_loss=z_loss(routed.logits),
+    )
+
+  def gather(self, outputs: list[tuple[Run, Forward | None]], shape: tuple[int, int]) -> Forward:
+    """The layers' parts put together: routes with the layers third, -1 for dense ones; losses as the mean over the layers with experts."""
+    if self.config.experts is None:
+      return Forward()
+
+    def routes(read):
+      dense = lambda run: jnp.full((run.count, *shape, self.config.experts.top_k), -1, jnp.int32)
+      return jnp.moveaxis(jnp.concatenate([dense(run) if out is None else read(out) for run, out in outputs]), 0, 2)
+
+    def mean(read):
+      found = [read(out) for _, out in outputs if out is not None]
+      return None if found[0] is None else jnp.mean(jnp.concatenate(found), axis=0)
+
+    return Forward(
+      routing=routes(lambda out: out.routing),
+      live_routing=routes(lambda out: out.live_routing),
+      balance_loss=mean(lambda out: out.balance_loss),
+      z_loss=mean(lambda out: out.z_loss),
+    )
 
   def step(self, tokens: Int[Array, "B T"], positions: Int[Array, "B T"], cache: KVCache, slot: Int[Array, ""]):
     """Final hidden states of tokens written to the cache at `slot` and after."""
-    graph, stacked = nnx.split(self.layers)
 
     # The cache is carried, not scanned over: XLA then updates it in place instead of copying every layer's slice each step.
-    def body(carry, scanned):
+    def body(block, carry, layer):
       x, cache = carry
-      layer, block = scanned
-      return nnx.merge(graph, block).step(x, positions, cache, layer, slot), None
+      return block.step(x, positions, cache, layer, slot), None
 
-    layers = jnp.arange(self.config.num_layers)
-    (x, cache), _ = jax.lax.scan(body, (self.embed(tokens), cache), (layers, stacked))
+    (x, cache), _ = self.scan(body, (self.embed(tokens), cache))
     return self.final_norm(x), cache
 
   def unembed(self, x: Float[Array, "*batch D"]) -> Float[Array, "*batch V"]:
     """Logits in float32."""
+    if hasattr(self, "head_lora_a"):
+      return linear(self, "head", x, self.config).astype(jnp.float32)
     head = self.embedding[...].T if self.config.tie_embeddings else self.head[...]
     return jnp.einsum("...d,dv->...v", x, head.astype(x.dtype), preferred_element_type=jnp.float32)
 
@@ -74,20 +187,25 @@ class Model(NamedTuple):
     config: sizes and options.
     init: `(key) -> params`.
     logits: `(params, tokens, positions, segments) -> float32 [B T V]`; logits at t score token t + 1.
-    init_cache: `(batch, slots) -> KVCache`, empty.
+    forward: `(params, tokens, positions, segments, routing=None, *, router_losses=False) -> Forward`; as `logits`, with recorded routes
+      replayed and what the routers did.
+    init_cache: `(batch, slots, *, record_routing=False) -> KVCache`, empty.
     decode: `(params, tokens, positions, cache, slot) -> (float32 [B V] logits after the last token, cache)`; marks nothing valid by
       itself: the caller owns `cache.valid`.
     logical_axes: the params tree with a tuple of logical axis names in the place of each array; stacked blocks lead with `layers`.
     num_params: number of weights.
+    mesh: devices; None is one.
   """
 
   config: ModelConfig
   init: Callable[[Array], Params]
   logits: Callable[..., Float[Array, "B T V"]]
-  init_cache: Callable[[int, int], KVCache]
+  forward: Callable[..., Forward]
+  init_cache: Callable[..., KVCache]
   decode: Callable[..., tuple[Float[Array, "B V"], KVCache]]
   logical_axes: PyTree
   num_params: int
+  mesh: Mesh | None = None
 
 
 def pure(make: Callable[[nnx.Rngs], nnx.Module]) -> tuple[Callable[[Params], nnx.Module], Callable[[Array], Params], PyTree, int]:
@@ -111,24 +229,25 @@ def pure(make: Callable[[nnx.Rngs], nnx.Module]) -> tuple[Callable[[Params], nnx
 
   def axes(path, variable: nnx.Variable) -> tuple[str, ...]:
     names = variable.get_metadata()["axes"]
-    return ("layers", *names) if any(getattr(part, "key", None) == "layers" for part in path) else names
+    return ("layers", *names) if any(getattr(part, "key", None) in STACKS for part in path) else names
 
   is_variable = lambda x: isinstance(x, nnx.Variable)
   logical_axes = nnx.to_pure_dict(jax.tree_util.tree_map_with_path(axes, abstract, is_leaf=is_variable))
   return bind, init, logical_axes, sum(x.size for x in jax.tree.leaves(abstract))
 
 
-def make_model(config: ModelConfig) -> Model:
+def make_model(config: ModelConfig, *, mesh: Mesh | None = None) -> Model:
   """Splits a `Transformer` once into a static graph and params, and wraps its methods as pure functions.
 
   Args:
     config: sizes and options.
+    mesh: devices, for the parts that XLA cannot split by itself (experts, attention kernels); None is one device.
 
   Returns:
     The model. Nothing is allocated until `init` runs.
 
   Raises:
-    ValueError: query heads that key-value heads do not divide.
+    ValueError: query heads that key-value heads do not divide, or experts that do not fit the layers.
 
   Example:
     >>> from jaxrl_llm.models import preset
@@ -138,20 +257,33 @@ def make_model(config: ModelConfig) -> Model:
     >>> model.logits(params, tokens, jnp.arange(4)[None], jnp.ones((1, 4), jnp.int32)).shape
     (1, 4, 264)
   """
-  if config.num_heads % config.num_kv_heads:
-    raise ValueError(f"model: num_heads={config.num_heads} must be a multiple of num_kv_heads={config.num_kv_heads}")
-  bind, init, logical_axes, num_params = pure(lambda rngs: Transformer(config, rngs=rngs))
+  check(config)
+  bind, init, logical_axes, num_params = pure(lambda rngs: Transformer(config, rngs=rngs, mesh=mesh))
+
+  def forward(
+    params: Params,
+    tokens: Int[Array, "B T"],
+    positions: Int[Array, "B T"],
+    segments: Int[Array, "B T"],
+    routing: Int[Array, "B T L K"] | None = None,
+    *,
+    router_losses: bool = False,
+  ) -> Forward:
+    model = bind(params)
+    x, routed = model.hidden(tokens, positions, segments, routing, router_losses=router_losses)
+    return routed._replace(logits=model.unembed(x))
 
   def logits(
     params: Params, tokens: Int[Array, "B T"], positions: Int[Array, "B T"], segments: Int[Array, "B T"]
   ) -> Float[Array, "B T V"]:
-    model = bind(params)
-    return model.unembed(model.hidden(tokens, positions, segments))
+    return forward(params, tokens, positions, segments).logits
 
-  def init_cache(batch: int, slots: int) -> KVCache:
+  def init_cache(batch: int, slots: int, *, record_routing: bool = False) -> KVCache:
     shape = (config.num_layers, batch, slots, config.num_kv_heads, config.head_dim)
     zeros = jnp.zeros(shape, config.dtype)
-    return KVCache(k=zeros, v=zeros, valid=jnp.zeros((batch, slots), bool))
+    # 16 bits hold any number of experts: at 30B-A3B's 48 layers and 8 experts a token that is 768 bytes.
+    routes = jnp.full((*shape[:3], config.experts.top_k), -1, jnp.int16) if record_routing and config.experts else None
+    return KVCache(k=zeros, v=zeros, valid=jnp.zeros((batch, slots), bool), routing=routes)
 
   def decode(
     params: Params, tokens: Int[Array, "B T"], positions: Int[Array, "B T"], cache: KVCache, slot: Int[Array, ""]
@@ -160,4 +292,20 @@ def make_model(config: ModelConfig) -> Model:
     x, cache = model.step(tokens, positions, cache, slot)
     return model.unembed(x[:, -1]), cache
 
-  return Model(config, init, logits, init_cache, decode, logical_axes, num_params)
+  return Model(config, init, logits, forward, init_cache, decode, logical_axes, num_params, mesh)
+
+
+def check(config: ModelConfig) -> None:
+  """Refuses sizes that do not go together.
+
+  Raises:
+    ValueError: names the size, what was found and what was expected.
+  """
+  if config.num_heads % config.num_kv_heads:
+    raise ValueError(f"model: num_heads={config.num_heads} must be a multiple of num_kv_heads={config.num_kv_heads}")
+  if config.experts is None:
+    return
+  if not 1 <= config.experts.top_k <= config.experts.num_experts:
+    raise ValueError(f"model: experts.top_k={config.experts.top_k} must be from 1 to experts.num_experts={config.experts.num_experts}")
+  if not config.sparse_layers or not set(config.sparse_layers) <= set(range(config.num_layers)):
+    raise ValueError(f"model: experts.layers={config.experts.layers} must be one or more of the layers 0 to {config.num_layers - 1}")

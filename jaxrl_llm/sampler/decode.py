@@ -87,6 +87,8 @@ def make_sampler(
 
     repeat = lambda x, axis=0: jnp.repeat(x, group_size, axis=axis)
     cache = cache._replace(k=repeat(cache.k, 1), v=repeat(cache.v, 1), valid=repeat(cache.valid))
+    if cache.routing is not None:
+      cache = cache._replace(routing=repeat(cache.routing, 1))
     prompts, prompt_mask, logits = repeat(prompts), repeat(prompt_mask), repeat(logits)
     lengths = jnp.sum(prompt_mask, axis=1)
     num_rows = num_prompts * group_size
@@ -109,6 +111,14 @@ def make_sampler(
       return record(loop._replace(cache=cache), *draw(logits, keys, loop.step))
 
     loop = jax.lax.while_loop(lambda loop: (loop.step < max_new_tokens) & ~jnp.all(loop.done), body, loop)
-    return Rollouts(prompts, prompt_mask, loop.tokens, loop.mask, loop.logprobs, stopped=loop.done)
+    return Rollouts(prompts, prompt_mask, loop.tokens, loop.mask, loop.logprobs, stopped=loop.done, routing=routes(loop, prompt_mask))
+
+  def routes(loop: _Loop, prompt_mask: Bool[Array, "N P"]) -> Int[Array, "N S L K"] | None:
+    """Which experts each token visited; -1 for a row's last one, which is fed back only where other rows go on for longer."""
+    if loop.cache.routing is None:
+      return None
+    fed = loop.mask & jnp.roll(loop.mask, -1, axis=1).at[:, -1].set(False)
+    known = jnp.concatenate([prompt_mask, fed], axis=1)
+    return jnp.where(known[..., None, None], jnp.moveaxis(loop.cache.routing, 0, 2), -1)
 
   return sample

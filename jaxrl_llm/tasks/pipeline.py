@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from jaxrl_llm.tasks.storage import Row
-from jaxrl_llm.tasks.tokenizer import ByteTokenizer
+from jaxrl_llm.types import Tokenizer
 
 if TYPE_CHECKING:
   import grain
@@ -48,7 +48,7 @@ def example_iterator(source: Sequence[Row], *, batch_size: int, seed: int) -> "g
   return iter(dataset.to_iter_dataset(grain.ReadOptions(num_threads=0, prefetch_buffer_size=0)))
 
 
-def encode_prompts(examples: Sequence[Row], tokenizer: ByteTokenizer, *, buckets: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
+def encode_prompts(examples: Sequence[Row], tokenizer: Tokenizer, *, buckets: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
   """Prompts as one array, padded on the left.
 
   Args:
@@ -63,6 +63,7 @@ def encode_prompts(examples: Sequence[Row], tokenizer: ByteTokenizer, *, buckets
     ValueError: a prompt longer than the largest bucket. Nothing is ever cut: a policy that sees half a question learns to guess.
 
   Example:
+    >>> from jaxrl_llm.tasks.tokenizer import ByteTokenizer
     >>> ids, mask = encode_prompts([{"prompt": "1+2"}, {"prompt": "3"}], ByteTokenizer(), buckets=(4, 8))
     >>> ids.tolist()
     [[257, 49, 43, 50], [256, 256, 257, 51]]
@@ -87,20 +88,21 @@ def encode_prompts(examples: Sequence[Row], tokenizer: ByteTokenizer, *, buckets
   return ids, mask
 
 
-def encode_demonstrations(examples: Iterable[Row], tokenizer: ByteTokenizer) -> list[tuple[list[int], list[int]]]:
+def encode_demonstrations(examples: Iterable[Row], tokenizer: Tokenizer) -> list[tuple[list[int], list[int]]]:
   """Demonstrations as (prompt ids, response ids), unpadded; a response ends with the end token, so that stopping is learned too.
 
   Example:
+    >>> from jaxrl_llm.tasks.tokenizer import ByteTokenizer
     >>> encode_demonstrations([{"prompt": "1", "response": "#1"}], ByteTokenizer())
     [([257, 49], [35, 49, 258])]
   """
   return [(_prompt_ids(example, tokenizer), [*tokenizer.encode(example["response"]), tokenizer.eos_id]) for example in examples]
 
 
-def max_prompt_tokens(source: Iterable[Row], tokenizer: ByteTokenizer) -> int:
+def max_prompt_tokens(source: Iterable[Row], tokenizer: Tokenizer) -> int:
   """Length of the longest prompt, in tokens with the begin token; 0 without rows."""
   return max((len(_prompt_ids(example, tokenizer)) for example in source), default=0)
 
 
-def _prompt_ids(example: Row, tokenizer: ByteTokenizer) -> list[int]:
-  return tokenizer.encode(example["prompt"], add_bos=True)
+def _prompt_ids(example: Row, tokenizer: Tokenizer) -> list[int]:
+  return tokenizer.encode_prompt(example["prompt"])

@@ -45,6 +45,10 @@ class ByteTokenizer:
     """
     return [self.bos_id] * add_bos + list(text.encode("utf-8", errors="replace"))
 
+  def encode_prompt(self, text: str) -> list[int]:
+    """The begin token and the text."""
+    return self.encode(text, add_bos=True)
+
   def decode(self, ids: Iterable[SupportsInt]) -> str:
     """Ids to text. Never raises: a policy may write anything.
 

@@ -1,0 +1,86 @@
+"""Low-rank adapters as a part of the params tree: which leaves they are, the base without them, and the two made one."""
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import PyTree
+
+from jaxrl_llm.models.config import Lora, ModelConfig
+from jaxrl_llm.models.linear import ADAPTER
+from jaxrl_llm.models.transformer import Model, make_model
+from jaxrl_llm.types import Params
+
+
+def is_adapter(path: tuple) -> bool:
+  """Whether a path of the params tree leads to a matrix of an adapter."""
+  return ADAPTER in path[-1].key
+
+
+def trainable(config: ModelConfig, params: PyTree) -> PyTree:
+  """The params tree with True where a weight is trained: all of them, or the adapters alone where there are any.
+
+  Args:
+    config: of the model.
+    params: the tree, of anything.
+
+  Raises:
+    ValueError: targets that match no weight.
+  """
+  if config.lora is None:
+    return jax.tree.map(lambda _: True, params)
+  found = jax.tree_util.tree_map_with_path(lambda path, _: is_adapter(path), params)
+  if not any(jax.tree.leaves(found)):
+    raise ValueError(f"model.lora.targets: found {config.lora.targets}, which match no linear map; try 'attention/.*' or 'mlp/down'")
+  return found
+
+
+def reference(params: Params) -> Params:
+  """The frozen base as a policy of its own: the same arrays, with adapters that add nothing. Takes no further memory but theirs."""
+  return jax.tree_util.tree_map_with_path(lambda path, x: jnp.zeros_like(x) if is_adapter(path) else x, params)
+
+
+def merged(config: ModelConfig, params: Params) -> Params:
+  """W + (alpha / rank)·A·B in the place of each weight that has an adapter; the params of the same model without adapters.
+
+  Args:
+    config: of the model with adapters.
+    params: its params.
+  """
+  return params if config.lora is None else _merged(config.lora, params)
+
+
+def _merged(lora: Lora, tree: Params) -> Params:
+  found = {}
+  for name, value in tree.items():
+    if isinstance(value, dict):
+      found[name] = _merged(lora, value)
+    elif ADAPTER not in name:
+      a, b = (tree.get(f"{name}{ADAPTER}{part}") for part in "ab")
+      found[name] = value if a is None else (value + lora.alpha / lora.rank * _product(a, b, value)).astype(value.dtype)
+  return found
+
+
+def _product(a: jax.Array, b: jax.Array, weight: jax.Array) -> jax.Array:
+  """A·B in the weight's shape, where A is [*lead, *ins, r], B is [*lead, r, *outs] and the weight [*lead, *ins, *outs]."""
+  lead = a.ndim + b.ndim - 2 - weight.ndim
+  thin, wide = a.reshape(*a.shape[:lead], -1, a.shape[-1]), b.reshape(*b.shape[: lead + 1], -1)
+  return jnp.matmul(thin, wide).reshape(weight.shape)
+
+
+def merge(model: Model, params: Params) -> tuple[Model, Params]:
+  """A model with adapters as one without, for export.
+
+  Args:
+    model: with or without adapters.
+    params: its params.
+
+  Returns:
+    The plain model and its params; the same functions to rounding.
+
+  Example:
+    >>> from jaxrl_llm.models import Lora, preset
+    >>> model = make_model(preset("nano", vocab_size=264)._replace(lora=Lora(rank=2, alpha=4.0)))
+    >>> plain, params = merge(model, model.init(jax.random.key(0)))
+    >>> plain.config.lora, plain.num_params == make_model(preset("nano", vocab_size=264)).num_params
+    (None, True)
+  """
+  return make_model(model.config._replace(lora=None), mesh=model.mesh), merged(model.config, params)

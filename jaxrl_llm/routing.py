@@ -1,0 +1,94 @@
+"""Which experts each token visits, as plain arrays `[B T L K]`: what two routings share, and how evenly the experts are used.
+
+L counts all layers of the model. A layer without experts, and a slot whose route nobody recorded, hold -1: the live router decides there.
+"""
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int
+
+from jaxrl_llm.types import Metrics
+
+LIVE = -1
+"""In the place of an expert's number: ask the live router."""
+
+
+def recorded(routing: Int[Array, "*batch L K"]) -> Bool[Array, "*batch L"]:
+  """Where a whole route is there to be replayed; a row with any -1 in it is routed live."""
+  return jnp.all(routing >= 0, axis=-1)
+
+
+def replayed(routing: Int[Array, "*batch K"] | None, live: Int[Array, "*batch K"]) -> Int[Array, "*batch K"]:
+  """The experts to visit: the recorded ones where there are any, else the live router's."""
+  if routing is None:
+    return live
+  return jnp.where(recorded(routing)[..., None], routing.astype(live.dtype), live)
+
+
+def overlap(a: Int[Array, "*batch L K"], b: Int[Array, "*batch L K"]) -> Float[Array, "*batch L"]:
+  """|A ∩ B| / K of two routings.
+
+  Args:
+    a: distinct experts for each token and layer.
+    b: the same.
+
+  Returns:
+    From 0 to 1: 1 for the same experts in whatever order; symmetric. 0 where either is not recorded.
+
+  Example:
+    >>> overlap(jnp.array([[0, 1]]), jnp.array([[1, 2]])).tolist()
+    [0.5]
+  """
+  same = (a[..., :, None] == b[..., None, :]) & (a[..., :, None] >= 0)
+  return jnp.sum(same, axis=(-1, -2), dtype=jnp.float32) / a.shape[-1]
+
+
+def expert_change(a: Int[Array, "B T L K"], b: Int[Array, "B T L K"]) -> Float[Array, "B T"]:
+  """1 − |A ∩ B| / K, the mean over the layers that both have recorded; 0 where there is none.
+
+  Args:
+    a: one routing, such as the sampler's or the one before an update.
+    b: the other.
+
+  References:
+    Group sequence policy optimization, arXiv:2507.18071, 2025, section 5.3.
+  """
+  both = recorded(a) & recorded(b)
+  changed = jnp.sum(jnp.where(both, 1 - overlap(a, b), 0), axis=-1)
+  return changed / jnp.maximum(jnp.sum(both, axis=-1), 1)
+
+
+def fallback(routing: Int[Array, "B T L K"], sparse_layers: tuple[int, ...]) -> Float[Array, "B T"]:
+  """The fraction of a token's routes that were not recorded, so that replaying falls back on the live router.
+
+  Args:
+    routing: what is replayed.
+    sparse_layers: the layers that have experts.
+  """
+  return 1 - jnp.mean(recorded(routing)[..., jnp.array(sparse_layers)], axis=-1)
+
+
+def usage(routing: Int[Array, "B T L K"], mask: Float[Array, "B T"], *, num_experts: int, sparse_layers: tuple[int, ...]) -> Metrics:
+  """How evenly the counted tokens use the experts.
+
+  Args:
+    routing: the experts visited.
+    mask: 1 on the tokens that count.
+    num_experts: of a layer (E).
+    sparse_layers: the layers that have experts.
+
+  Returns:
+    `moe/load_max`: the busiest expert's load in multiples of an even share, mean over layers, from 1 to E/K. `moe/load_entropy`: entropy of
+    the loads over log E, mean over layers; 1 is even. `moe/unused`: fraction of experts that no counted token visited.
+  """
+  routes = routing[..., jnp.array(sparse_layers), :]
+  counted = jnp.broadcast_to(mask[..., None, None], routes.shape)
+  layers = jnp.broadcast_to(jnp.arange(len(sparse_layers))[:, None], routes.shape)
+  counts = jnp.zeros((len(sparse_layers), num_experts)).at[layers, jnp.maximum(routes, 0)].add(counted * (routes >= 0))
+  loads = counts / jnp.maximum(jnp.sum(counts, axis=-1, keepdims=True), 1)
+  entropy = -jnp.sum(jax.scipy.special.xlogy(loads, loads), axis=-1) / jnp.log(num_experts)
+  return {
+    "moe/load_max": jnp.mean(jnp.max(loads, axis=-1)) * num_experts,
+    "moe/load_entropy": jnp.mean(entropy),
+    "moe/unused": jnp.mean(counts == 0),
+  }
