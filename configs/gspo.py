@@ -15,11 +15,18 @@ from configs import common
 
 
 def get_config(arg: str = ""):
-  """The experiment; `arg` is "" (the laptop job), "tiny" (a smoke run) or "paper" (the paper's constants)."""
-  config = common.laptop("gspo", arg, variants=("paper",))
+  """The experiment; `arg` is "" (the laptop job), "tiny" (a smoke run), "moe" (the laptop job with experts), "smollm2" (a real
+  model on word problems) or "paper" (the paper's constants)."""
+  config = common.laptop("gspo", arg, variants=("paper", "moe", "smollm2"))
   if arg == "paper":
     common.paper_scale(config, updates_per_rollout=4)  # The objective's own defaults are the paper's band.
-  else:
-    config.objective.clip_low = 6e-3
-    config.objective.clip_high = 8e-3
+    return config
+  config.objective.clip_low = 6e-3
+  config.objective.clip_high = 8e-3
+  if arg == "moe":
+    common.moe(config)
+  elif arg == "smollm2":
+    common.smollm2(config)
+    config.objective.clip_low = 3e-3  # Responses are about four times as long, so the ratio spreads half as wide.
+    config.objective.clip_high = 4e-3
   return config

@@ -13,8 +13,13 @@ from configs import common
 
 
 def get_config(arg: str = ""):
-  """The experiment; `arg` is "" (the laptop job), "tiny" (a smoke run) or "paper" (the paper's constants)."""
-  config = common.laptop("sapo", arg, variants=("paper",))
+  """The experiment; `arg` is "" (the laptop job), "tiny" (a smoke run), "moe" (the laptop job with experts), "smollm2" (a real
+  model on word problems) or "paper" (the paper's constants)."""
+  config = common.laptop("sapo", arg, variants=("paper", "moe", "smollm2"))
   if arg == "paper":
     common.paper_scale(config, updates_per_rollout=4)
+  elif arg == "moe":
+    common.moe(config)
+  elif arg == "smollm2":
+    common.smollm2(config)
   return config

@@ -1,6 +1,7 @@
 """Everything that can be wrong with a config, found before any device starts: all problems in one message, each with its fix."""
 
 import difflib
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
@@ -23,6 +24,14 @@ def _above_zero(value: Any) -> bool:
 
 def _not_negative(value: Any) -> bool:
   return 0 <= value < float("inf")
+
+
+def _compiles(pattern: str) -> bool:
+  try:
+    re.compile(pattern)
+  except re.error:
+    return False
+  return True
 
 
 def _fraction(value: Any) -> bool:
@@ -54,12 +63,27 @@ OPTIONAL: dict[str, Check] = {
   "critic.value_warmup_steps": NATURAL,
   "kl.target": ABOVE_ZERO,
   "kl.horizon": COUNT,
+  "model.sampler_dtype": (lambda x: x in ("float32", "bfloat16"), "'float32' or 'bfloat16'"),
+  "model.lora_rank": COUNT,
+  "model.lora_alpha": ABOVE_ZERO,
+  "model.lora_targets": (
+    lambda x: isinstance(x, tuple) and len(x) > 0 and all(isinstance(p, str) and _compiles(p) for p in x),
+    "one or more regular expressions of linear maps, as in ('attention/.*', 'mlp/down')",
+  ),
+  "moe.replay": (lambda x: x in ("R2", "R3"), "'R2' or 'R3'"),
   "reward.kl_estimator": (lambda x: x in ("k1", "k2", "k3"), "'k1', 'k2' or 'k3'"),
 }
+
+DTYPE: Check = (lambda x: x in ("float32", "bfloat16"), "one of float32, bfloat16")
 
 RANGES: dict[str, Check] = {
   "seed": (lambda x: 0 <= x < 2**32, "a whole number from 0 to 2**32 - 1"),
   "num_steps": NATURAL,
+  "model.dtype": DTYPE,
+  "model.param_dtype": DTYPE,
+  "moe.balance_coef": NOT_NEGATIVE,
+  "moe.z_coef": NOT_NEGATIVE,
+  "moe.measure_every": NATURAL,
   "reward.overlong_buffer": NATURAL,
   "reward.kl_coef": NOT_NEGATIVE,
   "warm_start.num_steps": NATURAL,
@@ -90,6 +114,7 @@ RANGES: dict[str, Check] = {
   "learner.max_skipped": COUNT,
   "mesh.data": (lambda x: x == -1 or _count(x), "a whole number of at least 1, or -1 for the devices the others leave"),
   "mesh.fsdp": (lambda x: x == -1 or _count(x), "a whole number of at least 1, or -1 for the devices the others leave"),
+  "mesh.expert": (lambda x: x == -1 or _count(x), "a whole number of at least 1, or -1 for the devices the others leave"),
   "mesh.tensor": (lambda x: x == -1 or _count(x), "a whole number of at least 1, or -1 for the devices the others leave"),
   "eval.every": COUNT,
   "eval.num_prompts": COUNT,
@@ -110,10 +135,13 @@ UNRANGED = (
   "advantage.normalize_std",
   "advantage.whiten",
   "model.preset",
-  "model.dtype",
+  "model.path",
+  "model.attention",
   "model.remat",
   "task.name",
   "task.levels",
+  "task.chat",
+  "task.system",
   "task.data_dir",
   "log.tensorboard",
 )
@@ -205,7 +233,6 @@ def _choices(config: ConfigDict) -> Iterator[str]:
   """Names that must exist. Importing these rooms starts no device."""
   from jaxrl_llm import objectives
   from jaxrl_llm.credit import ESTIMATORS
-  from jaxrl_llm.models import preset
   from jaxrl_llm.objectives.corrected import corrected
   from jaxrl_llm.tasks import TASKS
 
@@ -213,10 +240,7 @@ def _choices(config: ConfigDict) -> Iterator[str]:
     near = difflib.get_close_matches(str(config.task.name), TASKS, n=1)
     hint = f"; did you mean {near[0]!r}?" if near else ""
     yield f"config.task.name: found {config.task.name!r}, expected one of {', '.join(TASKS)}{hint}"
-  try:
-    preset(config.model.preset, vocab_size=1, dtype=config.model.dtype)
-  except ValueError as error:
-    yield f"config.{error}"
+  yield from _model_problems(config)
   try:
     objective = objectives.make(config.objective.name, **given(config.objective, "name"))
   except ValueError as error:
@@ -230,6 +254,34 @@ def _choices(config: ConfigDict) -> Iterator[str]:
     near = difflib.get_close_matches(str(config.advantage.estimator), ESTIMATORS, n=1)
     hint = f"; did you mean {near[0]!r}?" if near else ""
     yield f"config.advantage.estimator: found {config.advantage.estimator!r}, expected one of {', '.join(ESTIMATORS)}{hint}"
+
+
+def _model_problems(config: ConfigDict) -> Iterator[str]:
+  """A model that does not exist or that its settings do not fit; reads the headers of a checkpoint, and its tokenizer."""
+  from jaxrl_llm import policy
+  from jaxrl_llm.models import make_model, trainable
+
+  try:
+    shape = policy.model_config(config, vocab_size=1)
+    policy.tokenizer(config)
+    trainable(shape, make_model(shape).logical_axes)
+  except ValueError as error:
+    text = str(error)
+    yield text if text.startswith("config.") or not text.startswith("model.") else f"config.{text}"
+    return
+  section = config.model
+  if section.lora_rank is None:
+    for name in ("lora_alpha", "lora_targets"):
+      if section[name] is not None:
+        yield f"config.model.{name}: found {section[name]!r}, expected None, because model.lora_rank is None: there are no adapters"
+  if section.path is None:
+    for name in ("chat", "system"):
+      if config.task[name] is not None:
+        yield f"config.task.{name}: found {config.task[name]!r}, expected None, because without model.path there is no chat template"
+  if shape.experts is None:
+    for name, unset in (("replay", None), ("balance_coef", 0), ("z_coef", 0), ("measure_every", 0)):
+      if config.moe[name] != unset:
+        yield f"config.moe.{name}: found {config.moe[name]!r}, expected {unset}, because the model is dense: it has no experts"
 
 
 def given(section: ConfigDict, *without: str) -> dict[str, Any]:
@@ -252,7 +304,7 @@ def _relations(config: ConfigDict) -> Iterator[str]:
     for rows in buckets:
       if rows % learner.micro_batches:
         yield f"config.{path}.row_buckets: {rows} rows do not split into config.learner.micro_batches={learner.micro_batches} equal parts"
-  shards = config.mesh.data * config.mesh.fsdp
+  shards = config.mesh.data * config.mesh.fsdp * config.mesh.expert
   if shards > 1:  # With a -1 the number is known only once the devices are.
     yield from row_problems(config, shards)
 
@@ -280,7 +332,7 @@ def _relations(config: ConfigDict) -> Iterator[str]:
 
 
 def row_problems(config: ConfigDict, shards: int) -> Iterator[str]:
-  """Row counts that `shards` devices (data x fsdp) do not divide.
+  """Row counts that `shards` devices (data x fsdp x expert) do not divide.
 
   Args:
     config: the config.
@@ -296,5 +348,5 @@ def row_problems(config: ConfigDict, shards: int) -> Iterator[str]:
     micro = config.learner.micro_batches if path.endswith("row_buckets") else 1
     for value in values:
       if value % (shards * micro):
-        need = f"{shards} devices (mesh data x fsdp)" + (f" x {micro} micro-batches" if micro > 1 else "")
+        need = f"{shards} devices (mesh data x fsdp x expert)" + (f" x {micro} micro-batches" if micro > 1 else "")
         yield f"config.{path}: {value} is not a multiple of {need}; the nearest that is: {-(-value // (shards * micro)) * shards * micro}"

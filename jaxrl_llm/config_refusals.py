@@ -141,6 +141,16 @@ REFUSALS: tuple[Refusal, ...] = (
     "'sampler', because the objective does not read the learner's and the pass would buy nothing",
   ),
   Refusal(
+    "learner.old_logprobs",
+    lambda s: s.config.moe.replay == "R2" and s.config.learner.old_logprobs != "learner",
+    "'learner', because moe.replay='R2' records routes in that pass, and log π_old belongs to them",
+  ),
+  Refusal(
+    "moe.replay",
+    lambda s: s.config.moe.replay == "R2" and s.on_policy,
+    "None or 'R3', because with learner.updates_per_rollout=1 the learner's own routes are those it would take anyway",
+  ),
+  Refusal(
     "correction.off_policy_mask",
     lambda s: s.config.correction.off_policy_mask is not None and s.on_policy and s.config.learner.old_logprobs == "learner",
     "None, because with learner.updates_per_rollout=1 no sequence is stale",

@@ -9,22 +9,31 @@ import jax
 import jax.numpy as jnp
 import optax
 from jax.sharding import Mesh
-from jaxtyping import Array, Float, PRNGKeyArray
+from jaxtyping import Array, Float, Int, PRNGKeyArray, PyTree
 from ml_collections import ConfigDict
 
 from jaxrl_llm import mesh as mesh_lib
-from jaxrl_llm import objectives, rewards, tasks
+from jaxrl_llm import objectives, policy, rewards, routing, tasks
 from jaxrl_llm.config_check import given, row_problems
 from jaxrl_llm.credit import Credit, Evidence, make_credit
-from jaxrl_llm.models import Critic, Model, make_critic, make_model, preset
+from jaxrl_llm.models import Critic, Model, lower_precision, make_critic, make_model, trainable
 from jaxrl_llm.needs import abstract_batch, needed_by_critic, needed_by_score, needed_by_step, needed_by_warm_start, scores_needed
 from jaxrl_llm.objectives.base import critic_objective
 from jaxrl_llm.objectives.corrected import corrected
 from jaxrl_llm.sampler import SampleFn, make_filter, make_sampler
 from jaxrl_llm.tasks import Task
 from jaxrl_llm.tasks.pipeline import encode_demonstrations, max_prompt_tokens
-from jaxrl_llm.train_step import TrainStepFn, critic_outputs, init_state, make_optimizer, make_train_step, policy_outputs
-from jaxrl_llm.types import Objective, Params, TrainBatch, TrainState
+from jaxrl_llm.train_step import (
+  TrainStepFn,
+  critic_outputs,
+  init_state,
+  make_optimizer,
+  make_train_step,
+  partition,
+  policy_outputs,
+  routed_outputs,
+)
+from jaxrl_llm.types import Metrics, Objective, Params, Rollouts, TrainBatch, TrainState
 
 Optimizer = tuple[optax.GradientTransformation, optax.Schedule]
 
@@ -45,6 +54,31 @@ class CriticPrograms(NamedTuple):
   step: TrainStepFn
 
 
+class Scores(NamedTuple):
+  """What a pass over packed rows returns.
+
+  Attributes:
+    logprobs: log-probability of each token under the sampling distribution.
+    routing: the experts that each token visited, replayed routes included; None for a dense model.
+  """
+
+  logprobs: Float[Array, "B T"]
+  routing: Int[Array, "B T L K"] | None = None
+
+
+class RoutePrograms(NamedTuple):
+  """What a run of a mixture of experts has in addition.
+
+  Attributes:
+    describe: `(routing, segments, sampled, replayed) -> metrics`: how the experts are used, how far the routes are from the sampler's, and
+      what replaying costs; the last two are None where there are none.
+    compare: `(routing, segments, other) -> fraction of experts that differ`.
+  """
+
+  describe: Callable[..., Metrics]
+  compare: Callable[..., Float[Array, ""]]
+
+
 class Experiment(NamedTuple):
   """What a run is made of. Programs compile when they first run, for every declared bucket at once, and never again.
 
@@ -61,7 +95,9 @@ class Experiment(NamedTuple):
     eval_sample: the sampler of evaluations.
     warm_step: the supervised update.
     rl_step: the RL update.
-    score: `(params, batch) -> log-probabilities [B T]` under the sampling distribution.
+    score: `(params, batch) -> Scores` under the sampling distribution.
+    trainable: the params tree with True where a weight is trained.
+    routes: what looks at the routes of a mixture of experts; None for a dense model.
     needs: the scores that anybody reads, such as `old_logprobs`, `ref_logprobs`, `values`; the loop computes these and no others.
     credit: from rewards and scores to advantages and value targets.
     critic: its programs; None for a method without a critic.
@@ -79,7 +115,9 @@ class Experiment(NamedTuple):
   eval_sample: SampleFn
   warm_step: TrainStepFn
   rl_step: TrainStepFn
-  score: Callable[[Params, TrainBatch], Float[Array, "B T"]]
+  score: Callable[[Params, TrainBatch], Scores]
+  trainable: PyTree
+  routes: RoutePrograms | None
   needs: frozenset[str]
   credit: Callable[[Evidence], Credit]
   critic: CriticPrograms | None
@@ -119,9 +157,11 @@ def build(config: ConfigDict) -> Experiment:
   mesh = mesh_lib.make_mesh(**config.mesh)
   if problems := list(row_problems(config, mesh_lib.num_row_shards(mesh))):
     raise ValueError("\n".join(problems))
-  task = tasks.make(config.task.name, levels=config.task.levels, data_dir=config.task.data_dir)
-  check_lengths(task, config)
-  model = make_model(preset(config.model.preset, vocab_size=task.tokenizer.vocab_size, dtype=config.model.dtype, remat=config.model.remat))
+  task = tasks.make(config.task.name, levels=config.task.levels, data_dir=config.task.data_dir, tokenizer=policy.tokenizer(config))
+  shape = policy.model_config(config, vocab_size=task.tokenizer.vocab_size)
+  check_lengths(task, config, max_positions=shape.max_positions)
+  model = make_model(shape, mesh=mesh)
+  sampling_model = make_model(shape._replace(dtype=config.model.sampler_dtype or shape.dtype), mesh=mesh)
   objective = make_objective(config)
   imitation = objective if config.objective.name == "sft" else objectives.make("sft")
   needs = scores_needed(config, objective)
@@ -130,14 +170,30 @@ def build(config: ConfigDict) -> Experiment:
 
   learner, warm = config.learner, config.warm_start
   (optimizer, schedule), (warm_optimizer, warm_schedule) = make_optimizers(config)
-  abstract_state = place_state(mesh, model, optimizer)
+  trained = trainable(shape, model.logical_axes)
+  abstract_state = place_state(mesh, model, optimizer, trainable=trained)
   shardings = jax.tree.map(lambda x: x.sharding, abstract_state)
+  router_coefs = {name: coef for name, coef in (("balance", config.moe.balance_coef), ("z", config.moe.z_coef)) if coef}
+  route_shape = (shape.num_layers, shape.experts.top_k) if shape.experts and config.moe.replay else None
+  batch_of = partial(abstract_batch, mesh, row_tokens=learner.row_tokens, routes=route_shape)
+
+  def outputs_of(filter_logits):
+    if shape.experts is None:
+      return partial(policy_outputs, model.logits, filter_logits)
+    return partial(routed_outputs, model.forward, filter_logits, router_losses=tuple(router_coefs))
 
   def update(objective, optimizer, schedule, filter_logits, buckets, *, is_rl: bool) -> TrainStepFn:
-    outputs_fn = partial(policy_outputs, model.logits, filter_logits)
-    step = make_train_step(outputs_fn, objective, optimizer, learning_rate=schedule, num_micro_batches=learner.micro_batches)
+    step = make_train_step(
+      outputs_of(filter_logits),
+      objective,
+      optimizer,
+      learning_rate=schedule,
+      num_micro_batches=learner.micro_batches,
+      trainable=trained,
+      router_coefs=router_coefs,
+    )
     jitted = jax.jit(step, donate_argnums=0, out_shardings=(shardings, mesh_lib.replicated(mesh)))
-    batches = [abstract_batch(mesh, rows, learner.row_tokens) for rows in buckets]
+    batches = [batch_of(rows) for rows in buckets]
     adaptive_kl = config.kl.target is not None
     batches = [needed_by_step(x, objective.needs, adaptive_kl=adaptive_kl) if is_rl else needed_by_warm_start(x) for x in batches]
     return compiled_for(jitted, [(abstract_state, batch) for batch in batches])
@@ -146,43 +202,88 @@ def build(config: ConfigDict) -> Experiment:
   filter_logits = make_filter(**sampling)
   sampler = partial(
     make_sampler,
-    model.init_cache,
-    model.decode,
+    decode=sampling_model.decode,
     max_new_tokens=config.rollout.max_new_tokens,
     stop_ids=task.tokenizer.stop_ids,
     pad_id=task.tokenizer.pad_id,
   )
 
-  def sampling_of(num_prompts: int, **settings: Any) -> SampleFn:
+  records_routes = shape.experts is not None and (config.moe.replay == "R3" or config.moe.measure_every > 0)
+
+  def sampling_of(num_prompts: int, *, record_routing: bool = False, **settings: Any) -> SampleFn:
     """The sampler, for every bucket of prompts: a batch of short prompts may first come late in a run."""
+    sample = sampler(partial(sampling_model.init_cache, record_routing=record_routing), **settings)
+
+    def lowered(params: Params, *args: Any) -> Rollouts:
+      # Once a batch, not at each step: decoding reads the weights as often as it draws tokens.
+      return sample(lower_precision(params, sampling_model.config.dtype), *args)
     key = jax.eval_shape(jax.random.key, 0)
     arrays = partial(jax.ShapeDtypeStruct, sharding=mesh_lib.row_sharding(mesh))
     shapes = [(num_prompts, width) for width in config.rollout.prompt_buckets]
     signatures = [(abstract_state.params, arrays(shape, jnp.int32), arrays(shape, bool), key) for shape in shapes]
-    return compiled_for(jax.jit(sampler(**settings)), signatures)
+    return compiled_for(jax.jit(lowered), signatures)
 
-  def score(params: Params, batch: TrainBatch) -> Float[Array, "B T"]:
-    return policy_outputs(model.logits, filter_logits, params, batch).logprobs
+  def score(params: Params, batch: TrainBatch) -> Scores:
+    outputs = outputs_of(filter_logits)(params, batch)
+    routes = None if outputs.live_routing is None else routing.replayed(batch.routing, outputs.live_routing).astype(jnp.int16)
+    return Scores(outputs.logprobs, routes)
 
-  score_batches = [needed_by_score(abstract_batch(mesh, rows, learner.row_tokens)) for rows in learner.row_buckets]
+  score_batches = [needed_by_score(batch_of(rows)) for rows in learner.row_buckets]
+  make_params = policy.first_params(config, model, shardings.params)
+  start = jax.jit(partial(init_state, optimizer=warm_optimizer, trainable=trained), out_shardings=shardings, donate_argnums=0)
   return Experiment(
     task=task,
     mesh=mesh,
     model=model,
     objective=objective,
     rewards=make_rewards(task, config),
-    init=jax.jit(lambda key: init_state(model.init(key), warm_optimizer), out_shardings=shardings),
+    init=lambda key: start(make_params(key)),
     # Params are donated: RL goes on in the memory of the warm start.
-    restart=jax.jit(partial(init_state, optimizer=optimizer), out_shardings=shardings, donate_argnums=0),
+    restart=jax.jit(partial(init_state, optimizer=optimizer, trainable=trained), out_shardings=shardings, donate_argnums=0),
     abstract_state=abstract_state,
-    sample=sampling_of(config.rollout.num_prompts, group_size=config.rollout.group_size, **sampling),
+    sample=sampling_of(
+      config.rollout.num_prompts, group_size=config.rollout.group_size, record_routing=records_routes, **sampling
+    ),
     eval_sample=sampling_of(config.eval.batch_prompts, group_size=config.eval.samples, temperature=config.eval.temperature),
     warm_step=update(imitation, warm_optimizer, warm_schedule, make_filter(), warm.row_buckets, is_rl=False),
     rl_step=update(objective, optimizer, schedule, filter_logits, learner.row_buckets, is_rl=True),
-    score=compiled_for(jax.jit(score), [(abstract_state.params, batch) for batch in score_batches]),
+    score=compiled_for(jax.jit(score, out_shardings=mesh_lib.row_sharding(mesh)), [(abstract_state.params, batch) for batch in score_batches]),
+    trainable=trained,
+    routes=make_route_programs(mesh, model, learner, replays=bool(config.moe.replay), records=records_routes) if shape.experts else None,
     needs=needs,
     credit=make_credit(config.advantage.estimator, config.rollout.group_size, **given(config.advantage, "estimator")),
-    critic=make_critic_programs(config, mesh, make_critic(model.config), objective) if "values" in needs else None,
+    critic=make_critic_programs(config, mesh, make_critic(shape, mesh=mesh), objective) if "values" in needs else None,
+  )
+
+
+def make_route_programs(mesh: Mesh, model: Model, learner: ConfigDict, *, replays: bool, records: bool) -> RoutePrograms:
+  """What looks at routes, compiled like everything else for all declared shapes at once.
+
+  Args:
+    mesh: devices.
+    model: a mixture of experts.
+    learner: the config's section.
+    replays: whether updates replay routes.
+    records: whether the sampler records them.
+  """
+  shape, sparse = model.config, model.config.sparse_layers
+
+  def describe(used, segments, sampled, replayed) -> Metrics:
+    found = routing.usage(used, routing.travelled(segments), num_experts=shape.experts.num_experts, sparse_layers=sparse)
+    if sampled is not None:
+      found["moe/expert_change/sampler"] = routing.comparison(used, sampled, segments)
+    if replayed is not None:
+      found |= routing.replay_metrics(replayed, segments, sparse_layers=sparse)
+    return found
+
+  def compare(before, segments, after) -> Float[Array, ""]:
+    return routing.comparison(before, after, segments)
+
+  batches = [abstract_batch(mesh, rows, learner.row_tokens, routes=(shape.num_layers, shape.experts.top_k)) for rows in learner.row_buckets]
+  given = lambda batch, is_given: batch.routing if is_given else None
+  return RoutePrograms(
+    describe=compiled_for(jax.jit(describe), [(x.routing, x.segments, given(x, records), given(x, replays)) for x in batches]),
+    compare=compiled_for(jax.jit(compare), [(x.routing, x.segments, x.routing) for x in batches]),
   )
 
 
@@ -242,15 +343,24 @@ def phase_optimizer(config: ConfigDict, phase: ConfigDict, num_updates: int) -> 
   return make_optimizer(learning_rate=phase.learning_rate, warmup_steps=phase.warmup_steps, decay_steps=decay, **adamw)
 
 
-def place_state(mesh: Mesh, model: Model | Critic, optimizer: optax.GradientTransformation) -> TrainState:
+def place_state(
+  mesh: Mesh, model: Model | Critic, optimizer: optax.GradientTransformation, *, trainable: PyTree | None = None
+) -> TrainState:
   """A train state as shapes, dtypes and shardings.
+
+  Args:
+    mesh: devices.
+    model: whose params the state holds.
+    optimizer: of the update.
+    trainable: see `init_state`.
 
   Raises:
     ValueError: a weight that the mesh does not divide.
   """
   params = jax.eval_shape(model.init, jax.random.key(0))
-  state = jax.eval_shape(partial(init_state, optimizer=optimizer), params)
-  shardings = mesh_lib.state_shardings(mesh, optimizer, state, mesh_lib.param_shardings(mesh, model.logical_axes, params))
+  state = jax.eval_shape(partial(init_state, optimizer=optimizer, trainable=trainable), params)
+  shardings = mesh_lib.param_shardings(mesh, model.logical_axes, params)
+  shardings = mesh_lib.state_shardings(mesh, optimizer, state, shardings, trained=partition(shardings, trainable)[0])
   return jax.tree.map(lambda x, sharding: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), state, shardings)
 
 
@@ -259,7 +369,7 @@ def decay_steps(config: ConfigDict, num_updates: int) -> int:
   return max(num_updates - config.warmup_steps, 1) if config.schedule == "linear" else 0
 
 
-def check_lengths(task: Task, config: ConfigDict) -> None:
+def check_lengths(task: Task, config: ConfigDict, *, max_positions: int | None = None) -> None:
   """Refuses prompts and demonstrations that the declared shapes do not hold, before anything is trained.
 
   Raises:
@@ -272,7 +382,16 @@ def check_lengths(task: Task, config: ConfigDict) -> None:
       f"{max(config.rollout.prompt_buckets)}; add a bucket of at least {longest}"
     )
   budget = max(config.rollout.prompt_buckets) + config.rollout.max_new_tokens
-  demonstrated = max(len(p) + len(r) for p, r in encode_demonstrations(task.demonstrations, task.tokenizer))
+  if max_positions is not None and budget > max_positions:
+    raise ValueError(
+      f"config.rollout.max_new_tokens={config.rollout.max_new_tokens}: sequences may reach {budget} tokens, expected at most the model's "
+      f"{max_positions}; lower it to {max(max_positions - max(config.rollout.prompt_buckets), 0)}"
+    )
+  if config.warm_start.num_steps and not len(task.demonstrations):
+    raise ValueError(
+      f"config.warm_start.num_steps={config.warm_start.num_steps}: task {task.name} has no demonstrations to imitate, expected 0"
+    )
+  demonstrated = max((len(p) + len(r) for p, r in encode_demonstrations(task.demonstrations, task.tokenizer)), default=0)
   if demonstrated > budget:
     raise ValueError(
       f"config.rollout.max_new_tokens={config.rollout.max_new_tokens}: a demonstration has {demonstrated} tokens with its prompt, "

@@ -123,7 +123,9 @@ def param_shardings(mesh: Mesh, logical_axes: PyTree, shapes: PyTree) -> PyTree:
   return jax.tree_util.tree_map_with_path(shard, logical_axes, shapes, is_leaf=lambda x: isinstance(x, tuple))
 
 
-def state_shardings(mesh: Mesh, optimizer: optax.GradientTransformation, state: TrainState, params: PyTree) -> TrainState:
+def state_shardings(
+  mesh: Mesh, optimizer: optax.GradientTransformation, state: TrainState, params: PyTree, *, trained: PyTree | None = None
+) -> TrainState:
   """Shardings of a train state: optimizer moments lie where their parameter lies, counters everywhere.
 
   Args:
@@ -131,10 +133,11 @@ def state_shardings(mesh: Mesh, optimizer: optax.GradientTransformation, state: 
     optimizer: the transformation whose state it is.
     state: the state, concrete or abstract.
     params: shardings of the params.
+    trained: of those that have moments; None is all.
   """
   whole = replicated(mesh)
   opt_state = optax.tree_utils.tree_map_params(
-    optimizer, lambda _, sharding: sharding, state.opt_state, params, transform_non_params=lambda _: whole
+    optimizer, lambda _, sharding: sharding, state.opt_state, params if trained is None else trained, transform_non_params=lambda _: whole
   )
   return TrainState(params=params, opt_state=opt_state, step=whole, skipped=whole)
 

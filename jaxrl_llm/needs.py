@@ -36,12 +36,12 @@ def needed_by_step(batch: TrainBatch, needs: frozenset[str], *, adaptive_kl: boo
 
 def needed_by_critic(batch: TrainBatch) -> TrainBatch:
   """As `needed_by_step`, for the critic's update."""
-  return batch._replace(ref_logprobs=None, kl_coefs=None, sampler_logprobs=None)
+  return batch._replace(ref_logprobs=None, kl_coefs=None, sampler_logprobs=None, routing=None)
 
 
 def needed_by_warm_start(batch: TrainBatch) -> TrainBatch:
   """As `needed_by_step`, for imitation: no policy drew these tokens."""
-  return needed_by_score(batch)._replace(sampler_logprobs=None)
+  return needed_by_score(batch)._replace(sampler_logprobs=None, routing=None)
 
 
 def needed_by_score(batch: TrainBatch) -> TrainBatch:
@@ -49,10 +49,18 @@ def needed_by_score(batch: TrainBatch) -> TrainBatch:
   return batch._replace(ref_logprobs=None, kl_coefs=None, returns=None, old_values=None)
 
 
-def abstract_batch(mesh: Mesh, rows: int, row_tokens: int) -> TrainBatch:
-  """A batch with every optional array, as shapes; `needed_by_*` takes off what a program does not read."""
+def abstract_batch(mesh: Mesh, rows: int, row_tokens: int, *, routes: tuple[int, int] | None = None) -> TrainBatch:
+  """A batch with every optional array, as shapes; `needed_by_*` takes off what a program does not read.
+
+  Args:
+    mesh: rows are split over it.
+    rows: of the batch.
+    row_tokens: slots of a row.
+    routes: layers and experts a token of the routes that are replayed; None where none are.
+  """
   sharding = mesh_lib.row_sharding(mesh)
   ints = jax.ShapeDtypeStruct((rows, row_tokens), jnp.int32, sharding=sharding)
   floats = jax.ShapeDtypeStruct((rows, row_tokens), jnp.float32, sharding=sharding)
   names = ("mask", "advantages", "old_logprobs", "sampler_logprobs", "ref_logprobs", "returns", "old_values", "kl_coefs")
-  return TrainBatch(tokens=ints, positions=ints, segments=ints, **dict.fromkeys(names, floats))
+  routing = None if routes is None else jax.ShapeDtypeStruct((rows, row_tokens, *routes), jnp.int16, sharding=sharding)
+  return TrainBatch(tokens=ints, positions=ints, segments=ints, routing=routing, **dict.fromkeys(names, floats))

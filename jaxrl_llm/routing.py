@@ -92,3 +92,42 @@ def usage(routing: Int[Array, "B T L K"], mask: Float[Array, "B T"], *, num_expe
     "moe/load_entropy": jnp.mean(entropy),
     "moe/unused": jnp.mean(counts == 0),
   }
+
+
+def travelled(segments: Int[Array, "B T"]) -> Float[Array, "B T"]:
+  """1 on tokens whose routes bear on a later token: all but the last of each sequence, and padding.
+
+  Args:
+    segments: sequence of each token, from 1; 0 is padding.
+
+  Example:
+    >>> travelled(jnp.array([[1, 1, 2, 2, 0]])).tolist()
+    [[1.0, 0.0, 1.0, 0.0, 0.0]]
+  """
+  following = jnp.roll(segments, -1, axis=1).at[:, -1].set(0)
+  return ((segments > 0) & (segments == following)).astype(jnp.float32)
+
+
+def comparison(a: Int[Array, "B T L K"], b: Int[Array, "B T L K"], segments: Int[Array, "B T"]) -> Float[Array, ""]:
+  """`expert_change`, the mean over the tokens whose routes matter and that both routings have recorded.
+
+  Args:
+    a: one routing.
+    b: the other.
+    segments: of the rows.
+  """
+  both = jnp.any(recorded(a) & recorded(b), axis=-1) * travelled(segments)
+  return jnp.sum(expert_change(a, b) * both) / jnp.maximum(jnp.sum(both), 1)
+
+
+def replay_metrics(routing: Int[Array, "B T L K"], segments: Int[Array, "B T"], *, sparse_layers: tuple[int, ...]) -> Metrics:
+  """What replaying costs, and how much of it falls back on the live router.
+
+  Args:
+    routing: the routes that are replayed.
+    segments: of the rows.
+    sparse_layers: the layers that have experts.
+  """
+  counts = travelled(segments)
+  fallbacks = jnp.sum(fallback(routing, sparse_layers) * counts) / jnp.maximum(jnp.sum(counts), 1)
+  return {"moe/replay_fallback": fallbacks, "moe/replay_mb": jnp.float32(routing.size * routing.dtype.itemsize / 1e6)}

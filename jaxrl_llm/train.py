@@ -19,8 +19,10 @@ from jaxrl_llm.metrics import MetricWriter, SampleWriter
 from jaxrl_llm.needs import needed_by_critic, needed_by_score, needed_by_step, needed_by_warm_start
 from jaxrl_llm.objectives.penalties import adapted_coef, kl_estimate
 from jaxrl_llm.progress import Progress
+from jaxrl_llm.scores import add_scores, live_routes, reference_of
 from jaxrl_llm.tasks.pipeline import encode_demonstrations, example_iterator
-from jaxrl_llm.types import Params, TrainBatch, TrainState
+from jaxrl_llm.train_step import combine, partition
+from jaxrl_llm.types import Metrics, Params, TrainBatch, TrainState
 
 # Streams of randomness. A step folds its own number into its stream: nothing is carried, so a resumed run draws what an unbroken one does.
 INIT, ROLLOUT, EVAL, TEST_SET, CRITIC = range(5)
@@ -89,11 +91,14 @@ def start(config: ConfigDict, workdir: Path, *, command: str = "") -> Run:
   experiment = build(config)
   key = jax.random.key(config.seed)
   prompts = example_iterator(experiment.task.train, batch_size=config.rollout.num_prompts, seed=config.seed)
-  demonstrations = example_iterator(experiment.task.demonstrations, batch_size=config.warm_start.batch_size, seed=config.seed)
+  demonstrations = None  # A task need not have any.
+  if config.warm_start.num_steps:
+    demonstrations = example_iterator(experiment.task.demonstrations, batch_size=config.warm_start.batch_size, seed=config.seed)
   checkpoints = checkpoint.open_checkpoints(workdir / "checkpoints", keep=config.checkpoint.keep)
-  needs_reference = "ref_logprobs" in experiment.needs
+  # Adapters leave the base as it is, so it is its own reference, and the checkpoint it came from holds it already.
+  needs_reference = "ref_logprobs" in experiment.needs and experiment.model.config.lora is None
 
-  abstract = {"state": experiment.abstract_state}
+  abstract = {"state": saved_part(experiment, experiment.abstract_state)}
   if needs_reference:
     abstract["reference"] = experiment.abstract_state.params
   if experiment.critic is not None:
@@ -107,8 +112,13 @@ def start(config: ConfigDict, workdir: Path, *, command: str = "") -> Run:
   else:
     arrays, saved = restored
     state, reference, critic = arrays["state"], arrays.get("reference"), arrays.get("critic")
+    if experiment.model.config.lora is not None:
+      base = partition(experiment.init(jax.random.fold_in(key, INIT)).params, experiment.trainable)[1]
+      state = state._replace(params=combine(state.params, base))
     prompts.set_state(saved.pop("prompts"))
-    demonstrations.set_state(saved.pop("demonstrations"))
+    position = saved.pop("demonstrations")
+    if demonstrations is not None:
+      demonstrations.set_state(position)
     record |= saved | {"attempts": saved["attempts"] + 1}
 
   writer = MetricWriter(workdir, tensorboard=config.log.tensorboard)
@@ -189,14 +199,16 @@ def reinforce(this: Run) -> None:
 
     minibatches = packing.split(rollout.trajectories(rollouts), config.learner.updates_per_rollout)
     packed = [packing.pack(x, row_tokens=config.learner.row_tokens, row_buckets=config.learner.row_buckets) for x in minibatches]
-    placed = [add_scores(this, place_rows(experiment.mesh, minibatch)) for minibatch in packed]
+    scored = [scores(this, place_rows(experiment.mesh, minibatch), step) for minibatch in packed]
+    placed, route_metrics = [batch for batch, _ in scored], [metrics for _, metrics in scored]
     timing |= this.clock.lap("old_logprobs")
 
     batch, placed, credit_metrics = add_credit(this, batch, minibatches, placed)
     timing |= this.clock.lap("advantages")
 
     updates = [update(this, minibatch, step) for minibatch in placed]
-    updates = [ledger.to_floats(metrics) for metrics in updates]  # One wait, for all updates of the step.
+    # One wait, for all updates of the step.
+    updates = [ledger.to_floats(metrics | routes) for metrics, routes in zip(updates, route_metrics, strict=True)]
     timing |= this.clock.lap("update")
 
     row = ledger.combine(updates) | rollout.metrics(batch) | credit_metrics | timing
@@ -229,19 +241,23 @@ def finish(this: Run) -> dict[str, Any]:
   return summary
 
 
-def add_scores(this: Run, batch: TrainBatch) -> TrainBatch:
-  """log π_old by the learner, log π_ref, and the critic's values, where somebody reads them. The params are those that sampled."""
-  config, experiment, needs = this.config, this.experiment, this.experiment.needs
-  bare = needed_by_score(batch)
-  # With one update per rollout the ratio starts and ends at 1, and in float32 the sampler is exact: the pass would buy nothing.
-  exact = config.learner.updates_per_rollout == 1 and config.model.dtype == "float32" and "sampler_logprobs" not in needs
-  if config.learner.old_logprobs == "learner" and "old_logprobs" in needs and not exact:
-    batch = batch._replace(old_logprobs=experiment.score(this.state.params, bare))
-  if this.reference is not None:
-    batch = batch._replace(ref_logprobs=experiment.score(this.reference, bare))
-  if this.critic is not None:
-    batch = batch._replace(old_values=experiment.critic.score(this.critic.params, bare))
-  return batch
+def scores(this: Run, batch: TrainBatch, step: int) -> tuple[TrainBatch, Metrics]:
+  """The batch with what the learner says of it before its updates, and metrics of its routes."""
+  return add_scores(
+    this.experiment,
+    this.config,
+    batch,
+    params=this.state.params,
+    reference=reference_of(this.experiment, this.state.params, this.reference),
+    critic=None if this.critic is None else this.critic.params,
+    measures_routes=measures_routes(this, step),
+  )
+
+
+def measures_routes(this: Run, step: int) -> bool:
+  """Whether an RL step measures how the experts change."""
+  every = this.config.moe.measure_every
+  return every > 0 and step % every == 0
 
 
 def add_credit(
@@ -289,6 +305,10 @@ def add_credit(
 def update(this: Run, batch: TrainBatch, step: int) -> dict[str, jax.Array]:
   """One update of the policy, and of the critic where there is one; in the critic's warm-up, of the critic alone."""
   config, experiment, metrics = this.config, this.experiment, {}
+  measured = None
+  if measures_routes(this, step):
+    measured = needed_by_score(batch._replace(routing=live_routes(experiment, config, batch)))
+    before = experiment.score(this.state.params, measured).routing
   if this.critic is not None:
     this.critic, metrics = experiment.critic.step(this.critic, needed_by_critic(batch))
   if this.critic is None or step >= (config.critic.value_warmup_steps or 0):
@@ -299,6 +319,9 @@ def update(this: Run, batch: TrainBatch, step: int) -> dict[str, jax.Array]:
     batch = needed_by_step(batch, experiment.objective.needs, adaptive_kl=adaptive_kl)
     this.state, policy_metrics = experiment.rl_step(this.state, batch)
     metrics |= policy_metrics
+  if measured is not None:
+    after = experiment.score(this.state.params, measured).routing
+    metrics["moe/expert_change/update"] = experiment.routes.compare(before, batch.segments, after)
   return metrics
 
 
@@ -341,12 +364,20 @@ def save(this: Run) -> None:
   this.record["phase_steps"] = this.writer.phase_steps
   summarize(this, "running")
   optional = {"reference": this.reference, "critic": this.critic}
-  arrays = {"state": this.state} | {name: x for name, x in optional.items() if x is not None}
-  iterators = {"prompts": this.prompts.get_state(), "demonstrations": this.demonstrations.get_state()}
+  arrays = {"state": saved_part(this.experiment, this.state)} | {name: x for name, x in optional.items() if x is not None}
+  demonstrations = this.demonstrations and this.demonstrations.get_state()
+  iterators = {"prompts": this.prompts.get_state(), "demonstrations": demonstrations}
   checkpoint.save(this.checkpoints, this.record["warm_steps"] + this.record["rl_steps"], arrays, this.record | iterators)
   this.clock.lap("checkpoint")
   report.write_report(this.workdir)  # A run can be looked at while it runs.
   this.clock.lap("report")
+
+
+def saved_part(experiment: Experiment, state: TrainState) -> TrainState:
+  """What a checkpoint holds of a state: all of it, but a frozen base, which lies where the run found it."""
+  if experiment.model.config.lora is None:
+    return state
+  return state._replace(params=partition(state.params, experiment.trainable)[0])
 
 
 def summarize(this: Run, status: str) -> dict[str, Any]:

@@ -177,7 +177,8 @@ def make_train_step(
 
   def loss_fn(trained: Params, frozen: Params, batch: TrainBatch, weights: Float[Array, "B T"]):
     outputs = outputs_fn(combine(trained, frozen), batch)
-    losses, metrics = objective.token_loss(outputs, batch)
+    # An objective sees one number a token, and never a model.
+    losses, metrics = objective.token_loss(outputs._replace(live_routing=None, router_losses=None), batch._replace(routing=None))
     further, router_metrics = router_terms(outputs, batch, router_coefs)
     losses, metrics = losses + further, metrics | router_metrics
     if name == "actor" and batch.sampler_logprobs is not None:

@@ -19,30 +19,32 @@ PACKAGE = ROOT / "jaxrl_llm"
 # A room may import what stands above it. Rooms of one row do not know each other.
 LAYERS = (
   ("types",),
-  ("segments", "routing", "mesh", "weights"),
+  ("segments", "routing", "mesh", "weights", "gguf_header"),
   (
     "objectives", "advantages", "packing", "rewards", "tasks", "models", "sampler", "checkpoint", "ledger", "metrics", "platform",
     "progress", "report", "train_step",
   ),
-  ("credit",),
+  ("credit", "policy"),
   ("config_refusals", "needs"),
   ("config_check",),
   ("rollout", "workdirs"),
   ("evaluate",),
   ("experiment",),
+  ("scores",),
   ("train", "command_line", "dry_run"),
   ("main",),
 )  # fmt: skip
 RANKS = {room: rank for rank, rooms in enumerate(LAYERS) for room in rooms}
 
 # The only ones that see a ConfigDict.
-CONFIG_ROOMS = ("command_line", "config_check", "config_refusals", "dry_run", "experiment", "main", "needs", "train")
+CONFIG_ROOMS = ("command_line", "config_check", "config_refusals", "dry_run", "experiment", "main", "needs", "policy", "scores", "train")
 
 BLOCKED = (
   # Never a dependency.
   "pathwaysutils", "ray", "tensorflow", "torch", "transformers", "vllm",
   # Optional: imported where they are used, with a message that names the extra.
-  "gguf", "huggingface_hub", "jupytext", "math_verify", "matplotlib", "nbclient", "reasoning_gym", "safetensors", "submitit", "xpk",
+  "gguf", "huggingface_hub", "jinja2", "jupytext", "math_verify", "matplotlib", "nbclient", "reasoning_gym", "safetensors",
+  "submitit", "xpk",
   # For tests only.
   "beartype", "hypothesis", "pytest",
 )  # fmt: skip

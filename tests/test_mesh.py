@@ -9,7 +9,7 @@ import pytest
 from jax.sharding import AxisType, PartitionSpec
 
 from jaxrl_llm import mesh as mesh_lib
-from jaxrl_llm.models import make_model, preset
+from jaxrl_llm.models import Lora, make_model, preset
 from jaxrl_llm.train_step import init_state, make_optimizer
 
 NANO = preset("nano", vocab_size=264)
@@ -18,14 +18,15 @@ NANO = preset("nano", vocab_size=264)
 @pytest.mark.parametrize(
   ("num_devices", "sizes", "expected"),
   [
-    (8, (-1, 1, 1), (8, 1, 1)),
-    (8, (-1, 4, 1), (2, 4, 1)),
-    (8, (2, -1, 2), (2, 2, 2)),
-    (8, (1, 1, -1), (1, 1, 8)),
-    (8, (2, 2, 2), (2, 2, 2)),
-    (8, (-1, 8, 1), (1, 8, 1)),
-    (1, (-1, 1, 1), (1, 1, 1)),
-    (6, (3, 1, -1), (3, 1, 2)),
+    (8, (-1, 1, 1, 1), (8, 1, 1, 1)),
+    (8, (-1, 4, 1, 1), (2, 4, 1, 1)),
+    (8, (2, -1, 1, 2), (2, 2, 1, 2)),
+    (8, (1, 1, 1, -1), (1, 1, 1, 8)),
+    (8, (2, 2, 1, 2), (2, 2, 1, 2)),
+    (8, (-1, 8, 1, 1), (1, 8, 1, 1)),
+    (1, (-1, 1, 1, 1), (1, 1, 1, 1)),
+    (6, (3, 1, 1, -1), (3, 1, 1, 2)),
+    (8, (-1, 2, 2, 1), (2, 2, 2, 1)),
   ],
 )
 def test_mesh_shape(num_devices, sizes, expected):
@@ -35,13 +36,13 @@ def test_mesh_shape(num_devices, sizes, expected):
 @pytest.mark.parametrize(
   ("num_devices", "sizes", "words"),
   [
-    (8, (0, 1, 1), ["mesh.data: found 0, expected a positive size, or -1"]),
-    (8, (1, 1, -2), ["mesh.tensor: found -2, expected a positive size, or -1"]),
-    (8, (-1, -1, 1), ["mesh: found -1 on data and fsdp, expected it on one axis at the most"]),
-    (8, (2, 1, 1), ["mesh.data=2, mesh.fsdp=1, mesh.tensor=1 needs 2 devices, found 8", "mesh.data=-1"]),
-    (8, (4, 4, 1), ["needs 16 devices, found 8; lower an axis", "device_count=16"]),
-    (8, (-1, 3, 1), ["mesh.fsdp=3", "needs a multiple of 3 devices, found 8"]),
-    (8, (-1, 16, 1), ["needs a multiple of 16 devices, found 8; lower an axis"]),
+    (8, (0, 1, 1, 1), ["mesh.data: found 0, expected a positive size, or -1"]),
+    (8, (1, 1, 1, -2), ["mesh.tensor: found -2, expected a positive size, or -1"]),
+    (8, (-1, -1, 1, 1), ["mesh: found -1 on data and fsdp, expected it on one axis at the most"]),
+    (8, (2, 1, 1, 1), ["mesh.data=2, mesh.fsdp=1, mesh.expert=1, mesh.tensor=1 needs 2 devices, found 8", "mesh.data=-1"]),
+    (8, (4, 4, 1, 1), ["needs 16 devices, found 8; lower an axis", "device_count=16"]),
+    (8, (-1, 3, 1, 1), ["mesh.fsdp=3", "needs a multiple of 3 devices, found 8"]),
+    (8, (-1, 16, 1, 1), ["needs a multiple of 16 devices, found 8; lower an axis"]),
   ],
 )
 def test_sizes_that_do_not_fit_are_refused_with_a_fix(num_devices, sizes, words):
@@ -58,13 +59,14 @@ def test_a_fix_that_is_already_there_is_not_proposed():
 
 def test_make_mesh_takes_all_devices_and_leaves_the_partitioning_to_the_compiler():
   mesh = mesh_lib.make_mesh(fsdp=2, tensor=2)
-  assert dict(mesh.shape) == {"data": 2, "fsdp": 2, "tensor": 2} and mesh.size == jax.device_count()
+  assert dict(mesh.shape) == {"data": 2, "fsdp": 2, "expert": 1, "tensor": 2} and mesh.size == jax.device_count()
   assert set(mesh.axis_types) == {AxisType.Auto}
   assert mesh_lib.num_row_shards(mesh) == 4
 
 
 def test_rules_name_every_axis_of_the_model_and_only_mesh_axes():
-  options = (NANO, NANO._replace(qkv_bias=True, tie_embeddings=False))
+  sparse = preset("nano-moe", vocab_size=264)._replace(lora=Lora(rank=2, alpha=2.0))
+  options = (NANO, NANO._replace(qkv_bias=True, tie_embeddings=False), sparse)
   is_axes = lambda x: isinstance(x, tuple)
   names = {name for config in options for axes in jax.tree.leaves(make_model(config).logical_axes, is_leaf=is_axes) for name in axes}
   assert names == set(mesh_lib.RULES)
@@ -100,8 +102,8 @@ def test_params_lie_where_the_rules_say():
 @pytest.mark.parametrize(
   ("sizes", "message"),
   [
-    ((1, 1, 8), "mesh.tensor=8 does not divide axis 'kv_heads' of layers/attention/k, which has size 2; choose a mesh.tensor that divides"),
-    ((1, 2, 4), "mesh.tensor=4 does not divide axis 'kv_heads' of layers/attention/k, which has size 2; choose a mesh.tensor that divides"),
+    ((1, 1, 1, 8), "mesh.tensor=8 does not divide axis 'kv_heads' of layers/attention/k, which has size 2; choose a mesh.tensor that divides"),
+    ((1, 2, 1, 4), "mesh.tensor=4 does not divide axis 'kv_heads' of layers/attention/k, which has size 2; choose a mesh.tensor that divides"),
   ],
 )
 def test_a_dimension_that_does_not_divide_is_named(sizes, message):
@@ -135,5 +137,5 @@ def test_rows_are_split_over_data_and_fsdp_only(rng):
   assert {shard.data.shape for shard in placed["a"].addressable_shards} == {(2, 3)}
   assert {shard.data.shape for shard in placed["b"].addressable_shards} == {(1,)}
   assert {shard.data.shape for shard in jax.device_put(jnp.ones((2, 2)), mesh_lib.replicated(mesh)).addressable_shards} == {(2, 2)}
-  with pytest.raises(ValueError, match="mesh: 6 rows cannot be split over data x fsdp = 4 devices"):
+  with pytest.raises(ValueError, match="mesh: 6 rows cannot be split over data x fsdp x expert = 4 devices"):
     mesh_lib.place_rows(mesh, batch | {"b": np.arange(6)})

@@ -9,6 +9,7 @@ from flax import nnx
 from jaxtyping import Array, Float
 
 from jaxrl_llm.models.config import ModelConfig
+from jaxrl_llm.types import Params
 
 ADAPTER = "_lora_"
 """In the name of every adapter's matrix: `q_lora_a` and `q_lora_b` lie beside `q`."""
@@ -62,3 +63,14 @@ def linear(module: nnx.Module, name: str, x: Float[Array, "..."], config: ModelC
   # Two thin products: the sum W + A·B is never formed, and neither is its gradient.
   low = times(x, getattr(module, f"{name}{ADAPTER}a"), ins)
   return y + config.lora.alpha / config.lora.rank * times(low, getattr(module, f"{name}{ADAPTER}b"), 1)
+
+
+def lower_precision(params: Params, dtype: str) -> Params:
+  """Weights in another dtype, as a sampler wants them; scales of norms and routers, which compute in float32, stay.
+
+  Args:
+    params: of any model.
+    dtype: of the result.
+  """
+  stays = lambda path: path[-1].key in ("scale", "router")
+  return jax.tree_util.tree_map_with_path(lambda path, x: x if stays(path) else x.astype(dtype), params)

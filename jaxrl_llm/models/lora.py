@@ -20,14 +20,15 @@ def trainable(config: ModelConfig, params: PyTree) -> PyTree:
 
   Args:
     config: of the model.
-    params: the tree, of anything.
+    params: the tree, of anything, such as logical axes.
 
   Raises:
     ValueError: targets that match no weight.
   """
+  is_leaf = lambda x: isinstance(x, tuple)
   if config.lora is None:
-    return jax.tree.map(lambda _: True, params)
-  found = jax.tree_util.tree_map_with_path(lambda path, _: is_adapter(path), params)
+    return jax.tree.map(lambda _: True, params, is_leaf=is_leaf)
+  found = jax.tree_util.tree_map_with_path(lambda path, _: is_adapter(path), params, is_leaf=is_leaf)
   if not any(jax.tree.leaves(found)):
     raise ValueError(f"model.lora.targets: found {config.lora.targets}, which match no linear map; try 'attention/.*' or 'mlp/down'")
   return found
