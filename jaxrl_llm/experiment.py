@@ -247,9 +247,11 @@ def build(config: ConfigDict) -> Experiment:
     eval_sample=sampling_of(config.eval.batch_prompts, group_size=config.eval.samples, temperature=config.eval.temperature),
     warm_step=update(imitation, warm_optimizer, warm_schedule, make_filter(), warm.row_buckets, is_rl=False),
     rl_step=update(objective, optimizer, schedule, filter_logits, learner.row_buckets, is_rl=True),
-    score=compiled_for(jax.jit(score, out_shardings=mesh_lib.row_sharding(mesh)), [(abstract_state.params, batch) for batch in score_batches]),
+    score=compiled_for(
+      jax.jit(score, out_shardings=mesh_lib.row_sharding(mesh)), [(abstract_state.params, batch) for batch in score_batches]
+    ),
     trainable=trained,
-    routes=make_route_programs(mesh, model, learner, replays=bool(config.moe.replay), records=records_routes) if shape.experts else None,
+    routes=shape.experts and make_route_programs(mesh, model, learner, replays=bool(config.moe.replay), records=records_routes),
     needs=needs,
     credit=make_credit(config.advantage.estimator, config.rollout.group_size, **given(config.advantage, "estimator")),
     critic=make_critic_programs(config, mesh, make_critic(shape, mesh=mesh), objective) if "values" in needs else None,

@@ -1,13 +1,16 @@
-"""Decoders as pure functions. The only room that knows Flax."""
+"""Decoders as pure functions, and checkpoints in and out. The only room that knows Flax."""
 
 from jaxrl_llm.models.config import DTYPES, Experts, Lora, ModelConfig, RopeScaling
 from jaxrl_llm.models.critic import Critic, make_critic
 from jaxrl_llm.models.layers import KVCache
-from jaxrl_llm.models.lora import merge
+from jaxrl_llm.models.linear import lower_precision
+from jaxrl_llm.models.loading import load, load_params, logits, read_config
+from jaxrl_llm.models.lora import merge, reference, trainable
 from jaxrl_llm.models.presets import PRESETS, preset
+from jaxrl_llm.models.saving import save_hf
 from jaxrl_llm.models.transformer import Model, make_model
 
 __all__ = [
-  "DTYPES", "PRESETS", "Critic", "Experts", "KVCache", "Lora", "Model", "ModelConfig", "RopeScaling", "make_critic", "make_model",
-  "merge", "preset",
+  "DTYPES", "PRESETS", "Critic", "Experts", "KVCache", "Lora", "Model", "ModelConfig", "RopeScaling", "load", "load_params", "logits",
+  "lower_precision", "make_critic", "make_model", "merge", "preset", "read_config", "reference", "save_hf", "trainable",
 ]  # fmt: skip

@@ -1,0 +1,239 @@
+"""Mixtures of experts: the dispatch against every expert on every token, the router, replayed routes, and experts on several devices."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxrl_llm import mesh as mesh_lib
+from jaxrl_llm.models import Experts, make_model, preset
+from jaxrl_llm.models.moe import Weights, balance_loss, dense_oracle, dispatch, route, z_loss
+
+SPARSE = preset("nano-moe", vocab_size=264)
+MIXED = SPARSE._replace(num_layers=3, experts=Experts(8, 2, 16, norm_top_k=False, layers=(1,)))
+
+
+def draw_layer(rng, *, num_tokens=13, num_experts=5, top_k=2, width=6, hidden=4):
+  x = jnp.asarray(rng.standard_normal((num_tokens, width)), jnp.float32)
+  shapes = [(num_experts, width, hidden), (num_experts, width, hidden), (num_experts, hidden, width)]
+  weights = Weights(*(jnp.asarray(rng.standard_normal(shape), jnp.float32) for shape in shapes))
+  # Expert 1 is never visited, and 0 by half of all copies: loads are never even.
+  likely = np.array([0.5, 0.0, 0.2, 0.2, 0.1])
+  experts = jnp.asarray(np.stack([rng.choice(num_experts, top_k, replace=False, p=likely) for _ in range(num_tokens)]), jnp.int32)
+  gates = jnp.asarray(rng.uniform(size=(num_tokens, top_k)), jnp.float32)
+  return x, gates, experts, weights
+
+
+@functools.cache
+def build(name):
+  """A model, params in which every expert differs, and a batch of packed rows."""
+  model = make_model({"sparse": SPARSE, "mixed": MIXED}[name])
+  rng = np.random.default_rng(0)
+  shapes = jax.eval_shape(model.init, jax.random.key(0))
+  params = jax.tree.map(lambda p: jnp.asarray(0.3 * rng.standard_normal(p.shape), jnp.float32), shapes)
+  tokens = jnp.asarray(rng.integers(264, size=(8, 10)), jnp.int32)
+  positions = jnp.tile(jnp.array([0, 1, 2, 3, 0, 1, 2, 3, 4, 0], jnp.int32), (8, 1))
+  segments = jnp.tile(jnp.array([1, 1, 1, 1, 2, 2, 2, 2, 2, 0], jnp.int32), (8, 1))
+  return model, params, (tokens, positions, segments), jax.jit(model.forward)
+
+
+def test_dispatch_is_every_expert_on_every_token(rng):
+  x, gates, experts, weights = draw_layer(rng)
+  np.testing.assert_allclose(dispatch(x, gates, experts, weights), dense_oracle(x, gates, experts, weights), atol=1e-5)
+  loss = lambda f: lambda x, gates, weights: jnp.sum(jnp.sin(f(x, gates, experts, weights)))
+  ours, theirs = (jax.grad(loss(f), argnums=(0, 1, 2))(x, gates, weights) for f in (dispatch, dense_oracle))
+  for a, b in zip(jax.tree.leaves(ours), jax.tree.leaves(theirs), strict=True):
+    np.testing.assert_allclose(a, b, atol=2e-5)
+
+
+def test_experts_on_several_devices_add_up(rng):
+  x, gates, experts, weights = draw_layer(rng, num_experts=5)
+  part = lambda first, last: dispatch(x, gates, experts, Weights(*(w[first:last] for w in weights[:3])), first=first)
+  np.testing.assert_allclose(part(0, 2) + part(2, 3) + part(3, 5), dispatch(x, gates, experts, weights), atol=1e-5)
+
+
+def test_a_token_does_not_depend_on_the_others(rng):
+  x, gates, experts, weights = draw_layer(rng)
+  np.testing.assert_allclose(dispatch(x[:3], gates[:3], experts[:3], weights), dispatch(x, gates, experts, weights)[:3], atol=1e-6)
+
+
+def test_gates_of_a_router_that_normalises_sum_to_one_whatever_is_replayed(rng):
+  logits = jnp.asarray(rng.standard_normal((20, 6)), jnp.float32)
+  replay = jnp.asarray(np.stack([rng.permutation(6)[:3] for _ in range(20)]), jnp.int32)
+  for routes in (None, replay):
+    gates, experts, _ = route(logits, routes, top_k=3, norm_top_k=True)
+    assert jnp.all(gates >= 0)
+    np.testing.assert_allclose(jnp.sum(gates, axis=-1), 1, atol=1e-6)
+    picked = jnp.take_along_axis(logits, experts, axis=-1)
+    np.testing.assert_allclose(gates, jnp.exp(picked) / jnp.sum(jnp.exp(picked), axis=-1, keepdims=True), atol=1e-6)
+
+
+def test_gates_of_a_router_that_does_not_normalise_are_probabilities_over_all_experts(rng):
+  logits = jnp.asarray(rng.standard_normal((20, 6)), jnp.float32)
+  gates, experts, _ = route(logits, None, top_k=3, norm_top_k=False)
+  np.testing.assert_allclose(gates, jnp.take_along_axis(jax.nn.softmax(logits), experts, axis=-1), atol=1e-6)
+  assert jnp.all(jnp.sum(gates, axis=-1) < 1)
+
+
+def test_replaying_ones_own_choice_changes_no_bit(rng):
+  logits = jnp.asarray(rng.standard_normal((20, 6)), jnp.float32)
+  gates, experts, live = route(logits, None, top_k=2, norm_top_k=True)
+  again = route(logits, experts, top_k=2, norm_top_k=True)
+  assert np.array_equal(gates, again[0]) and np.array_equal(experts, again[1]) and np.array_equal(live, again[2])
+
+
+def test_a_route_with_a_gap_is_routed_live(rng):
+  logits = jnp.array([[3.0, 2.0, 1.0, 0.0]])
+  _, experts, live = route(logits, jnp.array([[3, -1]]), top_k=2, norm_top_k=True)
+  assert experts.tolist() == live.tolist() == [[0, 1]]
+  _, experts, live = route(logits, jnp.array([[3, 2]]), top_k=2, norm_top_k=True)
+  assert experts.tolist() == [[3, 2]] and live.tolist() == [[0, 1]]
+
+
+@pytest.mark.parametrize("replay", [None, [[4, 1]]])
+def test_the_router_learns_through_the_gates_of_the_visited_experts_alone(replay):
+  logits = jnp.array([[0.5, 2.0, 1.0, -1.0, 0.3]])
+  replay = None if replay is None else jnp.array(replay)
+  jacobian = jax.jacobian(lambda z: route(z, replay, top_k=2, norm_top_k=True)[0])(logits)[0, :, 0]
+  visited = [1, 2] if replay is None else [1, 4]
+  others = [e for e in range(5) if e not in visited]
+  assert np.all(np.abs(jacobian[:, visited]) > 0.05) and np.all(jacobian[:, others] == 0)
+
+
+@pytest.mark.parametrize("name", ["sparse", "mixed"])
+def test_replaying_the_models_own_routes_changes_no_bit(name):
+  model, params, rows, forward = build(name)
+  out = forward(params, *rows)
+  assert out.routing.shape == (8, 10, model.config.num_layers, 2)
+  sparse = list(model.config.sparse_layers)
+  dense = list(model.config.dense_layers)
+  assert np.all(out.routing[:, :, sparse] >= 0) and np.all(out.routing[:, :, dense] == -1)
+  again = forward(params, *rows, out.routing)
+  assert np.array_equal(out.logits, again.logits) and np.array_equal(out.routing, again.routing)
+  other = forward(params, *rows, jnp.where(out.routing < 0, -1, (out.routing + 3) % 8))
+  assert not np.allclose(out.logits, other.logits, atol=1e-2)
+  assert np.array_equal(other.routing[:, :, sparse], (out.routing[:, :, sparse] + 3) % 8)
+
+
+def test_replay_is_right_under_rematerialisation():
+  """The second forward of the backward pass must replay as well: with routes far from the live ones, gradients would differ."""
+  model, params, rows, forward = build("sparse")
+  frugal = make_model(model.config._replace(remat=True))
+  routing = (forward(params, *rows).routing + 3) % 8
+  grads = [
+    jax.jit(jax.grad(lambda p, m=m: jnp.mean(jnp.sin(m.forward(p, *rows, routing).logits))))(params) for m in (model, frugal)
+  ]
+  for a, b in zip(*map(jax.tree.leaves, grads), strict=True):
+    np.testing.assert_allclose(a, b, atol=1e-6)
+  live = jax.jit(jax.grad(lambda p: jnp.mean(jnp.sin(model.forward(p, *rows).logits))))(params)
+  assert not np.allclose(live["sparse_layers"]["mlp"]["gate"], grads[0]["sparse_layers"]["mlp"]["gate"], atol=1e-6)
+
+
+def test_log_probabilities_jump_at_a_routing_tie_unless_routes_are_replayed():
+  """The router is turned through a tie of one token; its step is made ever smaller, and so is the change with replay, but not without."""
+  _, params, rows, forward = build("sparse")
+  base = params["sparse_layers"]["mlp"]["router"]
+  turned = lambda angle: params | {"sparse_layers": params["sparse_layers"] | {"mlp": params["sparse_layers"]["mlp"] | {"router": angle}}}
+  direction = jnp.asarray(np.random.default_rng(3).standard_normal(base.shape), jnp.float32)
+  at = lambda t, routing=None: forward(turned(base + t * direction), *rows, routing)
+  low, high, start = 0.0, 1.0, at(0.0)
+  assert not np.array_equal(start.routing, at(high).routing)
+  for _ in range(22):  # Bisection towards the first place where any route differs from the start's.
+    middle = (low + high) / 2
+    low, high = (middle, high) if np.array_equal(at(middle).routing, start.routing) else (low, middle)
+  # Between `low` and `high`, 2e-7 apart, a route changes.
+  changes = [
+    float(jnp.max(jnp.abs(at(high, routing).logits - at(low, routing).logits))) for routing in (None, start.routing)
+  ]
+  assert changes[1] < 1e-3 < 1e-2 < changes[0]
+
+
+@pytest.mark.parametrize(
+  "sizes",
+  [
+    {"fsdp": 2, "expert": 2, "tensor": 2},
+    pytest.param({"expert": 4, "tensor": 2}, marks=pytest.mark.slow),
+    pytest.param({"data": 8}, marks=pytest.mark.slow),
+  ],
+  ids=str,
+)
+def test_a_mesh_changes_nothing(sizes):
+  model, params, rows, _ = build("mixed")
+  mesh = mesh_lib.make_mesh(**({"data": 1} | sizes))
+  spread = make_model(model.config, mesh=mesh)
+  placed = jax.device_put(params, mesh_lib.param_shardings(mesh, spread.logical_axes, params))
+  placed_rows = mesh_lib.place_rows(mesh, rows)
+  loss = lambda m: lambda p, *rows: (jnp.mean(jnp.sin((out := m.forward(p, *rows)).logits)), out)
+  (_, out), grads = jax.jit(jax.value_and_grad(loss(spread), has_aux=True))(placed, *placed_rows)
+  (_, expected), expected_grads = jax.jit(jax.value_and_grad(loss(model), has_aux=True))(params, *rows)
+  np.testing.assert_allclose(out.logits, expected.logits, atol=1e-4)
+  assert np.array_equal(out.routing, expected.routing)
+  for a, b in zip(jax.tree.leaves(grads), jax.tree.leaves(expected_grads), strict=True):
+    np.testing.assert_allclose(a, b, atol=1e-6)
+
+
+def test_rows_that_a_mesh_does_not_divide_lie_on_every_device():
+  model, params, rows, forward = build("mixed")
+  mesh = mesh_lib.make_mesh(data=2, expert=2, tensor=2)
+  spread = make_model(model.config, mesh=mesh)
+  placed = jax.device_put(params, mesh_lib.param_shardings(mesh, spread.logical_axes, params))
+  one = [x[:1] for x in rows]
+  np.testing.assert_allclose(jax.jit(spread.forward)(placed, *one).logits, forward(params, *rows).logits[:1], atol=1e-4)
+
+
+def test_the_balance_loss_is_a_loop_over_tokens_and_experts(rng):
+  logits = jnp.asarray(rng.standard_normal((2, 7, 4)), jnp.float32)
+  _, experts = jax.lax.top_k(logits, 2)
+  segments = jnp.array([[1, 1, 1, 2, 2, 0, 0], [1, 1, 1, 1, 1, 1, 1]])
+  probs, expected = jax.nn.softmax(logits), np.zeros((2, 7))
+  for b in range(2):
+    for t in range(7):
+      same = [u for u in range(7) if segments[b, u] == segments[b, t]]
+      for e in range(4):
+        share = sum(int(e in experts[b, u]) for u in same) / len(same)
+        expected[b, t] += 4 / 2 * share * probs[b, t, e]
+  np.testing.assert_allclose(balance_loss(logits, experts, segments), expected, rtol=1e-5)
+  even = jnp.tile(jnp.array([[1.0, 1, 0, 0], [0, 0, 1, 1]]), (1, 2, 1)) * 1e-6
+  np.testing.assert_allclose(balance_loss(even, jax.lax.top_k(even, 2)[1], jnp.ones((1, 4), jnp.int32)), 1, atol=1e-5)
+
+
+def test_the_z_loss_pulls_the_log_partition_to_zero():
+  assert float(z_loss(jnp.log(jnp.full((1, 1, 4), 0.25)))[0, 0]) == pytest.approx(0, abs=1e-12)
+  assert float(z_loss(jnp.zeros((1, 1, 4)))[0, 0]) == pytest.approx(np.log(4) ** 2, rel=1e-5)
+
+
+def test_router_losses_of_a_model_are_means_over_its_sparse_layers():
+  model, params, rows, _ = build("mixed")
+  out = jax.jit(functools.partial(model.forward, router_losses=True))(params, *rows)
+  assert out.balance_loss.shape == out.z_loss.shape == (8, 10) and np.all(out.z_loss > 0)
+  assert np.all(out.balance_loss[np.asarray(rows[2]) > 0] > 0)
+  assert jax.eval_shape(model.forward, params, *rows).balance_loss is None
+
+
+def test_the_router_is_float32_in_a_half_precision_model():
+  model = make_model(SPARSE._replace(dtype="bfloat16", param_dtype="bfloat16"))
+  mlp = jax.eval_shape(model.init, jax.random.key(0))["sparse_layers"]["mlp"]
+  assert mlp["router"].dtype == jnp.float32 and mlp["gate"].dtype == jnp.bfloat16
+
+
+@pytest.mark.parametrize(
+  ("experts", "message"),
+  [
+    (Experts(4, 5, 8), "experts.top_k=5 must be from 1 to experts.num_experts=4"),
+    (Experts(4, 2, 8, layers=(2,)), r"experts.layers=\(2,\) must be one or more of the layers 0 to 1"),
+    (Experts(4, 2, 8, layers=()), r"experts.layers=\(\) must be one or more of the layers"),
+  ],
+)
+def test_experts_that_do_not_fit_are_refused(experts, message):
+  with pytest.raises(ValueError, match=message):
+    make_model(SPARSE._replace(experts=experts))
+
+
+def test_experts_that_the_mesh_does_not_divide_are_refused():
+  mesh = mesh_lib.make_mesh(data=1, expert=8)
+  model = make_model(SPARSE._replace(experts=Experts(4, 2, 32)), mesh=mesh)
+  shapes = jax.eval_shape(model.init, jax.random.key(0))
+  with pytest.raises(ValueError, match="mesh.expert=8 does not divide axis 'expert' of sparse_layers/mlp/down, which has size 4"):
+    mesh_lib.param_shardings(mesh, model.logical_axes, shapes)
