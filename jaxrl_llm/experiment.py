@@ -124,8 +124,12 @@ class Experiment(NamedTuple):
 
 
 def make_rewards(task: Task, config: ConfigDict) -> list[rewards.WeightedReward]:
-  """The task's rewards, and DAPO's length penalty where the config asks for it."""
+  """The task's rewards; the one for the form of an answer and DAPO's length penalty where the config asks for them."""
   terms = [rewards.WeightedReward(name, rewards.make(name)) for name in task.rewards]
+  if config.reward.form_weight:
+    if task.form_reward is None:
+      raise ValueError(f"config.reward.form_weight={config.reward.form_weight}: task {task.name} has no reward for the form, expected 0")
+    terms.append(rewards.WeightedReward(task.form_reward, rewards.make(task.form_reward), config.reward.form_weight))
   if config.reward.overlong_buffer:
     penalty = rewards.soft_overlong(config.rollout.max_new_tokens, config.reward.overlong_buffer)
     terms.append(rewards.WeightedReward("soft_overlong", penalty))
@@ -389,11 +393,13 @@ def check_lengths(task: Task, config: ConfigDict, *, max_positions: int | None =
       f"config.rollout.max_new_tokens={config.rollout.max_new_tokens}: sequences may reach {budget} tokens, expected at most the model's "
       f"{max_positions}; lower it to {max(max_positions - max(config.rollout.prompt_buckets), 0)}"
     )
-  if config.warm_start.num_steps and not len(task.demonstrations):
+  if not config.warm_start.num_steps:
+    return
+  if not len(task.demonstrations):
     raise ValueError(
       f"config.warm_start.num_steps={config.warm_start.num_steps}: task {task.name} has no demonstrations to imitate, expected 0"
     )
-  demonstrated = max((len(p) + len(r) for p, r in encode_demonstrations(task.demonstrations, task.tokenizer)), default=0)
+  demonstrated = max(len(p) + len(r) for p, r in encode_demonstrations(task.demonstrations, task.tokenizer))
   if demonstrated > budget:
     raise ValueError(
       f"config.rollout.max_new_tokens={config.rollout.max_new_tokens}: a demonstration has {demonstrated} tokens with its prompt, "

@@ -353,6 +353,7 @@ def evaluate(this: Run, step: int) -> float:
     mesh=experiment.mesh,
     tokenizer=experiment.task.tokenizer,
     prompt_buckets=config.rollout.prompt_buckets,
+    verifier=experiment.rewards[0].fn,
   )
   this.writer.write(step, "eval", row | this.clock.lap("eval"))
   this.progress.evaluation(step, row)

@@ -72,7 +72,7 @@ def test_metrics_by_hand():
   np.testing.assert_allclose([row[name] for name in expected], list(expected.values()))
 
 
-def run(problems, *, batch_prompts, num_samples):
+def run(problems, *, batch_prompts, num_samples, **settings):
   """Evaluates a sampler that answers every prompt with that prompt; the first sample of a problem has a line before it."""
   keys, widths = [], []
 
@@ -89,9 +89,9 @@ def run(problems, *, batch_prompts, num_samples):
     repeat = lambda x: np.repeat(np.asarray(x), num_samples, axis=0)
     return Rollouts(repeat(prompts), repeat(prompt_mask), tokens, mask, -1.0 * mask, np.ones(len(responses), bool))
 
-  mesh = Mesh(np.array(jax.devices()[:1]).reshape(1, 1, 1), mesh_lib.AXES)
+  mesh = Mesh(np.array(jax.devices()[:1]).reshape((1,) * len(mesh_lib.AXES)), mesh_lib.AXES)
   common = dict(mesh=mesh, tokenizer=TOKENIZER, prompt_buckets=(4,))
-  return evaluate_policy(sample, None, problems, jax.random.key(0), batch_prompts=batch_prompts, **common), keys, widths
+  return evaluate_policy(sample, None, problems, jax.random.key(0), batch_prompts=batch_prompts, **common, **settings), keys, widths
 
 
 # Problem 3 alone is wrong, and it is the last: what fills up a last batch is wrong too.
@@ -113,3 +113,8 @@ def test_answers_meet_their_own_problems():
   shuffled = [PROBLEMS[i] for i in (3, 1, 0, 2)]
   row, _, _ = run(shuffled, batch_prompts=3, num_samples=2)
   assert (row["eval/accuracy/level_0"], row["eval/accuracy/level_1"]) == (1.0, 0.5)
+
+
+def test_the_tasks_own_verifier_grades():
+  row, _, _ = run(PROBLEMS, batch_prompts=2, num_samples=2, verifier=lambda response, problem: float(response.text.startswith("x")))
+  assert row["eval/accuracy"] == 0.5 and row["eval/pass@2"] == 1.0  # The first sample of each problem, right or wrong.

@@ -2,34 +2,116 @@
 
 import difflib
 
-from jaxrl_llm.models.config import DTYPES, ModelConfig
+from jaxrl_llm.models.config import DTYPES, Experts, ModelConfig, RopeScaling
 
+
+def _qwen2(num_layers, d_model, num_heads, num_kv_heads, d_ff, *, head_dim=128, norm_eps=1e-6, max_positions=32768, tie=False):
+  """Qwen2.5; the large vocabularies are those of the untied sizes."""
+  return ModelConfig(
+    vocab_size=151936 if tie else 152064, num_layers=num_layers, d_model=d_model, num_heads=num_heads, num_kv_heads=num_kv_heads,
+    head_dim=head_dim, d_ff=d_ff, rope_theta=1e6, norm_eps=norm_eps, qkv_bias=True, tie_embeddings=tie, max_positions=max_positions,
+  )  # fmt: skip
+
+
+def _qwen3(num_layers, d_model, num_heads, num_kv_heads, d_ff, *, tie=False, experts=None):
+  """Qwen3, dense or with experts in every layer."""
+  return ModelConfig(
+    vocab_size=151936, num_layers=num_layers, d_model=d_model, num_heads=num_heads, num_kv_heads=num_kv_heads,
+    head_dim=128, d_ff=d_ff, rope_theta=1e6, qk_norm=True, tie_embeddings=tie, max_positions=40960, experts=experts,
+  )  # fmt: skip
+
+
+def _llama3(num_layers, d_model, num_heads, d_ff, *, head_dim=128, factor=8.0, tie=False):
+  """Llama 3.1 and later, with the context stretched to 128k."""
+  return ModelConfig(
+    vocab_size=128256, num_layers=num_layers, d_model=d_model, num_heads=num_heads, num_kv_heads=8, head_dim=head_dim, d_ff=d_ff,
+    rope_theta=5e5, norm_eps=1e-5, tie_embeddings=tie, max_positions=131072, rope_scaling=RopeScaling(factor, 1.0, 4.0, 8192),
+  )  # fmt: skip
+
+
+def _smollm2(num_layers, d_model, num_heads, num_kv_heads, d_ff, *, rope_theta=1e5):
+  """SmolLM2, a Llama with tied embeddings."""
+  return ModelConfig(
+    vocab_size=49152, num_layers=num_layers, d_model=d_model, num_heads=num_heads, num_kv_heads=num_kv_heads, head_dim=64, d_ff=d_ff,
+    rope_theta=rope_theta, norm_eps=1e-5, tie_embeddings=True, max_positions=8192,
+  )  # fmt: skip
+
+
+# Small ones that are not published anywhere; their vocabulary is the tokenizer's.
+LOCAL = ("tiny", "nano", "tiny-moe", "nano-moe")
+
+# The published ones have the values of the base checkpoint's config.json. For Qwen2.5 of 14b and more, the instruct checkpoints differ
+# from it: norm_eps 1e-6, and a context of 32,768 tokens. `load` takes whatever the checkpoint's own file says.
 PRESETS = {
   # 0.8M parameters at a byte vocabulary: learns the laptop job in minutes on two CPU cores.
-  "tiny": ModelConfig(
-    vocab_size=264, num_layers=4, d_model=128, num_heads=4, num_kv_heads=2, head_dim=32, d_ff=384, qk_norm=True
-  ),
+  "tiny": ModelConfig(vocab_size=264, num_layers=4, d_model=128, num_heads=4, num_kv_heads=2, head_dim=32, d_ff=384, qk_norm=True),
   # For tests of plumbing: compiles and runs in no time, learns nothing worth having.
-  "nano": ModelConfig(
-    vocab_size=264, num_layers=2, d_model=32, num_heads=4, num_kv_heads=2, head_dim=8, d_ff=64, qk_norm=True
+  "nano": ModelConfig(vocab_size=264, num_layers=2, d_model=32, num_heads=4, num_kv_heads=2, head_dim=8, d_ff=64, qk_norm=True),
+  # As many weights active for a token as in "tiny", of four times as many in the experts.
+  "tiny-moe": ModelConfig(
+    vocab_size=264, num_layers=4, d_model=128, num_heads=4, num_kv_heads=2, head_dim=32, d_ff=384, qk_norm=True, experts=Experts(8, 2, 192)
   ),
+  "nano-moe": ModelConfig(
+    vocab_size=264, num_layers=2, d_model=32, num_heads=4, num_kv_heads=2, head_dim=8, d_ff=64, qk_norm=True, experts=Experts(8, 2, 32)
+  ),
+  "qwen2.5-0.5b": _qwen2(24, 896, 14, 2, 4864, head_dim=64, tie=True),
+  "qwen2.5-1.5b": _qwen2(28, 1536, 12, 2, 8960, max_positions=131072, tie=True),
+  "qwen2.5-3b": _qwen2(36, 2048, 16, 2, 11008, tie=True),
+  "qwen2.5-7b": _qwen2(28, 3584, 28, 4, 18944, max_positions=131072),
+  "qwen2.5-14b": _qwen2(48, 5120, 40, 8, 13824, norm_eps=1e-5, max_positions=131072),
+  "qwen2.5-32b": _qwen2(64, 5120, 40, 8, 27648, norm_eps=1e-5, max_positions=131072),
+  "qwen2.5-72b": _qwen2(80, 8192, 64, 8, 29568, norm_eps=1e-5, max_positions=131072),
+  "qwen3-0.6b": _qwen3(28, 1024, 16, 8, 3072, tie=True),
+  "qwen3-1.7b": _qwen3(28, 2048, 16, 8, 6144, tie=True),
+  "qwen3-4b": _qwen3(36, 2560, 32, 8, 9728, tie=True),
+  "qwen3-8b": _qwen3(36, 4096, 32, 8, 12288),
+  "qwen3-14b": _qwen3(40, 5120, 40, 8, 17408),
+  "qwen3-32b": _qwen3(64, 5120, 64, 8, 25600),
+  "qwen3-30b-a3b": _qwen3(48, 2048, 32, 4, 6144, experts=Experts(num_experts=128, top_k=8, d_ff=768)),
+  "qwen3-235b-a22b": _qwen3(94, 4096, 64, 4, 12288, experts=Experts(num_experts=128, top_k=8, d_ff=1536)),
+  "llama3.1-8b": _llama3(32, 4096, 32, 14336),
+  "llama3.1-70b": _llama3(80, 8192, 64, 28672),
+  "llama3.2-1b": _llama3(16, 2048, 32, 8192, head_dim=64, factor=32.0, tie=True),
+  "llama3.2-3b": _llama3(28, 3072, 24, 8192, factor=32.0, tie=True),
+  "llama3.3-70b": _llama3(80, 8192, 64, 28672),
+  "smollm2-135m": _smollm2(30, 576, 9, 3, 1536),
+  "smollm2-360m": _smollm2(32, 960, 15, 5, 2560),
+  "smollm2-1.7b": _smollm2(24, 2048, 32, 32, 8192, rope_theta=130000.0),
 }
 
 
-def preset(name: str, *, vocab_size: int, dtype: str = "float32", remat: bool = False) -> ModelConfig:
+def preset(name: str, *, vocab_size: int | None = None, dtype: str = "float32", remat: bool = False) -> ModelConfig:
   """A preset by name, for a tokenizer of `vocab_size` ids.
 
+  Args:
+    name: key of `PRESETS`.
+    vocab_size: ids of the tokenizer. The published sizes keep the rows of their embedding, which may be more, and need no number here.
+    dtype: of activations; see `ModelConfig`.
+    remat: see `ModelConfig`.
+
   Raises:
-    ValueError: unknown name or dtype.
+    ValueError: unknown name or dtype, a vocabulary that is missing or does not fit.
 
   Example:
     >>> preset("tiny", vocab_size=264).num_layers
     4
+    >>> preset("qwen3-0.6b", vocab_size=151669).vocab_size
+    151936
   """
   if name not in PRESETS:
-    near = difflib.get_close_matches(str(name), PRESETS, n=1)
+    near = difflib.get_close_matches(str(name).lower(), PRESETS, n=1)
     hint = f"; did you mean {near[0]!r}?" if near else ""
     raise ValueError(f"model.preset: unknown preset {name!r}, expected one of {', '.join(PRESETS)}{hint}")
   if dtype not in DTYPES:
     raise ValueError(f"model.dtype: found {dtype!r}, expected one of {', '.join(DTYPES)}")
-  return PRESETS[name]._replace(vocab_size=vocab_size, dtype=dtype, remat=remat)
+  config = PRESETS[name]._replace(dtype=dtype, remat=remat)
+  if name in LOCAL:
+    if vocab_size is None:
+      raise ValueError(f"model.preset: {name!r} has no vocabulary of its own, expected the tokenizer's vocab_size beside it")
+    return config._replace(vocab_size=vocab_size)
+  if vocab_size is not None and vocab_size > config.vocab_size:
+    raise ValueError(
+      f"model.preset: the tokenizer has {vocab_size} ids, but the embedding of {name!r} has {config.vocab_size} rows; "
+      "choose the tokenizer of this model"
+    )
+  return config

@@ -8,16 +8,20 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from jaxrl_llm.rewards.answer import final_answer
+from jaxrl_llm.rewards.form import answer_form
+from jaxrl_llm.rewards.number import final_number
 from jaxrl_llm.rewards.overlong import soft_overlong
 from jaxrl_llm.rewards.scoring import WeightedReward, score
 
 if TYPE_CHECKING:  # `types` imports jax, which whoever only scores need not load.
   from jaxrl_llm.types import RewardFn
 
-__all__ = ["REWARDS", "WeightedReward", "final_answer", "make", "score", "soft_overlong"]
+__all__ = ["REWARDS", "WeightedReward", "answer_form", "final_answer", "final_number", "make", "score", "soft_overlong"]
 
 REWARDS: dict[str, Callable[..., RewardFn]] = {
+  "answer_form": lambda: answer_form,
   "final_answer": lambda: final_answer,
+  "final_number": lambda: final_number,
   "soft_overlong": soft_overlong,
 }
 
@@ -39,7 +43,7 @@ def make(name: str, **settings) -> RewardFn:
     >>> make("final_anser")
     Traceback (most recent call last):
     ...
-    ValueError: reward: found 'final_anser', expected one of final_answer, soft_overlong; did you mean 'final_answer'?
+    ValueError: reward: found 'final_anser', expected one of answer_form, final_answer, final_number, soft_overlong; did you mean 'final_answer'?
   """
   if name not in REWARDS:
     close = difflib.get_close_matches(str(name), REWARDS, n=1)

@@ -102,7 +102,7 @@ def test_a_weight_is_finite(weight):
     score([WeightedReward("a", lambda completion, example: 1.0, weight)], COMPLETIONS, EXAMPLES)
 
 
-SETTINGS = {"final_answer": {}, "soft_overlong": {"max_tokens": 4, "buffer_tokens": 2}}
+SETTINGS = {"answer_form": {}, "final_answer": {}, "final_number": {}, "soft_overlong": {"max_tokens": 4, "buffer_tokens": 2}}
 
 
 @pytest.mark.parametrize("name", rewards.REWARDS)
@@ -112,7 +112,7 @@ def test_every_reward(name):
 
 
 @pytest.mark.parametrize("name, settings, message", [
-  ("final", {}, "expected one of final_answer, soft_overlong"),
+  ("final", {}, "expected one of answer_form, final_answer, final_number, soft_overlong"),
   ("soft_overlng", {}, "did you mean 'soft_overlong'?"),
   ("soft_overlong", {}, "expected ['buffer_tokens', 'max_tokens']"),
   ("soft_overlong", {"max_tokens": 4, "buffer": 2}, "found settings ['buffer', 'max_tokens']"),

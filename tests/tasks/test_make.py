@@ -2,7 +2,9 @@
 
 import pytest
 
-from jaxrl_llm import tasks
+from jaxrl_llm import rewards, tasks
+from jaxrl_llm.tasks import word_problems
+from jaxrl_llm.tasks.tokenizer import ByteTokenizer
 
 
 @pytest.mark.parametrize("levels", [(1,), [3, 2]])
@@ -27,9 +29,29 @@ def test_unknown_name(name, hint):
   assert ("did you mean 'arithmetic'?" in str(caught.value)) == hint
 
 
+@pytest.fixture
+def few(monkeypatch, tmp_path, data_dir):
+  """The data folder of each task, whose dataset is small or built already."""
+  monkeypatch.setattr(word_problems, "NUM_PROBLEMS", 60)
+  return {"arithmetic": data_dir, "gsm_symbolic": tmp_path}
+
+
 @pytest.mark.parametrize("name", tasks.TASKS)
-def test_every_task(name, data_dir):
-  task = tasks.make(name, data_dir=data_dir)
-  assert task.name == name and task.rewards
+def test_every_task(name, few):
+  task = tasks.make(name, data_dir=few[name])
+  assert task.name == name and task.rewards and set(task.rewards) <= set(rewards.REWARDS)
+  assert isinstance(task.tokenizer, ByteTokenizer)
   for source in (task.train, task.test, task.demonstrations):
     assert source[0].keys() >= {"question", "answer", "level", "prompt", "response"}
+
+
+class OtherTokenizer:
+  """A checkpoint's, as far as a task looks at it."""
+
+
+@pytest.mark.parametrize("name", tasks.TASKS)
+def test_the_policys_tokenizer_is_the_tasks(name, few):
+  tokenizer = OtherTokenizer()
+  task = tasks.make(name, data_dir=few[name], tokenizer=tokenizer)
+  assert task.tokenizer is tokenizer
+  assert task.step_rewards is None  # A verifier of steps reads bytes.

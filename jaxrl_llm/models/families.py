@@ -1,0 +1,287 @@
+"""The families of decoders whose `config.json` we understand, in both layouts that transformers has written over the years.
+
+What a config asks for and we do not implement is refused, never ignored: a model that runs with the wrong rotary frequencies answers
+fluently and wrongly.
+"""
+
+import difflib
+from typing import Any, NamedTuple
+
+from jaxrl_llm.models.config import Experts, ModelConfig, RopeScaling
+
+MISSING = object()
+
+
+class Family(NamedTuple):
+  """One architecture of transformers, and what it takes where its config is silent.
+
+  Attributes:
+    model_type: transformers' short name.
+    qk_norm: see `ModelConfig`.
+    qkv_bias: see `ModelConfig`.
+    has_experts: whether it is a mixture of experts.
+    num_kv_heads: default; None is the number of query heads.
+    head_dim: default; None is the width over the number of query heads.
+    max_positions: default, in tokens.
+    refused_biases: fields that would give linear maps a bias that we do not have.
+  """
+
+  model_type: str
+  qk_norm: bool = False
+  qkv_bias: bool = False
+  has_experts: bool = False
+  num_kv_heads: int | None = 32
+  head_dim: int | None = None
+  max_positions: int = 32768
+  refused_biases: tuple[str, ...] = ()
+
+
+FAMILIES = {
+  "LlamaForCausalLM": Family("llama", num_kv_heads=None, max_positions=2048, refused_biases=("attention_bias", "mlp_bias")),
+  "Qwen2ForCausalLM": Family("qwen2", qkv_bias=True),
+  "Qwen3ForCausalLM": Family("qwen3", qk_norm=True, head_dim=128, refused_biases=("attention_bias",)),
+  "Qwen3MoeForCausalLM": Family("qwen3_moe", qk_norm=True, has_experts=True, num_kv_heads=4, refused_biases=("attention_bias",)),
+}
+
+# How a message names a type, and what it takes for one. A bool is an int to Python, but not to a reader of configs.
+_TYPES = {
+  "a positive integer": lambda x: isinstance(x, int) and not isinstance(x, bool) and x > 0,
+  "a positive number": lambda x: isinstance(x, (int, float)) and not isinstance(x, bool) and 0 < x < float("inf"),
+  "true or false": lambda x: isinstance(x, bool),
+  "a list of layers, counted from 0": lambda x: isinstance(x, list) and all(type(y) is int and y >= 0 for y in x),
+}
+_INT, _NUMBER, _BOOL, _LAYERS = _TYPES
+
+
+def _get(raw: dict[str, Any], field: str, kind: str, default: Any = MISSING, *, where: str) -> Any:
+  """A field of the right type; null counts as missing."""
+  value = raw.get(field)
+  if value is None:
+    if default is MISSING:
+      raise ValueError(f"{where}: {field} is missing, expected {kind}")
+    return default
+  if not _TYPES[kind](value):
+    raise ValueError(f"{where}: {field}: found {value!r}, expected {kind}")
+  return value
+
+
+def _architecture(raw: dict[str, Any], where: str) -> str:
+  """The one architecture that the config names."""
+  named = raw.get("architectures")
+  if named is None:  # A config written by hand may have `model_type` alone.
+    by_type = {family.model_type: name for name, family in FAMILIES.items()}
+    named = [by_type.get(raw.get("model_type"), raw.get("model_type"))]
+  if not isinstance(named, list) or len(named) != 1 or not isinstance(named[0], str):
+    raise ValueError(f"{where}: architectures: found {named!r}, expected a list of one of {', '.join(FAMILIES)}")
+  if named[0] not in FAMILIES:
+    near = difflib.get_close_matches(named[0], FAMILIES, n=1, cutoff=0.75)
+    hint = f"; did you mean {near[0]!r}?" if near else ""
+    raise ValueError(f"{where}: unknown architecture {named[0]!r}, expected one of {', '.join(FAMILIES)}{hint}")
+  return named[0]
+
+
+def _refuse_what_is_not_implemented(raw: dict[str, Any], family: Family, num_layers: int, where: str) -> None:
+  """Raises on every option that would change the numbers and that we do not have."""
+
+  def refuse(field: str, expected: str):
+    raise ValueError(f"{where}: {field}: found {raw[field]!r}, expected {expected}")
+
+  if raw.get("hidden_act", "silu") != "silu":
+    refuse("hidden_act", "'silu', the only activation implemented")
+  for field in family.refused_biases:
+    if raw.get(field):
+      refuse(field, "false: this bias is not implemented")
+  if raw.get("quantization_config"):
+    method = raw["quantization_config"]
+    method = method.get("quant_method", method) if isinstance(method, dict) else method
+    raise ValueError(f"{where}: quantization_config: found {method!r}, expected none; load the checkpoint in bfloat16, or a .gguf file")
+  if raw.get("partial_rotary_factor") not in (None, 1, 1.0):
+    refuse("partial_rotary_factor", "1.0: rotating a part of a head is not implemented")
+  if family.model_type != "llama" and raw.get("use_sliding_window") and raw.get("sliding_window") is not None:
+    first = 0 if family.has_experts else raw.get("max_window_layers", 28)  # The first layer that looks through the window.
+    if not isinstance(first, int) or first < num_layers:
+      refuse("use_sliding_window", "false: attention within a sliding window is not implemented")
+  if isinstance(raw.get("layer_types"), list) and set(raw["layer_types"]) - {"full_attention"}:
+    refuse("layer_types", "full_attention everywhere")
+
+
+def _rope(raw: dict[str, Any], max_positions: int, where: str) -> tuple[float, RopeScaling | None]:
+  """Base and scaling of the rotary frequencies, from either layout: `rope_theta` with `rope_scaling`, or `rope_parameters`."""
+  field = "rope_scaling" if raw.get("rope_scaling") else "rope_parameters"
+  rope = raw.get(field)
+  if rope is not None and not isinstance(rope, dict):
+    raise ValueError(f"{where}: {field}: found {rope!r}, expected an object with rope_type")
+  rope = rope or {}
+  inner = f"{where}: {field}"
+  theta = float(_get(rope, "rope_theta", _NUMBER, None, where=inner) or _get(raw, "rope_theta", _NUMBER, 1e4, where=where))
+  if rope.get("partial_rotary_factor") not in (None, 1, 1.0):
+    raise ValueError(f"{inner}.partial_rotary_factor: found {rope['partial_rotary_factor']!r}, expected 1.0")
+  rope_type = rope.get("rope_type", rope.get("type", "default"))
+  if rope_type == "default":
+    nested = [key for key, value in rope.items() if isinstance(value, dict)]
+    if nested:
+      raise ValueError(f"{inner}: found settings by layer type ({', '.join(nested)}), expected one rope_type for all layers")
+    return theta, None
+  if rope_type != "llama3":
+    raise ValueError(f"{inner}.rope_type: found {rope_type!r}, expected 'default' or 'llama3', the ones implemented")
+  scaling = RopeScaling(
+    factor=float(_get(rope, "factor", _NUMBER, where=inner)),
+    low_freq_factor=float(_get(rope, "low_freq_factor", _NUMBER, where=inner)),
+    high_freq_factor=float(_get(rope, "high_freq_factor", _NUMBER, where=inner)),
+    original_max_positions=_get(rope, "original_max_position_embeddings", _INT, max_positions, where=inner),
+  )
+  if scaling.low_freq_factor >= scaling.high_freq_factor:
+    raise ValueError(
+      f"{inner}: found low_freq_factor {scaling.low_freq_factor} >= high_freq_factor {scaling.high_freq_factor}, expected less"
+    )
+  return theta, scaling
+
+
+def _experts(raw: dict[str, Any], num_layers: int, where: str) -> Experts:
+  """The mixture; transformers 5 calls the number of experts `num_local_experts`."""
+  field = "num_local_experts" if raw.get("num_experts") is None and "num_local_experts" in raw else "num_experts"
+  num_experts = _get(raw, field, _INT, where=where)
+  top_k = _get(raw, "num_experts_per_tok", _INT, where=where)
+  if top_k > num_experts:
+    raise ValueError(f"{where}: num_experts_per_tok: found {top_k}, expected at most {field}={num_experts}")
+  step = _get(raw, "decoder_sparse_step", _INT, 1, where=where)
+  dense = _get(raw, "mlp_only_layers", _LAYERS, [], where=where)
+  sparse = tuple(layer for layer in range(num_layers) if layer not in dense and (layer + 1) % step == 0)
+  return Experts(
+    num_experts=num_experts,
+    top_k=top_k,
+    d_ff=_get(raw, "moe_intermediate_size", _INT, where=where),
+    norm_top_k=_get(raw, "norm_topk_prob", _BOOL, False, where=where),
+    layers=None if len(sparse) == num_layers else sparse,
+  )
+
+
+def from_hf_config(raw: Any, *, where: str) -> ModelConfig:
+  """The model that a `config.json` of transformers describes.
+
+  Fields that are missing take transformers' defaults for the family; sizes without which there is no model must be there.
+
+  Args:
+    raw: the file's content, a dict.
+    where: the file, for messages.
+
+  Raises:
+    ValueError: an architecture or an option that we do not implement, a missing field, a wrong type.
+
+  Example:
+    >>> sizes = dict(vocab_size=128, hidden_size=64, num_hidden_layers=2, num_attention_heads=4, intermediate_size=96)
+    >>> config = from_hf_config({"architectures": ["Qwen2ForCausalLM"], "num_key_value_heads": 2, **sizes}, where="config.json")
+    >>> config.head_dim, config.qkv_bias, config.rope_theta
+    (16, True, 10000.0)
+  """
+  if not isinstance(raw, dict):
+    raise ValueError(f"{where}: found {type(raw).__name__}, expected an object with architectures, hidden_size, ...")
+  family = FAMILIES[_architecture(raw, where)]
+  num_layers, d_model, num_heads, d_ff, vocab_size = (
+    _get(raw, field, _INT, where=where)
+    for field in ("num_hidden_layers", "hidden_size", "num_attention_heads", "intermediate_size", "vocab_size")
+  )
+  _refuse_what_is_not_implemented(raw, family, num_layers, where)
+  default_kv_heads = num_heads if family.num_kv_heads is None or "num_key_value_heads" in raw else family.num_kv_heads
+  num_kv_heads = _get(raw, "num_key_value_heads", _INT, default_kv_heads, where=where)
+  if num_heads % num_kv_heads:
+    raise ValueError(f"{where}: num_key_value_heads: found {num_kv_heads}, expected a divisor of num_attention_heads={num_heads}")
+  head_dim = _get(raw, "head_dim", _INT, family.head_dim or d_model // num_heads, where=where)
+  if head_dim % 2 or not head_dim:
+    raise ValueError(f"{where}: head_dim: found {head_dim}, expected an even number, the two halves of which are rotated")
+  max_positions = _get(raw, "max_position_embeddings", _INT, family.max_positions, where=where)
+  rope_theta, rope_scaling = _rope(raw, max_positions, where)
+  return ModelConfig(
+    vocab_size=vocab_size,
+    num_layers=num_layers,
+    d_model=d_model,
+    num_heads=num_heads,
+    num_kv_heads=num_kv_heads,
+    head_dim=head_dim,
+    d_ff=d_ff,
+    rope_theta=rope_theta,
+    norm_eps=float(_get(raw, "rms_norm_eps", _NUMBER, 1e-6, where=where)),
+    qk_norm=family.qk_norm,
+    qkv_bias=family.qkv_bias,
+    tie_embeddings=_get(raw, "tie_word_embeddings", _BOOL, False, where=where),
+    max_positions=max_positions,
+    rope_scaling=rope_scaling,
+    experts=_experts(raw, num_layers, where) if family.has_experts else None,
+  )
+
+
+def architecture(config: ModelConfig) -> str:
+  """Transformers' name for the architecture of a model.
+
+  Raises:
+    ValueError: a mixture of options that no architecture of transformers has.
+
+  Example:
+    >>> from jaxrl_llm.models import preset
+    >>> architecture(preset("nano", vocab_size=264))
+    'Qwen3ForCausalLM'
+  """
+  options = (config.qk_norm, config.qkv_bias, config.experts is not None)
+  for name, family in FAMILIES.items():
+    if options == (family.qk_norm, family.qkv_bias, family.has_experts):
+      return name
+  found = f"qk_norm={config.qk_norm}, qkv_bias={config.qkv_bias}, experts={config.experts}"
+  raise ValueError(f"model: no architecture of transformers has {found}; expected those of one of {', '.join(FAMILIES)}")
+
+
+def to_hf_config(config: ModelConfig) -> dict[str, Any]:
+  """The `config.json` of a model: the inverse of `from_hf_config`.
+
+  Args:
+    config: the model.
+
+  Returns:
+    A dict for JSON.
+
+  Raises:
+    ValueError: a mixture of options that no architecture of transformers has.
+
+  Note:
+    Rotary settings are written as published checkpoints have them, `rope_theta` with `rope_scaling`, which every version of
+    transformers reads; version 5 alone also knows `rope_parameters`. Token ids are written as null: a family's defaults
+    (1 and 2 for Llama) would be wrong for most tokenizers.
+  """
+  name = architecture(config)
+  raw = {
+    "architectures": [name],
+    "model_type": FAMILIES[name].model_type,
+    "vocab_size": config.vocab_size,
+    "hidden_size": config.d_model,
+    "intermediate_size": config.d_ff,
+    "num_hidden_layers": config.num_layers,
+    "num_attention_heads": config.num_heads,
+    "num_key_value_heads": config.num_kv_heads,
+    "head_dim": config.head_dim,
+    "hidden_act": "silu",
+    "rms_norm_eps": config.norm_eps,
+    "rope_theta": config.rope_theta,
+    "rope_scaling": None,
+    "tie_word_embeddings": config.tie_embeddings,
+    "torch_dtype": config.param_dtype,
+    "bos_token_id": None,
+    "eos_token_id": None,
+    "pad_token_id": None,
+  }
+  raw |= dict.fromkeys(FAMILIES[name].refused_biases, False)
+  if config.max_positions is not None:
+    raw["max_position_embeddings"] = config.max_positions
+  if config.rope_scaling is not None:
+    factor, low, high, original = config.rope_scaling
+    raw["rope_scaling"] = dict(
+      rope_type="llama3", factor=factor, low_freq_factor=low, high_freq_factor=high, original_max_position_embeddings=original
+    )
+  if config.experts is not None:
+    raw |= {
+      "num_experts": config.experts.num_experts,
+      "num_experts_per_tok": config.experts.top_k,
+      "moe_intermediate_size": config.experts.d_ff,
+      "norm_topk_prob": config.experts.norm_top_k,
+      "decoder_sparse_step": 1,
+      "mlp_only_layers": list(config.dense_layers),
+    }
+  return raw

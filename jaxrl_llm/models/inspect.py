@@ -1,0 +1,111 @@
+"""`python -m jaxrl_llm.models.inspect PATH`: what a checkpoint holds, from its headers alone."""
+
+import argparse
+import collections
+import math
+import pathlib
+import sys
+
+import jax.numpy as jnp
+
+from jaxrl_llm import weights
+from jaxrl_llm.models.config import ModelConfig
+from jaxrl_llm.models.families import architecture
+from jaxrl_llm.models.hf_folder import read_json
+from jaxrl_llm.models.loading import check_tensors, open_source
+from jaxrl_llm.models.saving import TOKENIZER_FILES
+from jaxrl_llm.models.tensor_names import num_active_params, num_params
+from jaxrl_llm.models.tensor_source import TensorSource
+
+
+def describe(path: str) -> str:
+  """What a checkpoint holds, as lines of text.
+
+  Args:
+    path: as `load`.
+
+  Raises:
+    ValueError: see `load`.
+  """
+  config, source = open_source(path)
+  check_tensors(config, source)
+  tokenizer, template = _tokenizer(weights.resolve(path))
+  rows = {
+    "path": str(source.path),
+    "family": architecture(config),
+    "layers": f"{config.num_layers}, width {config.d_model}, feed-forward {config.d_ff}",
+    "heads": f"{config.num_heads} for queries, {config.num_kv_heads} for keys and values, width {config.head_dim}",
+    "experts": _experts(config),
+    "vocabulary": f"{config.vocab_size}, head {'tied to the embedding' if config.tie_embeddings else 'of its own'}",
+    "context": _context(config),
+    "parameters": f"{num_params(config):,}" + (f", {num_active_params(config):,} active per token" if config.experts else ""),
+    "stored": _stored(source),
+    "tokenizer": tokenizer,
+    "chat template": template,
+  }
+  return "\n".join(f"{name:<14}{value}" for name, value in rows.items())
+
+
+def _experts(config: ModelConfig) -> str:
+  if config.experts is None:
+    return "none"
+  e, sparse = config.experts, len(config.sparse_layers)
+  gates = "gates sum to 1" if e.norm_top_k else "gates as they are"
+  return f"{e.num_experts} of width {e.d_ff} in {sparse} of {config.num_layers} layers, {e.top_k} per token, {gates}"
+
+
+def _context(config: ModelConfig) -> str:
+  length = "not stated" if config.max_positions is None else f"{config.max_positions:,} tokens"
+  scaling = config.rope_scaling
+  stretched = "" if scaling is None else f", stretched {scaling.factor:g} times from {scaling.original_max_positions:,} (llama3)"
+  return f"{length}, rotary base {config.rope_theta:g}{stretched}"
+
+
+def _stored(source: TensorSource) -> str:
+  """Each dtype with its tensors; bytes where the dtype has a size per weight."""
+  tensors, sizes = collections.Counter(source.dtypes.values()), collections.Counter()
+  for name, dtype in source.dtypes.items():
+    sizes[dtype] += math.prod(source.shapes[name])
+  files = len(set(source.files.values()))
+  return ", ".join(f"{dtype}: {count} tensors{_num_bytes(dtype, sizes[dtype])}" for dtype, count in tensors.most_common()) + (
+    f"; {files} file{'s' * (files > 1)}"
+  )
+
+
+def _num_bytes(dtype: str, size: int) -> str:
+  if dtype in ("float32", "bfloat16", "float16"):
+    return f", {size * jnp.dtype(dtype).itemsize:,} bytes"
+  return f", {size:,} weights in blocks"
+
+
+def _tokenizer(path: pathlib.Path) -> tuple[str, str]:
+  """Whether there is a tokenizer, and a chat template."""
+  if path.suffix == ".gguf":
+    from jaxrl_llm.gguf_header import read_header
+
+    metadata = read_header(path).metadata
+    name = metadata.get("tokenizer.ggml.model")
+    return ("none" if name is None else f"in the file ({name})"), ("in the file" if "tokenizer.chat_template" in metadata else "none")
+  files = [name for name in TOKENIZER_FILES if (path / name).is_file()]
+  templates = [name for name in files if name.startswith("chat_template")]
+  settings = path / "tokenizer_config.json"
+  if not templates and settings.is_file() and "chat_template" in read_json(settings):
+    templates = [settings.name]
+  tokenizers = [name for name in files if name in ("tokenizer.json", "tokenizer.model", "vocab.json")]
+  return (tokenizers or ["none"])[0], (templates or ["none"])[0]
+
+
+def main(argv: list[str] | None = None) -> int:
+  """The command; its exit status."""
+  parser = argparse.ArgumentParser(prog="python -m jaxrl_llm.models.inspect", description="Says what a checkpoint holds.")
+  parser.add_argument("path", help="a folder with config.json and safetensors, a .gguf file, or package:DIST")
+  try:
+    print(describe(parser.parse_args(argv).path))
+  except (ValueError, OSError, ImportError) as error:
+    print(error, file=sys.stderr)
+    return 2
+  return 0
+
+
+if __name__ == "__main__":
+  sys.exit(main())

@@ -1,0 +1,32 @@
+"""Whether a response has the form that was asked for, whatever it says."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:  # `types` imports jax, which whoever only scores need not load.
+  from jaxrl_llm.types import Completion
+
+_LAST_LINE = re.compile(r"#### -?[0-9]{1,12}(?:\.[0-9]{1,6})?")
+
+
+def answer_form(completion: Completion, example: Mapping[str, Any]) -> float:
+  """1 where the response ended by itself and its last line is `####` and a plain number, the only `####` in it; else 0.
+
+  Args:
+    completion: the response.
+    example: not read.
+
+  Returns:
+    1.0 or 0.0.
+
+  Example:
+    >>> from jaxrl_llm.types import Completion
+    >>> answer_form(Completion(text="3 * 4 = 12\\n#### 12", token_ids=(), num_tokens=9, stopped=True), {})
+    1.0
+  """
+  del example
+  last_line = completion.text.rstrip().rpartition("\n")[2]
+  return float(completion.stopped and completion.text.count("####") == 1 and _LAST_LINE.fullmatch(last_line) is not None)

@@ -1,0 +1,141 @@
+"""What a checkpoint says about its tokens, read from a folder of Hugging Face's or (`gguf_vocabulary`) from a GGUF file."""
+
+import json
+import pathlib
+from typing import Any, NamedTuple
+
+import tokenizers
+
+
+class Vocabulary(NamedTuple):
+  """A vocabulary and the roles of its special tokens, as the checkpoint has them: nothing is chosen or repaired here.
+
+  Attributes:
+    path: of the checkpoint, for messages.
+    backend: the tokenizer itself.
+    special_ids: ids of special tokens.
+    bos_id: begins a text; None where the checkpoint names none.
+    adds_bos: whether a plain text begins with it.
+    eos_ids: end a text or a turn; the tokenizer's own first. Empty where the checkpoint names none.
+    pad_id: None where the checkpoint names none.
+    chat_template: Jinja text; None where there is none.
+    named: special tokens by the names that a chat template may read, such as `bos_token`.
+  """
+
+  path: pathlib.Path
+  backend: tokenizers.Tokenizer
+  special_ids: frozenset[int]
+  bos_id: int | None
+  adds_bos: bool
+  eos_ids: tuple[int, ...]
+  pad_id: int | None
+  chat_template: str | None
+  named: dict[str, str]
+
+
+def read_folder(path: pathlib.Path) -> Vocabulary:
+  """Reads `tokenizer.json` and the small files beside it.
+
+  Args:
+    path: a folder as Hugging Face's `save_pretrained` writes it.
+
+  Returns:
+    The vocabulary. Tokens by text come from `tokenizer_config.json`, else `special_tokens_map.json`; ids from `generation_config.json`,
+    else `config.json`; the chat template from `chat_template.jinja`, else `tokenizer_config.json`.
+
+  Raises:
+    ValueError: no or a damaged file, a special token that is not in the vocabulary, several chat templates of which none is the default.
+      One line.
+  """
+  backend = _load_backend(path)
+  config = _read_json(path / "tokenizer_config.json")
+  _add_tokens(backend, config, path)
+  named = {key: text for key, value in (_read_json(path / "special_tokens_map.json") | config).items() if (text := _token_text(key, value))}
+  by_name = {key: _id_of(backend, text, path, key) for key, text in named.items() if key in ("bos_token", "eos_token", "pad_token")}
+  ids = _read_json(path / "config.json"), _read_json(path / "generation_config.json")
+  ids = {key: value for part in ids for key, value in part.items() if key.endswith("_token_id") and value is not None}
+  eos_ids = ids.get("eos_token_id", [])
+  eos_ids = dict.fromkeys([by_name.get("eos_token"), *(eos_ids if isinstance(eos_ids, list) else [eos_ids])])
+  bos_id = by_name.get("bos_token", ids.get("bos_token_id"))
+  written = backend.encode("", add_special_tokens=True).ids  # What `tokenizer.json` puts around any text.
+  return Vocabulary(
+    path=path,
+    backend=backend,
+    special_ids=frozenset(i for i, token in backend.get_added_tokens_decoder().items() if token.special),
+    bos_id=bos_id,
+    adds_bos=bos_id is not None and (bos_id in written or config.get("add_bos_token") is True),
+    eos_ids=tuple(i for i in eos_ids if i is not None),
+    pad_id=by_name.get("pad_token", ids.get("pad_token_id")),
+    chat_template=_chat_template(path, config),
+    named=named,
+  )
+
+
+def _load_backend(path: pathlib.Path) -> tokenizers.Tokenizer:
+  file = path / "tokenizer.json"
+  if not file.is_file():
+    others = [name for name in ("tokenizer.model", "vocab.json", "spiece.model") if (path / name).is_file()]
+    found = f"only {others[0]}" if others else "no tokenizer"
+    raise ValueError(
+      f"{path}: found {found}, expected tokenizer.json; let transformers write it: AutoTokenizer.from_pretrained(A).save_pretrained(B)"
+    )
+  try:
+    return tokenizers.Tokenizer.from_file(str(file))
+  except Exception as error:  # The package raises plain `Exception`.
+    raise ValueError(f"{file}: found a damaged tokenizer ({' '.join(str(error).split())[:200]}); copy or download it again") from error
+
+
+def _read_json(file: pathlib.Path) -> dict[str, Any]:
+  if not file.is_file():
+    return {}
+  try:
+    content = json.loads(file.read_text(encoding="utf-8"))
+  except ValueError as error:
+    raise ValueError(f"{file}: found no JSON ({error}); copy or download it again") from error
+  if not isinstance(content, dict):
+    raise ValueError(f"{file}: found a JSON {type(content).__name__}, expected an object; copy or download it again")
+  return content
+
+
+def _add_tokens(backend: tokenizers.Tokenizer, config: dict[str, Any], path: pathlib.Path) -> None:
+  """Adds the tokens that `tokenizer_config.json` knows and `tokenizer.json` does not."""
+  listed = config.get("added_tokens_decoder") or {}
+  for i, entry in sorted((int(i), entry) for i, entry in listed.items()):
+    flags = {key: bool(entry[key]) for key in ("single_word", "lstrip", "rstrip", "normalized", "special") if key in entry}
+    if backend.id_to_token(i) == entry["content"] and (not flags.get("special") or backend.get_added_tokens_decoder()[i].special):
+      continue
+    backend.add_tokens([tokenizers.AddedToken(entry["content"], **flags)])
+    if (found := backend.token_to_id(entry["content"])) != i:
+      raise ValueError(
+        f"{path}: {entry['content']!r} is {i} in tokenizer_config.json but {found} by tokenizer.json; the two do not belong together"
+      )
+
+
+def _token_text(key: str, value: Any) -> str | None:
+  """The text of a special token, which is written as such or as an object."""
+  if not key.endswith("_token"):
+    return None
+  text = value.get("content") if isinstance(value, dict) else value
+  return text if isinstance(text, str) else None
+
+
+def _id_of(backend: tokenizers.Tokenizer, text: str, path: pathlib.Path, key: str) -> int:
+  if (found := backend.token_to_id(text)) is None:
+    raise ValueError(f"{path}: {key} is {text!r}, which is not in the vocabulary of tokenizer.json; the files do not belong together")
+  return found
+
+
+def _chat_template(path: pathlib.Path, config: dict[str, Any]) -> str | None:
+  file = path / "chat_template.jinja"
+  if file.is_file():
+    return file.read_text(encoding="utf-8")
+  found = config.get("chat_template")
+  if isinstance(found, list):  # [{"name": "default", "template": "..."}, {"name": "tool_use", ...}]
+    found = {entry["name"]: entry["template"] for entry in found}
+  if isinstance(found, dict):
+    if "default" not in found and len(found) != 1:
+      raise ValueError(
+        f"{path}: found the chat templates {', '.join(found)}, expected one named default; write the one to use to {file.name}"
+      )
+    found = found.get("default") or next(iter(found.values()))
+  return found

