@@ -219,6 +219,8 @@ def problems(config: ConfigDict) -> list[str]:
     if fields[path] is not None and not holds(fields[path])
   ]
   found += _choices(config)
+  if not any(line.startswith(("config.model.", "config.moe.")) for line in found):
+    found += _model_problems(config)
   # Relations between fields make sense only of fields that make sense.
   return found or [*_relations(config), *_refusals(config)]
 
@@ -241,7 +243,6 @@ def _choices(config: ConfigDict) -> Iterator[str]:
     near = difflib.get_close_matches(str(config.task.name), TASKS, n=1)
     hint = f"; did you mean {near[0]!r}?" if near else ""
     yield f"config.task.name: found {config.task.name!r}, expected one of {', '.join(TASKS)}{hint}"
-  yield from _model_problems(config)
   try:
     objective = objectives.make(config.objective.name, **given(config.objective, "name"))
   except ValueError as error:
@@ -261,11 +262,14 @@ def _model_problems(config: ConfigDict) -> Iterator[str]:
   """A model that does not exist or that its settings do not fit; reads the headers of a checkpoint, and its tokenizer."""
   from jaxrl_llm import policy
   from jaxrl_llm.models import make_model, trainable
+  from jaxrl_llm.models.attention import check_backend
 
   try:
+    check_backend(config.model.attention)
     shape = policy.model_config(config, vocab_size=1)
     policy.tokenizer(config)
-    trainable(shape, make_model(shape).logical_axes)
+    if shape.lora is not None:
+      trainable(shape, make_model(shape).logical_axes)
   except ValueError as error:
     text = str(error)
     yield text if text.startswith("config.") or not text.startswith("model.") else f"config.{text}"

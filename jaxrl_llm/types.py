@@ -14,7 +14,7 @@ happens in one place, `train_step.policy_outputs`, and nobody else ever thinks a
 """
 
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from jaxtyping import Array, Bool, Float, Int, PyTree
 
@@ -212,6 +212,7 @@ RewardFn = Callable[[Completion, Mapping[str, Any]], float]
 """`(completion, example) -> reward`; `example` is the task's row: `question`, `answer`, and whatever else the task has."""
 
 
+@runtime_checkable
 class Tokenizer(Protocol):
   """Text to ids and back.
 

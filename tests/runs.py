@@ -57,7 +57,9 @@ def quick(devices: int = 1):
 
 
 _make_task = tasks.make
-load_once = functools.cache(lambda name, levels, data_dir: _make_task(name, levels=levels, data_dir=data_dir))
+load_once = functools.cache(
+  lambda name, levels, data_dir, tokenizer: _make_task(name, levels=levels, data_dir=data_dir, tokenizer=tokenizer)
+)
 
 
 def run_here(config: ConfigDict, workdir: pathlib.Path, *, devices: int = 1) -> dict[str, Any]:

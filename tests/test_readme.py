@@ -12,8 +12,22 @@ ROOT = pathlib.Path(__file__).resolve().parents[1]
 README = (ROOT / "README.md").read_text()
 
 
-def test_the_code_runs():
-  (code,) = re.findall(r"```python\n(.*?)```", README, flags=re.DOTALL)
+def python_code():
+  return re.findall(r"```python\n(.*?)```", README, flags=re.DOTALL)
+
+
+def test_the_code_of_models_runs(tmp_path, monkeypatch):
+  monkeypatch.chdir(tmp_path)
+  code, _ = python_code()
+  scope: dict = {}
+  exec(code, scope)
+  assert scope["logits"].shape == (1, 3, 512) and (tmp_path / "exported" / "model.safetensors").exists()
+  sizes = len(set(scope["models"].PRESETS) - {"tiny", "nano", "tiny-moe", "nano-moe"})
+  assert f"{sizes} published sizes" in code
+
+
+def test_the_code_of_objectives_runs():
+  _, code = python_code()
   scope: dict = {}
   exec(code, scope)
   assert scope["grads"].shape == (2, 3)

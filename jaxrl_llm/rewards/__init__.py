@@ -43,7 +43,7 @@ def make(name: str, **settings) -> RewardFn:
     >>> make("final_anser")
     Traceback (most recent call last):
     ...
-    ValueError: reward: found 'final_anser', expected one of answer_form, final_answer, final_number, soft_overlong; did you mean 'final_answer'?
+    ValueError: reward: found 'final_anser', expected one of answer_form, final_answer, ...; did you mean 'final_answer'?
   """
   if name not in REWARDS:
     close = difflib.get_close_matches(str(name), REWARDS, n=1)

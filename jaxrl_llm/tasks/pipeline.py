@@ -1,18 +1,21 @@
 """From rows of text to batches of ids: an endless shuffled stream, prompts padded on the left, demonstrations as pairs."""
 
+from __future__ import annotations
+
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from jaxrl_llm.tasks.storage import Row
-from jaxrl_llm.types import Tokenizer
 
 if TYPE_CHECKING:
   import grain
 
+  from jaxrl_llm.types import Tokenizer  # `types` imports jax, which whoever only checks a config need not load.
 
-def example_iterator(source: Sequence[Row], *, batch_size: int, seed: int) -> "grain.DatasetIterator[list[Row]]":
+
+def example_iterator(source: Sequence[Row], *, batch_size: int, seed: int) -> grain.DatasetIterator[list[Row]]:
   """An endless stream of batches, in a new order each epoch.
 
   Args:

@@ -69,17 +69,16 @@ def problems() -> dict[str, dict[str, Any]]:
     raise ImportError("task gsm_symbolic needs the package reasoning-gym: pip install 'jaxrl_llm[tasks]'") from error
   rows, found = {}, collections.Counter()
   for problem in reasoning_gym.create_dataset("gsm_symbolic", size=NUM_PROBLEMS, seed=SEED):
-    question, answer, solution = problem["question"], problem["answer"], problem["metadata"]["answer_cot"]
-    steps, mark, _ = solution.rpartition("\n####")
-    level = level_of(question.removesuffix(_GENERATOR_REQUEST), solution)
-    if not question.endswith(_GENERATOR_REQUEST) or not mark or level not in LEVELS or not re.fullmatch(r"-?[0-9]+(\.[0-9]+)?", answer):
+    question, request, rest = problem["question"].partition(_GENERATOR_REQUEST)
+    answer = problem["answer"]
+    steps, mark, _ = problem["metadata"]["answer_cot"].rpartition("\n####")
+    response = f"{steps.rstrip()}\n#### {answer}"  # The answer in its one spelling: some solutions end with "36.0".
+    level = level_of(question, response)
+    if not request or rest or not mark or level not in LEVELS or not re.fullmatch(r"-?[0-9]+(\.[0-9]+)?", answer):
       raise ValueError(f"task gsm_symbolic: found a problem of another form in reasoning-gym ({question[:60]!r}), expected release 0.1.25")
-    question = question.removesuffix(_GENERATOR_REQUEST)
-    if question in rows or found[level] == MAX_PER_LEVEL:
-      continue
-    found[level] += 1
-    # The answer in its one spelling: some solutions end with "36.0".
-    rows[question] = {"question": question, "answer": answer, "level": level, "response": f"{steps.rstrip()}\n#### {answer}"}
+    if question not in rows and found[level] < MAX_PER_LEVEL:
+      rows[question] = {"question": question, "answer": answer, "level": level, "response": response}
+      found[level] += 1
   return rows
 
 

@@ -50,8 +50,12 @@ class OtherTokenizer:
 
 
 @pytest.mark.parametrize("name", tasks.TASKS)
-def test_the_policys_tokenizer_is_the_tasks(name, few):
+def test_the_policys_tokenizer_is_the_tasks(name, monkeypatch):
+  row = {"question": "1+1", "answer": "2", "level": 2, "response": ""}
+  splits = {split: [row] for split in ("train", "test", "demonstrations")}
+  monkeypatch.setattr(tasks.storage, "load_splits", lambda *args, **settings: splits)
   tokenizer = OtherTokenizer()
-  task = tasks.make(name, data_dir=few[name], tokenizer=tokenizer)
+  task = tasks.make(name, tokenizer=tokenizer)
   assert task.tokenizer is tokenizer
   assert task.step_rewards is None  # A verifier of steps reads bytes.
+  assert task.train[0] == row | {"prompt": task.train[0]["prompt"]} and "1+1" in task.train[0]["prompt"]

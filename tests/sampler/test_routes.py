@@ -1,0 +1,100 @@
+"""The experts that tokens visit while they are sampled: recorded in the cache, and the same as the learner's."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxrl_llm import packing, rollout, routing
+from jaxrl_llm.models import Experts, lower_precision, make_model, preset
+from jaxrl_llm.sampler import make_filter, make_sampler
+from jaxrl_llm.train_step import routed_outputs
+from jaxrl_llm.types import TrainBatch
+
+CONFIG = preset("nano-moe", vocab_size=264)._replace(num_layers=3, experts=Experts(8, 2, 16, layers=(0, 2)))
+PAD, GROUP, BUDGET = 256, 2, 7
+STOPS = tuple(range(0, 264, 5))
+
+
+@functools.cache
+def drawn(dtype="float32"):
+  """The learner's model and params, rollouts of a sampler in some dtype, and the packed batch."""
+  model, sampling = make_model(CONFIG), make_model(CONFIG._replace(dtype=dtype))
+  rng = np.random.default_rng(0)
+  draw = lambda path, p: jnp.asarray((path[-1].key == "scale") + 0.3 * rng.standard_normal(p.shape), jnp.float32)
+  params = jax.tree_util.tree_map_with_path(draw, jax.eval_shape(model.init, jax.random.key(0)))
+  prompts, mask = np.full((4, 5), PAD, np.int32), np.zeros((4, 5), bool)
+  for row, length in enumerate((5, 2, 1, 4)):
+    prompts[row, 5 - length :], mask[row, 5 - length :] = rng.integers(256, size=length), True
+  sample = make_sampler(
+    functools.partial(sampling.init_cache, record_routing=True), sampling.decode,
+    group_size=GROUP, max_new_tokens=BUDGET, stop_ids=STOPS, pad_id=PAD,
+  )  # fmt: skip
+  rollouts = jax.device_get(jax.jit(sample)(lower_precision(params, dtype), prompts, mask, jax.random.key(1)))
+  sequences = rollout.trajectories(rollouts)
+  batch = packing.pack(sequences, row_tokens=16, row_buckets=(8,))
+  return model, params, rollouts, jax.tree.map(jnp.asarray, batch)
+
+
+@functools.cache
+def learner():
+  model, _, _, _ = drawn()
+  return jax.jit(functools.partial(routed_outputs, model.forward, make_filter()))
+
+
+def used(outputs, batch: TrainBatch):
+  return routing.replayed(batch.routing, outputs.live_routing)
+
+
+def test_every_token_but_the_last_has_its_route():
+  _, _, rollouts, _ = drawn()
+  assert rollouts.routing.shape == (8, 12, 3, 2) and rollouts.routing.dtype == np.int16
+  for row in range(8):
+    here = np.concatenate([rollouts.prompt_mask[row], rollouts.mask[row]])
+    known = np.all(rollouts.routing[row][:, [0, 2]] >= 0, axis=(1, 2))
+    last = np.flatnonzero(here)[-1]
+    assert not known[last] and np.array_equal(np.delete(known, last), np.delete(here, last))
+  assert np.all(rollouts.routing[:, :, 1] == -1)  # A dense layer has none.
+  assert np.unique(rollouts.mask.sum(axis=1)).size > 1  # Or the lengths would say nothing.
+
+
+def test_packing_keeps_each_route_with_its_token():
+  _, _, rollouts, batch = drawn()
+  sequences = rollout.trajectories(rollouts)
+  for sequence, (row, slots) in zip(sequences, packing.places([len(s.tokens) for s in sequences], 16), strict=True):
+    assert np.array_equal(batch.tokens[row, slots], sequence.tokens) and np.array_equal(batch.routing[row, slots], sequence.routing)
+  assert np.all(np.asarray(batch.routing)[np.asarray(batch.segments) == 0] == -1)
+
+
+def test_in_float32_the_learner_routes_as_the_sampler_did():
+  _, params, _, batch = drawn()
+  live = learner()(params, batch._replace(routing=None)).live_routing
+  assert float(routing.comparison(live, batch.routing, batch.segments)) == 0
+
+
+def test_replaying_the_samplers_routes_makes_the_overlap_exactly_one():
+  """With a sampler in bfloat16 some routes differ; replayed, none does, and only the last tokens fall back."""
+  _, params, _, batch = drawn("bfloat16")
+  live = learner()(params, batch._replace(routing=None)).live_routing
+  assert float(routing.comparison(live, batch.routing, batch.segments)) > 0
+  replayed = used(learner()(params, batch), batch)
+  assert float(routing.comparison(replayed, batch.routing, batch.segments)) == 0
+  metrics = routing.replay_metrics(batch.routing, batch.segments, sparse_layers=(0, 2))
+  assert float(metrics["moe/replay_fallback"]) == 0
+
+
+def test_replaying_the_learners_own_routes_leaves_the_ratio_at_exactly_one():
+  _, params, _, batch = drawn()
+  live = batch._replace(routing=jnp.full_like(batch.routing, -1))
+  old = learner()(params, live)
+  replayed = learner()(params, batch._replace(routing=old.live_routing.astype(jnp.int16)))
+  assert np.array_equal(old.logprobs, replayed.logprobs)
+  assert np.all(np.exp(np.asarray(replayed.logprobs - old.logprobs)) == 1)
+
+
+def test_a_sampler_that_nobody_asked_records_nothing():
+  cache = jax.eval_shape(lambda: make_model(CONFIG).init_cache(2, 3))
+  assert cache.routing is None
+  dense = make_model(preset("nano", vocab_size=264))
+  assert jax.eval_shape(lambda: dense.init_cache(2, 3, record_routing=True)).routing is None
