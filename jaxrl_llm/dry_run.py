@@ -7,6 +7,7 @@ from ml_collections import ConfigDict
 
 from jaxrl_llm import mesh as mesh_lib
 from jaxrl_llm.experiment import build
+from jaxrl_llm.train_step import partition
 
 
 def describe(config: ConfigDict) -> str:
@@ -24,20 +25,22 @@ def describe(config: ConfigDict) -> str:
   itemsize = jnp.dtype(model.dtype).itemsize
   weights = sum(_bytes_per_device(x) for x in jax.tree.leaves(experiment.abstract_state.params))
   state = sum(_bytes_per_device(x) for x in jax.tree.leaves(experiment.abstract_state))
+  trained = sum(_bytes_per_device(x) for x in jax.tree.leaves(partition(experiment.abstract_state.params, experiment.trainable)[0]))
   tokens = rows * learner.row_tokens / shards / learner.micro_batches
   # Of a block the backward pass keeps about 8 arrays of the stream's width, 3 of the feed-forward's, and the attention weights.
-  width = 8 * model.d_model + 3 * model.d_ff + 2 * model.num_heads * learner.row_tokens
+  hidden = model.d_ff if model.experts is None else model.experts.top_k * model.experts.d_ff
+  width = 8 * model.d_model + 3 * hidden + 2 * model.num_heads * learner.row_tokens
   activations = tokens * width * itemsize * (2 if model.remat else model.num_layers)
   logits = 3 * tokens * model.vocab_size * 4
   slots = max(rollout.prompt_buckets) + rollout.max_new_tokens
   sequences = max(rollout.num_prompts * rollout.group_size, config.eval.batch_prompts * config.eval.samples) / shards
   cache = 2 * model.num_layers * sequences * slots * model.num_kv_heads * model.head_dim * itemsize / experiment.mesh.shape["tensor"]
-  reference = weights if "ref_logprobs" in experiment.needs else 0
+  reference = weights if "ref_logprobs" in experiment.needs and model.lora is None else 0
   critic = sum(_bytes_per_device(x) for x in jax.tree.leaves(experiment.critic.abstract_state)) if experiment.critic else 0
   parts = {
     "weights": weights,
     "optimizer moments": state - weights,
-    "gradients": weights,
+    "gradients": trained,
     "frozen reference": reference,
     "critic and its moments": critic,
     "activations": activations,
@@ -45,10 +48,10 @@ def describe(config: ConfigDict) -> str:
     "key-value cache": cache,
   }
   held = state + reference + critic
-  update, sampling = held + weights + activations + logits, held + cache
+  update, sampling = held + trained + activations + logits, held + cache
   lines = [
     f"mesh: {dict(experiment.mesh.shape)} over {experiment.mesh.size} {jax.devices()[0].device_kind} device(s)",
-    f"model: {config.model.preset}, {experiment.model.num_params:,} parameters",
+    f"model: {config.model.path or config.model.preset}, {experiment.model.num_params:,} parameters",
     f"rollout batch: {rollout.num_prompts} prompts x {rollout.group_size} samples; updates per rollout: {learner.updates_per_rollout}",
     "estimated memory for each device, in MB: " + ", ".join(f"{name} {size / 1e6:.1f}" for name, size in parts.items() if size),
     f"estimated peak for each device: {max(update, sampling) / 1e6:.1f} MB (update {update / 1e6:.1f}, sampling {sampling / 1e6:.1f})",

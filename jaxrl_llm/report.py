@@ -177,7 +177,8 @@ def _header(summary: Mapping[str, Any], config: Mapping[str, Any], rows: Sequenc
     "peak_memory_gb": max(memory, default=None),
   }
   known = {name: value for name, value in summary.items() if value is not None and name != "versions"}
-  fixed = {"planned_steps": config.get("num_steps"), "task": config.get("task.name"), "model": config.get("model.preset")}
+  model = config.get("model.path") or config.get("model.preset")
+  fixed = {"planned_steps": config.get("num_steps"), "task": config.get("task.name"), "model": model}
   return derived | known | fixed | {"workdir": workdir.resolve().name}
 
 

@@ -24,6 +24,13 @@ const PANELS = [
     { title: "Sampler to learner gap", unit: "nats, log axis", log: true,
       series: [["largest", "rollout_corr/logprob_abs_diff/max", 1], ["mean", "rollout_corr/logprob_abs_diff/mean", 0]] },
   ] },
+  { group: "Experts", panels: [
+    { title: "Experts that change", unit: "%", zero: true, series: [["by an update", "moe/expert_change/update"],
+      ["sampler to learner", "moe/expert_change/sampler"], ["since the replayed routes", "moe/replay_expert_change"]] },
+    { title: "Load of the busiest expert", unit: "even shares", zero: true, series: [["mean over layers", "moe/load_max"]] },
+    { title: "Experts without a token", unit: "%", zero: true, series: [["", "moe/unused"]] },
+    { title: "Replayed routes that were missing", unit: "%", zero: true, series: [["", "moe/replay_fallback"]] },
+  ] },
   { group: "Optimizer", panels: [
     { title: "Loss", series: [["total", "actor/loss"], ["policy", "actor/pg_loss"]] },
     { title: "Gradient norm", log: "auto", series: [["before clipping", "actor/grad_norm"]] },
