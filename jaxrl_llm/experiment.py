@@ -1,7 +1,7 @@
 """An experiment put together from its config: task, mesh, model, objective, and the programs compiled for them."""
 
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -14,12 +14,14 @@ from ml_collections import ConfigDict
 
 from jaxrl_llm import mesh as mesh_lib
 from jaxrl_llm import objectives, policy, rewards, routing, tasks
+from jaxrl_llm.compiling import compiled_for
 from jaxrl_llm.config_check import given, row_problems
 from jaxrl_llm.credit import Credit, Evidence, make_credit
 from jaxrl_llm.models import Critic, Model, lower_precision, make_critic, make_model, trainable
 from jaxrl_llm.needs import abstract_batch, needed_by_critic, needed_by_score, needed_by_step, needed_by_warm_start, scores_needed
 from jaxrl_llm.objectives.base import critic_objective
 from jaxrl_llm.objectives.corrected import corrected
+from jaxrl_llm.route_programs import RoutePrograms, make_route_programs
 from jaxrl_llm.sampler import SampleFn, make_filter, make_sampler
 from jaxrl_llm.tasks import Task
 from jaxrl_llm.tasks.pipeline import encode_demonstrations, max_prompt_tokens
@@ -33,7 +35,7 @@ from jaxrl_llm.train_step import (
   policy_outputs,
   routed_outputs,
 )
-from jaxrl_llm.types import Metrics, Objective, Params, Rollouts, TrainBatch, TrainState
+from jaxrl_llm.types import Objective, Params, Rollouts, TrainBatch, TrainState
 
 Optimizer = tuple[optax.GradientTransformation, optax.Schedule]
 
@@ -64,19 +66,6 @@ class Scores(NamedTuple):
 
   logprobs: Float[Array, "B T"]
   routing: Int[Array, "B T L K"] | None = None
-
-
-class RoutePrograms(NamedTuple):
-  """What a run of a mixture of experts has in addition.
-
-  Attributes:
-    describe: `(routing, segments, sampled, replayed) -> metrics`: how the experts are used, how far the routes are from the sampler's, and
-      what replaying costs; the last two are None where there are none.
-    compare: `(routing, segments, other) -> fraction of experts that differ`.
-  """
-
-  describe: Callable[..., Metrics]
-  compare: Callable[..., Float[Array, ""]]
 
 
 class Experiment(NamedTuple):
@@ -262,37 +251,6 @@ def build(config: ConfigDict) -> Experiment:
   )
 
 
-def make_route_programs(mesh: Mesh, model: Model, learner: ConfigDict, *, replays: bool, records: bool) -> RoutePrograms:
-  """What looks at routes, compiled like everything else for all declared shapes at once.
-
-  Args:
-    mesh: devices.
-    model: a mixture of experts.
-    learner: the config's section.
-    replays: whether updates replay routes.
-    records: whether the sampler records them.
-  """
-  shape, sparse = model.config, model.config.sparse_layers
-
-  def describe(used, segments, sampled, replayed) -> Metrics:
-    found = routing.usage(used, routing.travelled(segments), num_experts=shape.experts.num_experts, sparse_layers=sparse)
-    if sampled is not None:
-      found["moe/expert_change/sampler"] = routing.comparison(used, sampled, segments)
-    if replayed is not None:
-      found |= routing.replay_metrics(replayed, segments, sparse_layers=sparse)
-    return found
-
-  def compare(before, segments, after) -> Float[Array, ""]:
-    return routing.comparison(before, after, segments)
-
-  batches = [abstract_batch(mesh, rows, learner.row_tokens, routes=(shape.num_layers, shape.experts.top_k)) for rows in learner.row_buckets]
-  given = lambda batch, is_given: batch.routing if is_given else None
-  return RoutePrograms(
-    describe=compiled_for(jax.jit(describe), [(x.routing, x.segments, given(x, records), given(x, replays)) for x in batches]),
-    compare=compiled_for(jax.jit(compare), [(x.routing, x.segments, x.routing) for x in batches]),
-  )
-
-
 def make_critic_programs(config: ConfigDict, mesh: Mesh, critic: Critic, objective: Objective) -> CriticPrograms:
   """The critic's optimizer, update and scoring pass.
 
@@ -405,35 +363,3 @@ def check_lengths(task: Task, config: ConfigDict, *, max_positions: int | None =
       f"config.rollout.max_new_tokens={config.rollout.max_new_tokens}: a demonstration has {demonstrated} tokens with its prompt, "
       f"expected at most {budget}; raise it to at least {demonstrated - max(config.rollout.prompt_buckets)}"
     )
-
-
-def compiled_for(jitted: Callable, signatures: Sequence[tuple]) -> Callable:
-  """`jitted` for a declared set of shapes, all compiled at the first call: later ones can only run.
-
-  Args:
-    jitted: a jitted function; its second argument tells the shapes apart.
-    signatures: its arguments in each of their shapes, abstract.
-  """
-  programs: dict[tuple, Callable] = {}
-
-  def call(*args: Any) -> Any:
-    if not programs:
-      programs.update({_shape(abstract): jitted.lower(*abstract).compile() for abstract in signatures})
-    return programs[_shape(args)](*args)
-
-  return call
-
-
-def _shape(args: Sequence[Any]) -> tuple[int, ...]:
-  return jax.tree.leaves(args[1])[0].shape
-
-
-class CompileCounter:
-  """Counts the programs that XLA has compiled, or loaded from its cache, since the counter was made."""
-
-  def __init__(self):
-    self.count = 0
-    jax.monitoring.register_event_duration_secs_listener(self._listen)
-
-  def _listen(self, event: str, duration: float, **_: Any) -> None:
-    self.count += event == "/jax/core/compile/backend_compile_duration"

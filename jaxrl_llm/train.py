@@ -12,8 +12,9 @@ from ml_collections import ConfigDict
 from orbax.checkpoint import CheckpointManager
 
 from jaxrl_llm import checkpoint, ledger, packing, report, rollout
+from jaxrl_llm.compiling import CompileCounter
 from jaxrl_llm.evaluate import evaluate_policy
-from jaxrl_llm.experiment import CompileCounter, Experiment, build, kl_coef_in_loss
+from jaxrl_llm.experiment import Experiment, build, kl_coef_in_loss
 from jaxrl_llm.mesh import place_rows
 from jaxrl_llm.metrics import MetricWriter, SampleWriter
 from jaxrl_llm.needs import needed_by_critic, needed_by_score, needed_by_step, needed_by_warm_start

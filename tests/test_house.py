@@ -19,14 +19,14 @@ PACKAGE = ROOT / "jaxrl_llm"
 # A room may import what stands above it. Rooms of one row do not know each other.
 LAYERS = (
   ("types",),
-  ("segments", "routing", "mesh", "weights", "gguf_header"),
+  ("segments", "routing", "mesh", "weights", "gguf_header", "compiling"),
   (
     "objectives", "advantages", "packing", "rewards", "tasks", "models", "sampler", "checkpoint", "ledger", "metrics", "platform",
     "progress", "report", "train_step",
   ),
   ("credit", "policy"),
   ("config_refusals", "needs"),
-  ("config_check",),
+  ("config_check", "route_programs"),
   ("rollout", "workdirs"),
   ("evaluate",),
   ("experiment",),
@@ -37,7 +37,9 @@ LAYERS = (
 RANKS = {room: rank for rank, rooms in enumerate(LAYERS) for room in rooms}
 
 # The only ones that see a ConfigDict.
-CONFIG_ROOMS = ("command_line", "config_check", "config_refusals", "dry_run", "experiment", "main", "needs", "policy", "scores", "train")
+CONFIG_ROOMS = (
+  "command_line", "config_check", "config_refusals", "dry_run", "experiment", "main", "needs", "policy", "route_programs", "scores", "train"
+)  # fmt: skip
 
 BLOCKED = (
   # Never a dependency.

@@ -102,7 +102,7 @@ def main(argv: list[str] | None = None) -> int:
   try:
     print(describe(parser.parse_args(argv).path))
   except (ValueError, OSError, ImportError) as error:
-    print(error, file=sys.stderr)
+    print(str(error).removeprefix("config.model."), file=sys.stderr)  # Here the path is an argument.
     return 2
   return 0
 
