@@ -113,7 +113,7 @@ def made_up(*, depth: float = 1.0, r3: float = 0.1, falls: tuple[str, ...] = ())
       k3 = near(1e-4 * (r3 if arm.replay == "R3" else 1) * (1e-4 if arm.sampler == "float32" else 1))
       fell = arm.replay in falls and arm.rate == rules.HOT_RATE
       for index in range(4):
-        row = dict(reward=0.5 * (0.5**index if fell else 1), k3=k3, k3_live=1e-4, f2=10 * k3, overlap=float(arm.replay == "R3"))
+        row = dict(reward=0.5 * (0.2**index if fell else 1), k3=k3, k3_live=1e-4, f2=10 * k3, overlap=float(arm.replay == "R3"))
         tables["rollouts"].append(at | {"rollout": index + 1} | row | dict(first_ratio=1e-6, sampler_change=near(0.01)))
         for update in range(1, arm.updates + 1):
           for view in ("live", "replay"):

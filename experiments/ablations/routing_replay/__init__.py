@@ -1,0 +1,1 @@
+"""How routers drift under reinforcement learning, and what replaying their routes changes. See README.md."""

@@ -1,0 +1,279 @@
+"""The bed: a small mixture of experts that imitates an unreliable teacher of arithmetic, and real Adam steps of GRPO on what it samples.
+
+Every problem has two steps (such as 7+8-5), so every prompt has the same length and a batch is a plain rectangle: a response a row.
+"""
+
+import functools
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from jaxrl_llm import objectives, routing
+from jaxrl_llm.advantages import group_advantages
+from jaxrl_llm.models import Experts, ModelConfig, lower_precision, make_model, preset
+from jaxrl_llm.rewards.answer import final_answer
+from jaxrl_llm.sampler import make_filter, make_sampler
+from jaxrl_llm.tasks import arithmetic
+from jaxrl_llm.train_step import init_state, make_optimizer, make_train_step, routed_outputs
+from jaxrl_llm.types import Completion, Metrics, Params, Rollouts, TrainBatch, TrainState
+
+ALPHABET = "0123456789+-=#\n"
+PAD, END, VOCAB_SIZE = len(ALPHABET), len(ALPHABET) + 1, 24
+LEVEL = 2
+ERROR_RATE = 0.2  # Of the teacher's steps. A third, as in the laptop job, takes this small model twice as long to imitate.
+PROMPT_TOKENS = 6
+RESPONSE_TOKENS = 24
+"""The teacher's longest working has 23 tokens."""
+
+CLIP = dict(clip_low=0.2, clip_high=0.27)
+
+
+class Sizes(NamedTuple):
+  """How large the bed is.
+
+  Attributes:
+    num_layers: transformer blocks, all with experts.
+    d_model: width.
+    num_experts: of a layer.
+    top_k: experts that a token visits.
+    d_ff: width of an expert.
+    num_prompts: prompts of a rollout batch.
+    group_size: responses to each prompt.
+    num_minibatches: pieces of a rollout batch; the probes of E5 are one of them.
+    warm_steps: supervised steps.
+    warm_rows: demonstrations of a step.
+  """
+
+  num_layers: int = 4
+  d_model: int = 64
+  num_experts: int = 8
+  top_k: int = 2
+  d_ff: int = 32
+  num_prompts: int = 32
+  group_size: int = 8
+  num_minibatches: int = 4
+  warm_steps: int = 300
+  warm_rows: int = 64
+
+
+SMOKE = Sizes(num_layers=2, d_model=16, num_experts=4, d_ff=8, num_prompts=4, group_size=4, num_minibatches=2, warm_steps=2, warm_rows=8)
+"""Shows that everything runs, and measures nothing worth having."""
+
+
+class Scored(NamedTuple):
+  """A pass of the learner.
+
+  Attributes:
+    logprobs: of each token, [B, T].
+    entropy: of the distribution it is drawn from, in nats.
+    visited: the experts that each token visited, [B, T, L, K].
+    live: those that the routers would have chosen at what they saw.
+  """
+
+  logprobs: jax.Array
+  entropy: jax.Array
+  visited: jax.Array
+  live: jax.Array
+
+
+class Bed(NamedTuple):
+  """A model and its compiled programs, shared by all seeds and arms.
+
+  Attributes:
+    sizes: how large it is.
+    config: of the model.
+    init: `(key) -> params`.
+    warm_step: `(state, batch) -> (state, metrics)`, supervised.
+    warm_state: `(params) -> state` for `warm_step`.
+    score: `(params, batch) -> Scored`; replays `batch.routing`.
+    sampler: `(dtype) -> (params, prompts, prompt_mask, key) -> Rollouts`, with its routes.
+    new_state: `(params) -> state` for `step`.
+    step: `(state, batch, learning rate) -> (state, metrics)`, an update of GRPO that replays `batch.routing`. Compiled once for all rates.
+  """
+
+  sizes: Sizes
+  config: ModelConfig
+  init: Callable[[jax.Array], Params]
+  warm_step: Callable
+  warm_state: Callable[[Params], TrainState]
+  score: Callable[[Params, TrainBatch], Scored]
+  sampler: Callable[[str], Callable[..., Rollouts]]
+  new_state: Callable[[Params], TrainState]
+  step: Callable[[TrainState, TrainBatch, float], tuple[TrainState, Metrics]]
+
+
+class Rollout(NamedTuple):
+  """A rollout batch.
+
+  Attributes:
+    batch: with live routes, advantages, and the sampler's log-probabilities as the old ones.
+    sampled: the routes that the sampler recorded.
+    rewards: 1 where a response is right.
+  """
+
+  batch: TrainBatch
+  sampled: np.ndarray
+  rewards: np.ndarray
+
+
+@functools.cache
+def make_bed(sizes: Sizes) -> Bed:
+  """Builds the model once; a program compiles at first use."""
+  config = preset("tiny-moe", vocab_size=VOCAB_SIZE)._replace(
+    num_layers=sizes.num_layers, d_model=sizes.d_model, num_heads=4, num_kv_heads=2, head_dim=sizes.d_model // 4,
+    experts=Experts(sizes.num_experts, sizes.top_k, sizes.d_ff),
+  )  # fmt: skip
+  model = make_model(config)
+  outputs_fn = functools.partial(routed_outputs, model.forward, make_filter())
+
+  adam = dict(learning_rate=1e-2, warmup_steps=20, decay_steps=sizes.warm_steps, weight_decay=0.0, b1=0.9, b2=0.99, max_grad_norm=1.0)
+  warm, schedule = make_optimizer(**adam)
+  warm_step = jax.jit(make_train_step(outputs_fn, objectives.make("sft"), warm, learning_rate=schedule), donate_argnums=0)
+
+  # The rate is an input of the program, and not a constant in it: a sweep compiles nothing.
+  adam = optax.inject_hyperparams(optax.adam)(learning_rate=0.0, b1=0.9, b2=0.99)
+  optimizer = optax.chain(optax.clip_by_global_norm(1.0), adam)
+  update = jax.jit(make_train_step(outputs_fn, objectives.make("grpo", **CLIP, kl_coef=0.0), optimizer, learning_rate=lambda count: 0.0))
+
+  def step(state: TrainState, batch: TrainBatch, learning_rate: float) -> tuple[TrainState, Metrics]:
+    clip, inner = state.opt_state
+    inner = inner._replace(hyperparams=inner.hyperparams | {"learning_rate": jnp.float32(learning_rate)})
+    return update(state._replace(opt_state=(clip, inner)), batch)
+
+  @jax.jit
+  def score(params: Params, batch: TrainBatch) -> Scored:
+    out = outputs_fn(params, batch)
+    return Scored(out.logprobs, out.entropy, routing.replayed(batch.routing, out.live_routing), out.live_routing)
+
+  @functools.cache
+  def sampler(dtype: str) -> Callable[..., Rollouts]:
+    lower = make_model(config._replace(dtype=dtype))
+    settings = dict(group_size=sizes.group_size, max_new_tokens=RESPONSE_TOKENS, stop_ids=(END,), pad_id=PAD)
+    sample = make_sampler(functools.partial(lower.init_cache, record_routing=True), lower.decode, **settings)
+    return jax.jit(lambda params, *rest: sample(lower_precision(params, dtype), *rest))
+
+  warm_state = lambda params: init_state(params, warm)
+  new_state = lambda params: init_state(params, optimizer)
+  return Bed(sizes, config, model.init, warm_step, warm_state, score, sampler, new_state, step)
+
+
+def encode(text: str) -> list[int]:
+  """Text to ids.
+
+  Example:
+    >>> encode("7+8=")
+    [7, 10, 8, 12]
+  """
+  return [ALPHABET.index(character) for character in text]
+
+
+def questions(split: str) -> list[str]:
+  """The problems of a split, "train" or "test", in a fixed order."""
+  return [question for question in arithmetic.problems(LEVEL) if arithmetic.split_of(question) == split]
+
+
+def prompts_of(chosen: Sequence[str]) -> np.ndarray:
+  """Prompts of problems, [n, PROMPT_TOKENS]."""
+  return np.array([encode(arithmetic.render_prompt(question)) for question in chosen], np.int32)
+
+
+def rectangle(bed: Bed, tokens: np.ndarray, drawn: np.ndarray) -> TrainBatch:
+  """A batch of one sequence a row, routed live.
+
+  Args:
+    bed: for the shape of its routes.
+    tokens: prompts and responses, [N, T].
+    drawn: True where a token of the response was drawn, [N, R].
+  """
+  shape = tokens.shape
+  mask = np.pad(drawn, ((0, 0), (PROMPT_TOKENS, 0))).astype(np.float32)
+  live = np.full((*shape, bed.config.num_layers, bed.config.experts.top_k), routing.LIVE, np.int16)
+  return TrainBatch(
+    tokens=tokens.astype(np.int32),
+    positions=np.broadcast_to(np.arange(shape[1], dtype=np.int32), shape),
+    segments=np.pad(drawn, ((0, 0), (PROMPT_TOKENS, 0)), constant_values=True).astype(np.int32),
+    mask=mask,
+    advantages=mask,
+    old_logprobs=np.zeros(shape, np.float32),
+    routing=live,
+  )
+
+
+def demonstrations(bed: Bed, chosen: Sequence[str], rng: np.random.Generator) -> TrainBatch:
+  """What the teacher writes to some problems, one step in five wrong."""
+  tokens = np.full((len(chosen), PROMPT_TOKENS + RESPONSE_TOKENS), PAD, np.int32)
+  drawn = np.zeros((len(chosen), RESPONSE_TOKENS), bool)
+  for row, question in enumerate(chosen):
+    seed = int(rng.integers(arithmetic.DEMONSTRATIONS_PER_PROBLEM))
+    text = arithmetic.working(question, error_rate=ERROR_RATE, seed=seed)
+    response = [*encode(text), END]
+    tokens[row, : PROMPT_TOKENS + len(response)] = [*encode(arithmetic.render_prompt(question)), *response]
+    drawn[row, : len(response)] = True
+  return rectangle(bed, tokens, drawn)
+
+
+def warm_params(bed: Bed, seed: int) -> Params:
+  """Weights that imitate the teacher, from scratch."""
+  rng = np.random.default_rng([seed, 0])
+  train = questions("train")
+  state = bed.warm_state(bed.init(jax.random.key(seed)))
+  for _ in range(bed.sizes.warm_steps):
+    state, _ = bed.warm_step(state, demonstrations(bed, rng.choice(train, bed.sizes.warm_rows), rng))
+  return state.params
+
+
+def graded(rollouts: Rollouts, chosen: Sequence[str]) -> np.ndarray:
+  """1 where a response is right, [N]."""
+  group_size = len(rollouts.tokens) // len(chosen)
+  answers = [{"answer": str(arithmetic.evaluate(question))} for question in chosen for _ in range(group_size)]
+  rewards = []
+  for tokens, mask, stopped, answer in zip(rollouts.tokens, rollouts.mask, rollouts.stopped, answers, strict=True):
+    # An id that is no character makes a response wrong, wherever it stands.
+    text = "".join(ALPHABET[i] if i < len(ALPHABET) else "?" for i in tokens[mask] if i != END)
+    completion = Completion(text=text, token_ids=tuple(tokens[mask].tolist()), num_tokens=int(mask.sum()), stopped=bool(stopped))
+    rewards.append(final_answer(completion, answer))
+  return np.array(rewards, np.float32)
+
+
+def draw(bed: Bed, params: Params, chosen: Sequence[str], key: jax.Array, *, dtype: str = "float32") -> Rollout:
+  """Samples a rollout batch with its group advantages.
+
+  Args:
+    bed: the model.
+    params: the learner's weights; the sampler lowers them by itself.
+    chosen: problems, as many as the bed has prompts.
+    key: of this batch alone.
+    dtype: the sampler's.
+  """
+  prompts = prompts_of(chosen)
+  rollouts = jax.device_get(bed.sampler(dtype)(params, jnp.asarray(prompts), jnp.ones(prompts.shape, bool), key))
+  rewards = graded(rollouts, chosen)
+  batch = rectangle(bed, np.concatenate([rollouts.prompts, rollouts.tokens], axis=1), rollouts.mask)
+  advantages = np.asarray(group_advantages(rewards, bed.sizes.group_size))[:, None] * batch.mask
+  logprobs = np.pad(rollouts.logprobs, ((0, 0), (PROMPT_TOKENS, 0)))
+  return Rollout(batch._replace(advantages=advantages.astype(np.float32), old_logprobs=logprobs), rollouts.routing, rewards)
+
+
+def problem_batches(bed: Bed, seed: int) -> Iterator[list[str]]:
+  """Training problems, a rollout batch at a time; the same for all arms of a seed."""
+  rng, train = np.random.default_rng([seed, 1]), questions("train")
+  while True:
+    yield list(rng.choice(train, bed.sizes.num_prompts, replace=False))
+
+
+def held_out(bed: Bed, params: Params, *, batches: int) -> float:
+  """Accuracy on test problems in float32, at temperature 1: always the same problems and keys."""
+  order = np.random.default_rng(0).permutation(questions("test"))
+  size = bed.sizes.num_prompts
+  pieces = [order[start * size : (start + 1) * size] for start in range(batches)]
+  return float(np.mean([np.mean(draw(bed, params, x, jax.random.key(i)).rewards) for i, x in enumerate(pieces)]))
+
+
+def piece(batch: TrainBatch, index: int, count: int) -> TrainBatch:
+  """Mini-batch number `index` of `count`; groups stay together."""
+  size = len(batch.tokens) // count
+  return jax.tree.map(lambda x: x[index * size : (index + 1) * size], batch)

@@ -1,0 +1,137 @@
+"""What is measured on routes and on log-probabilities. No model in here."""
+
+from collections.abc import Callable, Mapping, Sequence
+
+import jax.numpy as jnp
+import numpy as np
+
+from experiments.ablations.ratio_lab.measures import interval
+from jaxrl_llm import routing
+
+
+def overlaps(a: np.ndarray, b: np.ndarray, segments: np.ndarray) -> np.ndarray:
+  """|A ∩ B| / K of the tokens whose routes bear on a later one and that both routings have recorded, [tokens, L].
+
+  Args:
+    a: one routing, [B, T, L, K].
+    b: the other.
+    segments: 0 is padding, [B, T].
+  """
+  a, b, segments = (jnp.asarray(x) for x in (a, b, segments))
+  both = jnp.all(routing.recorded(a) & routing.recorded(b), axis=-1) & (routing.travelled(segments) > 0)
+  return np.asarray(routing.overlap(a, b))[np.asarray(both)]
+
+
+def change_by_layer(a: np.ndarray, b: np.ndarray, segments: np.ndarray) -> list[float]:
+  """1 − |A ∩ B| / K in each layer, the mean over the tokens of `overlaps`."""
+  return np.mean(1 - overlaps(a, b, segments), axis=0).tolist()
+
+
+def tokens_changed(a: np.ndarray, b: np.ndarray, segments: np.ndarray) -> float:
+  """Fraction of those tokens which visit another expert in at least one layer."""
+  return float(np.mean(np.any(overlaps(a, b, segments) < 1, axis=-1)))
+
+
+def smallest_overlap(a: np.ndarray, b: np.ndarray, segments: np.ndarray) -> float:
+  """|A ∩ B| / K at the token and layer where it is smallest; 1 where the routings agree everywhere that matters."""
+  return float(np.min(overlaps(a, b, segments)))
+
+
+def mismatch(logprobs: np.ndarray, sampled: np.ndarray, mask: np.ndarray) -> dict[str, float]:
+  """How far a policy is from the sampler μ on tokens that μ drew.
+
+  Args:
+    logprobs: log π of the tokens, [B, T].
+    sampled: log μ of the tokens.
+    mask: 1 where a token was drawn.
+
+  Returns:
+    `k3`, the mean of k − 1 − log k with k = π/μ, whose expectation is KL(μ‖π); `f2`, the fraction of tokens with max(k, 1/k) > 2; `gap`,
+    the largest |log k|.
+
+  References:
+    Stabilizing MoE reinforcement learning by aligning training and inference routers (R3), arXiv:2510.11370, 2025.
+  """
+  log_k = (np.asarray(logprobs, np.float64) - sampled)[np.asarray(mask) > 0]
+  k3 = np.mean(np.expm1(log_k) - log_k)
+  return {"k3": float(k3), "f2": float(np.mean(np.abs(log_k) > np.log(2))), "gap": float(np.max(np.abs(log_k)))}
+
+
+def ratio_spread(log_ratio: np.ndarray, mask: np.ndarray) -> dict[str, float]:
+  """Spread of importance ratios r = π/π_old.
+
+  Args:
+    log_ratio: log r, [B, T].
+    mask: 1 where a token counts; in every row somewhere.
+
+  Returns:
+    `std_log_r` of the tokens; `std_log_s` of the sequences' length-normalised ratios; `max_r`, the largest r; `f2`, the fraction of tokens
+    with max(r, 1/r) > 2.
+  """
+  mask = np.asarray(mask) > 0
+  rows = np.where(mask, np.asarray(log_ratio, np.float64), 0)
+  tokens, log_s = rows[mask], rows.sum(axis=1) / mask.sum(axis=1)
+  return {
+    "std_log_r": float(np.std(tokens)),
+    "std_log_s": float(np.std(log_s)),
+    "max_r": float(np.exp(np.max(tokens))),
+    "f2": float(np.mean(np.abs(tokens) > np.log(2))),
+  }
+
+
+def collapsed(rewards: Sequence[float], *, decay: float = 0.7) -> bool:
+  """Whether the running mean of the reward ever falls below half of its own maximum.
+
+  Example:
+    >>> collapsed([0.2, 0.5, 0.6, 0.6]), collapsed([0.5, 0.6, 0.1, 0.0, 0.0, 0.0])
+    (False, True)
+  """
+  mean, highest = rewards[0], rewards[0]
+  for reward in rewards[1:]:
+    mean = decay * mean + (1 - decay) * reward
+    highest = max(highest, mean)
+    if mean < highest / 2:
+      return True
+  return False
+
+
+def where(rows: Sequence[Mapping], **wanted) -> list[Mapping]:
+  """The rows that have these values.
+
+  Example:
+    >>> where([{"a": 1, "b": 2}, {"a": 2, "b": 2}], a=2)
+    [{'a': 2, 'b': 2}]
+  """
+  return [row for row in rows if all(row[name] == value for name, value in wanted.items())]
+
+
+def per_seed(rows: Sequence[Mapping], read: Callable[[Sequence[Mapping]], float]) -> list[float]:
+  """A number from the rows of each seed, in the order of the seeds."""
+  return [read(where(rows, seed=seed)) for seed in sorted({row["seed"] for row in rows})]
+
+
+def mean_of(name: str) -> Callable[[Sequence[Mapping]], float]:
+  """Reads the mean of a column."""
+  return lambda rows: float(np.mean([row[name] for row in rows]))
+
+
+def line(rows: Sequence[Mapping], x: str, y: str, *, of: Callable[[float], float]) -> dict[str, float]:
+  """The interval over the seeds of the slope of the mean of y against a function of x.
+
+  Args:
+    rows: each with `seed`, x and y.
+    x: name of a column.
+    y: the same.
+    of: applied to x.
+  """
+
+  def slope(mine: Sequence[Mapping]) -> float:
+    places = sorted({row[x] for row in mine})
+    return float(np.polyfit([of(place) for place in places], [mean_of(y)(where(mine, **{x: place})) for place in places], 1)[0])
+
+  return interval(per_seed(rows, slope))
+
+
+def log_quotient(above: Sequence[float], below: Sequence[float]) -> dict[str, float]:
+  """The interval over the seeds of log(above / below); both of the same seeds in the same order. A 0 counts as 1e-12."""
+  return interval([float(np.log(max(a, 1e-12) / max(b, 1e-12))) for a, b in zip(above, below, strict=True)])
