@@ -6,7 +6,8 @@ Clip range 0.2 and KL coefficient 0.04 are the paper's. The paper makes one upda
 laptop job makes four, as every config here does. `:paper` makes one, with 64 samples for each prompt.
 Command: python -m jaxrl_llm.main --config=configs/grpo.py
 Hardware: 2 CPU cores.
-Score: held-out avg@4 46.5% after the warm start, 95.9% at the end (seed 0; time: see README.md). The paper's constants: not yet measured.
+Score: held-out avg@4 46.5% after the warm start, 95.9% at the end (seed 0; time: see README.md). The paper's constants, `:moe` and
+`:smollm2`: not yet measured.
 """
 
 from configs import common

@@ -6,7 +6,8 @@ Gate temperatures 1.0 for positive and 1.05 for negative advantages, as in the p
 within 0.2 of 1: it acts on outliers.
 Command: python -m jaxrl_llm.main --config=configs/sapo.py
 Hardware: 2 CPU cores.
-Score: held-out avg@4 46.5% after the warm start, 97.1% at the end (seed 0; time: see README.md). The paper's constants: not yet measured.
+Score: held-out avg@4 46.5% after the warm start, 97.1% at the end (seed 0; time: see README.md). The paper's constants, `:moe` and
+`:smollm2`: not yet measured.
 """
 
 from configs import common
