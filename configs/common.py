@@ -208,6 +208,7 @@ def base() -> ConfigDict:
   config.task.levels = (1, 2)  # Of 1 to 3; an arithmetic problem of level n takes n steps (n + 1 terms).
   config.task.chat = config_dict.placeholder(bool)  # Prompts go through the checkpoint's chat template; None is True where there is one.
   config.task.system = config_dict.placeholder(str)  # The system message of the chat.
+  config.task.pad_token = config_dict.placeholder(str)  # Of the checkpoint's vocabulary; None is its own, or a special one that is free.
   config.task.data_dir = config_dict.placeholder(str)  # Where the dataset is built; None is ~/.cache/jaxrl_llm/data.
 
   config.reward = ConfigDict()

@@ -143,6 +143,7 @@ UNRANGED = (
   "task.levels",
   "task.chat",
   "task.system",
+  "task.pad_token",
   "task.data_dir",
   "log.tensorboard",
 )
@@ -280,9 +281,9 @@ def _model_problems(config: ConfigDict) -> Iterator[str]:
       if section[name] is not None:
         yield f"config.model.{name}: found {section[name]!r}, expected None, because model.lora_rank is None: there are no adapters"
   if section.path is None:
-    for name in ("chat", "system"):
+    for name in ("chat", "system", "pad_token"):
       if config.task[name] is not None:
-        yield f"config.task.{name}: found {config.task[name]!r}, expected None, because without model.path there is no chat template"
+        yield f"config.task.{name}: found {config.task[name]!r}, expected None, because without model.path there is no tokenizer to set up"
   if shape.experts is None:
     for name, unset in (("replay", None), ("balance_coef", 0), ("z_coef", 0), ("measure_every", 0)):
       if config.moe[name] != unset:

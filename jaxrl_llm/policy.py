@@ -50,7 +50,8 @@ def tokenizer(config: ConfigDict) -> Tokenizer | None:
     return None
   rows = model_config(config).vocab_size
   chat = True if config.task.chat is None else config.task.chat
-  return load_tokenizer(weights.resolve(config.model.path), chat=chat, system=config.task.system, vocab_rows=rows)
+  path, task = weights.resolve(config.model.path), config.task
+  return load_tokenizer(path, chat=chat, system=task.system, vocab_rows=rows, pad_token=task.pad_token)
 
 
 def first_params(config: ConfigDict, model: Model, shardings: PyTree) -> Callable[[PRNGKeyArray], Params]:

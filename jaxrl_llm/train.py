@@ -21,8 +21,8 @@ from jaxrl_llm.needs import needed_by_critic, needed_by_score, needed_by_step, n
 from jaxrl_llm.objectives.penalties import adapted_coef, kl_estimate
 from jaxrl_llm.progress import Progress
 from jaxrl_llm.scores import add_scores, live_routes, reference_of
+from jaxrl_llm.states import abstract_arrays, keeps_reference, saved_part, whole_state
 from jaxrl_llm.tasks.pipeline import encode_demonstrations, example_iterator
-from jaxrl_llm.train_step import combine, partition
 from jaxrl_llm.types import Metrics, Params, TrainBatch, TrainState
 
 # Streams of randomness. A step folds its own number into its stream: nothing is carried, so a resumed run draws what an unbroken one does.
@@ -96,26 +96,16 @@ def start(config: ConfigDict, workdir: Path, *, command: str = "") -> Run:
   if config.warm_start.num_steps:
     demonstrations = example_iterator(experiment.task.demonstrations, batch_size=config.warm_start.batch_size, seed=config.seed)
   checkpoints = checkpoint.open_checkpoints(workdir / "checkpoints", keep=config.checkpoint.keep)
-  # Adapters leave the base as it is, so it is its own reference, and the checkpoint it came from holds it already.
-  needs_reference = "ref_logprobs" in experiment.needs and experiment.model.config.lora is None
-
-  abstract = {"state": saved_part(experiment, experiment.abstract_state)}
-  if needs_reference:
-    abstract["reference"] = experiment.abstract_state.params
-  if experiment.critic is not None:
-    abstract["critic"] = experiment.critic.abstract_state
   record = ledger.new_record(command) | {"kl_coef": config.reward.kl_coef or kl_coef_in_loss(config)}
-  restored = checkpoint.restore_latest(checkpoints, abstract)
+  restored = checkpoint.restore_latest(checkpoints, abstract_arrays(experiment))
   if restored is None:
     state = experiment.init(jax.random.fold_in(key, INIT))
-    reference = copy(state.params) if needs_reference else None
+    reference = copy(state.params) if keeps_reference(experiment) else None
     critic = experiment.critic and experiment.critic.init(jax.random.fold_in(key, CRITIC), state.params)
   else:
     arrays, saved = restored
-    state, reference, critic = arrays["state"], arrays.get("reference"), arrays.get("critic")
-    if experiment.model.config.lora is not None:
-      base = partition(experiment.init(jax.random.fold_in(key, INIT)).params, experiment.trainable)[1]
-      state = state._replace(params=combine(state.params, base))
+    state = whole_state(experiment, arrays["state"], jax.random.fold_in(key, INIT))
+    reference, critic = arrays.get("reference"), arrays.get("critic")
     prompts.set_state(saved.pop("prompts"))
     position = saved.pop("demonstrations")
     if demonstrations is not None:
@@ -373,13 +363,6 @@ def save(this: Run) -> None:
   this.clock.lap("checkpoint")
   report.write_report(this.workdir)  # A run can be looked at while it runs.
   this.clock.lap("report")
-
-
-def saved_part(experiment: Experiment, state: TrainState) -> TrainState:
-  """What a checkpoint holds of a state: all of it, but a frozen base, which lies where the run found it."""
-  if experiment.model.config.lora is None:
-    return state
-  return state._replace(params=partition(state.params, experiment.trainable)[0])
 
 
 def summarize(this: Run, status: str) -> dict[str, Any]:

@@ -85,7 +85,7 @@ MODELS = {
     ["config.model.lora", "('attn/.*',), which match no linear map"],
   ),
   "alpha alone": ({"model.lora_alpha": 2.0}, ["config.model.lora_alpha: found 2.0, expected None", "no adapters"]),
-  "chat of bytes": ({"task.chat": True}, ["config.task.chat: found True, expected None", "no chat template"]),
+  "chat of bytes": ({"task.chat": True}, ["config.task.chat: found True, expected None", "there is no tokenizer to set up"]),
   "replay without experts": ({"moe.replay": "R3"}, ["config.moe.replay: found 'R3', expected None", "the model is dense"]),
   "balance without experts": ({"moe.balance_coef": 0.1}, ["config.moe.balance_coef: found 0.1, expected 0", "the model is dense"]),
   "R2 of the sampler": (

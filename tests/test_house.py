@@ -30,15 +30,16 @@ LAYERS = (
   ("rollout", "workdirs"),
   ("evaluate",),
   ("experiment",),
-  ("scores",),
-  ("train", "command_line", "dry_run"),
+  ("scores", "states"),
+  ("train", "command_line", "dry_run", "export"),
   ("main",),
 )  # fmt: skip
 RANKS = {room: rank for rank, rooms in enumerate(LAYERS) for room in rooms}
 
 # The only ones that see a ConfigDict.
 CONFIG_ROOMS = (
-  "command_line", "config_check", "config_refusals", "dry_run", "experiment", "main", "needs", "policy", "route_programs", "scores", "train"
+  "command_line", "config_check", "config_refusals", "dry_run", "experiment", "export", "main", "needs", "policy", "route_programs",
+  "scores", "train",
 )  # fmt: skip
 
 BLOCKED = (

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-from jaxrl_llm import train
-from jaxrl_llm.models import load, make_model, preset, save_hf
+from jaxrl_llm import export, train, workdirs
+from jaxrl_llm.models import load, make_model, merge, preset, save_hf
 from tests.runs import VARIED, column, quick, run_here, tiny_config
 
 SHORT = VARIED | {"num_steps": 2, "warm_start.num_steps": 0, "eval.every": 2, "log.tensorboard": False}
@@ -36,11 +36,13 @@ def test_adapters_on_a_checkpoint_train_and_resume(checkpoint_folder, tmp_path):
   """The base stays the checkpoint's, is its own reference, and is not saved again."""
   overrides = SHORT | {"model.path": str(checkpoint_folder), "model.lora_rank": 4, "objective.kl_coef": 0.1, "learner.learning_rate": 1e-2}
   config = tiny_config("grpo", overrides)
+  workdirs.claim(tmp_path, config.to_dict())
   with quick():
     this = train.start(config, tmp_path)
     assert this.reference is None
     train.proceed(this)
     again = train.start(config, tmp_path)
+    assert export.main([str(tmp_path), str(tmp_path / "exported")]) == 0
   _, published = load(checkpoint_folder)
   for path, x in jax.tree_util.tree_leaves_with_path(this.state.params):
     restored, base = again.state.params, published
@@ -51,11 +53,26 @@ def test_adapters_on_a_checkpoint_train_and_resume(checkpoint_folder, tmp_path):
       assert path[-1].key.endswith("a") or np.any(np.asarray(x) != 0)
     else:
       assert np.array_equal(x, base), path
+  exported, params = load(tmp_path / "exported")
+  _, merged = merge(this.experiment.model, this.state.params)
+  assert exported.config.lora is None and jax.tree.all(jax.tree.map(np.array_equal, params, merged))
+  assert (tmp_path / "exported" / "tokenizer.json").read_bytes() == (checkpoint_folder / "tokenizer.json").read_bytes()
+
   # At the first update adapters add nothing, so the policy is its reference; metrics are means over the step's two updates.
   divergence = column(tmp_path, "actor/ref_kl")
   assert 0 < divergence[0] < divergence[-1]
   saved = sum(file.stat().st_size for file in (tmp_path / "checkpoints").rglob("*") if file.is_file())
   assert saved < 10 * 4 * sum(x.size for p, x in jax.tree_util.tree_leaves_with_path(this.state.params) if "_lora_" in p[-1].key) + 200_000
+
+
+@pytest.mark.parametrize(
+  ("files", "message"), [({}, "found no config of a run"), ({"config.json": "{}"}, "found no checkpoints, expected the folder of a run")]
+)
+def test_exporting_what_is_no_run_is_refused(files, message, tmp_path, capsys):
+  for name, text in files.items():
+    (tmp_path / name).write_text(text)
+  assert export.main([str(tmp_path), str(tmp_path / "exported")]) == 2
+  assert message in capsys.readouterr().err and not (tmp_path / "exported").exists()
 
 
 def test_a_run_starts_from_the_checkpoints_weights(checkpoint_folder, tmp_path):

@@ -1,0 +1,84 @@
+"""The policy of a run as a folder that transformers and vLLM open: `python -m jaxrl_llm.export WORKDIR FOLDER`."""
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import jax
+from ml_collections import ConfigDict
+
+from jaxrl_llm import checkpoint, weights
+from jaxrl_llm.config_check import problems
+from jaxrl_llm.experiment import build
+from jaxrl_llm.models import DTYPES, save_hf
+from jaxrl_llm.states import abstract_arrays, whole_state
+
+INIT = 0  # The stream that `train` draws a run's first weights from.
+
+
+def export(workdir: Path, folder: Path, *, dtype: str | None = None) -> int:
+  """Saves the policy of a run's newest checkpoint, with its adapters merged.
+
+  Args:
+    workdir: of the run.
+    folder: made; must not hold anything.
+    dtype: of the saved weights; None saves them as they are held.
+
+  Returns:
+    The number of the checkpoint.
+
+  Raises:
+    ValueError: no run, a run of another version, no checkpoint, or a folder that is not empty.
+  """
+  config = _config(workdir)
+  if not (workdir / "checkpoints").is_dir():
+    raise ValueError(f"{workdir}: found no checkpoints, expected the folder of a run that has saved one")
+  if found := problems(config):
+    raise ValueError("\n".join(found))
+  experiment = build(config)
+  checkpoints = checkpoint.open_checkpoints(workdir / "checkpoints", keep=config.checkpoint.keep)
+  restored = checkpoint.restore_latest(checkpoints, abstract_arrays(experiment))
+  if restored is None:
+    raise ValueError(f"{workdir / 'checkpoints'}: found no checkpoint, expected one; the run has not saved any yet")
+  state = whole_state(experiment, restored[0]["state"], jax.random.fold_in(jax.random.key(config.seed), INIT))
+  source = None if config.model.path is None else weights.resolve(config.model.path)
+  save_hf(folder, experiment.model, state.params, dtype=dtype, tokenizer_from=source if source and source.is_dir() else None)
+  return int(checkpoints.latest_step())
+
+
+def _config(workdir: Path) -> ConfigDict:
+  try:
+    return ConfigDict(_tuples(json.loads((workdir / "config.json").read_text())))
+  except (OSError, ValueError) as error:
+    raise ValueError(f"{workdir / 'config.json'}: found no config of a run ({error}); expected the --workdir of one") from error
+
+
+def _tuples(value: Any) -> Any:
+  """JSON has lists where a config has tuples."""
+  if isinstance(value, dict):
+    return {name: _tuples(x) for name, x in value.items()}
+  return tuple(map(_tuples, value)) if isinstance(value, list) else value
+
+
+def main(argv: list[str]) -> int:
+  """The command; returns the exit status: 2 for bad input."""
+  parser = argparse.ArgumentParser(prog="python -m jaxrl_llm.export", description=__doc__, allow_abbrev=False)
+  parser.add_argument("workdir", type=Path, help="folder of the run")
+  parser.add_argument("folder", type=Path, help="folder to make")
+  parser.add_argument("--dtype", choices=DTYPES, help="of the saved weights; as they are held by default")
+  args = parser.parse_args(argv)
+  try:
+    step = export(args.workdir, args.folder, dtype=args.dtype)
+  except ValueError as error:
+    print(f"error: {error}", file=sys.stderr)
+    return 2
+  has_tokenizer = (args.folder / "tokenizer.json").exists()
+  tokenizer = "with its tokenizer" if has_tokenizer else "without a tokenizer: the run has no folder to copy it from"
+  print(f"saved checkpoint {step} of {args.workdir} to {args.folder}, {tokenizer}")
+  return 0
+
+
+if __name__ == "__main__":
+  sys.exit(main(sys.argv[1:]))
