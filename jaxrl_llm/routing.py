@@ -13,7 +13,7 @@ LIVE = -1
 """In the place of an expert's number: ask the live router."""
 
 
-def recorded(routing: Int[Array, "*batch L K"]) -> Bool[Array, "*batch L"]:
+def recorded(routing: Int[Array, "*batch K"]) -> Bool[Array, "*batch"]:
   """Where a whole route is there to be replayed; a row with any -1 in it is routed live."""
   return jnp.all(routing >= 0, axis=-1)
 

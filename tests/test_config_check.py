@@ -88,17 +88,6 @@ MODELS = {
   "chat of bytes": ({"task.chat": True}, ["config.task.chat: found True, expected None", "there is no tokenizer to set up"]),
   "replay without experts": ({"moe.replay": "R3"}, ["config.moe.replay: found 'R3', expected None", "the model is dense"]),
   "balance without experts": ({"moe.balance_coef": 0.1}, ["config.moe.balance_coef: found 0.1, expected 0", "the model is dense"]),
-  "R2 of the sampler": (
-    {"model.preset": "nano-moe", "moe.replay": "R2", "learner.old_logprobs": "sampler"},
-    ["config.learner.old_logprobs: found 'sampler', expected 'learner'", "R2"],
-  ),
-  "R2 for one update": (
-    {
-      "model.preset": "nano-moe", "moe.replay": "R2", "learner.old_logprobs": "learner",
-      "learner.updates_per_rollout": 1, "learner.row_buckets": (16,),
-    },
-    ["config.moe.replay: found 'R2', expected None or 'R3'"],
-  ),
 }
 
 

@@ -31,6 +31,9 @@ CASES = [
   ("gspo", {"advantage.gamma": 0.9}, "advantage.gamma"),
   ("ppo", {"advantage.normalize_std": False}, "advantage.normalize_std"),
   ("gspo", {"critic.init": "scratch"}, "critic.init"),
+  ("gspo", {"model.preset": "nano-moe", "moe.replay": "R2"}, "learner.old_logprobs"),
+  ("gspo", {"model.preset": "nano-moe", "moe.replay": "R2", "learner.old_logprobs": "learner", "learner.updates_per_rollout": 1,
+            "learner.row_buckets": (16,)}, "moe.replay"),
 ]  # fmt: skip
 
 

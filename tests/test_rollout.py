@@ -112,7 +112,8 @@ def test_trajectories_join_prompt_and_response():
     assert not sequence.advantages.any()
     np.testing.assert_array_equal(sequence.sampler_logprobs[num_prompt:], rollouts.logprobs[row][rollouts.mask[row]])
     assert not sequence.sampler_logprobs[:num_prompt].any()
-    assert (sequence.tokens.dtype, *(x.dtype for x in sequence[1:])) == (np.int32, *3 * [np.dtype("float32")])
+    assert sequence.routing is None
+    assert (sequence.tokens.dtype, *(x.dtype for x in sequence[1:4])) == (np.int32, *3 * [np.dtype("float32")])
 
 
 def test_metrics_by_hand():
@@ -186,5 +187,5 @@ def test_draw_hands_encoded_prompts_to_the_sampler_and_brings_its_rollouts_to_th
   np.testing.assert_array_equal(seen["prompts"], make_rollouts().prompts[::2])
   np.testing.assert_array_equal(seen["mask"], make_rollouts().prompt_mask[::2])
   assert seen["prompts"].sharding == mesh_lib.row_sharding(mesh)
-  assert all(isinstance(leaf, np.ndarray) for leaf in rollouts)
+  assert all(isinstance(leaf, np.ndarray) for leaf in jax.tree.leaves(rollouts)) and rollouts.routing is None
   assert [response.text for response in responses] == RESPONSES

@@ -90,7 +90,7 @@ OBJECTIVES = {
   "sapo": objectives.make("sapo"),
 }
 SHARED_METRICS = ("actor/pg_loss", "actor/ppo_kl", "actor/entropy", "ratio/mean", "ratio/min", "ratio/max", "ratio/p99")
-MESHES = {"data 2, fsdp 2, tensor 2": (2, 2, 2), "fsdp 8": (1, 8, 1)}
+MESHES = {"data 2, fsdp 2, tensor 2": (2, 2, 1, 2), "fsdp 8": (1, 8, 1, 1)}
 
 
 def chosen(which) -> Objective:

@@ -164,6 +164,7 @@ class StubCache(NamedTuple):
   v: Float[Array, "L B S K C"]
   valid: Bool[Array, "B S"]
   calls: Int[Array, ""]
+  routing: None = None
 
 
 def stub_sampler(vocab, *, on_call=None, **settings):
