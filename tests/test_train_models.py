@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-from jaxrl_llm import export, train, workdirs
+from jaxrl_llm import export, train, weights, workdirs
 from jaxrl_llm.models import load, make_model, merge, preset, save_hf
 from tests.runs import VARIED, column, quick, run_here, tiny_config
 
@@ -32,7 +32,7 @@ def checkpoint_folder(tmp_path_factory):
   return folder
 
 
-def test_adapters_on_a_checkpoint_train_and_resume(checkpoint_folder, tmp_path):
+def test_adapters_on_a_checkpoint_train_and_resume(checkpoint_folder, tmp_path, monkeypatch):
   """The base stays the checkpoint's, is its own reference, and is not saved again."""
   overrides = SHORT | {"model.path": str(checkpoint_folder), "model.lora_rank": 4, "objective.kl_coef": 0.1, "learner.learning_rate": 1e-2}
   config = tiny_config("grpo", overrides)
@@ -54,6 +54,9 @@ def test_adapters_on_a_checkpoint_train_and_resume(checkpoint_folder, tmp_path):
     else:
       assert np.array_equal(x, base), path
   exported, params = load(tmp_path / "exported")
+  with quick(), pytest.raises(ValueError, match="found other weights in"):
+    monkeypatch.setattr(weights, "fingerprint", lambda path: "of other weights")
+    train.start(config, tmp_path)
   _, merged = merge(this.experiment.model, this.state.params)
   assert exported.config.lora is None and jax.tree.all(jax.tree.map(np.array_equal, params, merged))
   assert (tmp_path / "exported" / "tokenizer.json").read_bytes() == (checkpoint_folder / "tokenizer.json").read_bytes()

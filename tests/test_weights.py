@@ -69,3 +69,17 @@ def test_a_distribution_that_is_not_installed(monkeypatch):
 def test_a_distribution_without_a_name():
   with pytest.raises(ValueError, match=r"found 'package:', which is not installed; expected package:NAME"):
     weights.resolve("package:")
+
+
+def test_a_fingerprint_tells_checkpoints_apart(tmp_path):
+  for name in ("a", "b"):
+    (tmp_path / name).mkdir()
+    (tmp_path / name / "config.json").write_text("{}")
+    (tmp_path / name / "model.safetensors").write_bytes(bytes(5_000_000))
+  first = weights.fingerprint(tmp_path / "a")
+  assert first == weights.fingerprint(tmp_path / "b")  # The same files, wherever they lie.
+  (tmp_path / "b" / "tokenizer.json").write_text("{}")
+  assert first == weights.fingerprint(tmp_path / "b")
+  (tmp_path / "b" / "model.safetensors").write_bytes(bytes(4_999_999) + b"x")
+  assert first != weights.fingerprint(tmp_path / "b")
+  assert weights.fingerprint(tmp_path / "b" / "model.safetensors") != weights.fingerprint(tmp_path / "a" / "model.safetensors")
