@@ -221,7 +221,8 @@ def build(config: ConfigDict) -> Experiment:
     routes = None if outputs.live_routing is None else routing.replayed(batch.routing, outputs.live_routing).astype(jnp.int16)
     return Scores(outputs.logprobs, routes)
 
-  score_batches = [needed_by_score(batch_of(rows)) for rows in learner.row_buckets]
+  score_routes = route_shape if config.moe.replay == "R3" else None  # R2's are what this pass finds.
+  score_batches = [needed_by_score(abstract_batch(mesh, rows, learner.row_tokens, routes=score_routes)) for rows in learner.row_buckets]
   make_params = policy.first_params(config, model, shardings.params)
   start = jax.jit(partial(init_state, optimizer=warm_optimizer, trainable=trained), out_shardings=shardings, donate_argnums=0)
   return Experiment(

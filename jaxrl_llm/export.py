@@ -13,9 +13,7 @@ from jaxrl_llm import checkpoint, weights
 from jaxrl_llm.config_check import problems
 from jaxrl_llm.experiment import build
 from jaxrl_llm.models import DTYPES, save_hf
-from jaxrl_llm.states import abstract_arrays, whole_state
-
-INIT = 0  # The stream that `train` draws a run's first weights from.
+from jaxrl_llm.states import INIT, abstract_arrays, whole_state
 
 
 def export(workdir: Path, folder: Path, *, dtype: str | None = None) -> int:

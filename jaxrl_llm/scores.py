@@ -1,14 +1,11 @@
 """What the learner says of a packed batch before its updates: log π_old, log π_ref, values, and the routes that updates are to replay."""
 
 import jax
-import numpy as np
 from ml_collections import ConfigDict
 
 from jaxrl_llm import models
 from jaxrl_llm.experiment import Experiment
-from jaxrl_llm.mesh import place_rows
 from jaxrl_llm.needs import needed_by_score
-from jaxrl_llm.routing import LIVE
 from jaxrl_llm.types import Metrics, Params, TrainBatch
 
 
@@ -38,7 +35,7 @@ def add_scores(
   """
   needs, replay, sampled = experiment.needs, config.moe.replay, batch.routing
   batch = batch._replace(routing=sampled if replay == "R3" else None)
-  bare = needed_by_score(batch._replace(routing=sampled if replay == "R3" else live_routes(experiment, config, batch)))
+  bare = needed_by_score(batch)
   metrics: Metrics = {}
   # With one update per rollout the ratio starts and ends at 1, and in float32 the sampler is exact: the pass would buy nothing.
   in_float32 = {config.model.dtype, config.model.sampler_dtype or config.model.dtype} == {"float32"}
@@ -74,9 +71,5 @@ def reference_of(experiment: Experiment, params: Params, frozen: Params | None) 
 
 
 def live_routes(experiment: Experiment, config: ConfigDict, batch: TrainBatch) -> jax.Array | None:
-  """No recorded routes, in the shape that programs which replay were compiled for; None where nothing is ever replayed."""
-  shape = experiment.model.config
-  if shape.experts is None or config.moe.replay is None:
-    return None
-  routes = np.full((*batch.tokens.shape, shape.num_layers, shape.experts.top_k), LIVE, np.int16)
-  return place_rows(experiment.mesh, routes)
+  """No recorded routes, for a scoring pass that was compiled to replay the sampler's (R3); None where it never replays."""
+  return experiment.routes.live(batch.tokens, batch.segments) if config.moe.replay == "R3" else None

@@ -8,6 +8,9 @@ from jaxrl_llm.experiment import Experiment
 from jaxrl_llm.train_step import combine, partition
 from jaxrl_llm.types import TrainState
 
+# Streams of randomness. A step folds its own number into its stream: nothing is carried, so a resumed run draws what an unbroken one does.
+INIT, ROLLOUT, EVAL, TEST_SET, CRITIC = range(5)
+
 
 def keeps_reference(experiment: Experiment) -> bool:
   """Whether the run holds a frozen copy of its policy. Adapters leave the base as it is, so there it is its own reference."""

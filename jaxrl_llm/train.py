@@ -21,12 +21,9 @@ from jaxrl_llm.needs import needed_by_critic, needed_by_score, needed_by_step, n
 from jaxrl_llm.objectives.penalties import adapted_coef, kl_estimate
 from jaxrl_llm.progress import Progress
 from jaxrl_llm.scores import add_scores, live_routes, reference_of
-from jaxrl_llm.states import abstract_arrays, keeps_reference, saved_part, whole_state
+from jaxrl_llm.states import CRITIC, EVAL, INIT, ROLLOUT, TEST_SET, abstract_arrays, keeps_reference, saved_part, whole_state
 from jaxrl_llm.tasks.pipeline import encode_demonstrations, example_iterator
 from jaxrl_llm.types import Metrics, Params, TrainBatch, TrainState
-
-# Streams of randomness. A step folds its own number into its stream: nothing is carried, so a resumed run draws what an unbroken one does.
-INIT, ROLLOUT, EVAL, TEST_SET, CRITIC = range(5)
 
 
 class NonFiniteError(RuntimeError):

