@@ -14,6 +14,7 @@ happens in one place, `train_step.policy_outputs`, and nobody else ever thinks a
 """
 
 from collections.abc import Callable, Iterable, Mapping
+from enum import IntEnum
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from jaxtyping import Array, Bool, Float, Int, PyTree
@@ -117,6 +118,16 @@ class GateContext(NamedTuple):
   segments: Int[Array, "B T"] | None = None
 
 
+class StopReason(IntEnum):
+  """Why a response has no more tokens."""
+
+  LENGTH = 0  # It ran into its budget.
+  TOKEN = 1  # It drew a stop token.
+  STRING = 2  # It completed a stop string or a stop sequence.
+  ABORTED = 3  # Nobody wants the rest.
+  UNFINISHED = 4  # The sampler's own budget ended first: the rest may be drawn later.
+
+
 class Rollouts(NamedTuple):
   """What the sampler returns: N sequences in the order of the prompts, G consecutive samples per prompt.
 
@@ -125,10 +136,14 @@ class Rollouts(NamedTuple):
     prompt_mask: True where a prompt slot holds a token.
     tokens: response ids, padded on the right; the stop token is kept.
     mask: True where a response slot holds a drawn token (the stop token counts).
-    logprobs: float32 log-probability of each drawn token under the distribution it was really drawn from.
-    stopped: True where the response ended with a stop token, False where it ran into the token budget.
+    logprobs: float32 log-probability of each drawn token under the distribution it was really drawn from, filters included; 0 for a
+      token that nothing else could have been, as with temperature 0.
+    stopped: True where the response ended by itself, with a stop token, string or sequence.
     routing: the experts that each token of prompt and response visited while it was sampled, -1 where none is known (padding, layers
       without experts, the last token, which nothing was sampled after); None where nobody asked.
+    raw_logprobs: log-probability of each drawn token under the model itself: temperature 1, no filter. None where a sampler does not say.
+    entropy: entropy at each token of the distribution that it was drawn from, in nats; None where nobody asked.
+    reasons: a `StopReason` each; None where a sampler does not say.
   """
 
   prompts: Int[Array, "N P"]
@@ -138,6 +153,9 @@ class Rollouts(NamedTuple):
   logprobs: Float[Array, "N R"]
   stopped: Bool[Array, " N"]
   routing: Int[Array, "N S L K"] | None = None
+  raw_logprobs: Float[Array, "N R"] | None = None
+  entropy: Float[Array, "N R"] | None = None
+  reasons: Int[Array, " N"] | None = None
 
 
 class TrainState(NamedTuple):

@@ -1,8 +1,8 @@
 """Decoders as pure functions, and checkpoints in and out. The only room that knows Flax."""
 
+from jaxrl_llm.models.cache import CACHE_DTYPES, Cache, KeyValues, View
 from jaxrl_llm.models.config import DTYPES, Experts, Lora, ModelConfig, RopeScaling
 from jaxrl_llm.models.critic import Critic, make_critic
-from jaxrl_llm.models.layers import KVCache
 from jaxrl_llm.models.linear import lower_precision
 from jaxrl_llm.models.loading import load, load_params, logits, read_config
 from jaxrl_llm.models.lora import merge, reference, trainable
@@ -11,6 +11,6 @@ from jaxrl_llm.models.saving import save_hf
 from jaxrl_llm.models.transformer import Model, make_model
 
 __all__ = [
-  "DTYPES", "PRESETS", "Critic", "Experts", "KVCache", "Lora", "Model", "ModelConfig", "RopeScaling", "load", "load_params", "logits",
+  "CACHE_DTYPES", "DTYPES", "PRESETS", "Cache", "Critic", "Experts", "KeyValues", "Lora", "Model", "ModelConfig", "RopeScaling", "View", "load", "load_params", "logits",
   "lower_precision", "make_critic", "make_model", "merge", "preset", "read_config", "reference", "save_hf", "trainable",
 ]  # fmt: skip

@@ -57,13 +57,6 @@ def packed(segments: Int[Array, "B T"]) -> Rows:
   return Rows(segments, causal & (segments[:, :, None] == segments[:, None, :]) & (segments > 0)[:, :, None])
 
 
-def cached_attention(
-  q: Float[Array, "B T H C"], k: Float[Array, "B S K C"], v: Float[Array, "B S K C"], mask: Bool[Array, "B T S"]
-) -> Float[Array, "B T H C"]:
-  """Attention of new tokens to a cache."""
-  return xla_attention(q, k, v, mask)
-
-
 def dot_product_attention(
   q: Float[Array, "B T H C"],
   k: Float[Array, "B S K C"],

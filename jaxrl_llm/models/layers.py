@@ -1,34 +1,17 @@
-"""The parts of a decoder block as Flax NNX modules, and the cache they decode through."""
-
-from typing import NamedTuple
+"""The parts of a decoder block as Flax NNX modules, over whole rows and one token at a time."""
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 from jax.sharding import Mesh
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Float, Int
 
-from jaxrl_llm.models.attention import Rows, cached_attention, row_attention
+from jaxrl_llm.models import cache
+from jaxrl_llm.models.attention import Rows, row_attention
 from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.models.linear import adapter, linear, param
 from jaxrl_llm.models.moe import MoE, Routed
 from jaxrl_llm.models.rope import rope
-
-
-class KVCache(NamedTuple):
-  """Keys and values of all layers, written in place slot by slot.
-
-  Attributes:
-    k: rotated keys.
-    v: values.
-    valid: True where a slot holds a token that may be attended to.
-    routing: the experts that the token of each slot visited (E of them), -1 where nobody wrote; None where nobody asked for it.
-  """
-
-  k: Float[Array, "L B S K C"]
-  v: Float[Array, "L B S K C"]
-  valid: Bool[Array, "B S"]
-  routing: Int[Array, "L B S E"] | None = None
 
 
 class RMSNorm(nnx.Module):
@@ -86,14 +69,28 @@ class Attention(nnx.Module):
     rotate = lambda x: rope(x, positions, config.rope_theta, config.rope_scaling)
     return rotate(q), rotate(k), v
 
-  def over_rows(self, x: Float[Array, "B T D"], positions: Int[Array, "B T"], rows: Rows) -> Float[Array, "B T D"]:
-    """Every token attends to the earlier ones of its own segment."""
+  def over_rows(self, x: Float[Array, "B T D"], positions: Int[Array, "B T"], rows: Rows):
+    """Every token attends to the earlier ones of its own segment; with the keys and values that it does so by."""
     q, k, v = self.project(x, positions)
-    return linear(self, "o", row_attention(q, k, v, rows, backend=self.config.attention, mesh=self.mesh), self.config, ins=2)
+    return linear(self, "o", row_attention(q, k, v, rows, backend=self.config.attention, mesh=self.mesh), self.config, ins=2), (k, v)
 
-  def attend(self, q, k, v, mask: Bool[Array, "B T S"]) -> Float[Array, "B T D"]:
-    """Attention to cached keys and values, and the output projection."""
-    return linear(self, "o", cached_attention(q, k, v, mask), self.config, ins=2)
+  def step(
+    self,
+    x: Float[Array, "B D"],
+    positions: Int[Array, " B"],
+    prompts: cache.KeyValues | None,
+    blocks: tuple[cache.KeyValues, ...],
+    view: cache.View,
+  ) -> tuple[Float[Array, "B D"], tuple[cache.KeyValues, ...]]:
+    """One token a row attends to its prompt and to its own response so far, itself included; and the blocks with it."""
+    q, k, v = self.project(x[:, None], positions[:, None])
+    blocks = cache.write(blocks, cache.key_values(k, v, blocks[0].k.dtype.name), view.column)
+    q = q[:, 0].reshape(x.shape[0], k.shape[2], -1, q.shape[-1])
+    parts = [cache.attend(q, block, mask) for block, mask in zip(blocks, view.blocks, strict=True)]
+    if view.prompts is not None:
+      parts.append(cache.attend_prompts(q, prompts, view))
+    mixed = cache.merge(parts).astype(x.dtype).reshape(x.shape[0], -1, q.shape[-1])
+    return linear(self, "o", mixed, self.config, ins=2), blocks
 
 
 class MLP(nnx.Module):
@@ -134,28 +131,14 @@ class Block(nnx.Module):
     y, routed = self.mlp(self.mlp_norm(x), replay)
     return x + y, routed
 
-  def __call__(
-    self, x: Float[Array, "B T D"], positions: Int[Array, "B T"], rows: Rows, replay: Int[Array, "B T K"] | None = None
-  ) -> tuple[Float[Array, "B T D"], Routed | None]:
-    """The block over whole rows."""
-    x = x + self.attention.over_rows(self.attention_norm(x), positions, rows)
-    return self.feed_forward(x, replay)
+  def __call__(self, x: Float[Array, "B T D"], positions: Int[Array, "B T"], rows: Rows, replay: Int[Array, "B T K"] | None = None):
+    """The block over whole rows, what its router did, and the keys and values of its attention."""
+    mixed, kv = self.attention.over_rows(self.attention_norm(x), positions, rows)
+    x, routed = self.feed_forward(x + mixed, replay)
+    return x, routed, kv
 
-  def step(self, x: Float[Array, "B T D"], positions: Int[Array, "B T"], cache: KVCache, layer, slot):
-    """The block on new tokens that go to `slot` and after of layer `layer` of the cache."""
-    q, k, v = self.attention.project(self.attention_norm(x), positions)
-    start = (layer, 0, slot, 0, 0)
-    cache = cache._replace(
-      k=jax.lax.dynamic_update_slice(cache.k, k[None].astype(cache.k.dtype), start),
-      v=jax.lax.dynamic_update_slice(cache.v, v[None].astype(cache.v.dtype), start),
-    )
-    slots = jnp.arange(cache.valid.shape[1])
-    causal = slots[None, :] <= slot + jnp.arange(x.shape[1])[:, None]
-    mask = cache.valid[:, None, :] & causal
-    k_all, v_all = (jax.lax.dynamic_index_in_dim(c, layer, keepdims=False).astype(x.dtype) for c in (cache.k, cache.v))
-    x = x + self.attention.attend(q, k_all, v_all, mask)
-    x, routed = self.feed_forward(x)
-    if routed is not None and cache.routing is not None:
-      experts = routed.experts[None].astype(cache.routing.dtype)
-      cache = cache._replace(routing=jax.lax.dynamic_update_slice(cache.routing, experts, start[:4]))
-    return x, cache
+  def step(self, x: Float[Array, "B D"], positions: Int[Array, " B"], prompts, blocks, view: cache.View):
+    """The block on one new token a row; with the cache's blocks that now hold it, and the experts that it visited (None without any)."""
+    mixed, blocks = self.attention.step(self.attention_norm(x), positions, prompts, blocks, view)
+    x, routed = self.feed_forward((x + mixed)[:, None])
+    return x[:, 0], blocks, None if routed is None else routed.experts[:, 0]

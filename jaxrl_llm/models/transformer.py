@@ -8,11 +8,12 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 from jax.sharding import Mesh
-from jaxtyping import Array, Float, Int, PyTree
+from jaxtyping import Array, Bool, Float, Int, PyTree
 
 from jaxrl_llm.models.attention import packed
+from jaxrl_llm.models.cache import Cache, View, columns_of_blocks, empty, filled, key_values, split_rows
 from jaxrl_llm.models.config import ModelConfig
-from jaxrl_llm.models.layers import Block, KVCache, RMSNorm
+from jaxrl_llm.models.layers import Block, RMSNorm
 from jaxrl_llm.models.linear import adapter, linear, param
 from jaxrl_llm.models.moe import Routed, balance_loss, z_loss
 from jaxrl_llm.types import Forward, Params
@@ -78,7 +79,7 @@ class Transformer(nnx.Module):
       adapter(self, "head", "head", self.head, config, rngs=rngs)
     self.config = config
 
-  def embed(self, tokens: Int[Array, "B T"]) -> Float[Array, "B T D"]:
+  def embed(self, tokens: Int[Array, "*batch"]) -> Float[Array, "*batch D"]:
     """Rows of the embedding, in the compute dtype."""
     return self.embedding[...][tokens].astype(self.config.dtype)
 
@@ -124,7 +125,7 @@ class Transformer(nnx.Module):
     replay = None if routing is None else jnp.moveaxis(routing, 2, 0)
 
     def body(block, x, layer, replay):
-      x, routed = block(x, positions, rows, replay)
+      x, routed, _ = block(x, positions, rows, replay)
       return x, None if routed is None else self.routers(routed, segments, router_losses)
 
     x, outputs = self.scan(body, self.embed(tokens), replay)
@@ -161,16 +162,42 @@ class Transformer(nnx.Module):
       z_loss=mean(lambda out: out.z_loss),
     )
 
-  def step(self, tokens: Int[Array, "B T"], positions: Int[Array, "B T"], cache: KVCache, slot: Int[Array, ""]):
-    """Final hidden states of tokens written to the cache at `slot` and after."""
+  def prefill(
+    self, tokens: Int[Array, "n P"], mask: Bool[Array, "n P"], *, dtype: str
+  ) -> tuple[Cache, Int[Array, "n P L K"] | None]:
+    """A cache of whole prompts without blocks for responses yet, and the experts that their tokens visited."""
+    segments = mask.astype(jnp.int32)
+    positions, rows = jnp.maximum(jnp.cumsum(segments, axis=1) - 1, 0), packed(segments)
 
-    # The cache is carried, not scanned over: XLA then updates it in place instead of copying every layer's slice each step.
-    def body(block, carry, layer):
-      x, cache = carry
-      return block.step(x, positions, cache, layer, slot), None
+    def body(block, x, layer):
+      x, routed, (k, v) = block(x, positions, rows)
+      return x, (key_values(k, v, dtype), None if routed is None else self.routers(routed, segments, losses=False))
 
-    (x, cache), _ = self.scan(body, (self.embed(tokens), cache))
-    return self.final_norm(x), cache
+    _, outputs = self.scan(body, self.embed(tokens))
+    held = tuple(jax.tree.map(lambda x, i=i: x[i], kv) for run, (kv, _) in outputs for i in range(run.count))
+    cache = Cache(held, blocks=((),) * self.config.num_layers)
+    return cache, self.gather([(run, out) for run, (_, out) in outputs], tokens.shape).routing
+
+  def step(
+    self, blocks: tuple[PyTree, ...], tokens: Int[Array, " B"], positions: Int[Array, " B"], cache: Cache, view: View
+  ) -> tuple[Float[Array, "B D"], Cache, Int[Array, "B L K"] | None]:
+    """Final hidden states of one new token a row, the cache with them, and the experts that they visited."""
+    x, sparse, held, routes = self.embed(tokens), set(self.config.sparse_layers), [], []
+    graphs = {stack: nnx.split(getattr(self, stack))[0] for stack in STACKS if hasattr(self, stack)}
+    # Layer by layer and not scanned: a slice of stacked weights or of a stacked cache is a copy at every step wherever XLA cannot fuse it.
+    for layer, state in enumerate(blocks):
+      block = nnx.merge(graphs[STACKS[layer in sparse]], state)
+      x, written, experts = block.step(x, positions, cache.prompts[layer], cache.blocks[layer], view)
+      held.append(written)
+      if self.config.experts is not None:
+        routes.append(jnp.full((len(tokens), self.config.experts.top_k), -1, jnp.int32) if experts is None else experts)
+    return self.final_norm(x), cache._replace(blocks=tuple(held)), jnp.stack(routes, axis=1) if routes else None
+
+  def unstacked(self) -> tuple[PyTree, ...]:
+    """The weights of each layer by itself, in order."""
+    stacks = {run.stack: nnx.split(getattr(self, run.stack))[1] for run in runs(self.config)}
+    part = lambda run, i: jax.tree.map(lambda x: x[run.start + i], stacks[run.stack])
+    return tuple(part(run, i) for run in runs(self.config) for i in range(run.count))
 
   def unembed(self, x: Float[Array, "*batch D"]) -> Float[Array, "*batch V"]:
     """Logits in float32."""
@@ -178,6 +205,18 @@ class Transformer(nnx.Module):
       return linear(self, "head", x, self.config).astype(jnp.float32)
     head = self.embedding[...].T if self.config.tie_embeddings else self.head[...]
     return jnp.einsum("...d,dv->...v", x, head.astype(x.dtype), preferred_element_type=jnp.float32)
+
+
+class DecodingWeights(NamedTuple):
+  """Params laid out for decoding.
+
+  Attributes:
+    rest: all that is not in a block.
+    blocks: of each layer by itself.
+  """
+
+  rest: Params
+  blocks: tuple[PyTree, ...]
 
 
 class Model(NamedTuple):
@@ -189,9 +228,14 @@ class Model(NamedTuple):
     logits: `(params, tokens, positions, segments) -> float32 [B T V]`; logits at t score token t + 1.
     forward: `(params, tokens, positions, segments, routing=None, *, router_losses=False) -> Forward`; as `logits`, with recorded routes
       replayed and what the routers did.
-    init_cache: `(batch, slots, *, record_routing=False) -> KVCache`, empty.
-    decode: `(params, tokens, positions, cache, slot) -> (float32 [B V] logits after the last token, cache)`; marks nothing valid by
-      itself: the caller owns `cache.valid`.
+    prefill: `(params, tokens [n P], mask [n P], *, dtype) -> (cache, routes [n P L K] or None)`: the prompts, and no room for more yet.
+    grow: `(cache, rows, columns, *, dtype) -> cache` with room for that many more tokens a row; of None, for prompts of one token, whose
+      last is decoded and not prefilled.
+    resume: `(params, tokens [B W], mask [B W], cache) -> cache` with rows that have tokens already: of their keys and values, all that
+      stand on the right, as many as the blocks have columns.
+    decoding_weights: `(params) -> weights` laid out for `decode`; a copy, made once before a loop of steps.
+    decode: `(weights, tokens [B], positions [B], cache, *, column, seen, prompts_seen, rows, sequences) -> (float32 logits [B V], cache,
+      routes [B L K] or None)` of one more token a row; see `View` for what it sees of the cache, which is the caller's to say.
     logical_axes: the params tree with a tuple of logical axis names in the place of each array; stacked blocks lead with `layers`.
     num_params: number of weights.
     mesh: devices; None is one.
@@ -201,8 +245,11 @@ class Model(NamedTuple):
   init: Callable[[Array], Params]
   logits: Callable[..., Float[Array, "B T V"]]
   forward: Callable[..., Forward]
-  init_cache: Callable[..., KVCache]
-  decode: Callable[..., tuple[Float[Array, "B V"], KVCache]]
+  prefill: Callable[..., tuple[Cache, Int[Array, "n P L K"] | None]]
+  grow: Callable[..., Cache]
+  resume: Callable[..., Cache]
+  decoding_weights: Callable[[Params], "DecodingWeights"]
+  decode: Callable[..., tuple[Float[Array, "B V"], Cache, Int[Array, "B L K"] | None]]
   logical_axes: PyTree
   num_params: int
   mesh: Mesh | None = None
@@ -278,21 +325,39 @@ def make_model(config: ModelConfig, *, mesh: Mesh | None = None) -> Model:
   ) -> Float[Array, "B T V"]:
     return forward(params, tokens, positions, segments).logits
 
-  def init_cache(batch: int, slots: int, *, record_routing: bool = False) -> KVCache:
-    shape = (config.num_layers, batch, slots, config.num_kv_heads, config.head_dim)
-    zeros = jnp.zeros(shape, config.dtype)
-    # 16 bits hold any number of experts: at 30B-A3B's 48 layers and 8 experts a token that is 768 bytes.
-    routes = jnp.full((*shape[:3], config.experts.top_k), -1, jnp.int16) if record_routing and config.experts else None
-    return KVCache(k=zeros, v=zeros, valid=jnp.zeros((batch, slots), bool), routing=routes)
+  def prefill(params: Params, tokens: Int[Array, "n P"], mask: Bool[Array, "n P"], *, dtype: str):
+    return bind(params).prefill(tokens, mask, dtype=dtype)
+
+  def grow(cache: Cache | None, rows: int, columns: int, *, dtype: str) -> Cache:
+    cache = cache or Cache((None,) * config.num_layers, ((),) * config.num_layers)
+    block = lambda: split_rows(empty(rows, columns, num_kv_heads=config.num_kv_heads, head_dim=config.head_dim, dtype=dtype), mesh)
+    return cache._replace(blocks=tuple((*blocks, block()) for blocks in cache.blocks))
+
+  def resume(params: Params, tokens: Int[Array, "B W"], mask: Bool[Array, "B W"], cache: Cache) -> Cache:
+    found, _ = bind(params).prefill(tokens, mask, dtype=cache.blocks[0][0].k.dtype.name)
+    return cache._replace(blocks=tuple(map(filled, cache.blocks, found.prompts)))
+
+  def decoding_weights(params: Params) -> DecodingWeights:
+    return DecodingWeights({name: x for name, x in params.items() if name not in STACKS}, bind(params).unstacked())
 
   def decode(
-    params: Params, tokens: Int[Array, "B T"], positions: Int[Array, "B T"], cache: KVCache, slot: Int[Array, ""]
-  ) -> tuple[Float[Array, "B V"], KVCache]:
-    model = bind(params)
-    x, cache = model.step(tokens, positions, cache, slot)
-    return model.unembed(x[:, -1]), cache
+    weights: DecodingWeights,
+    tokens: Int[Array, " B"],
+    positions: Int[Array, " B"],
+    cache: Cache,
+    *,
+    column: Int[Array, ""],
+    seen: Bool[Array, "B S"],
+    prompts_seen: Bool[Array, "n P"] | None,
+    rows: Int[Array, "d N"] | None = None,
+    sequences: Int[Array, "d b"] | None = None,
+  ):
+    model = bind(weights.rest)
+    view = View(column, columns_of_blocks(seen, cache.blocks[0]), prompts_seen, rows, sequences)
+    x, cache, routes = model.step(weights.blocks, tokens, positions, cache, view)
+    return model.unembed(x), cache, routes
 
-  return Model(config, init, logits, forward, init_cache, decode, logical_axes, num_params, mesh)
+  return Model(config, init, logits, forward, prefill, grow, resume, decoding_weights, decode, logical_axes, num_params, mesh)
 
 
 def check(config: ModelConfig) -> None:

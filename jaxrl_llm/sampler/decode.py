@@ -1,31 +1,25 @@
-"""The decode loop: one jitted program from prompts to rollouts."""
+"""The sampler: one jitted program from prompts to rollouts."""
 
 from collections.abc import Callable
-from typing import NamedTuple
+from functools import partial
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray, PyTree
+from jaxtyping import Array, Bool, Int, PRNGKeyArray
 
+from jaxrl_llm.sampler import loop as loop_lib
 from jaxrl_llm.sampler.filters import make_filter
+from jaxrl_llm.sampler.loop import Decoder, Drawn, Job, Loop, Settings
+from jaxrl_llm.sampler.requests import Requests, check
+from jaxrl_llm.sampler.stops import StopTable
 from jaxrl_llm.types import Params, Rollouts
 
-SampleFn = Callable[[Params, Int[Array, "n P"], Bool[Array, "n P"], PRNGKeyArray], Rollouts]
-"""`(params, prompts, prompt_mask, key) -> rollouts`, with N = n·G sequences."""
-
-
-class _Loop(NamedTuple):
-  step: Int[Array, ""]
-  cache: PyTree
-  tokens: Int[Array, "N R"]
-  mask: Bool[Array, "N R"]
-  logprobs: Float[Array, "N R"]
-  done: Bool[Array, " N"]
+SampleFn = Callable[..., Rollouts]
+"""`(params, prompts [n P], prompt_mask [n P], key, requests=Requests()) -> rollouts`, with N = n·G sequences."""
 
 
 def make_sampler(
-  init_cache: Callable[[int, int], PyTree],
-  decode: Callable[..., tuple[Float[Array, "N V"], PyTree]],
+  model: Decoder,
   *,
   group_size: int,
   max_new_tokens: int,
@@ -34,91 +28,116 @@ def make_sampler(
   temperature: float = 1.0,
   top_k: int = 0,
   top_p: float = 1.0,
+  slots: int | None = None,
+  cache_dtype: str | None = None,
+  cache_blocks: tuple[int, ...] | None = None,
+  record_routing: bool = False,
+  entropy: bool = False,
+  stop_table: StopTable | None = None,
 ) -> SampleFn:
   """A sampler that shares the learner's model and weights.
 
-  Prompts are prefilled once and their keys and values repeated for the G samples of the group. Decoding then runs in a `while_loop`
-  that ends when every row has drawn a stop token or `max_new_tokens` are drawn. Row i at step t draws with
-  `fold_in(fold_in(key, i), t)`: no two rows or steps share noise, and a row's tokens do not depend on how the batch is sharded.
+  - A prompt is prefilled once, and its keys and values are kept once for the G samples of its group.
+  - `slots` rows decode the N sequences: a row whose response ends takes the next sequence in the same `while_loop`.
+  - The cache of the responses grows block by block, and attention reads the blocks that there are.
+  - Token t of sequence i is drawn with `fold_in(fold_in(key, i), t)`: what a sequence draws does not depend on the number of slots, on its
+    neighbours, or on how the batch is sharded.
 
   Args:
-    init_cache: `(batch, slots) -> cache` of the model.
-    decode: `(params, tokens, positions, cache, slot) -> (logits after the last token, cache)` of the model.
+    model: see `models.Model`.
     group_size: samples for each prompt (G).
     max_new_tokens: budget of a response, in tokens (R).
     stop_ids: tokens that end a response; the stop token is kept and counts as an action.
     pad_id: fills the slots after the end.
-    temperature: see `filters.make_filter`.
+    temperature: see `filters.make_filter`. With 0 the G samples of a prompt are its n-best list: they begin with the G likeliest first
+      tokens and go on greedily, the first of them being the greedy response.
     top_k: see `filters.make_filter`.
     top_p: see `filters.make_filter`.
+    slots: sequences that are decoded at once; None is all of them.
+    cache_dtype: of `models.CACHE_DTYPES`; None is what the model computes in.
+    cache_blocks: sizes in tokens that the cache of responses grows by, which add up to `max_new_tokens`; None is `default_blocks`.
+    record_routing: return the experts that tokens visit.
+    entropy: return the entropy of every distribution that was drawn from.
+    stop_table: stop strings and sequences, see `stops.make_stop_table`.
 
   Returns:
-    The sampler, to be jitted once; its shapes depend on the prompts' bucket only.
+    The sampler, to be jitted once; its shapes depend on the prompts' bucket only. Prompts are padded on the left.
+
+  Raises:
+    ValueError: a setting out of range.
+
+  References:
+    Chain-of-thought reasoning without prompting, arXiv:2402.10200, 2024 (the n-best list); Orca, OSDI 2022 (continuous batching).
   """
-  filter_logits = make_filter(temperature=temperature, top_k=top_k, top_p=top_p)
-  stops = jnp.array(stop_ids, jnp.int32)
-
-  def draw(logits: Float[Array, "N V"], keys, step) -> tuple[Int[Array, " N"], Float[Array, " N"]]:
-    logprobs = jax.nn.log_softmax(filter_logits(logits), axis=-1)
-    tokens = jax.vmap(lambda key, row: jax.random.categorical(jax.random.fold_in(key, step), row))(keys, logprobs)
-    return tokens, jnp.take_along_axis(logprobs, tokens[:, None], axis=-1)[:, 0]
-
-  def record(loop: _Loop, tokens, logprobs) -> _Loop:
-    alive = ~loop.done
-    column = lambda array, values: jax.lax.dynamic_update_slice_in_dim(array, values[:, None], loop.step, axis=1)
-    return loop._replace(
-      step=loop.step + 1,
-      tokens=column(loop.tokens, jnp.where(alive, tokens, pad_id)),
-      mask=column(loop.mask, alive),
-      logprobs=column(loop.logprobs, jnp.where(alive, logprobs, 0)),
-      done=loop.done | jnp.isin(tokens, stops),
-    )
+  make_filter(temperature=temperature, top_k=top_k, top_p=top_p)  # Refuses what is out of range.
+  settings = Settings(
+    group_size=group_size,
+    max_new_tokens=max_new_tokens,
+    stop_ids=tuple(stop_ids),
+    pad_id=pad_id,
+    temperature=temperature,
+    top_k=top_k,
+    top_p=top_p,
+    slots=slots,
+    cache_dtype=cache_dtype or model.config.dtype,
+    cache_blocks=default_blocks(max_new_tokens) if cache_blocks is None else tuple(cache_blocks),
+    route_shape=(model.config.num_layers, model.config.experts.top_k) if record_routing and model.config.experts else None,
+    entropy=entropy,
+    stop_table=stop_table,
+  )
+  check_settings(settings)
 
   def sample(
-    params: Params, prompts: Int[Array, "n P"], prompt_mask: Bool[Array, "n P"], key: PRNGKeyArray
+    params: Params,
+    prompts: Int[Array, "n P"],
+    prompt_mask: Bool[Array, "n P"],
+    key: PRNGKeyArray,
+    requests: Requests = Requests(),  # noqa: B008 (a NamedTuple of None)
   ) -> Rollouts:
-    num_prompts, num_slots = prompts.shape
-    cache = init_cache(num_prompts, num_slots + max_new_tokens)
-    # Prompts are padded on the left, so that every row writes the same slot at the same step: one slice, no scatter.
-    drawn = jnp.ones((num_prompts, max_new_tokens), bool)
-    cache = cache._replace(valid=jnp.concatenate([prompt_mask, drawn], axis=1))
-    positions = jnp.maximum(jnp.cumsum(prompt_mask, axis=1) - 1, 0)
-    logits, cache = decode(params, prompts, positions, cache, jnp.zeros((), jnp.int32))
-
-    repeat = lambda x, axis=0: jnp.repeat(x, group_size, axis=axis)
-    cache = cache._replace(k=repeat(cache.k, 1), v=repeat(cache.v, 1), valid=repeat(cache.valid))
-    if cache.routing is not None:
-      cache = cache._replace(routing=repeat(cache.routing, 1))
-    prompts, prompt_mask, logits = repeat(prompts), repeat(prompt_mask), repeat(logits)
-    lengths = jnp.sum(prompt_mask, axis=1)
-    num_rows = num_prompts * group_size
-    keys = jax.vmap(lambda row: jax.random.fold_in(key, row))(jnp.arange(num_rows))
-
-    loop = _Loop(
-      step=jnp.zeros((), jnp.int32),
-      cache=cache,
-      tokens=jnp.full((num_rows, max_new_tokens), pad_id, jnp.int32),
-      mask=jnp.zeros((num_rows, max_new_tokens), bool),
-      logprobs=jnp.zeros((num_rows, max_new_tokens), jnp.float32),
-      done=jnp.zeros((num_rows,), bool),
-    )
-    loop = record(loop, *draw(logits, keys, loop.step))
-
-    def body(loop: _Loop) -> _Loop:
-      last = jax.lax.dynamic_slice_in_dim(loop.tokens, loop.step - 1, 1, axis=1)
-      position = (lengths + loop.step - 1)[:, None]
-      logits, cache = decode(params, last, position, loop.cache, num_slots + loop.step - 1)
-      return record(loop._replace(cache=cache), *draw(logits, keys, loop.step))
-
-    loop = jax.lax.while_loop(lambda loop: (loop.step < max_new_tokens) & ~jnp.all(loop.done), body, loop)
-    return Rollouts(prompts, prompt_mask, loop.tokens, loop.mask, loop.logprobs, stopped=loop.done, routing=routes(loop, prompt_mask))
-
-  def routes(loop: _Loop, prompt_mask: Bool[Array, "N P"]) -> Int[Array, "N S L K"] | None:
-    """Which experts each token visited; -1 for a row's last one, which is fed back only where other rows go on for longer."""
-    if loop.cache.routing is None:
-      return None
-    fed = loop.mask & jnp.roll(loop.mask, -1, axis=1).at[:, -1].set(False)
-    known = jnp.concatenate([prompt_mask, fed], axis=1)
-    return jnp.where(known[..., None, None], jnp.moveaxis(loop.cache.routing, 0, 2), -1)
+    check(requests, len(prompts) * group_size, max_new_tokens)
+    job, loop, routes = loop_lib.begin(model, settings, params, prompts, prompt_mask, key, requests)
+    return loop_lib.rollouts(settings, prompts, prompt_mask, _run(model, settings, job, loop), routes)
 
   return sample
+
+
+def _run(model: Decoder, settings: Settings, job: Job, loop: Loop) -> Drawn:
+  """Steps until all is drawn: a loop for each size of the cache, the next inside a branch that is taken only if there is need of it."""
+  loop = jax.lax.while_loop(partial(loop_lib.goes_on, job), partial(loop_lib.advance, model, settings, job), loop)
+  if loop_lib.num_blocks(settings, loop) == len(settings.cache_blocks):
+    return loop.drawn
+  needs_room = jnp.any(loop_lib.is_active(loop))
+  if job.max_steps is not None:
+    needs_room &= loop.step < job.max_steps
+  return jax.lax.cond(needs_room, lambda loop: _run(model, settings, job, loop_lib.grow(model, settings, loop)), lambda loop: loop.drawn, loop)
+
+
+def default_blocks(max_new_tokens: int) -> tuple[int, ...]:
+  """A quarter, a quarter and a half of the budget; a budget of 64 tokens or less is one block, for each costs the compiling of a loop.
+
+  Example:
+    >>> default_blocks(1024), default_blocks(48)
+    ((256, 256, 512), (48,))
+  """
+  if max_new_tokens <= 64:
+    return (max_new_tokens,)
+  quarter = max_new_tokens // 4
+  return (quarter, quarter, max_new_tokens - 2 * quarter)
+
+
+def check_settings(settings: Settings) -> None:
+  """Refuses settings out of range; starts no device.
+
+  Raises:
+    ValueError: one line, with the field as configs name it.
+  """
+  for name in ("group_size", "max_new_tokens"):
+    if getattr(settings, name) < 1:
+      raise ValueError(f"rollout.{name}: found {getattr(settings, name)}, expected 1 or more")
+  if settings.slots is not None and settings.slots < 1:
+    raise ValueError(f"rollout.slots: found {settings.slots}, expected 1 or more, or None for a slot for every sequence")
+  if any(size < 1 for size in settings.cache_blocks) or sum(settings.cache_blocks) != settings.max_new_tokens:
+    raise ValueError(
+      f"rollout.cache_blocks: found {settings.cache_blocks}, expected positive sizes that add up to rollout.max_new_tokens="
+      f"{settings.max_new_tokens}, or None"
+    )

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any, SupportsInt
 
 import tokenizers
+from tokenizers import decoders
 
 from jaxrl_llm import weights
 from jaxrl_llm.tasks.chat_template import ChatTemplate, render, turn_end
@@ -105,6 +106,28 @@ class PretrainedTokenizer:
         known = []
     return "".join([*pieces, self.backend.decode(known, skip_special_tokens=False)])
 
+  def token_bytes(self) -> list[bytes | None]:
+    """The bytes that each id stands for in a text.
+
+    Returns:
+      `vocab_size` entries; None for special tokens and for ids that are nobody's.
+
+    Raises:
+      ValueError: the tokenizer is not a byte-level BPE, so what a token stands for depends on its neighbours.
+    """
+    if not isinstance(self.backend.decoder, decoders.ByteLevel):
+      found = "no decoder" if self.backend.decoder is None else f"the decoder {type(self.backend.decoder).__name__}"
+      raise ValueError(
+        f"{self.path}: found {found}, expected ByteLevel: only byte-level tokens have bytes of their own; leave rollout.stop_strings unset"
+      )
+    values = _byte_alphabet()
+    found: list[bytes | None] = [None] * self.vocab_size
+    for token, i in self.backend.get_vocab(with_added_tokens=True).items():
+      if i not in self.special_ids:
+        # As the decoder has it: an added token may hold characters outside the alphabet, and is then plain text.
+        found[i] = bytes([values[c] for c in token]) if values.keys() >= set(token) else token.encode()
+    return found
+
 
 def load_tokenizer(
   path: str | os.PathLike,
@@ -165,6 +188,13 @@ def load_tokenizer(
     chat_template=template,
     system=system,
   )
+
+
+def _byte_alphabet() -> dict[str, int]:
+  """GPT-2's characters for bytes: a printable Latin-1 character is its own code, the others are U+0100 and following in order."""
+  printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+  others = sorted(set(range(256)).difference(printable))
+  return {chr(byte): byte for byte in printable} | {chr(0x100 + i): byte for i, byte in enumerate(others)}
 
 
 def _conversation(system: str | None, text: str) -> list[dict[str, str]]:

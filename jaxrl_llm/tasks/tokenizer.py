@@ -64,3 +64,7 @@ class ByteTokenizer:
       del ids[0]
     pieces = (bytes([i]) if 0 <= i < 256 else b"\xff" for i in ids if i != self.eos_id)
     return b"".join(pieces).decode("utf-8", errors="replace")
+
+  def token_bytes(self) -> list[bytes | None]:
+    """The bytes that each id stands for in a text; None for ids that no text holds."""
+    return [bytes([i]) if i < 256 else None for i in range(self.vocab_size)]

@@ -28,7 +28,7 @@ def drawn(dtype="float32"):
   for row, length in enumerate((5, 2, 1, 4)):
     prompts[row, 5 - length :], mask[row, 5 - length :] = rng.integers(256, size=length), True
   sample = make_sampler(
-    functools.partial(sampling.init_cache, record_routing=True), sampling.decode,
+    sampling, record_routing=True,
     group_size=GROUP, max_new_tokens=BUDGET, stop_ids=STOPS, pad_id=PAD,
   )  # fmt: skip
   rollouts = jax.device_get(jax.jit(sample)(lower_precision(params, dtype), prompts, mask, jax.random.key(1)))
@@ -94,7 +94,9 @@ def test_replaying_the_learners_own_routes_leaves_the_ratio_at_exactly_one():
 
 
 def test_a_sampler_that_nobody_asked_records_nothing():
-  cache = jax.eval_shape(lambda: make_model(CONFIG).init_cache(2, 3))
-  assert cache.routing is None
-  dense = make_model(preset("nano", vocab_size=264))
-  assert jax.eval_shape(lambda: dense.init_cache(2, 3, record_routing=True)).routing is None
+  prompts, settings = jnp.zeros((1, 2), jnp.int32), dict(group_size=1, max_new_tokens=2, stop_ids=(), pad_id=0)
+  for config, asked in ((CONFIG, False), (preset("nano", vocab_size=264), True)):
+    model = make_model(config)
+    params = jax.eval_shape(model.init, jax.random.key(0))
+    sample = make_sampler(model, record_routing=asked, **settings)
+    assert jax.eval_shape(sample, params, prompts, prompts == 0, jax.random.key(0)).routing is None

@@ -1,13 +1,14 @@
 """The decode loop: what it draws, what it reports of it, when it ends, and what must not change a draw."""
 
 import functools
+from collections.abc import Callable
+from types import SimpleNamespace
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jaxtyping import Array, Bool, Float, Int
 
 from jaxrl_llm import mesh as mesh_lib
 from jaxrl_llm.models import make_model, preset
@@ -41,12 +42,10 @@ def make_prompts(lengths, num_slots):
 
 
 @functools.cache
-def sampler_of(temperature=1.0, top_k=0, top_p=1.0):
+def sampler_of(temperature=1.0, top_k=0, top_p=1.0, **more):
   model, _ = nano()
-  sample = make_sampler(
-    model.init_cache, model.decode, group_size=GROUP, max_new_tokens=BUDGET, stop_ids=STOPS, pad_id=PAD,
-    temperature=temperature, top_k=top_k, top_p=top_p,
-  )  # fmt: skip
+  settings = {"temperature": temperature, "top_k": top_k, "top_p": top_p, **more}
+  sample = make_sampler(model, group_size=GROUP, max_new_tokens=BUDGET, stop_ids=STOPS, pad_id=PAD, **settings)
   # The programs run for milliseconds: what counts is how long they compile.
   return jax.jit(sample, compiler_options={"xla_backend_optimization_level": 0})
 
@@ -159,25 +158,32 @@ def test_eight_devices_draw_what_one_draws():
 # A model of which everything is known: the logits after a token are that token's row of a table.
 
 
-class StubCache(NamedTuple):
-  k: Float[Array, "L B S K C"]
-  v: Float[Array, "L B S K C"]
-  valid: Bool[Array, "B S"]
-  calls: Int[Array, ""]
-  routing: None = None
+class Stub(NamedTuple):
+  """As much of `models.Model` as the sampler calls."""
+
+  prefill: Callable
+  decode: Callable
+  config: SimpleNamespace = SimpleNamespace(dtype="float32", experts=None)
+  mesh: None = None
+  grow: Callable = lambda cache, rows, columns, dtype: cache
+  resume: None = None
+  decoding_weights: Callable = lambda params: params
 
 
 def stub_sampler(vocab, *, on_call=None, **settings):
-  def init_cache(batch, slots):
-    empty = jnp.zeros((1, batch, slots, 1, 1))
-    return StubCache(empty, empty, valid=jnp.zeros((batch, slots), bool), calls=jnp.zeros((), int))
-
-  def decode(table, tokens, positions, cache, slot):
+  def prefill(table, tokens, mask, *, dtype):
     if on_call is not None:
-      jax.debug.callback(lambda *args: on_call.append([np.asarray(x).tolist() for x in args]), cache.calls, tokens, positions, slot)
-    return table[tokens[:, -1]], cache._replace(calls=cache.calls + 1)
+      jax.debug.callback(lambda *args: on_call.append([-1, *(np.asarray(x).tolist() for x in args)]), tokens, mask)
+    return jnp.zeros((), int), None
 
-  return jax.jit(make_sampler(init_cache, decode, pad_id=vocab, **settings))
+  def decode(table, tokens, positions, cache, *, column, **_):
+    cache = jnp.zeros((), int) if cache is None else cache
+    if on_call is not None:
+      jax.debug.callback(lambda *args: on_call.append([np.asarray(x).tolist() for x in args]), cache, tokens, positions, column)
+    return table[tokens], cache + 1, None
+
+  grow = lambda cache, *_, **__: jnp.zeros((), int) if cache is None else cache
+  return jax.jit(make_sampler(Stub(prefill, decode, grow=grow), pad_id=vocab, **settings))
 
 
 @pytest.mark.parametrize("settings", [{}, {"temperature": 0.5, "top_k": 3}, {"temperature": 2.0, "top_p": 0.7}])
@@ -227,13 +233,16 @@ def test_the_loop_ends_with_its_last_row(starts, num_calls):
     expected = list(range(start + 1, 11))[:6]
     assert rollouts.tokens[row].tolist() == expected + [12] * (6 - len(expected))
     assert rollouts.mask[row].sum() == len(expected) and rollouts.stopped[row] == (expected[-1] == 10)
-  # The prompts in one call, then one call a token but the last, which nobody needs to look past; each fed the tokens just drawn.
-  calls.sort()
-  assert [call[0] for call in calls] == list(range(num_calls))
-  assert calls[0][2:] == [[[0, 0, 1], [0, 0, 0]], 0]
-  for n, tokens, positions, slot in calls[1:]:
-    assert tokens == rollouts.tokens[:, n - 1 : n].tolist()
-    assert positions == [[1 + n], [n]] and slot == 2 + n
+  # The prompts but for their last token in one call, then one call a token; the first is fed the prompt's last token.
+  calls.sort(key=lambda call: call[0])
+  assert [call[0] for call in calls] == [-1, *range(num_calls)]
+  assert np.asarray(calls[0][1])[:, -2:].tolist() == [[0, 0], [0, 0]] and np.asarray(calls[0][2])[:, -2:].tolist() == [[False, True], [False] * 2]
+  assert not np.any(np.asarray(calls[0][2])[:, :-2])
+  for n, tokens, positions, column in calls[1:]:
+    live = np.asarray(rollouts.mask.sum(axis=1)) > n
+    fed = [start for start in starts] if n == 0 else rollouts.tokens[:, n - 1].tolist()
+    assert np.array_equal(np.asarray(tokens)[live], np.asarray(fed)[live])
+    assert np.array_equal(np.asarray(positions)[live], np.array([1 + n, n])[live]) and column == n
 
 
 @pytest.mark.parametrize("stop_ids", [(9,), (4, 9), ()])

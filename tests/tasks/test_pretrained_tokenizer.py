@@ -7,9 +7,12 @@ import json
 import pathlib
 import pickle
 import shutil
+import unicodedata
 
 import gguf
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from jaxrl_llm import weights
 from jaxrl_llm.tasks.pretrained_tokenizer import load_tokenizer
@@ -193,6 +196,49 @@ def test_any_text_can_be_written(qwen3):
 def test_travels_between_processes(qwen3):
   copy = pickle.loads(pickle.dumps(qwen3))
   assert copy.encode_prompt("What is 2+2?") == qwen3.encode_prompt("What is 2+2?") and copy.stop_ids == qwen3.stop_ids
+
+
+# ---- Bytes of tokens.
+
+
+def test_bytes_of_tokens_join_to_the_text(qwen3, smollm2):
+  smollm2 = load_tokenizer(smollm2)
+  qwen3_bytes, smollm2_bytes = qwen3.token_bytes(), smollm2.token_bytes()
+  assert (len(qwen3_bytes), len(smollm2_bytes)) == (qwen3.vocab_size, smollm2.vocab_size)
+
+  @given(st.text(st.characters(exclude_categories=["Cs"])))
+  def joins(text):
+    ids = qwen3.encode(text)  # It composes characters first.
+    assert b"".join(qwen3_bytes[i] for i in ids).decode() == unicodedata.normalize("NFC", text) == qwen3.decode(ids)
+    ids = smollm2.encode(text)  # Its vocabulary lacks some bytes, and leaves them out.
+    assert b"".join(smollm2_bytes[i] for i in ids).decode(errors="replace") == smollm2.decode(ids)
+
+  joins()
+
+
+def test_bytes_of_every_token_are_what_decode_writes(qwen3):
+  for i, token in enumerate(qwen3.token_bytes()):
+    if i in qwen3.special_ids or qwen3.backend.id_to_token(i) is None:
+      assert token is None
+    else:
+      assert token.decode(errors="replace") == qwen3.decode([i])
+  assert qwen3.token_bytes()[qwen3.backend.token_to_id("<think>")] == b"<think>"  # Added, but not special.
+
+
+def test_bytes_of_an_added_token_that_is_plain_text(folder):
+  listed = json.loads((folder / "tokenizer_config.json").read_text())["added_tokens_decoder"]
+  edit(folder, added_tokens_decoder=listed | {"151669": {"content": "a b\u65e5", "special": False}})
+  tokenizer = load_tokenizer(folder)
+  assert tokenizer.token_bytes()[151_669] == "a b\u65e5".encode()
+  assert tokenizer.decode([151_669]) == "a b\u65e5"
+
+
+def test_tokens_of_other_kinds_have_no_bytes(folder):
+  content = json.loads((folder / "tokenizer.json").read_text())
+  for decoder, found in ((None, "no decoder"), ({"type": "ByteFallback"}, "the decoder ByteFallback")):
+    (folder / "tokenizer.json").write_text(json.dumps(content | {"decoder": decoder}))
+    with pytest.raises(ValueError, match=f"model: found {found}, expected ByteLevel: .* leave rollout.stop_strings unset"):
+      load_tokenizer(folder).token_bytes()
 
 
 # ---- What stops, what pads, what begins.

@@ -50,3 +50,12 @@ def test_it_cannot_be_changed():
 def test_a_stray_token_shows(stray):
   """Left out, it would make one answer of two halves."""
   assert TOKENIZER.decode([*TOKENIZER.encode("#1"), stray, *TOKENIZER.encode("0")]) == "#1\ufffd0"
+
+
+TOKEN_BYTES = TOKENIZER.token_bytes()
+
+
+@given(st.text())
+def test_bytes_of_tokens(text):
+  assert len(TOKEN_BYTES) == TOKENIZER.vocab_size and set(TOKEN_BYTES[256:]) == {None}
+  assert b"".join(TOKEN_BYTES[i] for i in TOKENIZER.encode(text)) == text.encode(errors="replace")

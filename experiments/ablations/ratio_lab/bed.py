@@ -120,7 +120,7 @@ def make_bed(sizes: Sizes) -> Bed:
   def sampler(num_tokens: int) -> Callable:
     # No stop token: every response has the length that is asked for.
     settings = dict(group_size=sizes.group_size, max_new_tokens=num_tokens, stop_ids=(), pad_id=0)
-    return jax.jit(make_sampler(model.init_cache, model.decode, **settings))
+    return jax.jit(make_sampler(model, **settings))
 
   @functools.cache
   def updater(learning_rate: float) -> tuple[Callable, Callable]:

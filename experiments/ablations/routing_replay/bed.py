@@ -153,7 +153,7 @@ def make_bed(sizes: Sizes) -> Bed:
   def sampler(dtype: str) -> Callable[..., Rollouts]:
     lower = make_model(config._replace(dtype=dtype))
     settings = dict(group_size=sizes.group_size, max_new_tokens=RESPONSE_TOKENS, stop_ids=(END,), pad_id=PAD)
-    sample = make_sampler(functools.partial(lower.init_cache, record_routing=True), lower.decode, **settings)
+    sample = make_sampler(lower, record_routing=True, **settings)
     return jax.jit(lambda params, *rest: sample(lower_precision(params, dtype), *rest))
 
   warm_state = lambda params: init_state(params, warm)

@@ -1,0 +1,103 @@
+"""Draws one token a row from its logits with two random numbers, whatever the size of the vocabulary."""
+
+import math
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int, Key
+
+from jaxrl_llm.sampler.filters import REMOVED
+
+# A power of two, so that a vocabulary sharded over devices is cut along its shards.
+_NUM_BLOCKS = 128
+_MAX_BLOCK = 256
+
+# log(2⁻¹²⁶), rounded up: exp of less may or may not be flushed to 0, as the compiler fuses it. Whether an entry has mass is decided by this
+# comparison instead, so that a block is never chosen for the mass of entries that the second look finds to be 0.
+_NO_MASS = -87.3
+
+
+def draw(logits: Float[Array, "N V"], keys: Key[Array, " N"]) -> tuple[Int[Array, " N"], Float[Array, " N"]]:
+  """Tokens from softmax(logits), and their log-probabilities.
+
+  Inverse transform sampling in two levels: u₁ chooses a block of the vocabulary by the blocks' masses, u₂ the token within it. The Gumbel
+  trick (`jax.random.categorical`) would need V random numbers a row. The logits are read twice: for their maximum, and for the masses.
+
+  Args:
+    logits: of the distribution to draw from, filtered or not; at or near `REMOVED` and -inf are never drawn.
+    keys: one for each row. A row's token depends on its own logits and key only.
+
+  Returns:
+    Token ids, and log-probabilities in nats.
+
+  Example:
+    >>> tokens, logprobs = draw(jnp.log(jnp.array([[0.0, 1.0, 0.0]])), jax.random.split(jax.random.key(0), 1))
+    >>> tokens.tolist(), logprobs.tolist()
+    ([1], [0.0])
+
+  Note:
+    Tokens less likely than exp(-87.3) times the likeliest are never drawn and count as 0.
+  """
+  uniforms = jax.vmap(lambda key: jax.random.uniform(key, (2,)))(keys)
+  return _locate(logits, uniforms)
+
+
+def inverse_cdf(logits: Float[Array, "N V"], uniforms: Float[Array, "N 2"]) -> Int[Array, " N"]:
+  """The tokens at given points of the distribution.
+
+  Args:
+    logits: see `draw`.
+    uniforms: numbers in [0, 1]: the point among the blocks of the vocabulary, the point within the block.
+
+  Returns:
+    Token ids, each with a probability above 0.
+
+  Example:
+    >>> logits = jnp.log(jnp.array([[0.0, 0.25, 0.75]]))  # So small a vocabulary is a single block.
+    >>> [inverse_cdf(logits, jnp.array([[0.0, u]])).tolist() for u in (0.0, 0.24, 0.26, 1.0)]
+    [[1], [1], [2], [2]]
+  """
+  return _locate(logits, uniforms)[0]
+
+
+def _locate(logits: Float[Array, "N V"], uniforms: Float[Array, "N 2"]) -> tuple[Int[Array, " N"], Float[Array, " N"]]:
+  blocks = _in_blocks(logits.astype(jnp.float32))
+  highest = jnp.max(blocks, axis=(1, 2))
+  block_masses = jnp.sum(_masses(blocks - highest[:, None, None]), axis=-1)
+  block = _first_above(block_masses, uniforms[:, 0])
+  # The masses of one block are computed again: to keep all of them would write and read the vocabulary once more.
+  shifted = jnp.take_along_axis(blocks, block[:, None, None], axis=1)[:, 0] - highest[:, None]
+  entry = _first_above(_masses(shifted), uniforms[:, 1])
+  logprobs = jnp.take_along_axis(shifted, entry[:, None], axis=1)[:, 0] - jnp.log(jnp.sum(block_masses, axis=-1))
+  return block * blocks.shape[-1] + entry, logprobs
+
+
+def _in_blocks(logits: Float[Array, "N V"]) -> Float[Array, "N blocks entries"]:
+  num_blocks = math.gcd(logits.shape[-1], _NUM_BLOCKS)
+  if num_blocks < _NUM_BLOCKS and logits.shape[-1] > num_blocks * _MAX_BLOCK:
+    num_blocks = _NUM_BLOCKS
+    logits = jnp.pad(logits, ((0, 0), (0, -logits.shape[-1] % num_blocks)), constant_values=REMOVED)
+  return logits.reshape(len(logits), num_blocks, logits.shape[-1] // num_blocks)
+
+
+def _masses(shifted: Float[Array, "..."]) -> Float[Array, "..."]:
+  return jnp.where(shifted > _NO_MASS, jnp.exp(shifted), 0)
+
+
+def _first_above(masses: Float[Array, "N n"], uniforms: Float[Array, " N"]) -> Int[Array, " N"]:
+  """The first entry with mass up to which the masses exceed u of their sum; the last with mass where rounding leaves none."""
+  ids, size = jnp.arange(masses.shape[-1]), masses.shape[-1]
+  cumulative = _cumulative(masses)
+  above = cumulative > uniforms[:, None] * cumulative[:, -1:]
+  first = jnp.min(jnp.where((masses > 0) & above, ids, size), axis=-1)
+  last = jnp.max(jnp.where(masses > 0, ids, 0), axis=-1)
+  return jnp.minimum(first, last)
+
+
+def _cumulative(x: Float[Array, "N n"]) -> Float[Array, "N n"]:
+  """Cumulative sums in log2(n) shifted additions: elementwise, so a row's rounding depends neither on other rows nor on their number."""
+  shift = 1
+  while shift < x.shape[-1]:
+    x += jnp.pad(x, ((0, 0), (shift, 0)))[:, :-shift]
+    shift *= 2
+  return x

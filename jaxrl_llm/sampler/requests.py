@@ -1,0 +1,121 @@
+"""What a caller may ask of single sequences: limits, temperatures, a response begun earlier."""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int
+
+from jaxrl_llm.types import Rollouts, StopReason
+
+RUNNING = -1
+"""In the place of a `StopReason` while there is none."""
+
+
+class Begun(NamedTuple):
+  """Responses that were begun earlier and are to be gone on with, as the sampler returned them then.
+
+  Attributes:
+    tokens: ids, padded on the right.
+    lengths: how many tokens of each are there already.
+    logprobs: of the tokens, under the policies that drew them: returned as they are.
+    raw_logprobs: as `logprobs`, of the model itself.
+    reasons: a `StopReason` for a response that is complete already and only passed through; `RUNNING` or `UNFINISHED` for the others.
+    routing: of the token before each, as `Rollouts.routing` has them from the prompt's last token on; None where nobody asks.
+    entropy: None where nobody asks.
+  """
+
+  tokens: Int[Array, "N R"]
+  lengths: Int[Array, " N"]
+  logprobs: Float[Array, "N R"]
+  raw_logprobs: Float[Array, "N R"]
+  reasons: Int[Array, " N"]
+  routing: Int[Array, "N R L K"] | None = None
+  entropy: Float[Array, "N R"] | None = None
+
+
+def begun(rollouts: Rollouts) -> Begun:
+  """Rollouts of an earlier call, to be gone on with.
+
+  Args:
+    rollouts: of this sampler, from the same prompts.
+  """
+  size = rollouts.tokens.shape[1]
+  routing = None if rollouts.routing is None else rollouts.routing[:, -size - 1 : -1]
+  lengths = rollouts.mask.sum(axis=1).astype(jnp.int32)
+  return Begun(
+    rollouts.tokens, lengths, rollouts.logprobs, rollouts.raw_logprobs, rollouts.reasons, routing=routing, entropy=rollouts.entropy
+  )
+
+
+class Requests(NamedTuple):
+  """Settings of single sequences, G consecutive ones for each prompt; None takes the sampler's own.
+
+  Attributes:
+    limits: tokens that a response may have, at most the sampler's `max_new_tokens`.
+    temperatures: each at least 0; 0 is greedy.
+    min_new_tokens: stop tokens cannot be drawn, and stop strings do not count, before a response has this many tokens.
+    begun: responses to go on with.
+    max_steps: steps that the loop may run in all; what is not finished by then is returned as `StopReason.UNFINISHED`.
+  """
+
+  limits: Int[Array, " N"] | None = None
+  temperatures: Float[Array, " N"] | None = None
+  min_new_tokens: Int[Array, " N"] | None = None
+  begun: Begun | None = None
+  max_steps: Int[Array, ""] | None = None
+
+
+def check(requests: Requests, num_sequences: int, max_new_tokens: int) -> None:
+  """Refuses settings of another number of sequences than there are.
+
+  Args:
+    requests: of one call.
+    num_sequences: N.
+    max_new_tokens: R.
+
+  Raises:
+    ValueError: names the field, what was found and what was expected.
+
+  Example:
+    >>> check(Requests(limits=jnp.array([3, 4])), 8, 16)
+    Traceback (most recent call last):
+    ...
+    ValueError: requests.limits: found shape (2,) for 8 sequences, expected (8,); give one entry a sequence, G in a row for each prompt
+  """
+  found = {name: getattr(requests, name) for name in ("limits", "temperatures", "min_new_tokens")}
+  if requests.begun is not None:
+    found |= {f"begun.{name}": x for name, x in requests.begun._asdict().items()}
+  for name, x in found.items():
+    if x is None:
+      continue
+    expected = (num_sequences, max_new_tokens)[: 1 if name in ("begun.lengths", "begun.reasons") or "." not in name else 2]
+    if x.shape[:2] != expected:
+      raise ValueError(
+        f"requests.{name}: found shape {x.shape} for {num_sequences} sequences, expected {expected}; give one entry a sequence, G in a row "
+        "for each prompt"
+      )
+
+
+def finished_before(requests: Requests, num_sequences: int) -> Int[Array, " N"]:
+  """Why each response is complete before the first step; `RUNNING` for the others."""
+  if requests.begun is None:
+    return jnp.full((num_sequences,), RUNNING, jnp.int32)
+  reasons = jnp.asarray(requests.begun.reasons, jnp.int32)
+  return jnp.where(reasons == StopReason.UNFINISHED, RUNNING, reasons)
+
+
+def in_pieces(x: Array, pieces: int) -> Array:
+  """[N ...] to [pieces, N / pieces + 1, ...]: one more sequence at the end of each piece, that of the rows without any."""
+  x = x.reshape(pieces, -1, *x.shape[1:])
+  return jnp.concatenate([x, jnp.zeros_like(x[:, :1])], axis=1)
+
+
+def whole(x: Array) -> Array:
+  """The way back from `in_pieces`."""
+  return x[:, :-1].reshape(-1, *x.shape[2:])
+
+
+def tree_in_pieces(tree, pieces: int):
+  """`in_pieces` of every array."""
+  return jax.tree.map(lambda x: in_pieces(x, pieces), tree)

@@ -1,0 +1,204 @@
+"""Stop strings and stop sequences, found on the device token by token: automata in place of text, which only the host could decode."""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Bool, Int, Integer
+
+_START = 0
+
+
+class StopAutomaton(NamedTuple):
+  """One automaton over token ids. State 0 is the start, the last state means found and is never left.
+
+  Attributes:
+    classes: class of each token; tokens of one class lead from every state to the same. Of the last entry are ids beyond the vocabulary.
+    following: the state after a token of a class.
+  """
+
+  classes: Integer[Array | np.ndarray, " V+1"]
+  following: Integer[Array | np.ndarray, "states classes"]
+
+
+class StopTable(NamedTuple):
+  """What ends a response; a pytree of NumPy arrays, to be closed over or passed to a jitted function.
+
+  Attributes:
+    automata: of the strings and of the sequences; without either, there is none.
+  """
+
+  automata: tuple[StopAutomaton, ...]
+
+  def start(self, n: int) -> Int[Array, "{n} A"]:
+    """The states of n empty responses."""
+    return jnp.full((n, len(self.automata)), _START, jnp.int32)
+
+
+def advance(table: StopTable, states: Int[Array, "N A"], tokens: Int[Array, " N"]) -> tuple[Int[Array, "N A"], Bool[Array, " N"]]:
+  """Feeds one token to each row.
+
+  Args:
+    table: of `make_stop_table`.
+    states: of `table.start` or of the last call.
+    tokens: the token that each row has drawn. One that is not in the vocabulary has no bytes.
+
+  Returns:
+    The new states, and whether a row holds any of the strings or sequences by now. Once found, found for ever.
+  """
+  columns, matched = [], jnp.zeros(tokens.shape, bool)
+  for i, (classes, following) in enumerate(table.automata):
+    unknown = len(classes) - 1
+    known = (tokens >= 0) & (tokens < unknown)
+    column = jnp.asarray(following)[states[:, i], jnp.asarray(classes)[jnp.where(known, tokens, unknown)]].astype(states.dtype)
+    matched |= column == len(following) - 1
+    columns.append(column)
+  return (jnp.stack(columns, axis=1) if columns else states), matched
+
+
+def make_stop_table(token_bytes: Sequence[bytes | None], strings: Sequence[str] = (), sequences: Sequence[Sequence[int]] = ()) -> StopTable:
+  """Builds the automata of Aho and Corasick, on the host.
+
+  That of the strings reads UTF-8 bytes and is then composed to one that reads tokens: a string is found the moment the token that completes
+  it is drawn, wherever in the token it begins or ends. UTF-8 synchronizes itself, so bytes and characters give the same answer.
+
+  Args:
+    token_bytes: of every id of the vocabulary; a token without (None), such as a special one, is passed over by the strings.
+    strings: texts, each of which ends a response.
+    sequences: token ids in a row, each of which ends a response.
+
+  Returns:
+    The table.
+
+  Raises:
+    ValueError: a string or a sequence that is empty, of another type, or that no tokens can write.
+
+  Example:
+    >>> table = make_stop_table([b"a", b"ab", b"b", None], ["aab"])
+    >>> states, matched = advance(table, table.start(2), jnp.array([0, 1]))  # "a", "ab"
+    >>> advance(table, states, jnp.array([1, 2]))[1].tolist()  # "aab", "abb"
+    [True, False]
+
+  References:
+    Aho, Corasick. Efficient string matching: an aid to bibliographic search (Communications of the ACM, 1975).
+
+  Note:
+    U+FFFD as (part of) a stop string matches its own bytes only, not what a decoder writes for bytes that are no UTF-8.
+  """
+  patterns = _checked_strings(strings)
+  ids = _checked_sequences(sequences, len(token_bytes))
+  automata = []
+  if patterns:
+    automata.append(_over_tokens(token_bytes, patterns))
+  if ids:
+    symbols, following = _automaton(ids)
+    classes = np.zeros(len(token_bytes) + 1, np.min_scalar_type(len(symbols)))
+    classes[list(symbols)] = list(symbols.values())
+    automata.append(StopAutomaton(classes, following))
+  return StopTable(tuple(automata))
+
+
+def _checked_strings(strings: Any) -> list[bytes]:
+  if isinstance(strings, str | bytes):
+    raise ValueError(f"rollout.stop_strings: found {strings!r}, expected several texts; write ({strings!r},)")
+  for string in strings:
+    if not isinstance(string, str) or not string:
+      raise ValueError(f"rollout.stop_strings: found {string!r}, expected texts of one character or more")
+    if any("\ud800" <= character <= "\udfff" for character in string):
+      raise ValueError(f"rollout.stop_strings: found {string!r} with a lone surrogate, which no UTF-8 text holds; remove it")
+  return [string.encode() for string in strings]
+
+
+def _checked_sequences(sequences: Any, num_ids: int) -> list[tuple[int, ...]]:
+  for sequence in sequences:
+    if isinstance(sequence, str | bytes) or not isinstance(sequence, Sequence) or not sequence:
+      raise ValueError(f"rollout.stop_strings: found the sequence {sequence!r}, expected one token id or more in a row")
+    for i in sequence:
+      if isinstance(i, bool) or not isinstance(i, int | np.integer) or not 0 <= i < num_ids:
+        raise ValueError(f"rollout.stop_strings: found the token id {i!r} in {list(sequence)}, expected ids from 0 to {num_ids - 1}")
+  return [tuple(int(i) for i in sequence) for sequence in sequences]
+
+
+def _automaton(patterns: Sequence[tuple[int, ...]]) -> tuple[dict[int, int], Integer[np.ndarray, "states symbols"]]:
+  """Aho-Corasick: the patterns' symbols, numbered from 1 (0 is any other), and the state that follows each state and symbol."""
+  holds = lambda long, short: any(long[i : i + len(short)] == short for i in range(len(long) - len(short) + 1))
+  # A pattern that holds another is never the first to be found. Without it, no proper beginning of a pattern ends with a pattern.
+  patterns = [p for p in dict.fromkeys(patterns) if not any(p != q and holds(p, q) for q in patterns)]
+  symbols = {symbol: i for i, symbol in enumerate(dict.fromkeys(symbol for p in patterns for symbol in p), 1)}
+  # The states: what may have been read of a pattern, and found. Shortest first, for a row builds on that of a shorter prefix.
+  prefixes = sorted({p[:i] for p in patterns for i in range(len(p))}, key=len)
+  found = len(prefixes)
+  states = {prefix: i for i, prefix in enumerate(prefixes)} | dict.fromkeys(patterns, found)
+  children = {prefix: [] for prefix in prefixes}
+  for longer in states:
+    if longer:
+      children[longer[:-1]].append(longer)
+  following = np.full((found + 1, len(symbols) + 1), _START, np.min_scalar_type(found))
+  following[found] = found
+  fallback = [_START] * (found + 1)  # The longest proper end of a prefix that is a prefix itself.
+  for state, prefix in enumerate(prefixes):
+    elsewhere = following[fallback[state]].copy()
+    following[state] = elsewhere
+    for longer in children[prefix]:
+      column = symbols[longer[-1]]
+      following[state, column] = states[longer]
+      fallback[states[longer]] = elsewhere[column]
+  return symbols, following
+
+
+def _over_tokens(token_bytes: Sequence[bytes | None], patterns: Sequence[bytes]) -> StopAutomaton:
+  """The automaton over bytes, composed to one that takes all bytes of a token at once."""
+  symbols, following = _automaton([tuple(pattern) for pattern in patterns])
+  of_byte = np.zeros(256, np.min_scalar_type(len(symbols)))
+  of_byte[list(symbols)] = list(symbols.values())
+  read = of_byte[np.frombuffer(b"".join(token or b"" for token in token_bytes), np.uint8)]
+  lengths = np.array([len(token or b"") for token in token_bytes], np.int64)
+  from_start, pairs, ends = _compose(following, read, lengths)
+
+  # Most tokens lead to one state from everywhere; `special` are those that do not, and `silent` leads nowhere.
+  num_states = len(following)
+  special, where = np.unique(pairs[1], return_inverse=True)
+  columns = np.concatenate([np.arange(num_states), from_start[special], [0]]).astype(following.dtype)
+  columns = np.tile(columns, (num_states, 1))
+  columns[pairs[0], num_states + where] = ends
+  columns[:, -1] = np.arange(num_states)
+  columns[-1] = num_states - 1
+  chosen = np.append(from_start, 0)
+  chosen[special] = num_states + np.arange(len(special))
+  chosen[np.append(lengths == 0, True)] = columns.shape[1] - 1
+  used, chosen = np.unique(chosen, return_inverse=True)
+  columns = columns[:, used]
+  # Each column as one value of as many bytes: `np.unique(axis=1)` would compare them state by state, which takes seconds.
+  _, distinct, same = np.unique(np.ascontiguousarray(columns.T).view(f"V{columns[:, 0].nbytes}"), return_index=True, return_inverse=True)
+  return StopAutomaton(same.ravel()[chosen].astype(np.min_scalar_type(len(distinct))), columns[:, distinct])
+
+
+def _compose(
+  following: Integer[np.ndarray, "states symbols"], read: Integer[np.ndarray, "..."], lengths: Integer[np.ndarray, " V"]
+) -> tuple[Integer[np.ndarray, " V"], Integer[np.ndarray, "2 pairs"], Integer[np.ndarray, " pairs"]]:
+  """The state to which each token leads from the start; and all pairs of a state and a token that lead elsewhere, and where to.
+
+  From any state the path through a token soon joins the one from the start, mostly at its first byte; only pairs yet apart are followed.
+  """
+  begins = np.cumsum(lengths) - lengths
+  active = np.flatnonzero(lengths)
+  first = read[begins[active]]
+  pairs = [np.zeros((2, 0), np.int64)]
+  for symbol in range(1, following.shape[1]):
+    differ = np.flatnonzero(following[1:-1, symbol] != following[_START, symbol]) + 1
+    tokens = active[first == symbol]
+    pairs.append(np.stack([np.repeat(differ, len(tokens)), np.tile(tokens, len(differ))]))
+  pairs = np.concatenate(pairs, axis=1)
+  from_start, states = np.zeros(len(lengths), np.int64), pairs[0]
+  done_pairs, done_states = [pairs[:, :0]], [states[:0]]
+  for position in range(int(lengths.max(initial=0))):
+    active = active[lengths[active] > position]
+    from_start[active] = following[from_start[active], read[begins[active] + position]]
+    states = following[states, read[begins[pairs[1]] + position]]
+    apart = states != from_start[pairs[1]]
+    ended = lengths[pairs[1]] == position + 1
+    done_pairs.append(pairs[:, apart & ended])
+    done_states.append(states[apart & ended])
+    pairs, states = pairs[:, apart & ~ended], states[apart & ~ended]
+  return from_start, np.concatenate(done_pairs, axis=1), np.concatenate(done_states)

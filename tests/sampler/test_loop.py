@@ -1,0 +1,275 @@
+"""Rows that take the next sequence, prompts kept once, a cache in blocks: against one sequence at a time without any cache."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxrl_llm import mesh as mesh_lib
+from jaxrl_llm.models import Experts, make_model, preset
+from jaxrl_llm.sampler import Requests, begun, make_filter, make_sampler, make_stop_table
+from jaxrl_llm.sampler.draw import draw
+from jaxrl_llm.types import Rollouts, StopReason
+
+PAD, GROUP, BUDGET = 256, 4, 12
+STOPS = tuple(range(0, 264, 12))
+LENGTHS = (6, 3, 1, 4, 2, 6, 5, 3)
+N = len(LENGTHS) * GROUP
+FAST = {"xla_backend_optimization_level": 0}
+CONFIGS = {
+  "dense": preset("nano", vocab_size=264),
+  "moe": preset("nano-moe", vocab_size=264)._replace(experts=Experts(8, 2, 16, layers=(1,))),
+}
+
+
+@functools.cache
+def built(kind="dense"):
+  model = make_model(CONFIGS[kind])
+  rng = np.random.default_rng(0)
+  scale = lambda path, p: jnp.asarray((path[-1].key == "scale") + 0.2 * rng.standard_normal(p.shape), jnp.float32)
+  return model, jax.tree_util.tree_map_with_path(scale, jax.eval_shape(model.init, jax.random.key(0)))
+
+
+def prompts_of(lengths=LENGTHS, width=6):
+  rng = np.random.default_rng(1)
+  prompts, mask = np.full((len(lengths), width), PAD, np.int32), np.zeros((len(lengths), width), bool)
+  for row, length in enumerate(lengths):
+    prompts[row, width - length :], mask[row, width - length :] = rng.integers(256, size=length), True
+  return jnp.asarray(prompts), jnp.asarray(mask)
+
+
+@functools.cache
+def sampler_of(kind="dense", **settings):
+  settings = {"group_size": GROUP, "max_new_tokens": BUDGET, "stop_ids": STOPS, "pad_id": PAD} | settings
+  return jax.jit(make_sampler(built(kind)[0], **settings), compiler_options=FAST)
+
+
+def sampled(kind="dense", *, requests=None, seed=0, **settings):
+  args = (built(kind)[1], *prompts_of(), jax.random.key(seed))
+  return jax.device_get(sampler_of(kind, **settings)(*args, *([] if requests is None else [requests])))
+
+
+@functools.cache
+def one_by_one(kind="dense", temperature=1.0, top_k=0, top_p=1.0, seed=0):
+  """What every sequence draws, from the whole forward pass over its own tokens at every step."""
+  model, params = built(kind)
+  prompts, mask = map(np.asarray, prompts_of())
+  width = prompts.shape[1] + BUDGET
+  filter_logits = make_filter(temperature=temperature, top_k=top_k, top_p=top_p)
+
+  @functools.partial(jax.jit, compiler_options=FAST)
+  def step(tokens, length, key):
+    here = jnp.arange(width)[None]
+    logits = model.logits(params, tokens[None], here, (here < length).astype(jnp.int32))[0, length - 1]
+    token, logprob = draw(filter_logits(logits)[None], key[None])
+    return token[0], logprob[0], jax.nn.log_softmax(logits)[token[0]]
+
+  found = []
+  for i in range(N):
+    tokens = np.zeros(width, np.int32)
+    length = start = int(mask[i // GROUP].sum())
+    tokens[:length] = prompts[i // GROUP][mask[i // GROUP]]
+    logprobs, raw = [], []
+    for t in range(BUDGET):
+      key = jax.random.fold_in(jax.random.fold_in(jax.random.key(seed), i), t)
+      token, logprob, plain = step(tokens, length, key)
+      tokens[length], length = token, length + 1
+      logprobs.append(float(logprob))
+      raw.append(float(plain))
+      if int(token) in STOPS:
+        break
+    found.append((tokens[start:length].tolist(), logprobs, raw))
+  return found
+
+
+def is_the_reference(rollouts: Rollouts, reference):
+  assert rollouts.mask.sum(axis=1).tolist() == [len(tokens) for tokens, _, _ in reference]
+  for row, (tokens, logprobs, raw) in enumerate(reference):
+    drawn = rollouts.mask[row]
+    assert rollouts.tokens[row][drawn].tolist() == tokens
+    assert rollouts.stopped[row] == (tokens[-1] in STOPS)
+    assert rollouts.reasons[row] == (StopReason.TOKEN if tokens[-1] in STOPS else StopReason.LENGTH)
+    np.testing.assert_allclose(rollouts.logprobs[row][drawn], logprobs, atol=1e-5)
+    np.testing.assert_allclose(rollouts.raw_logprobs[row][drawn], raw, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+  ("kind", "settings"),
+  [
+    ("dense", {}),
+    ("dense", {"slots": 5}),
+    ("dense", {"slots": 16, "cache_blocks": (3, 4, 5)}),
+    ("dense", {"slots": 1}),
+    ("dense", {"cache_blocks": (4, 8)}),
+    ("dense", {"slots": 8, "temperature": 0.7, "top_k": 30, "top_p": 0.9}),
+    ("moe", {"slots": 6, "cache_blocks": (6, 6)}),
+  ],
+)
+def test_tokens_and_logprobs_are_those_of_one_sequence_at_a_time(kind, settings):
+  drawing = {name: settings[name] for name in ("temperature", "top_k", "top_p") if name in settings}
+  reference = one_by_one(kind, **drawing)
+  assert len({len(tokens) for tokens, _, _ in reference}) > 5  # Early and late ends: rows are handed over at many steps.
+  is_the_reference(sampled(kind, **settings), reference)
+
+
+@pytest.mark.parametrize(("kind", "axes", "slots"), [("dense", {"data": 2, "fsdp": 2, "tensor": 2}, 8), ("moe", {"data": 2, "expert": 2, "tensor": 2}, None), ("dense", {"data": 8}, 16)])
+def test_eight_devices_draw_what_one_sequence_at_a_time_draws(kind, axes, slots):
+  _, params = built(kind)
+  mesh = mesh_lib.make_mesh(**axes)
+  model = make_model(CONFIGS[kind], mesh=mesh)
+  sample = jax.jit(
+    make_sampler(model, group_size=GROUP, max_new_tokens=BUDGET, stop_ids=STOPS, pad_id=PAD, slots=slots), compiler_options=FAST
+  )
+  params = jax.device_put(params, mesh_lib.param_shardings(mesh, model.logical_axes, params))
+  found = sample(params, *mesh_lib.place_rows(mesh, prompts_of()), jax.random.key(0))
+  is_the_reference(jax.device_get(found), one_by_one(kind))
+
+
+def test_a_prompt_is_prefilled_and_kept_once():
+  """Sizes of the arrays in the program: with more samples a prompt, the prompts' cache stays as it is."""
+  model, params = built()
+  sizes = {}
+  for group in (1, 4):
+    cache = jax.eval_shape(lambda p: model.prefill(p, jnp.zeros((8, 16), jnp.int32), jnp.ones((8, 16), bool), dtype="float32"), params)[0]
+    text = str(jax.make_jaxpr(make_sampler(model, group_size=group, max_new_tokens=4, stop_ids=(), pad_id=0))(params, *prompts_of(width=17), jax.random.key(0)))
+    shape = cache.prompts[0].k.shape
+    sizes[group] = text.count("f32[" + ",".join(map(str, shape)) + "]")
+    assert f"f32[{8 * group}," + ",".join(map(str, shape[1:])) + "]" not in text or group == 1
+  assert sizes[1] > 0 and sizes[4] > 0
+
+
+@pytest.mark.parametrize(("dtype", "error"), [("bfloat16", 0.02), ("int8", 0.05)])
+def test_a_smaller_cache_costs_little_precision(dtype, error):
+  exact = sampled(max_new_tokens=1, stop_ids=())
+  small = sampled(max_new_tokens=1, stop_ids=(), cache_dtype=dtype)
+  same = exact.tokens[:, 0] == small.tokens[:, 0]
+  assert same.mean() > 0.9
+  difference = np.abs(exact.logprobs - small.logprobs)[same]
+  assert 1e-6 < difference.max() < error
+
+
+def test_limits_and_temperatures_of_single_sequences():
+  limits = jnp.arange(N) % BUDGET + 1
+  temperatures = jnp.where(jnp.arange(N) % 2 == 0, 1.0, 0.0)
+  rollouts = sampled(slots=8, requests=Requests(limits=limits, temperatures=temperatures))
+  lengths = rollouts.mask.sum(axis=1)
+  assert np.all(lengths <= limits) and np.all((lengths == limits) | rollouts.stopped)
+  for row, (tokens, logprobs, _) in enumerate(one_by_one()):
+    if row % 2 == 0:
+      assert rollouts.tokens[row, : lengths[row]].tolist() == tokens[: lengths[row]]
+      np.testing.assert_allclose(rollouts.logprobs[row, : lengths[row]], logprobs[: lengths[row]], atol=1e-5)
+  greedy = np.arange(N) % 2 == 1
+  assert np.all(rollouts.logprobs[greedy] == 0) and np.all(rollouts.raw_logprobs[greedy][rollouts.mask[greedy]] < 0)
+  # All greedy samples of a prompt are the same, as far as their limits go.
+  for a, b in zip(range(1, N, GROUP), range(3, N, GROUP), strict=True):
+    both = min(lengths[a], lengths[b])
+    assert np.array_equal(rollouts.tokens[a, :both], rollouts.tokens[b, :both])
+
+
+def test_greedy_samples_are_the_n_best():
+  model, params = built()
+  rollouts = sampled(temperature=0.0, slots=8)
+  prompts, mask = prompts_of()
+  for row, (prompt, real) in enumerate(zip(np.asarray(prompts), np.asarray(mask), strict=True)):
+    tokens = jnp.asarray(prompt[real])[None]
+    here = jnp.arange(tokens.shape[1])[None]
+    logits = model.logits(params, tokens, here, jnp.ones_like(here))[0, -1]
+    group = rollouts.tokens[row * GROUP : (row + 1) * GROUP]
+    assert group[:, 0].tolist() == jax.lax.top_k(logits, GROUP)[1].tolist()
+  assert np.all(rollouts.logprobs == 0)
+
+
+def test_stop_tokens_wait_for_the_least_number_of_tokens():
+  least = jnp.arange(N) % 5
+  rollouts = sampled(slots=8, requests=Requests(min_new_tokens=least), entropy=True)
+  is_stop = np.isin(rollouts.tokens, STOPS) & rollouts.mask
+  assert not np.any(is_stop & (np.arange(BUDGET) < np.asarray(least)[:, None]))
+  assert np.all((rollouts.mask.sum(axis=1) > least) | ~rollouts.stopped)
+  early = rollouts.mask & (np.arange(BUDGET) < np.asarray(least)[:, None])
+  assert np.all(rollouts.logprobs[early] >= rollouts.raw_logprobs[early])  # The mass of the stop tokens went to the others.
+  np.testing.assert_allclose(rollouts.logprobs[rollouts.mask & ~early], rollouts.raw_logprobs[rollouts.mask & ~early], atol=1e-5)
+  assert np.all(rollouts.entropy[rollouts.mask] > 0) and np.all(rollouts.entropy[~rollouts.mask] == 0)
+
+
+@pytest.mark.parametrize(("kind", "settings"), [("dense", {"slots": 8, "cache_blocks": (4, 8)}), ("moe", {"record_routing": True})])
+def test_a_budget_of_steps_and_going_on_is_the_unbroken_run(kind, settings):
+  """A few steps at a time, each time going on from what was returned: the same tokens, and log-probabilities as first reported."""
+  whole = sampled(kind, **settings)
+  rounds, part = 0, None
+  while part is None or np.any(part.reasons == StopReason.UNFINISHED):
+    before, rounds = part, rounds + 1
+    part = sampled(kind, requests=Requests(begun=before and begun(before), max_steps=jnp.int32(5)), **settings)
+    assert rounds < 20
+    if before is not None:
+      lengths = before.mask.sum(axis=1)
+      assert np.all(part.mask.sum(axis=1) >= lengths) and np.sum(part.mask) > np.sum(before.mask)
+      for name in ("tokens", "logprobs", "raw_logprobs"):
+        assert np.array_equal(getattr(part, name)[before.mask], getattr(before, name)[before.mask])
+  assert rounds == (3 if kind == "moe" else rounds) and rounds > 2
+  np.testing.assert_array_equal(part.tokens, whole.tokens)
+  np.testing.assert_array_equal(part.reasons, whole.reasons)
+  np.testing.assert_allclose(part.logprobs, whole.logprobs, atol=1e-5)
+  if kind == "moe":
+    np.testing.assert_array_equal(part.routing, whole.routing)
+
+
+def test_begun_responses_beyond_the_rows_are_gone_through_again():
+  """Cannot come from this sampler, but from elsewhere: 20 begun responses and 4 rows."""
+  whole = sampled()
+  lengths = np.minimum(whole.mask.sum(axis=1) - 1, 3) * (np.arange(N) < 20)
+  cut = whole._replace(mask=np.arange(BUDGET) < lengths[:, None], reasons=np.full(N, StopReason.UNFINISHED, np.int8))
+  found = sampled(slots=4, requests=Requests(begun=begun(cut)))
+  np.testing.assert_array_equal(found.tokens, whole.tokens)
+  np.testing.assert_allclose(found.logprobs, whole.logprobs, atol=1e-5)
+
+
+def test_stop_strings_end_a_response():
+  table = make_stop_table([bytes([i]) if i < 256 else None for i in range(264)], ["a", "\n"], [(7, 9)])
+  plain = sampled(stop_ids=())
+  model, params = built()
+  settings = dict(group_size=GROUP, max_new_tokens=BUDGET, stop_ids=(), pad_id=PAD, slots=8, stop_table=table)
+  sample = jax.jit(make_sampler(model, **settings), compiler_options=FAST)
+  rollouts = jax.device_get(sample(params, *prompts_of(), jax.random.key(0)))
+  ends = 0
+  for row in range(N):
+    whole = plain.tokens[row].tolist()
+    hits = [t for t, token in enumerate(whole) if token in (97, 10) or whole[max(t - 1, 0) : t + 1] == [7, 9]]
+    length = hits[0] + 1 if hits else BUDGET
+    assert rollouts.tokens[row][rollouts.mask[row]].tolist() == whole[:length]
+    assert rollouts.reasons[row] == (StopReason.STRING if hits else StopReason.LENGTH) and rollouts.stopped[row] == bool(hits)
+    ends += bool(hits)
+  assert 0 < ends < N
+
+
+def test_prompts_of_one_token():
+  model, params = built()
+  prompts = jnp.array([[5], [9]])
+  sample = jax.jit(make_sampler(model, group_size=2, max_new_tokens=3, stop_ids=(), pad_id=PAD, slots=2), compiler_options=FAST)
+  narrow = sample(params, prompts, jnp.ones((2, 1), bool), jax.random.key(0))
+  wide = sample(params, jnp.pad(prompts, ((0, 0), (3, 0))), jnp.pad(jnp.ones((2, 1), bool), ((0, 0), (3, 0))), jax.random.key(0))
+  assert np.array_equal(narrow.tokens, wide.tokens)
+  np.testing.assert_allclose(narrow.logprobs, wide.logprobs, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+  ("settings", "message"),
+  [
+    ({"slots": 0}, "rollout.slots: found 0, expected 1 or more"),
+    ({"group_size": 0}, "rollout.group_size: found 0"),
+    ({"max_new_tokens": 0}, "rollout.max_new_tokens: found 0"),
+    ({"cache_blocks": (4, 4)}, r"rollout.cache_blocks: found \(4, 4\), expected positive sizes that add up to rollout.max_new_tokens=12"),
+    ({"cache_blocks": (12, 0)}, "rollout.cache_blocks"),
+    ({"temperature": -0.1}, "rollout.temperature: found -0.1"),
+    ({"top_p": 0.0}, "rollout.top_p: found 0.0"),
+  ],
+)
+def test_settings_out_of_range_are_refused_before_anything_is_traced(settings, message):
+  with pytest.raises(ValueError, match=message):
+    make_sampler(built()[0], **{"group_size": GROUP, "max_new_tokens": BUDGET, "stop_ids": STOPS, "pad_id": PAD} | settings)
+
+
+def test_requests_of_another_number_of_sequences_are_refused():
+  with pytest.raises(ValueError, match=r"requests.limits: found shape \(3,\) for 32 sequences, expected \(32,\)"):
+    sampled(requests=Requests(limits=jnp.ones(3, jnp.int32)))
