@@ -4,7 +4,6 @@ from collections.abc import Callable
 from functools import partial
 
 import jax
-import jax.numpy as jnp
 from jaxtyping import Array, Bool, Int, PRNGKeyArray
 
 from jaxrl_llm.sampler import loop as loop_lib
@@ -103,13 +102,11 @@ def make_sampler(
 
 def _run(model: Decoder, settings: Settings, job: Job, loop: Loop) -> Drawn:
   """Steps until all is drawn: a loop for each size of the cache, the next inside a branch that is taken only if there is need of it."""
-  loop = jax.lax.while_loop(partial(loop_lib.goes_on, job), partial(loop_lib.advance, model, settings, job), loop)
+  loop = jax.lax.while_loop(partial(loop_lib.goes_on, settings, job), partial(loop_lib.advance, model, settings, job), loop)
   if loop_lib.num_blocks(settings, loop) == len(settings.cache_blocks):
     return loop.drawn
-  needs_room = jnp.any(loop_lib.is_active(loop))
-  if job.max_steps is not None:
-    needs_room &= loop.step < job.max_steps
-  return jax.lax.cond(needs_room, lambda loop: _run(model, settings, job, loop_lib.grow(model, settings, loop)), lambda loop: loop.drawn, loop)
+  go_on = lambda loop: _run(model, settings, job, loop_lib.grow(model, settings, loop))
+  return jax.lax.cond(loop_lib.wants_more(settings, job, loop), go_on, lambda loop: loop.drawn, loop)
 
 
 def default_blocks(max_new_tokens: int) -> tuple[int, ...]:

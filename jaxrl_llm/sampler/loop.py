@@ -70,6 +70,7 @@ class Job(NamedTuple):
     min_new_tokens: None where nobody asked.
     begun: None where all start from nothing.
     max_steps: None for as many as it takes.
+    enough_groups: None for all of them.
   """
 
   weights: PyTree
@@ -84,6 +85,7 @@ class Job(NamedTuple):
   min_new_tokens: Int[Array, "d M"] | None
   begun: Begun | None
   max_steps: Int[Array, ""] | None
+  enough_groups: Int[Array, ""] | None
 
 
 class Drawn(NamedTuple):
@@ -191,6 +193,7 @@ def begin(
     min_new_tokens=tree_in_pieces(requests.min_new_tokens, pieces),
     begun=tree_in_pieces(requests.begun, pieces),
     max_steps=requests.max_steps,
+    enough_groups=requests.enough_groups,
   )
   # Where every sequence has a row of its own, row i decodes sequence i and nothing is ever looked up.
   first = jnp.broadcast_to(jnp.arange(per_piece), (pieces, per_piece)) if rows == num_sequences else queue[:, : rows // pieces]
@@ -226,13 +229,27 @@ def _resume(model: Decoder, settings: Settings, params: Params, prompts, prompt_
   to_the_right = budget - jnp.maximum(lengths.reshape(-1) - 1, 0)
   tokens, seen = (jax.vmap(jnp.roll)(x, to_the_right) for x in (tokens, seen))
   last = jnp.take_along_axis(response, jnp.maximum(lengths.reshape(-1, 1) - 1, 0), axis=1).reshape(here.shape)
+  resume = lambda cache: model.resume(params, tokens, seen, cache)
   return loop._replace(
     written=jnp.arange(len(loop.written)) - len(loop.written),
-    cache=model.resume(params, tokens, seen, loop.cache),
+    cache=jax.lax.cond(jnp.any(is_active(loop) & (lengths > 0)), resume, lambda cache: cache, loop.cache),
     lengths=lengths,
     tokens=jnp.where(lengths > 0, last, loop.tokens),
-    matching=loop.matching,
+    matching=_matched_before(settings, job, loop, lengths),
   )
+
+
+def _matched_before(settings: Settings, job: Job, loop: Loop, lengths: Int[Array, "d b"]) -> Int[Array, "d b A"] | None:
+  """States of the stop automata after what the rows' responses have already."""
+  if loop.matching is None:
+    return None
+  tokens = _at(job.begun.tokens, loop.sequences)
+
+  def feed(t, matching):
+    states, _ = stops.advance(settings.stop_table, matching.reshape(lengths.size, -1), tokens[..., t].reshape(-1))
+    return jnp.where((t < lengths)[..., None], states.reshape(matching.shape), matching)
+
+  return jax.lax.fori_loop(0, jnp.max(lengths), feed, loop.matching)
 
 
 def division(mesh: Mesh | None, num_prompts: int, settings: Settings) -> tuple[int, int]:
@@ -298,11 +315,21 @@ def is_active(loop: Loop) -> Bool[Array, "d b"]:
   return _at(loop.drawn.reasons, loop.sequences) == RUNNING
 
 
-def goes_on(job: Job, loop: Loop) -> Bool[Array, ""]:
+def goes_on(settings: Settings, job: Job, loop: Loop) -> Bool[Array, ""]:
   """Whether the next step has anything to do and room to do it."""
   longest = jnp.max(jnp.where(is_active(loop), loop.lengths + 1, 0))
-  room = (longest > 0) & (longest <= len(loop.written))
-  return room if job.max_steps is None else room & (loop.step < job.max_steps)
+  return (longest <= len(loop.written)) & wants_more(settings, job, loop)
+
+
+def wants_more(settings: Settings, job: Job, loop: Loop) -> Bool[Array, ""]:
+  """Whether anything is left to draw that somebody waits for."""
+  wanted = jnp.any(is_active(loop))
+  if job.max_steps is not None:
+    wanted &= loop.step < job.max_steps
+  if job.enough_groups is not None:
+    groups = loop.drawn.reasons[:, :-1].reshape(-1, settings.group_size)
+    wanted &= jnp.sum(jnp.all(groups != RUNNING, axis=1)) < job.enough_groups
+  return wanted
 
 
 def advance(model: Decoder, settings: Settings, job: Job, loop: Loop) -> Loop:

@@ -57,6 +57,7 @@ class Requests(NamedTuple):
     min_new_tokens: stop tokens cannot be drawn, and stop strings do not count, before a response has this many tokens.
     begun: responses to go on with.
     max_steps: steps that the loop may run in all; what is not finished by then is returned as `StopReason.UNFINISHED`.
+    enough_groups: the loop ends, likewise, once this many prompts have all of their samples.
   """
 
   limits: Int[Array, " N"] | None = None
@@ -64,6 +65,7 @@ class Requests(NamedTuple):
   min_new_tokens: Int[Array, " N"] | None = None
   begun: Begun | None = None
   max_steps: Int[Array, ""] | None = None
+  enough_groups: Int[Array, ""] | None = None
 
 
 def check(requests: Requests, num_sequences: int, max_new_tokens: int) -> None:

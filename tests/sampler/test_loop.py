@@ -273,3 +273,32 @@ def test_settings_out_of_range_are_refused_before_anything_is_traced(settings, m
 def test_requests_of_another_number_of_sequences_are_refused():
   with pytest.raises(ValueError, match=r"requests.limits: found shape \(3,\) for 32 sequences, expected \(32,\)"):
     sampled(requests=Requests(limits=jnp.ones(3, jnp.int32)))
+
+
+def test_the_loop_ends_once_enough_groups_are_complete():
+  whole = sampled()
+  enough = sampled(requests=Requests(enough_groups=jnp.int32(2)))
+  done = np.all(enough.reasons.reshape(-1, GROUP) != StopReason.UNFINISHED, axis=1)
+  last = whole.mask.sum(axis=1).reshape(-1, GROUP).max(axis=1)  # The step at which each group is complete.
+  steps = np.sort(last)[1]
+  assert np.array_equal(done, last <= steps) and 2 <= done.sum() < len(LENGTHS)
+  assert np.array_equal(enough.mask, whole.mask & (np.arange(BUDGET) < steps))
+  rest = sampled(requests=Requests(begun=begun(enough)))
+  np.testing.assert_array_equal(rest.tokens, whole.tokens)
+
+
+def test_stop_sequences_are_found_across_a_break():
+  """Sequences that begin in one call and end in the next."""
+  plain = sampled(stop_ids=())
+  ends = [plain.tokens[row, 2:5].tolist() for row in range(0, N, 3)]
+  model, params = built()
+  settings = dict(group_size=GROUP, max_new_tokens=BUDGET, stop_ids=(), pad_id=PAD)
+  sample = jax.jit(make_sampler(model, stop_table=make_stop_table([None] * 264, sequences=ends), **settings), compiler_options=FAST)
+  args = (params, *prompts_of(), jax.random.key(0))
+  before = sample(*args, Requests(max_steps=jnp.int32(4)))
+  found = jax.device_get(sample(*args, Requests(begun=begun(before))))
+  assert np.all(before.mask.sum(axis=1) == 4)
+  for row in range(0, N, 3):
+    assert found.reasons[row] == StopReason.STRING and found.mask[row].sum() == 5
+    assert np.array_equal(found.tokens[row, :5], plain.tokens[row, :5])
+  assert np.any(found.reasons == StopReason.LENGTH)
