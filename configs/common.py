@@ -233,6 +233,9 @@ def base() -> ConfigDict:
   config.rollout.top_p = 1.0  # 1 keeps every token.
   config.rollout.prompt_buckets = (8,)  # Prompt slots; a batch takes the smallest that holds its longest prompt.
   config.rollout.max_new_tokens = 32
+  # RL steps by which the sampler's weights may lag: 0, or 1 to draw the next rollouts while this step learns. The step after a checkpoint
+  # has no lag, so that a resumed run equals an unbroken one.
+  config.rollout.staleness = 0
 
   config.learner = ConfigDict()
   config.learner.updates_per_rollout = 4
@@ -254,6 +257,8 @@ def base() -> ConfigDict:
   config.mesh.fsdp = 1
   config.mesh.expert = 1
   config.mesh.tensor = 1
+  config.mesh.sampler = 0  # Devices that only sample, the last ones; the axes above are of the others. 0: all devices do both.
+  config.mesh.sampler_tensor = 1  # How many of them share one copy of the weights; prompts are split over the copies.
 
   config.eval = ConfigDict()
   config.eval.every = 10  # RL steps.

@@ -1,6 +1,7 @@
 """Everything that can be wrong with a config, found before any device starts: all problems in one message, each with its fix."""
 
 import difflib
+import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
@@ -100,6 +101,7 @@ RANGES: dict[str, Check] = {
   "rollout.top_p": (lambda x: 0 < x <= 1, "a number in (0, 1]"),
   "rollout.prompt_buckets": COUNTS,
   "rollout.max_new_tokens": COUNT,
+  "rollout.staleness": (lambda x: x in (0, 1) and not isinstance(x, bool), "0 or 1 RL steps"),
   "learner.updates_per_rollout": COUNT,
   "learner.micro_batches": COUNT,
   "learner.row_tokens": COUNT,
@@ -117,6 +119,8 @@ RANGES: dict[str, Check] = {
   "mesh.fsdp": (lambda x: x == -1 or _count(x), "a whole number of at least 1, or -1 for the devices the others leave"),
   "mesh.expert": (lambda x: x == -1 or _count(x), "a whole number of at least 1, or -1 for the devices the others leave"),
   "mesh.tensor": (lambda x: x == -1 or _count(x), "a whole number of at least 1, or -1 for the devices the others leave"),
+  "mesh.sampler": NATURAL,
+  "mesh.sampler_tensor": COUNT,
   "eval.every": COUNT,
   "eval.num_prompts": COUNT,
   "eval.samples": COUNT,
@@ -229,8 +233,10 @@ def problems(config: ConfigDict) -> list[str]:
 def _refusals(config: ConfigDict) -> Iterator[str]:
   from jaxrl_llm import objectives
   from jaxrl_llm.config_refusals import refusals
+  from jaxrl_llm.objectives.corrected import corrected
 
-  return refusals(config, objectives.make(config.objective.name, **given(config.objective, "name")))
+  objective = objectives.make(config.objective.name, **given(config.objective, "name"))
+  return refusals(config, objective, corrected(objective, **given(config.correction)).needs)
 
 
 def _choices(config: ConfigDict) -> Iterator[str]:
@@ -310,9 +316,7 @@ def _relations(config: ConfigDict) -> Iterator[str]:
     for rows in buckets:
       if rows % learner.micro_batches:
         yield f"config.{path}.row_buckets: {rows} rows do not split into config.learner.micro_batches={learner.micro_batches} equal parts"
-  shards = config.mesh.data * config.mesh.fsdp * config.mesh.expert
-  if shards > 1:  # With a -1 the number is known only once the devices are.
-    yield from row_problems(config, shards)
+  yield from _device_relations(config)
 
   longest = max(rollout.prompt_buckets) + rollout.max_new_tokens
   if longest > learner.row_tokens:
@@ -340,22 +344,43 @@ def _relations(config: ConfigDict) -> Iterator[str]:
     )
 
 
-def row_problems(config: ConfigDict, shards: int) -> Iterator[str]:
-  """Row counts that `shards` devices (data x fsdp x expert) do not divide.
+def _device_relations(config: ConfigDict) -> Iterator[str]:
+  mesh = config.mesh
+  if mesh.sampler_tensor > 1 and mesh.sampler == 0:
+    yield f"config.mesh.sampler_tensor: found {mesh.sampler_tensor}, expected 1, because mesh.sampler is 0: no device only samples"
+    return
+  if mesh.sampler % mesh.sampler_tensor:
+    yield (
+      f"config.mesh.sampler_tensor: found {mesh.sampler_tensor}, expected a divisor of mesh.sampler={mesh.sampler}, "
+      "the devices that only sample"
+    )
+    return
+  # With a -1 the number is known only once the devices are; 1 divides every number of rows.
+  sizes = (mesh.data, mesh.fsdp, mesh.expert)
+  learner = 1 if -1 in sizes else math.prod(sizes)
+  yield from row_problems(config, learner, mesh.sampler // mesh.sampler_tensor or learner)
+
+
+def row_problems(config: ConfigDict, learner_shards: int, sampler_shards: int) -> Iterator[str]:
+  """Row counts that the devices do not divide.
 
   Args:
     config: the config.
-    shards: pieces that rows are split into.
+    learner_shards: pieces that the rows of updates are split into.
+    sampler_shards: pieces that prompts are split into.
   """
-  counts = {
-    "rollout.num_prompts": (config.rollout.num_prompts,),
-    "eval.batch_prompts": (config.eval.batch_prompts,),
-    "learner.row_buckets": config.learner.row_buckets,
-    "warm_start.row_buckets": config.warm_start.row_buckets,
-  }
-  for path, values in counts.items():
-    micro = config.learner.micro_batches if path.endswith("row_buckets") else 1
+  of_learner = "devices (mesh data x fsdp x expert)"
+  of_sampler = "copies of the sampler (mesh.sampler / mesh.sampler_tensor)" if config.mesh.sampler else of_learner
+  micro = config.learner.micro_batches
+  counts = (
+    ("rollout.num_prompts", (config.rollout.num_prompts,), sampler_shards, of_sampler, 1),
+    ("eval.batch_prompts", (config.eval.batch_prompts,), sampler_shards, of_sampler, 1),
+    ("learner.row_buckets", config.learner.row_buckets, learner_shards, of_learner, micro),
+    ("warm_start.row_buckets", config.warm_start.row_buckets, learner_shards, of_learner, micro),
+  )
+  for path, values, shards, places, parts in counts:
+    divisor = 1 if shards == 1 else shards * parts  # Micro-batches alone are another check's.
     for value in values:
-      if value % (shards * micro):
-        need = f"{shards} devices (mesh data x fsdp x expert)" + (f" x {micro} micro-batches" if micro > 1 else "")
-        yield f"config.{path}: {value} is not a multiple of {need}; the nearest that is: {-(-value // (shards * micro)) * shards * micro}"
+      if value % divisor:
+        need = f"{shards} {places}" + (f" x {parts} micro-batches" if parts > 1 else "")
+        yield f"config.{path}: {value} is not a multiple of {need}; the nearest that is: {-(-value // divisor) * divisor}"

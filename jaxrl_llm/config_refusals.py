@@ -20,11 +20,13 @@ class Settings(NamedTuple):
   Attributes:
     config: all of it.
     objective: made from `config.objective`.
+    needs: the scores that it reads with the corrections of `config.correction`.
     hyper: its hyper-parameters as the config gives them.
   """
 
   config: ConfigDict
   objective: Objective
+  needs: frozenset[str]
   hyper: dict[str, Any]
 
   @property
@@ -33,9 +35,24 @@ class Settings(NamedTuple):
     return "ref_logprobs" in self.objective.needs
 
   @property
-  def on_policy(self) -> bool:
+  def updates_once(self) -> bool:
     """Whether each rollout batch is used for one update."""
     return self.config.learner.updates_per_rollout == 1
+
+  @property
+  def lags(self) -> bool:
+    """Whether rollouts are drawn with older weights than those that learn from them."""
+    return self.config.rollout.staleness > 0
+
+  @property
+  def has_ratio(self) -> bool:
+    """Whether the objective compares the policy with the one that its samples are said to come from."""
+    return self.config.objective.name != "reinforce" and self.hyper.get("ratio") != "none"
+
+  @property
+  def weighs_mismatch(self) -> bool:
+    """Whether samples are weighed by π_old/μ."""
+    return bool(_any_correction(self, "tis", "mis", "icepop")) or self.config.objective.name == "minirl"
 
   @property
   def estimator(self) -> str:
@@ -69,7 +86,7 @@ class Refusal(NamedTuple):
 REFUSALS: tuple[Refusal, ...] = (
   Refusal(
     "objective.kl_estimator",
-    lambda s: s.penalised and s.hyper.get("kl_estimator") == "k1" and s.on_policy,
+    lambda s: s.penalised and s.hyper.get("kl_estimator") == "k1" and s.updates_once and not s.lags,
     "another one, such as 'k1+' or 'k2', because on-policy (learner.updates_per_rollout=1) the expected gradient of k1 as a loss is zero",
   ),
   Refusal(
@@ -132,12 +149,14 @@ REFUSALS: tuple[Refusal, ...] = (
   Refusal(
     "learner.old_logprobs",
     lambda s: s.config.learner.old_logprobs == "sampler"
-    and bool(_any_correction(s, "tis", "mis", "icepop", "geometric_rejection") or s.config.objective.name == "minirl"),
+    and (s.weighs_mismatch or bool(_any_correction(s, "geometric_rejection"))),
     "'learner', because with the sampler's log-probabilities for log π_old there is no mismatch to correct",
   ),
   Refusal(
     "learner.old_logprobs",
-    lambda s: s.config.learner.old_logprobs == "learner" and "old_logprobs" not in s.objective.needs,
+    lambda s: s.config.learner.old_logprobs == "learner"
+    and "old_logprobs" not in s.needs
+    and not (s.config.reward.kl_coef or s.config.moe.replay == "R2"),
     "'sampler', because the objective does not read the learner's and the pass would buy nothing",
   ),
   Refusal(
@@ -147,27 +166,52 @@ REFUSALS: tuple[Refusal, ...] = (
   ),
   Refusal(
     "moe.replay",
-    lambda s: s.config.moe.replay == "R2" and s.on_policy,
+    lambda s: s.config.moe.replay == "R2" and s.updates_once,
     "None or 'R3', because with learner.updates_per_rollout=1 the learner's own routes are those it would take anyway",
   ),
   Refusal(
     "correction.off_policy_mask",
-    lambda s: s.config.correction.off_policy_mask is not None and s.on_policy and s.config.learner.old_logprobs == "learner",
-    "None, because with learner.updates_per_rollout=1 no sequence is stale",
+    lambda s: s.config.correction.off_policy_mask is not None
+    and s.updates_once
+    and s.config.learner.old_logprobs == "learner"
+    and not (s.lags and s.config.correction.off_policy_anchor == "sampler"),
+    "None, because with learner.updates_per_rollout=1 no sequence is stale; or, with rollout.staleness=1, off_policy_anchor='sampler'",
+  ),
+  Refusal(
+    "rollout.staleness",
+    lambda s: s.lags and not s.has_ratio and not s.weighs_mismatch,
+    "0, because the objective has no ratio, and nothing would correct for the older weights; or learner.old_logprobs='learner' with "
+    "correction.tis, mis or icepop",
+  ),
+  Refusal(
+    "learner.old_logprobs",
+    lambda s: s.lags
+    and s.has_ratio
+    and s.config.learner.old_logprobs == "learner"
+    and "old_logprobs" in s.objective.needs
+    and not (s.weighs_mismatch or s.config.correction.bypass),
+    "'sampler', because with rollout.staleness=1 the ratio would start at 1 however far the sampler's weights lag; "
+    "or correction.tis, mis or icepop, which weigh the lag",
+  ),
+  Refusal(
+    "rollout.staleness",
+    lambda s: s.lags and min(s.config.checkpoint.every, s.config.num_steps) < 2,
+    "0, because the first step and those after a checkpoint never lag: with checkpoint.every=1 or num_steps below 2 none would",
   ),
 )
 """Every row that applies is reported; `expected` says what to do."""
 
 
-def refusals(config: ConfigDict, objective: Objective) -> Iterator[str]:
+def refusals(config: ConfigDict, objective: Objective, needs: frozenset[str]) -> Iterator[str]:
   """Rows of the table that apply, and settings that the chosen estimator or the absence of a critic leaves without effect.
 
   Args:
     config: with fields that are legal by themselves.
     objective: made from `config.objective`.
+    needs: the scores that it reads with its corrections.
   """
   hyper = {name: value for name, value in config.objective.items() if name != "name" and value is not None}
-  settings = Settings(config, objective, hyper)
+  settings = Settings(config, objective, needs, hyper)
   for row in REFUSALS:
     if row.applies(settings):
       section, name = row.field.split(".")

@@ -21,7 +21,7 @@ def describe(config: ConfigDict) -> str:
   """
   experiment = build(config)
   rows, learner, rollout, model = max(config.learner.row_buckets), config.learner, config.rollout, experiment.model.config
-  shards = mesh_lib.num_row_shards(experiment.mesh)
+  shards, copies = mesh_lib.num_row_shards(experiment.mesh), mesh_lib.num_row_shards(experiment.sampler_mesh)
   itemsize = jnp.dtype(model.dtype).itemsize
   weights = sum(_bytes_per_device(x) for x in jax.tree.leaves(experiment.abstract_state.params))
   state = sum(_bytes_per_device(x) for x in jax.tree.leaves(experiment.abstract_state))
@@ -33,8 +33,9 @@ def describe(config: ConfigDict) -> str:
   activations = tokens * width * itemsize * (2 if model.remat else model.num_layers)
   logits = 3 * tokens * model.vocab_size * 4
   slots = max(rollout.prompt_buckets) + rollout.max_new_tokens
-  sequences = max(rollout.num_prompts * rollout.group_size, config.eval.batch_prompts * config.eval.samples) / shards
-  cache = 2 * model.num_layers * sequences * slots * model.num_kv_heads * model.head_dim * itemsize / experiment.mesh.shape["tensor"]
+  sequences = max(rollout.num_prompts * rollout.group_size, config.eval.batch_prompts * config.eval.samples) / copies
+  cached = 2 * model.num_layers * sequences * slots * model.num_kv_heads * model.head_dim / experiment.sampler_mesh.shape["tensor"]
+  cache = cached * jnp.dtype(config.model.sampler_dtype or model.dtype).itemsize
   reference = weights if "ref_logprobs" in experiment.needs and model.lora is None else 0
   critic = sum(_bytes_per_device(x) for x in jax.tree.leaves(experiment.critic.abstract_state)) if experiment.critic else 0
   parts = {
@@ -45,18 +46,34 @@ def describe(config: ConfigDict) -> str:
     "critic and its moments": critic,
     "activations": activations,
     "logits": logits,
-    "key-value cache": cache,
   }
   held = state + reference + critic
-  update, sampling = held + trained + activations + logits, held + cache
+  meshes, peaks, of_sampler = {"mesh": experiment.mesh}, {"update": held + trained + activations + logits}, {}
+  if experiment.sync is None:
+    parts["key-value cache"] = cache
+    peaks["sampling"] = held + cache
+  else:
+    meshes["mesh of the sampler"] = experiment.sampler_mesh
+    moved = sum(_bytes_per_device(x) for x in jax.tree.leaves(experiment.sync.arrived))
+    parts["weights on their way to the sampler"] = moved
+    peaks["weight sync"] = held + moved
+    # With a lag the next weights come while rollouts are still drawn with the last ones.
+    of_sampler = {"weights": moved * (1 + rollout.staleness), "key-value cache": cache}
+  kind = jax.devices()[0].device_kind
   lines = [
-    f"mesh: {dict(experiment.mesh.shape)} over {experiment.mesh.size} {jax.devices()[0].device_kind} device(s)",
+    *(f"{name}: {dict(mesh.shape)} over {mesh.size} {kind} device(s)" for name, mesh in meshes.items()),
     f"model: {config.model.path or config.model.preset}, {experiment.model.num_params:,} parameters",
     f"rollout batch: {rollout.num_prompts} prompts x {rollout.group_size} samples; updates per rollout: {learner.updates_per_rollout}",
-    "estimated memory for each device, in MB: " + ", ".join(f"{name} {size / 1e6:.1f}" for name, size in parts.items() if size),
-    f"estimated peak for each device: {max(update, sampling) / 1e6:.1f} MB (update {update / 1e6:.1f}, sampling {sampling / 1e6:.1f})",
+    "estimated memory for each device, in MB: " + _in_mb(parts),
+    f"estimated peak for each device: {max(peaks.values()) / 1e6:.1f} MB ({_in_mb(peaks)})",
   ]
+  if of_sampler:
+    lines.append("estimated memory for each device that only samples, in MB: " + _in_mb(of_sampler))
   return "\n".join(lines)
+
+
+def _in_mb(parts: dict[str, float]) -> str:
+  return ", ".join(f"{name} {size / 1e6:.1f}" for name, size in parts.items() if size)
 
 
 def _bytes_per_device(leaf: jax.ShapeDtypeStruct) -> int:

@@ -36,6 +36,7 @@ from jaxrl_llm.train_step import (
   routed_outputs,
 )
 from jaxrl_llm.types import Objective, Params, Rollouts, TrainBatch, TrainState
+from jaxrl_llm.weight_sync import WeightSync, make_weight_sync
 
 Optimizer = tuple[optax.GradientTransformation, optax.Schedule]
 
@@ -73,15 +74,17 @@ class Experiment(NamedTuple):
 
   Attributes:
     task: problems, demonstrations, tokenizer.
-    mesh: devices.
+    mesh: devices of the learner.
+    sampler_mesh: devices of the sampler: the learner's, or others.
+    sync: what moves weights from the one to the other; None where they are the same.
     model: pure functions of the params.
     objective: what RL minimises.
     rewards: terms of the reward in training.
     init: `(key) -> state`, sharded, at step 0 of the warm start.
     restart: `(params) -> state` with a fresh optimizer, for RL.
     abstract_state: shapes, dtypes and shardings of a state.
-    sample: the sampler of training rollouts.
-    eval_sample: the sampler of evaluations.
+    sample: the sampler of training rollouts; reads weights that lie on the sampler's devices.
+    eval_sample: the sampler of evaluations, likewise.
     warm_step: the supervised update.
     rl_step: the RL update.
     score: `(params, batch) -> Scores` under the sampling distribution.
@@ -94,6 +97,8 @@ class Experiment(NamedTuple):
 
   task: Task
   mesh: Mesh
+  sampler_mesh: Mesh
+  sync: WeightSync | None
   model: Model
   objective: Objective
   rewards: list[rewards.WeightedReward]
@@ -147,14 +152,14 @@ def build(config: ConfigDict) -> Experiment:
   Raises:
     ValueError: what cannot be known before the devices are: too few of them, a size they do not divide, a damaged dataset.
   """
-  mesh = mesh_lib.make_mesh(**config.mesh)
-  if problems := list(row_problems(config, mesh_lib.num_row_shards(mesh))):
+  mesh, sampler_mesh = mesh_lib.make_meshes(**config.mesh)
+  if problems := list(row_problems(config, mesh_lib.num_row_shards(mesh), mesh_lib.num_row_shards(sampler_mesh))):
     raise ValueError("\n".join(problems))
   task = tasks.make(config.task.name, levels=config.task.levels, data_dir=config.task.data_dir, tokenizer=policy.tokenizer(config))
   shape = policy.model_config(config, vocab_size=task.tokenizer.vocab_size)
   check_lengths(task, config, max_positions=shape.max_positions)
   model = make_model(shape, mesh=mesh)
-  sampling_model = make_model(shape._replace(dtype=config.model.sampler_dtype or shape.dtype), mesh=mesh)
+  sampling_model = make_model(shape._replace(dtype=config.model.sampler_dtype or shape.dtype), mesh=sampler_mesh)
   objective = make_objective(config)
   imitation = objective if config.objective.name == "sft" else objectives.make("sft")
   needs = scores_needed(config, objective)
@@ -166,6 +171,12 @@ def build(config: ConfigDict) -> Experiment:
   trained = trainable(shape, model.logical_axes)
   abstract_state = place_state(mesh, model, optimizer, trainable=trained)
   shardings = jax.tree.map(lambda x: x.sharding, abstract_state)
+  sync, sampled_params = None, abstract_state.params
+  if sampler_mesh != mesh:
+    sync = make_weight_sync(
+      abstract_state.params, model.logical_axes, learner=mesh, sampler=sampler_mesh, dtype=sampling_model.config.dtype, trainable=trained
+    )
+    sampled_params = sync.arrived
   router_coefs = {name: coef for name, coef in (("balance", config.moe.balance_coef), ("z", config.moe.z_coef)) if coef}
   route_shape = (shape.num_layers, shape.experts.top_k) if shape.experts and config.moe.replay else None
   batch_of = partial(abstract_batch, mesh, row_tokens=learner.row_tokens, routes=route_shape)
@@ -195,7 +206,7 @@ def build(config: ConfigDict) -> Experiment:
   filter_logits = make_filter(**sampling)
   sampler = partial(
     make_sampler,
-    decode=sampling_model.decode,
+    sampling_model,
     max_new_tokens=config.rollout.max_new_tokens,
     stop_ids=task.tokenizer.stop_ids,
     pad_id=task.tokenizer.pad_id,
@@ -205,15 +216,16 @@ def build(config: ConfigDict) -> Experiment:
 
   def sampling_of(num_prompts: int, *, record_routing: bool = False, **settings: Any) -> SampleFn:
     """The sampler, for every bucket of prompts: a batch of short prompts may first come late in a run."""
-    sample = sampler(partial(sampling_model.init_cache, record_routing=record_routing), **settings)
+    sample = sampler(record_routing=record_routing, **settings)
 
     def lowered(params: Params, *args: Any) -> Rollouts:
-      # Once a batch, not at each step: decoding reads the weights as often as it draws tokens.
+      # Once a batch, not at each step: decoding reads the weights as often as it draws tokens. Those that were moved are cast already.
       return sample(lower_precision(params, sampling_model.config.dtype), *args)
+
     key = jax.eval_shape(jax.random.key, 0)
-    arrays = partial(jax.ShapeDtypeStruct, sharding=mesh_lib.row_sharding(mesh))
+    arrays = partial(jax.ShapeDtypeStruct, sharding=mesh_lib.row_sharding(sampler_mesh))
     shapes = [(num_prompts, width) for width in config.rollout.prompt_buckets]
-    signatures = [(abstract_state.params, arrays(shape, jnp.int32), arrays(shape, bool), key) for shape in shapes]
+    signatures = [(sampled_params, arrays(shape, jnp.int32), arrays(shape, bool), key) for shape in shapes]
     return compiled_for(jax.jit(lowered), signatures)
 
   def score(params: Params, batch: TrainBatch) -> Scores:
@@ -228,6 +240,8 @@ def build(config: ConfigDict) -> Experiment:
   return Experiment(
     task=task,
     mesh=mesh,
+    sampler_mesh=sampler_mesh,
+    sync=sync,
     model=model,
     objective=objective,
     rewards=make_rewards(task, config),

@@ -1,5 +1,7 @@
-"""The device mesh, the one table from logical axes to mesh axes, and the placement of state and batches."""
+"""The meshes of learner and sampler, the one table from logical axes to mesh axes, and the placement of state and batches."""
 
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import jax
@@ -11,6 +13,7 @@ from jaxtyping import PyTree
 from jaxrl_llm.types import TrainState
 
 AXES = ("data", "fsdp", "expert", "tensor")
+_AUTO = (AxisType.Auto,) * len(AXES)  # The compiler partitions; `make_mesh` by itself asks for axes in the types.
 
 # Rows of a batch are split over all of these. fsdp splits weights as well, and gathers them layer by layer; expert splits the experts, and
 # the tokens travel to them.
@@ -30,8 +33,8 @@ RULES: dict[str, str | None] = {
 }
 
 
-def mesh_shape(num_devices: int, *, data: int, fsdp: int, tensor: int, expert: int = 1) -> tuple[int, ...]:
-  """Sizes of the mesh axes, with -1 filled in.
+def mesh_shape(num_devices: int, *, data: int, fsdp: int, tensor: int, expert: int = 1, sampler: int = 0) -> tuple[int, ...]:
+  """Sizes of the axes of the learner's mesh, with -1 filled in.
 
   Args:
     num_devices: devices there are.
@@ -39,9 +42,10 @@ def mesh_shape(num_devices: int, *, data: int, fsdp: int, tensor: int, expert: i
     fsdp: as `data`.
     tensor: as `data`.
     expert: as `data`.
+    sampler: devices that only sample, which the learner's mesh leaves out.
 
   Returns:
-    Sizes in the order of `AXES`; their product is `num_devices`.
+    Sizes in the order of `AXES`; their product is the number of the learner's devices.
 
   Raises:
     ValueError: sizes that do not make up the devices.
@@ -49,7 +53,16 @@ def mesh_shape(num_devices: int, *, data: int, fsdp: int, tensor: int, expert: i
   Example:
     >>> mesh_shape(8, data=-1, fsdp=4, tensor=1)
     (2, 4, 1, 1)
+    >>> mesh_shape(8, data=-1, fsdp=1, tensor=1, sampler=2)
+    (6, 1, 1, 1)
   """
+  if sampler and sampler >= num_devices:
+    raise ValueError(
+      f"mesh.sampler: found {sampler} with {num_devices} device(s), expected at most {num_devices - 1}, so that one is left for the "
+      f"learner; lower it, or simulate devices with XLA_FLAGS=--xla_force_host_platform_device_count={sampler + 1}"
+    )
+  there = f"{num_devices}" if not sampler else f"{num_devices - sampler} ({num_devices} less mesh.sampler={sampler})"
+  num_devices -= sampler
   sizes = {"data": data, "fsdp": fsdp, "expert": expert, "tensor": tensor}
   asked = ", ".join(f"mesh.{axis}={size}" for axis, size in sizes.items())
   open_axes = [axis for axis, size in sizes.items() if size == -1]
@@ -67,16 +80,70 @@ def mesh_shape(num_devices: int, *, data: int, fsdp: int, tensor: int, expert: i
     if open_axes and known < num_devices:
       fix = f"choose sizes that divide {num_devices}"
     raise ValueError(
-      f"mesh: {asked} needs {'a multiple of ' if open_axes else ''}{known} devices, found {num_devices}; {fix}, "
-      f"or simulate devices with XLA_FLAGS=--xla_force_host_platform_device_count={known}"
+      f"mesh: {asked} needs {'a multiple of ' if open_axes else ''}{known} devices, found {there}; {fix}, "
+      f"or simulate devices with XLA_FLAGS=--xla_force_host_platform_device_count={known + sampler}"
     )
   return shape
 
 
 def make_mesh(*, data: int = -1, fsdp: int = 1, tensor: int = 1, expert: int = 1) -> Mesh:
   """A mesh over all devices; see `mesh_shape` for the sizes."""
-  shape = mesh_shape(jax.device_count(), data=data, fsdp=fsdp, tensor=tensor, expert=expert)
-  return jax.make_mesh(shape, AXES, axis_types=(AxisType.Auto,) * len(AXES))
+  learner, _ = make_meshes(data=data, fsdp=fsdp, tensor=tensor, expert=expert)
+  return learner
+
+
+def make_meshes(
+  *, data: int = -1, fsdp: int = 1, tensor: int = 1, expert: int = 1, sampler: int = 0, sampler_tensor: int = 1
+) -> tuple[Mesh, Mesh]:
+  """The learner's mesh over the first devices, and the sampler's over the last: one and the same where no device only samples.
+
+  Args:
+    data: as the rest, of the learner's mesh; see `mesh_shape`.
+    fsdp: see `mesh_shape`.
+    tensor: see `mesh_shape`.
+    expert: see `mesh_shape`.
+    sampler: devices that only sample; 0 is none.
+    sampler_tensor: how many of them share one copy of the weights; prompts are split over the copies.
+
+  Raises:
+    ValueError: sizes that do not make up the devices.
+
+  Note:
+    The devices are those of one process: weights and rollouts pass through it.
+  """
+  shape = mesh_shape(jax.device_count(), data=data, fsdp=fsdp, tensor=tensor, expert=expert, sampler=sampler)
+  if not sampler:
+    mesh = jax.make_mesh(shape, AXES, axis_types=_AUTO)
+    return mesh, mesh
+  devices = jax.devices()[: jax.device_count()]
+  copies = (sampler // sampler_tensor, 1, 1, sampler_tensor)
+  return _mesh_of(devices[:-sampler], shape), _mesh_of(devices[-sampler:], copies)
+
+
+def _mesh_of(devices: Sequence[jax.Device], shape: tuple[int, ...]) -> Mesh:
+  try:
+    return jax.make_mesh(shape, AXES, axis_types=_AUTO, devices=devices)
+  except (AssertionError, NotImplementedError):  # JAX orders TPU chips by their place in the torus, where they make up a cuboid.
+    return Mesh(np.array(devices).reshape(shape), AXES, axis_types=_AUTO)
+
+
+def staging_mesh(learner: Mesh, sampler: Mesh) -> Mesh:
+  """The learner's devices in the sampler's arrangement.
+
+  Weights that are laid out over it can be copied to the sampler's devices as they are: every piece that one of these wants lies whole on
+  one of the learner's. `jax.device_put` passes a piece that does not through the memory of the host.
+
+  Args:
+    learner: mesh of the learner.
+    sampler: mesh of the sampler.
+
+  Returns:
+    The mesh; the learner's own, where its devices are no multiple of those that share a copy.
+  """
+  tensor = sampler.shape["tensor"]
+  if learner.size % tensor:
+    return learner
+  return Mesh(learner.devices.reshape(learner.size // tensor, 1, 1, tensor), AXES, axis_types=_AUTO)
 
 
 def num_row_shards(mesh: Mesh) -> int:
@@ -94,13 +161,14 @@ def replicated(mesh: Mesh) -> NamedSharding:
   return NamedSharding(mesh, PartitionSpec())
 
 
-def param_shardings(mesh: Mesh, logical_axes: PyTree, shapes: PyTree) -> PyTree:
+def param_shardings(mesh: Mesh, logical_axes: PyTree, shapes: PyTree, *, fields: Mapping[str, str] = MappingProxyType({})) -> PyTree:
   """Shardings of the params by `RULES`.
 
   Args:
     mesh: the mesh.
     logical_axes: the params tree with a tuple of logical axis names for each array.
     shapes: the params tree with something that has a `.shape`.
+    fields: the setting that gives a mesh axis its size, where that is not the axis of the same name in `mesh`.
 
   Returns:
     The params tree with a `NamedSharding` each.
@@ -113,10 +181,10 @@ def param_shardings(mesh: Mesh, logical_axes: PyTree, shapes: PyTree) -> PyTree:
     spec = [RULES[axis] for axis in axes]
     for axis, mesh_axis, size in zip(axes, spec, leaf.shape, strict=True):
       if mesh_axis is not None and size % mesh.shape[mesh_axis]:
-        name = "/".join(str(key.key) for key in path)
+        name, field = "/".join(str(key.key) for key in path), fields.get(mesh_axis, f"mesh.{mesh_axis}")
         raise ValueError(
-          f"mesh.{mesh_axis}={mesh.shape[mesh_axis]} does not divide axis {axis!r} of {name}, which has size {size}; "
-          f"choose a mesh.{mesh_axis} that divides {size}"
+          f"{field}={mesh.shape[mesh_axis]} does not divide axis {axis!r} of {name}, which has size {size}; "
+          f"choose a {field} that divides {size}"
         )
     return NamedSharding(mesh, PartitionSpec(*spec))
 

@@ -43,7 +43,7 @@ class Batch(NamedTuple):
   advantages: Float[np.ndarray, "N R"] | None = None
 
 
-def draw(
+def dispatch(
   sample: SampleFn,
   params: Params,
   examples: Examples,
@@ -52,21 +52,41 @@ def draw(
   mesh: Mesh,
   tokenizer: Tokenizer,
   prompt_buckets: Sequence[int],
-) -> tuple[Rollouts, list[Completion]]:
-  """Samples responses to problems and brings them to the host.
+) -> Rollouts:
+  """Has the sampler's devices draw responses to problems, and does not wait for them.
 
   Args:
     sample: the jitted sampler.
-    params: the policy.
+    params: the policy, on the devices of the sampler.
     examples: rows of the task, a number of them that the mesh divides.
     key: of this batch alone.
-    mesh: the rows of the prompts are split over it.
+    mesh: of the sampler; the rows of the prompts are split over it.
     tokenizer: the task's.
     prompt_buckets: prompt slots to choose from.
+
+  Returns:
+    Rollouts, on the devices: `collect` waits for them.
   """
   prompts = place_rows(mesh, encode_prompts(examples, tokenizer, buckets=prompt_buckets))
-  rollouts = jax.device_get(sample(params, *prompts, key))
+  return sample(params, *prompts, key)
+
+
+def collect(rollouts: Rollouts, tokenizer: Tokenizer) -> tuple[Rollouts, list[Completion]]:
+  """Brings rollouts to the host once they are drawn.
+
+  Args:
+    rollouts: of `dispatch`.
+    tokenizer: the task's.
+  """
+  rollouts = jax.device_get(rollouts)
   return rollouts, completions(rollouts, tokenizer.decode)
+
+
+def draw(
+  sample: SampleFn, params: Params, examples: Examples, key: PRNGKeyArray, *, tokenizer: Tokenizer, **placing: Any
+) -> tuple[Rollouts, list[Completion]]:
+  """Samples responses to problems and waits for them: `dispatch`, which has the arguments, and `collect`."""
+  return collect(dispatch(sample, params, examples, key, tokenizer=tokenizer, **placing), tokenizer)
 
 
 def assess(

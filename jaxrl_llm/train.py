@@ -11,7 +11,7 @@ import numpy as np
 from ml_collections import ConfigDict
 from orbax.checkpoint import CheckpointManager
 
-from jaxrl_llm import checkpoint, ledger, packing, report, rollout, weights
+from jaxrl_llm import checkpoint, ledger, packing, pipelining, report, rollout, weights
 from jaxrl_llm.compiling import CompileCounter
 from jaxrl_llm.evaluate import evaluate_policy
 from jaxrl_llm.experiment import Experiment, build, kl_coef_in_loss
@@ -24,6 +24,7 @@ from jaxrl_llm.scores import add_scores, live_routes, reference_of
 from jaxrl_llm.states import CRITIC, EVAL, INIT, ROLLOUT, TEST_SET, abstract_arrays, keeps_reference, saved_part, whole_state
 from jaxrl_llm.tasks.pipeline import encode_demonstrations, example_iterator
 from jaxrl_llm.types import Metrics, Params, TrainBatch, TrainState
+from jaxrl_llm.weight_sync import SamplerWeights
 
 
 class NonFiniteError(RuntimeError):
@@ -50,6 +51,7 @@ class Run:
   progress: Progress
   clock: ledger.Clock
   compiled: CompileCounter
+  on_sampler: SamplerWeights | None = None  # What was moved there last; None before, and where nothing moves.
 
 
 def run(config: ConfigDict, workdir: Path, *, command: str = "") -> dict[str, Any]:
@@ -179,16 +181,22 @@ def begin_rl(this: Run) -> None:
 def reinforce(this: Run) -> None:
   """The RL loop."""
   config, experiment, record = this.config, this.experiment, this.record
-  common = dict(mesh=experiment.mesh, tokenizer=experiment.task.tokenizer, prompt_buckets=config.rollout.prompt_buckets)
   this.progress.start("rl", config.num_steps, done=record["rl_steps"])
+  drawing = None
   for step in range(record["rl_steps"], config.num_steps):
     this.clock.lap("other")
-    examples = next(this.prompts)
-    key = jax.random.fold_in(jax.random.fold_in(this.key, ROLLOUT), step)
-    rollouts, responses = rollout.draw(experiment.sample, this.state.params, examples, key, **common)
-    timing = this.clock.lap("rollout")
+    is_ahead = pipelining.draws_ahead(config, step)
+    if drawing is None or is_ahead:
+      move_weights(this)
+    timing = this.clock.lap("weight_sync")
 
-    batch = rollout.assess(rollouts, responses, examples, rewards=experiment.rewards)
+    current = drawing or launch(this, step)
+    rollouts, responses = rollout.collect(current.rollouts, experiment.task.tokenizer)
+    # As soon as the sampler is free: all that this step still does, its updates above all, then runs beside it.
+    drawing = launch(this, step + 1) if is_ahead else None
+    timing |= this.clock.lap("rollout")
+
+    batch = rollout.assess(rollouts, responses, current.examples, rewards=experiment.rewards)
     timing |= this.clock.lap("reward")
 
     minibatches = packing.split(rollout.trajectories(rollouts), config.learner.updates_per_rollout)
@@ -209,6 +217,7 @@ def reinforce(this: Run) -> None:
     adapt_kl(this, row)
     tokens = sum(len(sequence.tokens) for minibatch in minibatches for sequence in minibatch)
     row |= ledger.step_performance(row, tokens) | {
+      "rollout/staleness": step - current.version,
       "perf/packing_waste": packing.packing_waste(packed),
       "perf/compiles": this.compiled.count,
     }
@@ -221,7 +230,7 @@ def reinforce(this: Run) -> None:
       show_samples(this, step + 1, batch)
     if last or (step + 1) % config.eval.every == 0:
       record["accuracy_final"] = evaluate(this, step + 1)
-    if last or (step + 1) % config.checkpoint.every == 0:
+    if pipelining.saves(config, step):
       save(this)
 
 
@@ -233,6 +242,36 @@ def finish(this: Run) -> dict[str, Any]:
   summary = summarize(this, "finished")
   report.write_report(this.workdir)
   return summary
+
+
+def move_weights(this: Run) -> None:
+  """Brings the policy's weights to the sampler's devices, unless they are there; does nothing where sampler and learner share devices."""
+  sync, held, version = this.experiment.sync, this.on_sampler, this.record["rl_steps"]
+  if sync is None or (held is not None and held.version == version):
+    return
+  frozen, this.on_sampler = held and held.frozen, None
+  del held  # Its memory is free before the new weights come, unless rollouts are still drawn with it.
+  this.on_sampler = sync.move(this.state.params, frozen, version)
+
+
+def sampler_params(this: Run) -> Params:
+  """The policy's weights where the sampler reads them."""
+  return this.state.params if this.experiment.sync is None else this.on_sampler.params
+
+
+def launch(this: Run, step: int) -> pipelining.InFlight:
+  """Has the sampler draw the rollouts that an RL step learns from, with the weights of now; does not wait."""
+  experiment, examples = this.experiment, next(this.prompts)
+  rollouts = rollout.dispatch(
+    experiment.sample,
+    sampler_params(this),
+    examples,
+    jax.random.fold_in(jax.random.fold_in(this.key, ROLLOUT), step),
+    mesh=experiment.sampler_mesh,
+    tokenizer=experiment.task.tokenizer,
+    prompt_buckets=this.config.rollout.prompt_buckets,
+  )
+  return pipelining.InFlight(examples, rollouts, version=this.record["rl_steps"])
 
 
 def scores(this: Run, batch: TrainBatch, step: int) -> tuple[TrainBatch, Metrics]:
@@ -336,15 +375,16 @@ def adapt_kl(this: Run, row: dict[str, Any]) -> None:
 def evaluate(this: Run, step: int) -> float:
   """Held-out accuracy at an RL step: avg@k at the evaluation's temperature."""
   config, experiment = this.config, this.experiment
+  move_weights(this)
   # The same problems at every evaluation of every seed: curves can then be compared.
   order = np.random.default_rng(TEST_SET).permutation(len(experiment.task.test))[: config.eval.num_prompts]
   row = evaluate_policy(
     experiment.eval_sample,
-    this.state.params,
+    sampler_params(this),
     [experiment.task.test[i] for i in order],
     jax.random.fold_in(jax.random.fold_in(this.key, EVAL), step),
     batch_prompts=config.eval.batch_prompts,
-    mesh=experiment.mesh,
+    mesh=experiment.sampler_mesh,
     tokenizer=experiment.task.tokenizer,
     prompt_buckets=config.rollout.prompt_buckets,
     verifier=experiment.rewards[0].fn,

@@ -31,6 +31,7 @@ BAD_BY_FIELD = {
   "model.sampler_dtype": ("float16", ""),
   "model.lora_targets": ((), ("(",), (3,)),
   "moe.replay": ("R1", "r2", ""),
+  "rollout.staleness": (-1, 2),
   "mesh.expert": (0, -2),
   "mesh.data": (0, -2),
   "mesh.fsdp": (0, -2),
@@ -65,6 +66,12 @@ RELATIONS = {
     {"mesh.data": 3, "rollout.num_prompts": 6, "eval.batch_prompts": 6, "learner.row_buckets": (9,)},
     ["config.warm_start.row_buckets: 16", "3 devices", ": 18"],
   ),
+  "the sampler's devices": (
+    {"mesh.sampler": 3, "rollout.num_prompts": 8, "eval.batch_prompts": 9},
+    ["config.rollout.num_prompts: 8 is not a multiple of 3 copies of the sampler (mesh.sampler / mesh.sampler_tensor)", "that is: 9"],
+  ),
+  "a copy of the weights": ({"mesh.sampler": 4, "mesh.sampler_tensor": 3}, ["config.mesh.sampler_tensor: found 3", "mesh.sampler=4"]),
+  "copies without a sampler": ({"mesh.sampler_tensor": 2}, ["config.mesh.sampler_tensor: found 2, expected 1", "mesh.sampler is 0"]),
   "a row too short": ({"learner.row_tokens": 31}, ["config.learner.row_tokens=31", "the longest sequence", "raise it to at least 32"]),
   "too few rows": ({"learner.row_buckets": (2, 4)}, ["config.learner.row_buckets=(2, 4)", "can need 8 rows", "add a bucket of at least 8"]),
   "too few rows to imitate": ({"warm_start.batch_size": 64}, ["config.warm_start.row_buckets=(16,)", "add a bucket of at least 32"]),
@@ -133,7 +140,9 @@ def test_a_config_that_lacks_fields_is_no_traceback():
     ("rollout.grop_size", "did you mean config.rollout.group_size?"),
     ("lerner.b1", "did you mean config.learner.b1?"),
     ("qqqq", "--dry_run lists all fields"),
-    ("mesh", "config.mesh is a section and cannot be set; set one of its fields: mesh.data, mesh.expert, mesh.fsdp, mesh.tensor"),
+    ("mesh",
+     "config.mesh is a section and cannot be set; set one of its fields: mesh.data, mesh.expert, mesh.fsdp, mesh.sampler, "
+     "mesh.sampler_tensor, mesh.tensor"),
   ],
 )
 def test_unknown_fields(path, hint):

@@ -6,6 +6,8 @@ from jaxrl_llm import config_check
 from jaxrl_llm.config_refusals import REFUSALS
 from tests.runs import tiny_config
 
+ONE_UPDATE = {"learner.updates_per_rollout": 1, "learner.row_buckets": (16,)}
+
 CASES = [
   ("grpo", {"objective.kl_estimator": "k1", "learner.updates_per_rollout": 1, "learner.row_buckets": (16,)}, "objective.kl_estimator"),
   ("gspo", {"objective.clip_high": 0.2}, "objective.clip_high"),
@@ -28,6 +30,17 @@ CASES = [
   ("reinforce", {"learner.old_logprobs": "learner"}, "learner.old_logprobs"),
   ("gspo", {"correction.off_policy_mask": 0.1, "learner.updates_per_rollout": 1, "learner.row_buckets": (16,),
             "learner.old_logprobs": "learner"}, "correction.off_policy_mask"),
+  ("reinforce", {"rollout.staleness": 1}, "rollout.staleness"),
+  ("custom", {"rollout.staleness": 1, "objective.ratio": "none", "learner.old_logprobs": "learner"}, "rollout.staleness"),
+  ("gspo", {"rollout.staleness": 1, "checkpoint.every": 1}, "rollout.staleness"),
+  ("gspo", {"rollout.staleness": 1, "num_steps": 1}, "rollout.staleness"),
+  ("gspo", {"rollout.staleness": 1, "learner.old_logprobs": "learner"}, "learner.old_logprobs"),
+  ("gspo", {"rollout.staleness": 1, "learner.old_logprobs": "learner", "correction.geometric_rejection": (0.5, 2.0)},
+   "learner.old_logprobs"),
+  ("gspo", {"rollout.staleness": 1, "correction.tis": 2.0}, "learner.old_logprobs"),
+  ("gspo", {"correction.bypass": True, "learner.old_logprobs": "learner"}, "learner.old_logprobs"),
+  ("gspo", {"rollout.staleness": 1, "correction.off_policy_mask": 0.1, "correction.tis": 2.0, "learner.old_logprobs": "learner",
+            **ONE_UPDATE}, "correction.off_policy_mask"),
   ("gspo", {"advantage.gamma": 0.9}, "advantage.gamma"),
   ("ppo", {"advantage.normalize_std": False}, "advantage.normalize_std"),
   ("gspo", {"critic.init": "scratch"}, "critic.init"),
@@ -42,9 +55,7 @@ def config_of(objective, overrides):
   config.objective.name = objective
   if objective not in ("gspo", "gspo_token", "luspo", "custom"):
     config.objective.clip_low = config.objective.clip_high = None
-  for field, value in overrides.items():
-    section, name = field.split(".")
-    config[section][name] = value
+  config.update_from_flattened_dict(overrides)
   return config
 
 
@@ -71,7 +82,18 @@ LEGAL = [
   ("minirl", {"learner.old_logprobs": "learner"}),
   ("custom", {"objective.value_coef": 0.5, "advantage.estimator": "gae", "critic.init": "scratch"}),
   ("gspo_token", {"advantage.estimator": "steps"}),
-]
+  ("gspo", {"correction.bypass": True, "learner.old_logprobs": "learner", "reward.kl_coef": 0.1}),
+  ("gspo", {"correction.bypass": True, "learner.old_logprobs": "learner", "model.preset": "nano-moe", "moe.replay": "R2"}),
+  ("gspo", {"rollout.staleness": 1}),
+  ("dppo_tv", {"rollout.staleness": 1}),
+  ("gspo", {"rollout.staleness": 1, "correction.bypass": True}),
+  ("gspo", {"rollout.staleness": 1, "correction.tis": 2.0, "learner.old_logprobs": "learner"}),
+  ("minirl", {"rollout.staleness": 1, "learner.old_logprobs": "learner"}),
+  ("reinforce", {"rollout.staleness": 1, "correction.tis": 2.0, "learner.old_logprobs": "learner"}),
+  ("grpo", {"rollout.staleness": 1, "objective.kl_estimator": "k1", **ONE_UPDATE}),
+  ("gspo", {"rollout.staleness": 1, "correction.off_policy_mask": 0.1, "correction.off_policy_anchor": "sampler", "correction.tis": 2.0,
+            "learner.old_logprobs": "learner", **ONE_UPDATE}),
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("objective", "overrides"), LEGAL)

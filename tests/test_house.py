@@ -24,13 +24,13 @@ LAYERS = (
     "objectives", "advantages", "packing", "rewards", "tasks", "models", "sampler", "checkpoint", "ledger", "metrics", "platform",
     "progress", "report", "train_step",
   ),
-  ("credit", "policy"),
+  ("credit", "policy", "weight_sync"),
   ("config_refusals", "needs"),
   ("config_check", "route_programs"),
   ("rollout", "workdirs"),
   ("evaluate",),
   ("experiment",),
-  ("scores", "states"),
+  ("pipelining", "scores", "states"),
   ("train", "command_line", "dry_run", "export"),
   ("main",),
 )  # fmt: skip
@@ -38,8 +38,8 @@ RANKS = {room: rank for rank, rooms in enumerate(LAYERS) for room in rooms}
 
 # The only ones that see a ConfigDict.
 CONFIG_ROOMS = (
-  "command_line", "config_check", "config_refusals", "dry_run", "experiment", "export", "main", "needs", "policy", "route_programs",
-  "scores", "train",
+  "command_line", "config_check", "config_refusals", "dry_run", "experiment", "export", "main", "needs", "pipelining", "policy",
+  "route_programs", "scores", "train",
 )  # fmt: skip
 
 BLOCKED = (

@@ -57,6 +57,43 @@ def test_a_fix_that_is_already_there_is_not_proposed():
   assert "set mesh.data=-1" not in str(error.value)
 
 
+def test_the_last_devices_only_sample():
+  learner, sampler = mesh_lib.make_meshes(fsdp=2, sampler=4, sampler_tensor=2)
+  assert dict(learner.shape) == {"data": 2, "fsdp": 2, "expert": 1, "tensor": 1}
+  assert dict(sampler.shape) == {"data": 2, "fsdp": 1, "expert": 1, "tensor": 2}
+  assert [*learner.devices.flat, *sampler.devices.flat] == jax.devices()
+  assert set(sampler.axis_types) == {AxisType.Auto}
+
+
+def test_without_devices_that_only_sample_there_is_one_mesh():
+  learner, sampler = mesh_lib.make_meshes(fsdp=2)
+  assert learner is sampler and learner.size == 8
+
+
+@pytest.mark.parametrize(
+  ("sizes", "words"),
+  [
+    ({"sampler": 8}, ["mesh.sampler: found 8 with 8 device(s), expected at most 7", "device_count=9"]),
+    ({"sampler": 3, "fsdp": 2}, ["needs a multiple of 2 devices, found 5 (8 less mesh.sampler=3)", "device_count=5"]),
+  ],
+)
+def test_a_learner_without_devices_is_refused(sizes, words):
+  with pytest.raises(ValueError) as error:
+    mesh_lib.make_meshes(**sizes)
+  assert all(word in str(error.value) for word in words) and "\n" not in str(error.value)
+
+
+def test_chips_without_an_order_of_their_own_are_taken_in_theirs(monkeypatch):
+  """Chips of a TPU that make up no cuboid: JAX knows no order for them and asserts."""
+
+  def refuse(*args, **kwargs):
+    raise AssertionError("no cuboid")
+
+  monkeypatch.setattr(jax, "make_mesh", refuse)
+  learner, sampler = mesh_lib.make_meshes(sampler=3)
+  assert [*learner.devices.flat, *sampler.devices.flat] == jax.devices() and set(sampler.axis_types) == {AxisType.Auto}
+
+
 def test_make_mesh_takes_all_devices_and_leaves_the_partitioning_to_the_compiler():
   mesh = mesh_lib.make_mesh(fsdp=2, tensor=2)
   assert dict(mesh.shape) == {"data": 2, "fsdp": 2, "expert": 1, "tensor": 2} and mesh.size == jax.device_count()

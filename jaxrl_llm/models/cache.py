@@ -11,6 +11,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from jaxrl_llm.mesh import BATCH_AXES, num_row_shards
 from jaxrl_llm.models.attention import MASKED
+from jaxrl_llm.models.config import ModelConfig
 
 CACHE_DTYPES = ("float32", "bfloat16", "int8")
 
@@ -100,6 +101,27 @@ def key_values(k: Float[Array, "B S K C"], v: Float[Array, "B S K C"], dtype: st
 def empty(batch: int, columns: int, *, num_kv_heads: int, head_dim: int, dtype: str) -> KeyValues:
   """Room for `columns` tokens of each of `batch` rows."""
   return jax.tree.map(jnp.zeros_like, key_values(*[jnp.zeros((batch, columns, num_kv_heads, head_dim))] * 2, dtype))
+
+
+def num_bytes(config: ModelConfig, *, num_prompts: int, prompt_tokens: int, num_rows: int, new_tokens: int, dtype: str) -> int:
+  """Memory of a cache, in bytes, over all devices.
+
+  Args:
+    config: of the model.
+    num_prompts: kept once each.
+    prompt_tokens: of each, padding included.
+    num_rows: responses that are decoded at once.
+    new_tokens: room for each of them.
+    dtype: of `CACHE_DTYPES`.
+
+  Example:
+    >>> from jaxrl_llm.models import preset
+    >>> num_bytes(preset("qwen3-0.6b"), num_prompts=64, prompt_tokens=512, num_rows=512, new_tokens=1024, dtype="bfloat16") / 1e9
+    63.887638528
+  """
+  held = jax.eval_shape(lambda: empty(1, 1, num_kv_heads=config.num_kv_heads, head_dim=config.head_dim, dtype=dtype))
+  of_token = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(held)) * config.num_layers
+  return of_token * (num_prompts * prompt_tokens + num_rows * new_tokens)
 
 
 def columns_of_blocks(seen: Bool[Array, "B S"], blocks: Sequence[KeyValues]) -> tuple[Bool[Array, "B _"], ...]:
