@@ -43,6 +43,10 @@ def _counts(value: Any) -> bool:
   return isinstance(value, tuple) and len(value) > 0 and all(_count(x) for x in value)
 
 
+def _texts(value: Any) -> bool:
+  return isinstance(value, tuple) and all(isinstance(x, str) and x for x in value)
+
+
 COUNT: Check = (_count, "a whole number of at least 1")
 NATURAL: Check = (_natural, "a whole number of at least 0")
 ABOVE_ZERO: Check = (_above_zero, "a finite number above 0")
@@ -54,6 +58,9 @@ SCHEDULE: Check = (lambda x: x in ("constant", "linear"), "'constant' or 'linear
 
 # A field that reads None takes the default of what it configures.
 OPTIONAL: dict[str, Check] = {
+  "rollout.slots": COUNT,
+  "rollout.cache_dtype": (lambda x: x in ("float32", "bfloat16", "int8"), "'float32', 'bfloat16' or 'int8'"),
+  "rollout.cache_blocks": COUNTS,
   "advantage.pass_k": COUNT,
   "advantage.gamma": UNIT,
   "advantage.lam": UNIT,
@@ -101,6 +108,7 @@ RANGES: dict[str, Check] = {
   "rollout.top_p": (lambda x: 0 < x <= 1, "a number in (0, 1]"),
   "rollout.prompt_buckets": COUNTS,
   "rollout.max_new_tokens": COUNT,
+  "rollout.stop_strings": (_texts, "a tuple of texts, as in ('</answer>',)"),
   "rollout.staleness": (lambda x: x in (0, 1) and not isinstance(x, bool), "0 or 1 RL steps"),
   "learner.updates_per_rollout": COUNT,
   "learner.micro_batches": COUNT,
@@ -125,7 +133,7 @@ RANGES: dict[str, Check] = {
   "eval.num_prompts": COUNT,
   "eval.samples": COUNT,
   "eval.batch_prompts": COUNT,
-  "eval.temperature": ABOVE_ZERO,
+  "eval.temperature": NOT_NEGATIVE,  # 0 is greedy.
   "checkpoint.every": COUNT,
   "checkpoint.warm_start_every": COUNT,
   "checkpoint.keep": COUNT,
@@ -337,6 +345,11 @@ def _relations(config: ConfigDict) -> Iterator[str]:
           f"config.{path}.row_buckets={buckets}: {count} sequences of up to {longest} tokens can need {needed} rows of "
           f"{learner.row_tokens}; add a bucket of at least {needed}"
         )
+  if rollout.cache_blocks is not None and sum(rollout.cache_blocks) != rollout.max_new_tokens:
+    yield (
+      f"config.rollout.cache_blocks={rollout.cache_blocks} adds up to {sum(rollout.cache_blocks)}, expected "
+      f"config.rollout.max_new_tokens={rollout.max_new_tokens}"
+    )
   if config.reward.overlong_buffer > rollout.max_new_tokens:
     yield (
       f"config.reward.overlong_buffer={config.reward.overlong_buffer} is above config.rollout.max_new_tokens={rollout.max_new_tokens}: "
@@ -375,6 +388,7 @@ def row_problems(config: ConfigDict, learner_shards: int, sampler_shards: int) -
   counts = (
     ("rollout.num_prompts", (config.rollout.num_prompts,), sampler_shards, of_sampler, 1),
     ("eval.batch_prompts", (config.eval.batch_prompts,), sampler_shards, of_sampler, 1),
+    ("rollout.slots", (config.rollout.slots or sampler_shards,), sampler_shards, of_sampler, 1),
     ("learner.row_buckets", config.learner.row_buckets, learner_shards, of_learner, micro),
     ("warm_start.row_buckets", config.warm_start.row_buckets, learner_shards, of_learner, micro),
   )

@@ -3,7 +3,7 @@
 import inspect
 from collections.abc import Callable
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -17,12 +17,13 @@ from jaxrl_llm import objectives, policy, rewards, routing, tasks
 from jaxrl_llm.compiling import compiled_for
 from jaxrl_llm.config_check import given, row_problems
 from jaxrl_llm.credit import Credit, Evidence, make_credit
-from jaxrl_llm.models import Critic, Model, lower_precision, make_critic, make_model, trainable
+from jaxrl_llm.models import Critic, Model, make_critic, make_model, trainable
 from jaxrl_llm.needs import abstract_batch, needed_by_critic, needed_by_score, needed_by_step, needed_by_warm_start, scores_needed
 from jaxrl_llm.objectives.base import critic_objective
 from jaxrl_llm.objectives.corrected import corrected
 from jaxrl_llm.route_programs import RoutePrograms, make_route_programs
-from jaxrl_llm.sampler import SampleFn, make_filter, make_sampler
+from jaxrl_llm.sampler import SampleFn, make_filter
+from jaxrl_llm.sampling import make_samplers
 from jaxrl_llm.tasks import Task
 from jaxrl_llm.tasks.pipeline import encode_demonstrations, max_prompt_tokens
 from jaxrl_llm.train_step import (
@@ -35,7 +36,7 @@ from jaxrl_llm.train_step import (
   policy_outputs,
   routed_outputs,
 )
-from jaxrl_llm.types import Objective, Params, Rollouts, TrainBatch, TrainState
+from jaxrl_llm.types import Objective, Params, TrainBatch, TrainState
 from jaxrl_llm.weight_sync import WeightSync, make_weight_sync
 
 Optimizer = tuple[optax.GradientTransformation, optax.Schedule]
@@ -202,31 +203,9 @@ def build(config: ConfigDict) -> Experiment:
     batches = [needed_by_step(x, objective.needs, adaptive_kl=adaptive_kl) if is_rl else needed_by_warm_start(x) for x in batches]
     return compiled_for(jitted, [(abstract_state, batch) for batch in batches])
 
-  sampling = dict(temperature=config.rollout.temperature, top_k=config.rollout.top_k, top_p=config.rollout.top_p)
-  filter_logits = make_filter(**sampling)
-  sampler = partial(
-    make_sampler,
-    sampling_model,
-    max_new_tokens=config.rollout.max_new_tokens,
-    stop_ids=task.tokenizer.stop_ids,
-    pad_id=task.tokenizer.pad_id,
-  )
-
+  filter_logits = make_filter(temperature=config.rollout.temperature, top_k=config.rollout.top_k, top_p=config.rollout.top_p)
   records_routes = shape.experts is not None and (config.moe.replay == "R3" or config.moe.measure_every > 0)
-
-  def sampling_of(num_prompts: int, *, record_routing: bool = False, **settings: Any) -> SampleFn:
-    """The sampler, for every bucket of prompts: a batch of short prompts may first come late in a run."""
-    sample = sampler(record_routing=record_routing, **settings)
-
-    def lowered(params: Params, *args: Any) -> Rollouts:
-      # Once a batch, not at each step: decoding reads the weights as often as it draws tokens. Those that were moved are cast already.
-      return sample(lower_precision(params, sampling_model.config.dtype), *args)
-
-    key = jax.eval_shape(jax.random.key, 0)
-    arrays = partial(jax.ShapeDtypeStruct, sharding=mesh_lib.row_sharding(sampler_mesh))
-    shapes = [(num_prompts, width) for width in config.rollout.prompt_buckets]
-    signatures = [(sampled_params, arrays(shape, jnp.int32), arrays(shape, bool), key) for shape in shapes]
-    return compiled_for(jax.jit(lowered), signatures)
+  sample, eval_sample = make_samplers(config, sampling_model, task.tokenizer, sampled_params, records_routes=records_routes)
 
   def score(params: Params, batch: TrainBatch) -> Scores:
     outputs = outputs_of(filter_logits)(params, batch)
@@ -249,10 +228,8 @@ def build(config: ConfigDict) -> Experiment:
     # Params are donated: RL goes on in the memory of the warm start.
     restart=jax.jit(partial(init_state, optimizer=optimizer, trainable=trained), out_shardings=shardings, donate_argnums=0),
     abstract_state=abstract_state,
-    sample=sampling_of(
-      config.rollout.num_prompts, group_size=config.rollout.group_size, record_routing=records_routes, **sampling
-    ),
-    eval_sample=sampling_of(config.eval.batch_prompts, group_size=config.eval.samples, temperature=config.eval.temperature),
+    sample=sample,
+    eval_sample=eval_sample,
     warm_step=update(imitation, warm_optimizer, warm_schedule, make_filter(), warm.row_buckets, is_rl=False),
     rl_step=update(objective, optimizer, schedule, filter_logits, learner.row_buckets, is_rl=True),
     score=compiled_for(

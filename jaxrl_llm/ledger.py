@@ -80,9 +80,9 @@ def to_floats(metrics: dict[str, jax.Array]) -> dict[str, float]:
 def combine(updates: list[dict[str, float]]) -> dict[str, float]:
   """One row from the metrics of a step's updates: extremes stay extremes, the rest is averaged.
 
-  Sampler and learner hold the same weights only before the first update, so what compares the sampler with the current policy,
-  `rollout_corr/kl` and the like, is taken from that one; the weights of a correction, `rollout_corr/rollout_is*` and `rollout_rs*`, compare
-  the sampler with the old policy and are valid at every update.
+  Sampler and learner hold the same weights only before the first update (and not even then where the sampler lags), so what compares the
+  sampler with the current policy, `rollout_corr/kl` and the like, is taken from that one; the weights of a correction,
+  `rollout_corr/rollout_is*` and `rollout_rs*`, compare the sampler with the old policy and are valid at every update.
   """
   row = {}
   for name in updates[0]:
@@ -138,7 +138,7 @@ def write_summary(workdir: Path, record: Mapping[str, Any], *, objective: str, n
     "num_params": num_params,
     "wall_seconds": sum(seconds.values()),
     "warm_start_seconds": seconds.get("warm_start", 0.0),
-    "rl_seconds": sum(seconds.get(phase, 0.0) for phase in ("rollout", "reward", "old_logprobs", "update")),
+    "rl_seconds": sum(seconds.get(phase, 0.0) for phase in ("weight_sync", "rollout", "reward", "old_logprobs", "advantages", "update")),
     "seconds": dict(seconds),
     "peak_memory_gb": record["peak_memory_gb"],
     "skipped_steps": record["skipped_steps"],

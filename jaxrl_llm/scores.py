@@ -25,7 +25,7 @@ def add_scores(
     experiment: its programs.
     config: checked.
     batch: packed and placed; `routing` is the sampler's, where it recorded any.
-    params: the weights that sampled.
+    params: of the learner before the step's updates; they sampled, unless the sampler lags.
     reference: of π_ref; None where nobody reads it.
     critic: the critic's weights; None without one.
     measures_routes: whether to look at the routes although nobody replays them.
@@ -38,8 +38,9 @@ def add_scores(
   bare = needed_by_score(batch)
   metrics: Metrics = {}
   # With one update per rollout the ratio starts and ends at 1, and in float32 the sampler is exact: the pass would buy nothing.
-  in_float32 = {config.model.dtype, config.model.sampler_dtype or config.model.dtype} == {"float32"}
-  exact = config.learner.updates_per_rollout == 1 and in_float32 and "sampler_logprobs" not in needs
+  of_sampler = config.model.sampler_dtype or config.model.dtype
+  in_float32 = {config.model.dtype, of_sampler, config.rollout.cache_dtype or of_sampler} == {"float32"}
+  exact = config.learner.updates_per_rollout == 1 and config.rollout.staleness == 0 and in_float32 and "sampler_logprobs" not in needs
   rescored = config.learner.old_logprobs == "learner" and "old_logprobs" in needs and not exact
   if rescored or replay == "R2" or measures_routes:
     scores = experiment.score(params, bare)

@@ -68,7 +68,7 @@ class PolicyOutputs(NamedTuple):
 class TrainBatch(NamedTuple):
   """Packed rows for one optimizer update, on the whole global batch.
 
-  Three policies are kept apart: the sampler's (`sampler_logprobs`), the learner's at the weights that sampled (`old_logprobs`, frozen
+  Three policies are kept apart: the sampler's (`sampler_logprobs`), the learner's before the updates (`old_logprobs`, frozen
   over all updates of one rollout batch), and the current one (`PolicyOutputs.logprobs`).
 
   Attributes:

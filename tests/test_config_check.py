@@ -32,6 +32,8 @@ BAD_BY_FIELD = {
   "model.lora_targets": ((), ("(",), (3,)),
   "moe.replay": ("R1", "r2", ""),
   "rollout.staleness": (-1, 2),
+  "rollout.stop_strings": (("",), ("a", "")),
+  "rollout.cache_dtype": ("float16", ""),
   "mesh.expert": (0, -2),
   "mesh.data": (0, -2),
   "mesh.fsdp": (0, -2),

@@ -27,7 +27,7 @@ LAYERS = (
   ("credit", "policy", "weight_sync"),
   ("config_refusals", "needs"),
   ("config_check", "route_programs"),
-  ("rollout", "workdirs"),
+  ("rollout", "sampling", "workdirs"),
   ("evaluate",),
   ("experiment",),
   ("pipelining", "scores", "states"),
@@ -39,7 +39,7 @@ RANKS = {room: rank for rank, rooms in enumerate(LAYERS) for room in rooms}
 # The only ones that see a ConfigDict.
 CONFIG_ROOMS = (
   "command_line", "config_check", "config_refusals", "dry_run", "experiment", "export", "main", "needs", "pipelining", "policy",
-  "route_programs", "scores", "train",
+  "route_programs", "sampling", "scores", "train",
 )  # fmt: skip
 
 BLOCKED = (

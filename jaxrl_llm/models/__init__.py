@@ -11,6 +11,7 @@ from jaxrl_llm.models.saving import save_hf
 from jaxrl_llm.models.transformer import Model, make_model
 
 __all__ = [
-  "CACHE_DTYPES", "DTYPES", "PRESETS", "Cache", "Critic", "Experts", "KeyValues", "Lora", "Model", "ModelConfig", "RopeScaling", "View", "load", "load_params", "logits",
-  "lower_precision", "make_critic", "make_model", "merge", "preset", "read_config", "reference", "save_hf", "trainable",
+  "CACHE_DTYPES", "DTYPES", "PRESETS", "Cache", "Critic", "Experts", "KeyValues", "Lora", "Model", "ModelConfig", "RopeScaling", "View",
+  "load", "load_params", "logits", "lower_precision", "make_critic", "make_model", "merge", "preset", "read_config", "reference", "save_hf",
+  "trainable",
 ]  # fmt: skip

@@ -170,8 +170,8 @@ def write(blocks: Sequence[KeyValues], new: KeyValues, column: Int[Array, ""]) -
     inside = (column >= start) & (column < start + size)
     index = jnp.clip(column - start, 0, size - 1)
 
-    def put(x, value, axis, index=index, inside=inside, alone=len(blocks) == 1):
-      if not alone:  # A block that the token is not for gets back what it had: a column of traffic, and no branch.
+    def put(x, value, axis, index=index, inside=inside):
+      if len(blocks) > 1:  # A block that the token is not for gets back what it had: a column of traffic, and no branch.
         value = jnp.where(inside, value, jax.lax.dynamic_slice_in_dim(x, index, 1, axis))
       return jax.lax.dynamic_update_slice_in_dim(x, value, index, axis)
 

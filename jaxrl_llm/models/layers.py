@@ -10,7 +10,7 @@ from jaxrl_llm.models import cache
 from jaxrl_llm.models.attention import Rows, row_attention
 from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.models.linear import adapter, linear, param
-from jaxrl_llm.models.moe import MoE, Routed
+from jaxrl_llm.models.moe import MoE
 from jaxrl_llm.models.rope import rope
 
 

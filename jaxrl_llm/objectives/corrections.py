@@ -1,6 +1,6 @@
 """Corrections for data that another policy drew: each wraps an objective, `(objective, *, ...) -> Objective`.
 
-Three policies are kept apart: the sampler's μ, the learner's π_old at the weights that sampled, and the current π. The mismatch
+Three policies are kept apart: the sampler's μ, the learner's π_old before the step's updates, and the current π. The mismatch
 k_t = π_old/μ is an error of engines, the staleness π/π_old one of time. A correction computes a weight of each token, without gradient,
 and multiplies it into `TrainBatch.importance`, which weighs the policy term alone: penalties, the critic's loss and the weights of the
 tokens stay as they are. Corrections compose:

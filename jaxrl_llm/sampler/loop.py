@@ -21,6 +21,7 @@ from jaxrl_llm.sampler.requests import RUNNING, Begun, Requests, finished_before
 from jaxrl_llm.types import Params, Rollouts, StopReason
 
 _NEVER = -(2**30)  # The step at which a column was written that nobody has written: older than any response.
+_UNSPLIT = ("weights", "key", "prompts_seen", "max_steps", "enough_groups", "step", "written", "cache")  # Not in pieces.
 _ALIGNMENT = 16  # Columns of the prompts' cache are a multiple of it, so that rows of keys begin where vectors do.
 
 
@@ -166,7 +167,8 @@ def begin(
   if width > 1:
     margin = ((0, 0), (-(width - 1) % _ALIGNMENT, 0))
     seen = jnp.pad(prompt_mask[:, :-1], margin)
-    cache, routes = model.prefill(params, jnp.pad(prompts[:, :-1], margin, constant_values=settings.pad_id), seen, dtype=settings.cache_dtype)
+    tokens = jnp.pad(prompts[:, :-1], margin, constant_values=settings.pad_id)
+    cache, routes = model.prefill(params, tokens, seen, dtype=settings.cache_dtype)
     routes = routes[:, margin[1][0] :] if settings.route_shape else None
   # A response that goes on may need all the room there is from the first step.
   num_blocks = 1 if requests.begun is None else len(settings.cache_blocks)
@@ -265,8 +267,7 @@ def _placed(tree: PyTree, mesh: Mesh | None, pieces: int) -> PyTree:
   if mesh is None or mesh.size == 1 or pieces == 1:
     return tree
   split = lambda x: jax.lax.with_sharding_constraint(x, row_sharding(mesh))
-  fields = {name: x for name, x in tree._asdict().items() if name not in ("weights", "key", "prompts_seen", "max_steps", "step", "written", "cache")}
-  return tree._replace(**jax.tree.map(split, fields))
+  return tree._replace(**{name: jax.tree.map(split, x) for name, x in tree._asdict().items() if name not in _UNSPLIT})
 
 
 def _drawn_before(settings: Settings, reasons: Int[Array, " N"], requests: Requests, pieces: int) -> Drawn:
@@ -483,3 +484,23 @@ def _all_routes(drawn: Drawn, routes: Int[Array, "n _ L K"] | None, prompt_mask:
     before = jnp.repeat(routes, len(fed) // len(routes), axis=0).astype(fed.dtype)
     parts = [jnp.where(prompt_mask[:, :-1, None, None], before, -1), *parts]
   return jnp.concatenate(parts, axis=1)
+
+
+def abort(settings: Settings, job: Job, loop: Loop, unwanted: Bool[Array, "d M"]) -> tuple[Job, Loop]:
+  """Ends sequences that nobody wants the rest of: those that wait leave the line, and rows go to the next of it at once.
+
+  Args:
+    settings: of the sampler.
+    job: whose line may be cut short.
+    loop: between two steps.
+    unwanted: those that are done are left as they are.
+  """
+  aborted = unwanted & (loop.drawn.reasons == RUNNING)
+  loop = loop._replace(drawn=loop.drawn._replace(reasons=jnp.where(aborted, int(StopReason.ABORTED), loop.drawn.reasons)))
+  if not hands_over(loop):
+    return job, loop
+  wanted = loop.drawn.reasons == RUNNING
+  gone = (jnp.arange(job.queue.shape[1]) >= loop.started[:, None]) & ~_at(wanted, job.queue)
+  order = jnp.argsort(gone, axis=1, stable=True)
+  job = job._replace(queue=jnp.where(_at(gone, order), job.queue.shape[1] - 1, _at(job.queue, order)))
+  return job, _hand_over(settings, job, loop, ~_at(wanted, loop.sequences))

@@ -240,7 +240,7 @@ def test_the_loop_ends_with_its_last_row(starts, num_calls):
   assert not np.any(np.asarray(calls[0][2])[:, :-2])
   for n, tokens, positions, column in calls[1:]:
     live = np.asarray(rollouts.mask.sum(axis=1)) > n
-    fed = [start for start in starts] if n == 0 else rollouts.tokens[:, n - 1].tolist()
+    fed = list(starts) if n == 0 else rollouts.tokens[:, n - 1].tolist()
     assert np.array_equal(np.asarray(tokens)[live], np.asarray(fed)[live])
     assert np.array_equal(np.asarray(positions)[live], np.array([1 + n, n])[live]) and column == n
 

@@ -1,0 +1,134 @@
+"""The samplers of a run: settings from the config, whether their cache fits, and programs for every declared shape."""
+
+import os
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import PyTree
+from ml_collections import ConfigDict
+
+from jaxrl_llm import mesh as mesh_lib
+from jaxrl_llm.compiling import compiled_for
+from jaxrl_llm.models import Model, lower_precision
+from jaxrl_llm.models.cache import num_bytes
+from jaxrl_llm.sampler import SampleFn, StopTable, make_sampler, make_stop_table
+from jaxrl_llm.types import Params, Rollouts, Tokenizer
+
+
+def make_samplers(
+  config: ConfigDict, model: Model, tokenizer: Tokenizer, params: PyTree, *, records_routes: bool
+) -> tuple[SampleFn, SampleFn]:
+  """The sampler of training rollouts and the one of evaluations, compiled at their first call for every bucket of prompts.
+
+  Args:
+    config: of the experiment.
+    model: in the sampler's dtype, on the sampler's mesh.
+    tokenizer: the task's.
+    params: that the samplers are given, abstract; cast to the sampler's dtype once a batch, not at each step.
+    records_routes: whether rollouts say which experts their tokens visited.
+
+  Raises:
+    ValueError: no stop token, stop strings that the vocabulary cannot write, or a cache that does not fit the devices.
+  """
+  section = config.rollout
+  common = dict(
+    max_new_tokens=section.max_new_tokens,
+    stop_ids=tokenizer.stop_ids,
+    pad_id=tokenizer.pad_id,
+    slots=section.slots,
+    cache_dtype=section.cache_dtype,
+    cache_blocks=section.cache_blocks,
+    stop_table=stop_table(config, tokenizer),
+  )
+  check_stops(tokenizer, common["stop_table"])
+  check_fits(config, model)
+  sample = make_sampler(
+    model,
+    group_size=section.group_size,
+    temperature=section.temperature,
+    top_k=section.top_k,
+    top_p=section.top_p,
+    record_routing=records_routes,
+    **common,
+  )
+  eval_sample = make_sampler(model, group_size=config.eval.samples, temperature=config.eval.temperature, **common)
+  programs = partial(_compiled, config, model, params)
+  return programs(sample, section.num_prompts), programs(eval_sample, config.eval.batch_prompts)
+
+
+def _compiled(config: ConfigDict, model: Model, params: PyTree, sample: SampleFn, num_prompts: int) -> SampleFn:
+  def lowered(params: Params, *args: Any) -> Rollouts:
+    return sample(lower_precision(params, model.config.dtype), *args)
+
+  key = jax.eval_shape(jax.random.key, 0)
+  arrays = partial(jax.ShapeDtypeStruct, sharding=mesh_lib.row_sharding(model.mesh))
+  # All buckets at once: a batch of short prompts may first come late in a run.
+  shapes = [(num_prompts, width) for width in config.rollout.prompt_buckets]
+  return compiled_for(jax.jit(lowered), [(params, arrays(shape, jnp.int32), arrays(shape, bool), key) for shape in shapes])
+
+
+def stop_table(config: ConfigDict, tokenizer: Tokenizer) -> StopTable | None:
+  """The automata of the config's stop strings; None without any."""
+  strings = config.rollout.stop_strings
+  return make_stop_table(tokenizer.token_bytes(), strings) if strings else None
+
+
+def check_stops(tokenizer: Tokenizer, table: StopTable | None) -> None:
+  """Refuses a sampler whose every response would run into its budget.
+
+  Raises:
+    ValueError: neither a stop token nor a stop string.
+  """
+  if not tokenizer.stop_ids and table is None:
+    raise ValueError(
+      "config.rollout.stop_strings: found none, and the tokenizer names no token that ends a response, so that all would run into "
+      "config.rollout.max_new_tokens; name a stop string, or an eos token in the checkpoint's generation_config.json"
+    )
+
+
+def check_fits(config: ConfigDict, model: Model, *, limit: int | None = None) -> None:
+  """Refuses a cache that the sampler's devices cannot hold, before anything is compiled.
+
+  Args:
+    config: of the experiment.
+    model: on the sampler's mesh.
+    limit: bytes of each device; None asks it.
+
+  Raises:
+    ValueError: what is needed, what there is, and the settings that shrink it.
+  """
+  section, mesh, found = config.rollout, model.mesh, {}
+  shards = mesh_lib.num_row_shards(mesh) * mesh.shape["tensor"]
+  for name, prompts, group in (
+    ("rollout.num_prompts", section.num_prompts, section.group_size),
+    ("eval.batch_prompts", config.eval.batch_prompts, config.eval.samples),
+  ):
+    rows = min(section.slots or prompts * group, prompts * group)
+    tokens = dict(prompt_tokens=max(section.prompt_buckets), new_tokens=section.max_new_tokens)
+    dtype = section.cache_dtype or model.config.dtype
+    found[name] = (num_bytes(model.config, num_prompts=prompts, num_rows=rows, dtype=dtype, **tokens) // shards, prompts, rows, dtype)
+  name, (needed, prompts, rows, dtype) = max(found.items(), key=lambda item: item[1][0])
+  limit = memory_limit(mesh.local_devices[0], mesh.local_mesh.size) if limit is None else limit
+  if limit is not None and needed > limit:
+    raise ValueError(
+      f"config.{name}={prompts}: the {dtype} cache of {prompts} prompts of {max(section.prompt_buckets)} tokens and {rows} rows of "
+      f"{section.max_new_tokens} new ones needs {needed / 1e9:,.2f} GB on each device, which has {limit / 1e9:,.2f} GB; lower "
+      "config.rollout.slots, lower config.rollout.max_new_tokens, or set config.rollout.cache_dtype='int8'"
+    )
+
+
+def memory_limit(device: jax.Device, num_sharing: int) -> int | None:
+  """Bytes of memory that a device has; None where nobody says.
+
+  Args:
+    device: whose.
+    num_sharing: devices of this process, which on a CPU share the machine's memory.
+  """
+  stats = device.memory_stats() or {}
+  if "bytes_limit" in stats:
+    return stats["bytes_limit"]
+  if device.platform == "cpu" and hasattr(os, "sysconf"):
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // num_sharing
+  return None
