@@ -27,7 +27,8 @@ def constraints() -> pathlib.Path:
 
 def fingerprint() -> str:
   """Changes when an environment made earlier no longer fits."""
-  parts = [(ROOT / "pyproject.toml").read_bytes(), WEIGHTS.encode(), constraints().read_bytes(), sys.version.encode(), sys.base_prefix.encode(), bytes(ROOT)]
+  files = [(ROOT / "pyproject.toml").read_bytes(), constraints().read_bytes()]
+  parts = [*files, WEIGHTS.encode(), sys.version.encode(), sys.base_prefix.encode(), bytes(ROOT)]
   return hashlib.sha256(b"\0".join(parts)).hexdigest()
 
 

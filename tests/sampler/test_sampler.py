@@ -236,8 +236,9 @@ def test_the_loop_ends_with_its_last_row(starts, num_calls):
   # The prompts but for their last token in one call, then one call a token; the first is fed the prompt's last token.
   calls.sort(key=lambda call: call[0])
   assert [call[0] for call in calls] == [-1, *range(num_calls)]
-  assert np.asarray(calls[0][1])[:, -2:].tolist() == [[0, 0], [0, 0]] and np.asarray(calls[0][2])[:, -2:].tolist() == [[False, True], [False] * 2]
-  assert not np.any(np.asarray(calls[0][2])[:, :-2])
+  prefilled, seen = map(np.asarray, calls[0][1:])
+  assert prefilled[:, -2:].tolist() == [[0, 0], [0, 0]] and seen[:, -2:].tolist() == [[False, True], [False, False]]
+  assert not np.any(seen[:, :-2])
   for n, tokens, positions, column in calls[1:]:
     live = np.asarray(rollouts.mask.sum(axis=1)) > n
     fed = list(starts) if n == 0 else rollouts.tokens[:, n - 1].tolist()
