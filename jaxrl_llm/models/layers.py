@@ -11,7 +11,7 @@ from jaxrl_llm.models.attention import Rows, row_attention
 from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.models.linear import adapter, linear, param
 from jaxrl_llm.models.moe import MoE
-from jaxrl_llm.models.rope import rope
+from jaxrl_llm.models.rope import Rotation, rope, rotation
 
 
 class RMSNorm(nnx.Module):
@@ -58,7 +58,7 @@ class Attention(nnx.Module):
     self.config = config
     self.mesh = mesh
 
-  def project(self, x: Float[Array, "B T D"], positions: Int[Array, "B T"]):
+  def project(self, x: Float[Array, "B T D"], rotated: Rotation):
     """Queries, keys (both normalised and rotated) and values of `x`."""
     config = self.config
     q, k, v = (linear(self, name, x, config) for name in ("q", "k", "v"))
@@ -66,24 +66,24 @@ class Attention(nnx.Module):
       q, k, v = (a + b[...].astype(x.dtype) for a, b in ((q, self.q_bias), (k, self.k_bias), (v, self.v_bias)))
     if config.qk_norm:
       q, k = self.q_norm(q), self.k_norm(k)
-    rotate = lambda x: rope(x, positions, config.rope_theta, config.rope_scaling)
-    return rotate(q), rotate(k), v
+    return rope(q, rotated), rope(k, rotated), v
 
   def over_rows(self, x: Float[Array, "B T D"], positions: Int[Array, "B T"], rows: Rows):
     """Every token attends to the earlier ones of its own segment; with the keys and values that it does so by."""
-    q, k, v = self.project(x, positions)
+    # In the layer, and not once for all: on whole rows a table is larger than the angles are dear.
+    q, k, v = self.project(x, rotation(positions, self.config.head_dim, self.config.rope_theta, self.config.rope_scaling))
     return linear(self, "o", row_attention(q, k, v, rows, backend=self.config.attention, mesh=self.mesh), self.config, ins=2), (k, v)
 
   def step(
     self,
     x: Float[Array, "B D"],
-    positions: Int[Array, " B"],
+    rotated: Rotation,
     prompts: cache.KeyValues | None,
     blocks: tuple[cache.KeyValues, ...],
     view: cache.View,
   ) -> tuple[Float[Array, "B D"], tuple[cache.KeyValues, ...]]:
     """One token a row attends to its prompt and to its own response so far, itself included; and the blocks with it."""
-    q, k, v = self.project(x[:, None], positions[:, None])
+    q, k, v = self.project(x[:, None], rotated)
     blocks = cache.write(blocks, cache.key_values(k, v, blocks[0].k.dtype.name), view.column)
     q = q[:, 0].reshape(x.shape[0], k.shape[2], -1, q.shape[-1])
     parts = [cache.attend(q, block, mask) for block, mask in zip(blocks, view.blocks, strict=True)]
@@ -137,8 +137,8 @@ class Block(nnx.Module):
     x, routed = self.feed_forward(x + mixed, replay)
     return x, routed, kv
 
-  def step(self, x: Float[Array, "B D"], positions: Int[Array, " B"], prompts, blocks, view: cache.View):
+  def step(self, x: Float[Array, "B D"], rotated: Rotation, prompts, blocks, view: cache.View):
     """The block on one new token a row; with the cache's blocks that now hold it, and the experts that it visited (None without any)."""
-    mixed, blocks = self.attention.step(self.attention_norm(x), positions, prompts, blocks, view)
+    mixed, blocks = self.attention.step(self.attention_norm(x), rotated, prompts, blocks, view)
     x, routed = self.feed_forward((x + mixed)[:, None])
     return x[:, 0], blocks, None if routed is None else routed.experts[:, 0]

@@ -1,6 +1,7 @@
 """Rotary position embedding, with Llama 3's stretched frequencies."""
 
 import math
+from typing import NamedTuple
 
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
@@ -30,19 +31,34 @@ def frequencies(head_dim: int, theta: float, scaling: RopeScaling | None = None)
   return plain * (keep + (1 - keep) / scaling.factor)
 
 
-def rope(
-  x: Float[Array, "B T h C"], positions: Int[Array, "B T"], theta: float, scaling: RopeScaling | None = None
-) -> Float[Array, "B T h C"]:
+class Rotation(NamedTuple):
+  """Sines and cosines of the angles p·f_i by which positions rotate their pairs, in float32."""
+
+  sin: Float[Array, "B T 1 half"]
+  cos: Float[Array, "B T 1 half"]
+
+
+def rotation(positions: Int[Array, "B T"], head_dim: int, theta: float, scaling: RopeScaling | None = None) -> Rotation:
+  """The rotation of each position.
+
+  Args:
+    positions: of the tokens in their sequences.
+    head_dim: width of a head (C).
+    theta: base of the frequencies.
+    scaling: see `frequencies`.
+  """
+  angles = positions[..., None, None].astype(jnp.float32) * frequencies(head_dim, theta, scaling)
+  return Rotation(jnp.sin(angles), jnp.cos(angles))
+
+
+def rope(x: Float[Array, "B T h C"], rotated: Rotation) -> Float[Array, "B T h C"]:
   """Rotates the pair (i, i + C/2) of position p by p·f_i: half-split layout, angles in float32.
 
   Args:
     x: queries or keys.
-    positions: of the tokens in their sequences.
-    theta: base of the frequencies.
-    scaling: see `frequencies`.
+    rotated: of their positions.
   """
   half = x.shape[-1] // 2
-  angles = positions[..., None, None].astype(jnp.float32) * frequencies(x.shape[-1], theta, scaling)
-  sin, cos = jnp.sin(angles), jnp.cos(angles)
+  sin, cos = rotated
   a, b = x[..., :half].astype(jnp.float32), x[..., half:].astype(jnp.float32)
   return jnp.concatenate([a * cos - b * sin, b * cos + a * sin], axis=-1).astype(x.dtype)

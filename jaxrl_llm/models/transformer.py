@@ -16,6 +16,7 @@ from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.models.layers import Block, RMSNorm
 from jaxrl_llm.models.linear import adapter, linear, param
 from jaxrl_llm.models.moe import Routed, balance_loss, z_loss
+from jaxrl_llm.models.rope import rotation
 from jaxrl_llm.types import Forward, Params
 
 STACKS = ("layers", "sparse_layers")
@@ -184,10 +185,13 @@ class Transformer(nnx.Module):
     """Final hidden states of one new token a row, the cache with them, and the experts that they visited."""
     x, sparse, held, routes = self.embed(tokens), set(self.config.sparse_layers), [], []
     graphs = {stack: nnx.split(getattr(self, stack))[0] for stack in STACKS if hasattr(self, stack)}
+    config = self.config
+    # Behind the barrier, or XLA computes the sines anew for every head of every layer.
+    rotated = jax.lax.optimization_barrier(rotation(positions[:, None], config.head_dim, config.rope_theta, config.rope_scaling))
     # Layer by layer and not scanned: a slice of stacked weights or of a stacked cache is a copy at every step wherever XLA cannot fuse it.
     for layer, state in enumerate(blocks):
       block = nnx.merge(graphs[STACKS[layer in sparse]], state)
-      x, written, experts = block.step(x, positions, cache.prompts[layer], cache.blocks[layer], view)
+      x, written, experts = block.step(x, rotated, cache.prompts[layer], cache.blocks[layer], view)
       held.append(written)
       if self.config.experts is not None:
         routes.append(jnp.full((len(tokens), self.config.experts.top_k), -1, jnp.int32) if experts is None else experts)
