@@ -1,0 +1,105 @@
+"""The vanilla sampler of google-tunix (`tunix.generate.sampler`) with its own Qwen3, as a worker.
+
+What suits it best is used: prompts padded to the longest and not to the next power of two, a cache no longer than prompt and response, no
+echo, top_p=1 and top_k=None, with which it draws without sorting. Its sampler takes text, so ids go in as numbers; it prefills each prompt
+once a sample, since it knows no groups.
+"""
+
+import json
+import pathlib
+
+import numpy as np
+
+from experiments.benchmarks.engines.job import Job, read_prompts
+from experiments.benchmarks.engines.worker import Engine, Generated, serve
+
+NO_STOP = -1  # No token has this id.
+
+
+class IdTokenizer:
+  """Text that is ids already, as tunix's adapter wants it."""
+
+  def __init__(self, pad_id: int, eos_id: int):
+    self._pad_id, self._eos_id = pad_id, eos_id
+
+  def encode(self, text: str) -> list[int]:
+    """Numbers with spaces between them to ids."""
+    return [int(part) for part in text.split()]
+
+  def decode(self, ids: list[int]) -> str:
+    """Nothing: the benchmark reads ids, so no time should go into text."""
+    del ids
+    return ""
+
+  def bos_id(self) -> None:
+    """None: the prompts are whole."""
+
+  def eos_id(self) -> int:
+    """Where the caller names no stop ids."""
+    return self._eos_id
+
+  def pad_id(self) -> int:
+    """Fills slots on the left."""
+    return self._pad_id
+
+
+def load(job: Job) -> Engine:
+  """Weights, prompts and the sampler."""
+  from importlib import metadata
+
+  import jax
+  import jax.numpy as jnp
+  from tunix.generate import sampler as sampler_lib
+  from tunix.models.qwen3 import model as model_lib
+  from tunix.models.qwen3 import params as params_lib
+
+  raw = json.loads((pathlib.Path(job.checkpoint) / "config.json").read_text())
+  if raw.get("model_type") != "qwen3":
+    raise ValueError(f"{job.checkpoint}: model_type {raw.get('model_type')!r}, expected 'qwen3', which this worker hands to tunix")
+  dtype = jnp.dtype(job.dtype)
+  config = model_lib.ModelConfig(
+    num_layers=raw["num_hidden_layers"],
+    vocab_size=raw["vocab_size"],
+    embed_dim=raw["hidden_size"],
+    hidden_dim=raw["intermediate_size"],
+    num_heads=raw["num_attention_heads"],
+    head_dim=raw["head_dim"],
+    num_kv_heads=raw["num_key_value_heads"],
+    rope_theta=raw.get("rope_theta") or raw["rope_parameters"]["rope_theta"],
+    norm_eps=raw["rms_norm_eps"],
+    use_tied_embedding=raw["tie_word_embeddings"],
+    dtype=dtype,
+    param_dtype=dtype,
+  )
+  mesh = jax.make_mesh((1, 1), ("fsdp", "tp"), axis_types=(jax.sharding.AxisType.Auto,) * 2)
+  model = params_lib.create_model_from_safe_tensors(job.checkpoint, config, mesh, dtype=dtype)
+  rows = read_prompts(job, vocab_size=config.vocab_size, max_positions=raw.get("max_position_embeddings"))
+  longest = max(len(row) for row in rows)
+  cache = sampler_lib.CacheConfig(longest + job.max_new_tokens, config.num_layers, config.num_kv_heads, config.head_dim)
+  stop_ids = list(job.stop_ids) or [NO_STOP]
+  sampler = sampler_lib.Sampler(model, IdTokenizer(job.pad_id, stop_ids[0]), cache)
+  texts = [" ".join(map(str, row)) for row in rows for _ in range(job.group_size)]
+
+  def generate(seed: int) -> Generated:
+    output = sampler(
+      texts,
+      max_generation_steps=job.max_new_tokens,
+      max_prompt_length=longest,
+      return_logprobs=True,
+      eos_tokens=stop_ids,
+      temperature=job.temperature,
+      top_p=job.top_p,
+      top_k=job.top_k or None,
+      seed=seed,
+    )
+    # Its output ends before the stop token, which was drawn as well.
+    lengths = np.array([min(len(row) + 1, job.max_new_tokens) for row in output.tokens])
+    logprobs = np.concatenate([np.asarray(row) for row in output.logprobs])
+    return Generated(lengths, float(np.mean(logprobs)) if len(logprobs) else float("nan"))
+
+  versions = f"google-tunix {metadata.version('google-tunix')}, JAX {jax.__version__} on {jax.devices()[0].device_kind}"
+  return Engine(versions, generate)
+
+
+if __name__ == "__main__":
+  serve(load)

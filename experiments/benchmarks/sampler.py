@@ -1,0 +1,233 @@
+"""Speed, latency and memory of the sampler on one job, and how near they come to what the machine could do.
+
+  python -m experiments.benchmarks.sampler --checkpoint=DIR --prompts=FILE.npz --group_size=8 --max_new_tokens=128 --json=OUT
+
+The job is generated `--repeats` times with other seeds after one run that is not counted. Prints, and writes as JSON, tokens/s, time to
+first token (prefill and first draw, a program of its own), compile time, peak memory, and the roofline of `roofline.py` for the lengths
+that were really drawn. `random_checkpoint.py` makes checkpoint and prompts where none are at hand.
+"""
+
+import argparse
+import gc
+import json
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from experiments.benchmarks import roofline
+from experiments.benchmarks.engines import worker
+from experiments.benchmarks.engines.job import Job, add_flags, job_from, left_padded, read_prompts
+from jaxrl_llm.models import Model, load, read_config
+from jaxrl_llm.sampler import make_sampler
+from jaxrl_llm.types import Params, Rollouts
+
+TEMP = "temp_size_in_bytes"
+
+
+class Generation(NamedTuple):
+  """A job, compiled.
+
+  Attributes:
+    run: `(seed) -> rollouts`, on the host.
+    prompt_lengths: tokens of each prompt.
+    compile_seconds: tracing and compiling.
+    temp_bytes: temporaries that the program takes, by the compiler; None where it does not say.
+  """
+
+  run: Callable[[int], Rollouts]
+  prompt_lengths: list[int]
+  compile_seconds: float
+  temp_bytes: int | None
+
+
+def generate_fn(model: Model, job: Job, *, max_new_tokens: int, slots: int | None) -> Callable[..., Rollouts]:
+  """The sampler of a job, `(params, prompts, prompt_mask, key) -> rollouts`; the one call that depends on its signature."""
+  return make_sampler(
+    model,
+    group_size=job.group_size,
+    max_new_tokens=max_new_tokens,
+    stop_ids=job.stop_ids,
+    pad_id=job.pad_id,
+    temperature=job.temperature,
+    top_k=job.top_k,
+    top_p=job.top_p,
+    slots=slots,
+  )
+
+
+def load_model(job: Job) -> tuple[Model, Params]:
+  """The model with its weights, in the dtype of the job."""
+  model, params = load(job.checkpoint, dtype=job.dtype)
+  return model, jax.block_until_ready(params)
+
+
+def prepare(job: Job, model: Model, params: Params, *, max_new_tokens: int | None = None) -> Generation:
+  """Compiles a job.
+
+  Args:
+    job: what to sample.
+    model: of the checkpoint.
+    params: its weights.
+    max_new_tokens: in the place of the job's; 1 is the prefill and the first draw, and needs no slots.
+  """
+  rows = read_prompts(job, vocab_size=model.config.vocab_size, max_positions=model.config.max_positions)
+  prompts = [jnp.asarray(x) for x in left_padded(rows, job.pad_id)]
+  slots = None if max_new_tokens == 1 else job.slots or None
+  sample = generate_fn(model, job, max_new_tokens=max_new_tokens or job.max_new_tokens, slots=slots)
+  started = time.perf_counter()
+  compiled = jax.jit(sample).lower(params, *prompts, jax.random.key(0)).compile()
+  seconds = time.perf_counter() - started
+  run = lambda seed: jax.device_get(compiled(params, *prompts, jax.random.fold_in(jax.random.key(job.seed), seed)))
+  return Generation(run, [len(row) for row in rows], seconds, getattr(compiled.memory_analysis(), TEMP, None))
+
+
+def measure(job: Job, *, repeats: int) -> dict[str, Any]:
+  """Runs a job and says how it went.
+
+  Args:
+    job: what to sample.
+    repeats: timed runs.
+  """
+  started = time.perf_counter()
+  model, params = load_model(job)
+  load_seconds, loaded_bytes = time.perf_counter() - started, worker.resident_bytes()
+  device, weight_bytes = jax.devices()[0], sum(x.nbytes for x in jax.tree.leaves(params))
+  generation = prepare(job, model, params)
+  generation.run(repeats)  # Warms up: the first run allocates.
+
+  gc.collect()
+  worker.reset_peak()
+  seconds, runs = [], []
+  for repeat in range(repeats):
+    started = time.perf_counter()
+    runs.append(generation.run(repeat))
+    seconds.append(time.perf_counter() - started)
+  memory = _memory(device, loaded_bytes, weight_bytes, generation)
+
+  first = prepare(job, model, params, max_new_tokens=1)
+  first_seconds = []
+  for repeat in range(repeats + 1):
+    started = time.perf_counter()
+    first.run(repeat)
+    first_seconds.append(time.perf_counter() - started)
+
+  machine = roofline.find_machine(device, weight_bytes)
+  lengths = [np.sum(run.mask, axis=1) for run in runs]
+  itemsize, slots = jnp.dtype(job.dtype).itemsize, job.slots or None
+  works = [roofline.rollout(model.config, generation.prompt_lengths, x, slots=slots, itemsize=itemsize) for x in lengths]
+  bounds = [roofline.bound(work, machine) for work in works]
+  first_bound = roofline.bound(roofline.prefill(model.config, generation.prompt_lengths, itemsize=itemsize), machine)
+  every = np.concatenate(lengths)
+  middle = int(np.argsort(seconds)[len(seconds) // 2])
+  return {
+    "job": job._asdict() | {"num_prompts": len(generation.prompt_lengths), "prompt_tokens": sum(generation.prompt_lengths)},
+    "device": {"kind": device.device_kind, "platform": device.platform, "jax": jax.__version__},
+    "model": {"parameters": model.num_params, "weight_bytes": weight_bytes},
+    "tokens_per_s": spread([float(np.sum(x)) / s for x, s in zip(lengths, seconds)]),
+    "seconds": spread(seconds),
+    "generated_tokens": [int(np.sum(x)) for x in lengths],
+    "response_length": {"mean": float(np.mean(every)), "median": float(np.median(every)), "max": int(np.max(every))},
+    "stopped_fraction": float(np.mean([run.stopped for run in runs])),
+    "mean_logprob": float(sum(np.sum(run.logprobs) for run in runs) / np.sum(every)),
+    "time_to_first_token_s": spread(first_seconds[1:]),
+    "load_s": load_seconds,
+    "compile_s": generation.compile_seconds,
+    "memory": memory,
+    "roofline": {
+      "machine": machine._asdict(),
+      "of_median_run": bounds[middle]._asdict(),
+      "tokens_per_s": float(np.sum(lengths[middle])) / bounds[middle].seconds,
+      "fraction": spread([bound.seconds / s for bound, s in zip(bounds, seconds)]),
+      "first_token_s": first_bound.seconds,
+      "first_token_fraction": first_bound.seconds / statistics.median(first_seconds[1:]),
+    },
+  }
+
+
+def _memory(device, loaded_bytes: int | None, weight_bytes: int, generation: Generation) -> dict[str, Any]:
+  """The peak of the timed part: of the process on a CPU, of the device elsewhere."""
+  if device.platform == "cpu":
+    peak, source = worker.peak_bytes(), "peak resident memory of the process"
+  else:
+    peak, source = (device.memory_stats() or {}).get("peak_bytes_in_use"), "peak_bytes_in_use of the device since the start"
+    loaded_bytes = weight_bytes
+  increase = None if peak is None or loaded_bytes is None else peak - loaded_bytes
+  return dict(source=source, peak_bytes=peak, loaded_bytes=loaded_bytes, increase_bytes=increase, program_temp_bytes=generation.temp_bytes)
+
+
+def spread(values: list[float]) -> dict[str, float]:
+  """Median and range.
+
+  Example:
+    >>> spread([3.0, 1.0, 2.0])
+    {'median': 2.0, 'min': 1.0, 'max': 3.0}
+  """
+  return dict(median=statistics.median(values), min=min(values), max=max(values))
+
+
+def describe(result: dict[str, Any]) -> str:
+  """The results as lines of text."""
+  between = lambda x, form, scale=1.0: f"{scale * x['median']:{form}} ({scale * x['min']:{form}} to {scale * x['max']:{form}})"
+  megabytes = lambda x: "unknown" if x is None else f"{x / 1e6:,.0f} MB"
+  job, roof, memory, lengths = result["job"], result["roofline"], result["memory"], result["response_length"]
+  machine, bound = roof["machine"], roof["of_median_run"]
+  rows = {
+    "job": f"{job['num_prompts']} prompts ({job['prompt_tokens']} tokens) x {job['group_size']} samples, up to {job['max_new_tokens']} new "
+    f"tokens, {job['dtype']}, slots {job['slots'] or 'all'}, {result['model']['parameters']:,} parameters",
+    "device": f"{result['device']['kind']}, JAX {result['device']['jax']}",
+    "tokens/s": between(result["tokens_per_s"], ",.0f"),
+    "seconds": between(result["seconds"], ".3f"),
+    "tokens": f"{statistics.median(result['generated_tokens']):,.0f} a run; length mean {lengths['mean']:.1f}, "
+    f"median {lengths['median']:.0f}, max {lengths['max']}; {result['stopped_fraction']:.0%} stopped by themselves; "
+    f"mean log-probability {result['mean_logprob']:.4f}",
+    "first token": f"{between(result['time_to_first_token_s'], ',.1f', 1e3)} ms, {roof['first_token_fraction']:.0%} of the bound's speed",
+    "compile": f"{result['compile_s']:.1f} s; weights loaded in {result['load_s']:.1f} s",
+    "memory": f"{megabytes(memory['peak_bytes'])} ({memory['source']}), {megabytes(memory['increase_bytes'])} over the loaded weights; "
+    f"temporaries of the program {megabytes(memory['program_temp_bytes'])}",
+    "machine": f"{machine['flops_per_s'] / 1e9:,.0f} GFLOP/s, {machine['bytes_per_s'] / 1e9:,.1f} GB/s ({machine['source']})",
+    "roofline": f"{bound['seconds']:.4f} s in {bound['steps']} steps ({roof['tokens_per_s']:,.0f} tokens/s): "
+    f"{bound['flops'] / 1e9:,.1f} GFLOP take {bound['compute_seconds']:.4f} s, "
+    f"{bound['num_bytes'] / 1e9:,.2f} GB {bound['memory_seconds']:.4f} s",
+    "reached": f"{between(roof['fraction'], '.1%')} of it",
+  }
+  return "\n".join(f"{name:<13}{value}" for name, value in rows.items())
+
+
+def parse(parser: argparse.ArgumentParser, argv: list[str] | None) -> tuple[argparse.Namespace, Job]:
+  """Flags and job, with everything checked that needs no weights.
+
+  Raises:
+    ValueError: one line that names flag or file.
+  """
+  args = parser.parse_args(argv)
+  job = job_from(args)
+  config = read_config(job.checkpoint)
+  read_prompts(job, vocab_size=config.vocab_size, max_positions=config.max_positions)
+  return args, job
+
+
+def main(argv: list[str] | None = None) -> int:
+  """The command; its exit status."""
+  parser = argparse.ArgumentParser(prog="python -m experiments.benchmarks.sampler", description=__doc__.splitlines()[0])
+  add_flags(parser)
+  try:
+    args, job = parse(parser, argv)
+    result = measure(job, repeats=args.repeats)
+  except (ValueError, OSError, ImportError) as error:
+    print(str(error).replace("rollout.", "--"), file=sys.stderr)
+    return 2
+  print(describe(result))
+  if args.json:
+    args.json.parent.mkdir(parents=True, exist_ok=True)
+    args.json.write_text(json.dumps(result, indent=2) + "\n")
+  return 0
+
+
+if __name__ == "__main__":
+  sys.exit(main())
