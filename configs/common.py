@@ -234,7 +234,7 @@ def base() -> ConfigDict:
   config.rollout.prompt_buckets = (8,)  # Prompt slots; a batch takes the smallest that holds its longest prompt.
   config.rollout.max_new_tokens = 32
   config.rollout.stop_strings = ()  # Texts that end a response, besides the tokenizer's stop tokens.
-  config.rollout.slots = config_dict.placeholder(int)  # Sequences decoded at once, the others wait in line; None is all of them.
+  config.rollout.slots = config_dict.placeholder(int)  # Sequences decoded at once, the others wait in line; None is what suits the devices.
   config.rollout.cache_dtype = config_dict.placeholder(str)  # "float32" | "bfloat16" | "int8"; None is what the sampler computes in.
   config.rollout.cache_blocks = config_dict.placeholder(tuple)  # Tokens that the cache grows by; None is 1/4, 1/4, 1/2 of the budget.
   # RL steps by which the sampler's weights may lag: 0, or 1 to draw the next rollouts while this step learns. The step after a checkpoint

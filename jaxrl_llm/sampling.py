@@ -14,6 +14,7 @@ from jaxrl_llm.compiling import compiled_for
 from jaxrl_llm.models import Model, lower_precision
 from jaxrl_llm.models.cache import num_bytes
 from jaxrl_llm.sampler import SampleFn, StopTable, make_sampler, make_stop_table
+from jaxrl_llm.sampler.loop import num_rows
 from jaxrl_llm.types import Params, Rollouts, Tokenizer
 
 
@@ -105,7 +106,7 @@ def check_fits(config: ConfigDict, model: Model, *, limit: int | None = None) ->
     ("rollout.num_prompts", section.num_prompts, section.group_size),
     ("eval.batch_prompts", config.eval.batch_prompts, config.eval.samples),
   ):
-    rows = min(section.slots or prompts * group, prompts * group)
+    rows = num_rows(mesh, prompts * group, section.slots)
     tokens = dict(prompt_tokens=max(section.prompt_buckets), new_tokens=section.max_new_tokens)
     dtype = section.cache_dtype or model.config.dtype
     found[name] = (num_bytes(model.config, num_prompts=prompts, num_rows=rows, dtype=dtype, **tokens) // shards, prompts, rows, dtype)

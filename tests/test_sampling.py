@@ -25,7 +25,7 @@ def model_of(name="tiny", **axes):
 
 
 def test_a_cache_that_does_not_fit_is_refused_with_the_sizes_and_what_shrinks_it():
-  config = config_of(max_new_tokens=1024, prompt_buckets=(512,), num_prompts=64, group_size=8)
+  config = config_of(max_new_tokens=1024, prompt_buckets=(512,), num_prompts=64, group_size=8, slots=512)
   model = model_of("qwen3-0.6b", data=8)
   with pytest.raises(ValueError, match="cache of 64 prompts") as error:
     sampling.check_fits(config, model, limit=10**9)

@@ -52,7 +52,8 @@ def make_sampler(
       tokens and go on greedily, the first of them being the greedy response.
     top_k: see `filters.make_filter`.
     top_p: see `filters.make_filter`.
-    slots: sequences that are decoded at once; None is all of them.
+    slots: sequences that are decoded at once. None is 128 for each device that is a CPU and 512 for others; and all of them where nothing
+      ends a response before its budget.
     cache_dtype: of `models.CACHE_DTYPES`; None is what the model computes in.
     cache_blocks: sizes in tokens that the cache of responses grows by, which add up to `max_new_tokens`; None is `default_blocks`.
     record_routing: return the experts that tokens visit.
@@ -132,7 +133,7 @@ def check_settings(settings: Settings) -> None:
     if getattr(settings, name) < 1:
       raise ValueError(f"rollout.{name}: found {getattr(settings, name)}, expected 1 or more")
   if settings.slots is not None and settings.slots < 1:
-    raise ValueError(f"rollout.slots: found {settings.slots}, expected 1 or more, or None for a slot for every sequence")
+    raise ValueError(f"rollout.slots: found {settings.slots}, expected 1 or more, or None")
   if any(size < 1 for size in settings.cache_blocks) or sum(settings.cache_blocks) != settings.max_new_tokens:
     raise ValueError(
       f"rollout.cache_blocks: found {settings.cache_blocks}, expected positive sizes that add up to rollout.max_new_tokens="

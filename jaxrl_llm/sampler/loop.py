@@ -21,6 +21,9 @@ from jaxrl_llm.sampler.requests import RUNNING, Begun, Requests, finished_before
 from jaxrl_llm.types import Params, Rollouts, StopReason
 
 _NEVER = -(2**30)  # The step at which a column was written that nobody has written: older than any response.
+# Rows of a device unless somebody says: as many as keep its arithmetic busy. More only wait for the longest response of them all. The CPU's
+# was measured (experiments/LOG.md); on accelerators more rows share each reading of the weights.
+_ROWS = {"cpu": 128, "gpu": 512, "tpu": 512}
 _UNSPLIT = ("weights", "key", "prompts_seen", "max_steps", "enough_groups", "step", "written", "cache")  # Not in pieces.
 _ALIGNMENT = 16  # Columns of the prompts' cache are a multiple of it, so that rows of keys begin where vectors do.
 
@@ -257,9 +260,28 @@ def _matched_before(settings: Settings, job: Job, loop: Loop, lengths: Int[Array
 def division(mesh: Mesh | None, num_prompts: int, settings: Settings) -> tuple[int, int]:
   """Pieces that the sequences lie in, so that each device has its own line of waiting ones; and rows, over all of them."""
   num_sequences = num_prompts * settings.group_size
-  rows = min(settings.slots or num_sequences, num_sequences)
+  ends_early = bool(settings.stop_ids) or settings.stop_table is not None
+  rows = num_rows(mesh, num_sequences, settings.slots, ends_early=ends_early)
   shards = 1 if mesh is None else num_row_shards(mesh)
   return (shards if num_prompts % shards == 0 and rows % shards == 0 else 1), rows
+
+
+def num_rows(mesh: Mesh | None, num_sequences: int, slots: int | None, *, ends_early: bool = True) -> int:
+  """Rows that decode so many sequences.
+
+  Args:
+    mesh: devices; None is one.
+    num_sequences: N.
+    slots: what somebody asked for; None is nobody.
+    ends_early: whether a response can end before its budget. If none can, no row is ever handed over.
+
+  Example:
+    >>> num_rows(None, 512, None), num_rows(None, 64, None), num_rows(None, 512, None, ends_early=False), num_rows(None, 512, 20)
+    (128, 64, 512, 20)
+  """
+  platform = jax.default_backend() if mesh is None else mesh.devices.flat[0].platform
+  default = _ROWS.get(platform, _ROWS["gpu"]) * (1 if mesh is None else num_row_shards(mesh))
+  return min(slots or (default if ends_early else num_sequences), num_sequences)
 
 
 def _placed(tree: PyTree, mesh: Mesh | None, pieces: int) -> PyTree:
