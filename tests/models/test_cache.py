@@ -1,0 +1,104 @@
+"""The parts of attention through the cache: together they are one softmax, whatever the cut and the precision."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxrl_llm.models import cache, make_model, preset
+
+ROWS, KV, GROUP, WIDTH = 6, 2, 3, 8
+
+
+def drawn(rng, tokens, rows=ROWS):
+  return tuple(jnp.asarray(rng.standard_normal((rows, tokens, KV, WIDTH)), jnp.float32) for _ in range(2))
+
+
+def softmax_loop(q, k, v, mask):
+  """One row, one head, one token at a time, in float64."""
+  q, k, v = (np.asarray(x, np.float64) for x in (q, k, v))
+  out = np.zeros(q.shape)
+  for row, kv, head in np.ndindex(*q.shape[:3]):
+    scores = np.array([q[row, kv, head] @ k[row, t, kv] * WIDTH**-0.5 if mask[row, t] else -np.inf for t in range(k.shape[1])])
+    weights = np.exp(scores - scores.max())
+    out[row, kv, head] = sum(w * v[row, t, kv] for t, w in enumerate(weights / weights.sum()))
+  return out
+
+
+@pytest.mark.parametrize(("dtype", "error"), [("float32", 1e-6), ("bfloat16", 2e-2), ("int8", 2e-2)])
+def test_parts_of_the_keys_make_one_softmax(rng, dtype, error):
+  q = jnp.asarray(2 * rng.standard_normal((ROWS, KV, GROUP, WIDTH)), jnp.float32)
+  k, v = drawn(rng, 9)
+  mask = rng.random((ROWS, 9)) < 0.5
+  mask[:, 4] = True
+  mask[0, :4] = False  # A part of which a row sees nothing.
+  parts = [
+    cache.attend(q, cache.key_values(k[:, a:b], v[:, a:b], dtype), jnp.asarray(mask[:, a:b])) for a, b in ((0, 4), (4, 5), (5, 9))
+  ]
+  found, expected = np.asarray(cache.merge(parts)), softmax_loop(q, k, v, mask)
+  assert np.abs(found - expected).max() < error and (dtype == "float32" or np.abs(found - expected).max() > 1e-5)
+  np.testing.assert_allclose(cache.merge(parts[::-1]), found, atol=1e-6)
+
+
+@pytest.mark.parametrize("pieces", [1, 2])
+def test_the_shared_part_is_that_of_each_rows_own_prompt(rng, pieces):
+  """Rows that decode any sequences, in any order, and rows that decode none."""
+  num_prompts, group = 4, 3
+  of_piece = num_prompts * group // pieces
+  k, v = drawn(rng, 5, rows=num_prompts)
+  mask = np.arange(5) >= np.array([0, 2, 4, 1])[:, None]
+  rows = ROWS // pieces
+  sequences = np.stack([rng.permutation(of_piece)[:rows] for _ in range(pieces)])
+  sequences[0, 1] = of_piece  # Nobody.
+  served = np.zeros((pieces, of_piece), int)
+  for piece, row in np.ndindex(pieces, rows):
+    if sequences[piece, row] < of_piece:
+      served[piece, sequences[piece, row]] = row
+  q = jnp.asarray(rng.standard_normal((ROWS, KV, GROUP, WIDTH)), jnp.float32)
+  view = cache.View(jnp.int32(0), (), jnp.asarray(mask), jnp.asarray(served), jnp.asarray(sequences))
+  part = cache.attend_prompts(q, cache.key_values(k, v, "float32"), view)
+  prompts = (np.arange(pieces)[:, None] * of_piece + np.minimum(sequences, of_piece - 1)).reshape(-1) // group
+  expected = softmax_loop(q, np.asarray(k)[prompts], np.asarray(v)[prompts], mask[prompts])
+  busy = (sequences < of_piece).reshape(-1)
+  np.testing.assert_allclose(np.asarray(cache.merge([part]))[busy], expected[busy], atol=1e-6)
+
+
+@pytest.mark.parametrize("dtype", cache.CACHE_DTYPES)
+def test_a_token_is_written_to_its_column_and_nothing_else_is(rng, dtype):
+  blocks = [cache.key_values(*drawn(rng, size), dtype) for size in (2, 1, 3)]
+  new = cache.key_values(*drawn(rng, 1), dtype)
+  axes = {"k": 3, "v": 2} | ({"k_scale": 2, "v_scale": 2} if dtype == "int8" else {})
+  whole = lambda blocks, name: np.concatenate([np.asarray(getattr(block, name), np.float32) for block in blocks], axis=axes[name])
+  for column in range(6):
+    written = cache.write(blocks, new, jnp.int32(column))
+    for name, axis in axes.items():
+      before, after = whole(blocks, name), whole(written, name)
+      np.testing.assert_array_equal(np.delete(after, column, axis), np.delete(before, column, axis))
+      np.testing.assert_array_equal(np.take(after, [column], axis), whole([new], name))
+
+
+def test_eight_bits_hold_a_token_to_half_a_step(rng):
+  k, v = drawn(rng, 4)
+  held = cache.key_values(k.at[0, 0, 0].set(0.0), v, "int8")
+  assert held.k.dtype == held.v.dtype == jnp.int8 and np.all(np.isfinite(held.k_scale))
+  back = held.v.astype(jnp.float32) * held.v_scale[..., None]
+  assert np.all(np.abs(back - v.transpose(0, 2, 1, 3)) <= 0.5001 * held.v_scale[..., None])
+  assert np.all(np.abs(held.v).max(axis=-1) == 127) and np.all(held.k[0, 0, :, 0] == 0)
+
+
+def test_blocks_are_filled_from_the_right(rng):
+  found = cache.key_values(*drawn(rng, 7), "float32")
+  parts = cache.filled([cache.key_values(*drawn(rng, size), "float32") for size in (2, 3)], found)
+  np.testing.assert_array_equal(np.concatenate([part.v for part in parts], axis=2), found.v[:, :, 2:])
+  np.testing.assert_array_equal(np.concatenate([part.k for part in parts], axis=3), found.k[..., 2:])
+
+
+def test_the_size_is_that_of_the_arrays():
+  model = make_model(preset("nano", vocab_size=264))
+  for dtype in cache.CACHE_DTYPES:
+    params = jax.eval_shape(model.init, jax.random.key(0))
+    tokens = jax.ShapeDtypeStruct((3, 16), jnp.int32)
+    held, _ = jax.eval_shape(lambda p, t, dtype=dtype: model.prefill(p, t, t > 0, dtype=dtype), params, tokens)
+    held = jax.eval_shape(lambda c, dtype=dtype: model.grow(model.grow(c, 6, 5, dtype=dtype), 6, 7, dtype=dtype), held)
+    size = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(held))
+    assert size == cache.num_bytes(model.config, num_prompts=3, prompt_tokens=16, num_rows=6, new_tokens=12, dtype=dtype)
