@@ -1,1 +1,1 @@
-"""Speed, always as a ratio of two ways measured side by side in one process."""
+"""Speed, always as a ratio of two ways measured side by side."""
