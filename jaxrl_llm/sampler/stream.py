@@ -1,0 +1,388 @@
+"""Sequences as they finish: the decode loop in stretches, each a program of its own, so that the host works while the devices go on.
+
+  devices: | begin | stretch 0 | stretch 1     | stretch 2     | stretch 3
+  host:    |                   | rewards of 0  | rewards of 1  | rewards of 2 ...
+
+The host hears of a stretch when the next one runs already. By then it cannot read the loop, which that one changes in place: each stretch
+copies what has finished into arrays of a fixed size, and says how much of them there is to fetch.
+"""
+
+from collections import deque
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import NamedSharding
+from jaxtyping import Array, Bool, Int, Integer, PRNGKeyArray
+
+from jaxrl_llm.mesh import num_row_shards, replicated, row_sharding
+from jaxrl_llm.sampler import loop as loop_lib
+from jaxrl_llm.sampler.decode import check_settings, default_blocks
+from jaxrl_llm.sampler.filters import make_filter
+from jaxrl_llm.sampler.loop import Decoder, Job, Loop, Settings
+from jaxrl_llm.sampler.requests import RUNNING, Requests, check
+from jaxrl_llm.sampler.stops import StopTable
+from jaxrl_llm.types import Params, Rollouts
+
+_AHEAD = 2  # Stretches that the devices have been told to run while the host waits for the first of them.
+_ROOM = 16  # Sequences that a report has room for at the least: where a device has few rows, that few of them finish ends no stretch.
+_UNDONE, _UNTOLD, _TOLD = 0, 1, 2
+
+
+class Finished(NamedTuple):
+  """Some sequences that have finished, on the host.
+
+  Attributes:
+    sequences: their numbers among the N, in the order of the rows of `rollouts`.
+    rollouts: NumPy arrays, as the sampler returns them.
+    steps: that the loop had run when the devices told of them.
+  """
+
+  sequences: Integer[np.ndarray, " m"]
+  rollouts: Rollouts
+  steps: int
+
+
+StreamFn = Callable[..., Iterator[Finished]]
+"""`(params, prompts [n P], prompt_mask [n P], key, requests=Requests(), *, unwanted=tuple) -> iterator of Finished`."""
+
+
+class _Given(NamedTuple):
+  """What all stretches read and none changes."""
+
+  job: Job
+  prompts: Int[Array, "n P"]
+  prompt_mask: Bool[Array, "n P"]
+  routes: Int[Array, "n _ L K"] | None
+
+
+class _Progress(NamedTuple):
+  """What a stretch changes: donated to it. The line of those that wait is that of the job, without those that were aborted."""
+
+  loop: Loop
+  queue: Int[Array, "d M"]
+  told: Int[Array, "d M"]
+
+
+class _Report(NamedTuple):
+  """What a stretch tells the host.
+
+  Attributes:
+    counts: sequences that it tells of.
+    sequences: their numbers; nothing beyond the count.
+    parts: their rollouts, in parts of columns: only those that hold something need be fetched.
+    steps: that the loop has run.
+    is_full: whether it waits for the cache to grow.
+    is_over: whether it has told of all sequences.
+  """
+
+  counts: Int[Array, " d"]
+  sequences: Int[Array, "d room"]
+  parts: tuple[Rollouts, ...]
+  steps: Int[Array, ""]
+  is_full: Bool[Array, ""]
+  is_over: Bool[Array, ""]
+
+
+class _Programs(NamedTuple):
+  """Compiled for one bucket of prompts; a stretch for each size of the cache, and what leads from each size to the next."""
+
+  begin: Callable[..., tuple[_Given, _Progress]]
+  stretches: tuple[Callable[[_Given, _Progress, Any], tuple[_Progress, _Report]], ...]
+  growths: tuple[Callable[[_Progress], _Progress], ...]
+
+
+def make_stream(model: Decoder, *, steps_per_report: int = 32, signatures: Sequence[tuple] = (), **settings: Any) -> StreamFn:
+  """A sampler that hands out sequences as they finish; all of them together are what `make_sampler`'s returns for the same key.
+
+  It is host-driven: programs of at most `steps_per_report` steps, of which the next ones are dispatched before the caller gets what the
+  first has finished. What the caller does between two of them costs no time of the devices, as long as it takes less than a stretch.
+  A sequence comes with those of the stretch that it finished in, and if there is no room, first of all with those of the next.
+
+  Args:
+    model: see `models.Model`.
+    steps_per_report: steps of a stretch. It ends earlier where as many sequences have finished as a report has room for: as there are
+      rows, or 16.
+    signatures: further arguments of the stream, abstract, in all the shapes that are to come: compiled with the first call.
+    settings: of `make_sampler`, with the same names and defaults.
+
+  Returns:
+    The stream, not to be jitted: it compiles at the first call of a bucket of prompts, for all sizes of the cache, and never again.
+    `unwanted` is asked before each stretch for sequences whose rest nobody wants any more (a group that is decided): those end as
+    `StopReason.ABORTED` with the tokens that they have, none if they wait still; their rows go to the next that wait. Stretches that are
+    dispatched already run on, so an answer takes effect one or two of them later. Params are read once: they may be donated after the call.
+
+  Raises:
+    ValueError: a setting out of range.
+
+  Note:
+    Rows and prompts that the mesh divides are fetched from all of its devices: those of one process.
+  """
+  if steps_per_report < 1:
+    raise ValueError(f"rollout.steps_per_report: found {steps_per_report}, expected 1 or more")
+  settings = _settings(model, **settings)
+  compiled: dict[tuple, _Programs] = {}
+
+  def programs_of(args: tuple) -> _Programs:
+    wanted = [args] if compiled else [args, *(_abstract(model, (*others, Requests())[:5]) for others in signatures)]
+    for others in wanted:
+      if _shapes(others) not in compiled:
+        compiled[_shapes(others)] = _compile(model, settings, steps_per_report, _abstract(model, others))
+    return compiled[_shapes(args)]
+
+  def stream(
+    params: Params,
+    prompts: Integer[Array | np.ndarray, "n P"],
+    prompt_mask: Bool[Array | np.ndarray, "n P"],
+    key: PRNGKeyArray,
+    requests: Requests = Requests(),  # noqa: B008 (a NamedTuple of None)
+    *,
+    unwanted: Callable[[], Collection[int]] = tuple,
+  ) -> Iterator[Finished]:
+    num_sequences = len(prompts) * settings.group_size
+    check(requests, num_sequences, settings.max_new_tokens)
+    args = (params, *_on_devices(model, (prompts, prompt_mask, key, requests)))
+    programs = programs_of(args)
+    pieces, _ = loop_lib.division(model.mesh, len(prompts), settings)
+    return _run(programs, *programs.begin(*args), ask=lambda: _marked(unwanted(), num_sequences, pieces))
+
+  return stream
+
+
+def gather(finished: Iterable[Finished]) -> Rollouts:
+  """Sequences of one call in the order of the prompts: `gather(stream(...))` waits for all of them.
+
+  Args:
+    finished: all that a stream has handed out, or any part of it.
+
+  Raises:
+    ValueError: nothing to gather, or a sequence twice, as of two calls.
+
+  Example:
+    >>> row = lambda token: Rollouts(*[np.array([[token]])] * 5, stopped=np.array([True]))
+    >>> gather([Finished(np.array([1]), row(7), 3), Finished(np.array([0]), row(8), 5)]).tokens.tolist()
+    [[8], [7]]
+  """
+  finished = list(finished)
+  numbers = np.concatenate([x.sequences for x in finished]) if finished else np.zeros(0, np.int32)
+  if not len(numbers) or len(set(numbers.tolist())) < len(numbers):
+    raise ValueError(
+      f"finished: found {len(numbers)} sequences, {len(set(numbers.tolist()))} of them different; expected one or more of a single call "
+      "of a stream, each once"
+    )
+  order = np.argsort(numbers)
+  return jax.tree.map(lambda *rows: np.concatenate(rows)[order], *[x.rollouts for x in finished])
+
+
+def _run(programs: _Programs, given: _Given, progress: _Progress, *, ask: Callable[[], Bool[np.ndarray, "d M"]]) -> Iterator[Finished]:
+  """What the host does: keeps the devices busy, waits, hands over."""
+  size, pending = 0, deque()
+
+  def dispatch() -> None:
+    nonlocal progress
+    progress, report = programs.stretches[size](given, progress, ask())
+    pending.append((size, report))
+
+  while True:
+    while len(pending) < _AHEAD:
+      dispatch()
+    size_then, report = pending.popleft()
+    parts, report = report.parts, jax.device_get(report._replace(parts=()))
+    if report.is_full and size_then == size:  # The stretch behind it finds no room either and does nothing: the devices need another.
+      size, progress = size + 1, programs.growths[size](progress)
+      dispatch()
+    if report.counts.any():
+      yield _fetched(report, parts)
+    if report.is_over:
+      return
+
+
+def _fetched(report: _Report, parts: tuple[Rollouts, ...]) -> Finished:
+  """The rows of a report that hold something."""
+  counts, sequences = report.counts, report.sequences
+  ends = np.cumsum([part.tokens.shape[1] for part in parts])
+  parts = jax.device_get(parts[: int(np.searchsorted(ends, counts.max())) + 1])
+  there = np.arange(sequences.shape[1]) < counts[:, None]
+  taken = lambda *x: np.concatenate(x, axis=1)[there[:, : ends[len(x) - 1]]]
+  return Finished(sequences[there], jax.tree.map(taken, *parts), int(report.steps))
+
+
+def _marked(unwanted: Collection[int], num_sequences: int, pieces: int) -> Bool[np.ndarray, "d M"]:
+  marks = np.zeros(num_sequences, bool)
+  for i in unwanted:
+    if not 0 <= i < num_sequences:
+      raise ValueError(f"unwanted: found the sequence {i}, expected numbers from 0 to {num_sequences - 1}, G in a row for each prompt")
+    marks[i] = True
+  return np.pad(marks.reshape(pieces, -1), ((0, 0), (0, 1)))
+
+
+def _begin(model: Decoder, settings: Settings, params: Params, prompts, prompt_mask, key, requests: Requests) -> tuple[_Given, _Progress]:
+  job, loop, routes = loop_lib.begin(model, settings, params, prompts, prompt_mask, key, requests)
+  told = jnp.full(job.queue.shape, _UNDONE, jnp.int8).at[:, -1].set(_TOLD)  # Of nobody there is nothing to tell.
+  return _Given(job._replace(queue=None), prompts, prompt_mask, routes), _Progress(loop, job.queue, told)
+
+
+def _stretch(
+  model: Decoder, settings: Settings, steps: int, given: _Given, progress: _Progress, unwanted: Bool[Array, "d M"]
+) -> tuple[_Progress, _Report]:
+  """Some steps, fewer where the cache or the sequences end, and what there is to tell of then."""
+  job, loop = loop_lib.abort(settings, given.job._replace(queue=progress.queue), progress.loop, unwanted)
+  end, room = loop.step + steps, min(max(loop.sequences.shape[1], _ROOM), loop.drawn.reasons.shape[1] - 1)
+  is_done = lambda loop: loop.drawn.reasons != RUNNING
+  untold = lambda loop: jnp.sum(is_done(loop) & (progress.told != _TOLD), axis=1)
+  # Those that finish at the same step may be more than there is room for, by less than the next report has.
+  goes_on = lambda loop: loop_lib.goes_on(settings, job, loop) & (loop.step < end) & (jnp.max(untold(loop)) < room)
+  loop = jax.lax.while_loop(goes_on, partial(loop_lib.advance, model, settings, job), loop)
+
+  has_ended = ~loop_lib.wants_more(settings, job, loop)
+  longest = jnp.max(jnp.where(loop_lib.is_active(loop), loop.lengths + 1, 0))
+  told, order, counts = _choose(progress.told, is_done(loop) | has_ended, room)
+  report = _Report(
+    counts=counts,
+    sequences=jnp.take_along_axis(job.numbers, order, axis=1),
+    parts=_parts(_rows(settings, given, loop, order)),
+    steps=loop.step,
+    is_full=~has_ended & (longest > len(loop.written)),
+    is_over=jnp.all(told == _TOLD),
+  )
+  return _Progress(loop, job.queue, told), report
+
+
+def _choose(
+  told: Int[Array, "d M"], is_done: Bool[Array, "d M"], room: int
+) -> tuple[Int[Array, "d M"], Int[Array, "d room"], Int[Array, " d"]]:
+  """What is told with this report, the sequences that it has room for, and how many of them it tells of: first those left by the last."""
+  is_new = is_done & (told == _UNDONE)
+  rank = jnp.where(told == _UNTOLD, 0, jnp.where(is_new, 1, 2))
+  order = jnp.argsort(rank, axis=1, stable=True)[:, :room]
+  counts = jnp.minimum(jnp.sum(rank < 2, axis=1), room)
+  nobody = told.shape[1] - 1
+  chosen = jnp.where(jnp.arange(room) < counts[:, None], order, nobody)
+  told = jnp.where(is_new, _UNTOLD, told).astype(told.dtype)
+  return jax.vmap(lambda piece, i: piece.at[i].set(_TOLD))(told, chosen), order, counts
+
+
+def _rows(settings: Settings, given: _Given, loop: Loop, order: Int[Array, "d room"]) -> Rollouts:
+  """Rollouts of some sequences of each piece, [d room ...]."""
+  take = jax.vmap(lambda piece, i: piece[i])
+  with_nobody = jnp.pad(order, ((0, 0), (0, 1)))
+  drawn = jax.tree.map(lambda x: take(x, with_nobody), loop.drawn)
+  of_prompts = lambda x: take(x.reshape(len(order), -1, *x.shape[1:]), order // settings.group_size).reshape(-1, *x.shape[1:])
+  prompts, prompt_mask, routes = jax.tree.map(of_prompts, (given.prompts, given.prompt_mask, given.routes))
+  found = loop_lib.rollouts(settings._replace(group_size=1), prompts, prompt_mask, drawn, routes)
+  return jax.tree.map(lambda x: x.reshape(*order.shape, *x.shape[1:]), found)
+
+
+def _parts(rollouts: Rollouts) -> tuple[Rollouts, ...]:
+  """A sixteenth of the columns, up to a quarter, and the rest: mostly few of the rows finish in one stretch."""
+  size = rollouts.tokens.shape[1]
+  ends = sorted({-(-size // 16), -(-size // 4), size})
+  return tuple(jax.tree.map(lambda x, a=a, b=b: x[:, a:b], rollouts) for a, b in zip([0, *ends], ends))
+
+
+def _compile(model: Decoder, settings: Settings, steps: int, args: tuple) -> _Programs:
+  """All programs for abstract arguments. What goes round lies as it came, so that each stretch can take what the last one left."""
+  begin = jax.jit(partial(_begin, model, settings)).lower(*args)
+  programs = _Programs(begin.compile(), (), ())
+  given, progress = _returned(begin, programs.begin)
+  unwanted = jax.ShapeDtypeStruct(progress.told.shape, bool)
+  reports = _report_shardings(model, len(progress.told))
+  while True:
+    lie = jax.tree.map(lambda x: x.sharding, progress)
+    stretch = jax.jit(partial(_stretch, model, settings, steps), donate_argnums=1, out_shardings=(lie, reports))
+    programs = programs._replace(stretches=(*programs.stretches, stretch.lower(given, progress, unwanted).compile()))
+    if loop_lib.num_blocks(settings, progress.loop) == len(settings.cache_blocks):
+      return programs
+    growth = jax.jit(partial(_grow, model, settings), donate_argnums=1).lower(*_apart(progress))
+    grow = growth.compile()
+    programs = programs._replace(growths=(*programs.growths, lambda x, grow=grow: grow(*_apart(x))))
+    progress = _returned(growth, grow)
+
+
+def _apart(progress: _Progress) -> tuple[Any, _Progress]:
+  """What gets longer with the cache, which is of no use as memory for the longer one, and the rest, which stays where it is."""
+  return progress.loop.written, progress._replace(loop=progress.loop._replace(written=None))
+
+
+def _grow(model: Decoder, settings: Settings, written: Int[Array, " S"], progress: _Progress) -> _Progress:
+  return progress._replace(loop=loop_lib.grow(model, settings, progress.loop._replace(written=written)))
+
+
+def _returned(lowered: jax.stages.Lowered, compiled: jax.stages.Compiled) -> Any:
+  """What a program returns, abstract."""
+  array = lambda x, sharding: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding)
+  return jax.tree.map(array, lowered.out_info, compiled.output_shardings)
+
+
+def _report_shardings(model: Decoder, pieces: int) -> _Report | None:
+  """Few numbers that every process can read, and rows on the devices that drew them."""
+  if model.mesh is None:
+    return None
+  whole = replicated(model.mesh)
+  return _Report(whole, whole, whole if pieces == 1 else row_sharding(model.mesh), whole, whole, whole)
+
+
+def _on_devices(model: Decoder, args: tuple) -> tuple:
+  """Arguments other than params where the programs expect them: rows split over the mesh where it divides them, the rest on all devices."""
+  array = lambda x: x if isinstance(x, jax.Array) else np.asarray(x)
+  return jax.tree.map(lambda x: jax.device_put(array(x), _sharding(model, np.shape(x))), args)
+
+
+def _sharding(model: Decoder, shape: tuple[int, ...]) -> NamedSharding | None:
+  if model.mesh is None:
+    return None
+  splits = bool(shape) and shape[0] % num_row_shards(model.mesh) == 0
+  return row_sharding(model.mesh) if splits else replicated(model.mesh)
+
+
+def _abstract(model: Decoder, args: tuple) -> tuple:
+  """Shapes of arguments, with where they lie."""
+  params, *others = args
+  array = lambda x, sharding: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding)
+  of_params = jax.tree.map(lambda x: array(x, getattr(x, "sharding", None)), params)
+  return of_params, *jax.tree.map(lambda x: array(x, _sharding(model, x.shape)), others)
+
+
+def _shapes(args: tuple) -> tuple:
+  leaves, structure = jax.tree.flatten(args)
+  return structure, *((x.shape, str(x.dtype)) for x in leaves)
+
+
+def _settings(
+  model: Decoder,
+  *,
+  group_size: int,
+  max_new_tokens: int,
+  stop_ids: tuple[int, ...],
+  pad_id: int,
+  temperature: float = 1.0,
+  top_k: int = 0,
+  top_p: float = 1.0,
+  slots: int | None = None,
+  cache_dtype: str | None = None,
+  cache_blocks: tuple[int, ...] | None = None,
+  record_routing: bool = False,
+  entropy: bool = False,
+  stop_table: StopTable | None = None,
+) -> Settings:
+  make_filter(temperature=temperature, top_k=top_k, top_p=top_p)  # Refuses what is out of range.
+  settings = Settings(
+    group_size=group_size,
+    max_new_tokens=max_new_tokens,
+    stop_ids=tuple(stop_ids),
+    pad_id=pad_id,
+    temperature=temperature,
+    top_k=top_k,
+    top_p=top_p,
+    slots=slots,
+    cache_dtype=cache_dtype or model.config.dtype,
+    cache_blocks=default_blocks(max_new_tokens) if cache_blocks is None else tuple(cache_blocks),
+    route_shape=(model.config.num_layers, model.config.experts.top_k) if record_routing and model.config.experts else None,
+    entropy=entropy,
+    stop_table=stop_table,
+  )
+  check_settings(settings)
+  return settings
