@@ -2,14 +2,16 @@
 
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import jax
 from jaxtyping import Array, Bool, Int, PRNGKeyArray
 
 from jaxrl_llm.sampler import loop as loop_lib
+from jaxrl_llm.sampler.begin import begin
 from jaxrl_llm.sampler.filters import make_filter
-from jaxrl_llm.sampler.loop import Decoder, Drawn, Job, Loop, Settings
 from jaxrl_llm.sampler.requests import Requests, check
+from jaxrl_llm.sampler.state import Decoder, Drawn, Job, Loop, Settings, num_blocks
 from jaxrl_llm.sampler.stops import StopTable
 from jaxrl_llm.types import Params, Rollouts
 
@@ -17,23 +19,7 @@ SampleFn = Callable[..., Rollouts]
 """`(params, prompts [n P], prompt_mask [n P], key, requests=Requests()) -> rollouts`, with N = n·G sequences."""
 
 
-def make_sampler(
-  model: Decoder,
-  *,
-  group_size: int,
-  max_new_tokens: int,
-  stop_ids: tuple[int, ...],
-  pad_id: int,
-  temperature: float = 1.0,
-  top_k: int = 0,
-  top_p: float = 1.0,
-  slots: int | None = None,
-  cache_dtype: str | None = None,
-  cache_blocks: tuple[int, ...] | None = None,
-  record_routing: bool = False,
-  entropy: bool = False,
-  stop_table: StopTable | None = None,
-) -> SampleFn:
+def make_sampler(model: Decoder, **settings: Any) -> SampleFn:
   """A sampler that shares the learner's model and weights.
 
   - A prompt is prefilled once, and its keys and values are kept once for the G samples of its group.
@@ -43,7 +29,7 @@ def make_sampler(
     neighbours, or on how the batch is sharded.
 
   Args:
-    model: see `models.Model`.
+    model: see `models.Model`; the other arguments are those of `make_settings`.
     group_size: samples for each prompt (G).
     max_new_tokens: budget of a response, in tokens (R).
     stop_ids: tokens that end a response; the stop token is kept and counts as an action.
@@ -69,6 +55,53 @@ def make_sampler(
   References:
     Chain-of-thought reasoning without prompting, arXiv:2402.10200, 2024 (the n-best list); Orca, OSDI 2022 (continuous batching).
   """
+  settings = make_settings(model, **settings)
+
+  def sample(
+    params: Params,
+    prompts: Int[Array, "n P"],
+    prompt_mask: Bool[Array, "n P"],
+    key: PRNGKeyArray,
+    requests: Requests = Requests(),  # noqa: B008 (a NamedTuple of None)
+  ) -> Rollouts:
+    check(requests, len(prompts) * settings.group_size, settings.max_new_tokens)
+    job, loop, routes = begin(model, settings, params, prompts, prompt_mask, key, requests)
+    return loop_lib.rollouts(settings, prompts, prompt_mask, _run(model, settings, job, loop), routes)
+
+  return sample
+
+
+def _run(model: Decoder, settings: Settings, job: Job, loop: Loop) -> Drawn:
+  """Steps until all is drawn: a loop for each size of the cache, the next inside a branch that is taken only if there is need of it."""
+  loop = jax.lax.while_loop(partial(loop_lib.goes_on, settings, job), partial(loop_lib.advance, model, settings, job), loop)
+  if num_blocks(settings, loop) == len(settings.cache_blocks):
+    return loop.drawn
+  go_on = lambda loop: _run(model, settings, job, loop_lib.grow(model, settings, loop))
+  return jax.lax.cond(loop_lib.wants_more(settings, job, loop), go_on, lambda loop: loop.drawn, loop)
+
+
+def make_settings(
+  model: Decoder,
+  *,
+  group_size: int,
+  max_new_tokens: int,
+  stop_ids: tuple[int, ...],
+  pad_id: int,
+  temperature: float = 1.0,
+  top_k: int = 0,
+  top_p: float = 1.0,
+  slots: int | None = None,
+  cache_dtype: str | None = None,
+  cache_blocks: tuple[int, ...] | None = None,
+  record_routing: bool = False,
+  entropy: bool = False,
+  stop_table: StopTable | None = None,
+) -> Settings:
+  """Settings of a sampler, checked: those of `make_sampler`, which says what they are.
+
+  Raises:
+    ValueError: a setting out of range.
+  """
   make_filter(temperature=temperature, top_k=top_k, top_p=top_p)  # Refuses what is out of range.
   settings = Settings(
     group_size=group_size,
@@ -86,28 +119,7 @@ def make_sampler(
     stop_table=stop_table,
   )
   check_settings(settings)
-
-  def sample(
-    params: Params,
-    prompts: Int[Array, "n P"],
-    prompt_mask: Bool[Array, "n P"],
-    key: PRNGKeyArray,
-    requests: Requests = Requests(),  # noqa: B008 (a NamedTuple of None)
-  ) -> Rollouts:
-    check(requests, len(prompts) * group_size, max_new_tokens)
-    job, loop, routes = loop_lib.begin(model, settings, params, prompts, prompt_mask, key, requests)
-    return loop_lib.rollouts(settings, prompts, prompt_mask, _run(model, settings, job, loop), routes)
-
-  return sample
-
-
-def _run(model: Decoder, settings: Settings, job: Job, loop: Loop) -> Drawn:
-  """Steps until all is drawn: a loop for each size of the cache, the next inside a branch that is taken only if there is need of it."""
-  loop = jax.lax.while_loop(partial(loop_lib.goes_on, settings, job), partial(loop_lib.advance, model, settings, job), loop)
-  if loop_lib.num_blocks(settings, loop) == len(settings.cache_blocks):
-    return loop.drawn
-  go_on = lambda loop: _run(model, settings, job, loop_lib.grow(model, settings, loop))
-  return jax.lax.cond(loop_lib.wants_more(settings, job, loop), go_on, lambda loop: loop.drawn, loop)
+  return settings
 
 
 def default_blocks(max_new_tokens: int) -> tuple[int, ...]:

@@ -20,11 +20,10 @@ from jaxtyping import Array, Bool, Int, Integer, PRNGKeyArray
 
 from jaxrl_llm.mesh import num_row_shards, replicated, row_sharding
 from jaxrl_llm.sampler import loop as loop_lib
-from jaxrl_llm.sampler.decode import check_settings, default_blocks
-from jaxrl_llm.sampler.filters import make_filter
-from jaxrl_llm.sampler.loop import Decoder, Job, Loop, Settings
+from jaxrl_llm.sampler.begin import begin, division
+from jaxrl_llm.sampler.decode import make_settings
 from jaxrl_llm.sampler.requests import RUNNING, Requests, check
-from jaxrl_llm.sampler.stops import StopTable
+from jaxrl_llm.sampler.state import Decoder, Job, Loop, Settings, is_active, num_blocks
 from jaxrl_llm.types import Params, Rollouts
 
 _AHEAD = 2  # Stretches that the devices have been told to run while the host waits for the first of them.
@@ -123,7 +122,7 @@ def make_stream(model: Decoder, *, steps_per_report: int = 32, signatures: Seque
   """
   if steps_per_report < 1:
     raise ValueError(f"rollout.steps_per_report: found {steps_per_report}, expected 1 or more")
-  settings = _settings(model, **settings)
+  settings = make_settings(model, **settings)
   compiled: dict[tuple, _Programs] = {}
 
   def programs_of(args: tuple) -> _Programs:
@@ -146,7 +145,7 @@ def make_stream(model: Decoder, *, steps_per_report: int = 32, signatures: Seque
     check(requests, num_sequences, settings.max_new_tokens)
     args = (params, *_on_devices(model, (prompts, prompt_mask, key, requests)))
     programs = programs_of(args)
-    pieces, _ = loop_lib.division(model.mesh, len(prompts), settings)
+    pieces, _ = division(model.mesh, len(prompts), settings)
     return _run(programs, *programs.begin(*args), ask=lambda: _marked(unwanted(), num_sequences, pieces))
 
   return stream
@@ -220,7 +219,7 @@ def _marked(unwanted: Collection[int], num_sequences: int, pieces: int) -> Bool[
 
 
 def _begin(model: Decoder, settings: Settings, params: Params, prompts, prompt_mask, key, requests: Requests) -> tuple[_Given, _Progress]:
-  job, loop, routes = loop_lib.begin(model, settings, params, prompts, prompt_mask, key, requests)
+  job, loop, routes = begin(model, settings, params, prompts, prompt_mask, key, requests)
   told = jnp.full(job.queue.shape, _UNDONE, jnp.int8).at[:, -1].set(_TOLD)  # Of nobody there is nothing to tell.
   return _Given(job._replace(queue=None), prompts, prompt_mask, routes), _Progress(loop, job.queue, told)
 
@@ -238,7 +237,7 @@ def _stretch(
   loop = jax.lax.while_loop(goes_on, partial(loop_lib.advance, model, settings, job), loop)
 
   has_ended = ~loop_lib.wants_more(settings, job, loop)
-  longest = jnp.max(jnp.where(loop_lib.is_active(loop), loop.lengths + 1, 0))
+  longest = jnp.max(jnp.where(is_active(loop), loop.lengths + 1, 0))
   told, order, counts = _choose(progress.told, is_done(loop) | has_ended, room)
   report = _Report(
     counts=counts,
@@ -294,7 +293,7 @@ def _compile(model: Decoder, settings: Settings, steps: int, args: tuple) -> _Pr
     lie = jax.tree.map(lambda x: x.sharding, progress)
     stretch = jax.jit(partial(_stretch, model, settings, steps), donate_argnums=1, out_shardings=(lie, reports))
     programs = programs._replace(stretches=(*programs.stretches, stretch.lower(given, progress, unwanted).compile()))
-    if loop_lib.num_blocks(settings, progress.loop) == len(settings.cache_blocks):
+    if num_blocks(settings, progress.loop) == len(settings.cache_blocks):
       return programs
     growth = jax.jit(partial(_grow, model, settings), donate_argnums=1).lower(*_apart(progress))
     grow = growth.compile()
@@ -349,40 +348,3 @@ def _abstract(model: Decoder, args: tuple) -> tuple:
 def _shapes(args: tuple) -> tuple:
   leaves, structure = jax.tree.flatten(args)
   return structure, *((x.shape, str(x.dtype)) for x in leaves)
-
-
-def _settings(
-  model: Decoder,
-  *,
-  group_size: int,
-  max_new_tokens: int,
-  stop_ids: tuple[int, ...],
-  pad_id: int,
-  temperature: float = 1.0,
-  top_k: int = 0,
-  top_p: float = 1.0,
-  slots: int | None = None,
-  cache_dtype: str | None = None,
-  cache_blocks: tuple[int, ...] | None = None,
-  record_routing: bool = False,
-  entropy: bool = False,
-  stop_table: StopTable | None = None,
-) -> Settings:
-  make_filter(temperature=temperature, top_k=top_k, top_p=top_p)  # Refuses what is out of range.
-  settings = Settings(
-    group_size=group_size,
-    max_new_tokens=max_new_tokens,
-    stop_ids=tuple(stop_ids),
-    pad_id=pad_id,
-    temperature=temperature,
-    top_k=top_k,
-    top_p=top_p,
-    slots=slots,
-    cache_dtype=cache_dtype or model.config.dtype,
-    cache_blocks=default_blocks(max_new_tokens) if cache_blocks is None else tuple(cache_blocks),
-    route_shape=(model.config.num_layers, model.config.experts.top_k) if record_routing and model.config.experts else None,
-    entropy=entropy,
-    stop_table=stop_table,
-  )
-  check_settings(settings)
-  return settings

@@ -306,3 +306,14 @@ def test_stop_sequences_are_found_across_a_break():
     assert found.reasons[row] == StopReason.STRING and found.mask[row].sum() == 5
     assert np.array_equal(found.tokens[row, :5], plain.tokens[row, :5])
   assert np.any(found.reasons == StopReason.LENGTH)
+
+
+def test_a_response_gone_through_again_keeps_what_it_had():
+  """20 begun responses, 4 rows and few steps: those that the rows did not get through come back as they were given."""
+  whole = sampled()
+  lengths = np.minimum(whole.mask.sum(axis=1) - 1, 5) * (np.arange(N) < 20)
+  cut = whole._replace(mask=np.arange(BUDGET) < lengths[:, None], reasons=np.full(N, StopReason.UNFINISHED, np.int8))
+  found = sampled(slots=4, requests=Requests(begun=begun(cut), max_steps=jnp.int32(7)))
+  assert np.all(found.mask.sum(axis=1) >= lengths) and np.any(found.mask.sum(axis=1) > lengths)
+  np.testing.assert_array_equal(found.tokens[found.mask], whole.tokens[found.mask])
+  assert np.all(found.tokens[~found.mask] == PAD)

@@ -1,0 +1,190 @@
+"""Before the first step: prompts are prefilled, each once, and the first rows get their sequences."""
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import Mesh
+from jaxtyping import Array, Bool, Int, PyTree
+
+from jaxrl_llm.mesh import num_row_shards, row_sharding
+from jaxrl_llm.sampler import stops
+from jaxrl_llm.sampler.requests import RUNNING, Requests, finished_before, in_pieces, tree_in_pieces
+from jaxrl_llm.sampler.state import NEVER, Decoder, Drawn, Job, Loop, Settings, at, is_active
+from jaxrl_llm.types import Params, StopReason
+
+# Rows of a device unless somebody says: as many as keep its arithmetic busy. More only wait for the longest response of them all. The CPU's
+# was measured (experiments/LOG.md); on accelerators more rows share each reading of the weights.
+_ROWS = {"cpu": 128, "gpu": 512, "tpu": 512}
+_UNSPLIT = ("weights", "key", "prompts_seen", "max_steps", "enough_groups", "step", "written", "cache")  # Not in pieces.
+_ALIGNMENT = 16  # Columns of the prompts' cache are a multiple of it, so that rows of keys begin where vectors do.
+
+
+def begin(
+  model: Decoder, settings: Settings, params: Params, prompts: Int[Array, "n P"], prompt_mask: Bool[Array, "n P"], key, requests: Requests
+) -> tuple[Job, Loop, Int[Array, "n _ L K"] | None]:
+  """Prefills the prompts, each once, and gives the first rows their sequences.
+
+  All tokens of a prompt but the last are prefilled; the last one is the first that a row decodes, so that every row of a group draws its
+  first token like any other and no logits of prompts are kept.
+
+  Returns:
+    The job, the loop before its first step, and the routes of the prefilled tokens (None where nobody asked).
+  """
+  num_prompts, width = prompts.shape
+  num_sequences = num_prompts * settings.group_size
+  pieces, rows = division(model.mesh, num_prompts, settings)
+  per_piece = num_sequences // pieces
+  each = lambda x: in_pieces(jnp.repeat(x, settings.group_size, axis=0), pieces)
+
+  cache, routes, seen = None, None, None
+  if width > 1:
+    margin = ((0, 0), (-(width - 1) % _ALIGNMENT, 0))
+    seen = jnp.pad(prompt_mask[:, :-1], margin)
+    tokens = jnp.pad(prompts[:, :-1], margin, constant_values=settings.pad_id)
+    cache, routes = model.prefill(params, tokens, seen, dtype=settings.cache_dtype)
+    routes = routes[:, margin[1][0] :] if settings.route_shape else None
+  # A response that goes on may need all the room there is from the first step.
+  num_blocks = 1 if requests.begun is None else len(settings.cache_blocks)
+  for size in settings.cache_blocks[:num_blocks]:
+    cache = model.grow(cache, rows, size, dtype=settings.cache_dtype)
+
+  reasons = finished_before(requests, num_sequences)
+  waiting = in_pieces(reasons, pieces)[:, :-1] == RUNNING
+  goes_first = waiting if requests.begun is None else waiting & (in_pieces(requests.begun.lengths, pieces)[:, :-1] > 0)
+  order = jnp.argsort(jnp.where(goes_first, 0, jnp.where(waiting, 1, 2)), axis=1, stable=True)
+  queue = jnp.where(jnp.arange(per_piece) < jnp.sum(waiting, axis=1, keepdims=True), order, per_piece)
+  queue = jnp.concatenate([queue, jnp.full((pieces, 1), per_piece)], axis=1)
+  limits = jnp.full((num_sequences,), settings.max_new_tokens) if requests.limits is None else requests.limits
+  job = Job(
+    weights=model.decoding_weights(params),
+    key=key,
+    prompts_seen=seen,
+    positions=each(jnp.sum(prompt_mask, axis=1) - 1),
+    tokens=each(prompts[:, -1]),
+    queue=queue,
+    numbers=in_pieces(jnp.arange(num_sequences), pieces),
+    limits=in_pieces(jnp.clip(limits, 1, settings.max_new_tokens), pieces),
+    temperatures=tree_in_pieces(requests.temperatures, pieces),
+    min_new_tokens=tree_in_pieces(requests.min_new_tokens, pieces),
+    begun=tree_in_pieces(requests.begun, pieces),
+    max_steps=requests.max_steps,
+    enough_groups=requests.enough_groups,
+  )
+  # Where every sequence has a row of its own, row i decodes sequence i and nothing is ever looked up.
+  first = jnp.broadcast_to(jnp.arange(per_piece), (pieces, per_piece)) if rows == num_sequences else queue[:, : rows // pieces]
+  loop = Loop(
+    step=jnp.zeros((), jnp.int32),
+    written=jnp.full((sum(settings.cache_blocks[:num_blocks]),), NEVER),
+    cache=cache,
+    sequences=first,
+    lengths=jnp.zeros(first.shape, jnp.int32),
+    tokens=at(job.tokens, first),
+    matching=None if settings.stop_table is None else settings.stop_table.start(rows).reshape(*first.shape, -1),
+    started=jnp.full((pieces,), rows // pieces),
+    drawn=_drawn_before(settings, reasons, requests, pieces),
+  )
+  if requests.begun is not None:
+    loop = _resume(model, settings, params, prompts, prompt_mask, job, loop)
+  return _placed(job, model.mesh, pieces), _placed(loop, model.mesh, pieces), routes
+
+
+def division(mesh: Mesh | None, num_prompts: int, settings: Settings) -> tuple[int, int]:
+  """Pieces that the sequences lie in, so that each device has its own line of waiting ones; and rows, over all of them."""
+  num_sequences = num_prompts * settings.group_size
+  ends_early = bool(settings.stop_ids) or settings.stop_table is not None
+  rows = num_rows(mesh, num_sequences, settings.slots, ends_early=ends_early)
+  shards = 1 if mesh is None else num_row_shards(mesh)
+  return (shards if num_prompts % shards == 0 and rows % shards == 0 else 1), rows
+
+
+def num_rows(mesh: Mesh | None, num_sequences: int, slots: int | None, *, ends_early: bool = True) -> int:
+  """Rows that decode so many sequences.
+
+  Args:
+    mesh: devices; None is one.
+    num_sequences: N.
+    slots: what somebody asked for; None is nobody.
+    ends_early: whether a response can end before its budget. If none can, no row is ever handed over.
+
+  Example:
+    >>> num_rows(None, 512, None), num_rows(None, 64, None), num_rows(None, 512, None, ends_early=False), num_rows(None, 512, 20)
+    (128, 64, 512, 20)
+  """
+  platform = jax.default_backend() if mesh is None else mesh.devices.flat[0].platform
+  default = _ROWS.get(platform, _ROWS["gpu"]) * (1 if mesh is None else num_row_shards(mesh))
+  return min(slots or (default if ends_early else num_sequences), num_sequences)
+
+
+def _resume(model: Decoder, settings: Settings, params: Params, prompts, prompt_mask, job: Job, loop: Loop) -> Loop:
+  """Prefills what the first rows' responses have already: it then lies in the cache as if the steps before the first had put it there.
+
+  More of them than rows are never left by a run of this sampler; any that are begin later and go through their tokens step by step.
+  """
+  here, num_rows, budget = loop.sequences, loop.sequences.size, settings.max_new_tokens
+  lengths = at(job.begun.lengths, here)
+  # All but the last token, which the first step feeds; with its prompt, and all of it on the right.
+  response = at(job.begun.tokens, here).reshape(num_rows, -1)
+  numbers = at(job.numbers, here).reshape(-1) // settings.group_size
+  there = jnp.arange(budget) < lengths.reshape(-1, 1) - 1
+  tokens = jnp.concatenate([prompts[numbers], response], axis=1)
+  seen = jnp.concatenate([prompt_mask[numbers], there], axis=1) & (lengths.reshape(-1, 1) > 0)
+  to_the_right = budget - jnp.maximum(lengths.reshape(-1) - 1, 0)
+  tokens, seen = (jax.vmap(jnp.roll)(x, to_the_right) for x in (tokens, seen))
+  last = jnp.take_along_axis(response, jnp.maximum(lengths.reshape(-1, 1) - 1, 0), axis=1).reshape(here.shape)
+  resume = lambda cache: model.resume(params, tokens, seen, cache)
+  return loop._replace(
+    written=jnp.arange(len(loop.written)) - len(loop.written),
+    cache=jax.lax.cond(jnp.any(is_active(loop) & (lengths > 0)), resume, lambda cache: cache, loop.cache),
+    lengths=lengths,
+    tokens=jnp.where(lengths > 0, last, loop.tokens),
+    matching=_matched_before(settings, job, loop, lengths),
+  )
+
+
+def _matched_before(settings: Settings, job: Job, loop: Loop, lengths: Int[Array, "d b"]) -> Int[Array, "d b A"] | None:
+  """States of the stop automata after what the rows' responses have already."""
+  if loop.matching is None:
+    return None
+  tokens = at(job.begun.tokens, loop.sequences)
+
+  def feed(t, matching):
+    states, _ = stops.advance(settings.stop_table, matching.reshape(lengths.size, -1), tokens[..., t].reshape(-1))
+    return jnp.where((t < lengths)[..., None], states.reshape(matching.shape), matching)
+
+  return jax.lax.fori_loop(0, jnp.max(lengths), feed, loop.matching)
+
+
+def _placed(tree: PyTree, mesh: Mesh | None, pieces: int) -> PyTree:
+  """Each piece on its own device."""
+  if mesh is None or mesh.size == 1 or pieces == 1:
+    return tree
+  split = lambda x: jax.lax.with_sharding_constraint(x, row_sharding(mesh))
+  return tree._replace(**{name: jax.tree.map(split, x) for name, x in tree._asdict().items() if name not in _UNSPLIT})
+
+
+def _drawn_before(settings: Settings, reasons: Int[Array, " N"], requests: Requests, pieces: int) -> Drawn:
+  begun, shape = requests.begun, (len(reasons), settings.max_new_tokens)
+  zeros = jnp.zeros(shape, jnp.float32)
+  is_plain = settings.temperature == 1 and not settings.top_k and settings.top_p == 1
+  drawn = Drawn(
+    tokens=jnp.full(shape, settings.pad_id, jnp.int32),
+    logprobs=zeros,
+    raw_logprobs=None if is_plain and requests.temperatures is None and requests.min_new_tokens is None and begun is None else zeros,
+    entropy=zeros if settings.entropy else None,
+    routing=None if settings.route_shape is None else jnp.full((*shape, *settings.route_shape), -1, jnp.int16),
+    lengths=jnp.zeros(shape[:1], jnp.int32),
+    reasons=reasons,
+  )
+  if begun is not None:
+    there = jnp.arange(shape[1]) < begun.lengths[:, None]
+    drawn = drawn._replace(
+      tokens=jnp.where(there, begun.tokens, settings.pad_id),
+      logprobs=jnp.where(there, begun.logprobs, 0),
+      raw_logprobs=jnp.where(there, begun.raw_logprobs, 0),
+      lengths=begun.lengths,
+    )
+    if begun.routing is not None and drawn.routing is not None:
+      drawn = drawn._replace(routing=jnp.where(there[..., None, None], begun.routing, -1).astype(drawn.routing.dtype))
+    if begun.entropy is not None and settings.entropy:
+      drawn = drawn._replace(entropy=jnp.where(there, begun.entropy, 0))
+  drawn = tree_in_pieces(drawn, pieces)
+  return drawn._replace(reasons=drawn.reasons.at[:, -1].set(StopReason.LENGTH))  # Nobody is never running.
