@@ -240,6 +240,9 @@ def base() -> ConfigDict:
   # RL steps by which the sampler's weights may lag: 0, or 1 to draw the next rollouts while this step learns. The step after a checkpoint
   # has no lag, so that a resumed run equals an unbroken one.
   config.rollout.staleness = 0
+  # Prompts in the sampler beyond `num_prompts`. A step ends once `num_prompts` groups are complete; the others go on in the next one.
+  config.rollout.spare_prompts = 0
+  config.rollout.report_every = 0  # Decoding steps between two looks at what has finished, to score it meanwhile; 0: once, at the end.
 
   config.learner = ConfigDict()
   config.learner.updates_per_rollout = 4

@@ -109,6 +109,8 @@ RANGES: dict[str, Check] = {
   "rollout.prompt_buckets": COUNTS,
   "rollout.max_new_tokens": COUNT,
   "rollout.stop_strings": (_texts, "a tuple of texts, as in ('</answer>',)"),
+  "rollout.spare_prompts": NATURAL,
+  "rollout.report_every": NATURAL,
   "rollout.staleness": (lambda x: x in (0, 1) and not isinstance(x, bool), "0 or 1 RL steps"),
   "learner.updates_per_rollout": COUNT,
   "learner.micro_batches": COUNT,
@@ -385,8 +387,9 @@ def row_problems(config: ConfigDict, learner_shards: int, sampler_shards: int) -
   of_learner = "devices (mesh data x fsdp x expert)"
   of_sampler = "copies of the sampler (mesh.sampler / mesh.sampler_tensor)" if config.mesh.sampler else of_learner
   micro = config.learner.micro_batches
+  prompts, spare = config.rollout.num_prompts, config.rollout.spare_prompts
   counts = (
-    ("rollout.num_prompts", (config.rollout.num_prompts,), sampler_shards, of_sampler, 1),
+    ("rollout.num_prompts" + (" + rollout.spare_prompts" if spare else ""), (prompts + spare,), sampler_shards, of_sampler, 1),
     ("eval.batch_prompts", (config.eval.batch_prompts,), sampler_shards, of_sampler, 1),
     ("rollout.slots", (config.rollout.slots or sampler_shards,), sampler_shards, of_sampler, 1),
     ("learner.row_buckets", config.learner.row_buckets, learner_shards, of_learner, micro),

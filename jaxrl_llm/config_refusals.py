@@ -41,8 +41,8 @@ class Settings(NamedTuple):
 
   @property
   def lags(self) -> bool:
-    """Whether rollouts are drawn with older weights than those that learn from them."""
-    return self.config.rollout.staleness > 0
+    """Whether rollouts, or parts of them, are drawn with older weights than those that learn from them."""
+    return self.config.rollout.staleness > 0 or self.config.rollout.spare_prompts > 0
 
   @property
   def has_ratio(self) -> bool:
@@ -175,13 +175,17 @@ REFUSALS: tuple[Refusal, ...] = (
     and s.updates_once
     and s.config.learner.old_logprobs == "learner"
     and not (s.lags and s.config.correction.off_policy_anchor == "sampler"),
-    "None, because with learner.updates_per_rollout=1 no sequence is stale; or, with rollout.staleness=1, off_policy_anchor='sampler'",
+    "None, because with learner.updates_per_rollout=1 no sequence is stale; or, with rollout.staleness=1 or spare_prompts above 0, "
+    "off_policy_anchor='sampler'",
   ),
-  Refusal(
-    "rollout.staleness",
-    lambda s: s.lags and not s.has_ratio and not s.weighs_mismatch,
-    "0, because the objective has no ratio, and nothing would correct for the older weights; or learner.old_logprobs='learner' with "
-    "correction.tis, mis or icepop",
+  *(
+    Refusal(
+      f"rollout.{name}",
+      lambda s, name=name: s.config.rollout[name] > 0 and not s.has_ratio and not s.weighs_mismatch,
+      "0, because the objective has no ratio, and nothing would correct for the older weights; or learner.old_logprobs='learner' with "
+      "correction.tis, mis or icepop",
+    )
+    for name in ("staleness", "spare_prompts")
   ),
   Refusal(
     "learner.old_logprobs",
@@ -190,13 +194,34 @@ REFUSALS: tuple[Refusal, ...] = (
     and s.config.learner.old_logprobs == "learner"
     and "old_logprobs" in s.objective.needs
     and not (s.weighs_mismatch or s.config.correction.bypass),
-    "'sampler', because with rollout.staleness=1 the ratio would start at 1 however far the sampler's weights lag; "
-    "or correction.tis, mis or icepop, which weigh the lag",
+    "'sampler', because with rollout.staleness=1 or spare_prompts above 0 the ratio would start at 1 however far the sampler's weights "
+    "lag; or correction.tis, mis or icepop, which weigh the lag",
   ),
   Refusal(
     "rollout.staleness",
-    lambda s: s.lags and min(s.config.checkpoint.every, s.config.num_steps) < 2,
+    lambda s: s.config.rollout.staleness > 0 and min(s.config.checkpoint.every, s.config.num_steps) < 2,
     "0, because the first step and those after a checkpoint never lag: with checkpoint.every=1 or num_steps below 2 none would",
+  ),
+  Refusal(
+    "rollout.spare_prompts",
+    lambda s: s.config.rollout.spare_prompts > 0 and s.config.rollout.staleness > 0,
+    "0, because with rollout.staleness=1 a step is drawn before the one is known that it would carry groups from; or staleness=0",
+  ),
+  Refusal(
+    "rollout.spare_prompts",
+    lambda s: s.config.rollout.spare_prompts > 0 and s.config.num_steps < 2,
+    "0, because with num_steps below 2 no step goes on with what another has begun: the spare groups would be lost",
+  ),
+  Refusal(
+    "rollout.report_every",
+    lambda s: s.config.rollout.report_every > 0 and s.config.rollout.staleness > 0,
+    "0, because with rollout.staleness=1 the host drives the learner while rollouts are drawn, and cannot drive the sampler too; "
+    "or staleness=0",
+  ),
+  Refusal(
+    "rollout.report_every",
+    lambda s: s.config.rollout.report_every >= s.config.rollout.max_new_tokens and s.config.rollout.slots is None,
+    "less than rollout.max_new_tokens, unless rollout.slots leaves sequences that wait: else all are done by the first report",
   ),
 )
 """Every row that applies is reported; `expected` says what to do."""

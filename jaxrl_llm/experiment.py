@@ -21,8 +21,9 @@ from jaxrl_llm.models import Critic, Model, make_critic, make_model, trainable
 from jaxrl_llm.needs import abstract_batch, needed_by_critic, needed_by_score, needed_by_step, needed_by_warm_start, scores_needed
 from jaxrl_llm.objectives.base import critic_objective
 from jaxrl_llm.objectives.corrected import corrected
+from jaxrl_llm.partial_rollouts import Groups
 from jaxrl_llm.route_programs import RoutePrograms, make_route_programs
-from jaxrl_llm.sampler import SampleFn, make_filter
+from jaxrl_llm.sampler import SampleFn, StreamFn, make_filter
 from jaxrl_llm.sampling import make_samplers
 from jaxrl_llm.tasks import Task
 from jaxrl_llm.tasks.pipeline import encode_demonstrations, max_prompt_tokens
@@ -85,7 +86,9 @@ class Experiment(NamedTuple):
     restart: `(params) -> state` with a fresh optimizer, for RL.
     abstract_state: shapes, dtypes and shardings of a state.
     sample: the sampler of training rollouts; reads weights that lie on the sampler's devices.
+    stream: likewise, sequence by sequence as they finish; None where nobody asks.
     eval_sample: the sampler of evaluations, likewise.
+    carried: what training rollouts go on with in the first step: nothing yet; None where every step waits for all groups.
     warm_step: the supervised update.
     rl_step: the RL update.
     score: `(params, batch) -> Scores` under the sampling distribution.
@@ -107,7 +110,9 @@ class Experiment(NamedTuple):
   restart: Callable[[Params], TrainState]
   abstract_state: TrainState
   sample: SampleFn
+  stream: StreamFn | None
   eval_sample: SampleFn
+  carried: Groups | None
   warm_step: TrainStepFn
   rl_step: TrainStepFn
   score: Callable[[Params, TrainBatch], Scores]
@@ -205,7 +210,7 @@ def build(config: ConfigDict) -> Experiment:
 
   filter_logits = make_filter(temperature=config.rollout.temperature, top_k=config.rollout.top_k, top_p=config.rollout.top_p)
   records_routes = shape.experts is not None and (config.moe.replay == "R3" or config.moe.measure_every > 0)
-  sample, eval_sample = make_samplers(config, sampling_model, task.tokenizer, sampled_params, records_routes=records_routes)
+  samplers = make_samplers(config, sampling_model, task.tokenizer, sampled_params, records_routes=records_routes)
 
   def score(params: Params, batch: TrainBatch) -> Scores:
     outputs = outputs_of(filter_logits)(params, batch)
@@ -228,8 +233,7 @@ def build(config: ConfigDict) -> Experiment:
     # Params are donated: RL goes on in the memory of the warm start.
     restart=jax.jit(partial(init_state, optimizer=optimizer, trainable=trained), out_shardings=shardings, donate_argnums=0),
     abstract_state=abstract_state,
-    sample=sample,
-    eval_sample=eval_sample,
+    **samplers._asdict(),
     warm_step=update(imitation, warm_optimizer, warm_schedule, make_filter(), warm.row_buckets, is_rl=False),
     rl_step=update(objective, optimizer, schedule, filter_logits, learner.row_buckets, is_rl=True),
     score=compiled_for(

@@ -11,11 +11,14 @@ Nothing is in flight across a checkpoint, so that it holds all that the next ste
 does. The price is that the learner waits for one batch after each.
 """
 
+from collections.abc import Iterator
 from typing import NamedTuple
 
 from ml_collections import ConfigDict
 
+from jaxrl_llm.partial_rollouts import Groups
 from jaxrl_llm.rollout import Examples
+from jaxrl_llm.sampler import Finished
 from jaxrl_llm.types import Rollouts
 
 
@@ -24,13 +27,15 @@ class InFlight(NamedTuple):
 
   Attributes:
     examples: one row of the task for each prompt.
-    rollouts: arrays of the sampler's devices, which need not be there yet.
+    rollouts: arrays of the sampler's devices, which need not be there yet; or a stream of sequences as they finish.
     version: RL steps that their weights have behind them.
+    groups: what the sampler was given to go on with, where steps carry groups; else None.
   """
 
   examples: Examples
-  rollouts: Rollouts
+  rollouts: Rollouts | Iterator[Finished]
   version: int
+  groups: Groups | None = None
 
 
 def saves(config: ConfigDict, step: int) -> bool:

@@ -1,24 +1,27 @@
 """prompts -> sample -> reward -> advantage: one batch of rollouts, and what is logged of it."""
 
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 from jax.sharding import Mesh
-from jaxtyping import Array, Bool, Float, PRNGKeyArray
+from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
 from jaxrl_llm.credit import Evidence
 from jaxrl_llm.mesh import place_rows
 from jaxrl_llm.packing import Trajectory
 from jaxrl_llm.rewards import WeightedReward, score
-from jaxrl_llm.sampler import SampleFn
+from jaxrl_llm.sampler import Finished, Requests, SampleFn, StreamFn, gather
 from jaxrl_llm.tasks.pipeline import encode_prompts
-from jaxrl_llm.types import Completion, Params, Rollouts, Tokenizer
+from jaxrl_llm.types import Completion, Params, Rollouts, StopReason, Tokenizer
 
 Examples = Sequence[Mapping[str, Any]]
 StepRewards = Callable[[Mapping[str, Any], Sequence[int]], list[tuple[int, float]]]
+Score = tuple[np.float32, dict[str, np.float32]]
+"""The total reward of a sequence, and each reward by itself, unweighted."""
 
 
 class Batch(NamedTuple):
@@ -43,8 +46,24 @@ class Batch(NamedTuple):
   advantages: Float[np.ndarray, "N R"] | None = None
 
 
+class Drawn(NamedTuple):
+  """Rollouts on the host, as `assess` wants them.
+
+  Attributes:
+    rollouts: tokens and log-probabilities.
+    responses: their completions.
+    examples: one row of the task for each prompt.
+    scores: of the sequences that were scored before the last ones were there, None for the others; None where none was.
+  """
+
+  rollouts: Rollouts
+  responses: list[Completion]
+  examples: Examples
+  scores: list[Score | None] | None = None
+
+
 def dispatch(
-  sample: SampleFn,
+  sample: SampleFn | StreamFn,
   params: Params,
   examples: Examples,
   key: PRNGKeyArray,
@@ -52,23 +71,27 @@ def dispatch(
   mesh: Mesh,
   tokenizer: Tokenizer,
   prompt_buckets: Sequence[int],
-) -> Rollouts:
+  requests: Requests | None = None,
+) -> Rollouts | Iterator[Finished]:
   """Has the sampler's devices draw responses to problems, and does not wait for them.
 
   Args:
-    sample: the jitted sampler.
+    sample: the jitted sampler, or a stream.
     params: the policy, on the devices of the sampler.
     examples: rows of the task, a number of them that the mesh divides.
     key: of this batch alone.
     mesh: of the sampler; the rows of the prompts are split over it.
     tokenizer: the task's.
     prompt_buckets: prompt slots to choose from.
+    requests: responses to go on with, for a sampler that was compiled to; None for others.
 
   Returns:
-    Rollouts, on the devices: `collect` waits for them.
+    Rollouts on the devices, for which `collect` waits; or the stream of them, for `follow`.
   """
   prompts = place_rows(mesh, encode_prompts(examples, tokenizer, buckets=prompt_buckets))
-  return sample(params, *prompts, key)
+  if requests is None:
+    return sample(params, *prompts, key)
+  return sample(params, *prompts, key, requests._replace(begun=place_rows(mesh, requests.begun)))
 
 
 def collect(rollouts: Rollouts, tokenizer: Tokenizer) -> tuple[Rollouts, list[Completion]]:
@@ -82,6 +105,57 @@ def collect(rollouts: Rollouts, tokenizer: Tokenizer) -> tuple[Rollouts, list[Co
   return rollouts, completions(rollouts, tokenizer.decode)
 
 
+def follow(
+  stream: Iterator[Finished], examples: Examples, tokenizer: Tokenizer, *, rewards: Sequence[WeightedReward], group_size: int
+) -> tuple[Drawn, float]:
+  """As `collect`, of a stream: decodes and scores what has finished while the devices draw the rest.
+
+  A reward sees one response and its own example, so that scoring a few responses at a time changes none. Those that come last are not
+  scored here, because nothing is drawn beside it any more; nor are those that a later call goes on with. None is aborted: without its end
+  a response has no reward, and its group no advantages.
+
+  Args:
+    stream: of `dispatch`.
+    examples: one row for each prompt.
+    tokenizer: the task's.
+    rewards: terms of the reward.
+    group_size: samples for each prompt (G).
+
+  Returns:
+    The rollouts in the order of the prompts, with the scores that are known already; and the seconds that these took.
+  """
+  num_sequences = len(examples) * group_size
+  finished, texts, scores, seconds = [], {}, [None] * num_sequences, 0.0
+  for part in stream:
+    start = time.perf_counter()
+    finished.append(part)
+    texts |= dict(zip(part.sequences.tolist(), completions(part.rollouts, tokenizer.decode), strict=True))
+    if len(texts) == num_sequences:
+      continue
+    whole = part.sequences[part.rollouts.reasons != StopReason.UNFINISHED].tolist()
+    found = _scores(rewards, [texts[i] for i in whole], [examples[i // group_size] for i in whole])
+    for i, known in zip(whole, found, strict=True):
+      scores[i] = known
+    seconds += time.perf_counter() - start
+  return Drawn(gather(finished), [texts[i] for i in range(num_sequences)], examples, scores), seconds
+
+
+def select(drawn: Drawn, rows: Int[np.ndarray, " m"]) -> Drawn:
+  """Some of the groups, whole.
+
+  Args:
+    drawn: N sequences.
+    rows: of them, those to keep.
+  """
+  group_size = len(drawn.responses) // len(drawn.examples)
+  return Drawn(
+    jax.tree.map(lambda x: x[rows], drawn.rollouts),
+    [drawn.responses[i] for i in rows],
+    [drawn.examples[i // group_size] for i in rows[::group_size]],
+    None if drawn.scores is None else [drawn.scores[i] for i in rows],
+  )
+
+
 def draw(
   sample: SampleFn, params: Params, examples: Examples, key: PRNGKeyArray, *, tokenizer: Tokenizer, **placing: Any
 ) -> tuple[Rollouts, list[Completion]]:
@@ -90,7 +164,12 @@ def draw(
 
 
 def assess(
-  rollouts: Rollouts, responses: list[Completion], examples: Examples, *, rewards: Sequence[WeightedReward]
+  rollouts: Rollouts,
+  responses: list[Completion],
+  examples: Examples,
+  *,
+  rewards: Sequence[WeightedReward],
+  scores: Sequence[Score | None] | None = None,
 ) -> Batch:
   """Scores responses.
 
@@ -99,11 +178,21 @@ def assess(
     responses: their completions.
     examples: one row for each prompt; its group's samples share it.
     rewards: terms of the reward.
+    scores: that are known already, see `Drawn`.
   """
   group_size = len(responses) // len(examples)
   repeated = [example for example in examples for _ in range(group_size)]
-  total, parts = score(rewards, responses, repeated)
-  return Batch(rollouts, responses, repeated, total, parts, group_size)
+  scores = [None] * len(responses) if scores is None else list(scores)
+  unknown = [i for i, known in enumerate(scores) if known is None]
+  for i, found in zip(unknown, _scores(rewards, [responses[i] for i in unknown], [repeated[i] for i in unknown]), strict=True):
+    scores[i] = found
+  parts = {reward.name: np.array([found[reward.name] for _, found in scores], np.float32) for reward in rewards}
+  return Batch(rollouts, responses, repeated, np.array([total for total, _ in scores], np.float32), parts, group_size)
+
+
+def _scores(rewards: Sequence[WeightedReward], responses: list[Completion], examples: Examples) -> list[Score]:
+  totals, parts = score(rewards, responses, examples)
+  return [(total, {name: part[i] for name, part in parts.items()}) for i, total in enumerate(totals)]
 
 
 def evidence(

@@ -2,7 +2,7 @@
 
 import os
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -10,24 +10,39 @@ from jaxtyping import PyTree
 from ml_collections import ConfigDict
 
 from jaxrl_llm import mesh as mesh_lib
+from jaxrl_llm import partial_rollouts
 from jaxrl_llm.compiling import compiled_for
 from jaxrl_llm.models import Model, lower_precision
 from jaxrl_llm.models.cache import num_bytes
-from jaxrl_llm.sampler import SampleFn, StopTable, make_sampler, make_stop_table
-from jaxrl_llm.sampler.loop import num_rows
-from jaxrl_llm.types import Params, Rollouts, Tokenizer
+from jaxrl_llm.sampler import SampleFn, StopTable, StreamFn, make_sampler, make_stop_table, make_stream
+from jaxrl_llm.sampler.begin import num_rows
+from jaxrl_llm.types import Tokenizer
 
 
-def make_samplers(
-  config: ConfigDict, model: Model, tokenizer: Tokenizer, params: PyTree, *, records_routes: bool
-) -> tuple[SampleFn, SampleFn]:
-  """The sampler of training rollouts and the one of evaluations, compiled at their first call for every bucket of prompts.
+class Samplers(NamedTuple):
+  """The samplers of a run.
+
+  Attributes:
+    sample: of training rollouts, as one program.
+    stream: of training rollouts, sequence by sequence as they finish; None where nobody asks.
+    eval_sample: of evaluations.
+    carried: what training rollouts go on with in the first step: nothing yet; None where every step waits for all groups.
+  """
+
+  sample: SampleFn
+  stream: StreamFn | None
+  eval_sample: SampleFn
+  carried: partial_rollouts.Groups | None
+
+
+def make_samplers(config: ConfigDict, model: Model, tokenizer: Tokenizer, params: PyTree, *, records_routes: bool) -> Samplers:
+  """The samplers of training rollouts and of evaluations, compiled at their first call for every bucket of prompts.
 
   Args:
     config: of the experiment.
     model: in the sampler's dtype, on the sampler's mesh.
     tokenizer: the task's.
-    params: that the samplers are given, abstract; cast to the sampler's dtype once a batch, not at each step.
+    params: that the samplers are given, abstract.
     records_routes: whether rollouts say which experts their tokens visited.
 
   Raises:
@@ -45,29 +60,54 @@ def make_samplers(
   )
   check_stops(tokenizer, common["stop_table"])
   check_fits(config, model)
-  sample = make_sampler(
-    model,
+  training = common | dict(
     group_size=section.group_size,
     temperature=section.temperature,
     top_k=section.top_k,
     top_p=section.top_p,
     record_routing=records_routes,
-    **common,
   )
-  eval_sample = make_sampler(model, group_size=config.eval.samples, temperature=config.eval.temperature, **common)
-  programs = partial(_compiled, config, model, params)
-  return programs(sample, section.num_prompts), programs(eval_sample, config.eval.batch_prompts)
+  carried = None
+  if section.spare_prompts:
+    experts = model.config.experts
+    routes = (model.config.num_layers, experts.top_k) if records_routes and experts else None
+    carried = partial_rollouts.nothing(section.max_new_tokens, routes)
+  in_dtype = _in_dtype(model)
+  signatures = _signatures(config, model, params, section.num_prompts + section.spare_prompts, carried)
+  sample = compiled_for(jax.jit(make_sampler(in_dtype, **training)), signatures)
+  stream = None
+  if section.report_every:
+    stream = make_stream(in_dtype, steps_per_report=section.report_every, signatures=signatures, **training)
+  evaluating = common | dict(group_size=config.eval.samples, temperature=config.eval.temperature)
+  eval_sample = jax.jit(make_sampler(in_dtype, **evaluating))
+  return Samplers(
+    sample=sample,
+    stream=stream,
+    eval_sample=compiled_for(eval_sample, _signatures(config, model, params, config.eval.batch_prompts, None)),
+    carried=carried,
+  )
 
 
-def _compiled(config: ConfigDict, model: Model, params: PyTree, sample: SampleFn, num_prompts: int) -> SampleFn:
-  def lowered(params: Params, *args: Any) -> Rollouts:
-    return sample(lower_precision(params, model.config.dtype), *args)
+def _in_dtype(model: Model) -> Model:
+  """The model with weights cast to its dtype, once a batch and not at each step."""
+  cast = lambda fn: lambda params, *args, **options: fn(lower_precision(params, model.config.dtype), *args, **options)
+  return model._replace(prefill=cast(model.prefill), resume=cast(model.resume), decoding_weights=cast(model.decoding_weights))
 
+
+def _signatures(
+  config: ConfigDict, model: Model, params: PyTree, num_prompts: int, carried: partial_rollouts.Groups | None
+) -> list[tuple[Any, ...]]:
+  """A sampler's arguments, abstract. All buckets at once: a batch of short prompts may first come late in a run."""
   key = jax.eval_shape(jax.random.key, 0)
   arrays = partial(jax.ShapeDtypeStruct, sharding=mesh_lib.row_sharding(model.mesh))
-  # All buckets at once: a batch of short prompts may first come late in a run.
+  requests = []
+  if carried is not None:
+    groups = partial_rollouts.join(carried, [{}] * num_prompts, step=0, group_size=config.rollout.group_size)
+    asked = partial_rollouts.requests(groups, num_groups=config.rollout.num_prompts)
+    begun = jax.tree.map(lambda x: arrays(x.shape, x.dtype), asked.begun)
+    requests = [asked._replace(begun=begun, enough_groups=jax.ShapeDtypeStruct((), jnp.int32))]
   shapes = [(num_prompts, width) for width in config.rollout.prompt_buckets]
-  return compiled_for(jax.jit(lowered), [(params, arrays(shape, jnp.int32), arrays(shape, bool), key) for shape in shapes])
+  return [(params, arrays(shape, jnp.int32), arrays(shape, bool), key, *requests) for shape in shapes]
 
 
 def stop_table(config: ConfigDict, tokenizer: Tokenizer) -> StopTable | None:
@@ -103,7 +143,7 @@ def check_fits(config: ConfigDict, model: Model, *, limit: int | None = None) ->
   section, mesh, found = config.rollout, model.mesh, {}
   shards = mesh_lib.num_row_shards(mesh) * mesh.shape["tensor"]
   for name, prompts, group in (
-    ("rollout.num_prompts", section.num_prompts, section.group_size),
+    ("rollout.num_prompts", section.num_prompts + section.spare_prompts, section.group_size),
     ("eval.batch_prompts", config.eval.batch_prompts, config.eval.samples),
   ):
     rows = num_rows(mesh, prompts * group, section.slots)

@@ -40,7 +40,8 @@ def add_scores(
   # With one update per rollout the ratio starts and ends at 1, and in float32 the sampler is exact: the pass would buy nothing.
   of_sampler = config.model.sampler_dtype or config.model.dtype
   in_float32 = {config.model.dtype, of_sampler, config.rollout.cache_dtype or of_sampler} == {"float32"}
-  exact = config.learner.updates_per_rollout == 1 and config.rollout.staleness == 0 and in_float32 and "sampler_logprobs" not in needs
+  is_current = config.rollout.staleness == 0 and config.rollout.spare_prompts == 0
+  exact = config.learner.updates_per_rollout == 1 and is_current and in_float32 and "sampler_logprobs" not in needs
   rescored = config.learner.old_logprobs == "learner" and "old_logprobs" in needs and not exact
   if rescored or replay == "R2" or measures_routes:
     scores = experiment.score(params, bare)

@@ -11,7 +11,7 @@ import numpy as np
 from ml_collections import ConfigDict
 from orbax.checkpoint import CheckpointManager
 
-from jaxrl_llm import checkpoint, ledger, packing, pipelining, report, rollout, weights
+from jaxrl_llm import checkpoint, ledger, packing, partial_rollouts, pipelining, report, rollout, weights
 from jaxrl_llm.compiling import CompileCounter
 from jaxrl_llm.evaluate import evaluate_policy
 from jaxrl_llm.experiment import Experiment, build, kl_coef_in_loss
@@ -51,6 +51,7 @@ class Run:
   progress: Progress
   clock: ledger.Clock
   compiled: CompileCounter
+  carried: partial_rollouts.Groups | None  # What the next RL step goes on with; None where every step waits for all groups.
   on_sampler: SamplerWeights | None = None  # What was moved there last; None before, and where nothing moves.
 
 
@@ -90,13 +91,16 @@ def start(config: ConfigDict, workdir: Path, *, command: str = "") -> Run:
   clock, compiled = ledger.Clock(), CompileCounter()
   experiment = build(config)
   key = jax.random.key(config.seed)
-  prompts = example_iterator(experiment.task.train, batch_size=config.rollout.num_prompts, seed=config.seed)
+  # One by one where groups are carried: the first step, which goes on with none, takes more new prompts than the others.
+  num_prompts = 1 if config.rollout.spare_prompts else config.rollout.num_prompts
+  prompts = example_iterator(experiment.task.train, batch_size=num_prompts, seed=config.seed)
   demonstrations = None  # A task need not have any.
   if config.warm_start.num_steps:
     demonstrations = example_iterator(experiment.task.demonstrations, batch_size=config.warm_start.batch_size, seed=config.seed)
   checkpoints = checkpoint.open_checkpoints(workdir / "checkpoints", keep=config.checkpoint.keep)
   base = None if config.model.path is None else weights.fingerprint(weights.resolve(config.model.path))
   record = ledger.new_record(command) | {"kl_coef": config.reward.kl_coef or kl_coef_in_loss(config), "base": base}
+  carried = experiment.carried
   restored = checkpoint.restore_latest(checkpoints, abstract_arrays(experiment))
   if restored is None:
     state = experiment.init(jax.random.fold_in(key, INIT))
@@ -112,6 +116,9 @@ def start(config: ConfigDict, workdir: Path, *, command: str = "") -> Run:
     state = whole_state(experiment, arrays["state"], jax.random.fold_in(key, INIT))
     reference, critic = arrays.get("reference"), arrays.get("critic")
     prompts.set_state(saved.pop("prompts"))
+    groups = saved.pop("carried", None)
+    if carried is not None:
+      carried = partial_rollouts.from_json(groups, carried)
     position = saved.pop("demonstrations")
     if demonstrations is not None:
       demonstrations.set_state(position)
@@ -141,6 +148,7 @@ def start(config: ConfigDict, workdir: Path, *, command: str = "") -> Run:
     progress=progress,
     clock=clock,
     compiled=compiled,
+    carried=carried,
   )
 
 
@@ -191,12 +199,12 @@ def reinforce(this: Run) -> None:
     timing = this.clock.lap("weight_sync")
 
     current = drawing or launch(this, step)
-    rollouts, responses = rollout.collect(current.rollouts, experiment.task.tokenizer)
+    (rollouts, responses, examples, known), draw_metrics = wait(this, current, step)
     # As soon as the sampler is free: all that this step still does, its updates above all, then runs beside it.
     drawing = launch(this, step + 1) if is_ahead else None
     timing |= this.clock.lap("rollout")
 
-    batch = rollout.assess(rollouts, responses, current.examples, rewards=experiment.rewards)
+    batch = rollout.assess(rollouts, responses, examples, rewards=experiment.rewards, scores=known)
     timing |= this.clock.lap("reward")
 
     minibatches = packing.split(rollout.trajectories(rollouts), config.learner.updates_per_rollout)
@@ -213,7 +221,7 @@ def reinforce(this: Run) -> None:
     updates = [ledger.to_floats(metrics | routes) for metrics, routes in zip(updates, route_metrics, strict=True)]
     timing |= this.clock.lap("update")
 
-    row = ledger.combine(updates) | rollout.metrics(batch) | credit_metrics | timing
+    row = ledger.combine(updates) | rollout.metrics(batch) | draw_metrics | credit_metrics | timing
     adapt_kl(this, row)
     tokens = sum(len(sequence.tokens) for minibatch in minibatches for sequence in minibatch)
     row |= ledger.step_performance(row, tokens) | {
@@ -261,17 +269,42 @@ def sampler_params(this: Run) -> Params:
 
 def launch(this: Run, step: int) -> pipelining.InFlight:
   """Has the sampler draw the rollouts that an RL step learns from, with the weights of now; does not wait."""
-  experiment, examples = this.experiment, next(this.prompts)
+  experiment, section, groups, requests = this.experiment, this.config.rollout, None, None
+  if this.carried is None:
+    examples = next(this.prompts)
+  else:
+    num_new = section.num_prompts + section.spare_prompts - len(this.carried.examples)
+    new = [next(this.prompts)[0] for _ in range(num_new)]
+    groups = partial_rollouts.join(this.carried, new, step=step, group_size=section.group_size)
+    examples, requests = groups.examples, partial_rollouts.requests(groups, num_groups=section.num_prompts)
   rollouts = rollout.dispatch(
-    experiment.sample,
+    experiment.stream or experiment.sample,
     sampler_params(this),
     examples,
     jax.random.fold_in(jax.random.fold_in(this.key, ROLLOUT), step),
     mesh=experiment.sampler_mesh,
     tokenizer=experiment.task.tokenizer,
-    prompt_buckets=this.config.rollout.prompt_buckets,
+    prompt_buckets=section.prompt_buckets,
+    requests=requests,
   )
-  return pipelining.InFlight(examples, rollouts, version=this.record["rl_steps"])
+  return pipelining.InFlight(examples, rollouts, version=this.record["rl_steps"], groups=groups)
+
+
+def wait(this: Run, current: pipelining.InFlight, step: int) -> tuple[rollout.Drawn, dict[str, float]]:
+  """The rollouts that an RL step learns from, once they are there; what it does not learn from is carried into the next."""
+  experiment, section, metrics = this.experiment, this.config.rollout, {}
+  if experiment.stream is None:
+    drawn = rollout.Drawn(*rollout.collect(current.rollouts, experiment.task.tokenizer), current.examples)
+  else:
+    drawn, seconds = rollout.follow(
+      current.rollouts, current.examples, experiment.task.tokenizer, rewards=experiment.rewards, group_size=section.group_size
+    )
+    metrics["perf/reward_overlap_s"] = seconds
+  if current.groups is not None:
+    rows, this.carried = partial_rollouts.take(current.groups, drawn.rollouts, num_groups=section.num_prompts)
+    metrics |= partial_rollouts.metrics(current.groups, drawn.rollouts, rows, step=step)
+    drawn = rollout.select(drawn, rows)
+  return drawn, metrics
 
 
 def scores(this: Run, batch: TrainBatch, step: int) -> tuple[TrainBatch, Metrics]:
@@ -401,7 +434,8 @@ def save(this: Run) -> None:
   optional = {"reference": this.reference, "critic": this.critic}
   arrays = {"state": saved_part(this.experiment, this.state)} | {name: x for name, x in optional.items() if x is not None}
   demonstrations = this.demonstrations and this.demonstrations.get_state()
-  iterators = {"prompts": this.prompts.get_state(), "demonstrations": demonstrations}
+  carried = None if this.carried is None else partial_rollouts.to_json(this.carried)
+  iterators = {"prompts": this.prompts.get_state(), "demonstrations": demonstrations, "carried": carried}
   checkpoint.save(this.checkpoints, this.record["warm_steps"] + this.record["rl_steps"], arrays, this.record | iterators)
   this.clock.lap("checkpoint")
   report.write_report(this.workdir)  # A run can be looked at while it runs.

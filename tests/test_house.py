@@ -24,7 +24,7 @@ LAYERS = (
     "objectives", "advantages", "packing", "rewards", "tasks", "models", "sampler", "checkpoint", "ledger", "metrics", "platform",
     "progress", "report", "train_step",
   ),
-  ("credit", "policy", "weight_sync"),
+  ("credit", "partial_rollouts", "policy", "weight_sync"),
   ("config_refusals", "needs"),
   ("config_check", "route_programs"),
   ("rollout", "sampling", "workdirs"),

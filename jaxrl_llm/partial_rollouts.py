@@ -1,0 +1,164 @@
+"""Long responses over several RL steps: a group that a step does not wait for goes on in the next one, from the token where it is.
+
+With 3 prompts to learn from and 1 to spare, a step ends when any 3 of the 4 groups in the sampler are complete:
+
+  step 0:  a ───┤  b ──────────  c ─────┤  d ─┤          learns from a, c, d; b goes on
+  step 1:  b ──────┤  e ──┤  f ────────  g ────┤         learns from b, e, g; f goes on
+
+So no step waits for the longest response, and yet none is cut, dropped or drawn twice: of the groups that are complete, those that were
+begun first are learned from, and all others are carried, complete or not. A carried response keeps the log-probabilities of the policies
+that drew its parts: a ratio or a correction is taken to these.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+from jaxtyping import Bool, Int
+
+from jaxrl_llm.sampler import RUNNING, Begun, Requests, begun
+from jaxrl_llm.types import Rollouts, StopReason
+
+
+class Groups(NamedTuple):
+  """Prompts, oldest first, with the responses that they have so far; n groups of G sequences.
+
+  Attributes:
+    examples: one row of the task for each prompt.
+    begun: the n·G responses, as NumPy arrays.
+    steps: the RL step in which each group was begun.
+  """
+
+  examples: list[Mapping[str, Any]]
+  begun: Begun
+  steps: list[int]
+
+
+def nothing(max_new_tokens: int, routes: tuple[int, int] | None = None) -> Groups:
+  """What is carried into the first step.
+
+  Args:
+    max_new_tokens: budget of a response (R).
+    routes: layers and experts a token of the routes that the sampler records; None where it records none.
+
+  Example:
+    >>> nothing(8).begun.tokens.shape
+    (0, 8)
+  """
+  return Groups([], _unbegun(0, max_new_tokens, routes), [])
+
+
+def _unbegun(num_sequences: int, max_new_tokens: int, routes: tuple[int, int] | None) -> Begun:
+  shape = (num_sequences, max_new_tokens)
+  return Begun(
+    tokens=np.zeros(shape, np.int32),
+    lengths=np.zeros(num_sequences, np.int32),
+    logprobs=np.zeros(shape, np.float32),
+    raw_logprobs=np.zeros(shape, np.float32),
+    reasons=np.full(num_sequences, RUNNING, np.int8),
+    routing=None if routes is None else np.full((*shape, *routes), -1, np.int16),
+  )
+
+
+def join(carried: Groups, examples: Sequence[Mapping[str, Any]], *, step: int, group_size: int) -> Groups:
+  """The groups of a step: what is carried, and behind it new prompts.
+
+  Args:
+    carried: from the steps before.
+    examples: the new prompts.
+    step: the one that begins them.
+    group_size: samples for each prompt (G).
+  """
+  routing = carried.begun.routing
+  new = _unbegun(len(examples) * group_size, carried.begun.tokens.shape[1], None if routing is None else routing.shape[2:])
+  both = jax.tree.map(lambda *x: np.concatenate(x), carried.begun, new)
+  return Groups([*carried.examples, *examples], both, [*carried.steps, *[step] * len(examples)])
+
+
+def requests(groups: Groups, *, num_groups: int) -> Requests:
+  """What is asked of the sampler; of the same shapes in every step.
+
+  Args:
+    groups: of `join`.
+    num_groups: that the step learns from: once as many are complete, the sampler stops.
+  """
+  return Requests(begun=groups.begun, enough_groups=np.int32(num_groups))
+
+
+def take(groups: Groups, rollouts: Rollouts, *, num_groups: int) -> tuple[Int[np.ndarray, " m"], Groups]:
+  """Parts what a step learns from and what it carries.
+
+  Args:
+    groups: that the sampler was given.
+    rollouts: that it returned, on the host.
+    num_groups: that the step learns from.
+
+  Returns:
+    The rows to learn from, whole groups with the oldest first; and the other groups, likewise in order of age.
+
+  Raises:
+    ValueError: fewer groups are complete.
+  """
+  complete = _complete(rollouts, len(groups.examples))
+  if complete.sum() < num_groups:
+    raise ValueError(f"rollouts: found {complete.sum()} complete groups of {len(complete)}, expected {num_groups} or more to learn from")
+  used = complete & (np.cumsum(complete) <= num_groups)
+  rows = np.arange(len(rollouts.tokens)).reshape(len(used), -1)
+  kept, indices = rows[~used].reshape(-1), np.flatnonzero(~used)
+  so_far = jax.tree.map(lambda x: np.asarray(x)[kept], begun(rollouts))
+  return rows[used].reshape(-1), Groups([groups.examples[i] for i in indices], so_far, [groups.steps[i] for i in indices])
+
+
+def _complete(rollouts: Rollouts, num_prompts: int) -> Bool[np.ndarray, " n"]:
+  return np.all(rollouts.reasons.reshape(num_prompts, -1) != StopReason.UNFINISHED, axis=1)
+
+
+def metrics(groups: Groups, rollouts: Rollouts, rows: Int[np.ndarray, " m"], *, step: int) -> dict[str, float]:
+  """How old the rollouts are that a step learns from.
+
+  Args:
+    groups: that the sampler was given.
+    rollouts: that it returned, on the host.
+    rows: of `take`.
+    step: that learns from them.
+  """
+  group_size = len(rollouts.tokens) // len(groups.examples)
+  ages = step - np.array(groups.steps)[rows[::group_size] // group_size]
+  return {
+    "rollout/carried_groups": float(np.sum(ages > 0)),
+    # Of older weights is what a group brought along, and no more: the rest was drawn with those of this step.
+    "rollout/carried_tokens": float(groups.begun.lengths[rows].sum() / rollouts.mask[rows].sum()),
+    "rollout/max_age": float(ages.max()),
+  }
+
+
+def to_json(groups: Groups) -> dict[str, Any]:
+  """Groups for a checkpoint's record: lists without padding. JSON gives a float32 back to the bit.
+
+  Args:
+    groups: to be carried.
+  """
+  padded = {name: x for name, x in groups.begun._asdict().items() if x is not None and name not in ("lengths", "reasons")}
+  sequences = [
+    {"reason": int(groups.begun.reasons[row]), **{name: x[row, :length].tolist() for name, x in padded.items()}}
+    for row, length in enumerate(groups.begun.lengths)
+  ]
+  return {"examples": [dict(example) for example in groups.examples], "sequences": sequences, "steps": groups.steps}
+
+
+def from_json(saved: Mapping[str, Any], empty: Groups) -> Groups:
+  """The way back from `to_json`.
+
+  Args:
+    saved: by it.
+    empty: `nothing`, with the settings of the run.
+  """
+  sequences, like = saved["sequences"], empty.begun
+  found = _unbegun(len(sequences), like.tokens.shape[1], None if like.routing is None else like.routing.shape[2:])
+  for row, sequence in enumerate(sequences):
+    found.reasons[row], found.lengths[row] = sequence["reason"], len(sequence["tokens"])
+    for name, values in sequence.items():
+      if name != "reason" and values:
+        getattr(found, name)[row, : len(values)] = values
+  return Groups(list(saved["examples"]), found, list(saved["steps"]))
