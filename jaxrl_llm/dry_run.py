@@ -33,7 +33,8 @@ def describe(config: ConfigDict) -> str:
   activations = tokens * width * itemsize * (2 if model.remat else model.num_layers)
   logits = 3 * tokens * model.vocab_size * 4
   slots = max(rollout.prompt_buckets) + rollout.max_new_tokens
-  sequences = max((rollout.num_prompts + rollout.spare_prompts) * rollout.group_size, config.eval.batch_prompts * config.eval.samples) / copies
+  prompts = rollout.num_prompts + rollout.spare_prompts
+  sequences = max(prompts * rollout.group_size, config.eval.batch_prompts * config.eval.samples) / copies
   cached = 2 * model.num_layers * sequences * slots * model.num_kv_heads * model.head_dim / experiment.sampler_mesh.shape["tensor"]
   cache = cached * jnp.dtype(config.model.sampler_dtype or model.dtype).itemsize
   reference = weights if "ref_logprobs" in experiment.needs and model.lora is None else 0

@@ -20,7 +20,7 @@ RL_METRICS = """
 actor/loss actor/pg_loss actor/entropy actor/grad_norm actor/lr ratio/mean ratio/min ratio/max ratio/p99 critic/rewards/mean
 critic/rewards/max critic/rewards/min critic/advantages/mean response_length/mean response_length/max response_length/min
 response_length/clip_ratio prompt_length/mean group/frac_reward_zero_std reward/final_answer/mean rollout_corr/logprob_abs_diff/mean
-rollout_corr/logprob_abs_diff/max rollout_corr/kl rollout_corr/k3_kl rollout/tokens_sha256 train/skipped_steps timing_s/step rollout/staleness timing_s/weight_sync
+rollout_corr/logprob_abs_diff/max rollout_corr/kl rollout_corr/k3_kl rollout/tokens_sha256 train/skipped_steps timing_s/step
 timing_s/rollout timing_s/update perf/throughput perf/total_num_tokens perf/packing_waste perf/compiles perf/max_memory_allocated_gb
 rollout/staleness timing_s/weight_sync
 """.split()

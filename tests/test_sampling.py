@@ -1,7 +1,5 @@
 """From a config to samplers: what ends a response, and what fits a device."""
 
-from types import SimpleNamespace
-
 import jax
 import pytest
 

@@ -20,7 +20,7 @@ def load(job: Job) -> Engine:
     lengths, total = np.sum(rollouts.mask, axis=1), np.sum(rollouts.logprobs)
     return Generated(lengths, total / np.sum(lengths))
 
-  return Engine(f"jaxrl_llm, JAX {jax.__version__} on {jax.devices()[0].device_kind}, slots={job.slots or 'all'}", generate)
+  return Engine(f"jaxrl_llm, JAX {jax.__version__} on {jax.devices()[0].device_kind}, slots={job.slots or 'default'}", generate)
 
 
 if __name__ == "__main__":
