@@ -18,7 +18,7 @@ def python_code():
 
 def test_the_code_of_models_runs(tmp_path, monkeypatch):
   monkeypatch.chdir(tmp_path)
-  code, _ = python_code()
+  code, _, _ = python_code()
   scope: dict = {}
   exec(code, scope)
   assert scope["logits"].shape == (1, 3, 512) and (tmp_path / "exported" / "model.safetensors").exists()
@@ -26,8 +26,17 @@ def test_the_code_of_models_runs(tmp_path, monkeypatch):
   assert f"{sizes} published sizes" in code
 
 
+def test_the_code_of_the_sampler_runs():
+  _, code, _ = python_code()
+  scope: dict = {}
+  exec(code, scope)
+  lengths, rollouts = scope["lengths"], scope["rollouts"]
+  assert rollouts.tokens.shape == rollouts.logprobs.shape == (12, 32)
+  assert all(1 <= length <= limit for length, limit in zip(lengths.tolist(), range(20, 32), strict=True)) and max(lengths) > 19
+
+
 def test_the_code_of_objectives_runs():
-  _, code = python_code()
+  _, _, code = python_code()
   scope: dict = {}
   exec(code, scope)
   assert scope["grads"].shape == (2, 3)
