@@ -272,7 +272,7 @@ def base() -> ConfigDict:
   config.eval.num_prompts = 256
   config.eval.samples = 4  # avg@4, pass@4.
   config.eval.batch_prompts = 128  # Problems sampled at once.
-  config.eval.temperature = 1.0
+  config.eval.temperature = 1.0  # 0 is greedy: the samples of a problem then begin with its likeliest first tokens (the n-best list).
 
   config.checkpoint = ConfigDict()
   config.checkpoint.every = 10  # RL steps.
