@@ -87,9 +87,7 @@ def assess(this: Run, drawn: rollout.Drawn) -> rollout.Batch:
     drawn.rollouts, drawn.responses, drawn.examples, rewards=this.experiment.rewards, scores=drawn.scores, call=this.grader
   )
   if not np.any(batch.valid):
-    causes = ", ".join(sorted({cause for cause in batch.failed if cause}))
-    names = ", ".join(reward.name for reward in this.experiment.rewards)
-    raise ValueError(f"rewards {names}: found none for any of {len(batch.failed)} responses ({causes}), expected a number for most of them")
+    raise ValueError(f"rewards: found none for any of {len(batch.failed)} responses, expected a number for most; the first: {batch.detail}")
   return batch
 
 

@@ -97,10 +97,20 @@ def evaluate_policy(
 def _grades(
   verifier: WeightedReward, responses: Sequence[Completion], problems: Sequence[Mapping[str, Any]], call: CallFn
 ) -> list[float]:
-  """The verifier's word on each response, each asked for in one process; NaN where it failed."""
+  """The verifier's word on each response, each asked for in one process; NaN where it failed.
+
+  Raises:
+    ValueError: it failed on all of them.
+  """
+  failures = []
 
   def grade(own: Sequence[int]) -> Float[np.ndarray, "m 1"]:
     outcomes = call(verifier, [responses[i] for i in own], [problems[i] for i in own])
+    failures.extend(f"{x.cause}: {x.detail}" for x in outcomes if x.cause)
     return np.array([np.nan if x.cause else x.value for x in outcomes], np.float32).reshape(-1, 1)
 
-  return hosts.share(grade, len(responses))[:, 0].tolist()
+  found = hosts.share(grade, len(responses))[:, 0].tolist()
+  if np.all(np.isnan(found)):
+    first = f"; the first: {failures[0]}" if failures else ""
+    raise ValueError(f"reward {verifier.name!r}: found none for any of {len(found)} responses, expected a number for most{first}")
+  return found

@@ -32,11 +32,13 @@ class Score(NamedTuple):
     total: its reward.
     parts: each reward by itself, unweighted.
     failed: why the reward is not known; None where it is.
+    detail: of that, in one line.
   """
 
   total: np.float32
   parts: dict[str, np.float32]
   failed: str | None = None
+  detail: str = ""
 
 
 
@@ -51,6 +53,7 @@ class Batch(NamedTuple):
     parts: each reward by itself, unweighted.
     verdicts: the total without the terms that only shape it.
     failed: of each sequence why its reward is not known; None where it is.
+    detail: what came of the first of these, in one line; empty for none.
     group_size: samples for each prompt (G).
     counted: False for a sequence that nothing is learned from: its reward is not known, or it was cut short where those are left out.
     advantages: of each response token; None until they are known.
@@ -65,6 +68,7 @@ class Batch(NamedTuple):
   failed: list[str | None]
   group_size: int
   counted: Bool[np.ndarray, " N"]
+  detail: str = ""
   advantages: Float[np.ndarray, "N R"] | None = None
 
   @property
@@ -220,12 +224,12 @@ def assess(
   repeated = [example for example in examples for _ in range(group_size)]
   scores = [None] * len(responses) if scores is None else list(scores)
   unknown = [i for i, known in enumerate(scores) if known is None]
-  causes: dict[str, str] = {}
+  causes: dict[str, Sequence[str]] = {}
 
   def rows_of(own: Sequence[int]) -> Float[np.ndarray, "m k"]:
     """For each response its total reward, and its rewards in the order of the terms."""
     found = _scores(rewards, [responses[unknown[i]] for i in own], [repeated[unknown[i]] for i in own], call)
-    causes.update({str(i): score.failed for i, score in zip(own, found, strict=True) if score.failed is not None})
+    causes.update({str(i): (score.failed, score.detail) for i, score in zip(own, found, strict=True) if score.failed is not None})
     return np.array([[x.total, *x.parts.values()] for x in found], np.float32).reshape(len(own), 1 + len(rewards))
 
   rows = hosts.share(rows_of, len(unknown))
@@ -233,20 +237,23 @@ def assess(
     causes |= json.loads(text)
   for i, (total, *found) in enumerate(rows):
     parts = {reward.name: part for reward, part in zip(rewards, found, strict=True)}
-    scores[unknown[i]] = Score(total, parts, causes.get(str(i)))
+    scores[unknown[i]] = Score(total, parts, *causes.get(str(i), (None, "")))
   parts = {reward.name: np.array([score.parts[reward.name] for score in scores], np.float32) for reward in rewards}
   totals = np.array([score.total for score in scores], np.float32)
   # Summed by itself and not subtracted: equal verdicts are then equal to the last bit.
   verdicts = sum((reward.weight * parts[reward.name].astype(np.float64) for reward in rewards if not reward.shapes), np.zeros(len(totals)))
   failed = [score.failed for score in scores]
   counted = np.array([cause is None for cause in failed])
-  return Batch(rollouts, responses, repeated, totals, parts, np.float32(verdicts), failed, group_size, counted)
+  detail = next((score.detail for score in scores if score.detail), "")
+  return Batch(rollouts, responses, repeated, totals, parts, np.float32(verdicts), failed, group_size, counted, detail)
 
 
 def _scores(rewards: Sequence[WeightedReward], responses: list[Completion], examples: Examples, call: CallFn) -> list[Score]:
   graded = grade(rewards, responses, examples, call=call)
+  detail = graded.details[0] if graded.details else ""
   rows = zip(graded.totals, graded.failed, strict=True)
-  return [Score(total, {name: part[i] for name, part in graded.parts.items()}, failed) for i, (total, failed) in enumerate(rows)]
+  parts_of = lambda i: {name: part[i] for name, part in graded.parts.items()}
+  return [Score(total, parts_of(i), failed, detail if failed else "") for i, (total, failed) in enumerate(rows)]
 
 
 def evidence(

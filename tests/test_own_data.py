@@ -91,3 +91,10 @@ def test_each_row_of_a_mixture_meets_its_own_verifier():
   grader = Grader([term := WeightedReward("verifier", one.fn, routes=(one, two))])
   found = grader(term, [Completion("", (1,), 1, True)] * 3, [{"reward": "two"}, {"reward": "one"}, {"reward": "two"}])
   assert grader.pool is None and [x.value for x in found] == [2.0, 1.0, 2.0]
+
+
+def test_a_function_that_always_fails_stops_the_run_and_says_why(problems, tmp_path, monkeypatch):
+  (tmp_path / "broken_reward.py").write_text("def judge(completion, example):\n  return example['golden']\n")
+  monkeypatch.syspath_prepend(str(tmp_path))
+  with pytest.raises(ValueError, match="found none for any of .* responses.*KeyError: 'golden'"):
+    run_here(config_of(problems, task__reward="broken_reward:judge", eval__num_prompts=1, warm_start__num_steps=0), tmp_path / "run")
