@@ -254,6 +254,9 @@ def base() -> ConfigDict:
   config.task.pad_token = config_dict.placeholder(str)  # Of the checkpoint's vocabulary; None is its own, or a special one that is free.
   config.task.data_dir = config_dict.placeholder(str)  # Where the dataset is built; None is ~/.cache/jaxrl_llm/data.
   config.task.bad_rows = "drop"  # "drop" leaves out problems that cannot be used, and counts them by reason | "error" stops at the first.
+  # Draws prompts by what the policy has shown: those it now and then gets right more often than those it always or never does. Pass rates
+  # are kept for each "problem", or for each value of a column of the rows, such as "level". None is a fixed order.
+  config.task.curriculum = config_dict.placeholder(str)
   config.task.test_name = config_dict.placeholder(str)  # Another task, whose test problems take the place of this one's.
   config.task.test_source = config_dict.placeholder(str)  # As `source`, of that task.
   # What follows is read by some tasks only; None is the task's own default. Of "file", one's own problems:
@@ -286,10 +289,22 @@ def base() -> ConfigDict:
   config.reward.kl_coef = 0.0  # Reward per nat of divergence from the reference, taken away; `objective.kl_coef` is the one in the loss.
   config.reward.kl_estimator = config_dict.placeholder(str)  # "k1" | "k2" | "k3".
 
+  config.reward.model_path = config_dict.placeholder(str)  # A reward model's folder, whose score is a term of the reward; None is none.
+  config.reward.model_weight = 1.0  # Of that term, beside the task's own verifier with weight 1.
+  config.reward.model_only = False  # Learn from it alone: the verifier has weight 0, and evaluations still ask it.
   config.reward.workers = config_dict.placeholder(int)  # Processes for rewards that may hang or crash; None is one for each processor.
   config.reward.timeout_s = 10.0  # Of one call there. What takes longer has no reward, and nothing is learned from it.
   config.reward.max_chars = 20_000  # Of a response that such a reward sees: its end.
   config.reward.worker_memory_gb = 4.0
+  config.reward.max_failed_fraction = 0.5  # Stop when more of a step's responses have no reward: the verifier is broken, not the policy.
+
+  config.environment = ConfigDict()  # A partner for conversations of several turns, such as a tool; without one a response is one turn.
+  config.environment.name = config_dict.placeholder(str)  # A key of `environments.ENVIRONMENTS`, or MODULE:FUNCTION.
+  config.environment.max_turns = 4  # Of the policy. A conversation that is not done by then counts as cut short.
+  config.environment.max_turn_tokens = config_dict.placeholder(int)  # That the policy may write in a turn; None is what is left.
+  config.environment.timeout_s = 60.0  # Of one of its replies. What takes longer has no reward, and nothing is learned from it.
+  config.environment.weight = 1.0  # Of the rewards that it gives for turns, beside the task's; 0 leaves them out.
+  config.environment.call_reward = config_dict.placeholder(float)  # Of "calculator", for a turn whose result is the right answer.
 
   config.sandbox = ConfigDict()  # Where programs run that the policy writes.
   config.sandbox.backend = "off"  # "auto", "namespaces", "bubblewrap", "docker", "sandbox_fusion", "piston" | "unsafe" | "off": refuse.
@@ -363,6 +378,8 @@ def base() -> ConfigDict:
   config.eval.num_prompts = 256
   config.eval.samples = 4  # avg@4, pass@4.
   config.eval.batch_prompts = 128  # Problems sampled at once.
+  config.eval.metrics = ()  # Further ones by lighteval's names, as in ("maj@n:n=4", "pass@k:k=1&n=4"), with intervals.
+  config.eval.save_samples = False  # Write every sample to WORKDIR/evaluations/step-N.jsonl.
   config.eval.temperature = 1.0  # 0 is greedy: the samples of a problem then begin with its likeliest first tokens (the n-best list).
 
   config.checkpoint = ConfigDict()

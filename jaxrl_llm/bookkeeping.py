@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from jaxrl_llm import checkpoint, hosts, ledger, partial_rollouts, report, rollout
+from jaxrl_llm import assessment, checkpoint, hosts, ledger, partial_rollouts, report
 from jaxrl_llm.run import Run
 from jaxrl_llm.states import saved_part
 
@@ -48,9 +48,9 @@ def preempted(this: Run) -> PreemptedError:
   return PreemptedError(f"stopped by SIGTERM; the same command goes on from checkpoint {this.checkpoints.latest_step()} in {this.workdir}")
 
 
-def show_samples(this: Run, step: int, batch: rollout.Batch) -> None:
+def show_samples(this: Run, step: int, batch: assessment.Batch) -> None:
   """Sample rollouts to `samples.jsonl`, and the first few to the screen."""
-  rows = rollout.sample_rows(batch, num_rows=this.config.log.num_samples, token_text=this.experiment.task.tokenizer.decode)
+  rows = assessment.sample_rows(batch, num_rows=this.config.log.num_samples, token_text=this.experiment.task.tokenizer.decode)
   this.samples.write(step, "rl", rows)
   if shown := rows[: this.config.log.num_table_rows]:
     this.progress.samples(shown, title=f"rollouts of RL step {step}")

@@ -9,7 +9,7 @@ from ml_collections import ConfigDict
 
 from jaxrl_llm.config_fields import OPTIONAL, RANGES, UNRANGED
 
-TEXTS = ("rollout.stop_strings", "model.lora_targets", "task.parts")
+TEXTS = ("rollout.stop_strings", "model.lora_targets", "task.parts", "eval.metrics")
 """Fields that hold several texts."""
 
 
@@ -86,6 +86,8 @@ def problems(config: ConfigDict) -> list[str]:
   found += [line for line in _choices(config) if line.partition(":")[0] not in known]
   if not any(line.startswith(("config.model.", "config.moe.")) for line in found):
     found += _model_problems(config)
+  if config.reward.model_path is not None:
+    found += _reward_model_problems(config)
   # Relations between fields make sense only of fields that make sense.
   return found or [*_relations(config), *_refusals(config)]
 
@@ -114,19 +116,40 @@ def _choices(config: ConfigDict) -> Iterator[str]:
     corrected(objective, **given(config.correction))
   except ValueError as error:
     yield f"config.correction: {error}"
+  yield from _metric_problems(config)
   if config.advantage.estimator not in ESTIMATORS:
     near = difflib.get_close_matches(str(config.advantage.estimator), ESTIMATORS, n=1)
     hint = f"; did you mean {near[0]!r}?" if near else ""
     yield f"config.advantage.estimator: found {config.advantage.estimator!r}, expected one of {', '.join(ESTIMATORS)}{hint}"
 
 
+def _metric_problems(config: ConfigDict) -> Iterator[str]:
+  from jaxrl_llm.evaluation import parse_metric
+
+  for name in config.eval.metrics:
+    if not isinstance(name, str):
+      continue  # The field's range says so.
+    try:
+      metric = parse_metric(name)
+    except ValueError as error:
+      yield f"config.eval.metrics: {error}"
+      continue
+    if metric.n > config.eval.samples:
+      yield f"config.eval.metrics: found {name!r}, expected n of at most {config.eval.samples}, the samples of each problem (eval.samples)"
+
+
 def task_settings(config: ConfigDict) -> dict[str, Any]:
   """The settings that a task reads for itself, where they are set."""
-  return given(config.task, "name", "levels", "chat", "system", "pad_token", "data_dir", "bad_rows", "test_name", "test_source")
+  return given(config.task, "name", "levels", "chat", "system", "pad_token", "data_dir", "bad_rows", "curriculum", "test_name", "test_source")
+
+
+def environment_settings(config: ConfigDict) -> dict[str, Any]:
+  """The settings that an environment reads for itself, where they are set."""
+  return given(config.environment, "name", "max_turns", "max_turn_tokens", "timeout_s", "weight")
 
 
 def _task_problems(config: ConfigDict) -> Iterator[str]:
-  from jaxrl_llm import rewards, tasks
+  from jaxrl_llm import environments, rewards, tasks
   from jaxrl_llm.sandbox import BACKENDS
 
   lines = list(tasks.problems(config.task.name, task_settings(config)))
@@ -141,11 +164,16 @@ def _task_problems(config: ConfigDict) -> Iterator[str]:
       rewards.make(reward)
     except ValueError as error:
       lines.append(f"task.reward: {error}")
+  if config.environment.name is not None:
+    try:
+      environments.check(config.environment.name, environment_settings(config))
+    except ValueError as error:
+      lines.append(str(error))
   if (backend := config.sandbox.backend) not in ("auto", *BACKENDS):
     near = difflib.get_close_matches(str(backend), BACKENDS, n=1)
     hint = f"; did you mean {near[0]!r}?" if near else ""
     lines.append(f"sandbox.backend: found {backend!r}, expected one of auto, {', '.join(BACKENDS)}{hint}")
-  yield from (f"config.{line}" if line.startswith(("task.", "sandbox.")) else line for line in lines)
+  yield from (f"config.{line}" if line.startswith(("task.", "sandbox.", "environment.")) else line for line in lines)
 
 
 def _model_problems(config: ConfigDict) -> Iterator[str]:
@@ -179,6 +207,17 @@ def _model_problems(config: ConfigDict) -> Iterator[str]:
     for name, unset in (("replay", None), ("balance_coef", 0), ("z_coef", 0), ("measure_every", 0)):
       if config.moe[name] != unset:
         yield f"config.moe.{name}: found {config.moe[name]!r}, expected {unset}, because the model is dense: it has no experts"
+
+
+def _reward_model_problems(config: ConfigDict) -> Iterator[str]:
+  """A reward model that is not there or cannot be used; reads headers and its tokenizer."""
+  from jaxrl_llm import reward_models
+
+  path = config.reward.model_path
+  if config.environment.name is not None:
+    yield f"config.reward.model_path: found {path!r}, expected None: a reward model reads one response, and environment.name is set"
+  budget = max(config.rollout.prompt_buckets, default=0) + config.rollout.max_new_tokens
+  yield from reward_models.problems(path, chat=config.task.chat, budget=budget)
 
 
 def given(section: ConfigDict, *without: str) -> dict[str, Any]:

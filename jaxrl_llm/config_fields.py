@@ -83,6 +83,8 @@ OPTIONAL: dict[str, Check] = {
   "task.size": COUNT,
   "task.seed": NATURAL,
   "task.parts": (lambda x: _texts(x) and len(x) > 0, "tasks with weights, as in ('gsm8k=0.7', 'gym:countdown=0.3')"),
+  "environment.max_turn_tokens": COUNT,
+  "environment.call_reward": NOT_NEGATIVE,
   "reward.kl_estimator": (lambda x: x in ("k1", "k2", "k3"), "'k1', 'k2' or 'k3'"),
 }
 
@@ -90,8 +92,12 @@ DTYPE: Check = (lambda x: x in ("float32", "bfloat16"), "one of float32, bfloat1
 
 RANGES: dict[str, Check] = {
   "reward.timeout_s": ABOVE_ZERO,
+  "environment.max_turns": COUNT,
+  "environment.timeout_s": ABOVE_ZERO,
+  "environment.weight": NOT_NEGATIVE,
   "reward.max_chars": COUNT,
   "reward.worker_memory_gb": ABOVE_ZERO,
+  "reward.max_failed_fraction": UNIT,
   "sandbox.timeout_s": ABOVE_ZERO,
   "sandbox.total_s": ABOVE_ZERO,
   "sandbox.memory_gb": ABOVE_ZERO,
@@ -105,6 +111,7 @@ RANGES: dict[str, Check] = {
   "moe.z_coef": NOT_NEGATIVE,
   "moe.measure_every": NATURAL,
   "reward.form_weight": NOT_NEGATIVE,
+  "reward.model_weight": ABOVE_ZERO,
   "reward.overlong_buffer": NATURAL,
   "reward.kl_coef": NOT_NEGATIVE,
   "warm_start.num_steps": NATURAL,
@@ -150,6 +157,7 @@ RANGES: dict[str, Check] = {
   "eval.num_prompts": COUNT,
   "eval.samples": COUNT,
   "eval.batch_prompts": COUNT,
+  "eval.metrics": (_texts, "names of metrics, as in ('maj@n:n=8', 'pass@k:k=1&n=8')"),
   "eval.temperature": NOT_NEGATIVE,  # 0 is greedy.
   "checkpoint.every": COUNT,
   "checkpoint.warm_start_every": COUNT,
@@ -171,7 +179,10 @@ UNRANGED = (
   "model.remat",
   "learner.offload_optimizer",
   "reward.overlong_filter",
+  "reward.model_path",
+  "reward.model_only",
   "learner.share_prompts",
+  "environment.name",
   "task.name",
   "task.levels",
   "task.chat",
@@ -181,6 +192,7 @@ UNRANGED = (
   "sandbox.backend",
   "sandbox.image",
   "sandbox.url",
+  "task.curriculum",
   "task.test_name",
   "task.test_source",
   "task.path",
@@ -198,5 +210,6 @@ UNRANGED = (
   "task.after",
   "task.before",
   "log.tensorboard",
+  "eval.save_samples",
 )
 """Fields with no range: names, which are looked up, and switches."""

@@ -84,6 +84,44 @@ class Refusal(NamedTuple):
 
 
 REFUSALS: tuple[Refusal, ...] = (
+  *(
+    Refusal(
+      f"rollout.{name}",
+      lambda s, name=name: s.config.environment.name is not None and s.config.rollout[name] > 0,
+      f"0, because environment.name is set: {why}",
+    )
+    for name, why in (
+      ("staleness", "the turns of a conversation are drawn one after the other, and none beside an update"),
+      ("spare_prompts", "a step learns from all of its conversations"),
+      ("report_every", "a conversation is judged when it has ended"),
+    )
+  ),
+  Refusal(
+    "task.curriculum",
+    lambda s: s.config.task.curriculum is not None and s.config.task.name == "mixture",
+    "None, because the parts of a mixture have fixed weights",
+  ),
+  Refusal(
+    "moe.replay",
+    lambda s: s.config.environment.name is not None and s.config.moe.replay == "R3",
+    "'R2', because environment.name is set: the sampler records no routes for what it did not draw",
+  ),
+  *(
+    Refusal(
+      f"environment.{name}",
+      lambda s, name=name: s.config.environment.name is None and s.config.environment[name] is not None,
+      "None, because environment.name is None",
+    )
+    for name in ("max_turn_tokens", "call_reward")
+  ),
+  *(
+    Refusal(
+      f"reward.{name}",
+      lambda s, name=name, unset=unset: s.config.reward.model_path is None and s.config.reward[name] != unset,
+      f"{unset}, because reward.model_path is None: there is no reward model",
+    )
+    for name, unset in (("model_weight", 1.0), ("model_only", False))
+  ),
   Refusal(
     "objective.kl_estimator",
     lambda s: s.penalised and s.hyper.get("kl_estimator") == "k1" and s.updates_once and not s.lags,

@@ -1,10 +1,12 @@
 """What a run has its sampler do: weights go there, rollouts come back, and the policy is evaluated."""
 
+from functools import partial
+
 import jax
 import numpy as np
 
-from jaxrl_llm import groups, partial_rollouts, pipelining, rollout
-from jaxrl_llm.evaluate import evaluate_policy
+from jaxrl_llm import assessment, conversations, groups, held_out, hosts, partial_rollouts, pipelining, rollout
+from jaxrl_llm.evaluation import write_samples
 from jaxrl_llm.run import Run
 from jaxrl_llm.states import EVAL, ROLLOUT, TEST_SET
 from jaxrl_llm.types import Params
@@ -33,7 +35,7 @@ def launch(this: Run, step: int, *, draw: int = 0) -> pipelining.InFlight:
     step: from 0.
     draw: which one of the step's, from 0.
   """
-  experiment, section, carried, requests = this.experiment, this.config.rollout, None, None
+  experiment, section, carried, talks, requests = this.experiment, this.config.rollout, None, None, None
   key = jax.random.fold_in(jax.random.fold_in(this.key, ROLLOUT), step)
   if this.carried is None:
     examples = next(this.prompts)
@@ -42,7 +44,11 @@ def launch(this: Run, step: int, *, draw: int = 0) -> pipelining.InFlight:
     new = [next(this.prompts)[0] for _ in range(num_new)]
     carried = partial_rollouts.join(this.carried, new, step=step, group_size=section.group_size)
     examples, requests = carried.examples, partial_rollouts.requests(carried, num_groups=section.num_prompts)
-  rollouts = rollout.dispatch(
+  if experiment.talk is not None:
+    talks = conversations.begin(examples, experiment.talk, group_size=section.group_size, max_new_tokens=section.max_new_tokens)
+    requests = conversations.requests(talks, experiment.talk)
+  sample = partial(
+    rollout.dispatch,
     experiment.stream or experiment.sample,
     sampler_params(this),
     examples,
@@ -50,15 +56,21 @@ def launch(this: Run, step: int, *, draw: int = 0) -> pipelining.InFlight:
     mesh=experiment.sampler_mesh,
     tokenizer=experiment.task.tokenizer,
     prompt_buckets=section.prompt_buckets,
-    requests=requests,
   )
-  return pipelining.InFlight(examples, rollouts, version=this.record["rl_steps"], groups=carried)
+  again = None if talks is None else lambda requests: sample(requests=requests)
+  return pipelining.InFlight(examples, sample(requests=requests), this.record["rl_steps"], carried, talks, again)
 
 
 def wait(this: Run, current: pipelining.InFlight, step: int) -> tuple[rollout.Drawn, dict[str, float]]:
   """The rollouts that an RL step learns from, once they are there; what it does not learn from is carried into the next."""
   experiment, section, metrics = this.experiment, this.config.rollout, {}
-  if experiment.stream is None:
+  if current.talks is not None:
+    rollouts, responses = conversations.converse(
+      current.rollouts, current.talks, current.again, rules=experiment.talk, tokenizer=experiment.task.tokenizer
+    )
+    drawn = rollout.Drawn(rollouts, responses, current.examples)
+    metrics |= conversations.metrics(rollouts, responses)
+  elif experiment.stream is None:
     drawn = rollout.Drawn(*rollout.collect(current.rollouts, experiment.task.tokenizer), current.examples)
   else:
     drawn, seconds = rollout.follow(
@@ -77,21 +89,24 @@ def wait(this: Run, current: pipelining.InFlight, step: int) -> tuple[rollout.Dr
   return drawn, metrics
 
 
-def assess(this: Run, drawn: rollout.Drawn) -> rollout.Batch:
+def assess(this: Run, drawn: rollout.Drawn) -> assessment.Batch:
   """Rewards of what was drawn.
 
   Raises:
-    ValueError: no reward is known of any response.
+    NoRewardError: more than `reward.max_failed_fraction` of the responses have none, or all of them.
   """
-  batch = rollout.assess(
+  batch = assessment.assess(
     drawn.rollouts, drawn.responses, drawn.examples, rewards=this.experiment.rewards, scores=drawn.scores, call=this.grader
   )
-  if not np.any(batch.valid):
-    raise ValueError(f"rewards: found none for any of {len(batch.failed)} responses, expected a number for most; the first: {batch.detail}")
+  limit = this.config.reward.max_failed_fraction
+  held_out.refuse_failures("rewards", batch.failed, batch.detail, limit=limit, setting=f"config.reward.max_failed_fraction={limit}")
+  if this.config.task.curriculum is not None:
+    verdicts = np.clip(batch.parts[this.experiment.rewards[0].name], 0, 1)
+    this.prompts.observe(batch.examples, np.where(batch.valid, verdicts, np.nan).tolist())
   return batch
 
 
-def refill(this: Run, batch: rollout.Batch, step: int) -> tuple[rollout.Batch, dict[str, float]]:
+def refill(this: Run, batch: assessment.Batch, step: int) -> tuple[assessment.Batch, dict[str, float]]:
   """Draws again, with new prompts and the same weights, until a step has enough groups whose samples differ, or has drawn often enough.
 
   Args:
@@ -104,7 +119,7 @@ def refill(this: Run, batch: rollout.Batch, step: int) -> tuple[rollout.Batch, d
   """
   section, batches = this.config.rollout, [batch]
   if not section.max_refills:
-    return batch, {}
+    return batch, curriculum_metrics(this)
   mixed = lambda x: int(np.sum(groups.differs(x.verdicts, x.valid, group_size=x.group_size)))
   found = mixed(batch)
   while found < section.num_prompts and len(batches) <= section.max_refills:
@@ -113,27 +128,37 @@ def refill(this: Run, batch: rollout.Batch, step: int) -> tuple[rollout.Batch, d
     found += mixed(batches[-1])
   batch, counters = groups.fill(batches, num_groups=section.num_prompts)
   drawn_tokens = float(sum(np.sum(x.rollouts.mask) for x in batches))
-  return batch, counters | {"group/response_tokens_drawn": drawn_tokens}
+  return batch, counters | {"group/response_tokens_drawn": drawn_tokens} | curriculum_metrics(this)
+
+
+def curriculum_metrics(this: Run) -> dict[str, float]:
+  """How much of the training problems the curriculum has measured, and what it has found; nothing without a curriculum."""
+  if this.config.task.curriculum is None:
+    return {}
+  tried, passed = this.prompts.rates.tried, this.prompts.rates.passed
+  return {"curriculum/measured": float(len(tried)), "curriculum/pass_rate": sum(passed.values()) / max(sum(tried.values()), 1e-9)}
 
 
 def evaluate(this: Run, step: int) -> float:
   """Held-out accuracy at an RL step: avg@k at the evaluation's temperature."""
   config, experiment = this.config, this.experiment
   move_weights(this)
-  # The same problems at every evaluation of every seed: curves can then be compared.
-  order = np.random.default_rng(TEST_SET).permutation(len(experiment.task.test))[: config.eval.num_prompts]
-  row = evaluate_policy(
-    experiment.eval_sample,
-    sampler_params(this),
-    [experiment.task.test[i] for i in order],
+  found = held_out.evaluate_policy(
+    experiment.eval_draw(sampler_params(this)),
+    [experiment.task.test[i] for i in held_out.choose(len(experiment.task.test), config.eval.num_prompts, seed=TEST_SET)],
     jax.random.fold_in(jax.random.fold_in(this.key, EVAL), step),
     batch_prompts=config.eval.batch_prompts,
-    mesh=experiment.sampler_mesh,
-    tokenizer=experiment.task.tokenizer,
-    prompt_buckets=config.rollout.prompt_buckets,
     verifier=experiment.rewards[0],
     call=this.grader,
   )
+  row = held_out.eval_metrics(found, config.eval.metrics)
+  if config.eval.save_samples and hosts.is_main():
+    folder = this.workdir / "evaluations"
+    folder.mkdir(exist_ok=True)
+    tokenizer, verifier = experiment.task.tokenizer, experiment.rewards[0].name
+    rows = held_out.sample_rows(found, verifier=verifier, decode=tokenizer.decode, seed=config.seed, model=str(this.workdir), step=step)
+    write_samples(folder / f"step-{step}.jsonl", rows)
   this.writer.write(step, "eval", row | this.clock.lap("eval"))
-  this.progress.evaluation(step, row)
+  # The line on the screen has room for the accuracy's interval alone.
+  this.progress.evaluation(step, {name: value for name, value in row.items() if not name.endswith(("/low", "/high"))})
   return row["eval/accuracy"]

@@ -1,19 +1,22 @@
 """An experiment put together from its config: task, mesh, model, objective, and the programs compiled for them."""
 
 import inspect
-from collections.abc import Callable
-from typing import NamedTuple
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any, NamedTuple
 
 import jax
 from jax.sharding import Mesh
 from jaxtyping import PRNGKeyArray, PyTree
 from ml_collections import ConfigDict
 
+from jaxrl_llm import environments, objectives, policy, reward_models, rewards, rollout, sandbox, tasks
 from jaxrl_llm import mesh as mesh_lib
-from jaxrl_llm import objectives, policy, rewards, sandbox, tasks
-from jaxrl_llm.config_check import given, row_problems, task_settings
+from jaxrl_llm.config_check import environment_settings, given, row_problems, task_settings
+from jaxrl_llm.conversations import Rules, begin, converse, requests
 from jaxrl_llm.credit import Credit, Evidence, make_credit
 from jaxrl_llm.grading import CODE
+from jaxrl_llm.held_out import DrawFn, check_metrics
 from jaxrl_llm.models import Model, make_model
 from jaxrl_llm.needs import scores_needed
 from jaxrl_llm.partial_rollouts import Groups
@@ -25,7 +28,7 @@ from jaxrl_llm.tasks import Task
 from jaxrl_llm.tasks.mixture import routed
 from jaxrl_llm.tasks.pipeline import encode_demonstrations, max_prompt_tokens
 from jaxrl_llm.train_step import TrainStepFn
-from jaxrl_llm.types import Objective, Params, TrainBatch, TrainState
+from jaxrl_llm.types import Completion, Objective, Params, Rollouts, Tokenizer, TrainBatch, TrainState
 from jaxrl_llm.weight_sync import WeightSync, make_weight_sync
 
 _HARMLESS = ("answer_form", "final_answer", "final_number", "soft_overlong")  # Rewards of ours that neither hang nor crash.
@@ -45,6 +48,7 @@ class Experiment(NamedTuple):
     init: `(key) -> state`, sharded, at step 0 of the warm start.
     restart: `(params) -> state` with a fresh optimizer, for RL.
     abstract_state: shapes, dtypes and shardings of a state.
+    talk: how conversations with an environment go; None for responses of one turn.
     sample: the sampler of training rollouts; reads weights that lie on the sampler's devices.
     stream: likewise, sequence by sequence as they finish; None where nobody asks.
     eval_sample: the sampler of evaluations, likewise.
@@ -57,6 +61,7 @@ class Experiment(NamedTuple):
     needs: the scores that anybody reads, such as `old_logprobs`, `ref_logprobs`, `values`; the loop computes these and no others.
     credit: from rewards and scores to advantages and value targets.
     critic: its programs; None for a method without a critic.
+    eval_draw: `(weights where the sampler reads them) -> DrawFn`, which draws the samples of an evaluation.
   """
 
   task: Task
@@ -66,6 +71,7 @@ class Experiment(NamedTuple):
   model: Model
   objective: Objective
   rewards: list[rewards.WeightedReward]
+  talk: Rules | None
   init: Callable[[PRNGKeyArray], TrainState]
   restart: Callable[[Params], TrainState]
   abstract_state: TrainState
@@ -81,6 +87,12 @@ class Experiment(NamedTuple):
   needs: frozenset[str]
   credit: Callable[[Evidence], Credit]
   critic: CriticPrograms | None
+  eval_draw: Callable[[Params], DrawFn]
+
+  @property
+  def replies(self) -> str | None:
+    """What is read and not imitated in demonstrations; see `Environment`."""
+    return None if self.talk is None else self.talk.environment.replies
 
 
 def load_task(config: ConfigDict) -> Task:
@@ -109,10 +121,17 @@ def load_task(config: ConfigDict) -> Task:
 
 
 def make_rewards(task: Task, config: ConfigDict) -> list[rewards.WeightedReward]:
-  """The task's rewards; the one for the form of an answer and DAPO's length penalty where the config asks for them."""
+  """The task's rewards; a reward model, the one for the form of an answer and DAPO's length penalty where the config asks for them."""
   terms = [_term(task, name, config) for name in task.rewards]
   if task.routed:
     terms = [rewards.WeightedReward("verifier", routed({term.name: term.fn for term in terms}), routes=tuple(terms))]
+  if config.reward.model_path is not None:
+    terms = [term._replace(weight=0.0) if config.reward.model_only else term for term in terms]  # Still logged, and what evaluations ask.
+    budget = max(config.rollout.prompt_buckets) + config.rollout.max_new_tokens
+    options = dict(tokenizer=task.tokenizer, max_tokens=budget, dtype=config.model.dtype, chat=config.task.chat)
+    terms.append(reward_models.reward_model_term(config.reward.model_path, weight=config.reward.model_weight, **options))
+  if config.environment.name is not None and config.environment.weight:
+    terms.append(rewards.WeightedReward("environment", environment_reward, config.environment.weight))
   if config.reward.form_weight:
     if task.form_reward is None:
       raise ValueError(f"config.reward.form_weight={config.reward.form_weight}: task {task.name} has no reward for the form, expected 0")
@@ -141,6 +160,28 @@ def _term(task: Task, name: str, config: ConfigDict) -> rewards.WeightedReward:
   return rewards.WeightedReward(name, rewards.build(spec), spec=spec)
 
 
+def environment_reward(completion: Completion, example: Mapping[str, Any]) -> float:
+  """What the environment gave for all turns."""
+  del example
+  return float(sum(turn.reward for turn in completion.turns))
+
+
+def make_rules(config: ConfigDict) -> Rules | None:
+  """How conversations go; None where the config names no environment.
+
+  Raises:
+    ValueError: an environment that cannot be made, or a sandbox that does not work here. One line, with the fix.
+  """
+  section = config.environment
+  if section.name is None:
+    return None
+  settings = environment_settings(config)
+  if section.name == "python":
+    settings |= {name: config.sandbox[name] for name in ("backend", "timeout_s", "memory_gb", "image", "url")}
+  made = environments.make(section.name, **settings)
+  return Rules(made, max_turns=section.max_turns, max_turn_tokens=section.max_turn_tokens, timeout_s=section.timeout_s)
+
+
 def kl_coef_in_loss(config: ConfigDict) -> float:
   """The objective's `kl_coef`, its default included; 0 where it has none."""
   if config.objective.kl_coef is not None:
@@ -164,10 +205,11 @@ def build(config: ConfigDict) -> Experiment:
     raise ValueError("\n".join(problems))
   task = load_task(config)
   shape = policy.model_config(config, vocab_size=task.tokenizer.vocab_size)
-  check_lengths(task, config, max_positions=shape.max_positions)
+  talk = make_rules(config)
+  check_lengths(task, config, max_positions=shape.max_positions, replies=talk and talk.environment.replies)
   objective = make_objective(config)
   needs = scores_needed(config, objective)
-  if "step_rewards" in needs and task.step_rewards is None:
+  if "step_rewards" in needs and task.step_rewards is None and talk is None:
     raise ValueError(f"config.advantage.estimator: found {config.advantage.estimator!r}, but task {task.name} has no verifier of steps")
 
   programs = make_programs(config, mesh, shape, objective, needs=needs)
@@ -185,14 +227,21 @@ def build(config: ConfigDict) -> Experiment:
       trainable=programs.trainable,
     )
     sampled_params = sync.arrived
-  samplers = make_samplers(config, sampling_model, task.tokenizer, sampled_params, records_routes=records_routes(config, shape))
+  turn_stops = None if talk is None else talk.environment.stops
+  recording = dict(records_routes=records_routes(config, shape))
+  samplers = make_samplers(config, sampling_model, task.tokenizer, sampled_params, turn_stops=turn_stops, **recording)
+  eval_draw = partial(make_draw, config, samplers.eval_sample, talk=talk, mesh=sampler_mesh, tokenizer=task.tokenizer)
+  terms = make_rewards(task, config)
+  check_metrics(config.eval.metrics, terms[0])
   return Experiment(
     task=task,
     mesh=mesh,
     sampler_mesh=sampler_mesh,
     sync=sync,
     objective=objective,
-    rewards=make_rewards(task, config),
+    rewards=terms,
+    talk=talk,
+    eval_draw=eval_draw,
     init=lambda key: programs.start(make_params(key)),
     **samplers._asdict(),
     **{name: program for name, program in programs._asdict().items() if name != "start"},
@@ -201,7 +250,33 @@ def build(config: ConfigDict) -> Experiment:
   )
 
 
-def check_lengths(task: Task, config: ConfigDict, *, max_positions: int | None = None) -> None:
+def make_draw(
+  config: ConfigDict, sample: SampleFn, params: Params, *, talk: Rules | None, mesh: Mesh, tokenizer: Tokenizer
+) -> DrawFn:
+  """What draws the samples of an evaluation: responses, or conversations.
+
+  Args:
+    config: of the experiment.
+    sample: the sampler of evaluations.
+    params: the policy, where the sampler reads it.
+    talk: how conversations go; None for responses.
+    mesh: of the sampler.
+    tokenizer: the task's.
+  """
+  placing = dict(mesh=mesh, tokenizer=tokenizer, prompt_buckets=config.rollout.prompt_buckets)
+  if talk is None:
+    return lambda examples, key: rollout.draw(sample, params, examples, key, **placing)
+  sizes = dict(group_size=config.eval.samples, max_new_tokens=config.rollout.max_new_tokens)
+
+  def draw(examples: rollout.Examples, key: PRNGKeyArray) -> tuple[Rollouts, list[Completion]]:
+    again = lambda requests: rollout.dispatch(sample, params, examples, key, requests=requests, **placing)
+    talks = begin(examples, talk, **sizes)
+    return converse(again(requests(talks, talk)), talks, again, rules=talk, tokenizer=tokenizer)
+
+  return draw
+
+
+def check_lengths(task: Task, config: ConfigDict, *, max_positions: int | None = None, replies: str | None = None) -> None:
   """Refuses prompts and demonstrations that the declared shapes do not hold, before anything is trained.
 
   Raises:
@@ -225,7 +300,8 @@ def check_lengths(task: Task, config: ConfigDict, *, max_positions: int | None =
     raise ValueError(
       f"config.warm_start.num_steps={config.warm_start.num_steps}: task {task.name} has no demonstrations to imitate, expected 0"
     )
-  demonstrated = max(len(p) + len(r) for p, r in encode_demonstrations(task.demonstrations, task.tokenizer))
+  shown = encode_demonstrations(task.demonstrations, task.tokenizer, replies=replies)
+  demonstrated = max(len(x.prompt) + len(x.response) for x in shown)
   if demonstrated > budget:
     raise ValueError(
       f"config.rollout.max_new_tokens={config.rollout.max_new_tokens}: a demonstration has {demonstrated} tokens with its prompt, "

@@ -53,7 +53,11 @@ class Grader:
   def __call__(
     self, reward: WeightedReward, completions: Sequence[Completion], examples: Sequence[Mapping[str, Any]]
   ) -> list[Outcome]:
-    """Outcomes of one term, one for each response."""
+    """Outcomes of one term, one for each response; of a conversation whose environment failed nothing is known, and nobody is asked."""
+    if any(completion.failed for completion in completions):
+      known = [i for i, completion in enumerate(completions) if completion.failed is None]
+      found = dict(zip(known, self(reward, [completions[i] for i in known], [examples[i] for i in known]), strict=True))
+      return [found[i] if i in found else Outcome(None, *completion.failed) for i, completion in enumerate(completions)]
     if reward.routes:
       return self._routed(reward, completions, examples)
     if reward.spec is None or self.pool is None:

@@ -15,7 +15,7 @@ import jax
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
-from jaxrl_llm.rollout import Batch
+from jaxrl_llm.assessment import Batch
 from jaxrl_llm.types import Rollouts
 
 

@@ -6,7 +6,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxrl_llm import hosts, packing, rollout
+from jaxrl_llm import assessment, hosts, packing, trajectories
 from jaxrl_llm.credit import ESTIMATORS
 from jaxrl_llm.mesh import num_row_shards, place_tokens
 from jaxrl_llm.needs import needed_by_critic, needed_by_score, needed_by_step
@@ -16,10 +16,10 @@ from jaxrl_llm.scores import add_scores, live_routes, reference_of
 from jaxrl_llm.types import Metrics, TrainBatch
 
 
-def leave_out(this: Run, batch: rollout.Batch) -> rollout.Batch:
+def leave_out(this: Run, batch: assessment.Batch) -> assessment.Batch:
   """Without the sequences that nothing is to be learned from; they stay in the batch, and none of their tokens counts."""
   skips, whole = this.config.reward.overlong_filter, ESTIMATORS[this.config.advantage.estimator].whole_groups
-  return batch._replace(counted=rollout.counted(batch, skips_truncated=skips, whole_groups=whole))
+  return batch._replace(counted=assessment.counted(batch, skips_truncated=skips, whole_groups=whole))
 
 
 def arrange(this: Run, sequences: list[packing.Trajectory], **options: Any) -> packing.Layout:
@@ -49,8 +49,8 @@ def measures_routes(this: Run, step: int) -> bool:
 
 
 def add_credit(
-  this: Run, batch: rollout.Batch, layouts: list[packing.Layout], placed: list[TrainBatch]
-) -> tuple[rollout.Batch, list[TrainBatch], dict[str, float]]:
+  this: Run, batch: assessment.Batch, layouts: list[packing.Layout], placed: list[TrainBatch]
+) -> tuple[assessment.Batch, list[TrainBatch], dict[str, float]]:
   """Advantages and value targets, for the rollout batch and for its packed mini-batches; and what is logged of them."""
   config, experiment, needs = this.config, this.experiment, this.experiment.needs
 
@@ -60,10 +60,11 @@ def add_credit(
     return [x for array, layout in zip(arrays, layouts, strict=True) for x in packing.lift(array, layout)]
 
   in_reward, coef, metrics = config.reward.kl_coef > 0, this.record["kl_coef"], {}
-  evidence = rollout.evidence(
+  evidence = trajectories.evidence(
     batch,
     rewards=experiment.rewards,
-    step_rewards=experiment.task.step_rewards if "step_rewards" in needs else None,
+    step_rewards=experiment.task.step_rewards if "step_rewards" in needs and experiment.talk is None else None,
+    turn_weight=config.environment.weight if "step_rewards" in needs and experiment.talk is not None else None,
     kl=partial(kl_estimate, estimator=config.reward.kl_estimator or "k1") if in_reward else None,
     kl_coef=coef if in_reward else 0.0,
     old_logprobs=lifted(lambda x: x.old_logprobs) if in_reward else None,
@@ -78,7 +79,7 @@ def add_credit(
 
   def laid(responses):
     """Per-token values of the responses, in the rows of every mini-batch."""
-    sequences, start = rollout.whole_sequences(responses, batch.rollouts), 0
+    sequences, start = trajectories.whole_sequences(responses, batch.rollouts), 0
     for layout in layouts:
       yield place_tokens(experiment.mesh, packing.lay(sequences[start : start + len(layout.rows)], layout))
       start += len(layout.rows)

@@ -1,15 +1,18 @@
 """`python -m jaxrl_llm.main --config=FILE[:ARGUMENT] [--workdir=DIR] [--config.FIELD=VALUE ...] [--dry_run]`
 
-  --config          the experiment: a file of configs/, as in configs/gspo.py or configs/gspo.py:tiny
+  --config          the experiment: a file of configs/, as in configs/gspo.py or configs/gspo.py:tiny; configs/reward_model.py trains a
+                    reward model
   --workdir         folder of the run; the same command goes on where it stopped. Default: runs/CONFIG
   --config.FIELD    another value for one field, as in --config.learner.learning_rate=1e-4
   --dry_run         print the resolved config, mesh, sizes, memory and every problem; train nothing
 """
 
+import contextlib
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 from ml_collections import ConfigDict
 
@@ -37,7 +40,7 @@ def main(argv: Sequence[str]) -> int:
     config, workdir, only_print = parse(argv)
     if only_print:
       return dry_run(config)
-    if found := config_check.problems(config):
+    if found := problems(config):
       raise UsageError("\n".join(found))
     workdirs.check(workdir, config.to_dict())
     if workdirs.is_finished(workdir):
@@ -50,10 +53,25 @@ def main(argv: Sequence[str]) -> int:
     return USAGE_ERROR
 
 
+def is_reward_model(config: ConfigDict) -> bool:
+  """Whether a config trains a reward model: one of its own kind of fields, as in configs/reward_model.py."""
+  return "objective" in config and config.objective.get("name") == "bradley_terry"
+
+
+def problems(config: ConfigDict) -> list[str]:
+  """Every problem of a config, a line each."""
+  if is_reward_model(config):
+    from jaxrl_llm.preferences import check
+
+    return check.problems(config)
+  return config_check.problems(config)
+
+
 def train_in(config: ConfigDict, workdir: Path, *, command: str) -> int:
   """Starts JAX and trains, with the other processes of the run where there are any."""
   from jaxrl_llm import bookkeeping, hosts, platform, train  # Only now: bad input is refused before JAX is even imported.
   from jaxrl_llm.out_of_memory import OutOfMemoryError, explained
+  from jaxrl_llm.preferences import training
 
   platform.cache_compilations()
   try:
@@ -62,10 +80,11 @@ def train_in(config: ConfigDict, workdir: Path, *, command: str) -> int:
     raise UsageError(str(error)) from error
   try:
     plain = {UsageError: USAGE_ERROR, workdirs.WorkdirError: USAGE_ERROR, OutOfMemoryError: 1, KeyboardInterrupt: INTERRUPTED}
-    with hosts.together(plain), explained(config):
-      this = begin(config, workdir, command=command)
+    job, explaining = (training, contextlib.nullcontext()) if is_reward_model(config) else (train, explained(config))
+    with hosts.together(plain), explaining:
+      this = begin(config, workdir, job.start, command=command)
       try:
-        summary = train.proceed(this)
+        summary = job.proceed(this)
       except (bookkeeping.NonFiniteError, bookkeeping.PreemptedError) as error:  # In all processes alike.
         if hosts.is_main():
           print(f"error: {error}", file=sys.stderr)
@@ -82,24 +101,30 @@ def train_in(config: ConfigDict, workdir: Path, *, command: str) -> int:
   return 0
 
 
-def begin(config: ConfigDict, workdir: Path, *, command: str):
+def begin(config: ConfigDict, workdir: Path, start: Callable[..., Any], *, command: str):
   """The run, in a workdir that process 0 has claimed for all.
 
+  Args:
+    config: checked.
+    workdir: of the run.
+    start: `train.start`, or that of another job.
+    command: what the user typed.
+
   Returns:
-    A `train.Run`.
+    What `start` does.
 
   Raises:
-    UsageError: processes with different settings, or what `train.start` refuses.
+    UsageError: processes with different settings, or what `start` refuses.
     WorkdirError: see `workdirs.claim`.
   """
-  from jaxrl_llm import hosts, train
+  from jaxrl_llm import hosts
 
   is_new = False
   try:
     hosts.agree(config_check.flatten(config) | {"--workdir": str(workdir.absolute())})
     is_new = hosts.on_main(lambda: workdirs.claim(workdir, config.to_dict()))
     workdirs.expect(workdir)
-    return train.start(config, workdir, command=command)
+    return start(config, workdir, command=command)
   except ValueError as error:
     if is_new and hosts.is_main():  # Or the corrected command would be refused: the folder would hold a run with another config.
       workdirs.release(workdir)
@@ -110,10 +135,13 @@ def dry_run(config: ConfigDict) -> int:
   """Prints what a run would be, and all that is wrong with it."""
   for path, value in config_check.flatten(config).items():
     print(f"config.{path} = {value!r}")
-  found = config_check.problems(config)
+  found = problems(config)
   if not found:
     from jaxrl_llm import hosts
     from jaxrl_llm.dry_run import describe
+
+    if is_reward_model(config):
+      from jaxrl_llm.preferences.training import describe
 
     try:
       hosts.start()

@@ -19,8 +19,9 @@ from typing import Any
 
 import numpy as np
 
-PHASES = ("warm_start", "rl", "eval")
-"""What a row may belong to. "warm_start" and "rl" count their own steps; an "eval" row carries the RL step it was measured at."""
+PHASES = ("warm_start", "rl", "eval", "reward_model")
+"""What a row may belong to. All but "eval" count their own steps; an "eval" row carries the RL step it was measured at, or the step of a
+reward model's training."""
 
 Row = dict[str, Any]
 

@@ -65,10 +65,10 @@ class Layout(NamedTuple):
   shares: bool
 
 
-def demonstration(prompt: Sequence[int], response: Sequence[int]) -> Trajectory:
-  """A supervised sequence: the response's tokens count, and no policy has scored them."""
+def demonstration(prompt: Sequence[int], response: Sequence[int], written: Sequence[bool] | None = None) -> Trajectory:
+  """A supervised sequence: the response's tokens count, or those that are marked as written; and no policy has scored them."""
   tokens = np.array([*prompt, *response], np.int32)
-  mask = (np.arange(len(tokens)) >= len(prompt)).astype(np.float32)
+  mask = np.array([0] * len(prompt) + [1] * len(response) if written is None else [0] * len(prompt) + [*written], np.float32)
   return Trajectory(tokens, mask, advantages=mask, sampler_logprobs=np.zeros(len(tokens), np.float32))
 
 

@@ -17,7 +17,7 @@ import jax
 import numpy as np
 from jaxtyping import Bool, Int
 
-from jaxrl_llm.sampler import RUNNING, Begun, Requests, begun
+from jaxrl_llm.sampler import Begun, Requests, begun, not_begun
 from jaxrl_llm.types import Rollouts, StopReason
 
 
@@ -46,19 +46,7 @@ def nothing(max_new_tokens: int, routes: tuple[int, int] | None = None) -> Group
     >>> nothing(8).begun.tokens.shape
     (0, 8)
   """
-  return Groups([], _unbegun(0, max_new_tokens, routes), [])
-
-
-def _unbegun(num_sequences: int, max_new_tokens: int, routes: tuple[int, int] | None) -> Begun:
-  shape = (num_sequences, max_new_tokens)
-  return Begun(
-    tokens=np.zeros(shape, np.int32),
-    lengths=np.zeros(num_sequences, np.int32),
-    logprobs=np.zeros(shape, np.float32),
-    raw_logprobs=np.zeros(shape, np.float32),
-    reasons=np.full(num_sequences, RUNNING, np.int8),
-    routing=None if routes is None else np.full((*shape, *routes), -1, np.int16),
-  )
+  return Groups([], not_begun(0, max_new_tokens, routes), [])
 
 
 def join(carried: Groups, examples: Sequence[Mapping[str, Any]], *, step: int, group_size: int) -> Groups:
@@ -71,7 +59,7 @@ def join(carried: Groups, examples: Sequence[Mapping[str, Any]], *, step: int, g
     group_size: samples for each prompt (G).
   """
   routing = carried.begun.routing
-  new = _unbegun(len(examples) * group_size, carried.begun.tokens.shape[1], None if routing is None else routing.shape[2:])
+  new = not_begun(len(examples) * group_size, carried.begun.tokens.shape[1], None if routing is None else routing.shape[2:])
   both = jax.tree.map(lambda *x: np.concatenate(x), carried.begun, new)
   return Groups([*carried.examples, *examples], both, [*carried.steps, *[step] * len(examples)])
 
@@ -155,7 +143,7 @@ def from_json(saved: Mapping[str, Any], empty: Groups) -> Groups:
     empty: `nothing`, with the settings of the run.
   """
   sequences, like = saved["sequences"], empty.begun
-  found = _unbegun(len(sequences), like.tokens.shape[1], None if like.routing is None else like.routing.shape[2:])
+  found = not_begun(len(sequences), like.tokens.shape[1], None if like.routing is None else like.routing.shape[2:])
   for row, sequence in enumerate(sequences):
     found.reasons[row], found.lengths[row] = sequence["reason"], len(sequence["tokens"])
     for name, values in sequence.items():

@@ -11,14 +11,15 @@ Nothing is in flight across a checkpoint, so that it holds all that the next ste
 does. The price is that the learner waits for one batch after each.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 from ml_collections import ConfigDict
 
+from jaxrl_llm.conversations import Conversations
 from jaxrl_llm.partial_rollouts import Groups
 from jaxrl_llm.rollout import Examples
-from jaxrl_llm.sampler import Finished
+from jaxrl_llm.sampler import Finished, Requests
 from jaxrl_llm.types import Rollouts
 
 
@@ -30,12 +31,16 @@ class InFlight(NamedTuple):
     rollouts: arrays of the sampler's devices, which need not be there yet; or a stream of sequences as they finish.
     version: RL steps that their weights have behind them.
     groups: what the sampler was given to go on with, where steps carry groups; else None.
+    talks: conversations of which these are the first turns; None without an environment.
+    again: draws their next turns with the same weights.
   """
 
   examples: Examples
   rollouts: Rollouts | Iterator[Finished]
   version: int
   groups: Groups | None = None
+  talks: Conversations | None = None
+  again: Callable[[Requests], Rollouts] | None = None
 
 
 def saves(config: ConfigDict, step: int) -> bool:

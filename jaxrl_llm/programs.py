@@ -19,7 +19,7 @@ from jaxrl_llm import mesh as mesh_lib
 from jaxrl_llm import objectives, routing
 from jaxrl_llm.compiling import compiled_for
 from jaxrl_llm.config_check import given
-from jaxrl_llm.models import Critic, Model, ModelConfig, make_critic, make_model, trainable
+from jaxrl_llm.models import Critic, Model, ModelConfig, RewardModel, make_critic, make_model, trainable
 from jaxrl_llm.needs import abstract_batch, needed_by_critic, needed_by_score, needed_by_step, needed_by_warm_start
 from jaxrl_llm.objectives.base import critic_objective
 from jaxrl_llm.objectives.corrected import corrected
@@ -279,7 +279,7 @@ def phase_optimizer(config: ConfigDict, phase: ConfigDict, num_updates: int) -> 
 
 
 def place_state(
-  mesh: Mesh, model: Model | Critic, optimizer: optax.GradientTransformation, *, trainable: PyTree | None = None, offload: bool = False
+  mesh: Mesh, model: Model | Critic | RewardModel, optimizer: optax.GradientTransformation, *, trainable: PyTree | None = None, offload: bool = False
 ) -> TrainState:
   """A train state as shapes, dtypes and shardings.
 

@@ -16,7 +16,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-_NAMES = {"warm_start": "warm start", "rl": "RL", "eval": "eval"}
+_NAMES = {"warm_start": "warm start", "rl": "RL", "eval": "eval", "reward_model": "reward model"}
 
 
 class Progress:
@@ -162,7 +162,7 @@ class Progress:
     parts = [f"{_NAMES.get(self._phase, self._phase)} {self._step:,}/{self._total:,}"]
     if self._accuracy is not None:
       parts.append(f"accuracy {self._accuracy:.1%}")
-    for label, name in (("reward", "critic/rewards/mean"), ("loss", "actor/loss")):
+    for label, name in (("reward", "critic/rewards/mean"), ("loss", "actor/loss"), ("loss", "reward_model/loss")):
       # The policy loss says little about learning, so it shows only where there is no reward: in the warm start.
       if scalars.get(name) is not None:
         parts.append(f"{label} {scalars[name]:.3f}")

@@ -19,6 +19,7 @@ from jaxrl_llm.profiling import Profiler
 from jaxrl_llm.progress import Progress
 from jaxrl_llm.states import CRITIC, INIT, abstract_arrays, keeps_reference, whole_state
 from jaxrl_llm.tasks import problem_report
+from jaxrl_llm.tasks.curriculum import CurriculumStream
 from jaxrl_llm.tasks.pipeline import example_iterator
 from jaxrl_llm.types import Params, TrainState
 from jaxrl_llm.weight_sync import SamplerWeights
@@ -67,7 +68,11 @@ def start(config: ConfigDict, workdir: Path, *, command: str = "") -> Run:
   key = jax.random.key(config.seed)
   # One by one where groups are carried: the first step, which goes on with none, takes more new prompts than the others.
   num_prompts = 1 if config.rollout.spare_prompts else config.rollout.num_prompts
-  prompts = example_iterator(experiment.task.train, batch_size=num_prompts, seed=config.seed)
+  if config.task.curriculum is None:
+    prompts = example_iterator(experiment.task.train, batch_size=num_prompts, seed=config.seed)
+  else:
+    options = dict(by=config.task.curriculum, group_size=config.rollout.group_size)
+    prompts = CurriculumStream(experiment.task.train, batch_size=num_prompts, seed=config.seed, **options)
   demonstrations = None  # A task need not have any.
   if config.warm_start.num_steps:
     demonstrations = example_iterator(experiment.task.demonstrations, batch_size=config.warm_start.batch_size, seed=config.seed)

@@ -1,6 +1,7 @@
 """The samplers of a run: settings from the config, whether their cache fits, and programs for every declared shape."""
 
 import os
+from collections.abc import Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -14,7 +15,7 @@ from jaxrl_llm import partial_rollouts
 from jaxrl_llm.compiling import compiled_for
 from jaxrl_llm.models import Model, lower_precision
 from jaxrl_llm.models.cache import num_bytes
-from jaxrl_llm.sampler import SampleFn, StopTable, StreamFn, make_sampler, make_stop_table, make_stream
+from jaxrl_llm.sampler import Requests, SampleFn, StopTable, StreamFn, make_sampler, make_stop_table, make_stream, not_begun
 from jaxrl_llm.sampler.begin import num_rows
 from jaxrl_llm.types import Tokenizer
 
@@ -35,7 +36,9 @@ class Samplers(NamedTuple):
   carried: partial_rollouts.Groups | None
 
 
-def make_samplers(config: ConfigDict, model: Model, tokenizer: Tokenizer, params: PyTree, *, records_routes: bool) -> Samplers:
+def make_samplers(
+  config: ConfigDict, model: Model, tokenizer: Tokenizer, params: PyTree, *, records_routes: bool, turn_stops: Sequence[str] | None = None
+) -> Samplers:
   """The samplers of training rollouts and of evaluations, compiled at their first call for every bucket of prompts.
 
   Args:
@@ -44,6 +47,7 @@ def make_samplers(config: ConfigDict, model: Model, tokenizer: Tokenizer, params
     tokenizer: the task's.
     params: that the samplers are given, abstract.
     records_routes: whether rollouts say which experts their tokens visited.
+    turn_stops: of conversations, texts that end a turn; None for samplers that begin every response and end it.
 
   Raises:
     ValueError: no stop token, stop strings that the vocabulary cannot write, or a cache that does not fit the devices.
@@ -56,7 +60,7 @@ def make_samplers(config: ConfigDict, model: Model, tokenizer: Tokenizer, params
     slots=section.slots,
     cache_dtype=section.cache_dtype,
     cache_blocks=section.cache_blocks,
-    stop_table=stop_table(config, tokenizer),
+    stop_table=stop_table((*config.rollout.stop_strings, *(turn_stops or ())), tokenizer),
   )
   check_stops(tokenizer, common["stop_table"])
   check_fits(config, model)
@@ -67,13 +71,13 @@ def make_samplers(config: ConfigDict, model: Model, tokenizer: Tokenizer, params
     top_p=section.top_p,
     record_routing=records_routes,
   )
-  carried = None
+  carried, talks = None, turn_stops is not None
   if section.spare_prompts:
     experts = model.config.experts
     routes = (model.config.num_layers, experts.top_k) if records_routes and experts else None
     carried = partial_rollouts.nothing(section.max_new_tokens, routes)
   lowered = in_dtype(model)
-  signatures = _signatures(config, model, params, section.num_prompts + section.spare_prompts, carried)
+  signatures = _signatures(config, model, params, section.num_prompts + section.spare_prompts, carried, section.group_size if talks else 0)
   sample = compiled_for(jax.jit(make_sampler(lowered, **training)), signatures)
   stream = None
   if section.report_every:
@@ -83,7 +87,9 @@ def make_samplers(config: ConfigDict, model: Model, tokenizer: Tokenizer, params
   return Samplers(
     sample=sample,
     stream=stream,
-    eval_sample=compiled_for(eval_sample, _signatures(config, model, params, config.eval.batch_prompts, None)),
+    eval_sample=compiled_for(
+      eval_sample, _signatures(config, model, params, config.eval.batch_prompts, None, config.eval.samples if talks else 0)
+    ),
     carried=carried,
   )
 
@@ -95,9 +101,18 @@ def in_dtype(model: Model) -> Model:
 
 
 def _signatures(
-  config: ConfigDict, model: Model, params: PyTree, num_prompts: int, carried: partial_rollouts.Groups | None
+  config: ConfigDict, model: Model, params: PyTree, num_prompts: int, carried: partial_rollouts.Groups | None, turns_of: int
 ) -> list[tuple[Any, ...]]:
-  """A sampler's arguments, abstract. All buckets at once: a batch of short prompts may first come late in a run."""
+  """A sampler's arguments, abstract. All buckets at once: a batch of short prompts may first come late in a run.
+
+  Args:
+    config: of the experiment.
+    model: on the sampler's mesh.
+    params: abstract.
+    num_prompts: of a call.
+    carried: what the first step goes on with, where steps carry groups.
+    turns_of: of conversations, samples for each prompt; 0 for responses of one turn.
+  """
   key = jax.eval_shape(jax.random.key, 0)
   arrays = partial(jax.ShapeDtypeStruct, sharding=mesh_lib.row_sharding(model.mesh))
   requests = []
@@ -106,14 +121,16 @@ def _signatures(
     asked = partial_rollouts.requests(groups, num_groups=config.rollout.num_prompts)
     begun = jax.tree.map(lambda x: arrays(x.shape, x.dtype), asked.begun)
     requests = [asked._replace(begun=begun, enough_groups=jax.ShapeDtypeStruct((), jnp.int32))]
+  if turns_of:
+    begun = not_begun(num_prompts * turns_of, config.rollout.max_new_tokens)
+    requests = [jax.tree.map(lambda x: arrays(x.shape, x.dtype), Requests(limits=begun.lengths, begun=begun))]
   shapes = [(num_prompts, width) for width in config.rollout.prompt_buckets]
   return [(params, arrays(shape, jnp.int32), arrays(shape, bool), key, *requests) for shape in shapes]
 
 
-def stop_table(config: ConfigDict, tokenizer: Tokenizer) -> StopTable | None:
-  """The automata of the config's stop strings; None without any."""
-  strings = config.rollout.stop_strings
-  return make_stop_table(tokenizer.token_bytes(), strings) if strings else None
+def stop_table(strings: Sequence[str], tokenizer: Tokenizer) -> StopTable | None:
+  """The automata of stop strings; None without any."""
+  return make_stop_table(tokenizer.token_bytes(), tuple(strings)) if strings else None
 
 
 def check_stops(tokenizer: Tokenizer, table: StopTable | None) -> None:

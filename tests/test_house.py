@@ -24,27 +24,28 @@ LAYERS = (
     "workers",
   ),
   (
-    "objectives", "advantages", "evaluation", "packing", "tasks", "models", "sampler", "checkpoint", "ledger", "metrics", "platform",
-    "profiling", "progress", "report", "train_step",
+    "objectives", "advantages", "environments", "evaluation", "packing", "tasks", "models", "sampler", "checkpoint", "ledger", "metrics",
+    "platform", "profiling", "progress", "report", "train_step",
   ),
-  ("credit", "grading", "partial_rollouts", "policy", "weight_sync"),
+  ("credit", "grading", "partial_rollouts", "policy", "reward_models", "weight_sync"),
   ("config_fields", "config_refusals", "needs"),
   ("config_check", "route_programs"),
   ("programs", "rollout", "sampling", "workdirs"),
-  ("evaluate", "groups", "memory"),
+  ("assessment", "conversations", "held_out", "memory"),
+  ("groups", "trajectories"),
   ("experiment",),
   ("out_of_memory", "pipelining", "scores", "states"),
   ("run",),
   ("bookkeeping", "drawing", "learning"),
-  ("train", "command_line", "dry_run", "export"),
-  ("main",),
+  ("train", "command_line", "dry_run", "export", "preferences"),
+  ("evaluate", "main"),
 )  # fmt: skip
 RANKS = {room: rank for rank, rooms in enumerate(LAYERS) for room in rooms}
 
 # The only ones that see a ConfigDict.
 CONFIG_ROOMS = (
-  "command_line", "config_check", "config_refusals", "dry_run", "experiment", "export", "main", "memory", "needs", "out_of_memory",
-  "pipelining", "policy", "programs", "route_programs", "run", "sampling", "scores", "train",
+  "command_line", "config_check", "config_refusals", "dry_run", "evaluate", "experiment", "export", "main", "memory", "needs", "out_of_memory",
+  "pipelining", "policy", "preferences", "programs", "route_programs", "run", "sampling", "scores", "train",
 )  # fmt: skip
 
 BLOCKED = (

@@ -8,7 +8,7 @@ import sys
 import numpy as np
 import pytest
 
-from jaxrl_llm import command_line, hosts, main, platform, rollout, train
+from jaxrl_llm import assessment, command_line, hosts, main, platform, train
 from jaxrl_llm.progress import Progress
 from tests.runs import ROOT, VARIED, call, column, environment, flags, quick
 
@@ -291,7 +291,7 @@ def watch_close(monkeypatch) -> list[Progress]:
 
 
 def test_a_run_whose_updates_are_not_finite_stops(tmp_path, capsys, monkeypatch):
-  workdir, assess, calls = tmp_path / "run", rollout.assess, []
+  workdir, assess, calls = tmp_path / "run", assessment.assess, []
 
   def poisoned(*args, **kwargs):
     batch = assess(*args, **kwargs)

@@ -8,7 +8,7 @@ import jax
 import numpy as np
 import pytest
 
-from jaxrl_llm import experiment, pipelining, rollout, train
+from jaxrl_llm import assessment, experiment, pipelining, rollout, train
 from jaxrl_llm.config_check import problems
 from jaxrl_llm.states import ROLLOUT
 from jaxrl_llm.tasks.pipeline import example_iterator
@@ -116,8 +116,8 @@ def test_rollouts_come_from_the_weights_of_one_step_before(lagging):
       found = rollout.draw(
         built.sample, params, examples, key, mesh=built.mesh, tokenizer=built.task.tokenizer, prompt_buckets=config.rollout.prompt_buckets
       )
-      batch = rollout.assess(*found, examples, rewards=built.rewards)
-      hashes.append(rollout.metrics(batch._replace(advantages=np.zeros(found[0].mask.shape)))["rollout/tokens_sha256"])
+      batch = assessment.assess(*found, examples, rewards=built.rewards)
+      hashes.append(assessment.metrics(batch._replace(advantages=np.zeros(found[0].mask.shape)))["rollout/tokens_sha256"])
   assert hashes == column(workdir, "rollout/tokens_sha256")
 
 

@@ -5,8 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from jaxrl_llm import assessment, rollout, trajectories
 from jaxrl_llm import mesh as mesh_lib
-from jaxrl_llm import rollout
 from jaxrl_llm.rewards import WeightedReward
 from jaxrl_llm.tasks.tokenizer import ByteTokenizer
 from jaxrl_llm.types import Rollouts
@@ -41,11 +41,11 @@ def length(completion, example):
 TERMS = [WeightedReward("right", right), WeightedReward("length", length, 0.1)]
 
 
-def make_batch() -> rollout.Batch:
+def make_batch() -> assessment.Batch:
   """Scored, with the advantages 1, -1, 0.5, -0.5 on all tokens of the responses."""
   rollouts = make_rollouts()
   responses = rollout.completions(rollouts, TOKENIZER.decode)
-  batch = rollout.assess(rollouts, responses, EXAMPLES, rewards=TERMS)
+  batch = assessment.assess(rollouts, responses, EXAMPLES, rewards=TERMS)
   return batch._replace(advantages=np.float32([[1], [-1], [0.5], [-0.5]]) * rollouts.mask)
 
 
@@ -74,14 +74,14 @@ def sequences_of(values):
 def test_evidence_holds_each_response_in_its_row():
   batch = make_batch()
   mask = batch.rollouts.mask
-  plain = rollout.evidence(batch, rewards=TERMS)
+  plain = trajectories.evidence(batch, rewards=TERMS)
   np.testing.assert_array_equal(plain.rewards, batch.rewards)
   np.testing.assert_allclose(plain.parts.sum(axis=0), batch.rewards, rtol=1e-6)
   np.testing.assert_array_equal(plain.mask, mask)
   assert plain.kl is plain.values is plain.step_rewards is plain.step_ends is None
 
   values, old, ref = (np.arange(16.0).reshape(4, 4) * scale for scale in (1, 10, -1))
-  found = rollout.evidence(
+  found = trajectories.evidence(
     batch, rewards=TERMS, kl=lambda old, ref: old - ref, kl_coef=0.5, old_logprobs=sequences_of(old), ref_logprobs=sequences_of(ref),
     values=sequences_of(values), step_rewards=lambda row, ids: [(1, float(row["level"])), (len(ids) - 1, -1.0)],
   )  # fmt: skip
@@ -94,15 +94,15 @@ def test_evidence_holds_each_response_in_its_row():
 
 def test_whole_sequences_put_zeros_for_the_prompts():
   values = np.arange(1.0, 17.0).reshape(4, 4)
-  found = rollout.whole_sequences(values, make_rollouts())
-  for x, sequence in zip(found, rollout.trajectories(make_rollouts()), strict=True):
+  found = trajectories.whole_sequences(values, make_rollouts())
+  for x, sequence in zip(found, trajectories.trajectories(make_rollouts()), strict=True):
     assert len(x) == len(sequence.tokens) and not x[sequence.mask == 0].any()
   assert found[3].tolist() == [0, 0, 13, 14, 15, 16]
 
 
 def test_trajectories_join_prompt_and_response():
   rollouts = make_rollouts()
-  found = rollout.trajectories(rollouts)
+  found = trajectories.trajectories(rollouts)
   bos = TOKENIZER.bos_id
   assert found[0].tokens.tolist() == [bos, 49, 43, 49, 35, 50, EOS]
   assert found[3].tokens.tolist() == [bos, 57, 57, 57, 57, 57]
@@ -117,7 +117,7 @@ def test_trajectories_join_prompt_and_response():
 
 
 def test_metrics_by_hand():
-  row = rollout.metrics(make_batch())
+  row = assessment.metrics(make_batch())
   digest = row.pop("rollout/tokens_sha256")
   assert len(digest) == 64
   expected = {
@@ -144,12 +144,12 @@ def test_metrics_by_hand():
 
 def test_groups_without_signal_are_counted():
   batch = make_batch()._replace(rewards=np.float32([0.1, 0.1, 0.1, 0.2]))
-  assert rollout.metrics(batch)["group/frac_reward_zero_std"] == 0.5
+  assert assessment.metrics(batch)["group/frac_reward_zero_std"] == 0.5
 
 
 def test_the_digest_tells_any_token_apart():
   batch = make_batch()
-  digest = lambda rollouts: rollout.metrics(batch._replace(rollouts=rollouts))["rollout/tokens_sha256"]
+  digest = lambda rollouts: assessment.metrics(batch._replace(rollouts=rollouts))["rollout/tokens_sha256"]
   seen = {digest(batch.rollouts)}
   for row, slot in np.ndindex(batch.rollouts.tokens.shape):
     tokens = batch.rollouts.tokens.copy()
@@ -165,12 +165,12 @@ def test_the_digest_tells_any_token_apart():
 
 @pytest.mark.parametrize(("num_rows", "expected"), [(0, []), (1, [0]), (2, [0, 2]), (3, [0, 1, 2]), (9, [0, 1, 2, 3])])
 def test_sample_rows_come_from_as_many_prompts_as_there_are(num_rows, expected):
-  rows = rollout.sample_rows(make_batch(), num_rows=num_rows, token_text=TOKENIZER.decode)
+  rows = assessment.sample_rows(make_batch(), num_rows=num_rows, token_text=TOKENIZER.decode)
   assert [row["response"] for row in rows] == [RESPONSES[i] for i in expected]
 
 
 def test_a_sample_row_by_hand():
-  (row,) = rollout.sample_rows(make_batch(), num_rows=1, token_text=TOKENIZER.decode)
+  (row,) = assessment.sample_rows(make_batch(), num_rows=1, token_text=TOKENIZER.decode)
   assert row["tokens"] == ["#", "2", ""] and row["token_ids"] == [35, 50, EOS] and row["logprobs"] == [-0.5, -1.5, -2.5]
   assert (row["prompt"], row["answer"], row["level"], row["num_tokens"], row["stopped"]) == ("1+1", "2", 1, 3, True)
   np.testing.assert_allclose([row["reward"], row["advantage"]], [1.3, 1.0], rtol=1e-6)
@@ -201,21 +201,21 @@ def fails_on(text):
 def test_a_response_without_a_reward_counts_nowhere():
   rollouts = make_rollouts()
   responses = rollout.completions(rollouts, TOKENIZER.decode)
-  batch = rollout.assess(rollouts, responses, EXAMPLES, rewards=[WeightedReward("right", fails_on("#3"))])
+  batch = assessment.assess(rollouts, responses, EXAMPLES, rewards=[WeightedReward("right", fails_on("#3"))])
   assert batch.failed == [None, "not_finite", None, None] and batch.valid.tolist() == [True, False, True, True]
-  batch = batch._replace(counted=rollout.counted(batch, skips_truncated=False, whole_groups=False))
+  batch = batch._replace(counted=assessment.counted(batch, skips_truncated=False, whole_groups=False))
   assert batch.counted.tolist() == [True, False, True, True]
-  assert [sequence.mask.sum() for sequence in rollout.trajectories(rollouts, batch.counted)] == [3, 0, 3, 4]
-  found = rollout.evidence(batch, rewards=[WeightedReward("right", fails_on("#3"))])
+  assert [sequence.mask.sum() for sequence in trajectories.trajectories(rollouts, batch.counted)] == [3, 0, 3, 4]
+  found = trajectories.evidence(batch, rewards=[WeightedReward("right", fails_on("#3"))])
   assert found.mask.sum(axis=1).tolist() == [3, 0, 3, 4] and found.valid.tolist() == [True, False, True, True]
-  row = rollout.metrics(batch._replace(advantages=np.ones((4, 4), np.float32)))
+  row = assessment.metrics(batch._replace(advantages=np.ones((4, 4), np.float32)))
   assert row["rewards/failed"] == row["rewards/failed/not_finite"] == 1 and "rewards/failed/timeout" not in row
   assert row["reward/right/mean"] == pytest.approx(2 / 3) and row["rollout/counted"] == 0.75
 
 
 def test_what_is_left_out():
   batch = make_batch()._replace(failed=["died", None, None, None])
-  choose = lambda truncated, groups: rollout.counted(batch, skips_truncated=truncated, whole_groups=groups).tolist()
+  choose = lambda truncated, groups: assessment.counted(batch, skips_truncated=truncated, whole_groups=groups).tolist()
   assert choose(False, False) == [False, True, True, True]
   assert choose(False, True) == [False, False, True, True]
   assert choose(True, False) == [False, True, True, False], "the last one was cut short"
@@ -224,5 +224,5 @@ def test_what_is_left_out():
 def test_verdicts_leave_out_what_only_shapes_the_reward():
   rollouts = make_rollouts()
   terms = [TERMS[0], TERMS[1]._replace(shapes=True)]
-  batch = rollout.assess(rollouts, rollout.completions(rollouts, TOKENIZER.decode), EXAMPLES, rewards=terms)
+  batch = assessment.assess(rollouts, rollout.completions(rollouts, TOKENIZER.decode), EXAMPLES, rewards=terms)
   assert batch.verdicts.tolist() == [1, 0, 1, 0] and batch.rewards[3] == pytest.approx(0.4)

@@ -4,7 +4,7 @@ import jax
 import numpy as np
 import pytest
 
-from jaxrl_llm import rollout
+from jaxrl_llm import assessment, rollout
 from jaxrl_llm.config_check import problems
 from jaxrl_llm.rewards import WeightedReward
 from jaxrl_llm.sampler import Finished
@@ -29,7 +29,7 @@ def test_pieces_make_the_batch_of_one_piece():
   """Whatever the order in which sequences finish; and each is scored once, with its own example."""
   rollouts, scored = rollouts_with([1, 1, 1, 0]), []
   responses = rollout.completions(rollouts, TOKENIZER.decode)
-  whole = rollout.assess(rollouts, responses, EXAMPLES, rewards=TERMS)
+  whole = assessment.assess(rollouts, responses, EXAMPLES, rewards=TERMS)
 
   def watched(completion, example):
     scored.append((completion.text, example["answer"]))
@@ -40,7 +40,7 @@ def test_pieces_make_the_batch_of_one_piece():
   drawn, seconds = rollout.follow(stream, EXAMPLES, TOKENIZER, rewards=terms, group_size=2)
   assert scored == [("#9", "9"), ("9999", "9"), ("#2", "2")] and seconds > 0  # The last one waits: nothing is drawn beside it.
   assert [known is None for known in drawn.scores] == [False, True, False, False]
-  batch = rollout.assess(drawn.rollouts, drawn.responses, drawn.examples, rewards=terms, scores=drawn.scores)
+  batch = assessment.assess(drawn.rollouts, drawn.responses, drawn.examples, rewards=terms, scores=drawn.scores)
   assert len(scored) == 4 and scored[-1] == ("#3", "2")
   for one, other in zip(jax.tree.leaves(batch), jax.tree.leaves(whole), strict=True):
     assert np.asarray(one).dtype == np.asarray(other).dtype and np.array_equal(one, other)

@@ -9,21 +9,27 @@
 Each is averaged over problems, with a bootstrap interval over problems.
 """
 
+from jaxrl_llm.evaluation.answers import AnswerFn, answer_reader
 from jaxrl_llm.evaluation.intervals import Interval, bootstrap_interval
 from jaxrl_llm.evaluation.metric_names import MetricName, parse_metric
 from jaxrl_llm.evaluation.rating import Rating, estimate_rating, solve_probability
 from jaxrl_llm.evaluation.repeated import avg_at_n, by_level, maj_at_n, pass_at_k, truncation_rate
 from jaxrl_llm.evaluation.samples import SampleRow, read_samples, regrade, write_samples
-from jaxrl_llm.evaluation.summary import per_problem, summarise
+from jaxrl_llm.evaluation.summary import Estimate, Summary, estimate, per_problem, short_name, summarise, table, to_json
 
 __all__ = [
+  "AnswerFn",
+  "Estimate",
   "Interval",
   "MetricName",
   "Rating",
   "SampleRow",
+  "Summary",
+  "answer_reader",
   "avg_at_n",
   "bootstrap_interval",
   "by_level",
+  "estimate",
   "estimate_rating",
   "maj_at_n",
   "parse_metric",
@@ -31,8 +37,11 @@ __all__ = [
   "per_problem",
   "read_samples",
   "regrade",
+  "short_name",
   "solve_probability",
   "summarise",
+  "table",
+  "to_json",
   "truncation_rate",
   "write_samples",
 ]

@@ -80,7 +80,8 @@ def maj_at_n(
   """maj@n: for each problem whether the answer that most of its first n samples give is right.
 
   Answers with the same key are one answer. Of several that are equally frequent each is as likely to be the vote, so the expected score is
-  the mean of theirs: nothing depends on the order of the samples. A sample without an answer does not vote; where none votes it is 0.
+  the mean of theirs: nothing depends on the order of the samples. A sample without an answer does not vote; where none votes it is 0, but
+  NaN where that is because scores are unknown.
 
   Args:
     answers: the answer extracted from each sample, None where there is none.
@@ -112,7 +113,7 @@ def _vote(answers: list[str | None], scores: Float[np.ndarray, " s"], key: Calla
   voters = [(key(answer), score) for answer, score in zip(answers, scores, strict=True) if answer is not None and not np.isnan(score)]
   votes = Counter(answer for answer, _ in voters)
   if not votes:
-    return 0.0
+    return float("nan") if np.isnan(scores).any() else 0.0
   most = max(votes.values())
   winners = [answer for answer, count in votes.items() if count == most]
   return float(np.mean([np.mean([score for answer, score in voters if answer == winner]) for winner in winners]))

@@ -2,7 +2,7 @@
 
 import json
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 SCHEMA = 1
@@ -28,7 +28,9 @@ class SampleRow(NamedTuple):
     seed: of the evaluation.
     model: where the weights came from.
     step: updates that they had seen; None where it is not known.
-    example: the rest of the row, for verifiers that need more than `gold`.
+    example: the problem's whole row, for verifiers that need more than `gold`; with sample 0 alone, since it may hold megabytes of tests.
+    turns: of a conversation with an environment; `response` is then the last one's text.
+    failed: (cause, one line) where the environment failed, so that no verifier can tell; None where it did not.
   """
 
   id: str
@@ -47,6 +49,8 @@ class SampleRow(NamedTuple):
   model: str = ""
   step: int | None = None
   example: Mapping[str, Any] = {}
+  turns: Sequence[Mapping[str, Any]] = ()
+  failed: Sequence[str] | None = None
 
 
 def write_samples(path: str | os.PathLike, rows: Iterable[SampleRow]) -> int:
@@ -96,7 +100,7 @@ def read_samples(path: str | os.PathLike) -> list[SampleRow]:
       missing, unknown = set(SampleRow._fields) - set(found), set(found) - set(SampleRow._fields)
       if unknown or missing - set(SampleRow._field_defaults):
         raise ValueError(f"{os.fspath(path)}, line {number}: found the fields {sorted(found)}, expected {list(SampleRow._fields)}")
-      rows.append(SampleRow(**found))
+      rows.append(SampleRow(**found | {"turns": tuple(found.get("turns", ()))}))
   return rows
 
 

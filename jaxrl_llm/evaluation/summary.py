@@ -1,19 +1,64 @@
-"""The row of metrics of one evaluation."""
+"""What one evaluation says: its metrics with intervals, its breakdown by difficulty, and what went wrong."""
 
+import re
+from collections import Counter
 from collections.abc import Callable, Hashable, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
-from jaxrl_llm.evaluation.intervals import Interval, bootstrap_interval
+from jaxrl_llm.evaluation.intervals import bootstrap_interval
 from jaxrl_llm.evaluation.metric_names import MetricName, parse_metric
-from jaxrl_llm.evaluation.rating import estimate_rating
+from jaxrl_llm.evaluation.rating import Rating, estimate_rating
 from jaxrl_llm.evaluation.repeated import avg_at_n, by_level, maj_at_n, pass_at_k, truncation_rate
+
+
+class Estimate(NamedTuple):
+  """A metric with its 95 % bootstrap interval over problems.
+
+  Attributes:
+    name: lighteval's, such as `avg@n:n=8`.
+    value: the mean over the problems; None where no problem's number is known.
+    low: lower end.
+    high: upper end.
+    problems: whose number is known.
+  """
+
+  name: str
+  value: float | None
+  low: float | None
+  high: float | None
+  problems: int
+
+
+class Summary(NamedTuple):
+  """Everything that one evaluation says.
+
+  Attributes:
+    metrics: in the order in which they were asked for.
+    levels: mean score of all samples by difficulty, and of how many problems.
+    problems: how many.
+    samples: of each problem.
+    failed: samples that the verifier gave no score, by cause.
+    truncation_rate: fraction of samples that did not end by themselves.
+    mean_tokens: of a response.
+    rating: estimate from the problems' ratings; None where they have none.
+  """
+
+  metrics: tuple[Estimate, ...]
+  levels: dict[Hashable, tuple[float, int]]
+  problems: int
+  samples: int
+  failed: dict[str, int]
+  truncation_rate: float
+  mean_tokens: float
+  rating: Rating | None = None
 
 
 def per_problem(
   metric: str | MetricName,
-  correct: Float[np.ndarray, "n s"],
+  scores: Float[np.ndarray, "n s"],
   answers: Sequence[Sequence[str | None]] | None = None,
   *,
   key: Callable[[str], Hashable] = str.strip,
@@ -22,7 +67,7 @@ def per_problem(
 
   Args:
     metric: its name, such as `pass@k:k=1&n=16`.
-    correct: 1 where a sample is right, else 0; NaN where nobody knows.
+    scores: 1 where a sample is right, else 0, or a number between for credit in part, which is no pass; NaN where nobody knows.
     answers: the extracted answers, for `maj@n`.
     key: what makes two answers one, for `maj@n`.
 
@@ -30,76 +75,149 @@ def per_problem(
     ValueError: a metric that the samples do not allow.
 
   Example:
-    >>> per_problem("pass@k:k=2&n=4", np.array([[1., 0., 0., 0.]])).tolist()
+    >>> per_problem("pass@k:k=2&n=4", np.array([[1., 0., 0.5, 0.]])).tolist()
     [0.5]
   """
   metric = parse_metric(metric) if isinstance(metric, str) else metric
   if metric.kind == "avg@n":
-    return avg_at_n(correct, metric.n)
+    return avg_at_n(scores, metric.n)
   if metric.kind == "pass@k":
-    return pass_at_k(correct, metric.k, metric.n)
+    return pass_at_k(np.where(np.isnan(scores), np.nan, scores >= 1), metric.k, metric.n)
   if answers is None:
     raise ValueError(f"{metric}: found no extracted answers, expected them: a majority is one of answers")
-  return maj_at_n(answers, correct, metric.n, key=key)
+  return maj_at_n(answers, scores, metric.n, key=key)
+
+
+def estimate(
+  metric: str | MetricName,
+  scores: Float[np.ndarray, "n s"],
+  answers: Sequence[Sequence[str | None]] | None = None,
+  *,
+  key: Callable[[str], Hashable] = str.strip,
+  seed: int = 0,
+) -> Estimate:
+  """A metric of all problems, with its interval; `per_problem` has the arguments.
+
+  Args:
+    metric: see there.
+    scores: see there.
+    answers: see there.
+    key: see there.
+    seed: of the bootstrap.
+  """
+  values = per_problem(metric, scores, answers, key=key)
+  known = int(np.sum(~np.isnan(values)))
+  interval = bootstrap_interval(values, seed=seed) if known else (None, None, None)
+  return Estimate(str(metric), *interval, problems=known)
 
 
 def summarise(
-  metrics: Sequence[str],
-  correct: Float[np.ndarray, "n s"],
+  metrics: Sequence[str | MetricName],
+  scores: Float[np.ndarray, "n s"],
   *,
   lengths: Int[np.ndarray, "n s"],
   stopped: Bool[np.ndarray, "n s"],
   answers: Sequence[Sequence[str | None]] | None = None,
   key: Callable[[str], Hashable] = str.strip,
-  levels: Sequence[Hashable] | Int[np.ndarray, " n"] | None = None,
+  levels: Sequence[Hashable] | Int[np.ndarray, " n"] = (),
   problem_ratings: Float[np.ndarray, " n"] | None = None,
+  causes: Sequence[str] = (),
   seed: int = 0,
-) -> dict[str, float]:
-  """Everything that one evaluation says, by name.
+) -> Summary:
+  """Everything that one evaluation says.
 
   Args:
-    metrics: names, such as `avg@n:n=8`; each gets its mean and the ends of its 95 % bootstrap interval over problems.
-    correct: 1 where a sample is right, else 0; NaN where the verifier failed.
+    metrics: names, such as `avg@n:n=8`.
+    scores: see `per_problem`.
     lengths: responses, in tokens.
     stopped: whether a response ended by itself.
     answers: the extracted answers, for `maj@n`.
     key: what makes two answers one.
-    levels: difficulty of each problem, for the first metric's breakdown.
-    problem_ratings: CodeForces' of each problem, for the rating estimate.
+    levels: difficulty of each problem; empty where there is none.
+    problem_ratings: CodeForces' of each problem, for the rating estimate; NaN for an unrated one.
+    causes: of each sample that failed, why.
     seed: of the bootstrap.
 
-  Returns:
-    `eval/<metric>`, `eval/<metric>/low`, `eval/<metric>/high`, `eval/<metric>/level_<level>`, `eval/truncation_rate`,
-    `eval/response_length/mean`, `eval/failed` (samples without a score), `eval/rating`, `eval/rating/low`, `eval/rating/high`; these last
-    three only where they are finite, since a file of JSON has no infinity.
-
   Raises:
-    ValueError: no metrics, one that the samples do not allow, or no sample of known score.
+    ValueError: no metrics, or one that the samples do not allow.
 
   Example:
-    >>> correct, ones = np.array([[1., 0.], [1., 1.]]), np.ones((2, 2), int)
-    >>> row = summarise(["avg@n:n=2", "pass@k:k=2&n=2"], correct, lengths=ones, stopped=ones > 0, levels=[1, 3])
-    >>> row["eval/avg@n:n=2"], row["eval/pass@k:k=2&n=2"], row["eval/avg@n:n=2/level_3"], row["eval/truncation_rate"]
-    (0.75, 1.0, 1.0, 0.0)
+    >>> scores, ones = np.array([[1., 0.], [1., 1.]]), np.ones((2, 2), int)
+    >>> found = summarise(["avg@n:n=2", "pass@k:k=2&n=2"], scores, lengths=ones, stopped=ones > 0, levels=[1, 3])
+    >>> [x.value for x in found.metrics], found.levels
+    ([0.75, 1.0], {1: (0.5, 1), 3: (1.0, 1)})
   """
   if not metrics:
     raise ValueError("metrics: found none, expected names such as 'avg@n:n=8'")
-  row = {}
-  for position, metric in enumerate(metrics):
-    values = per_problem(metric, correct, answers, key=key)
-    row |= _named(f"eval/{metric}", bootstrap_interval(values, seed=seed))
-    if levels is not None and position == 0:
-      row |= {f"eval/{metric}/level_{level}": mean for level, (mean, count) in by_level(values, levels).items() if count}
-  row["eval/truncation_rate"] = float(truncation_rate(stopped).mean())
-  row["eval/response_length/mean"] = float(lengths.mean())
-  row["eval/failed"] = float(np.isnan(correct).sum())
+  solved, rating = avg_at_n(scores), None
   if problem_ratings is not None:
-    solved = avg_at_n(correct)
-    known = ~np.isnan(solved)
-    rating = estimate_rating(problem_ratings[known], solved[known])
-    row |= {name: value for name, value in _named("eval/rating", Interval(*rating)).items() if np.isfinite(value)}
-  return row
+    rated = ~np.isnan(solved) & ~np.isnan(problem_ratings)
+    rating = estimate_rating(problem_ratings[rated], solved[rated]) if rated.any() else None
+  return Summary(
+    metrics=tuple(estimate(metric, scores, answers, key=key, seed=seed) for metric in metrics),
+    levels=by_level(solved, levels) if len(levels) else {},
+    problems=scores.shape[0],
+    samples=scores.shape[1],
+    failed=dict(Counter(causes).most_common()),
+    truncation_rate=float(truncation_rate(stopped).mean()),
+    mean_tokens=float(lengths.mean()),
+    rating=rating,
+  )
 
 
-def _named(name: str, interval: Interval) -> dict[str, float]:
-  return {name: interval.mean, f"{name}/low": interval.low, f"{name}/high": interval.high}
+def short_name(metric: MetricName) -> str:
+  """A metric's name for a log: `maj@8`, `pass@4` of four samples, `pass@1:n=16` of more.
+
+  Example:
+    >>> short_name(parse_metric("maj@n:n=8")), short_name(parse_metric("pass@k:k=4&n=4")), short_name(parse_metric("pass@k:k=1&n=16"))
+    ('maj@8', 'pass@4', 'pass@1:n=16')
+  """
+  kind = metric.kind.partition("@")[0]
+  if metric.k is None or metric.k == metric.n:
+    return f"{kind}@{metric.n}"
+  return f"{kind}@{metric.k}:n={metric.n}"
+
+
+def to_json(summary: Summary) -> dict[str, Any]:
+  """A summary as JSON, which has neither NaN nor infinity: None stands for both."""
+  finite = lambda x: float(x) if x is not None and np.isfinite(x) else None
+  rating = summary.rating and {name: finite(x) for name, x in summary.rating._asdict().items()}
+  return {
+    "metrics": {x.name: {"value": x.value, "low": x.low, "high": x.high, "problems": x.problems} for x in summary.metrics},
+    "levels": {str(level): {"value": finite(mean), "problems": count} for level, (mean, count) in summary.levels.items()},
+    "rating": rating,
+    "truncation_rate": summary.truncation_rate,
+    "mean_tokens": summary.mean_tokens,
+    "problems": summary.problems,
+    "samples": summary.samples,
+    "failed": summary.failed,
+  }
+
+
+def table(summary: Summary) -> str:
+  """A summary as lines for a terminal.
+
+  Example:
+    >>> scores, ones = np.array([[1., 0.], [1., 1.]]), np.ones((2, 2), int)
+    >>> print(table(summarise(["avg@n:n=2"], scores, lengths=ones, stopped=ones > 0)))
+    metric      value  95 % interval      problems
+    avg@n:n=2   75.0%  50.0% to 100.0%           2
+    truncated    0.0%
+    tokens        1.0  a response
+  """
+  percent = lambda x: "-" if x is None or np.isnan(x) else f"{x:.1%}"
+  interval = lambda x: "" if x.value is None else f"{percent(x.low)} to {percent(x.high)}"
+  rows = [("metric", "value", "95 % interval", "problems")]
+  rows += [(x.name, percent(x.value), interval(x), str(x.problems)) for x in summary.metrics]
+  if len(summary.levels) > 1:
+    rows += [(f"  level {level}", percent(mean), "", str(count)) for level, (mean, count) in summary.levels.items()]
+  if summary.rating is not None:
+    points = lambda x: re.sub("inf", "infinity", f"{x:.0f}")
+    rows.append(("rating", points(summary.rating.rating), f"{points(summary.rating.low)} to {points(summary.rating.high)}", ""))
+  rows.append(("truncated", percent(summary.truncation_rate), "", ""))
+  rows.append(("tokens", f"{summary.mean_tokens:.1f}", "a response", ""))
+  rows += [(f"failed: {cause}", f"{count:,}", f"of {summary.problems * summary.samples:,} samples", "") for cause, count in
+           summary.failed.items()]
+  widths = [max(len(row[column]) for row in rows) for column in range(4)]
+  lines = (f"{a:<{widths[0]}}  {b:>{widths[1]}}  {c:<{widths[2]}}  {d:>{widths[3]}}".rstrip() for a, b, c, d in rows)
+  return "\n".join(lines)

@@ -8,10 +8,11 @@ from jaxrl_llm.models.loading import load, load_params, logits, read_config
 from jaxrl_llm.models.lora import merge, reference, trainable
 from jaxrl_llm.models.model import Model, make_model
 from jaxrl_llm.models.presets import PRESETS, preset
+from jaxrl_llm.models.reward_model import RewardModel, load_reward_params, make_reward_model, read_reward_config, save_reward_model
 from jaxrl_llm.models.saving import save_hf
 
 __all__ = [
-  "CACHE_DTYPES", "DTYPES", "PRESETS", "Cache", "Critic", "Experts", "KeyValues", "Lora", "Model", "ModelConfig", "RopeScaling", "View",
-  "load", "load_params", "logits", "lower_precision", "make_critic", "make_model", "merge", "preset", "read_config", "reference", "save_hf",
-  "trainable",
+  "CACHE_DTYPES", "DTYPES", "PRESETS", "Cache", "Critic", "Experts", "KeyValues", "Lora", "Model", "ModelConfig", "RewardModel",
+  "RopeScaling", "View", "load", "load_params", "load_reward_params", "logits", "lower_precision", "make_critic", "make_model",
+  "make_reward_model", "merge", "preset", "read_config", "read_reward_config", "reference", "save_hf", "save_reward_model", "trainable",
 ]  # fmt: skip

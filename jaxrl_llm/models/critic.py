@@ -19,12 +19,14 @@ from jaxrl_llm.types import Params
 class ValueModel(nnx.Module):
   """A trunk, and one number for each of its final hidden states."""
 
-  def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs, mesh: Mesh | None = None):
+  def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs, mesh: Mesh | None = None, has_bias: bool = True):
     # A tied trunk has no output head of its own, so nothing of it stays unused.
     self.trunk = Transformer(config._replace(tie_embeddings=True, lora=None), rngs=rngs, mesh=mesh)
     # Zeros: before its first update the critic expects nothing, wherever its trunk came from.
     self.value_head = nnx.Param(jnp.zeros((config.d_model,), jnp.float32), axes=("embed",))
-    self.value_bias = nnx.Param(jnp.zeros((), jnp.float32), axes=())
+    self.has_bias = has_bias
+    if has_bias:
+      self.value_bias = nnx.Param(jnp.zeros((), jnp.float32), axes=())
 
   def __call__(
     self,
@@ -34,7 +36,8 @@ class ValueModel(nnx.Module):
     prefixes: Int[Array, "B T"] | None = None,
   ) -> Float[Array, "B T"]:
     x = self.trunk.hidden(tokens, positions, segments, prefixes=prefixes).hidden.astype(jnp.float32)
-    return x @ self.value_head[...] + self.value_bias[...]
+    values = x @ self.value_head[...]
+    return values + self.value_bias[...] if self.has_bias else values
 
 
 class Critic(NamedTuple):

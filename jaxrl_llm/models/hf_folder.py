@@ -45,11 +45,12 @@ def read_hf_config(folder: str | os.PathLike) -> ModelConfig:
   return from_hf_config(read_json(path), where=str(path))
 
 
-def open_hf_folder(folder: str | os.PathLike) -> tuple[ModelConfig, TensorSource]:
+def open_hf_folder(folder: str | os.PathLike, *, config: ModelConfig | None = None) -> tuple[ModelConfig, TensorSource]:
   """The model and the tensors of a folder; reads headers only.
 
   Args:
     folder: with `config.json` and safetensors.
+    config: of a model that `config.json` describes in a way of its own, such as one with another head; None reads it there.
 
   Returns:
     The model and its source. Experts that transformers 5 has fused into one tensor appear under the published names, one by one.
@@ -58,7 +59,7 @@ def open_hf_folder(folder: str | os.PathLike) -> tuple[ModelConfig, TensorSource
     ValueError: files that are missing, cut off or of another format, and what `from_hf_config` refuses.
   """
   folder = pathlib.Path(folder)
-  config = read_hf_config(folder)
+  config = read_hf_config(folder) if config is None else config
   stored = _split_fused_experts(_read_headers(folder))
   for name, tensor in stored.items():
     if tensor.dtype not in safetensors_file.DTYPES and not name.endswith(IGNORED_SUFFIXES):

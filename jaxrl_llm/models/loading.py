@@ -3,7 +3,7 @@
 import difflib
 import functools
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -57,13 +57,18 @@ def read_config(path: str | os.PathLike) -> ModelConfig:
   return read_hf_config(found) if found.is_dir() else open_source(found)[0]
 
 
-def check_tensors(config: ModelConfig, source: TensorSource) -> None:
+def check_tensors(config: ModelConfig, source: TensorSource, table: Sequence[Entry] | None = None) -> None:
   """Holds the tensors of a checkpoint against those that its model has.
+
+  Args:
+    config: of the model.
+    source: of the checkpoint.
+    table: what it is to hold; None is `entries(config)`, those of a language model.
 
   Raises:
     ValueError: a tensor that is missing, that nobody expects, or that has another shape.
   """
-  expected = {name: entry.shape for entry in entries(config) for name in entry.names}
+  expected = {name: entry.shape for entry in (entries(config) if table is None else table) for name in entry.names}
   missing = [name for name in expected if name not in source.shapes]
   foreign = [name for name in source.shapes if name not in expected and name != TIED_HEAD and not name.endswith(IGNORED_SUFFIXES)]
   if TIED_HEAD in source.shapes and TIED_HEAD not in expected and not config.tie_embeddings:
@@ -82,8 +87,12 @@ def check_tensors(config: ModelConfig, source: TensorSource) -> None:
       raise ValueError(f"{source.path}: {name} in {source.files[name]} has shape {found}, expected {shape} by the sizes in the config")
 
 
-def _check_same_model(config: ModelConfig, source_config: ModelConfig, source: TensorSource) -> None:
-  """Raises where the weights belong to another model than the one that was built."""
+def check_same_model(config: ModelConfig, source_config: ModelConfig, source: TensorSource) -> None:
+  """Refuses weights that belong to another model than the one that was built.
+
+  Raises:
+    ValueError: names the field in which the two differ.
+  """
   for field in ModelConfig._fields:
     found, asked = getattr(source_config, field), getattr(config, field)
     if field not in _OUR_CHOICES and found != asked:
@@ -115,7 +124,7 @@ def load(
   check_tensors(config, source)
   config = config._replace(param_dtype=dtype, dtype=compute_dtype or dtype, remat=remat)
   model = _named(source, lambda: make_model(config, mesh=mesh))
-  return model, _load(source, model, mesh, None)
+  return model, load_table(source, model, mesh, None)
 
 
 def load_params(path: str | os.PathLike, model: Model, *, mesh: Mesh | None = None, key: Array | None = None) -> Params:
@@ -131,9 +140,9 @@ def load_params(path: str | os.PathLike, model: Model, *, mesh: Mesh | None = No
     ValueError: see `load`, and a checkpoint of another model.
   """
   config, source = open_source(path)
-  _check_same_model(model.config, config, source)
+  check_same_model(model.config, config, source)
   check_tensors(config, source)
-  return _load(source, model, model.mesh if mesh is None else mesh, key)
+  return load_table(source, model, model.mesh if mesh is None else mesh, key)
 
 
 def _named(source: TensorSource, call: Callable[[], Any]) -> Any:
@@ -144,12 +153,22 @@ def _named(source: TensorSource, call: Callable[[], Any]) -> Any:
     raise ValueError(f"{source.path}: {error}") from error
 
 
-def _load(source: TensorSource, model: Model, mesh: Mesh | None, key: Array | None) -> Params:
-  """Empty params on their devices, then every entry of the table into its place."""
+def load_table(
+  source: TensorSource, model: Any, mesh: Mesh | None, key: Array | None, *, table: Sequence[Entry] | None = None
+) -> Params:
+  """Empty params on their devices, then every entry of a table into its place.
+
+  Args:
+    source: whose tensors have been checked.
+    model: has `config`, `init` and `logical_axes`.
+    mesh: devices to spread the weights over; None is one device.
+    key: draws what the table leaves out; None is key 0.
+    table: None is `entries(model.config)`, that of a language model.
+  """
   key = jax.random.key(0) if key is None else key
   shapes = jax.eval_shape(model.init, key)
   shardings = None if mesh is None else _named(source, lambda: param_shardings(mesh, model.logical_axes, shapes))
-  table = entries(model.config)
+  table = entries(model.config) if table is None else table
   params = _empty(model, shapes, shardings, {entry.path for entry in table}, key)
   for entry in table:
     *parents, leaf = entry.path
@@ -163,7 +182,7 @@ def _load(source: TensorSource, model: Model, mesh: Mesh | None, key: Array | No
   return params
 
 
-def _empty(model: Model, shapes: PyTree, shardings: PyTree | None, filled: set[tuple[str, ...]], key: Array) -> Params:
+def _empty(model: Any, shapes: PyTree, shardings: PyTree | None, filled: set[tuple[str, ...]], key: Array) -> Params:
   """Zeros where the table will write, and fresh adapters elsewhere, all in one program."""
 
   def start(key):

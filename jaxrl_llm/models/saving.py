@@ -6,14 +6,16 @@ import os
 import pathlib
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec, Sharding
 
-from jaxrl_llm.models.config import DTYPES, ModelConfig
+from jaxrl_llm.models.config import DTYPES
 from jaxrl_llm.models.families import to_hf_config
 from jaxrl_llm.models.hf_folder import CONFIG, INDEX, WEIGHTS, read_json
 from jaxrl_llm.models.lora import merge
@@ -57,19 +59,55 @@ def save_hf(
   Note:
     On several hosts all of them call this, and the first one writes.
   """
-  path = pathlib.Path(path)
-  if dtype is not None and dtype not in DTYPES:
-    raise ValueError(f"dtype: found {dtype!r}, expected one of {', '.join(DTYPES)}, or None for that of the params")
-  if max_shard_bytes < 1:
-    raise ValueError(f"max_shard_bytes: found {max_shard_bytes}, expected a positive number of bytes")
-  if path.exists() and not (path.is_dir() and not any(path.iterdir())):
-    raise ValueError(f"{path}: found a {'folder that is not empty' if path.is_dir() else 'file'}, expected no such path or an empty folder")
-  copied = _companions(tokenizer_from)
-  raw = to_hf_config(model.config) | {"torch_dtype": dtype or model.config.param_dtype} | _token_ids(tokenizer_from)
+  _check(path, dtype, max_shard_bytes, tokenizer_from)
+  raw = to_hf_config(model.config)
   if model.config.lora is not None:
     model, params = merge(model, params)
-  shards = _plan(model.config, params, dtype, max_shard_bytes)
-  tensors = _tensors(model.config, params, dtype)
+  save_table(
+    path,
+    raw,
+    entries(model.config),
+    params,
+    config_dtype=dtype or model.config.param_dtype,
+    dtype=dtype,
+    max_shard_bytes=max_shard_bytes,
+    tokenizer_from=tokenizer_from,
+  )
+
+
+def save_table(
+  path: str | os.PathLike,
+  raw: Mapping[str, Any],
+  table: Sequence[Entry],
+  params: Params,
+  *,
+  config_dtype: str,
+  dtype: str | None = None,
+  max_shard_bytes: int = 2_000_000_000,
+  tokenizer_from: str | os.PathLike | None = None,
+  notes: Mapping[str, Mapping[str, Any]] = MappingProxyType({}),
+) -> None:
+  """Saves what a table says, which for a language model is `save_hf`.
+
+  Args:
+    path: as `save_hf`, like all that is not named here.
+    raw: content of `config.json`, but for its dtype and the token ids.
+    table: tensors and their places in the params.
+    params: on any devices.
+    config_dtype: that `config.json` names.
+    dtype: see `save_hf`.
+    max_shard_bytes: see `save_hf`.
+    tokenizer_from: see `save_hf`.
+    notes: further JSON files by name.
+
+  Raises:
+    ValueError: see `save_hf`.
+  """
+  path = pathlib.Path(path)
+  copied = _check(path, dtype, max_shard_bytes, tokenizer_from)
+  raw = {**raw, "torch_dtype": config_dtype} | {name: x for name, x in _token_ids(tokenizer_from).items() if raw.get(name) is None}
+  shards = _plan(table, params, dtype, max_shard_bytes)
+  tensors = _tensors(table, params, dtype)
   if jax.process_index():
     for _ in tensors:  # Takes part in gathering every tensor, and drops it.
       continue
@@ -78,11 +116,26 @@ def save_hf(
   with tempfile.TemporaryDirectory(dir=path.parent, prefix=f".{path.name}-") as temporary:
     folder = pathlib.Path(temporary) / path.name
     folder.mkdir()
-    _write_json(folder / CONFIG, raw)
+    for name, content in {CONFIG: raw, **notes}.items():
+      _write_json(folder / name, dict(content))
     _write_shards(folder, shards, tensors)
     for file in copied:
       shutil.copyfile(file, folder / file.name)
     folder.rename(path)
+
+
+def _check(
+  path: str | os.PathLike, dtype: str | None, max_shard_bytes: int, tokenizer_from: str | os.PathLike | None
+) -> list[pathlib.Path]:
+  """Refuses what cannot be saved or where, before anything is computed; returns the files to copy."""
+  path = pathlib.Path(path)
+  if dtype is not None and dtype not in DTYPES:
+    raise ValueError(f"dtype: found {dtype!r}, expected one of {', '.join(DTYPES)}, or None for that of the params")
+  if max_shard_bytes < 1:
+    raise ValueError(f"max_shard_bytes: found {max_shard_bytes}, expected a positive number of bytes")
+  if path.exists() and not (path.is_dir() and not any(path.iterdir())):
+    raise ValueError(f"{path}: found a {'folder that is not empty' if path.is_dir() else 'file'}, expected no such path or an empty folder")
+  return _companions(tokenizer_from)
 
 
 def _companions(tokenizer_from: str | os.PathLike | None) -> list[pathlib.Path]:
@@ -110,10 +163,10 @@ def _leaf(params: Params, entry: Entry):
   return params
 
 
-def _plan(config: ModelConfig, params: Params, dtype: str | None, max_shard_bytes: int) -> list[dict]:
+def _plan(table: Sequence[Entry], params: Params, dtype: str | None, max_shard_bytes: int) -> list[dict]:
   """Name to shape and dtype for each file, in the order of the table."""
   shards, used = [{}], 0
-  for entry in entries(config):
+  for entry in table:
     stored = dtype or jnp.dtype(_leaf(params, entry).dtype).name
     num_bytes = int(np.prod(entry.shape)) * jnp.dtype(stored).itemsize
     for name in entry.names:
@@ -125,9 +178,9 @@ def _plan(config: ModelConfig, params: Params, dtype: str | None, max_shard_byte
   return shards
 
 
-def _tensors(config: ModelConfig, params: Params, dtype: str | None) -> Iterator[np.ndarray]:
+def _tensors(table: Sequence[Entry], params: Params, dtype: str | None) -> Iterator[np.ndarray]:
   """All tensors in the order of the table."""
-  for entry in entries(config):
+  for entry in table:
     array = _on_host(_leaf(params, entry), entry.layer, dtype)
     for part in array if entry.over_experts else [array]:
       yield to_hf_layout(entry, part)

@@ -34,10 +34,7 @@ def imported(path: str, settings: Mapping[str, Any] | None = None) -> RewardFn:
     ValueError: reward 'jaxrl_llm.rewards.form:answer_from': found no 'answer_from' in the module, ...; did you mean 'answer_form'?
   """
   where = f"reward {path!r}"
-  module_name, colon, name = str(path).partition(":")
-  if not colon or not name.isidentifier() or not all(part.isidentifier() for part in module_name.split(".")):
-    raise ValueError(f"{where}: expected an import path such as 'my_rewards:brevity' or 'package.module:function'")
-  found = _load(where, module_name, name)
+  found = load(path, where=where)
   if settings is not None:
     _check_call(where, found, (), dict(settings), f"a factory that takes {sorted(settings)}")
     try:
@@ -48,7 +45,19 @@ def imported(path: str, settings: Mapping[str, Any] | None = None) -> RewardFn:
   return found
 
 
-def _load(where: str, module_name: str, name: str) -> Any:
+def load(path: str, *, where: str) -> Any:
+  """What stands at an import path.
+
+  Args:
+    path: `package.module:name`.
+    where: whose path it is, for messages.
+
+  Raises:
+    ValueError: no such module or name. One line, with the fix.
+  """
+  module_name, colon, name = str(path).partition(":")
+  if not colon or not name.isidentifier() or not all(part.isidentifier() for part in module_name.split(".")):
+    raise ValueError(f"{where}: expected an import path such as 'my_rewards:brevity' or 'package.module:function'")
   try:
     module = importlib.import_module(module_name)
   except Exception as error:  # Whatever a module of somebody else raises while it is imported.

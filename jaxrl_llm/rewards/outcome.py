@@ -69,13 +69,15 @@ CallFn = Callable[[WeightedReward, Sequence["Completion"], Sequence[Mapping[str,
 
 
 def call_here(reward: WeightedReward, completions: Sequence[Completion], examples: Sequence[Mapping[str, Any]]) -> list[Outcome]:
-  """Calls a reward function in this process, one response after the other. What never returns is not survived here.
+  """Calls a reward function in this process, one response after the other or all at once. What never returns is not survived here.
 
   Args:
     reward: the term.
     completions: the responses.
     examples: each response's own row.
   """
+  if reward.batch_fn is not None:
+    return reward.batch_fn(completions, examples)
   return [attempt(reward.fn, completion, example) for completion, example in zip(completions, examples, strict=True)]
 
 

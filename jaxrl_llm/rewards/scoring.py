@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import reprlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -11,6 +11,7 @@ import numpy as np
 from jaxrl_llm.rewards.spec import RewardSpec
 
 if TYPE_CHECKING:  # `types` imports jax, which whoever only scores need not load.
+  from jaxrl_llm.rewards.outcome import Outcome
   from jaxrl_llm.types import Completion, RewardFn
 
 _short = reprlib.Repr()
@@ -27,6 +28,7 @@ class WeightedReward(NamedTuple):
     spec: what another process builds the function from; None for one that stays in this process.
     routes: terms of which each example's `reward` names the one that judges it; empty for a term that judges all.
     shapes: whether it only shapes the reward, such as a penalty for length: samples that differ in such terms alone are not told apart.
+    batch_fn: `(completions, examples) -> outcomes`, for what scores many responses at once, in this process; None calls `fn` for each.
   """
 
   name: str
@@ -35,6 +37,7 @@ class WeightedReward(NamedTuple):
   spec: RewardSpec | None = None
   shapes: bool = False
   routes: tuple[WeightedReward, ...] = ()
+  batch_fn: Callable[[Sequence[Completion], Sequence[Mapping[str, Any]]], list[Outcome]] | None = None
 
 
 def score(

@@ -148,7 +148,8 @@ def _matched_before(settings: Settings, job: Job, loop: Loop, lengths: Int[Array
   tokens = at(job.begun.tokens, loop.sequences)
 
   def feed(t, matching):
-    states, _ = stops.advance(settings.stop_table, matching.reshape(lengths.size, -1), tokens[..., t].reshape(-1))
+    states, matched = stops.advance(settings.stop_table, matching.reshape(lengths.size, -1), tokens[..., t].reshape(-1))
+    states = jnp.where(matched[:, None], settings.stop_table.start(lengths.size), states)  # It ended an earlier turn of a conversation.
     return jnp.where((t < lengths)[..., None], states.reshape(matching.shape), matching)
 
   return jax.lax.fori_loop(0, jnp.max(lengths), feed, loop.matching)

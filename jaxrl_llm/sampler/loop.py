@@ -120,7 +120,9 @@ def _ended(settings: Settings, job: Job, loop: Loop, tokens: Int[Array, "d b"]):
   reasons = at(loop.drawn.reasons, loop.sequences)
   active = reasons == RUNNING
   lengths = loop.lengths + active
-  is_late = True if job.min_new_tokens is None else lengths >= at(job.min_new_tokens, loop.sequences)
+  is_late = jnp.ones(active.shape, bool) if job.min_new_tokens is None else lengths >= at(job.min_new_tokens, loop.sequences)
+  if job.begun is not None:  # What ended an earlier turn of a conversation ends nothing now.
+    is_late &= lengths > at(job.begun.lengths, loop.sequences)
   is_stop = jnp.isin(tokens, jnp.array(settings.stop_ids, jnp.int32)) & is_late
   matching, is_match = loop.matching, jnp.zeros(tokens.shape, bool)
   if settings.stop_table is not None:

@@ -4,6 +4,7 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Float, Int
 
 from jaxrl_llm.types import Rollouts, StopReason
@@ -45,6 +46,25 @@ def begun(rollouts: Rollouts) -> Begun:
   lengths = rollouts.mask.sum(axis=1).astype(jnp.int32)
   return Begun(
     rollouts.tokens, lengths, rollouts.logprobs, rollouts.raw_logprobs, rollouts.reasons, routing=routing, entropy=rollouts.entropy
+  )
+
+
+def not_begun(num_sequences: int, max_new_tokens: int, routes: tuple[int, int] | None = None) -> Begun:
+  """Responses without a token yet, as NumPy arrays.
+
+  Args:
+    num_sequences: N.
+    max_new_tokens: budget of a response (R).
+    routes: layers and experts a token, where the sampler records routes.
+  """
+  shape = (num_sequences, max_new_tokens)
+  return Begun(
+    tokens=np.zeros(shape, np.int32),
+    lengths=np.zeros(num_sequences, np.int32),
+    logprobs=np.zeros(shape, np.float32),
+    raw_logprobs=np.zeros(shape, np.float32),
+    reasons=np.full(num_sequences, RUNNING, np.int8),
+    routing=None if routes is None else np.full((*shape, *routes), -1, np.int16),
   )
 
 

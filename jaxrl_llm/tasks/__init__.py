@@ -9,7 +9,7 @@ import os
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from jaxrl_llm.tasks import arithmetic, code_sets, gym, mixture, package_sets, prompt_template, published, storage, word_problems
+from jaxrl_llm.tasks import arithmetic, code_sets, gym, mixture, package_sets, products, prompt_template, published, storage, word_problems
 from jaxrl_llm.tasks.file_task import check_file, file_task
 from jaxrl_llm.tasks.problem_set import Setup
 from jaxrl_llm.tasks.storage import Row
@@ -42,6 +42,18 @@ def gsm_symbolic_task(*, levels: Collection[int] | None, data_dir: str | os.Path
     form_reward="answer_form",
     **_load(word_problems.GsmSymbolic, word_problems.LEVELS, word_problems.render_prompt, levels=levels, data_dir=data_dir),
   )
+
+
+def products_task(*, levels: Collection[int] | None, data_dir: str | os.PathLike | None, tokenizer: Tokenizer | None) -> Task:
+  """Products, for a policy with a calculator; see `make`."""
+  return Task(
+    name="products",
+    tokenizer=tokenizer or ByteTokenizer(),
+    rewards=("final_answer",),
+    **_load(products.Products, products.LEVELS, products.render_prompt, levels=levels, data_dir=data_dir),
+  )
+
+
 def _load(builder_class, known_levels, render_prompt, *, levels, data_dir) -> dict[str, list[Row]]:
   """The splits of a dataset, with prompts, at some of its levels."""
   levels = known_levels if levels is None else tuple(levels)
@@ -56,6 +68,7 @@ def _load(builder_class, known_levels, render_prompt, *, levels, data_dir) -> di
 TASKS: dict[str, Callable[..., Task]] = {
   "arithmetic": arithmetic_task,
   "gsm_symbolic": gsm_symbolic_task,
+  "products": products_task,
 }
 """Tasks that are generated, and need no settings."""
 

@@ -65,9 +65,9 @@ def working(question: str, *, error_rate: float = 0.0, seed: int = 0) -> str:
   lines = []
   for step, term in enumerate(terms):
     result = value + term
-    if _uniform("wrong", question, seed, step) < error_rate:
+    if uniform("wrong", question, seed, step) < error_rate:
       slips = sorted({result - 10, result - 2, result - 1, result + 1, result + 2, result + 10, -result} - {result})
-      result = slips[int(len(slips) * _uniform("slip", question, seed, step))]
+      result = slips[int(len(slips) * uniform("slip", question, seed, step))]
     lines.append(f"{value}{'-' if _is_minus(question, step) else '+'}{abs(term)}={result}")
     value = result
   return "\n".join([*lines, f"#{value}"])
@@ -125,13 +125,13 @@ def problems(level: int) -> Iterator[str]:
   digits, signs = itertools.product("0123456789", repeat=level + 1), list(itertools.product("+-", repeat=level))
   questions = [d[0] + "".join(map("".join, zip(s, d[1:], strict=True))) for d in digits for s in signs]
   if len(questions) > _PROBLEMS_PER_LEVEL:
-    questions = sorted(questions, key=lambda question: _uniform("sample", question))[:_PROBLEMS_PER_LEVEL]
+    questions = sorted(questions, key=lambda question: uniform("sample", question))[:_PROBLEMS_PER_LEVEL]
   yield from questions
 
 
 def split_of(question: str) -> str:
   """Which split owns a problem: "test" or "train". Decided by the text alone, so no other choice can leak a test problem into training."""
-  return "test" if _uniform("split", question) < _TEST_FRACTION else "train"
+  return "test" if uniform("split", question) < _TEST_FRACTION else "train"
 
 
 class Arithmetic(tfds.core.GeneratorBasedBuilder):
@@ -173,7 +173,7 @@ def _is_minus(question: str, step: int) -> bool:
   return question[2 * step + 1] == "-"
 
 
-def _uniform(*key) -> float:
+def uniform(*key: object) -> float:
   """A number in [0, 1) that depends on `key` alone: a hash is the same in every process, order and Python version; `random` is not."""
   digest = hashlib.sha256("/".join(map(str, key)).encode()).digest()
   return int.from_bytes(digest[:6], "big") / 2**48

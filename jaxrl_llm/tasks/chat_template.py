@@ -142,3 +142,29 @@ def turn_end(template: ChatTemplate, special_tokens: Sequence[str]) -> str | Non
     return None  # A template that refuses an assistant has no end of its turn; whether it can write prompts is another question.
   tail = text.rpartition(answer)[2].lstrip() if answer in text else ""
   return max((token for token in special_tokens if token and tail.startswith(token)), key=len, default=None)
+
+
+def next_message(template: ChatTemplate, text: str, turn_end_token: str | None) -> str:
+  """What stands between the end of the assistant's turn and the beginning of its next one, when the user says something in between.
+
+  Args:
+    template: the template.
+    text: what the user says.
+    turn_end_token: of `turn_end`; the policy has written it already.
+
+  Raises:
+    ValueError: a template that does not write the conversation's messages one after the other.
+
+  Example:
+    >>> source = "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}<|end|>{% endfor %}"
+    >>> source += "{% if add_generation_prompt %}<|assistant|>{% endif %}"
+    >>> next_message(ChatTemplate(source, "example", {}), "42", "<|end|>")
+    '<|user|>42<|end|><|assistant|>'
+  """
+  question, answer = "How many?", "Twelve."
+  messages = [{"role": "user", "content": question}, {"role": "assistant", "content": answer}, {"role": "user", "content": text}]
+  written = render(template, messages)
+  _, found, tail = written.partition(answer)
+  if not found or text.strip() not in tail:
+    raise ValueError(f"{template.path}: the chat template leaves out a message; set config.task.chat=False to use none")
+  return tail.lstrip(" ").removeprefix(turn_end_token or "")

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from jaxrl_llm.tasks.chat_template import next_message
 from jaxrl_llm.tasks.mixture import MixedRows
 from jaxrl_llm.tasks.storage import Row
 
@@ -101,15 +103,67 @@ def encode_prompts(examples: Sequence[Row], tokenizer: Tokenizer, *, buckets: Se
   return ids, mask
 
 
-def encode_demonstrations(examples: Iterable[Row], tokenizer: Tokenizer) -> list[tuple[list[int], list[int]]]:
-  """Demonstrations as (prompt ids, response ids), unpadded; a response ends with the end token, so that stopping is learned too.
+class Demonstration(NamedTuple):
+  """A response to imitate, as ids without padding.
+
+  Attributes:
+    prompt: ids.
+    response: ids; the last is the end token, so that stopping is learned too.
+    written: of each id of the response whether it is to be imitated; False at what an environment replied.
+  """
+
+  prompt: list[int]
+  response: list[int]
+  written: list[bool]
+
+
+def encode_demonstrations(examples: Iterable[Row], tokenizer: Tokenizer, *, replies: str | None = None) -> list[Demonstration]:
+  """Demonstrations as ids.
+
+  Args:
+    examples: rows with a `prompt` and a `response`.
+    tokenizer: the task's.
+    replies: a regular expression whose group 1 is what an environment wrote in a response. It is encoded by itself, as it is when the
+      environment really replies.
 
   Example:
     >>> from jaxrl_llm.tasks.tokenizer import ByteTokenizer
-    >>> encode_demonstrations([{"prompt": "1", "response": "#1"}], ByteTokenizer())
-    [([257, 49], [35, 49, 258])]
+    >>> encode_demonstrations([{"prompt": "1", "response": "#1"}], ByteTokenizer())[0]
+    Demonstration(prompt=[257, 49], response=[35, 49, 258], written=[True, True, True])
+    >>> encode_demonstrations([{"prompt": "1", "response": "1+1=2;"}], ByteTokenizer(), replies="=(.)")[0].written
+    [True, True, True, True, False, True, True]
   """
-  return [(_prompt_ids(example, tokenizer), [*tokenizer.encode(example["response"]), tokenizer.eos_id]) for example in examples]
+  return [_demonstration(example, tokenizer, replies) for example in examples]
+
+
+def _demonstration(example: Row, tokenizer: Tokenizer, replies: str | None) -> Demonstration:
+  text, ids, written, start = example["response"], [], [], 0
+  spans = [] if replies is None else [match.span(1) for match in re.finditer(replies, text, re.DOTALL)]
+  for begin, end in [*spans, (len(text), len(text))]:
+    for piece, own in ((text[start:begin], True), (text[begin:end], False)):
+      found = tokenizer.encode(piece) if piece else []
+      ids, written, start = ids + found, written + [own] * len(found), end
+  return Demonstration(_prompt_ids(example, tokenizer), [*ids, tokenizer.eos_id], [*written, True])
+
+
+def encode_reply(text: str, tokenizer: Tokenizer, *, is_message: bool) -> list[int]:
+  """What an environment says, as the ids that the policy reads.
+
+  Args:
+    text: what it says.
+    tokenizer: the task's.
+    is_message: whether the policy's message has ended, so that this is another one, written with the chat template where the tokenizer has
+      one; else it goes into the policy's message.
+
+  Example:
+    >>> from jaxrl_llm.tasks.tokenizer import ByteTokenizer
+    >>> encode_reply("6>>", ByteTokenizer(), is_message=False)
+    [54, 62, 62]
+  """
+  template = getattr(tokenizer, "chat_template", None) if is_message else None
+  if template is None:
+    return tokenizer.encode(text)
+  return tokenizer.encode(next_message(template, text, tokenizer.backend.id_to_token(tokenizer.eos_id)))
 
 
 def max_prompt_tokens(source: Iterable[Row], tokenizer: Tokenizer) -> int:

@@ -1,4 +1,4 @@
-"""One evaluation's row of metrics."""
+"""What one evaluation says."""
 
 import json
 import subprocess
@@ -7,39 +7,51 @@ import sys
 import numpy as np
 import pytest
 
-from jaxrl_llm.evaluation import per_problem, summarise
+from jaxrl_llm.evaluation import Estimate, per_problem, summarise, table, to_json
 
-CORRECT = np.array([[1.0, 0.0, 1.0, 1.0], [0.0, 0.0, 0.0, 1.0]])
+SCORES = np.array([[1.0, 0.0, 1.0, 1.0], [0.0, 0.0, 0.0, 1.0]])
 COMMON = dict(lengths=np.array([[1, 2, 3, 4], [5, 6, 7, 8]]), stopped=np.array([[True] * 4, [True, True, True, False]]))
 ANSWERS = [["2", "3", "2.0", "2"], ["1", "1", None, "4"]]
 
 
 def test_by_hand():
   metrics = ["pass@k:k=2&n=4", "avg@n:n=4", "maj@n:n=4"]
-  row = summarise(metrics, CORRECT, answers=ANSWERS, levels=np.array([5, 2]), problem_ratings=np.array([1000.0, 1800.0]), **COMMON)
-  for metric in [*metrics, "rating"]:
-    assert row.pop(f"eval/{metric}/low") <= row[f"eval/{metric}"] <= row.pop(f"eval/{metric}/high")
-  assert abs(row.pop("eval/rating") - 1400) < 1e-6  # One expected, of two that lie as far below as above.
-  expected = {
-    "eval/pass@k:k=2&n=4": (1 + 1 / 2) / 2, "eval/pass@k:k=2&n=4/level_2": 0.5, "eval/pass@k:k=2&n=4/level_5": 1.0, "eval/avg@n:n=4": 0.5,
-    "eval/maj@n:n=4": 0.5, "eval/truncation_rate": 0.125, "eval/response_length/mean": 4.5, "eval/failed": 0.0,
-  }  # fmt: skip
-  assert row == pytest.approx(expected) and list(row)[1:3] == ["eval/pass@k:k=2&n=4/level_2", "eval/pass@k:k=2&n=4/level_5"]
+  found = summarise(metrics, SCORES, answers=ANSWERS, levels=np.array([5, 2]), problem_ratings=np.array([1000.0, 1800.0]), **COMMON)
+  assert [x.name for x in found.metrics] == metrics and [x.problems for x in found.metrics] == [2, 2, 2]
+  assert [x.value for x in found.metrics] == pytest.approx([(1 + 1 / 2) / 2, 0.5, 0.5])
+  assert all(x.low <= x.value <= x.high for x in found.metrics)
+  assert list(found.levels.items()) == [(2, (0.25, 1)), (5, (0.75, 1))]
+  assert abs(found.rating.rating - 1400) < 1e-6  # One expected, of two that lie as far below as above.
+  assert (found.truncation_rate, found.mean_tokens, found.problems, found.samples, found.failed) == (0.125, 4.5, 2, 4, {})
 
 
-def test_failed_samples_and_unbounded_ratings_leave_plain_numbers():
-  row = summarise(["avg@n:n=4"], np.where(CORRECT == 1, 1.0, np.nan), problem_ratings=np.array([1000.0, 1800.0]), **COMMON)
-  assert row["eval/failed"] == 4 and row["eval/avg@n:n=4"] == 1 and "eval/rating" not in row and "eval/rating/low" in row
-  json.dumps(row, allow_nan=False)
+def test_failed_samples_and_unbounded_ratings_leave_plain_json():
+  scores = np.where(SCORES == 1, 1.0, np.nan)
+  found = summarise(
+    ["avg@n:n=4", "pass@k:k=4&n=4"], scores, problem_ratings=np.array([1000.0, np.nan]), causes=["timeout", "raised", "timeout"], **COMMON
+  )
+  assert found.failed == {"timeout": 2, "raised": 1} and found.metrics[1] == Estimate("pass@k:k=4&n=4", None, None, None, 0)
+  result = json.loads(json.dumps(to_json(found), allow_nan=False))
+  assert result["metrics"]["avg@n:n=4"]["value"] == 1 and result["rating"]["rating"] is None and result["rating"]["low"] is not None
+  shown = table(found)
+  assert "infinity" in shown and "failed: timeout" in shown and "nan" not in shown
+
+
+def test_a_majority_of_unknown_scores_is_unknown():
+  assert np.isnan(per_problem("maj@n:n=2", np.array([[np.nan, np.nan]]), [["1", "1"]])[0])
+
+
+def test_credit_in_part_is_no_pass():
+  assert per_problem("pass@k:k=1&n=2", np.array([[0.5, 1.0]])).tolist() == [0.5]
 
 
 def test_bad_input():
   with pytest.raises(ValueError, match="metrics: found none"):
-    summarise([], CORRECT, **COMMON)
+    summarise([], SCORES, **COMMON)
   with pytest.raises(ValueError, match="maj@n:n=4: found no extracted answers"):
-    summarise(["maj@n:n=4"], CORRECT, **COMMON)
+    summarise(["maj@n:n=4"], SCORES, **COMMON)
   with pytest.raises(ValueError, match="avg@n: found n=8, expected 1 to 4"):
-    per_problem("avg@n:n=8", CORRECT)
+    per_problem("avg@n:n=8", SCORES)
 
 
 def test_the_room_needs_no_jax():

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxrl_llm import packing, rollout, routing
+from jaxrl_llm import packing, routing, trajectories
 from jaxrl_llm.models import Experts, lower_precision, make_model, preset
 from jaxrl_llm.sampler import make_filter, make_sampler
 from jaxrl_llm.train_step import policy_outputs
@@ -32,7 +32,7 @@ def drawn(dtype="float32"):
     group_size=GROUP, max_new_tokens=BUDGET, stop_ids=STOPS, pad_id=PAD,
   )  # fmt: skip
   rollouts = jax.device_get(jax.jit(sample)(lower_precision(params, dtype), prompts, mask, jax.random.key(1)))
-  sequences = rollout.trajectories(rollouts)
+  sequences = trajectories.trajectories(rollouts)
   batch = packing.pack_rows(sequences, row_tokens=16, row_buckets=(8,))
   return model, params, rollouts, jax.tree.map(jnp.asarray, batch)
 
@@ -61,7 +61,7 @@ def test_every_token_but_the_last_has_its_route():
 
 def test_packing_keeps_each_route_with_its_token():
   _, _, rollouts, batch = drawn()
-  sequences = rollout.trajectories(rollouts)
+  sequences = trajectories.trajectories(rollouts)
   layout = packing.arrange(sequences, row_tokens=16, row_buckets=(8,))
   for sequence, row, slots in zip(sequences, layout.rows, layout.slots, strict=True):
     assert np.array_equal(batch.tokens[row, slots], sequence.tokens) and np.array_equal(batch.routing[row, slots], sequence.routing)

@@ -2,11 +2,14 @@
 
 import itertools
 import json
+from unittest import mock
 
 import numpy as np
 import pytest
 
+from jaxrl_llm.environments import make
 from jaxrl_llm.tasks import pipeline
+from jaxrl_llm.tasks.chat_template import ChatTemplate, render
 from jaxrl_llm.tasks.tokenizer import ByteTokenizer
 
 TOKENIZER = ByteTokenizer()
@@ -98,7 +101,8 @@ def test_no_prompts_at_all():
 
 def test_demonstrations_end_with_the_stop_token(task):
   rows = task.demonstrations[:50]
-  for row, (prompt, response) in zip(rows, pipeline.encode_demonstrations(rows, task.tokenizer), strict=True):
+  for row, (prompt, response, written) in zip(rows, pipeline.encode_demonstrations(rows, task.tokenizer), strict=True):
+    assert written == [True] * len(response)
     assert prompt[0] == task.tokenizer.bos_id and response[-1] in task.tokenizer.stop_ids
     assert task.tokenizer.decode(prompt) == row["prompt"] and task.tokenizer.decode(response) == row["response"]
 
@@ -106,3 +110,28 @@ def test_demonstrations_end_with_the_stop_token(task):
 def test_max_prompt_tokens(task):
   assert pipeline.max_prompt_tokens(task.train, task.tokenizer) == 9
   assert pipeline.max_prompt_tokens([], task.tokenizer) == 0
+
+
+def test_what_a_tool_says_in_a_demonstration_is_read_and_not_imitated():
+  rows = [{"prompt": "", "response": "<<1+1=2>> and <<2+2=4>>\n#4"}]
+  ((_, response, written),) = pipeline.encode_demonstrations(rows, TOKENIZER, replies=make("calculator").replies)
+  assert TOKENIZER.decode(response) == rows[0]["response"]
+  assert bytes(i for i, own in zip(response, written, strict=True) if not own) == b"2>>4>>"
+  assert written[-1], "the end of the response is to be imitated"
+
+
+def test_a_reply_is_a_message_where_there_is_a_template():
+  source = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+  source += "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+  tokenizer = mock.Mock(chat_template=ChatTemplate(source, "a/folder", {}), eos_id=7, encode=lambda text: list(text.encode()))
+  tokenizer.backend.id_to_token = {7: "<|im_end|>"}.__getitem__
+  text = bytes(pipeline.encode_reply("42", tokenizer, is_message=True)).decode()
+  assert text == "\n<|im_start|>user\n42<|im_end|>\n<|im_start|>assistant\n"
+  assert pipeline.encode_reply("42", tokenizer, is_message=False) == list(b"42")
+  # The conversation built turn by turn is the one that the template writes at once.
+  said = [{"role": "user", "content": "6 * 7"}, {"role": "assistant", "content": "hm"}]
+  whole = render(tokenizer.chat_template, [*said, {"role": "user", "content": "42"}])
+  assert render(tokenizer.chat_template, said[:1]) + "hm<|im_end|>" + text == whole
+  tokenizer.chat_template = ChatTemplate("{{ messages[0].content }}", "a/folder", {})
+  with pytest.raises(ValueError, match="leaves out a message"):
+    pipeline.encode_reply("42", tokenizer, is_message=True)

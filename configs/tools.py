@@ -1,0 +1,30 @@
+"""A calculator in the loop: the policy learns to ask it, and to ask it the right thing; its replies are read and not learned.
+
+Paper: the objective is GSPO-token, arXiv:2507.18071, 2025, with advantages for single turns: a call is judged by its result and by the
+answer after it, the answer by itself (DeepSeekMath's process supervision, arXiv:2402.03300, 2024).
+Command: python -m jaxrl_llm.main --config=configs/tools.py
+Hardware: 2 CPU cores.
+Score: not yet measured.
+"""
+
+from configs import common
+
+
+def get_config(arg: str = ""):
+  """The experiment; `arg` is "" (the laptop job) or "tiny" (a smoke run)."""
+  config = common.laptop("gspo_token", arg)
+  config.task.name = "products"
+  config.task.levels = (1, 2)
+  config.environment.name = "calculator"
+  config.environment.max_turns = 3
+  config.environment.call_reward = 0.5
+  config.advantage.estimator = "steps"
+  if arg != "tiny":
+    config.num_steps = 12
+    config.warm_start.num_steps = 150
+    config.rollout.num_prompts = 32
+    config.learner.row_buckets = (16, 24)
+    config.eval.every = 4
+  # A row for each conversation: all of them are prefilled for their next turn, and none goes through its tokens one by one.
+  config.rollout.slots = config.rollout.num_prompts * config.rollout.group_size
+  return config

@@ -1,0 +1,227 @@
+"""The bed: arithmetic by a teacher who rambles, above all when he is wrong, then DAPO's rungs from one warm start for each seed.
+
+The problems are those of the laptop job (levels 1 and 2). Its demonstrations have no long mode, so that neither a length penalty nor the
+weights of tokens would have anything to do. This teacher may copy his last line again and again before he answers: with a tight token
+budget some responses are cut, and the wrong ones are the longer ones.
+"""
+
+import json
+import random
+import shutil
+from pathlib import Path
+from typing import NamedTuple
+
+import jax
+import numpy as np
+from ml_collections import ConfigDict
+
+from configs import dapo
+from experiments.ablations.dapo_ladder import measures
+from jaxrl_llm import checkpoint, config_check, rollout, run, train, workdirs
+from jaxrl_llm.metrics import read_rows
+from jaxrl_llm.rewards.answer import final_answer
+from jaxrl_llm.states import abstract_arrays
+from jaxrl_llm.tasks import arithmetic
+
+LEVELS = (1, 2)
+DEMONSTRATIONS = 4  # Of each problem.
+RAMBLES = {True: 0.5, False: 0.1}
+"""Probability that the teacher rambles, by whether he has made a slip."""
+GOES_ON = 0.75  # Probability of one more copy of the last line, after each.
+MOST_COPIES = 6
+WARM_BUDGET = 96  # Tokens: holds the longest demonstration.
+
+
+class Sizes(NamedTuple):
+  """How large the bed is.
+
+  Attributes:
+    preset: of the model.
+    warm_steps: of imitation.
+    warm_batch: demonstrations of a step.
+    warm_rate: learning rate of the imitation.
+    steps: RL steps, each one rollout batch.
+    num_prompts: of a rollout batch.
+    group_size: responses to each prompt.
+    updates: of the policy, for each rollout batch.
+    rate: learning rate of RL.
+    budget: of a response, in tokens.
+    eval_every: RL steps between evaluations.
+    eval_prompts: held-out problems.
+    log_every: RL steps between rollout batches that are looked at response by response.
+  """
+
+  preset: str = "tiny"
+  warm_steps: int = 300
+  warm_batch: int = 64
+  warm_rate: float = 3e-3
+  steps: int = 24
+  num_prompts: int = 32
+  group_size: int = 8
+  updates: int = 8
+  rate: float = 2e-4
+  budget: int = 32
+  eval_every: int = 6
+  eval_prompts: int = 256
+  log_every: int = 2
+
+
+SMOKE = Sizes(preset="nano", warm_steps=2, warm_batch=8, steps=2, num_prompts=4, group_size=4, updates=2, eval_every=1, eval_prompts=8)
+"""Shows that everything runs, and measures nothing worth having."""
+
+RUNGS = ("base", "filter", "clip_higher", "soft", "token", "dynamic")
+"""The rungs, in the order of the paper's table 1; each keeps what the ones below it switched on, but the filter, which "soft" replaces."""
+
+SIDES = ("clip_wide", "punish")
+"""Arms beside the ladder: "clip_higher" with a band up to 0.4; and with -1 for a response that was cut in the filter's place."""
+
+
+def write_problems(folder: Path) -> None:
+  """Writes `demonstrations.jsonl`, and the problems `train.jsonl` and `test.jsonl`; a problem is in the split of the laptop job."""
+  folder.mkdir(parents=True, exist_ok=True)
+  rows: dict[str, list] = {"train": [], "test": [], "demonstrations": []}
+  for level in LEVELS:
+    for question in arithmetic.problems(level):
+      row = {"question": question, "terms": question, "answer": str(arithmetic.evaluate(question)), "level": level}
+      row |= {"response": arithmetic.working(question)}  # Read of the demonstrations alone; both files of a task have the same columns.
+      rows[split := arithmetic.split_of(question)].append(row)
+      if split == "train":
+        # A file holds a question once, so that the number of the try is part of it; the prompt is made of the terms.
+        tries = ({"question": f"{question}/{seed}", "response": rambling(question, seed=seed)} for seed in range(DEMONSTRATIONS))
+        rows["demonstrations"] += [row | one for one in tries]
+  for name, mine in rows.items():
+    (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in mine))
+
+
+def rambling(question: str, *, seed: int) -> str:
+  """A demonstration: the working of the laptop job's unreliable teacher, its last line perhaps copied a few times.
+
+  Example:
+    >>> [rambling("7+8", seed=seed) for seed in range(3)]
+    ['7+8=15\\n#15', '7+8=15\\n#15', '7+8=15\\n#15']
+  """
+  text = arithmetic.working(question, error_rate=arithmetic.ERROR_RATE, seed=seed)
+  rng = random.Random(f"{question}/{seed}")
+  *lines, answer = text.split("\n")
+  if rng.random() < RAMBLES[text != arithmetic.working(question)]:
+    copies = 1
+    while copies < MOST_COPIES and rng.random() < GOES_ON:
+      copies += 1
+    lines += [lines[-1]] * copies
+  return "\n".join([*lines, answer])
+
+
+def base_config(sizes: Sizes, folder: Path, seed: int) -> ConfigDict:
+  """What all runs of a seed have in common."""
+  config = dapo.get_config()
+  config.seed, config.model.preset = seed, sizes.preset
+  config.task.name, config.task.levels, config.task.data_dir = "file", None, str(folder / "data")
+  config.task.prompt_template, config.task.reward, config.task.level_column = "{terms}\n", "final_answer", "level"
+  config.task.test_path = str(folder / "test.jsonl")
+  config.rollout.num_prompts, config.rollout.group_size = sizes.num_prompts, sizes.group_size
+  config.learner.updates_per_rollout, config.learner.learning_rate = sizes.updates, sizes.rate
+  config.eval.every, config.eval.num_prompts, config.eval.samples = sizes.eval_every, sizes.eval_prompts, 2
+  config.eval.batch_prompts = min(config.eval.batch_prompts, sizes.eval_prompts)
+  config.checkpoint.keep, config.log.tensorboard, config.log.num_table_rows = 1, False, 0
+  return config
+
+
+def warm_config(sizes: Sizes, folder: Path, seed: int) -> ConfigDict:
+  """Imitation alone."""
+  config = base_config(sizes, folder, seed)
+  config.task.path, config.task.response_column = str(folder / "demonstrations.jsonl"), "response"
+  config.num_steps = 0
+  config.warm_start.num_steps, config.warm_start.batch_size = sizes.warm_steps, sizes.warm_batch
+  config.warm_start.learning_rate, config.warm_start.row_buckets = sizes.warm_rate, (sizes.warm_batch // 3, sizes.warm_batch)
+  config.rollout.max_new_tokens = WARM_BUDGET
+  config.learner.row_buckets = (sizes.num_prompts * sizes.group_size // sizes.updates,)
+  config.eval.num_prompts = config.eval.batch_prompts = min(32, sizes.eval_prompts)
+  return config
+
+
+def rung_config(sizes: Sizes, folder: Path, seed: int, rung: str) -> ConfigDict:
+  """RL alone, with the switches of a rung; the last one is configs/dapo.py."""
+  config = base_config(sizes, folder, seed)
+  config.task.path = str(folder / "train.jsonl")
+  config.num_steps = sizes.steps
+  config.warm_start.num_steps = 0
+  config.rollout.max_new_tokens = sizes.budget
+  sequences = sizes.num_prompts * sizes.group_size // sizes.updates
+  most = -(-sequences // (config.learner.row_tokens // (max(config.rollout.prompt_buckets) + sizes.budget)))
+  config.learner.row_buckets = (-(-2 * most // 3), most)
+  config.checkpoint.every = sizes.steps
+  config.log.samples_every, config.log.num_samples = sizes.log_every, sizes.num_prompts * sizes.group_size
+  height = RUNGS.index("clip_higher" if rung in SIDES else rung)
+  on = lambda switch: height >= RUNGS.index(switch)
+  config.reward.overlong_filter = on("filter") and not on("soft") and rung != "punish"
+  config.objective.clip_high = 0.4 if rung == "clip_wide" else 0.28 if on("clip_higher") else 0.2
+  # A ramp of one token is none: 0 up to the last token of the budget, -1 there.
+  config.reward.overlong_buffer = sizes.budget // 5 if on("soft") else int(rung == "punish")
+  config.objective.weights = "token_mean" if on("token") else "sequence_mean"
+  config.rollout.max_refills = config.rollout.max_refills if on("dynamic") else 0
+  return config
+
+
+def warm_start(sizes: Sizes, folder: Path, seed: int) -> None:
+  """Trains the policy that all rungs of a seed begin with; goes on where it stopped."""
+  if workdirs.is_finished(folder / f"warm-{seed}"):
+    return
+  _checked(config := warm_config(sizes, folder, seed))
+  train.run(config, _made(folder / f"warm-{seed}"))
+
+
+def climb(sizes: Sizes, folder: Path, seed: int, rung: str) -> dict[str, list[dict]]:
+  """One trial: RL with the switches of a rung, from the seed's warm start.
+
+  Returns:
+    Rows of `steps`, `evals` and `looks` (see `measures`), and one of `ends`.
+  """
+  _checked(config := rung_config(sizes, folder, seed, rung))
+  workdir = folder / f"{rung}-{seed}"
+  shutil.rmtree(workdir, ignore_errors=True)  # What a stopped trial left behind: a trial is a minute, and is not resumed.
+  this = run.start(config, _made(workdir))
+  arrays = abstract_arrays(this.experiment)
+  warm = checkpoint.restore_latest(checkpoint.open_checkpoints(folder / f"warm-{seed}" / "checkpoints", keep=1), arrays)
+  this.state = this.experiment.restart(warm[0]["state"].params)
+  train.proceed(this)
+  at = {"seed": seed, "rung": rung}
+  rows, samples = read_rows(this.workdir / "metrics.jsonl"), read_rows(this.workdir / "samples.jsonl")
+  right = "".join(map(str, grades(this)))
+  found = {
+    "steps": measures.steps(rows, num_sequences=sizes.num_prompts * sizes.group_size),
+    "evals": measures.evals(rows),
+    "looks": measures.looks(samples, group_size=sizes.group_size),
+    "ends": [{"right": right, "samples": 2 * config.eval.samples, "seconds": measures.seconds(rows)}],
+  }
+  return {table: [at | row for row in mine] for table, mine in found.items()}
+
+
+def grades(this: run.Run) -> list[int]:
+  """How many of four samples of each held-out problem are right, at the end of a trial."""
+  test, config = this.experiment.task.test, this.config
+  # The same problems for every rung and seed, but not the samples of the run's own evaluations.
+  order = np.random.default_rng(0).permutation(len(test))[: config.eval.num_prompts]
+  problems, size, right = [test[i] for i in order], config.eval.batch_prompts, np.zeros(len(order), int)
+  for half in range(2):
+    for start in range(0, len(problems), size):
+      batch = problems[start : start + size]
+      key = jax.random.fold_in(jax.random.fold_in(jax.random.key(config.seed), 2**20 + half), start)
+      placing = dict(mesh=this.experiment.sampler_mesh, tokenizer=this.experiment.task.tokenizer)
+      _, responses = rollout.draw(
+        this.experiment.eval_sample, this.state.params, batch, key, prompt_buckets=config.rollout.prompt_buckets, **placing
+      )
+      k = len(responses) // len(batch)
+      of = lambda i, batch=batch, k=k: batch[i // k]
+      graded = np.array([final_answer(response, of(i)) for i, response in enumerate(responses)])
+      right[start : start + size] += graded.reshape(-1, k).sum(axis=1).astype(int)
+  return right.tolist()
+
+
+def _checked(config: ConfigDict) -> None:
+  if found := config_check.problems(config):
+    raise ValueError("\n".join(found))
+
+
+def _made(workdir: Path) -> Path:
+  workdir.mkdir(parents=True, exist_ok=True)
+  return workdir

@@ -1,0 +1,150 @@
+"""What is read from a trial's `metrics.jsonl` and `samples.jsonl`, and the paired differences of two rungs."""
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from jaxrl_llm.rewards.answer import final_answer
+from jaxrl_llm.tasks import arithmetic
+from jaxrl_llm.types import Completion
+
+
+def steps(rows: Sequence[Mapping], *, num_sequences: int) -> list[dict]:
+  """The RL steps.
+
+  Args:
+    rows: of `metrics.jsonl`.
+    num_sequences: that a step learns from.
+
+  Returns:
+    For each step `entropy` (nats a token), `tokens_mean` of a response, `truncated` (fraction of the responses), `clip_up` and `clip_down`
+    (fraction of the tokens with A > 0 or A < 0 on which the clip binds), `drawn`, response tokens drawn by the step, and `rounds` in which
+    they were drawn.
+  """
+  found = []
+  for row in rows:
+    if row["phase"] == "rl":
+      found.append(
+        {
+          "step": row["step"],
+          "entropy": row["actor/entropy"],
+          "tokens_mean": row["response_length/mean"],
+          "truncated": row["response_length/clip_ratio"],
+          "clip_up": row["actor/pg_clipfrac_pos"],
+          "clip_down": row["actor/pg_clipfrac_neg"],
+          "drawn": row.get("group/response_tokens_drawn", row["response_length/mean"] * num_sequences),
+          "rounds": row.get("group/rounds", 1.0),
+        }
+      )
+  return found
+
+
+def evals(rows: Sequence[Mapping]) -> list[dict]:
+  """The evaluations: RL step, held-out accuracy, mean length of a response."""
+  return [
+    {"step": row["step"], "accuracy": row["eval/accuracy"], "tokens_mean": row["eval/response_length/mean"]}
+    for row in rows
+    if row["phase"] == "eval"
+  ]
+
+
+def seconds(rows: Sequence[Mapping]) -> float:
+  """Wall time of a trial's RL steps, without evaluations."""
+  return sum(row["timing_s/step"] for row in rows if row["phase"] == "rl")
+
+
+def looks(samples: Sequence[Mapping], *, group_size: int) -> list[dict]:
+  """The rollout batches of which every response was written down.
+
+  Args:
+    samples: rows of `samples.jsonl`, G consecutive ones for each prompt.
+    group_size: G.
+
+  Returns:
+    For each RL step looked at: `right`, fraction of the responses; `tokens_right` and `tokens_wrong`, mean lengths (None of none); `mixed`,
+    fraction of the groups in which some are right and some are wrong; `cut_right`, fraction of the truncated responses that had written
+    every line of the working correctly until they were cut, `cut_advantage`, the mean advantage that these were given, and
+    `cut_count`, their number.
+  """
+  found = []
+  for step in sorted({row["step"] for row in samples}):
+    mine = [row for row in samples if row["step"] == step]
+    right = np.array([is_right(row) for row in mine])
+    tokens = np.array([row["num_tokens"] for row in mine])
+    groups = right.reshape(-1, group_size).mean(axis=1)
+    cut = [row for row in mine if not row["stopped"]]
+    unlucky = [row["advantage"] for row in cut if works(row)]
+    found.append(
+      {
+        "step": step,
+        "right": float(right.mean()),
+        "tokens_right": _mean(tokens[right]),
+        "tokens_wrong": _mean(tokens[~right]),
+        "mixed": float(np.mean((groups > 0) & (groups < 1))),
+        "cut_count": len(unlucky),
+        "cut_right": len(unlucky) / len(cut) if cut else None,
+        "cut_advantage": _mean(unlucky),
+      }
+    )
+  return found
+
+
+def is_right(row: Mapping) -> bool:
+  """Whether a sample earns the reward of a right answer; a penalty on its length does not count."""
+  completion = Completion(row["response"], tuple(row["token_ids"]), row["num_tokens"], row["stopped"])
+  return final_answer(completion, row) == 1
+
+
+def works(row: Mapping) -> bool:
+  """Whether all lines of a response that was cut are right or copies of the line before, the unfinished last one aside."""
+  *lines, _ = row["response"].split("\n")
+  lines = [line for i, line in enumerate(lines) if i == 0 or line != lines[i - 1]]
+  expected = arithmetic.working(row["prompt"].strip()).split("\n")
+  return bool(lines) and lines == expected[: len(lines)]
+
+
+def _mean(values: Sequence[float]) -> float | None:
+  return float(np.mean(values)) if len(values) else None
+
+
+def paired_problems(
+  more: Mapping[int, np.ndarray], less: Mapping[int, np.ndarray], *, draws: int = 4000, seed: int = 0
+) -> dict[str, float]:
+  """The difference of two arms' accuracies, and its hierarchical bootstrap 95 % interval: seeds are drawn, and in each its problems.
+
+  Args:
+    more: fraction of the samples of each problem that is right, by seed.
+    less: of the same problems in the same order, in the arm that is taken away.
+    draws: of the bootstrap.
+    seed: of it.
+
+  Example:
+    >>> paired_problems({0: np.ones(4), 1: np.ones(4)}, {0: np.zeros(4), 1: np.zeros(4)}, draws=10)
+    {'mean': 1.0, 'low': 1.0, 'high': 1.0}
+  """
+  differences = np.array([more[seed] - less[seed] for seed in sorted(more)])
+  rng, (num_seeds, num_problems) = np.random.default_rng(seed), differences.shape
+  means = np.zeros(draws)
+  for _ in range(num_seeds):  # Each place of a draw: any seed, and that many of its problems.
+    drawn, problems = rng.integers(num_seeds, size=(draws, 1)), rng.integers(num_problems, size=(draws, num_problems))
+    means += differences[drawn, problems].mean(axis=1) / num_seeds
+  low, high = np.quantile(means, (0.025, 0.975))
+  return {"mean": float(differences.mean()), "low": float(low), "high": float(high)}
+
+
+def solved(ends: Sequence[Mapping], rung: str) -> dict[int, np.ndarray]:
+  """Of each seed the fraction of the samples of each problem that is right at the end."""
+  return {row["seed"]: np.array([int(x) for x in row["right"]]) / row["samples"] for row in ends if row["rung"] == rung}
+
+
+def trend(rows: Sequence[Mapping], name: str) -> float:
+  """The slope of a quantity against the RL step; steps at which there is none of it are left out. 0 of fewer than two."""
+  points = [(row["step"], row[name]) for row in rows if row[name] is not None]
+  return float(np.polyfit(*zip(*points, strict=True), 1)[0]) if len(points) > 1 else 0.0
+
+
+def at_tokens(steps: Sequence[Mapping], evals: Sequence[Mapping], budget: float) -> float:
+  """Held-out accuracy of one trial once it has drawn a number of response tokens, linear between two evaluations."""
+  drawn = np.cumsum([0.0, *(row["drawn"] for row in sorted(steps, key=lambda row: row["step"]))])
+  points = sorted((drawn[row["step"]], row["accuracy"]) for row in evals)
+  return float(np.interp(budget, *zip(*points, strict=True)))

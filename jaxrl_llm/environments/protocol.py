@@ -1,0 +1,53 @@
+"""What an environment is: it is told what the policy says in a turn, and answers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+if TYPE_CHECKING:  # `types` imports jax, which whoever only checks a config need not load.
+  from jaxrl_llm.types import Completion
+
+State = Any
+"""What an environment remembers of one conversation: plain values, never changed in place."""
+
+
+class Reply(NamedTuple):
+  """What an environment says to one turn of the policy.
+
+  Attributes:
+    text: what the policy reads next; or its token ids, which are then taken as they are.
+    reward: of the turn.
+    done: whether the conversation has ended; the text is then not read by anybody.
+  """
+
+  text: str | tuple[int, ...] = ""
+  reward: float = 0.0
+  done: bool = False
+
+
+class Environment(NamedTuple):
+  """A partner of the policy in conversations of several turns: two functions, pure but for the programs that they may run.
+
+  A turn ends with a stop token or behind one of the texts in `stops`. Behind a stop token the reply is a message of its own, written
+  with the checkpoint's chat template where there is one; behind a text of `stops` it stands in the policy's own message, as the output of
+  a tool.
+
+  Attributes:
+    reset: `(the task's row) -> state` before the first turn.
+    step: `(state, turn) -> (state, reply)`; the turn is a `Completion` of this turn alone.
+    stops: texts that end a turn, besides those that end a response.
+    replies: a regular expression whose group 1 is what this environment has written in a transcript: in demonstrations these tokens are
+      read and not imitated. None where there are none.
+
+  Example:
+    >>> from jaxrl_llm.types import Completion
+    >>> echo = Environment(reset=lambda row: 0, step=lambda n, turn: (n + 1, Reply(f"{n}: {turn.text}", done=n == 1)))
+    >>> echo.step(echo.reset({}), Completion("hello", (), 1, True))
+    (1, Reply(text='0: hello', reward=0.0, done=False))
+  """
+
+  reset: Callable[[Mapping[str, Any]], State]
+  step: Callable[[State, Completion], tuple[State, Reply]]
+  stops: tuple[str, ...] = ()
+  replies: str | None = None

@@ -1,0 +1,1 @@
+"""The command that evaluates a checkpoint: `python -m jaxrl_llm.evaluate`."""

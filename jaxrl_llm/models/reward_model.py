@@ -1,0 +1,238 @@
+"""Reward models: a decoder's trunk and one number, read at the last token of prompt and response; in transformers' format in and out."""
+
+import os
+import pathlib
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+from jax.sharding import Mesh
+from jaxtyping import Array, Float, Int, PyTree
+
+from jaxrl_llm import weights
+from jaxrl_llm.models.config import ModelConfig
+from jaxrl_llm.models.critic import ValueModel
+from jaxrl_llm.models.families import from_hf_config, to_hf_config
+from jaxrl_llm.models.hf_folder import CONFIG, open_hf_folder, read_json
+from jaxrl_llm.models.loading import check_same_model, check_tensors, load_table, open_source
+from jaxrl_llm.models.model import pure
+from jaxrl_llm.models.saving import save_table
+from jaxrl_llm.models.tensor_names import Entry, entries
+from jaxrl_llm.types import Params
+
+HEAD = "score.weight"
+_LANGUAGE_MODEL, _CLASSIFIER = "ForCausalLM", "ForSequenceClassification"
+
+
+class RewardModel(NamedTuple):
+  """A reward model as pure functions of its params.
+
+  Attributes:
+    config: of its trunk, without an output head.
+    init: `(key) -> params`, the trunk at random and a head of zeros.
+    scores: `(params, tokens, positions, segments) -> float32 [B T]` of packed rows: what it would say if a sequence ended with that token.
+    rewards: `(params, tokens [B T], lengths [B]) -> float32 [B]` of rows padded on the right: the score at each one's last token.
+    logical_axes: as `Model.logical_axes`.
+    num_params: number of weights.
+    mesh: devices; None is one.
+  """
+
+  config: ModelConfig
+  init: Callable[[Array], Params]
+  scores: Callable[..., Float[Array, "B T"]]
+  rewards: Callable[..., Float[Array, " B"]]
+  logical_axes: PyTree
+  num_params: int
+  mesh: Mesh | None = None
+
+
+def make_reward_model(config: ModelConfig, *, mesh: Mesh | None = None) -> RewardModel:
+  """A reward model with the trunk of a decoder; all of its weights are trained.
+
+  Args:
+    config: of the decoder.
+    mesh: as for `make_model`.
+
+  Returns:
+    The model. Nothing is allocated until `init` runs.
+
+  Example:
+    >>> import jax
+    >>> from jaxrl_llm.models import preset
+    >>> model = make_reward_model(preset("nano", vocab_size=264))
+    >>> params = model.init(jax.random.key(0))
+    >>> model.rewards(params, jnp.zeros((2, 4), jnp.int32), jnp.array([4, 2])).tolist()
+    [0.0, 0.0]
+  """
+  config = trunk_config(config)
+  bind, init, logical_axes, num_params = pure(lambda rngs: ValueModel(config, rngs=rngs, mesh=mesh, has_bias=False))
+
+  def scores(
+    params: Params, tokens: Int[Array, "B T"], positions: Int[Array, "B T"], segments: Int[Array, "B T"]
+  ) -> Float[Array, "B T"]:
+    return bind(params)(tokens, positions, segments)
+
+  def rewards(params: Params, tokens: Int[Array, "B T"], lengths: Int[Array, " B"]) -> Float[Array, " B"]:
+    slots = jnp.broadcast_to(jnp.arange(tokens.shape[1]), tokens.shape)
+    found = scores(params, tokens, slots, (slots < lengths[:, None]).astype(jnp.int32))
+    return jnp.take_along_axis(found, jnp.maximum(lengths - 1, 0)[:, None], axis=1)[:, 0]
+
+  return RewardModel(config, init, scores, rewards, logical_axes, num_params, mesh)
+
+
+def trunk_config(config: ModelConfig) -> ModelConfig:
+  """A decoder's config without what a trunk does not have: an output head of its own, and adapters."""
+  return config._replace(tie_embeddings=True, lora=None)
+
+
+def reward_entries(config: ModelConfig, *, head: bool = True) -> list[Entry]:
+  """The table between the tensors of a sequence classifier of transformers and the params of a reward model.
+
+  Args:
+    config: of the decoder.
+    head: whether the score is in it; False for the trunk alone, as a language model has it.
+
+  Example:
+    >>> from jaxrl_llm.models import preset
+    >>> reward_entries(preset("nano", vocab_size=264))[-1].names
+    ('score.weight',)
+  """
+  d = config.d_model
+  trunk = [entry._replace(path=("trunk", *entry.path)) for entry in entries(trunk_config(config))]
+  return trunk + [Entry(("value_head",), None, (HEAD,), (1, d), (d,), (0,))] * head
+
+
+def is_classifier(path: str | os.PathLike) -> bool:
+  """Whether a checkpoint's config names a sequence classifier; reads no tensors.
+
+  Args:
+    path: see `weights.resolve`.
+
+  Raises:
+    ValueError: nothing there.
+  """
+  found = weights.resolve(path)
+  return found.is_dir() and (found / CONFIG).exists() and _named(read_json(found / CONFIG)).endswith(_CLASSIFIER)
+
+
+def read_reward_config(path: str | os.PathLike) -> ModelConfig:
+  """The trunk of a reward model in a folder of transformers (`AutoModelForSequenceClassification` with one label); reads headers only.
+
+  Args:
+    path: the folder.
+
+  Raises:
+    ValueError: no such folder; a language model, which has no score; several labels; tensors that do not fit. One line.
+  """
+  return _open(path)[0]
+
+
+def pad_id(path: str | os.PathLike) -> int | None:
+  """The id that a reward model's `config.json` fills rows with; None where it names none.
+
+  Transformers reads the score at the last token that is not this one.
+  """
+  found = read_json(weights.resolve(path) / CONFIG).get("pad_token_id")
+  return found if isinstance(found, int) and found >= 0 else None
+
+
+def load_reward_params(path: str | os.PathLike, model: RewardModel, *, key: Array | None = None) -> Params:
+  """The weights of a reward model; or of a language model's trunk, beside a head of zeros.
+
+  Args:
+    path: a folder of either, or a `.gguf` file of the latter.
+    model: the same trunk as the checkpoint's, of any dtype.
+    key: None is key 0; nothing that is kept is drawn with it.
+
+  Raises:
+    ValueError: see `read_reward_config` and `load_params`, and a checkpoint of another model.
+  """
+  if is_classifier(path):
+    config, source = _open(path)
+    table = reward_entries(config)
+  else:
+    config, source = open_source(path)
+    check_tensors(config, source)
+    table = reward_entries(config, head=False)
+  check_same_model(model.config, trunk_config(config), source)
+  return load_table(source, model, model.mesh, key, table=table)
+
+
+def save_reward_model(
+  path: str | os.PathLike,
+  model: RewardModel,
+  params: Params,
+  *,
+  pad_token_id: int,
+  dtype: str | None = None,
+  tokenizer_from: str | os.PathLike | None = None,
+  notes: Mapping[str, Mapping[str, Any]] = MappingProxyType({}),
+) -> None:
+  """Saves a reward model for `AutoModelForSequenceClassification.from_pretrained`, and for `load_reward_params`.
+
+  Args:
+    path: the folder, which is made and must not hold anything.
+    model: the model.
+    params: its params, on any devices.
+    pad_token_id: fills rows; transformers reads the score at the last token that is another.
+    dtype: of the saved weights; None saves each array as it is held.
+    tokenizer_from: a folder to copy the tokenizer from.
+    notes: further JSON files by name.
+
+  Raises:
+    ValueError: see `save_hf`.
+  """
+  raw = to_hf_config(model.config)
+  (name,) = raw["architectures"]
+  raw |= {
+    "architectures": [name.replace(_LANGUAGE_MODEL, _CLASSIFIER)],
+    "id2label": {"0": "LABEL_0"},  # Which is how transformers writes num_labels=1.
+    "label2id": {"LABEL_0": 0},
+    "pad_token_id": pad_token_id,
+  }
+  save_table(
+    path,
+    raw,
+    reward_entries(model.config),
+    params,
+    config_dtype=dtype or model.config.param_dtype,
+    dtype=dtype,
+    tokenizer_from=tokenizer_from,
+    notes=notes,
+  )
+
+
+def _open(path: str | os.PathLike):
+  found = weights.resolve(path)
+  if not found.is_dir():
+    raise ValueError(f"{found}: found a file, expected a folder of a reward model as transformers saves it, with config.json")
+  config = _read_config(found)
+  _, source = open_hf_folder(found, config=config)
+  if HEAD not in source.shapes:
+    raise ValueError(f"{found}: found no {HEAD}, expected it in a reward model; train one: configs/reward_model.py")
+  check_tensors(config, source, reward_entries(config))
+  return config, source
+
+
+def _read_config(folder: pathlib.Path) -> ModelConfig:
+  file = folder / CONFIG
+  raw = read_json(file)
+  name = _named(raw)
+  if name.endswith(_LANGUAGE_MODEL):
+    raise ValueError(
+      f"{file}: architectures: found {name!r}, a language model without a score, expected {name.replace(_LANGUAGE_MODEL, _CLASSIFIER)!r}; "
+      f"train a reward model from it: --config=configs/reward_model.py --config.model.path={folder}"
+    )
+  labels = raw.get("num_labels")
+  if labels is None:
+    labels = len(raw["id2label"]) if isinstance(raw.get("id2label"), dict) else 2  # Transformers writes its default, 2, not at all.
+  if name.endswith(_CLASSIFIER) and labels != 1:
+    raise ValueError(f"{file}: found {labels} labels, expected 1 (num_labels=1): a reward model says one number")
+  config = from_hf_config({**raw, "architectures": [name.replace(_CLASSIFIER, _LANGUAGE_MODEL)]} if name else raw, where=str(file))
+  return trunk_config(config)
+
+
+def _named(raw: Any) -> str:
+  named = raw.get("architectures") if isinstance(raw, dict) else None
+  return named[0] if isinstance(named, list) and named and isinstance(named[0], str) else ""

@@ -1,0 +1,247 @@
+"""The training of a reward model, from a config to a folder that transformers opens. Read it top to bottom."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+from jaxtyping import Float
+from ml_collections import ConfigDict
+from orbax.checkpoint import CheckpointManager
+
+from jaxrl_llm import checkpoint, hosts, ledger, packing, report, weights
+from jaxrl_llm import mesh as mesh_lib
+from jaxrl_llm.bookkeeping import NonFiniteError, PreemptedError
+from jaxrl_llm.evaluation import bootstrap_interval
+from jaxrl_llm.metrics import MetricWriter
+from jaxrl_llm.models import save_reward_model
+from jaxrl_llm.preferences.check import load_pairs, row_problems, shape_of, tokenizer_of
+from jaxrl_llm.preferences.programs import Programs, make_programs, of_step
+from jaxrl_llm.preferences.rows import Pair, of_pairs, pack_pairs
+from jaxrl_llm.progress import Progress
+from jaxrl_llm.reward_models import notes_of
+from jaxrl_llm.reward_models.folder import NOTES
+from jaxrl_llm.tasks import problem_report
+from jaxrl_llm.tasks.pipeline import example_iterator
+from jaxrl_llm.tasks.preferences import Pairs, encode_pair
+from jaxrl_llm.tasks.storage import Row
+from jaxrl_llm.types import Tokenizer, TrainState
+
+FOLDER = "reward_model"
+"""In the workdir, the folder of the trained model."""
+
+PHASE = "reward_model"
+
+
+@dataclass
+class Run:
+  """A training in progress: what changes from step to step, and where it is written."""
+
+  config: ConfigDict
+  workdir: Path
+  mesh: jax.sharding.Mesh
+  programs: Programs
+  tokenizer: Tokenizer
+  pairs: Pairs
+  state: TrainState
+  batches: Any
+  record: dict[str, Any]
+  checkpoints: CheckpointManager
+  writer: MetricWriter
+  progress: Progress
+  clock: ledger.Clock
+
+
+def start(config: ConfigDict, workdir: Path, *, command: str = "") -> Run:
+  """Starts a training, or goes on with it from the newest checkpoint of `workdir`.
+
+  Args:
+    config: checked, see `preferences.check`.
+    workdir: exists; metrics, checkpoints, summary, report and the model go there.
+    command: what the user typed, for the summary.
+
+  Raises:
+    ValueError: pairs that cannot be used, a damaged checkpoint, or a mesh that the devices or the model do not fit.
+  """
+  clock = ledger.Clock()
+  mesh = mesh_lib.make_meshes(**config.mesh)[0]
+  if found := list(row_problems(config, mesh_lib.num_row_shards(mesh))):
+    raise ValueError("\n".join(found))
+  pairs, tokenizer = load_pairs(config), tokenizer_of(config)
+  programs = make_programs(config, mesh, shape_of(config))
+  batches = example_iterator(pairs.train, batch_size=config.learner.batch_pairs, seed=config.seed)
+  base = None if config.model.path is None else weights.fingerprint(weights.resolve(config.model.path))
+  whose = {"base": base, "data_fingerprint": pairs.fingerprint}
+  record = ledger.new_record(command) | whose | {"data": pairs.report and problem_report.to_json(pairs.report)}
+  checkpoints = checkpoint.open_checkpoints(workdir / "checkpoints", keep=config.checkpoint.keep)
+  restored = checkpoint.restore_latest(checkpoints, {"state": programs.abstract_state})
+  if restored is None:
+    state = programs.init(jax.random.key(config.seed))
+  else:
+    arrays, saved = restored
+    if changed := [name for name, value in whose.items() if saved.get(name) != value]:
+      what = "config.model.path: found other weights" if changed[0] == "base" else "config.task: found other pairs"
+      raise ValueError(f"{what} than those that the run in {workdir} began with; put those back, or choose another --workdir")
+    state = arrays["state"]
+    batches.set_state(saved.pop("batches"))
+    record |= saved | {"attempts": saved["attempts"] + 1}
+  writer = MetricWriter(workdir if hosts.is_main() else None, tensorboard=config.log.tensorboard)
+  writer.resume(record["phase_steps"])
+  progress = Progress(quiet=not hosts.is_main())
+  words = "" if pairs.report is None else f" ({problem_report.in_words(pairs.report).replace('problems', 'pairs')})"
+  progress.note(f"data: {len(pairs.train):,} pairs to learn from, {len(pairs.test):,} held out{words}")
+  if restored:
+    progress.note(f"resumed {workdir} at step {record['rl_steps']}")
+  return Run(config, workdir, mesh, programs, tokenizer, pairs, state, batches, record, checkpoints, writer, progress, clock)
+
+
+def proceed(this: Run) -> dict[str, Any]:
+  """Runs to the end.
+
+  Returns:
+    The summary, as in `summary.json`: `accuracy_start` and `accuracy_final` are those on held-out pairs.
+
+  Raises:
+    NonFiniteError: `learner.max_skipped` updates in a row were refused.
+    PreemptedError: a process was sent SIGTERM; the training can go on from a checkpoint.
+  """
+  with this.progress, this.writer:
+    learn(this)
+    save_model(this)
+  summary = summarize(this, "finished")
+  if hosts.is_main():
+    report.write_report(this.workdir)
+  return summary
+
+
+def learn(this: Run) -> None:
+  """The loop."""
+  config, record = this.config, this.record
+  this.progress.start(PHASE, config.num_steps, done=record["rl_steps"])
+  if record["accuracy_start"] is None:
+    record["accuracy_start"] = record["accuracy_final"] = evaluate(this, 0)
+  for step in range(record["rl_steps"], config.num_steps):
+    this.clock.lap("other")
+    batch, _ = packed(this, next(this.batches))
+    this.state, metrics = this.programs.step(this.state, mesh_lib.place_tokens(this.mesh, of_step(batch)))
+    metrics = ledger.to_floats(metrics)
+    tokens, timing = int(np.count_nonzero(batch.segments)), this.clock.lap("update")
+    performance = {"perf/throughput": tokens / timing["timing_s/update"], "perf/packing_waste": packing.packing_waste([batch])}
+    record |= {"rl_steps": step + 1, "tokens": record["tokens"] + tokens}
+    this.writer.write(step + 1, PHASE, metrics | timing | performance)
+    this.progress.update(step + 1, metrics | performance)
+    stop_if_not_finite(this, metrics)
+    last = step + 1 == config.num_steps
+    if last or (step + 1) % config.eval.every == 0:
+      record["accuracy_final"] = evaluate(this, step + 1)
+    stop = not last and hosts.preempted(step + 1)
+    if stop or last or (step + 1) % config.checkpoint.every == 0:
+      save(this)
+    if stop:
+      summarize(this, "stopped: SIGTERM")
+      where = f"checkpoint {this.checkpoints.latest_step()} in {this.workdir}"
+      raise PreemptedError(f"stopped by SIGTERM; the same command goes on from {where}")
+
+
+def packed(this: Run, rows: Sequence[Row]):
+  """Pairs as a batch in host memory, and its layout."""
+  learner = this.config.learner
+  margin = lambda row: float(row["margin"]) if row["margin"] else this.config.objective.margin
+  pairs = [Pair(*encode_pair(row, this.tokenizer), margin(row)) for row in rows]
+  shards = mesh_lib.num_row_shards(this.mesh)
+  return pack_pairs(pairs, row_tokens=learner.row_tokens, row_buckets=learner.row_buckets, num_shards=shards)
+
+
+def margins(this: Run, rows: Sequence[Row]) -> Float[np.ndarray, " N"]:
+  """r_c − r_r of each pair."""
+  size, found = this.config.learner.batch_pairs, []
+  for begin in range(0, len(rows), size):
+    batch, layout = packed(this, rows[begin : begin + size])
+    scored = this.programs.margins(this.state.params, mesh_lib.place_tokens(this.mesh, of_step(batch)))
+    found.append(of_pairs(hosts.to_host(scored), batch, layout))
+  return np.concatenate(found)
+
+
+def evaluate(this: Run, step: int) -> float:
+  """Accuracy on held-out pairs, a tie counting half, with an interval over prompts: the pairs of one are not independent."""
+  this.clock.lap("other")
+  # The same ones each time, from all over the file.
+  chosen = np.random.default_rng(0).permutation(len(this.pairs.test))[: this.config.eval.num_pairs]
+  rows = [this.pairs.test[int(i)] for i in np.sort(chosen)]
+  found = margins(this, rows)
+  of_prompt: dict[str, list[float]] = {}
+  for row, right in zip(rows, (1 + np.sign(found)) / 2, strict=True):
+    of_prompt.setdefault(row["conversation"] or row["prompt"], []).append(float(right))
+  accuracy = bootstrap_interval(np.array([np.mean(x) for x in of_prompt.values()]))
+  metrics = {"eval/accuracy": accuracy.mean, "eval/accuracy_low": accuracy.low, "eval/accuracy_high": accuracy.high}
+  metrics |= {"eval/margin/mean": float(found.mean()), "eval/loss": float(np.mean(np.logaddexp(0, -found))), "eval/num_pairs": len(rows)}
+  this.writer.write(step, "eval", metrics | this.clock.lap("eval"))
+  interval = f"{accuracy.low:.1%} to {accuracy.high:.1%}"
+  this.progress.note(
+    f"eval at step {step:,} | accuracy on {len(rows)} held-out pairs {accuracy.mean:.1%} ({interval}) | margin {found.mean():.2f}"
+  )
+  return accuracy.mean
+
+
+def save(this: Run) -> None:
+  """One atomic checkpoint of all that the next step depends on."""
+  this.record["phase_steps"] = this.writer.phase_steps
+  summarize(this, "running")
+  position = {"batches": this.batches.get_state()}
+  checkpoint.save(this.checkpoints, this.record["rl_steps"], {"state": this.state}, this.record | position)
+  this.clock.lap("checkpoint")
+
+
+def save_model(this: Run) -> None:
+  """The trained model in transformers' format, with its tokenizer or where that one is."""
+  folder, section, task = this.workdir / FOLDER, this.config.model, this.config.task
+  if folder.exists():  # The training was stopped between here and its summary; the folder appears whole.
+    return
+  source = None if section.path is None else weights.resolve(section.path)
+  notes = notes_of(None if section.tokenizer else section.path, chat=task.chat, system=task.system)
+  tokenizer_from = source if notes["tokenizer"] == "folder" else None
+  options = dict(pad_token_id=this.tokenizer.pad_id, tokenizer_from=tokenizer_from, notes={NOTES: notes})
+  save_reward_model(folder, this.programs.model, this.state.params, **options)
+  this.progress.note(f"saved the reward model to {folder}; RL takes it with --config.reward.model_path={folder}")
+
+
+def summarize(this: Run, status: str) -> dict[str, Any]:
+  """Brings the record up to date and writes `summary.json`."""
+  this.clock.lap("other")
+  this.clock.settle(this.record)
+  this.record["peak_memory_gb"] = max(this.record["peak_memory_gb"], ledger.peak_memory_gb())
+  folder = this.workdir if hosts.is_main() else None
+  options = dict(objective=this.config.objective.name, num_params=this.programs.model.num_params, status=status)
+  return ledger.write_summary(folder, this.record, **options)
+
+
+def stop_if_not_finite(this: Run, metrics: dict[str, float]) -> None:
+  """Counts refused updates; gives up after too many in a row."""
+  record, limit, skipped = this.record, this.config.learner.max_skipped, int(metrics["reward_model/skipped"])
+  record["skipped_steps"] += skipped
+  record["skipped_in_a_row"] = record["skipped_in_a_row"] + 1 if skipped else 0
+  if record["skipped_in_a_row"] >= limit:
+    summarize(this, "stopped: not finite")
+    good = this.checkpoints.latest_step()
+    where = "no checkpoint was saved yet" if good is None else f"last good checkpoint: {this.workdir / 'checkpoints' / str(good)}"
+    raise NonFiniteError(f"loss or gradient not finite in {limit} updates in a row (learner.max_skipped={limit}); {where}")
+
+
+def describe(config: ConfigDict) -> str:
+  """Mesh, model and pairs, for `--dry_run`; allocates nothing.
+
+  Args:
+    config: checked.
+
+  Raises:
+    ValueError: as `start`.
+  """
+  mesh = mesh_lib.make_meshes(**config.mesh)[0]
+  programs, pairs = make_programs(config, mesh, shape_of(config)), load_pairs(config)
+  return "\n".join([
+    f"mesh: {dict(mesh.shape)} over {mesh.size} {mesh.devices.flat[0].device_kind} device(s)",
+    f"reward model: {config.model.path or config.model.preset}, {programs.model.num_params:,} parameters",
+    f"pairs: {len(pairs.train):,} to learn from, {len(pairs.test):,} held out",
+  ])

@@ -1,0 +1,47 @@
+"""The answers that verifiers judge, and that a majority is of: a vote for what is right is right."""
+
+import pytest
+
+from jaxrl_llm.evaluation import answer_reader
+from jaxrl_llm.rewards import RewardSpec, WeightedReward, answer_key, build, make
+from jaxrl_llm.types import Completion
+
+CASES = {
+  "final_answer": [("1+1=2\n#2", "2"), ("#1\n#2", None), ("2", None), ("#", None)],
+  "final_number": [("so\n#### $1,200.00", "1200"), ("it is 3, or 10-5", "5"), ("none", None), ("x" * 3000 + " 7", "7"), ("9" * 2500, None)],
+  "maths": [(r"\boxed{\frac{1}{2}}", r"\frac{1}{2}"), (r"\boxed{1} and \boxed{2}", "1, 2"), ("dunno", None)],
+  "choice": [("The answer is (b).", "B"), ("A or C\nAnswer: A or C", None), ("**D) both**", "D")],
+  "exact_match": [("Answer: Paris", "Paris"), ("#### a\n#### b", None)],
+  "gym": [("<answer> 5 </answer>", "5"), ("5", None)],
+}
+
+
+def completion(text, *, stopped=True, failed=None):
+  return Completion(text, (), 9, stopped, failed=failed)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_answers(name):
+  read = answer_reader(WeightedReward(name, make(name)))
+  for text, answer in CASES[name]:
+    assert read(completion(text), {}) == answer, text
+    assert read(completion(text, stopped=False), {}) is None and read(completion(text, failed=("raised", "")), {}) is None
+
+
+@pytest.mark.parametrize("name", ["final_answer", "final_number", "maths", "choice", "exact_match"])
+def test_an_answer_that_is_read_is_one_that_is_judged(name):
+  """What the reader finds, given as the right answer, makes the response right."""
+  for text, answer in CASES[name]:
+    if answer:
+      assert make(name)(completion(text), {"answer": answer_key(answer) if name == "maths" else answer}) == 1.0, text
+
+
+def test_settings_and_routes():
+  spec = RewardSpec("exact_match", {"answer_in": "last_line"})
+  last_line = WeightedReward("exact_match", build(spec), spec=spec)
+  assert answer_reader(last_line)(completion("a\nb"), {}) == "b"
+  number = WeightedReward("final_number", make("final_number"))
+  routed = WeightedReward("verifier", number.fn, routes=(last_line, number))
+  assert [answer_reader(routed)(completion("a\nb 5"), {"reward": name}) for name in ("exact_match", "final_number")] == ["b 5", "5"]
+  program = WeightedReward("code_tests", number.fn)
+  assert answer_reader(program) is None and answer_reader(routed._replace(routes=(number, program))) is None

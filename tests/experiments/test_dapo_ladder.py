@@ -1,0 +1,187 @@
+"""The analysis behind `experiments/ablations/dapo_ladder`: the teacher, the rungs, what is measured, and the verdicts."""
+
+import functools
+import json
+
+import numpy as np
+import pytest
+
+from configs import dapo
+from experiments.ablations.dapo_ladder import __main__ as command
+from experiments.ablations.dapo_ladder import bed, figures, measures, rules
+from experiments.ablations.ratio_lab.__main__ import from_json
+from jaxrl_llm import config_check
+from jaxrl_llm.tasks import arithmetic
+
+
+@pytest.fixture(autouse=True)
+def small(monkeypatch):
+  """Problems of one step, which are 200, and few draws of the bootstrap."""
+  monkeypatch.setattr(bed, "LEVELS", (1,))
+  few = functools.partial(measures.paired_problems, draws=100)
+  monkeypatch.setattr(rules, "paired_problems", few)
+  monkeypatch.setattr(figures, "paired_problems", few)
+
+
+def test_the_teacher_rambles_above_all_when_wrong(tmp_path, monkeypatch):
+  monkeypatch.setattr(bed, "DEMONSTRATIONS", 8)
+  bed.write_problems(tmp_path)
+  lines_of = lambda name: (tmp_path / f"{name}.jsonl").read_text().splitlines()
+  splits = {name: [json.loads(line) for line in lines_of(name)] for name in ("train", "test", "demonstrations")}
+  questions = {name: {row["terms"] for row in rows} for name, rows in splits.items()}
+  assert questions["train"] == questions["demonstrations"] and questions["train"].isdisjoint(questions["test"])
+  shown = splits["demonstrations"]
+  assert max(len(row["response"]) for row in shown) < bed.WARM_BUDGET
+  found = {True: [], False: []}
+  for row in shown:
+    *lines, answer = row["response"].split("\n")
+    level = row["level"]
+    assert set(lines[level:]) <= {lines[level - 1]}  # What follows the working copies its last line.
+    found[lines[:level] != arithmetic.working(row["terms"]).split("\n")[:-1]].append(len(lines) > level)
+    assert len(lines) <= level + bed.MOST_COPIES and answer == f"#{lines[-1].rpartition('=')[2]}"
+  for is_wrong, rambled in found.items():
+    assert np.mean(rambled) == pytest.approx(bed.RAMBLES[is_wrong], abs=0.05)
+
+
+def test_each_rung_turns_its_own_switch(tmp_path):
+  bed.write_problems(tmp_path)
+  config_of = lambda arm: config_check.flatten(bed.rung_config(bed.Sizes(), tmp_path, 0, arm))
+  configs = [config_of(rung) for rung in bed.RUNGS]
+  turned = [{field for field in low if low[field] != high[field]} for low, high in zip(configs, configs[1:], strict=False)]
+  assert turned == [
+    {"reward.overlong_filter"},
+    {"objective.clip_high"},
+    {"reward.overlong_filter", "reward.overlong_buffer"},
+    {"objective.weights"},
+    {"rollout.max_refills"},
+  ]
+  whole, top = config_check.flatten(dapo.get_config()), configs[-1]
+  kept = ("objective.clip_low", "objective.clip_high", "objective.weights", "reward.overlong_filter", "rollout.max_refills")
+  assert {name: top[name] for name in kept} == {name: whole[name] for name in kept}
+  beside = config_of("clip_higher")
+  assert {field for field, value in config_of("punish").items() if beside[field] != value} == turned[2]
+  assert {field for field, value in config_of("clip_wide").items() if beside[field] != value} == turned[1]
+  for arm in (*bed.RUNGS, *bed.SIDES):
+    assert not config_check.problems(bed.rung_config(bed.Sizes(), tmp_path, 0, arm))
+  assert not config_check.problems(bed.warm_config(bed.Sizes(), tmp_path, 0))
+
+
+def sample(response: str, *, prompt: str = "7+8-5\n", answer: str = "10", stopped: bool = True, advantage: float = 0.5) -> dict:
+  ids = list(response.encode())
+  row = dict(prompt=prompt, response=response, answer=answer, reward=0.0, advantage=advantage, level=2)
+  return row | dict(num_tokens=len(ids), stopped=stopped, token_ids=ids, step=1)
+
+
+def test_looks_by_hand():
+  right, wrong = sample("7+8=15\n15-5=10\n#10"), sample("7+8=14\n14-5=9\n#9")
+  sound = sample("7+8=15\n15-5=10\n15-5=10\n15", stopped=False, advantage=-1.5)
+  unsound = sample("7+8=14\n14-5=9\n14-5=9\n14-", stopped=False, advantage=-0.5)
+  (found,) = measures.looks([right, right, wrong, sound, wrong, unsound], group_size=2)
+  assert found == {
+    "step": 1, "right": pytest.approx(1 / 3), "tokens_right": 18.0, "tokens_wrong": pytest.approx((16 + 25 + 16 + 24) / 4),
+    "mixed": 0.0, "cut_count": 1, "cut_right": 0.5, "cut_advantage": -1.5,
+  }  # fmt: skip
+  (found,) = measures.looks([right, wrong], group_size=2)
+  assert (found["mixed"], found["cut_right"], found["cut_advantage"]) == (1.0, None, None)
+
+
+def test_rows_of_metrics():
+  row = {"phase": "rl", "step": 1, "actor/entropy": 0.2, "response_length/mean": 20.0, "response_length/clip_ratio": 0.1}
+  row |= {"actor/pg_clipfrac_pos": 0.01, "actor/pg_clipfrac_neg": 0.02, "timing_s/step": 1.5}
+  refilled = row | {"step": 2, "group/response_tokens_drawn": 450.0, "group/rounds": 3.0}
+  evaluated = {"phase": "eval", "step": 0, "eval/accuracy": 0.25, "eval/response_length/mean": 18.0}
+  rows = [evaluated, row, refilled, evaluated | {"step": 2, "eval/accuracy": 0.5}]
+  steps, evals = measures.steps(rows, num_sequences=10), measures.evals(rows)
+  assert [(x["drawn"], x["rounds"]) for x in steps] == [(200.0, 1.0), (450.0, 3.0)]
+  assert measures.seconds(rows) == 3.0
+  assert measures.at_tokens(steps, evals, 325.0) == pytest.approx(0.375)
+  assert measures.at_tokens(steps, evals, 1e6) == 0.5
+
+
+def test_the_bootstrap_draws_seeds_and_problems():
+  rng = np.random.default_rng(0)
+  arm = lambda mean, noise: {seed: mean + noise * rng.standard_normal() + 0.4 * rng.standard_normal(100) for seed in range(5)}
+  width = lambda at: at["high"] - at["low"]
+  quiet = measures.paired_problems(arm(0.5, 0.0), arm(0.4, 0.0), draws=500)
+  loud = measures.paired_problems(arm(0.5, 1.0), arm(0.4, 0.0), draws=500)
+  assert quiet["mean"] == pytest.approx(0.1, abs=0.05)
+  assert width(quiet) == pytest.approx(2 * 1.96 * np.sqrt(2) * 0.4 / np.sqrt(500), rel=0.5)
+  assert width(loud) > 2 * width(quiet)
+  assert measures.trend([{"step": 1, "x": 3.0}, {"step": 2, "x": None}, {"step": 3, "x": 7.0}], "x") == pytest.approx(2.0)
+
+
+def made_up(*, gain: float = 0.1, clipped: float = 0.01, cut: float = 0.1, mixed: float = 0.6, longer: float = 4.0, sides: bool = True):
+  """Rows as the trials write them, in which every arm is better than the one below by `gain`, and every mechanism goes its way."""
+  tables = {name: [] for name in command.TABLES}
+  arms = (*bed.RUNGS, *(bed.SIDES if sides else ()))
+  heights = dict(zip(arms, (0, 1, 2, 3, 4, 5, 2, 2), strict=False))
+  for seed in rules.SEEDS:
+    rng = np.random.default_rng(seed)
+    near = lambda x, rng=rng: x * (1 + 0.01 * rng.random())
+    for arm in arms:
+      at, height = {"seed": seed, "rung": arm}, heights[arm]
+      entropy = {"filter": 0.1, "clip_higher": 0.15, "clip_wide": 0.2}.get(arm, 0.1)
+      often = cut * {"base": 1.0, "filter": 1.5, "clip_higher": 1.5, "punish": 1.2}.get(arm, 0.5)
+      for step in range(1, 9):
+        row = dict(entropy=near(entropy), tokens_mean=20.0, truncated=near(often), clip_up=clipped, clip_down=clipped)
+        tables["steps"].append(at | {"step": step} | row | dict(drawn=2000.0 if arm == "dynamic" else 1000.0, rounds=1.0))
+        wrong = near(16 + longer - (0.5 if height >= 4 else 0.1) * (step - 1))
+        row = dict(right=0.3, tokens_right=16.0, tokens_wrong=wrong, mixed=near(0.9 if arm == "dynamic" else mixed))
+        tables["looks"].append(at | {"step": step} | row | dict(cut_count=3, cut_right=0.3, cut_advantage=-0.5))
+      for step in (0, 4, 8):
+        tables["evals"].append(at | dict(step=step, accuracy=near(0.2 + gain * height * (step > 0)), tokens_mean=20.0))
+      right = rng.binomial(4, np.clip(0.2 + gain * height, 0, 1), size=200)
+      tables["ends"].append(at | dict(right="".join(map(str, right)), samples=4, seconds=60.0))
+  return tables
+
+
+def test_verdicts():
+  def verdicts(**what):
+    return {name: row["verdict"] for name, row in rules.judge(**made_up(**what)).items()}
+
+  assert set(verdicts().values()) == {"reproduced"}
+  assert len(verdicts()) - len(verdicts(sides=False)) == 3
+  flat = verdicts(gain=0.0)
+  assert {flat[name] for name in flat if "accuracy" in name} == {"not reproduced"}
+  assert {flat[name] for name in flat if "accuracy" not in name} == {"reproduced"}
+  for what, mark in ((dict(clipped=0.0), "E8"), (dict(longer=0.5), "E9"), (dict(mixed=0.98), "E10"), (dict(cut=0.001), "E11")):
+    off = verdicts(**what)
+    assert {name.partition(",")[0] for name in off if off[name] == "mechanism not engaged"} == {mark}
+
+
+def test_figures_are_drawn_from_the_rows_alone(tmp_path):
+  figures.draw(made_up(), tmp_path, ["svg"])
+  assert {path.name for path in tmp_path.iterdir()} == {"ladder.svg", "mechanisms.svg"}
+
+
+def test_a_stopped_measurement_goes_on(tmp_path, monkeypatch, capsys):
+  started = []
+  monkeypatch.setattr(bed, "write_problems", lambda folder: None)
+  monkeypatch.setattr(bed, "warm_start", lambda sizes, folder, seed: None)
+  monkeypatch.setattr(bed, "climb", lambda sizes, folder, seed, arm: started.append((seed, arm)) or {"ends": [{"seed": seed, "rung": arm}]})
+  monkeypatch.setattr(rules, "judge", lambda *tables: {"E": {"rule": "", "verdict": "reproduced", "rows": len(tables[-1])}})
+  path, plan = tmp_path / "results.json", command.SMOKE._replace(arms=("base", "filter"), sides=("punish",))
+  command.measure(plan._replace(seeds=(0,), sides=()), path, tmp_path)
+  command.measure(plan, path, tmp_path, resume=True)
+  assert started == [(0, "base"), (0, "filter"), (1, "base"), (1, "filter"), (0, "punish"), (1, "punish")]
+  assert from_json(path.read_text())["verdicts"]["E"]["rows"] == 6
+  assert "punish, seed 1: " in capsys.readouterr().out
+
+
+def test_the_committed_results_have_the_verdicts_that_the_rules_give():
+  results = from_json((command.HERE / "results.json").read_text())
+  again = rules.judge(*(results[name] for name in command.TABLES))
+  assert {name: row["verdict"] for name, row in again.items()} == {name: row["verdict"] for name, row in results["verdicts"].items()}
+  assert tuple(results["seeds"]) == rules.SEEDS
+
+
+@pytest.mark.slow  # Two compilations of a learner and a sampler; each piece has its own test.
+def test_a_trial_from_end_to_end(tmp_path):
+  bed.write_problems(tmp_path)
+  bed.warm_start(bed.SMOKE, tmp_path, 0)
+  found = bed.climb(bed.SMOKE, tmp_path, 0, "dynamic")
+  assert [row["step"] for row in found["steps"]] == [1, 2] and found["steps"][0]["rounds"] == 3.0
+  assert [row["step"] for row in found["evals"]] == [0, 1, 2]
+  assert [row["step"] for row in found["looks"]] == [1, 2]
+  (end,) = found["ends"]
+  assert len(end["right"]) == bed.SMOKE.eval_prompts and end["samples"] == 4

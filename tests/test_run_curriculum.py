@@ -1,0 +1,43 @@
+"""A curriculum in the loop: what was measured decides what is drawn, and a run that is stopped goes on with it."""
+
+import pytest
+
+from jaxrl_llm import train
+from tests.runs import column, quick, run_here, tiny_config
+
+CHANGES = {
+  "task.curriculum": "level", "task.levels": (1, 2), "log.tensorboard": False,
+  "warm_start.num_steps": 2, "num_steps": 4, "checkpoint.every": 2, "rollout.max_refills": 1, "eval.every": 4,
+}  # fmt: skip
+
+
+class Interrupted(Exception):
+  pass
+
+
+def test_rates_are_measured_and_a_resumed_run_draws_the_same(tmp_path):
+  whole, parts = tmp_path / "whole", tmp_path / "parts"
+  run_here(tiny_config(overrides=CHANGES), whole)
+  assert column(whole, "curriculum/measured")[-1] == 2, "two levels"
+  with quick():
+    parts.mkdir()
+    this = train.start(tiny_config(overrides=CHANGES), parts)
+    kept = this.progress.update
+
+    def stop_after_3(step, row):
+      kept(step, row)
+      if "critic/rewards/mean" in row and step == 3:
+        raise Interrupted
+
+    this.progress.update = stop_after_3
+    with pytest.raises(Interrupted):
+      train.proceed(this)
+    train.run(tiny_config(overrides=CHANGES), parts)
+  assert column(parts, "rollout/tokens_sha256") == column(whole, "rollout/tokens_sha256")
+  assert column(parts, "curriculum/pass_rate") == column(whole, "curriculum/pass_rate")
+
+
+def test_a_column_that_no_row_has(tmp_path):
+  with quick(), pytest.raises(ValueError, match="task.curriculum: found 'difficulty', expected 'problem' or a column of the rows: answer"):
+    (tmp_path / "run").mkdir()
+    train.start(tiny_config(overrides=CHANGES | {"task.curriculum": "difficulty"}), tmp_path / "run")
