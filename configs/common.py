@@ -283,6 +283,8 @@ def base() -> ConfigDict:
   config.task.parts = config_dict.placeholder(tuple)  # Tasks with weights, as in ("gsm8k=0.7", "gym:countdown=0.3").
 
   config.reward = ConfigDict()
+  config.reward.terms = ()  # Further rewards with weights, beside the task's own: ("tags=0.1", "my_module:my_function=0.5").
+  config.reward.settings = ()  # Of rewards: ("pattern.regex=[0-9]+", "tags.names=('plan', 'answer')").
   config.reward.form_weight = 0.0  # Weight of a reward for the form of an answer, right or wrong, where the task has one.
   config.reward.overlong_filter = False  # Learn nothing from responses cut at the budget; their rewards stay in their groups' statistics.
   config.reward.overlong_buffer = 0  # DAPO's soft penalty grows over this many tokens below the budget; 0 is no penalty.

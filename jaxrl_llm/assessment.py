@@ -150,7 +150,7 @@ def sample_rows(batch: Batch, *, num_rows: int, token_text: Callable[[Sequence[i
   """
   # The first sample of every group, then the second of every group, ...
   order = sorted(range(len(batch.completions)), key=lambda row: (row % batch.group_size, row // batch.group_size))
-  rows = []
+  rows, verdicts = [], next(iter(batch.parts.values()))  # The first of the task's rewards is its verifier.
   for row in sorted(order[:num_rows]):
     completion, example = batch.completions[row], batch.examples[row]
     mask, own = batch.rollouts.mask[row], written_mask(batch.rollouts)[row]
@@ -162,6 +162,7 @@ def sample_rows(batch: Batch, *, num_rows: int, token_text: Callable[[Sequence[i
         "answer": example["answer"],
         "level": example["level"],
         "reward": float(batch.rewards[row]),
+        "correct": bool(batch.valid[row] and verdicts[row] >= 1),
         "advantage": float(batch.advantages[row][own].mean()),
         "num_tokens": completion.num_tokens,
         "stopped": completion.stopped,

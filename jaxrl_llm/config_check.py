@@ -9,7 +9,7 @@ from ml_collections import ConfigDict
 
 from jaxrl_llm.config_fields import OPTIONAL, RANGES, UNRANGED
 
-TEXTS = ("rollout.stop_strings", "model.lora_targets", "task.parts", "eval.metrics")
+TEXTS = ("rollout.stop_strings", "model.lora_targets", "task.parts", "reward.terms", "reward.settings", "eval.metrics")
 """Fields that hold several texts."""
 
 
@@ -140,7 +140,8 @@ def _metric_problems(config: ConfigDict) -> Iterator[str]:
 
 def task_settings(config: ConfigDict) -> dict[str, Any]:
   """The settings that a task reads for itself, where they are set."""
-  return given(config.task, "name", "levels", "chat", "system", "pad_token", "data_dir", "bad_rows", "curriculum", "test_name", "test_source")
+  common = ("name", "levels", "chat", "system", "pad_token", "data_dir", "bad_rows", "curriculum", "test_name", "test_source")
+  return given(config.task, *common)
 
 
 def environment_settings(config: ConfigDict) -> dict[str, Any]:
@@ -149,7 +150,7 @@ def environment_settings(config: ConfigDict) -> dict[str, Any]:
 
 
 def _task_problems(config: ConfigDict) -> Iterator[str]:
-  from jaxrl_llm import environments, rewards, tasks
+  from jaxrl_llm import environments, reward_terms, tasks
   from jaxrl_llm.sandbox import BACKENDS
 
   lines = list(tasks.problems(config.task.name, task_settings(config)))
@@ -159,11 +160,6 @@ def _task_problems(config: ConfigDict) -> Iterator[str]:
     lines += [line.replace("task.name", "task.test_name").replace("task.source", "task.test_source") for line in found]
   elif config.task.test_source is not None:
     lines.append(f"task.test_source: found {config.task.test_source!r}, expected None, because task.test_name is None")
-  if (reward := config.task.reward) is not None and ":" not in reward and reward != "code_tests":
-    try:
-      rewards.make(reward)
-    except ValueError as error:
-      lines.append(f"task.reward: {error}")
   if config.environment.name is not None:
     try:
       environments.check(config.environment.name, environment_settings(config))
@@ -173,6 +169,7 @@ def _task_problems(config: ConfigDict) -> Iterator[str]:
     near = difflib.get_close_matches(str(backend), BACKENDS, n=1)
     hint = f"; did you mean {near[0]!r}?" if near else ""
     lines.append(f"sandbox.backend: found {backend!r}, expected one of auto, {', '.join(BACKENDS)}{hint}")
+  lines += reward_terms.problems(config)
   yield from (f"config.{line}" if line.startswith(("task.", "sandbox.", "environment.")) else line for line in lines)
 
 

@@ -91,6 +91,8 @@ OPTIONAL: dict[str, Check] = {
 DTYPE: Check = (lambda x: x in ("float32", "bfloat16"), "one of float32, bfloat16")
 
 RANGES: dict[str, Check] = {
+  "reward.terms": (_texts, "a tuple of rewards with weights, as in ('tags=0.1',)"),
+  "reward.settings": (_texts, "a tuple of settings, as in ('pattern.regex=[0-9]+',)"),
   "reward.timeout_s": ABOVE_ZERO,
   "environment.max_turns": COUNT,
   "environment.timeout_s": ABOVE_ZERO,

@@ -8,6 +8,7 @@ from jaxrl_llm import memory
 from jaxrl_llm.experiment import build
 from jaxrl_llm.out_of_memory import advice
 from jaxrl_llm.sampling import memory_limit
+from jaxrl_llm.tasks import problem_report
 
 
 def describe(config: ConfigDict) -> str:
@@ -29,6 +30,8 @@ def describe(config: ConfigDict) -> str:
     f"rollout batch: {rollout.num_prompts} prompts x {rollout.group_size} samples; updates per rollout: {learner.updates_per_rollout}",
     *memory.table(found),
   ]
+  if experiment.task.report is not None:
+    lines.append(f"data: {problem_report.in_words(experiment.task.report)}")
   limit = memory_limit(experiment.mesh.local_devices[0], experiment.mesh.local_mesh.size)
   if limit is not None and found.peak > limit:
     lines += [f"that is more than the {limit / 1e9:,.2f} GB that a device has; what would lower it most:"]

@@ -1,37 +1,35 @@
 """An experiment put together from its config: task, mesh, model, objective, and the programs compiled for them."""
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 from jax.sharding import Mesh
 from jaxtyping import PRNGKeyArray, PyTree
 from ml_collections import ConfigDict
 
-from jaxrl_llm import environments, objectives, policy, reward_models, rewards, rollout, sandbox, tasks
+from jaxrl_llm import environments, objectives, policy, rollout, tasks
 from jaxrl_llm import mesh as mesh_lib
 from jaxrl_llm.config_check import environment_settings, given, row_problems, task_settings
 from jaxrl_llm.conversations import Rules, begin, converse, requests
 from jaxrl_llm.credit import Credit, Evidence, make_credit
-from jaxrl_llm.grading import CODE
 from jaxrl_llm.held_out import DrawFn, check_metrics
 from jaxrl_llm.models import Model, make_model
 from jaxrl_llm.needs import scores_needed
 from jaxrl_llm.partial_rollouts import Groups
 from jaxrl_llm.programs import CriticPrograms, Scores, make_objective, make_programs, records_routes
+from jaxrl_llm.reward_terms import make_rewards
+from jaxrl_llm.rewards import WeightedReward
 from jaxrl_llm.route_programs import RoutePrograms
 from jaxrl_llm.sampler import SampleFn, StreamFn
 from jaxrl_llm.sampling import make_samplers
 from jaxrl_llm.tasks import Task
-from jaxrl_llm.tasks.mixture import routed
 from jaxrl_llm.tasks.pipeline import encode_demonstrations, max_prompt_tokens
 from jaxrl_llm.train_step import TrainStepFn
 from jaxrl_llm.types import Completion, Objective, Params, Rollouts, Tokenizer, TrainBatch, TrainState
 from jaxrl_llm.weight_sync import WeightSync, make_weight_sync
-
-_HARMLESS = ("answer_form", "final_answer", "final_number", "soft_overlong")  # Rewards of ours that neither hang nor crash.
 
 
 class Experiment(NamedTuple):
@@ -70,7 +68,7 @@ class Experiment(NamedTuple):
   sync: WeightSync | None
   model: Model
   objective: Objective
-  rewards: list[rewards.WeightedReward]
+  rewards: list[WeightedReward]
   talk: Rules | None
   init: Callable[[PRNGKeyArray], TrainState]
   restart: Callable[[Params], TrainState]
@@ -118,52 +116,6 @@ def load_task(config: ConfigDict) -> Task:
   if config.num_steps and not len(task.train):
     raise ValueError(f"config.task.name: task {task.name} has test problems only; train on another and set task.test_name={task.name!r}")
   return task
-
-
-def make_rewards(task: Task, config: ConfigDict) -> list[rewards.WeightedReward]:
-  """The task's rewards; a reward model, the one for the form of an answer and DAPO's length penalty where the config asks for them."""
-  terms = [_term(task, name, config) for name in task.rewards]
-  if task.routed:
-    terms = [rewards.WeightedReward("verifier", routed({term.name: term.fn for term in terms}), routes=tuple(terms))]
-  if config.reward.model_path is not None:
-    terms = [term._replace(weight=0.0) if config.reward.model_only else term for term in terms]  # Still logged, and what evaluations ask.
-    budget = max(config.rollout.prompt_buckets) + config.rollout.max_new_tokens
-    options = dict(tokenizer=task.tokenizer, max_tokens=budget, dtype=config.model.dtype, chat=config.task.chat)
-    terms.append(reward_models.reward_model_term(config.reward.model_path, weight=config.reward.model_weight, **options))
-  if config.environment.name is not None and config.environment.weight:
-    terms.append(rewards.WeightedReward("environment", environment_reward, config.environment.weight))
-  if config.reward.form_weight:
-    if task.form_reward is None:
-      raise ValueError(f"config.reward.form_weight={config.reward.form_weight}: task {task.name} has no reward for the form, expected 0")
-    terms.append(rewards.WeightedReward(task.form_reward, rewards.make(task.form_reward), config.reward.form_weight, shapes=True))
-  if config.reward.overlong_buffer:
-    penalty = rewards.soft_overlong(config.rollout.max_new_tokens, config.reward.overlong_buffer)
-    terms.append(rewards.WeightedReward("soft_overlong", penalty, shapes=True))
-  return terms
-
-
-def _term(task: Task, name: str, config: ConfigDict) -> rewards.WeightedReward:
-  """What judges the task's responses: our own code that cannot hang is called here, and all else in processes that may be killed."""
-  if name in task.verifiers:
-    return rewards.WeightedReward(name, task.verifiers[name])
-  if name in _HARMLESS:
-    return rewards.WeightedReward(name, rewards.make(name))
-  if name == CODE:
-    settings = config.sandbox.to_dict()
-    if settings["backend"] == "off":
-      raise ValueError(
-        f"config.sandbox.backend: found 'off', but the reward of task {task.name} runs the programs that the policy writes; expected "
-        f"'auto' or another of {', '.join(sandbox.BACKENDS)}"
-      )
-    return rewards.WeightedReward(name, sandbox.code_tests(**settings), spec=rewards.RewardSpec(CODE, settings))
-  spec = rewards.RewardSpec("imported", {"path": name}) if ":" in name else rewards.RewardSpec(name)
-  return rewards.WeightedReward(name, rewards.build(spec), spec=spec)
-
-
-def environment_reward(completion: Completion, example: Mapping[str, Any]) -> float:
-  """What the environment gave for all turns."""
-  del example
-  return float(sum(turn.reward for turn in completion.turns))
 
 
 def make_rules(config: ConfigDict) -> Rules | None:

@@ -36,6 +36,8 @@ BAD_BY_FIELD = {
   "task.bad_rows": ("", "skip"),
   "task.test_fraction": (0.0, 1.0),
   "task.parts": ((), ("",)),
+  "reward.terms": (("",), (3,)),
+  "reward.settings": (("",), (3,)),
   "rollout.stop_strings": (("",), ("a", "")),
   "rollout.cache_dtype": ("float16", ""),
   "eval.metrics": (("",), (3,)),

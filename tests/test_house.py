@@ -28,7 +28,7 @@ LAYERS = (
     "platform", "profiling", "progress", "report", "train_step",
   ),
   ("credit", "grading", "partial_rollouts", "policy", "reward_models", "weight_sync"),
-  ("config_fields", "config_refusals", "needs"),
+  ("config_fields", "config_refusals", "needs", "reward_terms"),
   ("config_check", "route_programs"),
   ("programs", "rollout", "sampling", "workdirs"),
   ("assessment", "conversations", "held_out", "memory"),
@@ -44,8 +44,8 @@ RANKS = {room: rank for rank, rooms in enumerate(LAYERS) for room in rooms}
 
 # The only ones that see a ConfigDict.
 CONFIG_ROOMS = (
-  "command_line", "config_check", "config_refusals", "dry_run", "evaluate", "experiment", "export", "main", "memory", "needs", "out_of_memory",
-  "pipelining", "policy", "preferences", "programs", "route_programs", "run", "sampling", "scores", "train",
+  "command_line", "config_check", "config_refusals", "dry_run", "evaluate", "experiment", "export", "main", "memory", "needs",
+  "out_of_memory", "pipelining", "policy", "preferences", "programs", "reward_terms", "route_programs", "run", "sampling", "scores", "train",
 )  # fmt: skip
 
 BLOCKED = (

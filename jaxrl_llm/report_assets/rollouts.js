@@ -167,11 +167,12 @@ function heatMap(row) {
     const ends = kind === "ratio" ? [format(Math.exp(-reach)), format(Math.exp(reach))] : ["likely (0)", "surprising (−5 or less)"];
     legend.replaceChildren(ends[0], make("i", { class: HEATS[kind].legend }), ends[1]);
     if (Array.isArray(row.clipped) && row.clipped.some(Boolean)) legend.append(make("u", {}, "clipped"));
+    if (Array.isArray(row.written) && row.written.includes(0)) legend.append(make("em", {}, "a reply, read and not written"));
     readout.textContent = hint;
     box.replaceChildren(...values.map((value, i) => {
       const [label, breaks] = tokenText(row, i);
-      const span = make("span", { class: `${row.tokens ? "" : "ids"} ${row.clipped && row.clipped[i] ? "clipped" : ""}` }, label);
-      span.style.background = kind === "ratio" ? ratioColor(value, reach) : surpriseColor(value);
+      const span = make("span", { class: `${row.tokens ? "" : "ids"} ${row.clipped && row.clipped[i] ? "clipped" : ""} ${isTold(row, i) ? "told" : ""}` }, label);
+      span.style.background = isTold(row, i) ? "transparent" : kind === "ratio" ? ratioColor(value, reach) : surpriseColor(value);
       span.dataset.i = i;
       if (breaks) span.append(document.createElement("br"));
       return span;
@@ -186,7 +187,8 @@ function heatMap(row) {
     const parts = [`token ${+i + 1} of ${row[choice.value].length}`, `“${tokenText(row, +i)[0]}”`];
     if (row.tokens && row.token_ids) parts.push(`id ${row.token_ids[i]}`);
     const logprob = row.logprobs && row.logprobs[i];
-    if (isNumber(logprob)) parts.push(`log-probability ${format(logprob)} (p = ${format(Math.exp(logprob))})`);
+    if (isTold(row, i)) parts.push("a reply");
+    else if (isNumber(logprob)) parts.push(`log-probability ${format(logprob)} (p = ${format(Math.exp(logprob))})`);
     if (row.ratio && isNumber(row.ratio[i])) parts.push(`ratio ${+row.ratio[i].toPrecision(6)}`);
     if (row.clipped && row.clipped[i]) parts.push("clipped");
     readout.textContent = parts.join(", ");
@@ -195,6 +197,11 @@ function heatMap(row) {
   box.addEventListener("click", tell);
   draw();
   return make("div", {}, make("div", { class: "heatbar" }, make("h4", {}, "Tokens by"), choice, legend), box, readout);
+}
+
+// Whether an environment said it, and not the policy.
+function isTold(row, i) {
+  return Array.isArray(row.written) && !row.written[i];
 }
 
 // A token's text where the row has it, else its id; and whether a line ends there.

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxrl_llm import config_check, experiment, reward_models
+from jaxrl_llm import config_check, experiment, reward_models, reward_terms
 from jaxrl_llm.grading import Grader
 from jaxrl_llm.models import make_model, make_reward_model, preset, save_hf, save_reward_model
 from jaxrl_llm.reward_models import scoring
@@ -123,9 +123,9 @@ def test_the_verifier_counts_beside_it_unless_it_is_alone(judge):
   config = tiny_config("gspo", {"reward.model_path": str(judge[0])})
   with quick():
     task = experiment.load_task(config)
-    assert [(x.name, x.weight) for x in experiment.make_rewards(task, config)] == [("final_answer", 1.0), ("reward_model", 1.0)]
+    assert [(x.name, x.weight) for x in reward_terms.make_rewards(task, config)] == [("final_answer", 1.0), ("reward_model", 1.0)]
     config.reward.model_only = True
-    assert [(x.name, x.weight) for x in experiment.make_rewards(task, config)] == [("final_answer", 0.0), ("reward_model", 1.0)]
+    assert [(x.name, x.weight) for x in reward_terms.make_rewards(task, config)] == [("final_answer", 0.0), ("reward_model", 1.0)]
 
 
 def problems(path, **overrides):

@@ -1,0 +1,69 @@
+"""Terms of a reward as a config writes them: names with weights, and settings as text."""
+
+import ast
+import math
+from collections.abc import Sequence
+from typing import Any
+
+
+def parse_terms(texts: Sequence[str]) -> dict[str, float]:
+  """Weights by reward, from texts such as "tags=0.1"; a reward alone has weight 1.
+
+  Args:
+    texts: a key of `REWARDS`, or MODULE:FUNCTION, and its weight.
+
+  Raises:
+    ValueError: one twice, or a weight that is none. One line.
+
+  Example:
+    >>> parse_terms(("tags=0.1", "my_rewards:brevity=-0.5", "maths"))
+    {'tags': 0.1, 'my_rewards:brevity': -0.5, 'maths': 1.0}
+  """
+  weights: dict[str, float] = {}
+  for text in texts:
+    name, mark, number = str(text).rpartition("=")
+    name, number = (name, number) if mark else (number, "1")
+    try:
+      weight = float(number)
+    except ValueError:
+      weight = math.nan
+    if not math.isfinite(weight) or weight == 0 or not name:
+      raise ValueError(f"reward.terms: found {text!r}, expected a reward and its weight, such as 'tags=0.1'")
+    if name in weights:
+      raise ValueError(f"reward.terms: found {name!r} twice, expected each reward once")
+    weights[name] = weight
+  return weights
+
+
+def parse_settings(texts: Sequence[str]) -> dict[str, dict[str, Any]]:
+  r"""Settings by reward, from texts such as "pattern.regex=\d+".
+
+  A value is read as Python writes it; what is none is text as it stands.
+
+  Args:
+    texts: REWARD.SETTING=VALUE.
+
+  Raises:
+    ValueError: another form, or a setting twice. One line.
+
+  Example:
+    >>> parse_settings(("tags.names=('plan', 'answer')", "tags.alone=False", r"pattern.regex=^\w+$"))
+    {'tags': {'names': ('plan', 'answer'), 'alone': False}, 'pattern': {'regex': '^\\w+$'}}
+  """
+  settings: dict[str, dict[str, Any]] = {}
+  for text in texts:
+    path, mark, value = str(text).partition("=")
+    name, dot, setting = path.partition(".")
+    if not (mark and dot and name and setting.isidentifier()):
+      raise ValueError(f"reward.settings: found {text!r}, expected REWARD.SETTING=VALUE, such as 'pattern.regex=[0-9]+'")
+    if setting in settings.setdefault(name, {}):
+      raise ValueError(f"reward.settings: found {path!r} twice, expected each setting once")
+    settings[name][setting] = _value(value)
+  return settings
+
+
+def _value(text: str) -> Any:
+  try:
+    return ast.literal_eval(text)
+  except (ValueError, SyntaxError, MemoryError, RecursionError):
+    return text
