@@ -90,8 +90,9 @@ def problems(config: ConfigDict) -> Iterator[str]:
   Yields:
     Lines, each with its fix.
   """
+  texts = lambda field: [text for text in field if isinstance(text, str)]  # The field's range says what is wrong with others.
   try:
-    weights, settings = parse_terms(config.reward.terms), parse_settings(config.reward.settings)
+    weights, settings = parse_terms(texts(config.reward.terms)), parse_settings(texts(config.reward.settings))
   except ValueError as error:
     yield f"config.{error}"
     return

@@ -14,11 +14,10 @@ from jaxrl_llm.config_check import flatten
 from jaxrl_llm.evaluate.request import Request
 from jaxrl_llm.evaluate.restored import restore
 from jaxrl_llm.evaluation import MetricName, answer_reader, parse_metric, table, to_json, write_samples
-from jaxrl_llm.experiment import build, load_task
+from jaxrl_llm.experiment import build, load_task, make_rewards
 from jaxrl_llm.grading import Grader
 from jaxrl_llm.held_out import Evaluated
 from jaxrl_llm.out_of_memory import explained
-from jaxrl_llm.reward_terms import make_rewards
 from jaxrl_llm.rewards import WeightedReward
 from jaxrl_llm.states import EVAL, TEST_SET
 
@@ -83,7 +82,7 @@ def _sample(request: Request, config: ConfigDict, command: str) -> dict[str, Any
       experiment.eval_draw(restored.params),
       [task.test[i] for i in order],
       # As in the run: an evaluation with its settings draws its samples.
-      jax.random.fold_in(jax.random.fold_in(jax.random.key(config.seed), EVAL), 1 + restored.rl_steps),
+      jax.random.fold_in(jax.random.fold_in(jax.random.key(config.seed), EVAL), restored.rl_steps),
       batch_prompts=config.eval.batch_prompts,
       verifier=verifier,
       call=grader,

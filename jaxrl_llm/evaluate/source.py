@@ -116,7 +116,7 @@ def refuse_other_model(config: ConfigDict, workdir: Path) -> None:
     f"config.model.{name}: found {config.model[name]!r}, but the run in {workdir} has {saved[name]!r}; leave --config out, or the field, "
     "for the run's own config"
     for name in _SHAPE
-    if name in saved and config.model[name] != saved[name] and not (name == "preset" and config.model.path is not None)
+    if name not in saved and config.model[name] != saved[name] and not (name == "preset" and config.model.path is not None)
   ]
   if lines:
     raise UsageError("\n".join(lines))
