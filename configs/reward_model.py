@@ -7,7 +7,9 @@ with columns prompt, chosen and rejected, as texts or as lists of messages; --co
 Command: python -m jaxrl_llm.main --config=configs/reward_model.py
 It leaves WORKDIR/reward_model, which AutoModelForSequenceClassification opens, and RL: --config.reward.model_path=WORKDIR/reward_model
 Hardware: 2 CPU cores.
-Score: not yet measured.
+Score: 75.4% of 410 held-out pairs (71.0% to 79.8%) from scratch, in 260 s of processor time. A policy that already writes such workings
+is a better start: the one of configs/sft.py, saved by jaxrl_llm.export, gives 83.2% (79.5% to 86.6%) after half as many steps, 144 s, with
+--config.model.path=FOLDER --config.model.tokenizer=bytes --config.learner.learning_rate=1e-3 --config.num_steps=200. Seed 0.
 """
 
 from ml_collections import ConfigDict, config_dict
@@ -32,7 +34,7 @@ def get_config(arg: str = ""):
 
 
 def base() -> ConfigDict:
-  """Every field of a reward model's training, at the laptop job's value. Names mean what they mean in `common.py`."""
+  """Every field of a reward model's training, at the laptop job's value. Names mean what they mean in `fields.py`."""
   config = ConfigDict()
   config.seed = 0
   config.num_steps = 400  # Updates, each on `learner.batch_pairs` pairs.

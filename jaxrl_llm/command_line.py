@@ -134,4 +134,4 @@ def override(config: ConfigDict, overrides: dict[str, list[str]]) -> ConfigDict:
 
 def available() -> str:
   """The config files there are."""
-  return ", ".join(sorted(str(p) for p in Path("configs").glob("*.py") if p.stem not in ("__init__", "common"))) or "none in ./configs"
+  return ", ".join(sorted(str(p) for p in Path("configs").glob("*.py") if p.stem not in ("__init__", "common", "fields"))) or "none in ./configs"

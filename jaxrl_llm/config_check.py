@@ -67,7 +67,7 @@ def problems(config: ConfigDict) -> list[str]:
   """Every problem of a config, a line each; none is an empty list.
 
   Args:
-    config: resolved, with all fields of `configs/common.py`.
+    config: resolved, with all fields of `configs/fields.py`.
   """
   fields = flatten(config)
   if missing := [path for path in (*RANGES, *OPTIONAL, *UNRANGED) if path not in fields]:
@@ -145,8 +145,9 @@ def task_settings(config: ConfigDict) -> dict[str, Any]:
 
 
 def environment_settings(config: ConfigDict) -> dict[str, Any]:
-  """The settings that an environment reads for itself, where they are set."""
-  return given(config.environment, "name", "max_turns", "max_turn_tokens", "timeout_s", "weight")
+  """The settings that an environment reads for itself, where they are set; 0 sets none, so that the command line can take one back."""
+  settings = given(config.environment, "name", "max_turns", "max_turn_tokens", "timeout_s", "weight")
+  return {name: value for name, value in settings.items() if value != 0}
 
 
 def _task_problems(config: ConfigDict) -> Iterator[str]:

@@ -109,7 +109,7 @@ REFUSALS: tuple[Refusal, ...] = (
   *(
     Refusal(
       f"environment.{name}",
-      lambda s, name=name: s.config.environment.name is None and s.config.environment[name] is not None,
+      lambda s, name=name: s.config.environment.name is None and bool(s.config.environment[name]),
       "None, because environment.name is None",
     )
     for name in ("max_turn_tokens", "call_reward")

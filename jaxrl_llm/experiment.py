@@ -130,7 +130,10 @@ def make_rules(config: ConfigDict) -> Rules | None:
   settings = environment_settings(config)
   if section.name == "python":
     settings |= {name: config.sandbox[name] for name in ("backend", "timeout_s", "memory_gb", "image", "url")}
-  made = environments.make(section.name, **settings)
+  try:
+    made = environments.make(section.name, **settings)
+  except ValueError as error:
+    raise ValueError(f"config.{'sandbox.backend: ' if section.name == 'python' else ''}{error}") from error
   return Rules(made, max_turns=section.max_turns, max_turn_tokens=section.max_turn_tokens, timeout_s=section.timeout_s)
 
 

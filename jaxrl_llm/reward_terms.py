@@ -67,7 +67,10 @@ def _term(task: Task, name: str, config: ConfigDict, settings: Mapping[str, Any]
         f"config.sandbox.backend: found 'off', but the reward of task {task.name} runs the programs that the policy writes; expected "
         f"'auto' or another of {', '.join(sandbox.BACKENDS)}"
       )
-    return WeightedReward(name, sandbox.code_tests(**settings), spec=RewardSpec(CODE, settings))
+    try:
+      return WeightedReward(name, sandbox.code_tests(**settings), spec=RewardSpec(CODE, settings))
+    except ValueError as error:
+      raise ValueError(f"config.sandbox: {error}") from error
   spec = spec_of(name, settings)
   return WeightedReward(name, rewards.build(spec), spec=spec)
 

@@ -13,7 +13,7 @@ from jaxrl_llm.objectives import OBJECTIVES
 from tests.runs import ROOT, rows, run_here, tiny_config
 
 # A reward model's config has fields of its own: tests/preferences/test_training.py.
-NAMES = sorted(path.stem for path in (ROOT / "configs").glob("*.py") if path.stem not in ("__init__", "common", "reward_model"))
+NAMES = sorted(path.stem for path in (ROOT / "configs").glob("*.py") if path.stem not in ("__init__", "common", "fields", "reward_model"))
 RL_NAMES = [name for name in NAMES if name != "sft"]
 
 # Names that every RL row has, whatever the objective.
@@ -38,7 +38,7 @@ OWN_METRICS = {
   "vespo": ["gate/mean"],
   "dppo": ["actor/pg_clipfrac"],
 }
-OBJECTIVE_OF = {"dppo": "dppo_tv", "own_data": "sapo"}  # All other configs are named after their objective.
+OBJECTIVE_OF = {"tools": "gspo_token", "dppo": "dppo_tv", "own_data": "sapo"}  # All other configs are named after their objective.
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -200,16 +200,22 @@ def test_bad_input_is_one_line(case, trained, error):
     assert part.replace("RUN", str(trained)) in line, line
 
 
-def test_only_a_run_has_a_config_of_its_own(trained, error, tmp_path):
+def test_only_a_run_has_a_config_of_its_own(trained, error):
   assert "--config is missing" in error("--metrics=avg@n:n=1")
   assert "config.task.path: task arithmetic does not read it" in error(f"--checkpoint={trained}", "--config.task.path=x.jsonl")
+
+
+def test_runs_of_other_versions_and_damaged_ones(trained, error, tmp_path, capsys):
   (tmp_path / "checkpoints" / "5").mkdir(parents=True)
   saved = json.loads((trained / "config.json").read_text())
-  del saved["reward"]["max_failed_fraction"]
+  limit = saved["reward"].pop("max_failed_fraction")
   (tmp_path / "config.json").write_text(json.dumps(saved))
-  assert "of an earlier version, without reward.max_failed_fraction; name its config" in error(f"--checkpoint={tmp_path}")
-  (tmp_path / "config.json").write_text((trained / "config.json").read_text())
-  assert f"checkpoint {tmp_path}/checkpoints/5 cannot be restored" in error(f"--checkpoint={tmp_path}")
+  evaluate(f"--checkpoint={tmp_path}", status=2)
+  found = capsys.readouterr()
+  assert f"earlier version; defaults: reward.max_failed_fraction={limit}\n" in found.out
+  assert f"error: checkpoint {tmp_path}/checkpoints/5 cannot be restored" in found.err
+  (tmp_path / "config.json").write_text(json.dumps(saved | {"gone": 1}))
+  assert f"{tmp_path}/config.json: a run of another version (gone); name its config: --config=FILE" in error(f"--checkpoint={tmp_path}")
   (tmp_path / "checkpoints" / "5").rename(tmp_path / "checkpoints" / "5.orbax-checkpoint-tmp")
   assert "has not saved a checkpoint yet" in error(f"--checkpoint={tmp_path}")
 

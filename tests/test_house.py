@@ -93,8 +93,8 @@ def package_files() -> list[pathlib.Path]:
 
 
 def config_files() -> list[pathlib.Path]:
-  """Every experiment; `common.py` holds what they share."""
-  files = [path for path in sorted((ROOT / "configs").glob("*.py")) if path.name not in ("__init__.py", "common.py")]
+  """Every experiment; `common.py` and `fields.py` hold what they share."""
+  files = [path for path in sorted((ROOT / "configs").glob("*.py")) if path.name not in ("__init__.py", "common.py", "fields.py")]
   assert files, "configs/ holds no experiment"
   return files
 

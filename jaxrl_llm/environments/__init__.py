@@ -46,7 +46,7 @@ def check(name: str, settings: dict[str, Any]) -> None:
   known = () if ":" in name else tuple(inspect.signature(ENVIRONMENTS[name]).parameters)
   for setting in settings:
     if setting not in known:
-      raise ValueError(f"environment.{setting}: environment {name} does not read it, expected None")
+      raise ValueError(f"environment.{setting}: environment {name} does not read it, expected None or 0")
 
 
 def make(name: str, **settings: Any) -> Environment:

@@ -14,10 +14,11 @@ from jaxrl_llm.config_check import flatten
 from jaxrl_llm.evaluate.request import Request
 from jaxrl_llm.evaluate.restored import restore
 from jaxrl_llm.evaluation import MetricName, answer_reader, parse_metric, table, to_json, write_samples
-from jaxrl_llm.experiment import build, load_task, make_rewards
+from jaxrl_llm.experiment import build, load_task
 from jaxrl_llm.grading import Grader
 from jaxrl_llm.held_out import Evaluated
 from jaxrl_llm.out_of_memory import explained
+from jaxrl_llm.reward_terms import make_rewards
 from jaxrl_llm.rewards import WeightedReward
 from jaxrl_llm.states import EVAL, TEST_SET
 
@@ -40,9 +41,11 @@ def run(request: Request, *, command: str) -> dict[str, Any]:
     NoRewardError: the verifier failed on all responses.
     OutOfMemoryError: of a device.
   """
-  # Nothing is trained: problems to train on and demonstrations need not be there.
-  config = ConfigDict(request.config.to_dict())
-  config.num_steps = config.warm_start.num_steps = 0
+  # Nothing is trained: problems to train on and demonstrations need not be there, and the verifier alone is asked.
+  fields = request.config.to_dict()
+  fields["num_steps"] = fields["warm_start"]["num_steps"] = 0
+  fields["reward"]["model_path"] = None
+  config = ConfigDict(fields)
   try:
     for path in (request.samples, request.out):
       path.parent.mkdir(parents=True, exist_ok=True)

@@ -86,7 +86,7 @@ def _config(path: str, overrides: dict[str, list[str]], source: Source) -> Confi
       raise UsageError(f"--config={path}: found no {missing}, expected the config of a policy, made by configs.common")
   elif source.kind == "run":
     config = source_lib.run_config(source.path, overrides)
-    if missing := _missing(config):
+    if missing := _missing(config):  # Outside of a checkout, whose defaults would fill them in.
       raise UsageError(f"{source.path / 'config.json'}: a run of an earlier version, without {missing}; name its config: --config=FILE")
   else:
     raise UsageError(

@@ -4,6 +4,7 @@ import ast
 import difflib
 import json
 import re
+import runpy
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -11,6 +12,7 @@ from typing import Any, NamedTuple
 from ml_collections import ConfigDict, config_dict
 
 from jaxrl_llm.command_line import UsageError
+from jaxrl_llm.config_check import flatten
 
 _EXPECTED = "expected the workdir of a run, WORKDIR@STEP, a folder in Hugging Face's format or a .gguf file"
 _SHAPE = ("preset", "path", "lora_rank", "lora_alpha", "lora_targets")  # Of `config.model`: what the weights of a checkpoint depend on.
@@ -86,11 +88,28 @@ def saved_config(workdir: Path) -> dict[str, Any] | None:
 def run_config(workdir: Path, overrides: Mapping[str, list[str]]) -> ConfigDict:
   """The config of a run, ready for overrides.
 
+  Where this package lies in its checkout, fields that are newer than the run take their defaults, and a line says so.
+
   Args:
     workdir: of the run.
-    overrides: texts by field. JSON does not say what a field may hold that is None; it is taken for what the text looks like.
+    overrides: texts by field. JSON does not say what a field may hold that is None; outside of a checkout it is taken for what the text
+      looks like.
+
+  Raises:
+    UsageError: a run of another version, with fields that this one does not know.
   """
-  saved = _tuples(saved_config(workdir))
+  saved, defaults = _tuples(saved_config(workdir)), Path(__file__).resolve().parents[2] / "configs" / "fields.py"
+  if defaults.is_file():
+    config = runpy.run_path(str(defaults))["base"]()
+    known, there = flatten(config), flatten(saved)
+    try:
+      config.update(saved)
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+      fields = ", ".join(field for field in there if field not in known) or " ".join(str(error).split())[:200]
+      raise UsageError(f"{workdir / 'config.json'}: a run of another version ({fields}); name its config: --config=FILE") from error
+    if newer := [f"{field}={value!r}" for field, value in known.items() if field not in there]:
+      print(f"{workdir} is a run of an earlier version; defaults: {', '.join(newer)}")
+    return config
   for field, texts in overrides.items():
     *sections, name = field.split(".")
     section = saved
@@ -116,7 +135,7 @@ def refuse_other_model(config: ConfigDict, workdir: Path) -> None:
     f"config.model.{name}: found {config.model[name]!r}, but the run in {workdir} has {saved[name]!r}; leave --config out, or the field, "
     "for the run's own config"
     for name in _SHAPE
-    if name not in saved and config.model[name] != saved[name] and not (name == "preset" and config.model.path is not None)
+    if name in saved and config.model[name] != saved[name] and not (name == "preset" and config.model.path is not None)
   ]
   if lines:
     raise UsageError("\n".join(lines))

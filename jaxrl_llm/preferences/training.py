@@ -90,8 +90,7 @@ def start(config: ConfigDict, workdir: Path, *, command: str = "") -> Run:
   writer = MetricWriter(workdir if hosts.is_main() else None, tensorboard=config.log.tensorboard)
   writer.resume(record["phase_steps"])
   progress = Progress(quiet=not hosts.is_main())
-  words = "" if pairs.report is None else f" ({problem_report.in_words(pairs.report).replace('problems', 'pairs')})"
-  progress.note(f"data: {len(pairs.train):,} pairs to learn from, {len(pairs.test):,} held out{words}")
+  progress.note(f"data: {in_words(pairs)}")
   if restored:
     progress.note(f"resumed {workdir} at step {record['rl_steps']}")
   return Run(config, workdir, mesh, programs, tokenizer, pairs, state, batches, record, checkpoints, writer, progress, clock)
@@ -229,6 +228,12 @@ def stop_if_not_finite(this: Run, metrics: dict[str, float]) -> None:
     raise NonFiniteError(f"loss or gradient not finite in {limit} updates in a row (learner.max_skipped={limit}); {where}")
 
 
+def in_words(pairs: Pairs) -> str:
+  """How many pairs there are, and of files what was left out and why."""
+  words = "" if pairs.report is None else f" ({problem_report.in_words(pairs.report).replace('problems', 'pairs')})"
+  return f"{len(pairs.train):,} pairs to learn from, {len(pairs.test):,} held out{words}"
+
+
 def describe(config: ConfigDict) -> str:
   """Mesh, model and pairs, for `--dry_run`; allocates nothing.
 
@@ -243,5 +248,5 @@ def describe(config: ConfigDict) -> str:
   return "\n".join([
     f"mesh: {dict(mesh.shape)} over {mesh.size} {mesh.devices.flat[0].device_kind} device(s)",
     f"reward model: {config.model.path or config.model.preset}, {programs.model.num_params:,} parameters",
-    f"pairs: {len(pairs.train):,} to learn from, {len(pairs.test):,} held out",
+    f"data: {in_words(pairs)}",
   ])

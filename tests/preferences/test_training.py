@@ -104,7 +104,8 @@ def test_the_command_line(tmp_path, capsys, monkeypatch):
   monkeypatch.setattr(hosts, "start", lambda: None)  # Too late in this process, whose devices other tests have touched.
   assert main.main(["main", f"--config={CONFIG}:tiny", "--dry_run"]) == 0
   out = capsys.readouterr().out
-  assert "reward model: nano, 27,104 parameters" in out and "pairs: 708 to learn from, 23 held out" in out and "no problem found" in out
+  for part in ("reward model: nano, 27,104 parameters", "data: 708 pairs to learn from, 23 held out", "no problem found"):
+    assert part in out
   with quick():
     assert main.main(["main", f"--config={CONFIG}:tiny", "--config.num_steps=1", f"--workdir={tmp_path / 'run'}"]) == 0
   assert "saved the reward model to" in (out := capsys.readouterr().out) and "accuracy 50.0% -> " in out
