@@ -299,7 +299,7 @@ def test_a_run_whose_updates_are_not_finite_stops(tmp_path, capsys, monkeypatch)
     return batch if len(calls) <= 2 else batch._replace(rewards=batch.rewards * np.float32("nan"))
 
   with monkeypatch.context() as patch:
-    patch.setattr(train.rollout, "assess", poisoned)
+    patch.setattr(train.assessment, "assess", poisoned)
     closed = watch_close(patch)
     assert run_main(workdir, "--config.num_steps=6", "--config.learner.max_skipped=3") == 1
   (line,) = capsys.readouterr().err.splitlines()
@@ -318,7 +318,7 @@ def test_an_interrupted_run_goes_on(tmp_path, capsys, monkeypatch):
     raise KeyboardInterrupt
 
   with monkeypatch.context() as patch:
-    patch.setattr(train.rollout, "assess", interrupt)
+    patch.setattr(train.assessment, "assess", interrupt)
     closed = watch_close(patch)
     assert run_main(tmp_path / "run") == 130
   assert closed and "the same command goes on" in capsys.readouterr().err

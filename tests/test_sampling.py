@@ -52,7 +52,7 @@ def test_responses_need_something_that_ends_them():
   silent = Silent()
   with pytest.raises(ValueError, match="config.rollout.stop_strings: found none, and the tokenizer names no token"):
     sampling.check_stops(silent, None)
-  table = sampling.stop_table(config_of(stop_strings=("\n",)), ByteTokenizer())
+  table = sampling.stop_table(("\n",), ByteTokenizer())
   sampling.check_stops(silent, table)
   sampling.check_stops(ByteTokenizer(), None)
-  assert sampling.stop_table(config_of(), ByteTokenizer()) is None
+  assert sampling.stop_table((), ByteTokenizer()) is None

@@ -82,8 +82,9 @@ def generated(levels: Collection[int] | None = None) -> Pairs:
     ValueError: no such level.
 
   Example:
-    >>> generated(levels=(1,)).train[0]["chosen"], generated(levels=(1,)).train[0]["rejected"]
-    ('0+0=0\\n#0', '0+0=-2\\n#-2')
+    >>> row = generated(levels=(1,)).train[0]
+    >>> row["prompt"], row["chosen"], row["rejected"]
+    ('0-0\\n', '0-0=0\\n#0', '0-0=2\\n#2')
   """
   levels = arithmetic.LEVELS if levels is None else tuple(levels)
   if not levels or not set(levels) <= set(arithmetic.LEVELS):

@@ -305,7 +305,7 @@ def test_a_damaged_checkpoint_is_refused_in_a_line_before_memory_is_taken(case, 
   name, damage, words = DAMAGES[case]
   folder = copy(name)
   damage(folder)
-  monkeypatch.setattr(loading, "_load", None)
+  monkeypatch.setattr(loading, "load_table", None)
   with pytest.raises(ValueError) as error:
     load(folder)
   message = str(error.value)
