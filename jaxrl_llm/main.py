@@ -70,6 +70,7 @@ def problems(config: ConfigDict) -> list[str]:
 def train_in(config: ConfigDict, workdir: Path, *, command: str) -> int:
   """Starts JAX and trains, with the other processes of the run where there are any."""
   from jaxrl_llm import bookkeeping, hosts, platform, train  # Only now: bad input is refused before JAX is even imported.
+  from jaxrl_llm.held_out import NoRewardError
   from jaxrl_llm.out_of_memory import OutOfMemoryError, explained
   from jaxrl_llm.preferences import training
 
@@ -85,7 +86,7 @@ def train_in(config: ConfigDict, workdir: Path, *, command: str) -> int:
       this = begin(config, workdir, job.start, command=command)
       try:
         summary = job.proceed(this)
-      except (bookkeeping.NonFiniteError, bookkeeping.PreemptedError) as error:  # In all processes alike.
+      except (bookkeeping.NonFiniteError, bookkeeping.PreemptedError, NoRewardError) as error:  # In all processes alike.
         if hosts.is_main():
           print(f"error: {error}", file=sys.stderr)
         return PREEMPTED if isinstance(error, bookkeeping.PreemptedError) else 1

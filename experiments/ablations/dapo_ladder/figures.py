@@ -43,15 +43,15 @@ def curve(rows: Sequence[Mapping], y: str) -> tuple[list[int], np.ndarray]:
   return steps, np.array([[value((step, seed)) for seed in seeds] for step in steps], float)
 
 
-def _band(axes: Any, rows: Sequence[Mapping], arm: str, y: str, **style: Any) -> None:
-  """Mean over the seeds, and their range."""
+def _band(axes: Any, rows: Sequence[Mapping], arm: str, y: str, *, alpha: float = 0.13, **style: Any) -> None:
+  """Mean over the seeds, and their range, which an alpha of 0 leaves out."""
   mine, (color, marker, label) = where(rows, rung=arm), _ARMS[arm]
   if not mine:
     return
   steps, values = curve(mine, y)
   kept = ~np.isnan(values).all(axis=1)
   steps, values = np.array(steps)[kept], values[kept]
-  axes.fill_between(steps, np.nanmin(values, axis=1), np.nanmax(values, axis=1), color=color, alpha=0.13, linewidth=0)
+  axes.fill_between(steps, np.nanmin(values, axis=1), np.nanmax(values, axis=1), color=color, alpha=alpha, linewidth=0)
   axes.plot(steps, np.nanmean(values, axis=1), color=color, **(dict(marker=marker, label=label) | style))
 
 
@@ -77,12 +77,12 @@ def _ladder(figure: Any, results: Mapping[str, Any]) -> None:
   letter(ends, "a", "at the end")
 
   for arm in RUNGS:
-    _band(steps, results["evals"], arm, "accuracy")
+    _band(steps, results["evals"], arm, "accuracy", alpha=0)  # Six bands on each other show nothing; the seeds are in the first panel.
   steps.set_xlabel("RL step")
   steps.locator_params(axis="x", integer=True)
-  steps.set_ylim(bottom=0)
+  steps.set_ylim(*_around([row["accuracy"] for row in results["evals"] if row["rung"] in RUNGS]))
   _percent(steps, "held-out accuracy")
-  letter(steps, "b", "against steps")
+  letter(steps, "b", "against steps, mean")
 
   pairs = [*zip(RUNGS[1:], RUNGS, strict=False), ("dynamic", "base")]
   for place, (more, less) in enumerate(pairs):
@@ -99,6 +99,10 @@ def _ladder(figure: Any, results: Mapping[str, Any]) -> None:
   differences.xaxis.set_major_formatter(lambda x, _: f"{100 * x:+.3g}" if x else "0")
   differences.set_xlabel("points of accuracy")
   letter(differences, "c", "what each adds")
+
+
+def _around(values: Sequence[float]) -> tuple[float, float]:
+  return 0.9 * min(values), max(values)
 
 
 def _pairs(ends: Sequence[Mapping], more: str, less: str) -> list[tuple[np.ndarray, np.ndarray]]:
