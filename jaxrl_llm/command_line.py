@@ -134,4 +134,5 @@ def override(config: ConfigDict, overrides: dict[str, list[str]]) -> ConfigDict:
 
 def available() -> str:
   """The config files there are."""
-  return ", ".join(sorted(str(p) for p in Path("configs").glob("*.py") if p.stem not in ("__init__", "common", "fields"))) or "none in ./configs"
+  shared = ("__init__", "common", "fields")
+  return ", ".join(sorted(str(p) for p in Path("configs").glob("*.py") if p.stem not in shared)) or "none in ./configs"

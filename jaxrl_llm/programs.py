@@ -279,7 +279,12 @@ def phase_optimizer(config: ConfigDict, phase: ConfigDict, num_updates: int) -> 
 
 
 def place_state(
-  mesh: Mesh, model: Model | Critic | RewardModel, optimizer: optax.GradientTransformation, *, trainable: PyTree | None = None, offload: bool = False
+  mesh: Mesh,
+  model: Model | Critic | RewardModel,
+  optimizer: optax.GradientTransformation,
+  *,
+  trainable: PyTree | None = None,
+  offload: bool = False,
 ) -> TrainState:
   """A train state as shapes, dtypes and shardings.
 

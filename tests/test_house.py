@@ -45,7 +45,8 @@ RANKS = {room: rank for rank, rooms in enumerate(LAYERS) for room in rooms}
 # The only ones that see a ConfigDict.
 CONFIG_ROOMS = (
   "command_line", "config_check", "config_refusals", "dry_run", "evaluate", "experiment", "export", "main", "memory", "needs",
-  "out_of_memory", "pipelining", "policy", "preferences", "programs", "reward_terms", "route_programs", "run", "sampling", "scores", "train",
+  "out_of_memory", "pipelining", "policy", "preferences", "programs", "reward_terms", "route_programs", "run", "sampling",
+  "scores", "train",
 )  # fmt: skip
 
 BLOCKED = (
