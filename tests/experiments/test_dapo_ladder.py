@@ -12,6 +12,7 @@ from experiments.ablations.dapo_ladder import bed, figures, measures, rules
 from experiments.ablations.ratio_lab.__main__ import from_json
 from jaxrl_llm import config_check
 from jaxrl_llm.tasks import arithmetic
+from tests import runs
 
 
 @pytest.fixture(autouse=True)
@@ -178,8 +179,9 @@ def test_the_committed_results_have_the_verdicts_that_the_rules_give():
 @pytest.mark.slow  # Two compilations of a learner and a sampler; each piece has its own test.
 def test_a_trial_from_end_to_end(tmp_path):
   bed.write_problems(tmp_path)
-  bed.warm_start(bed.SMOKE, tmp_path, 0)
-  found = bed.climb(bed.SMOKE, tmp_path, 0, "dynamic")
+  with runs.quick():
+    bed.warm_start(bed.SMOKE, tmp_path, 0)
+    found = bed.climb(bed.SMOKE, tmp_path, 0, "dynamic")
   assert [row["step"] for row in found["steps"]] == [1, 2] and found["steps"][0]["rounds"] == 3.0
   assert [row["step"] for row in found["evals"]] == [0, 1, 2]
   assert [row["step"] for row in found["looks"]] == [1, 2]

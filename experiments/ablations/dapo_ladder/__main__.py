@@ -4,7 +4,7 @@
   python -m experiments.ablations.dapo_ladder --plot_only --format pdf
 
 Results go to `results.json` beside this file, the figure to `figures/`, the runs to `--runs`. One trial after the other, and every trial is
-written when it ends: a stopped measurement goes on where it was with `--resume`.
+written when it ends: a stopped measurement goes on where it was with `--resume`. About 75 minutes of two cores that other work shares.
 """
 
 import argparse
