@@ -37,13 +37,14 @@ def export(workdir: Path, folder: Path, *, dtype: str | None = None) -> int:
     raise ValueError("\n".join(found))
   experiment = build(config)
   checkpoints = checkpoint.open_checkpoints(workdir / "checkpoints", keep=config.checkpoint.keep)
-  restored = checkpoint.restore_latest(checkpoints, abstract_arrays(experiment))
+  tell = lambda line: print(line, file=sys.stderr)
+  restored = checkpoint.restore_latest(checkpoints, abstract_arrays(experiment), tell=tell, moves=False)
   if restored is None:
     raise ValueError(f"{workdir / 'checkpoints'}: found no checkpoint, expected one; the run has not saved any yet")
   state = whole_state(experiment, restored[0]["state"], jax.random.fold_in(jax.random.key(config.seed), INIT))
   source = None if config.model.path is None else weights.resolve(config.model.path)
   save_hf(folder, experiment.model, state.params, dtype=dtype, tokenizer_from=source if source and source.is_dir() else None)
-  return int(checkpoints.latest_step())
+  return restored[1]["warm_steps"] + restored[1]["rl_steps"]
 
 
 def _config(workdir: Path) -> ConfigDict:

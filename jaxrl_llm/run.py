@@ -84,7 +84,8 @@ def start(config: ConfigDict, workdir: Path, *, command: str = "") -> Run:
   first |= {"data": task.report and problem_report.to_json(task.report), "data_fingerprint": task.fingerprint}
   record = ledger.new_record(command) | first
   carried = experiment.carried
-  restored = checkpoint.restore_latest(checkpoints, abstract_arrays(experiment))
+  damaged: list[str] = []
+  restored = checkpoint.restore_latest(checkpoints, abstract_arrays(experiment), tell=damaged.append)
   if restored is None:
     state = experiment.init(jax.random.fold_in(key, INIT))
     reference = copy(state.params) if keeps_reference(experiment) else None
@@ -121,6 +122,8 @@ def start(config: ConfigDict, workdir: Path, *, command: str = "") -> Run:
   traces = workdir / "profile" if config.profile.start and hosts.is_main() else None
   if task.report is not None:
     progress.note(f"data: {problem_report.in_words(task.report)}")
+  for line in damaged:
+    progress.note(line)
   if restored:
     progress.note(f"resumed {workdir} at warm-start step {record['warm_steps']}, RL step {record['rl_steps']}")
   return Run(

@@ -7,7 +7,7 @@ import jax
 import orbax.checkpoint as ocp
 from ml_collections import ConfigDict
 
-from jaxrl_llm import policy
+from jaxrl_llm import checkpoint, policy
 from jaxrl_llm.evaluate.source import Source
 from jaxrl_llm.experiment import Experiment
 from jaxrl_llm.states import INIT
@@ -57,6 +57,8 @@ def restore(experiment: Experiment, config: ConfigDict, source: Source) -> Resto
 
 
 def _read(path: Path, abstract_params: Params) -> tuple[Params, dict[str, Any]]:
+  if trouble := checkpoint.problem(path):
+    raise ValueError(f"checkpoint {path} is damaged: {trouble}; name another one: --checkpoint=WORKDIR@NUMBER")
   item = {"state": {"params": abstract_params}}
   arrays = ocp.args.PyTreeRestore(item, restore_args=ocp.checkpoint_utils.construct_restore_args(item), partial_restore=True)
   try:

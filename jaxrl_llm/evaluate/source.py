@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 from ml_collections import ConfigDict, config_dict
 
+from jaxrl_llm import checkpoint
 from jaxrl_llm.command_line import UsageError
 from jaxrl_llm.config_check import flatten
 
@@ -72,8 +73,8 @@ def find(text: str | None) -> Source:
 
 
 def checkpoint_steps(workdir: Path) -> list[int]:
-  """Numbers of a run's checkpoints that are complete: what is still being written has a longer name."""
-  return sorted(int(path.name) for path in (workdir / "checkpoints").glob("*") if path.name.isdecimal() and path.is_dir())
+  """Numbers of a run's checkpoints that have been saved to their end."""
+  return checkpoint.whole_steps(workdir / "checkpoints")
 
 
 def saved_config(workdir: Path) -> dict[str, Any] | None:

@@ -76,7 +76,8 @@ def start(config: ConfigDict, workdir: Path, *, command: str = "") -> Run:
   whose = {"base": base, "data_fingerprint": pairs.fingerprint}
   record = ledger.new_record(command) | whose | {"data": pairs.report and problem_report.to_json(pairs.report)}
   checkpoints = checkpoint.open_checkpoints(workdir / "checkpoints", keep=config.checkpoint.keep)
-  restored = checkpoint.restore_latest(checkpoints, {"state": programs.abstract_state})
+  damaged: list[str] = []
+  restored = checkpoint.restore_latest(checkpoints, {"state": programs.abstract_state}, tell=damaged.append)
   if restored is None:
     state = programs.init(jax.random.key(config.seed))
   else:
@@ -91,6 +92,8 @@ def start(config: ConfigDict, workdir: Path, *, command: str = "") -> Run:
   writer.resume(record["phase_steps"])
   progress = Progress(quiet=not hosts.is_main())
   progress.note(f"data: {in_words(pairs)}")
+  for line in damaged:
+    progress.note(line)
   if restored:
     progress.note(f"resumed {workdir} at step {record['rl_steps']}")
   return Run(config, workdir, mesh, programs, tokenizer, pairs, state, batches, record, checkpoints, writer, progress, clock)
