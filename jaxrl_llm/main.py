@@ -97,6 +97,8 @@ def train_in(config: ConfigDict, workdir: Path, *, command: str) -> int:
   except KeyboardInterrupt:
     print("interrupted; the same command goes on from the last checkpoint", file=sys.stderr)
     return INTERRUPTED
+  finally:
+    workdirs.unlock(workdir)
   if hosts.is_main():
     print(f"accuracy {summary['accuracy_start']:.1%} -> {summary['accuracy_final']:.1%}; report: {workdir / 'report.html'}")
   return 0
@@ -116,7 +118,7 @@ def begin(config: ConfigDict, workdir: Path, start: Callable[..., Any], *, comma
 
   Raises:
     UsageError: processes with different settings, or what `start` refuses.
-    WorkdirError: see `workdirs.claim`.
+    WorkdirError: see `workdirs.claim` and `workdirs.lock`.
   """
   from jaxrl_llm import hosts
 
@@ -124,6 +126,7 @@ def begin(config: ConfigDict, workdir: Path, start: Callable[..., Any], *, comma
   try:
     hosts.agree(config_check.flatten(config) | {"--workdir": str(workdir.absolute())})
     is_new = hosts.on_main(lambda: workdirs.claim(workdir, config.to_dict()))
+    hosts.on_main(lambda: workdirs.lock(workdir))
     workdirs.expect(workdir)
     return start(config, workdir, command=command)
   except ValueError as error:

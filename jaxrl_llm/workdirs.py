@@ -3,7 +3,9 @@
 import contextlib
 import hashlib
 import json
+import os
 import re
+import socket
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -11,7 +13,13 @@ from typing import Any
 
 from jaxrl_llm.config_check import flatten
 
-_MARKER, _HALF = "config.json", "config.tmp"
+try:
+  import fcntl
+except ImportError:  # Windows.
+  fcntl = None
+
+_MARKER, _HALF, _LOCK = "config.json", "config.tmp", ".lock"
+_locked: dict[Path, Any] = {}  # Open files: closing one gives its lock back.
 
 
 class WorkdirError(Exception):
@@ -33,7 +41,7 @@ def check(workdir: Path, config: Mapping[str, Any]) -> None:
     if marker.exists():
       return _refuse_changes(marker, config)
     # Another process of this run may be about to claim it.
-    strangers = sorted(path.name for path in workdir.iterdir() if path.name not in (_MARKER, _HALF)) if workdir.exists() else []
+    strangers = sorted(path.name for path in workdir.iterdir() if path.name not in (_MARKER, _HALF, _LOCK)) if workdir.exists() else []
   except OSError as error:
     raise _unusable(workdir, error) from error
   if strangers:
@@ -83,8 +91,47 @@ def expect(workdir: Path, *, seconds: float = 30.0) -> None:
     time.sleep(0.1)
 
 
+def lock(workdir: Path) -> None:
+  """Keeps every other run out of a claimed folder until `unlock`, or until this process ends, however it ends.
+
+  Args:
+    workdir: claimed.
+
+  Raises:
+    WorkdirError: another process writes there.
+
+  Note:
+    An advisory lock of the operating system (`flock`); where a file system has none, or on Windows, nothing is locked.
+  """
+  if fcntl is None:
+    return
+  file = open(workdir / _LOCK, "a+")  # noqa: SIM115 (open as long as it is locked)
+  try:
+    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+  except BlockingIOError as error:
+    file.seek(0)
+    who = file.read().strip() or "another process"
+    file.close()
+    raise WorkdirError(f"--workdir={workdir}: {who} is writing there; wait until it ends, stop it, or choose another") from error
+  except OSError:  # No locks on this file system.
+    file.close()
+    return
+  file.truncate(0)
+  file.write(f"process {os.getpid()} on {socket.gethostname()}")
+  file.flush()
+  _locked[workdir.absolute()] = file
+
+
+def unlock(workdir: Path) -> None:
+  """Lets other runs in again; nothing happens where this process has no lock."""
+  if (file := _locked.pop(workdir.absolute(), None)) is not None:
+    file.close()
+
+
 def release(workdir: Path) -> None:
   """Undoes `claim` on a folder that was new and in which nothing has begun."""
+  unlock(workdir)
+  (workdir / _LOCK).unlink(missing_ok=True)
   (workdir / _MARKER).unlink(missing_ok=True)
   with contextlib.suppress(OSError):  # Not empty: it is somebody's.
     workdir.rmdir()

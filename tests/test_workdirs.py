@@ -1,6 +1,8 @@
 """Whose a folder is."""
 
 import json
+import subprocess
+import sys
 
 import pytest
 
@@ -81,3 +83,22 @@ def test_suffixes_are_names_of_one_folder_and_differ():
   suffixes = [workdirs.suffix(text) for text in texts]
   assert len(set(suffixes)) == len(texts)
   assert all("/" not in suffix and " " not in suffix and len(suffix) <= 80 for suffix in suffixes)
+
+
+def test_a_second_writer_is_refused_until_the_first_has_ended(tmp_path):
+  workdir = tmp_path / "run"
+  workdirs.claim(workdir, {"seed": 0})
+  hold = "import pathlib, sys, time; from jaxrl_llm import workdirs; workdirs.lock(pathlib.Path(sys.argv[1])); print('held', flush=True)"
+  holder = subprocess.Popen([sys.executable, "-c", hold + "; time.sleep(60)", str(workdir)], stdout=subprocess.PIPE, text=True)
+  try:
+    assert holder.stdout.readline() == "held\n"
+    with pytest.raises(workdirs.WorkdirError, match=f"process {holder.pid} on .* is writing there; wait until it ends"):
+      workdirs.lock(workdir)
+  finally:
+    holder.kill()  # As hard as it can end: no lock stays behind.
+    holder.wait()
+  workdirs.lock(workdir)
+  workdirs.unlock(workdir)
+  workdirs.lock(workdir)
+  workdirs.unlock(workdir)
+  assert not workdirs.claim(workdir, {"seed": 0})
