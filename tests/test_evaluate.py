@@ -207,13 +207,14 @@ def test_only_a_run_has_a_config_of_its_own(trained, error):
 
 def test_runs_of_other_versions_and_damaged_ones(trained, error, tmp_path, capsys):
   (tmp_path / "checkpoints" / "5").mkdir(parents=True)
+  (tmp_path / "checkpoints" / "5" / "manifest.json").write_text("{}")
   saved = json.loads((trained / "config.json").read_text())
   limit = saved["reward"].pop("max_failed_fraction")
   (tmp_path / "config.json").write_text(json.dumps(saved))
   evaluate(f"--checkpoint={tmp_path}", status=2)
   found = capsys.readouterr()
   assert f"earlier version; defaults: reward.max_failed_fraction={limit}\n" in found.out
-  assert f"error: checkpoint {tmp_path}/checkpoints/5 cannot be restored" in found.err
+  assert f"error: checkpoint {tmp_path}/checkpoints/5 is damaged: manifest.json cannot be read" in found.err
   (tmp_path / "config.json").write_text(json.dumps(saved | {"gone": 1}))
   assert f"{tmp_path}/config.json: a run of another version (gone); name its config: --config=FILE" in error(f"--checkpoint={tmp_path}")
   (tmp_path / "checkpoints" / "5").rename(tmp_path / "checkpoints" / "5.orbax-checkpoint-tmp")
