@@ -74,7 +74,7 @@ class Task(NamedTuple):
   """
 
   function: int
-  payload: tuple[str, bytes, int, bool, bytes]
+  payload: tuple[str, bytes, int, bool, tuple[tuple, ...], bytes]
   key: bytes | None
   timeout_s: float
 
@@ -115,12 +115,13 @@ def make_tasks(jobs: Sequence[Job], functions: Mapping[str, Function], *, max_ch
       examples[id(example)] = _pickled(example, number)
     function, (data, digest) = functions[name], examples[id(example)]
     text, ids = completion.text[-max_chars:], array("q", completion.token_ids).tobytes()
+    turns = tuple(tuple(turn) for turn in completion.turns)  # Plain: the class of a turn lives where jax does.
     key = None
     if shared and function.cached:
-      parts = text.encode("utf-8", "surrogatepass"), ids, digest
+      parts = text.encode("utf-8", "surrogatepass"), ids, repr(turns).encode("utf-8", "surrogatepass") if turns else b"", digest
       sizes = repr((indices[name], completion.num_tokens, completion.stopped, *map(len, parts))).encode()
       key = hashlib.blake2b(b"".join((sizes, *parts)), digest_size=16).digest()
-    payload = text, ids, int(completion.num_tokens), bool(completion.stopped), data
+    payload = text, ids, int(completion.num_tokens), bool(completion.stopped), turns, data
     tasks.append(Task(indices[name], payload, key, timeout_s if function.timeout_s is None else function.timeout_s))
   return tasks
 

@@ -34,6 +34,15 @@ _SECONDS_BETWEEN_LOOKS_AT_THE_PARENT = 1.0
 _MAX_TASKS = 512
 
 
+class Turn(NamedTuple):
+  """A turn as `jaxrl_llm.types.Turn` has it, field by field."""
+
+  text: str
+  reply: str | tuple[int, ...]
+  reward: float
+  end: int
+
+
 class Completion(NamedTuple):
   """A response as `jaxrl_llm.types.Completion` has it, field by field; that one's module imports jax, which no worker should wait for."""
 
@@ -41,6 +50,8 @@ class Completion(NamedTuple):
   token_ids: tuple[int, ...]
   num_tokens: int
   stopped: bool
+  turns: tuple[Turn, ...] = ()
+  failed: tuple[str, str] | None = None
 
 
 class _Stop(Exception):
@@ -106,17 +117,18 @@ def call(function: Callable[..., Any], job: tuple) -> tuple[float, str, str]:
 
   Args:
     function: of a completion and an example.
-    job: text, ids as bytes, number of tokens, whether the response stopped, and the example, pickled.
+    job: text, ids as bytes, number of tokens, whether the response stopped, its turns as plain tuples, and the example, pickled.
 
   Returns:
     As `judge`.
   """
-  text, ids, num_tokens, stopped, example = job
+  text, ids, num_tokens, stopped, turns, example = job
   try:
     tokens = array("q")
     tokens.frombytes(ids)
     # Unpickled anew for each job, so that a function that changes its example changes nobody else's.
-    return judge(function(Completion(text, tuple(tokens), num_tokens, stopped), pickle.loads(example)))
+    completion = Completion(text, tuple(tokens), num_tokens, stopped, tuple(Turn(*turn) for turn in turns))
+    return judge(function(completion, pickle.loads(example)))
   except MemoryError as error:
     return 0.0, "memory", describe(error)
   except TimeoutError as error:  # Of a function that keeps a deadline of its own.

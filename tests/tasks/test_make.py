@@ -3,7 +3,7 @@
 import pytest
 
 from jaxrl_llm import rewards, tasks
-from jaxrl_llm.tasks import word_problems
+from jaxrl_llm.tasks import products, word_problems
 from jaxrl_llm.tasks.tokenizer import ByteTokenizer
 
 
@@ -33,7 +33,8 @@ def test_unknown_name(name, hint):
 def few(monkeypatch, tmp_path, data_dir):
   """The data folder of each task, whose dataset is small or built already."""
   monkeypatch.setattr(word_problems, "NUM_PROBLEMS", 60)
-  return {"arithmetic": data_dir, "gsm_symbolic": tmp_path}
+  monkeypatch.setattr(products, "_PROBLEMS_PER_LEVEL", 60)
+  return {"arithmetic": data_dir, "gsm_symbolic": tmp_path, "products": tmp_path}
 
 
 @pytest.mark.parametrize("name", tasks.TASKS)

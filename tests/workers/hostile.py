@@ -141,6 +141,12 @@ def act(completion, example):
   return DEEDS[completion.text.split()[0]]()
 
 
+def rewards_of_turns(completion, example):
+  """What an environment gave for the turns of a conversation."""
+  del example
+  return sum(turn.reward for turn in completion.turns)
+
+
 def count_characters(completion, example):
   return len(completion.text)
 

@@ -10,7 +10,7 @@ import time
 import numpy as np
 import pytest
 
-from jaxrl_llm.types import Completion
+from jaxrl_llm.types import Completion, Turn
 from jaxrl_llm.workers import CAUSES, Function, Job, Outcome, count_causes, open_pool, process
 from jaxrl_llm.workers import worker as protocol
 from tests.workers import hostile
@@ -341,7 +341,14 @@ def test_count_causes_names_every_cause():
 
 
 def test_the_worker_s_completion_is_the_real_one():
-  assert protocol.Completion._fields == Completion._fields
+  assert protocol.Completion._fields == Completion._fields and protocol.Turn._fields == Turn._fields
+
+
+def test_a_worker_sees_the_turns_of_a_conversation():
+  turned = lambda *rewards: Completion("7", (1,), 1, True, tuple(Turn("2*3=", "6", reward, i) for i, reward in enumerate(rewards)))
+  with open_pool({"turns": Function(f"{HERE}:rewards_of_turns")}, num_workers=1) as pool:
+    jobs = [Job("turns", turned(0.5, 1.0), {}), Job("turns", turned(0.5, 2.0), {}), Job("turns", turned(), {})]
+    assert [outcome.value for outcome in pool.score(jobs)] == [1.5, 2.5, 0.0], "equal but for their turns, and yet not the same job"
 
 
 def test_frames_say_what_was_written():
