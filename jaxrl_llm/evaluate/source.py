@@ -62,6 +62,8 @@ def find(text: str | None) -> Source:
     raise UsageError(f"--checkpoint: found {text!r}, which is neither a run nor a published model; {_EXPECTED}")
   steps = checkpoint_steps(path)
   if not steps:
+    if any(folder.name.isdecimal() for folder in (path / "checkpoints").glob("*")):
+      raise UsageError(f"--checkpoint: found {text!r}, whose checkpoints have no manifest.json: of an earlier version, or cut off")
     raise UsageError(f"--checkpoint: found {text!r}, a run that has not saved a checkpoint yet; try again later")
   if step is not None and step not in steps:
     shown = ", ".join(map(str, steps[-10:]))
