@@ -274,7 +274,10 @@ def test_a_pool_works_without_pid_namespaces(monkeypatch, tmp_path):
     outcomes = pool.score([job(deed) for deed in deeds])
     assert [x.cause for x in outcomes] == ["timeout", None, "died", "died", None, "timeout", None, None]
     assert pool.score([job("fine again")])[0].value == 0.5
-  assert not [line for line in listed("-o", "args=") if str(changed) in line]
+  left, until = [], time.monotonic() + 5  # On a busy machine the last one needs a moment to be collected.
+  while time.monotonic() < until and (left := [line for line in listed("-o", "args=") if str(changed) in line]):
+    time.sleep(0.1)
+  assert not left
 
 
 def test_a_worker_that_dies_while_idle_is_replaced_and_nobody_charged():
