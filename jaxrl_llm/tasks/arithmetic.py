@@ -18,8 +18,9 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-import numpy as np
 import tensorflow_datasets as tfds
+
+from jaxrl_llm.tasks.storage import GeneratedProblems
 
 LEVELS = (1, 2, 3)
 ERROR_RATE = 1 / 3  # Probability that the teacher gets a step wrong.
@@ -134,21 +135,10 @@ def split_of(question: str) -> str:
   return "test" if uniform("split", question) < _TEST_FRACTION else "train"
 
 
-class Arithmetic(tfds.core.GeneratorBasedBuilder):
+class Arithmetic(GeneratedProblems):
   """The dataset: `train` and held-out `test` problems without a response, and `demonstrations` of the training problems."""
 
   VERSION = tfds.core.Version("1.0.0")  # Raise it with any change to what is generated, or old copies stay in use.
-  SPLITS = ("train", "test", "demonstrations")
-  code_path = None  # No citations or checksums lie beside this file; TFDS's search for them needs a package it does not install.
-
-  def _info(self) -> tfds.core.DatasetInfo:
-    text = tfds.features.Text
-    features = {"question": text(), "answer": text(), "level": np.int32, "response": text()}
-    return tfds.core.DatasetInfo(builder=self, description=__doc__, features=tfds.features.FeaturesDict(features))
-
-  def _split_generators(self, dl_manager):
-    del dl_manager  # Nothing to download.
-    return {split: self._generate_examples(split) for split in self.SPLITS}
 
   def _generate_examples(self, split):
     owner = "train" if split == "demonstrations" else split

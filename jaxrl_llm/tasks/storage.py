@@ -5,9 +5,11 @@ import io
 import os
 import pathlib
 import shutil
+import sys
 import tempfile
 from collections.abc import Callable, Sequence
 
+import numpy as np
 import tensorflow_datasets as tfds
 from absl import logging
 from array_record.python import array_record_module
@@ -16,6 +18,26 @@ Row = dict[str, str | int]
 
 _DEFAULT_DATA_DIR = "~/.cache/jaxrl_llm/data"
 FORMAT = "array_record"  # Random access, which grain needs; and readable without TensorFlow.
+
+
+class GeneratedProblems(tfds.core.GeneratorBasedBuilder, skip_registration=True):
+  """What generated datasets share: `train` and held-out `test` problems without a response, `demonstrations` of the training problems.
+
+  A dataset has its `VERSION`, its module's docstring as description, and `_generate_examples(split)`.
+  """
+
+  SPLITS = ("train", "test", "demonstrations")
+  code_path = None  # No citations or checksums lie beside these files; TFDS's search for them needs a package it does not install.
+
+  def _info(self) -> tfds.core.DatasetInfo:
+    text = tfds.features.Text
+    features = {"question": text(), "answer": text(), "level": np.int32, "response": text()}
+    description = sys.modules[type(self).__module__].__doc__
+    return tfds.core.DatasetInfo(builder=self, description=description, features=tfds.features.FeaturesDict(features))
+
+  def _split_generators(self, dl_manager):
+    del dl_manager  # Nothing to download.
+    return {split: self._generate_examples(split) for split in self.SPLITS}
 
 
 def load_splits(builder_class: type[tfds.core.GeneratorBasedBuilder], *, data_dir: str | os.PathLike | None = None) -> dict[str, list[Row]]:

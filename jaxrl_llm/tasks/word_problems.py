@@ -19,8 +19,9 @@ import hashlib
 import re
 from typing import Any
 
-import numpy as np
 import tensorflow_datasets as tfds
+
+from jaxrl_llm.tasks.storage import GeneratedProblems
 
 LEVELS = (1, 2, 3, 4, 5)
 NUM_PROBLEMS = 16_000  # Generated ones, of which each level keeps its first few; level 1 is rare.
@@ -82,21 +83,10 @@ def problems() -> dict[str, dict[str, Any]]:
   return rows
 
 
-class GsmSymbolic(tfds.core.GeneratorBasedBuilder):
+class GsmSymbolic(GeneratedProblems):
   """The dataset: `train` and held-out `test` problems without a response, and `demonstrations` of the training problems."""
 
   VERSION = tfds.core.Version("1.0.0")  # Raise it with any change to what is generated, or old copies stay in use.
-  SPLITS = ("train", "test", "demonstrations")
-  code_path = None  # No citations or checksums lie beside this file; TFDS's search for them needs a package it does not install.
-
-  def _info(self) -> tfds.core.DatasetInfo:
-    text = tfds.features.Text
-    features = {"question": text(), "answer": text(), "level": np.int32, "response": text()}
-    return tfds.core.DatasetInfo(builder=self, description=__doc__, features=tfds.features.FeaturesDict(features))
-
-  def _split_generators(self, dl_manager):
-    del dl_manager  # Nothing to download.
-    return {split: self._generate_examples(split) for split in self.SPLITS}
 
   def _generate_examples(self, split):
     owner = "train" if split == "demonstrations" else split
