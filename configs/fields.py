@@ -236,7 +236,29 @@ def base() -> ConfigDict:
   config.checkpoint = ConfigDict()
   config.checkpoint.every = 10  # RL steps.
   config.checkpoint.warm_start_every = 200  # Warm-start steps.
-  config.checkpoint.keep = 2
+  config.checkpoint.keep = 2  # Of the newest.
+  config.checkpoint.keep_best = 0  # Of those with the best held-out accuracy, measured at their own step.
+  config.checkpoint.keep_every_hours = config_dict.placeholder(float)  # One for each such stretch of time stays for good.
+  # Minutes since the last save after which a temporary one is made, where a step ends that saves none; it goes once there is a newer one.
+  config.checkpoint.every_minutes = config_dict.placeholder(float)
+  # Whether checkpoints are written while the run goes on; None is yes on accelerators, no on CPU, where the two share the cores.
+  config.checkpoint.asynchronous = config_dict.placeholder(bool)
+
+  config.alarms = ConfigDict()  # Rules that leave a line and `alarm/NAME` in the metrics, and change nothing; None switches one off.
+  config.alarms.window = 128  # RL steps that a spike is measured against.
+  config.alarms.spike_sigmas = config_dict.placeholder(float)  # Of a loss, a gradient norm or a fall of the reward, by median and MAD.
+  config.alarms.spike_sigmas = 6.0
+  config.alarms.entropy_below = config_dict.placeholder(float)  # Nats a token.
+  config.alarms.entropy_fraction = config_dict.placeholder(float)  # Of the run's first entropy.
+  config.alarms.entropy_fraction = 0.1
+  config.alarms.truncation_above = config_dict.placeholder(float)  # Share of responses cut at their budget.
+  config.alarms.truncation_above = 0.8
+  config.alarms.no_signal_above = config_dict.placeholder(float)  # Share of groups whose samples have equal rewards.
+  config.alarms.no_signal_above = 0.95
+
+  config.watchdog = ConfigDict()
+  config.watchdog.seconds = 3600.0  # A phase that takes longer is stuck: the process writes its stacks and exits 42.
+  config.watchdog.stop_seconds = 25.0  # After SIGTERM, until the process ends wherever it is; pods get 30 s. A save is waited for.
 
   config.profile = ConfigDict()
   config.profile.start = config_dict.placeholder(int)  # First RL step of a trace in WORKDIR/profile, from 1; None is no trace.

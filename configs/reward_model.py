@@ -101,6 +101,14 @@ def base() -> ConfigDict:
   config.checkpoint = ConfigDict()
   config.checkpoint.every = 100  # Steps.
   config.checkpoint.keep = 2
+  config.checkpoint.keep_best = 0
+  config.checkpoint.keep_every_hours = config_dict.placeholder(float)
+  config.checkpoint.every_minutes = config_dict.placeholder(float)
+  config.checkpoint.asynchronous = config_dict.placeholder(bool)
+
+  config.watchdog = ConfigDict()
+  config.watchdog.seconds = 3600.0
+  config.watchdog.stop_seconds = 25.0
 
   config.log = ConfigDict()
   config.log.tensorboard = True

@@ -28,7 +28,8 @@ class Batch(NamedTuple):
     failed: of each sequence why its reward is not known; None where it is.
     detail: what came of the first of these, in one line; empty for none.
     group_size: samples for each prompt (G).
-    counted: False for a sequence that nothing is learned from: its reward is not known, or it was cut short where those are left out.
+    counted: False for a sequence that nothing is learned from: its reward is not known, a log-probability of the sampler is not finite, or
+      it was cut short where those are left out.
     advantages: of each response token; None until they are known.
   """
 
@@ -48,6 +49,11 @@ class Batch(NamedTuple):
   def valid(self) -> Bool[np.ndarray, " N"]:
     """True where the reward is known."""
     return np.array([cause is None for cause in self.failed])
+
+  @property
+  def finite(self) -> Bool[np.ndarray, " N"]:
+    """True where the sampler's log-probabilities are, at all tokens that the policy wrote."""
+    return np.all(np.isfinite(self.rollouts.logprobs) | ~written_mask(self.rollouts), axis=1)
 
 
 def assess(
@@ -109,6 +115,8 @@ def counted(batch: Batch, *, skips_truncated: bool, whole_groups: bool) -> Bool[
   found = batch.valid
   if whole_groups:
     found = np.repeat(found.reshape(-1, batch.group_size).all(axis=1), batch.group_size)
+  # Its reward is known, so that the others of its group keep their baseline; but no ratio can be made of it.
+  found = found & batch.finite
   return found & batch.rollouts.stopped if skips_truncated else found
 
 
@@ -131,6 +139,8 @@ def metrics(batch: Batch) -> dict[str, Any]:
   # Of the causes those that occurred: a run in which none does need not carry a column of zeros for each.
   row |= {name: x for name, x in failure_metrics(batch.failed).items() if x or name == "rewards/failed"}
   row["rollout/counted"] = float(np.mean(batch.counted))
+  if broken := int(np.sum(~batch.finite)):
+    row["rollout/nonfinite_logprobs"] = broken
   row |= {
     "response_length/clip_ratio": float(1 - np.mean(rollouts.stopped)),
     "prompt_length/mean": float(rollouts.prompt_mask.sum(axis=1).mean()),

@@ -1,22 +1,40 @@
-"""What a run leaves behind: checkpoints, summary, sample rollouts; and why it stops before its time."""
+"""What a run leaves behind and says as it goes: checkpoints, summary, sample rollouts, alarms."""
 
-from typing import Any
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any, Protocol, runtime_checkable
 
-from jaxrl_llm import assessment, checkpoint, hosts, ledger, partial_rollouts, report
+from ml_collections import ConfigDict
+
+from jaxrl_llm import alarms, assessment, checkpoint, disk, hosts, ledger, partial_rollouts, report
+from jaxrl_llm.compiling import declared
+from jaxrl_llm.progress import Progress
 from jaxrl_llm.run import Run
 from jaxrl_llm.states import saved_part
 
 
-class NonFiniteError(RuntimeError):
-  """Too many updates in a row had a loss or a gradient that is not finite."""
+@runtime_checkable
+class Job(Protocol):
+  """What an RL run and the training of a reward model have in common."""
+
+  config: ConfigDict
+  workdir: Path
+  record: dict[str, Any]
+  checkpoints: checkpoint.Checkpoints
+  progress: Progress
+  clock: ledger.Clock
 
 
-class PreemptedError(RuntimeError):
-  """A process of the run was sent SIGTERM."""
+def save(this: Run, *, temporary: bool = False) -> None:
+  """One atomic checkpoint of all that the next step depends on.
 
-
-def save(this: Run) -> None:
-  """One atomic checkpoint of all that the next step depends on."""
+  Args:
+    this: the run.
+    temporary: goes once there is a newer one.
+  """
+  number = this.record["warm_steps"] + this.record["rl_steps"]
+  this.phases.begin("checkpoint", number)
   this.record["phase_steps"] = this.writer.phase_steps
   summarize(this, "running")
   optional = {"reference": this.reference, "critic": this.critic}
@@ -24,11 +42,51 @@ def save(this: Run) -> None:
   demonstrations = this.demonstrations and this.demonstrations.get_state()
   carried = None if this.carried is None else partial_rollouts.to_json(this.carried)
   iterators = {"prompts": this.prompts.get_state(), "demonstrations": demonstrations, "carried": carried}
-  checkpoint.save(this.checkpoints, this.record["warm_steps"] + this.record["rl_steps"], arrays, this.record | iterators)
+  measured = this.writer.phase_steps.get("eval") == this.record["rl_steps"]  # At this step, not some time ago.
+  options = dict(accuracy=this.record["accuracy_final"] if measured else None, temporary=temporary)
+  strike = lambda place: this.phases.strike(place, number)
+  with declared():  # The first save of several processes compiles what parts the arrays among them.
+    checkpoint.save(this.checkpoints, number, arrays, this.record | iterators, at=strike, **options)
+  tell_of_failed_saves(this)
   this.clock.lap("checkpoint")
-  if hosts.is_main():
-    report.write_report(this.workdir)  # A run can be looked at while it runs.
+  write_report(this)  # A run can be looked at while it runs.
   this.clock.lap("report")
+
+
+def is_due(this: Job) -> bool:
+  """Whether a temporary checkpoint is: so much time has passed since the last one, or since the last that failed."""
+  minutes = this.config.checkpoint.every_minutes
+  return minutes is not None and hosts.on_main(lambda: time.monotonic() - this.checkpoints.last_try >= 60 * minutes)
+
+
+def tell_of_failed_saves(this: Job) -> dict[str, float]:
+  """A line for each save that has failed since the last call; how many have so far, as a metric."""
+  for line in checkpoint.failures(this.checkpoints):
+    this.progress.note(line)
+    this.record["failed_saves"] += 1
+  failed = this.record["failed_saves"]
+  return {"checkpoint/failed": failed} if failed else {}
+
+
+def finish_saving(this: Job) -> None:
+  """Waits for the save that is under way."""
+  checkpoint.finish(this.checkpoints)
+  tell_of_failed_saves(this)
+  this.clock.lap("checkpoint")
+
+
+def unsaved(this: Job) -> checkpoint.SaveFailedError | None:
+  """Waits for the last checkpoint of a run; what the run says where it is not there."""
+  finish_saving(this)
+  if (failure := this.checkpoints.failure) is None:
+    return None
+  return checkpoint.SaveFailedError(f"{failure}; make room, and the same command does again what came after")
+
+
+def write_report(this: Job) -> None:
+  """Writes `report.html`, where there is room."""
+  if hosts.is_main():
+    disk.write_if_room(this.workdir / "report.html", lambda: report.write_report(this.workdir))
 
 
 def summarize(this: Run, status: str) -> dict[str, Any]:
@@ -42,12 +100,6 @@ def summarize(this: Run, status: str) -> dict[str, Any]:
   )
 
 
-def preempted(this: Run) -> PreemptedError:
-  """What a run says that ends before its time."""
-  summarize(this, "stopped: SIGTERM")
-  return PreemptedError(f"stopped by SIGTERM; the same command goes on from checkpoint {this.checkpoints.latest_step()} in {this.workdir}")
-
-
 def show_samples(this: Run, step: int, batch: assessment.Batch) -> None:
   """Sample rollouts to `samples.jsonl`, and the first few to the screen."""
   rows = assessment.sample_rows(batch, num_rows=this.config.log.num_samples, token_text=this.experiment.task.tokenizer.decode)
@@ -56,15 +108,23 @@ def show_samples(this: Run, step: int, batch: assessment.Batch) -> None:
     this.progress.samples(shown, title=f"rollouts of RL step {step}")
 
 
-def stop_if_not_finite(this: Run, updates: list[dict[str, float]]) -> None:
-  """Counts refused updates; gives up after too many in a row."""
-  record, limit = this.record, this.config.learner.max_skipped
-  for metrics in updates:
-    skipped = int(max(metrics.get("train/skipped", 0), metrics.get("critic/skipped", 0)))
-    record["skipped_steps"] += skipped
-    record["skipped_in_a_row"] = record["skipped_in_a_row"] + 1 if skipped else 0
-    if record["skipped_in_a_row"] >= limit:
-      summarize(this, "stopped: not finite")
-      good = this.checkpoints.latest_step()
-      where = f"last good checkpoint: {this.workdir / 'checkpoints' / str(good)}" if good is not None else "no checkpoint was saved yet"
-      raise NonFiniteError(f"loss or gradient not finite in {limit} updates in a row (learner.max_skipped={limit}); {where}")
+def watch(this: Run, row: dict[str, Any]) -> dict[str, int]:
+  """Alarms of an RL step, as metrics, with a line for each that begins or ends; they change nothing else.
+
+  Args:
+    this: the run; the step counts in its record.
+    row: the step's metrics.
+  """
+  limits = alarms.Limits(**this.config.alarms)
+  this.record["alarms"], metrics, lines = alarms.observe(this.record["alarms"], row, step=this.record["rl_steps"], limits=limits)
+  for line in lines:
+    this.progress.note(line)
+  return metrics
+
+
+def tell_of_recompiles(this: Run) -> int:
+  """A line for each program that was compiled although the run was warm; how many there have been in this process, as a metric."""
+  for culprit, times in Counter(this.compiled.culprits()).items():
+    often = f", {times} times" if times > 1 else ""
+    this.progress.note(f"compiled again at RL step {this.record['rl_steps']:,}{often}: {culprit}; changing shapes cost time")
+  return this.compiled.unexpected

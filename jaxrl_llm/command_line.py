@@ -6,11 +6,13 @@ import sys
 import traceback
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 from absl import flags
 from ml_collections import ConfigDict, config_flags
 
 from jaxrl_llm import config_check, workdirs
+from jaxrl_llm.config_fields import shown
 
 # Fields whose kind of value has changed, and what to write now.
 CHANGED = {"remat": "it names a policy: write 'full' for True, 'none' for False"}
@@ -20,8 +22,24 @@ class UsageError(Exception):
   """What the user asked for cannot be done; the message is the lines to show."""
 
 
-def parse(argv: Sequence[str]) -> tuple[ConfigDict, Path, bool]:
-  """The resolved config, the workdir, and whether only to print them.
+class Request(NamedTuple):
+  """What the user asked for.
+
+  Attributes:
+    config: resolved.
+    workdir: of the run.
+    dry_run: only say what the run would be.
+    allow_config_change: go on in a workdir whose run had another config, or other devices.
+  """
+
+  config: ConfigDict
+  workdir: Path
+  dry_run: bool
+  allow_config_change: bool = False
+
+
+def parse(argv: Sequence[str]) -> Request:
+  """What the arguments ask for.
 
   Raises:
     UsageError: a config file or field that does not exist, a value of the wrong type, an unknown flag.
@@ -31,18 +49,22 @@ def parse(argv: Sequence[str]) -> tuple[ConfigDict, Path, bool]:
   values = flags.FlagValues()
   workdir = flags.DEFINE_string("workdir", None, "Folder of the run.", flag_values=values)
   only_print = flags.DEFINE_bool("dry_run", False, "Print what a run would be.", flag_values=values)
+  changes = flags.DEFINE_bool("allow_config_change", False, "Go on with another config, or other devices.", flag_values=values)
   try:
     strays = values([argv[0], *rest])[1:]
   except flags.Error as error:
-    raise UsageError(f"{error}; flags are --config=FILE[:ARGUMENT], --config.FIELD=VALUE, --workdir=DIR and --dry_run") from error
+    known = "--config=FILE[:ARGUMENT], --config.FIELD=VALUE, --workdir=DIR, --dry_run and --allow_config_change"
+    raise UsageError(f"{error}; flags are {known}") from error
   if strays:
     raise UsageError(f"unknown argument {strays[0]!r}, expected flags only, as in --config.FIELD=VALUE (quote a value that has spaces)")
   if not path:
     raise UsageError(f"--config is missing; for instance --config=configs/gspo.py (there are: {available()})")
+  if changes.value and not workdir.value:
+    raise UsageError("--allow_config_change: found no --workdir, expected the folder of the run to go on with")
   config = override(load(path), overrides)
   settings = {field: ",".join(texts) for field, texts in overrides.items()}
   name = Path(path.split(":")[0]).stem + "".join(f"-{part}" for part in path.split(":")[1:])
-  return config, Path(workdir.value or f"runs/{name}{workdirs.suffix(settings)}"), only_print.value
+  return Request(config, Path(workdir.value or f"runs/{name}{workdirs.suffix(settings)}"), only_print.value, changes.value)
 
 
 def split(args: Sequence[str]) -> tuple[str, dict[str, list[str]], list[str]]:
@@ -118,8 +140,9 @@ def override(config: ConfigDict, overrides: dict[str, list[str]]) -> ConfigDict:
       config_flags.DEFINE_config_dict("config", config, flag_values=values, sys_argv=args)
       values(args)
     except (flags.Error, TypeError, ValueError):
-      found = ", ".join(map(repr, texts))
-      wrong.append(f"config.{field}: found {found}, expected {config_check.type_in_words(config, field)}; the file has {known[field]!r}")
+      found = ", ".join(map(shown, texts[:3])) + (", ..." if len(texts) > 3 else "")
+      kind = config_check.type_in_words(config, field)
+      wrong.append(f"config.{field}: found {found}, expected {kind}; the file has {shown(known[field])}")
   if wrong:
     raise UsageError("\n".join(wrong))
   # Another objective does not inherit this file's hyper-parameters: GSPO's clip range would ruin GRPO without a word.

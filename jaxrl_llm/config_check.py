@@ -1,13 +1,14 @@
 """Everything that can be wrong with a config, found before any device starts: all problems in one message, each with its fix."""
 
 import difflib
+import inspect
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any
 
 from ml_collections import ConfigDict
 
-from jaxrl_llm.config_fields import OPTIONAL, RANGES, UNRANGED
+from jaxrl_llm.config_fields import OPTIONAL, RANGES, SWITCHES, TUPLES, UNRANGED, Check, holds, kind, shown
 
 TEXTS = ("rollout.stop_strings", "model.lora_targets", "task.parts", "reward.terms", "reward.settings", "eval.metrics")
 """Fields that hold several texts."""
@@ -38,7 +39,8 @@ def unknown_fields(paths: Iterable[str], config: ConfigDict) -> list[str]:
     if path in known:
       continue
     if path in sections:
-      inside = ", ".join(name for name in known if name.startswith(f"{path}."))
+      inside = [name for name in known if name.startswith(f"{path}.")]
+      inside = ", ".join(inside[:10]) + (f" and {len(inside) - 10} more" if len(inside) > 10 else "")
       lines.append(f"config.{path} is a section and cannot be set; set one of its fields: {inside}")
       continue
     # A right name in the wrong section is nearer to what was meant than a like path; a like name in any section comes last.
@@ -48,7 +50,7 @@ def unknown_fields(paths: Iterable[str], config: ConfigDict) -> list[str]:
     near = [name for name in known if leaves[name] == leaf]
     near = near or difflib.get_close_matches(path, known, n=1) or [name for name in known if leaves[name] in alike]
     hint = f"; did you mean {' or '.join(f'config.{name}' for name in near[:3])}?" if near else "; --dry_run lists all fields"
-    lines.append(f"unknown field config.{path}{hint}")
+    lines.append(f"unknown field config.{shown(path)[1:-1]}{hint}")
   return lines
 
 
@@ -59,6 +61,8 @@ def type_in_words(config: ConfigDict, path: str) -> str:
     config = config[section]
   numbers = "one or more texts" if path in TEXTS else "one or more whole numbers, as in '(24, 32)'"
   kinds = {bool: "true or false", int: "a whole number", float: "a number", str: "text", tuple: numbers}
+  if path in ("correction.icepop", "correction.geometric_rejection"):
+    return "two numbers, as in '(0.5, 5.0)'"
   kind = config.get_type(name)
   return kinds.get(kind, kind.__name__)
 
@@ -70,19 +74,13 @@ def problems(config: ConfigDict) -> list[str]:
     config: resolved, with all fields of `configs/fields.py`.
   """
   fields = flatten(config)
-  if missing := [path for path in (*RANGES, *OPTIONAL, *UNRANGED) if path not in fields]:
-    return [f"config: {len(missing)} fields are missing, such as {', '.join(missing[:3])}; expected a config made by configs.common"]
-  found = [
-    f"config.{path}: found {fields[path]!r}, expected {expected}"
-    for path, (holds, expected) in RANGES.items()
-    if fields[path] is None or not holds(fields[path])
-  ]
-  found += [
-    f"config.{path}: found {fields[path]!r}, expected {expected}"
-    for path, (holds, expected) in OPTIONAL.items()
-    if fields[path] is not None and not holds(fields[path])
-  ]
+  checks = {**RANGES, **OPTIONAL, **{path: kind(path) for path in UNRANGED}}
+  if lines := other_fields(fields, {*checks, *_judged()}, "a config made by configs.common"):
+    return lines
+  found = outside(fields, checks, optional=(*OPTIONAL, *UNRANGED))
   known = {line.partition(":")[0] for line in found}
+  if any(of_wrong_type(path, fields[path]) for path in checks if f"config.{path}" in known):
+    return found  # What looks further could not read them.
   found += [line for line in _choices(config) if line.partition(":")[0] not in known]
   if not any(line.startswith(("config.model.", "config.moe.")) for line in found):
     found += _model_problems(config)
@@ -90,6 +88,64 @@ def problems(config: ConfigDict) -> list[str]:
     found += _reward_model_problems(config)
   # Relations between fields make sense only of fields that make sense.
   return found or [*_relations(config), *_refusals(config)]
+
+
+def other_fields(fields: Mapping[str, Any], expected: Collection[str], made: str) -> list[str]:
+  """Lines about fields that a config lacks, or has and nothing reads.
+
+  Args:
+    fields: found, by path.
+    expected: their paths.
+    made: how a config with all of them is made.
+  """
+  lines = []
+  if missing := sorted(set(expected) - set(fields)):
+    lines.append(f"config: {len(missing)} fields are missing, such as {', '.join(missing[:3])}; expected {made}")
+  for path in fields:
+    if path not in expected:
+      near = difflib.get_close_matches(path, expected, n=1)
+      lines.append(f"unknown field config.{shown(path)[1:-1]}" + (f"; did you mean config.{near[0]}?" if near else f"; expected {made}"))
+  return lines
+
+
+def outside(fields: Mapping[str, Any], checks: Mapping[str, Check], *, optional: Collection[str]) -> list[str]:
+  """A line for each field that by itself is not what its check asks for.
+
+  Args:
+    fields: found, by path.
+    checks: of the fields.
+    optional: fields that may hold None.
+  """
+  lines = []
+  for path, check in checks.items():
+    value = fields[path]
+    if (value is not None or path not in optional) and not holds(check, value):
+      lines.append(f"config.{path}: found {shown(value)}, expected {check[1]}")
+  return lines
+
+
+def shortened(line: str) -> str:
+  """A line that recites an endless value, with its middle left out."""
+  return line if len(line) <= 600 else f"{line[:400]} ... {line[-150:]}"
+
+
+def of_wrong_type(path: str, value: Any) -> bool:
+  """Whether a value that is no good is of another type than the field's, so that nothing can be said about what follows from it."""
+  if path in TUPLES:
+    return not isinstance(value, tuple)
+  if path in UNRANGED:
+    return not isinstance(value, bool if path in SWITCHES else str)
+  return isinstance(value, bool) or not isinstance(value, int | float | str)
+
+
+def _judged() -> Iterator[str]:
+  """Fields that are judged by what they configure: hyper-parameters of objectives, and corrections."""
+  from jaxrl_llm import objectives
+  from jaxrl_llm.objectives.corrected import RULES
+
+  yield from ("objective.name", *(f"correction.{name}" for name in RULES))
+  for make in objectives.OBJECTIVES.values():
+    yield from (f"objective.{name}" for name in inspect.signature(make).parameters)
 
 
 def _refusals(config: ConfigDict) -> Iterator[str]:

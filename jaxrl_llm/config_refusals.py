@@ -277,6 +277,11 @@ REFUSALS: tuple[Refusal, ...] = (
     "1, because profile.start is None: nothing is traced",
   ),
   Refusal(
+    "checkpoint.every_minutes",
+    lambda s: s.config.rollout.staleness > 0 and s.config.checkpoint.every_minutes is not None,
+    "None, because with rollout.staleness=1 rollouts are in flight wherever a step ends that does not save anyway; lower checkpoint.every",
+  ),
+  Refusal(
     "rollout.report_every",
     lambda s: s.config.rollout.report_every >= s.config.rollout.max_new_tokens and s.config.rollout.slots is None,
     "less than rollout.max_new_tokens, unless rollout.slots leaves sequences that wait: else all are done by the first report",

@@ -142,7 +142,13 @@ def take_turn(talks: Conversations, drawn: Rollouts, rules: Rules, tokenizer: To
 
 
 def converse(
-  first: Rollouts, talks: Conversations, again: Callable[[Requests], Rollouts], *, rules: Rules, tokenizer: Tokenizer
+  first: Rollouts,
+  talks: Conversations,
+  again: Callable[[Requests], Rollouts],
+  *,
+  rules: Rules,
+  tokenizer: Tokenizer,
+  between: Callable[[], None] = lambda: None,
 ) -> tuple[Rollouts, list[Completion]]:
   """Goes on until all conversations have ended.
 
@@ -152,6 +158,7 @@ def converse(
     again: calls the sampler with the same prompts, weights and key: a token's random number depends on its place in the response.
     rules: how they go.
     tokenizer: the task's.
+    between: called after each turn; may raise.
 
   Returns:
     Rollouts on the host, with `written`; and what the rewards see of each.
@@ -159,6 +166,7 @@ def converse(
   drawn = hosts.to_host(first)
   talks = take_turn(talks, drawn, rules, tokenizer)
   while len(talks.goes_on):
+    between()
     drawn = hosts.to_host(again(requests(talks, rules)))
     talks = take_turn(talks, drawn, rules, tokenizer)
   begun = talks.begun

@@ -1,5 +1,6 @@
 """What a run has its sampler do: weights go there, rollouts come back, and the policy is evaluated."""
 
+from collections.abc import Callable
 from functools import partial
 
 import jax
@@ -10,6 +11,7 @@ from jaxrl_llm.evaluation import write_samples
 from jaxrl_llm.run import Run
 from jaxrl_llm.states import EVAL, ROLLOUT, TEST_SET
 from jaxrl_llm.types import Params
+from jaxrl_llm.weight_sync import check_version
 
 
 def move_weights(this: Run) -> None:
@@ -36,6 +38,8 @@ def launch(this: Run, step: int, *, draw: int = 0) -> pipelining.InFlight:
     draw: which one of the step's, from 0.
   """
   experiment, section, carried, talks, requests = this.experiment, this.config.rollout, None, None, None
+  if experiment.sync is not None:
+    check_version(this.on_sampler, step, staleness=section.staleness)
   key = jax.random.fold_in(jax.random.fold_in(this.key, ROLLOUT), step)
   if this.carried is None:
     examples = next(this.prompts)
@@ -61,12 +65,21 @@ def launch(this: Run, step: int, *, draw: int = 0) -> pipelining.InFlight:
   return pipelining.InFlight(examples, sample(requests=requests), this.record["rl_steps"], carried, talks, again)
 
 
-def wait(this: Run, current: pipelining.InFlight, step: int) -> tuple[rollout.Drawn, dict[str, float]]:
-  """The rollouts that an RL step learns from, once they are there; what it does not learn from is carried into the next."""
+def wait(
+  this: Run, current: pipelining.InFlight, step: int, *, between: Callable[[], None] = lambda: None
+) -> tuple[rollout.Drawn, dict[str, float]]:
+  """The rollouts that an RL step learns from, once they are there; what it does not learn from is carried into the next.
+
+  Args:
+    this: the run.
+    current: of `launch`.
+    step: from 0.
+    between: called whenever the host has something to do while rollouts are drawn; may raise, and the rollouts are given up.
+  """
   experiment, section, metrics = this.experiment, this.config.rollout, {}
   if current.talks is not None:
     rollouts, responses = conversations.converse(
-      current.rollouts, current.talks, current.again, rules=experiment.talk, tokenizer=experiment.task.tokenizer
+      current.rollouts, current.talks, current.again, rules=experiment.talk, tokenizer=experiment.task.tokenizer, between=between
     )
     drawn = rollout.Drawn(rollouts, responses, current.examples)
     metrics |= conversations.metrics(rollouts, responses)
@@ -80,13 +93,15 @@ def wait(this: Run, current: pipelining.InFlight, step: int) -> tuple[rollout.Dr
       rewards=experiment.rewards,
       group_size=section.group_size,
       call=this.grader,
+      between=between,
     )
     metrics["perf/reward_overlap_s"] = seconds
   if current.groups is not None:
     rows, this.carried = partial_rollouts.take(current.groups, drawn.rollouts, num_groups=section.num_prompts)
     metrics |= partial_rollouts.metrics(current.groups, drawn.rollouts, rows, step=step)
     drawn = rollout.select(drawn, rows)
-  return drawn, metrics
+  rollouts = drawn.rollouts._replace(logprobs=this.phases.poison("rollout", drawn.rollouts.logprobs))
+  return drawn._replace(rollouts=rollouts), metrics
 
 
 def assess(this: Run, drawn: rollout.Drawn) -> assessment.Batch:
@@ -142,6 +157,7 @@ def curriculum_metrics(this: Run) -> dict[str, float]:
 def evaluate(this: Run, step: int) -> float:
   """Held-out accuracy at an RL step: avg@k at the evaluation's temperature."""
   config, experiment = this.config, this.experiment
+  this.phases.begin("eval", step)
   move_weights(this)
   found = held_out.evaluate_policy(
     experiment.eval_draw(sampler_params(this)),
@@ -158,7 +174,7 @@ def evaluate(this: Run, step: int) -> float:
     tokenizer, verifier = experiment.task.tokenizer, experiment.rewards[0].name
     rows = held_out.sample_rows(found, verifier=verifier, decode=tokenizer.decode, seed=config.seed, model=str(this.workdir), step=step)
     write_samples(folder / f"step-{step}.jsonl", rows)
-  this.writer.write(step, "eval", row | this.clock.lap("eval"))
+  this.writer.write(step, "eval", row | this.phases.end())
   # The line on the screen has room for the accuracy's interval alone.
   this.progress.evaluation(step, {name: value for name, value in row.items() if not name.endswith(("/low", "/high"))})
   return row["eval/accuracy"]

@@ -36,7 +36,7 @@ def export(workdir: Path, folder: Path, *, dtype: str | None = None) -> int:
   if found := problems(config):
     raise ValueError("\n".join(found))
   experiment = build(config)
-  checkpoints = checkpoint.open_checkpoints(workdir / "checkpoints", keep=config.checkpoint.keep)
+  checkpoints = checkpoint.open_checkpoints(workdir / "checkpoints")
   tell = lambda line: print(line, file=sys.stderr)
   restored = checkpoint.restore_latest(checkpoints, abstract_arrays(experiment), tell=tell, moves=False)
   if restored is None:

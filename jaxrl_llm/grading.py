@@ -72,6 +72,10 @@ class Grader:
       outcomes |= zip(own, self(route, [completions[i] for i in own], [examples[i] for i in own]), strict=True)
     return [outcomes[i] for i in range(len(examples))]
 
+  def waits_for(self) -> str:
+    """What the workers are at, in words; to be asked from another thread."""
+    return "reward functions of this process" if self.pool is None else self.pool.under_way()
+
   def close(self) -> None:
     """Ends the workers."""
     if self.pool is not None:

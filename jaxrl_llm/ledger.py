@@ -15,6 +15,8 @@ from typing import Any
 import jax
 import numpy as np
 
+from jaxrl_llm import disk
+
 PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "grain", "tensorflow-datasets", "numpy", "ml-collections")
 
 
@@ -33,6 +35,8 @@ def new_record(command: str) -> dict[str, Any]:
     "tokens": 0,
     "skipped_steps": 0,
     "skipped_in_a_row": 0,
+    "failed_saves": 0,
+    "nonfinite_dumps": [],
     "accuracy_start": None,
     "accuracy_final": None,
     "seconds": {},
@@ -114,7 +118,7 @@ def step_performance(row: Mapping[str, Any], tokens: int) -> dict[str, Any]:
 
 
 def write_summary(workdir: Path | None, record: Mapping[str, Any], *, objective: str, num_params: int, status: str) -> dict[str, Any]:
-  """Writes `summary.json`, whole or not at all.
+  """Writes `summary.json`, whole or not at all; not at all where the disk is full.
 
   Args:
     workdir: the run's folder; None writes nothing, in a process that another one writes for.
@@ -144,6 +148,8 @@ def write_summary(workdir: Path | None, record: Mapping[str, Any], *, objective:
     "predicted_memory_gb": record.get("predicted_memory_gb"),  # Of each device, without what the process itself takes.
     "data": record.get("data"),  # Problems read, kept, and dropped by reason; None for generated ones.
     "skipped_steps": record["skipped_steps"],
+    "failed_saves": record["failed_saves"],
+    "alarms": record.get("alarms", {}).get("counts", {}),  # How often each has begun.
     "attempts": record["attempts"],
     "command": record["command"],
     "started": record["started"],
@@ -153,7 +159,7 @@ def write_summary(workdir: Path | None, record: Mapping[str, Any], *, objective:
     "versions": {"python": platform.python_version()} | {name: metadata.version(name) for name in PACKAGES},
   }
   if workdir is not None:
-    write_json(workdir / "summary.json", summary)
+    disk.write_if_room(workdir / "summary.json", lambda: write_json(workdir / "summary.json", summary))
   return summary
 
 

@@ -5,6 +5,8 @@
   --workdir         folder of the run; the same command goes on where it stopped. Default: runs/CONFIG
   --config.FIELD    another value for one field, as in --config.learner.learning_rate=1e-4
   --dry_run         print the resolved config, mesh, sizes, memory and every problem; train nothing
+  --allow_config_change
+                    go on in a --workdir whose run had other settings or devices; each difference is printed and kept
 """
 
 import contextlib
@@ -16,7 +18,7 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
-from jaxrl_llm import config_check, workdirs
+from jaxrl_llm import attempts, config_changes, config_check, workdirs
 from jaxrl_llm.command_line import UsageError, parse
 
 USAGE_ERROR = 2
@@ -37,16 +39,17 @@ def main(argv: Sequence[str]) -> int:
     print(__doc__)
     return 0
   try:
-    config, workdir, only_print = parse(argv)
+    config, workdir, only_print, allow_changes = parse(argv)
     if only_print:
       return dry_run(config)
     if found := problems(config):
       raise UsageError("\n".join(found))
-    workdirs.check(workdir, config.to_dict())
-    if workdirs.is_finished(workdir):
+    workdirs.check(workdir, config.to_dict(), allow_changes=allow_changes)
+    if workdirs.is_finished(workdir) and not workdirs.changes(workdir, config.to_dict()):
       print(f"{workdir} holds a finished run; see {workdir / 'report.html'}, or give another --workdir to run again")
       return 0
-    return train_in(config, workdir, command=shlex.join(["python", "-m", "jaxrl_llm.main", *argv[1:]]))
+    command = shlex.join(["python", "-m", "jaxrl_llm.main", *argv[1:]])
+    return train_in(config, workdir, command=command, allow_changes=allow_changes)
   except (UsageError, workdirs.WorkdirError) as error:
     for line in str(error).splitlines():
       print(f"error: {line}", file=sys.stderr)
@@ -63,48 +66,66 @@ def problems(config: ConfigDict) -> list[str]:
   if is_reward_model(config):
     from jaxrl_llm.preferences import check
 
-    return check.problems(config)
-  return config_check.problems(config)
+    return [config_check.shortened(line) for line in check.problems(config)]
+  return [config_check.shortened(line) for line in config_check.problems(config)]
 
 
-def train_in(config: ConfigDict, workdir: Path, *, command: str) -> int:
+def train_in(config: ConfigDict, workdir: Path, *, command: str, allow_changes: bool = False) -> int:
   """Starts JAX and trains, with the other processes of the run where there are any."""
-  from jaxrl_llm import bookkeeping, hosts, platform, train  # Only now: bad input is refused before JAX is even imported.
+  from jaxrl_llm import faults, hosts, platform, stopping, train  # Only now: bad input is refused before JAX is even imported.
+  from jaxrl_llm.checkpoint import SaveFailedError
   from jaxrl_llm.held_out import NoRewardError
   from jaxrl_llm.out_of_memory import OutOfMemoryError, explained
   from jaxrl_llm.preferences import training
+  from jaxrl_llm.weight_sync import WeightSyncError
 
   platform.cache_compilations()
   try:
     hosts.start()
+    faults.from_environment()
   except ValueError as error:
     raise UsageError(str(error)) from error
-  try:
+  with contextlib.ExitStack() as ending:  # Of the lock and the log, when this process has said its last word.
+    ending.callback(workdirs.unlock, workdir)
     plain = {UsageError: USAGE_ERROR, workdirs.WorkdirError: USAGE_ERROR, OutOfMemoryError: 1, KeyboardInterrupt: INTERRUPTED}
     job, explaining = (training, contextlib.nullcontext()) if is_reward_model(config) else (train, explained(config))
-    with hosts.together(plain), explaining:
-      this = begin(config, workdir, job.start, command=command)
-      try:
-        summary = job.proceed(this)
-      except (bookkeeping.NonFiniteError, bookkeeping.PreemptedError, NoRewardError) as error:  # In all processes alike.
-        if hosts.is_main():
-          print(f"error: {error}", file=sys.stderr)
-        return PREEMPTED if isinstance(error, bookkeeping.PreemptedError) else 1
-      hosts.barrier()  # Whoever left early would seem lost.
-  except OutOfMemoryError as error:
-    print(f"error: {error}", file=sys.stderr)
-    return 1
-  except KeyboardInterrupt:
-    print("interrupted; the same command goes on from the last checkpoint", file=sys.stderr)
-    return INTERRUPTED
-  finally:
-    workdirs.unlock(workdir)
+    try:
+      with hosts.together(plain), explaining:
+        this, log = begin(config, workdir, job.start, command=command, ending=ending, allow_changes=allow_changes)
+        try:
+          with hosts.interruptible(this.progress.note):
+            summary = job.proceed(this)
+        except stopping.PreemptedError as error:  # In all processes alike, as the next ones.
+          tell(error, log)
+          return INTERRUPTED if hosts.interrupted() else PREEMPTED
+        except (stopping.NonFiniteError, NoRewardError, SaveFailedError, WeightSyncError) as error:
+          tell(error, log)
+          return 1
+        hosts.barrier()  # Whoever left early would seem lost.
+    except OutOfMemoryError as error:
+      print(f"error: {error}", file=sys.stderr)
+      return 1
+    except KeyboardInterrupt:
+      print("interrupted; the same command goes on from the last checkpoint", file=sys.stderr)
+      return INTERRUPTED
   if hosts.is_main():
     print(f"accuracy {summary['accuracy_start']:.1%} -> {summary['accuracy_final']:.1%}; report: {workdir / 'report.html'}")
   return 0
 
 
-def begin(config: ConfigDict, workdir: Path, start: Callable[..., Any], *, command: str):
+def tell(error: Exception, log: attempts.Log) -> None:
+  """Says why a run has stopped itself: process 0 for all, each in its log."""
+  from jaxrl_llm import hosts
+
+  if hosts.is_main():
+    print(f"error: {error}", file=sys.stderr)
+  else:
+    log.write(f"error: {error}")
+
+
+def begin(
+  config: ConfigDict, workdir: Path, start: Callable[..., Any], *, command: str, ending: contextlib.ExitStack, allow_changes: bool = False
+):
   """The run, in a workdir that process 0 has claimed for all.
 
   Args:
@@ -112,26 +133,41 @@ def begin(config: ConfigDict, workdir: Path, start: Callable[..., Any], *, comma
     workdir: of the run.
     start: `train.start`, or that of another job.
     command: what the user typed.
+    ending: closes the log.
+    allow_changes: whether the run there may have had another config, or other devices.
 
   Returns:
-    What `start` does.
+    What `start` does, and the log of this attempt.
 
   Raises:
     UsageError: processes with different settings, or what `start` refuses.
     WorkdirError: see `workdirs.claim` and `workdirs.lock`.
   """
+  import jax
+
   from jaxrl_llm import hosts
 
-  is_new = False
+  is_new, kept = False, None
   try:
     hosts.agree(config_check.flatten(config) | {"--workdir": str(workdir.absolute())})
-    is_new = hosts.on_main(lambda: workdirs.claim(workdir, config.to_dict()))
+    is_new = hosts.on_main(lambda: workdirs.claim(workdir, config.to_dict(), allow_changes=allow_changes))
     hosts.on_main(lambda: workdirs.lock(workdir))
     workdirs.expect(workdir)
-    return start(config, workdir, command=command)
+    attempt = hosts.on_main(lambda: attempts.number(workdir / "logs"))
+    log = ending.enter_context(attempts.logged(workdir / "logs", attempt, process=jax.process_index(), command=command))
+    other = hosts.on_main(lambda: config_changes.check_devices(workdir, jax.device_count(), allowed=allow_changes))
+    differing = hosts.on_main(lambda: [f"config.{x}: {a!r} -> {b!r}" for x, (a, b) in workdirs.changes(workdir, config.to_dict()).items()])
+    for line in (*differing, *filter(None, [other])):
+      if hosts.is_main():
+        print(line)
+      log.write(line)
+    kept = hosts.on_main(lambda: workdirs.change(workdir, config.to_dict(), attempt=attempt))
+    return start(config, workdir, command=command, log=log.write), log
   except ValueError as error:
     if is_new and hosts.is_main():  # Or the corrected command would be refused: the folder would hold a run with another config.
       workdirs.release(workdir)
+    elif kept is not None and hosts.is_main():
+      workdirs.change_back(workdir, kept)
     raise UsageError(str(error)) from error
 
 

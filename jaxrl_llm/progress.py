@@ -30,6 +30,7 @@ class Progress:
     stream: where to write; None is standard output.
     clock: time in seconds; a test may pass its own.
     quiet: show nothing, in a process that another one speaks for.
+    log: takes every line that is left, as text, whoever watches.
 
   Example:
     >>> progress = Progress(every_seconds=0)
@@ -48,6 +49,7 @@ class Progress:
     stream: io.TextIOBase | None = None,
     clock: Callable[[], float] = time.monotonic,
     quiet: bool = False,
+    log: Callable[[str], None] = lambda line: None,
   ):
     stream = stream or sys.stdout
     is_terminal = bool(getattr(stream, "isatty", lambda: False)())
@@ -57,9 +59,10 @@ class Progress:
     self._encoding = self._console.encoding
     self._live_wanted = is_terminal and not quiet and not self._console.is_dumb_terminal
     self._live: Live | None = None
-    self._every_seconds, self._clock = every_seconds, clock
+    self._every_seconds, self._clock, self._log = every_seconds, clock, log
     self._begun = clock()
     self._last_line, self._line_step = float("-inf"), 0  # Time and step of the last plain line.
+    self._last_logged = float("-inf")
     self._accuracy: float | None = None
     self._phase, self._total, self._step, self._scalars = "", 0, 0, {}
     self._pace: deque[tuple[float, int]] = deque(maxlen=32)
@@ -92,6 +95,9 @@ class Progress:
     self._pace.append((self._clock(), step))
     if self._live:
       self._live.refresh()
+      if self._clock() - self._last_logged >= self._every_seconds:
+        self._last_logged = self._clock()
+        self._log(visible(self._line()))
     elif self._clock() - self._last_line >= self._every_seconds:
       self._leave_line()
 
@@ -133,6 +139,7 @@ class Progress:
 
   def note(self, text: str) -> None:
     """Leaves one line, above the live one on a terminal."""
+    self._log(visible(text))
     self._console.print(self._cell(text, 4000), soft_wrap=True)
 
   def close(self) -> None:

@@ -104,6 +104,7 @@ def follow(
   rewards: Sequence[WeightedReward],
   group_size: int,
   call: CallFn = call_here,
+  between: Callable[[], None] = lambda: None,
 ) -> tuple[Drawn, float]:
   """As `collect`, of a stream: decodes and scores what has finished while the devices draw the rest.
 
@@ -118,6 +119,7 @@ def follow(
     rewards: terms of the reward.
     group_size: samples for each prompt (G).
     call: who calls their functions.
+    between: called whenever some sequences have finished; may raise.
 
   Returns:
     The rollouts in the order of the prompts, with the scores that are known already; and the seconds that these took.
@@ -125,6 +127,7 @@ def follow(
   num_sequences = len(examples) * group_size
   finished, texts, scores, seconds = [], {}, [None] * num_sequences, 0.0
   for part in stream:
+    between()
     start = time.perf_counter()
     finished.append(part)
     texts |= dict(zip(part.sequences.tolist(), completions(part.rollouts, tokenizer.decode), strict=True))

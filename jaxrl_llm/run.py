@@ -1,5 +1,6 @@
 """A run in progress: what it is made of, and how it starts or goes on from a checkpoint."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -7,14 +8,14 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from ml_collections import ConfigDict
-from orbax.checkpoint import CheckpointManager
 
-from jaxrl_llm import checkpoint, hosts, ledger, memory, partial_rollouts, weights
+from jaxrl_llm import alarms, checkpoint, config_changes, faults, hosts, ledger, memory, partial_rollouts, weights
 from jaxrl_llm.compiling import CompileCounter
 from jaxrl_llm.config_refusals import refuse_several_processes
 from jaxrl_llm.experiment import Experiment, build, kl_coef_in_loss
 from jaxrl_llm.grading import Grader
 from jaxrl_llm.metrics import MetricWriter, SampleWriter
+from jaxrl_llm.phases import Phases
 from jaxrl_llm.profiling import Profiler
 from jaxrl_llm.progress import Progress
 from jaxrl_llm.states import CRITIC, INIT, abstract_arrays, keeps_reference, whole_state
@@ -22,6 +23,7 @@ from jaxrl_llm.tasks import problem_report
 from jaxrl_llm.tasks.curriculum import CurriculumStream
 from jaxrl_llm.tasks.pipeline import example_iterator
 from jaxrl_llm.types import Params, TrainState
+from jaxrl_llm.watchdog import Watchdog
 from jaxrl_llm.weight_sync import SamplerWeights
 
 
@@ -39,31 +41,34 @@ class Run:
   prompts: Any
   demonstrations: Any
   record: dict[str, Any]
-  checkpoints: CheckpointManager
+  checkpoints: checkpoint.Checkpoints
   writer: MetricWriter
   samples: SampleWriter
   progress: Progress
   clock: ledger.Clock
   compiled: CompileCounter
   profiler: Profiler
+  watchdog: Watchdog
+  phases: Phases
   carried: partial_rollouts.Groups | None  # What the next RL step goes on with; None where every step waits for all groups.
   grader: Grader
   on_sampler: SamplerWeights | None = None  # What was moved there last; None before, and where nothing moves.
 
 
-def start(config: ConfigDict, workdir: Path, *, command: str = "") -> Run:
+def start(config: ConfigDict, workdir: Path, *, command: str = "", log: Callable[[str], None] = lambda line: None) -> Run:
   """Builds the experiment and starts it, or restores it from the newest checkpoint of `workdir`.
 
   Args:
     config: checked, see `config_check`.
     workdir: exists; metrics, samples, checkpoints, summary and report go there.
     command: what the user typed, for the summary.
+    log: takes every line that a person watching sees.
 
   Raises:
     ValueError: a damaged dataset or checkpoint, a mesh that the devices or the model do not fit, or a part that several processes lack.
   """
   refuse_several_processes(config, jax.process_count())
-  clock, compiled = ledger.Clock(), CompileCounter()
+  clock, compiled = ledger.Clock(), CompileCounter("rl", "eval")
   experiment = build(config)
   key = jax.random.key(config.seed)
   # One by one where groups are carried: the first step, which goes on with none, takes more new prompts than the others.
@@ -76,13 +81,16 @@ def start(config: ConfigDict, workdir: Path, *, command: str = "") -> Run:
   demonstrations = None  # A task need not have any.
   if config.warm_start.num_steps:
     demonstrations = example_iterator(experiment.task.demonstrations, batch_size=config.warm_start.batch_size, seed=config.seed)
-  checkpoints = checkpoint.open_checkpoints(workdir / "checkpoints", keep=config.checkpoint.keep)
+  kept = {name: config.checkpoint[name] for name in ("keep", "keep_best", "keep_every_hours", "asynchronous")}
+  checkpoints = checkpoint.open_checkpoints(workdir / "checkpoints", **kept)
   base = None if config.model.path is None else weights.fingerprint(weights.resolve(config.model.path))
   predicted = memory.footprint(config, experiment.model.config, experiment.mesh, experiment.sampler_mesh, needs=experiment.needs).peak / 1e9
   first = {"kl_coef": config.reward.kl_coef or kl_coef_in_loss(config), "base": base, "predicted_memory_gb": predicted}
   task = experiment.task
+  sizes = {"prompts": num_prompts, "demonstrations": config.warm_start.batch_size}
+  first |= {"batch_sizes": sizes, "kl_coef_began": first["kl_coef"]}
   first |= {"data": task.report and problem_report.to_json(task.report), "data_fingerprint": task.fingerprint}
-  record = ledger.new_record(command) | first
+  record = ledger.new_record(command) | first | {"alarms": alarms.new_state()}
   carried = experiment.carried
   damaged: list[str] = []
   restored = checkpoint.restore_latest(checkpoints, abstract_arrays(experiment), tell=damaged.append)
@@ -104,21 +112,29 @@ def start(config: ConfigDict, workdir: Path, *, command: str = "") -> Run:
       )
     state = whole_state(experiment, arrays["state"], jax.random.fold_in(key, INIT))
     reference, critic = arrays.get("reference"), arrays.get("critic")
-    prompts.set_state(saved.pop("prompts"))
+    were = saved.get("batch_sizes", sizes)
+    place, moved = config_changes.position(saved.pop("prompts"), was=were["prompts"], now=num_prompts, what="prompts")
+    prompts.set_state(place)
+    damaged += filter(None, [moved])
     groups = saved.pop("carried", None)
     if carried is not None:
       carried = partial_rollouts.from_json(groups, carried)
     position = saved.pop("demonstrations")
     if demonstrations is not None:
-      demonstrations.set_state(position)
-    record |= saved | {"attempts": saved["attempts"] + 1}
+      options = dict(was=were["demonstrations"], now=sizes["demonstrations"], what="demonstrations")
+      place, moved = config_changes.position(position, **options)
+      demonstrations.set_state(place)
+      damaged += filter(None, [moved] if saved["warm_steps"] < config.warm_start.num_steps else [])
+    if saved.get("kl_coef_began", first["kl_coef"]) != first["kl_coef"]:
+      saved["kl_coef"] = first["kl_coef"]  # Another one was asked for since.
+    record |= saved | {"attempts": saved["attempts"] + 1, "batch_sizes": sizes, "kl_coef_began": first["kl_coef"]}
 
   folder = workdir if hosts.is_main() else None
   writer = MetricWriter(folder, tensorboard=config.log.tensorboard)
   samples = SampleWriter(folder)
   writer.resume(record["phase_steps"])
   samples.resume(record["phase_steps"])
-  progress = Progress(quiet=not hosts.is_main())
+  progress = Progress(quiet=not hosts.is_main(), log=log)
   traces = workdir / "profile" if config.profile.start and hosts.is_main() else None
   if task.report is not None:
     progress.note(f"data: {problem_report.in_words(task.report)}")
@@ -126,6 +142,8 @@ def start(config: ConfigDict, workdir: Path, *, command: str = "") -> Run:
     progress.note(line)
   if restored:
     progress.note(f"resumed {workdir} at warm-start step {record['warm_steps']}, RL step {record['rl_steps']}")
+  profiler = Profiler(traces, start=config.profile.start or 0, num_steps=config.profile.num_steps)
+  watchdog = Watchdog(config.watchdog.seconds, stop_seconds=config.watchdog.stop_seconds, folder=workdir / "logs")
   return Run(
     experiment=experiment,
     config=config,
@@ -143,7 +161,9 @@ def start(config: ConfigDict, workdir: Path, *, command: str = "") -> Run:
     progress=progress,
     clock=clock,
     compiled=compiled,
-    profiler=Profiler(traces, start=config.profile.start or 0, num_steps=config.profile.num_steps),
+    profiler=profiler,
+    watchdog=watchdog,
+    phases=Phases(clock, profiler, watchdog, faults.from_environment()),
     carried=carried,
     grader=Grader(
       experiment.rewards,

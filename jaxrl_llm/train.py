@@ -8,14 +8,25 @@ import jax
 import numpy as np
 from ml_collections import ConfigDict
 
-from jaxrl_llm import assessment, hosts, ledger, packing, pipelining, report, trajectories
-from jaxrl_llm.bookkeeping import preempted, save, show_samples, stop_if_not_finite, summarize
+from jaxrl_llm import assessment, hosts, ledger, packing, pipelining, trajectories
+from jaxrl_llm.bookkeeping import (
+  is_due,
+  save,
+  show_samples,
+  summarize,
+  tell_of_failed_saves,
+  tell_of_recompiles,
+  unsaved,
+  watch,
+  write_report,
+)
 from jaxrl_llm.drawing import assess, evaluate, launch, move_weights, refill, wait
 from jaxrl_llm.learning import adapt_kl, add_credit, arrange, leave_out, scores, update
 from jaxrl_llm.mesh import place_tokens
 from jaxrl_llm.needs import needed_by_warm_start
 from jaxrl_llm.run import Run, copy, start
 from jaxrl_llm.states import CRITIC
+from jaxrl_llm.stopping import position, preempted, stop_if_not_finite, stop_if_preempted
 from jaxrl_llm.tasks.pipeline import encode_demonstrations
 
 
@@ -33,9 +44,11 @@ def proceed(this: Run) -> dict[str, Any]:
   Raises:
     NonFiniteError: `learner.max_skipped` updates in a row were refused.
     PreemptedError: a process was sent SIGTERM; the run can go on from a checkpoint.
+    SaveFailedError: the last checkpoint could not be saved; the run can go on from one before.
   """
   # Whatever stops the run, the terminal is given back and the files are closed.
-  with contextlib.closing(this.profiler), this.grader, this.progress, this.writer, this.samples:
+  closing = contextlib.closing
+  with closing(this.profiler), closing(this.checkpoints), this.watchdog, this.grader, this.progress, this.writer, this.samples:
     warm_start(this)
     if this.record["accuracy_start"] is None:
       begin_rl(this)
@@ -48,23 +61,27 @@ def warm_start(this: Run) -> None:
   config, experiment, record = this.config.warm_start, this.experiment, this.record
   this.progress.start("warm_start", config.num_steps, done=record["warm_steps"])
   for step in range(record["warm_steps"], config.num_steps):
+    this.phases.begin_step(step + 1, "warm_start")
     shown = encode_demonstrations(next(this.demonstrations), experiment.task.tokenizer, replies=experiment.replies)
     sequences = [packing.demonstration(*x) for x in shown]
     batch = packing.pack(sequences, arrange(this, sequences, row_buckets=config.row_buckets, share_prompts=False))
     this.state, metrics = experiment.warm_step(this.state, place_tokens(experiment.mesh, needed_by_warm_start(batch)))
     metrics = ledger.to_floats(metrics)
     tokens = int(np.count_nonzero(batch.segments))
-    timing = this.clock.lap("warm_start")
-    metrics |= timing | {"perf/throughput": tokens / timing["timing_s/warm_start"]}
+    this.phases.begin("other")
+    timing = this.phases.timing
+    metrics |= timing | {"perf/throughput": tokens / timing["timing_s/warm_start"]} | tell_of_failed_saves(this)
     record |= {"warm_steps": step + 1, "tokens": record["tokens"] + tokens}
     this.writer.write(step + 1, "warm_start", metrics)
     this.progress.update(step + 1, metrics)
-    stop_if_not_finite(this, [metrics])
+    stop_if_not_finite(this, [metrics], [batch])
     # The last step's checkpoint is `begin_rl`'s, which has the first accuracy in it.
     if step + 1 < config.num_steps:
-      stop = hosts.preempted(step + 1)
+      stop = hosts.preempted()
       if stop or (step + 1) % this.config.checkpoint.warm_start_every == 0:
         save(this)
+      elif is_due(this):
+        save(this, temporary=True)
       if stop:
         raise preempted(this)
 
@@ -77,59 +94,60 @@ def begin_rl(this: Run) -> None:
   if this.critic is not None:
     this.critic = this.experiment.critic.init(jax.random.fold_in(this.key, CRITIC), this.state.params)
   accuracy = evaluate(this, 0)
+  this.compiled.passed("eval")
   this.record |= {"accuracy_start": accuracy, "accuracy_final": accuracy}
-  stop = hosts.preempted(this.record["warm_steps"])
+  stop = hosts.preempted()
   save(this)
   if stop:
     raise preempted(this)
 
 
 def reinforce(this: Run) -> None:
-  """The RL loop."""
+  """The RL loop. Until its updates begin, a step can be given up at no loss: `stop_if_preempted` then saves where it began."""
   config, experiment, record = this.config, this.experiment, this.record
   this.progress.start("rl", config.num_steps, done=record["rl_steps"])
   drawing = None
   for step in range(record["rl_steps"], config.num_steps):
-    this.clock.lap("other")
+    # With rollouts in flight there is nothing that another process could begin this step from.
+    began = position(this) if drawing is None else None
     this.profiler.step(step + 1)
-    this.profiler.phase("weight_sync")
+    this.phases.begin_step(step + 1, "weight_sync")
     is_ahead = pipelining.draws_ahead(config, step)
     if drawing is None or is_ahead:
       move_weights(this)
-    timing = this.clock.lap("weight_sync")
 
-    this.profiler.phase("rollout")
+    this.phases.begin("rollout")
     current = drawing or launch(this, step)
-    drawn, draw_metrics = wait(this, current, step)
+    drawn, draw_metrics = wait(this, current, step, between=lambda: stop_if_preempted(this, began))  # noqa: B023 (asked within the step)
     # As soon as the sampler is free: all that this step still does, its updates above all, then runs beside it.
     drawing = launch(this, step + 1) if is_ahead else None
-    timing |= this.clock.lap("rollout")
+    stop_if_preempted(this, began)
 
-    this.profiler.phase("reward")
+    this.phases.begin("reward", waits_for=this.grader.waits_for)
     batch, refill_metrics = refill(this, assess(this, drawn), step)
-    batch = leave_out(this, batch)
-    timing |= this.clock.lap("reward")
+    batch = leave_out(this, batch._replace(rewards=this.phases.poison("reward", batch.rewards)))
+    stop_if_preempted(this, began)
 
-    this.profiler.phase("old_logprobs")
+    this.phases.begin("old_logprobs")
     minibatches = packing.split(trajectories.trajectories(batch.rollouts, batch.counted), config.learner.updates_per_rollout)
     layouts = [arrange(this, x) for x in minibatches]
     packed = [packing.pack(x, layout) for x, layout in zip(minibatches, layouts, strict=True)]
     scored = [scores(this, place_tokens(experiment.mesh, minibatch), step) for minibatch in packed]
     placed, route_metrics = [batch for batch, _ in scored], [metrics for _, metrics in scored]
-    timing |= this.clock.lap("old_logprobs")
+    stop_if_preempted(this, began)
 
-    this.profiler.phase("advantages")
+    this.phases.begin("advantages")
     batch, placed, credit_metrics = add_credit(this, batch, layouts, placed)
-    timing |= this.clock.lap("advantages")
+    stop_if_preempted(this, began)
 
-    this.profiler.phase("update")
+    this.phases.begin("update")
+    placed = [x._replace(advantages=this.phases.poison("update", x.advantages)) for x in placed]
     updates = [update(this, minibatch, step) for minibatch in placed]
     # One wait, for all updates of the step.
     updates = [ledger.to_floats(metrics | routes) for metrics, routes in zip(updates, route_metrics, strict=True)]
-    timing |= this.clock.lap("update")
 
-    this.profiler.phase("other")
-    row = ledger.combine(updates) | assessment.metrics(batch) | draw_metrics | refill_metrics | credit_metrics | timing
+    this.phases.begin("other")
+    row = ledger.combine(updates) | assessment.metrics(batch) | draw_metrics | refill_metrics | credit_metrics | this.phases.timing
     adapt_kl(this, row)
     tokens = sum(len(sequence.tokens) for minibatch in minibatches for sequence in minibatch)
     row |= ledger.step_performance(row, tokens) | {
@@ -139,28 +157,34 @@ def reinforce(this: Run) -> None:
       "perf/compiles": this.compiled.count,
     }
     record |= {"rl_steps": step + 1, "tokens": record["tokens"] + tokens}
+    row |= {"perf/recompiles": tell_of_recompiles(this)} | tell_of_failed_saves(this) | watch(this, row)
     this.writer.write(step + 1, "rl", row)
     this.progress.update(step + 1, row)
-    stop_if_not_finite(this, updates)
+    stop_if_not_finite(this, updates, placed)
     last = step + 1 == config.num_steps
     if step == 0 or last or (step + 1) % config.log.samples_every == 0:
       show_samples(this, step + 1, batch)
     if last or (step + 1) % config.eval.every == 0:
       record["accuracy_final"] = evaluate(this, step + 1)
-    stop = not last and hosts.preempted(record["warm_steps"] + step + 1)
-    # With rollouts in flight there is nothing that the next step could go on from.
+      this.compiled.passed("eval")
+    this.compiled.passed("rl")
+    stop = not last and hosts.preempted()
     if pipelining.saves(config, step) or (stop and drawing is None):
       save(this)
+    elif drawing is None and is_due(this):
+      save(this, temporary=True)
     if stop:
       raise preempted(this)
 
 
 def finish(this: Run) -> dict[str, Any]:
-  """Closes the files; writes the summary and the report."""
+  """Waits for the last checkpoint; closes the files; writes the summary and the report."""
+  if (error := unsaved(this)) is not None:
+    summarize(this, "stopped: not saved")
+    raise error
   this.progress.close()
   this.writer.close()
   this.samples.close()
   summary = summarize(this, "finished")
-  if hosts.is_main():
-    report.write_report(this.workdir)
+  write_report(this)
   return summary

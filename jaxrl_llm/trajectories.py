@@ -114,6 +114,8 @@ def trajectories(rollouts: Rollouts, counted: Bool[np.ndarray, " N"] | None = No
     drawn = rollouts.mask[row]
     response, logprobs = rollouts.tokens[row][drawn], rollouts.logprobs[row][drawn]
     zeros, own = np.zeros(len(prompt), np.float32), written[row][drawn].astype(np.float32)
+    # A sequence that is left out stays in the batch, and NaN times a weight of 0 is NaN in a gradient.
+    logprobs = np.where(np.isfinite(logprobs), logprobs, 0) if not counted[row] else logprobs
     result.append(
       Trajectory(
         tokens=np.concatenate([prompt, response]).astype(np.int32),

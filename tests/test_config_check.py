@@ -21,6 +21,7 @@ BAD_BY_FIELD = {
   "seed": (-1, 2**32),
   "rollout.group_size": (1, 0),
   "rollout.top_p": (0.0, 1.1, float("nan")),
+  "alarms.window": (0, 15),
   "learner.old_logprobs": ("", "teacher"),
   "learner.schedule": ("", "cosine"),
   "warm_start.schedule": ("", "cosine"),
@@ -41,6 +42,7 @@ BAD_BY_FIELD = {
   "rollout.stop_strings": (("",), ("a", "")),
   "rollout.cache_dtype": ("float16", ""),
   "eval.metrics": (("",), (3,)),
+  "reward.workers": (0, 1025),
   "mesh.expert": (0, -2),
   "mesh.data": (0, -2),
   "mesh.fsdp": (0, -2),
@@ -61,6 +63,47 @@ def test_every_field_is_checked_or_known_to_have_no_range():
   judged = {field for field in fields if field.startswith(("objective.", "correction."))}  # By what they configure.
   ranged = set(config_fields.RANGES) | set(config_fields.OPTIONAL)
   assert ranged <= fields and fields - ranged == judged | set(config_fields.UNRANGED)
+
+
+def test_values_of_another_type_are_refused_whatever_they_are():
+  """Python lets anything into a config that is told not to check types, and a file may do so."""
+  wrong = {"learner.b1": "0.9", "seed": 0.5, "learner.row_buckets": {8}, "log.tensorboard": "1", "task.name": b"x", "kl.horizon": 10**5000}
+  for path, value in wrong.items():
+    config = tiny_config()
+    with config.ignore_type():
+      config.update_from_flattened_dict({path: value})
+    (line,) = config_check.problems(config)
+    assert line.startswith(f"config.{path}: found ") and "expected" in line and len(line) < 300, line
+  one_line = "text on one line"
+  for value, kind in (("no", "True or False"), ("a\nb", one_line), ("\udc80", one_line), ("x" * 5000, one_line)):
+    path = "task.chat" if value == "no" else "task.name"
+    config = tiny_config()
+    with config.ignore_type():
+      config.update_from_flattened_dict({path: value})
+    (line,) = config_check.problems(config)
+    assert kind in line and len(line.splitlines()) == 1 and line.isascii(), line
+
+
+def test_fields_that_nothing_reads_are_told():
+  config = tiny_config()
+  with config.unlocked():
+    config.learner.learning_rat = 1.0
+    del config.correction.tis
+  lines = config_check.problems(config)
+  assert lines == [
+    "config: 1 fields are missing, such as correction.tis; expected a config made by configs.common",
+    "unknown field config.learner.learning_rat; did you mean config.learner.learning_rate?",
+  ]
+
+
+def test_every_field_without_a_range_has_the_kind_that_it_is_checked_for():
+  config = common.base()
+  kinds = {"true or false": bool, "text": str}
+  for path in config_fields.UNRANGED:
+    expected = kinds.get(config_check.type_in_words(config, path), tuple)
+    value = {bool: True, str: "x", tuple: (1,)}[expected]
+    assert config_fields.holds(config_fields.kind(path), value), path
+    assert (path in config_fields.SWITCHES, path in config_fields.TUPLES) == (expected is bool, expected is tuple), path
 
 
 def test_no_field_is_a_bare_none():

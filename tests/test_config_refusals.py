@@ -36,6 +36,7 @@ CASES = [
   ("custom", {"rollout.staleness": 1, "objective.ratio": "none", "learner.old_logprobs": "learner"}, "rollout.staleness"),
   ("gspo", {"rollout.staleness": 1, "checkpoint.every": 1}, "rollout.staleness"),
   ("gspo", {"rollout.staleness": 1, "num_steps": 1}, "rollout.staleness"),
+  ("gspo", {"rollout.staleness": 1, "checkpoint.every_minutes": 5.0}, "checkpoint.every_minutes"),
   ("gspo", {"rollout.staleness": 1, "learner.old_logprobs": "learner"}, "learner.old_logprobs"),
   ("gspo", {"rollout.staleness": 1, "learner.old_logprobs": "learner", "correction.geometric_rejection": (0.5, 2.0)},
    "learner.old_logprobs"),

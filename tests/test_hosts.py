@@ -44,12 +44,20 @@ with hosts.together({ValueError: 2}):
     refused = str(error)
   rows = mesh.place_rows(mesh.make_mesh(), np.arange(8.0).reshape(4, 2))
   squares = hosts.share(lambda own: asked.extend(own) or np.array([[i, i * i] for i in own], np.float32).reshape(-1, 2), 5)
-  print(json.dumps({
+  facts = {
     "index": index, "main": hosts.is_main(), "devices": jax.device_count(), "asked": asked, "squares": squares.tolist(),
     "own": sorted(int(s.data[0, 0]) for s in rows.addressable_shards), "rows": hosts.to_host({"x": rows})["x"].tolist(),
     "texts": hosts.gather_text(f"from {index}"), "told": hosts.on_main(lambda: [index, "x"]), "refused": refused,
     "local": hosts.to_host(jax.numpy.ones(2)).tolist(),
-  }), flush=True)
+  }
+  hosts.barrier()
+  if index == 0:
+    facts["kept"] = len(hosts.exchange.run_state().client.key_value_dir_get("jaxrl_llm/text"))
+    try:
+      hosts.gather_under("alone", "", seconds=0.2)
+    except TimeoutError as error:
+      facts["late"] = str(error)
+  print(json.dumps(facts), flush=True)
   hosts.barrier()
   if index == 1:
     raise ValueError("the verifier broke\\nat once")
@@ -86,10 +94,10 @@ def test_wrong_settings_are_one_line(case):
 def test_settings_of_a_launcher():
   assert joining._from_environment({}) is None and joining._from_environment({ADDRESS: "", "HOME": "x"}) is None
   assert joining._from_environment({ADDRESS: "[::1]:8476", COUNT: "16", INDEX: "3"}) == ("[::1]:8476", 16, 3)
-  assert joining._timeout({}) == 300 and joining._timeout({hosts.TIMEOUT: "2.5"}) == 2.5
+  assert joining._seconds({}, hosts.TIMEOUT, 300) == 300 and joining._seconds({hosts.TIMEOUT: "2.5"}, hosts.TIMEOUT, 300) == 2.5
   for text in ("soon", "0", "nan", "-1"):
     with pytest.raises(ValueError, match=f"JAXRL_LLM_START_TIMEOUT: found '{text}'"):
-      joining._timeout({hosts.TIMEOUT: text})
+      joining._seconds({hosts.TIMEOUT: text}, hosts.TIMEOUT, 300)
 
 
 def test_one_process_does_everything_itself():
@@ -100,7 +108,7 @@ def test_one_process_does_everything_itself():
   assert hosts.share(lambda own: np.zeros((len(own), 2), np.float32), 0).shape == (0, 2)
   hosts.agree({"seed": 0})
   hosts.barrier()
-  assert not hosts.preempted(1)
+  assert not hosts.preempted() and not hosts.told_to_end()
   with pytest.raises(KeyError), hosts.together({}):  # As if it were not there.
     raise KeyError
 
@@ -111,6 +119,8 @@ def test_two_processes_exchange_what_they_have_and_end_together():
   first, second = (json.loads(x.stdout.splitlines()[-1]) for x in both)
   assert (first["index"], first["main"], first["asked"], first["own"]) == (0, True, [0, 2, 4], [0, 2])
   assert (second["index"], second["main"], second["asked"], second["own"]) == (1, False, [1, 3], [4, 6])
+  assert first["kept"] <= 4, "texts that everybody has read are forgotten"
+  assert first["late"] == "process 1 of 2 has not answered within 0.2 s (waiting for its 'alone')"
   for name, expected in {
     "devices": 4,
     "squares": [[i, i * i] for i in range(5)],

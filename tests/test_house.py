@@ -20,16 +20,16 @@ PACKAGE = ROOT / "jaxrl_llm"
 LAYERS = (
   ("types",),
   (
-    "segments", "permutations", "routing", "mesh", "hosts", "offload", "weights", "gguf_header", "compiling", "rewards", "sandbox",
-    "workers",
+    "attempts", "segments", "permutations", "routing", "mesh", "hosts", "offload", "weights", "gguf_header", "compiling", "disk",
+    "faults", "rewards", "sandbox", "workers",
   ),
   (
-    "objectives", "advantages", "environments", "evaluation", "packing", "tasks", "models", "sampler", "checkpoint", "ledger", "metrics",
-    "platform", "profiling", "progress", "report", "train_step",
+    "alarms", "objectives", "advantages", "environments", "evaluation", "packing", "tasks", "models", "sampler", "checkpoint", "ledger",
+    "metrics", "platform", "profiling", "progress", "report", "train_step", "watchdog",
   ),
-  ("credit", "grading", "partial_rollouts", "policy", "reward_models", "weight_sync"),
+  ("credit", "grading", "nonfinite", "partial_rollouts", "phases", "policy", "reward_models", "weight_sync"),
   ("config_fields", "config_refusals", "needs", "reward_terms"),
-  ("config_check", "route_programs"),
+  ("config_check", "config_changes", "route_programs"),
   ("programs", "rollout", "sampling", "workdirs"),
   ("assessment", "conversations", "held_out", "memory"),
   ("groups", "trajectories"),
@@ -37,6 +37,7 @@ LAYERS = (
   ("out_of_memory", "pipelining", "scores", "states"),
   ("run",),
   ("bookkeeping", "drawing", "learning"),
+  ("stopping",),
   ("train", "command_line", "dry_run", "export", "preferences"),
   ("evaluate", "main"),
 )  # fmt: skip
@@ -44,8 +45,8 @@ RANKS = {room: rank for rank, rooms in enumerate(LAYERS) for room in rooms}
 
 # The only ones that see a ConfigDict.
 CONFIG_ROOMS = (
-  "command_line", "config_check", "config_refusals", "dry_run", "evaluate", "experiment", "export", "main", "memory", "needs",
-  "out_of_memory", "pipelining", "policy", "preferences", "programs", "reward_terms", "route_programs", "run", "sampling",
+  "bookkeeping", "command_line", "config_check", "config_refusals", "dry_run", "evaluate", "experiment", "export", "main", "memory",
+  "needs", "out_of_memory", "pipelining", "policy", "preferences", "programs", "reward_terms", "route_programs", "run", "sampling",
   "scores", "train",
 )  # fmt: skip
 

@@ -222,7 +222,7 @@ def test_dry_run_with_problems(args, count, capsys, tmp_path):
 
 
 def parsed(*args: str):
-  return command_line.parse(["main", *args])
+  return command_line.parse(["main", *args])[:3]
 
 
 def test_values_may_stand_behind_an_equals_sign_or_a_space():

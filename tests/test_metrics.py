@@ -1,5 +1,6 @@
 """Rows survive kills and full disks, a resumed run repeats no row, and no text can drive a terminal."""
 
+import errno
 import io
 import json
 import os
@@ -11,12 +12,12 @@ import sys
 import threading
 import time
 from pathlib import Path
+from unittest import mock
 
 import numpy as np
 import pytest
 
-from jaxrl_llm import metrics
-from jaxrl_llm.metrics import MetricWriter, SampleWriter, read_rows
+from jaxrl_llm.metrics import MetricWriter, SampleWriter, read_rows, row_file
 from jaxrl_llm.progress import Progress, visible
 
 HOSTILE = "[bold]x[/bold] [/nope] \x1b[31mred\x1b[0m \r\x07\u202e\ud800\nsecond line"
@@ -196,30 +197,71 @@ def test_truncation_is_all_or_nothing(tmp_path, monkeypatch):
   before = lines_of(tmp_path)
   with MetricWriter(tmp_path, tensorboard=False) as writer:
     with monkeypatch.context() as patch, pytest.raises(OSError, match="killed here"):
-      patch.setattr(metrics.os, "replace", lambda *_: (_ for _ in ()).throw(OSError("killed here")))
+      patch.setattr(row_file.os, "replace", lambda *_: (_ for _ in ()).throw(OSError("killed here")))
       writer.truncate(lambda row: row["step"] < 2)
     assert lines_of(tmp_path) == before
     writer.truncate(lambda row: row["phase"] == "eval")
   assert lines_of(tmp_path) == [line for line in before if b'"eval"' in line]
 
 
-def test_a_full_disk_leaves_no_half_row(tmp_path, monkeypatch):
+def test_a_disk_that_fails_leaves_no_half_row(tmp_path, monkeypatch):
   write = os.write
 
   def half_then_full(fd, data):
     if len(data) < 20:
-      raise OSError(28, "No space left on device")
+      raise OSError(5, "Input/output error")
     return write(fd, data[: len(data) // 2])
 
   with MetricWriter(tmp_path, tensorboard=False) as writer:
     writer.write(1, "rl", {"a": 1})
     before = lines_of(tmp_path)
-    with monkeypatch.context() as patch, pytest.raises(OSError, match="No space"):
-      patch.setattr(metrics.os, "write", half_then_full)
+    with monkeypatch.context() as patch, pytest.raises(OSError, match="Input/output"):
+      patch.setattr(row_file.os, "write", half_then_full)
       writer.write(2, "rl", {"a": 2})
     assert lines_of(tmp_path) == before
-    writer.write(2, "rl", {"a": 2})  # Space is back: the same row can be written.
+    writer.write(2, "rl", {"a": 2})  # It works again: the same row can be written.
   assert [row["step"] for row in read_rows(tmp_path / "metrics.jsonl")] == [1, 2]
+
+
+def test_on_a_full_disk_rows_wait(tmp_path, monkeypatch, caplog):
+  write = os.write
+
+  def half_then_full(fd, data):
+    if len(data) < 20:
+      raise OSError(errno.ENOSPC, "No space left on device")
+    return write(fd, data[: len(data) // 2])
+
+  with MetricWriter(tmp_path) as writer, SampleWriter(tmp_path) as samples:
+    writer.write(1, "rl", {"a": 1})
+    with monkeypatch.context() as patch:
+      patch.setattr(row_file.os, "write", half_then_full)
+      for step in (2, 3):
+        writer.write(step, "rl", {"a": step})
+        samples.write(step, "rl", [{"prompt": "x"}])
+      with pytest.raises(ValueError, match="would repeat"):
+        writer.write(3, "rl", {"a": 3})
+    assert [row["step"] for row in read_rows(tmp_path / "metrics.jsonl")] == [1] and writer.phase_steps == {"rl": 3}
+    writer.write(4, "rl", {"a": 4})  # Space is back.
+  assert [row["step"] for row in read_rows(tmp_path / "metrics.jsonl")] == [1, 2, 3, 4]
+  assert [row["step"] for row in read_rows(tmp_path / "samples.jsonl")] == [2, 3]  # Written when it was closed.
+  assert sorted(step for _, step in board_points(tmp_path, "rl")) == [1, 2, 3, 4]
+  assert len([line for line in caplog.messages if "the disk is full" in line]) == 2, "one warning for each file"
+
+
+def test_a_lost_writer_of_events_holds_nothing_up(tmp_path, monkeypatch):
+  """Its thread ends at a full disk; the queue to it takes ten events, and whoever puts the next one would wait without end."""
+  pytest.importorskip("tensorboardX")
+  from tensorboardX.event_file_writer import EventsWriter
+
+  with MetricWriter(tmp_path) as writer:
+    with monkeypatch.context() as patch:
+      patch.setattr(threading, "excepthook", lambda args: None)
+      patch.setattr(EventsWriter, "write_event", mock.Mock(side_effect=OSError(errno.ENOSPC, "No space left on device")))
+      for step in range(1, 30):
+        writer.write(step, "rl", {"a": step})
+        time.sleep(0.01)
+    writer.write(30, "rl", {"a": 30})
+  assert sorted(step for _, step in board_points(tmp_path, "rl")) == list(range(1, 31))
 
 
 def test_tensorboard_never_contradicts_the_rows(tmp_path):

@@ -28,11 +28,11 @@ IN_ONE = {hosts.COLLECTIVES: "gloo"}
 VARIES = ("timing_s/", "perf/throughput", "perf/compiles", "perf/max_memory_allocated_gb")
 
 
-def launch(workdir: pathlib.Path) -> list[subprocess.Popen]:
-  """Two processes of four devices each."""
+def launch(workdir: pathlib.Path, *, fault: str = "") -> list[subprocess.Popen]:
+  """Two processes of four devices each; `fault` as in `JAXRL_FAULT`."""
   address, found = free_address(), []
   for index in range(2):
-    settings = environment(4) | dict(zip(hosts.VARIABLES, (address, "2", str(index)), strict=True))
+    settings = environment(4) | dict(zip(hosts.VARIABLES, (address, "2", str(index)), strict=True)) | {"JAXRL_FAULT": fault}
     output = open(workdir.with_name(f"{workdir.name}.{index}.log"), "w")  # noqa: SIM115
     args = command(*ARGS, f"--workdir={workdir}")
     found.append(subprocess.Popen(args, cwd=ROOT, env=settings, stdout=output, stderr=subprocess.STDOUT, text=True))
@@ -114,8 +114,24 @@ def test_a_killed_process_ends_the_other_and_the_run_goes_on(victim, two, folder
   processes = launch(workdir)
   reach(workdir, processes, "rl", 3)  # Behind the checkpoint of step 2.
   processes[victim].send_signal(signal.SIGKILL)
-  assert processes[1 - victim].wait(timeout=120) not in (0, None)
+  assert processes[1 - victim].wait(timeout=20) != 0, "a dead peer is noticed within 20 seconds"
   finish(workdir, launch(workdir))
+  assert_same(workdir, two)
+
+
+@pytest.mark.parametrize("told", [0, 1])
+def test_one_that_is_told_to_end_makes_both_save_the_same_step(told, two, folder):
+  workdir = folder / f"told{told}"
+  # It waits until it is known to both: this job could be finished before.
+  processes = launch(workdir, fault=f"rollout:2:term@{told},rollout:2:pause@{told}")
+  reach(workdir, processes, "rl", 1)
+  begun = time.monotonic()
+  assert [process.wait(timeout=60) for process in processes] == [42, 42], log(workdir, 0) + log(workdir, 1)
+  assert time.monotonic() - begun < 30, "10 s on a machine with nothing else to do"
+  assert "error: stopped by SIGTERM; the same command goes on from checkpoint" in log(workdir, 0)
+  assert "stopped by SIGTERM" in (workdir / "logs" / "attempt-1.process-1.log").read_text()
+  finish(workdir, launch(workdir))
+  assert "resumed" in log(workdir, 0)
   assert_same(workdir, two)
 
 

@@ -102,3 +102,30 @@ def test_a_second_writer_is_refused_until_the_first_has_ended(tmp_path):
   workdirs.lock(workdir)
   workdirs.unlock(workdir)
   assert not workdirs.claim(workdir, {"seed": 0})
+
+
+LATER = {"seed": 0, "num_steps": 8, "learner": {"row_buckets": (8, 16), "b1": 0.9}, "rollout": {"num_prompts": 8}}
+
+
+def test_an_allowed_change_keeps_the_config_before_and_can_be_undone(tmp_path):
+  workdirs.claim(tmp_path, LATER)
+  longer = LATER | {"num_steps": 16, "rollout": {"num_prompts": 16}}
+  assert not workdirs.claim(tmp_path, longer, allow_changes=True)
+  assert workdirs.changes(tmp_path, longer) == {"num_steps": (8, 16), "rollout.num_prompts": (8, 16)}
+  assert workdirs.change(tmp_path, LATER, attempt=2) is None, "equal settings are no change"
+  assert workdirs.change(tmp_path, longer, attempt=2) == "config.1.json"
+  assert workdirs.change(tmp_path, LATER, attempt=3) == "config.2.json"
+  read = lambda name: json.loads((tmp_path / name).read_text())["num_steps"]
+  assert (read("config.json"), read("config.1.json"), read("config.2.json")) == (8, 8, 16)
+  workdirs.change_back(tmp_path, "config.2.json")
+  assert read("config.json") == 16 and not (tmp_path / "config.2.json").exists()
+  (line,) = (tmp_path / "config_changes.jsonl").read_text().splitlines()
+  changed = {"num_steps": [8, 16], "rollout.num_prompts": [8, 16]}
+  assert json.loads(line) == {"attempt": 2, "before": "config.1.json", "changes": changed}
+
+
+def test_what_can_never_change_is_refused_with_its_reason(tmp_path):
+  workdirs.claim(tmp_path, LATER)
+  with pytest.raises(workdirs.WorkdirError, match="config.seed: found 1, expected 0 as the run began, because what was drawn so far"):
+    workdirs.check(tmp_path, LATER | {"seed": 1, "num_steps": 9}, allow_changes=True)
+  assert json.loads((tmp_path / "config.json").read_text())["num_steps"] == 8

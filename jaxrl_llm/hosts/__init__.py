@@ -5,21 +5,40 @@ each array. What one of them alone does is to write (process 0), and what they d
 """
 
 from jaxrl_llm.hosts.ending import together
-from jaxrl_llm.hosts.exchange import agree, barrier, gather_text, is_main, on_main, preempted, share, to_host
-from jaxrl_llm.hosts.joining import COLLECTIVES, TIMEOUT, VARIABLES, start
+from jaxrl_llm.hosts.exchange import (
+  agree,
+  barrier,
+  forget,
+  gather_text,
+  gather_under,
+  is_main,
+  on_main,
+  preempted,
+  share,
+  to_host,
+  told_to_end,
+)
+from jaxrl_llm.hosts.interrupting import interrupted, interruptible
+from jaxrl_llm.hosts.joining import COLLECTIVES, HEARTBEAT, TIMEOUT, VARIABLES, start
 
 __all__ = [
   "COLLECTIVES",
+  "HEARTBEAT",
   "TIMEOUT",
   "VARIABLES",
   "agree",
   "barrier",
+  "forget",
   "gather_text",
+  "gather_under",
+  "interrupted",
+  "interruptible",
   "is_main",
   "on_main",
   "preempted",
   "share",
   "start",
   "to_host",
+  "told_to_end",
   "together",
 ]

@@ -15,7 +15,9 @@ from jaxtyping import Float
 WAIT_SECONDS = 300
 """For the others, when nobody says otherwise."""
 
+_NOTICE = "RECEIVED_PREEMPTION_NOTICE"  # Where XLA's coordination service keeps it.
 _stopping = threading.Event()
+_asked = itertools.count()  # How often `preempted` was.
 _rounds = itertools.count()  # All processes exchange the same things in the same order.
 
 
@@ -77,12 +79,46 @@ def gather_text(text: str) -> list[str]:
   Args:
     text: of this one.
   """
-  state, number = run_state(), next(_rounds)
+  number = next(_rounds)
+  found = gather_under(f"text/{number}", text)
+  if number and run_state().process_id == 0:
+    forget(f"text/{number - 1}")  # All have come to this round, so all have read that one.
+  return found
+
+
+def gather_under(key: str, text: str, *, seconds: float = WAIT_SECONDS) -> list[str]:
+  """The texts of all processes, in their order, for a thread beside the main one: it keeps to no order of exchanges.
+
+  Args:
+    key: the same in all processes, and never used again.
+    text: of this one.
+    seconds: to wait for the others.
+
+  Raises:
+    TimeoutError: one that has not answered by then.
+  """
+  state = run_state()
   if state.num_processes == 1:
     return [text]
-  key = lambda index: f"jaxrl_llm/text/{number}/{index}"
-  state.client.key_value_set(key(state.process_id), text)
-  return [state.client.blocking_key_value_get(key(index), WAIT_SECONDS * 1000) for index in range(state.num_processes)]
+  of = lambda index: f"jaxrl_llm/{key}/{index}"
+  state.client.key_value_set(of(state.process_id), text)
+  found = []
+  for index in range(state.num_processes):
+    try:
+      found.append(state.client.blocking_key_value_get(of(index), int(seconds * 1000)))
+    except jax.errors.JaxRuntimeError as error:
+      if "DEADLINE_EXCEEDED" not in str(error):
+        raise
+      waited = f"has not answered within {seconds:g} s (waiting for its {key!r})"
+      raise TimeoutError(f"process {index} of {state.num_processes} {waited}") from error
+  return found
+
+
+def forget(key: str) -> None:
+  """Removes what was told under a key, or under keys below it, once all processes have read it."""
+  state = run_state()
+  if state.num_processes > 1:
+    state.client.key_value_delete(f"jaxrl_llm/{key}/")
 
 
 def agree(settings: Mapping[str, Any]) -> None:
@@ -134,12 +170,21 @@ def barrier() -> None:
   gather_text("")
 
 
-def preempted(step: int) -> bool:
-  """Whether the run is to save and to end, because some process was sent SIGTERM; true from the same step on in all of them.
+def preempted() -> bool:
+  """Whether the run is to save and to end, because some process was sent SIGTERM; true from the same call on in all of them.
 
-  Args:
-    step: to be asked after each one, with numbers that grow by one.
+  All must ask as often, and soon again: they agree on a call that none of them has made yet.
   """
-  if jax.distributed.is_initialized() and multihost_utils.reached_preemption_sync_point(step):  # Which says so once.
+  if jax.distributed.is_initialized() and multihost_utils.reached_preemption_sync_point(next(_asked)):  # Which says so once.
     _stopping.set()
   return _stopping.is_set()
+
+
+def told_to_end() -> bool:
+  """Whether some process was sent SIGTERM, and whoever asks is to come to an end soon; known before `preempted` is."""
+  if not jax.distributed.is_initialized():
+    return False
+  try:
+    return bool(run_state().client.key_value_try_get(_NOTICE))
+  except jax.errors.JaxRuntimeError:  # No notice, or the coordinator is gone.
+    return False

@@ -13,8 +13,13 @@ ADDRESS, COUNT, INDEX = VARIABLES = ("JAX_COORDINATOR_ADDRESS", "JAX_NUM_PROCESS
 TIMEOUT = "JAXRL_LLM_START_TIMEOUT"
 """Environment variable: seconds that a process waits for the others when it starts."""
 
+HEARTBEAT = "JAXRL_LLM_HEARTBEAT_TIMEOUT"
+"""Environment variable: seconds without a sign of life after which a process counts as dead, and the others end."""
+
 COLLECTIVES = "JAX_CPU_COLLECTIVES_IMPLEMENTATION"
 """JAX's environment variable. With "gloo" one process sums over its CPU devices in the order that several processes do, to the last bit."""
+
+_HEARTBEAT_SECONDS = 10.0
 
 
 def start() -> None:
@@ -28,12 +33,13 @@ def start() -> None:
     ValueError: settings that are incomplete or wrong, a port that is taken, or devices that are in use.
 
   Note:
-    A process that has waited in vain for the others, `JAXRL_LLM_START_TIMEOUT` seconds (default 300), says so and exits with status 2: the
-    library that waits cannot be interrupted.
+    A process that gives no sign of life for `JAXRL_LLM_HEARTBEAT_TIMEOUT` seconds (default 10) ends the others: they would wait for it for
+    ever. One that has waited in vain for the others, `JAXRL_LLM_START_TIMEOUT` seconds (default 300), says so and exits
+    with status 2: the library that waits cannot be interrupted.
   """
   if jax.distributed.is_initialized():
     return
-  given, seconds = _from_environment(os.environ), _timeout(os.environ)
+  given, seconds = _from_environment(os.environ), _seconds(os.environ, TIMEOUT, WAIT_SECONDS)
   try:
     if given is not None:
       address, count, index = given
@@ -53,7 +59,7 @@ def start() -> None:
 
 def _join_cluster(seconds: float) -> None:
   try:
-    jax.distributed.initialize(initialization_timeout=_beyond(seconds))
+    jax.distributed.initialize(initialization_timeout=_beyond(seconds), heartbeat_timeout_seconds=_heartbeat())
   except ValueError as error:
     if "coordinator_address" not in str(error):
       raise ValueError(f"this cluster does not say what its processes are: {one_line(error)}; set {', '.join(VARIABLES)}") from error
@@ -70,6 +76,7 @@ def _initialize(address: str, count: int, index: int, seconds: float) -> None:
     count,
     index,
     initialization_timeout=_beyond(seconds),
+    heartbeat_timeout_seconds=_heartbeat() if count > 1 else 100,
     # A coordinator for this machine alone listens to nobody else.
     coordinator_bind_address=address if host in ("127.0.0.1", "localhost") else None,
     cluster_detection_method="deactivate",
@@ -106,12 +113,16 @@ def _from_environment(environment: Mapping[str, str]) -> tuple[str, int, int] | 
   return found[ADDRESS], count, index
 
 
-def _timeout(environment: Mapping[str, str]) -> float:
-  text = environment.get(TIMEOUT) or str(WAIT_SECONDS)
+def _heartbeat() -> int:
+  return max(1, round(_seconds(os.environ, HEARTBEAT, _HEARTBEAT_SECONDS)))
+
+
+def _seconds(environment: Mapping[str, str], name: str, default: float) -> float:
+  text = environment.get(name) or str(default)
   try:
     seconds = float(text)
   except ValueError:
     seconds = -1.0
   if not 0 < seconds < 1e6:
-    raise ValueError(f"{TIMEOUT}: found {text!r}, expected seconds, above 0")
+    raise ValueError(f"{name}: found {text!r}, expected seconds, above 0")
   return seconds

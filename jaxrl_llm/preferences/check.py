@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from ml_collections import ConfigDict
 
 from jaxrl_llm import weights
-from jaxrl_llm.config_check import flatten
-from jaxrl_llm.config_fields import ABOVE_ZERO, COUNT, NOT_NEGATIVE, OPTIONAL, RANGES, Check
+from jaxrl_llm.config_check import flatten, of_wrong_type, other_fields, outside
+from jaxrl_llm.config_fields import ABOVE_ZERO, COUNT, NOT_NEGATIVE, OPTIONAL, RANGES, Check, kind
 from jaxrl_llm.models import ModelConfig, preset, read_config, read_reward_config
 from jaxrl_llm.models.attention import check_backend
 from jaxrl_llm.models.remat import check_policy
@@ -20,11 +20,11 @@ from jaxrl_llm.types import Tokenizer
 
 OWN: dict[str, Check] = {
   "num_steps": COUNT,
-  "objective.margin": (lambda x: math.isfinite(x), "a finite number"),
+  "objective.margin": (lambda x: isinstance(x, int | float) and not isinstance(x, bool) and math.isfinite(x), "a finite number"),
   "objective.center_coef": NOT_NEGATIVE,
   "task.max_tokens": COUNT,
-  "task.chosen_column": (bool, "the name of a column"),
-  "task.rejected_column": (bool, "the name of a column"),
+  "task.chosen_column": (lambda x: x != "" and kind("task.chosen_column")[0](x), "the name of a column"),
+  "task.rejected_column": (lambda x: x != "" and kind("task.rejected_column")[0](x), "the name of a column"),
   "learner.batch_pairs": COUNT,
   "learner.learning_rate": ABOVE_ZERO,
   "eval.num_pairs": COUNT,
@@ -34,9 +34,18 @@ OWN: dict[str, Check] = {
 UNRANGED = (
   "objective.name", "model.preset", "model.path", "model.tokenizer", "model.attention", "model.remat", "task.name", "task.levels",
   "task.path", "task.test_path", "task.prompt_column", "task.margin_column", "task.chat", "task.system", "task.pad_token", "task.data_dir",
-  "learner.offload_optimizer", "log.tensorboard",
+  "learner.offload_optimizer", "log.tensorboard", "checkpoint.asynchronous",
 )  # fmt: skip
 """Fields with no range: names, which are looked up, and switches."""
+
+SHARED = (
+  "checkpoint.every", "checkpoint.every_minutes", "checkpoint.keep", "checkpoint.keep_best", "checkpoint.keep_every_hours", "eval.every",
+  "learner.b1", "learner.b2", "learner.max_grad_norm", "learner.max_skipped", "learner.micro_batches", "learner.moments_dtype",
+  "learner.row_buckets", "learner.row_tokens", "learner.schedule", "learner.warmup_steps", "learner.weight_decay", "mesh.context",
+  "mesh.data", "mesh.expert", "mesh.fsdp", "mesh.slices", "mesh.tensor", "model.dtype", "model.param_dtype", "seed", "task.bad_rows",
+  "task.test_fraction", "watchdog.seconds", "watchdog.stop_seconds",
+)  # fmt: skip
+"""Fields with the range that they have in an RL config."""
 
 _OF_FILES = ("path", "test_path", "test_fraction", "margin_column")
 _OF_TOKENIZERS = ("chat", "system", "pad_token")
@@ -54,13 +63,13 @@ def problems(config: ConfigDict) -> list[str]:
     config: resolved, with all fields of `configs/reward_model.py`.
   """
   fields = flatten(config)
-  if missing := [path for path in (*OWN, *UNRANGED) if path not in fields]:
-    return [f"config: {len(missing)} fields are missing, such as {', '.join(missing[:3])}; expected a config as configs/reward_model.py"]
-  found = [
-    f"config.{path}: found {fields[path]!r}, expected {expected}"
-    for path, (holds, expected) in ranges(fields).items()
-    if (fields[path] is None and path not in OPTIONAL) or (fields[path] is not None and not holds(fields[path]))
-  ]
+  if lines := other_fields(fields, (*OWN, *UNRANGED, *SHARED), "a config as configs/reward_model.py"):
+    return lines
+  checks = ranges(fields) | {path: kind(path) for path in UNRANGED}
+  found = outside(fields, checks, optional=(*OPTIONAL, *UNRANGED))
+  known = {line.partition(":")[0] for line in found}
+  if any(of_wrong_type(path, fields[path]) for path in checks if f"config.{path}" in known):
+    return found  # What looks further could not read them.
   if config.objective.name != "bradley_terry":
     found.append(f"config.objective.name: found {config.objective.name!r}, expected 'bradley_terry', which trains reward models")
   found += [*_task_problems(config), *_model_problems(config)]
@@ -129,6 +138,9 @@ def _task_problems(config: ConfigDict) -> Iterator[str]:
 
 def _model_problems(config: ConfigDict) -> Iterator[str]:
   tokenizer = config.model.tokenizer
+  if missing := [name for name in ("preset", "attention", "remat") if config.model[name] is None]:
+    yield from (f"config.model.{name}: found None, expected a name" for name in missing)
+    return
   if tokenizer not in (None, "bytes") or (tokenizer and config.model.path is None):
     why = "" if config.model.path else ", because without model.path it is 'bytes' anyway"
     yield f"config.model.tokenizer: found {tokenizer!r}, expected None{why or ' or ' + repr('bytes')}"

@@ -1,6 +1,7 @@
 """The training of a reward model, from a config to a folder that transformers opens. Read it top to bottom."""
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -9,25 +10,28 @@ import jax
 import numpy as np
 from jaxtyping import Float
 from ml_collections import ConfigDict
-from orbax.checkpoint import CheckpointManager
 
-from jaxrl_llm import checkpoint, hosts, ledger, packing, report, weights
+from jaxrl_llm import checkpoint, config_changes, faults, hosts, ledger, packing, weights
 from jaxrl_llm import mesh as mesh_lib
-from jaxrl_llm.bookkeeping import NonFiniteError, PreemptedError
+from jaxrl_llm.bookkeeping import finish_saving, is_due, tell_of_failed_saves, unsaved, write_report
 from jaxrl_llm.evaluation import bootstrap_interval
 from jaxrl_llm.metrics import MetricWriter
 from jaxrl_llm.models import save_reward_model
+from jaxrl_llm.phases import Phases
 from jaxrl_llm.preferences.check import load_pairs, row_problems, shape_of, tokenizer_of
 from jaxrl_llm.preferences.programs import Programs, make_programs, of_step
 from jaxrl_llm.preferences.rows import Pair, of_pairs, pack_pairs
+from jaxrl_llm.profiling import Profiler
 from jaxrl_llm.progress import Progress
 from jaxrl_llm.reward_models import notes_of
 from jaxrl_llm.reward_models.folder import NOTES
+from jaxrl_llm.stopping import NonFiniteError, PreemptedError, is_refused, keep_refused, why_not_finite
 from jaxrl_llm.tasks import problem_report
 from jaxrl_llm.tasks.pipeline import example_iterator
 from jaxrl_llm.tasks.preferences import Pairs, encode_pair
 from jaxrl_llm.tasks.storage import Row
-from jaxrl_llm.types import Tokenizer, TrainState
+from jaxrl_llm.types import Tokenizer, TrainBatch, TrainState
+from jaxrl_llm.watchdog import Watchdog
 
 FOLDER = "reward_model"
 """In the workdir, the folder of the trained model."""
@@ -48,19 +52,22 @@ class Run:
   state: TrainState
   batches: Any
   record: dict[str, Any]
-  checkpoints: CheckpointManager
+  checkpoints: checkpoint.Checkpoints
   writer: MetricWriter
   progress: Progress
   clock: ledger.Clock
+  watchdog: Watchdog
+  phases: Phases
 
 
-def start(config: ConfigDict, workdir: Path, *, command: str = "") -> Run:
+def start(config: ConfigDict, workdir: Path, *, command: str = "", log: Callable[[str], None] = lambda line: None) -> Run:
   """Starts a training, or goes on with it from the newest checkpoint of `workdir`.
 
   Args:
     config: checked, see `preferences.check`.
     workdir: exists; metrics, checkpoints, summary, report and the model go there.
     command: what the user typed, for the summary.
+    log: takes every line that a person watching sees.
 
   Raises:
     ValueError: pairs that cannot be used, a damaged checkpoint, or a mesh that the devices or the model do not fit.
@@ -75,7 +82,9 @@ def start(config: ConfigDict, workdir: Path, *, command: str = "") -> Run:
   base = None if config.model.path is None else weights.fingerprint(weights.resolve(config.model.path))
   whose = {"base": base, "data_fingerprint": pairs.fingerprint}
   record = ledger.new_record(command) | whose | {"data": pairs.report and problem_report.to_json(pairs.report)}
-  checkpoints = checkpoint.open_checkpoints(workdir / "checkpoints", keep=config.checkpoint.keep)
+  record |= {"batch_pairs": config.learner.batch_pairs}
+  kept = {name: config.checkpoint[name] for name in ("keep", "keep_best", "keep_every_hours", "asynchronous")}
+  checkpoints = checkpoint.open_checkpoints(workdir / "checkpoints", **kept)
   damaged: list[str] = []
   restored = checkpoint.restore_latest(checkpoints, {"state": programs.abstract_state}, tell=damaged.append)
   if restored is None:
@@ -86,17 +95,23 @@ def start(config: ConfigDict, workdir: Path, *, command: str = "") -> Run:
       what = "config.model.path: found other weights" if changed[0] == "base" else "config.task: found other pairs"
       raise ValueError(f"{what} than those that the run in {workdir} began with; put those back, or choose another --workdir")
     state = arrays["state"]
-    batches.set_state(saved.pop("batches"))
-    record |= saved | {"attempts": saved["attempts"] + 1}
+    was = saved.get("batch_pairs", config.learner.batch_pairs)
+    place, moved = config_changes.position(saved.pop("batches"), was=was, now=config.learner.batch_pairs, what="pairs")
+    batches.set_state(place)
+    damaged += filter(None, [moved])
+    record |= saved | {"attempts": saved["attempts"] + 1, "batch_pairs": config.learner.batch_pairs}
   writer = MetricWriter(workdir if hosts.is_main() else None, tensorboard=config.log.tensorboard)
   writer.resume(record["phase_steps"])
-  progress = Progress(quiet=not hosts.is_main())
+  progress = Progress(quiet=not hosts.is_main(), log=log)
   progress.note(f"data: {in_words(pairs)}")
   for line in damaged:
     progress.note(line)
   if restored:
     progress.note(f"resumed {workdir} at step {record['rl_steps']}")
-  return Run(config, workdir, mesh, programs, tokenizer, pairs, state, batches, record, checkpoints, writer, progress, clock)
+  watchdog = Watchdog(config.watchdog.seconds, stop_seconds=config.watchdog.stop_seconds, folder=workdir / "logs")
+  phases = Phases(clock, Profiler(None, start=0, num_steps=0), watchdog, faults.from_environment())
+  parts = (mesh, programs, tokenizer, pairs, state, batches, record, checkpoints, writer, progress, clock, watchdog, phases)
+  return Run(config, workdir, *parts)
 
 
 def proceed(this: Run) -> dict[str, Any]:
@@ -108,13 +123,16 @@ def proceed(this: Run) -> dict[str, Any]:
   Raises:
     NonFiniteError: `learner.max_skipped` updates in a row were refused.
     PreemptedError: a process was sent SIGTERM; the training can go on from a checkpoint.
+    SaveFailedError: the last checkpoint could not be saved; the training can go on from one before.
   """
-  with this.progress, this.writer:
+  with contextlib.closing(this.checkpoints), this.watchdog, this.progress, this.writer:
     learn(this)
+    if (error := unsaved(this)) is not None:
+      summarize(this, "stopped: not saved")
+      raise error
     save_model(this)
   summary = summarize(this, "finished")
-  if hosts.is_main():
-    report.write_report(this.workdir)
+  write_report(this)
   return summary
 
 
@@ -125,23 +143,26 @@ def learn(this: Run) -> None:
   if record["accuracy_start"] is None:
     record["accuracy_start"] = record["accuracy_final"] = evaluate(this, 0)
   for step in range(record["rl_steps"], config.num_steps):
-    this.clock.lap("other")
+    this.phases.begin_step(step + 1, "update")
     batch, _ = packed(this, next(this.batches))
     this.state, metrics = this.programs.step(this.state, mesh_lib.place_tokens(this.mesh, of_step(batch)))
     metrics = ledger.to_floats(metrics)
-    tokens, timing = int(np.count_nonzero(batch.segments)), this.clock.lap("update")
+    tokens, timing = int(np.count_nonzero(batch.segments)), this.phases.end()
     performance = {"perf/throughput": tokens / timing["timing_s/update"], "perf/packing_waste": packing.packing_waste([batch])}
     record |= {"rl_steps": step + 1, "tokens": record["tokens"] + tokens}
-    this.writer.write(step + 1, PHASE, metrics | timing | performance)
+    this.writer.write(step + 1, PHASE, metrics | timing | performance | tell_of_failed_saves(this))
     this.progress.update(step + 1, metrics | performance)
-    stop_if_not_finite(this, metrics)
+    stop_if_not_finite(this, metrics, of_step(batch))
     last = step + 1 == config.num_steps
     if last or (step + 1) % config.eval.every == 0:
       record["accuracy_final"] = evaluate(this, step + 1)
-    stop = not last and hosts.preempted(step + 1)
+    stop = not last and hosts.preempted()
     if stop or last or (step + 1) % config.checkpoint.every == 0:
       save(this)
+    elif is_due(this):
+      save(this, temporary=True)
     if stop:
+      finish_saving(this)
       summarize(this, "stopped: SIGTERM")
       where = f"checkpoint {this.checkpoints.latest_step()} in {this.workdir}"
       raise PreemptedError(f"stopped by SIGTERM; the same command goes on from {where}")
@@ -168,7 +189,7 @@ def margins(this: Run, rows: Sequence[Row]) -> Float[np.ndarray, " N"]:
 
 def evaluate(this: Run, step: int) -> float:
   """Accuracy on held-out pairs, a tie counting half, with an interval over prompts: the pairs of one are not independent."""
-  this.clock.lap("other")
+  this.phases.begin("eval", step)
   # The same ones each time, from all over the file.
   chosen = np.random.default_rng(0).permutation(len(this.pairs.test))[: this.config.eval.num_pairs]
   rows = [this.pairs.test[int(i)] for i in np.sort(chosen)]
@@ -179,7 +200,7 @@ def evaluate(this: Run, step: int) -> float:
   accuracy = bootstrap_interval(np.array([np.mean(x) for x in of_prompt.values()]))
   metrics = {"eval/accuracy": accuracy.mean, "eval/accuracy_low": accuracy.low, "eval/accuracy_high": accuracy.high}
   metrics |= {"eval/margin/mean": float(found.mean()), "eval/loss": float(np.mean(np.logaddexp(0, -found))), "eval/num_pairs": len(rows)}
-  this.writer.write(step, "eval", metrics | this.clock.lap("eval"))
+  this.writer.write(step, "eval", metrics | this.phases.end())
   interval = f"{accuracy.low:.1%} to {accuracy.high:.1%}"
   this.progress.note(
     f"eval at step {step:,} | accuracy on {len(rows)} held-out pairs {accuracy.mean:.1%} ({interval}) | margin {found.mean():.2f}"
@@ -187,12 +208,23 @@ def evaluate(this: Run, step: int) -> float:
   return accuracy.mean
 
 
-def save(this: Run) -> None:
-  """One atomic checkpoint of all that the next step depends on."""
+def save(this: Run, *, temporary: bool = False) -> None:
+  """One atomic checkpoint of all that the next step depends on.
+
+  Args:
+    this: the training.
+    temporary: goes once there is a newer one.
+  """
+  number = this.record["rl_steps"]
+  this.phases.begin("checkpoint", number)
   this.record["phase_steps"] = this.writer.phase_steps
   summarize(this, "running")
   position = {"batches": this.batches.get_state()}
-  checkpoint.save(this.checkpoints, this.record["rl_steps"], {"state": this.state}, this.record | position)
+  measured = this.writer.phase_steps.get("eval") == this.record["rl_steps"]  # At this step, not some time ago.
+  strike = lambda place: this.phases.strike(place, number)
+  options = dict(accuracy=this.record["accuracy_final"] if measured else None, temporary=temporary, at=strike)
+  checkpoint.save(this.checkpoints, number, {"state": this.state}, this.record | position, **options)
+  tell_of_failed_saves(this)
   this.clock.lap("checkpoint")
 
 
@@ -219,16 +251,16 @@ def summarize(this: Run, status: str) -> dict[str, Any]:
   return ledger.write_summary(folder, this.record, **options)
 
 
-def stop_if_not_finite(this: Run, metrics: dict[str, float]) -> None:
-  """Counts refused updates; gives up after too many in a row."""
-  record, limit, skipped = this.record, this.config.learner.max_skipped, int(metrics["reward_model/skipped"])
+def stop_if_not_finite(this: Run, metrics: dict[str, float], batch: TrainBatch) -> None:
+  """Counts refused updates, and keeps their batches; gives up after too many in a row."""
+  record, skipped = this.record, is_refused(metrics)
+  keep_refused(this, [metrics], [batch])
   record["skipped_steps"] += skipped
   record["skipped_in_a_row"] = record["skipped_in_a_row"] + 1 if skipped else 0
-  if record["skipped_in_a_row"] >= limit:
+  if record["skipped_in_a_row"] >= this.config.learner.max_skipped:
+    finish_saving(this)
     summarize(this, "stopped: not finite")
-    good = this.checkpoints.latest_step()
-    where = "no checkpoint was saved yet" if good is None else f"last good checkpoint: {this.workdir / 'checkpoints' / str(good)}"
-    raise NonFiniteError(f"loss or gradient not finite in {limit} updates in a row (learner.max_skipped={limit}); {where}")
+    raise NonFiniteError(why_not_finite(this))
 
 
 def in_words(pairs: Pairs) -> str:

@@ -40,6 +40,11 @@ function tiles(header) {
   if (isNumber(header.tokens)) out.push(tile("Tokens", format(header.tokens)));
   if (isNumber(header.peak_memory_gb)) out.push(tile("Peak memory", format(header.peak_memory_gb), small("GB")));
   if (isNumber(header.skipped_steps)) out.push(tile("Skipped updates", header.skipped_steps.toLocaleString("en")));
+  const alarms = Object.entries(header.alarms || {}).filter(([, count]) => isNumber(count));
+  if (alarms.length) {
+    const names = alarms.map(([name, count]) => `${visible(name.replaceAll("_", " "))}${count > 1 ? ` × ${count}` : ""}`);
+    out.push(tile("Alarms", String(alarms.reduce((sum, [, count]) => sum + count, 0)), small(names.join(", "))));
+  }
   return out;
 }
 

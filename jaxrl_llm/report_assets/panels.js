@@ -43,6 +43,9 @@ const PANELS = [
     { title: "Warm-start loss", phase: "warm_start", unit: "nats per token", series: [["", "actor/loss"]] },
     { title: "Warm-start gradient norm", phase: "warm_start", log: "auto", series: [["before clipping", "actor/grad_norm"]] },
   ] },
+  { group: "Alarms", panels: [
+    { title: "Alarms that are on", unit: "of the step", kind: "stack", series: [["", /^alarm\/(.+)$/]] },
+  ] },
   { group: "Speed", panels: [
     { title: "Time per step", unit: "seconds", kind: "stack",
       series: [["rollout", "timing_s/rollout"], ["reward", "timing_s/reward"], ["old log-probs", "timing_s/old_logprobs"],

@@ -134,7 +134,7 @@ def check_columns(records: Iterable[tuple[str, Record | Fault]], columns: Column
   for name in columns.named():
     if names and name not in names:
       hint = _nearest(name, names)
-      raise ValueError(f"{path}: found no column {name!r}, but {', '.join(list(names)[:12])}{hint and f'; {hint}'}")
+      raise ValueError(f"{path}: found no column {name!r}, but {', '.join(map(_plain, list(names)[:12]))}{hint and f'; {hint}'}")
 
 
 def mapping(columns: Columns) -> Convert:
@@ -216,3 +216,8 @@ def short(value: str) -> str:
 def _nearest(name: str, names: Iterable[str] | Mapping[str, Any]) -> str:
   close = difflib.get_close_matches(name, list(names), n=1)
   return f"did you mean {close[0]!r}?" if close else ""
+
+
+def _plain(name: str) -> str:
+  """A column's name on one line, whatever it is."""
+  return (name if name.isprintable() else ascii(name)[1:-1])[:40]

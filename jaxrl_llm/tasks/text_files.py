@@ -242,5 +242,5 @@ def _kind(value: Any) -> str:
 
 
 def _short(error: Exception) -> str:
-  text = " ".join(str(error).split()) or type(error).__name__
+  text = " ".join(str(error).encode("utf-8", "backslashreplace").decode().split()) or type(error).__name__
   return text if len(text) <= 160 else f"{text[:160]}..."

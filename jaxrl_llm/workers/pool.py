@@ -56,6 +56,12 @@ class Pool:
     """Processes that live now."""
     return sum(worker.process.poll() is None for worker in self._workers)
 
+  def under_way(self) -> str:
+    """Which jobs of the call the workers are at, in words; to be asked from another thread."""
+    now, busy = time.monotonic(), [worker for worker in list(self._workers) if worker.queue]
+    at = [f"response {worker.queue[0][0] - self._base} (process {worker.process.pid}, {now - worker.since:.0f} s)" for worker in busy]
+    return f"rewards of {', '.join(at)}" if at else "no reward: the workers have nothing to do"
+
   def score(self, jobs: Sequence[Job]) -> list[Outcome]:
     """Calls every job's function, each call within the pool's deadline.
 

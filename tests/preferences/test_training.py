@@ -133,7 +133,7 @@ def test_every_field_is_checked_or_known_to_have_no_range():
 
 
 PROBLEMS = {
-  "steps": ({"num_steps": 0}, ["config.num_steps: found 0, expected a whole number of at least 1"]),
+  "steps": ({"num_steps": 0}, ["config.num_steps: found 0, expected a whole number of at least 1, below 2**31"]),
   "margin": ({"objective.margin": float("inf")}, ["config.objective.margin: found inf, expected a finite number"]),
   "centre": ({"objective.center_coef": -1.0}, ["config.objective.center_coef: found -1.0"]),
   "column": ({"task.chosen_column": ""}, ["config.task.chosen_column: found '', expected the name of a column"]),

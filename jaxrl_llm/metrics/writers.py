@@ -1,32 +1,19 @@
-"""Metrics and sample rollouts on disk: `metrics.jsonl` and `samples.jsonl`, the source of truth, and TensorBoard, a view of the first.
+"""Who writes rows: of scalars, and of sample rollouts."""
 
-A row is one line of strict JSON, on the disk (fsync) before `write` returns. A killed process can leave at most one torn last line, which
-the next reader or writer drops. Rows hold no time of day, so an unbroken run and a resumed one can be compared row by row.
-
-Each phase counts its own steps. A checkpoint stores `writer.phase_steps`; a resumed run hands them to `writer.resume`, which removes every
-row written after that checkpoint, so that no row repeats.
-"""
-
-import json
-import logging
 import math
 import os
-import re
-import shutil
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from jaxrl_llm.metrics.row_file import RESERVED, NoFile, Row, RowFile, read_rows
+from jaxrl_llm.metrics.tensorboard import TensorBoard
+
 PHASES = ("warm_start", "rl", "eval", "reward_model")
 """What a row may belong to. All but "eval" count their own steps; an "eval" row carries the RL step it was measured at, or the step of a
 reward model's training."""
-
-Row = dict[str, Any]
-
-_RESERVED = ("step", "phase", "nonfinite")
-_log = logging.getLogger(__name__)
 
 
 class MetricWriter:
@@ -55,8 +42,8 @@ class MetricWriter:
 
   def __init__(self, workdir: str | os.PathLike | None, *, tensorboard: bool = True, resume_step: int | None = None):
     # TensorBoard first: a missing package should say so before a file is touched.
-    self._board = _TensorBoard(Path(workdir) / "tensorboard") if tensorboard and workdir is not None else None
-    self._file = _NoFile() if workdir is None else _RowFile(Path(workdir) / "metrics.jsonl")
+    self._board = TensorBoard(Path(workdir) / "tensorboard") if tensorboard and workdir is not None else None
+    self._file = NoFile() if workdir is None else RowFile(Path(workdir) / "metrics.jsonl")
     if resume_step is not None:
       self._file.truncate(_until_rl_step(resume_step))
     self._rebuild_board()
@@ -77,7 +64,7 @@ class MetricWriter:
     Raises:
       ValueError: unknown phase, reserved name, or a step that is not after the phase's last one (a row would repeat).
       TypeError: a value that is neither a scalar nor a string.
-      OSError: the disk refused the row; the file is left as it was.
+      OSError: the disk refused the row, and not because it is full; the file is left as it was.
     """
     last = self._file.phase_steps.get(phase)
     if last is not None and step <= last:
@@ -93,6 +80,10 @@ class MetricWriter:
     self._file.append([row])
     if self._board:
       self._board.add(row)
+      if self._file.pending:
+        self._board.is_lost = True
+      elif self._board.is_lost:
+        self._rebuild_board()
 
   def resume(self, phase_steps: Mapping[str, int]) -> None:
     """Removes every row written after a checkpoint, in one atomic replacement.
@@ -116,6 +107,8 @@ class MetricWriter:
     """Closes the files. Rows are safe without it; the last minutes of TensorBoard are not, until the next writer rebuilds them."""
     self._file.close()
     if self._board:
+      if self._board.is_lost and not self._file.pending:
+        self._rebuild_board()
       self._board.close()
 
   def __enter__(self) -> "MetricWriter":
@@ -138,7 +131,7 @@ class SampleWriter:
   """
 
   def __init__(self, workdir: str | os.PathLike | None, *, resume_step: int | None = None):
-    self._file = _NoFile() if workdir is None else _RowFile(Path(workdir) / "samples.jsonl")
+    self._file = NoFile() if workdir is None else RowFile(Path(workdir) / "samples.jsonl")
     if resume_step is not None:
       self._file.truncate(_until_rl_step(resume_step))
 
@@ -157,7 +150,7 @@ class SampleWriter:
 
     Raises:
       ValueError: unknown phase or reserved name.
-      OSError: the disk refused the rows; the file is left as it was.
+      OSError: the disk refused the rows, and not because it is full; the file is left as it was.
     """
     self._file.append([_head(step, phase, sample) | {name: _plain(value) for name, value in sample.items()} for sample in samples])
 
@@ -180,136 +173,12 @@ class SampleWriter:
     self.close()
 
 
-def read_rows(path: str | os.PathLike) -> list[Row]:
-  """Rows of a `.jsonl` file, also while a run is writing it.
-
-  Args:
-    path: the file. One that is missing has no rows.
-
-  Returns:
-    The rows in the order of the file. A torn last line is left out; any other line that is not a row is left out with a warning.
-  """
-  return [row for _, row in _read_lines(Path(path))]
-
-
-class _RowFile:
-  """An append-only file of JSON rows that a kill at any moment leaves readable."""
-
-  def __init__(self, path: Path):
-    path.parent.mkdir(parents=True, exist_ok=True)
-    self.path = path
-    lines = _read_lines(path)
-    self.phase_steps: dict[str, int] = {}
-    self._count(row for _, row in lines)
-    if path.exists() and path.stat().st_size != sum(len(line) for line, _ in lines):
-      _replace(path, lines)  # A torn line must go before the next row is glued to it.
-    self._fd = self._open()
-
-  def append(self, rows: list[Row]) -> None:
-    """Appends all rows, or raises OSError and leaves the file as it was."""
-    data = b"".join(json.dumps(row, allow_nan=False).encode() + b"\n" for row in rows)
-    size = os.fstat(self._fd).st_size
-    try:
-      while data:
-        data = data[os.write(self._fd, data) :]
-      os.fsync(self._fd)
-    except OSError:
-      os.ftruncate(self._fd, size)
-      raise
-    self._count(rows)
-
-  def truncate(self, keep: Callable[[Row], bool]) -> int:
-    """Removes rows; returns how many."""
-    lines = _read_lines(self.path)
-    kept = [(line, row) for line, row in lines if keep(row)]
-    if len(kept) < len(lines):
-      _replace(self.path, kept)
-      os.close(self._fd)
-      self._fd = self._open()
-      self.phase_steps = {}
-      self._count(row for _, row in kept)
-    return len(lines) - len(kept)
-
-  def close(self) -> None:
-    if self._fd >= 0:
-      os.close(self._fd)
-      self._fd = -1
-
-  def _open(self) -> int:
-    return os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
-
-  def _count(self, rows: Iterable[Row]) -> None:
-    for row in rows:
-      self.phase_steps[row["phase"]] = max(row["step"], self.phase_steps.get(row["phase"], row["step"]))
-
-
-class _NoFile:
-  """In the place of a `_RowFile`: counts rows."""
-
-  def __init__(self):
-    self.phase_steps: dict[str, int] = {}
-
-  def append(self, rows: list[Row]) -> None:
-    for row in rows:
-      self.phase_steps[row["phase"]] = max(row["step"], self.phase_steps.get(row["phase"], row["step"]))
-
-  def truncate(self, keep: Callable[[Row], bool]) -> int:
-    del keep
-    self.phase_steps = {}
-    return 0
-
-  def close(self) -> None:
-    pass
-
-
-class _TensorBoard:
-  """Event files, one folder per phase, always rebuildable from the rows."""
-
-  def __init__(self, folder: Path):
-    try:
-      from tensorboardX import SummaryWriter  # Lazy: it takes a while, and runs without events do not need it.
-      from tensorboardX.proto.summary_pb2 import Summary
-    except ImportError as error:
-      raise ImportError(
-        "TensorBoard event files need tensorboardX: pip install tensorboardX, or set config.log.tensorboard = False"
-      ) from error
-    self._make, self._summary = SummaryWriter, Summary
-    self._folder = folder
-    self._writers: dict[str, Any] = {}
-
-  def rebuild(self, rows: Iterable[Row]) -> None:
-    self.close()
-    shutil.rmtree(self._folder, ignore_errors=True)
-    for row in rows:
-      self.add(row)
-
-  def add(self, row: Row) -> None:
-    if (phase := row["phase"]) not in self._writers:
-      # The purge mark makes a TensorBoard that has been watching since before a restart forget the points that it holds in memory.
-      self._writers[phase] = self._make(str(self._folder / phase), purge_step=0, flush_secs=30)
-    numbers = {name: value for name, value in row.items() if isinstance(value, int | float) and name not in _RESERVED}
-    numbers |= {name: float(value) for name, value in row.get("nonfinite", {}).items()}
-    # One event for the whole row: `add_scalar` would write one per number, which makes a rebuild ten times slower.
-    values = [self._summary.Value(tag=_tag(name), simple_value=value) for name, value in numbers.items()]
-    self._writers[phase].file_writer.add_summary(self._summary(value=values), row["step"])
-
-  def close(self) -> None:
-    for writer in self._writers.values():
-      writer.close()
-    self._writers = {}
-
-
 def _head(step: int, phase: str, names: Iterable[str]) -> Row:
   if phase not in PHASES:
     raise ValueError(f"unknown phase {phase!r}; it is one of {', '.join(PHASES)}")
-  if taken := sorted(set(_RESERVED) & set(names)):
+  if taken := sorted(set(RESERVED) & set(names)):
     raise ValueError(f"reserved name of a row: {', '.join(taken)}")
   return {"step": int(step), "phase": phase}
-
-
-def _tag(name: str) -> str:
-  """The name as TensorBoard allows it: `eval/pass@4` becomes `eval/pass_4`."""
-  return re.sub(r"[^-/\w.]", "_", name)
 
 
 def _scalar(name: str, value: Any) -> bool | int | float | str:
@@ -343,40 +212,3 @@ def _until(phase_steps: Mapping[str, int]) -> Callable[[Row], bool]:
 
 def _until_rl_step(step: int) -> Callable[[Row], bool]:
   return lambda row: row["phase"] == "warm_start" or row["step"] <= step
-
-
-def _read_lines(path: Path) -> list[tuple[bytes, Row]]:
-  """Whole lines that are rows, each with the bytes that it was read from."""
-  if not path.exists():
-    return []
-  lines = path.read_bytes().splitlines(keepends=True)
-  if lines and not lines[-1].endswith(b"\n"):
-    lines.pop()  # Torn by a kill, or half written this moment.
-  rows, bad = [], []
-  for number, line in enumerate(lines, 1):
-    try:
-      row = json.loads(line)
-    except ValueError:
-      row = None
-    if isinstance(row, dict) and isinstance(row.get("step"), int) and isinstance(row.get("phase"), str):
-      rows.append((line, row))
-    else:
-      bad.append(number)
-  if bad:
-    _log.warning("%s: left out %d lines that are not rows, the first at line %d", path, len(bad), bad[0])
-  return rows
-
-
-def _replace(path: Path, lines: list[tuple[bytes, Row]]) -> None:
-  """Replaces the file in one step: a kill leaves the old file or the new one."""
-  temporary = path.with_name(path.name + ".tmp")
-  with open(temporary, "wb") as file:
-    file.write(b"".join(line for line, _ in lines))
-    file.flush()
-    os.fsync(file.fileno())
-  os.replace(temporary, path)
-  folder = os.open(path.parent, os.O_RDONLY)
-  try:
-    os.fsync(folder)  # The new name itself must reach the disk.
-  finally:
-    os.close(folder)

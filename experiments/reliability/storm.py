@@ -1,0 +1,251 @@
+"""`python -m experiments.reliability.storm [--kills=25] [--processes=1] [--out=DIR] ...`
+
+A run is killed again and again, each time started with the same command, until it is finished; then it is compared with one that nobody
+touched: every number of its metrics, the fingerprint of every batch of tokens, its samples and its last weights must be the same bits.
+
+  --kills      SIGKILLs at random times; half of them while a checkpoint is being written
+  --phases     whose beginning a SIGKILL strikes, as in update,save; default: each of them
+  --minutes    goes on for as long, with as many runs as it takes, instead
+  --processes  of the run, over loopback; one of them, drawn by lot, is sent the signal, and the others have to notice
+  --seed       of the lots
+  --out        folder, which must not exist; default: a temporary one
+  --config.*   settings of the run, which is `configs/gspo.py:tiny` with some RL steps for each kill and a checkpoint
+               every 4 of them; of several processes every one
+
+SIGTERMs come on top. Prints a table and writes it, with all attempts, to `storm.json` there.
+"""
+
+import json
+import logging
+import platform
+import random
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from experiments.reliability.attempts import Ended, Job, When, attempt, last_step, mismatches
+from jaxrl_llm.faults import PHASES
+
+FLAGS = (
+  "--config=configs/gspo.py:tiny",
+  "--config.warm_start.num_steps=8",
+  "--config.checkpoint.warm_start_every=4",
+  "--config.eval.every=20",
+  "--config.reward.overlong_buffer=16",  # Rewards of random weights would all be 0, and so would the gradients.
+  "--config.log.num_table_rows=0",
+  "--config.log.tensorboard=False",
+)
+_TERMS = 3
+_STEPS_EACH = 8  # RL steps that a strike leaves behind, or fewer: on an idle machine 4, with 6 to 15 for a SIGTERM.
+_NAMES = {"at random": "SIGKILL at random", "while saving": "SIGKILL while a checkpoint is written", "SIGTERM": "SIGTERM at random"}
+_REACH_SECONDS = 1.5  # Of random kills, from the first step of an attempt on: some steps and a checkpoint.
+
+
+class Options(NamedTuple):
+  """The command line, read."""
+
+  kills: int
+  phases: tuple[str, ...]
+  minutes: float | None
+  processes: int
+  seed: int
+  out: Path
+  flags: tuple[str, ...]
+
+
+class Strike(NamedTuple):
+  """A kill, and what it cost.
+
+  Attributes:
+    kind: "at random", "while saving", "SIGTERM", or the phase.
+    ended: of the attempt.
+    redone: RL steps that were on disk and are made again.
+  """
+
+  kind: str
+  ended: Ended
+  redone: int
+
+
+def main(argv: Sequence[str]) -> int:
+  """The command line: 0 where nothing differs, 1 where something does, 2 for bad input."""
+  if {"-h", "--help"} & set(argv[1:]):
+    print(__doc__)
+    return 0
+  try:
+    options = read(argv[1:])
+  except ValueError as error:
+    print(f"error: {error}", file=sys.stderr)
+    return 2
+  logging.getLogger("absl").setLevel(logging.ERROR)  # Orbax tells of files that it does without.
+  options.out.mkdir(parents=True, exist_ok=True)
+  golden, differing, strikes = job_of(options, "golden"), 0, []
+  begun = time.monotonic()
+  done = attempt(golden)
+  if any(done.statuses):
+    print(f"error: the run that nobody touched ended with {done.statuses}; see {golden.workdir}.out.0", file=sys.stderr)
+    return 1
+  print(f"the run that nobody touched: {last_step(golden.workdir)} RL steps, {time.monotonic() - begun:.0f} s", flush=True)
+  lots, number = random.Random(options.seed), 0
+  while not number or (options.minutes is not None and time.monotonic() - begun < 60 * options.minutes):
+    stormy = job_of(options, f"storm-{number}")
+    strikes += storm(stormy, lots, kills=options.kills, phases=options.phases)
+    differing += mismatches(golden.workdir, stormy.workdir)
+    number += 1
+  text = table(strikes, differing)
+  print(text)
+  facts = {"machine": platform.machine(), "options": options._asdict() | {"out": str(options.out)}, "mismatches": differing}
+  (options.out / "storm.json").write_text(json.dumps(facts | {"strikes": [x._asdict() | {"ended": x.ended._asdict()} for x in strikes]}))
+  late = max((x.redone for x in strikes), default=0) > golden.every
+  return 1 if differing or late else 0
+
+
+def read(arguments: Sequence[str]) -> Options:
+  """Reads the command line.
+
+  Raises:
+    ValueError: an unknown flag, or a value that cannot be.
+  """
+  values, flags = {"kills": "25", "phases": ",".join(PHASES), "minutes": "", "processes": "1", "seed": "0", "out": ""}, []
+  for argument in arguments:
+    name, _, value = argument.removeprefix("--").partition("=")
+    if name.startswith("config.") and argument.startswith("--"):
+      flags.append(argument)
+    elif name in values and argument.startswith("--") and value:
+      values[name] = value
+    else:
+      raise ValueError(f"found {argument!r}, expected --{', --'.join(values)} or --config.FIELD, each with =VALUE")
+  for name in ("kills", "processes", "seed"):
+    if not values[name].isdecimal() or (name == "processes" and int(values[name]) < 1):
+      raise ValueError(f"--{name}: found {values[name]!r}, expected a whole number")
+  phases = tuple(values["phases"].split(","))
+  if unknown := [phase for phase in phases if phase not in PHASES]:
+    raise ValueError(f"--phases: found {unknown[0]!r}, expected some of {', '.join(PHASES)}")
+  try:
+    minutes = float(values["minutes"]) if values["minutes"] else None
+  except ValueError as error:
+    raise ValueError(f"--minutes: found {values['minutes']!r}, expected a number") from error
+  out = Path(values["out"] or tempfile.mkdtemp(prefix="storm-"))
+  if values["out"] and out.exists():
+    raise ValueError(f"--out: {out} exists; choose another")
+  return Options(int(values["kills"]), phases, minutes, int(values["processes"]), int(values["seed"]), out, tuple(flags))
+
+
+def job_of(options: Options, name: str) -> Job:
+  """The run in a folder of its own."""
+  devices, every = (4, 1) if options.processes > 1 else (1, 4)  # On two cores, eight devices make a step in two seconds.
+  num_steps = _STEPS_EACH * (options.kills + _TERMS + len(options.phases))
+  flags = (*FLAGS, f"--config.num_steps={num_steps}", f"--config.checkpoint.every={every}", *options.flags)
+  return Job(flags, options.out / name, options.processes, devices, every, options.out / "programs")
+
+
+def storm(job: Job, lots: random.Random, *, kills: int, phases: Sequence[str]) -> list[Strike]:
+  """Strikes a run until it is finished, and gives what happened.
+
+  Args:
+    job: the run, not yet begun.
+    lots: that decide when and whom.
+    kills: at random; some SIGTERMs come on top.
+    phases: one kill for each.
+  """
+  planned = [*(["at random"] * (kills - kills // 2)), *(["while saving"] * (kills // 2)), *(["SIGTERM"] * _TERMS), *phases]
+  lots.shuffle(planned)
+  # The last ones to strike before the end; a phase of the warm start can only be met at the beginning.
+  planned.sort(key=lambda kind: kind != "warm_start")
+  strikes = []
+  while planned:
+    kind = planned.pop(0)
+    before = last_step(job.workdir)
+    victim = lots.randrange(job.processes)
+    fault, when, signal_kind = "", None, signal.SIGKILL
+    if kind in PHASES:
+      fault = f"{kind}:{place(job, kind)}:kill@{victim}"
+    else:
+      signal_kind = signal.SIGTERM if kind == "SIGTERM" else signal.SIGKILL
+      when = saving(lots) if kind == "while saving" else stepping(lots)
+    ended = attempt(job, when=when, victims=(victim,), kind=signal_kind, fault=fault)
+    if not any(ended.statuses):  # Finished before it was struck.
+      print(f"{kind}: finished first, at step {ended.step}; {len(planned)} strikes are left out", flush=True)
+      return strikes
+    strikes.append(Strike(kind, ended, 0))
+    if len(strikes) > 1:
+      strikes[-2] = strikes[-2]._replace(redone=max(0, before - (ended.resumed or 0)))
+    print(f"{kind}: status {ended.statuses}, at RL step {ended.step}, resumed from {ended.resumed}", flush=True)
+  before = last_step(job.workdir)
+  ended = attempt(job)
+  if any(ended.statuses):
+    raise RuntimeError(f"the last attempt ended with {ended.statuses}; see {job.workdir / 'logs'}")
+  if strikes:
+    strikes[-1] = strikes[-1]._replace(redone=max(0, before - (ended.resumed or 0)))
+  return strikes
+
+
+def place(job: Job, phase: str) -> int:
+  """The next step, or the next checkpoint's number, at which a phase is met."""
+  warm, step = 8, last_step(job.workdir)
+  if phase == "warm_start":
+    return 3
+  if phase in ("save", "manifest", "saved"):
+    return warm + (step // job.every + 1) * job.every
+  if phase == "eval":
+    return (step // 20 + 1) * 20
+  return step + 2
+
+
+def stepping(lots: random.Random) -> When:
+  """Some time after the attempt's first new step is on disk."""
+  seconds, first, known = lots.uniform(0, _REACH_SECONDS), None, None
+
+  def when(job, processes, started):
+    nonlocal first, known
+    path = job.workdir / "metrics.jsonl"
+    size = path.stat().st_size if path.exists() else 0
+    known = size if known is None else min(known, size)  # A resumed run cuts off the rows behind its checkpoint.
+    if first is None and size > known:
+      first = time.monotonic()
+    return first is not None and time.monotonic() - first >= seconds
+
+  return when
+
+
+def saving(lots: random.Random) -> When:
+  """Shortly after a checkpoint begins to be written."""
+  seconds, first, known = lots.uniform(0, 0.05), None, None
+
+  def when(job, processes, started):
+    nonlocal first, known
+    folder = job.workdir / "checkpoints"
+    names = {path.name for path in folder.iterdir()} if folder.exists() else set()
+    if known is None or not rows_grow(job, started):
+      known = names
+    if first is None and names - known:
+      first = time.monotonic()
+    return first is not None and time.monotonic() - first >= seconds
+
+  return when
+
+
+def rows_grow(job: Job, started: float) -> bool:
+  """Whether the attempt has written anything: before that, folders come and go as it clears them away."""
+  path = job.workdir / "metrics.jsonl"
+  return path.exists() and path.stat().st_mtime > time.time() - (time.monotonic() - started)
+
+
+def table(strikes: Sequence[Strike], differing: int) -> str:
+  """What the strikes cost, in Markdown."""
+  lines = ["| strike | kills | resumed | RL steps redone: most, mean | longest end, s |", "|---|---|---|---|---|"]
+  groups = [(name, [x for x in strikes if x.kind == kind]) for kind, name in _NAMES.items()]
+  groups.append(("SIGKILL at the beginning of a phase, once each", [x for x in strikes if x.kind in PHASES]))
+  for name, found in [*groups, ("all", list(strikes))]:
+    if found:
+      redone, seconds = [x.redone for x in found], max(x.ended.seconds for x in found)
+      lines.append(f"| {name} | {len(found)} | {len(found)} | {max(redone)}, {sum(redone) / len(redone):.1f} | {seconds:.1f} |")
+  return "\n".join([*lines, "", f"mismatches with the run that nobody touched: {differing}"])
+
+
+if __name__ == "__main__":
+  sys.exit(main(sys.argv))

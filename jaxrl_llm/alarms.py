@@ -1,0 +1,163 @@
+"""Alarms: what a person watching a run's curves would call out, found by rules over the last steps. They change nothing in the run.
+
+Each rule looks at one metric, and every row of the metrics says in `alarm/NAME` whether it holds. An alarm begins when its rule first holds
+and is over after a few steps in which it does not; both leave a line. What the rules need of the past is a small JSON value in the run's
+record, so that a run that is stopped and goes on says what an unbroken one says.
+"""
+
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+WARM_UP = 16
+"""Steps that a rule wants to have seen before it calls one unlike them."""
+
+CALM = 5
+"""Steps without its rule after which an alarm is over: a metric that swings around its limit must not leave a line at each step."""
+
+ALARMS = (
+  "loss_spike", "grad_norm_spike", "reward_collapse", "entropy_collapse", "truncation", "no_signal", "nonfinite_logprobs",
+)  # fmt: skip
+"""Names of alarms."""
+
+State = dict[str, Any]
+"""JSON: `window`, the last finite values of each watched metric; `first_entropy`; `since`, of each alarm that is on
+the steps at which it began and at which its rule last held; `counts`, how often each has begun."""
+
+
+class Limits(NamedTuple):
+  """What the rules compare with; None switches a rule off.
+
+  Attributes:
+    window: steps that a spike is measured against.
+    spike_sigmas: deviations from their median beyond which a loss, a gradient norm or a fall of the reward is one.
+    entropy_below: nats a token.
+    entropy_fraction: of the run's first entropy.
+    truncation_above: share of responses that were cut at their budget.
+    no_signal_above: share of groups whose samples all have the same reward.
+  """
+
+  window: int = 128
+  spike_sigmas: float | None = 6.0
+  entropy_below: float | None = None
+  entropy_fraction: float | None = 0.1
+  truncation_above: float | None = 0.8
+  no_signal_above: float | None = 0.95
+
+
+def new_state() -> State:
+  """Of a run that has seen nothing yet."""
+  return {"window": {}, "first_entropy": None, "since": {}, "counts": {}}
+
+
+def deviation(value: float, past: Sequence[float]) -> float:
+  """By how many standard deviations a value lies above what came before, robustly; 0 where too little has, or half of it is one number.
+
+  (x − median) / (1.4826·MAD), MAD the median distance from the median; 1.4826 makes it the standard deviation of a normal distribution.
+
+  Args:
+    value: the new one.
+    past: those before it.
+
+  Example:
+    >>> past = list(range(17))
+    >>> round(deviation(100, past), 1), round(deviation(100, [*past, 1e6]), 1)
+    (15.5, 13.7)
+
+  Note:
+    MaxText skips a step whose loss is 6 standard deviations above the mean of the last 128. In RL the loss swings around 0 with heavy
+    tails: one spike within the window would blow up its standard deviation and hide the next, while the median and the MAD do not move.
+    A lasting change of level ends its own alarm once it makes up half of the window.
+  """
+  if len(past) < WARM_UP:
+    return 0.0
+  middle = statistics.median(past)
+  spread = 1.4826 * statistics.median(abs(x - middle) for x in past)
+  return (value - middle) / spread if spread > 0 else 0.0
+
+
+def observe(state: State, row: Mapping[str, Any], *, step: int, limits: Limits) -> tuple[State, dict[str, int], list[str]]:
+  """One more step.
+
+  Args:
+    state: of the steps before; stays as it is.
+    row: metrics of the step. Rules whose metric is missing or not finite keep silent.
+    step: from 1.
+    limits: see there.
+
+  Returns:
+    The next state; `alarm/NAME` for each rule that is on, 1 while it holds; and lines for alarms that begin or end.
+
+  Example:
+    >>> limits = Limits(truncation_above=0.5)
+    >>> state, metrics, lines = observe(new_state(), {"response_length/clip_ratio": 0.75}, step=7, limits=limits)
+    >>> metrics
+    {'alarm/truncation': 1}
+    >>> lines
+    ['alarm truncation at RL step 7: 75.0% of the responses were cut at their budget, above config.alarms.truncation_above=0.5']
+    >>> observe(state, {"response_length/clip_ratio": 0.25}, step=8, limits=limits)[1:]
+    ({'alarm/truncation': 0}, [])
+    >>> observe(state, {"response_length/clip_ratio": 0.25}, step=12, limits=limits)[2]
+    ['alarm truncation is over at RL step 12; it lasted from step 7 to 7']
+  """
+  found, lines = _rules(state, row, limits), []
+  since, counts = dict(state["since"]), dict(state["counts"])
+  for name, why in found.items():
+    if why:
+      if name not in since:
+        counts[name] = counts.get(name, 0) + 1
+        lines.append(f"alarm {name} at RL step {step:,}: {why}")
+      since[name] = [since.get(name, [step])[0], step]
+    elif name in since and step - since[name][1] >= CALM:
+      first, last = since.pop(name)
+      lines.append(f"alarm {name} is over at RL step {step:,}; it lasted from step {first:,} to {last:,}")
+  window = dict(state["window"])
+  for name in ("actor/loss", "actor/grad_norm", "critic/rewards/mean"):
+    if (value := _number(row, name)) is not None:
+      window[name] = [*window.get(name, ()), value][-limits.window :]
+  first = state["first_entropy"] if state["first_entropy"] is not None else _number(row, "actor/entropy")
+  state = {"window": window, "first_entropy": first, "since": since, "counts": counts}
+  return state, {f"alarm/{name}": int(bool(why)) for name, why in found.items()}, lines
+
+
+def _rules(state: State, row: Mapping[str, Any], limits: Limits) -> dict[str, str]:
+  """Why each rule holds; empty where it does not. Rules that are off, or have nothing to look at, are left out."""
+  found = {}
+  if limits.spike_sigmas is not None:
+    # A loss swings to both sides; a gradient is too large, and a reward too small.
+    for name, metric, size in (
+      ("loss_spike", "actor/loss", abs),
+      ("grad_norm_spike", "actor/grad_norm", lambda x: x),
+      ("reward_collapse", "critic/rewards/mean", lambda x: -x),
+    ):
+      if (value := _number(row, metric)) is not None:
+        past = state["window"].get(metric, [])
+        sigmas = size(deviation(value, past))
+        why = f"{metric}={value:.3g} is {sigmas:.1f} deviations from {statistics.median(past):.3g}, the median" if past else ""
+        limit = f"config.alarms.spike_sigmas={limits.spike_sigmas:g}"
+        found[name] = f"{why} of the last {len(past)} steps, beyond {limit}" if sigmas > limits.spike_sigmas else ""
+  entropy, first = _number(row, "actor/entropy"), state["first_entropy"]
+  if entropy is not None and (limits.entropy_below is not None or limits.entropy_fraction is not None):
+    why, nats = "", f"actor/entropy={entropy:.3g} nats a token"
+    if limits.entropy_below is not None and entropy < limits.entropy_below:
+      why = f"{nats} is below config.alarms.entropy_below={limits.entropy_below:g}"
+    elif limits.entropy_fraction is not None and first is not None and entropy < limits.entropy_fraction * first:
+      why = f"{nats} is below config.alarms.entropy_fraction={limits.entropy_fraction:g} of the first, {first:.3g}"
+    found["entropy_collapse"] = why
+  for name, metric, what in (
+    ("truncation", "response_length/clip_ratio", "of the responses were cut at their budget"),
+    ("no_signal", "group/frac_reward_zero_std", "of the groups have samples of equal reward, which teach nothing"),
+  ):
+    limit, value = getattr(limits, f"{name}_above"), _number(row, metric)
+    if limit is not None and value is not None:
+      found[name] = f"{value:.1%} {what}, above config.alarms.{name}_above={limit:g}" if value > limit else ""
+  broken = row.get("rollout/nonfinite_logprobs", 0)
+  if broken or "nonfinite_logprobs" in state["since"]:
+    found["nonfinite_logprobs"] = broken and f"{broken:.0f} sequences have log-probabilities of the sampler that are not finite"
+  return found
+
+
+def _number(row: Mapping[str, Any], name: str) -> float | None:
+  value = row.get(name)
+  return float(value) if isinstance(value, int | float) and math.isfinite(value) else None

@@ -1,0 +1,162 @@
+"""Random mistakes in a config, as a hypothesis strategy, and the two roads on which they come in: the command line, and Python.
+
+A mutation is a list of edits, printed as it is where a test fails.
+"""
+
+import contextlib
+import copy
+import pathlib
+import string
+from typing import Any, NamedTuple
+from unittest import mock
+
+from hypothesis import strategies as st
+from ml_collections import ConfigDict
+
+from jaxrl_llm import command_line, config_check, main
+from tests.runs import ROOT
+
+CONFIGS = sorted(path.stem for path in (ROOT / "configs").glob("*.py") if path.stem not in ("__init__", "common", "fields"))
+
+# What people and programs write by mistake, of every type, with the corners of each.
+VALUES: tuple[Any, ...] = (
+  None, True, False, 0, 1, -1, 2, 3, 7, 64, 2**31, 2**63, -(2**63), 10**40, 10**400, 0.0, -0.0, 0.5, 1.5, -1.5, 1e-300, 1e308,
+  float("nan"), float("inf"), float("-inf"), "", " ", "none", "None", "true", "nan", "1", "1e-4", "auto", "größe", "数学", "\u200b",
+  "\x00", "a\nb", "\udc80", "x" * 5000, "(", "[0-9", "{question}", "{", "..", "/", "/dev/null", "~", "a=b", "=", "a=nan", "package:",
+  "gym:", "no.such:module", (), (0,), (-1,), (1, 2), (24, 32), (1.5,), (float("nan"),), ("",), ("a",), ("a", 3), (None,), ((1,), (2,)),
+  (10**40,), ("(",), [], [8], [8, 16], ["a"], {}, {"a": 1}, b"bytes", 1j, range(3), object,
+)  # fmt: skip
+
+TEXTS = (
+  "", " ", "None", "none", "nan", "inf", "-inf", "0", "-0", "-1", "1", "2", "7", "64", "1.5", "1e-4", "1e400", "9" * 30, "9" * 5000,
+  "0x10", "true", "True", "no", "abc", "größe", "\x00", "a\nb", "\udc80", "()", "(1,)", "(1,2)", "[1,2]", "(1.5,)", "('a',)",
+  "('a', 3)", "('',)", "(None,)", "((1,),)", "(", "1,2", "'a'", '"', "\\", "{}", "{'a': 1}", "__import__('os')", "lambda: 1", "1+1",
+  "(nan,)", "x" * 5000, "(" * 300, "=", "a=b",
+)  # fmt: skip
+
+
+class Edit(NamedTuple):
+  """One mistake.
+
+  Attributes:
+    kind: "set" | "drop" | "swap" | "unknown" | "typo" | "scale" | "letter".
+    path: of the field.
+    value: new value; of "swap" the other field, of "typo" and "letter" where to change it, of "scale" the factor.
+  """
+
+  kind: str
+  path: str
+  value: Any = None
+
+
+def edits(paths: list[str], values: tuple[Any, ...]) -> st.SearchStrategy[list[Edit]]:
+  """One to four mistakes in a config.
+
+  Args:
+    paths: its fields.
+    values: to set.
+  """
+  path, place = st.sampled_from(paths), st.integers(0, 30)
+  one = st.one_of(
+    st.builds(Edit, st.just("set"), path, st.sampled_from(values)),
+    st.builds(Edit, st.just("set"), path, st.sampled_from(values)),
+    st.builds(Edit, st.just("swap"), path, path),
+    st.builds(Edit, st.just("scale"), path, st.sampled_from((-1, 2, 3, 0.5, 1000, 10**9, 0.001))),
+    st.builds(Edit, st.just("letter"), path, place),
+    st.builds(Edit, st.sampled_from(("typo", "drop", "unknown")), path, place),
+  )
+  return st.lists(one, min_size=1, max_size=4)
+
+
+def changed(kind: str, old: Any, value: Any) -> Any:
+  """What an edit makes of a value that is there."""
+  if kind == "scale":
+    if isinstance(old, tuple):
+      return tuple(changed(kind, x, value) for x in old)
+    return old * value if isinstance(old, int | float) and not isinstance(old, bool) and isinstance(value, int) else old
+  text = str(old)
+  at = value % (len(text) + 1)
+  return text[:at] + text[at + 1 :] if value % 2 else text[:at] + string.ascii_letters[value] + text[at:]
+
+
+def in_python(config: ConfigDict, mutation: list[Edit]) -> ConfigDict:
+  """The config as a program would have spoiled it, past every check of types.
+
+  Args:
+    config: is copied.
+    mutation: the edits.
+  """
+  config = copy.deepcopy(config)
+  fields = config_check.flatten(config)
+  with config.unlocked(), config.ignore_type():
+    for edit in mutation:
+      *sections, name = edit.path.split(".")
+      section = config
+      for one in sections:
+        section = section.get(one) if isinstance(section, ConfigDict) else None
+      if not isinstance(section, ConfigDict) or name not in section:
+        continue  # An edit before took it away.
+      if edit.kind == "drop":
+        del section[name]
+      elif edit.kind == "unknown":
+        section[f"{name}_{edit.value}"] = edit.value
+      elif edit.kind == "typo":
+        value = section[name]
+        del section[name]
+        section[name[: edit.value % len(name)] + "x" + name[edit.value % len(name) :]] = value
+      else:
+        value = {"set": lambda e: e.value, "swap": lambda e: fields[e.value]}.get(
+          edit.kind, lambda e: changed(e.kind, fields[e.path], e.value)
+        )
+        with contextlib.suppress(OverflowError):  # ml_collections makes a float of what is written to a field of that kind.
+          section[name] = value(edit)
+  return config
+
+
+def on_the_command_line(config: ConfigDict, mutation: list[Edit]) -> list[str]:
+  """The same mistakes as arguments.
+
+  Args:
+    config: tells the present values.
+    mutation: the edits.
+  """
+  fields = config_check.flatten(config)
+  args = []
+  for edit in mutation:
+    path, text = edit.path, str(fields[edit.path])
+    if edit.kind == "drop":
+      path, text = path.rpartition(".")[0] or path, "None"
+    elif edit.kind == "unknown":
+      path = f"{path}_{edit.value}"
+    elif edit.kind == "typo":
+      path = changed("letter", path, edit.value)
+    else:
+      set_to = {"set": lambda e: e.value, "swap": lambda e: fields[e.value]}.get(edit.kind)
+      text = str(set_to(edit) if set_to else changed(edit.kind, fields[path], edit.value))
+    args.append(f"--config.{path}={text}")
+  return args
+
+
+def refusal_in_python(config: ConfigDict, mutation: list[Edit]) -> tuple[ConfigDict, list[str]]:
+  """The spoiled config and the lines that say so."""
+  spoiled = in_python(config, mutation)
+  return spoiled, main.problems(spoiled)
+
+
+def refusal_on_the_command_line(config: ConfigDict, mutation: list[Edit]) -> tuple[ConfigDict | None, list[str]]:
+  """The config that the arguments make, if they make one, and the lines that refuse them."""
+  config = copy.deepcopy(config)
+  _, overrides, rest = command_line.split(on_the_command_line(config, mutation))
+  if rest:
+    return None, []  # A mistake that is no override any more: absl's to refuse.
+  try:
+    with mock.patch.object(ConfigDict, "__str__", lambda self: "{}"):  # absl asks for the YAML, which takes nearly all of the time.
+      config = command_line.override(config, overrides)
+  except command_line.UsageError as error:
+    return None, str(error).splitlines()
+  return config, main.problems(config)
+
+
+def load(name: str, arg: str = "tiny") -> ConfigDict:
+  """A config file of the repository."""
+  return command_line.load(f"{pathlib.Path(ROOT) / 'configs' / name}.py" + (f":{arg}" if arg else ""))

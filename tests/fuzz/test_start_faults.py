@@ -1,0 +1,50 @@
+"""What is wrong with a model's folder is said in one line before any of its weights is read; and the first update begins at ratio 1."""
+
+import shutil
+import time
+
+import pytest
+
+from jaxrl_llm import experiment, main
+from tests.runs import ROOT, tiny_config
+
+MODEL = ROOT / "tests" / "models" / "checkpoints" / "qwen3"
+TOKENIZER = ROOT / "tests" / "tasks" / "tokenizers" / "qwen3"
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+  """A checkpoint with a tokenizer, and weights that nobody may read."""
+  monkeypatch.setattr(experiment, "build", None)
+  shutil.copytree(MODEL, tmp_path / "model")
+  for path in TOKENIZER.iterdir():
+    shutil.copyfile(path, tmp_path / "model" / path.name)
+  return tmp_path / "model"
+
+
+def lines(folder):
+  begun = time.process_time()
+  found = main.problems(tiny_config("gspo", {"model.path": str(folder)}))
+  assert time.process_time() - begun < 5
+  return found
+
+
+def without(name):
+  return lambda folder: (folder / name).unlink()
+
+
+FAULTS = {
+  "no tokenizer": (without("tokenizer.json"), ("found no tokenizer", "tokenizer.json")),
+  "a damaged tokenizer": (lambda folder: (folder / "tokenizer.json").write_text("{"), ("damaged tokenizer",)),
+  "no config": (without("config.json"), ("config.json",)),
+  "a vocabulary that the weights have no rows for": (lambda folder: None, ("has ids up to 151668", "embedding")),
+  "no folder, no network": (shutil.rmtree, ("does not exist", "check the path")),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_one_line_within_seconds(fault, folder):
+  spoil, words = FAULTS[fault]
+  spoil(folder)
+  (line,) = lines(folder)
+  assert len(line) < 500 and all(word in line for word in words), line

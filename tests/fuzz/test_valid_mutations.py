@@ -1,0 +1,84 @@
+"""What the checks let through is true to its word: a dry run, or a short run, ends well or with one clear line, never with a traceback."""
+
+import contextlib
+import io
+import itertools
+import random
+import traceback
+
+import pytest
+
+from jaxrl_llm import config_check, hosts, main, platform
+from tests.fuzz import mutations
+from tests.runs import ROOT, flags, quick
+
+# Small enough for a run, and all of it on the CPU.
+SHORT = {
+  "num_steps": 2, "warm_start.num_steps": 1, "eval.every": 2, "eval.num_prompts": 8, "log.num_table_rows": 0, "log.tensorboard": False,
+}  # fmt: skip
+RUNS = ("gspo", "grpo", "ppo", "dapo", "sapo", "own_data")
+NUMBERS = (
+  "1", "2", "3", "7", "16", "64", "0.5", "1e-4", "0", "-1", "True", "False", "None", "1e300", "1e-300", "'a'", "(16,)", "(8,16)",
+  "2147483647",
+)  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def in_the_checkout(monkeypatch):
+  monkeypatch.chdir(ROOT)
+  monkeypatch.setattr(platform, "cache_compilations", lambda: None)
+  monkeypatch.setattr(hosts, "start", lambda: None)
+
+
+def valid(name: str, count: int, base: tuple[str, ...] = (), numbers: tuple[str, ...] = NUMBERS):
+  """Arguments of mutations of a config that no check refuses, the same ones every time."""
+  draw, config = random.Random(name), mutations.load(name)
+  paths = sorted(config_check.flatten(config))
+
+  def drawn():
+    while True:
+      edits = [mutations.Edit("set", draw.choice(paths), draw.choice(numbers)) for _ in range(draw.randint(1, 3))]
+      before = [arg.removeprefix("--config.").partition("=")[::2] for arg in base]
+      before = [mutations.Edit("set", path, text) for path, text in before if path not in [edit.path for edit in edits]]
+      changed, lines = mutations.refusal_on_the_command_line(config, [*before, *edits])
+      if changed is not None and not lines and config_check.flatten(changed) != config_check.flatten(config):
+        yield mutations.on_the_command_line(config, [*before, *edits])
+
+  with contextlib.redirect_stdout(io.StringIO()):
+    return list(itertools.islice(drawn(), count))
+
+
+def outcome(*args: str) -> tuple[int, str]:
+  """The exit status of the command line, and what it wrote to stderr."""
+  out, err = io.StringIO(), io.StringIO()
+  with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err), quick():
+    try:
+      status = main.main(["main", *args])
+    except BaseException:
+      return -1, traceback.format_exc()
+  return status, err.getvalue()
+
+
+def check(args, status: int, err: str) -> None:
+  lines = err.splitlines()
+  assert status == 0 or (status in (1, 2) and lines and all(line.startswith("error: ") for line in lines)), (args, status, err[-1500:])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", mutations.CONFIGS)
+def test_dry_runs(name, tmp_path):
+  failed = []
+  for args in valid(name, 3):
+    try:
+      check(args, *outcome(f"--config=configs/{name}.py:tiny", *args, "--dry_run", f"--workdir={tmp_path / 'run'}"))
+    except AssertionError as error:
+      failed.append(str(error))
+  assert not failed, "\n\n".join(failed)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", RUNS)
+def test_short_runs(name, tmp_path):
+  """What decides how long a run takes is put back."""
+  (args,) = valid(name, 1, tuple(flags(SHORT)), NUMBERS[:-1])
+  check(args, *outcome(f"--config=configs/{name}.py:tiny", *args, *flags(SHORT), f"--workdir={tmp_path / 'run'}"))
