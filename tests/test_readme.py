@@ -1,4 +1,4 @@
-"""What README.md shows is true: its code runs, and what it names exists."""
+"""What README.md and the guides of docs/ show is true: their code runs, and what they name exists."""
 
 import inspect
 import pathlib
@@ -9,16 +9,23 @@ import pytest
 from jaxrl_llm import objectives
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
-README = (ROOT / "README.md").read_text()
+PAGES = {path.relative_to(ROOT).as_posix(): path.read_text() for path in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))}
+README = PAGES["README.md"]
 
 
-def python_code():
-  return re.findall(r"```python\n(.*?)```", README, flags=re.DOTALL)
+def code_of(page):
+  """The Python of a page, of which there is one piece."""
+  (code,) = re.findall(r"```python\n(.*?)```", PAGES[page], flags=re.DOTALL)
+  return code
+
+
+def test_every_piece_of_python_is_run_here():
+  assert {page for page, text in PAGES.items() if "```python" in text} == {"README.md", "docs/models.md", "docs/sampler.md"}
 
 
 def test_the_code_of_models_runs(tmp_path, monkeypatch):
   monkeypatch.chdir(tmp_path)
-  code, _, _ = python_code()
+  code = code_of("docs/models.md")
   scope: dict = {}
   exec(code, scope)
   assert scope["logits"].shape == (1, 3, 512) and (tmp_path / "exported" / "model.safetensors").exists()
@@ -27,18 +34,16 @@ def test_the_code_of_models_runs(tmp_path, monkeypatch):
 
 
 def test_the_code_of_the_sampler_runs():
-  _, code, _ = python_code()
   scope: dict = {}
-  exec(code, scope)
+  exec(code_of("docs/sampler.md"), scope)
   lengths, rollouts = scope["lengths"], scope["rollouts"]
   assert rollouts.tokens.shape == rollouts.logprobs.shape == (12, 32)
   assert all(1 <= length <= limit for length, limit in zip(lengths.tolist(), range(20, 32), strict=True)) and max(lengths) > 19
 
 
 def test_the_code_of_objectives_runs():
-  _, _, code = python_code()
   scope: dict = {}
-  exec(code, scope)
+  exec(code_of("README.md"), scope)
   assert scope["grads"].shape == (2, 3)
   assert float(scope["loss"]) != 0
 
@@ -48,12 +53,31 @@ def test_the_setting_it_calls_an_error_is_one():
     objectives.make("gspo", tau_pos=1.0)
 
 
-def test_everything_it_names_exists():
-  paths = re.findall(r"--config=(configs/\w+\.py)|\]\((experiments/[\w./]+)\)|`((?:jaxrl_llm|configs|experiments)/[\w./]*)`", README)
-  named = [next(filter(None, groups)) for groups in paths]
-  assert len(named) > 10
-  missing = [path for path in named if not (ROOT / path).exists()]
+@pytest.mark.parametrize("page", PAGES)
+def test_everything_it_links_to_exists(page):
+  links = [link.partition("#") for link in re.findall(r"\]\(([^)\s]+)\)", PAGES[page]) if not link.startswith(("http://", "https://"))]
+  missing = [path for path, _, _ in links if path and not ((ROOT / page).parent / path).exists()]
   assert not missing
+  for path, _, heading in links:
+    if heading:
+      text = ((ROOT / page).parent / path).read_text() if path else PAGES[page]
+      anchors = {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in re.findall(r"^#+ (.+)$", text, flags=re.MULTILINE)}
+      assert heading in anchors, (path, heading)
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_everything_it_names_exists(page):
+  flags, names = r"--(?:config|sweep)=((?:configs|experiments)/[\w/]+\.py)", r"`((?:jaxrl_llm|configs|experiments|tests)/[\w./]*)`"
+  named = re.findall(f"{flags}|{names}", PAGES[page])
+  missing = [path for path in map("".join, named) if not (ROOT / path).exists()]
+  assert not missing
+  modules = re.findall(r"python3? -m ((?:jaxrl_llm|experiments)[\w.]*)", PAGES[page])
+  files = [ROOT / name.replace(".", "/") for name in modules]
+  assert not [str(file) for file in files if not (file.with_suffix(".py").exists() or (file / "__main__.py").exists())]
+
+
+def test_every_guide_is_named():
+  assert all(page in README for page in PAGES if page != "README.md")
 
 
 # What the gate's column begins with, and the settings whose defaults it then shows, in their order.
