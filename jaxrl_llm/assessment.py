@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -150,13 +150,20 @@ def metrics(batch: Batch) -> dict[str, Any]:
   return row
 
 
-def sample_rows(batch: Batch, *, num_rows: int, token_text: Callable[[Sequence[int]], str]) -> list[dict[str, Any]]:
+def sample_rows(
+  batch: Batch,
+  *,
+  num_rows: int,
+  token_text: Callable[[Sequence[int]], str],
+  token_scores: Sequence[Mapping[str, Float[np.ndarray, "..."]]] = (),
+) -> list[dict[str, Any]]:
   """Rows of `samples.jsonl`, from as many different prompts as there are.
 
   Args:
     batch: the rollout batch.
     num_rows: how many.
     token_text: one token as text, for the viewer's heat-map.
+    token_scores: for each sequence numbers of its tokens by name, prompt included, NaN where there is none; empty where nobody knows any.
   """
   # The first sample of every group, then the second of every group, ...
   order = sorted(range(len(batch.completions)), key=lambda row: (row % batch.group_size, row // batch.group_size))
@@ -181,5 +188,12 @@ def sample_rows(batch: Batch, *, num_rows: int, token_text: Callable[[Sequence[i
         "logprobs": [float(x) for x in batch.rollouts.logprobs[row][mask]],
       }
       | ({} if batch.rollouts.written is None else {"written": [int(x) for x in own[mask]]})
+      | (_of_response(token_scores[row], len(ids)) if token_scores else {})
     )
   return rows
+
+
+def _of_response(scores: Mapping[str, Float[np.ndarray, "..."]], length: int) -> dict[str, list[float]]:
+  """The response's part of a sequence's numbers, to six digits; none where no token has one."""
+  responses = {name: x[len(x) - length :] for name, x in scores.items()}
+  return {name: [float(f"{item:.6g}") + 0.0 for item in x] for name, x in responses.items() if np.isfinite(x).any()}

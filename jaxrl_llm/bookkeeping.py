@@ -2,6 +2,7 @@
 
 import time
 from collections import Counter
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
@@ -100,9 +101,17 @@ def summarize(this: Run, status: str) -> dict[str, Any]:
   )
 
 
-def show_samples(this: Run, step: int, batch: assessment.Batch) -> None:
-  """Sample rollouts to `samples.jsonl`, and the first few to the screen."""
-  rows = assessment.sample_rows(batch, num_rows=this.config.log.num_samples, token_text=this.experiment.task.tokenizer.decode)
+def show_samples(this: Run, step: int, batch: assessment.Batch, token_scores: Sequence[Mapping[str, Any]]) -> None:
+  """Sample rollouts to `samples.jsonl`, and the first few to the screen.
+
+  Args:
+    this: the run.
+    step: that they were drawn in.
+    batch: of all rollouts of the step.
+    token_scores: of each rollout, see `learning.token_scores`.
+  """
+  options = dict(num_rows=this.config.log.num_samples, token_text=this.experiment.task.tokenizer.decode)
+  rows = assessment.sample_rows(batch, token_scores=token_scores, **options)
   this.samples.write(step, "rl", rows)
   if shown := rows[: this.config.log.num_table_rows]:
     this.progress.samples(shown, title=f"rollouts of RL step {step}")

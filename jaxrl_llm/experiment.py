@@ -27,6 +27,7 @@ from jaxrl_llm.sampler import SampleFn, StreamFn
 from jaxrl_llm.sampling import make_samplers
 from jaxrl_llm.tasks import Task
 from jaxrl_llm.tasks.pipeline import encode_demonstrations, max_prompt_tokens
+from jaxrl_llm.token_scores import TokenScores
 from jaxrl_llm.train_step import TrainStepFn
 from jaxrl_llm.types import Completion, Objective, Params, Rollouts, Tokenizer, TrainBatch, TrainState
 from jaxrl_llm.weight_sync import WeightSync, make_weight_sync
@@ -54,6 +55,7 @@ class Experiment(NamedTuple):
     warm_step: the supervised update.
     rl_step: the RL update.
     score: `(params, batch) -> Scores` under the sampling distribution.
+    token_scores: `(params, batch) -> TokenScores` of a batch of `rl_step`, for the viewer.
     trainable: the params tree with True where a weight is trained.
     routes: what looks at the routes of a mixture of experts; None for a dense model.
     needs: the scores that anybody reads, such as `old_logprobs`, `ref_logprobs`, `values`; the loop computes these and no others.
@@ -80,6 +82,7 @@ class Experiment(NamedTuple):
   warm_step: TrainStepFn
   rl_step: TrainStepFn
   score: Callable[[Params, TrainBatch], Scores]
+  token_scores: Callable[[Params, TrainBatch], TokenScores]
   trainable: PyTree
   routes: RoutePrograms | None
   needs: frozenset[str]

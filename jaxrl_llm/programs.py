@@ -26,6 +26,7 @@ from jaxrl_llm.objectives.corrected import corrected
 from jaxrl_llm.offload import check_offload
 from jaxrl_llm.route_programs import RoutePrograms, make_route_programs
 from jaxrl_llm.sampler import make_filter
+from jaxrl_llm.token_scores import TokenScores, make_token_scores
 from jaxrl_llm.train_step import (
   TrainStepFn,
   critic_outputs,
@@ -82,6 +83,7 @@ class Programs(NamedTuple):
     warm_step: the supervised update.
     rl_step: the RL update.
     score: `(params, batch) -> Scores` under the sampling distribution.
+    token_scores: `(params, batch) -> TokenScores` of a batch of `rl_step`; compiles for the shapes that it meets.
     routes: what looks at the routes of a mixture of experts; None for a dense model.
     critic: its programs; None for a method without a critic.
   """
@@ -94,6 +96,7 @@ class Programs(NamedTuple):
   warm_step: TrainStepFn
   rl_step: TrainStepFn
   score: Callable[[Params, TrainBatch], Scores]
+  token_scores: Callable[[Params, TrainBatch], TokenScores]
   routes: RoutePrograms | None
   critic: CriticPrograms | None
 
@@ -142,6 +145,7 @@ def make_programs(config: ConfigDict, mesh: Mesh, shape: ModelConfig, objective:
   adaptive_kl, replays = config.kl.target is not None, bool(config.moe.replay)
   rl_batches = [batch_of(rows, routes=replayed_routes(config, shape)) for rows in learner.row_buckets]
   rl_batches = [needed_by_step(batch, objective.needs, adaptive_kl=adaptive_kl) for batch in rl_batches]
+  token_scores = make_token_scores(outputs_fn(config, model, filter_logits), objective, num_micro_batches=learner.micro_batches)
   # Params are donated: RL goes on in the memory of the warm start.
   fresh = lambda optimizer: jax.jit(partial(init_state, optimizer=optimizer, trainable=trained), out_shardings=shardings, donate_argnums=0)
   return Programs(
@@ -155,6 +159,7 @@ def make_programs(config: ConfigDict, mesh: Mesh, shape: ModelConfig, objective:
     ),
     rl_step=update(objective, optimizer, schedule, filter_logits, rl_batches),
     score=make_score(config, mesh, model, abstract_state.params, filter_logits),
+    token_scores=jax.jit(token_scores, out_shardings=mesh_lib.token_sharding(mesh)),
     routes=make_route_programs(mesh, model, learner, replays=replays, records=records_routes(config, shape)) if shape.experts else None,
     critic=make_critic_programs(config, mesh, make_critic(shape, mesh=mesh), objective) if "values" in needs else None,
   )

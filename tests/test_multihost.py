@@ -114,7 +114,8 @@ def test_a_killed_process_ends_the_other_and_the_run_goes_on(victim, two, folder
   processes = launch(workdir)
   reach(workdir, processes, "rl", 3)  # Behind the checkpoint of step 2.
   processes[victim].send_signal(signal.SIGKILL)
-  assert processes[1 - victim].wait(timeout=20) != 0, "a dead peer is noticed within 20 seconds"
+  code = processes[1 - victim].wait(timeout=20)  # A dead peer is noticed within 20 seconds.
+  assert code not in (0, 1, 2), "a launcher takes these for final"
   finish(workdir, launch(workdir))
   assert_same(workdir, two)
 

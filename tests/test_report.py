@@ -16,7 +16,10 @@ import pytest
 
 from jaxrl_llm import report
 from jaxrl_llm.metrics import MetricWriter, SampleWriter
-from jaxrl_llm.report import main, report_data, write_figure, write_report
+from jaxrl_llm.report import data as report_limits
+from jaxrl_llm.report import page as report_page
+from jaxrl_llm.report import report_data, write_figure, write_report
+from jaxrl_llm.report.__main__ import main
 
 HOSTILE = "</script><script>alert(1)</script><!--<script> <img src=x onerror=alert(2)> {{data}} \x1b[31m \u2028 \ud800"
 
@@ -56,6 +59,7 @@ def make_run(workdir, steps=6, **extra):
       samples.write(step, "rl", [{
         "prompt": "1 + 2 =", "response": HOSTILE, "answer": "3", "reward": float(step % 2), "advantage": 0.5, "num_tokens": 2,
         "stopped": True, "level": 1, "token_ids": [5, 6], "logprobs": [-0.123456789, -2.0], "tokens": ["</script>", "3"],
+        "log_ratio": [0.01, -0.25], "gate_weight": [1.01, 0.0], "entropy": [0.5, 1.5],
       }])  # fmt: skip
     writer.write(steps, "eval", {"eval/accuracy": 0.8, "eval/accuracy_low": 0.7, "eval/accuracy_high": 0.9, "timing_s/eval": 1.5})
   config = {"num_steps": 80, "objective": {"name": "gspo", "clip_low": 3e-4, "tau_pos": None}, "task": {"name": HOSTILE}}
@@ -73,7 +77,7 @@ def test_model_output_stays_data(tmp_path):
   assert "img" not in [tag for tag, _ in page.elements]
   assert page.data["samples"][0]["response"] == HOSTILE  # Nothing is lost by the escaping, {{data}} included.
   assert page.data["samples"][0]["tokens"] == ["</script>", "3"]
-  assert report.embed_json(HOSTILE).isascii()
+  assert report_page.embed_json(HOSTILE).isascii()
 
 
 def test_only_the_pages_own_script_and_style_may_run(tmp_path):
@@ -136,13 +140,14 @@ def test_config_is_flat_and_not_finite_numbers_do_not_break_it(tmp_path):
 
 
 def test_large_runs_are_thinned_and_the_page_says_so(tmp_path, monkeypatch):
-  monkeypatch.setattr(report, "MAX_ROWS", 30)
-  monkeypatch.setattr(report, "MAX_SAMPLES", 50)
-  monkeypatch.setattr(report, "MAX_TOKENS", 40)
-  monkeypatch.setattr(report, "MAX_CHARS", 10)
+  monkeypatch.setattr(report_limits, "MAX_ROWS", 30)
+  monkeypatch.setattr(report_limits, "MAX_SAMPLES", 50)
+  monkeypatch.setattr(report_limits, "MAX_TOKENS", 40)
+  monkeypatch.setattr(report_limits, "MAX_CHARS", 10)
   data = report_data(make_run(tmp_path, steps=100))
   assert data["phases"]["rl"]["step"] == list(range(4, 101, 4))[-25:] and len(data["samples"]) == 50
-  assert sum("tokens" in row for row in data["samples"]) == 20  # Two tokens each, of 40.
+  for name in ("tokens", "log_ratio", "gate_weight", "entropy"):
+    assert sum(name in row for row in data["samples"]) == 20  # Two tokens each, of 40.
   assert len(data["notes"]) == 4 and "one of every 4 rows, 100 in all" in data["notes"][0] and "50 of 100 rollouts" in data["notes"][1]
   assert {row["step"] % 2 for row in data["samples"]} == {0, 1} and data == report_data(tmp_path)
   assert all("more characters" in row["response"] for row in data["samples"])
@@ -161,7 +166,7 @@ def test_a_page_is_replaced_in_one_step(tmp_path, monkeypatch):
   before = write_report(tmp_path).read_bytes()
   with MetricWriter(tmp_path, tensorboard=False) as writer:
     writer.write(7, "rl", {"actor/loss": 1.5})
-  monkeypatch.setattr(report.os, "replace", lambda *_: (_ for _ in ()).throw(OSError("killed here")))
+  monkeypatch.setattr(report_page.os, "replace", lambda *_: (_ for _ in ()).throw(OSError("killed here")))
   with pytest.raises(OSError, match="killed here"):
     write_report(tmp_path)
   assert (tmp_path / "report.html").read_bytes() == before
@@ -195,6 +200,8 @@ def test_figure_draws_the_gate_where_there_is_one(tmp_path):
     workdir.mkdir()
     drawing = write_figure(make_run(workdir, **extra), workdir / "figure.svg").read_text()
     assert expected in drawing and other not in drawing and drawing.count("no data") == 1  # No response lengths in this run.
+  drawing = write_figure(workdir, workdir / "figure.pdf").read_bytes()
+  assert b"/FontFile2" in drawing and b"/Type3" not in drawing
   assert write_figure(workdir, workdir / "figure.png").read_bytes().startswith(b"\x89PNG")
   with pytest.raises(FileNotFoundError, match="no metrics"):
     write_figure(tmp_path, tmp_path / "none.png")
@@ -212,5 +219,6 @@ def test_a_browser_draws_it(tmp_path):
   assert {"Held-out accuracy", "Reward", "Entropy", "Clip fraction", "Importance ratio", "Time per step", "Warm-start loss"} <= set(titles)
   assert not {"SAPO gate", "KL divergence", "Learning rate", "Gradient norm", "Throughput"} & set(titles)  # No data, no chart.
   assert shown.count('class="line') >= 7 and "30.0% → 81.3%" in shown and "6 of 6 rollouts, 50.0% correct" in shown
+  assert '<option value="largest log-ratio">' in shown and '<option value="most gated tokens">' in shown
   assert "eval<b>1.5</b>" in shown  # From the evaluation's own row, onto the step it followed.
   assert html.escape("</script><script>alert(1)</script>", quote=False) in shown and "<img" not in shown

@@ -176,6 +176,12 @@ def test_a_sample_row_by_hand():
   np.testing.assert_allclose([row["reward"], row["advantage"]], [1.3, 1.0], rtol=1e-6)
 
 
+def test_a_sample_row_has_the_responses_part_of_its_token_scores():
+  scores = [{"entropy": np.array([9, 9, 9, 0.1, 1 / 3, np.nan]), "gate_weight": np.full(6, np.nan)} for _ in RESPONSES]
+  (row,) = assessment.sample_rows(make_batch(), num_rows=1, token_text=TOKENIZER.decode, token_scores=scores)
+  assert row["entropy"][:2] == [0.1, 0.333333] and np.isnan(row["entropy"][2]) and "gate_weight" not in row
+
+
 def test_draw_hands_encoded_prompts_to_the_sampler_and_brings_its_rollouts_to_the_host():
   mesh, seen = mesh_lib.make_mesh(data=2, fsdp=1, tensor=4), {}
 

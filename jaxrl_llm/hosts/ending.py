@@ -16,6 +16,7 @@ from jaxrl_llm.hosts.exchange import run_state
 _WATCH_SECONDS = 0.5
 _GRACE_SECONDS = 3.0  # An error that all processes find is better told by each of them than by one for the others.
 _END_SECONDS = 10.0
+_START_AGAIN = 42
 _FAILED, _ENDED = "jaxrl_llm/failed", "jaxrl_llm/ended"
 
 _may_end = threading.Lock()
@@ -87,6 +88,8 @@ def _end_together(status: int) -> NoReturn:
     while len(gone := {int(key.rsplit("/", 1)[1]) for key, _ in state.client.key_value_dir_get(_ENDED)}) < state.num_processes:
       if time.monotonic() > until:
         missing = sorted(set(range(state.num_processes)) - gone)
+        # What broke here then broke because of them: launchers are to start all of it again.
+        status = _START_AGAIN if status == 1 else status
         end(f"error: process {', '.join(map(str, missing))} of {state.num_processes} did not answer: killed, or cut off", status)
       time.sleep(0.05)
     time.sleep(0.5 if state.process_id == 0 else 0)  # The others have yet to read that all are there.

@@ -122,8 +122,8 @@ class SampleWriter:
   """Appends sample rollouts to `workdir/samples.jsonl`, one row each, for the report's viewer.
 
   A row has `prompt`, `response`, `answer`, `reward`, `advantage`, `num_tokens`, `stopped`, `level`, `token_ids` and `logprobs` (the
-  sampler's), and may have `tokens` (each token's text, for the heat-map), `ratio`, `clipped` (per token) and `correct`.
-  Numbers that are not finite become `null`.
+  sampler's), and may have `correct`, and for the heat-map per token its text in `tokens`, and under the policy after the step's updates
+  `log_ratio`, `gate_weight` (see `objectives.gate_weight`) and `entropy`. Numbers that are not finite become `null`.
 
   Args:
     workdir: the run's folder; None as for `MetricWriter`.

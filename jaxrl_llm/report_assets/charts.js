@@ -15,6 +15,11 @@ function make(tag, attributes = {}, ...children) {
   return node;
 }
 
+// Text with every control or invisible formatting character as its escape.
+function visible(text) {
+  return String(text ?? "").replace(/[^\P{C}\n\t]|[\u2028\u2029]/gu, (char) => `\\u{${char.codePointAt(0).toString(16)}}`);
+}
+
 const isNumber = (value) => typeof value === "number" && Number.isFinite(value);
 
 // Three or four digits of anything: 0.412, 3.0e-4, 12.4k.
@@ -201,7 +206,7 @@ function drawXAxis(drawing, place, chart) {
     const anchor = x > place.width - place.right - 14 ? "end" : "middle";
     drawing.append(make("text", { x, y: base + 18, "text-anchor": anchor }, formatTick(tick)));
   }
-  drawing.append(make("text", { x: 0, y: base + 18 }, "step"));
+  drawing.append(make("text", { x: 0, y: base + 18 }, chart.xName ?? "step"));
 }
 
 function drawYAxis(drawing, place, ticks, spec) {
@@ -213,9 +218,9 @@ function drawYAxis(drawing, place, ticks, spec) {
   }
 }
 
-function drawLines(spec, drawing, place) {
-  const all = [...spec.series.map((series) => series.values), ...(spec.band || [])];
-  const positive = all.flat().filter((value) => isNumber(value) && value > 0);
+// Puts `yOf` into the place of a drawing, and draws the axis: logarithmic where the chart asks for it and the values allow it.
+function placeValues(values, spec, drawing, place) {
+  const positive = values.filter((value) => isNumber(value) && value > 0);
   const [least, most] = positive.reduce(([low, high], value) => [Math.min(low, value), Math.max(high, value)], [Infinity, -Infinity]);
   const log = positive.length > 0 && (spec.log === true || (spec.log === "auto" && most / least > 8));
   const [bottom, top] = [place.height - place.bottom, place.top];
@@ -226,10 +231,14 @@ function drawLines(spec, drawing, place) {
     place.yOf = (value) => toLog(Math.log(Math.max(value, low)));
     drawYAxis(drawing, place, logTicks(low, high), spec);
   } else {
-    const [low, high] = yRange(all.flat(), spec);
+    const [low, high] = yRange(values, spec);
     place.yOf = scale(low, high, bottom, top);
     drawYAxis(drawing, place, niceTicks(low, high, 5.5, spec.whole), spec);
   }
+}
+
+function drawLines(spec, drawing, place) {
+  placeValues([...spec.series.map((series) => series.values), ...(spec.band || [])].flat(), spec, drawing, place);
   if (spec.band) drawing.append(make("path", { class: "band c0", d: bandPath(spec.steps, spec.band, place) }));
   // Backwards, so that the first series, the one that matters most, lies on top.
   [...spec.series.entries()].reverse().forEach(([i, series]) => {

@@ -1,16 +1,11 @@
 "use strict";
 
-// The rollouts: filters, a histogram of rewards, pages of rows that open, and the token heat-map of an open one.
+// The rollouts: filters, a histogram of rewards, and pages of rows that open.
 
 const PAGE_SIZE = 25;
 
 // A row says itself whether it is right; where it does not, a reward above one half does.
 const isCorrect = (row) => (typeof row.correct === "boolean" ? row.correct : isNumber(row.reward) && row.reward > 0.5);
-
-// Text with every control or invisible formatting character as its escape.
-function visible(text) {
-  return String(text ?? "").replace(/[^\P{C}\n\t]|[\u2028\u2029]/gu, (char) => `\\u{${char.codePointAt(0).toString(16)}}`);
-}
 
 const SORTS = {
   "newest first": (a, b) => b.step - a.step || a.index - b.index,
@@ -21,6 +16,9 @@ const SORTS = {
   "lowest advantage": (a, b) => (a.advantage ?? 0) - (b.advantage ?? 0),
   "longest": (a, b) => (b.num_tokens ?? 0) - (a.num_tokens ?? 0),
   "shortest": (a, b) => (a.num_tokens ?? 0) - (b.num_tokens ?? 0),
+  "largest log-ratio": (a, b) => (b.reach ?? -1) - (a.reach ?? -1),
+  "most gated tokens": (a, b) => (b.silent ?? -1) - (a.silent ?? -1),
+  "highest entropy": (a, b) => (b.meanEntropy ?? -1) - (a.meanEntropy ?? -1),
 };
 
 function showRollouts(host, samples) {
@@ -28,6 +26,7 @@ function showRollouts(host, samples) {
   if (!samples.length) { host.append(make("p", { class: "empty" }, "No sample rollouts yet.")); return; }
   samples.forEach((row, index) => {
     row.index = index;
+    Object.assign(row, tokenStatistics(row));
     row.haystack = `${row.prompt ?? ""}\n${row.response ?? ""}\n${row.answer ?? ""}`.toLowerCase();
   });
   const values = (name) => [...new Set(samples.map((row) => row[name]).filter((value) => value !== null && value !== undefined))];
@@ -37,16 +36,21 @@ function showRollouts(host, samples) {
     step: select("Step", ["all", ...values("step").sort(numeric)]),
     level: select("Level", ["all", ...values("level").sort(numeric)]),
     correct: select("Answer", ["all", "correct", "wrong"]),
-    sort: select("Sort", Object.keys(SORTS)),
+    ended: select("Ended", ["all", "by itself", "cut"]),
+    sort: select("Sort", Object.keys(SORTS).filter((name) => sortable(samples, name))),
   };
   const low = make("input", { type: "number", step: "any", placeholder: "least", "aria-label": "least reward" });
   const high = make("input", { type: "number", step: "any", placeholder: "most", "aria-label": "greatest reward" });
+  const shortest = make("input", { type: "number", min: 0, placeholder: "least", "aria-label": "least tokens" });
+  const longest = make("input", { type: "number", min: 0, placeholder: "most", "aria-label": "most tokens" });
   const text = make("input", { type: "search", placeholder: "in prompt, response, answer" });
   const list = make("div", { class: "list" }), pagers = [make("div", { class: "pager" }), make("div", { class: "pager" })];
   const histogram = rewardHistogram((from, to) => { low.value = from; high.value = to; update(); });
   const form = make("form", { onsubmit: (event) => event.preventDefault() },
     values("phase").length > 1 ? field.phase.label : null, field.step.label, values("level").length ? field.level.label : null,
-    field.correct.label, field.sort.label, make("label", {}, "Reward", make("span", { class: "pair" }, low, high)),
+    field.correct.label, values("stopped").length > 1 ? field.ended.label : null, field.sort.label,
+    make("label", {}, "Reward", make("span", { class: "pair" }, low, high)),
+    make("label", {}, "Tokens", make("span", { class: "pair" }, shortest, longest)),
     make("label", { class: "wide" }, "Search", text),
     make("button", { type: "button", onclick: () => { form.reset(); update(); } }, "Clear"));
 
@@ -56,10 +60,11 @@ function showRollouts(host, samples) {
     const is = (name, value) => field[name].input.value === "all" || field[name].input.value === String(value);
     const words = text.value.toLowerCase().trim();
     const chosen = samples.filter((row) => is("phase", row.phase) && is("step", row.step) && is("level", row.level)
-      && is("correct", isCorrect(row) ? "correct" : "wrong") && row.haystack.includes(words));
+      && is("correct", isCorrect(row) ? "correct" : "wrong") && is("ended", row.stopped === false ? "cut" : "by itself")
+      && within(row.num_tokens, shortest.value, longest.value) && row.haystack.includes(words));
     // The histogram shows what the reward filter chooses from, so that it does not shrink to the bar that was picked.
     histogram.draw(chosen);
-    const kept = chosen.filter((row) => (low.value === "" || row.reward >= +low.value) && (high.value === "" || row.reward <= +high.value));
+    const kept = chosen.filter((row) => within(row.reward, low.value, high.value));
     kept.sort(SORTS[field.sort.input.value]);
     const from = page * PAGE_SIZE;
     list.replaceChildren(...kept.slice(from, from + PAGE_SIZE).map(rolloutRow));
@@ -70,6 +75,15 @@ function showRollouts(host, samples) {
   form.addEventListener("input", update);
   host.append(make("div", { class: "filters" }, form, histogram.card), pagers[0], list, pagers[1]);
   update();
+}
+
+// Whether a value lies within two bounds as they were typed; an empty one bounds nothing.
+const within = (value, low, high) => (low === "" || value >= +low) && (high === "" || value <= +high);
+
+// Rows need not have the numbers that an order goes by.
+function sortable(samples, name) {
+  const needed = { "largest log-ratio": "reach", "most gated tokens": "silent", "highest entropy": "meanEntropy" }[name];
+  return !needed || samples.some((row) => isNumber(row[needed]));
 }
 
 function select(name, options) {
@@ -134,9 +148,12 @@ function rolloutRow(row) {
 
 function rolloutDetail(row) {
   const shown = new Set(["step", "phase", "prompt", "response", "answer", "reward", "advantage", "num_tokens", "level", "stopped", "index",
-    "haystack"]);
+    "haystack", "reach", "silent", "meanEntropy"]);
   const facts = [["answer", visible(row.answer)], ["reward", isNumber(row.reward) ? String(row.reward) : "–"],
     ["advantage", format(row.advantage)], ["ended", row.stopped === false ? "cut at the token budget" : row.stopped ? "by itself" : "–"]];
+  if (isNumber(row.reach)) facts.push(["largest |log-ratio|", format(row.reach)]);
+  if (isNumber(row.silent)) facts.push(["tokens without gradient", `${row.silent} of ${row.gate_weight.filter(isNumber).length}`]);
+  if (isNumber(row.meanEntropy)) facts.push(["mean entropy", `${format(row.meanEntropy)} nats`]);
   for (const [name, value] of Object.entries(row)) {
     if (!shown.has(name) && value !== null && typeof value !== "object") facts.push([name, visible(value)]);
   }
@@ -144,80 +161,4 @@ function rolloutDetail(row) {
   return make("div", { class: "detail" },
     make("dl", { class: "facts" }, ...facts.map(([name, value]) => make("div", {}, make("dt", {}, name), make("dd", {}, value)))),
     block("Prompt", row.prompt), block("Response", row.response), heatMap(row));
-}
-
-const HEATS = {
-  logprobs: { name: "log-probability", legend: "surprise" },
-  ratio: { name: "importance ratio", legend: "ratio" },
-};
-
-function heatMap(row) {
-  const kinds = Object.keys(HEATS).filter((name) => Array.isArray(row[name]) && row[name].some(isNumber));
-  if (!kinds.length) return null;
-  const options = kinds.map((value) => make("option", { value }, HEATS[value].name));
-  const choice = make("select", { "aria-label": "colour of tokens", onchange: draw }, ...options);
-  const legend = make("span", { class: "scale" }), box = make("div", { class: "heat mono" }), readout = make("p", { class: "readout" });
-  const hint = "Point at a token for its numbers.";
-
-  function draw() {
-    const kind = choice.value, values = row[kind];
-    // Ratios lie near 1, how near depends on the method: the scale follows the rollout, and the legend says it.
-    const logs = values.map((value) => (value > 0 ? Math.abs(Math.log(value)) : 0));
-    const reach = Math.max(1e-4, ...logs.slice(0, 20000));
-    const ends = kind === "ratio" ? [format(Math.exp(-reach)), format(Math.exp(reach))] : ["likely (0)", "surprising (−5 or less)"];
-    legend.replaceChildren(ends[0], make("i", { class: HEATS[kind].legend }), ends[1]);
-    if (Array.isArray(row.clipped) && row.clipped.some(Boolean)) legend.append(make("u", {}, "clipped"));
-    if (Array.isArray(row.written) && row.written.includes(0)) legend.append(make("em", {}, "a reply, read and not written"));
-    readout.textContent = hint;
-    box.replaceChildren(...values.map((value, i) => {
-      const [label, breaks] = tokenText(row, i);
-      const span = make("span", { class: `${row.tokens ? "" : "ids"} ${row.clipped && row.clipped[i] ? "clipped" : ""} ${isTold(row, i) ? "told" : ""}` }, label);
-      span.style.background = isTold(row, i) ? "transparent" : kind === "ratio" ? ratioColor(value, reach) : surpriseColor(value);
-      span.dataset.i = i;
-      if (breaks) span.append(document.createElement("br"));
-      return span;
-    }));
-  }
-
-  function tell(event) {
-    const i = event.target.dataset && event.target.dataset.i;
-    if (i === undefined) return;
-    for (const span of box.querySelectorAll(".here")) span.classList.remove("here");
-    event.target.classList.add("here");
-    const parts = [`token ${+i + 1} of ${row[choice.value].length}`, `“${tokenText(row, +i)[0]}”`];
-    if (row.tokens && row.token_ids) parts.push(`id ${row.token_ids[i]}`);
-    const logprob = row.logprobs && row.logprobs[i];
-    if (isTold(row, i)) parts.push("a reply");
-    else if (isNumber(logprob)) parts.push(`log-probability ${format(logprob)} (p = ${format(Math.exp(logprob))})`);
-    if (row.ratio && isNumber(row.ratio[i])) parts.push(`ratio ${+row.ratio[i].toPrecision(6)}`);
-    if (row.clipped && row.clipped[i]) parts.push("clipped");
-    readout.textContent = parts.join(", ");
-  }
-  box.addEventListener("pointerover", tell);
-  box.addEventListener("click", tell);
-  draw();
-  return make("div", {}, make("div", { class: "heatbar" }, make("h4", {}, "Tokens by"), choice, legend), box, readout);
-}
-
-// Whether an environment said it, and not the policy.
-function isTold(row, i) {
-  return Array.isArray(row.written) && !row.written[i];
-}
-
-// A token's text where the row has it, else its id; and whether a line ends there.
-function tokenText(row, i) {
-  if (!Array.isArray(row.tokens) || row.tokens[i] === undefined) return [String(row.token_ids ? row.token_ids[i] : i), false];
-  const text = String(row.tokens[i]);
-  return [visible(text).replaceAll("\n", "↵").replace(/^ | $/g, "·") || "∅", text.includes("\n")];
-}
-
-function surpriseColor(logprob) {
-  if (!isNumber(logprob)) return "transparent";
-  return `rgba(var(--heat), ${(0.85 * Math.min(Math.max(-logprob / 5, 0), 1)).toFixed(3)})`;
-}
-
-function ratioColor(value, reach) {
-  if (!(value > 0)) return "transparent";
-  const share = Math.min(Math.abs(Math.log(value)) / reach, 1);
-  return `rgba(var(--${value < 1 ? "low" : "high"}), ${(0.8 * share).toFixed(3)})`;
 }

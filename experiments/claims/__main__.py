@@ -1,0 +1,65 @@
+"""`python -m experiments.claims [NAME] [--smoke] [--folder=DIR] [--plot_only] [--format png pdf svg]`
+
+Runs the study that tries a claim, such as E20; without a name, or with --page, writes the page of all verdicts, README.md beside this file.
+
+  python -m experiments.claims E20
+  python -m experiments.claims E20 --smoke --folder=/tmp/e20
+  python -m experiments.claims --page
+Exit code: 0, or 2 for a claim or an argument that there is not.
+"""
+
+import difflib
+import importlib
+import importlib.util
+import sys
+from collections.abc import Sequence
+
+from experiments.claims import page
+from experiments.claims.claim import CLAIMS
+
+USAGE_ERROR = 2
+
+
+def main(argv: Sequence[str]) -> int:
+  """The command line; returns the exit code."""
+  if {"-h", "--help"} & set(argv):
+    print(__doc__)
+    return 0
+  if not argv or list(argv) == ["--page"]:
+    print(f"wrote {page.write()}")
+    return 0
+  name, rest = argv[0], list(argv[1:])
+  if problem := refusal(name, rest):
+    print(f"error: {problem}", file=sys.stderr)
+    return USAGE_ERROR
+  try:
+    importlib.import_module(f"{CLAIMS[name.upper()].study}.__main__").main(rest)
+  except SystemExit as refused:  # A study's own refusal: argparse's has a number, the others have their line.
+    if isinstance(refused.code, str):
+      print(refused.code, file=sys.stderr)
+      return USAGE_ERROR
+    raise
+  return 0
+
+
+def refusal(name: str, rest: Sequence[str]) -> str:
+  """What is wrong with a command line, "" of nothing. Starts no JAX.
+
+  Example:
+    >>> refusal("E99", [])
+    "claim: found 'E99' (did you mean 'E9'?), expected one of E1 to E21, or --page for the page of all"
+  """
+  if name.upper() not in CLAIMS:
+    near = difflib.get_close_matches(name.upper(), CLAIMS, n=1)
+    hint = f" (did you mean '{near[0]}'?)" if near else ""
+    return f"claim: found '{name}'{hint}, expected one of E1 to E21, or --page for the page of all"
+  study = CLAIMS[name.upper()].study
+  if importlib.util.find_spec(study) is None or importlib.util.find_spec(f"{study}.__main__") is None:
+    return f"{name}: not yet built: there is no package {study}"
+  if "--smoke" in rest and not any(word.startswith("--folder") for word in rest):
+    return "--smoke: found no --folder, expected --folder=DIR, so that the measured results are not written over"
+  return ""
+
+
+if __name__ == "__main__":
+  sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,154 @@
+"""The list of claims: what a paper says, which study tries it, and where that study puts its figure and its numbers.
+
+A study is a package with a `__main__` whose `main(argv)` takes --folder, --plot_only, --smoke and --format. It writes `results.json`, in
+which "verdicts" holds a row for each of its rules: {"E20, name of the rule": {"rule", "verdict", numbers ...}}.
+"""
+
+import pathlib
+from typing import NamedTuple
+
+
+class Claim(NamedTuple):
+  """A claim of a paper.
+
+  Attributes:
+    name: such as "E20"; the names of its rules begin with it.
+    source: the paper, with its arXiv number.
+    study: import path of the package that tries it.
+    figure: path of its figure, from the folder of the study.
+    says: what it says, a sentence.
+    main_rule: the rule that decides, a key of "verdicts" or how the first of its kind begins; the others are beside it.
+    note: what a reader of the verdict has to know. "" is nothing.
+  """
+
+  name: str
+  source: str
+  study: str
+  figure: str
+  says: str
+  main_rule: str
+  note: str = ""
+
+
+ABLATIONS, HERE = "experiments.ablations", "experiments.claims"
+
+ROWS = (
+  Claim(
+    "E1", "GSPO, arXiv:2507.18071", f"{ABLATIONS}.ratio_lab", "figures/clip_fraction.png",
+    says="GSPO clips a hundred times as many tokens as GRPO (0.15 against 0.0013).",
+    main_rule="E1", note="at least ten times, at every band that gives both a clip",
+  ),
+  Claim(
+    "E2", "GSPO, arXiv:2507.18071", f"{ABLATIONS}.objective_shapes", "figures/coefficients.png",
+    says="GSPO-token has GSPO's gradient where all tokens of a response have one advantage, and only there.",
+    main_rule="E2",
+  ),
+  Claim(
+    "E3", "GSPO, arXiv:2507.18071", f"{ABLATIONS}.objective_shapes", "figures/token_weights.png",
+    says="GSPO weighs all tokens of a response alike, GRPO does not.",
+    main_rule="E3",
+  ),
+  Claim(
+    "E4", "GSPO, arXiv:2507.18071", f"{ABLATIONS}.ratio_lab", "figures/ratio_spread.png",
+    says="The variance of importance ratios grows with the length of a response, that of GSPO's ratio falls.",
+    main_rule="E4, std(s)",
+  ),
+  Claim(
+    "E5", "GSPO, arXiv:2507.18071", f"{ABLATIONS}.routing_replay", "figures/expert_drift.png",
+    says="An update changes about a tenth of the experts that tokens visit, and more in deeper models.",
+    main_rule="E5, depth of the model",
+  ),
+  Claim(
+    "E6", "GSPO, arXiv:2507.18071", f"{HERE}.moe_stability", "figures/moe_stability.png",
+    says="On a mixture of experts GRPO collapses without routing replay; GSPO needs none.",
+    main_rule="E6, hazard: GRPO above GRPO with R2, rate 0.007",
+    note="the dense control collapses alike: it is the learning rate, not the routes",
+  ),
+  Claim(
+    "E7", "arXiv:2512.01374, arXiv:2510.11370", f"{ABLATIONS}.routing_replay", "figures/sampler_mismatch.png",
+    says="Replaying the sampler's routes (R3) brings learner and sampler together; the staler the data, the better it does than "
+    "replaying the learner's (R2).",
+    main_rule="E7, KL: R3 below none, N = 4, rate 0.0003",
+  ),
+  Claim(
+    "E8", "DAPO, arXiv:2503.14476", f"{ABLATIONS}.dapo_ladder", "figures/mechanisms.png",
+    says="Without a higher upper clip entropy collapses.",
+    main_rule="E8, entropy: 0.28 above 0.2",
+  ),
+  Claim(
+    "E9", "DAPO, arXiv:2503.14476", f"{ABLATIONS}.dapo_ladder", "figures/mechanisms.png",
+    says="The token mean keeps long wrong responses in check, the mean over sequences does not.",
+    main_rule="E9, length of wrong responses",
+  ),
+  Claim(
+    "E10", "DAPO, arXiv:2503.14476", f"{ABLATIONS}.dapo_ladder", "figures/ladder.png",
+    says="Dynamic sampling reaches the same accuracy in fewer steps.",
+    main_rule="E10, accuracy at equal steps",
+  ),
+  Claim(
+    "E11", "DAPO, arXiv:2503.14476", f"{ABLATIONS}.dapo_ladder", "figures/ladder.png",
+    says="Leaving out responses that were cut, or a soft penalty on length, helps.",
+    main_rule="E11, soft penalty: accuracy",
+  ),
+  Claim(
+    "E12", "SAPO, arXiv:2511.20347", f"{ABLATIONS}.objective_shapes", "figures/zero_mass.png",
+    says="The gradient of SAPO is smooth and nowhere zero; that of the hard clips is zero on whole regions.",
+    main_rule="E12",
+  ),
+  Claim(
+    "E13", "SAPO, arXiv:2511.20347", f"{ABLATIONS}.objective_shapes", "figures/smooth_limit.png",
+    says="For small steps and tokens that agree SAPO is a smooth GSPO, with an error of at most tau^2/4 Var.",
+    main_rule="E13, bound on D",
+  ),
+  Claim(
+    "E14", "SAPO, arXiv:2511.20347", f"{ABLATIONS}.objective_shapes", "figures/outliers.png",
+    says="Of a response with an outlier token GSPO drops every token, SAPO the outlier alone.",
+    main_rule="E14, SAPO drops the outlier",
+  ),
+  Claim(
+    "E15", "SAPO, arXiv:2511.20347", f"{HERE}.gate_asymmetry", "figures/gate_asymmetry.png",
+    says="A sharper gate for negative advantages than for positive ones is more stable.",
+    main_rule="E15, accuracy above pos sharper, hot rate",
+  ),
+  Claim(
+    "E16", "GSPO, arXiv:2507.18071", f"{HERE}.precision", "figures/precision.png",
+    says="GSPO tolerates old log-probabilities of lower precision; no recomputation is needed.",
+    main_rule="E16, membership, error 0.02",
+  ),
+  Claim(
+    "E17", "MiniRL, arXiv:2512.01374", f"{HERE}.mismatch", "figures/mismatch.png",
+    says="On policy, leaving out the correction for the sampler's mismatch collapses fast, with a drop of the entropy.",
+    main_rule="E17, accuracy: IS above none, T = 1.4",
+  ),
+  Claim(
+    "E18", "Dr. GRPO, arXiv:2503.20783", f"{HERE}.lengths", "figures/lengths.png",
+    says="Dividing by the length of a response makes wrong responses longer.",
+    main_rule="E18, wrong responses lengthen",
+  ),
+  Claim(
+    "E19", "CISPO, arXiv:2506.13585", f"{HERE}.rare_tokens", "figures/rare_tokens.png",
+    says="PPO's clip stalls rare tokens after an update; clipping the weight instead lets them rise.",
+    main_rule="E19, cispo rises",
+    note="where the rare token was drawn; in the expectation over all batches it falls",
+  ),
+  Claim(
+    "E20", "VESPO, arXiv:2602.10693", f"{HERE}.staleness", "figures/ladder.png",
+    says="VESPO stands 64 updates of one rollout batch; GRPO, GSPO and SAPO fall behind.",
+    main_rule="E20, VESPO above GRPO at 64",
+  ),
+  Claim(
+    "E21", "LUSPO, arXiv:2602.05261", f"{HERE}.lengths", "figures/lengths.png",
+    says="GSPO makes responses shorter; weighing them by their length does not.",
+    main_rule="E21, GSPO shortens against LUSPO",
+  ),
+)  # fmt: skip
+
+CLAIMS = {claim.name: claim for claim in ROWS}
+"""Every claim by name."""
+
+ROOT = pathlib.Path(__file__).parents[2]
+
+
+def folder_of(claim: Claim) -> pathlib.Path:
+  """Where a claim's study lies, and by default its results."""
+  return ROOT / pathlib.Path(*claim.study.split("."))

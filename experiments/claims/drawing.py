@@ -1,0 +1,67 @@
+"""Panels that the figures of the bed's studies share."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from jaxrl_llm.figures import BLACK, line_style
+
+
+def title(axes: Any, letter: str, text: str) -> None:
+  """A panel's letter and what it shows."""
+  axes.set_title(rf"$\bf{{{letter}}}$  {text}")
+
+
+def percent(axes: Any, which: str = "y") -> None:
+  """Fractions as per cent on an axis."""
+  getattr(axes, f"{which}axis").set_major_formatter(lambda x, _: f"{100 * x:.3g} %")
+
+
+def curves(
+  axes: Any, trials: Sequence[Mapping], column: str, labels: Mapping[str, str], *, updates: int, legend: bool, name: str = "curve"
+) -> None:
+  """A quantity against the updates, a line for each value of a column: mean over the seeds, and each seed thin.
+
+  Args:
+    axes: of matplotlib.
+    trials: rows with that column and the quantity.
+    column: that tells the lines apart.
+    labels: of its values, in order.
+    updates: of a trial.
+    legend: whether to say which line is which.
+    name: of the quantity, a list of equally spaced values.
+  """
+  for index, (value, label) in enumerate(labels.items()):
+    lines = np.array([[np.nan if x is None else x for x in row[name]] for row in trials if row[column] == value])
+    if not len(lines):
+      continue
+    at, style = np.linspace(0, updates, lines.shape[1]), line_style(index)
+    axes.plot(at, lines.T, color=style["color"], linewidth=0.5, alpha=0.35)
+    axes.plot(at, np.nanmean(lines, axis=0), label=label, **style)
+  axes.set_xlabel("updates")
+  if name == "curve":
+    axes.set_ylabel("held-out accuracy")
+    axes.set_ylim(0, 1)
+    percent(axes)
+  if legend:
+    axes.legend(loc="best")
+
+
+def differences(axes: Any, rows: Mapping[str, Mapping]) -> None:
+  """Differences of accuracies with both intervals: the thick bar is the bootstrap's, the thin one Student's.
+
+  Args:
+    axes: of matplotlib.
+    rows: verdicts with `interval` and `over_seeds`, by label.
+  """
+  for place, found in enumerate(rows.values()):
+    at, wide = found["interval"], found["over_seeds"]
+    axes.plot((wide["low"], wide["high"]), (place, place), color=BLACK, linewidth=0.8)
+    axes.plot((at["low"], at["high"]), (place, place), color=BLACK, linewidth=3)
+    axes.plot(at["mean"], place, "o", color="white", markeredgecolor=BLACK, markersize=4)
+  axes.axvline(0, color=BLACK, linewidth=0.7, linestyle=(0, (3, 2)))
+  axes.set_yticks(range(len(rows)), rows)
+  axes.invert_yaxis()
+  axes.set_xlabel("difference")
+  percent(axes, "x")

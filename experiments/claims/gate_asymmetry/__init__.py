@@ -1,0 +1,1 @@
+"""E15: whether SAPO is more stable with a sharper gate for negative advantages than for positive ones."""

@@ -1,0 +1,25 @@
+"""Trains SAPO with gates that are sharper for negative or for positive advantages, judges by `rules.py`, and draws the figure.
+
+  python -m experiments.claims.gate_asymmetry
+  python -m experiments.claims.gate_asymmetry --plot_only --format pdf
+
+Results go to `results.json` beside this file, the figure to `figures/`. A run that was stopped goes on where it was with the same command.
+"""
+
+import pathlib
+from collections.abc import Sequence
+
+from experiments.claims import study
+from experiments.claims.gate_asymmetry import figures, rules
+
+HERE = pathlib.Path(__file__).parent
+STUDY = study.Study("experiments.claims.gate_asymmetry", __doc__.splitlines()[0], (rules.arms(),), rules.SEEDS, rules.judge, figures.draw)
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+  """Parses the command line, measures, writes and draws."""
+  study.main(STUDY, argv, HERE)
+
+
+if __name__ == "__main__":
+  main()

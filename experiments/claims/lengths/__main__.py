@@ -1,0 +1,98 @@
+"""Trains with different weights of tokens, judges the lengths of responses by `rules.py`, and draws the figure.
+
+  python -m experiments.claims.lengths
+  python -m experiments.claims.lengths --plot_only --format pdf
+
+Results go to `results.json` beside this file, the figure to `figures/`. One trial after the other, and every trial is written when it ends:
+a stopped measurement goes on where it was when it is launched again; `--fresh` begins anew.
+"""
+
+import argparse
+import pathlib
+import time
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import jax
+
+from experiments.ablations.ratio_lab.__main__ import from_json, rounded, to_json
+from experiments.claims.lengths import bed as beds
+from experiments.claims.lengths import figures, rules
+from jaxrl_llm import platform
+
+HERE = pathlib.Path(__file__).parent
+
+
+class Plan(NamedTuple):
+  """What is measured.
+
+  Attributes:
+    sizes: of the bed.
+    seeds: of everything.
+    steps: rollout batches of a trial.
+    held_out: batches of held-out problems at its end.
+  """
+
+  sizes: beds.Sizes = beds.Sizes()
+  seeds: Sequence[int] = rules.SEEDS
+  steps: int = rules.STEPS
+  held_out: int = 4
+
+
+SMOKE = Plan(sizes=beds.SMOKE, seeds=(0, 1), steps=2, held_out=1)
+
+
+def measure(plan: Plan, path: pathlib.Path) -> None:
+  """Runs what is not done yet, and writes the file after every trial."""
+  fresh = {"sizes": plan.sizes._asdict(), "seeds": list(plan.seeds), "jax": jax.__version__, "processor_seconds": 0.0}
+  fresh |= {"verdicts": {}, "rows": [], "ends": []}
+  results = from_json(path.read_text()) if path.exists() else fresh
+  done = {tuple(end[name] for name in ("seed", *beds.Arm._fields)) for end in results["ends"]}
+  for seed in plan.seeds:
+    for arm in rules.ARMS:
+      if (seed, *arm) in done:
+        continue
+      started = time.process_time()
+      rows, end = beds.train(plan.sizes, arm, seed, steps=plan.steps, held_out=plan.held_out)
+      at = {"seed": seed} | arm._asdict()
+      results["rows"] += [at | row for row in rows]
+      results["ends"].append(at | end)
+      seconds = time.process_time() - started
+      results["processor_seconds"] += seconds
+      print(f"{arm.objective}, std {arm.std}, seed {seed}: {seconds:.1f} s of processor time", flush=True)
+      path.write_text(to_json(rounded(results)))
+    beds.warm_params.cache_clear()
+  results = from_json(path.read_text())
+  results["verdicts"] = rules.judge(results["rows"], results["ends"])
+  path.write_text(to_json(rounded(results)))
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+  """Parses the command line, measures, writes and draws."""
+  parser = argparse.ArgumentParser(prog="python -m experiments.claims.lengths", description=__doc__.splitlines()[0])
+  parser.add_argument("--folder", type=pathlib.Path, default=HERE, help="where results.json and figures/ go")
+  parser.add_argument("--format", nargs="+", choices=("png", "pdf", "svg"), default=["png"])
+  parser.add_argument("--fresh", action="store_true", help="begin anew: what results.json holds is lost")
+  parser.add_argument("--plot_only", action="store_true", help="draw what results.json holds, measure nothing")
+  parser.add_argument("--smoke", action="store_true", help="tiny sizes: shows that it runs, measures nothing worth having")
+  args = parser.parse_args(argv)
+  path = args.folder / "results.json"
+  if args.smoke and args.folder == HERE:
+    raise SystemExit("error: --smoke would write over the measured results: give --folder=DIR with it")
+  if not args.plot_only:
+    args.folder.mkdir(parents=True, exist_ok=True)
+    if args.fresh:
+      path.unlink(missing_ok=True)
+    platform.cache_compilations()
+    measure(SMOKE if args.smoke else Plan(), path)
+  if not path.exists():
+    raise SystemExit(f"error: {path}: found no such file, expected the results of a run: leave --plot_only out once")
+  results = from_json(path.read_text())
+  for name, verdict in results["verdicts"].items():
+    numbers = {key: value for key, value in verdict.items() if key not in ("rule", "verdict")}
+    print(f"{name}: {verdict['verdict']} ({numbers})")
+  figures.draw(results, args.folder / "figures", args.format)
+
+
+if __name__ == "__main__":
+  main()

@@ -1,0 +1,27 @@
+"""The figure of the sampler's mismatch, drawn from `results.json` alone."""
+
+import pathlib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from experiments.claims import drawing
+from experiments.claims.mismatch import rules
+from jaxrl_llm.figures import new_figure, save
+
+LABELS = {way: way for way in rules.WAYS}
+
+
+def draw(results: Mapping[str, Any], folder: pathlib.Path, formats: Sequence[str]) -> None:
+  """Draws the figure."""
+  with new_figure(height=4.2) as figure:
+    panels = figure.subplots(2, 3)
+    for index, sampler in enumerate(rules.SAMPLERS):
+      mine = [row for row in results["trials"] if row["sampler"] == sampler]
+      updates = results["sizes"]["updates"]
+      drawing.curves(panels[0, index], mine, "way", LABELS, updates=updates, legend=index == 0)
+      drawing.curves(panels[1, index], mine, "way", LABELS, updates=updates, legend=False, name="entropy")
+      panels[1, index].set_ylabel("entropy (nats a token)")
+      panels[1, index].set_ylim(bottom=0)
+      drawing.title(panels[0, index], "abc"[index], f"sampler: {sampler}")
+      drawing.title(panels[1, index], "def"[index], f"sampler: {sampler}")
+    save(figure, folder, "mismatch", formats)

@@ -1,0 +1,96 @@
+"""What errors of the old log-probabilities do to the weights of tokens, on one rollout batch and with no training on the wrong ones."""
+
+import functools
+from collections.abc import Mapping
+
+import jax
+import numpy as np
+
+from experiments.claims import bed as beds
+from jaxrl_llm import objectives
+from jaxrl_llm.objectives.gate_weight import gate_weight
+from jaxrl_llm.types import PolicyOutputs, TrainBatch
+
+
+def measure(sizes: beds.Sizes, seed: int, arms: Mapping[str, beds.Arm], errors: Mapping[str, float | None], *, updates: int) -> list[dict]:
+  """Makes a policy stale by exact updates of GRPO on a rollout batch, and weighs the batch with exact and with wrong old log-probabilities.
+
+  Args:
+    sizes: of the bed.
+    seed: of warm start, problems, samples and errors.
+    arms: objectives by name; the first one trains.
+    errors: by name the standard deviation of an error of each token's own, in nats, or None for log-probabilities computed in bfloat16.
+    updates: of the rollout batch.
+
+  Returns:
+    For each objective and error: `weight`, mean |C - C exact| over the tokens whose advantage is not 0, C being the weight of the token's
+    gradient relative to REINFORCE's; `ratio`, the same for the ratio alone, no clip and no gate, of the sequence for GSPO and of the token
+    for others; `flips`, fraction of these tokens of which the clip binds in one case and not in the other; `clipped`, fraction on which
+    it binds exactly; `gap`, mean absolute error of an old log-probability.
+  """
+  bed, params = beds.make_bed(sizes), beds.warm_params(sizes, seed)
+  trained = next(iter(arms.values()))
+  chosen = beds.problems("train", updates * sizes.num_prompts, np.random.default_rng([seed, 2]))
+  rollout = beds.draw(bed, params, chosen, jax.random.key(seed), beds.Arm("grpo", recompute=True))
+  exact, size = rollout.batch._replace(sampler_logprobs=None), sizes.num_prompts * sizes.group_size
+  state, step = bed.new_state(params), bed.step(trained.objective, trained.settings, "none")
+  for index in range(updates):
+    piece = jax.tree.map(lambda x, start=index * size: x[start : start + size], rollout.batch)
+    state, _ = step(state, piece, trained.learning_rate)
+  now = np.asarray(bed.score(state.params, rollout.batch))
+  lower = np.asarray(_lowered(sizes)(params, rollout.batch))
+  rng, rows = np.random.default_rng([seed, 3]), []
+  for error, spread in errors.items():
+    wrong = lower if spread is None else exact.old_logprobs + spread * rng.standard_normal(exact.mask.shape) * exact.mask
+    other = exact._replace(old_logprobs=wrong.astype(np.float32))
+    rows += [{"seed": seed, "objective": name, "error": error} | compare(arm, now, exact, other) for name, arm in arms.items()]
+  return rows
+
+
+@functools.cache
+def _lowered(sizes: beds.Sizes):
+  """The log-probabilities of a batch in bfloat16."""
+  from jaxrl_llm.models import lower_precision, make_model
+  from jaxrl_llm.sampler import make_filter
+  from jaxrl_llm.train_step import policy_outputs
+
+  model = make_model(beds.model_config(sizes)._replace(dtype="bfloat16"))
+  outputs = functools.partial(policy_outputs, model.score, make_filter())
+  return jax.jit(lambda params, batch: outputs(lower_precision(params, "bfloat16"), batch).logprobs)
+
+
+def compare(arm: beds.Arm, now: np.ndarray, exact: TrainBatch, wrong: TrainBatch) -> dict:
+  """Weights with exact and with wrong old log-probabilities, see `measure`.
+
+  Args:
+    arm: the objective.
+    now: log-probabilities under the current policy, [N, T].
+    exact: the batch.
+    wrong: the same with other old log-probabilities.
+  """
+  objective = objectives.make(arm.objective, **dict(arm.settings))
+  weigh = jax.jit(lambda now, batch: gate_weight(objective, PolicyOutputs(now), batch))
+  one, other = (np.asarray(weigh(now, batch)) for batch in (exact, wrong))
+  known = (exact.mask > 0) & (exact.advantages != 0)
+  one, other = one[known], other[known]
+  ratio = [ratios(now - batch.old_logprobs, exact.mask, sequence=arm.objective == "gspo")[known] for batch in (exact, wrong)]
+  mean = lambda x: float(np.mean(x)) if len(x) else 0.0
+  return {
+    "weight": mean(np.abs(one - other)),
+    "ratio": mean(np.abs(ratio[0] - ratio[1])),
+    "flips": mean((one == 0) != (other == 0)),
+    "clipped": mean(one == 0),
+    "gap": mean(np.abs(exact.old_logprobs - wrong.old_logprobs)[known]),
+  }
+
+
+def ratios(log_ratio: np.ndarray, mask: np.ndarray, *, sequence: bool) -> np.ndarray:
+  """The ratio of each token, or its sequence's length-normalised one, [N, T].
+
+  Example:
+    >>> ratios(np.log([[2.0, 0.5]]), np.ones((1, 2)), sequence=True).tolist()
+    [[1.0, 1.0]]
+  """
+  if sequence:
+    log_ratio = np.broadcast_to(np.sum(log_ratio * mask, axis=1, keepdims=True) / mask.sum(axis=1, keepdims=True), mask.shape)
+  return np.exp(log_ratio)

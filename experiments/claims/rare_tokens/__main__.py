@@ -1,0 +1,80 @@
+"""Follows a rare token through the updates of one rollout batch, judges it by `rules.py`, and draws its figure.
+
+  python -m experiments.claims.rare_tokens
+  python -m experiments.claims.rare_tokens --plot_only --format pdf
+
+Results go to `results.json` beside this file, the figure to `figures/`. About a minute of one core.
+"""
+
+import argparse
+import pathlib
+import time
+from collections.abc import Sequence
+
+import jax
+import numpy as np
+
+from experiments.ablations.ratio_lab.__main__ import from_json, rounded, to_json
+from experiments.claims.rare_tokens import bandit as beds
+from experiments.claims.rare_tokens import figures, rules
+
+HERE = pathlib.Path(__file__).parent
+
+
+def measure(seeds: Sequence[int], *, count: int, arms: int, updates: int) -> dict:
+  """Runs every condition and method.
+
+  Args:
+    seeds: of the bandits.
+    count: bandits of a seed.
+    arms: of a bandit.
+    updates: of the rollout batch.
+  """
+  started, curves, ends = time.process_time(), [], []
+  for condition in rules.CONDITIONS:
+    for seed in seeds:
+      bandits = beds.make_bandits(seed, count=count, arms=arms, drawn=condition.drawn)
+      for method in beds.METHODS:
+        at = condition._asdict() | {"method": method, "seed": seed}
+        moves = dict(optimizer=condition.optimizer, learning_rate=condition.learning_rate, updates=updates)
+        found = beds.follow(bandits, method, **moves)
+        log_ratio = np.log(found["rare"] / beds.RARE_PROBABILITY)
+        ever = found["cut"].any(axis=0)
+        first_cut = float(np.median(found["cut"].argmax(axis=0)[ever])) if ever.any() else None
+        # Of the conditions that no rule reads the mean is enough.
+        kept = [float(log_ratio[-1].mean())] if condition in rules.SWEEP else log_ratio[-1].tolist()
+        ends.append(at | {"ever_cut": float(ever.mean()), "first_cut": first_cut, "log_ratio": kept})
+        last = {name: float(found[name][-1].mean()) for name in ("reward", "entropy")}
+        curves.append(at | {"log_ratio": log_ratio.mean(axis=1).tolist()} | last)
+  results = {"seeds": list(seeds), "count": count, "arms": arms, "jax": jax.__version__, "updates": updates}
+  results |= {"processor_seconds": time.process_time() - started, "verdicts": rules.judge(ends), "curves": curves, "ends": ends}
+  return rounded(results)
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+  """Parses the command line, measures, writes and draws."""
+  parser = argparse.ArgumentParser(prog="python -m experiments.claims.rare_tokens", description=__doc__.splitlines()[0])
+  parser.add_argument("--folder", type=pathlib.Path, default=HERE, help="where results.json and figures/ go")
+  parser.add_argument("--format", nargs="+", choices=("png", "pdf", "svg"), default=["png"])
+  parser.add_argument("--plot_only", action="store_true", help="draw what results.json holds, measure nothing")
+  parser.add_argument("--smoke", action="store_true", help="tiny sizes: shows that it runs, measures nothing worth having")
+  args = parser.parse_args(argv)
+  path = args.folder / "results.json"
+  if args.smoke and args.folder == HERE:
+    raise SystemExit("error: --smoke would write over the measured results: give --folder=DIR with it")
+  if not args.plot_only:
+    args.folder.mkdir(parents=True, exist_ok=True)
+    sizes = dict(count=4, arms=8, updates=4) if args.smoke else dict(count=rules.BANDITS, arms=rules.ARMS, updates=rules.UPDATES)
+    with jax.enable_x64(True):
+      path.write_text(to_json(measure((0, 1) if args.smoke else rules.SEEDS, **sizes)))
+  if not path.exists():
+    raise SystemExit(f"error: {path}: found no such file, expected the results of a run: leave --plot_only out once")
+  results = from_json(path.read_text())
+  for name, verdict in results["verdicts"].items():
+    numbers = {key: value for key, value in verdict.items() if key not in ("rule", "verdict")}
+    print(f"{name}: {verdict['verdict']} ({numbers})")
+  figures.draw(results, args.folder / "figures", args.format)
+
+
+if __name__ == "__main__":
+  main()

@@ -1,0 +1,1 @@
+"""How many updates of one rollout batch each objective stands (E20). See README.md."""

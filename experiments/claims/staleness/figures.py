@@ -1,0 +1,112 @@
+"""The figures of the staleness ladder, drawn from `results.json` alone."""
+
+import math
+import pathlib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from experiments.ablations.plots import BLACK, BLUE, GREEN, GREY, ORANGE, PINK, SKY, YELLOW, letter, new_figure, save
+from experiments.ablations.routing_replay.measures import where
+from experiments.claims.intervals import interval
+from experiments.claims.staleness import rules
+
+NAMES = {
+  "ppo": "PPO", "grpo": "GRPO", "dr_grpo": "Dr. GRPO", "dapo": "DAPO", "gspo": "GSPO", "sapo": "SAPO", "reinforce": "REINFORCE",
+  "cispo": "CISPO", "gmpo": "GMPO", "luspo": "LUSPO", "vespo": "VESPO", "dppo_tv": "DPPO, TV", "rloo": "RLOO",
+  "reinforce_plus_plus": "REINFORCE++", "minirl": "MiniRL", "dppo_kl": "DPPO, KL", "cppo": "CPPO", "minpro": "MinPRO", "maspo": "MASPO",
+}  # fmt: skip
+
+FAMILIES = {
+  "hard clip of the token": (BLUE, ("ppo", "grpo", "dr_grpo", "dapo", "reinforce_plus_plus", "minirl")),
+  "hard clip of the sequence": (ORANGE, ("gspo", "luspo", "rloo", "gmpo")),
+  "soft gate": (GREEN, ("sapo", "maspo")),
+  "weight without gradient": (PINK, ("cispo", "minpro", "vespo")),
+  "ball around the old policy": (YELLOW, ("dppo_tv", "dppo_kl", "cppo")),
+  "no ratio": (BLACK, ("reinforce",)),
+}
+"""What an objective does with stale data: the colour of its panel."""
+
+_COLORS = {name: color for color, names in FAMILIES.values() for name in names}
+
+_CURVES = {
+  "vespo": (PINK, "v"), "cispo": (SKY, "o"), "grpo": (BLUE, "^"), "gspo": (ORANGE, "x"), "sapo": (GREEN, "s"), "reinforce": (BLACK, ""),
+}  # fmt: skip
+"""The objectives with a training curve, and its colour and marker."""
+
+
+def draw(results: Mapping[str, Any], folder: pathlib.Path, formats: Sequence[str]) -> None:
+  """Draws the figures."""
+  trials = results["trials"]
+  names = list(dict.fromkeys(row["objective"] for row in trials))
+  _ladder(trials, names, folder, formats)
+  _curves(trials, [name for name in _CURVES if name in names], results["sizes"]["updates"], folder, formats)
+
+
+def accuracies(trials: Sequence[Mapping], name: str) -> np.ndarray:
+  """Held-out accuracy at the end, [steps of the ladder, seeds]."""
+  return np.array([[row["curve"][-1] for row in where(trials, objective=name, per_rollout=count)] for count in rules.LADDER])
+
+
+def _ladder(trials: Sequence[Mapping], names: Sequence[str], folder: pathlib.Path, formats: Sequence[str]) -> None:
+  """A panel an objective: accuracy at the end against the updates of each rollout batch, all others in grey behind it."""
+  rows = math.ceil(len(names) / 4)
+  start = float(np.mean([row["curve"][0] for row in trials]))
+  means = {name: accuracies(trials, name).mean(axis=1) for name in names}
+  with new_figure(height=0.7 + 1.45 * rows) as figure:
+    panels = list(figure.subplots(rows, 4, sharex=True, sharey=True, squeeze=False).flat)
+    for place, (name, axes) in enumerate(zip(names, panels, strict=False)):
+      for other in means.values():
+        axes.plot(rules.LADDER, other, color=GREY, linewidth=0.6, alpha=0.45, zorder=1)
+      axes.axhline(start, color=BLACK, linestyle=":", linewidth=0.8, zorder=1)
+      _panel(axes, trials, name)
+      letter(axes, chr(ord("a") + place), NAMES[name])
+    for axes in panels[len(names) :]:
+      axes.set_visible(False)
+    for axes in panels[-4:]:
+      axes.set_xlabel("updates a rollout batch")
+    handles = [_line(color) for color, _ in FAMILIES.values()]
+    figure.legend(handles, list(FAMILIES), loc="outside lower center", ncols=3)
+    figure.supylabel("held-out accuracy at the end", fontsize=8)
+    save(figure, folder, "ladder", formats)
+
+
+def _line(color: str) -> Any:
+  """A line of the legend."""
+  from matplotlib.lines import Line2D
+
+  return Line2D([], [], color=color, marker="o")
+
+
+def _panel(axes: Any, trials: Sequence[Mapping], name: str) -> None:
+  """Mean and Student's interval over the seeds; dots are seeds, crosses those that collapsed."""
+  color, found = _COLORS[name], accuracies(trials, name)
+  spread = [interval(values) for values in found]
+  half = [x["high"] - x["mean"] for x in spread]
+  axes.errorbar(rules.LADDER, found.mean(axis=1), yerr=half, color=color, marker="o", capsize=2, elinewidth=0.9, zorder=3)
+  for count, values in zip(rules.LADDER, found, strict=True):
+    signs = [row["collapse"] not in ("", "gradient") for row in where(trials, objective=name, per_rollout=count)]
+    for value, sign in zip(values, signs, strict=True):
+      axes.plot(count * 1.18, value, "x" if sign else ".", color=color, markersize=3, alpha=0.7, zorder=2)
+  axes.set_xscale("log", base=2)
+  axes.set_xticks(rules.LADDER, [str(count) for count in rules.LADDER])
+  axes.set_ylim(0, 1)
+
+
+def _curves(trials: Sequence[Mapping], names: Sequence[str], updates: int, folder: pathlib.Path, formats: Sequence[str]) -> None:
+  """Held-out accuracy during training, a panel for each number of updates: line and range of the seeds."""
+  with new_figure(height=2.3) as figure:
+    for place, (axes, count) in enumerate(zip(figure.subplots(1, 4, sharey=True), rules.LADDER, strict=True)):
+      for name in names:
+        color, marker = _CURVES[name]
+        values = np.array([row["curve"] for row in where(trials, objective=name, per_rollout=count)])
+        at = np.linspace(0, updates, values.shape[1])
+        axes.fill_between(at, values.min(axis=0), values.max(axis=0), color=color, alpha=0.12, linewidth=0)
+        axes.plot(at, values.mean(axis=0), color=color, marker=marker, markersize=3, label=NAMES[name])
+      axes.set_ylim(0, 1)
+      axes.set_xlabel("update")
+      letter(axes, chr(ord("a") + place), f"{count} a batch")
+    figure.axes[0].set_ylabel("held-out accuracy")
+    figure.legend(*figure.axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=6)
+    save(figure, folder, "curves", formats)

@@ -1,0 +1,149 @@
+"""The rules that say what counts as reproduced. Written before the measured run, and not changed after it.
+
+Looked at beforehand: GRPO alone on a pilot seed (100, not among the seeds of the run) with 1, 16 and 64 updates of each rollout batch, to
+choose the learning rate. At 5e-4, 1e-3 and 2e-3 it ended at 0.82, 0.83 and 0.58 with 1 update and at 0.72, 0.77 and 0.45 with 64: 1e-3
+learns best and still moves far within 64 updates (0.05 nats a token). No other objective was tried on this bed before the run.
+A gradient that jumps above 10 times its median, a sign of collapse by `bed.collapse`, was seen in pilot trials that went on to learn well:
+the rules about collapse count the other signs only.
+
+The papers' constants hold, with two exceptions. Bands of the sequence ratio are made for responses of thousands of tokens, and log s
+spreads as 1/sqrt(T): GSPO's and LUSPO's are both scaled by one factor, sqrt(4096 / T), to the T = 6 tokens of this bed (GSPO 3e-4 / 4e-4
+becomes 7.8e-3 / 1.0e-2, LUSPO 2e-3 / 2.5e-3 becomes 5.2e-2 / 6.5e-2). And no objective has a KL penalty, since most papers have none. PPO
+has no critic here: all objectives use GRPO's group advantages, but for those whose papers change them (no division by the standard
+deviation in Dr. GRPO and MiniRL, leave-one-out in RLOO, whitened in REINFORCE++). DAPO draws no further groups. GSPO-token is GSPO where
+all tokens of a response have one advantage (E2), as here, and is left out.
+
+Every trial makes the same number of updates of the same size; with N updates for each rollout batch it draws 192/N batches, N times as
+large: the same number of responses. Differences are paired: the same seed has the same warm start, problems and held-out samples.
+A rule passes if both intervals of the difference lie on the side that it names: the hierarchical bootstrap's over seeds and problems, and
+Student's over the seeds. Nothing is corrected for the number of rules. "mechanism not engaged" is the verdict of a comparison at N updates
+if the data were not stale there: if GRPO's policy had moved by less than `STALE` from the one that drew them.
+"""
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from experiments.ablations.ratio_lab.measures import GSPO_CLIP
+from experiments.ablations.routing_replay.measures import where
+from experiments.claims.bed import RESPONSE_TOKENS, Arm
+from experiments.claims.intervals import Difference, difference, solved, verdict
+
+SEEDS = tuple(range(5))
+LADDER = (1, 4, 16, 64)
+"""Updates of each rollout batch."""
+LEARNING_RATE = 1e-3
+
+WIDER = float(np.sqrt(4096 / 6))
+BAND = tuple((name, round(WIDER * bound, 6)) for name, bound in zip(("clip_low", "clip_high"), GSPO_CLIP, strict=True))
+LUSPO_BAND = (("clip_low", round(WIDER * 2e-3, 6)), ("clip_high", round(WIDER * 2.5e-3, 6)))
+
+MAIN = {
+  "ppo": Arm("ppo"),
+  "grpo": Arm("grpo", (("kl_coef", 0.0),)),
+  "dr_grpo": Arm("dr_grpo", (("max_tokens", RESPONSE_TOKENS),), advantages="centred"),
+  "dapo": Arm("dapo"),
+  "gspo": Arm("gspo", BAND),
+  "sapo": Arm("sapo"),
+  "reinforce": Arm("reinforce"),
+  "cispo": Arm("cispo"),
+  "gmpo": Arm("gmpo"),
+  "luspo": Arm("luspo", LUSPO_BAND),
+  "vespo": Arm("vespo"),
+  "dppo_tv": Arm("dppo_tv"),
+}
+"""The objectives that rules are about, by the name of their panel. They are run first."""
+
+OTHERS = {
+  "rloo": Arm("rloo", advantages="leave_one_out"),
+  "reinforce_plus_plus": Arm("reinforce_plus_plus", advantages="whitened"),
+  "minirl": Arm("minirl", advantages="centred"),
+  "dppo_kl": Arm("dppo_kl"),
+  "cppo": Arm("cppo"),
+  "minpro": Arm("minpro"),
+  "maspo": Arm("maspo"),
+}
+"""Those that are drawn beside them: no rule but that of staleness reads them."""
+
+ARMS = {name: arm._replace(learning_rate=LEARNING_RATE) for name, arm in (MAIN | OTHERS).items()}
+
+MARGIN = 0.05
+"""What an objective may lose and still stand staleness, in points of accuracy."""
+STALE = 0.003
+"""Nats a token, k3, mean over the last quarter of the updates of each rollout batch."""
+Rows = Sequence[Mapping]
+
+
+def judge(trials: Rows) -> dict[str, dict]:
+  """All verdicts, each with its rule in words and the numbers that decided; those of which an objective was not run are left out.
+
+  Args:
+    trials: a row for each objective, number of updates and seed: see `study.summary`.
+  """
+  run = {row["objective"] for row in trials}
+  compared = {
+    "VESPO above GRPO at 64": ("vespo", "grpo", 64),
+    "VESPO above GSPO at 64": ("vespo", "gspo", 64),
+    "VESPO above SAPO at 64": ("vespo", "sapo", 64),
+    "a ratio is needed: GRPO above REINFORCE at 64": ("grpo", "reinforce", 64),
+    "soft gate: SAPO above GRPO at 64": ("sapo", "grpo", 64),
+    "sequence: GSPO above GRPO at 64": ("gspo", "grpo", 64),
+    "capped weight: CISPO above GRPO at 16": ("cispo", "grpo", 16),
+    "geometric mean: GMPO above GRPO at 16": ("gmpo", "grpo", 16),
+    "divergence ball: DPPO above GRPO at 64": ("dppo_tv", "grpo", 64),
+  }
+  found = {f"E20, {name}": above(trials, *rule) for name, rule in compared.items() if {*rule[:2], "grpo"} <= run}
+  for per_rollout in (16, 64):
+    if {"vespo", "grpo"} <= run:
+      found[f"E20, VESPO stands {per_rollout} updates"] = stands(trials, "vespo", per_rollout)
+  for name in ("grpo", "sapo"):
+    if {name, "grpo"} <= run:
+      found[f"E20, {name.upper()} collapses at 4"] = collapses(trials, name, 4)
+  if "grpo" in run:
+    found["E20, every objective loses at 64"] = all_lose(trials)
+  return found
+
+
+def change(trials: Rows, name: str, per_rollout: int = LADDER[-1]) -> Difference:
+  """What an objective loses to staleness: its accuracy at N updates minus at 1."""
+  at = lambda count: solved(trials, objective=name, per_rollout=count)
+  return difference(at(per_rollout), at(1))
+
+
+def above(trials: Rows, more: str, less: str, per_rollout: int) -> dict:
+  """Whether one objective ends above another."""
+  at = lambda name: solved(trials, objective=name, per_rollout=per_rollout)
+  found = difference(at(more), at(less))
+  rule = f"held-out accuracy at the end with {per_rollout} updates of each rollout batch, {more} minus {less}, above 0: both intervals"
+  return _verdict(rule, found.low > 0, trials, per_rollout, **found._asdict())
+
+
+def stands(trials: Rows, name: str, per_rollout: int) -> dict:
+  """Whether an objective loses less than the margin."""
+  found = change(trials, name, per_rollout)
+  rule = f"held-out accuracy of {name} at the end, {per_rollout} updates of each rollout batch minus 1, above -{MARGIN:g}: both intervals"
+  return _verdict(rule, found.low > -MARGIN, trials, per_rollout, **found._asdict())
+
+
+def collapses(trials: Rows, name: str, per_rollout: int) -> dict:
+  """Whether most seeds of an objective show a sign of collapse."""
+  signs = [row["collapse"] for row in where(trials, objective=name, per_rollout=per_rollout)]
+  rule = (
+    f"{name} with {per_rollout} updates of each rollout batch collapses (`bed.collapse`, but for a jump of the gradient) in more than half "
+    "of the seeds"
+  )
+  collapsed = sum(sign not in ("", "gradient") for sign in signs)
+  return _verdict(rule, collapsed > len(signs) / 2, trials, per_rollout, collapsed=collapsed, of=len(signs))
+
+
+def all_lose(trials: Rows) -> dict:
+  """Whether staleness costs every objective something."""
+  names = list(dict.fromkeys(row["objective"] for row in trials))
+  stand = [name for name in names if change(trials, name).high >= 0]
+  rule = f"held-out accuracy at the end, {LADDER[-1]} updates of each rollout batch minus 1, below 0 for every objective: both intervals"
+  return _verdict(rule, not stand, trials, LADDER[-1], lose=len(names) - len(stand), of=len(names), others=stand)
+
+
+def _verdict(rule: str, passed: bool, trials: Rows, per_rollout: int, **numbers) -> dict:
+  moved = float(np.mean([row["kl_late"] for row in where(trials, objective="grpo", per_rollout=per_rollout)]))
+  return verdict(rule, passed, engaged=moved >= STALE, **numbers, grpo_kl=moved)

@@ -1,0 +1,137 @@
+"""How a study of the bed runs: arms of paired seeds one after the other, a line for each trial, verdicts and figures at the end.
+
+A study that is stopped goes on where it was when the same command is given again: `trials.jsonl` holds the trials that are done, and is
+taken up into `results.json` once all are.
+"""
+
+import argparse
+import json
+import pathlib
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from experiments.ablations.ratio_lab.__main__ import from_json, rounded, to_json
+from experiments.claims import bed as beds
+from jaxrl_llm import platform
+
+EVERY = 16
+"""Updates between two points of a curve that is kept."""
+
+
+class Study(NamedTuple):
+  """What is measured, and what is made of it.
+
+  Attributes:
+    package: import path, for the command line.
+    about: a line of help.
+    arms: what is trained, by the columns that name it, as ({"objective": "grpo", "updates": 4}, Arm). In the order in which they run:
+      each block with all seeds before the next block begins.
+    seeds: of the trials.
+    judge: `(trials) -> verdicts`.
+    draw: `(results, folder, formats)`.
+    tables: `(sizes, trials)` to further entries of `results.json`; "verdicts" among them take the place of those of `judge`.
+  """
+
+  package: str
+  about: str
+  arms: Sequence[Sequence[tuple[dict[str, Any], beds.Arm]]]
+  seeds: Sequence[int]
+  judge: Callable[[Sequence[Mapping]], dict[str, dict]]
+  draw: Callable[[Mapping, pathlib.Path, Sequence[str]], None]
+  tables: Callable[[beds.Sizes, Sequence[Mapping]], dict] = lambda sizes, trials: {}
+
+
+def main(study: Study, argv: Sequence[str] | None, here: pathlib.Path) -> None:
+  """Parses the command line, measures, writes and draws."""
+  parser = argparse.ArgumentParser(prog=f"python -m {study.package}", description=study.about)
+  parser.add_argument("--folder", type=pathlib.Path, default=here, help="where results.json and figures/ go")
+  parser.add_argument("--format", nargs="+", choices=("png", "pdf", "svg"), default=["png"])
+  parser.add_argument("--plot_only", action="store_true", help="draw what results.json holds, measure nothing")
+  parser.add_argument("--smoke", action="store_true", help="tiny sizes: shows that it runs, measures nothing worth having")
+  args = parser.parse_args(argv)
+  path = args.folder / "results.json"
+  if args.smoke and args.folder == here:
+    raise SystemExit("error: --smoke would write over the measured results: give --folder=DIR with it")
+  if not args.plot_only:
+    args.folder.mkdir(parents=True, exist_ok=True)
+    platform.cache_compilations()
+    sizes, seeds = (beds.SMOKE, study.seeds[:2]) if args.smoke else (beds.Sizes(), study.seeds)
+    measure(study, sizes, seeds, args.folder)
+  if not path.exists():
+    raise SystemExit(f"error: {path}: found no such file, expected the results of a run: leave --plot_only out once")
+  results = from_json(path.read_text())
+  for name, found in results["verdicts"].items():
+    print(f"{name}: {found['verdict']} ({ {key: value for key, value in found.items() if key not in ('rule', 'verdict')} })")
+  study.draw(results, args.folder / "figures", args.format)
+
+
+def measure(study: Study, sizes: beds.Sizes, seeds: Sequence[int], folder: pathlib.Path) -> None:
+  """Runs the trials that are not done yet; after every block judges what there is and writes `results.json`."""
+  path = folder / "trials.jsonl"
+  done = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+  planned = []
+  for block in study.arms:
+    here = [(names | {"seed": seed}, arm) for seed in seeds for names, arm in block]
+    known = [{name: row[name] for name in here[0][0]} for row in done]
+    with path.open("a") as file:
+      for names, arm in here:
+        if names not in known:
+          done.append(run(sizes, names, arm))
+          print(json.dumps(done[-1]), file=file, flush=True)
+    planned += [names for names, _ in here]
+    write(study, sizes, seeds, [row for row in done if {name: row[name] for name in planned[0]} in planned], planned, folder)
+  path.unlink()
+
+
+def run(sizes: beds.Sizes, names: Mapping[str, Any], arm: beds.Arm) -> dict:
+  """One trial, as a row."""
+  started, wall = time.process_time(), time.perf_counter()
+  arm = arm._replace(per_rollout=min(arm.per_rollout, sizes.updates))
+  row = names | summary(beds.trial(sizes, names["seed"], arm), per_rollout=arm.per_rollout)
+  return rounded(row | {"processor_seconds": time.process_time() - started, "wall_seconds": time.perf_counter() - wall})
+
+
+def write(
+  study: Study, sizes: beds.Sizes, seeds: Sequence[int], done: Sequence[Mapping], order: Sequence[Mapping], folder: pathlib.Path
+) -> None:
+  """Writes `results.json`, its trials in the order of the plan."""
+  rows = sorted(done, key=lambda row: order.index({name: row[name] for name in order[0]}))
+  results = {"sizes": sizes._asdict(), "seeds": list(seeds), "jax": jax.__version__}
+  results |= {name: sum(row[name] for row in rows) for name in ("processor_seconds", "wall_seconds")}
+  results |= {"verdicts": study.judge(rows)} | study.tables(sizes, rows) | {"trials": rows}
+  (folder / "results.json").write_text(to_json(rounded(results)))
+
+
+def summary(trial: Mapping, *, per_rollout: int) -> dict:
+  """What is kept of a trial: the same columns for all."""
+  thinned = lambda name: trial[name][::EVERY] + trial[name][-1:] if name in trial else None
+  mean = lambda name: float(np.mean([x for x in trial[name] if x is not None])) if name in trial else None
+  norms = [x for x in trial["grad_norm"] if x is not None]
+
+  def late(name: str) -> float | None:
+    """Mean over the last quarter of the updates of each rollout batch."""
+    if name not in trial:
+      return None
+    last = np.array(trial[name], float).reshape(-1, per_rollout)[:, -max(1, per_rollout // 4) :]
+    return float(np.nanmean(last)) if np.isfinite(last).any() else None
+
+  return {
+    "collapse": beds.collapse(trial["rewards"], trial, per_rollout=per_rollout),
+    "samples": trial["samples"],
+    "right": "".join(str(x) for x in trial["right"]),
+    "curve": trial["curve"],
+    "entropy": thinned("entropy"),
+    "reward": float(np.mean(trial["rewards"])),
+    "tokens": [trial["lengths"][0], trial["lengths"][-1]],
+    "clipped": mean("clipped"),
+    "gate": mean("gate"),
+    "gap": mean("gap"),
+    "kl": max((x for x in trial["kl"] if x is not None), default=None) if "kl" in trial else None,
+    "kl_late": late("kl"),
+    "clipped_late": late("clipped"),
+    "grad_norm": [float(np.median(norms)), max(norms)] if norms else None,
+  }

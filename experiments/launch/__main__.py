@@ -1,0 +1,234 @@
+"""`python -m experiments.launch --config=FILE[:ARGUMENT] [--sweep=FILE] [--target=local|slurm|xpk|skypilot] ...`
+
+  --config          the experiment, as for jaxrl_llm.main
+  --config.FIELD    another value for one field, in all trials
+  --sweep           file with sweep(add), get_hyper(h) or, for --search, space(h). Default: the config file itself
+  --seeds           each row once with each seed, as in --seeds=0,1,2,3,4
+  --folder          of the sweep. Default: runs/sweeps/CONFIG-SWEEP
+  --workdirs        where the trials' workdirs lie, as the machine that trains sees it. Default: --folder
+  --target          local (default) | slurm | xpk | skypilot
+  --max_parallel    trials at a time, local (default: 1) and on Slurm (default: as many as it likes)
+  --search          random | tpe: trials are drawn from the file's space, --num_trials of them
+  --search_seed     of the draws. Default: 0
+  --metric          number of summary.json that --search makes large. Default: accuracy_final
+  --dry_run         print the trials and their commands, write scripts and manifests; train nothing
+  --help            this text, and with --target=... the target's own flags
+
+The same command again skips what is finished and goes on with the rest.
+"""
+
+import importlib
+import inspect
+import re
+import shlex
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import ModuleType
+from typing import Any, NamedTuple
+
+from experiments.launch import local, rows, running, searching, trial
+from experiments.launch.rows import SweepError
+from experiments.launch.trial import Sweep, Trial
+from jaxrl_llm import command_line, workdirs
+
+TARGETS = {
+  "local": "experiments.launch.local",
+  "slurm": "experiments.launch.slurm",
+  "xpk": "experiments.launch.xpk",
+  "skypilot": "experiments.launch.skypilot",
+}
+FLAGS = ("sweep", "seeds", "folder", "workdirs", "target", "max_parallel", "search", "num_trials", "search_seed", "metric", "dry_run")
+
+
+class Request(NamedTuple):
+  """What the user asked for.
+
+  Attributes:
+    sweep: folder, config and overrides.
+    file: with the rows.
+    seeds: that multiply them; empty for none.
+    target: a key of `TARGETS`.
+    module: of the target.
+    options: of the target.
+    max_parallel: trials at a time; 0 where nobody said.
+    search: "random" | "tpe" | "".
+    num_trials: of a search.
+    search_seed: of its draws.
+    metric: of a search.
+    dry_run: start nothing.
+  """
+
+  sweep: Sweep
+  file: str
+  seeds: tuple[int, ...]
+  target: str
+  module: ModuleType
+  options: Any
+  max_parallel: int
+  search: str
+  num_trials: int
+  search_seed: int
+  metric: str
+  dry_run: bool
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+  """The command line.
+
+  Returns:
+    0 where every trial has finished or was handed over, 1 where one has not, 2 for bad input, 130 after Ctrl-C.
+  """
+  args = list(sys.argv[1:] if argv is None else argv)
+  try:
+    if {"-h", "--help"} & set(args):
+      print(usage(args))
+      return 0
+    return launch(parse(args))
+  except (SweepError, ImportError, OSError, command_line.UsageError, workdirs.WorkdirError) as error:
+    for line in str(error).splitlines():
+      print(f"error: {line}", file=sys.stderr)
+    return 2
+
+
+def usage(args: Sequence[str]) -> str:
+  """The help, with the flags of a target that is named."""
+  target = next((arg.partition("=")[2] for arg in args if arg.startswith("--target=")), "local")
+  if target not in TARGETS:
+    return __doc__
+  options = importlib.import_module(TARGETS[target]).Options
+  lines = inspect.getdoc(options).split("Attributes:", 1)[-1].strip("\n")
+  flags = re.sub(r"^\s+(\w+):", r"  --\1:", lines, flags=re.MULTILINE)
+  return f"{__doc__}\nFlags of --target={target}:\n{flags}"
+
+
+def parse(args: Sequence[str]) -> Request:
+  """What the arguments ask for.
+
+  Raises:
+    SweepError: an unknown flag, or a value that is not of its kind.
+  """
+  config, base, rest = command_line.split(args)
+  if not config:
+    raise SweepError(f"--config is missing; for instance --config=configs/gspo.py (there are: {command_line.available()})")
+  given: dict[str, list[str]] = {}
+  for i, arg in enumerate(rest):
+    match = re.fullmatch(r"--([\w.]+)(?:=(.*))?", arg, re.DOTALL)
+    if not match:
+      raise SweepError(f"unknown argument {arg!r}, expected flags only, as in --target=local; --help lists them (after {rest[i - 1]!r})")
+    given.setdefault(match[1], []).append("true" if match[2] is None else match[2])
+  mine = {name: texts[-1] for name, texts in given.items() if name in FLAGS}
+  target = mine.get("target", "local")
+  if target not in TARGETS:
+    raise SweepError(f"--target: found {target!r}, expected one of {', '.join(TARGETS)}")
+  file = mine.get("sweep", config)
+  name = trial.sweep_name(config, file) + (f"-{mine['search']}" if "search" in mine else "")
+  folder = Path(mine.get("folder", f"runs/sweeps/{name}"))
+  module = importlib.import_module(TARGETS[target])
+  dry_run = mine.get("dry_run", "false").lower()
+  if dry_run not in ("true", "false"):
+    raise SweepError(f"--dry_run: found {mine['dry_run']!r}, expected nothing behind it")
+  request = Request(
+    sweep=Sweep(name, config, base, folder, mine.get("workdirs", str(folder))),
+    file=file,
+    seeds=_seeds(mine.get("seeds", "")),
+    target=target,
+    module=module,
+    options=_options(module, {name: texts for name, texts in given.items() if name not in FLAGS}, target),
+    max_parallel=_count(mine, "max_parallel", 1 if target == "local" else 0),
+    search=mine.get("search", ""),
+    num_trials=_count(mine, "num_trials", 0),
+    search_seed=_count(mine, "search_seed", 0, least=0),
+    metric=mine.get("metric", "accuracy_final"),
+    dry_run=dry_run == "true",
+  )
+  _refuse_idle(request, mine)
+  return request
+
+
+def _refuse_idle(request: Request, given: Mapping[str, str]) -> None:
+  """Refuses flags that would have no effect."""
+  only_search = [name for name in ("num_trials", "search_seed", "metric") if name in given]
+  if only_search and not request.search:
+    raise SweepError(f"--{only_search[0]}: read with --search only, and there is no --search")
+  if request.max_parallel and request.target in ("xpk", "skypilot"):
+    raise SweepError(f"--max_parallel: not for --target={request.target}, whose queue decides; leave it out")
+  if request.target == "local" and "workdirs" in given:
+    raise SweepError("--workdirs: not for --target=local, whose workdirs lie in --folder; leave it out")
+  if not request.search:
+    return
+  if request.search not in ("random", "tpe"):
+    raise SweepError(f"--search: found {request.search!r}, expected random or tpe")
+  if request.target != "local":
+    raise SweepError(f"--search with --target={request.target}: found no way to learn results there, expected --target=local")
+  if request.seeds:
+    raise SweepError("--seeds with --search: found both, expected one; give the space a seed, as in 'seed': h.choice((0, 1, 2))")
+  if not request.num_trials:
+    raise SweepError("--search needs --num_trials, as in --search=random --num_trials=20")
+
+
+def _options(module: ModuleType, given: Mapping[str, Sequence[str]], target: str) -> Any:
+  """The target's flags; where one is unknown, those of the launcher are known as well."""
+  import difflib
+
+  for flag in given:
+    if flag.removeprefix(f"{target}.") not in module.Options._fields and (near := difflib.get_close_matches(flag, FLAGS, n=1, cutoff=0.75)):
+      raise SweepError(f"--{flag}: unknown, did you mean --{near[0]}?")
+  return trial.options(module.Options, given, target=target)
+
+
+def _seeds(text: str) -> tuple[int, ...]:
+  try:
+    seeds = tuple(int(part) for part in text.split(",")) if text else ()
+  except ValueError:
+    raise SweepError(f"--seeds: found {text!r}, expected whole numbers with commas, as in 0,1,2") from None
+  if len(set(seeds)) < len(seeds):
+    raise SweepError(f"--seeds: found {text!r}, expected each seed once")
+  return seeds
+
+
+def _count(given: Mapping[str, str], name: str, default: int, *, least: int = 1) -> int:
+  text = given.get(name, str(default))
+  if name in given and not (text.isdecimal() and int(text) >= least):
+    raise SweepError(f"--{name}: found {text!r}, expected a whole number, {least} or more")
+  return int(text)
+
+
+def launch(request: Request) -> int:
+  """Reads the rows, checks all of them, and hands them to the target."""
+  if request.search:
+    return searching.launch(request)
+  found = rows.read_sweep(request.file, seeds=request.seeds)
+  configs = rows.check_rows(request.sweep.config, request.sweep.base, found)
+  trials = trial.make_trials(request.sweep, found)
+  if request.target in ("local", "slurm"):
+    trial.refuse_changed(trials, configs)
+  if request.target == "local":
+    local.check(request.options, request.max_parallel)
+  if request.dry_run and request.target == "local":
+    for one in trials:
+      print(f"{one.row.id}  {rows.shown(one.row.overrides)}\n  {shlex.join(one.command)}")
+    print(f"{len(trials)} trial(s), {request.max_parallel} at a time, in {request.sweep.folder}; nothing was started")
+    return 0
+  with trial.claimed(request.sweep):
+    for row_id, overrides in trial.record(request.sweep, found).items():
+      print(f"note: row {row_id} ({rows.shown(overrides)}) is no longer in the sweep; {request.sweep.workdirs}/{row_id} is left as it is")
+    if request.target == "local":
+      return running.run(request, trials)
+    return hand_over(request, trials)
+
+
+def hand_over(request: Request, trials: Sequence[Trial]) -> int:
+  """Scripts and manifests for another machine, and their submission unless this is a dry run."""
+  more = {"max_parallel": request.max_parallel} if request.target == "slurm" else {}
+  if request.dry_run:
+    for path in request.module.write(trials, request.sweep.folder, options=request.options, **more):
+      print(path)
+    print(f"{len(trials)} trial(s) for {request.target}; nothing was submitted")
+  else:
+    request.module.submit(trials, request.sweep.folder, options=request.options, **more)
+  return 0
+
+
+if __name__ == "__main__":
+  sys.exit(main())

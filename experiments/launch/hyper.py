@@ -1,0 +1,136 @@
+"""What a file's `get_hyper(h)` builds its rows with: `h` is this module. Rows are plain lists of {field: value}.
+
+  def get_hyper(h):
+    return h.product([
+      h.zipit([h.sweep("objective.clip_low", (3e-3, 6e-3)), h.sweep("objective.clip_high", (4e-3, 8e-3))]),
+      h.sweep("seed", range(5)),
+    ])
+
+The names are those of big_vision's and scenic's config files. A file's `space(h)`, for `--search`, says with it what to draw from:
+
+  def space(h):
+    return {"objective.clip_low": h.log_uniform(1e-4, 1e-2), "learner.updates_per_rollout": h.choice((1, 2, 4)), "num_steps": 60}
+"""
+
+import itertools
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+Rows = list[dict[str, Any]]
+
+
+class Uniform(NamedTuple):
+  """Numbers between two, evenly spread, or their logarithms are.
+
+  Attributes:
+    low: smallest.
+    high: largest.
+    log: whether logarithms are spread.
+    whole: whole numbers only.
+  """
+
+  low: float
+  high: float
+  log: bool = False
+  whole: bool = False
+
+
+class Choice(NamedTuple):
+  """One of some values.
+
+  Attributes:
+    values: at least one.
+  """
+
+  values: tuple[Any, ...]
+
+
+def uniform(low: float, high: float) -> Uniform:
+  """A number from low to high."""
+  return _checked(Uniform(float(low), float(high)))
+
+
+def log_uniform(low: float, high: float) -> Uniform:
+  """A number from low to high, as likely between 1e-4 and 1e-3 as between 1e-3 and 1e-2."""
+  if low <= 0:
+    raise ValueError(f"log_uniform: found {low} to {high}, expected numbers > 0")
+  return _checked(Uniform(float(low), float(high), log=True))
+
+
+def integers(low: int, high: int) -> Uniform:
+  """A whole number from low to high, both included."""
+  return _checked(Uniform(int(low), int(high), whole=True))
+
+
+def choice(values: Iterable[Any]) -> Choice:
+  """One of the values."""
+  found = tuple(values)
+  if not found:
+    raise ValueError("choice: found no values, expected at least one")
+  return Choice(found)
+
+
+def _checked(space: Uniform) -> Uniform:
+  if not space.low < space.high:
+    raise ValueError(f"found {space.low} to {space.high}, expected the smaller number first")
+  return space
+
+
+def sweep(field: str, values: Iterable[Any]) -> Rows:
+  """A row for each value of one field.
+
+  Example:
+    >>> sweep("seed", range(2))
+    [{'seed': 0}, {'seed': 1}]
+  """
+  return [{field: value} for value in values]
+
+
+def fixed(field: str, value: Any, length: int = 1) -> Rows:
+  """The same value in each of `length` rows."""
+  return [{field: value}] * length
+
+
+def product(groups: Sequence[Rows]) -> Rows:
+  """Every combination of a row of each group, the last group fastest.
+
+  Example:
+    >>> product([sweep("a", (1, 2)), sweep("seed", (0, 1))])
+    [{'a': 1, 'seed': 0}, {'a': 1, 'seed': 1}, {'a': 2, 'seed': 0}, {'a': 2, 'seed': 1}]
+  """
+  return [_merged(rows) for rows in itertools.product(*groups)]
+
+
+def zipit(groups: Sequence[Rows]) -> Rows:
+  """The groups side by side: first rows with first rows, and so on. A group of one row goes with all.
+
+  Raises:
+    ValueError: groups of different lengths.
+
+  Example:
+    >>> zipit([sweep("a", (1, 2)), sweep("b", (3, 4))])
+    [{'a': 1, 'b': 3}, {'a': 2, 'b': 4}]
+  """
+  longest = max(map(len, groups), default=0)
+  if wrong := sorted({len(rows) for rows in groups} - {1, longest}):
+    raise ValueError(f"zipit: groups of {', '.join(map(str, [*wrong, longest]))} rows, expected as many rows in each")
+  return [_merged(rows) for rows in zip(*(rows * longest if len(rows) == 1 else rows for rows in groups), strict=True)]
+
+
+def chainit(groups: Sequence[Rows]) -> Rows:
+  """The rows of one group after those of the other.
+
+  Example:
+    >>> chainit([sweep("a", (1,)), sweep("b", (2,))])
+    [{'a': 1}, {'b': 2}]
+  """
+  return [dict(row) for rows in groups for row in rows]
+
+
+def _merged(rows: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
+  merged: dict[str, Any] = {}
+  for row in rows:
+    if both := merged.keys() & row.keys():
+      raise ValueError(f"{', '.join(sorted(both))}: set by two groups of one product or zipit, expected one")
+    merged |= row
+  return merged

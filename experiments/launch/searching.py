@@ -1,0 +1,292 @@
+"""Trials that are drawn, not listed: random search or TPE, through Optuna. `ask` and `tell` serve a notebook as well.
+
+  search = open_search(Path("runs/search"), {"learner.learning_rate": hyper.log_uniform(1e-5, 1e-3)}, kind="tpe")
+  row = ask(search)                                   # {"learner.learning_rate": 0.000231}, and its id
+  tell(search, row, my_training(row.overrides))       # larger is better; None for a failure
+
+The study is a file of the folder, `study.jsonl`: another `open_search` goes on with it.
+
+References:
+  Algorithms for hyper-parameter optimization (TPE), NeurIPS 2011; Optuna, arXiv:1907.10902, 2019
+"""
+
+import json
+import math
+import warnings
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from experiments.launch import hyper, local, rows, running, trial
+from experiments.launch.rows import Row, SweepError
+from experiments.launch.status import FAILED, FINISHED, STOPPED, WAITING, Status
+from experiments.launch.trial import Trial
+from jaxrl_llm import command_line
+
+_DIGITS = 4  # Significant ones of a number that is drawn: nobody wants to read, or type, more.
+_DRAWS = 50  # In vain, before a space is said to be exhausted.
+_LATER = "drawn before, or impossible"
+
+
+class Search(NamedTuple):
+  """A search.
+
+  Attributes:
+    study: of Optuna.
+    space: a `hyper.Uniform`, a `hyper.Choice` or a fixed value by field.
+    kind: "random" | "tpe".
+    seed: of the draws.
+  """
+
+  study: Any
+  space: Mapping[str, Any]
+  kind: str
+  seed: int
+
+
+def open_search(folder: Path, space: Mapping[str, Any], *, kind: str = "random", seed: int = 0) -> Search:
+  """Opens the search of a folder, or begins one.
+
+  Args:
+    folder: gets `study.jsonl`.
+    space: what to draw from, by field.
+    kind: "random" | "tpe".
+    seed: of the draws: the n-th draw depends on it, on n and, for TPE, on what has been told.
+
+  Raises:
+    ImportError: no Optuna.
+    SweepError: a space that is none, or an unknown kind.
+  """
+  optuna = _optuna()
+  if kind not in ("random", "tpe"):
+    raise SweepError(f"--search: found {kind!r}, expected random or tpe")
+  if not isinstance(space, Mapping) or not any(isinstance(each, hyper.Uniform | hyper.Choice) for each in space.values()):
+    raise SweepError('space: found nothing to draw, expected fields with distributions, as in {"seed": h.choice((0, 1))}')
+  folder.mkdir(parents=True, exist_ok=True)
+  backend = optuna.storages.journal.JournalFileBackend(str(folder / "study.jsonl"))
+  storage = optuna.storages.JournalStorage(backend)
+  study = optuna.create_study(storage=storage, study_name="search", direction="maximize", load_if_exists=True)
+  return Search(study, {field.removeprefix("config."): value for field, value in space.items()}, kind, seed)
+
+
+def ask(search: Search) -> Row:
+  """Draws a row that was not drawn before.
+
+  Raises:
+    SweepError: the space has no further one, or has changed since the search began.
+  """
+  optuna = _optuna()
+  seen = {one.user_attrs.get("row") for one in search.study.get_trials(deepcopy=False)}
+  for _ in range(_DRAWS):
+    seed = search.seed * 1_000_003 + len(search.study.get_trials(deepcopy=False))
+    # A new one each time, so that the n-th draw is the same after a relaunch.
+    samplers = {"random": optuna.samplers.RandomSampler, "tpe": optuna.samplers.TPESampler}
+    search.study.sampler = samplers[search.kind](seed=seed)
+    try:
+      drawn = search.study.ask(_distributions(search.space))
+    except ValueError as error:
+      raise SweepError(f"space: it is not the one that this folder's search began with ({error}); give another --folder") from error
+    row = _row(search.space, drawn.params)
+    if row.id not in seen:
+      drawn.set_user_attr("row", row.id)
+      return row
+    search.study.tell(drawn, state=optuna.trial.TrialState.FAIL)
+  raise SweepError(f"space: {_DRAWS} draws in a row were {_LATER}; the space has no more rows than these {len(seen - {None})}")
+
+
+def tell(search: Search, row: Row, value: float | None) -> None:
+  """Tells a search what became of a row; a row that it knows of already is passed over.
+
+  Args:
+    search: that drew it.
+    row: from `ask`.
+    value: of the metric, larger is better; None, or not finite, for a failure.
+  """
+  optuna = _optuna()
+  for one in search.study.get_trials(deepcopy=False):
+    if one.user_attrs.get("row") == row.id and not one.state.is_finished():
+      if value is None or not math.isfinite(value):
+        search.study.tell(one.number, state=optuna.trial.TrialState.FAIL)
+      else:
+        search.study.tell(one.number, value)
+
+
+def asked(search: Search) -> list[tuple[Row, bool]]:
+  """All rows drawn so far, in order, and whether the search has been told of each."""
+  found = []
+  for one in search.study.get_trials(deepcopy=False):
+    if "row" in one.user_attrs:
+      # Its id is what it was, should the fixed values of the space have changed since.
+      found.append((_row(search.space, one.params)._replace(id=one.user_attrs["row"]), one.state.is_finished()))
+  return found
+
+
+def _optuna() -> Any:
+  try:
+    import optuna
+    import optuna.storages.journal
+  except ImportError as error:
+    raise ImportError(f'--search needs Optuna: pip install "jaxrl-llm[sweeps]" ({error})') from error
+  optuna.logging.set_verbosity(optuna.logging.WARNING)
+  warnings.filterwarnings("ignore", category=optuna.exceptions.ExperimentalWarning)
+  return optuna
+
+
+def _distributions(space: Mapping[str, Any]) -> dict[str, Any]:
+  found, of = {}, _optuna().distributions
+  for field, each in space.items():
+    if isinstance(each, hyper.Choice):
+      found[field] = of.CategoricalDistribution([rows.value_text(value) for value in each.values])
+    elif isinstance(each, hyper.Uniform) and each.whole:
+      found[field] = of.IntDistribution(int(each.low), int(each.high))
+    elif isinstance(each, hyper.Uniform):
+      found[field] = of.FloatDistribution(each.low, each.high, log=each.log)
+  return found
+
+
+def _row(space: Mapping[str, Any], drawn: Mapping[str, Any]) -> Row:
+  overrides = {}
+  for field, each in space.items():
+    value = drawn.get(field, each)
+    if isinstance(each, hyper.Choice):
+      value = next(one for one in each.values if rows.value_text(one) == value)
+    elif isinstance(value, float) and isinstance(each, hyper.Uniform):
+      value = float(f"{value:.{_DIGITS}g}")
+    overrides[field] = value
+  return rows.make_row(overrides)
+
+
+def read_space(path: str) -> dict[str, Any]:
+  """What a file's `space(h)` returns.
+
+  Raises:
+    SweepError: see `rows.read_sweep`.
+  """
+  function = rows.load_file(path).get("space")
+  if not callable(function):
+    raise SweepError(f"--sweep={path}: found no space(h), expected one with --search; see experiments/sweeps/learning_rate.py")
+  space = rows.call(path, lambda: function(hyper))
+  if not isinstance(space, dict):
+    raise SweepError(f"--sweep={path}: space returned a {type(space).__name__}, expected a dict of distributions by field")
+  return space
+
+
+def metric_of(workdir: Path, name: str) -> float | None:
+  """A number of a finished run's summary.json; None where there is none."""
+  try:
+    value = json.loads((workdir / "summary.json").read_text(encoding="utf-8")).get(name)
+  except (OSError, ValueError):
+    return None
+  return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
+
+
+def launch(request: Any) -> int:
+  """Draws and runs `num_trials` trials, or as many as are still missing.
+
+  Args:
+    request: of the user.
+
+  Returns:
+    The exit status.
+
+  Raises:
+    SweepError: a space with fields or values that the config does not take.
+  """
+  space, sweep = read_space(request.file), request.sweep
+  local.check(request.options, request.max_parallel)
+  _check_space(request, space)
+  if request.dry_run:
+    for field, each in space.items():
+      print(f"config.{field}: {_in_words(each)}")
+    print(f"{request.num_trials} trial(s) by {request.search} for the largest {request.metric}, in {sweep.folder}; nothing was started")
+    return 0
+  with trial.claimed(sweep):
+    trial.record(sweep, [])  # Refuses a folder of something else.
+    search = open_search(sweep.folder, space, kind=request.search, seed=request.search_seed)
+    known = [(trial.make_trial(sweep, row), is_told) for row, is_told in asked(search)]
+    trials = [one for one, _ in known]
+    _tell_old(request, search, known)
+    again = [one for one, is_told in known if not is_told and metric_of(Path(one.workdir), request.metric) is None]
+    if trials:
+      print(f"{len(trials)} trials were drawn before; {len(again)} of them are not finished and go on")
+
+    def source() -> Iterator[Trial]:
+      yield from again
+      while len(trials) < request.num_trials:
+        try:
+          row = _ask_possible(request, search)
+        except SweepError as error:
+          print(f"note: {error}")
+          return
+        trials.append(trial.make_trial(sweep, row))
+        trial.record(sweep, [one.row for one in trials])
+        yield trials[-1]
+
+    def told(one: Trial, at: Status) -> None:
+      if at.state in (FINISHED, FAILED):
+        tell(search, one.row, metric_of(Path(one.workdir), request.metric) if at.state == FINISHED else None)
+
+    complete = running.work(request, lambda: trials, source(), told=told)
+    # What failed is a result, which the search has learned from.
+    code = running.finish(request, trials, complete=complete, retried=(STOPPED, WAITING))
+    _say_best(request, search)
+    return code
+
+
+def _tell_old(request: Any, search: Search, known: list[tuple[Trial, bool]]) -> None:
+  """Trials that finished when nobody was there to tell of it."""
+  for one, is_told in known:
+    if not is_told and (value := metric_of(Path(one.workdir), request.metric)) is not None:
+      tell(search, one.row, value)
+
+
+def _check_space(request: Any, space: Mapping[str, Any]) -> None:
+  """Refuses fields and values that no draw could make right."""
+  ends: dict[str, tuple[Any, ...]] = {}
+  for field, each in space.items():
+    is_range = isinstance(each, hyper.Uniform)
+    number = int if is_range and each.whole else float
+    ends[field] = each.values if isinstance(each, hyper.Choice) else (number(each.low), number(each.high)) if is_range else (each,)
+  wrong = {}
+  for field, values in ends.items():
+    for value in values:
+      row = rows.make_row({field: value})
+      try:
+        command_line.override(command_line.load(request.sweep.config), rows.overrides_of(request.sweep.base, row))
+      except command_line.UsageError as error:
+        wrong |= dict.fromkeys(str(error).splitlines())
+  if wrong:
+    raise SweepError("\n".join(wrong))
+
+
+def _ask_possible(request: Any, search: Search) -> Row:
+  """A row whose settings go together; those that do not are told as failures and drawn anew."""
+  line = ""
+  for _ in range(_DRAWS):
+    row = ask(search)
+    try:
+      rows.check_rows(request.sweep.config, request.sweep.base, [row])
+    except SweepError as error:
+      tell(search, row, None)
+      line = str(error).splitlines()[0]
+      print(f"note: drawn and refused, {rows.shown(row.overrides)}: {line}")
+      continue
+    return row
+  raise SweepError(f"space: {_DRAWS} draws in a row were impossible, the last: {line}")
+
+
+def _say_best(request: Any, search: Search) -> None:
+  finished = [one for one in search.study.get_trials(deepcopy=False) if one.value is not None]
+  if not finished:
+    return print(f"no trial has told a {request.metric}")
+  best = max(finished, key=lambda one: one.value)
+  row = _row(search.space, best.params)
+  print(f"best {request.metric}: {best.value:.6g}, {best.user_attrs['row']} ({rows.shown(row.overrides)})")
+
+
+def _in_words(each: Any) -> str:
+  if isinstance(each, hyper.Choice):
+    return f"one of {', '.join(map(rows.value_text, each.values))}"
+  if isinstance(each, hyper.Uniform):
+    return f"{'whole numbers' if each.whole else 'numbers'} from {each.low:g} to {each.high:g}{', by their logarithm' if each.log else ''}"
+  return f"{each!r}"

@@ -1,0 +1,197 @@
+"""TPUs that SkyPilot finds and holds: a managed job for each trial, on spot machines that it replaces when they are taken away.
+
+One slice a trial: SkyPilot starts the same command on every host of it, and the hosts find each other as on any TPU VM. It has no limit of
+restarts after our exit status 42. SkyPilot (tried with 0.14.1) is a command in an environment of its own, `pipx install 'skypilot[gcp]'`;
+a dry run does without.
+"""
+
+import json
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path, PurePosixPath
+from typing import Any, NamedTuple
+
+from experiments.launch import jobset, slices
+from experiments.launch.rows import SweepError
+from experiments.launch.trial import Trial
+from experiments.launch.xpk_command import job_name
+
+RESTARTED = (42, 134, 137, 143)
+"""Exit statuses after which a trial starts again: ours after SIGTERM or a hang, a lost peer, SIGKILL and SIGTERM."""
+
+_TPU = re.compile(r"(tpu-)?(v\d+[a-z]*)-(\d+)")
+# The Python of TPU VMs may be older than ours.
+_SETUP = "\n".join((
+  "python3 -m pip install -q uv",
+  "python3 -m uv venv -q --allow-existing --python 3.12 .venv",
+  "python3 -m uv pip install -q --python .venv/bin/python -e '.[tpu]'",
+))  # fmt: skip
+_ENDED_BADLY = ("FAILED", "CANCELLED")
+
+
+class Options(NamedTuple):
+  """The target's own flags.
+
+  Attributes:
+    tpu_type: of the slice, such as "v5p-128" (its cores) or "v6e-32".
+    bucket: for the workdirs, as in gs://my-bucket.
+    mount: the folder that the bucket is mounted on; workdirs lie in it.
+    infra: where, as SkyPilot writes it: gcp, gcp/us-east5 or gcp/us-east5/us-east5-a.
+    machines: "spot", which may be taken away and cost less, or "on-demand".
+    setup: shell commands before the first start on a machine, in the folder of this checkout.
+    env: further environment variables, NAME=VALUE each.
+    sky: the command.
+  """
+
+  tpu_type: str
+  bucket: str = ""
+  mount: str = "/mnt/runs"
+  infra: str = "gcp"
+  machines: str = "spot"
+  setup: str = _SETUP
+  env: tuple[str, ...] = ()
+  sky: str = "sky"
+
+
+class SkyPilotError(SweepError):
+  """What cannot be launched; the message is the lines to show."""
+
+
+def task(trial: Trial, options: Options) -> dict[str, Any]:
+  """A trial as SkyPilot describes a task.
+
+  Args:
+    trial: one of the sweep.
+    options: of the target.
+
+  Raises:
+    SkyPilotError: a setting that SkyPilot would refuse on the way, or a config for several slices.
+  """
+  found = _TPU.fullmatch(options.tpu_type)
+  if found is None:
+    raise SkyPilotError(f"--tpu_type={options.tpu_type}: expected a generation and a number of cores or chips, as in v5p-128 or v6e-32")
+  if options.machines not in ("spot", "on-demand"):
+    raise SkyPilotError(f"--machines={options.machines}: expected spot or on-demand")
+  try:
+    slices.mesh_arguments(trial.command, 1)
+  except ValueError as error:
+    raise SkyPilotError(f"trial {trial.name}: {error}") from error
+  where = {"infra": options.infra, "accelerators": f"tpu-{found[2]}-{found[3]}", "use_spot": options.machines == "spot"}
+  return {
+    "name": job_name(trial),
+    "resources": where | {"job_recovery": {"max_restarts_on_errors": 0, "recover_on_exit_codes": list(RESTARTED)}},
+    "num_nodes": 1,
+    "workdir": ".",
+    "file_mounts": {options.mount: {"source": options.bucket or "gs://BUCKET", "mode": "MOUNT"}},
+    "envs": dict(_named(each) for each in options.env),
+    "setup": options.setup,
+    "run": f"export PATH=$PWD/.venv/bin:$PATH\n{shlex.join(trial.command)}\n",
+  }
+
+
+def _named(each: str) -> tuple[str, str]:
+  name, equals, value = each.partition("=")
+  if not equals or not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
+    raise SkyPilotError(f"--env: found {each!r}, expected NAME=VALUE")
+  return name, value
+
+
+def write(trials: Sequence[Trial], folder: Path, *, options: Options) -> list[Path]:
+  """A YAML for each trial, and the commands that would submit them.
+
+  Args:
+    trials: of the sweep.
+    folder: gets `skypilot/JOB.yaml` and `submit.sh`.
+    options: of the target.
+
+  Returns:
+    The files.
+  """
+  if lost := _lost(trials, options):
+    print(f"note: {lost}", file=sys.stderr)
+  (folder / "skypilot").mkdir(parents=True, exist_ok=True)
+  paths, lines = [], ["#!/bin/sh -ex"]
+  for trial in trials:
+    found = task(trial, options)
+    path = folder / "skypilot" / f"{found['name']}.yaml"
+    path.write_text(f"# {trial.name}\n" + jobset.dump(found), encoding="utf-8")
+    paths.append(path)
+    lines.append(shlex.join(_launch(options.sky, path)))
+  script = folder / "submit.sh"
+  script.write_text("\n".join(lines) + "\n", encoding="utf-8")
+  return [*paths, script]
+
+
+def _lost(trials: Sequence[Trial], options: Options) -> str:
+  """What is wrong with workdirs that are not in the bucket."""
+  if PurePosixPath(options.mount) in PurePosixPath(trials[0].workdir).parents:
+    return ""
+  return f"workdirs in {trials[0].workdir} end with their machine; set --workdirs={options.mount}/SWEEP, where the bucket is mounted"
+
+
+def _launch(sky: str, path: Path) -> list[str]:
+  return [sky, "jobs", "launch", "--yes", "--async", str(path)]
+
+
+def submit(trials: Sequence[Trial], folder: Path, *, options: Options, tell=print) -> list[str]:
+  """Submits what is neither waiting, running nor finished.
+
+  Args:
+    trials: of the sweep.
+    folder: for the YAML files.
+    options: of the target; the bucket must be there.
+    tell: takes a line for each trial.
+
+  Returns:
+    The names of the jobs that were submitted.
+
+  Raises:
+    SkyPilotError: see `task`; there is no bucket or no SkyPilot, or it cannot be asked.
+  """
+  if not options.bucket:
+    raise SkyPilotError("--bucket: not set; a submission needs one for the workdirs, as in --bucket=gs://my-bucket")
+  if lost := _lost(trials, options):
+    raise SkyPilotError(lost)
+  if shutil.which(options.sky) is None:
+    raise SkyPilotError(f"--target=skypilot: {options.sky} is not on the PATH; install it with `pipx install 'skypilot[gcp]'`")
+  paths, there, done = write(trials, folder, options=options), jobs(options.sky), []
+  for trial, path in zip(trials, paths, strict=False):  # The last path is the script's.
+    name = job_name(trial)
+    state = there.get(name, "")
+    if state and not state.startswith(_ENDED_BADLY):
+      tell(f"{trial.name}: {name} is {state}; skipped")
+      continue
+    _run(_launch(options.sky, path))
+    tell(f"{trial.name}: {name} {'was ' + state + ', and is submitted again' if state else 'is submitted'}")
+    done.append(name)
+  return done
+
+
+def jobs(sky: str) -> dict[str, str]:
+  """The newest state of every managed job by name, such as "RUNNING"; jobs of one name are told from each other by their number.
+
+  Raises:
+    SkyPilotError: it cannot be asked.
+  """
+  text = _run([sky, "jobs", "queue", "--all", "--output", "json"])
+  try:
+    rows = json.loads(text)
+    return {row["job_name"]: _state(row) for row in sorted(rows, key=lambda row: row["job_id"])}
+  except (ValueError, KeyError, TypeError) as error:
+    raise SkyPilotError(f"sky jobs queue: found no list of jobs ({type(error).__name__}: {error})") from error
+
+
+def _state(row: Mapping[str, Any]) -> str:
+  return str(row["status"]).rsplit(".", 1)[-1]
+
+
+def _run(command: Sequence[str]) -> str:
+  result = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True)
+  if result.returncode:
+    lines = (result.stderr or result.stdout).strip().splitlines() or ["it said nothing"]
+    raise SkyPilotError(f"{shlex.join(command[:3])}: exit status {result.returncode}: {lines[-1].strip()[:500]}")
+  return result.stdout

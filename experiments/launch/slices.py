@@ -1,0 +1,71 @@
+"""Slices of TPUs: what a trial's config must say of them, found out before anything is submitted."""
+
+import math
+from collections.abc import Sequence
+
+from jaxrl_llm import command_line, config_check
+
+AXES = ("data", "fsdp", "expert", "context", "tensor")
+
+
+def mesh_arguments(command: Sequence[str], num_slices: int) -> list[str]:
+  """What a trial's command lacks to run on several slices, which only the mesh axis `data` crosses.
+
+  A config that leaves `data` at 1 gets one part of it for each slice, and its micro-batches are as many times fewer: a chip then holds as
+  many rows at once as on one slice. The loss is the same.
+
+  Args:
+    command: `python -m jaxrl_llm.main --config=...`.
+    num_slices: slices that a network joins.
+
+  Returns:
+    Flags for the end of the command; none where the config says it all.
+
+  Raises:
+    ValueError: the config asks for a `data` or for `slices` that do not go with them.
+
+  Example:
+    >>> mesh_arguments(["python", "-m", "jaxrl_llm.main", "--config=configs/gspo.py:qwen3-30b-a3b"], 2)
+    ['--config.mesh.data=2', '--config.learner.micro_batches=4']
+  """
+  _, overrides, _ = command_line.split(command[3:])
+  config = command_line.parse(command[2:]).config
+  mesh, micro_batches = config.mesh, config.learner.micro_batches
+  if mesh.slices not in (None, num_slices):
+    raise ValueError(f"config.mesh.slices: found {mesh.slices}, but a trial has {num_slices} slice(s); set --num_slices or the field")
+  if mesh.data == -1 or mesh.data % num_slices == 0:
+    return []
+  if mesh.data != 1 or "mesh.data" in overrides:
+    raise ValueError(
+      f"config.mesh.data: found {mesh.data}, expected a multiple of the {num_slices} slices, which only data may cross, or -1; "
+      f"for instance --config.mesh.data={num_slices}"
+    )
+  fewer = "learner.micro_batches" not in overrides and micro_batches % num_slices == 0
+  return [f"--config.mesh.data={num_slices}"] + ([f"--config.learner.micro_batches={micro_batches // num_slices}"] if fewer else [])
+
+
+def check_chips(command: Sequence[str], chips: int) -> None:
+  """Refuses a config whose mesh does not make up a trial's chips, or whose rows they do not divide.
+
+  Args:
+    command: `python -m jaxrl_llm.main --config=...`.
+    chips: of all slices; a device each.
+
+  Raises:
+    ValueError: it does not, with what would; a line each.
+  """
+  config = command_line.parse(command[2:]).config
+  mesh = config.mesh
+  sizes = {axis: mesh[axis] for axis in AXES}
+  known, free = math.prod(size for size in sizes.values() if size != -1), [axis for axis in AXES if sizes[axis] == -1]
+  left = chips - mesh.sampler
+  if left % known if free else left != known:
+    asked = ", ".join(f"mesh.{axis}={size}" for axis, size in sizes.items())
+    needed = f"{'a multiple of ' if free else ''}{known} devices"
+    raise ValueError(f"{asked}: {needed}, but a trial has {left} for the learner; mesh.fsdp=-1 takes what others leave")
+  for axis in free:  # One at the most.
+    sizes[axis] = left // known
+  learner = sizes["data"] * sizes["fsdp"] * sizes["expert"]
+  sampler = mesh.sampler // mesh.sampler_tensor or learner
+  if found := list(config_check.row_problems(config, learner, sampler, context=sizes["context"])):
+    raise ValueError("\n".join(found))

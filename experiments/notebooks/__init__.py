@@ -1,0 +1,1 @@
+"""Five lectures as notebooks: jupytext pairs of a script (`.py`, the source) and a notebook with its outputs (`.ipynb`, for reading)."""

@@ -1,0 +1,97 @@
+"""Keeps what the lectures read of a run: `python -m experiments.notebooks.keep_log WORKDIR [NAME] [--texts]`.
+
+Of `metrics.jsonl` the metrics of `METRICS` in four digits and one row in 50 of the warm start, with `--texts` those of some steps
+of `samples.jsonl`, and `config.json` and `summary.json` without what says where the run was made.
+"""
+
+import argparse
+import json
+import pathlib
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from experiments.notebooks.sources import HERE
+from jaxrl_llm.metrics import read_rows
+
+LOGS = HERE / "logs"
+
+METRICS = (
+  "actor/entropy", "actor/grad_norm", "actor/loss", "actor/lr", "actor/pg_clipfrac", "actor/ppo_kl_k3", "actor/kl_loss",
+  "sapo/gate_pos", "sapo/gate_neg", "ratio/min", "ratio/max", "ratio/p99", "ratio/sequence/p99", "critic/rewards/mean",
+  "response_length/mean", "response_length/max", "response_length/clip_ratio", "group/frac_reward_zero_std", "train/skipped",
+  "train/skipped_steps", "timing_s/rollout", "timing_s/reward", "timing_s/old_logprobs", "timing_s/ref_logprobs", "timing_s/update",
+  "timing_s/step", "perf/throughput", "actor/nll_loss",
+)  # fmt: skip
+"""Metrics of a step that a lecture draws or names; those of evaluations are kept as well."""
+
+SAMPLED_STEPS = 5
+SAMPLES = 6  # Of a step.
+_CLOSE = ("eval/", "ratio/", "sapo/")  # Close to 1, or to be equal to the summary: six digits.
+_TEXTS = ("step", "phase", "prompt", "response", "answer", "level", "reward", "correct", "advantage", "num_tokens", "stopped")
+_PRIVATE = ("command", "data", "started", "finished", "workdir")
+
+
+def kept_metrics(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+  """Rows with the metrics that are read.
+
+  Example:
+    >>> kept_metrics([{"step": 1, "phase": "rl", "actor/loss": 0.123456789, "ratio/ess": 1.0}])
+    [{'step': 1, 'phase': 'rl', 'actor/loss': 0.1235}]
+  """
+  rows = [row for row in rows if row["phase"] != "warm_start" or row["step"] % 50 == 0 or row["step"] == 1]
+  wanted = lambda name: name in METRICS or name.startswith("eval/") or name in ("step", "phase", "nonfinite")
+  return [{name: _short(value, 6 if name.startswith(_CLOSE) else 4) for name, value in row.items() if wanted(name)} for row in rows]
+
+
+def _short(value: Any, digits: int = 4) -> Any:
+  return float(f"{value:.{digits}g}") if isinstance(value, float) else value
+
+
+def kept_samples(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+  """The texts of some responses of some steps, from the first to the last."""
+  steps = sorted({row["step"] for row in rows if row["phase"] == "rl"})
+  chosen = {steps[round(i * (len(steps) - 1) / (SAMPLED_STEPS - 1))] for i in range(SAMPLED_STEPS)} if steps else set()
+  found = []
+  for step in sorted(chosen):
+    mine = [row for row in rows if row["step"] == step and row["phase"] == "rl"][:SAMPLES]
+    found += [{name: _short(row[name]) for name in _TEXTS if name in row} for row in mine]
+  return found
+
+
+def keep(workdir: pathlib.Path, folder: pathlib.Path, *, texts: bool) -> int:
+  """Writes the log of a run, with some of its responses or without; returns its size in bytes."""
+  folder.mkdir(parents=True, exist_ok=True)
+  for name, rows in (("metrics", kept_metrics), *([("samples", kept_samples)] if texts else [])):
+    lines = (json.dumps(row, separators=(",", ":")) + "\n" for row in rows(read_rows(workdir / f"{name}.jsonl")))
+    (folder / f"{name}.jsonl").write_text("".join(lines), encoding="utf-8")
+  for name in ("config", "summary"):
+    found = json.loads((workdir / f"{name}.json").read_text("utf-8"))
+    public = {key: value for key, value in found.items() if key not in _PRIVATE}
+    (folder / f"{name}.json").write_text(json.dumps(public, separators=(",", ":"), sort_keys=True) + "\n", encoding="utf-8")
+  return sum(path.stat().st_size for path in folder.iterdir())
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+  """Command line; returns the exit status."""
+  parser = argparse.ArgumentParser(prog="python -m experiments.notebooks.keep_log", description="Keeps what the lectures read of a run.")
+  parser.add_argument("workdir", type=pathlib.Path, metavar="WORKDIR", help="folder of a finished run")
+  parser.add_argument("name", nargs="?", metavar="NAME", help="of the log; the folder's own without one")
+  parser.add_argument("--texts", action="store_true", help="also keep some responses")
+  args = parser.parse_args(argv)
+  name = args.workdir.resolve().name if args.name is None else args.name
+  problem = ""
+  if not (args.workdir / "summary.json").is_file():
+    problem = f"WORKDIR: found {args.workdir}, expected the folder of a finished run, with a summary.json"
+  elif pathlib.PurePath(name).name != name:
+    problem = f"NAME: found {name!r}, expected a plain name such as gspo-0"
+  if problem:
+    print(f"error: {problem}", file=sys.stderr)
+    return 2
+  size = keep(args.workdir, LOGS / name, texts=args.texts)
+  print(f"experiments/notebooks/logs/{name}: {size / 1e3:.0f} kB")
+  return 0
+
+
+if __name__ == "__main__":
+  sys.exit(main())

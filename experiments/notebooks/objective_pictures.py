@@ -1,0 +1,256 @@
+"""What lecture 1 (and 5) shows of objectives: tables from their docstrings, curves and maps of the coefficient C by autodiff."""
+
+import inspect
+import re
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+
+from experiments.ablations.objective_shapes import studies
+from experiments.ablations.objective_shapes.coefficients import coefficients, curve, policy_term
+from experiments.ablations.plots import BLACK, BLUE, GREEN, GREY, ORANGE, PINK, SKY, YELLOW, letter, two_sided
+from experiments.notebooks.pictures import Picture, Table, picture
+from jaxrl_llm import objectives
+from jaxrl_llm.types import Objective
+
+FAMILIES = {
+  "no gate": ("reinforce", "sft"),
+  "clip of a token": ("ppo", "grpo", "dr_grpo", "reinforce_plus_plus", "dapo", "minirl"),
+  "clip of a sequence": ("gspo", "gspo_token", "luspo", "rloo", "gmpo"),
+  "smooth": ("sapo", "custom", "maspo", "vespo"),
+  "capped weight": ("cispo", "minpro"),
+  "trust region": ("dppo_tv", "dppo_kl", "cppo"),
+}
+"""Every objective, by the kind of its gate. `custom` is the sequence's ratio through SAPO's gate here."""
+
+_COLORS = (BLUE, ORANGE, GREEN, PINK, YELLOW, SKY)
+_DASHES = ("-", (0, (4, 1.5)), (0, (1, 1)), (0, (5, 1, 1, 1)), (0, (3, 1, 1, 1, 1, 1)))
+_RATIO = np.union1d(np.linspace(0.02, 3.0, 150), 1.0)
+
+
+def slots_table(names: Sequence[str]) -> Table:
+  """What each objective puts into the three slots, and its paper, from the docstrings of its file and its function."""
+  rows = []
+  for name in names:
+    function = objectives.OBJECTIVES[name]
+    said = inspect.getdoc(sys.modules[function.__module__]).splitlines()[0]
+    ids = re.findall(r"arXiv:(\d{4}\.\d{5})", inspect.getdoc(function))
+    links = ", ".join(f"[{number}](https://arxiv.org/abs/{number})" for number in ids)
+    rows.append([f"`{name}`", *_three(said.partition(": ")[2].rstrip(".") or said.rstrip(".")), links])
+  return Table(["objective", "log-ratio", "gate", "weights", "arXiv"], rows)
+
+
+def _three(said: str) -> list[str]:
+  parts = [part.removeprefix("Any ").removeprefix("any ") for part in said.split(" x ")]
+  if len(parts) == 3:
+    return [f"any {part}" if said.startswith("Any") else part for part in parts]
+  return ["none", "none", "token mean"]  # Of `sft`: no gate, no advantage.
+
+
+def weighings(lengths: Sequence[int], max_tokens: int) -> Picture:
+  """The weight of one token, under each way to weigh, against the length of its response.
+
+  Args:
+    lengths: of the responses of a batch, in tokens.
+    max_tokens: budget of a response.
+  """
+  names = {"token mean": "dapo", "sequence mean": "grpo", "sequence sum": "reinforce", "constant": "dr_grpo"}
+  mask = (np.arange(max(lengths)) < np.array(lengths)[:, None]).astype(np.float32)
+  found = {}
+  for label, name in names.items():
+    made = objectives.make(name, **({"max_tokens": max_tokens} if label == "constant" else {}))
+    found[label] = np.asarray(made.weigh(jnp.asarray(mask), None))
+  says = "Weight of a token, and of a whole response, against the length of the response, for four ways to weigh tokens."
+  return picture(_weighings, found, lengths, height=2.2, says=says)
+
+
+def _weighings(figure: Any, found: Mapping[str, np.ndarray], lengths: Sequence[int]) -> None:
+  for axes, label, title, read in zip(
+    figure.subplots(1, 2), "ab", ("weight of one token", "weight of the whole response"), (lambda w: w[:, 0], lambda w: w.sum(axis=1)),
+    strict=True,
+  ):  # fmt: skip
+    for (name, weights), color, dash in zip(found.items(), _COLORS, _DASHES, strict=False):
+      axes.plot(lengths, read(weights), marker="o", color=color, linestyle=dash, label=name)
+    axes.set_yscale("log")
+    axes.set_xlabel("length of the response (tokens)")
+    letter(axes, label, title)
+  axes.legend(loc="center left", bbox_to_anchor=(1, 0.5))
+
+
+def ratio_noise(lengths: Sequence[int], spread: float, *, count: int = 2000, seed: int = 0) -> Picture:
+  """How far importance ratios of token, product and sequence stray, for independent normal log-ratios with E[r] = 1.
+
+  Args:
+    lengths: of responses, in tokens.
+    spread: standard deviation of a token's log-ratio, in nats.
+    count: responses of each length.
+    seed: of the noise.
+  """
+  rng, found = np.random.default_rng(seed), {}
+  for tokens in lengths:
+    z = spread * rng.standard_normal((count, tokens)) - spread**2 / 2
+    found[tokens] = {"token": z.ravel()[:count], "product": z.sum(axis=1), "sequence": z.mean(axis=1)}
+  says = "Distributions of the token's ratio, of their product and of the sequence's ratio, and their spread against length."
+  return picture(_ratio_noise, found, height=2.4, says=says)
+
+
+def _ratio_noise(figure: Any, found: Mapping[int, Mapping[str, np.ndarray]]) -> None:
+  histogram, lines = figure.subplots(1, 2)
+  labels = {"token": r"$r_t$ of a token", "product": r"$\rho=r_1\cdots r_T$", "sequence": r"$s=\rho^{1/T}$"}
+  longest = max(found)
+  bins = np.linspace(-1.0, 1.0, 81)
+  for (name, label), color in zip(labels.items(), (ORANGE, GREY, BLUE), strict=True):
+    histogram.hist(found[longest][name], bins=bins, density=True, color=color, alpha=0.55, label=label)
+    lines.plot(list(found), [np.std(one[name]) for one in found.values()], marker="o", color=color, label=label)
+  histogram.set_yscale("log")
+  histogram.set_ylim(0.05, 100)
+  histogram.set_xlabel("log of the ratio (nats)")
+  histogram.set_ylabel("density")
+  letter(histogram, "a", f"responses of {longest} tokens")
+  lines.set_xscale("log", base=2)
+  lines.set_yscale("log")
+  lines.set_xticks(list(found), [str(tokens) for tokens in found])
+  lines.set_xlabel("length T of the response (tokens)")
+  lines.set_ylabel("spread of the log-ratio (nats)")
+  lines.legend(loc="center left", bbox_to_anchor=(1, 0.5))
+  letter(lines, "b", "against length")
+
+
+def curves(chosen: Mapping[str, Sequence[str | tuple[str, Objective]]], *, lowest: float = -0.08, highest: float = 2.5) -> Picture:
+  """C against the ratio for A > 0 (above) and A < 0 (below), a column a group.
+
+  Args:
+    chosen: by the title of a column, names of objectives, or pairs of a label and an objective of one's own.
+    lowest: where the axis of C begins.
+    highest: where it ends.
+  """
+  found = {}
+  for title, group in chosen.items():
+    made = [(one, policy_term(one)) if isinstance(one, str) else one for one in group]
+    found[title] = {label: {sign: curve(objective, _RATIO, sign) for sign in (1, -1)} for label, objective in made}
+  says = "Coefficient C of A times the score against the ratio, by sign of the advantage: " + "; ".join(
+    f"{title}: {', '.join(group)}" for title, group in found.items()
+  )
+  return picture(_curves, found, (lowest, highest), height=4.1, says=says)
+
+
+def _curves(figure: Any, found: Mapping[str, Mapping], limits: tuple[float, float]) -> None:
+  panels = figure.subplots(2, len(found), sharex=True, sharey=True, squeeze=False)
+  for column, (title, group) in zip(panels.T, found.items(), strict=True):
+    for number, (label, by_sign) in enumerate(group.items()):
+      for axes, sign in zip(column, (1, -1), strict=True):
+        # Of curves that coincide the earlier ones are the thicker ones, and so can still be seen.
+        width = 1.2 + 1.1 * (len(group) - 1 - number)
+        axes.plot(_RATIO, by_sign[sign], color=_COLORS[number], linewidth=width, label=label)
+    for axes, sign in zip(column, (">", "<"), strict=True):
+      axes.axvline(1, color=GREY, linewidth=0.7, linestyle=":")
+      axes.set_xlim(0, 3)
+      axes.set_ylim(*limits)
+      axes.text(0.05, 0.9, f"A {sign} 0", transform=axes.transAxes, fontsize=7, color=GREY)
+    column[0].set_title(title)
+    column[1].set_xlabel("ratio")
+    column[1].legend(loc="upper center", bbox_to_anchor=(0.5, -0.3), handlelength=1.2, labelspacing=0.25)
+  figure.supylabel("coefficient C", fontsize=8)
+
+
+def batch_log_ratios(*, rows: int = 16, tokens: int = 40, spread: float = 0.12, outlier: float = 2.5, seed: int = 0) -> np.ndarray:
+  """Made-up log-ratios of a batch, [rows, tokens]: heavy-tailed noise, a drift of each response, and one outlier in the first row.
+
+  Args:
+    rows: responses.
+    tokens: of each.
+    spread: of the noise, in nats.
+    outlier: ratio of one token of the first row.
+    seed: of the noise.
+  """
+  rng = np.random.default_rng(seed)
+  z = spread * rng.standard_t(4, (rows, tokens)) / np.sqrt(2) + rng.normal(0, spread / 6, (rows, 1))
+  z[0] = spread / 6 * rng.standard_normal(tokens)
+  z[0, tokens // 2] = np.log(outlier)
+  return z
+
+
+def heat_maps(chosen: Mapping[str, Objective], log_ratio: np.ndarray, advantages: np.ndarray) -> Picture:
+  """C of every token of a batch, a map an objective; black is a gradient of 0.
+
+  Args:
+    chosen: objectives by title.
+    log_ratio: of the tokens, [rows, tokens].
+    advantages: of the responses, [rows].
+  """
+  maps = {title: np.abs(coefficients(objective, log_ratio, advantages)) for title, objective in chosen.items()}
+  says = "Coefficient C of every token of a batch under " + ", ".join(chosen) + "; black where it is zero."
+  return picture(_heat_maps, maps, advantages, height=2.5, says=says)
+
+
+def _heat_maps(figure: Any, maps: Mapping[str, np.ndarray], advantages: np.ndarray) -> None:
+  panels = figure.subplots(1, len(maps), sharey=True)
+  positive = int(np.sum(advantages > 0))
+  for axes, (title, weights), name in zip(panels, maps.items(), "abcdef", strict=False):
+    axes.set_facecolor(BLACK)
+    shown = np.where(weights < studies.ZERO, np.nan, weights)
+    image = axes.imshow(shown, cmap=two_sided(BLUE, "#ffffff", ORANGE), vmin=0.5, vmax=1.5, aspect="auto", interpolation="nearest")
+    axes.axhline(positive - 0.5, color=GREY, linewidth=1.5)
+    axes.grid(False)
+    axes.set_xlabel("token")
+    letter(axes, name, f"{title}: {np.mean(weights < studies.ZERO):.0%} zero")
+  panels[0].set_yticks([positive / 2 - 0.5, positive + (len(advantages) - positive) / 2 - 0.5], ["A > 0", "A < 0"])
+  figure.colorbar(image, ax=panels, label="C", extend="both", pad=0.01)
+
+
+def zero_mass(chosen: Sequence[str], *, sequences: int = 64) -> Picture:
+  """Fraction of tokens without gradient against the spread of log r.
+
+  Args:
+    chosen: names of objectives.
+    sequences: of 64 tokens each.
+  """
+  fractions = studies.zero_mass(chosen, sequences)
+  return picture(_zero_mass, fractions, height=2.4, width=5.2, says="Tokens without gradient against the spread of their log-ratios.")
+
+
+def _zero_mass(figure: Any, fractions: Mapping[str, Sequence[float]]) -> None:
+  axes = figure.subplots()
+  for number, (name, values) in enumerate(fractions.items()):
+    dash = _DASHES[number // len(_COLORS)]
+    axes.plot(studies.SPREADS, [100 * x for x in values], marker="o", color=_COLORS[number % len(_COLORS)], linestyle=dash, label=name)
+  axes.set_xscale("log")
+  axes.set_xlabel("spread of log r (nats)")
+  axes.set_ylabel("tokens with |C| < 1e-6 (%)")
+  axes.legend(loc="center left", bbox_to_anchor=(1, 0.5))
+
+
+def smooth_limit(*, sequences: int = 600) -> Picture:
+  """SAPO's mean gate against the gate of the sequence's mean log-ratio, and the bound on their difference.
+
+  Args:
+    sequences: made-up ones, of 4 to 256 tokens.
+  """
+  found = studies.smooth_limit(studies.made_up_sequences(sequences))
+  says = "Difference between SAPO's mean gate and the gate of the sequence, against the variance of log r: below the bound everywhere."
+  return picture(_smooth_limit, found, height=2.5, says=says)
+
+
+def _smooth_limit(figure: Any, found: Mapping[str, np.ndarray]) -> None:
+  gates, bound = figure.subplots(1, 2)
+  calm = found["variance"] < 0.02
+  for chosen, color, label in ((~calm, ORANGE, "variance above 0.02"), (calm, BLUE, "variance below 0.02")):
+    gates.plot(found["gate_of_mean"][chosen], found["mean_gate"][chosen], ".", color=color, markersize=3, label=label)
+  gates.plot([0, 1], [0, 1], color=BLACK, linewidth=0.8)
+  gates.set_xlim(0.75, 1.01)
+  gates.set_ylim(0.75, 1.01)
+  gates.set_xlabel("gate of the mean log-ratio (a smooth GSPO)")
+  gates.set_ylabel("mean of the token gates (SAPO)")
+  gates.legend(loc="upper left")
+  letter(gates, "a", "two gates for a response")
+  line = np.geomspace(1e-6, 10, 50)
+  bound.plot(found["variance"], np.maximum(found["difference"], 1e-12), ".", color=GREY, markersize=3)
+  bound.plot(line, line / 4, color=BLACK, linewidth=1, label=r"$\tau^2\,\mathrm{Var}/4$")
+  bound.set(xscale="log", yscale="log", xlim=(1e-6, 10), ylim=(1e-8, 1))
+  bound.set_xlabel(r"variance of log r in a response (nats$^2$)")
+  bound.set_ylabel("difference D")
+  bound.legend(loc="lower right")
+  letter(bound, "b", "and their difference")

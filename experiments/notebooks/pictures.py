@@ -1,0 +1,78 @@
+"""What the cells of the notebooks show: pictures and tables that any viewer of notebooks displays."""
+
+import io
+import pathlib
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+from experiments.ablations.plots import new_figure
+
+DPI = 110
+"""Of the pictures in the notebooks: sharp enough to read, small enough to keep in a repository."""
+
+
+class Picture(NamedTuple):
+  """An image.
+
+  Attributes:
+    png: the file.
+    says: what it shows, for who cannot see it.
+  """
+
+  png: bytes
+  says: str
+
+  def _repr_png_(self) -> bytes:
+    return self.png
+
+  def __repr__(self) -> str:
+    return self.says
+
+
+class Table(NamedTuple):
+  """Rows of text under a header."""
+
+  header: Sequence[str]
+  rows: Sequence[Sequence[str]]
+
+  def _repr_markdown_(self) -> str:
+    lines = [self.header, ["---"] * len(self.header), *self.rows]
+    return "\n".join("| " + " | ".join(str(cell) for cell in line) + " |" for line in lines)
+
+  def __repr__(self) -> str:
+    lines = [[str(cell) for cell in line] for line in (self.header, *self.rows)]
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    return "\n".join("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in lines)
+
+
+def picture(draw: Callable[..., None], *args: Any, height: float, says: str, width: float = 7.0, **settings: Any) -> Picture:
+  """A figure as a picture.
+
+  Args:
+    draw: `(figure, *args, **settings)`, draws on an empty figure.
+    *args: of `draw`.
+    height: in inches.
+    says: what the picture shows.
+    width: in inches.
+    **settings: of `draw`.
+  """
+  with new_figure(height=height, width=width) as figure:
+    draw(figure, *args, **settings)
+    file = io.BytesIO()
+    figure.savefig(file, format="png", dpi=DPI)
+  return Picture(_small(file.getvalue()), says)
+
+
+def _small(png: bytes) -> bytes:
+  """The same picture in at most 256 colours: a third of the bytes, and no date or version in it."""
+  from PIL import Image  # Comes with matplotlib.
+
+  file = io.BytesIO()
+  image = Image.open(io.BytesIO(png)).convert("RGB")
+  image.quantize(256, dither=Image.Dither.NONE).save(file, format="PNG", optimize=True)
+  return file.getvalue()
+
+
+def from_file(path: pathlib.Path, says: str) -> Picture:
+  """A picture that somebody has drawn."""
+  return Picture(_small(path.read_bytes()), says)

@@ -1,0 +1,320 @@
+"""What lectures 2 and 3 show of runs: curves from `metrics.jsonl`, where the time went, samples, alarms, and several runs compared."""
+
+import json
+import os
+import pathlib
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from experiments import laptop_job
+from experiments.ablations.plots import BLUE, GREEN, GREY, ORANGE, PINK, SKY, YELLOW, letter
+from experiments.notebooks.keep_log import LOGS
+from experiments.notebooks.pictures import Picture, Table, picture
+from experiments.notebooks.sources import ROOT
+from jaxrl_llm import alarms, comparison
+from jaxrl_llm.comparison import arms as arms_of
+from jaxrl_llm.comparison import comparing, curves
+from jaxrl_llm.metrics import read_rows
+
+
+class Panel(NamedTuple):
+  """A curve of a run.
+
+  Attributes:
+    title: of the panel.
+    phase: whose rows.
+    metrics: names; the first one that a run has is drawn.
+    band: names of a lower and an upper end.
+    log: whether the axis is logarithmic.
+    zero: whether a linear axis begins at 0.
+  """
+
+  title: str
+  phase: str
+  metrics: tuple[str, ...]
+  band: tuple[str, str] | None = None
+  log: bool = False
+  zero: bool = True
+
+
+PANELS = {
+  "accuracy": Panel("held-out accuracy", "eval", ("eval/accuracy",), ("eval/accuracy_low", "eval/accuracy_high")),
+  "reward": Panel("reward, training prompts", "rl", ("critic/rewards/mean",)),
+  "entropy": Panel("entropy (nats a token)", "rl", ("actor/entropy",), log=True),
+  "clip": Panel("clipped tokens (share)", "rl", ("actor/pg_clipfrac",)),
+  "length": Panel("response length (tokens)", "rl", ("response_length/mean",)),
+  "cut": Panel("responses cut short (share)", "rl", ("response_length/clip_ratio",)),
+  "kl": Panel("KL from the old policy (nats)", "rl", ("actor/ppo_kl_k3",), log=True),
+  "gradient": Panel("gradient norm, unclipped", "rl", ("actor/grad_norm",), log=True),
+  "no_signal": Panel("groups without a signal (share)", "rl", ("group/frac_reward_zero_std",)),
+  "learning_rate": Panel("learning rate", "rl", ("actor/lr",)),
+  "ratio": Panel("token ratio, 99th percentile", "rl", ("ratio/p99",), zero=False),
+  "gate_pos": Panel("SAPO's gate, A > 0 (mean)", "rl", ("sapo/gate_pos",), zero=False),
+  "gate_neg": Panel("SAPO's gate, A < 0 (mean)", "rl", ("sapo/gate_neg",), zero=False),
+  "sequence_ratio": Panel("sequence ratio, 99th percentile", "rl", ("ratio/sequence/p99",), zero=False),
+  "imitation": Panel("loss of the warm start", "warm_start", ("actor/nll_loss",), log=True),
+}
+"""Curves by the name that a lecture asks for."""
+
+LIVE_FOLDER = pathlib.Path("runs/laptop_job")
+"""Where live trainings go, from the repository's root: that of `python -m experiments.laptop_job`, which would not run them again."""
+
+_COLORS = (BLUE, ORANGE, GREEN, PINK)
+
+
+class Run(NamedTuple):
+  """A run, as its files tell it."""
+
+  workdir: pathlib.Path
+  rows: list[dict[str, Any]]
+  samples: list[dict[str, Any]]
+  summary: dict[str, Any]
+
+
+def read(workdir: pathlib.Path) -> Run:
+  """Reads the files of a run's folder."""
+  summary = json.loads((workdir / "summary.json").read_text("utf-8"))
+  return Run(workdir, read_rows(workdir / "metrics.jsonl"), read_rows(workdir / "samples.jsonl"), summary)
+
+
+def checked_in(name: str) -> Run:
+  """A log that came with the repository."""
+  return read(LOGS / name)
+
+
+def series(run: Run, panel: Panel) -> tuple[list[int], list[float], str | None]:
+  """Steps and values of a panel's metric, and its name; empty where the run has none of them."""
+  for name in panel.metrics:
+    rows = [row for row in run.rows if row["phase"] == panel.phase and isinstance(row.get(name), int | float)]
+    if rows:
+      return [row["step"] for row in rows], [row[name] for row in rows], name
+  return [], [], None
+
+
+def draw(runs: Mapping[str, Run], panels: Sequence[str]) -> Picture:
+  """Curves of runs side by side.
+
+  Args:
+    runs: by label.
+    panels: keys of `PANELS`, up to four in a row.
+  """
+  says = f"Curves of {' and '.join(runs)} against the step: {', '.join(PANELS[name].title for name in panels)}."
+  return picture(_draw, runs, [PANELS[name] for name in panels], height=2.1 * -(-len(panels) // 3) + 0.25 * (len(runs) > 1), says=says)
+
+
+def _draw(figure: Any, runs: Mapping[str, Run], panels: Sequence[Panel]) -> None:
+  columns = min(3, len(panels))
+  drawn = figure.subplots(-(-len(panels) // columns), columns, squeeze=False).flat
+  for axes, panel, name in zip(drawn, panels, "abcdefghi", strict=False):
+    for (label, run), color in zip(runs.items(), _COLORS, strict=False):
+      steps, values, _ = series(run, panel)
+      axes.plot(steps, values, color=color, label=label, marker="o" if len(steps) < 25 else None)
+      if panel.band and steps:
+        rows = [row for row in run.rows if row["phase"] == panel.phase]
+        axes.fill_between(steps, *([row[end] for row in rows] for end in panel.band), color=color, alpha=0.15, linewidth=0)
+    _scale(axes, panel, name)
+  for axes in list(drawn)[len(panels) :]:
+    axes.set_axis_off()
+  if len(runs) > 1:
+    handles, labels = figure.axes[0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=len(runs))
+
+
+def _scale(axes: Any, panel: Panel, name: str) -> None:
+  from matplotlib.ticker import LogLocator, NullFormatter
+
+  letter(axes, name, panel.title)
+  axes.set_xlabel("step of the warm start" if panel.phase == "warm_start" else "RL step")
+  if panel.log:
+    axes.set_yscale("log")
+    low, high = axes.get_ylim()
+    if high / low < 200:  # A decade or two: name the 2 and the 5 as well, in plain digits.
+      axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+      axes.yaxis.set_major_formatter("{x:g}")
+      axes.yaxis.set_minor_formatter(NullFormatter())
+  elif panel.zero:
+    axes.set_ylim(bottom=0)
+  else:
+    axes.ticklabel_format(useOffset=False)
+
+
+def metrics_of(run: Run, step: int, names: Sequence[str]) -> Table:
+  """Some metrics of one RL step.
+
+  Args:
+    run: which one.
+    step: of RL.
+    names: of metrics.
+  """
+  row = next(row for row in run.rows if row["phase"] == "rl" and row["step"] == step)
+  return Table(["metric", f"RL step {step}"], [[f"`{name}`", f"{row[name]:.4g}"] for name in names])
+
+
+def where_time_went(runs: Mapping[str, Run]) -> Picture:
+  """Seconds of runs by phase."""
+  return picture(_time, runs, height=0.9 + 0.3 * len(runs), says="Seconds of each run by phase, stacked.")
+
+
+def _time(figure: Any, runs: Mapping[str, Run]) -> None:
+  axes = figure.subplots()
+  groups = {
+    "warm start": ("warm_start",), "sampling": ("rollout", "weight_sync"), "update": ("update",), "evaluation": ("eval",),
+    "scoring": ("old_logprobs", "ref_logprobs", "reward", "advantages"), "the rest": ("checkpoint", "report", "other"),
+  }  # fmt: skip
+  for place, run in enumerate(reversed(runs.values())):
+    left = 0.0
+    for (label, phases), color in zip(groups.items(), (GREY, SKY, BLUE, GREEN, ORANGE, YELLOW), strict=True):
+      seconds = sum(run.summary["seconds"].get(phase, 0.0) for phase in phases)
+      axes.barh(place, seconds, left=left, color=color, height=0.6, label=label if place == 0 else None)
+      left += seconds
+  axes.set_yticks(range(len(runs)), list(runs)[::-1])
+  axes.grid(axis="y", visible=False)
+  axes.set_xlabel("seconds")
+  axes.legend(loc="center left", bbox_to_anchor=(1, 0.5))
+
+
+def samples(run: Run, step: int, *, count: int = 4) -> Table:
+  """What the policy wrote at a step.
+
+  Args:
+    run: of whom.
+    step: of RL; the nearest one that has samples is taken.
+    count: responses.
+  """
+  nearest = min({row["step"] for row in run.samples}, key=lambda other: abs(other - step))
+  rows = [row for row in run.samples if row["step"] == nearest][:count]
+  cells = [[_quoted(row["prompt"]), _quoted(row["response"]), row["answer"], f"{row['reward']:g}", row["num_tokens"]] for row in rows]
+  return Table([f"prompt (step {nearest})", "response", "right answer", "reward", "tokens"], cells)
+
+
+def _quoted(text: str, longest: int = 90) -> str:
+  """Text as code in one line: no character of a model's can be markup."""
+  flat = text.strip("\n").replace("\n", " ⏎ ").replace("`", "'").replace("|", "¦")
+  return f"`{flat[:longest]}{'…' if len(flat) > longest else ''}`"
+
+
+def summaries(runs: Mapping[str, Run]) -> Table:
+  """The ends of runs, from `summary.json`."""
+  rows = []
+  for label, run in runs.items():
+    s = run.summary
+    rows.append([
+      label, f"{s['accuracy_start']:.1%}", f"{s['accuracy_final']:.1%}", f"{s['tokens']:,}", f"{s['wall_seconds']:.0f} s",
+      s["skipped_steps"],
+      ", ".join(f"{name} x{count}" for name, count in s["alarms"].items()) or "none",
+    ])  # fmt: skip
+  return Table(["run", "accuracy after the warm start", "at the end", "tokens", "wall time", "skipped updates", "alarms"], rows)
+
+
+def alarm_lines(run: Run, **limits: float) -> list[str]:
+  """What the alarms say of a run, from its metrics alone.
+
+  Args:
+    run: which one.
+    **limits: of `alarms.Limits`, as in `config.alarms`; the others have their defaults.
+  """
+  state, found = alarms.new_state(), []
+  for row in run.rows:
+    if row["phase"] == "rl":
+      state, _, lines = alarms.observe(state, row, step=row["step"], limits=alarms.Limits(**limits))
+      found += lines
+  return found
+
+
+def trained(chosen: Mapping[str, Sequence[int]], *, live: bool) -> list[pathlib.Path]:
+  """Folders of the laptop job's runs.
+
+  Args:
+    chosen: by the name of a file in `configs/`, the seeds.
+    live: trains those that have not finished yet, several minutes each, and says so; else the checked-in logs are taken.
+  """
+  pairs = [(config, seed) for config, seeds in chosen.items() for seed in seeds]
+  folder = ROOT / LIVE_FOLDER if live else LOGS
+  if live:
+    before = pathlib.Path.cwd()
+    os.chdir(ROOT)  # The runs are started by the names of their configs.
+    try:
+      for config, seed in pairs:
+        print(laptop_job.run(config, seed, folder), flush=True)
+    finally:
+      os.chdir(before)
+  return [folder / f"{config}-{seed}" for config, seed in pairs]
+
+
+def compare(workdirs: Sequence[pathlib.Path], panels: Sequence[str], *, axis: str = "step") -> Picture:
+  """Curves of arms: the mean over the seeds, and each seed as a thin line.
+
+  Args:
+    workdirs: of runs; those that differ in their seed only are one arm.
+    panels: keys of `PANELS`.
+    axis: "step", "tokens" or "seconds".
+  """
+  arms, _ = comparing.load(workdirs)
+  chosen = [PANELS[name] for name in panels]
+  says = f"Curves of {', '.join(map(_objective, arms))}: {', '.join(panel.title for panel in chosen)}."
+  return picture(_compare, arms, chosen, axis, height=2.1 * -(-len(panels) // 3) + 0.25, says=says)
+
+
+def _objective(arm: arms_of.Arm) -> str:
+  return str(arm.config.get("objective.name", arm.name))
+
+
+def _compare(figure: Any, arms: Sequence[arms_of.Arm], panels: Sequence[Panel], axis: str) -> None:
+  columns = min(3, len(panels))
+  drawn = list(figure.subplots(-(-len(panels) // columns), columns, squeeze=False).flat)
+  for axes, panel, name in zip(drawn, panels, "abcdefghi", strict=False):
+    for arm, color in zip(arms, _COLORS, strict=False):
+      found = curves.curve(arm.runs, panel.metrics[0], panel.phase, axis)
+      if found is None:
+        continue
+      for _, x, y in found.members if len(found.members) > 1 else ():
+        axes.plot(x, y, color=color, alpha=0.35, linewidth=0.8)
+      axes.plot(found.x, found.mean, color=color, marker="o" if len(found.x) < 25 else None)
+    _scale(axes, panel, name)
+    if axis != "step":
+      axes.set_xlabel(axis)
+  for axes in drawn[len(panels) :]:
+    axes.set_axis_off()
+  handles = [drawn[0].plot([], [], color=color)[0] for _, color in zip(arms, _COLORS, strict=False)]
+  figure.legend(handles, [_objective(arm) for arm in arms], loc="outside lower center", ncols=len(arms))
+
+
+def outcome(workdirs: Sequence[pathlib.Path]) -> Table:
+  """Accuracy of arms at the start and the end, and what it cost."""
+  arms, _ = comparing.load(workdirs)
+  rows = []
+  for arm, result in zip(arms, arms_of.results(arms), strict=True):
+    seeds = ", ".join(f"{run.summary['accuracy_final']:.1%}" for run in arm.runs)
+    difference = result["difference"] and result["difference"]["mean"]
+    rows.append([
+      f"`{_objective(arm)}`", f"{result['start']['mean']:.1%}", f"{result['final']['mean']:.1%}", seeds,
+      "" if difference is None else f"{100 * difference:+.1f} points", f"{result['tokens']:,.0f}", f"{result['seconds']:.0f} s",
+    ])  # fmt: skip
+  header = ["objective", "after the warm start", "at the end", "each seed", f"against `{_objective(arms[0])}`", "tokens", "wall time"]
+  return Table(header, rows)
+
+
+def differences(workdirs: Sequence[pathlib.Path]) -> Table:
+  """The settings in which arms differ; "default" is the paper's constant."""
+  arms, _ = comparing.load(workdirs)
+  found = arms_of.differences([arm.config for arm in arms])
+  rows = [[f"`{field}`", *("default" if value is None else f"{value}" for value in values)] for field, values in found.items()]
+  return Table(["setting", *(f"`{_objective(arm)}`" for arm in arms)], rows)
+
+
+def write_page(workdirs: Sequence[pathlib.Path], name: str = "comparison.html") -> str:
+  """Writes the page that compares runs to `runs/`; returns where it is, from the repository's root."""
+  path = comparison.write_comparison(list(workdirs), ROOT / "runs" / name)
+  return path.relative_to(ROOT).as_posix()
+
+
+def evaluation_noise(problems: int, samples_each: int, accuracy: float) -> float:
+  """Half the width of a 95 % interval of an accuracy, in points, were all samples independent; those of one problem are not.
+
+  Example:
+    >>> round(evaluation_noise(256, 4, 0.95), 1)
+    1.3
+  """
+  return 100 * 1.96 * float(np.sqrt(accuracy * (1 - accuracy) / (problems * samples_each)))

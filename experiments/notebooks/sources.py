@@ -1,0 +1,94 @@
+"""The sources of the notebooks, and the rule that they hold no logic."""
+
+import ast
+import difflib
+import pathlib
+from collections.abc import Sequence
+
+HERE = pathlib.Path(__file__).resolve().parent
+
+ROOT = HERE.parents[1]
+
+NAMES = ("01_objectives", "02_read_a_run", "03_gspo_vs_grpo_vs_sapo", "04_moe_routing_replay", "05_add_your_objective")
+"""Every notebook, in the order in which to read them."""
+
+LIVE_NAMES = ("03_gspo_vs_grpo_vs_sapo",)
+"""Those that read checked-in logs, and train themselves where they are asked to."""
+
+OWN_FUNCTIONS = {"05_add_your_objective": {"quadratic_pull"}}
+"""Functions that a notebook may define, because to write them is what it teaches; straight lines only."""
+
+_BRANCHES = (ast.If, ast.For, ast.AsyncFor, ast.While, ast.With, ast.AsyncWith, ast.Try, ast.TryStar, ast.Match, ast.IfExp, ast.Lambda)
+_DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
+_MAX_STATEMENTS = 8
+
+
+def chosen(names: Sequence[str]) -> list[str]:
+  """The notebooks that names mean; none means all.
+
+  Args:
+    names: whole names, or their first characters, such as "03".
+
+  Returns:
+    Whole names, in the order of the lectures.
+
+  Raises:
+    ValueError: a name that is none, or that fits several.
+
+  Example:
+    >>> chosen(["03", "01_objectives"])
+    ['01_objectives', '03_gspo_vs_grpo_vs_sapo']
+    >>> chosen(["3_gspo"])
+    Traceback (most recent call last):
+      ...
+    ValueError: unknown notebook '3_gspo' (did you mean '03_gspo_vs_grpo_vs_sapo'?); known: 01_objectives, 02_read_a_run, \
+03_gspo_vs_grpo_vs_sapo, 04_moe_routing_replay, 05_add_your_objective
+  """
+  found = set()
+  for given in names:
+    name = pathlib.PurePath(given).name.removesuffix(".py").removesuffix(".ipynb")
+    fitting = [known for known in NAMES if known == name] or [known for known in NAMES if name and known.startswith(name)]
+    if len(fitting) != 1:
+      close = difflib.get_close_matches(name, NAMES, n=1, cutoff=0.3)
+      meant = f" (did you mean {close[0]!r}?)" if close and not fitting else ""
+      what = "several notebooks begin with" if fitting else "unknown notebook"
+      raise ValueError(f"{what} {given!r}{meant}; known: {', '.join(NAMES)}")
+    found.update(fitting)
+  return [name for name in NAMES if not names or name in found]
+
+
+def found_logic(code: str, *, allowed: frozenset[str] | set[str] = frozenset()) -> list[str]:
+  """What in a cell is logic, and so belongs in a module: definitions, loops, branches, and cells that do too much.
+
+  A comprehension that only calls or looks up is no logic, and neither is a cell of up to eight statements.
+
+  Args:
+    code: of one cell.
+    allowed: names of functions that it may define; these hold assignments and returns only.
+
+  Returns:
+    One line for each finding.
+
+  Example:
+    >>> found_logic("import math\\nmath.pi")
+    []
+    >>> found_logic("for i in range(3):\\n  print(i)")
+    ['line 1: For']
+    >>> found_logic("def f(x):\\n  y = x\\n  return y", allowed={"f"})
+    []
+  """
+  tree = ast.parse(code)
+  problems = []
+  for node in ast.walk(tree):
+    own = isinstance(node, ast.FunctionDef) and node.name in allowed
+    if isinstance(node, _BRANCHES) or (isinstance(node, _DEFINITIONS) and not own):
+      problems.append(f"line {node.lineno}: {type(node).__name__}")
+    if isinstance(node, ast.comprehension) and node.ifs:
+      problems.append(f"line {node.target.lineno}: a comprehension with a condition")
+    if own:
+      straight = (ast.Assign, ast.Return, ast.Expr, ast.FunctionDef)
+      problems += [f"line {x.lineno}: {type(x).__name__} in {node.name}" for x in node.body if not isinstance(x, straight)]
+  statements = [node for node in tree.body if not isinstance(node, ast.Import | ast.ImportFrom)]
+  if len(statements) > _MAX_STATEMENTS:
+    problems.append(f"{len(statements)} statements, expected at most {_MAX_STATEMENTS} in a cell")
+  return problems

@@ -1,0 +1,122 @@
+"""How figures look, and how they are written: for a paper as they are. matplotlib is optional and imported here only.
+
+Text is set at its final size and never scaled. PDF files hold their fonts as TrueType (Type 42), which every venue's checker takes; SVG
+files hold text as outlines, so that they look the same on a machine without the font. Lines differ in colour, dashes and marker, so that
+a figure can be read in grey and by colour-blind readers.
+"""
+
+import contextlib
+import pathlib
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+# Okabe and Ito's colours, told apart by colour-blind readers and in grey.
+BLUE, ORANGE, GREEN, PINK, SKY, YELLOW, BLACK, GREY = (
+  "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#1a1a1a", "#8a919c",
+)  # fmt: skip
+
+FULL_WIDTH = 7.0
+"""Width of a figure over both columns of a paper, in inches."""
+
+COLUMN_WIDTH = 3.3
+"""Width of a figure in one column, in inches."""
+
+FORMATS = ("pdf", "svg", "png")
+
+_COLORS = (BLUE, ORANGE, GREEN, PINK, BLACK, YELLOW, SKY)
+_DASHES = ((0, ()), (0, (5, 1.6)), (0, (1.2, 1.2)), (0, (5, 1.4, 1.2, 1.4)), (0, (8, 2)))
+_MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
+
+_STYLE = {
+  "font.size": 8,
+  "axes.titlesize": 8,
+  "axes.titlelocation": "left",
+  "axes.labelsize": 8,
+  "xtick.labelsize": 7,
+  "ytick.labelsize": 7,
+  "legend.fontsize": 7,
+  "legend.frameon": False,
+  "axes.spines.top": False,
+  "axes.spines.right": False,
+  "axes.edgecolor": "#8a919c",
+  "axes.linewidth": 0.7,
+  "xtick.major.width": 0.7,
+  "ytick.major.width": 0.7,
+  "axes.grid": True,
+  "axes.axisbelow": True,
+  "grid.color": "#e6e8eb",
+  "grid.linewidth": 0.6,
+  "lines.linewidth": 1.4,
+  "lines.markersize": 3.5,
+  "savefig.dpi": 150,
+  "pdf.fonttype": 42,
+  "ps.fonttype": 42,
+  "svg.fonttype": "path",
+  "svg.hashsalt": "jaxrl_llm",  # The same picture is the same file.
+}
+
+
+@contextlib.contextmanager
+def new_figure(height: float, width: float = FULL_WIDTH) -> Iterator[Any]:
+  """An empty figure, and the style for as long as it is drawn on and saved.
+
+  Args:
+    height: in inches.
+    width: in inches.
+
+  Raises:
+    ImportError: matplotlib is not installed.
+  """
+  try:
+    from matplotlib import rc_context
+    from matplotlib.figure import Figure  # Not pyplot: no global state, no display.
+  except ImportError as error:
+    raise ImportError("the figures need matplotlib: pip install 'jaxrl-llm[logging]'") from error
+  with rc_context(_STYLE):
+    yield Figure(figsize=(width, height), layout="constrained")
+
+
+def line_style(index: int) -> dict[str, Any]:
+  """How the k-th line of a figure is drawn: another colour, other dashes and another marker than its neighbours.
+
+  Example:
+    >>> line_style(0)["color"], line_style(1)["marker"]
+    ('#0072B2', 's')
+  """
+  # Of coprime lengths, so that it takes hundreds of lines until two look the same.
+  return {"color": _COLORS[index % 7], "linestyle": _DASHES[index % 5], "marker": _MARKERS[index % 8]}
+
+
+def save(figure: Any, folder: pathlib.Path, name: str, formats: Sequence[str]) -> None:
+  """Writes a figure once in each format (`FORMATS`)."""
+  folder.mkdir(parents=True, exist_ok=True)
+  for suffix in formats:
+    save_as(figure, folder / f"{name}.{suffix}")
+
+
+def save_as(figure: Any, path: pathlib.Path) -> pathlib.Path:
+  """Writes a figure to a file, whose ending says the format; without a date in it, so that the same picture is the same file.
+
+  Raises:
+    ValueError: another ending than those of `FORMATS`.
+  """
+  suffix = path.suffix[1:].lower()
+  if suffix not in FORMATS:
+    raise ValueError(f"{path}: found the ending {path.suffix!r}, expected one of {', '.join(f'.{x}' for x in FORMATS)}")
+  path.parent.mkdir(parents=True, exist_ok=True)
+  metadata = {"png": {"Software": None}, "pdf": {"CreationDate": None}, "svg": {"Date": None}}[suffix]
+  options = {"pil_kwargs": {"optimize": True}} if suffix == "png" else {}
+  figure.savefig(path, metadata=metadata, **options)
+  return path
+
+
+def letter(axes: Any, label: str, title: str) -> None:
+  """A panel's letter and what it shows."""
+  axes.set_title(rf"$\bf{{{label}}}$  {title}")
+
+
+def two_sided(below: str, middle: str, above: str) -> Any:
+  """A colour map that runs from one colour over another to a third."""
+  from matplotlib.colors import LinearSegmentedColormap
+
+  return LinearSegmentedColormap.from_list("two_sided", [below, middle, above])

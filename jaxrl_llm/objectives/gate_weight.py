@@ -1,0 +1,53 @@
+"""How much the gradient of each token counts: what the gate of any objective does, on one scale."""
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from jaxrl_llm.types import Objective, PolicyOutputs, TrainBatch
+
+
+def gate_weight(objective: Objective, outputs: PolicyOutputs, batch: TrainBatch) -> Float[Array, "B T"]:
+  """How much the policy gradient of each token counts, relative to what it would if sampler, old and current policy were one.
+
+  c_t = (g_t(A) − g_t(0)) / (g⁼_t(A) − g⁼_t(0)),  g = ∂(Σ w·l)/∂log π,  g⁼ the same with log π in the place of log π_old and the sampler's
+
+  Where the policies are one, every objective is REINFORCE, and c = 1. Off it PPO's is r where the clip does not bind and 0 where it does,
+  GSPO's is s of the whole sequence, a soft gate's falls smoothly. Corrections count: a token that they take out has 0. Penalties do not,
+  for they stay when the advantages are 0.
+
+  Args:
+    objective: any, with its corrections.
+    outputs: the current policy on the batch.
+    batch: of the update.
+
+  Returns:
+    The coefficients; NaN where no token counts or the gradient is 0 anyway, as for an advantage of 0.
+
+  Example:
+    >>> from jaxrl_llm.objectives.gspo import gspo
+    >>> ones = jnp.ones((1, 2))
+    >>> batch = TrainBatch(*3 * [jnp.ones((1, 2), int)], mask=ones, advantages=2 * ones, old_logprobs=-ones)
+    >>> gate_weight(gspo(), PolicyOutputs(-ones), batch).tolist()
+    [[1.0, 1.0]]
+    >>> gate_weight(gspo(), PolicyOutputs(-ones + 0.1), batch).tolist()
+    [[0.0, 0.0]]
+  """
+  weights = objective.weigh(batch.mask, batch.segments)
+  sampler = batch.old_logprobs if batch.sampler_logprobs is None else batch.sampler_logprobs
+
+  def loss(logprobs: Float[Array, "B T"], old: Float[Array, "B T"], drawn: Float[Array, "B T"], advantages: Float[Array, "B T"]):
+    of = batch._replace(old_logprobs=old, advantages=advantages, sampler_logprobs=None if batch.sampler_logprobs is None else drawn)
+    losses, _ = objective.token_loss(outputs._replace(logprobs=logprobs), of)
+    return jnp.sum(jnp.where(weights > 0, weights * losses, 0))
+
+  def gated(logprobs: Float[Array, "B T"], old: Float[Array, "B T"], drawn: Float[Array, "B T"]) -> Float[Array, "B T"]:
+    # One program for both, mapped: it is compiled once.
+    scales = jnp.stack([batch.advantages, jnp.zeros_like(batch.advantages)])
+    of_advantages, of_penalties = jax.vmap(jax.grad(loss), (None, None, None, 0))(logprobs, old, drawn, scales)
+    return of_advantages - of_penalties
+
+  now = outputs.logprobs
+  found, at_one = jax.vmap(gated, (None, 0, 0))(now, jnp.stack([batch.old_logprobs, now]), jnp.stack([sampler, now]))
+  known = (batch.mask > 0) & (at_one != 0)
+  return jnp.where(known, found / jnp.where(known, at_one, 1), jnp.nan)

@@ -1,0 +1,67 @@
+"""A page that is one file: template, styles, scripts and data in one string, behind a policy that lets nothing else run."""
+
+import base64
+import hashlib
+import json
+import math
+import os
+import re
+from collections.abc import Mapping, Sequence
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+
+def build(template: str, scripts: Sequence[str], data: Mapping[str, Any]) -> str:
+  """A page that opens without a network.
+
+  Args:
+    template: of `report_assets`, with places for the style, the script, their hashes and the data.
+    scripts: of `report_assets`, in the order in which they run.
+    data: JSON values; numbers that are not finite become null.
+  """
+  assets = resources.files("jaxrl_llm") / "report_assets"
+  script = "\n".join((assets / name).read_text("utf-8") for name in scripts)
+  style = (assets / "page.css").read_text("utf-8")
+  parts = {
+    "{{script_hash}}": _hash(script),
+    "{{style_hash}}": _hash(style),
+    "{{style}}": style,
+    "{{script}}": script,
+    "{{data}}": embed_json(strict(data)),
+  }
+  # One pass, so that nothing in the data can be taken for a placeholder.
+  return re.sub(r"{{\w+}}", lambda mark: parts[mark[0]], (assets / template).read_text("utf-8"))
+
+
+def write(page: str, path: Path) -> Path:
+  """Writes a page by one rename, so that whoever opens it sees the old one or the new one."""
+  temporary = path.with_name(path.name + ".tmp")
+  temporary.write_text(page, encoding="utf-8")
+  os.replace(temporary, path)
+  return path
+
+
+def _hash(text: str) -> str:
+  """The hash by which the content security policy knows the page's own script and style."""
+  return base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
+
+
+def embed_json(value: Any) -> str:
+  """JSON that can stand in an HTML script element: no tag or comment can begin in it, and it is plain ASCII.
+
+  Example:
+    >>> embed_json({"response": "</script><!--"})
+    '{"response":"\\\\u003c/script\\\\u003e\\\\u003c!--"}'
+  """
+  text = json.dumps(value, allow_nan=False, separators=(",", ":"))
+  return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
+
+
+def strict(value: Any) -> Any:
+  """Numbers that are not finite as None; files that others wrote may hold them."""
+  if isinstance(value, dict):
+    return {str(name): strict(item) for name, item in value.items()}
+  if isinstance(value, list | tuple):
+    return [strict(item) for item in value]
+  return None if isinstance(value, float) and not math.isfinite(value) else value

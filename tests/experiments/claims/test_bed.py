@@ -1,0 +1,76 @@
+"""The bed of `experiments/claims`: its task, its grader and its signs of collapse."""
+
+import numpy as np
+import pytest
+
+from experiments.claims import bed as beds
+
+RNG = np.random.default_rng
+
+
+def test_splits_share_no_problem_and_problems_are_what_they_say():
+  for split in ("train", "test"):
+    found = beds.problems(split, 200, RNG(0))
+    lengths = (found != beds.DOT).sum(axis=1)
+    assert found.shape == (200, beds.MOST_DIGITS) and lengths.min() == beds.FEWEST_DIGITS and lengths.max() == beds.MOST_DIGITS
+    for row, length in zip(found, lengths, strict=True):
+      assert (row[length:] == beds.DOT).all() and (row[:length] < 10).all()
+      assert beds.split_of(row[:length].tolist()) == split
+
+
+def test_a_teacher_who_never_errs_is_right_and_one_who_always_does_is_not():
+  problems = beds.problems("train", 64, RNG(1))
+  for error_rate, low, high in ((0.0, 1, 1), (1.0, 0, 0.3), (0.2, 0.2, 0.6)):
+    responses = beds.workings(problems, error_rate=error_rate, rng=RNG(2))
+    rewards = beds.graded(problems, responses, responses != beds.PAD, np.ones(64, bool))
+    assert low <= rewards.mean() <= high
+
+
+def test_the_grader_wants_an_end_and_the_sum():
+  problems = np.array([[3, 7, 5, 9, *[beds.DOT] * 4]])
+  right = beds.workings(problems, error_rate=0.0, rng=RNG(0))
+  mask = right != beds.PAD
+  assert beds.graded(problems, right, mask, np.array([True])).tolist() == [1]
+  assert beds.graded(problems, right, mask, np.array([False])).tolist() == [0], "no end"
+  wrong = right.copy()
+  wrong[0, 2] = 5
+  assert beds.graded(problems, wrong, mask, np.array([True])).tolist() == [0], "another last digit"
+  slip = right.copy()
+  slip[0, 0] = 1
+  assert beds.graded(problems, slip, mask, np.array([True])).tolist() == [1], "only the last digit counts"
+  empty = np.full_like(right, beds.PAD)
+  empty[0, 0] = beds.END
+  assert beds.graded(problems, empty, empty != beds.PAD, np.array([True])).tolist() == [0], "an end alone"
+
+
+def test_a_batch_counts_the_response_alone():
+  problems = beds.problems("train", 3, RNG(0))
+  responses = beds.workings(problems, error_rate=0.0, rng=RNG(0))
+  batch = beds.rectangle(beds.prompts_of(problems), responses, responses != beds.PAD)
+  assert batch.mask[:, : beds.PROMPT_TOKENS].sum() == 0
+  assert batch.mask.sum(axis=1).tolist() == (problems != beds.DOT).sum(axis=1).tolist(), "a sum a digit after the first, and the end"
+  assert (batch.segments == 0).sum() == (responses == beds.PAD).sum()
+
+
+def columns(count=120, **other):
+  return {"entropy": [0.7] * count, "grad_norm": [1.0] * count} | other
+
+
+@pytest.mark.parametrize(
+  ("rewards", "changes", "sign"),
+  [
+    ([0.4] * 120, {}, ""),
+    ([0.4] * 120, {"grad_norm": [1.0] * 100 + [None] * 20}, "not finite"),
+    ([0.4] * 120, {"entropy": [0.7] * 100 + [0.03] * 20}, "entropy"),
+    ([0.4] * 60 + [0.0] * 60, {}, "reward"),
+    ([0.4] * 90 + [0.0] * 30, {}, ""),
+    ([0.4] * 120, {"grad_norm": [1.0] * 100 + [11.0] * 20}, "gradient"),
+    ([0.4] * 120, {"grad_norm": [11.0] + [1.0] * 119}, ""),
+  ],
+)
+def test_signs_of_collapse(rewards, changes, sign):
+  assert beds.collapse(rewards, columns(**changes), per_rollout=1) == sign
+
+
+def test_a_collapse_of_the_reward_counts_updates_and_not_rollout_batches():
+  assert beds.collapse([0.4, 0.4, 0.0, 0.0], columns(), per_rollout=30) == "reward"

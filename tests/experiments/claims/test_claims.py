@@ -1,0 +1,97 @@
+"""The list of claims, its page and its command: nothing here runs a study."""
+
+import pathlib
+
+import pytest
+
+from experiments.claims import __main__ as command
+from experiments.claims import page
+from experiments.claims.claim import CLAIMS, folder_of
+
+INTERVAL = {"mean": 0.03, "low": 0.01, "high": 0.05}
+
+
+def test_every_claim_is_listed_once():
+  assert list(CLAIMS) == [f"E{number}" for number in range(1, 22)]
+  for claim in CLAIMS.values():
+    assert "arXiv:" in claim.source and claim.says.endswith(".") and claim.main_rule.startswith(claim.name), claim.name
+
+
+def test_the_page_is_what_the_results_say():
+  assert page.text() == (page.HERE / "README.md").read_text(), "run: python -m experiments.claims --page"
+
+
+@pytest.mark.parametrize("claim", CLAIMS.values(), ids=list(CLAIMS))
+def test_a_study_that_has_run_has_its_rule_and_its_figure(claim):
+  results = page.results_of(claim)
+  if not results:
+    assert page.NOT_RUN in page.row(claim, results)
+    return
+  rules = page.rules_of(claim, results)
+  assert page.main_rule(claim, rules) in rules
+  assert {found["verdict"] for found in rules.values()} <= {"reproduced", "not reproduced", "mechanism not engaged"}
+  assert (folder_of(claim) / claim.figure).exists()
+
+
+def test_a_row_names_the_main_verdict_and_counts_the_others():
+  claim = CLAIMS["E2"]._replace(main_rule="E2, second")
+  verdicts = {
+    "E2, first": {"rule": "r", "verdict": "reproduced"},
+    "E2, second": {"rule": "r", "verdict": "mechanism not engaged", "interval": INTERVAL},
+    "E2, rate": {"rule": "r", "verdict": "calibration"},
+    "E20, another claim": {"rule": "r", "verdict": "not reproduced"},
+  }
+  row = page.row(claim, {"verdicts": verdicts, "processor_seconds": 12.3})
+  assert "**mechanism not engaged**<br>of 2 rules: 1 mechanism not engaged, 1 reproduced" in row
+  assert "E2, second: +0.03 [+0.01, +0.05]" in row and "12 s of a core" in row
+  with pytest.raises(KeyError, match="E2: main_rule: found 'E2, third', expected one of E2, first, E2, second"):
+    page.row(claim._replace(main_rule="E2, third"), {"verdicts": verdicts})
+
+
+def test_results_of_another_claim_alone_are_none():
+  row = page.row(CLAIMS["E2"], {"verdicts": {"E20": {"rule": "r", "verdict": "reproduced"}}})
+  assert page.NOT_RUN in row
+
+
+@pytest.mark.parametrize(
+  ("words", "message"),
+  [
+    (["E99"], "error: claim: found 'E99' (did you mean 'E9'?), expected one of E1 to E21, or --page for the page of all\n"),
+    (["staleness"], "error: claim: found 'staleness', expected one of E1 to E21, or --page for the page of all\n"),
+    (["--smoke"], "error: claim: found '--smoke', expected one of E1 to E21, or --page for the page of all\n"),
+    (
+      ["e4", "--smoke"],
+      "error: --smoke: found no --folder, expected --folder=DIR, so that the measured results are not written over\n",
+    ),
+  ],
+)
+def test_a_wrong_command_is_refused_in_a_line(words, message, capsys):
+  assert command.main(words) == 2
+  assert capsys.readouterr().err == message
+
+
+def test_a_name_runs_its_study_with_the_other_arguments(monkeypatch):
+  from experiments.claims.rare_tokens import __main__ as study
+
+  seen = []
+  monkeypatch.setattr(study, "main", seen.append)
+  assert command.main(["e19", "--plot_only", "--folder=somewhere"]) == 0
+  assert seen == [["--plot_only", "--folder=somewhere"]]
+
+
+def test_a_refusal_of_a_study_is_one_too(tmp_path, capsys):
+  assert command.main(["E15", "--plot_only", f"--folder={tmp_path}"]) == 2
+  assert capsys.readouterr().err.endswith("results.json: found no such file, expected the results of a run: leave --plot_only out once\n")
+
+
+def test_a_study_that_is_not_there_says_so(monkeypatch, capsys):
+  monkeypatch.setitem(CLAIMS, "E1", CLAIMS["E1"]._replace(study="experiments.claims.nothing"))
+  assert command.main(["E1"]) == 2
+  assert capsys.readouterr().err == "error: E1: not yet built: there is no package experiments.claims.nothing\n"
+
+
+def test_the_page_goes_where_it_belongs(monkeypatch, tmp_path, capsys):
+  monkeypatch.setattr(page, "HERE", pathlib.Path(tmp_path))
+  monkeypatch.setattr(page, "text", lambda: "all")
+  assert command.main([]) == command.main(["--page"]) == 0
+  assert (tmp_path / "README.md").read_text() == "all" and "README.md" in capsys.readouterr().out

@@ -1,0 +1,78 @@
+"""The analysis behind `experiments/claims/lengths`: the teachers, the measures, the rules, and the command on a tiny model."""
+
+import jax
+import numpy as np
+import pytest
+
+from experiments.ablations.ratio_lab.__main__ import from_json
+from experiments.claims.bed import END, PAD, graded
+from experiments.claims.lengths import __main__ as command
+from experiments.claims.lengths import bed as beds
+from experiments.claims.lengths import rules
+
+
+def test_the_teacher_rambles_as_often_as_he_says_and_it_costs_him_nothing():
+  chosen = beds.problems("train", 3000, np.random.default_rng(0))
+  responses = beds.demonstrations(chosen, np.random.default_rng(1))
+  mask, ended = responses != PAD, np.ones(len(chosen), bool)
+  lengths = mask.sum(axis=1)
+  assert lengths.min() == beds.DIGITS and lengths.max() < beds.BUDGET
+  assert np.all(responses[np.arange(len(responses)), lengths - 1] == END)
+  right = graded(chosen, responses, mask, ended)
+  bare = responses[:, : beds.DIGITS].copy()
+  bare[:, -1] = END
+  np.testing.assert_array_equal(right, graded(chosen, bare, bare != PAD, ended))
+  assert 0.3 < right.mean() < 0.45  # Five sums of which each is right in four of five, and slips that cancel.
+  for answer in (0, 1):
+    assert np.mean(lengths[right == answer] > beds.DIGITS) == pytest.approx(beds.RAMBLES, abs=0.04)
+
+
+def test_weights_are_what_the_arms_are_called():
+  """The gradient of each token's log-probability on-policy, of a short and a long response."""
+  mask = np.array([[1.0, 1.0, 0.0, 0.0], [1.0, 1.0, 1.0, 1.0]])
+  weights = {name: np.asarray(make().weigh(jax.numpy.asarray(mask), None)) for name, make in beds.OBJECTIVES.items()}
+  for name in ("one_over_length", "gspo"):
+    np.testing.assert_allclose(weights[name].sum(axis=1), 0.5)
+  for name in ("constant", "luspo"):
+    np.testing.assert_allclose(weights[name][0, 0], weights[name][1, 0])
+  np.testing.assert_allclose(weights["constant"][0, 0], 1 / (2 * beds.BUDGET))
+
+
+def trials(slope_of):
+  rng, rows, ends = np.random.default_rng(0), [], []
+  for seed in range(5):
+    for arm in rules.ARMS:
+      at = {"seed": seed} | arm._asdict()
+      for step in range(1, 9):
+        tokens = 20 + (slope_of(arm) + 0.005 * rng.standard_normal()) * step
+        row = {"tokens": tokens, "tokens_wrong": tokens + 2, "tokens_right": tokens - 1, "spread": 5.0, "correlation": -0.1, "right": 0.3}
+        rows.append(at | {"step": step} | row)
+      tokens = [int(8 * (20 + 8 * slope_of(arm)))] * 6
+      ends.append(at | {"right": [2] * 6, "tokens": tokens, "wrong_tokens": [int(0.75 * x) for x in tokens], "responses": 8})
+  return rows, ends
+
+
+def test_the_rules_see_a_slope_and_its_absence():
+  lengthens = lambda arm: {"one_over_length": 0.5, "constant": -0.5, "gspo": -0.5, "luspo": 0.0}[arm.objective]
+  verdicts = {name: found["verdict"] for name, found in rules.judge(*trials(lengthens)).items()}
+  no = {name for name, verdict in verdicts.items() if verdict == "not reproduced"}
+  assert no == {"E21, GRPO shortens against LUSPO", "E21, accuracy"}
+  assert set(verdicts.values()) == {"reproduced", "not reproduced"}
+  verdicts = {name: found["verdict"] for name, found in rules.judge(*trials(lambda arm: 0.1)).items()}
+  assert verdicts["E18, wrong responses lengthen"] == verdicts["E21, GSPO shortens against LUSPO"] == "not reproduced"
+  rows, ends = trials(lengthens)
+  alike = [row | {"spread": 1.0} for row in rows]
+  assert {found["verdict"] for found in rules.judge(alike, ends).values()} == {"mechanism not engaged"}
+
+
+@pytest.mark.slow  # Compiles four objectives.
+def test_the_command_runs_and_goes_on(tmp_path, capsys, monkeypatch):
+  monkeypatch.setattr(beds, "graded", lambda chosen, tokens, *_: (np.arange(len(tokens)) % 3 == 0).astype(np.float32))
+  command.main(["--smoke", "--folder", str(tmp_path)])
+  first = capsys.readouterr().out
+  assert "E18, wrong responses lengthen: " in first and first.count("processor time") == 12
+  results = from_json((tmp_path / "results.json").read_text())
+  assert len(results["rows"]) == 24 and len(results["ends"][0]["right"]) == beds.SMOKE.num_prompts
+  assert [path.name for path in (tmp_path / "figures").iterdir()] == ["lengths.png"]
+  command.main(["--smoke", "--folder", str(tmp_path)])
+  assert "processor time" not in capsys.readouterr().out

@@ -1,0 +1,74 @@
+"""The analysis behind `experiments/claims/rare_tokens`: the bandit against a loop by hand, the rules, and the command."""
+
+import jax
+import numpy as np
+import pytest
+
+from experiments.ablations.ratio_lab.__main__ import from_json
+from experiments.claims.rare_tokens import __main__ as command
+from experiments.claims.rare_tokens import bandit as beds
+from experiments.claims.rare_tokens import rules
+
+
+def by_hand(bandits, clip_high, learning_rate, updates):
+  """Plain steps of PPO on one bandit, in NumPy: the gradient of a logit is Σ share·C·A·(1[a = v] − π_v)."""
+  old = np.exp(bandits.old[0])
+  logits, rare = bandits.old[0].copy(), []
+  for _ in range(updates + 1):
+    pi = np.exp(logits) / np.exp(logits).sum()
+    rare.append(pi[0])
+    ratio, advantages = pi / old, bandits.advantages[0]
+    ended = ((advantages > 0) & (ratio > 1 + clip_high)) | ((advantages < 0) & (ratio < 0.8))
+    push = bandits.share[0] * np.where(ended, 0, ratio) * advantages
+    logits = logits + learning_rate * (push - pi * push.sum())
+  return np.array(rare)
+
+
+@pytest.mark.parametrize(("method", "clip_high"), [("clip_higher", 0.28), ("unclipped", None)])
+def test_the_updates_are_those_by_hand(method, clip_high):
+  bandits = beds.make_bandits(3, count=1, arms=6)
+  if clip_high is None:  # Then no clip at all, and the loop's own lower one must not bind either.
+    bandits = bandits._replace(advantages=np.abs(bandits.advantages))
+  with jax.enable_x64(True):
+    found = beds.follow(bandits, method, optimizer="sgd", learning_rate=0.7, updates=10)
+  np.testing.assert_allclose(found["rare"][:, 0], by_hand(bandits, clip_high or np.inf, 0.7, 10), rtol=1e-10)
+  assert found["cut"].any() == (method == "clip_higher")
+  assert found["rare"][0, 0] == pytest.approx(beds.RARE_PROBABILITY)
+
+
+def test_a_rollout_batch_is_what_it_says():
+  for drawn, rare in (("once", 1 / 16), ("expected", 0.003)):
+    bandits = beds.make_bandits(0, count=5, arms=8, drawn=drawn)
+    np.testing.assert_allclose(bandits.share.sum(axis=1), 1)
+    np.testing.assert_allclose(bandits.share[:, 0], rare)
+    np.testing.assert_allclose((bandits.share * bandits.advantages).sum(axis=1), 0, atol=1e-12)
+    np.testing.assert_allclose((bandits.share * bandits.advantages**2).sum(axis=1), 1)
+
+
+def ends_with(**log_ratio):
+  """Rows in which every condition of two seeds ends at these ratios."""
+  every = {"ppo": 0.2, "clip_higher": 0.25, "cispo": 2.0, "sapo": 2.0, "dppo_tv": 2.0, "unclipped": 2.0} | log_ratio
+  return [
+    condition._asdict() | {"method": method, "seed": seed, "log_ratio": [at, at + 0.01 * seed]}
+    for condition in rules.CONDITIONS for method, at in every.items() for seed in (0, 1)
+  ]  # fmt: skip
+
+
+def test_the_rules_tell_a_stall_from_a_rise():
+  verdicts = {name: found["verdict"] for name, found in rules.judge(ends_with()).items()}
+  assert set(verdicts.values()) == {"reproduced"}
+  verdicts = {name: found["verdict"] for name, found in rules.judge(ends_with(ppo=1.0, cispo=0.3)).items()}
+  assert verdicts["E19, PPO with 0.2 stalls"] == verdicts["E19, cispo rises"] == "not reproduced"
+  assert verdicts["E19, PPO with 0.28 stalls"] == verdicts["E19, sapo rises"] == "reproduced"
+  idle = rules.judge(ends_with(unclipped=0.01))
+  assert {found["verdict"] for found in idle.values()} == {"mechanism not engaged"}
+
+
+def test_the_command_runs(tmp_path, capsys, monkeypatch):
+  names = ("ppo", "clip_higher", *rules.RISERS, "unclipped", "gspo", "vespo")  # Those that have a line or a rule.
+  monkeypatch.setattr(beds, "METHODS", {name: beds.METHODS[name] for name in names})
+  monkeypatch.setattr(command.figures, "_NAMES", {name: name for name in beds.METHODS})
+  command.main(["--smoke", "--folder", str(tmp_path)])
+  assert "E19, cispo rises: " in capsys.readouterr().out
+  assert [path.name for path in (tmp_path / "figures").iterdir()] == ["rare_tokens.png"]
+  assert from_json((tmp_path / "results.json").read_text())["seeds"] == [0, 1]

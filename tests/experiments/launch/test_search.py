@@ -1,0 +1,118 @@
+"""Search: what is drawn, how it goes on after a relaunch, and what is refused. The trials are stand-ins; nothing is trained."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from experiments.launch import hyper, rows, searching
+from experiments.launch.rows import SweepError
+
+pytest.importorskip("optuna")
+
+SPACE = {
+  "learner.learning_rate": hyper.log_uniform(1e-5, 1e-2),
+  "objective.clip_low": hyper.uniform(0.1, 0.3),
+  "learner.updates_per_rollout": hyper.integers(1, 4),
+  "eval.metrics": hyper.choice((("a", "b"), ("a",))),
+  "num_steps": 3,
+}
+
+
+def begin(folder, space=SPACE, **options):
+  return searching.open_search(folder, space, **options)
+
+
+def draw(folder, count, **options):
+  search = begin(folder, **options)
+  return [searching.ask(search) for _ in range(count)]
+
+
+def test_rows_are_within_the_space_and_a_command_line_carries_them_exactly(tmp_path):
+  drawn = draw(tmp_path, 8)
+  for row in drawn:
+    found = row.overrides
+    assert row == rows.make_row(found) and list(found) == list(SPACE) and found["num_steps"] == 3
+    assert 0.9e-5 < found["learner.learning_rate"] < 1.1e-2 and 0.1 <= found["objective.clip_low"] <= 0.3
+    assert found["learner.updates_per_rollout"] in range(1, 5) and isinstance(found["learner.updates_per_rollout"], int)
+    assert found["eval.metrics"] in (("a", "b"), ("a",))
+    assert len(rows.value_text(found["objective.clip_low"])) <= 6
+  assert len({row.id for row in drawn}) == 8
+
+
+@pytest.mark.parametrize("kind", ["random", "tpe"])
+def test_draws_depend_on_the_seed_and_not_on_relaunches(tmp_path, kind):
+  at_once = draw(tmp_path / "at once", 4, kind=kind, seed=3)
+  bit_by_bit = [draw(tmp_path / "bit by bit", 1, kind=kind, seed=3)[0] for _ in range(4)]
+  assert at_once == bit_by_bit != draw(tmp_path / "other", 4, kind=kind, seed=4)
+
+
+def test_random_draws_do_not_depend_on_what_is_told(tmp_path):
+  search, drawn = begin(tmp_path / "told"), []
+  for value in (1.0, None, 3.0):
+    drawn.append(searching.ask(search))
+    searching.tell(search, drawn[-1], value)
+  assert drawn == draw(tmp_path / "silent", 3)
+
+
+def test_tpe_draws_more_where_it_was_told_of_more(tmp_path):
+  search = begin(tmp_path, {"x": hyper.uniform(0, 1)}, kind="tpe")
+  drawn = []
+  for _ in range(40):
+    drawn.append(searching.ask(search))
+    searching.tell(search, drawn[-1], -abs(drawn[-1].overrides["x"] - 0.8))
+  late = [abs(row.overrides["x"] - 0.8) for row in drawn[20:]]
+  assert sum(late) / len(late) < 0.2  # At random: 0.34.
+
+
+def test_what_was_asked_and_not_told_is_known_to_the_next_launcher(tmp_path):
+  search = begin(tmp_path)
+  good, bad, killed = (searching.ask(search) for _ in range(3))
+  searching.tell(search, good, 0.5)
+  searching.tell(search, bad, float("nan"))
+  again = begin(tmp_path)
+  assert searching.asked(again) == [(good, True), (bad, True), (killed, False)]
+  searching.tell(again, killed, 0.7)
+  searching.tell(again, good, 9.9)  # Told before: the first word counts.
+  assert [is_told for _, is_told in searching.asked(again)] == [True] * 3 and again.study.best_value == 0.7
+
+
+def test_no_row_is_drawn_twice_and_a_space_ends(tmp_path):
+  search = begin(tmp_path, {"a": hyper.choice((1, 2)), "b": hyper.choice(("x", "y"))})
+  assert len({searching.ask(search).id for _ in range(4)}) == 4
+  with pytest.raises(SweepError, match="no more rows than these 4"):
+    searching.ask(search)
+
+
+@pytest.mark.parametrize(
+  "text, message",
+  [
+    ("def sweep(add): pass", "found no space(h), expected one with --search"),
+    ("def space(h): return [1]", "space returned a list, expected a dict of distributions by field"),
+    ("def space(h): return {'seed': h.choice(())}", "choice: found no values, expected at least one (line 1)"),
+    ("def space(h): return {'seed': h.uniform(2, 1)}", "found 2.0 to 1.0, expected the smaller number first (line 1)"),
+    ("def space(h): return {'seed': h.log_uniform(0, 1)}", "log_uniform: found 0 to 1, expected numbers > 0 (line 1)"),
+    ("def space(h): return {'seed': h.normal(0, 1)}", "AttributeError"),
+  ],
+)
+def test_a_file_that_is_refused(tmp_path, text, message):
+  (tmp_path / "space.py").write_text(text + "\n")
+  with pytest.raises(SweepError) as error:
+    searching.read_space(str(tmp_path / "space.py"))
+  assert message in str(error.value) and "\n" not in str(error.value)
+
+
+def test_a_search_that_is_refused(tmp_path):
+  with pytest.raises(SweepError, match="found 'grid', expected random or tpe"):
+    begin(tmp_path, kind="grid")
+  with pytest.raises(SweepError, match="found nothing to draw"):
+    begin(tmp_path, {"seed": 1})
+  searching.ask(begin(tmp_path, {"seed": hyper.choice((1, 2))}))
+  with pytest.raises(SweepError, match="not the one that this folder's search began with"):
+    searching.ask(begin(tmp_path, {"seed": hyper.choice((1, 2, 3))}))
+
+
+def test_a_number_of_a_summary(tmp_path):
+  (tmp_path / "summary.json").write_text(json.dumps({"status": "finished", "accuracy_final": 0.5, "seconds": {"rl": 1}}))
+  assert searching.metric_of(tmp_path, "accuracy_final") == 0.5
+  assert searching.metric_of(tmp_path, "seconds") is None and searching.metric_of(Path("nowhere"), "accuracy_final") is None

@@ -1,0 +1,269 @@
+"""The notebooks: executed in a fresh kernel, the same in both halves of each pair, small, and free of logic."""
+
+import ast
+import doctest
+import json
+import re
+import subprocess
+import sys
+
+import nbformat
+import pytest
+
+from experiments.notebooks import __main__ as command
+from experiments.notebooks import execution, keep_log, pages, pictures, run_pictures, sources
+from jaxrl_llm import objectives
+
+LARGEST_NOTEBOOK = 400_000  # Bytes, outputs and all.
+LARGEST_LOGS = 300_000
+
+
+def code_of(notebook):
+  return [cell.source for cell in notebook.cells if cell.cell_type == "code"]
+
+
+def outputs_of(notebook):
+  return [output for cell in notebook.cells if cell.cell_type == "code" for output in cell.outputs]
+
+
+@pytest.mark.slow  # Ten seconds each, most of it compiling.
+@pytest.mark.parametrize("name", sources.NAMES)
+def test_it_runs_from_the_first_cell_to_the_last(name):
+  notebook = execution.execute(name)
+  numbers = [cell.execution_count for cell in notebook.cells if cell.cell_type == "code"]
+  assert numbers == list(range(1, len(numbers) + 1))
+  # The same cells show the same kinds of things as in the notebook that a reader sees.
+  kinds = lambda made: [[sorted(output.get("data", output)) for output in cell.get("outputs", ())] for cell in made.cells]
+  assert kinds(notebook) == kinds(execution.read_saved(name))
+  assert not [output for output in outputs_of(notebook) if output.get("name") == "stderr"]
+
+
+@pytest.mark.parametrize("module", [keep_log, run_pictures, sources])
+def test_examples_of_docstrings_run(module):
+  failed, tried = doctest.testmod(module)
+  assert tried and not failed
+
+
+def test_there_is_a_test_for_every_notebook():
+  assert sorted(path.stem for path in sources.HERE.glob("0*.py")) == sorted(sources.NAMES)
+  assert sorted(path.stem for path in sources.HERE.glob("*.ipynb")) == sorted(sources.NAMES)
+
+
+@pytest.mark.parametrize("name", sources.NAMES)
+def test_both_halves_of_a_pair_agree(name):
+  source, saved = execution.read_source(name), execution.read_saved(name)
+  assert [(cell.cell_type, cell.source) for cell in saved.cells] == [(cell.cell_type, cell.source) for cell in source.cells], (
+    f"run python -m experiments.notebooks {name}"
+  )
+  nbformat.validate(saved)
+
+
+@pytest.mark.parametrize("name", sources.NAMES)
+def test_outputs_are_checked_in_and_say_nothing_of_the_machine(name):
+  path = sources.HERE / f"{name}.ipynb"
+  saved = execution.read_saved(name)
+  assert path.stat().st_size < LARGEST_NOTEBOOK
+  found = outputs_of(saved)
+  assert not [output for output in found if output.output_type == "error" or output.get("name") == "stderr"]
+  assert sum("image/png" in output.get("data", {}) for output in found) >= 2
+  text = path.read_text("utf-8")
+  texts = json.dumps([{key: value for key, value in output.get("data", output).items() if key != "image/png"} for output in found])
+  for what, pattern in {"an object": r"<[\w.]+ object at 0x", "a path": r"(?<![\w:/.])/(?:tmp|home|root|usr|Users)/"}.items():
+    assert not re.search(pattern, texts), what
+  assert "iopub" not in text
+  assert all(cell.id == f"cell-{number}" for number, cell in enumerate(saved.cells))
+  assert all(cell.execution_count for cell in saved.cells if cell.cell_type == "code")
+
+
+@pytest.mark.parametrize("name", sources.NAMES)
+def test_a_notebook_holds_no_logic(name):
+  allowed = sources.OWN_FUNCTIONS.get(name, frozenset())
+  problems = [
+    f"cell {number}: {problem}"
+    for number, code in enumerate(code_of(execution.read_source(name)), 1)
+    for problem in sources.found_logic(code, allowed=allowed)
+  ]
+  assert not problems, problems
+
+
+@pytest.mark.parametrize(
+  ("code", "finding"),
+  [
+    ("while True:\n  pass", "line 1: While"),
+    ("x = 1 if y else 2", "line 1: IfExp"),
+    ("def f():\n  return 1", "line 1: FunctionDef"),
+    ("class A:\n  pass", "line 1: ClassDef"),
+    ("f = lambda x: x", "line 1: Lambda"),
+    ("try:\n  f()\nexcept E:\n  g()", "line 1: Try"),
+    ("[x for x in y if x]", "line 1: a comprehension with a condition"),
+    ("\n".join(f"x{i} = {i}" for i in range(9)), "9 statements, expected at most 8 in a cell"),
+  ],
+)
+def test_logic_is_found(code, finding):
+  assert finding in sources.found_logic(code)
+
+
+def test_a_function_that_a_notebook_may_define_is_a_straight_line():
+  assert sources.found_logic("def f(x):\n  for i in x:\n    print(i)", allowed={"f"}) == ["line 2: For in f", "line 2: For"]
+
+
+@pytest.mark.parametrize("name", sources.NAMES)
+def test_a_notebook_is_a_lecture(name):
+  """Prose first: more texts than pictures, an equation or a definition, exercises, papers, and a text under every picture."""
+  saved = execution.read_saved(name)
+  texts = [cell.source for cell in saved.cells if cell.cell_type == "markdown"]
+  prose = "\n".join(texts)
+  assert texts[0].startswith(f"# {int(name[:2])}. ")
+  assert "## Exercises" in prose
+  assert len(set(re.findall(r"arxiv\.org/abs/\d{4}\.\d{5}", prose))) >= 3
+  assert len(prose) > 4 * sum(map(len, code_of(saved)))
+  for number, cell in enumerate(saved.cells):
+    if any("image/png" in output.get("data", {}) for output in cell.get("outputs", ())):
+      after = saved.cells[number + 1]
+      assert after.cell_type == "markdown" and after.source.startswith("**Figure "), f"cell {number}: a picture without a caption"
+  numbers = [int(n) for n in re.findall(r"^\*\*Figure (\d+)\.", prose, re.MULTILINE)]
+  assert numbers == list(range(1, len(numbers) + 1))
+
+
+def test_links_between_files_lead_somewhere():
+  for name in sources.NAMES:
+    prose = (sources.HERE / f"{name}.py").read_text("utf-8")
+    for target in re.findall(r"\]\(([^)#\s]+)(?:#[^)\s]*)?\)", prose):
+      if not target.startswith("http"):
+        assert (sources.HERE / target).exists(), f"{name}: {target}"
+
+
+def test_every_objective_is_in_the_first_lecture():
+  from experiments.notebooks import objective_pictures
+
+  drawn = [name for group in objective_pictures.FAMILIES.values() for name in group]
+  assert sorted(drawn) == sorted(objectives.OBJECTIVES)
+  shown = json.dumps(outputs_of(execution.read_saved("01_objectives")))
+  assert not [name for name in objectives.OBJECTIVES if f"`{name}`" not in shown]
+
+
+def test_logs_are_small_and_are_real_runs():
+  folders = sorted(path for path in keep_log.LOGS.iterdir() if path.is_dir())
+  assert sum(path.stat().st_size for folder in folders for path in folder.iterdir()) < LARGEST_LOGS
+  for folder in folders:
+    run = run_pictures.read(folder)
+    assert run.summary["status"] == "finished"
+    assert len([row for row in run.rows if row["phase"] == "rl"]) == run.summary["num_steps"]
+    assert not {"command", "data", "started", "finished"} & set(run.summary)
+
+
+def test_a_log_keeps_what_is_read(tmp_path):
+  workdir = tmp_path / "run"
+  workdir.mkdir()
+  rows = [{"step": step, "phase": "warm_start", "actor/loss": 1.0} for step in range(1, 60)]
+  broken = {"actor/grad_norm": None, "nonfinite": {"actor/grad_norm": "inf"}}
+  rows += [{"step": 1, "phase": "rl", "actor/entropy": 1 / 3, "ratio/ess": 1.0} | broken]
+  (workdir / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+  (workdir / "summary.json").write_text(json.dumps({"status": "finished", "command": "secret", "num_steps": 1}))
+  (workdir / "config.json").write_text("{}")
+  (workdir / "samples.jsonl").write_text(json.dumps({"step": 1, "phase": "rl", "response": "#1", "token_ids": [1]}) + "\n")
+  keep_log.keep(workdir, tmp_path / "log", texts=True)
+  kept = run_pictures.read(tmp_path / "log")
+  assert [row["step"] for row in kept.rows] == [1, 50, 1]
+  assert kept.rows[-1] == {"step": 1, "phase": "rl", "actor/entropy": 0.3333} | broken
+  assert kept.samples == [{"step": 1, "phase": "rl", "response": "#1"}]
+  assert kept.summary == {"status": "finished", "num_steps": 1}
+
+
+def test_keep_log_refuses_what_is_no_run(tmp_path, capsys):
+  assert keep_log.main([str(tmp_path)]) == 2
+  assert capsys.readouterr().err == f"error: WORKDIR: found {tmp_path}, expected the folder of a finished run, with a summary.json\n"
+  (tmp_path / "summary.json").write_text("{}")
+  assert keep_log.main([str(tmp_path), "../elsewhere"]) == 2
+  assert capsys.readouterr().err == "error: NAME: found '../elsewhere', expected a plain name such as gspo-0\n"
+
+
+@pytest.mark.parametrize(
+  ("given", "words"),
+  [
+    (["06"], "unknown notebook '06'"),
+    (["01_objective_"], "(did you mean '01_objectives'?)"),
+    (["0"], "several notebooks begin with '0'"),
+    ([""], "unknown notebook ''"),
+  ],
+)
+def test_a_wrong_name_is_one_clear_line(given, words, capsys):
+  assert command.main(given) == 2
+  found = capsys.readouterr().err
+  assert words in found
+  assert found.startswith("error: ") and found.count("\n") == 1 and "03_gspo_vs_grpo_vs_sapo" in found
+
+
+def test_live_is_refused_where_it_would_change_nothing(capsys):
+  assert command.main(["01", "--live"]) == 2
+  assert capsys.readouterr().err == "error: --live: 01_objectives would not change; it is for 03_gspo_vs_grpo_vs_sapo\n"
+
+
+def test_without_the_extra_one_line_names_it():
+  block = "import sys\nsys.modules['nbclient'] = None\nfrom experiments.notebooks import __main__ as m\nsys.exit(m.main(['01']))"
+  result = subprocess.run([sys.executable, "-c", block], cwd=sources.ROOT, capture_output=True, text=True)
+  assert result.returncode == 2
+  assert result.stderr == "error: the notebooks need nbclient: pip install -e '.[notebooks]'\n"
+
+
+def test_a_cell_that_raises_is_one_clear_line(tmp_path, monkeypatch, capsys):
+  (tmp_path / "01_objectives.py").write_text("# %%\nx = 1\n\n# %%\nx / 0\n")
+  monkeypatch.setattr(execution, "HERE", tmp_path)
+  assert command.main(["01"]) == 1
+  assert capsys.readouterr().err == "error: 01_objectives: ZeroDivisionError: division by zero\n"
+  assert not (tmp_path / "01_objectives.ipynb").exists()
+
+
+def test_the_kernel_is_this_python_and_knows_whether_it_is_live(tmp_path, monkeypatch):
+  cell = "import os, sys\nprint(sys.executable, os.environ['JAXRL_LLM_NOTEBOOKS'])"
+  (tmp_path / "02_read_a_run.py").write_text(f"# %%\n{cell}\n")
+  monkeypatch.setattr(execution, "HERE", tmp_path)
+  assert outputs_of(execution.execute("02_read_a_run", live=True))[0].text == f"{sys.executable} live\n"
+
+
+def test_the_same_outputs_are_the_same_file(tmp_path, monkeypatch):
+  (tmp_path / "02_read_a_run.py").write_text("# %%\n1 + 1\n")
+  monkeypatch.setattr(execution, "HERE", tmp_path)
+  texts = [execution.write("02_read_a_run", execution.execute("02_read_a_run"), tmp_path).read_text() for _ in range(2)]
+  assert texts[0] == texts[1]
+  assert sorted(json.loads(texts[0])["metadata"]) == ["jupytext", "kernelspec", "language_info"]
+
+
+def test_a_page_holds_texts_tables_and_pictures(tmp_path):
+  notebook = execution.read_saved("02_read_a_run")
+  page = pages.write("02_read_a_run", notebook, tmp_path / "made").read_text("utf-8")
+  assert page.count("<img ") == sum("image/png" in output.get("data", {}) for output in outputs_of(notebook))
+  assert page.count("<table>") >= 1
+  assert "<script>alert" not in pages._markdown("| a |\n| --- |\n| `<script>alert(1)</script>` |")
+
+
+def test_a_picture_is_an_image_with_words():
+  made = pictures.picture(lambda figure: figure.subplots().plot([1, 2]), height=1.0, says="two points")
+  assert made._repr_png_().startswith(b"\x89PNG") and repr(made) == "two points"
+  again = pictures.picture(lambda figure: figure.subplots().plot([1, 2]), height=1.0, says="two points")
+  assert made.png == again.png
+  table = pictures.Table(["a", "bb"], [["1", "2"]])
+  assert table._repr_markdown_() == "| a | bb |\n| --- | --- |\n| 1 | 2 |"
+  assert repr(table) == "a  bb\n1  2"
+
+
+def test_text_of_a_model_stays_text_in_a_table():
+  assert run_pictures._quoted("1|2`3\n4") == "`1¦2'3 ⏎ 4`"
+  assert len(run_pictures._quoted("x" * 500)) < 100
+
+
+def test_live_runs_are_those_of_the_laptop_job(tmp_path, monkeypatch):
+  asked = []
+  monkeypatch.setattr(run_pictures.laptop_job, "run", lambda config, seed, folder: asked.append((config, seed, folder)) or "a row")
+  found = run_pictures.trained({"gspo": [0, 1], "sapo": [0]}, live=True)
+  folder = sources.ROOT / "runs" / "laptop_job"
+  pairs = [("gspo", 0), ("gspo", 1), ("sapo", 0)]
+  assert asked == [(config, seed, folder) for config, seed in pairs]
+  assert found == [folder / f"{config}-{seed}" for config, seed in pairs]
+
+
+def test_cells_do_not_import_what_is_private():
+  for name in sources.NAMES:
+    for code in code_of(execution.read_source(name)):
+      for node in ast.walk(ast.parse(code)):
+        assert not (isinstance(node, ast.Attribute) and node.attr.startswith("_")), f"{name}: {node.attr}"
