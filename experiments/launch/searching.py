@@ -21,7 +21,7 @@ from experiments.launch import hyper, local, rows, running, trial
 from experiments.launch.rows import Row, SweepError
 from experiments.launch.status import FAILED, FINISHED, STOPPED, WAITING, Status
 from experiments.launch.trial import Trial
-from jaxrl_llm import command_line
+from jaxrl_llm import command_line, workdirs
 
 _DIGITS = 4  # Significant ones of a number that is drawn: nobody wants to read, or type, more.
 _DRAWS = 50  # In vain, before a space is said to be exhausted.
@@ -78,7 +78,7 @@ def ask(search: Search) -> Row:
   optuna = _optuna()
   seen = {one.user_attrs.get("row") for one in search.study.get_trials(deepcopy=False)}
   for _ in range(_DRAWS):
-    seed = search.seed * 1_000_003 + len(search.study.get_trials(deepcopy=False))
+    seed = (search.seed * 1_000_003 + len(search.study.get_trials(deepcopy=False))) % 2**32  # More the samplers do not take.
     # A new one each time, so that the n-th draw is the same after a relaunch.
     samplers = {"random": optuna.samplers.RandomSampler, "tpe": optuna.samplers.TPESampler}
     search.study.sampler = samplers[search.kind](seed=seed)
@@ -172,7 +172,9 @@ def read_space(path: str) -> dict[str, Any]:
 
 
 def metric_of(workdir: Path, name: str) -> float | None:
-  """A number of a finished run's summary.json; None where there is none."""
+  """A number of a finished run's summary.json; None where there is none, and of a run that was stopped: it has an accuracy as well."""
+  if not workdirs.is_finished(workdir):
+    return None
   try:
     value = json.loads((workdir / "summary.json").read_text(encoding="utf-8")).get(name)
   except (OSError, ValueError):

@@ -25,6 +25,8 @@ RATES = {"hot": 2e-3, "mild": 1e-3}
 MOVED = 0.01
 """Nats a token: at r = 1.15 a gate of temperature 2 is at 0.98."""
 
+TINY = 1e-12  # A smoke run may have no gradient at all.
+
 Rows = Sequence[Mapping]
 
 
@@ -59,7 +61,8 @@ def judge(trials: Rows) -> dict[str, dict]:
 
 
 def _gradients(trials: Rows, engaged: bool) -> dict:
-  peak = lambda gates: {row["seed"]: np.log(row["grad_norm"][1] / row["grad_norm"][0]) for row in trials if row["gates"] == gates}
+  over = lambda norms: float(np.log((norms[1] + TINY) / (norms[0] + TINY)))
+  peak = lambda gates: {row["seed"]: over(row["grad_norm"]) for row in trials if row["gates"] == gates}
   ours, theirs = peak("neg sharper"), peak("pos sharper")
   found = interval([ours[seed] - theirs[seed] for seed in sorted(ours)])
   rule = "log of the largest gradient norm over the median one, gates 'neg sharper' minus 'pos sharper', below 0: the whole interval"

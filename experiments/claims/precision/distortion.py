@@ -26,7 +26,7 @@ def measure(sizes: beds.Sizes, seed: int, arms: Mapping[str, beds.Arm], errors: 
     For each objective and error: `weight`, mean |C - C exact| over the tokens whose advantage is not 0, C being the weight of the token's
     gradient relative to REINFORCE's; `ratio`, the same for the ratio alone, no clip and no gate, of the sequence for GSPO and of the token
     for others; `flips`, fraction of these tokens of which the clip binds in one case and not in the other; `clipped`, fraction on which
-    it binds exactly; `gap`, mean absolute error of an old log-probability.
+    it binds exactly; `gap`, mean absolute error of an old log-probability; `k3`, the divergence that this error makes, in nats a token.
   """
   bed, params = beds.make_bed(sizes), beds.warm_params(sizes, seed)
   trained = next(iter(arms.values()))
@@ -74,13 +74,15 @@ def compare(arm: beds.Arm, now: np.ndarray, exact: TrainBatch, wrong: TrainBatch
   known = (exact.mask > 0) & (exact.advantages != 0)
   one, other = one[known], other[known]
   ratio = [ratios(now - batch.old_logprobs, exact.mask, sequence=arm.objective == "gspo")[known] for batch in (exact, wrong)]
+  error = (exact.old_logprobs - wrong.old_logprobs)[known].astype(np.float64)
   mean = lambda x: float(np.mean(x)) if len(x) else 0.0
   return {
     "weight": mean(np.abs(one - other)),
     "ratio": mean(np.abs(ratio[0] - ratio[1])),
     "flips": mean((one == 0) != (other == 0)),
     "clipped": mean(one == 0),
-    "gap": mean(np.abs(exact.old_logprobs - wrong.old_logprobs)[known]),
+    "gap": mean(np.abs(error)),
+    "k3": mean(np.expm1(error) - error),
   }
 
 

@@ -62,7 +62,7 @@ def test_the_need_of_a_correction_is_told():
 def distortion_rows(**gspo):
   """Rows in which GRPO's errors are 0.2 of everything."""
   every = {"grpo": {}, "gspo": gspo, "sapo": {}}
-  names = dict.fromkeys(("weight", "ratio", "flips", "clipped", "gap"), 0.2)
+  names = dict.fromkeys(("weight", "ratio", "flips", "clipped", "gap", "k3"), 0.2)
   return [
     {"seed": seed, "objective": objective, "error": error} | names | {name: x + 0.001 * seed for name, x in changes.items()}
     for seed in range(5) for error in precision_rules.ERRORS for objective, changes in every.items()
@@ -80,9 +80,11 @@ def test_what_wrong_log_probabilities_do_is_told():
     SMALL | {"objective": objective, "way": way, "seed": seed, "right": f"{right[way]}{right[way]}"}
     for objective in precision_rules.OBJECTIVES for way in precision_rules.WAYS for seed in range(5)
   ]  # fmt: skip
-  found = {name: row["verdict"] for name, row in precision_rules.judge(trials).items()}
+  found = {name: row["verdict"] for name, row in precision_rules.judge(trials, distortion_rows()).items()}
   assert found["E16, training: gspo needs no recomputation"] == found["E16, training: grpo gains by tis"] == "reproduced"
   assert found["E16, training: sapo gains by mis"] == "not reproduced"
+  near = [row | {"k3": 1e-6} for row in distortion_rows()]
+  assert {row["verdict"] for row in precision_rules.judge(trials, near).values()} == {"mechanism not engaged"}
 
 
 def test_an_error_of_one_token_reaches_the_whole_sequence_of_gspo_and_shrinks():

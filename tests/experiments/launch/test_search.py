@@ -116,3 +116,13 @@ def test_a_number_of_a_summary(tmp_path):
   (tmp_path / "summary.json").write_text(json.dumps({"status": "finished", "accuracy_final": 0.5, "seconds": {"rl": 1}}))
   assert searching.metric_of(tmp_path, "accuracy_final") == 0.5
   assert searching.metric_of(tmp_path, "seconds") is None and searching.metric_of(Path("nowhere"), "accuracy_final") is None
+
+
+@pytest.mark.parametrize("status", ["running", "stopped: SIGTERM"])
+def test_a_run_that_was_stopped_has_no_result(tmp_path, status):  # Though its summary has an accuracy: the newest.
+  (tmp_path / "summary.json").write_text(json.dumps({"status": status, "accuracy_final": 0.5}))
+  assert searching.metric_of(tmp_path, "accuracy_final") is None
+
+
+def test_a_large_seed(tmp_path):
+  assert draw(tmp_path / "1", 1, seed=5000) == draw(tmp_path / "2", 1, seed=5000)
