@@ -102,7 +102,7 @@ def _curves(trials: Sequence[Mapping], names: Sequence[str], updates: int, folde
         color, marker = _CURVES[name]
         values = np.array([row["curve"] for row in where(trials, objective=name, per_rollout=count)])
         at = np.linspace(0, updates, values.shape[1])
-        axes.fill_between(at, values.min(axis=0), values.max(axis=0), color=color, alpha=0.12, linewidth=0)
+        axes.fill_between(at, values.min(axis=0), values.max(axis=0), color=color, alpha=0.06, linewidth=0)
         axes.plot(at, values.mean(axis=0), color=color, marker=marker, markersize=3, label=NAMES[name])
       axes.set_ylim(0, 1)
       axes.set_xlabel("update")
