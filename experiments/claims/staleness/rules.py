@@ -2,7 +2,8 @@
 
 Looked at beforehand: GRPO alone on a pilot seed (100, not among the seeds of the run) with 1, 16 and 64 updates of each rollout batch, to
 choose the learning rate. At 5e-4, 1e-3 and 2e-3 it ended at 0.82, 0.83 and 0.58 with 1 update and at 0.72, 0.77 and 0.45 with 64: 1e-3
-learns best and still moves far within 64 updates (0.05 nats a token). No other objective was tried on this bed before the run.
+learns best and still moves far within 64 updates (0.05 nats a token). No other objective was looked at on this bed before
+the run. A run of another draft had been stopped and thrown away because the imitation of seed 0 had failed (11 % right, as by chance).
 A gradient that jumps above 10 times its median, a sign of collapse by `bed.collapse`, was seen in pilot trials that went on to learn well:
 the rules about collapse count the other signs only.
 
