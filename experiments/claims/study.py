@@ -72,7 +72,7 @@ def main(study: Study, argv: Sequence[str] | None, here: pathlib.Path) -> None:
 def measure(study: Study, sizes: beds.Sizes, seeds: Sequence[int], folder: pathlib.Path) -> None:
   """Runs the trials that are not done yet; after every block judges what there is and writes `results.json`."""
   path = folder / "trials.jsonl"
-  done = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+  done = read_trials(path)
   planned = []
   for block in study.arms:
     here = [(names | {"seed": seed}, arm) for seed in seeds for names, arm in block]
@@ -85,6 +85,15 @@ def measure(study: Study, sizes: beds.Sizes, seeds: Sequence[int], folder: pathl
     planned += [names for names, _ in here]
     write(study, sizes, seeds, [row for row in done if {name: row[name] for name in planned[0]} in planned], planned, folder)
   path.unlink()
+
+
+def read_trials(path: pathlib.Path) -> list[dict]:
+  """Trials that are done; a last line that a kill has cut in half is taken off the file, and its trial is run again."""
+  text = path.read_text() if path.exists() else ""
+  whole = text[: text.rfind("\n") + 1]
+  if whole != text:
+    path.write_text(whole)
+  return [json.loads(line) for line in whole.splitlines()]
 
 
 def run(sizes: beds.Sizes, names: Mapping[str, Any], arm: beds.Arm) -> dict:

@@ -142,3 +142,11 @@ def test_a_study_refuses_what_it_cannot_do(tmp_path):
     study.main(a_study(), ["--smoke"], tmp_path)
   with pytest.raises(SystemExit, match="found no such file"):
     study.main(a_study(), ["--plot_only"], tmp_path)
+
+
+def test_a_trial_whose_line_was_cut_is_run_again(tmp_path):
+  path = tmp_path / "trials.jsonl"
+  assert study.read_trials(path) == []
+  path.write_text('{"seed": 0}\n{"seed": 1}\n{"se')
+  assert study.read_trials(path) == [{"seed": 0}, {"seed": 1}]
+  assert path.read_text() == '{"seed": 0}\n{"seed": 1}\n', "or the next line would be glued to it"
