@@ -8,6 +8,7 @@ Results go to `results.json` beside this file, figures to `figures/`. About two 
 
 import argparse
 import pathlib
+import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -39,6 +40,7 @@ def measure(
   Returns:
     What goes to `results.json`, and the arrays that only the figures need.
   """
+  started = time.process_time()
   by_seed, cosines = [], []
   for seed in seeds:
     bed, snapshots = studies.bed_snapshots(sizes, seed, num_tokens=num_tokens)
@@ -87,6 +89,7 @@ def measure(
     "maxima": {name: [float(np.max(found["positive"])), float(np.max(found["negative"]))] for name, found in curves.items()},
   }
   results["verdicts"] = studies.judge(results)
+  results["processor_seconds"] = time.process_time() - started
   return rounded(results), {"curves": curves, "variation": variation, "made": made, "real": real}
 
 
