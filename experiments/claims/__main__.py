@@ -56,6 +56,8 @@ def refusal(name: str, rest: Sequence[str]) -> str:
   study = CLAIMS[name.upper()].study
   if importlib.util.find_spec(study) is None or importlib.util.find_spec(f"{study}.__main__") is None:
     return f"{name}: not yet built: there is no package {study}"
+  if importlib.util.find_spec("matplotlib") is None:  # Said before hours of training, not behind them.
+    return "the figures need matplotlib: pip install -e '.[logging]'"
   if "--smoke" in rest and not any(word.startswith("--folder") for word in rest):
     return "--smoke: found no --folder, expected --folder=DIR, so that the measured results are not written over"
   return ""

@@ -1,5 +1,6 @@
 """The list of claims, its page and its command: nothing here runs a study."""
 
+import importlib.util
 import pathlib
 
 import pytest
@@ -88,6 +89,13 @@ def test_a_study_that_is_not_there_says_so(monkeypatch, capsys):
   monkeypatch.setitem(CLAIMS, "E1", CLAIMS["E1"]._replace(study="experiments.claims.nothing"))
   assert command.main(["E1"]) == 2
   assert capsys.readouterr().err == "error: E1: not yet built: there is no package experiments.claims.nothing\n"
+
+
+def test_without_matplotlib_nothing_is_trained_first(monkeypatch, capsys):
+  find = importlib.util.find_spec
+  monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "matplotlib" else find(name))
+  assert command.main(["E20"]) == 2
+  assert capsys.readouterr().err == "error: the figures need matplotlib: pip install -e '.[logging]'\n"
 
 
 def test_the_page_goes_where_it_belongs(monkeypatch, tmp_path, capsys):
