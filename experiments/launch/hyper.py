@@ -13,6 +13,7 @@ The names are those of big_vision's and scenic's config files. A file's `space(h
 """
 
 import itertools
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -59,6 +60,8 @@ def log_uniform(low: float, high: float) -> Uniform:
 
 def integers(low: int, high: int) -> Uniform:
   """A whole number from low to high, both included."""
+  if low != int(low) or high != int(high):
+    raise ValueError(f"integers: found {low} to {high}, expected whole numbers")
   return _checked(Uniform(int(low), int(high), whole=True))
 
 
@@ -71,6 +74,8 @@ def choice(values: Iterable[Any]) -> Choice:
 
 
 def _checked(space: Uniform) -> Uniform:
+  if not math.isfinite(space.high - space.low):
+    raise ValueError(f"found {space.low} to {space.high}, expected finite numbers")
   if not space.low < space.high:
     raise ValueError(f"found {space.low} to {space.high}, expected the smaller number first")
   return space

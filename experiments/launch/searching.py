@@ -10,6 +10,7 @@ References:
   Algorithms for hyper-parameter optimization (TPE), NeurIPS 2011; Optuna, arXiv:1907.10902, 2019
 """
 
+import difflib
 import json
 import math
 import warnings
@@ -172,14 +173,24 @@ def read_space(path: str) -> dict[str, Any]:
 
 
 def metric_of(workdir: Path, name: str) -> float | None:
-  """A number of a finished run's summary.json; None where there is none, and of a run that was stopped: it has an accuracy as well."""
+  """A number of a finished run's summary.json; None where it has none, and of a run that was stopped: it has an accuracy as well.
+
+  Raises:
+    SweepError: no summary has a number of that name.
+  """
   if not workdirs.is_finished(workdir):
     return None
   try:
-    value = json.loads((workdir / "summary.json").read_text(encoding="utf-8")).get(name)
+    summary = json.loads((workdir / "summary.json").read_text(encoding="utf-8"))
   except (OSError, ValueError):
     return None
-  return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
+  is_number = lambda value: isinstance(value, int | float) and not isinstance(value, bool)
+  if name not in summary:  # Or the whole search would learn from nothing.
+    there = [field for field, value in summary.items() if is_number(value)]
+    near = difflib.get_close_matches(name, there, n=1)
+    hint = f", did you mean {near[0]}?" if near else ""
+    raise SweepError(f"--metric: found {name!r}, expected a number of {workdir / 'summary.json'}{hint} (there are: {', '.join(there)})")
+  return float(summary[name]) if is_number(summary[name]) else None
 
 
 def launch(request: Any) -> int:

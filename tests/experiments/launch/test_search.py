@@ -91,6 +91,8 @@ def test_no_row_is_drawn_twice_and_a_space_ends(tmp_path):
     ("def space(h): return [1]", "space returned a list, expected a dict of distributions by field"),
     ("def space(h): return {'seed': h.choice(())}", "choice: found no values, expected at least one (line 1)"),
     ("def space(h): return {'seed': h.uniform(2, 1)}", "found 2.0 to 1.0, expected the smaller number first (line 1)"),
+    ("def space(h): return {'seed': h.integers(1.5, 3)}", "integers: found 1.5 to 3, expected whole numbers (line 1)"),
+    ("def space(h): return {'seed': h.uniform(0, 1e999)}", "found 0.0 to inf, expected finite numbers (line 1)"),
     ("def space(h): return {'seed': h.log_uniform(0, 1)}", "log_uniform: found 0 to 1, expected numbers > 0 (line 1)"),
     ("def space(h): return {'seed': h.normal(0, 1)}", "AttributeError"),
   ],
@@ -126,3 +128,11 @@ def test_a_run_that_was_stopped_has_no_result(tmp_path, status):  # Though its s
 
 def test_a_large_seed(tmp_path):
   assert draw(tmp_path / "1", 1, seed=5000) == draw(tmp_path / "2", 1, seed=5000)
+
+
+def test_a_misspelt_metric_names_those_there_are(tmp_path):
+  (tmp_path / "summary.json").write_text('{"status": "finished", "accuracy_final": 0.5, "num_steps": 3, "objective": "gspo"}')
+  (tmp_path / "report.html").write_text("")
+  assert searching.metric_of(tmp_path, "accuracy_final") == 0.5
+  with pytest.raises(rows.SweepError, match="found 'acuracy_final'.* did you mean accuracy_final. .there are: accuracy_final, num_steps"):
+    searching.metric_of(tmp_path, "acuracy_final")
