@@ -4,7 +4,6 @@ A study that is stopped goes on where it was when the same command is given agai
 taken up into `results.json` once all are.
 """
 
-import argparse
 import json
 import pathlib
 import time
@@ -14,9 +13,9 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from experiments.ablations.ratio_lab.__main__ import from_json, rounded, to_json
+from experiments.ablations.ratio_lab.__main__ import rounded, to_json
 from experiments.claims import bed as beds
-from jaxrl_llm import platform
+from experiments.claims import study_command
 
 EVERY = 16
 """Updates between two points of a curve that is kept."""
@@ -46,27 +45,13 @@ class Study(NamedTuple):
 
 
 def main(study: Study, argv: Sequence[str] | None, here: pathlib.Path) -> None:
-  """Parses the command line, measures, writes and draws."""
-  parser = argparse.ArgumentParser(prog=f"python -m {study.package}", description=study.about)
-  parser.add_argument("--folder", type=pathlib.Path, default=here, help="where results.json and figures/ go")
-  parser.add_argument("--format", nargs="+", choices=("png", "pdf", "svg"), default=["png"])
-  parser.add_argument("--plot_only", action="store_true", help="draw what results.json holds, measure nothing")
-  parser.add_argument("--smoke", action="store_true", help="tiny sizes: shows that it runs, measures nothing worth having")
-  args = parser.parse_args(argv)
-  path = args.folder / "results.json"
-  if args.smoke and args.folder == here:
-    raise SystemExit("error: --smoke would write over the measured results: give --folder=DIR with it")
-  if not args.plot_only:
-    args.folder.mkdir(parents=True, exist_ok=True)
-    platform.cache_compilations()
-    sizes, seeds = (beds.SMOKE, study.seeds[:2]) if args.smoke else (beds.Sizes(), study.seeds)
-    measure(study, sizes, seeds, args.folder)
-  if not path.exists():
-    raise SystemExit(f"error: {path}: found no such file, expected the results of a run: leave --plot_only out once")
-  results = from_json(path.read_text())
-  for name, found in results["verdicts"].items():
-    print(f"{name}: {found['verdict']} ({ {key: value for key, value in found.items() if key not in ('rule', 'verdict')} })")
-  study.draw(results, args.folder / "figures", args.format)
+  """The command line, see `study_command.run`."""
+
+  def measure_in(folder: pathlib.Path, smoke: bool) -> None:
+    sizes, seeds = (beds.SMOKE, study.seeds[:2]) if smoke else (beds.Sizes(), study.seeds)
+    measure(study, sizes, seeds, folder)
+
+  study_command.run(argv, package=study.package, about=study.about, here=here, measure=measure_in, draw=study.draw)
 
 
 def measure(study: Study, sizes: beds.Sizes, seeds: Sequence[int], folder: pathlib.Path) -> None:

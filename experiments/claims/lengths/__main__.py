@@ -7,7 +7,6 @@ Results go to `results.json` beside this file, the figure to `figures/`. One tri
 a stopped measurement goes on where it was when it is launched again; `--fresh` begins anew.
 """
 
-import argparse
 import pathlib
 import time
 from collections.abc import Sequence
@@ -16,9 +15,9 @@ from typing import NamedTuple
 import jax
 
 from experiments.ablations.ratio_lab.__main__ import from_json, rounded, to_json
+from experiments.claims import study_command
 from experiments.claims.lengths import bed as beds
 from experiments.claims.lengths import figures, rules
-from jaxrl_llm import platform
 
 HERE = pathlib.Path(__file__).parent
 
@@ -68,30 +67,11 @@ def measure(plan: Plan, path: pathlib.Path) -> None:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-  """Parses the command line, measures, writes and draws."""
-  parser = argparse.ArgumentParser(prog="python -m experiments.claims.lengths", description=__doc__.splitlines()[0])
-  parser.add_argument("--folder", type=pathlib.Path, default=HERE, help="where results.json and figures/ go")
-  parser.add_argument("--format", nargs="+", choices=("png", "pdf", "svg"), default=["png"])
-  parser.add_argument("--fresh", action="store_true", help="begin anew: what results.json holds is lost")
-  parser.add_argument("--plot_only", action="store_true", help="draw what results.json holds, measure nothing")
-  parser.add_argument("--smoke", action="store_true", help="tiny sizes: shows that it runs, measures nothing worth having")
-  args = parser.parse_args(argv)
-  path = args.folder / "results.json"
-  if args.smoke and args.folder == HERE:
-    raise SystemExit("error: --smoke would write over the measured results: give --folder=DIR with it")
-  if not args.plot_only:
-    args.folder.mkdir(parents=True, exist_ok=True)
-    if args.fresh:
-      path.unlink(missing_ok=True)
-    platform.cache_compilations()
-    measure(SMOKE if args.smoke else Plan(), path)
-  if not path.exists():
-    raise SystemExit(f"error: {path}: found no such file, expected the results of a run: leave --plot_only out once")
-  results = from_json(path.read_text())
-  for name, verdict in results["verdicts"].items():
-    numbers = {key: value for key, value in verdict.items() if key not in ("rule", "verdict")}
-    print(f"{name}: {verdict['verdict']} ({numbers})")
-  figures.draw(results, args.folder / "figures", args.format)
+  """The command line, see `study_command.run`."""
+  study_command.run(
+    argv, package="experiments.claims.lengths", about=__doc__.splitlines()[0], here=HERE, fresh=True,
+    measure=lambda folder, smoke: measure(SMOKE if smoke else Plan(), folder / "results.json"), draw=figures.draw,
+  )  # fmt: skip
 
 
 if __name__ == "__main__":

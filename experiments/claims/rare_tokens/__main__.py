@@ -6,7 +6,6 @@
 Results go to `results.json` beside this file, the figure to `figures/`. About a minute of one core.
 """
 
-import argparse
 import pathlib
 import time
 from collections.abc import Sequence
@@ -14,7 +13,8 @@ from collections.abc import Sequence
 import jax
 import numpy as np
 
-from experiments.ablations.ratio_lab.__main__ import from_json, rounded, to_json
+from experiments.ablations.ratio_lab.__main__ import rounded, to_json
+from experiments.claims import study_command
 from experiments.claims.rare_tokens import bandit as beds
 from experiments.claims.rare_tokens import figures, rules
 
@@ -51,29 +51,17 @@ def measure(seeds: Sequence[int], *, count: int, arms: int, updates: int) -> dic
   return rounded(results)
 
 
+def measure_in(folder: pathlib.Path, smoke: bool) -> None:
+  """Measures in float64, and writes `results.json`."""
+  sizes = dict(count=4, arms=8, updates=4) if smoke else dict(count=rules.BANDITS, arms=rules.ARMS, updates=rules.UPDATES)
+  with jax.enable_x64(True):
+    (folder / "results.json").write_text(to_json(measure((0, 1) if smoke else rules.SEEDS, **sizes)))
+
+
 def main(argv: Sequence[str] | None = None) -> None:
-  """Parses the command line, measures, writes and draws."""
-  parser = argparse.ArgumentParser(prog="python -m experiments.claims.rare_tokens", description=__doc__.splitlines()[0])
-  parser.add_argument("--folder", type=pathlib.Path, default=HERE, help="where results.json and figures/ go")
-  parser.add_argument("--format", nargs="+", choices=("png", "pdf", "svg"), default=["png"])
-  parser.add_argument("--plot_only", action="store_true", help="draw what results.json holds, measure nothing")
-  parser.add_argument("--smoke", action="store_true", help="tiny sizes: shows that it runs, measures nothing worth having")
-  args = parser.parse_args(argv)
-  path = args.folder / "results.json"
-  if args.smoke and args.folder == HERE:
-    raise SystemExit("error: --smoke would write over the measured results: give --folder=DIR with it")
-  if not args.plot_only:
-    args.folder.mkdir(parents=True, exist_ok=True)
-    sizes = dict(count=4, arms=8, updates=4) if args.smoke else dict(count=rules.BANDITS, arms=rules.ARMS, updates=rules.UPDATES)
-    with jax.enable_x64(True):
-      path.write_text(to_json(measure((0, 1) if args.smoke else rules.SEEDS, **sizes)))
-  if not path.exists():
-    raise SystemExit(f"error: {path}: found no such file, expected the results of a run: leave --plot_only out once")
-  results = from_json(path.read_text())
-  for name, verdict in results["verdicts"].items():
-    numbers = {key: value for key, value in verdict.items() if key not in ("rule", "verdict")}
-    print(f"{name}: {verdict['verdict']} ({numbers})")
-  figures.draw(results, args.folder / "figures", args.format)
+  """The command line, see `study_command.run`."""
+  about, draw = __doc__.splitlines()[0], figures.draw
+  study_command.run(argv, package="experiments.claims.rare_tokens", about=about, here=HERE, measure=measure_in, draw=draw)
 
 
 if __name__ == "__main__":
