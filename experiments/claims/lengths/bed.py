@@ -17,7 +17,7 @@ import numpy as np
 
 from experiments.ablations.ratio_lab.measures import sequence_clip
 from experiments.ablations.routing_replay.bed import piece
-from experiments.claims.bed import DOT, END, ERROR_RATE, MOST_DIGITS, PAD, VOCAB_SIZE, graded, prompts_of, rectangle, split_of
+from experiments.claims.running_sums import DOT, END, ERROR_RATE, MOST_DIGITS, PAD, VOCAB_SIZE, graded, prompts_of, rectangle, split_of
 from jaxrl_llm import objectives
 from jaxrl_llm.advantages import group_advantages
 from jaxrl_llm.models import make_model, preset

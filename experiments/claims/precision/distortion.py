@@ -7,6 +7,7 @@ import jax
 import numpy as np
 
 from experiments.claims import bed as beds
+from experiments.claims import running_sums
 from jaxrl_llm import objectives
 from jaxrl_llm.objectives.gate_weight import gate_weight
 from jaxrl_llm.types import PolicyOutputs, TrainBatch
@@ -30,7 +31,7 @@ def measure(sizes: beds.Sizes, seed: int, arms: Mapping[str, beds.Arm], errors: 
   """
   bed, params = beds.make_bed(sizes), beds.warm_params(sizes, seed)
   trained = next(iter(arms.values()))
-  chosen = beds.problems("train", updates * sizes.num_prompts, np.random.default_rng([seed, 2]))
+  chosen = running_sums.problems("train", updates * sizes.num_prompts, np.random.default_rng([seed, 2]))
   rollout = beds.draw(bed, params, chosen, jax.random.key(seed), beds.Arm("grpo", recompute=True))
   exact, size = rollout.batch._replace(sampler_logprobs=None), sizes.num_prompts * sizes.group_size
   state, step = bed.new_state(params), bed.step(trained.objective, trained.settings, "none")

@@ -27,8 +27,9 @@ import numpy as np
 
 from experiments.ablations.ratio_lab.measures import GSPO_CLIP
 from experiments.ablations.routing_replay.measures import where
-from experiments.claims.bed import RESPONSE_TOKENS, Arm
+from experiments.claims.bed import Arm
 from experiments.claims.intervals import Difference, difference, solved, verdict
+from experiments.claims.running_sums import RESPONSE_TOKENS
 
 SEEDS = tuple(range(5))
 LADDER = (1, 4, 16, 64)

@@ -4,52 +4,56 @@ import numpy as np
 import pytest
 
 from experiments.claims import bed as beds
+from experiments.claims import running_sums
 
 RNG = np.random.default_rng
 
 
 def test_splits_share_no_problem_and_problems_are_what_they_say():
   for split in ("train", "test"):
-    found = beds.problems(split, 200, RNG(0))
-    lengths = (found != beds.DOT).sum(axis=1)
-    assert found.shape == (200, beds.MOST_DIGITS) and lengths.min() == beds.FEWEST_DIGITS and lengths.max() == beds.MOST_DIGITS
+    found = running_sums.problems(split, 200, RNG(0))
+    lengths = (found != running_sums.DOT).sum(axis=1)
+    assert found.shape == (200, running_sums.MOST_DIGITS)
+    assert (lengths.min(), lengths.max()) == (running_sums.FEWEST_DIGITS, running_sums.MOST_DIGITS)
     for row, length in zip(found, lengths, strict=True):
-      assert (row[length:] == beds.DOT).all() and (row[:length] < 10).all()
-      assert beds.split_of(row[:length].tolist()) == split
+      assert (row[length:] == running_sums.DOT).all() and (row[:length] < 10).all()
+      assert running_sums.split_of(row[:length].tolist()) == split
 
 
 def test_a_teacher_who_never_errs_is_right_and_one_who_always_does_is_not():
-  problems = beds.problems("train", 64, RNG(1))
+  problems = running_sums.problems("train", 64, RNG(1))
   for error_rate, low, high in ((0.0, 1, 1), (1.0, 0, 0.3), (0.2, 0.2, 0.6)):
-    responses = beds.workings(problems, error_rate=error_rate, rng=RNG(2))
-    rewards = beds.graded(problems, responses, responses != beds.PAD, np.ones(64, bool))
+    responses = running_sums.workings(problems, error_rate=error_rate, rng=RNG(2))
+    rewards = running_sums.graded(problems, responses, responses != running_sums.PAD, np.ones(64, bool))
     assert low <= rewards.mean() <= high
 
 
 def test_the_grader_wants_an_end_and_the_sum():
-  problems = np.array([[3, 7, 5, 9, *[beds.DOT] * 4]])
-  right = beds.workings(problems, error_rate=0.0, rng=RNG(0))
-  mask = right != beds.PAD
-  assert beds.graded(problems, right, mask, np.array([True])).tolist() == [1]
-  assert beds.graded(problems, right, mask, np.array([False])).tolist() == [0], "no end"
+  problems = np.array([[3, 7, 5, 9, *[running_sums.DOT] * 4]])
+  right = running_sums.workings(problems, error_rate=0.0, rng=RNG(0))
+  mask = right != running_sums.PAD
+  assert running_sums.graded(problems, right, mask, np.array([True])).tolist() == [1]
+  assert running_sums.graded(problems, right, mask, np.array([False])).tolist() == [0], "no end"
   wrong = right.copy()
   wrong[0, 2] = 5
-  assert beds.graded(problems, wrong, mask, np.array([True])).tolist() == [0], "another last digit"
+  assert running_sums.graded(problems, wrong, mask, np.array([True])).tolist() == [0], "another last digit"
   slip = right.copy()
   slip[0, 0] = 1
-  assert beds.graded(problems, slip, mask, np.array([True])).tolist() == [1], "only the last digit counts"
-  empty = np.full_like(right, beds.PAD)
-  empty[0, 0] = beds.END
-  assert beds.graded(problems, empty, empty != beds.PAD, np.array([True])).tolist() == [0], "an end alone"
+  assert running_sums.graded(problems, slip, mask, np.array([True])).tolist() == [1], "only the last digit counts"
+  empty = np.full_like(right, running_sums.PAD)
+  empty[0, 0] = running_sums.END
+  assert running_sums.graded(problems, empty, empty != running_sums.PAD, np.array([True])).tolist() == [0], "an end alone"
 
 
 def test_a_batch_counts_the_response_alone():
-  problems = beds.problems("train", 3, RNG(0))
-  responses = beds.workings(problems, error_rate=0.0, rng=RNG(0))
-  batch = beds.rectangle(beds.prompts_of(problems), responses, responses != beds.PAD)
-  assert batch.mask[:, : beds.PROMPT_TOKENS].sum() == 0
-  assert batch.mask.sum(axis=1).tolist() == (problems != beds.DOT).sum(axis=1).tolist(), "a sum a digit after the first, and the end"
-  assert (batch.segments == 0).sum() == (responses == beds.PAD).sum()
+  problems = running_sums.problems("train", 3, RNG(0))
+  responses = running_sums.workings(problems, error_rate=0.0, rng=RNG(0))
+  batch = running_sums.rectangle(running_sums.prompts_of(problems), responses, responses != running_sums.PAD)
+  assert batch.mask[:, : running_sums.PROMPT_TOKENS].sum() == 0
+  assert batch.mask.sum(axis=1).tolist() == (problems != running_sums.DOT).sum(axis=1).tolist(), (
+    "a sum a digit after the first, and the end"
+  )
+  assert (batch.segments == 0).sum() == (responses == running_sums.PAD).sum()
 
 
 def columns(count=120, **other):

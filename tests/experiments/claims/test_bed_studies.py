@@ -7,7 +7,7 @@ import pytest
 
 from experiments.ablations.ratio_lab.__main__ import from_json
 from experiments.claims import bed as beds
-from experiments.claims import study
+from experiments.claims import running_sums, study
 from experiments.claims.gate_asymmetry import __main__ as gate_asymmetry
 from experiments.claims.gate_asymmetry import rules as gate_rules
 from experiments.claims.mismatch import __main__ as mismatch
@@ -88,8 +88,8 @@ def test_what_wrong_log_probabilities_do_is_told():
 
 
 def test_an_error_of_one_token_reaches_the_whole_sequence_of_gspo_and_shrinks():
-  batch = beds.rectangle(np.zeros((1, beds.PROMPT_TOKENS), np.int32), np.zeros((1, 4), np.int32), np.ones((1, 4), bool))
-  wrong = batch._replace(old_logprobs=batch.old_logprobs - 0.2 * (np.arange(batch.mask.shape[1]) == beds.PROMPT_TOKENS)[None])
+  batch = running_sums.rectangle(np.zeros((1, running_sums.PROMPT_TOKENS), np.int32), np.zeros((1, 4), np.int32), np.ones((1, 4), bool))
+  wrong = batch._replace(old_logprobs=batch.old_logprobs - 0.2 * (np.arange(batch.mask.shape[1]) == running_sums.PROMPT_TOKENS)[None])
   found = {name: distortion.compare(arm, batch.old_logprobs, batch, wrong) for name, arm in precision_rules.OBJECTIVES.items()}
   assert found["grpo"]["ratio"] == pytest.approx((np.exp(0.2) - 1) / 4, rel=1e-5)
   assert found["gspo"]["ratio"] == pytest.approx(np.exp(0.05) - 1, rel=1e-5)
