@@ -62,12 +62,12 @@ def is_reward_model(config: ConfigDict) -> bool:
 
 
 def problems(config: ConfigDict) -> list[str]:
-  """Every problem of a config, a line each."""
+  """Every problem of a config, a line each; a line once, though a list names the same mistake twice."""
   if is_reward_model(config):
-    from jaxrl_llm.preferences import check
-
-    return [config_check.shortened(line) for line in check.problems(config)]
-  return [config_check.shortened(line) for line in config_check.problems(config)]
+    from jaxrl_llm.preferences import check as checks
+  else:
+    checks = config_check
+  return list(dict.fromkeys(config_check.shortened(line) for line in checks.problems(config)))
 
 
 def train_in(config: ConfigDict, workdir: Path, *, command: str, allow_changes: bool = False) -> int:

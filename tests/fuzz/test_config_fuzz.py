@@ -74,3 +74,9 @@ def test_mistakes_are_refused_in_lines(name, road):
 @pytest.mark.parametrize("name", mutations.CONFIGS)
 def test_thousands_of_mistakes_are_refused_in_lines(name, road):
   assert 10 < refuses_or_takes(name, 1000, *ROADS[road]) < 900
+
+
+def test_a_mistake_made_twice_is_said_once():
+  mutation = [mutations.Edit("set", "eval.metrics", "none")] * 2
+  _, lines = mutations.refusal_on_the_command_line(mutations.load("grpo"), mutation)
+  assert len(lines) == 1 and lines[0].startswith("config.eval.metrics: metric: found 'none'"), lines
