@@ -7,7 +7,6 @@ import jax
 import numpy as np
 
 from jaxrl_llm import assessment, hosts, packing, trajectories
-from jaxrl_llm.compiling import declared
 from jaxrl_llm.credit import ESTIMATORS
 from jaxrl_llm.mesh import num_row_shards, place_tokens
 from jaxrl_llm.needs import needed_by_critic, needed_by_score, needed_by_step
@@ -117,9 +116,8 @@ def update(this: Run, batch: TrainBatch, step: int) -> dict[str, jax.Array]:
 def token_scores(this: Run, layouts: list[packing.Layout], placed: list[TrainBatch]) -> list[dict[str, np.ndarray]]:
   """What the policy says after a step's updates of each token of the step's sequences, for the viewer: by name, prompt included."""
   needs, found = this.experiment.objective.needs, []
-  with declared():
-    for batch in placed:
-      found.append(this.experiment.token_scores(this.state.params, needed_by_step(batch, needs, adaptive_kl=False)))
+  for batch in placed:
+    found.append(this.experiment.token_scores(this.state.params, needed_by_step(batch, needs, adaptive_kl=False)))
   rows = []
   for arrays, layout in zip(hosts.to_host(found), layouts, strict=True):
     lifted = {name: packing.lift(array, layout) for name, array in arrays._asdict().items()}

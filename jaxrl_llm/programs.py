@@ -83,7 +83,7 @@ class Programs(NamedTuple):
     warm_step: the supervised update.
     rl_step: the RL update.
     score: `(params, batch) -> Scores` under the sampling distribution.
-    token_scores: `(params, batch) -> TokenScores` of a batch of `rl_step`; compiles for the shapes that it meets.
+    token_scores: `(params, batch) -> TokenScores` of a batch of `rl_step`, less its coefficient of the KL.
     routes: what looks at the routes of a mixture of experts; None for a dense model.
     critic: its programs; None for a method without a critic.
   """
@@ -143,8 +143,9 @@ def make_programs(config: ConfigDict, mesh: Mesh, shape: ModelConfig, objective:
 
   batch_of = partial(abstract_batch, mesh, row_tokens=learner.row_tokens, shares=learner.share_prompts)
   adaptive_kl, replays = config.kl.target is not None, bool(config.moe.replay)
-  rl_batches = [batch_of(rows, routes=replayed_routes(config, shape)) for rows in learner.row_buckets]
-  rl_batches = [needed_by_step(batch, objective.needs, adaptive_kl=adaptive_kl) for batch in rl_batches]
+  packed = [batch_of(rows, routes=replayed_routes(config, shape)) for rows in learner.row_buckets]
+  rl_batches = [needed_by_step(batch, objective.needs, adaptive_kl=adaptive_kl) for batch in packed]
+  shown_batches = [needed_by_step(batch, objective.needs, adaptive_kl=False) for batch in packed]
   token_scores = make_token_scores(outputs_fn(config, model, filter_logits), objective, num_micro_batches=learner.micro_batches)
   # Params are donated: RL goes on in the memory of the warm start.
   fresh = lambda optimizer: jax.jit(partial(init_state, optimizer=optimizer, trainable=trained), out_shardings=shardings, donate_argnums=0)
@@ -159,7 +160,9 @@ def make_programs(config: ConfigDict, mesh: Mesh, shape: ModelConfig, objective:
     ),
     rl_step=update(objective, optimizer, schedule, filter_logits, rl_batches),
     score=make_score(config, mesh, model, abstract_state.params, filter_logits),
-    token_scores=jax.jit(token_scores, out_shardings=mesh_lib.token_sharding(mesh)),
+    token_scores=compiled_for(
+      jax.jit(token_scores, out_shardings=mesh_lib.token_sharding(mesh)), [(abstract_state.params, batch) for batch in shown_batches]
+    ),
     routes=make_route_programs(mesh, model, learner, replays=replays, records=records_routes(config, shape)) if shape.experts else None,
     critic=make_critic_programs(config, mesh, make_critic(shape, mesh=mesh), objective) if "values" in needs else None,
   )
