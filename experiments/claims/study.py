@@ -13,9 +13,9 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from experiments.ablations.ratio_lab.__main__ import rounded, to_json
 from experiments.claims import bed as beds
 from experiments.claims import study_command
+from experiments.results import rounded, to_json
 
 EVERY = 16
 """Updates between two points of a curve that is kept."""

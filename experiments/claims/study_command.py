@@ -4,7 +4,7 @@ import argparse
 import pathlib
 from collections.abc import Callable, Mapping, Sequence
 
-from experiments.ablations.ratio_lab.__main__ import from_json
+from experiments.results import from_json
 from jaxrl_llm import platform
 
 

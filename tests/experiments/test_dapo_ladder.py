@@ -9,7 +9,7 @@ import pytest
 from configs import dapo
 from experiments.ablations.dapo_ladder import __main__ as command
 from experiments.ablations.dapo_ladder import bed, figures, measures, rules
-from experiments.ablations.ratio_lab.__main__ import from_json
+from experiments.results import from_json
 from jaxrl_llm import config_check
 from jaxrl_llm.tasks import arithmetic
 from tests import runs

@@ -8,7 +8,8 @@ import pytest
 
 from experiments.ablations import plots
 from experiments.ablations.ratio_lab import bed, measures, rules
-from experiments.ablations.ratio_lab.__main__ import HERE, from_json, rounded, to_json
+from experiments.ablations.ratio_lab.__main__ import HERE
+from experiments.results import from_json, rounded, to_json
 
 
 def test_the_clip_of_a_sequence_follows_the_root_of_its_length():

@@ -7,10 +7,10 @@ import jax
 import numpy as np
 import pytest
 
-from experiments.ablations.ratio_lab.__main__ import from_json
 from experiments.ablations.routing_replay import __main__ as command
 from experiments.ablations.routing_replay import bed as beds
 from experiments.ablations.routing_replay import figures, measures, rules, studies
+from experiments.results import from_json
 
 TINY = beds.SMOKE._replace(num_minibatches=4, warm_steps=0)
 

@@ -17,7 +17,7 @@ import jax
 
 from experiments.ablations.dapo_ladder import bed as beds
 from experiments.ablations.dapo_ladder import figures, rules
-from experiments.ablations.ratio_lab.__main__ import from_json, rounded, to_json
+from experiments.results import from_json, rounded, to_json
 from jaxrl_llm import platform
 
 HERE = pathlib.Path(__file__).parent

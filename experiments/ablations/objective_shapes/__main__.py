@@ -17,7 +17,7 @@ import numpy as np
 
 from experiments.ablations.objective_shapes import figures, studies
 from experiments.ablations.ratio_lab import bed as beds
-from experiments.ablations.ratio_lab.__main__ import rounded, to_json
+from experiments.results import rounded, to_json
 from jaxrl_llm import objectives
 
 HERE = pathlib.Path(__file__).parent

@@ -7,18 +7,16 @@ Results go to `results.json` beside this file, figures to `figures/`. One seed a
 """
 
 import argparse
-import json
-import math
 import pathlib
 import time
 from collections.abc import Sequence
-from typing import Any
 
 import jax
 import numpy as np
 
 from experiments.ablations.ratio_lab import bed as beds
 from experiments.ablations.ratio_lab import figures, measures, rules
+from experiments.results import from_json, rounded, to_json
 
 HERE = pathlib.Path(__file__).parent
 
@@ -81,42 +79,6 @@ def measure(sizes: beds.Sizes, seeds: Sequence[int], *, lengths: Sequence[int], 
     **rows,
   }
   return rounded(results)
-
-
-def rounded(x: Any, digits: int = 4) -> Any:
-  """The same with floats of a few significant digits, so that the file stays small."""
-  if isinstance(x, dict):
-    return {key: rounded(value, digits) for key, value in x.items()}
-  if isinstance(x, list | tuple):
-    return [rounded(value, digits) for value in x]
-  return float(f"{x:.{digits}g}") if isinstance(x, float) and math.isfinite(x) else x
-
-
-def to_json(results: dict) -> str:
-  """JSON in which a list of rows is a table: its columns once, then a line for each row."""
-  parts = []
-  for key, value in results.items():
-    if isinstance(value, list) and value and isinstance(value[0], dict):
-      rows = ",\n  ".join(json.dumps(list(row.values()), separators=(",", ":")) for row in value)
-      text = f'{{"columns": {json.dumps(list(value[0]))}, "rows": [\n  {rows}\n ]}}'
-    elif isinstance(value, dict):
-      text = "{\n  " + ",\n  ".join(f"{json.dumps(name)}: {json.dumps(row)}" for name, row in value.items()) + "\n }"
-    else:
-      text = json.dumps(value)
-    parts.append(f" {json.dumps(key)}: {text}")
-  return "{\n" + ",\n".join(parts) + "\n}\n"
-
-
-def from_json(text: str) -> dict:
-  """What `to_json` was given.
-
-  Example:
-    >>> from_json(to_json({"runs": [{"seed": 0, "x": 1.5}]}))
-    {'runs': [{'seed': 0, 'x': 1.5}]}
-  """
-  is_table = lambda value: isinstance(value, dict) and set(value) == {"columns", "rows"}
-  rows = lambda table: [dict(zip(table["columns"], row, strict=True)) for row in table["rows"]]
-  return {key: rows(value) if is_table(value) else value for key, value in json.loads(text).items()}
 
 
 def main(argv: Sequence[str] | None = None) -> None:

@@ -15,9 +15,9 @@ from typing import NamedTuple
 
 import jax
 
-from experiments.ablations.ratio_lab.__main__ import from_json, rounded, to_json
 from experiments.ablations.routing_replay import bed as beds
 from experiments.ablations.routing_replay import figures, rules, studies
+from experiments.results import from_json, rounded, to_json
 
 HERE = pathlib.Path(__file__).parent
 TABLES = ("updates", "rollouts", "spreads", "ends", "checks")

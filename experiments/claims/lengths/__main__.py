@@ -14,10 +14,10 @@ from typing import NamedTuple
 
 import jax
 
-from experiments.ablations.ratio_lab.__main__ import from_json, rounded, to_json
 from experiments.claims import study_command
 from experiments.claims.lengths import bed as beds
 from experiments.claims.lengths import figures, rules
+from experiments.results import from_json, rounded, to_json
 
 HERE = pathlib.Path(__file__).parent
 

@@ -14,11 +14,11 @@ from typing import NamedTuple
 
 import jax
 
-from experiments.ablations.ratio_lab.__main__ import from_json, rounded, to_json
 from experiments.ablations.routing_replay import bed as routed
 from experiments.claims import study_command
 from experiments.claims.moe_stability import bed as beds
 from experiments.claims.moe_stability import figures, rules
+from experiments.results import from_json, rounded, to_json
 
 HERE = pathlib.Path(__file__).parent
 

@@ -13,10 +13,10 @@ from collections.abc import Sequence
 import jax
 import numpy as np
 
-from experiments.ablations.ratio_lab.__main__ import rounded, to_json
 from experiments.claims import study_command
 from experiments.claims.rare_tokens import bandit as beds
 from experiments.claims.rare_tokens import figures, rules
+from experiments.results import rounded, to_json
 
 HERE = pathlib.Path(__file__).parent
 

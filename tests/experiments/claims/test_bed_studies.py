@@ -5,7 +5,6 @@ import json
 import numpy as np
 import pytest
 
-from experiments.ablations.ratio_lab.__main__ import from_json
 from experiments.claims import bed as beds
 from experiments.claims import running_sums, study
 from experiments.claims.gate_asymmetry import __main__ as gate_asymmetry
@@ -15,6 +14,7 @@ from experiments.claims.mismatch import rules as mismatch_rules
 from experiments.claims.precision import __main__ as precision
 from experiments.claims.precision import distortion
 from experiments.claims.precision import rules as precision_rules
+from experiments.results import from_json
 
 SMALL = {"entropy": [0.7, 0.4], "grad_norm": [1.0, 2.0], "kl": 0.1, "gap": 0.1, "collapse": "", "samples": 8}
 

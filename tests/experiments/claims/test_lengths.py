@@ -4,11 +4,11 @@ import jax
 import numpy as np
 import pytest
 
-from experiments.ablations.ratio_lab.__main__ import from_json
 from experiments.claims.lengths import __main__ as command
 from experiments.claims.lengths import bed as beds
 from experiments.claims.lengths import rules
 from experiments.claims.running_sums import END, PAD, graded
+from experiments.results import from_json
 
 
 def test_the_teacher_rambles_as_often_as_he_says_and_it_costs_him_nothing():

@@ -5,12 +5,12 @@ import math
 import numpy as np
 import pytest
 
-from experiments.ablations.ratio_lab.__main__ import from_json
 from experiments.ablations.routing_replay import bed as routed
 from experiments.claims.moe_stability import __main__ as command
 from experiments.claims.moe_stability import bed as beds
 from experiments.claims.moe_stability import rules
 from experiments.claims.moe_stability.survival import collapse, hazard_quotient, kaplan_meier
+from experiments.results import from_json
 
 FINE = {"reward": 0.4, "entropy": 1.0, "grad_norm": 1.0, "finite": True}
 

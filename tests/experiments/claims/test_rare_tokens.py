@@ -4,10 +4,10 @@ import jax
 import numpy as np
 import pytest
 
-from experiments.ablations.ratio_lab.__main__ import from_json
 from experiments.claims.rare_tokens import __main__ as command
 from experiments.claims.rare_tokens import bandit as beds
 from experiments.claims.rare_tokens import rules
+from experiments.results import from_json
 
 
 def by_hand(bandits, clip_high, learning_rate, updates):

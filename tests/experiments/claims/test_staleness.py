@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from experiments.ablations.ratio_lab.__main__ import from_json
 from experiments.claims.staleness import __main__ as run
 from experiments.claims.staleness import rules
+from experiments.results import from_json
 from jaxrl_llm import objectives
 
 
