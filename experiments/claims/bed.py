@@ -1,7 +1,7 @@
-"""The bed: running sums modulo 10, a transformer of 33 thousand weights that imitates an unreliable teacher, and RL of it in seconds."""
+"""The bed: running sums modulo 10, a transformer of 33 thousand weights that imitates an unreliable teacher, and rollout batches of it."""
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
@@ -24,10 +24,10 @@ from experiments.claims.running_sums import (
 )
 from jaxrl_llm import objectives
 from jaxrl_llm.advantages import group_advantages, leave_one_out_advantages, whiten
-from jaxrl_llm.models import ModelConfig, lower_precision, make_model, preset
+from jaxrl_llm.models import Experts, ModelConfig, lower_precision, make_model, preset
 from jaxrl_llm.sampler import make_filter, make_sampler
 from jaxrl_llm.train_step import init_state, make_optimizer, make_train_step, policy_outputs
-from jaxrl_llm.types import Metrics, Objective, Params, Rollouts, TrainBatch, TrainState
+from jaxrl_llm.types import Metrics, Objective, Params, PolicyOutputs, Rollouts, TrainBatch, TrainState
 
 WARM_CHECK = 50  # Steps of imitation between two looks at how good it is.
 
@@ -45,7 +45,9 @@ class Sizes(NamedTuple):
 
   Attributes:
     d_model: width of the two layers.
-    d_ff: width of their feed-forward part.
+    d_ff: width of their feed-forward part, or of the experts that a token visits together.
+    num_experts: of a layer of a mixture of experts.
+    top_k: experts that a token visits.
     warm_steps: of imitation, at most.
     warm_rows: demonstrations of a step.
     warm_rate: learning rate of it.
@@ -60,6 +62,8 @@ class Sizes(NamedTuple):
 
   d_model: int = 48
   d_ff: int = 64
+  num_experts: int = 8
+  top_k: int = 2
   warm_steps: int = 3000
   warm_rows: int = 64
   warm_rate: float = 5e-3
@@ -92,6 +96,8 @@ class Arm(NamedTuple):
     temperature: that the sampler draws at; the learner's is 1.
     recompute: the old log-probabilities are the learner's own; otherwise those that the sampler reports.
     correction: a key of `CORRECTIONS`.
+    model: one of `MODELS`.
+    replay: "none", or "R2": updates visit the experts that the learner's router chose at π_old. With a mixture of experts and `recompute`.
   """
 
   objective: str
@@ -103,6 +109,12 @@ class Arm(NamedTuple):
   temperature: float = 1.0
   recompute: bool = False
   correction: str = "none"
+  model: str = "dense"
+  replay: str = "none"
+
+
+MODELS = ("dense", "experts", "all experts")
+"""A mixture of experts, and its control in which a token visits all of the experts there are: as many active weights, nothing to route."""
 
 
 def _corrections() -> dict[str, Callable[[Objective], Objective]]:
@@ -131,7 +143,7 @@ class Bed(NamedTuple):
     sampler: `(dtype, temperature) -> (params, prompts, key) -> Rollouts`.
     new_state: `(params) -> state` for the steps of `step`.
     step: `(objective, settings, correction) -> (state, batch, learning rate) -> (state, metrics)`.
-    score: `(params, batch) -> log-probabilities`, the learner's own.
+    score: `(params, batch) -> PolicyOutputs`, the learner's own.
   """
 
   sizes: Sizes
@@ -141,18 +153,22 @@ class Bed(NamedTuple):
   sampler: Callable[[str, float], Callable[..., Rollouts]]
   new_state: Callable[[Params], TrainState]
   step: Callable[..., Callable[[TrainState, TrainBatch, float], tuple[TrainState, Metrics]]]
-  score: Callable[[Params, TrainBatch], jax.Array]
+  score: Callable[[Params, TrainBatch], PolicyOutputs]
 
 
-def model_config(sizes: Sizes) -> ModelConfig:
-  """The model: two layers of attention with four heads."""
-  return preset("nano", vocab_size=VOCAB_SIZE)._replace(d_model=sizes.d_model, head_dim=sizes.d_model // 4, d_ff=sizes.d_ff)
+def model_config(sizes: Sizes, model: str = "dense") -> ModelConfig:
+  """One of `MODELS`: two layers of attention with four heads, as many active weights in each."""
+  config = preset("nano", vocab_size=VOCAB_SIZE)._replace(d_model=sizes.d_model, head_dim=sizes.d_model // 4, d_ff=sizes.d_ff)
+  if model == "dense":
+    return config
+  num_experts = {"experts": sizes.num_experts, "all experts": sizes.top_k}[model]
+  return config._replace(experts=Experts(num_experts, sizes.top_k, sizes.d_ff // sizes.top_k))
 
 
 @functools.cache
-def make_bed(sizes: Sizes) -> Bed:
-  """Builds the model once; a program compiles at first use."""
-  config = model_config(sizes)
+def make_bed(sizes: Sizes, model: str = "dense") -> Bed:
+  """Builds one of `MODELS` once; a program compiles at first use."""
+  config = model_config(sizes, model)
   model = make_model(config)
   outputs_fn = functools.partial(policy_outputs, model.score, make_filter())
   adam = dict(learning_rate=sizes.warm_rate, warmup_steps=20, weight_decay=0.0, b1=0.9, b2=0.99)
@@ -186,15 +202,15 @@ def make_bed(sizes: Sizes) -> Bed:
     lower = (lambda params: lower_precision(params, dtype)) if dtype != "float32" else (lambda params: params)
     return jax.jit(lambda params, prompts, key: sample(lower(params), prompts, jnp.ones(prompts.shape, bool), key))
 
-  score = jax.jit(lambda params, batch: outputs_fn(params, batch).logprobs)
+  score = jax.jit(outputs_fn)
   return Bed(sizes, model.init, warm_step, lambda params: init_state(params, warm), sampler, lambda params: init_state(params, optimizer),
     step, score)  # fmt: skip
 
 
 @functools.lru_cache(maxsize=8)
-def warm_params(sizes: Sizes, seed: int) -> Params:
-  """Weights that imitate the teacher, from scratch, up to `warm_accuracy`: the same for all arms of a seed."""
-  bed, rng = make_bed(sizes), np.random.default_rng([seed, 0])
+def warm_params(sizes: Sizes, seed: int, model: str = "dense") -> Params:
+  """Weights that imitate the teacher, from scratch, up to `warm_accuracy`: the same for all arms of a seed and a model."""
+  bed, rng = make_bed(sizes, model), np.random.default_rng([seed, 0])
   state = bed.warm_state(bed.init(jax.random.key(seed)))
   for step in range(1, sizes.warm_steps + 1):
     chosen = problems("train", sizes.warm_rows, rng)
@@ -216,11 +232,13 @@ class Rollout(NamedTuple):
     batch: with advantages and old log-probabilities.
     rewards: 1 where a response is right.
     tokens_mean: of a response.
+    routes: the experts that the learner's router chose at π_old, [N, T, L, K]; None without experts, or where nothing is recomputed.
   """
 
   batch: TrainBatch
   rewards: np.ndarray
   tokens_mean: float
+  routes: np.ndarray | None = None
 
 
 def draw(bed: Bed, params: Params, chosen: np.ndarray, key: jax.Array, arm: Arm) -> Rollout:
@@ -231,92 +249,10 @@ def draw(bed: Bed, params: Params, chosen: np.ndarray, key: jax.Array, arm: Arm)
   advantages = np.asarray(ADVANTAGES[arm.advantages](rewards, bed.sizes.group_size), np.float32)[:, None] * batch.mask
   drawn_at = np.pad(rollouts.logprobs, ((0, 0), (PROMPT_TOKENS, 0)))
   batch = batch._replace(advantages=advantages, old_logprobs=drawn_at, sampler_logprobs=drawn_at)
+  routes = None
   if arm.recompute:
-    batch = batch._replace(old_logprobs=np.asarray(bed.score(params, batch)))
-  return Rollout(batch, rewards, float(rollouts.mask.sum(axis=1).mean()))
-
-
-def held_out(bed: Bed, params: Params, count: int) -> list[int]:
-  """Of each of some test problems how many of its G samples are right, in float32 at temperature 1: always the same problems and keys."""
-  chosen = problems("test", count, np.random.default_rng(0))
-  rollout = draw(bed, params, chosen, jax.random.key(count), Arm("reinforce"))
-  return rollout.rewards.reshape(count, -1).sum(axis=1).astype(int).tolist()
-
-
-METRICS = {
-  "entropy": "actor/entropy",
-  "grad_norm": "actor/grad_norm",
-  "kl": "actor/ppo_kl_k3",
-  "clipped": "actor/pg_clipfrac",
-  "gate": "gate/mean",
-  "gap": "rollout_corr/k3_kl",
-}
-"""What is kept of each update: its name here and in the metrics. An objective without a clip has no clipped fraction."""
-
-
-def trial(sizes: Sizes, seed: int, arm: Arm) -> dict:
-  """Trains one arm from the seed's warm start.
-
-  Returns:
-    `right`: of each held-out problem how many of G samples are right at the end, and `samples`, G; `curve`: held-out accuracy from the
-    start on, evenly spaced; `rewards` and `lengths` of each rollout batch; and each update's `METRICS`, None for one that is not finite.
-  """
-  bed, params = make_bed(sizes), warm_params(sizes, seed)
-  state, step = bed.new_state(params), bed.step(arm.objective, arm.settings, arm.correction)
-  rng, key, size = np.random.default_rng([seed, 1]), jax.random.key(seed), sizes.num_prompts * sizes.group_size
-  train = problems("train", sizes.updates * sizes.num_prompts, rng)  # The same for all arms of a seed, in the same order.
-  rewards, lengths, metrics, curve = [], [], [], [_accuracy(held_out(bed, params, sizes.eval_prompts), sizes)]
-  for update in range(sizes.updates):
-    index = update % arm.per_rollout
-    if index == 0:
-      chosen = train[update * sizes.num_prompts : (update + arm.per_rollout) * sizes.num_prompts]
-      rollout = draw(bed, state.params, chosen, jax.random.fold_in(key, update), arm)
-      rewards.append(float(rollout.rewards.mean()))
-      lengths.append(rollout.tokens_mean)
-    batch = jax.tree.map(lambda x, start=index * size: x[start : start + size], rollout.batch)
-    state, found = step(state, batch, arm.learning_rate)
-    metrics.append({name: found[key] for name, key in METRICS.items() if key in found})
-    if (update + 1) % (sizes.updates // sizes.evaluations) == 0 and update + 1 < sizes.updates:
-      curve.append(_accuracy(held_out(bed, state.params, sizes.eval_prompts), sizes))
-  right = held_out(bed, state.params, sizes.end_prompts)
-  metrics = jax.device_get(metrics)
-  columns = {name: [_finite(row[name]) for row in metrics] for name in metrics[0]}
-  ends = {"samples": sizes.group_size, "right": right, "curve": [*curve, _accuracy(right, sizes)]}
-  return ends | {"rewards": rewards, "lengths": lengths} | columns
-
-
-def _accuracy(right: Sequence[int], sizes: Sizes) -> float:
-  return float(np.mean(right)) / sizes.group_size
-
-
-def _finite(x: float) -> float | None:
-  return float(x) if np.isfinite(x) else None
-
-
-def collapse(rewards: Sequence[float], columns: Mapping[str, Sequence[float | None]], *, per_rollout: int) -> str:
-  """Which sign of a collapse a trial shows, "" of none: "not finite", "entropy", "reward" or "gradient", the first of them.
-
-  - a gradient norm that is not finite;
-  - entropy below 5 % of that of the first update;
-  - the moving average of the reward (over about 30 updates) stays below half of its largest value for 30 updates;
-  - a gradient norm above 10 times the running median, from the 30th update on.
-
-  Args:
-    rewards: of each rollout batch.
-    columns: `grad_norm` and `entropy` of each update.
-    per_rollout: updates of a rollout batch.
-  """
-  norms, entropy = columns["grad_norm"], columns["entropy"]
-  if any(x is None for x in [*norms, *entropy]):
-    return "not finite"
-  if min(entropy) < 0.05 * entropy[0]:
-    return "entropy"
-  average, best, below = rewards[0], rewards[0], 0
-  for reward in rewards:
-    average += min(1.0, per_rollout / 30) * (reward - average)
-    best = max(best, average)
-    below = below + per_rollout if average < best / 2 else 0
-    if below >= 30:
-      return "reward"
-  jumps = (norms[i] > 10 * np.median(norms[:i]) for i in range(30, len(norms)))
-  return "gradient" if any(jumps) else ""
+    own = jax.device_get(bed.score(params, batch))
+    batch, routes = batch._replace(old_logprobs=own.logprobs), own.live_routing
+  if arm.replay == "R2":
+    batch = batch._replace(routing=routes.astype(np.int16))
+  return Rollout(batch, rewards, float(rollouts.mask.sum(axis=1).mean()), routes)

@@ -61,8 +61,7 @@ ROWS = (
   Claim(
     "E6", "GSPO, arXiv:2507.18071", f"{HERE}.moe_stability", "figures/moe_stability.png",
     says="On a mixture of experts GRPO collapses without routing replay; GSPO needs none.",
-    main_rule="E6, hazard: GRPO above GRPO with R2, rate 0.007",
-    note="the dense control collapses alike: it is the learning rate, not the routes",
+    main_rule="E6, hazard: GRPO above GRPO with R2, N = 16, rate 0.002",
   ),
   Claim(
     "E7", "arXiv:2512.01374, arXiv:2510.11370", f"{ABLATIONS}.routing_replay", "figures/sampler_mismatch.png",

@@ -14,7 +14,7 @@ import jax
 import numpy as np
 
 from experiments.claims import bed as beds
-from experiments.claims import study_command
+from experiments.claims import study_command, trial
 from experiments.results import rounded, to_json
 
 EVERY = 16
@@ -85,7 +85,7 @@ def run(sizes: beds.Sizes, names: Mapping[str, Any], arm: beds.Arm) -> dict:
   """One trial, as a row."""
   started, wall = time.process_time(), time.perf_counter()
   arm = arm._replace(per_rollout=min(arm.per_rollout, sizes.updates))
-  row = names | summary(beds.trial(sizes, names["seed"], arm), per_rollout=arm.per_rollout)
+  row = names | summary(trial.train(sizes, names["seed"], arm), per_rollout=arm.per_rollout)
   return rounded(row | {"processor_seconds": time.process_time() - started, "wall_seconds": time.perf_counter() - wall})
 
 
@@ -100,32 +100,34 @@ def write(
   (folder / "results.json").write_text(to_json(rounded(results)))
 
 
-def summary(trial: Mapping, *, per_rollout: int) -> dict:
-  """What is kept of a trial: the same columns for all."""
-  thinned = lambda name: trial[name][::EVERY] + trial[name][-1:] if name in trial else None
-  mean = lambda name: float(np.mean([x for x in trial[name] if x is not None])) if name in trial else None
-  norms = [x for x in trial["grad_norm"] if x is not None]
+def summary(found: Mapping, *, per_rollout: int) -> dict:
+  """What is kept of a trial: the same columns for all, and those of `trial.staleness` for a mixture of experts."""
+  thinned = lambda name: found[name][::EVERY] + found[name][-1:] if name in found else None
+  mean = lambda name: float(np.mean([x for x in found[name] if x is not None])) if name in found else None
+  norms = [x for x in found["grad_norm"] if x is not None]
+  fell = trial.collapse(found["rewards"], found, per_rollout=per_rollout)
 
   def late(name: str) -> float | None:
     """Mean over the last quarter of the updates of each rollout batch."""
-    if name not in trial:
+    if name not in found:
       return None
-    last = np.array(trial[name], float).reshape(-1, per_rollout)[:, -max(1, per_rollout // 4) :]
+    last = np.array(found[name], float).reshape(-1, per_rollout)[:, -max(1, per_rollout // 4) :]
     return float(np.nanmean(last)) if np.isfinite(last).any() else None
 
   return {
-    "collapse": beds.collapse(trial["rewards"], trial, per_rollout=per_rollout),
-    "samples": trial["samples"],
-    "right": "".join(str(x) for x in trial["right"]),
-    "curve": trial["curve"],
+    "collapse": fell.sign if fell else "",
+    "collapsed_at": fell.update if fell else None,
+    "samples": found["samples"],
+    "right": "".join(str(x) for x in found["right"]),
+    "curve": found["curve"],
     "entropy": thinned("entropy"),
-    "reward": float(np.mean(trial["rewards"])),
-    "tokens": [trial["lengths"][0], trial["lengths"][-1]],
+    "reward": float(np.mean(found["rewards"])),
+    "tokens": [found["lengths"][0], found["lengths"][-1]],
     "clipped": mean("clipped"),
     "gate": mean("gate"),
     "gap": mean("gap"),
-    "kl": max((x for x in trial["kl"] if x is not None), default=None) if "kl" in trial else None,
+    "kl": max((x for x in found["kl"] if x is not None), default=None) if "kl" in found else None,
     "kl_late": late("kl"),
     "clipped_late": late("clipped"),
     "grad_norm": [float(np.median(norms)), max(norms)] if norms else None,
-  }
+  } | ({"trained": len(found["kl"])} | {name: found[name] for name in ("log_r", "max_r", "change")} if "change" in found else {})

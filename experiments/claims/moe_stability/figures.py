@@ -6,69 +6,62 @@ from typing import Any
 
 import numpy as np
 
-from experiments.ablations.plots import BLUE, GREEN, GREY, ORANGE, PINK, SKY, letter, new_figure, save
+from experiments.ablations.plots import BLUE, GREEN, GREY, ORANGE, PINK, SKY
 from experiments.ablations.routing_replay.measures import where
+from experiments.claims import drawing
 from experiments.claims.moe_stability import rules
 from experiments.claims.moe_stability.survival import kaplan_meier
+from jaxrl_llm.figures import new_figure, save
 
 _LINES = {
-  ("experts", "grpo", "none"): (ORANGE, "-", "GRPO"),
-  ("experts", "grpo", "R2"): (PINK, "--", "GRPO with R2"),
-  ("experts", "gspo", "none"): (BLUE, "-", "GSPO"),
-  ("experts", "gspo", "R2"): (SKY, "--", "GSPO with R2"),
-  ("experts", "sapo", "none"): (GREEN, "-", "SAPO"),
-  ("dense", "grpo", "none"): (GREY, ":", "GRPO, dense control"),
-}
-"""Of each way to train the colour, the style and the name."""
+  "GRPO": (ORANGE, "-"), "GRPO with R2": (PINK, "--"), "GSPO": (BLUE, "-"), "GSPO with R2": (SKY, "--"), "SAPO": (GREEN, "-"),
+  "GRPO, control": (GREY, ":"),
+}  # fmt: skip
+"""Of each way to train its colour and style."""
 
-_QUANTITIES = {"reward": "right responses", "std_z": "std(log r), nats", "max_r": "max r"}
+_DETAILED = rules.STALE[0]
 
 
 def draw(results: Mapping[str, Any], folder: pathlib.Path, formats: Sequence[str]) -> None:
-  """Draws the figure: survival curves, and under them what happens on the way."""
-  rows = results["rows"]
-  rates = sorted({row["rate"] for row in rows}, reverse=True)
-  with new_figure(height=5.6 if len(rates) > 1 else 4.0) as figure:
-    panels = figure.subplots(4, max(len(rates), 2), squeeze=False, height_ratios=(1.25, 1, 1, 1))
+  """Draws the figure: survival curves at every N, and what happens on the way at the first."""
+  trials, updates = results["trials"], results["sizes"]["updates"]
+  rates = [rate for rate in rules.RATES if where(trials, rate=rate)]
+  with new_figure(height=7.0) as figure:
+    panels = figure.subplots(5, len(rates), squeeze=False, sharex=True)
     for column, rate in enumerate(rates):
-      mine = where(rows, rate=rate)
-      _survival(panels[0][column], mine, rate)
-      letter(panels[0][column], "abc"[column], f"rate {rate:g}: runs that stand")
-      for axes, (name, label) in zip(panels[1:, column], _QUANTITIES.items(), strict=True):
-        _against_rollouts(axes, mine, name)
-        if column == 0:
-          axes.set_ylabel(label)
-      panels[-1][column].set_xlabel("rollout batch")
-    panels[0][0].set_ylabel("fraction of the runs")
-    for unused in panels[:, len(rates) :].flat:
-      unused.set_visible(False)
+      mine, axes = where(trials, rate=rate), panels[:, column]
+      for place, count in enumerate(rules.STALE):
+        _survival(axes[place], where(mine, updates=count))
+        drawing.title(axes[place], "abcd"[2 * place + column], f"rate {rate:g}, N = {count}: trials without a sign of collapse")
+      for panel, name in zip(axes[2:], ("curve", "log_r", "max_r"), strict=True):
+        _against_updates(panel, where(mine, updates=_DETAILED), name, updates)
+      drawing.title(axes[2], "ef"[column], f"rate {rate:g}, N = {_DETAILED}: means of the seeds")
+      drawing.percent(axes[2])
+      axes[2].set_ylim(0, 1)
+      axes[-1].set_xlabel("updates")
+      axes[-1].set_xlim(0, updates)
+    for panel, label in zip(panels[:, 0], ("trials", "trials", "held-out accuracy", "std(log r), nats", "max r"), strict=True):
+      panel.set_ylabel(label)
     handles, labels = panels[0][0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=6)
     save(figure, folder, "moe_stability", formats)
 
 
-def _survival(axes: Any, rows: Sequence[Mapping], rate: float) -> None:
+def _survival(axes: Any, trials: Sequence[Mapping]) -> None:
   """Kaplan and Meier's curves, each drawn a little beside the others so that none hides."""
-  for place, (line, (color, style, label)) in enumerate(_LINES.items()):
-    lives = rules.lives(rows, rules.Arm(*line, rules.UPDATES, rate))
-    times, alive = kaplan_meier(list(lives.values()))
-    axes.step(np.array(times) / rules.UPDATES, np.array(alive) - 0.008 * place, where="post", color=color, linestyle=style, label=label)
+  for place, (way, (color, style)) in enumerate(_LINES.items()):
+    times, alive = kaplan_meier(list(rules.lives(trials, way).values()))
+    axes.step(times, np.array(alive) - 0.008 * place, where="post", color=color, linestyle=style, label=way)
   axes.set_ylim(-0.08, 1.05)
-  axes.set_xlim(0, rules.ROLLOUTS)
+  drawing.percent(axes)
 
 
-def _against_rollouts(axes: Any, rows: Sequence[Mapping], name: str) -> None:
-  """Means over the seeds that are still trained; a collapsed one is not."""
-  for (model, objective, replay), (color, style, _) in _LINES.items():
-    mine = where(rows, model=model, objective=objective, replay=replay)
-    places = sorted({row["rollout"] for row in mine})
-    means = [float(np.mean([row[name] for row in where(mine, rollout=place)])) for place in places]
-    axes.plot(places, means, color=color, linestyle=style)
-  axes.set_xlim(0, rules.ROLLOUTS)
-  if name == "reward":
-    axes.yaxis.set_major_formatter(lambda x, _: f"{100 * x:.3g} %")
-    axes.set_ylim(bottom=0)
-  else:
+def _against_updates(axes: Any, trials: Sequence[Mapping], name: str, updates: int) -> None:
+  """Means over the seeds: of the held-out accuracy, or of what was measured before the last update of each rollout batch."""
+  for way, (color, style) in _LINES.items():
+    lines = np.array([row[name] for row in where(trials, way=way)], float)
+    mean = np.nanmean(lines, axis=0) if name == "curve" else np.exp(np.nanmean(np.log(np.maximum(lines, 1e-6)), axis=0))
+    at = np.linspace(0, updates, len(mean)) if name == "curve" else np.linspace(0, updates, len(mean) + 1)[1:]
+    axes.plot(at, mean, color=color, linestyle=style)
+  if name != "curve":
     axes.set_yscale("log")
-    axes.set_ylim(*((0.1, 10) if name == "std_z" else (1, 1000)))
-    axes.yaxis.set_minor_formatter(lambda *_: "")

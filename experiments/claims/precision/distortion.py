@@ -38,7 +38,7 @@ def measure(sizes: beds.Sizes, seed: int, arms: Mapping[str, beds.Arm], errors: 
   for index in range(updates):
     piece = jax.tree.map(lambda x, start=index * size: x[start : start + size], rollout.batch)
     state, _ = step(state, piece, trained.learning_rate)
-  now = np.asarray(bed.score(state.params, rollout.batch))
+  now = np.asarray(bed.score(state.params, rollout.batch).logprobs)
   lower = np.asarray(_lowered(sizes)(params, rollout.batch))
   rng, rows = np.random.default_rng([seed, 3]), []
   for error, spread in errors.items():

@@ -1,10 +1,11 @@
 """The bed of `experiments/claims`: its task, its grader and its signs of collapse."""
 
+import jax
 import numpy as np
 import pytest
 
 from experiments.claims import bed as beds
-from experiments.claims import running_sums
+from experiments.claims import running_sums, trial
 
 RNG = np.random.default_rng
 
@@ -61,20 +62,57 @@ def columns(count=120, **other):
 
 
 @pytest.mark.parametrize(
-  ("rewards", "changes", "sign"),
+  ("rewards", "changes", "expected"),
   [
-    ([0.4] * 120, {}, ""),
-    ([0.4] * 120, {"grad_norm": [1.0] * 100 + [None] * 20}, "not finite"),
-    ([0.4] * 120, {"entropy": [0.7] * 100 + [0.03] * 20}, "entropy"),
-    ([0.4] * 60 + [0.0] * 60, {}, "reward"),
-    ([0.4] * 90 + [0.0] * 30, {}, ""),
-    ([0.4] * 120, {"grad_norm": [1.0] * 100 + [11.0] * 20}, "gradient"),
-    ([0.4] * 120, {"grad_norm": [11.0] + [1.0] * 119}, ""),
+    ([0.4] * 120, {}, None),
+    ([0.4] * 120, {"grad_norm": [1.0] * 100 + [None] * 20}, (101, "not finite")),
+    ([0.4] * 120, {"entropy": [0.7] * 100 + [None] * 20}, (101, "not finite")),
+    ([0.4] * 120, {"entropy": [0.7] * 100 + [0.03] * 20}, (101, "entropy")),
+    ([0.4] * 60 + [0.0] * 60, {}, (81, "reward")),  # After 60 it takes 21 updates to halve: (29/30)^21 is 0.49.
+    ([0.4] * 90 + [0.0] * 30, {}, None),
+    ([0.4] * 120, {"grad_norm": [1.0] * 100 + [11.0] * 20}, (101, "gradient")),
+    ([0.4] * 120, {"grad_norm": [11.0] + [1.0] * 119}, None),
+    ([0.4] * 60 + [0.0] * 60, {"grad_norm": [1.0] * 50 + [11.0] + [1.0] * 69}, (51, "gradient")),
+    ([0.4] * 60 + [0.0] * 60, {"entropy": [0.7] * 100 + [0.03] * 20}, (81, "reward")),
   ],
 )
-def test_signs_of_collapse(rewards, changes, sign):
-  assert beds.collapse(rewards, columns(**changes), per_rollout=1) == sign
+def test_the_first_sign_of_a_collapse(rewards, changes, expected):
+  assert trial.collapse(rewards, columns(**changes), per_rollout=1) == expected
 
 
 def test_a_collapse_of_the_reward_counts_updates_and_not_rollout_batches():
-  assert beds.collapse([0.4, 0.4, 0.0, 0.0], columns(), per_rollout=30) == "reward"
+  assert trial.collapse([0.4, 0.4, 0.0, 0.0], columns(), per_rollout=30) == (61, "reward")
+
+
+SMALL = beds.SMOKE._replace(updates=4, evaluations=1, num_experts=4)
+
+
+def test_the_control_of_the_experts_has_as_many_active_weights_and_nothing_to_route():
+  dense, experts, control = (beds.model_config(beds.Sizes(), model) for model in beds.MODELS)
+  assert control.experts.num_experts == control.experts.top_k == experts.experts.top_k < experts.experts.num_experts
+  assert control._replace(experts=experts.experts) == experts
+  assert experts.experts.top_k * experts.experts.d_ff == dense.d_ff
+
+
+def test_a_mixture_of_experts_replays_the_routes_of_the_old_policy():
+  """At π_old replay changes nothing; for other weights the replayed experts are visited, and not those of the router."""
+  bed, other = beds.make_bed(SMALL, "experts"), beds.warm_params(SMALL, 1, "experts")
+  arm = beds.Arm("grpo", recompute=True, model="experts", replay="R2")
+  params = beds.warm_params(SMALL, 0, "experts")
+  rollout = beds.draw(bed, params, running_sums.problems("train", 2, RNG(0)), jax.random.key(0), arm)
+  live = rollout.batch._replace(routing=None)
+  score = lambda params, batch: np.asarray(bed.score(params, batch).logprobs)
+  np.testing.assert_allclose(score(params, rollout.batch), score(params, live), atol=1e-6)
+  assert np.abs(score(other, rollout.batch) - score(other, live)).max() > 1e-4
+  found = trial.staleness(bed, params, rollout.batch, rollout.routes)
+  assert found["log_r"] < 1e-6 and abs(found["max_r"] - 1) < 1e-5 and found["change"] == 0
+  assert trial.staleness(bed, other, rollout.batch, rollout.routes)["change"] > 0.1
+
+
+@pytest.mark.parametrize("replay", ["none", "R2"])
+def test_a_trial_of_a_mixture_of_experts_says_how_stale_it_was(replay):
+  arm = beds.Arm("gspo", per_rollout=2, learning_rate=3e-2, recompute=True, model="experts", replay=replay)
+  found = trial.train(SMALL, 0, arm)
+  assert len(found["rewards"]) == len(found["change"]) == 2 and len(found["grad_norm"]) == 4
+  if any(x > 0 for x in found["grad_norm"]):  # A tiny model may get every response wrong.
+    assert max(found["log_r"]) > 0

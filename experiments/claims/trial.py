@@ -1,0 +1,132 @@
+"""A trial: RL of the bed's model by one arm, what is kept of it, and how a collapse is told and dated."""
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from experiments.claims.bed import Arm, Bed, Sizes, draw, make_bed, warm_params
+from experiments.claims.running_sums import problems
+from jaxrl_llm import routing
+from jaxrl_llm.types import Params, TrainBatch
+
+
+def held_out(bed: Bed, params: Params, count: int) -> list[int]:
+  """Of each of some test problems how many of its G samples are right, in float32 at temperature 1: always the same problems and keys."""
+  chosen = problems("test", count, np.random.default_rng(0))
+  rollout = draw(bed, params, chosen, jax.random.key(count), Arm("reinforce"))
+  return rollout.rewards.reshape(count, -1).sum(axis=1).astype(int).tolist()
+
+
+METRICS = {
+  "entropy": "actor/entropy",
+  "grad_norm": "actor/grad_norm",
+  "kl": "actor/ppo_kl_k3",
+  "clipped": "actor/pg_clipfrac",
+  "gate": "gate/mean",
+  "gap": "rollout_corr/k3_kl",
+}
+"""What is kept of each update: its name here and in the metrics. An objective without a clip has no clipped fraction."""
+
+
+def train(sizes: Sizes, seed: int, arm: Arm) -> dict:
+  """Trains one arm from the seed's warm start.
+
+  Returns:
+    `right`: of each held-out problem how many of G samples are right at the end, and `samples`, G; `curve`: held-out accuracy from the
+    start on, evenly spaced; `rewards` and `lengths` of each rollout batch, and for a mixture of experts the numbers of `staleness` before
+    its last update; and each update's `METRICS`, None for one that is not finite.
+  """
+  bed, params = make_bed(sizes, arm.model), warm_params(sizes, seed, arm.model)
+  state, step = bed.new_state(params), bed.step(arm.objective, arm.settings, arm.correction)
+  rng, key, size = np.random.default_rng([seed, 1]), jax.random.key(seed), sizes.num_prompts * sizes.group_size
+  train = problems("train", sizes.updates * sizes.num_prompts, rng)  # The same for all arms of a seed, in the same order.
+  batches, metrics, curve = [], [], [_accuracy(held_out(bed, params, sizes.eval_prompts), sizes)]
+  for update in range(sizes.updates):
+    index = update % arm.per_rollout
+    if index == 0:
+      chosen = train[update * sizes.num_prompts : (update + arm.per_rollout) * sizes.num_prompts]
+      rollout = draw(bed, state.params, chosen, jax.random.fold_in(key, update), arm)
+      batches.append({"rewards": float(rollout.rewards.mean()), "lengths": rollout.tokens_mean})
+    batch, routes = jax.tree.map(lambda x, start=index * size: x[start : start + size], (rollout.batch, rollout.routes))
+    if index == arm.per_rollout - 1 and routes is not None:
+      batches[-1] |= staleness(bed, state.params, batch, routes)
+    state, found = step(state, batch, arm.learning_rate)
+    metrics.append({name: found[key] for name, key in METRICS.items() if key in found})
+    if (update + 1) % (sizes.updates // sizes.evaluations) == 0 and update + 1 < sizes.updates:
+      curve.append(_accuracy(held_out(bed, state.params, sizes.eval_prompts), sizes))
+  right = held_out(bed, state.params, sizes.end_prompts)
+  metrics = jax.device_get(metrics)
+  columns = {name: [_finite(row[name]) for row in rows] for rows in (batches, metrics) for name in rows[0]}
+  return {"samples": sizes.group_size, "right": right, "curve": [*curve, _accuracy(right, sizes)]} | columns
+
+
+def staleness(bed: Bed, params: Params, batch: TrainBatch, routes: np.ndarray) -> dict[str, float]:
+  """How far the policy is from π_old on a mini-batch of a mixture of experts.
+
+  Args:
+    bed: the model.
+    params: of the policy.
+    batch: with the routes that an update would replay.
+    routes: that π_old chose.
+
+  Returns:
+    `log_r`, the standard deviation of a token's log-ratio as the objective sees it, in nats; `max_r`, the largest ratio; `change`, the
+    fraction of the activated experts that the router no longer chooses.
+  """
+  now = jax.device_get(bed.score(params, batch))
+  counted = batch.mask > 0
+  log_r = (now.logprobs - batch.old_logprobs)[counted]
+  change = np.asarray(routing.expert_change(jnp.asarray(routes), jnp.asarray(now.live_routing)))
+  return {"log_r": float(np.std(log_r)), "max_r": float(np.exp(np.max(log_r))), "change": float(np.mean(change[counted]))}
+
+
+def _accuracy(right: Sequence[int], sizes: Sizes) -> float:
+  return float(np.mean(right)) / sizes.group_size
+
+
+def _finite(x: float) -> float | None:
+  return float(x) if np.isfinite(x) else None
+
+
+class Collapse(NamedTuple):
+  """The first sign of one.
+
+  Attributes:
+    update: at which, from 1.
+    sign: "not finite" | "entropy" | "reward" | "gradient".
+  """
+
+  update: int
+  sign: str
+
+
+def collapse(rewards: Sequence[float], columns: Mapping[str, Sequence[float | None]], *, per_rollout: int) -> Collapse | None:
+  """The first of these signs of a collapse that a trial shows; of those at one update the first in this list:
+
+  - a gradient norm or an entropy that is not finite;
+  - entropy below 5 % of that of the first update;
+  - the moving average of the reward (over about 30 updates) stays below half of its largest value for 30 updates; the first of them counts;
+  - a gradient norm above 10 times the running median, from the 30th update on.
+
+  Args:
+    rewards: of each rollout batch.
+    columns: `grad_norm` and `entropy` of each update.
+    per_rollout: updates of a rollout batch.
+  """
+  norms, entropy = columns["grad_norm"], columns["entropy"]
+  found = [Collapse(i + 1, "not finite") for i, pair in enumerate(zip(norms, entropy, strict=True)) if None in pair][:1]
+  whole = found[0].update - 1 if found else len(norms)
+  found += [Collapse(i + 1, "entropy") for i in range(whole) if entropy[i] < 0.05 * entropy[0]][:1]
+  average, best, below = rewards[0], rewards[0], 0
+  for index, reward in enumerate(rewards):
+    average += min(1.0, per_rollout / 30) * (reward - average)
+    best = max(best, average)
+    below = below + per_rollout if average < best / 2 else 0
+    if below >= 30:
+      found.append(Collapse((index + 1) * per_rollout - below + 1, "reward"))
+      break
+  found += [Collapse(i + 1, "gradient") for i in range(30, whole) if norms[i] > 10 * np.median(norms[:i])][:1]
+  return min(found, key=lambda one: one.update, default=None)
