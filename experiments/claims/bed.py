@@ -207,7 +207,7 @@ def make_bed(sizes: Sizes, model: str = "dense") -> Bed:
     step, score)  # fmt: skip
 
 
-@functools.lru_cache(maxsize=8)
+@functools.lru_cache(maxsize=32)  # Of one study: every seed of every model.
 def warm_params(sizes: Sizes, seed: int, model: str = "dense") -> Params:
   """Weights that imitate the teacher, from scratch, up to `warm_accuracy`: the same for all arms of a seed and a model."""
   bed, rng = make_bed(sizes, model), np.random.default_rng([seed, 0])

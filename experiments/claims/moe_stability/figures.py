@@ -32,7 +32,7 @@ def draw(results: Mapping[str, Any], folder: pathlib.Path, formats: Sequence[str
       mine, axes = where(trials, rate=rate), panels[:, column]
       for place, count in enumerate(rules.STALE):
         _survival(axes[place], where(mine, updates=count))
-        drawing.title(axes[place], "abcd"[2 * place + column], f"rate {rate:g}, N = {count}: trials without a sign of collapse")
+        drawing.title(axes[place], "abcd"[2 * place + column], f"rate {rate:g}, N = {count}: no sign of collapse")
       for panel, name in zip(axes[2:], ("curve", "log_r", "max_r"), strict=True):
         _against_updates(panel, where(mine, updates=_DETAILED), name, updates)
       drawing.title(axes[2], "ef"[column], f"rate {rate:g}, N = {_DETAILED}: means of the seeds")
@@ -65,3 +65,5 @@ def _against_updates(axes: Any, trials: Sequence[Mapping], name: str, updates: i
     axes.plot(at, mean, color=color, linestyle=style)
   if name != "curve":
     axes.set_yscale("log")
+    axes.set_ylim(*((0.04, 4) if name == "log_r" else (1, 40)))
+    axes.yaxis.set_minor_formatter(lambda *_: "")
