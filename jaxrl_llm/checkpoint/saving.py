@@ -27,7 +27,7 @@ import orbax.checkpoint as ocp
 from etils import epath
 
 from jaxrl_llm import disk, hosts
-from jaxrl_llm.checkpoint import folders, manifest
+from jaxrl_llm.checkpoint import folders, manifest, orbax_noise
 from jaxrl_llm.checkpoint.opening import Checkpoints, finish
 from jaxrl_llm.checkpoint.retention import Save, kept
 
@@ -90,6 +90,7 @@ def save(
     that an asynchronous writer then reads the old bytes, although JAX 0.10 was seen to keep them: the arrays are copied first.
   """
   finish(checkpoints)
+  orbax_noise.silence()
   checkpoints.last_try = time.monotonic()
   accuracy = None if accuracy is None or not math.isfinite(accuracy) else float(accuracy)
   job = _Job(Save(step, time.time(), accuracy, temporary), next(_numbers), json.dumps(record), at, ocp.StandardCheckpointHandler())
