@@ -5,6 +5,7 @@ other seven cost a test that does not use them nothing. JAX's compilation cache 
 run's files decide another's; set JAX_COMPILATION_CACHE_DIR to switch it on. XLA's costlier optimizations are off; a flag in XLA_FLAGS wins.
 """
 
+import gc
 import os
 import pathlib
 import shutil
@@ -72,6 +73,15 @@ def pytest_unconfigure(config):
   """Leaves nothing behind."""
   del config
   shutil.rmtree(HOME, ignore_errors=True)
+
+
+@pytest.fixture(scope="module")
+def little_garbage():
+  """A full collection takes a second in a process that has run hundreds of other tests; for this file it looks at what is new alone."""
+  gc.collect()
+  gc.freeze()
+  yield
+  gc.unfreeze()
 
 
 @pytest.fixture

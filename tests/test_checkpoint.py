@@ -25,7 +25,7 @@ from tests.runs import ROOT, environment
 from tests.test_hosts import free_address
 
 # A restore that fails leaves futures behind that nobody asks for their result; they say so when they are collected.
-pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+pytestmark = [pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"), pytest.mark.usefixtures("little_garbage")]
 
 MODEL = make_model(preset("nano", vocab_size=264))
 OPTIMIZER, _ = make_optimizer(learning_rate=1e-3, warmup_steps=2, weight_decay=0.1, b1=0.9, b2=0.95, max_grad_norm=1.0)

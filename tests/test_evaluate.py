@@ -114,6 +114,7 @@ def test_the_runs_own_settings_give_the_runs_own_samples_beside_it(trained, caps
   assert "40 of" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_published_weights(checkpoint_folder, tmp_path):  # noqa: F811
   """The folder is the config's model, whatever preset it names, and nothing is trained."""
   files = [f"--out={tmp_path / 'e.json'}", f"--samples={tmp_path / 's.jsonl'}"]

@@ -290,6 +290,7 @@ def watch_close(monkeypatch) -> list[Progress]:
   return closed
 
 
+@pytest.mark.slow
 def test_a_run_whose_updates_are_not_finite_stops(tmp_path, capsys, monkeypatch):
   workdir, assess, calls = tmp_path / "run", assessment.assess, []
 

@@ -44,7 +44,7 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", ["tiny, everything kept", *(pytest.param(case, marks=pytest.mark.slow) for case in list(CASES)[1:])])
 def test_update_needs_what_is_predicted(case):
   shape, sizes, overrides = CASES[case]
   program, found = program_of("warm_step", shape, mesh_of(**sizes), overrides)

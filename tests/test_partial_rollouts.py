@@ -206,6 +206,7 @@ def test_a_run_learns_from_older_parts_and_knows_it(golden):
   assert column(golden, "rollout/max_age")[0] == 0 and max(column(golden, "rollout/carried_groups")) <= 3
 
 
+@pytest.mark.slow
 def test_a_killed_run_goes_on_with_what_was_carried(golden, tmp_path):
   """Killed after step 5, before its checkpoint: steps 4 and 5 are run again, from what step 3 left."""
   killed = tmp_path / "killed"
@@ -216,6 +217,7 @@ def test_a_killed_run_goes_on_with_what_was_carried(golden, tmp_path):
   assert column(golden, "rollout/carried_tokens")[3] > 0  # What the checkpoint carried was read.
 
 
+@pytest.mark.slow
 def test_a_streamed_run_carries_the_same(golden, tmp_path):
   run_here(config_of(rollout__report_every=4), tmp_path)
   assert_same_run(golden, tmp_path)

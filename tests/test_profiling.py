@@ -18,6 +18,7 @@ def events(folder) -> list[dict]:
   return json.loads(gzip.decompress(path.read_bytes()))["traceEvents"]
 
 
+@pytest.mark.slow
 def test_a_run_leaves_a_trace_with_its_phases_and_scopes(tmp_path):
   short = {"num_steps": 1, "warm_start.num_steps": 0, "learner.updates_per_rollout": 1, "learner.row_buckets": (16,)}
   run_here(tiny_config(overrides=VARIED | short | {"profile.start": 1}), tmp_path)

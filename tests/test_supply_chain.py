@@ -116,6 +116,7 @@ def test_the_guard_of_the_network_guards():
   assert done.returncode and "NETWORK socket." in done.stderr and "192.0.2.1" in done.stderr
 
 
+@pytest.mark.slow
 def test_a_run_asks_no_network_and_leaves_no_secret(tmp_path):
   short = VARIED | {"warm_start.num_steps": 0, "num_steps": 2, "eval.every": 2, "eval.num_prompts": 8, "checkpoint.every": 2}
   done = offline("--config=configs/gspo.py:tiny", f"--workdir={tmp_path / 'run'}", *flags(short))

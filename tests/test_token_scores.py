@@ -36,7 +36,9 @@ def check_gspo(rows, low, high):
   assert seen == {True, False}
 
 
-@pytest.mark.parametrize("split", [{}, {"learner.micro_batches": 2}], ids=["whole", "in pieces"])
+@pytest.mark.parametrize(
+  "split", [pytest.param({}, id="whole"), pytest.param({"learner.micro_batches": 2}, id="in pieces", marks=pytest.mark.slow)]
+)
 def test_token_scores_of_a_run(split, tmp_path):
   rows = samples_of("gspo", tmp_path, split)
   assert [row["step"] for row in rows] == [1] * 32 + [2] * 32

@@ -55,11 +55,11 @@ def test_another_seed_draws_other_weights_examples_and_tokens(run_of):
 @pytest.mark.parametrize(
   ("phase", "changes"),
   [
-    ("warm_start", {"learner__micro_batches": 2}),
+    pytest.param("warm_start", {"learner__micro_batches": 2}, marks=pytest.mark.slow),
     ("rl", {"learner__micro_batches": 2}),
-    ("warm_start", {"model__remat": "full"}),
-    ("rl", {"model__remat": "full"}),
-    ("rl", {"learner__row_buckets": (12,), "rollout__prompt_buckets": (9,)}),
+    pytest.param("warm_start", {"model__remat": "full"}, marks=pytest.mark.slow),
+    pytest.param("rl", {"model__remat": "full"}, marks=pytest.mark.slow),
+    pytest.param("rl", {"learner__row_buckets": (12,), "rollout__prompt_buckets": (9,)}, marks=pytest.mark.slow),
     ("rl", {"learner__old_logprobs": "learner"}),
   ],
 )
@@ -97,7 +97,7 @@ def test_rewards_and_advantages_follow_their_settings(run_of):
   ("changes", "name"),
   [
     ({"learner__schedule": "linear", "learner__warmup_steps": 0, "learner__learning_rate": 1e-2}, "actor/lr"),
-    ({"objective__entropy_coef": 0.1}, "actor/loss"),
+    pytest.param({"objective__entropy_coef": 0.1}, "actor/loss", marks=pytest.mark.slow),
   ],
 )
 def test_the_learner_follows_its_settings(changes, name, run_of):

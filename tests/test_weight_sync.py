@@ -151,6 +151,7 @@ def test_a_stale_version_is_refused(version, step, staleness):
     check_version(None, step, staleness=staleness)
 
 
+@pytest.mark.slow
 def test_a_run_asks_for_the_version_before_it_draws(tmp_path, monkeypatch):
   """A move that is forgotten: without the check the run would learn from rollouts of older weights, and nobody would know."""
   move = train.move_weights

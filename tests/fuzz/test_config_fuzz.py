@@ -1,7 +1,6 @@
 """Thousands of random mistakes in every config: each gives a config without a problem, or lines that say which field, what and why."""
 
 import contextlib
-import gc
 import io
 import re
 import time
@@ -16,16 +15,8 @@ from tests.fuzz import mutations
 SAYS_WHAT = re.compile(
   "found|expected|unknown field|is a section|is not a multiple|is below|takes |known: |do not split|can need|is above|nothing to train"
 )
+pytestmark = pytest.mark.usefixtures("little_garbage")  # A full collection would be counted against some config.
 LIMIT_S = 2.0  # Of processor time, for one config; some 10 ms is usual.
-
-
-@pytest.fixture(autouse=True)
-def no_garbage_collection():
-  """A full collection takes seconds in a process that has run hundreds of other tests, and would be counted against some config."""
-  gc.collect()
-  gc.disable()
-  yield
-  gc.enable()
 
 
 def check(lines: list[str], mutation) -> None:

@@ -79,6 +79,7 @@ def test_the_folder_holds_what_was_trained_and_its_tokenizer(run):
   assert load_reward_tokenizer(folder) == ByteTokenizer()
 
 
+@pytest.mark.slow
 def test_a_resumed_training_is_that_which_was_not_interrupted(run, tmp_path):
   train(tiny(), tmp_path / "run", stop_after=3)
   summary = train(tiny(), tmp_path / "run")

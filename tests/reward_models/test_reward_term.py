@@ -108,6 +108,7 @@ def test_what_has_no_score_says_why(judge, tmp_path):
   assert "the reward model said nan" in graded.details[0] and "it has 26 tokens with its prompt, expected at most 12" in graded.details[1]
 
 
+@pytest.mark.slow
 def test_a_run_learns_from_the_model_alone_and_is_judged_by_the_verifier(judge, tmp_path):
   overrides = {"num_steps": 2, "warm_start.num_steps": 6, "warm_start.batch_size": 8, "eval.every": 2}
   config = tiny_config("gspo", overrides | {"reward.model_path": str(judge[0]), "reward.model_only": True, "reward.model_weight": 2.0})

@@ -64,6 +64,7 @@ def test_the_rules_tell_a_stall_from_a_rise():
   assert {found["verdict"] for found in idle.values()} == {"mechanism not engaged"}
 
 
+@pytest.mark.slow
 def test_the_command_runs(tmp_path, capsys, monkeypatch):
   names = ("ppo", "clip_higher", *rules.RISERS, "unclipped", "gspo", "vespo")  # Those that have a line or a rule.
   monkeypatch.setattr(beds, "METHODS", {name: beds.METHODS[name] for name in names})
