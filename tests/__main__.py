@@ -69,9 +69,10 @@ def main() -> int:
   python = environment(args.venv.resolve(), env)
   lint = subprocess.call([python, "-m", "ruff", "check", "--no-cache", "--quiet", str(ROOT)], cwd=ROOT, env=env)
   # Two, and not one for each core: a process compiles with threads of its own and takes up to 3 GB. By file, as fixtures and compiled
-  # programs are shared within one.
+  # programs are shared within one; in the order of tests/conftest.py.
   parallel = [] if any(arg == "-n" or arg.startswith(("-n", "--numprocesses")) for arg in pytest_args) else ["-n", "2"]
-  status = subprocess.call([python, "-m", "pytest", *parallel, "--dist", "loadfile", *pytest_args], cwd=ROOT, env=env)
+  distribution = ["--dist", "loadfile", "--no-loadscope-reorder"]
+  status = subprocess.call([python, "-m", "pytest", *parallel, *distribution, *pytest_args], cwd=ROOT, env=env)
   if lint:
     print("ruff found problems: see the top of this output.", file=sys.stderr)
   return status or lint
