@@ -11,6 +11,8 @@ import time
 
 import numpy as np
 
+NUM_FILES = 1024  # A process usually may open no more; the pipes of a worker have numbers as high as its parent has files open.
+
 
 class Unshowable(Exception):
   def __str__(self):
@@ -31,8 +33,8 @@ def fork(count, *, leave_session=False):
 
 
 def close_and_reopen():
-  os.closerange(0, 100)
-  for _ in range(100):
+  os.closerange(0, NUM_FILES)
+  for _ in range(NUM_FILES):
     os.open(os.devnull, os.O_RDWR)
 
 
@@ -84,7 +86,7 @@ def leave_alarm(value):
 
 
 def write_to_all_pipes():
-  for fd in range(3, 1024):
+  for fd in range(3, NUM_FILES):
     try:
       os.write(fd, b"1.0 is what this deserves " * 10)
     except OSError:
