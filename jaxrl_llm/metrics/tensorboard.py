@@ -2,6 +2,8 @@
 
 import re
 import shutil
+import socket
+import time
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -9,21 +11,28 @@ from typing import Any
 from jaxrl_llm import disk
 from jaxrl_llm.metrics.row_file import RESERVED, Row
 
+FLUSH_SECONDS = 30.0
+
 
 class TensorBoard:
-  """Event files, one folder per phase, always rebuildable from the rows."""
+  """Event files, one folder per phase, always rebuildable from the rows.
+
+  They are written in the caller's own thread. tensorboardX's `SummaryWriter` has a thread and a queue of ten events between: a full disk
+  ends the thread, and the next row to find the queue full would wait for ever, and the run with it.
+  """
 
   def __init__(self, folder: Path):
     try:
-      from tensorboardX import SummaryWriter  # Lazy: it takes a while, and runs without events do not need it.
-      from tensorboardX.proto.summary_pb2 import Summary
+      from tensorboardX.proto import event_pb2, summary_pb2  # Lazy: it takes a while, and runs without events do not need it.
+      from tensorboardX.record_writer import RecordWriter
     except ImportError as error:
       raise ImportError(
         "TensorBoard event files need tensorboardX: pip install tensorboardX, or set config.log.tensorboard = False"
       ) from error
-    self._make, self._summary = SummaryWriter, Summary
+    self._open, self._events, self._summaries = RecordWriter, event_pb2, summary_pb2
     self._folder = folder
-    self._writers: dict[str, Any] = {}
+    self._files: dict[str, Any] = {}
+    self._flush_at: dict[str, float] = {}  # By phase, by the monotonic clock.
     self.is_lost = False  # Whether the files lack rows, and have to be made anew.
 
   def rebuild(self, rows: Iterable[Row]) -> None:
@@ -35,7 +44,6 @@ class TensorBoard:
 
   def add(self, row: Row) -> None:
     """Adds a row, unless some are lost already: to a full disk."""
-    self.is_lost = self.is_lost or any(_is_dead(writer) for writer in self._writers.values())
     if self.is_lost:
       return
     try:
@@ -46,30 +54,39 @@ class TensorBoard:
       self.is_lost = True
 
   def _add(self, row: Row) -> None:
-    if (phase := row["phase"]) not in self._writers:
-      # The purge mark makes a TensorBoard that has been watching since before a restart forget the points that it holds in memory.
-      self._writers[phase] = self._make(str(self._folder / phase), purge_step=0, flush_secs=30)
+    file = self._file(phase := row["phase"])
     numbers = {name: value for name, value in row.items() if isinstance(value, int | float) and name not in RESERVED}
     numbers |= {name: float(value) for name, value in row.get("nonfinite", {}).items()}
-    # One event for the whole row: `add_scalar` would write one per number, which makes a rebuild ten times slower.
-    values = [self._summary.Value(tag=_tag(name), simple_value=value) for name, value in numbers.items()]
-    self._writers[phase].file_writer.add_summary(self._summary(value=values), row["step"])
+    # One event for the whole row: one for each number would make a rebuild ten times slower.
+    values = [self._summaries.Summary.Value(tag=_tag(name), simple_value=value) for name, value in numbers.items()]
+    file.write(self._event(row["step"], summary=self._summaries.Summary(value=values)))
+    if (now := time.monotonic()) >= self._flush_at[phase]:
+      file.flush()
+      self._flush_at[phase] = now + FLUSH_SECONDS
+
+  def _file(self, phase: str) -> Any:
+    """The open file of a phase, with what TensorBoard wants at its head."""
+    if phase not in self._files:
+      (self._folder / phase).mkdir(parents=True, exist_ok=True)
+      self._files[phase] = self._open(str(self._folder / phase / f"events.out.tfevents.{time.time():.0f}.{socket.gethostname()}"))
+      self._flush_at[phase] = 0.0  # The first row is there at once.
+      self._files[phase].write(self._event(0, file_version="brain.Event:2"))
+      # This mark makes a TensorBoard that has been watching since before a restart forget the points that it holds in memory.
+      self._files[phase].write(self._event(0, session_log=self._events.SessionLog(status=self._events.SessionLog.START)))
+    return self._files[phase]
+
+  def _event(self, step: int, **content: Any) -> bytes:
+    return self._events.Event(wall_time=time.time(), step=step, **content).SerializeToString()
 
   def close(self) -> None:
     """Closes the files; the next row opens new ones."""
-    for writer in self._writers.values():
+    for file in self._files.values():
       try:
-        writer.close()
+        file.close()
       except OSError as error:  # What is lost here, the next writer makes again from the rows.
         if not disk.is_full(error):
           raise
-    self._writers, self.is_lost = {}, False
-
-
-def _is_dead(writer: Any) -> bool:
-  """Whether the thread behind a writer has met a full disk and is gone: the queue to it would hold up the run once it is full."""
-  worker = getattr(writer.file_writer.event_writer, "_worker", None)
-  return worker is not None and not worker.is_alive()
+    self._files, self.is_lost = {}, False
 
 
 def _tag(name: str) -> str:
