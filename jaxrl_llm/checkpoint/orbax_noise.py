@@ -3,6 +3,7 @@
 import functools
 import logging
 import sys
+import traceback
 import warnings
 from types import TracebackType
 
@@ -22,9 +23,10 @@ def silence() -> None:
 
 
 def _is_news(record: logging.LogRecord) -> bool:
-  """Whether asyncio's line is of anything but a write of Orbax's."""
-  line = record.getMessage()
-  return "exception was never retrieved" not in line or not ("OCDBT" in line or "orbax" in line)
+  """Whether asyncio's line is of anything but a write of Orbax's, which shows in the line or in where the error passed through."""
+  line, trace = record.getMessage(), record.exc_info[2] if record.exc_info else None
+  files = [frame.f_code.co_filename for frame, _ in traceback.walk_tb(trace)]
+  return "exception was never retrieved" not in line or not any("OCDBT" in text or "orbax" in text for text in (line, *files))
 
 
 def _is_closed_loop(error: BaseException | None, trace: TracebackType | None) -> bool:
