@@ -93,7 +93,7 @@ def test_a_run_whose_last_checkpoint_is_missing_does_not_end_well(tmp_path):
 def test_files_that_may_not_grow(tmp_path):
   """A limit on the size of files, as a quota may set one: no prediction sees it, the write itself fails; Orbax says so in its own words."""
   workdir = tmp_path / "run"
-  more = {"model.preset": "tiny", "log.tensorboard": False, "warm_start.num_steps": 59}
+  more = {"model.preset": "tiny", "warm_start.num_steps": 59}
   run = command(*ARGS, *flags(more), f"--workdir={workdir}")
   own_programs = environment() | {"JAX_COMPILATION_CACHE_DIR": str(tmp_path / "xla")}  # A program cut off would stay for other tests.
   process = subprocess.Popen(run, cwd=ROOT, env=own_programs, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
