@@ -11,14 +11,13 @@ from typing import Any
 from jaxrl_llm import disk
 from jaxrl_llm.metrics.row_file import RESERVED, Row
 
-FLUSH_SECONDS = 30.0
-
 
 class TensorBoard:
   """Event files, one folder per phase, always rebuildable from the rows.
 
   They are written in the caller's own thread. tensorboardX's `SummaryWriter` has a thread and a queue of ten events between: a full disk
-  ends the thread, and the next row to find the queue full would wait for ever, and the run with it.
+  ends the thread, and the next row to find the queue full would wait for ever, and the run with it. Its `EventsWriter` has neither, but
+  leaves its file open where the last flush fails.
   """
 
   def __init__(self, folder: Path):
@@ -32,47 +31,47 @@ class TensorBoard:
     self._open, self._events, self._summaries = RecordWriter, event_pb2, summary_pb2
     self._folder = folder
     self._files: dict[str, Any] = {}
-    self._flush_at: dict[str, float] = {}  # By phase, by the monotonic clock.
     self.is_lost = False  # Whether the files lack rows, and have to be made anew.
 
   def rebuild(self, rows: Iterable[Row]) -> None:
     """From the first row; not at all where the disk is full, until the next row."""
     self.close()
     shutil.rmtree(self._folder, ignore_errors=True)
-    for row in rows:
-      self.add(row)
+    self._write(rows)
 
   def add(self, row: Row) -> None:
-    """Adds a row, unless some are lost already: to a full disk."""
-    if self.is_lost:
-      return
+    """Adds a row, to be seen at once, unless some are lost already: to a full disk."""
+    if not self.is_lost:
+      self._write([row])
+
+  def _write(self, rows: Iterable[Row]) -> None:
     try:
-      self._add(row)
+      written = {self._append(row) for row in rows}
+      for file in written:
+        file.flush()
     except OSError as error:
       if not disk.is_full(error):
         raise
       self.is_lost = True
 
-  def _add(self, row: Row) -> None:
-    file = self._file(phase := row["phase"])
+  def _append(self, row: Row) -> Any:
+    """Returns the file that it went into, of which the end is still in memory."""
     numbers = {name: value for name, value in row.items() if isinstance(value, int | float) and name not in RESERVED}
     numbers |= {name: float(value) for name, value in row.get("nonfinite", {}).items()}
-    # One event for the whole row: one for each number would make a rebuild ten times slower.
+    # One event for the whole row: one for each number makes a rebuild three times slower.
     values = [self._summaries.Summary.Value(tag=_tag(name), simple_value=value) for name, value in numbers.items()]
+    file = self._file(row["phase"])
     file.write(self._event(row["step"], summary=self._summaries.Summary(value=values)))
-    if (now := time.monotonic()) >= self._flush_at[phase]:
-      file.flush()
-      self._flush_at[phase] = now + FLUSH_SECONDS
+    return file
 
   def _file(self, phase: str) -> Any:
     """The open file of a phase, with what TensorBoard wants at its head."""
     if phase not in self._files:
       (self._folder / phase).mkdir(parents=True, exist_ok=True)
-      self._files[phase] = self._open(str(self._folder / phase / f"events.out.tfevents.{time.time():.0f}.{socket.gethostname()}"))
-      self._flush_at[phase] = 0.0  # The first row is there at once.
-      self._files[phase].write(self._event(0, file_version="brain.Event:2"))
+      self._files[phase] = file = self._open(str(self._folder / phase / f"events.out.tfevents.{time.time():.0f}.{socket.gethostname()}"))
+      file.write(self._event(0, file_version="brain.Event:2"))
       # This mark makes a TensorBoard that has been watching since before a restart forget the points that it holds in memory.
-      self._files[phase].write(self._event(0, session_log=self._events.SessionLog(status=self._events.SessionLog.START)))
+      file.write(self._event(0, session_log=self._events.SessionLog(status=self._events.SessionLog.START)))
     return self._files[phase]
 
   def _event(self, step: int, **content: Any) -> bytes:

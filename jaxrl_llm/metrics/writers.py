@@ -104,7 +104,7 @@ class MetricWriter:
       self._board.rebuild(read_rows(self._file.path))
 
   def close(self) -> None:
-    """Closes the files. Rows are safe without it; the last minutes of TensorBoard are not, until the next writer rebuilds them."""
+    """Closes the files. Rows are safe without it, but for those that wait for room: they get one more try."""
     self._file.close()
     if self._board:
       if self._board.is_lost and not self._file.pending:
