@@ -1,17 +1,18 @@
 """From the command line to a resolved config: the file, its overrides, and a message for everything that can be wrong with either."""
 
+import hashlib
 import re
 import runpy
 import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 from absl import flags
 from ml_collections import ConfigDict, config_flags
 
-from jaxrl_llm import config_check, workdirs
+from jaxrl_llm import config_check, config_fields
 from jaxrl_llm.config_fields import shown
 
 # Fields whose kind of value has changed, and what to write now.
@@ -64,7 +65,7 @@ def parse(argv: Sequence[str]) -> Request:
   config = override(load(path), overrides)
   settings = {field: ",".join(texts) for field, texts in overrides.items()}
   name = Path(path.split(":")[0]).stem + "".join(f"-{part}" for part in path.split(":")[1:])
-  return Request(config, Path(workdir.value or f"runs/{name}{workdirs.suffix(settings)}"), only_print.value, changes.value)
+  return Request(config, Path(workdir.value or f"runs/{name}{suffix(settings)}"), only_print.value, changes.value)
 
 
 def split(args: Sequence[str]) -> tuple[str, dict[str, list[str]], list[str]]:
@@ -129,7 +130,7 @@ def override(config: ConfigDict, overrides: dict[str, list[str]]) -> ConfigDict:
     UsageError: unknown fields and values of a wrong type, a line each.
   """
   wrong = config_check.unknown_fields(overrides, config)
-  known = config_check.flatten(config)
+  known = config_fields.flatten(config)
   before = dict(config.objective.items()) if "objective" in config else {}
   for field, texts in overrides.items():
     if field not in known:
@@ -159,3 +160,14 @@ def available() -> str:
   """The config files there are."""
   shared = ("__init__", "common", "fields")
   return ", ".join(sorted(str(p) for p in Path("configs").glob("*.py") if p.stem not in shared)) or "none in ./configs"
+
+
+def suffix(overrides: Mapping[str, str]) -> str:
+  """The overrides as the end of a folder's name, so that runs of one config file with other settings do not meet.
+
+  Example:
+    >>> suffix({"seed": "1", "objective.name": "sapo"})
+    '-seed=1-objective.name=sapo'
+  """
+  text = "".join(f"-{path}={re.sub(r'[^A-Za-z0-9._-]', '_', value)}" for path, value in overrides.items())
+  return text if len(text) <= 80 else f"-{hashlib.sha256(text.encode()).hexdigest()[:12]}"

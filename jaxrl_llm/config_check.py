@@ -8,26 +8,10 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
-from jaxrl_llm.config_fields import OPTIONAL, RANGES, SWITCHES, TUPLES, UNRANGED, Check, holds, kind, shown
+from jaxrl_llm.config_fields import OPTIONAL, RANGES, SWITCHES, TUPLES, UNRANGED, Check, flatten, given, holds, kind, shown
 
 TEXTS = ("rollout.stop_strings", "model.lora_targets", "task.parts", "reward.terms", "reward.settings", "eval.metrics")
 """Fields that hold several texts."""
-
-
-def flatten(config: Mapping[str, Any] | ConfigDict, prefix: str = "") -> dict[str, Any]:
-  """Fields by dotted path.
-
-  Example:
-    >>> flatten({"seed": 0, "mesh": {"data": -1}})
-    {'seed': 0, 'mesh.data': -1}
-  """
-  fields = {}
-  for name, value in config.items():
-    if isinstance(value, Mapping | ConfigDict):
-      fields |= flatten(value, f"{prefix}{name}.")
-    else:
-      fields[f"{prefix}{name}"] = value
-  return fields
 
 
 def unknown_fields(paths: Iterable[str], config: ConfigDict) -> list[str]:
@@ -272,11 +256,6 @@ def _reward_model_problems(config: ConfigDict) -> Iterator[str]:
     yield f"config.reward.model_path: found {path!r}, expected None: a reward model reads one response, and environment.name is set"
   budget = max(config.rollout.prompt_buckets, default=0) + config.rollout.max_new_tokens
   yield from reward_models.problems(path, chat=config.task.chat, budget=budget)
-
-
-def given(section: ConfigDict, *without: str) -> dict[str, Any]:
-  """The fields of a section that are set; the others take the defaults of what they configure."""
-  return {name: value for name, value in section.items() if name not in without and value is not None}
 
 
 def _relations(config: ConfigDict) -> Iterator[str]:

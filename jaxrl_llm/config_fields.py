@@ -2,8 +2,10 @@
 
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
+
+from ml_collections import ConfigDict
 
 Check = tuple[Callable[[Any], bool], str]
 
@@ -326,3 +328,24 @@ def shown(value: Any, *, length: int = 120) -> str:
     return "a whole number of more than 4,300 digits"
   text = " ".join(text.split())
   return text if len(text) <= length else f"{text[: length // 2]}...{text[-(length // 4):]}"
+
+
+def flatten(config: Mapping[str, Any] | ConfigDict, prefix: str = "") -> dict[str, Any]:
+  """Fields by dotted path.
+
+  Example:
+    >>> flatten({"seed": 0, "mesh": {"data": -1}})
+    {'seed': 0, 'mesh.data': -1}
+  """
+  fields = {}
+  for name, value in config.items():
+    if isinstance(value, Mapping | ConfigDict):
+      fields |= flatten(value, f"{prefix}{name}.")
+    else:
+      fields[f"{prefix}{name}"] = value
+  return fields
+
+
+def given(section: ConfigDict, *without: str) -> dict[str, Any]:
+  """The fields of a section that are set; the others take the defaults of what they configure."""
+  return {name: value for name, value in section.items() if name not in without and value is not None}

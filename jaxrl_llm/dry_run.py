@@ -23,7 +23,7 @@ def describe(config: ConfigDict) -> str:
   experiment = build(config)
   rollout, learner, sampler_mesh = config.rollout, config.learner, experiment.sampler_mesh
   meshes = {"mesh": experiment.mesh} | ({} if experiment.sync is None else {"mesh of the sampler": sampler_mesh})
-  found = memory.footprint(config, experiment.model.config, experiment.mesh, sampler_mesh, needs=experiment.needs)
+  found = memory.footprint(config, experiment.model.config, experiment.mesh, sampler_mesh, experiment.objective, needs=experiment.needs)
   lines = [
     *(f"{name}: {dict(mesh.shape)} over {mesh.size} {_kind(mesh)} device(s)" for name, mesh in meshes.items()),
     f"model: {config.model.path or config.model.preset}, {experiment.model.num_params:,} parameters",

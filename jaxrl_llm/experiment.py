@@ -19,7 +19,7 @@ from jaxrl_llm.held_out import DrawFn, check_metrics
 from jaxrl_llm.models import Model, make_model
 from jaxrl_llm.needs import scores_needed
 from jaxrl_llm.partial_rollouts import Groups
-from jaxrl_llm.programs import CriticPrograms, Scores, make_objective, make_programs, records_routes
+from jaxrl_llm.programs import CriticPrograms, Scores, make_programs, records_routes
 from jaxrl_llm.reward_terms import make_rewards
 from jaxrl_llm.rewards import WeightedReward
 from jaxrl_llm.route_programs import RoutePrograms
@@ -165,7 +165,7 @@ def build(config: ConfigDict) -> Experiment:
   shape = policy.model_config(config, vocab_size=task.tokenizer.vocab_size)
   talk = make_rules(config)
   check_lengths(task, config, max_positions=shape.max_positions, replies=talk and talk.environment.replies)
-  objective = make_objective(config)
+  objective = policy.make_objective(config)
   needs = scores_needed(config, objective)
   if "step_rewards" in needs and task.step_rewards is None and talk is None:
     raise ValueError(f"config.advantage.estimator: found {config.advantage.estimator!r}, but task {task.name} has no verifier of steps")

@@ -18,7 +18,7 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
-from jaxrl_llm import attempts, config_changes, config_check, workdirs
+from jaxrl_llm import attempts, config_changes, config_check, config_fields, workdirs
 from jaxrl_llm.command_line import UsageError, parse
 
 USAGE_ERROR = 2
@@ -149,7 +149,7 @@ def begin(
 
   is_new, kept = False, None
   try:
-    hosts.agree(config_check.flatten(config) | {"--workdir": str(workdir.absolute())})
+    hosts.agree(config_fields.flatten(config) | {"--workdir": str(workdir.absolute())})
     is_new = hosts.on_main(lambda: workdirs.claim(workdir, config.to_dict(), allow_changes=allow_changes))
     hosts.on_main(lambda: workdirs.lock(workdir))
     workdirs.expect(workdir)
@@ -173,7 +173,7 @@ def begin(
 
 def dry_run(config: ConfigDict) -> int:
   """Prints what a run would be, and all that is wrong with it."""
-  for path, value in config_check.flatten(config).items():
+  for path, value in config_fields.flatten(config).items():
     print(f"config.{path} = {value!r}")
   found = problems(config)
   if not found:

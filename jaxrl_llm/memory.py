@@ -21,9 +21,10 @@ from jaxrl_llm.models import ModelConfig, make_critic, make_model, trainable
 from jaxrl_llm.models.attention import suited
 from jaxrl_llm.models.cache import num_bytes
 from jaxrl_llm.models.head import chunk_tokens
+from jaxrl_llm.models.params import combine, partition
 from jaxrl_llm.needs import abstract_batch, needed_by_step
 from jaxrl_llm.sampler.begin import num_rows
-from jaxrl_llm.train_step import combine, partition
+from jaxrl_llm.types import Objective
 
 # Measured on what XLA compiles for CPUs and TPUs; tests/test_memory.py holds the model to it.
 _CHUNKS = 2.0  # Arrays of a chunk of logits that are alive at once in the backward pass: the logits, and their gradient. Forward, one.
@@ -70,7 +71,9 @@ class Kept(NamedTuple):
   fixed: float
 
 
-def footprint(config: ConfigDict, shape: ModelConfig, mesh: Mesh, sampler_mesh: Mesh, *, needs: frozenset[str]) -> Footprint:
+def footprint(
+  config: ConfigDict, shape: ModelConfig, mesh: Mesh, sampler_mesh: Mesh, objective: Objective, *, needs: frozenset[str]
+) -> Footprint:
   """Estimates what each device holds; allocates nothing, and the devices need not be there.
 
   Args:
@@ -78,6 +81,7 @@ def footprint(config: ConfigDict, shape: ModelConfig, mesh: Mesh, sampler_mesh: 
     shape: of the model.
     mesh: devices of the learner.
     sampler_mesh: devices of the sampler, which may be the same.
+    objective: what RL minimises.
     needs: see `needs.scores_needed`.
 
   Raises:
@@ -90,7 +94,7 @@ def footprint(config: ConfigDict, shape: ModelConfig, mesh: Mesh, sampler_mesh: 
   state = place_state(mesh, model, optimizer, trainable=trained)
   gradients = bytes_of(partition(state.params, trained)[0])
   warm_rows = config.warm_start.row_buckets if config.warm_start.num_steps else ()
-  rows, objective = max(*learner.row_buckets, *warm_rows, 0), programs.make_objective(config)
+  rows = max(*learner.row_buckets, *warm_rows, 0)
   batch = abstract_batch(mesh, rows, learner.row_tokens, routes=programs.replayed_routes(config, shape), shares=learner.share_prompts)
   batch = needed_by_step(batch, objective.needs, adaptive_kl=config.kl.target is not None)
 

@@ -15,7 +15,6 @@ from jaxrl_llm import mesh as mesh_lib
 from jaxrl_llm.experiment import build
 from jaxrl_llm.models.head import chunk_tokens
 from jaxrl_llm.needs import scores_needed
-from jaxrl_llm.programs import make_objective
 from jaxrl_llm.sampler.begin import num_rows
 
 NUM_SETTINGS = 3
@@ -93,7 +92,8 @@ def footprint(config: ConfigDict, vocab_size: int) -> memory.Footprint:
   """
   mesh, sampler_mesh = mesh_lib.make_meshes(**config.mesh)
   shape = policy.model_config(config, vocab_size=vocab_size)
-  return memory.footprint(config, shape, mesh, sampler_mesh, needs=scores_needed(config, make_objective(config)))
+  objective = policy.make_objective(config)
+  return memory.footprint(config, shape, mesh, sampler_mesh, objective, needs=scores_needed(config, objective))
 
 
 def advice(config: ConfigDict, vocab_size: int, *, program: str | None = None) -> list[str]:

@@ -1,4 +1,4 @@
-"""The policy that a config names: its shape, its tokenizer, and where its first weights come from."""
+"""The policy that a config names and what it learns: its shape, its tokenizer, where its first weights come from, its objective."""
 
 from collections.abc import Callable
 
@@ -6,10 +6,12 @@ import jax
 from jaxtyping import PRNGKeyArray, PyTree
 from ml_collections import ConfigDict
 
-from jaxrl_llm import weights
+from jaxrl_llm import objectives, weights
+from jaxrl_llm.config_fields import given
 from jaxrl_llm.models import Lora, Model, ModelConfig, load_params, preset, read_config
+from jaxrl_llm.objectives.corrected import corrected
 from jaxrl_llm.tasks.pretrained_tokenizer import load_tokenizer
-from jaxrl_llm.types import Params, Tokenizer
+from jaxrl_llm.types import Objective, Params, Tokenizer
 
 
 def model_config(config: ConfigDict, *, vocab_size: int | None = None) -> ModelConfig:
@@ -69,3 +71,8 @@ def first_params(config: ConfigDict, model: Model, shardings: PyTree) -> Callabl
     return jax.jit(model.init, out_shardings=shardings)
 
   return lambda key: load_params(weights.resolve(config.model.path), model, key=key)
+
+
+def make_objective(config: ConfigDict) -> Objective:
+  """The objective, with the corrections that the config asks for."""
+  return corrected(objectives.make(config.objective.name, **given(config.objective, "name")), **given(config.correction))

@@ -18,11 +18,10 @@ from ml_collections import ConfigDict
 from jaxrl_llm import mesh as mesh_lib
 from jaxrl_llm import objectives, routing
 from jaxrl_llm.compiling import compiled_for
-from jaxrl_llm.config_check import given
 from jaxrl_llm.models import Critic, Model, ModelConfig, RewardModel, make_critic, make_model, trainable
+from jaxrl_llm.models.params import partition
 from jaxrl_llm.needs import abstract_batch, needed_by_critic, needed_by_score, needed_by_step, needed_by_warm_start
 from jaxrl_llm.objectives.base import critic_objective
-from jaxrl_llm.objectives.corrected import corrected
 from jaxrl_llm.offload import check_offload
 from jaxrl_llm.route_programs import RoutePrograms, make_route_programs
 from jaxrl_llm.sampler import make_filter
@@ -34,7 +33,6 @@ from jaxrl_llm.train_step import (
   join_rows,
   make_optimizer,
   make_train_step,
-  partition,
   policy_outputs,
   split_rows,
 )
@@ -99,11 +97,6 @@ class Programs(NamedTuple):
   token_scores: Callable[[Params, TrainBatch], TokenScores]
   routes: RoutePrograms | None
   critic: CriticPrograms | None
-
-
-def make_objective(config: ConfigDict) -> Objective:
-  """The objective, with the corrections that the config asks for."""
-  return corrected(objectives.make(config.objective.name, **given(config.objective, "name")), **given(config.correction))
 
 
 def make_programs(config: ConfigDict, mesh: Mesh, shape: ModelConfig, objective: Objective, *, needs: frozenset[str]) -> Programs:

@@ -84,7 +84,8 @@ def start(config: ConfigDict, workdir: Path, *, command: str = "", log: Callable
   kept = {name: config.checkpoint[name] for name in ("keep", "keep_best", "keep_every_hours", "asynchronous")}
   checkpoints = checkpoint.open_checkpoints(workdir / "checkpoints", **kept)
   base = None if config.model.path is None else weights.fingerprint(weights.resolve(config.model.path))
-  predicted = memory.footprint(config, experiment.model.config, experiment.mesh, experiment.sampler_mesh, needs=experiment.needs).peak / 1e9
+  meshes = experiment.mesh, experiment.sampler_mesh
+  predicted = memory.footprint(config, experiment.model.config, *meshes, experiment.objective, needs=experiment.needs).peak / 1e9
   first = {"kl_coef": config.reward.kl_coef or kl_coef_in_loss(config), "base": base, "predicted_memory_gb": predicted}
   task = experiment.task
   sizes = {"prompts": num_prompts, "demonstrations": config.warm_start.batch_size}

@@ -5,7 +5,7 @@ from typing import Any
 from jaxtyping import PRNGKeyArray
 
 from jaxrl_llm.experiment import Experiment
-from jaxrl_llm.train_step import combine, partition
+from jaxrl_llm.models.params import combine, partition
 from jaxrl_llm.types import TrainState
 
 # Streams of randomness. A step folds its own number into its stream: nothing is carried, so a resumed run draws what an unbroken one does.

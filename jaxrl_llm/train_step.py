@@ -9,6 +9,7 @@ import optax
 from jaxtyping import Array, Float, PyTree
 
 from jaxrl_llm import routing
+from jaxrl_llm.models.params import combine, partition
 from jaxrl_llm.offload import is_on_host, offloaded
 from jaxrl_llm.segments import at_slots, previous_slots, reduce_metrics
 from jaxrl_llm.types import Forward, Metrics, Objective, Params, PolicyOutputs, TokenMetrics, TrainBatch, TrainState
@@ -123,24 +124,6 @@ def router_terms(outputs: PolicyOutputs, batch: TrainBatch, coefs: Mapping[str, 
   if outputs.live_routing is not None and batch.routing is not None:
     metrics["moe/replay_expert_change"] = routing.expert_change(outputs.live_routing, batch.routing)
   return total, jax.tree.map(jax.lax.stop_gradient, metrics)
-
-
-def partition(params: Params, trainable: PyTree | None) -> tuple[Params, Params]:
-  """The weights that are trained and those that are not, each with None in the place of the other's.
-
-  Args:
-    params: all weights.
-    trainable: the params tree with True where a weight is trained; None is everywhere.
-  """
-  if trainable is None:
-    return params, jax.tree.map(lambda _: None, params)
-  pick = lambda wanted: jax.tree.map(lambda is_trained, x: x if is_trained == wanted else None, trainable, params)
-  return pick(True), pick(False)
-
-
-def combine(trained: Params, frozen: Params) -> Params:
-  """What `partition` took apart, put together."""
-  return jax.tree.map(lambda a, b: b if a is None else a, trained, frozen, is_leaf=lambda x: x is None)
 
 
 def split_rows(tree: PyTree, num_pieces: int) -> PyTree:

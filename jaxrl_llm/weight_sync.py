@@ -15,7 +15,7 @@ from jaxtyping import Array, Float, PyTree, UInt32
 
 from jaxrl_llm.mesh import param_shardings, replicated, staging_mesh
 from jaxrl_llm.models import lower_precision
-from jaxrl_llm.train_step import combine, partition
+from jaxrl_llm.models.params import combine, partition
 from jaxrl_llm.types import Params
 
 

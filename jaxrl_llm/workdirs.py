@@ -1,10 +1,8 @@
 """The folder of a run: whose it is, and whether this run may go on in it."""
 
 import contextlib
-import hashlib
 import json
 import os
-import re
 import shutil
 import socket
 import time
@@ -13,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from jaxrl_llm import config_changes
-from jaxrl_llm.config_check import flatten
+from jaxrl_llm.config_fields import flatten
 
 try:
   import fcntl
@@ -223,14 +221,3 @@ def is_finished(workdir: Path) -> bool:
     return json.loads((workdir / "summary.json").read_text()).get("status") == "finished"
   except (OSError, ValueError, AttributeError):
     return False
-
-
-def suffix(overrides: Mapping[str, str]) -> str:
-  """The overrides as the end of a folder's name, so that runs of one config file with other settings do not meet.
-
-  Example:
-    >>> suffix({"seed": "1", "objective.name": "sapo"})
-    '-seed=1-objective.name=sapo'
-  """
-  text = "".join(f"-{path}={re.sub(r'[^A-Za-z0-9._-]', '_', value)}" for path, value in overrides.items())
-  return text if len(text) <= 80 else f"-{hashlib.sha256(text.encode()).hexdigest()[:12]}"

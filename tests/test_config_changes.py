@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from configs import common
-from jaxrl_llm import checkpoint, config_changes, config_check, experiment, hosts, main, platform
+from jaxrl_llm import checkpoint, config_changes, config_fields, experiment, hosts, main, platform
 from jaxrl_llm.checkpoint import manifest
 from jaxrl_llm.states import abstract_arrays
 from jaxrl_llm.tasks.pipeline import example_iterator
@@ -29,11 +29,11 @@ def in_the_checkout(monkeypatch):
 
 
 def fields(name="gspo", changes=None):
-  return json.loads(json.dumps(config_check.flatten(tiny_config(name, changes))))
+  return json.loads(json.dumps(config_fields.flatten(tiny_config(name, changes))))
 
 
 def test_the_table_names_fields_that_there_are():
-  known = set(config_check.flatten(common.base())) | {"model.tokenizer"}
+  known = set(config_fields.flatten(common.base())) | {"model.tokenizer"}
   for path in (*config_changes.FIXED, *config_changes.FREE):
     path = path.partition("=")[0]
     assert path in known or any(field.startswith(path) for field in known if path.endswith(".")), path

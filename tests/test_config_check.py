@@ -59,7 +59,7 @@ def test_every_range_refuses_what_is_outside(path):
 
 
 def test_every_field_is_checked_or_known_to_have_no_range():
-  fields = set(config_check.flatten(common.base()))
+  fields = set(config_fields.flatten(common.base()))
   judged = {field for field in fields if field.startswith(("objective.", "correction."))}  # By what they configure.
   ranged = set(config_fields.RANGES) | set(config_fields.OPTIONAL)
   assert ranged <= fields and fields - ranged == judged | set(config_fields.UNRANGED)
@@ -109,7 +109,7 @@ def test_every_field_without_a_range_has_the_kind_that_it_is_checked_for():
 def test_no_field_is_a_bare_none():
   """ml_collections can give a type to None only through a placeholder; a bare one could not be set from the command line."""
   config = common.base()
-  for path in config_check.flatten(config):
+  for path in config_fields.flatten(config):
     assert config_check.type_in_words(config, path) != "NoneType", path
 
 
@@ -208,4 +208,4 @@ def test_unknown_fields(path, hint):
 
 def test_known_fields_are_fine():
   config = common.base()
-  assert config_check.unknown_fields(config_check.flatten(config), config) == []
+  assert config_check.unknown_fields(config_fields.flatten(config), config) == []

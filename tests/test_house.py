@@ -25,10 +25,13 @@ LAYERS = (
   ),
   (
     "alarms", "objectives", "advantages", "environments", "evaluation", "packing", "tasks", "models", "sampler", "checkpoint", "ledger",
-    "metrics", "platform", "profiling", "progress", "train_step", "watchdog",
+    "metrics", "platform", "profiling", "progress", "watchdog",
   ),
-  ("credit", "grading", "nonfinite", "partial_rollouts", "phases", "policy", "report", "reward_models", "token_scores", "weight_sync"),
-  ("comparison", "config_fields", "config_refusals", "needs", "reward_terms"),
+  (
+    "config_fields", "credit", "grading", "nonfinite", "partial_rollouts", "phases", "report", "reward_models", "train_step",
+    "weight_sync",
+  ),
+  ("comparison", "config_refusals", "needs", "policy", "reward_terms", "token_scores"),
   ("config_check", "config_changes", "route_programs"),
   ("programs", "rollout", "sampling", "workdirs"),
   ("assessment", "conversations", "held_out", "memory"),
@@ -45,7 +48,8 @@ RANKS = {room: rank for rank, rooms in enumerate(LAYERS) for room in rooms}
 
 # The only ones that see a ConfigDict.
 CONFIG_ROOMS = (
-  "bookkeeping", "command_line", "config_check", "config_refusals", "dry_run", "evaluate", "experiment", "export", "main", "memory",
+  "bookkeeping", "command_line", "config_check", "config_fields", "config_refusals", "dry_run", "evaluate", "experiment", "export", "main",
+  "memory",
   "needs", "out_of_memory", "pipelining", "policy", "preferences", "programs", "reward_terms", "route_programs", "run", "sampling",
   "scores", "train",
 )  # fmt: skip

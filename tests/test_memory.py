@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from jax.sharding import AxisType, Mesh
 
-from jaxrl_llm import hosts, main, memory, out_of_memory, platform, programs, run
+from jaxrl_llm import hosts, main, memory, out_of_memory, platform, policy, programs, run
 from jaxrl_llm import mesh as mesh_lib
 from jaxrl_llm.models import ModelConfig, preset
 from jaxrl_llm.needs import scores_needed
@@ -31,10 +31,10 @@ def program_of(name: str, shape: ModelConfig, mesh: Mesh, overrides: dict | None
   """A program before it is compiled, and the estimate."""
   sizes = {"learner.row_tokens": 256, "learner.row_buckets": (16,), "learner.updates_per_rollout": 1, "warm_start.row_buckets": (16,)}
   config = tiny_config("gspo", sizes | (overrides or {}))
-  objective = programs.make_objective(config)
+  objective = policy.make_objective(config)
   needs = scores_needed(config, objective)
   made = getattr(programs.make_programs(config, mesh, shape, objective, needs=needs), name)
-  return made.jitted.trace(*made.signatures[0]), memory.footprint(config, shape, mesh, mesh, needs=needs)
+  return made.jitted.trace(*made.signatures[0]), memory.footprint(config, shape, mesh, mesh, objective, needs=needs)
 
 
 CASES = {
@@ -83,7 +83,8 @@ def test_kept_bytes_are_those_of_the_policy():
 def test_a_mesh_divides_what_it_splits():
   config = tiny_config("ppo")
   whole, split = (
-    memory.footprint(config, MEDIUM, mesh, mesh, needs=frozenset({"values"})) for mesh in (mesh_of(), mesh_of(fsdp=2, tensor=2, context=2))
+    memory.footprint(config, MEDIUM, mesh, mesh, policy.make_objective(config), needs=frozenset({"values"}))
+    for mesh in (mesh_of(), mesh_of(fsdp=2, tensor=2, context=2))
   )
   for kind in ("weights", "optimizer moments", "critic and its moments"):
     assert split.held[kind] == pytest.approx(whole.held[kind] / 4, rel=0.01)

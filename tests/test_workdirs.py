@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from jaxrl_llm import workdirs
+from jaxrl_llm import command_line, workdirs
 
 CONFIG = {"seed": 0, "learner": {"row_buckets": (8, 16), "b1": 0.9}, "objective": {"clip_low": None}}
 
@@ -80,7 +80,7 @@ def test_is_finished(tmp_path, text, finished):
 
 def test_suffixes_are_names_of_one_folder_and_differ():
   texts = [{}, {"seed": "1"}, {"seed": "2"}, {"task.data_dir": "/a/b"}, {"a": "x" * 100}, {"a": "x" * 101}]
-  suffixes = [workdirs.suffix(text) for text in texts]
+  suffixes = [command_line.suffix(text) for text in texts]
   assert len(set(suffixes)) == len(texts)
   assert all("/" not in suffix and " " not in suffix and len(suffix) <= 80 for suffix in suffixes)
 

@@ -14,7 +14,8 @@ from jaxrl_llm.config_check import row_problems
 from jaxrl_llm.models import ModelConfig
 from jaxrl_llm.models.head import chunk_tokens
 from jaxrl_llm.needs import scores_needed
-from jaxrl_llm.programs import Programs, make_objective, make_programs
+from jaxrl_llm.policy import make_objective
+from jaxrl_llm.programs import Programs, make_programs
 
 _VOCABULARY = 264  # Of a tokenizer, for presets that have none of their own.
 

@@ -24,7 +24,7 @@ from jaxrl_llm.config_check import row_problems
 from jaxrl_llm.memory import footprint
 from jaxrl_llm.models import ModelConfig
 from jaxrl_llm.needs import scores_needed
-from jaxrl_llm.programs import make_objective
+from jaxrl_llm.policy import make_objective
 
 COMPILED = 4
 """How many settings of a slice the compiler plans."""
@@ -193,8 +193,9 @@ def shapes(model: ModelConfig, chips: int) -> Iterator[dict[str, int]]:
 def estimate(config: ConfigDict, model: ModelConfig, topology: Topology) -> Candidate:
   """Memory by `jaxrl_llm.memory`; time from operations, and from the weights and tokens that travel in every layer."""
   mesh, sampler_mesh = mesh_lib.make_meshes(**config.mesh, devices=topology.devices)
-  needs = scores_needed(config, make_objective(config))
-  found = footprint(config, model, mesh, sampler_mesh, needs=needs)
+  objective = make_objective(config)
+  needs = scores_needed(config, objective)
+  found = footprint(config, model, mesh, sampler_mesh, objective, needs=needs)
   memory = sum(found.held.values()) + sum(found.programs["update"].values())
   rows, micro = max(config.learner.row_buckets), config.learner.micro_batches
   work = costs.rows_pass(config, model, mesh, rows=rows, backward=True)

@@ -10,7 +10,7 @@ from ml_collections import ConfigDict
 
 from jaxrl_llm import held_out, hosts, ledger, platform
 from jaxrl_llm.command_line import UsageError
-from jaxrl_llm.config_check import flatten
+from jaxrl_llm.config_fields import flatten
 from jaxrl_llm.evaluate.request import Request
 from jaxrl_llm.evaluate.restored import restore
 from jaxrl_llm.evaluation import MetricName, answer_reader, parse_metric, table, to_json, write_samples

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from absl import flags
 from ml_collections import ConfigDict
 
-from jaxrl_llm import command_line, config_check, workdirs
+from jaxrl_llm import command_line, config_check, config_fields, workdirs
 from jaxrl_llm.command_line import UsageError
 from jaxrl_llm.config_fields import OPTIONAL, RANGES, UNRANGED
 from jaxrl_llm.evaluate import source as source_lib
@@ -102,7 +102,7 @@ def _config(path: str, overrides: dict[str, list[str]], source: Source) -> Confi
 
 def _missing(config: ConfigDict) -> str:
   """Fields that a config lacks, in words."""
-  there = config_check.flatten(config)
+  there = config_fields.flatten(config)
   missing = [field for field in (*RANGES, *OPTIONAL, *UNRANGED) if field not in there]
   return ", ".join(missing[:3]) + (f" and {len(missing) - 3} more fields" if len(missing) > 3 else "")
 

@@ -10,8 +10,8 @@ from ml_collections import ConfigDict
 from jaxrl_llm import checkpoint, policy
 from jaxrl_llm.evaluate.source import Source
 from jaxrl_llm.experiment import Experiment
+from jaxrl_llm.models.params import combine, partition
 from jaxrl_llm.states import INIT
-from jaxrl_llm.train_step import combine, partition
 from jaxrl_llm.types import Params
 
 

@@ -13,7 +13,7 @@ from ml_collections import ConfigDict, config_dict
 
 from jaxrl_llm import checkpoint
 from jaxrl_llm.command_line import UsageError
-from jaxrl_llm.config_check import flatten
+from jaxrl_llm.config_fields import flatten
 
 _EXPECTED = "expected the workdir of a run, WORKDIR@STEP, a folder in Hugging Face's format or a .gguf file"
 _SHAPE = ("preset", "path", "lora_rank", "lora_alpha", "lora_targets")  # Of `config.model`: what the weights of a checkpoint depend on.

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from ml_collections import ConfigDict
 
 from jaxrl_llm import weights
-from jaxrl_llm.config_check import flatten, of_wrong_type, other_fields, outside
-from jaxrl_llm.config_fields import ABOVE_ZERO, COUNT, NOT_NEGATIVE, OPTIONAL, RANGES, Check, kind
+from jaxrl_llm.config_check import of_wrong_type, other_fields, outside
+from jaxrl_llm.config_fields import ABOVE_ZERO, COUNT, NOT_NEGATIVE, OPTIONAL, RANGES, Check, flatten, kind
 from jaxrl_llm.models import ModelConfig, preset, read_config, read_reward_config
 from jaxrl_llm.models.attention import check_backend
 from jaxrl_llm.models.remat import check_policy

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from jaxrl_llm.rewards.scoring import WeightedReward, check_terms, number_of, oneline
+from jaxrl_llm.rewards.scoring import Outcome, WeightedReward, check_terms, number_of, oneline
 
 if TYPE_CHECKING:  # `types` imports jax, which whoever only scores need not load.
   from jaxrl_llm.types import Completion
@@ -24,20 +24,6 @@ CAUSES = {
   "flooded": "it wrote more output than it may",
 }
 """Why a reward may fail; who runs rewards in other processes may add causes of their own, words in lower case."""
-
-
-class Outcome(NamedTuple):
-  """What came of one call of one reward function.
-
-  Attributes:
-    value: the reward; None where it failed, which is never a reward of 0.
-    cause: None where it did not fail, else why: a key of `CAUSES`.
-    detail: of the failure, in one line; for a log.
-  """
-
-  value: float | None
-  cause: str | None = None
-  detail: str = ""
 
 
 class Graded(NamedTuple):

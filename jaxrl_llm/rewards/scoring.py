@@ -11,11 +11,24 @@ import numpy as np
 from jaxrl_llm.rewards.spec import RewardSpec
 
 if TYPE_CHECKING:  # `types` imports jax, which whoever only scores need not load.
-  from jaxrl_llm.rewards.outcome import Outcome
   from jaxrl_llm.types import Completion, RewardFn
 
 _short = reprlib.Repr()
 _short.maxstring = _short.maxother = 80
+
+
+class Outcome(NamedTuple):
+  """What came of one call of one reward function.
+
+  Attributes:
+    value: the reward; None where it failed, which is never a reward of 0.
+    cause: None where it did not fail, else why: a key of `CAUSES`.
+    detail: of the failure, in one line; for a log.
+  """
+
+  value: float | None
+  cause: str | None = None
+  detail: str = ""
 
 
 class WeightedReward(NamedTuple):

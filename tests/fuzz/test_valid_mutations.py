@@ -8,7 +8,7 @@ import traceback
 
 import pytest
 
-from jaxrl_llm import config_check, hosts, main, platform
+from jaxrl_llm import config_fields, hosts, main, platform
 from tests.fuzz import mutations
 from tests.runs import ROOT, flags, quick
 
@@ -33,7 +33,7 @@ def in_the_checkout(monkeypatch):
 def valid(name: str, count: int, base: tuple[str, ...] = (), numbers: tuple[str, ...] = NUMBERS):
   """Arguments of mutations of a config that no check refuses, the same ones every time."""
   draw, config = random.Random(name), mutations.load(name)
-  paths = sorted(config_check.flatten(config))
+  paths = sorted(config_fields.flatten(config))
 
   def drawn():
     while True:
@@ -41,7 +41,7 @@ def valid(name: str, count: int, base: tuple[str, ...] = (), numbers: tuple[str,
       before = [arg.removeprefix("--config.").partition("=")[::2] for arg in base]
       before = [mutations.Edit("set", path, text) for path, text in before if path not in [edit.path for edit in edits]]
       changed, lines = mutations.refusal_on_the_command_line(config, [*before, *edits])
-      if changed is not None and not lines and config_check.flatten(changed) != config_check.flatten(config):
+      if changed is not None and not lines and config_fields.flatten(changed) != config_fields.flatten(config):
         yield mutations.on_the_command_line(config, [*before, *edits])
 
   with contextlib.redirect_stdout(io.StringIO()):

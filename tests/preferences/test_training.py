@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from jaxrl_llm import checkpoint, hosts, main, platform
-from jaxrl_llm.config_check import flatten
+from jaxrl_llm.config_fields import flatten
 from jaxrl_llm.models import load_reward_params, make_model, make_reward_model, preset, read_reward_config, save_hf
 from jaxrl_llm.preferences import check, training
 from jaxrl_llm.reward_models import load_reward_tokenizer
