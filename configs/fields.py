@@ -48,7 +48,7 @@ def base() -> ConfigDict:
   config.objective.max_tokens = config_dict.placeholder(int)
 
   config.advantage = ConfigDict()
-  config.advantage.estimator = "group"  # A key of `credit.ESTIMATORS`; the next fields are settings of some of them.
+  config.advantage.estimator = "group"  # A key of `advantages.estimators.ESTIMATORS`; the next fields are settings of some of them.
   config.advantage.normalize_std = config_dict.placeholder(bool)  # Divide by the group's standard deviation; False is Dr. GRPO's.
   config.advantage.pass_k = config_dict.placeholder(int)
   config.advantage.gamma = config_dict.placeholder(float)

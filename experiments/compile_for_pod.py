@@ -24,8 +24,8 @@ from pathlib import Path
 from typing import Any
 
 from experiments.pod import topology as topologies
-from jaxrl_llm import command_line, config_check
-from jaxrl_llm.command_line import UsageError
+from jaxrl_llm.config import check, command_line
+from jaxrl_llm.config.command_line import UsageError
 
 DOES_NOT_FIT = 1
 USAGE_ERROR = 2
@@ -80,7 +80,7 @@ def parse(argv: Sequence[str]) -> tuple[Any, dict[str, Any]]:
   if flags["slices"] > 1 and config.mesh.data == 1 and "mesh.data" not in overrides:
     config.mesh.data = flags["slices"]
     print(f"config.mesh.data = {flags['slices']}: the axis that crosses slices")
-  if problems := config_check.problems(config):
+  if problems := check.problems(config):
     raise UsageError("\n".join(problems))
   return config, flags
 

@@ -9,11 +9,12 @@ from typing import Any
 import jax
 from ml_collections import ConfigDict
 
-from jaxrl_llm import checkpoint, weights
-from jaxrl_llm.config_check import problems
-from jaxrl_llm.experiment import build
+from jaxrl_llm.config.check import problems
 from jaxrl_llm.models import DTYPES, save_hf
-from jaxrl_llm.states import INIT, abstract_arrays, whole_state
+from jaxrl_llm.pretrained import where
+from jaxrl_llm.run.experiment import build
+from jaxrl_llm.run.saved_state import INIT, abstract_arrays, whole_state
+from jaxrl_llm.workdir import checkpoint
 
 
 def export(workdir: Path, folder: Path, *, dtype: str | None = None) -> int:
@@ -42,7 +43,7 @@ def export(workdir: Path, folder: Path, *, dtype: str | None = None) -> int:
   if restored is None:
     raise ValueError(f"{workdir / 'checkpoints'}: found no checkpoint, expected one; the run has not saved any yet")
   state = whole_state(experiment, restored[0]["state"], jax.random.fold_in(jax.random.key(config.seed), INIT))
-  source = None if config.model.path is None else weights.resolve(config.model.path)
+  source = None if config.model.path is None else where.resolve(config.model.path)
   save_hf(folder, experiment.model, state.params, dtype=dtype, tokenizer_from=source if source and source.is_dir() else None)
   return restored[1]["warm_steps"] + restored[1]["rl_steps"]
 

@@ -18,8 +18,9 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
-from jaxrl_llm import attempts, config_changes, config_check, config_fields, workdirs
-from jaxrl_llm.command_line import UsageError, parse
+from jaxrl_llm.config import changes, check, fields
+from jaxrl_llm.config.command_line import UsageError, parse
+from jaxrl_llm.workdir import claim, logs
 
 USAGE_ERROR = 2
 PREEMPTED = 42  # What launchers of pods take for "start it again".
@@ -44,13 +45,13 @@ def main(argv: Sequence[str]) -> int:
       return dry_run(config)
     if found := problems(config):
       raise UsageError("\n".join(found))
-    workdirs.check(workdir, config.to_dict(), allow_changes=allow_changes)
-    if workdirs.is_finished(workdir) and not workdirs.changes(workdir, config.to_dict()):
+    claim.check(workdir, config.to_dict(), allow_changes=allow_changes)
+    if claim.is_finished(workdir) and not claim.changes(workdir, config.to_dict()):
       print(f"{workdir} holds a finished run; see {workdir / 'report.html'}, or give another --workdir to run again")
       return 0
     command = shlex.join(["python", "-m", "jaxrl_llm.main", *argv[1:]])
     return train_in(config, workdir, command=command, allow_changes=allow_changes)
-  except (UsageError, workdirs.WorkdirError) as error:
+  except (UsageError, claim.WorkdirError) as error:
     for line in str(error).splitlines():
       print(f"error: {line}", file=sys.stderr)
     return USAGE_ERROR
@@ -64,30 +65,32 @@ def is_reward_model(config: ConfigDict) -> bool:
 def problems(config: ConfigDict) -> list[str]:
   """Every problem of a config, a line each; a line once, though a list names the same mistake twice."""
   if is_reward_model(config):
-    from jaxrl_llm.preferences import check as checks
+    from jaxrl_llm.run.reward_model import check as checks
   else:
-    checks = config_check
-  return list(dict.fromkeys(config_check.shortened(line) for line in checks.problems(config)))
+    checks = check
+  return list(dict.fromkeys(check.shortened(line) for line in checks.problems(config)))
 
 
 def train_in(config: ConfigDict, workdir: Path, *, command: str, allow_changes: bool = False) -> int:
   """Starts JAX and trains, with the other processes of the run where there are any."""
-  from jaxrl_llm import faults, hosts, platform, stopping, train  # Only now: bad input is refused before JAX is even imported.
-  from jaxrl_llm.checkpoint import SaveFailedError
-  from jaxrl_llm.held_out import NoRewardError
-  from jaxrl_llm.out_of_memory import OutOfMemoryError, explained
-  from jaxrl_llm.preferences import training
-  from jaxrl_llm.weight_sync import WeightSyncError
+  from jaxrl_llm import train  # Only now: bad input is refused before JAX is even imported.
+  from jaxrl_llm.devices import compilation_cache, hosts
+  from jaxrl_llm.evaluation.held_out import NoRewardError
+  from jaxrl_llm.rollouts.weight_sync import WeightSyncError
+  from jaxrl_llm.run import faults, stopping
+  from jaxrl_llm.run.out_of_memory import OutOfMemoryError, explained
+  from jaxrl_llm.run.reward_model import training
+  from jaxrl_llm.workdir.checkpoint import SaveFailedError
 
-  platform.cache_compilations()
+  compilation_cache.cache_compilations()
   try:
     hosts.start()
     faults.from_environment()
   except ValueError as error:
     raise UsageError(str(error)) from error
   with contextlib.ExitStack() as ending:  # Of the lock and the log, when this process has said its last word.
-    ending.callback(workdirs.unlock, workdir)
-    plain = {UsageError: USAGE_ERROR, workdirs.WorkdirError: USAGE_ERROR, OutOfMemoryError: 1, KeyboardInterrupt: INTERRUPTED}
+    ending.callback(claim.unlock, workdir)
+    plain = {UsageError: USAGE_ERROR, claim.WorkdirError: USAGE_ERROR, OutOfMemoryError: 1, KeyboardInterrupt: INTERRUPTED}
     job, explaining = (training, contextlib.nullcontext()) if is_reward_model(config) else (train, explained(config))
     try:
       with hosts.together(plain), explaining:
@@ -113,9 +116,9 @@ def train_in(config: ConfigDict, workdir: Path, *, command: str, allow_changes: 
   return 0
 
 
-def tell(error: Exception, log: attempts.Log) -> None:
+def tell(error: Exception, log: logs.Log) -> None:
   """Says why a run has stopped itself: process 0 for all, each in its log."""
-  from jaxrl_llm import hosts
+  from jaxrl_llm.devices import hosts
 
   if hosts.is_main():
     print(f"error: {error}", file=sys.stderr)
@@ -141,47 +144,47 @@ def begin(
 
   Raises:
     UsageError: processes with different settings, or what `start` refuses.
-    WorkdirError: see `workdirs.claim` and `workdirs.lock`.
+    WorkdirError: see `claim.claim` and `claim.lock`.
   """
   import jax
 
-  from jaxrl_llm import hosts
+  from jaxrl_llm.devices import hosts
 
   is_new, kept = False, None
   try:
-    hosts.agree(config_fields.flatten(config) | {"--workdir": str(workdir.absolute())})
-    is_new = hosts.on_main(lambda: workdirs.claim(workdir, config.to_dict(), allow_changes=allow_changes))
-    hosts.on_main(lambda: workdirs.lock(workdir))
-    workdirs.expect(workdir)
-    attempt = hosts.on_main(lambda: attempts.number(workdir / "logs"))
-    log = ending.enter_context(attempts.logged(workdir / "logs", attempt, process=jax.process_index(), command=command))
-    other = hosts.on_main(lambda: config_changes.check_devices(workdir, jax.device_count(), allowed=allow_changes))
-    differing = hosts.on_main(lambda: [f"config.{x}: {a!r} -> {b!r}" for x, (a, b) in workdirs.changes(workdir, config.to_dict()).items()])
+    hosts.agree(fields.flatten(config) | {"--workdir": str(workdir.absolute())})
+    is_new = hosts.on_main(lambda: claim.claim(workdir, config.to_dict(), allow_changes=allow_changes))
+    hosts.on_main(lambda: claim.lock(workdir))
+    claim.expect(workdir)
+    attempt = hosts.on_main(lambda: logs.number(workdir / "logs"))
+    log = ending.enter_context(logs.logged(workdir / "logs", attempt, process=jax.process_index(), command=command))
+    other = hosts.on_main(lambda: changes.check_devices(workdir, jax.device_count(), allowed=allow_changes))
+    differing = hosts.on_main(lambda: [f"config.{x}: {a!r} -> {b!r}" for x, (a, b) in claim.changes(workdir, config.to_dict()).items()])
     for line in (*differing, *filter(None, [other])):
       if hosts.is_main():
         print(line)
       log.write(line)
-    kept = hosts.on_main(lambda: workdirs.change(workdir, config.to_dict(), attempt=attempt))
+    kept = hosts.on_main(lambda: claim.change(workdir, config.to_dict(), attempt=attempt))
     return start(config, workdir, command=command, log=log.write), log
   except ValueError as error:
     if is_new and hosts.is_main():  # Or the corrected command would be refused: the folder would hold a run with another config.
-      workdirs.release(workdir)
+      claim.release(workdir)
     elif kept is not None and hosts.is_main():
-      workdirs.change_back(workdir, kept)
+      claim.change_back(workdir, kept)
     raise UsageError(str(error)) from error
 
 
 def dry_run(config: ConfigDict) -> int:
   """Prints what a run would be, and all that is wrong with it."""
-  for path, value in config_fields.flatten(config).items():
+  for path, value in fields.flatten(config).items():
     print(f"config.{path} = {value!r}")
   found = problems(config)
   if not found:
-    from jaxrl_llm import hosts
-    from jaxrl_llm.dry_run import describe
+    from jaxrl_llm.devices import hosts
+    from jaxrl_llm.run.dry_run import describe
 
     if is_reward_model(config):
-      from jaxrl_llm.preferences.training import describe
+      from jaxrl_llm.run.reward_model.training import describe
 
     try:
       hosts.start()

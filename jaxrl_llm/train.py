@@ -8,8 +8,13 @@ import jax
 import numpy as np
 from ml_collections import ConfigDict
 
-from jaxrl_llm import assessment, hosts, ledger, packing, pipelining, trajectories
-from jaxrl_llm.bookkeeping import (
+from jaxrl_llm.devices import hosts
+from jaxrl_llm.devices.mesh import place_tokens
+from jaxrl_llm.learner import packing
+from jaxrl_llm.learner.needs import needed_by_warm_start
+from jaxrl_llm.rollouts import batch as batch_lib
+from jaxrl_llm.rollouts import pipelining, trajectories
+from jaxrl_llm.run.bookkeeping import (
   is_due,
   save,
   show_samples,
@@ -20,14 +25,13 @@ from jaxrl_llm.bookkeeping import (
   watch,
   write_report,
 )
-from jaxrl_llm.drawing import assess, evaluate, launch, move_weights, refill, wait
-from jaxrl_llm.learning import adapt_kl, add_credit, arrange, leave_out, scores, token_scores, update
-from jaxrl_llm.mesh import place_tokens
-from jaxrl_llm.needs import needed_by_warm_start
-from jaxrl_llm.run import Run, copy, start
-from jaxrl_llm.states import CRITIC
-from jaxrl_llm.stopping import position, preempted, stop_if_not_finite, stop_if_preempted
+from jaxrl_llm.run.learn import adapt_kl, add_credit, arrange, leave_out, scores, token_scores, update
+from jaxrl_llm.run.sample import assess, evaluate, launch, move_weights, refill, wait
+from jaxrl_llm.run.saved_state import CRITIC
+from jaxrl_llm.run.start import Run, copy, start
+from jaxrl_llm.run.stopping import position, preempted, stop_if_not_finite, stop_if_preempted
 from jaxrl_llm.tasks.pipeline import encode_demonstrations
+from jaxrl_llm.workdir import summary as summary_lib
 
 
 def run(config: ConfigDict, workdir: Path, *, command: str = "") -> dict[str, Any]:
@@ -66,7 +70,7 @@ def warm_start(this: Run) -> None:
     sequences = [packing.demonstration(*x) for x in shown]
     batch = packing.pack(sequences, arrange(this, sequences, row_buckets=config.row_buckets, share_prompts=False))
     this.state, metrics = experiment.warm_step(this.state, place_tokens(experiment.mesh, needed_by_warm_start(batch)))
-    metrics = ledger.to_floats(metrics)
+    metrics = summary_lib.to_floats(metrics)
     tokens = int(np.count_nonzero(batch.segments))
     this.phases.begin("other")
     timing = this.phases.timing
@@ -144,13 +148,13 @@ def reinforce(this: Run) -> None:
     placed = [x._replace(advantages=this.phases.poison("update", x.advantages)) for x in placed]
     updates = [update(this, minibatch, step) for minibatch in placed]
     # One wait, for all updates of the step.
-    updates = [ledger.to_floats(metrics | routes) for metrics, routes in zip(updates, route_metrics, strict=True)]
+    updates = [summary_lib.to_floats(metrics | routes) for metrics, routes in zip(updates, route_metrics, strict=True)]
 
     this.phases.begin("other")
-    row = ledger.combine(updates) | assessment.metrics(batch) | draw_metrics | refill_metrics | credit_metrics | this.phases.timing
+    row = summary_lib.combine(updates) | batch_lib.metrics(batch) | draw_metrics | refill_metrics | credit_metrics | this.phases.timing
     adapt_kl(this, row)
     tokens = sum(len(sequence.tokens) for minibatch in minibatches for sequence in minibatch)
-    row |= ledger.step_performance(row, tokens) | {
+    row |= summary_lib.step_performance(row, tokens) | {
       "rollout/staleness": step - current.version,
       "perf/packing_waste": packing.packing_waste(packed),
       "perf/prompts_saved": packing.prompts_saved([x for minibatch in minibatches for x in minibatch], packed),

@@ -18,7 +18,7 @@ from jax.experimental.compilation_cache import compilation_cache
 from ml_collections import ConfigDict
 
 from jaxrl_llm import tasks, train
-from jaxrl_llm.metrics import read_rows
+from jaxrl_llm.workdir.metrics import read_rows
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 

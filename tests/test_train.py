@@ -7,8 +7,8 @@ import jax
 import numpy as np
 import pytest
 
-from jaxrl_llm import packing
-from jaxrl_llm.metrics import MetricWriter
+from jaxrl_llm.learner import packing
+from jaxrl_llm.workdir.metrics import MetricWriter
 from tests import runs
 from tests.runs import VARIED, column, rows, run_here, tiny_config
 

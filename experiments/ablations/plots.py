@@ -1,6 +1,6 @@
-"""The figures of the ablations look like all others of the project: see `jaxrl_llm.figures`."""
+"""The figures of the ablations look like all others of the project: see `jaxrl_llm.report.figures`."""
 
-from jaxrl_llm.figures import BLACK, BLUE, FULL_WIDTH, GREEN, GREY, ORANGE, PINK, SKY, YELLOW, letter, new_figure, save, two_sided
+from jaxrl_llm.report.figures import BLACK, BLUE, FULL_WIDTH, GREEN, GREY, ORANGE, PINK, SKY, YELLOW, letter, new_figure, save, two_sided
 
 PAPER_WIDTH = FULL_WIDTH
 

@@ -14,7 +14,7 @@ import jax
 from experiments.benchmarks import train_step
 from experiments.benchmarks.engines.train_job import TrainJob, add_flags, job_from, read_batch
 from experiments.benchmarks.reporting import between, spread, write_json
-from jaxrl_llm import packing
+from jaxrl_llm.learner import packing
 
 FIRST = "shared"
 

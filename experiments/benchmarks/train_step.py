@@ -24,14 +24,15 @@ from experiments.benchmarks import roofline
 from experiments.benchmarks.engines import worker
 from experiments.benchmarks.engines.train_job import Batch, TrainJob, add_flags, job_from, read_batch
 from experiments.benchmarks.reporting import between, lines, megabytes, peak_memory, spread, write_json
-from jaxrl_llm import objectives, packing
-from jaxrl_llm.compiling import give_back_memory
+from jaxrl_llm import objectives
+from jaxrl_llm.devices.compiling import give_back_memory
+from jaxrl_llm.learner import packing
+from jaxrl_llm.learner.packing import Layout, Trajectory
+from jaxrl_llm.learner.train_step import init_state, make_optimizer, make_train_step, policy_outputs
 from jaxrl_llm.models import Model, ModelConfig, load, read_config
 from jaxrl_llm.models.remat import check_policy
 from jaxrl_llm.objectives.settings import did_you_mean
-from jaxrl_llm.packing import Layout, Trajectory
 from jaxrl_llm.sampler import make_filter
-from jaxrl_llm.train_step import init_state, make_optimizer, make_train_step, policy_outputs
 from jaxrl_llm.types import Metrics, Objective, Params, TrainBatch, TrainState
 
 FURTHER_OPTIMIZERS = {"adafactor": optax.adafactor, "lion": optax.lion, "sgd": optax.sgd}

@@ -24,9 +24,9 @@ from experiments.claims.running_sums import (
 )
 from jaxrl_llm import objectives
 from jaxrl_llm.advantages import group_advantages, leave_one_out_advantages, whiten
+from jaxrl_llm.learner.train_step import init_state, make_optimizer, make_train_step, policy_outputs
 from jaxrl_llm.models import Experts, ModelConfig, lower_precision, make_model, preset
 from jaxrl_llm.sampler import make_filter, make_sampler
-from jaxrl_llm.train_step import init_state, make_optimizer, make_train_step, policy_outputs
 from jaxrl_llm.types import Metrics, Objective, Params, PolicyOutputs, Rollouts, TrainBatch, TrainState
 
 WARM_CHECK = 50  # Steps of imitation between two looks at how good it is.

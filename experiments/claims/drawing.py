@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from jaxrl_llm.figures import BLACK, line_style
+from jaxrl_llm.report.figures import BLACK, line_style
 
 
 def title(axes: Any, letter: str, text: str) -> None:

@@ -5,7 +5,7 @@ import pathlib
 from collections.abc import Callable, Mapping, Sequence
 
 from experiments.results import from_json
-from jaxrl_llm import platform
+from jaxrl_llm.devices import compilation_cache
 
 
 def run(
@@ -47,7 +47,7 @@ def run(
     args.folder.mkdir(parents=True, exist_ok=True)
     if fresh and args.fresh:
       path.unlink(missing_ok=True)
-    platform.cache_compilations()
+    compilation_cache.cache_compilations()
     measure(args.folder, args.smoke)
   if not path.exists():
     raise SystemExit(f"error: {path}: found no such file, expected the results of a run: leave --plot_only out once")

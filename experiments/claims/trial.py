@@ -9,7 +9,7 @@ import numpy as np
 
 from experiments.claims.bed import Arm, Bed, Sizes, draw, make_bed, warm_params
 from experiments.claims.running_sums import problems
-from jaxrl_llm import routing
+from jaxrl_llm.models import routing
 from jaxrl_llm.types import Params, TrainBatch
 
 

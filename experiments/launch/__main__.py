@@ -30,7 +30,8 @@ from typing import Any, NamedTuple
 from experiments.launch import local, rows, running, searching, trial
 from experiments.launch.rows import SweepError
 from experiments.launch.trial import Sweep, Trial
-from jaxrl_llm import command_line, workdirs
+from jaxrl_llm.config import command_line
+from jaxrl_llm.workdir import claim
 
 TARGETS = {
   "local": "experiments.launch.local",
@@ -85,7 +86,7 @@ def main(argv: Sequence[str] | None = None) -> int:
       print(usage(args))
       return 0
     return launch(parse(args))
-  except (SweepError, ImportError, OSError, command_line.UsageError, workdirs.WorkdirError) as error:
+  except (SweepError, ImportError, OSError, command_line.UsageError, claim.WorkdirError) as error:
     for line in str(error).splitlines():
       print(f"error: {line}", file=sys.stderr)
     return 2

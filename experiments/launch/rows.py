@@ -13,7 +13,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from experiments.launch import hyper
-from jaxrl_llm import command_line, config_fields, main
+from jaxrl_llm import main
+from jaxrl_llm.config import command_line
+from jaxrl_llm.config import fields as fields_lib
 
 ID_LENGTH = 8
 
@@ -187,7 +189,7 @@ def check_rows(config_path: str, base: Mapping[str, Sequence[str]], rows: Sequen
     try:
       with contextlib.redirect_stdout(io.StringIO()):  # What another objective drops is said by the trial.
         config = command_line.override(command_line.load(config_path), overrides_of(base, row))
-      configs[row.id] = config_fields.flatten(config)
+      configs[row.id] = fields_lib.flatten(config)
       found = [*_lost(configs[row.id], row), *main.problems(config)]
     except command_line.UsageError as error:
       found = str(error).splitlines()

@@ -8,7 +8,7 @@ from typing import Any
 from experiments.launch import local, rows, status, table
 from experiments.launch.status import FAILED, FINISHED, STOPPED, WAITING, Status
 from experiments.launch.trial import Trial
-from jaxrl_llm import comparison
+from jaxrl_llm.report import comparison
 
 
 def run(request: Any, trials: Sequence[Trial]) -> int:

@@ -22,7 +22,8 @@ from experiments.launch import hyper, local, rows, running, trial
 from experiments.launch.rows import Row, SweepError
 from experiments.launch.status import FAILED, FINISHED, STOPPED, WAITING, Status
 from experiments.launch.trial import Trial
-from jaxrl_llm import command_line, workdirs
+from jaxrl_llm.config import command_line
+from jaxrl_llm.workdir import claim
 
 _DIGITS = 4  # Significant ones of a number that is drawn: nobody wants to read, or type, more.
 _DRAWS = 50  # In vain, before a space is said to be exhausted.
@@ -178,7 +179,7 @@ def metric_of(workdir: Path, name: str) -> float | None:
   Raises:
     SweepError: no summary has a number of that name.
   """
-  if not workdirs.is_finished(workdir):
+  if not claim.is_finished(workdir):
     return None
   try:
     summary = json.loads((workdir / "summary.json").read_text(encoding="utf-8"))

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Sequence
 
-from jaxrl_llm import command_line, config_check
+from jaxrl_llm.config import check, command_line
 
 AXES = ("data", "fsdp", "expert", "context", "tensor")
 
@@ -67,5 +67,5 @@ def check_chips(command: Sequence[str], chips: int) -> None:
     sizes[axis] = left // known
   learner = sizes["data"] * sizes["fsdp"] * sizes["expert"]
   sampler = mesh.sampler // mesh.sampler_tensor or learner
-  if found := list(config_check.row_problems(config, learner, sampler, context=sizes["context"])):
+  if found := list(check.row_problems(config, learner, sampler, context=sizes["context"])):
     raise ValueError("\n".join(found))

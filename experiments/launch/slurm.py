@@ -21,7 +21,7 @@ from typing import NamedTuple
 
 from experiments.launch.rows import SweepError
 from experiments.launch.trial import Trial
-from jaxrl_llm import workdirs
+from jaxrl_llm.workdir import claim
 
 _TIME = r"\d+|\d+:\d\d(:\d\d)?|\d+-\d+(:\d\d){0,2}"
 _RECORD = "jobs.jsonl"
@@ -174,7 +174,7 @@ def write(trials: Sequence[Trial], folder: Path, *, options: Options, max_parall
   Returns:
     The file; none where all trials are finished.
   """
-  todo = [trial for trial in trials if not workdirs.is_finished(Path(trial.workdir))]
+  todo = [trial for trial in trials if not claim.is_finished(Path(trial.workdir))]
   if len(todo) < len(trials):
     print(f"{len(trials) - len(todo)} of {len(trials)} trials have finished before and are skipped")
   return [_write(todo, folder, options=options, max_parallel=max_parallel)] if todo else []
@@ -211,7 +211,7 @@ def submit(trials: Sequence[Trial], folder: Path, *, options: Options, max_paral
   queued = waiting(folder)
   todo = []
   for trial in trials:
-    if workdirs.is_finished(Path(trial.workdir)):
+    if claim.is_finished(Path(trial.workdir)):
       tell(f"{trial.row.id}: finished; skipped")
     elif job := queued.get(trial.row.id):
       tell(f"{trial.row.id}: job {job} waits or runs; skipped")

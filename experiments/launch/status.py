@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from experiments.launch.rows import varying
 from experiments.launch.trial import Trial
-from jaxrl_llm import workdirs
+from jaxrl_llm.workdir import claim
 
 FINISHED, FAILED, WAITING, RUNNING, STOPPED = "finished", "failed", "waiting", "running", "stopped"
 _EVENTS = "attempts.jsonl"
@@ -86,7 +86,7 @@ def look(trial: Trial, events: Sequence[Mapping[str, Any]], *, is_running: bool 
   elif started is not None:
     state, error = STOPPED, "the launcher was killed"
   summary = _read(workdir / "summary.json")
-  if workdirs.is_finished(workdir) and not is_running:
+  if claim.is_finished(workdir) and not is_running:
     state, error = FINISHED, ""
   progress = _progress(workdir / "metrics.jsonl")
   return Status(

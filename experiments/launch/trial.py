@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from experiments.launch.rows import Row, SweepError, overrides_of, slug
-from jaxrl_llm import workdirs
+from jaxrl_llm.workdir import claim as workdirs
 
 try:
   import fcntl

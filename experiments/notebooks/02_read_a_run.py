@@ -138,7 +138,7 @@ show.draw(runs, ["no_signal", "learning_rate"])
 # %% [markdown]
 # ## Alarms
 #
-# A run watches itself by rules (`jaxrl_llm.alarms`): a loss, a gradient norm or a fall of the reward beyond 6 robust deviations of the
+# A run watches itself by rules (`jaxrl_llm.run.alarms`): a loss, a gradient norm or a fall of the reward beyond 6 robust deviations of the
 # last 128 steps; entropy below a tenth of its first value; most responses cut; nearly all groups without a signal. They can be recomputed
 # from the metrics:
 

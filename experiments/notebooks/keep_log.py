@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from experiments.notebooks.sources import HERE
-from jaxrl_llm.metrics import read_rows
+from jaxrl_llm.workdir.metrics import read_rows
 
 LOGS = HERE / "logs"
 

@@ -13,10 +13,11 @@ from experiments.ablations.plots import BLUE, GREEN, GREY, ORANGE, PINK, SKY, YE
 from experiments.notebooks.keep_log import LOGS
 from experiments.notebooks.pictures import Picture, Table, picture
 from experiments.notebooks.sources import ROOT
-from jaxrl_llm import alarms, comparison
-from jaxrl_llm.comparison import arms as arms_of
-from jaxrl_llm.comparison import comparing, curves
-from jaxrl_llm.metrics import read_rows
+from jaxrl_llm.report import comparison
+from jaxrl_llm.report.comparison import arms as arms_of
+from jaxrl_llm.report.comparison import comparing, curves
+from jaxrl_llm.run import alarms
+from jaxrl_llm.workdir.metrics import read_rows
 
 
 class Panel(NamedTuple):
@@ -213,7 +214,7 @@ def alarm_lines(run: Run, **limits: float) -> list[str]:
 
   Args:
     run: which one.
-    **limits: of `alarms.Limits`, as in `config.alarms`; the others have their defaults.
+    **limits: of `run.alarms.Limits`, as in `config.alarms`; the others have their defaults.
   """
   state, found = alarms.new_state(), []
   for row in run.rows:

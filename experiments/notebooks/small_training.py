@@ -11,7 +11,7 @@ from experiments.ablations.plots import BLUE, GREEN, GREY, ORANGE, PINK, letter
 from experiments.ablations.ratio_lab import bed as beds
 from experiments.notebooks.pictures import Picture, picture
 from jaxrl_llm import objectives
-from jaxrl_llm.train_step import init_state, make_optimizer, make_train_step
+from jaxrl_llm.learner.train_step import init_state, make_optimizer, make_train_step
 from jaxrl_llm.types import Objective
 
 SIZES = beds.Sizes(num_layers=1, d_model=32, num_prompts=16, num_minibatches=4, warm_steps=40, eval_rows=128)

@@ -8,14 +8,14 @@ from ml_collections import ConfigDict
 from experiments.pod import costs
 from experiments.pod.compiled import Compiled, compile_for
 from experiments.pod.topology import Topology
-from jaxrl_llm import mesh as mesh_lib
-from jaxrl_llm import policy
-from jaxrl_llm.config_check import row_problems
+from jaxrl_llm.config import policy
+from jaxrl_llm.config.check import row_problems
+from jaxrl_llm.config.policy import make_objective
+from jaxrl_llm.devices import mesh as mesh_lib
+from jaxrl_llm.learner.needs import scores_needed
+from jaxrl_llm.learner.programs import Programs, make_programs
 from jaxrl_llm.models import ModelConfig
 from jaxrl_llm.models.head import chunk_tokens
-from jaxrl_llm.needs import scores_needed
-from jaxrl_llm.policy import make_objective
-from jaxrl_llm.programs import Programs, make_programs
 
 _VOCABULARY = 264  # Of a tokenizer, for presets that have none of their own.
 

@@ -92,9 +92,9 @@ def _words(plan: Plan, proofs: list[Proof]) -> list[Text | Table]:
 
 def what_takes_memory(plan: Plan, proof: Proof) -> Table:
   """The parts of a program's memory: those that are known of its arguments, and an estimate of the rest."""
-  from jaxrl_llm.memory import footprint
-  from jaxrl_llm.needs import scores_needed
-  from jaxrl_llm.policy import make_objective
+  from jaxrl_llm.config.policy import make_objective
+  from jaxrl_llm.learner.memory import footprint
+  from jaxrl_llm.learner.needs import scores_needed
 
   objective = make_objective(plan.config)
   needs = scores_needed(plan.config, objective)

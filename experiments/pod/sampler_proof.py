@@ -11,17 +11,17 @@ from jaxtyping import PyTree
 from experiments.pod import costs
 from experiments.pod.compiled import Compiled, compile_for
 from experiments.pod.proof import Plan, Proof
-from jaxrl_llm import mesh as mesh_lib
-from jaxrl_llm.mesh import BATCH_AXES
+from jaxrl_llm.devices import mesh as mesh_lib
+from jaxrl_llm.devices.mesh import BATCH_AXES
+from jaxrl_llm.learner.programs import records_routes
 from jaxrl_llm.models import Model, ModelConfig, make_model
 from jaxrl_llm.models.transformer import STACKS, runs
-from jaxrl_llm.programs import records_routes
+from jaxrl_llm.rollouts.samplers import in_dtype
 from jaxrl_llm.sampler.begin import begin, num_rows
-from jaxrl_llm.sampler.decode import make_settings
 from jaxrl_llm.sampler.loop import advance, grow
 from jaxrl_llm.sampler.requests import Requests
+from jaxrl_llm.sampler.sampler import make_settings
 from jaxrl_llm.sampler.state import Job, Loop, Settings
-from jaxrl_llm.sampling import in_dtype
 
 FEW = (2, 4)
 """Layers that a step of decoding is compiled with for machine code: its layers are not scanned. The rest is a line through these two."""

@@ -18,13 +18,13 @@ from rich.table import Table
 from experiments.pod import costs, report
 from experiments.pod import topology as topologies
 from experiments.pod.topology import Topology
-from jaxrl_llm import mesh as mesh_lib
-from jaxrl_llm import policy
-from jaxrl_llm.config_check import row_problems
-from jaxrl_llm.memory import footprint
+from jaxrl_llm.config import policy
+from jaxrl_llm.config.check import row_problems
+from jaxrl_llm.config.policy import make_objective
+from jaxrl_llm.devices import mesh as mesh_lib
+from jaxrl_llm.learner.memory import footprint
+from jaxrl_llm.learner.needs import scores_needed
 from jaxrl_llm.models import ModelConfig
-from jaxrl_llm.needs import scores_needed
-from jaxrl_llm.policy import make_objective
 
 COMPILED = 4
 """How many settings of a slice the compiler plans."""
@@ -191,7 +191,7 @@ def shapes(model: ModelConfig, chips: int) -> Iterator[dict[str, int]]:
 
 
 def estimate(config: ConfigDict, model: ModelConfig, topology: Topology) -> Candidate:
-  """Memory by `jaxrl_llm.memory`; time from operations, and from the weights and tokens that travel in every layer."""
+  """Memory by `jaxrl_llm.learner.memory`; time from operations, and from the weights and tokens that travel in every layer."""
   mesh, sampler_mesh = mesh_lib.make_meshes(**config.mesh, devices=topology.devices)
   objective = make_objective(config)
   needs = scores_needed(config, objective)

@@ -17,8 +17,8 @@ import jax
 import numpy as np
 import orbax.checkpoint as ocp
 
-from jaxrl_llm import attempts
-from jaxrl_llm.metrics import read_rows
+from jaxrl_llm.workdir import logs
+from jaxrl_llm.workdir.metrics import read_rows
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -84,7 +84,7 @@ def attempt(job: Job, *, when: When | None = None, victims: Sequence[int] = (0,)
   Raises:
     TimeoutError: it neither ended nor could be struck within ten minutes; its processes are killed.
   """
-  number = attempts.number(job.workdir / "logs")
+  number = logs.number(job.workdir / "logs")
   started, struck = time.monotonic(), None
   processes = _launch(job, fault, job.workdir.with_name(f"{job.workdir.name}.out"))
   try:

@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from experiments.reliability.attempts import Ended, Job, When, attempt, last_step, mismatches
-from jaxrl_llm.faults import PHASES
+from jaxrl_llm.run.faults import PHASES
 
 FLAGS = (
   "--config=configs/gspo.py:tiny",

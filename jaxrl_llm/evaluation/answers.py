@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from jaxrl_llm.rewards import WeightedReward, choice
-from jaxrl_llm.rewards import number as number_lib
+from jaxrl_llm.rewards import final_number as number_lib
 from jaxrl_llm.rewards.extraction import place, stated_answers
 
 if TYPE_CHECKING:  # `types` imports jax, which whoever only counts need not load.

@@ -10,7 +10,7 @@ from jax.sharding import Mesh, PartitionSpec
 from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float
 
-from jaxrl_llm.mesh import BATCH_AXES, num_row_shards
+from jaxrl_llm.devices.mesh import BATCH_AXES, num_row_shards
 from jaxrl_llm.models.chunked import MASKED, chunked_attention
 from jaxrl_llm.models.splash import splash_attention
 from jaxrl_llm.models.visibility import Rows, packed

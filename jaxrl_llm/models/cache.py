@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array, Bool, Float, Int
 
-from jaxrl_llm.mesh import BATCH_AXES, num_row_shards
+from jaxrl_llm.devices.mesh import BATCH_AXES, num_row_shards
 from jaxrl_llm.models.attention import MASKED
 from jaxrl_llm.models.config import ModelConfig
 

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array, Bool, Float, Int
 
-from jaxrl_llm import permutations
+from jaxrl_llm.models import permutations
 from jaxrl_llm.models.visibility import blocks_seen, visible
 
 MASKED = -0.7 * float(jnp.finfo(jnp.float32).max)  # Finite, for a difference of two of them is 0 and not a NaN.

@@ -13,8 +13,8 @@ import jax.numpy as jnp
 from jax.sharding import Mesh, PartitionSpec
 from jaxtyping import Array, Bool, Float, Int
 
-from jaxrl_llm import permutations
-from jaxrl_llm.mesh import BATCH_AXES, num_row_shards
+from jaxrl_llm.devices.mesh import BATCH_AXES, num_row_shards
+from jaxrl_llm.models import permutations
 
 Unembed = Callable[[Any, Float[Array, "c D"]], Float[Array, "c V"]]
 """`(head, hidden) -> float32 logits`."""

@@ -8,14 +8,14 @@ import sys
 
 import jax.numpy as jnp
 
-from jaxrl_llm import weights
 from jaxrl_llm.models.config import ModelConfig
-from jaxrl_llm.models.families import architecture
-from jaxrl_llm.models.hf_folder import read_json
-from jaxrl_llm.models.loading import check_tensors, open_source
-from jaxrl_llm.models.saving import TOKENIZER_FILES
-from jaxrl_llm.models.tensor_names import num_active_params, num_params
-from jaxrl_llm.models.tensor_source import TensorSource
+from jaxrl_llm.models.files.families import architecture
+from jaxrl_llm.models.files.hf_folder import read_json
+from jaxrl_llm.models.files.loading import check_tensors, open_source
+from jaxrl_llm.models.files.saving import TOKENIZER_FILES
+from jaxrl_llm.models.files.tensor_names import num_active_params, num_params
+from jaxrl_llm.models.files.tensor_source import TensorSource
+from jaxrl_llm.pretrained import where
 
 
 def describe(path: str) -> str:
@@ -29,7 +29,7 @@ def describe(path: str) -> str:
   """
   config, source = open_source(path)
   check_tensors(config, source)
-  tokenizer, template = _tokenizer(weights.resolve(path))
+  tokenizer, template = _tokenizer(where.resolve(path))
   rows = {
     "path": str(source.path),
     "family": architecture(config),
@@ -81,7 +81,7 @@ def _num_bytes(dtype: str, size: int) -> str:
 def _tokenizer(path: pathlib.Path) -> tuple[str, str]:
   """Whether there is a tokenizer, and a chat template."""
   if path.suffix == ".gguf":
-    from jaxrl_llm.gguf_header import read_header
+    from jaxrl_llm.pretrained.gguf_header import read_header
 
     metadata = read_header(path).metadata
     name = metadata.get("tokenizer.ggml.model")

@@ -9,8 +9,8 @@ from flax import nnx
 from jax.sharding import Mesh, PartitionSpec
 from jaxtyping import Array, Float, Int
 
-from jaxrl_llm import permutations, routing
-from jaxrl_llm.mesh import BATCH_AXES, num_row_shards
+from jaxrl_llm.devices.mesh import BATCH_AXES, num_row_shards
+from jaxrl_llm.models import permutations, routing
 from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.models.linear import adapter, param, swiglu
 

@@ -10,15 +10,15 @@ import jax.numpy as jnp
 from jax.sharding import Mesh
 from jaxtyping import Array, Float, Int, PyTree
 
-from jaxrl_llm import weights
 from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.models.critic import ValueModel
-from jaxrl_llm.models.families import from_hf_config, to_hf_config
-from jaxrl_llm.models.hf_folder import CONFIG, open_hf_folder, read_json
-from jaxrl_llm.models.loading import check_same_model, check_tensors, load_table, open_source
+from jaxrl_llm.models.files.families import from_hf_config, to_hf_config
+from jaxrl_llm.models.files.hf_folder import CONFIG, open_hf_folder, read_json
+from jaxrl_llm.models.files.loading import check_same_model, check_tensors, load_table, open_source
+from jaxrl_llm.models.files.saving import save_table
+from jaxrl_llm.models.files.tensor_names import Entry, entries
 from jaxrl_llm.models.model import pure
-from jaxrl_llm.models.saving import save_table
-from jaxrl_llm.models.tensor_names import Entry, entries
+from jaxrl_llm.pretrained import where
 from jaxrl_llm.types import Params
 
 HEAD = "score.weight"
@@ -107,12 +107,12 @@ def is_classifier(path: str | os.PathLike) -> bool:
   """Whether a checkpoint's config names a sequence classifier; reads no tensors.
 
   Args:
-    path: see `weights.resolve`.
+    path: see `pretrained.where.resolve`.
 
   Raises:
     ValueError: nothing there.
   """
-  found = weights.resolve(path)
+  found = where.resolve(path)
   return found.is_dir() and (found / CONFIG).exists() and _named(read_json(found / CONFIG)).endswith(_CLASSIFIER)
 
 
@@ -133,7 +133,7 @@ def pad_id(path: str | os.PathLike) -> int | None:
 
   Transformers reads the score at the last token that is not this one.
   """
-  found = read_json(weights.resolve(path) / CONFIG).get("pad_token_id")
+  found = read_json(where.resolve(path) / CONFIG).get("pad_token_id")
   return found if isinstance(found, int) and found >= 0 else None
 
 
@@ -204,7 +204,7 @@ def save_reward_model(
 
 
 def _open(path: str | os.PathLike):
-  found = weights.resolve(path)
+  found = where.resolve(path)
   if not found.is_dir():
     raise ValueError(f"{found}: found a file, expected a folder of a reward model as transformers saves it, with config.json")
   config = _read_config(found)

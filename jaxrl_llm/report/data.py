@@ -8,8 +8,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from jaxrl_llm import metrics
 from jaxrl_llm.report.page import strict
+from jaxrl_llm.workdir import metrics
 
 SOURCES = ("metrics.jsonl", "samples.jsonl", "config.json", "summary.json")
 """The files a report is made from. Each may be missing, but not all."""

@@ -5,8 +5,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from jaxrl_llm import figures, metrics
+from jaxrl_llm.report import figures
 from jaxrl_llm.report.data import series
+from jaxrl_llm.workdir import metrics
 
 
 def write_figure(workdir: str | os.PathLike, path: str | os.PathLike) -> Path:

@@ -16,11 +16,11 @@ def build(template: str, scripts: Sequence[str], data: Mapping[str, Any]) -> str
   """A page that opens without a network.
 
   Args:
-    template: of `report_assets`, with places for the style, the script, their hashes and the data.
-    scripts: of `report_assets`, in the order in which they run.
+    template: of `report/assets`, with places for the style, the script, their hashes and the data.
+    scripts: of `report/assets`, in the order in which they run.
     data: JSON values; numbers that are not finite become null.
   """
-  assets = resources.files("jaxrl_llm") / "report_assets"
+  assets = resources.files("jaxrl_llm") / "report" / "assets"
   script = "\n".join((assets / name).read_text("utf-8") for name in scripts)
   style = (assets / "page.css").read_text("utf-8")
   parts = {

@@ -22,23 +22,23 @@ import inspect
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from jaxrl_llm.rewards.answer import final_answer
-from jaxrl_llm.rewards.equivalence import maths
-from jaxrl_llm.rewards.exact import exact_match
+from jaxrl_llm.rewards.answer_form import answer_form
+from jaxrl_llm.rewards.choice import choice
+from jaxrl_llm.rewards.exact_match import exact_match
 from jaxrl_llm.rewards.extraction import stated_answers
-from jaxrl_llm.rewards.form import answer_form
-from jaxrl_llm.rewards.import_path import imported
-from jaxrl_llm.rewards.multiple_choice import choice
-from jaxrl_llm.rewards.number import final_number
+from jaxrl_llm.rewards.final_answer import final_answer
+from jaxrl_llm.rewards.final_number import final_number
+from jaxrl_llm.rewards.gym import gym
+from jaxrl_llm.rewards.imported import imported
+from jaxrl_llm.rewards.maths import maths
 from jaxrl_llm.rewards.outcome import CAUSES, CallFn, Graded, Outcome, attempt, call_here, failure_metrics, grade
-from jaxrl_llm.rewards.overlong import soft_overlong
+from jaxrl_llm.rewards.pattern import pattern
 from jaxrl_llm.rewards.plain_numbers import answer_key
-from jaxrl_llm.rewards.regex import pattern
 from jaxrl_llm.rewards.scoring import WeightedReward, score
+from jaxrl_llm.rewards.soft_overlong import soft_overlong
 from jaxrl_llm.rewards.spec import RewardSpec
-from jaxrl_llm.rewards.tag_order import tags
+from jaxrl_llm.rewards.tags import tags
 from jaxrl_llm.rewards.token_length import cosine_length, length_target
-from jaxrl_llm.rewards.verifiers import gym
 
 if TYPE_CHECKING:  # `types` imports jax, which whoever only scores need not load.
   from jaxrl_llm.types import RewardFn

@@ -1,8 +1,8 @@
 """The JAX-native sampler: logits filters, the decode loop, what ends a response. It never sees a loss."""
 
-from jaxrl_llm.sampler.decode import SampleFn, default_blocks, make_sampler
 from jaxrl_llm.sampler.filters import FilterFn, make_filter
 from jaxrl_llm.sampler.requests import RUNNING, Begun, Requests, begun, not_begun
+from jaxrl_llm.sampler.sampler import SampleFn, default_blocks, make_sampler
 from jaxrl_llm.sampler.stops import StopTable, make_stop_table
 from jaxrl_llm.sampler.stream import Finished, StreamFn, gather, make_stream
 

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 from jax.sharding import Mesh
 from jaxtyping import Array, Bool, Int, PyTree
 
-from jaxrl_llm.mesh import num_row_shards, row_sharding
+from jaxrl_llm.devices.mesh import num_row_shards, row_sharding
 from jaxrl_llm.sampler import stops
 from jaxrl_llm.sampler.requests import RUNNING, Requests, finished_before, in_pieces, tree_in_pieces
 from jaxrl_llm.sampler.state import NEVER, Decoder, Drawn, Job, Loop, Settings, at, is_active

@@ -18,11 +18,11 @@ import numpy as np
 from jax.sharding import NamedSharding
 from jaxtyping import Array, Bool, Int, Integer, PRNGKeyArray
 
-from jaxrl_llm.mesh import num_row_shards, replicated, row_sharding
+from jaxrl_llm.devices.mesh import num_row_shards, replicated, row_sharding
 from jaxrl_llm.sampler import loop as loop_lib
 from jaxrl_llm.sampler.begin import begin, division
-from jaxrl_llm.sampler.decode import make_settings
 from jaxrl_llm.sampler.requests import RUNNING, Requests, check
+from jaxrl_llm.sampler.sampler import make_settings
 from jaxrl_llm.sampler.state import Decoder, Job, Loop, Settings, is_active, num_blocks
 from jaxrl_llm.types import Params, Rollouts
 

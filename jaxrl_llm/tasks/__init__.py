@@ -9,12 +9,14 @@ import os
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from jaxrl_llm.tasks import arithmetic, code_sets, gym, mixture, package_sets, products, prompt_template, published, storage, word_problems
-from jaxrl_llm.tasks.file_task import check_file, file_task
+from jaxrl_llm.pretrained.byte_tokenizer import ByteTokenizer
+from jaxrl_llm.tasks import mixture, prompt_template
+from jaxrl_llm.tasks.files import storage
+from jaxrl_llm.tasks.files.storage import Row
 from jaxrl_llm.tasks.problem_set import Setup
-from jaxrl_llm.tasks.storage import Row
+from jaxrl_llm.tasks.sets import arithmetic, code, gym, packaged, products, published, word_problems
+from jaxrl_llm.tasks.sets.own_files import check_file, file_task
 from jaxrl_llm.tasks.task import Task
-from jaxrl_llm.tasks.tokenizer import ByteTokenizer
 
 if TYPE_CHECKING:  # `types` imports jax, which whoever only checks a config need not load.
   from jaxrl_llm.types import Tokenizer
@@ -102,7 +104,7 @@ def mixture_task(setup: Setup, *, parts: Sequence[str] = (), source: str | os.Pa
 SETS: dict[str, Callable[..., Task]] = {
   "file": file_task,
   **published.SETS,
-  **package_sets.SETS,
+  **packaged.SETS,
   "mixture": mixture_task,
 }
 """Tasks made of files or by packages: `(setup, **settings) -> task`."""
@@ -152,7 +154,7 @@ def _check(name: str, settings: Mapping[str, Any]) -> None:
   if (template := settings.get("prompt_template")) is not None:
     prompt_template.fields(template)
   if name == "livecodebench":
-    code_sets.within(settings.get("after"), settings.get("before"))
+    code.within(settings.get("after"), settings.get("before"))
   elif name == "mixture":
     for part in mixture.parse_parts(settings.get("parts", ())):
       for problem in problems(part, {}) if part not in ("file", "mixture") else ():

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from jaxrl_llm.tasks.storage import Row
+from jaxrl_llm.tasks.files.storage import Row
 
 
 class PassRates(NamedTuple):

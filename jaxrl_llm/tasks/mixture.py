@@ -9,8 +9,8 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from jaxrl_llm.tasks import problem_report
-from jaxrl_llm.tasks.storage import Row
+from jaxrl_llm.tasks.files import report as report_lib
+from jaxrl_llm.tasks.files.storage import Row
 from jaxrl_llm.tasks.task import Task
 
 if TYPE_CHECKING:  # `types` imports jax, which whoever only checks a config need not load.
@@ -133,7 +133,7 @@ def with_test(task: Task, other: Task) -> Task:
   Raises:
     ValueError: one name for two verifiers.
   """
-  found = problem_report.merge([report for report in (task.report, other.report) if report is not None])
+  found = report_lib.merge([report for report in (task.report, other.report) if report is not None])
   if task.rewards[0] == other.rewards[0] and not task.routed:
     return task._replace(test=other.test, report=found, fingerprint=_fingerprint([task, other]))
   both = routed_task([task, other])
@@ -159,7 +159,7 @@ def routed_task(tasks: Sequence[Task]) -> Task:
     form_reward=None,
     step_rewards=None,
     verifiers=verifiers,
-    report=problem_report.merge(reports) if reports else None,
+    report=report_lib.merge(reports) if reports else None,
     routed=True,
     fingerprint=_fingerprint(tasks),
   )

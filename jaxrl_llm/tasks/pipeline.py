@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from jaxrl_llm.tasks.chat_template import next_message
+from jaxrl_llm.pretrained.chat_template import next_message
+from jaxrl_llm.tasks.files.storage import Row
 from jaxrl_llm.tasks.mixture import MixedRows
-from jaxrl_llm.tasks.storage import Row
 
 if TYPE_CHECKING:
   import grain
@@ -78,7 +78,7 @@ def encode_prompts(examples: Sequence[Row], tokenizer: Tokenizer, *, buckets: Se
     ValueError: a prompt longer than the largest bucket. Nothing is ever cut: a policy that sees half a question learns to guess.
 
   Example:
-    >>> from jaxrl_llm.tasks.tokenizer import ByteTokenizer
+    >>> from jaxrl_llm.pretrained.byte_tokenizer import ByteTokenizer
     >>> ids, mask = encode_prompts([{"prompt": "1+2"}, {"prompt": "3"}], ByteTokenizer(), buckets=(4, 8))
     >>> ids.tolist()
     [[257, 49, 43, 50], [256, 256, 257, 51]]
@@ -127,7 +127,7 @@ def encode_demonstrations(examples: Iterable[Row], tokenizer: Tokenizer, *, repl
       environment really replies.
 
   Example:
-    >>> from jaxrl_llm.tasks.tokenizer import ByteTokenizer
+    >>> from jaxrl_llm.pretrained.byte_tokenizer import ByteTokenizer
     >>> encode_demonstrations([{"prompt": "1", "response": "#1"}], ByteTokenizer())[0]
     Demonstration(prompt=[257, 49], response=[35, 49, 258], written=[True, True, True])
     >>> encode_demonstrations([{"prompt": "1", "response": "1+1=2;"}], ByteTokenizer(), replies="=(.)")[0].written
@@ -156,7 +156,7 @@ def encode_reply(text: str, tokenizer: Tokenizer, *, is_message: bool) -> list[i
       one; else it goes into the policy's message.
 
   Example:
-    >>> from jaxrl_llm.tasks.tokenizer import ByteTokenizer
+    >>> from jaxrl_llm.pretrained.byte_tokenizer import ByteTokenizer
     >>> encode_reply("6>>", ByteTokenizer(), is_message=False)
     [54, 62, 62]
   """

@@ -8,13 +8,14 @@ import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from jaxrl_llm.tasks import problem_report, prompt_template
-from jaxrl_llm.tasks.columns import short
-from jaxrl_llm.tasks.problem_report import OTHER_DATE, OTHER_LEVEL, Report, Tally
-from jaxrl_llm.tasks.storage import Row
-from jaxrl_llm.tasks.tables import INDEX, StoredRows
+from jaxrl_llm.pretrained.byte_tokenizer import ByteTokenizer
+from jaxrl_llm.tasks import prompt_template
+from jaxrl_llm.tasks.files import report
+from jaxrl_llm.tasks.files.columns import short
+from jaxrl_llm.tasks.files.report import OTHER_DATE, OTHER_LEVEL, Report, Tally
+from jaxrl_llm.tasks.files.storage import Row
+from jaxrl_llm.tasks.files.tables import INDEX, StoredRows
 from jaxrl_llm.tasks.task import Task
-from jaxrl_llm.tasks.tokenizer import ByteTokenizer
 
 if TYPE_CHECKING:  # `types` imports jax, which whoever only checks a config need not load.
   from jaxrl_llm.types import RewardFn, Tokenizer
@@ -119,10 +120,10 @@ def make_task(
     raise ValueError(f"task.levels: found {tuple(setup.levels)}, but the problems of task {name} have {known}; None keeps all")
   found = found._replace(kept=sum(map(len, kept.values())))
   dropped = Report(0, 0, tally.dropped, tally.first)
-  found = problem_report.merge([found, dropped])
+  found = report.merge([found, dropped])
   for split, some in kept.items():
     if not some:
-      raise ValueError(f"task {name}, {split}: found no problem that can be used ({problem_report.in_words(found)})")
+      raise ValueError(f"task {name}, {split}: found no problem that can be used ({report.in_words(found)})")
   if "test" not in kept:  # Where there is no training split, all is for tests.
     kept = _split(name, kept["train"], style.test_fraction)
   sources = {"train": sources.get("train", ()), "test": sources.get("test", sources.get("train"))}

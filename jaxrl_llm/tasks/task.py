@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from jaxrl_llm.tasks.problem_report import Report
-from jaxrl_llm.tasks.storage import Row
+from jaxrl_llm.tasks.files.report import Report
+from jaxrl_llm.tasks.files.storage import Row
 
 if TYPE_CHECKING:  # `types` imports jax, which whoever only checks a config need not load.
   from jaxrl_llm.types import RewardFn, Tokenizer

@@ -15,8 +15,8 @@ from experiments import compile_for_pod
 from experiments.benchmarks.roofline import datasheet
 from experiments.pod import compiled as compiled_lib
 from experiments.pod import costs, hlo, sweep, topology
-from jaxrl_llm import config_check
-from jaxrl_llm import mesh as mesh_lib
+from jaxrl_llm.config import check
+from jaxrl_llm.devices import mesh as mesh_lib
 from jaxrl_llm.models import make_model, preset
 from tests.runs import ROOT
 
@@ -179,7 +179,7 @@ def test_a_sweep_of_a_generation_begins_with_its_smallest_slice():
 @pytest.mark.parametrize("name", common.PUBLISHED)
 def test_published_models_are_legal(name):
   config = gspo.get_config(name)
-  assert config_check.problems(config) == []
+  assert check.problems(config) == []
   assert config.rollout.max_new_tokens == 16384 and config.model.dtype == "bfloat16" and config.objective.clip_low is None
 
 

@@ -10,8 +10,8 @@ from configs import dapo
 from experiments.ablations.dapo_ladder import __main__ as command
 from experiments.ablations.dapo_ladder import bed, figures, measures, rules
 from experiments.results import from_json
-from jaxrl_llm import config_check, config_fields
-from jaxrl_llm.tasks import arithmetic
+from jaxrl_llm.config import check, fields
+from jaxrl_llm.tasks.sets import arithmetic
 from tests import runs
 
 
@@ -46,7 +46,7 @@ def test_the_teacher_rambles_above_all_when_wrong(tmp_path, monkeypatch):
 
 def test_each_rung_turns_its_own_switch(tmp_path):
   bed.write_problems(tmp_path)
-  config_of = lambda arm: config_fields.flatten(bed.rung_config(bed.Sizes(), tmp_path, 0, arm))
+  config_of = lambda arm: fields.flatten(bed.rung_config(bed.Sizes(), tmp_path, 0, arm))
   configs = [config_of(rung) for rung in bed.RUNGS]
   turned = [{field for field in low if low[field] != high[field]} for low, high in zip(configs, configs[1:], strict=False)]
   assert turned == [
@@ -56,15 +56,15 @@ def test_each_rung_turns_its_own_switch(tmp_path):
     {"objective.weights"},
     {"rollout.max_refills"},
   ]
-  whole, top = config_fields.flatten(dapo.get_config()), configs[-1]
+  whole, top = fields.flatten(dapo.get_config()), configs[-1]
   kept = ("objective.clip_low", "objective.clip_high", "objective.weights", "reward.overlong_filter", "rollout.max_refills")
   assert {name: top[name] for name in kept} == {name: whole[name] for name in kept}
   beside = config_of("clip_higher")
   assert {field for field, value in config_of("punish").items() if beside[field] != value} == turned[2]
   assert {field for field, value in config_of("clip_wide").items() if beside[field] != value} == turned[1]
   for arm in (*bed.RUNGS, *bed.SIDES):
-    assert not config_check.problems(bed.rung_config(bed.Sizes(), tmp_path, 0, arm))
-  assert not config_check.problems(bed.warm_config(bed.Sizes(), tmp_path, 0))
+    assert not check.problems(bed.rung_config(bed.Sizes(), tmp_path, 0, arm))
+  assert not check.problems(bed.warm_config(bed.Sizes(), tmp_path, 0))
 
 
 def sample(response: str, *, prompt: str = "7+8-5\n", answer: str = "10", stopped: bool = True, advantage: float = 0.5) -> dict:

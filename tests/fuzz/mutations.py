@@ -13,7 +13,9 @@ from unittest import mock
 from hypothesis import strategies as st
 from ml_collections import ConfigDict
 
-from jaxrl_llm import command_line, config_fields, main
+from jaxrl_llm import main
+from jaxrl_llm.config import command_line
+from jaxrl_llm.config import fields as fields_lib
 from tests.runs import ROOT
 
 CONFIGS = sorted(path.stem for path in (ROOT / "configs").glob("*.py") if path.stem not in ("__init__", "common", "fields"))
@@ -88,7 +90,7 @@ def in_python(config: ConfigDict, mutation: list[Edit]) -> ConfigDict:
     mutation: the edits.
   """
   config = copy.deepcopy(config)
-  fields = config_fields.flatten(config)
+  fields = fields_lib.flatten(config)
   with config.unlocked(), config.ignore_type():
     for edit in mutation:
       *sections, name = edit.path.split(".")
@@ -121,7 +123,7 @@ def on_the_command_line(config: ConfigDict, mutation: list[Edit]) -> list[str]:
     config: tells the present values.
     mutation: the edits.
   """
-  fields = config_fields.flatten(config)
+  fields = fields_lib.flatten(config)
   args = []
   for edit in mutation:
     path, text = edit.path, str(fields[edit.path])

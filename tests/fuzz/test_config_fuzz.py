@@ -8,7 +8,7 @@ import time
 import pytest
 from hypothesis import HealthCheck, given, settings
 
-from jaxrl_llm import config_fields
+from jaxrl_llm.config import fields
 from tests.fuzz import mutations
 
 # What was found or expected, in the words of every kind of message.
@@ -34,7 +34,7 @@ def refuses_or_takes(name: str, count: int, refusal, values) -> int:
   config, valid = mutations.load(name), 0
 
   @settings(max_examples=count, derandomize=True, database=None, deadline=None, suppress_health_check=list(HealthCheck))
-  @given(mutation=mutations.edits(sorted(config_fields.flatten(config)), values))
+  @given(mutation=mutations.edits(sorted(fields.flatten(config)), values))
   def attempt(mutation):
     nonlocal valid
     begun = time.process_time()

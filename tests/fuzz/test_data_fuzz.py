@@ -7,8 +7,8 @@ import random
 import pytest
 
 from jaxrl_llm import tasks
-from jaxrl_llm.tasks import preferences
-from jaxrl_llm.tasks.tokenizer import ByteTokenizer
+from jaxrl_llm.pretrained.byte_tokenizer import ByteTokenizer
+from jaxrl_llm.tasks import preference_pairs
 
 # What stands in the place of a value: JSON as text, some of which Python's parser takes and nobody else does.
 VALUES = (
@@ -90,8 +90,8 @@ def problems(path, folder, policy):
 
 
 def pairs(path, folder, policy):
-  found = preferences.from_files(ByteTokenizer(), path=path, max_tokens=64, data_dir=folder, bad_rows=policy, test_fraction=0.4)
-  assert all(preferences.encode_pair(row, ByteTokenizer()) for row in (*found.train, *found.test))
+  found = preference_pairs.from_files(ByteTokenizer(), path=path, max_tokens=64, data_dir=folder, bad_rows=policy, test_fraction=0.4)
+  assert all(preference_pairs.encode_pair(row, ByteTokenizer()) for row in (*found.train, *found.test))
   return found.report
 
 

@@ -5,7 +5,8 @@ import time
 
 import pytest
 
-from jaxrl_llm import experiment, main
+from jaxrl_llm import main
+from jaxrl_llm.run import experiment
 from tests.runs import ROOT, tiny_config
 
 MODEL = ROOT / "tests" / "models" / "checkpoints" / "qwen3"

@@ -8,7 +8,9 @@ import traceback
 
 import pytest
 
-from jaxrl_llm import config_fields, hosts, main, platform
+from jaxrl_llm import main
+from jaxrl_llm.config import fields
+from jaxrl_llm.devices import compilation_cache, hosts
 from tests.fuzz import mutations
 from tests.runs import ROOT, flags, quick
 
@@ -26,14 +28,14 @@ NUMBERS = (
 @pytest.fixture(autouse=True)
 def in_the_checkout(monkeypatch):
   monkeypatch.chdir(ROOT)
-  monkeypatch.setattr(platform, "cache_compilations", lambda: None)
+  monkeypatch.setattr(compilation_cache, "cache_compilations", lambda: None)
   monkeypatch.setattr(hosts, "start", lambda: None)
 
 
 def valid(name: str, count: int, base: tuple[str, ...] = (), numbers: tuple[str, ...] = NUMBERS):
   """Arguments of mutations of a config that no check refuses, the same ones every time."""
   draw, config = random.Random(name), mutations.load(name)
-  paths = sorted(config_fields.flatten(config))
+  paths = sorted(fields.flatten(config))
 
   def drawn():
     while True:
@@ -41,7 +43,7 @@ def valid(name: str, count: int, base: tuple[str, ...] = (), numbers: tuple[str,
       before = [arg.removeprefix("--config.").partition("=")[::2] for arg in base]
       before = [mutations.Edit("set", path, text) for path, text in before if path not in [edit.path for edit in edits]]
       changed, lines = mutations.refusal_on_the_command_line(config, [*before, *edits])
-      if changed is not None and not lines and config_fields.flatten(changed) != config_fields.flatten(config):
+      if changed is not None and not lines and fields.flatten(changed) != fields.flatten(config):
         yield mutations.on_the_command_line(config, [*before, *edits])
 
   with contextlib.redirect_stdout(io.StringIO()):

@@ -11,7 +11,7 @@ CHECKPOINTS = pathlib.Path(__file__).parent / "checkpoints"
 @functools.cache
 def load_recorded(name, dtype="float32"):
   """A recorded checkpoint, loaded once for all tests of this process."""
-  from jaxrl_llm.models.loading import load  # Not earlier: pytest instruments the package at its first import.
+  from jaxrl_llm.models.files.loading import load  # Not earlier: pytest instruments the package at its first import.
 
   return load(CHECKPOINTS / name, dtype=dtype)
 

@@ -111,8 +111,8 @@ def record(name: str) -> None:
 
 def check(name: str) -> None:
   """Ours against transformers, before and after a round trip."""
-  from jaxrl_llm.models.loading import load, logits
-  from jaxrl_llm.models.saving import save_hf
+  from jaxrl_llm.models.files.loading import load, logits
+  from jaxrl_llm.models.files.saving import save_hf
 
   expected = np.load(FOLDER / name / LOGITS)
   model, params = load(FOLDER / name)

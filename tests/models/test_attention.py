@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from jax.sharding import AxisType, Mesh
 
-from jaxrl_llm import mesh as mesh_lib
+from jaxrl_llm.devices import mesh as mesh_lib
 from jaxrl_llm.models import attention, chunked, make_model, preset, splash
 from jaxrl_llm.models.visibility import blocks_seen
 

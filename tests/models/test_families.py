@@ -6,7 +6,7 @@ import pathlib
 import pytest
 
 from jaxrl_llm.models.config import Experts, ModelConfig, RopeScaling
-from jaxrl_llm.models.families import FAMILIES, from_hf_config, to_hf_config
+from jaxrl_llm.models.files.families import FAMILIES, from_hf_config, to_hf_config
 from jaxrl_llm.models.presets import PRESETS
 
 CHECKPOINTS = pathlib.Path(__file__).parent / "checkpoints"

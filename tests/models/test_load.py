@@ -11,10 +11,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxrl_llm.mesh import make_mesh, param_shardings
-from jaxrl_llm.models import Lora, ModelConfig, loading, make_model, safetensors_file
-from jaxrl_llm.models.loading import load, load_params, logits, open_source, read_config
-from jaxrl_llm.models.tensor_names import entries, to_hf_layout, to_params_layout
+from jaxrl_llm.devices.mesh import make_mesh, param_shardings
+from jaxrl_llm.models import Lora, ModelConfig, make_model
+from jaxrl_llm.models.files import loading, safetensors
+from jaxrl_llm.models.files.loading import load, load_params, logits, open_source, read_config
+from jaxrl_llm.models.files.tensor_names import entries, to_hf_layout, to_params_layout
 
 CHECKPOINTS = pathlib.Path(__file__).parent / "checkpoints"
 NAMES = sorted(path.parent.name for path in CHECKPOINTS.glob("*/config.json"))
@@ -40,10 +41,10 @@ def copy(tmp_path):
 
 def rewrite(path, change):
   """A file of safetensors with other tensors: `change` gets name to array."""
-  stored = safetensors_file.read_header(path)
-  tensors = {name: safetensors_file.read_tensor(tensor) for name, tensor in stored.items()}
+  stored = safetensors.read_header(path)
+  tensors = {name: safetensors.read_tensor(tensor) for name, tensor in stored.items()}
   change(tensors)
-  safetensors_file.write_file(path, {name: (x.shape, x.dtype.name) for name, x in tensors.items()}, tensors.values())
+  safetensors.write_file(path, {name: (x.shape, x.dtype.name) for name, x in tensors.items()}, tensors.values())
 
 
 def assert_equal(a, b):
@@ -163,7 +164,7 @@ def test_a_device_gets_its_own_slice_of_a_tensor_only(name):
   ],
 )
 def test_a_mesh_that_does_not_divide_is_refused_before_anything_is_read(name, sizes, words, monkeypatch):
-  monkeypatch.setattr(safetensors_file, "read_tensor", None)
+  monkeypatch.setattr(safetensors, "read_tensor", None)
   with pytest.raises(ValueError) as error:
     load(CHECKPOINTS / name, mesh=make_mesh(**sizes))
   assert str(error.value).startswith(str(CHECKPOINTS / name) + ": ") and words in str(error.value)
@@ -174,7 +175,7 @@ def test_the_host_holds_one_tensor_at_a_time(name, monkeypatch):
   """Of experts, one kind of one layer."""
   live, peak = {}, 0
 
-  def counted(stored, read=safetensors_file.read_tensor):
+  def counted(stored, read=safetensors.read_tensor):
     nonlocal peak
     tensor = read(stored)
     live[id(tensor)] = tensor.nbytes
@@ -182,7 +183,7 @@ def test_the_host_holds_one_tensor_at_a_time(name, monkeypatch):
     peak = max(peak, sum(live.values()))
     return tensor
 
-  monkeypatch.setattr(safetensors_file, "read_tensor", counted)
+  monkeypatch.setattr(safetensors, "read_tensor", counted)
   config, source = open_source(CHECKPOINTS / name)
   load(CHECKPOINTS / name)
   largest = max(len(entry.names) * 4 * int(np.prod(entry.shape)) for entry in entries(config))

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxrl_llm import mesh as mesh_lib
+from jaxrl_llm.devices import mesh as mesh_lib
 from jaxrl_llm.models import Experts, make_model, preset
 from jaxrl_llm.models.moe import Weights, balance_loss, dense_oracle, dispatch, over_mesh, route, z_loss
 

@@ -4,9 +4,9 @@ import jax
 import pytest
 
 from jaxrl_llm.models.config import Experts
+from jaxrl_llm.models.files.tensor_names import num_active_params, num_params
 from jaxrl_llm.models.model import make_model
 from jaxrl_llm.models.presets import LOCAL, PRESETS, preset
-from jaxrl_llm.models.tensor_names import num_active_params, num_params
 
 # As the repositories of the published checkpoints state them, from the headers of their safetensors.
 PUBLISHED = {

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from jaxrl_llm.models import load_reward_params, make_model, make_reward_model, preset, read_reward_config, save_hf, save_reward_model
-from jaxrl_llm.models.loading import open_source
+from jaxrl_llm.models.files.loading import open_source
 from jaxrl_llm.models.reward_model import is_classifier, pad_id
 
 PAD = 256

@@ -10,11 +10,12 @@ import numpy as np
 import pytest
 from safetensors import safe_open
 
-from jaxrl_llm.mesh import make_mesh
-from jaxrl_llm.models import Lora, make_model, saving
-from jaxrl_llm.models.families import from_hf_config
-from jaxrl_llm.models.loading import load, load_params, open_source, read_config
-from jaxrl_llm.models.saving import save_hf
+from jaxrl_llm.devices.mesh import make_mesh
+from jaxrl_llm.models import Lora, make_model
+from jaxrl_llm.models.files import saving
+from jaxrl_llm.models.files.families import from_hf_config
+from jaxrl_llm.models.files.loading import load, load_params, open_source, read_config
+from jaxrl_llm.models.files.saving import save_hf
 
 CHECKPOINTS = pathlib.Path(__file__).parent / "checkpoints"
 NAMES = sorted(path.parent.name for path in CHECKPOINTS.glob("*/config.json"))

@@ -6,10 +6,10 @@ import numpy as np
 import optax
 import pytest
 
-from jaxrl_llm import mesh as mesh_lib
 from jaxrl_llm.advantages import group_advantages
+from jaxrl_llm.devices import mesh as mesh_lib
+from jaxrl_llm.learner.train_step import init_state, make_train_step
 from jaxrl_llm.objectives import OBJECTIVES, make, value
-from jaxrl_llm.train_step import init_state, make_train_step
 from jaxrl_llm.types import PolicyOutputs, TrainBatch
 
 every_objective = pytest.mark.parametrize("name", OBJECTIVES)

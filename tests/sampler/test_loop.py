@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxrl_llm import mesh as mesh_lib
+from jaxrl_llm.devices import mesh as mesh_lib
 from jaxrl_llm.models import Experts, make_model, preset
 from jaxrl_llm.sampler import Requests, begun, make_filter, make_sampler, make_stop_table
 from jaxrl_llm.sampler.draw import draw

@@ -6,10 +6,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxrl_llm import packing, routing, trajectories
-from jaxrl_llm.models import Experts, lower_precision, make_model, preset
+from jaxrl_llm.learner import packing
+from jaxrl_llm.learner.train_step import policy_outputs
+from jaxrl_llm.models import Experts, lower_precision, make_model, preset, routing
+from jaxrl_llm.rollouts import trajectories
 from jaxrl_llm.sampler import make_filter, make_sampler
-from jaxrl_llm.train_step import policy_outputs
 from jaxrl_llm.types import TrainBatch
 
 CONFIG = preset("nano-moe", vocab_size=264)._replace(num_layers=3, experts=Experts(8, 2, 16, layers=(0, 2)))

@@ -11,8 +11,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxrl_llm import mesh as mesh_lib
-from jaxrl_llm.compiling import CompileCounter
+from jaxrl_llm.devices import mesh as mesh_lib
+from jaxrl_llm.devices.compiling import CompileCounter
 from jaxrl_llm.models import Experts, make_model, preset
 from jaxrl_llm.sampler import Requests, begun, gather, make_sampler, make_stream
 from jaxrl_llm.sampler import stream as stream_lib

@@ -3,8 +3,8 @@
 import pytest
 
 from jaxrl_llm import rewards, tasks
-from jaxrl_llm.tasks import products, word_problems
-from jaxrl_llm.tasks.tokenizer import ByteTokenizer
+from jaxrl_llm.pretrained.byte_tokenizer import ByteTokenizer
+from jaxrl_llm.tasks.sets import products, word_problems
 
 
 @pytest.mark.parametrize("levels", [(1,), [3, 2]])

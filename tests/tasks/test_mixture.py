@@ -10,8 +10,8 @@ import pytest
 
 from jaxrl_llm import tasks
 from jaxrl_llm.tasks import mixture, pipeline
+from jaxrl_llm.tasks.files.report import Report
 from jaxrl_llm.tasks.mixture import MixedRows
-from jaxrl_llm.tasks.problem_report import Report
 from jaxrl_llm.types import Completion
 
 FIXTURES = pathlib.Path(__file__).parent / "fixtures"

@@ -7,10 +7,10 @@ from unittest import mock
 import numpy as np
 import pytest
 
-from jaxrl_llm.environments import make
+from jaxrl_llm.pretrained.byte_tokenizer import ByteTokenizer
+from jaxrl_llm.pretrained.chat_template import ChatTemplate, render
+from jaxrl_llm.rollouts.environments import make
 from jaxrl_llm.tasks import pipeline
-from jaxrl_llm.tasks.chat_template import ChatTemplate, render
-from jaxrl_llm.tasks.tokenizer import ByteTokenizer
 
 TOKENIZER = ByteTokenizer()
 ROWS = [{"question": str(i), "prompt": f"{i}\n"} for i in range(10)]

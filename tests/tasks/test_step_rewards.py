@@ -2,7 +2,7 @@
 
 import pytest
 
-from jaxrl_llm.tasks import arithmetic
+from jaxrl_llm.tasks.sets import arithmetic
 
 EOS = 258
 

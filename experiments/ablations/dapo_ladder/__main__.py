@@ -18,7 +18,7 @@ import jax
 from experiments.ablations.dapo_ladder import bed as beds
 from experiments.ablations.dapo_ladder import figures, rules
 from experiments.results import from_json, rounded, to_json
-from jaxrl_llm import platform
+from jaxrl_llm.devices import compilation_cache
 
 HERE = pathlib.Path(__file__).parent
 TABLES = ("steps", "evals", "looks", "ends")
@@ -85,7 +85,7 @@ def main(argv: Sequence[str] | None = None) -> None:
   path = args.folder / "results.json"
   if not args.plot_only:
     args.folder.mkdir(parents=True, exist_ok=True)
-    platform.cache_compilations()
+    compilation_cache.cache_compilations()
     measure(SMOKE if args.smoke else Plan(), path, args.runs, resume=args.resume)
   results = from_json(path.read_text())
   for name, verdict in results["verdicts"].items():

@@ -17,11 +17,15 @@ from ml_collections import ConfigDict
 
 from configs import dapo
 from experiments.ablations.dapo_ladder import measures
-from jaxrl_llm import checkpoint, config_check, rollout, run, train, workdirs
-from jaxrl_llm.metrics import read_rows
-from jaxrl_llm.rewards.answer import final_answer
-from jaxrl_llm.states import abstract_arrays
-from jaxrl_llm.tasks import arithmetic
+from jaxrl_llm import train
+from jaxrl_llm.config import check
+from jaxrl_llm.rewards.final_answer import final_answer
+from jaxrl_llm.rollouts import rollout
+from jaxrl_llm.run import start as start_lib
+from jaxrl_llm.run.saved_state import abstract_arrays
+from jaxrl_llm.tasks.sets import arithmetic
+from jaxrl_llm.workdir import checkpoint, claim
+from jaxrl_llm.workdir.metrics import read_rows
 
 LEVELS = (1, 2)
 DEMONSTRATIONS = 4  # Of each problem.
@@ -164,7 +168,7 @@ def rung_config(sizes: Sizes, folder: Path, seed: int, rung: str) -> ConfigDict:
 
 def warm_start(sizes: Sizes, folder: Path, seed: int) -> None:
   """Trains the policy that all rungs of a seed begin with; goes on where it stopped."""
-  if workdirs.is_finished(folder / f"warm-{seed}"):
+  if claim.is_finished(folder / f"warm-{seed}"):
     return
   _checked(config := warm_config(sizes, folder, seed))
   train.run(config, _made(folder / f"warm-{seed}"))
@@ -179,7 +183,7 @@ def climb(sizes: Sizes, folder: Path, seed: int, rung: str) -> dict[str, list[di
   _checked(config := rung_config(sizes, folder, seed, rung))
   workdir = folder / f"{rung}-{seed}"
   shutil.rmtree(workdir, ignore_errors=True)  # What a stopped trial left behind: a trial is a minute, and is not resumed.
-  this = run.start(config, _made(workdir))
+  this = start_lib.start(config, _made(workdir))
   arrays = abstract_arrays(this.experiment)
   warm = checkpoint.restore_latest(checkpoint.open_checkpoints(folder / f"warm-{seed}" / "checkpoints", keep=1), arrays)
   this.state = this.experiment.restart(warm[0]["state"].params)
@@ -196,7 +200,7 @@ def climb(sizes: Sizes, folder: Path, seed: int, rung: str) -> dict[str, list[di
   return {table: [at | row for row in mine] for table, mine in found.items()}
 
 
-def grades(this: run.Run) -> list[int]:
+def grades(this: start_lib.Run) -> list[int]:
   """How many of four samples of each held-out problem are right, at the end of a trial."""
   test, config = this.experiment.task.test, this.config
   # The same problems for every rung and seed, but not the samples of the run's own evaluations.
@@ -218,7 +222,7 @@ def grades(this: run.Run) -> list[int]:
 
 
 def _checked(config: ConfigDict) -> None:
-  if found := config_check.problems(config):
+  if found := check.problems(config):
     raise ValueError("\n".join(found))
 
 

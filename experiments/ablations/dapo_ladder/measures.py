@@ -4,8 +4,8 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from jaxrl_llm.rewards.answer import final_answer
-from jaxrl_llm.tasks import arithmetic
+from jaxrl_llm.rewards.final_answer import final_answer
+from jaxrl_llm.tasks.sets import arithmetic
 from jaxrl_llm.types import Completion
 
 

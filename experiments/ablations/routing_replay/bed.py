@@ -12,13 +12,13 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from jaxrl_llm import objectives, routing
+from jaxrl_llm import objectives
 from jaxrl_llm.advantages import group_advantages
-from jaxrl_llm.models import Experts, ModelConfig, lower_precision, make_model, preset
-from jaxrl_llm.rewards.answer import final_answer
+from jaxrl_llm.learner.train_step import init_state, make_optimizer, make_train_step, policy_outputs
+from jaxrl_llm.models import Experts, ModelConfig, lower_precision, make_model, preset, routing
+from jaxrl_llm.rewards.final_answer import final_answer
 from jaxrl_llm.sampler import make_filter, make_sampler
-from jaxrl_llm.tasks import arithmetic
-from jaxrl_llm.train_step import init_state, make_optimizer, make_train_step, policy_outputs
+from jaxrl_llm.tasks.sets import arithmetic
 from jaxrl_llm.types import Completion, Metrics, Params, Rollouts, TrainBatch, TrainState
 
 ALPHABET = "0123456789+-=#\n"

@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from experiments.ablations.ratio_lab.measures import interval
-from jaxrl_llm import routing
+from jaxrl_llm.models import routing
 
 
 def overlaps(a: np.ndarray, b: np.ndarray, segments: np.ndarray) -> np.ndarray:

@@ -9,7 +9,7 @@ import numpy as np
 
 from experiments.ablations.routing_replay import bed as beds
 from experiments.ablations.routing_replay import measures
-from jaxrl_llm import routing
+from jaxrl_llm.models import routing
 from jaxrl_llm.types import Params, TrainBatch
 
 

@@ -89,10 +89,10 @@ def resolve(checkpoint: str) -> pathlib.Path:
   Raises:
     ValueError: one line that names the flag.
   """
-  from jaxrl_llm import weights
+  from jaxrl_llm.pretrained import where
 
   try:
-    return weights.resolve(checkpoint).absolute()
+    return where.resolve(checkpoint).absolute()
   except ValueError as error:
     raise ValueError(str(error).replace("config.model.path", "--checkpoint")) from error
 
@@ -111,7 +111,7 @@ def token_ids(path: pathlib.Path) -> tuple[tuple[int, ...], int]:
     found = {name: next((c[name] for c in configs if c.get(name) is not None), None) for name in ("eos_token_id", "pad_token_id")}
     eos, pad = found.values()
   elif path.suffix == ".gguf":
-    from jaxrl_llm.gguf_header import read_header
+    from jaxrl_llm.pretrained.gguf_header import read_header
 
     metadata = read_header(path).metadata
     named = [metadata.get(f"tokenizer.ggml.{name}_token_id") for name in ("eos", "eot", "padding")]

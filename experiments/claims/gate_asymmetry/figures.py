@@ -6,7 +6,7 @@ from typing import Any
 
 from experiments.claims import drawing
 from experiments.claims.gate_asymmetry import rules
-from jaxrl_llm.figures import new_figure, save
+from jaxrl_llm.report.figures import new_figure, save
 
 
 def draw(results: Mapping[str, Any], folder: pathlib.Path, formats: Sequence[str]) -> None:

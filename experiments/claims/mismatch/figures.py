@@ -6,7 +6,7 @@ from typing import Any
 
 from experiments.claims import drawing
 from experiments.claims.mismatch import rules
-from jaxrl_llm.figures import new_figure, save
+from jaxrl_llm.report.figures import new_figure, save
 
 LABELS = {way: way for way in rules.WAYS}
 

@@ -11,7 +11,7 @@ from experiments.ablations.routing_replay.measures import where
 from experiments.claims import drawing
 from experiments.claims.moe_stability import rules
 from experiments.claims.moe_stability.survival import kaplan_meier
-from jaxrl_llm.figures import new_figure, save
+from jaxrl_llm.report.figures import new_figure, save
 
 _LINES = {
   "GRPO": (ORANGE, "-"), "GRPO with R2": (PINK, "--"), "GSPO": (BLUE, "-"), "GSPO with R2": (SKY, "--"), "SAPO": (GREEN, "-"),

@@ -51,9 +51,9 @@ def measure(sizes: beds.Sizes, seed: int, arms: Mapping[str, beds.Arm], errors: 
 @functools.cache
 def _lowered(sizes: beds.Sizes):
   """The log-probabilities of a batch in bfloat16."""
+  from jaxrl_llm.learner.train_step import policy_outputs
   from jaxrl_llm.models import lower_precision, make_model
   from jaxrl_llm.sampler import make_filter
-  from jaxrl_llm.train_step import policy_outputs
 
   model = make_model(beds.model_config(sizes)._replace(dtype="bfloat16"))
   outputs = functools.partial(policy_outputs, model.score, make_filter())

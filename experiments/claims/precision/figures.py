@@ -8,7 +8,7 @@ import numpy as np
 
 from experiments.claims import drawing
 from experiments.claims.precision import rules
-from jaxrl_llm.figures import line_style, new_figure, save
+from jaxrl_llm.report.figures import line_style, new_figure, save
 
 
 def draw(results: Mapping[str, Any], folder: pathlib.Path, formats: Sequence[str]) -> None:

@@ -15,7 +15,7 @@ from experiments.launch import __main__ as launcher
 from experiments.launch import rows, status, table, trial
 from experiments.launch.rows import make_row
 from experiments.launch.status import Status
-from jaxrl_llm import command_line
+from jaxrl_llm.config import command_line
 
 MODULE = "jaxrl_llm.main"
 BASE = ("--config=configs/gspo.py:tiny", "--sweep=experiments/sweeps/clip_range.py")

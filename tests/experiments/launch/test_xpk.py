@@ -243,7 +243,7 @@ def test_a_manifest_that_is_none(tmp_path, text, message):
 
 JOIN = """
 import jax
-from jaxrl_llm import hosts
+from jaxrl_llm.devices import hosts
 hosts.start()
 print(jax.process_index(), jax.process_count(), jax.device_count(), ''.join(hosts.gather_text(str(jax.process_index()))))
 """

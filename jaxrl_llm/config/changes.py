@@ -1,0 +1,158 @@
+"""What of a config may change between two attempts at a run, and what such a change does to where the run stands in its data."""
+
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+FIXED: dict[str, str] = {
+  "seed": "what was drawn so far follows from it",
+  "objective.name=bradley_terry": "a reward model and a policy are other models",
+  "model.preset": "the checkpoint holds weights of that shape",
+  "model.path": "the run began with those weights",
+  "model.tokenizer": "the weights were trained on its ids",
+  "model.param_dtype": "the checkpoint holds weights of that kind",
+  "model.lora_rank": "the checkpoint holds adapters of that shape",
+  "model.lora_alpha": "the adapters were trained with that weight",
+  "model.lora_targets": "the checkpoint holds those adapters",
+  "learner.moments_dtype": "the checkpoint holds moments of that kind",
+  "rollout.spare_prompts": "the checkpoint may hold groups that are half drawn",
+  "warm_start.num_steps": "RL began, or is to begin, where that warm start ends",
+  "task.": "the run stands at a place in these problems, and its accuracies are theirs",
+}
+"""Fields that no flag lets change, with the reason; one that ends with a dot is a section."""
+
+FREE = ("task.data_dir",)
+"""Fields of such a section that may."""
+
+
+def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
+  """The fields that differ, with both values.
+
+  Args:
+    old: fields by path, as JSON has them; likewise `new`.
+    new: those now.
+  """
+  fields = sorted(old.keys() | new.keys())
+  return {field: (old.get(field), new.get(field)) for field in fields if old.get(field) != new.get(field)}
+
+
+def refusals(old: Mapping[str, Any], new: Mapping[str, Any]) -> Iterator[str]:
+  """A line for each change that a run cannot take.
+
+  Args:
+    old: as in `differences`.
+    new: likewise.
+
+  Example:
+    >>> list(refusals({"seed": 0, "num_steps": 4}, {"seed": 1, "num_steps": 8}))
+    ['config.seed: found 1, expected 0 as the run began, because what was drawn so far follows from it']
+  """
+  changed = differences(old, new)
+  for field, (was, now) in changed.items():
+    section = f"{field.partition('.')[0]}."
+    why = None if field in FREE else FIXED.get(field, FIXED.get(section))
+    if field == "objective.name" and "bradley_terry" in (was, now):
+      why = FIXED["objective.name=bradley_terry"]
+    if field.startswith("rollout.") and field != "rollout.spare_prompts" and (old.get("rollout.spare_prompts") or 0) > 0:
+      why = f"{FIXED['rollout.spare_prompts']} (rollout.spare_prompts)"
+    if why is not None:
+      yield f"config.{field}: found {now!r}, expected {was!r} as the run began, because {why}"
+  for part in ("critic", "reference"):
+    if changed and has_part(part, old) != has_part(part, new):
+      found, expected = ("a", "no") if has_part(part, new) else ("no", "a")
+      yield (
+        f"config.{_PARTS[part]}: found {found} {part} in this config, expected {expected} {part} as the run began, because the checkpoint "
+        f"holds {expected if expected == 'a' else 'none'}{' ' + part if expected == 'a' else ''}"
+      )
+
+
+_PARTS = {"critic": "advantage.estimator", "reference": "objective.kl_coef"}
+
+
+def has_part(part: str, fields: Mapping[str, Any]) -> bool:
+  """Whether a run of a config holds a critic, or a frozen reference.
+
+  Args:
+    part: "critic" or "reference".
+    fields: of the config, by path.
+  """
+  if "advantage.estimator" not in fields:
+    return False  # A reward model's.
+  from jaxrl_llm import objectives
+  from jaxrl_llm.advantages.estimators import ESTIMATORS
+
+  estimator = fields["advantage.estimator"]
+  if part == "critic":
+    return "values" in ESTIMATORS[estimator].needs
+  hyper = {field.partition(".")[2]: x for field, x in fields.items() if field.startswith("objective.") and x is not None}
+  penalised = "ref_logprobs" in objectives.make(hyper.pop("name"), **hyper).needs or bool(fields["reward.kl_coef"])
+  return (penalised or "ref_logprobs" in ESTIMATORS[estimator].needs) and fields["model.lora_rank"] is None
+
+
+def position(state: Mapping[str, Any], *, was: int, now: int, what: str) -> tuple[dict[str, Any], str | None]:
+  """Where an iterator goes on whose batches have another size now, so that nothing is left out.
+
+  Args:
+    state: of the iterator, in batches.
+    was: rows of a batch when it was saved.
+    now: likewise, today.
+    what: the rows, for the line.
+
+  Returns:
+    The state in today's batches, and a line on what is drawn again, None where nothing is.
+
+  Example:
+    >>> position({"next_index": 3}, was=8, now=12, what="prompts")
+    ({'next_index': 2}, None)
+    >>> position({"next_index": 3}, was=8, now=16, what="prompts")[1]
+    'the run stood at 24 prompts, which batches of 16 do not end at: it goes on from 16, so 8 prompts are drawn again'
+  """
+  if was == now or "next_index" not in state:  # A curriculum has no place: it draws by what it has seen.
+    return dict(state), None
+  done = state["next_index"] * was
+  again = done % now
+  moved = dict(state) | {"next_index": done // now}
+  if not again:
+    return moved, None
+  line = f"the run stood at {done} {what}, which batches of {now} do not end at"
+  return moved, f"{line}: it goes on from {done - again}, so {again} {what} are drawn again"
+
+
+def written_on(workdir: Path) -> tuple[int, int] | None:
+  """The newest checkpoint of a run, and the number of devices that wrote it; None where nothing says so.
+
+  Args:
+    workdir: of the run.
+  """
+  manifests = [path for path in (workdir / "checkpoints").glob("*/manifest.json") if path.parent.name.isdecimal()]
+  for path in sorted(manifests, key=lambda path: -int(path.parent.name)):
+    try:
+      return int(path.parent.name), int(json.loads(path.read_text(encoding="utf-8"))["devices"])
+    except (OSError, ValueError, KeyError, TypeError):
+      continue  # A damaged one, which the restore passes over as well.
+  return None
+
+
+def check_devices(workdir: Path, devices: int, *, allowed: bool) -> str | None:
+  """Refuses to go on, on another number of devices than wrote the newest checkpoint: sums are then added in another order.
+
+  Args:
+    workdir: of the run.
+    devices: of all processes together.
+    allowed: whether the user has asked for it.
+
+  Returns:
+    A line about the difference; None where there is none.
+
+  Raises:
+    ValueError: one line.
+  """
+  found = written_on(workdir)
+  if found is None or found[1] == devices:
+    return None
+  line = f"checkpoint {found[0]} of {workdir} was written on {found[1]} devices, found {devices}"
+  line += ": results will be equal within rounding only"
+  if not allowed:
+    raise ValueError(f"{line}; give the run {found[1]} devices, or add --allow_config_change")
+  return line

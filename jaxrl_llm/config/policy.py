@@ -1,0 +1,79 @@
+"""The policy that a config names and what it learns: its shape, its tokenizer, where its first weights come from, its objective."""
+
+from collections.abc import Callable
+
+import jax
+from jaxtyping import PRNGKeyArray, PyTree
+from ml_collections import ConfigDict
+
+from jaxrl_llm import objectives
+from jaxrl_llm.config.fields import given
+from jaxrl_llm.models import Lora, Model, ModelConfig, load_params, preset, read_config
+from jaxrl_llm.objectives.corrected import corrected
+from jaxrl_llm.pretrained import where
+from jaxrl_llm.pretrained.tokenizer import load_tokenizer
+from jaxrl_llm.types import Objective, Params, Tokenizer
+
+
+def model_config(config: ConfigDict, *, vocab_size: int | None = None) -> ModelConfig:
+  """The model's shape, with the options of `config.model`. Reads headers, no weights.
+
+  Args:
+    config: of the experiment.
+    vocab_size: ids of the tokenizer, for a preset.
+
+  Raises:
+    ValueError: an unknown preset, or a checkpoint that is not there or cannot be used.
+  """
+  section = config.model
+  if section.path is None:
+    shape = preset(section.preset, vocab_size=vocab_size)
+  else:
+    shape = read_config(where.resolve(section.path))
+  options = {name: section[name] for name in ("dtype", "param_dtype", "remat", "attention", "head_tokens")}
+  return shape._replace(**options, lora=lora(config))
+
+
+def lora(config: ConfigDict) -> Lora | None:
+  """The adapters that a config asks for; None for none."""
+  section = config.model
+  if section.lora_rank is None:
+    return None
+  made = Lora(section.lora_rank, section.lora_alpha or 2.0 * section.lora_rank)
+  return made if section.lora_targets is None else made._replace(targets=tuple(section.lora_targets))
+
+
+def tokenizer(config: ConfigDict) -> Tokenizer | None:
+  """The checkpoint's tokenizer; None without a checkpoint, for the task's own.
+
+  Raises:
+    ValueError: no tokenizer, no chat template, or ids that do not fit the model.
+  """
+  if config.model.path is None:
+    return None
+  rows = model_config(config).vocab_size
+  chat = True if config.task.chat is None else config.task.chat
+  path, task = where.resolve(config.model.path), config.task
+  return load_tokenizer(path, chat=chat, system=task.system, vocab_rows=rows, pad_token=task.pad_token)
+
+
+def first_params(config: ConfigDict, model: Model, shardings: PyTree) -> Callable[[PRNGKeyArray], Params]:
+  """How the run's first weights are made: at random, or from the checkpoint with fresh adapters.
+
+  Args:
+    config: of the experiment.
+    model: made from `model_config`.
+    shardings: of its params.
+
+  Returns:
+    `(key) -> params`.
+  """
+  if config.model.path is None:
+    return jax.jit(model.init, out_shardings=shardings)
+
+  return lambda key: load_params(where.resolve(config.model.path), model, key=key)
+
+
+def make_objective(config: ConfigDict) -> Objective:
+  """The objective, with the corrections that the config asks for."""
+  return corrected(objectives.make(config.objective.name, **given(config.objective, "name")), **given(config.correction))

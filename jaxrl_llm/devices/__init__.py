@@ -1,0 +1,1 @@
+"""What runs on which device: meshes, processes, compiled programs and their cache, offloaded moments."""

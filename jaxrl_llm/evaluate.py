@@ -1,0 +1,61 @@
+"""`python -m jaxrl_llm.evaluate [--config=FILE[:ARGUMENT]] [--checkpoint=WHERE] [--metrics=NAME,NAME,...] [--config.FIELD=VALUE ...]`
+
+  --checkpoint      the weights: workdir of a run (its newest checkpoint), WORKDIR@STEP, a folder in Hugging Face's format, a .gguf file,
+                    or package:NAME. Without it: the weights that the config begins with
+  --config          the experiment; may be left out for a run, which has its own
+  --metrics         lighteval's names, as in avg@n:n=16,pass@k:k=1&n=16,maj@n:n=8 (quote the &). Default: avg, pass and maj of
+                    config.eval.samples, and those of config.eval.metrics
+  --config.FIELD    another value for one field, as in --config.task.test_name=aime24 or --config.eval.num_prompts=30
+  --samples, --out  files for every sample and for the results. Default: WORKDIR/evaluations/NAME/samples.jsonl and eval.json
+  --regrade         a file of samples to grade again with the config's verifier; no model is loaded
+"""
+
+import shlex
+import sys
+from collections.abc import Sequence
+
+from jaxrl_llm.config.command_line import UsageError
+from jaxrl_llm.run.evaluate import request as request_lib
+
+USAGE_ERROR = 2
+INTERRUPTED = 130
+
+
+def main(argv: Sequence[str]) -> int:
+  """The command line.
+
+  Args:
+    argv: program name and arguments.
+
+  Returns:
+    0 after an evaluation, 1 for one in which the verifier failed on everything or memory ran out, 2 for bad input, 130 after Ctrl-C.
+  """
+  if {"-h", "--help"} & set(argv[1:]):
+    print(__doc__)
+    return 0
+  try:
+    request = request_lib.parse(argv)
+    from jaxrl_llm.evaluation.held_out import NoRewardError
+    from jaxrl_llm.run.evaluate import evaluating  # Only now: bad input is refused before JAX starts.
+    from jaxrl_llm.run.out_of_memory import OutOfMemoryError
+
+    try:
+      evaluating.run(request, command=shlex.join(["python", "-m", "jaxrl_llm.evaluate", *argv[1:]]))
+    except (NoRewardError, OutOfMemoryError) as error:
+      return _refuse(error, 1)
+  except UsageError as error:
+    return _refuse(error, USAGE_ERROR)
+  except KeyboardInterrupt:
+    print("interrupted; nothing was written", file=sys.stderr)
+    return INTERRUPTED
+  return 0
+
+
+def _refuse(error: Exception, status: int) -> int:
+  for line in str(error).splitlines():
+    print(f"error: {line}", file=sys.stderr)
+  return status
+
+
+if __name__ == "__main__":
+  sys.exit(main(sys.argv))

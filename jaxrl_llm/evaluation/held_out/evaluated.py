@@ -1,0 +1,204 @@
+"""What an evaluation drew, what came of it, and what is said about that."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from jaxtyping import Bool, Float, Int
+
+from jaxrl_llm.evaluation import (
+  MetricName,
+  Summary,
+  answer_reader,
+  avg_at_n,
+  bootstrap_interval,
+  estimate,
+  parse_metric,
+  pass_at_k,
+  short_name,
+  summarise,
+)
+from jaxrl_llm.evaluation.held_out.failures import refuse_failures
+from jaxrl_llm.rewards import CallFn, Outcome, WeightedReward, answer_key
+from jaxrl_llm.types import Completion
+
+Problems = Sequence[Mapping[str, Any]]
+"""Rows of a task."""
+
+
+class Evaluated(NamedTuple):
+  """What one evaluation drew, and what came of it: n problems, s samples of each.
+
+  Attributes:
+    problems: rows of the task.
+    prompts: ids that the policy was given, of each problem.
+    responses: those of the first problem, those of the second, ...
+    outcomes: the verifier's, of each response.
+    answers: what it read out of each, None where it found nothing; None altogether where it reads no answers.
+  """
+
+  problems: Problems
+  prompts: list[tuple[int, ...]]
+  responses: list[Completion]
+  outcomes: list[Outcome]
+  answers: list[str | None] | None
+
+  @property
+  def num_samples(self) -> int:
+    """Of each problem."""
+    return len(self.responses) // len(self.problems)
+
+  @property
+  def scores(self) -> Float[np.ndarray, "n s"]:
+    """Of each sample; NaN where the verifier failed."""
+    return self.table([np.nan if outcome.cause else outcome.value for outcome in self.outcomes], float)
+
+  @property
+  def lengths(self) -> Int[np.ndarray, "n s"]:
+    """Of each response, in tokens."""
+    return self.table([response.num_tokens for response in self.responses], int)
+
+  @property
+  def stopped(self) -> Bool[np.ndarray, "n s"]:
+    """Whether a response ended by itself."""
+    return self.table([response.stopped for response in self.responses], bool)
+
+  @property
+  def causes(self) -> list[str]:
+    """Why the verifier failed, of the samples of which it did."""
+    return [outcome.cause for outcome in self.outcomes if outcome.cause]
+
+  @property
+  def levels(self) -> list[Any]:
+    """Difficulty of each problem; empty where there is none."""
+    levels = [problem.get("level") for problem in self.problems]
+    return [] if None in levels else levels
+
+  @property
+  def grouped_answers(self) -> list[list[str | None]] | None:
+    """The answers, problem by problem."""
+    size = self.num_samples
+    return self.answers and [self.answers[i : i + size] for i in range(0, len(self.answers), size)]
+
+  def table(self, values: Sequence[Any], dtype: type) -> np.ndarray:
+    """One value a response, problem by problem."""
+    return np.array(values, dtype).reshape(len(self.problems), -1)
+
+
+def evaluated(
+  problems: Problems,
+  prompts: list[tuple[int, ...]],
+  responses: list[Completion],
+  outcomes: list[Outcome],
+  verifier: WeightedReward,
+) -> Evaluated:
+  """An evaluation, with the answers that the verifier reads.
+
+  Args:
+    problems: see `Evaluated`.
+    prompts: see there.
+    responses: see there.
+    outcomes: see there.
+    verifier: that they are of.
+
+  Raises:
+    NoRewardError: it failed on all responses.
+  """
+  refuse_failures(f"reward {verifier.name!r}", [x.cause for x in outcomes], next((x.detail for x in outcomes if x.cause), ""))
+  read, answers = answer_reader(verifier), None
+  if read is not None:
+    size = len(responses) // len(problems)
+    answers = [read(response, problems[i // size]) for i, response in enumerate(responses)]
+  return Evaluated(problems, prompts, responses, outcomes, answers)
+
+
+def outcomes_of(
+  verifier: WeightedReward, responses: Sequence[Completion], problems: Problems, call: CallFn
+) -> list[Outcome]:
+  """The verifier's word on each response, but for those whose environment failed: nothing is known of them.
+
+  Args:
+    verifier: the first of a task's rewards.
+    responses: to judge.
+    problems: each response's own.
+    call: who calls the verifier's function.
+  """
+  outcomes = [None if response.failed is None else Outcome(None, *response.failed) for response in responses]
+  asked = [i for i, outcome in enumerate(outcomes) if outcome is None]
+  for i, outcome in zip(asked, call(verifier, [responses[i] for i in asked], [problems[i] for i in asked]), strict=True):
+    # Through float32, as rewards are in training: a score is the same number wherever it is read.
+    outcomes[i] = outcome if outcome.cause else outcome._replace(value=float(np.float32(outcome.value)))
+  return outcomes
+
+
+def check_metrics(metrics: Sequence[str | MetricName], verifier: WeightedReward, *, setting: str = "config.eval.metrics") -> None:
+  """Refuses metrics of answers where the verifier reads none.
+
+  Args:
+    metrics: by lighteval's names.
+    verifier: the first of the task's rewards.
+    setting: where they are named.
+
+  Raises:
+    ValueError: a majority of what is no answer. One line.
+  """
+  for metric in metrics:
+    if str(metric).startswith("maj@") and answer_reader(verifier) is None:
+      raise ValueError(
+        f"{setting}: found {str(metric)!r}, expected no majority: the reward {verifier.name!r} reads no answers that could be counted"
+      )
+
+
+def eval_metrics(found: Evaluated, metrics: Sequence[str] = ()) -> dict[str, float]:
+  """A run's row of metrics of one evaluation.
+
+  Args:
+    found: of `evaluate_policy`.
+    metrics: further ones by lighteval's names; each is logged with its interval.
+
+  Raises:
+    ValueError: a metric that the samples do not allow.
+  """
+  scores, known = found.scores, ~np.isnan(found.scores)
+  accuracy, size = bootstrap_interval(avg_at_n(scores)), scores.shape[1]
+  # Right is wholly right. Nobody knows of s samples that one is, or that none is, where a score is missing; such problems are left out.
+  passed = pass_at_k(np.where(known, scores >= 1, np.nan), size)
+  row = {
+    "eval/accuracy": accuracy.mean,
+    "eval/accuracy_low": accuracy.low,
+    "eval/accuracy_high": accuracy.high,
+    f"eval/pass@{size}": float(np.nanmean(passed)) if np.any(~np.isnan(passed)) else 0.0,
+    "eval/response_length/mean": float(found.lengths.mean()),
+    "eval/truncated": float(1 - found.stopped.mean()),
+  }
+  for metric in map(parse_metric, metrics):
+    own = estimate(metric, scores, found.grouped_answers, key=answer_key)
+    if own.problems:
+      name = f"eval/{short_name(metric)}"
+      row |= {name: own.value, f"{name}/low": own.low, f"{name}/high": own.high}
+  if found.causes:
+    row["eval/failed"] = float(len(found.causes))
+    row |= {f"eval/failed/{cause}": float(found.causes.count(cause)) for cause in sorted(set(found.causes))}
+  levels = np.array(found.levels)
+  for level in np.unique(levels):
+    here = scores[levels == level]
+    row[f"eval/accuracy/level_{level}"] = float(np.nanmean(here)) if np.any(~np.isnan(here)) else 0.0
+  return row
+
+
+def summary(found: Evaluated, metrics: Sequence[str | MetricName], *, rated: bool = False) -> Summary:
+  """Everything that an evaluation says.
+
+  Args:
+    found: of `evaluate_policy` or `regrade`.
+    metrics: by lighteval's names.
+    rated: whether the problems' levels are CodeForces' ratings, 0 for none.
+
+  Raises:
+    ValueError: a metric that the samples do not allow.
+  """
+  ratings = np.array([float(level) or np.nan for level in found.levels]) if rated else None
+  return summarise(
+    metrics, found.scores, lengths=found.lengths, stopped=found.stopped, answers=found.grouped_answers, key=answer_key,
+    levels=found.levels, problem_ratings=ratings, causes=found.causes,
+  )  # fmt: skip

@@ -1,0 +1,1 @@
+"""The learner: packed rows, the train step, its compiled programs and their memory."""

@@ -1,0 +1,303 @@
+"""What a run needs of each device's memory, by kind: the model behind `--dry_run`, and behind the message for a device that is full.
+
+What the backward pass keeps is counted and not guessed: the model is traced, and the arrays are looked at that go from its forward to its
+backward pass. So policies of rematerialisation, attention kernels, adapters and experts need no formulas here.
+"""
+
+import functools
+from functools import partial
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh
+from jaxtyping import PyTree
+from ml_collections import ConfigDict
+
+from jaxrl_llm.devices import mesh as mesh_lib
+from jaxrl_llm.learner import programs
+from jaxrl_llm.learner.needs import abstract_batch, needed_by_step
+from jaxrl_llm.models import ModelConfig, make_critic, make_model, trainable
+from jaxrl_llm.models.attention import suited
+from jaxrl_llm.models.cache import num_bytes
+from jaxrl_llm.models.head import chunk_tokens
+from jaxrl_llm.models.params import combine, partition
+from jaxrl_llm.sampler.begin import num_rows
+from jaxrl_llm.types import Objective
+
+# Measured on what XLA compiles for CPUs and TPUs; tests/learner/test_memory.py holds the model to it.
+_CHUNKS = 2.0  # Arrays of a chunk of logits that are alive at once in the backward pass: the logits, and their gradient. Forward, one.
+_COTANGENTS = 0.5  # Gradients of a layer's activations, in parts of the activations that its backward pass has.
+_FORWARD = 0.35  # Of them, what is alive at once where nothing goes back.
+_GROUPED = 4.0  # Arrays of all experts' tokens in the backward pass of a grouped product that is done as a batched one.
+
+
+class Footprint(NamedTuple):
+  """Bytes on each device.
+
+  Attributes:
+    held: between programs, by kind.
+    programs: on top of it while a program runs, by program and kind.
+    of_sampler: on a device that only samples, by kind; empty where all devices do both.
+    on_host: in the memory of the hosts, for each device.
+  """
+
+  held: dict[str, float]
+  programs: dict[str, dict[str, float]]
+  of_sampler: dict[str, float]
+  on_host: float = 0.0
+
+  @property
+  def largest(self) -> str:
+    """The program that needs most."""
+    return max(self.programs, key=lambda name: sum(self.programs[name].values()))
+
+  @property
+  def peak(self) -> float:
+    """Most bytes on a device that learns, in any program."""
+    return sum(self.held.values()) + sum(self.programs[self.largest].values())
+
+
+class Kept(NamedTuple):
+  """What the forward pass leaves for the backward pass, in bytes.
+
+  Attributes:
+    of_row: for each row.
+    fixed: however many rows, such as weights in another dtype.
+  """
+
+  of_row: float
+  fixed: float
+
+
+def footprint(
+  config: ConfigDict, shape: ModelConfig, mesh: Mesh, sampler_mesh: Mesh, objective: Objective, *, needs: frozenset[str]
+) -> Footprint:
+  """Estimates what each device holds; allocates nothing, and the devices need not be there.
+
+  Args:
+    config: checked.
+    shape: of the model.
+    mesh: devices of the learner.
+    sampler_mesh: devices of the sampler, which may be the same.
+    objective: what RL minimises.
+    needs: see `needs.scores_needed`.
+
+  Raises:
+    ValueError: a weight that a mesh does not divide.
+  """
+  learner, model = config.learner, make_model(shape, mesh=mesh)
+  trained = trainable(shape, model.logical_axes)
+  (optimizer, _), _ = programs.make_optimizers(config)
+  place_state = partial(programs.place_state, offload=learner.offload_optimizer)
+  state = place_state(mesh, model, optimizer, trainable=trained)
+  gradients = bytes_of(partition(state.params, trained)[0])
+  warm_rows = config.warm_start.row_buckets if config.warm_start.num_steps else ()
+  rows = max(*learner.row_buckets, *warm_rows, 0)
+  batch = abstract_batch(mesh, rows, learner.row_tokens, routes=programs.replayed_routes(config, shape), shares=learner.share_prompts)
+  batch = needed_by_step(batch, objective.needs, adaptive_kl=config.kl.target is not None)
+
+  held = {"weights": bytes_of(state.params), "optimizer moments": bytes_of((state.opt_state, state.step))}
+  if "ref_logprobs" in needs and shape.lora is None:
+    held["frozen reference"] = held["weights"]
+  if "values" in needs:
+    held["critic and its moments"] = bytes_of(place_state(mesh, make_critic(shape, mesh=mesh), optimizer))
+  held["batch"] = learner.updates_per_rollout * bytes_of(batch)
+
+  pieces = mesh_lib.num_row_shards(mesh) * mesh.shape["context"]
+  rows_here = rows / pieces / learner.micro_batches
+  update = {"gradients": gradients}
+  if learner.micro_batches > 1:
+    update["accumulated gradients"] = sum(_size(x, jnp.float32) for x in jax.tree.leaves(partition(state.params, trained)[0]))
+  update["activations"] = saved(shape, mesh, rows=rows_here, row_tokens=learner.row_tokens)
+  layer = {"gathered weights": 2 * gathered(state.params, mesh)}
+  layer |= backward_of_layer(shape, mesh, rows=rows_here, row_tokens=learner.row_tokens)
+  update |= _larger(layer, head(shape, mesh, tokens=rows_here * learner.row_tokens, learns=True))
+  layer = {"activations": _FORWARD * one_layer(shape, mesh, rows=rows / pieces, row_tokens=learner.row_tokens)}
+  layer |= {"gathered weights": gathered(state.params, mesh)}
+  score = _larger(layer, head(shape, mesh, tokens=rows / pieces * learner.row_tokens, learns=False))
+  found = {"update": update, "scoring": score}
+
+  sampler_dtype, of_sampler = config.model.sampler_dtype or shape.dtype, {}
+  sampled = sampling(config, shape._replace(dtype=sampler_dtype), sampler_mesh)
+  lowered = make_model(shape, mesh=sampler_mesh)
+  placed = mesh_lib.param_shardings(sampler_mesh, lowered.logical_axes, state.params, fields={"tensor": "mesh.sampler_tensor"})
+  at_sampler = jax.tree.map(lambda x, sharding: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), state.params, placed)
+  copy = sum(_size(x, sampler_dtype) for x in jax.tree.leaves(at_sampler))
+  if sampler_mesh == mesh:
+    found["sampling"] = {"weights laid out for decoding": copy, **sampled}
+  else:
+    found["weight sync"] = {"weights on their way to the sampler": copy}
+    # With a lag the next weights come while rollouts are still drawn with the last ones.
+    of_sampler = {"weights": copy * (1 + config.rollout.staleness), "weights laid out for decoding": copy, **sampled}
+  keep = lambda parts: {name: size for name, size in parts.items() if size}
+  return Footprint(keep(held), {name: keep(parts) for name, parts in found.items()}, keep(of_sampler), bytes_of(state, on_host=True))
+
+
+def bytes_of(tree: PyTree, *, on_host: bool = False) -> int:
+  """What a tree of placed shapes takes of each device; of its host with `on_host`."""
+  return sum(_size(x, x.dtype) for x in jax.tree.leaves(tree) if (x.sharding.memory_kind == "pinned_host") == on_host)
+
+
+def _size(leaf: jax.ShapeDtypeStruct, dtype) -> int:
+  return int(np.prod(leaf.sharding.shard_shape(leaf.shape))) * jnp.dtype(dtype).itemsize
+
+
+def saved(shape: ModelConfig, mesh: Mesh, *, rows: float, row_tokens: int) -> float:
+  """What the forward pass of a micro-batch leaves for its backward pass.
+
+  Args:
+    shape: of the model, with its policy.
+    mesh: devices of the learner.
+    rows: on each device; a part of one where a row is split.
+    row_tokens: slots of a row.
+  """
+  found = kept(on_one_device(shape, mesh, row_tokens), row_tokens)
+  return found.fixed / (mesh.shape["fsdp"] * mesh.shape["expert"]) + rows * found.of_row
+
+
+def one_layer(shape: ModelConfig, mesh: Mesh, *, rows: float, row_tokens: int) -> float:
+  """Activations of one layer, all of them; arguments as of `saved`."""
+  return rows * kept(on_one_device(shape._replace(remat="none"), mesh, row_tokens), row_tokens).of_row / shape.num_layers
+
+
+def backward_of_layer(shape: ModelConfig, mesh: Mesh, *, rows: float, row_tokens: int) -> dict[str, float]:
+  """What the backward pass of one layer adds to what was saved; arguments as of `saved`."""
+  whole = one_layer(shape, mesh, rows=rows, row_tokens=row_tokens)
+  again = 0.0 if shape.remat == "none" else whole - saved(shape, mesh, rows=rows, row_tokens=row_tokens) / shape.num_layers
+  found = {"a layer computed again": max(again, 0.0), "gradients of a layer's activations": _COTANGENTS * whole}
+  if shape.experts is not None and mesh.devices.flat[0].platform != "tpu":
+    # Only TPUs have a grouped product. Elsewhere every expert at hand is given room for all tokens.
+    here = on_one_device(shape, mesh, row_tokens).experts
+    copies = rows * row_tokens * here.top_k * shape.experts.num_experts / mesh.shape["expert"]
+    found["tokens once for every expert"] = _GROUPED * copies * max(shape.d_model, here.d_ff) * jnp.dtype(shape.dtype).itemsize
+  return found
+
+
+def _larger(*options: dict[str, float]) -> dict[str, float]:
+  """Parts of what is alive at different times."""
+  return max(options, key=lambda parts: sum(parts.values()))
+
+
+def on_one_device(shape: ModelConfig, mesh: Mesh, row_tokens: int) -> ModelConfig:
+  """The model whose activations are as large as one device's part of this one's.
+
+  Args:
+    shape: of the whole model.
+    mesh: heads and hidden layers lie over `tensor`; over `expert` tokens travel to where their experts are.
+    row_tokens: slots of a row.
+  """
+  tensor, platform = mesh.shape["tensor"], mesh.devices.flat[0].platform
+  backend = suited(platform, jnp.dtype(shape.dtype), shape.head_dim, row_tokens) if shape.attention == "auto" else shape.attention
+  experts = shape.experts
+  if experts is not None:
+    # A device sees the tokens of all that share its experts, and makes room for every copy of them.
+    copies = experts.top_k * mesh.shape["expert"]
+    experts = experts._replace(top_k=copies, num_experts=max(experts.num_experts, copies), d_ff=max(experts.d_ff // tensor, 1))
+  return shape._replace(
+    num_heads=max(shape.num_heads // tensor, 1),
+    num_kv_heads=max(shape.num_kv_heads // tensor, 1),
+    d_ff=max(shape.d_ff // tensor, 1),
+    experts=experts,
+    # Kernels of other platforms cannot be traced here; what they keep (queries, keys, values, their mixture) is what any of them does.
+    attention="chunked" if backend in ("cudnn", "splash") else backend,
+  )
+
+
+@functools.cache
+def kept(here: ModelConfig, row_tokens: int) -> Kept:
+  """What a model's forward pass leaves for its backward pass on one device; traces it.
+
+  Args:
+    here: from `on_one_device`.
+    row_tokens: slots of a row.
+  """
+  model = make_model(here)
+  params = jax.eval_shape(model.init, jax.random.key(0))
+  trained, frozen = partition(params, trainable(model.config, model.logical_axes))
+
+  def backward(trained, frozen, rows):
+    return jax.vjp(lambda trained: model.hidden(combine(trained, frozen), *rows).hidden, trained)[1]
+
+  def size(num_rows: int) -> int:
+    ints = jax.ShapeDtypeStruct((num_rows, row_tokens), jnp.int32)
+    jaxpr = jax.make_jaxpr(backward)(trained, frozen, (ints, ints, ints)).jaxpr
+    given = {id(x) for x in jaxpr.invars}
+    arrays = {id(x): x.aval for x in jaxpr.outvars if id(x) not in given}
+    return sum(x.size * x.dtype.itemsize for x in arrays.values())
+
+  one, two = size(1), size(2)
+  return Kept(of_row=two - one, fixed=max(2 * one - two, 0))
+
+
+def gathered(params: PyTree, mesh: Mesh) -> float:
+  """Weights of the largest layer as they are used: whole over `fsdp`. 0 where they are held so."""
+  if mesh.shape["fsdp"] == 1:
+    return 0.0
+  stacks = [jax.tree.leaves(stack) for name, stack in params.items() if name.endswith("layers")]
+  whole = lambda x: _size(x, x.dtype) * (mesh.shape["fsdp"] if "fsdp" in jax.tree.leaves(tuple(x.sharding.spec)) else 1) / x.shape[0]
+  return max(sum(map(whole, leaves)) for leaves in stacks)
+
+
+def head(shape: ModelConfig, mesh: Mesh, *, tokens: float, learns: bool) -> dict[str, float]:
+  """What scoring tokens takes: a chunk of logits, the tokens' states in the order of their chunks, and the output head.
+
+  Args:
+    shape: of the model.
+    mesh: devices of the learner.
+    tokens: on each device.
+    learns: whether gradients flow.
+  """
+  vocab = shape.vocab_size / mesh.shape["tensor"]
+  chunk = min(shape.head_tokens or chunk_tokens(shape.vocab_size, mesh.devices.flat[0].platform), tokens)
+  states = 2 * tokens * shape.d_model * jnp.dtype(shape.dtype).itemsize
+  found = {"chunk of logits": (_CHUNKS if learns else 1) * chunk * vocab * 4, "states before the head": states * (2 if learns else 1)}
+  is_split = mesh.shape["fsdp"] > 1
+  weights = vocab * shape.d_model * jnp.dtype(shape.param_dtype).itemsize if is_split else 0
+  return found | {"output head": weights + (vocab * shape.d_model * 4 if learns else 0)}
+
+
+def sampling(config: ConfigDict, shape: ModelConfig, mesh: Mesh) -> dict[str, float]:
+  """What drawing rollouts or evaluating takes on each device, whichever is more, besides the weights.
+
+  Args:
+    config: checked.
+    shape: of the model, in the sampler's dtype.
+    mesh: devices of the sampler.
+  """
+  section, shards, found = config.rollout, mesh_lib.num_row_shards(mesh), []
+  width, num_prompts = max(section.prompt_buckets), section.num_prompts + section.spare_prompts
+  for prompts, group in ((num_prompts, section.group_size), (config.eval.batch_prompts, config.eval.samples)):
+    rows = num_rows(mesh, prompts * group, section.slots)
+    sizes = dict(num_prompts=prompts, prompt_tokens=width, num_rows=rows, new_tokens=section.max_new_tokens)
+    cache = num_bytes(shape, dtype=section.cache_dtype or shape.dtype, **sizes) / shards / min(mesh.shape["tensor"], shape.num_kv_heads)
+    logits = 3 * rows / shards * shape.vocab_size * 4
+    found.append({"key-value cache": cache, "logits": logits})
+  return _larger(*found)
+
+
+def table(found: Footprint) -> list[str]:
+  """The estimate as lines: what is held always, what each program adds, and the peak.
+
+  Args:
+    found: from `footprint`.
+
+  Example:
+    >>> print("\\n".join(table(Footprint({"weights": 4e6}, {"update": {"gradients": 4e6, "activations": 9e6}}, {}))))
+    estimated memory of each device, in MB:
+      always          4.0  weights 4.0
+      update        +13.0  activations 9.0, gradients 4.0
+      peak           17.0  in update
+  """
+
+  def line(name: str, parts: dict[str, float], sign: str = "") -> str:
+    largest = sorted(parts.items(), key=lambda part: -part[1])
+    return f"  {name:11s}{sign + format(sum(parts.values()) / 1e6, ',.1f'):>8s}  " + ", ".join(f"{k} {v / 1e6:,.1f}" for k, v in largest)
+
+  lines = ["estimated memory of each device, in MB:", line("always", found.held)]
+  lines += [line(name, parts, "+") for name, parts in found.programs.items()]
+  lines += [f"  {'peak':11s}{found.peak / 1e6:>8,.1f}  in {found.largest}"]
+  if found.of_sampler:
+    lines += ["estimated memory of each device that only samples, in MB:", line("sampling", found.of_sampler)]
+  return lines + ([f"estimated memory of the host for each device, in MB: {found.on_host / 1e6:,.1f}"] if found.on_host else [])

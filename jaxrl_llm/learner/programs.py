@@ -1,0 +1,313 @@
+"""The learner's programs: updates, scoring passes and the critic's, with the abstract arguments that they are compiled for.
+
+They are made of a config, a mesh and the shape of a model. No task, no data and no device is needed: a mesh of chips that are elsewhere
+does, which is how a run is proven to fit a pod before anybody has one.
+"""
+
+from collections.abc import Callable
+from functools import partial
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+from jax.sharding import Mesh
+from jaxtyping import Array, Float, Int, PRNGKeyArray, PyTree
+from ml_collections import ConfigDict
+
+from jaxrl_llm import objectives
+from jaxrl_llm.devices import mesh as mesh_lib
+from jaxrl_llm.devices.compiling import compiled_for
+from jaxrl_llm.devices.offload import check_offload
+from jaxrl_llm.learner.needs import abstract_batch, needed_by_critic, needed_by_score, needed_by_step, needed_by_warm_start
+from jaxrl_llm.learner.route_programs import RoutePrograms, make_route_programs
+from jaxrl_llm.learner.token_scores import TokenScores, make_token_scores
+from jaxrl_llm.learner.train_step import (
+  TrainStepFn,
+  critic_outputs,
+  init_state,
+  join_rows,
+  make_optimizer,
+  make_train_step,
+  policy_outputs,
+  split_rows,
+)
+from jaxrl_llm.models import Critic, Model, ModelConfig, RewardModel, make_critic, make_model, routing, trainable
+from jaxrl_llm.models.params import partition
+from jaxrl_llm.objectives.base import critic_objective
+from jaxrl_llm.sampler import make_filter
+from jaxrl_llm.types import Objective, Params, PolicyOutputs, TrainBatch, TrainState
+
+Optimizer = tuple[optax.GradientTransformation, optax.Schedule]
+
+
+class CriticPrograms(NamedTuple):
+  """What a run with a critic has in addition.
+
+  Attributes:
+    init: `(key, policy's params) -> state` of the critic.
+    abstract_state: as `Programs.abstract_state`.
+    score: `(params, batch) -> values [B T]`.
+    step: the critic's update.
+  """
+
+  init: Callable[[PRNGKeyArray, Params], TrainState]
+  abstract_state: TrainState
+  score: Callable[[Params, TrainBatch], Float[Array, "B T"]]
+  step: TrainStepFn
+
+
+class Scores(NamedTuple):
+  """What a pass over packed rows returns.
+
+  Attributes:
+    logprobs: log-probability of each token under the sampling distribution.
+    routing: the experts that each token visited, replayed routes included; None for a dense model.
+  """
+
+  logprobs: Float[Array, "B T"]
+  routing: Int[Array, "B T L K"] | None = None
+
+
+class Programs(NamedTuple):
+  """What the learner runs. Programs compile when they first run, for every declared bucket at once, and never again.
+
+  Attributes:
+    model: pure functions of the params.
+    trainable: the params tree with True where a weight is trained.
+    abstract_state: shapes, dtypes and shardings of a state.
+    start: `(params) -> state` with a fresh optimizer, for the warm start; params are donated, here and in `restart`.
+    restart: likewise, for RL.
+    warm_step: the supervised update.
+    rl_step: the RL update.
+    score: `(params, batch) -> Scores` under the sampling distribution.
+    token_scores: `(params, batch) -> TokenScores` of a batch of `rl_step`, less its coefficient of the KL.
+    routes: what looks at the routes of a mixture of experts; None for a dense model.
+    critic: its programs; None for a method without a critic.
+  """
+
+  model: Model
+  trainable: PyTree
+  abstract_state: TrainState
+  start: Callable[[Params], TrainState]
+  restart: Callable[[Params], TrainState]
+  warm_step: TrainStepFn
+  rl_step: TrainStepFn
+  score: Callable[[Params, TrainBatch], Scores]
+  token_scores: Callable[[Params, TrainBatch], TokenScores]
+  routes: RoutePrograms | None
+  critic: CriticPrograms | None
+
+
+def make_programs(config: ConfigDict, mesh: Mesh, shape: ModelConfig, objective: Objective, *, needs: frozenset[str]) -> Programs:
+  """The learner's programs; allocates nothing on the devices, and compiles nothing yet.
+
+  Args:
+    config: checked, see `config.check`.
+    mesh: devices of the learner, which need not be there.
+    shape: of the model.
+    objective: what RL minimises.
+    needs: see `needs.scores_needed`.
+
+  Raises:
+    ValueError: a weight that the mesh does not divide.
+  """
+  learner, warm = config.learner, config.warm_start
+  model = make_model(shape, mesh=mesh)
+  (optimizer, schedule), (warm_optimizer, warm_schedule) = make_optimizers(config)
+  trained = trainable(shape, model.logical_axes)
+  abstract_state = place_state(mesh, model, optimizer, trainable=trained, offload=learner.offload_optimizer)
+  shardings = jax.tree.map(lambda x: x.sharding, abstract_state)
+  filter_logits = make_filter(temperature=config.rollout.temperature, top_k=config.rollout.top_k, top_p=config.rollout.top_p)
+  imitation = objective if config.objective.name == "sft" else objectives.make("sft")
+
+  def update(objective: Objective, optimizer, schedule, filter_logits, batches: list[TrainBatch]) -> TrainStepFn:
+    step = make_train_step(
+      outputs_fn(config, model, filter_logits, learns_entropy="entropy" in objective.needs),
+      objective,
+      optimizer,
+      learning_rate=schedule,
+      num_micro_batches=learner.micro_batches,
+      trainable=trained,
+      router_coefs=router_coefs(config),
+    )
+    jitted = jax.jit(step, donate_argnums=0, out_shardings=(shardings, mesh_lib.replicated(mesh)))
+    return compiled_for(jitted, [(abstract_state, batch) for batch in batches])
+
+  batch_of = partial(abstract_batch, mesh, row_tokens=learner.row_tokens, shares=learner.share_prompts)
+  adaptive_kl, replays = config.kl.target is not None, bool(config.moe.replay)
+  packed = [batch_of(rows, routes=replayed_routes(config, shape)) for rows in learner.row_buckets]
+  rl_batches = [needed_by_step(batch, objective.needs, adaptive_kl=adaptive_kl) for batch in packed]
+  shown_batches = [needed_by_step(batch, objective.needs, adaptive_kl=False) for batch in packed]
+  token_scores = make_token_scores(outputs_fn(config, model, filter_logits), objective, num_micro_batches=learner.micro_batches)
+  # Params are donated: RL goes on in the memory of the warm start.
+  fresh = lambda optimizer: jax.jit(partial(init_state, optimizer=optimizer, trainable=trained), out_shardings=shardings, donate_argnums=0)
+  return Programs(
+    model=model,
+    trainable=trained,
+    abstract_state=abstract_state,
+    start=fresh(warm_optimizer),
+    restart=fresh(optimizer),
+    warm_step=update(
+      imitation, warm_optimizer, warm_schedule, make_filter(), [needed_by_warm_start(batch_of(rows)) for rows in warm.row_buckets]
+    ),
+    rl_step=update(objective, optimizer, schedule, filter_logits, rl_batches),
+    score=make_score(config, mesh, model, abstract_state.params, filter_logits),
+    token_scores=compiled_for(
+      jax.jit(token_scores, out_shardings=mesh_lib.token_sharding(mesh)), [(abstract_state.params, batch) for batch in shown_batches]
+    ),
+    routes=make_route_programs(mesh, model, learner, replays=replays, records=records_routes(config, shape)) if shape.experts else None,
+    critic=make_critic_programs(config, mesh, make_critic(shape, mesh=mesh), objective) if "values" in needs else None,
+  )
+
+
+def outputs_fn(
+  config: ConfigDict, model: Model, filter_logits: Callable, *, learns_entropy: bool = False
+) -> Callable[[Params, TrainBatch], PolicyOutputs]:
+  """`(params, batch) -> PolicyOutputs`: what updates and scoring passes ask of the model.
+
+  Args:
+    config: checked.
+    model: the policy.
+    filter_logits: of the distribution that is scored.
+    learns_entropy: whether the entropy is part of the loss.
+  """
+  losses = tuple(router_coefs(config)) if model.config.experts else ()
+  return partial(policy_outputs, model.score, filter_logits, learns_entropy=learns_entropy, router_losses=losses)
+
+
+def make_score(
+  config: ConfigDict, mesh: Mesh, model: Model, params: Params, filter_logits: Callable
+) -> Callable[[Params, TrainBatch], Scores]:
+  """The pass that scores packed rows, for log π_old and log π_ref.
+
+  Args:
+    config: checked.
+    mesh: devices of the learner.
+    model: the policy.
+    params: abstract.
+    filter_logits: of the sampling distribution.
+  """
+  learner, outputs_of = config.learner, outputs_fn(config, model, filter_logits)
+
+  def score(params: Params, batch: TrainBatch) -> Scores:
+    if learner.micro_batches == 1:
+      return score_piece(params, batch)
+    # In the pieces of the update, whose activations fit.
+    return join_rows(jax.lax.map(partial(score_piece, params), split_rows(batch, learner.micro_batches)))
+
+  def score_piece(params: Params, batch: TrainBatch) -> Scores:
+    outputs = outputs_of(params, batch)
+    routes = None if outputs.live_routing is None else routing.replayed(batch.routing, outputs.live_routing).astype(jnp.int16)
+    return Scores(outputs.logprobs, routes)
+
+  routes = replayed_routes(config, model.config) if config.moe.replay == "R3" else None  # R2's are what this pass finds.
+  batch_of = partial(abstract_batch, mesh, row_tokens=learner.row_tokens, routes=routes, shares=learner.share_prompts)
+  batches = [needed_by_score(batch_of(rows)) for rows in learner.row_buckets]
+  return compiled_for(jax.jit(score, out_shardings=mesh_lib.token_sharding(mesh)), [(params, batch) for batch in batches])
+
+
+def router_coefs(config: ConfigDict) -> dict[str, float]:
+  """Weights of the router losses that are not 0."""
+  return {name: coef for name, coef in (("balance", config.moe.balance_coef), ("z", config.moe.z_coef)) if coef}
+
+
+def replayed_routes(config: ConfigDict, shape: ModelConfig) -> tuple[int, int] | None:
+  """Layers, and experts a token, of the routes that updates replay; None where they replay none."""
+  return (shape.num_layers, shape.experts.top_k) if shape.experts and config.moe.replay else None
+
+
+def records_routes(config: ConfigDict, shape: ModelConfig) -> bool:
+  """Whether rollouts say which experts their tokens visited."""
+  return shape.experts is not None and (config.moe.replay == "R3" or config.moe.measure_every > 0)
+
+
+def make_critic_programs(config: ConfigDict, mesh: Mesh, critic: Critic, objective: Objective) -> CriticPrograms:
+  """The critic's optimizer, update and scoring pass.
+
+  Args:
+    config: checked.
+    mesh: devices.
+    critic: pure functions of its params.
+    objective: whose `value_loss` it is trained on.
+  """
+  learner = config.learner
+  phase = learner.copy_and_resolve_references()
+  phase.learning_rate = config.critic.learning_rate or learner.learning_rate
+  optimizer, schedule = phase_optimizer(config, phase, config.num_steps * learner.updates_per_rollout)
+  abstract_state = place_state(mesh, critic, optimizer, offload=learner.offload_optimizer)
+  shardings = jax.tree.map(lambda x: x.sharding, abstract_state)
+
+  def init(key: PRNGKeyArray, policy: Params) -> TrainState:
+    params = critic.init(key) if config.critic.init == "scratch" else critic.from_policy(policy)
+    return init_state(params, optimizer)
+
+  outputs_fn = partial(critic_outputs, critic.values)
+  step = make_train_step(
+    outputs_fn, critic_objective(objective), optimizer, learning_rate=schedule, num_micro_batches=learner.micro_batches, name="critic"
+  )
+  batches = [abstract_batch(mesh, rows, learner.row_tokens, shares=learner.share_prompts) for rows in learner.row_buckets]
+  jitted = jax.jit(step, donate_argnums=0, out_shardings=(shardings, mesh_lib.replicated(mesh)))
+  score = jax.jit(lambda params, batch: outputs_fn(params, batch).values)
+  return CriticPrograms(
+    init=jax.jit(init, out_shardings=shardings),
+    abstract_state=abstract_state,
+    score=compiled_for(score, [(abstract_state.params, needed_by_score(batch)) for batch in batches]),
+    step=compiled_for(jitted, [(abstract_state, needed_by_critic(batch)) for batch in batches]),
+  )
+
+
+def make_optimizers(config: ConfigDict) -> tuple[Optimizer, Optimizer]:
+  """Optimizer and schedule of RL and of the warm start; their states have the same shape, so one checkpoint format holds either."""
+  learner, warm = config.learner, config.warm_start
+  rl = phase_optimizer(config, learner, config.num_steps * learner.updates_per_rollout)
+  return rl, phase_optimizer(config, warm, warm.num_steps)
+
+
+def phase_optimizer(config: ConfigDict, phase: ConfigDict, num_updates: int) -> Optimizer:
+  """Optimizer and schedule of one phase: AdamW's constants are the learner's in all of them.
+
+  Args:
+    config: all of it.
+    phase: a section with `learning_rate`, `warmup_steps` and `schedule`.
+    num_updates: optimizer updates of the phase.
+  """
+  learner = config.learner
+  adamw = dict(weight_decay=learner.weight_decay, b1=learner.b1, b2=learner.b2, max_grad_norm=learner.max_grad_norm)
+  adamw |= dict(moments_dtype=learner.moments_dtype, offload=learner.offload_optimizer)
+  decay = decay_steps(phase, num_updates)
+  return make_optimizer(learning_rate=phase.learning_rate, warmup_steps=phase.warmup_steps, decay_steps=decay, **adamw)
+
+
+def place_state(
+  mesh: Mesh,
+  model: Model | Critic | RewardModel,
+  optimizer: optax.GradientTransformation,
+  *,
+  trainable: PyTree | None = None,
+  offload: bool = False,
+) -> TrainState:
+  """A train state as shapes, dtypes and shardings.
+
+  Args:
+    mesh: devices.
+    model: whose params the state holds.
+    optimizer: of the update.
+    trainable: see `init_state`.
+    offload: whether moments lie in the memory of the hosts.
+
+  Raises:
+    ValueError: a weight that the mesh does not divide; to offload from devices that have no memory of their own.
+  """
+  if offload:
+    check_offload(mesh.devices.flat[0].platform)
+  params = jax.eval_shape(model.init, jax.random.key(0))
+  state = jax.eval_shape(partial(init_state, optimizer=optimizer, trainable=trainable), params)
+  shardings = mesh_lib.param_shardings(mesh, model.logical_axes, params)
+  shardings = mesh_lib.state_shardings(mesh, optimizer, state, shardings, trained=partition(shardings, trainable)[0], offload=offload)
+  return jax.tree.map(lambda x, sharding: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), state, shardings)
+
+
+def decay_steps(config: ConfigDict, num_updates: int) -> int:
+  """Updates over which a learning rate falls to 0 after its warm-up; 0 where the schedule keeps it constant."""
+  return max(num_updates - config.warmup_steps, 1) if config.schedule == "linear" else 0

@@ -1,0 +1,134 @@
+"""A folder as transformers saves it: `config.json`, and safetensors in one file or in several with an index."""
+
+import json
+import os
+import pathlib
+import re
+from typing import Any
+
+from jaxrl_llm.models.config import ModelConfig
+from jaxrl_llm.models.files import safetensors
+from jaxrl_llm.models.files.families import from_hf_config
+from jaxrl_llm.models.files.safetensors import Stored
+from jaxrl_llm.models.files.tensor_names import IGNORED_SUFFIXES
+from jaxrl_llm.models.files.tensor_source import TensorSource
+
+CONFIG = "config.json"
+WEIGHTS = "model.safetensors"
+INDEX = "model.safetensors.index.json"
+
+
+def read_json(path: pathlib.Path) -> Any:
+  """A JSON file's content.
+
+  Raises:
+    ValueError: no such file, or not JSON.
+  """
+  try:
+    return json.loads(path.read_text(encoding="utf-8"))
+  except FileNotFoundError as error:
+    raise ValueError(f"{path}: found no such file; expected a folder that transformers saved, or a .gguf file") from error
+  except (json.JSONDecodeError, UnicodeDecodeError) as error:
+    raise ValueError(f"{path}: found a file that is not JSON ({error}), expected one as transformers writes it") from error
+
+
+def read_hf_config(folder: str | os.PathLike) -> ModelConfig:
+  """The model that a folder's `config.json` describes.
+
+  Raises:
+    ValueError: see `from_hf_config`.
+  """
+  path = pathlib.Path(folder) / CONFIG
+  ggufs = sorted(file.name for file in path.parent.glob("*.gguf"))
+  if not path.exists() and ggufs:
+    raise ValueError(f"{path.parent}: found no {CONFIG} but {', '.join(ggufs)}; give the path of the .gguf file itself")
+  return from_hf_config(read_json(path), where=str(path))
+
+
+def open_hf_folder(folder: str | os.PathLike, *, config: ModelConfig | None = None) -> tuple[ModelConfig, TensorSource]:
+  """The model and the tensors of a folder; reads headers only.
+
+  Args:
+    folder: with `config.json` and safetensors.
+    config: of a model that `config.json` describes in a way of its own, such as one with another head; None reads it there.
+
+  Returns:
+    The model and its source. Experts that transformers 5 has fused into one tensor appear under the published names, one by one.
+
+  Raises:
+    ValueError: files that are missing, cut off or of another format, and what `from_hf_config` refuses.
+  """
+  folder = pathlib.Path(folder)
+  config = read_hf_config(folder) if config is None else config
+  stored = _split_fused_experts(_read_headers(folder))
+  for name, tensor in stored.items():
+    if tensor.dtype not in safetensors.DTYPES and not name.endswith(IGNORED_SUFFIXES):
+      raise ValueError(f"{tensor.file}: {name} is stored as {tensor.dtype}, expected one of {', '.join(safetensors.DTYPES)}")
+  source = TensorSource(
+    path=folder,
+    shapes={name: tensor.shape for name, tensor in stored.items()},
+    dtypes={name: safetensors.DTYPES.get(tensor.dtype, tensor.dtype) for name, tensor in stored.items()},
+    read=lambda name: safetensors.read_tensor(stored[name]),
+    files={name: tensor.file.name for name, tensor in stored.items()},
+  )
+  return config, source
+
+
+def _read_headers(folder: pathlib.Path) -> dict[str, Stored]:
+  """All tensors of a folder."""
+  if (folder / INDEX).exists():
+    return _read_shards(folder, folder / INDEX)
+  if (folder / WEIGHTS).exists():
+    return safetensors.read_header(folder / WEIGHTS)
+  files = {file.name for file in folder.iterdir() if file.is_file()}
+  pickles = sorted(name for name in files if name.startswith("pytorch_model") and name.endswith((".bin", ".bin.index.json")))
+  if pickles:
+    raise ValueError(
+      f"{folder}: found {pickles[0]}, a pickle, which can run code and is never opened; expected {WEIGHTS}: convert it with transformers "
+      "(from_pretrained, then save_pretrained)"
+    )
+  others = sorted(name for name in files if name.endswith(".safetensors"))
+  found = f"only {', '.join(others[:3])}" if others else "no weights"
+  hint = "; an adapter needs merging into its base model first" if any("adapter" in name for name in others) else ""
+  raise ValueError(f"{folder}: found {found}, expected {WEIGHTS} or {INDEX}{hint}")
+
+
+def _read_shards(folder: pathlib.Path, index: pathlib.Path) -> dict[str, Stored]:
+  """The tensors of a folder with an index, which must agree with the files."""
+  content = read_json(index)
+  weight_map = content.get("weight_map") if isinstance(content, dict) else None
+  if not isinstance(weight_map, dict) or not all(isinstance(file, str) for file in weight_map.values()):
+    raise ValueError(f"{index}: weight_map: found {type(weight_map).__name__}, expected an object from tensor to file")
+  shards = sorted(set(weight_map.values()))
+  for shard in shards:
+    if pathlib.PurePath(shard).name != shard:
+      raise ValueError(f"{index}: found the file {shard!r}, expected the name of a file in the same folder")
+  missing = [shard for shard in shards if not (folder / shard).exists()]
+  if missing:
+    raise ValueError(f"{folder}: {missing[0]} is missing, {len(missing)} of the {len(shards)} files that {INDEX} names; fetch them again")
+  stored = {}
+  for shard in shards:
+    stored |= safetensors.read_header(folder / shard)
+  for name, shard in weight_map.items():
+    if name not in stored or stored[name].file.name != shard:
+      raise ValueError(f"{folder / shard}: {name} is missing, which {INDEX} says is in this file; fetch both again")
+  return stored
+
+
+def _split_fused_experts(stored: dict[str, Stored]) -> dict[str, Stored]:
+  """Fused experts, [E, 2·F, D] with the gates first and [E, D, F], as the ranges of bytes that are each expert's matrices."""
+  found = {}
+  for name, tensor in stored.items():
+    fused = re.fullmatch(r"(.*\.mlp\.experts)\.(gate_up|down)_proj", name)
+    if not fused or len(tensor.shape) != 3:
+      found[name] = tensor
+      continue
+    parts = fused[2].split("_")
+    num_experts, rows, columns = tensor.shape
+    num_bytes = tensor.num_bytes // max(num_experts * len(parts), 1)
+    for i in range(num_experts * len(parts)):
+      expert, part = divmod(i, len(parts))
+      found[f"{fused[1]}.{expert}.{parts[part]}_proj.weight"] = tensor._replace(
+        shape=(rows // len(parts), columns), offset=tensor.offset + i * num_bytes, num_bytes=num_bytes
+      )
+  return found

@@ -1,0 +1,230 @@
+"""Params into a folder that transformers, vLLM and the rest of that world open."""
+
+import functools
+import json
+import os
+import pathlib
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import NamedSharding, PartitionSpec, Sharding
+
+from jaxrl_llm.models.config import DTYPES
+from jaxrl_llm.models.files.families import to_hf_config
+from jaxrl_llm.models.files.hf_folder import CONFIG, INDEX, WEIGHTS, read_json
+from jaxrl_llm.models.files.safetensors import write_file
+from jaxrl_llm.models.files.tensor_names import Entry, entries, to_hf_layout
+from jaxrl_llm.models.lora import merge
+from jaxrl_llm.models.model import Model
+from jaxrl_llm.types import Params
+
+TOKENIZER_FILES = (
+  "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "vocab.json", "merges.txt",
+  "tokenizer.model", "chat_template.jinja", "chat_template.json",
+)  # fmt: skip
+GENERATION = "generation_config.json"
+_TOKEN_IDS = ("bos_token_id", "eos_token_id", "pad_token_id")
+
+
+def save_hf(
+  path: str | os.PathLike,
+  model: Model,
+  params: Params,
+  *,
+  dtype: str | None = None,
+  max_shard_bytes: int = 2_000_000_000,
+  tokenizer_from: str | os.PathLike | None = None,
+) -> None:
+  """Saves a model in the layout of the checkpoints that are published, with adapters merged into their weights.
+
+  Of the weights one tensor (for experts, one kind of one layer) is in host memory at a time. The folder appears when it is whole.
+
+  Args:
+    path: the folder, which is made and must not hold anything.
+    model: the model.
+    params: its params, on any devices.
+    dtype: of the saved weights; None saves each array as it is held, which for bfloat16 weights leaves norms and routers in float32.
+    max_shard_bytes: size above which the weights are split into several files with an index.
+    tokenizer_from: a folder to copy tokenizer, chat template and generation config from, such as the one that the model was loaded from.
+
+  Raises:
+    ValueError: a folder that is not empty, an unknown dtype, a folder without a tokenizer, a model that transformers does not have.
+
+  Note:
+    On several hosts all of them call this, and the first one writes.
+  """
+  _check(path, dtype, max_shard_bytes, tokenizer_from)
+  raw = to_hf_config(model.config)
+  if model.config.lora is not None:
+    model, params = merge(model, params)
+  save_table(
+    path,
+    raw,
+    entries(model.config),
+    params,
+    config_dtype=dtype or model.config.param_dtype,
+    dtype=dtype,
+    max_shard_bytes=max_shard_bytes,
+    tokenizer_from=tokenizer_from,
+  )
+
+
+def save_table(
+  path: str | os.PathLike,
+  raw: Mapping[str, Any],
+  table: Sequence[Entry],
+  params: Params,
+  *,
+  config_dtype: str,
+  dtype: str | None = None,
+  max_shard_bytes: int = 2_000_000_000,
+  tokenizer_from: str | os.PathLike | None = None,
+  notes: Mapping[str, Mapping[str, Any]] = MappingProxyType({}),
+) -> None:
+  """Saves what a table says, which for a language model is `save_hf`.
+
+  Args:
+    path: as `save_hf`, like all that is not named here.
+    raw: content of `config.json`, but for its dtype and the token ids.
+    table: tensors and their places in the params.
+    params: on any devices.
+    config_dtype: that `config.json` names.
+    dtype: see `save_hf`.
+    max_shard_bytes: see `save_hf`.
+    tokenizer_from: see `save_hf`.
+    notes: further JSON files by name.
+
+  Raises:
+    ValueError: see `save_hf`.
+  """
+  path = pathlib.Path(path)
+  copied = _check(path, dtype, max_shard_bytes, tokenizer_from)
+  raw = {**raw, "torch_dtype": config_dtype} | {name: x for name, x in _token_ids(tokenizer_from).items() if raw.get(name) is None}
+  shards = _plan(table, params, dtype, max_shard_bytes)
+  tensors = _tensors(table, params, dtype)
+  if jax.process_index():
+    for _ in tensors:  # Takes part in gathering every tensor, and drops it.
+      continue
+    return
+  path.parent.mkdir(parents=True, exist_ok=True)
+  with tempfile.TemporaryDirectory(dir=path.parent, prefix=f".{path.name}-") as temporary:
+    folder = pathlib.Path(temporary) / path.name
+    folder.mkdir()
+    for name, content in {CONFIG: raw, **notes}.items():
+      _write_json(folder / name, dict(content))
+    _write_shards(folder, shards, tensors)
+    for file in copied:
+      shutil.copyfile(file, folder / file.name)
+    folder.rename(path)
+
+
+def _check(
+  path: str | os.PathLike, dtype: str | None, max_shard_bytes: int, tokenizer_from: str | os.PathLike | None
+) -> list[pathlib.Path]:
+  """Refuses what cannot be saved or where, before anything is computed; returns the files to copy."""
+  path = pathlib.Path(path)
+  if dtype is not None and dtype not in DTYPES:
+    raise ValueError(f"dtype: found {dtype!r}, expected one of {', '.join(DTYPES)}, or None for that of the params")
+  if max_shard_bytes < 1:
+    raise ValueError(f"max_shard_bytes: found {max_shard_bytes}, expected a positive number of bytes")
+  if path.exists() and not (path.is_dir() and not any(path.iterdir())):
+    raise ValueError(f"{path}: found a {'folder that is not empty' if path.is_dir() else 'file'}, expected no such path or an empty folder")
+  return _companions(tokenizer_from)
+
+
+def _companions(tokenizer_from: str | os.PathLike | None) -> list[pathlib.Path]:
+  """The files to copy."""
+  if tokenizer_from is None:
+    return []
+  folder = pathlib.Path(tokenizer_from)
+  found = [folder / name for name in TOKENIZER_FILES if (folder / name).is_file()]
+  if not found:
+    raise ValueError(f"tokenizer_from: found no tokenizer in {folder}, expected a folder with tokenizer.json or its like")
+  return found + [folder / GENERATION] * (folder / GENERATION).is_file()
+
+
+def _token_ids(tokenizer_from: str | os.PathLike | None) -> dict:
+  """The ids that the config beside the tokenizer names."""
+  if tokenizer_from is None or not (pathlib.Path(tokenizer_from) / CONFIG).is_file():
+    return {}
+  source = read_json(pathlib.Path(tokenizer_from) / CONFIG)
+  return {name: source[name] for name in _TOKEN_IDS if name in source}
+
+
+def _leaf(params: Params, entry: Entry):
+  for name in entry.path:
+    params = params[name]
+  return params
+
+
+def _plan(table: Sequence[Entry], params: Params, dtype: str | None, max_shard_bytes: int) -> list[dict]:
+  """Name to shape and dtype for each file, in the order of the table."""
+  shards, used = [{}], 0
+  for entry in table:
+    stored = dtype or jnp.dtype(_leaf(params, entry).dtype).name
+    num_bytes = int(np.prod(entry.shape)) * jnp.dtype(stored).itemsize
+    for name in entry.names:
+      if shards[-1] and used + num_bytes > max_shard_bytes:
+        shards.append({})
+        used = 0
+      shards[-1][name] = (entry.shape, stored)
+      used += num_bytes
+  return shards
+
+
+def _tensors(table: Sequence[Entry], params: Params, dtype: str | None) -> Iterator[np.ndarray]:
+  """All tensors in the order of the table."""
+  for entry in table:
+    array = _on_host(_leaf(params, entry), entry.layer, dtype)
+    for part in array if entry.over_experts else [array]:
+      yield to_hf_layout(entry, part)
+
+
+def _on_host(array, layer: int | None, dtype: str | None) -> np.ndarray:
+  """An array, or one layer of it, whole and in the stored dtype."""
+  if not isinstance(array, jax.Array):
+    array = array if layer is None else array[layer]
+    return np.asarray(array).astype(jnp.dtype(dtype or array.dtype))
+  return np.asarray(_take(array, layer, dtype=dtype))
+
+
+def _take(array: jax.Array, layer: int | None, *, dtype: str | None) -> jax.Array:
+  """One layer, gathered onto every device, so that each host has it."""
+  sharding = array.sharding
+  whole = NamedSharding(sharding.mesh, PartitionSpec()) if isinstance(sharding, NamedSharding) else sharding
+  return _taker(whole, dtype or array.dtype.name)(array, layer)
+
+
+@functools.lru_cache(maxsize=64)
+def _taker(whole: Sharding, dtype: str) -> Callable[..., jax.Array]:
+  """The jitted `(array, layer) -> array`, kept so that layers share one program."""
+
+  def take(array, layer):
+    array = array if layer is None else jax.lax.dynamic_index_in_dim(array, layer, keepdims=False)
+    return array.astype(dtype)
+
+  return jax.jit(take, out_shardings=whole)
+
+
+def _write_shards(folder: pathlib.Path, shards: list[dict], tensors: Iterator[np.ndarray]) -> None:
+  """The weights, and the index where there are several files."""
+  if len(shards) == 1:
+    write_file(folder / WEIGHTS, shards[0], tensors)
+    return
+  weight_map, total = {}, 0
+  for i, shard in enumerate(shards, 1):
+    name = f"model-{i:05d}-of-{len(shards):05d}.safetensors"
+    write_file(folder / name, shard, (next(tensors) for _ in shard))
+    weight_map |= dict.fromkeys(shard, name)
+    total += sum(int(np.prod(shape)) * jnp.dtype(stored).itemsize for shape, stored in shard.values())
+  _write_json(folder / INDEX, {"metadata": {"total_size": total}, "weight_map": weight_map})
+
+
+def _write_json(path: pathlib.Path, content: dict) -> None:
+  path.write_text(json.dumps(content, indent=2, sort_keys=True) + "\n", encoding="utf-8")

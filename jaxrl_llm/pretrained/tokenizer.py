@@ -1,0 +1,251 @@
+"""A published checkpoint's tokenizer, its chat template, and the ids that end a response or fill a slot."""
+
+import os
+import pathlib
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, SupportsInt
+
+import tokenizers
+from tokenizers import decoders
+
+from jaxrl_llm.pretrained import where
+from jaxrl_llm.pretrained.chat_template import ChatTemplate, render, turn_end
+from jaxrl_llm.pretrained.gguf_vocabulary import read_gguf
+from jaxrl_llm.pretrained.vocabulary import Vocabulary, read_folder
+
+# Special tokens that no text holds and no answer needs, best first.
+_SPARE = (
+  r"<\|finetune_right_pad_id\|>",  # Llama 3's own.
+  r"[<\[]\|?pad\|?[>\]]",
+  r".*pad.*",  # Qwen's <|fim_pad|>, <|vision_pad|>.
+  r".*(reserved|unused).*",
+  r"<\|endoftext\|>",  # Between documents of the first training, for a model whose turns end with another token.
+)
+
+
+@dataclass(frozen=True, eq=False)
+class PretrainedTokenizer:
+  """Text to ids and back, as the checkpoint was trained; `load_tokenizer` makes it.
+
+  Attributes:
+    path: of the checkpoint, for messages.
+    backend: the tokenizer of the package tokenizers.
+    vocab_size: ids in use. A checkpoint's embedding may have more rows, which no text reaches.
+    pad_id: fills unused slots; never one of `stop_ids`.
+    eos_id: ends a demonstration.
+    stop_ids: ids that end a response; `eos_id` is among them.
+    special_ids: ids of all special tokens.
+    bos_id: begins a prompt without a chat template; None where the checkpoint begins with nothing.
+    chat_template: writes a question as a conversation; None without.
+    system: the conversation's system message; None leaves it to the template.
+  """
+
+  path: pathlib.Path
+  backend: tokenizers.Tokenizer
+  vocab_size: int
+  pad_id: int
+  eos_id: int
+  stop_ids: tuple[int, ...]
+  special_ids: frozenset[int]
+  bos_id: int | None = None
+  chat_template: ChatTemplate | None = None
+  system: str | None = None
+
+  def encode(self, text: str) -> list[int]:
+    """Text to ids, and nothing around them.
+
+    Args:
+      text: any text; a lone surrogate, which UTF-8 cannot write, becomes "?".
+
+    Returns:
+      The ids.
+
+    Note:
+      A special token's name in the text becomes that token, as in transformers.
+    """
+    return self.backend.encode(text.encode("utf-8", errors="replace").decode(), add_special_tokens=False).ids
+
+  def encode_prompt(self, text: str) -> list[int]:
+    """A question to the ids that the policy continues.
+
+    Args:
+      text: what the user says.
+
+    Returns:
+      With a chat template: the conversation up to where the assistant begins; the template writes every special token itself. Without:
+      the text, after the begin token if the checkpoint is used to one.
+    """
+    if self.chat_template is None:
+      return [self.bos_id] * (self.bos_id is not None) + self.encode(text)
+    return self.encode(render(self.chat_template, _conversation(self.system, text)))
+
+  def decode(self, ids: Iterable[SupportsInt]) -> str:
+    """Ids to text. Never raises: a policy may write anything.
+
+    Args:
+      ids: token ids.
+
+    Returns:
+      The text. A begin token in front, and special and stop tokens at the end, are left out; elsewhere they are written out, because a
+      token between two others must not vanish. Ids beyond the vocabulary, and bytes that are no UTF-8, become U+FFFD.
+    """
+    ids = [int(i) for i in ids]
+    silent = self.special_ids.union(self.stop_ids)
+    while ids and ids[-1] in silent:
+      ids.pop()
+    if ids[:1] == [self.bos_id]:
+      del ids[0]
+    pieces, known = [], []
+    for i in ids:
+      if 0 <= i < self.vocab_size and self.backend.id_to_token(i) is not None:
+        known.append(i)
+      else:
+        pieces += [self.backend.decode(known, skip_special_tokens=False), "\ufffd"]
+        known = []
+    return "".join([*pieces, self.backend.decode(known, skip_special_tokens=False)])
+
+  def token_bytes(self) -> list[bytes | None]:
+    """The bytes that each id stands for in a text.
+
+    Returns:
+      `vocab_size` entries; None for special tokens and for ids that are nobody's.
+
+    Raises:
+      ValueError: the tokenizer is not a byte-level BPE, so what a token stands for depends on its neighbours.
+    """
+    if not isinstance(self.backend.decoder, decoders.ByteLevel):
+      found = "no decoder" if self.backend.decoder is None else f"the decoder {type(self.backend.decoder).__name__}"
+      raise ValueError(
+        f"{self.path}: found {found}, expected ByteLevel: only byte-level tokens have bytes of their own; leave rollout.stop_strings unset"
+      )
+    values = _byte_alphabet()
+    found: list[bytes | None] = [None] * self.vocab_size
+    for token, i in self.backend.get_vocab(with_added_tokens=True).items():
+      if i not in self.special_ids:
+        # As the decoder has it: an added token may hold characters outside the alphabet, and is then plain text.
+        found[i] = bytes([values[c] for c in token]) if values.keys() >= set(token) else token.encode()
+    return found
+
+
+def load_tokenizer(
+  path: str | os.PathLike,
+  *,
+  chat: bool = True,
+  system: str | None = None,
+  vocab_rows: int | None = None,
+  pad_token: str | None = None,
+  chat_options: Mapping[str, Any] | None = None,
+) -> PretrainedTokenizer:
+  """Reads the tokenizer of a checkpoint.
+
+  A response ends with any of: the ids of `eos_token_id` in generation_config.json (else config.json), the tokenizer's own end token, and
+  with `chat` the special token with which the template ends the assistant's turn.
+
+  Slots are filled with the checkpoint's pad token, unless that would also end a response (SmolLM2's and Qwen's do): then with a special
+  token that neither a text nor an answer needs, a pad or reserved one, else `<|endoftext|>`.
+
+  Args:
+    path: a folder of Hugging Face's, a `.gguf` file, or `package:DIST` (see `pretrained.where.resolve`).
+    chat: write questions with the checkpoint's chat template.
+    system: system message of each conversation; None leaves it to the template.
+    vocab_rows: rows of the model's embedding, which must hold every id; None checks nothing.
+    pad_token: text of the token to fill slots with; None chooses as above.
+    chat_options: further variables for the chat template, such as `{"enable_thinking": False}`.
+
+  Returns:
+    The tokenizer.
+
+  Raises:
+    ValueError: what is missing, damaged or does not fit together. One line, with the fix.
+    ImportError: a chat template without the package jinja2.
+  """
+  path = where.resolve(path)
+  vocabulary = read_folder(path) if path.is_dir() else read_gguf(path)
+  tokens = {i: token for token, i in vocabulary.backend.get_vocab(with_added_tokens=True).items()}
+  vocab_size = max(tokens, default=-1) + 1
+  if vocab_rows is not None and vocab_size > vocab_rows:
+    raise ValueError(
+      f"{path}: has ids up to {vocab_size - 1}, but the model's embedding only {vocab_rows} rows; the two do not belong together"
+    )
+  specials = {i: tokens[i] for i in sorted(vocabulary.special_ids)}
+  template = _chat_template(vocabulary, system, chat_options or {}) if chat else None
+  if system is not None and not chat:
+    raise ValueError(
+      f"config.task.system: found {system[:40]!r} with config.task.chat=False, where nothing reads it; set chat=True or remove it"
+    )
+  stop_ids = _stop_ids(vocabulary, tokens, template and turn_end(template, list(specials.values())))
+  return PretrainedTokenizer(
+    path=path,
+    backend=vocabulary.backend,
+    vocab_size=vocab_size,
+    pad_id=_pad_id(vocabulary, stop_ids, specials, pad_token),
+    eos_id=stop_ids[0],
+    stop_ids=stop_ids,
+    special_ids=vocabulary.special_ids,
+    bos_id=vocabulary.bos_id if vocabulary.adds_bos else None,
+    chat_template=template,
+    system=system,
+  )
+
+
+def _byte_alphabet() -> dict[str, int]:
+  """GPT-2's characters for bytes: a printable Latin-1 character is its own code, the others are U+0100 and following in order."""
+  printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+  others = sorted(set(range(256)).difference(printable))
+  return {chr(byte): byte for byte in printable} | {chr(0x100 + i): byte for i, byte in enumerate(others)}
+
+
+def _conversation(system: str | None, text: str) -> list[dict[str, str]]:
+  head = [] if system is None else [{"role": "system", "content": system}]
+  return [*head, {"role": "user", "content": text}]
+
+
+def _chat_template(vocabulary: Vocabulary, system: str | None, options: Mapping[str, Any]) -> ChatTemplate:
+  """The template, tried once: what it cannot write should be known before the first rollout."""
+  if not vocabulary.chat_template:
+    raise ValueError(
+      f"{vocabulary.path}: has no chat template; set config.task.chat=False, or add chat_template.jinja to the checkpoint's folder"
+    )
+  template = ChatTemplate(vocabulary.chat_template, str(vocabulary.path), {**vocabulary.named, **options})
+  question = "How many?"
+  written = render(template, _conversation(system, question))
+  if question not in written:
+    raise ValueError(f"{vocabulary.path}: the chat template leaves out what the user says; set config.task.chat=False to use none")
+  if system is not None and system.strip() not in written:
+    raise ValueError(f"{vocabulary.path}: the chat template leaves out the system message; leave config.task.system unset")
+  return template
+
+
+def _stop_ids(vocabulary: Vocabulary, tokens: Mapping[int, str], turn_end_token: str | None) -> tuple[int, ...]:
+  """Ids that end a response; first the one with which demonstrations end."""
+  for i in vocabulary.eos_ids:
+    if i not in tokens:
+      raise ValueError(f"{vocabulary.path}: eos_token_id {i} is not in the vocabulary; the checkpoint's files do not belong together")
+  ends = [] if turn_end_token is None else [vocabulary.backend.token_to_id(turn_end_token)]
+  stop_ids = tuple(dict.fromkeys([*ends, *vocabulary.eos_ids]))
+  if not stop_ids:
+    raise ValueError(f"{vocabulary.path}: names no end token, so no response would ever end; add eos_token to its tokenizer_config.json")
+  return stop_ids
+
+
+def _pad_id(vocabulary: Vocabulary, stop_ids: tuple[int, ...], specials: Mapping[int, str], pad_token: str | None) -> int:
+  if pad_token is not None:
+    pad_id = vocabulary.backend.token_to_id(pad_token)
+    if pad_id is None or pad_id in stop_ids:
+      found = "is not in the vocabulary" if pad_id is None else "ends a response"
+      raise ValueError(f"config.task.pad_token: found {pad_token!r}, which {found}; expected another special token of {vocabulary.path}")
+    return pad_id
+  if vocabulary.pad_id is not None and vocabulary.pad_id not in stop_ids:
+    return vocabulary.pad_id
+  for pattern in _SPARE:
+    for i, token in specials.items():
+      if i not in stop_ids and i != vocabulary.bos_id and re.fullmatch(pattern, token, re.IGNORECASE):
+        return i
+  found = (
+    "no pad token"
+    if vocabulary.pad_id is None
+    else f"the pad token {vocabulary.backend.id_to_token(vocabulary.pad_id)!r}, which ends a response"
+  )
+  raise ValueError(f"{vocabulary.path}: found {found}, and no spare special token; set config.task.pad_token to a token that no text needs")

@@ -1,0 +1,145 @@
+"""From folders to the page that compares their runs."""
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+from jaxrl_llm.report import page
+from jaxrl_llm.report.comparison.arms import UNCOUNTED, Arm, accuracy_of, differences, group, results
+from jaxrl_llm.report.comparison.curves import PANELS, page_panels
+from jaxrl_llm.report.comparison.paper_figure import choose_panels
+from jaxrl_llm.report.comparison.runs import AXES, MARKS, RunRecord, find, read
+
+_SCRIPTS = ("charts.js", "arms.js", "comparison.js")
+
+
+class EmptyComparisonError(ValueError):
+  """There is no run in any of the folders."""
+
+
+def write_comparison(workdirs: Sequence[Path], path: Path, *, title: str = "", metrics: Sequence[str] = ()) -> Path:
+  """Writes the page that compares runs, replacing an older one in one step. Runs may be unfinished, failed, or lack files.
+
+  Args:
+    workdirs: folders of runs, or folders that hold runs, such as that of a sweep.
+    path: of the page.
+    title: its heading; made of the arms' objectives where it is empty.
+    metrics: names in the rows that get charts in addition to those of `curves.PANELS`.
+
+  Returns:
+    `path`.
+
+  Raises:
+    EmptyComparisonError: no run in any of them, with a line for each folder; a `ValueError`.
+    ValueError: a metric that no run has.
+    OSError: the page cannot be written.
+  """
+  arms, notes = load(workdirs)
+  return write_page(arms, notes, Path(path), title=title, metrics=metrics)
+
+
+def write_page(arms: Sequence[Arm], notes: Sequence[str], path: Path, *, title: str = "", metrics: Sequence[str] = ()) -> Path:
+  """`write_comparison` for what `load` has read."""
+  data = page_data(arms, notes, title=title, folder=path.parent, metrics=metrics)
+  path.parent.mkdir(parents=True, exist_ok=True)
+  return page.write(page.build("comparison.html", _SCRIPTS, data), path)
+
+
+def load(workdirs: Sequence[Path]) -> tuple[list[Arm], list[str]]:
+  """The arms of the runs in some folders, and a line for everything that is missing or left out.
+
+  Raises:
+    EmptyComparisonError: no run in any of them.
+  """
+  paths, problems = find(workdirs)
+  if not paths:
+    nothing = [f"no folder given, expected those of runs (with {' or '.join(MARKS)}) or of a sweep"]
+    raise EmptyComparisonError("\n".join(problems or nothing))
+  runs, more = read(paths)
+  return group(runs), problems + more
+
+
+def page_data(
+  arms: Sequence[Arm], notes: Sequence[str] = (), *, title: str = "", folder: Path | None = None, metrics: Sequence[str] = ()
+) -> dict[str, Any]:
+  """Everything the page shows, as strict JSON values.
+
+  Args:
+    arms: of `load`.
+    notes: of `load`.
+    title: as for `write_comparison`.
+    folder: of the page, for its links to the runs' own pages; None makes none.
+    metrics: as for `write_comparison`.
+
+  Returns:
+    `title`, `arms` (each with its `name`, `runs` and `result`), `fields` in which configs differ with a value for each arm, `panels`,
+    `axes`, and `notes`.
+
+  Raises:
+    ValueError: a metric that no run has.
+  """
+  rows = [
+    {"name": arm.name, "result": result, "runs": [_run_row(run, folder) for run in arm.runs]}
+    for arm, result in zip(arms, results(arms), strict=True)
+  ]
+  fields = [{"field": field, "values": values} for field, values in differences([arm.config for arm in arms]).items()]
+  data = {
+    "title": title or _title(arms),
+    "arms": rows,
+    "fields": fields,
+    "panels": page_panels(arms, (*choose_panels(arms, metrics), *(panel for panel in PANELS if panel.metric not in metrics))),
+    "axes": AXES,
+    "notes": [*notes, *_remarks(arms)],
+  }
+  return page.strict(data)
+
+
+def _title(arms: Sequence[Arm]) -> str:
+  objectives = dict.fromkeys(str(arm.config.get("objective.name", "")) for arm in arms)
+  return ", ".join(list(filter(None, objectives))[:4]) or f"{len(arms)} arms"
+
+
+def _run_row(run: RunRecord, folder: Path | None) -> dict[str, Any]:
+  report = run.path / "report.html"
+  alarms = run.summary.get("alarms")
+  return {
+    "name": run.name,
+    "seed": run.seed,
+    "state": run.state,
+    "status": run.status,
+    "start": accuracy_of(run, "start"),
+    "final": accuracy_of(run, "final"),
+    "tokens": run.summary.get("tokens"),
+    "seconds": run.summary.get("wall_seconds"),
+    "alarms": alarms if isinstance(alarms, dict) else {},
+    # Quoted, so that no name of a folder can be an address of another kind.
+    "report": quote(os.path.relpath(report, folder)) if folder is not None and report.is_file() else None,
+  }
+
+
+def _remarks(arms: Sequence[Arm]) -> list[str]:
+  """What a reader has to know to read the numbers rightly."""
+  remarks = []
+  for arm in arms:
+    incomplete = [run for run in arm.runs if not run.is_complete]
+    if incomplete and len(incomplete) < len(arm.runs):
+      names = ", ".join(f"{run.name} ({run.status})" for run in incomplete[:4]) + (", ..." if len(incomplete) > 4 else "")
+      remarks.append(f"{arm.name}: not in the table of results, for want of an end: {names}")
+    elif incomplete:
+      remarks.append(f"{arm.name}: no run has finished; its numbers are those so far")
+    seeds = [run.seed for run in arm.runs if run.seed is not None]
+    if repeated := sorted({str(seed) for seed in seeds if seeds.count(seed) > 1}):
+      remarks.append(f"{arm.name}: several runs of seed {', '.join(repeated)}; they count as one seed, with their mean")
+  if len({len({run.seed for run in arm.runs}) for arm in arms}) and any(len({run.seed for run in arm.runs}) < 2 for arm in arms):
+    remarks.append("An arm of one seed has no interval: nothing is known of how its seeds scatter")
+  ignored = ", ".join(section.rstrip(".") for section in UNCOUNTED)
+  changed = [arm.name for arm in arms if len({str(sorted(_ignored(run).items())) for run in arm.runs}) > 1]
+  if changed:
+    remarks.append(f"{', '.join(changed)}: runs differ in sections that make no arm ({ignored})")
+  return remarks
+
+
+def _ignored(run: RunRecord) -> dict[str, Any]:
+  return {field: value for field, value in run.config.items() if field.startswith(UNCOUNTED)}

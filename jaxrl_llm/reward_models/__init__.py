@@ -1,7 +1,0 @@
-"""A reward model as a term of the reward: its folder, its tokenizer, and scores of whole batches on this process's devices."""
-
-from jaxrl_llm.reward_models.folder import load_reward_tokenizer, notes_of, problems, same_vocabulary
-from jaxrl_llm.reward_models.scoring import make_scorer
-from jaxrl_llm.reward_models.term import NAME, reward_model_term
-
-__all__ = ["NAME", "load_reward_tokenizer", "make_scorer", "notes_of", "problems", "reward_model_term", "same_vocabulary"]

@@ -1,0 +1,76 @@
+"""Right or wrong, by the letter of a multiple-choice answer."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from jaxrl_llm.rewards.exact_match import text_of
+from jaxrl_llm.rewards.extraction import answer_part, stated_answers
+
+if TYPE_CHECKING:  # `types` imports jax, which whoever only scores need not load.
+  from jaxrl_llm.types import Completion, RewardFn
+
+
+def choice(*, letters: str = "ABCDEFGHIJ", field: str = "answer", require_stop: bool = True) -> RewardFn:
+  """1 where the option that a response chooses is the right one, else 0.
+
+  It chooses by `\\boxed{B}`, `#### B`, "Answer: (B)" or "the answer is B"; without such a statement by a last line that is nothing but
+  `B`, `(B)`, `B.` or `**B) and the option's text**`. Options in words are not read, and two different letters are a hedge and score 0.
+
+  Args:
+    letters: of the options, upper case; a lower-case letter counts only in brackets or where nothing else is stated.
+    field: of the example, with the right letter, such as "B" or "(B)", or the number of the option from 0.
+    require_stop: a response that ran into the token budget scores 0 even if it shows the answer.
+
+  Returns:
+    The reward function; 1.0 or 0.0. It raises ValueError for a row whose answer is none of the letters.
+
+  Raises:
+    ValueError: fewer than two letters, or one twice.
+
+  Example:
+    >>> from jaxrl_llm.types import Completion
+    >>> completion = Completion(text="Both are odd, so the answer is (B).", token_ids=(), num_tokens=12, stopped=True)
+    >>> choice(letters="ABCD")(completion, {"answer": "B"})
+    1.0
+  """
+  if len(letters) < 2 or len(set(letters)) != len(letters) or not re.fullmatch("[A-Z]+", letters):
+    raise ValueError(f"choice: found {letters=}, expected two or more different upper-case letters")
+  # A letter that stands by itself. "A" with a word behind it is an article: "A dog (B)".
+  alone = re.compile(
+    rf"[(\[]\s*([{letters}{letters.lower()}])\s*[)\]]|(?<![\w'$\\])([{letters}])(?=[).:,;]|\s*$|\s*[*}}$]|\s+(?:or|and|[-\u2013\u2014])\b|\s+[-\u2013\u2014=])"
+  )
+  text_command = re.compile(r"\\(?:text|textbf|mathrm|mathbf|rm|bf)\b")
+
+  def chosen(answer: str) -> set[str]:
+    answer = text_command.sub("", answer).replace("{", " ").replace("}", " ").strip()
+    if len(answer) == 1 and answer.upper() in letters:
+      return {answer.upper()}
+    return {(bracketed or bare).upper() for bracketed, bare in alone.findall(answer)}
+
+  def choice_reward(completion: Completion, example: Mapping[str, Any]) -> float:
+    gold = _gold(text_of(example, field, "choice"), letters)
+    if require_stop and not completion.stopped:
+      return 0.0
+    stated = stated_answers(completion.text)
+    found = set().union(*map(chosen, stated)) if stated else _last_line(completion.text, letters)
+    return float(found == {gold})
+
+  return choice_reward
+
+
+def _last_line(text: str, letters: str) -> set[str]:
+  line = answer_part(text).rstrip().rpartition("\n")[2].strip(" *_")
+  match = re.match(rf"[(\[]?([{letters}])(?:[)\].:](?:\s.*)?)?$", line)
+  return {match[1]} if match else set()
+
+
+def _gold(text: str, letters: str) -> str:
+  answer = text.strip().strip("()[].: ").upper()
+  if answer.isdecimal() and int(answer) < len(letters):
+    return letters[int(answer)]
+  if len(answer) != 1 or answer not in letters:
+    raise ValueError(f"choice: found the answer {text[:60]!r}, expected one of {', '.join(letters)} or its number from 0")
+  return answer

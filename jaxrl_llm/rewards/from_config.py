@@ -1,0 +1,119 @@
+"""The terms of a run's reward, as its config asks for them: what judges, what shapes, and who is called where."""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from ml_collections import ConfigDict
+
+from jaxrl_llm import rewards
+from jaxrl_llm.rewards import RewardSpec, WeightedReward, model, sandbox
+from jaxrl_llm.rewards.grader import CODE
+from jaxrl_llm.rewards.terms import parse_settings, parse_terms
+from jaxrl_llm.tasks import Task
+from jaxrl_llm.tasks.mixture import routed
+from jaxrl_llm.types import Completion
+
+_HARMLESS = ("answer_form", "final_answer", "final_number", "soft_overlong")  # Rewards of ours that neither hang nor crash.
+
+
+def make_rewards(task: Task, config: ConfigDict) -> list[WeightedReward]:
+  """The task's rewards, its verifier first; and a reward model, an environment, further terms and penalties where the config asks for them.
+
+  Args:
+    task: loaded.
+    config: checked.
+
+  Raises:
+    ValueError: a reward that cannot be built here. One line, with the fix.
+  """
+  section, settings = config.reward, parse_settings(config.reward.settings)
+  terms = [_term(task, name, config, settings.get(name, {})) for name in task.rewards]
+  if task.routed:
+    terms = [WeightedReward("verifier", routed({term.name: term.fn for term in terms}), routes=tuple(terms))]
+  if section.model_path is not None:
+    terms = [term._replace(weight=0.0) if section.model_only else term for term in terms]  # Still logged, and what evaluations ask.
+    budget = max(config.rollout.prompt_buckets) + config.rollout.max_new_tokens
+    options = dict(tokenizer=task.tokenizer, max_tokens=budget, dtype=config.model.dtype, chat=config.task.chat)
+    terms.append(model.reward_model_term(section.model_path, weight=section.model_weight, **options))
+  if config.environment.name is not None and config.environment.weight:
+    terms.append(WeightedReward("environment", environment_reward, config.environment.weight))
+  for name, weight in parse_terms(section.terms).items():
+    if name in [term.name for term in terms]:
+      raise ValueError(f"config.reward.terms: found {name!r}, which is a reward of task {task.name} already, expected another")
+    terms.append(_term(task, name, config, settings.get(name, {}))._replace(weight=weight))
+  if section.form_weight:
+    if task.form_reward is None:
+      raise ValueError(f"config.reward.form_weight={section.form_weight}: task {task.name} has no reward for the form, expected 0")
+    terms.append(WeightedReward(task.form_reward, rewards.make(task.form_reward), section.form_weight, shapes=True))
+  if section.overlong_buffer:
+    penalty = rewards.soft_overlong(config.rollout.max_new_tokens, section.overlong_buffer)
+    terms.append(WeightedReward("soft_overlong", penalty, shapes=True))
+  if unread := [name for name in settings if name not in [term.name for term in terms]]:
+    names = ", ".join(term.name for term in terms)
+    raise ValueError(f"config.reward.settings: found settings of {unread[0]!r}, which is not a reward of this run; it has {names}")
+  return terms
+
+
+def _term(task: Task, name: str, config: ConfigDict, settings: Mapping[str, Any]) -> WeightedReward:
+  """What judges the task's responses: our own code that cannot hang is called here, and all else in processes that may be killed."""
+  if name in task.verifiers:
+    return WeightedReward(name, task.verifiers[name])
+  if name in _HARMLESS:
+    return WeightedReward(name, rewards.make(name, **settings))
+  if name == CODE:
+    settings = config.sandbox.to_dict() | dict(settings)
+    if settings["backend"] == "off":
+      raise ValueError(
+        f"config.sandbox.backend: found 'off', but the reward of task {task.name} runs the programs that the policy writes; expected "
+        f"'auto' or another of {', '.join(sandbox.BACKENDS)}"
+      )
+    try:
+      return WeightedReward(name, sandbox.code_tests(**settings), spec=RewardSpec(CODE, settings))
+    except ValueError as error:
+      raise ValueError(f"config.sandbox: {error}") from error
+  spec = spec_of(name, settings)
+  return WeightedReward(name, rewards.build(spec), spec=spec)
+
+
+def spec_of(name: str, settings: Mapping[str, Any]) -> RewardSpec:
+  """What a process builds a reward from: a function of the user's by its import path, or one of this package.
+
+  Args:
+    name: MODULE:FUNCTION, or a key of `REWARDS`.
+    settings: of the reward; of a user's function those of the factory that makes it.
+  """
+  if ":" in name:
+    return RewardSpec("imported", {"path": name} | ({"settings": dict(settings)} if settings else {}))
+  return RewardSpec(name, dict(settings))
+
+
+def problems(config: ConfigDict) -> Iterator[str]:
+  """What is wrong with the rewards that a config names, as far as it can be said without the task and without importing anybody's module.
+
+  Yields:
+    Lines, each with its fix.
+  """
+  texts = lambda field: [text for text in field if isinstance(text, str)]  # The field's range says what is wrong with others.
+  try:
+    weights, settings = parse_terms(texts(config.reward.terms)), parse_settings(texts(config.reward.settings))
+  except ValueError as error:
+    yield f"config.{error}"
+    return
+  named = {"task.reward": [config.task.reward] if config.task.reward is not None else [], "reward.terms": list(weights)}
+  for field, names in named.items():
+    for name in names:
+      if ":" in name or name == CODE:
+        continue
+      try:
+        rewards.make(name, **settings.get(name, {}))
+      except ValueError as error:
+        given_by = "; give them with config.reward.settings" if "found settings" in str(error) else ""
+        yield f"config.{field}: {error}{given_by}"
+      except TypeError as error:
+        yield f"config.reward.settings: {name}: {error}"
+
+
+def environment_reward(completion: Completion, example: Mapping[str, Any]) -> float:
+  """What the environment gave for all turns."""
+  del example
+  return float(sum(turn.reward for turn in completion.turns))

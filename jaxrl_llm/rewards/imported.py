@@ -1,0 +1,88 @@
+"""Any Python function as a reward, by import path."""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import inspect
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from jaxrl_llm.rewards.scoring import oneline
+
+if TYPE_CHECKING:  # `types` imports jax, which whoever only scores need not load.
+  from jaxrl_llm.types import RewardFn
+
+
+def imported(path: str, settings: Mapping[str, Any] | None = None) -> RewardFn:
+  """A reward function of your own.
+
+  Args:
+    path: `package.module:function`, with the module on Python's path. The function takes `(completion, example)` and returns one number.
+    settings: where given, the name is that of a factory: it is called with these as keywords, and returns the function.
+
+  Returns:
+    The function itself.
+
+  Raises:
+    ValueError: no such module or name, or one that cannot be called with two arguments. One line, with the fix.
+
+  Example:
+    >>> imported("jaxrl_llm.rewards.answer_form:answer_from")
+    Traceback (most recent call last):
+    ...
+    ValueError: reward 'jaxrl_llm.rewards.answer_form:answer_from': found no 'answer_from' in the module, ...; did you mean 'answer_form'?
+  """
+  where = f"reward {path!r}"
+  found = load(path, where=where)
+  if settings is not None:
+    _check_call(where, found, (), dict(settings), f"a factory that takes {sorted(settings)}")
+    try:
+      found = found(**settings)
+    except Exception as error:  # Whatever a factory of somebody else raises.
+      raise ValueError(f"{where}: calling it with {sorted(settings)} raised {oneline(error)}") from error
+  _check_call(where, found, (None, None), {}, "a function of (completion, example)")
+  return found
+
+
+def load(path: str, *, where: str) -> Any:
+  """What stands at an import path.
+
+  Args:
+    path: `package.module:name`.
+    where: whose path it is, for messages.
+
+  Raises:
+    ValueError: no such module or name. One line, with the fix.
+  """
+  module_name, colon, name = str(path).partition(":")
+  if not colon or not name.isidentifier() or not all(part.isidentifier() for part in module_name.split(".")):
+    raise ValueError(f"{where}: expected an import path such as 'my_rewards:brevity' or 'package.module:function'")
+  try:
+    module = importlib.import_module(module_name)
+  except Exception as error:  # Whatever a module of somebody else raises while it is imported.
+    missing = isinstance(error, ModuleNotFoundError) and module_name.startswith(str(error.name))
+    hint = "; is its folder on PYTHONPATH?" if missing else ""
+    raise ValueError(f"{where}: importing {module_name!r} raised {oneline(error)}{hint}") from error
+  if not hasattr(module, name):
+    names = [key for key, value in vars(module).items() if callable(value) and not key.startswith("_")]
+    close = difflib.get_close_matches(name, names, n=1)
+    hint = f"; did you mean {close[0]!r}?" if close else ""
+    raise ValueError(f"{where}: found no {name!r} in the module, expected one of {', '.join(sorted(names)[:12]) or 'its functions'}{hint}")
+  return getattr(module, name)
+
+
+def _check_call(where: str, found: Any, args: tuple, kwargs: dict[str, Any], expected: str) -> None:
+  """A ValueError where something cannot be called with these arguments."""
+  if not callable(found):
+    raise ValueError(f"{where}: found {type(found).__name__}, expected {expected}")
+  if inspect.iscoroutinefunction(found):
+    raise ValueError(f"{where}: found an async function, expected {expected} that returns a number")
+  try:
+    signature = inspect.signature(found)
+  except (TypeError, ValueError):  # Some built-in functions have none.
+    return
+  try:
+    signature.bind(*args, **kwargs)
+  except TypeError as error:
+    raise ValueError(f"{where}: found the signature {signature}, expected {expected}: {error}") from None

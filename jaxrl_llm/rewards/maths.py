@@ -1,0 +1,189 @@
+"""Right or wrong as mathematics: 0.5 for 1/2, (x+1)^2 for x^2+2x+1."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import logging
+import re
+import signal
+import threading
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+from jaxrl_llm.rewards.exact_match import text_of
+from jaxrl_llm.rewards.expression_limits import MAX_CHARS, too_large
+from jaxrl_llm.rewards.extraction import stated_answers, undecorated
+from jaxrl_llm.rewards.plain_numbers import plain_verdict, unified
+
+if TYPE_CHECKING:  # `types` imports jax, which whoever only scores need not load.
+  from jaxrl_llm.types import Completion, RewardFn
+
+_MAX_ANSWERS = 8  # Different final answers of one response; each may cost a parse.
+
+
+def maths(*, field: str = "answer", require_stop: bool = True, seconds: float = 3.0) -> RewardFn:
+  """1 where the final answer is mathematically the right one, else 0; how it got there does not count.
+
+  The answer is what the response states as such: in `\\boxed{}`, after `####`, in a line "Answer: ...", or after "the answer is"
+  (`extraction.stated_answers`); what stands before `</think>` is not read. A response that states several different answers earns nothing
+  unless each of them is right, so that "1/2, i.e. 0.5" does and "5 or 6" does not. math-verify has the last word on two expressions;
+  plain numbers, and answers spelt alike, are settled without it and to the same verdict.
+
+  Args:
+    field: of the example, with the right answer: LaTeX or plain text, a number, or a solution that states it.
+    require_stop: a response that ran into the token budget scores 0 even if it shows the answer.
+    seconds: that one call may take, on the main thread of its process only (see the note).
+
+  Returns:
+    The reward function; 1.0 or 0.0. It raises ValueError for a row without an answer and for one that cannot be judged (a right answer
+    beyond `expression_limits`), and TimeoutError where `seconds` are over.
+
+  Raises:
+    ValueError: no positive number of seconds.
+
+  Example:
+    >>> from jaxrl_llm.types import Completion
+    >>> completion = Completion(text=r"So it is $\\boxed{\\frac{2}{4}}$.", token_ids=(), num_tokens=9, stopped=True)
+    >>> maths()(completion, {"answer": "0.5"})
+    1.0
+
+  Note:
+    Run it in a process that can be killed. An answer beyond `expression_limits` is wrong unless it is spelt like the right one, and never
+    reaches the algebra system; whatever slips through is interrupted by a timer signal, which Python has on the main thread alone and
+    delivers between two operations: off the main thread, or within one huge operation on integers, nothing but killing ends a call.
+    math-verify's own timeouts stay off, because they raise off the main thread and count as wrong on it.
+
+  References:
+    Math-Verify, github.com/huggingface/Math-Verify. It takes products of letters for commutative: "AB" is "BA".
+  """
+  if not seconds > 0:
+    raise ValueError(f"maths: found {seconds=}, expected a positive number of seconds")
+
+  def maths_reward(completion: Completion, example: Mapping[str, Any]) -> float:
+    gold = gold_answer(example, field)
+    if require_stop and not completion.stopped:
+      return 0.0
+    answers = stated_answers(completion.text)
+    if not 1 <= len(answers) <= _MAX_ANSWERS:
+      return 0.0
+    with deadline(seconds):
+      if all(equivalent(gold, answer) for answer in answers):
+        return 1.0
+      # "\boxed{1} and \boxed{2}" for the right answer {1, 2}.
+      return float(len(answers) > 1 and _is_several(gold) and equivalent(gold, ", ".join(answers)))
+
+  return maths_reward
+
+
+def gold_answer(example: Mapping[str, Any], field: str) -> str:
+  """The right answer of a row: the field itself, or what a whole solution in it states.
+
+  Raises:
+    ValueError: no such field, nothing in it, or a solution that states several answers.
+
+  Example:
+    >>> gold_answer({"answer": "7 + 8 = 15\\n#### 15"}, "answer")
+    '15'
+  """
+  text = text_of(example, field, "maths")
+  if "####" not in text and "boxed" not in text:
+    return undecorated(text)
+  stated = stated_answers(text)
+  if "####" not in text:
+    return ", ".join(stated) or undecorated(text)
+  if len(stated) != 1:
+    raise ValueError(f"maths: found {len(stated)} answers in the field {field!r} ({text[-80:]!r}), expected one")
+  return stated[0]
+
+
+@functools.lru_cache(maxsize=16_384)
+def equivalent(gold: str, answer: str) -> bool:
+  """Whether an answer is mathematically the right one. Remembers its verdicts.
+
+  Args:
+    gold: the right answer, LaTeX or plain text, without dollar signs around it.
+    answer: the answer.
+
+  Raises:
+    ValueError: both are beyond `expression_limits` and spelt differently, so that nobody can tell; or math-verify is not installed.
+
+  Example:
+    >>> equivalent("1200", "1,200.0"), equivalent("1/3", "0.33")
+    (True, False)
+  """
+  gold, answer = unified(gold), unified(answer)
+  verdict = plain_verdict(gold, answer)
+  if verdict is not None:
+    return verdict
+  if too_large(answer):
+    if too_large(gold):
+      raise ValueError(f"maths: found the right answer {gold[:60]!r}, expected at most {MAX_CHARS} characters and no huge numbers")
+    return False
+  if too_large(gold):
+    return False
+  return _verify(gold, answer)
+
+
+def _verify(gold: str, answer: str) -> bool:
+  math_verify, targets = _math_verify()
+  gold_parsed = _parsed(gold)
+  if not gold_parsed:
+    raise ValueError(f"maths: found the right answer {gold[:60]!r}, expected mathematics that math-verify can read")
+  answer_parsed = math_verify.parse(f"\\boxed{{{answer}}}", targets, parsing_timeout=None)
+  return bool(math_verify.verify(gold_parsed, answer_parsed, timeout_seconds=None))
+
+
+@functools.lru_cache(maxsize=1024)  # The samples of a group share their right answer.
+def _parsed(gold: str) -> list:
+  math_verify, targets = _math_verify()
+  return math_verify.parse(f"\\boxed{{{gold}}}", targets, parsing_timeout=None)
+
+
+@functools.cache
+def _math_verify() -> tuple[Any, list]:
+  try:
+    import math_verify
+  except ImportError as error:
+    raise ValueError("the reward 'maths' needs the package math-verify: pip install 'jaxrl-llm[tasks]'") from error
+  # It logs whole answers, and warns that its timeouts are off.
+  logging.getLogger("math_verify").setLevel(logging.CRITICAL)
+  return math_verify, [math_verify.LatexExtractionConfig(boxed_match_priority=0), math_verify.ExprExtractionConfig()]
+
+
+def _is_several(gold: str) -> bool:
+  return re.search(r",|;|\\pm|\b(?:and|or)\b", gold) is not None
+
+
+class _Expired(BaseException):
+  """No `except Exception` of an algebra system swallows it."""
+
+
+@contextlib.contextmanager
+def deadline(seconds: float) -> Iterator[None]:
+  """Interrupts what runs inside after so many seconds, on the main thread of a process; elsewhere it does nothing.
+
+  Raises:
+    TimeoutError: the time is over.
+
+  Example:
+    >>> with deadline(60):
+    ...   1 + 1
+    2
+  """
+  if threading.current_thread() is not threading.main_thread() or not hasattr(signal, "setitimer"):
+    yield
+    return
+
+  def expire(number, frame):
+    raise _Expired
+
+  before = signal.signal(signal.SIGALRM, expire)
+  try:
+    signal.setitimer(signal.ITIMER_REAL, seconds, 0.1)  # Again and again, in case a bare `except` caught the first.
+    yield
+  except _Expired:
+    raise TimeoutError(f"it took longer than {seconds} s") from None
+  finally:
+    signal.setitimer(signal.ITIMER_REAL, 0)
+    signal.signal(signal.SIGALRM, before)

@@ -1,0 +1,109 @@
+"""Scores of sequences by a reward model, in batches of a few shapes, on the devices of this process alone: no other one has to join."""
+
+import functools
+import os
+from collections.abc import Callable, Sequence
+
+import jax
+import numpy as np
+from jax.sharding import Mesh
+
+from jaxrl_llm.devices.compiling import compiled_for
+from jaxrl_llm.devices.mesh import make_mesh, num_row_shards, param_shardings, place_rows
+from jaxrl_llm.models import RewardModel, load_reward_params, make_reward_model, read_reward_config
+from jaxrl_llm.models.reward_model import pad_id
+
+_ROW_TOKENS = 2**14  # Of a batch: enough to keep a device busy, and activations of a few layers fit beside a policy.
+_MAX_ROWS = 256
+
+ScoreFn = Callable[[Sequence[Sequence[int]]], np.ndarray]
+
+
+def make_scorer(path: str | os.PathLike, *, max_tokens: int, dtype: str = "float32") -> ScoreFn:
+  """A function that scores sequences; loads the weights and compiles for all of its shapes when it is first called, and never again.
+
+  Args:
+    path: of the reward model's folder.
+    max_tokens: of a sequence.
+    dtype: of weights and activations; the score is float32.
+
+  Returns:
+    `(sequences of ids) -> float32 scores`, perhaps not finite.
+
+  Raises:
+    ValueError: see `read_reward_config`.
+  """
+  config = read_reward_config(path)._replace(param_dtype=dtype, dtype=dtype)
+  padding = pad_id(path)
+  widths = buckets(max_tokens)
+
+  @functools.cache
+  def loaded():
+    mesh = _local_mesh(make_reward_model(config))
+    model = make_reward_model(config, mesh=mesh)
+    params = load_reward_params(path, model)
+    abstract = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), params)
+    signatures = [(abstract, *place_rows(mesh, blank(width, num_rows(width, mesh)))) for width in widths]
+    return mesh, params, compiled_for(jax.jit(model.rewards), signatures)
+
+  def scores(sequences: Sequence[Sequence[int]]) -> np.ndarray:
+    found = np.zeros(len(sequences), np.float32)
+    if not len(sequences):
+      return found
+    mesh, params, program = loaded()
+    sequences = [_without_padding(x, padding) for x in sequences]
+    order, pending = sorted(range(len(sequences)), key=lambda i: len(sequences[i])), []
+    while order:
+      width = next(x for x in widths if x >= len(sequences[order[-1]]))
+      # The longest first: those that the same width holds fill its rows up.
+      own, order = order[-num_rows(width, mesh) :], order[: -num_rows(width, mesh)]
+      tokens, lengths = blank(width, num_rows(width, mesh))
+      for row, i in enumerate(own):
+        tokens[row, : len(sequences[i])] = sequences[i]
+        lengths[row] = len(sequences[i])
+      pending.append((own, program(params, *place_rows(mesh, (tokens, lengths)))))
+    for own, rewards in pending:  # One wait, when all have been sent.
+      found[own] = np.asarray(jax.device_get(rewards))[: len(own)]
+    return found
+
+  return scores
+
+
+def buckets(max_tokens: int) -> tuple[int, ...]:
+  """Widths of rows: a quarter, a half and all of the longest sequence, in multiples of 8.
+
+  Example:
+    >>> buckets(40), buckets(1000)
+    ((16, 24, 40), (256, 504, 1000))
+  """
+  return tuple(sorted({max(-(-max_tokens // parts // 8) * 8, 8) for parts in (4, 2, 1)}))
+
+
+def num_rows(width: int, mesh: Mesh) -> int:
+  """Rows of a batch of some width, a multiple of the devices."""
+  shards = num_row_shards(mesh)
+  return max(min(_ROW_TOKENS // width, _MAX_ROWS) // shards, 1) * shards
+
+
+def blank(width: int, rows: int) -> tuple[np.ndarray, np.ndarray]:
+  """Tokens and lengths of rows that hold nothing; a length is 1, for a row must have an end."""
+  return np.zeros((rows, width), np.int32), np.ones(rows, np.int32)
+
+
+def _without_padding(sequence: Sequence[int], padding: int | None) -> Sequence[int]:
+  """Transformers reads the score at the last token that is no padding, also where the sequence itself ends with such tokens."""
+  end = len(sequence)
+  while end > 1 and sequence[end - 1] == padding:
+    end -= 1
+  return sequence[:end]
+
+
+def _local_mesh(model: RewardModel) -> Mesh:
+  """This process's devices: the weights are split over them where they can be, else each has a copy."""
+  devices = jax.local_devices()[: jax.device_count()]
+  split, copied = make_mesh(data=1, fsdp=len(devices), devices=devices), make_mesh(data=len(devices), devices=devices)
+  try:
+    param_shardings(split, model.logical_axes, jax.eval_shape(model.init, jax.random.key(0)))
+  except ValueError:
+    return copied
+  return split

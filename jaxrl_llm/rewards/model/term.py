@@ -1,0 +1,76 @@
+"""The term of the reward that a reward model is."""
+
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from jaxrl_llm.rewards import Outcome, WeightedReward
+from jaxrl_llm.rewards.model.folder import load_reward_tokenizer, same_vocabulary
+from jaxrl_llm.rewards.model.scoring import make_scorer
+from jaxrl_llm.types import Completion, Tokenizer
+
+NAME = "reward_model"
+"""Under which it is logged and blamed."""
+
+
+def reward_model_term(
+  path: str | os.PathLike,
+  *,
+  tokenizer: Tokenizer,
+  max_tokens: int,
+  weight: float = 1.0,
+  dtype: str = "float32",
+  chat: bool | None = None,
+) -> WeightedReward:
+  """A term whose reward is the score of prompt and response.
+
+  Where the reward model has the policy's vocabulary it reads the very tokens that the policy was given and drew. Otherwise it reads the
+  texts, with its own tokenizer and chat template, and an end token behind a response that ended by itself.
+
+  Args:
+    path: of the reward model's folder.
+    tokenizer: the policy's.
+    max_tokens: of a prompt with its response, in the policy's tokens. Of another vocabulary twice as many may come; a sequence with more
+      has no reward, for the cause "too_long".
+    weight: its factor in the total.
+    dtype: see `make_scorer`.
+    chat: see `load_reward_tokenizer`.
+
+  Returns:
+    The term; its weights are loaded when it is first asked.
+
+  Raises:
+    ValueError: see `rewards.model.problems`.
+  """
+  own = load_reward_tokenizer(path, chat=chat)
+  exact = same_vocabulary(tokenizer, own)
+  limit = max_tokens if exact else 2 * max_tokens
+  scores = make_scorer(path, max_tokens=limit, dtype=dtype)
+
+  def sequence(completion: Completion, example: Mapping[str, Any]) -> list[int]:
+    if exact:
+      return [*tokenizer.encode_prompt(example["prompt"]), *completion.token_ids]
+    ends = [own.eos_id] if completion.stopped else []
+    return [*own.encode_prompt(example["prompt"]), *own.encode(completion.text), *ends]
+
+  def judge(completions: Sequence[Completion], examples: Sequence[Mapping[str, Any]]) -> list[Outcome]:
+    sequences = [sequence(*pair) for pair in zip(completions, examples, strict=True)]
+    fitting = [i for i, x in enumerate(sequences) if len(x) <= limit]
+    found = dict(zip(fitting, scores([sequences[i] for i in fitting]).tolist(), strict=True))
+    return [_outcome(found.get(i), len(x), limit) for i, x in enumerate(sequences)]
+
+  def alone(completion: Completion, example: Mapping[str, Any]) -> float:
+    outcome = judge([completion], [example])[0]
+    return float("nan") if outcome.value is None else outcome.value
+
+  return WeightedReward(NAME, alone, weight, batch_fn=judge)
+
+
+def _outcome(score: float | None, length: int, limit: int) -> Outcome:
+  if score is None:
+    return Outcome(None, "too_long", f"it has {length} tokens with its prompt, expected at most {limit}")
+  if not np.isfinite(score):
+    return Outcome(None, "not_finite", f"the reward model said {score}")
+  return Outcome(score)

@@ -1,0 +1,155 @@
+"""The back ends by name: how each runs a program, whether it works here, and what to do where it does not."""
+
+from __future__ import annotations
+
+import difflib
+import shutil
+import socket
+from collections.abc import Callable
+from typing import NamedTuple
+
+from jaxrl_llm.rewards.sandbox import local, services
+from jaxrl_llm.rewards.sandbox.program import Execution, Program, Sandbox
+
+
+class Backend(NamedTuple):
+  """One way to run a program.
+
+  Attributes:
+    execute: runs it.
+    converse: runs two that talk to one another; None where that cannot be done.
+    fix: what to do where it does not work.
+  """
+
+  execute: Callable[[Program, Sandbox], Execution]
+  converse: Callable[[Program, Program, Sandbox], Execution] | None
+  fix: str
+
+
+def _off(program: Program, sandbox: Sandbox) -> Execution:
+  del program, sandbox
+  return Execution("refused", cause="running programs is switched off")
+
+
+BACKENDS: dict[str, Backend] = {
+  "off": Backend(_off, None, "choose a back end: auto, namespaces, bubblewrap, docker, sandbox_fusion or piston"),
+  "namespaces": Backend(
+    local.execute,
+    local.converse,
+    "allow user namespaces (sysctl user.max_user_namespaces=10000, kernel.apparmor_restrict_unprivileged_userns=0; in a container, a "
+    "seccomp profile that allows unshare and mount), or choose docker, sandbox_fusion or piston",
+  ),
+  "bubblewrap": Backend(local.execute, local.converse, "install bubblewrap, allow it to make user namespaces, or choose docker"),
+  "docker": Backend(local.execute, local.converse, "start the engine and pull the image, or choose namespaces"),
+  "sandbox_fusion": Backend(services.sandbox_fusion, None, "start the service and give its address in url"),
+  "piston": Backend(services.piston, None, "start the service and give its address in url"),
+  "unsafe": Backend(local.execute, local.converse, "see why a plain process cannot be started"),
+}
+"""`unsafe` is a plain process with limits: it can read and write what you can, so it is for programs that you trust."""
+
+_CONFINED = ("namespaces", "bubblewrap", "docker")
+_AUTOMATIC = ("namespaces", "bubblewrap")  # The first also bounds the number of processes where we are root.
+
+_PROBE = """
+import socket
+try:
+  socket.create_connection(("127.0.0.1", PORT), timeout=2).close()
+  print("it reaches the network")
+except OSError: pass
+print("it runs")
+"""
+
+
+def execute(program: Program, sandbox: Sandbox) -> Execution:
+  """Runs a program and waits for it.
+
+  Args:
+    program: to run.
+    sandbox: where, and under which limits.
+
+  Returns:
+    How it went; `refused` says nothing about the program.
+
+  Raises:
+    ValueError: no such back end.
+
+  Example:
+    >>> execute(Program("print(6 * 7)"), Sandbox("off")).cause
+    'running programs is switched off'
+  """
+  return backend_of(sandbox).execute(program, sandbox)
+
+
+def backend_of(sandbox: Sandbox) -> Backend:
+  """The back end of a sandbox.
+
+  Raises:
+    ValueError: no such back end. One line, with the fix.
+  """
+  if sandbox.backend not in BACKENDS:
+    names = ["auto", *BACKENDS]
+    close = difflib.get_close_matches(sandbox.backend, names, n=1)
+    hint = f"; did you mean {close[0]!r}?" if close else ""
+    raise ValueError(f"sandbox: found the back end {sandbox.backend!r}, expected one of {', '.join(names)}{hint}")
+  return BACKENDS[sandbox.backend]
+
+
+def probe(sandbox: Sandbox) -> str | None:
+  """Whether a sandbox works here and now, by running a program that looks around.
+
+  Args:
+    sandbox: to try.
+
+  Returns:
+    None where it works; else one line with what is wrong and what to do.
+
+  Raises:
+    ValueError: no such back end.
+
+  Example:
+    >>> probe(Sandbox("off"))
+    "sandbox 'off': running programs is switched off; choose a back end: auto, ..."
+  """
+  backend, trouble = backend_of(sandbox), ""
+  if sandbox.backend in ("sandbox_fusion", "piston") and not sandbox.url.startswith(("http://", "https://")):
+    trouble = f"found url {sandbox.url!r}, expected http://... or https://..."
+  elif sandbox.backend in ("bubblewrap", "docker") and shutil.which(command := _command(sandbox)) is None:
+    trouble = f"the command {command} is not installed"
+  else:
+    with socket.socket() as listener:
+      listener.bind(("127.0.0.1", 0))
+      listener.listen()
+      found = backend.execute(Program(_PROBE.replace("PORT", str(listener.getsockname()[1]))), sandbox)
+    said = found.stdout.split("\n")
+    if found.status == "refused":
+      trouble = found.cause or "refused"
+    elif "it runs" not in said:
+      trouble = f"a program that prints a line printed {found.stdout[:80]!r} ({found.cause}) {found.stderr[-120:]}"
+    elif "it reaches the network" in said and sandbox.backend in _CONFINED:
+      trouble = "a program inside reached the network outside"
+  return f"sandbox {sandbox.backend!r}: {' '.join(trouble.split())}; {backend.fix}" if trouble else None
+
+
+def _command(sandbox: Sandbox) -> str:
+  return sandbox.docker if sandbox.backend == "docker" else "bwrap"
+
+
+def choose(sandbox: Sandbox) -> Sandbox:
+  """A sandbox that works here: `auto` becomes the first back end that does; anything else is probed.
+
+  Args:
+    sandbox: whose back end may be `auto`.
+
+  Returns:
+    It, with the name of a back end.
+
+  Raises:
+    ValueError: none works, or the one that was named does not; or there is none of that name. One line, with the fix.
+  """
+  reasons = []
+  for name in _AUTOMATIC if sandbox.backend == "auto" else (sandbox.backend,):
+    reason = probe(chosen := sandbox._replace(backend=name))
+    if reason is None:
+      return chosen
+    reasons.append(reason)
+  raise ValueError("; ".join(reasons))

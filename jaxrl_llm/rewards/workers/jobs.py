@@ -1,0 +1,135 @@
+"""What a pool is asked, and what it answers."""
+
+from __future__ import annotations
+
+import difflib
+import hashlib
+import pickle
+from array import array
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from jaxrl_llm.rewards.workers.worker import CAUSES as _WIRE_CAUSES
+
+CAUSES = _WIRE_CAUSES[1:]
+"""Why a call has no value. `raised`, `wrong_type`, `not_finite`, `memory`: what it did or returned. `timeout`: no answer within the
+deadline. `died`: its process ended. `flooded`: it wrote into the pipe that answers take. The names are `rewards.CAUSES`, and `memory`."""
+
+
+class Function(NamedTuple):
+  """A reward function that every worker builds once.
+
+  Attributes:
+    target: `package.module:name`.
+    settings: None where the name is the reward function itself; else the keyword arguments of the call that makes one.
+    cached: whether equal completions of equal examples may share one value; False for a function that draws or asks somebody.
+    timeout_s: its deadline, in seconds; None takes the pool's.
+    imports: modules to load beforehand, where it would load them in its first call, within the deadline.
+  """
+
+  target: str
+  settings: Mapping[str, Any] | None = None
+  cached: bool = True
+  timeout_s: float | None = None
+  imports: tuple[str, ...] = ()
+
+
+class Job(NamedTuple):
+  """One call.
+
+  Attributes:
+    function: a key of the pool's functions.
+    completion: a `jaxrl_llm.types.Completion`.
+    example: its example's row, of whatever can be pickled.
+  """
+
+  function: str
+  completion: Any
+  example: Mapping[str, Any]
+
+
+class Outcome(NamedTuple):
+  """What became of a job.
+
+  Attributes:
+    value: what the function returned; None where it returned nothing that counts, which is never a score of 0.
+    cause: one of `CAUSES`; None for a value.
+    detail: the cause in one line of at most 300 characters.
+  """
+
+  value: float | None
+  cause: str | None = None
+  detail: str = ""
+
+
+class Task(NamedTuple):
+  """A job as workers are sent it.
+
+  Attributes:
+    function: which of the pool's functions.
+    payload: as `worker.call` reads it.
+    key: what equal jobs share; None where nothing is shared.
+    timeout_s: its deadline, in seconds.
+  """
+
+  function: int
+  payload: tuple[str, bytes, int, bool, tuple[tuple, ...], bytes]
+  key: bytes | None
+  timeout_s: float
+
+
+def count_causes(outcomes: Sequence[Outcome]) -> dict[str, int]:
+  """How many jobs each cause took, every cause named.
+
+  Example:
+    >>> count_causes([Outcome(1.0), Outcome(None, "timeout")])["timeout"]
+    1
+  """
+  counts = Counter(outcome.cause for outcome in outcomes)
+  return {cause: counts[cause] for cause in CAUSES}
+
+
+def make_tasks(jobs: Sequence[Job], functions: Mapping[str, Function], *, max_chars: int, timeout_s: float, shared: bool) -> list[Task]:
+  """Jobs as workers are sent them.
+
+  Args:
+    jobs: the calls.
+    functions: of the pool, by name.
+    max_chars: of a text that are sent: its end.
+    timeout_s: deadline of functions that have none of their own, in seconds.
+    shared: whether equal jobs may share a value.
+
+  Raises:
+    ValueError: an unknown function, or an example that cannot be pickled.
+  """
+  indices = {name: i for i, name in enumerate(functions)}
+  examples: dict[int, tuple[bytes, bytes]] = {}
+  tasks = []
+  for number, (name, completion, example) in enumerate(jobs):
+    if name not in indices:
+      close = difflib.get_close_matches(str(name), indices, n=1)
+      hint = f"; did you mean {close[0]!r}?" if close else ""
+      raise ValueError(f"job {number}: found the function {name!r}, expected one of {', '.join(indices)}{hint}")
+    if id(example) not in examples:  # The samples of a group share theirs.
+      examples[id(example)] = _pickled(example, number)
+    function, (data, digest) = functions[name], examples[id(example)]
+    text, ids = completion.text[-max_chars:], array("q", completion.token_ids).tobytes()
+    turns = tuple(tuple(turn) for turn in completion.turns)  # Plain: the class of a turn lives where jax does.
+    key = None
+    if shared and function.cached:
+      parts = text.encode("utf-8", "surrogatepass"), ids, repr(turns).encode("utf-8", "surrogatepass") if turns else b"", digest
+      sizes = repr((indices[name], completion.num_tokens, completion.stopped, *map(len, parts))).encode()
+      key = hashlib.blake2b(b"".join((sizes, *parts)), digest_size=16).digest()
+    payload = text, ids, int(completion.num_tokens), bool(completion.stopped), turns, data
+    tasks.append(Task(indices[name], payload, key, timeout_s if function.timeout_s is None else function.timeout_s))
+  return tasks
+
+
+def _pickled(example: Any, number: int) -> tuple[bytes, bytes]:
+  try:
+    data = pickle.dumps(example, pickle.HIGHEST_PROTOCOL)
+  except Exception as error:
+    message = " ".join(f"{type(error).__name__}: {error}".split())[:200]
+    raise ValueError(f"job {number}: its example cannot be sent to a worker ({message}), expected plain values") from error
+  return data, hashlib.blake2b(data, digest_size=16).digest()

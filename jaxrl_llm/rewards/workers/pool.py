@@ -1,0 +1,303 @@
+"""The pool: jobs in, outcomes out, in order; a job that hurts its worker is charged alone, and the worker is replaced."""
+
+from __future__ import annotations
+
+import math
+import os
+import selectors
+import threading
+import time
+from collections import OrderedDict, deque
+from collections.abc import Mapping, Sequence
+
+from jaxrl_llm.rewards.workers import process
+from jaxrl_llm.rewards.workers.jobs import Function, Job, Outcome, Task, make_tasks
+from jaxrl_llm.rewards.workers.process import Worker
+from jaxrl_llm.rewards.workers.worker import READY
+
+_MAX_JOBS_AT_ONCE = 32
+_MAX_BYTES_AT_ONCE = 1 << 20
+_REFILL_BELOW = 2  # Jobs that a worker still has when it is given more, so that it never waits for us.
+_START_SECONDS = 120.0
+_MAX_FAILED_STARTS = 3
+
+
+class Pool:
+  """Killable workers; `open_pool` makes one and describes it. A context manager; `close` may be called twice.
+
+  Attributes:
+    num_replaced: workers that were killed, lost or retired since the pool was opened.
+  """
+
+  def __init__(
+    self, functions: Mapping[str, Function], num_workers: int, timeout_s: float, max_chars: int, memory_gb: float | None, cache_size: int
+  ):
+    self._functions = dict(functions)
+    self._num_workers, self._timeout_s, self._max_chars, self._memory_gb = num_workers, timeout_s, max_chars, memory_gb
+    self._cache: OrderedDict[bytes, float] = OrderedDict()
+    self._cache_size = cache_size
+    self._lock = threading.Lock()
+    self._selector = selectors.DefaultSelector()
+    self._workers: list[Worker] = []
+    self._ended: list[Worker] = []
+    self._base = self._failed_starts = self.num_replaced = 0
+    self._closed = False
+
+  def __enter__(self) -> Pool:
+    """The pool itself."""
+    return self
+
+  def __exit__(self, *_) -> None:
+    """Closes the pool."""
+    self.close()
+
+  @property
+  def num_workers(self) -> int:
+    """Processes that live now."""
+    return sum(worker.process.poll() is None for worker in self._workers)
+
+  def under_way(self) -> str:
+    """Which jobs of the call the workers are at, in words; to be asked from another thread."""
+    now, busy = time.monotonic(), [worker for worker in list(self._workers) if worker.queue]
+    at = [f"response {worker.queue[0][0] - self._base} (process {worker.process.pid}, {now - worker.since:.0f} s)" for worker in busy]
+    return f"rewards of {', '.join(at)}" if at else "no reward: the workers have nothing to do"
+
+  def score(self, jobs: Sequence[Job]) -> list[Outcome]:
+    """Calls every job's function, each call within the pool's deadline.
+
+    Args:
+      jobs: the calls. Equal ones share one value where their function may be cached; a failure is never shared.
+
+    Returns:
+      One outcome per job, in order. The pool has all of its workers again.
+
+    Raises:
+      ValueError: a job whose function the pool does not have, or whose example cannot be pickled.
+      RuntimeError: a closed pool, or workers that do not start any more.
+    """
+    with self._lock:
+      if self._closed:
+        raise RuntimeError("the pool of workers is closed")
+      tasks = make_tasks(jobs, self._functions, max_chars=self._max_chars, timeout_s=self._timeout_s, shared=self._cache_size > 0)
+      outcomes = [self._remembered(task.key) for task in tasks]
+      first: dict[bytes, int] = {}
+      new = [i for i, task in enumerate(tasks) if outcomes[i] is None and (task.key is None or first.setdefault(task.key, i) == i)]
+      self._run(new, tasks, outcomes)
+      for i, task in enumerate(tasks):
+        if outcomes[i] is None and outcomes[first[task.key]].cause is None:
+          outcomes[i] = outcomes[first[task.key]]
+      self._run([i for i, outcome in enumerate(outcomes) if outcome is None], tasks, outcomes)
+      self._fill()
+      return outcomes
+
+  def close(self) -> None:
+    """Kills all workers and waits until they are gone."""
+    with self._lock:
+      self._closed = True
+      for worker in list(self._workers):
+        self._end(worker)
+      for worker in self._ended:
+        process.reap(worker, wait_s=2.0)
+      self._ended.clear()
+      self._selector.close()
+
+  def _wait_until_ready(self) -> None:
+    self._failed_starts = _MAX_FAILED_STARTS  # A function that cannot be built is a mistake in the settings: no second try.
+    self._fill()
+    while not all(worker.ready for worker in self._workers):
+      for worker in self._look():
+        self._hear(worker, deque(), [])
+
+  def _remembered(self, key: bytes | None) -> Outcome | None:
+    if key is None or key not in self._cache:
+      return None
+    self._cache.move_to_end(key)
+    return Outcome(self._cache[key])
+
+  def _run(self, indices: Sequence[int], tasks: Sequence[Task], outcomes: list[Outcome | None]) -> None:
+    """Has the workers fill `outcomes` at `indices`."""
+    waiting, first = deque(indices), self._base
+    try:
+      for key, event in self._selector.select(0.0):  # Who died while there was nothing to do.
+        if event & selectors.EVENT_READ:
+          self._hear(key.data, waiting, outcomes)
+      while waiting or any(worker.queue for worker in self._workers):
+        self._fill()
+        for worker in self._workers:
+          if waiting and worker.ready and len(worker.queue) < _REFILL_BELOW:
+            self._give(worker, waiting, tasks)
+        for worker in self._look():
+          self._hear(worker, waiting, outcomes)
+    except BaseException:  # Control-C: what is under way would answer into the next call.
+      for worker in [worker for worker in self._workers if worker.queue]:
+        self._end(worker)
+      raise
+    finally:
+      self._base = first + len(outcomes)  # Numbers are never used twice.
+    for index in indices:
+      if outcomes[index].cause is None and tasks[index].key is not None:
+        self._cache[tasks[index].key] = outcomes[index].value
+    while len(self._cache) > self._cache_size:
+      self._cache.popitem(last=False)
+
+  def _fill(self) -> None:
+    """Starts what is missing, and buries who has been ended."""
+    self._ended = [worker for worker in self._ended if not process.reap(worker, wait_s=0.0)]
+    while len(self._ended) > 2 * self._num_workers:  # So many dying at once would be a machine's end.
+      process.reap(self._ended.pop(0), wait_s=2.0)
+    specs = [(function.target, function.settings, function.imports) for function in self._functions.values()]
+    while len(self._workers) < self._num_workers:
+      worker = process.start(specs, memory_gb=self._memory_gb)
+      self._workers.append(worker)
+      self._selector.register(worker.results_fd, selectors.EVENT_READ, worker)
+      self._watch_outbox(worker)
+
+  def _watch_outbox(self, worker: Worker) -> None:
+    watched = worker.jobs_fd in self._selector.get_map()
+    if worker.outbox and not watched:
+      self._selector.register(worker.jobs_fd, selectors.EVENT_WRITE, worker)
+    elif watched and not worker.outbox:
+      self._selector.unregister(worker.jobs_fd)
+
+  def _give(self, worker: Worker, waiting: deque[int], tasks: Sequence[Task]) -> None:
+    """Sends a worker some of what waits: many at once while there is much, one by one towards the end."""
+    count, size, batch = max(1, min(_MAX_JOBS_AT_ONCE, len(waiting) // (2 * self._num_workers))), 0, []
+    while waiting and len(batch) < count and size < _MAX_BYTES_AT_ONCE:
+      index = waiting.popleft()
+      task = tasks[index]
+      batch.append((self._base + index, task.function, *task.payload))
+      size += len(task.payload[0]) + len(task.payload[1]) + len(task.payload[-1])
+    if not worker.queue:
+      worker.since = time.monotonic()
+    worker.queue.extend((number, tasks[number - self._base].timeout_s) for number, *_ in batch)
+    process.send(worker, batch)
+    self._watch_outbox(worker)
+
+  def _look(self) -> list[Worker]:
+    """Waits until a worker says something or a deadline has passed; who has said something or is overdue."""
+    now = time.monotonic()
+    ends = [worker.since + self._limit(worker) for worker in self._workers if worker.queue or not worker.ready]
+    heard = []
+    for key, event in self._selector.select(max(0.0, min([end - now for end in ends], default=0.0))):
+      if event & selectors.EVENT_WRITE:
+        process.flush(key.data)
+        self._watch_outbox(key.data)
+        key.data.since = time.monotonic()  # It is still reading what it was sent, which only a worker does that is at no job.
+      else:
+        heard.append(key.data)
+    now = time.monotonic()
+    late = [worker for worker in self._workers if (worker.queue or not worker.ready) and now - worker.since > self._limit(worker)]
+    return heard + [worker for worker in late if worker not in heard]
+
+  def _limit(self, worker: Worker) -> float:
+    return worker.queue[0][1] if worker.ready else _START_SECONDS
+
+  def _hear(self, worker: Worker, waiting: deque[int], outcomes: list[Outcome | None]) -> None:
+    """Takes a worker's answers; ends it, at the cost of the job that it was at, where it broke or is overdue."""
+    replies, ended, broken = process.read(worker)
+    retires = False
+    for reply in replies:
+      if not worker.ready and reply.number == READY and not reply.cause:
+        worker.ready, self._failed_starts = True, 0
+      elif worker.ready and worker.queue and worker.queue[0][0] == reply.number:
+        outcomes[worker.queue.popleft()[0] - self._base] = Outcome(None, reply.cause, reply.detail) if reply.cause else Outcome(reply.value)
+        retires = retires or reply.retires
+      elif not worker.ready and reply.number == READY:
+        self._fail_start(worker, reply.detail)
+        return
+      else:
+        broken = True
+        break
+      worker.since = time.monotonic()
+    late = bool(worker.queue) and time.monotonic() - worker.since > self._limit(worker)
+    if not worker.ready and (broken or ended or time.monotonic() - worker.since > _START_SECONDS):
+      self._fail_start(worker, process.epitaph(worker))
+    elif retires or broken or ended or late:
+      if worker.queue and not retires:
+        number, limit = worker.queue.popleft()
+        outcomes[number - self._base] = _charged(worker, broken=broken, ended=ended, timeout_s=limit)
+      waiting.extendleft(number - self._base for number, _ in reversed(worker.queue))  # The others did nothing wrong.
+      self._end(worker)
+
+  def _fail_start(self, worker: Worker, detail: str) -> None:
+    self._end(worker)
+    self._failed_starts += 1
+    if self._failed_starts > _MAX_FAILED_STARTS:
+      raise RuntimeError(f"reward workers do not start: {detail}")
+
+  def _end(self, worker: Worker) -> None:
+    for fd in (worker.results_fd, worker.jobs_fd):
+      if fd in self._selector.get_map():
+        self._selector.unregister(fd)
+    process.end(worker)
+    self._workers.remove(worker)
+    self._ended.append(worker)
+    self.num_replaced += not self._closed
+
+
+def _charged(worker: Worker, *, broken: bool, ended: bool, timeout_s: float) -> Outcome:
+  if broken:
+    return Outcome(None, "flooded", "something that is no answer came through its worker's pipe")
+  if ended:
+    return Outcome(None, "died", process.epitaph(worker))
+  return Outcome(None, "timeout", f"no answer within {timeout_s:g} s")
+
+
+def open_pool(
+  functions: Mapping[str, Function],
+  *,
+  num_workers: int | None = None,
+  timeout_s: float = 10.0,
+  max_chars: int = 20_000,
+  memory_gb: float | None = 4.0,
+  cache_size: int = 100_000,
+) -> Pool:
+  """Starts the workers and has them build the functions; returns when all are ready.
+
+  Each worker is a process that was spawned and knows nothing of this one, with a session, a memory limit and, where the kernel allows
+  one, a PID namespace of its own; its prints go nowhere; none outlives this process, however that ends. A call that does not answer within
+  the deadline, measured here, or takes its worker down, has an outcome without a value; the worker is replaced and the rest of its jobs
+  are called again elsewhere. A worker retires where a call leaves a thread or a process behind, so start what has to last in the function
+  that makes a reward function, not in calls.
+
+  Args:
+    functions: the reward functions by name.
+    num_workers: processes; None is one for each processor that this process may use, at least two.
+    timeout_s: deadline of one call, in seconds. Building the functions is not part of it.
+    max_chars: of a response's text that a function sees: its end, where the answer is. Token ids and counts are left as they are.
+    memory_gb: address space of one worker, in GiB; None sets no limit.
+    cache_size: values kept, the latest used; 0 keeps none, and then equal jobs share nothing either.
+
+  Returns:
+    The pool, to be closed.
+
+  Raises:
+    ValueError: settings out of range, or a function that cannot be built. One line.
+
+  Example:
+    >>> from jaxrl_llm.rewards.workers.worker import Completion
+    >>> with open_pool({"form": Function("jaxrl_llm.rewards:answer_form")}, num_workers=1) as pool:
+    ...   pool.score([Job("form", Completion("#### 12", (), 5, True), {})])
+    [Outcome(value=1.0, cause=None, detail='')]
+  """
+  if num_workers is None:
+    num_workers = max(2, len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 2)
+  for name, value, least in (("num_workers", num_workers, 1), ("max_chars", max_chars, 1), ("cache_size", cache_size, 0)):
+    if value < least:
+      raise ValueError(f"pool of workers: found {name}={value}, expected at least {least}")
+  limits = [("timeout_s", timeout_s), ("memory_gb", memory_gb), *((f"timeout_s of {name!r}", x.timeout_s) for name, x in functions.items())]
+  for name, value in limits:
+    if value is not None and not (value > 0 and math.isfinite(value)):
+      raise ValueError(f"pool of workers: found {name}={value}, expected more than 0")
+  for name, function in functions.items():
+    if not all(function.target.partition(":")):
+      raise ValueError(f"reward function {name!r}: found {function.target!r}, expected 'package.module:name'")
+  pool = Pool(functions, num_workers, timeout_s, max_chars, memory_gb, cache_size)
+  try:
+    pool._wait_until_ready()
+  except BaseException as error:
+    pool.close()
+    if isinstance(error, RuntimeError):
+      raise ValueError(str(error)) from None
+    raise
+  return pool

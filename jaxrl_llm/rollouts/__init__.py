@@ -1,0 +1,1 @@
+"""From prompts to a graded batch: rollouts, conversations, dynamic sampling, weight sync."""

@@ -1,0 +1,199 @@
+"""responses -> rewards: one rollout batch, judged; and what is logged and shown of it."""
+
+import hashlib
+import json
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from jaxtyping import Bool, Float
+
+from jaxrl_llm.devices import hosts
+from jaxrl_llm.rewards import WeightedReward
+from jaxrl_llm.rewards.outcome import CallFn, call_here, failure_metrics
+from jaxrl_llm.rollouts.rollout import Examples, Score, score, transcript, written_mask
+from jaxrl_llm.types import Completion, Rollouts
+
+
+class Batch(NamedTuple):
+  """One rollout batch on the host: N = n·G sequences, G consecutive ones for each prompt.
+
+  Attributes:
+    rollouts: tokens and log-probabilities.
+    completions: what the rewards saw.
+    examples: the task's row of each sequence.
+    rewards: the total reward of each sequence.
+    parts: each reward by itself, unweighted.
+    verdicts: the total without the terms that only shape it.
+    failed: of each sequence why its reward is not known; None where it is.
+    detail: what came of the first of these, in one line; empty for none.
+    group_size: samples for each prompt (G).
+    counted: False for a sequence that nothing is learned from: its reward is not known, a log-probability of the sampler is not finite, or
+      it was cut short where those are left out.
+    advantages: of each response token; None until they are known.
+  """
+
+  rollouts: Rollouts
+  completions: list[Completion]
+  examples: Examples
+  rewards: Float[np.ndarray, " N"]
+  parts: dict[str, Float[np.ndarray, " N"]]
+  verdicts: Float[np.ndarray, " N"]
+  failed: list[str | None]
+  group_size: int
+  counted: Bool[np.ndarray, " N"]
+  detail: str = ""
+  advantages: Float[np.ndarray, "N R"] | None = None
+
+  @property
+  def valid(self) -> Bool[np.ndarray, " N"]:
+    """True where the reward is known."""
+    return np.array([cause is None for cause in self.failed])
+
+  @property
+  def finite(self) -> Bool[np.ndarray, " N"]:
+    """True where the sampler's log-probabilities are, at all tokens that the policy wrote."""
+    return np.all(np.isfinite(self.rollouts.logprobs) | ~written_mask(self.rollouts), axis=1)
+
+
+def assess(
+  rollouts: Rollouts,
+  responses: list[Completion],
+  examples: Examples,
+  *,
+  rewards: Sequence[WeightedReward],
+  scores: Sequence[Score | None] | None = None,
+  call: CallFn = call_here,
+) -> Batch:
+  """Scores responses, each in one process.
+
+  Args:
+    rollouts: on the host.
+    responses: their completions.
+    examples: one row for each prompt; its group's samples share it.
+    rewards: terms of the reward.
+    scores: that are known already, see `Drawn`.
+    call: who calls the functions of the terms.
+  """
+  group_size = len(responses) // len(examples)
+  repeated = [example for example in examples for _ in range(group_size)]
+  scores = [None] * len(responses) if scores is None else list(scores)
+  unknown = [i for i, known in enumerate(scores) if known is None]
+  causes: dict[str, Sequence[str]] = {}
+
+  def rows_of(own: Sequence[int]) -> Float[np.ndarray, "m k"]:
+    """For each response its total reward, and its rewards in the order of the terms."""
+    found = score(rewards, [responses[unknown[i]] for i in own], [repeated[unknown[i]] for i in own], call)
+    causes.update({str(i): (score.failed, score.detail) for i, score in zip(own, found, strict=True) if score.failed is not None})
+    return np.array([[x.total, *x.parts.values()] for x in found], np.float32).reshape(len(own), 1 + len(rewards))
+
+  rows = hosts.share(rows_of, len(unknown))
+  for text in hosts.gather_text(json.dumps(causes)):
+    causes |= json.loads(text)
+  for i, (total, *found) in enumerate(rows):
+    parts = {reward.name: part for reward, part in zip(rewards, found, strict=True)}
+    scores[unknown[i]] = Score(total, parts, *causes.get(str(i), (None, "")))
+  parts = {reward.name: np.array([score.parts[reward.name] for score in scores], np.float32) for reward in rewards}
+  totals = np.array([score.total for score in scores], np.float32)
+  # Summed by itself and not subtracted: equal verdicts are then equal to the last bit.
+  verdicts = sum((reward.weight * parts[reward.name].astype(np.float64) for reward in rewards if not reward.shapes), np.zeros(len(totals)))
+  failed = [score.failed for score in scores]
+  counted = np.array([cause is None for cause in failed])
+  detail = next((score.detail for score in scores if score.detail), "")
+  return Batch(rollouts, responses, repeated, totals, parts, np.float32(verdicts), failed, group_size, counted, detail)
+
+
+def counted(batch: Batch, *, skips_truncated: bool, whole_groups: bool) -> Bool[np.ndarray, " N"]:
+  """Sequences that count in the loss.
+
+  Args:
+    batch: from `assess`.
+    skips_truncated: leave out those that did not end by themselves (DAPO's overlong filter); their rewards stay in their groups'
+      statistics.
+    whole_groups: leave out a group altogether if the reward of one of its samples is not known.
+  """
+  found = batch.valid
+  if whole_groups:
+    found = np.repeat(found.reshape(-1, batch.group_size).all(axis=1), batch.group_size)
+  # Its reward is known, so that the others of its group keep their baseline; but no ratio can be made of it.
+  found = found & batch.finite
+  return found & batch.rollouts.stopped if skips_truncated else found
+
+
+def metrics(batch: Batch) -> dict[str, Any]:
+  """What is logged of a rollout batch, under verl's names.
+
+  `rollout/tokens_sha256` tells two runs apart at the first token that differs.
+  """
+  rollouts = batch.rollouts
+  lengths = rollouts.mask.sum(axis=1)
+  known = batch.rewards[batch.valid] if np.any(batch.valid) else np.zeros(1, np.float32)
+  groups = batch.rewards.reshape(-1, batch.group_size)
+  digest = hashlib.sha256(rollouts.tokens.tobytes() + rollouts.mask.tobytes()).hexdigest()
+  advantages = batch.advantages[written_mask(rollouts) & batch.counted[:, None]]
+  advantages = advantages if len(advantages) else np.zeros(1, np.float32)
+  values = {"critic/rewards": known, "critic/advantages": advantages, "response_length": lengths}
+  statistics = {"mean": np.mean, "max": np.max, "min": np.min}
+  row: dict[str, Any] = {f"{name}/{kind}": float(fn(x)) for name, x in values.items() for kind, fn in statistics.items()}
+  row |= {f"reward/{name}/mean": float(np.mean(part[batch.valid])) if np.any(batch.valid) else 0.0 for name, part in batch.parts.items()}
+  # Of the causes those that occurred: a run in which none does need not carry a column of zeros for each.
+  row |= {name: x for name, x in failure_metrics(batch.failed).items() if x or name == "rewards/failed"}
+  row["rollout/counted"] = float(np.mean(batch.counted))
+  if broken := int(np.sum(~batch.finite)):
+    row["rollout/nonfinite_logprobs"] = broken
+  row |= {
+    "response_length/clip_ratio": float(1 - np.mean(rollouts.stopped)),
+    "prompt_length/mean": float(rollouts.prompt_mask.sum(axis=1).mean()),
+    "group/frac_reward_zero_std": float(np.mean(groups.max(axis=1) == groups.min(axis=1))),
+    "rollout/tokens_sha256": digest,
+  }
+  return row
+
+
+def sample_rows(
+  batch: Batch,
+  *,
+  num_rows: int,
+  token_text: Callable[[Sequence[int]], str],
+  token_scores: Sequence[Mapping[str, Float[np.ndarray, "..."]]] = (),
+) -> list[dict[str, Any]]:
+  """Rows of `samples.jsonl`, from as many different prompts as there are.
+
+  Args:
+    batch: the rollout batch.
+    num_rows: how many.
+    token_text: one token as text, for the viewer's heat-map.
+    token_scores: for each sequence numbers of its tokens by name, prompt included, NaN where there is none; empty where nobody knows any.
+  """
+  # The first sample of every group, then the second of every group, ...
+  order = sorted(range(len(batch.completions)), key=lambda row: (row % batch.group_size, row // batch.group_size))
+  rows, verdicts = [], next(iter(batch.parts.values()))  # The first of the task's rewards is its verifier.
+  for row in sorted(order[:num_rows]):
+    completion, example = batch.completions[row], batch.examples[row]
+    mask, own = batch.rollouts.mask[row], written_mask(batch.rollouts)[row]
+    ids = batch.rollouts.tokens[row][mask].tolist()
+    rows.append(
+      {
+        "prompt": example["prompt"],
+        "response": transcript(completion),
+        "answer": example["answer"],
+        "level": example["level"],
+        "reward": float(batch.rewards[row]),
+        "correct": bool(batch.valid[row] and verdicts[row] >= 1),
+        "advantage": float(batch.advantages[row][own].mean()),
+        "num_tokens": completion.num_tokens,
+        "stopped": completion.stopped,
+        "token_ids": ids,
+        "tokens": [token_text([token]) for token in ids],
+        "logprobs": [float(x) for x in batch.rollouts.logprobs[row][mask]],
+      }
+      | ({} if batch.rollouts.written is None else {"written": [int(x) for x in own[mask]]})
+      | (_of_response(token_scores[row], len(ids)) if token_scores else {})
+    )
+  return rows
+
+
+def _of_response(scores: Mapping[str, Float[np.ndarray, "..."]], length: int) -> dict[str, list[float]]:
+  """The response's part of a sequence's numbers, to six digits; none where no token has one."""
+  responses = {name: x[len(x) - length :] for name, x in scores.items()}
+  return {name: [float(f"{item:.6g}") + 0.0 for item in x] for name, x in responses.items() if np.isfinite(x).any()}

@@ -1,0 +1,278 @@
+"""Conversations of several turns: the policy writes, an environment replies, and the sampler goes on behind the reply.
+
+All that a conversation consists of stays the tokens that were drawn, with the replies' tokens between them; nothing is decoded and encoded
+again, so the learner scores what the sampler saw. A response's slots then hold, for two turns of a calculator,
+
+  tokens   < < 4 8 7 * 3 6 = 1 7 5 3 2 > > # 1 7 5 3 2 end
+  written  1 1 1 1 1 1 1 1 1 0 0 0 0 0 0 0 1 1 1 1 1 1 1       what the policy is answerable for: advantages, loss, entropy
+  turns                    └ end of turn 1, its reward      └ end of turn 2, its reward
+
+and the sampler is called once a turn, for all conversations that go on: it prefills what is there and draws on.
+"""
+
+import json
+import queue
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+from jaxtyping import Bool, Int
+
+from jaxrl_llm.devices import hosts
+from jaxrl_llm.rewards.scoring import oneline
+from jaxrl_llm.rollouts.environments import Environment, Reply
+from jaxrl_llm.sampler import RUNNING, Begun, Requests, not_begun
+from jaxrl_llm.tasks.pipeline import encode_reply
+from jaxrl_llm.types import Completion, Rollouts, StopReason, Tokenizer, Turn
+
+
+class Rules(NamedTuple):
+  """How conversations go.
+
+  Attributes:
+    environment: who replies.
+    max_turns: of the policy; a conversation that is not done by then counts as cut short.
+    max_turn_tokens: that the policy may write in a turn; None is what is left of the budget.
+    timeout_s: of a step of the environment, in seconds.
+    num_threads: steps of the environment at a time.
+  """
+
+  environment: Environment
+  max_turns: int = 4
+  max_turn_tokens: int | None = None
+  timeout_s: float = 30.0
+  num_threads: int = 8
+
+
+class Conversations(NamedTuple):
+  """A batch of conversations, N of them, on the host.
+
+  Attributes:
+    begun: what each consists of so far, as the sampler goes on with it; its `reasons` say which have ended, and how.
+    written: True where the policy wrote the token.
+    turns: of each, those that have been replied to and the last one.
+    states: of the environment, in the process that steps it; None in the others.
+    failed: (cause, one line) where the environment failed.
+  """
+
+  begun: Begun
+  written: Bool[np.ndarray, "N R"]
+  turns: list[tuple[Turn, ...]]
+  states: list[Any]
+  failed: list[tuple[str, str] | None]
+
+  @property
+  def goes_on(self) -> Int[np.ndarray, " m"]:
+    """Numbers of those that have not ended."""
+    return np.flatnonzero(self.begun.reasons == RUNNING)
+
+
+def begin(examples: Sequence[Mapping[str, Any]], rules: Rules, *, group_size: int, max_new_tokens: int) -> Conversations:
+  """Conversations before their first turn.
+
+  Args:
+    examples: one row of the task for each prompt.
+    rules: how they go.
+    group_size: samples for each prompt (G).
+    max_new_tokens: budget of a response, replies included (R).
+  """
+  size = len(examples) * group_size
+  own, count = jax.process_index(), jax.process_count()
+  states = [rules.environment.reset(examples[i // group_size]) if i % count == own else None for i in range(size)]
+  return Conversations(not_begun(size, max_new_tokens), np.zeros((size, max_new_tokens), bool), [()] * size, states, [None] * size)
+
+
+def requests(talks: Conversations, rules: Rules) -> Requests:
+  """What is asked of the sampler for the next turn; of the same shapes in every turn."""
+  size, budget = talks.begun.tokens.shape
+  limits = np.full(size, budget, np.int32)
+  if rules.max_turn_tokens is not None:
+    limits = np.minimum(limits, talks.begun.lengths + np.int32(rules.max_turn_tokens))
+  return Requests(limits=limits.astype(np.int32), begun=talks.begun)
+
+
+def take_turn(talks: Conversations, drawn: Rollouts, rules: Rules, tokenizer: Tokenizer) -> Conversations:
+  """Has the environment reply to the turns that the sampler has just drawn.
+
+  A conversation ends where the environment says so; cut short, where a turn or the conversation runs into its budget, where the reply
+  leaves no room for another turn, or after `max_turns`.
+
+  Args:
+    talks: that the sampler was given.
+    drawn: that it returned, on the host.
+    rules: how they go.
+    tokenizer: the task's.
+  """
+  tokens, logprobs, written = np.array(drawn.tokens), np.array(drawn.logprobs), talks.written.copy()
+  raw = logprobs.copy() if drawn.raw_logprobs is None else np.array(drawn.raw_logprobs)
+  lengths, reasons = drawn.mask.sum(axis=1).astype(np.int32), talks.begun.reasons.copy()
+  turns, states, failed = list(talks.turns), list(talks.states), list(talks.failed)
+  budget = tokens.shape[1]
+
+  said: dict[int, Completion] = {}
+  for i in talks.goes_on.tolist():
+    start = talks.begun.lengths[i]
+    written[i, start : lengths[i]] = True
+    ids = tuple(tokens[i, start : lengths[i]].tolist())
+    complete = int(drawn.reasons[i]) in (StopReason.TOKEN, StopReason.STRING)
+    said[i] = Completion(tokenizer.decode(ids), ids, len(ids), complete)
+    if not complete:
+      reasons[i] = StopReason.LENGTH
+  replies = _replies({i: turn for i, turn in said.items() if turn.stopped}, states, rules)
+  for i, turn in said.items():
+    reply, trouble = replies.get(i, (Reply(), None))
+    turns[i] += (Turn(turn.text, reply.text, reply.reward, int(lengths[i]) - 1),)
+    if trouble is not None:
+      failed[i], reasons[i] = trouble, StopReason.ABORTED
+    elif turn.stopped and reply.done:
+      reasons[i] = drawn.reasons[i]
+    elif turn.stopped:
+      behind = bool(drawn.reasons[i] == StopReason.TOKEN)
+      ids = list(reply.text) if isinstance(reply.text, tuple) else encode_reply(reply.text, tokenizer, is_message=behind)
+      end = lengths[i] + len(ids)
+      if len(turns[i]) == rules.max_turns or end >= budget:
+        reasons[i] = StopReason.LENGTH
+      else:
+        tokens[i, lengths[i] : end], logprobs[i, lengths[i] : end], raw[i, lengths[i] : end] = ids, 0, 0
+        lengths[i] = end
+  return Conversations(Begun(tokens, lengths, logprobs, raw, reasons), written, turns, states, failed)
+
+
+def converse(
+  first: Rollouts,
+  talks: Conversations,
+  again: Callable[[Requests], Rollouts],
+  *,
+  rules: Rules,
+  tokenizer: Tokenizer,
+  between: Callable[[], None] = lambda: None,
+) -> tuple[Rollouts, list[Completion]]:
+  """Goes on until all conversations have ended.
+
+  Args:
+    first: of the sampler, for the first turns.
+    talks: of `begin`.
+    again: calls the sampler with the same prompts, weights and key: a token's random number depends on its place in the response.
+    rules: how they go.
+    tokenizer: the task's.
+    between: called after each turn; may raise.
+
+  Returns:
+    Rollouts on the host, with `written`; and what the rewards see of each.
+  """
+  drawn = hosts.to_host(first)
+  talks = take_turn(talks, drawn, rules, tokenizer)
+  while len(talks.goes_on):
+    between()
+    drawn = hosts.to_host(again(requests(talks, rules)))
+    talks = take_turn(talks, drawn, rules, tokenizer)
+  begun = talks.begun
+  mask = np.arange(begun.tokens.shape[1]) < begun.lengths[:, None]
+  stopped = (begun.reasons == StopReason.TOKEN) | (begun.reasons == StopReason.STRING)
+  rollouts = drawn._replace(
+    tokens=begun.tokens,
+    mask=mask,
+    logprobs=np.where(mask, begun.logprobs, 0),
+    raw_logprobs=None if drawn.raw_logprobs is None else np.where(mask, begun.raw_logprobs, 0),
+    stopped=stopped,
+    reasons=begun.reasons,
+    written=talks.written,
+  )
+  return rollouts, [_completion(talks, i, bool(stopped[i])) for i in range(len(stopped))]
+
+
+def _completion(talks: Conversations, row: int, stopped: bool) -> Completion:
+  ids = tuple(talks.begun.tokens[row, talks.written[row]].tolist())
+  return Completion(talks.turns[row][-1].text, ids, len(ids), stopped, talks.turns[row], talks.failed[row])
+
+
+def _replies(
+  said: Mapping[int, Completion], states: list[Any], rules: Rules
+) -> dict[int, tuple[Reply, tuple[str, str] | None]]:
+  """The environment's reply to each turn, or how it failed; each is stepped in one process, which keeps its state."""
+  count = jax.process_count()
+  own = [i for i in said if i % count == jax.process_index()]
+  found = _in_threads(lambda i: rules.environment.step(states[i], said[i]), own, num_threads=rules.num_threads, timeout_s=rules.timeout_s)
+  told = {}
+  for i, (result, trouble) in found.items():
+    if trouble is None:
+      states[i], reply = result
+      trouble = None if _is_finite(reply.reward) else ("not_finite", f"the environment: its reward is {reply.reward}, expected a number")
+    told[str(i)] = (Reply(), trouble) if trouble else (reply._replace(reward=float(reply.reward), done=bool(reply.done)), None)
+  if count == 1:
+    return {int(i): x for i, x in told.items()}
+  everyone: dict[int, tuple[Reply, tuple[str, str] | None]] = {}
+  for text in hosts.gather_text(json.dumps(told)):
+    for i, ((words, reward, done), trouble) in json.loads(text).items():
+      reply = Reply(tuple(words) if isinstance(words, list) else words, reward, done)
+      everyone[int(i)] = reply, None if trouble is None else tuple(trouble)
+  return everyone
+
+
+def _is_finite(reward: Any) -> bool:
+  return isinstance(reward, int | float | np.number) and bool(np.isfinite(reward))
+
+
+def _in_threads(
+  step: Callable[[int], Any], items: Sequence[int], *, num_threads: int, timeout_s: float
+) -> dict[int, tuple[Any, tuple[str, str] | None]]:
+  """Calls that may take long, some at a time; what does not return within its time is left behind.
+
+  A thread cannot be killed: what never returns keeps one that dies with the process. Programs of a policy run in the sandbox, which can.
+  """
+  waiting: queue.SimpleQueue[int] = queue.SimpleQueue()
+  found: dict[int, tuple[Any, tuple[str, str] | None]] = {}
+  started: dict[int, float] = {}
+  for i in items:
+    waiting.put(i)
+
+  def work() -> None:
+    while True:
+      try:
+        i = waiting.get_nowait()
+      except queue.Empty:
+        return
+      started[i] = time.monotonic()
+      try:
+        result = step(i), None
+      except Exception as error:  # An environment is foreign code: it may raise anything, and costs its own sample.
+        result = None, ("raised", f"the environment: {oneline(error)}")
+      if found.setdefault(i, result) is not result:
+        return  # Too late, and another thread has its place.
+
+  threads = [threading.Thread(target=work, daemon=True) for _ in range(min(num_threads, len(items)))]
+  for thread in threads:
+    thread.start()
+  while len(found) < len(items):
+    now = time.monotonic()
+    for i, since in list(started.items()):
+      if i not in found and now - since > timeout_s:
+        late = None, ("timeout", f"the environment: no reply within {timeout_s:g} s")
+        if found.setdefault(i, late) is late and len(found) < len(items):
+          threads.append(thread := threading.Thread(target=work, daemon=True))
+          thread.start()
+    next((thread.join(0.01) for thread in threads if thread.is_alive()), None)
+  return found
+
+
+def metrics(rollouts: Rollouts, completions: Sequence[Completion]) -> dict[str, float]:
+  """What is logged of conversations; nothing for responses of one turn.
+
+  Args:
+    rollouts: of `converse`.
+    completions: likewise.
+  """
+  if rollouts.written is None:
+    return {}
+  turns = np.array([len(completion.turns) for completion in completions])
+  replies = (rollouts.mask & ~rollouts.written).sum(axis=1)
+  return {
+    "conversation/turns/mean": float(turns.mean()),
+    "conversation/turns/max": float(turns.max()),
+    "conversation/reply_tokens/mean": float(replies.mean()),
+    "conversation/reward/mean": float(np.mean([sum(turn.reward for turn in completion.turns) for completion in completions])),
+    "conversation/failed": float(sum(completion.failed is not None for completion in completions)),
+  }

@@ -1,0 +1,72 @@
+"""Partners for conversations of several turns, tools among them. Plain Python and text; no JAX.
+
+| environment | the policy writes | and reads |
+| --- | --- | --- |
+| `calculator` | `<<487*36=` | `17532>>` |
+| `python` | `<code>print(6 * 7)</code>` | `<interpreter>42</interpreter>` |
+| `MODULE:FUNCTION` | (your own: a function that returns an `Environment`) | |
+"""
+
+import difflib
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+from jaxrl_llm.rewards.imported import load
+from jaxrl_llm.rollouts.environments.calculator import calculator
+from jaxrl_llm.rollouts.environments.protocol import Environment, Reply, State
+from jaxrl_llm.rollouts.environments.python_tool import python_tool
+
+__all__ = ["ENVIRONMENTS", "Environment", "Reply", "State", "check", "make"]
+
+ENVIRONMENTS: dict[str, Callable[..., Environment]] = {"calculator": calculator, "python": python_tool}
+"""Environments of this package by name."""
+
+
+def check(name: str, settings: dict[str, Any]) -> None:
+  """Refuses a name or settings that cannot be; imports nothing of the user's.
+
+  Args:
+    name: a key of `ENVIRONMENTS`, or MODULE:FUNCTION.
+    settings: of that environment.
+
+  Raises:
+    ValueError: one line, with the fix.
+
+  Example:
+    >>> check("calculater", {})
+    Traceback (most recent call last):
+    ...
+    ValueError: environment.name: found 'calculater', expected one of calculator, python, MODULE:FUNCTION; did you mean 'calculator'?
+  """
+  if ":" not in name and name not in ENVIRONMENTS:
+    close = difflib.get_close_matches(name, ENVIRONMENTS, n=1)
+    hint = f"; did you mean {close[0]!r}?" if close else ""
+    raise ValueError(f"environment.name: found {name!r}, expected one of {', '.join(ENVIRONMENTS)}, MODULE:FUNCTION{hint}")
+  known = () if ":" in name else tuple(inspect.signature(ENVIRONMENTS[name]).parameters)
+  for setting in settings:
+    if setting not in known:
+      raise ValueError(f"environment.{setting}: environment {name} does not read it, expected None or 0")
+
+
+def make(name: str, **settings: Any) -> Environment:
+  """An environment by name.
+
+  Args:
+    name: see `check`.
+    **settings: what it takes.
+
+  Raises:
+    ValueError: no such environment or setting, or a function of the user's that cannot be imported or returns something else. One line.
+
+  Example:
+    >>> make("calculator").stops
+    ('=',)
+  """
+  check(name, settings)
+  if name in ENVIRONMENTS:
+    return ENVIRONMENTS[name](**settings)
+  made = load(name, where=f"environment.name {name!r}")()
+  if not isinstance(made, Environment):
+    raise ValueError(f"environment.name: {name} returned {type(made).__name__}, expected a jaxrl_llm.rollouts.environments.Environment")
+  return made

@@ -1,0 +1,95 @@
+"""A calculator inside the policy's text: it writes `<<487*36=`, and reads `17532>>`."""
+
+from __future__ import annotations
+
+import ast
+import operator
+import re
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from jaxrl_llm.rollouts.environments.protocol import Environment, Reply
+
+if TYPE_CHECKING:
+  from jaxrl_llm.types import Completion
+
+_CALL = re.compile(r"<<([^<>=]*)=\Z")
+_MOST_CHARS, _MOST_DIGITS = 80, 40
+_BINARY: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
+  ast.Add: operator.add,
+  ast.Sub: operator.sub,
+  ast.Mult: operator.mul,
+  ast.Div: operator.truediv,
+  ast.FloorDiv: operator.floordiv,
+  ast.Mod: operator.mod,
+}
+
+
+def calculator(*, call_reward: float = 0.0) -> Environment:
+  """The calculator of GSM8K's annotations, called while the policy writes.
+
+  Args:
+    call_reward: reward of a turn whose result is the right answer, which the row has in `answer`; 0 judges the last turn alone.
+
+  Returns:
+    The environment. A turn that calls nothing ends the conversation; a call that cannot be worked out is answered with `error>>`.
+
+  Example:
+    >>> from jaxrl_llm.types import Completion
+    >>> tool = calculator(call_reward=0.5)
+    >>> tool.step(tool.reset({"answer": "6"}), Completion("<<2*3=", (), 6, True))[1]
+    Reply(text='6>>', reward=0.5, done=False)
+
+  References:
+    Training Verifiers to Solve Math Word Problems, arXiv:2110.14168, 2021, appendix C.
+  """
+
+  def reset(row: Mapping[str, Any]) -> str:
+    return str(row.get("answer", "")).strip()
+
+  def step(answer: str, turn: Completion) -> tuple[str, Reply]:
+    call = _CALL.search(turn.text)
+    if call is None:
+      # "=" ends a turn wherever it stands: outside of a call the policy simply goes on. Any other end is its own.
+      return answer, Reply(done=not turn.text.endswith("="))
+    value = worked_out(call[1])
+    return answer, Reply(f"{'error' if value is None else value}>>", reward=call_reward * (value is not None and value == answer))
+
+  return Environment(reset, step, stops=("=",), replies=r"<<[^<>=]*=([^<>=]*>>)")
+
+
+def worked_out(expression: str) -> str | None:
+  """The value of an expression of numbers with + - * / // % and brackets; whole numbers are written without a point.
+
+  Nothing but arithmetic is evaluated, and nothing that could take long.
+
+  Args:
+    expression: what the policy wrote.
+
+  Returns:
+    The number; None for anything else.
+
+  Example:
+    >>> worked_out("(2+4)*7"), worked_out("1/8"), worked_out("9**9"), worked_out("1/0")
+    ('42', '0.125', None, None)
+  """
+  if len(expression) > _MOST_CHARS:
+    return None
+  try:
+    value = _value(ast.parse(expression.strip(), mode="eval").body)
+  except (SyntaxError, ValueError, ArithmeticError, RecursionError, MemoryError):
+    return None
+  if isinstance(value, float) and value.is_integer() and abs(value) < 2**53:
+    value = int(value)
+  text = repr(value)
+  return text if len(text) <= _MOST_DIGITS and text not in ("inf", "-inf", "nan") else None
+
+
+def _value(node: ast.expr) -> int | float:
+  if isinstance(node, ast.Constant) and type(node.value) in (int, float):
+    return node.value
+  if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
+    return -_value(node.operand)
+  if isinstance(node, ast.BinOp) and type(node.op) in _BINARY:
+    return _BINARY[type(node.op)](_value(node.left), _value(node.right))
+  raise ValueError("no arithmetic")

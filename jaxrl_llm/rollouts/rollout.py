@@ -1,0 +1,207 @@
+"""prompts -> sample -> responses: what the sampler draws for one RL step, and what each response is worth."""
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+from jax.sharding import Mesh
+from jaxtyping import Bool, Int, PRNGKeyArray
+
+from jaxrl_llm.devices import hosts
+from jaxrl_llm.devices.mesh import place_rows
+from jaxrl_llm.rewards import WeightedReward
+from jaxrl_llm.rewards.outcome import CallFn, call_here, grade
+from jaxrl_llm.sampler import Finished, Requests, SampleFn, StreamFn, gather
+from jaxrl_llm.tasks.pipeline import encode_prompts
+from jaxrl_llm.types import Completion, Params, Rollouts, StopReason, Tokenizer
+
+Examples = Sequence[Mapping[str, Any]]
+
+
+class Score(NamedTuple):
+  """What a sequence is worth.
+
+  Attributes:
+    total: its reward.
+    parts: each reward by itself, unweighted.
+    failed: why the reward is not known; None where it is.
+    detail: of that, in one line.
+  """
+
+  total: np.float32
+  parts: dict[str, np.float32]
+  failed: str | None = None
+  detail: str = ""
+
+
+class Drawn(NamedTuple):
+  """Rollouts on the host, as `assess` wants them.
+
+  Attributes:
+    rollouts: tokens and log-probabilities.
+    responses: their completions.
+    examples: one row of the task for each prompt.
+    scores: of the sequences that were scored before the last ones were there, None for the others; None where none was.
+  """
+
+  rollouts: Rollouts
+  responses: list[Completion]
+  examples: Examples
+  scores: list[Score | None] | None = None
+
+
+def dispatch(
+  sample: SampleFn | StreamFn,
+  params: Params,
+  examples: Examples,
+  key: PRNGKeyArray,
+  *,
+  mesh: Mesh,
+  tokenizer: Tokenizer,
+  prompt_buckets: Sequence[int],
+  requests: Requests | None = None,
+) -> Rollouts | Iterator[Finished]:
+  """Has the sampler's devices draw responses to problems, and does not wait for them.
+
+  Args:
+    sample: the jitted sampler, or a stream.
+    params: the policy, on the devices of the sampler.
+    examples: rows of the task, a number of them that the mesh divides.
+    key: of this batch alone.
+    mesh: of the sampler; the rows of the prompts are split over it.
+    tokenizer: the task's.
+    prompt_buckets: prompt slots to choose from.
+    requests: responses to go on with and their limits, for a sampler that was compiled to; None for others.
+
+  Returns:
+    Rollouts on the devices, for which `collect` waits; or the stream of them, for `follow`.
+  """
+  prompts = place_rows(mesh, encode_prompts(examples, tokenizer, buckets=prompt_buckets))
+  if requests is None:
+    return sample(params, *prompts, key)
+  placed = place_rows(mesh, {name: x for name, x in requests._asdict().items() if name in ("begun", "limits")})
+  return sample(params, *prompts, key, requests._replace(**placed))
+
+
+def collect(rollouts: Rollouts, tokenizer: Tokenizer) -> tuple[Rollouts, list[Completion]]:
+  """Brings all rollouts to every host once they are drawn.
+
+  Args:
+    rollouts: of `dispatch`.
+    tokenizer: the task's.
+  """
+  rollouts = hosts.to_host(rollouts)
+  return rollouts, completions(rollouts, tokenizer.decode)
+
+
+def follow(
+  stream: Iterator[Finished],
+  examples: Examples,
+  tokenizer: Tokenizer,
+  *,
+  rewards: Sequence[WeightedReward],
+  group_size: int,
+  call: CallFn = call_here,
+  between: Callable[[], None] = lambda: None,
+) -> tuple[Drawn, float]:
+  """As `collect`, of a stream: decodes and scores what has finished while the devices draw the rest.
+
+  A reward sees one response and its own example, so that scoring a few responses at a time changes none. Those that come last are not
+  scored here, because nothing is drawn beside it any more; nor are those that a later call goes on with. None is aborted: without its end
+  a response has no reward, and its group no advantages.
+
+  Args:
+    stream: of `dispatch`.
+    examples: one row for each prompt.
+    tokenizer: the task's.
+    rewards: terms of the reward.
+    group_size: samples for each prompt (G).
+    call: who calls their functions.
+    between: called whenever some sequences have finished; may raise.
+
+  Returns:
+    The rollouts in the order of the prompts, with the scores that are known already; and the seconds that these took.
+  """
+  num_sequences = len(examples) * group_size
+  finished, texts, scores, seconds = [], {}, [None] * num_sequences, 0.0
+  for part in stream:
+    between()
+    start = time.perf_counter()
+    finished.append(part)
+    texts |= dict(zip(part.sequences.tolist(), completions(part.rollouts, tokenizer.decode), strict=True))
+    if len(texts) == num_sequences:
+      continue
+    whole = part.sequences[part.rollouts.reasons != StopReason.UNFINISHED].tolist()
+    found = score(rewards, [texts[i] for i in whole], [examples[i // group_size] for i in whole], call)
+    for i, known in zip(whole, found, strict=True):
+      scores[i] = known
+    seconds += time.perf_counter() - start
+  return Drawn(gather(finished), [texts[i] for i in range(num_sequences)], examples, scores), seconds
+
+
+def select(drawn: Drawn, rows: Int[np.ndarray, " m"]) -> Drawn:
+  """Some of the groups, whole.
+
+  Args:
+    drawn: N sequences.
+    rows: of them, those to keep.
+  """
+  group_size = len(drawn.responses) // len(drawn.examples)
+  return Drawn(
+    jax.tree.map(lambda x: x[rows], drawn.rollouts),
+    [drawn.responses[i] for i in rows],
+    [drawn.examples[i // group_size] for i in rows[::group_size]],
+    None if drawn.scores is None else [drawn.scores[i] for i in rows],
+  )
+
+
+def draw(
+  sample: SampleFn, params: Params, examples: Examples, key: PRNGKeyArray, *, tokenizer: Tokenizer, **placing: Any
+) -> tuple[Rollouts, list[Completion]]:
+  """Samples responses to problems and waits for them: `dispatch`, which has the arguments, and `collect`."""
+  return collect(dispatch(sample, params, examples, key, tokenizer=tokenizer, **placing), tokenizer)
+
+
+def score(rewards: Sequence[WeightedReward], responses: list[Completion], examples: Examples, call: CallFn) -> list[Score]:
+  """What responses are worth.
+
+  Args:
+    rewards: terms of the reward.
+    responses: to be judged.
+    examples: each response's own row.
+    call: who calls the functions of the terms.
+  """
+  graded = grade(rewards, responses, examples, call=call)
+  detail = graded.details[0] if graded.details else ""
+  rows = zip(graded.totals, graded.failed, strict=True)
+  parts_of = lambda i: {name: part[i] for name, part in graded.parts.items()}
+  return [Score(total, parts_of(i), failed, detail if failed else "") for i, (total, failed) in enumerate(rows)]
+
+
+def completions(rollouts: Rollouts, decode: Callable[[Sequence[int]], str]) -> list[Completion]:
+  """What reward functions see of each response.
+
+  Args:
+    rollouts: on the host.
+    decode: token ids to text, special tokens left out.
+  """
+  result = []
+  for tokens, mask, stopped in zip(rollouts.tokens, rollouts.mask, rollouts.stopped, strict=True):
+    ids = tuple(int(token) for token in tokens[mask])
+    result.append(Completion(text=decode(ids), token_ids=ids, num_tokens=len(ids), stopped=bool(stopped)))
+  return result
+
+
+def written_mask(rollouts: Rollouts) -> Bool[np.ndarray, "N R"]:
+  """True at the tokens that the policy wrote."""
+  return rollouts.mask if rollouts.written is None else rollouts.written
+
+
+def transcript(completion: Completion) -> str:
+  """A response as a reader sees it: of a conversation, all turns with the replies between them."""
+  if not completion.turns:
+    return completion.text
+  words = [(turn.text, turn.reply if isinstance(turn.reply, str) else f"[{len(turn.reply)} tokens]") for turn in completion.turns]
+  return "".join(text + reply for text, reply in words[:-1]) + words[-1][0]

@@ -1,0 +1,192 @@
+"""The samplers of a run: settings from the config, whether their cache fits, and programs for every declared shape."""
+
+import os
+from collections.abc import Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import PyTree
+from ml_collections import ConfigDict
+
+from jaxrl_llm.devices import mesh as mesh_lib
+from jaxrl_llm.devices.compiling import compiled_for
+from jaxrl_llm.models import Model, lower_precision
+from jaxrl_llm.models.cache import num_bytes
+from jaxrl_llm.rollouts import partial as partial_lib
+from jaxrl_llm.sampler import Requests, SampleFn, StopTable, StreamFn, make_sampler, make_stop_table, make_stream, not_begun
+from jaxrl_llm.sampler.begin import num_rows
+from jaxrl_llm.types import Tokenizer
+
+
+class Samplers(NamedTuple):
+  """The samplers of a run.
+
+  Attributes:
+    sample: of training rollouts, as one program.
+    stream: of training rollouts, sequence by sequence as they finish; None where nobody asks.
+    eval_sample: of evaluations.
+    carried: what training rollouts go on with in the first step: nothing yet; None where every step waits for all groups.
+  """
+
+  sample: SampleFn
+  stream: StreamFn | None
+  eval_sample: SampleFn
+  carried: partial_lib.Groups | None
+
+
+def make_samplers(
+  config: ConfigDict, model: Model, tokenizer: Tokenizer, params: PyTree, *, records_routes: bool, turn_stops: Sequence[str] | None = None
+) -> Samplers:
+  """The samplers of training rollouts and of evaluations, compiled at their first call for every bucket of prompts.
+
+  Args:
+    config: of the experiment.
+    model: in the sampler's dtype, on the sampler's mesh.
+    tokenizer: the task's.
+    params: that the samplers are given, abstract.
+    records_routes: whether rollouts say which experts their tokens visited.
+    turn_stops: of conversations, texts that end a turn; None for samplers that begin every response and end it.
+
+  Raises:
+    ValueError: no stop token, stop strings that the vocabulary cannot write, or a cache that does not fit the devices.
+  """
+  section = config.rollout
+  common = dict(
+    max_new_tokens=section.max_new_tokens,
+    stop_ids=tokenizer.stop_ids,
+    pad_id=tokenizer.pad_id,
+    slots=section.slots,
+    cache_dtype=section.cache_dtype,
+    cache_blocks=section.cache_blocks,
+    stop_table=stop_table((*config.rollout.stop_strings, *(turn_stops or ())), tokenizer),
+  )
+  check_stops(tokenizer, common["stop_table"])
+  check_fits(config, model)
+  training = common | dict(
+    group_size=section.group_size,
+    temperature=section.temperature,
+    top_k=section.top_k,
+    top_p=section.top_p,
+    record_routing=records_routes,
+  )
+  carried, talks = None, turn_stops is not None
+  if section.spare_prompts:
+    experts = model.config.experts
+    routes = (model.config.num_layers, experts.top_k) if records_routes and experts else None
+    carried = partial_lib.nothing(section.max_new_tokens, routes)
+  lowered = in_dtype(model)
+  signatures = _signatures(config, model, params, section.num_prompts + section.spare_prompts, carried, section.group_size if talks else 0)
+  sample = compiled_for(jax.jit(make_sampler(lowered, **training)), signatures)
+  stream = None
+  if section.report_every:
+    stream = make_stream(lowered, steps_per_report=section.report_every, signatures=signatures, **training)
+  evaluating = common | dict(group_size=config.eval.samples, temperature=config.eval.temperature)
+  eval_sample = jax.jit(make_sampler(lowered, **evaluating))
+  return Samplers(
+    sample=sample,
+    stream=stream,
+    eval_sample=compiled_for(
+      eval_sample, _signatures(config, model, params, config.eval.batch_prompts, None, config.eval.samples if talks else 0)
+    ),
+    carried=carried,
+  )
+
+
+def in_dtype(model: Model) -> Model:
+  """The model with weights cast to its dtype, once a batch and not at each step."""
+  cast = lambda fn: lambda params, *args, **options: fn(lower_precision(params, model.config.dtype), *args, **options)
+  return model._replace(prefill=cast(model.prefill), resume=cast(model.resume), decoding_weights=cast(model.decoding_weights))
+
+
+def _signatures(
+  config: ConfigDict, model: Model, params: PyTree, num_prompts: int, carried: partial_lib.Groups | None, turns_of: int
+) -> list[tuple[Any, ...]]:
+  """A sampler's arguments, abstract. All buckets at once: a batch of short prompts may first come late in a run.
+
+  Args:
+    config: of the experiment.
+    model: on the sampler's mesh.
+    params: abstract.
+    num_prompts: of a call.
+    carried: what the first step goes on with, where steps carry groups.
+    turns_of: of conversations, samples for each prompt; 0 for responses of one turn.
+  """
+  key = jax.eval_shape(jax.random.key, 0)
+  arrays = partial(jax.ShapeDtypeStruct, sharding=mesh_lib.row_sharding(model.mesh))
+  requests = []
+  if carried is not None:
+    groups = partial_lib.join(carried, [{}] * num_prompts, step=0, group_size=config.rollout.group_size)
+    asked = partial_lib.requests(groups, num_groups=config.rollout.num_prompts)
+    begun = jax.tree.map(lambda x: arrays(x.shape, x.dtype), asked.begun)
+    requests = [asked._replace(begun=begun, enough_groups=jax.ShapeDtypeStruct((), jnp.int32))]
+  if turns_of:
+    begun = not_begun(num_prompts * turns_of, config.rollout.max_new_tokens)
+    requests = [jax.tree.map(lambda x: arrays(x.shape, x.dtype), Requests(limits=begun.lengths, begun=begun))]
+  shapes = [(num_prompts, width) for width in config.rollout.prompt_buckets]
+  return [(params, arrays(shape, jnp.int32), arrays(shape, bool), key, *requests) for shape in shapes]
+
+
+def stop_table(strings: Sequence[str], tokenizer: Tokenizer) -> StopTable | None:
+  """The automata of stop strings; None without any."""
+  return make_stop_table(tokenizer.token_bytes(), tuple(strings)) if strings else None
+
+
+def check_stops(tokenizer: Tokenizer, table: StopTable | None) -> None:
+  """Refuses a sampler whose every response would run into its budget.
+
+  Raises:
+    ValueError: neither a stop token nor a stop string.
+  """
+  if not tokenizer.stop_ids and table is None:
+    raise ValueError(
+      "config.rollout.stop_strings: found none, and the tokenizer names no token that ends a response, so that all would run into "
+      "config.rollout.max_new_tokens; name a stop string, or an eos token in the checkpoint's generation_config.json"
+    )
+
+
+def check_fits(config: ConfigDict, model: Model, *, limit: int | None = None) -> None:
+  """Refuses a cache that the sampler's devices cannot hold, before anything is compiled.
+
+  Args:
+    config: of the experiment.
+    model: on the sampler's mesh.
+    limit: bytes of each device; None asks it.
+
+  Raises:
+    ValueError: what is needed, what there is, and the settings that shrink it.
+  """
+  section, mesh, found = config.rollout, model.mesh, {}
+  shards = mesh_lib.num_row_shards(mesh) * mesh.shape["tensor"]
+  for name, prompts, group in (
+    ("rollout.num_prompts", section.num_prompts + section.spare_prompts, section.group_size),
+    ("eval.batch_prompts", config.eval.batch_prompts, config.eval.samples),
+  ):
+    rows = num_rows(mesh, prompts * group, section.slots)
+    tokens = dict(prompt_tokens=max(section.prompt_buckets), new_tokens=section.max_new_tokens)
+    dtype = section.cache_dtype or model.config.dtype
+    found[name] = (num_bytes(model.config, num_prompts=prompts, num_rows=rows, dtype=dtype, **tokens) // shards, prompts, rows, dtype)
+  name, (needed, prompts, rows, dtype) = max(found.items(), key=lambda item: item[1][0])
+  limit = memory_limit(mesh.local_devices[0], mesh.local_mesh.size) if limit is None else limit
+  if limit is not None and needed > limit:
+    raise ValueError(
+      f"config.{name}={prompts}: the {dtype} cache of {prompts} prompts of {max(section.prompt_buckets)} tokens and {rows} rows of "
+      f"{section.max_new_tokens} new ones needs {needed / 1e9:,.2f} GB on each device, which has {limit / 1e9:,.2f} GB; lower "
+      "config.rollout.slots, lower config.rollout.max_new_tokens, or set config.rollout.cache_dtype='int8'"
+    )
+
+
+def memory_limit(device: jax.Device, num_sharing: int) -> int | None:
+  """Bytes of memory that a device has; None where nobody says.
+
+  Args:
+    device: whose.
+    num_sharing: devices of this process, which on a CPU share the machine's memory.
+  """
+  stats = device.memory_stats() or {}
+  if "bytes_limit" in stats:
+    return stats["bytes_limit"]
+  if device.platform == "cpu" and hasattr(os, "sysconf"):
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // num_sharing
+  return None

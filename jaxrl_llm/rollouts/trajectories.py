@@ -1,0 +1,128 @@
+"""rewards -> learner: the sequences of a rollout batch, and the evidence that their advantages are computed from."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from jaxtyping import Array, Bool, Float
+
+from jaxrl_llm.advantages.estimators import Evidence
+from jaxrl_llm.learner.packing import Trajectory
+from jaxrl_llm.rewards import WeightedReward
+from jaxrl_llm.rollouts.batch import Batch
+from jaxrl_llm.rollouts.rollout import written_mask
+from jaxrl_llm.types import Completion, Rollouts
+
+StepRewards = Callable[[Mapping[str, Any], Sequence[int]], list[tuple[int, float]]]
+
+
+def evidence(
+  batch: Batch,
+  *,
+  rewards: Sequence[WeightedReward],
+  step_rewards: StepRewards | None = None,
+  turn_weight: float | None = None,
+  kl: Callable[[Float[np.ndarray, "N R"], Float[np.ndarray, "N R"]], Float[Array, "N R"]] | None = None,
+  kl_coef: float = 0.0,
+  old_logprobs: Sequence[Float[np.ndarray, "..."]] | None = None,
+  ref_logprobs: Sequence[Float[np.ndarray, "..."]] | None = None,
+  values: Sequence[Float[np.ndarray, "..."]] | None = None,
+) -> Evidence:
+  """What the advantages of a rollout batch are computed from, one row a sequence.
+
+  Args:
+    batch: from `assess`.
+    rewards: the terms that it was scored with.
+    step_rewards: the task's verifier of steps, where the estimator reads steps.
+    turn_weight: of conversations, whose turns are then the steps: factor of the turns' rewards; all other reward is the last turn's.
+    kl: `(old_logprobs, ref_logprobs) -> divergence` at each token, where it is part of the reward.
+    kl_coef: reward per nat of it.
+    old_logprobs: for each sequence log π_old of its tokens, prompt included; for `kl`.
+    ref_logprobs: for each sequence log π_ref of its tokens, prompt included; for `kl`.
+    values: for each sequence the critic's values at its tokens, prompt included, where there is a critic.
+  """
+  mask, written = batch.rollouts.mask, written_mask(batch.rollouts)
+  parts = np.stack([np.float32(reward.weight) * batch.parts[reward.name] for reward in rewards])
+  counted = written & batch.counted[:, None]
+  found = Evidence(batch.rewards, parts, counted.astype(np.float32), batch.valid, kl_coef=np.float32(kl_coef))
+  if kl is not None:
+    # In the padded layout, whose shape never changes: nothing compiles after the first step.
+    found = found._replace(kl=np.asarray(kl(_responses(old_logprobs, mask), _responses(ref_logprobs, mask))))
+  if values is not None:
+    found = found._replace(values=_responses(values, mask))
+  if step_rewards is not None or turn_weight is not None:
+    gains, ends = np.zeros(mask.shape, np.float32), np.zeros(mask.shape, bool)
+    for row, (completion, example) in enumerate(zip(batch.completions, batch.examples, strict=True)):
+      if turn_weight is None:
+        steps = step_rewards(example, completion.token_ids)
+      else:
+        steps = turn_rewards(completion, float(batch.rewards[row]), turn_weight)
+      for end, reward in steps:
+        gains[row, end], ends[row, end] = reward, True
+    found = found._replace(step_rewards=gains, step_ends=ends)
+  return found
+
+
+def turn_rewards(completion: Completion, total: float, weight: float) -> list[tuple[int, float]]:
+  """The rewards of a conversation's turns, at their last tokens: what the environment gave, and for the last one all else.
+
+  Args:
+    completion: with its turns.
+    total: reward of the whole.
+    weight: of the environment's rewards in it.
+
+  Example:
+    >>> from jaxrl_llm.types import Turn
+    >>> turns = (Turn("<<2*3=", "6>>", 0.5, 5), Turn("#6", "", 0.0, 11))
+    >>> turn_rewards(Completion("#6", (), 8, True, turns), 1.25, 0.5)
+    [(5, 0.25), (11, 1.0)]
+  """
+  found = [(turn.end, weight * turn.reward) for turn in completion.turns]
+  end, last = found[-1]
+  return [*found[:-1], (end, last + total - sum(reward for _, reward in found))]
+
+
+def _responses(sequences: Sequence[Float[np.ndarray, "..."]], mask: Bool[np.ndarray, "N R"]) -> Float[np.ndarray, "N R"]:
+  """The response part of per-token values of whole sequences, padded on the right."""
+  found = np.zeros(mask.shape, np.float32)
+  for row, (x, drawn) in enumerate(zip(sequences, mask, strict=True)):
+    found[row, drawn] = x[len(x) - int(drawn.sum()) :]
+  return found
+
+
+def whole_sequences(responses: Float[np.ndarray, "N R"], rollouts: Rollouts) -> list[Float[np.ndarray, "..."]]:
+  """Per-token values of the responses with zeros for their prompts: one array a sequence, as long as its trajectory."""
+  lengths = rollouts.prompt_mask.sum(axis=1)
+  return [
+    np.concatenate([np.zeros(n, np.float32), x[drawn].astype(np.float32)])
+    for n, x, drawn in zip(lengths, responses, rollouts.mask, strict=True)
+  ]
+
+
+def trajectories(rollouts: Rollouts, counted: Bool[np.ndarray, " N"] | None = None) -> list[Trajectory]:
+  """Sequences of a rollout batch; their advantages are zeros, for nobody knows them yet.
+
+  Args:
+    rollouts: on the host.
+    counted: False for sequences of which no token counts; None counts all.
+  """
+  result = []
+  counted = np.ones(len(rollouts.tokens), bool) if counted is None else counted
+  written = written_mask(rollouts)
+  for row in range(len(rollouts.tokens)):
+    prompt = rollouts.prompts[row][rollouts.prompt_mask[row]]
+    drawn = rollouts.mask[row]
+    response, logprobs = rollouts.tokens[row][drawn], rollouts.logprobs[row][drawn]
+    zeros, own = np.zeros(len(prompt), np.float32), written[row][drawn].astype(np.float32)
+    # A sequence that is left out stays in the batch, and NaN times a weight of 0 is NaN in a gradient.
+    logprobs = np.where(np.isfinite(logprobs), logprobs, 0) if not counted[row] else logprobs
+    result.append(
+      Trajectory(
+        tokens=np.concatenate([prompt, response]).astype(np.int32),
+        mask=np.concatenate([zeros, own * counted[row]]),
+        advantages=np.zeros(len(prompt) + len(response), np.float32),
+        sampler_logprobs=np.concatenate([zeros, logprobs]).astype(np.float32),
+        routing=None if rollouts.routing is None else rollouts.routing[row][np.concatenate([rollouts.prompt_mask[row], drawn])],
+      )
+    )
+  return result

@@ -1,0 +1,200 @@
+"""How weights come from the learner's devices to those that only sample, and the proof that what arrives is what left.
+
+Both sides add up the bits of every weight, each times an odd number of its place, modulo 2³². A sum does not depend on how a weight is laid
+out over devices, costs one pass over it where it lies, and no token is drawn unless both agree.
+"""
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import Mesh
+from jaxtyping import Array, Float, PyTree, UInt32
+
+from jaxrl_llm.devices.mesh import param_shardings, replicated, staging_mesh
+from jaxrl_llm.models import lower_precision
+from jaxrl_llm.models.params import combine, partition
+from jaxrl_llm.types import Params
+
+
+class WeightSyncError(RuntimeError):
+  """The sampler's devices do not hold the weights that they should: nothing may be drawn with them."""
+
+
+class SamplerWeights(NamedTuple):
+  """Weights on the sampler's devices; each of the two trees has None in the place of the other's.
+
+  Attributes:
+    trained: those that change from step to step.
+    frozen: the base under adapters, which moves once in a run.
+    version: RL steps that they have behind them.
+  """
+
+  trained: Params
+  frozen: Params
+  version: int
+
+  @property
+  def params(self) -> Params:
+    """All of them."""
+    return combine(self.trained, self.frozen)
+
+
+class Checksum(NamedTuple):
+  """Of one weight.
+
+  Attributes:
+    bits: its bits, added up.
+    nonfinite: how many of its numbers are not finite.
+  """
+
+  bits: UInt32[Array, ""]
+  nonfinite: UInt32[Array, ""]
+
+
+def checksum(x: Float[Array, "..."]) -> Checksum:
+  """Σᵢ hash(i)·bits(xᵢ) mod 2³², i the place of a number in its array and hash(i) odd.
+
+  A wrong or an old number changes the sum, for an odd factor loses no bit; so do pieces that change places, for the factors of two pieces
+  have nothing in common. Addition modulo 2³² is exact in any order: the sum is the same for every layout over devices.
+
+  Args:
+    x: a weight.
+
+  Example:
+    >>> x = jnp.arange(4.0)
+    >>> [int(checksum(y).bits) == int(checksum(x).bits) for y in (x, x[::-1], x.at[2].set(2.0000002))]
+    [True, False, False]
+  """
+  bits = jax.lax.bitcast_convert_type(x, {2: jnp.uint16, 4: jnp.uint32}[x.dtype.itemsize]).astype(jnp.uint32)
+  place, stride = jnp.zeros(x.shape, jnp.uint32), 1
+  for axis in reversed(range(x.ndim)):
+    place = place + jax.lax.broadcasted_iota(jnp.uint32, x.shape, axis) * jnp.uint32(stride % 2**32)
+    stride *= x.shape[axis]
+  factor = place * jnp.uint32(0x9E3779B1)
+  factor = (factor ^ (factor >> 15)) * jnp.uint32(0x85EBCA77) | 1
+  total = jnp.sum(bits * factor, dtype=jnp.uint32)
+  return Checksum(total, jnp.sum(~jnp.isfinite(x), dtype=jnp.uint32))
+
+
+def checksums(params: Params) -> dict[str, Checksum]:
+  """The checksum of every weight, by its name.
+
+  Args:
+    params: a tree of weights, some perhaps None.
+  """
+  return {jax.tree_util.keystr(path, simple=True, separator="/"): checksum(x) for path, x in jax.tree_util.tree_leaves_with_path(params)}
+
+
+def compare(sent: Mapping[str, Checksum], arrived: Mapping[str, Checksum]) -> None:
+  """Refuses weights that changed on their way, and weights that no token could be drawn with.
+
+  Args:
+    sent: of the learner, on the host.
+    arrived: of the sampler, on the host.
+
+  Raises:
+    WeightSyncError: names the first weight that is not as it was sent, with both sums, or that holds numbers that are not finite.
+  """
+  wrong = [name for name in sent if int(sent[name].bits) != int(arrived[name].bits)]
+  if wrong:
+    sums = f"the learner sent {int(sent[wrong[0]].bits):08x}, the sampler holds {int(arrived[wrong[0]].bits):08x}"
+    raise WeightSyncError(f"{wrong[0]}: {sums}; {len(wrong)} of {len(sent)} weights are not what was sent: nothing is drawn with them")
+  if broken := [name for name, x in arrived.items() if int(x.nonfinite)]:
+    number = int(arrived[broken[0]].nonfinite)
+    raise WeightSyncError(f"{broken[0]}: {number:,} numbers are not finite; {len(broken)} of {len(sent)} weights would draw nonsense")
+
+
+def check_version(held: SamplerWeights | None, step: int, *, staleness: int) -> None:
+  """Refuses to draw with weights that are older than a step may learn from, or that are of no step yet.
+
+  Args:
+    held: what the sampler has.
+    step: RL steps before the one that learns from what is drawn.
+    staleness: steps by which weights may lag.
+
+  Raises:
+    WeightSyncError: another version.
+
+  Example:
+    >>> check_version(SamplerWeights({}, {}, version=3), 4, staleness=1)
+    >>> check_version(SamplerWeights({}, {}, version=3), 4, staleness=0)
+    Traceback (most recent call last):
+    ...
+    jaxrl_llm.rollouts.weight_sync.WeightSyncError: the sampler holds the weights after 3 RL steps, expected those after 4; nothing is drawn
+  """
+  if held is None:
+    raise WeightSyncError("the sampler holds no weights yet: nothing can be drawn")
+  if not 0 <= step - held.version <= staleness:
+    wanted = f"{step}" if not staleness else f"{max(step - staleness, 0)} to {step}"
+    raise WeightSyncError(
+      f"the sampler holds the weights after {held.version} RL steps, expected those after {wanted}; nothing is drawn"
+    )
+
+
+class WeightSync(NamedTuple):
+  """What moves weights, and what arrives.
+
+  Attributes:
+    move: `(params, frozen, version) -> SamplerWeights`; where `frozen` is not None, those weights are there already and stay.
+    arrived: the params as the sampler has them: shapes, dtypes and shardings.
+  """
+
+  move: Callable[[Params, Params | None, int], SamplerWeights]
+  arrived: Params
+
+
+def make_weight_sync(
+  params: Params, logical_axes: PyTree, *, learner: Mesh, sampler: Mesh, dtype: str, trainable: PyTree | None = None
+) -> WeightSync:
+  """What moves weights from the learner's mesh to the sampler's, of other devices.
+
+  A program of the learner's casts them to the sampler's dtype and lays them out as the sampler wants them, over the links between the
+  learner's devices. What is left is one `jax.device_put` of plain copies: no more bytes than needed, and none through the host.
+
+  Args:
+    params: of the policy, abstract, with the learner's shardings.
+    logical_axes: of the model.
+    learner: mesh of the learner.
+    sampler: mesh of the sampler.
+    dtype: of the sampler.
+    trainable: the params tree with True where a weight is trained; None is everywhere.
+
+  Raises:
+    ValueError: a weight that the sampler's mesh does not divide.
+
+  Note:
+    `move` raises WeightSyncError, see `compare`.
+    On its way a weight takes as much memory on each of the learner's devices as on one of the sampler's. Where the learner's devices are
+    no multiple of those that share a copy of the weights, they keep the learner's layout, and `device_put` goes through the host.
+  """
+  lower, staging = partial(lower_precision, dtype=dtype), staging_mesh(learner, sampler)
+  lowered = jax.eval_shape(lower, params)
+  placed = param_shardings(sampler, logical_axes, lowered, fields={"tensor": "mesh.sampler_tensor"})
+  staged = jax.tree.map(lambda x: x.sharding, params) if staging is learner else param_shardings(staging, logical_axes, lowered)
+
+  def mover(staged: PyTree, placed: PyTree) -> Callable[[Params], Params]:
+    if not jax.tree.leaves(placed):
+      return lambda part: part
+    stage = jax.jit(lambda part: (lowered := lower(part), checksums(lowered)), out_shardings=(staged, replicated(staging)))
+    count = jax.jit(checksums, out_shardings=replicated(sampler))
+
+    def moved(part: Params) -> Params:
+      leaving, sent = stage(part)
+      arrived = jax.device_put(leaving, placed)
+      compare(jax.device_get(sent), jax.device_get(count(arrived)))
+      return arrived
+
+    return moved
+
+  trained_mover, frozen_mover = map(mover, partition(staged, trainable), partition(placed, trainable))
+
+  def move(params: Params, frozen: Params | None, version: int) -> SamplerWeights:
+    changed, unchanged = partition(params, trainable)
+    moved = SamplerWeights(trained_mover(changed), frozen_mover(unchanged) if frozen is None else frozen, version)
+    return jax.block_until_ready(moved)  # Whoever asks wants to sample with them, and the clock the time that it takes.
+
+  arrived = jax.tree.map(lambda x, sharding: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), lowered, placed)
+  return WeightSync(move, arrived)

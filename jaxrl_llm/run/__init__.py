@@ -1,0 +1,1 @@
+"""A run in progress: put together, started, watched, stopped, written down."""

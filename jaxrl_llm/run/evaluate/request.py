@@ -1,0 +1,154 @@
+"""What the user asked for: arguments, config and metrics, checked before JAX starts."""
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from absl import flags
+from ml_collections import ConfigDict
+
+from jaxrl_llm.config import check, command_line, fields
+from jaxrl_llm.config.command_line import UsageError
+from jaxrl_llm.config.fields import OPTIONAL, RANGES, UNRANGED
+from jaxrl_llm.evaluation import MetricName, SampleRow, parse_metric, read_samples
+from jaxrl_llm.run.evaluate import source as source_lib
+from jaxrl_llm.run.evaluate.source import Source
+from jaxrl_llm.workdir import claim
+
+_FLAGS = "--config=FILE[:ARGUMENT], --config.FIELD=VALUE, --checkpoint, --metrics, --samples, --out and --regrade"
+
+
+class Request(NamedTuple):
+  """An evaluation to be made.
+
+  Attributes:
+    config: resolved; `eval.samples` is the number of samples that the metrics need.
+    source: of the weights.
+    metrics: what to report, in this order; None for what a run logs and a majority where the verifier reads answers.
+    samples: file of samples to write.
+    out: file of results to write.
+    regrade: rows to grade again; None to sample.
+    regraded: the file that they come from.
+  """
+
+  config: ConfigDict
+  source: Source
+  metrics: tuple[MetricName, ...] | None
+  samples: Path
+  out: Path
+  regrade: list[SampleRow] | None = None
+  regraded: Path | None = None
+
+
+def parse(argv: Sequence[str]) -> Request:
+  """The request of a command line.
+
+  Args:
+    argv: program name and arguments.
+
+  Raises:
+    UsageError: anything that is wrong with it, as far as can be said without devices.
+  """
+  path, overrides, rest = command_line.split(argv[1:])
+  values = flags.FlagValues()
+  for name in ("checkpoint", "metrics", "samples", "out", "regrade"):
+    flags.DEFINE_string(name, None, "See the usage.", flag_values=values)
+  try:
+    strays = values([argv[0], *rest])[1:]
+  except flags.Error as error:
+    raise UsageError(f"{error}; flags are {_FLAGS}") from error
+  if strays:
+    raise UsageError(f"unknown argument {strays[0]!r}, expected flags only: {_FLAGS}")
+  source = source_lib.find(values.checkpoint)
+  config = _config(path, overrides, source)
+  rows = None if values.regrade is None else _rows(Path(values.regrade))
+  metrics = _metrics(config, values.metrics, overrides, rows)
+  if found := check.problems(config):
+    raise UsageError("\n".join(found))
+  folder, stem = _folder(config, source, path, overrides), "samples"
+  if rows is not None:
+    folder, stem = Path(values.regrade).parent, f"{Path(values.regrade).stem}.regraded"
+  return Request(
+    config=config,
+    source=source,
+    metrics=None if values.metrics is None else metrics,
+    samples=Path(values.samples or folder / f"{stem}.jsonl"),
+    out=Path(values.out or folder / ("eval.json" if rows is None else f"{stem}.json")),
+    regrade=rows,
+    regraded=values.regrade and Path(values.regrade),
+  )
+
+
+def _config(path: str, overrides: dict[str, list[str]], source: Source) -> ConfigDict:
+  if path:
+    config = command_line.load(path)
+    if missing := _missing(config):
+      raise UsageError(f"--config={path}: found no {missing}, expected the config of a policy, made by configs.common")
+  elif source.kind == "run":
+    config = source_lib.run_config(source.path, overrides)
+    if missing := _missing(config):  # Outside of a checkout, whose defaults would fill them in.
+      raise UsageError(f"{source.path / 'config.json'}: a run of an earlier version, without {missing}; name its config: --config=FILE")
+  else:
+    raise UsageError(
+      f"--config is missing; for instance --config=configs/gspo.py (there are: {command_line.available()}); only a run has its own"
+    )
+  config = command_line.override(config, overrides)
+  if source.kind == "run":
+    source_lib.refuse_other_model(config, source.path)
+  if source.kind == "files":
+    config.model.path = str(source.path)
+  return config
+
+
+def _missing(config: ConfigDict) -> str:
+  """Fields that a config lacks, in words."""
+  there = fields.flatten(config)
+  missing = [field for field in (*RANGES, *OPTIONAL, *UNRANGED) if field not in there]
+  return ", ".join(missing[:3]) + (f" and {len(missing) - 3} more fields" if len(missing) > 3 else "")
+
+
+def _rows(path: Path) -> list[SampleRow]:
+  try:
+    rows = read_samples(path)
+  except OSError as error:
+    raise UsageError(f"--regrade={path}: {error.strerror or error}; expected a file of samples that an evaluation wrote") from error
+  except ValueError as error:
+    raise UsageError(f"--regrade={error}") from error
+  if not rows:
+    raise UsageError(f"--regrade={path}: found no samples, expected a file of samples that an evaluation wrote")
+  return rows
+
+
+def _metrics(
+  config: ConfigDict, text: str | None, overrides: dict[str, list[str]], rows: list[SampleRow] | None
+) -> tuple[MetricName, ...]:
+  """The metrics asked for, or the config's; `config.eval.samples` becomes the largest n asked for."""
+  try:
+    metrics = tuple(parse_metric(name.strip()) for name in (text.split(",") if text is not None else config.eval.metrics))
+  except ValueError as error:
+    found = str(error).removeprefix("metric: ")
+    if text is not None and "pass@k:k=" in text and "&" not in text:
+      found += "; quote the argument: a shell takes & for itself"
+    raise UsageError(f"{'config.eval.metrics' if text is None else '--metrics'}: {found}") from error
+  largest = config.eval.samples if text is None else max(metric.n for metric in metrics)
+  if rows is not None:
+    there = 1 + max(row.sample for row in rows)
+    if text is not None and largest > there:
+      raise UsageError(f"--metrics: found n={largest}, expected at most {there}, the samples of each problem in the file")
+    metrics, largest = tuple(metric for metric in metrics if metric.n <= there), there
+  elif "eval.samples" in overrides and largest != config.eval.samples:
+    raise UsageError(f"--config.eval.samples: found {config.eval.samples} with --metrics up to n={largest}, expected one of them: n counts")
+  config.eval.samples, config.eval.metrics = largest, tuple(map(str, metrics))
+  return metrics
+
+
+def _folder(config: ConfigDict, source: Source, path: str, overrides: dict[str, list[str]]) -> Path:
+  """Where results go unless the user says: beside the run, or in ./evaluations."""
+  settings = {field: ",".join(texts) for field, texts in overrides.items() if field not in ("task.test_name", "eval.samples")}
+  task = re.sub(r"[^A-Za-z0-9._-]", "_", config.task.test_name or config.task.name)
+  tail = f"n{config.eval.samples}{claim.suffix(settings)}"
+  if source.kind == "run":
+    return source.path / "evaluations" / f"{task}-checkpoint-{source.step}-{tail}"
+  weights = Path(str(source.path).removeprefix("package:")).name if source.path else Path(path.split(":")[0]).stem
+  return Path("evaluations") / f"{task}-{weights}-{tail}"

@@ -1,0 +1,75 @@
+"""The policy's weights on the sampler's devices, from whichever source."""
+
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import orbax.checkpoint as ocp
+from ml_collections import ConfigDict
+
+from jaxrl_llm.config import policy
+from jaxrl_llm.models.params import combine, partition
+from jaxrl_llm.run.evaluate.source import Source
+from jaxrl_llm.run.experiment import Experiment
+from jaxrl_llm.run.saved_state import INIT
+from jaxrl_llm.types import Params
+from jaxrl_llm.workdir import checkpoint
+
+
+class Restored(NamedTuple):
+  """Weights to evaluate.
+
+  Attributes:
+    params: where the sampler reads them.
+    rl_steps: that they have behind them; 0 for those that no run has trained.
+  """
+
+  params: Params
+  rl_steps: int
+
+
+def restore(experiment: Experiment, config: ConfigDict, source: Source) -> Restored:
+  """The weights of a source. Of a checkpoint no optimizer is read, and no run is disturbed that still writes others.
+
+  Args:
+    experiment: built from the config.
+    config: of the experiment.
+    source: checked, see `source.find`.
+
+  Raises:
+    ValueError: a checkpoint that cannot be read, or that holds other weights than the config describes.
+  """
+  abstract = experiment.abstract_state.params
+  make_params = policy.first_params(config, experiment.model, jax.tree.map(lambda x: x.sharding, abstract))
+  first = lambda: make_params(jax.random.fold_in(jax.random.key(config.seed), INIT))
+  rl_steps = 0
+  if source.kind != "run":
+    params = first()
+  elif experiment.model.config.lora is None:
+    params, record = _read(source.path / "checkpoints" / str(source.step), abstract)
+    rl_steps = record["rl_steps"]
+  else:
+    trained, _ = partition(abstract, experiment.trainable)
+    trained, record = _read(source.path / "checkpoints" / str(source.step), trained)
+    params, rl_steps = combine(trained, partition(first(), experiment.trainable)[1]), record["rl_steps"]
+  if experiment.sync is not None:
+    params = experiment.sync.move(params, None, rl_steps).params
+  return Restored(params, rl_steps)
+
+
+def _read(path: Path, abstract_params: Params) -> tuple[Params, dict[str, Any]]:
+  if trouble := checkpoint.problem(path):
+    raise ValueError(f"checkpoint {path} is damaged: {trouble}; name another one: --checkpoint=WORKDIR@NUMBER")
+  item = {"state": {"params": abstract_params}}
+  arrays = ocp.args.PyTreeRestore(item, restore_args=ocp.checkpoint_utils.construct_restore_args(item), partial_restore=True)
+  try:
+    with ocp.Checkpointer(ocp.CompositeCheckpointHandler()) as checkpointer:
+      found = checkpointer.restore(path.absolute(), args=ocp.args.Composite(arrays=arrays, record=ocp.args.JsonRestore()))
+  except Exception as error:  # Orbax raises at least five unrelated types for a damaged step.
+    reason = str(error).strip().splitlines()[0][:200] if str(error).strip() else type(error).__name__
+    raise ValueError(f"checkpoint {path} cannot be restored ({reason}); is it damaged, or of a run with another model?") from error
+  params = found["arrays"]["state"]["params"]
+  # What a checkpoint lacks, a partial restore leaves as it was asked for.
+  if lacking := [jax.tree_util.keystr(p) for p, x in jax.tree_util.tree_leaves_with_path(params) if not isinstance(x, jax.Array)]:
+    raise ValueError(f"checkpoint {path}: found no {lacking[0]}, expected the weights that the config describes")
+  return params, found["record"]

@@ -1,0 +1,166 @@
+"""Where the weights to evaluate come from: a run's checkpoint, published weights, or the config itself. Nothing is loaded here."""
+
+import ast
+import difflib
+import json
+import re
+import runpy
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from ml_collections import ConfigDict, config_dict
+
+from jaxrl_llm.config.command_line import UsageError
+from jaxrl_llm.config.fields import flatten
+from jaxrl_llm.workdir import checkpoint
+
+_EXPECTED = "expected the workdir of a run, WORKDIR@STEP, a folder in Hugging Face's format or a .gguf file"
+_SHAPE = ("preset", "path", "lora_rank", "lora_alpha", "lora_targets")  # Of `config.model`: what the weights of a checkpoint depend on.
+
+
+class Source(NamedTuple):
+  """Weights to evaluate.
+
+  Attributes:
+    kind: "run" for a checkpoint of a run, "files" for published weights, "initial" for the weights that the config begins with.
+    path: workdir of the run, or what `config.model.path` is to be; None for "initial".
+    step: number of the run's checkpoint; None for others.
+  """
+
+  kind: str
+  path: Path | str | None = None
+  step: int | None = None
+
+
+def find(text: str | None) -> Source:
+  """What `--checkpoint` means.
+
+  Args:
+    text: as the user wrote it; None where nothing was written.
+
+  Raises:
+    UsageError: nothing there, no such step, or a folder of something else.
+  """
+  if text is None:
+    return Source("initial")
+  if text.startswith("package:") or text.endswith(".gguf"):
+    return Source("files", text)
+  base, step = text, None
+  if not Path(text).expanduser().exists() and (match := re.fullmatch(r"(.+)@([0-9]+)", text)):
+    base, step = match[1], int(match[2])
+  path = Path(base).expanduser()
+  if not path.exists():
+    raise UsageError(f"--checkpoint: found {text!r}, which does not exist; {_EXPECTED}{_near(path)}")
+  if path.name == "checkpoints":
+    path = path.parent
+  elif path.parent.name == "checkpoints" and path.name.isdecimal() and step is None:
+    path, step = path.parent.parent, int(path.name)
+  if saved_config(path) is None:
+    if step is None and path.is_dir() and any(path.glob("*.safetensors")):
+      return Source("files", base)
+    raise UsageError(f"--checkpoint: found {text!r}, which is neither a run nor a published model; {_EXPECTED}")
+  steps = checkpoint_steps(path)
+  if not steps:
+    if any(folder.name.isdecimal() for folder in (path / "checkpoints").glob("*")):
+      raise UsageError(f"--checkpoint: found {text!r}, whose checkpoints have no manifest.json: of an earlier version, or cut off")
+    raise UsageError(f"--checkpoint: found {text!r}, a run that has not saved a checkpoint yet; try again later")
+  if step is not None and step not in steps:
+    shown = ", ".join(map(str, steps[-10:]))
+    raise UsageError(
+      f"--checkpoint: found no checkpoint {step} in {path}, there are: {shown} (warm-start and RL steps count together; the run keeps "
+      "checkpoint.keep of them)"
+    )
+  return Source("run", path, steps[-1] if step is None else step)
+
+
+def checkpoint_steps(workdir: Path) -> list[int]:
+  """Numbers of a run's checkpoints that have been saved to their end."""
+  return checkpoint.whole_steps(workdir / "checkpoints")
+
+
+def saved_config(workdir: Path) -> dict[str, Any] | None:
+  """The config of a run, as JSON has it; None where there is no run. A published model has a `config.json` too, with other fields."""
+  try:
+    found = json.loads((workdir / "config.json").read_text())
+  except (OSError, ValueError):
+    return None
+  return found if isinstance(found, dict) and {"objective", "rollout", "model"} <= found.keys() else None
+
+
+def run_config(workdir: Path, overrides: Mapping[str, list[str]]) -> ConfigDict:
+  """The config of a run, ready for overrides.
+
+  Where this package lies in its checkout, fields that are newer than the run take their defaults, and a line says so.
+
+  Args:
+    workdir: of the run.
+    overrides: texts by field. JSON does not say what a field may hold that is None; outside of a checkout it is taken for what the text
+      looks like.
+
+  Raises:
+    UsageError: a run of another version, with fields that this one does not know.
+  """
+  saved, defaults = _tuples(saved_config(workdir)), Path(__file__).resolve().parents[3] / "configs" / "fields.py"
+  if defaults.is_file():
+    config = runpy.run_path(str(defaults))["base"]()
+    known, there = flatten(config), flatten(saved)
+    try:
+      config.update(saved)
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+      fields = ", ".join(field for field in there if field not in known) or " ".join(str(error).split())[:200]
+      raise UsageError(f"{workdir / 'config.json'}: a run of another version ({fields}); name its config: --config=FILE") from error
+    if newer := [f"{field}={value!r}" for field, value in known.items() if field not in there]:
+      print(f"{workdir} is a run of an earlier version; defaults: {', '.join(newer)}")
+    return config
+  for field, texts in overrides.items():
+    *sections, name = field.split(".")
+    section = saved
+    for part in sections:
+      section = section.get(part) if isinstance(section, dict) else None
+    if isinstance(section, dict) and name in section and section[name] is None:
+      section[name] = config_dict.placeholder(_kind(texts))
+  return ConfigDict(saved).lock()
+
+
+def refuse_other_model(config: ConfigDict, workdir: Path) -> None:
+  """Refuses a config that describes another model than the checkpoint holds.
+
+  Args:
+    config: that the user named.
+    workdir: of the run.
+
+  Raises:
+    UsageError: a line for each field.
+  """
+  saved = _tuples(saved_config(workdir)["model"])
+  lines = [
+    f"config.model.{name}: found {config.model[name]!r}, but the run in {workdir} has {saved[name]!r}; leave --config out, or the field, "
+    "for the run's own config"
+    for name in _SHAPE
+    if name in saved and config.model[name] != saved[name] and not (name == "preset" and config.model.path is not None)
+  ]
+  if lines:
+    raise UsageError("\n".join(lines))
+
+
+def _kind(texts: Iterable[str]) -> type:
+  texts = list(texts)
+  try:
+    value = ast.literal_eval(texts[0]) if len(texts) == 1 else tuple(texts)
+  except (SyntaxError, ValueError):
+    return str
+  return type(value) if isinstance(value, bool | int | float | tuple) else str
+
+
+def _tuples(value: Any) -> Any:
+  """JSON has lists where a config has tuples."""
+  if isinstance(value, dict):
+    return {name: _tuples(x) for name, x in value.items()}
+  return tuple(map(_tuples, value)) if isinstance(value, list) else value
+
+
+def _near(path: Path) -> str:
+  there = [other.name for other in path.parent.iterdir()] if path.parent.is_dir() else []
+  found = difflib.get_close_matches(path.name, there, n=1)
+  return f"; did you mean {str(path.parent / found[0])!r}?" if found else ""

@@ -1,0 +1,269 @@
+"""An experiment put together from its config: task, mesh, model, objective, and the programs compiled for them."""
+
+import inspect
+from collections.abc import Callable
+from functools import partial
+from typing import NamedTuple
+
+import jax
+from jax.sharding import Mesh
+from jaxtyping import PRNGKeyArray, PyTree
+from ml_collections import ConfigDict
+
+from jaxrl_llm import objectives, tasks
+from jaxrl_llm.advantages.estimators import Credit, Evidence, make_credit
+from jaxrl_llm.config import policy
+from jaxrl_llm.config.check import environment_settings, given, row_problems, task_settings
+from jaxrl_llm.devices import mesh as mesh_lib
+from jaxrl_llm.evaluation.held_out import DrawFn, check_metrics
+from jaxrl_llm.learner.needs import scores_needed
+from jaxrl_llm.learner.programs import CriticPrograms, Scores, make_programs, records_routes
+from jaxrl_llm.learner.route_programs import RoutePrograms
+from jaxrl_llm.learner.token_scores import TokenScores
+from jaxrl_llm.learner.train_step import TrainStepFn
+from jaxrl_llm.models import Model, make_model
+from jaxrl_llm.rewards import WeightedReward
+from jaxrl_llm.rewards.from_config import make_rewards
+from jaxrl_llm.rollouts import environments, rollout
+from jaxrl_llm.rollouts.conversations import Rules, begin, converse, requests
+from jaxrl_llm.rollouts.partial import Groups
+from jaxrl_llm.rollouts.samplers import make_samplers
+from jaxrl_llm.rollouts.weight_sync import WeightSync, make_weight_sync
+from jaxrl_llm.sampler import SampleFn, StreamFn
+from jaxrl_llm.tasks import Task
+from jaxrl_llm.tasks.pipeline import encode_demonstrations, max_prompt_tokens
+from jaxrl_llm.types import Completion, Objective, Params, Rollouts, Tokenizer, TrainBatch, TrainState
+
+
+class Experiment(NamedTuple):
+  """What a run is made of. Programs compile when they first run, for every declared bucket at once, and never again.
+
+  Attributes:
+    task: problems, demonstrations, tokenizer.
+    mesh: devices of the learner.
+    sampler_mesh: devices of the sampler: the learner's, or others.
+    sync: what moves weights from the one to the other; None where they are the same.
+    model: pure functions of the params.
+    objective: what RL minimises.
+    rewards: terms of the reward in training.
+    init: `(key) -> state`, sharded, at step 0 of the warm start.
+    restart: `(params) -> state` with a fresh optimizer, for RL.
+    abstract_state: shapes, dtypes and shardings of a state.
+    talk: how conversations with an environment go; None for responses of one turn.
+    sample: the sampler of training rollouts; reads weights that lie on the sampler's devices.
+    stream: likewise, sequence by sequence as they finish; None where nobody asks.
+    eval_sample: the sampler of evaluations, likewise.
+    carried: what training rollouts go on with in the first step: nothing yet; None where every step waits for all groups.
+    warm_step: the supervised update.
+    rl_step: the RL update.
+    score: `(params, batch) -> Scores` under the sampling distribution.
+    token_scores: `(params, batch) -> TokenScores` of a batch of `rl_step`, for the viewer.
+    trainable: the params tree with True where a weight is trained.
+    routes: what looks at the routes of a mixture of experts; None for a dense model.
+    needs: the scores that anybody reads, such as `old_logprobs`, `ref_logprobs`, `values`; the loop computes these and no others.
+    credit: from rewards and scores to advantages and value targets.
+    critic: its programs; None for a method without a critic.
+    eval_draw: `(weights where the sampler reads them) -> DrawFn`, which draws the samples of an evaluation.
+  """
+
+  task: Task
+  mesh: Mesh
+  sampler_mesh: Mesh
+  sync: WeightSync | None
+  model: Model
+  objective: Objective
+  rewards: list[WeightedReward]
+  talk: Rules | None
+  init: Callable[[PRNGKeyArray], TrainState]
+  restart: Callable[[Params], TrainState]
+  abstract_state: TrainState
+  sample: SampleFn
+  stream: StreamFn | None
+  eval_sample: SampleFn
+  carried: Groups | None
+  warm_step: TrainStepFn
+  rl_step: TrainStepFn
+  score: Callable[[Params, TrainBatch], Scores]
+  token_scores: Callable[[Params, TrainBatch], TokenScores]
+  trainable: PyTree
+  routes: RoutePrograms | None
+  needs: frozenset[str]
+  credit: Callable[[Evidence], Credit]
+  critic: CriticPrograms | None
+  eval_draw: Callable[[Params], DrawFn]
+
+  @property
+  def replies(self) -> str | None:
+    """What is read and not imitated in demonstrations; see `Environment`."""
+    return None if self.talk is None else self.talk.environment.replies
+
+
+def load_task(config: ConfigDict) -> Task:
+  """The task that a config names.
+
+  Raises:
+    ImportError: a dataset to build without the package that generates it.
+    ValueError: problems or files that cannot be used. One line, with the fix.
+  """
+  widest = max(config.rollout.prompt_buckets)
+  task = tasks.make(
+    config.task.name,
+    levels=config.task.levels,
+    data_dir=config.task.data_dir,
+    tokenizer=policy.tokenizer(config),
+    bad_rows=config.task.bad_rows,
+    max_prompt_tokens=widest,
+    max_tokens=widest + config.rollout.max_new_tokens,
+    test_name=config.task.test_name,
+    test_source=config.task.test_source,
+    **task_settings(config),
+  )
+  if config.num_steps and not len(task.train):
+    raise ValueError(f"config.task.name: task {task.name} has test problems only; train on another and set task.test_name={task.name!r}")
+  return task
+
+
+def make_rules(config: ConfigDict) -> Rules | None:
+  """How conversations go; None where the config names no environment.
+
+  Raises:
+    ValueError: an environment that cannot be made, or a sandbox that does not work here. One line, with the fix.
+  """
+  section = config.environment
+  if section.name is None:
+    return None
+  settings = environment_settings(config)
+  if section.name == "python":
+    settings |= {name: config.sandbox[name] for name in ("backend", "timeout_s", "memory_gb", "image", "url")}
+  try:
+    made = environments.make(section.name, **settings)
+  except ValueError as error:
+    raise ValueError(f"config.{'sandbox.backend: ' if section.name == 'python' else ''}{error}") from error
+  return Rules(made, max_turns=section.max_turns, max_turn_tokens=section.max_turn_tokens, timeout_s=section.timeout_s)
+
+
+def kl_coef_in_loss(config: ConfigDict) -> float:
+  """The objective's `kl_coef`, its default included; 0 where it has none."""
+  if config.objective.kl_coef is not None:
+    return config.objective.kl_coef
+  parameters = inspect.signature(objectives.OBJECTIVES[config.objective.name]).parameters
+  return parameters["kl_coef"].default if "kl_coef" in parameters else 0.0
+
+
+def build(config: ConfigDict) -> Experiment:
+  """Puts an experiment together; allocates nothing on the devices.
+
+  Args:
+    config: checked, see `config.check`.
+
+  Raises:
+    ValueError: what cannot be known before the devices are: too few of them, a size they do not divide, a damaged dataset.
+  """
+  mesh, sampler_mesh = mesh_lib.make_meshes(**config.mesh)
+  shards = (mesh_lib.num_row_shards(mesh), mesh_lib.num_row_shards(sampler_mesh))
+  if problems := list(row_problems(config, *shards, context=mesh.shape["context"])):
+    raise ValueError("\n".join(problems))
+  task = load_task(config)
+  shape = policy.model_config(config, vocab_size=task.tokenizer.vocab_size)
+  talk = make_rules(config)
+  check_lengths(task, config, max_positions=shape.max_positions, replies=talk and talk.environment.replies)
+  objective = policy.make_objective(config)
+  needs = scores_needed(config, objective)
+  if "step_rewards" in needs and task.step_rewards is None and talk is None:
+    raise ValueError(f"config.advantage.estimator: found {config.advantage.estimator!r}, but task {task.name} has no verifier of steps")
+
+  programs = make_programs(config, mesh, shape, objective, needs=needs)
+  abstract_params, model = programs.abstract_state.params, programs.model
+  make_params = policy.first_params(config, model, jax.tree.map(lambda x: x.sharding, abstract_params))
+  sampling_model = make_model(shape._replace(dtype=config.model.sampler_dtype or shape.dtype), mesh=sampler_mesh)
+  sync, sampled_params = None, abstract_params
+  if sampler_mesh != mesh:
+    sync = make_weight_sync(
+      abstract_params,
+      model.logical_axes,
+      learner=mesh,
+      sampler=sampler_mesh,
+      dtype=sampling_model.config.dtype,
+      trainable=programs.trainable,
+    )
+    sampled_params = sync.arrived
+  turn_stops = None if talk is None else talk.environment.stops
+  recording = dict(records_routes=records_routes(config, shape))
+  samplers = make_samplers(config, sampling_model, task.tokenizer, sampled_params, turn_stops=turn_stops, **recording)
+  eval_draw = partial(make_draw, config, samplers.eval_sample, talk=talk, mesh=sampler_mesh, tokenizer=task.tokenizer)
+  terms = make_rewards(task, config)
+  check_metrics(config.eval.metrics, terms[0])
+  return Experiment(
+    task=task,
+    mesh=mesh,
+    sampler_mesh=sampler_mesh,
+    sync=sync,
+    objective=objective,
+    rewards=terms,
+    talk=talk,
+    eval_draw=eval_draw,
+    init=lambda key: programs.start(make_params(key)),
+    **samplers._asdict(),
+    **{name: program for name, program in programs._asdict().items() if name != "start"},
+    needs=needs,
+    credit=make_credit(config.advantage.estimator, config.rollout.group_size, **given(config.advantage, "estimator")),
+  )
+
+
+def make_draw(
+  config: ConfigDict, sample: SampleFn, params: Params, *, talk: Rules | None, mesh: Mesh, tokenizer: Tokenizer
+) -> DrawFn:
+  """What draws the samples of an evaluation: responses, or conversations.
+
+  Args:
+    config: of the experiment.
+    sample: the sampler of evaluations.
+    params: the policy, where the sampler reads it.
+    talk: how conversations go; None for responses.
+    mesh: of the sampler.
+    tokenizer: the task's.
+  """
+  placing = dict(mesh=mesh, tokenizer=tokenizer, prompt_buckets=config.rollout.prompt_buckets)
+  if talk is None:
+    return lambda examples, key: rollout.draw(sample, params, examples, key, **placing)
+  sizes = dict(group_size=config.eval.samples, max_new_tokens=config.rollout.max_new_tokens)
+
+  def draw(examples: rollout.Examples, key: PRNGKeyArray) -> tuple[Rollouts, list[Completion]]:
+    again = lambda requests: rollout.dispatch(sample, params, examples, key, requests=requests, **placing)
+    talks = begin(examples, talk, **sizes)
+    return converse(again(requests(talks, talk)), talks, again, rules=talk, tokenizer=tokenizer)
+
+  return draw
+
+
+def check_lengths(task: Task, config: ConfigDict, *, max_positions: int | None = None, replies: str | None = None) -> None:
+  """Refuses prompts and demonstrations that the declared shapes do not hold, before anything is trained.
+
+  Raises:
+    ValueError: names the setting, the longest example's length and the fix.
+  """
+  longest = max(max_prompt_tokens(source, task.tokenizer) for source in (task.train, task.test))
+  if longest > max(config.rollout.prompt_buckets):
+    raise ValueError(
+      f"config.rollout.prompt_buckets={config.rollout.prompt_buckets}: task {task.name} has a prompt of {longest} tokens, expected at most "
+      f"{max(config.rollout.prompt_buckets)}; add a bucket of at least {longest}"
+    )
+  budget = max(config.rollout.prompt_buckets) + config.rollout.max_new_tokens
+  if max_positions is not None and budget > max_positions:
+    raise ValueError(
+      f"config.rollout.max_new_tokens={config.rollout.max_new_tokens}: sequences may reach {budget} tokens, expected at most the model's "
+      f"{max_positions}; lower it to {max(max_positions - max(config.rollout.prompt_buckets), 0)}"
+    )
+  if not config.warm_start.num_steps:
+    return
+  if not len(task.demonstrations):
+    raise ValueError(
+      f"config.warm_start.num_steps={config.warm_start.num_steps}: task {task.name} has no demonstrations to imitate, expected 0"
+    )
+  shown = encode_demonstrations(task.demonstrations, task.tokenizer, replies=replies)
+  demonstrated = max(len(x.prompt) + len(x.response) for x in shown)
+  if demonstrated > budget:
+    raise ValueError(
+      f"config.rollout.max_new_tokens={config.rollout.max_new_tokens}: a demonstration has {demonstrated} tokens with its prompt, "
+      f"expected at most {budget}; raise it to at least {demonstrated - max(config.rollout.prompt_buckets)}"
+    )

@@ -1,0 +1,162 @@
+"""A device whose memory is full: which program it was, what takes the memory, and the settings that lower it most."""
+
+import contextlib
+import traceback
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+from jax.sharding import Mesh
+from ml_collections import ConfigDict
+
+from jaxrl_llm.config import check, policy
+from jaxrl_llm.devices import mesh as mesh_lib
+from jaxrl_llm.learner import memory
+from jaxrl_llm.learner.needs import scores_needed
+from jaxrl_llm.models.head import chunk_tokens
+from jaxrl_llm.run.experiment import build
+from jaxrl_llm.sampler.begin import num_rows
+
+NUM_SETTINGS = 3
+
+FILES = ("run/start.py", "train.py", "run/sample.py", "run/learn.py")
+# By the function of these files that was running: what to call it, and its program in a `Footprint`.
+PROGRAMS = {
+  "start": ("making the first state", None),
+  "warm_start": ("the update of the warm start", "update"),
+  "move_weights": ("the weight sync", "weight sync"),
+  "launch": ("the sampler", "sampling"),
+  "wait": ("the sampler", "sampling"),
+  "evaluate": ("the sampler of the evaluation", "sampling"),
+  "scores": ("the scoring pass", "scoring"),
+  "update": ("the update", "update"),
+  "reinforce": ("an RL step", None),
+}
+
+
+class OutOfMemoryError(RuntimeError):
+  """The memory of a device does not hold the run; the message is the lines to show."""
+
+
+@contextlib.contextmanager
+def explained(config: ConfigDict) -> Iterator[None]:
+  """Turns what JAX raises for a full device, when it compiles or when it runs, into an `OutOfMemoryError` that says what to do.
+
+  Args:
+    config: of the run that goes on inside.
+  """
+  try:
+    yield
+  except (jax.errors.JaxRuntimeError, MemoryError) as error:
+    if not is_out_of_memory(error):
+      raise
+    raise OutOfMemoryError("\n".join(explanation(error, config))) from error
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+  """Whether an exception says that memory did not suffice.
+
+  Example:
+    >>> is_out_of_memory(jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory.")), is_out_of_memory(ValueError("8 bytes"))
+    (True, False)
+  """
+  if isinstance(error, jax.errors.JaxRuntimeError):
+    return "RESOURCE_EXHAUSTED" in str(error) or "out of memory" in str(error).lower()
+  return isinstance(error, MemoryError)
+
+
+def explanation(error: BaseException, config: ConfigDict) -> list[str]:
+  """The message for a full device.
+
+  Args:
+    error: see `is_out_of_memory`.
+    config: of the run.
+  """
+  frames = traceback.extract_tb(error.__traceback__)
+  names = [frame.name for frame in frames if frame.filename.endswith(FILES) and frame.name in PROGRAMS]
+  where, program = PROGRAMS[names[-1]] if names else ("the run", None)
+  first = " ".join(str(error).split()) or type(error).__name__
+  shape = build(config).model.config
+  found = footprint(config, shape.vocab_size)
+  program = program if program in found.programs else None
+  lines = [f"out of memory in {where}: {first if len(first) <= 200 else first[:200] + ' ...'}", *memory.table(found)]
+  return [*lines, "what would lower it most:", *advice(config, shape.vocab_size, program=program)]
+
+
+def footprint(config: ConfigDict, vocab_size: int) -> memory.Footprint:
+  """The estimate for a config, on the devices that there are.
+
+  Args:
+    config: checked.
+    vocab_size: ids of the tokenizer.
+  """
+  mesh, sampler_mesh = mesh_lib.make_meshes(**config.mesh)
+  shape = policy.model_config(config, vocab_size=vocab_size)
+  objective = policy.make_objective(config)
+  return memory.footprint(config, shape, mesh, sampler_mesh, objective, needs=scores_needed(config, objective))
+
+
+def advice(config: ConfigDict, vocab_size: int, *, program: str | None = None) -> list[str]:
+  """The settings that lower a config's peak most, a line each.
+
+  Args:
+    config: checked.
+    vocab_size: ids of the tokenizer.
+    program: whose peak; None is the largest one's.
+  """
+
+  def peak(config: ConfigDict) -> float:
+    found = footprint(config, vocab_size)
+    return sum(found.held.values()) + sum(found.programs[program or found.largest].values())
+
+  before, savings = peak(config), {}
+  for field, value in _candidates(config, vocab_size):
+    changed = ConfigDict(config.to_dict())
+    changed.update_from_flattened_dict({field: value} | ({"mesh.data": 1} if field == "mesh.fsdp" else {}))
+    if check.problems(changed):
+      continue
+    with contextlib.suppress(ValueError):  # Not for these devices.
+      savings.setdefault(field, []).append((before - peak(changed), value))
+  # Of each setting the mildest value that brings half of what it can.
+  best = {field: next(x for x in found if 2 * x[0] >= max(found, key=lambda y: y[0])[0]) for field, found in savings.items()}
+  ranked = sorted(((saving, field, value) for field, (saving, value) in best.items() if saving > 0), key=lambda x: -x[0])
+  data = " --config.mesh.data=1"
+  return [
+    f"  --config.{field}={value}{data if field == 'mesh.fsdp' else ''}: {saving / 1e6:,.1f} MB less of {before / 1e6:,.1f}"
+    for saving, field, value in ranked[:NUM_SETTINGS]
+  ] or ["  a smaller model, or more devices: no setting helps"]
+
+
+def _candidates(config: ConfigDict, vocab_size: int) -> Iterator[tuple[str, Any]]:
+  """Settings that may need less memory, of each field the milder values first."""
+  mesh, sampler_mesh = mesh_lib.make_meshes(**config.mesh)
+  shards, platform = mesh_lib.num_row_shards(mesh), mesh.devices.flat[0].platform
+  micro, rows = config.learner.micro_batches, config.learner.row_buckets
+  for factor in (2, 4, 8, 16):
+    if all(x % (shards * micro * factor) == 0 for x in (*rows, *config.warm_start.row_buckets)):
+      yield "learner.micro_batches", micro * factor
+  policies = ["none", "dots", "full"]
+  if config.model.remat in policies:
+    yield from (("model.remat", name) for name in policies[policies.index(config.model.remat) + 1 :])
+  chunk = config.model.head_tokens or chunk_tokens(vocab_size, platform)
+  yield from (("model.head_tokens", chunk // part) for part in (2, 4) if chunk // part >= 128)
+  if config.model.dtype == "float32":
+    yield "model.dtype", "bfloat16"
+  if config.learner.moments_dtype == "float32":
+    yield "learner.moments_dtype", "bfloat16"
+  if platform != "cpu" and not config.learner.offload_optimizer:
+    yield "learner.offload_optimizer", True
+  if mesh.shape["data"] > 1 and config.mesh.slices in (None, 1):
+    yield "mesh.fsdp", mesh.shape["data"] * mesh.shape["fsdp"]
+  yield from _of_sampler(config, sampler_mesh)
+
+
+def _of_sampler(config: ConfigDict, mesh: Mesh) -> Iterator[tuple[str, Any]]:
+  shards, section = mesh_lib.num_row_shards(mesh), config.rollout
+  slots = num_rows(mesh, (section.num_prompts + section.spare_prompts) * section.group_size, section.slots)
+  yield from (("rollout.slots", slots // part) for part in (2, 4) if slots % (part * shards) == 0)
+  if (config.eval.batch_prompts // 2) % shards == 0 and config.eval.batch_prompts > 1:
+    yield "eval.batch_prompts", config.eval.batch_prompts // 2
+  held = section.cache_dtype or config.model.sampler_dtype or config.model.dtype
+  order = ["float32", "bfloat16", "int8"]
+  yield from (("rollout.cache_dtype", dtype) for dtype in order[order.index(held) + 1 :])

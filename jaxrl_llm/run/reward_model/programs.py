@@ -1,0 +1,88 @@
+"""What the training of a reward model runs on its devices: the update, and the scores of held-out pairs."""
+
+from collections.abc import Callable
+from functools import partial
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import Mesh
+from jaxtyping import Array, Float
+from ml_collections import ConfigDict
+
+from jaxrl_llm.devices import mesh as mesh_lib
+from jaxrl_llm.devices.compiling import compiled_for
+from jaxrl_llm.learner.needs import abstract_batch
+from jaxrl_llm.learner.programs import phase_optimizer, place_state
+from jaxrl_llm.learner.train_step import TrainStepFn, init_state, make_train_step
+from jaxrl_llm.models import ModelConfig, RewardModel, load_reward_params, make_reward_model
+from jaxrl_llm.objectives.bradley_terry import bradley_terry, pair_scores
+from jaxrl_llm.types import Params, PolicyOutputs, TrainBatch, TrainState
+
+
+class Programs(NamedTuple):
+  """Programs compile when they first run, for every declared bucket at once, and never again.
+
+  Attributes:
+    model: pure functions of the params.
+    abstract_state: shapes, dtypes and shardings of a state.
+    init: `(key) -> state` with the first weights.
+    step: the update.
+    margins: `(params, batch) -> r_c − r_r` at every token of each pair.
+  """
+
+  model: RewardModel
+  abstract_state: TrainState
+  init: Callable[[Array], TrainState]
+  step: TrainStepFn
+  margins: Callable[[Params, TrainBatch], Float[Array, "B T"]]
+
+
+def make_programs(config: ConfigDict, mesh: Mesh, shape: ModelConfig) -> Programs:
+  """The programs; allocates nothing on the devices, and compiles nothing yet.
+
+  Args:
+    config: checked, see `reward_model.check`.
+    mesh: devices.
+    shape: of the model.
+
+  Raises:
+    ValueError: a weight that the mesh does not divide.
+  """
+  learner = config.learner
+  model = make_reward_model(shape, mesh=mesh)
+  optimizer, schedule = phase_optimizer(config, learner, config.num_steps)
+  abstract_state = place_state(mesh, model, optimizer, offload=learner.offload_optimizer)
+  shardings = jax.tree.map(lambda x: x.sharding, abstract_state)
+  objective = bradley_terry(center_coef=config.objective.center_coef)
+
+  def outputs(params: Params, batch: TrainBatch) -> PolicyOutputs:
+    scores = model.scores(params, batch.tokens, batch.positions, batch.segments)
+    return PolicyOutputs(logprobs=jnp.zeros_like(scores), values=scores)
+
+  def margins(params: Params, batch: TrainBatch) -> Float[Array, "B T"]:
+    chosen, rejected = pair_scores(outputs(params, batch).values, batch)
+    return chosen - rejected
+
+  step = make_train_step(
+    outputs, objective, optimizer, learning_rate=schedule, num_micro_batches=learner.micro_batches, name="reward_model"
+  )
+  jitted = jax.jit(step, donate_argnums=0, out_shardings=(shardings, mesh_lib.replicated(mesh)))
+  batches = [of_step(abstract_batch(mesh, rows, learner.row_tokens)) for rows in learner.row_buckets]
+  fresh = jax.jit(partial(init_state, optimizer=optimizer), out_shardings=shardings, donate_argnums=0)
+  first = jax.jit(model.init, out_shardings=shardings.params)
+  if config.model.path is not None:
+    first = lambda key: load_reward_params(config.model.path, model, key=key)
+  return Programs(
+    model=model,
+    abstract_state=abstract_state,
+    init=lambda key: fresh(first(key)),
+    step=compiled_for(jitted, [(abstract_state, batch) for batch in batches]),
+    margins=compiled_for(jax.jit(margins, out_shardings=mesh_lib.token_sharding(mesh)), [(abstract_state.params, x) for x in batches]),
+  )
+
+
+def of_step(batch: TrainBatch) -> TrainBatch:
+  """The batch with the arrays that a reward model's update reads."""
+  wanted = ("tokens", "positions", "segments", "mask", "advantages", "old_logprobs")
+  return TrainBatch(**{name: getattr(batch, name) for name in wanted})

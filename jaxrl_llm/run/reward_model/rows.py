@@ -1,0 +1,78 @@
+"""Pairs as packed rows: both sequences of a pair in one row, so that no split of the batch takes them apart."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+from jaxtyping import Float
+
+from jaxrl_llm.learner import packing
+from jaxrl_llm.types import TrainBatch
+
+
+class Pair(NamedTuple):
+  """A pair as ids.
+
+  Attributes:
+    chosen: the prompt with the chosen response.
+    rejected: the prompt with the other one.
+    margin: by how much the chosen one is to score higher.
+  """
+
+  chosen: list[int]
+  rejected: list[int]
+  margin: float = 0.0
+
+
+def pack_pairs(
+  pairs: Sequence[Pair], *, row_tokens: int, row_buckets: Sequence[int], num_shards: int = 1
+) -> tuple[TrainBatch, packing.Layout]:
+  """Pairs in the smallest declared number of rows that holds them.
+
+  In each row segments 2k − 1 and 2k are the chosen and the rejected sequence of pair k. The mask is 1, and `advantages` the margin, at the
+  last token of the chosen one alone.
+
+  Args:
+    pairs: of one batch.
+    row_tokens: slots of a row.
+    row_buckets: numbers of rows that programs are compiled for.
+    num_shards: see `packing.arrange`.
+
+  Returns:
+    The batch in host memory, and where each pair lies.
+
+  Raises:
+    ValueError: a pair longer than a row, or more rows needed than the largest bucket.
+
+  Example:
+    >>> batch, _ = pack_pairs([Pair([7, 8], [7, 9, 9])], row_tokens=6, row_buckets=(1,))
+    >>> batch.tokens.tolist(), batch.segments.tolist(), batch.positions.tolist(), batch.mask.tolist()
+    ([[7, 8, 7, 9, 9, 0]], [[1, 1, 2, 2, 2, 0]], [[0, 1, 0, 1, 2, 0]], [[0.0, 1.0, 0.0, 0.0, 0.0, 0.0]])
+  """
+  whole = [_whole(pair) for pair in pairs]
+  layout = packing.arrange(whole, row_tokens=row_tokens, row_buckets=row_buckets, num_shards=num_shards)
+  batch = packing.pack(whole, layout)
+  for pair, row, slots in zip(pairs, layout.rows, layout.slots, strict=True):
+    number = batch.segments[row, slots[0]]
+    lengths = [len(pair.chosen), len(pair.rejected)]
+    batch.positions[row, slots] = np.concatenate([np.arange(n) for n in lengths])
+    batch.segments[row, slots] = np.repeat([2 * number - 1, 2 * number], lengths)
+  return batch._replace(sampler_logprobs=None, prefixes=None), layout
+
+
+def of_pairs(packed: Float[np.ndarray, "B T"], batch: TrainBatch, layout: packing.Layout) -> Float[np.ndarray, " N"]:
+  """A packed array's values at the counted token of each pair, in the order of the pairs.
+
+  Args:
+    packed: in the rows of the batch.
+    batch: in host memory.
+    layout: of the batch.
+  """
+  places = zip(layout.rows, layout.slots, strict=True)
+  return np.array([packed[row, slots][batch.mask[row, slots] > 0][0] for row, slots in places], np.float32)
+
+
+def _whole(pair: Pair) -> packing.Trajectory:
+  tokens = np.array([*pair.chosen, *pair.rejected], np.int32)
+  mask = (np.arange(len(tokens)) == len(pair.chosen) - 1).astype(np.float32)
+  return packing.Trajectory(tokens, mask, advantages=np.float32(pair.margin) * mask, sampler_logprobs=np.zeros(len(tokens), np.float32))

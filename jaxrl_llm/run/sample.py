@@ -1,0 +1,183 @@
+"""What a run has its sampler do: weights go there, rollouts come back, and the policy is evaluated."""
+
+from collections.abc import Callable
+from functools import partial
+
+import jax
+import numpy as np
+
+from jaxrl_llm.devices import hosts
+from jaxrl_llm.evaluation import held_out, write_samples
+from jaxrl_llm.rollouts import batch as batch_lib
+from jaxrl_llm.rollouts import conversations, dynamic_sampling, pipelining, rollout
+from jaxrl_llm.rollouts import partial as partial_lib
+from jaxrl_llm.rollouts.weight_sync import check_version
+from jaxrl_llm.run.saved_state import EVAL, ROLLOUT, TEST_SET
+from jaxrl_llm.run.start import Run
+from jaxrl_llm.types import Params
+
+
+def move_weights(this: Run) -> None:
+  """Brings the policy's weights to the sampler's devices, unless they are there; does nothing where sampler and learner share devices."""
+  sync, held, version = this.experiment.sync, this.on_sampler, this.record["rl_steps"]
+  if sync is None or (held is not None and held.version == version):
+    return
+  frozen, this.on_sampler = held and held.frozen, None
+  del held  # Its memory is free before the new weights come, unless rollouts are still drawn with it.
+  this.on_sampler = sync.move(this.state.params, frozen, version)
+
+
+def sampler_params(this: Run) -> Params:
+  """The policy's weights where the sampler reads them."""
+  return this.state.params if this.experiment.sync is None else this.on_sampler.params
+
+
+def launch(this: Run, step: int, *, draw: int = 0) -> pipelining.InFlight:
+  """Has the sampler draw rollouts that an RL step learns from, with the weights of now; does not wait.
+
+  Args:
+    this: the run.
+    step: from 0.
+    draw: which one of the step's, from 0.
+  """
+  experiment, section, carried, talks, requests = this.experiment, this.config.rollout, None, None, None
+  if experiment.sync is not None:
+    check_version(this.on_sampler, step, staleness=section.staleness)
+  key = jax.random.fold_in(jax.random.fold_in(this.key, ROLLOUT), step)
+  if this.carried is None:
+    examples = next(this.prompts)
+  else:
+    num_new = section.num_prompts + section.spare_prompts - len(this.carried.examples)
+    new = [next(this.prompts)[0] for _ in range(num_new)]
+    carried = partial_lib.join(this.carried, new, step=step, group_size=section.group_size)
+    examples, requests = carried.examples, partial_lib.requests(carried, num_groups=section.num_prompts)
+  if experiment.talk is not None:
+    talks = conversations.begin(examples, experiment.talk, group_size=section.group_size, max_new_tokens=section.max_new_tokens)
+    requests = conversations.requests(talks, experiment.talk)
+  sample = partial(
+    rollout.dispatch,
+    experiment.stream or experiment.sample,
+    sampler_params(this),
+    examples,
+    jax.random.fold_in(key, draw) if draw else key,
+    mesh=experiment.sampler_mesh,
+    tokenizer=experiment.task.tokenizer,
+    prompt_buckets=section.prompt_buckets,
+  )
+  again = None if talks is None else lambda requests: sample(requests=requests)
+  return pipelining.InFlight(examples, sample(requests=requests), this.record["rl_steps"], carried, talks, again)
+
+
+def wait(
+  this: Run, current: pipelining.InFlight, step: int, *, between: Callable[[], None] = lambda: None
+) -> tuple[rollout.Drawn, dict[str, float]]:
+  """The rollouts that an RL step learns from, once they are there; what it does not learn from is carried into the next.
+
+  Args:
+    this: the run.
+    current: of `launch`.
+    step: from 0.
+    between: called whenever the host has something to do while rollouts are drawn; may raise, and the rollouts are given up.
+  """
+  experiment, section, metrics = this.experiment, this.config.rollout, {}
+  if current.talks is not None:
+    rollouts, responses = conversations.converse(
+      current.rollouts, current.talks, current.again, rules=experiment.talk, tokenizer=experiment.task.tokenizer, between=between
+    )
+    drawn = rollout.Drawn(rollouts, responses, current.examples)
+    metrics |= conversations.metrics(rollouts, responses)
+  elif experiment.stream is None:
+    drawn = rollout.Drawn(*rollout.collect(current.rollouts, experiment.task.tokenizer), current.examples)
+  else:
+    drawn, seconds = rollout.follow(
+      current.rollouts,
+      current.examples,
+      experiment.task.tokenizer,
+      rewards=experiment.rewards,
+      group_size=section.group_size,
+      call=this.grader,
+      between=between,
+    )
+    metrics["perf/reward_overlap_s"] = seconds
+  if current.groups is not None:
+    rows, this.carried = partial_lib.take(current.groups, drawn.rollouts, num_groups=section.num_prompts)
+    metrics |= partial_lib.metrics(current.groups, drawn.rollouts, rows, step=step)
+    drawn = rollout.select(drawn, rows)
+  rollouts = drawn.rollouts._replace(logprobs=this.phases.poison("rollout", drawn.rollouts.logprobs))
+  return drawn._replace(rollouts=rollouts), metrics
+
+
+def assess(this: Run, drawn: rollout.Drawn) -> batch_lib.Batch:
+  """Rewards of what was drawn.
+
+  Raises:
+    NoRewardError: more than `reward.max_failed_fraction` of the responses have none, or all of them.
+  """
+  batch = batch_lib.assess(
+    drawn.rollouts, drawn.responses, drawn.examples, rewards=this.experiment.rewards, scores=drawn.scores, call=this.grader
+  )
+  limit = this.config.reward.max_failed_fraction
+  held_out.refuse_failures("rewards", batch.failed, batch.detail, limit=limit, setting=f"config.reward.max_failed_fraction={limit}")
+  if this.config.task.curriculum is not None:
+    verdicts = np.clip(batch.parts[this.experiment.rewards[0].name], 0, 1)
+    this.prompts.observe(batch.examples, np.where(batch.valid, verdicts, np.nan).tolist())
+  return batch
+
+
+def refill(this: Run, batch: batch_lib.Batch, step: int) -> tuple[batch_lib.Batch, dict[str, float]]:
+  """Draws again, with new prompts and the same weights, until a step has enough groups whose samples differ, or has drawn often enough.
+
+  Args:
+    this: the run.
+    batch: the step's first.
+    step: from 0.
+
+  Returns:
+    The batch, of the size it had, and what is logged of it.
+  """
+  section, batches = this.config.rollout, [batch]
+  if not section.max_refills:
+    return batch, curriculum_metrics(this)
+  mixed = lambda x: int(np.sum(dynamic_sampling.differs(x.verdicts, x.valid, group_size=x.group_size)))
+  found = mixed(batch)
+  while found < section.num_prompts and len(batches) <= section.max_refills:
+    drawn, _ = wait(this, launch(this, step, draw=len(batches)), step)
+    batches.append(assess(this, drawn))
+    found += mixed(batches[-1])
+  batch, counters = dynamic_sampling.fill(batches, num_groups=section.num_prompts)
+  drawn_tokens = float(sum(np.sum(x.rollouts.mask) for x in batches))
+  return batch, counters | {"group/response_tokens_drawn": drawn_tokens} | curriculum_metrics(this)
+
+
+def curriculum_metrics(this: Run) -> dict[str, float]:
+  """How much of the training problems the curriculum has measured, and what it has found; nothing without a curriculum."""
+  if this.config.task.curriculum is None:
+    return {}
+  tried, passed = this.prompts.rates.tried, this.prompts.rates.passed
+  return {"curriculum/measured": float(len(tried)), "curriculum/pass_rate": sum(passed.values()) / max(sum(tried.values()), 1e-9)}
+
+
+def evaluate(this: Run, step: int) -> float:
+  """Held-out accuracy at an RL step: avg@k at the evaluation's temperature."""
+  config, experiment = this.config, this.experiment
+  this.phases.begin("eval", step)
+  move_weights(this)
+  found = held_out.evaluate_policy(
+    experiment.eval_draw(sampler_params(this)),
+    [experiment.task.test[i] for i in held_out.choose(len(experiment.task.test), config.eval.num_prompts, seed=TEST_SET)],
+    jax.random.fold_in(jax.random.fold_in(this.key, EVAL), step),
+    batch_prompts=config.eval.batch_prompts,
+    verifier=experiment.rewards[0],
+    call=this.grader,
+  )
+  row = held_out.eval_metrics(found, config.eval.metrics)
+  if config.eval.save_samples and hosts.is_main():
+    folder = this.workdir / "evaluations"
+    folder.mkdir(exist_ok=True)
+    tokenizer, verifier = experiment.task.tokenizer, experiment.rewards[0].name
+    rows = held_out.sample_rows(found, verifier=verifier, decode=tokenizer.decode, seed=config.seed, model=str(this.workdir), step=step)
+    write_samples(folder / f"step-{step}.jsonl", rows)
+  this.writer.write(step, "eval", row | this.phases.end())
+  # The line on the screen has room for the accuracy's interval alone.
+  this.progress.evaluation(step, {name: value for name, value in row.items() if not name.endswith(("/low", "/high"))})
+  return row["eval/accuracy"]

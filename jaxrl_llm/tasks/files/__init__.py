@@ -1,0 +1,1 @@
+"""Files of problems: their formats, columns, downloads and faults."""

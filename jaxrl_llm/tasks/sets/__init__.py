@@ -1,0 +1,1 @@
+"""Sets of problems: generated, published, and one's own."""

@@ -1,0 +1,169 @@
+"""Multi-step arithmetic with a written working, and a teacher who makes mistakes: a task small enough for a laptop.
+
+A transcript, with the end token shown as `$`:
+
+    7+8-5       the prompt: one-digit terms, + and -, read from left to right
+    7+8=15      the response: one line per step; only a step's left operand can be negative, so no sign is ambiguous
+    15-5=10
+    #10$        the answer
+
+A problem of level n takes n steps (n + 1 terms). The demonstrations come from a teacher who gets each step wrong with probability 1/3 and
+carries on from the wrong value. A model that imitates the teacher perfectly is right about (2/3)^n of the time: it knows the form, and
+reinforcement learning has something left to teach.
+"""
+
+import hashlib
+import itertools
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import tensorflow_datasets as tfds
+
+from jaxrl_llm.tasks.files.storage import GeneratedProblems
+
+LEVELS = (1, 2, 3)
+ERROR_RATE = 1 / 3  # Probability that the teacher gets a step wrong.
+DEMONSTRATIONS_PER_PROBLEM = 4  # Independent ones, so that no single wrong working can be memorised as the answer.
+_PROBLEMS_PER_LEVEL = 4000  # Levels 1 and 2 have 200 and 4000 in all; level 3 has 80000, of which a fixed sample is kept.
+_TEST_FRACTION = 0.1
+
+
+def evaluate(question: str) -> int:
+  """The value of a problem.
+
+  Example:
+    >>> evaluate("7+8-5")
+    10
+  """
+  return sum(_terms(question))
+
+
+def render_prompt(question: str) -> str:
+  """The text a policy is given: the problem on a line of its own."""
+  return f"{question}\n"
+
+
+def working(question: str, *, error_rate: float = 0.0, seed: int = 0) -> str:
+  """The steps and the answer, as a teacher writes them.
+
+  Args:
+    question: the problem.
+    error_rate: probability that a step is wrong, each step for itself. A wrong result is off by 1, 2 or 10 or has the wrong sign, and the
+      next step starts from it.
+    seed: which of the teacher's tries at this problem.
+
+  Returns:
+    The response, without the end token.
+
+  Example:
+    >>> working("7+8-5")
+    '7+8=15\\n15-5=10\\n#10'
+    >>> working("7+8-5", error_rate=1.0)
+    '7+8=-15\\n-15-5=-18\\n#-18'
+  """
+  value, *terms = _terms(question)
+  lines = []
+  for step, term in enumerate(terms):
+    result = value + term
+    if uniform("wrong", question, seed, step) < error_rate:
+      slips = sorted({result - 10, result - 2, result - 1, result + 1, result + 2, result + 10, -result} - {result})
+      result = slips[int(len(slips) * uniform("slip", question, seed, step))]
+    lines.append(f"{value}{'-' if _is_minus(question, step) else '+'}{abs(term)}={result}")
+    value = result
+  return "\n".join([*lines, f"#{value}"])
+
+
+def step_rewards(row: Mapping[str, Any], token_ids: Sequence[int]) -> list[tuple[int, float]]:
+  """Which lines of a working are right, each for itself: a process reward.
+
+  A line is right where it stands in the right place, takes the next term of the problem and computes correctly from the result that the
+  working has reached, right or wrong; the last one, where it repeats that result. So a slip costs its own line and none of those after it.
+
+  Args:
+    row: the example, with its `question`.
+    token_ids: the response, ids of bytes.
+
+  Returns:
+    For each line the index of its last token (the newline, or the last of all) and 1.0 or 0.0.
+
+  Example:
+    >>> step_rewards({"question": "7+8-5"}, list(b"7+8=14\\n14-5=9\\n#9"))
+    [(6, 0.0), (13, 1.0), (15, 1.0)]
+  """
+  question = row["question"]
+  value, *terms = _terms(question)
+  ends = [i for i, token in enumerate(token_ids) if token == ord("\n")]
+  if len(token_ids) and (not ends or ends[-1] != len(token_ids) - 1):
+    ends.append(len(token_ids) - 1)
+  rewards, start = [], 0
+  for step, end in enumerate(ends):
+    ids = token_ids[start : end + 1]
+    if end == len(token_ids) - 1 and ids[-1] >= 256:
+      ids = ids[:-1]  # The stop token. Another id that is no byte makes its line wrong: left out, "1", a pad token, "5" would read as 15.
+    line = bytes(token if 0 <= token < 256 else 0xFF for token in ids).decode("utf-8", "replace").removesuffix("\n")
+    start = end + 1
+    if step < len(terms):
+      expected = f"{value}{'-' if _is_minus(question, step) else '+'}{abs(terms[step])}="
+      head, _, result = line.partition("=")
+      reached = int(result) if re.fullmatch(r"-?[0-9]{1,9}", result) else None
+      rewards.append((end, float(f"{head}=" == expected and result == str(value + terms[step]))))
+      value = value + terms[step] if reached is None else reached
+    else:
+      rewards.append((end, float(step == len(terms) and line == f"#{value}")))
+  return rewards
+
+
+def problems(level: int) -> Iterator[str]:
+  """The distinct problems of a level, in a fixed order.
+
+  Args:
+    level: number of steps, from `LEVELS`.
+
+  Yields:
+    Questions, such as "7+8-5".
+  """
+  digits, signs = itertools.product("0123456789", repeat=level + 1), list(itertools.product("+-", repeat=level))
+  questions = [d[0] + "".join(map("".join, zip(s, d[1:], strict=True))) for d in digits for s in signs]
+  if len(questions) > _PROBLEMS_PER_LEVEL:
+    questions = sorted(questions, key=lambda question: uniform("sample", question))[:_PROBLEMS_PER_LEVEL]
+  yield from questions
+
+
+def split_of(question: str) -> str:
+  """Which split owns a problem: "test" or "train". Decided by the text alone, so no other choice can leak a test problem into training."""
+  return "test" if uniform("split", question) < _TEST_FRACTION else "train"
+
+
+class Arithmetic(GeneratedProblems):
+  """The dataset: `train` and held-out `test` problems without a response, and `demonstrations` of the training problems."""
+
+  VERSION = tfds.core.Version("1.0.0")  # Raise it with any change to what is generated, or old copies stay in use.
+
+  def _generate_examples(self, split):
+    owner = "train" if split == "demonstrations" else split
+    for level in LEVELS:
+      for question in problems(level):
+        if split_of(question) != owner:
+          continue
+        row = {"question": question, "answer": str(evaluate(question)), "level": level, "response": ""}
+        if split != "demonstrations":
+          yield question, row
+          continue
+        for seed in range(DEMONSTRATIONS_PER_PROBLEM):
+          yield f"{question} {seed}", row | {"response": working(question, error_rate=ERROR_RATE, seed=seed)}
+
+
+def _terms(question: str) -> list[int]:
+  return [int(term) for term in re.findall(r"[+-]?[0-9]", question)]
+
+
+def _is_minus(question: str, step: int) -> bool:
+  # Not the sign of the term: "-0" has none.
+  return question[2 * step + 1] == "-"
+
+
+def uniform(*key: object) -> float:
+  """A number in [0, 1) that depends on `key` alone: a hash is the same in every process, order and Python version; `random` is not."""
+  digest = hashlib.sha256("/".join(map(str, key)).encode()).digest()
+  return int.from_bytes(digest[:6], "big") / 2**48

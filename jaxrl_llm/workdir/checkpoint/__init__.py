@@ -1,0 +1,18 @@
+"""Checkpoints: all state in one atomic step, with a digest of every file; a damaged step is named, and the one before it taken."""
+
+from jaxrl_llm.workdir.checkpoint.manifest import problem, whole_steps
+from jaxrl_llm.workdir.checkpoint.opening import Checkpoints, SaveFailedError, failures, finish, open_checkpoints
+from jaxrl_llm.workdir.checkpoint.restoring import restore_latest
+from jaxrl_llm.workdir.checkpoint.saving import save
+
+__all__ = [
+  "Checkpoints",
+  "SaveFailedError",
+  "failures",
+  "finish",
+  "open_checkpoints",
+  "problem",
+  "restore_latest",
+  "save",
+  "whole_steps",
+]

@@ -1,0 +1,89 @@
+"""Batches whose update was refused because its loss or gradient was not finite: kept for whoever wants to know why."""
+
+import io
+import json
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from jaxrl_llm.devices import hosts
+from jaxrl_llm.types import TrainBatch
+from jaxrl_llm.workdir import disk
+
+FOLDER = "nonfinite"
+"""In the workdir, where they lie."""
+
+MAX_DUMPS = 8
+"""Of one run: one that never learns again must not fill the disk."""
+
+
+def dump(path: Path, batch: TrainBatch, about: Mapping[str, Any]) -> bool:
+  """Writes a packed batch to a file, by process 0 for all; not at all where the disk is full.
+
+  Args:
+    path: WORKDIR/nonfinite/NAME.npz.
+    batch: as the update was given it, of the devices or the host. All processes must call.
+    about: what else is known, fit for JSON but for numbers that are not finite, which become texts.
+
+  Returns:
+    Whether it was written.
+
+  Example:
+    >>> import tempfile
+    >>> from jaxrl_llm.types import TrainBatch
+    >>> ones = np.ones((1, 4), np.float32)
+    >>> batch = TrainBatch(*[np.int32(ones)] * 3, mask=ones, advantages=ones * np.nan, old_logprobs=-ones)
+    >>> path = Path(tempfile.mkdtemp(), "nonfinite", "step_3.npz")
+    >>> dump(path, batch, {"step": 3, "metrics": {"actor/loss": math.nan}})
+    True
+    >>> arrays, about = read(path)
+    >>> [name for name, x in arrays.items() if not np.all(np.isfinite(x))]
+    ['advantages']
+    >>> about["metrics"]
+    {'actor/loss': 'nan'}
+  """
+  arrays = {name: np.asarray(x) for name, x in hosts.to_host(batch)._asdict().items() if x is not None}
+  return hosts.on_main(lambda: _write(path, arrays, about))
+
+
+def read(path: Path) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
+  """The arrays of a dumped batch, by their names in `TrainBatch`, and what else is known; opens no pickle.
+
+  Args:
+    path: of `dump`.
+  """
+  with np.load(path, allow_pickle=False) as file:
+    arrays = {name: file[name] for name in file.files}
+  return arrays, json.loads(str(arrays.pop("about")))
+
+
+def unusual(arrays: Mapping[str, np.ndarray]) -> list[str]:
+  """Names of the arrays that hold a number that is not finite at a token that counts.
+
+  Args:
+    arrays: of `read`.
+  """
+  counts = arrays["mask"] > 0
+  return [name for name, x in arrays.items() if x.shape == counts.shape and not np.all(np.isfinite(x[counts]))]
+
+
+def _write(path: Path, arrays: Mapping[str, np.ndarray], about: Mapping[str, Any]) -> bool:
+  packed = io.BytesIO()
+  np.savez_compressed(packed, about=np.array(json.dumps(_plain(about))), **arrays)
+
+  def write() -> None:
+    path.parent.mkdir(exist_ok=True, parents=True)
+    temporary = path.with_name(path.name + ".tmp")
+    temporary.write_bytes(packed.getvalue())
+    temporary.replace(path)
+
+  return disk.write_if_room(path, write)
+
+
+def _plain(value: Any) -> Any:
+  if isinstance(value, Mapping):
+    return {name: _plain(x) for name, x in value.items()}
+  return repr(value) if isinstance(value, float) and not math.isfinite(value) else value

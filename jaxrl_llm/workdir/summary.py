@@ -1,0 +1,174 @@
+"""What a run writes down about itself: the record that travels in every checkpoint, wall time by phase, and `summary.json`."""
+
+import json
+import os
+import platform
+import resource
+import sys
+import time
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from jaxrl_llm.workdir import disk
+
+PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "grain", "tensorflow-datasets", "numpy", "ml-collections")
+
+
+def new_record(command: str) -> dict[str, Any]:
+  """The counters of a run that has done nothing yet. JSON; saved in one step with the arrays, so that neither can run ahead.
+
+  Args:
+    command: what the user typed.
+  """
+  return {
+    "command": command,
+    "started": _now(),
+    "attempts": 1,
+    "warm_steps": 0,
+    "rl_steps": 0,
+    "tokens": 0,
+    "skipped_steps": 0,
+    "skipped_in_a_row": 0,
+    "failed_saves": 0,
+    "nonfinite_dumps": [],
+    "accuracy_start": None,
+    "accuracy_final": None,
+    "seconds": {},
+    "phase_steps": {},
+    "peak_memory_gb": 0.0,
+  }
+
+
+class Clock:
+  """Wall time by phase. `lap` gives the seconds since the last lap, and books them for the summary."""
+
+  def __init__(self):
+    self._last = time.perf_counter()
+    self._booked: dict[str, float] = {}
+
+  def lap(self, name: str) -> dict[str, float]:
+    """Seconds since the last lap, as a metric."""
+    now = time.perf_counter()
+    seconds, self._last = now - self._last, now
+    self._booked[name] = self._booked.get(name, 0.0) + seconds
+    return {f"timing_s/{name}": seconds}
+
+  def settle(self, record: dict[str, Any]) -> None:
+    """Moves what was booked into `record["seconds"]`, which adds up over attempts."""
+    for name, seconds in self._booked.items():
+      record["seconds"][name] = record["seconds"].get(name, 0.0) + seconds
+    self._booked = {}
+
+
+def peak_memory_gb() -> float:
+  """Most memory held so far, in GB: of the fullest local device where the backend says, else of the process."""
+  stats = [device.memory_stats() or {} for device in jax.local_devices()]
+  device_peak = max((s.get("peak_bytes_in_use", 0) for s in stats), default=0)
+  if device_peak:
+    return device_peak / 1e9
+  unit = 1 if sys.platform == "darwin" else 1024  # getrusage counts bytes on macOS and KiB elsewhere.
+  return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 1e9
+
+
+def to_floats(metrics: dict[str, jax.Array]) -> dict[str, float]:
+  """Metrics on the host."""
+  return {name: float(value) for name, value in jax.device_get(metrics).items()}
+
+
+def combine(updates: list[dict[str, float]]) -> dict[str, float]:
+  """One row from the metrics of a step's updates: extremes stay extremes, the rest is averaged.
+
+  Sampler and learner hold the same weights only before the first update (and not even then where the sampler lags), so what compares the
+  sampler with the current policy, `rollout_corr/kl` and the like, is taken from that one; the weights of a correction,
+  `rollout_corr/rollout_is*` and `rollout_rs*`, compare the sampler with the old policy and are valid at every update.
+  """
+  row = {}
+  for name in updates[0]:
+    values = [metrics[name] for metrics in updates]
+    if name.startswith("rollout_corr/") and not name.startswith(("rollout_corr/rollout_is", "rollout_corr/rollout_rs")):
+      row[name] = values[0]
+    elif name == "train/skipped":
+      row["train/skipped_steps"] = sum(values)
+    else:
+      fold = max if name.endswith("/max") else min if name.endswith("/min") else np.mean
+      row[name] = float(fold(values))
+  return row
+
+
+def step_performance(row: Mapping[str, Any], tokens: int) -> dict[str, Any]:
+  """Time, throughput and memory of an RL step.
+
+  Args:
+    row: the step's metrics, its `timing_s/*` among them.
+    tokens: of all its sequences, prompts included.
+  """
+  seconds = sum(value for name, value in row.items() if name.startswith("timing_s/"))
+  return {
+    "timing_s/step": seconds,
+    "perf/total_num_tokens": tokens,
+    "perf/throughput": tokens / seconds,
+    "perf/max_memory_allocated_gb": peak_memory_gb(),
+  }
+
+
+def write_summary(workdir: Path | None, record: Mapping[str, Any], *, objective: str, num_params: int, status: str) -> dict[str, Any]:
+  """Writes `summary.json`, whole or not at all; not at all where the disk is full.
+
+  Args:
+    workdir: the run's folder; None writes nothing, in a process that another one writes for.
+    record: the run's record, its clock settled.
+    objective: its name.
+    num_params: weights of the policy.
+    status: "running", "finished" or why it stopped.
+
+  Returns:
+    The summary.
+  """
+  seconds = record["seconds"]
+  summary = {
+    "status": status,
+    "objective": objective,
+    "accuracy_start": record["accuracy_start"],
+    "accuracy_final": record["accuracy_final"],
+    "num_steps": record["rl_steps"],
+    "warm_start_steps": record["warm_steps"],
+    "tokens": record["tokens"],
+    "num_params": num_params,
+    "wall_seconds": sum(seconds.values()),
+    "warm_start_seconds": seconds.get("warm_start", 0.0),
+    "rl_seconds": sum(seconds.get(phase, 0.0) for phase in ("weight_sync", "rollout", "reward", "old_logprobs", "advantages", "update")),
+    "seconds": dict(seconds),
+    "peak_memory_gb": record["peak_memory_gb"],
+    "predicted_memory_gb": record.get("predicted_memory_gb"),  # Of each device, without what the process itself takes.
+    "data": record.get("data"),  # Problems read, kept, and dropped by reason; None for generated ones.
+    "skipped_steps": record["skipped_steps"],
+    "failed_saves": record["failed_saves"],
+    "alarms": record.get("alarms", {}).get("counts", {}),  # How often each has begun.
+    "attempts": record["attempts"],
+    "command": record["command"],
+    "started": record["started"],
+    "finished": _now() if status != "running" else None,
+    "device": f"{jax.device_count()} x {jax.devices()[0].device_kind}, {os.cpu_count()} host cores",
+    "processes": jax.process_count(),
+    "versions": {"python": platform.python_version()} | {name: metadata.version(name) for name in PACKAGES},
+  }
+  if workdir is not None:
+    disk.write_if_room(workdir / "summary.json", lambda: write_json(workdir / "summary.json", summary))
+  return summary
+
+
+def write_json(path: Path, value: Any) -> None:
+  """Writes JSON by one rename, so that a kill leaves the old file or the new one."""
+  temporary = path.with_name(path.name + ".tmp")
+  temporary.write_text(json.dumps(value, indent=2) + "\n")
+  temporary.replace(path)
+
+
+def _now() -> str:
+  return datetime.now(UTC).isoformat(timespec="seconds")

@@ -1,0 +1,212 @@
+"""Every problem of a config, as one line each."""
+
+import pytest
+from ml_collections import ConfigDict
+
+from configs import common
+from jaxrl_llm.config import check
+from jaxrl_llm.config import fields as fields_lib
+from tests.runs import tiny_config
+
+# For each kind of range: values outside of it.
+BAD = {
+  fields_lib.COUNT: (0, -1),
+  fields_lib.NATURAL: (-1,),
+  fields_lib.ABOVE_ZERO: (0.0, -1.0, float("inf"), float("nan")),
+  fields_lib.NOT_NEGATIVE: (-1e-9, float("inf"), float("nan")),
+  fields_lib.FRACTION: (1.0, -0.1, float("nan")),
+  fields_lib.UNIT: (1.1, -0.1, float("nan")),
+  fields_lib.COUNTS: ((), (0,), (8, -8), (1.5,)),
+}
+BAD_BY_FIELD = {
+  "seed": (-1, 2**32),
+  "rollout.group_size": (1, 0),
+  "rollout.top_p": (0.0, 1.1, float("nan")),
+  "alarms.window": (0, 15),
+  "learner.old_logprobs": ("", "teacher"),
+  "learner.schedule": ("", "cosine"),
+  "warm_start.schedule": ("", "cosine"),
+  "critic.init": ("", "teacher"),
+  "reward.kl_estimator": ("", "k4", "k3+"),
+  "model.dtype": ("float16", ""),
+  "model.param_dtype": ("float16", ""),
+  "model.sampler_dtype": ("float16", ""),
+  "learner.moments_dtype": ("float16", "int8"),
+  "model.lora_targets": ((), ("(",), (3,)),
+  "moe.replay": ("R1", "r2", ""),
+  "rollout.staleness": (-1, 2),
+  "task.bad_rows": ("", "skip"),
+  "task.test_fraction": (0.0, 1.0),
+  "task.parts": ((), ("",)),
+  "reward.terms": (("",), (3,)),
+  "reward.settings": (("",), (3,)),
+  "rollout.stop_strings": (("",), ("a", "")),
+  "rollout.cache_dtype": ("float16", ""),
+  "eval.metrics": (("",), (3,)),
+  "reward.workers": (0, 1025),
+  "mesh.expert": (0, -2),
+  "mesh.data": (0, -2),
+  "mesh.fsdp": (0, -2),
+  "mesh.context": (0, -2),
+  "mesh.tensor": (0, -2),
+}
+
+
+@pytest.mark.parametrize("path", [*fields_lib.RANGES, *fields_lib.OPTIONAL])
+def test_every_range_refuses_what_is_outside(path):
+  for value in BAD_BY_FIELD.get(path) or BAD[(fields_lib.RANGES | fields_lib.OPTIONAL)[path]]:
+    (line,) = check.problems(tiny_config(overrides={path: value}))
+    assert line.startswith(f"config.{path}: found {value!r}, expected "), line
+
+
+def test_every_field_is_checked_or_known_to_have_no_range():
+  fields = set(fields_lib.flatten(common.base()))
+  judged = {field for field in fields if field.startswith(("objective.", "correction."))}  # By what they configure.
+  ranged = set(fields_lib.RANGES) | set(fields_lib.OPTIONAL)
+  assert ranged <= fields and fields - ranged == judged | set(fields_lib.UNRANGED)
+
+
+def test_values_of_another_type_are_refused_whatever_they_are():
+  """Python lets anything into a config that is told not to check types, and a file may do so."""
+  wrong = {"learner.b1": "0.9", "seed": 0.5, "learner.row_buckets": {8}, "log.tensorboard": "1", "task.name": b"x", "kl.horizon": 10**5000}
+  for path, value in wrong.items():
+    config = tiny_config()
+    with config.ignore_type():
+      config.update_from_flattened_dict({path: value})
+    (line,) = check.problems(config)
+    assert line.startswith(f"config.{path}: found ") and "expected" in line and len(line) < 300, line
+  one_line = "text on one line"
+  for value, kind in (("no", "True or False"), ("a\nb", one_line), ("\udc80", one_line), ("x" * 5000, one_line)):
+    path = "task.chat" if value == "no" else "task.name"
+    config = tiny_config()
+    with config.ignore_type():
+      config.update_from_flattened_dict({path: value})
+    (line,) = check.problems(config)
+    assert kind in line and len(line.splitlines()) == 1 and line.isascii(), line
+
+
+def test_fields_that_nothing_reads_are_told():
+  config = tiny_config()
+  with config.unlocked():
+    config.learner.learning_rat = 1.0
+    del config.correction.tis
+  lines = check.problems(config)
+  assert lines == [
+    "config: 1 fields are missing, such as correction.tis; expected a config made by configs.common",
+    "unknown field config.learner.learning_rat; did you mean config.learner.learning_rate?",
+  ]
+
+
+def test_every_field_without_a_range_has_the_kind_that_it_is_checked_for():
+  config = common.base()
+  kinds = {"true or false": bool, "text": str}
+  for path in fields_lib.UNRANGED:
+    expected = kinds.get(check.type_in_words(config, path), tuple)
+    value = {bool: True, str: "x", tuple: (1,)}[expected]
+    assert fields_lib.holds(fields_lib.kind(path), value), path
+    assert (path in fields_lib.SWITCHES, path in fields_lib.TUPLES) == (expected is bool, expected is tuple), path
+
+
+def test_no_field_is_a_bare_none():
+  """ml_collections can give a type to None only through a placeholder; a bare one could not be set from the command line."""
+  config = common.base()
+  for path in fields_lib.flatten(config):
+    assert check.type_in_words(config, path) != "NoneType", path
+
+
+RELATIONS = {
+  "prompts and updates": ({"rollout.num_prompts": 8, "learner.updates_per_rollout": 3}, ["num_prompts=8", "updates_per_rollout=3"]),
+  "devices": (
+    {"mesh.data": 3, "rollout.num_prompts": 6, "eval.batch_prompts": 6, "learner.row_buckets": (9,)},
+    ["config.warm_start.row_buckets: 16", "3 devices", ": 18"],
+  ),
+  "the sampler's devices": (
+    {"mesh.sampler": 3, "rollout.num_prompts": 8, "eval.batch_prompts": 9},
+    ["config.rollout.num_prompts: 8 is not a multiple of 3 copies of the sampler (mesh.sampler / mesh.sampler_tensor)", "that is: 9"],
+  ),
+  "the slots of a row": ({"mesh.context": 7}, ["config.learner.row_tokens: ", "is not a multiple of 7 devices (mesh.context)"]),
+  "a copy of the weights": ({"mesh.sampler": 4, "mesh.sampler_tensor": 3}, ["config.mesh.sampler_tensor: found 3", "mesh.sampler=4"]),
+  "copies without a sampler": ({"mesh.sampler_tensor": 2}, ["config.mesh.sampler_tensor: found 2, expected 1", "mesh.sampler is 0"]),
+  "a row too short": ({"learner.row_tokens": 31}, ["config.learner.row_tokens=31", "the longest sequence", "raise it to at least 32"]),
+  "too few rows": ({"learner.row_buckets": (2, 4)}, ["config.learner.row_buckets=(2, 4)", "can need 8 rows", "add a bucket of at least 8"]),
+  "too few rows to imitate": ({"warm_start.batch_size": 64}, ["config.warm_start.row_buckets=(16,)", "add a bucket of at least 32"]),
+  "no such metric": ({"eval.metrics": ("maj@8",)}, ["config.eval.metrics: metric: found 'maj@8'", "did you mean 'maj@n'?"]),
+  "more samples than there are": ({"eval.metrics": ("avg@n:n=4", "maj@n:n=8")}, ["config.eval.metrics: found 'maj@n:n=8'", "at most 4"]),
+  "penalty for all": ({"reward.overlong_buffer": 25}, ["overlong_buffer=25", "max_new_tokens=24"]),
+  "nothing to do": ({"num_steps": 0, "warm_start.num_steps": 0}, ["nothing to train"]),
+}
+
+
+MODELS = {
+  "no such folder": ({"model.path": "no/such"}, ["config.model.path: found 'no/such', which does not exist", "hf download no/such"]),
+  "no such package": (
+    {"model.path": "package:llm-smollm3"},
+    ["'package:llm-smollm3', which is not installed; install it with: pip install llm-smollm3"],
+  ),
+  "unknown backend": ({"model.attention": "splsh"}, ["config.model.attention: found 'splsh'", "did you mean 'splash'?"]),
+  "targets of nothing": (
+    {"model.lora_rank": 2, "model.lora_targets": ("attn/.*",)},
+    ["config.model.lora", "('attn/.*',), which match no linear map"],
+  ),
+  "alpha alone": ({"model.lora_alpha": 2.0}, ["config.model.lora_alpha: found 2.0, expected None", "no adapters"]),
+  "chat of bytes": ({"task.chat": True}, ["config.task.chat: found True, expected None", "there is no tokenizer to set up"]),
+  "replay without experts": ({"moe.replay": "R3"}, ["config.moe.replay: found 'R3', expected None", "the model is dense"]),
+  "balance without experts": ({"moe.balance_coef": 0.1}, ["config.moe.balance_coef: found 0.1, expected 0", "the model is dense"]),
+}
+
+
+@pytest.mark.parametrize("case", MODELS)
+def test_models(case):
+  overrides, parts = MODELS[case]
+  (line,) = check.problems(tiny_config("gspo", overrides))
+  for part in parts:
+    assert part in line, line
+
+
+@pytest.mark.parametrize("case", RELATIONS)
+def test_relations(case):
+  overrides, parts = RELATIONS[case]
+  (line,) = check.problems(tiny_config(overrides=overrides))
+  for part in parts:
+    assert part in line, line
+
+
+def test_sft_takes_no_rl_steps():
+  (line,) = check.problems(tiny_config("sft", {"num_steps": 3}))
+  assert "config.num_steps=3" in line and "expected 0" in line
+
+
+def test_all_problems_in_one_message():
+  overrides = {"seed": -1, "rollout.group_size": 1, "rollout.top_p": 2.0, "objective.name": "x", "task.name": "y", "model.preset": "z"}
+  assert len(check.problems(tiny_config(overrides=overrides))) == len(overrides)
+  overrides = {"learner.updates_per_rollout": 3, "learner.micro_batches": 3, "learner.row_tokens": 30}
+  assert len(check.problems(tiny_config(overrides=overrides))) == 4  # Three row counts are not the only thing wrong.
+
+
+def test_a_config_that_lacks_fields_is_no_traceback():
+  (line,) = check.problems(ConfigDict({"seed": 0}))
+  assert "missing" in line and "configs.common" in line
+
+
+@pytest.mark.parametrize(
+  ("path", "hint"),
+  [
+    ("learner.learning_rat", "did you mean config.learner.learning_rate?"),
+    ("rollout.micro_batches", "did you mean config.learner.micro_batches?"),
+    ("group_size", "did you mean config.rollout.group_size?"),
+    ("rollout.grop_size", "did you mean config.rollout.group_size?"),
+    ("lerner.b1", "did you mean config.learner.b1?"),
+    ("qqqq", "--dry_run lists all fields"),
+    ("mesh",
+     "config.mesh is a section and cannot be set; set one of its fields: mesh.context, mesh.data, mesh.expert, mesh.fsdp, mesh.sampler, "
+     "mesh.sampler_tensor, mesh.slices, mesh.tensor"),
+  ],
+)
+def test_unknown_fields(path, hint):
+  (line,) = check.unknown_fields([path], common.base())
+  assert path in line and hint in line
+
+
+def test_known_fields_are_fine():
+  config = common.base()
+  assert check.unknown_fields(fields_lib.flatten(config), config) == []

@@ -1,0 +1,147 @@
+"""Settings that are wrong or without effect beside one another: every row of the table refuses its case, and only that."""
+
+import pytest
+
+from jaxrl_llm.config import check
+from jaxrl_llm.config.refusals import REFUSALS, refuse_several_processes
+from tests.runs import tiny_config
+
+ONE_UPDATE = {"learner.updates_per_rollout": 1, "learner.row_buckets": (16,)}
+
+CASES = [
+  ("gspo", {"reward.model_weight": 0.5}, "reward.model_weight"),
+  ("gspo", {"reward.model_only": True}, "reward.model_only"),
+  ("grpo", {"objective.kl_estimator": "k1", "learner.updates_per_rollout": 1, "learner.row_buckets": (16,)}, "objective.kl_estimator"),
+  ("gspo", {"objective.clip_high": 0.2}, "objective.clip_high"),
+  ("luspo", {"objective.clip_low": 0.06}, "objective.clip_high"),
+  ("custom", {"objective.ratio": "sequence", "objective.clip_high": 0.1, "objective.clip_low": 0.01}, "objective.clip_high"),
+  ("grpo", {"reward.kl_coef": 0.1}, "reward.kl_coef"),
+  ("gspo", {"reward.kl_coef": 0.1, "advantage.estimator": "steps"}, "reward.kl_coef"),
+  ("gspo", {"reward.kl_estimator": "k2"}, "reward.kl_estimator"),
+  ("gspo", {"kl.target": 0.1}, "kl.target"),
+  ("grpo", {"kl.horizon": 100}, "kl.horizon"),
+  ("grpo", {"kl.target": 0.1, "kl.horizon": 6}, "kl.horizon"),
+  ("gspo", {"advantage.estimator": "gae"}, "advantage.estimator"),
+  ("ppo", {"advantage.estimator": "returns", "critic.init": None, "critic.learning_rate": None, "critic.value_warmup_steps": None},
+   "advantage.estimator"),
+  ("custom", {"objective.value_coef": 0.5}, "advantage.estimator"),
+  ("ppo", {"advantage.lam": 0.9, "advantage.length_alpha": 0.1}, "advantage.lam"),
+  ("gspo", {"advantage.estimator": "pass_at_k", "advantage.pass_k": 5}, "advantage.pass_k"),
+  ("gspo", {"correction.tis": 2.0}, "learner.old_logprobs"),
+  ("minirl", {"learner.old_logprobs": "sampler"}, "learner.old_logprobs"),
+  ("reinforce", {"learner.old_logprobs": "learner"}, "learner.old_logprobs"),
+  ("gspo", {"correction.off_policy_mask": 0.1, "learner.updates_per_rollout": 1, "learner.row_buckets": (16,),
+            "learner.old_logprobs": "learner"}, "correction.off_policy_mask"),
+  ("reinforce", {"rollout.staleness": 1}, "rollout.staleness"),
+  ("custom", {"rollout.staleness": 1, "objective.ratio": "none", "learner.old_logprobs": "learner"}, "rollout.staleness"),
+  ("gspo", {"rollout.staleness": 1, "checkpoint.every": 1}, "rollout.staleness"),
+  ("gspo", {"rollout.staleness": 1, "num_steps": 1}, "rollout.staleness"),
+  ("gspo", {"rollout.staleness": 1, "checkpoint.every_minutes": 5.0}, "checkpoint.every_minutes"),
+  ("gspo", {"rollout.staleness": 1, "learner.old_logprobs": "learner"}, "learner.old_logprobs"),
+  ("gspo", {"rollout.staleness": 1, "learner.old_logprobs": "learner", "correction.geometric_rejection": (0.5, 2.0)},
+   "learner.old_logprobs"),
+  ("gspo", {"rollout.staleness": 1, "correction.tis": 2.0}, "learner.old_logprobs"),
+  ("gspo", {"correction.bypass": True, "learner.old_logprobs": "learner"}, "learner.old_logprobs"),
+  ("gspo", {"rollout.staleness": 1, "correction.off_policy_mask": 0.1, "correction.tis": 2.0, "learner.old_logprobs": "learner",
+            **ONE_UPDATE}, "correction.off_policy_mask"),
+  ("reinforce", {"rollout.spare_prompts": 2}, "rollout.spare_prompts"),
+  ("gspo", {"rollout.spare_prompts": 2, "rollout.staleness": 1}, "rollout.spare_prompts"),
+  ("gspo", {"rollout.spare_prompts": 2, "num_steps": 1}, "rollout.spare_prompts"),
+  ("gspo", {"rollout.spare_prompts": 2, "learner.old_logprobs": "learner"}, "learner.old_logprobs"),
+  ("gspo", {"rollout.spare_prompts": 2, "correction.off_policy_mask": 0.1, "correction.tis": 2.0, "learner.old_logprobs": "learner",
+            **ONE_UPDATE}, "correction.off_policy_mask"),
+  ("gspo", {"rollout.max_refills": 2, "rollout.spare_prompts": 2}, "rollout.max_refills"),
+  ("gspo", {"rollout.max_refills": 2, "advantage.estimator": "returns"}, "rollout.max_refills"),
+  ("gspo", {"rollout.report_every": 4, "rollout.staleness": 1}, "rollout.report_every"),
+  ("gspo", {"rollout.report_every": 24}, "rollout.report_every"),
+  ("gspo", {"profile.start": 5}, "profile.start"),
+  ("gspo", {"profile.num_steps": 2}, "profile.num_steps"),
+  ("gspo", {"advantage.gamma": 0.9}, "advantage.gamma"),
+  ("ppo", {"advantage.normalize_std": False}, "advantage.normalize_std"),
+  ("gspo", {"critic.init": "scratch"}, "critic.init"),
+  ("gspo", {"model.preset": "nano-moe", "moe.replay": "R2"}, "learner.old_logprobs"),
+  ("gspo", {"model.preset": "nano-moe", "moe.replay": "R2", "learner.old_logprobs": "learner", "learner.updates_per_rollout": 1,
+            "learner.row_buckets": (16,)}, "moe.replay"),
+  ("gspo", {"environment.name": "calculator", "rollout.staleness": 1}, "rollout.staleness"),
+  ("gspo", {"environment.name": "calculator", "rollout.spare_prompts": 2}, "rollout.spare_prompts"),
+  ("gspo", {"environment.name": "calculator", "rollout.report_every": 4}, "rollout.report_every"),
+  ("gspo", {"environment.name": "calculator", "model.preset": "nano-moe", "moe.replay": "R3", "learner.old_logprobs": "learner"},
+   "moe.replay"),
+  ("gspo", {"environment.max_turn_tokens": 4}, "environment.max_turn_tokens"),
+  ("gspo", {"task.curriculum": "level", "task.name": "mixture", "task.parts": ("arithmetic=1", "gsm_symbolic=1")}, "task.curriculum"),
+  ("gspo", {"environment.call_reward": 0.5}, "environment.call_reward"),
+]  # fmt: skip
+
+
+def config_of(objective, overrides):
+  config = tiny_config("ppo" if objective == "ppo" else "gspo", {})
+  config.objective.name = objective
+  if objective not in ("gspo", "gspo_token", "luspo", "custom"):
+    config.objective.clip_low = config.objective.clip_high = None
+  config.update_from_flattened_dict(overrides)
+  return config
+
+
+@pytest.mark.parametrize(("objective", "overrides", "field"), CASES, ids=[f"{name}-{field}" for name, _, field in CASES])
+def test_each_case_is_refused_in_one_line_that_names_the_field(objective, overrides, field):
+  (line,) = check.problems(config_of(objective, overrides))
+  section, name = field.split(".")
+  found = config_of(objective, overrides)[section][name]
+  assert line.startswith(f"config.{field}: found {found!r}, expected "), line
+
+
+def test_every_row_of_the_table_has_a_case():
+  assert {row.field for row in REFUSALS} <= {field for _, _, field in CASES}
+
+
+LEGAL = [
+  ("grpo", {"objective.kl_estimator": "k1"}),
+  ("grpo", {"kl.target": 0.1, "kl.horizon": 100}),
+  ("gspo", {"objective.clip_high": 0.05}),
+  ("gspo", {"reward.kl_coef": 0.1, "reward.kl_estimator": "k3", "kl.target": 0.01}),
+  ("gspo", {"advantage.estimator": "returns", "advantage.gamma": 0.9, "advantage.whiten": True, "reward.kl_coef": 0.1}),
+  ("gspo", {"correction.tis": 2.0, "learner.old_logprobs": "learner"}),
+  ("gspo", {"correction.icepop": (0.5, 5.0), "correction.off_policy_mask": 0.1, "learner.old_logprobs": "learner"}),
+  ("minirl", {"learner.old_logprobs": "learner"}),
+  ("custom", {"objective.value_coef": 0.5, "advantage.estimator": "gae", "critic.init": "scratch"}),
+  ("gspo_token", {"advantage.estimator": "steps"}),
+  ("gspo", {"correction.bypass": True, "learner.old_logprobs": "learner", "reward.kl_coef": 0.1}),
+  ("gspo", {"correction.bypass": True, "learner.old_logprobs": "learner", "model.preset": "nano-moe", "moe.replay": "R2"}),
+  ("gspo", {"environment.name": "calculator", "environment.max_turn_tokens": 4, "advantage.estimator": "steps"}),
+  ("gspo", {"rollout.staleness": 1}),
+  ("dppo_tv", {"rollout.staleness": 1}),
+  ("gspo", {"rollout.spare_prompts": 2, "rollout.report_every": 4}),
+  ("gspo", {"rollout.report_every": 24, "rollout.slots": 8}),
+  ("gspo", {"rollout.spare_prompts": 2, "correction.bypass": True}),
+  ("reinforce", {"rollout.spare_prompts": 2, "correction.tis": 2.0, "learner.old_logprobs": "learner"}),
+  ("grpo", {"rollout.spare_prompts": 2, "objective.kl_estimator": "k1", **ONE_UPDATE}),
+  ("gspo", {"rollout.staleness": 1, "correction.bypass": True}),
+  ("gspo", {"rollout.staleness": 1, "correction.tis": 2.0, "learner.old_logprobs": "learner"}),
+  ("minirl", {"rollout.staleness": 1, "learner.old_logprobs": "learner"}),
+  ("reinforce", {"rollout.staleness": 1, "correction.tis": 2.0, "learner.old_logprobs": "learner"}),
+  ("grpo", {"rollout.staleness": 1, "objective.kl_estimator": "k1", **ONE_UPDATE}),
+  ("gspo", {"rollout.staleness": 1, "correction.off_policy_mask": 0.1, "correction.off_policy_anchor": "sampler", "correction.tis": 2.0,
+            "learner.old_logprobs": "learner", **ONE_UPDATE}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("objective", "overrides"), LEGAL)
+def test_what_has_an_effect_is_legal(objective, overrides):
+  assert check.problems(config_of(objective, overrides)) == []
+
+
+def test_all_rows_come_at_once():
+  found = check.problems(config_of("grpo", {"reward.kl_coef": 0.1, "kl.horizon": 9, "advantage.lam": 0.5, "correction.tis": 2.0}))
+  assert len(found) == 4
+
+
+def test_what_works_in_one_process_only():
+  config = tiny_config("gspo", {"rollout.report_every": 8, "mesh.sampler": 4, "rollout.spare_prompts": 2})
+  refuse_several_processes(config, 1)
+  refuse_several_processes(tiny_config("gspo"), 2)
+  with pytest.raises(ValueError) as caught:
+    refuse_several_processes(config, 2)
+  lines = str(caught.value).splitlines()
+  assert [line.split(" in a run of 2 processes, expected 0: ")[0] for line in lines] == [
+    "config.rollout.report_every: found 8", "config.rollout.spare_prompts: found 2", "config.mesh.sampler: found 4"
+  ]  # fmt: skip

@@ -1,0 +1,146 @@
+"""How processes join and exchange: alone as most runs are, and as two real ones over loopback."""
+
+import json
+import socket
+import subprocess
+import sys
+
+import jax
+import numpy as np
+import pytest
+
+from jaxrl_llm.devices import hosts
+from jaxrl_llm.devices.hosts import joining
+from tests.runs import ROOT, environment
+
+ADDRESS, COUNT, INDEX = hosts.VARIABLES
+
+WRONG = {
+  "only the address": ({ADDRESS: "a:1"}, ["JAX_NUM_PROCESSES and JAX_PROCESS_ID", "not set", "a:1", "or none"]),
+  "no number": ({ADDRESS: "a:1", COUNT: "2"}, ["JAX_PROCESS_ID: not set", "JAX_NUM_PROCESSES=2"]),
+  "no port": ({ADDRESS: "10.0.0.1", COUNT: "2", INDEX: "0"}, [ADDRESS, "'10.0.0.1'", "HOST:PORT"]),
+  "no such port": ({ADDRESS: "a:70000", COUNT: "2", INDEX: "0"}, [ADDRESS, "'a:70000'", "HOST:PORT"]),
+  "a word": ({ADDRESS: "a:1", COUNT: "two", INDEX: "0"}, [COUNT, "'two'", "whole number"]),
+  "below zero": ({ADDRESS: "a:1", COUNT: "2", INDEX: "-1"}, [INDEX, "'-1'", "whole number"]),
+  "one too many": ({ADDRESS: "a:1", COUNT: "2", INDEX: "2"}, [INDEX, "found 2 with JAX_NUM_PROCESSES=2", "0 to 1"]),
+  "none at all": ({ADDRESS: "a:1", COUNT: "0", INDEX: "0"}, [COUNT, "found 0"]),
+}
+
+# What two processes exchange before one of them fails.
+TOGETHER = """
+import json
+import jax, numpy as np
+from jaxrl_llm.devices import hosts, mesh
+from jaxrl_llm.devices.hosts import ending
+ending._GRACE_SECONDS = 0.2
+hosts.start()
+hosts.start()
+with hosts.together({ValueError: 2}):
+  index, asked = jax.process_index(), []
+  hosts.agree({"seed": 0})
+  try:
+    hosts.agree({"seed": index, "same": 1})
+  except ValueError as error:
+    refused = str(error)
+  rows = mesh.place_rows(mesh.make_mesh(), np.arange(8.0).reshape(4, 2))
+  squares = hosts.share(lambda own: asked.extend(own) or np.array([[i, i * i] for i in own], np.float32).reshape(-1, 2), 5)
+  facts = {
+    "index": index, "main": hosts.is_main(), "devices": jax.device_count(), "asked": asked, "squares": squares.tolist(),
+    "own": sorted(int(s.data[0, 0]) for s in rows.addressable_shards), "rows": hosts.to_host({"x": rows})["x"].tolist(),
+    "texts": hosts.gather_text(f"from {index}"), "told": hosts.on_main(lambda: [index, "x"]), "refused": refused,
+    "local": hosts.to_host(jax.numpy.ones(2)).tolist(),
+  }
+  hosts.barrier()
+  if index == 0:
+    facts["kept"] = len(hosts.exchange.run_state().client.key_value_dir_get("jaxrl_llm/text"))
+    try:
+      hosts.gather_under("alone", "", seconds=0.2)
+    except TimeoutError as error:
+      facts["late"] = str(error)
+  print(json.dumps(facts), flush=True)
+  hosts.barrier()
+  if index == 1:
+    raise ValueError("the verifier broke\\nat once")
+  hosts.to_host(jax.jit(lambda x: x @ x.T)(rows))  # Waits for the other process, which never comes.
+"""
+
+
+def free_address() -> str:
+  with socket.socket() as free:
+    free.bind(("127.0.0.1", 0))
+    return f"127.0.0.1:{free.getsockname()[1]}"
+
+
+def two_processes(source: str) -> list[subprocess.CompletedProcess]:
+  address, found = free_address(), []
+  command = [sys.executable, "-c", source]
+  for index in range(2):
+    settings = environment(2) | {ADDRESS: address, COUNT: "2", INDEX: str(index)}
+    found.append(subprocess.Popen(command, cwd=ROOT, env=settings, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True))
+  outputs = [process.communicate(timeout=200) for process in found]
+  return [subprocess.CompletedProcess(command, process.returncode, *output) for process, output in zip(found, outputs, strict=True)]
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_wrong_settings_are_one_line(case):
+  settings, parts = WRONG[case]
+  with pytest.raises(ValueError) as caught:
+    joining._from_environment(settings)
+  for part in parts:
+    assert part in str(caught.value), caught.value
+  assert "\n" not in str(caught.value)
+
+
+def test_settings_of_a_launcher():
+  assert joining._from_environment({}) is None and joining._from_environment({ADDRESS: "", "HOME": "x"}) is None
+  assert joining._from_environment({ADDRESS: "[::1]:8476", COUNT: "16", INDEX: "3"}) == ("[::1]:8476", 16, 3)
+  assert joining._seconds({}, hosts.TIMEOUT, 300) == 300 and joining._seconds({hosts.TIMEOUT: "2.5"}, hosts.TIMEOUT, 300) == 2.5
+  for text in ("soon", "0", "nan", "-1"):
+    with pytest.raises(ValueError, match=f"JAXRL_LLM_START_TIMEOUT: found '{text}'"):
+      joining._seconds({hosts.TIMEOUT: text}, hosts.TIMEOUT, 300)
+
+
+def test_one_process_does_everything_itself():
+  sharding = jax.sharding.NamedSharding(jax.make_mesh((8,), ("x",)), jax.sharding.PartitionSpec("x"))
+  found = hosts.to_host({"x": jax.device_put(np.arange(8), sharding), "none": None})
+  assert isinstance(found["x"], np.ndarray) and found["x"].tolist() == list(range(8)) and found["none"] is None
+  assert hosts.is_main() and hosts.gather_text("x") == ["x"] and hosts.on_main(lambda: 3) == 3
+  assert hosts.share(lambda own: np.zeros((len(own), 2), np.float32), 0).shape == (0, 2)
+  hosts.agree({"seed": 0})
+  hosts.barrier()
+  assert not hosts.preempted() and not hosts.told_to_end()
+  with pytest.raises(KeyError), hosts.together({}):  # As if it were not there.
+    raise KeyError
+
+
+def test_two_processes_exchange_what_they_have_and_end_together():
+  both = two_processes(TOGETHER)
+  assert [x.returncode for x in both] == [1, 2], both
+  first, second = (json.loads(x.stdout.splitlines()[-1]) for x in both)
+  assert (first["index"], first["main"], first["asked"], first["own"]) == (0, True, [0, 2, 4], [0, 2])
+  assert (second["index"], second["main"], second["asked"], second["own"]) == (1, False, [1, 3], [4, 6])
+  assert first["kept"] <= 4, "texts that everybody has read are forgotten"
+  assert first["late"] == "process 1 of 2 has not answered within 0.2 s (waiting for its 'alone')"
+  for name, expected in {
+    "devices": 4,
+    "squares": [[i, i * i] for i in range(5)],
+    "rows": np.arange(8.0).reshape(4, 2).tolist(),
+    "texts": ["from 0", "from 1"],
+    "told": [0, "x"],
+    "local": [1, 1],
+    "refused": "process 1 was started with seed: 1, but 0 in process 0; start all processes with the same command",
+  }.items():
+    assert first[name] == second[name] == expected, name
+  for process in both:
+    assert "error: process 1 of 2: the verifier broke\nerror: process 1 of 2: at once\n" in process.stderr
+    assert "Traceback" not in process.stderr
+  assert "error: process 0 of 2: ends with it" in both[0].stderr
+
+
+def test_a_coordinator_that_never_comes():
+  settings = environment() | {ADDRESS: free_address(), COUNT: "2", INDEX: "1", hosts.TIMEOUT: "0.5"}
+  command = [sys.executable, "-c", "from jaxrl_llm.devices import hosts; hosts.start()"]
+  result = subprocess.run(command, cwd=ROOT, env=settings, capture_output=True, text=True, timeout=200)
+  (line,) = [line for line in result.stderr.splitlines() if line.startswith("error")]
+  assert result.returncode == 2 and "process 1 waited 0.5 s for process 0 at" in line and settings[ADDRESS] in line
+  assert "Traceback" not in result.stderr

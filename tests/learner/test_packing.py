@@ -1,0 +1,212 @@
+"""Packing loses nothing, invents nothing and never overfills; and the bound on its rows that configs are checked against."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from jaxrl_llm.learner.packing import (
+  Trajectory,
+  Unit,
+  arrange,
+  assign_rows,
+  demonstration,
+  lay,
+  lift,
+  pack,
+  pack_rows,
+  packing_waste,
+  prompts_saved,
+  split,
+  units_of,
+)
+
+FIELDS = ("tokens", "mask", "advantages", "sampler_logprobs")
+
+
+def make_sequences(lengths):
+  """Sequences of which every token is another number, so that nothing can be mistaken for anything else."""
+  sequences, start = [], 1
+  for length in lengths:
+    ids = np.arange(start, start + length)
+    sequences.append(
+      Trajectory(ids.astype(np.int32), (ids % 3 > 0).astype(np.float32), np.float32(ids + 0.25), np.float32(-ids - 0.5))
+    )
+    start += length
+  return sequences
+
+
+def rows_of(lengths, row_tokens):
+  """Numbers of the sequences of each row, where nothing is shared."""
+  rows = assign_rows([Unit(0, (i,), (length,)) for i, length in enumerate(lengths)], row_tokens)
+  return [[index for unit in row for index in unit.members] for row in rows]
+
+
+def make_groups(groups):
+  """Sequences `(prompt tokens, response tokens of each)`; every token of every sequence is another number, but for those of its prompt."""
+  sequences, start = [], 1
+  for prompt, responses in groups:
+    shared, start = np.arange(start, start + prompt), start + prompt
+    for length in responses:
+      ids, start = np.concatenate([shared, np.arange(start, start + length)]), start + length
+      mask = (np.arange(len(ids)) >= prompt).astype(np.float32)
+      sequences.append(Trajectory(ids.astype(np.int32), mask, np.float32(ids + 0.25) * mask, np.float32(-ids - 0.5) * mask))
+  return sequences
+
+
+GROUPS = st.lists(st.tuples(st.integers(1, 6), st.lists(st.integers(1, 8), min_size=1, max_size=5)), max_size=6)
+
+
+@given(GROUPS, st.integers(1, 4))
+def test_a_shared_prompt_is_the_same_prompt(groups, num_shards):
+  """Each sequence, read back through segments, prefixes and positions alone, is the one that was packed."""
+  sequences = make_groups(groups)
+  layout = arrange(sequences, row_tokens=16, row_buckets=(48,), share_prompts=True, num_shards=num_shards)
+  batch = pack(sequences, layout)
+  found = {}
+  for row in range(48):
+    for segment in set(batch.segments[row][batch.mask[row] > 0].tolist()):
+      own = np.flatnonzero(batch.segments[row] == segment)
+      assert np.all(np.diff(own) == 1)
+      (prefix,) = set(batch.prefixes[row, own].tolist())
+      before = np.flatnonzero(batch.segments[row] == prefix) if prefix else own[:0]
+      assert np.all(before < own[0]) and not batch.mask[row, before].any() and not batch.prefixes[row, before].any()
+      slots = np.concatenate([before, own])
+      np.testing.assert_array_equal(batch.positions[row, slots], np.arange(len(slots)))
+      found[tuple(batch.tokens[row, slots].tolist())] = {field: getattr(batch, field)[row, slots] for field in FIELDS}
+  assert len(found) == len(sequences)
+  for sequence in sequences:
+    for field in FIELDS:
+      np.testing.assert_array_equal(found[tuple(sequence.tokens.tolist())][field], getattr(sequence, field))
+  for field in ("advantages", "sampler_logprobs"):
+    np.testing.assert_array_equal(lay(lift(getattr(batch, field), layout), layout), getattr(batch, field))
+
+
+def test_sharing_saves_the_prompts():
+  sequences = make_groups([(6, (2, 3, 4)), (5, (1, 1)), (3, (2,))])
+  shared = pack_rows(sequences, row_tokens=16, row_buckets=(2,), share_prompts=True)
+  assert np.count_nonzero(shared.segments) == (6 + 9) + (5 + 2) + (3 + 2)
+  np.testing.assert_allclose(prompts_saved(sequences, [shared]), (2 * 6 + 5) / sum(len(s.tokens) for s in sequences))
+  assert pack_rows(sequences, row_tokens=16, row_buckets=(4,)).prefixes is None
+
+
+def test_what_is_not_the_same_prompt_is_not_shared():
+  sequences = make_groups([(3, (2, 2))])
+  sequences[1].tokens[0] += 100
+  assert units_of(sequences, share_prompts=True) == units_of(sequences, share_prompts=False)
+  assert units_of([demonstration([], [1]), demonstration([], [1])], share_prompts=True) == [Unit(0, (0,), (1,)), Unit(0, (1,), (1,))]
+
+
+def test_a_group_too_large_for_a_row_brings_its_prompt_into_the_next():
+  (unit,) = units_of(make_groups([(4, (6, 5, 5, 3))]), share_prompts=True)
+  rows = assign_rows([unit], 16)
+  assert [[(part.members, part.size) for part in row] for row in rows] == [[((0, 1), 15)], [((2, 3), 12)]]
+
+
+def test_full_and_empty_rows_are_dealt_to_the_shards():
+  layout = arrange(make_sequences([8, 8, 8, 8, 8]), row_tokens=8, row_buckets=(8,), num_shards=4)
+  assert np.bincount(np.array(layout.rows) // 2, minlength=4).tolist() == [2, 1, 1, 1]
+
+
+@given(st.lists(st.integers(1, 12), max_size=20))
+def test_every_token_lands_once_with_all_that_belongs_to_it(lengths):
+  sequences = make_sequences(lengths)
+  batch = pack_rows(sequences, row_tokens=12, row_buckets=(20,))
+  found = {}
+  for row in range(20):
+    ids = batch.segments[row]
+    real = ids[ids > 0]
+    # Sequences stand one after the other, numbered from 1; then padding.
+    assert np.all(ids[len(real) :] == 0) and np.all(np.diff(real) >= 0)
+    assert sorted(set(real.tolist())) == list(range(1, len(set(real.tolist())) + 1))
+    for segment in set(real.tolist()):
+      here = ids == segment
+      np.testing.assert_array_equal(batch.positions[row, here], np.arange(here.sum()))
+      found[batch.tokens[row, here][0]] = {field: getattr(batch, field)[row, here] for field in FIELDS}
+  assert len(found) == len(sequences)
+  for sequence in sequences:
+    for field in FIELDS:
+      np.testing.assert_array_equal(found[sequence.tokens[0]][field], getattr(sequence, field))
+  padding = batch.segments == 0
+  for field in (*FIELDS, "positions", "old_logprobs"):
+    assert np.all(getattr(batch, field)[padding] == 0)
+  np.testing.assert_array_equal(batch.old_logprobs, batch.sampler_logprobs)
+  assert {x.dtype.name for x in batch[:3]} == {"int32"} and {x.dtype.name for x in batch[3:7]} == {"float32"}
+  np.testing.assert_allclose(packing_waste([batch]), 1 - sum(lengths) / 240)
+
+
+@given(st.lists(st.integers(1, 16), max_size=40), st.integers(16, 40))
+def test_rows_hold_every_sequence_once_and_are_never_overfull(lengths, row_tokens):
+  rows = rows_of(lengths, row_tokens)
+  assert sorted(index for row in rows for index in row) == list(range(len(lengths)))
+  assert all(row and sum(lengths[i] for i in row) <= row_tokens for row in rows)
+  # First fit: the longest sequence of a row would not have gone into any earlier row as that was when it came.
+  for later in range(len(rows)):
+    opener = rows[later][0]
+    for earlier in range(later):
+      before = [i for i in rows[earlier] if (-lengths[i], i) < (-lengths[opener], opener)]
+      assert sum(lengths[i] for i in before) + lengths[opener] > row_tokens
+
+
+@given(st.integers(1, 16), st.integers(0, 40), st.data())
+def test_the_rows_that_are_surely_enough(longest, extra, data):
+  """A row gets closed to a sequence only by at least row_tokens // longest others, so only the last can hold fewer."""
+  row_tokens = longest + extra
+  lengths = data.draw(st.lists(st.integers(1, longest), min_size=1, max_size=60))
+  assert len(rows_of(lengths, row_tokens)) <= -(-len(lengths) // (row_tokens // longest))
+
+
+def test_the_bound_is_reached():
+  assert len(rows_of([5] * 7, 14)) == 4 == -(-7 // (14 // 5))
+
+
+@given(st.lists(st.integers(1, 12), max_size=20))
+def test_lift_and_lay_follow_pack(lengths):
+  sequences = make_sequences(lengths)
+  layout = arrange(sequences, row_tokens=12, row_buckets=(20,))
+  batch = pack(sequences, layout)
+  for field in ("advantages", "sampler_logprobs"):
+    packed = getattr(batch, field)
+    found = lift(packed, layout)
+    for x, sequence in zip(found, sequences, strict=True):
+      np.testing.assert_array_equal(x, getattr(sequence, field))
+    np.testing.assert_array_equal(lay(found, layout), packed)
+
+
+def test_packing_by_hand():
+  assert rows_of([5, 3, 7, 2, 8, 1], 8) == [[4], [2, 5], [0, 1], [3]]
+  assert rows_of([], 8) == []
+
+
+@pytest.mark.parametrize(("num_sequences", "num_rows"), [(0, 2), (1, 2), (2, 2), (3, 4), (4, 4), (5, 9)])
+def test_the_smallest_bucket_that_fits_is_taken(num_sequences, num_rows):
+  batch = pack_rows(make_sequences([8] * num_sequences), row_tokens=10, row_buckets=(9, 2, 4))
+  assert batch.tokens.shape == (num_rows, 10)
+
+
+def test_what_does_not_fit_is_refused_with_the_fix():
+  with pytest.raises(ValueError, match="learner.row_tokens=8 cannot hold a sequence of 9 tokens"):
+    rows_of([3, 9], 8)
+  message = r"learner.row_buckets=\(1, 2\): 3 sequences need 3 rows of 8 tokens; add a bucket of at least 3"
+  with pytest.raises(ValueError, match=message):
+    pack_rows(make_sequences([8, 8, 7]), row_tokens=8, row_buckets=(1, 2))
+
+
+def test_waste_counts_all_batches():
+  batches = [pack_rows(make_sequences(lengths), row_tokens=8, row_buckets=(1,)) for lengths in ([4, 4], [2])]
+  assert packing_waste(batches) == 6 / 16
+  assert packing_waste([pack_rows([], row_tokens=8, row_buckets=(1,))]) == 1
+
+
+def test_minibatches_are_consecutive_parts():
+  sequences = make_sequences([3, 5, 2, 4, 1, 6])
+  batches = [pack_rows(part, row_tokens=8, row_buckets=(2,)) for part in split(sequences, 3)]
+  tokens = [set(batch.tokens[batch.segments > 0].tolist()) for batch in batches]
+  assert tokens == [set(np.concatenate([s.tokens for s in sequences[i : i + 2]]).tolist()) for i in (0, 2, 4)]
+
+
+def test_a_demonstration_counts_its_response():
+  sequence = demonstration([5, 6], [7, 8, 9])
+  assert sequence.tokens.tolist() == [5, 6, 7, 8, 9] and sequence.tokens.dtype == np.int32
+  assert sequence.mask.tolist() == sequence.advantages.tolist() == [0, 0, 1, 1, 1]
+  assert not sequence.sampler_logprobs.any()

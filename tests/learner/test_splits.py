@@ -1,0 +1,180 @@
+"""One update, however it is split: devices and their axes, micro-batches, and the layout of rows change no loss, gradient or metric."""
+
+import functools
+import itertools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from jaxrl_llm import objectives
+from jaxrl_llm.devices import mesh as mesh_lib
+from jaxrl_llm.learner import packing
+from jaxrl_llm.learner.train_step import init_state, make_train_step, policy_outputs
+from jaxrl_llm.models import Experts, make_model, preset
+from jaxrl_llm.sampler import make_filter
+
+VOCAB, ROWS, ROW_TOKENS = 64, 32, 40
+NUM_PROMPTS, GROUP = 8, 4
+
+_NANO = preset("nano", vocab_size=VOCAB)._replace(num_heads=16, num_kv_heads=8, head_dim=4)  # Eight devices divide every axis.
+MODELS = {"dense": _NANO, "sparse": _NANO._replace(experts=Experts(num_experts=8, top_k=2, d_ff=16))}
+
+DEVICES, SPLITS, MICRO_BATCHES, LAYOUTS = (2, 4, 8), ("fsdp", "tensor", "expert", "context"), (1, 2, 4), ("packed", "padded", "shared")
+
+# The gradient becomes the optimizer's state, as it is.
+GRADIENT = optax.GradientTransformation(
+  lambda params: jax.tree.map(jnp.zeros_like, params), lambda grads, state, params=None: (jax.tree.map(jnp.zeros_like, grads), grads)
+)
+OBJECTIVE = objectives.make("gspo", clip_low=0.05, clip_high=0.08, kl_coef=0.1, entropy_coef=0.01)
+
+
+@functools.cache
+def sequences():
+  """Groups with a prompt each, of unequal lengths on purpose: any mean within a piece of the batch would be another mean."""
+  rng, found, refs = np.random.default_rng(5), [], []
+  for _ in range(NUM_PROMPTS):
+    prompt = rng.integers(1, VOCAB, size=rng.integers(1, 7))
+    for _ in range(GROUP):
+      response = rng.integers(1, VOCAB, size=rng.integers(1, 20))
+      mask = np.concatenate([np.zeros(len(prompt)), np.ones(len(response))]).astype(np.float32)
+      if len(response) > 6:
+        mask[len(prompt) + 3] = 0  # Somebody else's token inside the response.
+      scores = np.float32(-np.log(VOCAB) + 0.3 * rng.standard_normal((2, len(mask)))) * mask
+      advantages = np.full(len(mask), rng.standard_normal(), np.float32) * mask
+      found.append(packing.Trajectory(np.concatenate([prompt, response]).astype(np.int32), mask, advantages, scores[0]))
+      refs.append(scores[1])
+  return found, refs
+
+
+@functools.cache
+def laid_out(layout):
+  """The same sequences in rows: many in one, one in each, or each prompt once for its responses."""
+  found, refs = sequences()
+  if layout == "padded":
+    slots = [np.arange(len(x.tokens)) for x in found]
+    places = packing.Layout((ROWS, ROW_TOKENS), list(range(ROWS)), slots, [(1, 0, 0)] * ROWS, shares=False)
+  else:
+    places = packing.arrange(found, row_tokens=ROW_TOKENS, row_buckets=(ROWS,), share_prompts=layout == "shared")
+  batch = packing.pack(found, places)
+  return batch._replace(ref_logprobs=packing.lay(refs, places))
+
+
+@functools.cache
+def weights(name):
+  return jax.jit(make_model(MODELS[name]).init)(jax.random.key(0))
+
+
+@functools.lru_cache(maxsize=1)
+def built(name, sizes):
+  """Model, its state on a mesh, and the mesh; None is one device."""
+  mesh = mesh_lib.make_mesh(**({"data": 1} | dict(sizes)), devices=jax.devices()[: int(np.prod([n for _, n in sizes]))]) if sizes else None
+  model = make_model(MODELS[name], mesh=mesh)
+  state = init_state(weights(name), GRADIENT)
+  if mesh is not None:
+    params = mesh_lib.param_shardings(mesh, model.logical_axes, state.params)
+    state = jax.device_put(state, mesh_lib.state_shardings(mesh, GRADIENT, state, params))
+  return model, state, mesh
+
+
+@functools.lru_cache(maxsize=1)  # All of them together would fill the memory of a laptop.
+def program(name, sizes, num_micro_batches):
+  """One for all rows of one shape, whatever lies in them."""
+  model, *_ = built(name, sizes)
+  losses = {"balance": 0.1, "z": 0.01} if name == "sparse" else {}
+  filter_logits = make_filter(temperature=0.9)
+  outputs_fn = functools.partial(policy_outputs, model.score, filter_logits, learns_entropy=True, router_losses=tuple(losses))
+  settings = dict(learning_rate=lambda _: 1.0, num_micro_batches=num_micro_batches, router_coefs=losses)
+  return jax.jit(make_train_step(outputs_fn, OBJECTIVE, GRADIENT, **settings))
+
+
+@functools.cache
+def update(name, sizes=(), num_micro_batches=1, layout="padded"):
+  """Gradient and metrics."""
+  _, state, mesh = built(name, sizes)
+  batch = jax.tree.map(jnp.asarray, laid_out(layout)) if mesh is None else mesh_lib.place_tokens(mesh, laid_out(layout))
+  new, metrics = program(name, sizes, num_micro_batches)(state, batch)
+  return jax.device_get((new.opt_state, metrics))
+
+
+def differences(name, sizes, num_micro_batches, layout):
+  """Of each metric and each weight's gradient the largest difference, relative to its scale."""
+  (expected_grads, expected), (grads, metrics) = update(name), update(name, sizes, num_micro_batches, layout)
+  assert metrics.keys() == expected.keys()
+  found = {metric: abs(value - expected[metric]) / max(abs(expected[metric]), 1) for metric, value in metrics.items()}
+  for metric in ("actor/loss", "actor/grad_norm"):
+    found[metric] = abs(metrics[metric] - expected[metric]) / abs(expected[metric])
+  least = 0.01 * expected["actor/grad_norm"]  # The rounding of large gradients reaches small ones.
+  for (path, a), b in zip(jax.tree_util.tree_leaves_with_path(grads), jax.tree.leaves(expected_grads), strict=True):
+    found[jax.tree_util.keystr(path, simple=True, separator="/")] = np.max(np.abs(a - b)) / max(np.max(np.abs(b)), least)
+  return found
+
+
+def check(name, sizes, num_micro_batches, layout):
+  found = differences(name, sizes, num_micro_batches, layout)
+  assert not {what: x for what, x in found.items() if not x <= 1e-5}
+
+
+def test_the_reference_update_is_worth_comparing():
+  for name in MODELS:
+    grads, metrics = update(name)
+    assert metrics["actor/pg_clipfrac"] > 0 and metrics["actor/ref_kl"] > 0 and metrics["train/skipped"] == 0
+    assert all(np.max(np.abs(g)) > 1e-5 for g in jax.tree.leaves(grads))
+  assert {"moe/balance_loss", "moe/z_loss"} <= metrics.keys()
+  packed, padded, shared = (laid_out(layout) for layout in LAYOUTS)
+  slots = [np.count_nonzero(np.any(x.segments, axis=1)) for x in (packed, padded, shared)]
+  assert slots[2] < slots[0] < slots[1] == ROWS and packed.prefixes is padded.prefixes is None and np.any(shared.prefixes)
+
+
+def covering():
+  """Every pair of choices somewhere among the cases: a Latin square of axis and devices against micro-batches and layout."""
+  for (a, axis), (d, devices) in itertools.product(enumerate(SPLITS), enumerate(DEVICES)):
+    name = ("dense", "sparse")[(d == 1) ^ a % 2]
+    yield name, ((axis, devices),), MICRO_BATCHES[(a + d) % 3], LAYOUTS[(a + 2 * d) % 3]
+
+
+COVERING = [
+  *covering(),
+  ("dense", (), 4, "shared"),
+  ("sparse", (("expert", 2), ("context", 2), ("tensor", 2)), 2, "shared"),
+]
+FEW = {0, 4, 8, 11, 13}  # Of those: each choice once, and three axes together.
+FULL = itertools.product(MODELS, [(), *(((axis, n),) for axis in SPLITS for n in DEVICES)], MICRO_BATCHES, LAYOUTS)
+REST = [
+  *(case for case in FULL if case not in COVERING),
+  ("dense", (("fsdp", 2), ("context", 2), ("tensor", 2)), 2, "shared"),
+  ("sparse", (("data", 2), ("expert", 2), ("context", 2)), 4, "shared"),
+]
+
+
+def label(case):
+  name, sizes, num_micro_batches, layout = case
+  return "-".join([name, *(f"{axis}{n}" for axis, n in sizes), f"{num_micro_batches}micro", layout])
+
+
+def test_every_pair_of_choices_is_covered():
+  cases = [(name, *sizes[0], micro, layout) for name, sizes, micro, layout in covering()]
+  choices = (tuple(MODELS), SPLITS, DEVICES, MICRO_BATCHES, LAYOUTS)
+  for i, j in itertools.combinations(range(len(choices)), 2):
+    assert {(case[i], case[j]) for case in cases} == set(itertools.product(choices[i], choices[j])), (choices[i], choices[j])
+
+
+def test_every_choice_is_among_the_few():
+  cases = [(name, axis, n, micro, layout) for name, sizes, micro, layout in (COVERING[i] for i in FEW) for axis, n in sizes]
+  for seen, choices in zip(zip(*cases, strict=True), (tuple(MODELS), SPLITS, DEVICES, MICRO_BATCHES, LAYOUTS), strict=True):
+    assert set(seen) == set(choices)
+
+
+@pytest.mark.parametrize(
+  "case", [pytest.param(case, marks=() if i in FEW else pytest.mark.slow) for i, case in enumerate(COVERING)], ids=label
+)
+def test_no_split_changes_an_update(case):
+  check(*case)
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("case", REST, ids=label)
+def test_no_split_changes_an_update_in_any_combination(case):
+  check(*case)

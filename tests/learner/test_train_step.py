@@ -1,0 +1,386 @@
+"""The update: log-probabilities by hand, and loss, gradient and metrics that no way of laying out the batch may change."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from jaxrl_llm import objectives
+from jaxrl_llm.devices import mesh as mesh_lib
+from jaxrl_llm.learner.packing import Trajectory, pack_rows
+from jaxrl_llm.learner.train_step import init_state, make_optimizer, make_train_step, policy_outputs, sampler_gap, scores_of
+from jaxrl_llm.models import make_model, preset
+from jaxrl_llm.sampler import make_filter
+from jaxrl_llm.types import Objective, PolicyOutputs
+
+VOCAB = 264
+# Unequal on purpose, so that any mean within a piece of the batch would be another mean.
+LENGTHS = ((3, 9), (2, 1), (4, 12), (1, 2), (3, 5), (2, 7), (2, 3), (5, 10))
+
+# Outputs: the log-probability at each position is what a bigram table says of (previous token, token).
+
+
+def bigram_logits(table, tokens, positions, segments):
+  return table[tokens]
+
+
+def bigram_outputs(params, batch):
+  return policy_outputs(scores_of(bigram_logits), make_filter(), params["table"], batch)
+
+
+def trajectories(rng, vocab):
+  """Sequences of `LENGTHS` with made-up advantages and sampler log-probabilities."""
+  found = []
+  for prompt, response in LENGTHS:
+    mask = np.concatenate([np.zeros(prompt), np.ones(response)]).astype(np.float32)
+    # A turn of somebody else's tokens inside the longer responses.
+    if response > 4:
+      mask[prompt + 2] = 0
+    logprobs = np.float32(-np.log(vocab) + 0.3 * rng.standard_normal(len(mask)))
+    advantages = np.full(len(mask), rng.standard_normal(), np.float32)
+    found.append(Trajectory(rng.integers(vocab, size=len(mask)).astype(np.int32), mask, advantages * mask, logprobs * mask))
+  return found
+
+
+def on_device(batch):
+  return jax.tree.map(jnp.asarray, batch)
+
+
+def test_outputs_match_a_loop_over_tokens(rng):
+  table = rng.standard_normal((6, 6)).astype(np.float32)
+  sequences = trajectories(rng, 6)
+  batch = pack_rows(sequences, row_tokens=24, row_buckets=(4,))
+  assert np.max(batch.segments) > 1 and np.any(batch.segments == 0)
+  outputs_fn = functools.partial(policy_outputs, scores_of(bigram_logits), make_filter(temperature=0.7))
+  outputs = jax.jit(outputs_fn)(jnp.asarray(table), on_device(batch))
+  expected_logprobs, expected_entropy = np.zeros((2, *batch.tokens.shape))
+  num_scored = 0
+  for row in range(4):
+    for segment in range(1, np.max(batch.segments) + 1):
+      slots = np.flatnonzero(batch.segments[row] == segment)
+      for before, slot in zip(slots[:-1], slots[1:], strict=True):
+        if not batch.mask[row, slot]:
+          continue
+        logits = table[batch.tokens[row, before]].astype(np.float64) / 0.7
+        probs = np.exp(logits) / np.exp(logits).sum()
+        expected_logprobs[row, slot] = np.log(probs[batch.tokens[row, slot]])
+        expected_entropy[row, slot] = -np.sum(probs * np.log(probs))
+        num_scored += 1
+  assert num_scored == np.sum(batch.mask) < sum(map(sum, LENGTHS)) - len(LENGTHS)
+  np.testing.assert_allclose(outputs.logprobs, expected_logprobs, atol=1e-5)
+  np.testing.assert_allclose(outputs.entropy, expected_entropy, atol=1e-5)
+  # What does not count: exactly 0.
+  rest = batch.mask == 0
+  assert np.all(np.asarray(outputs.logprobs)[rest] == 0) and np.all(np.asarray(outputs.entropy)[rest] == 0)
+
+
+def test_outputs_keep_the_drawn_token_where_the_policy_would_filter_it():
+  table = np.float32([[5, 0, 0], [5, 0, 0], [5, 0, 0]])
+  batch = on_device(pack_rows([Trajectory(np.array([0, 2], np.int32), *3 * [np.ones(2, np.float32)])], row_tokens=2, row_buckets=(1,)))
+  outputs = policy_outputs(scores_of(bigram_logits), make_filter(top_k=1), jnp.asarray(table), batch)
+  np.testing.assert_allclose(outputs.logprobs[0, 1], np.log(1 / (1 + np.exp(5))), rtol=1e-5)
+
+
+# The layouts. One program a layout serves all objectives: which one it is, is an argument.
+
+OBJECTIVES = {
+  "gspo": objectives.make("gspo", clip_low=0.05, clip_high=0.08),
+  "grpo": objectives.make("grpo"),
+  "dapo": objectives.make("dapo", entropy_coef=0.01),
+  "sapo": objectives.make("sapo"),
+}
+SHARED_METRICS = ("actor/pg_loss", "actor/ppo_kl", "actor/entropy", "ratio/mean", "ratio/min", "ratio/max", "ratio/p99")
+MESHES = {"data 2, fsdp 2, tensor 2": (2, 2, 1, 1, 2), "fsdp 8": (1, 8, 1, 1, 1)}
+
+
+def chosen(which) -> Objective:
+  made = list(OBJECTIVES.values())
+
+  def loss_of(objective):
+    def token_loss(outputs, batch):
+      loss, metrics = objective.token_loss(outputs, batch)
+      return loss, {name: metrics[name] for name in SHARED_METRICS}
+
+    return token_loss
+
+  return Objective(
+    weigh=lambda mask, segments: jax.lax.switch(which, [o.weigh for o in made], mask, segments),
+    token_loss=lambda outputs, batch: jax.lax.switch(which, [loss_of(o) for o in made], outputs, batch),
+  )
+
+
+def one_a_row(sequences):
+  rows = [pack_rows([sequence], row_tokens=21, row_buckets=(1,)) for sequence in sequences]
+  return jax.tree.map(lambda *x: np.concatenate(x), *rows)
+
+
+@functools.cache
+def setting():
+  """Model, params, sequences whose log-ratios lie on both sides of every clip, and the policy's outputs on them, one a row."""
+  model = make_model(preset("nano", vocab_size=VOCAB))
+  rng = np.random.default_rng(0)
+  draw = lambda path, p: jnp.asarray((path[-1].key == "scale") + 0.1 * rng.standard_normal(p.shape), jnp.float32)
+  params = jax.tree_util.tree_map_with_path(draw, jax.eval_shape(model.init, jax.random.key(0)))
+  sequences = trajectories(rng, VOCAB)
+  batch = on_device(one_a_row(sequences))
+  outputs = jax.device_get(jax.jit(functools.partial(policy_outputs, model.score, make_filter()))(params, batch))
+  for row, sequence in enumerate(sequences):
+    old = outputs.logprobs[row, : len(sequence.tokens)] + 0.2 * rng.standard_normal(len(sequence.tokens))
+    sequences[row] = sequence._replace(sampler_logprobs=np.float32(old * sequence.mask))
+  return model, params, sequences, outputs
+
+
+def lay_out(layout):
+  sequences = setting()[2]
+  if layout == "one a row":
+    batch = one_a_row(sequences)
+  else:
+    order = reversed(sequences) if layout == "reversed" else sequences
+    batch = pack_rows(list(order), row_tokens=17, row_buckets=(8,))
+    assert np.max(batch.segments) > 1 and np.any(~batch.segments.any(axis=1))  # Packed rows, and rows of padding only.
+  return batch._replace(ref_logprobs=batch.old_logprobs + np.float32(0.1) * np.cos(batch.tokens))
+
+
+# The gradient itself: an optimizer that changes what it sees hides a factor (AdamW does).
+GRADIENT = optax.sgd(1.0)
+
+
+@functools.cache
+def program(num_micro_batches):
+  model = setting()[0]
+  outputs_fn = functools.partial(policy_outputs, model.score, make_filter())
+
+  def run(which, state, batch):
+    settings = dict(learning_rate=lambda _: 1.0, num_micro_batches=num_micro_batches)
+    return make_train_step(outputs_fn, chosen(which), GRADIENT, **settings)(state, batch)
+
+  # The programs run for milliseconds: what counts is how long they compile.
+  return jax.jit(run, compiler_options={"xla_backend_optimization_level": 0})
+
+
+@functools.cache
+def update(name, layout="packed", num_micro_batches=1, mesh_sizes=None):
+  """Gradient and metrics of an objective on the same sequences, laid out in some way."""
+  model, params, _, _ = setting()
+  batch, state = lay_out(layout), init_state(params, GRADIENT)
+  if mesh_sizes:
+    mesh = mesh_lib.make_mesh(**dict(zip(mesh_lib.AXES, mesh_sizes, strict=True)))
+    shardings = mesh_lib.state_shardings(mesh, GRADIENT, state, mesh_lib.param_shardings(mesh, model.logical_axes, params))
+    state, batch = jax.device_put(state, shardings), mesh_lib.place_rows(mesh, batch)
+  new, metrics = program(num_micro_batches)(jnp.int32(list(OBJECTIVES).index(name)), state, on_device(batch))
+  return jax.device_get((jax.tree.map(jnp.subtract, params, jax.device_get(new.params)), metrics))
+
+
+def same_update(found, expected):
+  (gradient, metrics), (expected_gradient, expected_metrics) = found, expected
+  assert metrics.keys() == expected_metrics.keys()
+  for name, value in metrics.items():
+    np.testing.assert_allclose(value, expected_metrics[name], rtol=1e-5, atol=1e-6, err_msg=name)
+  scale = float(expected_metrics["actor/grad_norm"])
+  jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5 * scale), gradient, expected_gradient)
+
+
+@pytest.mark.parametrize("name", OBJECTIVES)
+def test_the_reference_update_is_worth_comparing(name):
+  gradient, metrics = update(name)
+  assert metrics["train/skipped"] == 0 and abs(metrics["actor/loss"]) > 1e-3
+  norms = [float(np.linalg.norm(g)) for g in jax.tree.leaves(gradient)]
+  assert min(norms) > 1e-5  # Far above the rounding of a subtraction from params of size 1.
+  np.testing.assert_allclose(np.sqrt(np.sum(np.square(norms))), metrics["actor/grad_norm"], rtol=1e-3)
+  assert metrics["ratio/min"] < 0.85 and metrics["ratio/max"] > 1.15
+  np.testing.assert_allclose(metrics["actor/loss"], by_hand(name), rtol=1e-4, atol=1e-6)
+
+
+def by_hand(name):
+  """The loss with each sequence on a row of its own; the means are taken here."""
+  batch = on_device(lay_out("one a row"))
+  token_losses, _ = jax.jit(OBJECTIVES[name].token_loss)(setting()[3], batch)
+  losses = [np.asarray(row, np.float64)[mask > 0] for row, mask in zip(token_losses, np.asarray(batch.mask), strict=True)]
+  return np.mean(np.concatenate(losses)) if name == "dapo" else np.mean([x.mean() for x in losses])
+
+
+@pytest.mark.parametrize("name", OBJECTIVES)
+@pytest.mark.parametrize("num_micro_batches", [2, 4])
+def test_micro_batches_change_nothing(name, num_micro_batches):
+  same_update(update(name, num_micro_batches=num_micro_batches), update(name))
+
+
+@pytest.mark.parametrize("name", OBJECTIVES)
+@pytest.mark.parametrize("layout", ["reversed", "one a row"])
+def test_packing_and_padding_change_nothing(name, layout):
+  same_update(update(name, layout=layout), update(name))
+
+
+@pytest.mark.parametrize("name", OBJECTIVES)
+@pytest.mark.parametrize("sizes", MESHES.values(), ids=MESHES)
+def test_devices_change_nothing(name, sizes):
+  same_update(update(name, mesh_sizes=sizes), update(name))
+
+
+# A policy of a few numbers: what an update does besides summing.
+
+
+@functools.cache
+def tiny_setting(**optimizer_settings):
+  settings = dict(learning_rate=0.1, warmup_steps=3, weight_decay=0.0, b1=0.9, b2=0.95, max_grad_norm=1.0) | optimizer_settings
+  optimizer, schedule = make_optimizer(**settings)
+  rng = np.random.default_rng(0)
+  params = {"table": jnp.asarray(rng.standard_normal((6, 6)), jnp.float32), "unused": jnp.ones(2)}
+  batch = on_device(pack_rows(trajectories(rng, 6), row_tokens=24, row_buckets=(4,)))
+  step = make_train_step(bigram_outputs, objectives.make("dapo"), optimizer, learning_rate=schedule, num_micro_batches=2)
+  return init_state(params, optimizer), batch, jax.jit(step)
+
+
+def bitwise_equal(a, b):
+  bits = lambda x: np.frombuffer(np.asarray(x).tobytes(), np.uint8)  # NaN equals NaN, and 0 is not -0.
+  jax.tree.map(lambda x, y: np.testing.assert_array_equal(bits(x), bits(y)), a, b)
+
+
+def spoil(field, value):
+  def spoiled(batch):
+    row, slot = (x[0] for x in np.nonzero(batch.mask))
+    return batch._replace(**{field: getattr(batch, field).at[row, slot].set(value)})
+
+  return spoiled
+
+
+@pytest.mark.parametrize(
+  ("field", "value"), [("advantages", np.nan), ("advantages", np.inf), ("advantages", -np.inf), ("old_logprobs", np.nan)]
+)
+def test_an_update_that_is_not_finite_changes_only_the_counters(field, value):
+  state, batch, step = tiny_setting()
+  state, _ = step(state, batch)  # Moments that are not zero.
+  refused, metrics = step(state, spoil(field, value)(batch))
+  bitwise_equal((refused.params, refused.opt_state), (state.params, state.opt_state))
+  assert (int(refused.step), int(refused.skipped)) == (2, 1) and metrics["train/skipped"] == 1
+  assert not (np.isfinite(metrics["actor/loss"]) and np.isfinite(metrics["actor/grad_norm"]))
+
+  # The next good step is what it would have been.
+  (after, metrics), (never, expected) = step(refused, batch), step(state, batch)
+  bitwise_equal((after.params, after.opt_state), (never.params, never.opt_state))
+  bitwise_equal(metrics, expected)
+  assert (int(after.step), int(after.skipped)) == (3, 1)
+  assert np.any(after.params["table"] != state.params["table"])
+
+
+def test_params_that_are_not_finite_are_never_trained():
+  state, batch, step = tiny_setting()
+  broken = state._replace(params=state.params | {"table": state.params["table"].at[0, 0].set(jnp.nan)})
+  refused, metrics = step(broken, batch)
+  bitwise_equal((refused.params, refused.opt_state), (broken.params, broken.opt_state))
+  assert metrics["train/skipped"] == 1 and int(refused.skipped) == 1
+
+
+def test_a_finite_loss_with_a_gradient_that_is_not_is_refused():
+  """√x at 0: the loss is 0, the slope infinite; and the other parameter's gradient is fine, yet stays as it is."""
+  state, batch, _ = tiny_setting()
+  optimizer = optax.adam(0.1)
+
+  def outputs_fn(params, batch):
+    return PolicyOutputs(bigram_outputs(params, batch).logprobs + jnp.sqrt(params["unused"][0]))
+
+  step = jax.jit(make_train_step(outputs_fn, objectives.make("sft"), optimizer, learning_rate=lambda _: 0.1))
+  state = init_state(state.params | {"unused": jnp.zeros(2)}, optimizer)
+  refused, metrics = step(state, batch)
+  assert np.isfinite(metrics["actor/loss"]) and not np.isfinite(metrics["actor/grad_norm"])
+  bitwise_equal((refused.params, refused.opt_state), (state.params, state.opt_state))
+
+
+def test_junk_off_the_mask_is_no_reason_to_skip():
+  state, batch, step = tiny_setting()
+  off = batch.mask == 0
+  junk = {name: jnp.where(off, jnp.nan, getattr(batch, name)) for name in ("advantages", "old_logprobs", "sampler_logprobs")}
+  bitwise_equal(step(state, batch._replace(**junk)), step(state, batch))
+
+
+def test_the_learning_rate_climbs_is_reported_and_does_not_count_refused_updates():
+  state, batch, step = tiny_setting()
+  rates, moved = [], []
+  for bad in (False, True, False, False, False):
+    before = state.params["table"]
+    state, metrics = step(state, spoil("advantages", np.nan)(batch) if bad else batch)
+    rates.append(float(metrics["actor/lr"]))
+    moved.append(float(np.abs(state.params["table"] - before).max()))
+  np.testing.assert_allclose(rates, [0.1 / 3, 0.2 / 3, 0.2 / 3, 0.1, 0.1], rtol=1e-5)
+  # Adam's first step moves a parameter by the rate itself: the metric is what the optimizer used.
+  np.testing.assert_allclose(moved[0], rates[0], rtol=1e-3)
+  assert moved[1] == 0
+
+
+@pytest.mark.parametrize(("warmup_steps", "expected"), [(0, [1, 1, 1]), (1, [1, 1, 1]), (2, [0.5, 1, 1]), (4, [0.25, 0.5, 0.75, 1, 1])])
+def test_warm_up(warmup_steps, expected):
+  _, schedule = make_optimizer(learning_rate=2.0, warmup_steps=warmup_steps, weight_decay=0, b1=0.9, b2=0.9, max_grad_norm=1.0)
+  np.testing.assert_allclose([schedule(step) for step in range(len(expected))], 2 * np.array(expected), rtol=1e-6)
+
+
+@pytest.mark.parametrize(("warmup_steps", "expected"), [(0, [1, 0.75, 0.5, 0.25, 0, 0]), (2, [0.5, 1, 1, 0.75, 0.5, 0.25, 0])])
+def test_linear_decay_after_warm_up(warmup_steps, expected):
+  adamw = dict(weight_decay=0, b1=0.9, b2=0.9, max_grad_norm=1.0)
+  _, schedule = make_optimizer(learning_rate=2.0, warmup_steps=warmup_steps, decay_steps=4, **adamw)
+  np.testing.assert_allclose([schedule(step) for step in range(len(expected))], 2 * np.array(expected), atol=1e-6)
+
+
+def test_weight_decay_spares_norms_and_biases():
+  model = make_model(preset("nano", vocab_size=VOCAB)._replace(qkv_bias=True, tie_embeddings=False))
+  params = jax.tree.map(lambda p: np.full(p.shape, 2, np.float32), jax.eval_shape(model.init, jax.random.key(0)))
+  optimizer, _ = make_optimizer(learning_rate=0.1, warmup_steps=0, weight_decay=0.5, b1=0.9, b2=0.9, max_grad_norm=1.0)
+  updates, _ = jax.jit(lambda params: optimizer.update(jax.tree.map(jnp.zeros_like, params), optimizer.init(params), params))(params)
+  decayed = {jax.tree_util.keystr(path, simple=True, separator="/"): u for path, u in jax.tree_util.tree_leaves_with_path(updates)}
+  spared = {name for name, u in decayed.items() if np.all(u == 0)}
+  for name, u in decayed.items():
+    assert name in spared or np.allclose(u, -0.1 * 0.5 * 2)
+  attention = {f"layers/attention/{name}" for name in ("q_bias", "k_bias", "v_bias", "q_norm/scale", "k_norm/scale")}
+  assert spared == attention | {"layers/attention_norm/scale", "layers/mlp_norm/scale", "final_norm/scale"}
+
+
+def test_gradients_are_clipped_by_their_global_norm():
+  optimizer, _ = make_optimizer(learning_rate=0.1, warmup_steps=0, weight_decay=0.0, b1=0.9, b2=0.9, max_grad_norm=5.0)
+  params = {"a": jnp.zeros(1), "b": jnp.zeros(1)}
+  for factor, expected in ((100.0, [0.3, 0.4]), (0.5, [0.15, 0.2])):  # Norms 500 and 2.5.
+    _, state = optimizer.update({"a": jnp.array([3.0]) * factor, "b": jnp.array([4.0]) * factor}, optimizer.init(params), params)
+    moments = optax.tree_utils.tree_get(state, "mu")
+    np.testing.assert_allclose([moments["a"][0], moments["b"][0]], expected, rtol=1e-5)
+
+
+def test_updates_descend():
+  state, batch, step = tiny_setting(learning_rate=0.02)
+  losses = []
+  for _ in range(6):
+    state, metrics = step(state, batch)
+    losses.append(float(metrics["actor/loss"]))
+  assert losses[-1] < losses[0]
+
+
+def test_sampler_gap_by_hand():
+  mask = jnp.array([[0.0, 1.0, 1.0]])
+  gap = sampler_gap(jnp.array([[0.0, -1.0, -2.0]]), jnp.array([[9.0, -1.5, -1.75]]))
+  counted = {name: np.asarray(x)[np.asarray(mask) > 0] for name, x in gap.items()}
+  np.testing.assert_allclose(counted["rollout_corr/logprob_abs_diff/mean"], [0.5, 0.25])
+  np.testing.assert_allclose(counted["rollout_corr/kl"], [-0.5, 0.25])
+  np.testing.assert_allclose(counted["rollout_corr/k3_kl"], [np.exp(0.5) - 1.5, np.exp(-0.25) - 0.75], rtol=1e-5)
+
+
+def test_sampler_gap_is_a_metric_where_a_sampler_spoke():
+  state, batch, step = tiny_setting()
+  logprobs = bigram_outputs(state.params, batch).logprobs
+  row, slot = (x[0] for x in np.nonzero(batch.mask))
+  off_by = jnp.zeros_like(logprobs).at[row, slot].set(0.5)
+  _, metrics = step(state, batch._replace(sampler_logprobs=logprobs - off_by))
+  np.testing.assert_allclose(metrics["rollout_corr/logprob_abs_diff/max"], 0.5, rtol=1e-5)
+  np.testing.assert_allclose(metrics["rollout_corr/logprob_abs_diff/mean"], 0.5 / np.sum(batch.mask), rtol=1e-5)
+  np.testing.assert_allclose(metrics["rollout_corr/kl"], -0.5 / np.sum(batch.mask), rtol=1e-5)
+  _, metrics = step(state, batch._replace(sampler_logprobs=None))
+  assert not [name for name in metrics if name.startswith("rollout_corr")]
+
+
+def test_the_state_is_donated():
+  state, batch, _ = tiny_setting()
+  optimizer, schedule = make_optimizer(learning_rate=0.1, warmup_steps=0, weight_decay=0.1, b1=0.9, b2=0.9, max_grad_norm=1.0)
+  step = make_train_step(bigram_outputs, objectives.make("dapo"), optimizer, learning_rate=schedule)
+  state = init_state(state.params, optimizer)
+  new, _ = jax.jit(step, donate_argnums=0)(state, batch)
+  assert all(leaf.is_deleted() for leaf in jax.tree.leaves(state))
+  assert not any(leaf.is_deleted() for leaf in jax.tree.leaves((new, batch)))

@@ -1,0 +1,245 @@
+"""The back ends that run programs elsewhere, against a service on this machine and an engine that is a script; and how one is chosen."""
+
+import base64
+import http.server
+import json
+import os
+import subprocess
+import sys
+import threading
+
+import pytest
+
+from jaxrl_llm.rewards.sandbox import (
+  BACKENDS,
+  CallTests,
+  Limits,
+  Program,
+  Sandbox,
+  StdioTests,
+  choose,
+  execute,
+  grade,
+  local,
+  probe,
+  services,
+)
+
+LIMITS = Limits(timeout_s=5.0)
+
+
+@pytest.fixture(autouse=True)
+def _no_waiting(monkeypatch):
+  monkeypatch.setattr(services, "_FIRST_WAIT_SECONDS", 0.0)
+
+
+@pytest.fixture
+def service():
+  """An HTTP service: `answers` are given in turn, the last one for ever; `requests` are what came in."""
+
+  class Handler(http.server.BaseHTTPRequestHandler):
+    def do_POST(self):
+      body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+      server.requests.append((self.path, body))
+      answer = server.answers.pop(0) if len(server.answers) > 1 else server.answers[0]
+      status, content = answer(body) if callable(answer) else answer
+      data = content if isinstance(content, bytes) else json.dumps(content).encode()
+      self.send_response(status)
+      self.send_header("Content-Length", str(len(data)))
+      self.end_headers()
+      self.wfile.write(data)
+
+    def log_message(self, *_):
+      del _
+
+  server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+  server.answers, server.requests = [], []
+  thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+  thread.start()
+  yield server
+  server.shutdown()
+  thread.join()
+  server.server_close()
+
+
+def at(service, backend):
+  return Sandbox(backend, LIMITS, url=f"http://127.0.0.1:{service.server_address[1]}/")
+
+
+def really(source, stdin, files):
+  """What a service would do with a program."""
+  import tempfile
+
+  with tempfile.TemporaryDirectory() as folder:
+    for name, text in files.items():
+      with open(os.path.join(folder, name), "w") as file:
+        file.write(text)
+    ran = subprocess.run([sys.executable, "-I", "-c", source], input=stdin, capture_output=True, text=True, cwd=folder)
+  return ran
+
+
+def fusion(body):
+  files = {name: base64.b64decode(data).decode() for name, data in body["files"].items()}
+  ran = really(body["code"], body["stdin"], files)
+  run = dict(status="Finished", execution_time=0.25, return_code=ran.returncode, stdout=ran.stdout, stderr=ran.stderr)
+  return 200, dict(status="Success" if ran.returncode == 0 else "Failed", message="", compile_result=None, run_result=run)
+
+
+def piston(body):
+  main, *others = body["files"]
+  ran = really(main["content"], body["stdin"], {each["name"]: each["content"] for each in others})
+  run = dict(stdout=ran.stdout, stderr=ran.stderr, output=ran.stdout + ran.stderr, code=ran.returncode, signal=None)
+  return 200, dict(language="python", version="3.12.0", run=run)
+
+
+SERVICES = {"sandbox_fusion": fusion, "piston": piston}
+
+
+@pytest.mark.parametrize("backend", SERVICES)
+def test_a_service_runs_programs(service, backend):
+  service.answers = [SERVICES[backend]]
+  sandbox = at(service, backend)
+  assert probe(sandbox) is None and choose(sandbox) == sandbox
+  found = execute(Program("print(input() + open('note').read())", "in ", {"note": "é"}), sandbox)
+  assert (found.status, found.stdout, found.exit_code, found.cause) == ("finished", "in é\n", 0, None)
+  found = execute(Program("print('so far'); raise SystemExit(3)"), sandbox)
+  assert (found.status, found.stdout, found.exit_code, found.cause) == ("failed", "so far\n", 3, "exit")
+  assert grade("print(2 * int(input()))", StdioTests([("1", "2"), ("2", "4")]), sandbox).passed == 2
+  assert grade("def f(x): return 2 * x", CallTests("f", [([1], 2), ([2], 5)]), sandbox, stop_early=False).passed == 1
+
+
+def test_the_requests_are_as_the_services_have_them(service):
+  service.answers = [(500, {})]
+  program = Program("print(1)", "in", {"a": "b"})
+  for backend in SERVICES:
+    execute(program, at(service, backend))
+  (fusion_path, fusion_body), (piston_path, piston_body) = service.requests[0], service.requests[-1]
+  assert fusion_path == "/run_code" and piston_path == "/api/v2/execute"
+  assert fusion_body == dict(
+    code="print(1)", language="python", stdin="in", run_timeout=5.0, memory_limit_MB=1024, files={"a": base64.b64encode(b"b").decode()}
+  )
+  assert piston_body == dict(
+    language="python", version="*", stdin="in", args=[], run_timeout=5000, run_memory_limit=2**30,
+    files=[dict(name="main.py", content="print(1)"), dict(name="a", content="b")],
+  )  # fmt: skip
+
+
+RUN = dict(stdout="1\n", stderr="", code=0, signal=None)
+ANSWERS = [
+  ("sandbox_fusion", dict(status="Failed", run_result=dict(status="TimeLimitExceeded", stdout="", stderr="")), "failed", "timeout"),
+  ("sandbox_fusion", dict(status="SandboxError", message="no room", run_result=None), "refused", "no room"),
+  ("sandbox_fusion", dict(status="Success", run_result=dict(status="Error")), "refused", "Error"),
+  ("sandbox_fusion", [], "refused", "no JSON object"),
+  ("sandbox_fusion", b"<html>", "refused", "does not answer: JSONDecodeError"),
+  ("piston", dict(run={**RUN, "code": None, "signal": "SIGKILL"}), "failed", "timeout"),
+  ("piston", dict(run={**RUN, "code": None, "signal": "SIGKILL", "status": "TO"}), "failed", "timeout"),
+  ("piston", dict(run={**RUN, "code": None, "signal": "SIGSEGV", "status": "SG"}), "failed", "signal"),
+  ("piston", dict(run={**RUN, "status": "XX", "message": "no room"}), "refused", "no room"),
+  ("piston", dict(run={**RUN, "stdout": "x" * (5 << 20)}), "failed", "output"),
+  ("piston", dict(message="python-* runtime is unknown"), "refused", "runtime is unknown"),
+]
+
+
+@pytest.mark.parametrize(("backend", "answer", "status", "cause"), ANSWERS)
+def test_a_service_s_answers_are_understood(service, backend, answer, status, cause):
+  service.answers = [(200, answer)]
+  found = execute(Program("print(1)"), at(service, backend))
+  assert found.status == status and cause in found.cause, found
+  assert "\n" not in found.cause and len(found.stdout) <= LIMITS.file_kb << 10
+
+
+def test_a_busy_service_is_asked_again(service):
+  service.answers = [(503, {}), (429, {}), fusion]
+  assert execute(Program("print(1)"), at(service, "sandbox_fusion")).stdout == "1\n"
+  assert len(service.requests) == 3
+  service.answers = [(400, {})]
+  assert "HTTP 400" in execute(Program("print(1)"), at(service, "sandbox_fusion")).cause
+  assert len(service.requests) == 4
+
+
+def test_nobody_at_the_address():
+  found = execute(Program("print(1)"), Sandbox("piston", url="http://127.0.0.1:9"))
+  assert found.status == "refused" and "does not answer" in found.cause
+
+
+# An engine that runs what it is given, without any wall, and writes down how it was called.
+ENGINE = """#!{python}
+import os, subprocess, sys
+arguments = sys.argv[1:]
+with open({log!r}, "a") as file: print(arguments, file=file)
+if arguments[0] == "kill": raise SystemExit(0)
+if {broken!r}: print("docker: Cannot connect to the daemon", file=sys.stderr); raise SystemExit(125)
+options = dict(argument[2:].partition("=")[::2] for argument in arguments if argument.startswith("--"))
+with open(arguments[arguments.index("--cidfile") + 1], "w") as file: file.write("id")
+os.chdir(options["volume"].split(":")[0])
+os.execv(sys.executable, [sys.executable, *arguments[arguments.index("python") + 1:]])
+"""
+
+
+def engine(tmp_path, *, broken=False):
+  path, log = tmp_path / "engine", tmp_path / "log"
+  path.write_text(ENGINE.format(python=sys.executable, log=str(log), broken=broken))
+  path.chmod(0o755)
+  return Sandbox("docker", LIMITS._replace(timeout_s=1.0), image="some/image:1", docker=str(path)), log
+
+
+def test_docker_s_command_line_shuts_every_door(tmp_path):
+  sandbox, log = engine(tmp_path)
+  found = execute(Program("import sys; print(input(), sys.argv[1:], open('a').read())", "in", {"a": "b"}, ("x y",)), sandbox)
+  assert (found.status, found.stdout) == ("finished", "in ['x y'] b\n"), found
+  (command,) = (eval(line) for line in log.read_text().splitlines())
+  assert command[0] == "run" and command[command.index("some/image:1") + 1 :] == ["python", "-I", "main.py", "x y"]
+  for option in ("--network=none", "--read-only", "--cap-drop=ALL", "--security-opt=no-new-privileges", "--user=65534:65534", "--init",
+                 "--memory=1024m", "--memory-swap=1024m", "--pids-limit=32", "--rm", "--workdir=/sandbox"):  # fmt: skip
+    assert option in command, option
+  volumes = [option for option in command if option.startswith(("--volume", "-v", "--mount"))]
+  assert len(volumes) == 1 and volumes[0].endswith(":/sandbox:ro")
+  assert "--privileged" not in command and not any(option.startswith("--env=") and "HOME=/tmp" not in option for option in command)
+  assert not os.path.exists(volumes[0].partition("=")[2].split(":")[0])
+
+
+def test_docker_s_failures_are_told_from_the_program_s(tmp_path, monkeypatch):
+  monkeypatch.setattr(local, "_CONTAINER_SECONDS", 0.0)
+  sandbox, log = engine(tmp_path)
+  assert execute(Program("raise SystemExit(125)"), sandbox).status == "failed"
+  assert execute(Program("while True: pass", argv=("looping-in-docker",)), sandbox).cause == "timeout"
+  assert "main.py looping-in-docker" not in subprocess.run(["ps", "-e", "-ww", "-o", "args="], capture_output=True, text=True).stdout
+  assert any("kill" in line for line in log.read_text().splitlines())
+  assert execute(Program("while True: print('x' * 100_000)"), sandbox).cause == "output"
+  sandbox, _ = engine(tmp_path, broken=True)
+  found = execute(Program("print(1)"), sandbox)
+  assert found.status == "refused" and "Cannot connect to the daemon" in found.cause
+  assert "start the engine" in probe(sandbox)
+
+
+@pytest.mark.parametrize(
+  ("sandbox", "reason"),
+  [
+    (Sandbox("off"), "sandbox 'off': running programs is switched off; choose a back end"),
+    (Sandbox("docker", docker="no-such-engine"), "the command no-such-engine is not installed; start the engine"),
+    (Sandbox("piston"), "found url '', expected http://"),
+    (Sandbox("sandbox_fusion", url="ftp://x"), "found url 'ftp://x', expected http://"),
+  ],
+)
+def test_a_back_end_that_does_not_work_says_what_to_do(sandbox, reason):
+  assert reason in probe(sandbox) and "\n" not in probe(sandbox)
+  with pytest.raises(ValueError, match="sandbox"):
+    choose(sandbox)
+
+
+def test_denied_namespaces_name_the_fix(monkeypatch):
+  """As on a machine that allows none: nothing is run in their place."""
+  monkeypatch.setattr(local, "interpreter", lambda: "/bin/false")
+  monkeypatch.setattr("jaxrl_llm.rewards.sandbox.backends.shutil.which", lambda name: None)
+  assert "sysctl user.max_user_namespaces" in probe(Sandbox("namespaces"))
+  with pytest.raises(ValueError, match="namespaces.*; sandbox 'bubblewrap': the command bwrap is not installed"):
+    choose(Sandbox("auto"))
+
+
+def test_a_name_that_is_none():
+  with pytest.raises(ValueError, match="found the back end 'namespace', expected one of auto, off, .*; did you mean 'namespaces'?"):
+    choose(Sandbox("namespace"))
+
+
+def test_every_back_end_has_a_fix():
+  assert all(backend.fix for backend in BACKENDS.values())

@@ -1,0 +1,59 @@
+"""Rewards as a config writes them: further terms with weights, settings of each, and one clear line for what cannot be."""
+
+import re
+
+import pytest
+
+from jaxrl_llm.config import check
+from jaxrl_llm.rewards import grade
+from jaxrl_llm.rewards.from_config import make_rewards
+from jaxrl_llm.rewards.grader import Grader
+from jaxrl_llm.run.experiment import load_task
+from jaxrl_llm.types import Completion
+from tests.runs import quick, rows, run_here, tiny_config
+
+TERMS = {"reward.terms": ("pattern=0.25", "length_target=-0.5"), "reward.settings": (
+  "pattern.regex=^#", "length_target.target_tokens=4", "length_target.tolerance_tokens=2",
+)}  # fmt: skip
+
+
+def test_each_term_is_weighed_and_logged_by_itself(tmp_path):
+  config = tiny_config(overrides=TERMS | {"warm_start.num_steps": 2, "num_steps": 1, "reward.workers": 1, "log.tensorboard": False})
+  with quick():
+    terms = make_rewards(load_task(config), config)
+  assert [(term.name, term.weight) for term in terms] == [("final_answer", 1.0), ("pattern", 0.25), ("length_target", -0.5)]
+  with Grader(terms, num_workers=1) as call:
+    found = grade(terms, [Completion("#7", (1,) * 4, 4, True)], [{"answer": "7"}], call=call)
+  parts = {name: part[0] for name, part in found.parts.items()}
+  assert parts["final_answer"] == parts["pattern"] == 1
+  assert found.totals[0] == pytest.approx(1.25 - 0.5 * parts["length_target"])
+  run_here(config, tmp_path / "run")
+  assert {"reward/pattern/mean", "reward/length_target/mean"} <= set(rows(tmp_path / "run", "rl")[0])
+
+
+@pytest.mark.parametrize(
+  ("changes", "line"),
+  [
+    ({"reward.terms": ("tgas=0.1",)}, "config.reward.terms: reward: found 'tgas', expected one of .*did you mean 'tags'"),
+    ({"reward.terms": ("tags=much",)}, "config.reward.terms: found 'tags=much', expected a reward and its weight"),
+    ({"reward.terms": ("tags=1", "tags=2")}, "config.reward.terms: found 'tags' twice"),
+    ({"reward.terms": ("pattern",)}, r"config.reward.terms: reward 'pattern': found settings \[\], expected .*reward.settings"),
+    ({"reward.terms": ("pattern",), "reward.settings": ("pattern.regxe=x",)}, "did you mean 'regex'"),
+    ({"reward.terms": ("pattern",), "reward.settings": ("pattern.regex=(",)}, "config.reward.terms: .*regular expression"),
+    ({"reward.settings": ("regex",)}, "config.reward.settings: found 'regex', expected REWARD.SETTING=VALUE"),
+    ({"reward.terms": ("tags",), "reward.settings": ("tags.alone=1", "tags.alone=2")}, "found 'tags.alone' twice"),
+  ],
+)  # fmt: skip
+def test_what_cannot_be_is_one_line(changes, line):
+  (found,) = check.problems(tiny_config(overrides=changes))
+  assert re.search(line, found), found
+
+
+def test_settings_that_nobody_reads_and_terms_that_are_there_already():
+  with quick():
+    config = tiny_config(overrides={"reward.settings": ("tags.alone=True",)})
+    with pytest.raises(ValueError, match="config.reward.settings: found settings of 'tags', which is not a reward of this run"):
+      make_rewards(load_task(config), config)
+    config = tiny_config(overrides={"reward.terms": ("final_answer",)})
+    with pytest.raises(ValueError, match="config.reward.terms: found 'final_answer', which is a reward of task arithmetic already"):
+      make_rewards(load_task(config), config)

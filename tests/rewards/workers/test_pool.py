@@ -1,0 +1,361 @@
+"""The pool of workers: whatever a call does costs its own sample, and nothing else."""
+
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+
+from jaxrl_llm.rewards.workers import CAUSES, Function, Job, Outcome, count_causes, open_pool, process
+from jaxrl_llm.rewards.workers import worker as protocol
+from jaxrl_llm.types import Completion, Turn
+from tests.rewards.workers import hostile
+
+HERE = "tests.rewards.workers.hostile"
+FUNCTIONS = {
+  name: Function(f"{HERE}:{name}")
+  for name in "act count_characters first_character count_tokens spoil_example loaded num_threads times_called".split()
+}
+TIMEOUT_S = 0.8
+
+# What each deed costs; None is nothing.
+COSTS = {
+  "fine": None, "nap": None, "true": None, "numpy": None, "zero_dimensional": None, "start_program": None,
+  "stay": None, "leave_process": None, "leave_alarm": None,
+  "sleep": "timeout", "hold_gil": "timeout", "block_signals": "timeout", "stop": "timeout", "shout": "timeout", "fork": "timeout",
+  "fork_away": "timeout",
+  "exit": "died", "segfault": "died", "abort": "died", "close": "died", "close_jobs": "died",
+  "allocate": "memory",
+  "nan": "not_finite", "infinite": "not_finite", "too_large": "not_finite", "huge_integer": "not_finite",
+  "none": "wrong_type", "text": "wrong_type", "array": "wrong_type", "complex": "wrong_type", "unpicklable": "wrong_type",
+  "raise": "raised", "unshowable": "raised", "interrupt": "raised", "system_exit": "raised", "base_exception": "raised",
+  "recursion": "raised",
+  "write_to_all_pipes": "flooded",
+}  # fmt: skip
+KILLS = ("timeout", "died", "flooded")
+# In a PID namespace of its own a worker is its first process, which nobody inside can kill, and has no parent; elsewhere it dies.
+UNSURE = ("kill_group", "kill_parents")
+
+
+def completion(text, tokens=(1, 2)):
+  return Completion(text=text, token_ids=tuple(tokens), num_tokens=len(tokens), stopped=True)
+
+
+def job(text, function="act", **example):
+  return Job(function, completion(text), example)
+
+
+@pytest.fixture(scope="module")
+def pool():
+  with open_pool(FUNCTIONS, num_workers=2, timeout_s=TIMEOUT_S, max_chars=100, memory_gb=4.0) as opened:
+    yield opened
+
+
+def worker_pids():
+  """Workers of this process, their guardians, and what they forked."""
+  lines = [line.split(None, 1) for line in listed("-o", "pid=", "-o", "args=")]
+  return {int(pid) for pid, command in lines if "workers/worker.py" in command and command.endswith(f" {os.getpid()}")}
+
+
+def settled_pids():
+  """As `worker_pids`, once nobody is being started any more: then guardians and workers are as many."""
+  until = time.monotonic() + 10
+  while time.monotonic() < until:
+    found = {int(pid): int(parent) for pid, parent in (line.split() for line in listed("-o", "pid=", "-o", "ppid="))}
+    pids = worker_pids()
+    guardians = [pid for pid in pids if found.get(pid) == os.getpid()]
+    if len(pids) == 2 * len(guardians):
+      break
+    time.sleep(0.05)
+  return pids
+
+
+def listed(*columns):
+  return subprocess.run(["ps", "-e", "-ww", *columns], capture_output=True, text=True, check=True).stdout.splitlines()
+
+
+def gone(pids, within_s=5.0):
+  until = time.monotonic() + within_s
+  while time.monotonic() < until:
+    if not pids & worker_pids():  # A process that is dead and not yet waited for has no arguments.
+      return True
+    time.sleep(0.02)
+  return False
+
+
+def test_every_deed_has_a_cost():
+  assert set(COSTS) | set(UNSURE) == set(hostile.DEEDS)
+  assert set(CAUSES) == {cost for cost in COSTS.values() if cost}
+
+
+@pytest.mark.parametrize("deed", COSTS)
+def test_a_deed_costs_its_own_sample(pool, deed):
+  replaced = pool.num_replaced
+  started = time.monotonic()
+  # So many that the deed has others in front of it and behind it in the same message.
+  jobs = [job(f"fine {i} {deed}") for i in range(90)]
+  jobs.insert(30, job(deed))
+  outcomes = pool.score(jobs)
+  outcome = outcomes.pop(30)
+  assert time.monotonic() - started < TIMEOUT_S + 2
+  assert [x.value for x in outcomes] == [0.5] * 90
+  assert outcome.cause == COSTS[deed], outcome
+  assert (outcome.value is None) == (outcome.cause is not None)
+  assert len(outcome.detail) <= 300 and "\n" not in outcome.detail and bool(outcome.detail) == bool(outcome.cause)
+  assert pool.num_workers == 2
+  if COSTS[deed] in KILLS:
+    assert pool.num_replaced == replaced + 1
+
+
+@pytest.mark.parametrize("deed", UNSURE)
+def test_a_deed_that_may_or_may_not_be_possible_hurts_nobody_else(pool, deed):
+  outcomes = pool.score([job("fine before"), job(deed), job("fine after")])
+  assert [x.value for x in outcomes] == [0.5, None, 0.5]
+  assert pool.num_workers == 2
+
+
+def test_processes_of_a_killed_worker_are_gone():
+  others = settled_pids()
+  with open_pool({"act": FUNCTIONS["act"]}, num_workers=1, timeout_s=TIMEOUT_S) as pool:
+    before = settled_pids() - others
+    assert len(before) == 2  # The guardian and the worker.
+    assert pool.score([job("fork_away")])[0].cause == "timeout"
+    assert gone(before)
+    assert pool.score([job("fine")])[0].value == 0.5
+    after = settled_pids() - others
+    assert len(after) == 2
+  assert gone(after, within_s=0.1)
+
+
+def test_a_worker_that_left_something_running_retires_with_its_value(pool):
+  for deed in ("stay", "leave_process"):
+    replaced, before = pool.num_replaced, worker_pids()
+    assert pool.score([job(f"{deed} behind")])[0] == Outcome(0.5)
+    assert pool.num_replaced == replaced + 1
+    assert pool.score([job(f"fine after {deed}")])[0].value == 0.5
+    assert len(before - worker_pids()) >= 2
+
+
+@pytest.mark.parametrize("count", [10, pytest.param(1000, marks=pytest.mark.slow)])
+def test_hangs_in_a_row_leave_the_pool_at_full_size(count):
+  timeout_s, longest = 0.05, 0.0
+  with open_pool({"act": FUNCTIONS["act"]}, num_workers=2, timeout_s=timeout_s) as pool:
+    for i in range(count):
+      started = time.monotonic()
+      assert pool.score([job("sleep")])[0].cause == "timeout"  # The same job each time: no failure is kept.
+      longest = max(longest, time.monotonic() - started)
+      assert pool.num_replaced == i + 1
+    assert pool.num_workers == 2
+    assert pool.score([job("fine at last")])[0].value == 0.5
+  assert longest < timeout_s + 2
+
+
+def test_the_deadline_is_of_each_call_and_of_each_function():
+  functions = {"act": FUNCTIONS["act"], "slow": Function(f"{HERE}:act", timeout_s=30.0)}
+  with open_pool(functions, num_workers=1, timeout_s=0.2) as pool:
+    started = time.monotonic()
+    assert pool.score([job("sleep")])[0].cause == "timeout"
+    assert 0.2 <= time.monotonic() - started < 2.2
+    outcomes = pool.score([job("sleep", "act"), job("fork", "act"), job("fine", "slow")])
+    assert [x.cause for x in outcomes] == ["timeout", "timeout", None]
+    assert "0.2 s" in outcomes[0].detail
+
+
+def test_outcomes_are_in_order_and_what_functions_return(pool, rng):
+  lengths = rng.integers(1, 90, 300)
+  jobs = [Job("count_characters", completion("x" * n), {"i": i}) for i, n in enumerate(lengths)]
+  assert [x.value for x in pool.score(jobs)] == lengths.tolist()
+  assert pool.score([]) == []
+
+
+def test_a_function_sees_the_end_of_the_text_and_all_else(pool):
+  text = "a" * 50 + "b" + "c" * 99
+  jobs = [Job(name, completion(text, tokens=range(1000)), {}) for name in ("count_characters", "first_character", "count_tokens")]
+  assert [x.value for x in pool.score(jobs)] == [100, ord("b"), sum(range(1000)) + 1000 + 1]
+
+
+def test_odd_texts_survive_the_way(pool):
+  jobs = [Job("count_characters", completion(text), {}) for text in ("", "\x00\n", "\ud800", "𝔸" * 50)]
+  assert [x.value for x in pool.score(jobs)] == [0, 2, 1, 50]
+
+
+def test_a_large_example_passes_through_a_small_pipe(pool):
+  example = {"tests": "x" * (8 << 20)}
+  jobs = [Job("count_characters", completion("x" * n), example) for n in range(1, 5)]
+  assert [x.value for x in pool.score(jobs)] == [1, 2, 3, 4]
+
+
+def test_examples_are_not_shared_between_calls(pool):
+  example = {"uses": []}
+  outcomes = pool.score([Job("spoil_example", completion(str(i)), example) for i in range(10)])
+  assert {x.value for x in outcomes} == {1} and example == {"uses": []}
+
+
+def test_equal_jobs_share_a_value_and_never_a_failure():
+  functions = {"times": FUNCTIONS["times_called"], "drawn": FUNCTIONS["times_called"]._replace(cached=False), "act": FUNCTIONS["act"]}
+  with open_pool(functions, num_workers=1, timeout_s=TIMEOUT_S, cache_size=3) as pool:
+    assert [x.value for x in pool.score([job("a", "times")] * 3 + [job("b", "times")])] == [1, 1, 1, 2]
+    assert [x.value for x in pool.score([job("b", "times"), job("a", "times"), job("c", "times")])] == [2, 1, 3]
+    assert pool.score([job("a", "times", other=1)])[0].value == 4  # Another example, and "b" is the one forgotten.
+    assert [x.value for x in pool.score([job("a", "times"), job("b", "times")])] == [1, 5]
+    different = [completion("a")._replace(**{name: value}) for name, value in dict(token_ids=(9,), num_tokens=9, stopped=False).items()]
+    assert [x.value for x in pool.score([Job("times", x, {}) for x in different])] == [6, 7, 8]
+    assert [x.value for x in pool.score([job("a", "drawn")] * 3)] == [9, 10, 11]
+    replaced = pool.num_replaced
+    assert [x.cause for x in pool.score([job("exit")] * 3)] == ["died"] * 3
+    assert pool.num_replaced == replaced + 3
+
+
+def test_a_pool_without_a_cache_calls_every_time():
+  with open_pool({"times": FUNCTIONS["times_called"]}, num_workers=1, cache_size=0) as pool:
+    assert [x.value for x in pool.score([job("a", "times")] * 3)] == [1, 2, 3]
+
+
+def test_workers_load_no_jax_and_hold_no_threads(pool):
+  outcomes = pool.score([job(name, "loaded") for name in ("numpy", "jax", "jaxlib", "jaxtyping", "flax")] + [job("", "num_threads")])
+  assert [x.value for x in outcomes] == [1, 0, 0, 0, 0, 1]
+
+
+def test_imports_are_loaded_beforehand():
+  loaded = FUNCTIONS["loaded"]._replace(imports=("xml.dom.pulldom",))
+  with open_pool({"loaded": loaded}, num_workers=1) as pool:
+    assert pool.score([job("xml.dom.pulldom", "loaded")])[0].value == 1
+  with pytest.raises(ValueError, match="hostile:loaded: ModuleNotFoundError: No module named 'no_such_module'"):
+    open_pool({"loaded": loaded._replace(imports=("no_such_module",))}, num_workers=1)
+
+
+def test_settings_make_a_function():
+  with open_pool({"scaled": Function(f"{HERE}:scaled", {"factor": 0.5})}, num_workers=1) as pool:
+    assert pool.score([job("abc", "scaled")])[0].value == 1.5
+
+
+def test_the_package_s_rewards_run_in_workers():
+  functions = {"number": Function("jaxrl_llm.rewards:make", {"name": "final_number"})}
+  with open_pool(functions, num_workers=1) as pool:
+    jobs = [Job("number", completion(text), {"answer": "12"}) for text in ("#### 12", "#### 13")]
+    assert [x.value for x in pool.score(jobs)] == [1, 0]
+
+
+def test_none_outlives_a_killed_parent():
+  source = f"""
+import os, signal, threading
+from jaxrl_llm.rewards.workers import Function, Job, open_pool
+from jaxrl_llm.rewards.workers.worker import Completion
+pool = open_pool({{"act": Function("{HERE}:act")}}, num_workers=2, timeout_s=600)
+threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGKILL)).start()
+print(os.getpid(), flush=True)
+pool.score([Job("act", Completion(deed, (), 0, True), {{}}) for deed in ("hold_gil", "fork_away")])
+"""
+  root = str(pathlib.Path(__file__).resolve().parents[3])
+  ran = subprocess.run([sys.executable, "-c", source], cwd=root, env={**os.environ, "PYTHONPATH": root}, capture_output=True, text=True)
+  assert ran.returncode == -signal.SIGKILL, ran.stderr
+  marks = ["workers/worker.py", f" {ran.stdout.strip()}"]
+  until = time.monotonic() + 5
+  while time.monotonic() < until:
+    left = [line for line in listed("-o", "args=") if all(mark in line for mark in marks)]
+    if not left:
+      return
+    time.sleep(0.1)
+  raise AssertionError(left)
+
+
+def test_a_pool_works_without_pid_namespaces(monkeypatch, tmp_path):
+  """Where the kernel denies them, the guardian collects what left the process group."""
+  text = pathlib.Path(protocol.__file__).read_text()
+  (changed := tmp_path / "worker.py").write_text(text.replace("max_tasks = _own_pid_namespace()", "max_tasks = None"))
+  assert changed.read_text() != text
+  monkeypatch.setattr(process, "_PROGRAM", str(changed))
+  with open_pool({"act": FUNCTIONS["act"]}, num_workers=1, timeout_s=TIMEOUT_S) as pool:
+    deeds = ["fork_away", "fine", "exit", "kill_group", "leave_process", "fork", "leave_alarm", "nap"]
+    outcomes = pool.score([job(deed) for deed in deeds])
+    assert [x.cause for x in outcomes] == ["timeout", None, "died", "died", None, "timeout", None, None]
+    assert pool.score([job("fine again")])[0].value == 0.5
+  left, until = [], time.monotonic() + 5  # On a busy machine the last one needs a moment to be collected.
+  while time.monotonic() < until and (left := [line for line in listed("-o", "args=") if str(changed) in line]):
+    time.sleep(0.1)
+  assert not left
+
+
+def test_a_worker_that_dies_while_idle_is_replaced_and_nobody_charged():
+  others = settled_pids()
+  with open_pool({"act": FUNCTIONS["act"]}, num_workers=2, timeout_s=TIMEOUT_S) as pool:
+    for pid in worker_pids() - others:
+      os.kill(pid, signal.SIGKILL)
+    assert gone(worker_pids() - others)
+    assert [x.value for x in pool.score([job(f"fine {i}") for i in range(10)])] == [0.5] * 10
+    assert pool.num_workers == 2 and pool.num_replaced == 2
+
+
+def test_an_interrupted_call_leaves_no_answers_for_the_next(pool, monkeypatch):
+  def interrupt(*_):
+    raise KeyboardInterrupt
+
+  with monkeypatch.context() as patch:
+    patch.setattr(pool, "_hear", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+      pool.score([job(f"fine {i}", interrupted=True) for i in range(5)])
+  assert pool.score([job("nan"), job("fine after the interrupt")]) == [
+    Outcome(None, "not_finite", "it returned nan, expected one finite number"),
+    Outcome(0.5),
+  ]
+
+
+@pytest.mark.parametrize(
+  ("function", "settings", "message"),
+  [
+    (Function("no_such_module:f"), {}, "no_such_module:f: ModuleNotFoundError: No module named 'no_such_module'"),
+    (Function(f"{HERE}:no_such_name"), {}, "AttributeError: module .* has no attribute 'no_such_name'"),
+    (Function(f"{HERE}:cannot_be_built", {}), {}, "cannot_be_built: FileNotFoundError: no such vocabulary"),
+    (Function(HERE), {}, "reward function 'f': found 'tests.rewards.workers.hostile', expected 'package.module:name'"),
+    (FUNCTIONS["act"], dict(timeout_s=0.0), "found timeout_s=0.0, expected more than 0"),
+    (FUNCTIONS["act"], dict(num_workers=0), "found num_workers=0, expected at least 1"),
+    (FUNCTIONS["act"], dict(memory_gb=0.001), "reward workers do not start"),
+    (FUNCTIONS["act"]._replace(timeout_s=float("nan")), {}, "timeout_s of 'f'=nan"),
+  ],
+)
+def test_mistakes_are_found_when_a_pool_is_opened(function, settings, message):
+  with pytest.raises(ValueError, match=message) as caught:
+    open_pool({"f": function}, **{"num_workers": 1, **settings})
+  assert "\n" not in str(caught.value)
+
+
+def test_mistakes_in_jobs(pool):
+  with pytest.raises(ValueError, match="job 1: found the function 'atc', expected one of act, .*; did you mean 'act'?"):
+    pool.score([job("fine"), job("fine", "atc")])
+  with pytest.raises(ValueError, match="job 0: its example cannot be sent to a worker"):
+    pool.score([job("fine", f=lambda: 0)])
+
+
+def test_a_closed_pool_refuses():
+  pool = open_pool({"act": FUNCTIONS["act"]}, num_workers=1)
+  pool.close()
+  pool.close()
+  with pytest.raises(RuntimeError, match="closed"):
+    pool.score([job("fine")])
+
+
+def test_count_causes_names_every_cause():
+  counts = count_causes([Outcome(1.0), Outcome(None, "timeout"), Outcome(None, "timeout"), Outcome(None, "died")])
+  assert counts == {**dict.fromkeys(CAUSES, 0), "timeout": 2, "died": 1}
+
+
+def test_the_worker_s_completion_is_the_real_one():
+  assert protocol.Completion._fields == Completion._fields and protocol.Turn._fields == Turn._fields
+
+
+def test_a_worker_sees_the_turns_of_a_conversation():
+  turned = lambda *rewards: Completion("7", (1,), 1, True, tuple(Turn("2*3=", "6", reward, i) for i, reward in enumerate(rewards)))
+  with open_pool({"turns": Function(f"{HERE}:rewards_of_turns")}, num_workers=1) as pool:
+    jobs = [Job("turns", turned(0.5, 1.0), {}), Job("turns", turned(0.5, 2.0), {}), Job("turns", turned(), {})]
+    assert [outcome.value for outcome in pool.score(jobs)] == [1.5, 2.5, 0.0], "equal but for their turns, and yet not the same job"
+
+
+def test_frames_say_what_was_written():
+  data = protocol.frame(7, 0.5, "memory", "é" * 400, retires=True)
+  number, value, cause, retires, length = protocol.FRAME.unpack_from(data)
+  assert (number, value, protocol.CAUSES[cause], retires, length) == (7, 0.5, "memory", 1, len(data) - protocol.FRAME.size)
+  assert np.isfinite(np.float32(protocol.LARGEST))

@@ -1,0 +1,235 @@
+"""Rollouts made by hand: what is scored, trained on, logged and shown of them."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxrl_llm.devices import mesh as mesh_lib
+from jaxrl_llm.pretrained.byte_tokenizer import ByteTokenizer
+from jaxrl_llm.rewards import WeightedReward
+from jaxrl_llm.rollouts import batch as batch_lib
+from jaxrl_llm.rollouts import rollout, trajectories
+from jaxrl_llm.types import Rollouts
+
+TOKENIZER = ByteTokenizer()
+PAD, EOS = TOKENIZER.pad_id, TOKENIZER.eos_id
+EXAMPLES = [{"prompt": "1+1", "answer": "2", "level": 1}, {"prompt": "9", "answer": "9", "level": 2}]
+RESPONSES = ["#2", "#3", "#9", "9999"]  # The last runs into the budget of 4 tokens.
+
+
+def make_rollouts() -> Rollouts:
+  """Two prompts, two samples each."""
+  prompts = np.full((4, 5), PAD, np.int32)
+  tokens, logprobs = np.full((4, 4), PAD, np.int32), np.zeros((4, 4), np.float32)
+  stopped = np.array([True, True, True, False])
+  for row, response in enumerate(RESPONSES):
+    prompt = TOKENIZER.encode(EXAMPLES[row // 2]["prompt"], add_bos=True)
+    prompts[row, 5 - len(prompt) :] = prompt
+    ids = TOKENIZER.encode(response) + [EOS] * int(stopped[row])
+    tokens[row, : len(ids)], logprobs[row, : len(ids)] = ids, -0.5 - np.arange(len(ids)) - 10 * row
+  return Rollouts(prompts, prompts != PAD, tokens, tokens != PAD, logprobs, stopped)
+
+
+def right(completion, example):
+  return float(completion.stopped and completion.text == f"#{example['answer']}")
+
+
+def length(completion, example):
+  return completion.num_tokens
+
+
+TERMS = [WeightedReward("right", right), WeightedReward("length", length, 0.1)]
+
+
+def make_batch() -> batch_lib.Batch:
+  """Scored, with the advantages 1, -1, 0.5, -0.5 on all tokens of the responses."""
+  rollouts = make_rollouts()
+  responses = rollout.completions(rollouts, TOKENIZER.decode)
+  batch = batch_lib.assess(rollouts, responses, EXAMPLES, rewards=TERMS)
+  return batch._replace(advantages=np.float32([[1], [-1], [0.5], [-0.5]]) * rollouts.mask)
+
+
+def test_completions_keep_the_stop_token_and_count_it():
+  found = rollout.completions(make_rollouts(), TOKENIZER.decode)
+  assert [c.text for c in found] == RESPONSES
+  assert [c.token_ids for c in found] == [(35, 50, EOS), (35, 51, EOS), (35, 57, EOS), (57, 57, 57, 57)]
+  assert [c.num_tokens for c in found] == [3, 3, 3, 4] and [c.stopped for c in found] == [True, True, True, False]
+
+
+def test_each_response_is_scored_with_its_own_example():
+  batch = make_batch()
+  assert batch.group_size == 2 and [e["answer"] for e in batch.examples] == ["2", "2", "9", "9"]
+  assert batch.rewards.dtype == np.float32 and all(part.dtype == np.float32 for part in batch.parts.values())
+  np.testing.assert_allclose(batch.rewards, [1.3, 0.3, 1.3, 0.4], rtol=1e-6)
+  assert batch.parts["right"].tolist() == [1, 0, 1, 0] and batch.parts["length"].tolist() == [3, 3, 3, 4]
+
+
+def sequences_of(values):
+  """Values of the responses behind junk for the prompts, which nobody may read."""
+  rollouts = make_rollouts()
+  prompts = rollouts.prompt_mask.sum(axis=1)
+  return [np.concatenate([np.full(n, 99.0), x[m]]).astype(np.float32) for n, x, m in zip(prompts, values, rollouts.mask, strict=True)]
+
+
+def test_evidence_holds_each_response_in_its_row():
+  batch = make_batch()
+  mask = batch.rollouts.mask
+  plain = trajectories.evidence(batch, rewards=TERMS)
+  np.testing.assert_array_equal(plain.rewards, batch.rewards)
+  np.testing.assert_allclose(plain.parts.sum(axis=0), batch.rewards, rtol=1e-6)
+  np.testing.assert_array_equal(plain.mask, mask)
+  assert plain.kl is plain.values is plain.step_rewards is plain.step_ends is None
+
+  values, old, ref = (np.arange(16.0).reshape(4, 4) * scale for scale in (1, 10, -1))
+  found = trajectories.evidence(
+    batch, rewards=TERMS, kl=lambda old, ref: old - ref, kl_coef=0.5, old_logprobs=sequences_of(old), ref_logprobs=sequences_of(ref),
+    values=sequences_of(values), step_rewards=lambda row, ids: [(1, float(row["level"])), (len(ids) - 1, -1.0)],
+  )  # fmt: skip
+  np.testing.assert_array_equal(found.values, values * mask)
+  np.testing.assert_array_equal(found.kl, (old - ref) * mask)
+  assert found.kl_coef == 0.5
+  np.testing.assert_array_equal(found.step_rewards, [[0, 1, -1, 0], [0, 1, -1, 0], [0, 2, -1, 0], [0, 2, 0, -1]])
+  np.testing.assert_array_equal(found.step_ends, found.step_rewards != 0)
+
+
+def test_whole_sequences_put_zeros_for_the_prompts():
+  values = np.arange(1.0, 17.0).reshape(4, 4)
+  found = trajectories.whole_sequences(values, make_rollouts())
+  for x, sequence in zip(found, trajectories.trajectories(make_rollouts()), strict=True):
+    assert len(x) == len(sequence.tokens) and not x[sequence.mask == 0].any()
+  assert found[3].tolist() == [0, 0, 13, 14, 15, 16]
+
+
+def test_trajectories_join_prompt_and_response():
+  rollouts = make_rollouts()
+  found = trajectories.trajectories(rollouts)
+  bos = TOKENIZER.bos_id
+  assert found[0].tokens.tolist() == [bos, 49, 43, 49, 35, 50, EOS]
+  assert found[3].tokens.tolist() == [bos, 57, 57, 57, 57, 57]
+  assert found[0].mask.tolist() == [0, 0, 0, 0, 1, 1, 1] and found[3].mask.tolist() == [0, 0, 1, 1, 1, 1]
+  for row, sequence in enumerate(found):
+    num_prompt = int(rollouts.prompt_mask[row].sum())
+    assert not sequence.advantages.any()
+    np.testing.assert_array_equal(sequence.sampler_logprobs[num_prompt:], rollouts.logprobs[row][rollouts.mask[row]])
+    assert not sequence.sampler_logprobs[:num_prompt].any()
+    assert sequence.routing is None
+    assert (sequence.tokens.dtype, *(x.dtype for x in sequence[1:4])) == (np.int32, *3 * [np.dtype("float32")])
+
+
+def test_metrics_by_hand():
+  row = batch_lib.metrics(make_batch())
+  digest = row.pop("rollout/tokens_sha256")
+  assert len(digest) == 64
+  expected = {
+    "critic/rewards/mean": 0.825,
+    "critic/rewards/max": 1.3,
+    "critic/rewards/min": 0.3,
+    "critic/advantages/mean": -0.5 / 13,  # Over tokens: the last response has one more.
+    "critic/advantages/max": 1.0,
+    "critic/advantages/min": -1.0,
+    "response_length/mean": 3.25,
+    "response_length/max": 4,
+    "response_length/min": 3,
+    "response_length/clip_ratio": 0.25,
+    "prompt_length/mean": 3.0,
+    "reward/right/mean": 0.5,
+    "reward/length/mean": 3.25,
+    "rewards/failed": 0.0,
+    "rollout/counted": 1.0,
+    "group/frac_reward_zero_std": 0.0,
+  }
+  assert row.keys() == expected.keys() and all(type(value) is float for value in row.values())
+  np.testing.assert_allclose([row[name] for name in expected], list(expected.values()), atol=1e-6)
+
+
+def test_groups_without_signal_are_counted():
+  batch = make_batch()._replace(rewards=np.float32([0.1, 0.1, 0.1, 0.2]))
+  assert batch_lib.metrics(batch)["group/frac_reward_zero_std"] == 0.5
+
+
+def test_the_digest_tells_any_token_apart():
+  batch = make_batch()
+  digest = lambda rollouts: batch_lib.metrics(batch._replace(rollouts=rollouts))["rollout/tokens_sha256"]
+  seen = {digest(batch.rollouts)}
+  for row, slot in np.ndindex(batch.rollouts.tokens.shape):
+    tokens = batch.rollouts.tokens.copy()
+    tokens[row, slot] ^= 1
+    seen.add(digest(batch.rollouts._replace(tokens=tokens)))
+  mask = batch.rollouts.mask.copy()
+  mask[0, 3] = True
+  seen.add(digest(batch.rollouts._replace(mask=mask)))
+  assert len(seen) == 1 + 16 + 1
+  assert digest(jax.tree.map(np.copy, batch.rollouts)) in seen
+  assert digest(batch.rollouts._replace(logprobs=batch.rollouts.logprobs + 1)) in seen  # Of the tokens, and nothing else.
+
+
+@pytest.mark.parametrize(("num_rows", "expected"), [(0, []), (1, [0]), (2, [0, 2]), (3, [0, 1, 2]), (9, [0, 1, 2, 3])])
+def test_sample_rows_come_from_as_many_prompts_as_there_are(num_rows, expected):
+  rows = batch_lib.sample_rows(make_batch(), num_rows=num_rows, token_text=TOKENIZER.decode)
+  assert [row["response"] for row in rows] == [RESPONSES[i] for i in expected]
+
+
+def test_a_sample_row_by_hand():
+  (row,) = batch_lib.sample_rows(make_batch(), num_rows=1, token_text=TOKENIZER.decode)
+  assert row["tokens"] == ["#", "2", ""] and row["token_ids"] == [35, 50, EOS] and row["logprobs"] == [-0.5, -1.5, -2.5]
+  assert (row["prompt"], row["answer"], row["level"], row["num_tokens"], row["stopped"]) == ("1+1", "2", 1, 3, True)
+  np.testing.assert_allclose([row["reward"], row["advantage"]], [1.3, 1.0], rtol=1e-6)
+
+
+def test_a_sample_row_has_the_responses_part_of_its_token_scores():
+  scores = [{"entropy": np.array([9, 9, 9, 0.1, 1 / 3, np.nan]), "gate_weight": np.full(6, np.nan)} for _ in RESPONSES]
+  (row,) = batch_lib.sample_rows(make_batch(), num_rows=1, token_text=TOKENIZER.decode, token_scores=scores)
+  assert row["entropy"][:2] == [0.1, 0.333333] and np.isnan(row["entropy"][2]) and "gate_weight" not in row
+
+
+def test_draw_hands_encoded_prompts_to_the_sampler_and_brings_its_rollouts_to_the_host():
+  mesh, seen = mesh_lib.make_mesh(data=2, fsdp=1, tensor=4), {}
+
+  def sample(params, prompts, prompt_mask, key):
+    seen.update(params=params, prompts=prompts, mask=prompt_mask, key=key)
+    return jax.tree.map(jnp.asarray, make_rollouts())
+
+  key = jax.random.key(3)
+  rollouts, responses = rollout.draw(sample, "weights", EXAMPLES, key, mesh=mesh, tokenizer=TOKENIZER, prompt_buckets=(5, 9))
+  assert seen["params"] == "weights" and seen["key"] is key
+  np.testing.assert_array_equal(seen["prompts"], make_rollouts().prompts[::2])
+  np.testing.assert_array_equal(seen["mask"], make_rollouts().prompt_mask[::2])
+  assert seen["prompts"].sharding == mesh_lib.row_sharding(mesh)
+  assert all(isinstance(leaf, np.ndarray) for leaf in jax.tree.leaves(rollouts)) and rollouts.routing is None
+  assert [response.text for response in responses] == RESPONSES
+
+
+def fails_on(text):
+  """As `right`, but it cannot judge one response."""
+  return lambda completion, example: float("nan") if completion.text == text else right(completion, example)
+
+
+def test_a_response_without_a_reward_counts_nowhere():
+  rollouts = make_rollouts()
+  responses = rollout.completions(rollouts, TOKENIZER.decode)
+  batch = batch_lib.assess(rollouts, responses, EXAMPLES, rewards=[WeightedReward("right", fails_on("#3"))])
+  assert batch.failed == [None, "not_finite", None, None] and batch.valid.tolist() == [True, False, True, True]
+  batch = batch._replace(counted=batch_lib.counted(batch, skips_truncated=False, whole_groups=False))
+  assert batch.counted.tolist() == [True, False, True, True]
+  assert [sequence.mask.sum() for sequence in trajectories.trajectories(rollouts, batch.counted)] == [3, 0, 3, 4]
+  found = trajectories.evidence(batch, rewards=[WeightedReward("right", fails_on("#3"))])
+  assert found.mask.sum(axis=1).tolist() == [3, 0, 3, 4] and found.valid.tolist() == [True, False, True, True]
+  row = batch_lib.metrics(batch._replace(advantages=np.ones((4, 4), np.float32)))
+  assert row["rewards/failed"] == row["rewards/failed/not_finite"] == 1 and "rewards/failed/timeout" not in row
+  assert row["reward/right/mean"] == pytest.approx(2 / 3) and row["rollout/counted"] == 0.75
+
+
+def test_what_is_left_out():
+  batch = make_batch()._replace(failed=["died", None, None, None])
+  choose = lambda truncated, groups: batch_lib.counted(batch, skips_truncated=truncated, whole_groups=groups).tolist()
+  assert choose(False, False) == [False, True, True, True]
+  assert choose(False, True) == [False, False, True, True]
+  assert choose(True, False) == [False, True, True, False], "the last one was cut short"
+
+
+def test_verdicts_leave_out_what_only_shapes_the_reward():
+  rollouts = make_rollouts()
+  terms = [TERMS[0], TERMS[1]._replace(shapes=True)]
+  batch = batch_lib.assess(rollouts, rollout.completions(rollouts, TOKENIZER.decode), EXAMPLES, rewards=terms)
+  assert batch.verdicts.tolist() == [1, 0, 1, 0] and batch.rewards[3] == pytest.approx(0.4)

@@ -1,0 +1,70 @@
+"""The phases of a run: each second is booked once, and everyone who watches is told."""
+
+import time
+
+import numpy as np
+import pytest
+
+from jaxrl_llm.run import faults
+from jaxrl_llm.run.phases import Phases
+from jaxrl_llm.run.profiling import Profiler
+from jaxrl_llm.run.watchdog import Watchdog
+from jaxrl_llm.workdir import summary
+
+
+class Told(Profiler, Watchdog):
+  """In the place of both."""
+
+  def __init__(self):
+    self.phases, self.looks = [], []
+
+  def phase(self, name):
+    self.phases.append(name)
+
+  def look_at(self, *args):
+    self.looks.append(args)
+
+
+def make(planned=""):
+  told, clock = Told(), summary.Clock()
+  return Phases(clock, told, told, faults.planned(planned)), told, clock
+
+
+def test_every_second_is_booked_once():
+  phases, told, clock = make()
+  phases.begin_step(3, "rollout")
+  time.sleep(0.02)
+  waits_for = lambda: "two answers"
+  phases.begin("reward", waits_for=waits_for)
+  time.sleep(0.01)
+  phases.begin("other")
+  assert set(phases.timing) == {"timing_s/rollout", "timing_s/reward"}
+  assert phases.timing["timing_s/rollout"] >= 0.02 and phases.timing["timing_s/reward"] >= 0.01
+  assert told.phases == ["rollout", "reward", "other"]
+  assert told.looks == [("rollout", 3, None), ("reward", 3, waits_for), ("other", 3, None)]
+  phases.begin("eval", 8)
+  assert set(phases.end()) == {"timing_s/eval"} and told.looks[-1] == ("eval", 8, None)
+  phases.begin_step(4, "rollout")
+  assert phases.timing == {} and phases.step == 4
+  record = {"seconds": {}}
+  clock.settle(record)
+  assert record["seconds"]["rollout"] >= 0.02 and record["seconds"]["other"] >= 0
+
+
+def test_faults_strike_where_a_phase_begins():
+  phases, _, _ = make("reward:2:fail,manifest:12:fail")
+  phases.begin_step(1, "reward")
+  phases.begin_step(2, "rollout")
+  with pytest.raises(OSError, match="reward, step 2"):
+    phases.begin("reward")
+  with pytest.raises(OSError, match="manifest, step 12"):
+    phases.strike("manifest", 12)
+
+
+def test_poison_is_of_the_step():
+  phases, _, _ = make("update:2:inf")
+  values = np.ones((2, 2))
+  phases.begin_step(1, "update")
+  assert phases.poison("update", values) is values
+  phases.begin_step(2, "update")
+  assert phases.poison("update", values).tolist() == [[float("inf")] * 2, [1, 1]]

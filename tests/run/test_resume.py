@@ -1,0 +1,89 @@
+"""What only some runs hold, a reference and a critic, survives a kill bit for bit; `experiments/test_storm.py` kills at random."""
+
+import json
+import pathlib
+import signal
+import subprocess
+import time
+
+import jax
+import numpy as np
+import pytest
+
+from jaxrl_llm.run import experiment
+from jaxrl_llm.workdir import checkpoint
+from jaxrl_llm.workdir.metrics import read_rows
+from tests.runs import ROOT, VARIED, call, command, environment, flags, quick, tiny_config
+
+OVERRIDES = VARIED | {
+  "num_steps": 16, "warm_start.num_steps": 16, "warm_start.batch_size": 8, "checkpoint.every": 8, "checkpoint.warm_start_every": 8,
+  "eval.every": 8, "log.num_table_rows": 0, "log.tensorboard": False,
+}  # fmt: skip
+
+
+def kill_when(args: list[str], workdir: pathlib.Path, phase: str, step: int) -> int:
+  """Starts the run and kills it once the phase's step is on disk; gives the last step of the phase on disk."""
+  process = subprocess.Popen(command(*args), cwd=ROOT, env=environment(), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+  marker = f'{{"step": {step}, "phase": "{phase}"'.encode()
+  path, until = workdir / "metrics.jsonl", time.monotonic() + 200
+  while not (path.exists() and marker in path.read_bytes()):
+    assert process.poll() is None and time.monotonic() < until, "the run ended, or hung, before it could be killed"
+    time.sleep(0.001)
+  process.send_signal(signal.SIGKILL)
+  assert process.wait() == -signal.SIGKILL
+  return max(row["step"] for row in read_rows(path) if row["phase"] == phase)
+
+
+def lines(workdir: pathlib.Path) -> list[str]:
+  """The rows without what depends on the clock and the machine; JSON writes a float's shortest exact form, so equal text is equal bits."""
+  varies = ("timing_s/", "perf/throughput", "perf/compiles", "perf/max_memory_allocated_gb")
+  return [json.dumps({name: x for name, x in row.items() if not name.startswith(varies)}) for row in read_rows(workdir / "metrics.jsonl")]
+
+
+def final_arrays(workdir: pathlib.Path, name: str, changes: dict) -> list[np.ndarray]:
+  with quick():
+    built = experiment.build(tiny_config(name, OVERRIDES | changes))
+  abstract = {"state": built.abstract_state}
+  if "ref_logprobs" in built.needs:
+    abstract["reference"] = built.abstract_state.params
+  if built.critic is not None:
+    abstract["critic"] = built.critic.abstract_state
+  arrays, record = checkpoint.restore_latest(checkpoint.open_checkpoints(workdir / "checkpoints", keep=2), abstract)
+  assert (record["warm_steps"], record["rl_steps"]) == (16, 16)
+  return [np.asarray(leaf) for leaf in jax.tree.leaves(arrays)]
+
+
+def assert_equal_runs(golden: pathlib.Path, killed: pathlib.Path, name: str, changes: dict) -> None:
+  assert lines(killed) == lines(golden)
+  rl_rows = [row for row in read_rows(golden / "metrics.jsonl") if row["phase"] == "rl"]
+  norms = [row.get("actor/grad_norm", row.get("critic/grad_norm")) for row in rl_rows]
+  assert len(rl_rows) == 16 and min(norms) > 0, "a run without gradients would prove little"
+  summaries = [json.loads((workdir / "summary.json").read_text()) for workdir in (golden, killed)]
+  for field in ("status", "accuracy_start", "accuracy_final", "num_steps", "warm_start_steps", "tokens", "skipped_steps"):
+    assert summaries[0][field] == summaries[1][field], field
+  for one, other in zip(final_arrays(golden, name, changes), final_arrays(killed, name, changes), strict=True):
+    assert one.dtype == other.dtype and np.array_equal(one, other)
+  samples = [(workdir / "samples.jsonl").read_bytes() for workdir in (golden, killed)]
+  assert samples[0] == samples[1]
+
+
+def golden_run(args: list[str], workdir: pathlib.Path) -> None:
+  """The same run, unbroken."""
+  result = call(*args, f"--workdir={workdir}")
+  assert result.returncode == 0, result.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["grpo", "ppo"])
+def test_the_reference_and_the_critic_are_kept(name, tmp_path):
+  """GRPO's frozen reference, PPO's critic, its optimizer and an adaptive coefficient travel in the checkpoint: with fresh ones the losses
+  would be others."""
+  adaptive = {"reward.kl_coef": 0.1, "kl.target": 0.01, "kl.horizon": 500} if name == "ppo" else {}
+  args = [f"--config=configs/{name}.py:tiny", *flags(OVERRIDES | adaptive)]
+  golden_run(args, tmp_path / "golden")
+  args_killed = [*args, f"--workdir={tmp_path / 'killed'}"]
+  assert 10 <= kill_when(args_killed, tmp_path / "killed", "rl", 10) < 16
+  result = call(*args_killed)
+  assert result.returncode == 0 and "resumed" in result.stdout, result.stderr
+  assert json.loads((tmp_path / "killed" / "summary.json").read_text())["attempts"] == 2
+  assert_equal_runs(tmp_path / "golden", tmp_path / "killed", name, adaptive)

@@ -1,0 +1,109 @@
+"""How a run ends before its time: SIGTERM, Ctrl-C once and twice, a phase that never ends; and that it goes on as if nothing had been."""
+
+import json
+import signal
+import subprocess
+import time
+
+import pytest
+
+from jaxrl_llm.workdir.metrics import read_rows
+from tests.runs import ROOT, VARIED, call, command, environment, flags
+
+pytestmark = pytest.mark.slow
+
+OVERRIDES = VARIED | {
+  "warm_start.num_steps": 4, "num_steps": 6, "checkpoint.every": 6, "eval.every": 6, "log.num_table_rows": 0, "log.tensorboard": False,
+  "log.samples_every": 1,
+}  # fmt: skip
+VARIES = ("timing_s/", "perf/throughput", "perf/compiles", "perf/max_memory_allocated_gb")
+
+
+def args(workdir, **changes):
+  return ["--config=configs/gspo.py:tiny", *flags(OVERRIDES | changes), f"--workdir={workdir}"]
+
+
+def rows(workdir):
+  return [{name: x for name, x in row.items() if not name.startswith(VARIES)} for row in read_rows(workdir / "metrics.jsonl")]
+
+
+def with_fault(fault, workdir, **changes):
+  settings = environment() | {"JAXRL_FAULT": fault}
+  return subprocess.run(command(*args(workdir, **changes)), cwd=ROOT, env=settings, capture_output=True, text=True, timeout=300)
+
+
+def saved(workdir):
+  return sorted(int(path.name) for path in (workdir / "checkpoints").iterdir() if path.name.isdecimal())
+
+
+@pytest.fixture(scope="module")
+def golden(tmp_path_factory):
+  workdir = tmp_path_factory.mktemp("golden") / "run"
+  result = call(*args(workdir))
+  assert result.returncode == 0, result.stderr
+  return workdir
+
+
+def assert_goes_on(workdir, golden):
+  result = call(*args(workdir))
+  assert result.returncode == 0 and "resumed" in result.stdout, result.stdout + result.stderr
+  assert rows(workdir) == rows(golden)
+  assert (workdir / "samples.jsonl").read_bytes() == (golden / "samples.jsonl").read_bytes()
+
+
+@pytest.mark.parametrize("phase", ["rollout", "advantages", "update"])
+def test_a_step_that_has_not_learned_is_given_up(phase, golden, tmp_path):
+  """In the middle of step 3: the checkpoint is of the end of step 2, or of step 3 where its updates have begun."""
+  workdir = tmp_path / "run"
+  result = with_fault(f"{phase}:3:term,{phase}:3:pause", workdir)
+  assert result.returncode == 42 and "error: stopped by SIGTERM; the same command goes on" in result.stderr, result.stderr
+  assert saved(workdir)[-1] == 4 + (3 if phase == "update" else 2)
+  assert json.loads((workdir / "summary.json").read_text())["status"] == "stopped: SIGTERM"
+  assert_goes_on(workdir, golden)
+
+
+def test_ctrl_c_once_saves(golden, tmp_path):
+  workdir = tmp_path / "run"
+  result = with_fault("rollout:3:interrupt,rollout:3:pause", workdir)
+  assert result.returncode == 130, result.stderr
+  assert "Ctrl-C: the run saves a checkpoint and ends; once more leaves at once" in result.stdout
+  assert "error: stopped by Ctrl-C; the same command goes on from checkpoint 6" in result.stderr and "Traceback" not in result.stderr
+  assert_goes_on(workdir, golden)
+
+
+def test_ctrl_c_twice_leaves_at_once(golden, tmp_path):
+  workdir = tmp_path / "run"
+  settings = environment() | {"JAXRL_FAULT": "rollout:3:hang"}
+  process = subprocess.Popen(command(*args(workdir)), cwd=ROOT, env=settings, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+  until = time.monotonic() + 200
+  while not any((row["phase"], row["step"]) == ("rl", 2) for row in read_rows(workdir / "metrics.jsonl")):
+    assert process.poll() is None and time.monotonic() < until
+    time.sleep(0.02)
+  time.sleep(0.5)
+  process.send_signal(signal.SIGINT)
+  time.sleep(1.0)
+  assert process.poll() is None, "the first one waits for a place where it can save"
+  process.send_signal(signal.SIGINT)
+  _, errors = process.communicate(timeout=60)
+  assert process.returncode == 130 and "Traceback" not in errors
+  assert "interrupted; the same command goes on from the last checkpoint" in errors
+  assert_goes_on(workdir, golden)
+
+
+def test_a_phase_that_never_ends(golden, tmp_path):
+  workdir = tmp_path / "run"
+  result = with_fault("reward:2:hang", workdir, **{"watchdog.seconds": 20})
+  assert result.returncode == 42, result.stderr
+  assert "error: the phase reward of step 2 has taken 20 s, more than config.watchdog.seconds=20; waiting for " in result.stderr
+  (stacks,) = (workdir / "logs").glob("stacks-*.txt")
+  assert "in strike" in stacks.read_text(), "the line that it hangs in"
+  assert "the phase reward of step 2" in (workdir / "logs" / "attempt-1.log").read_text()
+
+
+def test_told_to_end_in_a_phase_that_never_ends(golden, tmp_path):
+  workdir = tmp_path / "run"
+  settings = environment() | {"JAXRL_FAULT": "rollout:3:term,rollout:3:hang"}
+  changed = args(workdir, **{"watchdog.stop_seconds": 2})
+  result = subprocess.run(command(*changed), cwd=ROOT, env=settings, capture_output=True, text=True, timeout=300)
+  assert result.returncode == 42, result.stderr
+  assert "error: stopped by SIGTERM in the phase rollout of step 3, 2 s after it" in result.stderr

@@ -1,0 +1,69 @@
+"""Rewards in the shadow of generation: the same batch, scored piece by piece while others are still drawn."""
+
+import jax
+import numpy as np
+import pytest
+
+from jaxrl_llm.config.check import problems
+from jaxrl_llm.pretrained.byte_tokenizer import ByteTokenizer
+from jaxrl_llm.rewards import WeightedReward
+from jaxrl_llm.rollouts import batch as batch_lib
+from jaxrl_llm.rollouts import rollout
+from jaxrl_llm.sampler import Finished
+from jaxrl_llm.types import Rollouts, StopReason
+from tests.rollouts.test_partial import SHORT, assert_same_run
+from tests.rollouts.test_rollout import EXAMPLES, TERMS, make_rollouts
+from tests.runs import run_here, tiny_config
+
+TOKENIZER = ByteTokenizer()
+
+
+def rollouts_with(reasons: list[int]) -> Rollouts:
+  return make_rollouts()._replace(reasons=np.array(reasons, np.int8))
+
+
+def parts_of(rollouts: Rollouts, *numbers: list[int]) -> list[Finished]:
+  return [Finished(np.array(rows), jax.tree.map(lambda x, rows=rows: x[rows], rollouts), 3 * i) for i, rows in enumerate(numbers)]
+
+
+def test_pieces_make_the_batch_of_one_piece():
+  """Whatever the order in which sequences finish; and each is scored once, with its own example."""
+  rollouts, scored = rollouts_with([1, 1, 1, 0]), []
+  responses = rollout.completions(rollouts, TOKENIZER.decode)
+  whole = batch_lib.assess(rollouts, responses, EXAMPLES, rewards=TERMS)
+
+  def watched(completion, example):
+    scored.append((completion.text, example["answer"]))
+    return TERMS[0].fn(completion, example)
+
+  terms = [WeightedReward("right", watched), TERMS[1]]
+  stream = iter(parts_of(rollouts, [2], [3, 0], [1]))
+  drawn, seconds = rollout.follow(stream, EXAMPLES, TOKENIZER, rewards=terms, group_size=2)
+  assert scored == [("#9", "9"), ("9999", "9"), ("#2", "2")] and seconds > 0  # The last one waits: nothing is drawn beside it.
+  assert [known is None for known in drawn.scores] == [False, True, False, False]
+  batch = batch_lib.assess(drawn.rollouts, drawn.responses, drawn.examples, rewards=terms, scores=drawn.scores)
+  assert len(scored) == 4 and scored[-1] == ("#3", "2")
+  for one, other in zip(jax.tree.leaves(batch), jax.tree.leaves(whole), strict=True):
+    assert np.asarray(one).dtype == np.asarray(other).dtype and np.array_equal(one, other)
+  assert batch.completions == whole.completions and batch.group_size == 2
+
+
+def test_what_goes_on_later_is_not_scored():
+  rollouts = rollouts_with([1, 1, StopReason.UNFINISHED, 0])
+  drawn, _ = rollout.follow(iter(parts_of(rollouts, [2, 3], [0, 1])), EXAMPLES, TOKENIZER, rewards=TERMS, group_size=2)
+  assert [known is None for known in drawn.scores] == [True, True, True, False]
+  kept = rollout.select(drawn, np.array([2, 3]))
+  assert [known is None for known in kept.scores] == [True, False] and kept.examples == EXAMPLES[1:]
+  assert [response.text for response in kept.responses] == ["#9", "9999"]
+  np.testing.assert_array_equal(kept.rollouts.tokens, rollouts.tokens[2:])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("changes", [{}, {"rollout.slots": 8}, {"rollout.prompt_buckets": (7, 9)}, {"mesh.sampler": 2}], ids=str)
+def test_a_streamed_run_is_the_same_run(changes, tmp_path):
+  devices = 4 if "mesh.sampler" in changes else 1
+  for every in (0, 4):
+    config = tiny_config(overrides=SHORT | {"rollout.spare_prompts": 0} | changes | {"rollout.report_every": every})
+    assert problems(config) == []
+    run_here(config, tmp_path / str(every), devices=devices)
+  assert_same_run(tmp_path / "0", tmp_path / "4")

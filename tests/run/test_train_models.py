@@ -1,0 +1,111 @@
+"""Whole runs of models that are more than a preset: from a checkpoint, with adapters, with experts and replayed routes."""
+
+import json
+
+import jax
+import numpy as np
+import pytest
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+from jaxrl_llm import export, train
+from jaxrl_llm.models import load, make_model, merge, preset, save_hf
+from jaxrl_llm.pretrained import where
+from jaxrl_llm.workdir import claim
+from tests.runs import VARIED, column, quick, run_here, tiny_config
+
+SHORT = VARIED | {"num_steps": 2, "warm_start.num_steps": 0, "eval.every": 2, "log.tensorboard": False}
+TEMPLATE = "{% for m in messages %}{{ '<bos>' + m['content'] }}{% endfor %}"
+
+
+@pytest.fixture(scope="module")
+def checkpoint_folder(tmp_path_factory):
+  """A policy of random weights with a tokenizer of bytes, as a folder of Hugging Face's format."""
+  source, folder = tmp_path_factory.mktemp("tokenizer"), tmp_path_factory.mktemp("checkpoint") / "nano"
+  specials = ["<pad>", "<bos>", "<eos>"]
+  vocabulary = {token: i for i, token in enumerate([*specials, *sorted(pre_tokenizers.ByteLevel.alphabet())])}
+  tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
+  tokenizer.pre_tokenizer, tokenizer.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
+  tokenizer.add_special_tokens(specials)
+  tokenizer.save(str(source / "tokenizer.json"))
+  config = {"pad_token": "<pad>", "bos_token": "<bos>", "eos_token": "<eos>", "chat_template": TEMPLATE}
+  (source / "tokenizer_config.json").write_text(json.dumps(config))
+  model = make_model(preset("nano", vocab_size=264))
+  save_hf(folder, model, model.init(jax.random.key(7)), tokenizer_from=source)
+  return folder
+
+
+@pytest.mark.slow
+def test_adapters_on_a_checkpoint_train_and_resume(checkpoint_folder, tmp_path, monkeypatch):
+  """The base stays the checkpoint's, is its own reference, and is not saved again."""
+  overrides = SHORT | {"model.path": str(checkpoint_folder), "model.lora_rank": 4, "objective.kl_coef": 0.1, "learner.learning_rate": 1e-2}
+  config = tiny_config("grpo", overrides)
+  claim.claim(tmp_path, config.to_dict())
+  with quick():
+    this = train.start(config, tmp_path)
+    assert this.reference is None
+    train.proceed(this)
+    again = train.start(config, tmp_path)
+    assert export.main([str(tmp_path), str(tmp_path / "exported")]) == 0
+  _, published = load(checkpoint_folder)
+  for path, x in jax.tree_util.tree_leaves_with_path(this.state.params):
+    restored, base = again.state.params, published
+    for key in path:
+      restored, base = restored[key.key], base.get(key.key, {}) if isinstance(base, dict) else base
+    assert np.array_equal(x, restored), path
+    if "_lora_" in path[-1].key:
+      assert path[-1].key.endswith("a") or np.any(np.asarray(x) != 0)
+    else:
+      assert np.array_equal(x, base), path
+  exported, params = load(tmp_path / "exported")
+  with quick(), pytest.raises(ValueError, match="found other weights in"):
+    monkeypatch.setattr(where, "fingerprint", lambda path: "of other weights")
+    train.start(config, tmp_path)
+  _, merged = merge(this.experiment.model, this.state.params)
+  assert exported.config.lora is None and jax.tree.all(jax.tree.map(np.array_equal, params, merged))
+  assert (tmp_path / "exported" / "tokenizer.json").read_bytes() == (checkpoint_folder / "tokenizer.json").read_bytes()
+
+  # At the first update adapters add nothing, so the policy is its reference; metrics are means over the step's two updates.
+  divergence = column(tmp_path, "actor/ref_kl")
+  assert 0 < divergence[0] < divergence[-1]
+  saved = sum(file.stat().st_size for file in (tmp_path / "checkpoints").rglob("*") if file.is_file())
+  assert saved < 10 * 4 * sum(x.size for p, x in jax.tree_util.tree_leaves_with_path(this.state.params) if "_lora_" in p[-1].key) + 200_000
+
+
+@pytest.mark.parametrize(
+  ("files", "message"), [({}, "found no config of a run"), ({"config.json": "{}"}, "found no checkpoints, expected the folder of a run")]
+)
+def test_exporting_what_is_no_run_is_refused(files, message, tmp_path, capsys):
+  for name, text in files.items():
+    (tmp_path / name).write_text(text)
+  assert export.main([str(tmp_path), str(tmp_path / "exported")]) == 2
+  assert message in capsys.readouterr().err and not (tmp_path / "exported").exists()
+
+
+def test_a_run_starts_from_the_checkpoints_weights(checkpoint_folder, tmp_path):
+  config = tiny_config("gspo", SHORT | {"model.path": str(checkpoint_folder)})
+  with quick():
+    this = train.start(config, tmp_path)
+  _, published = load(checkpoint_folder)
+  assert jax.tree.all(jax.tree.map(np.array_equal, this.state.params, published))
+  assert this.experiment.task.tokenizer.encode_prompt("7+8") == this.experiment.task.tokenizer.encode("<bos>7+8")
+
+
+@pytest.mark.parametrize("replay", ["R3", pytest.param("R2", marks=pytest.mark.slow), pytest.param(None, marks=pytest.mark.slow)])
+def test_experts_with_a_sampler_of_lower_precision(replay, tmp_path):
+  overrides = SHORT | {
+    "warm_start.num_steps": 2, "model.preset": "nano-moe", "model.sampler_dtype": "bfloat16", "moe.replay": replay,
+    "moe.measure_every": 1, "moe.balance_coef": 0.01, "moe.z_coef": 0.001, "learner.old_logprobs": "learner",
+  }  # fmt: skip
+  if replay is None:
+    del overrides["moe.replay"]
+  run_here(tiny_config("gspo", overrides), tmp_path)
+  names = ("moe/expert_change/update", "moe/expert_change/sampler", "moe/balance_loss", "moe/z_loss", "moe/load_max")
+  found = {name: column(tmp_path, name) for name in names}
+  assert all(np.all(np.isfinite(values)) for values in found.values())
+  assert all(0 <= x <= 1 for x in found["moe/expert_change/update"] + found["moe/expert_change/sampler"])
+  assert min(found["moe/balance_loss"]) > 0 and min(found["moe/load_max"]) >= 1
+  if replay == "R3":
+    assert set(found["moe/expert_change/sampler"]) == {0.0}  # Replayed, the learner's routes at π_old are the sampler's.
+  if replay:
+    assert set(column(tmp_path, "moe/replay_fallback")) == {0.0} and min(column(tmp_path, "moe/replay_mb")) > 0
+    assert all(0 <= x <= 1 for x in column(tmp_path, "moe/replay_expert_change"))

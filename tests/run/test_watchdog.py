@@ -1,0 +1,91 @@
+"""A run that stands still ends; one that moves does not; a machine that stops does not wait for a long phase."""
+
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+
+from jaxrl_llm.run import watchdog
+from jaxrl_llm.run.watchdog import Watchdog
+from tests.runs import ROOT, environment
+
+
+class Ending:
+  """What a watchdog calls instead of ending the tests."""
+
+  def __init__(self):
+    self.status, self.over = None, threading.Event()
+
+  def __call__(self, status):
+    self.status = status
+    self.over.set()
+
+
+@pytest.fixture(autouse=True)
+def quick_looks(monkeypatch):
+  monkeypatch.setattr(watchdog, "_LOOK_SECONDS", 0.01)
+  monkeypatch.setattr(watchdog, "_ASK_SECONDS", 0.02)
+
+
+def make(folder, ending, *, seconds=60.0, stop_seconds=60.0, told=lambda: False):
+  return Watchdog(seconds, stop_seconds=stop_seconds, folder=folder, told_to_end=told, leave=ending)
+
+
+def test_a_phase_that_takes_too_long(tmp_path, capfd):
+  ending = Ending()
+  with make(tmp_path / "logs", ending, seconds=0.1) as dog:
+    dog.look_at("reward", 7, lambda: "the answer of worker 3")
+    assert ending.over.wait(10)
+  assert ending.status == 42
+  (line,) = [line for line in capfd.readouterr().err.splitlines() if line.startswith("error")]
+  for part in ("the phase reward of step 7", "seconds=0.1", "waiting for the answer of worker 3", "logs/stacks-", "goes on"):
+    assert part in line
+  (stacks,) = (tmp_path / "logs").iterdir()
+  text = stacks.read_text()
+  assert "reward of step 7" in text and "test_a_phase_that_takes_too_long" in text, "the stacks of all threads, this one's among them"
+
+
+def test_a_question_that_fails_does_not_stop_it(tmp_path, capfd):
+  ending = Ending()
+  with make(tmp_path, ending, seconds=0.05) as dog:
+    dog.look_at("reward", 1, lambda: [][0])
+    assert ending.over.wait(10)
+  assert "what cannot be told (IndexError)" in capfd.readouterr().err
+
+
+def test_a_run_that_moves_is_left_alone(tmp_path):
+  ending = Ending()
+  with make(tmp_path, ending, seconds=0.5) as dog:
+    for step in range(20):
+      dog.look_at("update", step)
+      time.sleep(0.05)
+  assert not ending.over.wait(0.6), "and outside of it nobody watches"
+
+
+def test_told_to_end_in_a_long_phase(tmp_path, capfd):
+  ending = Ending()
+  with make(tmp_path, ending, stop_seconds=0.1, told=lambda: True) as dog:
+    dog.look_at("rollout", 4)
+    assert ending.over.wait(10)
+  assert ending.status == 42 and "stopped by SIGTERM in the phase rollout of step 4" in capfd.readouterr().err
+  assert not list(tmp_path.iterdir()), "nothing hangs: no stacks"
+
+
+def test_a_save_is_waited_for(tmp_path):
+  ending = Ending()
+  with make(tmp_path, ending, stop_seconds=0.05, told=lambda: True) as dog:
+    dog.look_at(watchdog.SAVE, 4)
+    assert not ending.over.wait(0.5)
+
+
+def test_a_thread_that_holds_no_lock_can_hang_for_good(tmp_path):
+  """For real: the process ends with 42 although its main thread never comes back."""
+  source = (
+    "import threading\nfrom pathlib import Path\nfrom jaxrl_llm.run.watchdog import Watchdog\n"
+    f"with Watchdog(0.3, stop_seconds=60, folder=Path({str(tmp_path)!r})) as dog:\n"
+    "  dog.look_at('weight_sync', 2)\n  threading.Event().wait()\n"
+  )
+  result = subprocess.run([sys.executable, "-c", source], cwd=ROOT, env=environment(), capture_output=True, text=True, timeout=60)
+  assert result.returncode == 42 and "the phase weight_sync of step 2" in result.stderr and "most recent call first" in result.stderr

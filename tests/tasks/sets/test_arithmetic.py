@@ -1,0 +1,172 @@
+"""The problems are right, the teacher is wrong as often as it should be, and nothing leaks from test to train."""
+
+import ast
+import hashlib
+import operator
+import re
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from jaxrl_llm import tasks
+from jaxrl_llm.tasks.sets import arithmetic
+
+SOURCES = ("train", "test", "demonstrations")
+GOLDEN = ["7+8=15\n15-5=10\n#10", "7+8=5\n5-5=10\n#10", "7+8=14\n14-5=-9\n#-9", "7+8=15\n15-5=12\n#12"]
+GOLDEN_PROBLEMS = "57b267007dbd9c08"
+STEP = re.compile(r"(0|-?[1-9]\d*)([+-])(\d)=(0|-?[1-9]\d*)")
+
+
+def evaluate_by_ast(question):
+  """The value of a sum of digits, from Python's own parse of it."""
+  def value(node):
+    if isinstance(node, ast.BinOp):
+      return {ast.Add: operator.add, ast.Sub: operator.sub}[type(node.op)](value(node.left), value(node.right))
+    return node.value
+  return value(ast.parse(question, mode="eval").body)
+
+
+def read_working(row):
+  """(left, sign, term, result) of each step, and the stated answer; fails on any other form."""
+  *lines, last = row["response"].split("\n")
+  steps = []
+  for line in lines:
+    left, sign, term, result = STEP.fullmatch(line).groups()
+    steps.append((int(left), sign, int(term), int(result)))
+  assert last.startswith("#")
+  return steps, int(last[1:])
+
+
+def is_wrong(step):
+  left, sign, term, result = step
+  return (left + term if sign == "+" else left - term) != result
+
+
+def test_splits_are_disjoint(task):
+  train, test, taught = ({row["question"] for row in getattr(task, name)} for name in SOURCES)
+  assert not test & train and not test & taught
+  assert taught == train
+  assert len(train) == len(task.train) and len(test) == len(task.test)
+  assert len(task.demonstrations) == arithmetic.DEMONSTRATIONS_PER_PROBLEM * len(train)
+
+
+def test_sizes(task):
+  for level, total in ((1, 200), (2, 4000), (3, 4000)):
+    train, test = (sum(row["level"] == level for row in rows) for rows in (task.train, task.test))
+    assert train + test == total
+    assert 0.06 < test / total < 0.14
+
+
+@pytest.mark.parametrize("name", SOURCES)
+def test_rows(task, name):
+  for row in getattr(task, name):
+    assert row.keys() == {"question", "answer", "level", "prompt", "response"}
+    assert {type(row[key]) for key in ("question", "answer", "prompt", "response")} == {str} and type(row["level"]) is int
+    assert re.fullmatch(r"\d([+-]\d)+", row["question"]) and len(row["question"]) == 2 * row["level"] + 1
+    assert row["answer"] == str(evaluate_by_ast(row["question"]))
+    assert row["prompt"] == row["question"] + "\n"
+    assert bool(row["response"]) == (name == "demonstrations")
+
+
+def test_a_careful_teacher_is_right(task):
+  for row in task.test:
+    steps, answer = read_working({"response": arithmetic.working(row["question"])})
+    assert not any(map(is_wrong, steps))
+    assert str(answer) == row["answer"]
+
+
+def test_every_working_has_the_form_and_carries_on_from_its_own_values(task):
+  for row in task.demonstrations:
+    steps, answer = read_working(row)
+    assert "".join([str(steps[0][0]), *(f"{sign}{term}" for _, sign, term, _ in steps)]) == row["question"]
+    for before, after in zip(steps, steps[1:], strict=False):
+      assert after[0] == before[3]
+    assert answer == steps[-1][3]
+
+
+def test_the_teacher_errs_in_a_third_of_the_steps_independently(task):
+  wrong = {}  # [demonstration, step] by level.
+  for level in arithmetic.LEVELS:
+    wrong[level] = np.array([[is_wrong(s) for s in read_working(row)[0]] for row in task.demonstrations if row["level"] == level])
+  assert wrong[1].mean() == pytest.approx(1 / 3, abs=0.055)  # 708 steps: three standard errors.
+  for level in (2, 3):
+    np.testing.assert_allclose(wrong[level].mean(axis=0), 1 / 3, atol=0.015)
+    both = wrong[level][:, 0] & wrong[level][:, 1]
+    assert both.mean() == pytest.approx(1 / 9, abs=0.01)
+
+
+def test_final_answers_of_the_teacher(task):
+  # (2/3)^n, and a little more: two slips of the same size can cancel.
+  for level, low, high in ((1, 0.61, 0.72), (2, 0.43, 0.49), (3, 0.29, 0.35)):
+    rows = [row for row in task.demonstrations if row["level"] == level]
+    assert low < np.mean([str(read_working(row)[1]) == row["answer"] for row in rows]) < high
+
+
+def test_slips_are_plausible(task):
+  sizes = set()
+  for row in task.demonstrations:
+    for left, sign, term, result in read_working(row)[0]:
+      right = left + term if sign == "+" else left - term
+      if right not in (result, -result):
+        sizes.add(result - right)
+  assert sizes == {-10, -2, -1, 1, 2, 10}
+
+
+def test_demonstrations_of_a_problem_differ(task):
+  responses = {}
+  for row in task.demonstrations:
+    responses.setdefault(row["question"], set()).add(row["response"])
+  assert np.mean([len(different) > 1 for different in responses.values()]) > 0.85
+
+
+def test_lengths(task):
+  """Everything fits the defaults of configs/fields.py: prompts of 12 tokens, responses of 40."""
+  for rows in (task.train, task.test):
+    assert max(len(task.tokenizer.encode(row["prompt"], add_bos=True)) for row in rows) == 9
+    assert max(len(arithmetic.working(row["question"])) + 1 for row in rows) <= 31
+  assert max(len(row["response"]) + 1 for row in task.demonstrations) <= 40
+
+
+def test_two_builds_are_the_same_bytes(task, data_dir, tmp_path):
+  again = tasks.make("arithmetic", data_dir=tmp_path)
+  assert again == task
+
+  def digests(root):
+    return {str(path.relative_to(root)): hashlib.sha256(path.read_bytes()).hexdigest() for path in root.rglob("*") if path.is_file()}
+
+  assert digests(tmp_path) == digests(data_dir)
+  assert len(digests(tmp_path)) == 5
+
+
+def test_golden():
+  """Fixed for ever by VERSION: a change here needs a new one, or old copies on disk stay in use."""
+  assert [arithmetic.working("7+8-5", error_rate=1 / 3, seed=seed) for seed in range(4)] == GOLDEN
+  questions = [question for level in arithmetic.LEVELS for question in arithmetic.problems(level)]
+  assert hashlib.sha256(" ".join(questions).encode()).hexdigest()[:16] == GOLDEN_PROBLEMS
+
+
+def test_needs_neither_tensorflow_nor_jax(tmp_path):
+  program = """
+import sys
+from importlib.machinery import PathFinder
+
+class Hidden(PathFinder):
+  @classmethod
+  def find_spec(cls, name, path=None, target=None):
+    return None if name.split(".")[0] == "tensorflow" else super().find_spec(name, path, target)
+
+sys.meta_path = [Hidden if finder is PathFinder else finder for finder in sys.meta_path]
+import jaxrl_llm.rewards
+import jaxrl_llm.tasks.pipeline
+from jaxrl_llm import tasks
+from jaxrl_llm.tasks import arithmetic
+
+arithmetic._PROBLEMS_PER_LEVEL = 50
+task = tasks.make("arithmetic", data_dir=sys.argv[1])
+jaxrl_llm.tasks.pipeline.max_prompt_tokens(task.train, task.tokenizer)
+print(len(task.train) > 50, sorted({"tensorflow", "jax", "torch"} & set(sys.modules)))
+"""
+  result = subprocess.run([sys.executable, "-c", program, str(tmp_path)], capture_output=True, text=True, check=False)
+  assert result.stdout == "True []\n", result.stderr  # And a build writes nothing of its own to stdout.

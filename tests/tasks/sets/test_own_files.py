@@ -1,0 +1,183 @@
+"""One's own file becomes a task; what cannot be used is counted or refused, with its place."""
+
+import json
+import shutil
+
+import pytest
+
+from jaxrl_llm import tasks
+from jaxrl_llm.pretrained.byte_tokenizer import ByteTokenizer
+from jaxrl_llm.tasks import problem_set
+from jaxrl_llm.tasks.files import report as report_lib
+from jaxrl_llm.tasks.files import tables
+
+ROWS = [
+  {"q": f"What is {i} + 1?", "a": i + 1, "hard": f"Level {i % 3}", "hint": "Count.", "work": "so" if i % 2 else None} for i in range(60)
+]
+BAD = [
+  '{"q": "What is 0 + 1?", "a": 1, "hard": 1, "hint": "", "work": ""}',
+  '{"q": null, "a": 1, "hard": 1, "hint": "", "work": ""}',
+  '{"q": "What is blue?", "a": "blue", "hard": 1, "hint": "", "work": ""}',
+  '{"q": "What is ' + "very " * 30 + 'long?", "a": 1, "hard": 1, "hint": "", "work": ""}',
+  '{"q": "cut',
+]
+SETTINGS = {
+  "question_column": "q",
+  "answer_column": "a",
+  "level_column": "hard",
+  "response_column": "work",
+  "prompt_template": "{hint} {question}",
+}
+REASONS = {
+  "duplicate question": 1,
+  "q is null": 1,
+  "last line cut short": 1,
+  "answer is no number": 1,
+  "prompt longer than 23 tokens": 1,
+}
+
+
+@pytest.fixture(scope="module")
+def file(tmp_path_factory):
+  path = tmp_path_factory.mktemp("own") / "own.jsonl"
+  path.write_text("\n".join([*map(json.dumps, ROWS), *BAD]))
+  return path
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory):
+  return tmp_path_factory.mktemp("data")
+
+
+@pytest.fixture(scope="module")
+def own(file, root):
+  # The longest good prompt has 23 tokens.
+  return tasks.make("file", path=file, data_dir=root, max_prompt_tokens=23, **SETTINGS)
+
+
+def questions(rows):
+  return [row["question"] for row in rows]
+
+
+def test_every_row_is_kept_or_counted(own):
+  assert own.report.read == len(ROWS) + len(BAD) and own.report.kept == len(ROWS) == len(own.train) + len(own.test)
+  assert own.report.dropped == REASONS
+  assert own.report.first["answer is no number"] == "own.jsonl:63: 'blue', but the reward final_number needs one"
+  assert report_lib.in_words(own.report).startswith("65 problems read, 60 kept; 5 dropped: 1 ")
+  assert report_lib.from_json(json.loads(json.dumps(report_lib.to_json(own.report)))) == own.report
+
+
+def test_rows(own):
+  assert own.name == "file" and own.rewards == ("final_number",) and isinstance(own.tokenizer, ByteTokenizer)
+  rows = sorted([*own.train, *own.test], key=lambda row: int(row["answer"]))
+  assert rows[7] == {
+    "question": "What is 7 + 1?",
+    "answer": "8",
+    "level": 1,
+    "response": "",
+    "id": "",
+    "place": "own.jsonl:8",
+    "hint": "Count.",
+    "prompt": "Count. What is 7 + 1?",
+  }
+  assert {row["response"] for row in own.demonstrations} == {"so"}
+  assert set(questions(own.demonstrations)) == {row["question"] for row in own.train if int(row["answer"]) % 2 == 0}
+
+
+def test_the_text_alone_decides_what_is_held_out(own, root, file, tmp_path):
+  assert set(questions(own.test)) == {row["q"] for row in ROWS if problem_set.held_out(row["q"]) < 0.1}
+  assert 1 <= len(own.test) <= 15
+  some = tmp_path / "some.csv"
+  some.write_text("q,a\n" + "\n".join(f"{row['q']},{row['a']}" for row in reversed(ROWS[:30])))
+  other = tasks.make("file", path=some, data_dir=root, question_column="q", answer_column="a")
+  assert set(questions(other.test)) <= set(questions(own.test)) and len(other.test)
+  assert questions(other.train)[0] == ROWS[29]["q"]  # In the order of the file.
+
+
+def test_a_dataset_is_built_once_for_its_bytes_and_columns(file, root, own, tmp_path, monkeypatch):
+  monkeypatch.setattr(tables, "_prepare", None)  # Nothing can be built.
+  copy = tmp_path / "copy.jsonl"
+  shutil.copy(file, copy)
+  again = tasks.make("file", path=copy, data_dir=root, levels=(1,), **SETTINGS)
+  assert again.fingerprint != own.fingerprint
+  assert tasks.make("file", path=copy, data_dir=root, max_prompt_tokens=23, **SETTINGS).fingerprint == own.fingerprint
+  assert {row["level"] for row in (*again.train, *again.test)} == {1} and again.report.dropped["level not in task.levels"] == 40
+  with pytest.raises(TypeError):
+    tasks.make("file", path=file, data_dir=root, **SETTINGS | {"response_column": None})
+
+
+ERRORS = {
+  "bad_rows": ({"bad_rows": "error"}, r"own.jsonl:61: duplicate question \('What is 0 \+ 1\?'\); repair the row, or set task.bad_rows"),
+  "policy": ({"bad_rows": "skip"}, "task.bad_rows: found 'skip', expected one of drop, error$"),
+  "levels": ({"levels": (5,)}, r"task.levels: found \(5,\), but the problems of task file have 0, 1, 2; None keeps all$"),
+  "prompt": ({"max_prompt_tokens": 5}, "task file, train: found no problem that can be used .*61 prompt longer than 5 tokens"),
+  "column": ({"question_column": "qq"}, r"own.jsonl: found no column 'qq', but q, a, hard, hint, work; did you mean 'q'\?$"),
+  "template": ({"prompt_template": "{hnt}"}, r"own.jsonl: found no column 'hnt', .* did you mean 'hint'\?$"),
+  "braces": ({"prompt_template": "{question} {}"}, "task.prompt_template: found '{}'"),
+  "fraction": ({"test_fraction": 0.0}, "task.test_fraction: found 0.0, expected a number between 0 and 1"),
+  "both": ({"test_fraction": 0.5, "test_path": "SAME"}, "task.test_fraction: found 0.5 with test problems of their own"),
+  "leak": ({"test_path": "SAME"}, r"^duplicate question \(.*own.jsonl:1: .*\); none of the 65 rows can be used"),
+  "setting": ({"sorce": "x"}, r"task.sorce: task file does not read it and takes path, "),
+  "remote": ({"data_dir": "gs://bucket"}, "expected a local folder"),
+}
+
+
+@pytest.mark.parametrize("case", ERRORS)
+def test_one_line_for_what_cannot_be(case, file, root):
+  change, words = ERRORS[case]
+  settings = {"path": file, "data_dir": root} | SETTINGS | {k: file if v == "SAME" else v for k, v in change.items()}
+  with pytest.raises(ValueError, match=words) as caught:
+    tasks.make("file", **settings)
+  assert "\n" not in str(caught.value) and len(str(caught.value)) < 600
+
+
+@pytest.mark.parametrize("rows, words", [(1, "found one problem in all, expected one to train on and one to test"), (2, ""), (3, "")])
+def test_very_few_rows(rows, words, tmp_path):
+  path = tmp_path / "few.jsonl"
+  path.write_text("\n".join(json.dumps({"question": f"{i}?", "answer": i}) for i in range(rows)))
+  if words:
+    with pytest.raises(ValueError, match=words):
+      tasks.make("file", path=path, data_dir=tmp_path)
+    return
+  task = tasks.make("file", path=path, data_dir=tmp_path)
+  assert len(task.test) == 1 and len(task.train) == rows - 1
+
+
+def test_a_problem_of_both_files_stays_held_out(tmp_path):
+  for name, numbers in (("train", range(8)), ("test", range(6, 10))):
+    (tmp_path / f"{name}.jsonl").write_text("\n".join(json.dumps({"question": f"{i}?", "answer": i}) for i in numbers))
+  task = tasks.make("file", path=tmp_path / "train.jsonl", test_path=tmp_path / "test.jsonl", data_dir=tmp_path)
+  assert questions(task.train) == [f"{i}?" for i in range(6)] and questions(task.test) == [f"{i}?" for i in range(6, 10)]
+  assert task.report.dropped == {"duplicate question": 2} and task.report.kept == 10
+
+
+def test_each_side_has_a_problem_whatever_chance_says(tmp_path):
+  low, high = ([str(i) for i in range(400) if (problem_set.held_out(str(i)) < 0.1) == side][:4] for side in (True, False))
+  for some, tests in ((low, 3), (high, 1)):
+    path = tmp_path / "some.jsonl"
+    path.write_text("\n".join(json.dumps({"question": text, "answer": 1}) for text in some))
+    task = tasks.make("file", path=path, data_dir=tmp_path)  # And the other file's rows are not taken for this one's.
+    assert len(task.test) == tests and sorted(questions([*task.train, *task.test])) == sorted(some)
+
+
+def test_a_demonstration_that_is_too_long_is_not_imitated(tmp_path):
+  path = tmp_path / "a.jsonl"
+  path.write_text("\n".join(json.dumps({"question": f"{i}?", "answer": i, "response": "x" * i}) for i in range(10)))
+  task = tasks.make("file", path=path, data_dir=tmp_path, response_column="response", max_tokens=10, test_fraction=0.01)
+  assert len(task.train) == 9 and {len(row["response"]) for row in task.demonstrations} <= {1, 2, 3, 4, 5, 6}
+  assert task.report.kept == 10 and task.report.dropped == {"not imitated: longer than 10 tokens with its prompt": 3}
+
+
+def test_damage_to_the_stored_copy(own, file, root, tmp_path):
+  shutil.copytree(root / "file", tmp_path / "file")
+  for report in (tmp_path / "file").rglob("problem_report.json"):
+    report.unlink()
+  with pytest.raises(ValueError, match=r"found a dataset that cannot be used .* delete .* and run again$"):
+    tasks.make("file", path=file, data_dir=tmp_path, **SETTINGS)
+
+
+def test_stored_rows_are_a_sequence(own):
+  rows = list(own.train)
+  assert rows[3:9:2] == own.train[3:9:2] and own.train[-1] == rows[-1] and len(rows) == len(own.train)
+  with pytest.raises(IndexError):
+    own.train[len(rows)]
