@@ -13,9 +13,9 @@ Alignment: every `[B T]` array is aligned with `tokens`. `logprobs[b, t]` is log
 happens in one place, `train_step.policy_outputs`, and nobody else ever thinks about it.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from enum import IntEnum
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import Any, NamedTuple
 
 from jaxtyping import Array, Bool, Float, Int, PyTree
 
@@ -216,76 +216,3 @@ class Objective(NamedTuple):
   needs: frozenset[str] = frozenset()
   value_loss: PenaltyFn | None = None
   correctable: bool = False
-
-
-class Turn(NamedTuple):
-  """One turn of a conversation with an environment.
-
-  Attributes:
-    text: what the policy wrote.
-    reply: what it was told; a tuple where that was token ids.
-    reward: of the turn, from the environment.
-    end: index of its last token among those of the response.
-  """
-
-  text: str
-  reply: str | tuple[int, ...]
-  reward: float
-  end: int
-
-
-class Completion(NamedTuple):
-  """What a reward function sees of one response.
-
-  Attributes:
-    text: the response decoded, special tokens left out; of a conversation, the last turn.
-    token_ids: the response's ids, the stop token included; of a conversation, those that the policy wrote.
-    num_tokens: how many tokens the response has. Limits are in tokens, never in characters.
-    stopped: whether it ended by itself.
-    turns: of a conversation with an environment; empty without one.
-    failed: (cause, one line) where the environment failed, so that nothing is known of the response.
-  """
-
-  text: str
-  token_ids: tuple[int, ...]
-  num_tokens: int
-  stopped: bool
-  turns: tuple[Turn, ...] = ()
-  failed: tuple[str, str] | None = None
-
-
-RewardFn = Callable[[Completion, Mapping[str, Any]], float]
-"""`(completion, example) -> reward`; `example` is the task's row: `question`, `answer`, and whatever else the task has."""
-
-
-@runtime_checkable
-class Tokenizer(Protocol):
-  """Text to ids and back.
-
-  Attributes:
-    vocab_size: ids a model must have.
-    pad_id: fills unused slots; never drawn from or learned.
-    eos_id: ends a demonstration.
-    stop_ids: ids that end a response.
-  """
-
-  vocab_size: int
-  pad_id: int
-  eos_id: int
-
-  @property
-  def stop_ids(self) -> tuple[int, ...]:
-    """Ids that end a response."""
-    ...
-
-  def encode(self, text: str) -> list[int]:
-    """Text to ids, and nothing around them."""
-    ...
-
-  def encode_prompt(self, text: str) -> list[int]:
-    """What a policy is given: the text with whatever begins a prompt, such as a chat template."""
-    ...
-
-  def decode(self, ids: Iterable[Any]) -> str:
-    """Ids to text; never raises."""
-    ...

@@ -18,7 +18,7 @@ PACKAGE = ROOT / "jaxrl_llm"
 
 # A room may import what stands above it. Rooms of one floor do not know each other.
 FLOORS = (
-  ("types", "advantages", "pretrained"),
+  ("text_types", "types", "advantages", "pretrained"),
   ("segments", "tasks", "devices"),
   ("objectives", "models", "sampler"),
   ("rewards", "learner"),
@@ -165,6 +165,21 @@ def test_configs_import_only_ml_collections():
       if name.partition(".")[0] not in ("configs", "ml_collections"):
         problems.append(f"{where(path, node)}: imports {name}")
   assert not problems, "\n".join(dict.fromkeys(problems))
+
+
+def test_annotations_are_what_they_say():
+  """Every annotation is evaluated where it stands: no import for type checkers alone, and none that turns annotations into text."""
+  problems = []
+  for path in package_files():
+    for node, name in imported_names(path):
+      if name in ("typing.TYPE_CHECKING", "__future__.annotations"):
+        problems.append(f"{where(path, node)}: imports {name}; `text_types` needs no jax, and a class that names itself is quoted")
+    problems += [
+      f"{where(path, node)}: reads TYPE_CHECKING"
+      for node in ast.walk(parse(path))
+      if isinstance(node, ast.Attribute) and node.attr == "TYPE_CHECKING"
+    ]
+  assert not problems, "\n".join(problems)
 
 
 def test_only_models_knows_flax():

@@ -16,7 +16,7 @@ from experiments.benchmarks.reporting import between, lines, spread, write_json
 from jaxrl_llm import rewards
 from jaxrl_llm.rewards import sandbox
 from jaxrl_llm.rewards.workers import Function, Job, Pool, count_causes, open_pool
-from jaxrl_llm.rewards.workers.worker import Completion
+from jaxrl_llm.text_types import Completion
 
 MATHS = Function("jaxrl_llm.rewards:make", {"name": "maths", "seconds": 30.0}, imports=("math_verify",), timeout_s=60.0)
 _REASONING = "We start from what is given and simplify step by step, keeping both sides equal. "

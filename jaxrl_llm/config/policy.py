@@ -12,7 +12,8 @@ from jaxrl_llm.models import Lora, Model, ModelConfig, load_params, preset, read
 from jaxrl_llm.objectives.corrected import corrected
 from jaxrl_llm.pretrained import where
 from jaxrl_llm.pretrained.tokenizer import load_tokenizer
-from jaxrl_llm.types import Objective, Params, Tokenizer
+from jaxrl_llm.text_types import Tokenizer
+from jaxrl_llm.types import Objective, Params
 
 
 def model_config(config: ConfigDict, *, vocab_size: int | None = None) -> ModelConfig:

@@ -1,16 +1,14 @@
 """The answer that a verifier reads out of a response, so that answers can be counted: what a majority votes with."""
 
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from jaxrl_llm.rewards import WeightedReward, choice
 from jaxrl_llm.rewards import final_number as number_lib
 from jaxrl_llm.rewards.extraction import place, stated_answers
+from jaxrl_llm.text_types import Completion
 
-if TYPE_CHECKING:  # `types` imports jax, which whoever only counts need not load.
-  from jaxrl_llm.types import Completion
-
-AnswerFn = Callable[["Completion", Mapping[str, Any]], str | None]
+AnswerFn = Callable[[Completion, Mapping[str, Any]], str | None]
 """`(response, problem) -> answer`; None where the response gives none."""
 
 _LETTERS = "ABCDEFGHIJ"
@@ -29,7 +27,7 @@ def answer_reader(verifier: WeightedReward) -> AnswerFn | None:
 
   Example:
     >>> from jaxrl_llm.rewards import final_number
-    >>> from jaxrl_llm.types import Completion
+    >>> from jaxrl_llm.text_types import Completion
     >>> completion = Completion(text="2 * 6 = 12, so\\n#### 12", token_ids=(), num_tokens=14, stopped=True)
     >>> answer_reader(WeightedReward("final_number", final_number))(completion, {})
     '12'

@@ -15,12 +15,9 @@
 All are cheap to import: what needs sympy or reasoning-gym imports it when it is first called.
 """
 
-from __future__ import annotations
-
 import difflib
 import inspect
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 from jaxrl_llm.rewards.answer_form import answer_form
 from jaxrl_llm.rewards.choice import choice
@@ -39,9 +36,7 @@ from jaxrl_llm.rewards.soft_overlong import soft_overlong
 from jaxrl_llm.rewards.spec import RewardSpec
 from jaxrl_llm.rewards.tags import tags
 from jaxrl_llm.rewards.token_length import cosine_length, length_target
-
-if TYPE_CHECKING:  # `types` imports jax, which whoever only scores need not load.
-  from jaxrl_llm.types import RewardFn
+from jaxrl_llm.text_types import RewardFn
 
 __all__ = [
   "CAUSES",

@@ -1,13 +1,10 @@
 """Whether a response has the form that was asked for, whatever it says."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:  # `types` imports jax, which whoever only scores need not load.
-  from jaxrl_llm.types import Completion
+from jaxrl_llm.text_types import Completion
 
 _LAST_LINE = re.compile(r"#### -?[0-9]{1,12}(?:\.[0-9]{1,6})?")
 
@@ -23,7 +20,7 @@ def answer_form(completion: Completion, example: Mapping[str, Any]) -> float:
     1.0 or 0.0.
 
   Example:
-    >>> from jaxrl_llm.types import Completion
+    >>> from jaxrl_llm.text_types import Completion
     >>> answer_form(Completion(text="3 * 4 = 12\\n#### 12", token_ids=(), num_tokens=9, stopped=True), {})
     1.0
   """

@@ -1,16 +1,12 @@
 """Right or wrong, by the letter of a multiple-choice answer."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from jaxrl_llm.rewards.exact_match import text_of
 from jaxrl_llm.rewards.extraction import answer_part, stated_answers
-
-if TYPE_CHECKING:  # `types` imports jax, which whoever only scores need not load.
-  from jaxrl_llm.types import Completion, RewardFn
+from jaxrl_llm.text_types import Completion, RewardFn
 
 
 def choice(*, letters: str = "ABCDEFGHIJ", field: str = "answer", require_stop: bool = True) -> RewardFn:
@@ -31,7 +27,7 @@ def choice(*, letters: str = "ABCDEFGHIJ", field: str = "answer", require_stop: 
     ValueError: fewer than two letters, or one twice.
 
   Example:
-    >>> from jaxrl_llm.types import Completion
+    >>> from jaxrl_llm.text_types import Completion
     >>> completion = Completion(text="Both are odd, so the answer is (B).", token_ids=(), num_tokens=12, stopped=True)
     >>> choice(letters="ABCD")(completion, {"answer": "B"})
     1.0

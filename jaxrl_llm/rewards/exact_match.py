@@ -1,16 +1,12 @@
 """Right or wrong, by the spelling of the answer."""
 
-from __future__ import annotations
-
 import numbers
 import unicodedata
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from jaxrl_llm.rewards.extraction import place
-
-if TYPE_CHECKING:  # `types` imports jax, which whoever only scores need not load.
-  from jaxrl_llm.types import Completion, RewardFn
+from jaxrl_llm.text_types import Completion, RewardFn
 
 
 def exact_match(
@@ -40,7 +36,7 @@ def exact_match(
     ValueError: no such place.
 
   Example:
-    >>> from jaxrl_llm.types import Completion
+    >>> from jaxrl_llm.text_types import Completion
     >>> completion = Completion(text="It rains.\\nAnswer: Paris", token_ids=(), num_tokens=5, stopped=True)
     >>> exact_match()(completion, {"answer": "Paris"})
     1.0

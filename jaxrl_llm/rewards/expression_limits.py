@@ -1,7 +1,5 @@
 """What is too large to be handed to a computer algebra system: judged by its spelling, in linear time, before anything is parsed."""
 
-from __future__ import annotations
-
 import re
 from math import log10
 

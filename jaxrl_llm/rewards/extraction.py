@@ -1,7 +1,5 @@
 """Where in a response its answer stands. Linear in the length of the text, whatever it holds; nothing here judges an answer."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 

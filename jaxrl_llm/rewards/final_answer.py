@@ -1,12 +1,9 @@
 """Right or wrong, by the final answer alone."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:  # `types` imports jax, which whoever only scores need not load.
-  from jaxrl_llm.types import Completion
+from jaxrl_llm.text_types import Completion
 
 
 def final_answer(completion: Completion, example: Mapping[str, Any]) -> float:
@@ -23,7 +20,7 @@ def final_answer(completion: Completion, example: Mapping[str, Any]) -> float:
     1.0 or 0.0.
 
   Example:
-    >>> from jaxrl_llm.types import Completion
+    >>> from jaxrl_llm.text_types import Completion
     >>> final_answer(Completion(text="7+8=15\\n#15", token_ids=(), num_tokens=11, stopped=True), {"answer": "15"})
     1.0
 

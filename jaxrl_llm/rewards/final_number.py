@@ -1,14 +1,11 @@
 """Right or wrong, by the number with which a written-out solution ends."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from decimal import Decimal
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:  # `types` imports jax, which whoever only scores need not load.
-  from jaxrl_llm.types import Completion
+from jaxrl_llm.text_types import Completion
 
 _MAX_CHARS = 2000  # Only the end of a response is read: the answer stands there, and work on hostile text stays bounded.
 
@@ -40,7 +37,7 @@ def final_number(completion: Completion, example: Mapping[str, Any]) -> float:
     ValueError: an `answer` that is no number.
 
   Example:
-    >>> from jaxrl_llm.types import Completion
+    >>> from jaxrl_llm.text_types import Completion
     >>> final_number(Completion(text="3 * 400 = 1200, so\\n#### $1,200.00", token_ids=(), num_tokens=14, stopped=True), {"answer": "1200"})
     1.0
   """

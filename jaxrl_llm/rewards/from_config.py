@@ -11,7 +11,7 @@ from jaxrl_llm.rewards.grader import CODE
 from jaxrl_llm.rewards.terms import parse_settings, parse_terms
 from jaxrl_llm.tasks import Task
 from jaxrl_llm.tasks.mixture import routed
-from jaxrl_llm.types import Completion
+from jaxrl_llm.text_types import Completion
 
 _HARMLESS = ("answer_form", "final_answer", "final_number", "soft_overlong")  # Rewards of ours that neither hang nor crash.
 

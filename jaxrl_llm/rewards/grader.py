@@ -7,7 +7,7 @@ from typing import Any
 from jaxrl_llm.rewards import WeightedReward
 from jaxrl_llm.rewards.outcome import Outcome, call_here
 from jaxrl_llm.rewards.workers import Function, Job, Pool, open_pool
-from jaxrl_llm.types import Completion
+from jaxrl_llm.text_types import Completion
 
 CODE = "code_tests"
 """The name of the reward that runs a response's program; it lives in the sandbox."""

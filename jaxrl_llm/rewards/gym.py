@@ -1,7 +1,5 @@
 """reasoning-gym's own verifiers, with what is unsafe in them taken out."""
 
-from __future__ import annotations
-
 import ast
 import difflib
 import functools
@@ -10,13 +8,11 @@ import re
 import sys
 import warnings
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from jaxrl_llm.rewards.expression_limits import too_large
 from jaxrl_llm.rewards.extraction import MAX_CHARS, place
-
-if TYPE_CHECKING:  # `types` imports jax, which whoever only scores need not load.
-  from jaxrl_llm.types import Completion, RewardFn
+from jaxrl_llm.text_types import Completion, RewardFn
 
 REFUSED = {
   "coin_flip": "its verifier takes 0 for right wherever the probability is below 1, as the beginning of 0.3125",
@@ -57,7 +53,7 @@ def gym(dataset: str | None = None, *, answer_in: str = "tag", settings: Mapping
     ValueError: an unknown dataset or one of `REFUSED`; reasoning-gym is not installed, or finds fault with the settings.
 
   Example:
-    >>> from jaxrl_llm.types import Completion
+    >>> from jaxrl_llm.text_types import Completion
     >>> completion = Completion(text="<answer>15</answer>", token_ids=(), num_tokens=5, stopped=True)
     >>> entry = {"question": "7 + 8 =", "answer": "15", "metadata": {"source_dataset": "chain_sum"}}
     >>> gym()(completion, {"entry": entry})

@@ -1,17 +1,13 @@
 """Any Python function as a reward, by import path."""
 
-from __future__ import annotations
-
 import difflib
 import importlib
 import inspect
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from jaxrl_llm.rewards.scoring import oneline
-
-if TYPE_CHECKING:  # `types` imports jax, which whoever only scores need not load.
-  from jaxrl_llm.types import RewardFn
+from jaxrl_llm.text_types import RewardFn
 
 
 def imported(path: str, settings: Mapping[str, Any] | None = None) -> RewardFn:

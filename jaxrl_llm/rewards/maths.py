@@ -1,7 +1,5 @@
 """Right or wrong as mathematics: 0.5 for 1/2, (x+1)^2 for x^2+2x+1."""
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import logging
@@ -9,15 +7,13 @@ import re
 import signal
 import threading
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from jaxrl_llm.rewards.exact_match import text_of
 from jaxrl_llm.rewards.expression_limits import MAX_CHARS, too_large
 from jaxrl_llm.rewards.extraction import stated_answers, undecorated
 from jaxrl_llm.rewards.plain_numbers import plain_verdict, unified
-
-if TYPE_CHECKING:  # `types` imports jax, which whoever only scores need not load.
-  from jaxrl_llm.types import Completion, RewardFn
+from jaxrl_llm.text_types import Completion, RewardFn
 
 _MAX_ANSWERS = 8  # Different final answers of one response; each may cost a parse.
 
@@ -43,7 +39,7 @@ def maths(*, field: str = "answer", require_stop: bool = True, seconds: float = 
     ValueError: no positive number of seconds.
 
   Example:
-    >>> from jaxrl_llm.types import Completion
+    >>> from jaxrl_llm.text_types import Completion
     >>> completion = Completion(text=r"So it is $\\boxed{\\frac{2}{4}}$.", token_ids=(), num_tokens=9, stopped=True)
     >>> maths()(completion, {"answer": "0.5"})
     1.0

@@ -1,18 +1,14 @@
 """Scoring in which one response may fail: nobody knows its reward, so nobody learns from it, and the others count."""
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from jaxrl_llm.rewards.scoring import Outcome, WeightedReward, check_terms, number_of, oneline
-
-if TYPE_CHECKING:  # `types` imports jax, which whoever only scores need not load.
-  from jaxrl_llm.types import Completion
+from jaxrl_llm.text_types import Completion
 
 CAUSES = {
   "raised": "the function raised an exception",
@@ -50,7 +46,7 @@ class Graded(NamedTuple):
 MAX_DETAILS = 20
 """Lines about failures that one batch keeps: a reward that always fails must not flood a log."""
 
-CallFn = Callable[[WeightedReward, Sequence["Completion"], Sequence[Mapping[str, Any]]], list[Outcome]]
+CallFn = Callable[[WeightedReward, Sequence[Completion], Sequence[Mapping[str, Any]]], list[Outcome]]
 """`(term, completions, examples) -> outcomes`, one for each response: `call_here`, or a pool of processes."""
 
 
@@ -120,7 +116,7 @@ def grade(
     ValueError: unequal lengths, no or repeated or wrongly weighted terms, or a `call` that returned another number of outcomes.
 
   Example:
-    >>> from jaxrl_llm.types import Completion
+    >>> from jaxrl_llm.text_types import Completion
     >>> completions = [Completion(text="4", token_ids=(1,) * n, num_tokens=n, stopped=True) for n in (2, 0)]
     >>> brevity = WeightedReward("brevity", lambda completion, example: 1 / completion.num_tokens)
     >>> graded = grade([brevity], completions, [{}, {}])

@@ -1,15 +1,11 @@
 """Whether a response matches a regular expression."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from jaxrl_llm.rewards.extraction import MAX_CHARS
-
-if TYPE_CHECKING:  # `types` imports jax, which whoever only scores need not load.
-  from jaxrl_llm.types import Completion, RewardFn
+from jaxrl_llm.text_types import Completion, RewardFn
 
 _WAYS = ("search", "fullmatch")
 
@@ -30,7 +26,7 @@ def pattern(regex: str, *, how: str = "search", ignore_case: bool = False, max_c
     ValueError: no regular expression, or no such way to match.
 
   Example:
-    >>> from jaxrl_llm.types import Completion
+    >>> from jaxrl_llm.text_types import Completion
     >>> completion = Completion(text="It is 3.5 (exactly).", token_ids=(), num_tokens=7, stopped=True)
     >>> pattern(r"\\b{answer}\\b")(completion, {"answer": "3.5"})
     1.0

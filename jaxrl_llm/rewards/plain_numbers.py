@@ -1,7 +1,5 @@
 """Two answers that can be compared without an algebra system, to the verdict that it would give."""
 
-from __future__ import annotations
-
 import re
 from fractions import Fraction
 

@@ -1,17 +1,13 @@
 """Calling reward functions: strict about what they return, so that a bug in one stops the run and not the learning."""
 
-from __future__ import annotations
-
 import reprlib
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from jaxrl_llm.rewards.spec import RewardSpec
-
-if TYPE_CHECKING:  # `types` imports jax, which whoever only scores need not load.
-  from jaxrl_llm.types import Completion, RewardFn
+from jaxrl_llm.text_types import Completion, RewardFn
 
 _short = reprlib.Repr()
 _short.maxstring = _short.maxother = 80
@@ -49,7 +45,7 @@ class WeightedReward(NamedTuple):
   weight: float = 1.0
   spec: RewardSpec | None = None
   shapes: bool = False
-  routes: tuple[WeightedReward, ...] = ()
+  routes: tuple["WeightedReward", ...] = ()
   batch_fn: Callable[[Sequence[Completion], Sequence[Mapping[str, Any]]], list[Outcome]] | None = None
 
 
@@ -71,7 +67,7 @@ def score(
       finite number. One line that names the function.
 
   Example:
-    >>> from jaxrl_llm.types import Completion
+    >>> from jaxrl_llm.text_types import Completion
     >>> completion = Completion(text="four", token_ids=(1, 2), num_tokens=2, stopped=True)
     >>> brevity = WeightedReward("brevity", lambda completion, example: 1 / completion.num_tokens, weight=0.5)
     >>> total, parts = score([brevity], [completion], [{"answer": "4"}])

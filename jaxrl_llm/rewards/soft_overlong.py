@@ -1,12 +1,9 @@
 """A penalty for long responses, counted in tokens."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:  # `types` imports jax, which whoever only scores need not load.
-  from jaxrl_llm.types import Completion, RewardFn
+from jaxrl_llm.text_types import Completion, RewardFn
 
 
 def soft_overlong(max_tokens: int, buffer_tokens: int) -> RewardFn:
@@ -26,7 +23,7 @@ def soft_overlong(max_tokens: int, buffer_tokens: int) -> RewardFn:
     ValueError: a ramp that is empty or longer than `max_tokens`.
 
   Example:
-    >>> from jaxrl_llm.types import Completion
+    >>> from jaxrl_llm.text_types import Completion
     >>> penalty = soft_overlong(max_tokens=20480, buffer_tokens=4096)
     >>> penalty(Completion(text="", token_ids=(), num_tokens=18432, stopped=True), {})
     -0.5

@@ -1,7 +1,5 @@
 """A reward as plain data, so that another process can build it."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 

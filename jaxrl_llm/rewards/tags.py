@@ -1,13 +1,10 @@
 """Whether a response keeps the tags it was asked for."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:  # `types` imports jax, which whoever only scores need not load.
-  from jaxrl_llm.types import Completion, RewardFn
+from jaxrl_llm.text_types import Completion, RewardFn
 
 
 def tags(names: Sequence[str] = ("think", "answer"), *, alone: bool = True, opened: bool = False, require_stop: bool = True) -> RewardFn:
@@ -26,7 +23,7 @@ def tags(names: Sequence[str] = ("think", "answer"), *, alone: bool = True, open
     ValueError: no names, or one that is no word or comes twice.
 
   Example:
-    >>> from jaxrl_llm.types import Completion
+    >>> from jaxrl_llm.text_types import Completion
     >>> completion = Completion(text="<think>7+8</think>\\n<answer>15</answer>", token_ids=(), num_tokens=12, stopped=True)
     >>> tags()(completion, {})
     1.0

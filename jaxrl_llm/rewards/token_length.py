@@ -1,13 +1,10 @@
 """Rewards for the length of a response, in tokens."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from math import cos, pi
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:  # `types` imports jax, which whoever only scores need not load.
-  from jaxrl_llm.types import Completion, RewardFn
+from jaxrl_llm.text_types import Completion, RewardFn
 
 
 def length_target(target_tokens: int, tolerance_tokens: int) -> RewardFn:
@@ -23,7 +20,7 @@ def length_target(target_tokens: int, tolerance_tokens: int) -> RewardFn:
     ValueError: a target or a tolerance that is not positive.
 
   Example:
-    >>> from jaxrl_llm.types import Completion
+    >>> from jaxrl_llm.text_types import Completion
     >>> length_target(100, 50)(Completion(text="", token_ids=(), num_tokens=75, stopped=True), {})
     0.5
   """
@@ -51,7 +48,7 @@ def cosine_length(shortest: float, longest: float, max_tokens: int) -> RewardFn:
     ValueError: no positive `max_tokens`, or the same reward at both ends.
 
   Example:
-    >>> from jaxrl_llm.types import Completion
+    >>> from jaxrl_llm.text_types import Completion
     >>> cosine_length(1.0, 0.5, 1000)(Completion(text="", token_ids=(), num_tokens=500, stopped=True), {})
     0.75
 

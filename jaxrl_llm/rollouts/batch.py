@@ -12,7 +12,8 @@ from jaxrl_llm.devices import hosts
 from jaxrl_llm.rewards import WeightedReward
 from jaxrl_llm.rewards.outcome import CallFn, call_here, failure_metrics
 from jaxrl_llm.rollouts.rollout import Examples, Score, score, transcript, written_mask
-from jaxrl_llm.types import Completion, Rollouts
+from jaxrl_llm.text_types import Completion
+from jaxrl_llm.types import Rollouts
 
 
 class Batch(NamedTuple):

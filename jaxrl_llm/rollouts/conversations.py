@@ -26,7 +26,8 @@ from jaxrl_llm.rewards.scoring import oneline
 from jaxrl_llm.rollouts.environments import Environment, Reply
 from jaxrl_llm.sampler import RUNNING, Begun, Requests, not_begun
 from jaxrl_llm.tasks.pipeline import encode_reply
-from jaxrl_llm.types import Completion, Rollouts, StopReason, Tokenizer, Turn
+from jaxrl_llm.text_types import Completion, Tokenizer, Turn
+from jaxrl_llm.types import Rollouts, StopReason
 
 
 class Rules(NamedTuple):

@@ -15,7 +15,8 @@ from jaxrl_llm.rewards import WeightedReward
 from jaxrl_llm.rewards.outcome import CallFn, call_here, grade
 from jaxrl_llm.sampler import Finished, Requests, SampleFn, StreamFn, gather
 from jaxrl_llm.tasks.pipeline import encode_prompts
-from jaxrl_llm.types import Completion, Params, Rollouts, StopReason, Tokenizer
+from jaxrl_llm.text_types import Completion, Tokenizer
+from jaxrl_llm.types import Params, Rollouts, StopReason
 
 Examples = Sequence[Mapping[str, Any]]
 

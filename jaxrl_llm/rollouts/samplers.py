@@ -17,7 +17,7 @@ from jaxrl_llm.models.cache import num_bytes
 from jaxrl_llm.rollouts import partial as partial_lib
 from jaxrl_llm.sampler import Requests, SampleFn, StopTable, StreamFn, make_sampler, make_stop_table, make_stream, not_begun
 from jaxrl_llm.sampler.begin import num_rows
-from jaxrl_llm.types import Tokenizer
+from jaxrl_llm.text_types import Tokenizer
 
 
 class Samplers(NamedTuple):

@@ -11,7 +11,8 @@ from jaxrl_llm.learner.packing import Trajectory
 from jaxrl_llm.rewards import WeightedReward
 from jaxrl_llm.rollouts.batch import Batch
 from jaxrl_llm.rollouts.rollout import written_mask
-from jaxrl_llm.types import Completion, Rollouts
+from jaxrl_llm.text_types import Completion
+from jaxrl_llm.types import Rollouts
 
 StepRewards = Callable[[Mapping[str, Any], Sequence[int]], list[tuple[int, float]]]
 
@@ -72,7 +73,7 @@ def turn_rewards(completion: Completion, total: float, weight: float) -> list[tu
     weight: of the environment's rewards in it.
 
   Example:
-    >>> from jaxrl_llm.types import Turn
+    >>> from jaxrl_llm.text_types import Turn
     >>> turns = (Turn("<<2*3=", "6>>", 0.5, 5), Turn("#6", "", 0.0, 11))
     >>> turn_rewards(Completion("#6", (), 8, True, turns), 1.25, 0.5)
     [(5, 0.25), (11, 1.0)]

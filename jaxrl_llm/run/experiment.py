@@ -32,7 +32,8 @@ from jaxrl_llm.rollouts.weight_sync import WeightSync, make_weight_sync
 from jaxrl_llm.sampler import SampleFn, StreamFn
 from jaxrl_llm.tasks import Task
 from jaxrl_llm.tasks.pipeline import encode_demonstrations, max_prompt_tokens
-from jaxrl_llm.types import Completion, Objective, Params, Rollouts, Tokenizer, TrainBatch, TrainState
+from jaxrl_llm.text_types import Completion, Tokenizer
+from jaxrl_llm.types import Objective, Params, Rollouts, TrainBatch, TrainState
 
 
 class Experiment(NamedTuple):

@@ -1,13 +1,11 @@
 """What a policy is trained on: problems, how they are written as tokens, and demonstrations. NumPy and text; no JAX."""
 
-from __future__ import annotations
-
 import difflib
 import functools
 import inspect
 import os
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from jaxrl_llm.pretrained.byte_tokenizer import ByteTokenizer
 from jaxrl_llm.tasks import mixture, prompt_template
@@ -17,9 +15,7 @@ from jaxrl_llm.tasks.problem_set import Setup
 from jaxrl_llm.tasks.sets import arithmetic, code, gym, packaged, products, published, word_problems
 from jaxrl_llm.tasks.sets.own_files import check_file, file_task
 from jaxrl_llm.tasks.task import Task
-
-if TYPE_CHECKING:  # `types` imports jax, which whoever only checks a config need not load.
-  from jaxrl_llm.types import Tokenizer
+from jaxrl_llm.text_types import Tokenizer
 
 __all__ = ["TASKS", "Row", "Task", "make", "names", "problems"]
 

@@ -4,8 +4,6 @@ Rates are kept by problem, or by level or any other column. A problem whose rate
 some right and some wrong, with probability 1 - p^G - (1 - p)^G; that is its weight.
 """
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -128,7 +126,7 @@ class CurriculumStream:
     self._share = 1.0 / counts  # Of a key's weight, for each of its rows: else a level would count by its size.
     self._step, self.rates = 0, PassRates()
 
-  def __iter__(self) -> CurriculumStream:
+  def __iter__(self) -> "CurriculumStream":
     return self
 
   def __next__(self) -> list[Row]:

@@ -1,20 +1,16 @@
 """Several tasks as one: training problems in proportion to weights, each judged by its own task's verifier."""
 
-from __future__ import annotations
-
 import bisect
 import functools
 import itertools
 import math
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from jaxrl_llm.tasks.files import report as report_lib
 from jaxrl_llm.tasks.files.storage import Row
 from jaxrl_llm.tasks.task import Task
-
-if TYPE_CHECKING:  # `types` imports jax, which whoever only checks a config need not load.
-  from jaxrl_llm.types import Completion, RewardFn
+from jaxrl_llm.text_types import Completion, RewardFn
 
 
 class MixedRows(Sequence):

@@ -1,24 +1,18 @@
 """From rows of text to batches of ids: an endless shuffled stream, prompts padded on the left, demonstrations as pairs."""
 
-from __future__ import annotations
-
 import re
-from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Iterable, Iterator, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
 from jaxrl_llm.pretrained.chat_template import next_message
 from jaxrl_llm.tasks.files.storage import Row
 from jaxrl_llm.tasks.mixture import MixedRows
-
-if TYPE_CHECKING:
-  import grain
-
-  from jaxrl_llm.types import Tokenizer  # `types` imports jax, which whoever only checks a config need not load.
+from jaxrl_llm.text_types import Tokenizer
 
 
-def example_iterator(source: Sequence[Row], *, batch_size: int, seed: int) -> grain.DatasetIterator[list[Row]]:
+def example_iterator(source: Sequence[Row], *, batch_size: int, seed: int) -> Iterator[list[Row]]:
   """An endless stream of batches, in a new order each epoch.
 
   Args:
@@ -28,8 +22,8 @@ def example_iterator(source: Sequence[Row], *, batch_size: int, seed: int) -> gr
     seed: of the order, from 0 to 2³²-1.
 
   Returns:
-    An iterator over lists of rows. `get_state()` gives a small dict fit for JSON; `set_state()` on an iterator made with the same
-    arguments goes on from there.
+    A `grain.DatasetIterator` over lists of rows. `get_state()` gives a small dict fit for JSON;
+    `set_state()` on an iterator made with the same arguments goes on from there.
 
   Raises:
     ValueError: an empty source or part of one, or no rows in a batch.

@@ -4,15 +4,13 @@ A row has `prompt` (what the user says), `conversation` (JSON of all messages be
 else ""), `chosen`, `rejected` and `margin` (a number as text, or "").
 """
 
-from __future__ import annotations
-
 import hashlib
 import itertools
 import json
 import math
 import os
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from jaxrl_llm.pretrained.chat_template import render
 from jaxrl_llm.tasks.files import report as report_lib
@@ -24,9 +22,7 @@ from jaxrl_llm.tasks.files.tables import StoredRows
 from jaxrl_llm.tasks.files.text_files import Fault, Record
 from jaxrl_llm.tasks.problem_set import held_out
 from jaxrl_llm.tasks.sets import arithmetic
-
-if TYPE_CHECKING:  # `types` imports jax, which whoever only checks a config need not load.
-  from jaxrl_llm.types import Tokenizer
+from jaxrl_llm.text_types import Tokenizer
 
 COLUMNS = ("prompt", "conversation", "chosen", "rejected", "margin", "place")
 SOURCES = ("arithmetic", "file")

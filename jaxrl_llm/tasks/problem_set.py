@@ -1,12 +1,10 @@
 """From stored rows to a task: prompts are written, problems chosen and held out, and those that do not fit are counted."""
 
-from __future__ import annotations
-
 import hashlib
 import os
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from jaxrl_llm.pretrained.byte_tokenizer import ByteTokenizer
 from jaxrl_llm.tasks import prompt_template
@@ -16,9 +14,7 @@ from jaxrl_llm.tasks.files.report import OTHER_DATE, OTHER_LEVEL, Report, Tally
 from jaxrl_llm.tasks.files.storage import Row
 from jaxrl_llm.tasks.files.tables import INDEX, StoredRows
 from jaxrl_llm.tasks.task import Task
-
-if TYPE_CHECKING:  # `types` imports jax, which whoever only checks a config need not load.
-  from jaxrl_llm.types import RewardFn, Tokenizer
+from jaxrl_llm.text_types import RewardFn, Tokenizer
 
 _NUMBER = re.compile(r"-?[$£€]?(?:[0-9]{1,3}(?:,[0-9]{3})+|[0-9]+)(?:\.[0-9]+)?")
 _WHOLE_NUMBER = re.compile(r"-?[0-9]+")

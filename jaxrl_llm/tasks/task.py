@@ -1,15 +1,11 @@
 """What a policy is trained on, loaded."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from jaxrl_llm.tasks.files.report import Report
 from jaxrl_llm.tasks.files.storage import Row
-
-if TYPE_CHECKING:  # `types` imports jax, which whoever only checks a config need not load.
-  from jaxrl_llm.types import RewardFn, Tokenizer
+from jaxrl_llm.text_types import RewardFn, Tokenizer
 
 
 class Task(NamedTuple):

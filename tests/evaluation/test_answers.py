@@ -4,7 +4,7 @@ import pytest
 
 from jaxrl_llm.evaluation import answer_reader
 from jaxrl_llm.rewards import RewardSpec, WeightedReward, answer_key, build, make
-from jaxrl_llm.types import Completion
+from jaxrl_llm.text_types import Completion
 
 CASES = {
   "final_answer": [("1+1=2\n#2", "2"), ("#1\n#2", None), ("2", None), ("#", None)],

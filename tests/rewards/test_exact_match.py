@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from jaxrl_llm.rewards import exact_match
-from jaxrl_llm.types import Completion
+from jaxrl_llm.text_types import Completion
 
 
 def reward(text, gold="Paris", stopped=True, **settings):

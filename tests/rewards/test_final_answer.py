@@ -3,7 +3,7 @@
 import pytest
 
 from jaxrl_llm.rewards.final_answer import final_answer
-from jaxrl_llm.types import Completion
+from jaxrl_llm.text_types import Completion
 
 
 def reward(text, answer="10", stopped=True):

@@ -5,7 +5,7 @@ import random
 import pytest
 
 from jaxrl_llm.rewards.final_number import final_number
-from jaxrl_llm.types import Completion
+from jaxrl_llm.text_types import Completion
 
 
 def reward(text, answer="1200", stopped=True):

@@ -9,7 +9,7 @@ from jaxrl_llm.rewards import grade
 from jaxrl_llm.rewards.from_config import make_rewards
 from jaxrl_llm.rewards.grader import Grader
 from jaxrl_llm.run.experiment import load_task
-from jaxrl_llm.types import Completion
+from jaxrl_llm.text_types import Completion
 from tests.runs import quick, rows, run_here, tiny_config
 
 TERMS = {"reward.terms": ("pattern=0.25", "length_target=-0.5"), "reward.settings": (

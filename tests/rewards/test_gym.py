@@ -7,7 +7,7 @@ import pytest
 
 from jaxrl_llm.rewards import gym
 from jaxrl_llm.rewards.gym import REFUSED, read_entry, verifier
-from jaxrl_llm.types import Completion
+from jaxrl_llm.text_types import Completion
 
 reasoning_gym = pytest.importorskip("reasoning_gym")
 from reasoning_gym.factory import DATASETS  # noqa: E402

@@ -10,7 +10,7 @@ import pytest
 from jaxrl_llm.rewards import maths
 from jaxrl_llm.rewards.maths import deadline, equivalent
 from jaxrl_llm.rewards.outcome import attempt
-from jaxrl_llm.types import Completion
+from jaxrl_llm.text_types import Completion
 
 pytest.importorskip("math_verify")
 

@@ -8,7 +8,7 @@ import pytest
 from jaxrl_llm import rewards
 from jaxrl_llm.rewards import CAUSES, Outcome, WeightedReward, failure_metrics, grade, score
 from jaxrl_llm.rewards.outcome import MAX_DETAILS
-from jaxrl_llm.types import Completion
+from jaxrl_llm.text_types import Completion
 
 COMPLETIONS = [Completion(text=f"#{i}", token_ids=(i,), num_tokens=i, stopped=True) for i in range(3)]
 EXAMPLES = [{"answer": "0"}, {"answer": "5"}, {"answer": "2"}]

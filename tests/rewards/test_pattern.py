@@ -3,7 +3,7 @@
 import pytest
 
 from jaxrl_llm.rewards import pattern
-from jaxrl_llm.types import Completion
+from jaxrl_llm.text_types import Completion
 
 
 def reward(text, regex, example=None, **settings):

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from jaxrl_llm.rewards.soft_overlong import soft_overlong
-from jaxrl_llm.types import Completion
+from jaxrl_llm.text_types import Completion
 
 
 def penalty(num_tokens, max_tokens=20480, buffer_tokens=4096, text=""):

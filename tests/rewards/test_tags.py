@@ -3,7 +3,7 @@
 import pytest
 
 from jaxrl_llm.rewards import tags
-from jaxrl_llm.types import Completion
+from jaxrl_llm.text_types import Completion
 
 GOOD = "<think>a</think>\n<answer>b</answer>"
 

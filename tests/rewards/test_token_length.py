@@ -5,7 +5,7 @@ import math
 import pytest
 
 from jaxrl_llm.rewards import cosine_length, length_target
-from jaxrl_llm.types import Completion
+from jaxrl_llm.text_types import Completion
 
 
 def of_length(fn, num_tokens):

@@ -8,7 +8,7 @@ from jaxrl_llm import train
 from jaxrl_llm.config import check
 from jaxrl_llm.rewards import RewardSpec, WeightedReward, build
 from jaxrl_llm.rewards.grader import Grader
-from jaxrl_llm.types import Completion
+from jaxrl_llm.text_types import Completion
 from tests import runs
 from tests.runs import quick, rows, run_here, tiny_config
 

@@ -10,7 +10,8 @@ from jaxrl_llm.rewards import WeightedReward, call_here
 from jaxrl_llm.rollouts.rollout import Drawn
 from jaxrl_llm.run import sample
 from jaxrl_llm.run.start import Run
-from jaxrl_llm.types import Completion, Rollouts
+from jaxrl_llm.text_types import Completion
+from jaxrl_llm.types import Rollouts
 from tests.runs import tiny_config
 
 

@@ -12,7 +12,7 @@ from jaxrl_llm import tasks
 from jaxrl_llm.tasks import mixture, pipeline
 from jaxrl_llm.tasks.files.report import Report
 from jaxrl_llm.tasks.mixture import MixedRows
-from jaxrl_llm.types import Completion
+from jaxrl_llm.text_types import Completion
 
 FIXTURES = pathlib.Path(__file__).parent / "fixtures"
 PARTS = [[{"question": f"{name}{i}"} for i in range(size)] for name, size in (("a", 70), ("b", 400), ("c", 90))]

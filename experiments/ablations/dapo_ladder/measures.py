@@ -6,7 +6,7 @@ import numpy as np
 
 from jaxrl_llm.rewards.final_answer import final_answer
 from jaxrl_llm.tasks.sets import arithmetic
-from jaxrl_llm.types import Completion
+from jaxrl_llm.text_types import Completion
 
 
 def steps(rows: Sequence[Mapping], *, num_sequences: int) -> list[dict]:

@@ -19,7 +19,8 @@ from jaxrl_llm.models import Experts, ModelConfig, lower_precision, make_model, 
 from jaxrl_llm.rewards.final_answer import final_answer
 from jaxrl_llm.sampler import make_filter, make_sampler
 from jaxrl_llm.tasks.sets import arithmetic
-from jaxrl_llm.types import Completion, Metrics, Params, Rollouts, TrainBatch, TrainState
+from jaxrl_llm.text_types import Completion
+from jaxrl_llm.types import Metrics, Params, Rollouts, TrainBatch, TrainState
 
 ALPHABET = "0123456789+-=#\n"
 PAD, END, VOCAB_SIZE = len(ALPHABET), len(ALPHABET) + 1, 24

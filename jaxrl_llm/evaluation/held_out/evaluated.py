@@ -20,7 +20,7 @@ from jaxrl_llm.evaluation import (
 )
 from jaxrl_llm.evaluation.held_out.failures import refuse_failures
 from jaxrl_llm.rewards import CallFn, Outcome, WeightedReward, answer_key
-from jaxrl_llm.types import Completion
+from jaxrl_llm.text_types import Completion
 
 Problems = Sequence[Mapping[str, Any]]
 """Rows of a task."""

@@ -8,7 +8,7 @@ import numpy as np
 from jaxrl_llm.evaluation import SampleRow
 from jaxrl_llm.evaluation.held_out.evaluated import Evaluated, Problems, evaluated, outcomes_of
 from jaxrl_llm.rewards import CallFn, WeightedReward
-from jaxrl_llm.types import Completion, Turn
+from jaxrl_llm.text_types import Completion, Turn
 
 
 def sample_rows(

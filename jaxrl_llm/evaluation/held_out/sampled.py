@@ -11,7 +11,8 @@ from jaxtyping import Float, PRNGKeyArray
 from jaxrl_llm.devices import hosts
 from jaxrl_llm.evaluation.held_out.evaluated import Evaluated, Problems, evaluated, outcomes_of
 from jaxrl_llm.rewards import CallFn, Outcome, WeightedReward, call_here, final_answer
-from jaxrl_llm.types import Completion, Rollouts
+from jaxrl_llm.text_types import Completion
+from jaxrl_llm.types import Rollouts
 
 DrawFn = Callable[[Problems, PRNGKeyArray], tuple[Rollouts, list[Completion]]]
 """`(problems, key) -> (rollouts, responses)`: as many samples of each problem as the sampler draws, one problem's after another's."""

@@ -10,7 +10,7 @@ from jaxrl_llm.models import read_reward_config
 from jaxrl_llm.pretrained import where
 from jaxrl_llm.pretrained.byte_tokenizer import ByteTokenizer
 from jaxrl_llm.pretrained.tokenizer import PretrainedTokenizer, load_tokenizer
-from jaxrl_llm.types import Tokenizer
+from jaxrl_llm.text_types import Tokenizer
 
 NOTES = "reward_model.json"
 """Beside the weights of a reward model that was trained here: `tokenizer` ("bytes", "folder", or a path), `chat` and `system`."""

@@ -9,7 +9,7 @@ import numpy as np
 from jaxrl_llm.rewards import Outcome, WeightedReward
 from jaxrl_llm.rewards.model.folder import load_reward_tokenizer, same_vocabulary
 from jaxrl_llm.rewards.model.scoring import make_scorer
-from jaxrl_llm.types import Completion, Tokenizer
+from jaxrl_llm.text_types import Completion, Tokenizer
 
 NAME = "reward_model"
 """Under which it is logged and blamed."""

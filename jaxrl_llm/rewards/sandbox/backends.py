@@ -1,7 +1,5 @@
 """The back ends by name: how each runs a program, whether it works here, and what to do where it does not."""
 
-from __future__ import annotations
-
 import difflib
 import shutil
 import socket

@@ -1,7 +1,5 @@
 """Finding a program in a response, and comparing what it gave with what it should have."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Running a program in a container: `docker run`, or the same of podman."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import shutil

@@ -1,22 +1,18 @@
 """Grading programs by tests. The verdict is made out here, from outputs; no expected value enters the sandbox in which the program runs."""
 
-from __future__ import annotations
-
 import math
 import pathlib
 import secrets
 import time
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from jaxrl_llm.rewards.sandbox import asker, callee, literals
 from jaxrl_llm.rewards.sandbox.backends import backend_of, choose
 from jaxrl_llm.rewards.sandbox.comparing import extract_code, same_output, same_value
 from jaxrl_llm.rewards.sandbox.program import Limits, Program, Refused, Sandbox
 from jaxrl_llm.rewards.sandbox.unit_tests import AssertTests, CallTests, StdioTests, Tests, read_tests
-
-if TYPE_CHECKING:  # `types` imports jax, which whoever only scores need not load.
-  from jaxrl_llm.types import Completion, RewardFn
+from jaxrl_llm.text_types import Completion, RewardFn
 
 
 class Grade(NamedTuple):

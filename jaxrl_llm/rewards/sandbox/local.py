@@ -1,7 +1,5 @@
 """Running a program on this machine, through the launcher: in namespaces, in bubblewrap, or with limits alone."""
 
-from __future__ import annotations
-
 import contextlib
 import marshal
 import os

@@ -1,7 +1,5 @@
 """What runs in a sandbox, under which limits, and what came of it."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import NamedTuple

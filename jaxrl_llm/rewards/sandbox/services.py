@@ -1,7 +1,5 @@
 """Running a program elsewhere: over HTTP, in SandboxFusion or in Piston."""
 
-from __future__ import annotations
-
 import base64
 import json
 import time

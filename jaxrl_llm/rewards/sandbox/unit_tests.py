@@ -1,7 +1,5 @@
 """How programs are tested, and tests from the published forms of examples."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple

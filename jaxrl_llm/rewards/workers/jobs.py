@@ -1,7 +1,5 @@
 """What a pool is asked, and what it answers."""
 
-from __future__ import annotations
-
 import difflib
 import hashlib
 import pickle
@@ -11,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from jaxrl_llm.rewards.workers.worker import CAUSES as _WIRE_CAUSES
+from jaxrl_llm.text_types import Completion
 
 CAUSES = _WIRE_CAUSES[1:]
 """Why a call has no value. `raised`, `wrong_type`, `not_finite`, `memory`: what it did or returned. `timeout`: no answer within the
@@ -40,12 +39,12 @@ class Job(NamedTuple):
 
   Attributes:
     function: a key of the pool's functions.
-    completion: a `jaxrl_llm.types.Completion`.
+    completion: the response.
     example: its example's row, of whatever can be pickled.
   """
 
   function: str
-  completion: Any
+  completion: Completion
   example: Mapping[str, Any]
 
 
@@ -115,7 +114,7 @@ def make_tasks(jobs: Sequence[Job], functions: Mapping[str, Function], *, max_ch
       examples[id(example)] = _pickled(example, number)
     function, (data, digest) = functions[name], examples[id(example)]
     text, ids = completion.text[-max_chars:], array("q", completion.token_ids).tobytes()
-    turns = tuple(tuple(turn) for turn in completion.turns)  # Plain: the class of a turn lives where jax does.
+    turns = tuple(tuple(turn) for turn in completion.turns)  # Plain: unpickled without a class to look up.
     key = None
     if shared and function.cached:
       parts = text.encode("utf-8", "surrogatepass"), ids, repr(turns).encode("utf-8", "surrogatepass") if turns else b"", digest

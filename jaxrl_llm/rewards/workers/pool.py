@@ -1,7 +1,5 @@
 """The pool: jobs in, outcomes out, in order; a job that hurts its worker is charged alone, and the worker is replaced."""
 
-from __future__ import annotations
-
 import math
 import os
 import selectors
@@ -43,7 +41,7 @@ class Pool:
     self._base = self._failed_starts = self.num_replaced = 0
     self._closed = False
 
-  def __enter__(self) -> Pool:
+  def __enter__(self) -> "Pool":
     """The pool itself."""
     return self
 
@@ -275,7 +273,7 @@ def open_pool(
     ValueError: settings out of range, or a function that cannot be built. One line.
 
   Example:
-    >>> from jaxrl_llm.rewards.workers.worker import Completion
+    >>> from jaxrl_llm.text_types import Completion
     >>> with open_pool({"form": Function("jaxrl_llm.rewards:answer_form")}, num_workers=1) as pool:
     ...   pool.score([Job("form", Completion("#### 12", (), 5, True), {})])
     [Outcome(value=1.0, cause=None, detail='')]

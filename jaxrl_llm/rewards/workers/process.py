@@ -1,7 +1,5 @@
 """Starting one worker process, talking to it without ever waiting for it, and ending it."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import pathlib

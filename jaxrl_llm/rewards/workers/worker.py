@@ -1,4 +1,4 @@
-"""One worker of the pool: a program of its own, run by its path, so that it loads nothing but what the reward functions load.
+"""One worker of the pool: a program of its own, run by its path, so that it loads little but what the reward functions load.
 
   python -P worker.py JOBS_FD RESULTS_FD PARENT_PID
 
@@ -19,7 +19,8 @@ import sys
 import time
 from array import array
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from types import ModuleType
+from typing import Any
 
 # What the pool and a worker agree on. The last two are the parent's to say.
 CAUSES = ("", "raised", "wrong_type", "not_finite", "timeout", "memory", "died", "flooded")
@@ -32,26 +33,6 @@ _CLONE_NEWUSER, _CLONE_NEWPID = 0x10000000, 0x20000000
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 _SECONDS_BETWEEN_LOOKS_AT_THE_PARENT = 1.0
 _MAX_TASKS = 512
-
-
-class Turn(NamedTuple):
-  """A turn as `jaxrl_llm.types.Turn` has it, field by field."""
-
-  text: str
-  reply: str | tuple[int, ...]
-  reward: float
-  end: int
-
-
-class Completion(NamedTuple):
-  """A response as `jaxrl_llm.types.Completion` has it, field by field; that one's module imports jax, which no worker should wait for."""
-
-  text: str
-  token_ids: tuple[int, ...]
-  num_tokens: int
-  stopped: bool
-  turns: tuple[Turn, ...] = ()
-  failed: tuple[str, str] | None = None
 
 
 class _Stop(Exception):
@@ -112,12 +93,13 @@ def describe(error: BaseException) -> str:
   return " ".join(f"{type(error).__name__}: {message[: 4 * MAX_DETAIL_CHARS]}".split())[:MAX_DETAIL_CHARS]
 
 
-def call(function: Callable[..., Any], job: tuple) -> tuple[float, str, str]:
+def call(function: Callable[..., Any], job: tuple, types: ModuleType) -> tuple[float, str, str]:
   """Calls a reward function; whatever it raises, `SystemExit` included, becomes a cause.
 
   Args:
     function: of a completion and an example.
     job: text, ids as bytes, number of tokens, whether the response stopped, its turns as plain tuples, and the example, pickled.
+    types: `jaxrl_llm.text_types`, which this program can import only once it knows the parent's path.
 
   Returns:
     As `judge`.
@@ -127,7 +109,7 @@ def call(function: Callable[..., Any], job: tuple) -> tuple[float, str, str]:
     tokens = array("q")
     tokens.frombytes(ids)
     # Unpickled anew for each job, so that a function that changes its example changes nobody else's.
-    completion = Completion(text, tuple(tokens), num_tokens, stopped, tuple(Turn(*turn) for turn in turns))
+    completion = types.Completion(text, tuple(tokens), num_tokens, stopped, tuple(types.Turn(*turn) for turn in turns))
     return judge(function(completion, pickle.loads(example)))
   except MemoryError as error:
     return 0.0, "memory", describe(error)
@@ -204,6 +186,7 @@ def serve(jobs_fd: int, results_fd: int, max_tasks: int | None) -> None:
   sys.path[:] = setup["path"]
   functions, target = [], ""
   try:
+    types = importlib.import_module("jaxrl_llm.text_types")
     _lower_limits(setup["memory_bytes"], max_tasks)
     for target, settings, imports in _message(jobs_fd):
       functions.append(build(target, settings))
@@ -217,7 +200,7 @@ def serve(jobs_fd: int, results_fd: int, max_tasks: int | None) -> None:
   had_children, num_threads = _has_children(), len(sys._current_frames())
   while True:
     for number, index, *job in _message(jobs_fd):
-      value, cause, detail = call(functions[index], job)
+      value, cause, detail = call(functions[index], job, types)
       signal.setitimer(signal.ITIMER_REAL, 0)  # An alarm that it left behind would hit the next job.
       if [os.fstat(fd).st_ino for fd in (jobs_fd, results_fd)] != pipes:
         os._exit(1)  # It closed or replaced our pipes: its own loss, while we still know whose.

@@ -1,17 +1,13 @@
 """A calculator inside the policy's text: it writes `<<487*36=`, and reads `17532>>`."""
 
-from __future__ import annotations
-
 import ast
 import operator
 import re
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from jaxrl_llm.rollouts.environments.protocol import Environment, Reply
-
-if TYPE_CHECKING:
-  from jaxrl_llm.types import Completion
+from jaxrl_llm.text_types import Completion
 
 _CALL = re.compile(r"<<([^<>=]*)=\Z")
 _MOST_CHARS, _MOST_DIGITS = 80, 40
@@ -35,7 +31,7 @@ def calculator(*, call_reward: float = 0.0) -> Environment:
     The environment. A turn that calls nothing ends the conversation; a call that cannot be worked out is answered with `error>>`.
 
   Example:
-    >>> from jaxrl_llm.types import Completion
+    >>> from jaxrl_llm.text_types import Completion
     >>> tool = calculator(call_reward=0.5)
     >>> tool.step(tool.reset({"answer": "6"}), Completion("<<2*3=", (), 6, True))[1]
     Reply(text='6>>', reward=0.5, done=False)

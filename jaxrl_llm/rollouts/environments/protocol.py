@@ -1,12 +1,9 @@
 """What an environment is: it is told what the policy says in a turn, and answers."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
-if TYPE_CHECKING:  # `types` imports jax, which whoever only checks a config need not load.
-  from jaxrl_llm.types import Completion
+from jaxrl_llm.text_types import Completion
 
 State = Any
 """What an environment remembers of one conversation: plain values, never changed in place."""
@@ -41,7 +38,7 @@ class Environment(NamedTuple):
       read and not imitated. None where there are none.
 
   Example:
-    >>> from jaxrl_llm.types import Completion
+    >>> from jaxrl_llm.text_types import Completion
     >>> echo = Environment(reset=lambda row: 0, step=lambda n, turn: (n + 1, Reply(f"{n}: {turn.text}", done=n == 1)))
     >>> echo.step(echo.reset({}), Completion("hello", (), 1, True))
     (1, Reply(text='0: hello', reward=0.0, done=False))

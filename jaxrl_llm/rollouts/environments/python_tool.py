@@ -1,16 +1,12 @@
 """A Python interpreter inside the policy's text: it writes `<code>...</code>`, and reads `<interpreter>...</interpreter>`."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from jaxrl_llm.rewards.sandbox import Limits, Program, Refused, Sandbox, choose, execute
 from jaxrl_llm.rollouts.environments.protocol import Environment, Reply
-
-if TYPE_CHECKING:
-  from jaxrl_llm.types import Completion
+from jaxrl_llm.text_types import Completion
 
 _CALL = re.compile(r"<code>(?:\s*```(?:python|py)?[ \t]*\n)?(.*?)(?:```\s*)?</code>\Z", re.DOTALL)
 

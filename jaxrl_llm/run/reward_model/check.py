@@ -16,7 +16,7 @@ from jaxrl_llm.pretrained import where
 from jaxrl_llm.pretrained.byte_tokenizer import ByteTokenizer
 from jaxrl_llm.rewards.model import load_reward_tokenizer
 from jaxrl_llm.tasks import preference_pairs
-from jaxrl_llm.types import Tokenizer
+from jaxrl_llm.text_types import Tokenizer
 
 OWN: dict[str, Check] = {
   "num_steps": COUNT,

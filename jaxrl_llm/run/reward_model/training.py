@@ -34,7 +34,8 @@ from jaxrl_llm.tasks.files import report
 from jaxrl_llm.tasks.files.storage import Row
 from jaxrl_llm.tasks.pipeline import example_iterator
 from jaxrl_llm.tasks.preference_pairs import Pairs, encode_pair
-from jaxrl_llm.types import Tokenizer, TrainBatch, TrainState
+from jaxrl_llm.text_types import Tokenizer
+from jaxrl_llm.types import TrainBatch, TrainState
 from jaxrl_llm.workdir import checkpoint
 from jaxrl_llm.workdir import summary as summary_lib
 from jaxrl_llm.workdir.metrics import MetricWriter

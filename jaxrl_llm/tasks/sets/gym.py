@@ -4,8 +4,6 @@ References:
   Reasoning Gym: reasoning environments for reinforcement learning with verifiable rewards, arXiv:2505.24760, 2025.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import difflib
 import functools

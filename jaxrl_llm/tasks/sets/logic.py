@@ -1,19 +1,15 @@
 """ZebraLogic, puzzles of who lives in which house: the whole grid, judged here, or one question about it with choices."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from jaxrl_llm.tasks.files.columns import Unusable, short, text
 from jaxrl_llm.tasks.files.downloads import Files, hub
 from jaxrl_llm.tasks.files.storage import Row
 from jaxrl_llm.tasks.files.text_files import Record
-
-if TYPE_CHECKING:  # `types` imports jax, which whoever only scores need not load.
-  from jaxrl_llm.types import Completion
+from jaxrl_llm.text_types import Completion
 
 GRID = (
   "{question}\n\nSolve the puzzle. End with a JSON object that has the solution in this form, with every ? filled in:\n{form}"

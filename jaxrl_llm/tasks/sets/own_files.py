@@ -1,7 +1,5 @@
 """One's own problems: any local JSONL, JSON, CSV or Parquet file, its columns named in the config."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator, Sequence
 

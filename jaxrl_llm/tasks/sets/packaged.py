@@ -1,7 +1,5 @@
 """Sets that come inside a Python package: CHAMP's competition problems and HumanEval's programming problems. Both are for tests only."""
 
-from __future__ import annotations
-
 import importlib.util
 import json
 import pathlib

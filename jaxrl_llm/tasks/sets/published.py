@@ -1,7 +1,5 @@
 """Published sets by name: which files, which rows, which prompts and rewards."""
 
-from __future__ import annotations
-
 import functools
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence

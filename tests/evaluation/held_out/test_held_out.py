@@ -20,7 +20,8 @@ from jaxrl_llm.evaluation.held_out import (
 from jaxrl_llm.pretrained.byte_tokenizer import ByteTokenizer
 from jaxrl_llm.rewards import Outcome, WeightedReward, call_here, final_answer
 from jaxrl_llm.rollouts import rollout
-from jaxrl_llm.types import Completion, Rollouts, Turn
+from jaxrl_llm.text_types import Completion, Turn
+from jaxrl_llm.types import Rollouts
 
 TOKENIZER = ByteTokenizer()
 FINAL_ANSWER = WeightedReward("final_answer", final_answer)

@@ -25,7 +25,7 @@ from jaxrl_llm.rewards.sandbox.callee import answer
 from jaxrl_llm.rewards.sandbox.comparing import same_output, same_value
 from jaxrl_llm.rewards.sandbox.literals import Unsendable, decode, encode
 from jaxrl_llm.rewards.workers import Function, Job, open_pool
-from jaxrl_llm.types import Completion
+from jaxrl_llm.text_types import Completion
 
 _REASON = probe(Sandbox("namespaces"))
 needs_namespaces = pytest.mark.skipif(_REASON is not None, reason=_REASON or "")

@@ -11,6 +11,8 @@ import time
 
 import numpy as np
 
+from jaxrl_llm.text_types import Completion, Turn
+
 NUM_FILES = 1024  # A process usually may open no more; the pipes of a worker have numbers as high as its parent has files open.
 
 
@@ -144,8 +146,10 @@ def act(completion, example):
 
 
 def rewards_of_turns(completion, example):
-  """What an environment gave for the turns of a conversation."""
+  """What an environment gave for the turns of a conversation; -1 for types that are not the package's own."""
   del example
+  if type(completion) is not Completion or any(type(turn) is not Turn for turn in completion.turns):
+    return -1
   return sum(turn.reward for turn in completion.turns)
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from jaxrl_llm.rewards.workers import CAUSES, Function, Job, Outcome, count_causes, open_pool, process
 from jaxrl_llm.rewards.workers import worker as protocol
-from jaxrl_llm.types import Completion, Turn
+from jaxrl_llm.text_types import Completion, Turn
 from tests.rewards.workers import hostile
 
 HERE = "tests.rewards.workers.hostile"
@@ -244,7 +244,7 @@ def test_none_outlives_a_killed_parent():
   source = f"""
 import os, signal, threading
 from jaxrl_llm.rewards.workers import Function, Job, open_pool
-from jaxrl_llm.rewards.workers.worker import Completion
+from jaxrl_llm.text_types import Completion
 pool = open_pool({{"act": Function("{HERE}:act")}}, num_workers=2, timeout_s=600)
 threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGKILL)).start()
 print(os.getpid(), flush=True)
@@ -341,10 +341,6 @@ def test_a_closed_pool_refuses():
 def test_count_causes_names_every_cause():
   counts = count_causes([Outcome(1.0), Outcome(None, "timeout"), Outcome(None, "timeout"), Outcome(None, "died")])
   assert counts == {**dict.fromkeys(CAUSES, 0), "timeout": 2, "died": 1}
-
-
-def test_the_worker_s_completion_is_the_real_one():
-  assert protocol.Completion._fields == Completion._fields and protocol.Turn._fields == Turn._fields
 
 
 def test_a_worker_sees_the_turns_of_a_conversation():

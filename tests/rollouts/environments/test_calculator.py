@@ -6,7 +6,7 @@ import pytest
 
 from jaxrl_llm.rollouts.environments import make
 from jaxrl_llm.rollouts.environments.calculator import worked_out
-from jaxrl_llm.types import Completion
+from jaxrl_llm.text_types import Completion
 
 
 def turn(text):

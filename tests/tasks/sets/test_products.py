@@ -4,7 +4,7 @@ import numpy as np
 
 from jaxrl_llm.rollouts.environments import make
 from jaxrl_llm.tasks.sets import products
-from jaxrl_llm.types import Completion
+from jaxrl_llm.text_types import Completion
 
 
 def test_the_teacher_is_right_half_of_the_time_and_asks_three_times_in_four():

@@ -13,7 +13,7 @@ import pytest
 from jaxrl_llm import tasks
 from jaxrl_llm.tasks.files import downloads, text_files
 from jaxrl_llm.tasks.sets import logic, published
-from jaxrl_llm.types import Completion
+from jaxrl_llm.text_types import Completion
 
 FIXTURES = pathlib.Path(__file__).parents[1] / "fixtures"
 

@@ -8,7 +8,7 @@ import pytest
 
 from jaxrl_llm import rewards, tasks
 from jaxrl_llm.tasks.sets import word_problems
-from jaxrl_llm.types import Completion
+from jaxrl_llm.text_types import Completion
 
 pytest.importorskip("reasoning_gym")
 GOLDEN = "77416f45834657c5"
