@@ -4,8 +4,8 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from jaxrl_llm.rewards import WeightedReward, choice
-from jaxrl_llm.rewards import final_number as number_lib
 from jaxrl_llm.rewards.extraction import place, stated_answers
+from jaxrl_llm.rewards.final_number import _MAX_CHARS, _stated
 from jaxrl_llm.text_types import Completion
 
 AnswerFn = Callable[[Completion, Mapping[str, Any]], str | None]
@@ -65,7 +65,7 @@ def _after_hash(text: str) -> str | None:
 
 
 def _number(text: str) -> str | None:
-  if len(text) > number_lib._MAX_CHARS:
-    text = text[-number_lib._MAX_CHARS :].lstrip("0123456789,.")  # What may be the second half of a number.
-  found = number_lib._stated(text)
+  if len(text) > _MAX_CHARS:
+    text = text[-_MAX_CHARS:].lstrip("0123456789,.")  # What may be the second half of a number.
+  found = _stated(text)
   return None if found is None else format(found.normalize(), "f")

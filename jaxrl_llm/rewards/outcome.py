@@ -72,7 +72,8 @@ def attempt(fn: Callable[[Completion, Mapping[str, Any]], Any], completion: Comp
     example: its row.
 
   Example:
-    >>> attempt(lambda completion, example: 1 / 0, None, {})
+    >>> from jaxrl_llm.text_types import Completion
+    >>> attempt(lambda completion, example: 1 / 0, Completion("4", (1,), 1, True), {})
     Outcome(value=None, cause='raised', detail='ZeroDivisionError: division by zero')
   """
   try:

@@ -46,8 +46,8 @@ def test_every_task(name, few):
     assert source[0].keys() >= {"question", "answer", "level", "prompt", "response"}
 
 
-class OtherTokenizer:
-  """A checkpoint's, as far as a task looks at it."""
+class OtherTokenizer(ByteTokenizer):
+  """A checkpoint's."""
 
 
 @pytest.mark.parametrize("name", tasks.TASKS)

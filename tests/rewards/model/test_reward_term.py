@@ -10,7 +10,7 @@ import pytest
 from jaxrl_llm.config import check
 from jaxrl_llm.models import make_model, make_reward_model, preset, save_hf, save_reward_model
 from jaxrl_llm.pretrained.byte_tokenizer import ByteTokenizer
-from jaxrl_llm.rewards import WeightedReward, build, grade
+from jaxrl_llm.rewards import WeightedReward, from_config, grade
 from jaxrl_llm.rewards import model as model_lib
 from jaxrl_llm.rewards.grader import Grader
 from jaxrl_llm.rewards.model import scoring
@@ -126,9 +126,9 @@ def test_the_verifier_counts_beside_it_unless_it_is_alone(judge):
   config = tiny_config("gspo", {"reward.model_path": str(judge[0])})
   with quick():
     task = experiment.load_task(config)
-    assert [(x.name, x.weight) for x in build.make_rewards(task, config)] == [("final_answer", 1.0), ("reward_model", 1.0)]
+    assert [(x.name, x.weight) for x in from_config.make_rewards(task, config)] == [("final_answer", 1.0), ("reward_model", 1.0)]
     config.reward.model_only = True
-    assert [(x.name, x.weight) for x in build.make_rewards(task, config)] == [("final_answer", 0.0), ("reward_model", 1.0)]
+    assert [(x.name, x.weight) for x in from_config.make_rewards(task, config)] == [("final_answer", 0.0), ("reward_model", 1.0)]
 
 
 def problems(path, **overrides):
