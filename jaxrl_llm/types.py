@@ -209,6 +209,10 @@ class Objective(NamedTuple):
     value_loss: loss of the critic's values, for a critic with parameters of its own; None for a method without a critic. `token_loss` adds
       the same term by itself where `PolicyOutputs.values` is given, i.e. where policy and critic share their parameters.
     correctable: whether `token_loss` weighs its policy term by `TrainBatch.importance`; corrections refuse an objective that does not.
+    ratio_level: level of the ratio: "token", "sequence" (length-normalised, hence close to 1), "product" (a whole sequence's importance
+      weight), or None for an objective that compares with no other policy.
+    corrects_mismatch: whether samples are weighed by the mismatch π_old/μ of learner and sampler.
+    imitates: whether it makes the tokens likelier whatever their advantages, as the warm start does.
   """
 
   weigh: WeighFn
@@ -216,3 +220,6 @@ class Objective(NamedTuple):
   needs: frozenset[str] = frozenset()
   value_loss: PenaltyFn | None = None
   correctable: bool = False
+  ratio_level: str | None = None
+  corrects_mismatch: bool = False
+  imitates: bool = False

@@ -13,8 +13,7 @@ from jaxrl_llm.objectives.cispo import cispo
 from jaxrl_llm.objectives.cppo import cppo
 from jaxrl_llm.objectives.custom import custom
 from jaxrl_llm.objectives.dapo import dapo
-from jaxrl_llm.objectives.dppo_kl import dppo_kl
-from jaxrl_llm.objectives.dppo_tv import dppo_tv
+from jaxrl_llm.objectives.dppo import dppo_kl, dppo_tv
 from jaxrl_llm.objectives.dr_grpo import dr_grpo
 from jaxrl_llm.objectives.gmpo import gmpo
 from jaxrl_llm.objectives.grpo import grpo

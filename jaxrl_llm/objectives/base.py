@@ -82,18 +82,20 @@ def policy_objective(
   penalties: Sequence[PenaltyFn] = (),
   needs: frozenset[str] = frozenset(),
   value_loss: PenaltyFn | None = None,
-  anchor: str = "old",
+  anchor: str | None = "old",
 ) -> Objective:
   """Composes an objective: loss = Σ w·(−k·gate(ratio(log π − log π_old), A) + penalties).
 
   Args:
-    ratio: level at which the policies are compared (`ratios`).
+    ratio: level at which the policies are compared (`ratios`); a function that does not say its level is
+      taken for a ratio of tokens.
     gate: how far a ratio may carry the policy (`gates`).
     weigh: weights of all tokens of the global batch (`segments`).
     penalties: further per-token losses (`penalties`).
     needs: scores that the penalties read.
     value_loss: the critic's loss (`penalties.value_loss`).
-    anchor: "old" compares with the learner's policy at the start of the rollout batch's updates, "sampler" with the sampler's.
+    anchor: "old" compares with the learner's policy at the start of the rollout batch's updates, "sampler" with the sampler's;
+      None with none, so that the loss needs neither (metrics still compare with `old_logprobs`).
 
   Returns:
     The objective. Metrics of its own:
@@ -134,8 +136,15 @@ def policy_objective(
       loss, metrics = loss + extra_loss, metrics | extra_metrics
     return jnp.where(batch.mask > 0, loss, 0), jax.lax.stop_gradient(metrics)
 
-  scores = {"old": "old_logprobs", "sampler": "sampler_logprobs"}[anchor]
-  return Objective(weigh=weigh, token_loss=token_loss, needs=frozenset(needs) | {scores}, value_loss=value_loss, correctable=True)
+  anchored = {"old": {"old_logprobs"}, "sampler": {"sampler_logprobs"}, None: set()}[anchor]
+  return Objective(
+    weigh=weigh,
+    token_loss=token_loss,
+    needs=frozenset(needs) | anchored,
+    value_loss=value_loss,
+    correctable=True,
+    ratio_level=getattr(ratio, "level", "token"),
+  )
 
 
 def critic_objective(objective: Objective) -> Objective:

@@ -66,7 +66,7 @@ def tis(objective: Objective, *, cap: float = 2.0, level: str = "token") -> Obje
     log k is bounded at ±20 for a token and, of a sequence, again for the sum. The names are verl's; it has `_min`, `_max` and
     `_eff_sample_size`, and weighs the mean of sequence weights by length.
   """
-  return _weighted(objective, _mismatch_weight(level, 1 / cap, cap, lambda k: jnp.minimum(k, cap)), MISMATCH)
+  return _weighted_by_mismatch(objective, level, 1 / cap, cap, lambda k: jnp.minimum(k, cap))
 
 
 def mis(objective: Objective, *, cap: float = 2.0, level: str = "token") -> Objective:
@@ -88,7 +88,7 @@ def mis(objective: Objective, *, cap: float = 2.0, level: str = "token") -> Obje
   References:
     When speed kills stability: demystifying RL collapse from the training-inference mismatch, Li et al., 2025.
   """
-  return _weighted(objective, _mismatch_weight(level, 1 / cap, cap, lambda k: jnp.where(k > cap, 0, k)), MISMATCH)
+  return _weighted_by_mismatch(objective, level, 1 / cap, cap, lambda k: jnp.where(k > cap, 0, k))
 
 
 def icepop(objective: Objective, *, low: float = 0.5, high: float = 5.0) -> Objective:
@@ -114,7 +114,7 @@ def icepop(objective: Objective, *, low: float = 0.5, high: float = 5.0) -> Obje
     Inside the band the weight stays k, as in the paper, verl and slime; it is not a mask of ones.
   """
   # As in `mis`, the comparison asks for the outside: a NaN is on neither side and goes on to the loss.
-  return _weighted(objective, _mismatch_weight("token", low, high, lambda k: jnp.where((k < low) | (k > high), 0, k)), MISMATCH)
+  return _weighted_by_mismatch(objective, "token", low, high, lambda k: jnp.where((k < low) | (k > high), 0, k))
 
 
 def geometric_rejection(objective: Objective, *, low: float = 0.999, high: float = 1.001) -> Objective:
@@ -270,8 +270,10 @@ def _unless(dropped: Bool[Array, "B T"], statistic: Float[Array, "B T"]) -> Floa
   return jnp.where(jnp.isnan(statistic), statistic, 1 - dropped.astype(statistic.dtype))
 
 
-def _mismatch_weight(level: str, low: float, high: float, weigh: Callable[[Float[Array, "B T"]], Float[Array, "B T"]]) -> Correction:
-  """The correction that weighs by a function of k, and its metrics, for which [low, high] is the band of k."""
+def _weighted_by_mismatch(
+  objective: Objective, level: str, low: float, high: float, weigh: Callable[[Float[Array, "B T"]], Float[Array, "B T"]]
+) -> Objective:
+  """`objective` weighed by a function of k, with metrics for which [low, high] is the band of k."""
   level_ratio = LEVELS[level]
 
   def correction(outputs: PolicyOutputs, batch: TrainBatch) -> tuple[Float[Array, "B T"], TokenMetrics]:
@@ -297,4 +299,4 @@ def _mismatch_weight(level: str, low: float, high: float, weigh: Callable[[Float
       "rollout_corr/rollout_is_oob_seq_ratio": of_sequences(fraction(in_sequence)),
     }
 
-  return correction
+  return _weighted(objective, correction, MISMATCH)._replace(corrects_mismatch=True)

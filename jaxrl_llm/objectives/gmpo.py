@@ -1,24 +1,12 @@
 """GMPO: token ratio x geometric clip x sequence mean."""
 
-from jaxrl_llm.objectives.base import policy_objective, weights_by_name
+from jaxrl_llm.objectives.algorithm import Slots, algorithm
 from jaxrl_llm.objectives.gates import geometric_clip
-from jaxrl_llm.objectives.penalties import regularisers
 from jaxrl_llm.objectives.ratios import token_ratio
-from jaxrl_llm.objectives.settings import checked
-from jaxrl_llm.types import Objective
 
 
-@checked
-def gmpo(
-  *,
-  log_clip_low: float = 0.4,
-  log_clip_high: float = 0.4,
-  kl_coef: float = 0.0,
-  kl_estimator: str = "k3",
-  entropy_coef: float = 0.0,
-  weights: str = "sequence_mean",
-  max_tokens: int | None = None,
-) -> Objective:
+@algorithm(weights="sequence_mean")
+def gmpo(*, log_clip_low: float = 0.4, log_clip_high: float = 0.4) -> Slots:
   """Geometric-mean policy optimisation: clips tokens, then weighs a response by the geometric mean of what is left.
 
   J = (1/N) Σ_i g_i·A_i,  log g_i = (1/|y_i|) Σ_t z̃_t,  z̃ = min(log r, log_clip_high) where A > 0, max(log r, −log_clip_low) where A < 0
@@ -26,17 +14,6 @@ def gmpo(
   Args:
     log_clip_low: how far below 0 a token's log-ratio may fall where A < 0.
     log_clip_high: how far above 0 it may rise where A > 0.
-    kl_coef: loss per nat of divergence from the reference; above 0 the objective needs `ref_logprobs`.
-    kl_estimator: a key of `penalties.KL_ESTIMATORS`.
-    entropy_coef: reward per nat of entropy; above 0 the objective needs `entropy`.
-    weights: "token_mean", "sequence_mean", "sequence_sum" or "constant".
-    max_tokens: generation budget in tokens, for weights="constant" only.
-
-  Returns:
-    The objective.
-
-  Raises:
-    ValueError: for a setting that is unknown, illegal or without effect.
 
   Example:
     >>> sorted(gmpo(log_clip_high=0.2).needs)
@@ -50,11 +27,4 @@ def gmpo(
     counted token. Its clip fractions also count tokens outside the band on the side where no clip binds. Both take one advantage a
     response.
   """
-  penalties, needs = regularisers(kl_coef, kl_estimator, entropy_coef)
-  return policy_objective(
-    ratio=token_ratio,
-    gate=geometric_clip(log_clip_low, log_clip_high),
-    weigh=weights_by_name(weights, max_tokens),
-    penalties=penalties,
-    needs=needs,
-  )
+  return Slots(ratio=token_ratio, gate=geometric_clip(log_clip_low, log_clip_high))

@@ -1,25 +1,12 @@
 """GSPO: sequence ratio x hard clip x sequence mean."""
 
-from jaxrl_llm.objectives.base import policy_objective, weights_by_name
+from jaxrl_llm.objectives.algorithm import Slots, algorithm
 from jaxrl_llm.objectives.gates import hard_clip
-from jaxrl_llm.objectives.penalties import regularisers
 from jaxrl_llm.objectives.ratios import sequence_ratio
-from jaxrl_llm.objectives.settings import checked
-from jaxrl_llm.types import Objective
 
 
-@checked
-def gspo(
-  *,
-  clip_low: float = 3e-4,
-  clip_high: float = 4e-4,
-  dual_clip: float | None = None,
-  kl_coef: float = 0.0,
-  kl_estimator: str = "k3",
-  entropy_coef: float = 0.0,
-  weights: str = "sequence_mean",
-  max_tokens: int | None = None,
-) -> Objective:
+@algorithm(weights="sequence_mean")
+def gspo(*, clip_low: float = 3e-4, clip_high: float = 4e-4, dual_clip: float | None = None) -> Slots:
   """Group sequence policy optimisation: a response is weighed and clipped as a whole.
 
   J = (1/N) Σ_i min(s_i·A_i, clip(s_i, 1 − clip_low, 1 + clip_high)·A_i),  log s_i = (1/|y_i|) Σ_t log r_t
@@ -28,17 +15,6 @@ def gspo(
     clip_low: how far below 1 a sequence's ratio may fall where A < 0.
     clip_high: how far above 1 a sequence's ratio may rise where A > 0.
     dual_clip: largest ratio that counts where A < 0; None leaves it unbounded.
-    kl_coef: loss per nat of divergence from the reference; above 0 the objective needs `ref_logprobs`.
-    kl_estimator: a key of `penalties.KL_ESTIMATORS`.
-    entropy_coef: reward per nat of entropy; above 0 the objective needs `entropy`.
-    weights: "token_mean", "sequence_mean" or "constant".
-    max_tokens: generation budget in tokens, for weights="constant" only.
-
-  Returns:
-    The objective.
-
-  Raises:
-    ValueError: for a setting that is unknown, illegal or without effect.
 
   Example:
     >>> wider = gspo(clip_low=3e-3, clip_high=4e-3)
@@ -53,11 +29,4 @@ def gspo(
     verl bounds log s at 10 from above and has this aggregation whatever its setting says; TRL counts clipped sequences, which is
     `actor/pg_clipfrac_seq` here, while `actor/pg_clipfrac` counts their tokens, as the paper does. TRL's band is PPO's 0.2 unless set.
   """
-  penalties, needs = regularisers(kl_coef, kl_estimator, entropy_coef)
-  return policy_objective(
-    ratio=sequence_ratio,
-    gate=hard_clip(clip_low, clip_high, dual_clip),
-    weigh=weights_by_name(weights, max_tokens),
-    penalties=penalties,
-    needs=needs,
-  )
+  return Slots(ratio=sequence_ratio, gate=hard_clip(clip_low, clip_high, dual_clip))

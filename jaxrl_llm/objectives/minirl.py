@@ -1,27 +1,17 @@
 """MiniRL: token ratio x hard clip x sequence sum, weighed by the engines' mismatch."""
 
-from jaxrl_llm.objectives.base import policy_objective, weights_by_name
+import functools
+
+from jaxrl_llm.objectives.algorithm import Slots, algorithm
 from jaxrl_llm.objectives.corrections import tis
 from jaxrl_llm.objectives.gates import hard_clip
-from jaxrl_llm.objectives.penalties import regularisers
 from jaxrl_llm.objectives.ratios import token_ratio
-from jaxrl_llm.objectives.settings import checked
-from jaxrl_llm.types import Objective
 
 
-@checked
+@algorithm(weights="sequence_sum")
 def minirl(
-  *,
-  clip_low: float = 0.2,
-  clip_high: float = 0.27,
-  dual_clip: float | None = None,
-  tis_cap: float = 5.0,
-  kl_coef: float = 0.0,
-  kl_estimator: str = "k3",
-  entropy_coef: float = 0.0,
-  weights: str = "sequence_sum",
-  max_tokens: int | None = None,
-) -> Objective:
+  *, clip_low: float = 0.2, clip_high: float = 0.27, dual_clip: float | None = None, tis_cap: float = 5.0
+) -> Slots:
   """The first-order approximation of the sequence-level objective: token weights for mismatch and staleness, no length normalisation.
 
   J = (1/N) Σ_i Σ_t min(k_t, tis_cap)·min(r_t·A_t, clip(r_t, 1 − clip_low, 1 + clip_high)·A_t),  k = π_old/μ
@@ -31,17 +21,6 @@ def minirl(
     clip_high: how far above 1 a token's ratio may rise where A > 0.
     dual_clip: largest ratio that counts where A < 0; None leaves it unbounded.
     tis_cap: largest weight k of a token's mismatch between learner and sampler.
-    kl_coef: loss per nat of divergence from the reference; above 0 the objective needs `ref_logprobs`.
-    kl_estimator: a key of `penalties.KL_ESTIMATORS`.
-    entropy_coef: reward per nat of entropy; above 0 the objective needs `entropy`.
-    weights: "token_mean", "sequence_mean", "sequence_sum" or "constant".
-    max_tokens: generation budget in tokens, for weights="constant" only.
-
-  Returns:
-    The objective.
-
-  Raises:
-    ValueError: for a setting that is unknown, illegal or without effect.
 
   Example:
     >>> sorted(minirl().needs)
@@ -54,12 +33,6 @@ def minirl(
     The paper writes sg[k·r]·A·log π on the tokens that the clip keeps; the gradient of the clipped surrogate is the same. Its advantages
     are R − mean of the group, without division by the deviation. What it says on replay of experts is outside the loss.
   """
-  penalties, needs = regularisers(kl_coef, kl_estimator, entropy_coef)
-  objective = policy_objective(
-    ratio=token_ratio,
-    gate=hard_clip(clip_low, clip_high, dual_clip),
-    weigh=weights_by_name(weights, max_tokens),
-    penalties=penalties,
-    needs=needs,
-  )
-  return tis(objective, cap=tis_cap)
+  gate = hard_clip(clip_low, clip_high, dual_clip)
+  return Slots(ratio=token_ratio, gate=gate, correction=functools.partial(tis, cap=tis_cap))
+

@@ -1,14 +1,12 @@
 """PPO: token ratio x hard clip x token mean, with a critic."""
 
-from jaxrl_llm.objectives.base import policy_objective, weights_by_name
+from jaxrl_llm.objectives.algorithm import Slots, algorithm
 from jaxrl_llm.objectives.gates import hard_clip
-from jaxrl_llm.objectives.penalties import regularisers, value_loss
+from jaxrl_llm.objectives.penalties import value_loss
 from jaxrl_llm.objectives.ratios import token_ratio
-from jaxrl_llm.objectives.settings import checked
-from jaxrl_llm.types import Objective
 
 
-@checked
+@algorithm(weights="token_mean")
 def ppo(
   *,
   clip_low: float = 0.2,
@@ -16,12 +14,7 @@ def ppo(
   dual_clip: float | None = None,
   value_coef: float = 0.5,
   value_clip: float | None = 0.2,
-  kl_coef: float = 0.0,
-  kl_estimator: str = "k3",
-  entropy_coef: float = 0.0,
-  weights: str = "token_mean",
-  max_tokens: int | None = None,
-) -> Objective:
+) -> Slots:
   """Proximal policy optimisation.
 
   J = (1/Σ|y|) Σ_t [ min(r_t·A_t, clip(r_t, 1 − clip_low, 1 + clip_high)·A_t) − value_coef·(V_t − R̂_t)² ]
@@ -32,17 +25,6 @@ def ppo(
     dual_clip: largest ratio that counts where A < 0; None leaves it unbounded.
     value_coef: weight of the critic's squared error.
     value_clip: half-width of the band around the critic's old prediction, in units of the return; None for the plain square.
-    kl_coef: loss per nat of divergence from the reference; above 0 the objective needs `ref_logprobs`.
-    kl_estimator: a key of `penalties.KL_ESTIMATORS`.
-    entropy_coef: reward per nat of entropy; above 0 the objective needs `entropy`.
-    weights: "token_mean", "sequence_mean" or "constant".
-    max_tokens: generation budget in tokens, for weights="constant" only.
-
-  Returns:
-    The objective.
-
-  Raises:
-    ValueError: for a setting that is unknown, illegal or without effect.
 
   Example:
     >>> sorted(ppo(entropy_coef=0.01).needs)
@@ -56,12 +38,6 @@ def ppo(
     instead, and the policy part stands alone.
     verl's dual clip at 3 is always on; here `dual_clip` is off unless set. verl bounds the log-ratio at ±20 as we do, TRL does not.
   """
-  penalties, needs = regularisers(kl_coef, kl_estimator, entropy_coef)
-  return policy_objective(
-    ratio=token_ratio,
-    gate=hard_clip(clip_low, clip_high, dual_clip),
-    weigh=weights_by_name(weights, max_tokens),
-    penalties=penalties,
-    needs=needs,
-    value_loss=value_loss(value_coef, value_clip),
-  )
+  gate = hard_clip(clip_low, clip_high, dual_clip)
+  return Slots(ratio=token_ratio, gate=gate, value_loss=value_loss(value_coef, value_clip))
+

@@ -3,15 +3,28 @@
 Everything stays in log space until the gate takes the one `exp`.
 """
 
+from collections.abc import Callable
+
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from jaxrl_llm.objectives.prefixes import before
 from jaxrl_llm.segments import segment_mean, segment_sum
+from jaxrl_llm.types import RatioFn
 
 LOG_RATIO_BOUND = 20.0
 """exp(±20) is 4.9e8 and 2.1e-9: far outside any trust region, yet finite, squares included, in float32."""
+
+
+def compares(level: str | None) -> Callable[[RatioFn], RatioFn]:
+  """Decorates a ratio with the level at which it compares the policies (`types.Objective.ratio_level`)."""
+
+  def decorate(ratio: RatioFn) -> RatioFn:
+    ratio.level = level
+    return ratio
+
+  return decorate
 
 
 def bounded_log_ratio(logprobs: Float[Array, "B T"], anchor_logprobs: Float[Array, "B T"]) -> Float[Array, "B T"]:
@@ -36,6 +49,7 @@ def bounded_log_ratio(logprobs: Float[Array, "B T"], anchor_logprobs: Float[Arra
   return jnp.clip(logprobs - anchor_logprobs, -LOG_RATIO_BOUND, LOG_RATIO_BOUND)
 
 
+@compares(None)
 def no_ratio(
   log_ratio: Float[Array, "B T"], mask: Float[Array, "B T"], segments: Int[Array, "B T"] | None
 ) -> Float[Array, "B T"]:
@@ -54,6 +68,7 @@ def no_ratio(
   return log_ratio - jax.lax.stop_gradient(log_ratio)
 
 
+@compares("token")
 def token_ratio(
   log_ratio: Float[Array, "B T"], mask: Float[Array, "B T"], segments: Int[Array, "B T"] | None
 ) -> Float[Array, "B T"]:
@@ -68,6 +83,7 @@ def token_ratio(
   return log_ratio
 
 
+@compares("sequence")
 def sequence_ratio(
   log_ratio: Float[Array, "B T"], mask: Float[Array, "B T"], segments: Int[Array, "B T"] | None
 ) -> Float[Array, "B T"]:
@@ -96,6 +112,7 @@ def sequence_ratio(
   return segment_mean(log_ratio, mask, segments)
 
 
+@compares("sequence")
 def sequence_ratio_token_gradient(
   log_ratio: Float[Array, "B T"], mask: Float[Array, "B T"], segments: Int[Array, "B T"] | None
 ) -> Float[Array, "B T"]:
@@ -119,6 +136,7 @@ def sequence_ratio_token_gradient(
   return stop(segment_mean(log_ratio, mask, segments)) + (log_ratio - stop(log_ratio))
 
 
+@compares("product")
 def product_ratio(
   log_ratio: Float[Array, "B T"], mask: Float[Array, "B T"], segments: Int[Array, "B T"] | None
 ) -> Float[Array, "B T"]:
@@ -147,6 +165,7 @@ def product_ratio(
   return jnp.clip(segment_sum(jnp.where(mask > 0, log_ratio, 0), segments), -LOG_RATIO_BOUND, LOG_RATIO_BOUND)
 
 
+@compares("token")
 def prefix_min_ratio(
   log_ratio: Float[Array, "B T"], mask: Float[Array, "B T"], segments: Int[Array, "B T"] | None
 ) -> Float[Array, "B T"]:

@@ -2,39 +2,17 @@
 
 from jaxtyping import Array, Float
 
-from jaxrl_llm.objectives.base import policy_objective, weights_by_name
+from jaxrl_llm.objectives.algorithm import Slots, algorithm
 from jaxrl_llm.objectives.gates import unclipped
-from jaxrl_llm.objectives.penalties import regularisers
 from jaxrl_llm.objectives.ratios import no_ratio
-from jaxrl_llm.objectives.settings import checked
-from jaxrl_llm.types import GateContext, Objective, TokenMetrics
+from jaxrl_llm.types import GateContext, TokenMetrics
 
 
-@checked
-def reinforce(
-  *,
-  kl_coef: float = 0.0,
-  kl_estimator: str = "k3",
-  entropy_coef: float = 0.0,
-  weights: str = "sequence_sum",
-  max_tokens: int | None = None,
-) -> Objective:
+@algorithm(weights="sequence_sum")
+def reinforce() -> Slots:
   """REINFORCE: the plain policy gradient of data that the current policy drew.
 
   J = (1/N) Σ_i Σ_t A_t·log π(y_t)
-
-  Args:
-    kl_coef: loss per nat of divergence from the reference; above 0 the objective needs `ref_logprobs`.
-    kl_estimator: a key of `penalties.KL_ESTIMATORS`.
-    entropy_coef: reward per nat of entropy; above 0 the objective needs `entropy`.
-    weights: "token_mean", "sequence_mean", "sequence_sum" or "constant".
-    max_tokens: generation budget in tokens, for weights="constant" only.
-
-  Returns:
-    The objective.
-
-  Raises:
-    ValueError: for a setting that is unknown, illegal or without effect.
 
   Example:
     >>> reinforce().needs
@@ -48,7 +26,6 @@ def reinforce(
     of the other objectives'. Nothing corrects for stale data, so make one update a rollout batch. The metrics of ratios still compare with
     `old_logprobs`.
   """
-  penalties, needs = regularisers(kl_coef, kl_estimator, entropy_coef)
   surrogate = unclipped()
 
   def gate(
@@ -58,10 +35,4 @@ def reinforce(
     del log_ratio
     return surrogate(no_ratio(context.logprobs, context.mask, context.segments), advantages, context)
 
-  objective = policy_objective(
-    ratio=no_ratio,
-    gate=gate,
-    weigh=weights_by_name(weights, max_tokens),
-    penalties=penalties,
-  )
-  return objective._replace(needs=needs)
+  return Slots(ratio=no_ratio, gate=gate, anchor=None)

@@ -145,7 +145,6 @@ def _conflicts(settings: dict[str, Any], given: dict[str, Any], defaults: dict[s
   """Legal settings that do not go together; `given` are those the caller wrote."""
   if "gate" in settings:
     yield from _settings_of_other_gates(settings)
-    settings = settings | {name: x for name, x in gate_settings(settings["gate"]).items() if settings[name] is None}
   for name, wrong, sentence in CONFLICTS:
     if name in settings and wrong(settings, given, defaults[name]):
       yield f"{name}: found {settings[name]!r}, {sentence.format(default=defaults[name], **settings)}"

@@ -37,4 +37,4 @@ def sft(*, weights: str = "token_mean", max_tokens: int | None = None) -> Object
       metrics["actor/entropy"] = outputs.entropy
     return loss, jax.lax.stop_gradient(metrics)
 
-  return Objective(weigh=weights_by_name(weights, max_tokens), token_loss=token_loss)
+  return Objective(weigh=weights_by_name(weights, max_tokens), token_loss=token_loss, imitates=True)

@@ -1,0 +1,142 @@
+"""The shared half of every algorithm: settings, their documentation, and the composition of its slots."""
+
+import functools
+import inspect
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import NamedTuple
+
+from jaxrl_llm.objectives.base import policy_objective, weights_by_name
+from jaxrl_llm.objectives.gates import GATES
+from jaxrl_llm.objectives.penalties import regularisers
+from jaxrl_llm.objectives.settings import Rule, checked, gate_settings
+from jaxrl_llm.types import GateFn, Objective, PenaltyFn, RatioFn
+
+SHARED = """\
+  kl_coef: loss per nat of divergence from the reference; above 0 the objective needs `ref_logprobs`.
+  kl_estimator: a key of `penalties.KL_ESTIMATORS`.
+  entropy_coef: reward per nat of entropy; above 0 the objective needs `entropy`.
+  weights: "token_mean", "sequence_mean", "sequence_sum" or "constant".
+  max_tokens: generation budget in tokens, for weights="constant" only.
+
+Returns:
+  The objective.
+
+Raises:
+  ValueError: for a setting that is unknown, illegal or without effect.\
+"""
+"""Docstring of what all algorithms share; it follows the algorithm's own arguments."""
+
+
+class Slots(NamedTuple):
+  """What distinguishes an algorithm from the others.
+
+  Attributes:
+    ratio: level at which the policies are compared (`ratios`).
+    gate: limit on how far a ratio may carry the policy (`gates`).
+    value_loss: loss of the critic (`penalties.value_loss`); None for an algorithm without one.
+    anchor: policy to compare with, as in `base.policy_objective`.
+    correction: off-policy correction that is part of the algorithm (`corrections`), as a function of
+      the objective; None for an algorithm without one.
+  """
+
+  ratio: RatioFn
+  gate: GateFn
+  value_loss: PenaltyFn | None = None
+  anchor: str | None = "old"
+  correction: Callable[[Objective], Objective] | None = None
+
+
+def algorithm(
+  *,
+  weights: str,
+  max_tokens: int | None = None,
+  kl_coef: float = 0.0,
+  rules: Mapping[str, Rule] | None = None,
+  name: str | None = None,
+) -> Callable[[Callable[..., Slots]], Callable[..., Objective]]:
+  """Decorates a function from an algorithm's own settings to its slots, which makes it an objective's factory.
+
+  The factory takes `kl_coef`, `kl_estimator`, `entropy_coef`, `weights` and `max_tokens` as well; its
+  signature and its docstring name all settings. It refuses those that are unknown, illegal or without
+  effect (`settings.checked`).
+
+  Args:
+    weights: the algorithm's way to weigh tokens, a key of `base.WEIGHTS`: default of the setting.
+    max_tokens: default of the setting; an algorithm with "constant" weights needs one.
+    kl_coef: default of the setting.
+    rules: rules of settings that no other algorithm has, by name; `settings.RULES` has the others.
+    name: name of the algorithm; None for that of the function.
+
+  Returns:
+    The decorator. Keyword arguments of any name (`**gate_settings`) stand for the settings of all gates,
+    each None unless the gate's paper is to be overruled; the function receives those that are not None.
+
+  Example:
+    >>> from jaxrl_llm.objectives.gates import hard_clip
+    >>> from jaxrl_llm.objectives.ratios import sequence_ratio
+    >>> @algorithm(weights="sequence_mean")
+    ... def wide_gspo(*, clip_high: float = 0.04) -> Slots:
+    ...   return Slots(ratio=sequence_ratio, gate=hard_clip(0.03, clip_high))
+    >>> list(inspect.signature(wide_gspo).parameters)
+    ['clip_high', 'kl_coef', 'kl_estimator', 'entropy_coef', 'weights', 'max_tokens']
+    >>> wide_gspo(entropy_coef=0.01).ratio_level
+    'sequence'
+    >>> wide_gspo(clip_hi=1.0, weights="constant")
+    Traceback (most recent call last):
+      ...
+    ValueError: wide_gspo: unknown hyper-parameter 'clip_hi' (did you mean 'clip_high'?); max_tokens: found None, expected a whole number \
+of tokens > 0, because weights is 'constant'; it takes clip_high=0.04, kl_coef=0.0, kl_estimator='k3', entropy_coef=0.0, \
+weights='sequence_mean', max_tokens=None
+  """
+  parameter = functools.partial(inspect.Parameter, kind=inspect.Parameter.KEYWORD_ONLY)
+  shared = (
+    parameter("kl_coef", default=kl_coef, annotation=float),
+    parameter("kl_estimator", default="k3", annotation=str),
+    parameter("entropy_coef", default=0.0, annotation=float),
+    parameter("weights", default=weights, annotation=str),
+    parameter("max_tokens", default=max_tokens, annotation=int | None),
+  )
+
+  def decorate(slots_of: Callable[..., Slots]) -> Callable[..., Objective]:
+    own = inspect.signature(slots_of).parameters
+
+    def make(*, kl_coef, kl_estimator, entropy_coef, weights, max_tokens, **settings) -> Objective:
+      slots = slots_of(**{key: x for key, x in settings.items() if key in own or x is not None})
+      penalties, needs = regularisers(kl_coef, kl_estimator, entropy_coef)
+      objective = policy_objective(
+        ratio=slots.ratio,
+        gate=slots.gate,
+        weigh=weights if callable(weights) else weights_by_name(weights, max_tokens),
+        penalties=penalties,
+        needs=needs,
+        value_loss=slots.value_loss,
+        anchor=slots.anchor,
+      )
+      return objective if slots.correction is None else slots.correction(objective)
+
+    function = getattr(slots_of, "func", slots_of)  # Of a functools.partial.
+    functools.update_wrapper(make, function)
+    make.__name__ = make.__qualname__ = name or function.__name__
+    make.__doc__ = _documented(function.__doc__)
+    make.__signature__ = inspect.Signature([*_expanded(own.values()), *shared], return_annotation=Objective)
+    return checked(make, rules)
+
+  return decorate
+
+
+def _expanded(parameters: Iterable[inspect.Parameter]) -> Iterator[inspect.Parameter]:
+  """Parameters with `**gate_settings` spelt out: the settings of all gates, each with None for its default."""
+  for parameter in parameters:
+    if parameter.kind is inspect.Parameter.VAR_KEYWORD:
+      for setting in dict.fromkeys(setting for gate in GATES for setting in gate_settings(gate)):
+        yield inspect.Parameter(setting, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=float | None)
+    else:
+      yield parameter
+
+
+def _documented(docstring: str | None) -> str:
+  """An algorithm's docstring with the shared arguments behind its own."""
+  own, *rest = re.split(r"\n\n(?=(?:Example|References|Note):\n)", inspect.cleandoc(docstring or ""), maxsplit=1)
+  heading = "" if "\nArgs:\n" in own else "\n\nArgs:"
+  return "\n\n".join([f"{own}{heading}\n{SHARED}", *rest])

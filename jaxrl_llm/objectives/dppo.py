@@ -1,0 +1,49 @@
+"""DPPO: token ratio x ball of total variation, or of KL divergence x token mean."""
+
+import functools
+
+from jaxrl_llm.objectives.algorithm import Slots, algorithm
+from jaxrl_llm.objectives.ratios import token_ratio
+from jaxrl_llm.objectives.score_gates import divergence_ball
+
+
+def dppo(
+  divergence: str,
+  *,
+  delta_low: float = 0.15,
+  delta_high: float = 0.15,
+  ratio_cap: float = 20.0,
+  anchor: str = "sampler",
+) -> Slots:
+  """Divergence proximal policy optimisation, with a divergence of the sampled token for a trust region.
+
+  J = (1/Σ|y|) Σ_t sg[min(r_t, ratio_cap)·keep_t]·A_t·log π_t,
+  D of "this token or another": |π − μ| for `dppo_tv`, KL(μ‖π) in nats for `dppo_kl`
+
+  Args:
+    delta_low: largest divergence D at which a token with A < 0 may still lose probability.
+    delta_high: largest divergence D at which a token with A > 0 may still gain probability.
+    ratio_cap: largest importance weight.
+    anchor: "sampler" measures from the policy that drew the tokens, "old" from the learner's at the start of the updates.
+
+  Example:
+    >>> dppo_tv().needs
+    frozenset({'sampler_logprobs'})
+    >>> dppo_kl(delta_low=-1)
+    Traceback (most recent call last):
+      ...
+    ValueError: dppo_kl: delta_low: found -1, expected a number >= 0
+
+  References:
+    Rethinking the trust region in LLM reinforcement learning, arXiv:2602.04879, 2026.
+
+  Note:
+    verl takes the threshold from PPO's `clip_ratio` and the cap from `clip_ratio_c`, whose default is that of the dual clip, 3, unless set
+    to the 20 of the paper; here both have names and values of their own. verl's KL adds 1e-8 to each 1 − p; here log(1 − p) is computed
+    without cancellation. The anchor of the paper is the policy of the sampling engine; anchor="old" takes `old_logprobs`.
+  """
+  return Slots(ratio=token_ratio, gate=divergence_ball(divergence, delta_low, delta_high, ratio_cap), anchor=anchor)
+
+
+dppo_tv = algorithm(weights="token_mean", name="dppo_tv")(functools.partial(dppo, "tv"))
+dppo_kl = algorithm(weights="token_mean", name="dppo_kl")(functools.partial(dppo, "kl", delta_low=0.05, delta_high=0.05))
