@@ -20,6 +20,7 @@ from ml_collections import ConfigDict
 
 from jaxrl_llm.config import changes, check, fields
 from jaxrl_llm.config.command_line import UsageError, parse
+from jaxrl_llm.run.reward_model import OBJECTIVE
 from jaxrl_llm.workdir import claim, logs
 
 USAGE_ERROR = 2
@@ -59,7 +60,7 @@ def main(argv: Sequence[str]) -> int:
 
 def is_reward_model(config: ConfigDict) -> bool:
   """Whether a config trains a reward model: one of its own kind of fields, as in configs/reward_model.py."""
-  return "objective" in config and config.objective.get("name") == "bradley_terry"
+  return "objective" in config and config.objective.get("name") == OBJECTIVE
 
 
 def problems(config: ConfigDict) -> list[str]:

@@ -134,9 +134,10 @@ print(small_training.refusal("custom", gate="soft", clip_low=0.1))
 # One file, one line, one case, one config; [experiments/README.md, "Add an objective"](../README.md#add-an-objective) has them in full
 # for this very gate.
 #
-# 1. `jaxrl_llm/objectives/drpo.py`: the gate as a factory that closes over `width`, and `drpo(*, width=12.5, ...)` which calls `custom`.
+# 1. `jaxrl_llm/objectives/drpo.py`: the gate as a factory that closes over `width`, and `drpo(*, width=12.5)`, which returns the slots.
+#    The decorator `@algorithm(weights="token_mean")` adds what all objectives take: `kl_coef`, `entropy_coef`, `weights`, ...
 # 2. Its line in `OBJECTIVES`. From now on it has refusals, corrections for a sampler that differs, a place on the command line, and its
-#    place in the common list of promises that every objective is tested for.
+#    place in the common list of promises that every objective is tested for. No other file of the package names it.
 # 3. A golden case: the gate once more as a scalar loop with its derivative, in `tests/objectives/reference.py`. Loss and gradient are
 #    then checked at 1e-10 by code that shares nothing with yours.
 # 4. `configs/drpo.py` with `common.laptop("drpo", arg)`, and `python -m jaxrl_llm.main --config=configs/drpo.py` trains it for real.

@@ -59,6 +59,7 @@ class Estimator(NamedTuple):
     needs: the optional fields of `Evidence` that it reads.
     takes_kl: whether a divergence in the reward can be part of it.
     whole_groups: whether it compares groups as wholes, so that a group counts only where all of its samples have a reward.
+    compares_groups: whether it compares the samples of one prompt, so that a group of equal rewards teaches nothing.
   """
 
   estimate: Callable[..., tuple[Array, Array | None]]
@@ -66,6 +67,7 @@ class Estimator(NamedTuple):
   needs: frozenset[str] = frozenset()
   takes_kl: bool = True
   whole_groups: bool = False
+  compares_groups: bool = True
 
 
 def _penalised(evidence: Evidence) -> Float[Array, " N"]:
@@ -129,9 +131,11 @@ ESTIMATORS = {
   # GRPO with process supervision: the rewards of the steps that are still to end.
   "steps": Estimator(_steps, {"normalize_std": True}, frozenset({"step_rewards", "step_ends"}), takes_kl=False, whole_groups=True),
   # REINFORCE++, with `whiten`.
-  "returns": Estimator(_returns, {"gamma": 1.0}),
+  "returns": Estimator(_returns, {"gamma": 1.0}, compares_groups=False),
   # PPO; VAPO with `length_alpha`, which then takes the place of `lam`.
-  "gae": Estimator(_gae, {"gamma": 1.0, "lam": 1.0, "critic_lam": 1.0, "length_alpha": None}, frozenset({"values"})),
+  "gae": Estimator(
+    _gae, {"gamma": 1.0, "lam": 1.0, "critic_lam": 1.0, "length_alpha": None}, frozenset({"values"}), compares_groups=False
+  ),
 }
 """Every estimator by name."""
 

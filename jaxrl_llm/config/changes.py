@@ -7,7 +7,6 @@ from typing import Any
 
 FIXED: dict[str, str] = {
   "seed": "what was drawn so far follows from it",
-  "objective.name=bradley_terry": "a reward model and a policy are other models",
   "model.preset": "the checkpoint holds weights of that shape",
   "model.path": "the run began with those weights",
   "model.tokenizer": "the weights were trained on its ids",
@@ -52,8 +51,8 @@ def refusals(old: Mapping[str, Any], new: Mapping[str, Any]) -> Iterator[str]:
   for field, (was, now) in changed.items():
     section = f"{field.partition('.')[0]}."
     why = None if field in FREE else FIXED.get(field, FIXED.get(section))
-    if field == "objective.name" and "bradley_terry" in (was, now):
-      why = FIXED["objective.name=bradley_terry"]
+    if field == "objective.name" and ("advantage.estimator" in old) != ("advantage.estimator" in new):
+      why = "a reward model and a policy are other models"  # Only a policy has advantages.
     if field.startswith("rollout.") and field != "rollout.spare_prompts" and (old.get("rollout.spare_prompts") or 0) > 0:
       why = f"{FIXED['rollout.spare_prompts']} (rollout.spare_prompts)"
     if why is not None:

@@ -57,9 +57,12 @@ def problems(config: ConfigDict) -> list[str]:
   Args:
     config: resolved, with all fields of `configs/fields.py`.
   """
+  from jaxrl_llm.objectives.corrected import RULES
+
   fields = flatten(config)
   checks = {**RANGES, **OPTIONAL, **{path: kind(path) for path in UNRANGED}}
-  if lines := other_fields(fields, {*checks, *_judged()}, "a config made by configs.common"):
+  judged = {"objective.name", *(f"correction.{name}" for name in RULES)}
+  if lines := other_fields(fields, {*checks, *judged}, "a config made by configs.common", optional={*_hyperparameters()}):
     return lines
   found = outside(fields, checks, optional=(*OPTIONAL, *UNRANGED))
   known = {line.partition(":")[0] for line in found}
@@ -74,20 +77,21 @@ def problems(config: ConfigDict) -> list[str]:
   return found or [*_relations(config), *_refusals(config)]
 
 
-def other_fields(fields: Mapping[str, Any], expected: Collection[str], made: str) -> list[str]:
+def other_fields(fields: Mapping[str, Any], expected: Collection[str], made: str, optional: Collection[str] = ()) -> list[str]:
   """Lines about fields that a config lacks, or has and nothing reads.
 
   Args:
     fields: found, by path.
     expected: their paths.
     made: how a config with all of them is made.
+    optional: paths of fields that a config may lack.
   """
   lines = []
   if missing := sorted(set(expected) - set(fields)):
     lines.append(f"config: {len(missing)} fields are missing, such as {', '.join(missing[:3])}; expected {made}")
   for path in fields:
-    if path not in expected:
-      near = difflib.get_close_matches(path, expected, n=1)
+    if path not in expected and path not in optional:
+      near = difflib.get_close_matches(path, (*expected, *optional), n=1)
       lines.append(f"unknown field config.{shown(path)[1:-1]}" + (f"; did you mean config.{near[0]}?" if near else f"; expected {made}"))
   return lines
 
@@ -122,12 +126,10 @@ def of_wrong_type(path: str, value: Any) -> bool:
   return isinstance(value, bool) or not isinstance(value, int | float | str)
 
 
-def _judged() -> Iterator[str]:
-  """Fields that are judged by what they configure: hyper-parameters of objectives, and corrections."""
+def _hyperparameters() -> Iterator[str]:
+  """Fields of the objectives' hyper-parameters, which the objectives judge; one that a config lacks has its default."""
   from jaxrl_llm import objectives
-  from jaxrl_llm.objectives.corrected import RULES
 
-  yield from ("objective.name", *(f"correction.{name}" for name in RULES))
   for make in objectives.OBJECTIVES.values():
     yield from (f"objective.{name}" for name in inspect.signature(make).parameters)
 
@@ -138,7 +140,7 @@ def _refusals(config: ConfigDict) -> Iterator[str]:
   from jaxrl_llm.objectives.corrected import corrected
 
   objective = objectives.make(config.objective.name, **given(config.objective, "name"))
-  return refusals(config, objective, corrected(objective, **given(config.correction)).needs)
+  return refusals(config, objective, corrected(objective, **given(config.correction)))
 
 
 def _choices(config: ConfigDict) -> Iterator[str]:
@@ -262,8 +264,6 @@ def _reward_model_problems(config: ConfigDict) -> Iterator[str]:
 
 def _relations(config: ConfigDict) -> Iterator[str]:
   rollout, learner, warm = config.rollout, config.learner, config.warm_start
-  if config.objective.name == "sft" and config.num_steps:
-    yield f"config.num_steps={config.num_steps}: the objective sft reads no reward, so RL steps would learn nothing; expected 0"
   if config.num_steps == 0 and warm.num_steps == 0:
     yield "config.num_steps=0 and config.warm_start.num_steps=0: there is nothing to train; raise one"
   if rollout.num_prompts % learner.updates_per_rollout:

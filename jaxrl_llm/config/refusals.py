@@ -1,17 +1,19 @@
 """Settings that are legal by themselves but wrong or without effect beside one another: one table, a row for each."""
 
+import functools
+import inspect
+import operator
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 from ml_collections import ConfigDict
 
-from jaxrl_llm.advantages.estimators import ESTIMATORS
+from jaxrl_llm.advantages.estimators import ESTIMATORS, Estimator
+from jaxrl_llm.objectives import OBJECTIVES
 from jaxrl_llm.types import Objective
 
 SEQUENCE_BAND = 0.05
 """Widest clip that makes sense on a length-normalised ratio: with it no sequence of a sane run is ever clipped."""
-
-SEQUENCE_RATIOS = ("gspo", "gspo_token", "luspo")
 
 
 class Settings(NamedTuple):
@@ -19,15 +21,17 @@ class Settings(NamedTuple):
 
   Attributes:
     config: all of it.
-    objective: made from `config.objective`.
-    needs: the scores that it reads with the corrections of `config.correction`.
-    hyper: its hyper-parameters as the config gives them.
+    objective: objective that `config.objective` names.
+    corrected: the same with the corrections of `config.correction`.
+    hyper: hyper-parameters of the objective as the config gives them.
+    estimator: advantage estimator that `config.advantage` names.
   """
 
   config: ConfigDict
   objective: Objective
-  needs: frozenset[str]
+  corrected: Objective
   hyper: dict[str, Any]
+  estimator: Estimator
 
   @property
   def penalised(self) -> bool:
@@ -47,26 +51,22 @@ class Settings(NamedTuple):
   @property
   def has_ratio(self) -> bool:
     """Whether the objective compares the policy with the one that its samples are said to come from."""
-    return self.config.objective.name != "reinforce" and self.hyper.get("ratio") != "none"
+    return self.objective.ratio_level is not None
 
   @property
   def weighs_mismatch(self) -> bool:
-    """Whether samples are weighed by π_old/μ."""
-    return bool(_any_correction(self, "tis", "mis", "icepop")) or self.config.objective.name == "minirl"
+    """Whether samples are weighed by π_old/μ, by a correction or by the objective itself."""
+    return self.corrected.corrects_mismatch
 
   @property
-  def estimator(self) -> str:
-    """Name of the advantage estimator."""
-    return self.config.advantage.estimator
+  def reads_values(self) -> bool:
+    """Whether the advantages need a critic."""
+    return "values" in self.estimator.needs
 
-
-def _band(s: Settings) -> float:
-  is_sequence = s.config.objective.name in SEQUENCE_RATIOS or (s.config.objective.name == "custom" and s.hyper.get("ratio") == "sequence")
-  return max(s.hyper.get("clip_low") or 0, s.hyper.get("clip_high") or 0) if is_sequence else 0
-
-
-def _any_correction(s: Settings, *names: str) -> list[str]:
-  return [name for name in names if s.config.correction[name] is not None]
+  @property
+  def sequence_band(self) -> float:
+    """Wider side of the clip on a length-normalised ratio; 0 without one."""
+    return max(self.hyper.get("clip_low") or 0, self.hyper.get("clip_high") or 0) if self.objective.ratio_level == "sequence" else 0
 
 
 class Refusal(NamedTuple):
@@ -75,7 +75,8 @@ class Refusal(NamedTuple):
   Attributes:
     field: dotted path that the message names.
     applies: whether these settings are the case.
-    expected: what to write instead, and why.
+    expected: what to write instead, and why; `{value_estimators}` stands for the names of the estimators
+      that read a critic's values, `{critic_objectives}` for those of the objectives that can train one.
   """
 
   field: str
@@ -84,6 +85,11 @@ class Refusal(NamedTuple):
 
 
 REFUSALS: tuple[Refusal, ...] = (
+  Refusal(
+    "num_steps",
+    lambda s: s.config.num_steps > 0 and s.objective.imitates,
+    "0, because this objective reads no reward: RL steps would learn nothing",
+  ),
   *(
     Refusal(
       f"rollout.{name}",
@@ -129,7 +135,7 @@ REFUSALS: tuple[Refusal, ...] = (
   ),
   Refusal(
     "objective.clip_high",
-    lambda s: _band(s) > SEQUENCE_BAND,
+    lambda s: s.sequence_band > SEQUENCE_BAND,
     f"clip_low and clip_high of at most {SEQUENCE_BAND}, because a length-normalised ratio stays that close to 1: the clip never binds",
   ),
   Refusal(
@@ -139,7 +145,7 @@ REFUSALS: tuple[Refusal, ...] = (
   ),
   Refusal(
     "reward.kl_coef",
-    lambda s: s.config.reward.kl_coef > 0 and s.estimator in ESTIMATORS and not ESTIMATORS[s.estimator].takes_kl,
+    lambda s: s.config.reward.kl_coef > 0 and not s.estimator.takes_kl,
     "0, because this advantage.estimator has no place for a divergence in the reward; objective.kl_coef puts it in the loss",
   ),
   Refusal(
@@ -161,18 +167,14 @@ REFUSALS: tuple[Refusal, ...] = (
   ),
   Refusal(
     "advantage.estimator",
-    lambda s: s.estimator == "gae" and s.objective.value_loss is None,
-    "another one, or an objective with a critic (ppo, or custom with value_coef), because GAE needs values and this objective trains none",
+    lambda s: s.reads_values and s.objective.value_loss is None,
+    "another one, or an objective with a critic ({critic_objectives}, with objective.value_coef), because this estimator reads values and "
+    "this objective trains none",
   ),
   Refusal(
     "advantage.estimator",
-    lambda s: s.estimator != "gae" and s.config.objective.name == "ppo",
-    "'gae', because ppo trains a critic that no other estimator reads; without a critic the objective is reinforce_plus_plus",
-  ),
-  Refusal(
-    "advantage.estimator",
-    lambda s: s.estimator != "gae" and bool(s.hyper.get("value_coef")) and s.config.objective.name == "custom",
-    "'gae', because objective.value_coef trains a critic that no other estimator reads",
+    lambda s: not s.reads_values and s.objective.value_loss is not None,
+    "{value_estimators}, because this objective trains a critic (objective.value_coef) that no other estimator reads",
   ),
   Refusal(
     "advantage.lam",
@@ -187,13 +189,13 @@ REFUSALS: tuple[Refusal, ...] = (
   Refusal(
     "learner.old_logprobs",
     lambda s: s.config.learner.old_logprobs == "sampler"
-    and (s.weighs_mismatch or bool(_any_correction(s, "geometric_rejection"))),
+    and (s.weighs_mismatch or s.config.correction.geometric_rejection is not None),
     "'learner', because with the sampler's log-probabilities for log π_old there is no mismatch to correct",
   ),
   Refusal(
     "learner.old_logprobs",
     lambda s: s.config.learner.old_logprobs == "learner"
-    and "old_logprobs" not in s.needs
+    and "old_logprobs" not in s.corrected.needs
     and not (s.config.reward.kl_coef or s.config.moe.replay == "R2"),
     "'sampler', because the objective does not read the learner's and the pass would buy nothing",
   ),
@@ -257,7 +259,7 @@ REFUSALS: tuple[Refusal, ...] = (
   ),
   Refusal(
     "rollout.max_refills",
-    lambda s: s.config.rollout.max_refills > 0 and s.estimator in ("gae", "returns"),
+    lambda s: s.config.rollout.max_refills > 0 and not s.estimator.compares_groups,
     "0, because this advantage.estimator compares no samples of a group: those of equal reward teach as much as others",
   ),
   Refusal(
@@ -290,26 +292,30 @@ REFUSALS: tuple[Refusal, ...] = (
 """Every row that applies is reported; `expected` says what to do."""
 
 
-def refusals(config: ConfigDict, objective: Objective, needs: frozenset[str]) -> Iterator[str]:
+def refusals(config: ConfigDict, objective: Objective, corrected: Objective) -> Iterator[str]:
   """Rows of the table that apply, and settings that the chosen estimator or the absence of a critic leaves without effect.
 
   Args:
     config: with fields that are legal by themselves.
-    objective: made from `config.objective`.
-    needs: the scores that it reads with its corrections.
+    objective: objective that `config.objective` names.
+    corrected: the same with the corrections of `config.correction`.
   """
+  estimator = config.advantage.estimator
   hyper = {name: value for name, value in config.objective.items() if name != "name" and value is not None}
-  settings = Settings(config, objective, needs, hyper)
+  settings = Settings(config, objective, corrected, hyper, ESTIMATORS[estimator])
+  names = {
+    "value_estimators": " or ".join(repr(name) for name, entry in ESTIMATORS.items() if "values" in entry.needs),
+    "critic_objectives": " or ".join(name for name, make in OBJECTIVES.items() if "value_coef" in inspect.signature(make).parameters),
+  }
   for row in REFUSALS:
     if row.applies(settings):
-      section, name = row.field.split(".")
-      yield f"config.{row.field}: found {config[section][name]!r}, expected {row.expected}"
-  estimator = config.advantage.estimator
-  takes = ESTIMATORS[estimator].defaults
+      value = functools.reduce(operator.getitem, row.field.split("."), config)
+      yield f"config.{row.field}: found {value!r}, expected {row.expected.format(**names)}"
+  takes = settings.estimator.defaults
   for name, value in config.advantage.items():
     if name not in ("estimator", "whiten") and value is not None and name not in takes:
       yield f"config.advantage.{name}: found {value!r}, expected None, because the estimator {estimator!r} does not read it"
-  if estimator != "gae":
+  if not settings.reads_values:
     for name, value in config.critic.items():
       if value is not None:
         yield f"config.critic.{name}: found {value!r}, expected None, because advantage.estimator={estimator!r} has no critic"

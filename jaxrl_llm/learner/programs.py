@@ -15,7 +15,6 @@ from jax.sharding import Mesh
 from jaxtyping import Array, Float, Int, PRNGKeyArray, PyTree
 from ml_collections import ConfigDict
 
-from jaxrl_llm import objectives
 from jaxrl_llm.devices import mesh as mesh_lib
 from jaxrl_llm.devices.compiling import compiled_for
 from jaxrl_llm.devices.offload import check_offload
@@ -35,6 +34,7 @@ from jaxrl_llm.learner.train_step import (
 from jaxrl_llm.models import Critic, Model, ModelConfig, RewardModel, make_critic, make_model, routing, trainable
 from jaxrl_llm.models.params import partition
 from jaxrl_llm.objectives.base import critic_objective
+from jaxrl_llm.objectives.sft import sft
 from jaxrl_llm.sampler import make_filter
 from jaxrl_llm.types import Objective, Params, PolicyOutputs, TrainBatch, TrainState
 
@@ -119,7 +119,7 @@ def make_programs(config: ConfigDict, mesh: Mesh, shape: ModelConfig, objective:
   abstract_state = place_state(mesh, model, optimizer, trainable=trained, offload=learner.offload_optimizer)
   shardings = jax.tree.map(lambda x: x.sharding, abstract_state)
   filter_logits = make_filter(temperature=config.rollout.temperature, top_k=config.rollout.top_k, top_p=config.rollout.top_p)
-  imitation = objective if config.objective.name == "sft" else objectives.make("sft")
+  imitation = objective if objective.imitates else sft()
 
   def update(objective: Objective, optimizer, schedule, filter_logits, batches: list[TrainBatch]) -> TrainStepFn:
     step = make_train_step(

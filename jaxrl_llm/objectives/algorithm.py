@@ -55,22 +55,21 @@ def algorithm(
   rules: Mapping[str, Rule] | None = None,
   name: str | None = None,
 ) -> Callable[[Callable[..., Slots]], Callable[..., Objective]]:
-  """Decorates a function from an algorithm's own settings to its slots, which makes it an objective's factory.
+  """Decorates a function from an algorithm's own settings to its slots: it becomes the objective's factory.
 
-  The factory takes `kl_coef`, `kl_estimator`, `entropy_coef`, `weights` and `max_tokens` as well; its
-  signature and its docstring name all settings. It refuses those that are unknown, illegal or without
-  effect (`settings.checked`).
+  The factory also takes the settings that all algorithms share (`SHARED`), names every setting in its
+  signature and docstring, and refuses illegal ones (`settings.checked`).
 
   Args:
-    weights: the algorithm's way to weigh tokens, a key of `base.WEIGHTS`: default of the setting.
-    max_tokens: default of the setting; an algorithm with "constant" weights needs one.
+    weights: default of the setting, a key of `base.WEIGHTS`.
+    max_tokens: default of the setting.
     kl_coef: default of the setting.
-    rules: rules of settings that no other algorithm has, by name; `settings.RULES` has the others.
-    name: name of the algorithm; None for that of the function.
+    rules: rules of settings that `settings.RULES` lacks, by name.
+    name: name of the algorithm; None for the function's.
 
   Returns:
-    The decorator. Keyword arguments of any name (`**gate_settings`) stand for the settings of all gates,
-    each None unless the gate's paper is to be overruled; the function receives those that are not None.
+    The decorator. A parameter `**gate_settings` stands for the settings of all gates: each is None by
+    default, and the function receives those that are not.
 
   Example:
     >>> from jaxrl_llm.objectives.gates import hard_clip
@@ -82,12 +81,6 @@ def algorithm(
     ['clip_high', 'kl_coef', 'kl_estimator', 'entropy_coef', 'weights', 'max_tokens']
     >>> wide_gspo(entropy_coef=0.01).ratio_level
     'sequence'
-    >>> wide_gspo(clip_hi=1.0, weights="constant")
-    Traceback (most recent call last):
-      ...
-    ValueError: wide_gspo: unknown hyper-parameter 'clip_hi' (did you mean 'clip_high'?); max_tokens: found None, expected a whole number \
-of tokens > 0, because weights is 'constant'; it takes clip_high=0.04, kl_coef=0.0, kl_estimator='k3', entropy_coef=0.0, \
-weights='sequence_mean', max_tokens=None
   """
   parameter = functools.partial(inspect.Parameter, kind=inspect.Parameter.KEYWORD_ONLY)
   shared = (

@@ -145,7 +145,7 @@ def make_rules(config: ConfigDict) -> Rules | None:
 
 def kl_coef_in_loss(config: ConfigDict) -> float:
   """The objective's `kl_coef`, its default included; 0 where it has none."""
-  if config.objective.kl_coef is not None:
+  if config.objective.get("kl_coef") is not None:
     return config.objective.kl_coef
   parameters = inspect.signature(objectives.OBJECTIVES[config.objective.name]).parameters
   return parameters["kl_coef"].default if "kl_coef" in parameters else 0.0

@@ -8,7 +8,7 @@ import jax
 import numpy as np
 import pytest
 
-from configs import common
+from configs import common, reward_model
 from jaxrl_llm import main
 from jaxrl_llm.config import changes as changes_lib
 from jaxrl_llm.config import fields as fields_lib
@@ -40,7 +40,6 @@ def fields(name="gspo", changes=None):
 def test_the_table_names_fields_that_there_are():
   known = set(fields_lib.flatten(common.base())) | {"model.tokenizer"}
   for path in (*changes_lib.FIXED, *changes_lib.FREE):
-    path = path.partition("=")[0]
     assert path in known or any(field.startswith(path) for field in known if path.endswith(".")), path
 
 
@@ -61,6 +60,14 @@ def test_changes_that_no_flag_allows(case):
   objective = dict(clip_low=None, clip_high=None) if case == "a critic" else {}
   found = list(changes_lib.refusals(fields(), fields(changes=changes | {f"objective.{x}": None for x in objective})))
   assert len(found) == 1 and re.search(words, found[0]), found
+
+
+@pytest.mark.parametrize("order", [1, -1])
+def test_a_reward_model_does_not_become_a_policy_or_the_other_way_round(order):
+  policy, of_preferences = fields(), json.loads(json.dumps(fields_lib.flatten(reward_model.get_config("tiny"))))
+  lines = changes_lib.refusals(*[policy, of_preferences][::order])
+  (line,) = (line for line in lines if line.startswith("config.objective.name: "))
+  assert line.endswith("because a reward model and a policy are other models")
 
 
 def test_changes_that_may_be():
@@ -103,7 +110,7 @@ def test_a_finished_run_goes_on_with_other_settings(tmp_path, capsys):
     assert words in out
   assert "resumed" in out and "drawn again" not in out, "16 prompts are whole batches of 8 and of 16"
   assert [json.loads((tmp_path / name).read_text())["num_steps"] for name in ("config.1.json", "config.json")] == [2, 3]
-  (line,) = (tmp_path / "config_changes.jsonl").read_text().splitlines()
+  (line,) = (tmp_path / "changes_lib.jsonl").read_text().splitlines()
   assert json.loads(line)["attempt"] == 2 and set(json.loads(line)["changes"]) == set(longer)
   assert len(column(tmp_path, "actor/loss")) == 3
   assert json.loads((tmp_path / "summary.json").read_text())["num_steps"] == 3

@@ -2,7 +2,7 @@
 
 import pytest
 
-from jaxrl_llm.config import check
+from jaxrl_llm.config import check, fields
 from jaxrl_llm.config.refusals import REFUSALS, refuse_several_processes
 from tests.runs import tiny_config
 
@@ -11,6 +11,7 @@ ONE_UPDATE = {"learner.updates_per_rollout": 1, "learner.row_buckets": (16,)}
 CASES = [
   ("gspo", {"reward.model_weight": 0.5}, "reward.model_weight"),
   ("gspo", {"reward.model_only": True}, "reward.model_only"),
+  ("sft", {"learner.old_logprobs": "sampler"}, "num_steps"),
   ("grpo", {"objective.kl_estimator": "k1", "learner.updates_per_rollout": 1, "learner.row_buckets": (16,)}, "objective.kl_estimator"),
   ("gspo", {"objective.clip_high": 0.2}, "objective.clip_high"),
   ("luspo", {"objective.clip_low": 0.06}, "objective.clip_high"),
@@ -25,6 +26,7 @@ CASES = [
   ("ppo", {"advantage.estimator": "returns", "critic.init": None, "critic.learning_rate": None, "critic.value_warmup_steps": None},
    "advantage.estimator"),
   ("custom", {"objective.value_coef": 0.5}, "advantage.estimator"),
+  ("custom", {"objective.ratio": "sequence_token_gradient", "objective.clip_high": 0.1}, "objective.clip_high"),
   ("ppo", {"advantage.lam": 0.9, "advantage.length_alpha": 0.1}, "advantage.lam"),
   ("gspo", {"advantage.estimator": "pass_at_k", "advantage.pass_k": 5}, "advantage.pass_k"),
   ("gspo", {"correction.tis": 2.0}, "learner.old_logprobs"),
@@ -85,8 +87,7 @@ def config_of(objective, overrides):
 @pytest.mark.parametrize(("objective", "overrides", "field"), CASES, ids=[f"{name}-{field}" for name, _, field in CASES])
 def test_each_case_is_refused_in_one_line_that_names_the_field(objective, overrides, field):
   (line,) = check.problems(config_of(objective, overrides))
-  section, name = field.split(".")
-  found = config_of(objective, overrides)[section][name]
+  found = fields.flatten(config_of(objective, overrides))[field]
   assert line.startswith(f"config.{field}: found {found!r}, expected "), line
 
 

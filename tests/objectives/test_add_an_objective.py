@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 from jaxrl_llm.objectives import make, value
+from jaxrl_llm.objectives.algorithm import Slots, algorithm
 from jaxrl_llm.objectives.corrected import corrected
-from jaxrl_llm.objectives.custom import custom
 from jaxrl_llm.objectives.gate_statistics import gate_metrics
-from jaxrl_llm.objectives.settings import checked
+from jaxrl_llm.objectives.ratios import token_ratio
 
 README = pathlib.Path(__file__).resolve().parents[2] / "experiments" / "README.md"
 
@@ -21,7 +21,7 @@ README = pathlib.Path(__file__).resolve().parents[2] / "experiments" / "README.m
 @functools.cache
 def scope():
   (code,) = re.findall(r"```python\n(.*?)```", README.read_text(), flags=re.DOTALL)
-  names = {"functools": functools, "jnp": jnp, "custom": custom, "checked": checked, "gate_metrics": gate_metrics}
+  names = {"jnp": jnp, "algorithm": algorithm, "Slots": Slots, "token_ratio": token_ratio, "gate_metrics": gate_metrics}
   exec(code, names)
   return names
 

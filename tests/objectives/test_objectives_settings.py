@@ -2,6 +2,7 @@
 
 import inspect
 import itertools
+import re
 
 import jax.numpy as jnp
 import numpy as np
@@ -14,6 +15,7 @@ from jaxrl_llm.objectives.penalties import KL_ESTIMATORS
 from jaxrl_llm.objectives.ratios import token_ratio
 from jaxrl_llm.objectives.settings import RULES, checked, gate_settings
 from jaxrl_llm.segments import token_mean
+from jaxrl_llm.types import Objective
 
 # Each hyper-parameter: the settings before, and its own new value. One entry serves every objective that has it.
 TURNS = {
@@ -210,6 +212,19 @@ def test_a_wrong_hyper_parameter_is_corrected():
     make("sapo", clip_low=0.2)
   with pytest.raises(ValueError, match="did you mean 'clip_high'"):
     OBJECTIVES["dapo"](clip_hi=0.3)
+
+
+@pytest.mark.parametrize("name", OBJECTIVES)
+def test_signature_and_docstring_name_every_setting(name):
+  """Those that all algorithms share too, which none of their files has; `**gate_settings` stands for those of the gates."""
+  factory = OBJECTIVES[name]
+  sections = re.split(r"\n\n(?=\w+:\n)", inspect.cleandoc(factory.__doc__))
+  documented = re.findall(r"^  (\w+):", next(section for section in sections if section.startswith("Args:")), flags=re.MULTILINE)
+  expected = [setting for setting in inspect.signature(factory).parameters if name != "custom" or setting not in GATE_SETTINGS]
+  assert documented == expected
+  headings = [section.partition(":")[0] for section in sections if section.partition("\n")[0].endswith(":")]
+  assert headings == [h for h in ("Args", "Returns", "Raises", "Example", "References", "Note") if h in headings] and len(headings) >= 4
+  assert factory.__name__ == name and inspect.signature(factory).return_annotation is Objective
 
 
 NAMED_BY_PARTS = {

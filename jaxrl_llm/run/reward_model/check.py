@@ -15,6 +15,7 @@ from jaxrl_llm.models.reward_model import is_classifier, trunk_config
 from jaxrl_llm.pretrained import where
 from jaxrl_llm.pretrained.byte_tokenizer import ByteTokenizer
 from jaxrl_llm.rewards.model import load_reward_tokenizer
+from jaxrl_llm.run.reward_model import OBJECTIVE
 from jaxrl_llm.tasks import preference_pairs
 from jaxrl_llm.text_types import Tokenizer
 
@@ -70,8 +71,8 @@ def problems(config: ConfigDict) -> list[str]:
   known = {line.partition(":")[0] for line in found}
   if any(of_wrong_type(path, fields[path]) for path in checks if f"config.{path}" in known):
     return found  # What looks further could not read them.
-  if config.objective.name != "bradley_terry":
-    found.append(f"config.objective.name: found {config.objective.name!r}, expected 'bradley_terry', which trains reward models")
+  if config.objective.name != OBJECTIVE:
+    found.append(f"config.objective.name: found {config.objective.name!r}, expected {OBJECTIVE!r}, which trains reward models")
   found += [*_task_problems(config), *_model_problems(config)]
   return found or list(_relations(config))
 
