@@ -18,6 +18,7 @@ _MAX_BYTES_AT_ONCE = 1 << 20
 _REFILL_BELOW = 2  # Jobs that a worker still has when it is given more, so that it never waits for us.
 _START_SECONDS = 120.0
 _MAX_FAILED_STARTS = 3
+_END_SECONDS = 10.0  # Patience with guardians that kill; far more than they take on a machine that is not overrun.
 
 
 class Pool:
@@ -89,13 +90,13 @@ class Pool:
       return outcomes
 
   def close(self) -> None:
-    """Kills all workers and waits until they are gone."""
+    """Kills all workers and waits until they are gone, which on a machine that is overrun their guardians see to later."""
     with self._lock:
       self._closed = True
       for worker in list(self._workers):
         self._end(worker)
       for worker in self._ended:
-        process.reap(worker, wait_s=2.0)
+        process.reap(worker, wait_s=_END_SECONDS)
       self._ended.clear()
       self._selector.close()
 

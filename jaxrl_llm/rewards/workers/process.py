@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from jaxrl_llm.rewards.workers import worker as protocol
 
-_PROGRAM = str(pathlib.Path(protocol.__file__).resolve())
+_PROGRAM = str(pathlib.Path(protocol.__file__).resolve().with_name("guardian.py"))
 _READ_BYTES = 1 << 16
 _MAX_INBOX_BYTES = 1 << 20  # Far more than a batch of honest frames.
 
@@ -44,7 +44,7 @@ class Worker:
   """A worker process as the parent sees it.
 
   Attributes:
-    process: the guardian, first of a session of its own.
+    process: the outer guardian, first of a session of its own.
     jobs_fd: written to without blocking.
     results_fd: read from without blocking.
     outbox: what the pipe did not take yet.
@@ -158,19 +158,20 @@ def end(worker: Worker) -> None:
   os.close(worker.jobs_fd)
   os.close(worker.results_fd)
   with contextlib.suppress(ProcessLookupError):
-    worker.process.send_signal(signal.SIGTERM if sys.platform == "linux" else signal.SIGKILL)
+    # SIGCONT, in case a reward function has stopped its guardian.
+    for number in (signal.SIGTERM, signal.SIGCONT) if sys.platform == "linux" else (signal.SIGKILL,):
+      worker.process.send_signal(number)
 
 
 def reap(worker: Worker, *, wait_s: float) -> bool:
-  """Whether an ended worker is gone; kills its group by force where the guardian took longer than `wait_s` seconds."""
+  """Returns whether an ended worker is gone, after at most `wait_s` seconds.
+
+  A guardian that takes longer is left to its work: killing it would free what it has yet to kill.
+  """
   try:
     worker.process.wait(wait_s)
   except subprocess.TimeoutExpired:
-    if wait_s <= 0:
-      return False
-    with contextlib.suppress(ProcessLookupError):
-      os.killpg(worker.process.pid, signal.SIGKILL)
-    worker.process.wait()
+    return False
   return True
 
 

@@ -1,22 +1,18 @@
-"""One worker of the pool: a program of its own, run by its path, so that it loads little but what the reward functions load.
+"""The worker proper: it reads jobs, calls reward functions and answers with frames of fixed form.
 
-  python -P worker.py JOBS_FD RESULTS_FD PARENT_PID
+  python -P worker.py JOBS_FD RESULTS_FD
 
-It is two processes. The guardian holds nothing and waits: for the end of the worker proper, or for the end of the parent, or for SIGTERM,
-and then kills whatever descends from it. The worker proper, in a PID namespace of its own where the kernel allows one, reads jobs and
-answers with frames of fixed form, so that the parent never unpickles what a worker wrote.
+The parent process never unpickles what a worker wrote. `guardian.py` runs this file by its path, in
+a process below its own, so it imports the standard library alone until reward functions are built.
 """
 
 import contextlib
-import ctypes
 import importlib
 import os
 import pickle
-import select
 import signal
 import struct
 import sys
-import time
 from array import array
 from collections.abc import Callable, Mapping
 from types import ModuleType
@@ -28,15 +24,6 @@ FRAME = struct.Struct("<QdBBH")  # Job number, value, index of the cause, whethe
 READY = 2**64 - 1  # The number of the frame that says that the functions are built.
 MAX_DETAIL_CHARS = 300
 LARGEST = 3.4028234663852886e38  # Of float32, which is what rewards become.
-
-_CLONE_NEWUSER, _CLONE_NEWPID = 0x10000000, 0x20000000
-_PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
-_SECONDS_BETWEEN_LOOKS_AT_THE_PARENT = 1.0
-_MAX_TASKS = 512
-
-
-class _Stop(Exception):
-  pass
 
 
 def build(target: str, settings: Mapping[str, Any] | None) -> Callable[..., Any]:
@@ -130,10 +117,6 @@ def frame(number: int, value: float = 0.0, cause: str = "", detail: str = "", *,
   return FRAME.pack(number, value, CAUSES.index(cause), retires, len(shown)) + shown
 
 
-def _library() -> ctypes.CDLL:
-  return ctypes.CDLL(None, use_errno=True)
-
-
 def _has_children() -> bool:
   """Whether this process has any; reaps none."""
   try:
@@ -163,10 +146,10 @@ def _write(fd: int, data: bytes) -> None:
     data = data[os.write(fd, data) :]
 
 
-def _lower_limits(memory_bytes: int | None, max_tasks: int | None) -> None:
+def _lower_limits(memory_bytes: int | None) -> None:
   import resource
 
-  for kind, limit in ((resource.RLIMIT_AS, memory_bytes), (resource.RLIMIT_NPROC, max_tasks), (resource.RLIMIT_CORE, 0)):
+  for kind, limit in ((resource.RLIMIT_AS, memory_bytes), (resource.RLIMIT_CORE, 0)):
     _, hard = resource.getrlimit(kind)
     if limit is not None and (hard == resource.RLIM_INFINITY or limit < hard):
       resource.setrlimit(kind, (limit, limit))
@@ -174,20 +157,19 @@ def _lower_limits(memory_bytes: int | None, max_tasks: int | None) -> None:
     file.write("500")  # Where memory ends, the kernel takes a worker and not the training.
 
 
-def serve(jobs_fd: int, results_fd: int, max_tasks: int | None) -> None:
+def serve(jobs_fd: int, results_fd: int) -> None:
   """Builds the functions that the first messages name, says so, and answers jobs until there are no more.
 
   Args:
     jobs_fd: length-prefixed pickles are read from it.
     results_fd: frames are written to it.
-    max_tasks: processes and threads that may live at once; None sets no limit.
   """
   setup = _message(jobs_fd)
   sys.path[:] = setup["path"]
   functions, target = [], ""
   try:
     types = importlib.import_module("jaxrl_llm.text_types")
-    _lower_limits(setup["memory_bytes"], max_tasks)
+    _lower_limits(setup["memory_bytes"])
     for target, settings, imports in _message(jobs_fd):
       functions.append(build(target, settings))
       for name in imports:
@@ -210,81 +192,9 @@ def serve(jobs_fd: int, results_fd: int, max_tasks: int | None) -> None:
         os._exit(0)
 
 
-def _own_pid_namespace() -> int | None:
-  """Lets the next child be the first process of a PID namespace, which dies as one; changes nothing where that is denied.
-
-  Returns a bound on processes that can be set because the kernel counts them for this namespace alone; root is never bound.
-  """
-  flags, uid, gid = _CLONE_NEWPID, os.getuid(), os.getgid()
-  if uid != 0:
-    flags |= _CLONE_NEWUSER
-  if _library().unshare(flags) != 0 or not flags & _CLONE_NEWUSER:
-    return None
-  for name, text in (("setgroups", "deny"), ("uid_map", f"{uid} {uid} 1"), ("gid_map", f"{gid} {gid} 1")):
-    with open(f"/proc/self/{name}", "w") as file:
-      file.write(text)
-  return _MAX_TASKS
-
-
-def _children() -> list[int]:
-  try:
-    with open(f"/proc/self/task/{os.getpid()}/children") as file:
-      return [int(pid) for pid in file.read().split()]
-  except OSError:  # A kernel that keeps no such list; the process group is all there is.
-    return []
-
-
-def _kill_all(child: int) -> int:
-  """Kills the worker and what descends from it, and returns the worker's wait status; repeats until nobody is left."""
-  for kill in (os.killpg, os.kill):
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-      kill(child, signal.SIGKILL)
-  _, status = os.waitpid(child, 0)
-  until = time.monotonic() + 5.0
-  while (orphans := _children()) and time.monotonic() < until:  # They are handed to us, whatever session they made for themselves.
-    for pid in orphans:
-      with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.kill(pid, signal.SIGKILL)
-    os.waitpid(-1, 0)
-  return status
-
-
-def _guard(child: int, jobs_fd: int, parent: int) -> None:
-  """Waits for the end of the worker or of the parent, kills what is left and exits as the worker did."""
-  watch = select.poll()
-  watch.register(jobs_fd, 0)  # Nothing but the hang-up: nobody can write any more.
-  watch.register(os.pidfd_open(child), select.POLLIN)
-  with contextlib.suppress(_Stop):
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
-    while not watch.poll(1e3 * _SECONDS_BETWEEN_LOOKS_AT_THE_PARENT) and os.getppid() == parent:
-      pass
-  signal.signal(signal.SIGTERM, signal.SIG_IGN)
-  status = _kill_all(child)
-  os._exit(128 + os.WTERMSIG(status) if os.WIFSIGNALED(status) else os.WEXITSTATUS(status))
-
-
-def _raise_stop(*_) -> None:
-  raise _Stop
-
-
 def main() -> None:
-  """Becomes guardian and worker on Linux, and only a worker elsewhere."""
-  jobs_fd, results_fd, parent = (int(argument) for argument in sys.argv[1:])
-  max_tasks = None
-  if sys.platform == "linux":
-    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})  # Until there is a child to kill.
-    signal.signal(signal.SIGTERM, _raise_stop)
-    _library().prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-    max_tasks = _own_pid_namespace()
-    child = os.fork()  # Safe: nothing has been imported yet that could hold a thread or a lock.
-    if child:
-      os.close(results_fd)
-      _guard(child, jobs_fd, parent)
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
-    _library().prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    os.setpgid(0, 0)
-  serve(jobs_fd, results_fd, max_tasks)
+  """Serves what the first two arguments name."""
+  serve(int(sys.argv[1]), int(sys.argv[2]))
 
 
 if __name__ == "__main__":
