@@ -37,7 +37,6 @@ import os
 import select
 import signal
 import sys
-from collections.abc import Iterable
 from typing import NoReturn
 
 _CLONE_NEWUSER, _CLONE_NEWPID = 0x10000000, 0x20000000
@@ -67,12 +66,19 @@ def _enter_pid_namespace() -> None:
     resource.setrlimit(resource.RLIMIT_NPROC, (_MAX_TASKS, _MAX_TASKS))
 
 
-def _descendants() -> set[int]:
-  """Returns the processes below this one, dead ones that have not been waited for included."""
+def _kill_listed() -> set[int]:
+  """Kills what the kernel lists below this process, dead ones included, and returns it.
+
+  Each is killed before its own children are listed: once SIGKILL has been sent, it can fork no
+  more, so a child that its list lacks is an orphan and this process's own.
+  """
   pids = [os.getpid()]
   if not os.path.exists("/proc/self") or os.readlink("/proc/self") != str(pids[0]):
     return set()  # The numbers of another namespace, which here may be those of any process.
   for pid in pids:
+    if pid != pids[0]:
+      with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.kill(pid, signal.SIGKILL)
     with contextlib.suppress(OSError):  # It has gone, or the kernel keeps no lists.
       for thread in os.listdir(f"/proc/{pid}/task"):
         with open(f"/proc/{pid}/task/{thread}/children") as file:
@@ -80,39 +86,25 @@ def _descendants() -> set[int]:
   return set(pids[1:])
 
 
-def _send(number: signal.Signals, pids: Iterable[int]) -> None:
-  for pid in pids:
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-      os.kill(pid, number)
-
-
 def _kill_descendants(child: int) -> int:
   """Kills everything below this process, and returns the wait status of its child when nothing is left.
 
-  Processes are stopped until a look shows no new one, and killed only then: a list is complete only
-  if what it lists does not fork, and a stopped process still counts towards the limit that keeps a
-  fork bomb from growing. What was forked during the last look is an orphan a moment later, and has
-  its turn in the next round. A list of this process's own children misses none, so an empty one
-  ends it. It is empty at once where this process cannot list: as the first of a PID namespace, with
-  which the kernel kills all of it, or under a kernel that keeps no lists.
+  It goes round until the kernel lists nothing. No orphan is missed then, since the list of this
+  process's own children is complete: none leaves it but by being waited for here. The list is
+  empty at once where this process cannot list: as the first of a PID namespace, with which the
+  kernel kills all of it, or under a kernel that keeps no lists.
   """
-  status = int(signal.SIGKILL)
+  status, killed = int(signal.SIGKILL), set()
   while True:
-    stopped: set[int] = set()
-    while new := _descendants() - stopped:
-      _send(signal.SIGSTOP, new)
-      stopped |= new
-    if not stopped:
-      break
-    _send(signal.SIGKILL, stopped)
-    for pid in stopped:
-      with contextlib.suppress(ChildProcessError):  # Not a child yet: its parent was killed only now.
-        _, ended = os.waitpid(pid, 0)
-        status = ended if pid == child else status
-  with contextlib.suppress(ChildProcessError):
-    waited, ended = os.waitpid(child, os.WNOHANG)
-    status = ended if waited else status
-  return status
+    pids = _kill_listed()
+    # It blocks only where all that is listed has been killed before, and so has yet to end.
+    flags = 0 if pids and pids <= killed else os.WNOHANG
+    with contextlib.suppress(ChildProcessError):
+      while (waited := os.waitpid(-1, flags))[0]:
+        status, flags = waited[1] if waited[0] == child else status, os.WNOHANG
+    if not pids:
+      return status
+    killed = pids
 
 
 def _exit_as(status: int) -> NoReturn:

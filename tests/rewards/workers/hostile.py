@@ -50,6 +50,37 @@ def kill_parents():
   time.sleep(600)
 
 
+def kill_guardian():
+  """Frees itself and others of what would kill them with their guardian, and then kills it."""
+  fork(5, leave_session=True)
+  ctypes.CDLL(None).prctl(1, 0, 0, 0, 0)  # PR_SET_PDEATHSIG.
+  os.kill(os.getppid(), signal.SIGKILL)
+  time.sleep(600)
+
+
+def stop_guardians():
+  parent = os.getppid()
+  with open(f"/proc/{parent}/stat") as file:
+    grandparent = int(file.read().rpartition(")")[2].split()[1])
+  fork(5, leave_session=True)
+  for pid in (grandparent, parent):
+    os.kill(pid, signal.SIGSTOP)  # For a grandparent outside of the PID namespace, 0: this process itself.
+  time.sleep(600)
+
+
+def run_away():
+  """Leaves no process in place: each forks the next, in a session of its own, and ends."""
+  until = time.monotonic() + 20  # So that no mistake of ours runs for ever.
+  for _ in range(8):
+    if os.fork() == 0:
+      while time.monotonic() < until:
+        if os.fork():
+          os._exit(0)
+        os.setsid()
+      os._exit(0)
+  time.sleep(600)
+
+
 def block_signals():
   signal.pthread_sigmask(signal.SIG_BLOCK, range(1, signal.NSIG))
   for number in range(1, 32):
@@ -127,11 +158,14 @@ DEEDS = {
   "close_jobs": close_jobs,
   "kill_group": lambda: os.killpg(0, signal.SIGKILL),
   "kill_parents": kill_parents,
+  "kill_guardian": kill_guardian,
+  "stop_guardians": stop_guardians,
   "block_signals": block_signals,
   "stop": lambda: os.kill(os.getpid(), signal.SIGSTOP) or time.sleep(600),
   "shout": shout,
   "fork": lambda: fork(50) or time.sleep(600),
   "fork_away": lambda: fork(5, leave_session=True) or time.sleep(600),
+  "run_away": run_away,
   "stay": lambda: stay(600, 0.5),
   "leave_process": lambda: leave_process(0.5),
   "leave_alarm": lambda: leave_alarm(0.5),

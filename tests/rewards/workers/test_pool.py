@@ -1,5 +1,6 @@
 """The pool of workers: whatever a call does costs its own sample, and nothing else."""
 
+import contextlib
 import os
 import pathlib
 import signal
@@ -27,7 +28,7 @@ COSTS = {
   "fine": None, "nap": None, "true": None, "numpy": None, "zero_dimensional": None, "start_program": None,
   "stay": None, "leave_process": None, "leave_alarm": None,
   "sleep": "timeout", "hold_gil": "timeout", "block_signals": "timeout", "stop": "timeout", "shout": "timeout", "fork": "timeout",
-  "fork_away": "timeout",
+  "fork_away": "timeout", "run_away": "timeout", "stop_guardians": "timeout",
   "exit": "died", "segfault": "died", "abort": "died", "close": "died", "close_jobs": "died",
   "allocate": "memory",
   "nan": "not_finite", "infinite": "not_finite", "too_large": "not_finite", "huge_integer": "not_finite",
@@ -37,8 +38,8 @@ COSTS = {
   "write_to_all_pipes": "flooded",
 }  # fmt: skip
 KILLS = ("timeout", "died", "flooded")
-# In a PID namespace of its own a worker is its first process, which nobody inside can kill, and has no parent; elsewhere it dies.
-UNSURE = ("kill_group", "kill_parents")
+# In a PID namespace of its own the inner guardian is the first process, which cannot be killed from inside; elsewhere it dies.
+UNSURE = ("kill_group", "kill_parents", "kill_guardian")
 
 
 def completion(text, tokens=(1, 2)):
@@ -57,21 +58,24 @@ def pool():
 
 def worker_pids():
   """Workers of this process, their guardians, and what they forked."""
-  lines = [line.split(None, 1) for line in listed("-o", "pid=", "-o", "args=")]
-  return {int(pid) for pid, command in lines if "workers/worker.py" in command and command.endswith(f" {os.getpid()}")}
+  return set(parents_below(os.getpid()))
+
+
+def parents_below(pool_pid):
+  """The parent of each process below the pool of a process, whatever became of its parents."""
+  lines = [line.split(None, 2) for line in listed("-o", "pid=", "-o", "ppid=", "-o", "args=")]
+  return {int(pid): int(parent) for pid, parent, args in lines if "workers/guardian.py" in args and args.endswith(f" {pool_pid}")}
 
 
 def settled_pids():
-  """As `worker_pids`, once nobody is being started any more: then guardians and workers are as many."""
+  """As `worker_pids`, once no process is being started any more: then each outer guardian has two below it."""
   until = time.monotonic() + 10
   while time.monotonic() < until:
-    found = {int(pid): int(parent) for pid, parent in (line.split() for line in listed("-o", "pid=", "-o", "ppid="))}
-    pids = worker_pids()
-    guardians = [pid for pid in pids if found.get(pid) == os.getpid()]
-    if len(pids) == 2 * len(guardians):
+    parents = parents_below(os.getpid())
+    if len(parents) == 3 * sum(parent == os.getpid() for parent in parents.values()):
       break
     time.sleep(0.05)
-  return pids
+  return set(parents)
 
 
 def listed(*columns):
@@ -122,12 +126,12 @@ def test_processes_of_a_killed_worker_are_gone():
   others = settled_pids()
   with open_pool({"act": FUNCTIONS["act"]}, num_workers=1, timeout_s=TIMEOUT_S) as pool:
     before = settled_pids() - others
-    assert len(before) == 2  # The guardian and the worker.
+    assert len(before) == 3  # Two guardians and the worker.
     assert pool.score([job("fork_away")])[0].cause == "timeout"
     assert gone(before)
     assert pool.score([job("fine")])[0].value == 0.5
     after = settled_pids() - others
-    assert len(after) == 2
+    assert len(after) == 3
   assert gone(after, within_s=0.1)
 
 
@@ -137,7 +141,7 @@ def test_a_worker_that_left_something_running_retires_with_its_value(pool):
     assert pool.score([job(f"{deed} behind")])[0] == Outcome(0.5)
     assert pool.num_replaced == replaced + 1
     assert pool.score([job(f"fine after {deed}")])[0].value == 0.5
-    assert len(before - worker_pids()) >= 2
+    assert len(before - settled_pids()) >= 3
 
 
 @pytest.mark.parametrize("count", [10, pytest.param(1000, marks=pytest.mark.slow)])
@@ -240,42 +244,92 @@ def test_the_package_s_rewards_run_in_workers():
     assert [x.value for x in pool.score(jobs)] == [1, 0]
 
 
-def test_none_outlives_a_killed_parent():
-  source = f"""
-import os, signal, threading
-from jaxrl_llm.rewards.workers import Function, Job, open_pool
+@pytest.fixture
+def no_pid_namespaces(monkeypatch, tmp_path):
+  """The program of a worker as if the kernel denied it a PID namespace."""
+  program, folder = pathlib.Path(process._PROGRAM), tmp_path / "workers"
+  text = program.read_text()
+  changed = text.replace("  _enter_pid_namespace()\n", "")
+  assert changed != text
+  folder.mkdir()
+  (folder / program.name).write_text(changed)
+  (folder / "worker.py").write_text(pathlib.Path(protocol.__file__).read_text())
+  monkeypatch.setattr(process, "_PROGRAM", str(folder / program.name))
+
+
+OTHER_POOL = f"""
+import sys
+from jaxrl_llm.rewards.workers import Function, Job, open_pool, process
 from jaxrl_llm.text_types import Completion
-pool = open_pool({{"act": Function("{HERE}:act")}}, num_workers=2, timeout_s=600)
-threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGKILL)).start()
-print(os.getpid(), flush=True)
-pool.score([Job("act", Completion(deed, (), 0, True), {{}}) for deed in ("hold_gil", "fork_away")])
+process._PROGRAM = sys.argv[1]
+with open_pool({{"act": Function("{HERE}:act")}}, num_workers=1, timeout_s=600) as pool:
+  for deed in ("fork_away", "fine"):
+    print(pool.score([Job("act", Completion(deed, (), 0, True), {{}})])[0], flush=True)
 """
+
+
+@contextlib.contextmanager
+def other_pool():
+  """Another process, whose worker has forked five away: it, its chain of processes by name, and all that is below it."""
   root = str(pathlib.Path(__file__).resolve().parents[3])
-  ran = subprocess.run([sys.executable, "-c", source], cwd=root, env={**os.environ, "PYTHONPATH": root}, capture_output=True, text=True)
-  assert ran.returncode == -signal.SIGKILL, ran.stderr
-  marks = ["workers/worker.py", f" {ran.stdout.strip()}"]
-  until = time.monotonic() + 5
-  while time.monotonic() < until:
-    left = [line for line in listed("-o", "args=") if all(mark in line for mark in marks)]
-    if not left:
-      return
-    time.sleep(0.1)
-  raise AssertionError(left)
+  with subprocess.Popen(
+    [sys.executable, "-c", OTHER_POOL, process._PROGRAM], env={**os.environ, "PYTHONPATH": root}, stdout=subprocess.PIPE, text=True
+  ) as pool:
+    try:
+      until = time.monotonic() + 60
+      while len(parents := parents_below(pool.pid)) < 8:  # Two guardians, the worker and the five.
+        assert time.monotonic() < until and pool.poll() is None, parents
+        time.sleep(0.02)
+      child = {parent: pid for pid, parent in parents.items()}
+      outer = child[pool.pid]
+      yield pool, {"pool": pool.pid, "outer": outer, "inner": child[outer], "worker": child[child[outer]]}, set(parents)
+    finally:
+      pool.kill()
+      for pid in parents_below(pool.pid):
+        with contextlib.suppress(ProcessLookupError):
+          os.kill(pid, signal.SIGKILL)
 
 
-def test_a_pool_works_without_pid_namespaces(monkeypatch, tmp_path):
-  """Where the kernel denies them, the guardian collects what left the process group."""
-  text = pathlib.Path(protocol.__file__).read_text()
-  (changed := tmp_path / "worker.py").write_text(text.replace("max_tasks = _own_pid_namespace()", "max_tasks = None"))
-  assert changed.read_text() != text
-  monkeypatch.setattr(process, "_PROGRAM", str(changed))
+@pytest.mark.parametrize("namespaces", [True, False])
+@pytest.mark.parametrize(
+  "blows",
+  ["KILL pool", "KILL outer", "KILL inner", "KILL worker", "KILL pool, KILL outer", "KILL pool, KILL inner", "KILL worker, KILL inner",
+   "STOP inner, KILL outer", "STOP outer, KILL inner, KILL pool", "STOP inner, STOP outer, KILL pool"],
+)  # fmt: skip
+def test_nothing_survives_whichever_process_dies_first(request, namespaces, blows):
+  if not namespaces:
+    request.getfixturevalue("no_pid_namespaces")
+  with other_pool() as (pool, chain, pids):
+    for blow in blows.split(", "):
+      name, whom = blow.split()
+      os.kill(chain[whom], getattr(signal, f"SIG{name}"))
+    left, until = pids, time.monotonic() + 20  # A busy machine needs some of it.
+    while left and time.monotonic() < until:
+      time.sleep(0.02)
+      left = pids & set(parents_below(pool.pid))
+    assert not left, {name: pid for name, pid in chain.items() if pid in left} or "only what the worker forked"
+    if "pool" not in blows:  # It goes on.
+      assert "'died'" in pool.stdout.readline()
+      assert "value=0.5" in pool.stdout.readline()
+
+
+@pytest.mark.parametrize(
+  "costs",
+  [
+    {"fork_away": "timeout", "fine": None, "exit": "died", "kill_group": "died", "leave_process": None, "fork": "timeout", "leave_alarm": None,
+     "nap": None},
+    {"kill_parents": "died", "kill_guardian": "died", "stop_guardians": "timeout", "run_away": "timeout", "nap": None},
+  ],
+  ids=["workers", "guardians"],
+)  # fmt: skip
+def test_a_pool_works_without_pid_namespaces(no_pid_namespaces, costs):
+  """Where the kernel denies them, the guardians collect what left the process group."""
   with open_pool({"act": FUNCTIONS["act"]}, num_workers=1, timeout_s=TIMEOUT_S) as pool:
-    deeds = ["fork_away", "fine", "exit", "kill_group", "leave_process", "fork", "leave_alarm", "nap"]
-    outcomes = pool.score([job(deed) for deed in deeds])
-    assert [x.cause for x in outcomes] == ["timeout", None, "died", "died", None, "timeout", None, None]
+    outcomes = pool.score([job(deed) for deed in costs])
+    assert [x.cause for x in outcomes] == list(costs.values())
     assert pool.score([job("fine again")])[0].value == 0.5
   left, until = [], time.monotonic() + 5  # On a busy machine the last one needs a moment to be collected.
-  while time.monotonic() < until and (left := [line for line in listed("-o", "args=") if str(changed) in line]):
+  while time.monotonic() < until and (left := [line for line in listed("-o", "args=") if process._PROGRAM in line]):
     time.sleep(0.1)
   assert not left
 
