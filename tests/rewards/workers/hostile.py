@@ -105,11 +105,14 @@ def stay(seconds, value):
 
 
 def leave_process(value):
-  if os.fork() == 0:
+  """Leaves one that is no child of this process, as a daemon is."""
+  child = os.fork()
+  if child == 0:
     os.setsid()
     if os.fork() == 0:
       time.sleep(600)
     os._exit(0)
+  os.waitpid(child, 0)
   return value
 
 

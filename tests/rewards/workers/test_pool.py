@@ -247,12 +247,15 @@ def test_the_package_s_rewards_run_in_workers():
 @pytest.fixture
 def no_pid_namespaces(monkeypatch, tmp_path):
   """The program of a worker as if the kernel denied it a PID namespace."""
+  change_program(monkeypatch, tmp_path, "  _enter_pid_namespace()\n", "")
+
+
+def change_program(monkeypatch, tmp_path, old, new):
   program, folder = pathlib.Path(process._PROGRAM), tmp_path / "workers"
   text = program.read_text()
-  changed = text.replace("  _enter_pid_namespace()\n", "")
-  assert changed != text
-  folder.mkdir()
-  (folder / program.name).write_text(changed)
+  assert text.count(old) == 1
+  folder.mkdir(exist_ok=True)
+  (folder / program.name).write_text(text.replace(old, new))
   (folder / "worker.py").write_text(pathlib.Path(protocol.__file__).read_text())
   monkeypatch.setattr(process, "_PROGRAM", str(folder / program.name))
 
@@ -316,8 +319,8 @@ def test_nothing_survives_whichever_process_dies_first(request, namespaces, blow
 @pytest.mark.parametrize(
   "costs",
   [
-    {"fork_away": "timeout", "fine": None, "exit": "died", "kill_group": "died", "leave_process": None, "fork": "timeout", "leave_alarm": None,
-     "nap": None},
+    {"fork_away": "timeout", "fine": None, "exit": "died", "kill_group": "died", "leave_process": None, "fork": "timeout",
+     "leave_alarm": None, "nap": None},
     {"kill_parents": "died", "kill_guardian": "died", "stop_guardians": "timeout", "run_away": "timeout", "nap": None},
   ],
   ids=["workers", "guardians"],
@@ -328,10 +331,21 @@ def test_a_pool_works_without_pid_namespaces(no_pid_namespaces, costs):
     outcomes = pool.score([job(deed) for deed in costs])
     assert [x.cause for x in outcomes] == list(costs.values())
     assert pool.score([job("fine again")])[0].value == 0.5
+  assert_program_has_ended()
+
+
+def assert_program_has_ended():
   left, until = [], time.monotonic() + 5  # On a busy machine the last one needs a moment to be collected.
   while time.monotonic() < until and (left := [line for line in listed("-o", "args=") if process._PROGRAM in line]):
     time.sleep(0.1)
   assert not left
+
+
+def test_the_process_group_goes_where_the_kernel_lists_no_children(no_pid_namespaces, monkeypatch, tmp_path):
+  change_program(monkeypatch, tmp_path, "/children", "/no_children")
+  with open_pool({"act": FUNCTIONS["act"]}, num_workers=1, timeout_s=TIMEOUT_S) as pool:
+    assert [x.cause for x in pool.score([job(deed) for deed in ("fork", "exit", "fine")])] == ["timeout", "died", None]
+  assert_program_has_ended()
 
 
 def test_a_worker_that_dies_while_idle_is_replaced_and_nobody_charged():
