@@ -111,12 +111,6 @@ def _exit_as(status: int) -> NoReturn:
   os._exit(128 + os.WTERMSIG(status) if os.WIFSIGNALED(status) else os.WEXITSTATUS(status))
 
 
-def _watched(child: int) -> select.poll:
-  watch = select.poll()
-  watch.register(os.pidfd_open(child), select.POLLIN)  # Readable once it is dead.
-  return watch
-
-
 def _guard_outside(inner: int, jobs_fd: int, parent: int) -> NoReturn:
   """Waits for the end of the pool or of the inner guardian, or for the pool's word."""
   # A signal only makes a pipe readable: a handler that raised could do so anywhere, also where nothing catches it.
@@ -124,7 +118,8 @@ def _guard_outside(inner: int, jobs_fd: int, parent: int) -> NoReturn:
   os.set_blocking(handler_fd, False)
   signal.set_wakeup_fd(handler_fd)
   signal.signal(signal.SIGTERM, lambda *_: None)
-  watch = _watched(inner)
+  watch = select.poll()
+  watch.register(os.pidfd_open(inner), select.POLLIN)  # Readable once it is dead.
   watch.register(word, select.POLLIN)
   watch.register(jobs_fd, 0)  # Nothing but the hang-up: no process can write any more.
   with contextlib.suppress(ProcessLookupError):
@@ -136,7 +131,8 @@ def _guard_outside(inner: int, jobs_fd: int, parent: int) -> NoReturn:
 
 def _guard_inside(worker: int, outer_fd: int) -> NoReturn:
   """Waits for the end of the outer guardian or of the worker."""
-  watch = _watched(worker)
+  watch = select.poll()
+  watch.register(os.pidfd_open(worker), select.POLLIN)  # Readable once it is dead.
   watch.register(outer_fd, select.POLLIN)
   watch.poll()
   with contextlib.suppress(ProcessLookupError, PermissionError):
@@ -158,9 +154,7 @@ def _start_guardians(jobs_fd: int, results_fd: int, parent: int) -> None:
     _guard_outside(inner, jobs_fd, parent)
   prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
   prctl(_PR_SET_PDEATHSIG, signal.SIGCONT, 0, 0, 0)
-  # What kills the group of one guardian spares the other. A mere group would not do: where the end of the outer
-  # guardian orphaned it, the kernel would send SIGHUP to an inner one that is stopped.
-  os.setsid()
+  os.setpgid(0, 0)  # What kills the group of one guardian spares the other.
   if worker := os.fork():
     os.close(results_fd)
     _guard_inside(worker, outer_fd)

@@ -132,7 +132,10 @@ def test_processes_of_a_killed_worker_are_gone():
     assert pool.score([job("fine")])[0].value == 0.5
     after = settled_pids() - others
     assert len(after) == 3
+    held = [os.dup(worker.jobs_fd) for worker in pool._workers]  # As a child that was forked holds it.
   assert gone(after, within_s=0.1)
+  for fd in held:
+    os.close(fd)
 
 
 def test_a_worker_that_left_something_running_retires_with_its_value(pool):
@@ -260,24 +263,30 @@ def change_program(monkeypatch, tmp_path, old, new):
   monkeypatch.setattr(process, "_PROGRAM", str(folder / program.name))
 
 
+# A child that was forked keeps the pipes open, so that they do not tell of the death of its parent.
 OTHER_POOL = f"""
-import sys
+import os, sys
 from jaxrl_llm.rewards.workers import Function, Job, open_pool, process
 from jaxrl_llm.text_types import Completion
 process._PROGRAM = sys.argv[1]
 with open_pool({{"act": Function("{HERE}:act")}}, num_workers=1, timeout_s=600) as pool:
+  if os.fork() == 0:
+    sys.stdin.read()
+    os._exit(0)
   for deed in ("fork_away", "fine"):
     print(pool.score([Job("act", Completion(deed, (), 0, True), {{}})])[0], flush=True)
 """
 
 
+def with_path():
+  return {**os.environ, "PYTHONPATH": str(pathlib.Path(__file__).resolve().parents[3])}
+
+
 @contextlib.contextmanager
 def other_pool():
   """Another process, whose worker has forked five away: it, its chain of processes by name, and all that is below it."""
-  root = str(pathlib.Path(__file__).resolve().parents[3])
-  with subprocess.Popen(
-    [sys.executable, "-c", OTHER_POOL, process._PROGRAM], env={**os.environ, "PYTHONPATH": root}, stdout=subprocess.PIPE, text=True
-  ) as pool:
+  command, pipe = [sys.executable, "-c", OTHER_POOL, process._PROGRAM], subprocess.PIPE
+  with subprocess.Popen(command, env=with_path(), stdin=pipe, stdout=pipe, text=True) as pool:
     try:
       until = time.monotonic() + 60
       while len(parents := parents_below(pool.pid)) < 8:  # Two guardians, the worker and the five.
@@ -293,11 +302,35 @@ def other_pool():
           os.kill(pid, signal.SIGKILL)
 
 
+def survivors(pool_pid, pids):
+  until = time.monotonic() + 20  # A busy machine needs some of it.
+  while (left := pids & set(parents_below(pool_pid))) and time.monotonic() < until:
+    time.sleep(0.02)
+  return left
+
+
+def test_none_outlives_a_parent_that_becomes_another_program():
+  source = """
+import os
+from jaxrl_llm.rewards.workers import Function, open_pool
+pool = open_pool({"hypot": Function("math:hypot")}, num_workers=1)
+print(flush=True)
+os.execvp("sleep", ["sleep", "600"])
+"""
+  with subprocess.Popen([sys.executable, "-c", source], env=with_path(), stdout=subprocess.PIPE) as pool:
+    try:
+      pool.stdout.readline()
+      assert not survivors(pool.pid, set(parents_below(pool.pid)))
+    finally:
+      pool.kill()
+
+
 @pytest.mark.parametrize("namespaces", [True, False])
 @pytest.mark.parametrize(
   "blows",
   ["KILL pool", "KILL outer", "KILL inner", "KILL worker", "KILL pool, KILL outer", "KILL pool, KILL inner", "KILL worker, KILL inner",
-   "STOP inner, KILL outer", "STOP outer, KILL inner, KILL pool", "STOP inner, STOP outer, KILL pool"],
+   "STOP inner, KILL outer", "STOP inner, KILL worker, KILL outer", "STOP outer, KILL inner, KILL pool",
+   "STOP inner, STOP outer, KILL pool"],
 )  # fmt: skip
 def test_nothing_survives_whichever_process_dies_first(request, namespaces, blows):
   if not namespaces:
@@ -305,11 +338,9 @@ def test_nothing_survives_whichever_process_dies_first(request, namespaces, blow
   with other_pool() as (pool, chain, pids):
     for blow in blows.split(", "):
       name, whom = blow.split()
-      os.kill(chain[whom], getattr(signal, f"SIG{name}"))
-    left, until = pids, time.monotonic() + 20  # A busy machine needs some of it.
-    while left and time.monotonic() < until:
-      time.sleep(0.02)
-      left = pids & set(parents_below(pool.pid))
+      with contextlib.suppress(ProcessLookupError):  # The last blow may have ended it already.
+        os.kill(chain[whom], getattr(signal, f"SIG{name}"))
+    left = survivors(pool.pid, pids)
     assert not left, {name: pid for name, pid in chain.items() if pid in left} or "only what the worker forked"
     if "pool" not in blows:  # It goes on.
       assert "'died'" in pool.stdout.readline()
