@@ -18,7 +18,8 @@ PACKAGE = ROOT / "jaxrl_llm"
 
 # A room may import what stands above it. Rooms of one floor do not know each other.
 FLOORS = (
-  ("text_types", "types", "advantages", "pretrained"),
+  ("messages", "text_types"),
+  ("types", "advantages", "pretrained"),
   ("segments", "tasks", "devices"),
   ("objectives", "models", "sampler"),
   ("rewards", "learner"),

@@ -1,0 +1,113 @@
+"""Wording that messages share: what is wrong with a setting, what was probably meant, an error on one line.
+
+Every room may import this one; it needs the standard library only.
+"""
+
+import difflib
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+
+class Problem(NamedTuple):
+  """A setting that is wrong; its text is "FIELD: found X, expected Y".
+
+  A check that raises passes it on whole: the text of `ValueError(problem)` is that of the problem, which stays in `error.args`.
+
+  Attributes:
+    field: Dotted path of the setting.
+    found: Value that stands there, as text; see `shown`.
+    expected: What to write instead, and why.
+
+  Example:
+    >>> problem = Problem("task.size", shown(1), "a whole number of at least 2")
+    >>> str(problem)
+    'task.size: found 1, expected a whole number of at least 2'
+    >>> ValueError(problem).args[0].with_prefix("config").field
+    'config.task.size'
+  """
+
+  field: str
+  found: str
+  expected: str
+
+  def __str__(self) -> str:
+    return f"{self.field}: found {self.found}, expected {self.expected}"
+
+  def with_prefix(self, prefix: str) -> "Problem":
+    """Returns the problem of the same setting inside a section; one that names the section already stays as it is.
+
+    Args:
+      prefix: Dotted path of the section.
+
+    Example:
+      >>> Problem("preset", "'tiny'", "None").with_prefix("model").with_prefix("config").with_prefix("config").field
+      'config.model.preset'
+    """
+    inside = self.field == prefix or self.field.startswith(f"{prefix}.")
+    return self if inside else self._replace(field=f"{prefix}.{self.field}")
+
+
+def shown(value: Any, *, limit: int = 120) -> str:
+  """Writes a value as a message shows it: on one line, printable and short.
+
+  Args:
+    value: Value of any type.
+    limit: Most characters of the text.
+
+  Example:
+    >>> shown("x" * 8, limit=8), shown(10**5000)
+    ("'xxx...x'", 'a whole number of more than 4,300 digits')
+  """
+  try:
+    text = " ".join(repr(value).split())
+  except ValueError:  # Python refuses to write it.
+    return "a whole number of more than 4,300 digits"
+  return text if len(text) <= limit else f"{text[: limit // 2]}...{text[-(limit // 4):]}"
+
+
+def did_you_mean(word: Any, options: Iterable[str], hint: str = "; did you mean {!r}?", *, cutoff: float = 0.6) -> str:
+  """Writes a hint at the option closest to a word, or nothing if none is close.
+
+  Args:
+    word: Name that is not among the options, of whatever type the user gave it.
+    options: Names that would have been right.
+    hint: Text with a place for the closest option.
+    cutoff: Least similarity of the option, between 0 and 1.
+
+  Example:
+    >>> did_you_mean("ful", ["none", "full"]), did_you_mean("xyz", ["none", "full"])
+    ("; did you mean 'full'?", '')
+    >>> did_you_mean("sed", ["seed"], ", did you mean --{}?")
+    ', did you mean --seed?'
+  """
+  close = difflib.get_close_matches(str(word), list(options), n=1, cutoff=cutoff)
+  return hint.format(close[0]) if close else ""
+
+
+def one_line(error: BaseException | str, *, typed: bool = True, limit: int = 200, tail: int = 0) -> str:
+  """Writes an error on one short line, even one whose own `__str__` raises.
+
+  Args:
+    error: Exception of any package, or a text.
+    typed: Whether the exception's type stands before its message. Without a message it stands there anyway.
+    limit: Most characters kept.
+    tail: Number of characters kept from the end of a longer text, where the reason stands last.
+
+  Example:
+    >>> one_line(ValueError("two\\n  lines")), one_line(KeyError(), typed=False)
+    ('ValueError: two lines', 'KeyError')
+    >>> one_line("a long text", limit=6), one_line("a long text", limit=6, tail=4)
+    ('a long...', 'a  ... text')
+  """
+  name, message = type(error).__name__, error
+  if isinstance(error, BaseException):
+    try:
+      message = str(error)
+    except Exception as second:
+      message = f"(its text cannot be made: {type(second).__name__})"
+    message = name if not message.strip() else f"{name}: {message}" if typed else message
+  # Half a surrogate pair, as in the name of a file, would be an error of its own once the line is printed.
+  text = " ".join(message.encode("utf-8", "backslashreplace").decode().split())
+  if len(text) <= limit:
+    return text
+  return f"{text[: limit - tail]} ... {text[-tail:]}" if tail else f"{text[:limit]}..."
