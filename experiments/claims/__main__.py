@@ -8,7 +8,6 @@ Runs the study that tries a claim, such as E20; without a name, or with --page, 
 Exit code: 0, or 2 for a claim or an argument that there is not.
 """
 
-import difflib
 import importlib
 import importlib.util
 import sys
@@ -16,6 +15,7 @@ from collections.abc import Sequence
 
 from experiments.claims import page
 from experiments.claims.claim import CLAIMS
+from jaxrl_llm.messages import did_you_mean
 
 USAGE_ERROR = 2
 
@@ -50,8 +50,7 @@ def refusal(name: str, rest: Sequence[str]) -> str:
     "claim: found 'E99' (did you mean 'E9'?), expected one of E1 to E21, or --page for the page of all"
   """
   if name.upper() not in CLAIMS:
-    near = difflib.get_close_matches(name.upper(), CLAIMS, n=1)
-    hint = f" (did you mean '{near[0]}'?)" if near else ""
+    hint = did_you_mean(name.upper(), CLAIMS, " (did you mean '{}'?)")
     return f"claim: found '{name}'{hint}, expected one of E1 to E21, or --page for the page of all"
   study = CLAIMS[name.upper()].study
   if importlib.util.find_spec(study) is None or importlib.util.find_spec(f"{study}.__main__") is None:

@@ -31,6 +31,7 @@ from experiments.launch import local, rows, running, searching, trial
 from experiments.launch.rows import SweepError
 from experiments.launch.trial import Sweep, Trial
 from jaxrl_llm.config import command_line
+from jaxrl_llm.messages import did_you_mean
 from jaxrl_llm.workdir import claim
 
 TARGETS = {
@@ -170,11 +171,10 @@ def _refuse_idle(request: Request, given: Mapping[str, str]) -> None:
 
 def _options(module: ModuleType, given: Mapping[str, Sequence[str]], target: str) -> Any:
   """The target's flags; where one is unknown, those of the launcher are known as well."""
-  import difflib
-
   for flag in given:
-    if flag.removeprefix(f"{target}.") not in module.Options._fields and (near := difflib.get_close_matches(flag, FLAGS, n=1, cutoff=0.75)):
-      raise SweepError(f"--{flag}: unknown, did you mean --{near[0]}?")
+    hint = did_you_mean(flag, FLAGS, ", did you mean --{}?", cutoff=0.75)
+    if hint and flag.removeprefix(f"{target}.") not in module.Options._fields:
+      raise SweepError(f"--{flag}: unknown{hint}")
   return trial.options(module.Options, given, target=target)
 
 

@@ -15,6 +15,7 @@ from typing import Any
 import yaml
 
 from experiments.launch.jobset_schema import SCHEMA
+from jaxrl_llm.messages import one_line
 
 MAX_NAME = 63
 """Characters of a pod's name up to its random end: a name of the network."""
@@ -39,7 +40,7 @@ def read(path: Path) -> dict[str, Any]:
   try:
     document = yaml.safe_load(path.read_text(encoding="utf-8"))
   except yaml.YAMLError as error:
-    raise ValueError(f"{path} is not YAML: {' '.join(str(error).split())}") from error
+    raise ValueError(f"{path} is not YAML: {one_line(error, typed=False, limit=1000)}") from error
   if not isinstance(document, dict):
     raise ValueError(f"{path} holds no JobSet: found {type(document).__name__}, expected an object")
   document = _without_nulls(document)

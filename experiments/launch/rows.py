@@ -16,6 +16,7 @@ from experiments.launch import hyper
 from jaxrl_llm import main
 from jaxrl_llm.config import command_line
 from jaxrl_llm.config import fields as fields_lib
+from jaxrl_llm.messages import one_line
 
 ID_LENGTH = 8
 
@@ -157,7 +158,7 @@ def call(path: str, function: Callable[[], Any]) -> Any:
     file = path.split(":")[0]
     lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == file]
     where = f" (line {lines[-1]})" if lines else ""
-    raise SweepError(f"--sweep={path}: {type(error).__name__}: {' '.join(str(error).split()) or 'no message'}{where}") from error
+    raise SweepError(f"--sweep={path}: {one_line(error, limit=1000)}{where}") from error
 
 
 def _refuse_twins(rows: Sequence[Row], path: str) -> None:

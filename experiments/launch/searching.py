@@ -10,7 +10,6 @@ References:
   Algorithms for hyper-parameter optimization (TPE), NeurIPS 2011; Optuna, arXiv:1907.10902, 2019
 """
 
-import difflib
 import json
 import math
 import warnings
@@ -23,6 +22,7 @@ from experiments.launch.rows import Row, SweepError
 from experiments.launch.status import FAILED, FINISHED, STOPPED, WAITING, Status
 from experiments.launch.trial import Trial
 from jaxrl_llm.config import command_line
+from jaxrl_llm.messages import did_you_mean
 from jaxrl_llm.workdir import claim
 
 _DIGITS = 4  # Significant ones of a number that is drawn: nobody wants to read, or type, more.
@@ -188,8 +188,7 @@ def metric_of(workdir: Path, name: str) -> float | None:
   is_number = lambda value: isinstance(value, int | float) and not isinstance(value, bool)
   if name not in summary:  # Or the whole search would learn from nothing.
     there = [field for field, value in summary.items() if is_number(value)]
-    near = difflib.get_close_matches(name, there, n=1)
-    hint = f", did you mean {near[0]}?" if near else ""
+    hint = did_you_mean(name, there, ", did you mean {}?")
     raise SweepError(f"--metric: found {name!r}, expected a number of {workdir / 'summary.json'}{hint} (there are: {', '.join(there)})")
   return float(summary[name]) if is_number(summary[name]) else None
 

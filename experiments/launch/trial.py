@@ -1,7 +1,6 @@
 """A trial is a row with a workdir and a command; a sweep's folder holds them all, and remembers what it is a sweep of."""
 
 import contextlib
-import difflib
 import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
@@ -9,6 +8,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from experiments.launch.rows import Row, SweepError, overrides_of, slug
+from jaxrl_llm.messages import did_you_mean
 from jaxrl_llm.workdir import claim as workdirs
 
 try:
@@ -176,8 +176,8 @@ def options(kind: type, given: Mapping[str, Sequence[str]], *, target: str) -> A
   for flag, texts in given.items():
     name = flag.removeprefix(f"{target}.")
     if name not in types:
-      near = difflib.get_close_matches(name, types, n=1)
-      wrong.append(f"--{flag}: unknown for --target={target}, " + (f"did you mean --{near[0]}?" if near else f"known: {', '.join(types)}"))
+      hint = did_you_mean(name, types, "did you mean --{}?") or f"known: {', '.join(types)}"
+      wrong.append(f"--{flag}: unknown for --target={target}, {hint}")
     elif types[name] is int:
       try:
         values[name] = int(texts[-1])

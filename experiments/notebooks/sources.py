@@ -1,9 +1,10 @@
 """The sources of the notebooks, and the rule that they hold no logic."""
 
 import ast
-import difflib
 import pathlib
 from collections.abc import Sequence
+
+from jaxrl_llm.messages import did_you_mean
 
 HERE = pathlib.Path(__file__).resolve().parent
 
@@ -49,8 +50,7 @@ def chosen(names: Sequence[str]) -> list[str]:
     name = pathlib.PurePath(given).name.removesuffix(".py").removesuffix(".ipynb")
     fitting = [known for known in NAMES if known == name] or [known for known in NAMES if name and known.startswith(name)]
     if len(fitting) != 1:
-      close = difflib.get_close_matches(name, NAMES, n=1, cutoff=0.3)
-      meant = f" (did you mean {close[0]!r}?)" if close and not fitting else ""
+      meant = "" if fitting else did_you_mean(name, NAMES, " (did you mean {!r}?)", cutoff=0.3)
       what = "several notebooks begin with" if fitting else "unknown notebook"
       raise ValueError(f"{what} {given!r}{meant}; known: {', '.join(NAMES)}")
     found.update(fitting)

@@ -1,6 +1,5 @@
 """TPU topologies by name, described by libtpu alone: no TPU is there, and none is looked for."""
 
-import difflib
 import importlib.util
 import math
 import os
@@ -10,6 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from experiments.benchmarks.roofline import Machine, datasheet
+from jaxrl_llm.messages import did_you_mean
 
 GENERATIONS = {"v5e": ("TPU v5 lite", 2, 256), "v5p": ("TPU v5", 3, 8960), "v6e": ("TPU v6 lite", 2, 256)}
 """What JAX calls a chip, dimensions of its torus, and the chips of the largest slice there is."""
@@ -68,16 +68,16 @@ def parse(name: str) -> tuple[str, tuple[int, ...]]:
   if generation in GENERATIONS and _exists(generation, shape):
     return generation, shape
   valid = [spell(g, shape) for g, (_, dimensions, _) in GENERATIONS.items() for shape in SIZES[dimensions]]
-  near = difflib.get_close_matches(name.lower(), valid, n=1, cutoff=0.5)
+  hint = did_you_mean(name.lower(), valid, "; did you mean {}?", cutoff=0.5)
   if generation not in GENERATIONS:
     expected = "a generation and a size, such as v5e:4x4, v5p:4x4x4 or v6e:8x16"
   else:
     sizes = SIZES[GENERATIONS[generation][1]]
     if shape and math.prod(shape):  # Of about as many chips.
-      near = [spell(generation, min(sizes, key=lambda x: abs(math.log(math.prod(x) / math.prod(shape)))))]
+      nearest = min(sizes, key=lambda x: abs(math.log(math.prod(x) / math.prod(shape))))
+      hint = f"; did you mean {spell(generation, nearest)}?"
     middle = spell(generation, (4, 4) if len(sizes[0]) == 2 else (4, 4, 4))
     expected = f"one such as {middle}, {spell(generation, sizes[0])} to {spell(generation, sizes[-1])}"
-  hint = f"; did you mean {near[0]}?" if near else ""
   raise ValueError(f"--topology: no slice {name!r}, expected {expected}{hint}")
 
 

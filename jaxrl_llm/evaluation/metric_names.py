@@ -1,7 +1,8 @@
 """Names of metrics as lighteval writes them: `avg@n:n=64`, `pass@k:k=1&n=16`, `maj@n:n=8`."""
 
-import difflib
 from typing import NamedTuple
+
+from jaxrl_llm.messages import did_you_mean
 
 PARAMETERS: dict[str, tuple[str, ...]] = {"avg@n": ("n",), "pass@k": ("k", "n"), "maj@n": ("n",)}
 """The parameters of each metric, in the order in which its name has them."""
@@ -42,8 +43,7 @@ def parse_metric(text: str) -> MetricName:
   """
   kind, _, rest = text.partition(":")
   if kind not in PARAMETERS:
-    close = difflib.get_close_matches(kind, PARAMETERS, n=1, cutoff=0.5)
-    hint = f"; did you mean {close[0]!r}?" if close else ""
+    hint = did_you_mean(kind, PARAMETERS, cutoff=0.5)
     raise ValueError(f"metric: found {text!r}, expected one of {', '.join(PARAMETERS)} with its parameters, such as 'avg@n:n=64'{hint}")
   pairs = [part.partition("=") for part in rest.split("&")] if rest else []
   values = {name: int(value) for name, _, value in pairs if value.isdecimal() and int(value) > 0}

@@ -1,6 +1,5 @@
 """softmax(q·k / √C) v: one function for every platform, and the table of its implementations."""
 
-import difflib
 from collections.abc import Callable
 from functools import partial
 
@@ -11,6 +10,7 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float
 
 from jaxrl_llm.devices.mesh import BATCH_AXES, num_row_shards
+from jaxrl_llm.messages import did_you_mean
 from jaxrl_llm.models.chunked import MASKED, chunked_attention
 from jaxrl_llm.models.splash import splash_attention
 from jaxrl_llm.models.visibility import Rows, packed
@@ -155,9 +155,7 @@ def check_backend(name: str) -> None:
   """
   names = ["auto", *BACKENDS]
   if name not in names:
-    close = difflib.get_close_matches(str(name), names, n=1)
-    hint = f"; did you mean {close[0]!r}?" if close else ""
-    raise ValueError(f"model.attention: found {name!r}, expected one of {', '.join(names)}{hint}")
+    raise ValueError(f"model.attention: found {name!r}, expected one of {', '.join(names)}{did_you_mean(name, names)}")
 
 
 _PLATFORMS = {"cudnn": ("gpu",), "splash": ("tpu", "cpu")}  # The others run everywhere. The CPU only emulates, for tests.

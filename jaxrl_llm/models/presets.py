@@ -1,7 +1,7 @@
 """Decoders by name: two small ones for laptops and tests, and the published sizes of the families that `load` can read."""
 
-import difflib
 
+from jaxrl_llm.messages import did_you_mean
 from jaxrl_llm.models.config import DTYPES, Experts, ModelConfig, RopeScaling
 
 
@@ -99,8 +99,7 @@ def preset(name: str, *, vocab_size: int | None = None, dtype: str = "float32", 
     151936
   """
   if name not in PRESETS:
-    near = difflib.get_close_matches(str(name).lower(), PRESETS, n=1)
-    hint = f"; did you mean {near[0]!r}?" if near else ""
+    hint = did_you_mean(str(name).lower(), PRESETS)
     raise ValueError(f"model.preset: unknown preset {name!r}, expected one of {', '.join(PRESETS)}{hint}")
   if dtype not in DTYPES:
     raise ValueError(f"model.dtype: found {dtype!r}, expected one of {', '.join(DTYPES)}")

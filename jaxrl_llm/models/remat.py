@@ -1,10 +1,11 @@
 """What the backward pass keeps of each block, by name: the trade of memory for a second forward pass."""
 
-import difflib
 from collections.abc import Callable
 
 import jax
 from jax.ad_checkpoint import checkpoint_policies
+
+from jaxrl_llm.messages import did_you_mean
 
 NAMED = ("linear", "attention")
 """Results that `linear` and the attention kernels give a name: their own rules of differentiation hide the products from a policy."""
@@ -48,6 +49,5 @@ def check_policy(name: str) -> None:
   if name in POLICIES:
     return
   old = {True: "full", False: "none", "True": "full", "False": "none", "true": "full", "false": "none"}
-  close = [old[name]] if name in old else difflib.get_close_matches(str(name), POLICIES, n=1)
-  hint = f"; did you mean {close[0]!r}?" if close else ""
+  hint = f"; did you mean {old[name]!r}?" if name in old else did_you_mean(name, POLICIES)
   raise ValueError(f"model.remat: found {name!r}, expected one of {', '.join(POLICIES)}{hint}")

@@ -3,7 +3,6 @@
 A name means the same in every objective, so its rule stands here once. All problems of a call come in one message.
 """
 
-import difflib
 import functools
 import inspect
 import math
@@ -11,6 +10,7 @@ import numbers
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
+from jaxrl_llm import messages
 from jaxrl_llm.objectives.base import WEIGHTS
 from jaxrl_llm.objectives.gates import GATES
 from jaxrl_llm.objectives.penalties import KL_ESTIMATORS
@@ -128,8 +128,7 @@ def did_you_mean(name: Any, known: Iterable[str]) -> str:
     >>> did_you_mean("Gsop", ["gspo", "grpo"])
     " (did you mean 'gspo'?)"
   """
-  close = difflib.get_close_matches(str(name).lower(), list(known), n=1)
-  return f" (did you mean {close[0]!r}?)" if close else ""
+  return messages.did_you_mean(str(name).lower(), known, " (did you mean {!r}?)")
 
 
 def _defaults(factory: Callable) -> dict[str, Any]:

@@ -9,6 +9,8 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+from jaxrl_llm.messages import one_line
+
 Message = Mapping[str, str]
 """`{"role": "system" | "user" | "assistant", "content": text}`."""
 
@@ -60,11 +62,7 @@ def render(template: ChatTemplate, messages: Sequence[Message], *, add_generatio
   except Exception as error:  # Foreign code: it may raise anything.
     roles = ", ".join(message["role"] for message in messages)
     fix = "leave config.task.system unset" if roles.startswith("system") else "set config.task.chat=False to use none"
-    raise ValueError(f"{template.path}: the chat template fails on a conversation of {roles} ({_one_line(error)}); {fix}") from error
-
-
-def _one_line(error: Exception) -> str:
-  return " ".join(f"{type(error).__name__}: {error}".split())[:200]
+    raise ValueError(f"{template.path}: the chat template fails on a conversation of {roles} ({one_line(error)}); {fix}") from error
 
 
 @functools.lru_cache(maxsize=16)

@@ -6,6 +6,7 @@ from typing import Any
 import tokenizers
 from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers
 
+from jaxrl_llm.messages import one_line
 from jaxrl_llm.pretrained.gguf_header import read_header
 from jaxrl_llm.pretrained.vocabulary import Vocabulary
 
@@ -102,7 +103,7 @@ def _bpe(path: pathlib.Path, tokens: list[str], types: list[int], merges: list[s
     bpe = models.BPE(vocabulary, [tuple(merge.split(" ", 1)) for merge in merges], ignore_merges=cut == "llama-bpe")
   except Exception as error:  # The package raises plain `Exception`.
     raise ValueError(
-      f"{path}: found merges that do not fit the tokens ({' '.join(str(error).split())[:200]}); the file is damaged"
+      f"{path}: found merges that do not fit the tokens ({one_line(error, typed=False)}); the file is damaged"
     ) from error
   backend = tokenizers.Tokenizer(bpe)
   if cut == "qwen2":

@@ -6,6 +6,8 @@ from typing import Any, NamedTuple
 
 import tokenizers
 
+from jaxrl_llm.messages import one_line
+
 
 class Vocabulary(NamedTuple):
   """A vocabulary and the roles of its special tokens, as the checkpoint has them: nothing is chosen or repaired here.
@@ -82,7 +84,7 @@ def _load_backend(path: pathlib.Path) -> tokenizers.Tokenizer:
   try:
     return tokenizers.Tokenizer.from_file(str(file))
   except Exception as error:  # The package raises plain `Exception`.
-    raise ValueError(f"{file}: found a damaged tokenizer ({' '.join(str(error).split())[:200]}); copy or download it again") from error
+    raise ValueError(f"{file}: found a damaged tokenizer ({one_line(error, typed=False)}); copy or download it again") from error
 
 
 def _read_json(file: pathlib.Path) -> dict[str, Any]:

@@ -19,6 +19,7 @@ import difflib
 import inspect
 from collections.abc import Callable
 
+from jaxrl_llm.messages import did_you_mean
 from jaxrl_llm.rewards.answer_form import answer_form
 from jaxrl_llm.rewards.choice import choice
 from jaxrl_llm.rewards.exact_match import exact_match
@@ -108,15 +109,12 @@ def make(name: str, **settings) -> RewardFn:
     ValueError: reward: found 'final_anser', expected one of answer_form, choice, ...; did you mean 'final_answer'?
   """
   if name not in REWARDS:
-    close = difflib.get_close_matches(str(name), REWARDS, n=1)
-    hint = f"; did you mean {close[0]!r}?" if close else ""
-    raise ValueError(f"reward: found {name!r}, expected one of {', '.join(REWARDS)}{hint}")
+    raise ValueError(f"reward: found {name!r}, expected one of {', '.join(REWARDS)}{did_you_mean(name, REWARDS)}")
   parameters = inspect.signature(REWARDS[name]).parameters
   required = {key for key, parameter in parameters.items() if parameter.default is parameter.empty}
   if not required <= set(settings) <= set(parameters):
     unknown = sorted(set(settings) - set(parameters))
-    close = difflib.get_close_matches(unknown[0], parameters, n=1) if unknown else []
-    hint = f"; did you mean {close[0]!r}?" if close else ""
+    hint = did_you_mean(unknown[0], parameters) if unknown else ""
     optional = f" and perhaps {sorted(set(parameters) - required)}" if required < set(parameters) else ""
     raise ValueError(f"reward {name!r}: found settings {sorted(settings)}, expected {sorted(required)}{optional}{hint}")
   return REWARDS[name](**settings)

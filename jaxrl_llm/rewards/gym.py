@@ -1,7 +1,6 @@
 """reasoning-gym's own verifiers, with what is unsafe in them taken out."""
 
 import ast
-import difflib
 import functools
 import json
 import re
@@ -10,6 +9,7 @@ import warnings
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from jaxrl_llm.messages import did_you_mean
 from jaxrl_llm.rewards.expression_limits import too_large
 from jaxrl_llm.rewards.extraction import MAX_CHARS, place
 from jaxrl_llm.text_types import Completion, RewardFn
@@ -98,8 +98,7 @@ def verifier(dataset: str, settings: str = "{}") -> Callable[[str, Mapping[str, 
   if dataset in REFUSED:
     raise ValueError(f"gym: found the dataset {dataset!r}, expected another: {REFUSED[dataset]}")
   if dataset not in DATASETS:
-    close = difflib.get_close_matches(dataset, DATASETS, n=1)
-    hint = f"; did you mean {close[0]!r}?" if close else ""
+    hint = did_you_mean(dataset, DATASETS)
     raise ValueError(f"gym: found the dataset {dataset!r}, expected one of reasoning-gym's{hint}")
   make_dataset, make_settings = DATASETS[dataset]
   try:

@@ -1,12 +1,11 @@
 """Any Python function as a reward, by import path."""
 
-import difflib
 import importlib
 import inspect
 from collections.abc import Mapping
 from typing import Any
 
-from jaxrl_llm.rewards.scoring import oneline
+from jaxrl_llm.messages import did_you_mean, one_line
 from jaxrl_llm.text_types import RewardFn
 
 
@@ -36,7 +35,7 @@ def imported(path: str, settings: Mapping[str, Any] | None = None) -> RewardFn:
     try:
       found = found(**settings)
     except Exception as error:  # Whatever a factory of somebody else raises.
-      raise ValueError(f"{where}: calling it with {sorted(settings)} raised {oneline(error)}") from error
+      raise ValueError(f"{where}: calling it with {sorted(settings)} raised {one_line(error)}") from error
   _check_call(where, found, (None, None), {}, "a function of (completion, example)")
   return found
 
@@ -59,11 +58,10 @@ def load(path: str, *, where: str) -> Any:
   except Exception as error:  # Whatever a module of somebody else raises while it is imported.
     missing = isinstance(error, ModuleNotFoundError) and module_name.startswith(str(error.name))
     hint = "; is its folder on PYTHONPATH?" if missing else ""
-    raise ValueError(f"{where}: importing {module_name!r} raised {oneline(error)}{hint}") from error
+    raise ValueError(f"{where}: importing {module_name!r} raised {one_line(error)}{hint}") from error
   if not hasattr(module, name):
     names = [key for key, value in vars(module).items() if callable(value) and not key.startswith("_")]
-    close = difflib.get_close_matches(name, names, n=1)
-    hint = f"; did you mean {close[0]!r}?" if close else ""
+    hint = did_you_mean(name, names)
     raise ValueError(f"{where}: found no {name!r} in the module, expected one of {', '.join(sorted(names)[:12]) or 'its functions'}{hint}")
   return getattr(module, name)
 

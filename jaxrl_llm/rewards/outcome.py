@@ -7,7 +7,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from jaxrl_llm.rewards.scoring import Outcome, WeightedReward, check_terms, number_of, oneline
+from jaxrl_llm.messages import one_line
+from jaxrl_llm.rewards.scoring import Outcome, WeightedReward, check_terms, number_of
 from jaxrl_llm.text_types import Completion
 
 CAUSES = {
@@ -79,11 +80,11 @@ def attempt(fn: Callable[[Completion, Mapping[str, Any]], Any], completion: Comp
   try:
     value = fn(completion, example)
   except TimeoutError as error:
-    return Outcome(None, "timeout", oneline(error))
+    return Outcome(None, "timeout", one_line(error))
   except MemoryError as error:
-    return Outcome(None, "memory", oneline(error))
+    return Outcome(None, "memory", one_line(error))
   except Exception as error:
-    return Outcome(None, "raised", oneline(error))
+    return Outcome(None, "raised", one_line(error))
   number = number_of(value)
   if number is None:
     return Outcome(None, "wrong_type", f"it returned {type(value).__name__}, expected one finite number")

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from jaxrl_llm.messages import one_line
 from jaxrl_llm.rewards.spec import RewardSpec
 from jaxrl_llm.text_types import Completion, RewardFn
 
@@ -107,21 +108,12 @@ def number_of(value: Any) -> np.float32 | None:
     return np.float32(number)
 
 
-def oneline(error: BaseException) -> str:
-  """An exception's type and message in one short line, also of one that cannot be shown."""
-  try:
-    message = str(error)
-  except Exception as second:
-    message = f"(its text cannot be made: {type(second).__name__})"
-  return " ".join(f"{type(error).__name__}: {message[:2000]}".split())[:200]
-
-
 def _call(reward: WeightedReward, index: int, completion: Completion, example: Mapping[str, Any]) -> np.float32:
   where = f"reward {reward.name!r}, completion {index} ({_short.repr(completion.text)})"
   try:
     value = reward.fn(completion, example)
   except Exception as error:
-    raise ValueError(f"{where}: it raised {oneline(error)}, expected one finite number") from error
+    raise ValueError(f"{where}: it raised {one_line(error)}, expected one finite number") from error
   number = number_of(value)
   if number is not None and np.isfinite(number):
     return number

@@ -22,7 +22,7 @@ import numpy as np
 from jaxtyping import Bool, Int
 
 from jaxrl_llm.devices import hosts
-from jaxrl_llm.rewards.scoring import oneline
+from jaxrl_llm.messages import one_line
 from jaxrl_llm.rollouts.environments import Environment, Reply
 from jaxrl_llm.sampler import RUNNING, Begun, Requests, not_begun
 from jaxrl_llm.tasks.pipeline import encode_reply
@@ -240,7 +240,7 @@ def _in_threads(
       try:
         result = step(i), None
       except Exception as error:  # An environment is foreign code: it may raise anything, and costs its own sample.
-        result = None, ("raised", f"the environment: {oneline(error)}")
+        result = None, ("raised", f"the environment: {one_line(error)}")
       if found.setdefault(i, result) is not result:
         return  # Too late, and another thread has its place.
 

@@ -3,7 +3,6 @@
 `JAXRL_FAULT=PHASE:STEP:KIND[@PROCESS][,...]`, as in `JAXRL_FAULT=update:3:kill` or `JAXRL_FAULT=rollout:2:hang@1,reward:5:nan`.
 """
 
-import difflib
 import os
 import signal
 import threading
@@ -13,6 +12,8 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+
+from jaxrl_llm.messages import did_you_mean
 
 VARIABLE = "JAXRL_FAULT"
 """The environment variable that asks for faults."""
@@ -73,8 +74,7 @@ def _read(part: str) -> Fault:
     raise ValueError(f"{VARIABLE}: found {part!r}, expected PHASE:STEP:KIND or PHASE:STEP:KIND@PROCESS, as in update:3:kill")
   for name, found, known in (("phase", phase, PHASES), ("kind", kind, (*ACTS, *VALUES))):
     if found not in known:
-      close = difflib.get_close_matches(found, known, n=1)
-      hint = f"; did you mean {close[0]!r}?" if close else ""
+      hint = did_you_mean(found, known)
       raise ValueError(f"{VARIABLE}: found the {name} {found!r} in {part!r}, expected one of {', '.join(known)}{hint}")
   if kind in VALUES and phase not in POISONED:
     raise ValueError(f"{VARIABLE}: found {part!r}; values are replaced in {', '.join(POISONED)} only")

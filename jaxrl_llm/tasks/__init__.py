@@ -7,6 +7,7 @@ import os
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
+from jaxrl_llm.messages import did_you_mean
 from jaxrl_llm.pretrained.byte_tokenizer import ByteTokenizer
 from jaxrl_llm.tasks import mixture, prompt_template
 from jaxrl_llm.tasks.files import storage
@@ -128,13 +129,13 @@ def problems(name: str, settings: Mapping[str, Any]) -> Iterator[str]:
       yield str(error)
       return
   elif name not in names():
-    yield f"task.name: found {name!r}, expected one of {', '.join(names())}, gym:NAME{_hint(str(name), names())}"
+    yield f"task.name: found {name!r}, expected one of {', '.join(names())}, gym:NAME{did_you_mean(name, names())}"
     return
   known = () if name in TASKS else tuple(inspect.signature(_loader(name)).parameters)[1:]
   for setting in settings:
     if setting not in known:
       takes = f"takes {', '.join(known)}" if known else "takes no settings of its own"
-      yield f"task.{setting}: task {name} does not read it and {takes}{_hint(setting, known)}"
+      yield f"task.{setting}: task {name} does not read it and {takes}{did_you_mean(setting, known)}"
       return
   try:
     _check(name, settings)
@@ -214,8 +215,3 @@ def make(
 
 def _loader(name: str) -> Callable[..., Task]:
   return functools.partial(gym.gym_task, name) if name.startswith(gym.PREFIX) else SETS[name]
-
-
-def _hint(name: str, known: Collection[str]) -> str:
-  close = difflib.get_close_matches(name, known, n=1)
-  return f"; did you mean {close[0]!r}?" if close else ""

@@ -1,9 +1,10 @@
 """Prompts from a template: plain text with the names of columns in braces, and nothing else that a format string can do."""
 
-import difflib
 import string
 from collections.abc import Collection, Mapping
 from typing import Any
+
+from jaxrl_llm.messages import did_you_mean
 
 
 def fields(template: str) -> tuple[str, ...]:
@@ -57,8 +58,7 @@ def check(template: str, known: Collection[str]) -> None:
   """
   for name in fields(template):
     if name not in known:
-      close = difflib.get_close_matches(name, known, n=1)
-      hint = f"; did you mean {{{close[0]}}}?" if close else ""
+      hint = did_you_mean(name, known, "; did you mean {{{}}}?")
       raise ValueError(f"task.prompt_template: found {{{name}}}, expected one of the columns {', '.join(sorted(known))}{hint}")
 
 

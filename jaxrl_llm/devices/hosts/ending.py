@@ -12,6 +12,7 @@ from typing import NoReturn
 import jax
 
 from jaxrl_llm.devices.hosts.exchange import run_state
+from jaxrl_llm.messages import one_line
 
 _WATCH_SECONDS = 0.5
 _GRACE_SECONDS = 3.0  # An error that all processes find is better told by each of them than by one for the others.
@@ -45,8 +46,7 @@ def together(plain: Mapping[type[BaseException], int]) -> Iterator[None]:
       _end_with(first)
     if status is None:
       traceback.print_exc()
-    name = type(error).__name__
-    lines = str(error).splitlines() if status is not None and str(error) else [f"{name}: {one_line(error)}".removesuffix(": ")]
+    lines = str(error).splitlines() if status is not None and str(error) else [one_line(error, limit=300)]
     message = "\n".join(f"error: process {state.process_id} of {state.num_processes}: {line}" for line in lines)
     with contextlib.suppress(jax.errors.JaxRuntimeError):  # Another process was first, or the coordinator is gone.
       state.client.key_value_set(_FAILED, message)
@@ -115,8 +115,3 @@ def end(message: str, status: int) -> NoReturn:
   sys.stdout.flush()
   sys.stderr.flush()
   os._exit(status)
-
-
-def one_line(error: Exception) -> str:
-  """An error's message, short."""
-  return " ".join(str(error).split())[:300]

@@ -6,8 +6,9 @@ from collections.abc import Mapping
 
 import jax
 
-from jaxrl_llm.devices.hosts.ending import limited, one_line
+from jaxrl_llm.devices.hosts.ending import limited
 from jaxrl_llm.devices.hosts.exchange import WAIT_SECONDS, run_state
+from jaxrl_llm.messages import one_line
 
 ADDRESS, COUNT, INDEX = VARIABLES = ("JAX_COORDINATOR_ADDRESS", "JAX_NUM_PROCESSES", "JAX_PROCESS_ID")
 TIMEOUT = "JAXRL_LLM_START_TIMEOUT"
@@ -50,7 +51,8 @@ def start() -> None:
       with limited(f"waited {seconds:g} s for the other processes of this cluster's job, in vain; are all of them running?", seconds):
         _join_cluster(seconds)
   except jax.errors.JaxRuntimeError as error:
-    raise ValueError(f"the processes of this run cannot be joined: {one_line(error)}; is the coordinator's port free?") from error
+    reason = one_line(error, typed=False)
+    raise ValueError(f"the processes of this run cannot be joined: {reason}; is the coordinator's port free?") from error
   except RuntimeError as error:
     raise ValueError("the processes of this run cannot be joined: devices are in use already; start the run in a new process") from error
   if run_state().num_processes == 1 and COLLECTIVES not in os.environ:
@@ -62,7 +64,8 @@ def _join_cluster(seconds: float) -> None:
     jax.distributed.initialize(initialization_timeout=_beyond(seconds), heartbeat_timeout_seconds=_heartbeat())
   except ValueError as error:
     if "coordinator_address" not in str(error):
-      raise ValueError(f"this cluster does not say what its processes are: {one_line(error)}; set {', '.join(VARIABLES)}") from error
+      reason = one_line(error, typed=False)
+      raise ValueError(f"this cluster does not say what its processes are: {reason}; set {', '.join(VARIABLES)}") from error
     with socket.socket() as free:
       free.bind(("127.0.0.1", 0))
       address = f"127.0.0.1:{free.getsockname()[1]}"

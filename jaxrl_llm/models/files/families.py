@@ -4,9 +4,9 @@ What a config asks for and we do not implement is refused, never ignored: a mode
 fluently and wrongly.
 """
 
-import difflib
 from typing import Any, NamedTuple
 
+from jaxrl_llm.messages import did_you_mean
 from jaxrl_llm.models.config import Experts, ModelConfig, RopeScaling
 
 MISSING = object()
@@ -74,8 +74,7 @@ def _architecture(raw: dict[str, Any], where: str) -> str:
   if not isinstance(named, list) or len(named) != 1 or not isinstance(named[0], str):
     raise ValueError(f"{where}: architectures: found {named!r}, expected a list of one of {', '.join(FAMILIES)}")
   if named[0] not in FAMILIES:
-    near = difflib.get_close_matches(named[0], FAMILIES, n=1, cutoff=0.75)
-    hint = f"; did you mean {near[0]!r}?" if near else ""
+    hint = did_you_mean(named[0], FAMILIES, cutoff=0.75)
     raise ValueError(f"{where}: unknown architecture {named[0]!r}, expected one of {', '.join(FAMILIES)}{hint}")
   return named[0]
 

@@ -1,6 +1,5 @@
 """Checkpoints into params: tensor after tensor to its place on its devices, after every check that headers allow."""
 
-import difflib
 import functools
 import os
 from collections.abc import Callable, Sequence
@@ -13,6 +12,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array, Float, PyTree
 
 from jaxrl_llm.devices.mesh import param_shardings
+from jaxrl_llm.messages import did_you_mean
 from jaxrl_llm.models.config import DTYPES, ModelConfig
 from jaxrl_llm.models.files.hf_folder import open_hf_folder, read_hf_config
 from jaxrl_llm.models.files.tensor_names import IGNORED_SUFFIXES, TIED_HEAD, Entry, entries, to_params_layout
@@ -75,8 +75,7 @@ def check_tensors(config: ModelConfig, source: TensorSource, table: Sequence[Ent
     foreign.append(TIED_HEAD)
   others = lambda names: f" and {len(names) - 1} others" if len(names) > 1 else ""
   if missing:
-    near = difflib.get_close_matches(missing[0], foreign, n=1, cutoff=0.8)
-    hint = f"; it has {near[0]}, which no model of this family has" if near else ""
+    hint = did_you_mean(missing[0], foreign, "; it has {}, which no model of this family has", cutoff=0.8)
     raise ValueError(f"{source.path}: {missing[0]}{others(missing)} missing, expected for its {config.num_layers} layers{hint}")
   if foreign:
     file = source.files[foreign[0]]

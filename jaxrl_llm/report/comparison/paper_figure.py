@@ -1,12 +1,12 @@
 """Curves of several arms as a figure for a paper, from `metrics.jsonl` alone."""
 
-import difflib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from jaxrl_llm.messages import did_you_mean
 from jaxrl_llm.report import figures
 from jaxrl_llm.report.comparison.arms import Arm
 from jaxrl_llm.report.comparison.curves import PANELS, Panel, curve
@@ -41,9 +41,9 @@ def choose_panels(arms: Sequence[Arm], metrics: Sequence[str]) -> list[Panel]:
   problems = []
   for name in metrics:
     if name not in known:
-      near = difflib.get_close_matches(name, known, n=1) or [x for x in known if x.endswith(name)][:1]
+      hint = did_you_mean(name, known) or did_you_mean(name, [x for x in known if x.endswith(name)], cutoff=0)
       such = f"; expected one of {len(known)}, such as {', '.join(sorted(known)[:3])}" if known else ", nor any other metric"
-      problems.append(f"metric {name!r}: no run has it" + (f"; did you mean {near[0]!r}?" if near else such))
+      problems.append(f"metric {name!r}: no run has it{hint or such}")
   if problems:
     raise ValueError("\n".join(problems))
   return [titled.get(name, Panel("", name, name))._replace(group="Chosen", phase=known[name]) for name in metrics]

@@ -1,11 +1,11 @@
 """The back ends by name: how each runs a program, whether it works here, and what to do where it does not."""
 
-import difflib
 import shutil
 import socket
 from collections.abc import Callable
 from typing import NamedTuple
 
+from jaxrl_llm.messages import did_you_mean
 from jaxrl_llm.rewards.sandbox import local, services
 from jaxrl_llm.rewards.sandbox.program import Execution, Program, Sandbox
 
@@ -86,8 +86,7 @@ def backend_of(sandbox: Sandbox) -> Backend:
   """
   if sandbox.backend not in BACKENDS:
     names = ["auto", *BACKENDS]
-    close = difflib.get_close_matches(sandbox.backend, names, n=1)
-    hint = f"; did you mean {close[0]!r}?" if close else ""
+    hint = did_you_mean(sandbox.backend, names)
     raise ValueError(f"sandbox: found the back end {sandbox.backend!r}, expected one of {', '.join(names)}{hint}")
   return BACKENDS[sandbox.backend]
 

@@ -4,6 +4,8 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+from jaxrl_llm.messages import one_line
+
 
 class StdioTests(NamedTuple):
   """Tests by what a program prints: LiveCodeBench, CodeForces.
@@ -85,8 +87,9 @@ def read_tests(example: Mapping[str, Any]) -> Tests:
     tests = tests if isinstance(tests, Mapping) else {"kind": "stdin", "cases": tests}
     return _FORMS[tests["kind"]](tests)
   except (AttributeError, KeyError, TypeError, ValueError) as error:
-    found = " ".join(f"{type(error).__name__}: {error}".split())[:120]
-    raise ValueError(f"code_tests: cannot read `tests` of an example with {sorted(example)} ({found}), expected cases or asserts") from None
+    raise ValueError(
+      f"code_tests: cannot read `tests` of an example with {sorted(example)} ({one_line(error, limit=120)}), expected cases or asserts"
+    ) from None
 
 
 def _stdin(tests: Mapping[str, Any]) -> StdioTests:

@@ -1,6 +1,5 @@
 """What a pool is asked, and what it answers."""
 
-import difflib
 import hashlib
 import pickle
 from array import array
@@ -8,6 +7,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+from jaxrl_llm.messages import did_you_mean, one_line
 from jaxrl_llm.rewards.workers.worker import CAUSES as _WIRE_CAUSES
 from jaxrl_llm.text_types import Completion
 
@@ -107,8 +107,7 @@ def make_tasks(jobs: Sequence[Job], functions: Mapping[str, Function], *, max_ch
   tasks = []
   for number, (name, completion, example) in enumerate(jobs):
     if name not in indices:
-      close = difflib.get_close_matches(str(name), indices, n=1)
-      hint = f"; did you mean {close[0]!r}?" if close else ""
+      hint = did_you_mean(name, indices)
       raise ValueError(f"job {number}: found the function {name!r}, expected one of {', '.join(indices)}{hint}")
     if id(example) not in examples:  # The samples of a group share theirs.
       examples[id(example)] = _pickled(example, number)
@@ -129,6 +128,5 @@ def _pickled(example: Any, number: int) -> tuple[bytes, bytes]:
   try:
     data = pickle.dumps(example, pickle.HIGHEST_PROTOCOL)
   except Exception as error:
-    message = " ".join(f"{type(error).__name__}: {error}".split())[:200]
-    raise ValueError(f"job {number}: its example cannot be sent to a worker ({message}), expected plain values") from error
+    raise ValueError(f"job {number}: its example cannot be sent to a worker ({one_line(error)}), expected plain values") from error
   return data, hashlib.blake2b(data, digest_size=16).digest()

@@ -7,11 +7,11 @@
 | `MODULE:FUNCTION` | (your own: a function that returns an `Environment`) | |
 """
 
-import difflib
 import inspect
 from collections.abc import Callable
 from typing import Any
 
+from jaxrl_llm.messages import did_you_mean
 from jaxrl_llm.rewards.imported import load
 from jaxrl_llm.rollouts.environments.calculator import calculator
 from jaxrl_llm.rollouts.environments.protocol import Environment, Reply, State
@@ -40,8 +40,7 @@ def check(name: str, settings: dict[str, Any]) -> None:
     ValueError: environment.name: found 'calculater', expected one of calculator, python, MODULE:FUNCTION; did you mean 'calculator'?
   """
   if ":" not in name and name not in ENVIRONMENTS:
-    close = difflib.get_close_matches(name, ENVIRONMENTS, n=1)
-    hint = f"; did you mean {close[0]!r}?" if close else ""
+    hint = did_you_mean(name, ENVIRONMENTS)
     raise ValueError(f"environment.name: found {name!r}, expected one of {', '.join(ENVIRONMENTS)}, MODULE:FUNCTION{hint}")
   known = () if ":" in name else tuple(inspect.signature(ENVIRONMENTS[name]).parameters)
   for setting in settings:

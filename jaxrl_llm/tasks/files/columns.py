@@ -1,15 +1,15 @@
 """From the records of a file to problems: which column is what, and what a record lacks to be a problem."""
 
-import difflib
 import hashlib
 import itertools
 import json
 import math
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterable, Iterator
+from typing import NamedTuple
 
+from jaxrl_llm.messages import did_you_mean
 from jaxrl_llm.tasks.files.report import Tally
 from jaxrl_llm.tasks.files.storage import Row
 from jaxrl_llm.tasks.files.text_files import Fault, Record
@@ -133,8 +133,8 @@ def check_columns(records: Iterable[tuple[str, Record | Fault]], columns: Column
       names.update(dict.fromkeys(record))
   for name in columns.named():
     if names and name not in names:
-      hint = _nearest(name, names)
-      raise ValueError(f"{path}: found no column {name!r}, but {', '.join(map(_plain, list(names)[:12]))}{hint and f'; {hint}'}")
+      there = ", ".join(map(_plain, list(names)[:12]))
+      raise ValueError(f"{path}: found no column {name!r}, but {there}{did_you_mean(name, names)}")
 
 
 def mapping(columns: Columns) -> Convert:
@@ -176,7 +176,7 @@ def text(record: Record, name: str, *, empty: bool = False) -> str:
     ('7', '["a", "b"]')
   """
   if name not in record:
-    raise Unusable(f"no column {name!r}", _nearest(name, record))
+    raise Unusable(f"no column {name!r}", did_you_mean(name, record, "did you mean {!r}?"))
   value = record[name]
   if isinstance(value, bytes):
     value = value.decode("utf-8", "surrogateescape")
@@ -211,11 +211,6 @@ def whole_number(record: Record, name: str) -> int:
 def short(value: str) -> str:
   """The beginning of a text on one line, for a message."""
   return repr(value if len(value) <= 60 else f"{value[:60]}...")
-
-
-def _nearest(name: str, names: Iterable[str] | Mapping[str, Any]) -> str:
-  close = difflib.get_close_matches(name, list(names), n=1)
-  return f"did you mean {close[0]!r}?" if close else ""
 
 
 def _plain(name: str) -> str:

@@ -14,6 +14,8 @@ from typing import NamedTuple
 
 from absl import logging
 
+from jaxrl_llm.messages import one_line
+
 HUB = "https://huggingface.co"
 _SECONDS = 20  # Without a byte, before a connection counts as dead.
 _CHUNK = 2**20
@@ -81,8 +83,8 @@ def obtain(name: str, split: str, files: Files, *, source: str | os.PathLike | N
     return [download(url, folder / split / _file_name(url)) for url in urls]
   except (OSError, ValueError) as error:
     raise ValueError(
-      f"task {name}: found no file {_plain(files)[0]} ({split}) in {folder} and no way to download it ({_one_line(error)}); put it there, "
-      f"or set task.source to the folder that has it{_where(files)}"
+      f"task {name}: found no file {_plain(files)[0]} ({split}) in {folder} and no way to download it "
+      f"({one_line(error, typed=False)}); put it there, or set task.source to the folder that has it{_where(files)}"
     ) from error
 
 
@@ -142,8 +144,3 @@ def _plain(files: Files) -> list[str]:
 
 def _where(files: Files) -> str:
   return f"; published as {files.urls[0]}" + (f" and {len(files.urls) - 1} more" if len(files.urls) > 1 else "") if files.urls else ""
-
-
-def _one_line(error: Exception) -> str:
-  text = " ".join(str(error).split()) or type(error).__name__
-  return text if len(text) <= 160 else f"{text[:160]}..."

@@ -14,6 +14,8 @@ import tensorflow_datasets as tfds
 from absl import logging
 from array_record.python import array_record_module
 
+from jaxrl_llm.messages import one_line
+
 Row = dict[str, str | int]
 
 _DEFAULT_DATA_DIR = "~/.cache/jaxrl_llm/data"
@@ -147,9 +149,3 @@ def _read_split(builder, split: str) -> list[Row]:
 
 def _plain(value) -> str | int:
   return value.decode("utf-8") if isinstance(value, bytes) else int(value)
-
-
-def one_line(error: Exception) -> str:
-  """An error of whatever package, fit to stand in a message."""
-  text = " ".join(f"{type(error).__name__}: {error}".split())
-  return text if len(text) <= 200 else f"{text[:200]}..."

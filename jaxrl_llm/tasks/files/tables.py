@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import tensorflow_datasets as tfds
 
+from jaxrl_llm.messages import one_line
 from jaxrl_llm.tasks.files import report, storage
 from jaxrl_llm.tasks.files.report import Report, Tally
 from jaxrl_llm.tasks.files.storage import Row
@@ -155,7 +156,7 @@ def open_table(
       raise ValueError(f"{sum(map(len, sources.values()))} rows, where {_REPORT} says {found.kept}")
   except Exception as error:  # Depending on the damage, TFDS and the reader raise nearly anything.
     raise ValueError(
-      f"{folder}: found a dataset that cannot be used ({storage.one_line(error)}), expected {title} with splits {', '.join(splits)}; "
+      f"{folder}: found a dataset that cannot be used ({one_line(error)}), expected {title} with splits {', '.join(splits)}; "
       f"delete {folder} and run again"
     ) from error
   report.refuse(found, bad_rows)

@@ -6,7 +6,7 @@ wrong with one record is a `Fault` in its place: who reads decides whether to dr
 
 import codecs
 import csv
-import difflib
+import functools
 import gzip
 import io
 import json
@@ -17,12 +17,15 @@ import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
+from jaxrl_llm.messages import did_you_mean, one_line
+
 MAX_RECORD_BYTES = 64 * 2**20  # A longer record is a fault: a file without line ends would else be read whole.
 _CHUNK = 2**16
 _PARQUET_ROWS = 64  # At a time: rows of programming problems carry megabytes of tests.
 _BLANKS = re.compile(r"[ \t\r\n]*")
 _DELIMITERS = {".csv": ",", ".tsv": "\t"}
 _SUFFIXES = (".jsonl", ".ndjson", ".json", *_DELIMITERS, ".parquet")
+_reason = functools.partial(one_line, typed=False, limit=160)
 
 Record = Mapping[str, Any]
 
@@ -71,9 +74,9 @@ def read(path: str | os.PathLike, *, columns: Iterable[str] | None = None) -> It
       else:
         yield from _lines(path, file)
   except (EOFError, gzip.BadGzipFile, zlib.error) as error:
-    raise ValueError(f"{path}: found damaged gzip data ({_short(error)}), expected a whole file; copy or download it again") from error
+    raise ValueError(f"{path}: found damaged gzip data ({_reason(error)}), expected a whole file; copy or download it again") from error
   except OSError as error:
-    raise ValueError(f"{path}: found a file that cannot be read ({_short(error)}); check its permissions and the disk") from error
+    raise ValueError(f"{path}: found a file that cannot be read ({_reason(error)}); check its permissions and the disk") from error
 
 
 def check(path: str | os.PathLike) -> pathlib.Path:
@@ -90,8 +93,7 @@ def check(path: str | os.PathLike) -> pathlib.Path:
     raise ValueError(f"{path}: found a folder, expected a file such as {path / 'train.jsonl'}")
   if not path.is_file():
     names = [other.name for other in path.parent.iterdir()] if path.parent.is_dir() else []
-    close = difflib.get_close_matches(path.name, names, n=1)
-    hint = f"; did you mean {path.parent / close[0]}?" if close else "" if names else f"; there is no folder {path.parent}"
+    hint = did_you_mean(path.name, names, "; did you mean {}?") if names else f"; there is no folder {path.parent}"
     raise ValueError(f"{path}: found no such file{hint}")
   if _suffix(path) not in _SUFFIXES or path.name.endswith(".parquet.gz"):
     raise ValueError(f"{path}: found a file named {path.suffix or 'without an ending'}, expected one of {', '.join(_SUFFIXES)}")
@@ -137,7 +139,7 @@ def _record(line: str, *, cut: bool) -> Record | Fault:
   try:
     value = json.loads(line)
   except (ValueError, RecursionError) as error:
-    return Fault("last line cut short" if cut else "line is no JSON", _short(error))
+    return Fault("last line cut short" if cut else "line is no JSON", _reason(error))
   return value if isinstance(value, dict) else Fault("line is no JSON object", f"a JSON {_kind(value)}")
 
 
@@ -162,7 +164,7 @@ def _list(path: pathlib.Path, file: io.BufferedReader) -> Iterator[tuple[str, Re
       whole = end < len(buffer) or ended  # A number at the end of what was read may go on.
       problem = ""
     except (ValueError, RecursionError) as error:
-      whole, problem = False, _short(error)
+      whole, problem = False, _reason(error)
       ended = ended or isinstance(error, RecursionError)
     if not whole:
       if ended or len(buffer) - at > MAX_RECORD_BYTES:
@@ -192,7 +194,7 @@ def _table(path: pathlib.Path, file: io.BufferedReader, delimiter: str) -> Itera
     except StopIteration:
       return
     except csv.Error as error:
-      yield place, Fault("line is no CSV", _short(error))
+      yield place, Fault("line is no CSV", _reason(error))
       continue
     if len(fields) == len(names):
       yield place, dict(zip(names, fields, strict=True))
@@ -217,7 +219,7 @@ def _parquet(path: pathlib.Path, columns: Iterable[str] | None) -> Iterator[tupl
           yield f"{path}:{number}", record
   except (pyarrow.ArrowException, OSError) as error:
     found = f"row {number + 1} cannot be read" if number else "no Parquet file, or one cut short"
-    raise ValueError(f"{path}: found {found} ({_short(error)}); copy or download it again") from error
+    raise ValueError(f"{path}: found {found} ({_reason(error)}); copy or download it again") from error
   if not number:
     raise ValueError(f"{path}: found a table without rows, expected problems")
 
@@ -233,14 +235,9 @@ def _plain_rows(batch) -> Iterator[Record | Fault]:
     try:
       (record,) = row.to_pylist()
     except UnicodeDecodeError as error:
-      record = Fault("not UTF-8", _short(error))
+      record = Fault("not UTF-8", _reason(error))
     yield record
 
 
 def _kind(value: Any) -> str:
   return {list: "list", str: "string", bool: "boolean", type(None): "null"}.get(type(value), "number")
-
-
-def _short(error: Exception) -> str:
-  text = " ".join(str(error).encode("utf-8", "backslashreplace").decode().split()) or type(error).__name__
-  return text if len(text) <= 160 else f"{text[:160]}..."

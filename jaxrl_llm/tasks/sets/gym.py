@@ -5,13 +5,13 @@ References:
 """
 
 import dataclasses
-import difflib
 import functools
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from importlib import metadata
 from typing import Any
 
+from jaxrl_llm.messages import did_you_mean, one_line
 from jaxrl_llm.tasks.files import columns as columns_lib
 from jaxrl_llm.tasks.files import tables
 from jaxrl_llm.tasks.files.report import Tally
@@ -101,8 +101,7 @@ def check_name(name: str) -> str:
     ValueError: no such task; with the nearest.
   """
   if name not in (known := names()):
-    close = difflib.get_close_matches(name, known, n=1)
-    hint = f"; did you mean {close[0]!r}?" if close else f", such as {', '.join(known[:3])}"
+    hint = did_you_mean(name, known) or f", such as {', '.join(known[:3])}"
     raise ValueError(f"task.name: found {name!r}, expected one of reasoning-gym's {len(known)} tasks{hint}")
   return name.removeprefix(PREFIX)
 
@@ -141,8 +140,7 @@ def read_settings(name: str, config: str | Mapping[str, Any] | None) -> str:
   known = [field.name for field in dataclasses.fields(_package().factory.DATASETS[name][1]) if field.name not in ("size", "seed")]
   for key in config:
     if key not in known:
-      close = difflib.get_close_matches(key, known, n=1)
-      hint = f"; did you mean {close[0]!r}?" if close else ""
+      hint = did_you_mean(key, known)
       raise ValueError(f"task.config: found {key!r}, expected settings of {PREFIX}{name}: {', '.join(known)}{hint}")
   return json.dumps(dict(config), sort_keys=True)
 
@@ -168,7 +166,7 @@ def _dataset(name: str, level: int | None, settings: str, *, size: int = 1, seed
     found = f"task.levels: {PREFIX}{name} does not take what its curriculum has at level {level}" if level is not None else (
       f"task.config: {PREFIX}{name} does not take {settings}"
     )
-    raise ValueError(f"{found} ({' '.join(str(error).split())[:160]})") from error
+    raise ValueError(f"{found} ({one_line(error, typed=False)})") from error
 
 
 def _records(name: str, levels: Sequence[int] | None, settings: str, *, size: int, seed: int) -> Iterator[tuple[str, Mapping[str, Any]]]:

@@ -16,6 +16,7 @@ import zlib
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from jaxrl_llm.messages import one_line
 from jaxrl_llm.tasks.files.columns import Unusable
 
 MAX_TEST_BYTES = 256 * 2**20  # Unpacked; the largest published ones have some tens of megabytes.
@@ -111,7 +112,7 @@ def _unpickle(data: bytes) -> str:
   try:
     value = _TextUnpickler(io.BytesIO(data)).load()
   except Exception as error:  # On damaged data the unpickler raises nearly anything.
-    raise Unusable("tests cannot be read", f"a pickle that is not safe, or damaged: {' '.join(str(error).split())[:160]}") from error
+    raise Unusable("tests cannot be read", f"a pickle that is not safe, or damaged: {one_line(error, typed=False)}") from error
   if not isinstance(value, str):
     raise Unusable("tests cannot be read", f"a pickled {type(value).__name__}, where one text is expected")
   return value

@@ -27,6 +27,7 @@ import orbax.checkpoint as ocp
 from etils import epath
 
 from jaxrl_llm.devices import hosts
+from jaxrl_llm.messages import one_line
 from jaxrl_llm.workdir import disk
 from jaxrl_llm.workdir.checkpoint import folders, manifest, orbax_noise
 from jaxrl_llm.workdir.checkpoint.opening import Checkpoints, finish
@@ -194,19 +195,14 @@ def _together(job: _Job, stage: str, do: Callable[[], Any]) -> list[Any]:
   try:
     found = {"value": do()}
   except Exception as error:  # Orbax has many for a disk that is full; whatever it is, training is worth more than this save.
-    found = {"error": _short(error)}
+    reason = one_line(error, typed=False, limit=100_000).split(" [tensorstore_spec=")[0]
+    found = {"error": one_line(reason, tail=135)}  # What the disk says stands last, before the settings of Orbax's writer.
   texts = hosts.gather_under(f"save/{job.number}/{stage}", json.dumps(found), seconds=_WAIT_SECONDS)
   everyone = [json.loads(text) for text in texts]
   for index, one in enumerate(everyone):
     if "error" in one:
       raise _StageError(one["error"] if len(everyone) == 1 else f"process {index}: {one['error']}")
   return [one["value"] for one in everyone]
-
-
-def _short(error: Exception) -> str:
-  """One line. What the disk says stands last, before the settings of Orbax's writer."""
-  text = " ".join(str(error).split()).split(" [tensorstore_spec=")[0]
-  return text if 0 < len(text) <= 200 else f"{text[:60]} ... {text[-135:]}" if text else type(error).__name__
 
 
 def _own_bytes(arrays: Any) -> int:
