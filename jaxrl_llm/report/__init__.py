@@ -1,4 +1,4 @@
-"""One HTML page of a run, and one figure: `python -m jaxrl_llm.report WORKDIR`.
+"""One HTML page of a run, and one figure: `python -m jaxrl_llm.report RUN`; of several runs the page of `comparison`.
 
 The page is a single file that opens without a network: styles, scripts and data are inside it. It can be made at any time, also while the
 run goes on; whatever is missing yet is left out. Model output is data, never HTML: it is embedded as JSON in which no tag can begin, the

@@ -4,13 +4,12 @@ import json
 import re
 import shutil
 import subprocess
-import sys
 
 import numpy as np
 import pytest
 
+from jaxrl_llm.report.__main__ import main
 from jaxrl_llm.report.comparison import EmptyComparisonError, load, page_data, write_comparison
-from jaxrl_llm.report.comparison.__main__ import main
 from jaxrl_llm.report.comparison.arms import arm_names, interval
 from jaxrl_llm.report.comparison.curves import curve
 from jaxrl_llm.report.comparison.runs import series
@@ -185,8 +184,17 @@ def test_command_line(tmp_path, capsys):
   assert main([str(sweep), "--metrics", "actor/entrpy,zzz"]) == 2
   said = capsys.readouterr().err.splitlines()
   assert len(said) == 2 and "did you mean 'actor/entropy'?" in said[0] and "expected one of" in said[1]
-  done = subprocess.run([sys.executable, "-m", "jaxrl_llm.report.comparison", str(tmp_path / "no")], capture_output=True, text=True)
-  assert done.returncode == 2 and done.stderr.count("\n") == 1 and "Traceback" not in done.stderr
+
+
+def test_one_run_gets_its_own_page_unless_options_of_a_comparison_are_given(tmp_path, capsys, monkeypatch):
+  monkeypatch.chdir(tmp_path)
+  runs = [str(make_run(tmp_path / name, seed=seed)) for seed, name in enumerate("ab")]
+  assert main(runs[:1]) == 0 and capsys.readouterr().out.strip() == f"{runs[0]}/report.html"
+  options = {"--title": "Mine", "--metrics": "actor/entropy", "--out": "own.html", "--x": "tokens", "--width": "column"}
+  for arguments in (runs, *([runs[1], *option] for option in options.items())):
+    assert main(arguments) == 0
+    assert capsys.readouterr().out.strip() == ("own.html" if "--out" in arguments else "comparison.html")
+  assert not (tmp_path / "b" / "report.html").exists()
 
 
 @pytest.mark.parametrize("ending", ["pdf", "svg", "png"])
