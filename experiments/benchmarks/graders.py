@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from experiments.benchmarks.reporting import between, lines, spread, write_json
 from jaxrl_llm import rewards
 from jaxrl_llm.rewards import sandbox
-from jaxrl_llm.rewards.workers import Function, Job, Pool, count_causes, open_pool
+from jaxrl_llm.rewards.workers import Function, Job, Pool, open_pool
 from jaxrl_llm.text_types import Completion
 
 MATHS = Function("jaxrl_llm.rewards:make", {"name": "maths", "seconds": 30.0}, imports=("math_verify",), timeout_s=60.0)
@@ -119,12 +119,13 @@ def measure_hangs(*, count: int, workers: int, timeout_s: float) -> dict[str, fl
     timeout_s: deadline of a call, in seconds.
   """
   with open_pool({"hang": Function("experiments.benchmarks.graders:sleep_forever")}, num_workers=workers, timeout_s=timeout_s) as pool:
-    seconds, causes = [], 0
+    seconds, timeouts = [], 0
     for _ in range(count):
       started = time.perf_counter()
-      causes += count_causes(pool.score([Job("hang", Completion("", (), 0, True), {})]))["timeout"]
+      (outcome,) = pool.score([Job("hang", Completion("", (), 0, True), {})])
+      timeouts += outcome.cause == "timeout"
       seconds.append(time.perf_counter() - started)
-    return dict(count=count, timeouts=causes, workers_after=pool.num_workers, **spread(seconds))
+    return dict(count=count, timeouts=timeouts, workers_after=pool.num_workers, **spread(seconds))
 
 
 def programs_per_second(box: sandbox.Sandbox, count: int) -> float:

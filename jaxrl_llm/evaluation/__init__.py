@@ -14,7 +14,7 @@ from jaxrl_llm.evaluation.intervals import Interval, bootstrap_interval
 from jaxrl_llm.evaluation.metric_names import MetricName, parse_metric
 from jaxrl_llm.evaluation.rating import Rating, estimate_rating, solve_probability
 from jaxrl_llm.evaluation.repeated import avg_at_n, by_level, maj_at_n, pass_at_k, truncation_rate
-from jaxrl_llm.evaluation.samples import SampleRow, read_samples, regrade, write_samples
+from jaxrl_llm.evaluation.samples import SampleRow, read_samples, write_samples
 from jaxrl_llm.evaluation.summary import Estimate, Summary, estimate, per_problem, short_name, summarise, table, to_json
 
 __all__ = [
@@ -36,7 +36,6 @@ __all__ = [
   "pass_at_k",
   "per_problem",
   "read_samples",
-  "regrade",
   "short_name",
   "solve_probability",
   "summarise",

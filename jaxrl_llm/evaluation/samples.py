@@ -2,7 +2,7 @@
 
 import json
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 SCHEMA = 1
@@ -102,22 +102,3 @@ def read_samples(path: str | os.PathLike) -> list[SampleRow]:
         raise ValueError(f"{os.fspath(path)}, line {number}: found the fields {sorted(found)}, expected {list(SampleRow._fields)}")
       rows.append(SampleRow(**found | {"turns": tuple(found.get("turns", ()))}))
   return rows
-
-
-def regrade(rows: Iterable[SampleRow], grade: Callable[[SampleRow], float]) -> tuple[list[SampleRow], list[SampleRow]]:
-  """Grades samples again.
-
-  Args:
-    rows: the samples.
-    grade: the new verifier; it sees the whole row.
-
-  Returns:
-    The rows with the new scores, and those of the old ones whose score differs.
-  """
-  graded, changed = [], []
-  for row in rows:
-    score = float(grade(row))
-    graded.append(row._replace(score=score, cause=None))
-    if score != row.score:
-      changed.append(row)
-  return graded, changed

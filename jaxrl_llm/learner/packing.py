@@ -240,11 +240,6 @@ def pack(sequences: Sequence[Trajectory], layout: Layout) -> TrainBatch:
   return TrainBatch(**ints, **floats, old_logprobs=floats["sampler_logprobs"], routing=routing)
 
 
-def pack_rows(sequences: Sequence[Trajectory], *, row_tokens: int, row_buckets: Sequence[int], share_prompts: bool = False) -> TrainBatch:
-  """`pack` in the layout of `arrange`, for whom the places do not matter."""
-  return pack(sequences, arrange(sequences, row_tokens=row_tokens, row_buckets=row_buckets, share_prompts=share_prompts))
-
-
 def lift(packed: Float[np.ndarray, "B T"], layout: Layout) -> list[Float[np.ndarray, "..."]]:
   """A packed array's values for each sequence, its prompt's included: what `lay` undoes.
 

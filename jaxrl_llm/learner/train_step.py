@@ -36,7 +36,7 @@ def policy_outputs(
   `batch.tokens`. Only tokens whose mask is above 0 are scored; a first token, which nothing comes before, is none of them.
 
   Args:
-    score_fn: the model's `score`, or `scores_of` any logits.
+    score_fn: the model's `score`.
     filter_logits: `(logits, keep) -> logits` of the sampling distribution, the sampler's own function.
     params: the model's weights.
     batch: rows; of it `tokens`, `positions`, `segments`, `prefixes`, `mask` and `routing` are read.
@@ -53,25 +53,6 @@ def policy_outputs(
   losses = {"balance": out.balance_loss, "z": out.z_loss}
   found = {name: losses[name] for name in router_losses} or None
   return PolicyOutputs(logprobs, entropy, live_routing=out.live_routing, router_losses=found)
-
-
-def scores_of(logits_fn: Callable[[Params, Array, Array, Array], Float[Array, "B T V"]]) -> ScoreFn:
-  """The plain computation, for anything that has logits: what `Model.score` is tested against, which never has them all.
-
-  Args:
-    logits_fn: `(params, tokens, positions, segments) -> logits`; those at t score token t + 1. It is told nothing of prefixes.
-  """
-
-  def score(params, batch, sources, *, filter_logits, learns_entropy=True, router_losses=False):
-    del learns_entropy, router_losses
-    logits = at_slots(logits_fn(params, batch.tokens, batch.positions, batch.segments), sources, in_order=batch.prefixes is None)
-    scores = jax.nn.log_softmax(filter_logits(logits, batch.tokens), axis=-1)
-    logprobs = jnp.take_along_axis(scores, batch.tokens[..., None], axis=-1)[..., 0]
-    entropy = -jnp.sum(jnp.exp(scores) * scores, axis=-1)
-    counted = lambda x: jnp.where((batch.mask > 0) & (sources >= 0), x, 0)
-    return counted(logprobs), counted(entropy), Forward()
-
-  return score
 
 
 def critic_outputs(values_fn: Callable, params: Params, batch: TrainBatch) -> PolicyOutputs:

@@ -125,14 +125,6 @@ def _copied_bwd(saved: tuple[Array, Array], ct: Array) -> tuple[Array, None, Non
 _copied.defvjp(lambda x, order, place: (_copied(x, order, place), (x[:, 0], place)), _copied_bwd)
 
 
-def dense_oracle(x: Float[Array, "N D"], gates: Float[Array, "N K"], experts: Int[Array, "N K"], weights: Weights) -> Float[Array, "N D"]:
-  """As `dispatch`, by running every expert on every token: slow and plain, for tests. Without adapters."""
-  hidden = jax.nn.silu(jnp.einsum("nd,edf->enf", x, weights.gate)) * jnp.einsum("nd,edf->enf", x, weights.up)
-  every = jnp.einsum("enf,efd->end", hidden, weights.down)
-  mixture = jnp.sum(jax.nn.one_hot(experts, weights.gate.shape[0]) * gates[..., None], axis=1)
-  return jnp.einsum("end,ne->nd", every, mixture)
-
-
 def over_mesh(
   x: Float[Array, "B T D"], gates: Float[Array, "B T K"], experts: Int[Array, "B T K"], weights: Weights, *, mesh: Mesh | None, scale: float
 ) -> Float[Array, "B T D"]:

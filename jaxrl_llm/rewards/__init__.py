@@ -134,19 +134,3 @@ def build(spec: RewardSpec) -> RewardFn:
     'soft_overlong_penalty'
   """
   return make(spec.name, **spec.settings)
-
-
-def weighted(name: str, spec: RewardSpec, weight: float = 1.0, *, shapes: bool = False) -> WeightedReward:
-  """A term of the total reward that other processes can build too.
-
-  Args:
-    name: under which it is logged and blamed.
-    spec: the reward.
-    weight: its factor in the total.
-    shapes: whether it only shapes the reward, see `WeightedReward`.
-
-  Example:
-    >>> weighted("form", RewardSpec("tags"), 0.1).spec.name
-    'tags'
-  """
-  return WeightedReward(name, build(spec), weight, spec, shapes)

@@ -39,28 +39,24 @@ def draw(logits: Float[Array, "N V"], keys: Key[Array, " N"]) -> tuple[Int[Array
     Tokens less likely than exp(-87.3) times the likeliest are never drawn and count as 0.
   """
   uniforms = jax.vmap(lambda key: jax.random.uniform(key, (2,)))(keys)
-  return _locate(logits, uniforms)
+  return inverse_cdf(logits, uniforms)
 
 
-def inverse_cdf(logits: Float[Array, "N V"], uniforms: Float[Array, "N 2"]) -> Int[Array, " N"]:
-  """The tokens at given points of the distribution.
+def inverse_cdf(logits: Float[Array, "N V"], uniforms: Float[Array, "N 2"]) -> tuple[Int[Array, " N"], Float[Array, " N"]]:
+  """Finds the tokens at given points of the distribution, and their log-probabilities.
 
   Args:
     logits: see `draw`.
     uniforms: numbers in [0, 1]: the point among the blocks of the vocabulary, the point within the block.
 
   Returns:
-    Token ids, each with a probability above 0.
+    Token ids, each with a probability above 0, and log-probabilities in nats.
 
   Example:
     >>> logits = jnp.log(jnp.array([[0.0, 0.25, 0.75]]))  # So small a vocabulary is a single block.
-    >>> [inverse_cdf(logits, jnp.array([[0.0, u]])).tolist() for u in (0.0, 0.24, 0.26, 1.0)]
+    >>> [inverse_cdf(logits, jnp.array([[0.0, u]]))[0].tolist() for u in (0.0, 0.24, 0.26, 1.0)]
     [[1], [1], [2], [2]]
   """
-  return _locate(logits, uniforms)[0]
-
-
-def _locate(logits: Float[Array, "N V"], uniforms: Float[Array, "N 2"]) -> tuple[Int[Array, " N"], Float[Array, " N"]]:
   blocks = _in_blocks(logits.astype(jnp.float32))
   highest = jnp.max(blocks, axis=(1, 2))
   block_masses = jnp.sum(_masses(blocks - highest[:, None, None]), axis=-1)

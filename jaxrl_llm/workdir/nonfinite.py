@@ -60,16 +60,6 @@ def read(path: Path) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
   return arrays, json.loads(str(arrays.pop("about")))
 
 
-def unusual(arrays: Mapping[str, np.ndarray]) -> list[str]:
-  """Names of the arrays that hold a number that is not finite at a token that counts.
-
-  Args:
-    arrays: of `read`.
-  """
-  counts = arrays["mask"] > 0
-  return [name for name, x in arrays.items() if x.shape == counts.shape and not np.all(np.isfinite(x[counts]))]
-
-
 def _write(path: Path, arrays: Mapping[str, np.ndarray], about: Mapping[str, Any]) -> bool:
   packed = io.BytesIO()
   np.savez_compressed(packed, about=np.array(json.dumps(_plain(about))), **arrays)

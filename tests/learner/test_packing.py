@@ -14,12 +14,12 @@ from jaxrl_llm.learner.packing import (
   lay,
   lift,
   pack,
-  pack_rows,
   packing_waste,
   prompts_saved,
   split,
   units_of,
 )
+from tests.batches import pack_rows
 
 FIELDS = ("tokens", "mask", "advantages", "sampler_logprobs")
 

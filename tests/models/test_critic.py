@@ -9,10 +9,11 @@ import optax
 import pytest
 
 from jaxrl_llm import objectives
-from jaxrl_llm.learner.packing import Trajectory, pack_rows
+from jaxrl_llm.learner.packing import Trajectory
 from jaxrl_llm.learner.train_step import critic_outputs, init_state, make_train_step
 from jaxrl_llm.models import make_critic, make_model, preset
 from jaxrl_llm.objectives.base import critic_objective
+from tests.batches import pack_rows
 
 CONFIG = preset("nano", vocab_size=264)
 

@@ -9,7 +9,7 @@ import pytest
 
 from jaxrl_llm.devices import mesh as mesh_lib
 from jaxrl_llm.models import Experts, make_model, preset
-from jaxrl_llm.models.moe import Weights, balance_loss, dense_oracle, dispatch, over_mesh, route, z_loss
+from jaxrl_llm.models.moe import Weights, balance_loss, dispatch, over_mesh, route, z_loss
 
 SPARSE = preset("nano-moe", vocab_size=264)
 MIXED = SPARSE._replace(num_layers=3, experts=Experts(8, 2, 16, norm_top_k=False, layers=(1,)))
@@ -37,6 +37,14 @@ def build(name):
   positions = jnp.tile(jnp.array([0, 1, 2, 3, 0, 1, 2, 3, 4, 0], jnp.int32), (8, 1))
   segments = jnp.tile(jnp.array([1, 1, 1, 1, 2, 2, 2, 2, 2, 0], jnp.int32), (8, 1))
   return model, params, (tokens, positions, segments), jax.jit(model.forward)
+
+
+def dense_oracle(x, gates, experts, weights):
+  """As `dispatch`, by running every expert on every token: slow and plain. Without adapters."""
+  hidden = jax.nn.silu(jnp.einsum("nd,edf->enf", x, weights.gate)) * jnp.einsum("nd,edf->enf", x, weights.up)
+  every = jnp.einsum("enf,efd->end", hidden, weights.down)
+  mixture = jnp.sum(jax.nn.one_hot(experts, weights.gate.shape[0]) * gates[..., None], axis=1)
+  return jnp.einsum("end,ne->nd", every, mixture)
 
 
 def test_dispatch_is_every_expert_on_every_token(rng):

@@ -82,7 +82,8 @@ def test_a_pool_takes_the_place_of_calls_in_this_process():
     seen.append((reward.spec, len(completions)))
     return [Outcome(1.0), Outcome(None, "died", "exit code -9"), Outcome(math.nan)]
 
-  graded = grade([rewards.weighted("form", rewards.RewardSpec("tags"), 0.1)], COMPLETIONS, EXAMPLES, call=pool)
+  form = WeightedReward("form", rewards.make("tags"), 0.1, rewards.RewardSpec("tags"))
+  graded = grade([form], COMPLETIONS, EXAMPLES, call=pool)
   assert seen == [(rewards.RewardSpec("tags", {}), 3)]
   assert graded.failed == [None, "died", "not_finite"] and graded.parts["form"].tolist() == [1, 0, 0]
   with pytest.raises(ValueError, match=r"reward 'length': found 0 outcomes, expected 3, one for each completion"):

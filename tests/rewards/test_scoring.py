@@ -122,7 +122,7 @@ def test_every_reward(name):
   answer = "B" if name == "choice" else "1"
   examples = [EVERY_FIELD | {"answer": answer}] * 3
   total, _ = score([WeightedReward(name, rewards.make(name, **SETTINGS.get(name, {})))], COMPLETIONS, examples)
-  again, _ = score([rewards.weighted(name, spec)], COMPLETIONS, examples)
+  again, _ = score([WeightedReward(name, rewards.build(spec))], COMPLETIONS, examples)
   assert total.shape == (3,) and total.tolist() == again.tolist()
 
 

@@ -11,7 +11,7 @@ from jaxrl_llm.sampler.draw import draw, inverse_cdf
 
 REMOVED = -1e30
 LARGEST = np.float32(1 - 2**-24)  # The largest float32 below 1.
-draw_jit, inverse_cdf_jit = jax.jit(draw), jax.jit(inverse_cdf)
+draw_jit, inverse_cdf_jit = jax.jit(draw), jax.jit(lambda *args: inverse_cdf(*args)[0])
 
 
 def search(masses, u):

@@ -12,6 +12,7 @@ from jaxrl_llm.models import Experts, lower_precision, make_model, preset, routi
 from jaxrl_llm.rollouts import trajectories
 from jaxrl_llm.sampler import make_filter, make_sampler
 from jaxrl_llm.types import TrainBatch
+from tests.batches import pack_rows
 
 CONFIG = preset("nano-moe", vocab_size=264)._replace(num_layers=3, experts=Experts(8, 2, 16, layers=(0, 2)))
 PAD, GROUP, BUDGET = 256, 2, 7
@@ -34,7 +35,7 @@ def drawn(dtype="float32"):
   )  # fmt: skip
   rollouts = jax.device_get(jax.jit(sample)(lower_precision(params, dtype), prompts, mask, jax.random.key(1)))
   sequences = trajectories.trajectories(rollouts)
-  batch = packing.pack_rows(sequences, row_tokens=16, row_buckets=(8,))
+  batch = pack_rows(sequences, row_tokens=16, row_buckets=(8,))
   return model, params, rollouts, jax.tree.map(jnp.asarray, batch)
 
 

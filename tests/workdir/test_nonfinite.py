@@ -15,6 +15,12 @@ from tests.runs import VARIED, column, quick, rows, tiny_config
 SHORT = VARIED | {"warm_start.num_steps": 0, "num_steps": 3, "eval.every": 3, "eval.num_prompts": 8, "checkpoint.every": 3}
 
 
+def unusual(arrays):
+  """Names of the arrays that hold a number that is not finite at a token that counts."""
+  counts = arrays["mask"] > 0
+  return [name for name, x in arrays.items() if x.shape == counts.shape and not np.all(np.isfinite(x[counts]))]
+
+
 def train_with(fault, workdir, monkeypatch, name="gspo", **overrides):
   """A run in which something strikes; its lines, what it made of it, and the run."""
   monkeypatch.setenv("JAXRL_FAULT", fault)
@@ -45,7 +51,7 @@ def test_a_refused_update_is_kept_and_told_and_the_schedule_stands_still(tmp_pat
 
   arrays, about = nonfinite.read(path)
   assert set(arrays) <= set(TrainBatch._fields) and {"tokens", "segments", "mask", "advantages", "old_logprobs"} <= set(arrays)
-  assert nonfinite.unusual(arrays) == ["advantages"]
+  assert unusual(arrays) == ["advantages"]
   assert about["step"] == 2 and about["update"] == 0 and about["metrics"]["actor/loss"] == "nan"
   with np.load(path, allow_pickle=False) as file:  # Nothing in it is a pickle.
     json.loads(str(file["about"]))
@@ -82,7 +88,7 @@ def test_the_critics_update_is_refused_alike(tmp_path, monkeypatch):
   assert set(counts(this.critic)) == {made} and summary["skipped_steps"] == made // 2
   assert all(np.all(np.isfinite(x)) for x in jax.tree.leaves(this.critic.params))
   arrays, _ = nonfinite.read(tmp_path / "nonfinite" / "step_2.npz")
-  assert nonfinite.unusual(arrays) == ["returns"] and any("was not finite" in line for line in lines)
+  assert unusual(arrays) == ["returns"] and any("was not finite" in line for line in lines)
 
 
 @pytest.mark.parametrize("old_logprobs", ["sampler", pytest.param("learner", marks=pytest.mark.slow)])
@@ -109,4 +115,4 @@ def test_a_learner_whose_scores_are_not_finite_is_refused_with_the_batch(tmp_pat
   monkeypatch.setattr(train, "scores", broken)
   _, summary, _ = train_with("", tmp_path, monkeypatch, **{"learner.old_logprobs": "learner"})
   assert summary["skipped_steps"] == tiny_config().learner.updates_per_rollout
-  assert "old_logprobs" in nonfinite.unusual(nonfinite.read(tmp_path / "nonfinite" / "step_2.npz")[0])
+  assert "old_logprobs" in unusual(nonfinite.read(tmp_path / "nonfinite" / "step_2.npz")[0])

@@ -3,7 +3,6 @@
 import hashlib
 import pickle
 from array import array
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -76,17 +75,6 @@ class Task(NamedTuple):
   payload: tuple[str, bytes, int, bool, tuple[tuple, ...], bytes]
   key: bytes | None
   timeout_s: float
-
-
-def count_causes(outcomes: Sequence[Outcome]) -> dict[str, int]:
-  """How many jobs each cause took, every cause named.
-
-  Example:
-    >>> count_causes([Outcome(1.0), Outcome(None, "timeout")])["timeout"]
-    1
-  """
-  counts = Counter(outcome.cause for outcome in outcomes)
-  return {cause: counts[cause] for cause in CAUSES}
 
 
 def make_tasks(jobs: Sequence[Job], functions: Mapping[str, Function], *, max_chars: int, timeout_s: float, shared: bool) -> list[Task]:

@@ -106,11 +106,6 @@ def check_name(name: str) -> str:
   return name.removeprefix(PREFIX)
 
 
-def read_entry(text: str) -> dict[str, Any]:
-  """A problem as reasoning-gym made it (question, answer, metadata), from the column `entry` of a row."""
-  return json.loads(text, object_hook=_unpacked)
-
-
 def _package():
   try:
     import reasoning_gym
@@ -196,8 +191,3 @@ def _packed(value: Any) -> Any:
   if isinstance(value, Mapping):
     return {"items": [[_packed(key), _packed(item)] for key, item in value.items()]}
   return value
-
-
-def _unpacked(value: dict[str, Any]) -> Any:
-  ((kind, items),) = value.items()
-  return tuple(items) if kind == "tuple" else dict(items)

@@ -3,6 +3,7 @@
 import pytest
 
 from jaxrl_llm import tasks
+from jaxrl_llm.rewards.gym import read_entry
 from jaxrl_llm.tasks.sets import gym
 
 SOME = ("countdown", "graph_color", "prime_factorization", "chain_sum")
@@ -14,7 +15,7 @@ def test_an_entry_comes_back_as_it_was(name):
   dataset = gym._dataset(name, None, "{}", size=2, seed=3)
   for entry in dataset:
     row = gym._row({"gym": name, "settings": "{}", "level": 0, "id": "0"} | entry)
-    found = gym.read_entry(row["entry"])
+    found = read_entry(row, "entry")
     assert found == {key: entry[key] for key in ("question", "answer", "metadata")}
     if entry["answer"] is not None:
       assert row["answer"] == entry["answer"] and dataset.score_answer(row["answer"], found) == 1.0
@@ -24,7 +25,7 @@ def test_tuples_and_keys_that_are_no_text():
   metadata = {"grid": ((1, 2), [3, (4,)]), "tuple": {1: "a", (2, 3): None}, "items": [], "empty": {}}
   entry = {"question": "?", "answer": None, "metadata": metadata}
   row = gym._row({"gym": "x", "settings": "{}", "level": 0, "id": "0"} | entry)
-  assert gym.read_entry(row["entry"]) == entry and row["answer"] == ""
+  assert read_entry(row, "entry") == entry and row["answer"] == ""
 
 
 def test_a_task(tmp_path):
@@ -32,7 +33,7 @@ def test_a_task(tmp_path):
   assert task.name == "gym:chain_sum" and task.rewards == ("gym",)
   rows = [*task.train, *task.test]
   assert {row["level"] for row in rows} == {0, 2} and len(rows) == task.report.kept <= 40 and len(task.test)
-  assert all(gym.read_entry(row["entry"])["metadata"]["source_dataset"] == row["gym"] == "chain_sum" for row in rows)
+  assert all(read_entry(row, "entry")["metadata"]["source_dataset"] == row["gym"] == "chain_sum" for row in rows)
   assert rows[0]["prompt"].endswith("\n\nGive the final answer between <answer> and </answer>.")
   hard = [len(row["question"]) for row in rows if row["level"] == 2]
   assert max(hard) > max(len(row["question"]) for row in rows if row["level"] == 0)
