@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 
+import chex
 import jax
 import jax.numpy as jnp
 import optax
@@ -147,15 +148,24 @@ def make_train_step(
   Returns:
     `(state, batch) -> (state, metrics)`, to be jitted with the state donated.
 
+  Raises:
+    ValueError: While the step is traced: arrays of a batch that differ in shape, rows that the micro-batches do not divide, an objective
+      whose losses or weights are not one number a token, or an optimizer that changes the type of what it updates.
+
   Note:
     `optax.apply_if_finite` is not used: after its limit of errors it lets the next bad update through.
   """
+
+  # Wrong shapes would broadcast into a loss that looks like one. They are found while the step is traced: no step pays for it.
+  refusing = lambda reason: {"custom_message": f"{name}: {reason}", "exception_type": ValueError}
 
   def loss_fn(trained: Params, frozen: Params, batch: TrainBatch, weights: Float[Array, "B T"]):
     outputs = outputs_fn(combine(trained, frozen), batch)
     # An objective sees one number a token, and never a model.
     with jax.named_scope("loss"):
       losses, metrics = objective.token_loss(outputs._replace(live_routing=None, router_losses=None), batch._replace(routing=None))
+    numbers = [batch.mask, weights, outputs.logprobs, losses]
+    chex.assert_equal_shape(numbers, **refusing("mask, weights, log-probabilities and losses are one number a token"))
     further, router_metrics = router_terms(outputs, batch, router_coefs)
     losses, metrics = losses + further, metrics | router_metrics
     if name == "actor" and batch.sampler_logprobs is not None:
@@ -177,6 +187,8 @@ def make_train_step(
     return (loss, join_rows(metrics)), grads
 
   def train_step(state: TrainState, batch: TrainBatch) -> tuple[TrainState, Metrics]:
+    chex.assert_tree_shape_prefix(batch, batch.mask.shape, **refusing("every array of a batch begins with the axes of its mask"))
+    chex.assert_is_divisible(len(batch.mask), num_micro_batches, **refusing("micro-batches do not divide the rows"))
     weights = objective.weigh(batch.mask, batch.segments)
     trained, frozen = partition(state.params, trainable)
     (loss, token_metrics), grads = accumulate(trained, frozen, batch, weights)
@@ -196,13 +208,15 @@ def make_train_step(
       f"{name}/lr": jnp.asarray(learning_rate(applied), jnp.float32),
       ("train/skipped" if name == "actor" else f"{name}/skipped"): 1 - finite.astype(jnp.float32),
     }
-    state = TrainState(
+    updated_state = TrainState(
       params=combine(keep(updated, trained), frozen),
       opt_state=keep(opt_state, state.opt_state),
       step=state.step + 1,
       skipped=state.skipped + 1 - finite.astype(jnp.int32),
     )
-    return state, metrics
+    changed = refusing("an update that changes a shape or a type would compile again at the next step")
+    chex.assert_trees_all_equal_shapes_and_dtypes(updated_state, state, **changed)
+    return updated_state, metrics
 
   return train_step
 

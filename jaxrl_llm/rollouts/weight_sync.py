@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import NamedTuple
 
+import chex
 import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
@@ -166,7 +167,7 @@ def make_weight_sync(
     ValueError: a weight that the sampler's mesh does not divide.
 
   Note:
-    `move` raises WeightSyncError, see `compare`.
+    `move` raises WeightSyncError, see `compare`; and for weights of other shapes or types than `params`, before anything moves.
     On its way a weight takes as much memory on each of the learner's devices as on one of the sampler's. Where the learner's devices are
     no multiple of those that share a copy of the weights, they keep the learner's layout, and `device_put` goes through the host.
   """
@@ -175,10 +176,17 @@ def make_weight_sync(
   placed = param_shardings(sampler, logical_axes, lowered, fields={"tensor": "mesh.sampler_tensor"})
   staged = jax.tree.map(lambda x: x.sharding, params) if staging is learner else param_shardings(staging, logical_axes, lowered)
 
-  def mover(staged: PyTree, placed: PyTree) -> Callable[[Params], Params]:
+  def mover(expected: Params, staged: PyTree, placed: PyTree) -> Callable[[Params], Params]:
     if not jax.tree.leaves(placed):
       return lambda part: part
-    stage = jax.jit(lambda part: (lowered := lower(part), checksums(lowered)), out_shardings=(staged, replicated(staging)))
+
+    @partial(jax.jit, out_shardings=(staged, replicated(staging)))
+    def stage(part: Params) -> tuple[Params, dict[str, Checksum]]:
+      chex.assert_trees_all_equal_shapes_and_dtypes(
+        part, expected, custom_message="weights to send, and those that the sampler was made for", exception_type=WeightSyncError
+      )
+      return (lowered := lower(part)), checksums(lowered)
+
     count = jax.jit(checksums, out_shardings=replicated(sampler))
 
     def moved(part: Params) -> Params:
@@ -189,7 +197,7 @@ def make_weight_sync(
 
     return moved
 
-  trained_mover, frozen_mover = map(mover, partition(staged, trainable), partition(placed, trainable))
+  trained_mover, frozen_mover = map(mover, *(partition(tree, trainable) for tree in (params, staged, placed)))
 
   def move(params: Params, frozen: Params | None, version: int) -> SamplerWeights:
     changed, unchanged = partition(params, trainable)

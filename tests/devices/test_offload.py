@@ -1,8 +1,8 @@
 """Moments in host memory: the same steps, the same guard, and fewer bytes on the devices."""
 
+import chex
 import jax
 import jax.numpy as jnp
-import numpy as np
 import optax
 import pytest
 
@@ -47,8 +47,7 @@ def test_the_same_steps_follow_and_moments_stay_on_the_hosts():
   assert kinds == {"pinned_host"} and not any(map(is_on_host, jax.tree.leaves(state.params)))
   for _ in range(3):
     state, expected = step_of(chain, shardings)(state, True), step_of(plain)(expected, True)
-  assert jax.tree.structure(state) == jax.tree.structure(expected)
-  jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6), state, expected)
+  chex.assert_trees_all_close(state, expected, rtol=1e-6)
   assert jax.tree.map(lambda x: x.sharding, state.opt_state) == shardings.opt_state
   assert sum(map(is_on_host, jax.tree.leaves(state.opt_state))) == 2 * 4
 
@@ -59,7 +58,7 @@ def test_an_update_that_is_not_finite_leaves_the_state_as_it_was():
   state = step_of(chain, shardings)(state, True)
   before = jax.device_get(state.opt_state)
   after = jax.device_get(step_of(chain, shardings)(state, False).opt_state)
-  jax.tree.map(np.testing.assert_array_equal, after, before)
+  chex.assert_trees_all_equal(after, before)
 
 
 def test_a_tensor_waits_until_the_one_two_before_it_is_back():
@@ -91,7 +90,7 @@ def test_a_train_step_keeps_its_moments_on_the_hosts():
       state, _ = step(state, TrainBatch(ids, ids, ids, ones, advantage * ones, ones))
     found[offload] = state
   assert int(found[True].skipped) == 1 and sum(map(is_on_host, jax.tree.leaves(found[True].opt_state))) == 2 * 3
-  jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6), found[True], found[False])
+  chex.assert_trees_all_close(found[True], found[False], rtol=1e-6)
 
 
 def test_where_it_buys_nothing_it_is_refused():

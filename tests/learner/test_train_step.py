@@ -2,6 +2,7 @@
 
 import functools
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -181,7 +182,7 @@ def same_update(found, expected):
   for name, value in metrics.items():
     np.testing.assert_allclose(value, expected_metrics[name], rtol=1e-5, atol=1e-6, err_msg=name)
   scale = float(expected_metrics["actor/grad_norm"])
-  jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5 * scale), gradient, expected_gradient)
+  chex.assert_trees_all_close(gradient, expected_gradient, rtol=1e-7, atol=1e-5 * scale)
 
 
 @pytest.mark.parametrize("name", OBJECTIVES)
@@ -238,6 +239,32 @@ def tiny_setting(**optimizer_settings):
 def bitwise_equal(a, b):
   bits = lambda x: np.frombuffer(np.asarray(x).tobytes(), np.uint8)  # NaN equals NaN, and 0 is not -0.
   jax.tree.map(lambda x, y: np.testing.assert_array_equal(bits(x), bits(y)), a, b)
+
+
+DAPO = objectives.make("dapo")
+SGD, ADAM = optax.sgd(0.1), optax.adam(0.1)
+# Moments that begin in bfloat16, and that the first update makes float32.
+GROWING = optax.GradientTransformation(lambda params: ADAM.init(jax.tree.map(lambda x: x.astype(jnp.bfloat16), params)), ADAM.update)
+MISFITS = {
+  "a loss for each sequence": (
+    {"objective": DAPO._replace(token_loss=lambda *args: ((of := DAPO.token_loss(*args))[0].sum(axis=1, keepdims=True), of[1]))},
+    "one number a token",
+  ),
+  "advantages of sequences": ({"advantages": lambda x: x[:, :1]}, "begins with the axes of its mask"),
+  "rows that do not divide": ({"num_micro_batches": 3}, "micro-batches do not divide the rows"),
+  "moments of another type": ({"optimizer": GROWING}, "would compile again"),
+}
+
+
+@pytest.mark.parametrize("name", MISFITS)
+def test_what_does_not_fit_is_refused_while_the_step_is_traced(name):
+  changes, message = MISFITS[name]
+  state, batch, _ = tiny_setting()
+  change = changes.get("advantages", lambda x: x)
+  objective, optimizer, pieces = (changes.get(*setting) for setting in (("objective", DAPO), ("optimizer", SGD), ("num_micro_batches", 2)))
+  step = make_train_step(bigram_outputs, objective, optimizer, learning_rate=lambda _: 0.1, num_micro_batches=pieces)
+  with pytest.raises(ValueError, match=f"actor: .*{message}"):
+    jax.eval_shape(step, init_state(state.params, optimizer), batch._replace(advantages=change(batch.advantages)))
 
 
 def spoil(field, value):

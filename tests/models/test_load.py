@@ -6,6 +6,7 @@ import pathlib
 import shutil
 import weakref
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -45,10 +46,6 @@ def rewrite(path, change):
   tensors = {name: safetensors.read_tensor(tensor) for name, tensor in stored.items()}
   change(tensors)
   safetensors.write_file(path, {name: (x.shape, x.dtype.name) for name, x in tensors.items()}, tensors.values())
-
-
-def assert_equal(a, b):
-  jax.tree.map(lambda x, y: np.testing.assert_array_equal(np.asarray(x), np.asarray(y)), a, b)
 
 
 def test_every_family_is_recorded():
@@ -95,7 +92,7 @@ def test_weights_and_activations_have_the_dtypes_that_were_asked_for():
   assert {x.dtype for x in (params["final_norm"]["scale"], attention["q_norm"]["scale"], mlp["router"])} == {jnp.dtype("float32")}
   mixed, exact = load(CHECKPOINTS / "qwen3_moe", compute_dtype="bfloat16")
   assert (mixed.config.param_dtype, mixed.config.dtype) == ("float32", "bfloat16")
-  assert_equal(jax.tree.map(lambda x, y: x.astype(y.dtype), exact, params), params)
+  chex.assert_trees_all_equal(jax.tree.map(lambda x, y: x.astype(y.dtype), exact, params), params)
 
 
 def test_stored_bfloat16_arrives_bit_by_bit():
@@ -109,7 +106,7 @@ def test_stored_bfloat16_arrives_bit_by_bit():
 
 def test_a_model_that_is_already_built_gets_the_same_weights(loaded):
   model, params = loaded("smollm2")
-  assert_equal(load_params(CHECKPOINTS / "smollm2", model), params)
+  chex.assert_trees_all_equal(load_params(CHECKPOINTS / "smollm2", model), params)
 
 
 def test_adapters_are_drawn_and_change_nothing_yet():
@@ -131,7 +128,7 @@ def test_weights_of_another_model_are_refused():
 def test_a_mesh_holds_the_same_weights_in_pieces(name, sizes, loaded):
   mesh = make_mesh(data=1, **sizes)
   model, params = load(CHECKPOINTS / name, mesh=mesh)
-  assert_equal(params, loaded(name)[1])
+  chex.assert_trees_all_equal(params, loaded(name)[1])
   expected = param_shardings(mesh, model.logical_axes, params)
   assert jax.tree.all(jax.tree.map(lambda x, sharding: x.sharding.is_equivalent_to(sharding, x.ndim), params, expected))
   if name != "qwen3":
@@ -199,7 +196,7 @@ def test_harmless_tensors_are_passed_over(copy, loaded):
     tensors["model.layers.0.self_attn.rotary_emb.inv_freq"] = np.ones(4, np.float32)
 
   rewrite(folder / "model.safetensors", add)
-  assert_equal(load(folder)[1], loaded("smollm2")[1])
+  chex.assert_trees_all_equal(load(folder)[1], loaded("smollm2")[1])
 
 
 def test_both_layouts_of_experts_give_the_same_weights(copy, loaded):
@@ -212,7 +209,7 @@ def test_both_layouts_of_experts_give_the_same_weights(copy, loaded):
       tensors[f"{name}gate_up_proj"], tensors[f"{name}down_proj"] = np.concatenate([gate, up], axis=1), down
 
   rewrite(folder / "model.safetensors", fuse)
-  assert_equal(load(folder)[1], loaded("qwen3_moe")[1])
+  chex.assert_trees_all_equal(load(folder)[1], loaded("qwen3_moe")[1])
 
 
 def cut(path, num_bytes):
@@ -361,11 +358,10 @@ def test_positions_count_from_0_in_each_sequence(loaded):
 def test_logits_compile_once_for_a_model_and_a_shape(loaded):
   tokens, _ = recorded("qwen3")
   model, params = loaded("qwen3")
-  logits(model, params, tokens)
-  program = loading._compiled(model.logits)
-  before = program._cache_size()
-  logits(model, params, tokens[:, ::-1])
-  assert loading._compiled(model.logits) is program and program._cache_size() == before
+  once = model._replace(logits=chex.assert_max_traces(model.logits, n=1))
+  chex.clear_trace_counter()
+  logits(once, params, tokens)
+  logits(once, params, tokens[:, ::-1])
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 import functools
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -276,7 +277,7 @@ def test_init_follows_its_key_and_no_two_layers_are_alike():
   init = jax.jit(model.init)
   # This kind of key compiles twice as fast.
   first, again, other = (init(jax.random.key(seed, impl="rbg")) for seed in (0, 0, 1))
-  jax.tree.map(np.testing.assert_array_equal, first, again)
+  chex.assert_trees_all_equal(first, again)
   for name in ("q", "k", "v", "o"):
     weight = first["layers"]["attention"][name]
     assert np.abs(weight[0] - weight[1]).max() > 0.01

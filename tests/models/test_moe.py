@@ -2,6 +2,7 @@
 
 import functools
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -52,8 +53,7 @@ def test_dispatch_is_every_expert_on_every_token(rng):
   np.testing.assert_allclose(dispatch(x, gates, experts, weights), dense_oracle(x, gates, experts, weights), atol=1e-5)
   loss = lambda f: lambda x, gates, weights: jnp.sum(jnp.sin(f(x, gates, experts, weights)))
   ours, theirs = (jax.grad(loss(f), argnums=(0, 1, 2))(x, gates, weights) for f in (dispatch, dense_oracle))
-  for a, b in zip(jax.tree.leaves(ours), jax.tree.leaves(theirs), strict=True):
-    np.testing.assert_allclose(a, b, atol=2e-5)
+  chex.assert_trees_all_close(ours, theirs, rtol=1e-7, atol=2e-5)
 
 
 def test_experts_on_several_devices_add_up(rng):
@@ -177,8 +177,7 @@ def test_a_mesh_changes_nothing(sizes):
   (_, expected), expected_grads = jax.jit(jax.value_and_grad(loss(model), has_aux=True))(params, *rows)
   np.testing.assert_allclose(out.logits, expected.logits, atol=1e-4)
   assert np.array_equal(out.routing, expected.routing)
-  for a, b in zip(jax.tree.leaves(grads), jax.tree.leaves(expected_grads), strict=True):
-    np.testing.assert_allclose(a, b, atol=1e-6)
+  chex.assert_trees_all_close(grads, expected_grads, rtol=1e-7, atol=1e-6)
 
 
 def test_rows_that_a_mesh_does_not_divide_lie_on_every_device():
@@ -201,8 +200,7 @@ def test_slots_may_lie_on_several_devices(shape, rng):
   (_, y), grads = jax.jit(jax.value_and_grad(loss(spread), argnums=(0, 1, 2), has_aux=True))(x, gates, weights)
   (_, expected), expected_grads = jax.jit(jax.value_and_grad(loss(flat), argnums=(0, 1, 2), has_aux=True))(x, gates, weights)
   np.testing.assert_allclose(y, expected, rtol=1e-5, atol=1e-5)
-  for a, b in zip(jax.tree.leaves(grads), jax.tree.leaves(expected_grads), strict=True):
-    np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4)
+  chex.assert_trees_all_close(grads, expected_grads, rtol=1e-4, atol=1e-4)
 
 
 def test_the_balance_loss_is_a_loop_over_tokens_and_experts(rng):

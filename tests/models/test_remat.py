@@ -2,6 +2,7 @@
 
 import functools
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -30,7 +31,7 @@ def gradient_of(shape: str, policy: str):
 def test_no_policy_changes_the_loss_or_a_gradient(shape, policy):
   (loss, grads, _), (same_loss, same_grads, _) = gradient_of(shape, "none"), gradient_of(shape, policy)
   np.testing.assert_allclose(same_loss, loss, rtol=1e-6)
-  jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6), same_grads, grads)
+  chex.assert_trees_all_close(same_grads, grads, rtol=1e-5, atol=1e-6)
 
 
 def test_the_less_is_kept_the_less_memory_it_takes():

@@ -1,5 +1,6 @@
 """Weights on their way from the learner's devices to the sampler's: what arrives, where, and over which path."""
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -41,7 +42,7 @@ def test_what_arrives_is_what_left_in_the_samplers_dtype(meshes):
   params, sync, sampler = synced(meshes, dtype="bfloat16")
   arrived = sync.move(params, None, 3)
   assert arrived.version == 3
-  jax.tree.map(lambda x, y: np.testing.assert_array_equal(np.asarray(x.astype(y.dtype)), np.asarray(y)), params, arrived.params)
+  chex.assert_trees_all_equal(jax.tree.map(lambda x, y: x.astype(y.dtype), params, arrived.params), arrived.params)
   assert arrived.params["layers"]["mlp"]["gate"].dtype == jnp.bfloat16
   assert arrived.params["final_norm"]["scale"].dtype == jnp.float32  # Norms compute in float32.
   of = lambda tree: jax.tree.map(lambda x: (x.shape, x.dtype, x.sharding), tree)
@@ -66,7 +67,7 @@ def test_a_layout_that_the_learner_cannot_have_still_arrives(monkeypatch):
   """Five devices cannot hold two halves each whole: here the host helps."""
   monkeypatch.setattr(jax, "device_count", lambda: 7)
   params, sync, _ = synced({"sampler": 2, "sampler_tensor": 2}, dtype="float32")
-  jax.tree.map(lambda x, y: np.testing.assert_array_equal(np.asarray(x), np.asarray(y)), params, sync.move(params, None, 0).params)
+  chex.assert_trees_all_equal(params, sync.move(params, None, 0).params)
 
 
 def test_under_adapters_the_base_moves_once():
@@ -120,6 +121,14 @@ def test_a_poisoned_weight_is_refused_by_name(monkeypatch):
   tampered(monkeypatch, lambda name, x: x.at[0, 0, 0].add(0.5) if name == "layers/mlp/gate" else x)
   with pytest.raises(WeightSyncError, match=r"^layers/mlp/gate: the learner sent \w{8}, the sampler holds \w{8}; 1 of \d+ weights"):
     sync.move(params, None, 1)
+
+
+@pytest.mark.parametrize("change", [lambda x: x.astype("float16"), lambda x: x[..., :1]], ids=["dtype", "shape"])
+def test_weights_of_another_model_are_refused_before_they_move(monkeypatch, change):
+  params, sync, _ = synced({"sampler": 4}, dtype="bfloat16")
+  monkeypatch.setattr(jax, "device_put", None)
+  with pytest.raises(WeightSyncError, match="weights to send, and those that the sampler was made for"):
+    sync.move(params | {"final_norm": jax.tree.map(change, params["final_norm"])}, None, 1)
 
 
 def test_a_push_that_leaves_one_weight_old_is_refused(monkeypatch):

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from types import SimpleNamespace
 from typing import NamedTuple
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -124,7 +125,7 @@ def test_groups_are_consecutive_and_their_samples_differ():
 def test_draws_follow_the_key_and_nothing_else():
   _, params = nano()
   again = jax.device_get(sampler_of()(params, *make_prompts(PROMPT_LENGTHS, NUM_SLOTS), jax.random.key(0)))
-  jax.tree.map(np.testing.assert_array_equal, again, rollouts_of())
+  chex.assert_trees_all_equal(again, rollouts_of())
   assert np.mean(rollouts_of(seed=1).tokens != again.tokens) > 0.5
 
 

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import chex
 import orbax.checkpoint as ocp
 
 from jaxrl_llm.devices import hosts
@@ -57,6 +58,7 @@ def restore_latest(
   try:
     with ocp.Checkpointer(ocp.CompositeCheckpointHandler()) as checkpointer:
       restored = checkpointer.restore(directory / str(whole), args=args)
+    chex.assert_trees_all_equal_shapes_and_dtypes(restored["arrays"], abstract_arrays)
   except Exception as error:  # Orbax raises at least five unrelated types where shapes differ.
     reason = str(error).strip().splitlines()[0][:200] if str(error).strip() else type(error).__name__
     raise ValueError(f"checkpoint {directory / str(whole)} cannot be restored ({reason}); is it of a run with another model?") from error

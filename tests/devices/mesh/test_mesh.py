@@ -3,6 +3,7 @@
 import dataclasses
 from functools import partial
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -268,7 +269,7 @@ def test_slots_are_split_over_context(rng):
   mesh = mesh_lib.make_mesh(data=2, fsdp=2, context=2)
   batch = {"a": rng.standard_normal((8, 6, 3)).astype(np.float32), "b": np.arange(24).reshape(4, 6), "c": None}
   placed = mesh_lib.place_tokens(mesh, batch)
-  jax.tree.map(np.testing.assert_array_equal, placed, batch)
+  chex.assert_trees_all_equal(placed, batch)
   assert {shard.data.shape for shard in placed["a"].addressable_shards} == {(2, 3, 3)}
   assert {shard.data.shape for shard in placed["b"].addressable_shards} == {(1, 3)}
   with pytest.raises(ValueError, match=r"mesh.context=2 does not divide the slots of x/y, which has shape \(4, 5\); choose .* divides 5"):
@@ -286,7 +287,7 @@ def test_each_of_several_processes_places_its_own_pieces(place, monkeypatch, rng
   monkeypatch.setattr(jax, "process_count", lambda: 2)
   monkeypatch.setattr(jax, "device_put", None)
   found = place(mesh, batch)
-  jax.tree.map(np.testing.assert_array_equal, found, expected)
+  chex.assert_trees_all_equal(found, expected)
   assert jax.tree.map(lambda x: x.sharding, found) == jax.tree.map(lambda x: x.sharding, expected)
 
 
@@ -294,7 +295,7 @@ def test_rows_are_split_over_data_and_fsdp_only(rng):
   mesh = mesh_lib.make_mesh(data=2, fsdp=2, tensor=2)
   batch = {"a": rng.standard_normal((8, 3)).astype(np.float32), "b": np.arange(4)}
   placed = mesh_lib.place_rows(mesh, batch)
-  jax.tree.map(np.testing.assert_array_equal, placed, batch)
+  chex.assert_trees_all_equal(placed, batch)
   assert {shard.data.shape for shard in placed["a"].addressable_shards} == {(2, 3)}
   assert {shard.data.shape for shard in placed["b"].addressable_shards} == {(1,)}
   assert {shard.data.shape for shard in jax.device_put(jnp.ones((2, 2)), mesh_lib.replicated(mesh)).addressable_shards} == {(2, 2)}
