@@ -15,7 +15,6 @@
 All are cheap to import: what needs sympy or reasoning-gym imports it when it is first called.
 """
 
-import difflib
 import inspect
 from collections.abc import Callable
 

@@ -1,6 +1,5 @@
 """What a policy is trained on: problems, how they are written as tokens, and demonstrations. NumPy and text; no JAX."""
 
-import difflib
 import functools
 import inspect
 import os
