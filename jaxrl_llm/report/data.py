@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from jaxrl_llm.config.fields import flatten
 from jaxrl_llm.report.page import strict
 from jaxrl_llm.workdir import metrics
 
@@ -132,19 +133,6 @@ def _thin_sample(row: Mapping[str, Any], *, keep_tokens: bool) -> dict[str, Any]
     elif keep_tokens and isinstance(value, list):
       out[name] = [float(f"{item:.4g}") if isinstance(item, float) else item for item in value]
   return out
-
-
-def flatten(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-  """Nested settings by dotted name.
-
-  Example:
-    >>> flatten({"objective": {"name": "gspo"}, "seed": 1})
-    {'objective.name': 'gspo', 'seed': 1}
-  """
-  flat = {}
-  for name, value in tree.items():
-    flat |= flatten(value, f"{prefix}{name}.") if isinstance(value, dict) else {f"{prefix}{name}": value}
-  return flat
 
 
 def read_object(path: Path) -> dict[str, Any]:

@@ -7,7 +7,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from jaxrl_llm.report.data import flatten, read_object
+from jaxrl_llm.config.fields import flatten
+from jaxrl_llm.report.data import read_object
 from jaxrl_llm.workdir import metrics
 
 MARKS = ("config.json", "metrics.jsonl", "summary.json")

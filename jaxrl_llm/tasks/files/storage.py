@@ -7,7 +7,8 @@ import pathlib
 import shutil
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import tensorflow_datasets as tfds
@@ -144,8 +145,9 @@ def open_split(builder: tfds.core.GeneratorBasedBuilder, split: str) -> Sequence
 
 def _read_split(builder, split: str) -> list[Row]:
   source = open_split(builder, split)
-  return [{name: _plain(value) for name, value in row.items()} for row in source.__getitems__(range(len(source)))]
+  return list(map(plain, source.__getitems__(range(len(source)))))
 
 
-def _plain(value) -> str | int:
-  return value.decode("utf-8") if isinstance(value, bytes) else int(value)
+def plain(row: Mapping[str, Any]) -> Row:
+  """Returns a stored row with texts and whole numbers of Python's own types."""
+  return {name: value.decode("utf-8") if isinstance(value, bytes) else int(value) for name, value in row.items()}

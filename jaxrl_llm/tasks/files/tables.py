@@ -84,17 +84,13 @@ class StoredRows(Sequence):
   def __getitem__(self, index):
     if isinstance(index, slice):
       return [self[i] for i in range(*index.indices(len(self)))]
-    return self._finish(_plain(self._source[int(self._indices[index])]))
+    return self._finish(storage.plain(self._source[int(self._indices[index])]))
 
   def __iter__(self) -> Iterator[Row]:
     get_many = getattr(self._source, "__getitems__", lambda indices: [self._source[i] for i in indices])
     for start in range(0, len(self), _AT_ONCE):  # Several times as fast as one by one.
       for row in get_many([int(i) for i in self._indices[start : start + _AT_ONCE]]):
-        yield self._finish(_plain(row))
-
-
-def _plain(row: Mapping[str, Any]) -> Row:
-  return {name: value.decode("utf-8") if isinstance(value, bytes) else int(value) for name, value in row.items()}
+        yield self._finish(storage.plain(row))
 
 
 def key_of(files: Sequence[str | os.PathLike], settings: Any) -> str:
