@@ -129,7 +129,8 @@ def reinforce(this: Run) -> None:
 
     this.phases.begin("reward", waits_for=this.grader.waits_for)
     batch, refill_metrics = refill(this, assess(this, drawn), step)
-    batch = leave_out(this, batch._replace(rewards=this.phases.poison("reward", batch.rewards)))
+    totals = this.phases.poison("reward", batch.graded.totals)
+    batch = leave_out(this, batch._replace(graded=batch.graded._replace(totals=totals)))
     stop_if_preempted(this, began)
 
     this.phases.begin("old_logprobs")

@@ -300,7 +300,8 @@ def test_a_run_whose_updates_are_not_finite_stops(tmp_path, capsys, monkeypatch)
   def poisoned(*args, **kwargs):
     batch = assess(*args, **kwargs)
     calls.append(len(calls))
-    return batch if len(calls) <= 2 else batch._replace(rewards=batch.rewards * np.float32("nan"))
+    totals = batch.graded.totals * np.float32("nan" if len(calls) > 2 else 1)
+    return batch._replace(graded=batch.graded._replace(totals=totals))
 
   with monkeypatch.context() as patch:
     patch.setattr(train.batch_lib, "assess", poisoned)

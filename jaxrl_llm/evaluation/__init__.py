@@ -9,7 +9,7 @@
 Each is averaged over problems, with a bootstrap interval over problems.
 """
 
-from jaxrl_llm.evaluation.answers import AnswerFn, answer_reader
+from jaxrl_llm.evaluation.answers import Answer, AnswerFn, answer_reader
 from jaxrl_llm.evaluation.intervals import Interval, bootstrap_interval
 from jaxrl_llm.evaluation.metric_names import MetricName, parse_metric
 from jaxrl_llm.evaluation.rating import Rating, estimate_rating, solve_probability
@@ -18,6 +18,7 @@ from jaxrl_llm.evaluation.samples import SampleRow, read_samples, write_samples
 from jaxrl_llm.evaluation.summary import Estimate, Summary, estimate, per_problem, short_name, summarise, table, to_json
 
 __all__ = [
+  "Answer",
   "AnswerFn",
   "Estimate",
   "Interval",

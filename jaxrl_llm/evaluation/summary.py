@@ -2,7 +2,7 @@
 
 import re
 from collections import Counter
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Hashable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -60,16 +60,13 @@ def per_problem(
   metric: str | MetricName,
   scores: Float[np.ndarray, "n s"],
   answers: Sequence[Sequence[str | None]] | None = None,
-  *,
-  key: Callable[[str], Hashable] = str.strip,
 ) -> Float[np.ndarray, " n"]:
   """A metric's number for each problem.
 
   Args:
     metric: its name, such as `pass@k:k=1&n=16`.
     scores: 1 where a sample is right, else 0, or a number between for credit in part, which is no pass; NaN where nobody knows.
-    answers: the extracted answers, for `maj@n`.
-    key: what makes two answers one, for `maj@n`.
+    answers: the extracted answers, for `maj@n`; equal but for spaces around them, they are one.
 
   Raises:
     ValueError: a metric that the samples do not allow.
@@ -85,7 +82,7 @@ def per_problem(
     return pass_at_k(np.where(np.isnan(scores), np.nan, scores >= 1), metric.k, metric.n)
   if answers is None:
     raise ValueError(f"{metric}: found no extracted answers, expected them: a majority is one of answers")
-  return maj_at_n(answers, scores, metric.n, key=key)
+  return maj_at_n(answers, scores, metric.n)
 
 
 def estimate(
@@ -93,7 +90,6 @@ def estimate(
   scores: Float[np.ndarray, "n s"],
   answers: Sequence[Sequence[str | None]] | None = None,
   *,
-  key: Callable[[str], Hashable] = str.strip,
   seed: int = 0,
 ) -> Estimate:
   """A metric of all problems, with its interval; `per_problem` has the arguments.
@@ -102,10 +98,9 @@ def estimate(
     metric: see there.
     scores: see there.
     answers: see there.
-    key: see there.
     seed: of the bootstrap.
   """
-  values = per_problem(metric, scores, answers, key=key)
+  values = per_problem(metric, scores, answers)
   known = int(np.sum(~np.isnan(values)))
   interval = bootstrap_interval(values, seed=seed) if known else (None, None, None)
   return Estimate(str(metric), *interval, problems=known)
@@ -118,7 +113,6 @@ def summarise(
   lengths: Int[np.ndarray, "n s"],
   stopped: Bool[np.ndarray, "n s"],
   answers: Sequence[Sequence[str | None]] | None = None,
-  key: Callable[[str], Hashable] = str.strip,
   levels: Sequence[Hashable] | Int[np.ndarray, " n"] = (),
   problem_ratings: Float[np.ndarray, " n"] | None = None,
   causes: Sequence[str] = (),
@@ -132,7 +126,6 @@ def summarise(
     lengths: responses, in tokens.
     stopped: whether a response ended by itself.
     answers: the extracted answers, for `maj@n`.
-    key: what makes two answers one.
     levels: difficulty of each problem; empty where there is none.
     problem_ratings: CodeForces' of each problem, for the rating estimate; NaN for an unrated one.
     causes: of each sample that failed, why.
@@ -154,7 +147,7 @@ def summarise(
     rated = ~np.isnan(solved) & ~np.isnan(problem_ratings)
     rating = estimate_rating(problem_ratings[rated], solved[rated]) if rated.any() else None
   return Summary(
-    metrics=tuple(estimate(metric, scores, answers, key=key, seed=seed) for metric in metrics),
+    metrics=tuple(estimate(metric, scores, answers, seed=seed) for metric in metrics),
     levels=by_level(solved, levels) if len(levels) else {},
     problems=scores.shape[0],
     samples=scores.shape[1],

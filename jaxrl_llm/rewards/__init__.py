@@ -8,6 +8,7 @@
 | `choice` | the letter chosen is the right one |
 | `gym` | reasoning-gym's verifier says so |
 | `pattern` | a regular expression matches |
+| `code_tests` | the program in the response passes all tests |
 | `answer_form`, `tags` | the response has the form that was asked for |
 | `length_target`, `cosine_length`, `soft_overlong` | (numbers for the length in tokens) |
 | `imported` | (a Python function of your own) |
@@ -15,25 +16,26 @@
 All are cheap to import: what needs sympy or reasoning-gym imports it when it is first called.
 """
 
+import functools
 import inspect
 from collections.abc import Callable
 
 from jaxrl_llm.messages import did_you_mean
 from jaxrl_llm.rewards.answer_form import answer_form
-from jaxrl_llm.rewards.choice import choice
+from jaxrl_llm.rewards.choice import choice, chosen_letter
 from jaxrl_llm.rewards.exact_match import exact_match
-from jaxrl_llm.rewards.extraction import stated_answers
-from jaxrl_llm.rewards.final_answer import final_answer
-from jaxrl_llm.rewards.final_number import final_number
+from jaxrl_llm.rewards.extraction import answer_at, stated_answers
+from jaxrl_llm.rewards.final_answer import final_answer, hashed_answer
+from jaxrl_llm.rewards.final_number import final_number, number_text
 from jaxrl_llm.rewards.gym import gym
 from jaxrl_llm.rewards.imported import imported
-from jaxrl_llm.rewards.maths import maths
-from jaxrl_llm.rewards.outcome import CAUSES, CallFn, Graded, Outcome, attempt, call_here, failure_metrics, grade
+from jaxrl_llm.rewards.maths import maths, maths_answer
+from jaxrl_llm.rewards.outcome import CAUSES, CallFn, Graded, Outcome, WeightedReward, attempt, call_here, failure_metrics, grade
 from jaxrl_llm.rewards.pattern import pattern
 from jaxrl_llm.rewards.plain_numbers import answer_key
-from jaxrl_llm.rewards.scoring import WeightedReward, score
+from jaxrl_llm.rewards.sandbox.grading import code_deadline_s, code_tests
 from jaxrl_llm.rewards.soft_overlong import soft_overlong
-from jaxrl_llm.rewards.spec import RewardSpec
+from jaxrl_llm.rewards.spec import Reward, RewardSpec
 from jaxrl_llm.rewards.tags import tags
 from jaxrl_llm.rewards.token_length import cosine_length, length_target
 from jaxrl_llm.text_types import RewardFn
@@ -44,6 +46,7 @@ __all__ = [
   "CallFn",
   "Graded",
   "Outcome",
+  "Reward",
   "RewardSpec",
   "WeightedReward",
   "answer_form",
@@ -54,6 +57,7 @@ __all__ = [
   "choice",
   "cosine_length",
   "exact_match",
+  "extractor",
   "failure_metrics",
   "final_answer",
   "final_number",
@@ -64,28 +68,29 @@ __all__ = [
   "make",
   "maths",
   "pattern",
-  "score",
   "soft_overlong",
   "stated_answers",
   "tags",
   "weighted",
 ]
 
-REWARDS: dict[str, Callable[..., RewardFn]] = {
-  "answer_form": lambda: answer_form,
-  "choice": choice,
-  "cosine_length": cosine_length,
-  "exact_match": exact_match,
-  "final_answer": lambda: final_answer,
-  "final_number": lambda: final_number,
-  "gym": gym,
-  "imported": imported,
-  "length_target": length_target,
-  "maths": maths,
-  "pattern": pattern,
-  "soft_overlong": soft_overlong,
-  "tags": tags,
+REWARDS: dict[str, Reward] = {
+  "answer_form": Reward(answer_form, is_factory=False, is_safe=True),
+  "choice": Reward(choice, extract=chosen_letter),
+  "code_tests": Reward(code_tests, deadline_s=code_deadline_s, section="sandbox"),
+  "cosine_length": Reward(cosine_length),
+  "exact_match": Reward(exact_match, extract=answer_at),
+  "final_answer": Reward(final_answer, is_factory=False, extract=hashed_answer, is_safe=True),
+  "final_number": Reward(final_number, is_factory=False, extract=number_text, is_safe=True),
+  "gym": Reward(gym, extract=answer_at),
+  "imported": Reward(imported),
+  "length_target": Reward(length_target),
+  "maths": Reward(maths, extract=maths_answer, imports=("math_verify",)),
+  "pattern": Reward(pattern),
+  "soft_overlong": Reward(soft_overlong, is_safe=True),
+  "tags": Reward(tags),
 }
+"""The rewards by name. A new one is a file and its row here: what else must be known of it stands in the row."""
 
 
 def make(name: str, **settings) -> RewardFn:
@@ -109,14 +114,15 @@ def make(name: str, **settings) -> RewardFn:
   """
   if name not in REWARDS:
     raise ValueError(f"reward: found {name!r}, expected one of {', '.join(REWARDS)}{did_you_mean(name, REWARDS)}")
-  parameters = inspect.signature(REWARDS[name]).parameters
+  reward = REWARDS[name]
+  parameters = inspect.signature(reward.judge).parameters if reward.is_factory else {}
   required = {key for key, parameter in parameters.items() if parameter.default is parameter.empty}
   if not required <= set(settings) <= set(parameters):
     unknown = sorted(set(settings) - set(parameters))
     hint = did_you_mean(unknown[0], parameters) if unknown else ""
     optional = f" and perhaps {sorted(set(parameters) - required)}" if required < set(parameters) else ""
     raise ValueError(f"reward {name!r}: found settings {sorted(settings)}, expected {sorted(required)}{optional}{hint}")
-  return REWARDS[name](**settings)
+  return reward.judge(**settings) if reward.is_factory else reward.judge
 
 
 def build(spec: RewardSpec) -> RewardFn:
@@ -133,3 +139,25 @@ def build(spec: RewardSpec) -> RewardFn:
     'soft_overlong_penalty'
   """
   return make(spec.name, **spec.settings)
+
+
+def extractor(spec: RewardSpec) -> Callable[[str], str | None] | None:
+  """The function that reads out of a response's text the answer that a reward judges.
+
+  Args:
+    spec: the reward.
+
+  Returns:
+    The function; None for a reward that judges something other than an answer.
+
+  Example:
+    >>> extractor(RewardSpec("exact_match", {"answer_in": "last_line"}))("It rains.\\nParis")
+    'Paris'
+  """
+  reward = REWARDS.get(spec.name)
+  if reward is None or reward.extract is None:
+    return None
+  settings, own = {}, inspect.signature(reward.judge).parameters
+  for name in list(inspect.signature(reward.extract).parameters)[1:]:
+    settings[name] = spec.settings.get(name, own[name].default)
+  return functools.partial(reward.extract, **settings)

@@ -1,5 +1,6 @@
 """Right or wrong, by the letter of a multiple-choice answer."""
 
+import functools
 import re
 from collections.abc import Mapping
 from typing import Any
@@ -7,6 +8,8 @@ from typing import Any
 from jaxrl_llm.rewards.exact_match import text_of
 from jaxrl_llm.rewards.extraction import answer_part, stated_answers
 from jaxrl_llm.text_types import Completion, RewardFn
+
+_TEXT_COMMAND = re.compile(r"\\(?:text|textbf|mathrm|mathbf|rm|bf)\b")
 
 
 def choice(*, letters: str = "ABCDEFGHIJ", field: str = "answer", require_stop: bool = True) -> RewardFn:
@@ -34,27 +37,44 @@ def choice(*, letters: str = "ABCDEFGHIJ", field: str = "answer", require_stop: 
   """
   if len(letters) < 2 or len(set(letters)) != len(letters) or not re.fullmatch("[A-Z]+", letters):
     raise ValueError(f"choice: found {letters=}, expected two or more different upper-case letters")
-  # A letter that stands by itself. "A" with a word behind it is an article: "A dog (B)".
-  alone = re.compile(
-    rf"[(\[]\s*([{letters}{letters.lower()}])\s*[)\]]|(?<![\w'$\\])([{letters}])(?=[).:,;]|\s*$|\s*[*}}$]|\s+(?:or|and|[-\u2013\u2014])\b|\s+[-\u2013\u2014=])"
-  )
-  text_command = re.compile(r"\\(?:text|textbf|mathrm|mathbf|rm|bf)\b")
-
-  def chosen(answer: str) -> set[str]:
-    answer = text_command.sub("", answer).replace("{", " ").replace("}", " ").strip()
-    if len(answer) == 1 and answer.upper() in letters:
-      return {answer.upper()}
-    return {(bracketed or bare).upper() for bracketed, bare in alone.findall(answer)}
-
   def choice_reward(completion: Completion, example: Mapping[str, Any]) -> float:
     gold = _gold(text_of(example, field, "choice"), letters)
     if require_stop and not completion.stopped:
       return 0.0
-    stated = stated_answers(completion.text)
-    found = set().union(*map(chosen, stated)) if stated else _last_line(completion.text, letters)
-    return float(found == {gold})
+    return float(chosen_letter(completion.text, letters) == gold)
 
   return choice_reward
+
+
+def chosen_letter(text: str, letters: str) -> str | None:
+  """The letter of the one option that a response chooses; None where it chooses none or several.
+
+  Args:
+    text: the response.
+    letters: of the options, upper case.
+
+  Example:
+    >>> chosen_letter("Both are odd, so the answer is (B).", "ABCD")
+    'B'
+  """
+  stated = stated_answers(text)
+  chosen = set().union(*(_letters_in(answer, letters) for answer in stated)) if stated else _last_line(text, letters)
+  return chosen.pop() if len(chosen) == 1 else None
+
+
+def _letters_in(answer: str, letters: str) -> set[str]:
+  answer = _TEXT_COMMAND.sub("", answer).replace("{", " ").replace("}", " ").strip()
+  if len(answer) == 1 and answer.upper() in letters:
+    return {answer.upper()}
+  return {(bracketed or bare).upper() for bracketed, bare in _alone(letters).findall(answer)}
+
+
+@functools.cache
+def _alone(letters: str) -> re.Pattern:
+  """A letter that stands by itself. "A" with a word behind it is an article: "A dog (B)"."""
+  return re.compile(
+    rf"[(\[]\s*([{letters}{letters.lower()}])\s*[)\]]|(?<![\w'$\\])([{letters}])(?=[).:,;]|\s*$|\s*[*}}$]|\s+(?:or|and|[-\u2013\u2014])\b|\s+[-\u2013\u2014=])"
+  )
 
 
 def _last_line(text: str, letters: str) -> set[str]:

@@ -126,6 +126,16 @@ def _only(found: list[str]) -> str | None:
   return found[0] if len(set(found)) == 1 else None
 
 
+def answer_at(text: str, answer_in: str) -> str | None:
+  """The answer at a place of a response; None where it is not there.
+
+  Args:
+    text: the response.
+    answer_in: see `place`.
+  """
+  return place(answer_in)(text)
+
+
 PLACES: dict[str, Callable[[str], str | None]] = {
   "whole": lambda text: text,
   "last_line": lambda text: text.rstrip().rpartition("\n")[2],

@@ -28,5 +28,15 @@ def final_answer(completion: Completion, example: Mapping[str, Any]) -> float:
     A response that ran into the token budget scores 0 even if it shows the answer: what it would have written next is unknown, and
     rewarding it would teach a policy not to stop.
   """
-  last_line = completion.text.rpartition("\n")[2]
-  return float(completion.stopped and last_line == f"#{example['answer']}" and completion.text.count("#") == 1)
+  return float(completion.stopped and hashed_answer(completion.text) == str(example["answer"]))
+
+
+def hashed_answer(text: str) -> str | None:
+  """What follows `#` in the last line; None where the last line does not begin with it, or where there is another `#`.
+
+  Example:
+    >>> hashed_answer("7+8=15\\n#15")
+    '15'
+  """
+  last_line = text.rpartition("\n")[2]
+  return last_line[1:] if last_line.startswith("#") and text.count("#") == 1 else None

@@ -44,15 +44,24 @@ def final_number(completion: Completion, example: Mapping[str, Any]) -> float:
   expected = _NUMBERS.fullmatch(str(example["answer"]))
   if expected is None:
     raise ValueError(f"final_number: found the answer {str(example['answer'])[:80]!r}, expected a number such as '-12', '1200' or '0.75'")
-  text = completion.text
-  if len(text) > _MAX_CHARS:
-    text = text[-_MAX_CHARS:].lstrip("0123456789,.")  # What may be the second half of a number.
-  found = _stated(text)
-  return float(completion.stopped and found is not None and found == _value(expected[0]))
+  stated = _stated(completion.text)
+  return float(completion.stopped and stated is not None and stated == _value(expected[0]))
+
+
+def number_text(text: str) -> str | None:
+  """The number that a response gives as its answer, in one spelling for equal numbers; None where it has none.
+
+  Example:
+    >>> number_text("so\\n#### $1,200.00")
+    '1200'
+  """
+  stated = _stated(text)
+  return None if stated is None else format(stated.normalize(), "f")
 
 
 def _stated(text: str) -> Decimal | None:
-  """The number that a response gives as its answer; None where it has none."""
+  if len(text) > _MAX_CHARS:
+    text = text[-_MAX_CHARS:].lstrip("0123456789,.")  # What may be the second half of a number.
   text = text.replace("\u2212", "-")  # The typographic minus.
   announced, numbers = _ANNOUNCED.findall(text), _NUMBERS.findall(text)
   found = (announced or numbers)[-1:]

@@ -6,14 +6,11 @@ from typing import Any
 from ml_collections import ConfigDict
 
 from jaxrl_llm import rewards
-from jaxrl_llm.rewards import RewardSpec, WeightedReward, model, sandbox
-from jaxrl_llm.rewards.grader import CODE
+from jaxrl_llm.rewards import REWARDS, RewardSpec, WeightedReward, model, weighted
 from jaxrl_llm.rewards.terms import parse_settings, parse_terms
 from jaxrl_llm.tasks import Task
 from jaxrl_llm.tasks.mixture import routed
 from jaxrl_llm.text_types import Completion
-
-_HARMLESS = ("answer_form", "final_answer", "final_number", "soft_overlong")  # Rewards of ours that neither hang nor crash.
 
 
 def make_rewards(task: Task, config: ConfigDict) -> list[WeightedReward]:
@@ -44,7 +41,7 @@ def make_rewards(task: Task, config: ConfigDict) -> list[WeightedReward]:
   if section.form_weight:
     if task.form_reward is None:
       raise ValueError(f"config.reward.form_weight={section.form_weight}: task {task.name} has no reward for the form, expected 0")
-    terms.append(WeightedReward(task.form_reward, rewards.make(task.form_reward), section.form_weight, shapes=True))
+    terms.append(weighted(task.form_reward, RewardSpec(task.form_reward), section.form_weight, shapes=True))
   if section.overlong_buffer:
     penalty = rewards.soft_overlong(config.rollout.max_new_tokens, section.overlong_buffer)
     terms.append(WeightedReward("soft_overlong", penalty, shapes=True))
@@ -55,24 +52,21 @@ def make_rewards(task: Task, config: ConfigDict) -> list[WeightedReward]:
 
 
 def _term(task: Task, name: str, config: ConfigDict, settings: Mapping[str, Any]) -> WeightedReward:
-  """What judges the task's responses: our own code that cannot hang is called here, and all else in processes that may be killed."""
+  """What judges the task's responses: the task's own function, or one by name with its settings from the config."""
   if name in task.verifiers:
     return WeightedReward(name, task.verifiers[name])
-  if name in _HARMLESS:
-    return WeightedReward(name, rewards.make(name, **settings))
-  if name == CODE:
-    settings = config.sandbox.to_dict() | dict(settings)
-    if settings["backend"] == "off":
-      raise ValueError(
-        f"config.sandbox.backend: found 'off', but the reward of task {task.name} runs the programs that the policy writes; expected "
-        f"'auto' or another of {', '.join(sandbox.BACKENDS)}"
-      )
-    try:
-      return WeightedReward(name, sandbox.code_tests(**settings), spec=RewardSpec(CODE, settings))
-    except ValueError as error:
-      raise ValueError(f"config.sandbox: {error}") from error
-  spec = spec_of(name, settings)
-  return WeightedReward(name, rewards.build(spec), spec=spec)
+  section = _section(name)
+  if section is None:
+    return weighted(name, spec_of(name, settings))
+  try:
+    return weighted(name, spec_of(name, config[section].to_dict() | dict(settings)))
+  except ValueError as error:
+    raise ValueError(f"config.{section}: reward {name!r} of task {task.name}: {error}") from error
+
+
+def _section(name: str) -> str | None:
+  """The section of a config that has settings of a reward."""
+  return REWARDS[name].section if name in REWARDS else None
 
 
 def spec_of(name: str, settings: Mapping[str, Any]) -> RewardSpec:
@@ -102,7 +96,7 @@ def problems(config: ConfigDict) -> Iterator[str]:
   named = {"task.reward": [config.task.reward] if config.task.reward is not None else [], "reward.terms": list(weights)}
   for field, names in named.items():
     for name in names:
-      if ":" in name or name == CODE:
+      if ":" in name or _section(name) is not None:
         continue
       try:
         rewards.make(name, **settings.get(name, {}))

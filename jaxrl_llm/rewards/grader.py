@@ -4,23 +4,17 @@ from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import Any
 
-from jaxrl_llm.rewards import WeightedReward
-from jaxrl_llm.rewards.outcome import Outcome, call_here
+from jaxrl_llm.rewards import REWARDS, Outcome, RewardSpec, WeightedReward, call_here
 from jaxrl_llm.rewards.workers import Function, Job, Pool, open_pool
 from jaxrl_llm.text_types import Completion
-
-CODE = "code_tests"
-"""The name of the reward that runs a response's program; it lives in the sandbox."""
-
-_IMPORTS = {"maths": ("math_verify",)}  # Loaded when a worker starts: a second that is not to count against the first answer's deadline.
-_MARGIN_SECONDS = 30.0  # For what surrounds the tests of a program.
 
 
 class Grader:
   """Calls reward functions, as `rewards.grade` wants it: `(term, completions, examples) -> outcomes`.
 
-  Terms with a spec are called by a pool of worker processes, which is opened at once if there are any; those without one here. A term with
-  routes gives each response to the route that its example names. A context manager, which closes the pool.
+  Terms without a spec, and those whose reward is safe, are called in this process; all others by a pool of worker processes, which is
+  opened at once if there are any. A term with routes gives each response to the route that its example names. A context manager, which
+  closes the pool.
 
   Args:
     terms: of the reward.
@@ -47,23 +41,18 @@ class Grader:
     self.pool: Pool | None = None
     limits = dict(num_workers=num_workers, timeout_s=timeout_s, max_chars=max_chars, memory_gb=memory_gb, cache_size=cache_size)
     flat = [route for term in terms for route in (term.routes or (term,))]
-    if functions := {term.name: _function(term) for term in flat if term.spec is not None}:
+    if functions := {term.name: _function(term.spec) for term in flat if not _stays_here(term)}:
       self.pool = open_pool(functions, **limits)
 
   def __call__(
     self, reward: WeightedReward, completions: Sequence[Completion], examples: Sequence[Mapping[str, Any]]
   ) -> list[Outcome]:
-    """Outcomes of one term, one for each response; of a conversation whose environment failed nothing is known, and nobody is asked."""
-    if any(completion.failed for completion in completions):
-      known = [i for i, completion in enumerate(completions) if completion.failed is None]
-      found = dict(zip(known, self(reward, [completions[i] for i in known], [examples[i] for i in known]), strict=True))
-      return [found[i] if i in found else Outcome(None, *completion.failed) for i, completion in enumerate(completions)]
+    """Outcomes of one term, one for each response."""
     if reward.routes:
       return self._routed(reward, completions, examples)
-    if reward.spec is None or self.pool is None:
+    if _stays_here(reward):
       return call_here(reward, completions, examples)
-    found = self.pool.score([Job(reward.name, *pair) for pair in zip(completions, examples, strict=True)])
-    return [Outcome(0.0 if x.value is None else x.value, x.cause, x.detail) for x in found]
+    return self.pool.score([Job(reward.name, *pair) for pair in zip(completions, examples, strict=True)])
 
   def _routed(self, reward: WeightedReward, completions: Sequence[Completion], examples: Sequence[Mapping[str, Any]]) -> list[Outcome]:
     outcomes: dict[int, Outcome] = {}
@@ -90,8 +79,15 @@ class Grader:
     self.close()
 
 
-def _function(term: WeightedReward) -> Function:
-  spec = term.spec
-  if spec.name == CODE:
-    return Function("jaxrl_llm.rewards.sandbox:code_tests", dict(spec.settings), timeout_s=spec.settings["total_s"] + _MARGIN_SECONDS)
-  return Function("jaxrl_llm.rewards:make", {"name": spec.name, **spec.settings}, imports=_IMPORTS.get(spec.name, ()))
+def _stays_here(term: WeightedReward) -> bool:
+  return term.spec is None or REWARDS[term.spec.name].is_safe
+
+
+def _function(spec: RewardSpec) -> Function:
+  reward = REWARDS[spec.name]
+  return Function(
+    f"{reward.judge.__module__}:{reward.judge.__qualname__}",
+    dict(spec.settings) if reward.is_factory else None,
+    timeout_s=None if reward.deadline_s is None else reward.deadline_s(spec.settings),
+    imports=reward.imports,
+  )

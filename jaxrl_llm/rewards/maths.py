@@ -72,6 +72,16 @@ def maths(*, field: str = "answer", require_stop: bool = True, seconds: float = 
   return maths_reward
 
 
+def maths_answer(text: str) -> str:
+  """The final answers that a response states, as one text; empty where it states none.
+
+  Example:
+    >>> maths_answer(r"\\boxed{1} and \\boxed{2}")
+    '1, 2'
+  """
+  return ", ".join(stated_answers(text))
+
+
 def gold_answer(example: Mapping[str, Any], field: str) -> str:
   """The right answer of a row: the field itself, or what a whole solution in it states.
 

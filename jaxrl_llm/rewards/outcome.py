@@ -1,15 +1,15 @@
-"""Scoring in which one response may fail: nobody knows its reward, so nobody learns from it, and the others count."""
+"""What responses are worth: the outcome of one call, and the rewards of a batch, of which some may be unknown."""
 
 import re
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from jaxrl_llm.messages import one_line
-from jaxrl_llm.rewards.scoring import Outcome, WeightedReward, check_terms, number_of
-from jaxrl_llm.text_types import Completion
+from jaxrl_llm.rewards.spec import RewardSpec
+from jaxrl_llm.text_types import Completion, RewardFn
 
 CAUSES = {
   "raised": "the function raised an exception",
@@ -23,29 +23,69 @@ CAUSES = {
 """Why a reward may fail; who runs rewards in other processes may add causes of their own, words in lower case."""
 
 
+class Outcome(NamedTuple):
+  """What came of one call of one reward function.
+
+  Attributes:
+    value: the reward; None where it failed, which is never a reward of 0.
+    cause: None where it did not fail, else why: a key of `CAUSES`.
+    detail: of the failure, in one line; for a log.
+  """
+
+  value: float | None
+  cause: str | None = None
+  detail: str = ""
+
+
+class WeightedReward(NamedTuple):
+  """One term of the total reward.
+
+  Attributes:
+    name: under which it is logged and blamed.
+    fn: the reward function.
+    weight: its factor in the total.
+    spec: what another process builds the function from; None for one that stays in this process.
+    routes: terms of which each example's `reward` names the one that judges it; empty for a term that judges all.
+    shapes: whether it only shapes the reward, such as a penalty for length: samples that differ in such terms alone are not told apart.
+    batch_fn: `(completions, examples) -> outcomes`, for what judges many responses at once, in this process; None calls `fn` for each.
+  """
+
+  name: str
+  fn: RewardFn
+  weight: float = 1.0
+  spec: RewardSpec | None = None
+  shapes: bool = False
+  routes: tuple["WeightedReward", ...] = ()
+  batch_fn: Callable[[Sequence[Completion], Sequence[Mapping[str, Any]]], list[Outcome]] | None = None
+
+
 class Graded(NamedTuple):
-  """Rewards of a batch, some of them perhaps unknown.
+  """Rewards of a batch, one array entry for each response; some of them perhaps unknown.
 
   Attributes:
     totals: Σ weight · reward, float32 `[N]`; 0 where a term failed, and not to be learned from.
     parts: each reward by itself, unweighted, float32 `[N]`; 0 where it failed.
-    failed: for each response None, or the cause of the first term that failed.
-    details: one line for each term of each response that failed, at most `MAX_DETAILS`.
+    verdicts: the sum without the terms that only shape the reward, float32 `[N]`.
+    failed: None, or the cause of the first term that failed, an array of objects `[N]`.
+    details: that failure in one line, "" where there is none, an array of objects `[N]`.
   """
 
   totals: np.ndarray
   parts: dict[str, np.ndarray]
-  failed: list[str | None]
-  details: list[str]
+  verdicts: np.ndarray
+  failed: np.ndarray
+  details: np.ndarray
 
   @property
   def valid(self) -> np.ndarray:
     """True where every term is known, `[N]`."""
-    return np.array([cause is None for cause in self.failed], bool)
+    return np.equal(self.failed, None)
 
+  @property
+  def detail(self) -> str:
+    """The first failure in one line; empty if there is none."""
+    return next(filter(None, self.details), "")
 
-MAX_DETAILS = 20
-"""Lines about failures that one batch keeps: a reward that always fails must not flood a log."""
 
 CallFn = Callable[[WeightedReward, Sequence[Completion], Sequence[Mapping[str, Any]]], list[Outcome]]
 """`(term, completions, examples) -> outcomes`, one for each response: `call_here`, or a pool of processes."""
@@ -100,10 +140,10 @@ def grade(
   *,
   call: CallFn = call_here,
 ) -> Graded:
-  """Rewards of a batch, as `score`, but a term that fails costs its own response only.
+  """Calls every term for every response. A term that fails costs its own response only.
 
   A response with a failed term has no reward: to count it as 0 would teach that it was wrong. Leave it out of the loss and of its group's
-  statistics, and log `failure_metrics`.
+  statistics, and log `failure_metrics`. No term is called for a conversation whose environment failed: nothing is known of it.
 
   Args:
     rewards: the terms, with distinct names.
@@ -122,36 +162,64 @@ def grade(
     >>> completions = [Completion(text="4", token_ids=(1,) * n, num_tokens=n, stopped=True) for n in (2, 0)]
     >>> brevity = WeightedReward("brevity", lambda completion, example: 1 / completion.num_tokens)
     >>> graded = grade([brevity], completions, [{}, {}])
-    >>> graded.totals.tolist(), graded.failed
+    >>> graded.totals.tolist(), graded.failed.tolist()
     ([0.5, 0.0], [None, 'raised'])
   """
   check_terms(rewards, completions, examples)
-  failed: list[str | None] = [None] * len(completions)
-  parts, details = {}, []
+  asked = [i for i, completion in enumerate(completions) if completion.failed is None]
+  asked_completions, asked_examples = [completions[i] for i in asked], [examples[i] for i in asked]
+  parts, failures = {}, {i: completion.failed for i, completion in enumerate(completions) if completion.failed is not None}
   for reward in rewards:
-    outcomes = list(call(reward, completions, examples))
-    if len(outcomes) != len(completions):
-      raise ValueError(f"reward {reward.name!r}: found {len(outcomes)} outcomes, expected {len(completions)}, one for each completion")
-    for i, outcome in enumerate(outcomes):
-      cause = outcome.cause
-      if cause is None and (outcome.value is None or not np.isfinite(outcome.value)):
+    outcomes = list(call(reward, asked_completions, asked_examples))
+    if len(outcomes) != len(asked):
+      raise ValueError(f"reward {reward.name!r}: found {len(outcomes)} outcomes, expected {len(asked)}, one for each completion")
+    parts[reward.name] = np.zeros(len(completions), np.float32)
+    for i, (value, cause, detail) in zip(asked, outcomes, strict=True):
+      if cause is None and (value is None or not np.isfinite(value)):
         cause = "not_finite"
-      if cause is not None:
-        failed[i] = failed[i] or cause
-        outcomes[i] = Outcome(0.0, cause)
-        if len(details) < MAX_DETAILS:
-          details.append(f"reward {reward.name!r}, completion {i}: {cause}: {outcome.detail}"[:500])
-    parts[reward.name] = np.array([outcome.value for outcome in outcomes], np.float32)
-  totals = sum(reward.weight * parts[reward.name].astype(np.float64) for reward in rewards)  # One rounding, at the end.
-  totals = np.where([cause is None for cause in failed], totals, 0.0) if failed else np.zeros(0)
-  return Graded(np.asarray(totals, np.float32), parts, failed, details)
+      if cause is None:
+        parts[reward.name][i] = value
+      else:
+        failures.setdefault(i, (cause, f"reward {reward.name!r}, completion {i}: {cause}: {detail}"[:500]))
+  return weigh(rewards, parts, failures)
 
 
-def failure_metrics(failed: Sequence[str | None]) -> dict[str, float]:
+def weigh(rewards: Sequence[WeightedReward], parts: dict[str, np.ndarray], failures: Mapping[int, tuple[str, str]]) -> Graded:
+  """Sums the terms of a batch.
+
+  Args:
+    rewards: the terms.
+    parts: each reward by itself, by the names of the terms, float32 `[N]`; 0 where it failed.
+    failures: cause and one line for each response that has no reward, by its number.
+  """
+  count = len(parts[rewards[0].name])
+  failed, details = np.full(count, None, object), np.full(count, "", object)
+  for i, (cause, detail) in failures.items():
+    failed[i], details[i] = cause, detail
+  weighted = [(reward, reward.weight * parts[reward.name].astype(np.float64)) for reward in rewards]  # One rounding, at the end.
+  totals = np.where(np.equal(failed, None), sum(part for _, part in weighted), 0.0)
+  # Summed by itself and not subtracted: equal verdicts are then equal to the last bit.
+  verdicts = sum((part for reward, part in weighted if not reward.shapes), np.zeros(count))
+  return Graded(np.float32(totals), parts, np.float32(verdicts), failed, details)
+
+
+def check_terms(rewards: Sequence[WeightedReward], completions: Sequence[Completion], examples: Sequence[Mapping[str, Any]]) -> None:
+  """A ValueError for unequal lengths, and for no or repeated or wrongly weighted terms."""
+  names = [reward.name for reward in rewards]
+  if not names or len(set(names)) != len(names):
+    raise ValueError(f"rewards: found {names}, expected one or more distinct names")
+  if len(completions) != len(examples):
+    raise ValueError(f"rewards: found {len(completions)} completions and {len(examples)} examples, expected as many of each")
+  for reward in rewards:
+    if not np.isfinite(reward.weight):
+      raise ValueError(f"reward {reward.name!r}: found weight {reward.weight}, expected a finite number")
+
+
+def failure_metrics(failed: Collection[str | None]) -> dict[str, float]:
   """How many responses failed, in all and by cause.
 
   Args:
-    failed: of `Graded`, perhaps of several batches one after the other.
+    failed: the cause for each response, None for one that has a reward; see `Graded`.
 
   Returns:
     `rewards/failed`, the number of them; `rewards/failed/<cause>` for every key of `CAUSES` and every other cause that occurred.
@@ -166,3 +234,15 @@ def failure_metrics(failed: Sequence[str | None]) -> dict[str, float]:
   return {"rewards/failed": float(sum(counts.values()))} | {
     f"rewards/failed/{re.sub('[^a-z0-9_]', '_', cause.lower())[:40]}": float(counts[cause]) for cause in causes
   }
+
+
+def number_of(value: Any) -> np.float32 | None:
+  """What a reward function returned as float32, perhaps not finite; None where it is not one real number."""
+  try:
+    number = np.asarray(value)
+  except Exception:  # Some objects refuse to be arrays in their own ways.
+    return None
+  if number.shape != () or number.dtype.kind not in "biuf":
+    return None
+  with np.errstate(over="ignore"):  # Too large for float32 becomes infinite.
+    return np.float32(number)

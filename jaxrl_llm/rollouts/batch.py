@@ -1,17 +1,15 @@
-"""responses -> rewards: one rollout batch, judged; and what is logged and shown of it."""
+"""responses -> rewards: one rollout batch, graded; and what is logged and shown of it."""
 
 import hashlib
-import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 from jaxtyping import Bool, Float
 
-from jaxrl_llm.devices import hosts
-from jaxrl_llm.rewards import WeightedReward
-from jaxrl_llm.rewards.outcome import CallFn, call_here, failure_metrics
-from jaxrl_llm.rollouts.rollout import Examples, Score, score, transcript, written_mask
+from jaxrl_llm.rewards import CallFn, Graded, WeightedReward, call_here, failure_metrics
+from jaxrl_llm.rewards.sharing import grade_shared
+from jaxrl_llm.rollouts.rollout import PENDING, Examples, pending, put, transcript, written_mask
 from jaxrl_llm.text_types import Completion
 from jaxrl_llm.types import Rollouts
 
@@ -23,11 +21,7 @@ class Batch(NamedTuple):
     rollouts: tokens and log-probabilities.
     completions: what the rewards saw.
     examples: the task's row of each sequence.
-    rewards: the total reward of each sequence.
-    parts: each reward by itself, unweighted.
-    verdicts: the total without the terms that only shape it.
-    failed: of each sequence why its reward is not known; None where it is.
-    detail: what came of the first of these, in one line; empty for none.
+    graded: rewards of each sequence.
     group_size: samples for each prompt (G).
     counted: False for a sequence that nothing is learned from: its reward is not known, a log-probability of the sampler is not finite, or
       it was cut short where those are left out.
@@ -37,19 +31,10 @@ class Batch(NamedTuple):
   rollouts: Rollouts
   completions: list[Completion]
   examples: Examples
-  rewards: Float[np.ndarray, " N"]
-  parts: dict[str, Float[np.ndarray, " N"]]
-  verdicts: Float[np.ndarray, " N"]
-  failed: list[str | None]
+  graded: Graded
   group_size: int
   counted: Bool[np.ndarray, " N"]
-  detail: str = ""
   advantages: Float[np.ndarray, "N R"] | None = None
-
-  @property
-  def valid(self) -> Bool[np.ndarray, " N"]:
-    """True where the reward is known."""
-    return np.array([cause is None for cause in self.failed])
 
   @property
   def finite(self) -> Bool[np.ndarray, " N"]:
@@ -63,45 +48,26 @@ def assess(
   examples: Examples,
   *,
   rewards: Sequence[WeightedReward],
-  scores: Sequence[Score | None] | None = None,
+  graded: Graded | None = None,
   call: CallFn = call_here,
 ) -> Batch:
-  """Scores responses, each in one process.
+  """Grades responses, each in one process.
 
   Args:
     rollouts: on the host.
     responses: their completions.
     examples: one row for each prompt; its group's samples share it.
     rewards: terms of the reward.
-    scores: that are known already, see `Drawn`.
+    graded: rewards of those that are graded already, see `Drawn`; None if none is.
     call: who calls the functions of the terms.
   """
   group_size = len(responses) // len(examples)
   repeated = [example for example in examples for _ in range(group_size)]
-  scores = [None] * len(responses) if scores is None else list(scores)
-  unknown = [i for i, known in enumerate(scores) if known is None]
-  causes: dict[str, Sequence[str]] = {}
-
-  def rows_of(own: Sequence[int]) -> Float[np.ndarray, "m k"]:
-    """For each response its total reward, and its rewards in the order of the terms."""
-    found = score(rewards, [responses[unknown[i]] for i in own], [repeated[unknown[i]] for i in own], call)
-    causes.update({str(i): (score.failed, score.detail) for i, score in zip(own, found, strict=True) if score.failed is not None})
-    return np.array([[x.total, *x.parts.values()] for x in found], np.float32).reshape(len(own), 1 + len(rewards))
-
-  rows = hosts.share(rows_of, len(unknown))
-  for text in hosts.gather_text(json.dumps(causes)):
-    causes |= json.loads(text)
-  for i, (total, *found) in enumerate(rows):
-    parts = {reward.name: part for reward, part in zip(rewards, found, strict=True)}
-    scores[unknown[i]] = Score(total, parts, *causes.get(str(i), (None, "")))
-  parts = {reward.name: np.array([score.parts[reward.name] for score in scores], np.float32) for reward in rewards}
-  totals = np.array([score.total for score in scores], np.float32)
-  # Summed by itself and not subtracted: equal verdicts are then equal to the last bit.
-  verdicts = sum((reward.weight * parts[reward.name].astype(np.float64) for reward in rewards if not reward.shapes), np.zeros(len(totals)))
-  failed = [score.failed for score in scores]
-  counted = np.array([cause is None for cause in failed])
-  detail = next((score.detail for score in scores if score.detail), "")
-  return Batch(rollouts, responses, repeated, totals, parts, np.float32(verdicts), failed, group_size, counted, detail)
+  graded = pending(rewards, len(responses)) if graded is None else graded
+  rest = np.flatnonzero(graded.failed == PENDING)
+  late = grade_shared(rewards, [responses[i] for i in rest], [repeated[i] for i in rest], call=call)
+  graded = put(graded, rest, late)
+  return Batch(rollouts, responses, repeated, graded, group_size, graded.valid)
 
 
 def counted(batch: Batch, *, skips_truncated: bool, whole_groups: bool) -> Bool[np.ndarray, " N"]:
@@ -113,7 +79,7 @@ def counted(batch: Batch, *, skips_truncated: bool, whole_groups: bool) -> Bool[
       statistics.
     whole_groups: leave out a group altogether if the reward of one of its samples is not known.
   """
-  found = batch.valid
+  found = batch.graded.valid
   if whole_groups:
     found = np.repeat(found.reshape(-1, batch.group_size).all(axis=1), batch.group_size)
   # Its reward is known, so that the others of its group keep their baseline; but no ratio can be made of it.
@@ -128,17 +94,18 @@ def metrics(batch: Batch) -> dict[str, Any]:
   """
   rollouts = batch.rollouts
   lengths = rollouts.mask.sum(axis=1)
-  known = batch.rewards[batch.valid] if np.any(batch.valid) else np.zeros(1, np.float32)
-  groups = batch.rewards.reshape(-1, batch.group_size)
+  graded, valid = batch.graded, batch.graded.valid
+  known = graded.totals[valid] if np.any(valid) else np.zeros(1, np.float32)
+  groups = graded.totals.reshape(-1, batch.group_size)
   digest = hashlib.sha256(rollouts.tokens.tobytes() + rollouts.mask.tobytes()).hexdigest()
   advantages = batch.advantages[written_mask(rollouts) & batch.counted[:, None]]
   advantages = advantages if len(advantages) else np.zeros(1, np.float32)
   values = {"critic/rewards": known, "critic/advantages": advantages, "response_length": lengths}
   statistics = {"mean": np.mean, "max": np.max, "min": np.min}
   row: dict[str, Any] = {f"{name}/{kind}": float(fn(x)) for name, x in values.items() for kind, fn in statistics.items()}
-  row |= {f"reward/{name}/mean": float(np.mean(part[batch.valid])) if np.any(batch.valid) else 0.0 for name, part in batch.parts.items()}
+  row |= {f"reward/{name}/mean": float(np.mean(part[valid])) if np.any(valid) else 0.0 for name, part in graded.parts.items()}
   # Of the causes those that occurred: a run in which none does need not carry a column of zeros for each.
-  row |= {name: x for name, x in failure_metrics(batch.failed).items() if x or name == "rewards/failed"}
+  row |= {name: x for name, x in failure_metrics(graded.failed).items() if x or name == "rewards/failed"}
   row["rollout/counted"] = float(np.mean(batch.counted))
   if broken := int(np.sum(~batch.finite)):
     row["rollout/nonfinite_logprobs"] = broken
@@ -168,7 +135,7 @@ def sample_rows(
   """
   # The first sample of every group, then the second of every group, ...
   order = sorted(range(len(batch.completions)), key=lambda row: (row % batch.group_size, row // batch.group_size))
-  rows, verdicts = [], next(iter(batch.parts.values()))  # The first of the task's rewards is its verifier.
+  rows, verdicts = [], next(iter(batch.graded.parts.values()))  # The first of the task's rewards is its verifier.
   for row in sorted(order[:num_rows]):
     completion, example = batch.completions[row], batch.examples[row]
     mask, own = batch.rollouts.mask[row], written_mask(batch.rollouts)[row]
@@ -179,8 +146,8 @@ def sample_rows(
         "response": transcript(completion),
         "answer": example["answer"],
         "level": example["level"],
-        "reward": float(batch.rewards[row]),
-        "correct": bool(batch.valid[row] and verdicts[row] >= 1),
+        "reward": float(batch.graded.totals[row]),
+        "correct": bool(batch.graded.valid[row] and verdicts[row] >= 1),
         "advantage": float(batch.advantages[row][own].mean()),
         "num_tokens": completion.num_tokens,
         "stopped": completion.stopped,

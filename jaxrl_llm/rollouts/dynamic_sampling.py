@@ -48,7 +48,7 @@ def fill(batches: Sequence[Batch], *, num_groups: int) -> tuple[Batch, dict[str,
     the batch all the same).
   """
   group_size = batches[0].group_size
-  mixed = np.concatenate([differs(batch.verdicts, batch.valid, group_size=group_size) for batch in batches])
+  mixed = np.concatenate([differs(batch.graded.verdicts, batch.graded.valid, group_size=group_size) for batch in batches])
   others = np.flatnonzero(~mixed)[: max(num_groups - int(mixed.sum()), 0)]
   chosen = np.sort(np.concatenate([np.flatnonzero(mixed)[:num_groups], others]))
   counters = {"rounds": len(batches), "drawn": len(mixed), "mixed": int(mixed.sum()), "filled_up": len(others)}
@@ -67,11 +67,8 @@ def join(batches: Sequence[Batch]) -> Batch:
     rollouts=jax.tree.map(lambda *x: np.concatenate(x), *whole),
     completions=flat("completions"),
     examples=flat("examples"),
-    rewards=np.concatenate([batch.rewards for batch in batches]),
-    parts={name: np.concatenate([batch.parts[name] for batch in batches]) for name in batches[0].parts},
+    graded=jax.tree.map(lambda *x: np.concatenate(x), *(batch.graded for batch in batches)),
     group_size=batches[0].group_size,
-    verdicts=np.concatenate([batch.verdicts for batch in batches]),
-    failed=flat("failed"),
     counted=np.concatenate([batch.counted for batch in batches]),
   )
 
@@ -83,10 +80,7 @@ def select(batch: Batch, rows: Int[np.ndarray, " m"]) -> Batch:
     rollouts=jax.tree.map(lambda x: x[rows], batch.rollouts),
     completions=pick(batch.completions),
     examples=pick(batch.examples),
-    rewards=batch.rewards[rows],
-    parts={name: part[rows] for name, part in batch.parts.items()},
-    verdicts=batch.verdicts[rows],
-    failed=pick(batch.failed),
+    graded=jax.tree.map(lambda x: x[rows], batch.graded),
     counted=batch.counted[rows],
   )
 

@@ -1,4 +1,4 @@
-"""prompts -> sample -> responses: what the sampler draws for one RL step, and what each response is worth."""
+"""prompts -> sample -> responses: what the sampler draws for one RL step."""
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -12,7 +12,7 @@ from jaxtyping import Bool, Int, PRNGKeyArray
 from jaxrl_llm.devices import hosts
 from jaxrl_llm.devices.mesh import place_rows
 from jaxrl_llm.rewards import WeightedReward
-from jaxrl_llm.rewards.outcome import CallFn, call_here, grade
+from jaxrl_llm.rewards.outcome import CallFn, Graded, call_here, grade, weigh
 from jaxrl_llm.sampler import Finished, Requests, SampleFn, StreamFn, gather
 from jaxrl_llm.tasks.pipeline import encode_prompts
 from jaxrl_llm.text_types import Completion, Tokenizer
@@ -20,21 +20,8 @@ from jaxrl_llm.types import Params, Rollouts, StopReason
 
 Examples = Sequence[Mapping[str, Any]]
 
-
-class Score(NamedTuple):
-  """What a sequence is worth.
-
-  Attributes:
-    total: its reward.
-    parts: each reward by itself, unweighted.
-    failed: why the reward is not known; None where it is.
-    detail: of that, in one line.
-  """
-
-  total: np.float32
-  parts: dict[str, np.float32]
-  failed: str | None = None
-  detail: str = ""
+PENDING = "pending"
+"""Why a sequence has no reward that is to be graded with the last ones of its batch."""
 
 
 class Drawn(NamedTuple):
@@ -44,13 +31,13 @@ class Drawn(NamedTuple):
     rollouts: tokens and log-probabilities.
     responses: their completions.
     examples: one row of the task for each prompt.
-    scores: of the sequences that were scored before the last ones were there, None for the others; None where none was.
+    graded: rewards of the sequences that were graded before the last ones were there, the others `PENDING`; None if none was.
   """
 
   rollouts: Rollouts
   responses: list[Completion]
   examples: Examples
-  scores: list[Score | None] | None = None
+  graded: Graded | None = None
 
 
 def dispatch(
@@ -107,10 +94,10 @@ def follow(
   call: CallFn = call_here,
   between: Callable[[], None] = lambda: None,
 ) -> tuple[Drawn, float]:
-  """As `collect`, of a stream: decodes and scores what has finished while the devices draw the rest.
+  """As `collect`, of a stream: decodes and grades what has finished while the devices draw the rest.
 
-  A reward sees one response and its own example, so that scoring a few responses at a time changes none. Those that come last are not
-  scored here, because nothing is drawn beside it any more; nor are those that a later call goes on with. None is aborted: without its end
+  A reward sees one response and its own example, so that grading a few responses at a time changes none. Those that come last are not
+  graded here, because nothing is drawn beside it any more; nor are those that a later call goes on with. None is aborted: without its end
   a response has no reward, and its group no advantages.
 
   Args:
@@ -123,10 +110,10 @@ def follow(
     between: called whenever some sequences have finished; may raise.
 
   Returns:
-    The rollouts in the order of the prompts, with the scores that are known already; and the seconds that these took.
+    The rollouts in the order of the prompts, with the rewards that are known already; and the seconds that these took.
   """
   num_sequences = len(examples) * group_size
-  finished, texts, scores, seconds = [], {}, [None] * num_sequences, 0.0
+  finished, texts, graded, seconds = [], {}, pending(rewards, num_sequences), 0.0
   for part in stream:
     between()
     start = time.perf_counter()
@@ -135,11 +122,9 @@ def follow(
     if len(texts) == num_sequences:
       continue
     whole = part.sequences[part.rollouts.reasons != StopReason.UNFINISHED].tolist()
-    found = score(rewards, [texts[i] for i in whole], [examples[i // group_size] for i in whole], call)
-    for i, known in zip(whole, found, strict=True):
-      scores[i] = known
+    graded = put(graded, whole, grade(rewards, [texts[i] for i in whole], [examples[i // group_size] for i in whole], call=call))
     seconds += time.perf_counter() - start
-  return Drawn(gather(finished), [texts[i] for i in range(num_sequences)], examples, scores), seconds
+  return Drawn(gather(finished), [texts[i] for i in range(num_sequences)], examples, graded), seconds
 
 
 def select(drawn: Drawn, rows: Int[np.ndarray, " m"]) -> Drawn:
@@ -154,7 +139,7 @@ def select(drawn: Drawn, rows: Int[np.ndarray, " m"]) -> Drawn:
     jax.tree.map(lambda x: x[rows], drawn.rollouts),
     [drawn.responses[i] for i in rows],
     [drawn.examples[i // group_size] for i in rows[::group_size]],
-    None if drawn.scores is None else [drawn.scores[i] for i in rows],
+    jax.tree.map(lambda x: x[rows], drawn.graded),
   )
 
 
@@ -165,20 +150,32 @@ def draw(
   return collect(dispatch(sample, params, examples, key, tokenizer=tokenizer, **placing), tokenizer)
 
 
-def score(rewards: Sequence[WeightedReward], responses: list[Completion], examples: Examples, call: CallFn) -> list[Score]:
-  """What responses are worth.
+def pending(rewards: Sequence[WeightedReward], count: int) -> Graded:
+  """Rewards of sequences that are yet to be graded.
 
   Args:
     rewards: terms of the reward.
-    responses: to be judged.
-    examples: each response's own row.
-    call: who calls the functions of the terms.
+    count: Number of sequences.
   """
-  graded = grade(rewards, responses, examples, call=call)
-  detail = graded.details[0] if graded.details else ""
-  rows = zip(graded.totals, graded.failed, strict=True)
-  parts_of = lambda i: {name: part[i] for name, part in graded.parts.items()}
-  return [Score(total, parts_of(i), failed, detail if failed else "") for i, (total, failed) in enumerate(rows)]
+  parts = {reward.name: np.zeros(count, np.float32) for reward in rewards}
+  return weigh(rewards, parts, dict.fromkeys(range(count), (PENDING, "")))
+
+
+def put(graded: Graded, rows: Sequence[int] | Int[np.ndarray, " m"], own: Graded) -> Graded:
+  """Replaces the rewards of some sequences.
+
+  Args:
+    graded: rewards of all sequences.
+    rows: Numbers of the sequences that are replaced.
+    own: their rewards.
+  """
+
+  def filled(x: np.ndarray, values: np.ndarray) -> np.ndarray:
+    x = x.copy()
+    x[rows] = values
+    return x
+
+  return jax.tree.map(filled, graded, own)
 
 
 def completions(rollouts: Rollouts, decode: Callable[[Sequence[int]], str]) -> list[Completion]:

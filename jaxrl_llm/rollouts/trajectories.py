@@ -33,7 +33,7 @@ def evidence(
 
   Args:
     batch: from `assess`.
-    rewards: the terms that it was scored with.
+    rewards: the terms that it was graded with.
     step_rewards: the task's verifier of steps, where the estimator reads steps.
     turn_weight: of conversations, whose turns are then the steps: factor of the turns' rewards; all other reward is the last turn's.
     kl: `(old_logprobs, ref_logprobs) -> divergence` at each token, where it is part of the reward.
@@ -43,9 +43,9 @@ def evidence(
     values: for each sequence the critic's values at its tokens, prompt included, where there is a critic.
   """
   mask, written = batch.rollouts.mask, written_mask(batch.rollouts)
-  parts = np.stack([np.float32(reward.weight) * batch.parts[reward.name] for reward in rewards])
+  parts = np.stack([np.float32(reward.weight) * batch.graded.parts[reward.name] for reward in rewards])
   counted = written & batch.counted[:, None]
-  found = Evidence(batch.rewards, parts, counted.astype(np.float32), batch.valid, kl_coef=np.float32(kl_coef))
+  found = Evidence(batch.graded.totals, parts, counted.astype(np.float32), batch.graded.valid, kl_coef=np.float32(kl_coef))
   if kl is not None:
     # In the padded layout, whose shape never changes: nothing compiles after the first step.
     found = found._replace(kl=np.asarray(kl(_responses(old_logprobs, mask), _responses(ref_logprobs, mask))))
@@ -57,7 +57,7 @@ def evidence(
       if turn_weight is None:
         steps = step_rewards(example, completion.token_ids)
       else:
-        steps = turn_rewards(completion, float(batch.rewards[row]), turn_weight)
+        steps = turn_rewards(completion, float(batch.graded.totals[row]), turn_weight)
       for end, reward in steps:
         gains[row, end], ends[row, end] = reward, True
     found = found._replace(step_rewards=gains, step_ends=ends)

@@ -114,13 +114,13 @@ def assess(this: Run, drawn: rollout.Drawn) -> batch_lib.Batch:
     NoRewardError: more than `reward.max_failed_fraction` of the responses have none, or all of them.
   """
   batch = batch_lib.assess(
-    drawn.rollouts, drawn.responses, drawn.examples, rewards=this.experiment.rewards, scores=drawn.scores, call=this.grader
+    drawn.rollouts, drawn.responses, drawn.examples, rewards=this.experiment.rewards, graded=drawn.graded, call=this.grader
   )
-  limit = this.config.reward.max_failed_fraction
-  held_out.refuse_failures("rewards", batch.failed, batch.detail, limit=limit, setting=f"config.reward.max_failed_fraction={limit}")
+  limit, graded = this.config.reward.max_failed_fraction, batch.graded
+  held_out.refuse_failures("rewards", graded.failed, graded.detail, limit=limit, setting=f"config.reward.max_failed_fraction={limit}")
   if this.config.task.curriculum is not None:
-    verdicts = np.clip(batch.parts[this.experiment.rewards[0].name], 0, 1)
-    this.prompts.observe(batch.examples, np.where(batch.valid, verdicts, np.nan).tolist())
+    verdicts = np.clip(graded.parts[this.experiment.rewards[0].name], 0, 1)
+    this.prompts.observe(batch.examples, np.where(graded.valid, verdicts, np.nan).tolist())
   return batch
 
 
@@ -138,7 +138,7 @@ def refill(this: Run, batch: batch_lib.Batch, step: int) -> tuple[batch_lib.Batc
   section, batches = this.config.rollout, [batch]
   if not section.max_refills:
     return batch, curriculum_metrics(this)
-  mixed = lambda x: int(np.sum(dynamic_sampling.differs(x.verdicts, x.valid, group_size=x.group_size)))
+  mixed = lambda x: int(np.sum(dynamic_sampling.differs(x.graded.verdicts, x.graded.valid, group_size=x.group_size)))
   found = mixed(batch)
   while found < section.num_prompts and len(batches) <= section.max_refills:
     drawn, _ = wait(this, launch(this, step, draw=len(batches)), step)

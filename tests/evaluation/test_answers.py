@@ -24,7 +24,7 @@ def completion(text, *, stopped=True, failed=None):
 def test_answers(name):
   read = answer_reader(WeightedReward(name, make(name)))
   for text, answer in CASES[name]:
-    assert read(completion(text), {}) == answer, text
+    assert read(completion(text), {}) == (answer and (answer, answer_key(answer))), text
     assert read(completion(text, stopped=False), {}) is None and read(completion(text, failed=("raised", "")), {}) is None
 
 
@@ -39,9 +39,11 @@ def test_an_answer_that_is_read_is_one_that_is_judged(name):
 def test_settings_and_routes():
   spec = RewardSpec("exact_match", {"answer_in": "last_line"})
   last_line = WeightedReward("exact_match", build(spec), spec=spec)
-  assert answer_reader(last_line)(completion("a\nb"), {}) == "b"
+  assert answer_reader(last_line)(completion("a\nb"), {}).text == "b"
+  letters = RewardSpec("choice", {"letters": "AB"})
+  assert answer_reader(WeightedReward("choice", build(letters), spec=letters))(completion("Answer: C"), {}) is None
   number = WeightedReward("final_number", make("final_number"))
   routed = WeightedReward("verifier", number.fn, routes=(last_line, number))
-  assert [answer_reader(routed)(completion("a\nb 5"), {"reward": name}) for name in ("exact_match", "final_number")] == ["b 5", "5"]
+  assert [answer_reader(routed)(completion("a\nb 5"), {"reward": name}).text for name in ("exact_match", "final_number")] == ["b 5", "5"]
   program = WeightedReward("code_tests", number.fn)
   assert answer_reader(program) is None and answer_reader(routed._replace(routes=(number, program))) is None

@@ -47,7 +47,7 @@ def test_a_full_batch_holds_only_groups_that_differ_in_whole_and_in_order():
   assert batch.rollouts.tokens[:, 0].tolist() == [2, 3, 6, 7, 10, 11] and batch.rollouts.prompts.shape == (6, 5)
   assert batch.rollouts.prompts[0][batch.rollouts.prompt_mask[0]].tolist() == [1001] * 3
   assert batch.rollouts.routing.shape == (6, 9, 2, 1) and (batch.rollouts.routing[0, :2] == -1).all()
-  assert dynamic_sampling.differs(batch.verdicts, batch.valid, group_size=2).all()
+  assert dynamic_sampling.differs(batch.graded.verdicts, batch.graded.valid, group_size=2).all()
   assert counters == {"group/rounds": 2, "group/drawn": 8, "group/mixed": 4, "group/filled_up": 0}
 
 

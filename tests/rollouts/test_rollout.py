@@ -43,7 +43,7 @@ TERMS = [WeightedReward("right", right), WeightedReward("length", length, 0.1)]
 
 
 def make_batch() -> batch_lib.Batch:
-  """Scored, with the advantages 1, -1, 0.5, -0.5 on all tokens of the responses."""
+  """Graded, with the advantages 1, -1, 0.5, -0.5 on all tokens of the responses."""
   rollouts = make_rollouts()
   responses = rollout.completions(rollouts, TOKENIZER.decode)
   batch = batch_lib.assess(rollouts, responses, EXAMPLES, rewards=TERMS)
@@ -57,12 +57,12 @@ def test_completions_keep_the_stop_token_and_count_it():
   assert [c.num_tokens for c in found] == [3, 3, 3, 4] and [c.stopped for c in found] == [True, True, True, False]
 
 
-def test_each_response_is_scored_with_its_own_example():
+def test_each_response_is_graded_with_its_own_example():
   batch = make_batch()
   assert batch.group_size == 2 and [e["answer"] for e in batch.examples] == ["2", "2", "9", "9"]
-  assert batch.rewards.dtype == np.float32 and all(part.dtype == np.float32 for part in batch.parts.values())
-  np.testing.assert_allclose(batch.rewards, [1.3, 0.3, 1.3, 0.4], rtol=1e-6)
-  assert batch.parts["right"].tolist() == [1, 0, 1, 0] and batch.parts["length"].tolist() == [3, 3, 3, 4]
+  assert batch.graded.totals.dtype == np.float32 and all(part.dtype == np.float32 for part in batch.graded.parts.values())
+  np.testing.assert_allclose(batch.graded.totals, [1.3, 0.3, 1.3, 0.4], rtol=1e-6)
+  assert batch.graded.parts["right"].tolist() == [1, 0, 1, 0] and batch.graded.parts["length"].tolist() == [3, 3, 3, 4]
 
 
 def sequences_of(values):
@@ -76,8 +76,8 @@ def test_evidence_holds_each_response_in_its_row():
   batch = make_batch()
   mask = batch.rollouts.mask
   plain = trajectories.evidence(batch, rewards=TERMS)
-  np.testing.assert_array_equal(plain.rewards, batch.rewards)
-  np.testing.assert_allclose(plain.parts.sum(axis=0), batch.rewards, rtol=1e-6)
+  np.testing.assert_array_equal(plain.rewards, batch.graded.totals)
+  np.testing.assert_allclose(plain.parts.sum(axis=0), batch.graded.totals, rtol=1e-6)
   np.testing.assert_array_equal(plain.mask, mask)
   assert plain.kl is plain.values is plain.step_rewards is plain.step_ends is None
 
@@ -144,7 +144,8 @@ def test_metrics_by_hand():
 
 
 def test_groups_without_signal_are_counted():
-  batch = make_batch()._replace(rewards=np.float32([0.1, 0.1, 0.1, 0.2]))
+  batch = make_batch()
+  batch = batch._replace(graded=batch.graded._replace(totals=np.float32([0.1, 0.1, 0.1, 0.2])))
   assert batch_lib.metrics(batch)["group/frac_reward_zero_std"] == 0.5
 
 
@@ -209,7 +210,7 @@ def test_a_response_without_a_reward_counts_nowhere():
   rollouts = make_rollouts()
   responses = rollout.completions(rollouts, TOKENIZER.decode)
   batch = batch_lib.assess(rollouts, responses, EXAMPLES, rewards=[WeightedReward("right", fails_on("#3"))])
-  assert batch.failed == [None, "not_finite", None, None] and batch.valid.tolist() == [True, False, True, True]
+  assert batch.graded.failed.tolist() == [None, "not_finite", None, None] and batch.graded.valid.tolist() == [True, False, True, True]
   batch = batch._replace(counted=batch_lib.counted(batch, skips_truncated=False, whole_groups=False))
   assert batch.counted.tolist() == [True, False, True, True]
   assert [sequence.mask.sum() for sequence in trajectories.trajectories(rollouts, batch.counted)] == [3, 0, 3, 4]
@@ -221,7 +222,8 @@ def test_a_response_without_a_reward_counts_nowhere():
 
 
 def test_what_is_left_out():
-  batch = make_batch()._replace(failed=["died", None, None, None])
+  batch = make_batch()
+  batch = batch._replace(graded=batch.graded._replace(failed=np.array(["died", None, None, None], object)))
   choose = lambda truncated, groups: batch_lib.counted(batch, skips_truncated=truncated, whole_groups=groups).tolist()
   assert choose(False, False) == [False, True, True, True]
   assert choose(False, True) == [False, False, True, True]
@@ -232,4 +234,4 @@ def test_verdicts_leave_out_what_only_shapes_the_reward():
   rollouts = make_rollouts()
   terms = [TERMS[0], TERMS[1]._replace(shapes=True)]
   batch = batch_lib.assess(rollouts, rollout.completions(rollouts, TOKENIZER.decode), EXAMPLES, rewards=terms)
-  assert batch.verdicts.tolist() == [1, 0, 1, 0] and batch.rewards[3] == pytest.approx(0.4)
+  assert batch.graded.verdicts.tolist() == [1, 0, 1, 0] and batch.graded.totals[3] == pytest.approx(0.4)

@@ -32,7 +32,7 @@ def assess(num_failed, limit):
 
 @pytest.mark.parametrize("num_failed, limit", [(0, 0.0), (4, 0.5), (7, 1.0), (2, 0.25)])
 def test_few_failures_cost_their_own_responses_only(num_failed, limit):
-  assert assess(num_failed, limit).valid.sum() == 8 - num_failed
+  assert assess(num_failed, limit).graded.valid.sum() == 8 - num_failed
 
 
 @pytest.mark.parametrize("num_failed, limit", [(5, 0.5), (8, 1.0), (1, 0.0), (3, 0.25)])

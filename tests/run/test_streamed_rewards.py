@@ -1,4 +1,4 @@
-"""Rewards in the shadow of generation: the same batch, scored piece by piece while others are still drawn."""
+"""Rewards in the shadow of generation: the same batch, graded piece by piece while others are still drawn."""
 
 import jax
 import numpy as np
@@ -27,33 +27,33 @@ def parts_of(rollouts: Rollouts, *numbers: list[int]) -> list[Finished]:
 
 
 def test_pieces_make_the_batch_of_one_piece():
-  """Whatever the order in which sequences finish; and each is scored once, with its own example."""
-  rollouts, scored = rollouts_with([1, 1, 1, 0]), []
+  """Whatever the order in which sequences finish; and each is graded once, with its own example."""
+  rollouts, graded = rollouts_with([1, 1, 1, 0]), []
   responses = rollout.completions(rollouts, TOKENIZER.decode)
   whole = batch_lib.assess(rollouts, responses, EXAMPLES, rewards=TERMS)
 
   def watched(completion, example):
-    scored.append((completion.text, example["answer"]))
+    graded.append((completion.text, example["answer"]))
     return TERMS[0].fn(completion, example)
 
   terms = [WeightedReward("right", watched), TERMS[1]]
   stream = iter(parts_of(rollouts, [2], [3, 0], [1]))
   drawn, seconds = rollout.follow(stream, EXAMPLES, TOKENIZER, rewards=terms, group_size=2)
-  assert scored == [("#9", "9"), ("9999", "9"), ("#2", "2")] and seconds > 0  # The last one waits: nothing is drawn beside it.
-  assert [known is None for known in drawn.scores] == [False, True, False, False]
-  batch = batch_lib.assess(drawn.rollouts, drawn.responses, drawn.examples, rewards=terms, scores=drawn.scores)
-  assert len(scored) == 4 and scored[-1] == ("#3", "2")
+  assert graded == [("#9", "9"), ("9999", "9"), ("#2", "2")] and seconds > 0  # The last one waits: nothing is drawn beside it.
+  assert drawn.graded.failed.tolist() == [None, "pending", None, None]
+  batch = batch_lib.assess(drawn.rollouts, drawn.responses, drawn.examples, rewards=terms, graded=drawn.graded)
+  assert len(graded) == 4 and graded[-1] == ("#3", "2")
   for one, other in zip(jax.tree.leaves(batch), jax.tree.leaves(whole), strict=True):
     assert np.asarray(one).dtype == np.asarray(other).dtype and np.array_equal(one, other)
   assert batch.completions == whole.completions and batch.group_size == 2
 
 
-def test_what_goes_on_later_is_not_scored():
+def test_what_goes_on_later_is_not_graded():
   rollouts = rollouts_with([1, 1, StopReason.UNFINISHED, 0])
   drawn, _ = rollout.follow(iter(parts_of(rollouts, [2, 3], [0, 1])), EXAMPLES, TOKENIZER, rewards=TERMS, group_size=2)
-  assert [known is None for known in drawn.scores] == [True, True, True, False]
+  assert drawn.graded.failed.tolist() == ["pending", "pending", "pending", None]
   kept = rollout.select(drawn, np.array([2, 3]))
-  assert [known is None for known in kept.scores] == [True, False] and kept.examples == EXAMPLES[1:]
+  assert kept.graded.failed.tolist() == ["pending", None] and kept.examples == EXAMPLES[1:]
   assert [response.text for response in kept.responses] == ["#9", "9999"]
   np.testing.assert_array_equal(kept.rollouts.tokens, rollouts.tokens[2:])
 

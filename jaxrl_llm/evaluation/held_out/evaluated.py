@@ -1,12 +1,13 @@
 """What an evaluation drew, what came of it, and what is said about that."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
 from jaxrl_llm.evaluation import (
+  Answer,
   MetricName,
   Summary,
   answer_reader,
@@ -19,7 +20,7 @@ from jaxrl_llm.evaluation import (
   summarise,
 )
 from jaxrl_llm.evaluation.held_out.failures import refuse_failures
-from jaxrl_llm.rewards import CallFn, Outcome, WeightedReward, answer_key
+from jaxrl_llm.rewards import Graded, WeightedReward
 from jaxrl_llm.text_types import Completion
 
 Problems = Sequence[Mapping[str, Any]]
@@ -33,15 +34,15 @@ class Evaluated(NamedTuple):
     problems: rows of the task.
     prompts: ids that the policy was given, of each problem.
     responses: those of the first problem, those of the second, ...
-    outcomes: the verifier's, of each response.
+    graded: the verifier's rewards, of each response.
     answers: what it read out of each, None where it found nothing; None altogether where it reads no answers.
   """
 
   problems: Problems
   prompts: list[tuple[int, ...]]
   responses: list[Completion]
-  outcomes: list[Outcome]
-  answers: list[str | None] | None
+  graded: Graded
+  answers: list[Answer | None] | None
 
   @property
   def num_samples(self) -> int:
@@ -51,7 +52,7 @@ class Evaluated(NamedTuple):
   @property
   def scores(self) -> Float[np.ndarray, "n s"]:
     """Of each sample; NaN where the verifier failed."""
-    return self.table([np.nan if outcome.cause else outcome.value for outcome in self.outcomes], float)
+    return self.table(np.where(self.graded.valid, self.graded.totals, np.nan), float)
 
   @property
   def lengths(self) -> Int[np.ndarray, "n s"]:
@@ -66,7 +67,7 @@ class Evaluated(NamedTuple):
   @property
   def causes(self) -> list[str]:
     """Why the verifier failed, of the samples of which it did."""
-    return [outcome.cause for outcome in self.outcomes if outcome.cause]
+    return [cause for cause in self.graded.failed if cause is not None]
 
   @property
   def levels(self) -> list[Any]:
@@ -75,12 +76,14 @@ class Evaluated(NamedTuple):
     return [] if None in levels else levels
 
   @property
-  def grouped_answers(self) -> list[list[str | None]] | None:
-    """The answers, problem by problem."""
-    size = self.num_samples
-    return self.answers and [self.answers[i : i + size] for i in range(0, len(self.answers), size)]
+  def votes(self) -> list[list[str | None]] | None:
+    """The votes of the answers, problem by problem; None where the verifier reads no answers."""
+    if self.answers is None:
+      return None
+    votes, size = [answer and answer.vote for answer in self.answers], self.num_samples
+    return [votes[i : i + size] for i in range(0, len(votes), size)]
 
-  def table(self, values: Sequence[Any], dtype: type) -> np.ndarray:
+  def table(self, values: Collection[Any], dtype: type) -> np.ndarray:
     """One value a response, problem by problem."""
     return np.array(values, dtype).reshape(len(self.problems), -1)
 
@@ -89,7 +92,7 @@ def evaluated(
   problems: Problems,
   prompts: list[tuple[int, ...]],
   responses: list[Completion],
-  outcomes: list[Outcome],
+  graded: Graded,
   verifier: WeightedReward,
 ) -> Evaluated:
   """An evaluation, with the answers that the verifier reads.
@@ -98,37 +101,18 @@ def evaluated(
     problems: see `Evaluated`.
     prompts: see there.
     responses: see there.
-    outcomes: see there.
+    graded: see there.
     verifier: that they are of.
 
   Raises:
     NoRewardError: it failed on all responses.
   """
-  refuse_failures(f"reward {verifier.name!r}", [x.cause for x in outcomes], next((x.detail for x in outcomes if x.cause), ""))
+  refuse_failures(f"reward {verifier.name!r}", graded.failed, graded.detail)
   read, answers = answer_reader(verifier), None
   if read is not None:
     size = len(responses) // len(problems)
     answers = [read(response, problems[i // size]) for i, response in enumerate(responses)]
-  return Evaluated(problems, prompts, responses, outcomes, answers)
-
-
-def outcomes_of(
-  verifier: WeightedReward, responses: Sequence[Completion], problems: Problems, call: CallFn
-) -> list[Outcome]:
-  """The verifier's word on each response, but for those whose environment failed: nothing is known of them.
-
-  Args:
-    verifier: the first of a task's rewards.
-    responses: to judge.
-    problems: each response's own.
-    call: who calls the verifier's function.
-  """
-  outcomes = [None if response.failed is None else Outcome(None, *response.failed) for response in responses]
-  asked = [i for i, outcome in enumerate(outcomes) if outcome is None]
-  for i, outcome in zip(asked, call(verifier, [responses[i] for i in asked], [problems[i] for i in asked]), strict=True):
-    # Through float32, as rewards are in training: a score is the same number wherever it is read.
-    outcomes[i] = outcome if outcome.cause else outcome._replace(value=float(np.float32(outcome.value)))
-  return outcomes
+  return Evaluated(problems, prompts, responses, graded, answers)
 
 
 def check_metrics(metrics: Sequence[str | MetricName], verifier: WeightedReward, *, setting: str = "config.eval.metrics") -> None:
@@ -172,7 +156,7 @@ def eval_metrics(found: Evaluated, metrics: Sequence[str] = ()) -> dict[str, flo
     "eval/truncated": float(1 - found.stopped.mean()),
   }
   for metric in map(parse_metric, metrics):
-    own = estimate(metric, scores, found.grouped_answers, key=answer_key)
+    own = estimate(metric, scores, found.votes)
     if own.problems:
       name = f"eval/{short_name(metric)}"
       row |= {name: own.value, f"{name}/low": own.low, f"{name}/high": own.high}
@@ -199,6 +183,6 @@ def summary(found: Evaluated, metrics: Sequence[str | MetricName], *, rated: boo
   """
   ratings = np.array([float(level) or np.nan for level in found.levels]) if rated else None
   return summarise(
-    metrics, found.scores, lengths=found.lengths, stopped=found.stopped, answers=found.grouped_answers, key=answer_key,
+    metrics, found.scores, lengths=found.lengths, stopped=found.stopped, answers=found.votes,
     levels=found.levels, problem_ratings=ratings, causes=found.causes,
   )  # fmt: skip

@@ -1,14 +1,14 @@
 """When so many rewards are missing that to go on would mean little."""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection
 
 
 class NoRewardError(ValueError):
   """So many responses have no reward that to go on would mean little."""
 
 
-def refuse_failures(who: str, causes: Sequence[str | None], detail: str, *, limit: float = 1.0, setting: str = "") -> None:
+def refuse_failures(who: str, causes: Collection[str | None], detail: str, *, limit: float = 1.0, setting: str = "") -> None:
   """Stops where too many responses have no reward, or all of them.
 
   Args:

@@ -6,8 +6,8 @@ from typing import Any
 import numpy as np
 
 from jaxrl_llm.evaluation import SampleRow
-from jaxrl_llm.evaluation.held_out.evaluated import Evaluated, Problems, evaluated, outcomes_of
-from jaxrl_llm.rewards import CallFn, WeightedReward
+from jaxrl_llm.evaluation.held_out.evaluated import Evaluated, Problems, evaluated
+from jaxrl_llm.rewards import CallFn, WeightedReward, grade
 from jaxrl_llm.text_types import Completion, Turn
 
 
@@ -25,7 +25,7 @@ def sample_rows(
     step: RL steps that they have behind them; None where that is not known.
   """
   names = _names(found.problems)
-  for i, (response, outcome) in enumerate(zip(found.responses, found.outcomes, strict=True)):
+  for i, response in enumerate(found.responses):
     which, sample = divmod(i, found.num_samples)
     problem = found.problems[which]
     yield SampleRow(
@@ -33,11 +33,8 @@ def sample_rows(
       sample=sample,
       prompt=decode(found.prompts[which]),
       response=response.text,
-      answer=found.answers and found.answers[i],
       gold=str(problem.get("answer", "")),
-      score=None if outcome.cause else outcome.value,
-      parts={} if outcome.cause else {verifier: outcome.value},
-      cause=outcome.cause,
+      **_graded_fields(found, i, verifier),
       num_tokens=response.num_tokens,
       stopped=response.stopped,
       level=_plain(problem.get("level")),
@@ -62,11 +59,16 @@ def regraded_rows(rows: Sequence[SampleRow], found: Evaluated, *, verifier: str)
   result = []
   for row in rows:
     i = places[row.id] * found.num_samples + row.sample
-    outcome = found.outcomes[i]
-    score = None if outcome.cause else outcome.value
-    parts = {} if outcome.cause else {verifier: outcome.value}
-    result.append(row._replace(score=score, cause=outcome.cause, parts=parts, answer=found.answers and found.answers[i]))
+    result.append(row._replace(**_graded_fields(found, i, verifier)))
   return result
+
+
+def _graded_fields(found: Evaluated, i: int, verifier: str) -> dict[str, Any]:
+  """What the verifier made of a response, by the names of a row's fields."""
+  cause, reward = found.graded.failed[i], float(found.graded.totals[i])
+  known = {"score": reward, "parts": {verifier: reward}} if cause is None else {"score": None, "parts": {}}
+  answer = found.answers and found.answers[i]
+  return known | {"cause": cause, "answer": answer and answer.text}
 
 
 def regrade(rows: Sequence[SampleRow], *, verifier: WeightedReward, call: CallFn) -> Evaluated:
@@ -91,8 +93,8 @@ def regrade(rows: Sequence[SampleRow], *, verifier: WeightedReward, call: CallFn
       raise ValueError(f"problem {name!r}: found the samples {[row.sample for row in own][:20]}, expected 0 to {size - 1} as of the others")
   problems = [_problem(own[0]) for own in samples.values()]
   responses = [_completion(row) for own in samples.values() for row in own]
-  outcomes = outcomes_of(verifier, responses, [problem for problem in problems for _ in range(size)], call)
-  return evaluated(problems, [()] * len(problems), responses, outcomes, verifier)
+  graded = grade([verifier._replace(weight=1.0)], responses, [problem for problem in problems for _ in range(size)], call=call)
+  return evaluated(problems, [()] * len(problems), responses, graded, verifier)
 
 
 def _names(problems: Problems) -> list[str]:

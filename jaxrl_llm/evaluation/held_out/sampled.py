@@ -1,16 +1,15 @@
 """Held-out problems, sampled with the policy and graded."""
 
-import json
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import jax
 import numpy as np
-from jaxtyping import Float, PRNGKeyArray
+from jaxtyping import PRNGKeyArray
 
-from jaxrl_llm.devices import hosts
-from jaxrl_llm.evaluation.held_out.evaluated import Evaluated, Problems, evaluated, outcomes_of
-from jaxrl_llm.rewards import CallFn, Outcome, WeightedReward, call_here, final_answer
+from jaxrl_llm.evaluation.held_out.evaluated import Evaluated, Problems, evaluated
+from jaxrl_llm.rewards import CallFn, WeightedReward, call_here, final_answer
+from jaxrl_llm.rewards.sharing import grade_shared
 from jaxrl_llm.text_types import Completion
 from jaxrl_llm.types import Rollouts
 
@@ -55,7 +54,8 @@ def evaluate_policy(
   Raises:
     NoRewardError: the verifier failed on all responses.
   """
-  prompts, responses, outcomes, begun = [], [], [], time.perf_counter()
+  prompts, responses, batches, begun = [], [], [], time.perf_counter()
+  verifier = verifier._replace(weight=1.0)  # In training it may be 0, where a reward model alone counts.
   for start in range(0, len(problems), batch_prompts):
     batch = list(problems[start : start + batch_prompts])
     filled = batch + [batch[-1]] * (batch_prompts - len(batch))
@@ -64,24 +64,10 @@ def evaluate_policy(
     drawn = drawn[: len(batch) * size]
     prompts += [tuple(rollouts.prompts[row][rollouts.prompt_mask[row]].tolist()) for row in range(0, len(drawn), size)]
     responses += drawn
-    outcomes += _shared_outcomes(verifier, drawn, [problem for problem in batch for _ in range(size)], call)
+    batches.append(grade_shared([verifier], drawn, [problem for problem in batch for _ in range(size)], call=call))
+    graded = jax.tree.map(lambda *x: np.concatenate(x), *batches)
     if note is not None:
-      known = [outcome.value for outcome in outcomes if not outcome.cause]
-      so_far = f"{np.mean(known):.1%} right so far" if known else "no score so far"
+      known = graded.totals[graded.valid]
+      so_far = f"{np.mean(known):.1%} right so far" if len(known) else "no reward so far"
       note(f"{len(prompts):,} of {len(problems):,} problems | {so_far} | {time.perf_counter() - begun:.1f} s")
-  return evaluated(problems, prompts, responses, outcomes, verifier)
-
-
-def _shared_outcomes(verifier: WeightedReward, responses: Sequence[Completion], problems: Problems, call: CallFn) -> list[Outcome]:
-  """The same, each asked for in one process."""
-  failures: dict[str, tuple[str, str]] = {}
-
-  def values(own: Sequence[int]) -> Float[np.ndarray, "m 1"]:
-    outcomes = outcomes_of(verifier, [responses[i] for i in own], [problems[i] for i in own], call)
-    failures.update({str(i): (x.cause, x.detail) for i, x in zip(own, outcomes, strict=True) if x.cause})
-    return np.array([0.0 if x.cause else x.value for x in outcomes], np.float32).reshape(-1, 1)
-
-  found = hosts.share(values, len(responses))[:, 0].tolist()
-  for text in hosts.gather_text(json.dumps(failures)):
-    failures |= json.loads(text)
-  return [Outcome(None, *failures[str(i)]) if str(i) in failures else Outcome(value) for i, value in enumerate(found)]
+  return evaluated(problems, prompts, responses, graded, verifier)

@@ -175,6 +175,11 @@ def code_tests(
   return code_reward
 
 
+def code_deadline_s(settings: Mapping[str, Any]) -> float:
+  """Wall time of a call of the reward function, in seconds: that of all tests, and some for what surrounds them."""
+  return settings["total_s"] + 30.0
+
+
 def _as_the_problem_has_it(sandbox: Sandbox, tests: Tests, time_scale: float) -> Sandbox:
   limits = sandbox.limits
   if isinstance(tests, StdioTests) and tests.seconds:

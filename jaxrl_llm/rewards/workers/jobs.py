@@ -1,4 +1,4 @@
-"""What a pool is asked, and what it answers."""
+"""What a pool is asked."""
 
 import hashlib
 import pickle
@@ -7,12 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from jaxrl_llm.messages import did_you_mean, one_line
-from jaxrl_llm.rewards.workers.worker import CAUSES as _WIRE_CAUSES
 from jaxrl_llm.text_types import Completion
-
-CAUSES = _WIRE_CAUSES[1:]
-"""Why a call has no value. `raised`, `wrong_type`, `not_finite`, `memory`: what it did or returned. `timeout`: no answer within the
-deadline. `died`: its process ended. `flooded`: it wrote into the pipe that answers take. The names are `rewards.CAUSES`, and `memory`."""
 
 
 class Function(NamedTuple):
@@ -45,20 +40,6 @@ class Job(NamedTuple):
   function: str
   completion: Completion
   example: Mapping[str, Any]
-
-
-class Outcome(NamedTuple):
-  """What became of a job.
-
-  Attributes:
-    value: what the function returned; None where it returned nothing that counts, which is never a score of 0.
-    cause: one of `CAUSES`; None for a value.
-    detail: the cause in one line of at most 300 characters.
-  """
-
-  value: float | None
-  cause: str | None = None
-  detail: str = ""
 
 
 class Task(NamedTuple):

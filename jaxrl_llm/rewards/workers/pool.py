@@ -8,8 +8,9 @@ import time
 from collections import OrderedDict, deque
 from collections.abc import Mapping, Sequence
 
+from jaxrl_llm.rewards.outcome import Outcome
 from jaxrl_llm.rewards.workers import process
-from jaxrl_llm.rewards.workers.jobs import Function, Job, Outcome, Task, make_tasks
+from jaxrl_llm.rewards.workers.jobs import Function, Job, Task, make_tasks
 from jaxrl_llm.rewards.workers.process import Worker
 from jaxrl_llm.rewards.workers.worker import READY
 

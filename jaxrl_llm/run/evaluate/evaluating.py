@@ -134,7 +134,7 @@ def _report(
 ) -> dict[str, Any]:
   summary = held_out.summary(found, metrics, rated=facts["task"]["name"] == "codeforces")
   result = {"schema": SCHEMA, "command": command} | facts | to_json(summary)
-  failure = next((outcome.detail for outcome in found.outcomes if outcome.cause), None)
+  failure = found.graded.detail or None
   result |= {"verifier": verifier.name, "first_failure": failure, "samples_file": str(request.samples)}
   result["config"] = json.loads(json.dumps(request.config.to_dict()))
   if request.regrade is None and not hosts.is_main():  # To grade again starts no device, and asks none.
@@ -142,7 +142,7 @@ def _report(
   summary_lib.write_json(request.out, result)
   print(table(summary))
   if failure is not None:
-    print(f"first failure of {verifier.name}: {failure}")
+    print(f"first failure: {failure}")
   print(f"results: {request.out}\nsamples: {request.samples}")
   return result
 

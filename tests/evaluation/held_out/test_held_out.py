@@ -6,7 +6,7 @@ import pytest
 from jax.sharding import Mesh
 
 from jaxrl_llm.devices import mesh as mesh_lib
-from jaxrl_llm.evaluation import avg_at_n, bootstrap_interval, read_samples, write_samples
+from jaxrl_llm.evaluation import Answer, avg_at_n, bootstrap_interval, read_samples, write_samples
 from jaxrl_llm.evaluation.held_out import (
   Evaluated,
   NoRewardError,
@@ -18,7 +18,7 @@ from jaxrl_llm.evaluation.held_out import (
   summary,
 )
 from jaxrl_llm.pretrained.byte_tokenizer import ByteTokenizer
-from jaxrl_llm.rewards import Outcome, WeightedReward, call_here, final_answer
+from jaxrl_llm.rewards import Outcome, WeightedReward, answer_key, call_here, final_answer, grade
 from jaxrl_llm.rollouts import rollout
 from jaxrl_llm.text_types import Completion, Turn
 from jaxrl_llm.types import Rollouts
@@ -58,7 +58,8 @@ def evaluated(correct, *, lengths=None, levels=None, answers=None):
   lengths = np.ones(np.shape(correct), int) if lengths is None else np.array(lengths)
   responses = [Completion("", (), n, stopped=n < 8) for n in lengths.flatten().tolist()]
   outcomes = [Outcome(None, "timeout", "slow") if np.isnan(x) else Outcome(x) for x in np.ravel(correct)]
-  return Evaluated(problems, [()] * len(problems), responses, outcomes, answers)
+  graded = grade([FINAL_ANSWER], responses, [{}] * len(responses), call=lambda *_: outcomes)
+  return Evaluated(problems, [()] * len(problems), responses, graded, answers and [Answer(x, answer_key(x)) for x in answers])
 
 
 def test_metrics_by_hand():
@@ -209,10 +210,10 @@ def test_conversations_are_kept_whole(tmp_path):
   turns = (Turn("<<2*3=", "6>>", 0.5, 5), Turn("#6", (1, 2), 0.0, 11))
   talk = Completion("#6", (), 8, stopped=True, turns=turns)
   lost = Completion("", (), 3, stopped=False, failed=("environment", "it broke"))
-  outcomes = [Outcome(1.0), Outcome(None, *lost.failed)]
-  found = Evaluated([{"answer": "6", "level": 1}], [(50,)], [talk, lost], outcomes, ["6", None])
+  graded = grade([WeightedReward("v", lambda completion, example: 1.0)], [talk, lost], [{}] * 2)
+  found = Evaluated([{"answer": "6", "level": 1}], [(50,)], [talk, lost], graded, [Answer("6", "6"), None])
   write_samples(tmp_path / "s.jsonl", sample_rows(found, verifier="v", decode=TOKENIZER.decode, seed=0, model="m", step=None))
   seen = []
   judge = WeightedReward("v", lambda completion, example: float(seen.append(completion.turns) is None))
   again = regrade(read_samples(tmp_path / "s.jsonl"), verifier=judge, call=call_here)
-  assert seen == [turns] and [x.cause for x in again.outcomes] == [None, "environment"]
+  assert seen == [turns] and again.graded.failed.tolist() == [None, "environment"]

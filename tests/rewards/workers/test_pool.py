@@ -11,7 +11,8 @@ import time
 import numpy as np
 import pytest
 
-from jaxrl_llm.rewards.workers import CAUSES, Function, Job, Outcome, open_pool, process
+from jaxrl_llm.rewards import CAUSES, Outcome
+from jaxrl_llm.rewards.workers import Function, Job, open_pool, process
 from jaxrl_llm.rewards.workers import worker as protocol
 from jaxrl_llm.text_types import Completion, Turn
 from tests.rewards.workers import hostile
