@@ -140,7 +140,7 @@ def base() -> ConfigDict:
   config.reward.kl_coef = 0.0  # Reward per nat of divergence from the reference, taken away; `objective.kl_coef` is the one in the loss.
   config.reward.kl_estimator = config_dict.placeholder(str)  # "k1" | "k2" | "k3".
 
-  config.reward.model_path = config_dict.placeholder(str)  # A reward model's folder, whose score is a term of the reward; None is none.
+  config.reward.model_path = config_dict.placeholder(str)  # A reward model's folder, whose judgement is a term of the reward; None is none.
   config.reward.model_weight = 1.0  # Of that term, beside the task's own verifier with weight 1.
   config.reward.model_only = False  # Learn from it alone: the verifier has weight 0, and evaluations still ask it.
   config.reward.workers = config_dict.placeholder(int)  # Processes for rewards that may hang or crash; None is one for each processor.
@@ -194,7 +194,7 @@ def base() -> ConfigDict:
   # Dynamic sampling: how often a step may draw again, with new prompts, to fill its batch with groups whose samples differ in reward.
   # Groups that do not take the places that are still empty then.
   config.rollout.max_refills = 0
-  config.rollout.report_every = 0  # Decoding steps between two looks at what has finished, to score it meanwhile; 0: once, at the end.
+  config.rollout.report_every = 0  # Decoding steps between two looks at what has finished, to grade it meanwhile; 0: once, at the end.
 
   config.learner = ConfigDict()
   config.learner.updates_per_rollout = 4

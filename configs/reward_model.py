@@ -41,8 +41,8 @@ def base() -> ConfigDict:
 
   config.objective = ConfigDict()
   config.objective.name = "bradley_terry"
-  config.objective.margin = 0.0  # By how much a chosen response is to score higher, where the pair does not say.
-  config.objective.center_coef = 0.0  # Keeps scores around 0, which pairs leave open; 0.01 is usual.
+  config.objective.margin = 0.0  # By how much a chosen response is to be rewarded more, where the pair does not say.
+  config.objective.center_coef = 0.0  # Keeps rewards around 0, which pairs leave open; 0.01 is usual.
 
   config.model = ConfigDict()
   config.model.preset = "tiny"

@@ -25,7 +25,7 @@ from jaxrl_llm.run.bookkeeping import (
   watch,
   write_report,
 )
-from jaxrl_llm.run.learn import adapt_kl, add_credit, arrange, leave_out, scores, token_scores, update
+from jaxrl_llm.run.learn import adapt_kl, add_credit, arrange, leave_out, token_scores, update, with_logprobs
 from jaxrl_llm.run.sample import assess, evaluate, launch, move_weights, refill, wait
 from jaxrl_llm.run.saved_state import CRITIC
 from jaxrl_llm.run.start import Run, copy, start
@@ -137,8 +137,8 @@ def reinforce(this: Run) -> None:
     minibatches = packing.split(trajectories.trajectories(batch.rollouts, batch.counted), config.learner.updates_per_rollout)
     layouts = [arrange(this, x) for x in minibatches]
     packed = [packing.pack(x, layout) for x, layout in zip(minibatches, layouts, strict=True)]
-    scored = [scores(this, place_tokens(experiment.mesh, minibatch), step) for minibatch in packed]
-    placed, route_metrics = [batch for batch, _ in scored], [metrics for _, metrics in scored]
+    computed = [with_logprobs(this, place_tokens(experiment.mesh, minibatch), step) for minibatch in packed]
+    placed, route_metrics = [batch for batch, _ in computed], [metrics for _, metrics in computed]
     stop_if_preempted(this, began)
 
     this.phases.begin("advantages")

@@ -33,7 +33,7 @@ class Forward(NamedTuple):
   """What a model says of packed rows.
 
   Attributes:
-    logits: those at t score token t + 1; None where only hidden states were asked for.
+    logits: those at t are for token t + 1; None where only hidden states were asked for.
     hidden: final hidden states, normalised: what the output head reads; None where logits were asked for.
     routing: the experts that each token visited, -1 in layers without experts; None for a dense model.
     live_routing: what the routers chose by themselves; differs from `routing` only where recorded routes were replayed.
@@ -204,7 +204,7 @@ class Objective(NamedTuple):
   Attributes:
     weigh: weights of all tokens of the global batch.
     token_loss: loss of each token, to be minimised.
-    needs: the scores that `token_loss` reads, as fields of `TrainBatch` and `PolicyOutputs`: of `old_logprobs`, `sampler_logprobs`,
+    needs: the fields that `token_loss` reads, as fields of `TrainBatch` and `PolicyOutputs`: of `old_logprobs`, `sampler_logprobs`,
       `ref_logprobs`, `entropy`; the loop computes these and nothing else.
     value_loss: loss of the critic's values, for a critic with parameters of its own; None for a method without a critic. `token_loss` adds
       the same term by itself where `PolicyOutputs.values` is given, i.e. where policy and critic share their parameters.

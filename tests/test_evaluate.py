@@ -96,7 +96,7 @@ def test_results_are_those_of_the_samples_and_grading_again_changes_nothing(trai
 
   again, graded = tmp_path / "again.json", tmp_path / "again.jsonl"
   evaluate(TINY, f"--regrade={samples}", f"--metrics={','.join(METRICS)}", f"--out={again}", f"--samples={graded}")
-  assert "240 samples graded again with final_answer, 0 scores changed" in capsys.readouterr().out
+  assert "240 samples graded again with final_answer, 0 rewards changed" in capsys.readouterr().out
   assert graded.read_bytes() == samples.read_bytes()
   second = json.loads(again.read_text())
   assert all(second[name] == result[name] for name in ("metrics", "levels", "truncation_rate", "mean_tokens", "failed"))

@@ -97,7 +97,7 @@ def measure_answers(pool: Pool, kind: str, *, count: int, repeats: int) -> dict[
     return [fn(job.completion, job.example) for job in jobs]
 
   def there(jobs):
-    return [outcome.value for outcome in pool.score(jobs)]
+    return [outcome.value for outcome in pool.call(jobs)]
 
   rates = {"here": [], "new": [], "remembered": []}
   for repeat in range(repeats + 1):
@@ -122,7 +122,7 @@ def measure_hangs(*, count: int, workers: int, timeout_s: float) -> dict[str, fl
     seconds, timeouts = [], 0
     for _ in range(count):
       started = time.perf_counter()
-      (outcome,) = pool.score([Job("hang", Completion("", (), 0, True), {})])
+      (outcome,) = pool.call([Job("hang", Completion("", (), 0, True), {})])
       timeouts += outcome.cause == "timeout"
       seconds.append(time.perf_counter() - started)
     return dict(count=count, timeouts=timeouts, workers_after=pool.num_workers, **spread(seconds))

@@ -190,7 +190,7 @@ def compiled(job: TrainJob, model: Model, state: TrainState, rows: TrainBatch, *
   """
   objective = make_objective(job.objective)
   optimizer, schedule = optimizer_of(job)
-  outputs_fn = partial(policy_outputs, model.score, make_filter(), learns_entropy="entropy" in objective.needs)
+  outputs_fn = partial(policy_outputs, model.logprobs, make_filter(), learns_entropy="entropy" in objective.needs)
   step = make_train_step(outputs_fn, objective, optimizer, learning_rate=schedule, num_micro_batches=num_micro_batches)
   program = jax.jit(step, donate_argnums=0 if donate else ()).lower(state, rows).compile()
   give_back_memory()

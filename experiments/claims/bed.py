@@ -170,7 +170,7 @@ def make_bed(sizes: Sizes, model: str = "dense") -> Bed:
   """Builds one of `MODELS` once; a program compiles at first use."""
   config = model_config(sizes, model)
   model = make_model(config)
-  outputs_fn = functools.partial(policy_outputs, model.score, make_filter())
+  outputs_fn = functools.partial(policy_outputs, model.logprobs, make_filter())
   adam = dict(learning_rate=sizes.warm_rate, warmup_steps=20, weight_decay=0.0, b1=0.9, b2=0.99)
   warm, schedule = make_optimizer(**adam, max_grad_norm=1.0)
   warm_step = jax.jit(make_train_step(outputs_fn, objectives.make("sft"), warm, learning_rate=schedule), donate_argnums=0)

@@ -12,7 +12,7 @@ from jaxrl_llm.config import policy
 from jaxrl_llm.config.check import row_problems
 from jaxrl_llm.config.policy import make_objective
 from jaxrl_llm.devices import mesh as mesh_lib
-from jaxrl_llm.learner.needs import scores_needed
+from jaxrl_llm.learner.needs import fields_needed
 from jaxrl_llm.learner.programs import Programs, make_programs
 from jaxrl_llm.models import ModelConfig
 from jaxrl_llm.models.head import chunk_tokens
@@ -94,7 +94,7 @@ def make_plan(config: ConfigDict, topology: Topology, *, only_planned: bool = Fa
     raise ValueError("\n".join(problems))
   model = policy.model_config(config, vocab_size=_VOCABULARY)
   objective = make_objective(config)
-  programs = make_programs(config, mesh, model, objective, needs=scores_needed(config, objective))
+  programs = make_programs(config, mesh, model, objective, needs=fields_needed(config, objective))
   return Plan(config, topology, mesh, sampler_mesh, model, programs, only_planned)
 
 
@@ -116,10 +116,10 @@ def update(plan: Plan) -> Proof:
 
 def score(plan: Plan) -> Proof:
   """The pass that scores what was sampled, before the first update."""
-  params, batch = plan.programs.score.signatures[-1]
+  params, batch = plan.programs.logprobs.signatures[-1]
   work = costs.rows_pass(plan.config, plan.model, plan.mesh, rows=batch.tokens.shape[0], backward=False)
   parts = {"weights": costs.bytes_on_chip(params), "batch": costs.bytes_on_chip(batch)}
-  compiled = _compiled(plan, plan.programs.score, (params, batch))
+  compiled = _compiled(plan, plan.programs.logprobs, (params, batch))
   return Proof("score", compiled, parts, beside=costs.bytes_on_chip(plan.programs.abstract_state.opt_state), work=work)
 
 

@@ -94,12 +94,12 @@ def what_takes_memory(plan: Plan, proof: Proof) -> Table:
   """The parts of a program's memory: those that are known of its arguments, and an estimate of the rest."""
   from jaxrl_llm.config.policy import make_objective
   from jaxrl_llm.learner.memory import footprint
-  from jaxrl_llm.learner.needs import scores_needed
+  from jaxrl_llm.learner.needs import fields_needed
 
   objective = make_objective(plan.config)
-  needs = scores_needed(plan.config, objective)
+  needs = fields_needed(plan.config, objective)
   estimate = footprint(plan.config, plan.model, plan.mesh, plan.sampler_mesh, objective, needs=needs)
-  of_program = {"update": "update", "score": "scoring"}.get(proof.name, "sampling")
+  of_program = {"update": "update", "score": "logprobs"}.get(proof.name, "sampling")
   table = _table("what", "GiB", title=f"{proof.name}: what takes the memory (estimated)")
   for name, size in {**estimate.held, **estimate.programs.get(of_program, {})}.items():
     table.add_row(name, f"{size / _GB:.2f}")

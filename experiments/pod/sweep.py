@@ -23,7 +23,7 @@ from jaxrl_llm.config.check import row_problems
 from jaxrl_llm.config.policy import make_objective
 from jaxrl_llm.devices import mesh as mesh_lib
 from jaxrl_llm.learner.memory import footprint
-from jaxrl_llm.learner.needs import scores_needed
+from jaxrl_llm.learner.needs import fields_needed
 from jaxrl_llm.models import ModelConfig
 
 COMPILED = 4
@@ -194,7 +194,7 @@ def estimate(config: ConfigDict, model: ModelConfig, topology: Topology) -> Cand
   """Memory by `jaxrl_llm.learner.memory`; time from operations, and from the weights and tokens that travel in every layer."""
   mesh, sampler_mesh = mesh_lib.make_meshes(**config.mesh, devices=topology.devices)
   objective = make_objective(config)
-  needs = scores_needed(config, objective)
+  needs = fields_needed(config, objective)
   found = footprint(config, model, mesh, sampler_mesh, objective, needs=needs)
   memory = sum(found.held.values()) + sum(found.programs["update"].values())
   rows, micro = max(config.learner.row_buckets), config.learner.micro_batches

@@ -2,7 +2,7 @@
 
 | metric | of each problem |
 | --- | --- |
-| `avg@n:n=64` | mean score of n samples |
+| `avg@n:n=64` | mean reward of n samples |
 | `pass@k:k=1&n=16` | probability that one of k samples is right, unbiased, from n |
 | `maj@n:n=8` | whether the answer that most of n samples give is right |
 

@@ -53,7 +53,7 @@ def bootstrap_interval(
     raise ValueError(f"confidence: found {confidence!r}, expected a number between 0 and 1")
   known = per_problem[~np.isnan(per_problem)]
   if not len(known):
-    raise ValueError(f"bootstrap: found {len(per_problem)} problems and none of known score, expected at least one")
+    raise ValueError(f"bootstrap: found {len(per_problem)} problems and none of known reward, expected at least one")
   rng = np.random.default_rng(seed)
   means, rows = [], max(_MAX_DRAWS // len(known), 1)
   for start in range(0, num_resamples, rows):

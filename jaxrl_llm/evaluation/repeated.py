@@ -8,10 +8,10 @@ from jaxtyping import Bool, Float, Int
 
 
 def avg_at_n(correct: Float[np.ndarray, "n s"], n: int | None = None) -> Float[np.ndarray, " n"]:
-  """avg@n: for each problem the mean score of its first n samples.
+  """avg@n: for each problem the mean reward of its first n samples.
 
   Args:
-    correct: score of each sample, 1 where it is right; any number from 0 to 1. NaN where nobody knows it: it is left out.
+    correct: reward of each sample, 1 where it is right; any number from 0 to 1. NaN where nobody knows it: it is left out.
     n: samples that count; None takes all.
 
   Returns:
@@ -45,7 +45,7 @@ def pass_at_k(correct: Float[np.ndarray, "n s"], k: int, n: int | None = None) -
     are known.
 
   Raises:
-    ValueError: n < k, fewer samples than n, or scores that are neither 0 nor 1.
+    ValueError: n < k, fewer samples than n, or rewards that are neither 0 nor 1.
 
   Example:
     >>> pass_at_k(np.array([[1., 0., 0., 0.], [0., 0., 0., 0.]]), 2).tolist()
@@ -62,7 +62,7 @@ def pass_at_k(correct: Float[np.ndarray, "n s"], k: int, n: int | None = None) -
     raise ValueError(f"pass@k: found k={k}, expected 1 to {correct.shape[1]}, the samples of each problem")
   known = ~np.isnan(correct)
   if not np.isin(correct[known], (0, 1)).all():
-    raise ValueError("pass@k: found scores that are neither 0 nor 1, expected right or wrong; avg@n takes any")
+    raise ValueError("pass@k: found rewards that are neither 0 nor 1, expected right or wrong; avg@n takes any")
   samples, rights = known.sum(axis=1), np.where(known, correct, 0).sum(axis=1)
   i = np.arange(1, correct.shape[1] + 1)
   counted = (i > (samples - rights)[:, None]) & (i <= samples[:, None])
@@ -79,9 +79,9 @@ def maj_at_n(
 ) -> Float[np.ndarray, " n"]:
   """maj@n: for each problem whether the answer that most of its first n samples give is right.
 
-  Answers with the same key are one answer. Of several that are equally frequent each is as likely to be the vote, so the expected score is
+  Answers with the same key are one answer. Of several that are equally frequent each is as likely to be the vote, so the expected reward is
   the mean of theirs: nothing depends on the order of the samples. A sample without an answer does not vote; where none votes it is 0, but
-  NaN where that is because scores are unknown.
+  NaN where that is because rewards are unknown.
 
   Args:
     answers: the answer extracted from each sample, None where there is none.
@@ -90,7 +90,7 @@ def maj_at_n(
     key: what makes two answers one. Spelling but for spaces unless told.
 
   Raises:
-    ValueError: fewer samples than n, or another number of answers than scores.
+    ValueError: fewer samples than n, or another number of answers than rewards.
 
   Example:
     >>> maj_at_n([["4", "4 ", "5"], ["1", "2", None]], np.array([[1., 1., 0.], [0., 1., 0.]])).tolist()
@@ -104,19 +104,19 @@ def maj_at_n(
   """
   if len(answers) != len(correct) or any(len(row) != correct.shape[1] for row in answers):
     n, s = correct.shape
-    raise ValueError(f"maj@n: found the answers of {len(answers)} problems, expected those of {n} x {s} samples, one for each score")
+    raise ValueError(f"maj@n: found the answers of {len(answers)} problems, expected those of {n} x {s} samples, one for each reward")
   correct = _first("maj@n", correct, n)
-  return np.array([_vote(list(row)[: correct.shape[1]], scores, key) for row, scores in zip(answers, correct, strict=True)], np.float64)
+  return np.array([_vote(list(row)[: correct.shape[1]], rewards, key) for row, rewards in zip(answers, correct, strict=True)], np.float64)
 
 
-def _vote(answers: list[str | None], scores: Float[np.ndarray, " s"], key: Callable[[str], Hashable]) -> float:
-  voters = [(key(answer), score) for answer, score in zip(answers, scores, strict=True) if answer is not None and not np.isnan(score)]
+def _vote(answers: list[str | None], rewards: Float[np.ndarray, " s"], key: Callable[[str], Hashable]) -> float:
+  voters = [(key(answer), reward) for answer, reward in zip(answers, rewards, strict=True) if answer is not None and not np.isnan(reward)]
   votes = Counter(answer for answer, _ in voters)
   if not votes:
-    return float("nan") if np.isnan(scores).any() else 0.0
+    return float("nan") if np.isnan(rewards).any() else 0.0
   most = max(votes.values())
   winners = [answer for answer, count in votes.items() if count == most]
-  return float(np.mean([np.mean([score for answer, score in voters if answer == winner]) for winner in winners]))
+  return float(np.mean([np.mean([reward for answer, reward in voters if answer == winner]) for winner in winners]))
 
 
 def truncation_rate(stopped: Bool[np.ndarray, "n s"]) -> Float[np.ndarray, " n"]:

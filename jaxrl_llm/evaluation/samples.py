@@ -19,7 +19,7 @@ class SampleRow(NamedTuple):
     response: the text that it wrote.
     answer: what was extracted from it; None where nothing was found or nobody looked.
     gold: the right answer.
-    score: what the verifier gave; None where it failed.
+    score: the reward, by the name that it has in the file; None where it failed.
     parts: each reward by itself, unweighted.
     cause: why the verifier failed; None where it did not.
     num_tokens: of the response, the stop token included.

@@ -37,10 +37,10 @@ class Summary(NamedTuple):
 
   Attributes:
     metrics: in the order in which they were asked for.
-    levels: mean score of all samples by difficulty, and of how many problems.
+    levels: mean reward of all samples by difficulty, and of how many problems.
     problems: how many.
     samples: of each problem.
-    failed: samples that the verifier gave no score, by cause.
+    failed: samples that the verifier gave no reward, by cause.
     truncation_rate: fraction of samples that did not end by themselves.
     mean_tokens: of a response.
     rating: estimate from the problems' ratings; None where they have none.
@@ -58,14 +58,14 @@ class Summary(NamedTuple):
 
 def per_problem(
   metric: str | MetricName,
-  scores: Float[np.ndarray, "n s"],
+  rewards: Float[np.ndarray, "n s"],
   answers: Sequence[Sequence[str | None]] | None = None,
 ) -> Float[np.ndarray, " n"]:
   """A metric's number for each problem.
 
   Args:
     metric: its name, such as `pass@k:k=1&n=16`.
-    scores: 1 where a sample is right, else 0, or a number between for credit in part, which is no pass; NaN where nobody knows.
+    rewards: 1 where a sample is right, else 0, or a number between for credit in part, which is no pass; NaN where nobody knows.
     answers: the extracted answers, for `maj@n`; equal but for spaces around them, they are one.
 
   Raises:
@@ -77,17 +77,17 @@ def per_problem(
   """
   metric = parse_metric(metric) if isinstance(metric, str) else metric
   if metric.kind == "avg@n":
-    return avg_at_n(scores, metric.n)
+    return avg_at_n(rewards, metric.n)
   if metric.kind == "pass@k":
-    return pass_at_k(np.where(np.isnan(scores), np.nan, scores >= 1), metric.k, metric.n)
+    return pass_at_k(np.where(np.isnan(rewards), np.nan, rewards >= 1), metric.k, metric.n)
   if answers is None:
     raise ValueError(f"{metric}: found no extracted answers, expected them: a majority is one of answers")
-  return maj_at_n(answers, scores, metric.n)
+  return maj_at_n(answers, rewards, metric.n)
 
 
 def estimate(
   metric: str | MetricName,
-  scores: Float[np.ndarray, "n s"],
+  rewards: Float[np.ndarray, "n s"],
   answers: Sequence[Sequence[str | None]] | None = None,
   *,
   seed: int = 0,
@@ -96,11 +96,11 @@ def estimate(
 
   Args:
     metric: see there.
-    scores: see there.
+    rewards: see there.
     answers: see there.
     seed: of the bootstrap.
   """
-  values = per_problem(metric, scores, answers)
+  values = per_problem(metric, rewards, answers)
   known = int(np.sum(~np.isnan(values)))
   interval = bootstrap_interval(values, seed=seed) if known else (None, None, None)
   return Estimate(str(metric), *interval, problems=known)
@@ -108,7 +108,7 @@ def estimate(
 
 def summarise(
   metrics: Sequence[str | MetricName],
-  scores: Float[np.ndarray, "n s"],
+  rewards: Float[np.ndarray, "n s"],
   *,
   lengths: Int[np.ndarray, "n s"],
   stopped: Bool[np.ndarray, "n s"],
@@ -122,7 +122,7 @@ def summarise(
 
   Args:
     metrics: names, such as `avg@n:n=8`.
-    scores: see `per_problem`.
+    rewards: see `per_problem`.
     lengths: responses, in tokens.
     stopped: whether a response ended by itself.
     answers: the extracted answers, for `maj@n`.
@@ -135,22 +135,22 @@ def summarise(
     ValueError: no metrics, or one that the samples do not allow.
 
   Example:
-    >>> scores, ones = np.array([[1., 0.], [1., 1.]]), np.ones((2, 2), int)
-    >>> found = summarise(["avg@n:n=2", "pass@k:k=2&n=2"], scores, lengths=ones, stopped=ones > 0, levels=[1, 3])
+    >>> rewards, ones = np.array([[1., 0.], [1., 1.]]), np.ones((2, 2), int)
+    >>> found = summarise(["avg@n:n=2", "pass@k:k=2&n=2"], rewards, lengths=ones, stopped=ones > 0, levels=[1, 3])
     >>> [x.value for x in found.metrics], found.levels
     ([0.75, 1.0], {1: (0.5, 1), 3: (1.0, 1)})
   """
   if not metrics:
     raise ValueError("metrics: found none, expected names such as 'avg@n:n=8'")
-  solved, rating = avg_at_n(scores), None
+  solved, rating = avg_at_n(rewards), None
   if problem_ratings is not None:
     rated = ~np.isnan(solved) & ~np.isnan(problem_ratings)
     rating = estimate_rating(problem_ratings[rated], solved[rated]) if rated.any() else None
   return Summary(
-    metrics=tuple(estimate(metric, scores, answers, seed=seed) for metric in metrics),
+    metrics=tuple(estimate(metric, rewards, answers, seed=seed) for metric in metrics),
     levels=by_level(solved, levels) if len(levels) else {},
-    problems=scores.shape[0],
-    samples=scores.shape[1],
+    problems=rewards.shape[0],
+    samples=rewards.shape[1],
     failed=dict(Counter(causes).most_common()),
     truncation_rate=float(truncation_rate(stopped).mean()),
     mean_tokens=float(lengths.mean()),
@@ -191,8 +191,8 @@ def table(summary: Summary) -> str:
   """A summary as lines for a terminal.
 
   Example:
-    >>> scores, ones = np.array([[1., 0.], [1., 1.]]), np.ones((2, 2), int)
-    >>> print(table(summarise(["avg@n:n=2"], scores, lengths=ones, stopped=ones > 0)))
+    >>> rewards, ones = np.array([[1., 0.], [1., 1.]]), np.ones((2, 2), int)
+    >>> print(table(summarise(["avg@n:n=2"], rewards, lengths=ones, stopped=ones > 0)))
     metric      value  95 % interval      problems
     avg@n:n=2   75.0%  50.0% to 100.0%           2
     truncated    0.0%

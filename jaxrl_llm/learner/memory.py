@@ -82,7 +82,7 @@ def footprint(
     mesh: devices of the learner.
     sampler_mesh: devices of the sampler, which may be the same.
     objective: what RL minimises.
-    needs: see `needs.scores_needed`.
+    needs: see `needs.fields_needed`.
 
   Raises:
     ValueError: a weight that a mesh does not divide.
@@ -116,8 +116,8 @@ def footprint(
   update |= _larger(layer, head(shape, mesh, tokens=rows_here * learner.row_tokens, learns=True))
   layer = {"activations": _FORWARD * one_layer(shape, mesh, rows=rows / pieces, row_tokens=learner.row_tokens)}
   layer |= {"gathered weights": gathered(state.params, mesh)}
-  score = _larger(layer, head(shape, mesh, tokens=rows / pieces * learner.row_tokens, learns=False))
-  found = {"update": update, "scoring": score}
+  logprobs = _larger(layer, head(shape, mesh, tokens=rows / pieces * learner.row_tokens, learns=False))
+  found = {"update": update, "logprobs": logprobs}
 
   sampler_dtype, of_sampler = config.model.sampler_dtype or shape.dtype, {}
   sampled = sampling(config, shape._replace(dtype=sampler_dtype), sampler_mesh)
@@ -241,7 +241,7 @@ def gathered(params: PyTree, mesh: Mesh) -> float:
 
 
 def head(shape: ModelConfig, mesh: Mesh, *, tokens: float, learns: bool) -> dict[str, float]:
-  """What scoring tokens takes: a chunk of logits, the tokens' states in the order of their chunks, and the output head.
+  """What log-probabilities take: a chunk of logits, the tokens' states in the order of their chunks, and the output head.
 
   Args:
     shape: of the model.

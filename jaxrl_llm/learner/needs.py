@@ -1,4 +1,4 @@
-"""Which scores a run computes, and which arrays of a batch each program reads: it is compiled for exactly these, and given no others."""
+"""Which optional fields of a batch a run computes, and which each program reads: it is compiled for exactly these, and given no others."""
 
 import jax
 import jax.numpy as jnp
@@ -10,7 +10,7 @@ from jaxrl_llm.devices import mesh as mesh_lib
 from jaxrl_llm.types import Objective, TrainBatch
 
 
-def scores_needed(config: ConfigDict, objective: Objective) -> frozenset[str]:
+def fields_needed(config: ConfigDict, objective: Objective) -> frozenset[str]:
   """The union of what the objective, the advantages and a divergence in the reward read."""
   needs = set(objective.needs) | ESTIMATORS[config.advantage.estimator].needs
   if config.reward.kl_coef:
@@ -41,11 +41,11 @@ def needed_by_critic(batch: TrainBatch) -> TrainBatch:
 
 def needed_by_warm_start(batch: TrainBatch) -> TrainBatch:
   """As `needed_by_step`, for imitation: no policy drew these tokens, and no two share a prompt."""
-  return needed_by_score(batch)._replace(sampler_logprobs=None, routing=None, prefixes=None)
+  return needed_by_logprobs(batch)._replace(sampler_logprobs=None, routing=None, prefixes=None)
 
 
-def needed_by_score(batch: TrainBatch) -> TrainBatch:
-  """As `needed_by_step`, for passes that only score."""
+def needed_by_logprobs(batch: TrainBatch) -> TrainBatch:
+  """As `needed_by_step`, for passes that only compute log-probabilities or values."""
   return batch._replace(ref_logprobs=None, kl_coefs=None, returns=None, old_values=None)
 
 

@@ -66,7 +66,7 @@ class Layout(NamedTuple):
 
 
 def demonstration(prompt: Sequence[int], response: Sequence[int], written: Sequence[bool] | None = None) -> Trajectory:
-  """A supervised sequence: the response's tokens count, or those that are marked as written; and no policy has scored them."""
+  """A supervised sequence: the response's tokens count, or those that are marked as written; and no policy has read them."""
   tokens = np.array([*prompt, *response], np.int32)
   mask = np.array([0] * len(prompt) + [1] * len(response) if written is None else [0] * len(prompt) + [*written], np.float32)
   return Trajectory(tokens, mask, advantages=mask, sampler_logprobs=np.zeros(len(tokens), np.float32))

@@ -1,4 +1,4 @@
-"""The learner's programs: updates, scoring passes and the critic's, with the abstract arguments that they are compiled for.
+"""The learner's programs: updates, passes for log-probabilities and the critic's, with the abstract arguments that they are compiled for.
 
 They are made of a config, a mesh and the shape of a model. No task, no data and no device is needed: a mesh of chips that are elsewhere
 does, which is how a run is proven to fit a pod before anybody has one.
@@ -18,7 +18,7 @@ from ml_collections import ConfigDict
 from jaxrl_llm.devices import mesh as mesh_lib
 from jaxrl_llm.devices.compiling import compiled_for
 from jaxrl_llm.devices.offload import check_offload
-from jaxrl_llm.learner.needs import abstract_batch, needed_by_critic, needed_by_score, needed_by_step, needed_by_warm_start
+from jaxrl_llm.learner.needs import abstract_batch, needed_by_critic, needed_by_logprobs, needed_by_step, needed_by_warm_start
 from jaxrl_llm.learner.route_programs import RoutePrograms, make_route_programs
 from jaxrl_llm.learner.token_scores import TokenScores, make_token_scores
 from jaxrl_llm.learner.train_step import (
@@ -47,17 +47,17 @@ class CriticPrograms(NamedTuple):
   Attributes:
     init: `(key, policy's params) -> state` of the critic.
     abstract_state: as `Programs.abstract_state`.
-    score: `(params, batch) -> values [B T]`.
+    values: `(params, batch) -> values [B T]`.
     step: the critic's update.
   """
 
   init: Callable[[PRNGKeyArray, Params], TrainState]
   abstract_state: TrainState
-  score: Callable[[Params, TrainBatch], Float[Array, "B T"]]
+  values: Callable[[Params, TrainBatch], Float[Array, "B T"]]
   step: TrainStepFn
 
 
-class Scores(NamedTuple):
+class Logprobs(NamedTuple):
   """What a pass over packed rows returns.
 
   Attributes:
@@ -80,7 +80,7 @@ class Programs(NamedTuple):
     restart: likewise, for RL.
     warm_step: the supervised update.
     rl_step: the RL update.
-    score: `(params, batch) -> Scores` under the sampling distribution.
+    logprobs: `(params, batch) -> Logprobs` under the sampling distribution.
     token_scores: `(params, batch) -> TokenScores` of a batch of `rl_step`, less its coefficient of the KL.
     routes: what looks at the routes of a mixture of experts; None for a dense model.
     critic: its programs; None for a method without a critic.
@@ -93,7 +93,7 @@ class Programs(NamedTuple):
   restart: Callable[[Params], TrainState]
   warm_step: TrainStepFn
   rl_step: TrainStepFn
-  score: Callable[[Params, TrainBatch], Scores]
+  logprobs: Callable[[Params, TrainBatch], Logprobs]
   token_scores: Callable[[Params, TrainBatch], TokenScores]
   routes: RoutePrograms | None
   critic: CriticPrograms | None
@@ -107,7 +107,7 @@ def make_programs(config: ConfigDict, mesh: Mesh, shape: ModelConfig, objective:
     mesh: devices of the learner, which need not be there.
     shape: of the model.
     objective: what RL minimises.
-    needs: see `needs.scores_needed`.
+    needs: see `needs.fields_needed`.
 
   Raises:
     ValueError: a weight that the mesh does not divide.
@@ -152,7 +152,7 @@ def make_programs(config: ConfigDict, mesh: Mesh, shape: ModelConfig, objective:
       imitation, warm_optimizer, warm_schedule, make_filter(), [needed_by_warm_start(batch_of(rows)) for rows in warm.row_buckets]
     ),
     rl_step=update(objective, optimizer, schedule, filter_logits, rl_batches),
-    score=make_score(config, mesh, model, abstract_state.params, filter_logits),
+    logprobs=make_logprobs(config, mesh, model, abstract_state.params, filter_logits),
     token_scores=compiled_for(
       jax.jit(token_scores, out_shardings=mesh_lib.token_sharding(mesh)), [(abstract_state.params, batch) for batch in shown_batches]
     ),
@@ -164,22 +164,22 @@ def make_programs(config: ConfigDict, mesh: Mesh, shape: ModelConfig, objective:
 def outputs_fn(
   config: ConfigDict, model: Model, filter_logits: Callable, *, learns_entropy: bool = False
 ) -> Callable[[Params, TrainBatch], PolicyOutputs]:
-  """`(params, batch) -> PolicyOutputs`: what updates and scoring passes ask of the model.
+  """`(params, batch) -> PolicyOutputs`: what updates and passes for log-probabilities ask of the model.
 
   Args:
     config: checked.
     model: the policy.
-    filter_logits: of the distribution that is scored.
+    filter_logits: of the distribution that tokens are drawn from.
     learns_entropy: whether the entropy is part of the loss.
   """
   losses = tuple(router_coefs(config)) if model.config.experts else ()
-  return partial(policy_outputs, model.score, filter_logits, learns_entropy=learns_entropy, router_losses=losses)
+  return partial(policy_outputs, model.logprobs, filter_logits, learns_entropy=learns_entropy, router_losses=losses)
 
 
-def make_score(
+def make_logprobs(
   config: ConfigDict, mesh: Mesh, model: Model, params: Params, filter_logits: Callable
-) -> Callable[[Params, TrainBatch], Scores]:
-  """The pass that scores packed rows, for log π_old and log π_ref.
+) -> Callable[[Params, TrainBatch], Logprobs]:
+  """The log-probabilities of packed rows, for log π_old and log π_ref.
 
   Args:
     config: checked.
@@ -190,21 +190,21 @@ def make_score(
   """
   learner, outputs_of = config.learner, outputs_fn(config, model, filter_logits)
 
-  def score(params: Params, batch: TrainBatch) -> Scores:
+  def logprobs(params: Params, batch: TrainBatch) -> Logprobs:
     if learner.micro_batches == 1:
-      return score_piece(params, batch)
+      return logprobs_of_piece(params, batch)
     # In the pieces of the update, whose activations fit.
-    return join_rows(jax.lax.map(partial(score_piece, params), split_rows(batch, learner.micro_batches)))
+    return join_rows(jax.lax.map(partial(logprobs_of_piece, params), split_rows(batch, learner.micro_batches)))
 
-  def score_piece(params: Params, batch: TrainBatch) -> Scores:
+  def logprobs_of_piece(params: Params, batch: TrainBatch) -> Logprobs:
     outputs = outputs_of(params, batch)
     routes = None if outputs.live_routing is None else routing.replayed(batch.routing, outputs.live_routing).astype(jnp.int16)
-    return Scores(outputs.logprobs, routes)
+    return Logprobs(outputs.logprobs, routes)
 
   routes = replayed_routes(config, model.config) if config.moe.replay == "R3" else None  # R2's are what this pass finds.
   batch_of = partial(abstract_batch, mesh, row_tokens=learner.row_tokens, routes=routes, shares=learner.share_prompts)
-  batches = [needed_by_score(batch_of(rows)) for rows in learner.row_buckets]
-  return compiled_for(jax.jit(score, out_shardings=mesh_lib.token_sharding(mesh)), [(params, batch) for batch in batches])
+  batches = [needed_by_logprobs(batch_of(rows)) for rows in learner.row_buckets]
+  return compiled_for(jax.jit(logprobs, out_shardings=mesh_lib.token_sharding(mesh)), [(params, batch) for batch in batches])
 
 
 def router_coefs(config: ConfigDict) -> dict[str, float]:
@@ -223,7 +223,7 @@ def records_routes(config: ConfigDict, shape: ModelConfig) -> bool:
 
 
 def make_critic_programs(config: ConfigDict, mesh: Mesh, critic: Critic, objective: Objective) -> CriticPrograms:
-  """The critic's optimizer, update and scoring pass.
+  """The critic's optimizer, update and pass for values.
 
   Args:
     config: checked.
@@ -248,11 +248,11 @@ def make_critic_programs(config: ConfigDict, mesh: Mesh, critic: Critic, objecti
   )
   batches = [abstract_batch(mesh, rows, learner.row_tokens, shares=learner.share_prompts) for rows in learner.row_buckets]
   jitted = jax.jit(step, donate_argnums=0, out_shardings=(shardings, mesh_lib.replicated(mesh)))
-  score = jax.jit(lambda params, batch: outputs_fn(params, batch).values)
+  values = jax.jit(lambda params, batch: outputs_fn(params, batch).values)
   return CriticPrograms(
     init=jax.jit(init, out_shardings=shardings),
     abstract_state=abstract_state,
-    score=compiled_for(score, [(abstract_state.params, needed_by_score(batch)) for batch in batches]),
+    values=compiled_for(values, [(abstract_state.params, needed_by_logprobs(batch)) for batch in batches]),
     step=compiled_for(jitted, [(abstract_state, needed_by_critic(batch)) for batch in batches]),
   )
 

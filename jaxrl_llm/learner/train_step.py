@@ -17,13 +17,13 @@ from jaxrl_llm.types import Forward, Metrics, Objective, Params, PolicyOutputs, 
 
 TrainStepFn = Callable[[TrainState, TrainBatch], tuple[TrainState, Metrics]]
 
-ScoreFn = Callable[..., tuple[Float[Array, "B T"], Float[Array, "B T"], Forward]]
+LogprobsFn = Callable[..., tuple[Float[Array, "B T"], Float[Array, "B T"], Forward]]
 """`(params, batch, sources, *, filter_logits, learns_entropy, router_losses) -> (logprobs, entropy, Forward)`: of each token of the batch
 whose mask is above 0, from the hidden state at its slot of `sources`. Other tokens read 0, and cost nothing in the output head."""
 
 
 def policy_outputs(
-  score_fn: ScoreFn,
+  logprobs_fn: LogprobsFn,
   filter_logits: Callable,
   params: Params,
   batch: TrainBatch,
@@ -33,11 +33,12 @@ def policy_outputs(
 ) -> PolicyOutputs:
   """Log-probability and entropy of every counted token of a batch under the policy that `filter_logits` makes of the logits.
 
-  The state after one token scores the next; here, and nowhere else, the two are brought together, so that everything is aligned with
-  `batch.tokens`. Only tokens whose mask is above 0 are scored; a first token, which nothing comes before, is none of them.
+  The state after one token gives the log-probability of the next; here, and nowhere else, the two are brought together, so that
+  everything is aligned with `batch.tokens`. Only tokens whose mask is above 0 are computed; a first token, which nothing comes before,
+  is none of them.
 
   Args:
-    score_fn: the model's `score`.
+    logprobs_fn: the model's `logprobs`.
     filter_logits: `(logits, keep) -> logits` of the sampling distribution, the sampler's own function.
     params: the model's weights.
     batch: rows; of it `tokens`, `positions`, `segments`, `prefixes`, `mask` and `routing` are read.
@@ -48,7 +49,7 @@ def policy_outputs(
     Outputs in float32. Routes are aligned with the token that travels them, not with the one that it predicts.
   """
   sources = previous_slots(batch.segments, batch.prefixes)
-  logprobs, entropy, out = score_fn(
+  logprobs, entropy, out = logprobs_fn(
     params, batch, sources, filter_logits=filter_logits, learns_entropy=learns_entropy, router_losses=bool(router_losses)
   )
   losses = {"balance": out.balance_loss, "z": out.z_loss}

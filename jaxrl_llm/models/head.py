@@ -1,6 +1,6 @@
 """From hidden states to log-probabilities and entropies of given tokens, and never to the whole `[B, T, V]`.
 
-Only tokens that count are scored, a chunk of them at a time, so that at most `[chunk, V]` logits exist. The backward pass computes the
+Only tokens that count are computed, a chunk of them at a time, so that at most `[chunk, V]` logits exist. The backward pass computes the
 logits of a chunk again: a third more work in the output head, for memory that does not grow with the batch.
 """
 
@@ -28,12 +28,12 @@ _MULTIPLE = 128
 
 
 class Piece(NamedTuple):
-  """How a chunk is scored; static.
+  """How the log-probabilities of a chunk are computed; static.
 
   Attributes:
     unembed: hidden states to logits.
     filter_logits: logits to those of the sampling distribution.
-    chunk: tokens scored at a time.
+    chunk: tokens computed at a time.
     learns_entropy: whether the entropy has a gradient. Without one it costs nothing in the backward pass.
   """
 
@@ -44,7 +44,7 @@ class Piece(NamedTuple):
 
 
 def chunk_tokens(vocab_size: int, platform: str) -> int:
-  """Tokens that are scored at a time, where nobody says.
+  """Tokens that are computed at a time, where nobody says.
 
   Args:
     vocab_size: entries of a row of logits.
@@ -58,7 +58,7 @@ def chunk_tokens(vocab_size: int, platform: str) -> int:
 
 
 @jax.named_scope("head")
-def token_scores(
+def token_logprobs(
   head: Any,
   hidden: Float[Array, "B T D"],
   targets: Int[Array, "B T"],
@@ -76,10 +76,10 @@ def token_scores(
     head: weights that `unembed` reads.
     hidden: the state that each target is predicted from.
     targets: token ids.
-    counted: True where somebody wants the score.
+    counted: True where somebody wants the log-probability.
     unembed: hidden states to logits.
     filter_logits: logits to those of the sampling distribution.
-    chunk: tokens scored at a time, on each device.
+    chunk: tokens computed at a time, on each device.
     learns_entropy: whether a gradient flows through the entropy.
     mesh: rows lie over data, fsdp and expert, slots over context: each device goes through its own tokens. The vocabulary may lie over
       tensor.
@@ -91,22 +91,22 @@ def token_scores(
     >>> head, hidden = jnp.eye(3), jnp.array([[[0.0, 0.0, 5.0], [0.0, 0.0, 0.0]]])
     >>> settings = dict(unembed=lambda head, x: x @ head, filter_logits=lambda logits, keep: logits, chunk=1)
     >>> targets, counted = jnp.array([[2, 1]]), jnp.array([[True, True]])
-    >>> logprobs, entropy = token_scores(head, hidden, targets, counted, **settings)
+    >>> logprobs, entropy = token_logprobs(head, hidden, targets, counted, **settings)
     >>> logprobs.round(3).tolist(), entropy.round(3).tolist()
     ([[-0.013, -1.099]], [[0.08, 1.099]])
   """
   piece = Piece(unembed, filter_logits, chunk, learns_entropy)
   if mesh is None or mesh.size == mesh.shape["tensor"]:
-    return _scores(piece, head, hidden, targets, counted)
+    return _logprobs(piece, head, hidden, targets, counted)
   context = "context" if "context" in mesh.shape and hidden.shape[1] % mesh.shape["context"] == 0 else None
   split_rows = BATCH_AXES if hidden.shape[0] % num_row_shards(mesh) == 0 else None  # A single row by hand lies whole on every device.
   rows, manual = PartitionSpec(split_rows, context), frozenset(mesh.axis_names) - {"tensor"}
-  scores = partial(_scores, piece)
+  on_shard = partial(_logprobs, piece)
   specs = dict(in_specs=(PartitionSpec(), rows, rows, rows), out_specs=rows)
-  return jax.shard_map(scores, mesh=mesh, axis_names=manual, check_vma=False, **specs)(head, hidden, targets, counted)
+  return jax.shard_map(on_shard, mesh=mesh, axis_names=manual, check_vma=False, **specs)(head, hidden, targets, counted)
 
 
-def _scores(piece: Piece, head: Any, hidden: Array, targets: Array, counted: Array) -> tuple[Array, Array]:
+def _logprobs(piece: Piece, head: Any, hidden: Array, targets: Array, counted: Array) -> tuple[Array, Array]:
   flat = counted.reshape(-1)
   piece = piece._replace(chunk=min(piece.chunk, len(flat)))  # Of a small vocabulary a chunk could be more than there is.
   # Counted tokens first, so that the loop ends with the last of them.
@@ -117,7 +117,7 @@ def _scores(piece: Piece, head: Any, hidden: Array, targets: Array, counted: Arr
   return tuple(jnp.where(flat, y[place], 0).reshape(counted.shape) for y in found)
 
 
-def _score(piece: Piece, logits: Array, targets: Array) -> tuple[Array, Array, Array, Array]:
+def _chunk_logprobs(piece: Piece, logits: Array, targets: Array) -> tuple[Array, Array, Array, Array]:
   """Log-probabilities and entropies of a chunk; of the softmax the numerators and what divides them."""
   top = jax.lax.stop_gradient(jnp.max(logits, axis=-1, keepdims=True))
   masses = jnp.exp(logits - top)
@@ -135,8 +135,8 @@ def _chunked(piece: Piece, head: Any, x: Array, targets: Array, num_chunks: Arra
   def body(i, found):
     part = lambda a: jax.lax.dynamic_slice_in_dim(a, i * piece.chunk, piece.chunk)
     logits = piece.filter_logits(piece.unembed(head, part(rows)), part(ids))
-    scored = _score(piece, logits, part(ids))[:2]
-    return tuple(jax.lax.dynamic_update_slice_in_dim(a, y, i * piece.chunk, 0) for a, y in zip(found, scored))
+    own = _chunk_logprobs(piece, logits, part(ids))[:2]
+    return tuple(jax.lax.dynamic_update_slice_in_dim(a, y, i * piece.chunk, 0) for a, y in zip(found, own))
 
   zeros = jnp.zeros(len(rows), jnp.float32)
   return tuple(y[: len(x)] for y in jax.lax.fori_loop(0, num_chunks, body, (zeros, zeros)))
@@ -156,7 +156,7 @@ def _chunked_bwd(piece: Piece, saved, cotangents):
     part = lambda a: jax.lax.dynamic_slice_in_dim(a, i * piece.chunk, piece.chunk)
     raw, unembed_vjp = jax.vjp(piece.unembed, head, part(rows))
     logits, filter_vjp = jax.vjp(lambda raw: piece.filter_logits(raw, part(ids)), raw)
-    _, entropy, masses, mass = _score(piece, logits, part(ids))
+    _, entropy, masses, mass = _chunk_logprobs(piece, logits, part(ids))
     probs = masses / mass[:, None]
     # d log p_target / d logit_v = [v = target] - p_v;  dH / d logit_v = -p_v·(log p_v + H).
     is_target = jnp.arange(logits.shape[-1]) == part(ids)[:, None]

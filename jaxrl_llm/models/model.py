@@ -12,7 +12,7 @@ from jaxtyping import Array, Bool, Float, Int, PyTree
 from jaxrl_llm import segments as segments_lib
 from jaxrl_llm.models.cache import Cache, View, columns_of_blocks, empty, filled, split_rows
 from jaxrl_llm.models.config import ModelConfig
-from jaxrl_llm.models.head import chunk_tokens, token_scores
+from jaxrl_llm.models.head import chunk_tokens, token_logprobs
 from jaxrl_llm.models.transformer import STACKS, Transformer
 from jaxrl_llm.types import Forward, Params, TrainBatch
 
@@ -40,8 +40,8 @@ class Model(NamedTuple):
       recorded routes replayed and what the routers did.
     hidden: as `forward`, up to the final hidden states and no further.
     unembed: `(params, hidden) -> float32 logits`; reads the output head alone.
-    score: `(params, batch, sources, *, filter_logits, learns_entropy=False, router_losses=False) -> (logprobs, entropy, Forward)`; see
-      `ScoreFn` of `train_step`.
+    logprobs: `(params, batch, sources, *, filter_logits, learns_entropy=False, router_losses=False) -> (logprobs, entropy, Forward)`; see
+      `LogprobsFn` of `train_step`.
     prefill: `(params, tokens [n P], mask [n P], *, dtype) -> (cache, routes [n P L K] or None)`: the prompts, and no room for more yet.
     grow: `(cache, rows, columns, *, dtype) -> cache` with room for that many more tokens a row; of None, for prompts of one token, whose
       last is decoded and not prefilled.
@@ -61,7 +61,7 @@ class Model(NamedTuple):
   forward: Callable[..., Forward]
   hidden: Callable[..., Forward]
   unembed: Callable[[Params, Float[Array, "*batch D"]], Float[Array, "*batch V"]]
-  score: Callable[..., tuple[Float[Array, "B T"], Float[Array, "B T"], Forward]]
+  logprobs: Callable[..., tuple[Float[Array, "B T"], Float[Array, "B T"], Forward]]
   prefill: Callable[..., tuple[Cache, Int[Array, "n P L K"] | None]]
   grow: Callable[..., Cache]
   resume: Callable[..., Cache]
@@ -149,7 +149,7 @@ def make_model(config: ModelConfig, *, mesh: Mesh | None = None) -> Model:
   ) -> Float[Array, "B T V"]:
     return forward(params, tokens, positions, segments).logits
 
-  def score(
+  def logprobs(
     params: Params,
     batch: TrainBatch,
     sources: Int[Array, "B T"],
@@ -161,7 +161,7 @@ def make_model(config: ModelConfig, *, mesh: Mesh | None = None) -> Model:
     rows = (batch.tokens, batch.positions, batch.segments, batch.routing)
     found = hidden(params, *rows, prefixes=batch.prefixes, router_losses=router_losses)
     platform = mesh.devices.flat[0].platform if mesh is not None else jax.default_backend()
-    logprobs, entropy = token_scores(
+    of_tokens, entropy = token_logprobs(
       {name: params[name] for name in head_names(config)},
       segments_lib.at_slots(found.hidden, sources, in_order=batch.prefixes is None),
       batch.tokens,
@@ -172,7 +172,7 @@ def make_model(config: ModelConfig, *, mesh: Mesh | None = None) -> Model:
       learns_entropy=learns_entropy,
       mesh=mesh,
     )
-    return logprobs, entropy, found._replace(hidden=None)
+    return of_tokens, entropy, found._replace(hidden=None)
 
   def prefill(params: Params, tokens: Int[Array, "n P"], mask: Bool[Array, "n P"], *, dtype: str):
     return bind(params).prefill(tokens, mask, dtype=dtype)
@@ -206,7 +206,7 @@ def make_model(config: ModelConfig, *, mesh: Mesh | None = None) -> Model:
     x, cache, routes = model.step(weights.blocks, tokens, positions, cache, view)
     return model.unembed(x), cache, routes
 
-  of_rows, of_steps = (logits, forward, hidden, unembed, score), (prefill, grow, resume, decoding_weights, decode)
+  of_rows, of_steps = (logits, forward, hidden, unembed, logprobs), (prefill, grow, resume, decoding_weights, decode)
   return Model(config, init, *of_rows, *of_steps, logical_axes, num_params, mesh)
 
 

@@ -31,8 +31,9 @@ class RewardModel(NamedTuple):
   Attributes:
     config: of its trunk, without an output head.
     init: `(key) -> params`, the trunk at random and a head of zeros.
-    scores: `(params, tokens, positions, segments) -> float32 [B T]` of packed rows: what it would say if a sequence ended with that token.
-    rewards: `(params, tokens [B T], lengths [B]) -> float32 [B]` of rows padded on the right: the score at each one's last token.
+    token_rewards: `(params, tokens, positions, segments) -> float32 [B T]` of packed rows: the reward if a sequence ended with
+      that token.
+    rewards: `(params, tokens [B T], lengths [B]) -> float32 [B]` of rows padded on the right: the reward at each one's last token.
     logical_axes: as `Model.logical_axes`.
     num_params: number of weights.
     mesh: devices; None is one.
@@ -40,7 +41,7 @@ class RewardModel(NamedTuple):
 
   config: ModelConfig
   init: Callable[[Array], Params]
-  scores: Callable[..., Float[Array, "B T"]]
+  token_rewards: Callable[..., Float[Array, "B T"]]
   rewards: Callable[..., Float[Array, " B"]]
   logical_axes: PyTree
   num_params: int
@@ -68,17 +69,17 @@ def make_reward_model(config: ModelConfig, *, mesh: Mesh | None = None) -> Rewar
   config = trunk_config(config)
   bind, init, logical_axes, num_params = pure(lambda rngs: ValueModel(config, rngs=rngs, mesh=mesh, has_bias=False))
 
-  def scores(
+  def token_rewards(
     params: Params, tokens: Int[Array, "B T"], positions: Int[Array, "B T"], segments: Int[Array, "B T"]
   ) -> Float[Array, "B T"]:
     return bind(params)(tokens, positions, segments)
 
   def rewards(params: Params, tokens: Int[Array, "B T"], lengths: Int[Array, " B"]) -> Float[Array, " B"]:
     slots = jnp.broadcast_to(jnp.arange(tokens.shape[1]), tokens.shape)
-    found = scores(params, tokens, slots, (slots < lengths[:, None]).astype(jnp.int32))
+    found = token_rewards(params, tokens, slots, (slots < lengths[:, None]).astype(jnp.int32))
     return jnp.take_along_axis(found, jnp.maximum(lengths - 1, 0)[:, None], axis=1)[:, 0]
 
-  return RewardModel(config, init, scores, rewards, logical_axes, num_params, mesh)
+  return RewardModel(config, init, token_rewards, rewards, logical_axes, num_params, mesh)
 
 
 def trunk_config(config: ModelConfig) -> ModelConfig:
@@ -91,7 +92,7 @@ def reward_entries(config: ModelConfig, *, head: bool = True) -> list[Entry]:
 
   Args:
     config: of the decoder.
-    head: whether the score is in it; False for the trunk alone, as a language model has it.
+    head: whether the reward head is in it; False for the trunk alone, as a language model has it.
 
   Example:
     >>> from jaxrl_llm.models import preset
@@ -123,7 +124,7 @@ def read_reward_config(path: str | os.PathLike) -> ModelConfig:
     path: the folder.
 
   Raises:
-    ValueError: no such folder; a language model, which has no score; several labels; tensors that do not fit. One line.
+    ValueError: no such folder; a language model, which has no reward head; several labels; tensors that do not fit. One line.
   """
   return _open(path)[0]
 
@@ -131,7 +132,7 @@ def read_reward_config(path: str | os.PathLike) -> ModelConfig:
 def pad_id(path: str | os.PathLike) -> int | None:
   """The id that a reward model's `config.json` fills rows with; None where it names none.
 
-  Transformers reads the score at the last token that is not this one.
+  Transformers reads the reward at the last token that is not this one.
   """
   found = read_json(where.resolve(path) / CONFIG).get("pad_token_id")
   return found if isinstance(found, int) and found >= 0 else None
@@ -175,7 +176,7 @@ def save_reward_model(
     path: the folder, which is made and must not hold anything.
     model: the model.
     params: its params, on any devices.
-    pad_token_id: fills rows; transformers reads the score at the last token that is another.
+    pad_token_id: fills rows; transformers reads the reward at the last token that is another.
     dtype: of the saved weights; None saves each array as it is held.
     tokenizer_from: a folder to copy the tokenizer from.
     notes: further JSON files by name.
@@ -221,8 +222,9 @@ def _read_config(folder: pathlib.Path) -> ModelConfig:
   name = _named(raw)
   if name.endswith(_LANGUAGE_MODEL):
     raise ValueError(
-      f"{file}: architectures: found {name!r}, a language model without a score, expected {name.replace(_LANGUAGE_MODEL, _CLASSIFIER)!r}; "
-      f"train a reward model from it: --config=configs/reward_model.py --config.model.path={folder}"
+      f"{file}: architectures: found {name!r}, a language model without a reward head, expected "
+      f"{name.replace(_LANGUAGE_MODEL, _CLASSIFIER)!r}; train a reward model from it: "
+      f"--config=configs/reward_model.py --config.model.path={folder}"
     )
   labels = raw.get("num_labels")
   if labels is None:

@@ -92,7 +92,7 @@ def policy_objective(
     gate: how far a ratio may carry the policy (`gates`).
     weigh: weights of all tokens of the global batch (`segments`).
     penalties: further per-token losses (`penalties`).
-    needs: scores that the penalties read.
+    needs: fields that the penalties read.
     value_loss: the critic's loss (`penalties.value_loss`).
     anchor: "old" compares with the learner's policy at the start of the rollout batch's updates, "sampler" with the sampler's;
       None with none, so that the loss needs neither (metrics still compare with `old_logprobs`).

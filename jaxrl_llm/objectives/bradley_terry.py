@@ -12,11 +12,11 @@ from jaxrl_llm.segments import segment_sum, token_mean
 from jaxrl_llm.types import Objective, PolicyOutputs, TokenMetrics, TrainBatch
 
 
-def pair_scores(values: Float[Array, "B T"], batch: TrainBatch) -> tuple[Float[Array, "B T"], Float[Array, "B T"]]:
-  """Scores of the chosen and of the rejected response of each token's own pair.
+def pair_rewards(values: Float[Array, "B T"], batch: TrainBatch) -> tuple[Float[Array, "B T"], Float[Array, "B T"]]:
+  """Rewards of the chosen and of the rejected response of each token's own pair.
 
   Args:
-    values: score of a sequence that ends with that token.
+    values: reward of a sequence that ends with that token.
     batch: rows in which segments 2k − 1 and 2k are the chosen and the rejected sequence of pair k.
 
   Returns:
@@ -25,7 +25,7 @@ def pair_scores(values: Float[Array, "B T"], batch: TrainBatch) -> tuple[Float[A
   Example:
     >>> rows = jnp.array([[1, 1, 2, 2, 2, 0]])
     >>> batch = TrainBatch(rows, rows, rows, *3 * [jnp.zeros(rows.shape)])
-    >>> [x[0, 0].item() for x in pair_scores(jnp.array([[9.0, 3.0, 9.0, 9.0, 1.0, 9.0]]), batch)]
+    >>> [x[0, 0].item() for x in pair_rewards(jnp.array([[9.0, 3.0, 9.0, 9.0, 1.0, 9.0]]), batch)]
     [3.0, 1.0]
   """
   segments = batch.segments
@@ -48,10 +48,10 @@ def bradley_terry(*, center_coef: float = 0.0) -> Objective:
   The weights are on one token of each pair, the end of its chosen sequence, where the batch has mask 1 and, as `advantages`, the margin m.
 
   Args:
-    center_coef: keeps scores around 0, which pairs alone leave open; 0.01 is usual.
+    center_coef: keeps rewards around 0, which pairs alone leave open; 0.01 is usual.
 
   Returns:
-    The objective; it reads `PolicyOutputs.values`, each the score of a sequence that ends with that token. Its metrics:
+    The objective; it reads `PolicyOutputs.values`, each the reward of a sequence that ends with that token. Its metrics:
     `reward_model/accuracy` (of a tie: 1/2), `reward_model/margin` (r_c − r_r), `reward_model/chosen`, `reward_model/rejected`,
     `reward_model/pair_loss` and, where it counts, `reward_model/center_loss`.
 
@@ -75,7 +75,7 @@ def bradley_terry(*, center_coef: float = 0.0) -> Objective:
   """
 
   def token_loss(outputs: PolicyOutputs, batch: TrainBatch) -> tuple[Float[Array, "B T"], TokenMetrics]:
-    chosen, rejected = pair_scores(outputs.values.astype(jnp.promote_types(outputs.values.dtype, jnp.float32)), batch)
+    chosen, rejected = pair_rewards(outputs.values.astype(jnp.promote_types(outputs.values.dtype, jnp.float32)), batch)
     difference = chosen - rejected
     loss = jax.nn.softplus(batch.advantages - difference)
     metrics = {

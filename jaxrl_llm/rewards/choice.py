@@ -16,12 +16,12 @@ def choice(*, letters: str = "ABCDEFGHIJ", field: str = "answer", require_stop: 
   """1 where the option that a response chooses is the right one, else 0.
 
   It chooses by `\\boxed{B}`, `#### B`, "Answer: (B)" or "the answer is B"; without such a statement by a last line that is nothing but
-  `B`, `(B)`, `B.` or `**B) and the option's text**`. Options in words are not read, and two different letters are a hedge and score 0.
+  `B`, `(B)`, `B.` or `**B) and the option's text**`. Options in words are not read, and two different letters are a hedge and earn 0.
 
   Args:
     letters: of the options, upper case; a lower-case letter counts only in brackets or where nothing else is stated.
     field: of the example, with the right letter, such as "B" or "(B)", or the number of the option from 0.
-    require_stop: a response that ran into the token budget scores 0 even if it shows the answer.
+    require_stop: a response that ran into the token budget earns 0 even if it shows the answer.
 
   Returns:
     The reward function; 1.0 or 0.0. It raises ValueError for a row whose answer is none of the letters.

@@ -22,12 +22,12 @@ def exact_match(
 
   Args:
     answer_in: where the answer stands: `whole`, `last_line`, `stated` (in a box, after `####`, "Answer:"), `tag` (`<answer>...</answer>`),
-      or `after ` and a marker. Several different ones are a hedge and score 0.
+      or `after ` and a marker. Several different ones are a hedge and earn 0.
     strip: spaces around either do not count, and runs of spaces are one.
     ignore_case: upper and lower case are the same.
     nfkc: compare in Unicode's form NFKC, in which full-width letters, ligatures and other compatibility forms are the plain ones.
     field: of the example, with the right answer.
-    require_stop: a response that ran into the token budget scores 0 even if it shows the answer.
+    require_stop: a response that ran into the token budget earns 0 even if it shows the answer.
 
   Returns:
     The reward function; 1.0 or 0.0.

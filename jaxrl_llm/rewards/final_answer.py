@@ -25,7 +25,7 @@ def final_answer(completion: Completion, example: Mapping[str, Any]) -> float:
     1.0
 
   Note:
-    A response that ran into the token budget scores 0 even if it shows the answer: what it would have written next is unknown, and
+    A response that ran into the token budget earns 0 even if it shows the answer: what it would have written next is unknown, and
     rewarding it would teach a policy not to stop.
   """
   return float(completion.stopped and hashed_answer(completion.text) == str(example["answer"]))

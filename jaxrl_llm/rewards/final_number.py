@@ -24,7 +24,7 @@ def final_number(completion: Completion, example: Mapping[str, Any]) -> float:
 
   That number is the one right after the last `####`, `\\boxed{`, "answer is" or "answer:"; without such an announcement, the last number of
   the response. Thousands separators, a currency sign in front, units behind and trailing zeros (`1,200.0`) do not matter; the value has to
-  be equal exactly. A response that ran into the token budget scores 0, as in `final_answer`.
+  be equal exactly. A response that ran into the token budget earns 0, as in `final_answer`.
 
   Args:
     completion: the response; only its last 2000 characters are read.

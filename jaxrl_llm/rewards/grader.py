@@ -52,7 +52,7 @@ class Grader:
       return self._routed(reward, completions, examples)
     if _stays_here(reward):
       return call_here(reward, completions, examples)
-    return self.pool.score([Job(reward.name, *pair) for pair in zip(completions, examples, strict=True)])
+    return self.pool.call([Job(reward.name, *pair) for pair in zip(completions, examples, strict=True)])
 
   def _routed(self, reward: WeightedReward, completions: Sequence[Completion], examples: Sequence[Mapping[str, Any]]) -> list[Outcome]:
     outcomes: dict[int, Outcome] = {}

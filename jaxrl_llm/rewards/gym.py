@@ -105,10 +105,10 @@ def verifier(dataset: str, settings: str = "{}") -> Callable[[str, Mapping[str, 
     made = make_dataset(config=make_settings(**json.loads(settings)))
   except (AssertionError, TypeError, ValueError) as error:
     raise ValueError(f"gym: found settings {settings} for {dataset!r}, expected those it takes: {error}") from None
-  return functools.partial(contained_score, dataset, made)
+  return functools.partial(contained_reward, dataset, made)
 
 
-def contained_score(dataset: str, made: Any, answer: str, entry: Mapping[str, Any]) -> float:
+def contained_reward(dataset: str, made: Any, answer: str, entry: Mapping[str, Any]) -> float:
   """What a dataset's verifier gives for an answer; the answer is never run as a program, and one that makes the verifier raise is wrong.
 
   Args:
@@ -127,19 +127,19 @@ def contained_score(dataset: str, made: Any, answer: str, entry: Mapping[str, An
   with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # NumPy's, about what it cannot read.
     try:
-      return _score(made, answer, entry, dataset in _GRIDS)
+      return _reward(made, answer, entry, dataset in _GRIDS)
     except (ArithmeticError, AttributeError, IndexError, KeyError, RecursionError, SyntaxError, TypeError, ValueError):
       # Some verifiers take for granted that an answer has their form. The right one has it, unless the fault is the row's.
       if entry["answer"] is None:
         return 0.0
       try:
-        _score(made, entry["answer"], entry, dataset in _GRIDS)
+        _reward(made, entry["answer"], entry, dataset in _GRIDS)
       except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise ValueError(f"gym: found an entry that {dataset!r} cannot read ({error!r}), expected its own with all metadata") from None
       return 0.0
 
 
-def _score(made: Any, answer: str, entry: Mapping[str, Any], is_grid: bool) -> float:
+def _reward(made: Any, answer: str, entry: Mapping[str, Any], is_grid: bool) -> float:
   if is_grid:
     entry = {**entry, "metadata": {**entry["metadata"], "output": tuple(map(tuple, entry["metadata"]["output"]))}}
   return float(made.score_answer(answer, entry))

@@ -28,7 +28,7 @@ def maths(*, field: str = "answer", require_stop: bool = True, seconds: float = 
 
   Args:
     field: of the example, with the right answer: LaTeX or plain text, a number, or a solution that states it.
-    require_stop: a response that ran into the token budget scores 0 even if it shows the answer.
+    require_stop: a response that ran into the token budget earns 0 even if it shows the answer.
     seconds: that one call may take, on the main thread of its process only (see the note).
 
   Returns:

@@ -9,7 +9,7 @@ from jaxtyping import Float
 
 from jaxrl_llm.devices import hosts
 from jaxrl_llm.rewards.outcome import CallFn, Graded, WeightedReward, call_here, grade, weigh
-from jaxrl_llm.types import Completion
+from jaxrl_llm.text_types import Completion
 
 
 def grade_shared(

@@ -14,7 +14,7 @@ def tags(names: Sequence[str] = ("think", "answer"), *, alone: bool = True, open
     names: of the tags, without the angle brackets.
     alone: nothing but spaces may stand between and around them.
     opened: the prompt ends with the first tag already open, as some chat templates have it, so the response only closes it.
-    require_stop: a response that ran into the token budget scores 0.
+    require_stop: a response that ran into the token budget earns 0.
 
   Returns:
     The reward function; 1.0 or 0.0. The example is not read.

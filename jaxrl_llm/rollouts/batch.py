@@ -161,7 +161,7 @@ def sample_rows(
   return rows
 
 
-def _of_response(scores: Mapping[str, Float[np.ndarray, "..."]], length: int) -> dict[str, list[float]]:
+def _of_response(numbers: Mapping[str, Float[np.ndarray, "..."]], length: int) -> dict[str, list[float]]:
   """The response's part of a sequence's numbers, to six digits; none where no token has one."""
-  responses = {name: x[len(x) - length :] for name, x in scores.items()}
+  responses = {name: x[len(x) - length :] for name, x in numbers.items()}
   return {name: [float(f"{item:.6g}") + 0.0 for item in x] for name, x in responses.items() if np.isfinite(x).any()}

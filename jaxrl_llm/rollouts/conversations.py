@@ -1,7 +1,7 @@
 """Conversations of several turns: the policy writes, an environment replies, and the sampler goes on behind the reply.
 
 All that a conversation consists of stays the tokens that were drawn, with the replies' tokens between them; nothing is decoded and encoded
-again, so the learner scores what the sampler saw. A response's slots then hold, for two turns of a calculator,
+again, so the learner reads what the sampler saw. A response's slots then hold, for two turns of a calculator,
 
   tokens   < < 4 8 7 * 3 6 = 1 7 5 3 2 > > # 1 7 5 3 2 end
   written  1 1 1 1 1 1 1 1 1 0 0 0 0 0 0 0 1 1 1 1 1 1 1       what the policy is answerable for: advantages, loss, entropy

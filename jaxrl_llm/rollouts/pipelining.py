@@ -1,7 +1,7 @@
 """Which rollouts are drawn while the learner still learns from others, and with which weights.
 
 Without lag, the rollouts of an RL step are drawn with its own weights: the sampler waits for the learner, and the learner for the sampler.
-With a lag of one, a step's rollouts are drawn with the weights of the step before, while that step scores, rewards and learns:
+With a lag of one, a step's rollouts are drawn with the weights of the step before, while that step rewards and learns:
 
   learner:          | learn 0 | learn 1 | learn 2 | save |         | learn 3 | ...
   sampler: | draw 0 | draw 1  | draw 2  |         |      | draw 3  | draw 4  | ...

@@ -16,8 +16,8 @@ from jaxrl_llm.config import policy
 from jaxrl_llm.config.check import environment_settings, given, row_problems, task_settings
 from jaxrl_llm.devices import mesh as mesh_lib
 from jaxrl_llm.evaluation.held_out import DrawFn, check_metrics
-from jaxrl_llm.learner.needs import scores_needed
-from jaxrl_llm.learner.programs import CriticPrograms, Scores, make_programs, records_routes
+from jaxrl_llm.learner.needs import fields_needed
+from jaxrl_llm.learner.programs import CriticPrograms, Logprobs, make_programs, records_routes
 from jaxrl_llm.learner.route_programs import RoutePrograms
 from jaxrl_llm.learner.token_scores import TokenScores
 from jaxrl_llm.learner.train_step import TrainStepFn
@@ -57,12 +57,12 @@ class Experiment(NamedTuple):
     carried: what training rollouts go on with in the first step: nothing yet; None where every step waits for all groups.
     warm_step: the supervised update.
     rl_step: the RL update.
-    score: `(params, batch) -> Scores` under the sampling distribution.
+    logprobs: `(params, batch) -> Logprobs` under the sampling distribution.
     token_scores: `(params, batch) -> TokenScores` of a batch of `rl_step`, for the viewer.
     trainable: the params tree with True where a weight is trained.
     routes: what looks at the routes of a mixture of experts; None for a dense model.
-    needs: the scores that anybody reads, such as `old_logprobs`, `ref_logprobs`, `values`; the loop computes these and no others.
-    credit: from rewards and scores to advantages and value targets.
+    needs: the optional fields that are read, such as `old_logprobs`, `ref_logprobs`, `values`; the loop computes these and no others.
+    credit: from rewards and log-probabilities to advantages and value targets.
     critic: its programs; None for a method without a critic.
     eval_draw: `(weights where the sampler reads them) -> DrawFn`, which draws the samples of an evaluation.
   """
@@ -84,7 +84,7 @@ class Experiment(NamedTuple):
   carried: Groups | None
   warm_step: TrainStepFn
   rl_step: TrainStepFn
-  score: Callable[[Params, TrainBatch], Scores]
+  logprobs: Callable[[Params, TrainBatch], Logprobs]
   token_scores: Callable[[Params, TrainBatch], TokenScores]
   trainable: PyTree
   routes: RoutePrograms | None
@@ -169,7 +169,7 @@ def build(config: ConfigDict) -> Experiment:
   talk = make_rules(config)
   check_lengths(task, config, max_positions=shape.max_positions, replies=talk and talk.environment.replies)
   objective = policy.make_objective(config)
-  needs = scores_needed(config, objective)
+  needs = fields_needed(config, objective)
   if "step_rewards" in needs and task.step_rewards is None and talk is None:
     raise ValueError(f"config.advantage.estimator: found {config.advantage.estimator!r}, but task {task.name} has no verifier of steps")
 

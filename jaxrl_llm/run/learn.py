@@ -1,4 +1,4 @@
-"""What a run has its learner do with rollouts: rows, scores, advantages, updates."""
+"""What a run has its learner do with rollouts: rows, log-probabilities, advantages, updates."""
 
 from functools import partial
 from typing import Any
@@ -10,11 +10,11 @@ from jaxrl_llm.advantages.estimators import ESTIMATORS
 from jaxrl_llm.devices import hosts
 from jaxrl_llm.devices.mesh import num_row_shards, place_tokens
 from jaxrl_llm.learner import packing
-from jaxrl_llm.learner.needs import needed_by_critic, needed_by_score, needed_by_step
+from jaxrl_llm.learner.needs import needed_by_critic, needed_by_logprobs, needed_by_step
 from jaxrl_llm.objectives.penalties import adapted_coef, kl_estimate
 from jaxrl_llm.rollouts import batch as batch_lib
 from jaxrl_llm.rollouts import trajectories
-from jaxrl_llm.run.logprobs import add_scores, live_routes, reference_of
+from jaxrl_llm.run.logprobs import add_logprobs, live_routes, reference_of
 from jaxrl_llm.run.start import Run
 from jaxrl_llm.types import Metrics, TrainBatch
 
@@ -32,9 +32,9 @@ def arrange(this: Run, sequences: list[packing.Trajectory], **options: Any) -> p
   return packing.arrange(sequences, row_tokens=learner.row_tokens, num_shards=num_row_shards(this.experiment.mesh), **options)
 
 
-def scores(this: Run, batch: TrainBatch, step: int) -> tuple[TrainBatch, Metrics]:
+def with_logprobs(this: Run, batch: TrainBatch, step: int) -> tuple[TrainBatch, Metrics]:
   """The batch with what the learner says of it before its updates, and metrics of its routes."""
-  return add_scores(
+  return add_logprobs(
     this.experiment,
     this.config,
     batch,
@@ -98,8 +98,8 @@ def update(this: Run, batch: TrainBatch, step: int) -> dict[str, jax.Array]:
   config, experiment, metrics = this.config, this.experiment, {}
   measured = None
   if measures_routes(this, step):
-    measured = needed_by_score(batch._replace(routing=live_routes(experiment, config, batch)))
-    before = experiment.score(this.state.params, measured).routing
+    measured = needed_by_logprobs(batch._replace(routing=live_routes(experiment, config, batch)))
+    before = experiment.logprobs(this.state.params, measured).routing
   if this.critic is not None:
     this.critic, metrics = experiment.critic.step(this.critic, needed_by_critic(batch))
   if this.critic is None or step >= (config.critic.value_warmup_steps or 0):
@@ -111,7 +111,7 @@ def update(this: Run, batch: TrainBatch, step: int) -> dict[str, jax.Array]:
     this.state, policy_metrics = experiment.rl_step(this.state, batch)
     metrics |= policy_metrics
   if measured is not None:
-    after = experiment.score(this.state.params, measured).routing
+    after = experiment.logprobs(this.state.params, measured).routing
     metrics["moe/expert_change/update"] = experiment.routes.compare(before, batch.segments, after)
   return metrics
 

@@ -4,12 +4,12 @@ import jax
 from ml_collections import ConfigDict
 
 from jaxrl_llm import models
-from jaxrl_llm.learner.needs import needed_by_score
+from jaxrl_llm.learner.needs import needed_by_logprobs
 from jaxrl_llm.run.experiment import Experiment
 from jaxrl_llm.types import Metrics, Params, TrainBatch
 
 
-def add_scores(
+def add_logprobs(
   experiment: Experiment,
   config: ConfigDict,
   batch: TrainBatch,
@@ -35,27 +35,27 @@ def add_scores(
   """
   needs, replay, sampled = experiment.needs, config.moe.replay, batch.routing
   batch = batch._replace(routing=sampled if replay == "R3" else None)
-  bare = needed_by_score(batch)
+  bare = needed_by_logprobs(batch)
   metrics: Metrics = {}
   # With one update per rollout the ratio starts and ends at 1, and in float32 the sampler is exact: the pass would buy nothing.
   of_sampler = config.model.sampler_dtype or config.model.dtype
   in_float32 = {config.model.dtype, of_sampler, config.rollout.cache_dtype or of_sampler} == {"float32"}
   is_current = config.rollout.staleness == 0 and config.rollout.spare_prompts == 0
   exact = config.learner.updates_per_rollout == 1 and is_current and in_float32 and "sampler_logprobs" not in needs
-  rescored = config.learner.old_logprobs == "learner" and "old_logprobs" in needs and not exact
-  if rescored or replay == "R2" or measures_routes:
-    scores = experiment.score(params, bare)
-    if rescored:
-      batch = batch._replace(old_logprobs=scores.logprobs)
+  recomputed = config.learner.old_logprobs == "learner" and "old_logprobs" in needs and not exact
+  if recomputed or replay == "R2" or measures_routes:
+    own = experiment.logprobs(params, bare)
+    if recomputed:
+      batch = batch._replace(old_logprobs=own.logprobs)
     if replay == "R2":
-      batch = batch._replace(routing=scores.routing)
+      batch = batch._replace(routing=own.routing)
     if experiment.routes is not None:
-      metrics = experiment.routes.describe(scores.routing, batch.segments, sampled, batch.routing)
+      metrics = experiment.routes.describe(own.routing, batch.segments, sampled, batch.routing)
   if reference is not None:
     bare = bare._replace(routing=live_routes(experiment, config, batch))
-    batch = batch._replace(ref_logprobs=experiment.score(reference, bare).logprobs)
+    batch = batch._replace(ref_logprobs=experiment.logprobs(reference, bare).logprobs)
   if critic is not None:
-    batch = batch._replace(old_values=experiment.critic.score(critic, bare._replace(routing=None)))
+    batch = batch._replace(old_values=experiment.critic.values(critic, bare._replace(routing=None)))
   return batch, metrics
 
 
@@ -73,5 +73,5 @@ def reference_of(experiment: Experiment, params: Params, frozen: Params | None) 
 
 
 def live_routes(experiment: Experiment, config: ConfigDict, batch: TrainBatch) -> jax.Array | None:
-  """No recorded routes, for a scoring pass that was compiled to replay the sampler's (R3); None where it never replays."""
+  """No recorded routes, for a pass that was compiled to replay the sampler's (R3); None where it never replays."""
   return experiment.routes.live(batch.tokens, batch.segments) if config.moe.replay == "R3" else None

@@ -12,7 +12,7 @@ from ml_collections import ConfigDict
 from jaxrl_llm.config import check, policy
 from jaxrl_llm.devices import mesh as mesh_lib
 from jaxrl_llm.learner import memory
-from jaxrl_llm.learner.needs import scores_needed
+from jaxrl_llm.learner.needs import fields_needed
 from jaxrl_llm.models.head import chunk_tokens
 from jaxrl_llm.run.experiment import build
 from jaxrl_llm.sampler.begin import num_rows
@@ -28,7 +28,7 @@ PROGRAMS = {
   "launch": ("the sampler", "sampling"),
   "wait": ("the sampler", "sampling"),
   "evaluate": ("the sampler of the evaluation", "sampling"),
-  "scores": ("the scoring pass", "scoring"),
+  "with_logprobs": ("the pass for log-probabilities", "logprobs"),
   "update": ("the update", "update"),
   "reinforce": ("an RL step", None),
 }
@@ -93,7 +93,7 @@ def footprint(config: ConfigDict, vocab_size: int) -> memory.Footprint:
   mesh, sampler_mesh = mesh_lib.make_meshes(**config.mesh)
   shape = policy.model_config(config, vocab_size=vocab_size)
   objective = policy.make_objective(config)
-  return memory.footprint(config, shape, mesh, sampler_mesh, objective, needs=scores_needed(config, objective))
+  return memory.footprint(config, shape, mesh, sampler_mesh, objective, needs=fields_needed(config, objective))
 
 
 def advice(config: ConfigDict, vocab_size: int, *, program: str | None = None) -> list[str]:

@@ -96,8 +96,8 @@ def _draw(settings: Settings, job: Job, loop: Loop, logits: Float[Array, "B V"])
     of_drawn = jnp.take_along_axis(raw, tokens[:, None], axis=1)[:, 0]
     found["raw_logprobs"] = of_drawn - jax.nn.logsumexp(raw, axis=-1)
   if loop.drawn.entropy is not None:
-    scores = jax.nn.log_softmax(filtered, axis=-1)
-    found["entropy"] = -jnp.sum(jnp.exp(scores) * scores, axis=-1)
+    log_softmax = jax.nn.log_softmax(filtered, axis=-1)
+    found["entropy"] = -jnp.sum(jnp.exp(log_softmax) * log_softmax, axis=-1)
   return found
 
 

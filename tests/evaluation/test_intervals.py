@@ -34,7 +34,7 @@ def test_the_seed_decides_and_so_does_not_the_chunk(rng, monkeypatch):
 
 def test_what_is_unknown_is_left_out():
   assert bootstrap_interval(np.array([1.0, np.nan, 1.0])) == (1, 1, 1)
-  with pytest.raises(ValueError, match="bootstrap: found 2 problems and none of known score"):
+  with pytest.raises(ValueError, match="bootstrap: found 2 problems and none of known reward"):
     bootstrap_interval(np.full(2, np.nan))
   for confidence in (0, 1, 95):
     with pytest.raises(ValueError, match="confidence: found .*expected a number between 0 and 1"):

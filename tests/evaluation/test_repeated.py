@@ -76,7 +76,7 @@ def test_what_nobody_knows_is_left_out():
   (lambda x: pass_at_k(x, 4), "pass@k: found k=4, expected 1 to 3"),
   (lambda x: pass_at_k(x, 3, 2), "pass@k: found k=3, expected 1 to 2"),
   (lambda x: pass_at_k(x, 1, 4), "pass@k: found n=4, expected 1 to 3"),
-  (lambda x: pass_at_k(x / 2, 1), "pass@k: found scores that are neither 0 nor 1"),
+  (lambda x: pass_at_k(x / 2, 1), "pass@k: found rewards that are neither 0 nor 1"),
   (lambda x: avg_at_n(x, 0), "avg@n: found n=0"),
   (lambda x: maj_at_n([["a"] * 3] * 2, x, 4), "maj@n: found n=4"),
   (lambda x: maj_at_n([["a"] * 3], x), "maj@n: found the answers of 1 problems, expected those of 2 x 3 samples"),

@@ -9,14 +9,14 @@ import pytest
 
 from jaxrl_llm.evaluation import Estimate, per_problem, summarise, table, to_json
 
-SCORES = np.array([[1.0, 0.0, 1.0, 1.0], [0.0, 0.0, 0.0, 1.0]])
+REWARDS = np.array([[1.0, 0.0, 1.0, 1.0], [0.0, 0.0, 0.0, 1.0]])
 COMMON = dict(lengths=np.array([[1, 2, 3, 4], [5, 6, 7, 8]]), stopped=np.array([[True] * 4, [True, True, True, False]]))
 ANSWERS = [["2", "3", "2.0", "2"], ["1", "1", None, "4"]]
 
 
 def test_by_hand():
   metrics = ["pass@k:k=2&n=4", "avg@n:n=4", "maj@n:n=4"]
-  found = summarise(metrics, SCORES, answers=ANSWERS, levels=np.array([5, 2]), problem_ratings=np.array([1000.0, 1800.0]), **COMMON)
+  found = summarise(metrics, REWARDS, answers=ANSWERS, levels=np.array([5, 2]), problem_ratings=np.array([1000.0, 1800.0]), **COMMON)
   assert [x.name for x in found.metrics] == metrics and [x.problems for x in found.metrics] == [2, 2, 2]
   assert [x.value for x in found.metrics] == pytest.approx([(1 + 1 / 2) / 2, 0.5, 0.5])
   assert all(x.low <= x.value <= x.high for x in found.metrics)
@@ -26,9 +26,9 @@ def test_by_hand():
 
 
 def test_failed_samples_and_unbounded_ratings_leave_plain_json():
-  scores = np.where(SCORES == 1, 1.0, np.nan)
+  rewards = np.where(REWARDS == 1, 1.0, np.nan)
   found = summarise(
-    ["avg@n:n=4", "pass@k:k=4&n=4"], scores, problem_ratings=np.array([1000.0, np.nan]), causes=["timeout", "raised", "timeout"], **COMMON
+    ["avg@n:n=4", "pass@k:k=4&n=4"], rewards, problem_ratings=np.array([1000.0, np.nan]), causes=["timeout", "raised", "timeout"], **COMMON
   )
   assert found.failed == {"timeout": 2, "raised": 1} and found.metrics[1] == Estimate("pass@k:k=4&n=4", None, None, None, 0)
   result = json.loads(json.dumps(to_json(found), allow_nan=False))
@@ -37,7 +37,7 @@ def test_failed_samples_and_unbounded_ratings_leave_plain_json():
   assert "infinity" in shown and "failed: timeout" in shown and "nan" not in shown
 
 
-def test_a_majority_of_unknown_scores_is_unknown():
+def test_a_majority_of_unknown_rewards_is_unknown():
   assert np.isnan(per_problem("maj@n:n=2", np.array([[np.nan, np.nan]]), [["1", "1"]])[0])
 
 
@@ -47,11 +47,11 @@ def test_credit_in_part_is_no_pass():
 
 def test_bad_input():
   with pytest.raises(ValueError, match="metrics: found none"):
-    summarise([], SCORES, **COMMON)
+    summarise([], REWARDS, **COMMON)
   with pytest.raises(ValueError, match="maj@n:n=4: found no extracted answers"):
-    summarise(["maj@n:n=4"], SCORES, **COMMON)
+    summarise(["maj@n:n=4"], REWARDS, **COMMON)
   with pytest.raises(ValueError, match="avg@n: found n=8, expected 1 to 4"):
-    per_problem("avg@n:n=8", SCORES)
+    per_problem("avg@n:n=8", REWARDS)
 
 
 def test_the_room_needs_no_jax():

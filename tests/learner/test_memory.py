@@ -13,7 +13,7 @@ from jaxrl_llm.config import policy
 from jaxrl_llm.devices import compilation_cache, hosts
 from jaxrl_llm.devices import mesh as mesh_lib
 from jaxrl_llm.learner import memory, programs
-from jaxrl_llm.learner.needs import scores_needed
+from jaxrl_llm.learner.needs import fields_needed
 from jaxrl_llm.models import ModelConfig, preset
 from jaxrl_llm.run import out_of_memory, start
 from tests.runs import ROOT, quick, tiny_config
@@ -36,7 +36,7 @@ def program_of(name: str, shape: ModelConfig, mesh: Mesh, overrides: dict | None
   sizes = {"learner.row_tokens": 256, "learner.row_buckets": (16,), "learner.updates_per_rollout": 1, "warm_start.row_buckets": (16,)}
   config = tiny_config("gspo", sizes | (overrides or {}))
   objective = policy.make_objective(config)
-  needs = scores_needed(config, objective)
+  needs = fields_needed(config, objective)
   made = getattr(programs.make_programs(config, mesh, shape, objective, needs=needs), name)
   return made.jitted.trace(*made.signatures[0]), memory.footprint(config, shape, mesh, mesh, objective, needs=needs)
 
@@ -59,9 +59,9 @@ def test_update_needs_what_is_predicted(case):
   assert measured.alias_size_in_bytes >= 0.99 * (found.held["weights"] + found.held["optimizer moments"])
 
 
-def test_scoring_needs_what_is_predicted():
-  program, found = program_of("score", MEDIUM, mesh_of())
-  assert LOW < sum(found.programs["scoring"].values()) / program.lower().compile().memory_analysis().temp_size_in_bytes < HIGH
+def test_log_probabilities_need_what_is_predicted():
+  program, found = program_of("logprobs", MEDIUM, mesh_of())
+  assert LOW < sum(found.programs["logprobs"].values()) / program.lower().compile().memory_analysis().temp_size_in_bytes < HIGH
 
 
 def test_gradients_of_bfloat16_weights_add_up_in_float32():

@@ -85,7 +85,7 @@ def program(name, sizes, num_micro_batches):
   model, *_ = built(name, sizes)
   losses = {"balance": 0.1, "z": 0.01} if name == "sparse" else {}
   filter_logits = make_filter(temperature=0.9)
-  outputs_fn = functools.partial(policy_outputs, model.score, filter_logits, learns_entropy=True, router_losses=tuple(losses))
+  outputs_fn = functools.partial(policy_outputs, model.logprobs, filter_logits, learns_entropy=True, router_losses=tuple(losses))
   settings = dict(learning_rate=lambda _: 1.0, num_micro_batches=num_micro_batches, router_coefs=losses)
   return jax.jit(make_train_step(outputs_fn, OBJECTIVE, GRADIENT, **settings))
 

@@ -16,7 +16,7 @@ from jaxrl_llm.learner.train_step import init_state, make_optimizer, make_train_
 from jaxrl_llm.models import make_model, preset
 from jaxrl_llm.sampler import make_filter
 from jaxrl_llm.types import Objective, PolicyOutputs
-from tests.batches import pack_rows, scores_of
+from tests.batches import logprobs_of, pack_rows
 
 VOCAB = 264
 # Unequal on purpose, so that any mean within a piece of the batch would be another mean.
@@ -30,7 +30,7 @@ def bigram_logits(table, tokens, positions, segments):
 
 
 def bigram_outputs(params, batch):
-  return policy_outputs(scores_of(bigram_logits), make_filter(), params["table"], batch)
+  return policy_outputs(logprobs_of(bigram_logits), make_filter(), params["table"], batch)
 
 
 def trajectories(rng, vocab):
@@ -56,7 +56,7 @@ def test_outputs_match_a_loop_over_tokens(rng):
   sequences = trajectories(rng, 6)
   batch = pack_rows(sequences, row_tokens=24, row_buckets=(4,))
   assert np.max(batch.segments) > 1 and np.any(batch.segments == 0)
-  outputs_fn = functools.partial(policy_outputs, scores_of(bigram_logits), make_filter(temperature=0.7))
+  outputs_fn = functools.partial(policy_outputs, logprobs_of(bigram_logits), make_filter(temperature=0.7))
   outputs = jax.jit(outputs_fn)(jnp.asarray(table), on_device(batch))
   expected_logprobs, expected_entropy = np.zeros((2, *batch.tokens.shape))
   num_scored = 0
@@ -82,7 +82,7 @@ def test_outputs_match_a_loop_over_tokens(rng):
 def test_outputs_keep_the_drawn_token_where_the_policy_would_filter_it():
   table = np.float32([[5, 0, 0], [5, 0, 0], [5, 0, 0]])
   batch = on_device(pack_rows([Trajectory(np.array([0, 2], np.int32), *3 * [np.ones(2, np.float32)])], row_tokens=2, row_buckets=(1,)))
-  outputs = policy_outputs(scores_of(bigram_logits), make_filter(top_k=1), jnp.asarray(table), batch)
+  outputs = policy_outputs(logprobs_of(bigram_logits), make_filter(top_k=1), jnp.asarray(table), batch)
   np.testing.assert_allclose(outputs.logprobs[0, 1], np.log(1 / (1 + np.exp(5))), rtol=1e-5)
 
 
@@ -128,7 +128,7 @@ def setting():
   params = jax.tree_util.tree_map_with_path(draw, jax.eval_shape(model.init, jax.random.key(0)))
   sequences = trajectories(rng, VOCAB)
   batch = on_device(one_a_row(sequences))
-  outputs = jax.device_get(jax.jit(functools.partial(policy_outputs, model.score, make_filter()))(params, batch))
+  outputs = jax.device_get(jax.jit(functools.partial(policy_outputs, model.logprobs, make_filter()))(params, batch))
   for row, sequence in enumerate(sequences):
     old = outputs.logprobs[row, : len(sequence.tokens)] + 0.2 * rng.standard_normal(len(sequence.tokens))
     sequences[row] = sequence._replace(sampler_logprobs=np.float32(old * sequence.mask))
@@ -153,7 +153,7 @@ GRADIENT = optax.sgd(1.0)
 @functools.cache
 def program(num_micro_batches):
   model = setting()[0]
-  outputs_fn = functools.partial(policy_outputs, model.score, make_filter())
+  outputs_fn = functools.partial(policy_outputs, model.logprobs, make_filter())
 
   def run(which, state, batch):
     settings = dict(learning_rate=lambda _: 1.0, num_micro_batches=num_micro_batches)

@@ -1,4 +1,4 @@
-"""Scores of tokens a chunk at a time, against all logits at once: values, gradients, filters, meshes; and the memory that this is for."""
+"""Log-probabilities of tokens a chunk at a time, against all logits at once: values, gradients, filters, meshes, memory."""
 
 import jax
 import jax.numpy as jnp
@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from jaxrl_llm.devices import mesh as mesh_lib
-from jaxrl_llm.models.head import chunk_tokens, token_scores
+from jaxrl_llm.models.head import chunk_tokens, token_logprobs
 from jaxrl_llm.sampler import make_filter
 
 BATCH, LENGTH, WIDTH, VOCAB = 8, 12, 16, 48
@@ -16,12 +16,12 @@ def unembed(head, x):
   return jnp.einsum("cd,dv->cv", x, head["w"], preferred_element_type=jnp.float32) + head["b"]
 
 
-def plain_scores(head, hidden, targets, counted, filter_logits):
-  """As `token_scores`, from all logits."""
+def plain_logprobs(head, hidden, targets, counted, filter_logits):
+  """As `token_logprobs`, from all logits."""
   logits = filter_logits(jnp.einsum("btd,dv->btv", hidden, head["w"]) + head["b"], targets)
-  scores = jax.nn.log_softmax(logits)
-  logprobs = jnp.take_along_axis(scores, targets[..., None], axis=-1)[..., 0]
-  return jnp.where(counted, logprobs, 0), jnp.where(counted, -jnp.sum(jnp.exp(scores) * scores, axis=-1), 0)
+  log_softmax = jax.nn.log_softmax(logits)
+  logprobs = jnp.take_along_axis(log_softmax, targets[..., None], axis=-1)[..., 0]
+  return jnp.where(counted, logprobs, 0), jnp.where(counted, -jnp.sum(jnp.exp(log_softmax) * log_softmax, axis=-1), 0)
 
 
 @pytest.fixture
@@ -33,9 +33,9 @@ def work(rng):
   return head, hidden, targets, counted, weights
 
 
-def loss_of(scores_fn, targets, counted, weights):
+def loss_of(logprobs_fn, targets, counted, weights):
   def loss(head, hidden):
-    found = scores_fn(head, hidden, targets, counted)
+    found = logprobs_fn(head, hidden, targets, counted)
     return sum(jnp.sum(w * x * jnp.abs(x)) for w, x in zip(weights, found)), found
 
   return jax.jit(jax.value_and_grad(loss, argnums=(0, 1), has_aux=True))
@@ -47,8 +47,8 @@ def test_chunks_say_what_all_logits_say(work, chunk, filters):
   head, hidden, targets, counted, weights = work
   filter_logits = make_filter(**filters)
   settings = dict(unembed=unembed, filter_logits=filter_logits, chunk=chunk, learns_entropy=True)
-  expected = loss_of(lambda *args: plain_scores(*args, filter_logits), targets, counted, weights)(head, hidden)
-  found = loss_of(lambda *args: token_scores(*args, **settings), targets, counted, weights)(head, hidden)
+  expected = loss_of(lambda *args: plain_logprobs(*args, filter_logits), targets, counted, weights)(head, hidden)
+  found = loss_of(lambda *args: token_logprobs(*args, **settings), targets, counted, weights)(head, hidden)
   for a, b in zip(jax.tree.leaves(expected), jax.tree.leaves(found), strict=True):
     np.testing.assert_allclose(b, a, atol=1e-5 * max(1.0, float(jnp.max(jnp.abs(a)))))
   assert not np.any(np.asarray(found[0][1][0])[~np.asarray(counted)])
@@ -61,10 +61,10 @@ MESHES = ({"fsdp": 8}, {"data": 2, "tensor": 4}, {"context": 4, "fsdp": 2}, {"ex
 def test_every_mesh_says_the_same(work, shape):
   head, hidden, targets, counted, weights = work
   settings = dict(unembed=unembed, filter_logits=make_filter(top_p=0.9), chunk=4, learns_entropy=True)
-  alone = loss_of(lambda *args: token_scores(*args, **settings), targets, counted, weights)(head, hidden)
+  alone = loss_of(lambda *args: token_logprobs(*args, **settings), targets, counted, weights)(head, hidden)
   mesh = mesh_lib.make_mesh(**shape)
   placed, (targets, counted) = mesh_lib.place_tokens(mesh, hidden), mesh_lib.place_tokens(mesh, (targets, counted))
-  found = loss_of(lambda *args: token_scores(*args, **settings, mesh=mesh), targets, counted, weights)(head, placed)
+  found = loss_of(lambda *args: token_logprobs(*args, **settings, mesh=mesh), targets, counted, weights)(head, placed)
   for a, b in zip(jax.tree.leaves(alone), jax.tree.leaves(found), strict=True):
     np.testing.assert_allclose(b, a, atol=1e-5 * max(1.0, float(jnp.max(jnp.abs(a)))))
 
@@ -72,7 +72,7 @@ def test_every_mesh_says_the_same(work, shape):
 def test_an_entropy_that_nobody_learns_has_no_gradient(work):
   head, hidden, targets, counted, _ = work
   settings = dict(unembed=unembed, filter_logits=make_filter(), chunk=16)
-  entropy = lambda hidden, learns: jnp.sum(token_scores(head, hidden, targets, counted, **settings, learns_entropy=learns)[1])
+  entropy = lambda hidden, learns: jnp.sum(token_logprobs(head, hidden, targets, counted, **settings, learns_entropy=learns)[1])
   assert not np.any(jax.grad(entropy)(hidden, False)) and np.any(jax.grad(entropy)(hidden, True))
 
 
@@ -81,7 +81,7 @@ def test_where_nothing_counts_nothing_is_computed(work):
   head, hidden, targets, counted, weights = work
   settings = dict(unembed=unembed, filter_logits=make_filter(), chunk=8, learns_entropy=True)
   none = jnp.zeros_like(counted)
-  (loss, _), grads = loss_of(lambda *args: token_scores(*args, **settings), targets, none, weights)(head, hidden)
+  (loss, _), grads = loss_of(lambda *args: token_logprobs(*args, **settings), targets, none, weights)(head, hidden)
   assert loss == 0 and not any(np.any(x) for x in jax.tree.leaves(grads))
 
 
@@ -91,14 +91,14 @@ def test_memory_holds_one_chunk_of_logits_and_not_all():
   hidden, ids = jax.ShapeDtypeStruct((8, 256, 32), jnp.float32), jax.ShapeDtypeStruct((8, 256), jnp.int32)
   settings = dict(unembed=unembed, filter_logits=make_filter(), chunk=128)
   counted = jnp.ones((8, 256), bool)
-  temp = lambda scores_fn: (
-    jax.jit(jax.grad(lambda head, hidden, ids: jnp.sum(scores_fn(head, hidden, ids, counted)[0]), argnums=(0, 1)))
+  temp = lambda logprobs_fn: (
+    jax.jit(jax.grad(lambda head, hidden, ids: jnp.sum(logprobs_fn(head, hidden, ids, counted)[0]), argnums=(0, 1)))
     .lower(head, hidden, ids)
     .compile()
     .memory_analysis()
     .temp_size_in_bytes
   )
-  assert temp(lambda *args: token_scores(*args, **settings)) < 20e6 < 64e6 < temp(lambda *args: plain_scores(*args, make_filter()))
+  assert temp(lambda *args: token_logprobs(*args, **settings)) < 20e6 < 64e6 < temp(lambda *args: plain_logprobs(*args, make_filter()))
 
 
 def test_an_accelerator_takes_larger_chunks():

@@ -98,7 +98,7 @@ def test_an_update_trains_the_adapters_and_nothing_else(num_micro_batches):
   mask = jnp.ones((2, 9)).at[:, 0].set(0)
   batch = TrainBatch(tokens, positions, segments, mask, mask, mask)
   step = make_train_step(
-    functools.partial(policy_outputs, model.score, make_filter()),
+    functools.partial(policy_outputs, model.logprobs, make_filter()),
     objectives.make("sft"),
     optimizer,
     learning_rate=lambda _: 1e-2,

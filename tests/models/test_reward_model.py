@@ -1,4 +1,4 @@
-"""Reward models: transformers' sequence classifiers with one label, in and out, and their scores."""
+"""Reward models: transformers' sequence classifiers with one label, in and out, and their rewards."""
 
 import json
 import warnings
@@ -75,12 +75,12 @@ def test_the_trunk_of_a_language_model_begins_with_a_head_of_zeros(tmp_path):
   assert all(np.array_equal(params["trunk"]["layers"]["mlp"][x], weights["layers"]["mlp"][x]) for x in ("gate", "up", "down"))
 
 
-def test_a_row_of_several_sequences_scores_each_as_if_alone():
+def test_a_row_of_several_sequences_judges_each_as_if_alone():
   model = make_reward_model(preset("nano", vocab_size=264))
   params, rng = random_params(model), np.random.default_rng(1)
   one, other = rng.integers(256, size=5), rng.integers(256, size=3)
   tokens, positions = np.concatenate([one, other])[None], np.array([[0, 1, 2, 3, 4, 0, 1, 2]])
-  found = model.scores(params, *(jnp.asarray(x, jnp.int32) for x in (tokens, positions, [[1] * 5 + [2] * 3])))
+  found = model.token_rewards(params, *(jnp.asarray(x, jnp.int32) for x in (tokens, positions, [[1] * 5 + [2] * 3])))
   padded = np.zeros((2, 5), np.int32)
   padded[0], padded[1, :3] = one, other
   alone = model.rewards(params, jnp.asarray(padded), jnp.array([5, 3]))
@@ -95,7 +95,7 @@ def rewrite(folder, **fields):
 @pytest.mark.parametrize(
   ("fields", "parts"),
   [
-    ({"architectures": ["Qwen3ForCausalLM"]}, ["'Qwen3ForCausalLM', a language model without a score", "configs/reward_model.py"]),
+    ({"architectures": ["Qwen3ForCausalLM"]}, ["'Qwen3ForCausalLM', a language model without a reward head", "configs/reward_model.py"]),
     ({"id2label": {"0": "bad", "1": "good"}}, ["found 2 labels, expected 1 (num_labels=1)"]),
     ({"id2label": None}, ["found 2 labels, expected 1"]),
     ({"hidden_size": 48}, ["embed_tokens.weight", "has shape (264, 32), expected (264, 48)"]),

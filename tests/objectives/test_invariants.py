@@ -11,12 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jaxrl_llm.advantages import group_advantages
-from jaxrl_llm.learner.train_step import init_state, make_train_step, policy_outputs
+from jaxrl_llm.learner.train_step import init_state, logprobs_of, make_train_step, policy_outputs
 from jaxrl_llm.objectives import OBJECTIVES, make
 from jaxrl_llm.objectives.gates import soft_gate
 from jaxrl_llm.sampler import make_filter
 from jaxrl_llm.types import TrainBatch
-from tests.batches import scores_of
 
 NUM_TOKENS = 8
 
@@ -125,7 +124,7 @@ def bigram_logits(table, tokens, positions, segments):
 
 
 def bigram_outputs(params, batch, **filters):
-  return policy_outputs(scores_of(bigram_logits), make_filter(**filters), params["table"], batch)
+  return policy_outputs(logprobs_of(bigram_logits), make_filter(**filters), params["table"], batch)
 
 
 @pytest.fixture

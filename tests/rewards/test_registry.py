@@ -8,7 +8,7 @@ import pytest
 
 from jaxrl_llm import rewards
 from jaxrl_llm.rewards import WeightedReward, grade
-from jaxrl_llm.types import Completion
+from jaxrl_llm.text_types import Completion
 
 COMPLETIONS = [Completion(text=f"#{i}", token_ids=(i,), num_tokens=i, stopped=True) for i in range(3)]
 

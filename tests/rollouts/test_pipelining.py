@@ -97,7 +97,7 @@ def lagging(tmp_path_factory):
 
   with pytest.MonkeyPatch.context() as patch:
     patch.setattr(train, "update", noted("update", updating))
-    for name in ("launch", "scores", "save"):
+    for name in ("launch", "with_logprobs", "save"):
       patch.setattr(train, name, noted(name, getattr(train, name)))
     run_here(config_of(LAG), workdir, devices=2)
   return workdir, weights, events
@@ -167,7 +167,7 @@ def test_a_killed_run_goes_on_as_if_nothing_had_happened(step, lagging, tmp_path
 def test_the_next_rollouts_are_dispatched_before_the_learner_works(lagging):
   """What makes the two overlap; and the prompts are not read ahead of a checkpoint."""
   _, _, events = lagging
-  learn = ["scores"] * 2 + ["update"] * 2
+  learn = ["with_logprobs"] * 2 + ["update"] * 2
   until_checkpoint = ["launch", "launch", *learn, "launch", *learn, *learn, "save"]
   assert events == ["save", *until_checkpoint, "launch", "launch", *learn, *learn, "save"]
 

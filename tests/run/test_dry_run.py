@@ -15,7 +15,7 @@ def test_a_table_of_what_takes_the_memory():
   lines = lines_of({})
   (start,) = [i for i, line in enumerate(lines) if line == "estimated memory of each device, in MB:"]
   rows = {line.split()[0]: line for line in lines[start + 1 :]}
-  assert list(rows) == ["always", "update", "scoring", "sampling", "peak"]
+  assert list(rows) == ["always", "update", "logprobs", "sampling", "peak"]
   for kind in ("weights", "optimizer moments", "frozen reference", "batch"):
     assert kind in rows["always"]
   assert "gradients" in rows["update"] and "key-value cache" in rows["sampling"]

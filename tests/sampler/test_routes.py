@@ -42,7 +42,7 @@ def drawn(dtype="float32"):
 @functools.cache
 def learner():
   model, _, _, _ = drawn()
-  return jax.jit(functools.partial(policy_outputs, model.score, make_filter()))
+  return jax.jit(functools.partial(policy_outputs, model.logprobs, make_filter()))
 
 
 def used(outputs, batch: TrainBatch):

@@ -12,11 +12,10 @@ import numpy as np
 import pytest
 
 from jaxrl_llm.devices import mesh as mesh_lib
-from jaxrl_llm.learner.train_step import policy_outputs
+from jaxrl_llm.learner.train_step import logprobs_of, policy_outputs
 from jaxrl_llm.models import make_model, preset
 from jaxrl_llm.sampler import make_filter, make_sampler
 from jaxrl_llm.types import TrainBatch
-from tests.batches import scores_of
 
 PAD = 256
 NUM_SLOTS, BUDGET, GROUP = 6, 8, 2
@@ -84,13 +83,13 @@ def test_logprobs_are_the_learners(settings):
   model, params = nano()
   rollouts = rollouts_of(**settings)
   batch = learner_batch(rollouts)
-  score = scores_of(jax.jit(model.logits))
-  outputs = policy_outputs(score, make_filter(**settings), params, batch)
+  logprobs = logprobs_of(jax.jit(model.logits))
+  outputs = policy_outputs(logprobs, make_filter(**settings), params, batch)
   drawn = np.asarray(batch.mask) > 0
   assert drawn.sum() > 40
   np.testing.assert_allclose(np.asarray(outputs.logprobs)[drawn], batch.sampler_logprobs[drawn], atol=1e-5)
   if settings:  # The filters do something here: under the plain model the tokens are less likely.
-    plain = policy_outputs(score, make_filter(), params, batch)
+    plain = policy_outputs(logprobs, make_filter(), params, batch)
     assert np.mean(np.asarray(outputs.logprobs - plain.logprobs)[drawn]) > 0.1
     assert np.all(np.asarray(outputs.logprobs)[drawn] > -20)  # Nothing was drawn that is not kept.
 

@@ -104,15 +104,15 @@ def test_a_sequence_whose_sampler_says_nan_is_left_out_and_nothing_else(old_logp
   assert summary["alarms"]["nonfinite_logprobs"] == 1
 
 
-def test_a_learner_whose_scores_are_not_finite_is_refused_with_the_batch(tmp_path, monkeypatch):
+def test_a_learner_whose_log_probabilities_are_not_finite_is_refused_with_the_batch(tmp_path, monkeypatch):
   """There the policy itself is broken: no sequence is to blame, and no update is made."""
-  scores = train.scores
+  with_logprobs = train.with_logprobs
 
   def broken(this, batch, step):
-    batch, metrics = scores(this, batch, step)
+    batch, metrics = with_logprobs(this, batch, step)
     return (batch._replace(old_logprobs=batch.old_logprobs.at[:, 5:].set(np.nan)) if step == 1 else batch), metrics
 
-  monkeypatch.setattr(train, "scores", broken)
+  monkeypatch.setattr(train, "with_logprobs", broken)
   _, summary, _ = train_with("", tmp_path, monkeypatch, **{"learner.old_logprobs": "learner"})
   assert summary["skipped_steps"] == tiny_config().learner.updates_per_rollout
   assert "old_logprobs" in unusual(nonfinite.read(tmp_path / "nonfinite" / "step_2.npz")[0])

@@ -106,7 +106,7 @@ def make_bed(sizes: Sizes) -> Bed:
     num_layers=sizes.num_layers, d_model=sizes.d_model, num_heads=4, num_kv_heads=2, head_dim=sizes.d_model // 4, d_ff=3 * sizes.d_model
   )
   model = make_model(config)
-  outputs_fn = functools.partial(policy_outputs, model.score, make_filter())
+  outputs_fn = functools.partial(policy_outputs, model.logprobs, make_filter())
   adam = dict(weight_decay=0.0, b1=0.9, b2=0.99, max_grad_norm=1.0)
 
   warm, schedule = make_optimizer(learning_rate=5e-3, warmup_steps=10, decay_steps=sizes.warm_steps, **adam)

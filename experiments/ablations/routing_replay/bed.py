@@ -129,7 +129,7 @@ def make_bed(sizes: Sizes) -> Bed:
     experts=Experts(sizes.num_experts, sizes.top_k, sizes.d_ff),
   )  # fmt: skip
   model = make_model(config)
-  outputs_fn = functools.partial(policy_outputs, model.score, make_filter())
+  outputs_fn = functools.partial(policy_outputs, model.logprobs, make_filter())
 
   adam = dict(learning_rate=1e-2, warmup_steps=20, decay_steps=sizes.warm_steps, weight_decay=0.0, b1=0.9, b2=0.99, max_grad_norm=1.0)
   warm, schedule = make_optimizer(**adam)

@@ -112,7 +112,7 @@ def make_bed(sizes: Sizes) -> Bed:
   """Builds the model once; a program compiles at first use."""
   shape = dict(d_model=sizes.d_model, head_dim=sizes.d_model // 4, d_ff=sizes.d_ff)
   model = make_model(preset("nano", vocab_size=VOCAB_SIZE)._replace(**shape))
-  outputs_fn = functools.partial(policy_outputs, model.score, make_filter())
+  outputs_fn = functools.partial(policy_outputs, model.logprobs, make_filter())
   warm_settings = dict(warmup_steps=20, decay_steps=sizes.warm_steps, weight_decay=0.0, b1=0.9, b2=0.99, max_grad_norm=1.0)
   warm, warm_schedule = make_optimizer(learning_rate=1e-2, **warm_settings)
   adam, schedule = make_optimizer(learning_rate=sizes.rate, warmup_steps=4, weight_decay=0.0, b1=0.9, b2=0.99, max_grad_norm=1.0)

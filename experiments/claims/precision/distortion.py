@@ -56,7 +56,7 @@ def _lowered(sizes: beds.Sizes):
   from jaxrl_llm.sampler import make_filter
 
   model = make_model(beds.model_config(sizes)._replace(dtype="bfloat16"))
-  outputs = functools.partial(policy_outputs, model.score, make_filter())
+  outputs = functools.partial(policy_outputs, model.logprobs, make_filter())
   return jax.jit(lambda params, batch: outputs(lower_precision(params, "bfloat16"), batch).logprobs)
 
 

@@ -50,7 +50,7 @@ class Evaluated(NamedTuple):
     return len(self.responses) // len(self.problems)
 
   @property
-  def scores(self) -> Float[np.ndarray, "n s"]:
+  def rewards(self) -> Float[np.ndarray, "n s"]:
     """Of each sample; NaN where the verifier failed."""
     return self.table(np.where(self.graded.valid, self.graded.totals, np.nan), float)
 
@@ -143,10 +143,10 @@ def eval_metrics(found: Evaluated, metrics: Sequence[str] = ()) -> dict[str, flo
   Raises:
     ValueError: a metric that the samples do not allow.
   """
-  scores, known = found.scores, ~np.isnan(found.scores)
-  accuracy, size = bootstrap_interval(avg_at_n(scores)), scores.shape[1]
-  # Right is wholly right. Nobody knows of s samples that one is, or that none is, where a score is missing; such problems are left out.
-  passed = pass_at_k(np.where(known, scores >= 1, np.nan), size)
+  rewards, known = found.rewards, ~np.isnan(found.rewards)
+  accuracy, size = bootstrap_interval(avg_at_n(rewards)), rewards.shape[1]
+  # Right is wholly right. Nobody knows of s samples that one is, or that none is, where a reward is missing; such problems are left out.
+  passed = pass_at_k(np.where(known, rewards >= 1, np.nan), size)
   row = {
     "eval/accuracy": accuracy.mean,
     "eval/accuracy_low": accuracy.low,
@@ -156,7 +156,7 @@ def eval_metrics(found: Evaluated, metrics: Sequence[str] = ()) -> dict[str, flo
     "eval/truncated": float(1 - found.stopped.mean()),
   }
   for metric in map(parse_metric, metrics):
-    own = estimate(metric, scores, found.votes)
+    own = estimate(metric, rewards, found.votes)
     if own.problems:
       name = f"eval/{short_name(metric)}"
       row |= {name: own.value, f"{name}/low": own.low, f"{name}/high": own.high}
@@ -165,7 +165,7 @@ def eval_metrics(found: Evaluated, metrics: Sequence[str] = ()) -> dict[str, flo
     row |= {f"eval/failed/{cause}": float(found.causes.count(cause)) for cause in sorted(set(found.causes))}
   levels = np.array(found.levels)
   for level in np.unique(levels):
-    here = scores[levels == level]
+    here = rewards[levels == level]
     row[f"eval/accuracy/level_{level}"] = float(np.nanmean(here)) if np.any(~np.isnan(here)) else 0.0
   return row
 
@@ -183,6 +183,6 @@ def summary(found: Evaluated, metrics: Sequence[str | MetricName], *, rated: boo
   """
   ratings = np.array([float(level) or np.nan for level in found.levels]) if rated else None
   return summarise(
-    metrics, found.scores, lengths=found.lengths, stopped=found.stopped, answers=found.votes,
+    metrics, found.rewards, lengths=found.lengths, stopped=found.stopped, answers=found.votes,
     levels=found.levels, problem_ratings=ratings, causes=found.causes,
   )  # fmt: skip

@@ -227,7 +227,7 @@ def _place(source: TensorSource, entry: Entry, sharding: NamedSharding | None) -
 
 
 def logits(model: Model, params: Params, tokens: Any, *, segments: Any = None, positions: Any = None) -> Float[Array, "B T V"]:
-  """Logits of rows of tokens, in one compiled call; those at t score token t + 1.
+  """Logits of rows of tokens, in one compiled call; those at t are for token t + 1.
 
   Args:
     model: the model.

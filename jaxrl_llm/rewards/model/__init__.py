@@ -1,7 +1,7 @@
-"""A reward model as a term of the reward: its folder, its tokenizer, and scores of whole batches on this process's devices."""
+"""A reward model as a term of the reward: its folder, its tokenizer, and rewards of whole batches on this process's devices."""
 
 from jaxrl_llm.rewards.model.folder import load_reward_tokenizer, notes_of, problems, same_vocabulary
-from jaxrl_llm.rewards.model.scoring import make_scorer
+from jaxrl_llm.rewards.model.judge import make_judge
 from jaxrl_llm.rewards.model.term import NAME, reward_model_term
 
-__all__ = ["NAME", "load_reward_tokenizer", "make_scorer", "notes_of", "problems", "reward_model_term", "same_vocabulary"]
+__all__ = ["NAME", "load_reward_tokenizer", "make_judge", "notes_of", "problems", "reward_model_term", "same_vocabulary"]

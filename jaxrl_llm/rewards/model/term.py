@@ -8,7 +8,7 @@ import numpy as np
 
 from jaxrl_llm.rewards import Outcome, WeightedReward
 from jaxrl_llm.rewards.model.folder import load_reward_tokenizer, same_vocabulary
-from jaxrl_llm.rewards.model.scoring import make_scorer
+from jaxrl_llm.rewards.model.judge import make_judge
 from jaxrl_llm.text_types import Completion, Tokenizer
 
 NAME = "reward_model"
@@ -24,7 +24,7 @@ def reward_model_term(
   dtype: str = "float32",
   chat: bool | None = None,
 ) -> WeightedReward:
-  """A term whose reward is the score of prompt and response.
+  """A term whose reward is what a reward model gives for prompt and response.
 
   Where the reward model has the policy's vocabulary it reads the very tokens that the policy was given and drew. Otherwise it reads the
   texts, with its own tokenizer and chat template, and an end token behind a response that ended by itself.
@@ -35,7 +35,7 @@ def reward_model_term(
     max_tokens: of a prompt with its response, in the policy's tokens. Of another vocabulary twice as many may come; a sequence with more
       has no reward, for the cause "too_long".
     weight: its factor in the total.
-    dtype: see `make_scorer`.
+    dtype: see `make_judge`.
     chat: see `load_reward_tokenizer`.
 
   Returns:
@@ -47,7 +47,7 @@ def reward_model_term(
   own = load_reward_tokenizer(path, chat=chat)
   exact = same_vocabulary(tokenizer, own)
   limit = max_tokens if exact else 2 * max_tokens
-  scores = make_scorer(path, max_tokens=limit, dtype=dtype)
+  judge_ids = make_judge(path, max_tokens=limit, dtype=dtype)
 
   def sequence(completion: Completion, example: Mapping[str, Any]) -> list[int]:
     if exact:
@@ -58,7 +58,7 @@ def reward_model_term(
   def judge(completions: Sequence[Completion], examples: Sequence[Mapping[str, Any]]) -> list[Outcome]:
     sequences = [sequence(*pair) for pair in zip(completions, examples, strict=True)]
     fitting = [i for i, x in enumerate(sequences) if len(x) <= limit]
-    found = dict(zip(fitting, scores([sequences[i] for i in fitting]).tolist(), strict=True))
+    found = dict(zip(fitting, judge_ids([sequences[i] for i in fitting]).tolist(), strict=True))
     return [_outcome(found.get(i), len(x), limit) for i, x in enumerate(sequences)]
 
   def alone(completion: Completion, example: Mapping[str, Any]) -> float:
@@ -68,9 +68,9 @@ def reward_model_term(
   return WeightedReward(NAME, alone, weight, batch_fn=judge)
 
 
-def _outcome(score: float | None, length: int, limit: int) -> Outcome:
-  if score is None:
+def _outcome(reward: float | None, length: int, limit: int) -> Outcome:
+  if reward is None:
     return Outcome(None, "too_long", f"it has {length} tokens with its prompt, expected at most {limit}")
-  if not np.isfinite(score):
-    return Outcome(None, "not_finite", f"the reward model said {score}")
-  return Outcome(score)
+  if not np.isfinite(reward):
+    return Outcome(None, "not_finite", f"the reward model said {reward}")
+  return Outcome(reward)

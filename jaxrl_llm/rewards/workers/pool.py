@@ -62,7 +62,7 @@ class Pool:
     at = [f"response {worker.queue[0][0] - self._base} (process {worker.process.pid}, {now - worker.since:.0f} s)" for worker in busy]
     return f"rewards of {', '.join(at)}" if at else "no reward: the workers have nothing to do"
 
-  def score(self, jobs: Sequence[Job]) -> list[Outcome]:
+  def call(self, jobs: Sequence[Job]) -> list[Outcome]:
     """Calls every job's function, each call within the pool's deadline.
 
     Args:
@@ -277,7 +277,7 @@ def open_pool(
   Example:
     >>> from jaxrl_llm.text_types import Completion
     >>> with open_pool({"form": Function("jaxrl_llm.rewards:answer_form")}, num_workers=1) as pool:
-    ...   pool.score([Job("form", Completion("#### 12", (), 5, True), {})])
+    ...   pool.call([Job("form", Completion("#### 12", (), 5, True), {})])
     [Outcome(value=1.0, cause=None, detail='')]
   """
   if num_workers is None:

@@ -118,7 +118,7 @@ def _regrade(request: Request, config: ConfigDict, command: str) -> dict[str, An
     raise UsageError(f"--regrade={request.regraded}: {text}" if text.startswith("problem ") else text) from error
   after = held_out.regraded_rows(rows, found, verifier=verifier.name)
   changed = sum(old.score != new.score for old, new in zip(rows, after, strict=True))
-  print(f"{request.regraded}: {len(rows):,} samples graded again with {verifier.name}, {changed:,} scores changed")
+  print(f"{request.regraded}: {len(rows):,} samples graded again with {verifier.name}, {changed:,} rewards changed")
   write_samples(request.samples, after)
   facts = {
     "checkpoint": {"path": rows[0].model, "step": None, "rl_step": rows[0].step},

@@ -1,4 +1,4 @@
-"""What the training of a reward model runs on its devices: the update, and the scores of held-out pairs."""
+"""What the training of a reward model runs on its devices: the update, and the rewards of held-out pairs."""
 
 from collections.abc import Callable
 from functools import partial
@@ -16,7 +16,7 @@ from jaxrl_llm.learner.needs import abstract_batch
 from jaxrl_llm.learner.programs import phase_optimizer, place_state
 from jaxrl_llm.learner.train_step import TrainStepFn, init_state, make_train_step
 from jaxrl_llm.models import ModelConfig, RewardModel, load_reward_params, make_reward_model
-from jaxrl_llm.objectives.bradley_terry import bradley_terry, pair_scores
+from jaxrl_llm.objectives.bradley_terry import bradley_terry, pair_rewards
 from jaxrl_llm.types import Params, PolicyOutputs, TrainBatch, TrainState
 
 
@@ -57,11 +57,11 @@ def make_programs(config: ConfigDict, mesh: Mesh, shape: ModelConfig) -> Program
   objective = bradley_terry(center_coef=config.objective.center_coef)
 
   def outputs(params: Params, batch: TrainBatch) -> PolicyOutputs:
-    scores = model.scores(params, batch.tokens, batch.positions, batch.segments)
-    return PolicyOutputs(logprobs=jnp.zeros_like(scores), values=scores)
+    rewards = model.token_rewards(params, batch.tokens, batch.positions, batch.segments)
+    return PolicyOutputs(logprobs=jnp.zeros_like(rewards), values=rewards)
 
   def margins(params: Params, batch: TrainBatch) -> Float[Array, "B T"]:
-    chosen, rejected = pair_scores(outputs(params, batch).values, batch)
+    chosen, rejected = pair_rewards(outputs(params, batch).values, batch)
     return chosen - rejected
 
   step = make_train_step(

@@ -16,7 +16,7 @@ class Pair(NamedTuple):
   Attributes:
     chosen: the prompt with the chosen response.
     rejected: the prompt with the other one.
-    margin: by how much the chosen one is to score higher.
+    margin: by how much the chosen one is to be rewarded more.
   """
 
   chosen: list[int]

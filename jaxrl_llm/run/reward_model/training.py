@@ -189,8 +189,8 @@ def margins(this: Run, rows: Sequence[Row]) -> Float[np.ndarray, " N"]:
   size, found = this.config.learner.batch_pairs, []
   for begin in range(0, len(rows), size):
     batch, layout = packed(this, rows[begin : begin + size])
-    scored = this.programs.margins(this.state.params, mesh_lib.place_tokens(this.mesh, of_step(batch)))
-    found.append(of_pairs(hosts.to_host(scored), batch, layout))
+    margins = this.programs.margins(this.state.params, mesh_lib.place_tokens(this.mesh, of_step(batch)))
+    found.append(of_pairs(hosts.to_host(margins), batch, layout))
   return np.concatenate(found)
 
 

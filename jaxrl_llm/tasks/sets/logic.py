@@ -83,7 +83,7 @@ def zebra_grid(completion: Completion, example: Mapping[str, Any]) -> float:
   Read is the last JSON object of the response, or what it has under "solution". Upper and lower case are the same.
 
   Args:
-    completion: the response; only its last 20,000 characters are read. One that ran into the token budget scores 0.
+    completion: the response; only its last 20,000 characters are read. One that ran into the token budget earns 0.
     example: the row, with the grid as JSON in `answer`.
 
   Returns:

@@ -53,7 +53,7 @@ def test_an_interval_without_doubt_is_a_point_and_the_seed_decides_the_rest(rng)
 
 
 def evaluated(correct, *, lengths=None, levels=None, answers=None):
-  """An evaluation of which only the scores matter."""
+  """An evaluation of which only the rewards matter."""
   problems = [{"level": 1 if levels is None else levels[i]} for i in range(len(correct))]
   lengths = np.ones(np.shape(correct), int) if lengths is None else np.array(lengths)
   responses = [Completion("", (), n, stopped=n < 8) for n in lengths.flatten().tolist()]
@@ -192,16 +192,16 @@ def test_a_verifier_that_fails_on_everything_stops_the_evaluation_once_all_is_kn
   assert len(asked) == 8
 
 
-def test_samples_on_disk_are_graded_again_to_the_same_scores(tmp_path):
+def test_samples_on_disk_are_graded_again_to_the_same_rewards(tmp_path):
   _, _, _, found = run(PROBLEMS, batch_prompts=3, num_samples=2)
   rows = list(sample_rows(found, verifier="final_answer", decode=TOKENIZER.decode, seed=0, model="m", step=7))
   assert [row.prompt for row in rows[::2]] == ["0", "1", "2", "3"] and rows[1].answer == "0" and rows[0].response == "x\n#0"
   assert [bool(row.example) for row in rows] == [True, False] * 4  # A problem's own row once.
   write_samples(tmp_path / "samples.jsonl", rows)
   again = regrade(read_samples(tmp_path / "samples.jsonl"), verifier=FINAL_ANSWER, call=call_here)
-  assert eval_metrics(again) == eval_metrics(found) and np.array_equal(again.scores, found.scores)
+  assert eval_metrics(again) == eval_metrics(found) and np.array_equal(again.rewards, found.rewards)
   corrected = [row._replace(gold="3") if row.id == "3" else row for row in read_samples(tmp_path / "samples.jsonl")]
-  assert regrade(corrected, verifier=FINAL_ANSWER, call=call_here).scores.all()
+  assert regrade(corrected, verifier=FINAL_ANSWER, call=call_here).rewards.all()
   with pytest.raises(ValueError, match=r"problem '1': found the samples \[1\], expected 0 to 1"):
     regrade([row for row in rows if (row.id, row.sample) != ("1", 0)], verifier=FINAL_ANSWER, call=call_here)
 

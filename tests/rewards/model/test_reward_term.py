@@ -13,7 +13,7 @@ from jaxrl_llm.pretrained.byte_tokenizer import ByteTokenizer
 from jaxrl_llm.rewards import WeightedReward, from_config, grade
 from jaxrl_llm.rewards import model as model_lib
 from jaxrl_llm.rewards.grader import Grader
-from jaxrl_llm.rewards.model import scoring
+from jaxrl_llm.rewards.model import judge as judge_lib
 from jaxrl_llm.run import experiment
 from jaxrl_llm.text_types import Completion
 from tests.runs import quick, rows, run_here, tiny_config
@@ -37,8 +37,8 @@ def judge(tmp_path_factory):
 def one_by_one(judge, sequences):
   """The definition: no batch, no padding."""
   _, model, params = judge
-  score = lambda ids: model.scores(params, jnp.array([ids]), jnp.arange(len(ids))[None], jnp.ones((1, len(ids)), jnp.int32))[0, -1]
-  return [float(score(ids)) for ids in sequences]
+  reward = lambda ids: model.token_rewards(params, jnp.array([ids]), jnp.arange(len(ids))[None], jnp.ones((1, len(ids)), jnp.int32))[0, -1]
+  return [float(reward(ids)) for ids in sequences]
 
 
 def completion(text, *, stopped=True, extra=()):
@@ -50,17 +50,17 @@ TEXTS = ("1+1=2\n#2", "", "x" * 30, "1+1=3\n#3", "#2")
 EXAMPLES = [{"prompt": f"1+{i}\n"} for i in range(len(TEXTS))]
 
 
-def test_scores_are_those_of_each_sequence_alone_and_nothing_recompiles(judge, monkeypatch):
-  monkeypatch.setattr(scoring, "_MAX_ROWS", 8)
+def test_rewards_are_those_of_each_sequence_alone_and_nothing_recompiles(judge, monkeypatch):
+  monkeypatch.setattr(judge_lib, "_MAX_ROWS", 8)
   rng = np.random.default_rng(1)
   sequences = [rng.integers(256, size=n).tolist() for n in (1, 3, 8, 9, 16, 17, 30, 39, 40, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2)]
   with quick(devices=4):
-    scores = scoring.make_scorer(judge[0], max_tokens=40)
-    np.testing.assert_allclose(scores(sequences), one_by_one(judge, sequences), atol=2e-5)
-    assert scores([]).shape == (0,)
+    rewards = judge_lib.make_judge(judge[0], max_tokens=40)
+    np.testing.assert_allclose(rewards(sequences), one_by_one(judge, sequences), atol=2e-5)
+    assert rewards([]).shape == (0,)
     with jax.log_compiles(), pytest.MonkeyPatch.context() as patch:
       patch.setattr(jax.stages.Lowered, "compile", lambda *args: pytest.fail("it compiles again"))
-      np.testing.assert_allclose(scores(sequences[::-1]), one_by_one(judge, sequences[::-1]), atol=2e-5)
+      np.testing.assert_allclose(rewards(sequences[::-1]), one_by_one(judge, sequences[::-1]), atol=2e-5)
 
 
 def test_the_policys_own_tokens_are_read_where_the_vocabulary_is_the_same(judge):
@@ -99,14 +99,14 @@ def test_texts_are_read_where_the_vocabulary_is_another(judge):
   np.testing.assert_allclose(found, one_by_one(judge, [[*start, 258], start]), atol=2e-5)
 
 
-def test_what_has_no_score_says_why(judge, tmp_path):
+def test_what_has_no_reward_says_why(judge, tmp_path):
   _, model, params = judge
   broken = params | {"value_head": params["value_head"] * jnp.nan}
   save_reward_model(tmp_path / "rm", model, broken, pad_token_id=PAD, notes=BYTES)
   term = model_lib.reward_model_term(tmp_path / "rm", tokenizer=ByteTokenizer(), max_tokens=12)
   with quick():
     graded = grade([term], [completion("#2"), completion("x" * 20)], EXAMPLES[:2])
-  assert graded.failed == ["not_finite", "too_long"] and not graded.valid.any()
+  assert graded.failed.tolist() == ["not_finite", "too_long"] and not graded.valid.any()
   assert "the reward model said nan" in graded.details[0] and "it has 26 tokens with its prompt, expected at most 12" in graded.details[1]
 
 
@@ -141,7 +141,7 @@ def test_reward_models_that_cannot_be_used(judge, tmp_path):
   policy = make_model(preset("nano", vocab_size=264))
   save_hf(tmp_path / "policy", policy, policy.init(jax.random.key(0)))
   (line,) = problems(tmp_path / "policy")
-  assert "'Qwen3ForCausalLM', a language model without a score" in line and "--config=configs/reward_model.py" in line
+  assert "'Qwen3ForCausalLM', a language model without a reward head" in line and "--config=configs/reward_model.py" in line
   _, model, params = judge
   save_reward_model(tmp_path / "bare", model, params, pad_token_id=PAD)
   (line,) = problems(tmp_path / "bare")

@@ -296,8 +296,8 @@ def test_code_is_graded_in_the_pool_of_workers():
   example = {"tests": json.dumps(CALL)}
   with open_pool(functions, num_workers=1) as pool:
     sources = ["def add(xs, y): return [x + y for x in xs]", "def add(xs, y): return []", "while True: pass", "import os; os.kill(-1, 9)"]
-    outcomes = pool.score([Job("code", completion(source), example) for source in sources])
+    outcomes = pool.call([Job("code", completion(source), example) for source in sources])
     assert [x.value for x in outcomes] == [1.0, 0.0, 0.0, 0.0], outcomes
-    (lost,) = pool.score([Job("code", completion("x"), {"tests": 3})])
+    (lost,) = pool.call([Job("code", completion("x"), {"tests": 3})])
     assert (lost.value, lost.cause) == (None, "raised")
     assert pool.num_replaced == 0

@@ -104,7 +104,7 @@ def test_a_deed_costs_its_own_sample(pool, deed):
   # So many that the deed has others in front of it and behind it in the same message.
   jobs = [job(f"fine {i} {deed}") for i in range(90)]
   jobs.insert(30, job(deed))
-  outcomes = pool.score(jobs)
+  outcomes = pool.call(jobs)
   outcome = outcomes.pop(30)
   assert time.monotonic() - started < TIMEOUT_S + 2
   assert [x.value for x in outcomes] == [0.5] * 90
@@ -118,7 +118,7 @@ def test_a_deed_costs_its_own_sample(pool, deed):
 
 @pytest.mark.parametrize("deed", UNSURE)
 def test_a_deed_that_may_or_may_not_be_possible_hurts_nobody_else(pool, deed):
-  outcomes = pool.score([job("fine before"), job(deed), job("fine after")])
+  outcomes = pool.call([job("fine before"), job(deed), job("fine after")])
   assert [x.value for x in outcomes] == [0.5, None, 0.5]
   assert pool.num_workers == 2
 
@@ -128,9 +128,9 @@ def test_processes_of_a_killed_worker_are_gone():
   with open_pool({"act": FUNCTIONS["act"]}, num_workers=1, timeout_s=TIMEOUT_S) as pool:
     before = settled_pids() - others
     assert len(before) == 3  # Two guardians and the worker.
-    assert pool.score([job("fork_away")])[0].cause == "timeout"
+    assert pool.call([job("fork_away")])[0].cause == "timeout"
     assert gone(before)
-    assert pool.score([job("fine")])[0].value == 0.5
+    assert pool.call([job("fine")])[0].value == 0.5
     after = settled_pids() - others
     assert len(after) == 3
     held = [os.dup(worker.jobs_fd) for worker in pool._workers]  # As a child that was forked holds it.
@@ -142,9 +142,9 @@ def test_processes_of_a_killed_worker_are_gone():
 def test_a_worker_that_left_something_running_retires_with_its_value(pool):
   for deed in ("stay", "leave_process"):
     replaced, before = pool.num_replaced, worker_pids()
-    assert pool.score([job(f"{deed} behind")])[0] == Outcome(0.5)
+    assert pool.call([job(f"{deed} behind")])[0] == Outcome(0.5)
     assert pool.num_replaced == replaced + 1
-    assert pool.score([job(f"fine after {deed}")])[0].value == 0.5
+    assert pool.call([job(f"fine after {deed}")])[0].value == 0.5
     assert len(before - settled_pids()) >= 3
 
 
@@ -154,11 +154,11 @@ def test_hangs_in_a_row_leave_the_pool_at_full_size(count):
   with open_pool({"act": FUNCTIONS["act"]}, num_workers=2, timeout_s=timeout_s) as pool:
     for i in range(count):
       started = time.monotonic()
-      assert pool.score([job("sleep")])[0].cause == "timeout"  # The same job each time: no failure is kept.
+      assert pool.call([job("sleep")])[0].cause == "timeout"  # The same job each time: no failure is kept.
       longest = max(longest, time.monotonic() - started)
       assert pool.num_replaced == i + 1
     assert pool.num_workers == 2
-    assert pool.score([job("fine at last")])[0].value == 0.5
+    assert pool.call([job("fine at last")])[0].value == 0.5
   assert longest < timeout_s + 2
 
 
@@ -166,9 +166,9 @@ def test_the_deadline_is_of_each_call_and_of_each_function():
   functions = {"act": FUNCTIONS["act"], "slow": Function(f"{HERE}:act", timeout_s=30.0)}
   with open_pool(functions, num_workers=1, timeout_s=0.2) as pool:
     started = time.monotonic()
-    assert pool.score([job("sleep")])[0].cause == "timeout"
+    assert pool.call([job("sleep")])[0].cause == "timeout"
     assert 0.2 <= time.monotonic() - started < 2.2
-    outcomes = pool.score([job("sleep", "act"), job("fork", "act"), job("fine", "slow")])
+    outcomes = pool.call([job("sleep", "act"), job("fork", "act"), job("fine", "slow")])
     assert [x.cause for x in outcomes] == ["timeout", "timeout", None]
     assert "0.2 s" in outcomes[0].detail
 
@@ -176,76 +176,76 @@ def test_the_deadline_is_of_each_call_and_of_each_function():
 def test_outcomes_are_in_order_and_what_functions_return(pool, rng):
   lengths = rng.integers(1, 90, 300)
   jobs = [Job("count_characters", completion("x" * n), {"i": i}) for i, n in enumerate(lengths)]
-  assert [x.value for x in pool.score(jobs)] == lengths.tolist()
-  assert pool.score([]) == []
+  assert [x.value for x in pool.call(jobs)] == lengths.tolist()
+  assert pool.call([]) == []
 
 
 def test_a_function_sees_the_end_of_the_text_and_all_else(pool):
   text = "a" * 50 + "b" + "c" * 99
   jobs = [Job(name, completion(text, tokens=range(1000)), {}) for name in ("count_characters", "first_character", "count_tokens")]
-  assert [x.value for x in pool.score(jobs)] == [100, ord("b"), sum(range(1000)) + 1000 + 1]
+  assert [x.value for x in pool.call(jobs)] == [100, ord("b"), sum(range(1000)) + 1000 + 1]
 
 
 def test_odd_texts_survive_the_way(pool):
   jobs = [Job("count_characters", completion(text), {}) for text in ("", "\x00\n", "\ud800", "𝔸" * 50)]
-  assert [x.value for x in pool.score(jobs)] == [0, 2, 1, 50]
+  assert [x.value for x in pool.call(jobs)] == [0, 2, 1, 50]
 
 
 def test_a_large_example_passes_through_a_small_pipe(pool):
   example = {"tests": "x" * (8 << 20)}
   jobs = [Job("count_characters", completion("x" * n), example) for n in range(1, 5)]
-  assert [x.value for x in pool.score(jobs)] == [1, 2, 3, 4]
+  assert [x.value for x in pool.call(jobs)] == [1, 2, 3, 4]
 
 
 def test_examples_are_not_shared_between_calls(pool):
   example = {"uses": []}
-  outcomes = pool.score([Job("spoil_example", completion(str(i)), example) for i in range(10)])
+  outcomes = pool.call([Job("spoil_example", completion(str(i)), example) for i in range(10)])
   assert {x.value for x in outcomes} == {1} and example == {"uses": []}
 
 
 def test_equal_jobs_share_a_value_and_never_a_failure():
   functions = {"times": FUNCTIONS["times_called"], "drawn": FUNCTIONS["times_called"]._replace(cached=False), "act": FUNCTIONS["act"]}
   with open_pool(functions, num_workers=1, timeout_s=TIMEOUT_S, cache_size=3) as pool:
-    assert [x.value for x in pool.score([job("a", "times")] * 3 + [job("b", "times")])] == [1, 1, 1, 2]
-    assert [x.value for x in pool.score([job("b", "times"), job("a", "times"), job("c", "times")])] == [2, 1, 3]
-    assert pool.score([job("a", "times", other=1)])[0].value == 4  # Another example, and "b" is the one forgotten.
-    assert [x.value for x in pool.score([job("a", "times"), job("b", "times")])] == [1, 5]
+    assert [x.value for x in pool.call([job("a", "times")] * 3 + [job("b", "times")])] == [1, 1, 1, 2]
+    assert [x.value for x in pool.call([job("b", "times"), job("a", "times"), job("c", "times")])] == [2, 1, 3]
+    assert pool.call([job("a", "times", other=1)])[0].value == 4  # Another example, and "b" is the one forgotten.
+    assert [x.value for x in pool.call([job("a", "times"), job("b", "times")])] == [1, 5]
     different = [completion("a")._replace(**{name: value}) for name, value in dict(token_ids=(9,), num_tokens=9, stopped=False).items()]
-    assert [x.value for x in pool.score([Job("times", x, {}) for x in different])] == [6, 7, 8]
-    assert [x.value for x in pool.score([job("a", "drawn")] * 3)] == [9, 10, 11]
+    assert [x.value for x in pool.call([Job("times", x, {}) for x in different])] == [6, 7, 8]
+    assert [x.value for x in pool.call([job("a", "drawn")] * 3)] == [9, 10, 11]
     replaced = pool.num_replaced
-    assert [x.cause for x in pool.score([job("exit")] * 3)] == ["died"] * 3
+    assert [x.cause for x in pool.call([job("exit")] * 3)] == ["died"] * 3
     assert pool.num_replaced == replaced + 3
 
 
 def test_a_pool_without_a_cache_calls_every_time():
   with open_pool({"times": FUNCTIONS["times_called"]}, num_workers=1, cache_size=0) as pool:
-    assert [x.value for x in pool.score([job("a", "times")] * 3)] == [1, 2, 3]
+    assert [x.value for x in pool.call([job("a", "times")] * 3)] == [1, 2, 3]
 
 
 def test_workers_load_no_jax_and_hold_no_threads(pool):
-  outcomes = pool.score([job(name, "loaded") for name in ("numpy", "jax", "jaxlib", "jaxtyping", "flax")] + [job("", "num_threads")])
+  outcomes = pool.call([job(name, "loaded") for name in ("numpy", "jax", "jaxlib", "jaxtyping", "flax")] + [job("", "num_threads")])
   assert [x.value for x in outcomes] == [1, 0, 0, 0, 0, 1]
 
 
 def test_imports_are_loaded_beforehand():
   loaded = FUNCTIONS["loaded"]._replace(imports=("xml.dom.pulldom",))
   with open_pool({"loaded": loaded}, num_workers=1) as pool:
-    assert pool.score([job("xml.dom.pulldom", "loaded")])[0].value == 1
+    assert pool.call([job("xml.dom.pulldom", "loaded")])[0].value == 1
   with pytest.raises(ValueError, match="hostile:loaded: ModuleNotFoundError: No module named 'no_such_module'"):
     open_pool({"loaded": loaded._replace(imports=("no_such_module",))}, num_workers=1)
 
 
 def test_settings_make_a_function():
   with open_pool({"scaled": Function(f"{HERE}:scaled", {"factor": 0.5})}, num_workers=1) as pool:
-    assert pool.score([job("abc", "scaled")])[0].value == 1.5
+    assert pool.call([job("abc", "scaled")])[0].value == 1.5
 
 
 def test_the_package_s_rewards_run_in_workers():
   functions = {"number": Function("jaxrl_llm.rewards:make", {"name": "final_number"})}
   with open_pool(functions, num_workers=1) as pool:
     jobs = [Job("number", completion(text), {"answer": "12"}) for text in ("#### 12", "#### 13")]
-    assert [x.value for x in pool.score(jobs)] == [1, 0]
+    assert [x.value for x in pool.call(jobs)] == [1, 0]
 
 
 @pytest.fixture
@@ -275,7 +275,7 @@ with open_pool({{"act": Function("{HERE}:act")}}, num_workers=1, timeout_s=600) 
     sys.stdin.read()
     os._exit(0)
   for deed in ("fork_away", "fine"):
-    print(pool.score([Job("act", Completion(deed, (), 0, True), {{}})])[0], flush=True)
+    print(pool.call([Job("act", Completion(deed, (), 0, True), {{}})])[0], flush=True)
 """
 
 
@@ -360,9 +360,9 @@ def test_nothing_survives_whichever_process_dies_first(request, namespaces, blow
 def test_a_pool_works_without_pid_namespaces(no_pid_namespaces, costs):
   """Where the kernel denies them, the guardians collect what left the process group."""
   with open_pool({"act": FUNCTIONS["act"]}, num_workers=1, timeout_s=TIMEOUT_S) as pool:
-    outcomes = pool.score([job(deed) for deed in costs])
+    outcomes = pool.call([job(deed) for deed in costs])
     assert [x.cause for x in outcomes] == list(costs.values())
-    assert pool.score([job("fine again")])[0].value == 0.5
+    assert pool.call([job("fine again")])[0].value == 0.5
   assert_program_has_ended()
 
 
@@ -376,7 +376,7 @@ def assert_program_has_ended():
 def test_the_process_group_goes_where_the_kernel_lists_no_children(no_pid_namespaces, monkeypatch, tmp_path):
   change_program(monkeypatch, tmp_path, "/children", "/no_children")
   with open_pool({"act": FUNCTIONS["act"]}, num_workers=1, timeout_s=TIMEOUT_S) as pool:
-    assert [x.cause for x in pool.score([job(deed) for deed in ("fork", "exit", "fine")])] == ["timeout", "died", None]
+    assert [x.cause for x in pool.call([job(deed) for deed in ("fork", "exit", "fine")])] == ["timeout", "died", None]
   assert_program_has_ended()
 
 
@@ -386,7 +386,7 @@ def test_a_worker_that_dies_while_idle_is_replaced_and_nobody_charged():
     for pid in worker_pids() - others:
       os.kill(pid, signal.SIGKILL)
     assert gone(worker_pids() - others)
-    assert [x.value for x in pool.score([job(f"fine {i}") for i in range(10)])] == [0.5] * 10
+    assert [x.value for x in pool.call([job(f"fine {i}") for i in range(10)])] == [0.5] * 10
     assert pool.num_workers == 2 and pool.num_replaced == 2
 
 
@@ -397,8 +397,8 @@ def test_an_interrupted_call_leaves_no_answers_for_the_next(pool, monkeypatch):
   with monkeypatch.context() as patch:
     patch.setattr(pool, "_hear", interrupt)
     with pytest.raises(KeyboardInterrupt):
-      pool.score([job(f"fine {i}", interrupted=True) for i in range(5)])
-  assert pool.score([job("nan"), job("fine after the interrupt")]) == [
+      pool.call([job(f"fine {i}", interrupted=True) for i in range(5)])
+  assert pool.call([job("nan"), job("fine after the interrupt")]) == [
     Outcome(None, "not_finite", "it returned nan, expected one finite number"),
     Outcome(0.5),
   ]
@@ -425,9 +425,9 @@ def test_mistakes_are_found_when_a_pool_is_opened(function, settings, message):
 
 def test_mistakes_in_jobs(pool):
   with pytest.raises(ValueError, match="job 1: found the function 'atc', expected one of act, .*; did you mean 'act'?"):
-    pool.score([job("fine"), job("fine", "atc")])
+    pool.call([job("fine"), job("fine", "atc")])
   with pytest.raises(ValueError, match="job 0: its example cannot be sent to a worker"):
-    pool.score([job("fine", f=lambda: 0)])
+    pool.call([job("fine", f=lambda: 0)])
 
 
 def test_a_closed_pool_refuses():
@@ -435,14 +435,14 @@ def test_a_closed_pool_refuses():
   pool.close()
   pool.close()
   with pytest.raises(RuntimeError, match="closed"):
-    pool.score([job("fine")])
+    pool.call([job("fine")])
 
 
 def test_a_worker_sees_the_turns_of_a_conversation():
   turned = lambda *rewards: Completion("7", (1,), 1, True, tuple(Turn("2*3=", "6", reward, i) for i, reward in enumerate(rewards)))
   with open_pool({"turns": Function(f"{HERE}:rewards_of_turns")}, num_workers=1) as pool:
     jobs = [Job("turns", turned(0.5, 1.0), {}), Job("turns", turned(0.5, 2.0), {}), Job("turns", turned(), {})]
-    assert [outcome.value for outcome in pool.score(jobs)] == [1.5, 2.5, 0.0], "equal but for their turns, and yet not the same job"
+    assert [outcome.value for outcome in pool.call(jobs)] == [1.5, 2.5, 0.0], "equal but for their turns, and yet not the same job"
 
 
 def test_frames_say_what_was_written():

@@ -1,4 +1,4 @@
-"""Scores of sequences by a reward model, in batches of a few shapes, on the devices of this process alone: no other one has to join."""
+"""Rewards of sequences by a reward model, in batches of a few shapes, on the devices of this process alone: no other one has to join."""
 
 import functools
 import os
@@ -16,19 +16,19 @@ from jaxrl_llm.models.reward_model import pad_id
 _ROW_TOKENS = 2**14  # Of a batch: enough to keep a device busy, and activations of a few layers fit beside a policy.
 _MAX_ROWS = 256
 
-ScoreFn = Callable[[Sequence[Sequence[int]]], np.ndarray]
+JudgeFn = Callable[[Sequence[Sequence[int]]], np.ndarray]
 
 
-def make_scorer(path: str | os.PathLike, *, max_tokens: int, dtype: str = "float32") -> ScoreFn:
-  """A function that scores sequences; loads the weights and compiles for all of its shapes when it is first called, and never again.
+def make_judge(path: str | os.PathLike, *, max_tokens: int, dtype: str = "float32") -> JudgeFn:
+  """A function that judges sequences; loads the weights and compiles for all of its shapes when it is first called, and never again.
 
   Args:
     path: of the reward model's folder.
     max_tokens: of a sequence.
-    dtype: of weights and activations; the score is float32.
+    dtype: of weights and activations; the reward is float32.
 
   Returns:
-    `(sequences of ids) -> float32 scores`, perhaps not finite.
+    `(sequences of ids) -> float32 rewards`, perhaps not finite.
 
   Raises:
     ValueError: see `read_reward_config`.
@@ -46,7 +46,7 @@ def make_scorer(path: str | os.PathLike, *, max_tokens: int, dtype: str = "float
     signatures = [(abstract, *place_rows(mesh, blank(width, num_rows(width, mesh)))) for width in widths]
     return mesh, params, compiled_for(jax.jit(model.rewards), signatures)
 
-  def scores(sequences: Sequence[Sequence[int]]) -> np.ndarray:
+  def judge(sequences: Sequence[Sequence[int]]) -> np.ndarray:
     found = np.zeros(len(sequences), np.float32)
     if not len(sequences):
       return found
@@ -66,7 +66,7 @@ def make_scorer(path: str | os.PathLike, *, max_tokens: int, dtype: str = "float
       found[own] = np.asarray(jax.device_get(rewards))[: len(own)]
     return found
 
-  return scores
+  return judge
 
 
 def buckets(max_tokens: int) -> tuple[int, ...]:
@@ -91,7 +91,7 @@ def blank(width: int, rows: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _without_padding(sequence: Sequence[int], padding: int | None) -> Sequence[int]:
-  """Transformers reads the score at the last token that is no padding, also where the sequence itself ends with such tokens."""
+  """Transformers reads the reward at the last token that is no padding, also where the sequence itself ends with such tokens."""
   end = len(sequence)
   while end > 1 and sequence[end - 1] == padding:
     end -= 1
