@@ -161,3 +161,19 @@ def extractor(spec: RewardSpec) -> Callable[[str], str | None] | None:
   for name in list(inspect.signature(reward.extract).parameters)[1:]:
     settings[name] = spec.settings.get(name, own[name].default)
   return functools.partial(reward.extract, **settings)
+
+
+def weighted(name: str, spec: RewardSpec, weight: float = 1.0, *, shapes: bool = False) -> WeightedReward:
+  """Builds a term of the total reward that other processes can build too.
+
+  Args:
+    name: Name under which the term is logged and blamed.
+    spec: The reward.
+    weight: Factor of the reward in the total.
+    shapes: Whether it only shapes the reward, see `WeightedReward`.
+
+  Example:
+    >>> weighted("form", RewardSpec("tags"), 0.1).spec.name
+    'tags'
+  """
+  return WeightedReward(name, build(spec), weight, spec, shapes)

@@ -12,10 +12,11 @@ import numpy as np
 import pytest
 
 from jaxrl_llm.devices import mesh as mesh_lib
-from jaxrl_llm.learner.train_step import logprobs_of, policy_outputs
+from jaxrl_llm.learner.train_step import policy_outputs
 from jaxrl_llm.models import make_model, preset
 from jaxrl_llm.sampler import make_filter, make_sampler
 from jaxrl_llm.types import TrainBatch
+from tests.batches import logprobs_of
 
 PAD = 256
 NUM_SLOTS, BUDGET, GROUP = 6, 8, 2
