@@ -35,7 +35,7 @@ def main(argv: Sequence[str] | None = None) -> int:
   pdoc.render.configure(docformat="google", show_source=False)
   # Named one by one: pdoc leaves out the modules of a room that its `__all__` does not name.
   with warnings.catch_warnings():
-    warnings.simplefilter("ignore")  # Of types that are imported for type checkers alone; the page shows their names.
+    warnings.simplefilter("ignore")  # Of modules that are named twice and of quoted names; the pages are complete.
     pdoc.pdoc(*public_modules(), output_directory=args.out)
   print(args.out / "index.html")
   return 0
