@@ -54,7 +54,7 @@ def proceed(this: Run) -> dict[str, Any]:
   closing = contextlib.closing
   with closing(this.profiler), closing(this.checkpoints), this.watchdog, this.grader, this.progress, this.writer, this.samples:
     warm_start(this)
-    if this.record["accuracy_start"] is None:
+    if this.record.accuracy_start is None:
       begin_rl(this)
     reinforce(this)
     return finish(this)
@@ -63,8 +63,8 @@ def proceed(this: Run) -> dict[str, Any]:
 def warm_start(this: Run) -> None:
   """Imitates the demonstrations: RL cannot learn from a policy that is never right."""
   config, experiment, record = this.config.warm_start, this.experiment, this.record
-  this.progress.start("warm_start", config.num_steps, done=record["warm_steps"])
-  for step in range(record["warm_steps"], config.num_steps):
+  this.progress.start("warm_start", config.num_steps, done=record.warm_steps)
+  for step in range(record.warm_steps, config.num_steps):
     this.phases.begin_step(step + 1, "warm_start")
     shown = encode_demonstrations(next(this.demonstrations), experiment.task.tokenizer, replies=experiment.replies)
     sequences = [packing.demonstration(*x) for x in shown]
@@ -75,7 +75,7 @@ def warm_start(this: Run) -> None:
     this.phases.begin("other")
     timing = this.phases.timing
     metrics |= timing | {"perf/throughput": tokens / timing["timing_s/warm_start"]} | tell_of_failed_saves(this)
-    record |= {"warm_steps": step + 1, "tokens": record["tokens"] + tokens}
+    record.warm_steps, record.tokens = step + 1, record.tokens + tokens
     this.writer.write(step + 1, "warm_start", metrics)
     this.progress.update(step + 1, metrics)
     stop_if_not_finite(this, [metrics], [batch])
@@ -97,9 +97,8 @@ def begin_rl(this: Run) -> None:
     this.reference = copy(this.state.params)
   if this.critic is not None:
     this.critic = this.experiment.critic.init(jax.random.fold_in(this.key, CRITIC), this.state.params)
-  accuracy = evaluate(this, 0)
+  this.record.accuracy_start = this.record.accuracy_final = evaluate(this, 0)
   this.compiled.passed("eval")
-  this.record |= {"accuracy_start": accuracy, "accuracy_final": accuracy}
   stop = hosts.preempted()
   save(this)
   if stop:
@@ -109,9 +108,9 @@ def begin_rl(this: Run) -> None:
 def reinforce(this: Run) -> None:
   """The RL loop. Until its updates begin, a step can be given up at no loss: `stop_if_preempted` then saves where it began."""
   config, experiment, record = this.config, this.experiment, this.record
-  this.progress.start("rl", config.num_steps, done=record["rl_steps"])
+  this.progress.start("rl", config.num_steps, done=record.rl_steps)
   drawing = None
-  for step in range(record["rl_steps"], config.num_steps):
+  for step in range(record.rl_steps, config.num_steps):
     # With rollouts in flight there is nothing that another process could begin this step from.
     began = position(this) if drawing is None else None
     this.profiler.step(step + 1)
@@ -161,7 +160,7 @@ def reinforce(this: Run) -> None:
       "perf/prompts_saved": packing.prompts_saved([x for minibatch in minibatches for x in minibatch], packed),
       "perf/compiles": this.compiled.count,
     }
-    record |= {"rl_steps": step + 1, "tokens": record["tokens"] + tokens}
+    record.rl_steps, record.tokens = step + 1, record.tokens + tokens
     row |= {"perf/recompiles": tell_of_recompiles(this)} | tell_of_failed_saves(this) | watch(this, row)
     this.writer.write(step + 1, "rl", row)
     this.progress.update(step + 1, row)
@@ -170,7 +169,7 @@ def reinforce(this: Run) -> None:
     if step == 0 or last or (step + 1) % config.log.samples_every == 0:
       show_samples(this, step + 1, batch, token_scores(this, layouts, placed))
     if last or (step + 1) % config.eval.every == 0:
-      record["accuracy_final"] = evaluate(this, step + 1)
+      record.accuracy_final = evaluate(this, step + 1)
       this.compiled.passed("eval")
     this.compiled.passed("rl")
     stop = not last and hosts.preempted()

@@ -18,6 +18,7 @@ from jaxrl_llm.run.progress import Progress
 from jaxrl_llm.run.saved_state import saved_part
 from jaxrl_llm.run.start import Run
 from jaxrl_llm.workdir import checkpoint, disk, summary
+from jaxrl_llm.workdir.record import Record, to_json
 
 
 @runtime_checkable
@@ -26,7 +27,7 @@ class Job(Protocol):
 
   config: ConfigDict
   workdir: Path
-  record: dict[str, Any]
+  record: Record
   checkpoints: checkpoint.Checkpoints
   progress: Progress
   clock: summary.Clock
@@ -39,20 +40,20 @@ def save(this: Run, *, temporary: bool = False) -> None:
     this: the run.
     temporary: goes once there is a newer one.
   """
-  number = this.record["warm_steps"] + this.record["rl_steps"]
+  number = this.record.warm_steps + this.record.rl_steps
   this.phases.begin("checkpoint", number)
-  this.record["phase_steps"] = this.writer.phase_steps
+  this.record.phase_steps = this.writer.phase_steps
   summarize(this, "running")
   optional = {"reference": this.reference, "critic": this.critic}
   arrays = {"state": saved_part(this.experiment, this.state)} | {name: x for name, x in optional.items() if x is not None}
   demonstrations = this.demonstrations and this.demonstrations.get_state()
   carried = None if this.carried is None else partial.to_json(this.carried)
   iterators = {"prompts": this.prompts.get_state(), "demonstrations": demonstrations, "carried": carried}
-  measured = this.writer.phase_steps.get("eval") == this.record["rl_steps"]  # At this step, not some time ago.
-  options = dict(accuracy=this.record["accuracy_final"] if measured else None, temporary=temporary)
+  measured = this.writer.phase_steps.get("eval") == this.record.rl_steps  # At this step, not some time ago.
+  options = dict(accuracy=this.record.accuracy_final if measured else None, temporary=temporary)
   strike = lambda place: this.phases.strike(place, number)
   with declared():  # The first save of several processes compiles what parts the arrays among them.
-    checkpoint.save(this.checkpoints, number, arrays, this.record | iterators, at=strike, **options)
+    checkpoint.save(this.checkpoints, number, arrays, to_json(this.record) | iterators, at=strike, **options)
   tell_of_failed_saves(this)
   this.clock.lap("checkpoint")
   write_report(this)  # A run can be looked at while it runs.
@@ -69,8 +70,8 @@ def tell_of_failed_saves(this: Job) -> dict[str, float]:
   """A line for each save that has failed since the last call; how many have so far, as a metric."""
   for line in checkpoint.failures(this.checkpoints):
     this.progress.note(line)
-    this.record["failed_saves"] += 1
-  failed = this.record["failed_saves"]
+    this.record.failed_saves += 1
+  failed = this.record.failed_saves
   return {"checkpoint/failed": failed} if failed else {}
 
 
@@ -98,8 +99,8 @@ def write_report(this: Job) -> None:
 def summarize(this: Run, status: str) -> dict[str, Any]:
   """Brings the record up to date and writes `summary.json`."""
   this.clock.lap("other")
-  this.clock.settle(this.record)
-  this.record["peak_memory_gb"] = max(this.record["peak_memory_gb"], summary.peak_memory_gb())
+  this.clock.settle(this.record.seconds)
+  this.record.peak_memory_gb = max(this.record.peak_memory_gb, summary.peak_memory_gb())
   folder = this.workdir if hosts.is_main() else None
   return summary.write_summary(
     folder, this.record, objective=this.config.objective.name, num_params=this.experiment.model.num_params, status=status
@@ -130,7 +131,7 @@ def watch(this: Run, row: dict[str, Any]) -> dict[str, int]:
     row: the step's metrics.
   """
   limits = alarms.Limits(**this.config.alarms)
-  this.record["alarms"], metrics, lines = alarms.observe(this.record["alarms"], row, step=this.record["rl_steps"], limits=limits)
+  this.record.alarms, metrics, lines = alarms.observe(this.record.alarms, row, step=this.record.rl_steps, limits=limits)
   for line in lines:
     this.progress.note(line)
   return metrics
@@ -140,5 +141,5 @@ def tell_of_recompiles(this: Run) -> int:
   """A line for each program that was compiled although the run was warm; how many there have been in this process, as a metric."""
   for culprit, times in Counter(this.compiled.culprits()).items():
     often = f", {times} times" if times > 1 else ""
-    this.progress.note(f"compiled again at RL step {this.record['rl_steps']:,}{often}: {culprit}; changing shapes cost time")
+    this.progress.note(f"compiled again at RL step {this.record.rl_steps:,}{often}: {culprit}; changing shapes cost time")
   return this.compiled.unexpected

@@ -62,7 +62,7 @@ def add_credit(
     arrays = hosts.to_host([read(x) for x in placed])
     return [x for array, layout in zip(arrays, layouts, strict=True) for x in packing.lift(array, layout)]
 
-  in_reward, coef, metrics = config.reward.kl_coef > 0, this.record["kl_coef"], {}
+  in_reward, coef, metrics = config.reward.kl_coef > 0, this.record.kl_coef, {}
   evidence = trajectories.evidence(
     batch,
     rewards=experiment.rewards,
@@ -105,7 +105,7 @@ def update(this: Run, batch: TrainBatch, step: int) -> dict[str, jax.Array]:
   if this.critic is None or step >= (config.critic.value_warmup_steps or 0):
     adaptive_kl = config.kl.target is not None
     if adaptive_kl:
-      coefs = np.full(batch.tokens.shape, this.record["kl_coef"], np.float32)
+      coefs = np.full(batch.tokens.shape, this.record.kl_coef, np.float32)
       batch = batch._replace(kl_coefs=place_tokens(experiment.mesh, coefs))
     batch = needed_by_step(batch, experiment.objective.needs, adaptive_kl=adaptive_kl)
     this.state, policy_metrics = experiment.rl_step(this.state, batch)
@@ -137,6 +137,6 @@ def adapt_kl(this: Run, row: dict[str, Any]) -> None:
   if found is None:  # The critic trained alone: the policy has not moved.
     return
   num_sequences = config.rollout.num_prompts * config.rollout.group_size
-  this.record["kl_coef"] = adapted_coef(
-    this.record["kl_coef"], found, target=config.kl.target, horizon=config.kl.horizon or 10_000, num_sequences=num_sequences
+  this.record.kl_coef = adapted_coef(
+    this.record.kl_coef, found, target=config.kl.target, horizon=config.kl.horizon or 10_000, num_sequences=num_sequences
   )

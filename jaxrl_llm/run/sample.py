@@ -19,7 +19,7 @@ from jaxrl_llm.types import Params
 
 def move_weights(this: Run) -> None:
   """Brings the policy's weights to the sampler's devices, unless they are there; does nothing where sampler and learner share devices."""
-  sync, held, version = this.experiment.sync, this.on_sampler, this.record["rl_steps"]
+  sync, held, version = this.experiment.sync, this.on_sampler, this.record.rl_steps
   if sync is None or (held is not None and held.version == version):
     return
   frozen, this.on_sampler = held and held.frozen, None
@@ -65,7 +65,7 @@ def launch(this: Run, step: int, *, draw: int = 0) -> pipelining.InFlight:
     prompt_buckets=section.prompt_buckets,
   )
   again = None if talks is None else lambda requests: sample(requests=requests)
-  return pipelining.InFlight(examples, sample(requests=requests), this.record["rl_steps"], carried, talks, again)
+  return pipelining.InFlight(examples, sample(requests=requests), this.record.rl_steps, carried, talks, again)
 
 
 def wait(

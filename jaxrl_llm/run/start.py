@@ -31,6 +31,7 @@ from jaxrl_llm.tasks.pipeline import example_iterator
 from jaxrl_llm.types import Params, TrainState
 from jaxrl_llm.workdir import checkpoint, summary
 from jaxrl_llm.workdir.metrics import MetricWriter, SampleWriter
+from jaxrl_llm.workdir.record import Record, resumed
 
 
 @dataclass
@@ -46,7 +47,7 @@ class Run:
   critic: TrainState | None
   prompts: Any
   demonstrations: Any
-  record: dict[str, Any]
+  record: Record
   checkpoints: checkpoint.Checkpoints
   writer: MetricWriter
   samples: SampleWriter
@@ -92,12 +93,18 @@ def start(config: ConfigDict, workdir: Path, *, command: str = "", log: Callable
   base = None if config.model.path is None else where.fingerprint(where.resolve(config.model.path))
   meshes = experiment.mesh, experiment.sampler_mesh
   predicted = memory.footprint(config, experiment.model.config, *meshes, experiment.objective, needs=experiment.needs).peak / 1e9
-  first = {"kl_coef": config.reward.kl_coef or kl_coef_in_loss(config), "base": base, "predicted_memory_gb": predicted}
-  task = experiment.task
-  sizes = {"prompts": num_prompts, "demonstrations": config.warm_start.batch_size}
-  first |= {"batch_sizes": sizes, "kl_coef_began": first["kl_coef"]}
-  first |= {"data": task.report and report.to_json(task.report), "data_fingerprint": task.fingerprint}
-  record = summary.new_record(command) | first | {"alarms": alarms.new_state()}
+  task, kl_coef = experiment.task, config.reward.kl_coef or kl_coef_in_loss(config)
+  record = first = Record(
+    command,
+    base=base,
+    data=task.report and report.to_json(task.report),
+    data_fingerprint=task.fingerprint,
+    kl_coef=kl_coef,
+    kl_coef_began=kl_coef,
+    predicted_memory_gb=predicted,
+    batch_sizes={"prompts": num_prompts, "demonstrations": config.warm_start.batch_size},
+    alarms=alarms.new_state(),
+  )
   carried = experiment.carried
   damaged: list[str] = []
   restored = checkpoint.restore_latest(checkpoints, abstract_arrays(experiment), tell=damaged.append)
@@ -119,28 +126,27 @@ def start(config: ConfigDict, workdir: Path, *, command: str = "", log: Callable
       )
     state = whole_state(experiment, arrays["state"], jax.random.fold_in(key, INIT))
     reference, critic = arrays.get("reference"), arrays.get("critic")
-    were = saved.get("batch_sizes", sizes)
-    place, moved = changes.position(saved.pop("prompts"), was=were["prompts"], now=num_prompts, what="prompts")
+    place_of = {name: saved.pop(name, None) for name in ("prompts", "demonstrations", "carried")}
+    record = resumed(first, saved)
+    place, moved = changes.position(place_of["prompts"], was=record.batch_sizes["prompts"], now=num_prompts, what="prompts")
     prompts.set_state(place)
     damaged += filter(None, [moved])
-    groups = saved.pop("carried", None)
     if carried is not None:
-      carried = partial.from_json(groups, carried)
-    position = saved.pop("demonstrations")
+      carried = partial.from_json(place_of["carried"], carried)
     if demonstrations is not None:
-      options = dict(was=were["demonstrations"], now=sizes["demonstrations"], what="demonstrations")
-      place, moved = changes.position(position, **options)
+      was, now = record.batch_sizes["demonstrations"], config.warm_start.batch_size
+      place, moved = changes.position(place_of["demonstrations"], was=was, now=now, what="demonstrations")
       demonstrations.set_state(place)
-      damaged += filter(None, [moved] if saved["warm_steps"] < config.warm_start.num_steps else [])
-    if saved.get("kl_coef_began", first["kl_coef"]) != first["kl_coef"]:
-      saved["kl_coef"] = first["kl_coef"]  # Another one was asked for since.
-    record |= saved | {"attempts": saved["attempts"] + 1, "batch_sizes": sizes, "kl_coef_began": first["kl_coef"]}
+      damaged += filter(None, [moved] if record.warm_steps < config.warm_start.num_steps else [])
+    if record.kl_coef_began != kl_coef:
+      record.kl_coef = record.kl_coef_began = kl_coef  # Another one was asked for since.
+    record.batch_sizes = first.batch_sizes
 
   folder = workdir if hosts.is_main() else None
   writer = MetricWriter(folder, tensorboard=config.log.tensorboard)
   samples = SampleWriter(folder)
-  writer.resume(record["phase_steps"])
-  samples.resume(record["phase_steps"])
+  writer.resume(record.phase_steps)
+  samples.resume(record.phase_steps)
   progress = Progress(quiet=not hosts.is_main(), log=log)
   traces = workdir / "profile" if config.profile.start and hosts.is_main() else None
   if task.report is not None:
@@ -148,7 +154,7 @@ def start(config: ConfigDict, workdir: Path, *, command: str = "", log: Callable
   for line in damaged:
     progress.note(line)
   if restored:
-    progress.note(f"resumed {workdir} at warm-start step {record['warm_steps']}, RL step {record['rl_steps']}")
+    progress.note(f"resumed {workdir} at warm-start step {record.warm_steps}, RL step {record.rl_steps}")
   profiler = Profiler(traces, start=config.profile.start or 0, num_steps=config.profile.num_steps)
   watchdog = Watchdog(config.watchdog.seconds, stop_seconds=config.watchdog.stop_seconds, folder=workdir / "logs")
   return Run(

@@ -51,7 +51,7 @@ def stop_if_preempted(this: Run, began: Position | None) -> None:
   """
   if not hosts.preempted():
     return
-  number = this.record["warm_steps"] + this.record["rl_steps"]
+  number = this.record.warm_steps + this.record.rl_steps
   if began is not None and this.checkpoints.latest_step() != number:
     this.prompts.set_state(began.prompts)
     this.carried = began.carried
@@ -74,9 +74,9 @@ def stop_if_not_finite(this: Run, updates: Sequence[dict[str, float]], batches: 
   keep_refused(this, updates, batches)
   for metrics in updates:
     skipped = is_refused(metrics)
-    record["skipped_steps"] += skipped
-    record["skipped_in_a_row"] = record["skipped_in_a_row"] + 1 if skipped else 0
-    if record["skipped_in_a_row"] >= limit:
+    record.skipped_steps += skipped
+    record.skipped_in_a_row = record.skipped_in_a_row + 1 if skipped else 0
+    if record.skipped_in_a_row >= limit:
       finish_saving(this)
       summarize(this, "stopped: not finite")
       raise NonFiniteError(why_not_finite(this))
@@ -96,20 +96,20 @@ def keep_refused(this: Job, updates: Sequence[dict[str, float]], batches: Sequen
     batches: what each was made of.
   """
   record, refused = this.record, [is_refused(metrics) for metrics in updates]
-  if not any(refused) or len(record["nonfinite_dumps"]) >= nonfinite.MAX_DUMPS:
+  if not any(refused) or len(record.nonfinite_dumps) >= nonfinite.MAX_DUMPS:
     return
-  first, step = refused.index(True), record["rl_steps"] or record["warm_steps"]
-  name = f"{'' if record['rl_steps'] else 'warm_'}step_{step}.npz"
-  about = {"step": step, "phase": "rl" if record["rl_steps"] else "warm_start", "update": first, "refused": refused}
-  about |= {"metrics": updates[first], "kl_coef": record.get("kl_coef"), "last_good_checkpoint": this.checkpoints.latest_step()}
+  first, step = refused.index(True), record.rl_steps or record.warm_steps
+  name = f"{'' if record.rl_steps else 'warm_'}step_{step}.npz"
+  about = {"step": step, "phase": "rl" if record.rl_steps else "warm_start", "update": first, "refused": refused}
+  about |= {"metrics": updates[first], "kl_coef": record.kl_coef, "last_good_checkpoint": this.checkpoints.latest_step()}
   if nonfinite.dump(path := this.workdir / nonfinite.FOLDER / name, batches[first], about):
-    record["nonfinite_dumps"] = [*record["nonfinite_dumps"], name]
+    record.nonfinite_dumps = [*record.nonfinite_dumps, name]
     this.progress.note(f"update {first + 1} of step {step:,} was not finite and changed nothing; its batch: {path}")
 
 
 def why_not_finite(this: Job) -> str:
   """What a run says that gives up: how many updates were refused, the last good checkpoint, and the last batch that was kept."""
-  limit, good, dumps = this.config.learner.max_skipped, this.checkpoints.latest_step(), this.record["nonfinite_dumps"]
+  limit, good, dumps = this.config.learner.max_skipped, this.checkpoints.latest_step(), this.record.nonfinite_dumps
   where = "no checkpoint was saved yet" if good is None else f"last good checkpoint: {this.workdir / 'checkpoints' / str(good)}"
   batch = f"; a batch that led to it: {this.workdir / nonfinite.FOLDER / dumps[-1]}" if dumps else ""
   return f"loss or gradient not finite in {limit} updates in a row (learner.max_skipped={limit}); {where}{batch}"

@@ -1,4 +1,4 @@
-"""What a run writes down about itself: the record that travels in every checkpoint, wall time by phase, and `summary.json`."""
+"""What a run measures and sums up: wall time by phase, the metrics of a step, and `summary.json`."""
 
 import json
 import os
@@ -7,7 +7,6 @@ import resource
 import sys
 import time
 from collections.abc import Mapping
-from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -16,33 +15,9 @@ import jax
 import numpy as np
 
 from jaxrl_llm.workdir import disk
+from jaxrl_llm.workdir.record import Record, utc_now
 
 PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "grain", "tensorflow-datasets", "numpy", "ml-collections")
-
-
-def new_record(command: str) -> dict[str, Any]:
-  """The counters of a run that has done nothing yet. JSON; saved in one step with the arrays, so that neither can run ahead.
-
-  Args:
-    command: what the user typed.
-  """
-  return {
-    "command": command,
-    "started": _now(),
-    "attempts": 1,
-    "warm_steps": 0,
-    "rl_steps": 0,
-    "tokens": 0,
-    "skipped_steps": 0,
-    "skipped_in_a_row": 0,
-    "failed_saves": 0,
-    "nonfinite_dumps": [],
-    "accuracy_start": None,
-    "accuracy_final": None,
-    "seconds": {},
-    "phase_steps": {},
-    "peak_memory_gb": 0.0,
-  }
 
 
 class Clock:
@@ -59,10 +34,14 @@ class Clock:
     self._booked[name] = self._booked.get(name, 0.0) + seconds
     return {f"timing_s/{name}": seconds}
 
-  def settle(self, record: dict[str, Any]) -> None:
-    """Moves what was booked into `record["seconds"]`, which adds up over attempts."""
+  def settle(self, totals: dict[str, float]) -> None:
+    """Moves what was booked into the totals of all attempts.
+
+    Args:
+      totals: Seconds by phase, to be added to.
+    """
     for name, seconds in self._booked.items():
-      record["seconds"][name] = record["seconds"].get(name, 0.0) + seconds
+      totals[name] = totals.get(name, 0.0) + seconds
     self._booked = {}
 
 
@@ -117,7 +96,7 @@ def step_performance(row: Mapping[str, Any], tokens: int) -> dict[str, Any]:
   }
 
 
-def write_summary(workdir: Path | None, record: Mapping[str, Any], *, objective: str, num_params: int, status: str) -> dict[str, Any]:
+def write_summary(workdir: Path | None, record: Record, *, objective: str, num_params: int, status: str) -> dict[str, Any]:
   """Writes `summary.json`, whole or not at all; not at all where the disk is full.
 
   Args:
@@ -130,30 +109,30 @@ def write_summary(workdir: Path | None, record: Mapping[str, Any], *, objective:
   Returns:
     The summary.
   """
-  seconds = record["seconds"]
+  seconds = record.seconds
   summary = {
     "status": status,
     "objective": objective,
-    "accuracy_start": record["accuracy_start"],
-    "accuracy_final": record["accuracy_final"],
-    "num_steps": record["rl_steps"],
-    "warm_start_steps": record["warm_steps"],
-    "tokens": record["tokens"],
+    "accuracy_start": record.accuracy_start,
+    "accuracy_final": record.accuracy_final,
+    "num_steps": record.rl_steps,
+    "warm_start_steps": record.warm_steps,
+    "tokens": record.tokens,
     "num_params": num_params,
     "wall_seconds": sum(seconds.values()),
     "warm_start_seconds": seconds.get("warm_start", 0.0),
     "rl_seconds": sum(seconds.get(phase, 0.0) for phase in ("weight_sync", "rollout", "reward", "old_logprobs", "advantages", "update")),
     "seconds": dict(seconds),
-    "peak_memory_gb": record["peak_memory_gb"],
-    "predicted_memory_gb": record.get("predicted_memory_gb"),  # Of each device, without what the process itself takes.
-    "data": record.get("data"),  # Problems read, kept, and dropped by reason; None for generated ones.
-    "skipped_steps": record["skipped_steps"],
-    "failed_saves": record["failed_saves"],
-    "alarms": record.get("alarms", {}).get("counts", {}),  # How often each has begun.
-    "attempts": record["attempts"],
-    "command": record["command"],
-    "started": record["started"],
-    "finished": _now() if status != "running" else None,
+    "peak_memory_gb": record.peak_memory_gb,
+    "predicted_memory_gb": record.predicted_memory_gb,
+    "data": record.data,
+    "skipped_steps": record.skipped_steps,
+    "failed_saves": record.failed_saves,
+    "alarms": (record.alarms or {}).get("counts", {}),  # How often each has begun.
+    "attempts": record.attempts,
+    "command": record.command,
+    "started": record.started,
+    "finished": utc_now() if status != "running" else None,
     "device": f"{jax.device_count()} x {jax.devices()[0].device_kind}, {os.cpu_count()} host cores",
     "processes": jax.process_count(),
     "versions": {"python": platform.python_version()} | {name: metadata.version(name) for name in PACKAGES},
@@ -168,7 +147,3 @@ def write_json(path: Path, value: Any) -> None:
   temporary = path.with_name(path.name + ".tmp")
   temporary.write_text(json.dumps(value, indent=2) + "\n")
   temporary.replace(path)
-
-
-def _now() -> str:
-  return datetime.now(UTC).isoformat(timespec="seconds")

@@ -164,7 +164,7 @@ def test_a_stale_version_is_refused(version, step, staleness):
 def test_a_run_asks_for_the_version_before_it_draws(tmp_path, monkeypatch):
   """A move that is forgotten: without the check the run would learn from rollouts of older weights, and nobody would know."""
   move = train.move_weights
-  monkeypatch.setattr(train, "move_weights", lambda this: move(this) if this.record["rl_steps"] == 0 else None)
+  monkeypatch.setattr(train, "move_weights", lambda this: move(this) if this.record.rl_steps == 0 else None)
   config = tiny_config(overrides={"mesh.sampler": 1, "num_steps": 2, "eval.every": 2, "warm_start.num_steps": 0})
   with pytest.raises(WeightSyncError, match="the weights after 0 RL steps, expected those after 1"):
     run_here(config, tmp_path, devices=2)

@@ -39,6 +39,7 @@ from jaxrl_llm.types import TrainBatch, TrainState
 from jaxrl_llm.workdir import checkpoint
 from jaxrl_llm.workdir import summary as summary_lib
 from jaxrl_llm.workdir.metrics import MetricWriter
+from jaxrl_llm.workdir.record import Record, resumed, to_json
 
 FOLDER = "reward_model"
 """In the workdir, the folder of the trained model."""
@@ -58,7 +59,7 @@ class Run:
   pairs: Pairs
   state: TrainState
   batches: Any
-  record: dict[str, Any]
+  record: Record
   checkpoints: checkpoint.Checkpoints
   writer: MetricWriter
   progress: Progress
@@ -87,9 +88,8 @@ def start(config: ConfigDict, workdir: Path, *, command: str = "", log: Callable
   programs = make_programs(config, mesh, shape_of(config))
   batches = example_iterator(pairs.train, batch_size=config.learner.batch_pairs, seed=config.seed)
   base = None if config.model.path is None else where_lib.fingerprint(where_lib.resolve(config.model.path))
-  whose = {"base": base, "data_fingerprint": pairs.fingerprint}
-  record = summary_lib.new_record(command) | whose | {"data": pairs.report and report.to_json(pairs.report)}
-  record |= {"batch_pairs": config.learner.batch_pairs}
+  whose, size = {"base": base, "data_fingerprint": pairs.fingerprint}, config.learner.batch_pairs
+  record = Record(command, **whose, data=pairs.report and report.to_json(pairs.report), batch_pairs=size)
   kept = {name: config.checkpoint[name] for name in ("keep", "keep_best", "keep_every_hours", "asynchronous")}
   checkpoints = checkpoint.open_checkpoints(workdir / "checkpoints", **kept)
   damaged: list[str] = []
@@ -102,19 +102,20 @@ def start(config: ConfigDict, workdir: Path, *, command: str = "", log: Callable
       what = "config.model.path: found other weights" if changed[0] == "base" else "config.task: found other pairs"
       raise ValueError(f"{what} than those that the run in {workdir} began with; put those back, or choose another --workdir")
     state = arrays["state"]
-    was = saved.get("batch_pairs", config.learner.batch_pairs)
-    place, moved = changes.position(saved.pop("batches"), was=was, now=config.learner.batch_pairs, what="pairs")
+    stood = saved.pop("batches")
+    record = resumed(record, saved)
+    place, moved = changes.position(stood, was=record.batch_pairs, now=size, what="pairs")
+    record.batch_pairs = size
     batches.set_state(place)
     damaged += filter(None, [moved])
-    record |= saved | {"attempts": saved["attempts"] + 1, "batch_pairs": config.learner.batch_pairs}
   writer = MetricWriter(workdir if hosts.is_main() else None, tensorboard=config.log.tensorboard)
-  writer.resume(record["phase_steps"])
+  writer.resume(record.phase_steps)
   progress = Progress(quiet=not hosts.is_main(), log=log)
   progress.note(f"data: {in_words(pairs)}")
   for line in damaged:
     progress.note(line)
   if restored:
-    progress.note(f"resumed {workdir} at step {record['rl_steps']}")
+    progress.note(f"resumed {workdir} at step {record.rl_steps}")
   watchdog = Watchdog(config.watchdog.seconds, stop_seconds=config.watchdog.stop_seconds, folder=workdir / "logs")
   phases = Phases(clock, Profiler(None, start=0, num_steps=0), watchdog, faults.from_environment())
   parts = (mesh, programs, tokenizer, pairs, state, batches, record, checkpoints, writer, progress, clock, watchdog, phases)
@@ -146,23 +147,23 @@ def proceed(this: Run) -> dict[str, Any]:
 def learn(this: Run) -> None:
   """The loop."""
   config, record = this.config, this.record
-  this.progress.start(PHASE, config.num_steps, done=record["rl_steps"])
-  if record["accuracy_start"] is None:
-    record["accuracy_start"] = record["accuracy_final"] = evaluate(this, 0)
-  for step in range(record["rl_steps"], config.num_steps):
+  this.progress.start(PHASE, config.num_steps, done=record.rl_steps)
+  if record.accuracy_start is None:
+    record.accuracy_start = record.accuracy_final = evaluate(this, 0)
+  for step in range(record.rl_steps, config.num_steps):
     this.phases.begin_step(step + 1, "update")
     batch, _ = packed(this, next(this.batches))
     this.state, metrics = this.programs.step(this.state, mesh_lib.place_tokens(this.mesh, of_step(batch)))
     metrics = summary_lib.to_floats(metrics)
     tokens, timing = int(np.count_nonzero(batch.segments)), this.phases.end()
     performance = {"perf/throughput": tokens / timing["timing_s/update"], "perf/packing_waste": packing.packing_waste([batch])}
-    record |= {"rl_steps": step + 1, "tokens": record["tokens"] + tokens}
+    record.rl_steps, record.tokens = step + 1, record.tokens + tokens
     this.writer.write(step + 1, PHASE, metrics | timing | performance | tell_of_failed_saves(this))
     this.progress.update(step + 1, metrics | performance)
     stop_if_not_finite(this, metrics, of_step(batch))
     last = step + 1 == config.num_steps
     if last or (step + 1) % config.eval.every == 0:
-      record["accuracy_final"] = evaluate(this, step + 1)
+      record.accuracy_final = evaluate(this, step + 1)
     stop = not last and hosts.preempted()
     if stop or last or (step + 1) % config.checkpoint.every == 0:
       save(this)
@@ -222,15 +223,15 @@ def save(this: Run, *, temporary: bool = False) -> None:
     this: the training.
     temporary: goes once there is a newer one.
   """
-  number = this.record["rl_steps"]
+  number = this.record.rl_steps
   this.phases.begin("checkpoint", number)
-  this.record["phase_steps"] = this.writer.phase_steps
+  this.record.phase_steps = this.writer.phase_steps
   summarize(this, "running")
   position = {"batches": this.batches.get_state()}
-  measured = this.writer.phase_steps.get("eval") == this.record["rl_steps"]  # At this step, not some time ago.
+  measured = this.writer.phase_steps.get("eval") == this.record.rl_steps  # At this step, not some time ago.
   strike = lambda place: this.phases.strike(place, number)
-  options = dict(accuracy=this.record["accuracy_final"] if measured else None, temporary=temporary, at=strike)
-  checkpoint.save(this.checkpoints, number, {"state": this.state}, this.record | position, **options)
+  options = dict(accuracy=this.record.accuracy_final if measured else None, temporary=temporary, at=strike)
+  checkpoint.save(this.checkpoints, number, {"state": this.state}, to_json(this.record) | position, **options)
   tell_of_failed_saves(this)
   this.clock.lap("checkpoint")
 
@@ -251,8 +252,8 @@ def save_model(this: Run) -> None:
 def summarize(this: Run, status: str) -> dict[str, Any]:
   """Brings the record up to date and writes `summary.json`."""
   this.clock.lap("other")
-  this.clock.settle(this.record)
-  this.record["peak_memory_gb"] = max(this.record["peak_memory_gb"], summary_lib.peak_memory_gb())
+  this.clock.settle(this.record.seconds)
+  this.record.peak_memory_gb = max(this.record.peak_memory_gb, summary_lib.peak_memory_gb())
   folder = this.workdir if hosts.is_main() else None
   options = dict(objective=this.config.objective.name, num_params=this.programs.model.num_params, status=status)
   return summary_lib.write_summary(folder, this.record, **options)
@@ -262,9 +263,9 @@ def stop_if_not_finite(this: Run, metrics: dict[str, float], batch: TrainBatch) 
   """Counts refused updates, and keeps their batches; gives up after too many in a row."""
   record, skipped = this.record, is_refused(metrics)
   keep_refused(this, [metrics], [batch])
-  record["skipped_steps"] += skipped
-  record["skipped_in_a_row"] = record["skipped_in_a_row"] + 1 if skipped else 0
-  if record["skipped_in_a_row"] >= this.config.learner.max_skipped:
+  record.skipped_steps += skipped
+  record.skipped_in_a_row = record.skipped_in_a_row + 1 if skipped else 0
+  if record.skipped_in_a_row >= this.config.learner.max_skipped:
     finish_saving(this)
     summarize(this, "stopped: not finite")
     raise NonFiniteError(why_not_finite(this))
