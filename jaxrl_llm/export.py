@@ -44,7 +44,7 @@ def export(workdir: Path, folder: Path, *, dtype: str | None = None) -> int:
     raise ValueError(f"{workdir / 'checkpoints'}: found no checkpoint, expected one; the run has not saved any yet")
   state = whole_state(experiment, restored[0]["state"], jax.random.fold_in(jax.random.key(config.seed), INIT))
   source = None if config.model.path is None else where.resolve(config.model.path)
-  save_hf(folder, experiment.model, state.params, dtype=dtype, tokenizer_from=source if source and source.is_dir() else None)
+  save_hf(folder, experiment.learner.model, state.params, dtype=dtype, tokenizer_from=source if source and source.is_dir() else None)
   return restored[1]["warm_steps"] + restored[1]["rl_steps"]
 
 

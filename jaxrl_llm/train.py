@@ -69,7 +69,7 @@ def warm_start(this: Run) -> None:
     shown = encode_demonstrations(next(this.demonstrations), experiment.task.tokenizer, replies=experiment.replies)
     sequences = [packing.demonstration(*x) for x in shown]
     batch = packing.pack(sequences, arrange(this, sequences, row_buckets=config.row_buckets, share_prompts=False))
-    this.state, metrics = experiment.warm_step(this.state, place_tokens(experiment.mesh, needed_by_warm_start(batch)))
+    this.state, metrics = experiment.learner.warm_step(this.state, place_tokens(experiment.mesh, needed_by_warm_start(batch)))
     metrics = summary_lib.to_floats(metrics)
     tokens = int(np.count_nonzero(batch.segments))
     this.phases.begin("other")
@@ -92,11 +92,11 @@ def warm_start(this: Run) -> None:
 
 def begin_rl(this: Run) -> None:
   """From imitation to RL: a fresh optimizer, the reference frozen, the critic with the trunk of the policy, the first accuracy."""
-  this.state = this.experiment.restart(this.state.params)
+  this.state = this.experiment.learner.restart(this.state.params)
   if this.reference is not None:
     this.reference = copy(this.state.params)
   if this.critic is not None:
-    this.critic = this.experiment.critic.init(jax.random.fold_in(this.key, CRITIC), this.state.params)
+    this.critic = this.experiment.learner.critic.init(jax.random.fold_in(this.key, CRITIC), this.state.params)
   this.record.accuracy_start = this.record.accuracy_final = evaluate(this, 0)
   this.compiled.passed("eval")
   stop = hosts.preempted()

@@ -103,7 +103,7 @@ def summarize(this: Run, status: str) -> dict[str, Any]:
   this.record.peak_memory_gb = max(this.record.peak_memory_gb, summary.peak_memory_gb())
   folder = this.workdir if hosts.is_main() else None
   return summary.write_summary(
-    folder, this.record, objective=this.config.objective.name, num_params=this.experiment.model.num_params, status=status
+    folder, this.record, objective=this.config.objective.name, num_params=this.experiment.learner.model.num_params, status=status
   )
 
 

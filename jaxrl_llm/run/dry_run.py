@@ -6,7 +6,7 @@ from ml_collections import ConfigDict
 
 from jaxrl_llm.learner import memory
 from jaxrl_llm.rollouts.samplers import memory_limit
-from jaxrl_llm.run.experiment import build
+from jaxrl_llm.run.experiment import build, footprint
 from jaxrl_llm.run.out_of_memory import advice
 from jaxrl_llm.tasks.files import report
 
@@ -23,10 +23,10 @@ def describe(config: ConfigDict) -> str:
   experiment = build(config)
   rollout, learner, sampler_mesh = config.rollout, config.learner, experiment.sampler_mesh
   meshes = {"mesh": experiment.mesh} | ({} if experiment.sync is None else {"mesh of the sampler": sampler_mesh})
-  found = memory.footprint(config, experiment.model.config, experiment.mesh, sampler_mesh, experiment.objective, needs=experiment.needs)
+  model, found = experiment.learner.model, footprint(config, experiment)
   lines = [
     *(f"{name}: {dict(mesh.shape)} over {mesh.size} {_kind(mesh)} device(s)" for name, mesh in meshes.items()),
-    f"model: {config.model.path or config.model.preset}, {experiment.model.num_params:,} parameters",
+    f"model: {config.model.path or config.model.preset}, {model.num_params:,} parameters",
     f"rollout batch: {rollout.num_prompts} prompts x {rollout.group_size} samples; updates per rollout: {learner.updates_per_rollout}",
     *memory.table(found),
   ]
@@ -35,7 +35,7 @@ def describe(config: ConfigDict) -> str:
   limit = memory_limit(experiment.mesh.local_devices[0], experiment.mesh.local_mesh.size)
   if limit is not None and found.peak > limit:
     lines += [f"that is more than the {limit / 1e9:,.2f} GB that a device has; what would lower it most:"]
-    lines += advice(config, experiment.model.config.vocab_size)
+    lines += advice(config, model.config.vocab_size)
   return "\n".join(lines)
 
 

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import jax
 from jax.sharding import Mesh
-from jaxtyping import PRNGKeyArray, PyTree
+from jaxtyping import PRNGKeyArray
 from ml_collections import ConfigDict
 
 from jaxrl_llm import objectives, tasks
@@ -16,24 +16,21 @@ from jaxrl_llm.config import policy
 from jaxrl_llm.config.check import environment_settings, given, row_problems, task_settings
 from jaxrl_llm.devices import mesh as mesh_lib
 from jaxrl_llm.evaluation.held_out import DrawFn, check_metrics
+from jaxrl_llm.learner import memory
 from jaxrl_llm.learner.needs import fields_needed
-from jaxrl_llm.learner.programs import CriticPrograms, Logprobs, make_programs, records_routes
-from jaxrl_llm.learner.route_programs import RoutePrograms
-from jaxrl_llm.learner.token_scores import TokenScores
-from jaxrl_llm.learner.train_step import TrainStepFn
-from jaxrl_llm.models import Model, make_model
+from jaxrl_llm.learner.programs import Programs, make_programs, records_routes
+from jaxrl_llm.models import make_model
 from jaxrl_llm.rewards import WeightedReward
 from jaxrl_llm.rewards.from_config import make_rewards
 from jaxrl_llm.rollouts import environments, rollout
 from jaxrl_llm.rollouts.conversations import Rules, begin, converse, requests
-from jaxrl_llm.rollouts.partial import Groups
-from jaxrl_llm.rollouts.samplers import make_samplers
+from jaxrl_llm.rollouts.samplers import Samplers, make_samplers
 from jaxrl_llm.rollouts.weight_sync import WeightSync, make_weight_sync
-from jaxrl_llm.sampler import SampleFn, StreamFn
+from jaxrl_llm.sampler import SampleFn
 from jaxrl_llm.tasks import Task
 from jaxrl_llm.tasks.pipeline import encode_demonstrations, max_prompt_tokens
 from jaxrl_llm.text_types import Completion, Tokenizer
-from jaxrl_llm.types import Objective, Params, Rollouts, TrainBatch, TrainState
+from jaxrl_llm.types import Objective, Params, Rollouts, TrainState
 
 
 class Experiment(NamedTuple):
@@ -44,53 +41,29 @@ class Experiment(NamedTuple):
     mesh: devices of the learner.
     sampler_mesh: devices of the sampler: the learner's, or others.
     sync: what moves weights from the one to the other; None where they are the same.
-    model: pure functions of the params.
     objective: what RL minimises.
     rewards: terms of the reward in training.
     init: `(key) -> state`, sharded, at step 0 of the warm start.
-    restart: `(params) -> state` with a fresh optimizer, for RL.
-    abstract_state: shapes, dtypes and shardings of a state.
     talk: how conversations with an environment go; None for responses of one turn.
-    sample: the sampler of training rollouts; reads weights that lie on the sampler's devices.
-    stream: likewise, sequence by sequence as they finish; None where nobody asks.
-    eval_sample: the sampler of evaluations, likewise.
-    carried: what training rollouts go on with in the first step: nothing yet; None where every step waits for all groups.
-    warm_step: the supervised update.
-    rl_step: the RL update.
-    logprobs: `(params, batch) -> Logprobs` under the sampling distribution.
-    token_scores: `(params, batch) -> TokenScores` of a batch of `rl_step`, for the viewer.
-    trainable: the params tree with True where a weight is trained.
-    routes: what looks at the routes of a mixture of experts; None for a dense model.
     needs: the optional fields that are read, such as `old_logprobs`, `ref_logprobs`, `values`; the loop computes these and no others.
     credit: from rewards and log-probabilities to advantages and value targets.
-    critic: its programs; None for a method without a critic.
-    eval_draw: `(weights where the sampler reads them) -> DrawFn`, which draws the samples of an evaluation.
+    learner: programs that read weights on `mesh`: updates and scoring passes.
+    sampler: programs that read weights on `sampler_mesh`: rollouts and evaluations.
+    eval_draw: `(weights on sampler_mesh) -> DrawFn`, which draws the samples of an evaluation.
   """
 
   task: Task
   mesh: Mesh
   sampler_mesh: Mesh
   sync: WeightSync | None
-  model: Model
   objective: Objective
   rewards: list[WeightedReward]
   talk: Rules | None
   init: Callable[[PRNGKeyArray], TrainState]
-  restart: Callable[[Params], TrainState]
-  abstract_state: TrainState
-  sample: SampleFn
-  stream: StreamFn | None
-  eval_sample: SampleFn
-  carried: Groups | None
-  warm_step: TrainStepFn
-  rl_step: TrainStepFn
-  logprobs: Callable[[Params, TrainBatch], Logprobs]
-  token_scores: Callable[[Params, TrainBatch], TokenScores]
-  trainable: PyTree
-  routes: RoutePrograms | None
   needs: frozenset[str]
   credit: Callable[[Evidence], Credit]
-  critic: CriticPrograms | None
+  learner: Programs
+  sampler: Samplers
   eval_draw: Callable[[Params], DrawFn]
 
   @property
@@ -173,8 +146,8 @@ def build(config: ConfigDict) -> Experiment:
   if "step_rewards" in needs and task.step_rewards is None and talk is None:
     raise ValueError(f"config.advantage.estimator: found {config.advantage.estimator!r}, but task {task.name} has no verifier of steps")
 
-  programs = make_programs(config, mesh, shape, objective, needs=needs)
-  abstract_params, model = programs.abstract_state.params, programs.model
+  learner = make_programs(config, mesh, shape, objective, needs=needs)
+  abstract_params, model = learner.abstract_state.params, learner.model
   make_params = policy.first_params(config, model, jax.tree.map(lambda x: x.sharding, abstract_params))
   sampling_model = make_model(shape._replace(dtype=config.model.sampler_dtype or shape.dtype), mesh=sampler_mesh)
   sync, sampled_params = None, abstract_params
@@ -185,13 +158,13 @@ def build(config: ConfigDict) -> Experiment:
       learner=mesh,
       sampler=sampler_mesh,
       dtype=sampling_model.config.dtype,
-      trainable=programs.trainable,
+      trainable=learner.trainable,
     )
     sampled_params = sync.arrived
   turn_stops = None if talk is None else talk.environment.stops
   recording = dict(records_routes=records_routes(config, shape))
-  samplers = make_samplers(config, sampling_model, task.tokenizer, sampled_params, turn_stops=turn_stops, **recording)
-  eval_draw = partial(make_draw, config, samplers.eval_sample, talk=talk, mesh=sampler_mesh, tokenizer=task.tokenizer)
+  sampler = make_samplers(config, sampling_model, task.tokenizer, sampled_params, turn_stops=turn_stops, **recording)
+  eval_draw = partial(make_draw, config, sampler.eval_sample, talk=talk, mesh=sampler_mesh, tokenizer=task.tokenizer)
   terms = make_rewards(task, config)
   check_metrics(config.eval.metrics, terms[0])
   return Experiment(
@@ -203,12 +176,23 @@ def build(config: ConfigDict) -> Experiment:
     rewards=terms,
     talk=talk,
     eval_draw=eval_draw,
-    init=lambda key: programs.start(make_params(key)),
-    **samplers._asdict(),
-    **{name: program for name, program in programs._asdict().items() if name != "start"},
+    init=lambda key: learner.start(make_params(key)),
+    learner=learner,
+    sampler=sampler,
     needs=needs,
     credit=make_credit(config.advantage.estimator, config.rollout.group_size, **given(config.advantage, "estimator")),
   )
+
+
+def footprint(config: ConfigDict, experiment: Experiment) -> memory.Footprint:
+  """Estimates what each device holds.
+
+  Args:
+    config: The config that the experiment was built from.
+    experiment: The experiment; nothing of it is run.
+  """
+  meshes, shape = (experiment.mesh, experiment.sampler_mesh), experiment.learner.model.config
+  return memory.footprint(config, shape, *meshes, experiment.objective, needs=experiment.needs)
 
 
 def make_draw(

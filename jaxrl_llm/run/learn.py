@@ -99,20 +99,20 @@ def update(this: Run, batch: TrainBatch, step: int) -> dict[str, jax.Array]:
   measured = None
   if measures_routes(this, step):
     measured = needed_by_logprobs(batch._replace(routing=live_routes(experiment, config, batch)))
-    before = experiment.logprobs(this.state.params, measured).routing
+    before = experiment.learner.logprobs(this.state.params, measured).routing
   if this.critic is not None:
-    this.critic, metrics = experiment.critic.step(this.critic, needed_by_critic(batch))
+    this.critic, metrics = experiment.learner.critic.step(this.critic, needed_by_critic(batch))
   if this.critic is None or step >= (config.critic.value_warmup_steps or 0):
     adaptive_kl = config.kl.target is not None
     if adaptive_kl:
       coefs = np.full(batch.tokens.shape, this.record.kl_coef, np.float32)
       batch = batch._replace(kl_coefs=place_tokens(experiment.mesh, coefs))
     batch = needed_by_step(batch, experiment.objective.needs, adaptive_kl=adaptive_kl)
-    this.state, policy_metrics = experiment.rl_step(this.state, batch)
+    this.state, policy_metrics = experiment.learner.rl_step(this.state, batch)
     metrics |= policy_metrics
   if measured is not None:
-    after = experiment.logprobs(this.state.params, measured).routing
-    metrics["moe/expert_change/update"] = experiment.routes.compare(before, batch.segments, after)
+    after = experiment.learner.logprobs(this.state.params, measured).routing
+    metrics["moe/expert_change/update"] = experiment.learner.routes.compare(before, batch.segments, after)
   return metrics
 
 
@@ -120,7 +120,7 @@ def token_scores(this: Run, layouts: list[packing.Layout], placed: list[TrainBat
   """What the policy says after a step's updates of each token of the step's sequences, for the viewer: by name, prompt included."""
   needs, found = this.experiment.objective.needs, []
   for batch in placed:
-    found.append(this.experiment.token_scores(this.state.params, needed_by_step(batch, needs, adaptive_kl=False)))
+    found.append(this.experiment.learner.token_scores(this.state.params, needed_by_step(batch, needs, adaptive_kl=False)))
   rows = []
   for arrays, layout in zip(hosts.to_host(found), layouts, strict=True):
     lifted = {name: packing.lift(array, layout) for name, array in arrays._asdict().items()}

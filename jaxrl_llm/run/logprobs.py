@@ -44,18 +44,18 @@ def add_logprobs(
   exact = config.learner.updates_per_rollout == 1 and is_current and in_float32 and "sampler_logprobs" not in needs
   recomputed = config.learner.old_logprobs == "learner" and "old_logprobs" in needs and not exact
   if recomputed or replay == "R2" or measures_routes:
-    own = experiment.logprobs(params, bare)
+    own = experiment.learner.logprobs(params, bare)
     if recomputed:
       batch = batch._replace(old_logprobs=own.logprobs)
     if replay == "R2":
       batch = batch._replace(routing=own.routing)
-    if experiment.routes is not None:
-      metrics = experiment.routes.describe(own.routing, batch.segments, sampled, batch.routing)
+    if experiment.learner.routes is not None:
+      metrics = experiment.learner.routes.describe(own.routing, batch.segments, sampled, batch.routing)
   if reference is not None:
     bare = bare._replace(routing=live_routes(experiment, config, batch))
-    batch = batch._replace(ref_logprobs=experiment.logprobs(reference, bare).logprobs)
+    batch = batch._replace(ref_logprobs=experiment.learner.logprobs(reference, bare).logprobs)
   if critic is not None:
-    batch = batch._replace(old_values=experiment.critic.values(critic, bare._replace(routing=None)))
+    batch = batch._replace(old_values=experiment.learner.critic.values(critic, bare._replace(routing=None)))
   return batch, metrics
 
 
@@ -67,11 +67,11 @@ def reference_of(experiment: Experiment, params: Params, frozen: Params | None) 
     params: of the policy.
     frozen: the copy, where there is one.
   """
-  if "ref_logprobs" in experiment.needs and experiment.model.config.lora is not None:
+  if "ref_logprobs" in experiment.needs and experiment.learner.model.config.lora is not None:
     return models.reference(params)
   return frozen
 
 
 def live_routes(experiment: Experiment, config: ConfigDict, batch: TrainBatch) -> jax.Array | None:
   """No recorded routes, for a pass that was compiled to replay the sampler's (R3); None where it never replays."""
-  return experiment.routes.live(batch.tokens, batch.segments) if config.moe.replay == "R3" else None
+  return experiment.learner.routes.live(batch.tokens, batch.segments) if config.moe.replay == "R3" else None

@@ -56,7 +56,7 @@ def launch(this: Run, step: int, *, draw: int = 0) -> pipelining.InFlight:
     requests = conversations.requests(talks, experiment.talk)
   sample = partial(
     rollout.dispatch,
-    experiment.stream or experiment.sample,
+    experiment.sampler.stream or experiment.sampler.sample,
     sampler_params(this),
     examples,
     jax.random.fold_in(key, draw) if draw else key,
@@ -86,7 +86,7 @@ def wait(
     )
     drawn = rollout.Drawn(rollouts, responses, current.examples)
     metrics |= conversations.metrics(rollouts, responses)
-  elif experiment.stream is None:
+  elif experiment.sampler.stream is None:
     drawn = rollout.Drawn(*rollout.collect(current.rollouts, experiment.task.tokenizer), current.examples)
   else:
     drawn, seconds = rollout.follow(

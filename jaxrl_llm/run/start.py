@@ -13,13 +13,12 @@ from jaxrl_llm.config import changes
 from jaxrl_llm.config.refusals import refuse_several_processes
 from jaxrl_llm.devices import hosts
 from jaxrl_llm.devices.compiling import CompileCounter
-from jaxrl_llm.learner import memory
 from jaxrl_llm.pretrained import where
 from jaxrl_llm.rewards.grader import Grader
 from jaxrl_llm.rollouts import partial
 from jaxrl_llm.rollouts.weight_sync import SamplerWeights
 from jaxrl_llm.run import alarms, faults
-from jaxrl_llm.run.experiment import Experiment, build, kl_coef_in_loss
+from jaxrl_llm.run.experiment import Experiment, build, footprint, kl_coef_in_loss
 from jaxrl_llm.run.phases import Phases
 from jaxrl_llm.run.profiling import Profiler
 from jaxrl_llm.run.progress import Progress
@@ -91,8 +90,6 @@ def start(config: ConfigDict, workdir: Path, *, command: str = "", log: Callable
   kept = {name: config.checkpoint[name] for name in ("keep", "keep_best", "keep_every_hours", "asynchronous")}
   checkpoints = checkpoint.open_checkpoints(workdir / "checkpoints", **kept)
   base = None if config.model.path is None else where.fingerprint(where.resolve(config.model.path))
-  meshes = experiment.mesh, experiment.sampler_mesh
-  predicted = memory.footprint(config, experiment.model.config, *meshes, experiment.objective, needs=experiment.needs).peak / 1e9
   task, kl_coef = experiment.task, config.reward.kl_coef or kl_coef_in_loss(config)
   record = first = Record(
     command,
@@ -101,17 +98,17 @@ def start(config: ConfigDict, workdir: Path, *, command: str = "", log: Callable
     data_fingerprint=task.fingerprint,
     kl_coef=kl_coef,
     kl_coef_began=kl_coef,
-    predicted_memory_gb=predicted,
+    predicted_memory_gb=footprint(config, experiment).peak / 1e9,
     batch_sizes={"prompts": num_prompts, "demonstrations": config.warm_start.batch_size},
     alarms=alarms.new_state(),
   )
-  carried = experiment.carried
+  carried = experiment.sampler.carried
   damaged: list[str] = []
   restored = checkpoint.restore_latest(checkpoints, abstract_arrays(experiment), tell=damaged.append)
   if restored is None:
     state = experiment.init(jax.random.fold_in(key, INIT))
     reference = copy(state.params) if keeps_reference(experiment) else None
-    critic = experiment.critic and experiment.critic.init(jax.random.fold_in(key, CRITIC), state.params)
+    critic = experiment.learner.critic and experiment.learner.critic.init(jax.random.fold_in(key, CRITIC), state.params)
   else:
     arrays, saved = restored
     if saved.get("base") != base:

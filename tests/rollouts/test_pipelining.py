@@ -111,7 +111,7 @@ def test_rollouts_come_from_the_weights_of_one_step_before(lagging):
   with quick():
     built = experiment.build(config)
     prompts = example_iterator(built.task.train, batch_size=config.rollout.num_prompts, seed=config.seed)
-    shardings = jax.tree.map(lambda x: x.sharding, built.abstract_state.params)
+    shardings = jax.tree.map(lambda x: x.sharding, built.learner.abstract_state.params)
     for step, version in enumerate([0, 0, 1, 3, 3]):
       params = jax.device_put(weights[version], shardings)
       examples = next(prompts)

@@ -43,11 +43,11 @@ def lines(workdir: pathlib.Path) -> list[str]:
 def final_arrays(workdir: pathlib.Path, name: str, changes: dict) -> list[np.ndarray]:
   with quick():
     built = experiment.build(tiny_config(name, OVERRIDES | changes))
-  abstract = {"state": built.abstract_state}
+  abstract = {"state": built.learner.abstract_state}
   if "ref_logprobs" in built.needs:
-    abstract["reference"] = built.abstract_state.params
-  if built.critic is not None:
-    abstract["critic"] = built.critic.abstract_state
+    abstract["reference"] = built.learner.abstract_state.params
+  if built.learner.critic is not None:
+    abstract["critic"] = built.learner.critic.abstract_state
   arrays, record = checkpoint.restore_latest(checkpoint.open_checkpoints(workdir / "checkpoints", keep=2), abstract)
   assert (record["warm_steps"], record["rl_steps"]) == (16, 16)
   return [np.asarray(leaf) for leaf in jax.tree.leaves(arrays)]

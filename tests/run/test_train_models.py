@@ -60,7 +60,7 @@ def test_adapters_on_a_checkpoint_train_and_resume(checkpoint_folder, tmp_path, 
   with quick(), pytest.raises(ValueError, match="found other weights in"):
     monkeypatch.setattr(where, "fingerprint", lambda path: "of other weights")
     train.start(config, tmp_path)
-  _, merged = merge(this.experiment.model, this.state.params)
+  _, merged = merge(this.experiment.learner.model, this.state.params)
   assert exported.config.lora is None and jax.tree.all(jax.tree.map(np.array_equal, params, merged))
   assert (tmp_path / "exported" / "tokenizer.json").read_bytes() == (checkpoint_folder / "tokenizer.json").read_bytes()
 

@@ -186,7 +186,7 @@ def climb(sizes: Sizes, folder: Path, seed: int, rung: str) -> dict[str, list[di
   this = start_lib.start(config, _made(workdir))
   arrays = abstract_arrays(this.experiment)
   warm = checkpoint.restore_latest(checkpoint.open_checkpoints(folder / f"warm-{seed}" / "checkpoints", keep=1), arrays)
-  this.state = this.experiment.restart(warm[0]["state"].params)
+  this.state = this.experiment.learner.restart(warm[0]["state"].params)
   train.proceed(this)
   at = {"seed": seed, "rung": rung}
   rows, samples = read_rows(this.workdir / "metrics.jsonl"), read_rows(this.workdir / "samples.jsonl")
@@ -212,7 +212,7 @@ def grades(this: start_lib.Run) -> list[int]:
       key = jax.random.fold_in(jax.random.fold_in(jax.random.key(config.seed), 2**20 + half), start)
       placing = dict(mesh=this.experiment.sampler_mesh, tokenizer=this.experiment.task.tokenizer)
       _, responses = rollout.draw(
-        this.experiment.eval_sample, this.state.params, batch, key, prompt_buckets=config.rollout.prompt_buckets, **placing
+        this.experiment.sampler.eval_sample, this.state.params, batch, key, prompt_buckets=config.rollout.prompt_buckets, **placing
       )
       k = len(responses) // len(batch)
       of = lambda i, batch=batch, k=k: batch[i // k]

@@ -39,19 +39,19 @@ def restore(experiment: Experiment, config: ConfigDict, source: Source) -> Resto
   Raises:
     ValueError: a checkpoint that cannot be read, or that holds other weights than the config describes.
   """
-  abstract = experiment.abstract_state.params
-  make_params = policy.first_params(config, experiment.model, jax.tree.map(lambda x: x.sharding, abstract))
+  abstract = experiment.learner.abstract_state.params
+  make_params = policy.first_params(config, experiment.learner.model, jax.tree.map(lambda x: x.sharding, abstract))
   first = lambda: make_params(jax.random.fold_in(jax.random.key(config.seed), INIT))
   rl_steps = 0
   if source.kind != "run":
     params = first()
-  elif experiment.model.config.lora is None:
+  elif experiment.learner.model.config.lora is None:
     params, record = _read(source.path / "checkpoints" / str(source.step), abstract)
     rl_steps = record["rl_steps"]
   else:
-    trained, _ = partition(abstract, experiment.trainable)
+    trained, _ = partition(abstract, experiment.learner.trainable)
     trained, record = _read(source.path / "checkpoints" / str(source.step), trained)
-    params, rl_steps = combine(trained, partition(first(), experiment.trainable)[1]), record["rl_steps"]
+    params, rl_steps = combine(trained, partition(first(), experiment.learner.trainable)[1]), record["rl_steps"]
   if experiment.sync is not None:
     params = experiment.sync.move(params, None, rl_steps).params
   return Restored(params, rl_steps)
