@@ -79,7 +79,7 @@ def train_in(config: ConfigDict, workdir: Path, *, command: str, allow_changes: 
   from jaxrl_llm.evaluation.held_out import NoRewardError
   from jaxrl_llm.rollouts.weight_sync import WeightSyncError
   from jaxrl_llm.run import faults, stopping
-  from jaxrl_llm.run.out_of_memory import OutOfMemoryError, explained
+  from jaxrl_llm.run.out_of_memory import OutOfMemoryError
   from jaxrl_llm.run.reward_model import training
   from jaxrl_llm.workdir.checkpoint import SaveFailedError
 
@@ -92,13 +92,13 @@ def train_in(config: ConfigDict, workdir: Path, *, command: str, allow_changes: 
   with contextlib.ExitStack() as ending:  # Of the lock and the log, when this process has said its last word.
     ending.callback(claim.unlock, workdir)
     plain = {UsageError: USAGE_ERROR, claim.WorkdirError: USAGE_ERROR, OutOfMemoryError: 1, KeyboardInterrupt: INTERRUPTED}
-    job, explaining = (training, contextlib.nullcontext()) if is_reward_model(config) else (train, explained(config))
+    job = training if is_reward_model(config) else train
     try:
-      with hosts.together(plain), explaining:
-        this, log = begin(config, workdir, job.start, command=command, ending=ending, allow_changes=allow_changes)
+      with hosts.together(plain):
+        run, log = begin(config, workdir, job.start, command=command, ending=ending, allow_changes=allow_changes)
         try:
-          with hosts.interruptible(this.progress.note):
-            summary = job.proceed(this)
+          with hosts.interruptible(run.progress.note):
+            summary = job.proceed(run)
         except stopping.PreemptedError as error:  # In all processes alike, as the next ones.
           tell(error, log)
           return INTERRUPTED if hosts.interrupted() else PREEMPTED

@@ -12,12 +12,12 @@ from jaxrl_llm import report
 from jaxrl_llm.devices import hosts
 from jaxrl_llm.devices.compiling import declared
 from jaxrl_llm.rollouts import batch as batch_lib
-from jaxrl_llm.rollouts import partial
 from jaxrl_llm.run import alarms
+from jaxrl_llm.run.phases import Phases
 from jaxrl_llm.run.progress import Progress
-from jaxrl_llm.run.saved_state import saved_part
 from jaxrl_llm.run.start import Run
 from jaxrl_llm.workdir import checkpoint, disk, summary
+from jaxrl_llm.workdir.metrics import MetricWriter
 from jaxrl_llm.workdir.record import Record, to_json
 
 
@@ -29,117 +29,134 @@ class Job(Protocol):
   workdir: Path
   record: Record
   checkpoints: checkpoint.Checkpoints
+  writer: MetricWriter
   progress: Progress
-  clock: summary.Clock
+  phases: Phases
+
+  @property
+  def num_params(self) -> int:
+    """Number of weights of the model."""
+
+  def arrays(self) -> dict[str, Any]:
+    """Gives the arrays of a checkpoint, by name."""
+
+  def places(self) -> dict[str, Any]:
+    """Gives the places at which the iterators of the data stand, as JSON by name."""
 
 
-def save(this: Run, *, temporary: bool = False) -> None:
-  """One atomic checkpoint of all that the next step depends on.
+def save(run: Job, *, temporary: bool = False) -> None:
+  """Writes one atomic checkpoint of all that the next step depends on.
 
   Args:
-    this: the run.
-    temporary: goes once there is a newer one.
+    run: The run.
+    temporary: Whether it goes once there is a newer one.
   """
-  number = this.record.warm_steps + this.record.rl_steps
-  this.phases.begin("checkpoint", number)
-  this.record.phase_steps = this.writer.phase_steps
-  summarize(this, "running")
-  optional = {"reference": this.reference, "critic": this.critic}
-  arrays = {"state": saved_part(this.experiment, this.state)} | {name: x for name, x in optional.items() if x is not None}
-  demonstrations = this.demonstrations and this.demonstrations.get_state()
-  carried = None if this.carried is None else partial.to_json(this.carried)
-  iterators = {"prompts": this.prompts.get_state(), "demonstrations": demonstrations, "carried": carried}
-  measured = this.writer.phase_steps.get("eval") == this.record.rl_steps  # At this step, not some time ago.
-  options = dict(accuracy=this.record.accuracy_final if measured else None, temporary=temporary)
-  strike = lambda place: this.phases.strike(place, number)
+  record, phases = run.record, run.phases
+  number = record.warm_steps + record.rl_steps
+  phases.begin("checkpoint", number)
+  record.phase_steps = run.writer.phase_steps
+  summarize(run, "running")
+  measured = record.phase_steps.get("eval") == record.rl_steps  # At this step, not some time ago.
+  options = dict(accuracy=record.accuracy_final if measured else None, temporary=temporary)
+  strike = lambda place: phases.strike(place, number)
   with declared():  # The first save of several processes compiles what parts the arrays among them.
-    checkpoint.save(this.checkpoints, number, arrays, to_json(this.record) | iterators, at=strike, **options)
-  tell_of_failed_saves(this)
-  this.clock.lap("checkpoint")
-  write_report(this)  # A run can be looked at while it runs.
-  this.clock.lap("report")
+    checkpoint.save(run.checkpoints, number, run.arrays(), to_json(record) | run.places(), at=strike, **options)
+  tell_of_failed_saves(run)
+  phases.clock.lap("checkpoint")
+  write_report(run)  # A run can be looked at while it runs.
+  phases.clock.lap("report")
 
 
-def is_due(this: Job) -> bool:
+def is_due(run: Job) -> bool:
   """Whether a temporary checkpoint is: so much time has passed since the last one, or since the last that failed."""
-  minutes = this.config.checkpoint.every_minutes
-  return minutes is not None and hosts.on_main(lambda: time.monotonic() - this.checkpoints.last_try >= 60 * minutes)
+  minutes = run.config.checkpoint.every_minutes
+  return minutes is not None and hosts.on_main(lambda: time.monotonic() - run.checkpoints.last_try >= 60 * minutes)
 
 
-def tell_of_failed_saves(this: Job) -> dict[str, float]:
+def tell_of_failed_saves(run: Job) -> dict[str, float]:
   """A line for each save that has failed since the last call; how many have so far, as a metric."""
-  for line in checkpoint.failures(this.checkpoints):
-    this.progress.note(line)
-    this.record.failed_saves += 1
-  failed = this.record.failed_saves
+  for line in checkpoint.failures(run.checkpoints):
+    run.progress.note(line)
+    run.record.failed_saves += 1
+  failed = run.record.failed_saves
   return {"checkpoint/failed": failed} if failed else {}
 
 
-def finish_saving(this: Job) -> None:
+def finish_saving(run: Job) -> None:
   """Waits for the save that is under way."""
-  checkpoint.finish(this.checkpoints)
-  tell_of_failed_saves(this)
-  this.clock.lap("checkpoint")
+  checkpoint.finish(run.checkpoints)
+  tell_of_failed_saves(run)
+  run.phases.clock.lap("checkpoint")
 
 
-def unsaved(this: Job) -> checkpoint.SaveFailedError | None:
-  """Waits for the last checkpoint of a run; what the run says where it is not there."""
-  finish_saving(this)
-  if (failure := this.checkpoints.failure) is None:
-    return None
-  return checkpoint.SaveFailedError(f"{failure}; make room, and the same command does again what came after")
+def require_saved(run: Job) -> None:
+  """Waits for the last checkpoint of a run.
+
+  Raises:
+    SaveFailedError: It could not be written.
+  """
+  finish_saving(run)
+  if (failure := run.checkpoints.failure) is not None:
+    summarize(run, "stopped: not saved")
+    raise checkpoint.SaveFailedError(f"{failure}; make room, and the same command does again what came after")
 
 
-def write_report(this: Job) -> None:
+def finish(run: Job) -> dict[str, Any]:
+  """Writes the summary and the report of a finished run, and gives the summary."""
+  written = summarize(run, "finished")
+  write_report(run)
+  return written
+
+
+def write_report(run: Job) -> None:
   """Writes `report.html`, where there is room."""
   if hosts.is_main():
-    disk.write_if_room(this.workdir / "report.html", lambda: report.write_report(this.workdir))
+    disk.write_if_room(run.workdir / "report.html", lambda: report.write_report(run.workdir))
 
 
-def summarize(this: Run, status: str) -> dict[str, Any]:
+def summarize(run: Job, status: str) -> dict[str, Any]:
   """Brings the record up to date and writes `summary.json`."""
-  this.clock.lap("other")
-  this.clock.settle(this.record.seconds)
-  this.record.peak_memory_gb = max(this.record.peak_memory_gb, summary.peak_memory_gb())
-  folder = this.workdir if hosts.is_main() else None
-  return summary.write_summary(
-    folder, this.record, objective=this.config.objective.name, num_params=this.experiment.learner.model.num_params, status=status
-  )
+  record, clock = run.record, run.phases.clock
+  clock.lap("other")
+  clock.settle(record.seconds)
+  record.peak_memory_gb = max(record.peak_memory_gb, summary.peak_memory_gb())
+  folder = run.workdir if hosts.is_main() else None
+  return summary.write_summary(folder, record, objective=run.config.objective.name, num_params=run.num_params, status=status)
 
 
-def show_samples(this: Run, step: int, batch: batch_lib.Batch, token_scores: Sequence[Mapping[str, Any]]) -> None:
+def show_samples(run: Run, step: int, batch: batch_lib.Batch, token_scores: Sequence[Mapping[str, Any]]) -> None:
   """Sample rollouts to `samples.jsonl`, and the first few to the screen.
 
   Args:
-    this: the run.
-    step: that they were drawn in.
-    batch: of all rollouts of the step.
-    token_scores: of each rollout, see `learn.token_scores`.
+    run: The run.
+    step: The step that they were drawn in.
+    batch: All rollouts of the step.
+    token_scores: Scores of each rollout, see `learn.token_scores`.
   """
-  options = dict(num_rows=this.config.log.num_samples, token_text=this.experiment.task.tokenizer.decode)
+  options = dict(num_rows=run.config.log.num_samples, token_text=run.experiment.task.tokenizer.decode)
   rows = batch_lib.sample_rows(batch, token_scores=token_scores, **options)
-  this.samples.write(step, "rl", rows)
-  if shown := rows[: this.config.log.num_table_rows]:
-    this.progress.samples(shown, title=f"rollouts of RL step {step}")
+  run.samples.write(step, "rl", rows)
+  if shown := rows[: run.config.log.num_table_rows]:
+    run.progress.samples(shown, title=f"rollouts of RL step {step}")
 
 
-def watch(this: Run, row: dict[str, Any]) -> dict[str, int]:
+def watch(run: Run, row: dict[str, Any]) -> dict[str, int]:
   """Alarms of an RL step, as metrics, with a line for each that begins or ends; they change nothing else.
 
   Args:
-    this: the run; the step counts in its record.
-    row: the step's metrics.
+    run: The run; the step counts in its record.
+    row: Metrics of the step.
   """
-  limits = alarms.Limits(**this.config.alarms)
-  this.record.alarms, metrics, lines = alarms.observe(this.record.alarms, row, step=this.record.rl_steps, limits=limits)
+  limits = alarms.Limits(**run.config.alarms)
+  run.record.alarms, metrics, lines = alarms.observe(run.record.alarms, row, step=run.record.rl_steps, limits=limits)
   for line in lines:
-    this.progress.note(line)
+    run.progress.note(line)
   return metrics
 
 
-def tell_of_recompiles(this: Run) -> int:
+def tell_of_recompiles(run: Run) -> int:
   """A line for each program that was compiled although the run was warm; how many there have been in this process, as a metric."""
-  for culprit, times in Counter(this.compiled.culprits()).items():
+  for culprit, times in Counter(run.compiled.culprits()).items():
     often = f", {times} times" if times > 1 else ""
-    this.progress.note(f"compiled again at RL step {this.record.rl_steps:,}{often}: {culprit}; changing shapes cost time")
-  return this.compiled.unexpected
+    run.progress.note(f"compiled again at RL step {run.record.rl_steps:,}{often}: {culprit}; changing shapes cost time")
+  return run.compiled.unexpected

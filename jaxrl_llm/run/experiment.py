@@ -47,7 +47,7 @@ class Experiment(NamedTuple):
     talk: how conversations with an environment go; None for responses of one turn.
     needs: the optional fields that are read, such as `old_logprobs`, `ref_logprobs`, `values`; the loop computes these and no others.
     credit: from rewards and log-probabilities to advantages and value targets.
-    learner: programs that read weights on `mesh`: updates and scoring passes.
+    learner: programs that read weights on `mesh`: updates and passes for log-probabilities.
     sampler: programs that read weights on `sampler_mesh`: rollouts and evaluations.
     eval_draw: `(weights on sampler_mesh) -> DrawFn`, which draws the samples of an evaluation.
   """

@@ -19,50 +19,50 @@ from jaxrl_llm.run.start import Run
 from jaxrl_llm.types import Metrics, TrainBatch
 
 
-def leave_out(this: Run, batch: batch_lib.Batch) -> batch_lib.Batch:
+def leave_out(run: Run, batch: batch_lib.Batch) -> batch_lib.Batch:
   """Without the sequences that nothing is to be learned from; they stay in the batch, and none of their tokens counts."""
-  skips, whole = this.config.reward.overlong_filter, ESTIMATORS[this.config.advantage.estimator].whole_groups
+  skips, whole = run.config.reward.overlong_filter, ESTIMATORS[run.config.advantage.estimator].whole_groups
   return batch._replace(counted=batch_lib.counted(batch, skips_truncated=skips, whole_groups=whole))
 
 
-def arrange(this: Run, sequences: list[packing.Trajectory], **options: Any) -> packing.Layout:
+def arrange(run: Run, sequences: list[packing.Trajectory], **options: Any) -> packing.Layout:
   """Rows for the sequences of one update; a prompt lies there once for all of its responses."""
-  learner = this.config.learner
+  learner = run.config.learner
   options = dict(row_buckets=learner.row_buckets, share_prompts=learner.share_prompts) | options
-  return packing.arrange(sequences, row_tokens=learner.row_tokens, num_shards=num_row_shards(this.experiment.mesh), **options)
+  return packing.arrange(sequences, row_tokens=learner.row_tokens, num_shards=num_row_shards(run.experiment.mesh), **options)
 
 
-def with_logprobs(this: Run, batch: TrainBatch, step: int) -> tuple[TrainBatch, Metrics]:
+def with_logprobs(run: Run, batch: TrainBatch, step: int) -> tuple[TrainBatch, Metrics]:
   """The batch with what the learner says of it before its updates, and metrics of its routes."""
   return add_logprobs(
-    this.experiment,
-    this.config,
+    run.experiment,
+    run.config,
     batch,
-    params=this.state.params,
-    reference=reference_of(this.experiment, this.state.params, this.reference),
-    critic=None if this.critic is None else this.critic.params,
-    measures_routes=measures_routes(this, step),
+    params=run.state.params,
+    reference=reference_of(run.experiment, run.state.params, run.reference),
+    critic=None if run.critic is None else run.critic.params,
+    measures_routes=measures_routes(run, step),
   )
 
 
-def measures_routes(this: Run, step: int) -> bool:
+def measures_routes(run: Run, step: int) -> bool:
   """Whether an RL step measures how the experts change."""
-  every = this.config.moe.measure_every
+  every = run.config.moe.measure_every
   return every > 0 and step % every == 0
 
 
 def add_credit(
-  this: Run, batch: batch_lib.Batch, layouts: list[packing.Layout], placed: list[TrainBatch]
+  run: Run, batch: batch_lib.Batch, layouts: list[packing.Layout], placed: list[TrainBatch]
 ) -> tuple[batch_lib.Batch, list[TrainBatch], dict[str, float]]:
   """Advantages and value targets, for the rollout batch and for its packed mini-batches; and what is logged of them."""
-  config, experiment, needs = this.config, this.experiment, this.experiment.needs
+  config, experiment, needs = run.config, run.experiment, run.experiment.needs
 
   def lifted(read):
     """A packed array of every mini-batch, back as one array a sequence."""
     arrays = hosts.to_host([read(x) for x in placed])
     return [x for array, layout in zip(arrays, layouts, strict=True) for x in packing.lift(array, layout)]
 
-  in_reward, coef, metrics = config.reward.kl_coef > 0, this.record.kl_coef, {}
+  in_reward, coef, metrics = config.reward.kl_coef > 0, run.record.kl_coef, {}
   evidence = trajectories.evidence(
     batch,
     rewards=experiment.rewards,
@@ -72,7 +72,7 @@ def add_credit(
     kl_coef=coef if in_reward else 0.0,
     old_logprobs=lifted(lambda x: x.old_logprobs) if in_reward else None,
     ref_logprobs=lifted(lambda x: x.ref_logprobs) if in_reward else None,
-    values=lifted(lambda x: x.old_values) if this.critic is not None else None,
+    values=lifted(lambda x: x.old_values) if run.critic is not None else None,
   )
   if in_reward:
     mean = float(np.sum(evidence.kl * evidence.mask) / max(np.sum(evidence.mask), 1))
@@ -93,34 +93,34 @@ def add_credit(
   return batch._replace(advantages=credit.advantages), placed, metrics
 
 
-def update(this: Run, batch: TrainBatch, step: int) -> dict[str, jax.Array]:
+def update(run: Run, batch: TrainBatch, step: int) -> dict[str, jax.Array]:
   """One update of the policy, and of the critic where there is one; in the critic's warm-up, of the critic alone."""
-  config, experiment, metrics = this.config, this.experiment, {}
+  config, experiment, metrics = run.config, run.experiment, {}
   measured = None
-  if measures_routes(this, step):
+  if measures_routes(run, step):
     measured = needed_by_logprobs(batch._replace(routing=live_routes(experiment, config, batch)))
-    before = experiment.learner.logprobs(this.state.params, measured).routing
-  if this.critic is not None:
-    this.critic, metrics = experiment.learner.critic.step(this.critic, needed_by_critic(batch))
-  if this.critic is None or step >= (config.critic.value_warmup_steps or 0):
+    before = experiment.learner.logprobs(run.state.params, measured).routing
+  if run.critic is not None:
+    run.critic, metrics = experiment.learner.critic.step(run.critic, needed_by_critic(batch))
+  if run.critic is None or step >= (config.critic.value_warmup_steps or 0):
     adaptive_kl = config.kl.target is not None
     if adaptive_kl:
-      coefs = np.full(batch.tokens.shape, this.record.kl_coef, np.float32)
+      coefs = np.full(batch.tokens.shape, run.record.kl_coef, np.float32)
       batch = batch._replace(kl_coefs=place_tokens(experiment.mesh, coefs))
     batch = needed_by_step(batch, experiment.objective.needs, adaptive_kl=adaptive_kl)
-    this.state, policy_metrics = experiment.learner.rl_step(this.state, batch)
+    run.state, policy_metrics = experiment.learner.rl_step(run.state, batch)
     metrics |= policy_metrics
   if measured is not None:
-    after = experiment.learner.logprobs(this.state.params, measured).routing
+    after = experiment.learner.logprobs(run.state.params, measured).routing
     metrics["moe/expert_change/update"] = experiment.learner.routes.compare(before, batch.segments, after)
   return metrics
 
 
-def token_scores(this: Run, layouts: list[packing.Layout], placed: list[TrainBatch]) -> list[dict[str, np.ndarray]]:
+def token_scores(run: Run, layouts: list[packing.Layout], placed: list[TrainBatch]) -> list[dict[str, np.ndarray]]:
   """What the policy says after a step's updates of each token of the step's sequences, for the viewer: by name, prompt included."""
-  needs, found = this.experiment.objective.needs, []
+  needs, found = run.experiment.objective.needs, []
   for batch in placed:
-    found.append(this.experiment.learner.token_scores(this.state.params, needed_by_step(batch, needs, adaptive_kl=False)))
+    found.append(run.experiment.learner.token_scores(run.state.params, needed_by_step(batch, needs, adaptive_kl=False)))
   rows = []
   for arrays, layout in zip(hosts.to_host(found), layouts, strict=True):
     lifted = {name: packing.lift(array, layout) for name, array in arrays._asdict().items()}
@@ -128,15 +128,15 @@ def token_scores(this: Run, layouts: list[packing.Layout], placed: list[TrainBat
   return rows
 
 
-def adapt_kl(this: Run, row: dict[str, Any]) -> None:
+def adapt_kl(run: Run, row: dict[str, Any]) -> None:
   """Moves an adaptive coefficient towards its target, by the divergence that the step has shown."""
-  config = this.config
+  config = run.config
   if config.kl.target is None:
     return
   found = row.get("actor/reward_kl_penalty" if config.reward.kl_coef else "actor/ref_kl")
   if found is None:  # The critic trained alone: the policy has not moved.
     return
   num_sequences = config.rollout.num_prompts * config.rollout.group_size
-  this.record.kl_coef = adapted_coef(
-    this.record.kl_coef, found, target=config.kl.target, horizon=config.kl.horizon or 10_000, num_sequences=num_sequences
+  run.record.kl_coef = adapted_coef(
+    run.record.kl_coef, found, target=config.kl.target, horizon=config.kl.horizon or 10_000, num_sequences=num_sequences
   )

@@ -1,8 +1,7 @@
-"""A device whose memory is full: which program it was, what takes the memory, and the settings that lower it most."""
+"""A device whose memory is full: what the run was doing, what takes the memory, and the settings that lower it most."""
 
 import contextlib
-import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
@@ -15,23 +14,10 @@ from jaxrl_llm.learner import memory
 from jaxrl_llm.learner.needs import fields_needed
 from jaxrl_llm.models.head import chunk_tokens
 from jaxrl_llm.run.experiment import build
+from jaxrl_llm.run.phases import PHASES, Phase
 from jaxrl_llm.sampler.begin import num_rows
 
 NUM_SETTINGS = 3
-
-FILES = ("run/start.py", "train.py", "run/sample.py", "run/learn.py")
-# By the function of these files that was running: what to call it, and its program in a `Footprint`.
-PROGRAMS = {
-  "start": ("making the first state", None),
-  "warm_start": ("the update of the warm start", "update"),
-  "move_weights": ("the weight sync", "weight sync"),
-  "launch": ("the sampler", "sampling"),
-  "wait": ("the sampler", "sampling"),
-  "evaluate": ("the sampler of the evaluation", "sampling"),
-  "with_logprobs": ("the pass for log-probabilities", "logprobs"),
-  "update": ("the update", "update"),
-  "reinforce": ("an RL step", None),
-}
 
 
 class OutOfMemoryError(RuntimeError):
@@ -39,18 +25,19 @@ class OutOfMemoryError(RuntimeError):
 
 
 @contextlib.contextmanager
-def explained(config: ConfigDict) -> Iterator[None]:
+def explained(config: ConfigDict, phase: Callable[[], str]) -> Iterator[None]:
   """Turns what JAX raises for a full device, when it compiles or when it runs, into an `OutOfMemoryError` that says what to do.
 
   Args:
-    config: of the run that goes on inside.
+    config: The config of the run that goes on inside.
+    phase: Tells the phase that the run is in, one of `phases.PHASES`.
   """
   try:
     yield
   except (jax.errors.JaxRuntimeError, MemoryError) as error:
     if not is_out_of_memory(error):
       raise
-    raise OutOfMemoryError("\n".join(explanation(error, config))) from error
+    raise OutOfMemoryError("\n".join(explanation(error, config, PHASES[phase()]))) from error
 
 
 def is_out_of_memory(error: BaseException) -> bool:
@@ -65,22 +52,20 @@ def is_out_of_memory(error: BaseException) -> bool:
   return isinstance(error, MemoryError)
 
 
-def explanation(error: BaseException, config: ConfigDict) -> list[str]:
-  """The message for a full device.
+def explanation(error: BaseException, config: ConfigDict, phase: Phase) -> list[str]:
+  """Words the message for a full device.
 
   Args:
-    error: see `is_out_of_memory`.
-    config: of the run.
+    error: An error that says so, see `is_out_of_memory`.
+    config: The config of the run.
+    phase: The phase that the run was in.
   """
-  frames = traceback.extract_tb(error.__traceback__)
-  names = [frame.name for frame in frames if frame.filename.endswith(FILES) and frame.name in PROGRAMS]
-  where, program = PROGRAMS[names[-1]] if names else ("the run", None)
   first = " ".join(str(error).split()) or type(error).__name__
-  shape = build(config).model.config
-  found = footprint(config, shape.vocab_size)
-  program = program if program in found.programs else None
-  lines = [f"out of memory in {where}: {first if len(first) <= 200 else first[:200] + ' ...'}", *memory.table(found)]
-  return [*lines, "what would lower it most:", *advice(config, shape.vocab_size, program=program)]
+  vocab_size = build(config).learner.model.config.vocab_size
+  estimate = footprint(config, vocab_size)
+  program = phase.program if phase.program in estimate.programs else None
+  lines = [f"out of memory in {phase.doing}: {first if len(first) <= 200 else first[:200] + ' ...'}", *memory.table(estimate)]
+  return [*lines, "what would lower it most:", *advice(config, vocab_size, program=program)]
 
 
 def footprint(config: ConfigDict, vocab_size: int) -> memory.Footprint:

@@ -17,39 +17,39 @@ from jaxrl_llm.run.start import Run
 from jaxrl_llm.types import Params
 
 
-def move_weights(this: Run) -> None:
+def move_weights(run: Run) -> None:
   """Brings the policy's weights to the sampler's devices, unless they are there; does nothing where sampler and learner share devices."""
-  sync, held, version = this.experiment.sync, this.on_sampler, this.record.rl_steps
+  sync, held, version = run.experiment.sync, run.on_sampler, run.record.rl_steps
   if sync is None or (held is not None and held.version == version):
     return
-  frozen, this.on_sampler = held and held.frozen, None
+  frozen, run.on_sampler = held and held.frozen, None
   del held  # Its memory is free before the new weights come, unless rollouts are still drawn with it.
-  this.on_sampler = sync.move(this.state.params, frozen, version)
+  run.on_sampler = sync.move(run.state.params, frozen, version)
 
 
-def sampler_params(this: Run) -> Params:
+def sampler_params(run: Run) -> Params:
   """The policy's weights where the sampler reads them."""
-  return this.state.params if this.experiment.sync is None else this.on_sampler.params
+  return run.state.params if run.experiment.sync is None else run.on_sampler.params
 
 
-def launch(this: Run, step: int, *, draw: int = 0) -> pipelining.InFlight:
+def launch(run: Run, step: int, *, draw: int = 0) -> pipelining.InFlight:
   """Has the sampler draw rollouts that an RL step learns from, with the weights of now; does not wait.
 
   Args:
-    this: the run.
+    run: The run.
     step: from 0.
     draw: which one of the step's, from 0.
   """
-  experiment, section, carried, talks, requests = this.experiment, this.config.rollout, None, None, None
+  experiment, section, carried, talks, requests = run.experiment, run.config.rollout, None, None, None
   if experiment.sync is not None:
-    check_version(this.on_sampler, step, staleness=section.staleness)
-  key = jax.random.fold_in(jax.random.fold_in(this.key, ROLLOUT), step)
-  if this.carried is None:
-    examples = next(this.prompts)
+    check_version(run.on_sampler, step, staleness=section.staleness)
+  key = jax.random.fold_in(jax.random.fold_in(run.key, ROLLOUT), step)
+  if run.carried is None:
+    examples = next(run.prompts)
   else:
-    num_new = section.num_prompts + section.spare_prompts - len(this.carried.examples)
-    new = [next(this.prompts)[0] for _ in range(num_new)]
-    carried = partial_lib.join(this.carried, new, step=step, group_size=section.group_size)
+    num_new = section.num_prompts + section.spare_prompts - len(run.carried.examples)
+    new = [next(run.prompts)[0] for _ in range(num_new)]
+    carried = partial_lib.join(run.carried, new, step=step, group_size=section.group_size)
     examples, requests = carried.examples, partial_lib.requests(carried, num_groups=section.num_prompts)
   if experiment.talk is not None:
     talks = conversations.begin(examples, experiment.talk, group_size=section.group_size, max_new_tokens=section.max_new_tokens)
@@ -57,7 +57,7 @@ def launch(this: Run, step: int, *, draw: int = 0) -> pipelining.InFlight:
   sample = partial(
     rollout.dispatch,
     experiment.sampler.stream or experiment.sampler.sample,
-    sampler_params(this),
+    sampler_params(run),
     examples,
     jax.random.fold_in(key, draw) if draw else key,
     mesh=experiment.sampler_mesh,
@@ -65,21 +65,21 @@ def launch(this: Run, step: int, *, draw: int = 0) -> pipelining.InFlight:
     prompt_buckets=section.prompt_buckets,
   )
   again = None if talks is None else lambda requests: sample(requests=requests)
-  return pipelining.InFlight(examples, sample(requests=requests), this.record.rl_steps, carried, talks, again)
+  return pipelining.InFlight(examples, sample(requests=requests), run.record.rl_steps, carried, talks, again)
 
 
 def wait(
-  this: Run, current: pipelining.InFlight, step: int, *, between: Callable[[], None] = lambda: None
+  run: Run, current: pipelining.InFlight, step: int, *, between: Callable[[], None] = lambda: None
 ) -> tuple[rollout.Drawn, dict[str, float]]:
   """The rollouts that an RL step learns from, once they are there; what it does not learn from is carried into the next.
 
   Args:
-    this: the run.
+    run: The run.
     current: of `launch`.
     step: from 0.
     between: called whenever the host has something to do while rollouts are drawn; may raise, and the rollouts are given up.
   """
-  experiment, section, metrics = this.experiment, this.config.rollout, {}
+  experiment, section, metrics = run.experiment, run.config.rollout, {}
   if current.talks is not None:
     rollouts, responses = conversations.converse(
       current.rollouts, current.talks, current.again, rules=experiment.talk, tokenizer=experiment.task.tokenizer, between=between
@@ -95,89 +95,89 @@ def wait(
       experiment.task.tokenizer,
       rewards=experiment.rewards,
       group_size=section.group_size,
-      call=this.grader,
+      call=run.grader,
       between=between,
     )
     metrics["perf/reward_overlap_s"] = seconds
   if current.groups is not None:
-    rows, this.carried = partial_lib.take(current.groups, drawn.rollouts, num_groups=section.num_prompts)
+    rows, run.carried = partial_lib.take(current.groups, drawn.rollouts, num_groups=section.num_prompts)
     metrics |= partial_lib.metrics(current.groups, drawn.rollouts, rows, step=step)
     drawn = rollout.select(drawn, rows)
-  rollouts = drawn.rollouts._replace(logprobs=this.phases.poison("rollout", drawn.rollouts.logprobs))
+  rollouts = drawn.rollouts._replace(logprobs=run.phases.poison("rollout", drawn.rollouts.logprobs))
   return drawn._replace(rollouts=rollouts), metrics
 
 
-def assess(this: Run, drawn: rollout.Drawn) -> batch_lib.Batch:
+def assess(run: Run, drawn: rollout.Drawn) -> batch_lib.Batch:
   """Rewards of what was drawn.
 
   Raises:
     NoRewardError: more than `reward.max_failed_fraction` of the responses have none, or all of them.
   """
   batch = batch_lib.assess(
-    drawn.rollouts, drawn.responses, drawn.examples, rewards=this.experiment.rewards, graded=drawn.graded, call=this.grader
+    drawn.rollouts, drawn.responses, drawn.examples, rewards=run.experiment.rewards, graded=drawn.graded, call=run.grader
   )
-  limit, graded = this.config.reward.max_failed_fraction, batch.graded
+  limit, graded = run.config.reward.max_failed_fraction, batch.graded
   held_out.refuse_failures("rewards", graded.failed, graded.detail, limit=limit, setting=f"config.reward.max_failed_fraction={limit}")
-  if this.config.task.curriculum is not None:
-    verdicts = np.clip(graded.parts[this.experiment.rewards[0].name], 0, 1)
-    this.prompts.observe(batch.examples, np.where(graded.valid, verdicts, np.nan).tolist())
+  if run.config.task.curriculum is not None:
+    verdicts = np.clip(graded.parts[run.experiment.rewards[0].name], 0, 1)
+    run.prompts.observe(batch.examples, np.where(graded.valid, verdicts, np.nan).tolist())
   return batch
 
 
-def refill(this: Run, batch: batch_lib.Batch, step: int) -> tuple[batch_lib.Batch, dict[str, float]]:
+def refill(run: Run, batch: batch_lib.Batch, step: int) -> tuple[batch_lib.Batch, dict[str, float]]:
   """Draws again, with new prompts and the same weights, until a step has enough groups whose samples differ, or has drawn often enough.
 
   Args:
-    this: the run.
+    run: The run.
     batch: the step's first.
     step: from 0.
 
   Returns:
     The batch, of the size it had, and what is logged of it.
   """
-  section, batches = this.config.rollout, [batch]
+  section, batches = run.config.rollout, [batch]
   if not section.max_refills:
-    return batch, curriculum_metrics(this)
+    return batch, curriculum_metrics(run)
   mixed = lambda x: int(np.sum(dynamic_sampling.differs(x.graded.verdicts, x.graded.valid, group_size=x.group_size)))
   found = mixed(batch)
   while found < section.num_prompts and len(batches) <= section.max_refills:
-    drawn, _ = wait(this, launch(this, step, draw=len(batches)), step)
-    batches.append(assess(this, drawn))
+    drawn, _ = wait(run, launch(run, step, draw=len(batches)), step)
+    batches.append(assess(run, drawn))
     found += mixed(batches[-1])
   batch, counters = dynamic_sampling.fill(batches, num_groups=section.num_prompts)
   drawn_tokens = float(sum(np.sum(x.rollouts.mask) for x in batches))
-  return batch, counters | {"group/response_tokens_drawn": drawn_tokens} | curriculum_metrics(this)
+  return batch, counters | {"group/response_tokens_drawn": drawn_tokens} | curriculum_metrics(run)
 
 
-def curriculum_metrics(this: Run) -> dict[str, float]:
+def curriculum_metrics(run: Run) -> dict[str, float]:
   """How much of the training problems the curriculum has measured, and what it has found; nothing without a curriculum."""
-  if this.config.task.curriculum is None:
+  if run.config.task.curriculum is None:
     return {}
-  tried, passed = this.prompts.rates.tried, this.prompts.rates.passed
+  tried, passed = run.prompts.rates.tried, run.prompts.rates.passed
   return {"curriculum/measured": float(len(tried)), "curriculum/pass_rate": sum(passed.values()) / max(sum(tried.values()), 1e-9)}
 
 
-def evaluate(this: Run, step: int) -> float:
+def evaluate(run: Run, step: int) -> float:
   """Held-out accuracy at an RL step: avg@k at the evaluation's temperature."""
-  config, experiment = this.config, this.experiment
-  this.phases.begin("eval", step)
-  move_weights(this)
+  config, experiment = run.config, run.experiment
+  run.phases.begin("eval", step)
+  move_weights(run)
   found = held_out.evaluate_policy(
-    experiment.eval_draw(sampler_params(this)),
+    experiment.eval_draw(sampler_params(run)),
     [experiment.task.test[i] for i in held_out.choose(len(experiment.task.test), config.eval.num_prompts, seed=TEST_SET)],
-    jax.random.fold_in(jax.random.fold_in(this.key, EVAL), step),
+    jax.random.fold_in(jax.random.fold_in(run.key, EVAL), step),
     batch_prompts=config.eval.batch_prompts,
     verifier=experiment.rewards[0],
-    call=this.grader,
+    call=run.grader,
   )
   row = held_out.eval_metrics(found, config.eval.metrics)
   if config.eval.save_samples and hosts.is_main():
-    folder = this.workdir / "evaluations"
+    folder = run.workdir / "evaluations"
     folder.mkdir(exist_ok=True)
     tokenizer, verifier = experiment.task.tokenizer, experiment.rewards[0].name
-    rows = held_out.sample_rows(found, verifier=verifier, decode=tokenizer.decode, seed=config.seed, model=str(this.workdir), step=step)
+    rows = held_out.sample_rows(found, verifier=verifier, decode=tokenizer.decode, seed=config.seed, model=str(run.workdir), step=step)
     write_samples(folder / f"step-{step}.jsonl", rows)
-  this.writer.write(step, "eval", row | this.phases.end())
+  run.writer.write(step, "eval", row | run.phases.end())
   # The line on the screen has room for the accuracy's interval alone.
-  this.progress.evaluation(step, {name: value for name, value in row.items() if not name.endswith(("/low", "/high"))})
+  run.progress.evaluation(step, {name: value for name, value in row.items() if not name.endswith(("/low", "/high"))})
   return row["eval/accuracy"]

@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 
 from jaxrl_llm.devices import hosts
 from jaxrl_llm.rollouts import partial
-from jaxrl_llm.run.bookkeeping import Job, finish_saving, save, summarize
+from jaxrl_llm.run.bookkeeping import Job, finish_saving, is_due, save, summarize
 from jaxrl_llm.run.start import Run
 from jaxrl_llm.types import TrainBatch
 from jaxrl_llm.workdir import nonfinite
@@ -19,12 +19,12 @@ class PreemptedError(RuntimeError):
   """A process of the run was sent SIGTERM, or Ctrl-C."""
 
 
-def preempted(this: Run) -> PreemptedError:
-  """What a run says that ends before its time."""
+def preempted(run: Job) -> PreemptedError:
+  """Ends a run before its time, and gives what it says."""
   why = "Ctrl-C" if hosts.interrupted() else "SIGTERM"
-  finish_saving(this)
-  summarize(this, f"stopped: {why}")
-  return PreemptedError(f"stopped by {why}; the same command goes on from checkpoint {this.checkpoints.latest_step()} in {this.workdir}")
+  finish_saving(run)
+  summarize(run, f"stopped: {why}")
+  return PreemptedError(f"stopped by {why}; the same command goes on from checkpoint {run.checkpoints.latest_step()} in {run.workdir}")
 
 
 class Position(NamedTuple):
@@ -34,52 +34,73 @@ class Position(NamedTuple):
   carried: partial.Groups | None
 
 
-def position(this: Run) -> Position:
+def position(run: Run) -> Position:
   """Where the run is, between two RL steps."""
-  return Position(this.prompts.get_state(), this.carried)
+  return Position(run.prompts.get_state(), run.carried)
 
 
-def stop_if_preempted(this: Run, began: Position | None) -> None:
+def stop_if_preempted(run: Run, began: Position | None) -> None:
   """Gives up an RL step that has not changed the policy yet, if the run is to end; a checkpoint then holds what was before the step.
 
   Args:
-    this: the run.
-    began: where it was; None where no process could begin the step again, and the last checkpoint is what there is.
+    run: The run.
+    began: Where it was; None where no process could begin the step again, and the last checkpoint is what there is.
 
   Raises:
     PreemptedError: all processes were here when it was to end.
   """
   if not hosts.preempted():
     return
-  number = this.record.warm_steps + this.record.rl_steps
-  if began is not None and this.checkpoints.latest_step() != number:
-    this.prompts.set_state(began.prompts)
-    this.carried = began.carried
-    save(this)
-  raise preempted(this)
+  number = run.record.warm_steps + run.record.rl_steps
+  if began is not None and run.checkpoints.latest_step() != number:
+    run.prompts.set_state(began.prompts)
+    run.carried = began.carried
+    save(run)
+  raise preempted(run)
 
 
-def stop_if_not_finite(this: Run, updates: Sequence[dict[str, float]], batches: Sequence[TrainBatch]) -> None:
+def end_step(run: Job, *, saves: bool, last: bool = False, can_save: bool = True) -> None:
+  """Saves a checkpoint that is planned or due after a step, and ends a run that is told to end.
+
+  Args:
+    run: The run.
+    saves: Whether a checkpoint is planned after the step.
+    last: Whether the step is the last one, after which the run ends anyway.
+    can_save: Whether a checkpoint would hold all that the next step depends on.
+
+  Raises:
+    PreemptedError: The run was told to end.
+  """
+  stop = not last and hosts.preempted()
+  if saves or (stop and can_save):
+    save(run)
+  elif can_save and is_due(run):
+    save(run, temporary=True)
+  if stop:
+    raise preempted(run)
+
+
+def stop_if_not_finite(run: Job, updates: Sequence[dict[str, float]], batches: Sequence[TrainBatch]) -> None:
   """Counts refused updates, and keeps the batch of the first of a step; gives up after too many in a row.
 
   Args:
-    this: the run; the step counts in its record.
-    updates: metrics of the step's updates.
-    batches: what each was made of.
+    run: The run, whose record counts the step.
+    updates: Metrics of the step's updates.
+    batches: Batches of the updates.
 
   Raises:
     NonFiniteError: `learner.max_skipped` updates in a row were refused.
   """
-  record, limit = this.record, this.config.learner.max_skipped
-  keep_refused(this, updates, batches)
+  record, limit = run.record, run.config.learner.max_skipped
+  keep_refused(run, updates, batches)
   for metrics in updates:
     skipped = is_refused(metrics)
     record.skipped_steps += skipped
     record.skipped_in_a_row = record.skipped_in_a_row + 1 if skipped else 0
     if record.skipped_in_a_row >= limit:
-      finish_saving(this)
-      summarize(this, "stopped: not finite")
-      raise NonFiniteError(why_not_finite(this))
+      finish_saving(run)
+      summarize(run, "stopped: not finite")
+      raise NonFiniteError(why_not_finite(run))
 
 
 def is_refused(metrics: Mapping[str, float]) -> bool:
@@ -87,29 +108,29 @@ def is_refused(metrics: Mapping[str, float]) -> bool:
   return any(metrics.get(f"{name}/skipped", 0) > 0 for name in ("train", "critic", "reward_model"))
 
 
-def keep_refused(this: Job, updates: Sequence[dict[str, float]], batches: Sequence[TrainBatch]) -> None:
+def keep_refused(run: Job, updates: Sequence[dict[str, float]], batches: Sequence[TrainBatch]) -> None:
   """Writes the batch of a step's first refused update to WORKDIR/nonfinite, and says where, `nonfinite.MAX_DUMPS` times in a run.
 
   Args:
-    this: the run or the training; the step counts in its record.
-    updates: metrics of the step's updates.
-    batches: what each was made of.
+    run: The run, whose record counts the step.
+    updates: Metrics of the step's updates.
+    batches: Batches of the updates.
   """
-  record, refused = this.record, [is_refused(metrics) for metrics in updates]
+  record, refused = run.record, [is_refused(metrics) for metrics in updates]
   if not any(refused) or len(record.nonfinite_dumps) >= nonfinite.MAX_DUMPS:
     return
   first, step = refused.index(True), record.rl_steps or record.warm_steps
   name = f"{'' if record.rl_steps else 'warm_'}step_{step}.npz"
   about = {"step": step, "phase": "rl" if record.rl_steps else "warm_start", "update": first, "refused": refused}
-  about |= {"metrics": updates[first], "kl_coef": record.kl_coef, "last_good_checkpoint": this.checkpoints.latest_step()}
-  if nonfinite.dump(path := this.workdir / nonfinite.FOLDER / name, batches[first], about):
+  about |= {"metrics": updates[first], "kl_coef": record.kl_coef, "last_good_checkpoint": run.checkpoints.latest_step()}
+  if nonfinite.dump(path := run.workdir / nonfinite.FOLDER / name, batches[first], about):
     record.nonfinite_dumps = [*record.nonfinite_dumps, name]
-    this.progress.note(f"update {first + 1} of step {step:,} was not finite and changed nothing; its batch: {path}")
+    run.progress.note(f"update {first + 1} of step {step:,} was not finite and changed nothing; its batch: {path}")
 
 
-def why_not_finite(this: Job) -> str:
+def why_not_finite(run: Job) -> str:
   """What a run says that gives up: how many updates were refused, the last good checkpoint, and the last batch that was kept."""
-  limit, good, dumps = this.config.learner.max_skipped, this.checkpoints.latest_step(), this.record.nonfinite_dumps
-  where = "no checkpoint was saved yet" if good is None else f"last good checkpoint: {this.workdir / 'checkpoints' / str(good)}"
-  batch = f"; a batch that led to it: {this.workdir / nonfinite.FOLDER / dumps[-1]}" if dumps else ""
+  limit, good, dumps = run.config.learner.max_skipped, run.checkpoints.latest_step(), run.record.nonfinite_dumps
+  where = "no checkpoint was saved yet" if good is None else f"last good checkpoint: {run.workdir / 'checkpoints' / str(good)}"
+  batch = f"; a batch that led to it: {run.workdir / nonfinite.FOLDER / dumps[-1]}" if dumps else ""
   return f"loss or gradient not finite in {limit} updates in a row (learner.max_skipped={limit}); {where}{batch}"

@@ -1,22 +1,16 @@
-"""The memory model against what XLA says of the programs that it compiles; and the message for a device that is full."""
-
-import importlib
+"""The memory model against what XLA says of the programs that it compiles."""
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.sharding import AxisType, Mesh
 
-from jaxrl_llm import main
 from jaxrl_llm.config import policy
-from jaxrl_llm.devices import compilation_cache, hosts
 from jaxrl_llm.devices import mesh as mesh_lib
 from jaxrl_llm.learner import memory, programs
 from jaxrl_llm.learner.needs import fields_needed
 from jaxrl_llm.models import ModelConfig, preset
-from jaxrl_llm.run import out_of_memory, start
-from tests.runs import ROOT, quick, tiny_config
+from tests.runs import tiny_config
 
 TINY = preset("tiny", vocab_size=264)
 MEDIUM = TINY._replace(num_layers=4, d_model=256, num_heads=8, num_kv_heads=4, d_ff=768, vocab_size=4096)
@@ -93,52 +87,3 @@ def test_a_mesh_divides_what_it_splits():
   for kind in ("weights", "optimizer moments", "critic and its moments"):
     assert split.held[kind] == pytest.approx(whole.held[kind] / 4, rel=0.01)
   assert split.programs["update"]["activations"] == pytest.approx(whole.programs["update"]["activations"] / 8, rel=0.5)
-
-
-@pytest.fixture
-def status_of(monkeypatch, tmp_path, capsys):
-  """Runs the command line and gives its status and what it wrote to stderr."""
-  monkeypatch.chdir(ROOT)
-  monkeypatch.setattr(compilation_cache, "cache_compilations", lambda: None)
-  monkeypatch.setattr(hosts, "start", lambda: None)  # Which comes before the devices are used, and here they are.
-
-  def status_of(*args: str):
-    with quick():
-      status = main.main(["main", "--config=configs/gspo.py:tiny", f"--workdir={tmp_path / 'run'}", *args])
-    return status, capsys.readouterr().err
-
-  return status_of
-
-
-def test_a_full_device_is_one_message(status_of, monkeypatch):
-  def full(config):
-    raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 123456789 bytes.")
-
-  monkeypatch.setattr(start, "build", full)
-  status, err = status_of()
-  assert status == 1 and "Traceback" not in err, err
-  assert err.startswith("error: out of memory in making the first state: RESOURCE_EXHAUSTED: Out of memory allocating 123456789 bytes.")
-  for part in ("estimated memory of each device, in MB:", "weights", "activations", "peak", "what would lower it most:\n"):
-    assert part in err
-  settings = [line for line in err.splitlines() if line.startswith("  --config.")]
-  saved = [float(line.split(": ")[1].split(" MB less of ")[0].replace(",", "")) for line in settings]
-  assert len(settings) == out_of_memory.NUM_SETTINGS and saved == sorted(saved, reverse=True) and saved[-1] > 0
-
-
-def test_every_place_that_a_message_names_is_there():
-  functions = {name for file in out_of_memory.FILES for name in vars(importlib.import_module("jaxrl_llm." + file[:-3].replace("/", ".")))}
-  assert set(out_of_memory.PROGRAMS) <= functions
-
-
-def test_a_really_full_device(monkeypatch, status_of):
-  """XLA's own error, for an array that no machine has room for."""
-  monkeypatch.setattr(start, "build", lambda config: jnp.zeros((2**45,), jnp.int8).block_until_ready())
-  monkeypatch.setattr(out_of_memory, "advice", lambda config, vocab_size, program: ["  --config.seed=1"])
-  status, err = status_of()
-  assert status == 1 and "Traceback" not in err, err
-  assert "out of memory in making the first state: RESOURCE_EXHAUSTED" in err and "what would lower it most:\n  --config.seed=1" in err
-
-
-def test_other_errors_of_the_runtime_go_on():
-  with pytest.raises(jax.errors.JaxRuntimeError, match="INTERNAL"), out_of_memory.explained(tiny_config()):
-    raise jax.errors.JaxRuntimeError("INTERNAL: something else")

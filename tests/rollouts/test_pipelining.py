@@ -12,7 +12,7 @@ from jaxrl_llm import train
 from jaxrl_llm.config.check import problems
 from jaxrl_llm.rollouts import batch as batch_lib
 from jaxrl_llm.rollouts import pipelining, rollout
-from jaxrl_llm.run import experiment
+from jaxrl_llm.run import experiment, stopping
 from jaxrl_llm.run.saved_state import ROLLOUT
 from jaxrl_llm.tasks.pipeline import example_iterator
 from tests.runs import VARIED, column, quick, rows, run_here, tiny_config
@@ -97,8 +97,8 @@ def lagging(tmp_path_factory):
 
   with pytest.MonkeyPatch.context() as patch:
     patch.setattr(train, "update", noted("update", updating))
-    for name in ("launch", "with_logprobs", "save"):
-      patch.setattr(train, name, noted(name, getattr(train, name)))
+    for place, name in ((train, "launch"), (train, "with_logprobs"), (train, "save"), (stopping, "save")):
+      patch.setattr(place, name, noted(name, getattr(place, name)))
     run_here(config_of(LAG), workdir, devices=2)
   return workdir, weights, events
 
@@ -116,9 +116,8 @@ def test_rollouts_come_from_the_weights_of_one_step_before(lagging):
       params = jax.device_put(weights[version], shardings)
       examples = next(prompts)
       key = jax.random.fold_in(jax.random.fold_in(jax.random.key(config.seed), ROLLOUT), step)
-      found = rollout.draw(
-        built.sample, params, examples, key, mesh=built.mesh, tokenizer=built.task.tokenizer, prompt_buckets=config.rollout.prompt_buckets
-      )
+      placing = dict(mesh=built.mesh, tokenizer=built.task.tokenizer, prompt_buckets=config.rollout.prompt_buckets)
+      found = rollout.draw(built.sampler.sample, params, examples, key, **placing)
       batch = batch_lib.assess(*found, examples, rewards=built.rewards)
       hashes.append(batch_lib.metrics(batch._replace(advantages=np.zeros(found[0].mask.shape)))["rollout/tokens_sha256"])
   assert hashes == column(workdir, "rollout/tokens_sha256")

@@ -60,7 +60,7 @@ def run(request: Request, *, command: str) -> dict[str, Any]:
     hosts.agree(flatten(config))
   except ValueError as error:
     raise UsageError(str(error)) from error
-  with hosts.together({UsageError: 2, KeyboardInterrupt: 130}), explained(config):
+  with hosts.together({UsageError: 2, KeyboardInterrupt: 130}), explained(config, lambda: "eval"):
     return _sample(request, config, command)
 
 

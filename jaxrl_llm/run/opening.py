@@ -1,0 +1,116 @@
+"""How a training opens its workdir: it goes on from the newest checkpoint or begins anew, and its metrics and its screen are opened."""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from ml_collections import ConfigDict
+
+from jaxrl_llm.config import changes
+from jaxrl_llm.devices import hosts
+from jaxrl_llm.pretrained import where
+from jaxrl_llm.run import faults
+from jaxrl_llm.run.phases import Phases
+from jaxrl_llm.run.profiling import Profiler
+from jaxrl_llm.run.progress import Progress
+from jaxrl_llm.run.watchdog import Watchdog
+from jaxrl_llm.workdir import checkpoint
+from jaxrl_llm.workdir.metrics import MetricWriter
+from jaxrl_llm.workdir.record import Record, resumed
+from jaxrl_llm.workdir.summary import Clock
+
+
+class Opened(NamedTuple):
+  """What a workdir held.
+
+  Attributes:
+    checkpoints: The checkpoints, to which the training adds.
+    record: The record of this attempt.
+    arrays: The restored arrays by name; None for a new training.
+    places: Places at which the iterators of the data stood, as JSON by name; empty for a new training.
+    notes: Lines for the screen, on checkpoints that are damaged and on data that is drawn again.
+  """
+
+  checkpoints: checkpoint.Checkpoints
+  record: Record
+  arrays: dict[str, Any] | None
+  places: dict[str, Any]
+  notes: list[str]
+
+
+def open_workdir(
+  config: ConfigDict, workdir: Path, first: Record, abstract_arrays: Mapping[str, Any], *, iterators: Sequence[str], data: str
+) -> Opened:
+  """Restores the newest checkpoint, if there is one of this training.
+
+  Args:
+    config: A checked config.
+    workdir: An existing folder.
+    first: The record of a new training.
+    abstract_arrays: The arrays of a checkpoint, as shapes, dtypes and shardings.
+    iterators: Names of what a checkpoint holds beside arrays and record.
+    data: The plural of what is learned from, for an error.
+
+  Raises:
+    ValueError: A damaged checkpoint, or one of a run that began with other weights or data.
+  """
+  kept = {name: config.checkpoint[name] for name in ("keep", "keep_best", "keep_every_hours", "asynchronous")}
+  checkpoints, notes = checkpoint.open_checkpoints(workdir / "checkpoints", **kept), []
+  restored = checkpoint.restore_latest(checkpoints, abstract_arrays, tell=notes.append)
+  if restored is None:
+    return Opened(checkpoints, first, None, {}, notes)
+  arrays, saved = restored
+  for name, other, remedy in (
+    ("base", f"config.model.path: found other weights in {config.model.path!r}", "put those back"),
+    ("data_fingerprint", f"config.task: found other {data}", "put the files back as they were"),
+  ):
+    if saved.get(name) != getattr(first, name):
+      raise ValueError(f"{other} than those that the run in {workdir} began with; {remedy}, or choose another --workdir")
+  places = {name: saved.pop(name, None) for name in iterators}
+  return Opened(checkpoints, resumed(first, saved), arrays, places, notes)
+
+
+def fingerprint_of_base(config: ConfigDict) -> str | None:
+  """Gives the fingerprint of the published weights that a config begins with; None for random ones."""
+  return None if config.model.path is None else where.fingerprint(where.resolve(config.model.path))
+
+
+def go_on(iterator: Any, place: Mapping[str, Any], *, was: int, now: int, what: str) -> list[str]:
+  """Sets an iterator to where a checkpoint's stood, whose batches may have had another size.
+
+  Args:
+    iterator: An iterator over batches of rows.
+    place: The saved state.
+    was: Rows of a batch when it was saved.
+    now: Rows of a batch today.
+    what: The plural of the rows, for the line.
+
+  Returns:
+    The line on rows that are drawn again, if there are any.
+  """
+  place, moved = changes.position(place, was=was, now=now, what=what)
+  iterator.set_state(place)
+  return [] if moved is None else [moved]
+
+
+def open_outputs(
+  config: ConfigDict, workdir: Path, opened: Opened, clock: Clock, *, profiler: Profiler, log: Callable[[str], None], data: Iterable[str]
+) -> tuple[MetricWriter, Progress, Phases]:
+  """Opens the metrics, the screen and the phases of a training.
+
+  Args:
+    config: A checked config.
+    workdir: The folder of the metrics.
+    opened: What the workdir held.
+    clock: The clock, which runs since the attempt began.
+    profiler: The profiler of the phases.
+    log: Takes every line of the screen.
+    data: The first lines of the screen.
+  """
+  writer = MetricWriter(workdir if hosts.is_main() else None, tensorboard=config.log.tensorboard)
+  writer.resume(opened.record.phase_steps)
+  progress = Progress(quiet=not hosts.is_main(), log=log)
+  for line in (*data, *opened.notes):
+    progress.note(line)
+  watchdog = Watchdog(config.watchdog.seconds, stop_seconds=config.watchdog.stop_seconds, folder=workdir / "logs")
+  return writer, progress, Phases(clock, profiler, watchdog, faults.from_environment())

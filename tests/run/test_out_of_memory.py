@@ -1,0 +1,82 @@
+"""The message for a device that is full."""
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from jaxrl_llm import main, train
+from jaxrl_llm.devices import compilation_cache, hosts
+from jaxrl_llm.run import out_of_memory, sample, start
+from jaxrl_llm.run.phases import PHASES
+from tests.runs import ROOT, flags, quick, tiny_config
+
+
+def full(*args, **options):
+  raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 123456789 bytes.")
+
+
+@pytest.fixture
+def status_of(monkeypatch, tmp_path, capsys):
+  """Runs the command line and gives its status and what it wrote to stderr."""
+  monkeypatch.chdir(ROOT)
+  monkeypatch.setattr(compilation_cache, "cache_compilations", lambda: None)
+  monkeypatch.setattr(hosts, "start", lambda: None)  # Which comes before the devices are used, and here they are.
+
+  def status_of(*args: str):
+    with quick():
+      status = main.main(["main", "--config=configs/gspo.py:tiny", f"--workdir={tmp_path / 'run'}", *args])
+    return status, capsys.readouterr().err
+
+  return status_of
+
+
+def test_a_full_device_is_one_message(status_of, monkeypatch):
+  monkeypatch.setattr(start, "build", full)
+  status, err = status_of()
+  assert status == 1 and "Traceback" not in err, err
+  assert err.startswith("error: out of memory in making the first state: RESOURCE_EXHAUSTED: Out of memory allocating 123456789 bytes.")
+  for part in ("estimated memory of each device, in MB:", "weights", "activations", "peak", "what would lower it most:\n"):
+    assert part in err
+  settings = [line for line in err.splitlines() if line.startswith("  --config.")]
+  saved = [float(line.split(": ")[1].split(" MB less of ")[0].replace(",", "")) for line in settings]
+  assert len(settings) == out_of_memory.NUM_SETTINGS and saved == sorted(saved, reverse=True) and saved[-1] > 0
+
+
+@pytest.mark.parametrize(
+  ("room", "function", "doing"),
+  [
+    (sample.held_out, "evaluate_policy", "the evaluation"),
+    (train, "launch", "the sampler"),
+    (train, "with_logprobs", "the pass for log-probabilities"),
+    (train, "update", "the update"),
+  ],
+)
+def test_the_message_names_the_phase_that_the_run_was_in(room, function, doing, status_of, monkeypatch):
+  shown = {"warm_start.num_steps": 0, "num_steps": 1, "eval.num_prompts": 8, "eval.batch_prompts": 8, "log.tensorboard": False}
+  monkeypatch.setattr(room, function, full)
+  monkeypatch.setattr(out_of_memory, "advice", lambda config, vocab_size, program: [f"  about {program}"])
+  status, err = status_of(*flags(shown))
+  program = {"the evaluation": "sampling", "the sampler": "sampling", "the pass for log-probabilities": "logprobs", "the update": "update"}[doing]
+  assert status == 1 and f"error: out of memory in {doing}: RESOURCE_EXHAUSTED" in err and f"  about {program}\n" in err, err
+
+
+def test_every_phase_runs_a_program_of_the_estimate_or_none():
+  programs = set()
+  for mesh in ({"mesh.data": 1}, {"mesh.data": 1, "mesh.sampler": 1}):
+    with quick(2):
+      programs |= set(out_of_memory.footprint(tiny_config("gspo", mesh), vocab_size=264).programs)
+  assert {phase.program for phase in PHASES.values()} == programs | {None}
+
+
+def test_a_really_full_device(monkeypatch, status_of):
+  """XLA's own error, for an array that no machine has room for."""
+  monkeypatch.setattr(start, "build", lambda config: jnp.zeros((2**45,), jnp.int8).block_until_ready())
+  monkeypatch.setattr(out_of_memory, "advice", lambda config, vocab_size, program: ["  --config.seed=1"])
+  status, err = status_of()
+  assert status == 1 and "Traceback" not in err, err
+  assert "out of memory in making the first state: RESOURCE_EXHAUSTED" in err and "what would lower it most:\n  --config.seed=1" in err
+
+
+def test_other_errors_of_the_runtime_go_on():
+  with pytest.raises(jax.errors.JaxRuntimeError, match="INTERNAL"), out_of_memory.explained(tiny_config(), lambda: "update"):
+    raise jax.errors.JaxRuntimeError("INTERNAL: something else")
