@@ -14,6 +14,9 @@ from jaxrl_llm.run.phases import Phases
 from jaxrl_llm.run.profiling import Profiler
 from jaxrl_llm.run.progress import Progress
 from jaxrl_llm.run.watchdog import Watchdog
+from jaxrl_llm.tasks import Task
+from jaxrl_llm.tasks.files import report
+from jaxrl_llm.tasks.preference_pairs import Pairs
 from jaxrl_llm.workdir import checkpoint
 from jaxrl_llm.workdir.metrics import MetricWriter
 from jaxrl_llm.workdir.record import Record, resumed
@@ -70,9 +73,18 @@ def open_workdir(
   return Opened(checkpoints, resumed(first, saved), arrays, places, notes)
 
 
-def fingerprint_of_base(config: ConfigDict) -> str | None:
-  """Gives the fingerprint of the published weights that a config begins with; None for random ones."""
-  return None if config.model.path is None else where.fingerprint(where.resolve(config.model.path))
+def first_record(config: ConfigDict, command: str, source: Task | Pairs, **own: Any) -> Record:
+  """Makes the record of a new training.
+
+  Args:
+    config: A checked config.
+    command: The command, as the user typed it.
+    source: What is learned from.
+    **own: Fields that only this kind of training has.
+  """
+  base = None if config.model.path is None else where.fingerprint(where.resolve(config.model.path))
+  data = source.report and report.to_json(source.report)
+  return Record(command, base=base, data=data, data_fingerprint=source.fingerprint, **own)
 
 
 def go_on(iterator: Any, place: Mapping[str, Any], *, was: int, now: int, what: str) -> list[str]:

@@ -1,6 +1,6 @@
 """What a checkpoint holds of a run's arrays, and how the rest is made again."""
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -50,43 +50,20 @@ def abstract_arrays(experiment: Experiment) -> dict[str, Any]:
   return arrays
 
 
-class Trained(NamedTuple):
-  """The arrays of a run.
-
-  Attributes:
-    state: The policy with its optimizer.
-    reference: A frozen copy of the policy; None if no loss reads it, or adapters leave the base as it is.
-    critic: The critic with its optimizer; None for a method without one.
-  """
-
-  state: TrainState
-  reference: Params | None
-  critic: TrainState | None
-
-
-def fresh_state(experiment: Experiment, key: PRNGKeyArray) -> Trained:
-  """Makes the arrays that a run begins with.
-
-  Args:
-    experiment: The experiment.
-    key: The key of the run.
-  """
+def fresh_state(experiment: Experiment, key: PRNGKeyArray) -> tuple[TrainState, Params | None, TrainState | None]:
+  """Makes what a run with a key begins with: the policy, its frozen copy and the critic, each None if there is none."""
   state = experiment.init(jax.random.fold_in(key, INIT))
   reference = copy(state.params) if keeps_reference(experiment) else None
   critic = experiment.learner.critic
-  return Trained(state, reference, critic and critic.init(jax.random.fold_in(key, CRITIC), state.params))
+  return state, reference, critic and critic.init(jax.random.fold_in(key, CRITIC), state.params)
 
 
-def restored_state(experiment: Experiment, arrays: dict[str, Any], key: PRNGKeyArray) -> Trained:
-  """Makes the arrays that a run goes on with.
-
-  Args:
-    experiment: The experiment.
-    arrays: The arrays of a checkpoint, see `abstract_arrays`.
-    key: The key of the run.
-  """
+def restored_state(
+  experiment: Experiment, arrays: dict[str, Any], key: PRNGKeyArray
+) -> tuple[TrainState, Params | None, TrainState | None]:
+  """Makes the same of the arrays of a checkpoint."""
   state = whole_state(experiment, arrays["state"], jax.random.fold_in(key, INIT))
-  return Trained(state, arrays.get("reference"), arrays.get("critic"))
+  return state, arrays.get("reference"), arrays.get("critic")
 
 
 def copy(params: Params) -> Params:

@@ -16,7 +16,7 @@ from jaxrl_llm.rollouts import partial
 from jaxrl_llm.rollouts.weight_sync import SamplerWeights
 from jaxrl_llm.run import alarms
 from jaxrl_llm.run.experiment import Experiment, build, footprint, kl_coef_in_loss
-from jaxrl_llm.run.opening import Opened, fingerprint_of_base, go_on, open_outputs, open_workdir
+from jaxrl_llm.run.opening import Opened, first_record, go_on, open_outputs, open_workdir
 from jaxrl_llm.run.out_of_memory import explained
 from jaxrl_llm.run.phases import Phases
 from jaxrl_llm.run.profiling import Profiler
@@ -90,7 +90,17 @@ def start(config: ConfigDict, workdir: Path, *, command: str = "", log: Callable
   clock, compiled, key = Clock(), CompileCounter("rl", "eval"), jax.random.key(config.seed)
   with explained(config, lambda: "start"):
     experiment = build(config)
-    data, first = fresh_data(config, experiment), first_record(config, experiment, command)
+    data, kl_coef = fresh_data(config, experiment), config.reward.kl_coef or kl_coef_in_loss(config)
+    first = first_record(
+      config,
+      command,
+      experiment.task,
+      kl_coef=kl_coef,
+      kl_coef_began=kl_coef,
+      predicted_memory_gb=footprint(config, experiment).peak / 1e9,
+      batch_sizes=batch_sizes(config),
+      alarms=alarms.new_state(),
+    )
     opened = open_workdir(config, workdir, first, abstract_arrays(experiment), iterators=Data._fields, data="problems")
     record = opened.record
     if opened.arrays is None:
@@ -99,8 +109,8 @@ def start(config: ConfigDict, workdir: Path, *, command: str = "", log: Callable
       state, reference, critic = restored_state(experiment, opened.arrays, key)
       data, again = restored_data(config, opened, data)
       record.batch_sizes = first.batch_sizes
-      if record.kl_coef_began != first.kl_coef_began:  # Another one was asked for since.
-        record.kl_coef = record.kl_coef_began = first.kl_coef_began
+      if record.kl_coef_began != kl_coef:  # Another one was asked for since.
+        record.kl_coef = record.kl_coef_began = kl_coef
       opened.notes.extend([*again, f"resumed {workdir} at warm-start step {record.warm_steps}, RL step {record.rl_steps}"])
   samples = SampleWriter(workdir if hosts.is_main() else None)
   samples.resume(record.phase_steps)
@@ -192,19 +202,3 @@ def restored_data(config: ConfigDict, opened: Opened, data: Data) -> tuple[Data,
   if data.carried is not None:
     data = data._replace(carried=partial.from_json(places["carried"], data.carried))
   return data, again
-
-
-def first_record(config: ConfigDict, experiment: Experiment, command: str) -> Record:
-  """Gives the record of a run that has done nothing yet."""
-  task, kl_coef = experiment.task, config.reward.kl_coef or kl_coef_in_loss(config)
-  return Record(
-    command,
-    base=fingerprint_of_base(config),
-    data=task.report and report.to_json(task.report),
-    data_fingerprint=task.fingerprint,
-    kl_coef=kl_coef,
-    kl_coef_began=kl_coef,
-    predicted_memory_gb=footprint(config, experiment).peak / 1e9,
-    batch_sizes=batch_sizes(config),
-    alarms=alarms.new_state(),
-  )

@@ -1,6 +1,6 @@
 """How a run ends before its time: because it is told to, or because its updates are not finite."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from jaxrl_llm.devices import hosts
@@ -81,7 +81,9 @@ def end_step(run: Job, *, saves: bool, last: bool = False, can_save: bool = True
 
 
 def stop_if_not_finite(run: Job, updates: Sequence[dict[str, float]], batches: Sequence[TrainBatch]) -> None:
-  """Counts refused updates, and keeps the batch of the first of a step; gives up after too many in a row.
+  """Counts refused updates, and gives up after too many in a row.
+
+  The batch of a step's first refused update goes to WORKDIR/nonfinite, `nonfinite.MAX_DUMPS` times in a run.
 
   Args:
     run: The run, whose record counts the step.
@@ -92,45 +94,22 @@ def stop_if_not_finite(run: Job, updates: Sequence[dict[str, float]], batches: S
     NonFiniteError: `learner.max_skipped` updates in a row were refused.
   """
   record, limit = run.record, run.config.learner.max_skipped
-  keep_refused(run, updates, batches)
-  for metrics in updates:
-    skipped = is_refused(metrics)
+  refused = [any(metrics.get(f"{name}/skipped", 0) > 0 for name in ("train", "critic", "reward_model")) for metrics in updates]
+  if any(refused) and len(record.nonfinite_dumps) < nonfinite.MAX_DUMPS:
+    first, in_rl, step = refused.index(True), record.rl_steps > 0, record.rl_steps or record.warm_steps
+    name = f"{'' if in_rl else 'warm_'}step_{step}.npz"
+    about = {"step": step, "phase": "rl" if in_rl else "warm_start", "update": first, "refused": refused}
+    about |= {"metrics": updates[first], "kl_coef": record.kl_coef, "last_good_checkpoint": run.checkpoints.latest_step()}
+    if nonfinite.dump(path := run.workdir / nonfinite.FOLDER / name, batches[first], about):
+      record.nonfinite_dumps = [*record.nonfinite_dumps, name]
+      run.progress.note(f"update {first + 1} of step {step:,} was not finite and changed nothing; its batch: {path}")
+  for skipped in refused:
     record.skipped_steps += skipped
     record.skipped_in_a_row = record.skipped_in_a_row + 1 if skipped else 0
     if record.skipped_in_a_row >= limit:
       finish_saving(run)
       summarize(run, "stopped: not finite")
-      raise NonFiniteError(why_not_finite(run))
-
-
-def is_refused(metrics: Mapping[str, float]) -> bool:
-  """Whether an update of the policy, of the critic or of a reward model was not made, because it was not finite."""
-  return any(metrics.get(f"{name}/skipped", 0) > 0 for name in ("train", "critic", "reward_model"))
-
-
-def keep_refused(run: Job, updates: Sequence[dict[str, float]], batches: Sequence[TrainBatch]) -> None:
-  """Writes the batch of a step's first refused update to WORKDIR/nonfinite, and says where, `nonfinite.MAX_DUMPS` times in a run.
-
-  Args:
-    run: The run, whose record counts the step.
-    updates: Metrics of the step's updates.
-    batches: Batches of the updates.
-  """
-  record, refused = run.record, [is_refused(metrics) for metrics in updates]
-  if not any(refused) or len(record.nonfinite_dumps) >= nonfinite.MAX_DUMPS:
-    return
-  first, step = refused.index(True), record.rl_steps or record.warm_steps
-  name = f"{'' if record.rl_steps else 'warm_'}step_{step}.npz"
-  about = {"step": step, "phase": "rl" if record.rl_steps else "warm_start", "update": first, "refused": refused}
-  about |= {"metrics": updates[first], "kl_coef": record.kl_coef, "last_good_checkpoint": run.checkpoints.latest_step()}
-  if nonfinite.dump(path := run.workdir / nonfinite.FOLDER / name, batches[first], about):
-    record.nonfinite_dumps = [*record.nonfinite_dumps, name]
-    run.progress.note(f"update {first + 1} of step {step:,} was not finite and changed nothing; its batch: {path}")
-
-
-def why_not_finite(run: Job) -> str:
-  """What a run says that gives up: how many updates were refused, the last good checkpoint, and the last batch that was kept."""
-  limit, good, dumps = run.config.learner.max_skipped, run.checkpoints.latest_step(), run.record.nonfinite_dumps
-  where = "no checkpoint was saved yet" if good is None else f"last good checkpoint: {run.workdir / 'checkpoints' / str(good)}"
-  batch = f"; a batch that led to it: {run.workdir / nonfinite.FOLDER / dumps[-1]}" if dumps else ""
-  return f"loss or gradient not finite in {limit} updates in a row (learner.max_skipped={limit}); {where}{batch}"
+      good, dumps = run.checkpoints.latest_step(), record.nonfinite_dumps
+      where = "no checkpoint was saved yet" if good is None else f"last good checkpoint: {run.workdir / 'checkpoints' / str(good)}"
+      batch = f"; a batch that led to it: {run.workdir / nonfinite.FOLDER / dumps[-1]}" if dumps else ""
+      raise NonFiniteError(f"loss or gradient not finite in {limit} updates in a row (learner.max_skipped={limit}); {where}{batch}")

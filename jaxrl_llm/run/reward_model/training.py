@@ -20,7 +20,7 @@ from jaxrl_llm.pretrained import where as where_lib
 from jaxrl_llm.rewards.model import notes_of
 from jaxrl_llm.rewards.model.folder import NOTES
 from jaxrl_llm.run.bookkeeping import finish, require_saved, tell_of_failed_saves
-from jaxrl_llm.run.opening import fingerprint_of_base, go_on, open_outputs, open_workdir
+from jaxrl_llm.run.opening import first_record, go_on, open_outputs, open_workdir
 from jaxrl_llm.run.phases import Phases
 from jaxrl_llm.run.profiling import Profiler
 from jaxrl_llm.run.progress import Progress
@@ -96,13 +96,7 @@ def start(config: ConfigDict, workdir: Path, *, command: str = "", log: Callable
   pairs, tokenizer = load_pairs(config), tokenizer_of(config)
   programs = make_programs(config, mesh, shape_of(config))
   batches = example_iterator(pairs.train, batch_size=size, seed=config.seed)
-  first = Record(
-    command,
-    base=fingerprint_of_base(config),
-    data=pairs.report and report.to_json(pairs.report),
-    data_fingerprint=pairs.fingerprint,
-    batch_pairs=size,
-  )
+  first = first_record(config, command, pairs, batch_pairs=size)
   opened = open_workdir(config, workdir, first, {"state": programs.abstract_state}, iterators=["batches"], data="pairs")
   record = opened.record
   if opened.arrays is None:
