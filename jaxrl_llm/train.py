@@ -116,7 +116,7 @@ def reinforce(run: Run) -> None:
 
     run.phases.begin("rollout")
     current = drawing or launch(run, step)
-    drawn, draw_metrics = wait(run, current, step, between=lambda: stop_if_preempted(run, began))  # noqa: B023 (asked within the step)
+    drawn, draw_metrics = wait(run, current, between=lambda: stop_if_preempted(run, began))  # noqa: B023 (asked within the step)
     # As soon as the sampler is free: all that this step still does, its updates above all, then runs beside it.
     drawing = launch(run, step + 1) if is_ahead else None
     stop_if_preempted(run, began)

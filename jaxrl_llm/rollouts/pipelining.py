@@ -11,36 +11,27 @@ Nothing is in flight across a checkpoint, so that it holds all that the next ste
 does. The price is that the learner waits for one batch after each.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import NamedTuple
 
 from ml_collections import ConfigDict
 
-from jaxrl_llm.rollouts.conversations import Conversations
-from jaxrl_llm.rollouts.partial import Groups
-from jaxrl_llm.rollouts.rollout import Examples
-from jaxrl_llm.sampler import Finished, Requests
-from jaxrl_llm.types import Rollouts
+from jaxrl_llm.rollouts.rollout import Drawn
+
+ArriveFn = Callable[[Callable[[], None]], tuple[Drawn, dict[str, float]]]
+"""`(between) -> (drawn, metrics)`: waits for rollouts, and calls `between` whenever the host has something to do meanwhile."""
 
 
 class InFlight(NamedTuple):
   """Rollouts that the sampler has been told to draw.
 
   Attributes:
-    examples: one row of the task for each prompt.
-    rollouts: arrays of the sampler's devices, which need not be there yet; or a stream of sequences as they finish.
-    version: RL steps that their weights have behind them.
-    groups: what the sampler was given to go on with, where steps carry groups; else None.
-    talks: conversations of which these are the first turns; None without an environment.
-    again: draws their next turns with the same weights.
+    version: Number of RL steps that their weights have behind them.
+    arrive: Function that waits for them.
   """
 
-  examples: Examples
-  rollouts: Rollouts | Iterator[Finished]
   version: int
-  groups: Groups | None = None
-  talks: Conversations | None = None
-  again: Callable[[Requests], Rollouts] | None = None
+  arrive: ArriveFn
 
 
 def saves(config: ConfigDict, step: int) -> bool:

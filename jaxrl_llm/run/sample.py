@@ -2,9 +2,11 @@
 
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import jax
 import numpy as np
+from ml_collections import ConfigDict
 
 from jaxrl_llm.devices import hosts
 from jaxrl_llm.evaluation import held_out, write_samples
@@ -37,74 +39,97 @@ def launch(run: Run, step: int, *, draw: int = 0) -> pipelining.InFlight:
 
   Args:
     run: The run.
-    step: from 0.
-    draw: which one of the step's, from 0.
+    step: The RL step, from 0.
+    draw: Which one of the step's draws it is, from 0.
   """
-  experiment, section, carried, talks, requests = run.experiment, run.config.rollout, None, None, None
+  experiment, section = run.experiment, run.config.rollout
   if experiment.sync is not None:
     check_version(run.on_sampler, step, staleness=section.staleness)
   key = jax.random.fold_in(jax.random.fold_in(run.key, ROLLOUT), step)
-  if run.carried is None:
-    examples = next(run.prompts)
-  else:
-    num_new = section.num_prompts + section.spare_prompts - len(run.carried.examples)
-    new = [next(run.prompts)[0] for _ in range(num_new)]
-    carried = partial_lib.join(run.carried, new, step=step, group_size=section.group_size)
-    examples, requests = carried.examples, partial_lib.requests(carried, num_groups=section.num_prompts)
-  if experiment.talk is not None:
-    talks = conversations.begin(examples, experiment.talk, group_size=section.group_size, max_new_tokens=section.max_new_tokens)
-    requests = conversations.requests(talks, experiment.talk)
-  sample = partial(
+  ask = partial(
     rollout.dispatch,
     experiment.sampler.stream or experiment.sampler.sample,
     sampler_params(run),
-    examples,
-    jax.random.fold_in(key, draw) if draw else key,
+    key=jax.random.fold_in(key, draw) if draw else key,
     mesh=experiment.sampler_mesh,
     tokenizer=experiment.task.tokenizer,
     prompt_buckets=section.prompt_buckets,
   )
-  again = None if talks is None else lambda requests: sample(requests=requests)
-  return pipelining.InFlight(examples, sample(requests=requests), run.record.rl_steps, carried, talks, again)
+  return pipelining.InFlight(run.record.rl_steps, way_of_drawing(run.config)(run, ask, step))
 
 
 def wait(
-  run: Run, current: pipelining.InFlight, step: int, *, between: Callable[[], None] = lambda: None
+  run: Run, current: pipelining.InFlight, *, between: Callable[[], None] = lambda: None
 ) -> tuple[rollout.Drawn, dict[str, float]]:
-  """The rollouts that an RL step learns from, once they are there; what it does not learn from is carried into the next.
+  """Waits for the rollouts that an RL step learns from; what it does not learn from is carried into the next.
 
   Args:
     run: The run.
-    current: of `launch`.
-    step: from 0.
-    between: called whenever the host has something to do while rollouts are drawn; may raise, and the rollouts are given up.
+    current: Rollouts in flight, from `launch`.
+    between: Called whenever the host has something to do while rollouts are drawn; may raise, and the rollouts are given up.
   """
-  experiment, section, metrics = run.experiment, run.config.rollout, {}
-  if current.talks is not None:
-    rollouts, responses = conversations.converse(
-      current.rollouts, current.talks, current.again, rules=experiment.talk, tokenizer=experiment.task.tokenizer, between=between
-    )
-    drawn = rollout.Drawn(rollouts, responses, current.examples)
-    metrics |= conversations.metrics(rollouts, responses)
-  elif experiment.sampler.stream is None:
-    drawn = rollout.Drawn(*rollout.collect(current.rollouts, experiment.task.tokenizer), current.examples)
-  else:
-    drawn, seconds = rollout.follow(
-      current.rollouts,
-      current.examples,
-      experiment.task.tokenizer,
-      rewards=experiment.rewards,
-      group_size=section.group_size,
-      call=run.grader,
-      between=between,
-    )
-    metrics["perf/reward_overlap_s"] = seconds
-  if current.groups is not None:
-    rows, run.carried = partial_lib.take(current.groups, drawn.rollouts, num_groups=section.num_prompts)
-    metrics |= partial_lib.metrics(current.groups, drawn.rollouts, rows, step=step)
-    drawn = rollout.select(drawn, rows)
+  drawn, metrics = current.arrive(between)
   rollouts = drawn.rollouts._replace(logprobs=run.phases.poison("rollout", drawn.rollouts.logprobs))
   return drawn._replace(rollouts=rollouts), metrics
+
+
+def way_of_drawing(config: ConfigDict) -> Callable[..., pipelining.ArriveFn]:
+  """Chooses how rollouts are drawn: `(run, ask, step) -> arrive`, which asks the sampler at once and then waits in `arrive`."""
+  if config.environment.name is not None:
+    return conversing
+  way = streamed if config.rollout.report_every else plain
+  return partial(carrying, way) if config.rollout.spare_prompts else way
+
+
+def plain(run: Run, ask: Callable, step: int, examples: rollout.Examples | None = None, **asked: Any) -> pipelining.ArriveFn:
+  """Draws all responses to the next prompts, or to given ones."""
+  examples = examples or next(run.prompts)
+  rollouts = ask(examples, **asked)
+  return lambda between: (rollout.Drawn(*rollout.collect(rollouts, run.experiment.task.tokenizer), examples), {})
+
+
+def streamed(run: Run, ask: Callable, step: int, examples: rollout.Examples | None = None, **asked: Any) -> pipelining.ArriveFn:
+  """Draws as `plain`, and scores what has finished while the rest is drawn."""
+  examples = examples or next(run.prompts)
+  stream, experiment = ask(examples, **asked), run.experiment
+  scoring = dict(rewards=experiment.rewards, group_size=run.config.rollout.group_size, call=run.grader)
+
+  def arrive(between: Callable[[], None]) -> tuple[rollout.Drawn, dict[str, float]]:
+    drawn, seconds = rollout.follow(stream, examples, experiment.task.tokenizer, between=between, **scoring)
+    return drawn, {"perf/reward_overlap_s": seconds}
+
+  return arrive
+
+
+def carrying(way: Callable[..., pipelining.ArriveFn], run: Run, ask: Callable, step: int) -> pipelining.ArriveFn:
+  """Draws until enough groups are whole, beginning with those that the step before has carried over."""
+  section = run.config.rollout
+  num_new = section.num_prompts + section.spare_prompts - len(run.carried.examples)
+  new = [next(run.prompts)[0] for _ in range(num_new)]
+  groups = partial_lib.join(run.carried, new, step=step, group_size=section.group_size)
+  arrive_all = way(run, ask, step, groups.examples, requests=partial_lib.requests(groups, num_groups=section.num_prompts))
+
+  def arrive(between: Callable[[], None]) -> tuple[rollout.Drawn, dict[str, float]]:
+    drawn, metrics = arrive_all(between)
+    rows, run.carried = partial_lib.take(groups, drawn.rollouts, num_groups=section.num_prompts)
+    metrics |= partial_lib.metrics(groups, drawn.rollouts, rows, step=step)
+    return rollout.select(drawn, rows), metrics
+
+  return arrive
+
+
+def conversing(run: Run, ask: Callable, step: int) -> pipelining.ArriveFn:
+  """Draws turn after turn of conversations with the environment."""
+  section, rules, examples = run.config.rollout, run.experiment.talk, next(run.prompts)
+  begun = conversations.begin(examples, rules, group_size=section.group_size, max_new_tokens=section.max_new_tokens)
+  again = lambda requests: ask(examples, requests=requests)
+  first, tokenizer = again(conversations.requests(begun, rules)), run.experiment.task.tokenizer
+
+  def arrive(between: Callable[[], None]) -> tuple[rollout.Drawn, dict[str, float]]:
+    rollouts, responses = conversations.converse(first, begun, again, rules=rules, tokenizer=tokenizer, between=between)
+    return rollout.Drawn(rollouts, responses, examples), conversations.metrics(rollouts, responses)
+
+  return arrive
 
 
 def assess(run: Run, drawn: rollout.Drawn) -> batch_lib.Batch:
@@ -141,7 +166,7 @@ def refill(run: Run, batch: batch_lib.Batch, step: int) -> tuple[batch_lib.Batch
   mixed = lambda x: int(np.sum(dynamic_sampling.differs(x.graded.verdicts, x.graded.valid, group_size=x.group_size)))
   found = mixed(batch)
   while found < section.num_prompts and len(batches) <= section.max_refills:
-    drawn, _ = wait(run, launch(run, step, draw=len(batches)), step)
+    drawn, _ = wait(run, launch(run, step, draw=len(batches)))
     batches.append(assess(run, drawn))
     found += mixed(batches[-1])
   batch, counters = dynamic_sampling.fill(batches, num_groups=section.num_prompts)
