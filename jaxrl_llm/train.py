@@ -8,27 +8,18 @@ import jax
 import numpy as np
 from ml_collections import ConfigDict
 
-from jaxrl_llm.devices import hosts
 from jaxrl_llm.devices.mesh import place_tokens
 from jaxrl_llm.learner import packing
 from jaxrl_llm.learner.needs import needed_by_warm_start
 from jaxrl_llm.rollouts import batch as batch_lib
 from jaxrl_llm.rollouts import pipelining, trajectories
-from jaxrl_llm.run.bookkeeping import (
-  finish,
-  require_saved,
-  save,
-  show_samples,
-  tell_of_failed_saves,
-  tell_of_recompiles,
-  watch,
-)
+from jaxrl_llm.run.bookkeeping import finish, require_saved, show_samples, tell_of_failed_saves, tell_of_recompiles, watch
 from jaxrl_llm.run.learn import adapt_kl, add_credit, arrange, leave_out, token_scores, update, with_logprobs
 from jaxrl_llm.run.out_of_memory import explained
 from jaxrl_llm.run.sample import assess, evaluate, launch, move_weights, refill, wait
 from jaxrl_llm.run.saved_state import CRITIC, copy
 from jaxrl_llm.run.start import Run, start
-from jaxrl_llm.run.stopping import end_step, position, preempted, stop_if_not_finite, stop_if_preempted
+from jaxrl_llm.run.stopping import end_step, position, stop_if_not_finite, stop_if_preempted
 from jaxrl_llm.tasks.pipeline import encode_demonstrations
 from jaxrl_llm.workdir import summary as summary_lib
 
@@ -94,10 +85,7 @@ def begin_rl(run: Run) -> None:
     run.critic = run.experiment.learner.critic.init(jax.random.fold_in(run.key, CRITIC), run.state.params)
   run.record.accuracy_start = run.record.accuracy_final = evaluate(run, 0)
   run.compiled.passed("eval")
-  stop = hosts.preempted()
-  save(run)
-  if stop:
-    raise preempted(run)
+  end_step(run, saves=True)
 
 
 def reinforce(run: Run) -> None:

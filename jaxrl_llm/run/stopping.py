@@ -20,7 +20,7 @@ class PreemptedError(RuntimeError):
 
 
 def preempted(run: Job) -> PreemptedError:
-  """Ends a run before its time, and gives what it says."""
+  """Ends a run before its time, and gives the error to raise."""
   why = "Ctrl-C" if hosts.interrupted() else "SIGTERM"
   finish_saving(run)
   summarize(run, f"stopped: {why}")

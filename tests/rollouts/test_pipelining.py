@@ -97,7 +97,7 @@ def lagging(tmp_path_factory):
 
   with pytest.MonkeyPatch.context() as patch:
     patch.setattr(train, "update", noted("update", updating))
-    for place, name in ((train, "launch"), (train, "with_logprobs"), (train, "save"), (stopping, "save")):
+    for place, name in ((train, "launch"), (train, "with_logprobs"), (stopping, "save")):
       patch.setattr(place, name, noted(name, getattr(place, name)))
     run_here(config_of(LAG), workdir, devices=2)
   return workdir, weights, events

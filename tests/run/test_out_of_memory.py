@@ -56,7 +56,8 @@ def test_the_message_names_the_phase_that_the_run_was_in(room, function, doing, 
   monkeypatch.setattr(room, function, full)
   monkeypatch.setattr(out_of_memory, "advice", lambda config, vocab_size, program: [f"  about {program}"])
   status, err = status_of(*flags(shown))
-  program = {"the evaluation": "sampling", "the sampler": "sampling", "the pass for log-probabilities": "logprobs", "the update": "update"}[doing]
+  programs = {"the evaluation": "sampling", "the sampler": "sampling", "the pass for log-probabilities": "logprobs"}
+  program = programs.get(doing, "update")
   assert status == 1 and f"error: out of memory in {doing}: RESOURCE_EXHAUSTED" in err and f"  about {program}\n" in err, err
 
 
