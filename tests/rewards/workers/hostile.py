@@ -46,6 +46,7 @@ def close_jobs():
 
 
 def kill_parents():
+  fork(5, leave_session=True)
   os.killpg(os.getpgid(os.getppid()), signal.SIGKILL)
   time.sleep(600)
 

@@ -311,12 +311,14 @@ def survivors(pool_pid, pids):
 
 
 def test_none_outlives_a_parent_that_becomes_another_program():
-  source = """
-import os
-from jaxrl_llm.rewards.workers import Function, open_pool
-pool = open_pool({"hypot": Function("math:hypot")}, num_workers=1)
+  source = f"""
+import os, threading
+from jaxrl_llm.rewards.workers import Function, Job, open_pool
+from jaxrl_llm.text_types import Completion
+pool = open_pool({{"act": Function("{HERE}:act")}}, num_workers=1, timeout_s=600)
+threading.Timer(0.3, os.execvp, ("sleep", ["sleep", "600"])).start()  # While the worker is busy and reads no jobs.
 print(flush=True)
-os.execvp("sleep", ["sleep", "600"])
+pool.call([Job("act", Completion("sleep", (), 0, True), {{}})])
 """
   with subprocess.Popen([sys.executable, "-c", source], env=with_path(), stdout=subprocess.PIPE) as pool:
     try:
@@ -384,7 +386,8 @@ def test_a_worker_that_dies_while_idle_is_replaced_and_nobody_charged():
   others = settled_pids()
   with open_pool({"act": FUNCTIONS["act"]}, num_workers=2, timeout_s=TIMEOUT_S) as pool:
     for pid in worker_pids() - others:
-      os.kill(pid, signal.SIGKILL)
+      with contextlib.suppress(ProcessLookupError):  # The end of the one before may have ended it.
+        os.kill(pid, signal.SIGKILL)
     assert gone(worker_pids() - others)
     assert [x.value for x in pool.call([job(f"fine {i}") for i in range(10)])] == [0.5] * 10
     assert pool.num_workers == 2 and pool.num_replaced == 2
