@@ -1,8 +1,11 @@
-"""What experiments share: the laptop job, its smoke run, its variants, and published models on pods. Its fields are in `fields.py`."""
+"""What experiments share: the laptop job, its smoke run, its variants, and published models on pods.
+
+Every field, with its default and its meaning, is in `jaxrl_llm/config/fields.py`.
+"""
 
 from ml_collections import ConfigDict
 
-from configs.fields import base
+from jaxrl_llm.config.fields import base
 
 
 def laptop(objective: str, arg: str, *, variants: tuple[str, ...] = ()) -> ConfigDict:

@@ -8,12 +8,14 @@
   --config.FIELD    another value for one field, as in --config.task.test_name=aime24 or --config.eval.num_prompts=30
   --samples, --out  files for every sample and for the results. Default: WORKDIR/evaluations/NAME/samples.jsonl and eval.json
   --regrade         a file of samples to grade again with the config's verifier; no model is loaded
+  --help_fields     print every field, or those that begin with the next argument, with default and meaning
 """
 
 import shlex
 import sys
 from collections.abc import Sequence
 
+from jaxrl_llm.config import command_line
 from jaxrl_llm.config.command_line import UsageError
 from jaxrl_llm.run.evaluate import request as request_lib
 
@@ -34,6 +36,9 @@ def main(argv: Sequence[str]) -> int:
     print(__doc__)
     return 0
   try:
+    if text := command_line.help_fields(argv):
+      print(text)
+      return 0
     request = request_lib.parse(argv)
     from jaxrl_llm.evaluation.held_out import NoRewardError
     from jaxrl_llm.run.evaluate import evaluating  # Only now: bad input is refused before JAX starts.

@@ -7,6 +7,7 @@
   --dry_run         print the resolved config, mesh, sizes, memory and every problem; train nothing
   --allow_config_change
                     go on in a --workdir whose run had other settings or devices; each difference is printed and kept
+  --help_fields     print every field, or those that begin with the next argument, with default and meaning
 """
 
 import contextlib
@@ -18,9 +19,8 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
-from jaxrl_llm.config import changes, check, fields
-from jaxrl_llm.config.command_line import UsageError, parse
-from jaxrl_llm.run.reward_model import OBJECTIVE
+from jaxrl_llm.config import changes, check, command_line, fields
+from jaxrl_llm.config.command_line import UsageError
 from jaxrl_llm.workdir import claim, logs
 
 USAGE_ERROR = 2
@@ -41,7 +41,10 @@ def main(argv: Sequence[str]) -> int:
     print(__doc__)
     return 0
   try:
-    config, workdir, only_print, allow_changes = parse(argv)
+    if text := command_line.help_fields(argv):
+      print(text)
+      return 0
+    config, workdir, only_print, allow_changes = command_line.parse(argv)
     if only_print:
       return dry_run(config)
     if found := problems(config):
@@ -58,14 +61,9 @@ def main(argv: Sequence[str]) -> int:
     return USAGE_ERROR
 
 
-def is_reward_model(config: ConfigDict) -> bool:
-  """Whether a config trains a reward model: one of its own kind of fields, as in configs/reward_model.py."""
-  return "objective" in config and config.objective.get("name") == OBJECTIVE
-
-
 def problems(config: ConfigDict) -> list[str]:
   """Every problem of a config, a line each; a line once, though a list names the same mistake twice."""
-  if is_reward_model(config):
+  if fields.is_reward_model(config):
     from jaxrl_llm.run.reward_model import check as checks
   else:
     checks = check
@@ -92,7 +90,7 @@ def train_in(config: ConfigDict, workdir: Path, *, command: str, allow_changes: 
   with contextlib.ExitStack() as ending:  # Of the lock and the log, when this process has said its last word.
     ending.callback(claim.unlock, workdir)
     plain = {UsageError: USAGE_ERROR, claim.WorkdirError: USAGE_ERROR, OutOfMemoryError: 1, KeyboardInterrupt: INTERRUPTED}
-    job = training if is_reward_model(config) else train
+    job = training if fields.is_reward_model(config) else train
     try:
       with hosts.together(plain):
         run, log = begin(config, workdir, job.start, command=command, ending=ending, allow_changes=allow_changes)
@@ -184,7 +182,7 @@ def dry_run(config: ConfigDict) -> int:
     from jaxrl_llm.devices import hosts
     from jaxrl_llm.run.dry_run import describe
 
-    if is_reward_model(config):
+    if fields.is_reward_model(config):
       from jaxrl_llm.run.reward_model.training import describe
 
     try:

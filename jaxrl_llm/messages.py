@@ -16,7 +16,7 @@ class Problem(NamedTuple):
   Attributes:
     field: Dotted path of the setting.
     found: Value that stands there, as text; see `shown`.
-    expected: What to write instead, and why.
+    expected: What to write instead, and why; "" if `found` goes on to say it.
 
   Example:
     >>> problem = Problem("task.size", shown(1), "a whole number of at least 2")
@@ -28,10 +28,10 @@ class Problem(NamedTuple):
 
   field: str
   found: str
-  expected: str
+  expected: str = ""
 
   def __str__(self) -> str:
-    return f"{self.field}: found {self.found}, expected {self.expected}"
+    return f"{self.field}: found {self.found}" + (f", expected {self.expected}" if self.expected else "")
 
   def with_prefix(self, prefix: str) -> "Problem":
     """Returns the problem of the same setting inside a section; one that names the section already stays as it is.
@@ -45,6 +45,16 @@ class Problem(NamedTuple):
     """
     inside = self.field == prefix or self.field.startswith(f"{prefix}.")
     return self if inside else self._replace(field=f"{prefix}.{self.field}")
+
+
+def problem_of(error: Exception) -> Problem | str:
+  """Returns the problem that an error was raised with, or the text of an error without one, on one line.
+
+  Example:
+    >>> problem_of(ValueError(Problem("seed", "-1", "0 or more"))).field, problem_of(ValueError("a\\n text"))
+    ('seed', 'a text')
+  """
+  return error.args[0] if error.args and isinstance(error.args[0], Problem) else " ".join(str(error).split())
 
 
 def shown(value: Any, *, limit: int = 120) -> str:

@@ -14,7 +14,7 @@ from jaxrl_llm.pretrained import where
 from tests.runs import ROOT, rows, run_here, tiny_config
 
 # A reward model's config has fields of its own: tests/run/reward_model/test_training.py.
-NAMES = sorted(path.stem for path in (ROOT / "configs").glob("*.py") if path.stem not in ("__init__", "common", "fields", "reward_model"))
+NAMES = sorted(path.stem for path in (ROOT / "configs").glob("*.py") if path.stem not in ("__init__", "common", "reward_model"))
 RL_NAMES = [name for name in NAMES if name != "sft"]
 
 # Names that every RL row has, whatever the objective.

@@ -205,7 +205,8 @@ def test_bad_input_is_one_line(case, trained, error):
 
 def test_only_a_run_has_a_config_of_its_own(trained, error):
   assert "--config is missing" in error("--metrics=avg@n:n=1")
-  assert "config.task.path: task arithmetic does not read it" in error(f"--checkpoint={trained}", "--config.task.path=x.jsonl")
+  line = error(f"--checkpoint={trained}", "--config.task.path=x.jsonl")
+  assert "config.task.path: found 'x.jsonl', expected None, because task arithmetic does not read it" in line
 
 
 def test_runs_of_other_versions_and_damaged_ones(trained, error, tmp_path, capsys):
@@ -226,3 +227,4 @@ def test_runs_of_other_versions_and_damaged_ones(trained, error, tmp_path, capsy
 
 def test_help_says_how(capsys):
   assert main(["evaluate", "--help"]) == 0 and "--regrade" in capsys.readouterr().out
+  assert main(["evaluate", "--help_fields", "eval.samples"]) == 0 and "config.eval.samples = 4" in capsys.readouterr().out

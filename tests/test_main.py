@@ -10,6 +10,7 @@ import pytest
 
 from jaxrl_llm import main, train
 from jaxrl_llm.config import command_line
+from jaxrl_llm.config.fields import FIELDS
 from jaxrl_llm.devices import compilation_cache, hosts
 from jaxrl_llm.rollouts import batch as batch_lib
 from jaxrl_llm.run.progress import Progress
@@ -48,7 +49,7 @@ ONE_LINE = {
   "typo": ([TINY, "--config.learner.learning_rat=3"], ["config.learner.learning_rat", "did you mean config.learner.learning_rate?"]),
   "right leaf, wrong section": ([TINY, "--config.rollout.row_buckets=3"], ["config.learner.row_buckets or config.warm_start.row_buckets"]),
   "no section": ([TINY, "--config.temperature=3"], ["config.rollout.temperature", "config.eval.temperature", "did you mean"]),
-  "like nothing": ([TINY, "--config.zzz=3"], ["unknown field config.zzz", "--dry_run lists"]),
+  "like nothing": ([TINY, "--config.zzz=3"], ["unknown field config.zzz", "--help_fields lists"]),
   "section as value": ([TINY, "--config.rollout=3"], ["config.rollout is a section", "rollout.group_size"]),
   "unknown objective": ([TINY, "--config.objective.name=gsop"], ["config.objective", "'gsop'", "did you mean 'gspo'", "sapo"]),
   "no effect": ([TINY, "--config.objective.tau_pos=2."], ["config.objective", "'tau_pos'", "it takes clip_low"]),
@@ -58,7 +59,7 @@ ONE_LINE = {
   "text for int": ([TINY, "--config.seed=abc"], ["config.seed", "found 'abc'", "expected a whole number", "the file has 0"]),
   "float for int": ([TINY, "--config.num_steps=1.5"], ["config.num_steps", "found '1.5'", "expected a whole number"]),
   "text for float": ([TINY, "--config.learner.b1=x"], ["config.learner.b1", "found 'x'", "expected a number"]),
-  "text for bool": ([TINY, "--config.advantage.whiten=perhaps"], ["config.advantage.whiten", "found 'perhaps'", "true or false"]),
+  "text for bool": ([TINY, "--config.advantage.whiten=perhaps"], ["config.advantage.whiten", "found 'perhaps'", "True or False"]),
   "unknown policy": ([TINY, "--config.model.remat=fll"], ["config.model.remat", "found 'fll'", "none, full, dots", "did you mean 'full'"]),
   "a switch no more": ([TINY, "--config.model.remat=True"], ["config.model.remat", "found 'True'", "did you mean 'full'"]),
   "text for an optional float": ([TINY, "--config.objective.dual_clip=x"], ["config.objective.dual_clip", "found 'x'", "a number"]),
@@ -177,6 +178,7 @@ untouched, no_backend = json.loads(sys.argv[1])
 for args in untouched:
   assert main.main(["main", *args]) == 2, args
   assert "jax" not in sys.modules, args
+assert main.main(["main", "--help_fields"]) == 0 and "jax" not in sys.modules
 for args in no_backend:
   assert main.main(["main", *args]) == 2, args
 from jax._src import xla_bridge
@@ -202,6 +204,26 @@ def test_the_real_command_line_refuses_with_status_2():
 def test_help(capsys):
   assert main.main(["main", "--help"]) == 0
   assert "--config.FIELD" in capsys.readouterr().out
+
+
+def test_help_on_fields(capsys):
+  for argv in (["--help_fields", "rollout"], ["--help_fields=config.rollout."]):
+    assert main.main(["main", *argv]) == 0
+    out = capsys.readouterr().out
+    assert "config.rollout.group_size = 8; expects a whole number of at least 2, below 2**31: an advantage" in out
+    assert "Samples per prompt." in out and "rollout: Sampling" in out and "config.seed" not in out
+    assert "config.rollout.slots = None; expects a whole number of at least 1, below 2**31, or None\n" in out
+  assert main.main(["main", "--help_fields"]) == 0
+  out = capsys.readouterr().out
+  assert all(f"  config.{path} = " in out for path in FIELDS)
+  assert main.main(["main", "--help_fields", "--config=configs/reward_model.py"]) == 0
+  out = capsys.readouterr().out
+  assert "config.learner.batch_pairs = 64" in out and "config.rollout" not in out
+
+
+def test_help_on_a_field_that_there_is_not(errors):
+  (line,) = errors("--help_fields=rolout")
+  assert line == "--help_fields: found 'rolout', expected the beginning of a field, such as 'rollout'; did you mean 'rollout'?"
 
 
 def test_dry_run_shows_everything_and_writes_nothing(capsys, tmp_path):

@@ -5,7 +5,7 @@ import pickle
 import numpy as np
 import pytest
 
-from jaxrl_llm.messages import Problem, did_you_mean, one_line, shown
+from jaxrl_llm.messages import Problem, did_you_mean, one_line, problem_of, shown
 
 NAMES = ["gspo", "grpo", "dr_grpo"]
 
@@ -18,6 +18,16 @@ class Unprintable(Exception):
 def test_a_problem_reads_as_a_line():
   problem = Problem("config.seed", "-1", "0 or more")
   assert str(problem) == f"{problem}" == "config.seed: found -1, expected 0 or more"
+
+
+def test_what_was_found_may_say_all():
+  assert str(Problem("seed", "-1, which is no seed")) == "seed: found -1, which is no seed"
+
+
+def test_an_error_gives_its_problem_or_its_text():
+  problem = Problem("seed", "-1", "0 or more")
+  assert problem_of(ValueError(problem)) is problem
+  assert problem_of(ValueError("two\n lines")) == problem_of(ImportError("two lines")) == "two lines"
 
 
 def test_a_problem_survives_being_raised_and_sent_to_another_process():

@@ -1,137 +1,89 @@
 """Everything that can be wrong with a config, found before any device starts: all problems in one message, each with its fix."""
 
-import difflib
-import inspect
 import math
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from ml_collections import ConfigDict
 
-from jaxrl_llm.config.fields import OPTIONAL, RANGES, SWITCHES, TUPLES, UNRANGED, Check, flatten, given, holds, kind, shown
-
-TEXTS = ("rollout.stop_strings", "model.lora_targets", "task.parts", "reward.terms", "reward.settings", "eval.metrics")
-"""Fields that hold several texts."""
+from jaxrl_llm.config.fields import FIELDS, Field, flatten, given, unknown
+from jaxrl_llm.config.values import has_type, holds
+from jaxrl_llm.messages import Problem, did_you_mean, problem_of, shown
 
 
 def unknown_fields(paths: Iterable[str], config: ConfigDict) -> list[str]:
-  """A line for each path that is not a field of the config, with the nearest one."""
+  """Returns a line for each path that is not a field of the config, with the closest one."""
   known = list(flatten(config))
   sections = {path.rsplit(".", 1)[0] for path in known if "." in path}
   lines = []
   for path in paths:
-    if path in known:
-      continue
     if path in sections:
       inside = [name for name in known if name.startswith(f"{path}.")]
       inside = ", ".join(inside[:10]) + (f" and {len(inside) - 10} more" if len(inside) > 10 else "")
       lines.append(f"config.{path} is a section and cannot be set; set one of its fields: {inside}")
-      continue
-    # A right name in the wrong section is nearer to what was meant than a like path; a like name in any section comes last.
-    leaves = {name: name.rsplit(".", 1)[-1] for name in known}
-    leaf = path.rsplit(".", 1)[-1]
-    alike = difflib.get_close_matches(leaf, leaves.values(), n=1)
-    near = [name for name in known if leaves[name] == leaf]
-    near = near or difflib.get_close_matches(path, known, n=1) or [name for name in known if leaves[name] in alike]
-    hint = f"; did you mean {' or '.join(f'config.{name}' for name in near[:3])}?" if near else "; --dry_run lists all fields"
-    lines.append(f"unknown field config.{shown(path)[1:-1]}{hint}")
+    elif path not in known:
+      lines.append(unknown(path, known, "--help_fields lists all fields"))
   return lines
-
-
-def type_in_words(config: ConfigDict, path: str) -> str:
-  """What a field may hold, also one that holds None so far."""
-  *sections, name = path.split(".")
-  for section in sections:
-    config = config[section]
-  numbers = "one or more texts" if path in TEXTS else "one or more whole numbers, as in '(24, 32)'"
-  kinds = {bool: "true or false", int: "a whole number", float: "a number", str: "text", tuple: numbers}
-  if path in ("correction.icepop", "correction.geometric_rejection"):
-    return "two numbers, as in '(0.5, 5.0)'"
-  kind = config.get_type(name)
-  return kinds.get(kind, kind.__name__)
 
 
 def problems(config: ConfigDict) -> list[str]:
-  """Every problem of a config, a line each; none is an empty list.
+  """Returns every problem of a config, a line each; none is an empty list.
 
   Args:
-    config: resolved, with all fields of `configs/fields.py`.
+    config: Resolved config with all fields of `FIELDS`.
   """
-  from jaxrl_llm.objectives.corrected import RULES
+  wrong, readable = field_problems(config, FIELDS, "a config made by configs.common")
+  if readable:
+    known = {problem.field for problem in wrong}
+    wrong += [problem for problem in _choices(config) if field_of(problem) not in known]
+    if not any(field_of(problem).startswith(("config.model.", "config.moe.")) for problem in wrong):
+      wrong += _model_problems(config)
+    if config.reward.model_path is not None:
+      wrong += _reward_model_problems(config)
+    # Relations between fields make sense only of fields that make sense.
+    wrong = wrong or [*_relations(config), *_refusals(config)]
+  return list(map(str, wrong))
 
+
+def field_of(problem: Problem | str) -> str:
+  """Returns the field that a problem is about; a text has none."""
+  return problem.field if isinstance(problem, Problem) else ""
+
+
+def in_config(problem: Problem | str) -> Problem | str:
+  """Returns a problem with "config." before its field, as messages about a config have it."""
+  return problem.with_prefix("config") if isinstance(problem, Problem) else problem
+
+
+def field_problems(config: ConfigDict, table: Mapping[str, Field], made: str) -> tuple[list[Problem] | list[str], bool]:
+  """Checks each field of a config by itself.
+
+  Args:
+    config: Config of any origin.
+    table: The fields that it must have.
+    made: How a config with all of them is made.
+
+  Returns:
+    The problems, and whether all values have the right type, so that further checks can read them.
+  """
   fields = flatten(config)
-  checks = {**RANGES, **OPTIONAL, **{path: kind(path) for path in UNRANGED}}
-  judged = {"objective.name", *(f"correction.{name}" for name in RULES)}
-  if lines := other_fields(fields, {*checks, *judged}, "a config made by configs.common", optional={*_hyperparameters()}):
-    return lines
-  found = outside(fields, checks, optional=(*OPTIONAL, *UNRANGED))
-  known = {line.partition(":")[0] for line in found}
-  if any(of_wrong_type(path, fields[path]) for path in checks if f"config.{path}" in known):
-    return found  # What looks further could not read them.
-  found += [line for line in _choices(config) if line.partition(":")[0] not in known]
-  if not any(line.startswith(("config.model.", "config.moe.")) for line in found):
-    found += _model_problems(config)
-  if config.reward.model_path is not None:
-    found += _reward_model_problems(config)
-  # Relations between fields make sense only of fields that make sense.
-  return found or [*_relations(config), *_refusals(config)]
-
-
-def other_fields(fields: Mapping[str, Any], expected: Collection[str], made: str, optional: Collection[str] = ()) -> list[str]:
-  """Lines about fields that a config lacks, or has and nothing reads.
-
-  Args:
-    fields: found, by path.
-    expected: their paths.
-    made: how a config with all of them is made.
-    optional: paths of fields that a config may lack.
-  """
   lines = []
-  if missing := sorted(set(expected) - set(fields)):
+  if missing := sorted(table.keys() - fields.keys()):
     lines.append(f"config: {len(missing)} fields are missing, such as {', '.join(missing[:3])}; expected {made}")
-  for path in fields:
-    if path not in expected and path not in optional:
-      near = difflib.get_close_matches(path, (*expected, *optional), n=1)
-      lines.append(f"unknown field config.{shown(path)[1:-1]}" + (f"; did you mean config.{near[0]}?" if near else f"; expected {made}"))
-  return lines
-
-
-def outside(fields: Mapping[str, Any], checks: Mapping[str, Check], *, optional: Collection[str]) -> list[str]:
-  """A line for each field that by itself is not what its check asks for.
-
-  Args:
-    fields: found, by path.
-    checks: of the fields.
-    optional: fields that may hold None.
-  """
-  lines = []
-  for path, check in checks.items():
-    value = fields[path]
-    if (value is not None or path not in optional) and not holds(check, value):
-      lines.append(f"config.{path}: found {shown(value)}, expected {check[1]}")
-  return lines
+  lines += [unknown(path, table, f"expected {made}") for path in fields if path not in table]
+  if lines:
+    return lines, False
+  wrong = {
+    path: Problem(f"config.{path}", shown(fields[path]), field.check.words)
+    for path, field in table.items()
+    if not (fields[path] is None and field.takes_none) and not holds(field.check, fields[path])
+  }
+  return list(wrong.values()), all(has_type(table[path].check, fields[path]) for path in wrong)
 
 
 def shortened(line: str) -> str:
   """A line that recites an endless value, with its middle left out."""
   return line if len(line) <= 600 else f"{line[:400]} ... {line[-150:]}"
-
-
-def of_wrong_type(path: str, value: Any) -> bool:
-  """Whether a value that is no good is of another type than the field's, so that nothing can be said about what follows from it."""
-  if path in TUPLES:
-    return not isinstance(value, tuple)
-  if path in UNRANGED:
-    return not isinstance(value, bool if path in SWITCHES else str)
-  return isinstance(value, bool) or not isinstance(value, int | float | str)
-
-
-def _hyperparameters() -> Iterator[str]:
-  """Fields of the objectives' hyper-parameters, which the objectives judge; one that a config lacks has its default."""
-  from jaxrl_llm import objectives
-
-  for make in objectives.OBJECTIVES.values():
-    yield from (f"objective.{name}" for name in inspect.signature(make).parameters)
 
 
 def _refusals(config: ConfigDict) -> Iterator[str]:
@@ -143,12 +95,15 @@ def _refusals(config: ConfigDict) -> Iterator[str]:
   return refusals(config, objective, corrected(objective, **given(config.correction)))
 
 
-def _choices(config: ConfigDict) -> Iterator[str]:
+def _choices(config: ConfigDict) -> Iterator[Problem | str]:
   """Names that must exist. Importing these rooms starts no device."""
   yield from _task_problems(config)
   from jaxrl_llm import objectives
   from jaxrl_llm.advantages.estimators import ESTIMATORS
   from jaxrl_llm.objectives.corrected import corrected
+  from jaxrl_llm.objectives.penalties import KL_VALUES
+  from jaxrl_llm.rewards.sandbox import BACKENDS
+
   try:
     objective = objectives.make(config.objective.name, **given(config.objective, "name"))
   except ValueError as error:
@@ -159,25 +114,31 @@ def _choices(config: ConfigDict) -> Iterator[str]:
   except ValueError as error:
     yield f"config.correction: {error}"
   yield from _metric_problems(config)
-  if config.advantage.estimator not in ESTIMATORS:
-    near = difflib.get_close_matches(str(config.advantage.estimator), ESTIMATORS, n=1)
-    hint = f"; did you mean {near[0]!r}?" if near else ""
-    yield f"config.advantage.estimator: found {config.advantage.estimator!r}, expected one of {', '.join(ESTIMATORS)}{hint}"
+  for path, known in (
+    ("advantage.estimator", ESTIMATORS),
+    ("reward.kl_estimator", (None, *KL_VALUES)),
+    ("sandbox.backend", ("auto", *BACKENDS)),
+  ):
+    section, _, name = path.partition(".")
+    if (value := config[section][name]) not in known:
+      names = [name for name in known if name is not None]
+      yield Problem(f"config.{path}", repr(value), f"one of {', '.join(names)}{did_you_mean(value, names)}")
 
 
-def _metric_problems(config: ConfigDict) -> Iterator[str]:
+def _metric_problems(config: ConfigDict) -> Iterator[Problem]:
   from jaxrl_llm.evaluation import parse_metric
 
+  field = "config.eval.metrics"
   for name in config.eval.metrics:
     if not isinstance(name, str):
       continue  # The field's range says so.
     try:
       metric = parse_metric(name)
     except ValueError as error:
-      yield f"config.eval.metrics: {error}"
+      yield error.args[0]._replace(field=field)
       continue
     if metric.n > config.eval.samples:
-      yield f"config.eval.metrics: found {name!r}, expected n of at most {config.eval.samples}, the samples of each problem (eval.samples)"
+      yield Problem(field, repr(name), f"n of at most {config.eval.samples}, the samples of each problem (eval.samples)")
 
 
 def task_settings(config: ConfigDict) -> dict[str, Any]:
@@ -192,33 +153,28 @@ def environment_settings(config: ConfigDict) -> dict[str, Any]:
   return {name: value for name, value in settings.items() if value != 0}
 
 
-def _task_problems(config: ConfigDict) -> Iterator[str]:
+def _task_problems(config: ConfigDict) -> Iterator[Problem | str]:
   from jaxrl_llm import tasks
   from jaxrl_llm.rewards import from_config
-  from jaxrl_llm.rewards.sandbox import BACKENDS
   from jaxrl_llm.rollouts import environments
 
-  lines = list(tasks.problems(config.task.name, task_settings(config)))
+  wrong = list(tasks.problems(config.task.name, task_settings(config)))
+  source = config.task.test_source
   if config.task.test_name is not None:
-    source = config.task.test_source
-    found = tasks.problems(config.task.test_name, {} if source is None else {"source": source})
-    lines += [line.replace("task.name", "task.test_name").replace("task.source", "task.test_source") for line in found]
-  elif config.task.test_source is not None:
-    lines.append(f"task.test_source: found {config.task.test_source!r}, expected None, because task.test_name is None")
+    for problem in tasks.problems(config.task.test_name, {} if source is None else {"source": source}):
+      is_setting = isinstance(problem, Problem)
+      wrong.append(problem._replace(field=problem.field.replace("task.", "task.test_")) if is_setting else problem)
+  elif source is not None:
+    wrong.append(Problem("task.test_source", repr(source), "None, because task.test_name is None"))
   if config.environment.name is not None:
     try:
       environments.check(config.environment.name, environment_settings(config))
     except ValueError as error:
-      lines.append(str(error))
-  if (backend := config.sandbox.backend) not in ("auto", *BACKENDS):
-    near = difflib.get_close_matches(str(backend), BACKENDS, n=1)
-    hint = f"; did you mean {near[0]!r}?" if near else ""
-    lines.append(f"sandbox.backend: found {backend!r}, expected one of auto, {', '.join(BACKENDS)}{hint}")
-  lines += from_config.problems(config)
-  yield from (f"config.{line}" if line.startswith(("task.", "sandbox.", "environment.")) else line for line in lines)
+      wrong.append(problem_of(error))
+  yield from map(in_config, [*wrong, *from_config.problems(config)])
 
 
-def _model_problems(config: ConfigDict) -> Iterator[str]:
+def _model_problems(config: ConfigDict) -> Iterator[Problem | str]:
   """A model that does not exist or that its settings do not fit; reads the headers of a checkpoint, and its tokenizer."""
   from jaxrl_llm.config import policy
   from jaxrl_llm.models import make_model, trainable
@@ -233,31 +189,30 @@ def _model_problems(config: ConfigDict) -> Iterator[str]:
     if shape.lora is not None:
       trainable(shape, make_model(shape).logical_axes)
   except ValueError as error:
-    text = str(error)
-    yield text if text.startswith("config.") or not text.startswith("model.") else f"config.{text}"
+    yield in_config(problem_of(error))
     return
   section = config.model
   if section.lora_rank is None:
     for name in ("lora_alpha", "lora_targets"):
       if section[name] is not None:
-        yield f"config.model.{name}: found {section[name]!r}, expected None, because model.lora_rank is None: there are no adapters"
+        yield Problem(f"config.model.{name}", repr(section[name]), "None, because model.lora_rank is None: there are no adapters")
   if section.path is None:
     for name in ("chat", "system", "pad_token"):
       if config.task[name] is not None:
-        yield f"config.task.{name}: found {config.task[name]!r}, expected None, because without model.path there is no tokenizer to set up"
+        yield Problem(f"config.task.{name}", repr(config.task[name]), "None, because without model.path there is no tokenizer to set up")
   if shape.experts is None:
     for name, unset in (("replay", None), ("balance_coef", 0), ("z_coef", 0), ("measure_every", 0)):
       if config.moe[name] != unset:
-        yield f"config.moe.{name}: found {config.moe[name]!r}, expected {unset}, because the model is dense: it has no experts"
+        yield Problem(f"config.moe.{name}", repr(config.moe[name]), f"{unset}, because the model is dense: it has no experts")
 
 
-def _reward_model_problems(config: ConfigDict) -> Iterator[str]:
+def _reward_model_problems(config: ConfigDict) -> Iterator[Problem | str]:
   """A reward model that is not there or cannot be used; reads headers and its tokenizer."""
   from jaxrl_llm.rewards import model
 
   path = config.reward.model_path
   if config.environment.name is not None:
-    yield f"config.reward.model_path: found {path!r}, expected None: a reward model reads one response, and environment.name is set"
+    yield Problem("config.reward.model_path", repr(path), "None: a reward model reads one response, and environment.name is set")
   budget = max(config.rollout.prompt_buckets, default=0) + config.rollout.max_new_tokens
   yield from model.problems(path, chat=config.task.chat, budget=budget)
 

@@ -13,7 +13,7 @@ from absl import flags
 from ml_collections import ConfigDict, config_flags
 
 from jaxrl_llm.config import check, fields
-from jaxrl_llm.config.fields import shown
+from jaxrl_llm.messages import shown
 
 # Fields whose kind of value has changed, and what to write now.
 CHANGED = {"remat": "it names a policy: write 'full' for True, 'none' for False"}
@@ -54,7 +54,7 @@ def parse(argv: Sequence[str]) -> Request:
   try:
     strays = values([argv[0], *rest])[1:]
   except flags.Error as error:
-    known = "--config=FILE[:ARGUMENT], --config.FIELD=VALUE, --workdir=DIR, --dry_run and --allow_config_change"
+    known = "--config=FILE[:ARGUMENT], --config.FIELD=VALUE, --workdir=DIR, --dry_run, --allow_config_change and --help_fields"
     raise UsageError(f"{error}; flags are {known}") from error
   if strays:
     raise UsageError(f"unknown argument {strays[0]!r}, expected flags only, as in --config.FIELD=VALUE (quote a value that has spaces)")
@@ -66,6 +66,30 @@ def parse(argv: Sequence[str]) -> Request:
   settings = {field: ",".join(texts) for field, texts in overrides.items()}
   name = Path(path.split(":")[0]).stem + "".join(f"-{part}" for part in path.split(":")[1:])
   return Request(config, Path(workdir.value or f"runs/{name}{suffix(settings)}"), only_print.value, changes.value)
+
+
+def help_fields(argv: Sequence[str]) -> str | None:
+  """Describes the fields if `--help_fields` asks for them: those of the config file, else of every RL experiment.
+
+  Args:
+    argv: Program name and arguments.
+
+  Returns:
+    The text to show; None without the flag.
+
+  Raises:
+    UsageError: A prefix that no field has, or a config file that cannot be loaded.
+  """
+  path, _, rest = split(argv[1:])
+  for place, flag in enumerate(rest):
+    if match := re.fullmatch(r"--?help_fields(?:=(.*))?", flag):
+      following = [arg for arg in rest[place + 1 : place + 2] if not arg.startswith("-")]
+      prefix = match[1] or "".join(following)
+      try:
+        return fields.described(prefix, fields.table_of(load(path)) if path else fields.FIELDS)
+      except ValueError as error:
+        raise UsageError(str(error)) from error
+  return None
 
 
 def split(args: Sequence[str]) -> tuple[str, dict[str, list[str]], list[str]]:
@@ -130,10 +154,13 @@ def override(config: ConfigDict, overrides: dict[str, list[str]]) -> ConfigDict:
     UsageError: unknown fields and values of a wrong type, a line each.
   """
   wrong = check.unknown_fields(overrides, config)
-  known = fields.flatten(config)
+  known, table = fields.flatten(config), fields.table_of(config)
   before = dict(config.objective.items()) if "objective" in config else {}
   for field, texts in overrides.items():
     if field not in known:
+      continue
+    if texts[-1] == "None" and field in table and table[field].takes_none:
+      config.update_from_flattened_dict({field: None})  # ml_collections reads no None.
       continue
     args = ["jaxrl_llm.main", *(f"--config.{field}={text}" for text in texts)]
     values = flags.FlagValues()
@@ -142,8 +169,8 @@ def override(config: ConfigDict, overrides: dict[str, list[str]]) -> ConfigDict:
       values(args)
     except (flags.Error, TypeError, ValueError):
       found = ", ".join(map(shown, texts[:3])) + (", ..." if len(texts) > 3 else "")
-      kind = check.type_in_words(config, field)
-      wrong.append(f"config.{field}: found {found}, expected {kind}; the file has {shown(known[field])}")
+      expected = table[field].check.words if field in table else "another value"  # The file is refused later.
+      wrong.append(f"config.{field}: found {found}, expected {expected}; the file has {shown(known[field])}")
   if wrong:
     raise UsageError("\n".join(wrong))
   # Another objective does not inherit this file's hyper-parameters: GSPO's clip range would ruin GRPO without a word.
@@ -158,7 +185,7 @@ def override(config: ConfigDict, overrides: dict[str, list[str]]) -> ConfigDict:
 
 def available() -> str:
   """The config files there are."""
-  shared = ("__init__", "common", "fields")
+  shared = ("__init__", "common")
   return ", ".join(sorted(str(p) for p in Path("configs").glob("*.py") if p.stem not in shared)) or "none in ./configs"
 
 

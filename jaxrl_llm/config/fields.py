@@ -1,337 +1,509 @@
-"""What each field of a config may be by itself."""
+"""The fields of a config: one table with the default, the check and the meaning of each.
 
-import math
-import re
-from collections.abc import Callable, Mapping
-from typing import Any
+A new field is one row here and its reader. Defaults are the laptop job's (two CPU cores, minutes).
+Lengths are in tokens, times in seconds. A field that is None takes the default of what it
+configures (for `objective.*`, the paper's). Config files import this module, so it never imports jax.
+"""
 
-from ml_collections import ConfigDict
+import difflib
+import textwrap
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
 
-Check = tuple[Callable[[Any], bool], str]
+from ml_collections import ConfigDict, FieldReference
 
-MAX_COUNT = 2**31 - 1
-"""Of anything: sizes and steps are 32-bit numbers on the devices."""
-
-
-def _count(value: Any) -> bool:
-  return isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= MAX_COUNT
-
-
-def _natural(value: Any) -> bool:
-  return (isinstance(value, int) and not isinstance(value, bool) and value == 0) or _count(value)
-
-
-def _number(value: Any) -> bool:
-  return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-
-
-def _above_zero(value: Any) -> bool:
-  return _number(value) and value > 0
-
-
-def _not_negative(value: Any) -> bool:
-  return _number(value) and value >= 0
-
-
-def _compiles(pattern: str) -> bool:
-  try:
-    re.compile(pattern)
-  except re.error:
-    return False
-  return True
-
-
-def _fraction(value: Any) -> bool:
-  return _number(value) and 0 <= value < 1
-
-
-def _counts(value: Any) -> bool:
-  return isinstance(value, tuple) and len(value) > 0 and all(_count(x) for x in value)
+from jaxrl_llm.config.values import (  # Three lines, not thirty.
+  ABOVE_ZERO,
+  AXIS,
+  BRADLEY_TERRY,
+  COLUMN,
+  COUNT,
+  COUNTS,
+  DTYPE,
+  FRACTION,
+  INSIDE,
+  LAG,
+  LEVELS,
+  LINES,
+  NATURAL,
+  NOT_NEGATIVE,
+  NUMBER,
+  SCHEDULE,
+  SEED,
+  SHARE,
+  SWITCH,
+  TEXT,
+  UNIT,
+  WORKERS,
+  Check,
+  at_least,
+  compiles,
+  judged,
+  one_of,
+  or_none,
+  texts,
+)  # fmt: skip
+from jaxrl_llm.messages import did_you_mean, shown
 
 
-def _texts(value: Any) -> bool:
-  return isinstance(value, tuple) and all(isinstance(x, str) and x for x in value)
+class Field(NamedTuple):
+  """A row of the table.
+
+  Attributes:
+    default: Value in the laptop job.
+    check: Legal values.
+    sentence: Meaning, for `--help_fields`.
+  """
+
+  default: Any
+  check: Check
+  sentence: str
+
+  @property
+  def takes_none(self) -> bool:
+    """Whether None is legal: as the default, or beside it."""
+    return self.default is None or self.check.optional
 
 
-COUNT: Check = (_count, "a whole number of at least 1, below 2**31")
-NATURAL: Check = (_natural, "a whole number of at least 0, below 2**31")
-ABOVE_ZERO: Check = (_above_zero, "a finite number above 0")
-NOT_NEGATIVE: Check = (_not_negative, "a finite number of at least 0")
-FRACTION: Check = (_fraction, "a number in [0, 1)")
-UNIT: Check = (lambda x: _number(x) and 0 <= x <= 1, "a number from 0 to 1")
-COUNTS: Check = (_counts, "one or more whole numbers of at least 1, below 2**31, as in (24, 32)")
-SCHEDULE: Check = (lambda x: x in ("constant", "linear"), "'constant' or 'linear'")
-
-# A field that reads None takes the default of what it configures.
-OPTIONAL: dict[str, Check] = {
-  "rollout.slots": COUNT,
-  "rollout.cache_dtype": (lambda x: x in ("float32", "bfloat16", "int8"), "'float32', 'bfloat16' or 'int8'"),
-  "rollout.cache_blocks": COUNTS,
-  "advantage.pass_k": COUNT,
-  "advantage.gamma": UNIT,
-  "advantage.lam": UNIT,
-  "advantage.critic_lam": UNIT,
-  "advantage.length_alpha": ABOVE_ZERO,
-  "critic.init": (lambda x: x in ("policy", "scratch"), "'policy' or 'scratch'"),
-  "critic.learning_rate": ABOVE_ZERO,
-  "critic.value_warmup_steps": NATURAL,
-  "kl.target": ABOVE_ZERO,
-  "kl.horizon": COUNT,
-  "model.sampler_dtype": (lambda x: x in ("float32", "bfloat16"), "'float32' or 'bfloat16'"),
-  "model.head_tokens": COUNT,
-  "model.lora_rank": COUNT,
-  "model.lora_alpha": ABOVE_ZERO,
-  "model.lora_targets": (
-    lambda x: isinstance(x, tuple) and len(x) > 0 and all(isinstance(p, str) and _compiles(p) for p in x),
-    "one or more regular expressions of linear maps, as in ('attention/.*', 'mlp/down')",
-  ),
-  "mesh.slices": COUNT,
-  "moe.replay": (lambda x: x in ("R2", "R3"), "'R2' or 'R3'"),
-  "profile.start": COUNT,
-  "checkpoint.keep_every_hours": ABOVE_ZERO,
-  "checkpoint.every_minutes": ABOVE_ZERO,
-  "reward.workers": (lambda x: _count(x) and x <= 1024, "a whole number of processes from 1 to 1024"),
-  "alarms.spike_sigmas": ABOVE_ZERO,
-  "alarms.entropy_below": ABOVE_ZERO,
-  "alarms.entropy_fraction": ABOVE_ZERO,
-  "alarms.truncation_above": UNIT,
-  "alarms.no_signal_above": UNIT,
-  "task.test_fraction": (lambda x: _number(x) and 0 < x < 1, "a number between 0 and 1"),
-  "task.size": COUNT,
-  "task.seed": NATURAL,
-  "task.parts": (lambda x: _texts(x) and len(x) > 0, "tasks with weights, as in ('gsm8k=0.7', 'gym:countdown=0.3')"),
-  "environment.max_turn_tokens": COUNT,
-  "environment.call_reward": NOT_NEGATIVE,
-  "reward.kl_estimator": (lambda x: x in ("k1", "k2", "k3"), "'k1', 'k2' or 'k3'"),
+SECTIONS = {
+  "objective": "What is minimised; None is the objective's own default.",
+  "advantage": "How rewards become advantages; None is the estimator's own default.",
+  "critic": "Read if advantage.estimator is 'gae'.",
+  "kl": "An adaptive coefficient, of the KL penalty in the loss or in the reward.",
+  "correction": "For a sampler that differs from the learner, and for stale rollouts; see `objectives.corrections`.",
+  "model": "The decoder and what of it is trained.",
+  "moe": "Read if the model is a mixture of experts.",
+  "task": "Problems and prompts. Some fields are read by some tasks only.",
+  "reward": "What a response is worth.",
+  "environment": "A partner for conversations of several turns, such as a tool; without one a response is one turn.",
+  "sandbox": "Where programs run that the policy writes.",
+  "warm_start": "Supervised steps before RL.",
+  "rollout": "Sampling of responses.",
+  "learner": "Optimizer updates.",
+  "mesh": "Sizes of the device mesh's axes.",
+  "eval": "Evaluation on held-out problems.",
+  "checkpoint": "Saved states.",
+  "alarms": "Rules that write a line and `alarm/NAME` to the metrics, and change nothing; None switches one off.",
+  "watchdog": "Limits on the time of a phase.",
+  "profile": "A trace of the devices.",
+  "log": "What a run writes beside its metrics.",
 }
 
-DTYPE: Check = (lambda x: x in ("float32", "bfloat16"), "one of float32, bfloat16")
+# fmt: off
+FIELDS: dict[str, Field] = {
+  "seed": Field(0, SEED, "Seed of all random draws."),
+  "num_steps": Field(40, NATURAL,
+    "RL steps, 0 for none; a step is a rollout batch and learner.updates_per_rollout optimizer updates."),
 
-RANGES: dict[str, Check] = {
-  "reward.terms": (_texts, "a tuple of rewards with weights, as in ('tags=0.1',)"),
-  "reward.settings": (_texts, "a tuple of settings, as in ('pattern.regex=[0-9]+',)"),
-  "reward.timeout_s": ABOVE_ZERO,
-  "environment.max_turns": COUNT,
-  "environment.timeout_s": ABOVE_ZERO,
-  "environment.weight": NOT_NEGATIVE,
-  "reward.max_chars": COUNT,
-  "reward.worker_memory_gb": ABOVE_ZERO,
-  "reward.max_failed_fraction": UNIT,
-  "sandbox.timeout_s": ABOVE_ZERO,
-  "sandbox.total_s": ABOVE_ZERO,
-  "sandbox.memory_gb": ABOVE_ZERO,
-  "sandbox.time_scale": ABOVE_ZERO,
-  "task.bad_rows": (lambda x: x in ("drop", "error"), "'drop' or 'error'"),
-  "seed": (lambda x: isinstance(x, int) and not isinstance(x, bool) and 0 <= x < 2**32, "a whole number from 0 to 2**32 - 1"),
-  "num_steps": NATURAL,
-  "model.dtype": DTYPE,
-  "model.param_dtype": DTYPE,
-  "moe.balance_coef": NOT_NEGATIVE,
-  "moe.z_coef": NOT_NEGATIVE,
-  "moe.measure_every": NATURAL,
-  "reward.form_weight": NOT_NEGATIVE,
-  "reward.model_weight": ABOVE_ZERO,
-  "reward.overlong_buffer": NATURAL,
-  "reward.kl_coef": NOT_NEGATIVE,
-  "warm_start.num_steps": NATURAL,
-  "warm_start.batch_size": COUNT,
-  "warm_start.row_buckets": COUNTS,
-  "warm_start.learning_rate": ABOVE_ZERO,
-  "warm_start.warmup_steps": NATURAL,
-  "warm_start.schedule": SCHEDULE,
-  "rollout.num_prompts": COUNT,
-  "rollout.group_size": (lambda x: _count(x) and x >= 2, "at least 2: an advantage compares the samples of one prompt"),
-  "rollout.temperature": ABOVE_ZERO,
-  "rollout.top_k": NATURAL,
-  "rollout.top_p": (lambda x: _number(x) and 0 < x <= 1, "a number in (0, 1]"),
-  "rollout.prompt_buckets": COUNTS,
-  "rollout.max_new_tokens": COUNT,
-  "rollout.stop_strings": (_texts, "a tuple of texts, as in ('</answer>',)"),
-  "rollout.spare_prompts": NATURAL,
-  "rollout.max_refills": NATURAL,
-  "rollout.report_every": NATURAL,
-  "rollout.staleness": (lambda x: isinstance(x, int) and not isinstance(x, bool) and x in (0, 1), "0 or 1 RL steps"),
-  "learner.updates_per_rollout": COUNT,
-  "learner.micro_batches": COUNT,
-  "learner.row_tokens": COUNT,
-  "learner.row_buckets": COUNTS,
-  "learner.old_logprobs": (lambda x: x in ("sampler", "learner"), "'sampler' or 'learner'"),
-  "learner.learning_rate": ABOVE_ZERO,
-  "learner.warmup_steps": NATURAL,
-  "learner.schedule": SCHEDULE,
-  "learner.weight_decay": NOT_NEGATIVE,
-  "learner.b1": FRACTION,
-  "learner.b2": FRACTION,
-  "learner.max_grad_norm": ABOVE_ZERO,
-  "learner.moments_dtype": DTYPE,
-  "learner.max_skipped": COUNT,
-  "mesh.data": (lambda x: x == -1 or _count(x), "a whole number of at least 1, or -1 for the devices the others leave"),
-  "mesh.fsdp": (lambda x: x == -1 or _count(x), "a whole number of at least 1, or -1 for the devices the others leave"),
-  "mesh.expert": (lambda x: x == -1 or _count(x), "a whole number of at least 1, or -1 for the devices the others leave"),
-  "mesh.context": (lambda x: x == -1 or _count(x), "a whole number of at least 1, or -1 for the devices the others leave"),
-  "mesh.tensor": (lambda x: x == -1 or _count(x), "a whole number of at least 1, or -1 for the devices the others leave"),
-  "mesh.sampler": NATURAL,
-  "mesh.sampler_tensor": COUNT,
-  "eval.every": COUNT,
-  "eval.num_prompts": COUNT,
-  "eval.samples": COUNT,
-  "eval.batch_prompts": COUNT,
-  "eval.metrics": (_texts, "names of metrics, as in ('maj@n:n=8', 'pass@k:k=1&n=8')"),
-  "eval.temperature": NOT_NEGATIVE,  # 0 is greedy.
-  "checkpoint.every": COUNT,
-  "checkpoint.warm_start_every": COUNT,
-  "checkpoint.keep": COUNT,
-  "checkpoint.keep_best": NATURAL,
-  "alarms.window": (lambda x: _count(x) and x >= 16, "at least 16: fewer steps say nothing of what is usual"),
-  "watchdog.seconds": ABOVE_ZERO,
-  "watchdog.stop_seconds": ABOVE_ZERO,
-  "profile.num_steps": COUNT,
-  "log.samples_every": COUNT,
-  "log.num_samples": NATURAL,
-  "log.num_table_rows": NATURAL,
+  "objective.name": Field("", TEXT, "A key of `objectives.OBJECTIVES`."),
+  "objective.clip_low": Field(None, judged(float), "How far below 1 the ratio may fall where A < 0."),
+  "objective.clip_high": Field(None, judged(float), "How far above 1 the ratio may rise where A > 0."),
+  "objective.dual_clip": Field(None, judged(float), "Largest ratio that counts where A < 0."),
+  "objective.tau_pos": Field(None, judged(float), "Temperature of the soft gate where A > 0."),
+  "objective.tau_neg": Field(None, judged(float), "Temperature of the soft gate where A <= 0."),
+  "objective.log_clip_low": Field(None, judged(float), "How far below 0 a token's log-ratio may fall where A < 0."),
+  "objective.log_clip_high": Field(None, judged(float), "How far above 0 a token's log-ratio may rise where A > 0."),
+  "objective.sigma": Field(None, judged(float), "Width of the Gaussian gate in units of the ratio."),
+  "objective.alpha": Field(None, judged(float), "How much wider the Gaussian gate is for rare tokens."),
+  "objective.beta": Field(None, judged(float), "How much wider the Gaussian gate is per unit of advantage."),
+  "objective.k_pos": Field(None, judged(float), "Exponent of the gamma gate where A > 0."),
+  "objective.lambda_pos": Field(None, judged(float), "Rate of the gamma gate where A > 0."),
+  "objective.k_neg": Field(None, judged(float), "Exponent of the gamma gate where A <= 0."),
+  "objective.lambda_neg": Field(None, judged(float), "Rate of the gamma gate where A <= 0."),
+  "objective.delta_low": Field(None, judged(float),
+    "Largest divergence at which a token with A < 0 may still lose probability."),
+  "objective.delta_high": Field(None, judged(float),
+    "Largest divergence at which a token with A > 0 may still gain probability."),
+  "objective.ratio_cap": Field(None, judged(float), "Largest importance weight."),
+  "objective.delta": Field(None, judged(float), "Largest weighted shift of a token's probability."),
+  "objective.w_min": Field(None, judged(float), "Weight of the last token's shift; the first token's is 1."),
+  "objective.budget": Field(None, judged(float), "Shift of probability per token that a response may spend."),
+  "objective.tis_cap": Field(None, judged(float), "Largest weight of a token's mismatch between learner and sampler."),
+  "objective.anchor": Field(None, judged(str), "Policy that divergence is measured from: 'old' or 'sampler'."),
+  "objective.ratio": Field(None, judged(str), "Ratio of `custom`: a key of `ratios.RATIOS`."),
+  "objective.gate": Field(None, judged(str), "Gate of `custom`: a key of `gates.GATES`; its settings are those above."),
+  "objective.value_coef": Field(None, judged(float), "Weight of the critic's squared error."),
+  "objective.value_clip": Field(None, judged(float), "Half-width of the band around the critic's old prediction."),
+  "objective.kl_coef": Field(None, judged(float),
+    "Loss per nat of divergence from the reference; reward.kl_coef is the one in the reward."),
+  "objective.kl_estimator": Field(None, judged(str), "A key of `penalties.KL_ESTIMATORS`."),
+  "objective.entropy_coef": Field(None, judged(float), "Reward per nat of entropy."),
+  "objective.weights": Field(None, judged(str), "Weights of tokens in the loss: a key of `objectives.base.WEIGHTS`."),
+  "objective.max_tokens": Field(None, judged(int), "Generation budget in tokens, for weights 'constant'."),
+
+  "advantage.estimator": Field("group", TEXT,
+    "A key of `advantages.estimators.ESTIMATORS`; some read the fields below."),
+  "advantage.normalize_std": Field(None, SWITCH, "Divide by the group's standard deviation; False is Dr. GRPO's."),
+  "advantage.pass_k": Field(None, COUNT, "The k of Pass@k Training."),
+  "advantage.gamma": Field(None, UNIT, "Discount per token."),
+  "advantage.lam": Field(None, UNIT, "GAE's lambda for the policy's advantages."),
+  "advantage.critic_lam": Field(None, UNIT, "GAE's lambda for the critic's targets."),
+  "advantage.length_alpha": Field(None, ABOVE_ZERO, "VAPO's: lambda = 1 - 1 / (length_alpha * length) for the policy."),
+  "advantage.whiten": Field(False, SWITCH, "Mean 0 and deviation 1 over all tokens of the rollout batch."),
+
+  "critic.init": Field(None, one_of("policy", "scratch"),
+    "First weights: the policy's trunk after the warm start, or random."),
+  "critic.learning_rate": Field(None, ABOVE_ZERO,
+    "None: learner.learning_rate. Warm-up and schedule are the learner's."),
+  "critic.value_warmup_steps": Field(None, NATURAL, "RL steps that train the critic alone."),
+
+  "kl.target": Field(None, ABOVE_ZERO, "Divergence from the reference to keep, in nats per token."),
+  "kl.horizon": Field(None, COUNT, "Sequences over which the coefficient may change by its own size."),
+
+  "correction.tis": Field(None, judged(float), "Cap of the truncated importance weights."),
+  "correction.mis": Field(None, judged(float), "Largest importance weight; weights above it are 0."),
+  "correction.level": Field(None, judged(str), "Level of tis and mis: 'token' or 'sequence'."),
+  "correction.icepop": Field(None, judged(tuple), "(low, high): weights outside are 0."),
+  "correction.geometric_rejection": Field(None, judged(tuple), "(low, high) for a sequence's geometric mean."),
+  "correction.off_policy_mask": Field(None, judged(float), "Nats per token; drops stale sequences with A < 0."),
+  "correction.off_policy_anchor": Field(None, judged(str),
+    "Policy that staleness is measured from: 'old' or 'sampler'."),
+  "correction.bypass": Field(False, judged(bool), "Take the sampler's log-probabilities for those of the old policy."),
+
+  "model.preset": Field("tiny", TEXT, "A key of `models.PRESETS`, with random weights; read if model.path is None."),
+  "model.path": Field(None, TEXT, "A checkpoint: a folder in Hugging Face's format, a .gguf file, or package:NAME."),
+  "model.dtype": Field("float32", DTYPE, "Type of activations and matrix products in the learner."),
+  "model.param_dtype": Field("float32", DTYPE, "Type of the weights as they are held and trained."),
+  "model.sampler_dtype": Field(None, DTYPE, "Type of the sampler's weights and products. None: model.dtype."),
+  "model.attention": Field("auto", TEXT, "A key of `attention.BACKENDS`, or 'auto' for what suits the platform."),
+  "model.remat": Field("none", TEXT, "What the backward pass recomputes to save memory: a key of `remat.POLICIES`."),
+  "model.head_tokens": Field(None, COUNT, "Tokens whose logits exist at a time on a device. None: what suits it."),
+  "model.lora_rank": Field(None, COUNT, "Train low-rank adapters of this width and nothing else. None: all weights."),
+  "model.lora_alpha": Field(None, ABOVE_ZERO, "An adapter is scaled by alpha / rank. None: alpha = 2 * rank."),
+  "model.lora_targets": Field(None,
+    texts("one or more regular expressions of linear maps, as in ('attention/.*', 'mlp/down')", least=1, accepts=compiles),
+    "Linear maps with an adapter. None: ('attention/.*', 'mlp/.*')."),
+
+  "moe.replay": Field(None, one_of("R2", "R3"),
+    "Routes to replay in updates: R2, the learner's own at the old policy; R3, the sampler's."),
+  "moe.balance_coef": Field(0.0, NOT_NEGATIVE, "Weight of the load-balancing loss."),
+  "moe.z_coef": Field(0.0, NOT_NEGATIVE, "Weight of the router's z-loss."),
+  "moe.measure_every": Field(0, NATURAL,
+    "RL steps between measurements of expert changes (two more passes per update); 0: never."),
+
+  "task.name": Field("arithmetic", TEXT, "A name that `tasks.names()` gives, gym:NAME, file or mixture."),
+  "task.levels": Field((1, 2), or_none(LEVELS),
+    "Difficulties, 1 to 3; an arithmetic problem of level n takes n steps (n + 1 terms)."),
+  "task.chat": Field(None, SWITCH, "Write prompts with the checkpoint's chat template. None: True if there is one."),
+  "task.system": Field(None, LINES, "System message of the chat."),
+  "task.pad_token": Field(None, TEXT,
+    "Token of the checkpoint's vocabulary. None: its own, or a special one that is free."),
+  "task.data_dir": Field(None, TEXT, "Folder that datasets are built in. None: ~/.cache/jaxrl_llm/data."),
+  "task.bad_rows": Field("drop", one_of("drop", "error"),
+    "Leave unusable problems out, counted by reason, or stop at the first."),
+  "task.curriculum": Field(None, TEXT,
+    "Draws problems with intermediate pass rates more often. Pass rates are kept for each 'problem', or for "
+    "each value of a column, such as 'level'. None: a fixed order."),
+  "task.test_name": Field(None, TEXT, "Another task, whose test problems replace this one's."),
+  "task.test_source": Field(None, TEXT, "task.source of that task."),
+  "task.path": Field(None, TEXT, "Task file: a .jsonl, .json, .csv, .tsv (or .gz of these) or .parquet file."),
+  "task.test_path": Field(None, TEXT, "Task file: problems to test on. None: test_fraction of task.path is held out."),
+  "task.test_fraction": Field(None, INSIDE, "Task file: share of the problems that is held out."),
+  "task.question_column": Field(None, TEXT, "Task file: column of the questions."),
+  "task.answer_column": Field(None, TEXT, "Task file: column of the answers."),
+  "task.level_column": Field(None, TEXT, "Task file: column of the levels."),
+  "task.response_column": Field(None, TEXT, "Task file: column of solutions to imitate in the warm start."),
+  "task.id_column": Field(None, TEXT, "Task file: column of the problems' names."),
+  "task.prompt_template": Field(None, LINES,
+    "Task file: the prompt, with columns in braces, as in '{question}\\nAnswer:'."),
+  "task.reward": Field(None, TEXT, "Task file: a key of `rewards.REWARDS`, or MODULE:FUNCTION."),
+  "task.source": Field(None, TEXT, "Published sets: file or folder of the set as it was published. None: download it."),
+  "task.config": Field(None, TEXT, "Published sets: variant."),
+  "task.mode": Field(None, TEXT, "Task zebralogic: variant."),
+  "task.after": Field(None, TEXT, "Published sets: only problems of this date or later, as in 2024-08-01."),
+  "task.before": Field(None, TEXT, "Published sets: only problems of this date or earlier."),
+  "task.size": Field(None, COUNT, "Task gym:NAME: problems to generate."),
+  "task.seed": Field(None, NATURAL, "Task gym:NAME: seed of the problems."),
+  "task.parts": Field(None, texts("tasks with weights, as in ('gsm8k=0.7', 'gym:countdown=0.3')", least=1),
+    "Task mixture: tasks with weights."),
+
+  "reward.terms": Field((), texts("a tuple of rewards with weights, as in ('tags=0.1',)"),
+    "Rewards with weights, beside the task's own."),
+  "reward.settings": Field((), texts("a tuple of settings, as in ('pattern.regex=[0-9]+',)"),
+    "Settings of rewards, as NAME.SETTING=VALUE."),
+  "reward.form_weight": Field(0.0, NOT_NEGATIVE,
+    "Weight of a reward for the form of an answer, right or wrong, if the task has one."),
+  "reward.overlong_filter": Field(False, SWITCH,
+    "Learn nothing from responses cut at the budget; their rewards stay in their groups' statistics."),
+  "reward.overlong_buffer": Field(0, NATURAL,
+    "Tokens below the budget over which DAPO's soft penalty grows; 0: no penalty."),
+  "reward.kl_coef": Field(0.0, NOT_NEGATIVE,
+    "Reward subtracted per nat of divergence from the reference; objective.kl_coef is the one in the loss."),
+  "reward.kl_estimator": Field(None, TEXT, "A key of `penalties.KL_VALUES`. None: k1."),
+  "reward.model_path": Field(None, TEXT,
+    "Folder of a reward model, whose score is a term of the reward. None: no reward model."),
+  "reward.model_weight": Field(1.0, ABOVE_ZERO, "Weight of that term, beside the task's own verifier with weight 1."),
+  "reward.model_only": Field(False, SWITCH,
+    "Learn from the reward model alone: the verifier has weight 0, and evaluations still use it."),
+  "reward.workers": Field(None, WORKERS, "Processes for rewards that may hang or crash. None: one per processor."),
+  "reward.timeout_s": Field(10.0, ABOVE_ZERO,
+    "Limit on one such call; a response beyond it has no reward and is not learned from."),
+  "reward.max_chars": Field(20_000, COUNT, "Characters at the end of a response that such a reward sees."),
+  "reward.worker_memory_gb": Field(4.0, ABOVE_ZERO, "Memory of such a process."),
+  "reward.max_failed_fraction": Field(0.5, UNIT,
+    "Stop if more of a step's responses have no reward: the verifier is broken, not the policy."),
+
+  "environment.name": Field(None, TEXT, "A key of `environments.ENVIRONMENTS`, or MODULE:FUNCTION."),
+  "environment.max_turns": Field(4, COUNT,
+    "Turns of the policy; a conversation that is not done by then counts as cut short."),
+  "environment.max_turn_tokens": Field(None, COUNT,
+    "Tokens that the policy may write in a turn. None: what is left of the budget."),
+  "environment.timeout_s": Field(60.0, ABOVE_ZERO,
+    "Limit on one reply; a response beyond it has no reward and is not learned from."),
+  "environment.weight": Field(1.0, NOT_NEGATIVE,
+    "Weight of the environment's rewards for turns, beside the task's; 0 leaves them out."),
+  "environment.call_reward": Field(None, NOT_NEGATIVE,
+    "Environment calculator: reward of a turn whose result is the right answer."),
+
+  "sandbox.backend": Field("off", TEXT, "A key of `sandbox.BACKENDS`, 'auto', or 'off': refuse to run programs."),
+  "sandbox.timeout_s": Field(10.0, ABOVE_ZERO, "Limit on one test, if its problem names none."),
+  "sandbox.total_s": Field(60.0, ABOVE_ZERO, "Limit on all tests of a program."),
+  "sandbox.memory_gb": Field(1.0, ABOVE_ZERO, "Memory of a program."),
+  "sandbox.time_scale": Field(2.0, ABOVE_ZERO, "Multiple of a problem's own time limit that a program is given."),
+  "sandbox.image": Field("python:3.12-slim", TEXT, "Image for the back end docker."),
+  "sandbox.url": Field("", TEXT, "Address of the back ends sandbox_fusion and piston."),
+
+  "warm_start.num_steps": Field(450, NATURAL, "Optimizer updates, 0 for none."),
+  "warm_start.batch_size": Field(80, COUNT, "Demonstrations per update."),
+  "warm_start.row_buckets": Field((16, 32), COUNTS, "learner.row_buckets of the warm start."),
+  "warm_start.learning_rate": Field(3e-3, ABOVE_ZERO, "AdamW's largest learning rate."),
+  "warm_start.warmup_steps": Field(20, NATURAL, "Updates over which the learning rate rises."),
+  "warm_start.schedule": Field("linear", SCHEDULE,
+    "Learning rate after warm-up: constant, or linear down to 0 at the last step."),
+
+  "rollout.num_prompts": Field(64, COUNT, "Prompts per RL step."),
+  "rollout.group_size": Field(8, at_least(2, "an advantage compares the samples of one prompt"), "Samples per prompt."),
+  "rollout.temperature": Field(1.0, ABOVE_ZERO, "Temperature of the samples."),
+  "rollout.top_k": Field(0, NATURAL, "Most likely tokens to sample from; 0 keeps every token."),
+  "rollout.top_p": Field(1.0, SHARE, "Probability mass to sample from; 1 keeps every token."),
+  "rollout.prompt_buckets": Field((8,), COUNTS,
+    "Prompt slots; a batch takes the smallest that holds its longest prompt."),
+  "rollout.max_new_tokens": Field(32, COUNT, "Budget of a response."),
+  "rollout.stop_strings": Field((), texts("a tuple of texts, as in ('</answer>',)"),
+    "Texts that end a response, besides stop tokens."),
+  "rollout.slots": Field(None, COUNT, "Sequences decoded at once; the others wait. None: what suits the devices."),
+  "rollout.cache_dtype": Field(None, one_of("float32", "bfloat16", "int8"), "Type of the cache. None: the sampler's."),
+  "rollout.cache_blocks": Field(None, COUNTS, "Tokens that the cache grows by. None: 1/4, 1/4 and 1/2 of the budget."),
+  "rollout.staleness": Field(0, LAG,
+    "RL steps by which the sampler's weights may lag: 0, or 1 to draw the next rollouts while this step "
+    "learns. The step after a checkpoint has no lag, so that a resumed run equals an unbroken one."),
+  "rollout.spare_prompts": Field(0, NATURAL,
+    "Prompts in the sampler beyond num_prompts. A step ends once num_prompts groups are complete; the others "
+    "continue in the next."),
+  "rollout.max_refills": Field(0, NATURAL,
+    "Dynamic sampling: how often a step may draw again, with new prompts, to fill its batch with groups whose "
+    "samples differ in reward. Other groups take the places that are still empty then."),
+  "rollout.report_every": Field(0, NATURAL,
+    "Decoding steps between two looks at what has finished, to score it meanwhile; 0: one at the end."),
+
+  "learner.updates_per_rollout": Field(4, COUNT,
+    "Optimizer updates per rollout batch, each on a mini-batch of whole groups."),
+  "learner.micro_batches": Field(1, COUNT, "Gradient accumulation: smaller pieces, the same loss."),
+  "learner.row_tokens": Field(144, COUNT, "Slots of a packed row."),
+  "learner.share_prompts": Field(True, SWITCH,
+    "Store a prompt once for all of its responses in a row; loss and gradient stay the same."),
+  "learner.row_buckets": Field((24, 32, 48), COUNTS,
+    "Rows of a packed mini-batch; it takes the smallest that holds its sequences."),
+  "learner.old_logprobs": Field("sampler", one_of("sampler", "learner"),
+    "Source of the old policy's log-probabilities."),
+  "learner.learning_rate": Field(2e-4, ABOVE_ZERO, "AdamW's largest learning rate."),
+  "learner.warmup_steps": Field(10, NATURAL, "Updates over which the learning rate rises."),
+  "learner.schedule": Field("linear", SCHEDULE,
+    "Learning rate after warm-up: constant, or linear down to 0 at the last step."),
+  "learner.weight_decay": Field(0.0, NOT_NEGATIVE, "AdamW's weight decay."),
+  "learner.b1": Field(0.9, FRACTION, "AdamW's decay of the first moment."),
+  "learner.b2": Field(0.99, FRACTION, "AdamW's decay of the second moment."),
+  "learner.max_grad_norm": Field(1.0, ABOVE_ZERO, "Norm that gradients are clipped to."),
+  "learner.moments_dtype": Field("float32", DTYPE, "Type of AdamW's first moment; the second has that of the weights."),
+  "learner.offload_optimizer": Field(False, SWITCH,
+    "Keep moments in the hosts' memory, at the price of their transfer in every update."),
+  "learner.max_skipped": Field(10, COUNT, "Stop after this many updates in a row with a non-finite loss or gradient."),
+
+  "mesh.data": Field(-1, AXIS, "Data parallelism; -1 takes the devices that the others leave."),
+  "mesh.fsdp": Field(1, AXIS, "Fully sharded data parallelism."),
+  "mesh.expert": Field(1, AXIS, "Expert parallelism."),
+  "mesh.context": Field(1, AXIS, "Splits the slots of packed rows, for responses too long for one device."),
+  "mesh.tensor": Field(1, AXIS, "Tensor parallelism."),
+  "mesh.slices": Field(None, COUNT, "TPU slices joined by a network, which only data crosses. None: what there is."),
+  "mesh.sampler": Field(0, NATURAL,
+    "Devices that only sample, the last ones; the axes above are of the others. 0: all devices do both."),
+  "mesh.sampler_tensor": Field(1, COUNT,
+    "How many of them share one copy of the weights; prompts are split over the copies."),
+
+  "eval.every": Field(10, COUNT, "RL steps between evaluations."),
+  "eval.num_prompts": Field(256, COUNT, "Problems."),
+  "eval.samples": Field(4, COUNT, "Samples per problem, for avg@4 and pass@4."),
+  "eval.batch_prompts": Field(128, COUNT, "Problems sampled at once."),
+  "eval.metrics": Field((), texts("names of metrics, as in ('maj@n:n=8', 'pass@k:k=1&n=8')"),
+    "Further metrics with intervals, by lighteval's names."),
+  "eval.save_samples": Field(False, SWITCH, "Write every sample to WORKDIR/evaluations/step-N.jsonl."),
+  "eval.temperature": Field(1.0, NOT_NEGATIVE,
+    "0 is greedy: the samples of a problem then begin with its likeliest first tokens (the n-best list)."),
+
+  "checkpoint.every": Field(10, COUNT, "RL steps between checkpoints."),
+  "checkpoint.warm_start_every": Field(200, COUNT, "Warm-start steps between checkpoints."),
+  "checkpoint.keep": Field(2, COUNT, "Newest checkpoints to keep."),
+  "checkpoint.keep_best": Field(0, NATURAL, "Checkpoints to keep by held-out accuracy, measured at their own step."),
+  "checkpoint.keep_every_hours": Field(None, ABOVE_ZERO, "One checkpoint of each such stretch of time stays for good."),
+  "checkpoint.every_minutes": Field(None, ABOVE_ZERO,
+    "Minutes since the last save after which a step that saves nothing makes a temporary checkpoint; a newer "
+    "one replaces it."),
+  "checkpoint.asynchronous": Field(None, SWITCH,
+    "Write while the run continues. None: yes on accelerators, no on CPU, where the two share the cores."),
+
+  "alarms.window": Field(128, at_least(16, "fewer steps say nothing of what is usual"),
+    "RL steps that a spike is measured against."),
+  "alarms.spike_sigmas": Field(6.0, or_none(ABOVE_ZERO),
+    "Spike of a loss or gradient norm, or fall of the reward, by median and MAD."),
+  "alarms.entropy_below": Field(None, ABOVE_ZERO, "Nats per token."),
+  "alarms.entropy_fraction": Field(0.1, or_none(ABOVE_ZERO),
+    "Share of the run's first entropy that entropy falls below."),
+  "alarms.truncation_above": Field(0.8, or_none(UNIT), "Share of responses cut at their budget."),
+  "alarms.no_signal_above": Field(0.95, or_none(UNIT), "Share of groups whose samples have equal rewards."),
+
+  "watchdog.seconds": Field(3600.0, ABOVE_ZERO,
+    "A phase that takes longer is stuck: the process writes its stacks and exits 42."),
+  "watchdog.stop_seconds": Field(25.0, ABOVE_ZERO,
+    "Time from SIGTERM until the process ends wherever it is; pods get 30 s. A save is waited for."),
+
+  "profile.start": Field(None, COUNT, "First RL step of a trace in WORKDIR/profile, from 1. None: no trace."),
+  "profile.num_steps": Field(1, COUNT, "RL steps that it covers."),
+
+  "log.samples_every": Field(10, COUNT, "RL steps between tables of sample rollouts."),
+  "log.num_samples": Field(16, NATURAL, "Rollouts written to samples.jsonl each time."),
+  "log.num_table_rows": Field(4, NATURAL, "How many of them are shown on the screen."),
+  "log.tensorboard": Field(True, SWITCH, "Write metrics for TensorBoard, too."),
 }
+"""Every field of an experiment (`configs/common.py`)."""
 
-UNRANGED = (
-  "objective.name",
-  "advantage.estimator",
-  "advantage.normalize_std",
-  "advantage.whiten",
-  "model.preset",
-  "model.path",
-  "model.attention",
-  "model.remat",
-  "learner.offload_optimizer",
-  "reward.overlong_filter",
-  "reward.model_path",
-  "reward.model_only",
-  "learner.share_prompts",
-  "environment.name",
-  "task.name",
-  "task.levels",
-  "task.chat",
-  "task.system",
-  "task.pad_token",
-  "task.data_dir",
-  "sandbox.backend",
-  "sandbox.image",
-  "sandbox.url",
-  "task.curriculum",
-  "task.test_name",
-  "task.test_source",
-  "task.path",
-  "task.test_path",
-  "task.question_column",
-  "task.answer_column",
-  "task.level_column",
-  "task.response_column",
-  "task.id_column",
-  "task.prompt_template",
-  "task.reward",
-  "task.source",
-  "task.config",
-  "task.mode",
-  "task.after",
-  "task.before",
-  "log.tensorboard",
-  "checkpoint.asynchronous",
-  "eval.save_samples",
-)
-"""Fields with no range: names, which are looked up, and switches."""
+_SHARED = """
+seed model.preset model.dtype model.param_dtype model.attention model.remat task.levels task.test_path
+task.test_fraction task.bad_rows task.chat task.system task.pad_token task.data_dir learner.micro_batches
+learner.schedule learner.weight_decay learner.b1 learner.b2 learner.max_grad_norm learner.moments_dtype
+learner.offload_optimizer learner.max_skipped mesh.data mesh.fsdp mesh.expert mesh.context mesh.tensor
+mesh.slices checkpoint.keep checkpoint.keep_best checkpoint.keep_every_hours checkpoint.every_minutes
+checkpoint.asynchronous watchdog.seconds watchdog.stop_seconds log.tensorboard
+""".split()
 
-SWITCHES = (
-  "advantage.normalize_std",
-  "advantage.whiten",
-  "checkpoint.asynchronous",
-  "correction.bypass",
-  "eval.save_samples",
-  "learner.offload_optimizer",
-  "learner.share_prompts",
-  "log.tensorboard",
-  "reward.model_only",
-  "reward.overlong_filter",
-  "task.chat",
-)
-"""True or false."""
-
-TUPLES = (
-  "correction.geometric_rejection",
-  "correction.icepop",
-  "eval.metrics",
-  "learner.row_buckets",
-  "model.lora_targets",
-  "reward.settings",
-  "reward.terms",
-  "rollout.cache_blocks",
-  "rollout.prompt_buckets",
-  "rollout.stop_strings",
-  "task.levels",
-  "task.parts",
-  "warm_start.row_buckets",
-)
-"""Of several values."""
-
-_SWITCH: Check = (lambda x: isinstance(x, bool), "True or False")
-_TEXT: Check = (lambda x: isinstance(x, str) and x.isprintable() and len(x) <= 4096, "text on one line, of printable characters")
-_LINES: Check = (lambda x: isinstance(x, str) and "".join(x.split()).isprintable(), "text of printable characters")
-_LEVELS: Check = (
-  lambda x: isinstance(x, tuple) and all(isinstance(level, int) and not isinstance(level, bool) for level in x),
-  "whole numbers, as in (1, 2)",
-)
+REWARD_MODEL_FIELDS: dict[str, Field] = {path: FIELDS[path] for path in _SHARED} | {
+  "num_steps": Field(400, COUNT, "Updates, each on learner.batch_pairs pairs."),
+  "objective.name": Field("bradley_terry", BRADLEY_TERRY, "The loss of pairs."),
+  "objective.margin": Field(0.0, NUMBER, "By how much a chosen response is to score higher, unless the pair says."),
+  "objective.center_coef": Field(0.0, NOT_NEGATIVE, "Keeps scores around 0, which pairs leave open; 0.01 is usual."),
+  "model.path": Field(None, TEXT, "A language model, whose head is dropped, or a reward model to train further."),
+  "model.tokenizer": Field(None, TEXT, "'bytes' for an exported policy of this package. None: the folder's own."),
+  "task.name": Field("arithmetic", TEXT, "arithmetic or file."),
+  "task.path": Field(None, TEXT, "Task file: pairs as JSON lines, JSON, CSV or Parquet."),
+  "task.prompt_column": Field("prompt", TEXT,
+    "Task file: column of prompts; '' if chosen and rejected are whole conversations."),
+  "task.chosen_column": Field("chosen", COLUMN, "Task file: column of the better responses."),
+  "task.rejected_column": Field("rejected", COLUMN, "Task file: column of the worse responses."),
+  "task.margin_column": Field(None, TEXT,
+    "Task file: column of a number for each pair, which replaces objective.margin."),
+  "task.max_tokens": Field(30, COUNT, "Tokens of a prompt with its response; longer ones are bad rows."),
+  "learner.batch_pairs": Field(64, COUNT, "Pairs per update."),
+  "learner.row_tokens": Field(120, COUNT, "Slots of a packed row; a pair lies in one row."),
+  "learner.row_buckets": FIELDS["learner.row_buckets"]._replace(default=(24, 32)),
+  "learner.learning_rate": FIELDS["learner.learning_rate"]._replace(default=2e-3),
+  "learner.warmup_steps": FIELDS["learner.warmup_steps"]._replace(default=20),
+  "eval.every": Field(100, COUNT, "Updates between evaluations."),
+  "eval.num_pairs": Field(512, COUNT, "Held-out pairs."),
+  "checkpoint.every": Field(100, COUNT, "Updates between checkpoints."),
+}
+"""Every field of a reward model's training (`configs/reward_model.py`)."""
+# fmt: on
 
 
-def kind(path: str) -> Check:
-  """What a field of `UNRANGED` holds, where it does not hold None.
+def base(table: Mapping[str, Field] = FIELDS) -> ConfigDict:
+  """Builds a config in which every field has its default.
 
   Args:
-    path: of the field.
+    table: The fields.
+
+  Returns:
+    A locked config: a misspelt field is an error, not a new field that nothing reads.
 
   Example:
-    >>> kind("log.tensorboard")[1]
-    'True or False'
+    >>> base().rollout.group_size
+    8
   """
-  if path in ("task.prompt_template", "task.system"):
-    return _LINES
-  return _SWITCH if path in SWITCHES else _LEVELS if path == "task.levels" else _TEXT
+  fields: dict[str, Any] = {}
+  for path, field in table.items():
+    section, _, name = path.rpartition(".")
+    # A bare None would have no type to read the command line's text as.
+    value = FieldReference(field.default, field_type=field.check.type) if field.takes_none else field.default
+    (fields.setdefault(section, {}) if section else fields)[name] = value
+  return ConfigDict(fields).lock()
 
 
-def holds(check: Check, value: Any) -> bool:
-  """Whether a value, of whatever type, is what a check asks for.
+def table_of(config: ConfigDict) -> Mapping[str, Field]:
+  """The table that a config is made from: a reward model's, or that of all other experiments."""
+  return REWARD_MODEL_FIELDS if is_reward_model(config) else FIELDS
+
+
+def is_reward_model(config: ConfigDict) -> bool:
+  """Whether a config trains a reward model, as configs/reward_model.py does."""
+  return "objective" in config and config.objective.get("name") == REWARD_MODEL_FIELDS["objective.name"].default
+
+
+def described(prefix: str = "", table: Mapping[str, Field] = FIELDS) -> str:
+  """Lists fields by section: path, default, what is expected, and the meaning.
 
   Args:
-    check: of the field.
-    value: found there.
+    prefix: Beginning of the paths to list.
+    table: The fields.
+
+  Raises:
+    ValueError: No field begins so. One line.
 
   Example:
-    >>> holds(ABOVE_ZERO, 0.1), holds(ABOVE_ZERO, "0.1"), holds(ABOVE_ZERO, 10**400)
-    (True, False, False)
+    >>> print(described("profile.num"))
+    profile: A trace of the devices.
+      config.profile.num_steps = 1; expects a whole number of at least 1, below 2**31
+          RL steps that it covers.
   """
-  try:
-    return bool(check[0](value))
-  except (TypeError, ValueError, OverflowError):  # Of another type, or a whole number that no float holds.
-    return False
+  prefix = prefix.removeprefix("config.")
+  lines = []
+  for section in ("", *SECTIONS):
+    rows = [path for path in table if path.rpartition(".")[0] == section and path.startswith(prefix)]
+    if rows and section:
+      lines.append(f"{section}: {SECTIONS[section]}")
+    for path in rows:
+      default, check, sentence = table[path]
+      lines.append(f"  config.{path} = {default!r}; expects {check.words}" + (", or None" if table[path].takes_none else ""))
+      lines += textwrap.wrap(sentence, 100, initial_indent=" " * 6, subsequent_indent=" " * 6)
+  if not lines:
+    near = did_you_mean(prefix, [*SECTIONS, *table])
+    raise ValueError(f"--help_fields: found {prefix!r}, expected the beginning of a field, such as 'rollout'{near}")
+  return "\n".join(lines)
 
 
-def shown(value: Any, *, length: int = 120) -> str:
-  """A value as a message shows it: on one line, and short.
+def unknown(path: str, known: Iterable[str], otherwise: str) -> str:
+  """Says that a field does not exist, and which one was probably meant.
+
+  A right name in the wrong section is closer to what was meant than a similar path; a similar name in any section comes last.
 
   Args:
-    value: anything.
-    length: of the text.
+    path: What the user wrote.
+    known: Paths of the fields.
+    otherwise: Advice if no field is close.
 
   Example:
-    >>> shown("x" * 8, length=8), shown(10**5000)
-    ("'xxx...x'", 'a whole number of more than 4,300 digits')
+    >>> unknown("rollout.grup_size", FIELDS, "see --help_fields")
+    'unknown field config.rollout.grup_size; did you mean config.rollout.group_size?'
   """
-  try:
-    text = ascii(value) if isinstance(value, str) and not value.isprintable() else repr(value)
-  except ValueError:  # Python refuses to write it.
-    return "a whole number of more than 4,300 digits"
-  text = " ".join(text.split())
-  return text if len(text) <= length else f"{text[: length // 2]}...{text[-(length // 4):]}"
+  known = list(known)
+  leaves = {name: name.rpartition(".")[2] for name in known}
+  leaf = path.rpartition(".")[2]
+  alike = difflib.get_close_matches(leaf, leaves.values(), n=1)
+  near = [name for name in known if leaves[name] == leaf] or difflib.get_close_matches(path, known, n=1)
+  near = near or [name for name in known if leaves[name] in alike]
+  hint = f"did you mean {' or '.join(f'config.{name}' for name in near[:3])}?" if near else otherwise
+  return f"unknown field config.{shown(path)[1:-1]}; {hint}"
 
 
 def flatten(config: Mapping[str, Any] | ConfigDict, prefix: str = "") -> dict[str, Any]:
-  """Fields by dotted path.
+  """Returns the values of a config by dotted path.
 
   Example:
     >>> flatten({"seed": 0, "mesh": {"data": -1}})
@@ -347,5 +519,5 @@ def flatten(config: Mapping[str, Any] | ConfigDict, prefix: str = "") -> dict[st
 
 
 def given(section: ConfigDict, *without: str) -> dict[str, Any]:
-  """The fields of a section that are set; the others take the defaults of what they configure."""
+  """Returns the fields of a section that are set; the others take the defaults of what they configure."""
   return {name: value for name, value in section.items() if name not in without and value is not None}

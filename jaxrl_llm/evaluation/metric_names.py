@@ -2,7 +2,7 @@
 
 from typing import NamedTuple
 
-from jaxrl_llm.messages import did_you_mean
+from jaxrl_llm.messages import Problem, did_you_mean
 
 PARAMETERS: dict[str, tuple[str, ...]] = {"avg@n": ("n",), "pass@k": ("k", "n"), "maj@n": ("n",)}
 """The parameters of each metric, in the order in which its name has them."""
@@ -44,12 +44,12 @@ def parse_metric(text: str) -> MetricName:
   kind, _, rest = text.partition(":")
   if kind not in PARAMETERS:
     hint = did_you_mean(kind, PARAMETERS, cutoff=0.5)
-    raise ValueError(f"metric: found {text!r}, expected one of {', '.join(PARAMETERS)} with its parameters, such as 'avg@n:n=64'{hint}")
+    raise ValueError(Problem("metric", repr(text), f"one of {', '.join(PARAMETERS)} with its parameters, such as 'avg@n:n=64'{hint}"))
   pairs = [part.partition("=") for part in rest.split("&")] if rest else []
   values = {name: int(value) for name, _, value in pairs if value.isdecimal() and int(value) > 0}
   if sorted(values) != sorted(PARAMETERS[kind]) or len(pairs) != len(values):
     wanted = "&".join(f"{name}=8" if name == "n" else f"{name}=1" for name in PARAMETERS[kind])
-    raise ValueError(f"metric: found {text!r}, expected whole numbers above 0 for its parameters, such as '{kind}:{wanted}'")
+    raise ValueError(Problem("metric", repr(text), f"whole numbers above 0 for its parameters, such as '{kind}:{wanted}'"))
   if values.get("k", 1) > values["n"]:
-    raise ValueError(f"metric: found {text!r}, expected k <= n: of n samples no more than n can be tried")
+    raise ValueError(Problem("metric", repr(text), "k <= n: of n samples no more than n can be tried"))
   return MetricName(kind, **values)

@@ -10,7 +10,7 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float
 
 from jaxrl_llm.devices.mesh import BATCH_AXES, num_row_shards
-from jaxrl_llm.messages import did_you_mean
+from jaxrl_llm.messages import Problem, did_you_mean
 from jaxrl_llm.models.chunked import MASKED, chunked_attention
 from jaxrl_llm.models.splash import splash_attention
 from jaxrl_llm.models.visibility import Rows, packed
@@ -155,7 +155,7 @@ def check_backend(name: str) -> None:
   """
   names = ["auto", *BACKENDS]
   if name not in names:
-    raise ValueError(f"model.attention: found {name!r}, expected one of {', '.join(names)}{did_you_mean(name, names)}")
+    raise ValueError(Problem("model.attention", repr(name), f"one of {', '.join(names)}{did_you_mean(name, names)}"))
 
 
 _PLATFORMS = {"cudnn": ("gpu",), "splash": ("tpu", "cpu")}  # The others run everywhere. The CPU only emulates, for tests.

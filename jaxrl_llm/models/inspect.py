@@ -8,6 +8,7 @@ import sys
 
 import jax.numpy as jnp
 
+from jaxrl_llm.messages import Problem, problem_of
 from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.models.files.families import architecture
 from jaxrl_llm.models.files.hf_folder import read_json
@@ -102,7 +103,9 @@ def main(argv: list[str] | None = None) -> int:
   try:
     print(describe(parser.parse_args(argv).path))
   except (ValueError, OSError, ImportError) as error:
-    print(str(error).removeprefix("config.model."), file=sys.stderr)  # Here the path is an argument.
+    problem = problem_of(error)
+    # Here the path is an argument.
+    print(problem._replace(field="path") if isinstance(problem, Problem) else problem, file=sys.stderr)
     return 2
   return 0
 

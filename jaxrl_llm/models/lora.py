@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import PyTree
 
+from jaxrl_llm.messages import Problem
 from jaxrl_llm.models.config import Lora, ModelConfig
 from jaxrl_llm.models.linear import ADAPTER
 from jaxrl_llm.models.model import Model, make_model
@@ -30,7 +31,8 @@ def trainable(config: ModelConfig, params: PyTree) -> PyTree:
     return jax.tree.map(lambda _: True, params, is_leaf=is_leaf)
   found = jax.tree_util.tree_map_with_path(lambda path, _: is_adapter(path), params, is_leaf=is_leaf)
   if not any(jax.tree.leaves(found)):
-    raise ValueError(f"model.lora.targets: found {config.lora.targets}, which match no linear map; try 'attention/.*' or 'mlp/down'")
+    found = f"{config.lora.targets}, which match no linear map; try 'attention/.*' or 'mlp/down'"
+    raise ValueError(Problem("model.lora_targets", found))
   return found
 
 

@@ -1,7 +1,7 @@
 """Decoders by name: two small ones for laptops and tests, and the published sizes of the families that `load` can read."""
 
 
-from jaxrl_llm.messages import did_you_mean
+from jaxrl_llm.messages import Problem, did_you_mean
 from jaxrl_llm.models.config import DTYPES, Experts, ModelConfig, RopeScaling
 
 
@@ -100,9 +100,9 @@ def preset(name: str, *, vocab_size: int | None = None, dtype: str = "float32", 
   """
   if name not in PRESETS:
     hint = did_you_mean(str(name).lower(), PRESETS)
-    raise ValueError(f"model.preset: unknown preset {name!r}, expected one of {', '.join(PRESETS)}{hint}")
+    raise ValueError(Problem("model.preset", repr(name), f"one of {', '.join(PRESETS)}{hint}"))
   if dtype not in DTYPES:
-    raise ValueError(f"model.dtype: found {dtype!r}, expected one of {', '.join(DTYPES)}")
+    raise ValueError(Problem("model.dtype", repr(dtype), f"one of {', '.join(DTYPES)}"))
   config = PRESETS[name]._replace(dtype=dtype, remat=remat)
   if name in LOCAL:
     if vocab_size is None:

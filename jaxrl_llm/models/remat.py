@@ -5,7 +5,7 @@ from collections.abc import Callable
 import jax
 from jax.ad_checkpoint import checkpoint_policies
 
-from jaxrl_llm.messages import did_you_mean
+from jaxrl_llm.messages import Problem, did_you_mean
 
 NAMED = ("linear", "attention")
 """Results that `linear` and the attention kernels give a name: their own rules of differentiation hide the products from a policy."""
@@ -50,4 +50,4 @@ def check_policy(name: str) -> None:
     return
   old = {True: "full", False: "none", "True": "full", "False": "none", "true": "full", "false": "none"}
   hint = f"; did you mean {old[name]!r}?" if name in old else did_you_mean(name, POLICIES)
-  raise ValueError(f"model.remat: found {name!r}, expected one of {', '.join(POLICIES)}{hint}")
+  raise ValueError(Problem("model.remat", repr(name), f"one of {', '.join(POLICIES)}{hint}"))

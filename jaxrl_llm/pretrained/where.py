@@ -6,6 +6,8 @@ import pathlib
 import re
 from importlib import metadata
 
+from jaxrl_llm.messages import Problem
+
 _PACKAGE = "package:"
 _MIB = 2**20
 # Distributions that depend on far more than the weights in them: their files are all that is wanted.
@@ -37,8 +39,8 @@ def resolve(path: str | os.PathLike) -> pathlib.Path:
   if not found.exists():
     fix = "check the path"
     if re.fullmatch(r"[\w.-]+/[\w.-]+", str(path)):
-      fix = f"if it names a repository, download it first: hf download {path} --local-dir FOLDER, then config.model.path=FOLDER"
-    raise ValueError(f"config.model.path: found {str(path)!r}, which does not exist; {fix}")
+      fix = f"if it names a repository, download it first: hf download {path} --local-dir FOLDER, then name FOLDER"
+    raise ValueError(Problem("config.model.path", f"{str(path)!r}, which does not exist; {fix}"))
   return found
 
 
@@ -61,16 +63,17 @@ def fingerprint(path: pathlib.Path) -> str:
 
 
 def _in_distribution(name: str) -> pathlib.Path:
-  where = f"config.model.path: found {_PACKAGE + name!r}"
+  found = repr(_PACKAGE + name)
   try:
     distribution = metadata.distribution(name)
   except (metadata.PackageNotFoundError, ValueError) as error:  # ValueError: no name at all.
     fix = f"install it with: pip install {_REQUIREMENTS.get(name, name)}" if name else f"expected {_PACKAGE}NAME"
-    raise ValueError(f"{where}, which is not installed; {fix}") from error
+    raise ValueError(Problem("config.model.path", f"{found}, which is not installed; {fix}")) from error
   files = [pathlib.Path(distribution.locate_file(file)) for file in distribution.files or ()]
-  found = [file for file in files if file.suffix == ".gguf"] or [file.parent for file in files if file.name == "config.json"]
-  found = [path for path in found if path.exists()]
-  if len(found) != 1:
-    names = ", ".join(path.name for path in found) or "none"
-    raise ValueError(f"{where}, expected one .gguf file or one folder with a config.json in it, but it has {names}; name the path itself")
-  return found[0]
+  paths = [file for file in files if file.suffix == ".gguf"] or [file.parent for file in files if file.name == "config.json"]
+  paths = [path for path in paths if path.exists()]
+  if len(paths) != 1:
+    names = ", ".join(path.name for path in paths) or "none"
+    expected = f"one .gguf file or one folder with a config.json in it, but it has {names}; name the path itself"
+    raise ValueError(Problem("config.model.path", found, expected))
+  return paths[0]

@@ -6,6 +6,7 @@ from typing import Any
 from ml_collections import ConfigDict
 
 from jaxrl_llm import rewards
+from jaxrl_llm.messages import Problem, problem_of
 from jaxrl_llm.rewards import REWARDS, RewardSpec, WeightedReward, model, weighted
 from jaxrl_llm.rewards.terms import parse_settings, parse_terms
 from jaxrl_llm.tasks import Task
@@ -81,7 +82,7 @@ def spec_of(name: str, settings: Mapping[str, Any]) -> RewardSpec:
   return RewardSpec(name, dict(settings))
 
 
-def problems(config: ConfigDict) -> Iterator[str]:
+def problems(config: ConfigDict) -> Iterator[Problem | str]:
   """What is wrong with the rewards that a config names, as far as it can be said without the task and without importing anybody's module.
 
   Yields:
@@ -91,7 +92,8 @@ def problems(config: ConfigDict) -> Iterator[str]:
   try:
     weights, settings = parse_terms(texts(config.reward.terms)), parse_settings(texts(config.reward.settings))
   except ValueError as error:
-    yield f"config.{error}"
+    problem = problem_of(error)
+    yield problem.with_prefix("config") if isinstance(problem, Problem) else problem
     return
   named = {"task.reward": [config.task.reward] if config.task.reward is not None else [], "reward.terms": list(weights)}
   for field, names in named.items():

@@ -5,6 +5,8 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+from jaxrl_llm.messages import Problem
+
 
 def parse_terms(texts: Sequence[str]) -> dict[str, float]:
   """Weights by reward, from texts such as "tags=0.1"; a reward alone has weight 1.
@@ -28,9 +30,9 @@ def parse_terms(texts: Sequence[str]) -> dict[str, float]:
     except ValueError:
       weight = math.nan
     if not math.isfinite(weight) or weight == 0 or not name:
-      raise ValueError(f"reward.terms: found {text!r}, expected a reward and its weight, such as 'tags=0.1'")
+      raise ValueError(Problem("reward.terms", repr(text), "a reward and its weight, such as 'tags=0.1'"))
     if name in weights:
-      raise ValueError(f"reward.terms: found {name!r} twice, expected each reward once")
+      raise ValueError(Problem("reward.terms", f"{name!r} twice", "each reward once"))
     weights[name] = weight
   return weights
 
@@ -55,9 +57,9 @@ def parse_settings(texts: Sequence[str]) -> dict[str, dict[str, Any]]:
     path, mark, value = str(text).partition("=")
     name, dot, setting = path.partition(".")
     if not (mark and dot and name and setting.isidentifier()):
-      raise ValueError(f"reward.settings: found {text!r}, expected REWARD.SETTING=VALUE, such as 'pattern.regex=[0-9]+'")
+      raise ValueError(Problem("reward.settings", repr(text), "REWARD.SETTING=VALUE, such as 'pattern.regex=[0-9]+'"))
     if setting in settings.setdefault(name, {}):
-      raise ValueError(f"reward.settings: found {path!r} twice, expected each setting once")
+      raise ValueError(Problem("reward.settings", f"{path!r} twice", "each setting once"))
     settings[name][setting] = _value(value)
   return settings
 

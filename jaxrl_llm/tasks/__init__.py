@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
-from jaxrl_llm.messages import did_you_mean
+from jaxrl_llm.messages import Problem, did_you_mean, problem_of, shown
 from jaxrl_llm.pretrained.byte_tokenizer import ByteTokenizer
 from jaxrl_llm.tasks import mixture, prompt_template
 from jaxrl_llm.tasks.files import storage
@@ -111,7 +111,7 @@ def names() -> tuple[str, ...]:
   return (*TASKS, *SETS)
 
 
-def problems(name: str, settings: Mapping[str, Any]) -> Iterator[str]:
+def problems(name: str, settings: Mapping[str, Any]) -> Iterator[Problem | str]:
   """What is wrong with a task's name and settings, as far as that can be said without loading anything.
 
   Args:
@@ -119,27 +119,28 @@ def problems(name: str, settings: Mapping[str, Any]) -> Iterator[str]:
     settings: those of the task's own that are set.
 
   Yields:
-    Lines, each with its fix.
+    Problems with their fixes; texts where no setting is to blame.
   """
   if str(name).startswith(gym.PREFIX):
     try:
       gym.check_name(name)
     except (ImportError, ValueError) as error:
-      yield str(error)
+      yield problem_of(error)
       return
   elif name not in names():
-    yield f"task.name: found {name!r}, expected one of {', '.join(names())}, gym:NAME{did_you_mean(name, names())}"
+    yield Problem("task.name", repr(name), f"one of {', '.join(names())}, gym:NAME{did_you_mean(name, names())}")
     return
   known = () if name in TASKS else tuple(inspect.signature(_loader(name)).parameters)[1:]
   for setting in settings:
     if setting not in known:
       takes = f"takes {', '.join(known)}" if known else "takes no settings of its own"
-      yield f"task.{setting}: task {name} does not read it and {takes}{did_you_mean(setting, known)}"
+      why = f"because task {name} does not read it and {takes}{did_you_mean(setting, known)}"
+      yield Problem(f"task.{setting}", shown(settings[setting]), f"None, {why}")
       return
   try:
     _check(name, settings)
   except (ImportError, ValueError) as error:
-    yield str(error)
+    yield problem_of(error)
 
 
 def _check(name: str, settings: Mapping[str, Any]) -> None:

@@ -7,6 +7,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from jaxrl_llm.messages import Problem
 from jaxrl_llm.tasks.files import report as report_lib
 from jaxrl_llm.tasks.files.storage import Row
 from jaxrl_llm.tasks.task import Task
@@ -88,12 +89,12 @@ def parse_parts(parts: Sequence[str]) -> dict[str, float]:
     except ValueError:
       weight = math.nan
     if not 0 < weight < math.inf or not name:
-      raise ValueError(f"task.parts: found {part!r}, expected a task and its weight, such as 'gsm8k=0.7'")
+      raise ValueError(Problem("task.parts", repr(part), "a task and its weight, such as 'gsm8k=0.7'"))
     if name in weights:
-      raise ValueError(f"task.parts: found {name!r} twice, expected each task once")
+      raise ValueError(Problem("task.parts", f"{name!r} twice", "each task once"))
     weights[name] = weight
   if not weights:
-    raise ValueError("task.parts: found none, expected tasks and their weights, such as ('gsm8k=0.7', 'gym:countdown=0.3')")
+    raise ValueError(Problem("task.parts", "none", "tasks and their weights, such as ('gsm8k=0.7', 'gym:countdown=0.3')"))
   return weights
 
 

@@ -12,6 +12,7 @@ import os
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
+from jaxrl_llm.messages import Problem
 from jaxrl_llm.pretrained.chat_template import render
 from jaxrl_llm.tasks.files import report as report_lib
 from jaxrl_llm.tasks.files import tables, text_files
@@ -156,12 +157,12 @@ def check_files(*, path: str | os.PathLike | None, test_path: str | os.PathLike 
     ValueError: one line.
   """
   if path is None:
-    raise ValueError("task.path: found None, expected a file of pairs, such as pairs.jsonl with prompt, chosen and rejected on each line")
+    raise ValueError(Problem("task.path", "None", "a file of pairs, such as pairs.jsonl with prompt, chosen and rejected on each line"))
   text_files.check(path)
   if test_path is not None:
     text_files.check(test_path)
     if test_fraction is not None:
-      raise ValueError(f"task.test_fraction: found {test_fraction} with test pairs of their own in task.test_path; set one of the two")
+      raise ValueError(Problem("task.test_fraction", f"{test_fraction} with test pairs of their own in task.test_path; set one of the two"))
 
 
 def row_of(record: Record, columns: PairColumns) -> Row:

@@ -4,7 +4,7 @@ import string
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from jaxrl_llm.messages import did_you_mean
+from jaxrl_llm.messages import Problem, did_you_mean
 
 
 def fields(template: str) -> tuple[str, ...]:
@@ -31,22 +31,19 @@ def fields(template: str) -> tuple[str, ...]:
   try:
     parsed = list(string.Formatter().parse(template))
   except ValueError as error:
-    raise ValueError(
-      f"task.prompt_template: found {_short(template)} ({error}), expected balanced braces; write {{{{ for one that is text"
-    ) from error
+    fix = "balanced braces; write {{ for one that is text"
+    raise ValueError(Problem("task.prompt_template", f"{_short(template)} ({error})", fix)) from error
   found = []
   for _, name, form, conversion in parsed:
     if name is None:
       continue
     if form or conversion or not name.isidentifier():
       text = "{" + name + (f"!{conversion}" if conversion else "") + (f":{form}" if form else "") + "}"
-      raise ValueError(
-        f"task.prompt_template: found {text!r}, expected the name of a column in it, such as {{question}}; write {{{{{text[1:-1]}}}}} for "
-        "a pair of braces"
-      )
+      fix = f"the name of a column in it, such as {{question}}; write {{{{{text[1:-1]}}}}} for a pair of braces"
+      raise ValueError(Problem("task.prompt_template", repr(text), fix))
     found.append(name)
   if not found:
-    raise ValueError(f"task.prompt_template: found {_short(template)}, expected a column in it, such as {{question}}")
+    raise ValueError(Problem("task.prompt_template", _short(template), "a column in it, such as {question}"))
   return tuple(dict.fromkeys(found))
 
 

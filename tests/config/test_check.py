@@ -1,22 +1,27 @@
 """Every problem of a config, as one line each."""
 
+import inspect
+
 import pytest
 from ml_collections import ConfigDict
 
 from configs import common
-from jaxrl_llm.config import check
+from jaxrl_llm.config import check, command_line, values
 from jaxrl_llm.config import fields as fields_lib
+from jaxrl_llm.config.fields import FIELDS, REWARD_MODEL_FIELDS, Field
+from jaxrl_llm.objectives import OBJECTIVES
+from jaxrl_llm.objectives.corrected import RULES
 from tests.runs import tiny_config
 
 # For each kind of range: values outside of it.
 BAD = {
-  fields_lib.COUNT: (0, -1),
-  fields_lib.NATURAL: (-1,),
-  fields_lib.ABOVE_ZERO: (0.0, -1.0, float("inf"), float("nan")),
-  fields_lib.NOT_NEGATIVE: (-1e-9, float("inf"), float("nan")),
-  fields_lib.FRACTION: (1.0, -0.1, float("nan")),
-  fields_lib.UNIT: (1.1, -0.1, float("nan")),
-  fields_lib.COUNTS: ((), (0,), (8, -8), (1.5,)),
+  values.COUNT: (0, -1),
+  values.NATURAL: (-1,),
+  values.ABOVE_ZERO: (0.0, -1.0, float("inf"), float("nan")),
+  values.NOT_NEGATIVE: (-1e-9, float("inf"), float("nan")),
+  values.FRACTION: (1.0, -0.1, float("nan")),
+  values.UNIT: (1.1, -0.1, float("nan")),
+  values.COUNTS: ((), (0,), (8, -8), (1.5,)),
 }
 BAD_BY_FIELD = {
   "seed": (-1, 2**32),
@@ -52,18 +57,57 @@ BAD_BY_FIELD = {
 }
 
 
-@pytest.mark.parametrize("path", [*fields_lib.RANGES, *fields_lib.OPTIONAL])
+# Fields that are judged by what they configure.
+JUDGED = {path for path in FIELDS if path.startswith(("objective.", "correction."))}
+# Names, which are looked up, texts and switches have no range: only another type is wrong.
+UNRANGED = (values.TEXT, values.LINES, values.SWITCH, values.LEVELS, values.or_none(values.LEVELS))
+RANGED = [path for path, field in FIELDS.items() if path not in JUDGED and field.check not in UNRANGED]
+
+
+@pytest.mark.parametrize("path", [*RANGED, "reward.kl_estimator"])
 def test_every_range_refuses_what_is_outside(path):
-  for value in BAD_BY_FIELD.get(path) or BAD[(fields_lib.RANGES | fields_lib.OPTIONAL)[path]]:
+  for value in BAD_BY_FIELD.get(path) or BAD[FIELDS[path].check._replace(optional=False)]:
     (line,) = check.problems(tiny_config(overrides={path: value}))
     assert line.startswith(f"config.{path}: found {value!r}, expected "), line
 
 
-def test_every_field_is_checked_or_known_to_have_no_range():
-  fields = set(fields_lib.flatten(common.base()))
-  judged = {field for field in fields if field.startswith(("objective.", "correction."))}  # By what they configure.
-  ranged = set(fields_lib.RANGES) | set(fields_lib.OPTIONAL)
-  assert ranged <= fields and fields - ranged == judged | set(fields_lib.UNRANGED)
+def test_objectives_and_corrections_judge_settings_that_are_fields():
+  settings = {f"objective.{name}" for make in OBJECTIVES.values() for name in inspect.signature(make).parameters}
+  assert {"objective.name", *settings, *(f"correction.{name}" for name in RULES)} == JUDGED
+
+
+@pytest.mark.parametrize("table", [FIELDS, REWARD_MODEL_FIELDS])
+def test_every_row_is_legal_and_says_what_it_means(table):
+  for path, field in table.items():
+    assert path.rpartition(".")[0] in ("", *fields_lib.SECTIONS), path
+    assert (field.default is None and field.takes_none) or values.holds(field.check, field.default), path
+    assert field.sentence.endswith((".", ")")) and len(field.sentence.splitlines()) == 1, path
+  assert fields_lib.flatten(fields_lib.base(table)) == {path: field.default for path, field in table.items()}
+
+
+def test_a_new_field_is_one_row(monkeypatch):
+  """Its default, its check, the command line and the help follow from the row."""
+  row = Field(3, values.at_least(2, "one is none"), "Retries of a call.")
+  monkeypatch.setitem(FIELDS, "rollout.retries", row)
+  assert common.base().rollout.retries == tiny_config().rollout.retries == 3
+  assert check.problems(tiny_config(overrides={"rollout.retries": 2})) == []
+  expected = "a whole number of at least 2, below 2**31: one is none"
+  assert check.problems(tiny_config(overrides={"rollout.retries": 1})) == [f"config.rollout.retries: found 1, expected {expected}"]
+  with pytest.raises(command_line.UsageError) as refused:
+    command_line.override(tiny_config(), {"rollout.retrys": ["3"], "rollout.retries": ["x"]})
+  assert str(refused.value).splitlines() == [
+    "unknown field config.rollout.retrys; did you mean config.rollout.retries?",
+    f"config.rollout.retries: found 'x', expected {expected}; the file has 3",
+  ]
+  assert command_line.override(tiny_config(), {"rollout.retries": ["5"]}).rollout.retries == 5
+  assert fields_lib.described("rollout.retries").splitlines()[1:] == [
+    f"  config.rollout.retries = 3; expects {expected}",
+    "      Retries of a call.",
+  ]
+  without = tiny_config()
+  with without.unlocked():
+    del without.rollout.retries
+  assert check.problems(without) == ["config: 1 fields are missing, such as rollout.retries; expected a config made by configs.common"]
 
 
 def test_values_of_another_type_are_refused_whatever_they_are():
@@ -97,21 +141,9 @@ def test_fields_that_nothing_reads_are_told():
   ]
 
 
-def test_every_field_without_a_range_has_the_kind_that_it_is_checked_for():
-  config = common.base()
-  kinds = {"true or false": bool, "text": str}
-  for path in fields_lib.UNRANGED:
-    expected = kinds.get(check.type_in_words(config, path), tuple)
-    value = {bool: True, str: "x", tuple: (1,)}[expected]
-    assert fields_lib.holds(fields_lib.kind(path), value), path
-    assert (path in fields_lib.SWITCHES, path in fields_lib.TUPLES) == (expected is bool, expected is tuple), path
-
-
-def test_no_field_is_a_bare_none():
-  """ml_collections can give a type to None only through a placeholder; a bare one could not be set from the command line."""
-  config = common.base()
-  for path in fields_lib.flatten(config):
-    assert check.type_in_words(config, path) != "NoneType", path
+def test_the_command_line_can_set_none_where_none_is_legal():
+  config = command_line.override(tiny_config(), {"alarms.spike_sigmas": ["None"]})
+  assert config.alarms.spike_sigmas is None and check.problems(config) == []
 
 
 RELATIONS = {
@@ -130,7 +162,7 @@ RELATIONS = {
   "a row too short": ({"learner.row_tokens": 31}, ["config.learner.row_tokens=31", "the longest sequence", "raise it to at least 32"]),
   "too few rows": ({"learner.row_buckets": (2, 4)}, ["config.learner.row_buckets=(2, 4)", "can need 8 rows", "add a bucket of at least 8"]),
   "too few rows to imitate": ({"warm_start.batch_size": 64}, ["config.warm_start.row_buckets=(16,)", "add a bucket of at least 32"]),
-  "no such metric": ({"eval.metrics": ("maj@8",)}, ["config.eval.metrics: metric: found 'maj@8'", "did you mean 'maj@n'?"]),
+  "no such metric": ({"eval.metrics": ("maj@8",)}, ["config.eval.metrics: found 'maj@8'", "did you mean 'maj@n'?"]),
   "more samples than there are": ({"eval.metrics": ("avg@n:n=4", "maj@n:n=8")}, ["config.eval.metrics: found 'maj@n:n=8'", "at most 4"]),
   "penalty for all": ({"reward.overlong_buffer": 25}, ["overlong_buffer=25", "max_new_tokens=24"]),
   "nothing to do": ({"num_steps": 0, "warm_start.num_steps": 0}, ["nothing to train"]),
@@ -196,7 +228,7 @@ def test_a_config_that_lacks_fields_is_no_traceback():
     ("group_size", "did you mean config.rollout.group_size?"),
     ("rollout.grop_size", "did you mean config.rollout.group_size?"),
     ("lerner.b1", "did you mean config.learner.b1?"),
-    ("qqqq", "--dry_run lists all fields"),
+    ("qqqq", "--help_fields lists all fields"),
     ("mesh",
      "config.mesh is a section and cannot be set; set one of its fields: mesh.context, mesh.data, mesh.expert, mesh.fsdp, mesh.sampler, "
      "mesh.sampler_tensor, mesh.slices, mesh.tensor"),

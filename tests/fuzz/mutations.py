@@ -18,7 +18,7 @@ from jaxrl_llm.config import command_line
 from jaxrl_llm.config import fields as fields_lib
 from tests.runs import ROOT
 
-CONFIGS = sorted(path.stem for path in (ROOT / "configs").glob("*.py") if path.stem not in ("__init__", "common", "fields"))
+CONFIGS = sorted(path.stem for path in (ROOT / "configs").glob("*.py") if path.stem not in ("__init__", "common"))
 
 # What people and programs write by mistake, of every type, with the corners of each.
 VALUES: tuple[Any, ...] = (

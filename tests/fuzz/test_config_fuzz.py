@@ -70,4 +70,4 @@ def test_thousands_of_mistakes_are_refused_in_lines(name, road):
 def test_a_mistake_made_twice_is_said_once():
   mutation = [mutations.Edit("set", "eval.metrics", "none")] * 2
   _, lines = mutations.refusal_on_the_command_line(mutations.load("grpo"), mutation)
-  assert len(lines) == 1 and lines[0].startswith("config.eval.metrics: metric: found 'none'"), lines
+  assert len(lines) == 1 and lines[0].startswith("config.eval.metrics: found 'none'"), lines

@@ -83,7 +83,7 @@ def test_targets_choose_the_weights_that_get_an_adapter():
 
 def test_targets_that_match_nothing_are_refused():
   model = make_model(DENSE._replace(lora=Lora(2, 4.0, ("attn/.*",))))
-  with pytest.raises(ValueError, match=re.escape("model.lora.targets: found ('attn/.*',), which match no linear map")):
+  with pytest.raises(ValueError, match=re.escape("model.lora_targets: found ('attn/.*',), which match no linear map")):
     trainable(model.config, model.logical_axes)
 
 

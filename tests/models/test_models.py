@@ -287,7 +287,7 @@ def test_init_follows_its_key_and_no_two_layers_are_alike():
 
 
 def test_errors_name_the_setting():
-  with pytest.raises(ValueError, match=r"unknown preset 'nanu', expected one of tiny, nano, .*; did you mean 'nano'\?"):
+  with pytest.raises(ValueError, match=r"model.preset: found 'nanu', expected one of tiny, nano, .*; did you mean 'nano'\?"):
     preset("nanu", vocab_size=264)
   with pytest.raises(ValueError, match="model.dtype: found 'float16', expected one of float32, bfloat16"):
     preset("nano", vocab_size=264, dtype="float16")

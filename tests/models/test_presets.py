@@ -67,7 +67,7 @@ def test_a_published_size_brings_its_vocabulary():
   [
     ("qwen3-0.6b", dict(vocab_size=151937), "the tokenizer has 151937 ids, but the embedding of 'qwen3-0.6b' has 151936 rows; choose"),
     ("nano", {}, "model.preset: 'nano' has no vocabulary of its own, expected the tokenizer's vocab_size"),
-    ("Qwen3-0.6B", {}, "unknown preset 'Qwen3-0.6B', expected one of tiny, nano, "),
+    ("Qwen3-0.6B", {}, "model.preset: found 'Qwen3-0.6B', expected one of tiny, nano, "),
     ("Qwen3-0.6B", {}, "; did you mean 'qwen3-0.6b'?"),
     ("llama-3.1-8b", {}, "; did you mean 'llama3.1-8b'?"),
   ],

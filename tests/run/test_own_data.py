@@ -56,7 +56,7 @@ def test_a_run_does_not_go_on_with_other_problems(problems, tmp_path):
   [
     ({"task__path": None}, "task.path"),
     ({"task__path": "no/such.jsonl"}, "no/such.jsonl"),
-    ({"task__size": 3}, "config.task.size: task file does not read it"),
+    ({"task__size": 3}, "config.task.size: found 3, expected None, because task file does not read it"),
     ({"task__reward": "math"}, "did you mean 'maths'"),
     ({"task__test_source": "x"}, "config.task.test_source"),
     ({"sandbox__backend": "dockr"}, "did you mean 'docker'"),

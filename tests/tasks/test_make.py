@@ -72,8 +72,8 @@ def test_names_and_settings_are_checked_without_loading_anything(tmp_path):
 @pytest.mark.parametrize(
   "name, settings, start, end",
   [
-    ("arithmetic", {"path": "x"}, "task.path: task arithmetic does not read it", "takes no settings of its own"),
-    ("livecodebench", {"afer": "2025-01-01"}, "task.afer: task livecodebench does not", "did you mean 'after'?"),
+    ("arithmetic", {"path": "x"}, "task.path: found 'x', expected None, because task arithmetic", "takes no settings of its own"),
+    ("livecodebench", {"afer": "2025-01-01"}, "task.afer: found '2025-01-01', expected None", "did you mean 'after'?"),
     ("livecodebench", {"after": "tomorrow"}, "task.after: found 'tomorrow'", "such as 2024-08-01"),
     ("gsm8", {}, "task.name: found 'gsm8', expected one of arithmetic, ", "gym:NAME; did you mean 'gsm8k'?"),
     ("file", {}, "task.path: found None", "such as problems.jsonl"),
@@ -84,5 +84,5 @@ def test_names_and_settings_are_checked_without_loading_anything(tmp_path):
   ],
 )
 def test_one_line_for_each_wrong_setting(name, settings, start, end):
-  (line,) = tasks.problems(name, settings)
+  (line,) = map(str, tasks.problems(name, settings))
   assert line.startswith(start) and line.endswith(end) and "\n" not in line

@@ -6,6 +6,7 @@ import pathlib
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from jaxrl_llm.messages import Problem, problem_of
 from jaxrl_llm.models import read_reward_config
 from jaxrl_llm.pretrained import where
 from jaxrl_llm.pretrained.byte_tokenizer import ByteTokenizer
@@ -78,7 +79,7 @@ def same_vocabulary(one: Tokenizer, other: Tokenizer) -> bool:
   return isinstance(one, ByteTokenizer) and one == other
 
 
-def problems(path: str | os.PathLike, *, chat: bool | None = None, budget: int = 0) -> Iterator[str]:
+def problems(path: str | os.PathLike, *, chat: bool | None = None, budget: int = 0) -> Iterator[Problem | str]:
   """What is wrong with a reward model; reads headers and the tokenizer, no weights.
 
   Args:
@@ -93,14 +94,13 @@ def problems(path: str | os.PathLike, *, chat: bool | None = None, budget: int =
     config = read_reward_config(path)
     load_reward_tokenizer(path, chat=chat, vocab_rows=config.vocab_size)
   except (ImportError, ValueError) as error:
-    line = str(error).removeprefix("config.model.path: ")
-    yield f"config.reward.model_path: {line.replace('then config.model.path=', 'then config.reward.model_path=')}"
+    problem, field = problem_of(error), "config.reward.model_path"
+    yield problem._replace(field=field) if isinstance(problem, Problem) else f"{field}: {problem}"
     return
   if config.max_positions is not None and budget > config.max_positions:
-    yield (
-      f"config.reward.model_path: found a reward model of at most {config.max_positions} tokens, expected one of at least {budget} = "
-      "max(config.rollout.prompt_buckets) + config.rollout.max_new_tokens"
-    )
+    least = f"{budget} = max(config.rollout.prompt_buckets) + config.rollout.max_new_tokens"
+    found = f"a reward model of at most {config.max_positions} tokens"
+    yield Problem("config.reward.model_path", found, f"one of at least {least}")
 
 
 def _notes(folder: pathlib.Path) -> Mapping[str, Any]:

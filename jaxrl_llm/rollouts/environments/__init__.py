@@ -11,7 +11,7 @@ import inspect
 from collections.abc import Callable
 from typing import Any
 
-from jaxrl_llm.messages import did_you_mean
+from jaxrl_llm.messages import Problem, did_you_mean, shown
 from jaxrl_llm.rewards.imported import load
 from jaxrl_llm.rollouts.environments.calculator import calculator
 from jaxrl_llm.rollouts.environments.protocol import Environment, Reply, State
@@ -41,11 +41,12 @@ def check(name: str, settings: dict[str, Any]) -> None:
   """
   if ":" not in name and name not in ENVIRONMENTS:
     hint = did_you_mean(name, ENVIRONMENTS)
-    raise ValueError(f"environment.name: found {name!r}, expected one of {', '.join(ENVIRONMENTS)}, MODULE:FUNCTION{hint}")
+    raise ValueError(Problem("environment.name", repr(name), f"one of {', '.join(ENVIRONMENTS)}, MODULE:FUNCTION{hint}"))
   known = () if ":" in name else tuple(inspect.signature(ENVIRONMENTS[name]).parameters)
   for setting in settings:
     if setting not in known:
-      raise ValueError(f"environment.{setting}: environment {name} does not read it, expected None or 0")
+      expected = f"None or 0, because environment {name} does not read it"
+      raise ValueError(Problem(f"environment.{setting}", shown(settings[setting]), expected))
 
 
 def make(name: str, **settings: Any) -> Environment:

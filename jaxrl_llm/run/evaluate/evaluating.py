@@ -109,13 +109,15 @@ def _regrade(request: Request, config: ConfigDict, command: str) -> dict[str, An
   try:
     verifier = make_rewards(load_task(config), config)[0]
     metrics = _metrics(request, verifier, config.eval.samples)
+  except (ImportError, ValueError) as error:
+    raise UsageError(" ".join(str(error).splitlines())) from error
+  try:
     with _grader(config, [verifier]) as grader:
       found = held_out.regrade(rows, verifier=verifier, call=grader)
   except held_out.NoRewardError:
     raise
-  except (ImportError, ValueError) as error:
-    text = " ".join(str(error).splitlines())
-    raise UsageError(f"--regrade={request.regraded}: {text}" if text.startswith("problem ") else text) from error
+  except ValueError as error:
+    raise UsageError(f"--regrade={request.regraded}: {' '.join(str(error).splitlines())}") from error
   after = held_out.regraded_rows(rows, found, verifier=verifier.name)
   changed = sum(old.score != new.score for old, new in zip(rows, after, strict=True))
   print(f"{request.regraded}: {len(rows):,} samples graded again with {verifier.name}, {changed:,} rewards changed")

@@ -8,9 +8,9 @@ from typing import NamedTuple
 from absl import flags
 from ml_collections import ConfigDict
 
-from jaxrl_llm.config import check, command_line, fields
+from jaxrl_llm.config import check, command_line
 from jaxrl_llm.config.command_line import UsageError
-from jaxrl_llm.config.fields import OPTIONAL, RANGES, UNRANGED
+from jaxrl_llm.config.fields import FIELDS, flatten
 from jaxrl_llm.evaluation import MetricName, SampleRow, parse_metric, read_samples
 from jaxrl_llm.run.evaluate import source as source_lib
 from jaxrl_llm.run.evaluate.source import Source
@@ -83,12 +83,10 @@ def parse(argv: Sequence[str]) -> Request:
 def _config(path: str, overrides: dict[str, list[str]], source: Source) -> ConfigDict:
   if path:
     config = command_line.load(path)
-    if missing := _missing(config):
-      raise UsageError(f"--config={path}: found no {missing}, expected the config of a policy, made by configs.common")
+    if missing := [field for field in FIELDS if field not in flatten(config)]:
+      raise UsageError(f"--config={path}: found no {missing[0]}, expected the config of a policy, made by configs.common")
   elif source.kind == "run":
-    config = source_lib.run_config(source.path, overrides)
-    if missing := _missing(config):  # Outside of a checkout, whose defaults would fill them in.
-      raise UsageError(f"{source.path / 'config.json'}: a run of an earlier version, without {missing}; name its config: --config=FILE")
+    config = source_lib.run_config(source.path)
   else:
     raise UsageError(
       f"--config is missing; for instance --config=configs/gspo.py (there are: {command_line.available()}); only a run has its own"
@@ -99,13 +97,6 @@ def _config(path: str, overrides: dict[str, list[str]], source: Source) -> Confi
   if source.kind == "files":
     config.model.path = str(source.path)
   return config
-
-
-def _missing(config: ConfigDict) -> str:
-  """Fields that a config lacks, in words."""
-  there = fields.flatten(config)
-  missing = [field for field in (*RANGES, *OPTIONAL, *UNRANGED) if field not in there]
-  return ", ".join(missing[:3]) + (f" and {len(missing) - 3} more fields" if len(missing) > 3 else "")
 
 
 def _rows(path: Path) -> list[SampleRow]:
@@ -127,10 +118,9 @@ def _metrics(
   try:
     metrics = tuple(parse_metric(name.strip()) for name in (text.split(",") if text is not None else config.eval.metrics))
   except ValueError as error:
-    found = str(error).removeprefix("metric: ")
-    if text is not None and "pass@k:k=" in text and "&" not in text:
-      found += "; quote the argument: a shell takes & for itself"
-    raise UsageError(f"{'config.eval.metrics' if text is None else '--metrics'}: {found}") from error
+    problem = error.args[0]._replace(field="config.eval.metrics" if text is None else "--metrics")
+    cut = text is not None and "pass@k:k=" in text and "&" not in text
+    raise UsageError(f"{problem}; quote the argument: a shell takes & for itself" if cut else str(problem)) from error
   largest = config.eval.samples if text is None else max(metric.n for metric in metrics)
   if rows is not None:
     there = 1 + max(row.sample for row in rows)

@@ -1,18 +1,15 @@
 """Where the weights to evaluate come from: a run's checkpoint, published weights, or the config itself. Nothing is loaded here."""
 
-import ast
-import difflib
 import json
 import re
-import runpy
-from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ml_collections import ConfigDict, config_dict
+from ml_collections import ConfigDict
 
 from jaxrl_llm.config.command_line import UsageError
-from jaxrl_llm.config.fields import flatten
+from jaxrl_llm.config.fields import base, flatten
+from jaxrl_llm.messages import did_you_mean, one_line
 from jaxrl_llm.workdir import checkpoint
 
 _EXPECTED = "expected the workdir of a run, WORKDIR@STEP, a folder in Hugging Face's format or a .gguf file"
@@ -88,39 +85,25 @@ def saved_config(workdir: Path) -> dict[str, Any] | None:
   return found if isinstance(found, dict) and {"objective", "rollout", "model"} <= found.keys() else None
 
 
-def run_config(workdir: Path, overrides: Mapping[str, list[str]]) -> ConfigDict:
-  """The config of a run, ready for overrides.
-
-  Where this package lies in its checkout, fields that are newer than the run take their defaults, and a line says so.
+def run_config(workdir: Path) -> ConfigDict:
+  """Reads the config of a run; fields that are newer than the run take their defaults, and a line says so.
 
   Args:
-    workdir: of the run.
-    overrides: texts by field. JSON does not say what a field may hold that is None; outside of a checkout it is taken for what the text
-      looks like.
+    workdir: Workdir of the run.
 
   Raises:
-    UsageError: a run of another version, with fields that this one does not know.
+    UsageError: A run of another version, with fields that this one does not know.
   """
-  saved, defaults = _tuples(saved_config(workdir)), Path(__file__).resolve().parents[3] / "configs" / "fields.py"
-  if defaults.is_file():
-    config = runpy.run_path(str(defaults))["base"]()
-    known, there = flatten(config), flatten(saved)
-    try:
-      config.update(saved)
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
-      fields = ", ".join(field for field in there if field not in known) or " ".join(str(error).split())[:200]
-      raise UsageError(f"{workdir / 'config.json'}: a run of another version ({fields}); name its config: --config=FILE") from error
-    if newer := [f"{field}={value!r}" for field, value in known.items() if field not in there]:
-      print(f"{workdir} is a run of an earlier version; defaults: {', '.join(newer)}")
-    return config
-  for field, texts in overrides.items():
-    *sections, name = field.split(".")
-    section = saved
-    for part in sections:
-      section = section.get(part) if isinstance(section, dict) else None
-    if isinstance(section, dict) and name in section and section[name] is None:
-      section[name] = config_dict.placeholder(_kind(texts))
-  return ConfigDict(saved).lock()
+  saved, config = _tuples(saved_config(workdir)), base()
+  known, there = flatten(config), flatten(saved)
+  try:
+    config.update(saved)
+  except (AttributeError, KeyError, TypeError, ValueError) as error:
+    fields = ", ".join(field for field in there if field not in known) or one_line(error, typed=False)
+    raise UsageError(f"{workdir / 'config.json'}: a run of another version ({fields}); name its config: --config=FILE") from error
+  if newer := [f"{field}={value!r}" for field, value in known.items() if field not in there]:
+    print(f"{workdir} is a run of an earlier version; defaults: {', '.join(newer)}")
+  return config
 
 
 def refuse_other_model(config: ConfigDict, workdir: Path) -> None:
@@ -144,15 +127,6 @@ def refuse_other_model(config: ConfigDict, workdir: Path) -> None:
     raise UsageError("\n".join(lines))
 
 
-def _kind(texts: Iterable[str]) -> type:
-  texts = list(texts)
-  try:
-    value = ast.literal_eval(texts[0]) if len(texts) == 1 else tuple(texts)
-  except (SyntaxError, ValueError):
-    return str
-  return type(value) if isinstance(value, bool | int | float | tuple) else str
-
-
 def _tuples(value: Any) -> Any:
   """JSON has lists where a config has tuples."""
   if isinstance(value, dict):
@@ -162,5 +136,5 @@ def _tuples(value: Any) -> Any:
 
 def _near(path: Path) -> str:
   there = [other.name for other in path.parent.iterdir()] if path.parent.is_dir() else []
-  found = difflib.get_close_matches(path.name, there, n=1)
-  return f"; did you mean {str(path.parent / found[0])!r}?" if found else ""
+  close = did_you_mean(path.name, there, "{}")
+  return f"; did you mean {str(path.parent / close)!r}?" if close else ""

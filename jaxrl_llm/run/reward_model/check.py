@@ -1,13 +1,13 @@
 """Everything that can be wrong with a reward model's config, found before any device starts."""
 
-import difflib
 import math
 from collections.abc import Iterator
 
 from ml_collections import ConfigDict
 
-from jaxrl_llm.config.check import of_wrong_type, other_fields, outside
-from jaxrl_llm.config.fields import ABOVE_ZERO, COUNT, NOT_NEGATIVE, OPTIONAL, RANGES, Check, flatten, kind
+from jaxrl_llm.config.check import field_problems, in_config
+from jaxrl_llm.config.fields import REWARD_MODEL_FIELDS
+from jaxrl_llm.messages import Problem, did_you_mean, problem_of
 from jaxrl_llm.models import ModelConfig, preset, read_config, read_reward_config
 from jaxrl_llm.models.attention import check_backend
 from jaxrl_llm.models.remat import check_policy
@@ -15,66 +15,24 @@ from jaxrl_llm.models.reward_model import is_classifier, trunk_config
 from jaxrl_llm.pretrained import where
 from jaxrl_llm.pretrained.byte_tokenizer import ByteTokenizer
 from jaxrl_llm.rewards.model import load_reward_tokenizer
-from jaxrl_llm.run.reward_model import OBJECTIVE
 from jaxrl_llm.tasks import preference_pairs
 from jaxrl_llm.text_types import Tokenizer
-
-OWN: dict[str, Check] = {
-  "num_steps": COUNT,
-  "objective.margin": (lambda x: isinstance(x, int | float) and not isinstance(x, bool) and math.isfinite(x), "a finite number"),
-  "objective.center_coef": NOT_NEGATIVE,
-  "task.max_tokens": COUNT,
-  "task.chosen_column": (lambda x: x != "" and kind("task.chosen_column")[0](x), "the name of a column"),
-  "task.rejected_column": (lambda x: x != "" and kind("task.rejected_column")[0](x), "the name of a column"),
-  "learner.batch_pairs": COUNT,
-  "learner.learning_rate": ABOVE_ZERO,
-  "eval.num_pairs": COUNT,
-}
-"""Ranges of the fields that an RL config does not have, or has with another range; the others are as there."""
-
-UNRANGED = (
-  "objective.name", "model.preset", "model.path", "model.tokenizer", "model.attention", "model.remat", "task.name", "task.levels",
-  "task.path", "task.test_path", "task.prompt_column", "task.margin_column", "task.chat", "task.system", "task.pad_token", "task.data_dir",
-  "learner.offload_optimizer", "log.tensorboard", "checkpoint.asynchronous",
-)  # fmt: skip
-"""Fields with no range: names, which are looked up, and switches."""
-
-SHARED = (
-  "checkpoint.every", "checkpoint.every_minutes", "checkpoint.keep", "checkpoint.keep_best", "checkpoint.keep_every_hours", "eval.every",
-  "learner.b1", "learner.b2", "learner.max_grad_norm", "learner.max_skipped", "learner.micro_batches", "learner.moments_dtype",
-  "learner.row_buckets", "learner.row_tokens", "learner.schedule", "learner.warmup_steps", "learner.weight_decay", "mesh.context",
-  "mesh.data", "mesh.expert", "mesh.fsdp", "mesh.slices", "mesh.tensor", "model.dtype", "model.param_dtype", "seed", "task.bad_rows",
-  "task.test_fraction", "watchdog.seconds", "watchdog.stop_seconds",
-)  # fmt: skip
-"""Fields with the range that they have in an RL config."""
 
 _OF_FILES = ("path", "test_path", "test_fraction", "margin_column")
 _OF_TOKENIZERS = ("chat", "system", "pad_token")
 
 
-def ranges(fields: dict) -> dict[str, Check]:
-  """The range of each field that has one."""
-  return {path: (RANGES | OPTIONAL | OWN)[path] for path in fields if path in RANGES | OPTIONAL | OWN}
-
-
 def problems(config: ConfigDict) -> list[str]:
-  """Every problem of a config, a line each; none is an empty list.
+  """Returns every problem of a config, a line each; none is an empty list.
 
   Args:
-    config: resolved, with all fields of `configs/reward_model.py`.
+    config: Resolved config with all fields of `REWARD_MODEL_FIELDS`.
   """
-  fields = flatten(config)
-  if lines := other_fields(fields, (*OWN, *UNRANGED, *SHARED), "a config as configs/reward_model.py"):
-    return lines
-  checks = ranges(fields) | {path: kind(path) for path in UNRANGED}
-  found = outside(fields, checks, optional=(*OPTIONAL, *UNRANGED))
-  known = {line.partition(":")[0] for line in found}
-  if any(of_wrong_type(path, fields[path]) for path in checks if f"config.{path}" in known):
-    return found  # What looks further could not read them.
-  if config.objective.name != OBJECTIVE:
-    found.append(f"config.objective.name: found {config.objective.name!r}, expected {OBJECTIVE!r}, which trains reward models")
-  found += [*_task_problems(config), *_model_problems(config)]
-  return found or list(_relations(config))
+  wrong, readable = field_problems(config, REWARD_MODEL_FIELDS, "a config as configs/reward_model.py")
+  if readable:
+    wrong += [*_task_problems(config), *_model_problems(config)]
+    wrong = wrong or list(_relations(config))
+  return list(map(str, wrong))
 
 
 def shape_of(config: ConfigDict) -> ModelConfig:
@@ -119,46 +77,42 @@ def load_pairs(config: ConfigDict) -> preference_pairs.Pairs:
   return preference_pairs.from_files(tokenizer_of(config), columns=columns, **files)
 
 
-def _task_problems(config: ConfigDict) -> Iterator[str]:
+def _task_problems(config: ConfigDict) -> Iterator[Problem | str]:
   task = config.task
   if task.name not in preference_pairs.SOURCES:
-    near = difflib.get_close_matches(str(task.name), preference_pairs.SOURCES, n=1)
-    hint = f"; did you mean {near[0]!r}?" if near else ""
-    yield f"config.task.name: found {task.name!r}, expected one of {', '.join(preference_pairs.SOURCES)}{hint}"
+    names = preference_pairs.SOURCES
+    yield Problem("config.task.name", repr(task.name), f"one of {', '.join(names)}{did_you_mean(task.name, names)}")
     return
   if task.name == "file":
     try:
       preference_pairs.check_files(path=task.path, test_path=task.test_path, test_fraction=task.test_fraction)
     except ValueError as error:
-      yield f"config.{error}" if str(error).startswith("task.") else str(error)
+      yield in_config(problem_of(error))
     return
   for name in _OF_FILES:
     if task[name] is not None:
-      yield f"config.task.{name}: found {task[name]!r}, expected None, because task.name is {task.name!r}; set task.name='file'"
+      yield Problem(f"config.task.{name}", repr(task[name]), f"None, because task.name is {task.name!r}; set task.name='file'")
 
 
-def _model_problems(config: ConfigDict) -> Iterator[str]:
+def _model_problems(config: ConfigDict) -> Iterator[Problem | str]:
   tokenizer = config.model.tokenizer
-  if missing := [name for name in ("preset", "attention", "remat") if config.model[name] is None]:
-    yield from (f"config.model.{name}: found None, expected a name" for name in missing)
-    return
   if tokenizer not in (None, "bytes") or (tokenizer and config.model.path is None):
     why = "" if config.model.path else ", because without model.path it is 'bytes' anyway"
-    yield f"config.model.tokenizer: found {tokenizer!r}, expected None{why or ' or ' + repr('bytes')}"
+    yield Problem("config.model.tokenizer", repr(tokenizer), f"None{why or ' or ' + repr('bytes')}")
     return
   try:
     check_backend(config.model.attention)
     check_policy(config.model.remat)
     rows, ids = shape_of(config).vocab_size, tokenizer_of(config).vocab_size
     if ids > rows:
-      yield f"config.model.tokenizer: found {tokenizer!r}, whose {ids} ids the model's embedding of {rows} rows does not hold"
+      found = f"{tokenizer!r}, whose {ids} ids the model's embedding of {rows} rows does not hold"
+      yield Problem("config.model.tokenizer", found)
   except (ImportError, ValueError) as error:
-    text = str(error)
-    yield text if text.startswith("config.") or not text.startswith("model.") else f"config.{text}"
+    yield in_config(problem_of(error))
   if config.model.path is None or tokenizer:
     for name in _OF_TOKENIZERS:
       if config.task[name] is not None:
-        yield f"config.task.{name}: found {config.task[name]!r}, expected None, because the tokenizer of bytes has nothing to set up"
+        yield Problem(f"config.task.{name}", repr(config.task[name]), "None, because the tokenizer of bytes has nothing to set up")
 
 
 def _relations(config: ConfigDict) -> Iterator[str]:

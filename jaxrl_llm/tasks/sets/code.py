@@ -5,6 +5,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from jaxrl_llm.messages import Problem
 from jaxrl_llm.tasks.files.columns import Unusable, short, text
 from jaxrl_llm.tasks.files.downloads import Files, hub
 from jaxrl_llm.tasks.files.storage import Row
@@ -141,9 +142,9 @@ def within(after: str | None, before: str | None):
   """
   for name, value in (("after", after), ("before", before)):
     if value is not None and not re.fullmatch(r"[0-9]{4}-[01][0-9]-[0-3][0-9]", value):
-      raise ValueError(f"task.{name}: found {value!r}, expected a date such as 2024-08-01")
+      raise ValueError(Problem(f"task.{name}", repr(value), "a date such as 2024-08-01"))
   if after and before and after > before:
-    raise ValueError(f"task.after: found {after}, expected a date up to task.before={before}")
+    raise ValueError(Problem("task.after", after, f"a date up to task.before={before}"))
   if after is None and before is None:
     return None
   return lambda row: (after or "") <= row["date"] <= (before or "9999")

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from importlib import metadata
 from typing import Any
 
-from jaxrl_llm.messages import did_you_mean, one_line
+from jaxrl_llm.messages import Problem, did_you_mean, one_line
 from jaxrl_llm.tasks.files import columns as columns_lib
 from jaxrl_llm.tasks.files import tables
 from jaxrl_llm.tasks.files.report import Tally
@@ -102,7 +102,7 @@ def check_name(name: str) -> str:
   """
   if name not in (known := names()):
     hint = did_you_mean(name, known) or f", such as {', '.join(known[:3])}"
-    raise ValueError(f"task.name: found {name!r}, expected one of reasoning-gym's {len(known)} tasks{hint}")
+    raise ValueError(Problem("task.name", repr(name), f"one of reasoning-gym's {len(known)} tasks{hint}"))
   return name.removeprefix(PREFIX)
 
 
@@ -129,14 +129,15 @@ def read_settings(name: str, config: str | Mapping[str, Any] | None) -> str:
     try:
       config = json.loads(config or "{}")
     except ValueError as error:
-      raise ValueError(f"task.config: found {config!r} ({error}), expected an object in JSON such as '{{\"max_terms\": 4}}'") from error
+      expected = "an object in JSON such as '{\"max_terms\": 4}'"
+      raise ValueError(Problem("task.config", f"{config!r} ({error})", expected)) from error
   if not isinstance(config, Mapping):
-    raise ValueError(f"task.config: found {config!r}, expected an object in JSON")
+    raise ValueError(Problem("task.config", repr(config), "an object in JSON"))
   known = [field.name for field in dataclasses.fields(_package().factory.DATASETS[name][1]) if field.name not in ("size", "seed")]
   for key in config:
     if key not in known:
       hint = did_you_mean(key, known)
-      raise ValueError(f"task.config: found {key!r}, expected settings of {PREFIX}{name}: {', '.join(known)}{hint}")
+      raise ValueError(Problem("task.config", repr(key), f"settings of {PREFIX}{name}: {', '.join(known)}{hint}"))
   return json.dumps(dict(config), sort_keys=True)
 
 

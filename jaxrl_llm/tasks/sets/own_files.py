@@ -3,6 +3,7 @@
 import os
 from collections.abc import Iterator, Sequence
 
+from jaxrl_llm.messages import Problem
 from jaxrl_llm.tasks import prompt_template as prompt_template_lib
 from jaxrl_llm.tasks.files import columns as columns_lib
 from jaxrl_llm.tasks.files import tables, text_files
@@ -110,11 +111,12 @@ def check_file(
     ValueError: one line.
   """
   if path is None:
-    raise ValueError("task.path: found None, expected a file of problems, such as problems.jsonl")
+    raise ValueError(Problem("task.path", "None", "a file of problems, such as problems.jsonl"))
   text_files.check(path)
   if test_path is not None:
     text_files.check(test_path)
     if test_fraction is not None:
-      raise ValueError(f"task.test_fraction: found {test_fraction} with test problems of their own in task.test_path; set one of the two")
+      found = f"{test_fraction} with test problems of their own in task.test_path; set one of the two"
+      raise ValueError(Problem("task.test_fraction", found))
   mapped = Columns(**{name.removesuffix("_column"): column for name, column in named.items()})
   return mapped._replace(others=tuple(name for name in prompt_template_lib.fields(prompt_template) if name not in COLUMNS))

@@ -137,7 +137,7 @@ def problems(path, **overrides):
 
 def test_reward_models_that_cannot_be_used(judge, tmp_path):
   (line,) = problems("no/such")
-  assert line.startswith("config.reward.model_path: found 'no/such', which does not exist") and "config.reward.model_path=FOLDER" in line
+  assert line.startswith("config.reward.model_path: found 'no/such', which does not exist") and "then name FOLDER" in line
   policy = make_model(preset("nano", vocab_size=264))
   save_hf(tmp_path / "policy", policy, policy.init(jax.random.key(0)))
   (line,) = problems(tmp_path / "policy")

@@ -43,7 +43,7 @@ def test_a_call_is_answered_and_anything_else_ends_the_conversation():
 def test_names_and_settings_that_do_not_exist():
   with pytest.raises(ValueError, match=r"environment.name: found 'calculater'.*did you mean 'calculator'\?"):
     make("calculater")
-  with pytest.raises(ValueError, match="environment.call_reward: environment python does not read it"):
+  with pytest.raises(ValueError, match="environment.call_reward: found .*, because environment python does not read it"):
     make("python", call_reward=1.0, backend="off")
   with pytest.raises(ValueError, match="environment.name 'no_such_module:make': importing 'no_such_module' raised"):
     make("no_such_module:make")

@@ -122,7 +122,7 @@ def test_demonstrations_of_a_problem_differ(task):
 
 
 def test_lengths(task):
-  """Everything fits the defaults of configs/fields.py: prompts of 12 tokens, responses of 40."""
+  """Everything fits the defaults of config/fields.py: prompts of 12 tokens, responses of 40."""
   for rows in (task.train, task.test):
     assert max(len(task.tokenizer.encode(row["prompt"], add_bos=True)) for row in rows) == 9
     assert max(len(arithmetic.working(row["question"])) + 1 for row in rows) <= 31

@@ -55,7 +55,7 @@ def test_a_task(tmp_path):
     ("gym:acre", {"levels": (1,)}, "task.levels: found 1, but gym:acre has no curriculum"),
     ("gym:knight_swap", {"levels": (0,)}, "task.levels: gym:knight_swap does not take what its curriculum has at level 0"),
     ("gym:chain_sum", {"size": 1}, "task.size: found 1, expected a whole number of at least 2"),
-    ("gym:chain_sum", {"path": "x"}, "task.path: task gym:chain_sum does not read it and takes size, seed"),
+    ("gym:chain_sum", {"path": "x"}, "task.path: found 'x', expected None, because task gym:chain_sum does not read it"),
   ],
 )
 def test_one_line_for_what_cannot_be(name, settings, words, tmp_path):

@@ -117,7 +117,7 @@ ERRORS = {
   "fraction": ({"test_fraction": 0.0}, "task.test_fraction: found 0.0, expected a number between 0 and 1"),
   "both": ({"test_fraction": 0.5, "test_path": "SAME"}, "task.test_fraction: found 0.5 with test problems of their own"),
   "leak": ({"test_path": "SAME"}, r"^duplicate question \(.*own.jsonl:1: .*\); none of the 65 rows can be used"),
-  "setting": ({"sorce": "x"}, r"task.sorce: task file does not read it and takes path, "),
+  "setting": ({"sorce": "x"}, r"task.sorce: found 'x', expected None, because task file does not read it and takes path, "),
   "remote": ({"data_dir": "gs://bucket"}, "expected a local folder"),
 }
 

@@ -1,0 +1,163 @@
+"""What a field of a config may hold: the test of a value, the same in words, and the type that text is read as."""
+
+import math
+import re
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+MAX_COUNT = 2**31 - 1
+"""Largest size or step: devices count in 32 bits."""
+
+
+class Check(NamedTuple):
+  """The legal values of a field.
+
+  Attributes:
+    accepts: Test of a value; `holds` calls it with values of any type.
+    words: The legal values, as they follow "expected" in a message.
+    type: Type of the values, which the command line parses text as.
+    optional: Whether None is legal beside a default that is not None.
+  """
+
+  accepts: Callable[[Any], bool]
+  words: str
+  type: type
+  optional: bool = False
+
+
+def holds(check: Check, value: Any) -> bool:
+  """Whether a value, of whatever type, passes a check.
+
+  Args:
+    check: Check of the field.
+    value: Value to test.
+
+  Example:
+    >>> holds(ABOVE_ZERO, 0.1), holds(ABOVE_ZERO, "0.1"), holds(ABOVE_ZERO, 10**400)
+    (True, False, False)
+  """
+  try:
+    return bool(check.accepts(value))
+  except (TypeError, ValueError, OverflowError):  # Another type, or a whole number beyond the range of floats.
+    return False
+
+
+def has_type(check: Check, value: Any) -> bool:
+  """Whether a value has the type of a check; a whole number and a fraction are both numbers.
+
+  Args:
+    check: Check of the field.
+    value: Value to test.
+
+  Example:
+    >>> has_type(ABOVE_ZERO, -1), has_type(COUNT, True), has_type(COUNTS, [8])
+    (True, False, False)
+  """
+  if check.type in (int, float):
+    return isinstance(value, int | float) and not isinstance(value, bool)
+  return isinstance(value, check.type)
+
+
+def at_least(least: int, why: str = "") -> Check:
+  """Accepts whole numbers from `least` to `MAX_COUNT`.
+
+  Args:
+    least: Smallest legal value.
+    why: Reason for the limit.
+
+  Example:
+    >>> at_least(2, "a group compares samples").words
+    'a whole number of at least 2, below 2**31: a group compares samples'
+  """
+  words = f"a whole number of at least {least}, below 2**31" + (f": {why}" if why else "")
+  return Check(lambda x: _is_whole(x) and least <= x <= MAX_COUNT, words, int)
+
+
+def one_of(*values: str) -> Check:
+  """Accepts some texts only.
+
+  Example:
+    >>> one_of("token", "sequence", "none").words
+    "'token', 'sequence' or 'none'"
+  """
+  *first, last = map(repr, values)
+  return Check(lambda x: isinstance(x, str) and x in values, f"{', '.join(first)} or {last}", str)
+
+
+def texts(words: str, *, least: int = 0, accepts: Callable[[str], bool] = bool) -> Check:
+  """Accepts tuples of texts.
+
+  Args:
+    words: The legal values, as they follow "expected".
+    least: Smallest number of texts.
+    accepts: Test of each text.
+  """
+  return Check(lambda x: isinstance(x, tuple) and len(x) >= least and all(isinstance(t, str) and accepts(t) for t in x), words, tuple)
+
+
+def or_none(check: Check) -> Check:
+  """Accepts None as well; a field whose default is None needs no such check."""
+  return check._replace(optional=True)
+
+
+def judged(type: type) -> Check:
+  """Accepts everything, for settings of what judges them itself: an objective, or the corrections.
+
+  Args:
+    type: Type of the values.
+  """
+  words = {float: "a number", int: "a whole number", str: "a name", bool: "True or False", tuple: "two numbers, as in (0.5, 5.0)"}
+  return Check(lambda x: True, words[type], type)
+
+
+def compiles(pattern: str) -> bool:
+  """Whether a text is a regular expression."""
+  try:
+    re.compile(pattern)
+  except re.error:
+    return False
+  return True
+
+
+def _is_whole(x: Any) -> bool:
+  return isinstance(x, int) and not isinstance(x, bool)
+
+
+def _is_number(x: Any) -> bool:
+  return isinstance(x, int | float) and not isinstance(x, bool) and math.isfinite(x)
+
+
+def _is_line(x: Any) -> bool:
+  return isinstance(x, str) and x.isprintable() and len(x) <= 4096
+
+
+COUNT = at_least(1)
+NATURAL = at_least(0)
+NUMBER = Check(_is_number, "a finite number", float)
+ABOVE_ZERO = Check(lambda x: _is_number(x) and x > 0, "a finite number above 0", float)
+NOT_NEGATIVE = Check(lambda x: _is_number(x) and x >= 0, "a finite number of at least 0", float)
+FRACTION = Check(lambda x: _is_number(x) and 0 <= x < 1, "a number in [0, 1)", float)
+SHARE = Check(lambda x: _is_number(x) and 0 < x <= 1, "a number in (0, 1]", float)
+INSIDE = Check(lambda x: _is_number(x) and 0 < x < 1, "a number between 0 and 1", float)
+UNIT = Check(lambda x: _is_number(x) and 0 <= x <= 1, "a number from 0 to 1", float)
+SEED = Check(lambda x: _is_whole(x) and 0 <= x < 2**32, "a whole number from 0 to 2**32 - 1", int)
+LAG = Check(lambda x: _is_whole(x) and x in (0, 1), "0 or 1 RL steps", int)
+WORKERS = Check(lambda x: _is_whole(x) and 1 <= x <= 1024, "a whole number of processes from 1 to 1024", int)
+AXIS = Check(
+  lambda x: _is_whole(x) and (x == -1 or 1 <= x <= MAX_COUNT),
+  "a whole number of at least 1, or -1 for the devices the others leave",
+  int,
+)
+COUNTS = Check(
+  lambda x: isinstance(x, tuple) and len(x) > 0 and all(holds(COUNT, each) for each in x),
+  "one or more whole numbers of at least 1, below 2**31, as in (24, 32)",
+  tuple,
+)
+LEVELS = Check(lambda x: isinstance(x, tuple) and all(map(_is_whole, x)), "whole numbers, as in (1, 2)", tuple)
+SWITCH = Check(lambda x: isinstance(x, bool), "True or False", bool)
+TEXT = Check(_is_line, "text on one line, of printable characters", str)
+LINES = Check(lambda x: isinstance(x, str) and "".join(x.split()).isprintable(), "text of printable characters", str)
+COLUMN = Check(lambda x: x != "" and _is_line(x), "the name of a column", str)
+BRADLEY_TERRY = Check(lambda x: x == "bradley_terry", "'bradley_terry', which trains reward models", str)
+DTYPE = one_of("float32", "bfloat16")
+SCHEDULE = one_of("constant", "linear")
