@@ -14,7 +14,6 @@ from jaxrl_llm.config.fields import FIELDS, flatten
 from jaxrl_llm.evaluation import MetricName, SampleRow, parse_metric, read_samples
 from jaxrl_llm.run.evaluate import source as source_lib
 from jaxrl_llm.run.evaluate.source import Source
-from jaxrl_llm.workdir import claim
 
 _FLAGS = "--config=FILE[:ARGUMENT], --config.FIELD=VALUE, --checkpoint, --metrics, --samples, --out and --regrade"
 
@@ -137,7 +136,7 @@ def _folder(config: ConfigDict, source: Source, path: str, overrides: dict[str, 
   """Where results go unless the user says: beside the run, or in ./evaluations."""
   settings = {field: ",".join(texts) for field, texts in overrides.items() if field not in ("task.test_name", "eval.samples")}
   task = re.sub(r"[^A-Za-z0-9._-]", "_", config.task.test_name or config.task.name)
-  tail = f"n{config.eval.samples}{claim.suffix(settings)}"
+  tail = f"n{config.eval.samples}{command_line.suffix(settings)}"
   if source.kind == "run":
     return source.path / "evaluations" / f"{task}-checkpoint-{source.step}-{tail}"
   weights = Path(str(source.path).removeprefix("package:")).name if source.path else Path(path.split(":")[0]).stem
