@@ -231,7 +231,7 @@ FIELDS: dict[str, Field] = {
     "Reward subtracted per nat of divergence from the reference; objective.kl_coef is the one in the loss."),
   "reward.kl_estimator": Field(None, TEXT, "A key of `penalties.KL_VALUES`. None: k1."),
   "reward.model_path": Field(None, TEXT,
-    "Folder of a reward model, whose score is a term of the reward. None: no reward model."),
+    "Folder of a reward model, whose judgement is a term of the reward. None: no reward model."),
   "reward.model_weight": Field(1.0, ABOVE_ZERO, "Weight of that term, beside the task's own verifier with weight 1."),
   "reward.model_only": Field(False, SWITCH,
     "Learn from the reward model alone: the verifier has weight 0, and evaluations still use it."),
@@ -294,7 +294,7 @@ FIELDS: dict[str, Field] = {
     "Dynamic sampling: how often a step may draw again, with new prompts, to fill its batch with groups whose "
     "samples differ in reward. Other groups take the places that are still empty then."),
   "rollout.report_every": Field(0, NATURAL,
-    "Decoding steps between two looks at what has finished, to score it meanwhile; 0: one at the end."),
+    "Decoding steps between two looks at what has finished, to grade it meanwhile; 0: one at the end."),
 
   "learner.updates_per_rollout": Field(4, COUNT,
     "Optimizer updates per rollout batch, each on a mini-batch of whole groups."),
@@ -388,8 +388,8 @@ checkpoint.asynchronous watchdog.seconds watchdog.stop_seconds log.tensorboard
 REWARD_MODEL_FIELDS: dict[str, Field] = {path: FIELDS[path] for path in _SHARED} | {
   "num_steps": Field(400, COUNT, "Updates, each on learner.batch_pairs pairs."),
   "objective.name": Field("bradley_terry", BRADLEY_TERRY, "The loss of pairs."),
-  "objective.margin": Field(0.0, NUMBER, "By how much a chosen response is to score higher, unless the pair says."),
-  "objective.center_coef": Field(0.0, NOT_NEGATIVE, "Keeps scores around 0, which pairs leave open; 0.01 is usual."),
+  "objective.margin": Field(0.0, NUMBER, "By how much a chosen response is to be rewarded more, unless the pair says."),
+  "objective.center_coef": Field(0.0, NOT_NEGATIVE, "Keeps rewards around 0, which pairs leave open; 0.01 is usual."),
   "model.path": Field(None, TEXT, "A language model, whose head is dropped, or a reward model to train further."),
   "model.tokenizer": Field(None, TEXT, "'bytes' for an exported policy of this package. None: the folder's own."),
   "task.name": Field("arithmetic", TEXT, "arithmetic or file."),
