@@ -1,7 +1,8 @@
 """Everything that can be wrong with a config, found before any device starts: all problems in one message, each with its fix."""
 
+import inspect
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any
 
 from ml_collections import ConfigDict
@@ -32,7 +33,7 @@ def problems(config: ConfigDict) -> list[str]:
   Args:
     config: Resolved config with all fields of `FIELDS`.
   """
-  wrong, readable = field_problems(config, FIELDS, "a config made by configs.common")
+  wrong, readable = field_problems(config, FIELDS, "a config made by configs.common", optional=_hyperparameters())
   if readable:
     known = {problem.field for problem in wrong}
     wrong += [problem for problem in _choices(config) if field_of(problem) not in known]
@@ -55,13 +56,16 @@ def in_config(problem: Problem | str) -> Problem | str:
   return problem.with_prefix("config") if isinstance(problem, Problem) else problem
 
 
-def field_problems(config: ConfigDict, table: Mapping[str, Field], made: str) -> tuple[list[Problem] | list[str], bool]:
+def field_problems(
+  config: ConfigDict, table: Mapping[str, Field], made: str, *, optional: Collection[str] = ()
+) -> tuple[list[Problem] | list[str], bool]:
   """Checks each field of a config by itself.
 
   Args:
     config: Config of any origin.
     table: The fields that it must have.
     made: How a config with all of them is made.
+    optional: Paths of further fields that it may have.
 
   Returns:
     The problems, and whether all values have the right type, so that further checks can read them.
@@ -70,7 +74,8 @@ def field_problems(config: ConfigDict, table: Mapping[str, Field], made: str) ->
   lines = []
   if missing := sorted(table.keys() - fields.keys()):
     lines.append(f"config: {len(missing)} fields are missing, such as {', '.join(missing[:3])}; expected {made}")
-  lines += [unknown(path, table, f"expected {made}") for path in fields if path not in table]
+  known = {*table, *optional}
+  lines += [unknown(path, known, f"expected {made}") for path in fields if path not in known]
   if lines:
     return lines, False
   wrong = {
@@ -84,6 +89,13 @@ def field_problems(config: ConfigDict, table: Mapping[str, Field], made: str) ->
 def shortened(line: str) -> str:
   """A line that recites an endless value, with its middle left out."""
   return line if len(line) <= 600 else f"{line[:400]} ... {line[-150:]}"
+
+
+def _hyperparameters() -> set[str]:
+  """Returns the fields of all objectives' settings, also of an objective that is not the package's own."""
+  from jaxrl_llm.objectives import OBJECTIVES
+
+  return {f"objective.{name}" for make in OBJECTIVES.values() for name in inspect.signature(make).parameters}
 
 
 def _refusals(config: ConfigDict) -> Iterator[str]:

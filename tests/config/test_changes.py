@@ -110,7 +110,7 @@ def test_a_finished_run_goes_on_with_other_settings(tmp_path, capsys):
     assert words in out
   assert "resumed" in out and "drawn again" not in out, "16 prompts are whole batches of 8 and of 16"
   assert [json.loads((tmp_path / name).read_text())["num_steps"] for name in ("config.1.json", "config.json")] == [2, 3]
-  (line,) = (tmp_path / "changes_lib.jsonl").read_text().splitlines()
+  (line,) = (tmp_path / "config_changes.jsonl").read_text().splitlines()
   assert json.loads(line)["attempt"] == 2 and set(json.loads(line)["changes"]) == set(longer)
   assert len(column(tmp_path, "actor/loss")) == 3
   assert json.loads((tmp_path / "summary.json").read_text())["num_steps"] == 3
