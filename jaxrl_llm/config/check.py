@@ -116,16 +116,6 @@ def _choices(config: ConfigDict) -> Iterator[Problem | str]:
   from jaxrl_llm.objectives.penalties import KL_VALUES
   from jaxrl_llm.rewards.sandbox import BACKENDS
 
-  try:
-    objective = objectives.make(config.objective.name, **given(config.objective, "name"))
-  except ValueError as error:
-    yield f"config.objective: {error}"
-    return
-  try:
-    corrected(objective, **given(config.correction))
-  except ValueError as error:
-    yield f"config.correction: {error}"
-  yield from _metric_problems(config)
   for path, known in (
     ("advantage.estimator", ESTIMATORS),
     ("reward.kl_estimator", (None, *KL_VALUES)),
@@ -135,6 +125,16 @@ def _choices(config: ConfigDict) -> Iterator[Problem | str]:
     if (value := config[section][name]) not in known:
       names = [name for name in known if name is not None]
       yield Problem(f"config.{path}", repr(value), f"one of {', '.join(names)}{did_you_mean(value, names)}")
+  yield from _metric_problems(config)
+  try:
+    objective = objectives.make(config.objective.name, **given(config.objective, "name"))
+  except ValueError as error:
+    yield f"config.objective: {error}"
+    return
+  try:
+    corrected(objective, **given(config.correction))
+  except ValueError as error:
+    yield f"config.correction: {error}"
 
 
 def _metric_problems(config: ConfigDict) -> Iterator[Problem]:
@@ -173,9 +173,10 @@ def _task_problems(config: ConfigDict) -> Iterator[Problem | str]:
   wrong = list(tasks.problems(config.task.name, task_settings(config)))
   source = config.task.test_source
   if config.task.test_name is not None:
+    renamed = {"task.name": "task.test_name", "task.source": "task.test_source"}
     for problem in tasks.problems(config.task.test_name, {} if source is None else {"source": source}):
       is_setting = isinstance(problem, Problem)
-      wrong.append(problem._replace(field=problem.field.replace("task.", "task.test_")) if is_setting else problem)
+      wrong.append(problem._replace(field=renamed.get(problem.field, problem.field)) if is_setting else problem)
   elif source is not None:
     wrong.append(Problem("task.test_source", repr(source), "None, because task.test_name is None"))
   if config.environment.name is not None:

@@ -1,4 +1,4 @@
-"""The shape of a decoder, whatever its family: what `presets`, `families` and `gguf_file` produce and every layer reads."""
+"""The shape of a decoder, whatever its family: what `presets`, `files.families` and `files.gguf` produce and every layer reads."""
 
 from typing import NamedTuple
 

@@ -87,6 +87,23 @@ class Graded(NamedTuple):
     return next(filter(None, self.details), "")
 
 
+def mapped(fn: Callable[..., np.ndarray], *graded: Graded) -> Graded:
+  """Applies a function to each array of one or more gradings.
+
+  The terms keep their order, which `jax.tree.map` would sort: the first term of a task is its verifier.
+
+  Args:
+    fn: Function of one array from each grading.
+    *graded: Gradings of the same terms.
+
+  Returns:
+    The grading that the function's results make.
+  """
+  parts = {name: fn(*(x.parts[name] for x in graded)) for name in graded[0].parts}
+  rest = {name: fn(*(getattr(x, name) for x in graded)) for name in Graded._fields if name != "parts"}
+  return Graded(parts=parts, **rest)
+
+
 CallFn = Callable[[WeightedReward, Sequence[Completion], Sequence[Mapping[str, Any]]], list[Outcome]]
 """`(term, completions, examples) -> outcomes`, one for each response: `call_here`, or a pool of processes."""
 

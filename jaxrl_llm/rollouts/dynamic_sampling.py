@@ -15,6 +15,7 @@ import jax
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
+from jaxrl_llm.rewards.outcome import mapped
 from jaxrl_llm.rollouts.batch import Batch
 from jaxrl_llm.types import Rollouts
 
@@ -67,7 +68,7 @@ def join(batches: Sequence[Batch]) -> Batch:
     rollouts=jax.tree.map(lambda *x: np.concatenate(x), *whole),
     completions=flat("completions"),
     examples=flat("examples"),
-    graded=jax.tree.map(lambda *x: np.concatenate(x), *(batch.graded for batch in batches)),
+    graded=mapped(lambda *x: np.concatenate(x), *(batch.graded for batch in batches)),
     group_size=batches[0].group_size,
     counted=np.concatenate([batch.counted for batch in batches]),
   )
@@ -80,7 +81,7 @@ def select(batch: Batch, rows: Int[np.ndarray, " m"]) -> Batch:
     rollouts=jax.tree.map(lambda x: x[rows], batch.rollouts),
     completions=pick(batch.completions),
     examples=pick(batch.examples),
-    graded=jax.tree.map(lambda x: x[rows], batch.graded),
+    graded=mapped(lambda x: x[rows], batch.graded),
     counted=batch.counted[rows],
   )
 

@@ -12,7 +12,7 @@ from jaxtyping import Bool, Int, PRNGKeyArray
 from jaxrl_llm.devices import hosts
 from jaxrl_llm.devices.mesh import place_rows
 from jaxrl_llm.rewards import WeightedReward
-from jaxrl_llm.rewards.outcome import CallFn, Graded, call_here, grade, weigh
+from jaxrl_llm.rewards.outcome import CallFn, Graded, call_here, grade, mapped, weigh
 from jaxrl_llm.sampler import Finished, Requests, SampleFn, StreamFn, gather
 from jaxrl_llm.tasks.pipeline import encode_prompts
 from jaxrl_llm.text_types import Completion, Tokenizer
@@ -139,7 +139,7 @@ def select(drawn: Drawn, rows: Int[np.ndarray, " m"]) -> Drawn:
     jax.tree.map(lambda x: x[rows], drawn.rollouts),
     [drawn.responses[i] for i in rows],
     [drawn.examples[i // group_size] for i in rows[::group_size]],
-    jax.tree.map(lambda x: x[rows], drawn.graded),
+    None if drawn.graded is None else mapped(lambda x: x[rows], drawn.graded),
   )
 
 
@@ -175,7 +175,7 @@ def put(graded: Graded, rows: Sequence[int] | Int[np.ndarray, " m"], own: Graded
     x[rows] = values
     return x
 
-  return jax.tree.map(filled, graded, own)
+  return mapped(filled, graded, own)
 
 
 def completions(rollouts: Rollouts, decode: Callable[[Sequence[int]], str]) -> list[Completion]:

@@ -129,6 +129,19 @@ def test_values_of_another_type_are_refused_whatever_they_are():
     assert kind in line and len(line.splitlines()) == 1 and line.isascii(), line
 
 
+@pytest.mark.parametrize(
+  ("name", "field"), [("arithmetik", "task.test_name"), ("file", "task.path"), ("mixture", "task.parts")]
+)
+def test_a_task_of_the_test_set_is_blamed_under_fields_that_there_are(name, field):
+  (line,) = check.problems(tiny_config(overrides={"task.test_name": name}))
+  assert line.startswith(f"config.{field}: found ") and field in FIELDS
+
+
+def test_mistakes_in_the_objective_hide_no_others():
+  lines = check.problems(tiny_config(overrides={"objective.clip_low": -1.0, "sandbox.backend": "nome", "eval.metrics": ("pass@0",)}))
+  assert [line.partition(":")[0] for line in lines] == ["config.sandbox.backend", "config.eval.metrics", "config.objective"]
+
+
 def test_fields_that_nothing_reads_are_told():
   config = tiny_config()
   with config.unlocked():

@@ -9,7 +9,7 @@ from jaxrl_llm.devices import mesh as mesh_lib
 from jaxrl_llm.pretrained.byte_tokenizer import ByteTokenizer
 from jaxrl_llm.rewards import WeightedReward
 from jaxrl_llm.rollouts import batch as batch_lib
-from jaxrl_llm.rollouts import rollout, trajectories
+from jaxrl_llm.rollouts import dynamic_sampling, rollout, trajectories
 from jaxrl_llm.types import Rollouts
 
 TOKENIZER = ByteTokenizer()
@@ -176,6 +176,17 @@ def test_a_sample_row_by_hand():
   assert row["tokens"] == ["#", "2", ""] and row["token_ids"] == [35, 50, EOS] and row["logprobs"] == [-0.5, -1.5, -2.5]
   assert (row["prompt"], row["answer"], row["level"], row["num_tokens"], row["stopped"]) == ("1+1", "2", 1, 3, True)
   np.testing.assert_allclose([row["reward"], row["advantage"]], [1.3, 1.0], rtol=1e-6)
+
+
+def test_the_first_term_says_what_is_correct_whatever_the_names_of_the_others():
+  """`jax.tree.map` would sort the terms by name: "length" before "right"."""
+  whole = make_batch()._replace(counted=np.full(4, True))
+  joined = dynamic_sampling.join([dynamic_sampling.select(whole, np.array([2, 3])), whole])
+  joined = joined._replace(advantages=np.zeros_like(joined.rollouts.logprobs))
+  for batch, expected in ((whole, [True, False, True, False]), (joined, [True, False, True, False, True, False])):
+    assert [*batch.graded.parts] == ["right", "length"]
+    rows = batch_lib.sample_rows(batch, num_rows=len(expected), token_text=TOKENIZER.decode)
+    assert [row["correct"] for row in rows] == expected
 
 
 def test_a_sample_row_has_the_responses_part_of_its_token_scores():

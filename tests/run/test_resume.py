@@ -1,4 +1,4 @@
-"""What only some runs hold, a reference and a critic, survives a kill bit for bit; `experiments/test_storm.py` kills at random."""
+"""What only some runs hold, a reference and a critic, survives a kill bit for bit; `tests/experiments/test_storm.py` kills at random."""
 
 import json
 import pathlib

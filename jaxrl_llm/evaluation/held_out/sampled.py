@@ -9,6 +9,7 @@ from jaxtyping import PRNGKeyArray
 
 from jaxrl_llm.evaluation.held_out.evaluated import Evaluated, Problems, evaluated
 from jaxrl_llm.rewards import CallFn, WeightedReward, call_here, final_answer
+from jaxrl_llm.rewards.outcome import mapped
 from jaxrl_llm.rewards.sharing import grade_shared
 from jaxrl_llm.text_types import Completion
 from jaxrl_llm.types import Rollouts
@@ -65,7 +66,7 @@ def evaluate_policy(
     prompts += [tuple(rollouts.prompts[row][rollouts.prompt_mask[row]].tolist()) for row in range(0, len(drawn), size)]
     responses += drawn
     batches.append(grade_shared([verifier], drawn, [problem for problem in batch for _ in range(size)], call=call))
-    graded = jax.tree.map(lambda *x: np.concatenate(x), *batches)
+    graded = mapped(lambda *x: np.concatenate(x), *batches)
     if note is not None:
       known = graded.totals[graded.valid]
       so_far = f"{np.mean(known):.1%} right so far" if len(known) else "no reward so far"

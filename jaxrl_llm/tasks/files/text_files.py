@@ -93,7 +93,8 @@ def check(path: str | os.PathLike) -> pathlib.Path:
     raise ValueError(f"{path}: found a folder, expected a file such as {path / 'train.jsonl'}")
   if not path.is_file():
     names = [other.name for other in path.parent.iterdir()] if path.parent.is_dir() else []
-    hint = did_you_mean(path.name, names, "; did you mean {}?") if names else f"; there is no folder {path.parent}"
+    close = did_you_mean(path.name, names, "{}")
+    hint = f"; did you mean {path.parent / close}?" if close else "" if names else f"; there is no folder {path.parent}"
     raise ValueError(f"{path}: found no such file{hint}")
   if _suffix(path) not in _SUFFIXES or path.name.endswith(".parquet.gz"):
     raise ValueError(f"{path}: found a file named {path.suffix or 'without an ending'}, expected one of {', '.join(_SUFFIXES)}")
