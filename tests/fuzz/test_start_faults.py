@@ -10,7 +10,7 @@ from jaxrl_llm.run import experiment
 from tests.runs import ROOT, tiny_config
 
 MODEL = ROOT / "tests" / "models" / "checkpoints" / "qwen3"
-TOKENIZER = ROOT / "tests" / "tasks" / "tokenizers" / "qwen3"
+TOKENIZER = ROOT / "tests" / "pretrained" / "tokenizers" / "qwen3"
 
 
 @pytest.fixture
