@@ -1,5 +1,6 @@
 """Finding a program in a response, and comparing what it gave with what it should have."""
 
+import itertools
 import math
 from typing import Any
 
@@ -7,13 +8,7 @@ _PYTHON = ("", "py", "python", "python3")
 
 
 def extract_code(text: str) -> str | None:
-  """The last closed fenced block that is Python's or nobody's; None without one.
-
-  Args:
-    text: of a response.
-
-  Returns:
-    The code, without the fences.
+  """The last closed fenced block of a response that is marked as Python or not at all, without its fences; None without one.
 
   Example:
     >>> extract_code("So:\\n```python\\nprint(1)\\n```\\nIt prints:\\n```text\\n1\\n```")
@@ -36,9 +31,9 @@ def same_output(found: str, expected: str, *, tolerance: float | None = None) ->
   """Whether two outputs agree, line for line and word for word; spaces within lines and empty lines around do not count.
 
   Args:
-    found: what a program printed.
-    expected: what it should have.
-    tolerance: how far words that are numbers may be off, absolutely or relatively; None compares them as texts.
+    found: output of the program.
+    expected: output that passes.
+    tolerance: how far words that are numbers may be off, absolutely or relatively; None compares them as text.
 
   Example:
     >>> same_output("1  2 \\n3\\n\\n", "1 2\\n3"), same_output("1 2 3", "1 2\\n3")
@@ -46,19 +41,11 @@ def same_output(found: str, expected: str, *, tolerance: float | None = None) ->
     >>> same_output("0.3333", "0.33333333", tolerance=1e-3)
     True
   """
-  rows = [[line.split() for line in text.strip().splitlines()] for text in (found, expected)]
-  return len(rows[0]) == len(rows[1]) and all(
-    len(a) == len(b) and all(_same_word(x, y, tolerance) for x, y in zip(a, b, strict=True)) for a, b in zip(*rows, strict=True)
-  )
-
-
-def _same_word(found: str, expected: str, tolerance: float | None) -> bool:
-  if found == expected or tolerance is None:
-    return found == expected
-  try:
-    return math.isclose(float(found), float(expected), rel_tol=tolerance, abs_tol=tolerance)
-  except (OverflowError, ValueError):
-    return False
+  rows, expected_rows = ([line.split() for line in text.strip().splitlines()] for text in (found, expected))
+  if tolerance is None or [*map(len, rows)] != [*map(len, expected_rows)]:
+    return rows == expected_rows
+  words = zip(itertools.chain(*rows), itertools.chain(*expected_rows), strict=True)
+  return all(x == y or _is_close(x, y, rel_tol=tolerance, abs_tol=tolerance) for x, y in words)
 
 
 def same_value(found: Any, expected: Any) -> bool:
@@ -76,12 +63,12 @@ def same_value(found: Any, expected: Any) -> bool:
   if isinstance(expected, bool) or isinstance(found, bool):
     return found is expected
   if isinstance(expected, float) and isinstance(found, int | float):
-    return found == expected or math.isclose(_as_float(found), expected, rel_tol=1e-9)
+    return found == expected or _is_close(found, expected, rel_tol=1e-9)
   return found == expected and not (isinstance(found, float) and isinstance(expected, str))
 
 
-def _as_float(value: float) -> float:
+def _is_close(found: float | str, expected: float | str, **tolerances: float) -> bool:
   try:
-    return float(value)
-  except OverflowError:
-    return math.inf
+    return math.isclose(float(found), float(expected), **tolerances)
+  except (OverflowError, ValueError):  # An integer beyond float64, or a word that is no number.
+    return False

@@ -131,6 +131,7 @@ def test_outputs_with_a_tolerance():
     (0.3001, 0.3, False),
     (math.nan, 1.0, False),
     (10**400, 1.0, False),
+    (-(10**400), math.inf, False),
     ("1", 1, False),
     ({"a": (1,)}, {"a": [1]}, True),
     ({"a": 1, "b": 2}, {"a": 1}, False),
