@@ -7,21 +7,6 @@ from jaxrl_llm.rewards.sandbox.program import Execution, Limits, Program, Refuse
 from jaxrl_llm.rewards.sandbox.unit_tests import AssertTests, CallTests, StdioTests, read_tests
 
 __all__ = [
-  "BACKENDS",
-  "AssertTests",
-  "CallTests",
-  "Execution",
-  "Grade",
-  "Limits",
-  "Program",
-  "Refused",
-  "Sandbox",
-  "StdioTests",
-  "choose",
-  "code_tests",
-  "execute",
-  "extract_code",
-  "grade",
-  "probe",
-  "read_tests",
-]
+  "BACKENDS", "AssertTests", "CallTests", "Execution", "Grade", "Limits", "Program", "Refused", "Sandbox", "StdioTests", "choose",
+  "code_tests", "execute", "extract_code", "grade", "probe", "read_tests",
+]  # fmt: skip

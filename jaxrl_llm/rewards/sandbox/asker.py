@@ -34,14 +34,7 @@ def free_names(source: str) -> set[str]:
 
 
 def stand_in(name: str, calls, answers, failures: list[str]):
-  """A function that has the candidate called.
-
-  Args:
-    name: of the candidate's function.
-    calls: written to.
-    answers: read from.
-    failures: is given a line where arguments cannot be sent, for which no candidate is to blame.
-  """
+  """A function that has the candidate's function of that name called; notes in `failures` arguments that cannot be sent."""
 
   def call(*args, **kwargs):
     try:
@@ -63,17 +56,14 @@ def stand_in(name: str, calls, answers, failures: list[str]):
 
 
 def verdict(given: str, tests: str, entry_point: str, calls, answers) -> str:
-  """Whether a candidate passes.
+  """Whether a candidate passes: `passed`, `failed`, or `unsendable` where a call could not be sent, which is not the candidate's fault.
 
   Args:
     given: source that the tests may use; what it defines is not asked of the candidate, except for `entry_point`.
     tests: source of the tests.
-    entry_point: the function that is tested; may be empty.
-    calls: written to.
-    answers: read from.
-
-  Returns:
-    `passed`, `failed` or `unsendable`.
+    entry_point: name of the function under test, or empty.
+    calls: file to which calls are written.
+    answers: file from which their answers are read.
   """
   failures: list[str] = []
   namespace = {"__name__": "tests"}

@@ -24,13 +24,12 @@ class Backend(NamedTuple):
   fix: str
 
 
-def _off(program: Program, sandbox: Sandbox) -> Execution:
-  del program, sandbox
-  return Execution("refused", cause="running programs is switched off")
-
-
 BACKENDS: dict[str, Backend] = {
-  "off": Backend(_off, None, "choose a back end: auto, namespaces, bubblewrap, docker, sandbox_fusion or piston"),
+  "off": Backend(
+    lambda program, sandbox: Execution("refused", cause="running programs is switched off"),
+    None,
+    "choose a back end: auto, namespaces, bubblewrap, docker, sandbox_fusion or piston",
+  ),
   "namespaces": Backend(
     local.execute,
     local.converse,
@@ -39,8 +38,8 @@ BACKENDS: dict[str, Backend] = {
   ),
   "bubblewrap": Backend(local.execute, local.converse, "install bubblewrap, allow it to make user namespaces, or choose docker"),
   "docker": Backend(local.execute, local.converse, "start the engine and pull the image, or choose namespaces"),
-  "sandbox_fusion": Backend(services.sandbox_fusion, None, "start the service and give its address in url"),
-  "piston": Backend(services.piston, None, "start the service and give its address in url"),
+  "sandbox_fusion": Backend(services.execute, None, "start the service and give its address in url"),
+  "piston": Backend(services.execute, None, "start the service and give its address in url"),
   "unsafe": Backend(local.execute, local.converse, "see why a plain process cannot be started"),
 }
 """`unsafe` is a plain process with limits: it can read and write what you can, so it is for programs that you trust."""
@@ -59,14 +58,7 @@ print("it runs")
 
 
 def execute(program: Program, sandbox: Sandbox) -> Execution:
-  """Runs a program and waits for it.
-
-  Args:
-    program: to run.
-    sandbox: where, and under which limits.
-
-  Returns:
-    How it went; `refused` says nothing about the program.
+  """Runs a program in a sandbox and waits for it.
 
   Raises:
     ValueError: no such back end.
@@ -79,11 +71,7 @@ def execute(program: Program, sandbox: Sandbox) -> Execution:
 
 
 def backend_of(sandbox: Sandbox) -> Backend:
-  """The back end of a sandbox.
-
-  Raises:
-    ValueError: no such back end. One line, with the fix.
-  """
+  """The back end of a sandbox, or a ValueError of one line where there is none of that name."""
   if sandbox.backend not in BACKENDS:
     names = ["auto", *BACKENDS]
     hint = did_you_mean(sandbox.backend, names)
@@ -92,13 +80,7 @@ def backend_of(sandbox: Sandbox) -> Backend:
 
 
 def probe(sandbox: Sandbox) -> str | None:
-  """Whether a sandbox works here and now, by running a program that looks around.
-
-  Args:
-    sandbox: to try.
-
-  Returns:
-    None where it works; else one line with what is wrong and what to do.
+  """Runs a program that looks around: None where the sandbox works here, else one line with what is wrong and what to do.
 
   Raises:
     ValueError: no such back end.
@@ -108,10 +90,11 @@ def probe(sandbox: Sandbox) -> str | None:
     "sandbox 'off': running programs is switched off; choose a back end: auto, ..."
   """
   backend, trouble = backend_of(sandbox), ""
+  client = {"bubblewrap": "bwrap", "docker": sandbox.docker}.get(sandbox.backend)
   if sandbox.backend in ("sandbox_fusion", "piston") and not sandbox.url.startswith(("http://", "https://")):
     trouble = f"found url {sandbox.url!r}, expected http://... or https://..."
-  elif sandbox.backend in ("bubblewrap", "docker") and shutil.which(command := _command(sandbox)) is None:
-    trouble = f"the command {command} is not installed"
+  elif client is not None and shutil.which(client) is None:
+    trouble = f"the command {client} is not installed"
   else:
     with socket.socket() as listener:
       listener.bind(("127.0.0.1", 0))
@@ -127,21 +110,11 @@ def probe(sandbox: Sandbox) -> str | None:
   return f"sandbox {sandbox.backend!r}: {' '.join(trouble.split())}; {backend.fix}" if trouble else None
 
 
-def _command(sandbox: Sandbox) -> str:
-  return sandbox.docker if sandbox.backend == "docker" else "bwrap"
-
-
 def choose(sandbox: Sandbox) -> Sandbox:
-  """A sandbox that works here: `auto` becomes the first back end that does; anything else is probed.
-
-  Args:
-    sandbox: whose back end may be `auto`.
-
-  Returns:
-    It, with the name of a back end.
+  """The sandbox with a back end that works here: the first that does for `auto`, else the one that is named.
 
   Raises:
-    ValueError: none works, or the one that was named does not; or there is none of that name. One line, with the fix.
+    ValueError: no such back end, or none that works. One line, with the fix.
   """
   reasons = []
   for name in _AUTOMATIC if sandbox.backend == "auto" else (sandbox.backend,):

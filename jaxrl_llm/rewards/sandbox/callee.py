@@ -16,35 +16,24 @@ else:
 CANDIDATE = "candidate.py"
 
 
-def find(namespace, name):
-  """A function of a candidate: by its name, or a method of a new `Solution`, as LeetCode has it.
-
-  Example:
-    >>> find({"Solution": str}, "upper")()
-    ''
-  """
-  if name in namespace or "Solution" not in namespace:
-    return namespace[name]
-  return getattr(namespace["Solution"](), name)
-
-
 def answer(namespace, line: str) -> str:
-  """The answer to one call: a value, or what was raised.
+  """The answer to one call, encoded: `(True, value)`, or `(False, (type, message))` of what was raised.
 
   Args:
-    namespace: of the candidate.
+    namespace: of the candidate: its function is called, or a method of a new `Solution`, as LeetCode has it.
     line: name, positional and keyword arguments, encoded.
-
-  Returns:
-    `(True, value)` or `(False, (type, message))`, encoded.
 
   Example:
     >>> decode(answer({"f": lambda x: x + 1}, encode(("f", [1], {}))))
     (True, 2)
+    >>> decode(answer({"Solution": str}, encode(("upper", [], {}))))
+    (True, '')
   """
   name, args, kwargs = decode(line)
   try:
-    return encode((True, find(namespace, name)(*args, **kwargs)))
+    is_method = name not in namespace and "Solution" in namespace
+    function = getattr(namespace["Solution"](), name) if is_method else namespace[name]
+    return encode((True, function(*args, **kwargs)))
   except BaseException as error:
     kind = "TypeError" if isinstance(error, Unsendable) else type(error).__name__
     return encode((False, (kind, str(error)[:200])))
@@ -63,7 +52,6 @@ def main() -> None:
   exec(compile(source, CANDIDATE, "exec"), namespace)
   for line in calls:
     print(answer(namespace, line), file=answers, flush=True)
-  answers.flush()
   os._exit(0)
 
 

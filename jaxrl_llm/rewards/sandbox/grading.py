@@ -4,13 +4,13 @@ import math
 import pathlib
 import secrets
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from jaxrl_llm.rewards.sandbox import asker, callee, literals
-from jaxrl_llm.rewards.sandbox.backends import backend_of, choose
+from jaxrl_llm.rewards.sandbox.backends import backend_of, choose, execute
 from jaxrl_llm.rewards.sandbox.comparing import extract_code, same_output, same_value
-from jaxrl_llm.rewards.sandbox.program import Limits, Program, Refused, Sandbox
+from jaxrl_llm.rewards.sandbox.program import Execution, Limits, Program, Refused, Sandbox
 from jaxrl_llm.rewards.sandbox.unit_tests import AssertTests, CallTests, StdioTests, Tests, read_tests
 from jaxrl_llm.text_types import Completion, RewardFn
 
@@ -36,14 +36,11 @@ def grade(source: str, tests: Tests, sandbox: Sandbox, *, total_s: float = 60.0,
   own functions return; expected values, the tests' code and the nonce of a verdict are in this process or in another sandbox.
 
   Args:
-    source: of the program.
-    tests: to pass.
-    sandbox: that works; its time limit is for one test, or for all calls of one program.
+    source: text of the program.
+    tests: what it has to pass.
+    sandbox: a sandbox that works; its time limit is for one test, or for all calls of one program.
     total_s: wall time for all tests, in seconds; what is not passed by then is failed.
     stop_early: whether the first failure ends it.
-
-  Returns:
-    The grade.
 
   Raises:
     Refused: the sandbox could not run it, so that nothing is known.
@@ -64,14 +61,10 @@ def grade(source: str, tests: Tests, sandbox: Sandbox, *, total_s: float = 60.0,
 
 def _stdio(source: str, tests: StdioTests, sandbox: Sandbox, until: float) -> Iterator[str]:
   for i, (given, expected) in enumerate(tests.cases):
-    left = until - time.monotonic()
-    if left <= 0:
+    if time.monotonic() >= until:
       yield f"test {i}: no time is left for it"
       continue
-    limits = sandbox.limits._replace(timeout_s=min(left, sandbox.limits.timeout_s))
-    found = backend_of(sandbox).execute(Program(source, given), sandbox._replace(limits=limits))
-    if found.status == "refused":
-      raise Refused(found.cause)
+    found = _run(execute, Program(source, given), sandbox=sandbox, until=until)
     if found.status == "failed":
       yield f"test {i}: {found.cause} {found.stderr[-200:]}"
     else:
@@ -80,10 +73,7 @@ def _stdio(source: str, tests: StdioTests, sandbox: Sandbox, until: float) -> It
 
 def _calls(source: str, tests: CallTests, sandbox: Sandbox, until: float) -> Iterator[str]:
   questions = "".join(f"{literals.encode((tests.function, list(arguments), {}))}\n" for arguments, _ in tests.cases)
-  limits = sandbox.limits._replace(timeout_s=max(0.1, min(until - time.monotonic(), sandbox.limits.timeout_s)))
-  found = backend_of(sandbox).execute(_callee(f"{tests.setup}\n{source}", questions), sandbox._replace(limits=limits))
-  if found.status == "refused":
-    raise Refused(found.cause)
+  found = _run(execute, _callee(f"{tests.setup}\n{source}", questions), sandbox=sandbox, until=until)
   answers = found.stdout.split("\n")[:-1]  # What follows the last line break was cut off.
   for i, (_, expected) in enumerate(tests.cases):
     if i >= len(answers):
@@ -91,13 +81,10 @@ def _calls(source: str, tests: CallTests, sandbox: Sandbox, until: float) -> Ite
       continue
     try:
       good, value = literals.decode(answers[i])
-    except (TypeError, ValueError):
+      same = good is True and same_value(value, expected)
+    except (RecursionError, TypeError, ValueError):
       yield f"test {i}: an answer that is no value"
       continue
-    try:
-      same = good is True and same_value(value, expected)
-    except RecursionError:
-      same = False
     yield "" if same else f"test {i}: {'wrong value' if good is True else 'it raised'} {str(value)[:80]}"
 
 
@@ -108,14 +95,20 @@ def _asserts(source: str, tests: AssertTests, sandbox: Sandbox, until: float) ->
   nonce = secrets.token_hex(16)
   files = {"literals.py": _source(literals), asker.GIVEN: tests.setup, asker.TESTS: tests.code}
   asking = Program(_source(asker), files=files, argv=(nonce, tests.entry_point))
-  limits = sandbox.limits._replace(timeout_s=max(0.1, min(until - time.monotonic(), sandbox.limits.timeout_s)))
-  found = converse(asking, _callee(f"{tests.setup}\n{source}", ""), sandbox._replace(limits=limits))
-  if found.status == "refused":
-    raise Refused(found.cause)
+  found = _run(converse, asking, _callee(f"{tests.setup}\n{source}", ""), sandbox=sandbox, until=until)
   said = found.stderr.split("\n")
   if f"{nonce} {asker.UNSENDABLE}" in said:
     raise Refused("tests pass something to the program that is no plain value")
-  yield "" if f"{nonce} {asker.PASSED}" in said else f"{found.cause or 'a test failed'}"
+  yield "" if f"{nonce} {asker.PASSED}" in said else found.cause or "a test failed"
+
+
+def _run(run: Callable[..., Execution], *programs: Program, sandbox: Sandbox, until: float) -> Execution:
+  """Runs programs in the time that is left."""
+  limits = sandbox.limits._replace(timeout_s=max(0.1, min(until - time.monotonic(), sandbox.limits.timeout_s)))
+  found = run(*programs, sandbox._replace(limits=limits))
+  if found.status == "refused":
+    raise Refused(found.cause)
+  return found
 
 
 def _callee(source: str, questions: str) -> Program:
@@ -168,8 +161,12 @@ def code_tests(
     source = extract_code(completion.text) if completion.stopped else None
     if source is None:
       return 0.0
-    given = _as_the_problem_has_it(sandbox, tests, time_scale)
-    found = grade(source, tests, given, total_s=total_s, stop_early=not partial)
+    limits = sandbox.limits
+    if isinstance(tests, StdioTests) and tests.seconds:
+      limits = limits._replace(timeout_s=time_scale * tests.seconds)
+    if isinstance(tests, StdioTests) and tests.megabytes:
+      limits = limits._replace(memory_gb=max(limits.memory_gb, tests.megabytes / 1024))
+    found = grade(source, tests, sandbox._replace(limits=limits), total_s=total_s, stop_early=not partial)
     return found.passed / found.total if partial else float(found.passed == found.total)
 
   return code_reward
@@ -178,12 +175,3 @@ def code_tests(
 def code_deadline_s(settings: Mapping[str, Any]) -> float:
   """Wall time of a call of the reward function, in seconds: that of all tests, and some for what surrounds them."""
   return settings["total_s"] + 30.0
-
-
-def _as_the_problem_has_it(sandbox: Sandbox, tests: Tests, time_scale: float) -> Sandbox:
-  limits = sandbox.limits
-  if isinstance(tests, StdioTests) and tests.seconds:
-    limits = limits._replace(timeout_s=time_scale * tests.seconds)
-  if isinstance(tests, StdioTests) and tests.megabytes:
-    limits = limits._replace(memory_gb=max(limits.memory_gb, tests.megabytes / 1024))
-  return sandbox._replace(limits=limits)

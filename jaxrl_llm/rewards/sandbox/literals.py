@@ -7,6 +7,7 @@ import json
 
 MAX_CHARS = 1 << 20  # Of one line.
 _BIG = 1 << 256  # From here on integers travel as hexadecimal digits, which Python reads in linear time.
+_KINDS = {"t": tuple, "s": set, "f": frozenset}
 
 
 class Unsendable(TypeError):
@@ -26,7 +27,7 @@ def _pack(value):
     return {"b": value.hex()}
   if isinstance(value, list):
     return [_pack(item) for item in value]
-  for kind, mark in ((tuple, "t"), (set, "s"), (frozenset, "f")):
+  for mark, kind in _KINDS.items():
     if isinstance(value, kind):
       return {mark: [_pack(item) for item in value]}
   if isinstance(value, dict):
@@ -48,17 +49,14 @@ def _unpack(value):
     return bytes.fromhex(item)
   if mark == "d":
     return {_unpack(key): _unpack(each) for key, each in item}
-  return {"t": tuple, "s": set, "f": frozenset}[mark](_unpack(each) for each in item)
+  return _KINDS[mark](_unpack(each) for each in item)
 
 
 def encode(value) -> str:
-  """A value as one line of ASCII.
+  """A value as one line of ASCII, without its end.
 
   Args:
-    value: of numbers, texts, bytes, lists, tuples, sets and dicts; what is derived from one of these becomes that one.
-
-  Returns:
-    The line, without its end.
+    value: numbers, strings, bytes, lists, tuples, sets and dicts; an instance of a subclass becomes one of the built-in type.
 
   Raises:
     Unsendable: anything else, or too much of it.
@@ -77,13 +75,7 @@ def encode(value) -> str:
 
 
 def decode(line: str):
-  """What `encode` was given.
-
-  Args:
-    line: by `encode`, or by somebody hostile.
-
-  Returns:
-    The value, of built-in types alone.
+  """What `encode` was given, of built-in types alone; the line may come from somebody hostile.
 
   Raises:
     ValueError: a line that is no value.

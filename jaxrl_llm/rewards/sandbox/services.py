@@ -19,8 +19,17 @@ class _Unusable(Exception):
   pass
 
 
-def _post(url: str, body: dict[str, Any], *, timeout_s: float) -> dict[str, Any]:
+def execute(program: Program, sandbox: Sandbox) -> Execution:
+  """Runs a program in the service that the sandbox names, at its `url` without a path; refused where the service does not run it."""
+  try:
+    return {"sandbox_fusion": _sandbox_fusion, "piston": _piston}[sandbox.backend](program, sandbox)
+  except _Unusable as error:
+    return Execution("refused", cause=f"{sandbox.backend}: {error}")
+
+
+def _post(sandbox: Sandbox, path: str, body: dict[str, Any]) -> dict[str, Any]:
   """The answer's JSON; tries again where the service is busy or away."""
+  url, timeout_s = f"{sandbox.url.rstrip('/')}{path}", sandbox.limits.timeout_s + _SECONDS_BEYOND
   request = urllib.request.Request(url, json.dumps(body).encode(), {"Content-Type": "application/json"})
   for left in reversed(range(_TRIES)):
     try:
@@ -41,9 +50,9 @@ def _post(url: str, body: dict[str, Any], *, timeout_s: float) -> dict[str, Any]
   raise _Unusable(f"{url} does not answer: {reason}")
 
 
-def _ended(sandbox: Sandbox, stdout: Any, stderr: Any, code: Any, seconds: Any, *, overdue: bool, signal: Any = None) -> Execution:
-  limit = sandbox.limits.file_kb << 10
-  stdout, stderr, seconds = str(stdout or ""), str(stderr or ""), float(seconds or 0.0)
+def _ended(sandbox: Sandbox, run: dict[str, Any], code: Any, seconds: Any, *, overdue: bool) -> Execution:
+  limit, signal = sandbox.limits.file_kb << 10, run.get("signal")
+  stdout, stderr, seconds = str(run.get("stdout") or ""), str(run.get("stderr") or ""), float(seconds or 0.0)
   grown = max(len(stdout), len(stderr)) >= limit
   stdout, stderr = stdout[:limit], stderr[:limit]
   if code == 0 and not (overdue or signal or grown):
@@ -52,64 +61,37 @@ def _ended(sandbox: Sandbox, stdout: Any, stderr: Any, code: Any, seconds: Any, 
   return Execution("failed", stdout, stderr, code if isinstance(code, int) else None, seconds, cause)
 
 
-def sandbox_fusion(program: Program, sandbox: Sandbox) -> Execution:
-  """Runs a program in SandboxFusion: POST `/run_code`.
-
-  Args:
-    program: to run; without arguments, which that service does not know.
-    sandbox: whose `url` is the service's, without a path.
-
-  Returns:
-    How it went.
-  """
+def _sandbox_fusion(program: Program, sandbox: Sandbox) -> Execution:
+  if program.argv:
+    raise _Unusable("found arguments, which this service cannot pass on")
   files = {name: base64.b64encode(text.encode("utf-8", "surrogatepass")).decode() for name, text in program.files.items()}
   body = dict(code=program.source, stdin=program.stdin, language="python", run_timeout=sandbox.limits.timeout_s, files=files)
   body["memory_limit_MB"] = int(sandbox.limits.memory_gb * 1024)
-  if program.argv:
-    return Execution("refused", cause="sandbox_fusion: found arguments, which this service cannot pass on")
-  try:
-    answer = _post(f"{sandbox.url.rstrip('/')}/run_code", body, timeout_s=sandbox.limits.timeout_s + _SECONDS_BEYOND)
-  except _Unusable as error:
-    return Execution("refused", cause=f"sandbox_fusion: {error}")
+  answer = _post(sandbox, "/run_code", body)
   run = answer.get("run_result")
   if answer.get("status") not in ("Success", "Failed") or not isinstance(run, dict):
-    return Execution("refused", cause=f"sandbox_fusion: {answer.get('status')}: {str(answer.get('message'))[:200]}")
+    raise _Unusable(f"{answer.get('status')}: {str(answer.get('message'))[:200]}")
   if run.get("status") not in ("Finished", "TimeLimitExceeded"):
-    return Execution("refused", cause=f"sandbox_fusion: the run is {str(run.get('status'))[:80]}")
-  overdue = run["status"] == "TimeLimitExceeded"
-  return _ended(sandbox, run.get("stdout"), run.get("stderr"), run.get("return_code"), run.get("execution_time"), overdue=overdue)
+    raise _Unusable(f"the run is {str(run.get('status'))[:80]}")
+  return _ended(sandbox, run, run.get("return_code"), run.get("execution_time"), overdue=run["status"] == "TimeLimitExceeded")
 
 
-def piston(program: Program, sandbox: Sandbox) -> Execution:
-  """Runs a program in Piston: POST `/api/v2/execute`.
-
-  Args:
-    program: to run.
-    sandbox: whose `url` is the service's, without a path.
-
-  Returns:
-    How it went.
-  """
-  limits = sandbox.limits
+def _piston(program: Program, sandbox: Sandbox) -> Execution:
   body = dict(
     language="python",
     version="*",
     files=[dict(name=name, content=text) for name, text in {MAIN: program.source, **program.files}.items()],
     stdin=program.stdin,
     args=list(program.argv),
-    run_timeout=int(1000 * limits.timeout_s),
-    run_memory_limit=int(limits.memory_gb * 2**30),
+    run_timeout=int(1000 * sandbox.limits.timeout_s),
+    run_memory_limit=int(sandbox.limits.memory_gb * 2**30),
   )
-  try:
-    answer = _post(f"{sandbox.url.rstrip('/')}/api/v2/execute", body, timeout_s=limits.timeout_s + _SECONDS_BEYOND)
-  except _Unusable as error:
-    return Execution("refused", cause=f"piston: {error}")
+  answer = _post(sandbox, "/api/v2/execute", body)
   run = answer.get("run")
   if not isinstance(run, dict):
-    return Execution("refused", cause=f"piston: {str(answer.get('message'))[:200]}")
+    raise _Unusable(str(answer.get("message"))[:200])
   if run.get("status") == "XX":  # Its own trouble, by its documentation.
-    return Execution("refused", cause=f"piston: {str(run.get('message'))[:200]}")
+    raise _Unusable(str(run.get("message"))[:200])
   # Older versions say no more of a timeout than the signal.
-  seconds = (run.get("wall_time") or 0) / 1000
   overdue = run.get("status") == "TO" or (run.get("status") is None and run.get("signal") == "SIGKILL")
-  return _ended(sandbox, run.get("stdout"), run.get("stderr"), run.get("code"), seconds, overdue=overdue, signal=run.get("signal"))
+  return _ended(sandbox, run, run.get("code"), (run.get("wall_time") or 0) / 1000, overdue=overdue)

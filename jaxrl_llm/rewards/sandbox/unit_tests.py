@@ -62,13 +62,10 @@ def read_tests(example: Mapping[str, Any]) -> Tests:
   """An example's tests.
 
   Args:
-    example: with `tests`, which is JSON or what JSON gives, in one of the forms that rows of this package's tasks have:
+    example: a row whose `tests` are JSON or what JSON gives, in one of the forms that this package's tasks have:
       `{"kind": "stdin", "cases": [{"input": ..., "output": ...}], "seconds": ..., "megabytes": ...}`,
       `{"kind": "call", "function": ..., "cases": ...}` with an argument in JSON per line of input, `{"kind": "check", "function": ...,
       "prompt": ..., "code": ...}` where `code` defines `check(candidate)`; or a bare list of cases, or a list of asserts.
-
-  Returns:
-    The tests.
 
   Raises:
     ValueError: none of these. One line.
@@ -85,26 +82,17 @@ def read_tests(example: Mapping[str, Any]) -> Tests:
     if isinstance(tests, list | tuple) and tests and all(isinstance(test, str) for test in tests):
       return AssertTests("\n".join(tests))
     tests = tests if isinstance(tests, Mapping) else {"kind": "stdin", "cases": tests}
-    return _FORMS[tests["kind"]](tests)
+    if tests["kind"] == "stdin":
+      cases = [(str(case["input"]), str(case["output"])) for case in tests["cases"]]
+      return StdioTests(cases, tests.get("tolerance"), tests.get("seconds"), tests.get("megabytes"))
+    if tests["kind"] == "call":
+      lines = [[json.loads(line) for line in case["input"].split("\n") if line.strip()] for case in tests["cases"]]
+      expected = [json.loads(case["output"]) for case in tests["cases"]]
+      return CallTests(tests["function"], list(zip(lines, expected, strict=True)), tests.get("setup", _CALL_SETUP))
+    if tests["kind"] == "check":
+      return AssertTests(f"{tests['code']}\ncheck({tests['function']})\n", tests["function"], tests.get("prompt", ""))
+    raise KeyError(tests["kind"])
   except (AttributeError, KeyError, TypeError, ValueError) as error:
     raise ValueError(
       f"code_tests: cannot read `tests` of an example with {sorted(example)} ({one_line(error, limit=120)}), expected cases or asserts"
     ) from None
-
-
-def _stdin(tests: Mapping[str, Any]) -> StdioTests:
-  cases = [(str(case["input"]), str(case["output"])) for case in tests["cases"]]
-  return StdioTests(cases, tests.get("tolerance"), tests.get("seconds"), tests.get("megabytes"))
-
-
-def _call(tests: Mapping[str, Any]) -> CallTests:
-  lines = [[json.loads(line) for line in case["input"].split("\n") if line.strip()] for case in tests["cases"]]
-  expected = [json.loads(case["output"]) for case in tests["cases"]]
-  return CallTests(tests["function"], list(zip(lines, expected, strict=True)), tests.get("setup", _CALL_SETUP))
-
-
-def _check(tests: Mapping[str, Any]) -> AssertTests:
-  return AssertTests(f"{tests['code']}\ncheck({tests['function']})\n", tests["function"], tests.get("prompt", ""))
-
-
-_FORMS = {"stdin": _stdin, "call": _call, "check": _check}
