@@ -51,26 +51,21 @@ def _write(path: str, text: str) -> None:
     file.write(text)
 
 
-def _map_users(pid: str, lines: str) -> None:
-  for name in ("uid_map", "gid_map"):
-    _write(f"/proc/{pid}/{name}", lines)
-
-
 def _unshare() -> bool:
   """Leaves the namespaces of the caller; the next child is the first of its PID namespace.
 
-  Returns:
-    Whether we are root inside and may become `USER`, who is nobody outside; else we are that user already.
+  Returns whether this process is root inside and may become `USER`, who is nobody outside; else it is that user already.
   """
   told, tell = os.pipe()
-  pid, helper, mapped = os.getpid(), 0, False
+  pid, helper = os.getpid(), 0
   if os.geteuid() == 0:  # Only who stays outside can map a second user.
     helper = os.fork()
     if not helper:
       os.close(tell)
       try:
         os.read(told, 1)
-        _map_users(str(pid), f"0 0 1\n{USER} {_NOBODY} 1\n")
+        for name in ("uid_map", "gid_map"):
+          _write(f"/proc/{pid}/{name}", f"0 0 1\n{USER} {_NOBODY} 1\n")
       except OSError:
         os._exit(1)
       os._exit(0)
@@ -78,8 +73,7 @@ def _unshare() -> bool:
   _checked(_library.unshare(sum(_CLONE_NEW.values())), "unshare")
   os.close(tell)
   os.close(told)
-  if helper:
-    mapped = os.waitpid(helper, 0)[1] == 0
+  mapped = helper != 0 and os.waitpid(helper, 0)[1] == 0
   if not mapped:
     _write("/proc/self/setgroups", "deny")
     _write("/proc/self/uid_map", f"{USER} {uid} 1")
@@ -105,7 +99,7 @@ def _bind(source: str, target: str) -> None:
   _mount(source, target, None, _MS_BIND | _MS_REC)
 
 
-def _build_root(spec: dict, owner: int) -> None:
+def _build_root(spec: dict) -> None:
   """A root of its own: what is to be seen, read-only; devices that hold nothing; its processes; and a folder in memory."""
   paths = [path for path in spec["visible"] if os.path.exists(path)]
   root = next(at for at in _MOUNT_POINTS if os.path.isdir(at) and not any(f"{path}/".startswith(f"{at}/") for path in paths))
@@ -127,7 +121,7 @@ def _build_root(spec: dict, owner: int) -> None:
     with contextlib.suppress(OSError):  # Where a container hides parts of /proc, there is none inside; programs hardly ever need it.
       _mount("proc", f"{root}/proc", "proc", _MS_NOSUID | _MS_NODEV | _MS_NOEXEC, data)
       break
-  space = f"size={spec['disk_bytes']},nr_inodes=4096,mode=0700,uid={owner},gid={owner}"
+  space = f"size={spec['disk_bytes']},nr_inodes=4096,mode=0700,uid={USER},gid={USER}"
   _mount("tmpfs", root + HOME, "tmpfs", _MS_NOSUID | _MS_NODEV, space)
   os.symlink(HOME, f"{root}/tmp")
   os.chdir(root)
@@ -138,15 +132,6 @@ def _build_root(spec: dict, owner: int) -> None:
   _library.sethostname(b"sandbox", 7)
 
 
-def _limit(spec: dict) -> None:
-  limits = spec["limits"]
-  for name, value in limits.items():
-    kind = getattr(resource, f"RLIMIT_{name}")
-    _, hard = resource.getrlimit(kind)
-    value = value if hard == resource.RLIM_INFINITY else min(value, hard)
-    resource.setrlimit(kind, (value, value))
-
-
 def _become_program(spec: dict, user: int | None) -> None:
   """Turns this process into the program; never returns."""
   os.setsid()
@@ -154,7 +139,11 @@ def _become_program(spec: dict, user: int | None) -> None:
     os.setgroups([])
     os.setresgid(user, user, user)
     os.setresuid(user, user, user)
-  _limit(spec)
+  for name, value in spec["limits"].items():
+    kind = getattr(resource, f"RLIMIT_{name}")
+    _, hard = resource.getrlimit(kind)
+    value = value if hard == resource.RLIM_INFINITY else min(value, hard)
+    resource.setrlimit(kind, (value, value))
   _library.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
   _library.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)  # A change of user forgets it, so it comes after.
   for number in range(1, signal.NSIG):
@@ -184,13 +173,11 @@ def _run(spec: dict, user: int | None, tell, *, alone: bool) -> None:
     os._exit(127)
   if not alone:  # Without a PID namespace to end, its session is what can be killed.
     tell("first", child)
-  status = None
-  while status is None:  # Orphans end here too.
-    pid, ended = os.wait()
-    status = ended if pid == child else None
+  while (waited := os.wait())[0] != child:
+    pass  # Orphans end here too.
   with contextlib.suppress(ProcessLookupError):  # What stayed in its session.
     os.killpg(child, signal.SIGKILL)
-  tell("ended", os.waitstatus_to_exitcode(status), time.monotonic() - started)
+  tell("ended", os.waitstatus_to_exitcode(waited[1]), time.monotonic() - started)
 
 
 def main() -> None:
@@ -227,7 +214,7 @@ def main() -> None:
       with contextlib.suppress(BlockingIOError):
         if not os.read(alive, 1):  # Nobody is left who would take us along.
           os._exit(1)
-      _build_root(spec, USER)
+      _build_root(spec)
     _run(spec, user, tell, alone=mode == "namespaces" or not parent)
     os._exit(0)
   except BaseException as error:

@@ -1,6 +1,7 @@
-"""Running a program on this machine, through the launcher: in namespaces, in bubblewrap, or with limits alone."""
+"""Running a program on this machine, through the launcher: in namespaces, in bubblewrap, in a container, or with limits alone."""
 
 import contextlib
+import io
 import marshal
 import os
 import pathlib
@@ -11,7 +12,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import IO, Any, NamedTuple
 
 from jaxrl_llm.rewards.sandbox import containers, launcher
@@ -32,21 +33,13 @@ _SYSTEM = ("/bin", "/etc/ld.so.cache", "/lib", "/lib32", "/lib64", "/nix/store",
 _LAUNCHER = str(pathlib.Path(launcher.__file__).resolve())
 
 
-class Streams(NamedTuple):
-  """The program's standard streams, as open descriptors."""
-
-  stdin: int
-  stdout: int
-  stderr: int
-
-
 class Run(NamedTuple):
   """A program under way: its launcher, what the launcher tells, when it was begun, and what has to be tidied afterwards."""
 
   process: subprocess.Popen
   told: IO[bytes]
   begun: float
-  tidy: Callable[[bool], str]
+  tidy: Callable[[bool], str | None]
 
 
 def interpreter() -> str:
@@ -61,13 +54,7 @@ def visible_paths() -> list[str]:
 
 
 def spec_of(program: Program, sandbox: Sandbox, *, home: str) -> dict[str, Any]:
-  """What the launcher is told.
-
-  Args:
-    program: to run.
-    sandbox: whose limits hold.
-    home: the program's working directory, as the launcher sees it.
-  """
+  """What the launcher is told; `home` is the program's working directory, as the launcher sees it."""
   limits = sandbox.limits
   return dict(
     argv=[interpreter(), "-I", MAIN, *program.argv],
@@ -89,7 +76,9 @@ def spec_of(program: Program, sandbox: Sandbox, *, home: str) -> dict[str, Any]:
 
 def _bubblewrap(sandbox: Sandbox) -> list[str]:
   size = str(sandbox.limits.disk_mb << 20)
-  binds = [part for path in visible_paths() if os.path.exists(path) for part in _bubblewrap_path(path)]
+  binds = []
+  for path in filter(os.path.exists, visible_paths()):
+    binds += ["--symlink", os.readlink(path), path] if os.path.islink(path) else ["--ro-bind", path, path]
   return [
     "bwrap", "--unshare-all", "--unshare-user", "--uid", str(launcher.USER), "--gid", str(launcher.USER), "--hostname", "sandbox",
     "--die-with-parent", "--new-session", "--as-pid-1", "--cap-drop", "ALL", "--clearenv", *binds, "--ro-bind", _LAUNCHER, "/launcher.py",
@@ -98,11 +87,7 @@ def _bubblewrap(sandbox: Sandbox) -> list[str]:
   ]  # fmt: skip
 
 
-def _bubblewrap_path(path: str) -> list[str]:
-  return ["--symlink", os.readlink(path), path] if os.path.islink(path) else ["--ro-bind", path, path]
-
-
-def _plan(program: Program, sandbox: Sandbox) -> tuple[dict[str, Any], list[str], Callable[[bool], str]]:
+def _plan(program: Program, sandbox: Sandbox) -> tuple[dict[str, Any], list[str], Callable[[bool], str | None]]:
   """What the launcher is told, its command line without descriptors, and what is to be called afterwards."""
   python = [interpreter(), "-I", "-S"]
   if sandbox.backend == "docker":
@@ -110,33 +95,15 @@ def _plan(program: Program, sandbox: Sandbox) -> tuple[dict[str, Any], list[str]
     return spec, [*python, _LAUNCHER, "limits"], tidy
   if sandbox.backend == "unsafe":
     home = tempfile.mkdtemp(prefix="sandbox_")
-
-    def tidy(ended: bool) -> str:
-      del ended
-      shutil.rmtree(home, ignore_errors=True)
-      return ""
-
-    return spec_of(program, sandbox, home=home), [*python, _LAUNCHER, "limits"], tidy
+    return spec_of(program, sandbox, home=home), [*python, _LAUNCHER, "limits"], lambda ended: shutil.rmtree(home, ignore_errors=True)
   spec = spec_of(program, sandbox, home=launcher.HOME)
   if sandbox.backend == "bubblewrap":
-    return spec, [*_bubblewrap(sandbox), *python, "/launcher.py", "limits"], lambda ended: ""
-  return spec, [*python, _LAUNCHER, "namespaces"], lambda ended: ""
+    return spec, [*_bubblewrap(sandbox), *python, "/launcher.py", "limits"], lambda ended: None
+  return spec, [*python, _LAUNCHER, "namespaces"], lambda ended: None
 
 
-def begin(program: Program, sandbox: Sandbox, streams: Streams) -> Run:
-  """Starts the launcher.
-
-  Args:
-    program: to run.
-    sandbox: with one of the back ends `namespaces`, `bubblewrap`, `docker`, `unsafe`.
-    streams: the program's.
-
-  Returns:
-    The run, to be waited for by `finish`.
-
-  Raises:
-    OSError: the launcher cannot be started.
-  """
+def begin(program: Program, sandbox: Sandbox, stdin: int | IO[bytes], stdout: int | IO[bytes], stderr: IO[bytes]) -> Run:
+  """Starts the launcher of a program with these standard streams, for `finish` to wait for; an OSError where it cannot be started."""
   spec, command, tidy = _plan(program, sandbox)
   parent = 0 if sandbox.backend == "bubblewrap" else os.getpid()  # It kills the launcher itself when we die.
   with tempfile.TemporaryFile() as file:
@@ -146,9 +113,9 @@ def begin(program: Program, sandbox: Sandbox, streams: Streams) -> Run:
     try:
       process = subprocess.Popen(
         [*command, str(file.fileno()), str(tell), str(parent)],
-        stdin=streams.stdin,
-        stdout=streams.stdout,
-        stderr=streams.stderr,
+        stdin=stdin,
+        stdout=stdout,
+        stderr=stderr,
         env={"PATH": os.environ.get("PATH", os.defpath), "LC_ALL": "C.UTF-8"},
         pass_fds=(file.fileno(), tell),
         start_new_session=True,
@@ -163,11 +130,7 @@ def begin(program: Program, sandbox: Sandbox, streams: Streams) -> Run:
 
 
 def finish(run: Run, *, timeout_s: float) -> dict[str, Any]:
-  """Waits for a run, kills it when its time is over, and leaves none of its processes.
-
-  Args:
-    run: by `begin`.
-    timeout_s: wall time that the program has from its start, in seconds.
+  """Waits for a run, kills it `timeout_s` seconds after the program's start, and leaves none of its processes.
 
   Returns:
     `status` and `seconds` where the program ended by itself; `timeout` where it did not; `error` where it never began.
@@ -177,10 +140,7 @@ def finish(run: Run, *, timeout_s: float) -> dict[str, Any]:
   try:
     while "ended" not in told and "error" not in told:
       ready, _, _ = select.select([run.told], [], [], max(0.0, until - time.monotonic()))
-      if not ready:
-        break
-      data = os.read(run.told.fileno(), 4096)
-      if not data:
+      if not ready or not (data := os.read(run.told.fileno(), 4096)):
         break
       *lines, line = (line + data).split(b"\n")
       for text in lines:
@@ -195,8 +155,7 @@ def finish(run: Run, *, timeout_s: float) -> dict[str, Any]:
         os.killpg(run.process.pid, signal.SIGKILL)
     _kill(run, int(told["first"]) if "first" in told and "ended" not in told else None)
     run.told.close()
-    trouble = run.tidy("ended" in told)
-    if trouble:
+    if trouble := run.tidy("ended" in told):
       told["error"] = trouble
   if "ended" in told:
     status, seconds = told["ended"].split()
@@ -213,9 +172,7 @@ def finish(run: Run, *, timeout_s: float) -> dict[str, Any]:
 def _kill(run: Run, first: int | None) -> None:
   """Kills the first process of the PID namespace, which takes the others along, or of the session, and what is left of the launcher.
 
-  Args:
-    run: to end.
-    first: that process, which the launcher has not waited for; None where there is none, or where it has ended and the launcher is ending.
+  `first` is None where there is no such process, or where the launcher has waited for it and is ending.
   """
   if first is not None and run.process.poll() is None:
     for kill in (os.killpg, os.kill):
@@ -233,41 +190,18 @@ def time_of(sandbox: Sandbox) -> float:
   return sandbox.limits.timeout_s + (_CONTAINER_SECONDS if sandbox.backend == "docker" else 0.0)
 
 
-@contextlib.contextmanager
-def _streams(stdin: str) -> Iterator[tuple[Streams, IO[bytes], IO[bytes]]]:
-  """Standard streams that are files: whatever a program prints, nobody has to keep up with it."""
+def execute(program: Program, sandbox: Sandbox) -> Execution:
+  """Runs a program and waits for it. Its streams are files: whatever it prints, nobody has to keep up with it."""
   with tempfile.TemporaryFile() as given, tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
-    given.write(stdin.encode("utf-8", "surrogatepass"))
+    given.write(program.stdin.encode("utf-8", "surrogatepass"))
     given.seek(0)
     for file in (given, out, err):  # They have no name, and a program that is nobody may open /dev/stdin.
       os.fchmod(file.fileno(), 0o666)
-    yield Streams(given.fileno(), out.fileno(), err.fileno()), out, err
-
-
-def text_of(file: IO[bytes], *, limit: int) -> str:
-  """What a program left in a file, up to `limit` bytes, from its beginning."""
-  file.seek(0)
-  return file.read(limit).decode("utf-8", "replace")
-
-
-def execute(program: Program, sandbox: Sandbox) -> Execution:
-  """Runs a program and waits for it.
-
-  Args:
-    program: to run.
-    sandbox: with one of the back ends `namespaces`, `bubblewrap`, `docker`, `unsafe`.
-
-  Returns:
-    How it went.
-  """
-  limit = sandbox.limits.file_kb << 10
-  with _streams(program.stdin) as (streams, out, err):
     try:
-      told = finish(begin(program, sandbox, streams), timeout_s=time_of(sandbox))
+      told = finish(begin(program, sandbox, given, out, err), timeout_s=time_of(sandbox))
     except OSError as error:
       return Execution("refused", cause=f"{type(error).__name__}: {error}")
-    grown = max(os.fstat(file.fileno()).st_size for file in (out, err)) >= limit
-    return judged(told, text_of(out, limit=limit), text_of(err, limit=limit), grown=grown)
+    return judged(told, out, err, limit=sandbox.limits.file_kb << 10)
 
 
 def converse(asking: Program, answering: Program, sandbox: Sandbox) -> Execution:
@@ -276,14 +210,12 @@ def converse(asking: Program, answering: Program, sandbox: Sandbox) -> Execution
   Args:
     asking: ends the conversation; what it says to us goes to its standard error.
     answering: killed when the other has ended.
-    sandbox: with one of the back ends `namespaces`, `bubblewrap`, `docker`, `unsafe`.
+    sandbox: of each.
 
   Returns:
     How it went for the one that asks; refused where either was.
   """
-  limit = sandbox.limits.file_kb << 10
-  with contextlib.ExitStack() as stack:
-    err, nowhere = (stack.enter_context(tempfile.TemporaryFile()) for _ in range(2))
+  with tempfile.TemporaryFile() as err, tempfile.TemporaryFile() as nowhere:
     questions, ask = os.pipe()
     answers, answer = os.pipe()
     ends = contextlib.ExitStack()
@@ -292,8 +224,8 @@ def converse(asking: Program, answering: Program, sandbox: Sandbox) -> Execution
     runs = []
     try:
       with ends:
-        runs.append(begin(answering, sandbox, Streams(questions, answer, nowhere.fileno())))
-        runs.append(begin(asking, sandbox, Streams(answers, ask, err.fileno())))
+        runs.append(begin(answering, sandbox, questions, answer, nowhere))
+        runs.append(begin(asking, sandbox, answers, ask, err))
       told = finish(runs.pop(), timeout_s=time_of(sandbox))
     except OSError as error:
       return Execution("refused", cause=f"{type(error).__name__}: {error}")
@@ -301,25 +233,22 @@ def converse(asking: Program, answering: Program, sandbox: Sandbox) -> Execution
       others = [finish(run, timeout_s=0.0) for run in runs]
     if any("error" in other for other in others):
       return Execution("refused", cause=others[0]["error"])
-    return judged(told, "", text_of(err, limit=limit), grown=False)
+    return judged(told, io.BytesIO(), err, limit=sandbox.limits.file_kb << 10)
 
 
-def judged(told: dict[str, Any], stdout: str, stderr: str, *, grown: bool) -> Execution:
-  """A run as an `Execution`.
-
-  Args:
-    told: by `finish`.
-    stdout: what the program printed.
-    stderr: likewise.
-    grown: whether one of them reached its limit.
-  """
+def judged(told: dict[str, Any], out: io.BufferedIOBase, err: io.BufferedIOBase, *, limit: int) -> Execution:
+  """A run as an `Execution`: what `finish` was told, and up to `limit` bytes of what the program printed."""
+  for file in (out, err):
+    file.seek(0)
+  printed = [file.read(limit) for file in (out, err)]
+  stdout, stderr = (data.decode("utf-8", "replace") for data in printed)
   if "error" in told:
     return Execution("refused", stdout, stderr, cause=" ".join(f"{told['error']} {stderr[-200:]}".split()))
   code, seconds = told.get("status"), told["seconds"]
   if code == 0:
     return Execution("finished", stdout, stderr, 0, seconds)
   cause = "exit" if code is None or code > 0 else "signal"
-  if grown:
+  if max(map(len, printed)) >= limit:
     cause = "output"
   elif told.get("timeout") or code == -signal.SIGXCPU:
     cause = "timeout"
