@@ -4,12 +4,10 @@
 
     pool -> outer guardian -> inner guardian -> worker.py -> whatever reward functions start
 
-It is run by its path and imports the standard library alone, so that a worker loads nothing but
-what its reward functions load. A guardian computes nothing. It waits for the end of the process
-above it, of the process below it, and the outer one for the pool's word as well (SIGTERM, or jobs
-that have ended); then it kills all of its descendants and exits as its child did. A guardian is a
-child subreaper: the kernel hands it every orphan below it, whatever session, group or environment
-that has made for itself, and no process can leave it otherwise.
+It is run by its path and imports the standard library alone, so that a worker loads nothing but what its reward functions load. A guardian
+computes nothing. It waits for the end of the process above it or of the process below it, and the outer one for the pool's word as well
+(SIGTERM, or the hang-up of the jobs' pipe); then it kills all of its descendants and exits as its child did. A guardian is a child
+subreaper: the kernel hands it every orphan below it, whatever its session, group or environment, and no process can leave it otherwise.
 
 What is promised on Linux: nothing below the pool survives, whichever process dies first.
 
@@ -19,15 +17,14 @@ What is promised on Linux: nothing below the pool survives, whichever process di
 - The worker dies: the inner guardian kills what it left.
 - A guardian that was stopped is continued by the death of the process above it, and by the pool.
 
-Where the kernel grants a PID namespace, the inner guardian is its first process: it cannot be
-signalled from inside, and the kernel itself kills everything in the namespace with it.
+Where the kernel grants a PID namespace, the inner guardian is its first process: it cannot be signalled from inside, and the kernel itself
+kills everything in the namespace with it.
 
-What is not promised: without a PID namespace, reward functions share a user with everything here,
-so one that kills both guardians in the same instant, as `kill -9 -1` does (to the training too),
-leaves its other processes behind. So does one that forks faster than it can be listed, for as long
-as it does: the guardian does not give up. A program that runs as another user (`sudo`) cannot be
-killed, but is waited for. A kernel without lists of children (CONFIG_PROC_CHILDREN) leaves the
-process group of the worker as all that can be killed. Other systems have no guardians.
+What is not promised: without a PID namespace, reward functions share a user with everything here, so one that kills both guardians in the
+same instant, as `kill -9 -1` does (to the training too), leaves its other processes behind. So does one that forks faster than it can be
+listed, for as long as it does: the guardian does not give up. A program that runs as another user (`sudo`) cannot be killed, but is waited
+for. On a kernel without lists of children (CONFIG_PROC_CHILDREN), only the worker's process group can be killed. Other systems have no
+guardians.
 """
 
 import contextlib
@@ -69,8 +66,8 @@ def _enter_pid_namespace() -> None:
 def _kill_listed() -> set[int]:
   """Kills what the kernel lists below this process, dead ones included, and returns it.
 
-  Each is killed before its own children are listed: once SIGKILL has been sent, it can fork no
-  more, so a child that its list lacks is an orphan and this process's own.
+  Each is killed before its own children are listed: once SIGKILL has been sent, it can fork no more, so a child that its list lacks is an
+  orphan and this process's own.
   """
   pids = [os.getpid()]
   if not os.path.exists("/proc/self") or os.readlink("/proc/self") != str(pids[0]):
@@ -89,10 +86,9 @@ def _kill_listed() -> set[int]:
 def _kill_descendants(child: int) -> int:
   """Kills everything below this process, and returns the wait status of its child when nothing is left.
 
-  It goes round until the kernel lists nothing. No orphan is missed then, since the list of this
-  process's own children is complete: none leaves it but by being waited for here. The list is
-  empty at once where this process cannot list: as the first of a PID namespace, with which the
-  kernel kills all of it, or under a kernel that keeps no lists.
+  It goes round until the kernel lists nothing. No orphan is missed then, since the list of this process's own children is complete: none
+  leaves it but by being waited for here. The list is empty at once where this process cannot list: as the first of a PID namespace, with
+  which the kernel kills all of it, or under a kernel that keeps no lists.
   """
   status, killed = int(signal.SIGKILL), set()
   while True:

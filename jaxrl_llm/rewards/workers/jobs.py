@@ -32,9 +32,9 @@ class Job(NamedTuple):
   """One call.
 
   Attributes:
-    function: a key of the pool's functions.
+    function: key of the pool's functions.
     completion: the response.
-    example: its example's row, of whatever can be pickled.
+    example: row of the dataset; its values can be pickled.
   """
 
   function: str
@@ -63,8 +63,8 @@ def make_tasks(jobs: Sequence[Job], functions: Mapping[str, Function], *, max_ch
 
   Args:
     jobs: the calls.
-    functions: of the pool, by name.
-    max_chars: of a text that are sent: its end.
+    functions: the pool's functions, by name.
+    max_chars: length of the end of a text that is sent.
     timeout_s: deadline of functions that have none of their own, in seconds.
     shared: whether equal jobs may share a value.
 
@@ -79,7 +79,11 @@ def make_tasks(jobs: Sequence[Job], functions: Mapping[str, Function], *, max_ch
       hint = did_you_mean(name, indices)
       raise ValueError(f"job {number}: found the function {name!r}, expected one of {', '.join(indices)}{hint}")
     if id(example) not in examples:  # The samples of a group share theirs.
-      examples[id(example)] = _pickled(example, number)
+      try:
+        pickled = pickle.dumps(example, pickle.HIGHEST_PROTOCOL)
+      except Exception as error:
+        raise ValueError(f"job {number}: its example cannot be sent to a worker ({one_line(error)}), expected plain values") from error
+      examples[id(example)] = pickled, hashlib.blake2b(pickled, digest_size=16).digest()
     function, (data, digest) = functions[name], examples[id(example)]
     text, ids = completion.text[-max_chars:], array("q", completion.token_ids).tobytes()
     turns = tuple(tuple(turn) for turn in completion.turns)  # Plain: unpickled without a class to look up.
@@ -91,11 +95,3 @@ def make_tasks(jobs: Sequence[Job], functions: Mapping[str, Function], *, max_ch
     payload = text, ids, int(completion.num_tokens), bool(completion.stopped), turns, data
     tasks.append(Task(indices[name], payload, key, timeout_s if function.timeout_s is None else function.timeout_s))
   return tasks
-
-
-def _pickled(example: Any, number: int) -> tuple[bytes, bytes]:
-  try:
-    data = pickle.dumps(example, pickle.HIGHEST_PROTOCOL)
-  except Exception as error:
-    raise ValueError(f"job {number}: its example cannot be sent to a worker ({one_line(error)}), expected plain values") from error
-  return data, hashlib.blake2b(data, digest_size=16).digest()

@@ -44,11 +44,9 @@ class Pool:
     self._closed = False
 
   def __enter__(self) -> "Pool":
-    """The pool itself."""
     return self
 
   def __exit__(self, *_) -> None:
-    """Closes the pool."""
     self.close()
 
   @property
@@ -63,13 +61,9 @@ class Pool:
     return f"rewards of {', '.join(at)}" if at else "no reward: the workers have nothing to do"
 
   def call(self, jobs: Sequence[Job]) -> list[Outcome]:
-    """Calls every job's function, each call within the pool's deadline.
+    """Calls every job's function and returns their outcomes in order; the pool has all of its workers again.
 
-    Args:
-      jobs: the calls. Equal ones share one value where their function may be cached; a failure is never shared.
-
-    Returns:
-      One outcome per job, in order. The pool has all of its workers again.
+    Equal jobs share one value where their function may be cached; a failure is never shared.
 
     Raises:
       ValueError: a job whose function the pool does not have, or whose example cannot be pickled.
@@ -109,14 +103,14 @@ class Pool:
         self._hear(worker, deque(), [])
 
   def _remembered(self, key: bytes | None) -> Outcome | None:
-    if key is None or key not in self._cache:
+    if key not in self._cache:
       return None
     self._cache.move_to_end(key)
     return Outcome(self._cache[key])
 
   def _run(self, indices: Sequence[int], tasks: Sequence[Task], outcomes: list[Outcome | None]) -> None:
     """Has the workers fill `outcomes` at `indices`."""
-    waiting, first = deque(indices), self._base
+    waiting = deque(indices)
     try:
       for key, event in self._selector.select(0.0):  # Who died while there was nothing to do.
         if event & selectors.EVENT_READ:
@@ -133,7 +127,7 @@ class Pool:
         self._end(worker)
       raise
     finally:
-      self._base = first + len(outcomes)  # Numbers are never used twice.
+      self._base += len(outcomes)  # Numbers are never used twice.
     for index in indices:
       if outcomes[index].cause is None and tasks[index].key is not None:
         self._cache[tasks[index].key] = outcomes[index].value
@@ -215,7 +209,12 @@ class Pool:
     elif retires or broken or ended or late:
       if worker.queue and not retires:
         number, limit = worker.queue.popleft()
-        outcomes[number - self._base] = _charged(worker, broken=broken, ended=ended, timeout_s=limit)
+        cause, detail = "timeout", f"no answer within {limit:g} s"
+        if broken:
+          cause, detail = "flooded", "something that is no answer came through its worker's pipe"
+        elif ended:
+          cause, detail = "died", process.epitaph(worker)
+        outcomes[number - self._base] = Outcome(None, cause, detail)
       waiting.extendleft(number - self._base for number, _ in reversed(worker.queue))  # The others did nothing wrong.
       self._end(worker)
 
@@ -233,14 +232,6 @@ class Pool:
     self._workers.remove(worker)
     self._ended.append(worker)
     self.num_replaced += not self._closed
-
-
-def _charged(worker: Worker, *, broken: bool, ended: bool, timeout_s: float) -> Outcome:
-  if broken:
-    return Outcome(None, "flooded", "something that is no answer came through its worker's pipe")
-  if ended:
-    return Outcome(None, "died", process.epitaph(worker))
-  return Outcome(None, "timeout", f"no answer within {timeout_s:g} s")
 
 
 def open_pool(
@@ -261,15 +252,12 @@ def open_pool(
   that makes a reward function, not in calls.
 
   Args:
-    functions: the reward functions by name.
-    num_workers: processes; None is one for each processor that this process may use, at least two.
+    functions: reward functions by name.
+    num_workers: number of processes; None is one for each processor that this process may use, at least two.
     timeout_s: deadline of one call, in seconds. Building the functions is not part of it.
-    max_chars: of a response's text that a function sees: its end, where the answer is. Token ids and counts are left as they are.
+    max_chars: length of the end of a response's text that a function sees. Token ids and counts are left as they are.
     memory_gb: address space of one worker, in GiB; None sets no limit.
-    cache_size: values kept, the latest used; 0 keeps none, and then equal jobs share nothing either.
-
-  Returns:
-    The pool, to be closed.
+    cache_size: number of values kept, the latest used; 0 keeps none, and then equal jobs share nothing either.
 
   Raises:
     ValueError: settings out of range, or a function that cannot be built. One line.

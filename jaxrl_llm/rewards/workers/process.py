@@ -69,10 +69,7 @@ def start(functions: Sequence[tuple[str, Any, tuple[str, ...]]], *, memory_gb: f
 
   Args:
     functions: import path, settings and further imports of each reward function.
-    memory_gb: address space that it may take, in GiB; None sets no limit.
-
-  Returns:
-    The worker.
+    memory_gb: address space of the worker, in GiB; None sets no limit.
   """
   jobs_read, jobs_write = os.pipe()
   results_read, results_write = os.pipe()
@@ -121,10 +118,7 @@ def flush(worker: Worker) -> None:
 
 
 def read(worker: Worker) -> tuple[list[Reply], bool, bool]:
-  """What the worker has answered since the last look.
-
-  Args:
-    worker: to read from; never waited for.
+  """What the worker has answered since the last look, without waiting for more.
 
   Returns:
     The replies; whether the pipe has ended; whether it holds something that no worker of ours writes.

@@ -2,8 +2,8 @@
 
   python -P worker.py JOBS_FD RESULTS_FD
 
-The parent process never unpickles what a worker wrote. `guardian.py` runs this file by its path, in
-a process below its own, so it imports the standard library alone until reward functions are built.
+The parent process never unpickles what a worker wrote. `guardian.py` runs this file by its path, in a process below its own, so it imports
+the standard library alone until reward functions are built.
 """
 
 import contextlib
@@ -27,14 +27,7 @@ LARGEST = 3.4028234663852886e38  # Of float32, which is what rewards become.
 
 
 def build(target: str, settings: Mapping[str, Any] | None) -> Callable[..., Any]:
-  """A reward function by its import path.
-
-  Args:
-    target: `package.module:name`.
-    settings: None where the name is the reward function itself; else what it is called with to make one.
-
-  Returns:
-    The reward function.
+  """The reward function that `package.module:name` is, or makes where it is given settings.
 
   Example:
     >>> build("math:hypot", None)(3, 4)
@@ -58,9 +51,9 @@ def judge(value: Any) -> tuple[float, str, str]:
   """
   kind = type(value)
   if kind not in (float, int, bool):
-    scalar = kind.__module__ == "numpy" and getattr(value, "shape", None) == () and value.dtype.kind in "biuf"
-    if not scalar:
-      shape = f" of shape {value.shape}" if kind.__module__ == "numpy" and hasattr(value, "shape") else ""
+    shape = getattr(value, "shape", None) if kind.__module__ == "numpy" else None
+    if shape != () or value.dtype.kind not in "biuf":
+      shape = "" if shape is None else f" of shape {shape}"
       return 0.0, "wrong_type", f"it returned {kind.__name__[:80]}{shape}, expected one finite number"
   try:
     number = float(value)
@@ -81,15 +74,12 @@ def describe(error: BaseException) -> str:
 
 
 def call(function: Callable[..., Any], job: tuple, types: ModuleType) -> tuple[float, str, str]:
-  """Calls a reward function; whatever it raises, `SystemExit` included, becomes a cause.
+  """Calls a reward function and judges its value; whatever it raises, `SystemExit` included, becomes a cause.
 
   Args:
-    function: of a completion and an example.
+    function: the reward function.
     job: text, ids as bytes, number of tokens, whether the response stopped, its turns as plain tuples, and the example, pickled.
     types: `jaxrl_llm.text_types`, which this program can import only once it knows the parent's path.
-
-  Returns:
-    As `judge`.
   """
   text, ids, num_tokens, stopped, turns, example = job
   try:
@@ -158,12 +148,7 @@ def _lower_limits(memory_bytes: int | None) -> None:
 
 
 def serve(jobs_fd: int, results_fd: int) -> None:
-  """Builds the functions that the first messages name, says so, and answers jobs until there are no more.
-
-  Args:
-    jobs_fd: length-prefixed pickles are read from it.
-    results_fd: frames are written to it.
-  """
+  """Builds the functions that the first messages name, says so, and answers length-prefixed pickles with frames until there are no more."""
   setup = _message(jobs_fd)
   sys.path[:] = setup["path"]
   functions, target = [], ""
@@ -192,10 +177,5 @@ def serve(jobs_fd: int, results_fd: int) -> None:
         os._exit(0)
 
 
-def main() -> None:
-  """Serves what the first two arguments name."""
-  serve(int(sys.argv[1]), int(sys.argv[2]))
-
-
 if __name__ == "__main__":
-  main()
+  serve(int(sys.argv[1]), int(sys.argv[2]))
