@@ -20,13 +20,7 @@ _BYTES, _FOLDER = "bytes", "folder"
 
 
 def notes_of(path: str | os.PathLike | None, *, chat: bool | None, system: str | None) -> dict[str, Any]:
-  """The notes on a tokenizer, for `NOTES`.
-
-  Args:
-    path: of the checkpoint that the tokenizer comes from; None is the one of bytes.
-    chat: whether prompts go through its chat template.
-    system: message of each conversation.
-  """
+  """What `NOTES` says of the tokenizer of this checkpoint, or of the tokenizer of bytes where `path` is None."""
   if path is None:
     return {"tokenizer": _BYTES}
   found = where.resolve(path)
@@ -47,8 +41,8 @@ def load_reward_tokenizer(
 
   Args:
     path: see `pretrained.where.resolve`.
-    chat: write prompts with the chat template; None is as it was trained, or True.
-    system: of each conversation; None is as it was trained.
+    chat: whether prompts are written with the chat template; None is as it was trained, or True.
+    system: message of each conversation; None is as it was trained.
     pad_token: see `load_tokenizer`.
     vocab_rows: see `load_tokenizer`.
 
@@ -80,15 +74,12 @@ def same_vocabulary(one: Tokenizer, other: Tokenizer) -> bool:
 
 
 def problems(path: str | os.PathLike, *, chat: bool | None = None, budget: int = 0) -> Iterator[Problem | str]:
-  """What is wrong with a reward model; reads headers and the tokenizer, no weights.
+  """Yields what is wrong with a reward model, of which it reads headers and the tokenizer, no weights.
 
   Args:
-    path: of its folder.
+    path: folder of the reward model.
     chat: see `load_reward_tokenizer`.
     budget: tokens of the longest prompt with the longest response.
-
-  Yields:
-    A line.
   """
   try:
     config = read_reward_config(path)

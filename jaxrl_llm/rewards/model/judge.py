@@ -20,15 +20,12 @@ JudgeFn = Callable[[Sequence[Sequence[int]]], np.ndarray]
 
 
 def make_judge(path: str | os.PathLike, *, max_tokens: int, dtype: str = "float32") -> JudgeFn:
-  """A function that judges sequences; loads the weights and compiles for all of its shapes when it is first called, and never again.
+  """A function `(sequences of ids) -> float32 rewards`, which may be non-finite; its first call loads the weights and compiles all shapes.
 
   Args:
-    path: of the reward model's folder.
-    max_tokens: of a sequence.
+    path: folder of the reward model.
+    max_tokens: tokens of the longest sequence.
     dtype: of weights and activations; the reward is float32.
-
-  Returns:
-    `(sequences of ids) -> float32 rewards`, perhaps not finite.
 
   Raises:
     ValueError: see `read_reward_config`.
@@ -80,13 +77,13 @@ def buckets(max_tokens: int) -> tuple[int, ...]:
 
 
 def num_rows(width: int, mesh: Mesh) -> int:
-  """Rows of a batch of some width, a multiple of the devices."""
+  """Rows of a batch, a multiple of the devices."""
   shards = num_row_shards(mesh)
   return max(min(_ROW_TOKENS // width, _MAX_ROWS) // shards, 1) * shards
 
 
 def blank(width: int, rows: int) -> tuple[np.ndarray, np.ndarray]:
-  """Tokens and lengths of rows that hold nothing; a length is 1, for a row must have an end."""
+  """Tokens and lengths of empty rows; a length is 1, for a row must have an end."""
   return np.zeros((rows, width), np.int32), np.ones(rows, np.int32)
 
 

@@ -16,30 +16,21 @@ NAME = "reward_model"
 
 
 def reward_model_term(
-  path: str | os.PathLike,
-  *,
-  tokenizer: Tokenizer,
-  max_tokens: int,
-  weight: float = 1.0,
-  dtype: str = "float32",
-  chat: bool | None = None,
+  path: str | os.PathLike, *, tokenizer: Tokenizer, max_tokens: int, weight: float = 1.0, dtype: str = "float32", chat: bool | None = None
 ) -> WeightedReward:
-  """A term whose reward is what a reward model gives for prompt and response.
+  """A term whose reward is what a reward model gives for prompt and response; loads the weights when it is first asked.
 
-  Where the reward model has the policy's vocabulary it reads the very tokens that the policy was given and drew. Otherwise it reads the
-  texts, with its own tokenizer and chat template, and an end token behind a response that ended by itself.
+  A reward model with the policy's vocabulary reads the very tokens that the policy was given and drew. Any other reads the texts, with its
+  own tokenizer and chat template, and an end token behind a response that ended by itself.
 
   Args:
-    path: of the reward model's folder.
-    tokenizer: the policy's.
-    max_tokens: of a prompt with its response, in the policy's tokens. Of another vocabulary twice as many may come; a sequence with more
-      has no reward, for the cause "too_long".
-    weight: its factor in the total.
+    path: folder of the reward model.
+    tokenizer: the policy's tokenizer.
+    max_tokens: tokens of the longest prompt with its response, in the policy's vocabulary. Twice as many are read in another vocabulary; a
+      longer sequence has no reward, for the cause "too_long".
+    weight: factor in the total.
     dtype: see `make_judge`.
     chat: see `load_reward_tokenizer`.
-
-  Returns:
-    The term; its weights are loaded when it is first asked.
 
   Raises:
     ValueError: see `rewards.model.problems`.
@@ -55,22 +46,19 @@ def reward_model_term(
     ends = [own.eos_id] if completion.stopped else []
     return [*own.encode_prompt(example["prompt"]), *own.encode(completion.text), *ends]
 
+  def outcome(reward: float | None, length: int) -> Outcome:
+    if reward is None:
+      return Outcome(None, "too_long", f"it has {length} tokens with its prompt, expected at most {limit}")
+    return Outcome(reward) if np.isfinite(reward) else Outcome(None, "not_finite", f"the reward model said {reward}")
+
   def judge(completions: Sequence[Completion], examples: Sequence[Mapping[str, Any]]) -> list[Outcome]:
     sequences = [sequence(*pair) for pair in zip(completions, examples, strict=True)]
     fitting = [i for i, x in enumerate(sequences) if len(x) <= limit]
     found = dict(zip(fitting, judge_ids([sequences[i] for i in fitting]).tolist(), strict=True))
-    return [_outcome(found.get(i), len(x), limit) for i, x in enumerate(sequences)]
+    return [outcome(found.get(i), len(x)) for i, x in enumerate(sequences)]
 
   def alone(completion: Completion, example: Mapping[str, Any]) -> float:
-    outcome = judge([completion], [example])[0]
-    return float("nan") if outcome.value is None else outcome.value
+    value = judge([completion], [example])[0].value
+    return float("nan") if value is None else value
 
   return WeightedReward(NAME, alone, weight, batch_fn=judge)
-
-
-def _outcome(reward: float | None, length: int, limit: int) -> Outcome:
-  if reward is None:
-    return Outcome(None, "too_long", f"it has {length} tokens with its prompt, expected at most {limit}")
-  if not np.isfinite(reward):
-    return Outcome(None, "not_finite", f"the reward model said {reward}")
-  return Outcome(reward)
