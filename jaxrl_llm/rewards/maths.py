@@ -39,7 +39,6 @@ def maths(*, field: str = "answer", require_stop: bool = True, seconds: float = 
     ValueError: no positive number of seconds.
 
   Example:
-    >>> from jaxrl_llm.text_types import Completion
     >>> completion = Completion(text=r"So it is $\\boxed{\\frac{2}{4}}$.", token_ids=(), num_tokens=9, stopped=True)
     >>> maths()(completion, {"answer": "0.5"})
     1.0
@@ -105,11 +104,7 @@ def gold_answer(example: Mapping[str, Any], field: str) -> str:
 
 @functools.lru_cache(maxsize=16_384)
 def equivalent(gold: str, answer: str) -> bool:
-  """Whether an answer is mathematically the right one. Remembers its verdicts.
-
-  Args:
-    gold: the right answer, LaTeX or plain text, without dollar signs around it.
-    answer: the answer.
+  """Whether an answer is mathematically the right one; both are LaTeX or plain text without dollar signs. Remembers its verdicts.
 
   Raises:
     ValueError: both are beyond `expression_limits` and spelt differently, so that nobody can tell; or math-verify is not installed.
@@ -122,28 +117,22 @@ def equivalent(gold: str, answer: str) -> bool:
   verdict = plain_verdict(gold, answer)
   if verdict is not None:
     return verdict
-  if too_large(answer):
-    if too_large(gold):
-      raise ValueError(f"maths: found the right answer {gold[:60]!r}, expected at most {MAX_CHARS} characters and no huge numbers")
+  answer_is_large, gold_is_large = too_large(answer), too_large(gold)
+  if answer_is_large and gold_is_large:
+    raise ValueError(f"maths: found the right answer {gold[:60]!r}, expected at most {MAX_CHARS} characters and no huge numbers")
+  if answer_is_large or gold_is_large:
     return False
-  if too_large(gold):
-    return False
-  return _verify(gold, answer)
-
-
-def _verify(gold: str, answer: str) -> bool:
-  math_verify, targets = _math_verify()
-  gold_parsed = _parsed(gold)
-  if not gold_parsed:
+  if not (right := _parsed_gold(gold)):
     raise ValueError(f"maths: found the right answer {gold[:60]!r}, expected mathematics that math-verify can read")
-  answer_parsed = math_verify.parse(f"\\boxed{{{answer}}}", targets, parsing_timeout=None)
-  return bool(math_verify.verify(gold_parsed, answer_parsed, timeout_seconds=None))
+  return bool(_math_verify()[0].verify(right, _parsed(answer), timeout_seconds=None))
 
 
-@functools.lru_cache(maxsize=1024)  # The samples of a group share their right answer.
-def _parsed(gold: str) -> list:
+def _parsed(answer: str) -> list:
   math_verify, targets = _math_verify()
-  return math_verify.parse(f"\\boxed{{{gold}}}", targets, parsing_timeout=None)
+  return math_verify.parse(f"\\boxed{{{answer}}}", targets, parsing_timeout=None)
+
+
+_parsed_gold = functools.lru_cache(maxsize=1024)(_parsed)  # The samples of a group share their right answer.
 
 
 @functools.cache
