@@ -88,16 +88,9 @@ class Graded(NamedTuple):
 
 
 def mapped(fn: Callable[..., np.ndarray], *graded: Graded) -> Graded:
-  """Applies a function to each array of one or more gradings.
+  """Applies a function to each array of one or more gradings of the same terms.
 
   The terms keep their order, which `jax.tree.map` would sort: the first term of a task is its verifier.
-
-  Args:
-    fn: Function of one array from each grading.
-    *graded: Gradings of the same terms.
-
-  Returns:
-    The grading that the function's results make.
   """
   parts = {name: fn(*(x.parts[name] for x in graded)) for name in graded[0].parts}
   rest = {name: fn(*(getattr(x, name) for x in graded)) for name in Graded._fields if name != "parts"}
@@ -109,13 +102,7 @@ CallFn = Callable[[WeightedReward, Sequence[Completion], Sequence[Mapping[str, A
 
 
 def call_here(reward: WeightedReward, completions: Sequence[Completion], examples: Sequence[Mapping[str, Any]]) -> list[Outcome]:
-  """Calls a reward function in this process, one response after the other or all at once. What never returns is not survived here.
-
-  Args:
-    reward: the term.
-    completions: the responses.
-    examples: each response's own row.
-  """
+  """Calls a reward function in this process, one response after the other or all at once. What never returns is not survived here."""
   if reward.batch_fn is not None:
     return reward.batch_fn(completions, examples)
   return [attempt(reward.fn, completion, example) for completion, example in zip(completions, examples, strict=True)]
@@ -124,13 +111,7 @@ def call_here(reward: WeightedReward, completions: Sequence[Completion], example
 def attempt(fn: Callable[[Completion, Mapping[str, Any]], Any], completion: Completion, example: Mapping[str, Any]) -> Outcome:
   """Calls a reward function once, and makes an outcome of whatever it does.
 
-  Args:
-    fn: the function.
-    completion: the response.
-    example: its row.
-
   Example:
-    >>> from jaxrl_llm.text_types import Completion
     >>> attempt(lambda completion, example: 1 / 0, Completion("4", (1,), 1, True), {})
     Outcome(value=None, cause='raised', detail='ZeroDivisionError: division by zero')
   """
@@ -151,11 +132,7 @@ def attempt(fn: Callable[[Completion, Mapping[str, Any]], Any], completion: Comp
 
 
 def grade(
-  rewards: Sequence[WeightedReward],
-  completions: Sequence[Completion],
-  examples: Sequence[Mapping[str, Any]],
-  *,
-  call: CallFn = call_here,
+  rewards: Sequence[WeightedReward], completions: Sequence[Completion], examples: Sequence[Mapping[str, Any]], *, call: CallFn = call_here
 ) -> Graded:
   """Calls every term for every response. A term that fails costs its own response only.
 
@@ -168,21 +145,24 @@ def grade(
     examples: each response's own row, so as many rows as responses; nothing is broadcast.
     call: who calls the functions; see `CallFn`.
 
-  Returns:
-    The rewards.
-
   Raises:
     ValueError: unequal lengths, no or repeated or wrongly weighted terms, or a `call` that returned another number of outcomes.
 
   Example:
-    >>> from jaxrl_llm.text_types import Completion
     >>> completions = [Completion(text="4", token_ids=(1,) * n, num_tokens=n, stopped=True) for n in (2, 0)]
     >>> brevity = WeightedReward("brevity", lambda completion, example: 1 / completion.num_tokens)
     >>> graded = grade([brevity], completions, [{}, {}])
     >>> graded.totals.tolist(), graded.failed.tolist()
     ([0.5, 0.0], [None, 'raised'])
   """
-  check_terms(rewards, completions, examples)
+  names = [reward.name for reward in rewards]
+  if not names or len(set(names)) != len(names):
+    raise ValueError(f"rewards: found {names}, expected one or more distinct names")
+  if len(completions) != len(examples):
+    raise ValueError(f"rewards: found {len(completions)} completions and {len(examples)} examples, expected as many of each")
+  for reward in rewards:
+    if not np.isfinite(reward.weight):
+      raise ValueError(f"reward {reward.name!r}: found weight {reward.weight}, expected a finite number")
   asked = [i for i, completion in enumerate(completions) if completion.failed is None]
   asked_completions, asked_examples = [completions[i] for i in asked], [examples[i] for i in asked]
   parts, failures = {}, {i: completion.failed for i, completion in enumerate(completions) if completion.failed is not None}
@@ -206,7 +186,7 @@ def weigh(rewards: Sequence[WeightedReward], parts: dict[str, np.ndarray], failu
 
   Args:
     rewards: the terms.
-    parts: each reward by itself, by the names of the terms, float32 `[N]`; 0 where it failed.
+    parts: see `Graded`.
     failures: cause and one line for each response that has no reward, by its number.
   """
   count = len(parts[rewards[0].name])
@@ -218,18 +198,6 @@ def weigh(rewards: Sequence[WeightedReward], parts: dict[str, np.ndarray], failu
   # Summed by itself and not subtracted: equal verdicts are then equal to the last bit.
   verdicts = sum((part for reward, part in weighted if not reward.shapes), np.zeros(count))
   return Graded(np.float32(totals), parts, np.float32(verdicts), failed, details)
-
-
-def check_terms(rewards: Sequence[WeightedReward], completions: Sequence[Completion], examples: Sequence[Mapping[str, Any]]) -> None:
-  """A ValueError for unequal lengths, and for no or repeated or wrongly weighted terms."""
-  names = [reward.name for reward in rewards]
-  if not names or len(set(names)) != len(names):
-    raise ValueError(f"rewards: found {names}, expected one or more distinct names")
-  if len(completions) != len(examples):
-    raise ValueError(f"rewards: found {len(completions)} completions and {len(examples)} examples, expected as many of each")
-  for reward in rewards:
-    if not np.isfinite(reward.weight):
-      raise ValueError(f"reward {reward.name!r}: found weight {reward.weight}, expected a finite number")
 
 
 def failure_metrics(failed: Collection[str | None]) -> dict[str, float]:
