@@ -94,14 +94,7 @@ REWARDS: dict[str, Reward] = {
 
 
 def make(name: str, **settings) -> RewardFn:
-  """A reward function by name.
-
-  Args:
-    name: a key of `REWARDS`.
-    **settings: what that reward takes; those with a default may be left out.
-
-  Returns:
-    The reward function.
+  """Makes the reward function that `REWARDS` has under a name, from the settings that it takes.
 
   Raises:
     ValueError: no such reward, or settings it does not take. One line, with the fix.
@@ -126,13 +119,7 @@ def make(name: str, **settings) -> RewardFn:
 
 
 def build(spec: RewardSpec) -> RewardFn:
-  """The reward function of a spec, in whichever process it is called.
-
-  Args:
-    spec: its name and settings.
-
-  Raises:
-    ValueError: as `make` does.
+  """Makes the reward function of a spec, in whichever process it is called; raises as `make` does.
 
   Example:
     >>> build(RewardSpec("soft_overlong", {"max_tokens": 8, "buffer_tokens": 4})).__name__
@@ -142,13 +129,7 @@ def build(spec: RewardSpec) -> RewardFn:
 
 
 def extractor(spec: RewardSpec) -> Callable[[str], str | None] | None:
-  """The function that reads out of a response's text the answer that a reward judges.
-
-  Args:
-    spec: the reward.
-
-  Returns:
-    The function; None for a reward that judges something other than an answer.
+  """The function that reads the answer a reward judges out of a response's text; None if the reward judges something else.
 
   Example:
     >>> extractor(RewardSpec("exact_match", {"answer_in": "last_line"}))("It rains.\\nParis")
@@ -164,13 +145,7 @@ def extractor(spec: RewardSpec) -> Callable[[str], str | None] | None:
 
 
 def weighted(name: str, spec: RewardSpec, weight: float = 1.0, *, shapes: bool = False) -> WeightedReward:
-  """Builds a term of the total reward that other processes can build too.
-
-  Args:
-    name: Name under which the term is logged and blamed.
-    spec: The reward.
-    weight: Factor of the reward in the total.
-    shapes: Whether it only shapes the reward, see `WeightedReward`.
+  """Builds a term of the total reward that other processes can build too; `WeightedReward` describes the arguments.
 
   Example:
     >>> weighted("form", RewardSpec("tags"), 0.1).spec.name

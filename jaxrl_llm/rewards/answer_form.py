@@ -12,15 +12,7 @@ _LAST_LINE = re.compile(r"#### -?[0-9]{1,12}(?:\.[0-9]{1,6})?")
 def answer_form(completion: Completion, example: Mapping[str, Any]) -> float:
   """1 where the response ended by itself and its last line is `####` and a plain number, the only `####` in it; else 0.
 
-  Args:
-    completion: the response.
-    example: not read.
-
-  Returns:
-    1.0 or 0.0.
-
   Example:
-    >>> from jaxrl_llm.text_types import Completion
     >>> answer_form(Completion(text="3 * 4 = 12\\n#### 12", token_ids=(), num_tokens=9, stopped=True), {})
     1.0
   """

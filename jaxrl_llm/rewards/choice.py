@@ -30,13 +30,13 @@ def choice(*, letters: str = "ABCDEFGHIJ", field: str = "answer", require_stop: 
     ValueError: fewer than two letters, or one twice.
 
   Example:
-    >>> from jaxrl_llm.text_types import Completion
     >>> completion = Completion(text="Both are odd, so the answer is (B).", token_ids=(), num_tokens=12, stopped=True)
     >>> choice(letters="ABCD")(completion, {"answer": "B"})
     1.0
   """
   if len(letters) < 2 or len(set(letters)) != len(letters) or not re.fullmatch("[A-Z]+", letters):
     raise ValueError(f"choice: found {letters=}, expected two or more different upper-case letters")
+
   def choice_reward(completion: Completion, example: Mapping[str, Any]) -> float:
     gold = _gold(text_of(example, field, "choice"), letters)
     if require_stop and not completion.stopped:
@@ -48,10 +48,6 @@ def choice(*, letters: str = "ABCDEFGHIJ", field: str = "answer", require_stop: 
 
 def chosen_letter(text: str, letters: str) -> str | None:
   """The letter of the one option that a response chooses; None where it chooses none or several.
-
-  Args:
-    text: the response.
-    letters: of the options, upper case.
 
   Example:
     >>> chosen_letter("Both are odd, so the answer is (B).", "ABCD")

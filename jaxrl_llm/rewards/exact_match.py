@@ -10,12 +10,7 @@ from jaxrl_llm.text_types import Completion, RewardFn
 
 
 def exact_match(
-  *,
-  answer_in: str = "stated",
-  strip: bool = True,
-  ignore_case: bool = False,
-  nfkc: bool = True,
-  field: str = "answer",
+  *, answer_in: str = "stated", strip: bool = True, ignore_case: bool = False, nfkc: bool = True, field: str = "answer",
   require_stop: bool = True,
 ) -> RewardFn:
   """1 where the answer is spelt like the right one, else 0.
@@ -36,7 +31,6 @@ def exact_match(
     ValueError: no such place.
 
   Example:
-    >>> from jaxrl_llm.text_types import Completion
     >>> completion = Completion(text="It rains.\\nAnswer: Paris", token_ids=(), num_tokens=5, stopped=True)
     >>> exact_match()(completion, {"answer": "Paris"})
     1.0
@@ -59,12 +53,7 @@ def exact_match(
 
 
 def text_of(example: Mapping[str, Any], field: str, reward: str) -> str:
-  """A field of a row as text.
-
-  Args:
-    example: the row.
-    field: its name.
-    reward: who asks, for the message.
+  """A field of a row as text, for a reward of which messages give the name.
 
   Raises:
     ValueError: no such field, or neither text nor a number in it.

@@ -34,9 +34,6 @@ def stated_answers(text: str) -> list[str]:
 
   Of these ways of stating one, only the first that occurs is read: `\\boxed{}`, `####`, lines that begin with "Answer:", "the answer is".
 
-  Args:
-    text: the response.
-
   Returns:
     The answers without decoration (dollar signs, bold, a full stop); none where none is announced.
 
@@ -127,12 +124,7 @@ def _only(found: list[str]) -> str | None:
 
 
 def answer_at(text: str, answer_in: str) -> str | None:
-  """The answer at a place of a response; None where it is not there.
-
-  Args:
-    text: the response.
-    answer_in: see `place`.
-  """
+  """The answer at a place of a response, see `place`; None where it is not there."""
   return place(answer_in)(text)
 
 

@@ -10,17 +10,9 @@ def final_answer(completion: Completion, example: Mapping[str, Any]) -> float:
   """1 where the response ends with the right answer, else 0; how it got there does not count.
 
   Right means all of: the response ended by itself; its last line is `#` and the answer, character for character (no spaces, no "010" or
-  "+10" for "10"); and there is no other `#`, so that several guesses earn nothing.
-
-  Args:
-    completion: the response.
-    example: the task's row, with the right answer in `answer`, in the one spelling that counts.
-
-  Returns:
-    1.0 or 0.0.
+  "+10" for "10"); and there is no other `#`, so that several guesses earn nothing. The row has the right answer in `answer`.
 
   Example:
-    >>> from jaxrl_llm.text_types import Completion
     >>> final_answer(Completion(text="7+8=15\\n#15", token_ids=(), num_tokens=11, stopped=True), {"answer": "15"})
     1.0
 

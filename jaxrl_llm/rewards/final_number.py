@@ -23,21 +23,13 @@ def final_number(completion: Completion, example: Mapping[str, Any]) -> float:
   """1 where the number that the response gives as its answer is the right one, else 0; how it got there does not count.
 
   That number is the one right after the last `####`, `\\boxed{`, "answer is" or "answer:"; without such an announcement, the last number of
-  the response. Thousands separators, a currency sign in front, units behind and trailing zeros (`1,200.0`) do not matter; the value has to
-  be equal exactly. A response that ran into the token budget earns 0, as in `final_answer`.
-
-  Args:
-    completion: the response; only its last 2000 characters are read.
-    example: the task's row, with the right number in `answer`.
-
-  Returns:
-    1.0 or 0.0.
+  the response, of which the last 2000 characters are read. Thousands separators, a currency sign in front, units behind and trailing zeros
+  (`1,200.0`) do not matter; the value has to be equal exactly. A response that ran into the token budget earns 0, as in `final_answer`.
 
   Raises:
-    ValueError: an `answer` that is no number.
+    ValueError: a row whose `answer` is no number.
 
   Example:
-    >>> from jaxrl_llm.text_types import Completion
     >>> final_number(Completion(text="3 * 400 = 1200, so\\n#### $1,200.00", token_ids=(), num_tokens=14, stopped=True), {"answer": "1200"})
     1.0
   """

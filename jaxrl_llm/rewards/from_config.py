@@ -53,7 +53,7 @@ def make_rewards(task: Task, config: ConfigDict) -> list[WeightedReward]:
 
 
 def _term(task: Task, name: str, config: ConfigDict, settings: Mapping[str, Any]) -> WeightedReward:
-  """What judges the task's responses: the task's own function, or one by name with its settings from the config."""
+  """A term by name: the task's own function, or a registered one with its settings from the config."""
   if name in task.verifiers:
     return WeightedReward(name, task.verifiers[name])
   section = _section(name)
@@ -71,23 +71,14 @@ def _section(name: str) -> str | None:
 
 
 def spec_of(name: str, settings: Mapping[str, Any]) -> RewardSpec:
-  """What a process builds a reward from: a function of the user's by its import path, or one of this package.
-
-  Args:
-    name: MODULE:FUNCTION, or a key of `REWARDS`.
-    settings: of the reward; of a user's function those of the factory that makes it.
-  """
+  """What a process builds a reward from: a user's function (MODULE:FUNCTION, with settings a factory), or a key of `REWARDS`."""
   if ":" in name:
     return RewardSpec("imported", {"path": name} | ({"settings": dict(settings)} if settings else {}))
   return RewardSpec(name, dict(settings))
 
 
 def problems(config: ConfigDict) -> Iterator[Problem | str]:
-  """What is wrong with the rewards that a config names, as far as it can be said without the task and without importing anybody's module.
-
-  Yields:
-    Lines, each with its fix.
-  """
+  """Problems of the rewards that a config names, so far as they show without the task and without importing a user's module."""
   texts = lambda field: [text for text in field if isinstance(text, str)]  # The field's range says what is wrong with others.
   try:
     weights, settings = parse_terms(texts(config.reward.terms)), parse_settings(texts(config.reward.settings))

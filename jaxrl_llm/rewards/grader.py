@@ -1,7 +1,6 @@
 """Who calls a run's reward functions: the few that cannot hang or crash are called here, all others in processes that may be killed."""
 
 from collections.abc import Mapping, Sequence
-from types import TracebackType
 from typing import Any
 
 from jaxrl_llm.rewards import REWARDS, Outcome, RewardSpec, WeightedReward, call_here
@@ -13,8 +12,8 @@ class Grader:
   """Calls reward functions, as `rewards.grade` wants it: `(term, completions, examples) -> outcomes`.
 
   Terms without a spec, and those whose reward is safe, are called in this process; all others by a pool of worker processes, which is
-  opened at once if there are any. A term with routes gives each response to the route that its example names. A context manager, which
-  closes the pool.
+  opened at once if there are any, and closed on leaving the context. A term with routes gives each response to the route that its example
+  names.
 
   Args:
     terms: of the reward.
@@ -44,10 +43,7 @@ class Grader:
     if functions := {term.name: _function(term.spec) for term in flat if not _stays_here(term)}:
       self.pool = open_pool(functions, **limits)
 
-  def __call__(
-    self, reward: WeightedReward, completions: Sequence[Completion], examples: Sequence[Mapping[str, Any]]
-  ) -> list[Outcome]:
-    """Outcomes of one term, one for each response."""
+  def __call__(self, reward: WeightedReward, completions: Sequence[Completion], examples: Sequence[Mapping[str, Any]]) -> list[Outcome]:
     if reward.routes:
       return self._routed(reward, completions, examples)
     if _stays_here(reward):
@@ -71,11 +67,9 @@ class Grader:
       self.pool.close()
 
   def __enter__(self) -> "Grader":
-    """The grader itself."""
     return self
 
-  def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-    """Ends the workers."""
+  def __exit__(self, *error: object) -> None:
     self.close()
 
 

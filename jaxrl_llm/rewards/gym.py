@@ -53,7 +53,6 @@ def gym(dataset: str | None = None, *, answer_in: str = "tag", settings: Mapping
     ValueError: an unknown dataset or one of `REFUSED`; reasoning-gym is not installed, or finds fault with the settings.
 
   Example:
-    >>> from jaxrl_llm.text_types import Completion
     >>> completion = Completion(text="<answer>15</answer>", token_ids=(), num_tokens=5, stopped=True)
     >>> entry = {"question": "7 + 8 =", "answer": "15", "metadata": {"source_dataset": "chain_sum"}}
     >>> gym()(completion, {"entry": entry})
@@ -82,11 +81,7 @@ def gym(dataset: str | None = None, *, answer_in: str = "tag", settings: Mapping
 
 @functools.cache
 def verifier(dataset: str, settings: str = "{}") -> Callable[[str, Mapping[str, Any]], float]:
-  """The verifier of one dataset: `(answer, entry) -> reward`.
-
-  Args:
-    dataset: its name.
-    settings: of the dataset, as JSON.
+  """The verifier of one dataset with its settings as JSON: `(answer, entry) -> reward`.
 
   Raises:
     ValueError: as `gym` does; the verifier itself for an entry that it cannot read.
@@ -110,12 +105,6 @@ def verifier(dataset: str, settings: str = "{}") -> Callable[[str, Mapping[str, 
 
 def contained_reward(dataset: str, made: Any, answer: str, entry: Mapping[str, Any]) -> float:
   """What a dataset's verifier gives for an answer; the answer is never run as a program, and one that makes the verifier raise is wrong.
-
-  Args:
-    dataset: its name.
-    made: the dataset itself.
-    answer: of a policy.
-    entry: of the dataset: question, answer, metadata.
 
   Raises:
     ValueError: an entry that the verifier cannot read.

@@ -41,11 +41,7 @@ def imported(path: str, settings: Mapping[str, Any] | None = None) -> RewardFn:
 
 
 def load(path: str, *, where: str) -> Any:
-  """What stands at an import path.
-
-  Args:
-    path: `package.module:name`.
-    where: whose path it is, for messages.
+  """What stands at an import path, `package.module:name`; `where` begins the messages.
 
   Raises:
     ValueError: no such module or name. One line, with the fix.

@@ -26,7 +26,6 @@ def pattern(regex: str, *, how: str = "search", ignore_case: bool = False, max_c
     ValueError: no regular expression, or no such way to match.
 
   Example:
-    >>> from jaxrl_llm.text_types import Completion
     >>> completion = Completion(text="It is 3.5 (exactly).", token_ids=(), num_tokens=7, stopped=True)
     >>> pattern(r"\\b{answer}\\b")(completion, {"answer": "3.5"})
     1.0

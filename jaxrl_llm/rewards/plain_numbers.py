@@ -42,11 +42,7 @@ def unified(answer: str) -> str:
 
 
 def plain_verdict(gold: str, answer: str) -> bool | None:
-  """Whether two answers are the same, where both are plain numbers or both are spelt alike; None where that does not decide it.
-
-  Args:
-    gold: the right answer, `unified`.
-    answer: the answer, `unified`.
+  """Whether two `unified` answers are the same, where both are plain numbers or spelt alike; None where that does not decide it.
 
   Example:
     >>> plain_verdict("0.5", r"\\frac{1}{2}"), plain_verdict("5", "6"), plain_verdict("5", "x = 5")
@@ -66,9 +62,6 @@ def plain_verdict(gold: str, answer: str) -> bool | None:
 
 def answer_key(answer: str) -> str:
   """One text for answers that are the same number or are spelt alike: what a majority vote may take for one answer.
-
-  Args:
-    answer: as a response states it.
 
   Example:
     >>> answer_key("0.50"), answer_key(r"\\frac{1}{2}"), answer_key("x  = 1")

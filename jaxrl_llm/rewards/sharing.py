@@ -13,11 +13,7 @@ from jaxrl_llm.text_types import Completion
 
 
 def grade_shared(
-  rewards: Sequence[WeightedReward],
-  completions: Sequence[Completion],
-  examples: Sequence[Mapping[str, Any]],
-  *,
-  call: CallFn = call_here,
+  rewards: Sequence[WeightedReward], completions: Sequence[Completion], examples: Sequence[Mapping[str, Any]], *, call: CallFn = call_here
 ) -> Graded:
   """Grades each response in one process and returns the whole batch in all of them; `grade` has the arguments."""
   failures: dict[str, tuple[str, str]] = {}

@@ -16,14 +16,10 @@ def soft_overlong(max_tokens: int, buffer_tokens: int) -> RewardFn:
       or the full punishment is never reached.
     buffer_tokens: length of the ramp below it, in tokens.
 
-  Returns:
-    The reward function; its values are in [-1, 0].
-
   Raises:
     ValueError: a ramp that is empty or longer than `max_tokens`.
 
   Example:
-    >>> from jaxrl_llm.text_types import Completion
     >>> penalty = soft_overlong(max_tokens=20480, buffer_tokens=4096)
     >>> penalty(Completion(text="", token_ids=(), num_tokens=18432, stopped=True), {})
     -0.5

@@ -28,7 +28,7 @@ class Reward(NamedTuple):
       settings of the reward, by name. None for a reward that judges something other than an answer.
     vote: `(answer) -> key`: answers with the same key are votes for the same answer.
     is_safe: whether a call can neither hang nor crash, whatever the response. All others are called in processes that may be killed.
-    imports: modules that a worker loads before its first call: a second that is not to count against the deadline of the first answer.
+    imports: modules that a worker loads before its first call, so that their second does not count against the first answer's deadline.
     deadline_s: `(settings) -> seconds` that a call may take in a worker; None takes the limit of the pool.
     section: section of a config that has the reward's settings; None if `config.reward.settings` has them all.
   """

@@ -16,14 +16,10 @@ def tags(names: Sequence[str] = ("think", "answer"), *, alone: bool = True, open
     opened: the prompt ends with the first tag already open, as some chat templates have it, so the response only closes it.
     require_stop: a response that ran into the token budget earns 0.
 
-  Returns:
-    The reward function; 1.0 or 0.0. The example is not read.
-
   Raises:
     ValueError: no names, or one that is no word or comes twice.
 
   Example:
-    >>> from jaxrl_llm.text_types import Completion
     >>> completion = Completion(text="<think>7+8</think>\\n<answer>15</answer>", token_ids=(), num_tokens=12, stopped=True)
     >>> tags()(completion, {})
     1.0

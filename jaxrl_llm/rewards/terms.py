@@ -9,10 +9,7 @@ from jaxrl_llm.messages import Problem
 
 
 def parse_terms(texts: Sequence[str]) -> dict[str, float]:
-  """Weights by reward, from texts such as "tags=0.1"; a reward alone has weight 1.
-
-  Args:
-    texts: a key of `REWARDS`, or MODULE:FUNCTION, and its weight.
+  """Weights by reward (a key of `REWARDS`, or MODULE:FUNCTION), from texts such as "tags=0.1"; a reward alone has weight 1.
 
   Raises:
     ValueError: one twice, or a weight that is none. One line.
@@ -38,12 +35,7 @@ def parse_terms(texts: Sequence[str]) -> dict[str, float]:
 
 
 def parse_settings(texts: Sequence[str]) -> dict[str, dict[str, Any]]:
-  r"""Settings by reward, from texts such as "pattern.regex=\d+".
-
-  A value is read as Python writes it; what is none is text as it stands.
-
-  Args:
-    texts: REWARD.SETTING=VALUE.
+  r"""Settings by reward, from texts REWARD.SETTING=VALUE; a value that is no Python literal is text as it stands.
 
   Raises:
     ValueError: another form, or a setting twice. One line.

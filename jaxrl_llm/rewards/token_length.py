@@ -20,7 +20,6 @@ def length_target(target_tokens: int, tolerance_tokens: int) -> RewardFn:
     ValueError: a target or a tolerance that is not positive.
 
   Example:
-    >>> from jaxrl_llm.text_types import Completion
     >>> length_target(100, 50)(Completion(text="", token_ids=(), num_tokens=75, stopped=True), {})
     0.5
   """
@@ -35,7 +34,7 @@ def length_target(target_tokens: int, tolerance_tokens: int) -> RewardFn:
 
 
 def cosine_length(shortest: float, longest: float, max_tokens: int) -> RewardFn:
-  """A half cosine from `shortest` for an empty response to `longest` for one of `max_tokens`.
+  """A half cosine from `shortest` for an empty response to `longest` for one of `max_tokens`, the same for right and wrong answers.
 
   r(y) = b + (a − b)·(1 + cos(π·|y|/L)) / 2,  with a `shortest`, b `longest`, L `max_tokens`
 
@@ -48,16 +47,12 @@ def cosine_length(shortest: float, longest: float, max_tokens: int) -> RewardFn:
     ValueError: no positive `max_tokens`, or the same reward at both ends.
 
   Example:
-    >>> from jaxrl_llm.text_types import Completion
     >>> cosine_length(1.0, 0.5, 1000)(Completion(text="", token_ids=(), num_tokens=500, stopped=True), {})
     0.75
 
   References:
     Demystifying Long Chain-of-Thought Reasoning in LLMs, arXiv:2502.03373, 2025, whose reward is one such curve for right and another for
-    wrong answers.
-
-  Note:
-    This is a term to add to a verifier's, the same for right and wrong answers.
+    wrong answers; this is a term to add to a verifier's.
   """
   if max_tokens <= 0 or shortest == longest:
     raise ValueError(f"cosine_length: found {shortest=}, {longest=}, {max_tokens=}, expected different rewards and max_tokens above 0")
