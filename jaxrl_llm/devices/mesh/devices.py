@@ -23,11 +23,7 @@ def mesh_shape(
 
   Args:
     num_devices: devices there are.
-    data: size of the axis, or -1 for what the others leave.
-    fsdp: as `data`.
-    tensor: as `data`.
-    expert: as `data`.
-    context: as `data`.
+    data, fsdp, tensor, expert, context: sizes of the axes; -1 for what the others leave.
     sampler: devices that only sample, which the learner's mesh leaves out.
 
   Returns:
@@ -81,25 +77,13 @@ def make_mesh(
 
 
 def make_meshes(
-  *,
-  data: int = -1,
-  fsdp: int = 1,
-  tensor: int = 1,
-  expert: int = 1,
-  context: int = 1,
-  slices: int | None = None,
-  sampler: int = 0,
-  sampler_tensor: int = 1,
-  devices: Sequence[Any] | None = None,
+  *, data: int = -1, fsdp: int = 1, tensor: int = 1, expert: int = 1, context: int = 1, slices: int | None = None,
+  sampler: int = 0, sampler_tensor: int = 1, devices: Sequence[Any] | None = None,
 ) -> tuple[Mesh, Mesh]:
   """The learner's mesh over the first devices, and the sampler's over the last: one and the same where no device only samples.
 
   Args:
-    data: as the rest, of the learner's mesh; see `mesh_shape`.
-    fsdp: see `mesh_shape`.
-    tensor: see `mesh_shape`.
-    expert: see `mesh_shape`.
-    context: see `mesh_shape`.
+    data, fsdp, tensor, expert, context: sizes of the learner's axes; see `mesh_shape`.
     slices: slices of TPUs that a network connects; None is as many as there are, a number is compared with them.
     sampler: devices that only sample; 0 is none.
     sampler_tensor: how many of them share one copy of the weights; prompts are split over the copies.
@@ -108,8 +92,8 @@ def make_meshes(
   Raises:
     ValueError: sizes that do not make up the devices or their slices.
   """
-  devices = _by_slice(jax.devices()[: jax.device_count()] if devices is None else devices)
-  found = len(_slices(devices))
+  devices = sorted(jax.devices()[: jax.device_count()] if devices is None else devices, key=_slice)  # Stable: in a slice the order stays.
+  found = len(set(map(_slice, devices)))
   if slices is not None and slices != found:
     raise ValueError(
       f"mesh.slices: found {slices}, but the {len(devices)} device(s) make up {found} slice(s); expected {found}, or None for what there is"
@@ -129,17 +113,12 @@ def make_meshes(
   return _mesh_of(devices[:-sampler], shape, whose="learner"), _mesh_of(devices[-sampler:], copies, whose="sampler")
 
 
-def _slices(devices: Sequence[Any]) -> Counter[int]:
-  # Only devices that can be part of several slices know theirs.
-  return Counter(getattr(device, "slice_index", 0) for device in devices)
-
-
-def _by_slice(devices: Sequence[Any]) -> list[Any]:
-  return sorted(devices, key=lambda device: getattr(device, "slice_index", 0))  # Stable: in a slice the order stays.
+def _slice(device: Any) -> int:
+  return getattr(device, "slice_index", 0)  # Only devices that can be part of several slices know theirs.
 
 
 def _mesh_of(devices: Sequence[Any], shape: tuple[int, ...], *, whose: str) -> Mesh:
-  slices = _slices(devices)
+  slices = Counter(map(_slice, devices))
   if len(slices) == 1:
     return Mesh(_arranged(devices, shape), AXES, axis_types=_AUTO)
   if len(set(slices.values())) > 1:
@@ -174,14 +153,8 @@ def staging_mesh(learner: Mesh, sampler: Mesh) -> Mesh:
   """The learner's devices in the sampler's arrangement.
 
   Weights that are laid out over it can be copied to the sampler's devices as they are: every piece that one of these wants lies whole on
-  one of the learner's. `jax.device_put` passes a piece that does not through the memory of the host.
-
-  Args:
-    learner: mesh of the learner.
-    sampler: mesh of the sampler.
-
-  Returns:
-    The mesh; the learner's own, where its devices are no multiple of those that share a copy.
+  one of the learner's. `jax.device_put` passes a piece that does not through the memory of the host. Where the learner's devices are no
+  multiple of those that share a copy, it is the learner's own mesh.
   """
   tensor = sampler.shape["tensor"]
   if learner.size % tensor:

@@ -52,16 +52,12 @@ def replicated(mesh: Mesh) -> NamedSharding:
 
 
 def param_shardings(mesh: Mesh, logical_axes: PyTree, shapes: PyTree, *, fields: Mapping[str, str] = MappingProxyType({})) -> PyTree:
-  """Shardings of the params by `RULES`.
+  """Shardings of the params by `RULES`, as the params tree with a `NamedSharding` each.
 
   Args:
-    mesh: the mesh.
     logical_axes: the params tree with a tuple of logical axis names for each array.
     shapes: the params tree with something that has a `.shape`.
     fields: the setting that gives a mesh axis its size, where that is not the axis of the same name in `mesh`.
-
-  Returns:
-    The params tree with a `NamedSharding` each.
 
   Raises:
     ValueError: names the tensor, its axis and both sizes where a mesh axis does not divide a dimension; the tensor and its axes where two
@@ -101,18 +97,12 @@ def _name(path: tuple) -> str:
 
 
 def state_shardings(
-  mesh: Mesh,
-  optimizer: optax.GradientTransformation,
-  state: TrainState,
-  params: PyTree,
-  *,
-  trained: PyTree | None = None,
+  mesh: Mesh, optimizer: optax.GradientTransformation, state: TrainState, params: PyTree, *, trained: PyTree | None = None,
   offload: bool = False,
 ) -> TrainState:
   """Shardings of a train state: optimizer moments lie where their parameter lies, counters everywhere.
 
   Args:
-    mesh: the mesh.
     optimizer: the transformation whose state it is.
     state: the state, concrete or abstract.
     params: shardings of the params.
@@ -128,30 +118,18 @@ def state_shardings(
 
 
 def place_rows(mesh: Mesh, batch: Any) -> Any:
-  """Arrays from host memory, their first axis split over the mesh.
+  """Places a tree of arrays from host memory, their rows split over the mesh.
 
-  Args:
-    mesh: the mesh.
-    batch: a tree of arrays, the same in every process; each process places the pieces of its own devices.
+  Every process has the whole batch, and places the pieces of its own devices.
 
   Raises:
     ValueError: names the array whose rows the mesh does not divide.
   """
-  _check_rows(mesh, batch)
-  return _place(batch, row_sharding(mesh))
+  return _place(mesh, batch, row_sharding(mesh))
 
 
 def place_tokens(mesh: Mesh, batch: Any) -> Any:
-  """As `place_rows`, for arrays `[B, T, ...]` of packed rows, whose slots are split over `context`.
-
-  Args:
-    mesh: the mesh.
-    batch: a tree of arrays, the same in every process; each process places the pieces of its own devices.
-
-  Raises:
-    ValueError: names the array whose rows or slots the mesh does not divide.
-  """
-  _check_rows(mesh, batch)
+  """As `place_rows`, for arrays `[B, T, ...]` of packed rows, whose slots are split over `context`, and have to divide as well."""
   context = mesh.shape["context"]
   for path, leaf in jax.tree_util.tree_leaves_with_path(batch):
     if leaf.shape[1] % context:
@@ -159,10 +137,10 @@ def place_tokens(mesh: Mesh, batch: Any) -> Any:
         f"mesh.context={context} does not divide the slots of {_name(path)}, which has shape {leaf.shape}; choose a mesh.context that "
         f"divides {leaf.shape[1]}"
       )
-  return _place(batch, token_sharding(mesh))
+  return _place(mesh, batch, token_sharding(mesh))
 
 
-def _check_rows(mesh: Mesh, batch: Any) -> None:
+def _place(mesh: Mesh, batch: Any, sharding: NamedSharding) -> Any:
   shards = num_row_shards(mesh)
   for path, leaf in jax.tree_util.tree_leaves_with_path(batch):
     if leaf.shape[0] % shards:
@@ -170,9 +148,6 @@ def _check_rows(mesh: Mesh, batch: Any) -> None:
         f"mesh: {leaf.shape[0]} rows of {_name(path)} cannot be split over data x fsdp x expert = {shards} devices; the nearest number "
         f"that can: {-(-leaf.shape[0] // shards) * shards}"
       )
-
-
-def _place(batch: Any, sharding: NamedSharding) -> Any:
   if jax.process_count() == 1:
     return jax.device_put(batch, sharding)
 
