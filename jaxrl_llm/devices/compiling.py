@@ -42,22 +42,16 @@ class Compiled(NamedTuple):
 def compiled_for(jitted: Callable, signatures: Sequence[tuple]) -> Compiled:
   """`jitted` for a declared set of shapes, all compiled at the first call: later ones can only run.
 
-  Args:
-    jitted: a jitted function; its second argument tells the shapes apart.
-    signatures: its arguments in each of their shapes, abstract.
+  `signatures` are its arguments in each of their shapes, abstract; the second argument tells the shapes apart.
   """
   return Compiled(jitted, tuple(signatures), {})
 
 
 def give_back_memory() -> None:
-  """Returns to the system what a compiler has freed: glibc keeps it, hundreds of MB after a train step, beside all that a run then needs.
-
-  Elsewhere than under glibc it does nothing.
-  """
+  """Returns what a compiler has freed to the system: glibc alone keeps it, hundreds of MB after a train step; elsewhere, does nothing."""
   name = ctypes.util.find_library("c")
-  trim = getattr(ctypes.CDLL(name), "malloc_trim", None) if name else None
-  if trim is not None:
-    trim(0)
+  if name and hasattr(libc := ctypes.CDLL(name), "malloc_trim"):
+    libc.malloc_trim(0)
 
 
 def _shape(args: Sequence[Any]) -> tuple[int, ...]:

@@ -72,13 +72,6 @@ def _joined(a: PyTree, b: PyTree) -> PyTree:
 
 
 def check_offload(platform: str) -> None:
-  """Refuses to offload where it would buy nothing.
-
-  Args:
-    platform: of the devices, such as "tpu".
-
-  Raises:
-    ValueError: on CPUs.
-  """
+  """Raises ValueError on a platform on which offloading would save nothing: "cpu"."""
   if platform == "cpu":
     raise ValueError("config.learner.offload_optimizer: found True on cpu, whose devices have no memory but the host's; expected False")

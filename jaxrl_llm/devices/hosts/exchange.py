@@ -35,11 +35,7 @@ def is_main() -> bool:
 
 
 def to_host(tree: Any) -> Any:
-  """Arrays as whole NumPy arrays in every process.
-
-  Args:
-    tree: of arrays of the devices, perhaps of all processes' devices together. All processes must ask.
-  """
+  """Arrays, perhaps of all processes' devices together, as whole NumPy arrays in every process. All processes must ask."""
   if jax.process_count() == 1:
     return jax.device_get(tree)
   return jax.tree.map(_whole, tree)
@@ -74,11 +70,7 @@ def share(values_of: Callable[[Sequence[int]], Float[np.ndarray, "m k"]], num_it
 
 
 def gather_text(text: str) -> list[str]:
-  """The texts of all processes, in their order; touches no device.
-
-  Args:
-    text: of this one.
-  """
+  """The texts of all processes, in their order, given this one's; touches no device."""
   number = next(_rounds)
   found = gather_under(f"text/{number}", text)
   if number and run_state().process_id == 0:
@@ -122,10 +114,7 @@ def forget(key: str) -> None:
 
 
 def agree(settings: Mapping[str, Any]) -> None:
-  """Refuses to start processes that would not run the same program.
-
-  Args:
-    settings: by name, fit for JSON.
+  """Refuses to start processes that would not run the same program. The settings, by name, must be fit for JSON.
 
   Raises:
     ValueError: in all processes, where one has other settings than process 0.
@@ -140,10 +129,7 @@ def agree(settings: Mapping[str, Any]) -> None:
 
 
 def on_main(do: Callable[[], Any]) -> Any:
-  """What process 0 finds, for all.
-
-  Args:
-    do: called in process 0 alone; returns something fit for JSON.
+  """Calls a function in process 0 alone and returns its result, which must be fit for JSON, in all processes.
 
   Raises:
     Exception: what `do` raises; a ValueError with its message in the other processes.

@@ -13,11 +13,8 @@ _interrupted = threading.Event()
 def interruptible(tell: Callable[[str], None]) -> Iterator[None]:
   """What stands inside is told of a first Ctrl-C as of SIGTERM, by `preempted`; a second one raises KeyboardInterrupt wherever it is.
 
-  Args:
-    tell: says what the first one does, in one line.
-
-  Note:
-    All processes of a run end as they do after SIGTERM to this one. Outside the main thread Ctrl-C stays what it is.
+  `tell` gets a line that says what the first one does. All processes of a run end as they do after SIGTERM to this one. Outside the main
+  thread Ctrl-C stays what it is.
   """
   if threading.current_thread() is not threading.main_thread():
     yield

@@ -75,9 +75,7 @@ def _join_cluster(seconds: float) -> None:
 def _initialize(address: str, count: int, index: int, seconds: float) -> None:
   host = address.rsplit(":", 1)[0]
   jax.distributed.initialize(
-    address,
-    count,
-    index,
+    address, count, index,
     initialization_timeout=_beyond(seconds),
     heartbeat_timeout_seconds=_heartbeat() if count > 1 else 100,
     # A coordinator for this machine alone listens to nobody else.
@@ -91,11 +89,7 @@ def _beyond(seconds: float) -> int:
 
 
 def _from_environment(environment: Mapping[str, str]) -> tuple[str, int, int] | None:
-  """Address, number of processes and number of this one; None where nobody has set any.
-
-  Raises:
-    ValueError: some are set and not all, or one cannot be read.
-  """
+  """Address, number of processes and number of this one; None where none is set, ValueError where some are, or one is wrong."""
   found = {name: environment[name] for name in VARIABLES if environment.get(name)}
   if not found:
     return None
