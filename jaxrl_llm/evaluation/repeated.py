@@ -8,14 +8,11 @@ from jaxtyping import Bool, Float, Int
 
 
 def avg_at_n(correct: Float[np.ndarray, "n s"], n: int | None = None) -> Float[np.ndarray, " n"]:
-  """avg@n: for each problem the mean reward of its first n samples.
+  """avg@n: for each problem the mean reward of its first n samples; NaN for a problem of which no reward is known.
 
   Args:
-    correct: reward of each sample, 1 where it is right; any number from 0 to 1. NaN where nobody knows it: it is left out.
+    correct: reward of each sample, 1 where it is right; any number from 0 to 1. NaN where it is unknown, and left out.
     n: samples that count; None takes all.
-
-  Returns:
-    The means; NaN for a problem of which no sample is known.
 
   Raises:
     ValueError: fewer samples than n.
@@ -130,11 +127,7 @@ def truncation_rate(stopped: Bool[np.ndarray, "n s"]) -> Float[np.ndarray, " n"]
 
 
 def by_level(values: Float[np.ndarray, " n"], levels: Sequence[Hashable] | Int[np.ndarray, " n"]) -> dict[Hashable, tuple[float, int]]:
-  """The mean over the problems of each difficulty, and how many there are, in order of difficulty.
-
-  Args:
-    values: one number a problem; NaN is left out.
-    levels: difficulty of each problem.
+  """The mean over the problems of each difficulty, and how many there are, in order of difficulty; NaN is left out.
 
   Example:
     >>> by_level(np.array([1., 0., 1.]), ["hard", "easy", "hard"])
@@ -143,11 +136,9 @@ def by_level(values: Float[np.ndarray, " n"], levels: Sequence[Hashable] | Int[n
   levels = [level.item() if isinstance(level, np.generic) else level for level in levels]
   if len(levels) != len(values):
     raise ValueError(f"by_level: found {len(levels)} levels, expected {len(values)}, one for each problem")
-  ordered = sorted(set(levels), key=lambda level: (isinstance(level, str), level))
   found = {}
-  for level in ordered:
-    own = np.array([value for value, other in zip(values, levels, strict=True) if other == level])
-    own = own[~np.isnan(own)]
+  for level in sorted(set(levels), key=lambda level: (isinstance(level, str), level)):
+    own = np.array([value for value, other in zip(values, levels, strict=True) if other == level and not np.isnan(value)])
     found[level] = (float(own.mean()) if len(own) else float("nan"), len(own))
   return found
 

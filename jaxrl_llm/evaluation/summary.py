@@ -57,9 +57,7 @@ class Summary(NamedTuple):
 
 
 def per_problem(
-  metric: str | MetricName,
-  rewards: Float[np.ndarray, "n s"],
-  answers: Sequence[Sequence[str | None]] | None = None,
+  metric: str | MetricName, rewards: Float[np.ndarray, "n s"], answers: Sequence[Sequence[str | None]] | None = None
 ) -> Float[np.ndarray, " n"]:
   """A metric's number for each problem.
 
@@ -86,23 +84,12 @@ def per_problem(
 
 
 def estimate(
-  metric: str | MetricName,
-  rewards: Float[np.ndarray, "n s"],
-  answers: Sequence[Sequence[str | None]] | None = None,
-  *,
-  seed: int = 0,
+  metric: str | MetricName, rewards: Float[np.ndarray, "n s"], answers: Sequence[Sequence[str | None]] | None = None
 ) -> Estimate:
-  """A metric of all problems, with its interval; `per_problem` has the arguments.
-
-  Args:
-    metric: see there.
-    rewards: see there.
-    answers: see there.
-    seed: of the bootstrap.
-  """
+  """A metric of all problems, with its interval; `per_problem` has the arguments."""
   values = per_problem(metric, rewards, answers)
   known = int(np.sum(~np.isnan(values)))
-  interval = bootstrap_interval(values, seed=seed) if known else (None, None, None)
+  interval = bootstrap_interval(values) if known else (None, None, None)
   return Estimate(str(metric), *interval, problems=known)
 
 
@@ -116,7 +103,6 @@ def summarise(
   levels: Sequence[Hashable] | Int[np.ndarray, " n"] = (),
   problem_ratings: Float[np.ndarray, " n"] | None = None,
   causes: Sequence[str] = (),
-  seed: int = 0,
 ) -> Summary:
   """Everything that one evaluation says.
 
@@ -129,7 +115,6 @@ def summarise(
     levels: difficulty of each problem; empty where there is none.
     problem_ratings: CodeForces' of each problem, for the rating estimate; NaN for an unrated one.
     causes: of each sample that failed, why.
-    seed: of the bootstrap.
 
   Raises:
     ValueError: no metrics, or one that the samples do not allow.
@@ -147,7 +132,7 @@ def summarise(
     rated = ~np.isnan(solved) & ~np.isnan(problem_ratings)
     rating = estimate_rating(problem_ratings[rated], solved[rated]) if rated.any() else None
   return Summary(
-    metrics=tuple(estimate(metric, rewards, answers, seed=seed) for metric in metrics),
+    metrics=tuple(estimate(metric, rewards, answers) for metric in metrics),
     levels=by_level(solved, levels) if len(levels) else {},
     problems=rewards.shape[0],
     samples=rewards.shape[1],
