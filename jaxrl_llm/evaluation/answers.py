@@ -19,7 +19,7 @@ class Answer(NamedTuple):
   vote: str
 
 
-AnswerFn = Callable[["Completion", Mapping[str, Any]], Answer | None]
+AnswerFn = Callable[[Completion, Mapping[str, Any]], Answer | None]
 """`(response, problem) -> answer`; None where the response gives none."""
 
 
@@ -28,15 +28,11 @@ def answer_reader(verifier: WeightedReward) -> AnswerFn | None:
 
   A response that did not end by itself gives none, as for the verifiers. Of a verifier with routes, each problem has its own route's.
 
-  Args:
-    verifier: the first of a task's rewards.
-
   Returns:
     The function; None for a verifier that judges something other than an answer, such as a program.
 
   Example:
     >>> from jaxrl_llm.rewards import final_number
-    >>> from jaxrl_llm.text_types import Completion
     >>> completion = Completion(text="2 * 6 = 12, so\\n#### 12.0", token_ids=(), num_tokens=14, stopped=True)
     >>> answer_reader(WeightedReward("final_number", final_number))(completion, {})
     Answer(text='12', vote='12')
@@ -47,11 +43,10 @@ def answer_reader(verifier: WeightedReward) -> AnswerFn | None:
       return None
     return lambda completion, example: readers[example["reward"]](completion, example)
   spec = verifier.spec or RewardSpec(verifier.name)
-  extract = extractor(spec)
-  if extract is None:
+  if (extract := extractor(spec)) is None:
     return None
 
-  def read(completion: "Completion", example: Mapping[str, Any]) -> Answer | None:
+  def read(completion: Completion, example: Mapping[str, Any]) -> Answer | None:
     del example
     text = extract(completion.text) if completion.stopped and not completion.failed else None
     return Answer(text, REWARDS[spec.name].vote(text)) if text else None

@@ -27,10 +27,7 @@ class MetricName(NamedTuple):
 
 
 def parse_metric(text: str) -> MetricName:
-  """A metric from its name.
-
-  Args:
-    text: such as `pass@k:k=1&n=16`; every parameter has to be there.
+  """A metric from its name with all of its parameters.
 
   Raises:
     ValueError: no such metric, or other parameters than it has. One line, with the fix.

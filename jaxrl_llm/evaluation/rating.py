@@ -28,11 +28,7 @@ class Rating(NamedTuple):
 def solve_probability(rating: float, problem_ratings: Float[np.ndarray, " n"]) -> Float[np.ndarray, " n"]:
   """Elo's expectation: how likely somebody of a rating solves problems of theirs.
 
-  P = 1 / (1 + 10^((d − r)/400)),  with r the rating and d the problem's
-
-  Args:
-    rating: of the contestant.
-    problem_ratings: of the problems: who has the same rating solves one with probability 1/2.
+  P = 1 / (1 + 10^((d − r)/400)),  with r the contestant's rating and d the problem's: 1/2 where they are equal
 
   Example:
     >>> solve_probability(1600.0, np.array([1600., 2000.])).round(3).tolist()
@@ -45,14 +41,12 @@ def estimate_rating(problem_ratings: Float[np.ndarray, " n"], solved: Float[np.n
   """The rating of greatest likelihood, given which problems were solved, with the interval of the likelihood ratio.
 
   It is the one at which as many problems are expected to be solved as were: Σ P(r, d_i) = Σ solved_i. The 95 % interval holds the ratings
-  whose log-likelihood is at most 1.92 below the greatest.
+  whose log-likelihood is at most 1.92 below the greatest. A problem counts once, however many samples it had: the interval says what
+  other problems would give.
 
   Args:
     problem_ratings: difficulty of each problem in points, as CodeForces publishes it.
     solved: 1 where it was solved, 0 where it was not, or the fraction of samples that solved it: then the rating is that of one sample.
-
-  Returns:
-    The rating. A problem counts once however many samples it had, so the interval says what other problems would give.
 
   Raises:
     ValueError: no problems, another number of ratings than of flags, or values that make no sense.

@@ -54,14 +54,7 @@ class SampleRow(NamedTuple):
 
 
 def write_samples(path: str | os.PathLike, rows: Iterable[SampleRow]) -> int:
-  """Writes rows, and puts the file in its place once all are there.
-
-  Args:
-    path: the file, replaced if there is one.
-    rows: the samples.
-
-  Returns:
-    How many.
+  """Writes rows, and returns their number. Once all are written, the file replaces the one at its path.
 
   Raises:
     ValueError: a row with a number that JSON does not have, such as NaN.
@@ -81,9 +74,6 @@ def write_samples(path: str | os.PathLike, rows: Iterable[SampleRow]) -> int:
 
 def read_samples(path: str | os.PathLike) -> list[SampleRow]:
   """The rows of a file that `write_samples` wrote.
-
-  Args:
-    path: the file.
 
   Raises:
     ValueError: a line that is no such row: its number, and what is wrong with it.

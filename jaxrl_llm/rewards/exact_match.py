@@ -53,7 +53,7 @@ def exact_match(
 
 
 def text_of(example: Mapping[str, Any], field: str, reward: str) -> str:
-  """A field of a row as text, for a reward of which messages give the name.
+  """A field of a row as text; messages begin with the name of the reward that asks.
 
   Raises:
     ValueError: no such field, or neither text nor a number in it.

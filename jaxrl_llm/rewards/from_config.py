@@ -71,7 +71,7 @@ def _section(name: str) -> str | None:
 
 
 def spec_of(name: str, settings: Mapping[str, Any]) -> RewardSpec:
-  """What a process builds a reward from: a user's function (MODULE:FUNCTION, with settings a factory), or a key of `REWARDS`."""
+  """What a process builds a reward from: a user's function or factory by its path, MODULE:FUNCTION, or a key of `REWARDS`."""
   if ":" in name:
     return RewardSpec("imported", {"path": name} | ({"settings": dict(settings)} if settings else {}))
   return RewardSpec(name, dict(settings))

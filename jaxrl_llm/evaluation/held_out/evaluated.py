@@ -6,20 +6,12 @@ from typing import Any, NamedTuple
 import numpy as np
 from jaxtyping import Bool, Float, Int
 
-from jaxrl_llm.evaluation import (
-  Answer,
-  MetricName,
-  Summary,
-  answer_reader,
-  avg_at_n,
-  bootstrap_interval,
-  estimate,
-  parse_metric,
-  pass_at_k,
-  short_name,
-  summarise,
-)
+from jaxrl_llm.evaluation.answers import Answer, answer_reader
 from jaxrl_llm.evaluation.held_out.failures import refuse_failures
+from jaxrl_llm.evaluation.intervals import bootstrap_interval
+from jaxrl_llm.evaluation.metric_names import MetricName, parse_metric
+from jaxrl_llm.evaluation.repeated import avg_at_n, pass_at_k
+from jaxrl_llm.evaluation.summary import Summary, estimate, short_name, summarise
 from jaxrl_llm.rewards import Graded, WeightedReward
 from jaxrl_llm.text_types import Completion
 
@@ -89,24 +81,9 @@ class Evaluated(NamedTuple):
 
 
 def evaluated(
-  problems: Problems,
-  prompts: list[tuple[int, ...]],
-  responses: list[Completion],
-  graded: Graded,
-  verifier: WeightedReward,
+  problems: Problems, prompts: list[tuple[int, ...]], responses: list[Completion], graded: Graded, verifier: WeightedReward
 ) -> Evaluated:
-  """An evaluation, with the answers that the verifier reads.
-
-  Args:
-    problems: see `Evaluated`.
-    prompts: see there.
-    responses: see there.
-    graded: see there.
-    verifier: that they are of.
-
-  Raises:
-    NoRewardError: it failed on all responses.
-  """
+  """An evaluation, with the answers that its verifier reads; NoRewardError if it failed on all responses."""
   refuse_failures(f"reward {verifier.name!r}", graded.failed, graded.detail)
   read, answers = answer_reader(verifier), None
   if read is not None:
@@ -116,12 +93,7 @@ def evaluated(
 
 
 def check_metrics(metrics: Sequence[str | MetricName], verifier: WeightedReward, *, setting: str = "config.eval.metrics") -> None:
-  """Refuses metrics of answers where the verifier reads none.
-
-  Args:
-    metrics: by lighteval's names.
-    verifier: the first of the task's rewards.
-    setting: where they are named.
+  """Refuses metrics of answers where the verifier, the first of the task's rewards, reads none; `setting` is where they are named.
 
   Raises:
     ValueError: a majority of what is no answer. One line.
@@ -134,11 +106,7 @@ def check_metrics(metrics: Sequence[str | MetricName], verifier: WeightedReward,
 
 
 def eval_metrics(found: Evaluated, metrics: Sequence[str] = ()) -> dict[str, float]:
-  """A run's row of metrics of one evaluation.
-
-  Args:
-    found: of `evaluate_policy`.
-    metrics: further ones by lighteval's names; each is logged with its interval.
+  """A run's row of metrics for one evaluation; `metrics` adds others by lighteval's names, each with its interval.
 
   Raises:
     ValueError: a metric that the samples do not allow.
@@ -171,16 +139,7 @@ def eval_metrics(found: Evaluated, metrics: Sequence[str] = ()) -> dict[str, flo
 
 
 def summary(found: Evaluated, metrics: Sequence[str | MetricName], *, rated: bool = False) -> Summary:
-  """Everything that an evaluation says.
-
-  Args:
-    found: of `evaluate_policy` or `regrade`.
-    metrics: by lighteval's names.
-    rated: whether the problems' levels are CodeForces' ratings, 0 for none.
-
-  Raises:
-    ValueError: a metric that the samples do not allow.
-  """
+  """Summarises an evaluation, see `summarise`; if `rated`, the problems' levels are ratings of CodeForces, 0 for an unrated one."""
   ratings = np.array([float(level) or np.nan for level in found.levels]) if rated else None
   return summarise(
     metrics, found.rewards, lengths=found.lengths, stopped=found.stopped, answers=found.votes,

@@ -1,4 +1,4 @@
-"""When so many rewards are missing that to go on would mean little."""
+"""Evaluations and steps with too few rewards to go on."""
 
 from collections import Counter
 from collections.abc import Collection

@@ -20,9 +20,7 @@ def sample_rows(
     found: of `evaluate_policy`.
     verifier: its name.
     decode: ids of a prompt to text.
-    seed: of the evaluation.
-    model: where the weights came from.
-    step: RL steps that they have behind them; None where that is not known.
+    seed, model, step: see `SampleRow`.
   """
   names = _names(found.problems)
   for i, response in enumerate(found.responses):
@@ -48,19 +46,9 @@ def sample_rows(
 
 
 def regraded_rows(rows: Sequence[SampleRow], found: Evaluated, *, verifier: str) -> list[SampleRow]:
-  """The rows of a file with what `regrade` found.
-
-  Args:
-    rows: that were graded again.
-    found: of `regrade`.
-    verifier: its name.
-  """
-  places = {name: number for number, name in enumerate(dict.fromkeys(row.id for row in rows))}
-  result = []
-  for row in rows:
-    i = places[row.id] * found.num_samples + row.sample
-    result.append(row._replace(**_graded_fields(found, i, verifier)))
-  return result
+  """The rows of a file with what `regrade` found; `verifier` is the name of the one that it graded with."""
+  first = {name: number * found.num_samples for number, name in enumerate(dict.fromkeys(row.id for row in rows))}
+  return [row._replace(**_graded_fields(found, first[row.id] + row.sample, verifier)) for row in rows]
 
 
 def _graded_fields(found: Evaluated, i: int, verifier: str) -> dict[str, Any]:

@@ -21,13 +21,7 @@ _FINAL_ANSWER = WeightedReward("final_answer", final_answer)
 
 
 def choose(num_problems: int, num_wanted: int, *, seed: int) -> list[int]:
-  """The problems of a test set that are evaluated: the same at every evaluation of every run, so that curves can be compared.
-
-  Args:
-    num_problems: of the set.
-    num_wanted: how many of them at most.
-    seed: of the choice.
-  """
+  """Chooses at most `num_wanted` problems of a test set: the same for every evaluation of every run, so that curves can be compared."""
   return np.random.default_rng(seed).permutation(num_problems)[:num_wanted].tolist()
 
 
