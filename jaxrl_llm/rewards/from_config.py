@@ -86,18 +86,16 @@ def problems(config: ConfigDict) -> Iterator[Problem | str]:
     problem = problem_of(error)
     yield problem.with_prefix("config") if isinstance(problem, Problem) else problem
     return
-  named = {"task.reward": [config.task.reward] if config.task.reward is not None else [], "reward.terms": list(weights)}
-  for field, names in named.items():
-    for name in names:
-      if ":" in name or _section(name) is not None:
-        continue
-      try:
-        rewards.make(name, **settings.get(name, {}))
-      except ValueError as error:
-        given_by = "; give them with config.reward.settings" if "found settings" in str(error) else ""
-        yield f"config.{field}: {error}{given_by}"
-      except TypeError as error:
-        yield f"config.reward.settings: {name}: {error}"
+  for field, name in (("task.reward", config.task.reward), *(("reward.terms", name) for name in weights)):
+    if name is None or ":" in name or _section(name) is not None:
+      continue
+    try:
+      rewards.make(name, **settings.get(name, {}))
+    except ValueError as error:
+      given_by = "; give them with config.reward.settings" if "found settings" in str(error) else ""
+      yield f"config.{field}: {error}{given_by}"
+    except TypeError as error:
+      yield f"config.reward.settings: {name}: {error}"
 
 
 def environment_reward(completion: Completion, example: Mapping[str, Any]) -> float:
