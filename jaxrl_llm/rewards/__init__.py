@@ -41,38 +41,10 @@ from jaxrl_llm.rewards.token_length import cosine_length, length_target
 from jaxrl_llm.text_types import RewardFn
 
 __all__ = [
-  "CAUSES",
-  "REWARDS",
-  "CallFn",
-  "Graded",
-  "Outcome",
-  "Reward",
-  "RewardSpec",
-  "WeightedReward",
-  "answer_form",
-  "answer_key",
-  "attempt",
-  "build",
-  "call_here",
-  "choice",
-  "cosine_length",
-  "exact_match",
-  "extractor",
-  "failure_metrics",
-  "final_answer",
-  "final_number",
-  "grade",
-  "gym",
-  "imported",
-  "length_target",
-  "make",
-  "maths",
-  "pattern",
-  "soft_overlong",
-  "stated_answers",
-  "tags",
-  "weighted",
-]
+  "CAUSES", "REWARDS", "CallFn", "Graded", "Outcome", "Reward", "RewardSpec", "WeightedReward", "answer_form", "answer_key", "attempt",
+  "build", "call_here", "choice", "cosine_length", "exact_match", "extractor", "failure_metrics", "final_answer", "final_number", "grade",
+  "gym", "imported", "length_target", "make", "maths", "pattern", "soft_overlong", "stated_answers", "tags", "weighted",
+]  # fmt: skip
 
 REWARDS: dict[str, Reward] = {
   "answer_form": Reward(answer_form, is_factory=False, is_safe=True),

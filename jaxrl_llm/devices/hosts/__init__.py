@@ -22,23 +22,6 @@ from jaxrl_llm.devices.hosts.interrupting import interrupted, interruptible
 from jaxrl_llm.devices.hosts.joining import COLLECTIVES, HEARTBEAT, TIMEOUT, VARIABLES, start
 
 __all__ = [
-  "COLLECTIVES",
-  "HEARTBEAT",
-  "TIMEOUT",
-  "VARIABLES",
-  "agree",
-  "barrier",
-  "forget",
-  "gather_text",
-  "gather_under",
-  "interrupted",
-  "interruptible",
-  "is_main",
-  "on_main",
-  "preempted",
-  "share",
-  "start",
-  "to_host",
-  "told_to_end",
-  "together",
-]
+  "COLLECTIVES", "HEARTBEAT", "TIMEOUT", "VARIABLES", "agree", "barrier", "forget", "gather_text", "gather_under", "interrupted",
+  "interruptible", "is_main", "on_main", "preempted", "share", "start", "to_host", "told_to_end", "together",
+]  # fmt: skip

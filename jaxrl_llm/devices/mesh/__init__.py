@@ -15,19 +15,6 @@ from jaxrl_llm.devices.mesh.placement import (
 )
 
 __all__ = [
-  "AXES",
-  "BATCH_AXES",
-  "RULES",
-  "make_mesh",
-  "make_meshes",
-  "mesh_shape",
-  "num_row_shards",
-  "param_shardings",
-  "place_rows",
-  "place_tokens",
-  "replicated",
-  "row_sharding",
-  "staging_mesh",
-  "state_shardings",
-  "token_sharding",
-]
+  "AXES", "BATCH_AXES", "RULES", "make_mesh", "make_meshes", "mesh_shape", "num_row_shards", "param_shardings", "place_rows",
+  "place_tokens", "replicated", "row_sharding", "staging_mesh", "state_shardings", "token_sharding",
+]  # fmt: skip

@@ -6,16 +6,6 @@ from jaxrl_llm.evaluation.held_out.rows import regrade, regraded_rows, sample_ro
 from jaxrl_llm.evaluation.held_out.sampled import DrawFn, choose, evaluate_policy
 
 __all__ = [
-  "DrawFn",
-  "Evaluated",
-  "NoRewardError",
-  "check_metrics",
-  "choose",
-  "eval_metrics",
-  "evaluate_policy",
-  "refuse_failures",
-  "regrade",
-  "regraded_rows",
-  "sample_rows",
-  "summary",
-]
+  "DrawFn", "Evaluated", "NoRewardError", "check_metrics", "choose", "eval_metrics", "evaluate_policy", "refuse_failures", "regrade",
+  "regraded_rows", "sample_rows", "summary",
+]  # fmt: skip
