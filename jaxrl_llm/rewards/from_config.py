@@ -17,10 +17,6 @@ from jaxrl_llm.text_types import Completion
 def make_rewards(task: Task, config: ConfigDict) -> list[WeightedReward]:
   """The task's rewards, its verifier first; and a reward model, an environment, further terms and penalties where the config asks for them.
 
-  Args:
-    task: loaded.
-    config: checked.
-
   Raises:
     ValueError: a reward that cannot be built here. One line, with the fix.
   """

@@ -64,8 +64,7 @@ def regrade(rows: Sequence[SampleRow], *, verifier: WeightedReward, call: CallFn
 
   Args:
     rows: from `evaluation.read_samples`, with as many samples of each problem.
-    verifier: see `evaluate_policy`.
-    call: who calls its function.
+    verifier, call: see `evaluate_policy`.
 
   Raises:
     ValueError: problems with unequal numbers of samples.
