@@ -40,12 +40,7 @@ def xla_attention(
 
 
 def dot_product_attention(
-  q: Float[Array, "B T H C"],
-  k: Float[Array, "B S K C"],
-  v: Float[Array, "B S K C"],
-  mask: Bool[Array, "B T S"],
-  *,
-  implementation: str,
+  q: Float[Array, "B T H C"], k: Float[Array, "B S K C"], v: Float[Array, "B S K C"], mask: Bool[Array, "B T S"], *, implementation: str
 ) -> Float[Array, "B T H C"]:
   """Attention by `jax.nn.dot_product_attention`.
 

@@ -29,11 +29,7 @@ class ValueModel(nnx.Module):
       self.value_bias = nnx.Param(jnp.zeros((), jnp.float32), axes=())
 
   def __call__(
-    self,
-    tokens: Int[Array, "B T"],
-    positions: Int[Array, "B T"],
-    segments: Int[Array, "B T"],
-    prefixes: Int[Array, "B T"] | None = None,
+    self, tokens: Int[Array, "B T"], positions: Int[Array, "B T"], segments: Int[Array, "B T"], prefixes: Int[Array, "B T"] | None = None
   ) -> Float[Array, "B T"]:
     x = self.trunk.hidden(tokens, positions, segments, prefixes=prefixes).hidden.astype(jnp.float32)
     values = x @ self.value_head[...]

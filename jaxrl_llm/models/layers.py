@@ -77,12 +77,7 @@ class Attention(nnx.Module):
 
   @jax.named_scope("attention")
   def step(
-    self,
-    x: Float[Array, "B D"],
-    rotated: Rotation,
-    prompts: cache.KeyValues | None,
-    blocks: tuple[cache.KeyValues, ...],
-    view: cache.View,
+    self, x: Float[Array, "B D"], rotated: Rotation, prompts: cache.KeyValues | None, blocks: tuple[cache.KeyValues, ...], view: cache.View
   ) -> tuple[Float[Array, "B D"], tuple[cache.KeyValues, ...]]:
     """One token a row attends to its prompt and to its own response so far, itself included; and the blocks with it."""
     q, k, v = self.project(x[:, None], rotated)

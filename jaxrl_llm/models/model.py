@@ -144,9 +144,7 @@ def make_model(config: ModelConfig, *, mesh: Mesh | None = None) -> Model:
     found = hidden(params, *rows, **options)
     return found._replace(logits=unembed(params, found.hidden), hidden=None)
 
-  def logits(
-    params: Params, tokens: Int[Array, "B T"], positions: Int[Array, "B T"], segments: Int[Array, "B T"]
-  ) -> Float[Array, "B T V"]:
+  def logits(params: Params, tokens: Int[Array, "B T"], positions: Int[Array, "B T"], segments: Int[Array, "B T"]) -> Float[Array, "B T V"]:
     return forward(params, tokens, positions, segments).logits
 
   def logprobs(

@@ -1,6 +1,5 @@
 """Decoders by name: two small ones for laptops and tests, and the published sizes of the families that `load` can read."""
 
-
 from jaxrl_llm.messages import Problem, did_you_mean
 from jaxrl_llm.models.config import DTYPES, Experts, ModelConfig, RopeScaling
 

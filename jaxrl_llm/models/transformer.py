@@ -164,9 +164,7 @@ class Transformer(nnx.Module):
       z_loss=mean(lambda out: out.z_loss),
     )
 
-  def prefill(
-    self, tokens: Int[Array, "n P"], mask: Bool[Array, "n P"], *, dtype: str
-  ) -> tuple[Cache, Int[Array, "n P L K"] | None]:
+  def prefill(self, tokens: Int[Array, "n P"], mask: Bool[Array, "n P"], *, dtype: str) -> tuple[Cache, Int[Array, "n P L K"] | None]:
     """A cache of whole prompts without blocks for responses yet, and the experts that their tokens visited."""
     segments = mask.astype(jnp.int32)
     positions, rows = jnp.maximum(jnp.cumsum(segments, axis=1) - 1, 0), packed(segments)

@@ -253,5 +253,3 @@ def _read(header: Header, slot: _Slot, block_sizes: dict[str, tuple[int, int]]) 
 def _half_split(rows: np.ndarray, heads: int) -> np.ndarray:
   """Undoes llama.cpp's order, in which the two rows that rotate together are neighbours: within each head even rows first, then odd."""
   return rows.reshape(heads, -1, 2, *rows.shape[1:]).swapaxes(1, 2).reshape(rows.shape)
-
-

@@ -152,9 +152,7 @@ def _named(source: TensorSource, call: Callable[[], Any]) -> Any:
     raise ValueError(f"{source.path}: {error}") from error
 
 
-def load_table(
-  source: TensorSource, model: Any, mesh: Mesh | None, key: Array | None, *, table: Sequence[Entry] | None = None
-) -> Params:
+def load_table(source: TensorSource, model: Any, mesh: Mesh | None, key: Array | None, *, table: Sequence[Entry] | None = None) -> Params:
   """Empty params on their devices, then every entry of a table into its place.
 
   Args:
