@@ -11,9 +11,9 @@ from jaxtyping import Array, Bool, Float
 
 from jaxrl_llm.devices.mesh import BATCH_AXES, num_row_shards
 from jaxrl_llm.messages import Problem, did_you_mean
-from jaxrl_llm.models.chunked import MASKED, chunked_attention
+from jaxrl_llm.models.chunked import chunked_attention
 from jaxrl_llm.models.splash import splash_attention
-from jaxrl_llm.models.visibility import Rows, packed
+from jaxrl_llm.models.visibility import MASKED, Rows, packed
 
 __all__ = ["BACKENDS", "Rows", "check_backend", "dot_product_attention", "packed", "row_attention", "suited", "xla_attention"]
 
@@ -23,11 +23,7 @@ def xla_attention(
 ) -> Float[Array, "B T H C"]:
   """Grouped-query attention as plain array operations; the softmax in float32.
 
-  Args:
-    q: queries; head h reads key-value head h·K // H.
-    k: keys.
-    v: values.
-    mask: True where a query may attend to a key.
+  Query head h reads key-value head h·K // H. The mask is True where a query may attend to a key.
   """
   batch, length, num_heads, width = q.shape
   # Query heads are grouped by the key-value head they read, so keys and values are never repeated in memory.
@@ -42,14 +38,9 @@ def xla_attention(
 def dot_product_attention(
   q: Float[Array, "B T H C"], k: Float[Array, "B S K C"], v: Float[Array, "B S K C"], mask: Bool[Array, "B T S"], *, implementation: str
 ) -> Float[Array, "B T H C"]:
-  """Attention by `jax.nn.dot_product_attention`.
+  """As `xla_attention`, by `jax.nn.dot_product_attention`.
 
-  Args:
-    q: queries.
-    k: keys.
-    v: values.
-    mask: True where a query may attend to a key.
-    implementation: "xla", or "cudnn" for the flash attention of NVIDIA's library.
+  The implementation is "xla", or "cudnn" for the flash attention of NVIDIA's library.
 
   Raises:
     ValueError: "cudnn" with a dtype that it does not take.
@@ -92,15 +83,12 @@ def _on_each_device(attend: Callable, q: Array, k: Array, v: Array, rows: Rows, 
 def row_attention(
   q: Float[Array, "B T H C"], k: Float[Array, "B T K C"], v: Float[Array, "B T K C"], rows: Rows, *, backend: str, mesh: Mesh | None
 ) -> Float[Array, "B T H C"]:
-  """Self-attention over packed rows.
+  """Self-attention over packed rows; see `xla_attention`.
 
   Args:
-    q: queries.
-    k: keys.
-    v: values.
-    rows: which tokens see which.
-    backend: key of `BACKENDS`, or "auto".
-    mesh: rows lie over data, fsdp and expert, their parts over context, heads over tensor; None is one device.
+    rows: Which tokens see which.
+    backend: Key of `BACKENDS`, or "auto".
+    mesh: Rows lie over data, fsdp and expert, their parts over context, heads over tensor; None is one device.
 
   Returns:
     The attention; at padding, something finite that means nothing.
@@ -121,9 +109,9 @@ def suited(platform: str, dtype: DTypeLike, head_dim: int, length: int) -> str:
 
   Args:
     platform: "cpu", "gpu" or "tpu".
-    dtype: of the queries.
-    head_dim: width of a head.
-    length: tokens of a row.
+    dtype: Dtype of the queries.
+    head_dim: Width of a head.
+    length: Tokens of a row.
 
   Example:
     >>> suited("gpu", jnp.bfloat16, 64, 4096), suited("cpu", jnp.float32, 64, 512), suited("tpu", jnp.float32, 128, 4096)

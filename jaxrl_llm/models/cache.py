@@ -1,6 +1,7 @@
 """Keys and values kept for decoding: prompts once for all of their samples, responses column by column, and attention to both."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import reduce
 from itertools import accumulate
 from typing import NamedTuple
 
@@ -10,8 +11,8 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array, Bool, Float, Int
 
 from jaxrl_llm.devices.mesh import BATCH_AXES, num_row_shards
-from jaxrl_llm.models.attention import MASKED
 from jaxrl_llm.models.config import ModelConfig
+from jaxrl_llm.models.visibility import MASKED
 
 CACHE_DTYPES = ("float32", "bfloat16", "int8")
 
@@ -81,12 +82,9 @@ def _quantized(x: Float[Array, "..."], axis: int) -> tuple[Int[Array, "..."], Fl
 
 
 def key_values(k: Float[Array, "B S K C"], v: Float[Array, "B S K C"], dtype: str) -> KeyValues:
-  """Keys and values as a layer computes them, as the cache holds them.
+  """Lays out the rotated keys and the values of a layer as the cache holds them.
 
-  Args:
-    k: rotated keys.
-    v: values.
-    dtype: of `CACHE_DTYPES`; "int8" is an integer and a float32 scale for each head of each token.
+  The dtype is one of `CACHE_DTYPES`; "int8" is an integer and a float32 scale for each head of each token.
   """
   k, v = k.transpose(0, 2, 3, 1), v.transpose(0, 2, 1, 3)
   if dtype != "int8":
@@ -104,12 +102,12 @@ def num_bytes(config: ModelConfig, *, num_prompts: int, prompt_tokens: int, num_
   """Memory of a cache, in bytes, over all devices.
 
   Args:
-    config: of the model.
-    num_prompts: kept once each.
-    prompt_tokens: of each, padding included.
-    num_rows: responses that are decoded at once.
-    new_tokens: room for each of them.
-    dtype: of `CACHE_DTYPES`.
+    config: Sizes of the model.
+    num_prompts: Number of prompts, each of which is kept once.
+    prompt_tokens: Tokens of a prompt, padding included.
+    num_rows: Responses that are decoded at once.
+    new_tokens: Columns for the tokens of each response.
+    dtype: One of `CACHE_DTYPES`.
 
   Example:
     >>> from jaxrl_llm.models import preset
@@ -121,10 +119,21 @@ def num_bytes(config: ModelConfig, *, num_prompts: int, prompt_tokens: int, num_
   return of_token * (num_prompts * prompt_tokens + num_rows * new_tokens)
 
 
+def _columns(blocks: Sequence[KeyValues]) -> list[tuple[int, int]]:
+  """First column of each block, counted through all blocks, and how many it has."""
+  sizes = [block.v.shape[2] for block in blocks]
+  return list(zip(accumulate(sizes, initial=0), sizes))
+
+
+def _map(function: Callable, *held: KeyValues) -> KeyValues:
+  """`function(*arrays, axis)` of each field, with its axis of tokens; None stays None."""
+  fields = zip(*held, (3, 2, 2, 2), strict=True)
+  return KeyValues(*(None if arrays[0] is None else function(*arrays, axis) for *arrays, axis in fields))
+
+
 def columns_of_blocks(seen: Bool[Array, "B S"], blocks: Sequence[KeyValues]) -> tuple[Bool[Array, "B _"], ...]:
-  """A mask over the columns of all blocks, cut into that of each block."""
-  ends = list(accumulate(block.v.shape[2] for block in blocks))
-  return tuple(seen[:, end - block.v.shape[2] : end] for end, block in zip(ends, blocks, strict=True))
+  """Cuts a mask over the columns of all blocks into that of each block."""
+  return tuple(seen[:, start : start + size] for start, size in _columns(blocks))
 
 
 def split_rows(held: KeyValues, mesh: Mesh | None) -> KeyValues:
@@ -137,54 +146,33 @@ def split_rows(held: KeyValues, mesh: Mesh | None) -> KeyValues:
 
 
 def filled(blocks: Sequence[KeyValues], found: KeyValues) -> tuple[KeyValues, ...]:
-  """Blocks with the last columns of what was prefilled.
-
-  Args:
-    blocks: side by side; not more columns in all than were prefilled.
-    found: one row a row of the blocks.
-  """
-  width, axes = found.v.shape[2], KeyValues(3, 2, 2, 2)
-  start, parts = width - sum(block.v.shape[2] for block in blocks), []
-  for block in blocks:
-    size = block.v.shape[2]
-    cut = lambda x, axis, start=start, size=size: None if x is None else jax.lax.slice_in_dim(x, start, start + size, axis=axis)
-    parts.append(KeyValues(*map(cut, found, axes)))
-    start += size
-  return tuple(parts)
+  """Fills the blocks, row by row, with the last columns of what was prefilled, which has at least as many columns as they have together."""
+  first = found.v.shape[2] - sum(size for _, size in _columns(blocks))
+  cut = lambda start, size: _map(lambda x, axis: jax.lax.slice_in_dim(x, start, start + size, axis=axis), found)
+  return tuple(cut(first + start, size) for start, size in _columns(blocks))
 
 
 def write(blocks: Sequence[KeyValues], new: KeyValues, column: Int[Array, ""]) -> tuple[KeyValues, ...]:
-  """The blocks with one more token a row.
+  """Writes one token a row (S = 1) to a column, counted through all blocks."""
 
-  Args:
-    blocks: side by side.
-    new: of one token (S = 1).
-    column: counted through all blocks.
-  """
-  axes, written, start = KeyValues(3, 2, 2, 2), [], 0
-  for block in blocks:
-    size = block.v.shape[2]
+  def written(block: KeyValues, start: int, size: int) -> KeyValues:
     inside = (column >= start) & (column < start + size)
     index = jnp.clip(column - start, 0, size - 1)
 
-    def put(x, value, axis, index=index, inside=inside):
+    def put(x, value, axis):
       if len(blocks) > 1:  # A block that the token is not for gets back what it had: a column of traffic, and no branch.
         value = jnp.where(inside, value, jax.lax.dynamic_slice_in_dim(x, index, 1, axis))
       return jax.lax.dynamic_update_slice_in_dim(x, value, index, axis)
 
-    present = [name for name in KeyValues._fields if getattr(block, name) is not None]
-    written.append(block._replace(**{name: put(getattr(block, name), getattr(new, name), getattr(axes, name)) for name in present}))
-    start += size
-  return tuple(written)
+    return _map(put, block, new)
+
+  return tuple(written(block, *columns) for block, columns in zip(blocks, _columns(blocks), strict=True))
 
 
 def attend(q: Float[Array, "B K G C"], held: KeyValues, mask: Bool[Array, "B S"]) -> Partial:
-  """One part of the attention of queries to cached tokens, scores and sums in float32.
+  """Attention of queries to a part of the cached tokens, scores and sums in float32.
 
-  Args:
-    q: queries, grouped by the key-value head that they read.
-    held: keys and values.
-    mask: True where a row's queries may attend to a token.
+  Queries are grouped by the key-value head that they read; the mask is True where a row's queries may attend to a token.
   """
   in_full = lambda x: x.astype(q.dtype) if x.dtype == jnp.int8 else x
   scores = jnp.einsum("bkgc,bkcs->bkgs", q.astype(in_full(held.k).dtype), in_full(held.k), preferred_element_type=jnp.float32)
@@ -205,15 +193,12 @@ def attend(q: Float[Array, "B K G C"], held: KeyValues, mask: Bool[Array, "B S"]
 def merge(parts: Sequence[Partial]) -> Float[Array, "B K G C"]:
   """softmax(scores)·v over the keys of all parts together: Σ_i e^(m_i − m) mix_i / Σ_i e^(m_i − m) total_i, with m = max m_i.
 
-  Args:
-    parts: at least one key of them all is not masked.
+  At least one key of them all must not be masked.
 
   References:
     FlashAttention, arXiv:2205.14135, 2022; Hydragen (shared prefixes), arXiv:2402.05099, 2024.
   """
-  top = parts[0].top
-  for part in parts[1:]:
-    top = jnp.maximum(top, part.top)
+  top = reduce(jnp.maximum, (part.top for part in parts))
   shares = [jnp.exp(part.top - top) for part in parts]
   total = sum(share * part.total for share, part in zip(shares, parts, strict=True))
   return sum(share[..., None] * part.mix for share, part in zip(shares, parts, strict=True)) / total[..., None]
@@ -223,11 +208,6 @@ def attend_prompts(q: Float[Array, "B K G C"], held: KeyValues, view: View) -> P
   """The part of attention that all samples of a prompt share: one product a prompt, for all of its rows together.
 
   Only the queries and the results travel between rows and prompts; the prompts' keys and values are neither copied nor repeated.
-
-  Args:
-    q: queries of the rows.
-    held: keys and values of the prompts.
-    view: says which row decodes which prompt.
   """
   num_prompts = view.prompts.shape[0]
   by_sequence = q if view.rows is None else _along(q, view.rows)

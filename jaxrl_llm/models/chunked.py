@@ -8,9 +8,7 @@ from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array, Bool, Float, Int
 
 from jaxrl_llm.models import permutations
-from jaxrl_llm.models.visibility import blocks_seen, visible
-
-MASKED = -0.7 * float(jnp.finfo(jnp.float32).max)  # Finite, for a difference of two of them is 0 and not a NaN.
+from jaxrl_llm.models.visibility import MASKED, blocks_seen, padded, visible
 
 
 class _Blocks(NamedTuple):
@@ -60,18 +58,14 @@ def chunked_attention(
   """
   (batch, length, heads, width), groups = q.shape, k.shape[2]
   keys = segments if keys is None else keys
-  q, k, v, segments, keys = (_padded(x, block) for x in (q, k, v, segments, keys))
-  prefixes = None if prefixes is None else _padded(prefixes, block)
+  q, k, v, segments, keys = (padded(x, block) for x in (q, k, v, segments, keys))
+  prefixes = None if prefixes is None else padded(prefixes, block)
   # [B T H C] -> [B·I, K, H/K·q, C]: the query heads that read one key-value head stand below each other, in one product of matrices.
   split = lambda x: x.reshape(batch, -1, block, groups, x.shape[2] // groups, width).transpose(0, 1, 3, 4, 2, 5)
   merge = lambda x: x.reshape(-1, groups, x.shape[3] * block, width)
   out = _attend(*(merge(split(x)) for x in (q, k, v)), _blocks(segments, prefixes, keys, start, block))
   out = out.reshape(batch, -1, groups, heads // groups, block, width).transpose(0, 1, 4, 2, 3, 5)
   return out.reshape(batch, -1, heads, width)[:, :length]
-
-
-def _padded(x: Array, block: int) -> Array:
-  return jnp.pad(x, [(0, 0), (0, -x.shape[1] % block)] + [(0, 0)] * (x.ndim - 2))
 
 
 def _blocks(segments: Array, prefixes: Array | None, keys: Array, start: Array | int, block: int) -> _Blocks:

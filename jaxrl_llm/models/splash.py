@@ -1,5 +1,6 @@
 """Flash attention for TPUs over packed rows: JAX's splash kernels, with tables of blocks that are made at run time."""
 
+import operator
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -8,12 +9,11 @@ import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array, Bool, Float, Int
 
-from jaxrl_llm.models.visibility import blocks_seen
+from jaxrl_llm.models.visibility import MASKED, blocks_seen, padded
 
 # Tokens of a block, multiples of the 128 lanes of a TPU's vector registers. Larger ones read keys and values less often; 1024 leaves too
 # little of the fast memory for the backward pass.
 _BLOCKS = (128, 256, 512)
-_MASKED = -0.7 * float(jnp.finfo(jnp.float32).max)  # The kernels' own; a log-sum-exp near it is that of nothing.
 
 
 class _Part(NamedTuple):
@@ -47,18 +47,7 @@ def splash_attention(
   so a segment and what stands before it are two passes, merged by their log-sum-exps: softmax over both. Their gradients need that of the
   whole alone, and add.
 
-  Args:
-    q: queries; head h reads key-value head h·K // H.
-    k: keys.
-    v: values.
-    segments: sequence of each query, from 1; 0 is padding.
-    prefixes: the segment that stands before a query's own; 0 or None is none.
-    keys: segments of the keys; None: queries and keys are the same tokens.
-    start: slot of the first query among the keys.
-    interpret: emulate the kernels, slowly, on a device that is no TPU.
-
-  Returns:
-    The attention; 0 at padding.
+  Arguments and result are those of `chunked_attention`; `interpret` emulates the kernels, slowly, on a device that is no TPU.
 
   Note:
     Rows of the batch stand one behind the other in one long row, so that each has its own table; the tables keep them apart.
@@ -67,8 +56,8 @@ def splash_attention(
   q = (q.astype(jnp.float32) * width**-0.5).astype(q.dtype)  # The kernels do not scale.
   keys = segments if keys is None else keys
   sizes = block_q, block_k = _block(length), _block(k.shape[1])
-  q, *ids = (_padded(x, block_q) for x in (q, segments, prefixes) if x is not None)
-  k, v, keys = (_padded(x, block_k) for x in (k, v, keys))
+  q, *ids = (padded(x, block_q) for x in (q, segments, prefixes) if x is not None)
+  k, v, keys = (padded(x, block_k) for x in (k, v, keys))
   parts = [_part(x, keys, start, *sizes) for x in ids]
   slots = jnp.arange(batch)[:, None] * k.shape[1] + start + jnp.arange(q.shape[1])
   fold = lambda x: x.transpose(2, 0, 1, 3).reshape(x.shape[2], -1, width)
@@ -78,10 +67,6 @@ def splash_attention(
 
 def _block(length: int) -> int:
   return next((size for size in _BLOCKS if size >= length), _BLOCKS[-1])
-
-
-def _padded(x: Array, block: int) -> Array:
-  return jnp.pad(x, [(0, 0), (0, -x.shape[1] % block)] + [(0, 0)] * (x.ndim - 2))
 
 
 def _part(ids: Int[Array, "B T"], keys: Int[Array, "B S"], start: Array | int, block_q: int, block_k: int) -> _Part:
@@ -106,17 +91,13 @@ def _table(blocks: Int[Array, "1 i j"], seen: Bool[Array, "1 i j"], *, axis: int
   return jnp.where(before >= 0, before, first), seen.astype(jnp.int32)
 
 
-def _is_causal(queries: Array, keys: Array) -> Array:
-  return queries >= keys
-
-
 def _kernels(sizes: tuple[int, int], interpret: bool) -> tuple[Any, Any, dict[str, Any]]:
   """The two modules of the kernels, and what every one of them is told."""
   # Here, because only TPUs need them and they take a while to import.
   from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel, splash_attention_mask_info
 
   (block_q, block_k), layout = sizes, splash_attention_kernel.QKVLayout.HEAD_DIM_MINOR
-  told = dict(mask_value=_MASKED, is_mqa=False, mask_function=_is_causal, attn_logits_soft_cap=None, interpret=interpret)
+  told = dict(mask_value=MASKED, is_mqa=False, mask_function=operator.ge, attn_logits_soft_cap=None, interpret=interpret)
   forward = dict(
     **told,
     block_sizes=splash_attention_kernel.BlockSizes(block_q=block_q, block_kv=block_k, block_kv_compute=block_k),
@@ -128,17 +109,9 @@ def _kernels(sizes: tuple[int, int], interpret: bool) -> tuple[Any, Any, dict[st
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0, 1))
-def _attend(
-  sizes: tuple[int, int],
-  interpret: bool,
-  q: Float[Array, "H N C"],
-  k: Float[Array, "K M C"],
-  v: Float[Array, "K M C"],
-  keys: Int[Array, " M"],
-  slots: Int[Array, " N"],
-  parts: list[_Part],
-) -> Float[Array, "H N C"]:
-  return _forward(sizes, interpret, q, k, v, keys, slots, parts)[0]
+def _attend(sizes: tuple[int, int], interpret: bool, *arrays: Any) -> Float[Array, "H N C"]:
+  """The arrays are q [H N C], k and v [K M C], the segments of the keys [M], the slots of the queries [N] and a list of `_Part`."""
+  return _forward(sizes, interpret, *arrays)[0]
 
 
 def _forward(sizes, interpret, q, k, v, keys, slots, parts):
@@ -148,9 +121,9 @@ def _forward(sizes, interpret, q, k, v, keys, slots, parts):
     fetch, seen = part.visits
     table, ids = info(fetch, None, seen, None, slots), kernel.SegmentIds(part.ids, keys)
     out, (log_sum,) = kernel._splash_attention_forward(table, q, k, v, ids, None, **told["forward"])
-    sees = log_sum > _MASKED / 2  # Where not, out is a mean of what is not seen, or 0/0.
+    sees = log_sum > MASKED / 2  # Where not, out is a mean of what is not seen, or 0/0.
     outs.append(jnp.where(sees[..., None], out, 0))
-    log_sums.append(jnp.where(sees, log_sum, _MASKED))
+    log_sums.append(jnp.where(sees, log_sum, MASKED))
   log_sum = jnp.stack(log_sums)
   if len(parts) == 1:
     out, log_sum = outs[0], log_sum[0]
@@ -158,9 +131,9 @@ def _forward(sizes, interpret, q, k, v, keys, slots, parts):
     weights = jax.nn.softmax(log_sum, axis=0)[..., None]
     out = sum(x.astype(jnp.float32) * weight for x, weight in zip(outs, weights, strict=True)).astype(q.dtype)
     log_sum = jax.nn.logsumexp(log_sum, axis=0)
-  # A remat policy that saves both by name spares the backward pass these kernels. 0 where nothing is seen: exp(_MASKED - 0) is 0.
+  # A remat policy that saves both by name spares the backward pass these kernels. 0 where nothing is seen: exp(MASKED - 0) is 0.
   out = checkpoint_name(out, "attention")
-  log_sum = checkpoint_name(jnp.where(log_sum > _MASKED / 2, log_sum, 0), "attention")
+  log_sum = checkpoint_name(jnp.where(log_sum > MASKED / 2, log_sum, 0), "attention")
   return out, (q, k, v, keys, slots, parts, out, log_sum)
 
 

@@ -3,7 +3,10 @@
 from typing import NamedTuple
 
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Int
+from jaxtyping import Array, Bool, Int, Shaped
+
+MASKED = -0.7 * float(jnp.finfo(jnp.float32).max)
+"""The score of a key that is not seen. Finite, so that a difference of two of them is 0 and not a NaN."""
 
 _NO_SEGMENT = jnp.iinfo(jnp.int32).max
 
@@ -23,13 +26,11 @@ class Rows(NamedTuple):
 
 
 def packed(segments: Int[Array, "B T"], prefixes: Int[Array, "B T"] | None = None) -> Rows:
-  """Causal attention within each sequence of a row; several sequences may share what they begin with.
-
-  Token i sees token j ≤ i where segmentᵢ = segmentⱼ, or prefixᵢ = segmentⱼ.
+  """Causal attention within each sequence of a row: token i sees token j ≤ i where segmentᵢ = segmentⱼ, or prefixᵢ = segmentⱼ.
 
   Args:
-    segments: sequence of each token, from 1; 0 is padding, which sees nothing.
-    prefixes: the segment that stands before a token's own; 0 or None is none.
+    segments: See `Rows`; padding sees nothing.
+    prefixes: See `Rows`; several sequences may share one.
 
   Example:
     One prompt of two tokens with two responses, the second of which does not see the first:
@@ -45,13 +46,9 @@ def packed(segments: Int[Array, "B T"], prefixes: Int[Array, "B T"] | None = Non
 def visible(
   segments: Int[Array, "*batch T"], prefixes: Int[Array, "*batch T"] | None, keys: Int[Array, "*batch S"], causal: Bool[Array, "*rows T S"]
 ) -> Bool[Array, "*batch T S"]:
-  """Which of some keys some queries see.
+  """Returns True where a query, of the given segment and prefix, sees a key, whose segment is in `keys`.
 
-  Args:
-    segments: of the queries.
-    prefixes: of the queries.
-    keys: segments of the keys.
-    causal: True where a key does not lie behind a query.
+  `causal` is True where the key does not come after the query.
   """
   keys = keys[..., None, :]
   seen = segments[..., None] == keys
@@ -65,13 +62,8 @@ def blocks_seen(
 ) -> Bool[Array, "B I J"]:
   """Which blocks of keys a block of queries cannot do without; the others hold nothing that it sees.
 
-  Compares the ranges of the segments and not every pair: exact where segments ascend along a row, and else never too few.
-
-  Args:
-    segments: of the queries, in blocks.
-    prefixes: of the queries.
-    keys: segments of the keys, in blocks.
-    last: slot in its row of the last query of each block.
+  Compares the ranges of the segments and not every pair: exact where segments ascend along a row, and else never too few. Arguments
+  are as for `visible`, in blocks; `last` is the slot of the last query of each block in its row.
   """
   first, highest = jnp.where(keys > 0, keys, _NO_SEGMENT).min(-1)[:, None], keys.max(-1)[:, None]
 
@@ -82,3 +74,8 @@ def blocks_seen(
   if prefixes is not None:
     seen |= meets(prefixes)
   return seen & (last[:, None] >= jnp.arange(keys.shape[1]) * keys.shape[2])
+
+
+def padded(x: Shaped[Array, "B T ..."], block: int) -> Shaped[Array, "B S ..."]:
+  """Pads rows with zeros to a whole number of blocks; segment 0 is padding, which nothing sees."""
+  return jnp.pad(x, [(0, 0), (0, -x.shape[1] % block)] + [(0, 0)] * (x.ndim - 2))
