@@ -10,6 +10,7 @@ import jax.numpy as jnp
 
 from jaxrl_llm.messages import Problem, problem_of
 from jaxrl_llm.models.config import ModelConfig
+from jaxrl_llm.models.files import safetensors
 from jaxrl_llm.models.files.families import architecture
 from jaxrl_llm.models.files.hf_folder import read_json
 from jaxrl_llm.models.files.loading import check_tensors, open_source
@@ -20,14 +21,7 @@ from jaxrl_llm.pretrained import where
 
 
 def describe(path: str) -> str:
-  """What a checkpoint holds, as lines of text.
-
-  Args:
-    path: as `load`.
-
-  Raises:
-    ValueError: see `load`.
-  """
+  """What a checkpoint holds, as lines of text; path and errors are those of `load`."""
   config, source = open_source(path)
   check_tensors(config, source)
   tokenizer, template = _tokenizer(where.resolve(path))
@@ -64,19 +58,14 @@ def _context(config: ModelConfig) -> str:
 
 def _stored(source: TensorSource) -> str:
   """Each dtype with its tensors; bytes where the dtype has a size per weight."""
-  tensors, sizes = collections.Counter(source.dtypes.values()), collections.Counter()
-  for name, dtype in source.dtypes.items():
-    sizes[dtype] += math.prod(source.shapes[name])
+  parts = []
+  for dtype, count in collections.Counter(source.dtypes.values()).most_common():
+    size = sum(math.prod(source.shapes[name]) for name, stored in source.dtypes.items() if stored == dtype)
+    plain = dtype in safetensors.DTYPES.values()
+    held = f"{size * jnp.dtype(dtype).itemsize:,} bytes" if plain else f"{size:,} weights in blocks"
+    parts.append(f"{dtype}: {count} tensors, {held}")
   files = len(set(source.files.values()))
-  return ", ".join(f"{dtype}: {count} tensors{_num_bytes(dtype, sizes[dtype])}" for dtype, count in tensors.most_common()) + (
-    f"; {files} file{'s' * (files > 1)}"
-  )
-
-
-def _num_bytes(dtype: str, size: int) -> str:
-  if dtype in ("float32", "bfloat16", "float16"):
-    return f", {size * jnp.dtype(dtype).itemsize:,} bytes"
-  return f", {size:,} weights in blocks"
+  return f"{', '.join(parts)}; {files} file{'s' * (files > 1)}"
 
 
 def _tokenizer(path: pathlib.Path) -> tuple[str, str]:

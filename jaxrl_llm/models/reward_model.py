@@ -49,14 +49,7 @@ class RewardModel(NamedTuple):
 
 
 def make_reward_model(config: ModelConfig, *, mesh: Mesh | None = None) -> RewardModel:
-  """A reward model with the trunk of a decoder; all of its weights are trained.
-
-  Args:
-    config: of the decoder.
-    mesh: as for `make_model`.
-
-  Returns:
-    The model. Nothing is allocated until `init` runs.
+  """Makes a reward model with the trunk of a decoder; all of its weights are trained. Nothing is allocated until `init` runs.
 
   Example:
     >>> import jax
@@ -69,10 +62,8 @@ def make_reward_model(config: ModelConfig, *, mesh: Mesh | None = None) -> Rewar
   config = trunk_config(config)
   bind, init, logical_axes, num_params = pure(lambda rngs: ValueModel(config, rngs=rngs, mesh=mesh, has_bias=False))
 
-  def token_rewards(
-    params: Params, tokens: Int[Array, "B T"], positions: Int[Array, "B T"], segments: Int[Array, "B T"]
-  ) -> Float[Array, "B T"]:
-    return bind(params)(tokens, positions, segments)
+  def token_rewards(params: Params, *rows: Int[Array, "B T"], **options) -> Float[Array, "B T"]:
+    return bind(params)(*rows, **options)
 
   def rewards(params: Params, tokens: Int[Array, "B T"], lengths: Int[Array, " B"]) -> Float[Array, " B"]:
     slots = jnp.broadcast_to(jnp.arange(tokens.shape[1]), tokens.shape)
@@ -90,9 +81,7 @@ def trunk_config(config: ModelConfig) -> ModelConfig:
 def reward_entries(config: ModelConfig, *, head: bool = True) -> list[Entry]:
   """The table between the tensors of a sequence classifier of transformers and the params of a reward model.
 
-  Args:
-    config: of the decoder.
-    head: whether the reward head is in it; False for the trunk alone, as a language model has it.
+  Without the head, it is that of the trunk alone, as a language model has it.
 
   Example:
     >>> from jaxrl_llm.models import preset
@@ -105,13 +94,10 @@ def reward_entries(config: ModelConfig, *, head: bool = True) -> list[Entry]:
 
 
 def is_classifier(path: str | os.PathLike) -> bool:
-  """Whether a checkpoint's config names a sequence classifier; reads no tensors.
-
-  Args:
-    path: see `pretrained.where.resolve`.
+  """Whether the config of a checkpoint names a sequence classifier; reads no tensors.
 
   Raises:
-    ValueError: nothing there.
+    ValueError: see `pretrained.where.resolve`.
   """
   found = where.resolve(path)
   return found.is_dir() and (found / CONFIG).exists() and _named(read_json(found / CONFIG)).endswith(_CLASSIFIER)
@@ -119,9 +105,6 @@ def is_classifier(path: str | os.PathLike) -> bool:
 
 def read_reward_config(path: str | os.PathLike) -> ModelConfig:
   """The trunk of a reward model in a folder of transformers (`AutoModelForSequenceClassification` with one label); reads headers only.
-
-  Args:
-    path: the folder.
 
   Raises:
     ValueError: no such folder; a language model, which has no reward head; several labels; tensors that do not fit. One line.
@@ -192,16 +175,7 @@ def save_reward_model(
     "label2id": {"LABEL_0": 0},
     "pad_token_id": pad_token_id,
   }
-  save_table(
-    path,
-    raw,
-    reward_entries(model.config),
-    params,
-    config_dtype=dtype or model.config.param_dtype,
-    dtype=dtype,
-    tokenizer_from=tokenizer_from,
-    notes=notes,
-  )
+  save_table(path, raw, reward_entries(model.config), params, dtype=dtype, tokenizer_from=tokenizer_from, notes=notes)
 
 
 def _open(path: str | os.PathLike):

@@ -161,8 +161,8 @@ def from_hf_config(raw: Any, *, where: str) -> ModelConfig:
   Fields that are missing take transformers' defaults for the family; sizes without which there is no model must be there.
 
   Args:
-    raw: the file's content, a dict.
-    where: the file, for messages.
+    raw: Content of the file, a dict.
+    where: Path of the file, for messages.
 
   Raises:
     ValueError: an architecture or an option that we do not implement, a missing field, a wrong type.
@@ -230,12 +230,6 @@ def architecture(config: ModelConfig) -> str:
 
 def to_hf_config(config: ModelConfig) -> dict[str, Any]:
   """The `config.json` of a model: the inverse of `from_hf_config`.
-
-  Args:
-    config: the model.
-
-  Returns:
-    A dict for JSON.
 
   Raises:
     ValueError: a mixture of options that no architecture of transformers has.

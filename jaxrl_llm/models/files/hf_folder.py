@@ -33,11 +33,7 @@ def read_json(path: pathlib.Path) -> Any:
 
 
 def read_hf_config(folder: str | os.PathLike) -> ModelConfig:
-  """The model that a folder's `config.json` describes.
-
-  Raises:
-    ValueError: see `from_hf_config`.
-  """
+  """The model that a folder's `config.json` describes; errors are those of `from_hf_config`."""
   path = pathlib.Path(folder) / CONFIG
   ggufs = sorted(file.name for file in path.parent.glob("*.gguf"))
   if not path.exists() and ggufs:

@@ -1,6 +1,7 @@
 """Checkpoints into params: tensor after tensor to its place on its devices, after every check that headers allow."""
 
 import functools
+import operator
 import os
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -45,25 +46,13 @@ def open_source(path: str | os.PathLike) -> tuple[ModelConfig, TensorSource]:
 
 
 def read_config(path: str | os.PathLike) -> ModelConfig:
-  """The model that a checkpoint holds; reads no tensors.
-
-  Args:
-    path: as `open_source`.
-
-  Raises:
-    ValueError: see `open_source`.
-  """
+  """The model that a checkpoint holds; reads no tensors. Path and errors are those of `open_source`."""
   found = where.resolve(path)
   return read_hf_config(found) if found.is_dir() else open_source(found)[0]
 
 
 def check_tensors(config: ModelConfig, source: TensorSource, table: Sequence[Entry] | None = None) -> None:
-  """Holds the tensors of a checkpoint against those that its model has.
-
-  Args:
-    config: of the model.
-    source: of the checkpoint.
-    table: what it is to hold; None is `entries(config)`, those of a language model.
+  """Holds the tensors of a checkpoint against a table; None is `entries(config)`, that of a language model.
 
   Raises:
     ValueError: a tensor that is missing, that nobody expects, or that has another shape.
@@ -153,14 +142,14 @@ def _named(source: TensorSource, call: Callable[[], Any]) -> Any:
 
 
 def load_table(source: TensorSource, model: Any, mesh: Mesh | None, key: Array | None, *, table: Sequence[Entry] | None = None) -> Params:
-  """Empty params on their devices, then every entry of a table into its place.
+  """Makes empty params on their devices, then reads every entry of a table into its place.
 
   Args:
-    source: whose tensors have been checked.
-    model: has `config`, `init` and `logical_axes`.
-    mesh: devices to spread the weights over; None is one device.
-    key: draws what the table leaves out; None is key 0.
-    table: None is `entries(model.config)`, that of a language model.
+    source: Checkpoint whose tensors have been checked.
+    model: Model with `config`, `init` and `logical_axes`.
+    mesh: Devices to spread the weights over; None is one device.
+    key: Draws what the table leaves out; None is key 0.
+    table: Entries to read; None is `entries(model.config)`, those of a language model.
   """
   key = jax.random.key(0) if key is None else key
   shapes = jax.eval_shape(model.init, key)
@@ -169,8 +158,8 @@ def load_table(source: TensorSource, model: Any, mesh: Mesh | None, key: Array |
   params = _empty(model, shapes, shardings, {entry.path for entry in table}, key)
   for entry in table:
     *parents, leaf = entry.path
-    branch = functools.reduce(lambda tree, name: tree[name], parents, params)
-    sharding = None if shardings is None else functools.reduce(lambda tree, name: tree[name], entry.path, shardings)
+    branch = functools.reduce(operator.getitem, parents, params)
+    sharding = None if shardings is None else functools.reduce(operator.getitem, entry.path, shardings)
     part = _place(source, entry, sharding)
     layout = entry._replace(layer=None, names=())  # What the program depends on, so that layers share one.
     branch[leaf] = _writer(sharding)(branch[leaf], part, entry.layer, layout=layout)
@@ -219,8 +208,7 @@ def _place(source: TensorSource, entry: Entry, sharding: NamedSharding | None) -
     return jnp.asarray(piece((slice(None),) * (len(experts) + len(entry.split))))
   ours = tuple(sharding.spec)[0 if entry.layer is None else 1 :]
   lead, ours = ours[: len(experts)], ours[len(experts) :]
-  theirs = tuple(ours[entry.order.index(axis)] for axis in range(len(entry.order)))
-  spec = PartitionSpec(*lead, *theirs)
+  spec = PartitionSpec(*lead, *(ours[entry.order.index(axis)] for axis in range(len(entry.order))))
   return jax.make_array_from_callback((*experts, *entry.split), NamedSharding(sharding.mesh, spec), piece)
 
 

@@ -29,15 +29,7 @@ _FOREIGN = {
 
 
 class Stored(NamedTuple):
-  """Where a tensor lies.
-
-  Attributes:
-    file: that has it.
-    dtype: name in the format, such as "BF16".
-    shape: its sizes.
-    offset: its first byte.
-    num_bytes: how many it has.
-  """
+  """Where a tensor lies: its dtype as the format names it, such as "BF16", and the offset of its first byte in the file."""
 
   file: pathlib.Path
   dtype: str
@@ -47,13 +39,7 @@ class Stored(NamedTuple):
 
 
 def read_header(path: pathlib.Path) -> dict[str, Stored]:
-  """Where each tensor of a file lies.
-
-  Args:
-    path: of the file.
-
-  Returns:
-    Name to place, in the order of the file.
+  """Where each tensor of a file lies, by name and in the order of the file.
 
   Raises:
     ValueError: a file of another format, or one that is cut off.
@@ -112,12 +98,9 @@ def read_tensor(stored: Stored) -> np.ndarray:
 
 
 def write_file(path: pathlib.Path, layout: dict[str, tuple[tuple[int, ...], str]], tensors: Iterable[np.ndarray]) -> None:
-  """Writes a file tensor by tensor; no two of them are held at once.
+  """Writes tensors to a file; no two of them are held at once.
 
-  Args:
-    path: of the file.
-    layout: name to shape and dtype, such as "bfloat16".
-    tensors: in the order of `layout`.
+  `layout` is name to shape and dtype, such as "bfloat16", in the order of the tensors.
   """
   code = {dtype: name for name, dtype in DTYPES.items()}
   header, offset = {"__metadata__": {"format": "pt"}}, 0  # Without this word transformers does not open a file.

@@ -1,7 +1,10 @@
 """Params into a folder that transformers, vLLM and the rest of that world open."""
 
 import functools
+import itertools
 import json
+import math
+import operator
 import os
 import pathlib
 import shutil
@@ -59,20 +62,12 @@ def save_hf(
   Note:
     On several hosts all of them call this, and the first one writes.
   """
-  _check(path, dtype, max_shard_bytes, tokenizer_from)
+  options = dict(dtype=dtype, max_shard_bytes=max_shard_bytes, tokenizer_from=tokenizer_from)
+  _check(path, **options)  # Before adapters are merged, which takes a while.
   raw = to_hf_config(model.config)
   if model.config.lora is not None:
     model, params = merge(model, params)
-  save_table(
-    path,
-    raw,
-    entries(model.config),
-    params,
-    config_dtype=dtype or model.config.param_dtype,
-    dtype=dtype,
-    max_shard_bytes=max_shard_bytes,
-    tokenizer_from=tokenizer_from,
-  )
+  save_table(path, raw, entries(model.config), params, **options)
 
 
 def save_table(
@@ -81,31 +76,22 @@ def save_table(
   table: Sequence[Entry],
   params: Params,
   *,
-  config_dtype: str,
   dtype: str | None = None,
   max_shard_bytes: int = 2_000_000_000,
   tokenizer_from: str | os.PathLike | None = None,
   notes: Mapping[str, Mapping[str, Any]] = MappingProxyType({}),
 ) -> None:
-  """Saves what a table says, which for a language model is `save_hf`.
+  """Saves the tensors of a table; see `save_hf`, which is this for a language model, for what is not described here.
 
   Args:
-    path: as `save_hf`, like all that is not named here.
-    raw: content of `config.json`, but for its dtype and the token ids.
-    table: tensors and their places in the params.
-    params: on any devices.
-    config_dtype: that `config.json` names.
-    dtype: see `save_hf`.
-    max_shard_bytes: see `save_hf`.
-    tokenizer_from: see `save_hf`.
-    notes: further JSON files by name.
-
-  Raises:
-    ValueError: see `save_hf`.
+    raw: Content of `config.json`; `dtype` and the token ids beside the tokenizer replace its own dtype and its ids that are null.
+    table: Tensors and their places in the params.
+    notes: Further JSON files by name.
   """
   path = pathlib.Path(path)
   copied = _check(path, dtype, max_shard_bytes, tokenizer_from)
-  raw = {**raw, "torch_dtype": config_dtype} | {name: x for name, x in _token_ids(tokenizer_from).items() if raw.get(name) is None}
+  raw = {**raw, "torch_dtype": dtype or raw["torch_dtype"]}
+  raw |= {name: x for name, x in _token_ids(tokenizer_from).items() if raw.get(name) is None}
   shards = _plan(table, params, dtype, max_shard_bytes)
   tensors = _tensors(table, params, dtype)
   if jax.process_index():
@@ -135,11 +121,6 @@ def _check(
     raise ValueError(f"max_shard_bytes: found {max_shard_bytes}, expected a positive number of bytes")
   if path.exists() and not (path.is_dir() and not any(path.iterdir())):
     raise ValueError(f"{path}: found a {'folder that is not empty' if path.is_dir() else 'file'}, expected no such path or an empty folder")
-  return _companions(tokenizer_from)
-
-
-def _companions(tokenizer_from: str | os.PathLike | None) -> list[pathlib.Path]:
-  """The files to copy."""
   if tokenizer_from is None:
     return []
   folder = pathlib.Path(tokenizer_from)
@@ -158,9 +139,7 @@ def _token_ids(tokenizer_from: str | os.PathLike | None) -> dict:
 
 
 def _leaf(params: Params, entry: Entry):
-  for name in entry.path:
-    params = params[name]
-  return params
+  return functools.reduce(operator.getitem, entry.path, params)
 
 
 def _plan(table: Sequence[Entry], params: Params, dtype: str | None, max_shard_bytes: int) -> list[dict]:
@@ -168,7 +147,7 @@ def _plan(table: Sequence[Entry], params: Params, dtype: str | None, max_shard_b
   shards, used = [{}], 0
   for entry in table:
     stored = dtype or jnp.dtype(_leaf(params, entry).dtype).name
-    num_bytes = int(np.prod(entry.shape)) * jnp.dtype(stored).itemsize
+    num_bytes = math.prod(entry.shape) * jnp.dtype(stored).itemsize
     for name in entry.names:
       if shards[-1] and used + num_bytes > max_shard_bytes:
         shards.append({})
@@ -191,14 +170,9 @@ def _on_host(array, layer: int | None, dtype: str | None) -> np.ndarray:
   if not isinstance(array, jax.Array):
     array = array if layer is None else array[layer]
     return np.asarray(array).astype(jnp.dtype(dtype or array.dtype))
-  return np.asarray(_take(array, layer, dtype=dtype))
-
-
-def _take(array: jax.Array, layer: int | None, *, dtype: str | None) -> jax.Array:
-  """One layer, gathered onto every device, so that each host has it."""
-  sharding = array.sharding
+  sharding = array.sharding  # Gathered onto every device, so that each host has it.
   whole = NamedSharding(sharding.mesh, PartitionSpec()) if isinstance(sharding, NamedSharding) else sharding
-  return _taker(whole, dtype or array.dtype.name)(array, layer)
+  return np.asarray(_taker(whole, dtype or array.dtype.name)(array, layer))
 
 
 @functools.lru_cache(maxsize=64)
@@ -220,9 +194,9 @@ def _write_shards(folder: pathlib.Path, shards: list[dict], tensors: Iterator[np
   weight_map, total = {}, 0
   for i, shard in enumerate(shards, 1):
     name = f"model-{i:05d}-of-{len(shards):05d}.safetensors"
-    write_file(folder / name, shard, (next(tensors) for _ in shard))
+    write_file(folder / name, shard, itertools.islice(tensors, len(shard)))
     weight_map |= dict.fromkeys(shard, name)
-    total += sum(int(np.prod(shape)) * jnp.dtype(stored).itemsize for shape, stored in shard.values())
+    total += sum(math.prod(shape) * jnp.dtype(stored).itemsize for shape, stored in shard.values())
   _write_json(folder / INDEX, {"metadata": {"total_size": total}, "weight_map": weight_map})
 
 
