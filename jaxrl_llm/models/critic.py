@@ -55,14 +55,9 @@ class Critic(NamedTuple):
 
 
 def make_critic(config: ModelConfig, *, mesh: Mesh | None = None) -> Critic:
-  """A critic with parameters of its own, all of which are trained; adapters of the policy are merged into its copy of the trunk.
+  """Makes a critic for the policy of a config; nothing is allocated until `init` or `from_policy` runs.
 
-  Args:
-    config: of the policy that it judges.
-    mesh: as for `make_model`.
-
-  Returns:
-    The critic. Nothing is allocated until `init` or `from_policy` runs.
+  All of its parameters are its own and trained; adapters of the policy are merged into its copy of the trunk.
 
   Example:
     >>> from jaxrl_llm.models import make_model, preset
@@ -73,22 +68,13 @@ def make_critic(config: ModelConfig, *, mesh: Mesh | None = None) -> Critic:
     >>> critic.values(params, tokens, jnp.arange(4)[None], jnp.ones((1, 4), jnp.int32)).tolist()
     [[0.0, 0.0, 0.0, 0.0]]
   """
-  make = lambda rngs: ValueModel(config, rngs=rngs, mesh=mesh)
-  bind, init, logical_axes, num_params = pure(make)
+  bind, init, logical_axes, num_params = pure(lambda rngs: ValueModel(config, rngs=rngs, mesh=mesh))
 
   def from_policy(policy: Params) -> Params:
-    fresh = init(jax.random.key(0))
-    policy = merged(config, policy)
-    trunk = {name: jax.tree.map(jnp.copy, policy[name]) for name in fresh["trunk"]}
-    return fresh | {"trunk": trunk}
+    fresh, policy = init(jax.random.key(0)), merged(config, policy)
+    return fresh | {"trunk": {name: jax.tree.map(jnp.copy, policy[name]) for name in fresh["trunk"]}}
 
-  def values(
-    params: Params,
-    tokens: Int[Array, "B T"],
-    positions: Int[Array, "B T"],
-    segments: Int[Array, "B T"],
-    prefixes: Int[Array, "B T"] | None = None,
-  ) -> Float[Array, "B T"]:
-    return bind(params)(tokens, positions, segments, prefixes)
+  def values(params: Params, *rows: Int[Array, "B T"] | None, **options) -> Float[Array, "B T"]:
+    return bind(params)(*rows, **options)
 
   return Critic(init, from_policy, values, logical_axes, num_params)

@@ -28,14 +28,7 @@ _MULTIPLE = 128
 
 
 class Piece(NamedTuple):
-  """How the log-probabilities of a chunk are computed; static.
-
-  Attributes:
-    unembed: hidden states to logits.
-    filter_logits: logits to those of the sampling distribution.
-    chunk: tokens computed at a time.
-    learns_entropy: whether the entropy has a gradient. Without one it costs nothing in the backward pass.
-  """
+  """How the log-probabilities of a chunk are computed; static. See `token_logprobs`."""
 
   unembed: Unembed
   filter_logits: Filter
@@ -44,11 +37,7 @@ class Piece(NamedTuple):
 
 
 def chunk_tokens(vocab_size: int, platform: str) -> int:
-  """Tokens that are computed at a time, where nobody says.
-
-  Args:
-    vocab_size: entries of a row of logits.
-    platform: "cpu", "gpu" or "tpu".
+  """Default number of tokens that are computed at a time on a platform: "cpu", "gpu" or "tpu".
 
   Example:
     >>> chunk_tokens(4096, "cpu"), chunk_tokens(151_936, "cpu"), chunk_tokens(151_936, "tpu")
@@ -73,15 +62,15 @@ def token_logprobs(
   """log softmax(filter(unembed(h)))[target], and the entropy of that distribution, at every counted token.
 
   Args:
-    head: weights that `unembed` reads.
-    hidden: the state that each target is predicted from.
-    targets: token ids.
-    counted: True where somebody wants the log-probability.
-    unembed: hidden states to logits.
-    filter_logits: logits to those of the sampling distribution.
-    chunk: tokens computed at a time, on each device.
-    learns_entropy: whether a gradient flows through the entropy.
-    mesh: rows lie over data, fsdp and expert, slots over context: each device goes through its own tokens. The vocabulary may lie over
+    head: Weights that `unembed` reads.
+    hidden: State that each target is predicted from.
+    targets: Token ids.
+    counted: True where the log-probability is wanted.
+    unembed: Function from hidden states to logits.
+    filter_logits: Function from logits to those of the sampling distribution.
+    chunk: Tokens computed at a time, on each device.
+    learns_entropy: Whether the entropy has a gradient; without one it costs nothing in the backward pass.
+    mesh: Rows lie over data, fsdp and expert, slots over context: each device goes through its own tokens. The vocabulary may lie over
       tensor.
 
   Returns:
@@ -142,10 +131,6 @@ def _chunked(piece: Piece, head: Any, x: Array, targets: Array, num_chunks: Arra
   return tuple(y[: len(x)] for y in jax.lax.fori_loop(0, num_chunks, body, (zeros, zeros)))
 
 
-def _chunked_fwd(piece: Piece, head: Any, x: Array, targets: Array, num_chunks: Array):
-  return _chunked(piece, head, x, targets, num_chunks), (head, x, targets, num_chunks)
-
-
 def _chunked_bwd(piece: Piece, saved, cotangents):
   head, x, targets, num_chunks = saved
   padding = -len(x) % piece.chunk
@@ -174,4 +159,4 @@ def _chunked_bwd(piece: Piece, saved, cotangents):
   return jax.tree.map(lambda a, b: a.astype(b.dtype), heads, head), found[: len(x)], None, None
 
 
-_chunked.defvjp(_chunked_fwd, _chunked_bwd)
+_chunked.defvjp(lambda piece, *arrays: (_chunked(piece, *arrays), arrays), _chunked_bwd)

@@ -53,8 +53,8 @@ class Attention(nnx.Module):
     if config.qk_norm:
       self.q_norm = RMSNorm(c, axis="head_dim", eps=config.norm_eps)
       self.k_norm = RMSNorm(c, axis="head_dim", eps=config.norm_eps)
-    for name, weight in (("q", self.q), ("k", self.k), ("v", self.v), ("o", self.o)):
-      adapter(self, name, f"attention/{name}", weight, config, rngs=rngs, ins=2 if name == "o" else 1)
+    for name in ("q", "k", "v", "o"):
+      adapter(self, name, f"attention/{name}", config, rngs=rngs, ins=2 if name == "o" else 1)
     self.config = config
     self.mesh = mesh
 
@@ -102,8 +102,8 @@ class MLP(nnx.Module):
     self.gate = param(rngs, (d, f), ("embed", "mlp"), fan_in=d, dtype=config.param_dtype)
     self.up = param(rngs, (d, f), ("embed", "mlp"), fan_in=d, dtype=config.param_dtype)
     self.down = param(rngs, (f, d), ("mlp", "embed"), fan_in=f * 2 * config.num_layers, dtype=config.param_dtype)
-    for name, weight in (("gate", self.gate), ("up", self.up), ("down", self.down)):
-      adapter(self, name, f"mlp/{name}", weight, config, rngs=rngs)
+    for name in ("gate", "up", "down"):
+      adapter(self, name, f"mlp/{name}", config, rngs=rngs)
     self.config = config
 
   @jax.named_scope("mlp")

@@ -17,11 +17,7 @@ def is_adapter(path: tuple) -> bool:
 
 
 def trainable(config: ModelConfig, params: PyTree) -> PyTree:
-  """The params tree with True where a weight is trained: all of them, or the adapters alone where there are any.
-
-  Args:
-    config: of the model.
-    params: the tree, of anything, such as logical axes.
+  """The params tree, or one of logical axes, with True where a weight is trained: all weights, or only the adapters if there are any.
 
   Raises:
     ValueError: targets that match no weight.
@@ -42,12 +38,7 @@ def reference(params: Params) -> Params:
 
 
 def merged(config: ModelConfig, params: Params) -> Params:
-  """W + (alpha / rank)·A·B in the place of each weight that has an adapter; the params of the same model without adapters.
-
-  Args:
-    config: of the model with adapters.
-    params: its params.
-  """
+  """W + (alpha / rank)·A·B in the place of each weight that has an adapter; the params of the same model without adapters."""
   return params if config.lora is None else _merged(config.lora, params)
 
 
@@ -70,14 +61,7 @@ def _product(a: jax.Array, b: jax.Array, weight: jax.Array) -> jax.Array:
 
 
 def merge(model: Model, params: Params) -> tuple[Model, Params]:
-  """A model with adapters as one without, for export.
-
-  Args:
-    model: with or without adapters.
-    params: its params.
-
-  Returns:
-    The plain model and its params; the same functions to rounding.
+  """Merges the adapters of a model, if any, into its weights: a model without adapters and its params, the same functions to rounding.
 
   Example:
     >>> from jaxrl_llm.models import Lora, preset

@@ -18,12 +18,7 @@ from jaxrl_llm.types import Forward, Params, TrainBatch
 
 
 class DecodingWeights(NamedTuple):
-  """Params laid out for decoding.
-
-  Attributes:
-    rest: all that is not in a block.
-    blocks: of each layer by itself.
-  """
+  """Params laid out for decoding: what is in no block, and the weights of each block by itself."""
 
   rest: Params
   blocks: tuple[PyTree, ...]
@@ -73,10 +68,7 @@ class Model(NamedTuple):
 
 
 def pure(make: Callable[[nnx.Rngs], nnx.Module]) -> tuple[Callable[[Params], nnx.Module], Callable[[Array], Params], PyTree, int]:
-  """Splits a module once into a static graph and params.
-
-  Args:
-    make: builds the module.
+  """Splits the module that `make` builds into a static graph and params.
 
   Returns:
     `bind`, params to module; `init`, key to params; the params tree with logical axes in the place of arrays; the number of weights.
@@ -125,17 +117,8 @@ def make_model(config: ModelConfig, *, mesh: Mesh | None = None) -> Model:
   check(config)
   bind, init, logical_axes, num_params = pure(lambda rngs: Transformer(config, rngs=rngs, mesh=mesh))
 
-  def hidden(
-    params: Params,
-    tokens: Int[Array, "B T"],
-    positions: Int[Array, "B T"],
-    segments: Int[Array, "B T"],
-    routing: Int[Array, "B T L K"] | None = None,
-    *,
-    prefixes: Int[Array, "B T"] | None = None,
-    router_losses: bool = False,
-  ) -> Forward:
-    return bind(params).hidden(tokens, positions, segments, routing, prefixes=prefixes, router_losses=router_losses)
+  def hidden(params: Params, *rows: Int[Array, "..."] | None, **options) -> Forward:
+    return bind(params).hidden(*rows, **options)
 
   def unembed(params: Params, hidden: Float[Array, "*batch D"]) -> Float[Array, "*batch V"]:
     return bind(params).unembed(hidden)

@@ -16,13 +16,7 @@ from jaxrl_llm.models.linear import adapter, param, swiglu
 
 
 class Routed(NamedTuple):
-  """What the router of one layer did.
-
-  Attributes:
-    experts: the experts that each token visited.
-    live: the router's own choice; the same unless recorded routes were replayed.
-    logits: the router's, float32.
-  """
+  """The experts that each token visited, the router's own choice (which differs if recorded routes are replayed), float32 logits."""
 
   experts: Int[Array, "B T K"]
   live: Int[Array, "B T K"]
@@ -37,10 +31,10 @@ def route(
   Only the choice of experts is replayed; the gates are computed from the live logits, so the router still learns.
 
   Args:
-    logits: float32 router logits.
-    replay: experts to visit in the place of the top k, -1 for the live router's; None is live everywhere.
-    top_k: experts that a token visits (K).
-    norm_top_k: see `Experts.norm_top_k`.
+    logits: Float32 logits of the router.
+    replay: Experts to visit instead of the top k, -1 for the live router's; None is live everywhere.
+    top_k: See `Experts`.
+    norm_top_k: See `Experts`.
 
   Returns:
     Gates, the experts that they belong to, and the experts of the live router.
@@ -79,11 +73,11 @@ def dispatch(
   Token copies are sorted by expert, so that each weight matrix meets its tokens in one run: no capacity, no dropped token.
 
   Args:
-    x: tokens.
-    gates: of the visited experts.
-    experts: numbers of the visited experts.
-    weights: of the experts `first` and after.
-    first: number of the first expert at hand.
+    x: Tokens.
+    gates: Gates of the visited experts.
+    experts: Numbers of the visited experts.
+    weights: Weights of the experts at hand.
+    first: Number of the first expert at hand.
     scale: alpha / rank of the adapters.
   """
   num_tokens, top_k = experts.shape
@@ -131,15 +125,8 @@ def over_mesh(
   """`dispatch` where the experts lie on several devices.
 
   The tokens of the devices that share a set of experts are gathered, each device adds what its own experts say of them, and the sums are
-  scattered back to where the tokens came from. Nothing is dropped and nothing is padded, whatever the load.
-
-  Args:
-    x: tokens; rows lie over data, fsdp and expert, their slots over context.
-    gates: as `x`.
-    experts: as `x`.
-    weights: experts lie over `expert`, their hidden layers over `tensor`.
-    mesh: None is one device.
-    scale: alpha / rank of the adapters.
+  scattered back to where the tokens came from. Nothing is dropped and nothing is padded, whatever the load. Rows lie over the mesh axes
+  data, fsdp and expert, their slots over context; experts over expert, their hidden layers over tensor.
   """
 
   def flat(x, gates, experts, weights, first=0):
@@ -151,14 +138,9 @@ def over_mesh(
   # A batch that does not divide, such as a single prompt by hand, lies whole on every device; so do slots that do not.
   is_split = x.shape[0] % num_row_shards(mesh) == 0
   rows = PartitionSpec(BATCH_AXES if is_split else None, "context" if x.shape[1] % mesh.shape["context"] == 0 else None)
-  wide, tall = PartitionSpec("expert", None, "tensor"), PartitionSpec("expert", "tensor", None)
-  lora_in, lora_out = PartitionSpec("expert", None, None), PartitionSpec("expert", None, None)
-  specs = Weights(wide, wide, tall)
-  specs = specs._replace(
-    gate_lora=weights.gate_lora and (lora_in, wide),
-    up_lora=weights.up_lora and (lora_in, wide),
-    down_lora=weights.down_lora and (tall, lora_out),
-  )
+  wide, tall, thin = PartitionSpec("expert", None, "tensor"), PartitionSpec("expert", "tensor", None), PartitionSpec("expert", None, None)
+  loras = ((thin, wide), (thin, wide), (tall, thin))
+  specs = Weights(wide, wide, tall, *(lora and spec for lora, spec in zip(weights[3:], loras, strict=True)))
 
   @partial(jax.shard_map, mesh=mesh, in_specs=(rows, rows, rows, specs), out_specs=rows, check_vma=False)
   def sharded(x, gates, experts, weights):
@@ -185,8 +167,8 @@ class MoE(nnx.Module):
     self.gate = param(rngs, (e, d, f), ("expert", "embed", "mlp"), fan_in=d, dtype=config.param_dtype)
     self.up = param(rngs, (e, d, f), ("expert", "embed", "mlp"), fan_in=d, dtype=config.param_dtype)
     self.down = param(rngs, (e, f, d), ("expert", "mlp", "embed"), fan_in=f * 2 * config.num_layers, dtype=config.param_dtype)
-    for name, weight in (("gate", self.gate), ("up", self.up), ("down", self.down)):
-      adapter(self, name, f"mlp/{name}", weight, config, rngs=rngs, lead=1)
+    for name in ("gate", "up", "down"):
+      adapter(self, name, f"mlp/{name}", config, rngs=rngs, lead=1)
     self.config = config
     self.mesh = mesh
 
@@ -196,13 +178,13 @@ class MoE(nnx.Module):
     experts = self.config.experts
     logits = jnp.einsum("btd,de->bte", x.astype(jnp.float32), self.router[...])
     gates, visited, live = route(logits, replay, top_k=experts.top_k, norm_top_k=experts.norm_top_k)
-    lora = {f"{n}_lora": self._adapter(n) for n in ("gate", "up", "down")}
-    weights = Weights(self.gate[...], self.up[...], self.down[...], **lora)
+
+    def lora(name):
+      return (getattr(self, f"{name}_lora_a")[...], getattr(self, f"{name}_lora_b")[...]) if hasattr(self, f"{name}_lora_a") else None
+
+    weights = Weights(self.gate[...], self.up[...], self.down[...], lora("gate"), lora("up"), lora("down"))
     scale = self.config.lora.alpha / self.config.lora.rank if self.config.lora else 1.0
     return over_mesh(x, gates, visited, weights, mesh=self.mesh, scale=scale), Routed(visited, live, logits)
-
-  def _adapter(self, name: str):
-    return (getattr(self, f"{name}_lora_a")[...], getattr(self, f"{name}_lora_b")[...]) if hasattr(self, f"{name}_lora_a") else None
 
 
 def balance_loss(
@@ -210,11 +192,7 @@ def balance_loss(
 ) -> Float[Array, "B T"]:
   """E/K · Σ_e f_e p_te at each token, f_e the fraction of its sequence's tokens that visited expert e, without gradient; 1 where even.
 
-  Args:
-    logits: the router's.
-    experts: visited.
-    segments: sequence of each token, from 1; 0 is padding.
-    prefixes: the segment before each token's own, which its sequence begins with; None is none.
+  Logits and experts are those of `Routed`; a token's sequence is its segment and the prefix before it, see `Rows`.
 
   References:
     DeepSeek-V2, arXiv:2405.04434, 2024 (balance within a sequence); Switch transformers, arXiv:2101.03961, 2021.
@@ -238,9 +216,6 @@ def balance_loss(
 
 def z_loss(logits: Float[Array, "B T E"]) -> Float[Array, "B T"]:
   """(log Σ_e exp z_te)² at each token: keeps router logits small.
-
-  Args:
-    logits: the router's.
 
   References:
     ST-MoE, arXiv:2202.08906, 2022.

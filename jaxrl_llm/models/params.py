@@ -7,14 +7,9 @@ from jaxrl_llm.types import Params
 
 
 def partition(params: Params, trainable: PyTree | None) -> tuple[Params, Params]:
-  """Splits weights into those that are trained and those that are not, each with None in the place of the other's.
+  """Splits weights into the trained and the frozen ones, two trees with None in the place of each other's.
 
-  Args:
-    params: All weights.
-    trainable: The params tree with True where a weight is trained; None trains all of them.
-
-  Returns:
-    The trained and the frozen weights.
+  `trainable` is the params tree with True where a weight is trained; None trains all of them.
   """
   if trainable is None:
     return params, jax.tree.map(lambda _: None, params)

@@ -29,13 +29,7 @@ def true_first(flags: Bool[Array, " n"]) -> tuple[Int[Array, " n"], Int[Array, "
 
 @jax.custom_vjp
 def permuted(x: Float[Array, "n ..."], order: Int[Array, " n"], place: Int[Array, " n"]) -> Float[Array, "n ..."]:
-  """x[order]. Its gradient is a permutation too, which JAX does not know: it would scatter.
-
-  Args:
-    x: rows.
-    order: a permutation of them.
-    place: its `inverse`.
-  """
+  """x[order], where `place` is the inverse of `order`. Its gradient is a permutation too, which JAX does not know: it would scatter."""
   return x[order]
 
 

@@ -24,12 +24,7 @@ POLICIES: dict[str, Callable | None] = {
 
 
 def rematerialised(step: Callable, policy: str) -> Callable:
-  """A scanned layer whose backward pass computes again what the policy does not keep.
-
-  Args:
-    step: one step of a scan.
-    policy: key of `POLICIES`.
-  """
+  """A step of a scan whose backward pass computes again what the policy, a key of `POLICIES`, does not keep."""
   # Inside a scan the two passes lie in two loops, which nothing can merge: no barrier against it is needed.
   return step if policy == "none" else jax.checkpoint(step, prevent_cse=False, policy=POLICIES[policy])
 

@@ -10,12 +10,7 @@ from jaxrl_llm.models.config import RopeScaling
 
 
 def frequencies(head_dim: int, theta: float, scaling: RopeScaling | None = None) -> Float[Array, " half"]:
-  """θ^(-2i/C) for each pair of a head's dimensions, in radians a token.
-
-  Args:
-    head_dim: width of a head (C).
-    theta: base.
-    scaling: Llama 3's; None is none.
+  """θ^(-2i/C) for each pair of a head's C dimensions, in radians a token.
 
   References:
     RoFormer, arXiv:2104.09864, 2021; The Llama 3 herd of models, arXiv:2407.21783, 2024.
@@ -39,25 +34,13 @@ class Rotation(NamedTuple):
 
 
 def rotation(positions: Int[Array, "B T"], head_dim: int, theta: float, scaling: RopeScaling | None = None) -> Rotation:
-  """The rotation of each position.
-
-  Args:
-    positions: of the tokens in their sequences.
-    head_dim: width of a head (C).
-    theta: base of the frequencies.
-    scaling: see `frequencies`.
-  """
+  """The rotation of each position in its sequence; see `frequencies`."""
   angles = positions[..., None, None].astype(jnp.float32) * frequencies(head_dim, theta, scaling)
   return Rotation(jnp.sin(angles), jnp.cos(angles))
 
 
 def rope(x: Float[Array, "B T h C"], rotated: Rotation) -> Float[Array, "B T h C"]:
-  """Rotates the pair (i, i + C/2) of position p by p·f_i: half-split layout, angles in float32.
-
-  Args:
-    x: queries or keys.
-    rotated: of their positions.
-  """
+  """Rotates the pair (i, i + C/2) of queries or keys at position p by p·f_i: half-split layout, angles in float32."""
   half = x.shape[-1] // 2
   sin, cos = rotated
   a, b = x[..., :half].astype(jnp.float32), x[..., half:].astype(jnp.float32)

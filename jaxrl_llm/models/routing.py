@@ -26,14 +26,7 @@ def replayed(routing: Int[Array, "*batch K"] | None, live: Int[Array, "*batch K"
 
 
 def overlap(a: Int[Array, "*batch L K"], b: Int[Array, "*batch L K"]) -> Float[Array, "*batch L"]:
-  """|A ∩ B| / K of two routings.
-
-  Args:
-    a: distinct experts for each token and layer.
-    b: the same.
-
-  Returns:
-    From 0 to 1: 1 for the same experts in whatever order; symmetric. 0 where either is not recorded.
+  """|A ∩ B| / K of two routings: 1 for the same experts in any order, 0 where either is not recorded.
 
   Example:
     >>> overlap(jnp.array([[0, 1]]), jnp.array([[1, 2]])).tolist()
@@ -46,10 +39,6 @@ def overlap(a: Int[Array, "*batch L K"], b: Int[Array, "*batch L K"]) -> Float[A
 def expert_change(a: Int[Array, "B T L K"], b: Int[Array, "B T L K"]) -> Float[Array, "B T"]:
   """1 − |A ∩ B| / K, the mean over the layers that both have recorded; 0 where there is none.
 
-  Args:
-    a: one routing, such as the sampler's or the one before an update.
-    b: the other.
-
   References:
     Group sequence policy optimization, arXiv:2507.18071, 2025, section 5.3.
   """
@@ -59,23 +48,12 @@ def expert_change(a: Int[Array, "B T L K"], b: Int[Array, "B T L K"]) -> Float[A
 
 
 def fallback(routing: Int[Array, "B T L K"], sparse_layers: tuple[int, ...]) -> Float[Array, "B T"]:
-  """The fraction of a token's routes that were not recorded, so that replaying falls back on the live router.
-
-  Args:
-    routing: what is replayed.
-    sparse_layers: the layers that have experts.
-  """
+  """The fraction of a token's routes that were not recorded, so that replaying falls back on the live router."""
   return 1 - jnp.mean(recorded(routing)[..., jnp.array(sparse_layers)], axis=-1)
 
 
 def usage(routing: Int[Array, "B T L K"], mask: Float[Array, "B T"], *, num_experts: int, sparse_layers: tuple[int, ...]) -> Metrics:
-  """How evenly the counted tokens use the experts.
-
-  Args:
-    routing: the experts visited.
-    mask: 1 on the tokens that count.
-    num_experts: of a layer (E).
-    sparse_layers: the layers that have experts.
+  """How evenly the counted tokens, where the mask is 1, use the experts.
 
   Returns:
     `moe/load_max`: the busiest expert's load in multiples of an even share, mean over layers, from 1 to E/K. `moe/load_entropy`: entropy of
@@ -95,10 +73,7 @@ def usage(routing: Int[Array, "B T L K"], mask: Float[Array, "B T"], *, num_expe
 
 
 def travelled(segments: Int[Array, "B T"]) -> Float[Array, "B T"]:
-  """1 on tokens whose routes bear on a later token: all but the last of each sequence, and padding.
-
-  Args:
-    segments: sequence of each token, from 1; 0 is padding.
+  """1 on tokens whose routes bear on a later token: all but the last of each sequence, and padding (segment 0).
 
   Example:
     >>> travelled(jnp.array([[1, 1, 2, 2, 0]])).tolist()
@@ -109,25 +84,13 @@ def travelled(segments: Int[Array, "B T"]) -> Float[Array, "B T"]:
 
 
 def comparison(a: Int[Array, "B T L K"], b: Int[Array, "B T L K"], segments: Int[Array, "B T"]) -> Float[Array, ""]:
-  """`expert_change`, the mean over the tokens whose routes matter and that both routings have recorded.
-
-  Args:
-    a: one routing.
-    b: the other.
-    segments: of the rows.
-  """
+  """`expert_change`, the mean over the tokens whose routes matter and that both routings have recorded."""
   both = jnp.any(recorded(a) & recorded(b), axis=-1) * travelled(segments)
   return jnp.sum(expert_change(a, b) * both) / jnp.maximum(jnp.sum(both), 1)
 
 
 def replay_metrics(routing: Int[Array, "B T L K"], segments: Int[Array, "B T"], *, sparse_layers: tuple[int, ...]) -> Metrics:
-  """What replaying costs, and how much of it falls back on the live router.
-
-  Args:
-    routing: the routes that are replayed.
-    segments: of the rows.
-    sparse_layers: the layers that have experts.
-  """
+  """What replaying routes costs, in megabytes, and the fraction that falls back on the live router."""
   counts = travelled(segments)
   fallbacks = jnp.sum(fallback(routing, sparse_layers) * counts) / jnp.maximum(jnp.sum(counts), 1)
   return {"moe/replay_fallback": fallbacks, "moe/replay_mb": jnp.float32(routing.size * routing.dtype.itemsize / 1e6)}

@@ -25,14 +25,7 @@ STACKS = ("layers", "sparse_layers")
 
 
 class Run(NamedTuple):
-  """Consecutive layers of one kind, which one scan goes through.
-
-  Attributes:
-    stack: of `STACKS`.
-    first: the first layer's number in the model.
-    start: and in its stack.
-    count: how many layers.
-  """
+  """Consecutive layers of one kind, which one scan goes through: `count` of them from number `first` of the model, `start` of the stack."""
 
   stack: str
   first: int
@@ -78,7 +71,7 @@ class Transformer(nnx.Module):
     self.final_norm = RMSNorm(config.d_model, axis="embed", eps=config.norm_eps)
     if not config.tie_embeddings:
       self.head = param(rngs, shape[::-1], ("embed", "vocab"), fan_in=config.d_model, dtype=dtype)
-      adapter(self, "head", "head", self.head, config, rngs=rngs)
+      adapter(self, "head", "head", config, rngs=rngs)
     self.config = config
 
   @jax.named_scope("embed")
@@ -89,13 +82,7 @@ class Transformer(nnx.Module):
   def scan(self, body: Callable, carry, *arrays):
     """`body(block, carry, layer, *layer's part of the arrays) -> (carry, outputs)` through all layers, in order.
 
-    Args:
-      body: for one layer.
-      carry: what goes from layer to layer.
-      *arrays: their first axis is the layers; None stays None.
-
-    Returns:
-      The last carry, and for each run its outputs, stacked.
+    The first axis of the arrays is the layers; None stays None. Returns the last carry, and for each run its outputs, stacked.
     """
     outputs = []
     for run in runs(self.config):
@@ -135,34 +122,26 @@ class Transformer(nnx.Module):
 
   def routers(self, routed: Routed, rows: Rows, losses: bool) -> Forward:
     """What one layer's router did."""
+    found = Forward(routing=routed.experts, live_routing=routed.live)
     if not losses:
-      return Forward(routing=routed.experts, live_routing=routed.live)
-    return Forward(
-      routing=routed.experts,
-      live_routing=routed.live,
-      balance_loss=balance_loss(routed.logits, routed.experts, rows.segments, rows.prefixes),
-      z_loss=z_loss(routed.logits),
-    )
+      return found
+    balance = balance_loss(routed.logits, routed.experts, rows.segments, rows.prefixes)
+    return found._replace(balance_loss=balance, z_loss=z_loss(routed.logits))
 
   def gather(self, outputs: list[tuple[Run, Forward | None]], shape: tuple[int, int]) -> Forward:
     """The layers' parts put together: routes with the layers third, -1 for dense ones; losses as the mean over the layers with experts."""
     if self.config.experts is None:
       return Forward()
 
-    def routes(read):
+    def routes(field):
       dense = lambda run: jnp.full((run.count, *shape, self.config.experts.top_k), -1, jnp.int32)
-      return jnp.moveaxis(jnp.concatenate([dense(run) if out is None else read(out) for run, out in outputs]), 0, 2)
+      return jnp.moveaxis(jnp.concatenate([dense(run) if out is None else getattr(out, field) for run, out in outputs]), 0, 2)
 
-    def mean(read):
-      found = [read(out) for _, out in outputs if out is not None]
+    def mean(field):
+      found = [getattr(out, field) for _, out in outputs if out is not None]
       return None if found[0] is None else jnp.mean(jnp.concatenate(found), axis=0)
 
-    return Forward(
-      routing=routes(lambda out: out.routing),
-      live_routing=routes(lambda out: out.live_routing),
-      balance_loss=mean(lambda out: out.balance_loss),
-      z_loss=mean(lambda out: out.z_loss),
-    )
+    return Forward(**{x: routes(x) for x in ("routing", "live_routing")}, **{x: mean(x) for x in ("balance_loss", "z_loss")})
 
   def prefill(self, tokens: Int[Array, "n P"], mask: Bool[Array, "n P"], *, dtype: str) -> tuple[Cache, Int[Array, "n P L K"] | None]:
     """A cache of whole prompts without blocks for responses yet, and the experts that their tokens visited."""
@@ -182,9 +161,8 @@ class Transformer(nnx.Module):
     self, blocks: tuple[PyTree, ...], tokens: Int[Array, " B"], positions: Int[Array, " B"], cache: Cache, view: View
   ) -> tuple[Float[Array, "B D"], Cache, Int[Array, "B L K"] | None]:
     """Final hidden states of one new token a row, the cache with them, and the experts that they visited."""
-    x, sparse, held, routes = self.embed(tokens), set(self.config.sparse_layers), [], []
-    graphs = {stack: nnx.split(getattr(self, stack))[0] for stack in STACKS if hasattr(self, stack)}
-    config = self.config
+    config, x, held, routes = self.config, self.embed(tokens), [], []
+    graphs, sparse = {stack: nnx.split(getattr(self, stack))[0] for stack in STACKS if hasattr(self, stack)}, set(config.sparse_layers)
     # Behind the barrier, or XLA computes the sines anew for every head of every layer.
     rotated = jax.lax.optimization_barrier(rotation(positions[:, None], config.head_dim, config.rope_theta, config.rope_scaling))
     # Layer by layer and not scanned: a slice of stacked weights or of a stacked cache is a copy at every step wherever XLA cannot fuse it.
@@ -192,8 +170,8 @@ class Transformer(nnx.Module):
       block = nnx.merge(graphs[STACKS[layer in sparse]], state)
       x, written, experts = block.step(x, rotated, cache.prompts[layer], cache.blocks[layer], view)
       held.append(written)
-      if self.config.experts is not None:
-        routes.append(jnp.full((len(tokens), self.config.experts.top_k), -1, jnp.int32) if experts is None else experts)
+      if config.experts is not None:
+        routes.append(jnp.full((len(tokens), config.experts.top_k), -1, jnp.int32) if experts is None else experts)
     return self.final_norm(x), cache._replace(blocks=tuple(held)), jnp.stack(routes, axis=1) if routes else None
 
   def unstacked(self) -> tuple[PyTree, ...]:
