@@ -117,8 +117,11 @@ def make_model(config: ModelConfig, *, mesh: Mesh | None = None) -> Model:
   check(config)
   bind, init, logical_axes, num_params = pure(lambda rngs: Transformer(config, rngs=rngs, mesh=mesh))
 
-  def hidden(params: Params, *rows: Int[Array, "..."] | None, **options) -> Forward:
-    return bind(params).hidden(*rows, **options)
+  def hidden(
+    params: Params, tokens: Int[Array, "B T"], positions: Int[Array, "B T"], segments: Int[Array, "B T"],
+    routing: Int[Array, "B T L K"] | None = None, *, prefixes: Int[Array, "B T"] | None = None, router_losses: bool = False,
+  ) -> Forward:  # fmt: skip
+    return bind(params).hidden(tokens, positions, segments, routing, prefixes=prefixes, router_losses=router_losses)
 
   def unembed(params: Params, hidden: Float[Array, "*batch D"]) -> Float[Array, "*batch V"]:
     return bind(params).unembed(hidden)
