@@ -109,9 +109,11 @@ def _kernels(sizes: tuple[int, int], interpret: bool) -> tuple[Any, Any, dict[st
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0, 1))
-def _attend(sizes: tuple[int, int], interpret: bool, *arrays: Any) -> Float[Array, "H N C"]:
-  """The arrays are q [H N C], k and v [K M C], the segments of the keys [M], the slots of the queries [N] and a list of `_Part`."""
-  return _forward(sizes, interpret, *arrays)[0]
+def _attend(
+  sizes: tuple[int, int], interpret: bool, q: Float[Array, "H N C"], k: Float[Array, "K M C"], v: Float[Array, "K M C"],
+  keys: Int[Array, " M"], slots: Int[Array, " N"], parts: list[_Part],
+) -> Float[Array, "H N C"]:  # fmt: skip
+  return _forward(sizes, interpret, q, k, v, keys, slots, parts)[0]
 
 
 def _forward(sizes, interpret, q, k, v, keys, slots, parts):
