@@ -1,8 +1,8 @@
 """The fields of a config: one table with the default, the check and the meaning of each.
 
-A new field is one row here and its reader. Defaults are the laptop job's (two CPU cores, minutes).
-Lengths are in tokens, times in seconds. A field that is None takes the default of what it
-configures (for `objective.*`, the paper's). Config files import this module, so it never imports jax.
+A new field is one row here and its reader. Defaults are the laptop job's (two CPU cores, minutes). Lengths are in tokens, times in
+seconds. A field that is None takes the default of what it configures (for `objective.*`, the paper's). Config files import this module, so
+it never imports jax.
 """
 
 import difflib
@@ -12,36 +12,9 @@ from typing import Any, NamedTuple
 
 from ml_collections import ConfigDict, FieldReference
 
-from jaxrl_llm.config.values import (  # Three lines, not thirty.
-  ABOVE_ZERO,
-  AXIS,
-  BRADLEY_TERRY,
-  COLUMN,
-  COUNT,
-  COUNTS,
-  DTYPE,
-  FRACTION,
-  INSIDE,
-  LAG,
-  LEVELS,
-  LINES,
-  NATURAL,
-  NOT_NEGATIVE,
-  NUMBER,
-  SCHEDULE,
-  SEED,
-  SHARE,
-  SWITCH,
-  TEXT,
-  UNIT,
-  WORKERS,
-  Check,
-  at_least,
-  compiles,
-  judged,
-  one_of,
-  or_none,
-  texts,
+from jaxrl_llm.config.values import (  # isort: skip
+  ABOVE_ZERO, AXIS, BRADLEY_TERRY, COLUMN, COUNT, COUNTS, DTYPE, FRACTION, INSIDE, LAG, LEVELS, LINES, NATURAL, NOT_NEGATIVE, NUMBER,
+  SCHEDULE, SEED, SHARE, SWITCH, TEXT, UNIT, WORKERS, Check, at_least, compiles, judged, one_of, or_none, texts,
 )  # fmt: skip
 from jaxrl_llm.messages import did_you_mean, shown
 
@@ -92,8 +65,7 @@ SECTIONS = {
 # fmt: off
 FIELDS: dict[str, Field] = {
   "seed": Field(0, SEED, "Seed of all random draws."),
-  "num_steps": Field(40, NATURAL,
-    "RL steps, 0 for none; a step is a rollout batch and learner.updates_per_rollout optimizer updates."),
+  "num_steps": Field(40, NATURAL, "RL steps, 0 for none; a step is a rollout batch and learner.updates_per_rollout optimizer updates."),
 
   "objective.name": Field("", TEXT, "A key of `objectives.OBJECTIVES`."),
   "objective.clip_low": Field(None, judged(float), "How far below 1 the ratio may fall where A < 0."),
@@ -110,10 +82,8 @@ FIELDS: dict[str, Field] = {
   "objective.lambda_pos": Field(None, judged(float), "Rate of the gamma gate where A > 0."),
   "objective.k_neg": Field(None, judged(float), "Exponent of the gamma gate where A <= 0."),
   "objective.lambda_neg": Field(None, judged(float), "Rate of the gamma gate where A <= 0."),
-  "objective.delta_low": Field(None, judged(float),
-    "Largest divergence at which a token with A < 0 may still lose probability."),
-  "objective.delta_high": Field(None, judged(float),
-    "Largest divergence at which a token with A > 0 may still gain probability."),
+  "objective.delta_low": Field(None, judged(float), "Largest divergence at which a token with A < 0 may still lose probability."),
+  "objective.delta_high": Field(None, judged(float), "Largest divergence at which a token with A > 0 may still gain probability."),
   "objective.ratio_cap": Field(None, judged(float), "Largest importance weight."),
   "objective.delta": Field(None, judged(float), "Largest weighted shift of a token's probability."),
   "objective.w_min": Field(None, judged(float), "Weight of the last token's shift; the first token's is 1."),
@@ -131,8 +101,7 @@ FIELDS: dict[str, Field] = {
   "objective.weights": Field(None, judged(str), "Weights of tokens in the loss: a key of `objectives.base.WEIGHTS`."),
   "objective.max_tokens": Field(None, judged(int), "Generation budget in tokens, for weights 'constant'."),
 
-  "advantage.estimator": Field("group", TEXT,
-    "A key of `advantages.estimators.ESTIMATORS`; some read the fields below."),
+  "advantage.estimator": Field("group", TEXT, "A key of `advantages.estimators.ESTIMATORS`; some read the fields below."),
   "advantage.normalize_std": Field(None, SWITCH, "Divide by the group's standard deviation; False is Dr. GRPO's."),
   "advantage.pass_k": Field(None, COUNT, "The k of Pass@k Training."),
   "advantage.gamma": Field(None, UNIT, "Discount per token."),
@@ -141,10 +110,8 @@ FIELDS: dict[str, Field] = {
   "advantage.length_alpha": Field(None, ABOVE_ZERO, "VAPO's: lambda = 1 - 1 / (length_alpha * length) for the policy."),
   "advantage.whiten": Field(False, SWITCH, "Mean 0 and deviation 1 over all tokens of the rollout batch."),
 
-  "critic.init": Field(None, one_of("policy", "scratch"),
-    "First weights: the policy's trunk after the warm start, or random."),
-  "critic.learning_rate": Field(None, ABOVE_ZERO,
-    "None: learner.learning_rate. Warm-up and schedule are the learner's."),
+  "critic.init": Field(None, one_of("policy", "scratch"), "First weights: the policy's trunk after the warm start, or random."),
+  "critic.learning_rate": Field(None, ABOVE_ZERO, "None: learner.learning_rate. Warm-up and schedule are the learner's."),
   "critic.value_warmup_steps": Field(None, NATURAL, "RL steps that train the critic alone."),
 
   "kl.target": Field(None, ABOVE_ZERO, "Divergence from the reference to keep, in nats per token."),
@@ -156,8 +123,7 @@ FIELDS: dict[str, Field] = {
   "correction.icepop": Field(None, judged(tuple), "(low, high): weights outside are 0."),
   "correction.geometric_rejection": Field(None, judged(tuple), "(low, high) for a sequence's geometric mean."),
   "correction.off_policy_mask": Field(None, judged(float), "Nats per token; drops stale sequences with A < 0."),
-  "correction.off_policy_anchor": Field(None, judged(str),
-    "Policy that staleness is measured from: 'old' or 'sampler'."),
+  "correction.off_policy_anchor": Field(None, judged(str), "Policy that staleness is measured from: 'old' or 'sampler'."),
   "correction.bypass": Field(False, judged(bool), "Take the sampler's log-probabilities for those of the old policy."),
 
   "model.preset": Field("tiny", TEXT, "A key of `models.PRESETS`, with random weights; read if model.path is None."),
@@ -174,23 +140,18 @@ FIELDS: dict[str, Field] = {
     texts("one or more regular expressions of linear maps, as in ('attention/.*', 'mlp/down')", least=1, accepts=compiles),
     "Linear maps with an adapter. None: ('attention/.*', 'mlp/.*')."),
 
-  "moe.replay": Field(None, one_of("R2", "R3"),
-    "Routes to replay in updates: R2, the learner's own at the old policy; R3, the sampler's."),
+  "moe.replay": Field(None, one_of("R2", "R3"), "Routes to replay in updates: R2, the learner's own at the old policy; R3, the sampler's."),
   "moe.balance_coef": Field(0.0, NOT_NEGATIVE, "Weight of the load-balancing loss."),
   "moe.z_coef": Field(0.0, NOT_NEGATIVE, "Weight of the router's z-loss."),
-  "moe.measure_every": Field(0, NATURAL,
-    "RL steps between measurements of expert changes (two more passes per update); 0: never."),
+  "moe.measure_every": Field(0, NATURAL, "RL steps between measurements of expert changes (two more passes per update); 0: never."),
 
   "task.name": Field("arithmetic", TEXT, "A name that `tasks.names()` gives, gym:NAME, file or mixture."),
-  "task.levels": Field((1, 2), or_none(LEVELS),
-    "Difficulties, 1 to 3; an arithmetic problem of level n takes n steps (n + 1 terms)."),
+  "task.levels": Field((1, 2), or_none(LEVELS), "Difficulties, 1 to 3; an arithmetic problem of level n takes n steps (n + 1 terms)."),
   "task.chat": Field(None, SWITCH, "Write prompts with the checkpoint's chat template. None: True if there is one."),
   "task.system": Field(None, LINES, "System message of the chat."),
-  "task.pad_token": Field(None, TEXT,
-    "Token of the checkpoint's vocabulary. None: its own, or a special one that is free."),
+  "task.pad_token": Field(None, TEXT, "Token of the checkpoint's vocabulary. None: its own, or a special one that is free."),
   "task.data_dir": Field(None, TEXT, "Folder that datasets are built in. None: ~/.cache/jaxrl_llm/data."),
-  "task.bad_rows": Field("drop", one_of("drop", "error"),
-    "Leave unusable problems out, counted by reason, or stop at the first."),
+  "task.bad_rows": Field("drop", one_of("drop", "error"), "Leave unusable problems out, counted by reason, or stop at the first."),
   "task.curriculum": Field(None, TEXT,
     "Draws problems with intermediate pass rates more often. Pass rates are kept for each 'problem', or for "
     "each value of a column, such as 'level'. None: a fixed order."),
@@ -204,8 +165,7 @@ FIELDS: dict[str, Field] = {
   "task.level_column": Field(None, TEXT, "Task file: column of the levels."),
   "task.response_column": Field(None, TEXT, "Task file: column of solutions to imitate in the warm start."),
   "task.id_column": Field(None, TEXT, "Task file: column of the problems' names."),
-  "task.prompt_template": Field(None, LINES,
-    "Task file: the prompt, with columns in braces, as in '{question}\\nAnswer:'."),
+  "task.prompt_template": Field(None, LINES, "Task file: the prompt, with columns in braces, as in '{question}\\nAnswer:'."),
   "task.reward": Field(None, TEXT, "Task file: a key of `rewards.REWARDS`, or MODULE:FUNCTION."),
   "task.source": Field(None, TEXT, "Published sets: file or folder of the set as it was published. None: download it."),
   "task.config": Field(None, TEXT, "Published sets: variant."),
@@ -217,43 +177,32 @@ FIELDS: dict[str, Field] = {
   "task.parts": Field(None, texts("tasks with weights, as in ('gsm8k=0.7', 'gym:countdown=0.3')", least=1),
     "Task mixture: tasks with weights."),
 
-  "reward.terms": Field((), texts("a tuple of rewards with weights, as in ('tags=0.1',)"),
-    "Rewards with weights, beside the task's own."),
+  "reward.terms": Field((), texts("a tuple of rewards with weights, as in ('tags=0.1',)"), "Rewards with weights, beside the task's own."),
   "reward.settings": Field((), texts("a tuple of settings, as in ('pattern.regex=[0-9]+',)"),
     "Settings of rewards, as NAME.SETTING=VALUE."),
-  "reward.form_weight": Field(0.0, NOT_NEGATIVE,
-    "Weight of a reward for the form of an answer, right or wrong, if the task has one."),
+  "reward.form_weight": Field(0.0, NOT_NEGATIVE, "Weight of a reward for the form of an answer, right or wrong, if the task has one."),
   "reward.overlong_filter": Field(False, SWITCH,
     "Learn nothing from responses cut at the budget; their rewards stay in their groups' statistics."),
-  "reward.overlong_buffer": Field(0, NATURAL,
-    "Tokens below the budget over which DAPO's soft penalty grows; 0: no penalty."),
+  "reward.overlong_buffer": Field(0, NATURAL, "Tokens below the budget over which DAPO's soft penalty grows; 0: no penalty."),
   "reward.kl_coef": Field(0.0, NOT_NEGATIVE,
     "Reward subtracted per nat of divergence from the reference; objective.kl_coef is the one in the loss."),
   "reward.kl_estimator": Field(None, TEXT, "A key of `penalties.KL_VALUES`. None: k1."),
-  "reward.model_path": Field(None, TEXT,
-    "Folder of a reward model, whose judgement is a term of the reward. None: no reward model."),
+  "reward.model_path": Field(None, TEXT, "Folder of a reward model, whose judgement is a term of the reward. None: no reward model."),
   "reward.model_weight": Field(1.0, ABOVE_ZERO, "Weight of that term, beside the task's own verifier with weight 1."),
-  "reward.model_only": Field(False, SWITCH,
-    "Learn from the reward model alone: the verifier has weight 0, and evaluations still use it."),
+  "reward.model_only": Field(False, SWITCH, "Learn from the reward model alone: the verifier has weight 0, and evaluations still use it."),
   "reward.workers": Field(None, WORKERS, "Processes for rewards that may hang or crash. None: one per processor."),
-  "reward.timeout_s": Field(10.0, ABOVE_ZERO,
-    "Limit on one such call; a response beyond it has no reward and is not learned from."),
+  "reward.timeout_s": Field(10.0, ABOVE_ZERO, "Limit on one such call; a response beyond it has no reward and is not learned from."),
   "reward.max_chars": Field(20_000, COUNT, "Characters at the end of a response that such a reward sees."),
   "reward.worker_memory_gb": Field(4.0, ABOVE_ZERO, "Memory of such a process."),
   "reward.max_failed_fraction": Field(0.5, UNIT,
     "Stop if more of a step's responses have no reward: the verifier is broken, not the policy."),
 
   "environment.name": Field(None, TEXT, "A key of `environments.ENVIRONMENTS`, or MODULE:FUNCTION."),
-  "environment.max_turns": Field(4, COUNT,
-    "Turns of the policy; a conversation that is not done by then counts as cut short."),
-  "environment.max_turn_tokens": Field(None, COUNT,
-    "Tokens that the policy may write in a turn. None: what is left of the budget."),
-  "environment.timeout_s": Field(60.0, ABOVE_ZERO,
-    "Limit on one reply; a response beyond it has no reward and is not learned from."),
-  "environment.weight": Field(1.0, NOT_NEGATIVE,
-    "Weight of the environment's rewards for turns, beside the task's; 0 leaves them out."),
-  "environment.call_reward": Field(None, NOT_NEGATIVE,
-    "Environment calculator: reward of a turn whose result is the right answer."),
+  "environment.max_turns": Field(4, COUNT, "Turns of the policy; a conversation that is not done by then counts as cut short."),
+  "environment.max_turn_tokens": Field(None, COUNT, "Tokens that the policy may write in a turn. None: what is left of the budget."),
+  "environment.timeout_s": Field(60.0, ABOVE_ZERO, "Limit on one reply; a response beyond it has no reward and is not learned from."),
+  "environment.weight": Field(1.0, NOT_NEGATIVE, "Weight of the environment's rewards for turns, beside the task's; 0 leaves them out."),
+  "environment.call_reward": Field(None, NOT_NEGATIVE, "Environment calculator: reward of a turn whose result is the right answer."),
 
   "sandbox.backend": Field("off", TEXT, "A key of `sandbox.BACKENDS`, 'auto', or 'off': refuse to run programs."),
   "sandbox.timeout_s": Field(10.0, ABOVE_ZERO, "Limit on one test, if its problem names none."),
@@ -268,19 +217,16 @@ FIELDS: dict[str, Field] = {
   "warm_start.row_buckets": Field((16, 32), COUNTS, "learner.row_buckets of the warm start."),
   "warm_start.learning_rate": Field(3e-3, ABOVE_ZERO, "AdamW's largest learning rate."),
   "warm_start.warmup_steps": Field(20, NATURAL, "Updates over which the learning rate rises."),
-  "warm_start.schedule": Field("linear", SCHEDULE,
-    "Learning rate after warm-up: constant, or linear down to 0 at the last step."),
+  "warm_start.schedule": Field("linear", SCHEDULE, "Learning rate after warm-up: constant, or linear down to 0 at the last step."),
 
   "rollout.num_prompts": Field(64, COUNT, "Prompts per RL step."),
   "rollout.group_size": Field(8, at_least(2, "an advantage compares the samples of one prompt"), "Samples per prompt."),
   "rollout.temperature": Field(1.0, ABOVE_ZERO, "Temperature of the samples."),
   "rollout.top_k": Field(0, NATURAL, "Most likely tokens to sample from; 0 keeps every token."),
   "rollout.top_p": Field(1.0, SHARE, "Probability mass to sample from; 1 keeps every token."),
-  "rollout.prompt_buckets": Field((8,), COUNTS,
-    "Prompt slots; a batch takes the smallest that holds its longest prompt."),
+  "rollout.prompt_buckets": Field((8,), COUNTS, "Prompt slots; a batch takes the smallest that holds its longest prompt."),
   "rollout.max_new_tokens": Field(32, COUNT, "Budget of a response."),
-  "rollout.stop_strings": Field((), texts("a tuple of texts, as in ('</answer>',)"),
-    "Texts that end a response, besides stop tokens."),
+  "rollout.stop_strings": Field((), texts("a tuple of texts, as in ('</answer>',)"), "Texts that end a response, besides stop tokens."),
   "rollout.slots": Field(None, COUNT, "Sequences decoded at once; the others wait. None: what suits the devices."),
   "rollout.cache_dtype": Field(None, one_of("float32", "bfloat16", "int8"), "Type of the cache. None: the sampler's."),
   "rollout.cache_blocks": Field(None, COUNTS, "Tokens that the cache grows by. None: 1/4, 1/4 and 1/2 of the budget."),
@@ -288,35 +234,28 @@ FIELDS: dict[str, Field] = {
     "RL steps by which the sampler's weights may lag: 0, or 1 to draw the next rollouts while this step "
     "learns. The step after a checkpoint has no lag, so that a resumed run equals an unbroken one."),
   "rollout.spare_prompts": Field(0, NATURAL,
-    "Prompts in the sampler beyond num_prompts. A step ends once num_prompts groups are complete; the others "
-    "continue in the next."),
+    "Prompts in the sampler beyond num_prompts. A step ends once num_prompts groups are complete; the others continue in the next."),
   "rollout.max_refills": Field(0, NATURAL,
     "Dynamic sampling: how often a step may draw again, with new prompts, to fill its batch with groups whose "
     "samples differ in reward. Other groups take the places that are still empty then."),
   "rollout.report_every": Field(0, NATURAL,
     "Decoding steps between two looks at what has finished, to grade it meanwhile; 0: one at the end."),
 
-  "learner.updates_per_rollout": Field(4, COUNT,
-    "Optimizer updates per rollout batch, each on a mini-batch of whole groups."),
+  "learner.updates_per_rollout": Field(4, COUNT, "Optimizer updates per rollout batch, each on a mini-batch of whole groups."),
   "learner.micro_batches": Field(1, COUNT, "Gradient accumulation: smaller pieces, the same loss."),
   "learner.row_tokens": Field(144, COUNT, "Slots of a packed row."),
-  "learner.share_prompts": Field(True, SWITCH,
-    "Store a prompt once for all of its responses in a row; loss and gradient stay the same."),
-  "learner.row_buckets": Field((24, 32, 48), COUNTS,
-    "Rows of a packed mini-batch; it takes the smallest that holds its sequences."),
-  "learner.old_logprobs": Field("sampler", one_of("sampler", "learner"),
-    "Source of the old policy's log-probabilities."),
+  "learner.share_prompts": Field(True, SWITCH, "Store a prompt once for all of its responses in a row; loss and gradient stay the same."),
+  "learner.row_buckets": Field((24, 32, 48), COUNTS, "Rows of a packed mini-batch; it takes the smallest that holds its sequences."),
+  "learner.old_logprobs": Field("sampler", one_of("sampler", "learner"), "Source of the old policy's log-probabilities."),
   "learner.learning_rate": Field(2e-4, ABOVE_ZERO, "AdamW's largest learning rate."),
   "learner.warmup_steps": Field(10, NATURAL, "Updates over which the learning rate rises."),
-  "learner.schedule": Field("linear", SCHEDULE,
-    "Learning rate after warm-up: constant, or linear down to 0 at the last step."),
+  "learner.schedule": Field("linear", SCHEDULE, "Learning rate after warm-up: constant, or linear down to 0 at the last step."),
   "learner.weight_decay": Field(0.0, NOT_NEGATIVE, "AdamW's weight decay."),
   "learner.b1": Field(0.9, FRACTION, "AdamW's decay of the first moment."),
   "learner.b2": Field(0.99, FRACTION, "AdamW's decay of the second moment."),
   "learner.max_grad_norm": Field(1.0, ABOVE_ZERO, "Norm that gradients are clipped to."),
   "learner.moments_dtype": Field("float32", DTYPE, "Type of AdamW's first moment; the second has that of the weights."),
-  "learner.offload_optimizer": Field(False, SWITCH,
-    "Keep moments in the hosts' memory, at the price of their transfer in every update."),
+  "learner.offload_optimizer": Field(False, SWITCH, "Keep moments in the hosts' memory, at the price of their transfer in every update."),
   "learner.max_skipped": Field(10, COUNT, "Stop after this many updates in a row with a non-finite loss or gradient."),
 
   "mesh.data": Field(-1, AXIS, "Data parallelism; -1 takes the devices that the others leave."),
@@ -325,10 +264,8 @@ FIELDS: dict[str, Field] = {
   "mesh.context": Field(1, AXIS, "Splits the slots of packed rows, for responses too long for one device."),
   "mesh.tensor": Field(1, AXIS, "Tensor parallelism."),
   "mesh.slices": Field(None, COUNT, "TPU slices joined by a network, which only data crosses. None: what there is."),
-  "mesh.sampler": Field(0, NATURAL,
-    "Devices that only sample, the last ones; the axes above are of the others. 0: all devices do both."),
-  "mesh.sampler_tensor": Field(1, COUNT,
-    "How many of them share one copy of the weights; prompts are split over the copies."),
+  "mesh.sampler": Field(0, NATURAL, "Devices that only sample, the last ones; the axes above are of the others. 0: all devices do both."),
+  "mesh.sampler_tensor": Field(1, COUNT, "How many of them share one copy of the weights; prompts are split over the copies."),
 
   "eval.every": Field(10, COUNT, "RL steps between evaluations."),
   "eval.num_prompts": Field(256, COUNT, "Problems."),
@@ -346,23 +283,18 @@ FIELDS: dict[str, Field] = {
   "checkpoint.keep_best": Field(0, NATURAL, "Checkpoints to keep by held-out accuracy, measured at their own step."),
   "checkpoint.keep_every_hours": Field(None, ABOVE_ZERO, "One checkpoint of each such stretch of time stays for good."),
   "checkpoint.every_minutes": Field(None, ABOVE_ZERO,
-    "Minutes since the last save after which a step that saves nothing makes a temporary checkpoint; a newer "
-    "one replaces it."),
+    "Minutes since the last save after which a step that saves nothing makes a temporary checkpoint; a newer one replaces it."),
   "checkpoint.asynchronous": Field(None, SWITCH,
     "Write while the run continues. None: yes on accelerators, no on CPU, where the two share the cores."),
 
-  "alarms.window": Field(128, at_least(16, "fewer steps say nothing of what is usual"),
-    "RL steps that a spike is measured against."),
-  "alarms.spike_sigmas": Field(6.0, or_none(ABOVE_ZERO),
-    "Spike of a loss or gradient norm, or fall of the reward, by median and MAD."),
+  "alarms.window": Field(128, at_least(16, "fewer steps say nothing of what is usual"), "RL steps that a spike is measured against."),
+  "alarms.spike_sigmas": Field(6.0, or_none(ABOVE_ZERO), "Spike of a loss or gradient norm, or fall of the reward, by median and MAD."),
   "alarms.entropy_below": Field(None, ABOVE_ZERO, "Nats per token."),
-  "alarms.entropy_fraction": Field(0.1, or_none(ABOVE_ZERO),
-    "Share of the run's first entropy that entropy falls below."),
+  "alarms.entropy_fraction": Field(0.1, or_none(ABOVE_ZERO), "Share of the run's first entropy that entropy falls below."),
   "alarms.truncation_above": Field(0.8, or_none(UNIT), "Share of responses cut at their budget."),
   "alarms.no_signal_above": Field(0.95, or_none(UNIT), "Share of groups whose samples have equal rewards."),
 
-  "watchdog.seconds": Field(3600.0, ABOVE_ZERO,
-    "A phase that takes longer is stuck: the process writes its stacks and exits 42."),
+  "watchdog.seconds": Field(3600.0, ABOVE_ZERO, "A phase that takes longer is stuck: the process writes its stacks and exits 42."),
   "watchdog.stop_seconds": Field(25.0, ABOVE_ZERO,
     "Time from SIGTERM until the process ends wherever it is; pods get 30 s. A save is waited for."),
 
@@ -394,12 +326,10 @@ REWARD_MODEL_FIELDS: dict[str, Field] = {path: FIELDS[path] for path in _SHARED}
   "model.tokenizer": Field(None, TEXT, "'bytes' for an exported policy of this package. None: the folder's own."),
   "task.name": Field("arithmetic", TEXT, "arithmetic or file."),
   "task.path": Field(None, TEXT, "Task file: pairs as JSON lines, JSON, CSV or Parquet."),
-  "task.prompt_column": Field("prompt", TEXT,
-    "Task file: column of prompts; '' if chosen and rejected are whole conversations."),
+  "task.prompt_column": Field("prompt", TEXT, "Task file: column of prompts; '' if chosen and rejected are whole conversations."),
   "task.chosen_column": Field("chosen", COLUMN, "Task file: column of the better responses."),
   "task.rejected_column": Field("rejected", COLUMN, "Task file: column of the worse responses."),
-  "task.margin_column": Field(None, TEXT,
-    "Task file: column of a number for each pair, which replaces objective.margin."),
+  "task.margin_column": Field(None, TEXT, "Task file: column of a number for each pair, which replaces objective.margin."),
   "task.max_tokens": Field(30, COUNT, "Tokens of a prompt with its response; longer ones are bad rows."),
   "learner.batch_pairs": Field(64, COUNT, "Pairs per update."),
   "learner.row_tokens": Field(120, COUNT, "Slots of a packed row; a pair lies in one row."),
@@ -415,13 +345,7 @@ REWARD_MODEL_FIELDS: dict[str, Field] = {path: FIELDS[path] for path in _SHARED}
 
 
 def base(table: Mapping[str, Field] = FIELDS) -> ConfigDict:
-  """Builds a config in which every field has its default.
-
-  Args:
-    table: The fields.
-
-  Returns:
-    A locked config: a misspelt field is an error, not a new field that nothing reads.
+  """Builds a config in which every field has its default; locked, so that a misspelt field is an error and not a new one.
 
   Example:
     >>> base().rollout.group_size
@@ -447,11 +371,7 @@ def is_reward_model(config: ConfigDict) -> bool:
 
 
 def described(prefix: str = "", table: Mapping[str, Field] = FIELDS) -> str:
-  """Lists fields by section: path, default, what is expected, and the meaning.
-
-  Args:
-    prefix: Beginning of the paths to list.
-    table: The fields.
+  """Lists the fields whose paths begin with a prefix, by section: path, default, legal values and meaning.
 
   Raises:
     ValueError: No field begins so. One line.
@@ -484,7 +404,7 @@ def unknown(path: str, known: Iterable[str], otherwise: str) -> str:
   A right name in the wrong section is closer to what was meant than a similar path; a similar name in any section comes last.
 
   Args:
-    path: What the user wrote.
+    path: Path as the user wrote it.
     known: Paths of the fields.
     otherwise: Advice if no field is close.
 
