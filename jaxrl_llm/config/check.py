@@ -7,7 +7,7 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
-from jaxrl_llm.config.fields import FIELDS, Field, flatten, given, unknown
+from jaxrl_llm.config.fields import FIELDS, Field, flatten, given, unknown, unused
 from jaxrl_llm.config.values import has_type, holds
 from jaxrl_llm.messages import Problem, did_you_mean, problem_of, shown
 
@@ -35,6 +35,8 @@ def problems(config: ConfigDict) -> list[str]:
   """
   wrong, readable = field_problems(config, FIELDS, "a config made by configs.common", optional=_hyperparameters())
   if readable:
+    from jaxrl_llm.config.refusals import refusals  # Only now: it imports jax.
+
     known = {problem.field for problem in wrong}
     wrong += [problem for problem in _choices(config) if field_of(problem) not in known]
     if not any(field_of(problem).startswith(("config.model.", "config.moe.")) for problem in wrong):
@@ -42,7 +44,7 @@ def problems(config: ConfigDict) -> list[str]:
     if config.reward.model_path is not None:
       wrong += _reward_model_problems(config)
     # Relations between fields make sense only of fields that make sense.
-    wrong = wrong or [*_relations(config), *_refusals(config)]
+    wrong = wrong or [*_relations(config), *refusals(config)]
   return list(map(str, wrong))
 
 
@@ -96,15 +98,6 @@ def _hyperparameters() -> set[str]:
   from jaxrl_llm.objectives import OBJECTIVES
 
   return {f"objective.{name}" for make in OBJECTIVES.values() for name in inspect.signature(make).parameters}
-
-
-def _refusals(config: ConfigDict) -> Iterator[str]:
-  from jaxrl_llm import objectives
-  from jaxrl_llm.config.refusals import refusals
-  from jaxrl_llm.objectives.corrected import corrected
-
-  objective = objectives.make(config.objective.name, **given(config.objective, "name"))
-  return refusals(config, objective, corrected(objective, **given(config.correction)))
 
 
 def _choices(config: ConfigDict) -> Iterator[Problem | str]:
@@ -204,19 +197,13 @@ def _model_problems(config: ConfigDict) -> Iterator[Problem | str]:
   except ValueError as error:
     yield in_config(problem_of(error))
     return
-  section = config.model
-  if section.lora_rank is None:
-    for name in ("lora_alpha", "lora_targets"):
-      if section[name] is not None:
-        yield Problem(f"config.model.{name}", repr(section[name]), "None, because model.lora_rank is None: there are no adapters")
-  if section.path is None:
-    for name in ("chat", "system", "pad_token"):
-      if config.task[name] is not None:
-        yield Problem(f"config.task.{name}", repr(config.task[name]), "None, because without model.path there is no tokenizer to set up")
+  if config.model.lora_rank is None:
+    yield from unused(config, ("model.lora_alpha", "model.lora_targets"), "model.lora_rank is None: there are no adapters")
+  if config.model.path is None:
+    yield from unused(config, ("task.chat", "task.system", "task.pad_token"), "without model.path there is no tokenizer to set up")
   if shape.experts is None:
-    for name, unset in (("replay", None), ("balance_coef", 0), ("z_coef", 0), ("measure_every", 0)):
-      if config.moe[name] != unset:
-        yield Problem(f"config.moe.{name}", repr(config.moe[name]), f"{unset}, because the model is dense: it has no experts")
+    unset = {"moe.replay": None, "moe.balance_coef": 0, "moe.z_coef": 0, "moe.measure_every": 0}
+    yield from unused(config, unset, "the model is dense: it has no experts")
 
 
 def _reward_model_problems(config: ConfigDict) -> Iterator[Problem | str]:

@@ -16,7 +16,7 @@ from jaxrl_llm.config.values import (  # isort: skip
   ABOVE_ZERO, AXIS, BRADLEY_TERRY, COLUMN, COUNT, COUNTS, DTYPE, FRACTION, INSIDE, LAG, LEVELS, LINES, NATURAL, NOT_NEGATIVE, NUMBER,
   SCHEDULE, SEED, SHARE, SWITCH, TEXT, UNIT, WORKERS, Check, at_least, compiles, judged, one_of, or_none, texts,
 )  # fmt: skip
-from jaxrl_llm.messages import did_you_mean, shown
+from jaxrl_llm.messages import Problem, did_you_mean, shown
 
 
 class Field(NamedTuple):
@@ -441,3 +441,19 @@ def flatten(config: Mapping[str, Any] | ConfigDict, prefix: str = "") -> dict[st
 def given(section: ConfigDict, *without: str) -> dict[str, Any]:
   """Returns the fields of a section that are set; the others take the defaults of what they configure."""
   return {name: value for name, value in section.items() if name not in without and value is not None}
+
+
+def unused(config: ConfigDict, paths: Mapping[str, Any] | Iterable[str], why: str) -> list[Problem]:
+  """Returns a problem for each field that is set although nothing reads it.
+
+  Args:
+    config: Config with the fields.
+    paths: Their paths, with the values that count as unset; None for all if there are no values.
+    why: Reason that nothing reads them.
+
+  Example:
+    >>> str(unused(base(), ["kl.target", "eval.every"], "nothing reads it")[0])
+    'config.eval.every: found 10, expected None, because nothing reads it'
+  """
+  values, unset = flatten(config), paths if isinstance(paths, Mapping) else dict.fromkeys(paths)
+  return [Problem(f"config.{path}", repr(values[path]), f"{x}, because {why}") for path, x in unset.items() if values[path] != x]
