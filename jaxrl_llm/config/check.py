@@ -28,16 +28,13 @@ def unknown_fields(paths: Iterable[str], config: ConfigDict) -> list[str]:
 
 
 def problems(config: ConfigDict) -> list[str]:
-  """Returns every problem of a config, a line each; none is an empty list.
-
-  Args:
-    config: Resolved config with all fields of `FIELDS`.
-  """
+  """Returns every problem of a resolved config, a line each; none is an empty list."""
   wrong, readable = field_problems(config, FIELDS, "a config made by configs.common", optional=_hyperparameters())
   if readable:
     from jaxrl_llm.config.refusals import refusals  # Only now: it imports jax.
 
-    known = {problem.field for problem in wrong}
+    field_of = lambda problem: getattr(problem, "field", "")  # A text has none.
+    known = set(map(field_of, wrong))
     wrong += [problem for problem in _choices(config) if field_of(problem) not in known]
     if not any(field_of(problem).startswith(("config.model.", "config.moe.")) for problem in wrong):
       wrong += _model_problems(config)
@@ -48,11 +45,6 @@ def problems(config: ConfigDict) -> list[str]:
   return list(map(str, wrong))
 
 
-def field_of(problem: Problem | str) -> str:
-  """Returns the field that a problem is about; a text has none."""
-  return problem.field if isinstance(problem, Problem) else ""
-
-
 def in_config(problem: Problem | str) -> Problem | str:
   """Returns a problem with "config." before its field, as messages about a config have it."""
   return problem.with_prefix("config") if isinstance(problem, Problem) else problem
@@ -61,11 +53,11 @@ def in_config(problem: Problem | str) -> Problem | str:
 def field_problems(
   config: ConfigDict, table: Mapping[str, Field], made: str, *, optional: Collection[str] = ()
 ) -> tuple[list[Problem] | list[str], bool]:
-  """Checks each field of a config by itself.
+  """Checks each field of a config, whatever its origin, by itself.
 
   Args:
-    config: Config of any origin.
-    table: The fields that it must have.
+    config: Config to check.
+    table: Fields that it must have.
     made: How a config with all of them is made.
     optional: Paths of further fields that it may have.
 
@@ -109,25 +101,17 @@ def _choices(config: ConfigDict) -> Iterator[Problem | str]:
   from jaxrl_llm.objectives.penalties import KL_VALUES
   from jaxrl_llm.rewards.sandbox import BACKENDS
 
-  for path, known in (
-    ("advantage.estimator", ESTIMATORS),
-    ("reward.kl_estimator", (None, *KL_VALUES)),
-    ("sandbox.backend", ("auto", *BACKENDS)),
-  ):
-    section, _, name = path.partition(".")
-    if (value := config[section][name]) not in known:
-      names = [name for name in known if name is not None]
+  for path, names in (("advantage.estimator", ESTIMATORS), ("reward.kl_estimator", KL_VALUES), ("sandbox.backend", ("auto", *BACKENDS))):
+    if (value := flatten(config)[path]) is not None and value not in names:
       yield Problem(f"config.{path}", repr(value), f"one of {', '.join(names)}{did_you_mean(value, names)}")
   yield from _metric_problems(config)
+  section = "objective"
   try:
     objective = objectives.make(config.objective.name, **given(config.objective, "name"))
-  except ValueError as error:
-    yield f"config.objective: {error}"
-    return
-  try:
+    section = "correction"
     corrected(objective, **given(config.correction))
   except ValueError as error:
-    yield f"config.correction: {error}"
+    yield f"config.{section}: {error}"
 
 
 def _metric_problems(config: ConfigDict) -> Iterator[Problem]:
@@ -219,76 +203,60 @@ def _reward_model_problems(config: ConfigDict) -> Iterator[Problem | str]:
 
 def _relations(config: ConfigDict) -> Iterator[str]:
   rollout, learner, warm = config.rollout, config.learner, config.warm_start
+  prompts, budget, updates = rollout.num_prompts, rollout.max_new_tokens, learner.updates_per_rollout
   if config.num_steps == 0 and warm.num_steps == 0:
     yield "config.num_steps=0 and config.warm_start.num_steps=0: there is nothing to train; raise one"
-  if rollout.num_prompts % learner.updates_per_rollout:
-    yield (
-      f"config.rollout.num_prompts={rollout.num_prompts} is not a multiple of config.learner.updates_per_rollout="
-      f"{learner.updates_per_rollout}: each update takes whole groups"
-    )
+  if prompts % updates:
+    divisor = f"config.learner.updates_per_rollout={updates}: each update takes whole groups"
+    yield f"config.rollout.num_prompts={prompts} is not a multiple of {divisor}"
   for path, buckets in (("learner", learner.row_buckets), ("warm_start", warm.row_buckets)):
     for rows in buckets:
       if rows % learner.micro_batches:
         yield f"config.{path}.row_buckets: {rows} rows do not split into config.learner.micro_batches={learner.micro_batches} equal parts"
   yield from _device_relations(config)
 
-  longest = max(rollout.prompt_buckets) + rollout.max_new_tokens
+  longest = max(rollout.prompt_buckets) + budget
   if longest > learner.row_tokens:
-    yield (
-      f"config.learner.row_tokens={learner.row_tokens} is below the longest sequence, {longest} = max(config.rollout.prompt_buckets) + "
-      f"config.rollout.max_new_tokens; raise it to at least {longest}"
-    )
+    terms = f"{longest} = max(config.rollout.prompt_buckets) + config.rollout.max_new_tokens"
+    yield f"config.learner.row_tokens={learner.row_tokens} is below the longest sequence, {terms}; raise it to at least {longest}"
   else:
-    sequences = rollout.num_prompts * rollout.group_size // learner.updates_per_rollout
-    checked = [("learner", learner.row_buckets, sequences)]
-    if warm.num_steps:
-      checked.append(("warm_start", warm.row_buckets, warm.batch_size))
+    checked = [("learner", learner.row_buckets, prompts * rollout.group_size // updates)]
+    checked += [("warm_start", warm.row_buckets, warm.batch_size)] if warm.num_steps else []
     for path, buckets, count in checked:
       # First fit can leave no two rows that would go into one, so rows hold at least this many of the longest sequences.
       needed = -(-count // (learner.row_tokens // longest))
       if max(buckets) < needed:
-        yield (
-          f"config.{path}.row_buckets={buckets}: {count} sequences of up to {longest} tokens can need {needed} rows of "
-          f"{learner.row_tokens}; add a bucket of at least {needed}"
-        )
-  if rollout.cache_blocks is not None and sum(rollout.cache_blocks) != rollout.max_new_tokens:
-    yield (
-      f"config.rollout.cache_blocks={rollout.cache_blocks} adds up to {sum(rollout.cache_blocks)}, expected "
-      f"config.rollout.max_new_tokens={rollout.max_new_tokens}"
-    )
-  if config.reward.overlong_buffer > rollout.max_new_tokens:
-    yield (
-      f"config.reward.overlong_buffer={config.reward.overlong_buffer} is above config.rollout.max_new_tokens={rollout.max_new_tokens}: "
-      "every response would be penalised"
-    )
+        need = f"{count} sequences of up to {longest} tokens can need {needed} rows of {learner.row_tokens}"
+        yield f"config.{path}.row_buckets={buckets}: {need}; add a bucket of at least {needed}"
+  if (blocks := rollout.cache_blocks) is not None and sum(blocks) != budget:
+    yield f"config.rollout.cache_blocks={blocks} adds up to {sum(blocks)}, expected config.rollout.max_new_tokens={budget}"
+  if (buffer := config.reward.overlong_buffer) > budget:
+    yield f"config.reward.overlong_buffer={buffer} is above config.rollout.max_new_tokens={budget}: every response would be penalised"
 
 
 def _device_relations(config: ConfigDict) -> Iterator[str]:
-  mesh = config.mesh
-  if mesh.sampler_tensor > 1 and mesh.sampler == 0:
-    yield f"config.mesh.sampler_tensor: found {mesh.sampler_tensor}, expected 1, because mesh.sampler is 0: no device only samples"
+  mesh, sampler, tensor = config.mesh, config.mesh.sampler, config.mesh.sampler_tensor
+  if tensor > 1 and sampler == 0:
+    yield f"config.mesh.sampler_tensor: found {tensor}, expected 1, because mesh.sampler is 0: no device only samples"
     return
-  if mesh.sampler % mesh.sampler_tensor:
-    yield (
-      f"config.mesh.sampler_tensor: found {mesh.sampler_tensor}, expected a divisor of mesh.sampler={mesh.sampler}, "
-      "the devices that only sample"
-    )
+  if sampler % tensor:
+    yield f"config.mesh.sampler_tensor: found {tensor}, expected a divisor of mesh.sampler={sampler}, the devices that only sample"
     return
   # With a -1 the number is known only once the devices are; 1 divides every number of rows.
   sizes = (mesh.data, mesh.fsdp, mesh.expert)
   learner = 1 if -1 in sizes else math.prod(sizes)
   context = 1 if mesh.context == -1 else mesh.context
-  yield from row_problems(config, learner, mesh.sampler // mesh.sampler_tensor or learner, context=context)
+  yield from row_problems(config, learner, sampler // tensor or learner, context=context)
 
 
 def row_problems(config: ConfigDict, learner_shards: int, sampler_shards: int, *, context: int = 1) -> Iterator[str]:
-  """Numbers of rows and slots that the devices do not divide.
+  """Yields a line for each number of rows or slots that the devices do not divide.
 
   Args:
-    config: the config.
-    learner_shards: pieces that the rows of updates are split into.
-    sampler_shards: pieces that prompts are split into.
-    context: pieces that the slots of a row of an update are split into.
+    config: Config with fields that are legal by themselves.
+    learner_shards: Number of pieces that the rows of updates are split into.
+    sampler_shards: Number of pieces that prompts are split into.
+    context: Number of pieces that the slots of a row of an update are split into.
   """
   of_learner = "devices (mesh data x fsdp x expert)"
   of_sampler = "copies of the sampler (mesh.sampler / mesh.sampler_tensor)" if config.mesh.sampler else of_learner
@@ -300,6 +268,7 @@ def row_problems(config: ConfigDict, learner_shards: int, sampler_shards: int, *
     ("rollout.slots", (config.rollout.slots or sampler_shards,), sampler_shards, of_sampler, 1),
     ("learner.row_buckets", config.learner.row_buckets, learner_shards, of_learner, micro),
     ("warm_start.row_buckets", config.warm_start.row_buckets, learner_shards, of_learner, micro),
+    ("learner.row_tokens", (config.learner.row_tokens,), context, "devices (mesh.context), which share the slots of a row", 1),
   )
   for path, values, shards, places, parts in counts:
     divisor = 1 if shards == 1 else shards * parts  # Micro-batches alone are another check's.
@@ -307,9 +276,3 @@ def row_problems(config: ConfigDict, learner_shards: int, sampler_shards: int, *
       if value % divisor:
         need = f"{shards} {places}" + (f" x {parts} micro-batches" if parts > 1 else "")
         yield f"config.{path}: {value} is not a multiple of {need}; the nearest that is: {-(-value // divisor) * divisor}"
-  if config.learner.row_tokens % context:
-    nearest = -(-config.learner.row_tokens // context) * context
-    yield (
-      f"config.learner.row_tokens: {config.learner.row_tokens} is not a multiple of {context} devices (mesh.context), which share "
-      f"the slots of a row; the nearest that is: {nearest}"
-    )
