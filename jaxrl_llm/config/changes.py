@@ -26,22 +26,17 @@ FREE = ("task.data_dir",)
 
 
 def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
-  """The fields that differ, with both values.
-
-  Args:
-    old: fields by path, as JSON has them; likewise `new`.
-    new: those now.
-  """
+  """Returns the fields that differ, with both values, between two configs flattened by path."""
   fields = sorted(old.keys() | new.keys())
   return {field: (old.get(field), new.get(field)) for field in fields if old.get(field) != new.get(field)}
 
 
 def refusals(old: Mapping[str, Any], new: Mapping[str, Any]) -> Iterator[str]:
-  """A line for each change that a run cannot take.
+  """Yields a line for each change that a run cannot take.
 
   Args:
-    old: as in `differences`.
-    new: likewise.
+    old: Fields of the run's config by path, as JSON has them.
+    new: Fields of the config that it is to go on with.
 
   Example:
     >>> list(refusals({"seed": 0, "num_steps": 4}, {"seed": 1, "num_steps": 8}))
@@ -57,49 +52,38 @@ def refusals(old: Mapping[str, Any], new: Mapping[str, Any]) -> Iterator[str]:
       why = f"{FIXED['rollout.spare_prompts']} (rollout.spare_prompts)"
     if why is not None:
       yield f"config.{field}: found {now!r}, expected {was!r} as the run began, because {why}"
-  for part in ("critic", "reference"):
-    if changed and has_part(part, old) != has_part(part, new):
-      found, expected = ("a", "no") if has_part(part, new) else ("no", "a")
-      yield (
-        f"config.{_PARTS[part]}: found {found} {part} in this config, expected {expected} {part} as the run began, because the checkpoint "
-        f"holds {expected if expected == 'a' else 'none'}{' ' + part if expected == 'a' else ''}"
-      )
+  before, after = (_models(fields) if changed else {} for fields in (old, new))
+  for field, part in (("advantage.estimator", "critic"), ("objective.kl_coef", "reference")):
+    if before.get(part) != after.get(part):
+      had, has, holds = ("a", "no", f"a {part}") if before.get(part) else ("no", "a", "none")
+      why = f"because the checkpoint holds {holds}"
+      yield f"config.{field}: found {has} {part} in this config, expected {had} {part} as the run began, {why}"
 
 
-_PARTS = {"critic": "advantage.estimator", "reference": "objective.kl_coef"}
-
-
-def has_part(part: str, fields: Mapping[str, Any]) -> bool:
-  """Whether a run of a config holds a critic, or a frozen reference.
-
-  Args:
-    part: "critic" or "reference".
-    fields: of the config, by path.
-  """
-  if "advantage.estimator" not in fields:
-    return False  # A reward model's.
+def _models(fields: Mapping[str, Any]) -> dict[str, bool]:
+  """Returns whether a run of a config holds a critic and a frozen reference beside the policy."""
+  if "advantage.estimator" not in fields:  # A reward model's.
+    return {"critic": False, "reference": False}
   from jaxrl_llm import objectives
   from jaxrl_llm.advantages.estimators import ESTIMATORS
 
-  estimator = fields["advantage.estimator"]
-  if part == "critic":
-    return "values" in ESTIMATORS[estimator].needs
+  needs = ESTIMATORS[fields["advantage.estimator"]].needs
   hyper = {field.partition(".")[2]: x for field, x in fields.items() if field.startswith("objective.") and x is not None}
-  penalised = "ref_logprobs" in objectives.make(hyper.pop("name"), **hyper).needs or bool(fields["reward.kl_coef"])
-  return (penalised or "ref_logprobs" in ESTIMATORS[estimator].needs) and fields["model.lora_rank"] is None
+  penalised = bool(fields["reward.kl_coef"]) or "ref_logprobs" in needs | objectives.make(hyper.pop("name"), **hyper).needs
+  return {"critic": "values" in needs, "reference": penalised and fields["model.lora_rank"] is None}
 
 
 def position(state: Mapping[str, Any], *, was: int, now: int, what: str) -> tuple[dict[str, Any], str | None]:
-  """Where an iterator goes on whose batches have another size now, so that nothing is left out.
+  """Returns where an iterator goes on whose batches have another size now, so that nothing is left out.
 
   Args:
-    state: of the iterator, in batches.
-    was: rows of a batch when it was saved.
-    now: likewise, today.
-    what: the rows, for the line.
+    state: State of the iterator, in batches.
+    was: Rows of a batch when it was saved.
+    now: Rows of a batch today.
+    what: Plural of the rows, for the line.
 
   Returns:
-    The state in today's batches, and a line on what is drawn again, None where nothing is.
+    The state in today's batches, and a line on what is drawn again, None if nothing is.
 
   Example:
     >>> position({"next_index": 3}, was=8, now=12, what="prompts")
@@ -111,19 +95,12 @@ def position(state: Mapping[str, Any], *, was: int, now: int, what: str) -> tupl
     return dict(state), None
   done = state["next_index"] * was
   again = done % now
-  moved = dict(state) | {"next_index": done // now}
-  if not again:
-    return moved, None
-  line = f"the run stood at {done} {what}, which batches of {now} do not end at"
-  return moved, f"{line}: it goes on from {done - again}, so {again} {what} are drawn again"
+  line = f"the run stood at {done} {what}, which batches of {now} do not end at: it goes on from {done - again}, so {again} {what}"
+  return dict(state) | {"next_index": done // now}, f"{line} are drawn again" if again else None
 
 
 def written_on(workdir: Path) -> tuple[int, int] | None:
-  """The newest checkpoint of a run, and the number of devices that wrote it; None where nothing says so.
-
-  Args:
-    workdir: of the run.
-  """
+  """Returns the newest checkpoint of a run, and the number of devices that wrote it; None if nothing says so."""
   manifests = [path for path in (workdir / "checkpoints").glob("*/manifest.json") if path.parent.name.isdecimal()]
   for path in sorted(manifests, key=lambda path: -int(path.parent.name)):
     try:
@@ -137,21 +114,20 @@ def check_devices(workdir: Path, devices: int, *, allowed: bool) -> str | None:
   """Refuses to go on, on another number of devices than wrote the newest checkpoint: sums are then added in another order.
 
   Args:
-    workdir: of the run.
-    devices: of all processes together.
-    allowed: whether the user has asked for it.
+    workdir: Folder of the run.
+    devices: Number of devices of all processes together.
+    allowed: Whether the user has asked for it.
 
   Returns:
-    A line about the difference; None where there is none.
+    A line about the difference; None if there is none.
 
   Raises:
-    ValueError: one line.
+    ValueError: The difference is not allowed. One line.
   """
-  found = written_on(workdir)
-  if found is None or found[1] == devices:
+  step, written = written_on(workdir) or (0, devices)
+  if written == devices:
     return None
-  line = f"checkpoint {found[0]} of {workdir} was written on {found[1]} devices, found {devices}"
-  line += ": results will be equal within rounding only"
+  line = f"checkpoint {step} of {workdir} was written on {written} devices, found {devices}: results will be equal within rounding only"
   if not allowed:
-    raise ValueError(f"{line}; give the run {found[1]} devices, or add --allow_config_change")
+    raise ValueError(f"{line}; give the run {written} devices, or add --allow_config_change")
   return line

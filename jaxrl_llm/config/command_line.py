@@ -27,10 +27,10 @@ class Request(NamedTuple):
   """What the user asked for.
 
   Attributes:
-    config: resolved.
-    workdir: of the run.
-    dry_run: only say what the run would be.
-    allow_config_change: go on in a workdir whose run had another config, or other devices.
+    config: Resolved config.
+    workdir: Folder of the run.
+    dry_run: Whether to say only what the run would be.
+    allow_config_change: Whether to go on in a workdir whose run had another config, or other devices.
   """
 
   config: ConfigDict
@@ -40,10 +40,10 @@ class Request(NamedTuple):
 
 
 def parse(argv: Sequence[str]) -> Request:
-  """What the arguments ask for.
+  """Reads what the arguments, the program's name first, ask for.
 
   Raises:
-    UsageError: a config file or field that does not exist, a value of the wrong type, an unknown flag.
+    UsageError: A config file or field that does not exist, a value of the wrong type, an unknown flag.
   """
   path, overrides, rest = split(argv[1:])
   # A FlagValues of this call's own: absl's global one would still hold the overrides of an earlier call.
@@ -69,22 +69,15 @@ def parse(argv: Sequence[str]) -> Request:
 
 
 def help_fields(argv: Sequence[str]) -> str | None:
-  """Describes the fields if `--help_fields` asks for them: those of the config file, else of every RL experiment.
-
-  Args:
-    argv: Program name and arguments.
-
-  Returns:
-    The text to show; None without the flag.
+  """Describes the fields if `--help_fields` asks for them: those of the config file, else of every RL experiment; None without the flag.
 
   Raises:
     UsageError: A prefix that no field has, or a config file that cannot be loaded.
   """
   path, _, rest = split(argv[1:])
-  for place, flag in enumerate(rest):
+  for flag, following in zip(rest, [*rest[1:], "-"], strict=True):
     if match := re.fullmatch(r"--?help_fields(?:=(.*))?", flag):
-      following = [arg for arg in rest[place + 1 : place + 2] if not arg.startswith("-")]
-      prefix = match[1] or "".join(following)
+      prefix = match[1] or ("" if following.startswith("-") else following)
       try:
         return fields.described(prefix, fields.table_of(load(path)) if path else fields.FIELDS)
       except ValueError as error:
@@ -93,7 +86,7 @@ def help_fields(argv: Sequence[str]) -> str | None:
 
 
 def split(args: Sequence[str]) -> tuple[str, dict[str, list[str]], list[str]]:
-  """Arguments as the config's path, its overrides and the rest.
+  """Splits arguments into the config's path, its overrides and the rest.
 
   A value may stand behind "=" or be the next argument; of a bare `--config.FIELD` or `--noconfig.FIELD` it is True or False. A field given
   more than once has several values.
@@ -121,10 +114,10 @@ def split(args: Sequence[str]) -> tuple[str, dict[str, list[str]], list[str]]:
 
 
 def load(path: str) -> ConfigDict:
-  """The config of a file.
+  """Loads the config of FILE or FILE:ARGUMENT.
 
-  Args:
-    path: FILE or FILE:ARGUMENT.
+  Raises:
+    UsageError: No such file, or one that makes no config.
   """
   file, *argument = path.split(":", 1)
   if not Path(file).is_file():
@@ -148,14 +141,14 @@ def load(path: str) -> ConfigDict:
 
 
 def override(config: ConfigDict, overrides: dict[str, list[str]]) -> ConfigDict:
-  """The config with the command line's values in it.
+  """Puts the command line's values into a config and returns it.
 
   Raises:
-    UsageError: unknown fields and values of a wrong type, a line each.
+    UsageError: Unknown fields and values of a wrong type, a line each.
   """
   wrong = check.unknown_fields(overrides, config)
   known, table = fields.flatten(config), fields.table_of(config)
-  before = dict(config.objective.items()) if "objective" in config else {}
+  before = fields.given(config.objective) if "objective" in config else {}
   for field, texts in overrides.items():
     if field not in known:
       continue
@@ -174,8 +167,8 @@ def override(config: ConfigDict, overrides: dict[str, list[str]]) -> ConfigDict:
   if wrong:
     raise UsageError("\n".join(wrong))
   # Another objective does not inherit this file's hyper-parameters: GSPO's clip range would ruin GRPO without a word.
-  if before and config.objective.name != before["name"]:
-    dropped = {f: v for f, v in before.items() if f != "name" and v is not None and f"objective.{f}" not in overrides}
+  if before and config.objective.name != before.get("name"):
+    dropped = {f: v for f, v in before.items() if f != "name" and f"objective.{f}" not in overrides}
     for field in dropped:
       config.objective[field] = None
     if dropped:
@@ -184,13 +177,12 @@ def override(config: ConfigDict, overrides: dict[str, list[str]]) -> ConfigDict:
 
 
 def available() -> str:
-  """The config files there are."""
-  shared = ("__init__", "common")
-  return ", ".join(sorted(str(p) for p in Path("configs").glob("*.py") if p.stem not in shared)) or "none in ./configs"
+  """Lists the config files there are."""
+  return ", ".join(sorted(str(p) for p in Path("configs").glob("*.py") if p.stem not in ("__init__", "common"))) or "none in ./configs"
 
 
 def suffix(overrides: Mapping[str, str]) -> str:
-  """The overrides as the end of a folder's name, so that runs of one config file with other settings do not meet.
+  """Writes overrides as the end of a folder's name, so that runs of one config file with other settings do not meet.
 
   Example:
     >>> suffix({"seed": "1", "objective.name": "sapo"})

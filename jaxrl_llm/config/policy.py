@@ -17,26 +17,23 @@ from jaxrl_llm.types import Objective, Params
 
 
 def model_config(config: ConfigDict, *, vocab_size: int | None = None) -> ModelConfig:
-  """The model's shape, with the options of `config.model`. Reads headers, no weights.
+  """Returns the model's shape, with the options of `config.model`. Reads headers, no weights.
 
   Args:
-    config: of the experiment.
-    vocab_size: ids of the tokenizer, for a preset.
+    config: Config of the experiment.
+    vocab_size: Number of ids of the tokenizer, for a preset.
 
   Raises:
-    ValueError: an unknown preset, or a checkpoint that is not there or cannot be used.
+    ValueError: An unknown preset, or a checkpoint that is not there or cannot be used.
   """
   section = config.model
-  if section.path is None:
-    shape = preset(section.preset, vocab_size=vocab_size)
-  else:
-    shape = read_config(where.resolve(section.path))
+  shape = preset(section.preset, vocab_size=vocab_size) if section.path is None else read_config(where.resolve(section.path))
   options = {name: section[name] for name in ("dtype", "param_dtype", "remat", "attention", "head_tokens")}
   return shape._replace(**options, lora=lora(config))
 
 
 def lora(config: ConfigDict) -> Lora | None:
-  """The adapters that a config asks for; None for none."""
+  """Returns the adapters that a config asks for; None for none."""
   section = config.model
   if section.lora_rank is None:
     return None
@@ -45,36 +42,31 @@ def lora(config: ConfigDict) -> Lora | None:
 
 
 def tokenizer(config: ConfigDict) -> Tokenizer | None:
-  """The checkpoint's tokenizer; None without a checkpoint, for the task's own.
+  """Returns the checkpoint's tokenizer; None without a checkpoint, for the task's own.
 
   Raises:
-    ValueError: no tokenizer, no chat template, or ids that do not fit the model.
+    ValueError: No tokenizer, no chat template, or ids that do not fit the model.
   """
   if config.model.path is None:
     return None
-  rows = model_config(config).vocab_size
-  chat = True if config.task.chat is None else config.task.chat
-  path, task = where.resolve(config.model.path), config.task
-  return load_tokenizer(path, chat=chat, system=task.system, vocab_rows=rows, pad_token=task.pad_token)
+  rows, task = model_config(config).vocab_size, config.task
+  chat = True if task.chat is None else task.chat
+  return load_tokenizer(where.resolve(config.model.path), chat=chat, system=task.system, vocab_rows=rows, pad_token=task.pad_token)
 
 
 def first_params(config: ConfigDict, model: Model, shardings: PyTree) -> Callable[[PRNGKeyArray], Params]:
-  """How the run's first weights are made: at random, or from the checkpoint with fresh adapters.
+  """Returns `(key) -> params` for the run's first weights: at random, or from the checkpoint with fresh adapters.
 
   Args:
-    config: of the experiment.
-    model: made from `model_config`.
-    shardings: of its params.
-
-  Returns:
-    `(key) -> params`.
+    config: Config of the experiment.
+    model: Model of `model_config`.
+    shardings: Shardings of its params.
   """
   if config.model.path is None:
     return jax.jit(model.init, out_shardings=shardings)
-
   return lambda key: load_params(where.resolve(config.model.path), model, key=key)
 
 
 def make_objective(config: ConfigDict) -> Objective:
-  """The objective, with the corrections that the config asks for."""
+  """Builds the objective, with the corrections that the config asks for."""
   return corrected(objectives.make(config.objective.name, **given(config.objective, "name")), **given(config.correction))

@@ -28,10 +28,6 @@ class Check(NamedTuple):
 def holds(check: Check, value: Any) -> bool:
   """Whether a value, of whatever type, passes a check.
 
-  Args:
-    check: Check of the field.
-    value: Value to test.
-
   Example:
     >>> holds(ABOVE_ZERO, 0.1), holds(ABOVE_ZERO, "0.1"), holds(ABOVE_ZERO, 10**400)
     (True, False, False)
@@ -45,10 +41,6 @@ def holds(check: Check, value: Any) -> bool:
 def has_type(check: Check, value: Any) -> bool:
   """Whether a value has the type of a check; a whole number and a fraction are both numbers.
 
-  Args:
-    check: Check of the field.
-    value: Value to test.
-
   Example:
     >>> has_type(ABOVE_ZERO, -1), has_type(COUNT, True), has_type(COUNTS, [8])
     (True, False, False)
@@ -59,11 +51,7 @@ def has_type(check: Check, value: Any) -> bool:
 
 
 def at_least(least: int, why: str = "") -> Check:
-  """Accepts whole numbers from `least` to `MAX_COUNT`.
-
-  Args:
-    least: Smallest legal value.
-    why: Reason for the limit.
+  """Accepts whole numbers from `least` to `MAX_COUNT`; `why` is the reason for the limit.
 
   Example:
     >>> at_least(2, "a group compares samples").words
@@ -85,13 +73,7 @@ def one_of(*values: str) -> Check:
 
 
 def texts(words: str, *, least: int = 0, accepts: Callable[[str], bool] = bool) -> Check:
-  """Accepts tuples of texts.
-
-  Args:
-    words: The legal values, as they follow "expected".
-    least: Smallest number of texts.
-    accepts: Test of each text.
-  """
+  """Accepts tuples of at least `least` texts that each pass `accepts`; `words` follows "expected" in a message."""
   return Check(lambda x: isinstance(x, tuple) and len(x) >= least and all(isinstance(t, str) and accepts(t) for t in x), words, tuple)
 
 
@@ -101,11 +83,7 @@ def or_none(check: Check) -> Check:
 
 
 def judged(type: type) -> Check:
-  """Accepts everything, for settings of what judges them itself: an objective, or the corrections.
-
-  Args:
-    type: Type of the values.
-  """
+  """Accepts everything, for settings of what judges them itself: an objective, or the corrections."""
   words = {float: "a number", int: "a whole number", str: "a name", bool: "True or False", tuple: "two numbers, as in (0.5, 5.0)"}
   return Check(lambda x: True, words[type], type)
 
@@ -144,9 +122,7 @@ SEED = Check(lambda x: _is_whole(x) and 0 <= x < 2**32, "a whole number from 0 t
 LAG = Check(lambda x: _is_whole(x) and x in (0, 1), "0 or 1 RL steps", int)
 WORKERS = Check(lambda x: _is_whole(x) and 1 <= x <= 1024, "a whole number of processes from 1 to 1024", int)
 AXIS = Check(
-  lambda x: _is_whole(x) and (x == -1 or 1 <= x <= MAX_COUNT),
-  "a whole number of at least 1, or -1 for the devices the others leave",
-  int,
+  lambda x: _is_whole(x) and (x == -1 or 1 <= x <= MAX_COUNT), "a whole number of at least 1, or -1 for the devices the others leave", int
 )
 COUNTS = Check(
   lambda x: isinstance(x, tuple) and len(x) > 0 and all(holds(COUNT, each) for each in x),
