@@ -45,12 +45,10 @@ def report_data(workdir: str | os.PathLike) -> dict[str, Any]:
     raise FileNotFoundError(f"{workdir}: not a run's folder (none of {', '.join(SOURCES)} is there)")
   summary, config = read_object(workdir / "summary.json"), flatten(read_object(workdir / "config.json"))
   rows, samples, notes = metrics.read_rows(workdir / "metrics.jsonl"), metrics.read_rows(workdir / "samples.jsonl"), []
-  phases = {}
-  for phase in sorted({row["phase"] for row in rows}):
-    phases[phase] = _columns(_thin_rows([row for row in rows if row["phase"] == phase], phase, notes))
+  names = sorted({row["phase"] for row in rows})
   data = {
     "header": _header(summary, config, rows, workdir),
-    "phases": phases,
+    "phases": {phase: _columns(_thin_rows([row for row in rows if row["phase"] == phase], phase, notes)) for phase in names},
     "samples": _thin_samples(samples, notes),
     "config": config,
     "versions": summary.get("versions") or {},
@@ -78,9 +76,14 @@ def _header(summary: Mapping[str, Any], config: Mapping[str, Any], rows: Sequenc
   return derived | known | fixed | {"workdir": workdir.resolve().name}
 
 
+def is_number(value: Any) -> bool:
+  """Whether a value is a finite number, as strict JSON has them."""
+  return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
 def series(rows: Iterable[Mapping[str, Any]], name: str) -> tuple[list[int], list[float]]:
-  """Steps and values where the metric is a number."""
-  points = [(row["step"], row[name]) for row in rows if isinstance(row.get(name), int | float)]
+  """Returns steps and values of the rows in which the metric is a number."""
+  points = [(row["step"], row[name]) for row in rows if is_number(row.get(name))]
   return [step for step, _ in points], [value for _, value in points]
 
 

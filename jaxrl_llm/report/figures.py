@@ -28,41 +28,18 @@ _DASHES = ((0, ()), (0, (5, 1.6)), (0, (1.2, 1.2)), (0, (5, 1.4, 1.2, 1.4)), (0,
 _MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
 
 _STYLE = {
-  "font.size": 8,
-  "axes.titlesize": 8,
-  "axes.titlelocation": "left",
-  "axes.labelsize": 8,
-  "xtick.labelsize": 7,
-  "ytick.labelsize": 7,
-  "legend.fontsize": 7,
-  "legend.frameon": False,
-  "axes.spines.top": False,
-  "axes.spines.right": False,
-  "axes.edgecolor": "#8a919c",
-  "axes.linewidth": 0.7,
-  "xtick.major.width": 0.7,
-  "ytick.major.width": 0.7,
-  "axes.grid": True,
-  "axes.axisbelow": True,
-  "grid.color": "#e6e8eb",
-  "grid.linewidth": 0.6,
-  "lines.linewidth": 1.4,
-  "lines.markersize": 3.5,
-  "savefig.dpi": 150,
-  "pdf.fonttype": 42,
-  "ps.fonttype": 42,
-  "svg.fonttype": "path",
-  "svg.hashsalt": "jaxrl_llm",  # The same picture is the same file.
-}
+  "font.size": 8, "axes.titlesize": 8, "axes.labelsize": 8, "xtick.labelsize": 7, "ytick.labelsize": 7, "legend.fontsize": 7,
+  "axes.titlelocation": "left", "legend.frameon": False, "axes.spines.top": False, "axes.spines.right": False,
+  "axes.edgecolor": "#8a919c", "axes.linewidth": 0.7, "xtick.major.width": 0.7, "ytick.major.width": 0.7,
+  "axes.grid": True, "axes.axisbelow": True, "grid.color": "#e6e8eb", "grid.linewidth": 0.6,
+  "lines.linewidth": 1.4, "lines.markersize": 3.5, "savefig.dpi": 150, "pdf.fonttype": 42, "ps.fonttype": 42,
+  "svg.fonttype": "path", "svg.hashsalt": "jaxrl_llm",  # The same picture is the same file.
+}  # fmt: skip
 
 
 @contextlib.contextmanager
 def new_figure(height: float, width: float = FULL_WIDTH) -> Iterator[Any]:
-  """An empty figure, and the style for as long as it is drawn on and saved.
-
-  Args:
-    height: in inches.
-    width: in inches.
+  """Opens an empty figure, height and width in inches, and sets the style for as long as it is drawn on and saved.
 
   Raises:
     ImportError: matplotlib is not installed.
@@ -77,7 +54,7 @@ def new_figure(height: float, width: float = FULL_WIDTH) -> Iterator[Any]:
 
 
 def line_style(index: int) -> dict[str, Any]:
-  """How the k-th line of a figure is drawn: another colour, other dashes and another marker than its neighbours.
+  """Returns how the k-th line of a figure is drawn: with another colour, other dashes and another marker than its neighbours.
 
   Example:
     >>> line_style(0)["color"], line_style(1)["marker"]
@@ -98,7 +75,7 @@ def save_as(figure: Any, path: pathlib.Path) -> pathlib.Path:
   """Writes a figure to a file, whose ending says the format; without a date in it, so that the same picture is the same file.
 
   Raises:
-    ValueError: another ending than those of `FORMATS`.
+    ValueError: Another ending than those of `FORMATS`.
   """
   suffix = path.suffix[1:].lower()
   if suffix not in FORMATS:
@@ -111,12 +88,12 @@ def save_as(figure: Any, path: pathlib.Path) -> pathlib.Path:
 
 
 def letter(axes: Any, label: str, title: str) -> None:
-  """A panel's letter and what it shows."""
+  """Writes a panel's letter and what it shows."""
   axes.set_title(rf"$\bf{{{label}}}$  {title}")
 
 
 def two_sided(below: str, middle: str, above: str) -> Any:
-  """A colour map that runs from one colour over another to a third."""
+  """Makes a colour map that runs from one colour over another to a third."""
   from matplotlib.colors import LinearSegmentedColormap
 
   return LinearSegmentedColormap.from_list("two_sided", [below, middle, above])

@@ -11,19 +11,16 @@ from jaxrl_llm.workdir import metrics
 
 
 def write_figure(workdir: str | os.PathLike, path: str | os.PathLike) -> Path:
-  """Draws the run's learning curves, two rows of three panels, for a README or a paper, over both of its columns.
+  """Draws a run's learning curves, two rows of three panels, over both columns of a paper, and returns `path`.
 
   Args:
-    workdir: a run's folder.
-    path: the image to write; the ending says the format (.png, .pdf, .svg).
-
-  Returns:
-    `path`.
+    workdir: Folder of the run.
+    path: Image to write; its ending says the format (.png, .pdf, .svg).
 
   Raises:
     FileNotFoundError: `workdir` has no metrics.
     ImportError: matplotlib is not installed.
-    ValueError: another format.
+    ValueError: Another format.
   """
   path, rows = Path(path), metrics.read_rows(Path(workdir) / "metrics.jsonl")
   if not rows:
@@ -52,13 +49,11 @@ def _panels(rows: Sequence[Mapping[str, Any]]) -> list[tuple]:
 def _draw_panel(axes: Any, title: str, rows: Sequence[Mapping], lines: Sequence[tuple[str, str]], band: tuple[str, str] | None) -> None:
   axes.set_title(title)
   axes.set_xlabel("RL step")
-  drawn = False
   for i, (label, name) in enumerate(lines):
     style = figures.line_style(i)
     steps, values = series(rows, name)
     if not steps:
       continue
-    drawn = True
     axes.plot(steps, values, label=label or None, **style | ({} if len(steps) < 25 else {"marker": None}))
     bounded = [row for row in rows if all(isinstance(row.get(bound), int | float) for bound in band)] if band else []
     if bounded:
@@ -66,7 +61,7 @@ def _draw_panel(axes: Any, title: str, rows: Sequence[Mapping], lines: Sequence[
       axes.fill_between([row["step"] for row in bounded], low, high, color=style["color"], alpha=0.16, linewidth=0, label="interval")
   if title == "Held-out accuracy":
     axes.yaxis.set_major_formatter(lambda value, _: f"{value:.0%}")
-  if not drawn:
+  if not axes.lines:
     axes.text(0.5, 0.5, "no data", transform=axes.transAxes, ha="center", va="center", color=figures.GREY)
   elif axes.get_legend_handles_labels()[1]:
     axes.legend()

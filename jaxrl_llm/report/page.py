@@ -13,11 +13,11 @@ from typing import Any
 
 
 def build(template: str, scripts: Sequence[str], data: Mapping[str, Any]) -> str:
-  """A page that opens without a network.
+  """Builds a page that opens without a network.
 
   Args:
-    template: of `report/assets`, with places for the style, the script, their hashes and the data.
-    scripts: of `report/assets`, in the order in which they run.
+    template: File of `report/assets` with places for the style, the script, their hashes and the data.
+    scripts: Files of `report/assets`, in the order in which they run.
     data: JSON values; numbers that are not finite become null.
   """
   assets = resources.files("jaxrl_llm") / "report" / "assets"

@@ -6,7 +6,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from jaxrl_llm.report.comparison.runs import RunRecord, is_number
+from jaxrl_llm.report.comparison.runs import RunRecord
+from jaxrl_llm.report.data import is_number, series
 
 UNCOUNTED = ("log.", "checkpoint.", "profile.", "watchdog.", "alarms.")
 """Sections of a config that change nothing of what is learned: runs that differ in these only, or in `seed`, are one arm."""
@@ -19,9 +20,9 @@ class Arm(NamedTuple):
   """Runs that differ in their seed only.
 
   Attributes:
-    name: what sets it apart from the other arms.
-    runs: of it, in the order given.
-    config: the fields that all of its runs share.
+    name: What sets it apart from the other arms.
+    runs: Its runs, in the order given.
+    config: Fields that all of its runs share.
   """
 
   name: str
@@ -33,10 +34,10 @@ class Interval(NamedTuple):
   """A mean over seeds with its 95 % interval.
 
   Attributes:
-    mean: over the seeds.
-    low: lower end; None with fewer than two seeds.
-    high: upper end.
-    n: seeds.
+    mean: Mean over the seeds.
+    low: Lower end; None with fewer than two seeds.
+    high: Upper end.
+    n: Number of seeds.
   """
 
   mean: float
@@ -45,8 +46,8 @@ class Interval(NamedTuple):
   n: int
 
 
-def t_factor(n: int, confidence: float = 0.95) -> float:
-  """Half the width of Student's interval for a mean of n numbers, in standard errors.
+def t_factor(n: int) -> float:
+  """Half the width of Student's 95 % interval for a mean of n numbers, in standard errors.
 
   Example:
     >>> round(t_factor(3), 3)
@@ -54,14 +55,14 @@ def t_factor(n: int, confidence: float = 0.95) -> float:
   """
   from scipy.special import stdtrit  # jax needs scipy, so it is there.
 
-  return float(stdtrit(n - 1, (1 + confidence) / 2))
+  return float(stdtrit(n - 1, 0.975))
 
 
 def interval(values: Sequence[float]) -> Interval | None:
-  """The mean over seeds with Student's 95 % interval; None without a value.
+  """Returns the mean over seeds with Student's 95 % interval; None without a value.
 
   Args:
-    values: one a seed. A single one has no interval: nothing is known of how seeds scatter.
+    values: One value a seed. A single one has no interval: nothing is known of how seeds scatter.
 
   Example:
     >>> [round(x, 3) for x in interval([0.5, 0.6, 0.7])]
@@ -111,11 +112,11 @@ def _canonical(value: Any) -> str:
 
 
 def arm_names(configs: Sequence[Mapping[str, Any]], fallbacks: Sequence[str]) -> list[str]:
-  """Names that say what sets each arm apart.
+  """Returns names that say what sets each arm apart.
 
   Args:
-    configs: of the arms; an empty one takes its fallback.
-    fallbacks: names for where there is no config.
+    configs: Configs of the arms; an empty one takes its fallback.
+    fallbacks: Names of arms without a config.
 
   Example:
     >>> arm_names([{"objective.clip_low": 3e-4, "num_steps": 80}, {"objective.clip_low": 0.2, "num_steps": 80}], ["a", "b"])
@@ -158,17 +159,16 @@ def _telling(found: Mapping[str, Sequence[Any]], fields: Sequence[str], arms: Se
   key = lambda i, used: tuple(_canonical(found[field][i]) for field in used)
   count = lambda used: len({key(i, used) for i in arms})
   while count(chosen) < len(arms):
-    best = max((field for field in fields if field not in chosen), key=lambda field: count([*chosen, field]))
-    chosen.append(best)
+    chosen.append(max((field for field in fields if field not in chosen), key=lambda field: count([*chosen, field])))
   return chosen
 
 
 def value_text(value: Any, digits: int = 4) -> str:
-  """A setting as a name shows it.
+  """Writes a setting as a name shows it.
 
   Args:
-    value: of the config.
-    digits: of a fraction, at most. With more than 4 a path is not cut down to its last part either.
+    value: Value of the config.
+    digits: Most digits of a fraction. With more than 4 a path is not cut down to its last part either.
 
   Example:
     >>> [value_text(x) for x in (3e-4, 4e-4 / 3, 0.25, 1000000, None, "runs/models/base", [1, 2])]
@@ -183,25 +183,19 @@ def value_text(value: Any, digits: int = 4) -> str:
 
 
 def by_seed(runs: Sequence[RunRecord], value: str) -> dict[Any, float]:
-  """A result of each seed, of complete runs; runs of one seed are averaged, for they are no further seed.
-
-  Args:
-    runs: of one arm.
-    value: "start" or "final", of the held-out accuracy.
-  """
+  """Returns each seed's held-out accuracy at the "start" or "final"; runs of one seed are averaged, for they are no further seed."""
   found: dict[Any, list[float]] = {}
   for i, run in enumerate(runs):
-    accuracy = accuracy_of(run, value)
-    if accuracy is not None:
+    if (accuracy := accuracy_of(run, value)) is not None:
       found.setdefault(run.seed if run.seed is not None else f"run {i}", []).append(accuracy)
   return {seed: float(np.mean(values)) for seed, values in found.items()}
 
 
 def accuracy_of(run: RunRecord, value: str) -> float | None:
   """Held-out accuracy at the start or at the end: from the rows, which are always there, else from the summary."""
-  rows = [row["eval/accuracy"] for row in run.rows if row["phase"] == "eval" and is_number(row.get("eval/accuracy"))]
-  if rows:
-    return rows[0 if value == "start" else -1]
+  _, measured = series((row for row in run.rows if row["phase"] == "eval"), "eval/accuracy")
+  if measured:
+    return measured[0 if value == "start" else -1]
   found = run.summary.get(f"accuracy_{value}")
   return found if is_number(found) else None
 

@@ -20,21 +20,18 @@ class EmptyComparisonError(ValueError):
 
 
 def write_comparison(workdirs: Sequence[Path], path: Path, *, title: str = "", metrics: Sequence[str] = ()) -> Path:
-  """Writes the page that compares runs, replacing an older one in one step. Runs may be unfinished, failed, or lack files.
+  """Writes the page that compares runs, replacing an older one in one step, and returns `path`. Runs may be unfinished or lack files.
 
   Args:
-    workdirs: folders of runs, or folders that hold runs, such as that of a sweep.
-    path: of the page.
-    title: its heading; made of the arms' objectives where it is empty.
-    metrics: names in the rows that get charts in addition to those of `curves.PANELS`.
-
-  Returns:
-    `path`.
+    workdirs: Folders of runs, or folders that hold runs, such as that of a sweep.
+    path: File of the page.
+    title: Its heading; empty for the arms' objectives.
+    metrics: Names in the rows that get charts in addition to those of `curves.PANELS`.
 
   Raises:
-    EmptyComparisonError: no run in any of them, with a line for each folder; a `ValueError`.
-    ValueError: a metric that no run has.
-    OSError: the page cannot be written.
+    EmptyComparisonError: No run in any of them, with a line for each folder; a `ValueError`.
+    ValueError: A metric that no run has.
+    OSError: The page cannot be written.
   """
   arms, notes = load(workdirs)
   return write_page(arms, notes, Path(path), title=title, metrics=metrics)
@@ -48,10 +45,10 @@ def write_page(arms: Sequence[Arm], notes: Sequence[str], path: Path, *, title: 
 
 
 def load(workdirs: Sequence[Path]) -> tuple[list[Arm], list[str]]:
-  """The arms of the runs in some folders, and a line for everything that is missing or left out.
+  """Reads the arms of the runs in some folders, and a line for everything that is missing or left out.
 
   Raises:
-    EmptyComparisonError: no run in any of them.
+    EmptyComparisonError: No run in any of them.
   """
   paths, problems = find(workdirs)
   if not paths:
@@ -64,31 +61,24 @@ def load(workdirs: Sequence[Path]) -> tuple[list[Arm], list[str]]:
 def page_data(
   arms: Sequence[Arm], notes: Sequence[str] = (), *, title: str = "", folder: Path | None = None, metrics: Sequence[str] = ()
 ) -> dict[str, Any]:
-  """Everything the page shows, as strict JSON values.
+  """Returns everything the page shows, as strict JSON values; arms and notes are those of `load`, the rest as in `write_comparison`.
 
   Args:
-    arms: of `load`.
-    notes: of `load`.
-    title: as for `write_comparison`.
-    folder: of the page, for its links to the runs' own pages; None makes none.
-    metrics: as for `write_comparison`.
+    folder: Folder of the page, for its links to the runs' own pages; None for no links.
 
   Returns:
     `title`, `arms` (each with its `name`, `runs` and `result`), `fields` in which configs differ with a value for each arm, `panels`,
     `axes`, and `notes`.
 
   Raises:
-    ValueError: a metric that no run has.
+    ValueError: A metric that no run has.
   """
-  rows = [
-    {"name": arm.name, "result": result, "runs": [_run_row(run, folder) for run in arm.runs]}
-    for arm, result in zip(arms, results(arms), strict=True)
-  ]
-  fields = [{"field": field, "values": values} for field, values in differences([arm.config for arm in arms]).items()]
+  runs = [[_run_row(run, folder) for run in arm.runs] for arm in arms]
+  differing = differences([arm.config for arm in arms])
   data = {
     "title": title or _title(arms),
-    "arms": rows,
-    "fields": fields,
+    "arms": [{"name": arm.name, "result": result, "runs": rows} for arm, result, rows in zip(arms, results(arms), runs, strict=True)],
+    "fields": [{"field": field, "values": values} for field, values in differing.items()],
     "panels": page_panels(arms, (*choose_panels(arms, metrics), *(panel for panel in PANELS if panel.metric not in metrics))),
     "axes": AXES,
     "notes": [*notes, *_remarks(arms)],
@@ -132,7 +122,7 @@ def _remarks(arms: Sequence[Arm]) -> list[str]:
     seeds = [run.seed for run in arm.runs if run.seed is not None]
     if repeated := sorted({str(seed) for seed in seeds if seeds.count(seed) > 1}):
       remarks.append(f"{arm.name}: several runs of seed {', '.join(repeated)}; they count as one seed, with their mean")
-  if len({len({run.seed for run in arm.runs}) for arm in arms}) and any(len({run.seed for run in arm.runs}) < 2 for arm in arms):
+  if any(len({run.seed for run in arm.runs}) < 2 for arm in arms):
     remarks.append("An arm of one seed has no interval: nothing is known of how its seeds scatter")
   ignored = ", ".join(section.rstrip(".") for section in UNCOUNTED)
   changed = [arm.name for arm in arms if len({str(sorted(_ignored(run).items())) for run in arm.runs}) > 1]

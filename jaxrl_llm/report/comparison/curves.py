@@ -39,19 +39,16 @@ class Curve(NamedTuple):
 
 
 def curve(runs: Sequence[RunRecord], name: str, phase: str, axis: str = "step") -> Curve | None:
-  """A metric of an arm.
+  """Returns the curve of an arm's metric; None if no run has it.
 
   Runs that were measured at the same places are averaged place by place, else on a grid, with straight lines between a run's points and
   nothing outside of them.
 
   Args:
-    runs: of the arm.
-    name: of the metric.
-    phase: whose rows it stands in.
-    axis: a key of `AXES`.
-
-  Returns:
-    The curve; None where no run has the metric.
+    runs: Runs of the arm.
+    name: Name of the metric.
+    phase: Phase whose rows it stands in.
+    axis: Key of `AXES`.
   """
   found = [(i, *series(run, name, phase, axis)) for i, run in enumerate(runs)]
   members = [member for member in found if len(member[1])]
@@ -144,12 +141,7 @@ PANELS = (
 
 
 def page_panels(arms: Sequence[Arm], panels: Sequence[Panel] = PANELS) -> list[dict[str, Any]]:
-  """Charts of the page: of every panel that some run has data for, the curves of all arms against every axis.
-
-  Args:
-    arms: that are compared.
-    panels: charts there may be.
-  """
+  """Returns the charts of the page: of every panel that some run has data for, the curves of all arms against every axis."""
   shown = []
   for panel in panels:
     curves = {axis: _page_curves(arms, panel, axis) for axis in AXES}

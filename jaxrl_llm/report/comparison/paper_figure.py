@@ -10,7 +10,8 @@ from jaxrl_llm.messages import did_you_mean
 from jaxrl_llm.report import figures
 from jaxrl_llm.report.comparison.arms import Arm
 from jaxrl_llm.report.comparison.curves import PANELS, Panel, curve
-from jaxrl_llm.report.comparison.runs import AXES, is_number
+from jaxrl_llm.report.comparison.runs import AXES
+from jaxrl_llm.report.data import is_number
 
 WIDTHS = {"column": figures.COLUMN_WIDTH, "full": figures.FULL_WIDTH}
 """Widths of a figure by name, in inches."""
@@ -22,14 +23,10 @@ _NUM_MARKERS = 6  # On one line: enough to tell it from the others in grey.
 
 
 def choose_panels(arms: Sequence[Arm], metrics: Sequence[str]) -> list[Panel]:
-  """A panel for each metric.
-
-  Args:
-    arms: whose rows have them.
-    metrics: names in the rows.
+  """Returns a panel for each metric in the arms' rows.
 
   Raises:
-    ValueError: a metric that no run has, with the likely one; a line each.
+    ValueError: A metric that no run has, with the likely one; a line each.
   """
   known: dict[str, str] = {}
   for row in (row for arm in arms for run in arm.runs for row in run.rows):
@@ -50,28 +47,26 @@ def choose_panels(arms: Sequence[Arm], metrics: Sequence[str]) -> list[Panel]:
 
 
 def draw(arms: Sequence[Arm], metrics: Sequence[str], path: Path, *, axis: str = "step", width: str = "full") -> Path:
-  """Draws mean and 95 % band over seeds of each metric, a line for each arm.
+  """Draws mean and 95 % band over seeds of each metric, a line for each arm, and returns `path`.
 
   Lines differ in colour, dashes and marker; an arm of one seed has no band.
 
   Args:
-    arms: of `comparing.load`.
-    metrics: names in the rows, a panel for each.
-    path: of the figure; its ending is its format (`figures.FORMATS`).
-    axis: a key of `runs.AXES`.
-    width: a key of `WIDTHS`.
-
-  Returns:
-    `path`.
+    arms: Arms of `comparing.load`.
+    metrics: Names in the rows, a panel for each.
+    path: File of the figure; its ending is its format (`figures.FORMATS`).
+    axis: Key of `runs.AXES`.
+    width: Key of `WIDTHS`.
 
   Raises:
-    ValueError: an unknown metric or format, or nothing to draw against this axis.
+    ValueError: An unknown metric or format, or nothing to draw against this axis.
     ImportError: matplotlib is not installed.
   """
   panels = choose_panels(arms, metrics)
   columns = min(len(panels), 3 if width == "full" else 1)
   rows = -(-len(panels) // columns)
-  legend_rows = -(-len(arms) // _legend_columns(arms, width)) if len(arms) > 1 else 0
+  legend_columns = _legend_columns(arms, width)
+  legend_rows = -(-len(arms) // legend_columns) if len(arms) > 1 else 0
   with figures.new_figure(rows * _PANEL_HEIGHT + 0.16 * legend_rows, WIDTHS[width]) as figure:
     grid = figure.subplots(rows, columns, squeeze=False)
     lines: dict[int, Any] = {}
@@ -83,8 +78,8 @@ def draw(arms: Sequence[Arm], metrics: Sequence[str], path: Path, *, axis: str =
       raise ValueError(f"--x={axis}: no run says its {AXES[axis]} where it has {' or '.join(metrics)}; use --x=step")
     if len(arms) > 1:
       chosen = sorted(lines)
-      options = dict(loc="outside lower center", ncols=_legend_columns(arms, width), handlelength=3)
-      figure.legend([lines[i] for i in chosen], [arms[i].name for i in chosen], **options)
+      handles, names = [lines[i] for i in chosen], [arms[i].name for i in chosen]
+      figure.legend(handles, names, loc="outside lower center", ncols=legend_columns, handlelength=3)
     return figures.save_as(figure, path)
 
 

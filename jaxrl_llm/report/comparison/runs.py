@@ -1,6 +1,5 @@
 """What a comparison reads of each run's folder, and which folders it looks into."""
 
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -8,7 +7,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from jaxrl_llm.config.fields import flatten
-from jaxrl_llm.report.data import read_object
+from jaxrl_llm.report import data
+from jaxrl_llm.report.data import is_number, read_object
 from jaxrl_llm.workdir import metrics
 
 MARKS = ("config.json", "metrics.jsonl", "summary.json")
@@ -57,20 +57,8 @@ class RunRecord(NamedTuple):
     return max((row["step"] for row in self.rows if row["phase"] in _TRAINING), default=self.summary.get("num_steps"))
 
 
-def is_number(value: Any) -> bool:
-  """Whether a value is a finite number, as strict JSON has them."""
-  return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-
-
 def find(paths: Sequence[Path]) -> tuple[list[Path], list[str]]:
-  """The runs in some folders.
-
-  Args:
-    paths: runs, or folders that hold runs, such as that of a sweep.
-
-  Returns:
-    The runs' folders in the order given, each once; and a line for every path that adds none.
-  """
+  """Finds the runs in folders of runs or of sweeps, each once and in the order given; and writes a line for every path that adds none."""
   found: dict[Path, Path] = {}
   problems = []
   for path in map(Path, paths):
@@ -117,14 +105,7 @@ def _natural(path: Path) -> tuple:
 
 
 def read(paths: Sequence[Path]) -> tuple[list[RunRecord], list[str]]:
-  """Reads runs.
-
-  Args:
-    paths: their folders.
-
-  Returns:
-    The runs; and a line for every file that is missing or cannot be read.
-  """
+  """Reads the runs in these folders; and writes a line for every file that is missing or cannot be read."""
   names, problems, records = _names(paths), [], []
   for path, name in zip(paths, names, strict=True):
     config, summary = (read_object(path / file) for file in ("config.json", "summary.json"))
@@ -179,17 +160,16 @@ def series(run: RunRecord, name: str, phase: str, axis: str = "step") -> tuple[n
   checkpoints, so that runs are compared by what they learn with.
 
   Args:
-    run: of `read`.
-    name: of the metric.
-    phase: whose rows it stands in.
-    axis: a key of `AXES`.
+    run: Run to look at.
+    name: Name of the metric.
+    phase: Phase whose rows it stands in.
+    axis: Key of `AXES`.
 
   Returns:
     x and y, both as long as the metric has finite numbers; empty where the run has no such axis.
   """
-  points = [(row["step"], row[name]) for row in run.rows if row["phase"] == phase and is_number(row.get(name))]
-  steps = np.array([step for step, _ in points], np.float64)
-  values = np.array([value for _, value in points], np.float64)
+  found = data.series((row for row in run.rows if row["phase"] == phase), name)
+  steps, values = (np.array(column, np.float64) for column in found)
   if axis == "step" or not len(steps):
     return steps, values
   known, totals = _progress(run.rows, axis)
