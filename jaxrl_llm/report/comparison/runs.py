@@ -1,5 +1,6 @@
 """What a comparison reads of each run's folder, and which folders it looks into."""
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -90,18 +91,9 @@ def _below(path: Path, depth: int) -> Iterable[Path]:
         yield from _below(child, depth - 1)
 
 
-def _natural(path: Path) -> tuple:
+def _natural(path: Path) -> list[str | int]:
   """So that trial-10 comes after trial-9."""
-  text, parts, digits = str(path), [], ""
-  for char in text + "\0":
-    if char.isdigit():
-      digits += char
-      continue
-    if digits:
-      parts.append((0, int(digits), ""))
-      digits = ""
-    parts.append((1, 0, char))
-  return tuple(parts)
+  return [int(part) if place % 2 else part for place, part in enumerate(re.split(r"(\d+)", str(path)))]
 
 
 def read(paths: Sequence[Path]) -> tuple[list[RunRecord], list[str]]:

@@ -50,6 +50,12 @@ def test_runs_that_differ_in_their_seed_are_one_arm(tmp_path):
   assert data["title"] == "gspo" and [row["seed"] for row in data["arms"][0]["runs"]] == [0, 1, 2]
 
 
+def test_runs_of_a_sweep_come_in_the_order_of_their_numbers(tmp_path):
+  for name in ("trial-10", "trial-9", "m²"):  # A digit to `str.isdigit`, and not to `int`.
+    make_run(tmp_path / name)
+  assert [run.name for run in load([tmp_path])[0][0].runs] == ["m²", "trial-9", "trial-10"]
+
+
 def test_results_have_students_interval_and_differences_are_paired_by_seed(tmp_path):
   arms, _ = load([make_sweep(tmp_path / "sweep")])
   first, second = (row["result"] for row in page_data(arms)["arms"])
