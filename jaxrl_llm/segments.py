@@ -41,9 +41,7 @@ def segment_count(mask: Float[Array, "B T"], segments: Int[Array, "B T"] | None)
   return jnp.maximum(segment_sum(mask, segments), 1)
 
 
-def segment_mean(
-  x: Float[Array, "B T"], mask: Float[Array, "B T"], segments: Int[Array, "B T"] | None
-) -> Float[Array, "B T"]:
+def segment_mean(x: Float[Array, "B T"], mask: Float[Array, "B T"], segments: Int[Array, "B T"] | None) -> Float[Array, "B T"]:
   """Mean of `x` over the counted tokens of each token's own sequence, given back to every token of it.
 
   What stands off the mask, NaN included, changes neither the value nor the gradient.
@@ -60,9 +58,7 @@ def num_sequences(mask: Float[Array, "B T"], segments: Int[Array, "B T"] | None)
   return jnp.maximum(jnp.sum(mask / segment_count(mask, segments)), 1)
 
 
-def once_per_sequence(
-  x: Float[Array, "B T"], mask: Float[Array, "B T"], segments: Int[Array, "B T"] | None
-) -> Float[Array, "B T"]:
+def once_per_sequence(x: Float[Array, "B T"], mask: Float[Array, "B T"], segments: Int[Array, "B T"] | None) -> Float[Array, "B T"]:
   """`x` at the first counted token of each sequence and NaN elsewhere: as a metric, its population is the sequences, not the tokens.
 
   Example:
@@ -194,9 +190,7 @@ def quantile(x: Float[Array, "B T"], inside: Bool[Array, "B T"], q: float) -> Fl
   return low + (position - jnp.floor(position)) * (high - low)
 
 
-def reduce_metrics(
-  metrics: TokenMetrics, mask: Float[Array, "B T"], weights: Float[Array, "B T"]
-) -> Metrics:
+def reduce_metrics(metrics: TokenMetrics, mask: Float[Array, "B T"], weights: Float[Array, "B T"]) -> Metrics:
   """Scalars of per-token metrics over the whole global batch; the name says how each is reduced.
 
   | name ends with | scalar |

@@ -15,20 +15,9 @@ All compute in float32 at least, in float64 where an input is that, work under j
 under the mask surfaces.
 """
 
-from jaxrl_llm.advantages.group import (
-  group_advantages,
-  leave_one_out_advantages,
-  pass_at_k_advantages,
-  per_reward_advantages,
-)
+from jaxrl_llm.advantages.group import group_advantages, leave_one_out_advantages, pass_at_k_advantages, per_reward_advantages
 from jaxrl_llm.advantages.statistics import explained_variance, whiten
-from jaxrl_llm.advantages.temporal import (
-  generalized_advantages,
-  length_adaptive_lambda,
-  returns_to_go,
-  step_advantages,
-  token_rewards,
-)
+from jaxrl_llm.advantages.temporal import generalized_advantages, length_adaptive_lambda, returns_to_go, step_advantages, token_rewards
 
 __all__ = [
   "explained_variance",

@@ -133,9 +133,7 @@ ESTIMATORS = {
   # REINFORCE++, with `whiten`.
   "returns": Estimator(_returns, {"gamma": 1.0}, compares_groups=False),
   # PPO; VAPO with `length_alpha`, which then takes the place of `lam`.
-  "gae": Estimator(
-    _gae, {"gamma": 1.0, "lam": 1.0, "critic_lam": 1.0, "length_alpha": None}, frozenset({"values"}), compares_groups=False
-  ),
+  "gae": Estimator(_gae, {"gamma": 1.0, "lam": 1.0, "critic_lam": 1.0, "length_alpha": None}, frozenset({"values"}), compares_groups=False),
 }
 """Every estimator by name."""
 

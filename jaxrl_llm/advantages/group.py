@@ -25,9 +25,7 @@ def relative_groups(rewards: ArrayLike, group_size: int) -> Float[Array, "n G"]:
   return groups - groups[:, :1]
 
 
-def centred_groups(
-  rewards: ArrayLike, group_size: int, valid: ArrayLike | None
-) -> tuple[Float[Array, "n G"], Float[Array, "n _"] | int]:
+def centred_groups(rewards: ArrayLike, group_size: int, valid: ArrayLike | None) -> tuple[Float[Array, "n G"], Float[Array, "n _"] | int]:
   """Rewards by group less the mean of those that are valid, zeros for the others; and how many of each group are.
 
   Args:

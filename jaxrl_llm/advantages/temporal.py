@@ -16,13 +16,7 @@ from jaxrl_llm.advantages.statistics import centred
 
 
 def step_advantages(
-  step_rewards: ArrayLike,
-  step_ends: ArrayLike,
-  mask: ArrayLike,
-  group_size: int,
-  *,
-  normalize_std: bool = True,
-  eps: float = 1e-6,
+  step_rewards: ArrayLike, step_ends: ArrayLike, mask: ArrayLike, group_size: int, *, normalize_std: bool = True, eps: float = 1e-6
 ) -> Float[Array, "N R"]:
   """Process supervision: a token is judged by the steps that are still to end.
 
@@ -68,9 +62,7 @@ def step_advantages(
   return jnp.where(counted, jax.lax.cumsum(steps.reshape(rewards.shape), axis=1, reverse=True), 0)
 
 
-def token_rewards(
-  rewards: ArrayLike, mask: ArrayLike, kl: ArrayLike | None = None, kl_coef: ArrayLike = 0.0
-) -> Float[Array, "N R"]:
+def token_rewards(rewards: ArrayLike, mask: ArrayLike, kl: ArrayLike | None = None, kl_coef: ArrayLike = 0.0) -> Float[Array, "N R"]:
   """A reward for the whole response as rewards of its tokens, with the divergence from a reference as a cost of each.
 
   r_t = R·[t is the last counted token] − kl_coef·kl_t
@@ -189,11 +181,7 @@ def generalized_advantages(
 
 @jax.jit  # Else every call outside of jit would compile its scan anew.
 def _advantages_backwards(
-  rewards: Float[Array, "N R"],
-  values: Float[Array, "N R"],
-  counted: Bool[Array, "N R"],
-  gamma: Float[Array, ""],
-  lam: Float[Array, "..."],
+  rewards: Float[Array, "N R"], values: Float[Array, "N R"], counted: Bool[Array, "N R"], gamma: Float[Array, ""], lam: Float[Array, "..."]
 ) -> Float[Array, "N R"]:
   """The recursion of `generalized_advantages`, from the last token to the first."""
 

@@ -164,12 +164,7 @@ def _part(unit: Unit, room: int) -> tuple[Unit | None, Unit | None]:
 
 
 def arrange(
-  sequences: Sequence[Trajectory],
-  *,
-  row_tokens: int,
-  row_buckets: Sequence[int],
-  share_prompts: bool = False,
-  num_shards: int = 1,
+  sequences: Sequence[Trajectory], *, row_tokens: int, row_buckets: Sequence[int], share_prompts: bool = False, num_shards: int = 1
 ) -> Layout:
   """Places of sequences in the smallest declared number of rows that holds them.
 

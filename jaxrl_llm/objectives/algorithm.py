@@ -48,12 +48,7 @@ class Slots(NamedTuple):
 
 
 def algorithm(
-  *,
-  weights: str,
-  max_tokens: int | None = None,
-  kl_coef: float = 0.0,
-  rules: Mapping[str, Rule] | None = None,
-  name: str | None = None,
+  *, weights: str, max_tokens: int | None = None, kl_coef: float = 0.0, rules: Mapping[str, Rule] | None = None, name: str | None = None
 ) -> Callable[[Callable[..., Slots]], Callable[..., Objective]]:
   """Decorates a function from an algorithm's own settings to its slots: it becomes the objective's factory.
 

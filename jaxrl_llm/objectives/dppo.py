@@ -7,14 +7,7 @@ from jaxrl_llm.objectives.ratios import token_ratio
 from jaxrl_llm.objectives.score_gates import divergence_ball
 
 
-def dppo(
-  divergence: str,
-  *,
-  delta_low: float = 0.15,
-  delta_high: float = 0.15,
-  ratio_cap: float = 20.0,
-  anchor: str = "sampler",
-) -> Slots:
+def dppo(divergence: str, *, delta_low: float = 0.15, delta_high: float = 0.15, ratio_cap: float = 20.0, anchor: str = "sampler") -> Slots:
   """Divergence proximal policy optimisation, with a divergence of the sampled token for a trust region.
 
   J = (1/Σ|y|) Σ_t sg[min(r_t, ratio_cap)·keep_t]·A_t·log π_t,

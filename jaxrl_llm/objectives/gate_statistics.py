@@ -12,9 +12,7 @@ def gate_metrics(coefficient: Float[Array, "B T"]) -> TokenMetrics:
   return {f"gate/{statistic}": coefficient for statistic in ("mean", "min", "max", "p99")}
 
 
-def clip_metrics(
-  clipped: Bool[Array, "B T"], advantages: Float[Array, "B T"], context: GateContext | None
-) -> TokenMetrics:
+def clip_metrics(clipped: Bool[Array, "B T"], advantages: Float[Array, "B T"], context: GateContext | None) -> TokenMetrics:
   """Fractions of tokens and of sequences on which a clip binds, by the sign of the advantage.
 
   Args:

@@ -9,9 +9,7 @@ from jaxrl_llm.objectives.ratios import token_ratio
 
 
 @algorithm(weights="sequence_sum")
-def minirl(
-  *, clip_low: float = 0.2, clip_high: float = 0.27, dual_clip: float | None = None, tis_cap: float = 5.0
-) -> Slots:
+def minirl(*, clip_low: float = 0.2, clip_high: float = 0.27, dual_clip: float | None = None, tis_cap: float = 5.0) -> Slots:
   """The first-order approximation of the sequence-level objective: token weights for mismatch and staleness, no length normalisation.
 
   J = (1/N) Σ_i Σ_t min(k_t, tis_cap)·min(r_t·A_t, clip(r_t, 1 − clip_low, 1 + clip_high)·A_t),  k = π_old/μ
@@ -35,4 +33,3 @@ def minirl(
   """
   gate = hard_clip(clip_low, clip_high, dual_clip)
   return Slots(ratio=token_ratio, gate=gate, correction=functools.partial(tis, cap=tis_cap))
-

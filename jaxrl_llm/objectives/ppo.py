@@ -8,12 +8,7 @@ from jaxrl_llm.objectives.ratios import token_ratio
 
 @algorithm(weights="token_mean")
 def ppo(
-  *,
-  clip_low: float = 0.2,
-  clip_high: float = 0.2,
-  dual_clip: float | None = None,
-  value_coef: float = 0.5,
-  value_clip: float | None = 0.2,
+  *, clip_low: float = 0.2, clip_high: float = 0.2, dual_clip: float | None = None, value_coef: float = 0.5, value_clip: float | None = 0.2
 ) -> Slots:
   """Proximal policy optimisation.
 
@@ -40,4 +35,3 @@ def ppo(
   """
   gate = hard_clip(clip_low, clip_high, dual_clip)
   return Slots(ratio=token_ratio, gate=gate, value_loss=value_loss(value_coef, value_clip))
-

@@ -50,9 +50,7 @@ def bounded_log_ratio(logprobs: Float[Array, "B T"], anchor_logprobs: Float[Arra
 
 
 @compares(None)
-def no_ratio(
-  log_ratio: Float[Array, "B T"], mask: Float[Array, "B T"], segments: Int[Array, "B T"] | None
-) -> Float[Array, "B T"]:
+def no_ratio(log_ratio: Float[Array, "B T"], mask: Float[Array, "B T"], segments: Int[Array, "B T"] | None) -> Float[Array, "B T"]:
   """No comparison: the ratio is 1, with the gradient of the token.
 
   log r_t = z_t − sg[z_t]
@@ -69,9 +67,7 @@ def no_ratio(
 
 
 @compares("token")
-def token_ratio(
-  log_ratio: Float[Array, "B T"], mask: Float[Array, "B T"], segments: Int[Array, "B T"] | None
-) -> Float[Array, "B T"]:
+def token_ratio(log_ratio: Float[Array, "B T"], mask: Float[Array, "B T"], segments: Int[Array, "B T"] | None) -> Float[Array, "B T"]:
   """Each token keeps its own ratio.
 
   log r_t = z_t
@@ -84,9 +80,7 @@ def token_ratio(
 
 
 @compares("sequence")
-def sequence_ratio(
-  log_ratio: Float[Array, "B T"], mask: Float[Array, "B T"], segments: Int[Array, "B T"] | None
-) -> Float[Array, "B T"]:
+def sequence_ratio(log_ratio: Float[Array, "B T"], mask: Float[Array, "B T"], segments: Int[Array, "B T"] | None) -> Float[Array, "B T"]:
   """Length-normalised ratio of the whole sequence, given to every token of it.
 
   log s = (1/|y|) Σ_t z_t
@@ -137,9 +131,7 @@ def sequence_ratio_token_gradient(
 
 
 @compares("product")
-def product_ratio(
-  log_ratio: Float[Array, "B T"], mask: Float[Array, "B T"], segments: Int[Array, "B T"] | None
-) -> Float[Array, "B T"]:
+def product_ratio(log_ratio: Float[Array, "B T"], mask: Float[Array, "B T"], segments: Int[Array, "B T"] | None) -> Float[Array, "B T"]:
   """Importance weight of the whole sequence, given to every token of it.
 
   log ρ = clip(Σ_t z_t, −20, 20)
@@ -166,9 +158,7 @@ def product_ratio(
 
 
 @compares("token")
-def prefix_min_ratio(
-  log_ratio: Float[Array, "B T"], mask: Float[Array, "B T"], segments: Int[Array, "B T"] | None
-) -> Float[Array, "B T"]:
+def prefix_min_ratio(log_ratio: Float[Array, "B T"], mask: Float[Array, "B T"], segments: Int[Array, "B T"] | None) -> Float[Array, "B T"]:
   """Each token's ratio times the least ratio before it, a stand-in for the product of the prefix that cannot explode.
 
   log r_t = clip(z_t + min_{j<t} z_j, −20, 20);  the first token has z_t
