@@ -28,6 +28,9 @@ Metrics = dict[str, Array]
 TokenMetrics = dict[str, Array]
 """`[B T]` arrays by name; `segments.reduce_metrics` turns them into scalars, once, over the whole global batch."""
 
+TokenTerm = tuple[Float[Array, "B T"], TokenMetrics]
+"""A term of the objective at each token, and its metrics."""
+
 
 class Forward(NamedTuple):
   """What a model says of packed rows.
@@ -185,16 +188,16 @@ class TrainState(NamedTuple):
 RatioFn = Callable[[Float[Array, "B T"], Float[Array, "B T"], Int[Array, "B T"] | None], Float[Array, "B T"]]
 """`(log_ratio, mask, segments) -> log_ratio`: token log-ratios to the level at which the method weighs them."""
 
-GateFn = Callable[[Float[Array, "B T"], Float[Array, "B T"], GateContext], tuple[Float[Array, "B T"], TokenMetrics]]
+GateFn = Callable[[Float[Array, "B T"], Float[Array, "B T"], GateContext], TokenTerm]
 """`(log_ratio, advantages, context) -> (surrogate, token metrics)`: the per-token objective, to be maximised."""
 
-PenaltyFn = Callable[[PolicyOutputs, TrainBatch], tuple[Float[Array, "B T"], TokenMetrics]]
+PenaltyFn = Callable[[PolicyOutputs, TrainBatch], TokenTerm]
 """`(outputs, batch) -> (per-token loss to add, token metrics)`."""
 
 WeighFn = Callable[[Float[Array, "B T"], Int[Array, "B T"] | None], Float[Array, "B T"]]
 """`(mask, segments) -> weights`: called once, on the whole global batch, before any split."""
 
-TokenLossFn = Callable[[PolicyOutputs, TrainBatch], tuple[Float[Array, "B T"], TokenMetrics]]
+TokenLossFn = Callable[[PolicyOutputs, TrainBatch], TokenTerm]
 """`(outputs, batch) -> (per-token loss, token metrics)`; never reduces."""
 
 

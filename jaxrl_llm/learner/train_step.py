@@ -13,7 +13,7 @@ from jaxrl_llm.devices.offload import is_on_host, offloaded
 from jaxrl_llm.models import routing
 from jaxrl_llm.models.params import combine, partition
 from jaxrl_llm.segments import at_slots, previous_slots, reduce_metrics
-from jaxrl_llm.types import Forward, Metrics, Objective, Params, PolicyOutputs, TokenMetrics, TrainBatch, TrainState
+from jaxrl_llm.types import Forward, Metrics, Objective, Params, PolicyOutputs, TokenMetrics, TokenTerm, TrainBatch, TrainState
 
 TrainStepFn = Callable[[TrainState, TrainBatch], tuple[TrainState, Metrics]]
 
@@ -93,7 +93,7 @@ def sampler_gap(logprobs: Float[Array, "B T"], sampler_logprobs: Float[Array, "B
   }
 
 
-def router_terms(outputs: PolicyOutputs, batch: TrainBatch, coefs: Mapping[str, float]) -> tuple[Float[Array, "B T"], TokenMetrics]:
+def router_terms(outputs: PolicyOutputs, batch: TrainBatch, coefs: Mapping[str, float]) -> TokenTerm:
   """What a mixture of experts adds: the routers' own losses at each token, and how far their choice is from the routes replayed.
 
   Args:

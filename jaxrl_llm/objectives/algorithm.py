@@ -48,7 +48,13 @@ class Slots(NamedTuple):
 
 
 def algorithm(
-  *, weights: str, max_tokens: int | None = None, kl_coef: float = 0.0, rules: Mapping[str, Rule] | None = None, name: str | None = None
+  *,
+  weights: str,
+  max_tokens: int | None = None,
+  kl_coef: float = 0.0,
+  settings_of: Callable[..., GateFn] | None = None,
+  rules: Mapping[str, Rule] | None = None,
+  name: str | None = None,
 ) -> Callable[[Callable[..., Slots]], Callable[..., Objective]]:
   """Decorates a function from an algorithm's own settings to its slots: it becomes the objective's factory.
 
@@ -59,6 +65,8 @@ def algorithm(
     weights: default of the setting, a key of `base.WEIGHTS`.
     max_tokens: default of the setting.
     kl_coef: default of the setting.
+    settings_of: gate factory whose docstring describes the settings that the function hands to it; None for a
+      function that describes all of its settings itself.
     rules: rules of settings that `settings.RULES` lacks, by name.
     name: name of the algorithm; None for the function's.
 
@@ -106,7 +114,7 @@ def algorithm(
     function = getattr(slots_of, "func", slots_of)  # Of a functools.partial.
     functools.update_wrapper(make, function)
     make.__name__ = make.__qualname__ = name or function.__name__
-    make.__doc__ = _documented(function.__doc__)
+    make.__doc__ = _documented(function.__doc__, "" if settings_of is None else _described(settings_of, own))
     make.__signature__ = inspect.Signature([*_expanded(own.values()), *shared], return_annotation=Objective)
     return checked(make, rules)
 
@@ -123,8 +131,15 @@ def _expanded(parameters: Iterable[inspect.Parameter]) -> Iterator[inspect.Param
       yield parameter
 
 
-def _documented(docstring: str | None) -> str:
-  """An algorithm's docstring with the shared arguments behind its own."""
-  own, *rest = re.split(r"\n\n(?=(?:Example|References|Note):\n)", inspect.cleandoc(docstring or ""), maxsplit=1)
-  heading = "" if "\nArgs:\n" in own else "\n\nArgs:"
-  return "\n\n".join([f"{own}{heading}\n{SHARED}", *rest])
+def _described(gate: Callable[..., GateFn], names: Iterable[str]) -> str:
+  """What a gate's docstring says of those of its settings that are among the names."""
+  entries = re.finditer(r"^  (\w+): .*(?:\n    .*)*", inspect.cleandoc(gate.__doc__ or ""), flags=re.MULTILINE)
+  return "\n".join(entry[0] for entry in entries if entry[1] in names)
+
+
+def _documented(docstring: str | None, of_gate: str) -> str:
+  """An algorithm's docstring with the arguments of its gate before its own, and the shared ones behind."""
+  text, *rest = re.split(r"\n\n(?=(?:Example|References|Note):\n)", inspect.cleandoc(docstring or ""), maxsplit=1)
+  text, _, own = text.partition("\n\nArgs:\n")
+  arguments = "\n".join(filter(None, [of_gate, own, SHARED]))
+  return "\n\n".join([f"{text}\n\nArgs:\n{arguments}", *rest])

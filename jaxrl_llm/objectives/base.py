@@ -8,7 +8,7 @@ from jaxtyping import Array, Float
 
 from jaxrl_llm.objectives.ratios import bounded_log_ratio
 from jaxrl_llm.segments import constant, once_per_sequence, segment_mean, segment_sum, sequence_mean, sequence_sum, token_mean
-from jaxrl_llm.types import GateContext, GateFn, Objective, PenaltyFn, PolicyOutputs, RatioFn, TokenMetrics, TrainBatch, WeighFn
+from jaxrl_llm.types import GateContext, GateFn, Objective, PenaltyFn, PolicyOutputs, RatioFn, TokenMetrics, TokenTerm, TrainBatch, WeighFn
 
 STATISTICS = ("mean", "min", "max", "p99")
 
@@ -116,7 +116,7 @@ def policy_objective(
     The token log-ratio is bounded at ±20 before anything else, which ends the gradient out there (`ratios.bounded_log_ratio`).
   """
 
-  def token_loss(outputs: PolicyOutputs, batch: TrainBatch) -> tuple[Float[Array, "B T"], TokenMetrics]:
+  def token_loss(outputs: PolicyOutputs, batch: TrainBatch) -> TokenTerm:
     if anchor == "sampler":
       batch = batch._replace(old_logprobs=required(batch.sampler_logprobs, "sampler_logprobs", "the anchor is the sampler's policy"))
     outputs, batch = on_mask(outputs, batch)
@@ -162,7 +162,7 @@ def critic_objective(objective: Objective) -> Objective:
   if objective.value_loss is None:
     raise ValueError("value_loss: found None, expected an objective with a critic, such as ppo")
 
-  def token_loss(outputs: PolicyOutputs, batch: TrainBatch) -> tuple[Float[Array, "B T"], TokenMetrics]:
+  def token_loss(outputs: PolicyOutputs, batch: TrainBatch) -> TokenTerm:
     outputs, batch = on_mask(outputs, batch)
     loss, metrics = objective.value_loss(outputs, batch)
     return jnp.where(batch.mask > 0, loss, 0), jax.lax.stop_gradient(metrics)

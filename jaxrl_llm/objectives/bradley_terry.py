@@ -9,7 +9,7 @@ from jaxtyping import Array, Float
 
 from jaxrl_llm.objectives.settings import checked
 from jaxrl_llm.segments import segment_sum, token_mean
-from jaxrl_llm.types import Objective, PolicyOutputs, TokenMetrics, TrainBatch
+from jaxrl_llm.types import Objective, PolicyOutputs, TokenTerm, TrainBatch
 
 
 def pair_rewards(values: Float[Array, "B T"], batch: TrainBatch) -> tuple[Float[Array, "B T"], Float[Array, "B T"]]:
@@ -74,7 +74,7 @@ def bradley_terry(*, center_coef: float = 0.0) -> Objective:
     Helping or herding? Reward model ensembles mitigate but do not eliminate reward hacking, arXiv:2312.09244, 2023 (the centre).
   """
 
-  def token_loss(outputs: PolicyOutputs, batch: TrainBatch) -> tuple[Float[Array, "B T"], TokenMetrics]:
+  def token_loss(outputs: PolicyOutputs, batch: TrainBatch) -> TokenTerm:
     chosen, rejected = pair_rewards(outputs.values.astype(jnp.promote_types(outputs.values.dtype, jnp.float32)), batch)
     difference = chosen - rejected
     loss = jax.nn.softplus(batch.advantages - difference)

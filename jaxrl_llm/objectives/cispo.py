@@ -5,15 +5,11 @@ from jaxrl_llm.objectives.ratios import token_ratio
 from jaxrl_llm.objectives.score_gates import capped_weight
 
 
-@algorithm(weights="token_mean")
+@algorithm(weights="token_mean", settings_of=capped_weight)
 def cispo(*, clip_high: float = 4.0, clip_low: float = 1.0) -> Slots:
   """Clipped importance-sampling policy optimisation: caps the weight of a token and keeps its gradient.
 
   J = (1/Σ|y|) Σ_t sg[clip(r_t, 1 − clip_low, 1 + clip_high)]·A_t·log π_t
-
-  Args:
-    clip_high: how far above 1 a token's weight may rise: the cap is 1 + clip_high, by default 5.
-    clip_low: how far below 1 it may fall; 1 never binds.
 
   Example:
     >>> sorted(cispo(clip_high=1.0).needs)

@@ -21,9 +21,9 @@ from jaxtyping import Array, Bool, Float
 from jaxrl_llm.objectives.base import on_mask, required
 from jaxrl_llm.objectives.ratios import bounded_log_ratio, product_ratio, token_ratio
 from jaxrl_llm.segments import once_per_sequence, segment_mean, segment_sum
-from jaxrl_llm.types import Objective, PolicyOutputs, TokenMetrics, TrainBatch
+from jaxrl_llm.types import Objective, PolicyOutputs, TokenTerm, TrainBatch
 
-Correction = Callable[[PolicyOutputs, TrainBatch], tuple[Float[Array, "B T"], TokenMetrics]]
+Correction = Callable[[PolicyOutputs, TrainBatch], TokenTerm]
 """`(outputs, batch) -> (weight of each token, metrics)`, on arrays that are 0 off the mask."""
 
 MISMATCH = frozenset({"old_logprobs", "sampler_logprobs"})
@@ -143,7 +143,7 @@ def geometric_rejection(objective: Objective, *, low: float = 0.999, high: float
     the denominators.
   """
 
-  def correction(outputs: PolicyOutputs, batch: TrainBatch) -> tuple[Float[Array, "B T"], TokenMetrics]:
+  def correction(outputs: PolicyOutputs, batch: TrainBatch) -> TokenTerm:
     del outputs
     ratio = jnp.exp(segment_mean(_log_mismatch(batch), batch.mask, batch.segments))
     keep = _unless((ratio < low) | (ratio > high), ratio)
@@ -188,7 +188,7 @@ def off_policy_mask(objective: Objective, *, delta: float, anchor: str = "old") 
   """
   field = {"old": "old_logprobs", "sampler": "sampler_logprobs"}[anchor]
 
-  def correction(outputs: PolicyOutputs, batch: TrainBatch) -> tuple[Float[Array, "B T"], TokenMetrics]:
+  def correction(outputs: PolicyOutputs, batch: TrainBatch) -> TokenTerm:
     anchor_logprobs = required(getattr(batch, field), field, "off_policy_mask compares the current policy with it")
     divergence = -segment_mean(bounded_log_ratio(outputs.logprobs, anchor_logprobs), batch.mask, batch.segments)
     keep = _unless((batch.advantages < 0) & (divergence > delta), divergence)
@@ -226,7 +226,7 @@ def bypass(objective: Objective) -> Objective:
     Rethinking the trust region in LLM reinforcement learning (DPPO), arXiv:2602.04879, 2026, which anchors its trust region so.
   """
 
-  def token_loss(outputs: PolicyOutputs, batch: TrainBatch) -> tuple[Float[Array, "B T"], TokenMetrics]:
+  def token_loss(outputs: PolicyOutputs, batch: TrainBatch) -> TokenTerm:
     sampler_logprobs = required(batch.sampler_logprobs, "sampler_logprobs", "bypass takes the sampler's policy for the old one")
     return objective.token_loss(outputs, batch._replace(old_logprobs=sampler_logprobs))
 
@@ -249,7 +249,7 @@ def _weighted(objective: Objective, correction: Correction, needs: frozenset[str
   if not objective.correctable:
     raise ValueError("objective: found one that does not read TrainBatch.importance (correctable=False), expected one of policy_objective")
 
-  def token_loss(outputs: PolicyOutputs, batch: TrainBatch) -> tuple[Float[Array, "B T"], TokenMetrics]:
+  def token_loss(outputs: PolicyOutputs, batch: TrainBatch) -> TokenTerm:
     outputs, batch = on_mask(outputs, batch)
     weight, metrics = jax.lax.stop_gradient(correction(outputs, batch))
     importance = weight if batch.importance is None else batch.importance * weight
@@ -276,7 +276,7 @@ def _weighted_by_mismatch(
   """`objective` weighed by a function of k, with metrics for which [low, high] is the band of k."""
   level_ratio = LEVELS[level]
 
-  def correction(outputs: PolicyOutputs, batch: TrainBatch) -> tuple[Float[Array, "B T"], TokenMetrics]:
+  def correction(outputs: PolicyOutputs, batch: TrainBatch) -> TokenTerm:
     del outputs
     k = jnp.exp(level_ratio(_log_mismatch(batch), batch.mask, batch.segments))
     weight = weigh(k)

@@ -5,16 +5,13 @@ from jaxrl_llm.objectives.ratios import token_ratio
 from jaxrl_llm.objectives.score_gates import prefix_budget
 
 
-@algorithm(weights="token_mean")
+@algorithm(weights="token_mean", settings_of=prefix_budget)
 def cppo(*, delta: float = 0.15, w_min: float = 0.8, budget: float = 0.02, anchor: str = "sampler") -> Slots:
   """A trust region in probability that a response spends from its first token on, so that early tokens have less room.
 
   J = (1/Σ|y|) Σ_t keep_t·r_t·A_t  (`score_gates.prefix_budget`)
 
   Args:
-    delta: largest weighted shift |π − μ| of a token; 0.15 is for dense models, 0.20 for mixtures of experts.
-    w_min: weight of the last token's shift; the first token's is 1.
-    budget: shift of probability per token that a response may spend; up to twice that where its shifts are large.
     anchor: "sampler" measures from the policy that drew the tokens, "old" from the learner's at the start of the updates.
 
   Example:

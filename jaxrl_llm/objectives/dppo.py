@@ -14,9 +14,6 @@ def dppo(divergence: str, *, delta_low: float = 0.15, delta_high: float = 0.15, 
   D of "this token or another": |π − μ| for `dppo_tv`, KL(μ‖π) in nats for `dppo_kl`
 
   Args:
-    delta_low: largest divergence D at which a token with A < 0 may still lose probability.
-    delta_high: largest divergence D at which a token with A > 0 may still gain probability.
-    ratio_cap: largest importance weight.
     anchor: "sampler" measures from the policy that drew the tokens, "old" from the learner's at the start of the updates.
 
   Example:
@@ -38,5 +35,6 @@ def dppo(divergence: str, *, delta_low: float = 0.15, delta_high: float = 0.15, 
   return Slots(ratio=token_ratio, gate=divergence_ball(divergence, delta_low, delta_high, ratio_cap), anchor=anchor)
 
 
-dppo_tv = algorithm(weights="token_mean", name="dppo_tv")(functools.partial(dppo, "tv"))
-dppo_kl = algorithm(weights="token_mean", name="dppo_kl")(functools.partial(dppo, "kl", delta_low=0.05, delta_high=0.05))
+_algorithm = functools.partial(algorithm, weights="token_mean", settings_of=divergence_ball)
+dppo_tv = _algorithm(name="dppo_tv")(functools.partial(dppo, "tv"))
+dppo_kl = _algorithm(name="dppo_kl")(functools.partial(dppo, "kl", delta_low=0.05, delta_high=0.05))

@@ -5,16 +5,11 @@ from jaxrl_llm.objectives.gates import hard_clip
 from jaxrl_llm.objectives.ratios import token_ratio
 
 
-@algorithm(weights="constant", max_tokens=3000)
+@algorithm(weights="constant", max_tokens=3000, settings_of=hard_clip)
 def dr_grpo(*, clip_low: float = 0.2, clip_high: float = 0.2, dual_clip: float | None = None) -> Slots:
   """GRPO without its length bias: a token's weight does not depend on how long its response is.
 
   J = (1/N) Σ_i (1/max_tokens) Σ_t min(r_t·A_i, clip(r_t, 1 − clip_low, 1 + clip_high)·A_i)
-
-  Args:
-    clip_low: how far below 1 a token's ratio may fall where A < 0.
-    clip_high: how far above 1 a token's ratio may rise where A > 0.
-    dual_clip: largest ratio that counts where A < 0; None leaves it unbounded.
 
   Example:
     >>> import jax.numpy as jnp

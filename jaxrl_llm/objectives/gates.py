@@ -14,7 +14,7 @@ from jaxtyping import Array, Float
 from jaxrl_llm.objectives.gate_statistics import clip_metrics, gate_metrics
 from jaxrl_llm.objectives.score_gates import capped_weight, divergence_ball, gamma_weight, prefix_budget
 from jaxrl_llm.segments import segment_mean
-from jaxrl_llm.types import GateContext, GateFn, TokenMetrics
+from jaxrl_llm.types import GateContext, GateFn, TokenTerm
 
 
 def unclipped() -> GateFn:
@@ -28,9 +28,7 @@ def unclipped() -> GateFn:
     [[2.0, -0.5]]
   """
 
-  def gate(
-    log_ratio: Float[Array, "B T"], advantages: Float[Array, "B T"], context: GateContext | None = None
-  ) -> tuple[Float[Array, "B T"], TokenMetrics]:
+  def gate(log_ratio: Float[Array, "B T"], advantages: Float[Array, "B T"], context: GateContext | None = None) -> TokenTerm:
     del context
     ratio = jnp.exp(log_ratio)
     return ratio * advantages, gate_metrics(ratio)
@@ -46,7 +44,7 @@ def hard_clip(clip_low: float = 0.2, clip_high: float = 0.2, dual_clip: float | 
   Args:
     clip_low: how far below 1 the ratio may fall where A < 0; 1 never binds.
     clip_high: how far above 1 the ratio may rise where A > 0; infinity never binds.
-    dual_clip: largest ratio that counts where A < 0, above 1; None leaves it unbounded, as in the paper.
+    dual_clip: largest ratio that counts where A < 0, above 1; None leaves it unbounded, as PPO does.
 
   Returns:
     The gate. Its metrics: those of `clip_metrics` and `gate_metrics`, and `actor/pg_clipfrac_lower` (binding dual clips) where `dual_clip`
@@ -64,9 +62,7 @@ def hard_clip(clip_low: float = 0.2, clip_high: float = 0.2, dual_clip: float | 
     Mastering Complex Control in MOBA Games with Deep Reinforcement Learning (dual clip), arXiv:1912.09729, 2019.
   """
 
-  def gate(
-    log_ratio: Float[Array, "B T"], advantages: Float[Array, "B T"], context: GateContext | None = None
-  ) -> tuple[Float[Array, "B T"], TokenMetrics]:
+  def gate(log_ratio: Float[Array, "B T"], advantages: Float[Array, "B T"], context: GateContext | None = None) -> TokenTerm:
     ratio = jnp.exp(log_ratio)
     positive, negative = advantages > 0, advantages < 0
     # Selecting the bound, and not jnp.minimum, because minimum halves the gradient at a tie: with a bound of 0 that is the on-policy point.
@@ -125,7 +121,7 @@ def soft_gate(tau_pos: float = 1.0, tau_neg: float = 1.05) -> GateFn:
   (4/τ)·σ(τ(r − 1))·A with τ = tau_pos where A > 0, else tau_neg;  coefficient of A·∇log π: r·w, w = sech²(τ(r − 1)/2)
 
   Args:
-    tau_pos: temperature where A > 0.
+    tau_pos: temperature where A > 0; the larger, the narrower the gate.
     tau_neg: temperature where A ≤ 0.
 
   Returns:
@@ -144,9 +140,7 @@ def soft_gate(tau_pos: float = 1.0, tau_neg: float = 1.05) -> GateFn:
     has the same gradient, is −A on-policy, and is the one to plot.
   """
 
-  def gate(
-    log_ratio: Float[Array, "B T"], advantages: Float[Array, "B T"], context: GateContext | None = None
-  ) -> tuple[Float[Array, "B T"], TokenMetrics]:
+  def gate(log_ratio: Float[Array, "B T"], advantages: Float[Array, "B T"], context: GateContext | None = None) -> TokenTerm:
     del context
     positive, negative = advantages > 0, advantages < 0
     tau = jnp.where(positive, tau_pos, tau_neg).astype(log_ratio.dtype)
@@ -190,9 +184,7 @@ def geometric_clip(log_clip_low: float = 0.4, log_clip_high: float = 0.4) -> Gat
     The coefficient is for one advantage a sequence; of unequal ones a token's gradient has the mean.
   """
 
-  def gate(
-    log_ratio: Float[Array, "B T"], advantages: Float[Array, "B T"], context: GateContext
-  ) -> tuple[Float[Array, "B T"], TokenMetrics]:
+  def gate(log_ratio: Float[Array, "B T"], advantages: Float[Array, "B T"], context: GateContext) -> TokenTerm:
     upper = (advantages > 0) & (log_ratio > log_clip_high)
     lower = (advantages < 0) & (log_ratio < -log_clip_low)
     bounded = jnp.where(upper, log_clip_high, jnp.where(lower, -log_clip_low, log_ratio))
@@ -226,9 +218,7 @@ def gaussian_gate(sigma: float = 1.0, alpha: float = 0.3, beta: float = 0.03) ->
     MASPO, arXiv:2602.17550, 2026.
   """
 
-  def gate(
-    log_ratio: Float[Array, "B T"], advantages: Float[Array, "B T"], context: GateContext
-  ) -> tuple[Float[Array, "B T"], TokenMetrics]:
+  def gate(log_ratio: Float[Array, "B T"], advantages: Float[Array, "B T"], context: GateContext) -> TokenTerm:
     positive, negative = advantages > 0, advantages < 0
     # 1/s and not s: π_old^alpha is at most 1, where π_old^(−alpha) overflows. 1 + beta·|A| is positive whatever the advantage.
     widening = 1 + beta * jnp.abs(advantages)

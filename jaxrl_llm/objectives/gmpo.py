@@ -5,15 +5,11 @@ from jaxrl_llm.objectives.gates import geometric_clip
 from jaxrl_llm.objectives.ratios import token_ratio
 
 
-@algorithm(weights="sequence_mean")
+@algorithm(weights="sequence_mean", settings_of=geometric_clip)
 def gmpo(*, log_clip_low: float = 0.4, log_clip_high: float = 0.4) -> Slots:
   """Geometric-mean policy optimisation: clips tokens, then weighs a response by the geometric mean of what is left.
 
   J = (1/N) Σ_i g_i·A_i,  log g_i = (1/|y_i|) Σ_t z̃_t,  z̃ = min(log r, log_clip_high) where A > 0, max(log r, −log_clip_low) where A < 0
-
-  Args:
-    log_clip_low: how far below 0 a token's log-ratio may fall where A < 0.
-    log_clip_high: how far above 0 it may rise where A > 0.
 
   Example:
     >>> sorted(gmpo(log_clip_high=0.2).needs)

@@ -5,16 +5,11 @@ from jaxrl_llm.objectives.gates import hard_clip
 from jaxrl_llm.objectives.ratios import token_ratio
 
 
-@algorithm(weights="sequence_mean", kl_coef=0.04)
+@algorithm(weights="sequence_mean", kl_coef=0.04, settings_of=hard_clip)
 def grpo(*, clip_low: float = 0.2, clip_high: float = 0.2, dual_clip: float | None = None) -> Slots:
   """Group relative policy optimisation; the advantages come from `advantages.group_advantages`.
 
   J = (1/N) Σ_i (1/|y_i|) Σ_t [ min(r_t·A_i, clip(r_t, 1 − clip_low, 1 + clip_high)·A_i) − kl_coef·k3_t ]
-
-  Args:
-    clip_low: how far below 1 a token's ratio may fall where A < 0.
-    clip_high: how far above 1 a token's ratio may rise where A > 0.
-    dual_clip: largest ratio that counts where A < 0; None leaves it unbounded.
 
   Example:
     >>> sorted(grpo().needs), sorted(grpo(kl_coef=0.0).needs)

@@ -5,16 +5,11 @@ from jaxrl_llm.objectives.gates import hard_clip
 from jaxrl_llm.objectives.ratios import sequence_ratio_token_gradient
 
 
-@algorithm(weights="sequence_mean")
+@algorithm(weights="sequence_mean", settings_of=hard_clip)
 def gspo_token(*, clip_low: float = 3e-4, clip_high: float = 4e-4, dual_clip: float | None = None) -> Slots:
   """GSPO for advantages that differ between the tokens of a response; equal to GSPO where they do not.
 
   J = (1/N) Σ_i (1/|y_i|) Σ_t min(s_t·A_t, clip(s_t, 1 − clip_low, 1 + clip_high)·A_t),  s_t = sg[s_i]·π(y_t)/sg[π(y_t)]
-
-  Args:
-    clip_low: how far below 1 a sequence's ratio may fall where A < 0.
-    clip_high: how far above 1 a sequence's ratio may rise where A > 0.
-    dual_clip: largest ratio that counts where A < 0; None leaves it unbounded.
 
   Example:
     >>> sorted(gspo_token(clip_low=3e-3, clip_high=4e-3).needs)

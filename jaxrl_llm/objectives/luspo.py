@@ -5,16 +5,11 @@ from jaxrl_llm.objectives.gates import hard_clip
 from jaxrl_llm.objectives.ratios import sequence_ratio
 
 
-@algorithm(weights="sequence_sum")
+@algorithm(weights="sequence_sum", settings_of=hard_clip)
 def luspo(*, clip_low: float = 2e-3, clip_high: float = 2.5e-3, dual_clip: float | None = None) -> Slots:
   """Length-unbiased sequence policy optimisation: GSPO with each response weighed by its length.
 
   J = (1/N) Σ_i |y_i|·min(s_i·A_i, clip(s_i, 1 − clip_low, 1 + clip_high)·A_i),  log s_i = (1/|y_i|) Σ_t log r_t
-
-  Args:
-    clip_low: how far below 1 a sequence's ratio may fall where A < 0.
-    clip_high: how far above 1 a sequence's ratio may rise where A > 0.
-    dual_clip: largest ratio that counts where A < 0; None leaves it unbounded.
 
   Example:
     >>> sorted(luspo().needs)

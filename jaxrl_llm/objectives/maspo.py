@@ -5,16 +5,11 @@ from jaxrl_llm.objectives.gates import gaussian_gate
 from jaxrl_llm.objectives.ratios import token_ratio
 
 
-@algorithm(weights="token_mean")
+@algorithm(weights="token_mean", settings_of=gaussian_gate)
 def maspo(*, sigma: float = 1.0, alpha: float = 0.3, beta: float = 0.03) -> Slots:
   """Fades out tokens that overshoot, by a Gaussian whose width follows the token's rarity and its advantage.
 
   J = (1/Σ|y|) Σ_t sg[w_t]·r_t·A_t,  w = exp(−(r − 1)²/(2s²)) where A·(r − 1) > 0, else 1  (`gates.gaussian_gate`)
-
-  Args:
-    sigma: width of the gate in units of the ratio, for a token of probability 1 and a small advantage.
-    alpha: how much wider the gate is for rare tokens; 0 is the same for all.
-    beta: how much wider it is per unit of positive advantage, and narrower per unit of a negative one.
 
   Example:
     >>> sorted(maspo().needs)

@@ -8,16 +8,13 @@ from jaxrl_llm.objectives.gates import hard_clip
 from jaxrl_llm.objectives.ratios import token_ratio
 
 
-@algorithm(weights="sequence_sum")
+@algorithm(weights="sequence_sum", settings_of=hard_clip)
 def minirl(*, clip_low: float = 0.2, clip_high: float = 0.27, dual_clip: float | None = None, tis_cap: float = 5.0) -> Slots:
   """The first-order approximation of the sequence-level objective: token weights for mismatch and staleness, no length normalisation.
 
   J = (1/N) Σ_i Σ_t min(k_t, tis_cap)·min(r_t·A_t, clip(r_t, 1 − clip_low, 1 + clip_high)·A_t),  k = π_old/μ
 
   Args:
-    clip_low: how far below 1 a token's ratio may fall where A < 0.
-    clip_high: how far above 1 a token's ratio may rise where A > 0.
-    dual_clip: largest ratio that counts where A < 0; None leaves it unbounded.
     tis_cap: largest weight k of a token's mismatch between learner and sampler.
 
   Example:

@@ -5,14 +5,11 @@ from jaxrl_llm.objectives.ratios import prefix_min_ratio
 from jaxrl_llm.objectives.score_gates import capped_weight
 
 
-@algorithm(weights="token_mean")
+@algorithm(weights="token_mean", settings_of=capped_weight)
 def minpro(*, clip_high: float = 4.0) -> Slots:
   """CISPO whose weight also has the least ratio before the token, a stand-in for the product of the whole prefix.
 
   J = (1/Σ|y|) Σ_t sg[min(r_t·min_{j<t} r_j, 1 + clip_high)]·A_t·log π_t
-
-  Args:
-    clip_high: how far above 1 a token's weight may rise: the cap is 1 + clip_high.
 
   Example:
     >>> sorted(minpro().needs)

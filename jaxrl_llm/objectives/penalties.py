@@ -13,7 +13,7 @@ from jaxtyping import Array, Float
 
 from jaxrl_llm.objectives.base import required
 from jaxrl_llm.objectives.ratios import LOG_RATIO_BOUND, bounded_log_ratio
-from jaxrl_llm.types import PenaltyFn, PolicyOutputs, TokenMetrics, TrainBatch
+from jaxrl_llm.types import PenaltyFn, PolicyOutputs, TokenTerm, TrainBatch
 
 KL_VALUES = {
   "k1": lambda log_u: -log_u,
@@ -87,7 +87,7 @@ def kl_penalty(coef: float, estimator: str = "k3") -> PenaltyFn:
     ends; here only the log-ratio is bounded.
   """
 
-  def penalty(outputs: PolicyOutputs, batch: TrainBatch) -> tuple[Float[Array, "B T"], TokenMetrics]:
+  def penalty(outputs: PolicyOutputs, batch: TrainBatch) -> TokenTerm:
     ref_logprobs = required(batch.ref_logprobs, "ref_logprobs", f"kl_coef is {coef}")
     log_u = bounded_log_ratio(ref_logprobs, outputs.logprobs)
     kl = KL_ESTIMATORS[estimator](log_u, bounded_log_ratio(outputs.logprobs, batch.old_logprobs))
@@ -194,7 +194,7 @@ def entropy_bonus(coef: float) -> PenaltyFn:
     Proximal Policy Optimization Algorithms, arXiv:1707.06347, 2017, eq. 9.
   """
 
-  def penalty(outputs: PolicyOutputs, batch: TrainBatch) -> tuple[Float[Array, "B T"], TokenMetrics]:
+  def penalty(outputs: PolicyOutputs, batch: TrainBatch) -> TokenTerm:
     del batch
     loss = -coef * required(outputs.entropy, "entropy", f"entropy_coef is {coef}")
     return loss, {"actor/entropy_loss": loss}
@@ -222,7 +222,7 @@ def value_loss(coef: float, clip: float | None = None) -> PenaltyFn:
     Proximal Policy Optimization Algorithms, arXiv:1707.06347, 2017, eq. 9; the clip is that of the authors' implementation.
   """
 
-  def penalty(outputs: PolicyOutputs, batch: TrainBatch) -> tuple[Float[Array, "B T"], TokenMetrics]:
+  def penalty(outputs: PolicyOutputs, batch: TrainBatch) -> TokenTerm:
     values = required(outputs.values, "values", "the loss is the critic's")
     returns = required(batch.returns, "returns", "values are given")
     error = jnp.square(values - returns)

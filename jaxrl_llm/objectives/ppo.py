@@ -6,7 +6,7 @@ from jaxrl_llm.objectives.penalties import value_loss
 from jaxrl_llm.objectives.ratios import token_ratio
 
 
-@algorithm(weights="token_mean")
+@algorithm(weights="token_mean", settings_of=hard_clip)
 def ppo(
   *, clip_low: float = 0.2, clip_high: float = 0.2, dual_clip: float | None = None, value_coef: float = 0.5, value_clip: float | None = 0.2
 ) -> Slots:
@@ -15,9 +15,6 @@ def ppo(
   J = (1/Σ|y|) Σ_t [ min(r_t·A_t, clip(r_t, 1 − clip_low, 1 + clip_high)·A_t) − value_coef·(V_t − R̂_t)² ]
 
   Args:
-    clip_low: how far below 1 a token's ratio may fall where A < 0.
-    clip_high: how far above 1 a token's ratio may rise where A > 0.
-    dual_clip: largest ratio that counts where A < 0; None leaves it unbounded.
     value_coef: weight of the critic's squared error.
     value_clip: half-width of the band around the critic's old prediction, in units of the return; None for the plain square.
 

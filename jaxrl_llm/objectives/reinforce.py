@@ -5,7 +5,7 @@ from jaxtyping import Array, Float
 from jaxrl_llm.objectives.algorithm import Slots, algorithm
 from jaxrl_llm.objectives.gates import unclipped
 from jaxrl_llm.objectives.ratios import no_ratio
-from jaxrl_llm.types import GateContext, TokenMetrics
+from jaxrl_llm.types import GateContext, TokenTerm
 
 
 @algorithm(weights="sequence_sum")
@@ -28,9 +28,7 @@ def reinforce() -> Slots:
   """
   surrogate = unclipped()
 
-  def gate(
-    log_ratio: Float[Array, "B T"], advantages: Float[Array, "B T"], context: GateContext
-  ) -> tuple[Float[Array, "B T"], TokenMetrics]:
+  def gate(log_ratio: Float[Array, "B T"], advantages: Float[Array, "B T"], context: GateContext) -> TokenTerm:
     # From log π itself and not from the log-ratio: whatever stands for the old policy, its bound of ±20 included, has no say here.
     del log_ratio
     return surrogate(no_ratio(context.logprobs, context.mask, context.segments), advantages, context)

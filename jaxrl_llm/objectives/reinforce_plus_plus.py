@@ -5,16 +5,11 @@ from jaxrl_llm.objectives.gates import hard_clip
 from jaxrl_llm.objectives.ratios import token_ratio
 
 
-@algorithm(weights="token_mean")
+@algorithm(weights="token_mean", settings_of=hard_clip)
 def reinforce_plus_plus(*, clip_low: float = 0.2, clip_high: float = 0.2, dual_clip: float | None = None) -> Slots:
   """REINFORCE++: PPO's clipped surrogate without a critic, on advantages normalised over the whole batch.
 
   J = (1/Σ|y|) Σ_t min(r_t·A_t, clip(r_t, 1 − clip_low, 1 + clip_high)·A_t)
-
-  Args:
-    clip_low: how far below 1 a token's ratio may fall where A < 0.
-    clip_high: how far above 1 a token's ratio may rise where A > 0.
-    dual_clip: largest ratio that counts where A < 0; None leaves it unbounded.
 
   Example:
     >>> sorted(reinforce_plus_plus(kl_coef=0.01).needs)

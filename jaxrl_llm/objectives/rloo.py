@@ -5,16 +5,11 @@ from jaxrl_llm.objectives.gates import hard_clip
 from jaxrl_llm.objectives.ratios import product_ratio
 
 
-@algorithm(weights="sequence_mean")
+@algorithm(weights="sequence_mean", settings_of=hard_clip)
 def rloo(*, clip_low: float = 0.2, clip_high: float = 0.2, dual_clip: float | None = None) -> Slots:
   """REINFORCE leave-one-out: a whole response is one action, compared by its true importance weight.
 
   J = (1/N) Σ_i min(ρ_i·A_i, clip(ρ_i, 1 − clip_low, 1 + clip_high)·A_i),  log ρ_i = Σ_t log r_t
-
-  Args:
-    clip_low: how far below 1 a response's ratio may fall where A < 0.
-    clip_high: how far above 1 a response's ratio may rise where A > 0.
-    dual_clip: largest ratio that counts where A < 0; None leaves it unbounded.
 
   Example:
     >>> sorted(rloo().needs)

@@ -5,15 +5,11 @@ from jaxrl_llm.objectives.gates import soft_gate
 from jaxrl_llm.objectives.ratios import token_ratio
 
 
-@algorithm(weights="sequence_mean")
+@algorithm(weights="sequence_mean", settings_of=soft_gate)
 def sapo(*, tau_pos: float = 1.0, tau_neg: float = 1.05) -> Slots:
   """Soft adaptive policy optimisation: a token's weight fades with its distance from on-policy, faster where A < 0.
 
   J = (1/N) Σ_i (1/|y_i|) Σ_t (4/τ)·σ(τ(r_t − 1))·A_i,  τ = tau_pos where A > 0, else tau_neg
-
-  Args:
-    tau_pos: temperature of the gate where A > 0; the larger, the narrower.
-    tau_neg: temperature of the gate where A ≤ 0.
 
   Example:
     >>> sapo(tau_pos=0)

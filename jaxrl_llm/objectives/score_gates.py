@@ -15,7 +15,7 @@ from jaxtyping import Array, Float
 from jaxrl_llm.objectives.gate_statistics import clip_metrics, gate_metrics
 from jaxrl_llm.objectives.prefixes import before, segment_quantile
 from jaxrl_llm.segments import once_per_sequence, segment_count
-from jaxrl_llm.types import GateContext, GateFn, TokenMetrics
+from jaxrl_llm.types import GateContext, GateFn, TokenTerm
 
 SMALLEST = 1e-30
 """A probability nearer to 1 than any float, as minus its logarithm."""
@@ -37,7 +37,7 @@ def capped_weight(clip_high: float = 4.0, clip_low: float = 1.0) -> GateFn:
   sg[clip(r, 1 − clip_low, 1 + clip_high)]·A·log π
 
   Args:
-    clip_high: how far above 1 the weight may rise: the cap is 1 + clip_high, here 5. Infinity never binds.
+    clip_high: how far above 1 the weight may rise: the cap is 1 + clip_high, by default 5. Infinity never binds.
     clip_low: how far below 1 it may fall; 1 never binds.
 
   Returns:
@@ -58,9 +58,7 @@ def capped_weight(clip_high: float = 4.0, clip_low: float = 1.0) -> GateFn:
     verl's `clip_ratio_high` is this clip_high; TRL's `epsilon_high` is the cap itself, 1 + clip_high.
   """
 
-  def gate(
-    log_ratio: Float[Array, "B T"], advantages: Float[Array, "B T"], context: GateContext
-  ) -> tuple[Float[Array, "B T"], TokenMetrics]:
+  def gate(log_ratio: Float[Array, "B T"], advantages: Float[Array, "B T"], context: GateContext) -> TokenTerm:
     ratio = jnp.exp(log_ratio)
     capped = (ratio > 1 + clip_high) | (ratio < 1 - clip_low)
     coefficient = jnp.clip(ratio, 1 - clip_low, 1 + clip_high)
@@ -93,9 +91,7 @@ def gamma_weight(k_pos: float = 2.0, lambda_pos: float = 3.0, k_neg: float = 3.0
     VESPO, arXiv:2602.10693, 2026.
   """
 
-  def gate(
-    log_ratio: Float[Array, "B T"], advantages: Float[Array, "B T"], context: GateContext
-  ) -> tuple[Float[Array, "B T"], TokenMetrics]:
+  def gate(log_ratio: Float[Array, "B T"], advantages: Float[Array, "B T"], context: GateContext) -> TokenTerm:
     positive, negative = advantages > 0, advantages < 0
     k, rate = (jnp.where(positive, a, b).astype(log_ratio.dtype) for a, b in ((k_pos, k_neg), (lambda_pos, lambda_neg)))
     phi = jnp.exp(k * log_ratio - rate * jnp.expm1(log_ratio))
@@ -162,9 +158,7 @@ def divergence_ball(
   """
   measure = DIVERGENCES[divergence] if isinstance(divergence, str) else divergence
 
-  def gate(
-    log_ratio: Float[Array, "B T"], advantages: Float[Array, "B T"], context: GateContext
-  ) -> tuple[Float[Array, "B T"], TokenMetrics]:
+  def gate(log_ratio: Float[Array, "B T"], advantages: Float[Array, "B T"], context: GateContext) -> TokenTerm:
     distance = measure(context.logprobs, context.old_logprobs)
     above, below = context.logprobs > context.old_logprobs, context.logprobs < context.old_logprobs
     outside = ((advantages > 0) & above & (distance > delta_high)) | ((advantages < 0) & below & (distance > delta_low))
@@ -205,9 +199,7 @@ def prefix_budget(delta: float = 0.15, w_min: float = 0.8, budget: float = 0.02)
     Only counted tokens are tokens of the sequence. Sums and quantile are of one sequence, so no split of the batch changes them.
   """
 
-  def gate(
-    log_ratio: Float[Array, "B T"], advantages: Float[Array, "B T"], context: GateContext
-  ) -> tuple[Float[Array, "B T"], TokenMetrics]:
+  def gate(log_ratio: Float[Array, "B T"], advantages: Float[Array, "B T"], context: GateContext) -> TokenTerm:
     mask, segments = context.mask, context.segments
     counted = (mask > 0).astype(log_ratio.dtype)
     shift = binary_tv(context.logprobs, context.old_logprobs)

@@ -1,11 +1,10 @@
 """Supervised fine-tuning as one more objective: the warm start before reinforcement learning."""
 
 import jax
-from jaxtyping import Array, Float
 
 from jaxrl_llm.objectives.base import on_mask, weights_by_name
 from jaxrl_llm.objectives.settings import checked
-from jaxrl_llm.types import Objective, PolicyOutputs, TokenMetrics, TrainBatch
+from jaxrl_llm.types import Objective, PolicyOutputs, TokenTerm, TrainBatch
 
 
 @checked
@@ -29,7 +28,7 @@ def sft(*, weights: str = "token_mean", max_tokens: int | None = None) -> Object
     frozenset()
   """
 
-  def token_loss(outputs: PolicyOutputs, batch: TrainBatch) -> tuple[Float[Array, "B T"], TokenMetrics]:
+  def token_loss(outputs: PolicyOutputs, batch: TrainBatch) -> TokenTerm:
     outputs, _ = on_mask(outputs, batch)
     loss = -outputs.logprobs
     metrics = {"actor/nll_loss": loss}

@@ -5,17 +5,11 @@ from jaxrl_llm.objectives.ratios import product_ratio
 from jaxrl_llm.objectives.score_gates import gamma_weight
 
 
-@algorithm(weights="token_mean")
+@algorithm(weights="token_mean", settings_of=gamma_weight)
 def vespo(*, k_pos: float = 2.0, lambda_pos: float = 3.0, k_neg: float = 3.0, lambda_neg: float = 2.0) -> Slots:
   """Variational sequence-level soft policy optimisation: a response counts by a smooth function of its true importance weight.
 
   J = (1/Σ|y|) Σ_i Σ_t sg[φ(ρ_i)]·A_t·log π_t,  φ(ρ) = ρ^k·e^{λ(1 − ρ)},  log ρ_i = Σ_t log r_t
-
-  Args:
-    k_pos: exponent k where A > 0; the largest weight is at ρ = k/λ.
-    lambda_pos: rate λ where A > 0.
-    k_neg: exponent where A ≤ 0.
-    lambda_neg: rate where A ≤ 0.
 
   Example:
     >>> sorted(vespo().needs)
