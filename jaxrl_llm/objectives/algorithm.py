@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from jaxrl_llm.objectives.base import policy_objective, weights_by_name
 from jaxrl_llm.objectives.gates import GATES
-from jaxrl_llm.objectives.penalties import regularisers
+from jaxrl_llm.objectives.penalties import entropy_bonus, kl_penalty
 from jaxrl_llm.objectives.settings import Rule, checked, gate_settings
 from jaxrl_llm.types import GateFn, Objective, PenaltyFn, RatioFn
 
@@ -32,12 +32,8 @@ class Slots(NamedTuple):
   """What distinguishes an algorithm from the others.
 
   Attributes:
-    ratio: level at which the policies are compared (`ratios`).
-    gate: limit on how far a ratio may carry the policy (`gates`).
-    value_loss: loss of the critic (`penalties.value_loss`); None for an algorithm without one.
-    anchor: policy to compare with, as in `base.policy_objective`.
-    correction: off-policy correction that is part of the algorithm (`corrections`), as a function of
-      the objective; None for an algorithm without one.
+    ratio, gate, value_loss, anchor: as in `base.policy_objective`.
+    correction: off-policy correction that is part of the algorithm (`corrections`), as a function of the objective; None for none.
   """
 
   ratio: RatioFn
@@ -58,21 +54,16 @@ def algorithm(
 ) -> Callable[[Callable[..., Slots]], Callable[..., Objective]]:
   """Decorates a function from an algorithm's own settings to its slots: it becomes the objective's factory.
 
-  The factory also takes the settings that all algorithms share (`SHARED`), names every setting in its
-  signature and docstring, and refuses illegal ones (`settings.checked`).
+  The factory also takes the settings that all algorithms share (`SHARED`), names every setting in its signature and docstring, and refuses
+  illegal ones (`settings.checked`). A parameter `**gate_settings` stands for the settings of all gates: each is None by default, and the
+  function receives those that are not.
 
   Args:
-    weights: default of the setting, a key of `base.WEIGHTS`.
-    max_tokens: default of the setting.
-    kl_coef: default of the setting.
+    weights, max_tokens, kl_coef: defaults of these settings.
     settings_of: gate factory whose docstring describes the settings that the function hands to it; None for a
       function that describes all of its settings itself.
     rules: rules of settings that `settings.RULES` lacks, by name.
     name: name of the algorithm; None for the function's.
-
-  Returns:
-    The decorator. A parameter `**gate_settings` stands for the settings of all gates: each is None by
-    default, and the function receives those that are not.
 
   Example:
     >>> from jaxrl_llm.objectives.gates import hard_clip
@@ -99,7 +90,10 @@ def algorithm(
 
     def make(*, kl_coef, kl_estimator, entropy_coef, weights, max_tokens, **settings) -> Objective:
       slots = slots_of(**{key: x for key, x in settings.items() if key in own or x is not None})
-      penalties, needs = regularisers(kl_coef, kl_estimator, entropy_coef)
+      # A coefficient of 0 costs nothing.
+      penalties = [kl_penalty(kl_coef, kl_estimator)] if kl_coef else []
+      penalties += [entropy_bonus(entropy_coef)] if entropy_coef else []
+      needs = frozenset(field for field, coef in (("ref_logprobs", kl_coef), ("entropy", entropy_coef)) if coef)
       objective = policy_objective(
         ratio=slots.ratio,
         gate=slots.gate,

@@ -78,17 +78,8 @@ def value(
     missing, present = ("values", "returns") if values is None else ("returns", "values")
     raise ValueError(f"{missing}: found None, expected an array [B, T], because {present} are given")
 
-  floats = {
-    "logprobs": logprobs,
-    "old_logprobs": old_logprobs,
-    "advantages": advantages,
-    "sampler_logprobs": sampler_logprobs,
-    "ref_logprobs": ref_logprobs,
-    "entropy": entropy,
-    "values": values,
-    "returns": returns,
-    "old_values": old_values,
-  }
+  floats = dict(logprobs=logprobs, old_logprobs=old_logprobs, sampler_logprobs=sampler_logprobs, ref_logprobs=ref_logprobs)
+  floats |= dict(advantages=advantages, entropy=entropy, values=values, returns=returns, old_values=old_values)
   floats = {name: _shaped(name, x, shape) for name, x in floats.items() if x is not None}
   dtype = jnp.result_type(jnp.float32, *floats.values())
   if not jnp.issubdtype(dtype, jnp.floating):

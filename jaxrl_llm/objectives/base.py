@@ -22,14 +22,7 @@ WEIGHTS = {
 
 
 def weights_by_name(weights: str, max_tokens: int | None = None) -> WeighFn:
-  """Third slot of an objective, by name.
-
-  Args:
-    weights: a key of `WEIGHTS`.
-    max_tokens: the generation budget in tokens; read by "constant" only.
-
-  Returns:
-    The function of `segments` that computes the weights of a global batch.
+  """Third slot of an objective, by its name in `WEIGHTS`; "constant" alone reads the generation budget in tokens.
 
   Example:
     >>> weights_by_name("constant", 8)(jnp.ones((2, 2)), None).tolist()
@@ -43,13 +36,6 @@ def on_mask(outputs: PolicyOutputs, batch: TrainBatch) -> tuple[PolicyOutputs, T
 
   Done on the inputs: a NaN, an infinity or a 1e4 that reaches an `exp` would come back through its gradient, 0·∞, even where a later mask
   hides its value. A NaN under the mask is left alone, to surface in the loss.
-
-  Args:
-    outputs: the current policy on the batch.
-    batch: the batch; mask 1 where a token counts.
-
-  Returns:
-    Both, cleaned.
 
   Example:
     >>> zeros = jnp.zeros((1, 2), int)
@@ -87,8 +73,7 @@ def policy_objective(
   """Composes an objective: loss = Σ w·(−k·gate(ratio(log π − log π_old), A) + penalties).
 
   Args:
-    ratio: level at which the policies are compared (`ratios`); a function that does not say its level is
-      taken for a ratio of tokens.
+    ratio: level at which the policies are compared (`ratios`); a function that does not say its level is taken for a ratio of tokens.
     gate: how far a ratio may carry the policy (`gates`).
     weigh: weights of all tokens of the global batch (`segments`).
     penalties: further per-token losses (`penalties`).
@@ -126,8 +111,8 @@ def policy_objective(
     loss = -surrogate
     if batch.importance is not None:
       loss = jax.lax.stop_gradient(batch.importance) * loss
-    nan_tokens = _is_nan(outputs, batch, log_ratio)
-    metrics = {"actor/pg_loss": loss, "actor/nan_tokens": nan_tokens, **ratio_metrics(log_ratio, batch), **gate_metrics}
+    metrics = {"actor/pg_loss": loss, "actor/nan_tokens": _is_nan(outputs, batch, log_ratio), **ratio_metrics(log_ratio, batch)}
+    metrics |= gate_metrics
     if outputs.entropy is not None:
       metrics["actor/entropy"] = outputs.entropy
     terms = [*penalties, value_loss] if value_loss is not None and outputs.values is not None else penalties
@@ -148,13 +133,7 @@ def policy_objective(
 
 
 def critic_objective(objective: Objective) -> Objective:
-  """The critic's own part of an objective, for a critic with parameters of its own.
-
-  Args:
-    objective: one with a `value_loss`.
-
-  Returns:
-    An objective with the same weights that reads `values`, `returns` and `old_values`.
+  """The `value_loss` of an objective as one with the same weights, for a critic with parameters of its own.
 
   Raises:
     ValueError: the objective has no critic.

@@ -15,12 +15,7 @@ from jaxrl_llm.types import Objective, PolicyOutputs, TokenTerm, TrainBatch
 def pair_rewards(values: Float[Array, "B T"], batch: TrainBatch) -> tuple[Float[Array, "B T"], Float[Array, "B T"]]:
   """Rewards of the chosen and of the rejected response of each token's own pair.
 
-  Args:
-    values: reward of a sequence that ends with that token.
-    batch: rows in which segments 2k − 1 and 2k are the chosen and the rejected sequence of pair k.
-
-  Returns:
-    Two arrays, given back to every token of the pair.
+  Segments 2k − 1 and 2k of a row are the chosen and the rejected sequence of pair k; `values` are rewards of a sequence that ends there.
 
   Example:
     >>> rows = jnp.array([[1, 1, 2, 2, 2, 0]])

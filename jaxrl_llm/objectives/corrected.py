@@ -1,22 +1,17 @@
 """The corrections that a config switches on, checked together and applied in one order."""
 
-import math
-import numbers
 from typing import Any
 
 from jaxrl_llm.objectives.corrections import CORRECTIONS, LEVELS
+from jaxrl_llm.objectives.settings import is_finite, is_number
 from jaxrl_llm.types import Objective
 
 
-def _is_real(x: Any) -> bool:
-  return isinstance(x, numbers.Real) and not isinstance(x, bool)
-
-
 def _is_band(x: Any) -> bool:
-  return isinstance(x, tuple | list) and len(x) == 2 and all(map(_is_real, x)) and 0 <= x[0] <= 1 <= x[1] and x[0] < x[1]
+  return isinstance(x, tuple | list) and len(x) == 2 and all(map(is_number, x)) and 0 <= x[0] <= 1 <= x[1] and x[0] < x[1]
 
 
-_CAP = (lambda x: x is None or (_is_real(x) and x >= 1), "None or a number >= 1, so that k = 1 keeps its weight")
+_CAP = (lambda x: x is None or (is_number(x) and x >= 1), "None or a number >= 1, so that k = 1 keeps its weight")
 _BAND = (lambda x: x is None or _is_band(x), "None or two numbers (low, high) with 0 <= low <= 1 <= high and low < high")
 
 RULES = {
@@ -25,10 +20,7 @@ RULES = {
   "level": (lambda x: isinstance(x, str) and x in LEVELS, "one of " + ", ".join(map(repr, LEVELS))),
   "icepop": _BAND,
   "geometric_rejection": _BAND,
-  "off_policy_mask": (
-    lambda x: x is None or (_is_real(x) and math.isfinite(x) and x >= 0),
-    "None or a finite number of nats per token >= 0",
-  ),
+  "off_policy_mask": (lambda x: x is None or (is_finite(x) and x >= 0), "None or a finite number of nats per token >= 0"),
   "off_policy_anchor": (lambda x: x in ("old", "sampler"), "'old' or 'sampler'"),
   "bypass": (lambda x: isinstance(x, bool), "True or False"),
 }
@@ -54,13 +46,12 @@ def corrected(
 
   Args:
     objective: what to wrap.
-    tis: cap of `tis`; None leaves it out.
-    mis: cap of `mis`.
-    level: "token" or "sequence", of `tis` and `mis`.
-    icepop: band (low, high) of `icepop`, a tuple or a list.
-    geometric_rejection: band (low, high) of `geometric_rejection`.
-    off_policy_mask: delta of `off_policy_mask`, in nats per token.
-    off_policy_anchor: "old" or "sampler", the anchor of `off_policy_mask`.
+    tis, mis: caps; None leaves a correction out.
+    level: level of `tis` and `mis`, "token" or "sequence".
+    icepop: band (low, high), a tuple or a list.
+    geometric_rejection: band (low, high), a tuple or a list.
+    off_policy_mask: delta, in nats per token.
+    off_policy_anchor: anchor of `off_policy_mask`, "old" or "sampler".
     bypass: whether the sampler's policy is taken for π_old.
 
   Returns:
@@ -79,16 +70,8 @@ def corrected(
       ...
     ValueError: level: found 'sequence', expected 'token', because neither tis nor mis is set and it would be ignored
   """
-  settings = {
-    "tis": tis,
-    "mis": mis,
-    "level": level,
-    "icepop": icepop,
-    "geometric_rejection": geometric_rejection,
-    "off_policy_mask": off_policy_mask,
-    "off_policy_anchor": off_policy_anchor,
-    "bypass": bypass,
-  }
+  settings = dict(tis=tis, mis=mis, level=level, icepop=icepop, geometric_rejection=geometric_rejection)
+  settings |= dict(off_policy_mask=off_policy_mask, off_policy_anchor=off_policy_anchor, bypass=bypass)
   problems = [f"{name}: found {x!r}, expected {RULES[name][1]}" for name, x in settings.items() if not RULES[name][0](x)]
   # Only legal settings can be compared with one another.
   problems = problems or _conflicts(objective, settings)

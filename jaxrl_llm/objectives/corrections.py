@@ -7,6 +7,8 @@ tokens stay as they are. Corrections compose:
 
   tis(off_policy_mask(gspo(), delta=0.1), cap=2.0)
 
+All but `off_policy_mask` with anchor "old" read `TrainBatch.sampler_logprobs`; the loss of a batch without them raises a ValueError.
+
 A dropped token has weight 0 and stays in the denominators: the weights of a batch are computed before any log-probability is known, so
 dropping shrinks the loss and never raises the share of the rest. (verl's rejection takes tokens out of the mask and so out of the
 denominators and the penalties too; its importance weights of 0, IcePop's, stay in, as here.)
@@ -23,9 +25,6 @@ from jaxrl_llm.objectives.ratios import bounded_log_ratio, product_ratio, token_
 from jaxrl_llm.segments import once_per_sequence, segment_mean, segment_sum
 from jaxrl_llm.types import Objective, PolicyOutputs, TokenTerm, TrainBatch
 
-Correction = Callable[[PolicyOutputs, TrainBatch], TokenTerm]
-"""`(outputs, batch) -> (weight of each token, metrics)`, on arrays that are 0 off the mask."""
-
 MISMATCH = frozenset({"old_logprobs", "sampler_logprobs"})
 """What k is made of."""
 
@@ -39,7 +38,6 @@ def tis(objective: Objective, *, cap: float = 2.0, level: str = "token") -> Obje
   min(k, cap),  k = π_old/μ of the token, or Π_t of it over the sequence
 
   Args:
-    objective: what to wrap.
     cap: largest weight; the smaller, the less variance and the more bias.
     level: "token" or "sequence".
 
@@ -49,9 +47,6 @@ def tis(objective: Objective, *, cap: float = 2.0, level: str = "token") -> Obje
     - `rollout_corr/rollout_is_ratio_fraction_high` (k > cap) and `_low` (k < 1/cap, which binds nothing here);
     and, at either level, `rollout_corr/rollout_is_oob_ratio` and `_oob_seq_ratio`, the fractions of tokens and of sequences with a k that
     is not applied as it is.
-
-  Raises:
-    ValueError: at the call, where the batch has no `sampler_logprobs`.
 
   Example:
     >>> from jaxrl_llm.objectives.gspo import gspo
@@ -75,15 +70,11 @@ def mis(objective: Objective, *, cap: float = 2.0, level: str = "token") -> Obje
   k where k ≤ cap, else 0
 
   Args:
-    objective: what to wrap.
     cap: largest weight that is kept.
     level: "token" or "sequence"; see `tis`.
 
   Returns:
     The wrapped objective, with the metrics of `tis`.
-
-  Raises:
-    ValueError: at the call, where the batch has no `sampler_logprobs`.
 
   References:
     When speed kills stability: demystifying RL collapse from the training-inference mismatch, Li et al., 2025.
@@ -97,15 +88,11 @@ def icepop(objective: Objective, *, low: float = 0.5, high: float = 5.0) -> Obje
   k where low ≤ k ≤ high, else 0
 
   Args:
-    objective: what to wrap.
     low: smallest k that is kept, at most 1.
     high: largest k that is kept, at least 1.
 
   Returns:
     The wrapped objective, with the metrics of `tis`; `_ratio_fraction_low` is that of k < low.
-
-  Raises:
-    ValueError: at the call, where the batch has no `sampler_logprobs`.
 
   References:
     Every step evolves: scaling reinforcement learning for trillion-scale thinking model (Ring-1T), arXiv:2510.18855, 2025.
@@ -123,16 +110,12 @@ def geometric_rejection(objective: Objective, *, low: float = 0.999, high: float
   1 where low ≤ exp((1/|y|) Σ_t log k_t) ≤ high, else 0
 
   Args:
-    objective: what to wrap.
     low: smallest ratio that is kept, at most 1.
     high: largest ratio that is kept, at least 1.
 
   Returns:
     The wrapped objective. Its metrics: `rollout_corr/rollout_rs_masked_fraction` (of tokens) and `_seq_masked_fraction`, and
     `rollout_corr/rollout_rs/mean`, `/min` and `/max`, of the ratio over sequences.
-
-  Raises:
-    ValueError: at the call, where the batch has no `sampler_logprobs`.
 
   References:
     When speed kills stability: demystifying RL collapse from the training-inference mismatch, Li et al., 2025.
@@ -163,16 +146,12 @@ def off_policy_mask(objective: Objective, *, delta: float, anchor: str = "old") 
   0 where A_t < 0 and (1/|y|) Σ_t log(π_old/π)_t > delta, else 1
 
   Args:
-    objective: what to wrap.
     delta: largest divergence in nats per token at which negative advantages still count.
     anchor: "old" measures staleness alone; "sampler" puts μ in the place of π_old, which adds the mismatch.
 
   Returns:
     The wrapped objective. Its metrics: `off_policy/masked_fraction` (of tokens), `off_policy/seq_masked_fraction` (of sequences with a
     dropped token), and `off_policy/kl/mean` and `/max`, of the divergence over sequences in nats per token.
-
-  Raises:
-    ValueError: at the call, where anchor is "sampler" and the batch has no `sampler_logprobs`.
 
   Example:
     >>> from jaxrl_llm.objectives.gspo import gspo
@@ -208,14 +187,7 @@ def bypass(objective: Objective) -> Objective:
 
   π_old := μ
 
-  Args:
-    objective: what to wrap; corrections inside it see the new π_old.
-
-  Returns:
-    The wrapped objective; it needs `sampler_logprobs` in the place of `old_logprobs`.
-
-  Raises:
-    ValueError: at the call, where the batch has no `sampler_logprobs`.
+  Corrections inside the objective see the new π_old. It needs `sampler_logprobs` in the place of `old_logprobs`.
 
   Example:
     >>> from jaxrl_llm.objectives.gspo import gspo
@@ -244,8 +216,8 @@ CORRECTIONS = {
 """Every correction by name, from the innermost to the outermost."""
 
 
-def _weighted(objective: Objective, correction: Correction, needs: frozenset[str]) -> Objective:
-  """`objective` with a further weight on each token's policy term."""
+def _weighted(objective: Objective, correction: Callable[[PolicyOutputs, TrainBatch], TokenTerm], needs: frozenset[str]) -> Objective:
+  """`objective` with a further weight on each token's policy term: what `correction` makes of arrays that are 0 off the mask."""
   if not objective.correctable:
     raise ValueError("objective: found one that does not read TrainBatch.importance (correctable=False), expected one of policy_objective")
 

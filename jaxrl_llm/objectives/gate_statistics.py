@@ -24,8 +24,7 @@ def clip_metrics(clipped: Bool[Array, "B T"], advantages: Float[Array, "B T"], c
     `actor/pg_clipfrac` (over all tokens), `_pos` and `_neg` (over those with A > 0 and A < 0); `actor/pg_clipfrac_seq`, `_seq_pos` and
     `_seq_neg`, the fractions of the sequences in which a clip binds somewhere.
   """
-  everyone = jnp.ones_like(clipped)
-  populations = {"": everyone, "_pos": advantages > 0, "_neg": advantages < 0}
+  populations = {"": jnp.ones_like(clipped), "_pos": advantages > 0, "_neg": advantages < 0}
 
   def fraction(found: Bool[Array, "B T"], population: Bool[Array, "B T"]) -> Float[Array, "B T"]:
     return jnp.where(population, found.astype(advantages.dtype), jnp.nan)

@@ -16,11 +16,6 @@ def gate_weight(objective: Objective, outputs: PolicyOutputs, batch: TrainBatch)
   GSPO's is s of the whole sequence, a soft gate's falls smoothly. Corrections count: a token that they take out has 0. Penalties do not,
   for they stay when the advantages are 0.
 
-  Args:
-    objective: any, with its corrections.
-    outputs: the current policy on the batch.
-    batch: of the update.
-
   Returns:
     The coefficients; NaN where no token counts or the gradient is 0 anyway, as for an advantage of 0.
 

@@ -247,21 +247,3 @@ def value_loss(coef: float, clip: float | None = None) -> PenaltyFn:
     }
 
   return penalty
-
-
-def regularisers(kl_coef: float, kl_estimator: str, entropy_coef: float) -> tuple[list[PenaltyFn], frozenset[str]]:
-  """The penalties that have a coefficient, and the optional arrays they need; a coefficient of 0 costs nothing.
-
-  Example:
-    >>> penalties, needs = regularisers(kl_coef=0.04, kl_estimator="k3", entropy_coef=0.0)
-    >>> len(penalties), sorted(needs)
-    (1, ['ref_logprobs'])
-  """
-  penalties, needs = [], set()
-  if kl_coef:
-    penalties.append(kl_penalty(kl_coef, kl_estimator))
-    needs.add("ref_logprobs")
-  if entropy_coef:
-    penalties.append(entropy_bonus(entropy_coef))
-    needs.add("entropy")
-  return penalties, frozenset(needs)

@@ -22,9 +22,6 @@ def before(
     segments: sequence of each token, contiguous, or None for one sequence per row.
     empty: what the first token gets, and the neutral element of `combine`.
 
-  Returns:
-    The combinations: what `combine` makes of the tokens of the same sequence before this one.
-
   Example:
     >>> before(jnp.add, jnp.array([[1., 2., 4., 8., 16.]]), jnp.array([[1, 1, 1, 2, 2]]), 0.0).tolist()
     [[0.0, 1.0, 3.0, 0.0, 8.0]]
@@ -43,18 +40,10 @@ def before(
 def segment_quantile(
   x: Float[Array, "B T"], mask: Float[Array, "B T"], segments: Int[Array, "B T"] | None, q: float
 ) -> Float[Array, "B T"]:
-  """Quantile of `x` over the counted tokens of each token's own sequence, given back to every token of it.
+  """The q-quantile of `x` over the counted tokens of each token's own sequence, given back to every token of it.
 
-  Interpolated between the two nearest ranks, as `jnp.quantile` does by default.
-
-  Args:
-    x: any per-token quantity, finite on the mask.
-    mask: 1 where a token counts.
-    segments: sequence of each token, or None for one sequence per row.
-    q: which quantile, from 0 to 1.
-
-  Returns:
-    The quantiles. Where a sequence has no counted token, a large finite number.
+  Interpolated between the two nearest ranks, as `jnp.quantile` does by default. `x` is finite on the mask; a sequence without a counted
+  token reads a large finite number.
 
   Example:
     >>> segment_quantile(jnp.array([[3., 1., 9., 2.]]), jnp.array([[1., 1., 0., 1.]]), jnp.array([[1, 1, 1, 2]]), 0.5).tolist()

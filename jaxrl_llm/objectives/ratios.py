@@ -1,6 +1,7 @@
-"""First slot of an objective: at which level the policies are compared. All functions are `(log_ratio, mask, segments) -> log_ratio`.
+"""First slot of an objective: at which level the policies are compared, as functions `(log_ratio, mask, segments) -> log_ratio`.
 
-Everything stays in log space until the gate takes the one `exp`.
+They take the log-ratio z_t of each token, the mask (1 where a token counts) and the sequence of each token (None for one sequence per
+row), and give the log-ratio that the gate sees at each token. Everything stays in log space until the gate takes the one `exp`.
 """
 
 from collections.abc import Callable
@@ -32,12 +33,7 @@ def bounded_log_ratio(logprobs: Float[Array, "B T"], anchor_logprobs: Float[Arra
 
   z = clip(log π − log π_anchor, −20, 20)
 
-  Args:
-    logprobs: log-probabilities in the numerator, in nats; finite off the mask (see `base.on_mask`).
-    anchor_logprobs: log-probabilities in the denominator, in nats.
-
-  Returns:
-    The bounded log-ratio. NaN stays NaN.
+  Log-probabilities are in nats, and finite off the mask (see `base.on_mask`). NaN stays NaN.
 
   Example:
     >>> bounded_log_ratio(jnp.array([[-1., -900.]]), jnp.array([[-3., -1.]])).tolist()
@@ -85,14 +81,6 @@ def sequence_ratio(log_ratio: Float[Array, "B T"], mask: Float[Array, "B T"], se
 
   log s = (1/|y|) Σ_t z_t
 
-  Args:
-    log_ratio: token log-ratios.
-    mask: 1 where a token counts.
-    segments: sequence of each token, or None for one sequence per row.
-
-  Returns:
-    The sequence's log-ratio at each of its tokens.
-
   Example:
     >>> sequence_ratio(jnp.array([[1., 3., 9.]]), jnp.array([[1., 1., 0.]]), None).tolist()
     [[2.0, 2.0, 2.0]]
@@ -114,14 +102,6 @@ def sequence_ratio_token_gradient(
 
   log s_t = sg[log s] + z_t − sg[z_t]
 
-  Args:
-    log_ratio: token log-ratios.
-    mask: 1 where a token counts.
-    segments: sequence of each token, or None for one sequence per row.
-
-  Returns:
-    The sequence's log-ratio at each of its tokens, differentiable in that token only.
-
   References:
     Group Sequence Policy Optimization, arXiv:2507.18071, 2025, eq. 14.
   """
@@ -135,14 +115,6 @@ def product_ratio(log_ratio: Float[Array, "B T"], mask: Float[Array, "B T"], seg
   """Importance weight of the whole sequence, given to every token of it.
 
   log ρ = clip(Σ_t z_t, −20, 20)
-
-  Args:
-    log_ratio: token log-ratios.
-    mask: 1 where a token counts.
-    segments: sequence of each token, or None for one sequence per row.
-
-  Returns:
-    The sequence's log-ratio at each of its tokens.
 
   Example:
     >>> product_ratio(jnp.array([[1., 3., 9.]]), jnp.array([[1., 1., 0.]]), None).tolist()
@@ -161,15 +133,7 @@ def product_ratio(log_ratio: Float[Array, "B T"], mask: Float[Array, "B T"], seg
 def prefix_min_ratio(log_ratio: Float[Array, "B T"], mask: Float[Array, "B T"], segments: Int[Array, "B T"] | None) -> Float[Array, "B T"]:
   """Each token's ratio times the least ratio before it, a stand-in for the product of the prefix that cannot explode.
 
-  log r_t = clip(z_t + min_{j<t} z_j, −20, 20);  the first token has z_t
-
-  Args:
-    log_ratio: token log-ratios.
-    mask: 1 where a token counts; the others are not of the prefix.
-    segments: sequence of each token, contiguous, or None for one sequence per row.
-
-  Returns:
-    The log-ratios.
+  log r_t = clip(z_t + min_{j<t} z_j, −20, 20) over the counted tokens j of the sequence;  the first token has z_t
 
   Example:
     >>> prefix_min_ratio(jnp.array([[1., -2., 3., -1.]]), jnp.array([[1., 1., 1., 1.]]), jnp.array([[1, 1, 1, 2]])).tolist()

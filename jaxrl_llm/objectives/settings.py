@@ -21,12 +21,14 @@ Rule = tuple[Callable[[Any], bool], str]
 """A test that a setting must pass, and that test in words."""
 
 
-def _is_number(x: Any) -> bool:
+def is_number(x: Any) -> bool:
+  """Whether `x` is a real number, infinities included; a bool and NaN are none."""
   return isinstance(x, numbers.Real) and not isinstance(x, bool) and not math.isnan(x)
 
 
-def _is_finite(x: Any) -> bool:
-  return _is_number(x) and math.isfinite(x)
+def is_finite(x: Any) -> bool:
+  """Whether `x` is a real number and no infinity."""
+  return is_number(x) and math.isfinite(x)
 
 
 def _is_count(x: Any) -> bool:
@@ -43,18 +45,18 @@ def name_or_function(choices: Iterable[str]) -> Rule:
   return lambda x: callable(x) or is_name(x), f"{words}, or a function"
 
 
-_COEFFICIENT = (lambda x: _is_finite(x) and x >= 0, "a finite number >= 0")
-_POSITIVE = (lambda x: _is_finite(x) and x > 0, "a finite number > 0")
-_BOUND = (lambda x: _is_number(x) and x >= 0, "a number >= 0")
-_CAP = (lambda x: _is_number(x) and x >= 1, "a number >= 1, so that a ratio of 1 keeps its weight")
+_COEFFICIENT = (lambda x: is_finite(x) and x >= 0, "a finite number >= 0")
+_POSITIVE = (lambda x: is_finite(x) and x > 0, "a finite number > 0")
+_BOUND = (lambda x: is_number(x) and x >= 0, "a number >= 0")
+_CAP = (lambda x: is_number(x) and x >= 1, "a number >= 1, so that a ratio of 1 keeps its weight")
 
 RULES = {
   "ratio": name_or_function(RATIOS),
   "gate": name_or_function(GATES),
   "anchor": _choice(("old", "sampler")),
-  "clip_low": (lambda x: _is_number(x) and 0 <= x <= 1, "a number from 0 to 1, since a ratio is never below 0"),
+  "clip_low": (lambda x: is_number(x) and 0 <= x <= 1, "a number from 0 to 1, since a ratio is never below 0"),
   "clip_high": _BOUND,
-  "dual_clip": (lambda x: x is None or (_is_finite(x) and x > 1), "None or a finite number > 1"),
+  "dual_clip": (lambda x: x is None or (is_finite(x) and x > 1), "None or a finite number > 1"),
   "tau_pos": _POSITIVE,
   "tau_neg": _POSITIVE,
   "log_clip_low": _BOUND,
@@ -69,46 +71,19 @@ RULES = {
   "delta_low": _BOUND,
   "delta_high": _BOUND,
   "ratio_cap": _CAP,
-  "delta": (lambda x: _is_number(x) and 0 <= x <= 1, "a number from 0 to 1, since two probabilities differ by no more"),
-  "w_min": (lambda x: _is_number(x) and 0 < x <= 1, "a number > 0 and <= 1, the weight of the first token"),
+  "delta": (lambda x: is_number(x) and 0 <= x <= 1, "a number from 0 to 1, since two probabilities differ by no more"),
+  "w_min": (lambda x: is_number(x) and 0 < x <= 1, "a number > 0 and <= 1, the weight of the first token"),
   "budget": _COEFFICIENT,
   "tis_cap": _CAP,
   "kl_coef": _COEFFICIENT,
   "kl_estimator": _choice(KL_ESTIMATORS),
   "entropy_coef": _COEFFICIENT,
   "value_coef": _COEFFICIENT,
-  "value_clip": (lambda x: x is None or (_is_finite(x) and x >= 0), "None or a finite number >= 0"),
+  "value_clip": (lambda x: x is None or (is_finite(x) and x >= 0), "None or a finite number >= 0"),
   "weights": _choice(WEIGHTS),
   "max_tokens": (lambda x: x is None or _is_count(x), "None or a whole number of tokens > 0"),
 }
 """The rule of each hyper-parameter. Where an objective's default is None, None is legal too: it leaves the setting to others."""
-
-CONFLICTS = (
-  (
-    "max_tokens",
-    lambda now, given, default: now["weights"] == "constant" and now["max_tokens"] is None,
-    "expected a whole number of tokens > 0, because weights is 'constant'",
-  ),
-  (
-    "max_tokens",
-    lambda now, given, default: now["weights"] != "constant" and given.get("max_tokens") is not None,
-    "expected None, because weights is {weights!r} and would ignore it",
-  ),
-  (
-    "kl_estimator",
-    lambda now, given, default: now["kl_coef"] == 0 and now["kl_estimator"] != default,
-    "expected {default!r}, because kl_coef is 0 and would ignore it",
-  ),
-  (
-    "value_clip",
-    lambda now, given, default: now["value_coef"] == 0 and now["value_clip"] != default,
-    "expected {default!r}, because value_coef is 0 and would ignore it",
-  ),
-)
-"""Settings that are legal alone, but not together: whose setting is wrong, when, and what to say behind what was found.
-
-Conditions see the settings in effect, those that the caller wrote, and the default of the setting in question.
-"""
 
 
 def gate_settings(gate: str | GateFn) -> dict[str, Any]:
@@ -141,12 +116,18 @@ def _in_words(settings: Mapping[str, Any]) -> str:
 
 
 def _conflicts(settings: dict[str, Any], given: dict[str, Any], defaults: dict[str, Any]) -> Iterator[str]:
-  """Legal settings that do not go together; `given` are those the caller wrote."""
+  """Settings that are legal alone, but not together; `given` are those the caller wrote."""
   if "gate" in settings:
     yield from _settings_of_other_gates(settings)
-  for name, wrong, sentence in CONFLICTS:
-    if name in settings and wrong(settings, given, defaults[name]):
-      yield f"{name}: found {settings[name]!r}, {sentence.format(default=defaults[name], **settings)}"
+  if "max_tokens" in settings:
+    weights, max_tokens = settings["weights"], settings["max_tokens"]
+    if weights == "constant" and max_tokens is None:
+      yield "max_tokens: found None, expected a whole number of tokens > 0, because weights is 'constant'"
+    if weights != "constant" and given.get("max_tokens") is not None:
+      yield f"max_tokens: found {max_tokens!r}, expected None, because weights is {weights!r} and would ignore it"
+  for name, coef in (("kl_estimator", "kl_coef"), ("value_clip", "value_coef")):
+    if name in settings and settings[coef] == 0 and settings[name] != defaults[name]:
+      yield f"{name}: found {settings[name]!r}, expected {defaults[name]!r}, because {coef} is 0 and would ignore it"
 
 
 def _settings_of_other_gates(settings: dict[str, Any]) -> Iterator[str]:
@@ -163,18 +144,17 @@ def _plain(name: str, x: Any) -> Any:
   """Python's own numbers: 0, 0.0 and NumPy's 0 are one setting."""
   if name == "max_tokens" and _is_count(x):
     return int(x)
-  return float(x) if _is_number(x) else x
+  return float(x) if is_number(x) else x
 
 
 def checked(factory: Callable[..., Objective], rules: Mapping[str, Rule] | None = None) -> Callable[..., Objective]:
   """Decorates an objective's factory: it refuses settings that are unknown, illegal or without effect.
 
+  The ValueError has every problem in one line, as field, found, expected.
+
   Args:
     factory: function of keyword hyper-parameters that all have a default and a rule.
     rules: rules of its own, in the place of those in `RULES`.
-
-  Returns:
-    The factory, which raises ValueError with every problem in one line, as field, found, expected.
 
   Example:
     >>> from jaxrl_llm.objectives.gspo import gspo
