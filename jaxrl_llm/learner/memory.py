@@ -76,13 +76,7 @@ def footprint(
 ) -> Footprint:
   """Estimates what each device holds; allocates nothing, and the devices need not be there.
 
-  Args:
-    config: checked.
-    shape: of the model.
-    mesh: devices of the learner.
-    sampler_mesh: devices of the sampler, which may be the same.
-    objective: what RL minimises.
-    needs: see `needs.fields_needed`.
+  The config has been checked, both meshes may hold the same devices, and `needs` come from `needs.fields_needed`.
 
   Raises:
     ValueError: a weight that a mesh does not divide.
@@ -145,25 +139,18 @@ def _size(leaf: jax.ShapeDtypeStruct, dtype) -> int:
 
 
 def saved(shape: ModelConfig, mesh: Mesh, *, rows: float, row_tokens: int) -> float:
-  """What the forward pass of a micro-batch leaves for its backward pass.
-
-  Args:
-    shape: of the model, with its policy.
-    mesh: devices of the learner.
-    rows: on each device; a part of one where a row is split.
-    row_tokens: slots of a row.
-  """
+  """What the forward pass of a micro-batch leaves for its backward pass, for `rows` on each device: a fraction where a row is split."""
   found = kept(on_one_device(shape, mesh, row_tokens), row_tokens)
   return found.fixed / (mesh.shape["fsdp"] * mesh.shape["expert"]) + rows * found.of_row
 
 
 def one_layer(shape: ModelConfig, mesh: Mesh, *, rows: float, row_tokens: int) -> float:
-  """Activations of one layer, all of them; arguments as of `saved`."""
+  """Activations of one layer, all of them."""
   return rows * kept(on_one_device(shape._replace(remat="none"), mesh, row_tokens), row_tokens).of_row / shape.num_layers
 
 
 def backward_of_layer(shape: ModelConfig, mesh: Mesh, *, rows: float, row_tokens: int) -> dict[str, float]:
-  """What the backward pass of one layer adds to what was saved; arguments as of `saved`."""
+  """What the backward pass of one layer adds to what was saved."""
   whole = one_layer(shape, mesh, rows=rows, row_tokens=row_tokens)
   again = 0.0 if shape.remat == "none" else whole - saved(shape, mesh, rows=rows, row_tokens=row_tokens) / shape.num_layers
   found = {"a layer computed again": max(again, 0.0), "gradients of a layer's activations": _COTANGENTS * whole}
@@ -183,10 +170,7 @@ def _larger(*options: dict[str, float]) -> dict[str, float]:
 def on_one_device(shape: ModelConfig, mesh: Mesh, row_tokens: int) -> ModelConfig:
   """The model whose activations are as large as one device's part of this one's.
 
-  Args:
-    shape: of the whole model.
-    mesh: heads and hidden layers lie over `tensor`; over `expert` tokens travel to where their experts are.
-    row_tokens: slots of a row.
+  Heads and hidden layers lie over the mesh's `tensor`; over `expert` tokens travel to where their experts are.
   """
   tensor, platform = mesh.shape["tensor"], mesh.devices.flat[0].platform
   backend = suited(platform, jnp.dtype(shape.dtype), shape.head_dim, row_tokens) if shape.attention == "auto" else shape.attention
@@ -207,12 +191,7 @@ def on_one_device(shape: ModelConfig, mesh: Mesh, row_tokens: int) -> ModelConfi
 
 @functools.cache
 def kept(here: ModelConfig, row_tokens: int) -> Kept:
-  """What a model's forward pass leaves for its backward pass on one device; traces it.
-
-  Args:
-    here: from `on_one_device`.
-    row_tokens: slots of a row.
-  """
+  """What the forward pass of a model from `on_one_device` leaves for its backward pass; traces it."""
   model = make_model(here)
   params = jax.eval_shape(model.init, jax.random.key(0))
   trained, frozen = partition(params, trainable(model.config, model.logical_axes))
@@ -241,14 +220,7 @@ def gathered(params: PyTree, mesh: Mesh) -> float:
 
 
 def head(shape: ModelConfig, mesh: Mesh, *, tokens: float, learns: bool) -> dict[str, float]:
-  """What log-probabilities take: a chunk of logits, the tokens' states in the order of their chunks, and the output head.
-
-  Args:
-    shape: of the model.
-    mesh: devices of the learner.
-    tokens: on each device.
-    learns: whether gradients flow.
-  """
+  """What log-probabilities take: a chunk of logits, the states of a device's tokens in the order of their chunks, and the output head."""
   vocab = shape.vocab_size / mesh.shape["tensor"]
   chunk = min(shape.head_tokens or chunk_tokens(shape.vocab_size, mesh.devices.flat[0].platform), tokens)
   states = 2 * tokens * shape.d_model * jnp.dtype(shape.dtype).itemsize
@@ -259,13 +231,7 @@ def head(shape: ModelConfig, mesh: Mesh, *, tokens: float, learns: bool) -> dict
 
 
 def sampling(config: ConfigDict, shape: ModelConfig, mesh: Mesh) -> dict[str, float]:
-  """What drawing rollouts or evaluating takes on each device, whichever is more, besides the weights.
-
-  Args:
-    config: checked.
-    shape: of the model, in the sampler's dtype.
-    mesh: devices of the sampler.
-  """
+  """What drawing rollouts or evaluating takes on each device of the sampler, whichever is more, besides the weights."""
   section, shards, found = config.rollout, mesh_lib.num_row_shards(mesh), []
   width, num_prompts = max(section.prompt_buckets), section.num_prompts + section.spare_prompts
   for prompts, group in ((num_prompts, section.group_size), (config.eval.batch_prompts, config.eval.samples)):
@@ -279,9 +245,6 @@ def sampling(config: ConfigDict, shape: ModelConfig, mesh: Mesh) -> dict[str, fl
 
 def table(found: Footprint) -> list[str]:
   """The estimate as lines: what is held always, what each program adds, and the peak.
-
-  Args:
-    found: from `footprint`.
 
   Example:
     >>> print("\\n".join(table(Footprint({"weights": 4e6}, {"update": {"gradients": 4e6, "activations": 9e6}}, {}))))

@@ -19,12 +19,9 @@ def fields_needed(config: ConfigDict, objective: Objective) -> frozenset[str]:
 
 
 def needed_by_step(batch: TrainBatch, needs: frozenset[str], *, adaptive_kl: bool) -> TrainBatch:
-  """The batch with the optional arrays that the policy's update reads.
+  """The batch with the optional arrays that the policy's update reads, given the needs of the objective.
 
-  Args:
-    batch: with all that has been computed.
-    needs: of the objective.
-    adaptive_kl: whether the coefficient of its KL penalty changes from step to step.
+  With `adaptive_kl` the coefficient of its KL penalty changes from step to step.
   """
   return batch._replace(
     ref_logprobs=batch.ref_logprobs if "ref_logprobs" in needs else None,
@@ -52,12 +49,7 @@ def needed_by_logprobs(batch: TrainBatch) -> TrainBatch:
 def abstract_batch(mesh: Mesh, rows: int, row_tokens: int, *, routes: tuple[int, int] | None = None, shares: bool = False) -> TrainBatch:
   """A batch with every optional array, as shapes; `needed_by_*` takes off what a program does not read.
 
-  Args:
-    mesh: rows are split over it.
-    rows: of the batch.
-    row_tokens: slots of a row.
-    routes: layers and experts a token of the routes that are replayed; None where none are.
-    shares: whether sequences may share a prompt.
+  `routes` are the layers and the experts a token of replayed routes, and None where none are; with `shares` sequences may share a prompt.
   """
   sharding = mesh_lib.token_sharding(mesh)
   ints = jax.ShapeDtypeStruct((rows, row_tokens), jnp.int32, sharding=sharding)

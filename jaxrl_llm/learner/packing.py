@@ -75,9 +75,7 @@ def demonstration(prompt: Sequence[int], response: Sequence[int], written: Seque
 def units_of(sequences: Sequence[Trajectory], *, share_prompts: bool) -> list[Unit]:
   """Sequences by what they may share: consecutive ones whose tokens before the first counted one are the same.
 
-  Args:
-    sequences: G consecutive ones for each prompt.
-    share_prompts: False leaves every sequence by itself.
+  Without `share_prompts` every sequence is left by itself.
   """
   alone = lambda index: Unit(0, (index,), (len(sequences[index].tokens),))
   if not share_prompts:
@@ -101,13 +99,6 @@ def assign_rows(units: Sequence[Unit], row_tokens: int) -> list[list[Unit]]:
   """Packs units into rows, first fit by decreasing size. One that shares a prompt and fits nowhere whole is split over rows.
 
   A part of a group brings a copy of the prompt into its row, so it is taken only where its responses are longer than that.
-
-  Args:
-    units: of `units_of`.
-    row_tokens: slots of a row.
-
-  Returns:
-    The units of each row.
 
   Raises:
     ValueError: a sequence longer than a row.
@@ -206,15 +197,7 @@ def arrange(
 
 
 def pack(sequences: Sequence[Trajectory], layout: Layout) -> TrainBatch:
-  """Sequences in the rows of a layout.
-
-  Args:
-    sequences: that the layout was made for.
-    layout: of `arrange`.
-
-  Returns:
-    A batch in host memory. `old_logprobs` are the sampler's.
-  """
+  """Sequences in the rows of the layout that `arrange` made for them: a batch in host memory, whose `old_logprobs` are the sampler's."""
   ints = {name: np.zeros(layout.shape, np.int32) for name in ("tokens", "positions", "segments", "prefixes")}
   floats = {name: np.zeros(layout.shape, np.float32) for name in ("mask", "advantages", "sampler_logprobs")}
   routing = None
@@ -236,21 +219,14 @@ def pack(sequences: Sequence[Trajectory], layout: Layout) -> TrainBatch:
 
 
 def lift(packed: Float[np.ndarray, "B T"], layout: Layout) -> list[Float[np.ndarray, "..."]]:
-  """A packed array's values for each sequence, its prompt's included: what `lay` undoes.
-
-  Args:
-    packed: an array in the rows of a batch.
-    layout: of the batch.
-  """
+  """A packed array's values for each sequence, its prompt's included: what `lay` undoes."""
   return [packed[row, slots] for row, slots in zip(layout.rows, layout.slots, strict=True)]
 
 
 def lay(values: Sequence[Float[np.ndarray, "..."]], layout: Layout) -> Float[np.ndarray, "B T"]:
   """Values of each sequence's tokens in the rows where `pack` puts the sequences; zeros elsewhere.
 
-  Args:
-    values: an array for each sequence, as long as the sequence; sequences that share a prompt agree about it.
-    layout: of the batch.
+  Each array is as long as its sequence; those of sequences that share a prompt agree about it.
 
   Example:
     >>> sequences = [demonstration([1], [2]), demonstration([3], [4, 5])]
@@ -271,22 +247,15 @@ def packing_waste(batches: Sequence[TrainBatch]) -> float:
 
 
 def prompts_saved(sequences: Sequence[Trajectory], batches: Sequence[TrainBatch]) -> float:
-  """Fraction of the tokens of all sequences that is computed once for several of them.
-
-  Args:
-    sequences: of all batches.
-    batches: that they were packed into.
-  """
+  """Fraction of the tokens of all sequences that is computed once for several of them, in the batches that they were packed into."""
   tokens = sum(len(sequence.tokens) for sequence in sequences)
   return 1 - sum(int(np.count_nonzero(batch.segments)) for batch in batches) / max(tokens, 1)
 
 
 def split(sequences: Sequence[Trajectory], num_updates: int) -> list[list[Trajectory]]:
-  """The sequences of each optimizer update of a rollout batch; groups stay together, as prompts come in shuffled order.
+  """The sequences of each optimizer update of a rollout batch, whose number `num_updates` divides.
 
-  Args:
-    sequences: G consecutive samples for each prompt.
-    num_updates: must divide the number of sequences.
+  Groups of consecutive samples stay together, as prompts come in shuffled order.
   """
   size = len(sequences) // num_updates
   return [list(sequences[start : start + size]) for start in range(0, len(sequences), size)]

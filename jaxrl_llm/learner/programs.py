@@ -21,16 +21,7 @@ from jaxrl_llm.devices.offload import check_offload
 from jaxrl_llm.learner.needs import abstract_batch, needed_by_critic, needed_by_logprobs, needed_by_step, needed_by_warm_start
 from jaxrl_llm.learner.route_programs import RoutePrograms, make_route_programs
 from jaxrl_llm.learner.token_scores import TokenScores, make_token_scores
-from jaxrl_llm.learner.train_step import (
-  TrainStepFn,
-  critic_outputs,
-  init_state,
-  join_rows,
-  make_optimizer,
-  make_train_step,
-  policy_outputs,
-  split_rows,
-)
+from jaxrl_llm.learner.train_step import TrainStepFn, critic_outputs, in_pieces, init_state, make_optimizer, make_train_step, policy_outputs
 from jaxrl_llm.models import Critic, Model, ModelConfig, RewardModel, make_critic, make_model, routing, trainable
 from jaxrl_llm.models.params import partition
 from jaxrl_llm.objectives.base import critic_objective
@@ -100,14 +91,9 @@ class Programs(NamedTuple):
 
 
 def make_programs(config: ConfigDict, mesh: Mesh, shape: ModelConfig, objective: Objective, *, needs: frozenset[str]) -> Programs:
-  """The learner's programs; allocates nothing on the devices, and compiles nothing yet.
+  """The learner's programs; allocates nothing on the devices, which need not be there, and compiles nothing yet.
 
-  Args:
-    config: checked, see `config.check`.
-    mesh: devices of the learner, which need not be there.
-    shape: of the model.
-    objective: what RL minimises.
-    needs: see `needs.fields_needed`.
+  The config has been checked (`config.check`), RL minimises the objective, and `needs` come from `needs.fields_needed`.
 
   Raises:
     ValueError: a weight that the mesh does not divide.
@@ -164,14 +150,7 @@ def make_programs(config: ConfigDict, mesh: Mesh, shape: ModelConfig, objective:
 def outputs_fn(
   config: ConfigDict, model: Model, filter_logits: Callable, *, learns_entropy: bool = False
 ) -> Callable[[Params, TrainBatch], PolicyOutputs]:
-  """`(params, batch) -> PolicyOutputs`: what updates and passes for log-probabilities ask of the model.
-
-  Args:
-    config: checked.
-    model: the policy.
-    filter_logits: of the distribution that tokens are drawn from.
-    learns_entropy: whether the entropy is part of the loss.
-  """
+  """`(params, batch) -> PolicyOutputs`: what updates and passes for log-probabilities ask of the policy; see `policy_outputs`."""
   losses = tuple(router_coefs(config)) if model.config.experts else ()
   return partial(policy_outputs, model.logprobs, filter_logits, learns_entropy=learns_entropy, router_losses=losses)
 
@@ -179,22 +158,11 @@ def outputs_fn(
 def make_logprobs(
   config: ConfigDict, mesh: Mesh, model: Model, params: Params, filter_logits: Callable
 ) -> Callable[[Params, TrainBatch], Logprobs]:
-  """The log-probabilities of packed rows, for log π_old and log π_ref.
-
-  Args:
-    config: checked.
-    mesh: devices of the learner.
-    model: the policy.
-    params: abstract.
-    filter_logits: of the sampling distribution.
-  """
+  """The log-probabilities of packed rows under abstract `params`, for log π_old and log π_ref."""
   learner, outputs_of = config.learner, outputs_fn(config, model, filter_logits)
 
   def logprobs(params: Params, batch: TrainBatch) -> Logprobs:
-    if learner.micro_batches == 1:
-      return logprobs_of_piece(params, batch)
-    # In the pieces of the update, whose activations fit.
-    return join_rows(jax.lax.map(partial(logprobs_of_piece, params), split_rows(batch, learner.micro_batches)))
+    return in_pieces(partial(logprobs_of_piece, params), batch, learner.micro_batches)
 
   def logprobs_of_piece(params: Params, batch: TrainBatch) -> Logprobs:
     outputs = outputs_of(params, batch)
@@ -223,14 +191,7 @@ def records_routes(config: ConfigDict, shape: ModelConfig) -> bool:
 
 
 def make_critic_programs(config: ConfigDict, mesh: Mesh, critic: Critic, objective: Objective) -> CriticPrograms:
-  """The critic's optimizer, update and pass for values.
-
-  Args:
-    config: checked.
-    mesh: devices.
-    critic: pure functions of its params.
-    objective: whose `value_loss` it is trained on.
-  """
+  """The critic's optimizer, update on the objective's `value_loss`, and pass for values."""
   learner = config.learner
   phase = learner.copy_and_resolve_references()
   phase.learning_rate = config.critic.learning_rate or learner.learning_rate
@@ -265,12 +226,9 @@ def make_optimizers(config: ConfigDict) -> tuple[Optimizer, Optimizer]:
 
 
 def phase_optimizer(config: ConfigDict, phase: ConfigDict, num_updates: int) -> Optimizer:
-  """Optimizer and schedule of one phase: AdamW's constants are the learner's in all of them.
+  """Optimizer and schedule of one phase, a section with `learning_rate`, `warmup_steps` and `schedule`.
 
-  Args:
-    config: all of it.
-    phase: a section with `learning_rate`, `warmup_steps` and `schedule`.
-    num_updates: optimizer updates of the phase.
+  AdamW's constants are the learner's in all phases.
   """
   learner = config.learner
   adamw = dict(weight_decay=learner.weight_decay, b1=learner.b1, b2=learner.b2, max_grad_norm=learner.max_grad_norm)
@@ -287,14 +245,7 @@ def place_state(
   trainable: PyTree | None = None,
   offload: bool = False,
 ) -> TrainState:
-  """A train state as shapes, dtypes and shardings.
-
-  Args:
-    mesh: devices.
-    model: whose params the state holds.
-    optimizer: of the update.
-    trainable: see `init_state`.
-    offload: whether moments lie in the memory of the hosts.
+  """The train state of a model as shapes, dtypes and shardings; with `offload` moments lie in the memory of the hosts.
 
   Raises:
     ValueError: a weight that the mesh does not divide; to offload from devices that have no memory of their own.

@@ -32,15 +32,7 @@ class RoutePrograms(NamedTuple):
 
 
 def make_route_programs(mesh: Mesh, model: Model, learner: ConfigDict, *, replays: bool, records: bool) -> RoutePrograms:
-  """What looks at routes, compiled like everything else for all declared shapes at once.
-
-  Args:
-    mesh: devices.
-    model: a mixture of experts.
-    learner: the config's section.
-    replays: whether updates replay routes.
-    records: whether the sampler records them.
-  """
+  """What looks at the routes that updates replay and the sampler records; compiled, like everything, for all declared shapes at once."""
   shape, sparse = model.config, model.config.sparse_layers
 
   def describe(used, segments, sampled, replayed) -> Metrics:

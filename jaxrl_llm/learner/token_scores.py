@@ -4,11 +4,10 @@ from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple
 
-import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from jaxrl_llm.learner.train_step import join_rows, split_rows
+from jaxrl_llm.learner.train_step import in_pieces
 from jaxrl_llm.objectives.gate_weight import gate_weight
 from jaxrl_llm.types import Objective, Params, PolicyOutputs, TrainBatch
 
@@ -30,23 +29,14 @@ class TokenScores(NamedTuple):
 def make_token_scores(
   outputs_fn: Callable[[Params, TrainBatch], PolicyOutputs], objective: Objective, *, num_micro_batches: int = 1
 ) -> Callable[[Params, TrainBatch], TokenScores]:
-  """`(params, batch) -> TokenScores`, a forward pass, to be jitted.
-
-  Args:
-    outputs_fn: of the train step.
-    objective: likewise, with its corrections.
-    num_micro_batches: pieces of the update, whose activations fit.
-  """
+  """`(params, batch) -> TokenScores`, a forward pass to be jitted; it takes what `make_train_step` does, corrections included."""
 
   def of_outputs(params: Params, batch: TrainBatch) -> PolicyOutputs:
     outputs = outputs_fn(params, batch)
     return PolicyOutputs(outputs.logprobs, outputs.entropy)
 
   def token_scores(params: Params, batch: TrainBatch) -> TokenScores:
-    if num_micro_batches == 1:
-      outputs = of_outputs(params, batch)
-    else:
-      outputs = join_rows(jax.lax.map(partial(of_outputs, params), split_rows(batch, num_micro_batches)))
+    outputs = in_pieces(partial(of_outputs, params), batch, num_micro_batches)
     batch = batch._replace(routing=None)
     counted = lambda x: jnp.where(batch.mask > 0, x, jnp.nan)
     entropy = jnp.full_like(outputs.logprobs, jnp.nan) if outputs.entropy is None else outputs.entropy

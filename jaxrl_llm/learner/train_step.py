@@ -58,17 +58,10 @@ def policy_outputs(
 
 
 def critic_outputs(values_fn: Callable, params: Params, batch: TrainBatch) -> PolicyOutputs:
-  """The critic's value of the state before each token of a batch, shifted like `policy_outputs`.
+  """The critic's value of the state before each token of a batch, shifted like `policy_outputs`; the log-probabilities are zeros.
 
-  The first token of a segment has no state before it: its value is 0, and no mask ever counts it.
-
-  Args:
-    values_fn: `(params, tokens, positions, segments, prefixes) -> values [B T]` of the states after each token.
-    params: the critic's weights.
-    batch: rows; of it `tokens`, `positions`, `segments` and `prefixes` are read.
-
-  Returns:
-    Outputs with values; the log-probabilities are zeros, for the critic has none.
+  The first token of a segment has no state before it: its value is 0, and no mask ever counts it. `values_fn` is
+  `(params, tokens, positions, segments, prefixes) -> values [B T]` of the states after each token.
   """
   after = values_fn(params, batch.tokens, batch.positions, batch.segments, batch.prefixes)
   sources = previous_slots(batch.segments, batch.prefixes)
@@ -77,12 +70,7 @@ def critic_outputs(values_fn: Callable, params: Params, batch: TrainBatch) -> Po
 
 
 def sampler_gap(logprobs: Float[Array, "B T"], sampler_logprobs: Float[Array, "B T"]) -> TokenMetrics:
-  """How far the learner and the sampler disagree about the tokens drawn: an engine mismatch, where both hold the same weights.
-
-  Args:
-    logprobs: the learner's.
-    sampler_logprobs: the sampler's.
-  """
+  """How far the learner and the sampler disagree about the tokens drawn: an engine mismatch, where both hold the same weights."""
   log_ratio = jax.lax.stop_gradient(logprobs - sampler_logprobs)
   gap = jnp.abs(log_ratio)
   return {
@@ -94,13 +82,7 @@ def sampler_gap(logprobs: Float[Array, "B T"], sampler_logprobs: Float[Array, "B
 
 
 def router_terms(outputs: PolicyOutputs, batch: TrainBatch, coefs: Mapping[str, float]) -> TokenTerm:
-  """What a mixture of experts adds: the routers' own losses at each token, and how far their choice is from the routes replayed.
-
-  Args:
-    outputs: of `policy_outputs`, for a mixture of experts.
-    batch: rows.
-    coefs: weight of each router loss.
-  """
+  """What a mixture of experts adds: the routers' own losses at each token, and how far their choice is from the routes replayed."""
   losses = outputs.router_losses or {}
   total = sum((coefs[name] * x for name, x in losses.items()), jnp.zeros_like(outputs.logprobs))
   metrics = {f"moe/{name}_loss": x for name, x in losses.items()}
@@ -117,6 +99,11 @@ def split_rows(tree: PyTree, num_pieces: int) -> PyTree:
 def join_rows(tree: PyTree) -> PyTree:
   """What `split_rows` took apart."""
   return jax.tree.map(lambda x: x.swapaxes(0, 1).reshape(-1, *x.shape[2:]), tree)
+
+
+def in_pieces(of_batch: Callable[[TrainBatch], PyTree], batch: TrainBatch, num_pieces: int) -> PyTree:
+  """A function of a batch's rows, computed in the micro-batches of an update, whose activations fit."""
+  return of_batch(batch) if num_pieces == 1 else join_rows(jax.lax.map(of_batch, split_rows(batch, num_pieces)))
 
 
 def make_train_step(
