@@ -12,34 +12,23 @@ from jaxtyping import Array, Float
 from jaxrl_llm.advantages.inputs import at_least_zero, divide, of_shape, real, whole_groups, whole_number
 
 
-def relative_groups(rewards: ArrayLike, group_size: int) -> Float[Array, "n G"]:
-  """Rewards by group, relative to the group's first.
+def by_group(rewards: ArrayLike, group_size: int) -> Float[Array, "n G"]:
+  """Rewards by group. Estimators take them relative to one of the group, so that equal rewards are exact zeros, and then so is all else.
 
-  So equal rewards are exact zeros, and then so is all that follows. The mean of three times 0.1 is not 0.1 in float32, and dividing that
-  residue by eps would make an advantage out of nothing.
+  The mean of three times 0.1 is not 0.1 in float32, and dividing that residue by eps would make an advantage out of nothing.
   """
-  whole_number("group_size", group_size, low=1)
   rewards = real("rewards", rewards, shape=f"[N] with N a multiple of group_size = {group_size}", ndim=1)
   whole_groups("rewards", rewards.shape[0], group_size, rewards.shape, "[N]")
-  groups = rewards.reshape(-1, group_size)
-  return groups - groups[:, :1]
+  return rewards.reshape(-1, group_size)
 
 
 def centred_groups(rewards: ArrayLike, group_size: int, valid: ArrayLike | None) -> tuple[Float[Array, "n G"], Float[Array, "n _"] | int]:
-  """Rewards by group less the mean of those that are valid, zeros for the others; and how many of each group are.
-
-  Args:
-    rewards: [N]; those of invalid samples are not read.
-    group_size: G.
-    valid: [N], True for a sample that has a reward; None is all.
-  """
+  """Rewards by group less the mean of those that are valid, zeros for the others, which are not read; and how many of each group are."""
+  groups = by_group(rewards, group_size)
   if valid is None:
-    groups = relative_groups(rewards, group_size)
+    groups = groups - groups[:, :1]
     return groups - jnp.mean(groups, axis=1, keepdims=True), group_size
-  rewards = real("rewards", rewards, shape="[N]", ndim=1)
-  valid = of_shape("valid", jnp.asarray(valid), "rewards", rewards)
-  # Relative to a valid one, for the reason that `relative_groups` gives.
-  groups, there = rewards.reshape(-1, group_size), valid.reshape(-1, group_size)
+  there = of_shape("valid", jnp.asarray(valid), "rewards", groups.reshape(-1)).reshape(groups.shape)
   first = jnp.take_along_axis(groups, jnp.argmax(there, axis=1, keepdims=True), axis=1)
   groups = jnp.where(there, groups - first, 0)
   count = jnp.sum(there, axis=1, keepdims=True).astype(groups.dtype)
@@ -84,7 +73,6 @@ def group_advantages(
   Note:
     The paper does not say which deviation it uses. The unbiased one is the default because that is what is mostly run.
   """
-  whole_number("group_size", group_size, low=1)
   advantages, count = centred_groups(rewards, group_size, valid)
   at_least_zero("eps", eps)
   if not normalize_std and not unbiased:
@@ -157,7 +145,8 @@ def pass_at_k_advantages(
   Note:
     For other rewards the paper averages over subsets; order statistics give the same without drawing any.
   """
-  groups = relative_groups(rewards, group_size)
+  groups = by_group(rewards, group_size)
+  groups = groups - groups[:, :1]
   whole_number("k", k, low=1, high=group_size)
   at_least_zero("eps", eps)
   subsets, with_one = math.comb(group_size, k), math.comb(group_size - 1, k - 1)

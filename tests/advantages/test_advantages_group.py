@@ -94,6 +94,7 @@ def test_under_jit_and_in_low_precision():
   ("size", "group_size", "changes", "message"),
   [
     (7, 2, {}, r"^rewards: found shape \(7,\), expected \[N\] with N a multiple of group_size = 2"),
+    (7, 2, {"valid": np.ones(7, bool)}, r"^rewards: found shape \(7,\), expected \[N\] with N a multiple of group_size = 2"),
     (8, 0, {}, "^group_size: found 0"),
     (8, True, {}, "^group_size: found True"),
     (8, 2, {"eps": -1.0}, "^eps: found -1.0"),
