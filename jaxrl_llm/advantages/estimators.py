@@ -96,13 +96,11 @@ def _pass_at_k(evidence, group_size, *, pass_k, normalize_std):
 
 def _per_reward(evidence, group_size, *, normalize_std):
   weights = jnp.ones(len(evidence.parts))  # The parts come weighted.
-  found = adv.per_reward_advantages(evidence.parts, weights, group_size, normalize_std=normalize_std, valid=evidence.valid)
-  return found, None
+  return adv.per_reward_advantages(evidence.parts, weights, group_size, normalize_std=normalize_std, valid=evidence.valid), None
 
 
 def _steps(evidence, group_size, *, normalize_std):
-  found = adv.step_advantages(evidence.step_rewards, evidence.step_ends, evidence.mask, group_size, normalize_std=normalize_std)
-  return found, None
+  return adv.step_advantages(evidence.step_rewards, evidence.step_ends, evidence.mask, group_size, normalize_std=normalize_std), None
 
 
 def _returns(evidence, group_size, *, gamma):

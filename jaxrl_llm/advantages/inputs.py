@@ -9,13 +9,9 @@ from jaxtyping import Array, Bool, Float
 
 
 def real(name: str, x: ArrayLike | Sequence, *, shape: str, ndim: int | None = None) -> Float[Array, "..."]:
-  """`x` as an array of float32, or of float64 where it is one.
+  """Real numbers, whole ones and booleans included, as an array of float32, or of float64 where it is one.
 
-  Args:
-    name: of the argument, for the message.
-    x: real numbers; whole numbers and booleans are taken too.
-    shape: the shape in words, for the message.
-    ndim: how many axes it must have; None takes any.
+  Messages say the name and, in words, the shape; without `ndim` any number of axes is taken.
 
   Raises:
     ValueError: for complex numbers, and for another number of axes.

@@ -10,16 +10,10 @@ from jaxrl_llm.advantages.inputs import at_least_zero, counted_tokens, divide, o
 def centred(
   x: Float[Array, "*shape"], counted: Bool[Array, "*shape"], axis: int | None = None
 ) -> tuple[Float[Array, "*shape"], Float[Array, "..."]]:
-  """`x` less its mean over the counted entries, 0 elsewhere, and that mean.
+  """`x` less its mean over the counted entries, which alone are read, 0 elsewhere; and that mean, over one axis or over all.
 
-  Args:
-    x: any numbers; only the counted ones are read.
-    counted: True where an entry counts.
-    axis: of the mean; None takes it over all entries.
-
-  Returns:
-    Both; the mean keeps its axes, of length 1. Equal entries give exact zeros and their own value as the mean, because both are taken
-    relative to the largest: the rounded mean of three times 0.1 is not 0.1. Without a counted entry the mean is −inf.
+  The mean keeps its axes, of length 1. Equal entries give exact zeros and their own value as the mean, because both are taken relative to
+  the largest: the rounded mean of three times 0.1 is not 0.1. Without a counted entry the mean is −inf.
 
   Example:
     >>> [x.tolist() for x in centred(jnp.array([1., 3., jnp.nan]), jnp.array([True, True, False]))]
