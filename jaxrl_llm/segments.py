@@ -15,14 +15,9 @@ from jaxrl_llm.types import Metrics, TokenMetrics, WeighFn
 
 
 def segment_sum(x: Float[Array, "B T"], segments: Int[Array, "B T"] | None) -> Float[Array, "B T"]:
-  """Sum of `x` over each token's own sequence, given back to every token of it.
+  """Sum of `x` over each token's own sequence, given back to every token of it; padding gets the sum over the padding of its row.
 
-  Args:
-    x: any per-token quantity; put zeros where a token does not count.
-    segments: sequence of each token, or None for one sequence per row.
-
-  Returns:
-    The sums, broadcast over the tokens of the sequence. Padding gets the sum over the padding of its row.
+  `x` should be 0 where a token does not count.
 
   Example:
     >>> segment_sum(jnp.array([[1., 2., 4., 8.]]), jnp.array([[1, 1, 2, 0]])).tolist()
@@ -80,10 +75,6 @@ def once_per_sequence(x: Float[Array, "B T"], mask: Float[Array, "B T"], segment
 def previous_slots(segments: Int[Array, "B T"], prefixes: Int[Array, "B T"] | None = None) -> Int[Array, "B T"]:
   """Slot of the token before each one in its own sequence; -1 for the first token of a sequence, and for padding.
 
-  Args:
-    segments: sequence of each token, contiguous in a row; 0 is padding.
-    prefixes: the segment that stands before a token's own; None is none anywhere.
-
   Example:
     >>> previous_slots(jnp.array([[1, 1, 2, 3, 3, 0]]), jnp.array([[0, 0, 1, 1, 1, 0]])).tolist()
     [[-1, 0, 1, 1, 3, -1]]
@@ -99,14 +90,9 @@ def previous_slots(segments: Int[Array, "B T"], prefixes: Int[Array, "B T"] | No
 
 
 def at_slots(x: Float[Array, "B T D"], slots: Int[Array, "B T"], *, in_order: bool) -> Float[Array, "B T D"]:
-  """`x` at the slots of `previous_slots`; whatever stands somewhere where there is none.
-
-  Args:
-    x: of each token.
-    slots: of each token, in its row.
-    in_order: whether each is -1 or the slot before, as in rows without prefixes: a shift does then, whose gradient is one too.
-  """
+  """`x` at the slots of `previous_slots`, and anything where there is none; `in_order` says that each is the slot before or -1."""
   if in_order:
+    # As in rows without prefixes: a shift does, whose gradient is a shift too.
     return jnp.roll(x, 1, axis=1)
   return jnp.take_along_axis(x, jnp.maximum(slots, 0)[..., None], axis=1)
 
@@ -159,12 +145,7 @@ def quantile(x: Float[Array, "B T"], inside: Bool[Array, "B T"], q: float) -> Fl
   """The q-quantile of the chosen entries, linear between the two nearest, as `jnp.quantile` has it; NaN of none.
 
   Floats are ordered as their bits are, so either of the two is found bit by bit: 32 counts, of which devices add up one number each. A sort
-  would bring all entries to every device.
-
-  Args:
-    x: entries.
-    inside: True where an entry is chosen; none of these is NaN.
-    q: from 0 to 1.
+  would bring all entries to every device. No chosen entry may be NaN.
 
   Example:
     >>> float(quantile(jnp.array([[4.0, 1.0, -3.0, 100.0]]), jnp.array([[True, True, True, False]]), 0.75))
@@ -191,7 +172,7 @@ def quantile(x: Float[Array, "B T"], inside: Bool[Array, "B T"], q: float) -> Fl
 
 
 def reduce_metrics(metrics: TokenMetrics, mask: Float[Array, "B T"], weights: Float[Array, "B T"]) -> Metrics:
-  """Scalars of per-token metrics over the whole global batch; the name says how each is reduced.
+  """Scalars of per-token metrics over the whole global batch, one a name; the name says how each is reduced.
 
   | name ends with | scalar |
   | --- | --- |
@@ -200,13 +181,7 @@ def reduce_metrics(metrics: TokenMetrics, mask: Float[Array, "B T"], weights: Fl
   | `_loss` | Σ w·x with the objective's weights, so that it adds up to the loss |
   | anything else | mean over the counted tokens; NaN entries under the mask are not of this metric's population and are left out |
 
-  Args:
-    metrics: per-token arrays by name.
-    mask: 1 where a token counts.
-    weights: the objective's weights.
-
-  Returns:
-    One scalar a name. A metric with an empty population reads 0.
+  A metric with an empty population reads 0.
   """
   counted = mask > 0
   reduced = {}

@@ -57,7 +57,6 @@ class Tokenizer(Protocol):
     vocab_size: Number of ids that a model must have.
     pad_id: Id of unused slots; never drawn or learned.
     eos_id: Id that ends a demonstration.
-    stop_ids: Ids that end a response.
   """
 
   vocab_size: int

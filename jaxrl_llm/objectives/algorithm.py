@@ -25,7 +25,7 @@ Returns:
 Raises:
   ValueError: for a setting that is unknown, illegal or without effect.\
 """
-"""Docstring of what all algorithms share; it follows the algorithm's own arguments."""
+"""Docstring of what all algorithms share; it follows the arguments of the gate and the algorithm's own."""
 
 
 class Slots(NamedTuple):

@@ -252,13 +252,8 @@ def _weighted_by_mismatch(
     del outputs
     k = jnp.exp(level_ratio(_log_mismatch(batch), batch.mask, batch.segments))
     weight = weigh(k)
-
-    def of_sequences(x: Float[Array, "B T"]) -> Float[Array, "B T"]:
-      return once_per_sequence(x, batch.mask, batch.segments)
-
-    def fraction(found: Bool[Array, "B T"]) -> Float[Array, "B T"]:
-      return jnp.where(jnp.isnan(k), k, found.astype(k.dtype))
-
+    of_sequences = lambda x: once_per_sequence(x, batch.mask, batch.segments)
+    fraction = lambda found: jnp.where(jnp.isnan(k), k, found.astype(k.dtype))
     changed = (weight != k) & ~jnp.isnan(k)
     in_sequence = segment_sum(jnp.where(changed, batch.mask, 0), batch.segments) > 0
     over = {"token": lambda x: x, "sequence": of_sequences}[level]

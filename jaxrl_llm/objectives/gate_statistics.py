@@ -32,10 +32,7 @@ def clip_metrics(clipped: Bool[Array, "B T"], advantages: Float[Array, "B T"], c
   metrics = {f"actor/pg_clipfrac{sign}": fraction(clipped, tokens) for sign, tokens in populations.items()}
   if context is not None:
     mask, segments = context.mask, context.segments
-
-    def anywhere(found: Bool[Array, "B T"]) -> Bool[Array, "B T"]:
-      return segment_sum(jnp.where(found, mask, 0), segments) > 0
-
+    anywhere = lambda found: segment_sum(jnp.where(found, mask, 0), segments) > 0
     for sign, tokens in populations.items():
       # A sequence with advantages of both signs belongs to both populations.
       in_sequences = fraction(anywhere(clipped & tokens), anywhere(tokens))

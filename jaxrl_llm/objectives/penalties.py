@@ -157,17 +157,15 @@ def adapted_coef(coef: float, kl: float, *, target: float, horizon: float, num_s
   References:
     Fine-tuning language models from human preferences, arXiv:1909.08593, 2019, section 2.2.
   """
-  rules = {
-    "coef": (coef, math.isfinite(coef) and coef >= 0, "a finite number >= 0"),
-    "target": (target, math.isfinite(target) and target > 0, "a finite number of nats > 0"),
-    "num_sequences": (num_sequences, num_sequences > 0, "a whole number of sequences > 0"),
-    "horizon": (
-      horizon,
-      math.isfinite(horizon) and horizon > MAX_KL_ERROR * num_sequences,
-      f"a finite number of sequences > {MAX_KL_ERROR} * num_sequences = {MAX_KL_ERROR * num_sequences}",
-    ),
-  }
-  problems = [f"{name}: found {found!r}, expected {expected}" for name, (found, holds, expected) in rules.items() if not holds]
+  shortest = MAX_KL_ERROR * num_sequences
+  of_horizon = f"a finite number of sequences > {MAX_KL_ERROR} * num_sequences = {shortest}"
+  rules = (
+    ("coef", coef, math.isfinite(coef) and coef >= 0, "a finite number >= 0"),
+    ("target", target, math.isfinite(target) and target > 0, "a finite number of nats > 0"),
+    ("num_sequences", num_sequences, num_sequences > 0, "a whole number of sequences > 0"),
+    ("horizon", horizon, math.isfinite(horizon) and horizon > shortest, of_horizon),
+  )
+  problems = [f"{name}: found {found!r}, expected {expected}" for name, found, holds, expected in rules if not holds]
   if problems:
     raise ValueError("; ".join(problems))
   if not math.isfinite(kl):
@@ -179,10 +177,7 @@ def adapted_coef(coef: float, kl: float, *, target: float, horizon: float, num_s
 def entropy_bonus(coef: float) -> PenaltyFn:
   """Rewards a policy that stays undecided.
 
-  −coef·H(π)
-
-  Args:
-    coef: loss per nat of entropy.
+  −coef·H(π), H in nats
 
   Returns:
     The penalty. Its metric: `actor/entropy_loss` (coefficient and sign included).
