@@ -233,7 +233,7 @@ def phase_optimizer(config: ConfigDict, phase: ConfigDict, num_updates: int) -> 
   learner = config.learner
   adamw = dict(weight_decay=learner.weight_decay, b1=learner.b1, b2=learner.b2, max_grad_norm=learner.max_grad_norm)
   adamw |= dict(moments_dtype=learner.moments_dtype, offload=learner.offload_optimizer)
-  decay = decay_steps(phase, num_updates)
+  decay = max(num_updates - phase.warmup_steps, 1) if phase.schedule == "linear" else 0  # 0 keeps the rate constant.
   return make_optimizer(learning_rate=phase.learning_rate, warmup_steps=phase.warmup_steps, decay_steps=decay, **adamw)
 
 
@@ -257,8 +257,3 @@ def place_state(
   shardings = mesh_lib.param_shardings(mesh, model.logical_axes, params)
   shardings = mesh_lib.state_shardings(mesh, optimizer, state, shardings, trained=partition(shardings, trainable)[0], offload=offload)
   return jax.tree.map(lambda x, sharding: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), state, shardings)
-
-
-def decay_steps(config: ConfigDict, num_updates: int) -> int:
-  """Updates over which a learning rate falls to 0 after its warm-up; 0 where the schedule keeps it constant."""
-  return max(num_updates - config.warmup_steps, 1) if config.schedule == "linear" else 0
