@@ -1,4 +1,4 @@
-"""Before the first step: prompts are prefilled, each once, and the first rows get their sequences."""
+"""What happens before the first step: prompts are prefilled, each once, and the first rows get their sequences."""
 
 import jax
 import jax.numpy as jnp
@@ -7,14 +7,14 @@ from jaxtyping import Array, Bool, Int, PyTree
 
 from jaxrl_llm.devices.mesh import num_row_shards, row_sharding
 from jaxrl_llm.sampler import stops
-from jaxrl_llm.sampler.requests import RUNNING, Requests, finished_before, in_pieces, tree_in_pieces
+from jaxrl_llm.sampler.requests import RUNNING, Requests, finished_before, in_pieces
 from jaxrl_llm.sampler.state import NEVER, Decoder, Drawn, Job, Loop, Settings, at, is_active
 from jaxrl_llm.types import Params, StopReason
 
 # Rows of a device unless somebody says: as many as keep its arithmetic busy. More only wait for the longest response of them all. The CPU's
 # was measured (experiments/LOG.md); on accelerators more rows share each reading of the weights.
 _ROWS = {"cpu": 128, "gpu": 512, "tpu": 512}
-_UNSPLIT = ("weights", "key", "prompts_seen", "max_steps", "enough_groups", "step", "written", "cache")  # Not in pieces.
+_UNSPLIT = ("weights", "key", "prompts_seen", "written", "cache")  # Not in pieces.
 _ALIGNMENT = 16  # Columns of the prompts' cache are a multiple of it, so that rows of keys begin where vectors do.
 
 
@@ -24,10 +24,7 @@ def begin(
   """Prefills the prompts, each once, and gives the first rows their sequences.
 
   All tokens of a prompt but the last are prefilled; the last one is the first that a row decodes, so that every row of a group draws its
-  first token like any other and no logits of prompts are kept.
-
-  Returns:
-    The job, the loop before its first step, and the routes of the prefilled tokens (None where nobody asked).
+  first token like any other and no logits of prompts are kept. Also returns the routes of the prefilled tokens, None if not asked for.
   """
   num_prompts, width = prompts.shape
   num_sequences = num_prompts * settings.group_size
@@ -62,12 +59,7 @@ def begin(
     tokens=each(prompts[:, -1]),
     queue=queue,
     numbers=in_pieces(jnp.arange(num_sequences), pieces),
-    limits=in_pieces(jnp.clip(limits, 1, settings.max_new_tokens), pieces),
-    temperatures=tree_in_pieces(requests.temperatures, pieces),
-    min_new_tokens=tree_in_pieces(requests.min_new_tokens, pieces),
-    begun=tree_in_pieces(requests.begun, pieces),
-    max_steps=requests.max_steps,
-    enough_groups=requests.enough_groups,
+    requests=in_pieces(requests._replace(limits=jnp.clip(limits, 1, settings.max_new_tokens)), pieces),
   )
   # Where every sequence has a row of its own, row i decodes sequence i and nothing is ever looked up.
   first = jnp.broadcast_to(jnp.arange(per_piece), (pieces, per_piece)) if rows == num_sequences else queue[:, : rows // pieces]
@@ -88,7 +80,7 @@ def begin(
 
 
 def division(mesh: Mesh | None, num_prompts: int, settings: Settings) -> tuple[int, int]:
-  """Pieces that the sequences lie in, so that each device has its own line of waiting ones; and rows, over all of them."""
+  """The number of pieces, so that each device has its own line of waiting sequences; and of rows, over all pieces."""
   num_sequences = num_prompts * settings.group_size
   ends_early = bool(settings.stop_ids) or settings.stop_table is not None
   rows = num_rows(mesh, num_sequences, settings.slots, ends_early=ends_early)
@@ -97,13 +89,13 @@ def division(mesh: Mesh | None, num_prompts: int, settings: Settings) -> tuple[i
 
 
 def num_rows(mesh: Mesh | None, num_sequences: int, slots: int | None, *, ends_early: bool = True) -> int:
-  """Rows that decode so many sequences.
+  """Number of rows that decode N sequences.
 
   Args:
-    mesh: devices; None is one.
-    num_sequences: N.
-    slots: what somebody asked for; None is nobody.
-    ends_early: whether a response can end before its budget. If none can, no row is ever handed over.
+    mesh: Devices; None is one device.
+    num_sequences: Number of sequences (N).
+    slots: Number of rows that the user asked for; None is the platform's own.
+    ends_early: Whether a response can end before its budget. If none can, no row is ever handed over.
 
   Example:
     >>> num_rows(None, 512, None), num_rows(None, 64, None), num_rows(None, 512, None, ends_early=False), num_rows(None, 512, 20)
@@ -115,15 +107,14 @@ def num_rows(mesh: Mesh | None, num_sequences: int, slots: int | None, *, ends_e
 
 
 def _resume(model: Decoder, settings: Settings, params: Params, prompts, prompt_mask, job: Job, loop: Loop) -> Loop:
-  """Prefills what the first rows' responses have already: it then lies in the cache as if the steps before the first had put it there.
+  """Prefills the tokens that the first rows' responses already have, as if earlier steps had put them in the cache.
 
-  On one device a run of this sampler never leaves more of them than there are rows; any beyond begin later and go through their tokens
-  step by step.
+  On one device a call never leaves more unfinished responses than there are rows; any more begin later and feed their tokens step by step.
   """
-  here, num_rows, budget = loop.sequences, loop.sequences.size, settings.max_new_tokens
-  lengths = at(job.begun.lengths, here)
+  here, num_rows, budget, begun = loop.sequences, loop.sequences.size, settings.max_new_tokens, job.requests.begun
+  lengths = at(begun.lengths, here)
   # All but the last token, which the first step feeds; with its prompt, and all of it on the right.
-  response = at(job.begun.tokens, here).reshape(num_rows, -1)
+  response = at(begun.tokens, here).reshape(num_rows, -1)
   numbers = at(job.numbers, here).reshape(-1) // settings.group_size
   there = jnp.arange(budget) < lengths.reshape(-1, 1) - 1
   tokens = jnp.concatenate([prompts[numbers], response], axis=1)
@@ -145,7 +136,7 @@ def _matched_before(settings: Settings, job: Job, loop: Loop, lengths: Int[Array
   """States of the stop automata after what the rows' responses have already."""
   if loop.matching is None:
     return None
-  tokens = at(job.begun.tokens, loop.sequences)
+  tokens = at(job.requests.begun.tokens, loop.sequences)
 
   def feed(t, matching):
     states, matched = stops.advance(settings.stop_table, matching.reshape(lengths.size, -1), tokens[..., t].reshape(-1))
@@ -156,10 +147,10 @@ def _matched_before(settings: Settings, job: Job, loop: Loop, lengths: Int[Array
 
 
 def _placed(tree: PyTree, mesh: Mesh | None, pieces: int) -> PyTree:
-  """Each piece on its own device."""
+  """Puts each piece on its own device."""
   if mesh is None or mesh.size == 1 or pieces == 1:
     return tree
-  split = lambda x: jax.lax.with_sharding_constraint(x, row_sharding(mesh))
+  split = lambda x: jax.lax.with_sharding_constraint(x, row_sharding(mesh)) if jnp.ndim(x) else x
   return tree._replace(**{name: jax.tree.map(split, x) for name, x in tree._asdict().items() if name not in _UNSPLIT})
 
 
@@ -177,16 +168,12 @@ def _drawn_before(settings: Settings, reasons: Int[Array, " N"], requests: Reque
     reasons=reasons,
   )
   if begun is not None:
+    drawn = drawn._replace(lengths=begun.lengths)
     there = jnp.arange(shape[1]) < begun.lengths[:, None]
-    drawn = drawn._replace(
-      tokens=jnp.where(there, begun.tokens, settings.pad_id),
-      logprobs=jnp.where(there, begun.logprobs, 0),
-      raw_logprobs=jnp.where(there, begun.raw_logprobs, 0),
-      lengths=begun.lengths,
-    )
-    if begun.routing is not None and drawn.routing is not None:
-      drawn = drawn._replace(routing=jnp.where(there[..., None, None], begun.routing, -1).astype(drawn.routing.dtype))
-    if begun.entropy is not None and settings.entropy:
-      drawn = drawn._replace(entropy=jnp.where(there, begun.entropy, 0))
-  drawn = tree_in_pieces(drawn, pieces)
+    for name, empty in dict(tokens=settings.pad_id, logprobs=0, raw_logprobs=0, routing=-1, entropy=0).items():
+      before, slots = getattr(begun, name), getattr(drawn, name)
+      if before is not None and slots is not None:
+        known = there[(..., *[None] * (before.ndim - 2))]
+        drawn = drawn._replace(**{name: jnp.where(known, before, empty).astype(slots.dtype)})
+  drawn = in_pieces(drawn, pieces)
   return drawn._replace(reasons=drawn.reasons.at[:, -1].set(StopReason.LENGTH))  # Nobody is never running.

@@ -18,17 +18,14 @@ _NO_MASS = -87.3
 
 
 def draw(logits: Float[Array, "N V"], keys: Key[Array, " N"]) -> tuple[Int[Array, " N"], Float[Array, " N"]]:
-  """Tokens from softmax(logits), and their log-probabilities.
+  """Draws tokens from softmax(logits), and returns their log-probabilities in nats.
 
   Inverse transform sampling in two levels: u₁ chooses a block of the vocabulary by the blocks' masses, u₂ the token within it. The Gumbel
   trick (`jax.random.categorical`) would need V random numbers a row. The logits are read twice: for their maximum, and for the masses.
 
   Args:
-    logits: of the distribution to draw from, filtered or not; at or near `REMOVED` and -inf are never drawn.
-    keys: one for each row. A row's token depends on its own logits and key only.
-
-  Returns:
-    Token ids, and log-probabilities in nats.
+    logits: Logits, filtered or not; those at or near `REMOVED` and -inf are never drawn.
+    keys: One key for each row. A row's token depends on its own logits and key only.
 
   Example:
     >>> tokens, logprobs = draw(jnp.log(jnp.array([[0.0, 1.0, 0.0]])), jax.random.split(jax.random.key(0), 1))
@@ -38,19 +35,15 @@ def draw(logits: Float[Array, "N V"], keys: Key[Array, " N"]) -> tuple[Int[Array
   Note:
     Tokens less likely than exp(-87.3) times the likeliest are never drawn and count as 0.
   """
-  uniforms = jax.vmap(lambda key: jax.random.uniform(key, (2,)))(keys)
-  return inverse_cdf(logits, uniforms)
+  return inverse_cdf(logits, jax.vmap(lambda key: jax.random.uniform(key, (2,)))(keys))
 
 
 def inverse_cdf(logits: Float[Array, "N V"], uniforms: Float[Array, "N 2"]) -> tuple[Int[Array, " N"], Float[Array, " N"]]:
-  """Finds the tokens at given points of the distribution, and their log-probabilities.
+  """Finds the tokens at given points of softmax(logits), each with a probability above 0, and their log-probabilities in nats.
 
   Args:
-    logits: see `draw`.
-    uniforms: numbers in [0, 1]: the point among the blocks of the vocabulary, the point within the block.
-
-  Returns:
-    Token ids, each with a probability above 0, and log-probabilities in nats.
+    logits: See `draw`.
+    uniforms: Numbers in [0, 1]: the point among the blocks of the vocabulary, and the point within the block.
 
   Example:
     >>> logits = jnp.log(jnp.array([[0.0, 0.25, 0.75]]))  # So small a vocabulary is a single block.

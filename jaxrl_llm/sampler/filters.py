@@ -18,21 +18,21 @@ _BITS_BELOW_TWO = 30
 
 
 def make_filter(*, temperature: float = 1.0, top_k: int = 0, top_p: float = 1.0) -> FilterFn:
-  """Logits of the sampling distribution.
+  """Makes the function from logits to those of the sampling distribution.
 
   Args:
-    temperature: divides the logits; 0 leaves the likeliest token alone (the first of equal ones), whatever the other settings.
-    top_k: keep the k likeliest tokens (and ties of the k-th); 0 keeps all.
-    top_p: keep the smallest set of likeliest tokens whose probability reaches p, after top-k; 1 keeps all.
+    temperature: Divisor of the logits; 0 keeps only the likeliest token (the first of equal ones), whatever the other settings.
+    top_k: Number of likeliest tokens to keep, with ties of the last; 0 keeps all.
+    top_p: Probability that the smallest set of likeliest tokens to keep, after top-k, must reach; 1 keeps all.
 
   Returns:
-    `filter_logits(logits, keep=None, temperatures=None)`. With `keep`, ids `[*batch]` that stay whatever the filters say: the learner
+    `filter_logits(logits, keep=None, temperatures=None)`. `keep` are ids `[*batch]` that stay whatever the filters say: the learner
     passes the token that was drawn, since the current policy may rank it outside its own set, where its log-probability would be -inf.
-    With `temperatures`, numbers `[*batch]` that replace `temperature` row by row; what is not above 0 counts as 0, for nothing can be
-    refused inside a jitted program.
+    `temperatures` are numbers `[*batch]` that replace `temperature` row by row; what is not above 0 counts as 0, since a jitted program
+    cannot raise.
 
   Raises:
-    ValueError: a setting out of range.
+    ValueError: A setting is out of range.
 
   Example:
     >>> logits = jnp.log(jnp.array([0.5, 0.3, 0.2]))
@@ -52,9 +52,7 @@ def make_filter(*, temperature: float = 1.0, top_k: int = 0, top_p: float = 1.0)
     raise ValueError(f"rollout.top_p: found {top_p}, expected a number in (0, 1]")
 
   def filter_logits(
-    logits: Float[Array, "*batch V"],
-    keep: Int[Array, "*batch"] | None = None,
-    temperatures: Float[Array, "*batch"] | None = None,
+    logits: Float[Array, "*batch V"], keep: Int[Array, "*batch"] | None = None, temperatures: Float[Array, "*batch"] | None = None
   ) -> Float[Array, "*batch V"]:
     logits = logits.astype(jnp.float32)
     if temperatures is not None:

@@ -32,12 +32,12 @@ def goes_on(settings: Settings, job: Job, loop: Loop) -> Bool[Array, ""]:
 
 def wants_more(settings: Settings, job: Job, loop: Loop) -> Bool[Array, ""]:
   """Whether anything is left to draw that somebody waits for."""
-  wanted = jnp.any(is_active(loop))
-  if job.max_steps is not None:
-    wanted &= loop.step < job.max_steps
-  if job.enough_groups is not None:
+  wanted, requests = jnp.any(is_active(loop)), job.requests
+  if requests.max_steps is not None:
+    wanted &= loop.step < requests.max_steps
+  if requests.enough_groups is not None:
     groups = loop.drawn.reasons[:, :-1].reshape(-1, settings.group_size)
-    wanted &= jnp.sum(jnp.all((groups != RUNNING) & (groups != StopReason.ABORTED), axis=1)) < job.enough_groups
+    wanted &= jnp.sum(jnp.all((groups != RUNNING) & (groups != StopReason.ABORTED), axis=1)) < requests.enough_groups
   return wanted
 
 
@@ -66,7 +66,8 @@ def advance(model: Decoder, settings: Settings, job: Job, loop: Loop) -> Loop:
   found, drawn = _record(job, loop, found)
   lengths, matching, reasons = _ended(settings, job, loop, found["tokens"])
   # A response that is gone through again has what it had before, however far that has come.
-  known = lengths if job.begun is None else jnp.maximum(lengths, at(job.begun.lengths, loop.sequences))
+  begun = job.requests.begun
+  known = lengths if begun is None else jnp.maximum(lengths, at(begun.lengths, loop.sequences))
   drawn = drawn._replace(lengths=put(drawn.lengths, loop.sequences, known), reasons=put(drawn.reasons, loop.sequences, reasons))
   loop = Loop(loop.step + 1, written, cache, loop.sequences, lengths, found["tokens"], matching, loop.started, drawn)
   return _hand_over(settings, job, loop, reasons != RUNNING) if hands_over(loop) else loop
@@ -74,19 +75,18 @@ def advance(model: Decoder, settings: Settings, job: Job, loop: Loop) -> Loop:
 
 def _draw(settings: Settings, job: Job, loop: Loop, logits: Float[Array, "B V"]) -> dict[str, Array]:
   """A token for each row, and what is to be known of it."""
-  here, length = loop.sequences, loop.lengths.reshape(-1)
-  raw = logits
-  if job.min_new_tokens is not None and settings.stop_ids:
-    early = loop.lengths < at(job.min_new_tokens, here)
+  here, length, requests, raw = loop.sequences, loop.lengths.reshape(-1), job.requests, logits
+  if requests.min_new_tokens is not None and settings.stop_ids:
+    early = loop.lengths < at(requests.min_new_tokens, here)
     is_stop = jnp.zeros(logits.shape[-1], bool).at[jnp.array(settings.stop_ids)].set(True)
     logits = jnp.where(early.reshape(-1, 1) & is_stop, REMOVED, logits)
   filter_logits = make_filter(temperature=settings.temperature, top_k=settings.top_k, top_p=settings.top_p)
-  temperatures = None if job.temperatures is None else at(job.temperatures, here).reshape(-1)
+  temperatures = None if requests.temperatures is None else at(requests.temperatures, here).reshape(-1)
   filtered = filter_logits(logits, temperatures=temperatures)
   # A stream for each sequence, a number of it for each token: no matter which row decodes it, or beside whom.
   keys = jax.vmap(lambda i, t: jax.random.fold_in(jax.random.fold_in(job.key, i), t))(at(job.numbers, here).reshape(-1), length)
   tokens, logprobs = draw(filtered, keys)
-  if settings.temperature == 0 and job.temperatures is None and settings.group_size > 1:
+  if settings.temperature == 0 and temperatures is None and settings.group_size > 1:
     # n-best: the samples of a prompt begin with its n likeliest tokens, and each goes on greedily.
     rank = at(job.numbers, here).reshape(-1) % settings.group_size
     best = jax.lax.top_k(logits, settings.group_size)[1]
@@ -103,26 +103,27 @@ def _draw(settings: Settings, job: Job, loop: Loop, logits: Float[Array, "B V"])
 
 def _record(job: Job, loop: Loop, found: dict[str, Array]) -> tuple[dict[str, Array], Drawn]:
   """Writes what was found to its sequences; of a response that was begun earlier, its own token takes the place of the drawn one."""
-  here, length = loop.sequences, loop.lengths
-  known = jnp.zeros(here.shape, bool) if job.begun is None else length < at(job.begun.lengths, here)
+  here, length, begun = loop.sequences, loop.lengths, job.requests.begun
+  known = jnp.zeros(here.shape, bool) if begun is None else length < at(begun.lengths, here)
   size = loop.drawn.tokens.shape[-1]
   index = jnp.where(is_active(loop) & ~known, length, size)  # Beyond the end: dropped.
   write = jax.vmap(lambda piece, i, t, value: piece.at[i, t].set(value, mode="drop"))
   drawn = loop.drawn._replace(**{name: write(getattr(loop.drawn, name), here, index, x) for name, x in found.items()})
-  if job.begun is not None:
-    theirs = jax.vmap(lambda piece, i, t: piece[i, t])(job.begun.tokens, here, jnp.minimum(length, size - 1))
+  if begun is not None:
+    theirs = jax.vmap(lambda piece, i, t: piece[i, t])(begun.tokens, here, jnp.minimum(length, size - 1))
     found = found | {"tokens": jnp.where(known, theirs, found["tokens"])}
   return found, drawn
 
 
 def _ended(settings: Settings, job: Job, loop: Loop, tokens: Int[Array, "d b"]):
   """Lengths with the token, states of the stop automata, and why each row's sequence is done, if it is."""
-  reasons = at(loop.drawn.reasons, loop.sequences)
+  here, requests = loop.sequences, job.requests
+  reasons = at(loop.drawn.reasons, here)
   active = reasons == RUNNING
   lengths = loop.lengths + active
-  is_late = jnp.ones(active.shape, bool) if job.min_new_tokens is None else lengths >= at(job.min_new_tokens, loop.sequences)
-  if job.begun is not None:  # What ended an earlier turn of a conversation ends nothing now.
-    is_late &= lengths > at(job.begun.lengths, loop.sequences)
+  is_late = jnp.ones(active.shape, bool) if requests.min_new_tokens is None else lengths >= at(requests.min_new_tokens, here)
+  if requests.begun is not None:  # What ended an earlier turn of a conversation ends nothing now.
+    is_late &= lengths > at(requests.begun.lengths, here)
   is_stop = jnp.isin(tokens, jnp.array(settings.stop_ids, jnp.int32)) & is_late
   matching, is_match = loop.matching, jnp.zeros(tokens.shape, bool)
   if settings.stop_table is not None:
@@ -130,7 +131,7 @@ def _ended(settings: Settings, job: Job, loop: Loop, tokens: Int[Array, "d b"]):
     is_match = matched.reshape(tokens.shape) & is_late
     start = settings.stop_table.start(tokens.size)
     matching = jnp.where(matched[:, None] & ~is_match.reshape(-1, 1), start, states).reshape(matching.shape)
-  now = jnp.where(lengths >= at(job.limits, loop.sequences), int(StopReason.LENGTH), RUNNING)
+  now = jnp.where(lengths >= at(requests.limits, here), int(StopReason.LENGTH), RUNNING)
   now = jnp.where(is_match, int(StopReason.STRING), now)
   now = jnp.where(is_stop, int(StopReason.TOKEN), now)
   return lengths, matching, jnp.where(active, now, reasons)
@@ -156,15 +157,7 @@ def _hand_over(settings: Settings, job: Job, loop: Loop, free: Bool[Array, "d b"
 def rollouts(
   settings: Settings, prompts: Int[Array, "n P"], prompt_mask: Bool[Array, "n P"], drawn: Drawn, routes: Int[Array, "n _ L K"] | None
 ) -> Rollouts:
-  """What a loop has drawn, in the order of the prompts.
-
-  Args:
-    settings: of the sampler.
-    prompts: of the call.
-    prompt_mask: of the call.
-    drawn: by the loop.
-    routes: of the prompts' prefilled tokens.
-  """
+  """What a loop has drawn, in the order of the prompts; `routes` are those of the prompts' prefilled tokens."""
   repeat = lambda x: jnp.repeat(x, settings.group_size, axis=0)
   drawn = jax.tree.map(whole, drawn)
   mask = jnp.arange(settings.max_new_tokens) < drawn.lengths[:, None]
@@ -194,14 +187,7 @@ def _all_routes(drawn: Drawn, routes: Int[Array, "n _ L K"] | None, prompt_mask:
 
 
 def abort(settings: Settings, job: Job, loop: Loop, unwanted: Bool[Array, "d M"]) -> tuple[Job, Loop]:
-  """Ends sequences that nobody wants the rest of: those that wait leave the line, and rows go to the next of it at once.
-
-  Args:
-    settings: of the sampler.
-    job: whose line may be cut short.
-    loop: between two steps.
-    unwanted: those that are done are left as they are.
-  """
+  """Ends unwanted sequences that are not done, between two steps: waiting ones leave the line, and freed rows take the next of it."""
   aborted = unwanted & (loop.drawn.reasons == RUNNING)
   loop = loop._replace(drawn=loop.drawn._replace(reasons=jnp.where(aborted, int(StopReason.ABORTED), loop.drawn.reasons)))
   if not hands_over(loop):

@@ -5,7 +5,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Float, Int, PyTree
 
 from jaxrl_llm.types import Rollouts, StopReason
 
@@ -14,16 +14,16 @@ RUNNING = -1
 
 
 class Begun(NamedTuple):
-  """Responses that were begun earlier and are to be gone on with, as the sampler returned them then.
+  """Responses begun by an earlier call and to be continued, as the sampler returned them.
 
   Attributes:
-    tokens: ids, padded on the right.
-    lengths: how many tokens of each are there already.
-    logprobs: of the tokens, under the policies that drew them: returned as they are.
-    raw_logprobs: as `logprobs`, of the model itself.
-    reasons: a `StopReason` for a response that is complete already and only passed through; `RUNNING` or `UNFINISHED` for the others.
-    routing: of the token before each, as `Rollouts.routing` has them from the prompt's last token on; None where nobody asks.
-    entropy: None where nobody asks.
+    tokens: Token ids, padded on the right.
+    lengths: Number of tokens that each response already has.
+    logprobs: Log-probabilities under the policies that drew the tokens: returned unchanged.
+    raw_logprobs: Log-probabilities under the models themselves, likewise returned unchanged.
+    reasons: A `StopReason` for a response that is already complete and only passed through; `RUNNING` or `UNFINISHED` for the others.
+    routing: Routes of the token before each, as in `Rollouts.routing` from the prompt's last token on; None if not recorded.
+    entropy: Entropy of the distribution that each token was drawn from; None if not recorded.
   """
 
   tokens: Int[Array, "N R"]
@@ -36,11 +36,7 @@ class Begun(NamedTuple):
 
 
 def begun(rollouts: Rollouts) -> Begun:
-  """Rollouts of an earlier call, to be gone on with.
-
-  Args:
-    rollouts: of this sampler, from the same prompts.
-  """
+  """Makes rollouts of an earlier call on the same prompts ready to be continued."""
   size = rollouts.tokens.shape[1]
   routing = None if rollouts.routing is None else rollouts.routing[:, -size - 1 : -1]
   lengths = rollouts.mask.sum(axis=1).astype(jnp.int32)
@@ -50,13 +46,7 @@ def begun(rollouts: Rollouts) -> Begun:
 
 
 def not_begun(num_sequences: int, max_new_tokens: int, routes: tuple[int, int] | None = None) -> Begun:
-  """Responses without a token yet, as NumPy arrays.
-
-  Args:
-    num_sequences: N.
-    max_new_tokens: budget of a response (R).
-    routes: layers and experts a token, where the sampler records routes.
-  """
+  """Makes N responses without a token yet, as NumPy arrays; `routes` is (L, K) if the sampler records routes."""
   shape = (num_sequences, max_new_tokens)
   return Begun(
     tokens=np.zeros(shape, np.int32),
@@ -72,12 +62,12 @@ class Requests(NamedTuple):
   """Settings of single sequences, G consecutive ones for each prompt; None takes the sampler's own.
 
   Attributes:
-    limits: tokens that a response may have, at most the sampler's `max_new_tokens`.
-    temperatures: each at least 0; 0 is greedy.
-    min_new_tokens: stop tokens cannot be drawn, and stop strings do not count, before a response has this many tokens.
-    begun: responses to go on with.
-    max_steps: steps that the loop may run in all; what is not finished by then is returned as `StopReason.UNFINISHED`.
-    enough_groups: the loop ends, likewise, once this many prompts have all of their samples.
+    limits: Maximum number of tokens of each response, at most the sampler's `max_new_tokens`.
+    temperatures: Temperatures of at least 0; 0 is greedy.
+    min_new_tokens: Length before which stop tokens cannot be drawn and stop strings do not count.
+    begun: Responses to continue.
+    max_steps: Maximum number of steps of the loop; what is not finished by then is returned as `StopReason.UNFINISHED`.
+    enough_groups: Number of prompts with all of their samples at which the loop ends, as with `max_steps`.
   """
 
   limits: Int[Array, " N"] | None = None
@@ -89,15 +79,10 @@ class Requests(NamedTuple):
 
 
 def check(requests: Requests, num_sequences: int, max_new_tokens: int) -> None:
-  """Refuses settings of another number of sequences than there are.
-
-  Args:
-    requests: of one call.
-    num_sequences: N.
-    max_new_tokens: R.
+  """Refuses requests for any other number of sequences than N, and responses of any other budget than R.
 
   Raises:
-    ValueError: names the field, what was found and what was expected.
+    ValueError: The shape of a field is wrong.
 
   Example:
     >>> check(Requests(limits=jnp.array([3, 4])), 8, 16)
@@ -127,17 +112,18 @@ def finished_before(requests: Requests, num_sequences: int) -> Int[Array, " N"]:
   return jnp.where(reasons == StopReason.UNFINISHED, RUNNING, reasons)
 
 
-def in_pieces(x: Array, pieces: int) -> Array:
-  """[N ...] to [pieces, N / pieces + 1, ...]: one more sequence at the end of each piece, that of the rows without any."""
-  x = x.reshape(pieces, -1, *x.shape[1:])
-  return jnp.concatenate([x, jnp.zeros_like(x[:, :1])], axis=1)
+def in_pieces(tree: PyTree, pieces: int) -> PyTree:
+  """Arrays [N ...] as [pieces, N / pieces + 1, ...], scalars as they are; a piece's last sequence is that of the rows without any."""
+
+  def split(x: Array) -> Array:
+    if not jnp.ndim(x):
+      return x
+    x = x.reshape(pieces, -1, *x.shape[1:])
+    return jnp.concatenate([x, jnp.zeros_like(x[:, :1])], axis=1)
+
+  return jax.tree.map(split, tree)
 
 
 def whole(x: Array) -> Array:
   """The way back from `in_pieces`."""
   return x[:, :-1].reshape(-1, *x.shape[2:])
-
-
-def tree_in_pieces(tree, pieces: int):
-  """`in_pieces` of every array."""
-  return jax.tree.map(lambda x: in_pieces(x, pieces), tree)

@@ -12,7 +12,6 @@ from jaxrl_llm.sampler.begin import begin
 from jaxrl_llm.sampler.filters import make_filter
 from jaxrl_llm.sampler.requests import Requests, check
 from jaxrl_llm.sampler.state import Decoder, Drawn, Job, Loop, Settings, num_blocks
-from jaxrl_llm.sampler.stops import StopTable
 from jaxrl_llm.types import Params, Rollouts
 
 SampleFn = Callable[..., Rollouts]
@@ -29,22 +28,20 @@ def make_sampler(model: Decoder, **settings: Any) -> SampleFn:
     neighbours, or on how the batch is sharded.
 
   Args:
-    model: see `models.Model`; the other arguments are those of `make_settings`.
-    group_size: samples for each prompt (G).
-    max_new_tokens: budget of a response, in tokens (R).
-    stop_ids: tokens that end a response; the stop token is kept and counts as an action.
-    pad_id: fills the slots after the end.
-    temperature: see `filters.make_filter`. With 0 the G samples of a prompt are its n-best list: they begin with the G likeliest first
-      tokens and go on greedily, the first of them being the greedy response.
-    top_k: see `filters.make_filter`.
-    top_p: see `filters.make_filter`.
-    slots: sequences that are decoded at once. None is 128 for each device that is a CPU and 512 for others; and all of them where nothing
-      ends a response before its budget.
-    cache_dtype: of `models.CACHE_DTYPES`; None is what the model computes in.
-    cache_blocks: sizes in tokens that the cache of responses grows by, which add up to `max_new_tokens`; None is `default_blocks`.
-    record_routing: return the experts that tokens visit.
-    entropy: return the entropy of every distribution that was drawn from.
-    stop_table: stop strings and sequences, see `stops.make_stop_table`.
+    model: See `models.Model`.
+    group_size: Number of samples per prompt (G).
+    max_new_tokens: Budget of a response, in tokens (R).
+    stop_ids: Tokens that end a response; the stop token is kept and counts as an action.
+    pad_id: Token that fills the slots after the end.
+    temperature, top_k, top_p: See `filters.make_filter`. With a temperature of 0 the G samples of a prompt are its n-best list: they begin
+      with the G likeliest first tokens and go on greedily, the first of them being the greedy response.
+    slots: Number of sequences decoded at once. None is 128 per CPU device and 512 per accelerator; and all of them if nothing ends a
+      response before its budget.
+    cache_dtype: One of `models.CACHE_DTYPES`; None is the model's own dtype.
+    cache_blocks: Sizes in tokens that the cache of responses grows by, which add up to `max_new_tokens`; None is `default_blocks`.
+    record_routing: Whether to return the experts that tokens visit.
+    entropy: Whether to return the entropy of every distribution that was drawn from.
+    stop_table: Stop strings and sequences, see `stops.make_stop_table`.
 
   Returns:
     The sampler, to be jitted once; its shapes depend on the prompts' bucket only. Prompts are padded on the left.
@@ -80,46 +77,26 @@ def _run(model: Decoder, settings: Settings, job: Job, loop: Loop) -> Drawn:
   return jax.lax.cond(loop_lib.wants_more(settings, job, loop), go_on, lambda loop: loop.drawn, loop)
 
 
-def make_settings(
-  model: Decoder,
-  *,
-  group_size: int,
-  max_new_tokens: int,
-  stop_ids: tuple[int, ...],
-  pad_id: int,
-  temperature: float = 1.0,
-  top_k: int = 0,
-  top_p: float = 1.0,
-  slots: int | None = None,
-  cache_dtype: str | None = None,
-  cache_blocks: tuple[int, ...] | None = None,
-  record_routing: bool = False,
-  entropy: bool = False,
-  stop_table: StopTable | None = None,
-) -> Settings:
-  """Settings of a sampler, checked: those of `make_sampler`, which says what they are.
+def make_settings(model: Decoder, *, record_routing: bool = False, **settings: Any) -> Settings:
+  """Checks the settings of `make_sampler`, which documents them, and fills in those that depend on the model.
 
   Raises:
-    ValueError: a setting out of range.
+    ValueError: A setting is out of range; one line, with the field as configs name it.
   """
-  make_filter(temperature=temperature, top_k=top_k, top_p=top_p)  # Refuses what is out of range.
-  settings = Settings(
-    group_size=group_size,
-    max_new_tokens=max_new_tokens,
-    stop_ids=tuple(stop_ids),
-    pad_id=pad_id,
-    temperature=temperature,
-    top_k=top_k,
-    top_p=top_p,
-    slots=slots,
-    cache_dtype=cache_dtype or model.config.dtype,
-    cache_blocks=default_blocks(max_new_tokens) if cache_blocks is None else tuple(cache_blocks),
-    route_shape=(model.config.num_layers, model.config.experts.top_k) if record_routing and model.config.experts else None,
-    entropy=entropy,
-    stop_table=stop_table,
-  )
-  check_settings(settings)
-  return settings
+  route_shape = (model.config.num_layers, model.config.experts.top_k) if record_routing and model.config.experts else None
+  given = Settings(**settings, route_shape=route_shape)
+  make_filter(temperature=given.temperature, top_k=given.top_k, top_p=given.top_p)  # Refuses what is out of range.
+  blocks = default_blocks(given.max_new_tokens) if given.cache_blocks is None else tuple(given.cache_blocks)
+  for name in ("group_size", "max_new_tokens"):
+    if getattr(given, name) < 1:
+      raise ValueError(f"rollout.{name}: found {getattr(given, name)}, expected 1 or more")
+  if given.slots is not None and given.slots < 1:
+    raise ValueError(f"rollout.slots: found {given.slots}, expected 1 or more, or None")
+  if any(size < 1 for size in blocks) or sum(blocks) != given.max_new_tokens:
+    raise ValueError(
+      f"rollout.cache_blocks: found {blocks}, expected positive sizes that add up to rollout.max_new_tokens={given.max_new_tokens}, or None"
+    )
+  return given._replace(stop_ids=tuple(given.stop_ids), cache_dtype=given.cache_dtype or model.config.dtype, cache_blocks=blocks)
 
 
 def default_blocks(max_new_tokens: int) -> tuple[int, ...]:
@@ -133,21 +110,3 @@ def default_blocks(max_new_tokens: int) -> tuple[int, ...]:
     return (max_new_tokens,)
   quarter = max_new_tokens // 4
   return (quarter, quarter, max_new_tokens - 2 * quarter)
-
-
-def check_settings(settings: Settings) -> None:
-  """Refuses settings out of range; starts no device.
-
-  Raises:
-    ValueError: one line, with the field as configs name it.
-  """
-  for name in ("group_size", "max_new_tokens"):
-    if getattr(settings, name) < 1:
-      raise ValueError(f"rollout.{name}: found {getattr(settings, name)}, expected 1 or more")
-  if settings.slots is not None and settings.slots < 1:
-    raise ValueError(f"rollout.slots: found {settings.slots}, expected 1 or more, or None")
-  if any(size < 1 for size in settings.cache_blocks) or sum(settings.cache_blocks) != settings.max_new_tokens:
-    raise ValueError(
-      f"rollout.cache_blocks: found {settings.cache_blocks}, expected positive sizes that add up to rollout.max_new_tokens="
-      f"{settings.max_new_tokens}, or None"
-    )

@@ -1,4 +1,4 @@
-"""What the decode loop is made of: settings, what every step reads, and what a step changes."""
+"""The data of the decode loop: settings, what every step reads, and what a step changes."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol, runtime_checkable
@@ -8,7 +8,7 @@ from jax.sharding import Mesh
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray, PyTree
 
 from jaxrl_llm.sampler import stops
-from jaxrl_llm.sampler.requests import RUNNING, Begun
+from jaxrl_llm.sampler.requests import RUNNING, Requests
 from jaxrl_llm.types import Params
 
 NEVER = -(2**30)
@@ -28,40 +28,35 @@ class Decoder(Protocol):
 
 
 class Settings(NamedTuple):
-  """What a sampler is compiled for; see `decode.make_sampler`."""
+  """What a sampler is compiled for: the arguments of `sampler.make_sampler`, as `make_settings` completes them."""
 
   group_size: int
   max_new_tokens: int
   stop_ids: tuple[int, ...]
   pad_id: int
-  temperature: float
-  top_k: int
-  top_p: float
-  slots: int | None
-  cache_dtype: str
-  cache_blocks: tuple[int, ...]
-  route_shape: tuple[int, int] | None
-  entropy: bool
-  stop_table: stops.StopTable | None
+  temperature: float = 1.0
+  top_k: int = 0
+  top_p: float = 1.0
+  slots: int | None = None
+  cache_dtype: str | None = None
+  cache_blocks: tuple[int, ...] | None = None
+  route_shape: tuple[int, int] | None = None
+  entropy: bool = False
+  stop_table: stops.StopTable | None = None
 
 
 class Job(NamedTuple):
   """What every step reads and none changes. Sequences lie in d pieces, one for each device that holds rows, of M − 1 sequences each.
 
   Attributes:
-    weights: as the model decodes with them.
-    key: of this call.
+    weights: Weights in the layout that the model decodes with.
+    key: The call's random key.
     prompts_seen: True where a column of the prompts' cache holds a token; None without one.
-    positions: of the last token of each sequence's prompt, the first that is decoded.
-    tokens: that token.
-    queue: sequences in the order in which they start; M − 1 for none.
-    numbers: of each sequence among all: what its random stream is made of.
-    limits: most tokens of each response.
-    temperatures: None where all have the sampler's.
-    min_new_tokens: None where nobody asked.
-    begun: None where all start from nothing.
-    max_steps: None for as many as it takes.
-    enough_groups: None for all of them.
+    positions: Position of the last token of each sequence's prompt, the first that is decoded.
+    tokens: That token.
+    queue: Sequences in the order in which they start; M − 1 for none.
+    numbers: Number of each sequence among all: the seed of its random stream.
+    requests: What the caller asked of single sequences, in pieces, with a limit for each.
   """
 
   weights: PyTree
@@ -71,24 +66,17 @@ class Job(NamedTuple):
   tokens: Int[Array, "d M"]
   queue: Int[Array, "d M"]
   numbers: Int[Array, "d M"]
-  limits: Int[Array, "d M"]
-  temperatures: Float[Array, "d M"] | None
-  min_new_tokens: Int[Array, "d M"] | None
-  begun: Begun | None
-  max_steps: Int[Array, ""] | None
-  enough_groups: Int[Array, ""] | None
+  requests: Requests
 
 
 class Drawn(NamedTuple):
   """What is known of the responses so far; the last sequence of a piece is nobody's.
 
   Attributes:
-    tokens: ids.
-    logprobs: of the distribution that each token was drawn from.
-    raw_logprobs: of the model itself; None where that is the same.
-    entropy: None where nobody asked.
-    routing: of the token that was fed to draw each; None where nobody asked.
-    lengths: tokens so far.
+    logprobs: Log-probabilities under the distribution that each token was drawn from.
+    raw_logprobs: Log-probabilities under the model itself; None if these are the same.
+    entropy: Entropy of that distribution; None if not asked for.
+    routing: Experts visited by the token that was fed to draw each; None if not asked for.
     reasons: `RUNNING`, or a `StopReason`.
   """
 
@@ -105,15 +93,13 @@ class Loop(NamedTuple):
   """What a step changes.
 
   Attributes:
-    step: how many there have been.
-    written: the step at which each column of the cache was last written.
-    cache: the model's.
-    sequences: that each row decodes, M − 1 for none.
-    lengths: tokens that it has so far.
-    tokens: the one to feed next.
-    matching: states of the stop automata; None without.
-    started: how many sequences of the queue have a row, or had one.
-    drawn: the responses.
+    step: Number of steps so far.
+    written: Step at which each column of the cache was last written.
+    sequences: Sequence that each row decodes, M − 1 for none.
+    lengths: Number of its tokens so far.
+    tokens: Token to feed next.
+    matching: States of the stop automata; None without any.
+    started: Number of sequences of the queue that have or had a row.
   """
 
   step: Int[Array, ""]

@@ -14,8 +14,8 @@ class StopAutomaton(NamedTuple):
   """One automaton over token ids. State 0 is the start, the last state means found and is never left.
 
   Attributes:
-    classes: class of each token; tokens of one class lead from every state to the same. Of the last entry are ids beyond the vocabulary.
-    following: the state after a token of a class.
+    classes: Class of each token; tokens of one class lead from every state to the same. The last entry is for ids beyond the vocabulary.
+    following: State after a token of a class.
   """
 
   classes: Integer[Array | np.ndarray, " V+1"]
@@ -23,10 +23,9 @@ class StopAutomaton(NamedTuple):
 
 
 class StopTable(NamedTuple):
-  """What ends a response; a pytree of NumPy arrays, to be closed over or passed to a jitted function.
+  """What ends a response: an automaton of the strings and one of the sequences, each only if there are any.
 
-  Attributes:
-    automata: of the strings and of the sequences; without either, there is none.
+  It is a pytree of NumPy arrays, to be closed over or passed to a jitted function.
   """
 
   automata: tuple[StopAutomaton, ...]
@@ -37,15 +36,10 @@ class StopTable(NamedTuple):
 
 
 def advance(table: StopTable, states: Int[Array, "N A"], tokens: Int[Array, " N"]) -> tuple[Int[Array, "N A"], Bool[Array, " N"]]:
-  """Feeds one token to each row.
-
-  Args:
-    table: of `make_stop_table`.
-    states: of `table.start` or of the last call.
-    tokens: the token that each row has drawn. One that is not in the vocabulary has no bytes.
+  """Feeds the token that each row has drawn to the automata. One that is not in the vocabulary has no bytes.
 
   Returns:
-    The new states, and whether a row holds any of the strings or sequences by now. Once found, found for ever.
+    The new states, and whether a row holds any of the strings or sequences by now. Once found, it stays found.
   """
   columns, matched = [], jnp.zeros(tokens.shape, bool)
   for i, (classes, following) in enumerate(table.automata):
@@ -64,15 +58,12 @@ def make_stop_table(token_bytes: Sequence[bytes | None], strings: Sequence[str] 
   it is drawn, wherever in the token it begins or ends. UTF-8 synchronizes itself, so bytes and characters give the same answer.
 
   Args:
-    token_bytes: of every id of the vocabulary; a token without (None), such as a special one, is passed over by the strings.
-    strings: texts, each of which ends a response.
-    sequences: token ids in a row, each of which ends a response.
-
-  Returns:
-    The table.
+    token_bytes: Bytes of every id of the vocabulary; a token without (None), such as a special one, is skipped by the strings.
+    strings: Texts, each of which ends a response.
+    sequences: Sequences of token ids, each of which ends a response.
 
   Raises:
-    ValueError: a string or a sequence that is empty, of another type, or that no tokens can write.
+    ValueError: A string or a sequence is empty, of another type, or one that no tokens can write.
 
   Example:
     >>> table = make_stop_table([b"a", b"ab", b"b", None], ["aab"])
@@ -86,12 +77,10 @@ def make_stop_table(token_bytes: Sequence[bytes | None], strings: Sequence[str] 
   Note:
     U+FFFD as (part of) a stop string matches its own bytes only, not what a decoder writes for bytes that are no UTF-8.
   """
-  patterns = _checked_strings(strings)
-  ids = _checked_sequences(sequences, len(token_bytes))
   automata = []
-  if patterns:
+  if patterns := _checked_strings(strings):
     automata.append(_over_tokens(token_bytes, patterns))
-  if ids:
+  if ids := _checked_sequences(sequences, len(token_bytes)):
     symbols, following = _automaton(ids)
     classes = np.zeros(len(token_bytes) + 1, np.min_scalar_type(len(symbols)))
     classes[list(symbols)] = list(symbols.values())

@@ -1,10 +1,10 @@
-"""Sequences as they finish: the decode loop in stretches, each a program of its own, so that the host works while the devices go on.
+"""Sequences as they finish: the decode loop in stretches, each a program of its own, so that the host and the devices work side by side.
 
   devices: | begin | stretch 0 | stretch 1     | stretch 2     | stretch 3
   host:    |                   | rewards of 0  | rewards of 1  | rewards of 2 ...
 
-The host hears of a stretch when the next one runs already. By then it cannot read the loop, which that one changes in place: each stretch
-copies what has finished into arrays of a fixed size, and says how much of them there is to fetch.
+The host hears of a stretch when the next one already runs and changes the loop in place. So each stretch copies what has finished into
+arrays of a fixed size, and says how much of them to fetch.
 """
 
 from collections import deque
@@ -35,9 +35,9 @@ class Finished(NamedTuple):
   """Some sequences that have finished, on the host.
 
   Attributes:
-    sequences: their numbers among the N, in the order of the rows of `rollouts`.
+    sequences: Their numbers among the N, in the order of the rows of `rollouts`.
     rollouts: NumPy arrays, as the sampler returns them.
-    steps: that the loop had run when the devices told of them.
+    steps: Number of steps of the loop when they were reported.
   """
 
   sequences: Integer[np.ndarray, " m"]
@@ -59,7 +59,7 @@ class _Given(NamedTuple):
 
 
 class _Progress(NamedTuple):
-  """What a stretch changes: donated to it. The line of those that wait is that of the job, without those that were aborted."""
+  """What a stretch changes: donated to it. `queue` is that of the job, without the sequences that were aborted."""
 
   loop: Loop
   queue: Int[Array, "d M"]
@@ -70,12 +70,12 @@ class _Report(NamedTuple):
   """What a stretch tells the host.
 
   Attributes:
-    counts: sequences that it tells of.
-    sequences: their numbers; nothing beyond the count.
-    parts: their rollouts, in parts of columns: only those that hold something need be fetched.
-    steps: that the loop has run.
-    is_full: whether it waits for the cache to grow.
-    is_over: whether it has told of all sequences.
+    counts: Number of sequences that it reports.
+    sequences: Their numbers; meaningless beyond the count.
+    parts: Their rollouts, in parts of columns: only those that hold something need be fetched.
+    steps: Number of steps of the loop so far.
+    is_full: Whether the loop waits for the cache to grow.
+    is_over: Whether all sequences have been reported.
   """
 
   counts: Int[Array, " d"]
@@ -87,7 +87,7 @@ class _Report(NamedTuple):
 
 
 class _Programs(NamedTuple):
-  """Compiled for one bucket of prompts; a stretch for each size of the cache, and what leads from each size to the next."""
+  """Programs for one bucket of prompts: a stretch for each size of the cache, and the growth from each size to the next."""
 
   begin: Callable[..., tuple[_Given, _Progress]]
   stretches: tuple[Callable[[_Given, _Progress, Any], tuple[_Progress, _Report]], ...]
@@ -95,27 +95,27 @@ class _Programs(NamedTuple):
 
 
 def make_stream(model: Decoder, *, steps_per_report: int = 32, signatures: Sequence[tuple] = (), **settings: Any) -> StreamFn:
-  """A sampler that hands out sequences as they finish; all of them together are what `make_sampler`'s returns for the same key.
+  """Makes a sampler that hands out sequences as they finish; together they are what `make_sampler`'s returns for the same key.
 
   It is host-driven: programs of at most `steps_per_report` steps, of which the next ones are dispatched before the caller gets what the
-  first has finished. What the caller does between two of them costs no time of the devices, as long as it takes less than a stretch.
-  A sequence comes with those of the stretch that it finished in, and if there is no room, first of all with those of the next.
+  first has finished. What the caller does between two of them costs no device time, as long as it takes less than a stretch.
+  A sequence comes with those of the stretch that it finished in or, if there is no room, first of all with those of the next.
 
   Args:
-    model: see `models.Model`.
-    steps_per_report: steps of a stretch. It ends earlier where as many sequences have finished as a report has room for: as there are
-      rows, or 16.
-    signatures: further arguments of the stream, abstract, in all the shapes that are to come: compiled with the first call.
-    settings: of `make_sampler`, with the same names and defaults.
+    model: See `models.Model`.
+    steps_per_report: Maximum number of steps of a stretch. It ends earlier once as many sequences have finished as a report has room for:
+      as many as there are rows, but at least 16.
+    signatures: Further arguments of the stream, abstract, in all shapes to come: compiled with the first call.
+    **settings: Settings of `make_sampler`, with the same names and defaults.
 
   Returns:
     The stream, not to be jitted: it compiles at the first call of a bucket of prompts, for all sizes of the cache, and never again.
-    `unwanted` is asked before each stretch for sequences whose rest nobody wants any more (a group that is decided): those end as
-    `StopReason.ABORTED` with the tokens that they have, none if they wait still; their rows go to the next that wait. Stretches that are
-    dispatched already run on, so an answer takes effect one or two of them later. Params are read once: they may be donated after the call.
+    `unwanted` is called before each stretch for sequences that are no longer wanted (a group that is decided): those end as
+    `StopReason.ABORTED` with the tokens that they have, if any, and their rows go to the next that wait. Stretches already dispatched
+    run on, so an answer takes effect one or two of them later. Params are read once: they may be donated after the call.
 
   Raises:
-    ValueError: a setting out of range.
+    ValueError: A setting is out of range.
 
   Note:
     Rows and prompts that the mesh divides are fetched from all of its devices: those of one process.
@@ -152,13 +152,10 @@ def make_stream(model: Decoder, *, steps_per_report: int = 32, signatures: Seque
 
 
 def gather(finished: Iterable[Finished]) -> Rollouts:
-  """Sequences of one call in the order of the prompts: `gather(stream(...))` waits for all of them.
-
-  Args:
-    finished: all that a stream has handed out, or any part of it.
+  """Brings some or all sequences of one call into the order of the prompts: `gather(stream(...))` waits for all of them.
 
   Raises:
-    ValueError: nothing to gather, or a sequence twice, as of two calls.
+    ValueError: There is nothing to gather, or a sequence occurs twice, as from two calls.
 
   Example:
     >>> row = lambda token: Rollouts(*[np.array([[token]])] * 5, stopped=np.array([True]))
@@ -177,7 +174,7 @@ def gather(finished: Iterable[Finished]) -> Rollouts:
 
 
 def _run(programs: _Programs, given: _Given, progress: _Progress, *, ask: Callable[[], Bool[np.ndarray, "d M"]]) -> Iterator[Finished]:
-  """What the host does: keeps the devices busy, waits, hands over."""
+  """The host's part: keeps the devices busy, waits, hands over."""
   size, pending = 0, deque()
 
   def dispatch() -> None:
