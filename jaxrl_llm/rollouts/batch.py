@@ -1,4 +1,4 @@
-"""responses -> rewards: one rollout batch, graded; and what is logged and shown of it."""
+"""responses -> rewards: one graded rollout batch; and what is logged and shown of it."""
 
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
@@ -18,14 +18,14 @@ class Batch(NamedTuple):
   """One rollout batch on the host: N = n·G sequences, G consecutive ones for each prompt.
 
   Attributes:
-    rollouts: tokens and log-probabilities.
-    completions: what the rewards saw.
-    examples: the task's row of each sequence.
-    graded: rewards of each sequence.
-    group_size: samples for each prompt (G).
+    rollouts: Tokens and log-probabilities.
+    completions: What the rewards saw.
+    examples: The task's row for each sequence.
+    graded: Rewards of each sequence.
+    group_size: Number of samples per prompt (G).
     counted: False for a sequence that nothing is learned from: its reward is not known, a log-probability of the sampler is not finite, or
       it was cut short where those are left out.
-    advantages: of each response token; None until they are known.
+    advantages: Advantage of each response token; None until known.
   """
 
   rollouts: Rollouts
@@ -51,33 +51,23 @@ def assess(
   graded: Graded | None = None,
   call: CallFn = call_here,
 ) -> Batch:
-  """Grades responses, each in one process.
-
-  Args:
-    rollouts: on the host.
-    responses: their completions.
-    examples: one row for each prompt; its group's samples share it.
-    rewards: terms of the reward.
-    graded: rewards of those that are graded already, see `Drawn`; None if none is.
-    call: who calls the functions of the terms.
-  """
+  """Grades the responses to examples, one row per prompt, each in one process; those that `graded` has already, see `Drawn`, stay."""
   group_size = len(responses) // len(examples)
   repeated = [example for example in examples for _ in range(group_size)]
   graded = pending(rewards, len(responses)) if graded is None else graded
   rest = np.flatnonzero(graded.failed == PENDING)
-  late = grade_shared(rewards, [responses[i] for i in rest], [repeated[i] for i in rest], call=call)
-  graded = put(graded, rest, late)
+  graded = put(graded, rest, grade_shared(rewards, [responses[i] for i in rest], [repeated[i] for i in rest], call=call))
   return Batch(rollouts, responses, repeated, graded, group_size, graded.valid)
 
 
 def counted(batch: Batch, *, skips_truncated: bool, whole_groups: bool) -> Bool[np.ndarray, " N"]:
-  """Sequences that count in the loss.
+  """Which sequences count in the loss.
 
   Args:
-    batch: from `assess`.
-    skips_truncated: leave out those that did not end by themselves (DAPO's overlong filter); their rewards stay in their groups'
-      statistics.
-    whole_groups: leave out a group altogether if the reward of one of its samples is not known.
+    batch: Batch from `assess`.
+    skips_truncated: Whether to leave out those that did not end by themselves (DAPO's overlong filter); their rewards stay in their
+      groups' statistics.
+    whole_groups: Whether to leave out a whole group if the reward of one of its samples is not known.
   """
   found = batch.graded.valid
   if whole_groups:
@@ -88,19 +78,14 @@ def counted(batch: Batch, *, skips_truncated: bool, whole_groups: bool) -> Bool[
 
 
 def metrics(batch: Batch) -> dict[str, Any]:
-  """What is logged of a rollout batch, under verl's names.
-
-  `rollout/tokens_sha256` tells two runs apart at the first token that differs.
-  """
+  """What is logged of a rollout batch, under verl's names; `rollout/tokens_sha256` tells two runs apart at the first differing token."""
   rollouts = batch.rollouts
-  lengths = rollouts.mask.sum(axis=1)
   graded, valid = batch.graded, batch.graded.valid
   known = graded.totals[valid] if np.any(valid) else np.zeros(1, np.float32)
   groups = graded.totals.reshape(-1, batch.group_size)
-  digest = hashlib.sha256(rollouts.tokens.tobytes() + rollouts.mask.tobytes()).hexdigest()
   advantages = batch.advantages[written_mask(rollouts) & batch.counted[:, None]]
   advantages = advantages if len(advantages) else np.zeros(1, np.float32)
-  values = {"critic/rewards": known, "critic/advantages": advantages, "response_length": lengths}
+  values = {"critic/rewards": known, "critic/advantages": advantages, "response_length": rollouts.mask.sum(axis=1)}
   statistics = {"mean": np.mean, "max": np.max, "min": np.min}
   row: dict[str, Any] = {f"{name}/{kind}": float(fn(x)) for name, x in values.items() for kind, fn in statistics.items()}
   row |= {f"reward/{name}/mean": float(np.mean(part[valid])) if np.any(valid) else 0.0 for name, part in graded.parts.items()}
@@ -113,7 +98,7 @@ def metrics(batch: Batch) -> dict[str, Any]:
     "response_length/clip_ratio": float(1 - np.mean(rollouts.stopped)),
     "prompt_length/mean": float(rollouts.prompt_mask.sum(axis=1).mean()),
     "group/frac_reward_zero_std": float(np.mean(groups.max(axis=1) == groups.min(axis=1))),
-    "rollout/tokens_sha256": digest,
+    "rollout/tokens_sha256": hashlib.sha256(rollouts.tokens.tobytes() + rollouts.mask.tobytes()).hexdigest(),
   }
   return row
 
@@ -125,13 +110,13 @@ def sample_rows(
   token_text: Callable[[Sequence[int]], str],
   token_scores: Sequence[Mapping[str, Float[np.ndarray, "..."]]] = (),
 ) -> list[dict[str, Any]]:
-  """Rows of `samples.jsonl`, from as many different prompts as there are.
+  """Makes rows of `samples.jsonl`, from as many different prompts as possible.
 
   Args:
-    batch: the rollout batch.
-    num_rows: how many.
-    token_text: one token as text, for the viewer's heat-map.
-    token_scores: for each sequence numbers of its tokens by name, prompt included, NaN where there is none; empty where nobody knows any.
+    batch: The rollout batch.
+    num_rows: Maximum number of rows.
+    token_text: Function from a token to its text, for the viewer's heat-map.
+    token_scores: For each sequence numbers of its tokens by name, prompt included, NaN where there is none; empty if there are none.
   """
   # The first sample of every group, then the second of every group, ...
   order = sorted(range(len(batch.completions)), key=lambda row: (row % batch.group_size, row // batch.group_size))

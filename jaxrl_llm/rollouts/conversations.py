@@ -1,13 +1,13 @@
 """Conversations of several turns: the policy writes, an environment replies, and the sampler goes on behind the reply.
 
-All that a conversation consists of stays the tokens that were drawn, with the replies' tokens between them; nothing is decoded and encoded
-again, so the learner reads what the sampler saw. A response's slots then hold, for two turns of a calculator,
+A conversation consists of the tokens that were drawn, with the replies' tokens between them; nothing is decoded and encoded again, so the
+learner reads what the sampler saw. For two turns of a calculator, a response's slots hold
 
   tokens   < < 4 8 7 * 3 6 = 1 7 5 3 2 > > # 1 7 5 3 2 end
   written  1 1 1 1 1 1 1 1 1 0 0 0 0 0 0 0 1 1 1 1 1 1 1       what the policy is answerable for: advantages, loss, entropy
   turns                    └ end of turn 1, its reward      └ end of turn 2, its reward
 
-and the sampler is called once a turn, for all conversations that go on: it prefills what is there and draws on.
+and the sampler is called once per turn, for all conversations that go on: it prefills what is there and draws more.
 """
 
 import json
@@ -34,11 +34,11 @@ class Rules(NamedTuple):
   """How conversations go.
 
   Attributes:
-    environment: who replies.
-    max_turns: of the policy; a conversation that is not done by then counts as cut short.
-    max_turn_tokens: that the policy may write in a turn; None is what is left of the budget.
-    timeout_s: of a step of the environment, in seconds.
-    num_threads: steps of the environment at a time.
+    environment: The environment that replies.
+    max_turns: Maximum number of the policy's turns; a conversation that is not done by then counts as cut short.
+    max_turn_tokens: Maximum number of tokens that the policy writes in a turn; None is what is left of the budget.
+    timeout_s: Time limit of a step of the environment, in seconds.
+    num_threads: Number of concurrent steps of the environment.
   """
 
   environment: Environment
@@ -52,10 +52,10 @@ class Conversations(NamedTuple):
   """A batch of conversations, N of them, on the host.
 
   Attributes:
-    begun: what each consists of so far, as the sampler goes on with it; its `reasons` say which have ended, and how.
+    begun: What each consists of so far, for the sampler to continue; its `reasons` say which have ended, and how.
     written: True where the policy wrote the token.
-    turns: of each, those that have been replied to and the last one.
-    states: of the environment, in the process that steps it; None in the others.
+    turns: Turns of each that have been replied to, and the last one.
+    states: State of the environment in the process that steps it; None in the others.
     failed: (cause, one line) where the environment failed.
   """
 
@@ -67,19 +67,12 @@ class Conversations(NamedTuple):
 
   @property
   def goes_on(self) -> Int[np.ndarray, " m"]:
-    """Numbers of those that have not ended."""
+    """Indices of the conversations that have not ended."""
     return np.flatnonzero(self.begun.reasons == RUNNING)
 
 
 def begin(examples: Sequence[Mapping[str, Any]], rules: Rules, *, group_size: int, max_new_tokens: int) -> Conversations:
-  """Conversations before their first turn.
-
-  Args:
-    examples: one row of the task for each prompt.
-    rules: how they go.
-    group_size: samples for each prompt (G).
-    max_new_tokens: budget of a response, replies included (R).
-  """
+  """Begins G conversations per prompt, before their first turn; their budget of R tokens includes the replies."""
   size = len(examples) * group_size
   own, count = jax.process_index(), jax.process_count()
   states = [rules.environment.reset(examples[i // group_size]) if i % count == own else None for i in range(size)]
@@ -87,7 +80,7 @@ def begin(examples: Sequence[Mapping[str, Any]], rules: Rules, *, group_size: in
 
 
 def requests(talks: Conversations, rules: Rules) -> Requests:
-  """What is asked of the sampler for the next turn; of the same shapes in every turn."""
+  """What is asked of the sampler for the next turn, with the same shapes in every turn."""
   size, budget = talks.begun.tokens.shape
   limits = np.full(size, budget, np.int32)
   if rules.max_turn_tokens is not None:
@@ -98,14 +91,14 @@ def requests(talks: Conversations, rules: Rules) -> Requests:
 def take_turn(talks: Conversations, drawn: Rollouts, rules: Rules, tokenizer: Tokenizer) -> Conversations:
   """Has the environment reply to the turns that the sampler has just drawn.
 
-  A conversation ends where the environment says so; cut short, where a turn or the conversation runs into its budget, where the reply
+  A conversation ends where the environment says so. It is cut short where a turn or the conversation runs into its budget, where the reply
   leaves no room for another turn, or after `max_turns`.
 
   Args:
-    talks: that the sampler was given.
-    drawn: that it returned, on the host.
-    rules: how they go.
-    tokenizer: the task's.
+    talks: Conversations that the sampler was given.
+    drawn: Rollouts that it returned, on the host.
+    rules: How conversations go.
+    tokenizer: The task's tokenizer.
   """
   tokens, logprobs, written = np.array(drawn.tokens), np.array(drawn.logprobs), talks.written.copy()
   raw = logprobs.copy() if drawn.raw_logprobs is None else np.array(drawn.raw_logprobs)
@@ -154,12 +147,13 @@ def converse(
   """Goes on until all conversations have ended.
 
   Args:
-    first: of the sampler, for the first turns.
-    talks: of `begin`.
-    again: calls the sampler with the same prompts, weights and key: a token's random number depends on its place in the response.
-    rules: how they go.
-    tokenizer: the task's.
-    between: called after each turn; may raise.
+    first: Rollouts of the first turns.
+    talks: Conversations before these turns.
+    again: Function that calls the sampler with the same prompts, weights and key: a token's random number depends on its place in the
+      response.
+    rules: How conversations go.
+    tokenizer: The task's tokenizer.
+    between: Function called after each turn; may raise.
 
   Returns:
     Rollouts on the host, with `written`; and what the rewards see of each.
@@ -182,17 +176,12 @@ def converse(
     reasons=begun.reasons,
     written=talks.written,
   )
-  return rollouts, [_completion(talks, i, bool(stopped[i])) for i in range(len(stopped))]
+  ids = [tuple(tokens[own].tolist()) for tokens, own in zip(begun.tokens, talks.written, strict=True)]
+  rows = zip(ids, stopped.tolist(), talks.turns, talks.failed, strict=True)
+  return rollouts, [Completion(turns[-1].text, own, len(own), ends, turns, failed) for own, ends, turns, failed in rows]
 
 
-def _completion(talks: Conversations, row: int, stopped: bool) -> Completion:
-  ids = tuple(talks.begun.tokens[row, talks.written[row]].tolist())
-  return Completion(talks.turns[row][-1].text, ids, len(ids), stopped, talks.turns[row], talks.failed[row])
-
-
-def _replies(
-  said: Mapping[int, Completion], states: list[Any], rules: Rules
-) -> dict[int, tuple[Reply, tuple[str, str] | None]]:
+def _replies(said: Mapping[int, Completion], states: list[Any], rules: Rules) -> dict[int, tuple[Reply, tuple[str, str] | None]]:
   """The environment's reply to each turn, or how it failed; each is stepped in one process, which keeps its state."""
   count = jax.process_count()
   own = [i for i in said if i % count == jax.process_index()]
@@ -260,12 +249,7 @@ def _in_threads(
 
 
 def metrics(rollouts: Rollouts, completions: Sequence[Completion]) -> dict[str, float]:
-  """What is logged of conversations; nothing for responses of one turn.
-
-  Args:
-    rollouts: of `converse`.
-    completions: likewise.
-  """
+  """What is logged of conversations, as `converse` returns them; nothing for responses of one turn."""
   if rollouts.written is None:
     return {}
   turns = np.array([len(completion.turns) for completion in completions])

@@ -1,15 +1,14 @@
 """Which groups an RL step learns from: those whose samples were not all worth the same (dynamic sampling).
 
-Where all samples of a prompt earn the same reward, every group-relative advantage is zero: the sampler has drawn them, the learner computes
-with them, and nothing is learned. So a step draws again, with new prompts, until its batch is full of groups that differ or it has drawn as
-often as it may; then groups without a difference fill what is left, so that the batch always has its size.
+Where all samples of a prompt earn the same reward, every group-relative advantage is zero, and nothing is learned from them. So a step
+draws again, with new prompts, until its batch is full of groups that differ or it has drawn as often as it may; then groups without a
+difference fill the rest, so that the size of the batch never changes.
 
 References:
   DAPO: an open-source LLM reinforcement learning system at scale, arXiv:2503.14476, 2025, section 3.2.
 """
 
 from collections.abc import Sequence
-from typing import Any
 
 import jax
 import numpy as np
@@ -21,12 +20,12 @@ from jaxrl_llm.types import Rollouts
 
 
 def differs(verdicts: Float[np.ndarray, " N"], valid: Bool[np.ndarray, " N"], *, group_size: int) -> Bool[np.ndarray, " n"]:
-  """Whether the samples of a group were worth different rewards: compared exactly, not by a deviation above some threshold.
+  """Whether the samples of a group earned different rewards: compared exactly, not by a deviation above some threshold.
 
   Args:
-    verdicts: reward of each sample without what only shapes it; G consecutive ones a prompt.
-    valid: samples that have a reward; the others are not compared.
-    group_size: samples for each prompt (G).
+    verdicts: Reward of each sample without the terms that only shape it; G consecutive ones per prompt.
+    valid: True for samples that have a reward; the others are not compared.
+    group_size: Number of samples per prompt (G).
 
   Example:
     >>> differs(np.float32([0.1, 0.1, 0.1, 0, 1, 0]), np.ones(6, bool), group_size=3).tolist()
@@ -41,12 +40,11 @@ def fill(batches: Sequence[Batch], *, num_groups: int) -> tuple[Batch, dict[str,
   """One batch of the groups that differ, in the order in which they were drawn; of others only as many as it takes to fill it.
 
   Args:
-    batches: of the rounds of one step, drawn by one policy.
-    num_groups: that the step learns from; the rounds have at least as many.
+    batches: The rounds of one step, drawn by one policy.
+    num_groups: Number of groups that the step learns from; the rounds have at least as many.
 
   Returns:
-    The batch, and counters: `group/rounds`, `group/drawn`, `group/mixed` and `group/filled_up` (groups without a difference that are in
-    the batch all the same).
+    The batch, and counters: `group/rounds`, `group/drawn`, `group/mixed` and `group/filled_up` (groups in it without a difference).
   """
   group_size = batches[0].group_size
   mixed = np.concatenate([differs(batch.graded.verdicts, batch.graded.valid, group_size=group_size) for batch in batches])
@@ -58,7 +56,7 @@ def fill(batches: Sequence[Batch], *, num_groups: int) -> tuple[Batch, dict[str,
 
 
 def join(batches: Sequence[Batch]) -> Batch:
-  """Several rollout batches as one; prompts get the width of the widest."""
+  """Joins rollout batches; prompts get the width of the widest."""
   if len(batches) == 1:
     return batches[0]
   width = max(batch.rollouts.prompts.shape[1] for batch in batches)
@@ -75,7 +73,7 @@ def join(batches: Sequence[Batch]) -> Batch:
 
 
 def select(batch: Batch, rows: Int[np.ndarray, " m"]) -> Batch:
-  """Some of the sequences, in whole groups."""
+  """Keeps the given sequences, in whole groups."""
   pick = lambda items: [items[i] for i in rows]
   return batch._replace(
     rollouts=jax.tree.map(lambda x: x[rows], batch.rollouts),
@@ -90,9 +88,5 @@ def _widened(rollouts: Rollouts, width: int) -> Rollouts:
   """With prompts padded on the left, and their routes with them."""
   missing = width - rollouts.prompts.shape[1]
   left = lambda x, value: np.pad(x, ((0, 0), (missing, 0), *[(0, 0)] * (x.ndim - 2)), constant_values=value)
-  routing: Any = rollouts.routing
-  return rollouts._replace(
-    prompts=left(rollouts.prompts, 0),
-    prompt_mask=left(rollouts.prompt_mask, False),
-    routing=None if routing is None else left(routing, -1),
-  )
+  routing = None if rollouts.routing is None else left(rollouts.routing, -1)
+  return rollouts._replace(prompts=left(rollouts.prompts, 0), prompt_mask=left(rollouts.prompt_mask, False), routing=routing)

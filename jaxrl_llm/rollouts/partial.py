@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import jax
 import numpy as np
-from jaxtyping import Bool, Int
+from jaxtyping import Int
 
 from jaxrl_llm.sampler import Begun, Requests, begun, not_begun
 from jaxrl_llm.types import Rollouts, StopReason
@@ -25,9 +25,9 @@ class Groups(NamedTuple):
   """Prompts, oldest first, with the responses that they have so far; n groups of G sequences.
 
   Attributes:
-    examples: one row of the task for each prompt.
-    begun: the n·G responses, as NumPy arrays.
-    steps: the RL step in which each group was begun.
+    examples: One row of the task for each prompt.
+    begun: The n·G responses, as NumPy arrays.
+    steps: RL step in which each group was begun.
   """
 
   examples: list[Mapping[str, Any]]
@@ -36,11 +36,7 @@ class Groups(NamedTuple):
 
 
 def nothing(max_new_tokens: int, routes: tuple[int, int] | None = None) -> Groups:
-  """What is carried into the first step.
-
-  Args:
-    max_new_tokens: budget of a response (R).
-    routes: layers and experts a token of the routes that the sampler records; None where it records none.
+  """No groups, as carried into the first step; responses have R tokens, and routes (L, K) if the sampler records them.
 
   Example:
     >>> nothing(8).begun.tokens.shape
@@ -50,14 +46,7 @@ def nothing(max_new_tokens: int, routes: tuple[int, int] | None = None) -> Group
 
 
 def join(carried: Groups, examples: Sequence[Mapping[str, Any]], *, step: int, group_size: int) -> Groups:
-  """The groups of a step: what is carried, and behind it new prompts.
-
-  Args:
-    carried: from the steps before.
-    examples: the new prompts.
-    step: the one that begins them.
-    group_size: samples for each prompt (G).
-  """
+  """The groups of a step: those carried into it, and behind them the new prompts that it begins."""
   routing = carried.begun.routing
   new = not_begun(len(examples) * group_size, carried.begun.tokens.shape[1], None if routing is None else routing.shape[2:])
   both = jax.tree.map(lambda *x: np.concatenate(x), carried.begun, new)
@@ -65,30 +54,25 @@ def join(carried: Groups, examples: Sequence[Mapping[str, Any]], *, step: int, g
 
 
 def requests(groups: Groups, *, num_groups: int) -> Requests:
-  """What is asked of the sampler; of the same shapes in every step.
-
-  Args:
-    groups: of `join`.
-    num_groups: that the step learns from: once as many are complete, the sampler stops.
-  """
+  """What is asked of the sampler, with the same shapes in every step: it stops once `num_groups` groups are complete."""
   return Requests(begun=groups.begun, enough_groups=np.int32(num_groups))
 
 
 def take(groups: Groups, rollouts: Rollouts, *, num_groups: int) -> tuple[Int[np.ndarray, " m"], Groups]:
-  """Parts what a step learns from and what it carries.
+  """Separates what a step learns from and what it carries.
 
   Args:
-    groups: that the sampler was given.
-    rollouts: that it returned, on the host.
-    num_groups: that the step learns from.
+    groups: Groups that the sampler was given.
+    rollouts: Rollouts that it returned, on the host.
+    num_groups: Number of groups that the step learns from.
 
   Returns:
-    The rows to learn from, whole groups with the oldest first; and the other groups, likewise in order of age.
+    The rows to learn from, whole groups with the oldest first; and the other groups, also in order of age.
 
   Raises:
-    ValueError: fewer groups are complete.
+    ValueError: Fewer groups are complete.
   """
-  complete = _complete(rollouts, len(groups.examples))
+  complete = np.all(rollouts.reasons.reshape(len(groups.examples), -1) != StopReason.UNFINISHED, axis=1)
   if complete.sum() < num_groups:
     raise ValueError(f"rollouts: found {complete.sum()} complete groups of {len(complete)}, expected {num_groups} or more to learn from")
   used = complete & (np.cumsum(complete) <= num_groups)
@@ -98,19 +82,8 @@ def take(groups: Groups, rollouts: Rollouts, *, num_groups: int) -> tuple[Int[np
   return rows[used].reshape(-1), Groups([groups.examples[i] for i in indices], so_far, [groups.steps[i] for i in indices])
 
 
-def _complete(rollouts: Rollouts, num_prompts: int) -> Bool[np.ndarray, " n"]:
-  return np.all(rollouts.reasons.reshape(num_prompts, -1) != StopReason.UNFINISHED, axis=1)
-
-
 def metrics(groups: Groups, rollouts: Rollouts, rows: Int[np.ndarray, " m"], *, step: int) -> dict[str, float]:
-  """How old the rollouts are that a step learns from.
-
-  Args:
-    groups: that the sampler was given.
-    rollouts: that it returned, on the host.
-    rows: of `take`.
-    step: that learns from them.
-  """
+  """How old the rollouts are that a step learns from: the rows that `take` returned for the same groups and rollouts."""
   group_size = len(rollouts.tokens) // len(groups.examples)
   ages = step - np.array(groups.steps)[rows[::group_size] // group_size]
   return {
@@ -122,11 +95,7 @@ def metrics(groups: Groups, rollouts: Rollouts, rows: Int[np.ndarray, " m"], *, 
 
 
 def to_json(groups: Groups) -> dict[str, Any]:
-  """Groups for a checkpoint's record: lists without padding. JSON gives a float32 back to the bit.
-
-  Args:
-    groups: to be carried.
-  """
+  """Groups for a checkpoint's record: lists without padding. JSON gives a float32 back to the bit."""
   padded = {name: x for name, x in groups.begun._asdict().items() if x is not None and name not in ("lengths", "reasons")}
   sequences = [
     {"reason": int(groups.begun.reasons[row]), **{name: x[row, :length].tolist() for name, x in padded.items()}}
@@ -136,12 +105,7 @@ def to_json(groups: Groups) -> dict[str, Any]:
 
 
 def from_json(saved: Mapping[str, Any], empty: Groups) -> Groups:
-  """The way back from `to_json`.
-
-  Args:
-    saved: by it.
-    empty: `nothing`, with the settings of the run.
-  """
+  """The inverse of `to_json`; `empty` is `nothing` with the settings of the run."""
   sequences, like = saved["sequences"], empty.begun
   found = not_begun(len(sequences), like.tokens.shape[1], None if like.routing is None else like.routing.shape[2:])
   for row, sequence in enumerate(sequences):

@@ -35,21 +35,12 @@ class InFlight(NamedTuple):
 
 
 def saves(config: ConfigDict, step: int) -> bool:
-  """Whether an RL step ends with a checkpoint.
-
-  Args:
-    config: checked.
-    step: from 0.
-  """
+  """Whether an RL step, counted from 0, ends with a checkpoint."""
   return step + 1 == config.num_steps or (step + 1) % config.checkpoint.every == 0
 
 
 def draws_ahead(config: ConfigDict, step: int) -> bool:
-  """Whether the rollouts of the next RL step are drawn during this one.
-
-  Args:
-    config: checked.
-    step: from 0.
+  """Whether the rollouts of the next RL step are drawn during this one, counted from 0.
 
   Example:
     >>> config = ConfigDict({"num_steps": 5, "checkpoint": {"every": 3}, "rollout": {"staleness": 1}})

@@ -21,17 +21,17 @@ from jaxrl_llm.types import Params, Rollouts, StopReason
 Examples = Sequence[Mapping[str, Any]]
 
 PENDING = "pending"
-"""Why a sequence has no reward that is to be graded with the last ones of its batch."""
+"""In the place of a cause of failure: the sequence is graded later, with the last ones of its batch."""
 
 
 class Drawn(NamedTuple):
   """Rollouts on the host, as `assess` wants them.
 
   Attributes:
-    rollouts: tokens and log-probabilities.
-    responses: their completions.
-    examples: one row of the task for each prompt.
-    graded: rewards of the sequences that were graded before the last ones were there, the others `PENDING`; None if none was.
+    rollouts: Tokens and log-probabilities.
+    responses: Their completions.
+    examples: One row of the task for each prompt.
+    graded: Rewards of the sequences graded while others were still drawn, the others `PENDING`; None if there are none.
   """
 
   rollouts: Rollouts
@@ -51,17 +51,17 @@ def dispatch(
   prompt_buckets: Sequence[int],
   requests: Requests | None = None,
 ) -> Rollouts | Iterator[Finished]:
-  """Has the sampler's devices draw responses to problems, and does not wait for them.
+  """Dispatches the drawing of responses to problems without waiting for them.
 
   Args:
-    sample: the jitted sampler, or a stream.
-    params: the policy, on the devices of the sampler.
-    examples: rows of the task, a number of them that the mesh divides.
-    key: of this batch alone.
-    mesh: of the sampler; the rows of the prompts are split over it.
-    tokenizer: the task's.
-    prompt_buckets: prompt slots to choose from.
-    requests: responses to go on with and their limits, for a sampler that was compiled to; None for others.
+    sample: The jitted sampler, or a stream.
+    params: Weights of the policy, on the devices of the sampler.
+    examples: Rows of the task, as many as the mesh divides.
+    key: Random key of this batch alone.
+    mesh: The sampler's mesh, over which the rows of the prompts are split.
+    tokenizer: The task's tokenizer.
+    prompt_buckets: Numbers of prompt slots to choose from.
+    requests: Responses to continue and their limits, for a sampler compiled for them; None for others.
 
   Returns:
     Rollouts on the devices, for which `collect` waits; or the stream of them, for `follow`.
@@ -74,12 +74,7 @@ def dispatch(
 
 
 def collect(rollouts: Rollouts, tokenizer: Tokenizer) -> tuple[Rollouts, list[Completion]]:
-  """Brings all rollouts to every host once they are drawn.
-
-  Args:
-    rollouts: of `dispatch`.
-    tokenizer: the task's.
-  """
+  """Waits for the rollouts of `dispatch`, and brings all of them to every host."""
   rollouts = hosts.to_host(rollouts)
   return rollouts, completions(rollouts, tokenizer.decode)
 
@@ -94,23 +89,23 @@ def follow(
   call: CallFn = call_here,
   between: Callable[[], None] = lambda: None,
 ) -> tuple[Drawn, float]:
-  """As `collect`, of a stream: decodes and grades what has finished while the devices draw the rest.
+  """Decodes and grades what a stream of `dispatch` has finished while the devices draw the rest.
 
-  A reward sees one response and its own example, so that grading a few responses at a time changes none. Those that come last are not
-  graded here, because nothing is drawn beside it any more; nor are those that a later call goes on with. None is aborted: without its end
-  a response has no reward, and its group no advantages.
+  A reward sees one response and its own example, so grading a few responses at a time changes none. Those that come last are not graded
+  here, since nothing is drawn meanwhile; nor are those that a later call continues. None is aborted: without its end a response has no
+  reward, and its group no advantages.
 
   Args:
-    stream: of `dispatch`.
-    examples: one row for each prompt.
-    tokenizer: the task's.
-    rewards: terms of the reward.
-    group_size: samples for each prompt (G).
-    call: who calls their functions.
-    between: called whenever some sequences have finished; may raise.
+    stream: The stream.
+    examples: One row for each prompt.
+    tokenizer: The task's tokenizer.
+    rewards: Terms of the reward.
+    group_size: Number of samples per prompt (G).
+    call: Function that calls those of the terms.
+    between: Function called whenever some sequences have finished; may raise.
 
   Returns:
-    The rollouts in the order of the prompts, with the rewards that are known already; and the seconds that these took.
+    The rollouts in the order of the prompts, with the rewards known so far; and the seconds that these took.
   """
   num_sequences = len(examples) * group_size
   finished, texts, graded, seconds = [], {}, pending(rewards, num_sequences), 0.0
@@ -128,12 +123,7 @@ def follow(
 
 
 def select(drawn: Drawn, rows: Int[np.ndarray, " m"]) -> Drawn:
-  """Some of the groups, whole.
-
-  Args:
-    drawn: N sequences.
-    rows: of them, those to keep.
-  """
+  """Keeps the given sequences, in whole groups."""
   group_size = len(drawn.responses) // len(drawn.examples)
   return Drawn(
     jax.tree.map(lambda x: x[rows], drawn.rollouts),
@@ -151,24 +141,13 @@ def draw(
 
 
 def pending(rewards: Sequence[WeightedReward], count: int) -> Graded:
-  """Rewards of sequences that are yet to be graded.
-
-  Args:
-    rewards: terms of the reward.
-    count: Number of sequences.
-  """
+  """Rewards of some sequences that are yet to be graded."""
   parts = {reward.name: np.zeros(count, np.float32) for reward in rewards}
   return weigh(rewards, parts, dict.fromkeys(range(count), (PENDING, "")))
 
 
 def put(graded: Graded, rows: Sequence[int] | Int[np.ndarray, " m"], own: Graded) -> Graded:
-  """Replaces the rewards of some sequences.
-
-  Args:
-    graded: rewards of all sequences.
-    rows: Numbers of the sequences that are replaced.
-    own: their rewards.
-  """
+  """Replaces the rewards of some sequences, the given rows, by their own."""
 
   def filled(x: np.ndarray, values: np.ndarray) -> np.ndarray:
     x = x.copy()
@@ -179,17 +158,9 @@ def put(graded: Graded, rows: Sequence[int] | Int[np.ndarray, " m"], own: Graded
 
 
 def completions(rollouts: Rollouts, decode: Callable[[Sequence[int]], str]) -> list[Completion]:
-  """What reward functions see of each response.
-
-  Args:
-    rollouts: on the host.
-    decode: token ids to text, special tokens left out.
-  """
-  result = []
-  for tokens, mask, stopped in zip(rollouts.tokens, rollouts.mask, rollouts.stopped, strict=True):
-    ids = tuple(int(token) for token in tokens[mask])
-    result.append(Completion(text=decode(ids), token_ids=ids, num_tokens=len(ids), stopped=bool(stopped)))
-  return result
+  """What reward functions see of each response; `decode` leaves out special tokens."""
+  responses = [tuple(tokens[mask].tolist()) for tokens, mask in zip(rollouts.tokens, rollouts.mask, strict=True)]
+  return [Completion(decode(ids), ids, len(ids), bool(stopped)) for ids, stopped in zip(responses, rollouts.stopped, strict=True)]
 
 
 def written_mask(rollouts: Rollouts) -> Bool[np.ndarray, "N R"]:

@@ -24,10 +24,10 @@ class Samplers(NamedTuple):
   """The samplers of a run.
 
   Attributes:
-    sample: of training rollouts, as one program.
-    stream: of training rollouts, sequence by sequence as they finish; None where nobody asks.
-    eval_sample: of evaluations.
-    carried: what training rollouts go on with in the first step: nothing yet; None where every step waits for all groups.
+    sample: Sampler of training rollouts, as one program.
+    stream: Sampler of training rollouts, sequence by sequence as they finish; None if not asked for.
+    eval_sample: Sampler of evaluations.
+    carried: What the first step's rollouts continue: no group yet; None if every step waits for all groups.
   """
 
   sample: SampleFn
@@ -39,18 +39,18 @@ class Samplers(NamedTuple):
 def make_samplers(
   config: ConfigDict, model: Model, tokenizer: Tokenizer, params: PyTree, *, records_routes: bool, turn_stops: Sequence[str] | None = None
 ) -> Samplers:
-  """The samplers of training rollouts and of evaluations, compiled at their first call for every bucket of prompts.
+  """Makes the samplers of training rollouts and of evaluations, compiled at their first call for every bucket of prompts.
 
   Args:
-    config: of the experiment.
-    model: in the sampler's dtype, on the sampler's mesh.
-    tokenizer: the task's.
-    params: that the samplers are given, abstract.
-    records_routes: whether rollouts say which experts their tokens visited.
-    turn_stops: of conversations, texts that end a turn; None for samplers that begin every response and end it.
+    config: The experiment's config.
+    model: Model in the sampler's dtype, on the sampler's mesh.
+    tokenizer: The task's tokenizer.
+    params: Weights that the samplers are given, abstract.
+    records_routes: Whether rollouts record which experts their tokens visited.
+    turn_stops: Texts that end a turn of a conversation; None for samplers that begin every response and end it.
 
   Raises:
-    ValueError: no stop token, stop strings that the vocabulary cannot write, or a cache that does not fit the devices.
+    ValueError: There is no stop token, the vocabulary cannot write a stop string, or the cache does not fit the devices.
   """
   section = config.rollout
   common = dict(
@@ -60,7 +60,7 @@ def make_samplers(
     slots=section.slots,
     cache_dtype=section.cache_dtype,
     cache_blocks=section.cache_blocks,
-    stop_table=stop_table((*config.rollout.stop_strings, *(turn_stops or ())), tokenizer),
+    stop_table=stop_table((*section.stop_strings, *(turn_stops or ())), tokenizer),
   )
   check_stops(tokenizer, common["stop_table"])
   check_fits(config, model)
@@ -71,25 +71,21 @@ def make_samplers(
     top_p=section.top_p,
     record_routing=records_routes,
   )
-  carried, talks = None, turn_stops is not None
+  evaluating = common | dict(group_size=config.eval.samples, temperature=config.eval.temperature)
+  carried, talks, num_prompts = None, turn_stops is not None, section.num_prompts + section.spare_prompts
   if section.spare_prompts:
     experts = model.config.experts
     routes = (model.config.num_layers, experts.top_k) if records_routes and experts else None
     carried = partial_lib.nothing(section.max_new_tokens, routes)
-  lowered = in_dtype(model)
-  signatures = _signatures(config, model, params, section.num_prompts + section.spare_prompts, carried, section.group_size if talks else 0)
-  sample = compiled_for(jax.jit(make_sampler(lowered, **training)), signatures)
-  stream = None
+  lowered, stream = in_dtype(model), None
+  signatures = _signatures(config, model, params, num_prompts, carried, section.group_size if talks else 0)
+  eval_signatures = _signatures(config, model, params, config.eval.batch_prompts, None, config.eval.samples if talks else 0)
   if section.report_every:
     stream = make_stream(lowered, steps_per_report=section.report_every, signatures=signatures, **training)
-  evaluating = common | dict(group_size=config.eval.samples, temperature=config.eval.temperature)
-  eval_sample = jax.jit(make_sampler(lowered, **evaluating))
   return Samplers(
-    sample=sample,
+    sample=compiled_for(jax.jit(make_sampler(lowered, **training)), signatures),
     stream=stream,
-    eval_sample=compiled_for(
-      eval_sample, _signatures(config, model, params, config.eval.batch_prompts, None, config.eval.samples if talks else 0)
-    ),
+    eval_sample=compiled_for(jax.jit(make_sampler(lowered, **evaluating)), eval_signatures),
     carried=carried,
   )
 
@@ -105,13 +101,7 @@ def _signatures(
 ) -> list[tuple[Any, ...]]:
   """A sampler's arguments, abstract. All buckets at once: a batch of short prompts may first come late in a run.
 
-  Args:
-    config: of the experiment.
-    model: on the sampler's mesh.
-    params: abstract.
-    num_prompts: of a call.
-    carried: what the first step goes on with, where steps carry groups.
-    turns_of: of conversations, samples for each prompt; 0 for responses of one turn.
+  Conversations have `turns_of` samples per prompt; 0 is for responses of one turn.
   """
   key = jax.eval_shape(jax.random.key, 0)
   arrays = partial(jax.ShapeDtypeStruct, sharding=mesh_lib.row_sharding(model.mesh))
@@ -129,16 +119,12 @@ def _signatures(
 
 
 def stop_table(strings: Sequence[str], tokenizer: Tokenizer) -> StopTable | None:
-  """The automata of stop strings; None without any."""
+  """Makes the automata of stop strings; None without any."""
   return make_stop_table(tokenizer.token_bytes(), tuple(strings)) if strings else None
 
 
 def check_stops(tokenizer: Tokenizer, table: StopTable | None) -> None:
-  """Refuses a sampler whose every response would run into its budget.
-
-  Raises:
-    ValueError: neither a stop token nor a stop string.
-  """
+  """Raises a ValueError if there is neither a stop token nor a stop string, so that every response would run into its budget."""
   if not tokenizer.stop_ids and table is None:
     raise ValueError(
       "config.rollout.stop_strings: found none, and the tokenizer names no token that ends a response, so that all would run into "
@@ -150,12 +136,12 @@ def check_fits(config: ConfigDict, model: Model, *, limit: int | None = None) ->
   """Refuses a cache that the sampler's devices cannot hold, before anything is compiled.
 
   Args:
-    config: of the experiment.
-    model: on the sampler's mesh.
-    limit: bytes of each device; None asks it.
+    config: The experiment's config.
+    model: Model on the sampler's mesh.
+    limit: Bytes of memory of each device; None asks the device.
 
   Raises:
-    ValueError: what is needed, what there is, and the settings that shrink it.
+    ValueError: The cache does not fit; names what is needed, what there is, and the settings that shrink it.
   """
   section, mesh, found = config.rollout, model.mesh, {}
   shards = mesh_lib.num_row_shards(mesh) * mesh.shape["tensor"]
@@ -178,12 +164,7 @@ def check_fits(config: ConfigDict, model: Model, *, limit: int | None = None) ->
 
 
 def memory_limit(device: jax.Device, num_sharing: int) -> int | None:
-  """Bytes of memory that a device has; None where nobody says.
-
-  Args:
-    device: whose.
-    num_sharing: devices of this process, which on a CPU share the machine's memory.
-  """
+  """Bytes of memory of a device, None if unknown; on a CPU, the `num_sharing` devices of the process share the machine's."""
   stats = device.memory_stats() or {}
   if "bytes_limit" in stats:
     return stats["bytes_limit"]

@@ -29,18 +29,17 @@ def evidence(
   ref_logprobs: Sequence[Float[np.ndarray, "..."]] | None = None,
   values: Sequence[Float[np.ndarray, "..."]] | None = None,
 ) -> Evidence:
-  """What the advantages of a rollout batch are computed from, one row a sequence.
+  """What the advantages of a rollout batch are computed from, one row per sequence.
 
   Args:
-    batch: from `assess`.
-    rewards: the terms that it was graded with.
-    step_rewards: the task's verifier of steps, where the estimator reads steps.
-    turn_weight: of conversations, whose turns are then the steps: factor of the turns' rewards; all other reward is the last turn's.
-    kl: `(old_logprobs, ref_logprobs) -> divergence` at each token, where it is part of the reward.
-    kl_coef: reward per nat of it.
-    old_logprobs: for each sequence log π_old of its tokens, prompt included; for `kl`.
-    ref_logprobs: for each sequence log π_ref of its tokens, prompt included; for `kl`.
-    values: for each sequence the critic's values at its tokens, prompt included, where there is a critic.
+    batch: Batch from `assess`.
+    rewards: Terms that it was graded with.
+    step_rewards: The task's verifier of steps, if the estimator reads steps.
+    turn_weight: Factor of the turns' rewards in conversations, whose turns are then the steps; all other reward is the last turn's.
+    kl: `(old_logprobs, ref_logprobs) -> divergence` at each token, if it is part of the reward.
+    kl_coef: Penalty per nat of it.
+    old_logprobs, ref_logprobs: For each sequence log π_old and log π_ref of its tokens, prompt included; for `kl`.
+    values: For each sequence the critic's values at its tokens, prompt included, if there is a critic.
   """
   mask, written = batch.rollouts.mask, written_mask(batch.rollouts)
   parts = np.stack([np.float32(reward.weight) * batch.graded.parts[reward.name] for reward in rewards])
@@ -68,9 +67,9 @@ def turn_rewards(completion: Completion, total: float, weight: float) -> list[tu
   """The rewards of a conversation's turns, at their last tokens: what the environment gave, and for the last one all else.
 
   Args:
-    completion: with its turns.
-    total: reward of the whole.
-    weight: of the environment's rewards in it.
+    completion: Completion with its turns.
+    total: Reward of the whole conversation.
+    weight: Weight of the environment's rewards in it.
 
   Example:
     >>> from jaxrl_llm.text_types import Turn
@@ -101,12 +100,7 @@ def whole_sequences(responses: Float[np.ndarray, "N R"], rollouts: Rollouts) -> 
 
 
 def trajectories(rollouts: Rollouts, counted: Bool[np.ndarray, " N"] | None = None) -> list[Trajectory]:
-  """Sequences of a rollout batch; their advantages are zeros, for nobody knows them yet.
-
-  Args:
-    rollouts: on the host.
-    counted: False for sequences of which no token counts; None counts all.
-  """
+  """Sequences of a rollout batch on the host, with zero advantages; no token of one that is not `counted` counts, None counts all."""
   result = []
   counted = np.ones(len(rollouts.tokens), bool) if counted is None else counted
   written = written_mask(rollouts)

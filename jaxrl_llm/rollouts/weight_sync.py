@@ -1,7 +1,7 @@
-"""How weights come from the learner's devices to those that only sample, and the proof that what arrives is what left.
+"""The transfer of weights from the learner's devices to those that only sample, and the proof that what arrives is what left.
 
-Both sides add up the bits of every weight, each times an odd number of its place, modulo 2³². A sum does not depend on how a weight is laid
-out over devices, costs one pass over it where it lies, and no token is drawn unless both agree.
+Both sides sum the bits of every weight, each times an odd hash of its place, modulo 2³². The sum does not depend on the layout of a weight
+over devices, and costs one pass over it. No token is drawn unless both sums agree.
 """
 
 from collections.abc import Callable, Mapping
@@ -21,16 +21,16 @@ from jaxrl_llm.types import Params
 
 
 class WeightSyncError(RuntimeError):
-  """The sampler's devices do not hold the weights that they should: nothing may be drawn with them."""
+  """The sampler's devices do not hold the weights that they should, so nothing may be drawn."""
 
 
 class SamplerWeights(NamedTuple):
   """Weights on the sampler's devices; each of the two trees has None in the place of the other's.
 
   Attributes:
-    trained: those that change from step to step.
-    frozen: the base under adapters, which moves once in a run.
-    version: RL steps that they have behind them.
+    trained: Weights that change from step to step.
+    frozen: The base under adapters, which moves once in a run.
+    version: Number of RL steps that the weights have behind them.
   """
 
   trained: Params
@@ -39,17 +39,12 @@ class SamplerWeights(NamedTuple):
 
   @property
   def params(self) -> Params:
-    """All of them."""
+    """All weights."""
     return combine(self.trained, self.frozen)
 
 
 class Checksum(NamedTuple):
-  """Of one weight.
-
-  Attributes:
-    bits: its bits, added up.
-    nonfinite: how many of its numbers are not finite.
-  """
+  """The hashed sum of a weight's bits, and how many of its numbers are not finite."""
 
   bits: UInt32[Array, ""]
   nonfinite: UInt32[Array, ""]
@@ -58,11 +53,8 @@ class Checksum(NamedTuple):
 def checksum(x: Float[Array, "..."]) -> Checksum:
   """Σᵢ hash(i)·bits(xᵢ) mod 2³², i the place of a number in its array and hash(i) odd.
 
-  A wrong or an old number changes the sum, for an odd factor loses no bit; so do pieces that change places, for the factors of two pieces
-  have nothing in common. Addition modulo 2³² is exact in any order: the sum is the same for every layout over devices.
-
-  Args:
-    x: a weight.
+  A wrong or stale number changes the sum, since an odd factor loses no bit; so do pieces that change places, since the factors of two
+  pieces have nothing in common. Addition modulo 2³² is exact in any order: the sum is the same for every layout over devices.
 
   Example:
     >>> x = jnp.arange(4.0)
@@ -81,23 +73,15 @@ def checksum(x: Float[Array, "..."]) -> Checksum:
 
 
 def checksums(params: Params) -> dict[str, Checksum]:
-  """The checksum of every weight, by its name.
-
-  Args:
-    params: a tree of weights, some perhaps None.
-  """
+  """The checksum of every weight by its name; a None in the tree has none."""
   return {jax.tree_util.keystr(path, simple=True, separator="/"): checksum(x) for path, x in jax.tree_util.tree_leaves_with_path(params)}
 
 
 def compare(sent: Mapping[str, Checksum], arrived: Mapping[str, Checksum]) -> None:
-  """Refuses weights that changed on their way, and weights that no token could be drawn with.
-
-  Args:
-    sent: of the learner, on the host.
-    arrived: of the sampler, on the host.
+  """Compares the learner's and the sampler's checksums, on the host.
 
   Raises:
-    WeightSyncError: names the first weight that is not as it was sent, with both sums, or that holds numbers that are not finite.
+    WeightSyncError: Names the first weight that is not as it was sent, with both sums, or that holds numbers that are not finite.
   """
   wrong = [name for name in sent if int(sent[name].bits) != int(arrived[name].bits)]
   if wrong:
@@ -112,12 +96,12 @@ def check_version(held: SamplerWeights | None, step: int, *, staleness: int) -> 
   """Refuses to draw with weights that are older than a step may learn from, or that are of no step yet.
 
   Args:
-    held: what the sampler has.
-    step: RL steps before the one that learns from what is drawn.
-    staleness: steps by which weights may lag.
+    held: Weights that the sampler has.
+    step: Number of RL steps before the one that learns from what is drawn.
+    staleness: Number of steps by which weights may lag.
 
   Raises:
-    WeightSyncError: another version.
+    WeightSyncError: The sampler holds no weights, or another version.
 
   Example:
     >>> check_version(SamplerWeights({}, {}, version=3), 4, staleness=1)
@@ -130,17 +114,15 @@ def check_version(held: SamplerWeights | None, step: int, *, staleness: int) -> 
     raise WeightSyncError("the sampler holds no weights yet: nothing can be drawn")
   if not 0 <= step - held.version <= staleness:
     wanted = f"{step}" if not staleness else f"{max(step - staleness, 0)} to {step}"
-    raise WeightSyncError(
-      f"the sampler holds the weights after {held.version} RL steps, expected those after {wanted}; nothing is drawn"
-    )
+    raise WeightSyncError(f"the sampler holds the weights after {held.version} RL steps, expected those after {wanted}; nothing is drawn")
 
 
 class WeightSync(NamedTuple):
-  """What moves weights, and what arrives.
+  """The function that moves weights, and what arrives.
 
   Attributes:
-    move: `(params, frozen, version) -> SamplerWeights`; where `frozen` is not None, those weights are there already and stay.
-    arrived: the params as the sampler has them: shapes, dtypes and shardings.
+    move: `(params, frozen, version) -> SamplerWeights`; frozen weights that are not None are there already and stay.
+    arrived: The params as the sampler has them: shapes, dtypes and shardings.
   """
 
   move: Callable[[Params, Params | None, int], SamplerWeights]
@@ -150,26 +132,27 @@ class WeightSync(NamedTuple):
 def make_weight_sync(
   params: Params, logical_axes: PyTree, *, learner: Mesh, sampler: Mesh, dtype: str, trainable: PyTree | None = None
 ) -> WeightSync:
-  """What moves weights from the learner's mesh to the sampler's, of other devices.
+  """Makes what moves weights from the learner's mesh to the sampler's, which has other devices.
 
   A program of the learner's casts them to the sampler's dtype and lays them out as the sampler wants them, over the links between the
   learner's devices. What is left is one `jax.device_put` of plain copies: no more bytes than needed, and none through the host.
 
   Args:
-    params: of the policy, abstract, with the learner's shardings.
-    logical_axes: of the model.
-    learner: mesh of the learner.
-    sampler: mesh of the sampler.
-    dtype: of the sampler.
-    trainable: the params tree with True where a weight is trained; None is everywhere.
+    params: Weights of the policy, abstract, with the learner's shardings.
+    logical_axes: Logical axes of the model's weights.
+    learner: The learner's mesh.
+    sampler: The sampler's mesh.
+    dtype: The sampler's dtype.
+    trainable: The params tree with True where a weight is trained; None is everywhere.
 
   Raises:
-    ValueError: a weight that the sampler's mesh does not divide.
+    ValueError: The sampler's mesh does not divide a weight.
 
   Note:
     `move` raises WeightSyncError, see `compare`; and for weights of other shapes or types than `params`, before anything moves.
-    On its way a weight takes as much memory on each of the learner's devices as on one of the sampler's. Where the learner's devices are
-    no multiple of those that share a copy of the weights, they keep the learner's layout, and `device_put` goes through the host.
+    In transit a weight takes as much memory on each of the learner's devices as on one of the sampler's. If the number of the learner's
+    devices is no multiple of those that share a copy of the weights, the layout stays the learner's, and `device_put` goes through the
+    host.
   """
   lower, staging = partial(lower_precision, dtype=dtype), staging_mesh(learner, sampler)
   lowered = jax.eval_shape(lower, params)

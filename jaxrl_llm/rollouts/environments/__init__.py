@@ -24,14 +24,10 @@ ENVIRONMENTS: dict[str, Callable[..., Environment]] = {"calculator": calculator,
 
 
 def check(name: str, settings: dict[str, Any]) -> None:
-  """Refuses a name or settings that cannot be; imports nothing of the user's.
-
-  Args:
-    name: a key of `ENVIRONMENTS`, or MODULE:FUNCTION.
-    settings: of that environment.
+  """Checks the name of an environment, a key of `ENVIRONMENTS` or MODULE:FUNCTION, and its settings; imports nothing of the user's.
 
   Raises:
-    ValueError: one line, with the fix.
+    ValueError: The name or a setting is unknown; one line, with the fix.
 
   Example:
     >>> check("calculater", {})
@@ -50,14 +46,10 @@ def check(name: str, settings: dict[str, Any]) -> None:
 
 
 def make(name: str, **settings: Any) -> Environment:
-  """An environment by name.
-
-  Args:
-    name: see `check`.
-    **settings: what it takes.
+  """Makes an environment by name, see `check`, with its settings.
 
   Raises:
-    ValueError: no such environment or setting, or a function of the user's that cannot be imported or returns something else. One line.
+    ValueError: There is no such environment or setting, or the user's function cannot be imported or returns something else. One line.
 
   Example:
     >>> make("calculator").stops

@@ -24,11 +24,10 @@ _BINARY: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
 def calculator(*, call_reward: float = 0.0) -> Environment:
   """The calculator of GSM8K's annotations, called while the policy writes.
 
-  Args:
-    call_reward: reward of a turn whose result is the right answer, which the row has in `answer`; 0 judges the last turn alone.
+  A turn that calls nothing ends the conversation; a call that cannot be worked out is answered with `error>>`.
 
-  Returns:
-    The environment. A turn that calls nothing ends the conversation; a call that cannot be worked out is answered with `error>>`.
+  Args:
+    call_reward: Reward of a turn whose result is the right answer, which the row has in `answer`; 0 judges the last turn alone.
 
   Example:
     >>> from jaxrl_llm.text_types import Completion
@@ -55,15 +54,9 @@ def calculator(*, call_reward: float = 0.0) -> Environment:
 
 
 def worked_out(expression: str) -> str | None:
-  """The value of an expression of numbers with + - * / // % and brackets; whole numbers are written without a point.
+  """The value of an expression of numbers with + - * / // % and brackets, None for anything else; whole numbers have no decimal point.
 
   Nothing but arithmetic is evaluated, and nothing that could take long.
-
-  Args:
-    expression: what the policy wrote.
-
-  Returns:
-    The number; None for anything else.
 
   Example:
     >>> worked_out("(2+4)*7"), worked_out("1/8"), worked_out("9**9"), worked_out("1/0")

@@ -13,9 +13,9 @@ class Reply(NamedTuple):
   """What an environment says to one turn of the policy.
 
   Attributes:
-    text: what the policy reads next; or its token ids, which are then taken as they are.
-    reward: of the turn.
-    done: whether the conversation has ended; the text is then not read by anybody.
+    text: Text that the policy reads next; or its token ids, which are then taken as they are.
+    reward: Reward of the turn.
+    done: Whether the conversation has ended; the text is then not read.
   """
 
   text: str | tuple[int, ...] = ""
@@ -26,16 +26,15 @@ class Reply(NamedTuple):
 class Environment(NamedTuple):
   """A partner of the policy in conversations of several turns: two functions, pure but for the programs that they may run.
 
-  A turn ends with a stop token or behind one of the texts in `stops`. Behind a stop token the reply is a message of its own, written
-  with the checkpoint's chat template where there is one; behind a text of `stops` it stands in the policy's own message, as the output of
-  a tool.
+  A turn ends with a stop token or one of the texts in `stops`. After a stop token the reply is a message of its own, written with the
+  checkpoint's chat template if there is one; after a text of `stops` it stands in the policy's own message, as the output of a tool.
 
   Attributes:
     reset: `(the task's row) -> state` before the first turn.
     step: `(state, turn) -> (state, reply)`; the turn is a `Completion` of this turn alone.
-    stops: texts that end a turn, besides those that end a response.
-    replies: a regular expression whose group 1 is what this environment has written in a transcript: in demonstrations these tokens are
-      read and not imitated. None where there are none.
+    stops: Texts that end a turn, besides those that end a response.
+    replies: Regular expression whose group 1 is what this environment wrote in a transcript, which demonstrations show but the policy
+      does not imitate. None if there are none.
 
   Example:
     >>> from jaxrl_llm.text_types import Completion

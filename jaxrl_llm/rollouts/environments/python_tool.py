@@ -20,24 +20,21 @@ def python_tool(
   image: str = Sandbox().image,
   url: str = "",
 ) -> Environment:
-  """Runs the programs that the policy writes, each in a sandbox of its own, and shows it what they print.
+  """Runs the programs that the policy writes, each in a fresh sandbox, and shows it what they print.
 
-  Nothing is kept from one program to the next.
+  A turn that runs nothing ends the conversation. `step` raises `Refused` if the sandbox does not run a program: nothing is known then,
+  and the sample is not to be learned from.
 
   Args:
-    backend: where they run, see `sandbox.BACKENDS`, or `auto`. There is no default: where the programs of a model run is for you to say.
-    timeout_s: wall time of a program, in seconds.
-    memory_gb: its address space, in GiB.
-    max_chars: of its output that the policy sees: its beginning and, of an error, the end.
-    image: of the container, for `docker`.
-    url: of the service, for `sandbox_fusion` and `piston`.
-
-  Returns:
-    The environment. A turn that runs nothing ends the conversation. `step` raises `Refused` where the sandbox does not run a program:
-    nothing is known then, and the sample is not to be learned from.
+    backend: Where programs run, see `sandbox.BACKENDS`, or `auto`. There is no default: where a model's programs run is for you to say.
+    timeout_s: Wall time limit of a program, in seconds.
+    memory_gb: Limit of its address space, in GiB.
+    max_chars: Number of characters of its output that the policy sees: the beginning and, of an error, the end.
+    image: Image of the container, for `docker`.
+    url: Address of the service, for `sandbox_fusion` and `piston`.
 
   Raises:
-    ValueError: a limit out of range, or a back end that does not work here, with what to do.
+    ValueError: A limit is out of range, or a back end does not work here, with what to do.
 
   References:
     ReTool: Reinforcement Learning for Strategic Tool Use in LLMs, arXiv:2504.11536, 2025 (the tags).
