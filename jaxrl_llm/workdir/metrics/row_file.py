@@ -18,26 +18,24 @@ _log = logging.getLogger(__name__)
 
 
 def read_rows(path: str | os.PathLike) -> list[Row]:
-  """Rows of a `.jsonl` file, also while a run is writing it.
+  """Reads the rows of a `.jsonl` file, also while a run is writing it; a missing file has none.
 
-  Args:
-    path: the file. One that is missing has no rows.
-
-  Returns:
-    The rows in the order of the file. A torn last line is left out; any other line that is not a row is left out with a warning.
+  A torn last line is left out silently, any other line that is not a row with a warning.
   """
   return [row for _, row in read_lines(Path(path))]
 
 
 class RowFile:
-  """An append-only file of JSON rows that a kill at any moment leaves readable."""
+  """An append-only file of JSON rows. Without a path it only counts them, for a process that another one writes for."""
 
-  def __init__(self, path: Path):
-    path.parent.mkdir(parents=True, exist_ok=True)
-    self.path = path
+  def __init__(self, path: Path | None):
+    self.path, self._fd = path, -1
     self.pending: list[Row] = []
-    lines = read_lines(path)
     self.phase_steps: dict[str, int] = {}
+    if path is None:
+      return
+    path.parent.mkdir(parents=True, exist_ok=True)
+    lines = read_lines(path)
     self._count(row for _, row in lines)
     if path.exists() and path.stat().st_size != sum(len(line) for line, _ in lines):
       _replace(path, lines)  # A torn line must go before the next row is glued to it.
@@ -47,18 +45,18 @@ class RowFile:
     """Appends all rows, after those that have been waiting for room; where there is none, they wait as well."""
     waited, together = len(self.pending), self.pending + rows
     try:
-      self._write(together)
+      if self.path is not None:
+        self._write(together)
     except OSError as error:
       if not disk.is_full(error):
         raise
       self.pending = together
-      self._count(rows)
       if not waited:
         _log.warning("%s: the disk is full; its rows wait in memory for room", self.path)
-      return
-    if waited:
-      _log.warning("%s: there is room again; %d rows that waited for it are written", self.path, waited)
-    self.pending = []
+    else:
+      self.pending = []
+      if waited:
+        _log.warning("%s: there is room again; %d rows that waited for it are written", self.path, waited)
     self._count(rows)
 
   def _write(self, rows: list[Row]) -> None:
@@ -72,17 +70,21 @@ class RowFile:
       os.ftruncate(self._fd, size)
       raise
 
-  def truncate(self, keep: Callable[[Row], bool]) -> int:
-    """Removes rows; returns how many."""
+  def truncate(self, keep: Callable[[Row], bool]) -> bool:
+    """Removes the rows for which `keep(row)` is false; returns whether there were any."""
+    if self.path is None:
+      self.phase_steps = {}
+      return False
     lines = read_lines(self.path)
     kept = [(line, row) for line, row in lines if keep(row)]
-    if len(kept) < len(lines):
-      _replace(self.path, kept)
-      os.close(self._fd)
-      self._fd = self._open()
-      self.phase_steps = {}
-      self._count(row for _, row in kept)
-    return len(lines) - len(kept)
+    if len(kept) == len(lines):
+      return False
+    _replace(self.path, kept)
+    os.close(self._fd)
+    self._fd = self._open()
+    self.phase_steps = {}
+    self._count(row for _, row in kept)
+    return True
 
   def close(self) -> None:
     """Writes what waits, where there is room now, and closes the file."""
@@ -100,28 +102,6 @@ class RowFile:
   def _count(self, rows: Iterable[Row]) -> None:
     for row in rows:
       self.phase_steps[row["phase"]] = max(row["step"], self.phase_steps.get(row["phase"], row["step"]))
-
-
-class NoFile:
-  """In the place of a `RowFile`: counts rows."""
-
-  def __init__(self):
-    self.phase_steps: dict[str, int] = {}
-    self.pending: list[Row] = []
-
-  def append(self, rows: list[Row]) -> None:
-    """Counts them."""
-    for row in rows:
-      self.phase_steps[row["phase"]] = max(row["step"], self.phase_steps.get(row["phase"], row["step"]))
-
-  def truncate(self, keep: Callable[[Row], bool]) -> int:
-    """Begins to count anew."""
-    del keep
-    self.phase_steps = {}
-    return 0
-
-  def close(self) -> None:
-    """Nothing is open."""
 
 
 def read_lines(path: Path) -> list[tuple[bytes, Row]]:

@@ -1,5 +1,6 @@
 """Who writes rows: of scalars, and of sample rollouts."""
 
+import contextlib
 import math
 import os
 from collections.abc import Callable, Iterable, Mapping
@@ -8,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from jaxrl_llm.workdir.metrics.row_file import RESERVED, NoFile, Row, RowFile, read_rows
+from jaxrl_llm.workdir.metrics.row_file import RESERVED, Row, RowFile, read_rows
 from jaxrl_llm.workdir.metrics.tensorboard import TensorBoard
 
 PHASES = ("warm_start", "rl", "eval", "reward_model")
@@ -16,7 +17,7 @@ PHASES = ("warm_start", "rl", "eval", "reward_model")
 reward model's training."""
 
 
-class MetricWriter:
+class MetricWriter(contextlib.AbstractContextManager):
   """Appends rows of scalars to `workdir/metrics.jsonl`, and their numbers to TensorBoard event files.
 
   A number that is not finite becomes `null`, and the row's `nonfinite` says which it was: strict JSON has no NaN, and a reader still
@@ -26,7 +27,6 @@ class MetricWriter:
   Args:
     workdir: the run's folder; made if missing. None checks and counts rows and writes none, for processes that another one writes for.
     tensorboard: whether to write event files (needs tensorboardX).
-    resume_step: last RL step to keep; later "rl" and "eval" rows are removed. None removes nothing. `resume` is the exact way.
 
   Raises:
     ImportError: `tensorboard` is set and tensorboardX is not installed.
@@ -40,12 +40,10 @@ class MetricWriter:
     {"step": 1, "phase": "rl", "actor/loss": 0.5, "actor/grad_norm": null, "nonfinite": {"actor/grad_norm": "inf"}}
   """
 
-  def __init__(self, workdir: str | os.PathLike | None, *, tensorboard: bool = True, resume_step: int | None = None):
+  def __init__(self, workdir: str | os.PathLike | None, *, tensorboard: bool = True):
     # TensorBoard first: a missing package should say so before a file is touched.
     self._board = TensorBoard(Path(workdir) / "tensorboard") if tensorboard and workdir is not None else None
-    self._file = NoFile() if workdir is None else RowFile(Path(workdir) / "metrics.jsonl")
-    if resume_step is not None:
-      self._file.truncate(_until_rl_step(resume_step))
+    self._file = RowFile(None if workdir is None else Path(workdir) / "metrics.jsonl")
     self._rebuild_board()
 
   @property
@@ -86,17 +84,13 @@ class MetricWriter:
         self._rebuild_board()
 
   def resume(self, phase_steps: Mapping[str, int]) -> None:
-    """Removes every row written after a checkpoint, in one atomic replacement.
+    """Removes every row written after a checkpoint, in one atomic replacement; the rows kept stay as they are, byte for byte.
 
     Args:
       phase_steps: last step to keep of each phase, as `phase_steps` was when the checkpoint was saved. A phase left out loses all its
         rows, except that "eval" left out follows "rl".
     """
-    self.truncate(_until(phase_steps))
-
-  def truncate(self, keep: Callable[[Row], bool]) -> None:
-    """Removes the rows for which `keep(row)` is false, in one atomic replacement; the rows kept stay as they are, byte for byte."""
-    if self._file.truncate(keep):
+    if self._file.truncate(_until(phase_steps)):
       self._rebuild_board()
 
   def _rebuild_board(self) -> None:
@@ -111,14 +105,11 @@ class MetricWriter:
         self._rebuild_board()
       self._board.close()
 
-  def __enter__(self) -> "MetricWriter":
-    return self
-
   def __exit__(self, *exc_info) -> None:
     self.close()
 
 
-class SampleWriter:
+class SampleWriter(contextlib.AbstractContextManager):
   """Appends sample rollouts to `workdir/samples.jsonl`, one row each, for the report's viewer.
 
   A row has `prompt`, `response`, `answer`, `reward`, `advantage`, `num_tokens`, `stopped`, `level`, `token_ids` and `logprobs` (the
@@ -127,18 +118,10 @@ class SampleWriter:
 
   Args:
     workdir: the run's folder; None as for `MetricWriter`.
-    resume_step: last RL step to keep, as for `MetricWriter`.
   """
 
-  def __init__(self, workdir: str | os.PathLike | None, *, resume_step: int | None = None):
-    self._file = NoFile() if workdir is None else RowFile(Path(workdir) / "samples.jsonl")
-    if resume_step is not None:
-      self._file.truncate(_until_rl_step(resume_step))
-
-  @property
-  def phase_steps(self) -> dict[str, int]:
-    """The last step written of each phase, as for `MetricWriter`."""
-    return dict(self._file.phase_steps)
+  def __init__(self, workdir: str | os.PathLike | None):
+    self._file = RowFile(None if workdir is None else Path(workdir) / "samples.jsonl")
 
   def write(self, step: int, phase: str, samples: Iterable[Mapping[str, Any]]) -> None:
     """Appends the rollouts of one step, together: after a kill either the first few are there or all.
@@ -156,18 +139,11 @@ class SampleWriter:
 
   def resume(self, phase_steps: Mapping[str, int]) -> None:
     """Removes every row written after a checkpoint, as `MetricWriter.resume` does."""
-    self.truncate(_until(phase_steps))
-
-  def truncate(self, keep: Callable[[Row], bool]) -> None:
-    """Removes the rows for which `keep(row)` is false, in one atomic replacement."""
-    self._file.truncate(keep)
+    self._file.truncate(_until(phase_steps))
 
   def close(self) -> None:
     """Closes the file."""
     self._file.close()
-
-  def __enter__(self) -> "SampleWriter":
-    return self
 
   def __exit__(self, *exc_info) -> None:
     self.close()
@@ -208,7 +184,3 @@ def _plain(value: Any) -> Any:
 def _until(phase_steps: Mapping[str, int]) -> Callable[[Row], bool]:
   limits = {"eval": phase_steps["rl"], **phase_steps} if "rl" in phase_steps else dict(phase_steps)
   return lambda row: row["phase"] in limits and row["step"] <= limits[row["phase"]]
-
-
-def _until_rl_step(step: int) -> Callable[[Row], bool]:
-  return lambda row: row["phase"] == "warm_start" or row["step"] <= step
