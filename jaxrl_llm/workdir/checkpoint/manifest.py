@@ -24,21 +24,14 @@ _THREADS = 8  # Of hashing, which holds no lock: as many files at a time.
 
 
 def whole_steps(directory: Path) -> list[int]:
-  """Numbers of the steps that have been saved to their end, as far as that can be seen without reading them.
-
-  Args:
-    directory: of the checkpoints; need not be there.
-  """
+  """Numbers of the steps in a folder, which need not exist, that have been saved to their end, as far as that shows without reading them."""
   return sorted(int(path.name) for path in directory.glob("*") if path.name.isdecimal() and (path / NAME).is_file())
 
 
 def own_digests(folder: Path) -> dict[str, dict[str, Any]]:
-  """Size and SHA-256 of this process's share of a step's files, by name.
-
-  Args:
-    folder: of the step.
-  """
-  return _digests_of(folder, _share(_files(folder)))
+  """Size and SHA-256 of this process's share of the files in a step's folder, by name."""
+  names = sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file() and path.name != NAME)
+  return _digests_of_share(folder, names)
 
 
 def write(folder: Path, files: Mapping[str, dict[str, Any]], save: Save) -> None:
@@ -49,8 +42,9 @@ def write(folder: Path, files: Mapping[str, dict[str, Any]], save: Save) -> None
     files: what all processes found, see `own_digests`.
     save: what is known of it.
   """
+  versions = {name: metadata.version(name) for name in ("jax", "orbax-checkpoint", "optax", "flax")}
   body = {"schema": SCHEMA, "step": save.step, "files": dict(sorted(files.items()))}
-  body |= {"save": save._asdict(), "versions": _versions(), "devices": jax.device_count()}
+  body |= {"save": save._asdict(), "versions": versions, "devices": jax.device_count()}
   text = json.dumps(body | {"sha256": _digest_of(body)}, indent=1)
   scratch = folder.parent / f".{NAME}.{save.step}"
   with open(scratch, "w", encoding="utf-8") as file:
@@ -61,11 +55,7 @@ def write(folder: Path, files: Mapping[str, dict[str, Any]], save: Save) -> None
 
 
 def facts(folder: Path) -> tuple[Save, int]:
-  """What the manifest says of a step, and its bytes; of one that an earlier version wrote, or that cannot be read, what the files say.
-
-  Args:
-    folder: of a step with a manifest.
-  """
+  """What the manifest says of a step, and its bytes; of one that an earlier version wrote, or that cannot be read, what the files say."""
   step, changed = int(folder.name), (folder / NAME).stat().st_mtime
   try:
     read = json.loads((folder / NAME).read_text(encoding="utf-8"))
@@ -76,11 +66,7 @@ def facts(folder: Path) -> tuple[Save, int]:
 
 
 def problem(folder: Path) -> str | None:
-  """What is wrong with a step, in words that name the file; None for one that is whole. All processes must ask.
-
-  Args:
-    folder: of the step.
-  """
+  """What is wrong with the step in a folder, in words that name the file; None for one that is whole. All processes must ask."""
   try:
     read = json.loads((folder / NAME).read_text(encoding="utf-8"))
     body = {name: value for name, value in read.items() if name != "sha256"}
@@ -97,29 +83,17 @@ def problem(folder: Path) -> str | None:
       return f"{name} is missing"
     if path.stat().st_size != facts["bytes"]:
       return f"{name} has {path.stat().st_size:,} bytes, expected {facts['bytes']:,}"
-  found = _digests(folder, sorted(expected))
+  own = _digests_of_share(folder, sorted(expected))
+  found = {name: digest for text in hosts.gather_text(json.dumps(own)) for name, digest in json.loads(text).items()}
   changed = [name for name, facts in expected.items() if found[name] != facts]
   return f"{changed[0]} is not as it was written: its SHA-256 differs" if changed else None
 
 
-def _files(folder: Path) -> list[str]:
-  return sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file() and path.name != NAME)
-
-
-def _share(names: Sequence[str]) -> Sequence[str]:
-  return names[jax.process_index() :: jax.process_count()]
-
-
-def _digests_of(folder: Path, names: Sequence[str]) -> dict[str, dict[str, Any]]:
+def _digests_of_share(folder: Path, names: Sequence[str]) -> dict[str, dict[str, Any]]:
+  """Digests of this process's share of the named files, which all processes name in the same order."""
+  names = names[jax.process_index() :: jax.process_count()]
   with ThreadPoolExecutor(_THREADS) as threads:
     return dict(zip(names, threads.map(lambda name: _file_digest(folder / name), names), strict=True))
-
-
-def _digests(folder: Path, names: Sequence[str]) -> dict[str, dict[str, Any]]:
-  everyone: dict[str, dict[str, Any]] = {}
-  for text in hosts.gather_text(json.dumps(_digests_of(folder, _share(names)))):
-    everyone |= json.loads(text)
-  return {name: everyone[name] for name in names}
 
 
 def _file_digest(path: Path) -> dict[str, Any]:
@@ -130,7 +104,3 @@ def _file_digest(path: Path) -> dict[str, Any]:
 
 def _digest_of(body: dict[str, Any]) -> str:
   return hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()
-
-
-def _versions() -> dict[str, str]:
-  return {name: metadata.version(name) for name in ("jax", "orbax-checkpoint", "optax", "flax")}

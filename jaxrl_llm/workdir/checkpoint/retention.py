@@ -21,14 +21,6 @@ class Save(NamedTuple):
   temporary: bool = False
 
 
-class Retention(NamedTuple):
-  """The arguments of `kept`."""
-
-  newest: int = 2
-  best: int = 0
-  every_hours: float | None = None
-
-
 def kept(saves: Sequence[Save], *, newest: int, best: int = 0, every_hours: float | None = None) -> set[int]:
   """Numbers of the checkpoints that stay. The newest of all does in any case.
 

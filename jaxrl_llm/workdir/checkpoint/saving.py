@@ -43,21 +43,11 @@ class _StageError(Exception):
 
 
 class _Job(NamedTuple):
-  """A save.
-
-  Attributes:
-    save: what its manifest will say of it.
-    number: of this save among all of the run.
-    record: as JSON, of the moment of the call.
-    at: see `save`.
-    handler: of Orbax, that writes the arrays.
-  """
-
-  save: Save
-  number: int
-  record: str
-  at: Callable[[str], None]
-  handler: ocp.StandardCheckpointHandler
+  save: Save  # What its manifest will say of it.
+  number: int  # Among all saves of the run.
+  record: str  # As JSON, of the moment of the call.
+  at: Callable[[str], None]  # See `save`.
+  handler: ocp.StandardCheckpointHandler  # Writes the arrays.
 
 
 def save(
@@ -112,17 +102,17 @@ def save(
 
 def _begin(checkpoints: Checkpoints, job: _Job, arrays: Any) -> tuple[int, int]:
   """Bytes that the save needs, and bytes that are free."""
-  step, directory = job.save.step, checkpoints.directory
+  folder = checkpoints.directory / str(job.save.step)
   if job.number and hosts.is_main():
     hosts.forget(f"save/{job.number - 1}")  # That everybody has read.
 
   def look() -> dict[str, Any]:
     job.at("save")
-    return {"bytes": _own_bytes(arrays), "free": disk.free_bytes(directory), "there": (directory / str(step)).exists()}
+    return {"bytes": _own_bytes(arrays), "free": disk.free_bytes(checkpoints.directory), "there": folder.exists()}
 
   found = _together(job, "begin", look)
   if found[0]["there"]:
-    raise RuntimeError(f"checkpoint {directory / str(step)} exists already and was not written again")
+    raise RuntimeError(f"checkpoint {folder} exists already and was not written again")
   # Arrays are compressed, which helps more with those of a young optimizer: what the last one took is nearer to the truth.
   needed = (checkpoints.bytes or sum(one["bytes"] for one in found)) + _MARGIN
   return needed, min(one["free"] for one in found)
@@ -169,11 +159,11 @@ def _name(checkpoints: Checkpoints, job: _Job) -> None:
 
 def _delete_old(checkpoints: Checkpoints) -> None:
   directory = checkpoints.directory
-  saves = [manifest.facts(directory / str(step))[0] for step in manifest.whole_steps(directory)]
-  stay = kept(saves, **checkpoints.retention._asdict())
-  for save in saves:
-    if save.step not in stay:
-      folders.delete(directory / str(save.step))
+  steps = manifest.whole_steps(directory)
+  stay = kept([manifest.facts(directory / str(step))[0] for step in steps], **checkpoints.retention)
+  for step in steps:
+    if step not in stay:
+      folders.delete(directory / str(step))
 
 
 def _give_up(checkpoints: Checkpoints, job: _Job, needed: int, reason: str) -> None:
