@@ -4,7 +4,6 @@ import argparse
 import json
 import sys
 from pathlib import Path
-from typing import Any
 
 import jax
 from ml_collections import ConfigDict
@@ -12,26 +11,27 @@ from ml_collections import ConfigDict
 from jaxrl_llm.config.check import problems
 from jaxrl_llm.models import DTYPES, save_hf
 from jaxrl_llm.pretrained import where
+from jaxrl_llm.run.evaluate.source import tuples
 from jaxrl_llm.run.experiment import build
 from jaxrl_llm.run.saved_state import INIT, abstract_arrays, whole_state
 from jaxrl_llm.workdir import checkpoint
 
 
 def export(workdir: Path, folder: Path, *, dtype: str | None = None) -> int:
-  """Saves the policy of a run's newest checkpoint, with its adapters merged.
+  """Saves the policy of a run's newest checkpoint, with its adapters merged, and returns the checkpoint's number.
 
   Args:
     workdir: of the run.
     folder: made; must not hold anything.
     dtype: of the saved weights; None saves them as they are held.
 
-  Returns:
-    The number of the checkpoint.
-
   Raises:
     ValueError: no run, a run of another version, no checkpoint, or a folder that is not empty.
   """
-  config = _config(workdir)
+  try:
+    config = ConfigDict(tuples(json.loads((workdir / "config.json").read_text())))
+  except (OSError, ValueError) as error:
+    raise ValueError(f"{workdir / 'config.json'}: found no config of a run ({error}); expected the --workdir of one") from error
   if not (workdir / "checkpoints").is_dir():
     raise ValueError(f"{workdir}: found no checkpoints, expected the folder of a run that has saved one")
   if found := problems(config):
@@ -46,20 +46,6 @@ def export(workdir: Path, folder: Path, *, dtype: str | None = None) -> int:
   source = None if config.model.path is None else where.resolve(config.model.path)
   save_hf(folder, experiment.learner.model, state.params, dtype=dtype, tokenizer_from=source if source and source.is_dir() else None)
   return restored[1]["warm_steps"] + restored[1]["rl_steps"]
-
-
-def _config(workdir: Path) -> ConfigDict:
-  try:
-    return ConfigDict(_tuples(json.loads((workdir / "config.json").read_text())))
-  except (OSError, ValueError) as error:
-    raise ValueError(f"{workdir / 'config.json'}: found no config of a run ({error}); expected the --workdir of one") from error
-
-
-def _tuples(value: Any) -> Any:
-  """JSON has lists where a config has tuples."""
-  if isinstance(value, dict):
-    return {name: _tuples(x) for name, x in value.items()}
-  return tuple(map(_tuples, value)) if isinstance(value, list) else value
 
 
 def main(argv: list[str]) -> int:

@@ -15,10 +15,9 @@ from jaxrl_llm.evaluation import MetricName, answer_reader, held_out, parse_metr
 from jaxrl_llm.evaluation.held_out import Evaluated
 from jaxrl_llm.rewards import WeightedReward
 from jaxrl_llm.rewards.from_config import make_rewards
-from jaxrl_llm.rewards.grader import Grader
 from jaxrl_llm.run.evaluate.request import Request
 from jaxrl_llm.run.evaluate.restored import restore
-from jaxrl_llm.run.experiment import build, load_task
+from jaxrl_llm.run.experiment import build, load_task, make_grader
 from jaxrl_llm.run.out_of_memory import explained
 from jaxrl_llm.run.saved_state import EVAL, TEST_SET
 from jaxrl_llm.workdir import summary as summary_lib
@@ -28,14 +27,11 @@ SCHEMA = 1
 
 
 def run(request: Request, *, command: str) -> dict[str, Any]:
-  """Evaluates, prints a table, and writes the files.
+  """Evaluates, prints a table, writes the files, and returns what is in `eval.json`.
 
   Args:
     request: from `request.parse`.
     command: what the user typed.
-
-  Returns:
-    What is in `eval.json`.
 
   Raises:
     UsageError: what cannot be known before the devices, the problems or the weights are.
@@ -70,36 +66,36 @@ def _sample(request: Request, config: ConfigDict, command: str) -> dict[str, Any
     experiment = build(config)
     verifier, task = experiment.rewards[0], experiment.task
     metrics = _metrics(request, verifier, config.eval.samples)
-    restored = restore(experiment, config, request.source)
+    params, rl_steps = restore(experiment, config, request.source)
   except (ImportError, ValueError) as error:
     raise UsageError(" ".join(str(error).splitlines())) from error
   order = held_out.choose(len(task.test), config.eval.num_prompts, seed=TEST_SET)
   where, name = _where(request), config.task.test_name or config.task.name
-  note(f"{where}, RL step {restored.rl_steps}" if request.source.kind == "run" else where)
+  note(f"{where}, RL step {rl_steps}" if request.source.kind == "run" else where)
   note(
     f"{name}: {len(order):,} of {len(task.test):,} test problems, {config.eval.samples} samples each of at most "
     f"{config.rollout.max_new_tokens:,} tokens, temperature {config.eval.temperature:g}"
   )
   ready = time.perf_counter()
-  with _grader(config, experiment.rewards[:1]) as grader:
+  with make_grader(config, experiment.rewards[:1]) as grader:
     found = held_out.evaluate_policy(
-      experiment.eval_draw(restored.params),
+      experiment.eval_draw(params),
       [task.test[i] for i in order],
       # As in the run: an evaluation with its settings draws its samples.
-      jax.random.fold_in(jax.random.fold_in(jax.random.key(config.seed), EVAL), restored.rl_steps),
+      jax.random.fold_in(jax.random.fold_in(jax.random.key(config.seed), EVAL), rl_steps),
       batch_prompts=config.eval.batch_prompts,
       verifier=verifier,
       call=grader,
       note=note,
     )
   facts = {
-    "checkpoint": {"path": where.partition(", ")[0], "step": request.source.step, "rl_step": restored.rl_steps},
+    "checkpoint": {"path": where.partition(", ")[0], "step": request.source.step, "rl_step": rl_steps},
     "task": {"name": name, "test_problems": len(task.test)},
     "seconds": {"start": ready - begun, "sample_and_grade": time.perf_counter() - ready},
     "device": f"{jax.device_count()} x {jax.devices()[0].device_kind}",
   }
-  names = dict(verifier=verifier.name, decode=task.tokenizer.decode, seed=config.seed, model=where, step=restored.rl_steps)
   if hosts.is_main():
+    names = dict(verifier=verifier.name, decode=task.tokenizer.decode, seed=config.seed, model=where, step=rl_steps)
     write_samples(request.samples, held_out.sample_rows(found, **names))
   return _report(request, found, metrics, verifier, facts, command)
 
@@ -112,7 +108,7 @@ def _regrade(request: Request, config: ConfigDict, command: str) -> dict[str, An
   except (ImportError, ValueError) as error:
     raise UsageError(" ".join(str(error).splitlines())) from error
   try:
-    with _grader(config, [verifier]) as grader:
+    with make_grader(config, [verifier]) as grader:
       found = held_out.regrade(rows, verifier=verifier, call=grader)
   except held_out.NoRewardError:
     raise
@@ -167,16 +163,3 @@ def _where(request: Request) -> str:
     return f"{request.source.path}@{request.source.step}"
   model = request.config.model
   return model.path if model.path is not None else f"random weights of the preset {model.preset!r}, seed {request.config.seed}"
-
-
-def _grader(config: ConfigDict, terms: Sequence[WeightedReward]) -> Grader:
-  section = config.reward
-  return Grader(
-    terms,
-    num_workers=section.workers,
-    timeout_s=section.timeout_s,
-    max_chars=section.max_chars,
-    memory_gb=section.worker_memory_gb,
-  )
-
-

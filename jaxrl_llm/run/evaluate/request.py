@@ -41,10 +41,7 @@ class Request(NamedTuple):
 
 
 def parse(argv: Sequence[str]) -> Request:
-  """The request of a command line.
-
-  Args:
-    argv: program name and arguments.
+  """The request of a command line, which begins with the program's name.
 
   Raises:
     UsageError: anything that is wrong with it, as far as can be said without devices.

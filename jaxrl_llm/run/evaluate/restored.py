@@ -1,7 +1,7 @@
 """The policy's weights on the sampler's devices, from whichever source."""
 
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import orbax.checkpoint as ocp
@@ -16,19 +16,7 @@ from jaxrl_llm.types import Params
 from jaxrl_llm.workdir import checkpoint
 
 
-class Restored(NamedTuple):
-  """Weights to evaluate.
-
-  Attributes:
-    params: where the sampler reads them.
-    rl_steps: that they have behind them; 0 for those that no run has trained.
-  """
-
-  params: Params
-  rl_steps: int
-
-
-def restore(experiment: Experiment, config: ConfigDict, source: Source) -> Restored:
+def restore(experiment: Experiment, config: ConfigDict, source: Source) -> tuple[Params, int]:
   """The weights of a source. Of a checkpoint no optimizer is read, and no run is disturbed that still writes others.
 
   Args:
@@ -36,25 +24,27 @@ def restore(experiment: Experiment, config: ConfigDict, source: Source) -> Resto
     config: of the experiment.
     source: checked, see `source.find`.
 
+  Returns:
+    The params, where the sampler reads them, and the number of RL steps behind them: 0 for those that no run has trained.
+
   Raises:
     ValueError: a checkpoint that cannot be read, or that holds other weights than the config describes.
   """
   abstract = experiment.learner.abstract_state.params
   make_params = policy.first_params(config, experiment.learner.model, jax.tree.map(lambda x: x.sharding, abstract))
   first = lambda: make_params(jax.random.fold_in(jax.random.key(config.seed), INIT))
-  rl_steps = 0
   if source.kind != "run":
-    params = first()
-  elif experiment.learner.model.config.lora is None:
-    params, record = _read(source.path / "checkpoints" / str(source.step), abstract)
-    rl_steps = record["rl_steps"]
+    params, rl_steps = first(), 0
   else:
-    trained, _ = partition(abstract, experiment.learner.trainable)
-    trained, record = _read(source.path / "checkpoints" / str(source.step), trained)
-    params, rl_steps = combine(trained, partition(first(), experiment.learner.trainable)[1]), record["rl_steps"]
+    adapters, trainable = experiment.learner.model.config.lora is not None, experiment.learner.trainable
+    saved = partition(abstract, trainable)[0] if adapters else abstract
+    params, record = _read(source.path / "checkpoints" / str(source.step), saved)
+    rl_steps = record["rl_steps"]
+    if adapters:
+      params = combine(params, partition(first(), trainable)[1])
   if experiment.sync is not None:
     params = experiment.sync.move(params, None, rl_steps).params
-  return Restored(params, rl_steps)
+  return params, rl_steps
 
 
 def _read(path: Path, abstract_params: Params) -> tuple[Params, dict[str, Any]]:

@@ -31,10 +31,7 @@ class Source(NamedTuple):
 
 
 def find(text: str | None) -> Source:
-  """What `--checkpoint` means.
-
-  Args:
-    text: as the user wrote it; None where nothing was written.
+  """What `--checkpoint` means, as the user wrote it; None where nothing was written.
 
   Raises:
     UsageError: nothing there, no such step, or a folder of something else.
@@ -57,7 +54,7 @@ def find(text: str | None) -> Source:
     if step is None and path.is_dir() and any(path.glob("*.safetensors")):
       return Source("files", base)
     raise UsageError(f"--checkpoint: found {text!r}, which is neither a run nor a published model; {_EXPECTED}")
-  steps = checkpoint_steps(path)
+  steps = checkpoint.whole_steps(path / "checkpoints")
   if not steps:
     if any(folder.name.isdecimal() for folder in (path / "checkpoints").glob("*")):
       raise UsageError(f"--checkpoint: found {text!r}, whose checkpoints have no manifest.json: of an earlier version, or cut off")
@@ -71,15 +68,10 @@ def find(text: str | None) -> Source:
   return Source("run", path, steps[-1] if step is None else step)
 
 
-def checkpoint_steps(workdir: Path) -> list[int]:
-  """Numbers of a run's checkpoints that have been saved to their end."""
-  return checkpoint.whole_steps(workdir / "checkpoints")
-
-
 def saved_config(workdir: Path) -> dict[str, Any] | None:
-  """The config of a run, as JSON has it; None where there is no run. A published model has a `config.json` too, with other fields."""
+  """The config of a run; None where there is no run. A published model has a `config.json` too, with other fields."""
   try:
-    found = json.loads((workdir / "config.json").read_text())
+    found = tuples(json.loads((workdir / "config.json").read_text()))
   except (OSError, ValueError):
     return None
   return found if isinstance(found, dict) and {"objective", "rollout", "model"} <= found.keys() else None
@@ -88,13 +80,10 @@ def saved_config(workdir: Path) -> dict[str, Any] | None:
 def run_config(workdir: Path) -> ConfigDict:
   """Reads the config of a run; fields that are newer than the run take their defaults, and a line says so.
 
-  Args:
-    workdir: Workdir of the run.
-
   Raises:
     UsageError: A run of another version, with fields that this one does not know.
   """
-  saved, config = _tuples(saved_config(workdir)), base()
+  saved, config = saved_config(workdir), base()
   known, there = flatten(config), flatten(saved)
   try:
     config.update(saved)
@@ -107,16 +96,12 @@ def run_config(workdir: Path) -> ConfigDict:
 
 
 def refuse_other_model(config: ConfigDict, workdir: Path) -> None:
-  """Refuses a config that describes another model than the checkpoint holds.
-
-  Args:
-    config: that the user named.
-    workdir: of the run.
+  """Refuses a config that describes another model than the run's checkpoints hold.
 
   Raises:
     UsageError: a line for each field.
   """
-  saved = _tuples(saved_config(workdir)["model"])
+  saved = saved_config(workdir)["model"]
   lines = [
     f"config.model.{name}: found {config.model[name]!r}, but the run in {workdir} has {saved[name]!r}; leave --config out, or the field, "
     "for the run's own config"
@@ -127,11 +112,11 @@ def refuse_other_model(config: ConfigDict, workdir: Path) -> None:
     raise UsageError("\n".join(lines))
 
 
-def _tuples(value: Any) -> Any:
-  """JSON has lists where a config has tuples."""
+def tuples(value: Any) -> Any:
+  """A value from JSON with the tuples of a config, where JSON has lists."""
   if isinstance(value, dict):
-    return {name: _tuples(x) for name, x in value.items()}
-  return tuple(map(_tuples, value)) if isinstance(value, list) else value
+    return {name: tuples(x) for name, x in value.items()}
+  return tuple(map(tuples, value)) if isinstance(value, list) else value
 
 
 def _near(path: Path) -> str:

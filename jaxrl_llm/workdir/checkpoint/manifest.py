@@ -24,7 +24,7 @@ _THREADS = 8  # Of hashing, which holds no lock: as many files at a time.
 
 
 def whole_steps(directory: Path) -> list[int]:
-  """Numbers of the steps in a folder, which need not exist, that have been saved to their end, as far as that shows without reading them."""
+  """Numbers of the steps that have been saved to their end, as far as that shows without reading them; the folder need not exist."""
   return sorted(int(path.name) for path in directory.glob("*") if path.name.isdecimal() and (path / NAME).is_file())
 
 
