@@ -1,31 +1,23 @@
 """What a run would be, without running it: mesh, model, and an estimate of its memory."""
 
-import jax
-from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
 from jaxrl_llm.learner import memory
 from jaxrl_llm.rollouts.samplers import memory_limit
-from jaxrl_llm.run.experiment import build, footprint
-from jaxrl_llm.run.out_of_memory import advice
+from jaxrl_llm.run.experiment import build
+from jaxrl_llm.run.out_of_memory import advice, footprint
 from jaxrl_llm.tasks.files import report
 
 
 def describe(config: ConfigDict) -> str:
-  """Mesh, model and a memory estimate for each device, for `--dry_run`; allocates nothing.
-
-  Args:
-    config: checked.
-
-  Raises:
-    ValueError: as `build`.
-  """
+  """Mesh, model and a memory estimate for each device, for `--dry_run`; allocates nothing. Raises as `build` does."""
   experiment = build(config)
   rollout, learner, sampler_mesh = config.rollout, config.learner, experiment.sampler_mesh
   meshes = {"mesh": experiment.mesh} | ({} if experiment.sync is None else {"mesh of the sampler": sampler_mesh})
-  model, found = experiment.learner.model, footprint(config, experiment)
+  model = experiment.learner.model
+  found = footprint(config, model.config.vocab_size)
   lines = [
-    *(f"{name}: {dict(mesh.shape)} over {mesh.size} {_kind(mesh)} device(s)" for name, mesh in meshes.items()),
+    *(f"{name}: {dict(mesh.shape)} over {mesh.size} {mesh.devices.flat[0].device_kind} device(s)" for name, mesh in meshes.items()),
     f"model: {config.model.path or config.model.preset}, {model.num_params:,} parameters",
     f"rollout batch: {rollout.num_prompts} prompts x {rollout.group_size} samples; updates per rollout: {learner.updates_per_rollout}",
     *memory.table(found),
@@ -37,8 +29,3 @@ def describe(config: ConfigDict) -> str:
     lines += [f"that is more than the {limit / 1e9:,.2f} GB that a device has; what would lower it most:"]
     lines += advice(config, model.config.vocab_size)
   return "\n".join(lines)
-
-
-def _kind(mesh: Mesh) -> str:
-  device: jax.Device = mesh.devices.flat[0]
-  return device.device_kind

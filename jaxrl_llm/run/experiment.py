@@ -1,7 +1,7 @@
 """An experiment put together from its config: task, mesh, model, objective, and the programs compiled for them."""
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import NamedTuple
 
@@ -16,12 +16,12 @@ from jaxrl_llm.config import policy
 from jaxrl_llm.config.check import environment_settings, given, row_problems, task_settings
 from jaxrl_llm.devices import mesh as mesh_lib
 from jaxrl_llm.evaluation.held_out import DrawFn, check_metrics
-from jaxrl_llm.learner import memory
 from jaxrl_llm.learner.needs import fields_needed
 from jaxrl_llm.learner.programs import Programs, make_programs, records_routes
 from jaxrl_llm.models import make_model
 from jaxrl_llm.rewards import WeightedReward
 from jaxrl_llm.rewards.from_config import make_rewards
+from jaxrl_llm.rewards.grader import Grader
 from jaxrl_llm.rollouts import environments, rollout
 from jaxrl_llm.rollouts.conversations import Rules, begin, converse, requests
 from jaxrl_llm.rollouts.samplers import Samplers, make_samplers
@@ -152,18 +152,11 @@ def build(config: ConfigDict) -> Experiment:
   sampling_model = make_model(shape._replace(dtype=config.model.sampler_dtype or shape.dtype), mesh=sampler_mesh)
   sync, sampled_params = None, abstract_params
   if sampler_mesh != mesh:
-    sync = make_weight_sync(
-      abstract_params,
-      model.logical_axes,
-      learner=mesh,
-      sampler=sampler_mesh,
-      dtype=sampling_model.config.dtype,
-      trainable=learner.trainable,
-    )
+    options = dict(dtype=sampling_model.config.dtype, trainable=learner.trainable)
+    sync = make_weight_sync(abstract_params, model.logical_axes, learner=mesh, sampler=sampler_mesh, **options)
     sampled_params = sync.arrived
-  turn_stops = None if talk is None else talk.environment.stops
-  recording = dict(records_routes=records_routes(config, shape))
-  sampler = make_samplers(config, sampling_model, task.tokenizer, sampled_params, turn_stops=turn_stops, **recording)
+  options = dict(turn_stops=talk and talk.environment.stops, records_routes=records_routes(config, shape))
+  sampler = make_samplers(config, sampling_model, task.tokenizer, sampled_params, **options)
   eval_draw = partial(make_draw, config, sampler.eval_sample, talk=talk, mesh=sampler_mesh, tokenizer=task.tokenizer)
   terms = make_rewards(task, config)
   check_metrics(config.eval.metrics, terms[0])
@@ -184,30 +177,17 @@ def build(config: ConfigDict) -> Experiment:
   )
 
 
-def footprint(config: ConfigDict, experiment: Experiment) -> memory.Footprint:
-  """Estimates what each device holds.
-
-  Args:
-    config: The config that the experiment was built from.
-    experiment: The experiment; nothing of it is run.
-  """
-  meshes, shape = (experiment.mesh, experiment.sampler_mesh), experiment.learner.model.config
-  return memory.footprint(config, shape, *meshes, experiment.objective, needs=experiment.needs)
+def make_grader(config: ConfigDict, terms: Sequence[WeightedReward]) -> Grader:
+  """Opens what calls the terms of a reward, with the settings of `config.reward`."""
+  section = config.reward
+  limits = dict(timeout_s=section.timeout_s, max_chars=section.max_chars, memory_gb=section.worker_memory_gb)
+  return Grader(terms, num_workers=section.workers, **limits)
 
 
 def make_draw(
   config: ConfigDict, sample: SampleFn, params: Params, *, talk: Rules | None, mesh: Mesh, tokenizer: Tokenizer
 ) -> DrawFn:
-  """What draws the samples of an evaluation: responses, or conversations.
-
-  Args:
-    config: of the experiment.
-    sample: the sampler of evaluations.
-    params: the policy, where the sampler reads it.
-    talk: how conversations go; None for responses.
-    mesh: of the sampler.
-    tokenizer: the task's.
-  """
+  """What draws the samples of an evaluation: responses, or conversations; `params` and `mesh` are the sampler's."""
   placing = dict(mesh=mesh, tokenizer=tokenizer, prompt_buckets=config.rollout.prompt_buckets)
   if talk is None:
     return lambda examples, key: rollout.draw(sample, params, examples, key, **placing)
@@ -227,28 +207,27 @@ def check_lengths(task: Task, config: ConfigDict, *, max_positions: int | None =
   Raises:
     ValueError: names the setting, the longest example's length and the fix.
   """
-  longest = max(max_prompt_tokens(source, task.tokenizer) for source in (task.train, task.test))
-  if longest > max(config.rollout.prompt_buckets):
+  buckets, new_tokens, warm_steps = config.rollout.prompt_buckets, config.rollout.max_new_tokens, config.warm_start.num_steps
+  longest, widest = max(max_prompt_tokens(source, task.tokenizer) for source in (task.train, task.test)), max(buckets)
+  if longest > widest:
     raise ValueError(
-      f"config.rollout.prompt_buckets={config.rollout.prompt_buckets}: task {task.name} has a prompt of {longest} tokens, expected at most "
-      f"{max(config.rollout.prompt_buckets)}; add a bucket of at least {longest}"
+      f"config.rollout.prompt_buckets={buckets}: task {task.name} has a prompt of {longest} tokens, expected at most {widest}; "
+      f"add a bucket of at least {longest}"
     )
-  budget = max(config.rollout.prompt_buckets) + config.rollout.max_new_tokens
+  budget = widest + new_tokens
   if max_positions is not None and budget > max_positions:
     raise ValueError(
-      f"config.rollout.max_new_tokens={config.rollout.max_new_tokens}: sequences may reach {budget} tokens, expected at most the model's "
-      f"{max_positions}; lower it to {max(max_positions - max(config.rollout.prompt_buckets), 0)}"
+      f"config.rollout.max_new_tokens={new_tokens}: sequences may reach {budget} tokens, expected at most the model's {max_positions}; "
+      f"lower it to {max(max_positions - widest, 0)}"
     )
-  if not config.warm_start.num_steps:
+  if not warm_steps:
     return
   if not len(task.demonstrations):
-    raise ValueError(
-      f"config.warm_start.num_steps={config.warm_start.num_steps}: task {task.name} has no demonstrations to imitate, expected 0"
-    )
+    raise ValueError(f"config.warm_start.num_steps={warm_steps}: task {task.name} has no demonstrations to imitate, expected 0")
   shown = encode_demonstrations(task.demonstrations, task.tokenizer, replies=replies)
   demonstrated = max(len(x.prompt) + len(x.response) for x in shown)
   if demonstrated > budget:
     raise ValueError(
-      f"config.rollout.max_new_tokens={config.rollout.max_new_tokens}: a demonstration has {demonstrated} tokens with its prompt, "
-      f"expected at most {budget}; raise it to at least {demonstrated - max(config.rollout.prompt_buckets)}"
+      f"config.rollout.max_new_tokens={new_tokens}: a demonstration has {demonstrated} tokens with its prompt, expected at most {budget}; "
+      f"raise it to at least {demonstrated - widest}"
     )

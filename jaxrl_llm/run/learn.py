@@ -6,6 +6,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from jaxrl_llm import models
 from jaxrl_llm.advantages.estimators import ESTIMATORS
 from jaxrl_llm.devices import hosts
 from jaxrl_llm.devices.mesh import num_row_shards, place_tokens
@@ -14,7 +15,6 @@ from jaxrl_llm.learner.needs import needed_by_critic, needed_by_logprobs, needed
 from jaxrl_llm.objectives.penalties import adapted_coef, kl_estimate
 from jaxrl_llm.rollouts import batch as batch_lib
 from jaxrl_llm.rollouts import trajectories
-from jaxrl_llm.run.logprobs import add_logprobs, live_routes, reference_of
 from jaxrl_llm.run.start import Run
 from jaxrl_llm.types import Metrics, TrainBatch
 
@@ -33,16 +33,49 @@ def arrange(run: Run, sequences: list[packing.Trajectory], **options: Any) -> pa
 
 
 def with_logprobs(run: Run, batch: TrainBatch, step: int) -> tuple[TrainBatch, Metrics]:
-  """The batch with what the learner says of it before its updates, and metrics of its routes."""
-  return add_logprobs(
-    run.experiment,
-    run.config,
-    batch,
-    params=run.state.params,
-    reference=reference_of(run.experiment, run.state.params, run.reference),
-    critic=None if run.critic is None else run.critic.params,
-    measures_routes=measures_routes(run, step),
-  )
+  """Adds what is read of the learner before its updates, and nothing else: log π_old, log π_ref, values, routes to replay.
+
+  Args:
+    run: The run.
+    batch: Packed and placed; `routing` is the sampler's, where it recorded any.
+    step: The RL step, from 0.
+
+  Returns:
+    The batch, with `routing` the routes that updates replay; and metrics of the routes, empty for a dense model.
+  """
+  config, learner, params = run.config, run.experiment.learner, run.state.params
+  needs, replay, sampled = run.experiment.needs, config.moe.replay, batch.routing
+  batch = batch._replace(routing=sampled if replay == "R3" else None)
+  bare = needed_by_logprobs(batch)
+  metrics: Metrics = {}
+  # With one update per rollout the ratio starts and ends at 1, and in float32 the sampler is exact: the pass would buy nothing.
+  of_sampler = config.model.sampler_dtype or config.model.dtype
+  in_float32 = {config.model.dtype, of_sampler, config.rollout.cache_dtype or of_sampler} == {"float32"}
+  is_current = config.rollout.staleness == 0 and config.rollout.spare_prompts == 0
+  exact = config.learner.updates_per_rollout == 1 and is_current and in_float32 and "sampler_logprobs" not in needs
+  recomputed = config.learner.old_logprobs == "learner" and "old_logprobs" in needs and not exact
+  if recomputed or replay == "R2" or measures_routes(run, step):
+    own = learner.logprobs(params, bare)
+    if recomputed:
+      batch = batch._replace(old_logprobs=own.logprobs)
+    if replay == "R2":
+      batch = batch._replace(routing=own.routing)
+    if learner.routes is not None:
+      metrics = learner.routes.describe(own.routing, batch.segments, sampled, batch.routing)
+  reference = run.reference
+  if "ref_logprobs" in needs and learner.model.config.lora is not None:
+    reference = models.reference(params)  # The base under the adapters.
+  if reference is not None:
+    bare = bare._replace(routing=live_routes(run, batch))
+    batch = batch._replace(ref_logprobs=learner.logprobs(reference, bare).logprobs)
+  if run.critic is not None:
+    batch = batch._replace(old_values=learner.critic.values(run.critic.params, bare._replace(routing=None)))
+  return batch, metrics
+
+
+def live_routes(run: Run, batch: TrainBatch) -> jax.Array | None:
+  """No recorded routes, for a pass that was compiled to replay the sampler's (R3); None where it never replays."""
+  return run.experiment.learner.routes.live(batch.tokens, batch.segments) if run.config.moe.replay == "R3" else None
 
 
 def measures_routes(run: Run, step: int) -> bool:
@@ -98,7 +131,7 @@ def update(run: Run, batch: TrainBatch, step: int) -> dict[str, jax.Array]:
   config, experiment, metrics = run.config, run.experiment, {}
   measured = None
   if measures_routes(run, step):
-    measured = needed_by_logprobs(batch._replace(routing=live_routes(experiment, config, batch)))
+    measured = needed_by_logprobs(batch._replace(routing=live_routes(run, batch)))
     before = experiment.learner.logprobs(run.state.params, measured).routing
   if run.critic is not None:
     run.critic, metrics = experiment.learner.critic.step(run.critic, needed_by_critic(batch))

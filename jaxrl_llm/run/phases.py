@@ -40,12 +40,6 @@ PHASES: Mapping[str, Phase] = {
 class Phases:
   """The phases of a run, one after the other. A context manager: the watchdog watches within it, and a profile ends with it.
 
-  Args:
-    clock: that books the time of each.
-    profiler: that shows them.
-    watchdog: that ends a run which stands still in one.
-    faults: planned in this process.
-
   Attributes:
     now: name of the phase that the run is in, one of `PHASES`.
     step: number of the step that the run is in, from 1.
@@ -54,8 +48,7 @@ class Phases:
 
   def __init__(self, clock: Clock, profiler: Profiler, watchdog: Watchdog, faults: Sequence[faults_lib.Fault] = ()):
     self.clock, self.profiler, self._watchdog, self._faults = clock, profiler, watchdog, faults
-    self.now = "other"
-    self.step, self.timing = 0, {}
+    self.now, self.step, self.timing = "other", 0, {}
 
   def __enter__(self) -> "Phases":
     """Has the watchdog watch."""
@@ -68,15 +61,10 @@ class Phases:
     self.profiler.close()
 
   def begin_step(self, step: int, name: str) -> None:
-    """Begins a step.
-
-    Args:
-      step: from 1.
-      name: of its first phase.
-    """
+    """Begins a step, from 1, with the phase of that name."""
     self.end()
     self.step, self.timing = step, {}
-    self._begin(name, step, None)
+    self._begin(name, step)
 
   def begin(self, name: str, step: int | None = None, *, waits_for: Callable[[], str] | None = None) -> None:
     """Begins a phase, and ends the one before: its time is in `timing` now.
@@ -89,7 +77,7 @@ class Phases:
     self.end()
     self._begin(name, self.step if step is None else step, waits_for)
 
-  def _begin(self, name: str, step: int, waits_for: Callable[[], str] | None) -> None:
+  def _begin(self, name: str, step: int, waits_for: Callable[[], str] | None = None) -> None:
     if name not in PHASES:
       raise KeyError(f"found the phase {name!r}, expected one of {', '.join(PHASES)}")
     self.now = name

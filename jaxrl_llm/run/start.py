@@ -15,9 +15,9 @@ from jaxrl_llm.rewards.grader import Grader
 from jaxrl_llm.rollouts import partial
 from jaxrl_llm.rollouts.weight_sync import SamplerWeights
 from jaxrl_llm.run import alarms
-from jaxrl_llm.run.experiment import Experiment, build, footprint, kl_coef_in_loss
+from jaxrl_llm.run.experiment import Experiment, build, kl_coef_in_loss, make_grader
 from jaxrl_llm.run.opening import Opened, first_record, go_on, open_outputs, open_workdir
-from jaxrl_llm.run.out_of_memory import explained
+from jaxrl_llm.run.out_of_memory import explained, footprint
 from jaxrl_llm.run.phases import Phases
 from jaxrl_llm.run.profiling import Profiler
 from jaxrl_llm.run.progress import Progress
@@ -91,16 +91,9 @@ def start(config: ConfigDict, workdir: Path, *, command: str = "", log: Callable
   with explained(config, lambda: "start"):
     experiment = build(config)
     data, kl_coef = fresh_data(config, experiment), config.reward.kl_coef or kl_coef_in_loss(config)
-    first = first_record(
-      config,
-      command,
-      experiment.task,
-      kl_coef=kl_coef,
-      kl_coef_began=kl_coef,
-      predicted_memory_gb=footprint(config, experiment).peak / 1e9,
-      batch_sizes=batch_sizes(config),
-      alarms=alarms.new_state(),
-    )
+    own = dict(kl_coef=kl_coef, kl_coef_began=kl_coef, batch_sizes=batch_sizes(config), alarms=alarms.new_state())
+    predicted = footprint(config, experiment.learner.model.config.vocab_size).peak / 1e9
+    first = first_record(config, command, experiment.task, predicted_memory_gb=predicted, **own)
     opened = open_workdir(config, workdir, first, abstract_arrays(experiment), iterators=Data._fields, data="problems")
     record = opened.record
     if opened.arrays is None:
@@ -136,13 +129,7 @@ def start(config: ConfigDict, workdir: Path, *, command: str = "", log: Callable
     progress=progress,
     phases=phases,
     compiled=compiled,
-    grader=Grader(
-      experiment.rewards,
-      num_workers=config.reward.workers,
-      timeout_s=config.reward.timeout_s,
-      max_chars=config.reward.max_chars,
-      memory_gb=config.reward.worker_memory_gb,
-    ),
+    grader=make_grader(config, experiment.rewards),
   )
 
 
