@@ -24,10 +24,7 @@ INTERRUPTED = 130
 
 
 def main(argv: Sequence[str]) -> int:
-  """The command line.
-
-  Args:
-    argv: program name and arguments.
+  """Runs a command line, which begins with the program's name.
 
   Returns:
     0 after an evaluation, 1 for one in which the verifier failed on everything or memory ran out, 2 for bad input, 130 after Ctrl-C.

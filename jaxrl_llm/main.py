@@ -29,10 +29,7 @@ INTERRUPTED = 130
 
 
 def main(argv: Sequence[str]) -> int:
-  """The command line.
-
-  Args:
-    argv: program name and arguments.
+  """Runs a command line, which begins with the program's name.
 
   Returns:
     0 after a finished run, 1 for a run that stopped itself, 2 for bad input, 42 after SIGTERM, 130 after Ctrl-C.
@@ -128,7 +125,7 @@ def tell(error: Exception, log: logs.Log) -> None:
 def begin(
   config: ConfigDict, workdir: Path, start: Callable[..., Any], *, command: str, ending: contextlib.ExitStack, allow_changes: bool = False
 ):
-  """The run, in a workdir that process 0 has claimed for all.
+  """Starts a run, in a workdir that process 0 claims for all.
 
   Args:
     config: checked.

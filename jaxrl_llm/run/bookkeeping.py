@@ -45,22 +45,16 @@ class Job(Protocol):
 
 
 def save(run: Job, *, temporary: bool = False) -> None:
-  """Writes one atomic checkpoint of all that the next step depends on.
-
-  Args:
-    run: The run.
-    temporary: Whether it goes once there is a newer one.
-  """
+  """Writes one atomic checkpoint of all that the next step depends on; a temporary one goes once there is a newer one."""
   record, phases = run.record, run.phases
   number = record.warm_steps + record.rl_steps
   phases.begin("checkpoint", number)
   record.phase_steps = run.writer.phase_steps
   summarize(run, "running")
   measured = record.phase_steps.get("eval") == record.rl_steps  # At this step, not some time ago.
-  options = dict(accuracy=record.accuracy_final if measured else None, temporary=temporary)
-  strike = lambda place: phases.strike(place, number)
+  options = dict(accuracy=record.accuracy_final if measured else None, temporary=temporary, at=lambda place: phases.strike(place, number))
   with declared():  # The first save of several processes compiles what parts the arrays among them.
-    checkpoint.save(run.checkpoints, number, run.arrays(), to_json(record) | run.places(), at=strike, **options)
+    checkpoint.save(run.checkpoints, number, run.arrays(), to_json(record) | run.places(), **options)
   tell_of_failed_saves(run)
   phases.clock.lap("checkpoint")
   write_report(run)  # A run can be looked at while it runs.
@@ -125,14 +119,7 @@ def summarize(run: Job, status: str) -> dict[str, Any]:
 
 
 def show_samples(run: Run, step: int, batch: batch_lib.Batch, token_scores: Sequence[Mapping[str, Any]]) -> None:
-  """Sample rollouts to `samples.jsonl`, and the first few to the screen.
-
-  Args:
-    run: The run.
-    step: The step that they were drawn in.
-    batch: All rollouts of the step.
-    token_scores: Scores of each rollout, see `learn.token_scores`.
-  """
+  """Writes some of a step's rollouts to `samples.jsonl`, with their `learn.token_scores`, and the first few to the screen."""
   options = dict(num_rows=run.config.log.num_samples, token_text=run.experiment.task.tokenizer.decode)
   rows = batch_lib.sample_rows(batch, token_scores=token_scores, **options)
   run.samples.write(step, "rl", rows)
@@ -141,12 +128,7 @@ def show_samples(run: Run, step: int, batch: batch_lib.Batch, token_scores: Sequ
 
 
 def watch(run: Run, row: dict[str, Any]) -> dict[str, int]:
-  """Alarms of an RL step, as metrics, with a line for each that begins or ends; they change nothing else.
-
-  Args:
-    run: The run; the step counts in its record.
-    row: Metrics of the step.
-  """
+  """Gives the alarms of the record's RL step as metrics, with a line for each that begins or ends; they change nothing else."""
   limits = alarms.Limits(**run.config.alarms)
   run.record.alarms, metrics, lines = alarms.observe(run.record.alarms, row, step=run.record.rl_steps, limits=limits)
   for line in lines:

@@ -52,13 +52,10 @@ class Fault(NamedTuple):
 
 
 def planned(text: str) -> tuple[Fault, ...]:
-  """The faults that a text asks for.
-
-  Args:
-    text: as in the variable; empty is none.
+  """The faults that a text asks for, written as in the variable.
 
   Raises:
-    ValueError: not as it should be.
+    ValueError: another notation, or a phase or kind that does not exist.
 
   Example:
     >>> planned("update:3:kill,rollout:2:hang@1")[1]
@@ -82,21 +79,12 @@ def _read(part: str) -> Fault:
 
 
 def from_environment() -> tuple[Fault, ...]:
-  """The faults that the environment asks of this process.
-
-  Raises:
-    ValueError: see `planned`.
-  """
+  """The faults that the environment asks of this process. Raises as `planned` does."""
   return tuple(fault for fault in planned(os.environ.get(VARIABLE, "")) if fault.process == jax.process_index())
 
 
 def strike(faults: Sequence[Fault], phase: str, step: int) -> None:
-  """Does what is planned for a place, and mostly nothing.
-
-  Args:
-    faults: of this process.
-    phase: that begins.
-    step: its number.
+  """Does what is planned in this process for the beginning of a phase, and mostly nothing.
 
   Raises:
     OSError: for "fail".
@@ -119,7 +107,7 @@ def poison(faults: Sequence[Fault], phase: str, step: int, values: Any) -> Any:
     faults: of this process.
     phase: one of `POISONED`.
     step: from 1.
-    values: of JAX or NumPy, sequences along its first axis; where it is a nested list, NumPy's.
+    values: an array of JAX or NumPy, or a nested list, which becomes NumPy's; sequences lie along its first axis.
   """
   for fault in faults:
     if (fault.phase, fault.step) == (phase, step) and fault.kind in VALUES:

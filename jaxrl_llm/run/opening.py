@@ -27,7 +27,7 @@ class Opened(NamedTuple):
   """What a workdir held.
 
   Attributes:
-    checkpoints: The checkpoints, to which the training adds.
+    checkpoints: Where the training saves.
     record: The record of this attempt.
     arrays: The restored arrays by name; None for a new training.
     places: Places at which the iterators of the data stood, as JSON by name; empty for a new training.
@@ -44,11 +44,11 @@ class Opened(NamedTuple):
 def open_workdir(
   config: ConfigDict, workdir: Path, first: Record, abstract_arrays: Mapping[str, Any], *, iterators: Sequence[str], data: str
 ) -> Opened:
-  """Restores the newest checkpoint, if there is one of this training.
+  """Restores the newest checkpoint of an existing workdir, if there is one.
 
   Args:
     config: A checked config.
-    workdir: An existing folder.
+    workdir: The workdir.
     first: The record of a new training.
     abstract_arrays: The arrays of a checkpoint, as shapes, dtypes and shardings.
     iterators: Names of what a checkpoint holds beside arrays and record.
@@ -74,31 +74,17 @@ def open_workdir(
 
 
 def first_record(config: ConfigDict, command: str, source: Task | Pairs, **own: Any) -> Record:
-  """Makes the record of a new training.
-
-  Args:
-    config: A checked config.
-    command: The command, as the user typed it.
-    source: What is learned from.
-    **own: Fields that only this kind of training has.
-  """
+  """Makes the record of a training that begins with `source`; `own` are the fields that only this kind of training has."""
   base = None if config.model.path is None else where.fingerprint(where.resolve(config.model.path))
   data = source.report and report.to_json(source.report)
   return Record(command, base=base, data=data, data_fingerprint=source.fingerprint, **own)
 
 
 def go_on(iterator: Any, place: Mapping[str, Any], *, was: int, now: int, what: str) -> list[str]:
-  """Sets an iterator to where a checkpoint's stood, whose batches may have had another size.
-
-  Args:
-    iterator: An iterator over batches of rows.
-    place: The saved state.
-    was: Rows of a batch when it was saved.
-    now: Rows of a batch today.
-    what: The plural of the rows, for the line.
+  """Sets an iterator over batches to where a checkpoint's stood, whose batches had `was` rows instead of `now`.
 
   Returns:
-    The line on rows that are drawn again, if there are any.
+    The line on rows that are drawn again, if there are any; `what` names them in the plural.
   """
   place, moved = changes.position(place, was=was, now=now, what=what)
   iterator.set_state(place)
@@ -114,10 +100,10 @@ def open_outputs(
     config: A checked config.
     workdir: The folder of the metrics.
     opened: What the workdir held.
-    clock: The clock, which runs since the attempt began.
-    profiler: The profiler of the phases.
+    clock: Runs since the attempt began.
+    profiler: Shows the phases.
     log: Takes every line of the screen.
-    data: The first lines of the screen.
+    data: The first lines of the screen, on what is learned from.
   """
   writer = MetricWriter(workdir if hosts.is_main() else None, tensorboard=config.log.tensorboard)
   writer.resume(opened.record.phase_steps)

@@ -5,7 +5,6 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
-from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
 from jaxrl_llm.config import check, policy
@@ -53,13 +52,7 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 def explanation(error: BaseException, config: ConfigDict, phase: Phase) -> list[str]:
-  """Words the message for a full device.
-
-  Args:
-    error: An error that says so, see `is_out_of_memory`.
-    config: The config of the run.
-    phase: The phase that the run was in.
-  """
+  """Words the message for a run that has met a full device in a phase."""
   first = " ".join(str(error).split()) or type(error).__name__
   vocab_size = build(config).learner.model.config.vocab_size
   estimate = footprint(config, vocab_size)
@@ -69,12 +62,7 @@ def explanation(error: BaseException, config: ConfigDict, phase: Phase) -> list[
 
 
 def footprint(config: ConfigDict, vocab_size: int) -> memory.Footprint:
-  """The estimate for a config, on the devices that there are.
-
-  Args:
-    config: checked.
-    vocab_size: ids of the tokenizer.
-  """
+  """Estimates what each device holds of a run with a checked config, on the devices that there are."""
   mesh, sampler_mesh = mesh_lib.make_meshes(**config.mesh)
   shape = policy.model_config(config, vocab_size=vocab_size)
   objective = policy.make_objective(config)
@@ -82,13 +70,7 @@ def footprint(config: ConfigDict, vocab_size: int) -> memory.Footprint:
 
 
 def advice(config: ConfigDict, vocab_size: int, *, program: str | None = None) -> list[str]:
-  """The settings that lower a config's peak most, a line each.
-
-  Args:
-    config: checked.
-    vocab_size: ids of the tokenizer.
-    program: whose peak; None is the largest one's.
-  """
+  """The settings that lower the peak of a checked config most, a line each; the peak is that of `program`, or the largest one's."""
 
   def peak(config: ConfigDict) -> float:
     found = footprint(config, vocab_size)
@@ -133,12 +115,8 @@ def _candidates(config: ConfigDict, vocab_size: int) -> Iterator[tuple[str, Any]
     yield "learner.offload_optimizer", True
   if mesh.shape["data"] > 1 and config.mesh.slices in (None, 1):
     yield "mesh.fsdp", mesh.shape["data"] * mesh.shape["fsdp"]
-  yield from _of_sampler(config, sampler_mesh)
-
-
-def _of_sampler(config: ConfigDict, mesh: Mesh) -> Iterator[tuple[str, Any]]:
-  shards, section = mesh_lib.num_row_shards(mesh), config.rollout
-  slots = num_rows(mesh, (section.num_prompts + section.spare_prompts) * section.group_size, section.slots)
+  shards, section = mesh_lib.num_row_shards(sampler_mesh), config.rollout
+  slots = num_rows(sampler_mesh, (section.num_prompts + section.spare_prompts) * section.group_size, section.slots)
   yield from (("rollout.slots", slots // part) for part in (2, 4) if slots % (part * shards) == 0)
   if (config.eval.batch_prompts // 2) % shards == 0 and config.eval.batch_prompts > 1:
     yield "eval.batch_prompts", config.eval.batch_prompts // 2

@@ -3,6 +3,7 @@
 Model output is untrusted text: it reaches a terminal only through `visible`, which leaves no control character in it.
 """
 
+import contextlib
 import io
 import sys
 import time
@@ -19,7 +20,7 @@ from rich.text import Text
 _NAMES = {"warm_start": "warm start", "rl": "RL", "eval": "eval", "reward_model": "reward model"}
 
 
-class Progress:
+class Progress(contextlib.AbstractContextManager):
   """Live progress of a run.
 
   On a terminal the last line is redrawn in place. Anywhere else (a log file, a notebook, a pod) whole lines are written, one every
@@ -68,13 +69,7 @@ class Progress:
     self._pace: deque[tuple[float, int]] = deque(maxlen=32)
 
   def start(self, phase: str, total: int, *, done: int = 0) -> None:
-    """Begins a phase.
-
-    Args:
-      phase: "warm_start" or "rl".
-      total: steps of the whole phase.
-      done: steps done before this process, when resumed.
-    """
+    """Begins a phase, "warm_start" say, of `total` steps, `done` of them before this process resumed it."""
     self._finish_phase()
     self._phase, self._total, self._step, self._scalars = phase, total, done, {}
     self._pace.clear()
@@ -85,12 +80,7 @@ class Progress:
       self._live.start()
 
   def update(self, step: int, scalars: Mapping[str, Any]) -> None:
-    """Shows a step.
-
-    Args:
-      step: steps of the phase done so far.
-      scalars: the step's metrics row; names that are missing are left out of the line.
-    """
+    """Shows a step of the phase, from 1, with what its metrics row has of the line's numbers."""
     self._step, self._scalars = step, scalars
     self._pace.append((self._clock(), step))
     if self._live:
@@ -102,12 +92,7 @@ class Progress:
       self._leave_line()
 
   def evaluation(self, step: int, scalars: Mapping[str, Any]) -> None:
-    """Leaves a line with an evaluation, always.
-
-    Args:
-      step: the RL step it was measured at.
-      scalars: the "eval" row.
-    """
+    """Leaves a line with an evaluation, always, from the "eval" row of an RL step."""
     self._accuracy = scalars.get("eval/accuracy", self._accuracy)
     parts = [f"eval at RL step {step:,}"]
     if (accuracy := scalars.get("eval/accuracy")) is not None:
@@ -119,13 +104,7 @@ class Progress:
     self.note(" | ".join(parts))
 
   def samples(self, rows: Iterable[Mapping[str, Any]], *, title: str = "sample rollouts", max_chars: int = 240) -> None:
-    """Leaves a table of rollouts.
-
-    Args:
-      rows: rows as in `samples.jsonl`; read are `prompt`, `response`, `answer` and `reward`.
-      title: the table's heading.
-      max_chars: characters shown of one cell; the middle of a longer text is left out.
-    """
+    """Leaves a table of rollouts, whose rows are as in `samples.jsonl`; the middle of a cell beyond `max_chars` is left out."""
     table = Table(title=self._cell(title, 200), title_justify="left", show_lines=True)
     for name, ratio in (("prompt", 3), ("response", 4), ("answer", 1)):
       table.add_column(name, ratio=ratio, overflow="fold")
@@ -148,9 +127,6 @@ class Progress:
       self._live.stop()
       self._live = None
     self._finish_phase()
-
-  def __enter__(self) -> "Progress":
-    return self
 
   def __exit__(self, *exc_info) -> None:
     self.close()
@@ -215,15 +191,12 @@ def visible(text: str) -> str:
     >>> visible("2 + 2\n= \x1b[31m4")
     '2 + 2↵= \\x1b[31m4'
   """
-  return "".join("↵" if char == "\n" else _escape(char) if unicodedata.category(char) in _HIDDEN else char for char in text)
+  shown = lambda char: char.encode("unicode_escape").decode() if unicodedata.category(char) in _HIDDEN else char
+  return "".join("↵" if char == "\n" else shown(char) for char in text)
 
 
 # Control, format, surrogate, private use, line separator, paragraph separator.
 _HIDDEN = frozenset(("Cc", "Cf", "Cs", "Co", "Zl", "Zp"))
-
-
-def _escape(char: str) -> str:
-  return char.encode("unicode_escape").decode()
 
 
 def duration(seconds: float) -> str:

@@ -35,13 +35,7 @@ def sampler_params(run: Run) -> Params:
 
 
 def launch(run: Run, step: int, *, draw: int = 0) -> pipelining.InFlight:
-  """Has the sampler draw rollouts that an RL step learns from, with the weights of now; does not wait.
-
-  Args:
-    run: The run.
-    step: The RL step, from 0.
-    draw: Which one of the step's draws it is, from 0.
-  """
+  """Has the sampler draw rollouts for an RL step, with the weights of now; does not wait. Steps and their draws count from 0."""
   experiment, section = run.experiment, run.config.rollout
   if experiment.sync is not None:
     check_version(run.on_sampler, step, staleness=section.staleness)
@@ -58,15 +52,10 @@ def launch(run: Run, step: int, *, draw: int = 0) -> pipelining.InFlight:
   return pipelining.InFlight(run.record.rl_steps, way_of_drawing(run.config)(run, ask, step))
 
 
-def wait(
-  run: Run, current: pipelining.InFlight, *, between: Callable[[], None] = lambda: None
-) -> tuple[rollout.Drawn, dict[str, float]]:
+def wait(run: Run, current: pipelining.InFlight, *, between: Callable[[], None] = lambda: None) -> tuple[rollout.Drawn, dict[str, float]]:
   """Waits for the rollouts that an RL step learns from; what it does not learn from is carried into the next.
 
-  Args:
-    run: The run.
-    current: Rollouts in flight, from `launch`.
-    between: Called whenever the host has something to do while rollouts are drawn; may raise, and the rollouts are given up.
+  `between` is called whenever the host has something to do while rollouts are drawn; it may raise, and the rollouts are given up.
   """
   drawn, metrics = current.arrive(between)
   rollouts = drawn.rollouts._replace(logprobs=run.phases.poison("rollout", drawn.rollouts.logprobs))
@@ -152,13 +141,8 @@ def assess(run: Run, drawn: rollout.Drawn) -> batch_lib.Batch:
 def refill(run: Run, batch: batch_lib.Batch, step: int) -> tuple[batch_lib.Batch, dict[str, float]]:
   """Draws again, with new prompts and the same weights, until a step has enough groups whose samples differ, or has drawn often enough.
 
-  Args:
-    run: The run.
-    batch: the step's first.
-    step: from 0.
-
   Returns:
-    The batch, of the size it had, and what is logged of it.
+    The step's batch, of the size that the first one had, and what is logged of it.
   """
   section, batches = run.config.rollout, [batch]
   if not section.max_refills:

@@ -27,13 +27,7 @@ def saved_part(experiment: Experiment, state: TrainState) -> TrainState:
 
 
 def whole_state(experiment: Experiment, saved: TrainState, key: PRNGKeyArray) -> TrainState:
-  """The state of which `saved` is the saved part.
-
-  Args:
-    experiment: of the run.
-    saved: as a checkpoint holds it.
-    key: that the run began with.
-  """
+  """The state of which `saved` is the saved part, for a run that began with this key."""
   if experiment.learner.model.config.lora is None:
     return saved
   base = partition(experiment.init(key).params, experiment.learner.trainable)[1]

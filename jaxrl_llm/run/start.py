@@ -80,7 +80,7 @@ def start(config: ConfigDict, workdir: Path, *, command: str = "", log: Callable
     config: checked, see `config.check`.
     workdir: exists; metrics, samples, checkpoints, summary and report go there.
     command: what the user typed, for the summary.
-    log: takes every line that a person watching sees.
+    log: takes every line of the screen.
 
   Raises:
     ValueError: a damaged dataset or checkpoint, a mesh that the devices or the model do not fit, or a part that several processes lack.
@@ -157,11 +157,11 @@ def batch_sizes(config: ConfigDict) -> dict[str, int]:
 def fresh_data(config: ConfigDict, experiment: Experiment) -> Data:
   """Opens the data at its beginning."""
   task, sizes = experiment.task, batch_sizes(config)
+  drawing = dict(batch_size=sizes["prompts"], seed=config.seed)
   if config.task.curriculum is None:
-    prompts = example_iterator(task.train, batch_size=sizes["prompts"], seed=config.seed)
+    prompts = example_iterator(task.train, **drawing)
   else:
-    options = dict(by=config.task.curriculum, group_size=config.rollout.group_size)
-    prompts = CurriculumStream(task.train, batch_size=sizes["prompts"], seed=config.seed, **options)
+    prompts = CurriculumStream(task.train, by=config.task.curriculum, group_size=config.rollout.group_size, **drawing)
   demonstrations = None
   if config.warm_start.num_steps:
     demonstrations = example_iterator(task.demonstrations, batch_size=sizes["demonstrations"], seed=config.seed)
@@ -169,21 +169,16 @@ def fresh_data(config: ConfigDict, experiment: Experiment) -> Data:
 
 
 def restored_data(config: ConfigDict, opened: Opened, data: Data) -> tuple[Data, list[str]]:
-  """Moves the data to where a checkpoint's stood.
-
-  Args:
-    config: The config of this attempt.
-    opened: What the workdir held.
-    data: The data at its beginning.
+  """Moves the data from its beginning to where a checkpoint's stood.
 
   Returns:
     The data, and lines on what of it is drawn again.
   """
   places, was, now = opened.places, opened.record.batch_sizes, batch_sizes(config)
-  again = go_on(data.prompts, places["prompts"], was=was["prompts"], now=now["prompts"], what="prompts")
+  moved = lambda name, iterator: go_on(iterator, places[name], was=was[name], now=now[name], what=name)
+  again = moved("prompts", data.prompts)
   if data.demonstrations is not None:
-    name = "demonstrations"
-    shown_again = go_on(data.demonstrations, places[name], was=was[name], now=now[name], what=name)
+    shown_again = moved("demonstrations", data.demonstrations)
     if opened.record.warm_steps < config.warm_start.num_steps:
       again += shown_again
   if data.carried is not None:

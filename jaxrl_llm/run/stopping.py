@@ -47,7 +47,7 @@ def stop_if_preempted(run: Run, began: Position | None) -> None:
     began: Where it was; None where no process could begin the step again, and the last checkpoint is what there is.
 
   Raises:
-    PreemptedError: all processes were here when it was to end.
+    PreemptedError: The run was told to end.
   """
   if not hosts.preempted():
     return
@@ -87,8 +87,8 @@ def stop_if_not_finite(run: Job, updates: Sequence[dict[str, float]], batches: S
 
   Args:
     run: The run, whose record counts the step.
-    updates: Metrics of the step's updates.
-    batches: Batches of the updates.
+    updates: Metrics of each update of the step.
+    batches: The batch of each.
 
   Raises:
     NonFiniteError: `learner.max_skipped` updates in a row were refused.

@@ -50,12 +50,9 @@ class Watchdog:
     self._over = threading.Event()
 
   def look_at(self, phase: str, step: int, waits_for: Callable[[], str] | None = None) -> None:
-    """Begins to count again.
+    """Begins to count again, for a phase of a step.
 
-    Args:
-      phase: that begins.
-      step: its number.
-      waits_for: says what the phase waits for, in a few words; called from another thread, once it has waited for too long.
+    `waits_for` says in a few words what the phase waits for; it is called from another thread, once that has taken too long.
     """
     self._now = phase, step, time.monotonic(), waits_for
 

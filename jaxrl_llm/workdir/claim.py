@@ -78,14 +78,10 @@ def claim(workdir: Path, config: Mapping[str, Any], *, allow_changes: bool = Fal
 
 
 def expect(workdir: Path, *, seconds: float = 30.0) -> None:
-  """Waits until this process sees the folder that process 0 has claimed.
-
-  Args:
-    workdir: the folder.
-    seconds: that a network's file system may take to show it.
+  """Waits until this process sees the folder that process 0 has claimed, as a network's file system may take a while to show it.
 
   Raises:
-    WorkdirError: it does not appear.
+    WorkdirError: it does not appear in time.
   """
   until = time.monotonic() + seconds
   while not (workdir / _MARKER).exists():
@@ -96,9 +92,6 @@ def expect(workdir: Path, *, seconds: float = 30.0) -> None:
 
 def lock(workdir: Path) -> None:
   """Keeps every other run out of a claimed folder until `unlock`, or until this process ends, however it ends.
-
-  Args:
-    workdir: claimed.
 
   Raises:
     WorkdirError: another process writes there.
@@ -146,12 +139,7 @@ def _unusable(workdir: Path, error: OSError) -> WorkdirError:
 
 
 def changes(workdir: Path, config: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
-  """The fields in which a config differs from that of the run in a folder, with both values; none where there is no run.
-
-  Args:
-    workdir: of the run.
-    config: the resolved config.
-  """
+  """The fields in which a resolved config differs from that of the run in a folder, with both values; none where there is no run."""
   marker = workdir / _MARKER
   return changes_lib.differences(*_both(marker, config)) if marker.exists() else {}
 
@@ -161,8 +149,8 @@ def change(workdir: Path, config: Mapping[str, Any], *, attempt: int) -> str | N
 
   Args:
     workdir: claimed and locked.
-    config: the resolved config; equal to the one there, nothing happens.
-    attempt: the number of this one.
+    config: the resolved config; nothing happens if it equals the one there.
+    attempt: number of the current attempt.
 
   Returns:
     The name of the file with the config before, for `change_back`; None where nothing changed.

@@ -19,21 +19,13 @@ _NAME = re.compile(r"attempt-(\d+)\.log")
 
 
 class Log:
-  """Whole lines to a file, each with the time; what cannot be written is let go: a log must not end a run.
-
-  Args:
-    path: of the file; None writes nothing.
-  """
+  """Whole lines to a file, or to none, each with the time; what cannot be written is let go: a log must not end a run."""
 
   def __init__(self, path: Path | None):
     self.path = path
 
   def write(self, text: str) -> None:
-    """Appends lines.
-
-    Args:
-      text: one or more.
-    """
+    """Appends one or more lines."""
     if self.path is None:
       return
     now = time.strftime("%Y-%m-%d %H:%M:%S")
@@ -69,11 +61,7 @@ class _Doubled(io.TextIOBase):
 
 
 def number(folder: Path) -> int:
-  """The number of the next attempt, from 1.
-
-  Args:
-    folder: of the logs; may be missing.
-  """
+  """The number of the next attempt, from 1, by the logs in a folder, which may be missing."""
   found = [int(match[1]) for path in folder.glob("attempt-*.log") if (match := _NAME.fullmatch(path.name))]
   return max(found, default=0) + 1
 
@@ -85,7 +73,7 @@ def logged(folder: Path, attempt: int, *, process: int, command: str) -> Iterato
   Args:
     folder: of the logs; made if it is missing.
     attempt: its number.
-    process: of this one among those of the run.
+    process: index of this process among those of the run.
     command: what the user typed.
   """
   path: Path | None = folder / (f"attempt-{attempt}.log" if process == 0 else f"attempt-{attempt}.process-{process}.log")

@@ -50,11 +50,7 @@ def dump(path: Path, batch: TrainBatch, about: Mapping[str, Any]) -> bool:
 
 
 def read(path: Path) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
-  """The arrays of a dumped batch, by their names in `TrainBatch`, and what else is known; opens no pickle.
-
-  Args:
-    path: of `dump`.
-  """
+  """The arrays of a dumped batch, by their names in `TrainBatch`, and what else is known; opens no pickle."""
   with np.load(path, allow_pickle=False) as file:
     arrays = {name: file[name] for name in file.files}
   return arrays, json.loads(str(arrays.pop("about")))

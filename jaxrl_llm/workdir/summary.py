@@ -35,11 +35,7 @@ class Clock:
     return {f"timing_s/{name}": seconds}
 
   def settle(self, totals: dict[str, float]) -> None:
-    """Moves what was booked into the totals of all attempts.
-
-    Args:
-      totals: Seconds by phase, to be added to.
-    """
+    """Adds what was booked since the last call to the totals of all attempts: seconds by phase."""
     for name, seconds in self._booked.items():
       totals[name] = totals.get(name, 0.0) + seconds
     self._booked = {}
@@ -81,12 +77,7 @@ def combine(updates: list[dict[str, float]]) -> dict[str, float]:
 
 
 def step_performance(row: Mapping[str, Any], tokens: int) -> dict[str, Any]:
-  """Time, throughput and memory of an RL step.
-
-  Args:
-    row: the step's metrics, its `timing_s/*` among them.
-    tokens: of all its sequences, prompts included.
-  """
+  """Time, throughput and memory of an RL step, from its `timing_s/*` and the tokens of all its sequences, prompts included."""
   seconds = sum(value for name, value in row.items() if name.startswith("timing_s/"))
   return {
     "timing_s/step": seconds,
@@ -97,7 +88,7 @@ def step_performance(row: Mapping[str, Any], tokens: int) -> dict[str, Any]:
 
 
 def write_summary(workdir: Path | None, record: Record, *, objective: str, num_params: int, status: str) -> dict[str, Any]:
-  """Writes `summary.json`, whole or not at all; not at all where the disk is full.
+  """Writes `summary.json` by one rename, unless the disk is full, and returns the summary.
 
   Args:
     workdir: the run's folder; None writes nothing, in a process that another one writes for.
@@ -105,9 +96,6 @@ def write_summary(workdir: Path | None, record: Record, *, objective: str, num_p
     objective: its name.
     num_params: weights of the policy.
     status: "running", "finished" or why it stopped.
-
-  Returns:
-    The summary.
   """
   seconds = record.seconds
   summary = {

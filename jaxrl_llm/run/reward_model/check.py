@@ -23,11 +23,7 @@ _OF_TOKENIZERS = ("chat", "system", "pad_token")
 
 
 def problems(config: ConfigDict) -> list[str]:
-  """Returns every problem of a config, a line each; none is an empty list.
-
-  Args:
-    config: Resolved config with all fields of `REWARD_MODEL_FIELDS`.
-  """
+  """Returns every problem of a resolved config, a line each; none is an empty list."""
   wrong, readable = field_problems(config, REWARD_MODEL_FIELDS, "a config as configs/reward_model.py")
   if readable:
     wrong += [*_task_problems(config), *_model_problems(config)]
@@ -137,12 +133,7 @@ def _relations(config: ConfigDict) -> Iterator[str]:
 
 
 def row_problems(config: ConfigDict, shards: int) -> Iterator[str]:
-  """Numbers of rows that micro-batches or devices do not divide.
-
-  Args:
-    config: the config.
-    shards: pieces that the rows are split into.
-  """
+  """Numbers of rows that micro-batches, or the `shards` that the devices split them into, do not divide."""
   divisor = shards * config.learner.micro_batches
   for rows in config.learner.row_buckets:
     if rows % divisor:

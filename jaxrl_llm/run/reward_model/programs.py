@@ -39,12 +39,7 @@ class Programs(NamedTuple):
 
 
 def make_programs(config: ConfigDict, mesh: Mesh, shape: ModelConfig) -> Programs:
-  """The programs; allocates nothing on the devices, and compiles nothing yet.
-
-  Args:
-    config: checked, see `reward_model.check`.
-    mesh: devices.
-    shape: of the model.
+  """The programs of a config that `reward_model.check` has checked; allocates nothing on the devices, and compiles nothing yet.
 
   Raises:
     ValueError: a weight that the mesh does not divide.

@@ -11,17 +11,11 @@ from jaxrl_llm.types import TrainBatch
 
 
 class Pair(NamedTuple):
-  """A pair as ids.
-
-  Attributes:
-    chosen: the prompt with the chosen response.
-    rejected: the prompt with the other one.
-    margin: by how much the chosen one is to be rewarded more.
-  """
+  """A pair as ids, each response with the prompt before it."""
 
   chosen: list[int]
   rejected: list[int]
-  margin: float = 0.0
+  margin: float = 0.0  # By how much the chosen one is to be rewarded more.
 
 
 def pack_pairs(
@@ -61,13 +55,7 @@ def pack_pairs(
 
 
 def of_pairs(packed: Float[np.ndarray, "B T"], batch: TrainBatch, layout: packing.Layout) -> Float[np.ndarray, " N"]:
-  """A packed array's values at the counted token of each pair, in the order of the pairs.
-
-  Args:
-    packed: in the rows of the batch.
-    batch: in host memory.
-    layout: of the batch.
-  """
+  """A packed array's values at the counted token of each pair, in the order of the pairs. All is in host memory."""
   places = zip(layout.rows, layout.slots, strict=True)
   return np.array([packed[row, slots][batch.mask[row, slots] > 0][0] for row, slots in places], np.float32)
 

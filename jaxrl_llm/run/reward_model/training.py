@@ -33,7 +33,7 @@ from jaxrl_llm.tasks.files.storage import Row
 from jaxrl_llm.tasks.pipeline import example_iterator
 from jaxrl_llm.tasks.preference_pairs import Pairs, encode_pair
 from jaxrl_llm.text_types import Tokenizer
-from jaxrl_llm.types import TrainState
+from jaxrl_llm.types import TrainBatch, TrainState
 from jaxrl_llm.workdir import checkpoint
 from jaxrl_llm.workdir.metrics import MetricWriter
 from jaxrl_llm.workdir.record import Record
@@ -84,7 +84,7 @@ def start(config: ConfigDict, workdir: Path, *, command: str = "", log: Callable
     config: checked, see `reward_model.check`.
     workdir: exists; metrics, checkpoints, summary, report and the model go there.
     command: what the user typed, for the summary.
-    log: takes every line that a person watching sees.
+    log: takes every line of the screen.
 
   Raises:
     ValueError: pairs that cannot be used, a damaged checkpoint, or a mesh that the devices or the model do not fit.
@@ -152,7 +152,7 @@ def learn(run: Run) -> None:
     end_step(run, saves=last or (step + 1) % config.checkpoint.every == 0, last=last)
 
 
-def packed(run: Run, rows: Sequence[Row]):
+def packed(run: Run, rows: Sequence[Row]) -> tuple[TrainBatch, packing.Layout]:
   """Pairs as a batch in host memory, and its layout."""
   learner = run.config.learner
   margin = lambda row: float(row["margin"]) if row["margin"] else run.config.objective.margin
@@ -185,10 +185,8 @@ def evaluate(run: Run, step: int) -> float:
   metrics = {"eval/accuracy": accuracy.mean, "eval/accuracy_low": accuracy.low, "eval/accuracy_high": accuracy.high}
   metrics |= {"eval/margin/mean": float(found.mean()), "eval/loss": float(np.mean(np.logaddexp(0, -found))), "eval/num_pairs": len(rows)}
   run.writer.write(step, "eval", metrics | run.phases.end())
-  interval = f"{accuracy.low:.1%} to {accuracy.high:.1%}"
-  run.progress.note(
-    f"eval at step {step:,} | accuracy on {len(rows)} held-out pairs {accuracy.mean:.1%} ({interval}) | margin {found.mean():.2f}"
-  )
+  held_out = f"{len(rows)} held-out pairs {accuracy.mean:.1%} ({accuracy.low:.1%} to {accuracy.high:.1%})"
+  run.progress.note(f"eval at step {step:,} | accuracy on {held_out} | margin {found.mean():.2f}")
   return accuracy.mean
 
 
@@ -212,14 +210,7 @@ def in_words(pairs: Pairs) -> str:
 
 
 def describe(config: ConfigDict) -> str:
-  """Mesh, model and pairs, for `--dry_run`; allocates nothing.
-
-  Args:
-    config: checked.
-
-  Raises:
-    ValueError: as `start`.
-  """
+  """Mesh, model and pairs, for `--dry_run`; allocates nothing. Raises as `start` does."""
   mesh = mesh_lib.make_meshes(**config.mesh)[0]
   programs, pairs = make_programs(config, mesh, shape_of(config)), load_pairs(config)
   return "\n".join([
