@@ -1,18 +1,19 @@
 """What a policy is trained on: problems, how they are written as tokens, and demonstrations. NumPy and text; no JAX."""
 
-import functools
 import inspect
 import os
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from functools import partial
+from types import ModuleType
 from typing import Any
 
 from jaxrl_llm.messages import Problem, did_you_mean, problem_of, shown
 from jaxrl_llm.pretrained.byte_tokenizer import ByteTokenizer
 from jaxrl_llm.tasks import mixture, prompt_template
 from jaxrl_llm.tasks.files import storage
-from jaxrl_llm.tasks.files.storage import Row
-from jaxrl_llm.tasks.problem_set import Setup
-from jaxrl_llm.tasks.sets import arithmetic, code, gym, packaged, products, published, word_problems
+from jaxrl_llm.tasks.files.storage import GeneratedProblems, Row
+from jaxrl_llm.tasks.problem_set import Entry, Setup
+from jaxrl_llm.tasks.sets import arithmetic, gym, packaged, products, published, word_problems
 from jaxrl_llm.tasks.sets.own_files import check_file, file_task
 from jaxrl_llm.tasks.task import Task
 from jaxrl_llm.text_types import Tokenizer
@@ -20,53 +21,39 @@ from jaxrl_llm.text_types import Tokenizer
 __all__ = ["TASKS", "Row", "Task", "make", "names", "problems"]
 
 
-def arithmetic_task(*, levels: Collection[int] | None, data_dir: str | os.PathLike | None, tokenizer: Tokenizer | None) -> Task:
-  """Multi-step arithmetic; see `make`."""
-  return Task(
-    name="arithmetic",
-    tokenizer=tokenizer or ByteTokenizer(),
-    rewards=("final_answer",),
-    step_rewards=arithmetic.step_rewards if tokenizer is None else None,  # They read the ids as bytes.
-    **_load(arithmetic.Arithmetic, arithmetic.LEVELS, arithmetic.render_prompt, levels=levels, data_dir=data_dir),
-  )
+def generated_task(name: str, module: ModuleType, builder: type[GeneratedProblems], setup: Setup, **judged: Any) -> Task:
+  """A task whose problems are generated, and which needs no settings.
 
+  Args:
+    name: of the task.
+    module: has its `LEVELS` and `render_prompt`.
+    builder: of its dataset.
+    setup: what every task is told.
+    **judged: its rewards, as in `Task`.
 
-def gsm_symbolic_task(*, levels: Collection[int] | None, data_dir: str | os.PathLike | None, tokenizer: Tokenizer | None) -> Task:
-  """Grade-school word problems; see `make`."""
-  return Task(
-    name="gsm_symbolic",
-    tokenizer=tokenizer or ByteTokenizer(),
-    rewards=("final_number",),
-    form_reward="answer_form",
-    **_load(word_problems.GsmSymbolic, word_problems.LEVELS, word_problems.render_prompt, levels=levels, data_dir=data_dir),
-  )
-
-
-def products_task(*, levels: Collection[int] | None, data_dir: str | os.PathLike | None, tokenizer: Tokenizer | None) -> Task:
-  """Products, for a policy with a calculator; see `make`."""
-  return Task(
-    name="products",
-    tokenizer=tokenizer or ByteTokenizer(),
-    rewards=("final_answer",),
-    **_load(products.Products, products.LEVELS, products.render_prompt, levels=levels, data_dir=data_dir),
-  )
-
-
-def _load(builder_class, known_levels, render_prompt, *, levels, data_dir) -> dict[str, list[Row]]:
-  """The splits of a dataset, with prompts, at some of its levels."""
-  levels = known_levels if levels is None else tuple(levels)
-  if not levels or not set(levels) <= set(known_levels):
-    raise ValueError(f"task.levels: found {levels}, expected one or more of {known_levels}")
-  return {
-    split: [row | {"prompt": render_prompt(row["question"])} for row in rows if row["level"] in levels]
-    for split, rows in storage.load_splits(builder_class, data_dir=data_dir).items()
+  Raises:
+    ValueError: levels that it does not have, or a dataset that cannot be built or read. One line.
+  """
+  levels = module.LEVELS if setup.levels is None else tuple(setup.levels)
+  if not levels or not set(levels) <= set(module.LEVELS):
+    raise ValueError(f"task.levels: found {levels}, expected one or more of {module.LEVELS}")
+  splits = {
+    split: [row | {"prompt": module.render_prompt(row["question"])} for row in rows if row["level"] in levels]
+    for split, rows in storage.load_splits(builder, data_dir=setup.data_dir).items()
   }
+  if setup.tokenizer is not None:
+    judged["step_rewards"] = None  # They read the ids as bytes.
+  return Task(name=name, tokenizer=setup.tokenizer or ByteTokenizer(), **splits, **judged)
 
 
-TASKS: dict[str, Callable[..., Task]] = {
-  "arithmetic": arithmetic_task,
-  "gsm_symbolic": gsm_symbolic_task,
-  "products": products_task,
+_ARITHMETIC = {"rewards": ("final_answer",), "step_rewards": arithmetic.step_rewards}
+_GSM_SYMBOLIC = {"rewards": ("final_number",), "form_reward": "answer_form"}
+_PRODUCTS = {"rewards": ("final_answer",)}
+
+TASKS = {
+  "arithmetic": Entry(partial(generated_task, "arithmetic", arithmetic, arithmetic.Arithmetic, **_ARITHMETIC)),
+  "gsm_symbolic": Entry(partial(generated_task, "gsm_symbolic", word_problems, word_problems.GsmSymbolic, **_GSM_SYMBOLIC)),
+  "products": Entry(partial(generated_task, "products", products, products.Products, **_PRODUCTS)),
 }
 """Tasks that are generated, and need no settings."""
 
@@ -90,20 +77,32 @@ def mixture_task(setup: Setup, *, parts: Sequence[str] = (), source: str | os.Pa
     raise ValueError(f"task.levels: found {tuple(setup.levels)} for a mixture, whose parts have levels of their own; expected None")
   made = []
   for name in weights:
-    if name in ("file", "mixture"):
-      raise ValueError(f"task.parts: found {name!r}, expected tasks that need no settings of their own")
-    settings = {"source": os.path.join(source, name)} if source is not None and name in published.SETS else {}
+    settings = {"source": os.path.join(source, name)} if source is not None and "source" in _settings(_entry(name)) else {}
     made.append(make(name, **setup._asdict(), **settings))
   return mixture.mix(made, list(weights.values()))
 
 
-SETS: dict[str, Callable[..., Task]] = {
-  "file": file_task,
+def check_parts(parts: Sequence[str] = (), **others: object) -> None:
+  """Refuses parts of a mixture that cannot be mixed; its other settings are not looked at.
+
+  Raises:
+    ValueError: one line.
+  """
+  del others
+  for name in mixture.parse_parts(parts):
+    if name in SETS and SETS[name].needs_settings:
+      raise ValueError(f"task.parts: found {name!r}, expected tasks that need no settings of their own")
+    for problem in problems(name, {}):
+      raise ValueError(problem)
+
+
+SETS = {
+  "file": Entry(file_task, check_file, needs_settings=True),
   **published.SETS,
   **packaged.SETS,
-  "mixture": mixture_task,
+  "mixture": Entry(mixture_task, check_parts, needs_settings=True),
 }
-"""Tasks made of files or by packages: `(setup, **settings) -> task`."""
+"""Tasks made of files or by packages."""
 
 
 def names() -> tuple[str, ...]:
@@ -130,7 +129,8 @@ def problems(name: str, settings: Mapping[str, Any]) -> Iterator[Problem | str]:
   elif name not in names():
     yield Problem("task.name", repr(name), f"one of {', '.join(names())}, gym:NAME{did_you_mean(name, names())}")
     return
-  known = () if name in TASKS else tuple(inspect.signature(_loader(name)).parameters)[1:]
+  entry = _entry(name)
+  known = _settings(entry)
   for setting in settings:
     if setting not in known:
       takes = f"takes {', '.join(known)}" if known else "takes no settings of its own"
@@ -138,26 +138,20 @@ def problems(name: str, settings: Mapping[str, Any]) -> Iterator[Problem | str]:
       yield Problem(f"task.{setting}", shown(settings[setting]), f"None, {why}")
       return
   try:
-    _check(name, settings)
+    entry.check(**settings)
+    if (template := settings.get("prompt_template")) is not None:
+      prompt_template.fields(template)
   except (ImportError, ValueError) as error:
     yield problem_of(error)
 
 
-def _check(name: str, settings: Mapping[str, Any]) -> None:
-  """Refuses settings that cannot work, as far as nothing has to be read for it."""
-  if name == "file":
-    check_file(**{setting: value for setting, value in settings.items() if setting != "reward"})
-    return
-  if (template := settings.get("prompt_template")) is not None:
-    prompt_template.fields(template)
-  if name == "livecodebench":
-    code.within(settings.get("after"), settings.get("before"))
-  elif name == "mixture":
-    for part in mixture.parse_parts(settings.get("parts", ())):
-      for problem in problems(part, {}) if part not in ("file", "mixture") else ():
-        raise ValueError(problem)
-  elif name.startswith(gym.PREFIX):
-    gym.read_settings(gym.check_name(name), settings.get("config"))
+def _entry(name: str) -> Entry:
+  return gym.entry(name) if name.startswith(gym.PREFIX) else (TASKS | SETS)[name]
+
+
+def _settings(entry: Entry) -> list[str]:
+  parameters = inspect.signature(entry.load).parameters.values()
+  return [parameter.name for parameter in parameters if parameter.kind is parameter.KEYWORD_ONLY]
 
 
 def make(
@@ -207,11 +201,4 @@ def make(
     task = make(name, levels=levels, max_tokens=max_tokens, **setup, **settings)
     other = make(test_name, **setup, **({} if test_source is None else {"source": test_source}))
     return mixture.with_test(task, other)
-  if name in TASKS:
-    return TASKS[name](levels=levels, data_dir=data_dir, tokenizer=tokenizer)
-  setup = Setup(levels, data_dir, tokenizer, bad_rows, max_prompt_tokens, max_tokens)
-  return _loader(name)(setup, **settings)
-
-
-def _loader(name: str) -> Callable[..., Task]:
-  return functools.partial(gym.gym_task, name) if name.startswith(gym.PREFIX) else SETS[name]
+  return _entry(name).load(Setup(levels, data_dir, tokenizer, bad_rows, max_prompt_tokens, max_tokens), **settings)

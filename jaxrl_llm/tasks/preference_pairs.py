@@ -4,23 +4,24 @@ A row has `prompt` (what the user says), `conversation` (JSON of all messages be
 else ""), `chosen`, `rejected` and `margin` (a number as text, or "").
 """
 
+import functools
 import hashlib
 import itertools
 import json
 import math
 import os
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from typing import NamedTuple
+import pathlib
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any, NamedTuple
 
-from jaxrl_llm.messages import Problem
 from jaxrl_llm.pretrained.chat_template import render
 from jaxrl_llm.tasks.files import report as report_lib
 from jaxrl_llm.tasks.files import tables, text_files
-from jaxrl_llm.tasks.files.columns import Columns, Unusable, check, check_columns, short, text
+from jaxrl_llm.tasks.files.columns import Columns, Unusable, problems, read, short, text
 from jaxrl_llm.tasks.files.report import Report, Tally
 from jaxrl_llm.tasks.files.storage import Row
 from jaxrl_llm.tasks.files.tables import StoredRows
-from jaxrl_llm.tasks.files.text_files import Fault, Record
+from jaxrl_llm.tasks.files.text_files import Record
 from jaxrl_llm.tasks.problem_set import held_out
 from jaxrl_llm.tasks.sets import arithmetic
 from jaxrl_llm.text_types import Tokenizer
@@ -125,24 +126,19 @@ def from_files(
   Raises:
     ValueError: files, columns or rows that cannot be used. One line.
   """
-  check_files(path=path, test_path=test_path, test_fraction=test_fraction)
-  # Test pairs are read first: one that is in both files stays held out.
-  files = {split: text_files.check(file) for split, file in (("test", test_path), ("train", path)) if file is not None}
-  seen: set[bytes] = set()
+  files = check_files(path=path, test_path=test_path, test_fraction=test_fraction)
   as_columns = Columns(columns.chosen, columns.rejected, others=tuple(x for x in (columns.prompt, columns.margin) if x is not None))
-
-  def reading(file: os.PathLike):
-    def generate(tally: Tally) -> Iterator[Row]:
-      check_columns(text_files.read(file), as_columns, str(file))
-      yield from _usable(text_files.read(file, columns=as_columns.named()), columns, tally, seen)
-
-    return generate
-
+  convert, seen = functools.partial(row_of, columns=columns), set()
+  identity = lambda row: {"duplicate pair": tuple(row[x] for x in COLUMNS[:4])}
+  generators = {
+    split: lambda tally, file=file: problems(read(file, as_columns), convert, tally, seen=seen, identity=identity)
+    for split, file in files.items()
+  }
   settings = ["pairs", columns, list(files), [os.path.splitext(file)[1] for file in files.values()]]
   sources, found = tables.open_table(
     "preferences",
     tables.key_of(list(files.values()), settings),
-    {split: reading(file) for split, file in files.items()},
+    generators,
     columns=COLUMNS,
     data_dir=data_dir,
     bad_rows=bad_rows,
@@ -150,19 +146,9 @@ def from_files(
   return _fitting(sources, found, tokenizer, max_tokens=max_tokens, fraction=test_fraction or 0.1, bad_rows=bad_rows)
 
 
-def check_files(*, path: str | os.PathLike | None, test_path: str | os.PathLike | None, test_fraction: float | None) -> None:
-  """Refuses files that are not there, and settings that do not go together; reads nothing.
-
-  Raises:
-    ValueError: one line.
-  """
-  if path is None:
-    raise ValueError(Problem("task.path", "None", "a file of pairs, such as pairs.jsonl with prompt, chosen and rejected on each line"))
-  text_files.check(path)
-  if test_path is not None:
-    text_files.check(test_path)
-    if test_fraction is not None:
-      raise ValueError(Problem("task.test_fraction", f"{test_fraction} with test pairs of their own in task.test_path; set one of the two"))
+def check_files(**settings: Any) -> dict[str, pathlib.Path]:
+  """Refuses files of pairs that are not there, and settings that do not go together; see `text_files.check_splits`."""
+  return text_files.check_splits(**settings, rows="pairs", example="pairs.jsonl with prompt, chosen and rejected on each line")
 
 
 def row_of(record: Record, columns: PairColumns) -> Row:
@@ -197,6 +183,8 @@ def row_of(record: Record, columns: PairColumns) -> Row:
     raise Unusable(f"{columns.margin} is no number", short(margin))
   if before[-1]["role"] != "user":
     raise Unusable("prompt does not end with the user", short(json.dumps(before, ensure_ascii=False)))
+  if not before[-1]["content"].strip():
+    raise Unusable("prompt is empty")
   conversation = "" if len(before) == 1 else json.dumps(before, ensure_ascii=False)
   return {"prompt": before[-1]["content"], "conversation": conversation, "chosen": chosen, "rejected": rejected, "margin": margin}
 
@@ -226,26 +214,6 @@ def encode_pair(row: Row, tokenizer: Tokenizer) -> tuple[list[int], list[int]]:
     except ValueError as error:
       raise Unusable("messages that the chat template refuses", short(str(error))) from error
   return tuple([*prompt, *tokenizer.encode(row[name]), tokenizer.eos_id] for name in ("chosen", "rejected"))
-
-
-def _usable(records: Iterator[tuple[str, Record | Fault]], columns: PairColumns, tally: Tally, seen: set[bytes]) -> Iterator[Row]:
-  """Rows of the records that are pairs, each once; the tally has the others."""
-  for place, record in records:
-    if isinstance(record, Fault):
-      tally.bad(record.reason, place, record.detail)
-      continue
-    try:
-      row = {**row_of(record, columns), "place": os.path.basename(place)}
-      check({"question": row["prompt"], **row})
-    except Unusable as error:
-      tally.bad(error.reason.replace("empty question", "prompt is empty"), place, error.detail)
-      continue
-    digest = hashlib.blake2b(json.dumps([row[x] for x in COLUMNS[:4]]).encode(), digest_size=12).digest()
-    if digest in seen:
-      tally.bad("duplicate pair", place, short(row["prompt"]))
-      continue
-    seen.add(digest)
-    yield row
 
 
 def _fitting(

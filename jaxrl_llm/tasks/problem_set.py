@@ -3,16 +3,18 @@
 import hashlib
 import os
 import re
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from jaxrl_llm.pretrained.byte_tokenizer import ByteTokenizer
 from jaxrl_llm.tasks import prompt_template
-from jaxrl_llm.tasks.files import report
-from jaxrl_llm.tasks.files.columns import short
+from jaxrl_llm.tasks.files import columns as columns_lib
+from jaxrl_llm.tasks.files import report, tables
+from jaxrl_llm.tasks.files.columns import Convert, short
 from jaxrl_llm.tasks.files.report import OTHER_DATE, OTHER_LEVEL, Report, Tally
 from jaxrl_llm.tasks.files.storage import Row
 from jaxrl_llm.tasks.files.tables import INDEX, StoredRows
+from jaxrl_llm.tasks.files.text_files import Fault, Record
 from jaxrl_llm.tasks.task import Task
 from jaxrl_llm.text_types import RewardFn, Tokenizer
 
@@ -24,6 +26,10 @@ ANSWERS = {
   "choice": ("letter", re.compile(r"[(\[]?[A-Za-z][)\].:]{0,2}|[0-9]").fullmatch),
 }
 """What a reward can compare a response with, for those that cannot take any text."""
+
+
+COLUMNS = ("question", "answer", "level", "response", "id", "place")
+"""What a stored row has whatever its file."""
 
 
 class Setup(NamedTuple):
@@ -63,6 +69,25 @@ class Style(NamedTuple):
   verifiers: Mapping[str, RewardFn] = {}
   test_fraction: float = 0.1
 
+  def with_settings(self, prompt_template: str | None = None, reward: str | Sequence[str] | None = None) -> "Style":
+    """The style with a user's own template and names of rewards, where they are set."""
+    rewards = self.rewards if reward is None else (reward,) if isinstance(reward, str) else tuple(reward)
+    return self._replace(template=prompt_template or self.template, rewards=rewards)
+
+
+class Entry(NamedTuple):
+  """A task that is made by its name.
+
+  Attributes:
+    load: `(setup, **settings) -> task`; its named keyword arguments are the settings that the task has.
+    check: `(**settings)`; refuses those that cannot work, as far as nothing has to be read for it.
+    needs_settings: whether it cannot do without, and so cannot be a part of a mixture.
+  """
+
+  load: Callable[..., Task]
+  check: Callable[..., object] = lambda **settings: None
+  needs_settings: bool = False
+
 
 def held_out(question: str) -> float:
   """A number in [0, 1) by the text alone: problems below the test fraction are held out, whatever else the file holds."""
@@ -71,30 +96,37 @@ def held_out(question: str) -> float:
 
 def make_task(
   name: str,
-  sources: Mapping[str, Sequence],
-  found: Report,
+  records: Mapping[str, Callable[[], Iterable[tuple[str, Record | Fault]]]],
+  convert: Convert,
   *,
+  key: str,
   style: Style,
   setup: Setup,
+  columns: Sequence[str] = (),
   choose: Callable[[Row], bool] | None = None,
+  bad_rows: str | None = None,
 ) -> Task:
-  """A task of stored rows.
+  """A task of records, which are checked and written once, and then read from disk.
 
   Args:
     name: of the task.
-    sources: data sources by split: "train", "test" or both.
-    found: the report of the reading.
+    records: by split, "test", "train" or both; a problem of both stays in the first.
+    convert: a record to a row.
+    key: see `tables.key_of`.
     style: prompts and rewards.
     setup: what to keep.
+    columns: of the rows, besides `COLUMNS`.
     choose: which rows to take; None takes all.
-
-  Returns:
-    The task. Rows stay on disk.
+    bad_rows: policy for records that are no problems; None is that of `setup`.
 
   Raises:
-    ValueError: a template with unknown columns, levels that no problem has, a problem that does not fit under the policy "error", or a
-      split that would be empty. One line.
+    ValueError: records that cannot be used, a template with unknown columns, levels that no problem has, a problem that does not fit
+      under the policy "error", or a split that would be empty. One line.
   """
+  seen: set[bytes] = set()
+  generators = {split: lambda tally, read=read: columns_lib.problems(read(), convert, tally, seen=seen) for split, read in records.items()}
+  title, bad_rows = name.replace(":", "_"), bad_rows or setup.bad_rows
+  sources, found = tables.open_table(title, key, generators, columns=(*COLUMNS, *columns), data_dir=setup.data_dir, bad_rows=bad_rows)
   tokenizer = setup.tokenizer or ByteTokenizer()
   first = next(iter(StoredRows(next(iter(sources.values())))))
   prompt_template.check(style.template, [column for column in first if column not in ("place", INDEX)])
@@ -114,9 +146,7 @@ def make_task(
   if setup.levels is not None and not set(setup.levels) & levels:
     known = ", ".join(map(str, sorted(levels)[:12])) + ("" if len(levels) <= 12 else f", ... {max(levels)}")
     raise ValueError(f"task.levels: found {tuple(setup.levels)}, but the problems of task {name} have {known}; None keeps all")
-  found = found._replace(kept=sum(map(len, kept.values())))
-  dropped = Report(0, 0, tally.dropped, tally.first)
-  found = report.merge([found, dropped])
+  found = report.merge([found._replace(kept=sum(map(len, kept.values()))), Report(0, 0, tally.dropped, tally.first)])
   for split, some in kept.items():
     if not some:
       raise ValueError(f"task {name}, {split}: found no problem that can be used ({report.in_words(found)})")

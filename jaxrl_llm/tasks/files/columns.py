@@ -6,10 +6,11 @@ import json
 import math
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import NamedTuple
 
 from jaxrl_llm.messages import did_you_mean
+from jaxrl_llm.tasks.files import text_files
 from jaxrl_llm.tasks.files.report import Tally
 from jaxrl_llm.tasks.files.storage import Row
 from jaxrl_llm.tasks.files.text_files import Fault, Record
@@ -60,39 +61,45 @@ Convert = Callable[[Record], Row]
 """A record to a row with at least `question`, `answer`, `level`, `response` and `id` ("" where it has none); raises `Unusable`."""
 
 
-def problems(records: Iterable[tuple[str, Record | Fault]], convert: Convert, tally: Tally, *, seen: set[bytes]) -> Iterator[Row]:
+def _identity(row: Row) -> dict[str, tuple[str, ...]]:
+  keys = {"duplicate question": (row["question"],)}
+  return keys | {"duplicate id": (row["id"],)} if row["id"] else keys
+
+
+def problems(
+  records: Iterable[tuple[str, Record | Fault]],
+  convert: Convert,
+  tally: Tally,
+  *,
+  seen: set[bytes],
+  identity: Callable[[Row], Mapping[str, tuple[str, ...]]] = _identity,
+) -> Iterator[Row]:
   """Rows of those records that are problems, each with its `place`; the tally has the others.
 
   Args:
     records: with their places.
     convert: makes a row of a record.
     tally: counts what is dropped, or refuses it.
-    seen: digests of questions and ids that came before, so that each is kept once; grows.
-
-  Yields:
-    Rows.
+    seen: digests of what came before, so that each row is kept once; grows.
+    identity: texts that no two rows may share, by the reason for leaving out the second one.
 
   Raises:
     ValueError: a bad row, where the tally refuses those.
   """
   for place, record in records:
-    if isinstance(record, Fault):
-      tally.bad(record.reason, place, record.detail)
-      continue
     try:
+      if isinstance(record, Fault):
+        raise Unusable(*record)
       row = {**convert(record), "place": os.path.basename(place)}
       check(row)
+      keys = identity(row)
+      digests = {hashlib.blake2b(json.dumps([reason, key]).encode(), digest_size=12).digest(): reason for reason, key in keys.items()}
+      if repeated := [reason for digest, reason in digests.items() if digest in seen]:
+        raise Unusable(repeated[-1], row.get("id") or short(next(iter(keys.values()))[0]))
     except Unusable as error:
       tally.bad(error.reason, place, error.detail)
       continue
-    digests = {"duplicate question": ("question", row["question"])}
-    if row["id"]:
-      digests["duplicate id"] = ("id", row["id"])
-    digests = {reason: hashlib.blake2b("\0".join(key).encode(), digest_size=12).digest() for reason, key in digests.items()}
-    if repeated := [reason for reason, digest in digests.items() if digest in seen]:
-      tally.bad(repeated[-1], place, row["id"] or short(row["question"]))
-      continue
-    seen.update(digests.values())
+    seen.update(digests)
     yield row
 
 
@@ -112,7 +119,7 @@ def check(row: Row) -> None:
       raise Unusable(f"{name} is no text", type(value).__name__)
     elif abs(value) > _LARGEST:
       raise Unusable("level out of range", short(str(value)))
-  if not row["question"].strip():
+  if "question" in row and not row["question"].strip():
     raise Unusable("empty question")
 
 
@@ -135,6 +142,12 @@ def check_columns(records: Iterable[tuple[str, Record | Fault]], columns: Column
     if names and name not in names:
       there = ", ".join(map(_plain, list(names)[:12]))
       raise ValueError(f"{path}: found no column {name!r}, but {there}{did_you_mean(name, names)}")
+
+
+def read(path: os.PathLike, columns: Columns) -> Iterator[tuple[str, Record | Fault]]:
+  """Records of a file; it is refused first if `check_columns` says so."""
+  check_columns(text_files.read(path), columns, str(path))
+  yield from text_files.read(path, columns=columns.named())
 
 
 def mapping(columns: Columns) -> Convert:

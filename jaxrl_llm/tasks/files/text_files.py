@@ -17,7 +17,7 @@ import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
-from jaxrl_llm.messages import did_you_mean, one_line
+from jaxrl_llm.messages import Problem, did_you_mean, one_line
 
 MAX_RECORD_BYTES = 64 * 2**20  # A longer record is a fault: a file without line ends would else be read whole.
 _CHUNK = 2**16
@@ -101,6 +101,35 @@ def check(path: str | os.PathLike) -> pathlib.Path:
   if path.stat().st_size == 0:
     raise ValueError(f"{path}: found an empty file, expected problems; copy or download it again")
   return path
+
+
+def check_splits(
+  path: str | os.PathLike | None, test_path: str | os.PathLike | None, test_fraction: float | None, *, rows: str, example: str
+) -> dict[str, pathlib.Path]:
+  """Refuses files of one's own that are not there, and settings that do not go together; opens none.
+
+  Args:
+    path: `task.path`.
+    test_path: `task.test_path`.
+    test_fraction: `task.test_fraction`.
+    rows: what is in the files, for messages.
+    example: of a file.
+
+  Returns:
+    Files by split, test first: whoever reads them in this order keeps a row that is in both held out.
+
+  Raises:
+    ValueError: one line.
+  """
+  if path is None:
+    raise ValueError(Problem("task.path", "None", f"a file of {rows}, such as {example}"))
+  files = {"train": check(path)}
+  if test_path is None:
+    return files
+  files = {"test": check(test_path)} | files
+  if test_fraction is not None:
+    raise ValueError(Problem("task.test_fraction", f"{test_fraction} with test {rows} of their own in task.test_path; set one of the two"))
+  return files
 
 
 def _suffix(path: pathlib.Path) -> str:

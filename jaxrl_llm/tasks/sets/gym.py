@@ -12,12 +12,9 @@ from importlib import metadata
 from typing import Any
 
 from jaxrl_llm.messages import Problem, did_you_mean, one_line
-from jaxrl_llm.tasks.files import columns as columns_lib
 from jaxrl_llm.tasks.files import tables
-from jaxrl_llm.tasks.files.report import Tally
 from jaxrl_llm.tasks.files.storage import Row
-from jaxrl_llm.tasks.problem_set import Setup, Style, make_task
-from jaxrl_llm.tasks.sets.own_files import COLUMNS
+from jaxrl_llm.tasks.problem_set import Entry, Setup, Style, make_task
 from jaxrl_llm.tasks.task import Task
 
 PREFIX = "gym:"
@@ -51,37 +48,35 @@ def gym_task(
     prompt_template: the prompt.
     reward: name or names of reward functions; the first is the verifier.
 
-  Returns:
-    The task.
-
   Raises:
     ImportError: without the package reasoning-gym.
     ValueError: no such task, level or setting. One line.
   """
   name = check_name(name)
   settings = read_settings(name, config)
-  rewards = (reward,) if isinstance(reward, str) else tuple(reward)
-  if "gym" in rewards and name in UNJUDGED:
+  style = Style(prompt_template, (), test_fraction=test_fraction).with_settings(reward=reward)
+  if "gym" in style.rewards and name in UNJUDGED:
     raise ValueError(f"task.name: the verifier of {PREFIX}{name} takes wrong answers for right; set task.reward, such as to exact_match")
   levels = sorted(set(setup.levels)) if setup.levels is not None else None
   if not isinstance(size, int) or size < 2:
     raise ValueError(f"task.size: found {size!r}, expected a whole number of at least 2")
   for level in levels or ():
     _dataset(name, level, settings, size=1)
-
-  def generate(tally: Tally) -> Iterator[Row]:
-    return columns_lib.problems(_records(name, levels, settings, size=size, seed=seed), _row, tally, seen=set())
-
-  sources, found = tables.open_table(
-    f"gym_{name}",
-    tables.key_of([], [1, metadata.version("reasoning-gym"), name, levels, settings, size, seed]),
-    {"train": generate},
-    columns=(*COLUMNS, "gym", "settings", "entry"),
-    data_dir=setup.data_dir,
+  return make_task(
+    f"{PREFIX}{name}",
+    {"train": functools.partial(_records, name, levels, settings, size=size, seed=seed)},
+    _row,
+    key=tables.key_of([], [1, metadata.version("reasoning-gym"), name, levels, settings, size, seed]),
+    style=style,
+    setup=setup,
+    columns=("gym", "settings", "entry"),
     bad_rows="drop",  # Generated twice is no fault of anybody's.
   )
-  style = Style(prompt_template, rewards, test_fraction=test_fraction)
-  return make_task(f"{PREFIX}{name}", sources, found, style=style, setup=setup)
+
+
+def entry(name: str) -> Entry:
+  """A task of reasoning-gym, by its name with `gym:` in front."""
+  return Entry(functools.partial(gym_task, name), lambda config=None, **_: read_settings(check_name(name), config))
 
 
 def names() -> list[str]:
@@ -159,10 +154,10 @@ def _dataset(name: str, level: int | None, settings: str, *, size: int = 1, seed
     config = curriculum.generate_configuration(settings)
     return gym.factory.DATASETS[name][0](config=config)
   except (AssertionError, TypeError) as error:  # How its configs say that they are not valid.
-    found = f"task.levels: {PREFIX}{name} does not take what its curriculum has at level {level}" if level is not None else (
-      f"task.config: {PREFIX}{name} does not take {settings}"
-    )
-    raise ValueError(f"{found} ({one_line(error, typed=False)})") from error
+    wrong = f"task.config: {PREFIX}{name} does not take {settings}"
+    if level is not None:
+      wrong = f"task.levels: {PREFIX}{name} does not take what its curriculum has at level {level}"
+    raise ValueError(f"{wrong} ({one_line(error, typed=False)})") from error
 
 
 def _records(name: str, levels: Sequence[int] | None, settings: str, *, size: int, seed: int) -> Iterator[tuple[str, Mapping[str, Any]]]:

@@ -3,17 +3,14 @@
 import importlib.util
 import json
 import pathlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
-from jaxrl_llm.tasks.files import columns as columns_lib
 from jaxrl_llm.tasks.files import tables, text_files
 from jaxrl_llm.tasks.files.columns import Unusable, text
-from jaxrl_llm.tasks.files.report import Tally
 from jaxrl_llm.tasks.files.storage import Row
 from jaxrl_llm.tasks.files.text_files import Record
-from jaxrl_llm.tasks.problem_set import Setup, Style, make_task
+from jaxrl_llm.tasks.problem_set import Entry, Setup, Style, make_task
 from jaxrl_llm.tasks.sets import code, maths
-from jaxrl_llm.tasks.sets.own_files import COLUMNS
 from jaxrl_llm.tasks.task import Task
 
 
@@ -24,8 +21,9 @@ def champ(setup: Setup, *, prompt_template: str | None = None, reward: str | Seq
     CHAMP: A competition-level dataset for fine-grained analyses of LLMs' mathematical reasoning capabilities, arXiv:2401.06961, 2024.
   """
   path = package_file("champ", "champ-dataset", "champ_dataset", "dataset_files/v0.json")
-  style = Style(prompt_template or maths.BOXED, ("maths",))
-  return _task("champ", path, _champ_records, _champ, setup, style, reward, columns=("subject",))
+  style = Style(maths.BOXED, ("maths",)).with_settings(prompt_template, reward)
+  records = {"test": lambda: _champ_records(path)}
+  return make_task("champ", records, _champ, key=tables.key_of([path], [1]), style=style, setup=setup, columns=("subject",))
 
 
 def human_eval(setup: Setup, *, prompt_template: str | None = None, reward: str | Sequence[str] | None = None) -> Task:
@@ -35,8 +33,9 @@ def human_eval(setup: Setup, *, prompt_template: str | None = None, reward: str 
     Evaluating large language models trained on code, arXiv:2107.03374, 2021.
   """
   path = package_file("human_eval", "human-eval", "human_eval", "data/HumanEval.jsonl.gz")
-  style = Style(prompt_template or code.TEMPLATE, ("code_tests",))
-  return _task("human_eval", path, text_files.read, code.human_eval, setup, style, reward, columns=code.COLUMNS)
+  style = Style(code.TEMPLATE, ("code_tests",)).with_settings(prompt_template, reward)
+  records = {"test": lambda: text_files.read(path)}
+  return make_task("human_eval", records, code.human_eval, key=tables.key_of([path], [1]), style=style, setup=setup, columns=code.COLUMNS)
 
 
 def package_file(task: str, package: str, module: str, path: str) -> pathlib.Path:
@@ -78,27 +77,4 @@ def _champ(record: Record) -> Row:
   }
 
 
-def _task(
-  name: str,
-  path: pathlib.Path,
-  read: Callable,
-  convert: columns_lib.Convert,
-  setup: Setup,
-  style: Style,
-  reward: str | Sequence[str] | None,
-  *,
-  columns: tuple[str, ...],
-) -> Task:
-  def generate(tally: Tally) -> Iterator[Row]:
-    return columns_lib.problems(read(path), convert, tally, seen=set())
-
-  sources, found = tables.open_table(
-    name, tables.key_of([path], [1]), {"test": generate}, columns=(*COLUMNS, *columns), data_dir=setup.data_dir, bad_rows=setup.bad_rows
-  )
-  if reward is not None:
-    style = style._replace(rewards=(reward,) if isinstance(reward, str) else tuple(reward))
-  return make_task(name, sources, found, style=style, setup=setup)
-
-
-SETS: dict[str, Callable[..., Task]] = {"champ": champ, "human_eval": human_eval}
-"""`(setup, **settings) -> task`."""
+SETS = {"champ": Entry(champ), "human_eval": Entry(human_eval)}
