@@ -9,7 +9,7 @@ from typing import NamedTuple
 from jaxrl_llm.pretrained.byte_tokenizer import ByteTokenizer
 from jaxrl_llm.tasks import prompt_template
 from jaxrl_llm.tasks.files import columns as columns_lib
-from jaxrl_llm.tasks.files import report, tables
+from jaxrl_llm.tasks.files import report, storage, tables
 from jaxrl_llm.tasks.files.columns import Convert, short
 from jaxrl_llm.tasks.files.report import OTHER_DATE, OTHER_LEVEL, Report, Tally
 from jaxrl_llm.tasks.files.storage import Row
@@ -91,7 +91,7 @@ class Entry(NamedTuple):
 
 def held_out(question: str) -> float:
   """A number in [0, 1) by the text alone: problems below the test fraction are held out, whatever else the file holds."""
-  return int.from_bytes(hashlib.sha256(f"split/{question}".encode()).digest()[:6], "big") / 2**48
+  return storage.uniform("split", question)
 
 
 def make_task(

@@ -1,14 +1,16 @@
 """Datasets on disk: built once, by whichever process comes first, and checked whenever they are opened. No TensorFlow."""
 
 import contextlib
+import functools
+import hashlib
 import io
 import os
 import pathlib
 import shutil
 import sys
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, TypeVar
 
 import numpy as np
 import tensorflow_datasets as tfds
@@ -18,29 +20,61 @@ from array_record.python import array_record_module
 from jaxrl_llm.messages import one_line
 
 Row = dict[str, str | int]
+T = TypeVar("T")
 
 _DEFAULT_DATA_DIR = "~/.cache/jaxrl_llm/data"
 FORMAT = "array_record"  # Random access, which grain needs; and readable without TensorFlow.
+_TEST_FRACTION = 0.1
+INDEX = "index"
+"""Column with a row's number in its split, in the order of the files."""
 
 
-class GeneratedProblems(tfds.core.GeneratorBasedBuilder, skip_registration=True):
-  """What generated datasets share: `train` and held-out `test` problems without a response, `demonstrations` of the training problems.
+def uniform(*key: object) -> float:
+  """A number in [0, 1) that depends on `key` alone: a hash is the same in every process, order and Python version; `random` is not."""
+  digest = hashlib.sha256("/".join(map(str, key)).encode()).digest()
+  return int.from_bytes(digest[:6], "big") / 2**48
 
-  A dataset has its `VERSION`, its module's docstring as description, and `_generate_examples(split)`.
-  """
 
-  SPLITS = ("train", "test", "demonstrations")
+def split_of(question: str) -> str:
+  """Which split owns a problem: "test" or "train". Decided by the text alone, so no other choice can leak a test problem into training."""
+  return "test" if uniform("split", question) < _TEST_FRACTION else "train"
+
+
+class StoredDataset(tfds.core.GeneratorBasedBuilder, skip_registration=True):
+  """A dataset of texts, a level and an index; a subclass has its `SPLITS`, `columns`, `VERSION` and `_generate_examples(split)`."""
+
   code_path = None  # No citations or checksums lie beside these files; TFDS's search for them needs a package it does not install.
 
   def _info(self) -> tfds.core.DatasetInfo:
-    text = tfds.features.Text
-    features = {"question": text(), "answer": text(), "level": np.int32, "response": text()}
+    features = {name: np.int64 if name in ("level", INDEX) else tfds.features.Text() for name in self.columns}
     description = sys.modules[type(self).__module__].__doc__
     return tfds.core.DatasetInfo(builder=self, description=description, features=tfds.features.FeaturesDict(features))
 
   def _split_generators(self, dl_manager):
     del dl_manager  # Nothing to download.
     return {split: self._generate_examples(split) for split in self.SPLITS}
+
+
+class GeneratedProblems(StoredDataset, skip_registration=True):
+  """A generated dataset: `train` and held-out `test` problems without a response, and `demonstrations` of the training problems."""
+
+  SPLITS = ("train", "test", "demonstrations")
+  columns = ("question", "answer", "level", "response")
+
+  def _rows(self) -> Iterable[Row]:
+    """All problems, each once."""
+    raise NotImplementedError
+
+  def _demonstrations(self, row: Row) -> dict[str, str]:
+    """Responses to imitate, each under a key that no other example of the split has."""
+    return {row["question"]: row["response"]}
+
+  def _generate_examples(self, split):
+    for row in self._rows():
+      if (split == "test") == (split_of(row["question"]) == "test"):
+        responses = self._demonstrations(row) if split == "demonstrations" else {row["question"]: ""}
+        for key, response in responses.items():
+          yield key, row | {"response": response}
 
 
 def load_splits(builder_class: type[tfds.core.GeneratorBasedBuilder], *, data_dir: str | os.PathLike | None = None) -> dict[str, list[Row]]:
@@ -61,16 +95,14 @@ def load_splits(builder_class: type[tfds.core.GeneratorBasedBuilder], *, data_di
     and not hours into a run.
   """
   root = data_folder(data_dir)
-  folder = root / builder_class.name / str(builder_class.VERSION)
-  if not os.path.exists(folder):
-    build(lambda scratch: builder_class(data_dir=scratch, file_format=FORMAT).download_and_prepare(), root, folder)
-  try:
-    return _read(builder_class, root, folder)
-  except Exception as error:  # Depending on the damage, TFDS and the reader raise nearly anything.
-    raise ValueError(
-      f"{folder}: found a dataset that cannot be used ({one_line(error)}), expected {builder_class.name} {builder_class.VERSION} with "
-      f"splits {', '.join(builder_class.SPLITS)}; delete {folder} and run again"
-    ) from error
+  make = functools.partial(builder_class, file_format=FORMAT)
+  return open_or_build(
+    root / builder_class.name / str(builder_class.VERSION),
+    root,
+    prepare=lambda scratch: make(data_dir=scratch).download_and_prepare(),
+    read=lambda folder: _read(make(data_dir=str(root)), folder),
+    expected=f"{builder_class.name} {builder_class.VERSION} with splits {', '.join(builder_class.SPLITS)}",
+  )
 
 
 def data_folder(data_dir: str | os.PathLike | None) -> pathlib.Path:
@@ -84,17 +116,32 @@ def data_folder(data_dir: str | os.PathLike | None) -> pathlib.Path:
   return pathlib.Path(_DEFAULT_DATA_DIR if data_dir is None else data_dir).expanduser()
 
 
-def build(prepare: Callable[[str], None], root: pathlib.Path, folder: pathlib.Path) -> None:
-  """Builds beside the target and renames: a folder under its final name is always whole, whoever was killed meanwhile.
+def open_or_build(
+  folder: pathlib.Path, root: pathlib.Path, *, prepare: Callable[[str], object], read: Callable[[pathlib.Path], T], expected: str
+) -> T:
+  """Reads a dataset, which is built first where it is absent.
 
   Args:
-    prepare: writes the dataset below the folder it is given, under the same names as below `root`.
-    root: holds datasets.
     folder: the dataset's, somewhere below `root`.
+    root: holds datasets.
+    prepare: writes the dataset below the folder it is given, under the same names as below `root`.
+    read: gives what to return; raises anything where the dataset is damaged.
+    expected: for the message about that.
 
   Raises:
-    ValueError: the folder cannot be written.
+    ValueError: the folder cannot be written, or `read` fails. One line, with the fix.
   """
+  if not os.path.exists(folder):
+    _build(prepare, root, folder)
+  try:
+    return read(folder)
+  except Exception as error:  # Depending on the damage, TFDS and the reader raise nearly anything.
+    found = f"found a dataset that cannot be used ({one_line(error)})"
+    raise ValueError(f"{folder}: {found}, expected {expected}; delete {folder} and run again") from error
+
+
+def _build(prepare: Callable[[str], object], root: pathlib.Path, folder: pathlib.Path) -> None:
+  """Builds beside the target and renames: a folder under its final name is always whole, whoever was killed meanwhile."""
   scratch = None
   try:
     root.mkdir(parents=True, exist_ok=True)
@@ -117,13 +164,13 @@ def build(prepare: Callable[[str], None], root: pathlib.Path, folder: pathlib.Pa
       shutil.rmtree(scratch, ignore_errors=True)
 
 
-def _read(builder_class, root: pathlib.Path, folder: pathlib.Path) -> dict[str, list[Row]]:
+def _read(builder: StoredDataset, folder: pathlib.Path) -> dict[str, list[Row]]:
   if not (folder / "dataset_info.json").is_file():
     raise ValueError("no dataset_info.json")  # TFDS would take it for a dataset without splits.
-  builder = builder_class(data_dir=str(root), file_format=FORMAT)
-  if set(builder.info.splits) != set(builder_class.SPLITS):
+  if set(builder.info.splits) != set(builder.SPLITS):
     raise ValueError(f"splits {', '.join(sorted(builder.info.splits)) or 'none'}")
-  return {split: _read_split(builder, split) for split in builder_class.SPLITS}
+  sources = {split: open_split(builder, split) for split in builder.SPLITS}
+  return {split: list(map(plain, source.__getitems__(range(len(source))))) for split, source in sources.items()}
 
 
 def open_split(builder: tfds.core.GeneratorBasedBuilder, split: str) -> Sequence:
@@ -141,11 +188,6 @@ def open_split(builder: tfds.core.GeneratorBasedBuilder, split: str) -> Sequence
   if stored != info.num_examples:  # TFDS believes dataset_info.json, and reads no further than it says.
     raise ValueError(f"{stored} records in split {split}, where dataset_info.json says {info.num_examples}")
   return builder.as_data_source(split)
-
-
-def _read_split(builder, split: str) -> list[Row]:
-  source = open_split(builder, split)
-  return list(map(plain, source.__getitems__(range(len(source)))))
 
 
 def plain(row: Mapping[str, Any]) -> Row:

@@ -7,27 +7,21 @@ import pathlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-import numpy as np
 import tensorflow_datasets as tfds
 
-from jaxrl_llm.messages import one_line
 from jaxrl_llm.tasks.files import report, storage
 from jaxrl_llm.tasks.files.report import Report, Tally
-from jaxrl_llm.tasks.files.storage import Row
+from jaxrl_llm.tasks.files.storage import INDEX, Row
 
 _VERSION = "1.0.0"  # Raise it with any change to what is stored, or old copies stay in use.
 _REPORT = "problem_report.json"
-INDEX = "index"
-"""Column with a row's number in its split, in the order of the files."""
-
-_NUMBERS = ("level", INDEX)
 _AT_ONCE = 64  # Rows read together: those of programming problems carry megabytes of tests.
 
 Generate = Callable[[Tally], Iterator[Row]]
 """Reads a split's rows, all of the same columns, and tells the tally what it drops; the same rows each time."""
 
 
-class Table(tfds.core.GeneratorBasedBuilder, skip_registration=True):
+class Table(storage.StoredDataset, skip_registration=True):
   """A dataset of rows whose columns are texts, but for the level.
 
   Args:
@@ -38,25 +32,16 @@ class Table(tfds.core.GeneratorBasedBuilder, skip_registration=True):
   """
 
   VERSION = tfds.core.Version(_VERSION)
-  code_path = None  # No citations or checksums lie beside this file; TFDS's search for them needs a package it does not install.
 
   def __init__(self, *, key: str, splits: Mapping[str, Callable | None], columns: Sequence[str], **settings):
     self.name = key  # Not a `BuilderConfig`, which TFDS would warn of as unknown.
-    self._columns, self._splits = columns, splits
+    self.SPLITS, self._generators = tuple(splits), splits
+    self.columns = (*columns, INDEX)
     super().__init__(**settings)
-
-  def _info(self) -> tfds.core.DatasetInfo:
-    features = {name: np.int64 if name in _NUMBERS else tfds.features.Text() for name in (*self._columns, INDEX)}
-    description = "Problems read from files."
-    return tfds.core.DatasetInfo(builder=self, description=description, features=tfds.features.FeaturesDict(features))
-
-  def _split_generators(self, dl_manager):
-    del dl_manager  # Nothing to download.
-    return {split: self._generate_examples(split) for split in self._splits}
 
   def _generate_examples(self, split):
     # Unshuffled, TFDS would hold all rows of a split in memory at the end; shuffled it holds 1 GB at most, and who reads sorts by number.
-    for index, row in enumerate(self._splits[split]()):
+    for index, row in enumerate(self._generators[split]()):
       yield index, row | {INDEX: index}
 
 
@@ -142,19 +127,16 @@ def open_table(
   def make(folder: str | os.PathLike, generators: Mapping[str, Callable | None]) -> Table:
     return Table(key=key, splits=generators, columns=columns, data_dir=os.path.join(folder, title), file_format=storage.FORMAT)
 
-  if not os.path.exists(folder):
-    storage.build(lambda scratch: _prepare(make, scratch, folder.relative_to(root), splits, bad_rows), root, folder)
-  try:
+  def read(folder: pathlib.Path) -> tuple[dict[str, Sequence], Report]:
     found = report.from_json(json.loads((folder / _REPORT).read_text(encoding="utf-8")))
     builder = make(root, dict.fromkeys(splits))
     sources = {split: storage.open_split(builder, split) for split in splits}
     if sum(map(len, sources.values())) != found.kept:
       raise ValueError(f"{sum(map(len, sources.values()))} rows, where {_REPORT} says {found.kept}")
-  except Exception as error:  # Depending on the damage, TFDS and the reader raise nearly anything.
-    raise ValueError(
-      f"{folder}: found a dataset that cannot be used ({one_line(error)}), expected {title} with splits {', '.join(splits)}; "
-      f"delete {folder} and run again"
-    ) from error
+    return sources, found
+
+  prepare = lambda scratch: _prepare(make, scratch, folder.relative_to(root), splits, bad_rows)
+  sources, found = storage.open_or_build(folder, root, prepare=prepare, read=read, expected=f"{title} with splits {', '.join(splits)}")
   report.refuse(found, bad_rows)
   return sources, found
 

@@ -12,7 +12,6 @@ carries on from the wrong value. A model that imitates the teacher perfectly is 
 reinforcement learning has something left to teach.
 """
 
-import hashlib
 import itertools
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -20,13 +19,12 @@ from typing import Any
 
 import tensorflow_datasets as tfds
 
-from jaxrl_llm.tasks.files.storage import GeneratedProblems
+from jaxrl_llm.tasks.files.storage import GeneratedProblems, split_of, uniform  # noqa: F401  Who draws problems splits them too.
 
 LEVELS = (1, 2, 3)
 ERROR_RATE = 1 / 3  # Probability that the teacher gets a step wrong.
 DEMONSTRATIONS_PER_PROBLEM = 4  # Independent ones, so that no single wrong working can be memorised as the answer.
 _PROBLEMS_PER_LEVEL = 4000  # Levels 1 and 2 have 200 and 4000 in all; level 3 has 80000, of which a fixed sample is kept.
-_TEST_FRACTION = 0.1
 
 
 def evaluate(question: str) -> int:
@@ -130,28 +128,17 @@ def problems(level: int) -> Iterator[str]:
   yield from questions
 
 
-def split_of(question: str) -> str:
-  """Which split owns a problem: "test" or "train". Decided by the text alone, so no other choice can leak a test problem into training."""
-  return "test" if uniform("split", question) < _TEST_FRACTION else "train"
-
-
 class Arithmetic(GeneratedProblems):
-  """The dataset: `train` and held-out `test` problems without a response, and `demonstrations` of the training problems."""
+  """The dataset."""
 
   VERSION = tfds.core.Version("1.0.0")  # Raise it with any change to what is generated, or old copies stay in use.
 
-  def _generate_examples(self, split):
-    owner = "train" if split == "demonstrations" else split
-    for level in LEVELS:
-      for question in problems(level):
-        if split_of(question) != owner:
-          continue
-        row = {"question": question, "answer": str(evaluate(question)), "level": level, "response": ""}
-        if split != "demonstrations":
-          yield question, row
-          continue
-        for seed in range(DEMONSTRATIONS_PER_PROBLEM):
-          yield f"{question} {seed}", row | {"response": working(question, error_rate=ERROR_RATE, seed=seed)}
+  def _rows(self):
+    return ({"question": text, "answer": str(evaluate(text)), "level": level} for level in LEVELS for text in problems(level))
+
+  def _demonstrations(self, row):
+    question = row["question"]
+    return {f"{question} {seed}": working(question, error_rate=ERROR_RATE, seed=seed) for seed in range(DEMONSTRATIONS_PER_PROBLEM)}
 
 
 def _terms(question: str) -> list[int]:
@@ -161,9 +148,3 @@ def _terms(question: str) -> list[int]:
 def _is_minus(question: str, step: int) -> bool:
   # Not the sign of the term: "-0" has none.
   return question[2 * step + 1] == "-"
-
-
-def uniform(*key: object) -> float:
-  """A number in [0, 1) that depends on `key` alone: a hash is the same in every process, order and Python version; `random` is not."""
-  digest = hashlib.sha256("/".join(map(str, key)).encode()).digest()
-  return int.from_bytes(digest[:6], "big") / 2**48

@@ -15,8 +15,7 @@ half of the time, and reinforcement learning can teach it to ask, and to ask the
 import numpy as np
 import tensorflow_datasets as tfds
 
-from jaxrl_llm.tasks.files.storage import GeneratedProblems
-from jaxrl_llm.tasks.sets.arithmetic import uniform
+from jaxrl_llm.tasks.files.storage import GeneratedProblems, uniform
 
 LEVELS = (1, 2, 3)
 DIGITS = {1: (2, 2), 2: (3, 2), 3: (3, 3)}
@@ -25,7 +24,6 @@ DIGITS = {1: (2, 2), 2: (3, 2), 3: (3, 3)}
 CALL_RATE, MISCOPY_RATE = 0.5, 0.25  # The rest are guesses.
 DEMONSTRATIONS_PER_PROBLEM = 2
 _PROBLEMS_PER_LEVEL = 3000
-_TEST_FRACTION = 0.1
 
 
 def render_prompt(question: str) -> str:
@@ -89,19 +87,12 @@ def problems(level: int) -> list[str]:
 
 
 class Products(GeneratedProblems):
-  """The dataset: `train` and held-out `test` problems without a response, and `demonstrations` of the training problems."""
+  """The dataset."""
 
   VERSION = tfds.core.Version("1.0.0")  # Raise it with any change to what is generated, or old copies stay in use.
 
-  def _generate_examples(self, split):
-    for level in LEVELS:
-      for question in problems(level):
-        is_test = uniform("split", question) < _TEST_FRACTION
-        if is_test != (split == "test"):
-          continue
-        row = {"question": question, "answer": str(product(question)), "level": level, "response": ""}
-        if split != "demonstrations":
-          yield question, row
-          continue
-        for seed in range(DEMONSTRATIONS_PER_PROBLEM):
-          yield f"{question} {seed}", row | {"response": shown(question, seed)}
+  def _rows(self):
+    return ({"question": text, "answer": str(product(text)), "level": level} for level in LEVELS for text in problems(level))
+
+  def _demonstrations(self, row):
+    return {f"{row['question']} {seed}": shown(row["question"], seed) for seed in range(DEMONSTRATIONS_PER_PROBLEM)}

@@ -15,7 +15,6 @@ References:
 """
 
 import collections
-import hashlib
 import re
 from typing import Any
 
@@ -28,7 +27,6 @@ NUM_PROBLEMS = 16_000  # Generated ones, of which each level keeps its first few
 MAX_PER_LEVEL = 1000
 SEED = 0
 _SMALL, _SHORT = 50, 60  # Of a problem of level 1: the largest number, and the most words.
-_TEST_FRACTION = 0.1
 _GENERATOR_REQUEST = " Give the result as your final answer. Do not include units."  # Ends every question; `render_prompt` has its own.
 
 
@@ -49,12 +47,6 @@ def level_of(question: str, solution: str) -> int:
   easy = len(question.split()) <= _SHORT and "%" not in question
   easy = easy and all(number.rstrip(".,").isdigit() and int(number.rstrip(".,")) <= _SMALL for number in numbers)
   return 1 if steps == 2 and easy else steps
-
-
-def split_of(question: str) -> str:
-  """Which split owns a problem: "test" or "train". Decided by the text alone, so no other choice can leak a test problem into training."""
-  digest = hashlib.sha256(f"split/{question}".encode()).digest()
-  return "test" if int.from_bytes(digest[:8], "big") / 2**64 < _TEST_FRACTION else "train"
 
 
 def problems() -> dict[str, dict[str, Any]]:
@@ -84,12 +76,9 @@ def problems() -> dict[str, dict[str, Any]]:
 
 
 class GsmSymbolic(GeneratedProblems):
-  """The dataset: `train` and held-out `test` problems without a response, and `demonstrations` of the training problems."""
+  """The dataset."""
 
   VERSION = tfds.core.Version("1.0.0")  # Raise it with any change to what is generated, or old copies stay in use.
 
-  def _generate_examples(self, split):
-    owner = "train" if split == "demonstrations" else split
-    for question, row in problems().items():
-      if split_of(question) == owner:
-        yield question, row if split == "demonstrations" else row | {"response": ""}
+  def _rows(self):
+    return problems().values()

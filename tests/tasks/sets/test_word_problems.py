@@ -7,6 +7,7 @@ import sys
 import pytest
 
 from jaxrl_llm import rewards, tasks
+from jaxrl_llm.tasks.files.storage import split_of
 from jaxrl_llm.tasks.sets import word_problems
 from jaxrl_llm.text_types import Completion
 
@@ -28,7 +29,7 @@ def word_task(tmp_path_factory):
 
 def test_sizes(rows):
   for split, least in (("train", 2000), ("test", 256)):
-    found = [row["level"] for question, row in rows.items() if word_problems.split_of(question) == split]
+    found = [row["level"] for question, row in rows.items() if split_of(question) == split]
     assert len(found) > least
     assert all(found.count(level) > least / 5 for level in word_problems.LEVELS)
 
