@@ -59,15 +59,12 @@ TASKS = {
 
 
 def mixture_task(setup: Setup, *, parts: Sequence[str] = (), source: str | os.PathLike | None = None) -> Task:
-  """Several tasks with weights.
+  """Several tasks with weights; see `mixture.mix`.
 
   Args:
     setup: what every task is told. Levels mean something else in each task, so there can be none.
     parts: tasks and weights, such as ("gsm8k=0.7", "gym:countdown=0.3").
     source: a folder with a folder of files for each published set, under its name; None downloads them.
-
-  Returns:
-    The task, see `mixture.mix`.
 
   Raises:
     ValueError: parts that cannot be mixed. One line.
@@ -83,11 +80,7 @@ def mixture_task(setup: Setup, *, parts: Sequence[str] = (), source: str | os.Pa
 
 
 def check_parts(parts: Sequence[str] = (), **others: object) -> None:
-  """Refuses parts of a mixture that cannot be mixed; its other settings are not looked at.
-
-  Raises:
-    ValueError: one line.
-  """
+  """Refuses parts that cannot be mixed with a ValueError of one line; the mixture's other settings are not looked at."""
   del others
   for name in mixture.parse_parts(parts):
     if name in SETS and SETS[name].needs_settings:
@@ -180,9 +173,6 @@ def make(
     test_name: another task, whose test problems, of all levels, take the place of the task's own; None keeps those.
     test_source: as `source`, of that other task.
     **settings: the task's own, such as `path`.
-
-  Returns:
-    The task.
 
   Raises:
     ImportError: a dataset to build without the package that generates it.

@@ -58,7 +58,10 @@ class Unusable(Exception):
 
 
 Convert = Callable[[Record], Row]
-"""A record to a row with at least `question`, `answer`, `level`, `response` and `id` ("" where it has none); raises `Unusable`."""
+"""A record to a row with at least `question` and what `BLANK` has; raises `Unusable`."""
+
+BLANK = {"answer": "", "level": 0, "response": "", "id": ""}
+"""What stands in a row whose record does not have it."""
 
 
 def _identity(row: Row) -> dict[str, tuple[str, ...]]:
@@ -126,11 +129,6 @@ def check(row: Row) -> None:
 def check_columns(records: Iterable[tuple[str, Record | Fault]], columns: Columns, path: str) -> None:
   """Refuses a file that does not have the columns, by its first records.
 
-  Args:
-    records: of the file, all columns of each.
-    columns: those to have.
-    path: of the file, for messages.
-
   Raises:
     ValueError: none of the first 100 records has a column; with the nearest that they do have.
   """
@@ -153,8 +151,7 @@ def read(path: os.PathLike, columns: Columns) -> Iterator[tuple[str, Record | Fa
 def mapping(columns: Columns) -> Convert:
   """A converter for records that need no more than their columns named.
 
-  Args:
-    columns: which is what. A record may lack the response, and is a problem only.
+  A record may lack the response, and is a problem only.
   """
 
   def convert(record: Record) -> Row:
@@ -177,9 +174,6 @@ def text(record: Record, name: str, *, empty: bool = False) -> str:
     record: of a file.
     name: the column.
     empty: whether null and "" are a text too, the empty one.
-
-  Returns:
-    The text.
 
   Raises:
     Unusable: no such column, null, empty, not finite.

@@ -61,9 +61,6 @@ def obtain(name: str, split: str, files: Files, *, source: str | os.PathLike | N
     source: the user's folder, in which nothing is ever written; None for `folder`.
     folder: where downloads go.
 
-  Returns:
-    Their paths, in order.
-
   Raises:
     ValueError: no such files and no way to get them. One line, which says what to put where.
   """
@@ -73,14 +70,13 @@ def obtain(name: str, split: str, files: Files, *, source: str | os.PathLike | N
       raise ValueError(f"task.source: found no folder {source}, expected the one with the files of {name}")
     if found := find(source, files):
       return found
-    raise ValueError(
-      f"task.source: found no {' or '.join(_plain(files))} in {source}, expected the files of {name} ({split}){_where(files)}"
-    )
+    names = " or ".join(_plain(files))
+    raise ValueError(f"task.source: found no {names} in {source}, expected the files of {name} ({split}){_where(files)}")
   if found := find(folder, files):
     return found
   try:
     urls = [url for listed in files.urls for url in _expand(listed)]
-    return [download(url, folder / split / _file_name(url)) for url in urls]
+    return [download(url, folder / split / urllib.parse.unquote(urllib.parse.urlsplit(url).path.rpartition("/")[2])) for url in urls]
   except (OSError, ValueError) as error:
     raise ValueError(
       f"task {name}: found no file {_plain(files)[0]} ({split}) in {folder} and no way to download it "
@@ -132,10 +128,6 @@ def _expand(url: str) -> list[str]:
   if not names:
     raise ValueError(f"{api} lists no {path}")
   return [f"{base}/resolve/main/{urllib.parse.quote(name)}" for name in names]
-
-
-def _file_name(url: str) -> str:
-  return urllib.parse.unquote(urllib.parse.urlsplit(url).path.rpartition("/")[2])
 
 
 def _plain(files: Files) -> list[str]:

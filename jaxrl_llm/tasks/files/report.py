@@ -56,7 +56,7 @@ class Tally:
     Args:
       reason: the same words for the same fault, since rows are counted by them.
       place: file and line.
-      detail: what this row has; the column's name included.
+      detail: what this row has.
 
     Raises:
       ValueError: the policy is "error", and the reason no choice of the user's.
@@ -74,14 +74,11 @@ def report(tally: Tally, *, read: int, kept: int) -> Report:
 
 def merge(reports: Iterable[Report]) -> Report:
   """The sum of several datasets' reports; of equal reasons the first place counts."""
-  read = kept = 0
-  dropped, first = {}, {}
+  total = Report()
   for one in reports:
-    read, kept = read + one.read, kept + one.kept
-    for reason, count in one.dropped.items():
-      dropped[reason] = dropped.get(reason, 0) + count
-    first = {**one.first, **first}
-  return Report(read, kept, dropped, first)
+    dropped = {reason: total.dropped.get(reason, 0) + one.dropped.get(reason, 0) for reason in {**total.dropped, **one.dropped}}
+    total = Report(total.read + one.read, total.kept + one.kept, dropped, {**one.first, **total.first})
+  return total
 
 
 def to_json(found: Report) -> dict[str, Any]:
@@ -109,21 +106,13 @@ def in_words(found: Report) -> str:
 
 
 def check_policy(policy: str) -> None:
-  """Refuses an unknown policy.
-
-  Raises:
-    ValueError: neither "drop" nor "error".
-  """
+  """Raises a ValueError at a policy that is neither "drop" nor "error"."""
   if policy not in POLICIES:
     raise ValueError(f"task.bad_rows: found {policy!r}, expected one of {', '.join(POLICIES)}")
 
 
 def refuse(found: Report, policy: str) -> None:
-  """Refuses a dataset that was read earlier, under "drop", if the policy is now "error".
-
-  Raises:
-    ValueError: it has bad rows.
-  """
+  """Raises a ValueError at the bad rows of a dataset that was read earlier, under "drop", if the policy is now "error"."""
   faults = [reason for reason in found.dropped if reason not in CHOSEN]
   if policy == "error" and faults:
     raise refusal(faults[0], *found.first[faults[0]].partition(": ")[::2])

@@ -106,11 +106,7 @@ def load_splits(builder_class: type[tfds.core.GeneratorBasedBuilder], *, data_di
 
 
 def data_folder(data_dir: str | os.PathLike | None) -> pathlib.Path:
-  """Where datasets lie.
-
-  Raises:
-    ValueError: no local folder.
-  """
+  """Where datasets lie, which must be local: another place is a ValueError."""
   if "://" in str(data_dir):
     raise ValueError(f"task.data_dir: found {str(data_dir)!r}, expected a local folder; the dataset is small, each host can have its own")
   return pathlib.Path(_DEFAULT_DATA_DIR if data_dir is None else data_dir).expanduser()
@@ -174,11 +170,7 @@ def _read(builder: StoredDataset, folder: pathlib.Path) -> dict[str, list[Row]]:
 
 
 def open_split(builder: tfds.core.GeneratorBasedBuilder, split: str) -> Sequence:
-  """A split's data source, whole.
-
-  Raises:
-    ValueError: other records than the dataset says it has.
-  """
+  """A split's data source, whole: another number of records than the dataset says it has is a ValueError."""
   info = builder.info.splits[split]
   stored = 0
   for path in info.filepaths:

@@ -22,14 +22,7 @@ Generate = Callable[[Tally], Iterator[Row]]
 
 
 class Table(storage.StoredDataset, skip_registration=True):
-  """A dataset of rows whose columns are texts, but for the level.
-
-  Args:
-    key: its name.
-    splits: rows by split.
-    columns: of the rows.
-    **settings: TFDS's.
-  """
+  """A dataset of rows by split; its name is its key, and further settings are TFDS's."""
 
   VERSION = tfds.core.Version(_VERSION)
 
@@ -79,14 +72,11 @@ class StoredRows(Sequence):
 
 
 def key_of(files: Sequence[str | os.PathLike], settings: Any) -> str:
-  """The folder of a dataset: a digest of the files' bytes and of what was made of them.
+  """The folder of a dataset, 16 hexadecimal digits: a digest of the files' bytes and of what was made of them.
 
   Args:
     files: what is read; their names do not matter.
     settings: anything else that decides the rows, fit for JSON.
-
-  Returns:
-    16 hexadecimal digits.
   """
   digest = hashlib.blake2b(json.dumps([settings, len(files)], sort_keys=True).encode(), digest_size=8)
   for path in files:
@@ -96,13 +86,7 @@ def key_of(files: Sequence[str | os.PathLike], settings: Any) -> str:
 
 
 def open_table(
-  title: str,
-  key: str,
-  splits: Mapping[str, Generate],
-  *,
-  columns: Sequence[str],
-  data_dir: str | os.PathLike | None,
-  bad_rows: str,
+  title: str, key: str, splits: Mapping[str, Generate], *, columns: Sequence[str], data_dir: str | os.PathLike | None, bad_rows: str
 ) -> tuple[dict[str, Sequence], Report]:
   """A dataset of problems, which is built first where it is absent.
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from jaxrl_llm.messages import Problem
-from jaxrl_llm.tasks.files.columns import Unusable, short, text
+from jaxrl_llm.tasks.files.columns import BLANK, Unusable, short, text
 from jaxrl_llm.tasks.files.downloads import Files, hub
 from jaxrl_llm.tasks.files.storage import Row
 from jaxrl_llm.tasks.files.text_files import Record
@@ -16,6 +16,7 @@ TEMPLATE = "{question}\n\n{form}"
 COLUMNS = ("tests", "starter_code", "form", "title", "date")
 """Of the rows, besides those that all have."""
 
+_BLANK = BLANK | {"starter_code": "", "title": "", "date": ""}
 _STDIN = (
   "Write a Python program that solves the problem: it reads from standard input and writes to standard output. Put the program between "
   "```python and ```."
@@ -55,11 +56,9 @@ def livecodebench(record: Record) -> Row:
     tests = program_tests.call_tests(cases, function=_function(record))
   else:
     tests = program_tests.stdin_tests(cases)
-  return {
+  return _BLANK | {
     "question": text(record, "question_content"),
-    "answer": "",
     "level": _DIFFICULTIES[difficulty],
-    "response": "",
     "id": text(record, "question_id"),
     "tests": tests,
     "starter_code": starter,
@@ -91,35 +90,27 @@ def codeforces(record: Record) -> Row:
   if part := text(record, "note", empty=True).strip() if "note" in record else "":
     question.append(f"Note\n{part}")
   limits = {name: _number(record, column) for name, column in (("seconds", "time_limit"), ("megabytes", "memory_limit"))}
-  return {
+  return _BLANK | {
     "question": "\n\n".join(question),
-    "answer": "",
     "level": int(_number(record, "rating") or 0),
-    "response": "",
     "id": text(record, "id"),
     "tests": program_tests.stdin_tests(_cases(record, "official_tests"), **limits),
-    "starter_code": "",
     "form": _form(""),
     "title": text(record, "title", empty=True) if "title" in record else "",
-    "date": "",
   }
 
 
 def human_eval(record: Record) -> Row:
   """HumanEval's `prompt`, `entry_point` and `test`, a program; the response is its own solution."""
-  prompt = text(record, "prompt")
-  tests = program_tests.check_tests(function=text(record, "entry_point"), prompt=prompt, code=text(record, "test"))
-  return {
+  prompt, name = text(record, "prompt"), text(record, "entry_point")
+  return _BLANK | {
     "question": f"```python\n{prompt.rstrip()}\n```",
-    "answer": "",
-    "level": 0,
     "response": f"```python\n{prompt}{text(record, 'canonical_solution')}\n```",
     "id": text(record, "task_id"),
-    "tests": tests,
+    "tests": program_tests.check_tests(function=name, prompt=prompt, code=text(record, "test")),
     "starter_code": prompt,
     "form": _COMPLETE,
-    "title": text(record, "entry_point"),
-    "date": "",
+    "title": name,
   }
 
 

@@ -13,6 +13,7 @@ from typing import Any
 
 from jaxrl_llm.messages import Problem, did_you_mean, one_line
 from jaxrl_llm.tasks.files import tables
+from jaxrl_llm.tasks.files.columns import BLANK
 from jaxrl_llm.tasks.files.storage import Row
 from jaxrl_llm.tasks.problem_set import Entry, Setup, Style, make_task
 from jaxrl_llm.tasks.task import Task
@@ -22,6 +23,7 @@ TEMPLATE = "{question}\n\nGive the final answer between <answer> and </answer>."
 UNJUDGED = ("coin_flip", "game_of_life_halting", "puzzle24")
 """Tasks whose verifier takes wrong answers for right, so that they need another reward than `gym`."""
 
+_ENTRY = ("question", "answer", "metadata")
 _NOT_ALONE = ("composite",)  # Made of other tasks: that is what a mixture is for.
 
 
@@ -111,11 +113,7 @@ def _package():
 
 
 def read_settings(name: str, config: str | Mapping[str, Any] | None) -> str:
-  """A task's own settings as JSON, in one order.
-
-  Args:
-    name: without the prefix.
-    config: see `gym_task`.
+  """A task's own settings as JSON, in one order; its name is without the prefix.
 
   Raises:
     ValueError: no object, or a setting that the task does not have. One line.
@@ -168,14 +166,13 @@ def _records(name: str, levels: Sequence[int] | None, settings: str, *, size: in
       entry = dataset[index]
       place = f"level{level}-{index}" if level is not None else str(index)
       record = {"gym": name, "settings": settings, "level": level or 0, "id": place}
-      yield f"{PREFIX}{name}:{place}", record | {part: entry[part] for part in ("question", "answer", "metadata")}
+      yield f"{PREFIX}{name}:{place}", record | {part: entry[part] for part in _ENTRY}
 
 
 def _row(record: Mapping[str, Any]) -> Row:
-  entry = {part: record[part] for part in ("question", "answer", "metadata")}
-  row = {part: record[part] for part in ("gym", "settings", "level", "id", "question")}
   answer = "" if record["answer"] is None else str(record["answer"])
-  return row | {"answer": answer, "response": "", "entry": json.dumps(_packed(entry), ensure_ascii=False)}
+  entry = json.dumps(_packed({part: record[part] for part in _ENTRY}), ensure_ascii=False)
+  return BLANK | {part: record[part] for part in ("gym", "settings", "level", "id", "question")} | {"answer": answer, "entry": entry}
 
 
 def _packed(value: Any) -> Any:

@@ -5,15 +5,13 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from jaxrl_llm.tasks.files.columns import Unusable, short, text
+from jaxrl_llm.tasks.files.columns import BLANK, Unusable, short, text
 from jaxrl_llm.tasks.files.downloads import Files, hub
 from jaxrl_llm.tasks.files.storage import Row
 from jaxrl_llm.tasks.files.text_files import Record
 from jaxrl_llm.text_types import Completion
 
-GRID = (
-  "{question}\n\nSolve the puzzle. End with a JSON object that has the solution in this form, with every ? filled in:\n{form}"
-)
+GRID = "{question}\n\nSolve the puzzle. End with a JSON object that has the solution in this form, with every ? filled in:\n{form}"
 CHOICES = "{question}\n\n{form}\n\nPut the letter of the right choice in \\boxed{{}}."
 COLUMNS = ("form", "size")
 """Of the rows, besides those that all have."""
@@ -45,11 +43,10 @@ def grid(record: Record) -> Row:
   if any("___" in str(cell) for row in rows for cell in row):
     raise Unusable("solution is hidden", "WildEval/ZebraLogic has it")
   houses = {f"House {row[0]}": dict(zip(header[1:], row[1:], strict=True)) for row in rows}
-  return {
+  return BLANK | {
     "question": text(record, "puzzle"),
     "answer": json.dumps(houses, ensure_ascii=False),
     "level": len(houses),
-    "response": "",
     "id": text(record, "id"),
     "form": json.dumps({house: dict.fromkeys(header[1:], "?") for house in houses}, ensure_ascii=False),
     "size": text(record, "size", empty=True) if "size" in record else "",
@@ -66,11 +63,10 @@ def multiple_choice(record: Record) -> Row:
     raise Unusable("answer is not one of the choices", short(answer))
   name = text(record, "id")
   size = re.search(r"([0-9]+)x([0-9]+)", name)
-  return {
+  return BLANK | {
     "question": f"{text(record, 'puzzle')}\n\n{text(record, 'question')}",
     "answer": _LETTERS[choices.index(answer)],
     "level": int(size[1]) if size else 0,
-    "response": "",
     "id": name,
     "form": "\n".join(f"{letter}) {choice}" for letter, choice in zip(_LETTERS, choices, strict=False)),
     "size": f"{size[1]}*{size[2]}" if size else "",
@@ -85,9 +81,6 @@ def zebra_grid(completion: Completion, example: Mapping[str, Any]) -> float:
   Args:
     completion: the response; only its last 20,000 characters are read. One that ran into the token budget earns 0.
     example: the row, with the grid as JSON in `answer`.
-
-  Returns:
-    1.0 or 0.0.
   """
   if not completion.stopped:
     return 0.0

@@ -2,7 +2,7 @@
 
 import re
 
-from jaxrl_llm.tasks.files.columns import Unusable, text, whole_number
+from jaxrl_llm.tasks.files.columns import BLANK, Unusable, text, whole_number
 from jaxrl_llm.tasks.files.downloads import Files, hub
 from jaxrl_llm.tasks.files.storage import Row
 from jaxrl_llm.tasks.files.text_files import Record
@@ -58,7 +58,7 @@ def gsm8k(record: Record) -> Row:
     raise Unusable("answer without ####")
   steps = re.sub(r"<<[^<>]*>>", "", steps).strip()
   level = sum(bool(line.strip()) for line in steps.split("\n"))
-  return {"question": text(record, "question"), "answer": answer, "level": level, "response": f"{steps}\n#### {answer}", "id": ""}
+  return BLANK | {"question": text(record, "question"), "answer": answer, "level": level, "response": f"{steps}\n#### {answer}"}
 
 
 def math(record: Record) -> Row:
@@ -99,7 +99,7 @@ def dapo_math(record: Record) -> Row:
   else:
     question, answer = text(record, "prompt"), text(record, first_of(record, "solution", "answer"))
   question = question.strip().removeprefix(_DAPO_BEFORE).removesuffix(_DAPO_BEHIND).strip()
-  return {"question": question, "answer": answer, "level": 0, "response": "", "id": ""}
+  return BLANK | {"question": question, "answer": answer}
 
 
 def competition(record: Record) -> Row:
@@ -109,11 +109,9 @@ def competition(record: Record) -> Row:
   number = first_of(record, "id", "ID", "problem_idx", "unique_id", default=None)
   if answer is None and solution is None:
     raise Unusable("no column 'answer'", f"but {', '.join(map(str, record))}")
-  return {
+  return BLANK | {
     "question": text(record, first_of(record, "problem", "Problem", "question")),
     "answer": text(record, answer) if answer else boxed(text(record, solution)),
-    "level": 0,
-    "response": "",
     "id": "" if number is None else text(record, number),
   }
 

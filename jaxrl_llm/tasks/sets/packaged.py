@@ -6,7 +6,7 @@ import pathlib
 from collections.abc import Iterator, Sequence
 
 from jaxrl_llm.tasks.files import tables, text_files
-from jaxrl_llm.tasks.files.columns import Unusable, text
+from jaxrl_llm.tasks.files.columns import BLANK, Unusable, text
 from jaxrl_llm.tasks.files.storage import Row
 from jaxrl_llm.tasks.files.text_files import Record
 from jaxrl_llm.tasks.problem_set import Entry, Setup, Style, make_task
@@ -67,10 +67,9 @@ def _champ(record: Record) -> Row:
     raise Unusable("no column 'solution'")
   steps = [text(step, "_text") for step in record["solution"].get("steps", ())]
   answer = text(record, "_answer")
-  return {
+  return BLANK | {
     "question": text(record, "_text"),
     "answer": answer,
-    "level": 0,
     "response": "\n".join([*steps, f"\\boxed{{{answer}}}"]),
     "id": text(record, "identifier"),
     "subject": text(record, "category"),

@@ -41,6 +41,7 @@ _MATHS = Style(maths.BOXED, ("maths",))
 _CODE = Style(code.TEMPLATE, ("code_tests",))
 _DAPO = Style(maths.DAPO, ("maths",), test_fraction=0.02)
 _GRID = Style(logic.GRID, ("zebra_grid",), verifiers={"zebra_grid": logic.zebra_grid})
+_CHOICES = Style(logic.CHOICES, ("choice",))
 
 PUBLISHED = (
   Published("gsm8k", maths.GSM8K_FILES, maths.gsm8k, Style(maths.HASHES, ("final_number",), "answer_form")),
@@ -55,9 +56,7 @@ PUBLISHED = (
 _LIVECODEBENCH = Published("livecodebench", code.LIVECODEBENCH_FILES, code.livecodebench, _CODE, columns=code.COLUMNS)
 _ZEBRALOGIC = {
   "grid": Published("zebralogic_grid", logic.FILES["grid"], logic.grid, _GRID, columns=logic.COLUMNS),
-  "mc": Published(
-    "zebralogic_mc", logic.FILES["mc"], logic.multiple_choice, Style(logic.CHOICES, ("choice",)), columns=logic.COLUMNS
-  ),
+  "mc": Published("zebralogic_mc", logic.FILES["mc"], logic.multiple_choice, _CHOICES, columns=logic.COLUMNS),
 }
 
 
@@ -70,7 +69,7 @@ def published_task(
   prompt_template: str | None = None,
   reward: str | Sequence[str] | None = None,
 ) -> Task:
-  """A task made of a published set.
+  """A task made of a published set; without training problems where the set has none.
 
   Args:
     published: the set.
@@ -80,23 +79,18 @@ def published_task(
     prompt_template: another prompt than the set's usual one.
     reward: other rewards.
 
-  Returns:
-    The task; without training problems where the set has none.
-
   Raises:
     ValueError: no files and no network, other columns than published, or rows that cannot be used. One line.
   """
   folder = storage.data_folder(setup.data_dir) / "published" / published.name
-  files = {
-    split: downloads.obtain(published.name, split, wanted, source=source, folder=folder) for split, wanted in published.files.items()
-  }
+  obtain = functools.partial(downloads.obtain, published.name, source=source, folder=folder)
+  files = {split: obtain(split, wanted) for split, wanted in published.files.items()}
   read = functools.partial(text_files.read, columns=published.reads)
   records = {split: lambda paths=paths: itertools.chain.from_iterable(map(read, paths)) for split, paths in files.items()}
   key = tables.key_of(list(itertools.chain(*files.values())), [published.version, list(map(len, files.values()))])
   style = published.style.with_settings(prompt_template, reward)
-  return make_task(
-    published.name, records, published.convert, key=key, style=style, setup=setup, columns=published.columns, choose=choose
-  )
+  made_of = {"key": key, "columns": published.columns, "choose": choose}
+  return make_task(published.name, records, published.convert, style=style, setup=setup, **made_of)
 
 
 def livecodebench(
