@@ -34,15 +34,7 @@ class ByteTokenizer:
     return (self.eos_id,)
 
   def encode(self, text: str, *, add_bos: bool = False) -> list[int]:
-    """Text to ids.
-
-    Args:
-      text: any text; a lone surrogate, which UTF-8 cannot write, becomes "?".
-      add_bos: whether to begin with `bos_id`.
-
-    Returns:
-      The ids, one per byte.
-    """
+    """Text to ids, one per byte, after `bos_id` if `add_bos`; a lone surrogate, which UTF-8 cannot write, becomes "?"."""
     return [self.bos_id] * add_bos + list(text.encode("utf-8", errors="replace"))
 
   def encode_prompt(self, text: str) -> list[int]:
@@ -52,12 +44,8 @@ class ByteTokenizer:
   def decode(self, ids: Iterable[SupportsInt]) -> str:
     """Ids to text. Never raises: a policy may write anything.
 
-    Args:
-      ids: token ids.
-
-    Returns:
-      The text. A begin token in front and end tokens are left out. Bytes that are no UTF-8 become U+FFFD, and so does every other id that
-      is no byte: were it left out, "#1", a pad token and "0" would read as the answer 10.
+    A begin token in front and end tokens are left out. Bytes that are no UTF-8 become U+FFFD, and so does every other id that is no byte:
+    were it left out, "#1", a pad token and "0" would read as the answer 10.
     """
     ids = [int(i) for i in ids]
     if ids[:1] == [self.bos_id]:

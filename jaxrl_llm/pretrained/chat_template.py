@@ -14,6 +14,9 @@ from jaxrl_llm.messages import one_line
 Message = Mapping[str, str]
 """`{"role": "system" | "user" | "assistant", "content": text}`."""
 
+_ANSWER = "Twelve."
+_EXCHANGE = ({"role": "user", "content": "How many?"}, {"role": "assistant", "content": _ANSWER})
+
 
 class ChatTemplate(NamedTuple):
   """A template with all that it is given but the conversation.
@@ -35,10 +38,7 @@ def render(template: ChatTemplate, messages: Sequence[Message], *, add_generatio
   Args:
     template: the template.
     messages: the conversation.
-    add_generation_prompt: end with whatever begins the assistant's turn.
-
-  Returns:
-    The string.
+    add_generation_prompt: whether to end with whatever begins the assistant's turn.
 
   Raises:
     ValueError: the template does not compile, fails, or refuses the conversation. One line.
@@ -117,11 +117,7 @@ def _compile(source: str):
 
 
 def turn_end(template: ChatTemplate, special_tokens: Sequence[str]) -> str | None:
-  """The special token with which the template ends the assistant's turn, if it writes one.
-
-  Args:
-    template: the template.
-    special_tokens: those of the vocabulary.
+  """The one of `special_tokens` with which the template ends the assistant's turn.
 
   Returns:
     The token; None for a template that ends the turn otherwise, or does not write assistants.
@@ -131,19 +127,16 @@ def turn_end(template: ChatTemplate, special_tokens: Sequence[str]) -> str | Non
     >>> turn_end(template, ["<|end|>", "<|user|>"])
     '<|end|>'
   """
-  answer = "Twelve."
   try:
-    text = render(
-      template, [{"role": "user", "content": "How many?"}, {"role": "assistant", "content": answer}], add_generation_prompt=False
-    )
+    text = render(template, _EXCHANGE, add_generation_prompt=False)
   except ValueError:
     return None  # A template that refuses an assistant has no end of its turn; whether it can write prompts is another question.
-  tail = text.rpartition(answer)[2].lstrip() if answer in text else ""
+  tail = text.rpartition(_ANSWER)[2].lstrip() if _ANSWER in text else ""
   return max((token for token in special_tokens if token and tail.startswith(token)), key=len, default=None)
 
 
 def next_message(template: ChatTemplate, text: str, turn_end_token: str | None) -> str:
-  """What stands between the end of the assistant's turn and the beginning of its next one, when the user says something in between.
+  """What stands between the end of the assistant's turn and the beginning of its next one, when the user says `text` in between.
 
   Args:
     template: the template.
@@ -159,10 +152,7 @@ def next_message(template: ChatTemplate, text: str, turn_end_token: str | None) 
     >>> next_message(ChatTemplate(source, "example", {}), "42", "<|end|>")
     '<|user|>42<|end|><|assistant|>'
   """
-  question, answer = "How many?", "Twelve."
-  messages = [{"role": "user", "content": question}, {"role": "assistant", "content": answer}, {"role": "user", "content": text}]
-  written = render(template, messages)
-  _, found, tail = written.partition(answer)
+  _, found, tail = render(template, [*_EXCHANGE, {"role": "user", "content": text}]).partition(_ANSWER)
   if not found or text.strip() not in tail:
     raise ValueError(f"{template.path}: the chat template leaves out a message; set config.task.chat=False to use none")
   return tail.lstrip(" ").removeprefix(turn_end_token or "")

@@ -91,13 +91,7 @@ class _Cursor:
 
 
 def read_header(path: str | os.PathLike) -> Header:
-  """Reads the head of a GGUF file.
-
-  Args:
-    path: of a `.gguf` file.
-
-  Returns:
-    Metadata and tensors.
+  """Reads the head of a `.gguf` file.
 
   Raises:
     ValueError: no file, no GGUF, a version or byte order that is not known, a part of a split file, or a file that ends early. One line.
@@ -126,8 +120,7 @@ def read_header(path: str | os.PathLike) -> Header:
 
 
 def _parse(cursor: _Cursor) -> tuple[dict[str, Any], dict[str, TensorInfo]]:
-  cursor.take("I")  # The magic.
-  (version,) = cursor.take("I")
+  _, version = cursor.take("I", 2)  # The magic comes first.
   if version not in (2, 3):
     raise ValueError(f"version {version}" if version & 0xFFFF else "big-endian numbers")
   num_tensors, num_values = cursor.take("Q", 2)

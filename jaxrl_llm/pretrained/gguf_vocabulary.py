@@ -38,13 +38,7 @@ PRE_TOKENIZERS = {
 
 
 def read_gguf(path: pathlib.Path) -> Vocabulary:
-  """Builds the tokenizer of a GGUF file.
-
-  Args:
-    path: of a `.gguf` file whose vocabulary is byte-level BPE, cut by one of `PRE_TOKENIZERS`.
-
-  Returns:
-    The vocabulary.
+  """Builds the tokenizer of a `.gguf` file whose vocabulary is byte-level BPE, cut by one of `PRE_TOKENIZERS`.
 
   Raises:
     ValueError: no GGUF file, another kind of vocabulary, or a damaged one. One line.
@@ -102,19 +96,12 @@ def _bpe(path: pathlib.Path, tokens: list[str], types: list[int], merges: list[s
     # Llama 3 looks a whole word up before it merges: some words cannot be reached by its merges.
     bpe = models.BPE(vocabulary, [tuple(merge.split(" ", 1)) for merge in merges], ignore_merges=cut == "llama-bpe")
   except Exception as error:  # The package raises plain `Exception`.
-    raise ValueError(
-      f"{path}: found merges that do not fit the tokens ({one_line(error, typed=False)}); the file is damaged"
-    ) from error
+    raise ValueError(f"{path}: found merges that do not fit the tokens ({one_line(error, typed=False)}); the file is damaged") from error
   backend = tokenizers.Tokenizer(bpe)
   if cut == "qwen2":
     backend.normalizer = normalizers.NFC()
   backend.pre_tokenizer = PRE_TOKENIZERS[cut]()
   backend.decoder = decoders.ByteLevel()
-  backend.add_tokens(
-    [
-      AddedToken(token, special=kind == _CONTROL, normalized=False)
-      for token, kind in zip(tokens, types)
-      if kind in (_CONTROL, _USER_DEFINED)
-    ]
-  )
+  added = [(token, kind) for token, kind in zip(tokens, types) if kind in (_CONTROL, _USER_DEFINED)]
+  backend.add_tokens([AddedToken(token, special=kind == _CONTROL, normalized=False) for token, kind in added])
   return backend

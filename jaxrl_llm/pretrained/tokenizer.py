@@ -54,13 +54,7 @@ class PretrainedTokenizer:
   system: str | None = None
 
   def encode(self, text: str) -> list[int]:
-    """Text to ids, and nothing around them.
-
-    Args:
-      text: any text; a lone surrogate, which UTF-8 cannot write, becomes "?".
-
-    Returns:
-      The ids.
+    """Text to ids, and nothing around them; a lone surrogate, which UTF-8 cannot write, becomes "?".
 
     Note:
       A special token's name in the text becomes that token, as in transformers.
@@ -68,14 +62,10 @@ class PretrainedTokenizer:
     return self.backend.encode(text.encode("utf-8", errors="replace").decode(), add_special_tokens=False).ids
 
   def encode_prompt(self, text: str) -> list[int]:
-    """A question to the ids that the policy continues.
+    """What the user says to the ids that the policy continues.
 
-    Args:
-      text: what the user says.
-
-    Returns:
-      With a chat template: the conversation up to where the assistant begins; the template writes every special token itself. Without:
-      the text, after the begin token if the checkpoint is used to one.
+    With a chat template: the conversation up to where the assistant begins; the template writes every special token itself. Without:
+    the text, after the begin token if the checkpoint is used to one.
     """
     if self.chat_template is None:
       return [self.bos_id] * (self.bos_id is not None) + self.encode(text)
@@ -84,12 +74,8 @@ class PretrainedTokenizer:
   def decode(self, ids: Iterable[SupportsInt]) -> str:
     """Ids to text. Never raises: a policy may write anything.
 
-    Args:
-      ids: token ids.
-
-    Returns:
-      The text. A begin token in front, and special and stop tokens at the end, are left out; elsewhere they are written out, because a
-      token between two others must not vanish. Ids beyond the vocabulary, and bytes that are no UTF-8, become U+FFFD.
+    A begin token in front, and special and stop tokens at the end, are left out; elsewhere they are written out, because a token between
+    two others must not vanish. Ids beyond the vocabulary, and bytes that are no UTF-8, become U+FFFD.
     """
     ids = [int(i) for i in ids]
     silent = self.special_ids.union(self.stop_ids)
@@ -107,10 +93,7 @@ class PretrainedTokenizer:
     return "".join([*pieces, self.backend.decode(known, skip_special_tokens=False)])
 
   def token_bytes(self) -> list[bytes | None]:
-    """The bytes that each id stands for in a text.
-
-    Returns:
-      `vocab_size` entries; None for special tokens and for ids that are nobody's.
+    """The bytes that each of the `vocab_size` ids stands for in a text; None for special tokens and for ids that are nobody's.
 
     Raises:
       ValueError: the tokenizer is not a byte-level BPE, so what a token stands for depends on its neighbours.
@@ -154,9 +137,6 @@ def load_tokenizer(
     pad_token: text of the token to fill slots with; None chooses as above.
     chat_options: further variables for the chat template, such as `{"enable_thinking": False}`.
 
-  Returns:
-    The tokenizer.
-
   Raises:
     ValueError: what is missing, damaged or does not fit together. One line, with the fix.
     ImportError: a chat template without the package jinja2.
@@ -169,12 +149,12 @@ def load_tokenizer(
     raise ValueError(
       f"{path}: has ids up to {vocab_size - 1}, but the model's embedding only {vocab_rows} rows; the two do not belong together"
     )
-  specials = {i: tokens[i] for i in sorted(vocabulary.special_ids)}
   template = _chat_template(vocabulary, system, chat_options or {}) if chat else None
   if system is not None and not chat:
     raise ValueError(
       f"config.task.system: found {system[:40]!r} with config.task.chat=False, where nothing reads it; set chat=True or remove it"
     )
+  specials = {i: tokens[i] for i in sorted(vocabulary.special_ids)}
   stop_ids = _stop_ids(vocabulary, tokens, template and turn_end(template, list(specials.values())))
   return PretrainedTokenizer(
     path=path,
@@ -243,9 +223,7 @@ def _pad_id(vocabulary: Vocabulary, stop_ids: tuple[int, ...], specials: Mapping
     for i, token in specials.items():
       if i not in stop_ids and i != vocabulary.bos_id and re.fullmatch(pattern, token, re.IGNORECASE):
         return i
-  found = (
-    "no pad token"
-    if vocabulary.pad_id is None
-    else f"the pad token {vocabulary.backend.id_to_token(vocabulary.pad_id)!r}, which ends a response"
-  )
+  found = "no pad token"
+  if vocabulary.pad_id is not None:
+    found = f"the pad token {vocabulary.backend.id_to_token(vocabulary.pad_id)!r}, which ends a response"
   raise ValueError(f"{vocabulary.path}: found {found}, and no spare special token; set config.task.pad_token to a token that no text needs")

@@ -36,14 +36,10 @@ class Vocabulary(NamedTuple):
 
 
 def read_folder(path: pathlib.Path) -> Vocabulary:
-  """Reads `tokenizer.json` and the small files beside it.
+  """Reads `tokenizer.json` and the small files beside it, in a folder as Hugging Face's `save_pretrained` writes it.
 
-  Args:
-    path: a folder as Hugging Face's `save_pretrained` writes it.
-
-  Returns:
-    The vocabulary. Tokens by text come from `tokenizer_config.json`, else `special_tokens_map.json`; ids from `generation_config.json`,
-    else `config.json`; the chat template from `chat_template.jinja`, else `tokenizer_config.json`.
+  Tokens by text come from `tokenizer_config.json`, else `special_tokens_map.json`; ids from `generation_config.json`, else `config.json`;
+  the chat template from `chat_template.jinja`, else `tokenizer_config.json`.
 
   Raises:
     ValueError: no or a damaged file, a special token that is not in the vocabulary, several chat templates of which none is the default.

