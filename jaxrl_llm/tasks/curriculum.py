@@ -34,9 +34,6 @@ def observe(rates: PassRates, keys: Sequence[str], passed: Sequence[float], *, m
     passed: 1 for a sample that was right, else 0; NaN for one that could not be judged, which counts as not tried.
     memory: what the samples seen before still count, once more of the same key are seen: the policy has changed since.
 
-  Returns:
-    The rates.
-
   Raises:
     ValueError: unequal lengths, or an outcome outside [0, 1].
 
@@ -47,17 +44,17 @@ def observe(rates: PassRates, keys: Sequence[str], passed: Sequence[float], *, m
   """
   if len(keys) != len(passed):
     raise ValueError(f"found {len(keys)} keys and {len(passed)} outcomes, expected as many of each")
-  new_passed, new_tried = {}, {}
+  new: dict[str, tuple[float, float]] = {}
   for key, outcome in zip(keys, passed, strict=True):
     if outcome != outcome:
       continue
     if not 0 <= outcome <= 1:
       raise ValueError(f"found the outcome {outcome} for {key!r}, expected a number from 0 to 1")
-    new_passed[key] = new_passed.get(key, 0.0) + float(outcome)
-    new_tried[key] = new_tried.get(key, 0.0) + 1.0
+    right, count = new.get(key, (0.0, 0.0))
+    new[key] = right + float(outcome), count + 1.0
   return PassRates(
-    dict(rates.passed) | {key: memory * rates.passed.get(key, 0.0) + count for key, count in new_passed.items()},
-    dict(rates.tried) | {key: memory * rates.tried.get(key, 0.0) + count for key, count in new_tried.items()},
+    {**rates.passed, **{key: memory * rates.passed.get(key, 0.0) + right for key, (right, _) in new.items()}},
+    {**rates.tried, **{key: memory * rates.tried.get(key, 0.0) + count for key, (_, count) in new.items()}},
   )
 
 
@@ -82,15 +79,7 @@ def signal(rate: float, *, group_size: int) -> float:
 
 
 def key_of(row: Row, by: str) -> str:
-  """Under which key a row's outcomes count.
-
-  Args:
-    row: of a task.
-    by: "problem", or a column such as "level" or "task".
-
-  Raises:
-    ValueError: no such column.
-  """
+  """Under which key a row's outcomes count, by "problem" or by a column such as "level" or "task"; no such column is a ValueError."""
   if by != "problem":
     if by not in row:
       raise ValueError(f"task.curriculum: found {by!r}, expected 'problem' or a column of the rows: {', '.join(sorted(row))}")
@@ -143,12 +132,7 @@ class CurriculumStream:
     return np.maximum(signals, self._floor) * self._share
 
   def observe(self, rows: Sequence[Row], passed: Sequence[float]) -> None:
-    """Takes note of outcomes.
-
-    Args:
-      rows: each sample's own.
-      passed: see `observe`.
-    """
+    """Takes note of each sample's row and outcome; see `observe`."""
     self.rates = observe(self.rates, [key_of(row, self._by) for row in rows], passed)
 
   def get_state(self) -> dict[str, Any]:

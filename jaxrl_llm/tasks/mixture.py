@@ -28,8 +28,7 @@ class MixedRows(Sequence):
   """
 
   def __init__(self, parts: Sequence[Sequence[Row]], weights: Sequence[float] | None = None):
-    self.parts = tuple(parts)
-    self.weights = None if weights is None else tuple(weights)
+    self.parts, self.weights = tuple(parts), None if weights is None else tuple(weights)
     self._ends = list(itertools.accumulate(map(len, self.parts)))
 
   def __len__(self) -> int:
@@ -47,13 +46,7 @@ class MixedRows(Sequence):
 
 
 class MarkedRows(Sequence):
-  """The rows of a task, each with the task's name in `task` and its verifier's in `reward`.
-
-  Args:
-    rows: of the task.
-    task: its name.
-    reward: its verifier's.
-  """
+  """The rows of a task, each with the task's name in `task` and its verifier's in `reward`."""
 
   def __init__(self, rows: Sequence[Row], *, task: str, reward: str):
     self._rows, self._mark = rows, {"task": task, "reward": reward}
@@ -163,14 +156,7 @@ def routed_task(tasks: Sequence[Task]) -> Task:
 
 
 def routed(verifiers: Mapping[str, RewardFn]) -> RewardFn:
-  """The reward that gives each row to the verifier it names in `reward`.
-
-  Args:
-    verifiers: reward functions by name.
-
-  Returns:
-    The reward function. It can be sent to another process where the verifiers can.
-  """
+  """The reward that gives each row to the verifier it names in `reward`; it can be sent to another process where `verifiers` can."""
   return functools.partial(_route, dict(verifiers))
 
 

@@ -53,8 +53,7 @@ def example_iterator(source: Sequence[Row], *, batch_size: int, seed: int) -> It
     # `dict` copies: whoever changes a row changes its own.
     streams.append(grain.MapDataset.source(part).map(dict).shuffle(seed=(seed + i) % 2**32).repeat(epochs))
   dataset = grain.MapDataset.mix(streams, weights=source.weights) if mixed else streams[0]
-  dataset = dataset.batch(batch_size, batch_fn=list)
-  return iter(dataset.to_iter_dataset(grain.ReadOptions(num_threads=0, prefetch_buffer_size=0)))
+  return iter(dataset.batch(batch_size, batch_fn=list).to_iter_dataset(grain.ReadOptions(num_threads=0, prefetch_buffer_size=0)))
 
 
 def encode_prompts(examples: Sequence[Row], tokenizer: Tokenizer, *, buckets: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
@@ -79,7 +78,7 @@ def encode_prompts(examples: Sequence[Row], tokenizer: Tokenizer, *, buckets: Se
     >>> mask.tolist()
     [[True, True, True, True], [False, False, True, True]]
   """
-  rows = [_prompt_ids(example, tokenizer) for example in examples]
+  rows = [tokenizer.encode_prompt(example["prompt"]) for example in examples]
   longest = max(range(len(rows)), key=lambda i: len(rows[i]), default=None)
   width = 0 if longest is None else len(rows[longest])
   fitting = [bucket for bucket in buckets if bucket >= width]
@@ -137,7 +136,7 @@ def _demonstration(example: Row, tokenizer: Tokenizer, replies: str | None) -> D
     for piece, own in ((text[start:begin], True), (text[begin:end], False)):
       found = tokenizer.encode(piece) if piece else []
       ids, written, start = ids + found, written + [own] * len(found), end
-  return Demonstration(_prompt_ids(example, tokenizer), [*ids, tokenizer.eos_id], [*written, True])
+  return Demonstration(tokenizer.encode_prompt(example["prompt"]), [*ids, tokenizer.eos_id], [*written, True])
 
 
 def encode_reply(text: str, tokenizer: Tokenizer, *, is_message: bool) -> list[int]:
@@ -162,8 +161,4 @@ def encode_reply(text: str, tokenizer: Tokenizer, *, is_message: bool) -> list[i
 
 def max_prompt_tokens(source: Iterable[Row], tokenizer: Tokenizer) -> int:
   """Length of the longest prompt, in tokens with the begin token; 0 without rows."""
-  return max((len(_prompt_ids(example, tokenizer)) for example in source), default=0)
-
-
-def _prompt_ids(example: Row, tokenizer: Tokenizer) -> list[int]:
-  return tokenizer.encode_prompt(example["prompt"])
+  return max((len(tokenizer.encode_prompt(example["prompt"])) for example in source), default=0)

@@ -14,7 +14,7 @@ import pathlib
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from jaxrl_llm.pretrained.chat_template import render
+from jaxrl_llm.pretrained.chat_template import Message, render
 from jaxrl_llm.tasks.files import report as report_lib
 from jaxrl_llm.tasks.files import tables, text_files
 from jaxrl_llm.tasks.files.columns import Columns, Unusable, problems, read, short, text
@@ -32,10 +32,6 @@ SOURCES = ("arithmetic", "file")
 
 WRONG_PER_PROBLEM = 4
 _TRIES = 60  # Of the careless teacher; a problem of one step is wrong in a third of them, in one of seven ways.
-
-
-Message = dict[str, str]
-"""With a `role` and a `content`."""
 
 
 class PairColumns(NamedTuple):
@@ -135,14 +131,8 @@ def from_files(
     for split, file in files.items()
   }
   settings = ["pairs", columns, list(files), [os.path.splitext(file)[1] for file in files.values()]]
-  sources, found = tables.open_table(
-    "preferences",
-    tables.key_of(list(files.values()), settings),
-    generators,
-    columns=COLUMNS,
-    data_dir=data_dir,
-    bad_rows=bad_rows,
-  )
+  key = tables.key_of(list(files.values()), settings)
+  sources, found = tables.open_table("preferences", key, generators, columns=COLUMNS, data_dir=data_dir, bad_rows=bad_rows)
   return _fitting(sources, found, tokenizer, max_tokens=max_tokens, fraction=test_fraction or 0.1, bad_rows=bad_rows)
 
 
@@ -152,11 +142,7 @@ def check_files(**settings: Any) -> dict[str, pathlib.Path]:
 
 
 def row_of(record: Record, columns: PairColumns) -> Row:
-  """The pair of a record.
-
-  Args:
-    record: of a file.
-    columns: which is what.
+  """The pair of a record of a file.
 
   Raises:
     Unusable: what it lacks, or what is in the place of it.
@@ -192,12 +178,8 @@ def row_of(record: Record, columns: PairColumns) -> Row:
 def encode_pair(row: Row, tokenizer: Tokenizer) -> tuple[list[int], list[int]]:
   """Ids of the chosen and of the rejected sequence: the prompt as a policy is given it, the response, and the end token.
 
-  Args:
-    row: a pair.
-    tokenizer: the model's. A conversation of several messages needs one with a chat template.
-
   Raises:
-    Unusable: it has none, or refuses the conversation.
+    Unusable: several messages, but a tokenizer without a chat template, or with one that refuses them.
 
   Example:
     >>> from jaxrl_llm.pretrained.byte_tokenizer import ByteTokenizer
@@ -245,12 +227,13 @@ def _fitting(
     if not rows:
       words = report_lib.in_words(found).replace("problems", "pairs")
       raise ValueError(f"task.path, {split}: found no pair that can be used ({words}); expected at least one to learn and one to test on")
-  source_of = {"train": sources["train"], "test": sources.get("test", sources["train"])}
-  for split in source_of:
-    for row in StoredRows(source_of[split], indices=[index for _, index, _ in kept[split]]):
+  rows_of = {
+    split: StoredRows(sources.get(split, sources["train"]), indices=[index for _, index, _ in kept[split]]) for split in ("train", "test")
+  }
+  for split, rows in rows_of.items():
+    for row in rows:
       digest.update(json.dumps([split, *(row[x] for x in COLUMNS[:5])]).encode())
-  rows_of = lambda split: StoredRows(source_of[split], indices=[index for _, index, _ in kept[split]])
-  return Pairs(rows_of("train"), rows_of("test"), found, digest.hexdigest())
+  return Pairs(**rows_of, report=found, fingerprint=digest.hexdigest())
 
 
 def _read(record: Record, name: str) -> str | list[Message]:

@@ -191,21 +191,18 @@ def _prompting(template: str, *, response: bool = True, keep: Collection[str] = 
 
 
 def _usable(row: Row, tokenizer: Tokenizer, style: Style, setup: Setup, tally: Tally) -> bool:
+  kind, fits = ANSWERS.get(style.rewards[0], (None, None)) if style.rewards else (None, None)
   if setup.levels is not None and row["level"] not in setup.levels:
     tally.bad(OTHER_LEVEL, row["place"], f"level {row['level']}")
-    return False
-  kind, fits = ANSWERS.get(style.rewards[0], (None, None)) if style.rewards else (None, None)
-  if kind is not None and not fits(row["answer"].strip()):
+  elif kind is not None and not fits(row["answer"].strip()):
     tally.bad(f"answer is no {kind}", row["place"], f"{short(row['answer'])}, but the reward {style.rewards[0]} needs one")
-    return False
-  length = len(tokenizer.encode_prompt(row["prompt"])) if row["prompt"] else 0
-  if not length:
+  elif not (length := len(tokenizer.encode_prompt(row["prompt"])) if row["prompt"] else 0):
     tally.bad("prompt of zero tokens", row["place"])
-    return False
-  if setup.max_prompt_tokens is not None and length > setup.max_prompt_tokens:
+  elif setup.max_prompt_tokens is not None and length > setup.max_prompt_tokens:
     tally.bad(f"prompt longer than {setup.max_prompt_tokens} tokens", row["place"], f"{length}; see rollout.prompt_buckets")
-    return False
-  return True
+  else:
+    return True
+  return False
 
 
 def _imitable(row: Row, tokenizer: Tokenizer, setup: Setup, tally: Tally) -> bool:
@@ -222,9 +219,8 @@ def _split(name: str, rows: list[_Kept], fraction: float) -> dict[str, list[_Kep
   if not 0 < fraction < 1:
     raise ValueError(f"task.test_fraction: found {fraction}, expected a number between 0 and 1, such as 0.1")
   if len(rows) < 2:
-    raise ValueError(
-      f"task {name}: found one problem in all, expected one to train on and one to test; name a file of test problems: task.test_path"
-    )
+    expected = "one to train on and one to test; name a file of test problems: task.test_path"
+    raise ValueError(f"task {name}: found one problem in all, expected {expected}")
   draws = sorted(one.draw for one in rows)
   border = min(max(fraction, draws[0] + 2.0**-48), draws[-1])
   return {"train": [one for one in rows if one.draw >= border], "test": [one for one in rows if one.draw < border]}
