@@ -3,7 +3,7 @@
 import hashlib
 import os
 import re
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import NamedTuple
 
 from jaxrl_llm.pretrained.byte_tokenizer import ByteTokenizer
@@ -14,7 +14,7 @@ from jaxrl_llm.tasks.files.columns import Convert, short
 from jaxrl_llm.tasks.files.report import OTHER_DATE, OTHER_LEVEL, Report, Tally
 from jaxrl_llm.tasks.files.storage import Row
 from jaxrl_llm.tasks.files.tables import INDEX, StoredRows
-from jaxrl_llm.tasks.files.text_files import Fault, Record
+from jaxrl_llm.tasks.files.text_files import Records
 from jaxrl_llm.tasks.task import Task
 from jaxrl_llm.text_types import RewardFn, Tokenizer
 
@@ -96,7 +96,7 @@ def held_out(question: str) -> float:
 
 def make_task(
   name: str,
-  records: Mapping[str, Callable[[], Iterable[tuple[str, Record | Fault]]]],
+  records: Mapping[str, Callable[[], Records]],
   convert: Convert,
   *,
   key: str,

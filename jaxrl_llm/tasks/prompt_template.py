@@ -8,13 +8,7 @@ from jaxrl_llm.messages import Problem, did_you_mean
 
 
 def fields(template: str) -> tuple[str, ...]:
-  """The columns that a template names, each once, in its order.
-
-  Args:
-    template: text in which `{column}` stands for a column's text and `{{` for a brace.
-
-  Returns:
-    Names of columns.
+  """The columns that a template names, each once, in its order: `{column}` stands for a column's text, `{{` for a brace.
 
   Raises:
     ValueError: unbalanced braces, a field without a name, an attribute, index, conversion or format of a field, or no field at all: each
@@ -48,11 +42,7 @@ def fields(template: str) -> tuple[str, ...]:
 
 
 def check(template: str, known: Collection[str]) -> None:
-  """Refuses a template with a column that the rows do not have.
-
-  Raises:
-    ValueError: one line, with the nearest column.
-  """
+  """Refuses a template with a column that the rows do not have by a ValueError, one line with the nearest column."""
   for name in fields(template):
     if name not in known:
       hint = did_you_mean(name, known, "; did you mean {{{}}}?")

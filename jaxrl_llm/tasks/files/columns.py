@@ -6,14 +6,14 @@ import json
 import math
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import NamedTuple
 
 from jaxrl_llm.messages import did_you_mean
 from jaxrl_llm.tasks.files import text_files
 from jaxrl_llm.tasks.files.report import Tally
 from jaxrl_llm.tasks.files.storage import Row
-from jaxrl_llm.tasks.files.text_files import Fault, Record
+from jaxrl_llm.tasks.files.text_files import Fault, Record, Records
 
 _PATIENCE = 100  # Records to look for a column in.
 _LARGEST = 2**63 - 1
@@ -70,17 +70,12 @@ def _identity(row: Row) -> dict[str, tuple[str, ...]]:
 
 
 def problems(
-  records: Iterable[tuple[str, Record | Fault]],
-  convert: Convert,
-  tally: Tally,
-  *,
-  seen: set[bytes],
-  identity: Callable[[Row], Mapping[str, tuple[str, ...]]] = _identity,
+  records: Records, convert: Convert, tally: Tally, *, seen: set[bytes], identity: Callable[[Row], Mapping[str, tuple]] = _identity
 ) -> Iterator[Row]:
   """Rows of those records that are problems, each with its `place`; the tally has the others.
 
   Args:
-    records: with their places.
+    records: of some files.
     convert: makes a row of a record.
     tally: counts what is dropped, or refuses it.
     seen: digests of what came before, so that each row is kept once; grows.
@@ -126,7 +121,7 @@ def check(row: Row) -> None:
     raise Unusable("empty question")
 
 
-def check_columns(records: Iterable[tuple[str, Record | Fault]], columns: Columns, path: str) -> None:
+def check_columns(records: Records, columns: Columns, path: str) -> None:
   """Refuses a file that does not have the columns, by its first records.
 
   Raises:
@@ -142,7 +137,7 @@ def check_columns(records: Iterable[tuple[str, Record | Fault]], columns: Column
       raise ValueError(f"{path}: found no column {name!r}, but {there}{did_you_mean(name, names)}")
 
 
-def read(path: os.PathLike, columns: Columns) -> Iterator[tuple[str, Record | Fault]]:
+def read(path: os.PathLike, columns: Columns) -> Records:
   """Records of a file; it is refused first if `check_columns` says so."""
   check_columns(text_files.read(path), columns, str(path))
   yield from text_files.read(path, columns=columns.named())

@@ -42,7 +42,11 @@ class Fault(NamedTuple):
   detail: str = ""
 
 
-def read(path: str | os.PathLike, *, columns: Iterable[str] | None = None) -> Iterator[tuple[str, Record | Fault]]:
+Records = Iterable[tuple[str, Record | Fault]]
+"""Each with its place, such as "data.jsonl:12"."""
+
+
+def read(path: str | os.PathLike, *, columns: Iterable[str] | None = None) -> Records:
   """Records of a file.
 
   Args:
@@ -51,8 +55,7 @@ def read(path: str | os.PathLike, *, columns: Iterable[str] | None = None) -> It
     columns: those to read of a Parquet file, where they exist; None reads all. Other formats are read whole anyway.
 
   Yields:
-    The place of each record, such as "data.jsonl:12", and the record or its fault. Bytes that are no UTF-8 become lone surrogates, for
-    who looks at the field to refuse.
+    Records or their faults. Bytes that are no UTF-8 become lone surrogates, for who looks at the field to refuse.
 
   Raises:
     ValueError: the file as a whole cannot be read. One line, with the fix.
@@ -106,14 +109,9 @@ def check(path: str | os.PathLike) -> pathlib.Path:
 def check_splits(
   path: str | os.PathLike | None, test_path: str | os.PathLike | None, test_fraction: float | None, *, rows: str, example: str
 ) -> dict[str, pathlib.Path]:
-  """Refuses files of one's own that are not there, and settings that do not go together; opens none.
+  """Refuses a user's files that are not there, and the settings `task.path` and so on that do not go together; opens no file.
 
-  Args:
-    path: `task.path`.
-    test_path: `task.test_path`.
-    test_fraction: `task.test_fraction`.
-    rows: what is in the files, for messages.
-    example: of a file.
+  Messages call what is in the files `rows`, such as "problems".
 
   Returns:
     Files by split, test first: whoever reads them in this order keeps a row that is in both held out.
@@ -123,10 +121,10 @@ def check_splits(
   """
   if path is None:
     raise ValueError(Problem("task.path", "None", f"a file of {rows}, such as {example}"))
-  files = {"train": check(path)}
+  train = check(path)
   if test_path is None:
-    return files
-  files = {"test": check(test_path)} | files
+    return {"train": train}
+  files = {"test": check(test_path), "train": train}
   if test_fraction is not None:
     raise ValueError(Problem("task.test_fraction", f"{test_fraction} with test {rows} of their own in task.test_path; set one of the two"))
   return files
@@ -146,7 +144,7 @@ def _check_encoding(path: pathlib.Path, file: io.BufferedReader) -> None:
     raise ValueError(f"{path}: found an empty file, expected problems; copy or download it again")
 
 
-def _lines(path: pathlib.Path, file: io.BufferedReader) -> Iterator[tuple[str, Record | Fault]]:
+def _lines(path: pathlib.Path, file: io.BufferedReader) -> Records:
   number, records = 0, 0
   while line := file.readline(MAX_RECORD_BYTES + 1):
     number += 1
@@ -173,7 +171,7 @@ def _record(line: str, *, cut: bool) -> Record | Fault:
   return value if isinstance(value, dict) else Fault("line is no JSON object", f"a JSON {_kind(value)}")
 
 
-def _list(path: pathlib.Path, file: io.BufferedReader) -> Iterator[tuple[str, Record | Fault]]:
+def _list(path: pathlib.Path, file: io.BufferedReader) -> Records:
   """The items of one JSON list, parsed as they come in; a list that breaks off ends there, with a fault."""
   decode, decoder = codecs.getincrementaldecoder("utf-8")("surrogateescape").decode, json.JSONDecoder()
   buffer, at, line, size, ended, items, expected = "", 0, 1, _CHUNK, False, 0, "["  # Expected: "[", "item" or ",".
@@ -211,7 +209,7 @@ def _list(path: pathlib.Path, file: io.BufferedReader) -> Iterator[tuple[str, Re
     raise ValueError(f"{path}: found an empty list, expected problems")
 
 
-def _table(path: pathlib.Path, file: io.BufferedReader, delimiter: str) -> Iterator[tuple[str, Record | Fault]]:
+def _table(path: pathlib.Path, file: io.BufferedReader, delimiter: str) -> Records:
   csv.field_size_limit(MAX_RECORD_BYTES)
   reader = csv.reader(io.TextIOWrapper(file, encoding="utf-8", errors="surrogateescape", newline=""), delimiter=delimiter, strict=True)
   names = next(reader, None)
@@ -232,7 +230,7 @@ def _table(path: pathlib.Path, file: io.BufferedReader, delimiter: str) -> Itera
       yield place, Fault("wrong number of columns", f"{len(fields)}, where the first line names {len(names)}")
 
 
-def _parquet(path: pathlib.Path, columns: Iterable[str] | None) -> Iterator[tuple[str, Record | Fault]]:
+def _parquet(path: pathlib.Path, columns: Iterable[str] | None) -> Records:
   try:
     import pyarrow
     from pyarrow import parquet

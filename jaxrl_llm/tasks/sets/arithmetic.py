@@ -78,10 +78,6 @@ def step_rewards(row: Mapping[str, Any], token_ids: Sequence[int]) -> list[tuple
   A line is right where it stands in the right place, takes the next term of the problem and computes correctly from the result that the
   working has reached, right or wrong; the last one, where it repeats that result. So a slip costs its own line and none of those after it.
 
-  Args:
-    row: the example, with its `question`.
-    token_ids: the response, ids of bytes.
-
   Returns:
     For each line the index of its last token (the newline, or the last of all) and 1.0 or 0.0.
 
@@ -113,14 +109,7 @@ def step_rewards(row: Mapping[str, Any], token_ids: Sequence[int]) -> list[tuple
 
 
 def problems(level: int) -> Iterator[str]:
-  """The distinct problems of a level, in a fixed order.
-
-  Args:
-    level: number of steps, from `LEVELS`.
-
-  Yields:
-    Questions, such as "7+8-5".
-  """
+  """The distinct problems of a level, such as "7+8-5", in a fixed order."""
   digits, signs = itertools.product("0123456789", repeat=level + 1), list(itertools.product("+-", repeat=level))
   questions = [d[0] + "".join(map("".join, zip(s, d[1:], strict=True))) for d in digits for s in signs]
   if len(questions) > _PROBLEMS_PER_LEVEL:

@@ -7,7 +7,7 @@ References:
 import dataclasses
 import functools
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from importlib import metadata
 from typing import Any
 
@@ -15,6 +15,7 @@ from jaxrl_llm.messages import Problem, did_you_mean, one_line
 from jaxrl_llm.tasks.files import tables
 from jaxrl_llm.tasks.files.columns import BLANK
 from jaxrl_llm.tasks.files.storage import Row
+from jaxrl_llm.tasks.files.text_files import Records
 from jaxrl_llm.tasks.problem_set import Entry, Setup, Style, make_task
 from jaxrl_llm.tasks.task import Task
 
@@ -158,7 +159,7 @@ def _dataset(name: str, level: int | None, settings: str, *, size: int = 1, seed
     raise ValueError(f"{wrong} ({one_line(error, typed=False)})") from error
 
 
-def _records(name: str, levels: Sequence[int] | None, settings: str, *, size: int, seed: int) -> Iterator[tuple[str, Mapping[str, Any]]]:
+def _records(name: str, levels: Sequence[int] | None, settings: str, *, size: int, seed: int) -> Records:
   for level in levels or (None,):
     # Every level has its own seed, or neighbours would often have the same problems.
     dataset = _dataset(name, level, settings, size=size, seed=seed + 1_000_003 * (level or 0))

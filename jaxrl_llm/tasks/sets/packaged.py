@@ -3,12 +3,12 @@
 import importlib.util
 import json
 import pathlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 from jaxrl_llm.tasks.files import tables, text_files
 from jaxrl_llm.tasks.files.columns import BLANK, Unusable, text
 from jaxrl_llm.tasks.files.storage import Row
-from jaxrl_llm.tasks.files.text_files import Record
+from jaxrl_llm.tasks.files.text_files import Record, Records
 from jaxrl_llm.tasks.problem_set import Entry, Setup, Style, make_task
 from jaxrl_llm.tasks.sets import code, maths
 from jaxrl_llm.tasks.task import Task
@@ -53,7 +53,7 @@ def package_file(task: str, package: str, module: str, path: str) -> pathlib.Pat
   return found
 
 
-def _champ_records(path: pathlib.Path) -> Iterator[tuple[str, Record]]:
+def _champ_records(path: pathlib.Path) -> Records:
   try:
     problems = json.loads(path.read_text(encoding="utf-8"))["problems"]
   except (ValueError, KeyError, TypeError) as error:

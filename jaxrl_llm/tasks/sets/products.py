@@ -43,14 +43,7 @@ def product(question: str) -> int:
 
 
 def shown(question: str, seed: int) -> str:
-  """What the teacher shows, the calculator's replies included.
-
-  Args:
-    question: the problem.
-    seed: which of the teacher's tries at it.
-
-  Returns:
-    The response, without the end token.
+  """What the teacher shows in the try that `seed` says, the calculator's replies included, without the end token.
 
   Example:
     >>> [shown("487*36", seed) for seed in (0, 2, 8)]

@@ -47,10 +47,7 @@ def call_tests(cases: Iterable[Mapping[str, Any]], *, function: str) -> str:
 def check_tests(*, function: str, prompt: str, code: str) -> str:
   """Tests that are a Python program of their own: `check(candidate)` raises where the function is wrong.
 
-  Args:
-    function: its name.
-    prompt: the beginning of the program that the policy completes.
-    code: defines `check`.
+  The policy completes a program that begins with `prompt`; `code` defines `check`.
   """
   return _write({"kind": "check", "function": function, "prompt": prompt, "code": code})
 
@@ -60,12 +57,6 @@ def unpack(text: str) -> list[dict[str, str]]:
 
   A pickle can run any program when it is read. This one may hold one text and nothing else, and is read by an unpickler that knows no
   functions or classes.
-
-  Args:
-    text: of the column `public_test_cases` or `private_test_cases`.
-
-  Returns:
-    Cases with `input`, `output` and whatever else.
 
   Raises:
     Unusable: damaged, too large, or a pickle of anything but one text.
