@@ -160,7 +160,7 @@ def _build(prepare: Callable[[str], object], root: pathlib.Path, folder: pathlib
       shutil.rmtree(scratch, ignore_errors=True)
 
 
-def _read(builder: StoredDataset, folder: pathlib.Path) -> dict[str, list[Row]]:
+def _read(builder: tfds.core.GeneratorBasedBuilder, folder: pathlib.Path) -> dict[str, list[Row]]:
   if not (folder / "dataset_info.json").is_file():
     raise ValueError("no dataset_info.json")  # TFDS would take it for a dataset without splits.
   if set(builder.info.splits) != set(builder.SPLITS):

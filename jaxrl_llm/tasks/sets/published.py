@@ -89,8 +89,9 @@ def published_task(
   records = {split: lambda paths=paths: itertools.chain.from_iterable(map(read, paths)) for split, paths in files.items()}
   key = tables.key_of(list(itertools.chain(*files.values())), [published.version, list(map(len, files.values()))])
   style = published.style.with_settings(prompt_template, reward)
-  made_of = {"key": key, "columns": published.columns, "choose": choose}
-  return make_task(published.name, records, published.convert, style=style, setup=setup, **made_of)
+  return make_task(
+    published.name, records, published.convert, key=key, style=style, setup=setup, columns=published.columns, choose=choose
+  )
 
 
 def livecodebench(
