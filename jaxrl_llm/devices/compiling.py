@@ -48,7 +48,7 @@ def compiled_for(jitted: Callable, signatures: Sequence[tuple]) -> Compiled:
 
 
 def give_back_memory() -> None:
-  """Returns what a compiler has freed to the system: glibc alone keeps it, hundreds of MB after a train step; elsewhere, does nothing."""
+  """Returns to the system what a compiler has freed: glibc keeps it, hundreds of MB after a train step. Does nothing without glibc."""
   name = ctypes.util.find_library("c")
   if name and hasattr(libc := ctypes.CDLL(name), "malloc_trim"):
     libc.malloc_trim(0)
