@@ -51,7 +51,10 @@ def assess(
   graded: Graded | None = None,
   call: CallFn = call_here,
 ) -> Batch:
-  """Grades the responses to examples, one row per prompt, each in one process; those that `graded` has already, see `Drawn`, stay."""
+  """Grades responses, each in one process; all arrays are on the host, and `examples` has one row per prompt.
+
+  Responses that were graded while others were drawn, see `Drawn.graded`, keep their rewards.
+  """
   group_size = len(responses) // len(examples)
   repeated = [example for example in examples for _ in range(group_size)]
   graded = pending(rewards, len(responses)) if graded is None else graded

@@ -147,7 +147,7 @@ def pending(rewards: Sequence[WeightedReward], count: int) -> Graded:
 
 
 def put(graded: Graded, rows: Sequence[int] | Int[np.ndarray, " m"], own: Graded) -> Graded:
-  """Replaces the rewards of some sequences, the given rows, by their own."""
+  """Replaces the rewards of the sequences in `rows` by `own`, which has the rewards of these alone."""
 
   def filled(x: np.ndarray, values: np.ndarray) -> np.ndarray:
     x = x.copy()

@@ -100,7 +100,7 @@ def whole_sequences(responses: Float[np.ndarray, "N R"], rollouts: Rollouts) -> 
 
 
 def trajectories(rollouts: Rollouts, counted: Bool[np.ndarray, " N"] | None = None) -> list[Trajectory]:
-  """Sequences of a rollout batch on the host, with zero advantages; no token of one that is not `counted` counts, None counts all."""
+  """Sequences of a rollout batch on the host, with zero advantages. Tokens count in the `counted` sequences alone; None counts all."""
   result = []
   counted = np.ones(len(rollouts.tokens), bool) if counted is None else counted
   written = written_mask(rollouts)
