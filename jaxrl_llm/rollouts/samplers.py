@@ -72,14 +72,15 @@ def make_samplers(
     record_routing=records_routes,
   )
   evaluating = common | dict(group_size=config.eval.samples, temperature=config.eval.temperature)
-  carried, talks, num_prompts = None, turn_stops is not None, section.num_prompts + section.spare_prompts
+  carried, talks = None, turn_stops is not None
   if section.spare_prompts:
     experts = model.config.experts
     routes = (model.config.num_layers, experts.top_k) if records_routes and experts else None
     carried = partial_lib.nothing(section.max_new_tokens, routes)
-  lowered, stream = in_dtype(model), None
+  num_prompts = section.num_prompts + section.spare_prompts
   signatures = _signatures(config, model, params, num_prompts, carried, section.group_size if talks else 0)
   eval_signatures = _signatures(config, model, params, config.eval.batch_prompts, None, config.eval.samples if talks else 0)
+  lowered, stream = in_dtype(model), None
   if section.report_every:
     stream = make_stream(lowered, steps_per_report=section.report_every, signatures=signatures, **training)
   return Samplers(
