@@ -29,8 +29,8 @@ ARGS = ["--config=configs/gspo.py:tiny", *flags(OVERRIDES)]
 # Sums over devices of one process are otherwise taken in another order, and after some steps a near tie of the sampler falls the other way.
 IN_ONE = {hosts.COLLECTIVES: "gloo"}
 VARIES = ("timing_s/", "perf/throughput", "perf/compiles", "perf/max_memory_allocated_gb")
-# JAX lets process 0 alone write its cache of compiled programs, but on CPUs the other process has programs of its own, and would compile them
-# again in each of the runs below: half of the time of these tests.
+# JAX lets process 0 alone write its cache of compiled programs, but on CPUs the other process has programs of its own, and would compile
+# them again in each of the runs below.
 MAIN = """
 import runpy, types
 from jax._src import compiler
