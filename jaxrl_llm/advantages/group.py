@@ -17,6 +17,7 @@ def by_group(rewards: ArrayLike, group_size: int) -> Float[Array, "n G"]:
 
   The mean of three times 0.1 is not 0.1 in float32, and dividing that residue by eps would make an advantage out of nothing.
   """
+  whole_number("group_size", group_size, low=1)
   rewards = real("rewards", rewards, shape=f"[N] with N a multiple of group_size = {group_size}", ndim=1)
   whole_groups("rewards", rewards.shape[0], group_size, rewards.shape, "[N]")
   return rewards.reshape(-1, group_size)
