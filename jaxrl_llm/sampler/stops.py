@@ -77,10 +77,10 @@ def make_stop_table(token_bytes: Sequence[bytes | None], strings: Sequence[str] 
   Note:
     U+FFFD as (part of) a stop string matches its own bytes only, not what a decoder writes for bytes that are no UTF-8.
   """
-  automata = []
-  if patterns := _checked_strings(strings):
+  patterns, ids, automata = _checked_strings(strings), _checked_sequences(sequences, len(token_bytes)), []
+  if patterns:
     automata.append(_over_tokens(token_bytes, patterns))
-  if ids := _checked_sequences(sequences, len(token_bytes)):
+  if ids:
     symbols, following = _automaton(ids)
     classes = np.zeros(len(token_bytes) + 1, np.min_scalar_type(len(symbols)))
     classes[list(symbols)] = list(symbols.values())
