@@ -141,7 +141,8 @@ class Transformer(nnx.Module):
       found = [getattr(out, field) for _, out in outputs if out is not None]
       return None if found[0] is None else jnp.mean(jnp.concatenate(found), axis=0)
 
-    return Forward(**{x: routes(x) for x in ("routing", "live_routing")}, **{x: mean(x) for x in ("balance_loss", "z_loss")})
+    routing, live_routing = routes("routing"), routes("live_routing")
+    return Forward(routing=routing, live_routing=live_routing, balance_loss=mean("balance_loss"), z_loss=mean("z_loss"))
 
   def prefill(self, tokens: Int[Array, "n P"], mask: Bool[Array, "n P"], *, dtype: str) -> tuple[Cache, Int[Array, "n P L K"] | None]:
     """A cache of whole prompts without blocks for responses yet, and the experts that their tokens visited."""
