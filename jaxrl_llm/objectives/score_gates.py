@@ -186,7 +186,7 @@ def prefix_budget(delta: float = 0.15, w_min: float = 0.8, budget: float = 0.02)
   Args:
     delta: largest weighted shift of a token's probability; 0.15 is for dense models, 0.20 for mixtures of experts.
     w_min: weight of the last token; the first has 1, so that early tokens, which shift the context of all others, have less room.
-    budget: shift of probability per token that a sequence may spend.
+    budget: shift of probability per token that a sequence may spend; up to twice that where its shifts are large.
 
   Returns:
     The gate. Its metrics: those of `clip_metrics` (tokens that are not kept) and `gate_metrics`; `cppo/budget`, the mean of b over the
