@@ -221,6 +221,11 @@ def test_help_on_fields(capsys):
   assert "config.learner.batch_pairs = 64" in out and "config.rollout" not in out
 
 
+def test_no_help_on_fields_where_nobody_asks():
+  for argv in ([], [TINY], [TINY, "--dry_run"]):
+    assert command_line.help_fields(["main", *argv]) is None
+
+
 def test_help_on_a_field_that_there_is_not(errors):
   (line,) = errors("--help_fields=rolout")
   assert line == "--help_fields: found 'rolout', expected the beginning of a field, such as 'rollout'; did you mean 'rollout'?"

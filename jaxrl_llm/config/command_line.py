@@ -1,6 +1,7 @@
 """From the command line to a resolved config: the file, its overrides, and a message for everything that can be wrong with either."""
 
 import hashlib
+import itertools
 import re
 import runpy
 import sys
@@ -75,7 +76,7 @@ def help_fields(argv: Sequence[str]) -> str | None:
     UsageError: A prefix that no field has, or a config file that cannot be loaded.
   """
   path, _, rest = split(argv[1:])
-  for flag, following in zip(rest, [*rest[1:], "-"], strict=True):
+  for flag, following in itertools.pairwise([*rest, "-"]):
     if match := re.fullmatch(r"--?help_fields(?:=(.*))?", flag):
       prefix = match[1] or ("" if following.startswith("-") else following)
       try:
