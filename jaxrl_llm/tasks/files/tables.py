@@ -42,14 +42,17 @@ class StoredRows(Sequence):
   """Rows of a dataset on disk, read when they are asked for.
 
   Args:
-    source: TFDS's data source.
+    source: records as `storage.open_split` gives them.
     indices: those to have; None has all.
     finish: what is done to a row that was read.
 
   Example:
-    >>> rows = StoredRows([{"question": b"1+1", "level": 2}], finish=lambda row: row | {"prompt": row["question"] + "="})
+    >>> from tensorflow_datasets.proto import tf_example_pb2
+    >>> features = {"level": {"int64_list": {"value": [2]}}, "question": {"bytes_list": {"value": [b"1+1"]}}}
+    >>> record = tf_example_pb2.Example(features={"feature": features}).SerializeToString()
+    >>> rows = StoredRows([record], finish=lambda row: row | {"prompt": row["question"] + "="})
     >>> rows[0]
-    {'question': '1+1', 'level': 2, 'prompt': '1+1='}
+    {'level': 2, 'question': '1+1', 'prompt': '1+1='}
   """
 
   def __init__(self, source: Sequence, *, indices: Sequence[int] | None = None, finish: Callable[[Row], Row] = dict):
