@@ -34,11 +34,11 @@ def file_task(
     path: problems to train on.
     test_path: problems to test on; None holds out some of `path`.
     test_fraction: of `path`, held out; None is 0.1.
-    question_column: see `Columns`, as the other columns.
-    answer_column: likewise.
-    level_column: likewise.
-    response_column: likewise.
-    id_column: likewise.
+    question_column: the problem.
+    answer_column: the right answer.
+    level_column: difficulty, a whole number.
+    response_column: a solution to imitate in the warm start.
+    id_column: tells rows apart, besides their questions.
     prompt_template: the prompt, with columns in braces.
     reward: name or names of reward functions; the first is the verifier.
 
