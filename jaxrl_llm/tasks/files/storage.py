@@ -167,7 +167,10 @@ def _read(builder: tfds.core.GeneratorBasedBuilder, folder: pathlib.Path) -> dic
   if set(builder.info.splits) != set(builder.SPLITS):
     raise ValueError(f"splits {', '.join(sorted(builder.info.splits)) or 'none'}")
   sources = {split: open_split(builder, split) for split in builder.SPLITS}
-  return {split: list(map(plain, source.__getitems__(range(len(source))))) for split, source in sources.items()}
+  rows = {split: list(map(plain, source.__getitems__(range(len(source))))) for split, source in sources.items()}
+  if any(row.keys() != builder.info.features.keys() for rows_of_split in rows.values() for row in rows_of_split[:1]):
+    raise ValueError(f"rows of other columns than {', '.join(builder.info.features)}")
+  return rows
 
 
 def open_split(builder: tfds.core.GeneratorBasedBuilder, split: str) -> Sequence[bytes]:

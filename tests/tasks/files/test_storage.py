@@ -121,6 +121,22 @@ def test_damage_is_one_line_with_the_fix(whole, tmp_path, damage):
   assert load(root) == load(whole)  # The fix works.
 
 
+def test_rows_of_other_columns_are_refused(tmp_path):
+  class Renamed(Tiny, skip_registration=True):
+    name = "tiny"
+
+    def _info(self):
+      return tfds.core.DatasetInfo(builder=self, features=tfds.features.FeaturesDict({"text": tfds.features.Text(), "m": np.int32}))
+
+    def _generate_examples(self, n):
+      for key, row in super()._generate_examples(n):
+        yield key, {"text": row["text"], "m": row["n"]}
+
+  storage.load_splits(Renamed, data_dir=tmp_path)
+  with pytest.raises(ValueError, match=r"tiny/1.0.0: found a dataset that cannot be used .*; delete .* and run again"):
+    load(tmp_path)
+
+
 @pytest.mark.parametrize("where", ["file/data", "file"])
 def test_a_folder_that_cannot_be_written(tmp_path, where):
   (tmp_path / "file").write_text("")
