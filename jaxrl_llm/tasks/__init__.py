@@ -2,7 +2,7 @@
 
 import inspect
 import os
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import partial
 from types import ModuleType
 from typing import Any
@@ -21,39 +21,41 @@ from jaxrl_llm.text_types import Tokenizer
 __all__ = ["TASKS", "Row", "Task", "make", "names", "problems"]
 
 
-def generated_task(name: str, module: ModuleType, builder: type[GeneratedProblems], setup: Setup, **judged: Any) -> Task:
+def generated_task(
+  builder: type[GeneratedProblems], known_levels: Sequence[int], render_prompt: Callable[[str], str], setup: Setup, **judged: Any
+) -> Task:
   """A task whose problems are generated, and which needs no settings.
 
   Args:
-    name: of the task.
-    module: has its `LEVELS` and `render_prompt`.
-    builder: of its dataset.
+    builder: of its dataset, which has the task's name.
+    known_levels: levels of difficulty that it has.
+    render_prompt: text of a prompt from a question.
     setup: what every task is told.
     **judged: its rewards, as in `Task`.
 
   Raises:
     ValueError: levels that it does not have, or a dataset that cannot be built or read. One line.
   """
-  levels = module.LEVELS if setup.levels is None else tuple(setup.levels)
-  if not levels or not set(levels) <= set(module.LEVELS):
-    raise ValueError(f"task.levels: found {levels}, expected one or more of {module.LEVELS}")
+  levels = known_levels if setup.levels is None else tuple(setup.levels)
+  if not levels or not set(levels) <= set(known_levels):
+    raise ValueError(f"task.levels: found {levels}, expected one or more of {known_levels}")
   splits = {
-    split: [row | {"prompt": module.render_prompt(row["question"])} for row in rows if row["level"] in levels]
+    split: [row | {"prompt": render_prompt(row["question"])} for row in rows if row["level"] in levels]
     for split, rows in storage.load_splits(builder, data_dir=setup.data_dir).items()
   }
   if setup.tokenizer is not None:
     judged["step_rewards"] = None  # They read the ids as bytes.
-  return Task(name=name, tokenizer=setup.tokenizer or ByteTokenizer(), **splits, **judged)
+  return Task(name=builder.name, tokenizer=setup.tokenizer or ByteTokenizer(), **splits, **judged)
 
 
-_ARITHMETIC = {"rewards": ("final_answer",), "step_rewards": arithmetic.step_rewards}
-_GSM_SYMBOLIC = {"rewards": ("final_number",), "form_reward": "answer_form"}
-_PRODUCTS = {"rewards": ("final_answer",)}
+def _generated(module: ModuleType, builder: type[GeneratedProblems], **judged: Any) -> Entry:
+  return Entry(partial(generated_task, builder, module.LEVELS, module.render_prompt, **judged))
+
 
 TASKS = {
-  "arithmetic": Entry(partial(generated_task, "arithmetic", arithmetic, arithmetic.Arithmetic, **_ARITHMETIC)),
-  "gsm_symbolic": Entry(partial(generated_task, "gsm_symbolic", word_problems, word_problems.GsmSymbolic, **_GSM_SYMBOLIC)),
-  "products": Entry(partial(generated_task, "products", products, products.Products, **_PRODUCTS)),
+  "arithmetic": _generated(arithmetic, arithmetic.Arithmetic, rewards=("final_answer",), step_rewards=arithmetic.step_rewards),
+  "gsm_symbolic": _generated(word_problems, word_problems.GsmSymbolic, rewards=("final_number",), form_reward="answer_form"),
+  "products": _generated(products, products.Products, rewards=("final_answer",)),
 }
 """Tasks that are generated, and need no settings."""
 
