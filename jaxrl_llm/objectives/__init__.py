@@ -1,9 +1,9 @@
-"""Policy objectives: each is a ratio x a gate x weights, one small file an algorithm; `custom` takes the three by name.
+"""Policy objectives, each a ratio x a gate x weights, with one small file per algorithm.
 
   objective = make("gspo", clip_high=5e-4)
   loss, metrics = value(objective, logprobs, old_logprobs, advantages, mask)
 
-A new algorithm is a new file and a new row of `OBJECTIVES`.
+`custom` takes the three parts by name. A new algorithm is a new file and a new row of `OBJECTIVES`.
 """
 
 from typing import Any
@@ -59,21 +59,22 @@ OBJECTIVES = {
   "custom": custom,
   "sft": sft,
 }
-"""Every objective by name."""
+"""Factories of objectives by name."""
 
 
 def make(name: str, **hyperparameters: Any) -> Objective:
-  """Builds an objective by name; what is not given has its paper's value.
+  """Builds an objective by name.
 
   Args:
-    name: a key of `OBJECTIVES`.
-    **hyperparameters: settings of that objective.
+    name: Key of `OBJECTIVES`.
+    **hyperparameters: Settings of the objective; the defaults are those of its paper.
 
   Returns:
     The objective.
 
   Raises:
-    ValueError: for an unknown name, and for settings that are unknown, illegal or without effect; all problems in one line.
+    ValueError: If the name is unknown, or if a setting is unknown, illegal or without effect. All
+      problems are in one line.
 
   Example:
     >>> sorted(make("grpo").needs)

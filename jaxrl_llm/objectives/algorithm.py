@@ -1,4 +1,4 @@
-"""The shared half of every algorithm: settings, their documentation, and the composition of its slots."""
+"""Shared half of every algorithm: settings, their documentation, and composition of the slots."""
 
 import functools
 import inspect
@@ -25,15 +25,16 @@ Returns:
 Raises:
   ValueError: for a setting that is unknown, illegal or without effect.\
 """
-"""Docstring of what all algorithms share; it follows the arguments of the gate and the algorithm's own."""
+"""Docstring shared by all algorithms; it follows the arguments of the gate and the algorithm."""
 
 
 class Slots(NamedTuple):
-  """What distinguishes an algorithm from the others.
+  """Parts that distinguish an algorithm from the others.
 
   Attributes:
-    ratio, gate, value_loss, anchor: as in `base.policy_objective`.
-    correction: off-policy correction that is part of the algorithm (`corrections`), as a function of the objective; None for none.
+    ratio, gate, value_loss, anchor: Arguments of `base.policy_objective`.
+    correction: Off-policy correction that is part of the algorithm (see `corrections`), as a
+      function of the objective; None for no correction.
   """
 
   ratio: RatioFn
@@ -52,18 +53,19 @@ def algorithm(
   rules: Mapping[str, Rule] | None = None,
   name: str | None = None,
 ) -> Callable[[Callable[..., Slots]], Callable[..., Objective]]:
-  """Decorates a function from an algorithm's own settings to its slots: it becomes the objective's factory.
+  """Decorates a function that returns an algorithm's slots, to make it an objective's factory.
 
-  The factory also takes the settings that all algorithms share (`SHARED`), names every setting in its signature and docstring, and refuses
-  illegal ones (`settings.checked`). A parameter `**gate_settings` stands for the settings of all gates: each is None by default, and the
-  function receives those that are not.
+  The function takes the algorithm's own settings. The factory also takes those that all algorithms
+  share (`SHARED`). It names every setting in its signature and docstring, and rejects illegal ones
+  (see `settings.checked`). A parameter `**gate_settings` stands for the settings of all gates: each
+  is None by default, and the function receives those that are not None.
 
   Args:
-    weights, max_tokens, kl_coef: defaults of these settings.
-    settings_of: gate factory whose docstring describes the settings that the function hands to it; None for a
-      function that describes all of its settings itself.
-    rules: rules of settings that `settings.RULES` lacks, by name.
-    name: name of the algorithm; None for the function's.
+    weights, max_tokens, kl_coef: Defaults of these settings.
+    settings_of: Gate factory whose docstring describes the settings that the function passes to it;
+      None for a function that describes all of its settings itself.
+    rules: Rules by name of setting, in addition to those of `settings.RULES` or in place of them.
+    name: Name of the algorithm; None for the name of the function.
 
   Example:
     >>> from jaxrl_llm.objectives.gates import hard_clip
@@ -90,7 +92,7 @@ def algorithm(
 
     def make(*, kl_coef, kl_estimator, entropy_coef, weights, max_tokens, **settings) -> Objective:
       slots = slots_of(**{key: x for key, x in settings.items() if key in own or x is not None})
-      # A coefficient of 0 costs nothing.
+      # A penalty with a coefficient of 0 is left out and costs nothing.
       penalties = [kl_penalty(kl_coef, kl_estimator)] if kl_coef else []
       penalties += [entropy_bonus(entropy_coef)] if entropy_coef else []
       needs = frozenset(field for field, coef in (("ref_logprobs", kl_coef), ("entropy", entropy_coef)) if coef)
@@ -105,7 +107,7 @@ def algorithm(
       )
       return objective if slots.correction is None else slots.correction(objective)
 
-    function = getattr(slots_of, "func", slots_of)  # Of a functools.partial.
+    function = getattr(slots_of, "func", slots_of)  # Unwraps a functools.partial.
     functools.update_wrapper(make, function)
     make.__name__ = make.__qualname__ = name or function.__name__
     make.__doc__ = _documented(function.__doc__, "" if settings_of is None else _described(settings_of, own))
@@ -116,7 +118,7 @@ def algorithm(
 
 
 def _expanded(parameters: Iterable[inspect.Parameter]) -> Iterator[inspect.Parameter]:
-  """Parameters with `**gate_settings` spelt out: the settings of all gates, each with None for its default."""
+  """Yields parameters, with `**gate_settings` spelt out: all gate settings, None by default."""
   for parameter in parameters:
     if parameter.kind is inspect.Parameter.VAR_KEYWORD:
       for setting in dict.fromkeys(setting for gate in GATES for setting in gate_settings(gate)):
@@ -126,13 +128,13 @@ def _expanded(parameters: Iterable[inspect.Parameter]) -> Iterator[inspect.Param
 
 
 def _described(gate: Callable[..., GateFn], names: Iterable[str]) -> str:
-  """What a gate's docstring says of those of its settings that are among the names."""
+  """Returns the entries of a gate's docstring for those settings that are among the names."""
   entries = re.finditer(r"^  (\w+): .*(?:\n    .*)*", inspect.cleandoc(gate.__doc__ or ""), flags=re.MULTILINE)
   return "\n".join(entry[0] for entry in entries if entry[1] in names)
 
 
 def _documented(docstring: str | None, of_gate: str) -> str:
-  """An algorithm's docstring with the arguments of its gate before its own, and the shared ones behind."""
+  """Completes an algorithm's docstring: gate arguments before its own, shared ones after."""
   text, *rest = re.split(r"\n\n(?=(?:Example|References|Note):\n)", inspect.cleandoc(docstring or ""), maxsplit=1)
   text, _, own = text.partition("\n\nArgs:\n")
   arguments = "\n".join(filter(None, [of_gate, own, SHARED]))

@@ -1,4 +1,4 @@
-"""An objective on plain arrays: for notebooks, tests, and other people's training loops."""
+"""Evaluation of objectives on plain arrays, for notebooks, tests and other training loops."""
 
 import jax
 import jax.numpy as jnp
@@ -31,32 +31,36 @@ def value(
   returns: ArrayLike | None = None,
   old_values: ArrayLike | None = None,
 ) -> tuple[Float[Array, ""], Metrics]:
-  """Loss and metrics of a whole batch.
+  """Computes the loss and the metrics of a whole batch.
 
   loss = Σ w·l
 
-  Differentiable in `logprobs`, `entropy` and `values`; works under jit, grad and vmap. Computes in the widest float type among the
-  arguments, float32 at least. A sequence without a counted token contributes nothing and is not counted.
+  The loss is differentiable in `logprobs`, `entropy` and `values`, and works under jit, grad and
+  vmap. The computation uses the widest float type among the arguments, float32 at least. A sequence
+  without a counted token contributes nothing and is not counted.
 
   Args:
-    objective: what `make` returns.
-    logprobs: [B, T], log-probability of each token under the current policy, in nats.
-    old_logprobs: [B, T], the same under the policy that sampled.
-    advantages: [B, T], or [B] for one advantage a row.
-    mask: [B, T], 1 or True where a token counts. What stands elsewhere is never read, NaN included.
-    segments: [B, T], which sequence of the row a token belongs to, from 1, 0 for padding; None for one sequence per row.
-    sampler_logprobs: [B, T], log-probabilities that the sampler reported, where its engine differs from the learner's.
-    ref_logprobs: [B, T], log-probabilities under the frozen reference.
-    entropy: [B, T], entropy of the current policy at each token, in nats.
-    values: [B, T], the critic's values.
-    returns: [B, T], the critic's targets.
-    old_values: [B, T], the critic's values at rollout time.
+    objective: Objective, as returned by `make`.
+    logprobs: Log-probability of each token under the current policy, in nats, [B, T].
+    old_logprobs: Log-probability of each token under the policy that sampled, in nats, [B, T].
+    advantages: Advantages, [B, T], or [B] for one advantage per row.
+    mask: Mask of counted tokens, [B, T], 1 or True if a token counts. Values at other tokens are
+      never read, NaN included.
+    segments: Sequence of the row that each token belongs to, [B, T], from 1, with 0 for padding;
+      None for one sequence per row.
+    sampler_logprobs: Log-probabilities that the sampler reported, [B, T], if its engine differs
+      from the learner's.
+    ref_logprobs: Log-probabilities under the frozen reference, [B, T].
+    entropy: Entropy of the current policy at each token, in nats, [B, T].
+    values: Values of the critic, [B, T].
+    returns: Targets of the critic, [B, T].
+    old_values: Values of the critic at rollout time, [B, T].
 
   Returns:
     The loss, to be minimised, and scalar metrics; `actor/loss` is the loss.
 
   Raises:
-    ValueError: for an array of the wrong shape or type, or one that is missing.
+    ValueError: If an array has the wrong shape or type, or is missing.
 
   Example:
     >>> from jaxrl_llm.objectives.dapo import dapo
@@ -86,7 +90,7 @@ def value(
     raise ValueError(f"logprobs, advantages and the like: found {dtype}, expected real numbers")
   floats = {name: x.astype(dtype) for name, x in floats.items()}
   mask = (_shaped("mask", mask, shape) > 0).astype(dtype)
-  # All ones stands for None: each row is one sequence.
+  # Ones stand for None: each row is one sequence.
   segments = jnp.ones(shape, jnp.int32) if segments is None else _shaped("segments", segments, shape)
   if not jnp.issubdtype(segments.dtype, jnp.integer):
     raise ValueError(f"segments: found {segments.dtype}, expected integers")

@@ -1,4 +1,4 @@
-"""What every policy objective shares: clean inputs, ratio x gate x weights, penalties, metrics."""
+"""Shared parts of policy objectives: clean inputs, ratio x gate x weights, penalties, metrics."""
 
 from collections.abc import Sequence
 
@@ -18,11 +18,13 @@ WEIGHTS = {
   "sequence_sum": lambda max_tokens: sequence_sum,
   "constant": constant,
 }
-"""Ways to weigh tokens by name, as functions of the generation budget in tokens."""
+"""Token weightings by name, as functions of the generation budget in tokens."""
 
 
 def weights_by_name(weights: str, max_tokens: int | None = None) -> WeighFn:
-  """Third slot of an objective, by its name in `WEIGHTS`; "constant" alone reads the generation budget in tokens.
+  """Returns the token weighting of this name in `WEIGHTS`, the third slot of an objective.
+
+  Only "constant" reads the generation budget in tokens.
 
   Example:
     >>> weights_by_name("constant", 8)(jnp.ones((2, 2)), None).tolist()
@@ -32,10 +34,11 @@ def weights_by_name(weights: str, max_tokens: int | None = None) -> WeighFn:
 
 
 def on_mask(outputs: PolicyOutputs, batch: TrainBatch) -> tuple[PolicyOutputs, TrainBatch]:
-  """Zeroes every float array off the mask and raises bfloat16 to float32.
+  """Zeroes every float array outside the mask and raises bfloat16 to float32.
 
-  Done on the inputs: a NaN, an infinity or a 1e4 that reaches an `exp` would come back through its gradient, 0·∞, even where a later mask
-  hides its value. A NaN under the mask is left alone, to surface in the loss.
+  The inputs are cleaned, not the outputs: a NaN, an infinity or a 1e4 that reaches an `exp` would
+  come back through its gradient as 0·∞, even if a later mask hides its value. A NaN inside the mask
+  is kept, so that it surfaces in the loss.
 
   Example:
     >>> zeros = jnp.zeros((1, 2), int)
@@ -54,7 +57,7 @@ def on_mask(outputs: PolicyOutputs, batch: TrainBatch) -> tuple[PolicyOutputs, T
 
 
 def required(x: Array | None, field: str, reason: str) -> Array:
-  """`x`, or a ValueError that names the field where it is None."""
+  """Returns `x`, or raises a ValueError that names the field if `x` is None."""
   if x is None:
     raise ValueError(f"{field}: found None, expected an array [B, T], because {reason}")
   return x
@@ -73,21 +76,26 @@ def policy_objective(
   """Composes an objective: loss = Σ w·(−k·gate(ratio(log π − log π_old), A) + penalties).
 
   Args:
-    ratio: level at which the policies are compared (`ratios`); a function that does not say its level is taken for a ratio of tokens.
-    gate: how far a ratio may carry the policy (`gates`).
-    weigh: weights of all tokens of the global batch (`segments`).
-    penalties: further per-token losses (`penalties`).
-    needs: fields that the penalties read.
-    value_loss: the critic's loss (`penalties.value_loss`).
-    anchor: "old" compares with the learner's policy at the start of the rollout batch's updates, "sampler" with the sampler's;
-      None with none, so that the loss needs neither (metrics still compare with `old_logprobs`).
+    ratio: Level at which the policies are compared (see `ratios`). A function that does not state
+      its level counts as a ratio of tokens.
+    gate: Limit on how far a ratio may move the policy (see `gates`).
+    weigh: Weights of all tokens of the global batch (see `segments`).
+    penalties: Further per-token losses (see `penalties`).
+    needs: Fields that the penalties read.
+    value_loss: Loss of the critic (see `penalties.value_loss`).
+    anchor: Policy that the ratio compares with: "old" for the learner's at the start of the rollout
+      batch's updates, "sampler" for the sampler's. With None the loss needs neither, but metrics
+      still compare with `old_logprobs`.
 
   Returns:
-    The objective. Metrics of its own:
-    - `actor/pg_loss`; `actor/ppo_kl` and `actor/ppo_kl_k3`, estimates of KL(π_old‖π) in nats; `actor/entropy` where the entropy is given;
-    - of the token ratio r `ratio/mean`, `/min`, `/max`, `/p99`; over sequences of the length-normalised ratio s `ratio/sequence/mean`, ...;
-    - `ratio/ess` and `ratio/sequence/ess`, effective sample sizes of r over tokens and of Πr over sequences, as fractions;
-    - `actor/nan_tokens`, the fraction of counted tokens with a NaN among the inputs or for a log-ratio.
+    The objective, with these metrics:
+    - `actor/pg_loss`; `actor/ppo_kl` and `actor/ppo_kl_k3`, estimates of KL(π_old‖π) in nats;
+      `actor/entropy` if the entropy is given;
+    - `ratio/mean`, `/min`, `/max` and `/p99` of the token ratio r; `ratio/sequence/mean`, ... of
+      the length-normalised ratio s over sequences;
+    - `ratio/ess` and `ratio/sequence/ess`, the effective sample sizes of r over tokens and of Πr
+      over sequences, as fractions;
+    - `actor/nan_tokens`, the fraction of counted tokens with a NaN in an input or in the log-ratio.
     The k of the loss is `TrainBatch.importance`.
 
   Example:
@@ -98,7 +106,8 @@ def policy_objective(
     frozenset({'old_logprobs'})
 
   Note:
-    The token log-ratio is bounded at ±20 before anything else, which ends the gradient out there (`ratios.bounded_log_ratio`).
+    The token log-ratio is bounded at ±20 before any other use; its gradient is 0 beyond the bound
+    (see `ratios.bounded_log_ratio`).
   """
 
   def token_loss(outputs: PolicyOutputs, batch: TrainBatch) -> TokenTerm:
@@ -133,10 +142,12 @@ def policy_objective(
 
 
 def critic_objective(objective: Objective) -> Objective:
-  """The `value_loss` of an objective as one with the same weights, for a critic with parameters of its own.
+  """Returns the `value_loss` of an objective as an objective with the same weights.
+
+  It trains a critic that has parameters of its own.
 
   Raises:
-    ValueError: the objective has no critic.
+    ValueError: If the objective has no critic.
   """
   if objective.value_loss is None:
     raise ValueError("value_loss: found None, expected an objective with a critic, such as ppo")
@@ -150,7 +161,7 @@ def critic_objective(objective: Objective) -> Objective:
 
 
 def ratio_metrics(log_ratio: Float[Array, "B T"], batch: TrainBatch) -> TokenMetrics:
-  """How far the policy has moved, for any objective: see `policy_objective`."""
+  """Returns metrics of how far the policy has moved, for any objective (see `policy_objective`)."""
   token, of_sequences = jnp.exp(log_ratio), lambda x: once_per_sequence(x, batch.mask, batch.segments)
   sequence = of_sequences(jnp.exp(segment_mean(log_ratio, batch.mask, batch.segments)))
   product = of_sequences(jnp.exp(jnp.clip(segment_sum(log_ratio, batch.segments), -20.0, 20.0)))
@@ -164,6 +175,9 @@ def ratio_metrics(log_ratio: Float[Array, "B T"], batch: TrainBatch) -> TokenMet
 
 
 def _is_nan(outputs: PolicyOutputs, batch: TrainBatch, log_ratio: Float[Array, "B T"]) -> Float[Array, "B T"]:
-  """1 where any input or the log-ratio is NaN (−∞ − −∞ is). Means of other metrics leave such a token out; this one counts it."""
+  """Returns 1 at tokens with a NaN in any input or in the log-ratio (−∞ − (−∞) is NaN).
+
+  Means of other metrics leave these tokens out; this metric counts them.
+  """
   inputs = [x for x in (*outputs, *batch, log_ratio) if x is not None and jnp.issubdtype(x.dtype, jnp.floating)]
   return sum(jnp.isnan(x) for x in inputs).astype(bool).astype(outputs.logprobs.dtype)

@@ -1,4 +1,4 @@
-"""Bradley-Terry: the loss of a reward model on pairs of a chosen and a rejected response."""
+"""Bradley-Terry loss of a reward model, on pairs of a chosen and a rejected response."""
 
 import math
 from functools import partial
@@ -13,9 +13,10 @@ from jaxrl_llm.types import Objective, PolicyOutputs, TokenTerm, TrainBatch
 
 
 def pair_rewards(values: Float[Array, "B T"], batch: TrainBatch) -> tuple[Float[Array, "B T"], Float[Array, "B T"]]:
-  """Rewards of the chosen and of the rejected response of each token's own pair.
+  """Returns the rewards of the chosen and the rejected response of each token's own pair.
 
-  Segments 2k − 1 and 2k of a row are the chosen and the rejected sequence of pair k; `values` are rewards of a sequence that ends there.
+  Segments 2k − 1 and 2k of a row are the chosen and the rejected sequence of pair k. `values` holds
+  at each token the reward of a sequence that ends there.
 
   Example:
     >>> rows = jnp.array([[1, 1, 2, 2, 2, 0]])
@@ -25,7 +26,8 @@ def pair_rewards(values: Float[Array, "B T"], batch: TrainBatch) -> tuple[Float[
   """
   segments = batch.segments
   ends = (segments > 0) & (segments != jnp.pad(segments[:, 1:], ((0, 0), (0, 1))))
-  # The last pair of a row has the larger numbers: neither runs over the T + 1 bins of `segment_sum`.
+  # A pair's number is at most that of its segments, so both fit into the T + 1 bins of
+  # `segment_sum`.
   of_pair, is_chosen = (segments + 1) // 2, segments % 2 == 1
   at_ends = lambda chosen: segment_sum(jnp.where(ends & (is_chosen == chosen), values, 0), of_pair)
   return at_ends(True), at_ends(False)
@@ -36,22 +38,26 @@ _RULES = {"center_coef": (lambda x: isinstance(x, int | float) and 0 <= x < math
 
 @partial(checked, rules=_RULES)
 def bradley_terry(*, center_coef: float = 0.0) -> Objective:
-  """Negative log-probability that the chosen response is preferred, under P(chosen) = σ(r_c − r_r − m).
+  """Builds the Bradley-Terry objective: −log of the probability that the chosen response wins.
 
+  P(chosen) = σ(r_c − r_r − m)
   L = −1/N · Σ log σ(r_c − r_r − m) + center_coef · (r_c + r_r)²
 
-  The weights are on one token of each pair, the end of its chosen sequence, where the batch has mask 1 and, as `advantages`, the margin m.
+  Only one token of each pair has a weight, the end of its chosen sequence. There the batch has mask
+  1 and, as `advantages`, the margin m.
 
   Args:
-    center_coef: keeps rewards around 0, which pairs alone leave open; 0.01 is usual.
+    center_coef: Weight of the term that keeps rewards around 0, which pairs alone leave open; 0.01
+      is usual.
 
   Returns:
-    The objective; it reads `PolicyOutputs.values`, each the reward of a sequence that ends with that token. Its metrics:
-    `reward_model/accuracy` (of a tie: 1/2), `reward_model/margin` (r_c − r_r), `reward_model/chosen`, `reward_model/rejected`,
-    `reward_model/pair_loss` and, where it counts, `reward_model/center_loss`.
+    The objective. It reads `PolicyOutputs.values`, each the reward of a sequence that ends with
+    that token. Its metrics are `reward_model/accuracy` (1/2 for a tie), `reward_model/margin` (r_c
+    − r_r), `reward_model/chosen`, `reward_model/rejected`, `reward_model/pair_loss` and, if
+    `center_coef` is above 0, `reward_model/center_loss`.
 
   Raises:
-    ValueError: for a setting that is unknown or illegal.
+    ValueError: If a setting is unknown or illegal.
 
   Example:
     >>> rows = jnp.array([[1, 1, 2, 2]])
@@ -64,9 +70,11 @@ def bradley_terry(*, center_coef: float = 0.0) -> Objective:
 
   References:
     R. A. Bradley and M. E. Terry, Rank Analysis of Incomplete Block Designs, Biometrika 39, 1952.
-    Training language models to follow instructions with human feedback, arXiv:2203.02155, 2022, eq. 1.
+    Training language models to follow instructions with human feedback, arXiv:2203.02155, 2022, eq.
+      1.
     Llama 2: Open foundation and fine-tuned chat models, arXiv:2307.09288, 2023, eq. 2 (the margin).
-    Helping or herding? Reward model ensembles mitigate but do not eliminate reward hacking, arXiv:2312.09244, 2023 (the centre).
+    Helping or herding? Reward model ensembles mitigate but do not eliminate reward hacking,
+      arXiv:2312.09244, 2023 (the centre).
   """
 
   def token_loss(outputs: PolicyOutputs, batch: TrainBatch) -> TokenTerm:

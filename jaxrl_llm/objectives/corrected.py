@@ -1,4 +1,4 @@
-"""The corrections that a config switches on, checked together and applied in one order."""
+"""The corrections that a config enables, checked together and applied in a fixed order."""
 
 from typing import Any
 
@@ -24,7 +24,7 @@ RULES = {
   "off_policy_anchor": (lambda x: x in ("old", "sampler"), "'old' or 'sampler'"),
   "bypass": (lambda x: isinstance(x, bool), "True or False"),
 }
-"""Each setting of `corrected`: the test it must pass and that test in words."""
+"""Rule of each setting of `corrected`: the test that it must pass, and the same test in words."""
 
 
 def corrected(
@@ -39,27 +39,28 @@ def corrected(
   off_policy_anchor: Any = "old",
   bypass: Any = False,
 ) -> Objective:
-  """Wraps an objective in the corrections that are switched on.
+  """Wraps an objective in the corrections that are enabled.
 
-  From the inside out: off_policy_mask, geometric_rejection, one of tis, mis and icepop, bypass. Weights multiply, so only the place of
-  bypass matters: outermost, it is what all others see as π_old. The settings are what stands in a config, so anything may stand there.
+  The order from the inside out is off_policy_mask, geometric_rejection, one of tis, mis and icepop,
+  bypass. Weights multiply, so only the place of bypass matters: as the outermost, it sets what all
+  others see as π_old. The settings come from a config, so they may have any type.
 
   Args:
-    objective: what to wrap.
-    tis, mis: caps; None leaves a correction out.
-    level: level of `tis` and `mis`, "token" or "sequence".
-    icepop: band (low, high), a tuple or a list.
-    geometric_rejection: band (low, high), a tuple or a list.
-    off_policy_mask: delta, in nats per token.
-    off_policy_anchor: anchor of `off_policy_mask`, "old" or "sampler".
-    bypass: whether the sampler's policy is taken for π_old.
+    objective: Objective to wrap.
+    tis, mis: Caps of these corrections; None leaves a correction out.
+    level: Level of `tis` and `mis`, "token" or "sequence".
+    icepop: Band (low, high), a tuple or a list.
+    geometric_rejection: Band (low, high), a tuple or a list.
+    off_policy_mask: Threshold delta, in nats per token.
+    off_policy_anchor: Anchor of `off_policy_mask`, "old" or "sampler".
+    bypass: Whether the sampler's policy is used as π_old.
 
   Returns:
-    The wrapped objective; without any correction the objective itself.
+    The wrapped objective, or the objective itself if no correction is enabled.
 
   Raises:
-    ValueError: for settings that are illegal, exclude each other or have no effect on this objective, such as any on sft; all problems in
-      one line.
+    ValueError: If settings are illegal, exclude each other or have no effect on this objective,
+      such as any correction of sft. All problems are in one line.
 
   Example:
     >>> from jaxrl_llm.objectives.gspo import gspo
@@ -96,7 +97,7 @@ def _is_on(setting: Any) -> bool:
 
 
 def _conflicts(objective: Objective, settings: dict[str, Any]) -> list[str]:
-  """Settings that are legal alone, but not together or not with this objective."""
+  """Returns problems of settings that are legal alone, but not together or with this objective."""
   on = {name: x for name, x in settings.items() if name in CORRECTIONS and _is_on(x)}
   weights = [name for name in ("tis", "mis", "icepop") if name in on]
   problems = []

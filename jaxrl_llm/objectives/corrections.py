@@ -1,17 +1,20 @@
-"""Corrections for data that another policy drew: each wraps an objective, `(objective, *, ...) -> Objective`.
+"""Corrections for data that another policy drew, as wrappers `(objective, *, ...) -> Objective`.
 
-Three policies are kept apart: the sampler's μ, the learner's π_old before the step's updates, and the current π. The mismatch
-k_t = π_old/μ is an error of engines, the staleness π/π_old one of time. A correction computes a weight of each token, without gradient,
-and multiplies it into `TrainBatch.importance`, which weighs the policy term alone: penalties, the critic's loss and the weights of the
-tokens stay as they are. Corrections compose:
+Three policies are kept apart: the sampler's μ, the learner's π_old before the step's updates, and
+the current π. The mismatch k_t = π_old/μ is an error between engines, and the staleness π/π_old
+comes from time. A correction computes a weight for each token, without gradient, and multiplies it
+into `TrainBatch.importance`. This weighs the policy term alone: penalties, the critic's loss and
+the weights of the tokens stay as they are. Corrections compose:
 
   tis(off_policy_mask(gspo(), delta=0.1), cap=2.0)
 
-All but `off_policy_mask` with anchor "old" read `TrainBatch.sampler_logprobs`; the loss of a batch without them raises a ValueError.
+All corrections but `off_policy_mask` with anchor "old" read `TrainBatch.sampler_logprobs`. The loss
+of a batch without them raises a ValueError.
 
-A dropped token has weight 0 and stays in the denominators: the weights of a batch are computed before any log-probability is known, so
-dropping shrinks the loss and never raises the share of the rest. (verl's rejection takes tokens out of the mask and so out of the
-denominators and the penalties too; its importance weights of 0, IcePop's, stay in, as here.)
+A dropped token has weight 0 and stays in the denominators. The weights of a batch are computed
+before any log-probability is known, so dropping shrinks the loss and never raises the share of the
+rest. (verl's rejection takes tokens out of the mask, and so out of the denominators and the
+penalties too. Its importance weights of 0, IcePop's, stay in, as here.)
 """
 
 from collections.abc import Callable
@@ -26,27 +29,30 @@ from jaxrl_llm.segments import once_per_sequence, segment_mean, segment_sum
 from jaxrl_llm.types import Objective, PolicyOutputs, TokenTerm, TrainBatch
 
 MISMATCH = frozenset({"old_logprobs", "sampler_logprobs"})
-"""What k is made of."""
+"""Fields that the mismatch k is computed from."""
 
 LEVELS = {"token": token_ratio, "sequence": product_ratio}
 """Levels at which the mismatch is weighed: each token's own k, or the product over its sequence."""
 
 
 def tis(objective: Objective, *, cap: float = 2.0, level: str = "token") -> Objective:
-  """Truncated importance sampling: weighs each token by its mismatch, up to a cap.
+  """Weighs each token by its mismatch, up to a cap (truncated importance sampling).
 
-  min(k, cap),  k = π_old/μ of the token, or Π_t of it over the sequence
+  min(k, cap),  k = π_old/μ of the token, or its product Π_t over the sequence
 
   Args:
-    cap: largest weight; the smaller, the less variance and the more bias.
-    level: "token" or "sequence".
+    cap: Largest weight; a smaller cap gives less variance and more bias.
+    level: Level of the weight: "token" or "sequence".
 
   Returns:
-    The wrapped objective. It adds metrics, over tokens, or over sequences at level "sequence":
-    - `rollout_corr/rollout_is_mean`, and `rollout_corr/rollout_is/min`, `/max`, `/p99` and `/ess`, of the weight that is applied;
-    - `rollout_corr/rollout_is_ratio_fraction_high` (k > cap) and `_low` (k < 1/cap, which binds nothing here);
-    and, at either level, `rollout_corr/rollout_is_oob_ratio` and `_oob_seq_ratio`, the fractions of tokens and of sequences with a k that
-    is not applied as it is.
+    The wrapped objective. It adds these metrics, over tokens, or over sequences at level
+    "sequence":
+    - `rollout_corr/rollout_is_mean`, and `rollout_corr/rollout_is/min`, `/max`, `/p99` and `/ess`,
+      of the applied weight;
+    - `rollout_corr/rollout_is_ratio_fraction_high` (k > cap) and `_low` (k < 1/cap, where nothing
+      binds).
+    At either level it also adds `rollout_corr/rollout_is_oob_ratio` and `_oob_seq_ratio`, the
+    fractions of tokens and of sequences with a k that is changed before it is applied.
 
   Example:
     >>> from jaxrl_llm.objectives.gspo import gspo
@@ -58,72 +64,78 @@ def tis(objective: Objective, *, cap: float = 2.0, level: str = "token") -> Obje
     IMPALA (truncation of importance weights), arXiv:1802.01561, 2018.
 
   Note:
-    log k is bounded at ±20 for a token and, of a sequence, again for the sum. The names are verl's; it has `_min`, `_max` and
-    `_eff_sample_size`, and weighs the mean of sequence weights by length.
+    log k is bounded at ±20 for each token; at level "sequence", so is the sum. The names follow
+    verl, except that it has `_min`, `_max` and `_eff_sample_size`. verl also weighs the mean of
+    sequence weights by length.
   """
   return _weighted_by_mismatch(objective, level, 1 / cap, cap, lambda k: jnp.minimum(k, cap))
 
 
 def mis(objective: Objective, *, cap: float = 2.0, level: str = "token") -> Objective:
-  """Masked importance sampling: weighs each token by its mismatch, and drops it above a cap.
+  """Weighs each token by its mismatch and drops it above a cap (masked importance sampling).
 
-  k where k ≤ cap, else 0
+  k if k ≤ cap, else 0
 
   Args:
-    cap: largest weight that is kept.
-    level: "token" or "sequence"; see `tis`.
+    cap: Largest weight that is kept.
+    level: Level of the weight: "token" or "sequence" (see `tis`).
 
   Returns:
     The wrapped objective, with the metrics of `tis`.
 
   References:
-    When speed kills stability: demystifying RL collapse from the training-inference mismatch, Li et al., 2025.
+    When speed kills stability: demystifying RL collapse from the training-inference mismatch, Li et
+      al., 2025.
   """
   return _weighted_by_mismatch(objective, level, 1 / cap, cap, lambda k: jnp.where(k > cap, 0, k))
 
 
 def icepop(objective: Objective, *, low: float = 0.5, high: float = 5.0) -> Objective:
-  """IcePop: weighs each token by its mismatch, and drops it outside a band on both sides.
+  """Weighs each token by its mismatch and drops it outside a band (IcePop).
 
-  k where low ≤ k ≤ high, else 0
+  k if low ≤ k ≤ high, else 0
 
   Args:
-    low: smallest k that is kept, at most 1.
-    high: largest k that is kept, at least 1.
+    low: Smallest k that is kept, at most 1.
+    high: Largest k that is kept, at least 1.
 
   Returns:
-    The wrapped objective, with the metrics of `tis`; `_ratio_fraction_low` is that of k < low.
+    The wrapped objective, with the metrics of `tis`. `_ratio_fraction_low` counts k < low.
 
   References:
-    Every step evolves: scaling reinforcement learning for trillion-scale thinking model (Ring-1T), arXiv:2510.18855, 2025.
+    Every step evolves: scaling reinforcement learning for trillion-scale thinking model (Ring-1T),
+      arXiv:2510.18855, 2025.
 
   Note:
     Inside the band the weight stays k, as in the paper, verl and slime; it is not a mask of ones.
   """
-  # As in `mis`, the comparison asks for the outside: a NaN is on neither side and goes on to the loss.
+  # As in `mis`, the comparison selects the outside: a NaN is on neither side and reaches the loss.
   return _weighted_by_mismatch(objective, "token", low, high, lambda k: jnp.where((k < low) | (k > high), 0, k))
 
 
 def geometric_rejection(objective: Objective, *, low: float = 0.999, high: float = 1.001) -> Objective:
   """Drops whole sequences whose length-normalised mismatch leaves a band.
 
-  1 where low ≤ exp((1/|y|) Σ_t log k_t) ≤ high, else 0
+  1 if low ≤ exp((1/|y|) Σ_t log k_t) ≤ high, else 0
 
   Args:
-    low: smallest ratio that is kept, at most 1.
-    high: largest ratio that is kept, at least 1.
+    low: Smallest ratio that is kept, at most 1.
+    high: Largest ratio that is kept, at least 1.
 
   Returns:
-    The wrapped objective. Its metrics: `rollout_corr/rollout_rs_masked_fraction` (of tokens) and `_seq_masked_fraction`, and
-    `rollout_corr/rollout_rs/mean`, `/min` and `/max`, of the ratio over sequences.
+    The wrapped objective, with the metrics `rollout_corr/rollout_rs_masked_fraction` (of tokens)
+    and `_seq_masked_fraction`, and `rollout_corr/rollout_rs/mean`, `/min` and `/max`, of the ratio
+    over sequences.
 
   References:
-    When speed kills stability: demystifying RL collapse from the training-inference mismatch, Li et al., 2025.
+    When speed kills stability: demystifying RL collapse from the training-inference mismatch, Li et
+      al., 2025.
 
   Note:
-    The defaults are verl's, for responses of thousands of tokens: the ratio's spread falls as 1/√|y|, so widen them for short ones. verl
-    holds the inverse ratio against the same bounds, which is another band where high is not 1/low; it also takes the dropped tokens out of
-    the denominators.
+    The defaults are verl's, for responses of thousands of tokens. The spread of the ratio falls as
+    1/√|y|, so widen them for short responses. verl compares the inverse ratio with the same bounds,
+    which is another band unless high is 1/low. It also takes the dropped tokens out of the
+    denominators.
   """
 
   def correction(outputs: PolicyOutputs, batch: TrainBatch) -> TokenTerm:
@@ -141,17 +153,19 @@ def geometric_rejection(objective: Objective, *, low: float = 0.999, high: float
 
 
 def off_policy_mask(objective: Objective, *, delta: float, anchor: str = "old") -> Objective:
-  """Drops what pushes a response down that the current policy has already left behind.
+  """Drops tokens with A < 0 from responses that the current policy has already left behind.
 
-  0 where A_t < 0 and (1/|y|) Σ_t log(π_old/π)_t > delta, else 1
+  0 if A_t < 0 and (1/|y|) Σ_t log(π_old/π)_t > delta, else 1
 
   Args:
-    delta: largest divergence in nats per token at which negative advantages still count.
-    anchor: "old" measures staleness alone; "sampler" puts μ in the place of π_old, which adds the mismatch.
+    delta: Largest divergence at which negative advantages still count, in nats per token.
+    anchor: Policy that the divergence is measured from: "old" measures staleness alone; "sampler"
+      uses μ in place of π_old, which adds the mismatch.
 
   Returns:
-    The wrapped objective. Its metrics: `off_policy/masked_fraction` (of tokens), `off_policy/seq_masked_fraction` (of sequences with a
-    dropped token), and `off_policy/kl/mean` and `/max`, of the divergence over sequences in nats per token.
+    The wrapped objective, with the metrics `off_policy/masked_fraction` (of tokens),
+    `off_policy/seq_masked_fraction` (of sequences with a dropped token), and `off_policy/kl/mean`
+    and `/max`, of the divergence over sequences in nats per token.
 
   Example:
     >>> from jaxrl_llm.objectives.gspo import gspo
@@ -162,8 +176,9 @@ def off_policy_mask(objective: Objective, *, delta: float, anchor: str = "old") 
     DeepSeek-V3.2, arXiv:2512.02556, 2025, eq. 9.
 
   Note:
-    TRL measures from the sampler wherever it has its log-probabilities (anchor="sampler") and reads a NaN there as no divergence; here it
-    reaches the loss. The mask follows the current policy, so it can change at each update of a rollout batch.
+    If TRL has the sampler's log-probabilities, it measures from the sampler (anchor="sampler") and
+    treats a NaN there as no divergence; here the NaN reaches the loss. The mask follows the current
+    policy, so it can change at each update of a rollout batch.
   """
   field = {"old": "old_logprobs", "sampler": "sampler_logprobs"}[anchor]
 
@@ -183,11 +198,12 @@ def off_policy_mask(objective: Objective, *, delta: float, anchor: str = "old") 
 
 
 def bypass(objective: Objective) -> Objective:
-  """Takes the sampler's policy for π_old, so that one ratio π/μ holds mismatch and staleness, and no forward pass under π_old is needed.
+  """Uses the sampler's policy as π_old, so that one ratio π/μ covers mismatch and staleness.
 
   π_old := μ
 
-  Corrections inside the objective see the new π_old. It needs `sampler_logprobs` in the place of `old_logprobs`.
+  This needs no forward pass under π_old. Corrections inside the objective see the new π_old. The
+  wrapped objective needs `sampler_logprobs` instead of `old_logprobs`.
 
   Example:
     >>> from jaxrl_llm.objectives.gspo import gspo
@@ -195,7 +211,8 @@ def bypass(objective: Objective) -> Objective:
     frozenset({'sampler_logprobs'})
 
   References:
-    Rethinking the trust region in LLM reinforcement learning (DPPO), arXiv:2602.04879, 2026, which anchors its trust region so.
+    Rethinking the trust region in LLM reinforcement learning (DPPO), arXiv:2602.04879, 2026, which
+      anchors its trust region in this way.
   """
 
   def token_loss(outputs: PolicyOutputs, batch: TrainBatch) -> TokenTerm:
@@ -213,11 +230,14 @@ CORRECTIONS = {
   "icepop": icepop,
   "bypass": bypass,
 }
-"""Every correction by name, from the innermost to the outermost."""
+"""Corrections by name, from the innermost to the outermost."""
 
 
 def _weighted(objective: Objective, correction: Callable[[PolicyOutputs, TrainBatch], TokenTerm], needs: frozenset[str]) -> Objective:
-  """`objective` with a further weight on each token's policy term: what `correction` makes of arrays that are 0 off the mask."""
+  """Wraps an objective to multiply each token's policy term by a further weight.
+
+  `correction` computes the weight from arrays that are 0 outside the mask.
+  """
   if not objective.correctable:
     raise ValueError("objective: found one that does not read TrainBatch.importance (correctable=False), expected one of policy_objective")
 
@@ -232,20 +252,23 @@ def _weighted(objective: Objective, correction: Callable[[PolicyOutputs, TrainBa
 
 
 def _log_mismatch(batch: TrainBatch) -> Float[Array, "B T"]:
-  """log k = log π_old − log μ at each token, bounded."""
+  """Computes log k = log π_old − log μ at each token, bounded."""
   sampler_logprobs = required(batch.sampler_logprobs, "sampler_logprobs", "the mismatch of learner and sampler is corrected")
   return bounded_log_ratio(batch.old_logprobs, sampler_logprobs)
 
 
 def _unless(dropped: Bool[Array, "B T"], statistic: Float[Array, "B T"]) -> Float[Array, "B T"]:
-  """0 where dropped, else 1; NaN where the statistic is NaN, for a comparison would swallow it."""
+  """Returns 0 for dropped tokens and 1 for others, with NaN kept if the statistic is NaN.
+
+  A comparison alone would hide the NaN.
+  """
   return jnp.where(jnp.isnan(statistic), statistic, 1 - dropped.astype(statistic.dtype))
 
 
 def _weighted_by_mismatch(
   objective: Objective, level: str, low: float, high: float, weigh: Callable[[Float[Array, "B T"]], Float[Array, "B T"]]
 ) -> Objective:
-  """`objective` weighed by a function of k, with metrics for which [low, high] is the band of k."""
+  """Wraps an objective to weigh it by a function of k, with metrics for k's band [low, high]."""
   level_ratio = LEVELS[level]
 
   def correction(outputs: PolicyOutputs, batch: TrainBatch) -> TokenTerm:

@@ -7,12 +7,15 @@ from jaxrl_llm.objectives.score_gates import prefix_budget
 
 @algorithm(weights="token_mean", settings_of=prefix_budget)
 def cppo(*, delta: float = 0.15, w_min: float = 0.8, budget: float = 0.02, anchor: str = "sampler") -> Slots:
-  """A trust region in probability that a response spends from its first token on, so that early tokens have less room.
+  """Builds the CPPO objective, with a budget for the shift in probability of each prefix.
 
-  J = (1/Σ|y|) Σ_t keep_t·r_t·A_t  (`score_gates.prefix_budget`)
+  J = (1/Σ|y|) Σ_t keep_t·r_t·A_t  (see `score_gates.prefix_budget`)
+
+  A response spends the budget from its first token on, so early tokens have less room.
 
   Args:
-    anchor: "sampler" measures from the policy that drew the tokens, "old" from the learner's at the start of the updates.
+    anchor: Policy that the shift is measured from: "sampler" for the one that drew the tokens,
+      "old" for the learner's at the start of the updates.
 
   Example:
     >>> cppo(w_min=0)
@@ -24,7 +27,8 @@ def cppo(*, delta: float = 0.15, w_min: float = 0.8, budget: float = 0.02, ancho
     CPPO (prefix budgets), arXiv:2606.10968, 2026.
 
   Note:
-    The quantile is over the counted tokens of one sequence, as in the authors' code, and so no split of the batch changes it. The anchor is
-    the sampler's policy; anchor="old" takes `old_logprobs`.
+    The quantile is over the counted tokens of one sequence, as in the authors' code, so no split of
+    the batch changes it. The default anchor is the sampler's policy; anchor="old" uses
+    `old_logprobs`.
   """
   return Slots(ratio=token_ratio, gate=prefix_budget(delta, w_min, budget), anchor=anchor)

@@ -1,4 +1,4 @@
-"""Any ratio x any gate x any weights."""
+"""Custom objectives: any ratio x any gate x any weights."""
 
 from typing import Any
 
@@ -26,12 +26,15 @@ def custom(
   J = Σ w·gate(ratio(log π − log π_anchor), A)
 
   Args:
-    ratio: a key of `ratios.RATIOS`, or a function like its values.
-    gate: a key of `gates.GATES`, or a gate.
-    anchor: "old" compares with the learner's policy at the start of the updates, "sampler" with the one that drew the tokens.
-    value_coef: weight of the critic's squared error; 0 is a method without a critic.
-    value_clip: half-width of the band around the critic's old prediction, in units of the return; None for the plain square.
-    **gate_settings: settings of the chosen gate; one that is None has the constant of the gate's paper (`gates.GATES`).
+    ratio: Key of `ratios.RATIOS`, or a function like its values.
+    gate: Key of `gates.GATES`, or a gate.
+    anchor: Policy that the ratio compares with: "old" for the learner's at the start of the
+      updates, "sampler" for the one that drew the tokens.
+    value_coef: Weight of the critic's squared error; 0 for a method without a critic.
+    value_clip: Half-width of the band around the critic's old prediction, in units of the return;
+      None for the plain square.
+    **gate_settings: Settings of the chosen gate; None stands for the constant of the gate's paper
+      (see `gates.GATES`).
 
   Example:
     >>> smooth_sequences = custom(ratio="sequence", gate="soft", weights="sequence_mean", tau_pos=2.0)
@@ -42,9 +45,9 @@ def custom(
 (did you mean 'log_clip_low'?)
 
   Note:
-    `weights` may also be a function like those of `segments`.
-    All combinations run; not all make sense. The gates "capped", "gamma", "tv_ball" and "kl_ball" weigh each token's own ∇log π, whatever
-    the ratio.
+    `weights` may also be a function like those of `segments`. All combinations run, but not all
+    make sense. The gates "capped", "gamma", "tv_ball" and "kl_ball" weigh each token's own ∇log π,
+    whatever the ratio.
   """
   return Slots(
     ratio=ratio if callable(ratio) else RATIOS[ratio],

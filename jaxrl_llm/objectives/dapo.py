@@ -7,9 +7,12 @@ from jaxrl_llm.objectives.ratios import token_ratio
 
 @algorithm(weights="token_mean", settings_of=hard_clip)
 def dapo(*, clip_low: float = 0.2, clip_high: float = 0.28, dual_clip: float | None = None) -> Slots:
-  """Decoupled clip: more room upwards, so that rare tokens can grow; every token of the batch weighs the same.
+  """Builds the DAPO objective, with a decoupled clip.
 
   J = (1/Σ|y|) Σ_i Σ_t min(r_t·A_i, clip(r_t, 1 − clip_low, 1 + clip_high)·A_i)
+
+  The clip leaves more room upwards, so that rare tokens can grow. Every token of the batch has the
+  same weight.
 
   Example:
     >>> dapo(max_tokens=512)
@@ -21,6 +24,7 @@ def dapo(*, clip_low: float = 0.2, clip_high: float = 0.28, dual_clip: float | N
     DAPO: An Open-Source LLM Reinforcement Learning System at Scale, arXiv:2503.14476, 2025, eq. 8.
 
   Note:
-    Dynamic sampling and the soft overlong penalty, the method's other parts, belong to the rollout and the reward.
+    The other parts of the method, dynamic sampling and the soft overlong penalty, belong to the
+    rollout and the reward.
   """
   return Slots(ratio=token_ratio, gate=hard_clip(clip_low, clip_high, dual_clip))

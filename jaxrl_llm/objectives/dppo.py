@@ -1,4 +1,4 @@
-"""DPPO: token ratio x ball of total variation, or of KL divergence x token mean."""
+"""DPPO: token ratio x ball of total variation or KL divergence x token mean."""
 
 import functools
 
@@ -8,13 +8,16 @@ from jaxrl_llm.objectives.score_gates import divergence_ball
 
 
 def dppo(divergence: str, *, delta_low: float = 0.15, delta_high: float = 0.15, ratio_cap: float = 20.0, anchor: str = "sampler") -> Slots:
-  """Divergence proximal policy optimisation, with a divergence of the sampled token for a trust region.
+  """Builds a DPPO objective (divergence proximal policy optimisation).
 
-  J = (1/Σ|y|) Σ_t sg[min(r_t, ratio_cap)·keep_t]·A_t·log π_t,
+  J = (1/Σ|y|) Σ_t sg[min(r_t, ratio_cap)·keep_t]·A_t·log π_t
   D of "this token or another": |π − μ| for `dppo_tv`, KL(μ‖π) in nats for `dppo_kl`
 
+  The trust region bounds a divergence at the sampled token.
+
   Args:
-    anchor: "sampler" measures from the policy that drew the tokens, "old" from the learner's at the start of the updates.
+    anchor: Policy that the divergence is measured from: "sampler" for the one that drew the tokens,
+      "old" for the learner's at the start of the updates.
 
   Example:
     >>> dppo_tv().needs
@@ -28,9 +31,11 @@ def dppo(divergence: str, *, delta_low: float = 0.15, delta_high: float = 0.15, 
     Rethinking the trust region in LLM reinforcement learning, arXiv:2602.04879, 2026.
 
   Note:
-    verl takes the threshold from PPO's `clip_ratio` and the cap from `clip_ratio_c`, whose default is that of the dual clip, 3, unless set
-    to the 20 of the paper; here both have names and values of their own. verl's KL adds 1e-8 to each 1 − p; here log(1 − p) is computed
-    without cancellation. The anchor of the paper is the policy of the sampling engine; anchor="old" takes `old_logprobs`.
+    verl takes the threshold from PPO's `clip_ratio` and the cap from `clip_ratio_c`. The default of
+    the cap is that of the dual clip, 3, unless set to the 20 of the paper; here both have names and
+    values of their own. verl's KL adds 1e-8 to each 1 − p; here log(1 − p) is computed without
+    cancellation. The anchor of the paper is the policy of the sampling engine; anchor="old" uses
+    `old_logprobs`.
   """
   return Slots(ratio=token_ratio, gate=divergence_ball(divergence, delta_low, delta_high, ratio_cap), anchor=anchor)
 

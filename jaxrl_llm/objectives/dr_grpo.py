@@ -7,9 +7,11 @@ from jaxrl_llm.objectives.ratios import token_ratio
 
 @algorithm(weights="constant", max_tokens=3000, settings_of=hard_clip)
 def dr_grpo(*, clip_low: float = 0.2, clip_high: float = 0.2, dual_clip: float | None = None) -> Slots:
-  """GRPO without its length bias: a token's weight does not depend on how long its response is.
+  """Builds the Dr. GRPO objective: GRPO without its length bias.
 
   J = (1/N) Σ_i (1/max_tokens) Σ_t min(r_t·A_i, clip(r_t, 1 − clip_low, 1 + clip_high)·A_i)
+
+  The weight of a token does not depend on the length of its response.
 
   Example:
     >>> import jax.numpy as jnp
@@ -21,6 +23,7 @@ def dr_grpo(*, clip_low: float = 0.2, clip_high: float = 0.2, dual_clip: float |
 
   Note:
     The other half of the method is in the advantages: `group_advantages(..., normalize_std=False)`.
-    `max_tokens` is a setting and not a shape: without its `loss_scale_factor` verl divides by the padded width.
+    `max_tokens` is a setting and not a shape; without its `loss_scale_factor`, verl divides by the
+    padded width.
   """
   return Slots(ratio=token_ratio, gate=hard_clip(clip_low, clip_high, dual_clip))

@@ -1,4 +1,4 @@
-"""Metrics that gates share: statistics of a gate's coefficient, and fractions of what a clip binds."""
+"""Metrics that gates share: statistics of a gate's coefficient, and fractions that a clip binds."""
 
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
@@ -8,21 +8,23 @@ from jaxrl_llm.types import GateContext, TokenMetrics
 
 
 def gate_metrics(coefficient: Float[Array, "B T"]) -> TokenMetrics:
-  """Statistics of C, the weight of A·∇log_ratio in the gradient."""
+  """Returns statistics of C, the weight of A·∇log_ratio in the gradient."""
   return {f"gate/{statistic}": coefficient for statistic in ("mean", "min", "max", "p99")}
 
 
 def clip_metrics(clipped: Bool[Array, "B T"], advantages: Float[Array, "B T"], context: GateContext | None) -> TokenMetrics:
-  """Fractions of tokens and of sequences on which a clip binds, by the sign of the advantage.
+  """Returns fractions of tokens and of sequences on which a clip binds, by sign of the advantage.
 
   Args:
-    clipped: where a clip binds.
-    advantages: of each token.
-    context: where sequences begin and end; None leaves the fractions of sequences out.
+    clipped: Whether a clip binds at each token.
+    advantages: Advantage of each token.
+    context: Context that says which tokens form a sequence; None leaves out the fractions of
+      sequences.
 
   Returns:
-    `actor/pg_clipfrac` (over all tokens), `_pos` and `_neg` (over those with A > 0 and A < 0); `actor/pg_clipfrac_seq`, `_seq_pos` and
-    `_seq_neg`, the fractions of the sequences in which a clip binds somewhere.
+    `actor/pg_clipfrac` (over all tokens), `_pos` and `_neg` (over those with A > 0 and A < 0);
+    `actor/pg_clipfrac_seq`, `_seq_pos` and `_seq_neg`, the fractions of sequences in which a clip
+    binds at least once.
   """
   populations = {"": jnp.ones_like(clipped), "_pos": advantages > 0, "_neg": advantages < 0}
 

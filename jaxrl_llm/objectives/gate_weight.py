@@ -1,4 +1,4 @@
-"""How much the gradient of each token counts: what the gate of any objective does, on one scale."""
+"""Weight of each token's gradient, which shows the effect of any objective's gate on one scale."""
 
 import jax
 import jax.numpy as jnp
@@ -8,16 +8,19 @@ from jaxrl_llm.types import Objective, PolicyOutputs, TrainBatch
 
 
 def gate_weight(objective: Objective, outputs: PolicyOutputs, batch: TrainBatch) -> Float[Array, "B T"]:
-  """How much the policy gradient of each token counts, relative to what it would if sampler, old and current policy were one.
+  """Computes the weight of each token's policy gradient, relative to the on-policy gradient.
 
-  c_t = (g_t(A) − g_t(0)) / (g⁼_t(A) − g⁼_t(0)),  g = ∂(Σ w·l)/∂log π,  g⁼ the same with log π in the place of log π_old and the sampler's
+  c_t = (g_t(A) − g_t(0)) / (g⁼_t(A) − g⁼_t(0)),  g = ∂(Σ w·l)/∂log π
+  g⁼ is the same with log π in place of log π_old and of the sampler's log-probabilities
 
-  Where the policies are one, every objective is REINFORCE, and c = 1. Off it PPO's is r where the clip does not bind and 0 where it does,
-  GSPO's is s of the whole sequence, a soft gate's falls smoothly. Corrections count: a token that they take out has 0. Penalties do not,
-  for they stay when the advantages are 0.
+  If the sampler's, the old and the current policy are identical (on-policy), every objective is
+  REINFORCE, and c = 1. Otherwise, PPO's c is r if the clip does not bind and 0 if it does, GSPO's c
+  is s of the whole sequence, and a soft gate's c falls smoothly. Corrections count: a token that
+  they drop has c = 0. Penalties do not count, because they remain when the advantages are 0.
 
   Returns:
-    The coefficients; NaN where no token counts or the gradient is 0 anyway, as for an advantage of 0.
+    The coefficients c; NaN at tokens that do not count or have a gradient of 0 anyway, as for an
+    advantage of 0.
 
   Example:
     >>> from jaxrl_llm.objectives.gspo import gspo
@@ -37,7 +40,7 @@ def gate_weight(objective: Objective, outputs: PolicyOutputs, batch: TrainBatch)
     return jnp.sum(jnp.where(weights > 0, weights * losses, 0))
 
   def gated(logprobs: Float[Array, "B T"], old: Float[Array, "B T"], drawn: Float[Array, "B T"]) -> Float[Array, "B T"]:
-    # One program for both, mapped: it is compiled once.
+    # Maps one program over both, so that it is compiled once.
     scales = jnp.stack([batch.advantages, jnp.zeros_like(batch.advantages)])
     of_advantages, of_penalties = jax.vmap(jax.grad(loss), (None, None, None, 0))(logprobs, old, drawn, scales)
     return of_advantages - of_penalties

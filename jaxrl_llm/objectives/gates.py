@@ -1,8 +1,10 @@
-"""Second slot of an objective: how far a ratio may carry the policy. Factories of
-`(log_ratio, advantages, context) -> (surrogate, metrics)`.
+"""Gates, the second slot of an objective: limits on how far a ratio may move the policy.
 
-The surrogate is maximised. Its gradient is C·A·∇log_ratio; the coefficient C is reported as `gate/*`. A metric that concerns only some
-tokens, e.g. those with a positive advantage, is NaN at the others. Gates that weigh the score, ∇log π, stand in `score_gates`.
+Each factory returns a function `(log_ratio, advantages, context) -> (surrogate, metrics)`.
+
+The surrogate is maximised. Its gradient is C·A·∇log_ratio, and `gate/*` reports the coefficient C.
+A metric that concerns only some tokens, e.g. those with a positive advantage, is NaN at the others.
+Gates that weigh the score, ∇log π, are in `score_gates`.
 """
 
 import functools
@@ -18,10 +20,10 @@ from jaxrl_llm.types import GateContext, GateFn, TokenTerm
 
 
 def unclipped() -> GateFn:
-  """Plain importance sampling: r·A.
+  """Applies plain importance sampling: r·A.
 
   Returns:
-    The gate. Its metrics: `gate_metrics`.
+    The gate, with the metrics of `gate_metrics`.
 
   Example:
     >>> unclipped()(jnp.log(jnp.array([[2., .5]])), jnp.array([[1., -1.]]))[0].tolist()
@@ -37,18 +39,19 @@ def unclipped() -> GateFn:
 
 
 def hard_clip(clip_low: float = 0.2, clip_high: float = 0.2, dual_clip: float | None = None) -> GateFn:
-  """Clipped surrogate: no gain from leaving the band in the advantage's own direction.
+  """Clips the surrogate: leaving the band in the direction of the advantage gains nothing.
 
-  min(r·A, clip(r, 1 − clip_low, 1 + clip_high)·A), and at least dual_clip·A where A < 0
+  min(r·A, clip(r, 1 − clip_low, 1 + clip_high)·A), and at least dual_clip·A if A < 0
 
   Args:
-    clip_low: how far below 1 the ratio may fall where A < 0; 1 never binds.
-    clip_high: how far above 1 the ratio may rise where A > 0; infinity never binds.
-    dual_clip: largest ratio that counts where A < 0, above 1; None leaves it unbounded, as PPO does.
+    clip_low: Width of the band below 1, for tokens with A < 0; a width of 1 never binds.
+    clip_high: Width of the band above 1, for tokens with A > 0; an infinite width never binds.
+    dual_clip: Largest ratio of tokens with A < 0, above 1; None leaves the ratio unbounded, as in
+      PPO.
 
   Returns:
-    The gate. Its metrics: those of `clip_metrics` and `gate_metrics`, and `actor/pg_clipfrac_lower` (binding dual clips) where `dual_clip`
-    is set.
+    The gate, with the metrics of `clip_metrics` and `gate_metrics`, and with
+    `actor/pg_clipfrac_lower` (binding dual clips) if `dual_clip` is set.
 
   Example:
     >>> surrogate, metrics = hard_clip(0.25, 0.5)(jnp.log(jnp.array([[2., 2., .5, .5]])), jnp.array([[1., -1., 1., -1.]]))
@@ -59,13 +62,15 @@ def hard_clip(clip_low: float = 0.2, clip_high: float = 0.2, dual_clip: float | 
 
   References:
     Proximal Policy Optimization Algorithms, arXiv:1707.06347, 2017, eq. 7.
-    Mastering Complex Control in MOBA Games with Deep Reinforcement Learning (dual clip), arXiv:1912.09729, 2019.
+    Mastering Complex Control in MOBA Games with Deep Reinforcement Learning (dual clip),
+      arXiv:1912.09729, 2019.
   """
 
   def gate(log_ratio: Float[Array, "B T"], advantages: Float[Array, "B T"], context: GateContext | None = None) -> TokenTerm:
     ratio = jnp.exp(log_ratio)
     positive, negative = advantages > 0, advantages < 0
-    # Selecting the bound, and not jnp.minimum, because minimum halves the gradient at a tie: with a bound of 0 that is the on-policy point.
+    # Selects the bound instead of using jnp.minimum, which halves the gradient at a tie. With a
+    # bound of 0, the on-policy point is a tie.
     upper = positive & (ratio > 1 + clip_high)
     lower = negative & (ratio < 1 - clip_low)
     bounded = jnp.where(upper, 1 + clip_high, jnp.where(lower, 1 - clip_low, ratio))
@@ -82,20 +87,24 @@ def hard_clip(clip_low: float = 0.2, clip_high: float = 0.2, dual_clip: float | 
 
 
 def _sech2(x: Float[Array, "..."]) -> Float[Array, "..."]:
-  """sech²(x/2) = 4σ(x)σ(−x), positive in float32 up to |x| ≈ 87 where 4p(1 − p) is 0 from 16.6 on, however the compiler expands σ."""
+  """Computes sech²(x/2) = 4σ(x)σ(−x) without early underflow.
+
+  The result is positive in float32 up to |x| ≈ 87, however the compiler expands σ. 4p(1 − p) with p
+  = σ(x) is 0 from |x| ≈ 16.6 on.
+  """
   tail = jnp.exp(-jnp.abs(x))
   return 4 * tail / jnp.square(1 + tail)
 
 
 @jax.custom_jvp
 def soft_ratio(log_ratio: Float[Array, "*shape"], tau: Float[Array, "..."]) -> Float[Array, "*shape"]:
-  """A ratio that saturates smoothly instead of being cut.
+  """Saturates a ratio smoothly instead of clipping it.
 
   f(r) = (4/τ)·σ(τ(r − 1)),  ∂f/∂log r = r·sech²(τ(r − 1)/2)
 
   Args:
-    log_ratio: log r, at most 20.
-    tau: temperature τ > 0 at each token; the larger, the narrower the gate. Not differentiated.
+    log_ratio: Log-ratio log r, at most 20.
+    tau: Temperature τ > 0 at each token; the larger, the narrower the gate. Not differentiated.
 
   Returns:
     f(r), between 0 and 4/τ. f(1) is 2/τ and f'(1) is 1 for any τ.
@@ -110,22 +119,25 @@ def soft_ratio(log_ratio: Float[Array, "*shape"], tau: Float[Array, "..."]) -> F
 @soft_ratio.defjvp
 def _soft_ratio_jvp(primals, tangents):
   log_ratio, tau = primals
-  # Autodiff of σ gives p(1 − p)·exp(log r), which underflows early and is 0·∞ for large ratios; this form does neither.
+  # Autodiff of σ gives p(1 − p)·exp(log r), which underflows early and is 0·∞ for large ratios.
+  # This form avoids both.
   coefficient = _sech2(tau * jnp.expm1(log_ratio)) * jnp.exp(log_ratio)
   return soft_ratio(log_ratio, tau), coefficient * tangents[0]
 
 
 def soft_gate(tau_pos: float = 1.0, tau_neg: float = 1.05) -> GateFn:
-  """Smooth gate: a token's weight decays with its distance from on-policy and never is cut.
+  """Decays a token's weight smoothly with its distance from on-policy, without ever cutting it.
 
-  (4/τ)·σ(τ(r − 1))·A with τ = tau_pos where A > 0, else tau_neg;  coefficient of A·∇log π: r·w, w = sech²(τ(r − 1)/2)
+  (4/τ)·σ(τ(r − 1))·A with τ = tau_pos if A > 0, else tau_neg
+  coefficient of A·∇log π: r·w, w = sech²(τ(r − 1)/2)
 
   Args:
-    tau_pos: temperature where A > 0; the larger, the narrower the gate.
-    tau_neg: temperature where A ≤ 0.
+    tau_pos: Temperature of tokens with A > 0; the larger, the narrower the gate.
+    tau_neg: Temperature of tokens with A ≤ 0.
 
   Returns:
-    The gate. Its metrics: `sapo/gate_pos` and `sapo/gate_neg` (w over the tokens with A > 0 and A < 0), and `sapo/centred_loss`.
+    The gate, with the metrics `sapo/gate_pos` and `sapo/gate_neg` (w over the tokens with A > 0 and
+    A < 0), `sapo/centred_loss`, and those of `gate_metrics`.
 
   Example:
     >>> surrogate, metrics = soft_gate(1.0, 2.0)(jnp.zeros((1, 2)), jnp.array([[1., -1.]]))
@@ -136,8 +148,9 @@ def soft_gate(tau_pos: float = 1.0, tau_neg: float = 1.05) -> GateFn:
     Soft Adaptive Policy Optimization, arXiv:2511.20347, 2025.
 
   Note:
-    On-policy the surrogate is 2A/τ, not A, so the raw loss of advantages that sum to zero is not zero. The centred loss, −(f − 2/τ + 1)·A,
-    has the same gradient, is −A on-policy, and is the one to plot.
+    On-policy the surrogate is 2A/τ, not A, so the raw loss of advantages that sum to zero is not
+    zero. The centred loss, −(f − 2/τ + 1)·A, has the same gradient, is −A on-policy, and is the one
+    to plot.
   """
 
   def gate(log_ratio: Float[Array, "B T"], advantages: Float[Array, "B T"], context: GateContext | None = None) -> TokenTerm:
@@ -146,7 +159,7 @@ def soft_gate(tau_pos: float = 1.0, tau_neg: float = 1.05) -> GateFn:
     tau = jnp.where(positive, tau_pos, tau_neg).astype(log_ratio.dtype)
     distance = tau * jnp.expm1(log_ratio)
     openness = _sech2(distance)
-    # f − 2/τ + 1 without the cancellation: 2σ(u) − 1 = tanh(u/2).
+    # f − 2/τ + 1 without cancellation: 2σ(u) − 1 = tanh(u/2).
     centred = 1 + 2 / tau * jnp.tanh(distance / 2)
     return soft_ratio(log_ratio, tau) * advantages, {
       "sapo/gate_pos": jnp.where(positive, openness, jnp.nan),
@@ -159,17 +172,20 @@ def soft_gate(tau_pos: float = 1.0, tau_neg: float = 1.05) -> GateFn:
 
 
 def geometric_clip(log_clip_low: float = 0.4, log_clip_high: float = 0.4) -> GateFn:
-  """Clips token by token in log space, then takes the geometric mean over the sequence as the ratio of all its tokens.
+  """Clips each token in log space and uses the geometric mean over the sequence as the ratio.
 
-  g·A,  log g = (1/|y|) Σ_t z̃_t,  z̃ = min(z, log_clip_high) where A > 0, max(z, −log_clip_low) where A < 0
+  g·A,  log g = (1/|y|) Σ_t z̃_t
+  z̃ = min(z, log_clip_high) if A > 0, max(z, −log_clip_low) if A < 0
 
   Args:
-    log_clip_low: how far below 0 a token's log-ratio may fall where A < 0; infinity never binds.
-    log_clip_high: how far above 0 it may rise where A > 0; infinity never binds.
+    log_clip_low: Width of the band below a log-ratio of 0, for tokens with A < 0; an infinite width
+      never binds.
+    log_clip_high: Width of the band above a log-ratio of 0, for tokens with A > 0; an infinite
+      width never binds.
 
   Returns:
-    The gate, for token log-ratios. Its metrics: those of `clip_metrics` (of the tokens) and `gate_metrics`, with C = g on the tokens that
-    are not clipped.
+    The gate, for token log-ratios, with the metrics of `clip_metrics` (over tokens) and
+    `gate_metrics`. C is g on tokens that are not clipped.
 
   Example:
     >>> context = GateContext(*2 * [jnp.zeros((1, 2))], jnp.ones((1, 2)))
@@ -181,7 +197,8 @@ def geometric_clip(log_clip_low: float = 0.4, log_clip_high: float = 0.4) -> Gat
     Geometric-Mean Policy Optimization, arXiv:2507.20673, 2025.
 
   Note:
-    The coefficient is for one advantage a sequence; of unequal ones a token's gradient has the mean.
+    The coefficient assumes one advantage per sequence. If advantages differ within a sequence, the
+    gradient of a token has their mean.
   """
 
   def gate(log_ratio: Float[Array, "B T"], advantages: Float[Array, "B T"], context: GateContext) -> TokenTerm:
@@ -196,17 +213,21 @@ def geometric_clip(log_clip_low: float = 0.4, log_clip_high: float = 0.4) -> Gat
 
 
 def gaussian_gate(sigma: float = 1.0, alpha: float = 0.3, beta: float = 0.03) -> GateFn:
-  """Fades out a token that overshoots, later where the token was rare or the advantage good.
+  """Fades out tokens that overshoot, with more room for rare tokens and positive advantages.
 
-  sg[w]·r·A;  w = exp(−(r − 1)²/(2s²)) where A·(r − 1) > 0, else 1;  s = sigma·π_old^(−alpha)·(1 + beta·|A|)^(±1), plus where A > 0
+  sg[w]·r·A,  w = exp(−(r − 1)²/(2s²)) if A·(r − 1) > 0, else 1
+  s = sigma·π_old^(−alpha)·(1 + beta·|A|)^(±1), with the plus sign if A > 0
 
   Args:
-    sigma: width of the gate in units of the ratio, for a token of probability 1 and a small advantage.
-    alpha: how much wider it is for rare tokens; 0 is the same for all.
-    beta: how much wider it is per unit of positive advantage, and narrower per unit of a negative one.
+    sigma: Width of the gate in units of the ratio, for a token of probability 1 and a small
+      advantage.
+    alpha: Exponent by which the gate widens for rare tokens; 0 gives all tokens the same width.
+    beta: Relative widening of the gate per unit of positive advantage, and narrowing per unit of
+      negative advantage.
 
   Returns:
-    The gate. Its metrics: `maspo/gate_pos` and `maspo/gate_neg` (w over the tokens with A > 0 and A < 0), and `gate_metrics`.
+    The gate, with the metrics `maspo/gate_pos` and `maspo/gate_neg` (w over the tokens with A > 0
+    and A < 0), and those of `gate_metrics`.
 
   Example:
     >>> context = GateContext(*2 * [jnp.zeros((1, 2))], jnp.ones((1, 2)))
@@ -220,7 +241,8 @@ def gaussian_gate(sigma: float = 1.0, alpha: float = 0.3, beta: float = 0.03) ->
 
   def gate(log_ratio: Float[Array, "B T"], advantages: Float[Array, "B T"], context: GateContext) -> TokenTerm:
     positive, negative = advantages > 0, advantages < 0
-    # 1/s and not s: π_old^alpha is at most 1, where π_old^(−alpha) overflows. 1 + beta·|A| is positive whatever the advantage.
+    # Uses 1/s instead of s: π_old^alpha is at most 1, but π_old^(−alpha) overflows. 1 + beta·|A| is
+    # positive for any advantage.
     widening = 1 + beta * jnp.abs(advantages)
     inverse_width = jnp.exp(alpha * jnp.minimum(context.old_logprobs, 0)) * jnp.where(negative, widening, 1 / widening) / sigma
     excess = jax.lax.stop_gradient(jnp.expm1(log_ratio))
@@ -248,4 +270,4 @@ GATES = {
   "kl_ball": functools.partial(divergence_ball, "kl", delta_low=0.05, delta_high=0.05),
   "prefix_budget": prefix_budget,
 }
-"""Factories of second slots by name; the defaults of their settings are the constants of the papers."""
+"""Gate factories by name; the defaults of their settings are the constants of the papers."""

@@ -7,9 +7,11 @@ from jaxrl_llm.objectives.score_gates import capped_weight
 
 @algorithm(weights="token_mean", settings_of=capped_weight)
 def minpro(*, clip_high: float = 4.0) -> Slots:
-  """CISPO whose weight also has the least ratio before the token, a stand-in for the product of the whole prefix.
+  """Builds the MinPRO objective, CISPO with the smallest ratio of the prefix in its weight.
 
   J = (1/Σ|y|) Σ_t sg[min(r_t·min_{j<t} r_j, 1 + clip_high)]·A_t·log π_t
+
+  The smallest ratio before the token stands in for the product over the whole prefix.
 
   Example:
     >>> sorted(minpro().needs)
@@ -19,6 +21,7 @@ def minpro(*, clip_high: float = 4.0) -> Slots:
     MinPRO, arXiv:2601.22718, 2026.
 
   Note:
-    The paper's cap is not known to us; the default is that of `cispo`. The minimum of an empty prefix is 1.
+    The paper's cap is unknown to us; the default is that of `cispo`. The minimum over an empty
+    prefix is 1.
   """
   return Slots(ratio=prefix_min_ratio, gate=capped_weight(clip_high))

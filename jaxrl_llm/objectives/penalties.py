@@ -1,7 +1,10 @@
-"""Terms that add to the policy loss. Factories of `(outputs, batch) -> (per-token loss, metrics)`.
+"""Terms that add to the policy loss, KL estimators, and the controller of the KL coefficient.
 
-They see arrays that are 0 off the mask (see `base.on_mask`). Metrics named `..._loss` include the coefficient, so that they add up to
-`actor/loss`. Beside them stand the estimators of KL(π‖π_ref) for a penalty in the reward, and the controller of its coefficient.
+Each penalty factory returns a function `(outputs, batch) -> (per-token loss, metrics)`.
+
+Penalties see arrays that are 0 outside the mask (see `base.on_mask`). Metrics named `..._loss`
+include the coefficient, so that they add up to `actor/loss`. `kl_estimate` and `adapted_coef` serve
+a KL penalty in the reward.
 """
 
 import math
@@ -18,16 +21,17 @@ from jaxrl_llm.types import PenaltyFn, PolicyOutputs, TokenTerm, TrainBatch
 KL_VALUES = {
   "k1": lambda log_u: -log_u,
   "k2": lambda log_u: jnp.square(log_u) / 2,
-  # expm1 keeps the digits near u = 1, where the difference of two numbers close to 1 would lose them all in float32.
+  # expm1 keeps the digits near u = 1. In float32, the difference of two numbers close to 1 would
+  # lose them all.
   "k3": lambda log_u: jnp.expm1(log_u) - log_u,
 }
 """One-sample estimators of KL(π‖π_ref) as functions of log u, u = π_ref/π."""
 
 
 def _straight_through(value: Float[Array, "..."], gradient: Float[Array, "..."]) -> Float[Array, "..."]:
-  """The value of one array with the gradient of another."""
+  """Returns the value of one array with the gradient of another."""
   stop = jax.lax.stop_gradient
-  # The difference comes first: it is exactly 0.
+  # Computes the difference first, which is exactly 0.
   return stop(value) + (gradient - stop(gradient))
 
 
@@ -37,37 +41,42 @@ KL_ESTIMATORS = {
   "k3+": lambda log_u, log_ratio: _straight_through(KL_VALUES["k3"](log_u), KL_VALUES["k2"](log_u)),
   "weighted_k3": lambda log_u, log_ratio: jnp.exp(log_ratio) * KL_VALUES["k3"](log_u),
 }
-"""Penalties on KL(π‖π_ref) in the loss, as functions of log u and of log r, r = π/π_old; they differ in their gradients (`kl_penalty`)."""
+"""Penalties on KL(π‖π_ref) in the loss, as functions of log u and of log r, r = π/π_old.
+
+They differ in their gradients (see `kl_penalty`).
+"""
 
 MAX_KL_ERROR = 0.2
-"""Largest relative error that `adapted_coef` acts on, so that one odd batch cannot throw the coefficient."""
+"""Largest relative error that `adapted_coef` acts on, to limit the effect of outlier batches."""
 
 
 def kl_penalty(coef: float, estimator: str = "k3") -> PenaltyFn:
-  """Keeps the policy near the frozen reference.
+  """Penalises divergence of the policy from the frozen reference.
 
   coef·k(u),  u = π_ref/π:  k1 = −log u,  k2 = ½(log u)²,  k3 = u − 1 − log u,  weighted_k3 = r·k3
 
   | estimator | mean of the value | mean of the gradient |
   | --- | --- | --- |
   | k1 | KL(π‖π_ref) | 0 |
-  | k2 | neither, about KL where π ≈ π_ref | ∇KL(π‖π_ref) |
+  | k2 | neither, about KL if π ≈ π_ref | ∇KL(π‖π_ref) |
   | k3 | KL(π‖π_ref) | ∇KL(π_ref‖π) |
   | k1+, k3+ | that of k1, k3 | that of k2 |
   | weighted_k3 | KL(π‖π_ref) | ∇KL(π‖π_ref) |
 
-  All hold on-policy, for tokens drawn from π; weighted_k3 holds for tokens drawn from π_old as well.
+  All rows hold on-policy, for tokens drawn from π. weighted_k3 also holds for tokens drawn from
+  π_old.
 
   Args:
-    coef: loss per nat of estimated divergence; where the batch has `kl_coefs`, these are taken in its place.
-    estimator: a key of `KL_ESTIMATORS`.
+    coef: Loss per nat of estimated divergence. If the batch has `kl_coefs`, they replace it.
+    estimator: Key of `KL_ESTIMATORS`.
 
   Returns:
-    The penalty. Its metrics: `actor/kl_loss` (coefficient included), `actor/ref_kl` (the value of the chosen estimator, in nats),
-    `actor/ref_kl_k1`, `_k2` and `_k3` side by side, and `actor/kl_coef`.
+    The penalty, with the metrics `actor/kl_loss` (coefficient included), `actor/ref_kl` (the value
+    of the chosen estimator, in nats), `actor/ref_kl_k1`, `_k2` and `_k3` side by side, and
+    `actor/kl_coef`.
 
   Raises:
-    ValueError: at the call, where the batch has no `ref_logprobs`.
+    ValueError: If the penalty is called on a batch without `ref_logprobs`.
 
   Example:
     >>> zeros = jnp.zeros((1, 1), int)
@@ -81,9 +90,10 @@ def kl_penalty(coef: float, estimator: str = "k3") -> PenaltyFn:
     DeepSeek-V3.2, arXiv:2512.02556, 2025, for weighted_k3.
 
   Note:
-    Both log-ratios are bounded at ±20, where the gradient ends. r is the token's own ratio to the policy that the objective compares with
-    (π_old, or the sampler's where that is its anchor), also where the objective compares whole sequences; it corrects the token given what
-    stands before it, not the drift of what stands before it; TRL takes the sequence's ratio there. verl caps k3 at 10, where its gradient
+    Both log-ratios are bounded at ±20, where the gradient ends. r is the token's own ratio to the
+    policy that the objective compares with (π_old, or the sampler's if that is the anchor), even if
+    the objective compares whole sequences. It corrects the token given its prefix, not the drift of
+    the prefix; TRL uses the ratio of the sequence instead. verl caps k3 at 10, where its gradient
     ends; here only the log-ratio is bounded.
   """
 
@@ -99,20 +109,21 @@ def kl_penalty(coef: float, estimator: str = "k3") -> PenaltyFn:
 
 
 def kl_estimate(logprobs: ArrayLike, ref_logprobs: ArrayLike, estimator: str = "k1") -> Float[Array, "..."]:
-  """Estimate of KL(π‖π_ref) at each token, for a penalty in the reward: only its value counts.
+  """Estimates KL(π‖π_ref) at each token for a penalty in the reward, which needs only the value.
 
   k1 = −log u,  k2 = ½(log u)²,  k3 = u − 1 − log u,  u = π_ref/π
 
   Args:
-    logprobs: log-probabilities under the policy that drew the tokens, in nats, any shape; put zeros where a token does not count.
-    ref_logprobs: log-probabilities under the frozen reference, in nats.
-    estimator: "k1", "k2" or "k3".
+    logprobs: Log-probabilities under the policy that drew the tokens, in nats, of any shape; 0 at
+      tokens that do not count.
+    ref_logprobs: Log-probabilities under the frozen reference, in nats.
+    estimator: Name of the estimator: "k1", "k2" or "k3".
 
   Returns:
     The estimates, in nats, in float32 at least. NaN stays NaN.
 
   Raises:
-    ValueError: for an estimator that differs from these in its gradient only, and for an unknown one.
+    ValueError: If the estimator is unknown, or differs from these three only in its gradient.
 
   Example:
     >>> kl_estimate(jnp.array([-1., -3.]), jnp.array([-3., -900.]), "k1").tolist()
@@ -133,22 +144,26 @@ def kl_estimate(logprobs: ArrayLike, ref_logprobs: ArrayLike, estimator: str = "
 
 
 def adapted_coef(coef: float, kl: float, *, target: float, horizon: float, num_sequences: int) -> float:
-  """Next coefficient of a KL penalty: up where the measured divergence is above its target, down where it is below.
+  """Computes the next coefficient of a KL penalty, to hold the measured divergence at a target.
 
   coef·(1 + clip(kl/target − 1, −0.2, 0.2)·num_sequences/horizon)
 
+  The coefficient rises if the divergence is above its target, and falls if it is below.
+
   Args:
-    coef: the present coefficient.
-    kl: the divergence measured under it, in nats, in the units of `target`: per token or per sequence.
-    target: the divergence to hold, in nats.
-    horizon: how many sequences the controller takes for a full correction.
-    num_sequences: sequences that `kl` was measured on.
+    coef: Current coefficient.
+    kl: Divergence measured under this coefficient, in nats, in the units of `target`: per token or
+      per sequence.
+    target: Divergence to hold, in nats.
+    horizon: Number of sequences that the controller takes for a full correction.
+    num_sequences: Number of sequences that `kl` was measured on.
 
   Returns:
-    The next coefficient, above 0 where the present one is. A kl that is not finite says nothing and leaves the coefficient as it is.
+    The next coefficient, above 0 if the current one is. A non-finite `kl` leaves it unchanged.
 
   Raises:
-    ValueError: for settings that are illegal, or a horizon so short that one step could turn the coefficient's sign.
+    ValueError: If a setting is illegal, or if the horizon is so short that one step could change
+      the sign of the coefficient.
 
   Example:
     >>> adapted_coef(0.1, 9.0, target=6.0, horizon=10_000, num_sequences=500)
@@ -175,15 +190,15 @@ def adapted_coef(coef: float, kl: float, *, target: float, horizon: float, num_s
 
 
 def entropy_bonus(coef: float) -> PenaltyFn:
-  """Rewards a policy that stays undecided.
+  """Rewards the entropy of the policy.
 
   −coef·H(π), H in nats
 
   Returns:
-    The penalty. Its metric: `actor/entropy_loss` (coefficient and sign included).
+    The penalty, with the metric `actor/entropy_loss` (coefficient and sign included).
 
   Raises:
-    ValueError: at the call, where nobody computed the entropy.
+    ValueError: If the penalty is called without the entropy.
 
   References:
     Proximal Policy Optimization Algorithms, arXiv:1707.06347, 2017, eq. 9.
@@ -198,23 +213,25 @@ def entropy_bonus(coef: float) -> PenaltyFn:
 
 
 def value_loss(coef: float, clip: float | None = None) -> PenaltyFn:
-  """Squared error of the critic, pessimistic outside a band around its old prediction.
+  """Penalises the critic's squared error, pessimistic outside a band around its old prediction.
 
   coef·max((V − R̂)², (V_old + clip(V − V_old, −c, c) − R̂)²)
 
   Args:
-    coef: weight of the squared error; 0.5 gives the usual half square.
-    clip: half-width c of the band, in units of the return; None for the plain square.
+    coef: Weight of the squared error; 0.5 gives the usual half square.
+    clip: Half-width c of the band, in units of the return; None for the plain square.
 
   Returns:
-    The penalty. Its metrics: `critic/vf_loss` (coefficient included), `critic/vf_clipfrac`, `critic/vpred_mean`, and of the old
-    values and the returns `critic/values/mean`, `/min`, `/max` and `critic/returns/mean`, ...
+    The penalty, with the metrics `critic/vf_loss` (coefficient included), `critic/vf_clipfrac` and
+    `critic/vpred_mean`, and, of the old values and the returns, `critic/values/mean`, `/min`,
+    `/max` and `critic/returns/mean`, ...
 
   Raises:
-    ValueError: at the call, for values without returns and the other way round.
+    ValueError: If the penalty is called with values but without returns, or the other way round.
 
   References:
-    Proximal Policy Optimization Algorithms, arXiv:1707.06347, 2017, eq. 9; the clip is that of the authors' implementation.
+    Proximal Policy Optimization Algorithms, arXiv:1707.06347, 2017, eq. 9; the clip is that of the
+      authors' implementation.
   """
 
   def penalty(outputs: PolicyOutputs, batch: TrainBatch) -> TokenTerm:
@@ -222,16 +239,18 @@ def value_loss(coef: float, clip: float | None = None) -> PenaltyFn:
     returns = required(batch.returns, "returns", "values are given")
     error = jnp.square(values - returns)
     clipped = jnp.zeros_like(error)
-    # Without old values the present ones are the old ones, as at the first update of a rollout batch: no clip can bind.
+    # Without old values, the current ones are the old ones, as at the first update of a rollout
+    # batch. No clip can bind then.
     old_values = jax.lax.stop_gradient(values) if batch.old_values is None else batch.old_values
     if clip is not None:
-      # Selected as in gates.hard_clip: inside the band the two squares tie, and a maximum would split the gradient.
+      # Selects as in gates.hard_clip: inside the band the two squares tie, and a maximum would
+      # split the gradient.
       step = values - old_values
       bounded = jnp.where(jnp.abs(step) > clip, old_values + jnp.sign(step) * clip, values)
       bounded_error = jnp.square(bounded - returns)
       clipped = (bounded_error > error).astype(error.dtype)
       error = jnp.where(bounded_error > error, bounded_error, error)
-      # Comparisons would swallow a NaN among the old values.
+      # Restores a NaN among the old values, which comparisons would hide.
       error = jnp.where(jnp.isnan(step), step, error)
     return coef * error, {
       "critic/vf_loss": coef * error,

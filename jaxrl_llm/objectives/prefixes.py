@@ -1,4 +1,4 @@
-"""What stands before a token in its own sequence, and quantiles over a sequence: for packed rows, without an array [B, T, T]."""
+"""Prefix reductions and quantiles over the sequences of packed rows, without an array [B, T, T]."""
 
 from collections.abc import Callable
 
@@ -12,15 +12,15 @@ from jaxrl_llm.segments import segment_count
 def before(
   combine: Callable[[Array, Array], Array], x: Float[Array, "B T"], segments: Int[Array, "B T"] | None, empty: float
 ) -> Float[Array, "B T"]:
-  """All `x` that stand before each token in its own sequence, combined.
+  """Combines the values of `x` at all tokens before each token in its own sequence.
 
   x_1 ∘ x_2 ∘ … ∘ x_{t−1}
 
   Args:
-    combine: an associative function of two arrays.
-    x: any per-token quantity; put `empty` where a token does not count.
-    segments: sequence of each token, contiguous, or None for one sequence per row.
-    empty: what the first token gets, and the neutral element of `combine`.
+    combine: Associative function of two arrays.
+    x: Any per-token quantity, with `empty` at tokens that do not count.
+    segments: Sequence of each token, contiguous, or None for one sequence per row.
+    empty: Result for the first token, and the neutral element of `combine`.
 
   Example:
     >>> before(jnp.add, jnp.array([[1., 2., 4., 8., 16.]]), jnp.array([[1, 1, 1, 2, 2]]), 0.0).tolist()
@@ -28,7 +28,8 @@ def before(
   """
   segments = jnp.zeros(x.shape, int) if segments is None else segments
   begins = jnp.concatenate([jnp.ones_like(segments[:, :1], bool), segments[:, 1:] != segments[:, :-1]], axis=1)
-  # Shifted by one and scanned with a reset at each beginning; a running total of the row would cancel digits between sequences.
+  # Shifts by one and scans with a reset at each beginning. A running total over the row would
+  # cancel digits between sequences.
   shifted = jnp.where(begins, empty, jnp.roll(x, 1, axis=1))
 
   def merge(left: tuple[Array, Array], right: tuple[Array, Array]) -> tuple[Array, Array]:
@@ -40,17 +41,18 @@ def before(
 def segment_quantile(
   x: Float[Array, "B T"], mask: Float[Array, "B T"], segments: Int[Array, "B T"] | None, q: float
 ) -> Float[Array, "B T"]:
-  """The q-quantile of `x` over the counted tokens of each token's own sequence, given back to every token of it.
+  """Gives every token the q-quantile of `x` over the counted tokens of its own sequence.
 
-  Interpolated between the two nearest ranks, as `jnp.quantile` does by default. `x` is finite on the mask; a sequence without a counted
-  token reads a large finite number.
+  The quantile interpolates between the two nearest ranks, as `jnp.quantile` does by default. `x`
+  must be finite on the mask. A sequence without a counted token gets a large finite number.
 
   Example:
     >>> segment_quantile(jnp.array([[3., 1., 9., 2.]]), jnp.array([[1., 1., 0., 1.]]), jnp.array([[1, 1, 1, 2]]), 0.5).tolist()
     [[2.0, 2.0, 2.0, 2.0]]
   """
   segments = jnp.zeros(x.shape, int) if segments is None else segments
-  # Sorted by sequence, then by value, what does not count last: a sequence's ranks begin behind all tokens of smaller segments.
+  # Sorts by sequence, then by value, with uncounted tokens last. The ranks of a sequence begin
+  # after all tokens of smaller segments.
   ids, ordered = jax.lax.sort((segments, jnp.where(mask > 0, x, jnp.finfo(x.dtype).max)), dimension=1, num_keys=2)
   start = jax.vmap(jnp.searchsorted)(ids, segments)
   rank = q * (segment_count(mask, segments) - 1)

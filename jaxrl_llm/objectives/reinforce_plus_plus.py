@@ -7,9 +7,11 @@ from jaxrl_llm.objectives.ratios import token_ratio
 
 @algorithm(weights="token_mean", settings_of=hard_clip)
 def reinforce_plus_plus(*, clip_low: float = 0.2, clip_high: float = 0.2, dual_clip: float | None = None) -> Slots:
-  """REINFORCE++: PPO's clipped surrogate without a critic, on advantages normalised over the whole batch.
+  """Builds the REINFORCE++ objective: PPO's clipped surrogate without a critic.
 
   J = (1/Σ|y|) Σ_t min(r_t·A_t, clip(r_t, 1 − clip_low, 1 + clip_high)·A_t)
+
+  The advantages are normalised over the whole batch.
 
   Example:
     >>> sorted(reinforce_plus_plus(kl_coef=0.01).needs)
@@ -19,7 +21,8 @@ def reinforce_plus_plus(*, clip_low: float = 0.2, clip_high: float = 0.2, dual_c
     REINFORCE++, arXiv:2501.03262, 2025.
 
   Note:
-    The method is in its advantages: the reward at the end of a response, less the KL to the reference at each token, summed from there on
-    and whitened over the batch. The KL belongs to the reward, hence kl_coef=0 here.
+    The method is in its advantages: the reward at the end of a response, minus the KL to the
+    reference at each token, summed from that token on and whitened over the batch. The KL belongs
+    to the reward, hence kl_coef=0 here.
   """
   return Slots(ratio=token_ratio, gate=hard_clip(clip_low, clip_high, dual_clip))

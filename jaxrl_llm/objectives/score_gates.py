@@ -1,9 +1,12 @@
-"""Second slots that weigh the score, ∇log π, and the trust regions in probability. Factories of
-`(log_ratio, advantages, context) -> (surrogate, metrics)`.
+"""Gates that weigh the score, ∇log π, and gates that bound the shift in probability.
 
-The surrogate of the first three is sg[C]·A·log π: its gradient is C·A·∇log π of each token whatever the ratio slot holds, also beyond the
-bound of the log-ratio, where that of other gates ends. Conditions say which tokens are left out, never which are kept: a comparison with a
-NaN is false, so that the token stays in and the NaN reaches the loss.
+Each factory returns a function `(log_ratio, advantages, context) -> (surrogate, metrics)`, the
+second slot of an objective.
+
+The surrogate of the first three is sg[C]·A·log π. Its gradient is C·A·∇log π at each token,
+whatever the ratio slot computes. Unlike that of other gates, it does not end at the bound of the
+log-ratio. Conditions select the tokens to leave out, never those to keep: a comparison with a NaN
+is false, so the token stays in and the NaN reaches the loss.
 """
 
 from collections.abc import Callable
@@ -18,31 +21,32 @@ from jaxrl_llm.segments import once_per_sequence, segment_count
 from jaxrl_llm.types import GateContext, GateFn, TokenTerm
 
 SMALLEST = 1e-30
-"""A probability nearer to 1 than any float, as minus its logarithm."""
+"""Minus the logarithm of a probability that is closer to 1 than any float."""
 
 
 def _score(coefficient: Float[Array, "B T"], advantages: Float[Array, "B T"], context: GateContext) -> Float[Array, "B T"]:
-  """sg[C]·A·log π."""
+  """Returns the surrogate sg[C]·A·log π."""
   return jax.lax.stop_gradient(coefficient) * advantages * context.logprobs
 
 
 def _probability(logprobs: Float[Array, "B T"]) -> Float[Array, "B T"]:
-  """exp of what should be a log-probability, without gradient; no probability is above 1."""
+  """Converts log-probabilities to probabilities of at most 1, without gradient."""
   return jnp.exp(jnp.minimum(jax.lax.stop_gradient(logprobs), 0))
 
 
 def capped_weight(clip_high: float = 4.0, clip_low: float = 1.0) -> GateFn:
-  """Capped importance weight: a large ratio counts less, and no token loses its gradient.
+  """Caps the importance weight: a large ratio counts less, and no token loses its gradient.
 
   sg[clip(r, 1 − clip_low, 1 + clip_high)]·A·log π
 
   Args:
-    clip_high: how far above 1 the weight may rise: the cap is 1 + clip_high, by default 5. Infinity never binds.
-    clip_low: how far below 1 it may fall; 1 never binds.
+    clip_high: Distance of the cap above 1: the cap is 1 + clip_high, by default 5. Infinity never
+      binds.
+    clip_low: Distance of the smallest weight below 1; 1 never binds.
 
   Returns:
-    The gate. Its metrics: those of `clip_metrics`, in which a clip that binds bounds the weight but does not end the gradient, and
-    `gate_metrics`.
+    The gate, with the metrics of `clip_metrics` and `gate_metrics`. A clip that binds bounds the
+    weight but does not end the gradient.
 
   Example:
     >>> logprobs = jnp.log(jnp.array([[.5, .5]]))
@@ -55,7 +59,8 @@ def capped_weight(clip_high: float = 4.0, clip_low: float = 1.0) -> GateFn:
     MiniMax-M1 (CISPO), arXiv:2506.13585, 2025.
 
   Note:
-    verl's `clip_ratio_high` is this clip_high; TRL's `epsilon_high` is the cap itself, 1 + clip_high.
+    verl's `clip_ratio_high` is this clip_high; TRL's `epsilon_high` is the cap itself, 1 +
+    clip_high.
   """
 
   def gate(log_ratio: Float[Array, "B T"], advantages: Float[Array, "B T"], context: GateContext) -> TokenTerm:
@@ -68,18 +73,19 @@ def capped_weight(clip_high: float = 4.0, clip_low: float = 1.0) -> GateFn:
 
 
 def gamma_weight(k_pos: float = 2.0, lambda_pos: float = 3.0, k_neg: float = 3.0, lambda_neg: float = 2.0) -> GateFn:
-  """Weight that has the shape of a gamma density: 1 on-policy, 0 far away on both sides.
+  """Weighs tokens by the shape of a gamma density: 1 on-policy, 0 far away on both sides.
 
-  sg[φ(ρ)]·A·log π,  φ(ρ) = ρ^k·e^{λ(1 − ρ)}, with the first pair where A > 0, else the second
+  sg[φ(ρ)]·A·log π,  φ(ρ) = ρ^k·e^{λ(1 − ρ)}, with the first pair if A > 0, else the second
 
   Args:
-    k_pos: exponent k where A > 0; the largest weight is at ρ = k/λ.
-    lambda_pos: rate λ where A > 0.
-    k_neg: exponent where A ≤ 0.
-    lambda_neg: rate where A ≤ 0.
+    k_pos: Exponent k of tokens with A > 0; the weight is largest at ρ = k/λ.
+    lambda_pos: Rate λ of tokens with A > 0.
+    k_neg: Exponent k of tokens with A ≤ 0.
+    lambda_neg: Rate λ of tokens with A ≤ 0.
 
   Returns:
-    The gate. Its metrics: `vespo/phi_pos` and `vespo/phi_neg` (φ over the tokens with A > 0 and A < 0), and `gate_metrics`.
+    The gate, with the metrics `vespo/phi_pos` and `vespo/phi_neg` (φ over the tokens with A > 0 and
+    A < 0), and those of `gate_metrics`.
 
   Example:
     >>> context = GateContext(*2 * [jnp.full((1, 2), -1.)], jnp.ones((1, 2)))
@@ -105,12 +111,17 @@ def gamma_weight(k_pos: float = 2.0, lambda_pos: float = 3.0, k_neg: float = 3.0
 
 
 def binary_tv(logprobs: Float[Array, "B T"], old_logprobs: Float[Array, "B T"]) -> Float[Array, "B T"]:
-  """Total variation of "this token or another": |π − μ|, from log π and log μ. Never above the total variation of the whole vocabulary."""
+  """Computes |π − μ|, the total variation of "this token or another", from log π and log μ.
+
+  It never exceeds the total variation over the whole vocabulary.
+  """
   return jnp.abs(_probability(logprobs) - _probability(old_logprobs))
 
 
 def binary_kl(logprobs: Float[Array, "B T"], old_logprobs: Float[Array, "B T"]) -> Float[Array, "B T"]:
-  """KL(μ‖π) of "this token or another" in nats: μ·log(μ/π) + (1 − μ)·log((1 − μ)/(1 − π)), from log π and log μ.
+  """Computes KL(μ‖π) of "this token or another" in nats, from log π and log μ.
+
+  μ·log(μ/π) + (1 − μ)·log((1 − μ)/(1 − π))
 
   Example:
     >>> binary_kl(jnp.log(jnp.array([[.5]])), jnp.array([[0.]])).round(4).tolist()
@@ -118,34 +129,43 @@ def binary_kl(logprobs: Float[Array, "B T"], old_logprobs: Float[Array, "B T"]) 
   """
 
   def log_other(log_p: Float[Array, "B T"]) -> Float[Array, "B T"]:
-    # log(1 − p) by the form that keeps its digits on each side; 1 − p itself has none left where p is close to 1.
+    # log(1 − p), in the form that keeps its digits on each side. If p is close to 1, 1 − p itself
+    # has none left.
     return jnp.where(log_p > -0.5, jnp.log(-jnp.expm1(log_p)), jnp.log1p(-jnp.exp(log_p)))
 
-  # Clamped on the input: a probability of 1 gives a large divergence and not an infinite one, and 0·(−∞) cannot arise.
+  # Clamps the input: a probability of 1 gives a large but finite divergence, and 0·(−∞) cannot
+  # arise.
   log_pi, log_mu = (jnp.clip(jax.lax.stop_gradient(x), -1e4, -SMALLEST) for x in (logprobs, old_logprobs))
   return jnp.exp(log_mu) * (log_mu - log_pi) - jnp.expm1(log_mu) * (log_other(log_mu) - log_other(log_pi))
 
 
 DIVERGENCES = {"tv": binary_tv, "kl": binary_kl}
-"""Divergences of the current policy from the anchor at the sampled token, as functions of log π and log μ."""
+"""Divergences of the current policy from the anchor at the sampled token.
+
+Each is a function of log π and log μ.
+"""
 
 
 def divergence_ball(
   divergence: str | Callable[[Array, Array], Array] = "tv", delta_low: float = 0.15, delta_high: float = 0.15, ratio_cap: float = 20.0
 ) -> GateFn:
-  """Trust region in divergence: no gradient for a token that has left it and would go on.
+  """Ends the gradient of tokens that have left a trust region in divergence and would move further.
 
-  sg[min(r, ratio_cap)·keep]·A·log π;  not kept are A > 0, π > μ, D > delta_high and A < 0, π < μ, D > delta_low
+  sg[min(r, ratio_cap)·keep]·A·log π
+  keep = 0 if A > 0, π > μ, D > delta_high or if A < 0, π < μ, D > delta_low, else 1
 
   Args:
-    divergence: D, a key of `DIVERGENCES` or a function of (log π, log μ).
-    delta_low: largest divergence at which a token with A < 0 may still lose probability; infinity never binds.
-    delta_high: largest divergence at which a token with A > 0 may still gain probability; infinity never binds.
-    ratio_cap: largest importance weight.
+    divergence: Divergence D, as a key of `DIVERGENCES` or a function of (log π, log μ).
+    delta_low: Largest divergence at which a token with A < 0 may still lose probability; infinity
+      never binds.
+    delta_high: Largest divergence at which a token with A > 0 may still gain probability; infinity
+      never binds.
+    ratio_cap: Largest importance weight.
 
   Returns:
-    The gate. Its metrics: those of `clip_metrics` (tokens that are not kept) and `gate_metrics`; `actor/pg_clipfrac_lower`, kept tokens
-    with a capped weight; `gate/divergence/mean` and `gate/divergence/max`, of D.
+    The gate, with the metrics of `clip_metrics` (counting tokens that are not kept) and
+    `gate_metrics`; `actor/pg_clipfrac_lower`, counting kept tokens with a capped weight; and
+    `gate/divergence/mean` and `gate/divergence/max`, of D.
 
   Example:
     >>> old, now = jnp.log(jnp.array([[.01, .5]])), jnp.log(jnp.array([[.05, .7]]))
@@ -176,27 +196,34 @@ def divergence_ball(
 
 
 def prefix_budget(delta: float = 0.15, w_min: float = 0.8, budget: float = 0.02) -> GateFn:
-  """Trust region in probability that a sequence spends from its first token on.
+  """Bounds the shift in probability that a sequence spends from its first token on.
 
-  keep·r·A;  a token with A·(r − 1) > 0 is kept where Z_t ≤ min(delta, delta + b·W_{<t} − S_{<t}), all others always
+  keep·r·A
+  keep = 0 if A·(r − 1) > 0 and Z_t > min(delta, delta + b·W_{<t} − S_{<t}), else 1
 
-  with D = |π − μ|, w_t = 1 − (1 − w_min)·(t − 1)/(T − 1), Z = w·D, the sums W_{<t} of w and S_{<t} of Z over the sequence's tokens
-  before t, and b = clip(the 90 % quantile of D over the sequence, budget, 2·budget).
+  Here D = |π − μ|, w_t = 1 − (1 − w_min)·(t − 1)/(T − 1) and Z = w·D. W_{<t} and S_{<t} are the
+  sums of w and of Z over the sequence's tokens before t. b = clip(the 90 % quantile of D over the
+  sequence, budget, 2·budget).
 
   Args:
-    delta: largest weighted shift of a token's probability; 0.15 is for dense models, 0.20 for mixtures of experts.
-    w_min: weight of the last token; the first has 1, so that early tokens, which shift the context of all others, have less room.
-    budget: shift of probability per token that a sequence may spend; up to twice that where its shifts are large.
+    delta: Largest weighted shift of a token's probability; 0.15 is for dense models, 0.20 for
+      mixtures of experts.
+    w_min: Weight of the last token. The first has weight 1, so that early tokens, which shift the
+      context of all others, have less room.
+    budget: Shift of probability per token that a sequence may spend; up to twice as much if its
+      shifts are large.
 
   Returns:
-    The gate. Its metrics: those of `clip_metrics` (tokens that are not kept) and `gate_metrics`; `cppo/budget`, the mean of b over the
-    sequences; `gate/divergence/mean` and `gate/divergence/max`, of D.
+    The gate, with the metrics of `clip_metrics` (counting tokens that are not kept) and
+    `gate_metrics`; `cppo/budget`, the mean of b over the sequences; and `gate/divergence/mean` and
+    `gate/divergence/max`, of D.
 
   References:
     CPPO (prefix budgets), arXiv:2606.10968, 2026.
 
   Note:
-    Only counted tokens are tokens of the sequence. Sums and quantile are of one sequence, so no split of the batch changes them.
+    Only counted tokens belong to the sequence. The sums and the quantile are per sequence, so no
+    split of the batch changes them.
   """
 
   def gate(log_ratio: Float[Array, "B T"], advantages: Float[Array, "B T"], context: GateContext) -> TokenTerm:

@@ -1,6 +1,7 @@
-"""Which hyper-parameters an objective takes, what each may be, and which do not go together.
+"""Hyper-parameters of objectives: which ones exist, what each may be, and which ones conflict.
 
-A name means the same in every objective, so its rule stands here once. All problems of a call come in one message.
+A name means the same in every objective, so its rule is stated once, here. All problems of a call
+are in one message.
 """
 
 import functools
@@ -18,16 +19,16 @@ from jaxrl_llm.objectives.ratios import RATIOS
 from jaxrl_llm.types import GateFn, Objective
 
 Rule = tuple[Callable[[Any], bool], str]
-"""A test that a setting must pass, and that test in words."""
+"""A test that a setting must pass, and the same test in words."""
 
 
 def is_number(x: Any) -> bool:
-  """Whether `x` is a real number, infinities included; a bool and NaN are none."""
+  """Returns whether `x` is a real number, infinities included; a bool or NaN is not."""
   return isinstance(x, numbers.Real) and not isinstance(x, bool) and not math.isnan(x)
 
 
 def is_finite(x: Any) -> bool:
-  """Whether `x` is a real number and no infinity."""
+  """Returns whether `x` is a finite real number."""
   return is_number(x) and math.isfinite(x)
 
 
@@ -40,7 +41,7 @@ def _choice(choices: Iterable[str]) -> Rule:
 
 
 def name_or_function(choices: Iterable[str]) -> Rule:
-  """The rule of a slot that takes a function, or the name of one."""
+  """Returns the rule of a slot that takes a function or the name of one."""
   is_name, words = _choice(choices)
   return lambda x: callable(x) or is_name(x), f"{words}, or a function"
 
@@ -83,11 +84,14 @@ RULES = {
   "weights": _choice(WEIGHTS),
   "max_tokens": (lambda x: x is None or _is_count(x), "None or a whole number of tokens > 0"),
 }
-"""The rule of each hyper-parameter. Where an objective's default is None, None is legal too: it leaves the setting to others."""
+"""Rule of each hyper-parameter.
+
+If the default of an objective is None, None is legal too: it leaves the value to other settings.
+"""
 
 
 def gate_settings(gate: str | GateFn) -> dict[str, Any]:
-  """What a gate takes, with its defaults; a function takes nothing more.
+  """Returns the settings of a gate with their defaults; a gate given as a function has none.
 
   Example:
     >>> gate_settings("soft")
@@ -97,7 +101,7 @@ def gate_settings(gate: str | GateFn) -> dict[str, Any]:
 
 
 def did_you_mean(name: Any, known: Iterable[str]) -> str:
-  """A hint where something known is close to `name`, else nothing.
+  """Returns a hint if a known name is close to `name`, else an empty string.
 
   Example:
     >>> did_you_mean("Gsop", ["gspo", "grpo"])
@@ -107,7 +111,7 @@ def did_you_mean(name: Any, known: Iterable[str]) -> str:
 
 
 def _defaults(factory: Callable) -> dict[str, Any]:
-  # What a functools.partial has bound by position is gone from its signature, as it should be.
+  # Arguments that a functools.partial binds by position are absent from its signature, as intended.
   return {name: parameter.default for name, parameter in inspect.signature(factory).parameters.items()}
 
 
@@ -116,7 +120,10 @@ def _in_words(settings: Mapping[str, Any]) -> str:
 
 
 def _conflicts(settings: dict[str, Any], given: dict[str, Any], defaults: dict[str, Any]) -> Iterator[str]:
-  """Settings that are legal alone, but not together; `given` are those the caller wrote."""
+  """Yields problems of settings that are legal alone but not together.
+
+  `given` holds the settings that the caller passed.
+  """
   if "gate" in settings:
     yield from _settings_of_other_gates(settings)
   if "max_tokens" in settings:
@@ -131,7 +138,7 @@ def _conflicts(settings: dict[str, Any], given: dict[str, Any], defaults: dict[s
 
 
 def _settings_of_other_gates(settings: dict[str, Any]) -> Iterator[str]:
-  """What the chosen gate would ignore, where the gate is itself a setting."""
+  """Yields problems of settings that the chosen gate would ignore, if the gate is a setting."""
   gate = settings["gate"]
   takes = gate_settings(gate)
   ignored = {name for factory in GATES.values() for name in _defaults(factory)} - takes.keys()
@@ -141,20 +148,20 @@ def _settings_of_other_gates(settings: dict[str, Any]) -> Iterator[str]:
 
 
 def _plain(name: str, x: Any) -> Any:
-  """Python's own numbers: 0, 0.0 and NumPy's 0 are one setting."""
+  """Converts a number to Python's own type, so that 0, 0.0 and NumPy's 0 are one setting."""
   if name == "max_tokens" and _is_count(x):
     return int(x)
   return float(x) if is_number(x) else x
 
 
 def checked(factory: Callable[..., Objective], rules: Mapping[str, Rule] | None = None) -> Callable[..., Objective]:
-  """Decorates an objective's factory: it refuses settings that are unknown, illegal or without effect.
+  """Decorates an objective's factory to reject unknown, illegal and ineffective settings.
 
-  The ValueError has every problem in one line, as field, found, expected.
+  The ValueError lists every problem in one line, as field, found, expected.
 
   Args:
-    factory: function of keyword hyper-parameters that all have a default and a rule.
-    rules: rules of its own, in the place of those in `RULES`.
+    factory: Function of keyword hyper-parameters that all have a default and a rule.
+    rules: Rules of this factory, in addition to those of `RULES` or in place of them.
 
   Example:
     >>> from jaxrl_llm.objectives.gspo import gspo

@@ -1,4 +1,4 @@
-"""Supervised fine-tuning as one more objective: the warm start before reinforcement learning."""
+"""Supervised fine-tuning as an objective: the warm start before reinforcement learning."""
 
 import jax
 
@@ -9,19 +9,22 @@ from jaxrl_llm.types import Objective, PolicyOutputs, TokenTerm, TrainBatch
 
 @checked
 def sft(*, weights: str = "token_mean", max_tokens: int | None = None) -> Objective:
-  """Negative log-likelihood of the counted tokens; advantages and old log-probabilities are not read.
+  """Builds the SFT objective: the negative log-likelihood of the counted tokens.
 
   L = −Σ_t w_t·log π(y_t)
 
+  Advantages and old log-probabilities are not read.
+
   Args:
-    weights: "token_mean", "sequence_mean" or "constant".
-    max_tokens: generation budget in tokens, for weights="constant" only.
+    weights: Weighting of tokens: "token_mean", "sequence_mean" or "constant".
+    max_tokens: Generation budget in tokens, for weights="constant" only.
 
   Returns:
-    The objective. Its metrics: `actor/nll_loss` (nats per weighted token), and `actor/entropy` where the entropy is given.
+    The objective, with the metrics `actor/nll_loss` (nats per weighted token) and, if the entropy
+    is given, `actor/entropy`.
 
   Raises:
-    ValueError: for a setting that is unknown, illegal or without effect.
+    ValueError: If a setting is unknown, illegal or without effect.
 
   Example:
     >>> sft(weights="sequence_mean").needs

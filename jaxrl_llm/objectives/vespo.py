@@ -7,9 +7,11 @@ from jaxrl_llm.objectives.score_gates import gamma_weight
 
 @algorithm(weights="token_mean", settings_of=gamma_weight)
 def vespo(*, k_pos: float = 2.0, lambda_pos: float = 3.0, k_neg: float = 3.0, lambda_neg: float = 2.0) -> Slots:
-  """Variational sequence-level soft policy optimisation: a response counts by a smooth function of its true importance weight.
+  """Builds the VESPO objective (variational sequence-level soft policy optimisation).
 
   J = (1/Σ|y|) Σ_i Σ_t sg[φ(ρ_i)]·A_t·log π_t,  φ(ρ) = ρ^k·e^{λ(1 − ρ)},  log ρ_i = Σ_t log r_t
+
+  Each response is weighed by a smooth function of its true importance weight.
 
   Example:
     >>> sorted(vespo().needs)
@@ -19,8 +21,9 @@ def vespo(*, k_pos: float = 2.0, lambda_pos: float = 3.0, k_neg: float = 3.0, la
     VESPO, arXiv:2602.10693, 2026.
 
   Note:
-    The constants are those of the authors' code and of TRL. TRL multiplies the engines' mismatch π_old/μ into ρ, where φ damps it too; here
-    a correction weighs the loss as it does for every objective (`corrections.tis`). TRL bounds log ρ at log 1e-8 from below and turns a NaN
-    weight into 0; here the bound is −20, and a NaN reaches the loss.
+    The constants are those of the authors' code and of TRL. TRL multiplies the engines' mismatch
+    π_old/μ into ρ, where φ damps it too; here a correction weighs the loss, as for every objective
+    (see `corrections.tis`). TRL bounds log ρ at log 1e-8 from below and turns a NaN weight into 0;
+    here the bound is −20, and a NaN reaches the loss.
   """
   return Slots(ratio=product_ratio, gate=gamma_weight(k_pos, lambda_pos, k_neg, lambda_neg))
