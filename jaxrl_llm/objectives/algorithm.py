@@ -13,17 +13,17 @@ from jaxrl_llm.objectives.settings import Rule, checked, gate_settings
 from jaxrl_llm.types import GateFn, Objective, PenaltyFn, RatioFn
 
 SHARED = """\
-  kl_coef: loss per nat of divergence from the reference; above 0 the objective needs `ref_logprobs`.
-  kl_estimator: a key of `penalties.KL_ESTIMATORS`.
-  entropy_coef: reward per nat of entropy; above 0 the objective needs `entropy`.
-  weights: "token_mean", "sequence_mean", "sequence_sum" or "constant".
-  max_tokens: generation budget in tokens, for weights="constant" only.
+  kl_coef: Loss per nat of divergence from the reference; above 0 the objective needs `ref_logprobs`.
+  kl_estimator: Key of `penalties.KL_ESTIMATORS`.
+  entropy_coef: Reward per nat of entropy; above 0 the objective needs `entropy`.
+  weights: Weighting of tokens: "token_mean", "sequence_mean", "sequence_sum" or "constant".
+  max_tokens: Generation budget in tokens, for weights="constant" only.
 
 Returns:
   The objective.
 
 Raises:
-  ValueError: for a setting that is unknown, illegal or without effect.\
+  ValueError: If a setting is unknown, illegal or without effect.\
 """
 """Docstring shared by all algorithms; it follows the arguments of the gate and the algorithm."""
 
