@@ -1,19 +1,19 @@
-"""What a response is worth. A reward function sees one completion and its example, and returns one number; no JAX.
+"""Reward functions, each of which maps one completion and its example to one number; no JAX.
 
-| reward | 1 where |
+| reward | 1 if |
 | --- | --- |
-| `final_answer`, `final_number` | the last line, the last number is the right one (tasks of this package) |
-| `exact_match` | the answer is spelt like the right one |
-| `maths` | the answer is mathematically the right one |
-| `choice` | the letter chosen is the right one |
-| `gym` | reasoning-gym's verifier says so |
+| `final_answer`, `final_number` | the last line or number is correct (tasks of this package) |
+| `exact_match` | the answer is spelt like the correct one |
+| `maths` | the answer is mathematically equal to the correct one |
+| `choice` | the chosen letter is correct |
+| `gym` | reasoning-gym's verifier accepts the answer |
 | `pattern` | a regular expression matches |
 | `code_tests` | the program in the response passes all tests |
-| `answer_form`, `tags` | the response has the form that was asked for |
-| `length_target`, `cosine_length`, `soft_overlong` | (numbers for the length in tokens) |
+| `answer_form`, `tags` | the response has the requested form |
+| `length_target`, `cosine_length`, `soft_overlong` | (a number for the length in tokens) |
 | `imported` | (a Python function of your own) |
 
-All are cheap to import: what needs sympy or reasoning-gym imports it when it is first called.
+All are cheap to import: sympy and reasoning-gym are imported on the first call that needs them.
 """
 
 import functools
@@ -62,14 +62,15 @@ REWARDS: dict[str, Reward] = {
   "soft_overlong": Reward(soft_overlong, is_safe=True),
   "tags": Reward(tags),
 }
-"""The rewards by name. A new one is a file and its row here: what else must be known of it stands in the row."""
+"""Every reward by name. To add one, add its file and its row here, which holds all its metadata."""
 
 
 def make(name: str, **settings) -> RewardFn:
-  """Makes the reward function that `REWARDS` has under a name, from the settings that it takes.
+  """Makes a registered reward function from its settings.
 
   Raises:
-    ValueError: no such reward, or settings it does not take. One line, with the fix.
+    ValueError: If there is no such reward, or it does not take these settings. One line, with the
+      fix.
 
   Example:
     >>> make("final_anser")
@@ -91,7 +92,7 @@ def make(name: str, **settings) -> RewardFn:
 
 
 def build(spec: RewardSpec) -> RewardFn:
-  """Makes the reward function of a spec, in whichever process it is called; raises as `make` does.
+  """Makes the reward function of a spec, in any process. Raises the same errors as `make`.
 
   Example:
     >>> build(RewardSpec("soft_overlong", {"max_tokens": 8, "buffer_tokens": 4})).__name__
@@ -101,7 +102,10 @@ def build(spec: RewardSpec) -> RewardFn:
 
 
 def extractor(spec: RewardSpec) -> Callable[[str], str | None] | None:
-  """The function that reads the answer a reward judges out of a response's text; None if the reward judges something else.
+  """Returns the function that extracts the answer from a response's text.
+
+  Returns:
+    The function, or None if the reward does not judge an answer.
 
   Example:
     >>> extractor(RewardSpec("exact_match", {"answer_in": "last_line"}))("It rains.\\nParis")
@@ -117,7 +121,9 @@ def extractor(spec: RewardSpec) -> Callable[[str], str | None] | None:
 
 
 def weighted(name: str, spec: RewardSpec, weight: float = 1.0, *, shapes: bool = False) -> WeightedReward:
-  """Builds a term of the total reward that other processes can build too; `WeightedReward` describes the arguments.
+  """Builds a term of the total reward that other processes can also build.
+
+  `WeightedReward` describes the arguments.
 
   Example:
     >>> weighted("form", RewardSpec("tags"), 0.1).spec.name

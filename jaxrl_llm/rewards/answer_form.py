@@ -1,4 +1,4 @@
-"""Whether a response has the form that was asked for, whatever it says."""
+"""A reward for the requested form of a response, regardless of its content."""
 
 import re
 from collections.abc import Mapping
@@ -10,7 +10,10 @@ _LAST_LINE = re.compile(r"#### -?[0-9]{1,12}(?:\.[0-9]{1,6})?")
 
 
 def answer_form(completion: Completion, example: Mapping[str, Any]) -> float:
-  """1 where the response ended by itself and its last line is `####` and a plain number, the only `####` in it; else 0.
+  """Returns 1 if the response ends with its answer in the requested form, else 0.
+
+  The response must have stopped by itself, and its last line must be `####` and a plain number.
+  There must be no other `####`.
 
   Example:
     >>> answer_form(Completion(text="3 * 4 = 12\\n#### 12", token_ids=(), num_tokens=9, stopped=True), {})

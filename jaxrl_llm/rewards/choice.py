@@ -1,4 +1,4 @@
-"""Right or wrong, by the letter of a multiple-choice answer."""
+"""A reward for the letter of a multiple-choice answer."""
 
 import functools
 import re
@@ -13,21 +13,26 @@ _TEXT_COMMAND = re.compile(r"\\(?:text|textbf|mathrm|mathbf|rm|bf)\b")
 
 
 def choice(*, letters: str = "ABCDEFGHIJ", field: str = "answer", require_stop: bool = True) -> RewardFn:
-  """1 where the option that a response chooses is the right one, else 0.
+  """Makes a reward that is 1 if the response chooses the correct option, else 0.
 
-  It chooses by `\\boxed{B}`, `#### B`, "Answer: (B)" or "the answer is B"; without such a statement by a last line that is nothing but
-  `B`, `(B)`, `B.` or `**B) and the option's text**`. Options in words are not read, and two different letters are a hedge and earn 0.
+  A choice is stated as `\\boxed{B}`, `#### B`, "Answer: (B)" or "the answer is B". Without such a
+  statement, the last line counts if it is only `B`, `(B)`, `B.` or `**B) and the option's text**`.
+  Options in words are not read. Two different letters are a hedge and earn 0.
 
   Args:
-    letters: of the options, upper case; a lower-case letter counts only in brackets or where nothing else is stated.
-    field: of the example, with the right letter, such as "B" or "(B)", or the number of the option from 0.
-    require_stop: a response that ran into the token budget earns 0 even if it shows the answer.
+    letters: Upper-case letters of the options. A lower-case letter counts only in brackets or if
+      nothing else is stated.
+    field: Field of the example with the correct letter, such as "B" or "(B)", or the option's
+      index, counted from 0.
+    require_stop: Whether a response that was cut off by the token budget earns 0 even if it shows
+      the answer.
 
   Returns:
-    The reward function; 1.0 or 0.0. It raises ValueError for a row whose answer is none of the letters.
+    The reward function; 1.0 or 0.0. It raises ValueError if the row's answer is not one of the
+    letters.
 
   Raises:
-    ValueError: fewer than two letters, or one twice.
+    ValueError: If there are fewer than two letters, or one occurs twice.
 
   Example:
     >>> completion = Completion(text="Both are odd, so the answer is (B).", token_ids=(), num_tokens=12, stopped=True)
@@ -47,7 +52,7 @@ def choice(*, letters: str = "ABCDEFGHIJ", field: str = "answer", require_stop: 
 
 
 def chosen_letter(text: str, letters: str) -> str | None:
-  """The letter of the one option that a response chooses; None where it chooses none or several.
+  """Returns the letter that a response chooses, or None if it chooses none or several.
 
   Example:
     >>> chosen_letter("Both are odd, so the answer is (B).", "ABCD")
@@ -67,7 +72,10 @@ def _letters_in(answer: str, letters: str) -> set[str]:
 
 @functools.cache
 def _alone(letters: str) -> re.Pattern:
-  """A letter that stands by itself. "A" with a word behind it is an article: "A dog (B)"."""
+  """Returns a pattern for a letter that stands alone.
+
+  An "A" followed by a word is an article: "A dog (B)".
+  """
   return re.compile(
     rf"[(\[]\s*([{letters}{letters.lower()}])\s*[)\]]|(?<![\w'$\\])([{letters}])(?=[).:,;]|\s*$|\s*[*}}$]|\s+(?:or|and|[-\u2013\u2014])\b|\s+[-\u2013\u2014=])"
   )

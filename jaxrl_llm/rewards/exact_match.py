@@ -1,4 +1,4 @@
-"""Right or wrong, by the spelling of the answer."""
+"""A reward for an answer that is spelt like the correct one."""
 
 import numbers
 import unicodedata
@@ -13,22 +13,25 @@ def exact_match(
   *, answer_in: str = "stated", strip: bool = True, ignore_case: bool = False, nfkc: bool = True, field: str = "answer",
   require_stop: bool = True,
 ) -> RewardFn:
-  """1 where the answer is spelt like the right one, else 0.
+  """Makes a reward that is 1 if the answer is spelt like the correct one, else 0.
 
   Args:
-    answer_in: where the answer stands: `whole`, `last_line`, `stated` (in a box, after `####`, "Answer:"), `tag` (`<answer>...</answer>`),
-      or `after ` and a marker. Several different ones are a hedge and earn 0.
-    strip: spaces around either do not count, and runs of spaces are one.
-    ignore_case: upper and lower case are the same.
-    nfkc: compare in Unicode's form NFKC, in which full-width letters, ligatures and other compatibility forms are the plain ones.
-    field: of the example, with the right answer.
-    require_stop: a response that ran into the token budget earns 0 even if it shows the answer.
+    answer_in: Location of the answer: `whole`, `last_line`, `stated` (in a box, after `####`,
+      "Answer:"), `tag` (`<answer>...</answer>`), or `after ` and a marker. Several different
+      answers are a hedge and earn 0.
+    strip: Whether to strip surrounding whitespace and collapse runs of whitespace.
+    ignore_case: Whether to ignore case.
+    nfkc: Whether to compare in Unicode's NFKC form, which maps full-width letters, ligatures and
+      other compatibility characters to plain ones.
+    field: Field of the example with the correct answer.
+    require_stop: Whether a response that was cut off by the token budget earns 0 even if it shows
+      the answer.
 
   Returns:
     The reward function; 1.0 or 0.0.
 
   Raises:
-    ValueError: no such place.
+    ValueError: If there is no such location.
 
   Example:
     >>> completion = Completion(text="It rains.\\nAnswer: Paris", token_ids=(), num_tokens=5, stopped=True)
@@ -53,10 +56,10 @@ def exact_match(
 
 
 def text_of(example: Mapping[str, Any], field: str, reward: str) -> str:
-  """A field of a row as text; messages begin with the name of the reward that asks.
+  """Returns a field of a row as text; error messages begin with the name of the reward.
 
   Raises:
-    ValueError: no such field, or neither text nor a number in it.
+    ValueError: If the field is missing, or holds neither text nor a number.
 
   Example:
     >>> text_of({"answer": 5}, "answer", "maths")

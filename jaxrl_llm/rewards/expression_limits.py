@@ -1,16 +1,20 @@
-"""What is too large to be handed to a computer algebra system: judged by its spelling, in linear time, before anything is parsed."""
+"""Limits on expressions for a computer algebra system, checked in linear time before parsing."""
 
 import re
 from math import log10
 
 MAX_CHARS = 1000
-"""Longest answer that is parsed, in characters; the matrices and polynomials of competition problems need a quarter of it."""
+"""Length of the longest answer that is parsed, in characters.
 
-_MAX_DIGITS = 400  # Of one number as it is written.
-_MAX_MAGNITUDE = 5e4  # Digits of any number that is computed on the way: 2^100000 has 30,103 and takes a millisecond.
-_MAX_DEPTH = 40  # Brackets in brackets: parsers recurse.
+The matrices and polynomials of competition problems need a quarter of it.
+"""
+
+_MAX_DIGITS = 400  # Digits of one number as written.
+# Digits of any intermediate number: 2^100000 has 30,103 and takes a millisecond.
+_MAX_MAGNITUDE = 5e4
+_MAX_DEPTH = 40  # Nested brackets: parsers recurse.
 _MAX_OPERATORS = 250
-_MAX_BOUND = 1e5  # Of sums, products, binomials.
+_MAX_BOUND = 1e5  # Bound of sums, products, binomials.
 
 _TOKEN = re.compile(
   r"(?P<number>\d[\d,_]*+(?:\.\d++)?+|\.\d++)|(?P<power>\^|\*\*)|(?P<open>[({\[])|(?P<close>[)}\]])|(?P<factorial>!)"
@@ -22,13 +26,14 @@ _OPERATOR = re.compile(r"[-+*/^=<>&!]|\\[a-zA-Z]++")
 
 
 def too_large(answer: str) -> bool:
-  """Whether computing an expression might take long or a lot of memory.
+  """Returns whether evaluating an expression might take long or use a lot of memory.
 
-  Held to limits far above what answers to problems have: length, digits of a number, depth of brackets, operators, bounds of sums and
-  products, and the digits that numbers grow to by powers and factorials.
+  The limits are far above what answers to problems need. They apply to length, digits of a number,
+  bracket depth, operators, bounds of sums and products, and the digits that powers and factorials
+  produce.
 
   Args:
-    answer: LaTeX, or an expression in plain text with `^` or `**`.
+    answer: Expression in LaTeX, or in plain text with `^` or `**`.
 
   Example:
     >>> [too_large(x) for x in ("9^{9^{9^{9}}}", "99999999!", "2^{2019} - 1", "100!", "x^{10^{12}}")]
@@ -51,17 +56,22 @@ def _depth(text: str) -> int:
 
 
 def _digits(number: str) -> float:
-  """log10 of a number or of its inverse, whichever is larger."""
+  """Returns log10 of a number or of its inverse, whichever is larger."""
   whole, _, decimals = re.sub("[,_]", "", number).partition(".")
   return max(log10(int((whole or "0")[:300]) or 1) + max(len(whole) - 300, 0), 0) + len(decimals)
 
 
 def _magnitude(tokens: list[tuple[str, str]], at: int) -> tuple[float, int]:
-  """An upper bound for log10 of what the tokens up to the end of a group compute, letters taken as 1; and where the group ends.
+  """Bounds log10 of the value of the tokens up to the end of a group, with letters taken as 1.
 
-  As if all numbers were multiplied: a sum is smaller than that, or not by much.
+  The bound multiplies all numbers. A sum is smaller than that, or not much larger.
+
+  Returns:
+    The upper bound, and the index after the group.
   """
-  total, last = 0.0, 0.0  # `last` is the factor that a power or a factorial behind it applies to; it is part of `total` already.
+  # `last` is the factor that a following power or factorial applies to; `total` includes it
+  # already.
+  total, last = 0.0, 0.0
   while at < len(tokens):
     kind, text = tokens[at]
     if kind == "close":
@@ -85,14 +95,17 @@ def _magnitude(tokens: list[tuple[str, str]], at: int) -> tuple[float, int]:
 
 
 def _operand(tokens: list[tuple[str, str]], at: int) -> tuple[float, int]:
-  """The magnitude of the number or group that begins here, with the powers and factorials that bind to it."""
+  """Returns the magnitude of the next number or group, and the index after it.
+
+  The operand includes the powers and factorials that bind to it.
+  """
   while at < len(tokens) and tokens[at][0] == "prefix":  # 9^-9, 9^\left(...
     at += 1
   if at >= len(tokens) or tokens[at][0] not in ("number", "open"):
     return 0.0, at
   kind, text = tokens[at]
   size, at = (_digits(text), at + 1) if kind == "number" else _magnitude(tokens, at + 1)
-  # Towers without brackets, 9^9^9, bind from the right.
+  # Towers without brackets, 9^9^9, are right-associative.
   if at < len(tokens) and tokens[at][0] == "power":
     exponent, at = _operand(tokens, at + 1)
     size = size * 10 ** min(exponent, 300.0) + exponent

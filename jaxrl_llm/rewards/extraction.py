@@ -1,14 +1,17 @@
-"""Where in a response its answer stands. Linear in the length of the text, whatever it holds; nothing here judges an answer."""
+"""Extraction of answers from responses, in time linear in the text's length; judges nothing."""
 
 import re
 from collections.abc import Callable
 
 MAX_CHARS = 20_000
-"""Only the end of a response is read, from this many characters on: the answer stands there, and work on hostile text stays bounded."""
+"""Number of characters read, from the end of a response.
+
+The answer is at the end, and the work on hostile text stays bounded.
+"""
 
 _BOX = re.compile(r"\\(?:boxed|fbox)\s{0,4}+\{|[{}]|\\[\\{}]")
 _HASHES = re.compile(r"####[ \t]*+([^\n#]*+)")
-# At the start of a line, perhaps in bold: "Answer: 5", "**Final answer:** 5".
+# At the start of a line, optionally in bold: "Answer: 5", "**Final answer:** 5".
 _LINE = re.compile(
   r"^[ \t>*_#-]{0,8}+(?:the[ ]+)?(?:final[ ]+)?answer[ \t]{0,4}+[*_]{0,2}+[ \t]{0,4}+:[*_]{0,2}+([^\n]*+)", re.IGNORECASE | re.MULTILINE
 )
@@ -20,7 +23,7 @@ _WRAPPERS = (("$$", "$$"), ("$", "$"), ("\\(", "\\)"), ("\\[", "\\]"), ("**", "*
 
 
 def answer_part(text: str) -> str:
-  """The end of a response, at most `MAX_CHARS` characters of it, without what was thought aloud before `</think>`.
+  """Returns the last `MAX_CHARS` characters of a response, without the reasoning before `</think>`.
 
   Example:
     >>> answer_part("<think>perhaps 4</think>It is 5.")
@@ -30,12 +33,13 @@ def answer_part(text: str) -> str:
 
 
 def stated_answers(text: str) -> list[str]:
-  """Every different final answer that a response states, in order of appearance; more than one is a hedge.
+  """Returns each distinct final answer stated in a response, in order; more than one is a hedge.
 
-  Of these ways of stating one, only the first that occurs is read: `\\boxed{}`, `####`, lines that begin with "Answer:", "the answer is".
+  Only the first of these forms that occurs is read: `\\boxed{}`, `####`, lines that begin with
+  "Answer:", "the answer is".
 
   Returns:
-    The answers without decoration (dollar signs, bold, a full stop); none where none is announced.
+    The answers without decoration (dollar signs, bold, a full stop). Empty if none is stated.
 
   Example:
     >>> stated_answers(r"So \\boxed{3} or $\\boxed{\\frac{1}{2}}$, and \\boxed{3}.")
@@ -50,7 +54,9 @@ def stated_answers(text: str) -> list[str]:
 
 
 def boxed(text: str) -> list[str]:
-  """What stands in each `\\boxed{}`, braces balanced; of boxes in a box only the inner ones, and one that never closes not at all.
+  """Returns the content of each `\\boxed{}`, with balanced braces.
+
+  Of nested boxes only the innermost ones are returned. Boxes that are never closed are skipped.
 
   Example:
     >>> boxed(r"\\boxed{\\{1, 2\\}} and \\boxed{3")
@@ -61,7 +67,7 @@ def boxed(text: str) -> list[str]:
     token = match[0]
     if token == "}" and opened:
       start = opened.pop()
-      if start is not None and start > latest:  # No box was found inside this one.
+      if start is not None and start > latest:  # No box is nested in this one.
         found.append(text[start : match.start()])
         latest = start
     elif token == "{" or token.startswith(("\\boxed", "\\fbox")):
@@ -70,7 +76,7 @@ def boxed(text: str) -> list[str]:
 
 
 def tagged(text: str) -> list[str]:
-  """What stands in each `<answer>...</answer>`, in order; tags that do not pair are skipped.
+  """Returns the content of each `<answer>...</answer>`, in order, and skips unpaired tags.
 
   Example:
     >>> tagged("<answer> 5 </answer>")
@@ -87,7 +93,7 @@ def tagged(text: str) -> list[str]:
 
 
 def undecorated(answer: str) -> str:
-  """An answer without the spaces, dollar signs, quotes, bold and full stop around it.
+  """Strips surrounding spaces, dollar signs, quotes, bold and a full stop from an answer.
 
   Example:
     >>> undecorated(" **$5$.** ")
@@ -108,7 +114,10 @@ def undecorated(answer: str) -> str:
 
 
 def _said(text: str) -> list[str]:
-  """What follows "the answer is". Before the last one, prose such as "the answer is the sum of" states nothing."""
+  """Returns what follows each "the answer is".
+
+  Before the last match, prose such as "the answer is the sum of" is ignored.
+  """
   found = [_sentence(match) for match in _SENTENCE.findall(text)]
   return [answer for answer in found[:-1] if _VALUE.match(answer)] + found[-1:]
 
@@ -119,12 +128,12 @@ def _sentence(text: str) -> str:
 
 
 def _only(found: list[str]) -> str | None:
-  """The one answer; None where there is none, and where there are several different ones."""
+  """Returns the answer if all are equal, and None if there are none or several different ones."""
   return found[0] if len(set(found)) == 1 else None
 
 
 def answer_at(text: str, answer_in: str) -> str | None:
-  """The answer at a place of a response, see `place`; None where it is not there."""
+  """Returns the answer at a location named as in `place`, or None if there is none."""
   return place(answer_in)(text)
 
 
@@ -134,17 +143,18 @@ PLACES: dict[str, Callable[[str], str | None]] = {
   "stated": lambda text: _only(stated_answers(text)),
   "tag": lambda text: _only(tagged(text)),
 }
-"""Where an answer can be looked for: `(response) -> answer`, None where it is not there or where there are several."""
+"""Locations of an answer: `(response) -> answer`, or None if there are none or several."""
 
 
 def place(name: str) -> Callable[[str], str | None]:
-  """The function that finds an answer at a place.
+  """Returns the function that finds an answer at a location.
 
   Args:
-    name: a key of `PLACES`, or `after ` and a marker such as `after ####`: what follows the last one up to the end of its line.
+    name: Key of `PLACES`, or `after ` and a marker such as `after ####`, for the text from the last
+      marker to the end of its line.
 
   Raises:
-    ValueError: no such place.
+    ValueError: If there is no such location.
 
   Example:
     >>> place("after Result:")("Result: 5\\nbye")

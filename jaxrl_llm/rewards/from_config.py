@@ -1,4 +1,4 @@
-"""The terms of a run's reward, as its config asks for them: what judges, what shapes, and who is called where."""
+"""The terms of a run's reward, built from its config."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -15,17 +15,20 @@ from jaxrl_llm.text_types import Completion
 
 
 def make_rewards(task: Task, config: ConfigDict) -> list[WeightedReward]:
-  """The task's rewards, its verifier first; and a reward model, an environment, further terms and penalties where the config asks for them.
+  """Makes the terms of a run's reward, with the task's verifier first.
+
+  The config may add a reward model, an environment, further terms and penalties.
 
   Raises:
-    ValueError: a reward that cannot be built here. One line, with the fix.
+    ValueError: If a reward cannot be built here. One line, with the fix.
   """
   section, settings = config.reward, parse_settings(config.reward.settings)
   terms = [_term(task, name, config, settings.get(name, {})) for name in task.rewards]
   if task.routed:
     terms = [WeightedReward("verifier", routed({term.name: term.fn for term in terms}), routes=tuple(terms))]
   if section.model_path is not None:
-    terms = [term._replace(weight=0.0) if section.model_only else term for term in terms]  # Still logged, and what evaluations ask.
+    # Still logged, and used by evaluations.
+    terms = [term._replace(weight=0.0) if section.model_only else term for term in terms]
     budget = max(config.rollout.prompt_buckets) + config.rollout.max_new_tokens
     options = dict(tokenizer=task.tokenizer, max_tokens=budget, dtype=config.model.dtype, chat=config.task.chat)
     terms.append(model.reward_model_term(section.model_path, weight=section.model_weight, **options))
@@ -49,7 +52,7 @@ def make_rewards(task: Task, config: ConfigDict) -> list[WeightedReward]:
 
 
 def _term(task: Task, name: str, config: ConfigDict, settings: Mapping[str, Any]) -> WeightedReward:
-  """A term by name: the task's own function, or a registered one with its settings from the config."""
+  """Makes a term by name: the task's own function, or a registered one set up by the config."""
   if name in task.verifiers:
     return WeightedReward(name, task.verifiers[name])
   section = _section(name)
@@ -62,20 +65,29 @@ def _term(task: Task, name: str, config: ConfigDict, settings: Mapping[str, Any]
 
 
 def _section(name: str) -> str | None:
-  """The section of a config that has settings of a reward."""
+  """Returns the config section with a reward's settings, or None if it has no section."""
   return REWARDS[name].section if name in REWARDS else None
 
 
 def spec_of(name: str, settings: Mapping[str, Any]) -> RewardSpec:
-  """What a process builds a reward from: a user's function or factory by its path, MODULE:FUNCTION, or a key of `REWARDS`."""
+  """Returns the spec of a reward.
+
+  Args:
+    name: Key of `REWARDS`, or import path MODULE:FUNCTION of a user's function or factory.
+    settings: Settings of the reward.
+  """
   if ":" in name:
     return RewardSpec("imported", {"path": name} | ({"settings": dict(settings)} if settings else {}))
   return RewardSpec(name, dict(settings))
 
 
 def problems(config: ConfigDict) -> Iterator[Problem | str]:
-  """Problems of the rewards that a config names, so far as they show without the task and without importing a user's module."""
-  texts = lambda field: [text for text in field if isinstance(text, str)]  # The field's range says what is wrong with others.
+  """Yields problems of the rewards that a config names.
+
+  Only those are found that need neither the task nor the import of a user's module.
+  """
+  # The field's range check reports values of other types.
+  texts = lambda field: [text for text in field if isinstance(text, str)]
   try:
     weights, settings = parse_terms(texts(config.reward.terms)), parse_settings(texts(config.reward.settings))
   except ValueError as error:
@@ -95,6 +107,6 @@ def problems(config: ConfigDict) -> Iterator[Problem | str]:
 
 
 def environment_reward(completion: Completion, example: Mapping[str, Any]) -> float:
-  """What the environment gave for all turns."""
+  """Returns the sum of the environment's rewards over all turns."""
   del example
   return float(sum(turn.reward for turn in completion.turns))

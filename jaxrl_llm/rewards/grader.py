@@ -1,4 +1,4 @@
-"""Who calls a run's reward functions: the few that cannot hang or crash are called here, all others in processes that may be killed."""
+"""The caller of a run's reward functions: safe ones in this process, all others in workers."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -9,22 +9,22 @@ from jaxrl_llm.text_types import Completion
 
 
 class Grader:
-  """Calls reward functions, as `rewards.grade` wants it: `(term, completions, examples) -> outcomes`.
+  """Callable `(term, completions, examples) -> outcomes` for `rewards.grade`.
 
-  Terms without a spec, and those whose reward is safe, are called in this process; all others by a pool of worker processes, which is
-  opened at once if there are any, and closed on leaving the context. A term with routes gives each response to the route that its example
-  names.
+  Terms without a spec, and those whose reward is safe, are called in this process. All others are
+  called by a pool of worker processes, which is opened at once if needed and closed on leaving the
+  context. A term with routes sends each response to the route that its example names.
 
   Args:
-    terms: of the reward.
-    num_workers: processes; None is one for each processor, and at least two.
-    timeout_s: wall time of a call in a worker, in seconds.
-    max_chars: of a response that a worker is sent: its end.
-    memory_gb: address space of a worker, in GiB.
-    cache_size: values that are remembered.
+    terms: Terms of the reward.
+    num_workers: Number of worker processes. None uses one per processor, and at least two.
+    timeout_s: Wall time limit of a call in a worker, in seconds.
+    max_chars: Number of characters sent to a worker, from the end of a response.
+    memory_gb: Address space limit of a worker, in GiB.
+    cache_size: Number of cached values.
 
   Raises:
-    ValueError: a function that cannot be built, or a limit out of range.
+    ValueError: If a function cannot be built, or a limit is out of range.
   """
 
   def __init__(
@@ -58,11 +58,11 @@ class Grader:
     return [outcomes[i] for i in range(len(examples))]
 
   def waits_for(self) -> str:
-    """What the workers are at, in words; to be asked from another thread."""
+    """Describes what the workers are doing; may be called from another thread."""
     return "reward functions of this process" if self.pool is None else self.pool.under_way()
 
   def close(self) -> None:
-    """Ends the workers."""
+    """Shuts down the workers."""
     if self.pool is not None:
       self.pool.close()
 

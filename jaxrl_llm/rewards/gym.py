@@ -1,4 +1,4 @@
-"""reasoning-gym's own verifiers, with what is unsafe in them taken out."""
+"""reasoning-gym's own verifiers, without their unsafe parts."""
 
 import ast
 import functools
@@ -20,37 +20,47 @@ REFUSED = {
   "game_of_life_halting": "its verifier takes any answer for right (bool('False') is True)",
   "puzzle24": "its verifier takes any four numbers that make 24 for right, not only the puzzle's",
 }
-"""Datasets whose verifier is no reward, with the reason."""
+"""Datasets whose verifier is not usable as a reward, with the reason."""
 
-# These hand the answer to `eval` and mean a list: they get `ast.literal_eval`, which computes nothing, under that name.
+# These verifiers pass the answer to `eval` but expect a list. They get `ast.literal_eval` under
+# that name, which computes nothing.
 _EVALUATING = ("binary_matrix", "n_queens", "spiral_matrix", "string_insertion")
-# These hand it to sympy's parser, which evaluates it too, with Python's built-in functions at hand: only arithmetic is let through, with
-# variables of one letter and the functions of a calculus book. No strings, no attributes, no brackets but round ones, ASCII only.
+# These pass it to sympy's parser, which also evaluates it, with Python's built-in functions in
+# scope. Only arithmetic passes, with one-letter variables and the functions of a calculus book: no
+# strings, no attributes, no brackets but round ones, ASCII only.
 _PARSING = ("countdown", "intermediate_integration", "polynomial_multiplication", "simple_integration")
 _CHARACTERS = re.compile(r"[A-Za-z0-9_ \t\n.,+\-*/^()]*")
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _KNOWN_NAME = re.compile(r"[A-Za-z][0-9]*|pi|exp|log|ln|sqrt|Abs|a?(?:sin|cos|tan|sec|csc|cot)h?")
 _ATTRIBUTE = re.compile(r"\.\s*[A-Za-z_]")
-# It takes any distance that is not above a limit for small, and so that of NaN.
+# The verifier of complex_arithmetic accepts any distance not above a limit, including NaN.
 _COMPLEX = re.compile(r"[0-9.eEij+\-*() ]*")
-# They compare with a tuple of tuples, of which JSON makes lists.
+# These verifiers compare with a tuple of tuples, which JSON turns into lists.
 _GRIDS = ("arc_agi", "rearc")
 
 
 def gym(dataset: str | None = None, *, answer_in: str = "tag", settings: Mapping[str, Any] | None = None, field: str = "entry") -> RewardFn:
-  """What reasoning-gym's verifier gives for the answer: 1 for a right one, for some datasets a little for one that is close.
+  """Makes a reward with the score of reasoning-gym's verifier: 1 for a correct answer.
+
+  For some datasets, an answer that is close earns a little.
 
   Args:
-    dataset: the verifier's, for every row; None takes the one that each row's entry names.
-    answer_in: where the answer stands, see `extraction.place`; `tag` is `<answer>...</answer>`, reasoning-gym's own convention.
-    settings: that the dataset was made with; a few verifiers read them. Only with `dataset`.
-    field: of the example, with reasoning-gym's entry (question, answer, metadata), as a mapping or as JSON.
+    dataset: Dataset whose verifier judges every row. None uses the dataset that each row's entry
+      names.
+    answer_in: Location of the answer; see `extraction.place`. `tag` is `<answer>...</answer>`,
+      reasoning-gym's own convention.
+    settings: Settings that the dataset was made with, which a few verifiers read. Only valid with
+      `dataset`.
+    field: Field of the example with reasoning-gym's entry (question, answer, metadata), as a
+      mapping or as JSON.
 
   Returns:
-    The reward function. A verifier that raises because of an answer gives 0. It raises ValueError for a row whose entry is none.
+    The reward function. It gives 0 if the answer makes the verifier raise. It raises ValueError if
+    the row holds no valid entry.
 
   Raises:
-    ValueError: an unknown dataset or one of `REFUSED`; reasoning-gym is not installed, or finds fault with the settings.
+    ValueError: If the dataset is unknown or one of `REFUSED`, reasoning-gym is not installed, or it
+      rejects the settings.
 
   Example:
     >>> completion = Completion(text="<answer>15</answer>", token_ids=(), num_tokens=5, stopped=True)
@@ -81,10 +91,18 @@ def gym(dataset: str | None = None, *, answer_in: str = "tag", settings: Mapping
 
 @functools.cache
 def verifier(dataset: str, settings: str = "{}") -> Callable[[str, Mapping[str, Any]], float]:
-  """The verifier of one dataset with its settings as JSON: `(answer, entry) -> reward`.
+  """Returns the verifier of one dataset: `(answer, entry) -> reward`.
+
+  Args:
+    dataset: Name of the dataset.
+    settings: Settings of the dataset, as JSON.
+
+  Returns:
+    The verifier. It raises ValueError if it cannot read the entry.
 
   Raises:
-    ValueError: as `gym` does; the verifier itself for an entry that it cannot read.
+    ValueError: If the dataset is unknown or one of `REFUSED`, reasoning-gym is not installed, or it
+      rejects the settings.
   """
   try:
     from reasoning_gym.factory import DATASETS
@@ -104,21 +122,24 @@ def verifier(dataset: str, settings: str = "{}") -> Callable[[str, Mapping[str, 
 
 
 def contained_reward(dataset: str, made: Any, answer: str, entry: Mapping[str, Any]) -> float:
-  """What a dataset's verifier gives for an answer; the answer is never run as a program, and one that makes the verifier raise is wrong.
+  """Returns the score of a dataset's verifier for an answer.
+
+  The answer is never run as a program. An answer that makes the verifier raise is wrong.
 
   Raises:
-    ValueError: an entry that the verifier cannot read.
+    ValueError: If the verifier cannot read the entry.
   """
   if dataset in _EVALUATING:
     sys.modules[type(made).__module__].eval = ast.literal_eval
   if (dataset in _PARSING and not _is_arithmetic(answer)) or (dataset == "complex_arithmetic" and not _COMPLEX.fullmatch(answer)):
     return 0.0
   with warnings.catch_warnings():
-    warnings.simplefilter("ignore")  # NumPy's, about what it cannot read.
+    warnings.simplefilter("ignore")  # NumPy warns about what it cannot read.
     try:
       return _reward(made, answer, entry, dataset in _GRIDS)
     except (ArithmeticError, AttributeError, IndexError, KeyError, RecursionError, SyntaxError, TypeError, ValueError):
-      # Some verifiers take for granted that an answer has their form. The right one has it, unless the fault is the row's.
+      # Some verifiers assume that an answer has the expected form. The correct answer has it, so if
+      # that raises too, the fault is in the row.
       if entry["answer"] is None:
         return 0.0
       try:
@@ -135,23 +156,23 @@ def _reward(made: Any, answer: str, entry: Mapping[str, Any], is_grid: bool) -> 
 
 
 def _is_arithmetic(answer: str) -> bool:
-  """Whether an expression is safe to evaluate, and quick."""
+  """Returns whether an expression is safe and quick to evaluate."""
   if too_large(answer) or _CHARACTERS.fullmatch(answer) is None or _ATTRIBUTE.search(answer):
     return False
   return all(_KNOWN_NAME.fullmatch(name) for name in _NAME.findall(answer))
 
 
 def read_entry(example: Mapping[str, Any], field: str) -> Mapping[str, Any]:
-  """reasoning-gym's entry of a row, from a mapping or JSON.
+  """Returns reasoning-gym's entry of a row, from a mapping or JSON.
 
   Raises:
-    ValueError: there is none in the field.
+    ValueError: If the field holds no entry.
   """
   entry = text = example.get(field)
   if isinstance(entry, str | bytes):
     try:
       entry = json.loads(entry)
-      if isinstance(entry, dict) and set(entry) == {"items"}:  # As `tasks` stores it.
+      if isinstance(entry, dict) and set(entry) == {"items"}:  # The form stored by `tasks`.
         entry = json.loads(text, object_hook=_unpacked)
     except ValueError as error:
       raise ValueError(f"gym: found no JSON in the field {field!r} ({error}), expected reasoning-gym's entry") from None
@@ -161,6 +182,6 @@ def read_entry(example: Mapping[str, Any], field: str) -> Mapping[str, Any]:
 
 
 def _unpacked(value: dict[str, Any]) -> Any:
-  """JSON that says which of its lists were tuples and which of its mappings had keys that are no text."""
+  """Decodes JSON that marks lists that were tuples and mappings with keys that are not text."""
   ((kind, items),) = value.items()
   return tuple(items) if kind == "tuple" else dict(items)

@@ -1,4 +1,4 @@
-"""Any Python function as a reward, by import path."""
+"""A reward that is any Python function, given by its import path."""
 
 import importlib
 import inspect
@@ -10,17 +10,20 @@ from jaxrl_llm.text_types import RewardFn
 
 
 def imported(path: str, settings: Mapping[str, Any] | None = None) -> RewardFn:
-  """A reward function of your own.
+  """Imports a reward function of your own.
 
   Args:
-    path: `package.module:function`, with the module on Python's path. The function takes `(completion, example)` and returns one number.
-    settings: where given, the name is that of a factory: it is called with these as keywords, and returns the function.
+    path: Import path `package.module:function`, with the module on Python's path. The function
+      takes `(completion, example)` and returns one number.
+    settings: Keyword arguments for a factory at `path` that returns the reward function. None if
+      `path` is the reward function itself.
 
   Returns:
-    The function itself.
+    The reward function.
 
   Raises:
-    ValueError: no such module or name, or one that cannot be called with two arguments. One line, with the fix.
+    ValueError: If the module or name does not exist, or the object cannot be called with two
+      arguments. One line, with the fix.
 
   Example:
     >>> imported("jaxrl_llm.rewards.answer_form:answer_from")
@@ -34,24 +37,28 @@ def imported(path: str, settings: Mapping[str, Any] | None = None) -> RewardFn:
     _check_call(where, found, (), dict(settings), f"a factory that takes {sorted(settings)}")
     try:
       found = found(**settings)
-    except Exception as error:  # Whatever a factory of somebody else raises.
+    except Exception as error:  # A user's factory may raise anything.
       raise ValueError(f"{where}: calling it with {sorted(settings)} raised {one_line(error)}") from error
   _check_call(where, found, (None, None), {}, "a function of (completion, example)")
   return found
 
 
 def load(path: str, *, where: str) -> Any:
-  """What stands at an import path, `package.module:name`; `where` begins the messages.
+  """Returns the object at an import path.
+
+  Args:
+    path: Import path `package.module:name`.
+    where: Prefix of error messages.
 
   Raises:
-    ValueError: no such module or name. One line, with the fix.
+    ValueError: If the module or name does not exist. One line, with the fix.
   """
   module_name, colon, name = str(path).partition(":")
   if not colon or not name.isidentifier() or not all(part.isidentifier() for part in module_name.split(".")):
     raise ValueError(f"{where}: expected an import path such as 'my_rewards:brevity' or 'package.module:function'")
   try:
     module = importlib.import_module(module_name)
-  except Exception as error:  # Whatever a module of somebody else raises while it is imported.
+  except Exception as error:  # A user's module may raise anything while it is imported.
     missing = isinstance(error, ModuleNotFoundError) and module_name.startswith(str(error.name))
     hint = "; is its folder on PYTHONPATH?" if missing else ""
     raise ValueError(f"{where}: importing {module_name!r} raised {one_line(error)}{hint}") from error
@@ -63,14 +70,14 @@ def load(path: str, *, where: str) -> Any:
 
 
 def _check_call(where: str, found: Any, args: tuple, kwargs: dict[str, Any], expected: str) -> None:
-  """A ValueError where something cannot be called with these arguments."""
+  """Raises a ValueError if an object cannot be called with these arguments."""
   if not callable(found):
     raise ValueError(f"{where}: found {type(found).__name__}, expected {expected}")
   if inspect.iscoroutinefunction(found):
     raise ValueError(f"{where}: found an async function, expected {expected} that returns a number")
   try:
     signature = inspect.signature(found)
-  except (TypeError, ValueError):  # Some built-in functions have none.
+  except (TypeError, ValueError):  # Some built-in functions have no signature.
     return
   try:
     signature.bind(*args, **kwargs)

@@ -1,4 +1,4 @@
-"""Right or wrong as mathematics: 0.5 for 1/2, (x+1)^2 for x^2+2x+1."""
+"""A reward for mathematically correct answers: 0.5 for 1/2, (x+1)^2 for x^2+2x+1."""
 
 import contextlib
 import functools
@@ -15,28 +15,32 @@ from jaxrl_llm.rewards.extraction import stated_answers, undecorated
 from jaxrl_llm.rewards.plain_numbers import plain_verdict, unified
 from jaxrl_llm.text_types import Completion, RewardFn
 
-_MAX_ANSWERS = 8  # Different final answers of one response; each may cost a parse.
+_MAX_ANSWERS = 8  # Distinct final answers of one response; each may cost a parse.
 
 
 def maths(*, field: str = "answer", require_stop: bool = True, seconds: float = 3.0) -> RewardFn:
-  """1 where the final answer is mathematically the right one, else 0; how it got there does not count.
+  """Makes a reward that is 1 if the final answer is mathematically correct, else 0.
 
-  The answer is what the response states as such: in `\\boxed{}`, after `####`, in a line "Answer: ...", or after "the answer is"
-  (`extraction.stated_answers`); what stands before `</think>` is not read. A response that states several different answers earns nothing
-  unless each of them is right, so that "1/2, i.e. 0.5" does and "5 or 6" does not. math-verify has the last word on two expressions;
-  plain numbers, and answers spelt alike, are settled without it and to the same verdict.
+  The reasoning does not count. The answer is read from `\\boxed{}`, after `####`, from a line
+  "Answer: ...", or after "the answer is" (`extraction.stated_answers`). Text before `</think>` is
+  not read. A response that states several different answers earns 0 unless all are correct:
+  "1/2, i.e. 0.5" can earn 1 and "5 or 6" cannot. math-verify decides whether two expressions are
+  equal. Plain numbers and answers spelt alike are decided without it, with the same verdict.
 
   Args:
-    field: of the example, with the right answer: LaTeX or plain text, a number, or a solution that states it.
-    require_stop: a response that ran into the token budget earns 0 even if it shows the answer.
-    seconds: that one call may take, on the main thread of its process only (see the note).
+    field: Field of the example with the correct answer: LaTeX or plain text, a number, or a
+      solution that states it.
+    require_stop: Whether a response that was cut off by the token budget earns 0 even if it shows
+      the answer.
+    seconds: Time limit of one call in seconds, enforced only on the main thread of a process (see
+      the note).
 
   Returns:
-    The reward function; 1.0 or 0.0. It raises ValueError for a row without an answer and for one that cannot be judged (a right answer
-    beyond `expression_limits`), and TimeoutError where `seconds` are over.
+    The reward function; 1.0 or 0.0. It raises ValueError if the row has no answer or cannot be
+    judged (its correct answer is beyond `expression_limits`), and TimeoutError after `seconds`.
 
   Raises:
-    ValueError: no positive number of seconds.
+    ValueError: If `seconds` is not positive.
 
   Example:
     >>> completion = Completion(text=r"So it is $\\boxed{\\frac{2}{4}}$.", token_ids=(), num_tokens=9, stopped=True)
@@ -44,13 +48,16 @@ def maths(*, field: str = "answer", require_stop: bool = True, seconds: float = 
     1.0
 
   Note:
-    Run it in a process that can be killed. An answer beyond `expression_limits` is wrong unless it is spelt like the right one, and never
-    reaches the algebra system; whatever slips through is interrupted by a timer signal, which Python has on the main thread alone and
-    delivers between two operations: off the main thread, or within one huge operation on integers, nothing but killing ends a call.
-    math-verify's own timeouts stay off, because they raise off the main thread and count as wrong on it.
+    Run it in a process that can be killed. An answer beyond `expression_limits` is wrong unless it
+    is spelt like the correct one, and never reaches the algebra system. Any other slow call is
+    interrupted by a timer signal. Python delivers signals only on the main thread and only between
+    two operations. Off the main thread, or within one huge integer operation, only killing the
+    process ends a call. math-verify's own timeouts are off, because they raise off the main thread
+    and count as wrong on it.
 
   References:
-    Math-Verify, github.com/huggingface/Math-Verify. It takes products of letters for commutative: "AB" is "BA".
+    Math-Verify, github.com/huggingface/Math-Verify. It treats products of letters as commutative:
+    "AB" equals "BA".
   """
   if not seconds > 0:
     raise ValueError(f"maths: found {seconds=}, expected a positive number of seconds")
@@ -65,14 +72,14 @@ def maths(*, field: str = "answer", require_stop: bool = True, seconds: float = 
     with deadline(seconds):
       if all(equivalent(gold, answer) for answer in answers):
         return 1.0
-      # "\boxed{1} and \boxed{2}" for the right answer {1, 2}.
+      # "\boxed{1} and \boxed{2}" for the correct answer {1, 2}.
       return float(len(answers) > 1 and _is_several(gold) and equivalent(gold, ", ".join(answers)))
 
   return maths_reward
 
 
 def maths_answer(text: str) -> str:
-  """The final answers that a response states, as one text; empty where it states none.
+  """Returns the final answers that a response states, as one text; empty if it states none.
 
   Example:
     >>> maths_answer(r"\\boxed{1} and \\boxed{2}")
@@ -82,10 +89,10 @@ def maths_answer(text: str) -> str:
 
 
 def gold_answer(example: Mapping[str, Any], field: str) -> str:
-  """The right answer of a row: the field itself, or what a whole solution in it states.
+  """Returns the correct answer of a row: the field itself, or the answer of a full solution in it.
 
   Raises:
-    ValueError: no such field, nothing in it, or a solution that states several answers.
+    ValueError: If the field is missing or empty, or holds a solution that states several answers.
 
   Example:
     >>> gold_answer({"answer": "7 + 8 = 15\\n#### 15"}, "answer")
@@ -104,10 +111,15 @@ def gold_answer(example: Mapping[str, Any], field: str) -> str:
 
 @functools.lru_cache(maxsize=16_384)
 def equivalent(gold: str, answer: str) -> bool:
-  """Whether an answer is mathematically the right one; both are LaTeX or plain text without dollar signs. Remembers its verdicts.
+  """Returns whether an answer is mathematically equal to the correct one. Verdicts are cached.
+
+  Args:
+    gold: Correct answer, in LaTeX or plain text without dollar signs.
+    answer: Answer to judge, in the same form.
 
   Raises:
-    ValueError: both are beyond `expression_limits` and spelt differently, so that nobody can tell; or math-verify is not installed.
+    ValueError: If both are beyond `expression_limits` and spelt differently, so that they cannot be
+      compared, or math-verify is not installed.
 
   Example:
     >>> equivalent("1200", "1,200.0"), equivalent("1/3", "0.33")
@@ -132,7 +144,8 @@ def _parsed(answer: str) -> list:
   return math_verify.parse(f"\\boxed{{{answer}}}", targets, parsing_timeout=None)
 
 
-_parsed_gold = functools.lru_cache(maxsize=1024)(_parsed)  # The samples of a group share their right answer.
+# The samples of a group share their correct answer.
+_parsed_gold = functools.lru_cache(maxsize=1024)(_parsed)
 
 
 @functools.cache
@@ -141,7 +154,7 @@ def _math_verify() -> tuple[Any, list]:
     import math_verify
   except ImportError as error:
     raise ValueError("the reward 'maths' needs the package math-verify: pip install 'jaxrl-llm[tasks]'") from error
-  # It logs whole answers, and warns that its timeouts are off.
+  # math-verify logs whole answers, and warns that its timeouts are off.
   logging.getLogger("math_verify").setLevel(logging.CRITICAL)
   return math_verify, [math_verify.LatexExtractionConfig(boxed_match_priority=0), math_verify.ExprExtractionConfig()]
 
@@ -151,15 +164,15 @@ def _is_several(gold: str) -> bool:
 
 
 class _Expired(BaseException):
-  """No `except Exception` of an algebra system swallows it."""
+  """Timeout that no `except Exception` of an algebra system swallows."""
 
 
 @contextlib.contextmanager
 def deadline(seconds: float) -> Iterator[None]:
-  """Interrupts what runs inside after so many seconds, on the main thread of a process; elsewhere it does nothing.
+  """Interrupts the body after this many seconds on the main thread; has no effect on other threads.
 
   Raises:
-    TimeoutError: the time is over.
+    TimeoutError: If the time is over.
 
   Example:
     >>> with deadline(60):
@@ -175,7 +188,8 @@ def deadline(seconds: float) -> Iterator[None]:
 
   before = signal.signal(signal.SIGALRM, expire)
   try:
-    signal.setitimer(signal.ITIMER_REAL, seconds, 0.1)  # Again and again, in case a bare `except` caught the first.
+    # Repeated, in case a bare `except` caught the first.
+    signal.setitimer(signal.ITIMER_REAL, seconds, 0.1)
     yield
   except _Expired:
     raise TimeoutError(f"it took longer than {seconds} s") from None

@@ -1,4 +1,4 @@
-"""What responses are worth: the outcome of one call, and the rewards of a batch, of which some may be unknown."""
+"""Outcomes of single reward calls, and the rewards of a batch, some of which may be unknown."""
 
 import re
 from collections import Counter
@@ -20,16 +20,19 @@ CAUSES = {
   "died": "its process ended: a crash, an exit, too much memory",
   "flooded": "it wrote more output than it may",
 }
-"""Why a reward may fail; who runs rewards in other processes may add causes of their own, words in lower case."""
+"""Causes of a failed reward.
+
+Code that runs rewards in other processes may add its own causes, as lower-case words.
+"""
 
 
 class Outcome(NamedTuple):
-  """What came of one call of one reward function.
+  """The outcome of one call of one reward function.
 
   Attributes:
-    value: the reward; None where it failed, which is never a reward of 0.
-    cause: None where it did not fail, else why: a key of `CAUSES`.
-    detail: of the failure, in one line; for a log.
+    value: Reward; None if the call failed, which is never a reward of 0.
+    cause: Cause of the failure, a key of `CAUSES`; None if the call did not fail.
+    detail: Description of the failure in one line, for a log.
   """
 
   value: float | None
@@ -41,13 +44,17 @@ class WeightedReward(NamedTuple):
   """One term of the total reward.
 
   Attributes:
-    name: under which it is logged and blamed.
-    fn: the reward function.
-    weight: its factor in the total.
-    spec: what another process builds the function from; None for one that stays in this process.
-    routes: terms of which each example's `reward` names the one that judges it; empty for a term that judges all.
-    shapes: whether it only shapes the reward, such as a penalty for length: samples that differ in such terms alone are not told apart.
-    batch_fn: `(completions, examples) -> outcomes`, for what judges many responses at once, in this process; None calls `fn` for each.
+    name: Name of the term in logs and error messages.
+    fn: Reward function.
+    weight: Factor in the total.
+    spec: Spec from which another process builds the function; None for a function that stays in
+      this process.
+    routes: Terms from which each example's `reward` selects its own by name; empty for a term that
+      judges every example.
+    shapes: Whether the term only shapes the reward, such as a length penalty. Samples that differ
+      only in such terms are not told apart.
+    batch_fn: Function `(completions, examples) -> outcomes` that judges many responses at once in
+      this process. None calls `fn` for each response.
   """
 
   name: str
@@ -60,14 +67,15 @@ class WeightedReward(NamedTuple):
 
 
 class Graded(NamedTuple):
-  """Rewards of a batch, one array entry for each response; some of them perhaps unknown.
+  """Rewards of a batch, one array entry per response, some of which may be unknown.
 
   Attributes:
-    totals: Σ weight · reward, float32 `[N]`; 0 where a term failed, and not to be learned from.
-    parts: each reward by itself, unweighted, float32 `[N]`; 0 where it failed.
-    verdicts: the sum without the terms that only shape the reward, float32 `[N]`.
-    failed: None, or the cause of the first term that failed, an array of objects `[N]`.
-    details: that failure in one line, "" where there is none, an array of objects `[N]`.
+    totals: Σ weight · reward, float32 `[N]`; 0 if a term failed, in which case the sample must not
+      be learned from.
+    parts: Unweighted reward of each term, float32 `[N]`; 0 if the term failed.
+    verdicts: Sum without the terms that only shape the reward, float32 `[N]`.
+    failed: Cause of the first term that failed, or None; object array `[N]`.
+    details: Description of that failure in one line, or ""; object array `[N]`.
   """
 
   totals: np.ndarray
@@ -78,19 +86,20 @@ class Graded(NamedTuple):
 
   @property
   def valid(self) -> np.ndarray:
-    """True where every term is known, `[N]`."""
+    """Mask of the responses with every term known, `[N]`."""
     return np.equal(self.failed, None)
 
   @property
   def detail(self) -> str:
-    """The first failure in one line; empty if there is none."""
+    """First failure in one line; empty if there is none."""
     return next(filter(None, self.details), "")
 
 
 def mapped(fn: Callable[..., np.ndarray], *graded: Graded) -> Graded:
   """Applies a function to each array of one or more gradings of the same terms.
 
-  The terms keep their order, which `jax.tree.map` would sort: the first term of a task is its verifier.
+  The terms keep their order, since the first term of a task is its verifier. `jax.tree.map` would
+  sort them.
   """
   parts = {name: fn(*(x.parts[name] for x in graded)) for name in graded[0].parts}
   rest = {name: fn(*(getattr(x, name) for x in graded)) for name in Graded._fields if name != "parts"}
@@ -98,18 +107,24 @@ def mapped(fn: Callable[..., np.ndarray], *graded: Graded) -> Graded:
 
 
 CallFn = Callable[[WeightedReward, Sequence[Completion], Sequence[Mapping[str, Any]]], list[Outcome]]
-"""`(term, completions, examples) -> outcomes`, one for each response: `call_here`, or a pool of processes."""
+"""Type of a caller `(term, completions, examples) -> outcomes`, with one outcome per response.
+
+`call_here` is one, and a pool of processes is another.
+"""
 
 
 def call_here(reward: WeightedReward, completions: Sequence[Completion], examples: Sequence[Mapping[str, Any]]) -> list[Outcome]:
-  """Calls a reward function in this process, one response after the other or all at once. What never returns is not survived here."""
+  """Calls a reward function in this process, for one response after another or all at once.
+
+  A call that never returns hangs this process.
+  """
   if reward.batch_fn is not None:
     return reward.batch_fn(completions, examples)
   return [attempt(reward.fn, completion, example) for completion, example in zip(completions, examples, strict=True)]
 
 
 def attempt(fn: Callable[[Completion, Mapping[str, Any]], Any], completion: Completion, example: Mapping[str, Any]) -> Outcome:
-  """Calls a reward function once, and makes an outcome of whatever it does.
+  """Calls a reward function once, and turns its result or exception into an outcome.
 
   Example:
     >>> attempt(lambda completion, example: 1 / 0, Completion("4", (1,), 1, True), {})
@@ -134,19 +149,21 @@ def attempt(fn: Callable[[Completion, Mapping[str, Any]], Any], completion: Comp
 def grade(
   rewards: Sequence[WeightedReward], completions: Sequence[Completion], examples: Sequence[Mapping[str, Any]], *, call: CallFn = call_here
 ) -> Graded:
-  """Calls every term for every response. A term that fails costs its own response only.
+  """Calls every term for every response. A failed term affects only its own response.
 
-  A response with a failed term has no reward: to count it as 0 would teach that it was wrong. Leave it out of the loss and of its group's
-  statistics, and log `failure_metrics`. No term is called for a conversation whose environment failed: nothing is known of it.
+  A response with a failed term has no reward: counting it as 0 would teach that it was wrong. Leave
+  it out of the loss and of its group's statistics, and log `failure_metrics`. No term is called for
+  a conversation whose environment failed, since its reward is unknown.
 
   Args:
-    rewards: the terms, with distinct names.
-    completions: the responses.
-    examples: each response's own row, so as many rows as responses; nothing is broadcast.
-    call: who calls the functions; see `CallFn`.
+    rewards: Terms with distinct names.
+    completions: Responses to grade.
+    examples: Row of each response. Nothing is broadcast, so there are as many rows as responses.
+    call: Caller of the reward functions; see `CallFn`.
 
   Raises:
-    ValueError: unequal lengths, no or repeated or wrongly weighted terms, or a `call` that returned another number of outcomes.
+    ValueError: If the lengths differ, there are no terms, terms are repeated or have a non-finite
+      weight, or `call` returned a different number of outcomes.
 
   Example:
     >>> completions = [Completion(text="4", token_ids=(1,) * n, num_tokens=n, stopped=True) for n in (2, 0)]
@@ -185,29 +202,32 @@ def weigh(rewards: Sequence[WeightedReward], parts: dict[str, np.ndarray], failu
   """Sums the terms of a batch.
 
   Args:
-    rewards: the terms.
-    parts: see `Graded`.
-    failures: cause and one line for each response that has no reward, by its number.
+    rewards: Terms of the reward.
+    parts: Unweighted reward of each term, as in `Graded`.
+    failures: Cause and one-line description of the failure of each response without a reward, by
+      its index.
   """
   count = len(parts[rewards[0].name])
   failed, details = np.full(count, None, object), np.full(count, "", object)
   for i, (cause, detail) in failures.items():
     failed[i], details[i] = cause, detail
-  weighted = [(reward, reward.weight * parts[reward.name].astype(np.float64)) for reward in rewards]  # One rounding, at the end.
+  # Rounded once, at the end.
+  weighted = [(reward, reward.weight * parts[reward.name].astype(np.float64)) for reward in rewards]
   totals = np.where(np.equal(failed, None), sum(part for _, part in weighted), 0.0)
-  # Summed by itself and not subtracted: equal verdicts are then equal to the last bit.
+  # Summed separately rather than by subtraction: equal verdicts are then equal to the last bit.
   verdicts = sum((part for reward, part in weighted if not reward.shapes), np.zeros(count))
   return Graded(np.float32(totals), parts, np.float32(verdicts), failed, details)
 
 
 def failure_metrics(failed: Collection[str | None]) -> dict[str, float]:
-  """How many responses failed, in all and by cause.
+  """Counts failed responses, in total and by cause.
 
   Args:
-    failed: the cause for each response, None for one that has a reward; see `Graded`.
+    failed: Cause of each response's failure, or None if it has a reward; see `Graded`.
 
   Returns:
-    `rewards/failed`, the number of them; `rewards/failed/<cause>` for every key of `CAUSES` and every other cause that occurred.
+    `rewards/failed`, the total, and `rewards/failed/<cause>` for every key of `CAUSES` and every
+    other cause that occurred.
 
   Example:
     >>> metrics = failure_metrics([None, "timeout", "timeout"])
@@ -222,12 +242,15 @@ def failure_metrics(failed: Collection[str | None]) -> dict[str, float]:
 
 
 def number_of(value: Any) -> np.float32 | None:
-  """What a reward function returned as float32, perhaps not finite; None where it is not one real number."""
+  """Converts a reward function's result to float32, possibly non-finite.
+
+  Returns None if the result is not one real number.
+  """
   try:
     number = np.asarray(value)
-  except Exception:  # Some objects refuse to be arrays in their own ways.
+  except Exception:  # Some objects cannot be converted to arrays and raise errors of their own.
     return None
   if number.shape != () or number.dtype.kind not in "biuf":
     return None
-  with np.errstate(over="ignore"):  # Too large for float32 becomes infinite.
+  with np.errstate(over="ignore"):  # Values too large for float32 become infinite.
     return np.float32(number)

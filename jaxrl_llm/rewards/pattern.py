@@ -1,4 +1,4 @@
-"""Whether a response matches a regular expression."""
+"""A reward for matching a regular expression."""
 
 import re
 from collections.abc import Mapping
@@ -11,19 +11,23 @@ _WAYS = ("search", "fullmatch")
 
 
 def pattern(regex: str, *, how: str = "search", ignore_case: bool = False, max_chars: int = MAX_CHARS) -> RewardFn:
-  """1 where a regular expression matches the response, else 0.
+  """Makes a reward that is 1 if a regular expression matches the response, else 0.
 
   Args:
-    regex: in Python's syntax. `{answer}` and other fields of the row in braces stand for their text, taken literally.
-    how: `search` for anywhere in the response, `fullmatch` for all of it. `.` matches line breaks too.
-    ignore_case: upper and lower case are the same.
-    max_chars: only so much of the end of a response is read; with `fullmatch` a longer one does not match.
+    regex: Regular expression in Python's syntax. `{answer}` and other fields of the row in braces
+      stand for their literal text.
+    how: Kind of match: `search` anywhere in the response, or `fullmatch` for all of it. `.` also
+      matches line breaks.
+    ignore_case: Whether to ignore case.
+    max_chars: Number of characters read, from the end of a response. With `fullmatch`, a longer
+      response does not match.
 
   Returns:
-    The reward function; 1.0 or 0.0. It raises ValueError for a row without a field that the expression names.
+    The reward function; 1.0 or 0.0. It raises ValueError if the row lacks a field that the
+    expression names.
 
   Raises:
-    ValueError: no regular expression, or no such way to match.
+    ValueError: If the regular expression or `how` is invalid.
 
   Example:
     >>> completion = Completion(text="It is 3.5 (exactly).", token_ids=(), num_tokens=7, stopped=True)
@@ -31,8 +35,9 @@ def pattern(regex: str, *, how: str = "search", ignore_case: bool = False, max_c
     1.0
 
   Note:
-    Python's engine backtracks: `(a+)+$` takes years on thirty letters and cannot be interrupted from inside its process. Run this reward
-    where a call that takes too long is killed, and prefer possessive quantifiers (`a++`), which try nothing twice.
+    Python's engine backtracks: `(a+)+$` takes years on thirty letters and cannot be interrupted
+    from inside its process. Run this reward in a process that is killed after a timeout, and prefer
+    possessive quantifiers (`a++`), which never retry.
   """
   if how not in _WAYS:
     raise ValueError(f"pattern: found how={how!r}, expected one of {', '.join(_WAYS)}")
@@ -56,6 +61,6 @@ def pattern(regex: str, *, how: str = "search", ignore_case: bool = False, max_c
 
 def _compile(text: str, flags: int, regex: str) -> re.Pattern:
   try:
-    return re.compile(text, flags)  # It remembers what it compiled.
+    return re.compile(text, flags)  # `re` caches compiled patterns.
   except re.error as error:
     raise ValueError(f"pattern: found the regular expression {regex[:80]!r}, expected a valid one: {error}") from None

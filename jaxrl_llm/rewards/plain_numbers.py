@@ -1,14 +1,14 @@
-"""Two answers that can be compared without an algebra system, to the verdict that it would give."""
+"""Comparison of answers without an algebra system, with the verdict that it would give."""
 
 import re
 from fractions import Fraction
 
-# One spelling for what looks the same. Letters of other scripts stay what they are: a Cyrillic x is not x.
+# Maps lookalikes to one spelling. Letters of other scripts are kept: a Cyrillic x is not an x.
 _LOOKALIKES = {
   **dict.fromkeys("\u2212\u2010\u2011\u2012\u2013\u2014\ufe63\uff0d", "-"),
   **dict.fromkeys("\u00a0\u2000\u2001\u2002\u2003\u2004\u2005\u2006\u2007\u2008\u2009\u200a\u202f\u205f\u3000\t\n\r", " "),
   **dict.fromkeys("\u200b\u200c\u200d\u2060\ufeff\u00ad\u061c\u200e\u200f", ""),
-  **{chr(0xFF01 + i): chr(0x21 + i) for i in range(0x5E)},  # Full width.
+  **{chr(0xFF01 + i): chr(0x21 + i) for i in range(0x5E)},  # Full-width forms.
   **{chr(0x1D7CE + i): str(i % 10) for i in range(50)},  # Digits of the mathematical alphabets.
   **{char: f"^{{{i}}}" for i, char in enumerate("\u2070\u00b9\u00b2\u00b3\u2074\u2075\u2076\u2077\u2078\u2079")},
   **{
@@ -23,14 +23,17 @@ _ROOT = re.compile("\u221a\\s*(?:\\(([^()]*)\\)|(\\d+|[a-zA-Z]))")
 
 _SPACED = re.compile(r"(?<![\w.,/^{-])([1-9][0-9]{0,2}(?: [0-9]{3})++)(?![\w.,/^])")
 
-_GROUPED = r"[1-9][0-9]{0,2}(?:,[0-9]{3})++|[0-9]++"  # "0,111" is no thousand: some write their decimals so.
+# "0,111" is not a thousand: some write decimals this way.
+_GROUPED = r"[1-9][0-9]{0,2}(?:,[0-9]{3})++|[0-9]++"
 _PLAIN = re.compile(rf"(-?+)(?:({_GROUPED})(\.[0-9]++)?+|(\.[0-9]++)|([0-9]++)/([0-9]++)|\\[dt]?frac\{{([0-9]++)\}}\{{([0-9]++)\}})")
-_MAX_DIGITS = 12  # Beyond these, floats round in ways that are not worth imitating. Whole numbers have no such limit.
-_CLEARLY = Fraction(1, 10_000)  # math-verify compares a decimal number to 6 places.
+_MAX_DIGITS = 12  # Longer decimals round in ways not worth imitating. Whole numbers have no limit.
+_CLEARLY = Fraction(1, 10_000)  # math-verify compares decimals to 6 places.
 
 
 def unified(answer: str) -> str:
-  """An answer with one spelling for signs that look the same, such as the typographic minus, single spaces, and none in thousands.
+  """Returns an answer with one spelling for characters that look alike, such as the minus sign.
+
+  Runs of spaces become one space, and spaces between thousands are removed.
 
   Example:
     >>> unified("\u22125 \u00d7 x\u00b2"), unified("\uff11\uff12 000")
@@ -42,7 +45,9 @@ def unified(answer: str) -> str:
 
 
 def plain_verdict(gold: str, answer: str) -> bool | None:
-  """Whether two `unified` answers are the same, where both are plain numbers or spelt alike; None where that does not decide it.
+  """Returns whether two `unified` answers are equal, or None if that takes an algebra system.
+
+  Decides only if both are plain numbers or are spelt alike.
 
   Example:
     >>> plain_verdict("0.5", r"\\frac{1}{2}"), plain_verdict("5", "6"), plain_verdict("5", "x = 5")
@@ -56,12 +61,12 @@ def plain_verdict(gold: str, answer: str) -> bool | None:
   (left, left_whole), (right, right_whole) = left, right
   if left == right:
     return True
-  # Close to each other they may count as equal, by rounding.
+  # Nearby numbers may count as equal after rounding.
   return False if (left_whole and right_whole) or abs(left - right) > _CLEARLY else None
 
 
 def answer_key(answer: str) -> str:
-  """One text for answers that are the same number or are spelt alike: what a majority vote may take for one answer.
+  """Returns one key for answers that are the same number or are spelt alike, for a majority vote.
 
   Example:
     >>> answer_key("0.50"), answer_key(r"\\frac{1}{2}"), answer_key("x  = 1")
@@ -73,7 +78,10 @@ def answer_key(answer: str) -> str:
 
 
 def _number(text: str) -> tuple[Fraction, bool] | None:
-  """The value of a plain number and whether it is written as a whole one; None for all else, and where rounding would matter."""
+  """Returns the value of a plain number and whether it is written as a whole number.
+
+  Returns None for anything else, and if rounding would matter.
+  """
   match = _PLAIN.fullmatch(text) if len(text) <= 300 else None
   if match is None:
     return None

@@ -1,4 +1,4 @@
-"""Rewards of a batch that the processes of a run compute together."""
+"""Rewards of a batch, computed jointly by all processes of a run."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -15,7 +15,10 @@ from jaxrl_llm.text_types import Completion
 def grade_shared(
   rewards: Sequence[WeightedReward], completions: Sequence[Completion], examples: Sequence[Mapping[str, Any]], *, call: CallFn = call_here
 ) -> Graded:
-  """Grades each response in one process and returns the whole batch in all of them; `grade` has the arguments."""
+  """Grades each response in one process and returns the whole batch in all of them.
+
+  `grade` describes the arguments.
+  """
   failures: dict[str, tuple[str, str]] = {}
 
   def parts_of(own: Sequence[int]) -> Float[np.ndarray, "m k"]:

@@ -7,17 +7,18 @@ from jaxrl_llm.text_types import Completion, RewardFn
 
 
 def soft_overlong(max_tokens: int, buffer_tokens: int) -> RewardFn:
-  """DAPO's soft overlong punishment: none, then a ramp down to -1, to be added to the reward.
+  """Makes DAPO's soft overlong punishment: none, then a ramp down to -1, to be added to the reward.
 
-  r(y) = 0 for |y| ≤ L - C;  (L - C - |y|) / C in between;  -1 for |y| ≥ L,  with L `max_tokens` and C `buffer_tokens`
+  r(y) = 0 for |y| ≤ L - C;  (L - C - |y|) / C in between;  -1 for |y| ≥ L,
+  with L `max_tokens` and C `buffer_tokens`
 
   Args:
-    max_tokens: length from which the punishment is full, in tokens, the stop token included. At most the sampler's `max_new_tokens`,
-      or the full punishment is never reached.
-    buffer_tokens: length of the ramp below it, in tokens.
+    max_tokens: Length at which the full punishment starts, in tokens, including the stop token. If
+      it exceeds the sampler's `max_new_tokens`, the full punishment is never reached.
+    buffer_tokens: Length of the ramp before it, in tokens.
 
   Raises:
-    ValueError: a ramp that is empty or longer than `max_tokens`.
+    ValueError: If the ramp is empty or longer than `max_tokens`.
 
   Example:
     >>> penalty = soft_overlong(max_tokens=20480, buffer_tokens=4096)
@@ -25,7 +26,8 @@ def soft_overlong(max_tokens: int, buffer_tokens: int) -> RewardFn:
     -0.5
 
   References:
-    DAPO: An Open-Source LLM Reinforcement Learning System at Scale. arXiv:2503.14476, 2025, equation 13.
+    DAPO: An Open-Source LLM Reinforcement Learning System at Scale. arXiv:2503.14476, 2025,
+    equation 13.
   """
   if not 0 < buffer_tokens <= max_tokens:
     raise ValueError(f"soft_overlong: found {buffer_tokens=}, {max_tokens=}, expected 0 < buffer_tokens <= max_tokens")

@@ -1,4 +1,4 @@
-"""A row of the registry of rewards, and a reward as plain data, so that another process can build it."""
+"""A row of the reward registry, and a reward as plain data that another process can build."""
 
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
@@ -7,11 +7,13 @@ from jaxrl_llm.rewards.plain_numbers import answer_key
 
 
 class RewardSpec(NamedTuple):
-  """What `build` makes a reward function of: it can be pickled, written as JSON and compared, which a function cannot.
+  """A reward function as plain data.
+
+  Unlike a function, it can be pickled, written as JSON and compared. `build` makes the function.
 
   Attributes:
-    name: a key of `REWARDS`.
-    settings: what that reward takes; plain numbers, text, lists and mappings.
+    name: Key of `REWARDS`.
+    settings: Settings of the reward: plain numbers, text, lists and mappings.
   """
 
   name: str
@@ -19,18 +21,22 @@ class RewardSpec(NamedTuple):
 
 
 class Reward(NamedTuple):
-  """A row of `REWARDS`: the function, and all that other rooms must know of it.
+  """A row of `REWARDS`: the function and its metadata.
 
   Attributes:
-    judge: the reward function, or the function of a module that makes one of its settings.
-    is_factory: whether `judge` makes the reward function.
-    extract: `(text, ...) -> answer` that `judge` compares, for a majority vote: None or "" if the text states none. Further parameters are
-      settings of the reward, by name. None for a reward that judges something other than an answer.
-    vote: `(answer) -> key`: answers with the same key are votes for the same answer.
-    is_safe: whether a call can neither hang nor crash, whatever the response. All others are called in processes that may be killed.
-    imports: modules that a worker loads before its first call, so that their second does not count against the first answer's deadline.
-    deadline_s: `(settings) -> seconds` that a call may take in a worker; None takes the limit of the pool.
-    section: section of a config that has the reward's settings; None if `config.reward.settings` has them all.
+    judge: Reward function, or factory that makes one from its settings.
+    is_factory: Whether `judge` is a factory.
+    extract: Function `(text, ...) -> answer` that returns the answer `judge` compares, for a
+      majority vote. It returns None or "" if the text states no answer. Its further parameters are
+      settings of the reward, by name. None for a reward that does not judge an answer.
+    vote: Function `(answer) -> key`. Answers with the same key are votes for the same answer.
+    is_safe: Whether a call can neither hang nor crash on any response. All other rewards are called
+      in processes that may be killed.
+    imports: Modules that a worker loads before its first call, so that their import time does not
+      count against the first deadline.
+    deadline_s: Function `(settings) -> seconds` that returns the time limit of a call in a worker.
+      None uses the limit of the pool.
+    section: Config section with the reward's settings. None if all are in `config.reward.settings`.
   """
 
   judge: Callable[..., Any]

@@ -1,4 +1,4 @@
-"""Whether a response keeps the tags it was asked for."""
+"""A reward for using the requested tags."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -8,16 +8,19 @@ from jaxrl_llm.text_types import Completion, RewardFn
 
 
 def tags(names: Sequence[str] = ("think", "answer"), *, alone: bool = True, opened: bool = False, require_stop: bool = True) -> RewardFn:
-  """1 where a response has each tag exactly once, closed, in this order, none inside another, and each with something in it; else 0.
+  """Makes a reward that is 1 if the response uses the tags correctly, else 0.
+
+  Each tag must occur exactly once, closed and non-empty, in the given order and without nesting.
 
   Args:
-    names: of the tags, without the angle brackets.
-    alone: nothing but spaces may stand between and around them.
-    opened: the prompt ends with the first tag already open, as some chat templates have it, so the response only closes it.
-    require_stop: a response that ran into the token budget earns 0.
+    names: Names of the tags, without angle brackets.
+    alone: Whether only whitespace may stand between and around the tags.
+    opened: Whether the prompt ends with the first tag already open, as in some chat templates, so
+      that the response only closes it.
+    require_stop: Whether a response that was cut off by the token budget earns 0.
 
   Raises:
-    ValueError: no names, or one that is no word or comes twice.
+    ValueError: If there are no names, or a name is not a word or occurs twice.
 
   Example:
     >>> completion = Completion(text="<think>7+8</think>\\n<answer>15</answer>", token_ids=(), num_tokens=12, stopped=True)

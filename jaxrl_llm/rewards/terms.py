@@ -1,4 +1,4 @@
-"""Terms of a reward as a config writes them: names with weights, and settings as text."""
+"""Parsers for the reward terms of a config: names with weights, and settings as text."""
 
 import ast
 import math
@@ -9,10 +9,12 @@ from jaxrl_llm.messages import Problem
 
 
 def parse_terms(texts: Sequence[str]) -> dict[str, float]:
-  """Weights by reward (a key of `REWARDS`, or MODULE:FUNCTION), from texts such as "tags=0.1"; a reward alone has weight 1.
+  """Parses weights by reward from texts such as "tags=0.1".
+
+  A reward is a key of `REWARDS` or MODULE:FUNCTION. Without a weight, its weight is 1.
 
   Raises:
-    ValueError: one twice, or a weight that is none. One line.
+    ValueError: If a reward occurs twice, or a weight is invalid. One line.
 
   Example:
     >>> parse_terms(("tags=0.1", "my_rewards:brevity=-0.5", "maths"))
@@ -35,10 +37,12 @@ def parse_terms(texts: Sequence[str]) -> dict[str, float]:
 
 
 def parse_settings(texts: Sequence[str]) -> dict[str, dict[str, Any]]:
-  r"""Settings by reward, from texts REWARD.SETTING=VALUE; a value that is no Python literal is text as it stands.
+  r"""Parses settings by reward from texts of the form REWARD.SETTING=VALUE.
+
+  A value that is not a Python literal is kept as text.
 
   Raises:
-    ValueError: another form, or a setting twice. One line.
+    ValueError: If a text has another form, or a setting occurs twice. One line.
 
   Example:
     >>> parse_settings(("tags.names=('plan', 'answer')", "tags.alone=False", r"pattern.regex=^\w+$"))

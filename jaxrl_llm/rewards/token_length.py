@@ -8,16 +8,16 @@ from jaxrl_llm.text_types import Completion, RewardFn
 
 
 def length_target(target_tokens: int, tolerance_tokens: int) -> RewardFn:
-  """1 at the target length, falling in straight lines to 0 at `tolerance_tokens` from it.
+  """Makes a reward that is 1 at the target length and falls linearly to 0 on both sides.
 
   r(y) = max(0, 1 − ||y| − T| / C),  with T `target_tokens` and C `tolerance_tokens`
 
   Args:
-    target_tokens: the length wanted, in tokens, the stop token included.
-    tolerance_tokens: where the reward is gone, in tokens from there.
+    target_tokens: Target length in tokens, including the stop token.
+    tolerance_tokens: Distance from the target at which the reward reaches 0, in tokens.
 
   Raises:
-    ValueError: a target or a tolerance that is not positive.
+    ValueError: If the target or the tolerance is not positive.
 
   Example:
     >>> length_target(100, 50)(Completion(text="", token_ids=(), num_tokens=75, stopped=True), {})
@@ -34,25 +34,25 @@ def length_target(target_tokens: int, tolerance_tokens: int) -> RewardFn:
 
 
 def cosine_length(shortest: float, longest: float, max_tokens: int) -> RewardFn:
-  """A half cosine from `shortest` for an empty response to `longest` for one of `max_tokens`, the same for right and wrong answers.
+  """Makes a reward that is a half cosine of the length, the same for right and wrong answers.
 
   r(y) = b + (a − b)·(1 + cos(π·|y|/L)) / 2,  with a `shortest`, b `longest`, L `max_tokens`
 
   Args:
-    shortest: the reward of a response of no tokens.
-    longest: the reward of one of `max_tokens` or more.
-    max_tokens: L, in tokens, the stop token included.
+    shortest: Reward of an empty response.
+    longest: Reward of a response of `max_tokens` or more.
+    max_tokens: Length L in tokens, including the stop token.
 
   Raises:
-    ValueError: no positive `max_tokens`, or the same reward at both ends.
+    ValueError: If `max_tokens` is not positive, or both ends have the same reward.
 
   Example:
     >>> cosine_length(1.0, 0.5, 1000)(Completion(text="", token_ids=(), num_tokens=500, stopped=True), {})
     0.75
 
   References:
-    Demystifying Long Chain-of-Thought Reasoning in LLMs, arXiv:2502.03373, 2025, whose reward is one such curve for right and another for
-    wrong answers; this is a term to add to a verifier's.
+    Demystifying Long Chain-of-Thought Reasoning in LLMs, arXiv:2502.03373, 2025, whose reward is
+    one such curve for right and another for wrong answers; this is a term to add to a verifier's.
   """
   if max_tokens <= 0 or shortest == longest:
     raise ValueError(f"cosine_length: found {shortest=}, {longest=}, {max_tokens=}, expected different rewards and max_tokens above 0")

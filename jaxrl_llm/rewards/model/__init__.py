@@ -1,4 +1,7 @@
-"""A reward model as a term of the reward: its folder, its tokenizer, and rewards of whole batches on this process's devices."""
+"""A reward model as a term of the reward: its folder, its tokenizer and its batched rewards.
+
+The rewards are computed on this process's devices.
+"""
 
 from jaxrl_llm.rewards.model.folder import load_reward_tokenizer, notes_of, problems, same_vocabulary
 from jaxrl_llm.rewards.model.judge import make_judge

@@ -1,4 +1,4 @@
-"""What lies beside a reward model's weights: its tokenizer, or where that one is."""
+"""The tokenizer of a reward model, stored beside its weights or referenced from there."""
 
 import json
 import os
@@ -14,17 +14,23 @@ from jaxrl_llm.pretrained.tokenizer import PretrainedTokenizer, load_tokenizer
 from jaxrl_llm.text_types import Tokenizer
 
 NOTES = "reward_model.json"
-"""Beside the weights of a reward model that was trained here: `tokenizer` ("bytes", "folder", or a path), `chat` and `system`."""
+"""File beside the weights of a reward model trained by this package.
+
+It holds `tokenizer` ("bytes", "folder", or a path), `chat` and `system`.
+"""
 
 _BYTES, _FOLDER = "bytes", "folder"
 
 
 def notes_of(path: str | os.PathLike | None, *, chat: bool | None, system: str | None) -> dict[str, Any]:
-  """What `NOTES` says of the tokenizer of this checkpoint, or of the tokenizer of bytes where `path` is None."""
+  """Returns the content of `NOTES` for a checkpoint's tokenizer.
+
+  If `path` is None, it describes the byte tokenizer.
+  """
   if path is None:
     return {"tokenizer": _BYTES}
   found = where.resolve(path)
-  if found.is_dir() and (own := _notes(found)):  # A reward model that has been trained further.
+  if found.is_dir() and (own := _notes(found)):  # A reward model that is trained further.
     return own
   return {"tokenizer": _FOLDER if found.is_dir() else str(path), "chat": chat is not False, "system": system}
 
@@ -37,17 +43,18 @@ def load_reward_tokenizer(
   pad_token: str | None = None,
   vocab_rows: int | None = None,
 ) -> Tokenizer:
-  """The tokenizer of a reward model, or of a language model that is to become one.
+  """Loads the tokenizer of a reward model, or of a language model that is to become one.
 
   Args:
-    path: see `pretrained.where.resolve`.
-    chat: whether prompts are written with the chat template; None is as it was trained, or True.
-    system: message of each conversation; None is as it was trained.
-    pad_token: see `load_tokenizer`.
-    vocab_rows: see `load_tokenizer`.
+    path: Path of the checkpoint, as in `pretrained.where.resolve`.
+    chat: Whether prompts are written with the chat template. None uses the value from training, or
+      True.
+    system: System message of each conversation. None uses the value from training.
+    pad_token: Padding token, as in `load_tokenizer`.
+    vocab_rows: Number of rows of the model's embeddings, as in `load_tokenizer`.
 
   Raises:
-    ValueError: no tokenizer, or one that does not fit. One line.
+    ValueError: If there is no tokenizer, or it does not fit. One line.
   """
   found = where.resolve(path)
   notes = _notes(found) if found.is_dir() else {}
@@ -61,7 +68,7 @@ def load_reward_tokenizer(
 
 
 def same_vocabulary(one: Tokenizer, other: Tokenizer) -> bool:
-  """Whether the ids of one tokenizer mean the same to the other.
+  """Returns whether the ids of two tokenizers have the same meaning.
 
   Example:
     >>> same_vocabulary(ByteTokenizer(), ByteTokenizer())
@@ -74,12 +81,12 @@ def same_vocabulary(one: Tokenizer, other: Tokenizer) -> bool:
 
 
 def problems(path: str | os.PathLike, *, chat: bool | None = None, budget: int = 0) -> Iterator[Problem | str]:
-  """Yields what is wrong with a reward model, of which it reads headers and the tokenizer, no weights.
+  """Yields the problems of a reward model, from its headers and tokenizer; loads no weights.
 
   Args:
-    path: folder of the reward model.
-    chat: see `load_reward_tokenizer`.
-    budget: tokens of the longest prompt with the longest response.
+    path: Folder of the reward model.
+    chat: Whether prompts are written with the chat template; see `load_reward_tokenizer`.
+    budget: Length of the longest prompt with the longest response, in tokens.
   """
   try:
     config = read_reward_config(path)
@@ -95,7 +102,7 @@ def problems(path: str | os.PathLike, *, chat: bool | None = None, budget: int =
 
 
 def _notes(folder: pathlib.Path) -> Mapping[str, Any]:
-  """Empty for a folder that somebody else has made."""
+  """Reads the notes of a folder; empty if this package did not make it."""
   file = folder / NOTES
   if not file.exists():
     return {}

@@ -1,4 +1,7 @@
-"""Rewards of sequences by a reward model, in batches of a few shapes, on the devices of this process alone: no other one has to join."""
+"""Rewards from a reward model, in batches of a few shapes, on this process's devices alone.
+
+Other processes do not take part.
+"""
 
 import functools
 import os
@@ -13,22 +16,26 @@ from jaxrl_llm.devices.mesh import make_mesh, num_row_shards, param_shardings, p
 from jaxrl_llm.models import RewardModel, load_reward_params, make_reward_model, read_reward_config
 from jaxrl_llm.models.reward_model import pad_id
 
-_ROW_TOKENS = 2**14  # Of a batch: enough to keep a device busy, and activations of a few layers fit beside a policy.
+# Tokens per batch: enough to keep a device busy, and activations of a few layers fit beside a
+# policy.
+_ROW_TOKENS = 2**14
 _MAX_ROWS = 256
 
 JudgeFn = Callable[[Sequence[Sequence[int]]], np.ndarray]
 
 
 def make_judge(path: str | os.PathLike, *, max_tokens: int, dtype: str = "float32") -> JudgeFn:
-  """A function `(sequences of ids) -> float32 rewards`, which may be non-finite; its first call loads the weights and compiles all shapes.
+  """Makes a function `(sequences of ids) -> float32 rewards`.
+
+  The rewards may be non-finite. The first call loads the weights and compiles all shapes.
 
   Args:
-    path: folder of the reward model.
-    max_tokens: tokens of the longest sequence.
-    dtype: of weights and activations; the reward is float32.
+    path: Folder of the reward model.
+    max_tokens: Length of the longest sequence, in tokens.
+    dtype: Dtype of weights and activations; the reward is float32.
 
   Raises:
-    ValueError: see `read_reward_config`.
+    ValueError: If the config of the reward model is invalid, as in `read_reward_config`.
   """
   config = read_reward_config(path)._replace(param_dtype=dtype, dtype=dtype)
   padding = pad_id(path)
@@ -52,14 +59,14 @@ def make_judge(path: str | os.PathLike, *, max_tokens: int, dtype: str = "float3
     order, pending = sorted(range(len(sequences)), key=lambda i: len(sequences[i])), []
     while order:
       width = next(x for x in widths if x >= len(sequences[order[-1]]))
-      # The longest first: those that the same width holds fill its rows up.
+      # Longest first: shorter sequences of the same width fill up the batch.
       own, order = order[-num_rows(width, mesh) :], order[: -num_rows(width, mesh)]
       tokens, lengths = blank(width, num_rows(width, mesh))
       for row, i in enumerate(own):
         tokens[row, : len(sequences[i])] = sequences[i]
         lengths[row] = len(sequences[i])
       pending.append((own, program(params, *place_rows(mesh, (tokens, lengths)))))
-    for own, rewards in pending:  # One wait, when all have been sent.
+    for own, rewards in pending:  # One wait, after all batches are dispatched.
       found[own] = np.asarray(jax.device_get(rewards))[: len(own)]
     return found
 
@@ -67,7 +74,7 @@ def make_judge(path: str | os.PathLike, *, max_tokens: int, dtype: str = "float3
 
 
 def buckets(max_tokens: int) -> tuple[int, ...]:
-  """Widths of rows: a quarter, a half and all of the longest sequence, in multiples of 8.
+  """Returns row widths: a quarter, a half and all of the longest sequence, as multiples of 8.
 
   Example:
     >>> buckets(40), buckets(1000)
@@ -77,18 +84,22 @@ def buckets(max_tokens: int) -> tuple[int, ...]:
 
 
 def num_rows(width: int, mesh: Mesh) -> int:
-  """Rows of a batch, a multiple of the devices."""
+  """Returns the number of rows of a batch, a multiple of the number of row shards."""
   shards = num_row_shards(mesh)
   return max(min(_ROW_TOKENS // width, _MAX_ROWS) // shards, 1) * shards
 
 
 def blank(width: int, rows: int) -> tuple[np.ndarray, np.ndarray]:
-  """Tokens and lengths of empty rows; a length is 1, for a row must have an end."""
+  """Returns tokens and lengths of empty rows; each length is 1, since a row must have an end."""
   return np.zeros((rows, width), np.int32), np.ones(rows, np.int32)
 
 
 def _without_padding(sequence: Sequence[int], padding: int | None) -> Sequence[int]:
-  """Transformers reads the reward at the last token that is no padding, also where the sequence itself ends with such tokens."""
+  """Strips trailing padding tokens from a sequence.
+
+  Transformers reads the reward at the last token that is not padding, even if the sequence itself
+  ends with such tokens.
+  """
   end = len(sequence)
   while end > 1 and sequence[end - 1] == padding:
     end -= 1
@@ -96,7 +107,10 @@ def _without_padding(sequence: Sequence[int], padding: int | None) -> Sequence[i
 
 
 def _local_mesh(model: RewardModel) -> Mesh:
-  """This process's devices: the weights are split over them where they can be, else each has a copy."""
+  """Returns a mesh of this process's devices.
+
+  The weights are sharded over them if possible. Otherwise each device holds a copy.
+  """
   devices = jax.local_devices()[: jax.device_count()]
   split, copied = make_mesh(data=1, fsdp=len(devices), devices=devices), make_mesh(data=len(devices), devices=devices)
   try:

@@ -1,4 +1,4 @@
-"""The term of the reward that a reward model is."""
+"""The reward term computed by a reward model."""
 
 import os
 from collections.abc import Mapping, Sequence
@@ -12,28 +12,30 @@ from jaxrl_llm.rewards.model.judge import make_judge
 from jaxrl_llm.text_types import Completion, Tokenizer
 
 NAME = "reward_model"
-"""Under which it is logged and blamed."""
+"""Name of the term in logs and error messages."""
 
 
 def reward_model_term(
   path: str | os.PathLike, *, tokenizer: Tokenizer, max_tokens: int, weight: float = 1.0, dtype: str = "float32", chat: bool | None = None
 ) -> WeightedReward:
-  """A term whose reward is what a reward model gives for prompt and response; loads the weights when it is first asked.
+  """Makes a term with a reward model's score for prompt and response.
 
-  A reward model with the policy's vocabulary reads the very tokens that the policy was given and drew. Any other reads the texts, with its
-  own tokenizer and chat template, and an end token behind a response that ended by itself.
+  The weights are loaded on the first call. A reward model with the policy's vocabulary reads the
+  exact tokens that the policy was given and sampled. Any other reads the texts with its own
+  tokenizer and chat template, plus an end token after a response that ended by itself.
 
   Args:
-    path: folder of the reward model.
-    tokenizer: the policy's tokenizer.
-    max_tokens: tokens of the longest prompt with its response, in the policy's vocabulary. Twice as many are read in another vocabulary; a
-      longer sequence has no reward, for the cause "too_long".
-    weight: factor in the total.
-    dtype: see `make_judge`.
-    chat: see `load_reward_tokenizer`.
+    path: Folder of the reward model.
+    tokenizer: Tokenizer of the policy.
+    max_tokens: Length of the longest prompt with its response, in tokens of the policy's
+      vocabulary. In another vocabulary, twice as many are read. A longer sequence has no reward,
+      with the cause "too_long".
+    weight: Factor in the total.
+    dtype: Dtype of weights and activations.
+    chat: Whether prompts are written with the chat template; see `load_reward_tokenizer`.
 
   Raises:
-    ValueError: see `rewards.model.problems`.
+    ValueError: If the reward model has one of the problems that `rewards.model.problems` yields.
   """
   own = load_reward_tokenizer(path, chat=chat)
   exact = same_vocabulary(tokenizer, own)
