@@ -1,4 +1,4 @@
-"""What a policy is trained on: problems, how they are written as tokens, and demonstrations. NumPy and text; no JAX."""
+"""Tasks to train a policy on: problems, prompts and demonstrations. NumPy and text; no JAX."""
 
 import inspect
 import os
@@ -24,17 +24,17 @@ __all__ = ["TASKS", "Row", "Task", "make", "names", "problems"]
 def generated_task(
   builder: type[GeneratedProblems], known_levels: Sequence[int], render_prompt: Callable[[str], str], setup: Setup, **judged: Any
 ) -> Task:
-  """A task whose problems are generated, and which needs no settings.
+  """Returns a task of generated problems, which needs no settings.
 
   Args:
-    builder: of its dataset, which has the task's name.
-    known_levels: levels of difficulty that it has.
-    render_prompt: text of a prompt from a question.
-    setup: what every task is told.
-    **judged: its rewards, as in `Task`.
+    builder: Class that builds the dataset; its name is the task's name.
+    known_levels: Difficulty levels of the task.
+    render_prompt: Function from a question to the text of its prompt.
+    setup: Settings common to all tasks.
+    **judged: Reward attributes of the `Task`.
 
   Raises:
-    ValueError: levels that it does not have, or a dataset that cannot be built or read. One line.
+    ValueError: If a level does not exist, or the dataset cannot be built or read. One line.
   """
   levels = known_levels if setup.levels is None else tuple(setup.levels)
   if not levels or not set(levels) <= set(known_levels):
@@ -44,7 +44,7 @@ def generated_task(
     for split, rows in storage.load_splits(builder, data_dir=setup.data_dir).items()
   }
   if setup.tokenizer is not None:
-    judged["step_rewards"] = None  # They read the ids as bytes.
+    judged["step_rewards"] = None  # Step rewards interpret the ids as bytes.
   return Task(name=builder.name, tokenizer=setup.tokenizer or ByteTokenizer(), **splits, **judged)
 
 
@@ -57,19 +57,20 @@ TASKS = {
   "gsm_symbolic": _generated(word_problems, word_problems.GsmSymbolic, rewards=("final_number",), form_reward="answer_form"),
   "products": _generated(products, products.Products, rewards=("final_answer",)),
 }
-"""Tasks that are generated, and need no settings."""
+"""Generated tasks by name. They need no settings."""
 
 
 def mixture_task(setup: Setup, *, parts: Sequence[str] = (), source: str | os.PathLike | None = None) -> Task:
-  """Several tasks with weights; see `mixture.mix`.
+  """Returns a weighted mixture of tasks; see `mixture.mix`.
 
   Args:
-    setup: what every task is told. Levels mean something else in each task, so there can be none.
-    parts: tasks and weights, such as ("gsm8k=0.7", "gym:countdown=0.3").
-    source: a folder with a folder of files for each published set, under its name; None downloads them.
+    setup: Settings common to all tasks. `levels` must be None, since levels differ between tasks.
+    parts: Tasks and weights, such as ("gsm8k=0.7", "gym:countdown=0.3").
+    source: Folder with one subfolder of files per published set, under the set's name; None
+      downloads the files.
 
   Raises:
-    ValueError: parts that cannot be mixed. One line.
+    ValueError: If the parts cannot be mixed. One line.
   """
   weights = mixture.parse_parts(parts)
   if setup.levels is not None:
@@ -82,7 +83,11 @@ def mixture_task(setup: Setup, *, parts: Sequence[str] = (), source: str | os.Pa
 
 
 def check_parts(parts: Sequence[str] = (), **others: object) -> None:
-  """Refuses parts that cannot be mixed with a ValueError of one line; the mixture's other settings are not looked at."""
+  """Checks that the parts can be mixed; ignores the mixture's other settings.
+
+  Raises:
+    ValueError: If the parts cannot be mixed. One line.
+  """
   del others
   for name in mixture.parse_parts(parts):
     if name in SETS and SETS[name].needs_settings:
@@ -97,23 +102,23 @@ SETS = {
   **packaged.SETS,
   "mixture": Entry(mixture_task, check_parts, needs_settings=True),
 }
-"""Tasks made of files or by packages."""
+"""Tasks by name whose problems come from files or packages."""
 
 
 def names() -> tuple[str, ...]:
-  """All tasks by name, but for those of reasoning-gym, which are `gym:` and its name there."""
+  """Returns the names of all tasks except reasoning-gym's, which are `gym:NAME`."""
   return (*TASKS, *SETS)
 
 
 def problems(name: str, settings: Mapping[str, Any]) -> Iterator[Problem | str]:
-  """What is wrong with a task's name and settings, as far as that can be said without loading anything.
+  """Yields what is wrong with a task's name and settings, without loading any data.
 
   Args:
-    name: as in `make`.
-    settings: those of the task's own that are set.
+    name: Name of the task, as passed to `make`.
+    settings: Task-specific settings that are set.
 
   Yields:
-    Problems with their fixes; texts where no setting is to blame.
+    Problems with their fixes, or plain texts if no setting is at fault.
   """
   if str(name).startswith(gym.PREFIX):
     try:
@@ -162,23 +167,29 @@ def make(
   test_source: str | os.PathLike | None = None,
   **settings: Any,
 ) -> Task:
-  """Loads a task; its dataset is built first where it is absent, in some seconds.
+  """Loads a task, and first builds its dataset if it is absent, which takes a few seconds.
 
   Args:
-    name: one of `names`.
-    levels: difficulties to keep, in all splits; None keeps all.
-    data_dir: local folder that holds datasets; None is ~/.cache/jaxrl_llm/data.
-    tokenizer: the checkpoint's, where the policy comes from one; None is the task's own, of bytes.
-    bad_rows: "drop" leaves problems out that cannot be used, and counts them in the task's report; "error" refuses the first.
-    max_prompt_tokens: longer prompts are bad rows; None is no limit. Generated tasks have theirs as they are.
-    max_tokens: likewise, of a demonstration with its prompt.
-    test_name: another task, whose test problems, of all levels, take the place of the task's own; None keeps those.
-    test_source: as `source`, of that other task.
-    **settings: the task's own, such as `path`.
+    name: Name of the task, one of `names` or `gym:NAME`.
+    levels: Difficulty levels to keep, in all splits; None keeps all.
+    data_dir: Local folder that holds datasets; None is ~/.cache/jaxrl_llm/data.
+    tokenizer: The checkpoint's tokenizer if the policy comes from one; None is the task's own byte
+      tokenizer.
+    bad_rows: Policy for unusable problems: "drop" leaves them out and counts them in the task's
+      report; "error" raises at the first.
+    max_prompt_tokens: Maximum length of a prompt, in tokens; longer ones are bad rows. None is no
+      limit. Generated tasks ignore it.
+    max_tokens: Maximum length of a demonstration with its prompt, in tokens; longer ones are bad
+      rows and are not imitated. None is no limit.
+    test_name: Another task whose test problems, of all levels, replace this task's own; None keeps
+      its own.
+    test_source: The `source` setting of that other task.
+    **settings: Task-specific settings, such as `path`.
 
   Raises:
-    ImportError: a dataset to build without the package that generates it.
-    ValueError: no such task, level or setting, a folder that cannot be written, a damaged dataset, or bad rows. One line, with the fix.
+    ImportError: If a dataset has to be built and the package that generates it is missing.
+    ValueError: If there is no such task, level or setting, a folder cannot be written, a dataset is
+      damaged, or rows are bad. One line, with the fix.
 
   Example:
     >>> make("aritmetic")

@@ -1,7 +1,8 @@
-"""A curriculum by measured pass rates: what the policy now and then gets right is drawn more often than what it always or never does.
+"""A curriculum by measured pass rates, which favours problems that the policy sometimes gets right.
 
-Rates are kept by problem, or by level or any other column. A problem whose rate is p gives a group of G samples something to learn from,
-some right and some wrong, with probability 1 - p^G - (1 - p)^G; that is its weight.
+Pass rates are kept per problem, or per level or any other column. A group of G samples of a problem
+with pass rate p has both right and wrong samples, and so something to learn from, with probability
+1 - p^G - (1 - p)^G. That probability is the problem's weight.
 """
 
 import hashlib
@@ -14,11 +15,11 @@ from jaxrl_llm.tasks.files.storage import Row
 
 
 class PassRates(NamedTuple):
-  """What has been measured so far; a new one comes of each `observe`.
+  """Pass rates measured so far. Each `observe` returns a new instance.
 
   Attributes:
-    passed: samples that were right, by key, the older the less.
-    tried: all samples, likewise.
+    passed: Number of right samples by key; older ones count less.
+    tried: Number of all samples by key; older ones count less.
   """
 
   passed: Mapping[str, float] = {}
@@ -29,13 +30,15 @@ def observe(rates: PassRates, keys: Sequence[str], passed: Sequence[float], *, m
   """Adds the outcomes of some samples.
 
   Args:
-    rates: measured before.
-    keys: of each sample's problem.
-    passed: 1 for a sample that was right, else 0; NaN for one that could not be judged, which counts as not tried.
-    memory: what the samples seen before still count, once more of the same key are seen: the policy has changed since.
+    rates: Pass rates measured so far.
+    keys: Key of each sample's problem.
+    passed: Outcome of each sample: 1 if right, else 0; NaN if it could not be judged, in which case
+      it does not count as tried.
+    memory: Factor on the earlier counts of a key when new samples of it arrive, since the policy
+      has changed in the meantime.
 
   Raises:
-    ValueError: unequal lengths, or an outcome outside [0, 1].
+    ValueError: If the lengths differ or an outcome is outside [0, 1].
 
   Example:
     >>> rates = observe(PassRates(), ["a", "a", "b"], [1, 0, 1])
@@ -59,7 +62,7 @@ def observe(rates: PassRates, keys: Sequence[str], passed: Sequence[float], *, m
 
 
 def pass_rate(rates: PassRates, key: str, *, prior: float = 0.5, prior_samples: float = 1.0) -> float:
-  """The estimate of a rate: (passed + prior · prior_samples) / (tried + prior_samples).
+  """Returns the estimated rate: (passed + prior · prior_samples) / (tried + prior_samples).
 
   Example:
     >>> pass_rate(PassRates({"a": 3.0}, {"a": 3.0}), "a"), pass_rate(PassRates(), "a")
@@ -69,7 +72,7 @@ def pass_rate(rates: PassRates, key: str, *, prior: float = 0.5, prior_samples: 
 
 
 def signal(rate: float, *, group_size: int) -> float:
-  """The probability that a group is mixed: 1 - p^G - (1 - p)^G.
+  """Returns the probability that a group has right and wrong samples: 1 - p^G - (1 - p)^G.
 
   Example:
     >>> signal(0.5, group_size=2), signal(1.0, group_size=8)
@@ -79,7 +82,15 @@ def signal(rate: float, *, group_size: int) -> float:
 
 
 def key_of(row: Row, by: str) -> str:
-  """Under which key a row's outcomes count, by "problem" or by a column such as "level" or "task"; no such column is a ValueError."""
+  """Returns the key under which a row's outcomes are counted.
+
+  Args:
+    row: Row of a task.
+    by: "problem", or the name of a column such as "level" or "task".
+
+  Raises:
+    ValueError: If the row has no such column.
+  """
   if by != "problem":
     if by not in row:
       raise ValueError(f"task.curriculum: found {by!r}, expected 'problem' or a column of the rows: {', '.join(sorted(row))}")
@@ -88,21 +99,22 @@ def key_of(row: Row, by: str) -> str:
 
 
 class CurriculumStream:
-  """An endless stream of batches, drawn by what the policy has shown so far; like `pipeline.example_iterator` otherwise.
+  """An endless stream of batches, sampled by measured pass rates.
 
-  A batch has no problem twice. The draw depends on the seed, the number of the batch and the rates alone, so neither on the number of
-  processes nor on what was drawn before.
+  It is otherwise used like `pipeline.example_iterator`. No problem occurs twice in a batch. A draw
+  depends only on the seed, the batch number and the rates, not on the number of processes or on
+  earlier draws.
 
   Args:
-    source: rows, with random access; read once, for their keys.
-    batch_size: rows of a batch, at most as many as there are.
-    seed: of the draws.
-    by: see `key_of`.
-    group_size: samples of each problem.
-    floor: the least weight, so that nothing is never tried again.
+    source: Rows with random access; read once, for their keys.
+    batch_size: Rows per batch, at most the number of rows in `source`.
+    seed: Seed of the draws.
+    by: "problem" or the name of a column, as in `key_of`.
+    group_size: Samples per problem.
+    floor: Minimum weight of a key, so that every problem can be drawn again.
 
   Raises:
-    ValueError: fewer rows than a batch has.
+    ValueError: If `batch_size` is below 1 or above the number of rows.
   """
 
   def __init__(self, source: Sequence[Row], *, batch_size: int, seed: int, by: str = "problem", group_size: int = 8, floor: float = 0.05):
@@ -112,7 +124,7 @@ class CurriculumStream:
     self._by, self._group_size, self._floor = by, group_size, floor
     names = [key_of(row, by) for row in source]
     self._names, self._keys, counts = np.unique(names, return_inverse=True, return_counts=True)
-    self._share = 1.0 / counts  # Of a key's weight, for each of its rows: else a level would count by its size.
+    self._share = 1.0 / counts  # A row's share of its key's weight; otherwise large levels would weigh more.
     self._step, self.rates = 0, PassRates()
 
   def __iter__(self) -> "CurriculumStream":
@@ -121,24 +133,24 @@ class CurriculumStream:
   def __next__(self) -> list[Row]:
     weights = self.weights()[self._keys]
     uniform = np.random.default_rng([self._seed, self._step]).random(len(weights))
-    # The largest log(u) / w are a sample without replacement, each in proportion to its weight.
+    # The largest log(u) / w are a weighted sample without replacement.
     order = np.argsort(-np.log(np.maximum(uniform, 1e-300)) / weights, kind="stable")
     self._step += 1
     return [dict(self._source[int(i)]) for i in order[: self._batch_size]]
 
   def weights(self) -> np.ndarray:
-    """The weight of one row of each key, in the order of the sorted keys."""
+    """Returns the weight of one row of each key, in the order of the sorted keys."""
     signals = [signal(pass_rate(self.rates, str(name)), group_size=self._group_size) for name in self._names]
     return np.maximum(signals, self._floor) * self._share
 
   def observe(self, rows: Sequence[Row], passed: Sequence[float]) -> None:
-    """Takes note of each sample's row and outcome; see `observe`."""
+    """Adds each sample's row and outcome to the rates; see the function `observe`."""
     self.rates = observe(self.rates, [key_of(row, self._by) for row in rows], passed)
 
   def get_state(self) -> dict[str, Any]:
-    """The position and the rates, fit for JSON."""
+    """Returns the position and the rates as a JSON-serialisable dict."""
     return {"step": self._step, "passed": dict(self.rates.passed), "tried": dict(self.rates.tried)}
 
   def set_state(self, state: Mapping[str, Any]) -> None:
-    """Goes on from a state of a stream that was made with the same arguments."""
+    """Resumes from the state of a stream that was made with the same arguments."""
     self._step, self.rates = int(state["step"]), PassRates(dict(state["passed"]), dict(state["tried"]))

@@ -1,4 +1,4 @@
-"""Several tasks as one: training problems in proportion to weights, each judged by its own task's verifier."""
+"""Mixtures of tasks: training problems drawn by weight, each judged by its own task's verifier."""
 
 import bisect
 import functools
@@ -15,11 +15,11 @@ from jaxrl_llm.text_types import Completion, RewardFn
 
 
 class MixedRows(Sequence):
-  """The rows of several sources, one source after the other; `pipeline.example_iterator` draws from them by weight.
+  """A concatenation of several sources, from which `pipeline.example_iterator` draws by weight.
 
   Args:
-    parts: the sources, none empty.
-    weights: of each, above 0; None draws by size, as from one source.
+    parts: Non-empty sources of rows.
+    weights: Weight of each source, above 0; None draws by size, as from a single source.
 
   Example:
     >>> rows = MixedRows([[{"question": "a"}], [{"question": "b"}, {"question": "c"}]], (0.5, 0.5))
@@ -46,7 +46,7 @@ class MixedRows(Sequence):
 
 
 class MarkedRows(Sequence):
-  """The rows of a task, each with the task's name in `task` and its verifier's in `reward`."""
+  """The rows of a task, with the task's name in `task` and its verifier's name in `reward`."""
 
   def __init__(self, rows: Sequence[Row], *, task: str, reward: str):
     self._rows, self._mark = rows, {"task": task, "reward": reward}
@@ -64,10 +64,11 @@ class MarkedRows(Sequence):
 
 
 def parse_parts(parts: Sequence[str]) -> dict[str, float]:
-  """Weights by task, from texts such as "gsm8k=0.7"; a task alone has weight 1.
+  """Parses weights by task from texts such as "gsm8k=0.7"; the default weight is 1.
 
   Raises:
-    ValueError: no parts, one twice, or a weight that is none. One line.
+    ValueError: If there are no parts, a task occurs twice, or a weight is not a positive finite
+      number. One line.
 
   Example:
     >>> parse_parts(("gsm8k=3", "gym:countdown"))
@@ -92,17 +93,19 @@ def parse_parts(parts: Sequence[str]) -> dict[str, float]:
 
 
 def mix(tasks: Sequence[Task], weights: Sequence[float]) -> Task:
-  """One task of several.
+  """Combines several tasks into one.
 
   Args:
-    tasks: with the same tokenizer, each with training problems.
-    weights: the share of each in training is its weight by the sum of all. Test problems are all of all.
+    tasks: Tasks with the same tokenizer, each with training problems.
+    weights: Weight of each task. Its share of the training problems is its weight divided by the
+      sum of all weights. The mixture has the test problems of all tasks.
 
   Returns:
-    The task, named "mixture"; its rows say in `reward` which of its `rewards` is theirs.
+    The task, named "mixture". Each row names its verifier, one of the task's `rewards`, in
+    `reward`.
 
   Raises:
-    ValueError: a task without training problems, or one name for two verifiers.
+    ValueError: If a task has no training problems, or two verifiers have the same name.
   """
   for task in tasks:
     if not len(task.train):
@@ -118,10 +121,10 @@ def mix(tasks: Sequence[Task], weights: Sequence[float]) -> Task:
 
 
 def with_test(task: Task, other: Task) -> Task:
-  """A task with another one's test problems in place of its own.
+  """Returns a task with its test problems replaced by those of another task.
 
   Raises:
-    ValueError: one name for two verifiers.
+    ValueError: If two verifiers have the same name.
   """
   found = report_lib.merge([report for report in (task.report, other.report) if report is not None])
   if task.rewards[0] == other.rewards[0] and not task.routed:
@@ -132,10 +135,10 @@ def with_test(task: Task, other: Task) -> Task:
 
 
 def routed_task(tasks: Sequence[Task]) -> Task:
-  """The first of some tasks with the rewards, verifiers and reports of all; its rows stay its own.
+  """Returns the first task with the rewards, verifiers and reports of all; its rows do not change.
 
   Raises:
-    ValueError: one name for two verifiers.
+    ValueError: If two verifiers have the same name.
   """
   verifiers: dict[str, RewardFn] = {}
   for task in tasks:
@@ -156,7 +159,10 @@ def routed_task(tasks: Sequence[Task]) -> Task:
 
 
 def routed(verifiers: Mapping[str, RewardFn]) -> RewardFn:
-  """The reward that gives each row to the verifier it names in `reward`; it can be sent to another process where `verifiers` can."""
+  """Returns a reward that passes each row to the verifier named in its `reward`.
+
+  It can be sent to another process if `verifiers` can.
+  """
   return functools.partial(_route, dict(verifiers))
 
 

@@ -1,4 +1,4 @@
-"""From rows of text to batches of ids: an endless shuffled stream, prompts padded on the left, demonstrations as pairs."""
+"""Input pipeline: an endless shuffled stream of rows, padded prompts, encoded demonstrations."""
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
@@ -13,20 +13,20 @@ from jaxrl_llm.text_types import Tokenizer
 
 
 def example_iterator(source: Sequence[Row], *, batch_size: int, seed: int) -> Iterator[list[Row]]:
-  """An endless stream of batches, in a new order each epoch.
+  """Returns an endless stream of batches, in a new order each epoch.
 
   Args:
-    source: rows, with random access. Of a mixture, each part has its own order and epochs, and its share of any stretch of the stream is
-      its weight, to a row.
-    batch_size: rows of a batch. Every batch is full: one may span the end of an epoch.
-    seed: of the order, from 0 to 2³²-1.
+    source: Rows with random access. Each part of a mixture has its own order and epochs, and its
+      share of any stretch of the stream is its weight, to within a row.
+    batch_size: Rows per batch. Every batch is full, so a batch may span the end of an epoch.
+    seed: Seed of the order, from 0 to 2³²-1.
 
   Returns:
-    A `grain.DatasetIterator` over lists of rows. `get_state()` gives a small dict fit for JSON;
-    `set_state()` on an iterator made with the same arguments goes on from there.
+    A `grain.DatasetIterator` over lists of rows. `get_state()` returns a small JSON-serialisable
+    dict; `set_state()` on an iterator made with the same arguments resumes from it.
 
   Raises:
-    ValueError: an empty source or part of one, or no rows in a batch.
+    ValueError: If the source or a part of it is empty, or `batch_size` is below 1.
 
   Example:
     >>> stream = example_iterator([{"question": q} for q in "abc"], batch_size=2, seed=0)
@@ -37,11 +37,12 @@ def example_iterator(source: Sequence[Row], *, batch_size: int, seed: int) -> It
     True
 
   Note:
-    No worker processes and no read-ahead threads: the rows are in memory, and the state is then exactly what the caller has seen.
+    There are no worker processes and no prefetching threads: the rows are in memory, and the state
+    matches exactly what the caller has seen.
   """
   if batch_size < 1 or not len(source):
     raise ValueError(f"found batches of {batch_size} from {len(source)} rows, expected at least 1 of each")
-  import grain  # Here, because it imports jax: a config can be checked against a task before.
+  import grain  # Imported here because it imports jax, which checking a config must not need.
 
   mixed = isinstance(source, MixedRows) and source.weights is not None
   parts = source.parts if mixed else (source,)
@@ -49,26 +50,28 @@ def example_iterator(source: Sequence[Row], *, batch_size: int, seed: int) -> It
     raise ValueError(f"found parts of {', '.join(str(len(part)) for part in parts)} rows, expected at least 1 in each")
   streams = []
   for i, part in enumerate(parts):
-    epochs = max(1, 2**53 // len(part))  # As good as endless. Truly endless is `None`, of which grain cannot make batches of one row.
-    # `dict` copies: whoever changes a row changes its own.
+    epochs = max(1, 2**53 // len(part))  # Practically endless. With `None`, grain cannot make batches of one row.
+    # `dict` copies each row, so that a caller's changes do not reach the source.
     streams.append(grain.MapDataset.source(part).map(dict).shuffle(seed=(seed + i) % 2**32).repeat(epochs))
   dataset = grain.MapDataset.mix(streams, weights=source.weights) if mixed else streams[0]
   return iter(dataset.batch(batch_size, batch_fn=list).to_iter_dataset(grain.ReadOptions(num_threads=0, prefetch_buffer_size=0)))
 
 
 def encode_prompts(examples: Sequence[Row], tokenizer: Tokenizer, *, buckets: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
-  """Prompts as one array, padded on the left.
+  """Encodes prompts as one array, padded on the left.
 
   Args:
-    examples: rows with a `prompt`.
-    tokenizer: the task's.
-    buckets: allowed widths, in tokens; the smallest that holds the longest prompt is taken, so that few shapes are ever compiled.
+    examples: Rows with a `prompt`.
+    tokenizer: Tokenizer of the task.
+    buckets: Allowed widths, in tokens. The smallest that fits the longest prompt is used, so that
+      few shapes are compiled.
 
   Returns:
-    Ids, int32 `[n P]`, and where they are real, bool `[n P]`.
+    Ids, int32 `[n P]`, and the mask of tokens that are not padding, bool `[n P]`.
 
   Raises:
-    ValueError: a prompt longer than the largest bucket. Nothing is ever cut: a policy that sees half a question learns to guess.
+    ValueError: If a prompt is longer than the largest bucket. Prompts are never truncated: a policy
+      that sees half a question learns to guess.
 
   Example:
     >>> from jaxrl_llm.pretrained.byte_tokenizer import ByteTokenizer
@@ -100,9 +103,9 @@ class Demonstration(NamedTuple):
   """A response to imitate, as ids without padding.
 
   Attributes:
-    prompt: ids.
-    response: ids; the last is the end token, so that stopping is learned too.
-    written: of each id of the response whether it is to be imitated; False at what an environment replied.
+    prompt: Ids of the prompt.
+    response: Ids of the response; the last is the end token, so that stopping is learned too.
+    written: Whether each id of the response is to be imitated; False for an environment's replies.
   """
 
   prompt: list[int]
@@ -111,13 +114,13 @@ class Demonstration(NamedTuple):
 
 
 def encode_demonstrations(examples: Iterable[Row], tokenizer: Tokenizer, *, replies: str | None = None) -> list[Demonstration]:
-  """Demonstrations as ids.
+  """Encodes demonstrations as ids.
 
   Args:
-    examples: rows with a `prompt` and a `response`.
-    tokenizer: the task's.
-    replies: a regular expression whose group 1 is what an environment wrote in a response. It is encoded by itself, as it is when the
-      environment really replies.
+    examples: Rows with a `prompt` and a `response`.
+    tokenizer: Tokenizer of the task.
+    replies: Regular expression whose group 1 is an environment's reply within a response. The reply
+      is encoded separately, as it is during a rollout.
 
   Example:
     >>> from jaxrl_llm.pretrained.byte_tokenizer import ByteTokenizer
@@ -140,13 +143,14 @@ def _demonstration(example: Row, tokenizer: Tokenizer, replies: str | None) -> D
 
 
 def encode_reply(text: str, tokenizer: Tokenizer, *, is_message: bool) -> list[int]:
-  """What an environment says, as the ids that the policy reads.
+  """Encodes an environment's reply as the ids that the policy reads.
 
   Args:
-    text: what it says.
-    tokenizer: the task's.
-    is_message: whether the policy's message has ended, so that this is another one, written with the chat template where the tokenizer has
-      one; else it goes into the policy's message.
+    text: The reply.
+    tokenizer: Tokenizer of the task.
+    is_message: Whether the policy's message has ended, so that the reply is a message of its own,
+      rendered with the tokenizer's chat template if it has one. Otherwise the reply continues the
+      policy's message.
 
   Example:
     >>> from jaxrl_llm.pretrained.byte_tokenizer import ByteTokenizer
@@ -160,5 +164,5 @@ def encode_reply(text: str, tokenizer: Tokenizer, *, is_message: bool) -> list[i
 
 
 def max_prompt_tokens(source: Iterable[Row], tokenizer: Tokenizer) -> int:
-  """Length of the longest prompt, in tokens with the begin token; 0 without rows."""
+  """Returns the length of the longest prompt in tokens, begin token included; 0 without rows."""
   return max((len(tokenizer.encode_prompt(example["prompt"])) for example in source), default=0)

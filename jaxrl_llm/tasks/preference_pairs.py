@@ -1,6 +1,7 @@
-"""Pairs of a chosen and a rejected response to one prompt, for a reward model: from files, or generated.
+"""Preference pairs for a reward model, from files or generated.
 
-A row has `prompt` (what the user says), `conversation` (JSON of all messages before the response, where the user's is not the only one,
+A pair is a chosen and a rejected response to one prompt. A row has `prompt` (the user's last
+message), `conversation` (JSON of all messages before the response if there is more than one,
 else ""), `chosen`, `rejected` and `margin` (a number as text, or "").
 """
 
@@ -28,20 +29,22 @@ from jaxrl_llm.text_types import Tokenizer
 
 COLUMNS = ("prompt", "conversation", "chosen", "rejected", "margin", "place")
 SOURCES = ("arithmetic", "file")
-"""What `task.name` may be for pairs."""
+"""Values of `task.name` for preference pairs."""
 
 WRONG_PER_PROBLEM = 4
-_TRIES = 60  # Of the careless teacher; a problem of one step is wrong in a third of them, in one of seven ways.
+_TRIES = 60  # Workings by the careless teacher. A one-step problem is wrong in a third of them, in one of seven ways.
 
 
 class PairColumns(NamedTuple):
-  """Which column of a file holds what.
+  """The names of a file's columns.
 
   Attributes:
-    prompt: text, or a list of messages; None where `chosen` and `rejected` are whole conversations.
-    chosen: text, or a list of messages that ends with the assistant's, with or without those before.
-    rejected: likewise.
-    margin: by how much the chosen one is better; None for no such column.
+    prompt: Column of the prompt, a text or a list of messages; None if `chosen` and `rejected` are
+      whole conversations.
+    chosen: Column of the chosen response: a text, or a list of messages that ends with the
+      assistant's, with or without the earlier ones.
+    rejected: Column of the rejected response, in the same form.
+    margin: Column of how much better the chosen response is; None for no such column.
   """
 
   prompt: str | None = "prompt"
@@ -51,13 +54,13 @@ class PairColumns(NamedTuple):
 
 
 class Pairs(NamedTuple):
-  """Pairs, loaded.
+  """Loaded pairs.
 
   Attributes:
-    train: rows to learn from.
-    test: rows of other prompts.
-    report: what was read, kept and dropped; None for generated pairs.
-    fingerprint: changes with any pair; None for generated ones.
+    train: Training rows.
+    test: Test rows, whose prompts are not in training.
+    report: Counts of rows read, kept and dropped; None for generated pairs.
+    fingerprint: Digest of all pairs; None for generated ones.
   """
 
   train: Sequence[Row]
@@ -67,15 +70,16 @@ class Pairs(NamedTuple):
 
 
 def generated(levels: Collection[int] | None = None) -> Pairs:
-  """Right and wrong workings of the same arithmetic problem, as the teacher of `arithmetic` writes them.
+  """Returns pairs of right and wrong workings of arithmetic problems, by `arithmetic`'s teacher.
 
-  Up to four wrong ones for each problem to train on and one for each that its split holds out, all with a wrong answer.
+  Each training problem has up to four wrong workings and each test problem one, all with a wrong
+  answer.
 
   Args:
-    levels: steps of a problem, of `arithmetic.LEVELS`; None is all.
+    levels: Steps per problem, from `arithmetic.LEVELS`; None is all.
 
   Raises:
-    ValueError: no such level.
+    ValueError: If there is no such level.
 
   Example:
     >>> row = generated(levels=(1,)).train[0]
@@ -102,25 +106,26 @@ def from_files(
   path: str | os.PathLike | None,
   test_path: str | os.PathLike | None = None,
   test_fraction: float | None = None,
-  columns: PairColumns = PairColumns(),  # noqa: B008  A NamedTuple cannot change.
+  columns: PairColumns = PairColumns(),  # noqa: B008  A NamedTuple is immutable.
   max_tokens: int,
   data_dir: str | os.PathLike | None = None,
   bad_rows: str = "drop",
 ) -> Pairs:
-  """Pairs of files in the preference format of Hugging Face, as texts or as lists of messages.
+  """Loads pairs from files in Hugging Face's preference format, as texts or as lists of messages.
 
   Args:
-    tokenizer: of the model.
-    path: see `text_files.read`.
-    test_path: pairs to test on; None holds out some prompts of `path`.
-    test_fraction: of the prompts, held out; None is 0.1.
-    columns: which is what.
-    max_tokens: of a response with its prompt; longer ones are bad rows.
-    data_dir: see `tables.open_table`.
-    bad_rows: see `Tally`.
+    tokenizer: Tokenizer of the model.
+    path: File of pairs, in a format that `text_files.read` accepts.
+    test_path: File of test pairs; None holds out some prompts of `path`.
+    test_fraction: Fraction of the prompts held out; None is 0.1.
+    columns: Names of the files' columns.
+    max_tokens: Maximum length of a response with its prompt, in tokens; longer ones are bad rows.
+    data_dir: Local folder that holds datasets; None is ~/.cache/jaxrl_llm/data.
+    bad_rows: Policy for unusable rows: "drop" leaves them out and counts them; "error" raises at
+      the first.
 
   Raises:
-    ValueError: files, columns or rows that cannot be used. One line.
+    ValueError: If files, columns or rows cannot be used. One line.
   """
   files = check_files(path=path, test_path=test_path, test_fraction=test_fraction)
   as_columns = Columns(columns.chosen, columns.rejected, others=tuple(x for x in (columns.prompt, columns.margin) if x is not None))
@@ -137,15 +142,15 @@ def from_files(
 
 
 def check_files(**settings: Any) -> dict[str, pathlib.Path]:
-  """Refuses files of pairs that are not there, and settings that do not go together; see `text_files.check_splits`."""
+  """Rejects missing files of pairs and conflicting settings; see `text_files.check_splits`."""
   return text_files.check_splits(**settings, rows="pairs", example="pairs.jsonl with prompt, chosen and rejected on each line")
 
 
 def row_of(record: Record, columns: PairColumns) -> Row:
-  """The pair of a record of a file.
+  """Returns the pair in a record of a file.
 
   Raises:
-    Unusable: what it lacks, or what is in the place of it.
+    Unusable: If a part of the pair is missing or invalid.
 
   Example:
     >>> user, answer = {"role": "user", "content": "1+1?"}, lambda x: [{"role": "assistant", "content": x}]
@@ -176,10 +181,13 @@ def row_of(record: Record, columns: PairColumns) -> Row:
 
 
 def encode_pair(row: Row, tokenizer: Tokenizer) -> tuple[list[int], list[int]]:
-  """Ids of the chosen and of the rejected sequence: the prompt as a policy is given it, the response, and the end token.
+  """Returns the ids of the chosen and the rejected sequence.
+
+  A sequence is the prompt as a policy is given it, the response and the end token.
 
   Raises:
-    Unusable: several messages, but a tokenizer without a chat template, or with one that refuses them.
+    Unusable: If there are several messages and the tokenizer has no chat template, or its template
+      rejects them.
 
   Example:
     >>> from jaxrl_llm.pretrained.byte_tokenizer import ByteTokenizer
@@ -201,7 +209,7 @@ def encode_pair(row: Row, tokenizer: Tokenizer) -> tuple[list[int], list[int]]:
 def _fitting(
   sources: Mapping[str, Sequence], found: Report, tokenizer: Tokenizer, *, max_tokens: int, fraction: float, bad_rows: str
 ) -> Pairs:
-  """The stored rows that the model has room for, in two splits."""
+  """Returns the stored pairs that fit into `max_tokens`, in two splits."""
   tally, digest = Tally(bad_rows), hashlib.blake2b(digest_size=8)
   kept: dict[str, list[tuple[int, int, float]]] = {}
   for split, source in sources.items():
@@ -215,7 +223,7 @@ def _fitting(
       if length > max_tokens:
         tally.bad(f"longer than {max_tokens} tokens", row["place"], f"{length}; see task.max_tokens")
         continue
-      # All pairs of a prompt go to one side.
+      # All pairs of a prompt go to the same split.
       kept[split].append((row[tables.INDEX], index, held_out(row["conversation"] or row["prompt"])))
     kept[split].sort()
     digest.update(json.dumps([split, [number for number, _, _ in kept[split]]]).encode())
@@ -237,7 +245,7 @@ def _fitting(
 
 
 def _read(record: Record, name: str) -> str | list[Message]:
-  """A column as text or as messages."""
+  """Returns a column as text or as messages."""
   value = record.get(name)
   if not isinstance(value, list):
     return text(record, name)
@@ -252,7 +260,7 @@ def _read(record: Record, name: str) -> str | list[Message]:
 
 
 def _response(value: str | list[Message], prompt: list[Message] | None, name: str) -> tuple[list[Message] | None, str]:
-  """What stands before a response, and the response."""
+  """Returns the messages before a response, and the response."""
   if isinstance(value, str):
     return prompt, value
   *head, last = value
@@ -263,7 +271,7 @@ def _response(value: str | list[Message], prompt: list[Message] | None, name: st
   if not head:
     return prompt, last["content"]
   if head[0]["role"] != "assistant":
-    return head, last["content"]  # A whole conversation, the prompt in it.
+    return head, last["content"]  # A whole conversation, prompt included.
   if prompt is None:
     raise Unusable(f"{name} begins with the assistant", "and there is no column of prompts")
   return [*prompt, *head], last["content"]

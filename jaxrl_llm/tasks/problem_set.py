@@ -1,4 +1,4 @@
-"""From stored rows to a task: prompts are written, problems chosen and held out, and those that do not fit are counted."""
+"""Construction of tasks from stored rows: prompts, selection of problems and held-out splits."""
 
 import hashlib
 import os
@@ -25,23 +25,24 @@ ANSWERS = {
   "final_answer": ("whole number", _WHOLE_NUMBER.fullmatch),
   "choice": ("letter", re.compile(r"[(\[]?[A-Za-z][)\].:]{0,2}|[0-9]").fullmatch),
 }
-"""What a reward can compare a response with, for those that cannot take any text."""
+"""The kind of answer that a reward requires and its test, for rewards that do not take any text."""
 
 
 COLUMNS = ("question", "answer", "level", "response", "id", "place")
-"""What a stored row has whatever its file."""
+"""Columns that every stored row has."""
 
 
 class Setup(NamedTuple):
-  """What every task made of files is told.
+  """Settings common to all tasks.
 
   Attributes:
-    levels: difficulties to keep; None keeps all.
-    data_dir: local folder that holds datasets; None is ~/.cache/jaxrl_llm/data.
-    tokenizer: the checkpoint's; None is the one of bytes.
-    bad_rows: "drop" leaves rows out that cannot be used, and counts them; "error" refuses the first.
-    max_prompt_tokens: of a prompt; None is no limit.
-    max_tokens: of a demonstration with its prompt; None is no limit.
+    levels: Difficulty levels to keep; None keeps all.
+    data_dir: Local folder that holds datasets; None is ~/.cache/jaxrl_llm/data.
+    tokenizer: The checkpoint's tokenizer; None is the byte tokenizer.
+    bad_rows: Policy for unusable rows: "drop" leaves them out and counts them; "error" raises at
+      the first.
+    max_prompt_tokens: Maximum length of a prompt, in tokens; None is no limit.
+    max_tokens: Maximum length of a demonstration with its prompt, in tokens; None is no limit.
   """
 
   levels: Collection[int] | None = None
@@ -53,14 +54,15 @@ class Setup(NamedTuple):
 
 
 class Style(NamedTuple):
-  """How a set's problems are put to a policy and judged.
+  """The prompts and rewards of a set.
 
   Attributes:
-    template: of the prompt; see `prompt_template`.
-    rewards: as `Task.rewards`.
-    form_reward: as `Task.form_reward`.
-    verifiers: as `Task.verifiers`.
-    test_fraction: of the problems, held out by a hash of the question where the set has no test split.
+    template: Prompt template; see `prompt_template`.
+    rewards: Names of the reward functions; see `Task.rewards`.
+    form_reward: Name of the reward for the form of an answer; see `Task.form_reward`.
+    verifiers: Reward functions that the task itself provides; see `Task.verifiers`.
+    test_fraction: Fraction of the problems held out, by a hash of the question, if the set has no
+      test split.
   """
 
   template: str
@@ -70,18 +72,18 @@ class Style(NamedTuple):
   test_fraction: float = 0.1
 
   def with_settings(self, prompt_template: str | None = None, reward: str | Sequence[str] | None = None) -> "Style":
-    """The style with a user's own template and names of rewards, where they are set."""
+    """Returns the style with the user's template and reward names, if they are set."""
     rewards = self.rewards if reward is None else (reward,) if isinstance(reward, str) else tuple(reward)
     return self._replace(template=prompt_template or self.template, rewards=rewards)
 
 
 class Entry(NamedTuple):
-  """A task that is made by its name.
+  """A registry entry, which makes a task by its name.
 
   Attributes:
-    load: `(setup, **settings) -> task`; its named keyword arguments are the settings that the task has.
-    check: `(**settings)`; refuses those that cannot work, as far as nothing has to be read for it.
-    needs_settings: whether it cannot do without, and so cannot be a part of a mixture.
+    load: Function `(setup, **settings) -> task`, whose keyword-only arguments are the settings.
+    check: Function `(**settings)` that rejects invalid settings without reading any data.
+    needs_settings: Whether the task requires settings, and so cannot be part of a mixture.
   """
 
   load: Callable[..., Task]
@@ -90,7 +92,10 @@ class Entry(NamedTuple):
 
 
 def held_out(question: str) -> float:
-  """A number in [0, 1) by the text alone: problems below the test fraction are held out, whatever else the file holds."""
+  """Returns a number in [0, 1) that depends on the text alone.
+
+  Problems below the test fraction are held out, whatever else the file contains.
+  """
   return storage.uniform("split", question)
 
 
@@ -106,22 +111,23 @@ def make_task(
   choose: Callable[[Row], bool] | None = None,
   bad_rows: str | None = None,
 ) -> Task:
-  """A task of records, which are checked and written once, and then read from disk.
+  """Returns a task made of records, which are checked and stored once and then read from disk.
 
   Args:
-    name: of the task.
-    records: by split, "test", "train" or both; a problem of both stays in the first.
-    convert: a record to a row.
-    key: see `tables.key_of`.
-    style: prompts and rewards.
-    setup: what to keep.
-    columns: of the rows, besides `COLUMNS`.
-    choose: which rows to take; None takes all.
-    bad_rows: policy for records that are no problems; None is that of `setup`.
+    name: Name of the task.
+    records: Records by split: "test", "train" or both. A problem in both stays in the first.
+    convert: Function from a record to a row.
+    key: Key of the dataset; see `tables.key_of`.
+    style: Prompts and rewards.
+    setup: Settings common to all tasks.
+    columns: Columns of the rows besides `COLUMNS`.
+    choose: Predicate of the rows to keep; None keeps all.
+    bad_rows: Policy for records that are not problems; None is the policy of `setup`.
 
   Raises:
-    ValueError: records that cannot be used, a template with unknown columns, levels that no problem has, a problem that does not fit
-      under the policy "error", or a split that would be empty. One line.
+    ValueError: If records cannot be used, the template has unknown columns, no problem has a
+      requested level, a problem does not fit under the policy "error", or a split would be empty.
+      One line.
   """
   seen: set[bytes] = set()
   generators = {split: lambda tally, read=read: columns_lib.problems(read(), convert, tally, seen=seen) for split, read in records.items()}
@@ -150,7 +156,7 @@ def make_task(
   for split, some in kept.items():
     if not some:
       raise ValueError(f"task {name}, {split}: found no problem that can be used ({report.in_words(found)})")
-  if "test" not in kept:  # Where there is no training split, all is for tests.
+  if "test" not in kept:  # A set without a training split is for tests only.
     kept = _split(name, kept["train"], style.test_fraction)
   sources = {"train": sources.get("train", ()), "test": sources.get("test", sources.get("train"))}
 
@@ -173,7 +179,7 @@ def make_task(
 
 
 class _Kept(NamedTuple):
-  """A row that is kept: its number in the file, where it lies, and what decides its split."""
+  """A kept row: its number in the file, index in the source and the draw that decides its split."""
 
   order: int
   index: int
@@ -215,7 +221,7 @@ def _imitable(row: Row, tokenizer: Tokenizer, setup: Setup, tally: Tally) -> boo
 
 
 def _split(name: str, rows: list[_Kept], fraction: float) -> dict[str, list[_Kept]]:
-  """Holds out a part; where chance gives none to a side, the problem that was nearest to going there."""
+  """Holds out a fraction of the rows; a split left empty gets the row nearest to the border."""
   if not 0 < fraction < 1:
     raise ValueError(f"task.test_fraction: found {fraction}, expected a number between 0 and 1, such as 0.1")
   if len(rows) < 2:

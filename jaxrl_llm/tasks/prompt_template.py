@@ -1,4 +1,4 @@
-"""Prompts from a template: plain text with the names of columns in braces, and nothing else that a format string can do."""
+"""Prompt templates: plain text with column names in braces, and no other format-string syntax."""
 
 import string
 from collections.abc import Collection, Mapping
@@ -8,11 +8,14 @@ from jaxrl_llm.messages import Problem, did_you_mean
 
 
 def fields(template: str) -> tuple[str, ...]:
-  """The columns that a template names, each once, in its order: `{column}` stands for a column's text, `{{` for a brace.
+  """Returns the columns that a template names, each once, in order of first use.
+
+  `{column}` stands for a column's text and `{{` for a brace.
 
   Raises:
-    ValueError: unbalanced braces, a field without a name, an attribute, index, conversion or format of a field, or no field at all: each
-      prompt would be the same. One line, with the fix.
+    ValueError: If braces are unbalanced, a field has no name, a field has an attribute, index,
+      conversion or format, or there is no field, so that all prompts would be the same. One line,
+      with the fix.
 
   Example:
     >>> fields("{question} Put it in \\\\boxed{{}}.")
@@ -42,7 +45,11 @@ def fields(template: str) -> tuple[str, ...]:
 
 
 def check(template: str, known: Collection[str]) -> None:
-  """Refuses a template with a column that the rows do not have by a ValueError, one line with the nearest column."""
+  """Checks that the rows have all columns that a template names.
+
+  Raises:
+    ValueError: If a column is missing. One line, with the nearest column.
+  """
   for name in fields(template):
     if name not in known:
       hint = did_you_mean(name, known, "; did you mean {{{}}}?")
@@ -50,7 +57,7 @@ def check(template: str, known: Collection[str]) -> None:
 
 
 def render(template: str, row: Mapping[str, Any]) -> str:
-  """A row's prompt. Braces in the row's own text stay as they are.
+  """Returns a row's prompt. Braces in the row's own text stay as they are.
 
   Example:
     >>> render("{question}\\nAnswer:", {"question": "What is {1, 2}?"})

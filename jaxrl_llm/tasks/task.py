@@ -1,4 +1,4 @@
-"""What a policy is trained on, loaded."""
+"""The loaded form of a task: its problems, demonstrations and rewards."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
@@ -9,24 +9,26 @@ from jaxrl_llm.text_types import RewardFn, Tokenizer
 
 
 class Task(NamedTuple):
-  """A task, loaded.
+  """A loaded task.
 
   Attributes:
-    name: as in `tasks.make`.
-    tokenizer: text to ids and back; the policy's.
-    train: problems to train on. A row has `question`, `answer`, `level`, `prompt` (what the policy is given) and `response`
-      ("" but in demonstrations). Empty for a set that is meant for tests only.
-    test: problems held out from training and demonstrations.
-    demonstrations: training problems with responses to imitate, right or wrong.
-    rewards: names of the reward functions the task is meant for. The first is its verifier, 1 for a right response, else 0.
-    form_reward: name of the reward for the form of an answer; None where the task has none.
-    step_rewards: `(row, response's ids) -> [(index of a step's last token, reward), ...]`; None where no verifier of steps exists.
-    verifiers: reward functions that the task brings along, by the names that `rewards` has for them; functions of a module, so that a
-      process can be told which.
-    routed: whether each row says in `reward` which one of `rewards` is its verifier, as in a mixture.
-    report: what was read, kept and dropped; None for generated problems, of which none can be bad.
-    fingerprint: changes with any prompt, answer or response, so that no run goes on with other problems than it began with; None for
-      generated problems, whose version says as much.
+    name: Name of the task, as passed to `tasks.make`.
+    tokenizer: The policy's tokenizer.
+    train: Training problems. A row has `question`, `answer`, `level`, `prompt` (the text the policy
+      is given) and `response` ("" except in demonstrations). Empty for a test-only set.
+    test: Problems held out from training and demonstrations.
+    demonstrations: Training problems with responses to imitate, right or wrong.
+    rewards: Names of the task's reward functions. The first is its verifier, which gives 1 for a
+      right response, else 0.
+    form_reward: Name of the reward for the form of an answer; None if the task has none.
+    step_rewards: Function `(row, response ids) -> [(index of a step's last token, reward), ...]`;
+      None if there is no verifier of steps.
+    verifiers: Reward functions that the task itself provides, by their names in `rewards`. They are
+      module-level functions, so that they can be sent to another process by name.
+    routed: Whether each row names its verifier, one of `rewards`, in `reward`, as in a mixture.
+    report: Counts of rows read, kept and dropped; None for generated problems, which cannot be bad.
+    fingerprint: Digest of all prompts, answers and responses, so that a run does not resume with
+      other problems than it began with; None for generated problems, whose version identifies them.
   """
 
   name: str

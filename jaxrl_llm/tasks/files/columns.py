@@ -1,4 +1,4 @@
-"""From the records of a file to problems: which column is what, and what a record lacks to be a problem."""
+"""Conversion of a file's records to problems: mapping of columns and checks of each record."""
 
 import hashlib
 import itertools
@@ -15,20 +15,23 @@ from jaxrl_llm.tasks.files.report import Tally
 from jaxrl_llm.tasks.files.storage import Row
 from jaxrl_llm.tasks.files.text_files import Fault, Record, Records
 
-_PATIENCE = 100  # Records to look for a column in.
+_PATIENCE = 100  # Records in which to look for a column.
 _LARGEST = 2**63 - 1
 
 
 class Columns(NamedTuple):
-  """Which column of a file holds what.
+  """The names of a file's columns.
 
   Attributes:
-    question: the problem.
-    answer: the right answer; None where there is none, and the reward must not need one.
-    level: difficulty, a whole number or a text with one in it; None for level 0 throughout.
-    response: a solution to imitate; None for no demonstrations. A row without one is a problem only.
-    id: what makes a row itself; None for its question.
-    others: further columns, for the prompt or the reward.
+    question: Column of the problem.
+    answer: Column of the right answer; None if there is none, in which case the reward must not
+      need one.
+    level: Column of the difficulty, a whole number or a text that contains one; None is level 0 for
+      all rows.
+    response: Column of a solution to imitate; None for no demonstrations. A row without a solution
+      is a problem only.
+    id: Column that identifies a row; None identifies it by its question.
+    others: Further columns that the prompt or the reward reads.
   """
 
   question: str = "question"
@@ -39,17 +42,17 @@ class Columns(NamedTuple):
   others: tuple[str, ...] = ()
 
   def named(self) -> tuple[str, ...]:
-    """All columns, each once."""
+    """Returns all columns, each once."""
     mapped = (self.question, self.answer, self.level, self.response, self.id, *self.others)
     return tuple(dict.fromkeys(name for name in mapped if name is not None))
 
 
 class Unusable(Exception):
-  """A record that is no problem.
+  """The error for a record that is not a usable problem.
 
   Args:
-    reason: the same words for the same fault.
-    detail: what this record has.
+    reason: Fixed text for each kind of fault.
+    detail: What this record contains.
   """
 
   def __init__(self, reason: str, detail: str = ""):
@@ -58,10 +61,10 @@ class Unusable(Exception):
 
 
 Convert = Callable[[Record], Row]
-"""A record to a row with at least `question` and what `BLANK` has; raises `Unusable`."""
+"""Function `record -> row` with at least `question` and `BLANK`'s keys; raises `Unusable`."""
 
 BLANK = {"answer": "", "level": 0, "response": "", "id": ""}
-"""What stands in a row whose record does not have it."""
+"""Defaults for columns that a record lacks."""
 
 
 def _identity(row: Row) -> dict[str, tuple[str, ...]]:
@@ -72,17 +75,18 @@ def _identity(row: Row) -> dict[str, tuple[str, ...]]:
 def problems(
   records: Records, convert: Convert, tally: Tally, *, seen: set[bytes], identity: Callable[[Row], Mapping[str, tuple]] = _identity
 ) -> Iterator[Row]:
-  """Rows of those records that are problems, each with its `place`; the tally has the others.
+  """Yields the usable records as rows with their `place`; the tally counts the others.
 
   Args:
-    records: of some files.
-    convert: makes a row of a record.
-    tally: counts what is dropped, or refuses it.
-    seen: digests of what came before, so that each row is kept once; grows.
-    identity: texts that no two rows may share, by the reason for leaving out the second one.
+    records: Records of some files.
+    convert: Function from a record to a row.
+    tally: Counter of bad rows, which drops or rejects them.
+    seen: Digests of the rows so far, updated in place, so that each row is kept once.
+    identity: Function from a row to the texts that no two rows may share, by the reason for
+      dropping the second row.
 
   Raises:
-    ValueError: a bad row, where the tally refuses those.
+    ValueError: If a row is bad and the tally's policy is "error".
   """
   for place, record in records:
     try:
@@ -102,10 +106,10 @@ def problems(
 
 
 def check(row: Row) -> None:
-  """Refuses a row that no file can hold or no policy can be given.
+  """Checks that a row can be stored and its question given to a policy.
 
   Raises:
-    Unusable: text with bytes that are no UTF-8, an empty question, a level out of range.
+    Unusable: If a text is not UTF-8, the question is empty, or the level is out of range.
   """
   for name, value in row.items():
     if isinstance(value, str):
@@ -122,10 +126,10 @@ def check(row: Row) -> None:
 
 
 def check_columns(records: Records, columns: Columns, path: str) -> None:
-  """Refuses a file that does not have the columns, by its first records.
+  """Checks by its first records that a file has the columns.
 
   Raises:
-    ValueError: none of the first 100 records has a column; with the nearest that they do have.
+    ValueError: If none of the first 100 records has a column. Names the nearest existing column.
   """
   names: dict[str, None] = {}
   for _, record in itertools.islice(records, _PATIENCE):
@@ -138,15 +142,15 @@ def check_columns(records: Records, columns: Columns, path: str) -> None:
 
 
 def read(path: os.PathLike, columns: Columns) -> Records:
-  """Records of a file; it is refused first if `check_columns` says so."""
+  """Yields the records of a file, after `check_columns`."""
   check_columns(text_files.read(path), columns, str(path))
   yield from text_files.read(path, columns=columns.named())
 
 
 def mapping(columns: Columns) -> Convert:
-  """A converter for records that need no more than their columns named.
+  """Returns a converter for records whose columns only have to be renamed.
 
-  A record may lack the response, and is a problem only.
+  A record without a response is a problem only.
   """
 
   def convert(record: Record) -> Row:
@@ -163,15 +167,15 @@ def mapping(columns: Columns) -> Convert:
 
 
 def text(record: Record, name: str, *, empty: bool = False) -> str:
-  """A column's text: as it stands, numbers as they are written, lists and objects as JSON.
+  """Returns a column as text: strings and numbers as written, lists and objects as JSON.
 
   Args:
-    record: of a file.
-    name: the column.
-    empty: whether null and "" are a text too, the empty one.
+    record: Record of a file.
+    name: Name of the column.
+    empty: Whether null and "" are allowed, both as the empty text.
 
   Raises:
-    Unusable: no such column, null, empty, not finite.
+    Unusable: If there is no such column, or its value is null, empty or not finite.
 
   Example:
     >>> text({"answer": 7.0}, "answer"), text({"choices": ["a", "b"]}, "choices")
@@ -198,10 +202,10 @@ def text(record: Record, name: str, *, empty: bool = False) -> str:
 
 
 def whole_number(record: Record, name: str) -> int:
-  """A column's whole number, or the only one in its text, as in "Level 3".
+  """Returns a column's whole number, or the only one in its text, such as "Level 3".
 
   Raises:
-    Unusable: there is none, or several.
+    Unusable: If there is no whole number, or several.
   """
   value = text(record, name)
   numbers = re.findall(r"(?<!\w)-?[0-9]{1,15}|[0-9]{1,15}", value)
@@ -211,10 +215,10 @@ def whole_number(record: Record, name: str) -> int:
 
 
 def short(value: str) -> str:
-  """The beginning of a text on one line, for a message."""
+  """Returns the beginning of a text on one line, for a message."""
   return repr(value if len(value) <= 60 else f"{value[:60]}...")
 
 
 def _plain(name: str) -> str:
-  """A column's name on one line, whatever it is."""
+  """Returns a column's name as one printable line."""
   return (name if name.isprintable() else ascii(name)[1:-1])[:40]

@@ -1,4 +1,4 @@
-"""Published files from a local folder, or from where they are published when a network is there."""
+"""Files of published sets, from a local folder or downloaded."""
 
 import contextlib
 import fnmatch
@@ -17,16 +17,18 @@ from absl import logging
 from jaxrl_llm.messages import one_line
 
 HUB = "https://huggingface.co"
-_SECONDS = 20  # Without a byte, before a connection counts as dead.
+_SECONDS = 20  # Timeout of a connection that sends no bytes.
 _CHUNK = 2**20
 
 
 class Files(NamedTuple):
-  """Where a split of a published set lies.
+  """The location of a split of a published set.
 
   Attributes:
-    patterns: file names below a local folder, with wildcards; all files of the first pattern that has any are read, in order.
-    urls: what to download where none is there; a last part with wildcards is looked up in the repository's list of files.
+    patterns: Glob patterns below a local folder. All files that match the first pattern with any
+      match are read, in sorted order.
+    urls: Addresses to download if there are no local files. Wildcards in the last part are resolved
+      with the repository's list of files.
   """
 
   patterns: tuple[str, ...]
@@ -34,7 +36,7 @@ class Files(NamedTuple):
 
 
 def hub(repository: str, *paths: str) -> tuple[str, ...]:
-  """Addresses of a dataset's files.
+  """Returns the addresses of a dataset's files on the Hugging Face Hub.
 
   Example:
     >>> hub("openai/gsm8k", "README.md")
@@ -44,7 +46,7 @@ def hub(repository: str, *paths: str) -> tuple[str, ...]:
 
 
 def find(folder: pathlib.Path, files: Files) -> list[pathlib.Path]:
-  """The local files of a split; none is an empty list."""
+  """Returns the local files of a split, or an empty list if there are none."""
   for pattern in files.patterns:
     if found := sorted(path for path in folder.glob(pattern) if path.is_file()):
       return found
@@ -52,17 +54,18 @@ def find(folder: pathlib.Path, files: Files) -> list[pathlib.Path]:
 
 
 def obtain(name: str, split: str, files: Files, *, source: str | os.PathLike | None, folder: pathlib.Path) -> list[pathlib.Path]:
-  """The files of a split, downloaded where they are not there yet.
+  """Returns the files of a split, and downloads them first if they are absent.
 
   Args:
-    name: of the set, for messages.
-    split: likewise.
-    files: what to look for and where.
-    source: the user's folder, in which nothing is ever written; None for `folder`.
-    folder: where downloads go.
+    name: Name of the set, for messages.
+    split: Name of the split, for messages and the download folder.
+    files: Location of the split.
+    source: The user's folder, which is never written to; None uses `folder`.
+    folder: Folder for downloads.
 
   Raises:
-    ValueError: no such files and no way to get them. One line, which says what to put where.
+    ValueError: If the files are absent and cannot be downloaded. One line, which says which file to
+      put where.
   """
   if source is not None:
     source = pathlib.Path(source).expanduser()
@@ -85,10 +88,11 @@ def obtain(name: str, split: str, files: Files, *, source: str | os.PathLike | N
 
 
 def download(url: str, path: pathlib.Path) -> pathlib.Path:
-  """Downloads a file; it has its name only once it is whole.
+  """Downloads a file, which gets its final name only once it is complete.
 
   Raises:
-    OSError: no network, no such file, or a connection that breaks off or stays silent for 20 s.
+    OSError: If there is no network or no such file, or the connection breaks off or is silent for
+      20 s.
   """
   path.parent.mkdir(parents=True, exist_ok=True)
   logging.info("Downloading %s.", url)
@@ -116,7 +120,7 @@ def _open(url: str):
 
 
 def _expand(url: str) -> list[str]:
-  """The addresses that a pattern stands for, from the repository's list of the files in that folder."""
+  """Expands a pattern to addresses, from the repository's list of the files in that folder."""
   base, _, path = url.partition("/resolve/main/")
   if "*" not in path:
     return [url]

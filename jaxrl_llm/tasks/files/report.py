@@ -1,4 +1,4 @@
-"""How many problems were read, kept and dropped, and why: what a run's summary says about its data."""
+"""Counts of problems read, kept and dropped, with reasons, for the summary of a run."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
@@ -8,17 +8,17 @@ POLICIES = ("drop", "error")
 OTHER_LEVEL = "level not in task.levels"
 OTHER_DATE = "outside task.after and task.before"
 CHOSEN = (OTHER_LEVEL, OTHER_DATE)
-"""Reasons that are a choice and no fault: no policy refuses them."""
+"""Reasons that are the user's choice and not a fault: no policy rejects them."""
 
 
 class Report(NamedTuple):
-  """What became of the rows of a dataset.
+  """Counts of the rows of a dataset.
 
   Attributes:
-    read: rows seen.
-    kept: rows of the train and test splits together.
-    dropped: rows left out, by reason.
-    first: where each reason was met first, such as "data.jsonl:12", with what was found there.
+    read: Number of rows read.
+    kept: Number of rows in the train and test splits together.
+    dropped: Number of rows left out, by reason.
+    first: First occurrence of each reason: the place, such as "data.jsonl:12", and its content.
   """
 
   read: int = 0
@@ -28,10 +28,10 @@ class Report(NamedTuple):
 
 
 class Tally:
-  """Counts bad rows while a dataset is read, or refuses the first one.
+  """A counter of bad rows while a dataset is read, which can also reject the first one.
 
   Args:
-    policy: "drop" counts a bad row and goes on; "error" raises.
+    policy: Treatment of a bad row: "drop" counts it and continues; "error" raises.
 
   Example:
     >>> tally = Tally("drop")
@@ -54,12 +54,12 @@ class Tally:
     """Counts a row that cannot be used.
 
     Args:
-      reason: the same words for the same fault, since rows are counted by them.
-      place: file and line.
-      detail: what this row has.
+      reason: Fixed text for each kind of fault, since rows are counted by it.
+      place: File and line of the row.
+      detail: What this row contains.
 
     Raises:
-      ValueError: the policy is "error", and the reason no choice of the user's.
+      ValueError: If the policy is "error" and the reason is not one of `CHOSEN`.
     """
     if self.policy == "error" and reason not in CHOSEN:
       raise refusal(reason, place, detail)
@@ -68,12 +68,12 @@ class Tally:
 
 
 def report(tally: Tally, *, read: int, kept: int) -> Report:
-  """What a tally has counted, with the totals."""
+  """Returns a tally's counts, with the totals."""
   return Report(read, kept, dict(tally.dropped), dict(tally.first))
 
 
 def merge(reports: Iterable[Report]) -> Report:
-  """The sum of several datasets' reports; of equal reasons the first place counts."""
+  """Returns the sum of several reports; each reason keeps its first place."""
   total = Report()
   for one in reports:
     dropped = {reason: total.dropped.get(reason, 0) + one.dropped.get(reason, 0) for reason in {**total.dropped, **one.dropped}}
@@ -82,17 +82,17 @@ def merge(reports: Iterable[Report]) -> Report:
 
 
 def to_json(found: Report) -> dict[str, Any]:
-  """A report as plain values, for `summary.json`."""
+  """Converts a report to plain values, for `summary.json`."""
   return {"read": found.read, "kept": found.kept, "dropped": dict(found.dropped), "first": dict(found.first)}
 
 
 def from_json(values: Mapping[str, Any]) -> Report:
-  """What `to_json` has written."""
+  """Restores a report from the values of `to_json`."""
   return Report(int(values["read"]), int(values["kept"]), dict(values["dropped"]), dict(values["first"]))
 
 
 def in_words(found: Report) -> str:
-  """A report on one line, the commonest reason first.
+  """Returns a report as one line of text, the most frequent reason first.
 
   Example:
     >>> in_words(Report(read=10, kept=7, dropped={"empty question": 1, "answer is null": 2}))
@@ -106,19 +106,19 @@ def in_words(found: Report) -> str:
 
 
 def check_policy(policy: str) -> None:
-  """Raises a ValueError at a policy that is neither "drop" nor "error"."""
+  """Raises a ValueError if the policy is neither "drop" nor "error"."""
   if policy not in POLICIES:
     raise ValueError(f"task.bad_rows: found {policy!r}, expected one of {', '.join(POLICIES)}")
 
 
 def refuse(found: Report, policy: str) -> None:
-  """Raises a ValueError at the bad rows of a dataset that was read earlier, under "drop", if the policy is now "error"."""
+  """Raises a ValueError if the policy is "error" and a dataset read earlier dropped bad rows."""
   faults = [reason for reason in found.dropped if reason not in CHOSEN]
   if policy == "error" and faults:
     raise refusal(faults[0], *found.first[faults[0]].partition(": ")[::2])
 
 
 def refusal(reason: str, place: str, detail: str) -> ValueError:
-  """The line about one bad row."""
+  """Returns the error for a bad row."""
   found = f" ({detail})" if detail else ""
   return ValueError(f"{place}: {reason}{found}; repair the row, or set task.bad_rows to 'drop' to leave such rows out")

@@ -1,4 +1,4 @@
-"""Datasets on disk: built once, by whichever process comes first, and checked whenever they are opened. No TensorFlow."""
+"""Datasets on disk, built once by the first process and checked whenever opened. No TensorFlow."""
 
 import contextlib
 import functools
@@ -24,27 +24,38 @@ Row = dict[str, str | int]
 T = TypeVar("T")
 
 _DEFAULT_DATA_DIR = "~/.cache/jaxrl_llm/data"
-FORMAT = "array_record"  # Random access, which grain needs; and readable without TensorFlow.
+FORMAT = "array_record"  # Has the random access that grain needs and is readable without TensorFlow.
 _TEST_FRACTION = 0.1
 INDEX = "index"
-"""Column with a row's number in its split, in the order of the files."""
+"""Column of a row's number in its split, in the order of the files."""
 
 
 def uniform(*key: object) -> float:
-  """A number in [0, 1) that depends on `key` alone: a hash is the same in every process, order and Python version; `random` is not."""
+  """Returns a number in [0, 1) that depends on `key` alone.
+
+  Unlike `random`, a hash is the same in every process, order and Python version.
+  """
   digest = hashlib.sha256("/".join(map(str, key)).encode()).digest()
   return int.from_bytes(digest[:6], "big") / 2**48
 
 
 def split_of(question: str) -> str:
-  """Which split owns a problem: "test" or "train". Decided by the text alone, so no other choice can leak a test problem into training."""
+  """Returns the split that owns a problem: "test" or "train".
+
+  It depends on the text alone, so that no other setting can leak a test problem into training.
+  """
   return "test" if uniform("split", question) < _TEST_FRACTION else "train"
 
 
 class StoredDataset(tfds.core.GeneratorBasedBuilder, skip_registration=True):
-  """A dataset of texts, a level and an index; a subclass has its `SPLITS`, `columns`, `VERSION` and `_generate_examples(split)`."""
+  """A base class for datasets of texts, a level and an index.
 
-  code_path = None  # No citations or checksums lie beside these files; TFDS's search for them needs a package it does not install.
+  Subclasses define `SPLITS`, `columns`, `VERSION` and `_generate_examples(split)`.
+  """
+
+  # There are no citations or checksums beside these files, and TFDS's search for them needs a
+  # package that it does not install.
+  code_path = None
 
   def _info(self) -> tfds.core.DatasetInfo:
     features = {name: np.int64 if name in ("level", INDEX) else tfds.features.Text() for name in self.columns}
@@ -57,17 +68,21 @@ class StoredDataset(tfds.core.GeneratorBasedBuilder, skip_registration=True):
 
 
 class GeneratedProblems(StoredDataset, skip_registration=True):
-  """A generated dataset: `train` and held-out `test` problems without a response, and `demonstrations` of the training problems."""
+  """A base class for generated datasets.
+
+  The splits are `train` and held-out `test` problems without responses, and `demonstrations` of the
+  training problems.
+  """
 
   SPLITS = ("train", "test", "demonstrations")
   columns = ("question", "answer", "level", "response")
 
   def _rows(self) -> Iterable[Row]:
-    """All problems, each once."""
+    """Returns all problems, each once."""
     raise NotImplementedError
 
   def _demonstrations(self, row: Row) -> dict[str, str]:
-    """Responses to imitate, each under a key that no other example of the split has."""
+    """Returns responses to imitate, each under a key that is unique in the split."""
     return {row["question"]: row["response"]}
 
   def _generate_examples(self, split):
@@ -79,21 +94,23 @@ class GeneratedProblems(StoredDataset, skip_registration=True):
 
 
 def load_splits(builder_class: type[tfds.core.GeneratorBasedBuilder], *, data_dir: str | os.PathLike | None = None) -> dict[str, list[Row]]:
-  """Every row of a dataset, which is built first where it is absent.
+  """Returns all rows of a dataset, and first builds it if it is absent.
 
   Args:
-    builder_class: the dataset, with its splits' names in `SPLITS`; generates text and integers, and the same bytes each time.
-    data_dir: local folder that holds datasets; None is ~/.cache/jaxrl_llm/data.
+    builder_class: Dataset class with the names of its splits in `SPLITS`. It generates text and
+      integers, and the same bytes each time.
+    data_dir: Local folder that holds datasets; None is ~/.cache/jaxrl_llm/data.
 
   Returns:
     Rows by split, in the order of the files: TFDS's shuffle, the same on every machine.
 
   Raises:
-    ValueError: the folder cannot be written, or what lies there is not this dataset, whole. One line, with the fix.
+    ValueError: If the folder cannot be written, or does not hold this dataset, complete and
+      undamaged. One line, with the fix.
 
   Note:
-    All rows are read, at about 10 µs each: the file format checks a hash of each block as it reads, so damage anywhere is found here
-    and not hours into a run.
+    All rows are read, at about 10 µs each. The file format checks a hash of each block as it is
+    read, so damage anywhere is detected here and not hours into a run.
   """
   root = data_folder(data_dir)
   make = functools.partial(builder_class, file_format=FORMAT)
@@ -107,7 +124,11 @@ def load_splits(builder_class: type[tfds.core.GeneratorBasedBuilder], *, data_di
 
 
 def data_folder(data_dir: str | os.PathLike | None) -> pathlib.Path:
-  """Where datasets lie, which must be local: another place is a ValueError."""
+  """Returns the folder of datasets.
+
+  Raises:
+    ValueError: If the folder is not local.
+  """
   if "://" in str(data_dir):
     raise ValueError(f"task.data_dir: found {str(data_dir)!r}, expected a local folder; the dataset is small, each host can have its own")
   return pathlib.Path(_DEFAULT_DATA_DIR if data_dir is None else data_dir).expanduser()
@@ -116,33 +137,35 @@ def data_folder(data_dir: str | os.PathLike | None) -> pathlib.Path:
 def open_or_build(
   folder: pathlib.Path, root: pathlib.Path, *, prepare: Callable[[str], object], read: Callable[[pathlib.Path], T], expected: str
 ) -> T:
-  """Reads a dataset, which is built first where it is absent.
+  """Reads a dataset, and first builds it if it is absent.
 
   Args:
-    folder: the dataset's, somewhere below `root`.
-    root: holds datasets.
-    prepare: writes the dataset below the folder it is given, under the same names as below `root`.
-    read: gives what to return; raises anything where the dataset is damaged.
-    expected: for the message about that.
+    folder: Folder of the dataset, anywhere below `root`.
+    root: Folder that holds datasets.
+    prepare: Function that writes the dataset below a given folder, under the same names as below
+      `root`.
+    read: Function that returns the result; it may raise any exception if the dataset is damaged.
+    expected: Description of the dataset, for the error message.
 
   Raises:
-    ValueError: the folder cannot be written, or `read` fails. One line, with the fix.
+    ValueError: If the folder cannot be written or `read` fails. One line, with the fix.
   """
   if not os.path.exists(folder):
     _build(prepare, root, folder)
   try:
     return read(folder)
-  except Exception as error:  # Depending on the damage, TFDS and the reader raise nearly anything.
+  except Exception as error:  # Depending on the damage, TFDS and the reader raise almost any exception.
     found = f"found a dataset that cannot be used ({one_line(error)})"
     raise ValueError(f"{folder}: {found}, expected {expected}; delete {folder} and run again") from error
 
 
 def _build(prepare: Callable[[str], object], root: pathlib.Path, folder: pathlib.Path) -> None:
-  """Builds beside the target and renames: a folder under its final name is always whole, whoever was killed meanwhile."""
+  """Builds beside the target and renames, so that a folder at its final path is complete."""
   scratch = None
   try:
     root.mkdir(parents=True, exist_ok=True)
-    # Not left to TFDS, which names its scratch folder from the global `random`: two processes with one seed would share it.
+    # TFDS names its own scratch folder with the global `random`, so processes with the same seed
+    # would share it.
     scratch = tempfile.mkdtemp(prefix=".building-", dir=root)
     logging.info("Building the dataset %s.", folder)
     tfds.disable_progress_bar()
@@ -151,7 +174,7 @@ def _build(prepare: Callable[[str], object], root: pathlib.Path, folder: pathlib
     folder.parent.mkdir(parents=True, exist_ok=True)
     os.rename(os.path.join(scratch, folder.relative_to(root)), folder)
   except OSError as error:
-    if not os.path.exists(folder):  # If it exists by now, another process was faster, and its bytes are the same.
+    if not os.path.exists(folder):  # If it exists by now, another process has built it, with the same bytes.
       raise ValueError(
         f"task.data_dir: {root}: found no dataset and no way to build one ({one_line(error)}), expected a folder that can be written, "
         "with 20 MB to spare; set task.data_dir to one"
@@ -163,7 +186,7 @@ def _build(prepare: Callable[[str], object], root: pathlib.Path, folder: pathlib
 
 def _read(builder: tfds.core.GeneratorBasedBuilder, folder: pathlib.Path) -> dict[str, list[Row]]:
   if not (folder / "dataset_info.json").is_file():
-    raise ValueError("no dataset_info.json")  # TFDS would take it for a dataset without splits.
+    raise ValueError("no dataset_info.json")  # TFDS would treat it as a dataset without splits.
   if set(builder.info.splits) != set(builder.SPLITS):
     raise ValueError(f"splits {', '.join(sorted(builder.info.splits)) or 'none'}")
   sources = {split: open_split(builder, split) for split in builder.SPLITS}
@@ -174,20 +197,28 @@ def _read(builder: tfds.core.GeneratorBasedBuilder, folder: pathlib.Path) -> dic
 
 
 def open_split(builder: tfds.core.GeneratorBasedBuilder, split: str) -> Sequence[bytes]:
-  """A split's records, for `plain` to read; another number of them than the dataset says it has is a ValueError."""
+  """Returns a split's records, to be decoded with `plain`.
+
+  Raises:
+    ValueError: If the number of records differs from the one in the dataset's metadata.
+  """
   info = builder.info.splits[split]
   stored = 0
   for path in info.filepaths:
     reader = array_record_module.ArrayRecordReader(str(path))
     stored += reader.num_records()
     reader.close()
-  if stored != info.num_examples:  # TFDS believes dataset_info.json, and reads no further than it says.
+  if stored != info.num_examples:  # TFDS trusts dataset_info.json and reads no further than it says.
     raise ValueError(f"{stored} records in split {split}, where dataset_info.json says {info.num_examples}")
   return builder.as_data_source(split, deserialize_method=tfds.decode.DeserializeMethod.RAW_BYTES)
 
 
 def plain(record: bytes) -> Row:
-  """Returns the row of a record. TFDS's own decoding, of any feature, takes four times as long, and every start of a run waits for it."""
+  """Decodes a record to a row.
+
+  TFDS's own decoding, which handles any feature, takes four times as long, and every start of a run
+  waits for it.
+  """
   features = sorted(tf_example_pb2.Example.FromString(record).features.feature.items())
   is_text = lambda feature: feature.HasField("bytes_list")
   return {name: x.bytes_list.value[0].decode("utf-8") if is_text(x) else x.int64_list.value[0] for name, x in features}

@@ -15,36 +15,40 @@ from jaxrl_llm.tasks.files.storage import INDEX, Row
 
 _VERSION = "1.0.0"  # Raise it with any change to what is stored, or old copies stay in use.
 _REPORT = "problem_report.json"
-_AT_ONCE = 64  # Rows read together: those of programming problems carry megabytes of tests.
+_AT_ONCE = 64  # Rows read at once. Rows of programming problems contain megabytes of tests.
 
 Generate = Callable[[Tally], Iterator[Row]]
-"""Reads a split's rows, all of the same columns, and tells the tally what it drops; the same rows each time."""
+"""Function that yields a split's rows and reports dropped ones to the tally.
+
+All rows have the same columns, and each call yields the same rows.
+"""
 
 
 class Table(storage.StoredDataset, skip_registration=True):
-  """A dataset of rows by split; its name is its key, and further settings are TFDS's."""
+  """A dataset of rows by split. Its name is its key; further settings are TFDS's."""
 
   VERSION = tfds.core.Version(_VERSION)
 
   def __init__(self, *, key: str, splits: Mapping[str, Callable | None], columns: Sequence[str], **settings):
-    self.name = key  # Not a `BuilderConfig`, which TFDS would warn of as unknown.
+    self.name = key  # Not a `BuilderConfig`, which TFDS would report as unknown in a warning.
     self.SPLITS, self._generators = tuple(splits), splits
     self.columns = (*columns, INDEX)
     super().__init__(**settings)
 
   def _generate_examples(self, split):
-    # Unshuffled, TFDS would hold all rows of a split in memory at the end; shuffled it holds 1 GB at most, and who reads sorts by number.
+    # Without shuffling, TFDS would hold all rows of a split in memory at the end. With shuffling it
+    # holds at most 1 GB, and the reader sorts by index.
     for index, row in enumerate(self._generators[split]()):
       yield index, row | {INDEX: index}
 
 
 class StoredRows(Sequence):
-  """Rows of a dataset on disk, read when they are asked for.
+  """A sequence of rows of a dataset on disk, read on access.
 
   Args:
-    source: records as `storage.open_split` gives them.
-    indices: those to have; None has all.
-    finish: what is done to a row that was read.
+    source: Records returned by `storage.open_split`.
+    indices: Indices of the records to include; None includes all.
+    finish: Function applied to each row after it is read.
 
   Example:
     >>> from tensorflow_datasets.proto import tf_example_pb2
@@ -69,17 +73,20 @@ class StoredRows(Sequence):
 
   def __iter__(self) -> Iterator[Row]:
     get_many = getattr(self._source, "__getitems__", lambda indices: [self._source[i] for i in indices])
-    for start in range(0, len(self), _AT_ONCE):  # Several times as fast as one by one.
+    for start in range(0, len(self), _AT_ONCE):  # Several times faster than one by one.
       for row in get_many([int(i) for i in self._indices[start : start + _AT_ONCE]]):
         yield self._finish(storage.plain(row))
 
 
 def key_of(files: Sequence[str | os.PathLike], settings: Any) -> str:
-  """The folder of a dataset, 16 hexadecimal digits: a digest of the files' bytes and of what was made of them.
+  """Returns the folder name of a dataset: a digest of the files' bytes and the settings.
 
   Args:
-    files: what is read; their names do not matter.
-    settings: anything else that decides the rows, fit for JSON.
+    files: Files that are read; their names do not matter.
+    settings: All other settings that determine the rows, JSON-serialisable.
+
+  Returns:
+    The digest, 16 hexadecimal digits.
   """
   digest = hashlib.blake2b(json.dumps([settings, len(files)], sort_keys=True).encode(), digest_size=8)
   for path in files:
@@ -91,21 +98,23 @@ def key_of(files: Sequence[str | os.PathLike], settings: Any) -> str:
 def open_table(
   title: str, key: str, splits: Mapping[str, Generate], *, columns: Sequence[str], data_dir: str | os.PathLike | None, bad_rows: str
 ) -> tuple[dict[str, Sequence], Report]:
-  """A dataset of problems, which is built first where it is absent.
+  """Opens a dataset of problems, and first builds it if it is absent.
 
   Args:
-    title: folder of all datasets of this kind.
-    key: see `key_of`.
-    splits: rows by split. They are read in this order.
-    columns: of the rows; `level` is a whole number, all others are text.
-    data_dir: local folder that holds datasets; None is ~/.cache/jaxrl_llm/data.
-    bad_rows: see `Tally`.
+    title: Folder name of all datasets of this kind.
+    key: Key of the dataset; see `key_of`.
+    splits: Generators of rows by split. The splits are read in this order.
+    columns: Columns of the rows; `level` is a whole number, all others are text.
+    data_dir: Local folder that holds datasets; None is ~/.cache/jaxrl_llm/data.
+    bad_rows: Policy for bad rows; see `Tally`.
 
   Returns:
-    Data sources by split, in TFDS's order, which is the same everywhere, and the report of the reading, also of one in an earlier run.
+    Data sources by split, in TFDS's order, which is the same everywhere; and the report of the
+    build, which may have been in an earlier run.
 
   Raises:
-    ValueError: no row is left, a bad row under the policy "error", a folder that cannot be written, a damaged dataset. One line.
+    ValueError: If no row is left, a row is bad under the policy "error", the folder cannot be
+      written, or the dataset is damaged. One line.
   """
   report.check_policy(bad_rows)
   root = storage.data_folder(data_dir)
@@ -147,7 +156,7 @@ def _prepare(make: Callable[..., Table], scratch: str, place: pathlib.Path, spli
   try:
     make(scratch, {split: lambda generate=generate: counted(generate) for split, generate in splits.items()}).download_and_prepare()
   except Exception as error:
-    if failed and failed[0] is not error:  # TFDS adds lines of its own to what is raised.
+    if failed and failed[0] is not error:  # TFDS adds its own lines to exceptions.
       raise failed[0] from error
     raise
   found = report.to_json(report.merge(reports))
@@ -155,7 +164,7 @@ def _prepare(make: Callable[..., Table], scratch: str, place: pathlib.Path, spli
 
 
 def _nothing_left(found: Report) -> str:
-  """The line about a split whose every row is bad."""
+  """Returns the error message for a split without usable rows."""
   if not found.dropped:
     return "found no problems at all"
   reason = max(found.dropped, key=found.dropped.get)

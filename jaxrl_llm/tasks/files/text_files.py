@@ -1,7 +1,8 @@
-"""Records from JSONL, JSON, CSV and Parquet files, one after the other: no file is ever held in memory, no bad line ends the reading.
+"""Streaming readers of records from JSONL, JSON, CSV and Parquet files.
 
-What is wrong with a whole file (absent, empty, cut short where nothing can be read, of another format) is a ValueError, one line. What is
-wrong with one record is a `Fault` in its place: who reads decides whether to drop it.
+No file is held in memory, and no bad line ends the reading. A fault of a whole file (absent, empty,
+truncated so that nothing can be read, of another format) is a ValueError of one line. A fault of a
+single record is a `Fault` in its place, so that the caller decides whether to drop it.
 """
 
 import codecs
@@ -19,9 +20,9 @@ from typing import Any, NamedTuple
 
 from jaxrl_llm.messages import Problem, did_you_mean, one_line
 
-MAX_RECORD_BYTES = 64 * 2**20  # A longer record is a fault: a file without line ends would else be read whole.
+MAX_RECORD_BYTES = 64 * 2**20  # A longer record is a fault; otherwise a file without line ends would be read whole.
 _CHUNK = 2**16
-_PARQUET_ROWS = 64  # At a time: rows of programming problems carry megabytes of tests.
+_PARQUET_ROWS = 64  # Rows per batch. Rows of programming problems contain megabytes of tests.
 _BLANKS = re.compile(r"[ \t\r\n]*")
 _DELIMITERS = {".csv": ",", ".tsv": "\t"}
 _SUFFIXES = (".jsonl", ".ndjson", ".json", *_DELIMITERS, ".parquet")
@@ -31,11 +32,11 @@ Record = Mapping[str, Any]
 
 
 class Fault(NamedTuple):
-  """Why a record cannot be read.
+  """The reason why a record cannot be read.
 
   Attributes:
-    reason: the same words for the same fault.
-    detail: what was found.
+    reason: Fixed text for each kind of fault.
+    detail: What this record contains.
   """
 
   reason: str
@@ -43,23 +44,26 @@ class Fault(NamedTuple):
 
 
 Records = Iterable[tuple[str, Record | Fault]]
-"""Each with its place, such as "data.jsonl:12"."""
+"""Records, each with its place, such as "data.jsonl:12"."""
 
 
 def read(path: str | os.PathLike, *, columns: Iterable[str] | None = None) -> Records:
-  """Records of a file.
+  """Yields the records of a file.
 
   Args:
-    path: a `.jsonl`, `.ndjson`, `.json` (a list of objects, one object, or one a line), `.csv`, `.tsv` (with a line of names) or `.parquet`
-      file; all but the last may be compressed, with `.gz` behind.
-    columns: those to read of a Parquet file, where they exist; None reads all. Other formats are read whole anyway.
+    path: A `.jsonl`, `.ndjson`, `.json` (a list of objects, one object, or one object per line),
+      `.csv`, `.tsv` (with a header line) or `.parquet` file. All but the last may be compressed,
+      with the suffix `.gz`.
+    columns: Columns to read from a Parquet file, if they exist; None reads all. Other formats are
+      always read whole.
 
   Yields:
-    Records or their faults. Bytes that are no UTF-8 become lone surrogates, for who looks at the field to refuse.
+    Records or their faults. Bytes that are not UTF-8 become lone surrogates, so that the reader of
+    the field can reject them.
 
   Raises:
-    ValueError: the file as a whole cannot be read. One line, with the fix.
-    ImportError: a Parquet file without the package pyarrow.
+    ValueError: If the file as a whole cannot be read. One line, with the fix.
+    ImportError: If the file is Parquet and the package pyarrow is missing.
   """
   path = check(path)
   suffix = _suffix(path)
@@ -83,13 +87,13 @@ def read(path: str | os.PathLike, *, columns: Iterable[str] | None = None) -> Re
 
 
 def check(path: str | os.PathLike) -> pathlib.Path:
-  """Refuses a file that is not there, empty, or of no known format; reads none of it.
+  """Checks that a file exists, is not empty and has a known suffix, without reading it.
 
   Returns:
     The path, with ~ expanded.
 
   Raises:
-    ValueError: one line, with the nearest name in that folder.
+    ValueError: If one of the checks fails. One line, with the nearest name in that folder.
   """
   path = pathlib.Path(path).expanduser()
   if path.is_dir():
@@ -109,15 +113,20 @@ def check(path: str | os.PathLike) -> pathlib.Path:
 def check_splits(
   path: str | os.PathLike | None, test_path: str | os.PathLike | None, test_fraction: float | None, *, rows: str, example: str
 ) -> dict[str, pathlib.Path]:
-  """Refuses a user's files that are not there, and the settings `task.path` and so on that do not go together; opens no file.
+  """Checks that a user's files exist and that the settings of their paths agree; opens no file.
 
-  Messages call what is in the files `rows`, such as "problems".
+  Args:
+    path: Training file, `task.path`.
+    test_path: Test file, `task.test_path`, or None.
+    test_fraction: Held-out fraction of the training file, `task.test_fraction`, or None.
+    rows: Word for the files' contents in messages, such as "problems".
+    example: Example of a file name, for messages.
 
   Returns:
-    Files by split, test first: whoever reads them in this order keeps a row that is in both held out.
+    Files by split, test first: reading them in this order holds out a row that is in both.
 
   Raises:
-    ValueError: one line.
+    ValueError: If a file is missing or the settings conflict. One line.
   """
   if path is None:
     raise ValueError(Problem("task.path", "None", f"a file of {rows}, such as {example}"))
@@ -148,7 +157,7 @@ def _lines(path: pathlib.Path, file: io.BufferedReader) -> Records:
   number, records = 0, 0
   while line := file.readline(MAX_RECORD_BYTES + 1):
     number += 1
-    if number == 1 and _suffix(path) == ".json" and line.strip() == b"{":  # One object over several lines.
+    if number == 1 and _suffix(path) == ".json" and line.strip() == b"{":  # A single object over several lines.
       line += file.read(MAX_RECORD_BYTES)
     place = f"{path}:{number}"
     if len(line) > MAX_RECORD_BYTES:
@@ -172,7 +181,7 @@ def _record(line: str, *, cut: bool) -> Record | Fault:
 
 
 def _list(path: pathlib.Path, file: io.BufferedReader) -> Records:
-  """The items of one JSON list, parsed as they come in; a list that breaks off ends there, with a fault."""
+  """Yields the items of a JSON list, parsed incrementally; a truncated list ends with a fault."""
   decode, decoder = codecs.getincrementaldecoder("utf-8")("surrogateescape").decode, json.JSONDecoder()
   buffer, at, line, size, ended, items, expected = "", 0, 1, _CHUNK, False, 0, "["  # Expected: "[", "item" or ",".
   while True:
@@ -189,7 +198,7 @@ def _list(path: pathlib.Path, file: io.BufferedReader) -> Records:
       continue
     try:
       value, end = decoder.raw_decode(buffer, at)
-      whole = end < len(buffer) or ended  # A number at the end of what was read may go on.
+      whole = end < len(buffer) or ended  # A number at the end of the buffer may continue.
       problem = ""
     except (ValueError, RecursionError) as error:
       whole, problem = False, _reason(error)
@@ -199,7 +208,7 @@ def _list(path: pathlib.Path, file: io.BufferedReader) -> Records:
         yield f"{path}:{line}", Fault("file cut short", f"{problem or 'an item too long'}; nothing behind it was read")
         return
       more = file.read(size)
-      # The next piece is twice as long, or a long item would be parsed anew every 64 KiB.
+      # The read size doubles; otherwise a long item would be parsed again every 64 KiB.
       ended, size, buffer, at = len(more) < size, min(2 * size, MAX_RECORD_BYTES), buffer[at:] + decode(more), 0
       continue
     yield f"{path}:{line}", value if isinstance(value, dict) else Fault("item is no JSON object", f"a JSON {_kind(value)}")
@@ -253,7 +262,11 @@ def _parquet(path: pathlib.Path, columns: Iterable[str] | None) -> Records:
 
 
 def _plain_rows(batch) -> Iterator[Record | Fault]:
-  """The rows of a batch; where a text is no UTF-8, which Parquet does not check, row by row so that the others are kept."""
+  """Yields the rows of a batch.
+
+  Parquet does not check that texts are UTF-8. If one is not, the batch is converted row by row, so
+  that the other rows are kept.
+  """
   try:
     yield from batch.to_pylist()
     return
