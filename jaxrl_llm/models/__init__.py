@@ -1,4 +1,4 @@
-"""Decoders as pure functions, and checkpoints in and out. The only room that knows Flax."""
+"""Decoders as pure functions, and their checkpoints. The only package that depends on Flax."""
 
 from jaxrl_llm.models.cache import CACHE_DTYPES, Cache, KeyValues, View
 from jaxrl_llm.models.config import DTYPES, Experts, Lora, ModelConfig, RopeScaling

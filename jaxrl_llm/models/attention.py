@@ -1,4 +1,4 @@
-"""softmax(q·k / √C) v: one function for every platform, and the table of its implementations."""
+"""Attention, softmax(q·k / √C) v: one function for all platforms and the table of its backends."""
 
 from collections.abc import Callable
 from functools import partial
@@ -21,15 +21,16 @@ __all__ = ["BACKENDS", "Rows", "check_backend", "dot_product_attention", "packed
 def xla_attention(
   q: Float[Array, "B T H C"], k: Float[Array, "B S K C"], v: Float[Array, "B S K C"], mask: Bool[Array, "B T S"]
 ) -> Float[Array, "B T H C"]:
-  """Grouped-query attention as plain array operations; the softmax in float32.
+  """Computes grouped-query attention in plain array operations, with the softmax in float32.
 
-  Query head h reads key-value head h·K // H. The mask is True where a query may attend to a key.
+  Query head h reads key-value head h·K // H. The mask is True if a query may attend to a key.
   """
   batch, length, num_heads, width = q.shape
-  # Query heads are grouped by the key-value head they read, so keys and values are never repeated in memory.
+  # Query heads are grouped by the key-value head that they read, so keys and values are never
+  # repeated in memory.
   q = q.reshape(batch, length, k.shape[2], -1, width)
   scores = jnp.einsum("btkgc,bskc->bkgts", q, k, preferred_element_type=jnp.float32) * width**-0.5
-  # Finite, so that a fully masked row (padding) gives a uniform softmax and not a NaN that would poison the gradient.
+  # Finite, so that a fully masked row (padding) gives a uniform softmax, not a NaN in the gradient.
   scores = jnp.where(mask[:, None, None], scores, MASKED)
   weights = jax.nn.softmax(scores, axis=-1).astype(v.dtype)
   return jnp.einsum("bkgts,bskc->btkgc", weights, v).reshape(batch, length, num_heads, width)
@@ -38,15 +39,16 @@ def xla_attention(
 def dot_product_attention(
   q: Float[Array, "B T H C"], k: Float[Array, "B S K C"], v: Float[Array, "B S K C"], mask: Bool[Array, "B T S"], *, implementation: str
 ) -> Float[Array, "B T H C"]:
-  """As `xla_attention`, by `jax.nn.dot_product_attention`.
+  """Computes `xla_attention` by `jax.nn.dot_product_attention`.
 
-  The implementation is "xla", or "cudnn" for the flash attention of NVIDIA's library.
+  `implementation` is "xla", or "cudnn" for the flash attention of NVIDIA's library.
 
   Raises:
-    ValueError: "cudnn" with a dtype that it does not take.
+    ValueError: If "cudnn" does not support the dtype.
 
   Note:
-    cuDNN is handed the mask as a bias of B·T·T entries: it saves the scores of every head, not the mask.
+    cuDNN takes the mask as a bias of B·T·T entries, so it saves the scores of every head, but not
+    the mask.
   """
   if implementation == "cudnn" and q.dtype not in (jnp.bfloat16, jnp.float16):
     raise ValueError(
@@ -57,14 +59,15 @@ def dot_product_attention(
 
 
 def _on_each_device(attend: Callable, q: Array, k: Array, v: Array, rows: Rows, mesh: Mesh | None) -> Array:
-  """`attend(q, k, v, segments, prefixes, keys=, start=)`, on the rows, heads and part of the row that each device holds.
+  """Calls `attend(q, k, v, segments, prefixes, keys=, start=)` on the shard of each device.
 
-  XLA cannot split a kernel, nor a loop over blocks. Queries stay where they are; the keys and values of a row's other parts, and their
-  gradients, travel over the axis context. Of a row that is one long sequence, its last part has the most to do.
+  XLA cannot shard a kernel or a loop over blocks. Queries stay where they are. The keys and values
+  of a row's other parts, and their gradients, travel over the axis context. If a row is one long
+  sequence, its last part has the most work.
   """
   if mesh is None or mesh.size == 1:
     return attend(q, k, v, rows.segments, rows.prefixes)
-  # A batch that does not divide, such as a single prompt by hand, lies whole on every device.
+  # Rows that do not divide evenly, such as a single prompt, are replicated on every device.
   split_rows = BATCH_AXES if q.shape[0] % num_row_shards(mesh) == 0 else None
   parts = mesh.shape["context"]
   context = "context" if parts > 1 and q.shape[1] % parts == 0 else None
@@ -83,20 +86,25 @@ def _on_each_device(attend: Callable, q: Array, k: Array, v: Array, rows: Rows, 
 def row_attention(
   q: Float[Array, "B T H C"], k: Float[Array, "B T K C"], v: Float[Array, "B T K C"], rows: Rows, *, backend: str, mesh: Mesh | None
 ) -> Float[Array, "B T H C"]:
-  """Self-attention over packed rows; see `xla_attention`.
+  """Computes self-attention over packed rows; see `xla_attention`.
 
   Args:
-    rows: Which tokens see which.
+    q: Queries.
+    k: Keys.
+    v: Values.
+    rows: Packed rows, which define the tokens that each token sees.
     backend: Key of `BACKENDS`, or "auto".
-    mesh: Rows lie over data, fsdp and expert, their parts over context, heads over tensor; None is one device.
+    mesh: Device mesh; None is one device. Rows are sharded over data, fsdp and expert, their parts
+      over context, and heads over tensor.
 
   Returns:
-    The attention; at padding, something finite that means nothing.
+    The attention; finite but meaningless at padding.
 
   Raises:
-    ValueError: a backend that does not exist, or not for this platform or dtype.
+    ValueError: If the backend does not exist, or does not support the platform or dtype.
   """
-  platform = mesh.devices.flat[0].platform if mesh is not None else jax.default_backend()  # A mesh may be of chips that are elsewhere.
+  # A mesh may be of remote chips, of another platform than the default one.
+  platform = mesh.devices.flat[0].platform if mesh is not None else jax.default_backend()
   check_backend(backend)
   name = suited(platform, q.dtype, q.shape[-1], q.shape[1]) if backend == "auto" else backend
   if platform not in (platforms := _PLATFORMS.get(name, (platform,))):
@@ -105,13 +113,13 @@ def row_attention(
 
 
 def suited(platform: str, dtype: DTypeLike, head_dim: int, length: int) -> str:
-  """What "auto" stands for.
+  """Returns the backend that "auto" selects.
 
   Args:
-    platform: "cpu", "gpu" or "tpu".
+    platform: Platform of the devices: "cpu", "gpu" or "tpu".
     dtype: Dtype of the queries.
     head_dim: Width of a head.
-    length: Tokens of a row.
+    length: Number of tokens of a row.
 
   Example:
     >>> suited("gpu", jnp.bfloat16, 64, 4096), suited("cpu", jnp.float32, 64, 512), suited("tpu", jnp.float32, 128, 4096)
@@ -125,10 +133,10 @@ def suited(platform: str, dtype: DTypeLike, head_dim: int, length: int) -> str:
 
 
 def check_backend(name: str) -> None:
-  """Refuses what is neither "auto" nor a key of `BACKENDS`; starts no device.
+  """Rejects a name that is neither "auto" nor a key of `BACKENDS`; starts no device.
 
   Raises:
-    ValueError: one line, with the fix.
+    ValueError: If the name is unknown. One line, with the fix.
 
   Example:
     >>> check_backend("splsh")
@@ -141,14 +149,16 @@ def check_backend(name: str) -> None:
     raise ValueError(Problem("model.attention", repr(name), f"one of {', '.join(names)}{did_you_mean(name, names)}"))
 
 
-_PLATFORMS = {"cudnn": ("gpu",), "splash": ("tpu", "cpu")}  # The others run everywhere. The CPU only emulates, for tests.
+_PLATFORMS = {"cudnn": ("gpu",), "splash": ("tpu", "cpu")}  # Others run everywhere. CPUs emulate, for tests.
 
-# Tokens of a block: on a CPU few, which stay in the cache; elsewhere what fills the machine.
+# Tokens per block: few on a CPU, to stay in its cache; elsewhere enough to fill the device.
 _BLOCK = {"cpu": 64, "gpu": 256, "tpu": 512}
-# Rows up to this length have no use for blocks: on a CPU they are one, and elsewhere each step of the loop waits for the one before.
+# Rows up to this length do not benefit from blocks: on a CPU they are one block, and elsewhere each
+# step of the loop waits for the one before.
 _AT_ONCE = {"cpu": 64, "gpu": 2048, "tpu": 2048}
 
-# `(q, k, v, rows, mesh, platform) -> attention`. XLA splits what has no `_on_each_device` by itself.
+# Functions `(q, k, v, rows, mesh, platform) -> attention`. XLA itself shards those without
+# `_on_each_device`.
 BACKENDS = {
   "xla": lambda q, k, v, rows, mesh, platform: xla_attention(q, k, v, rows.mask),
   "chunked": lambda q, k, v, rows, mesh, platform: _on_each_device(

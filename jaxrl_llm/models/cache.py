@@ -1,4 +1,7 @@
-"""Keys and values kept for decoding: prompts once for all of their samples, responses column by column, and attention to both."""
+"""The key-value cache of decoding, and attention to it.
+
+Prompts are kept once for all of their samples, and responses column by column.
+"""
 
 from collections.abc import Callable, Sequence
 from functools import reduce
@@ -20,13 +23,14 @@ CACHE_DTYPES = ("float32", "bfloat16", "int8")
 class KeyValues(NamedTuple):
   """Keys and values of one layer for the same S tokens of each of B rows.
 
-  Keys lie with the tokens innermost and values with the head's width innermost: either product of decoding then reads memory in order.
+  Tokens are the innermost axis of keys, and the head's width is the innermost axis of values. Both
+  products of decoding then read memory in order.
 
   Attributes:
-    k: rotated keys.
-    v: values.
-    k_scale: of each key where they are held in 8 bits; None otherwise.
-    v_scale: as `k_scale`.
+    k: Rotated keys.
+    v: Values.
+    k_scale: Scale of each key if the dtype is int8; None otherwise.
+    v_scale: Scale of each value if the dtype is int8; None otherwise.
   """
 
   k: Float[Array, "B K C S"] | Int[Array, "B K C S"]
@@ -36,11 +40,15 @@ class KeyValues(NamedTuple):
 
 
 class Cache(NamedTuple):
-  """All that decoding reads besides the weights; one entry a layer, so that nothing is sliced out of a larger array at each step.
+  """All that decoding reads besides the weights.
+
+  It has one entry per layer, so that no step has to slice a larger array.
 
   Attributes:
-    prompts: of the prompts, one row a prompt whatever the number of its samples; None where there is nothing to keep.
-    blocks: of the responses, a tuple of blocks of columns a layer; attention reads the blocks that there are, and no others.
+    prompts: Keys and values of the prompts, one row per prompt whatever the number of its samples;
+      None if there is nothing to keep.
+    blocks: Keys and values of the responses, a tuple of blocks of columns for each layer. Attention
+      reads only the blocks that exist.
   """
 
   prompts: tuple[KeyValues | None, ...]
@@ -48,15 +56,17 @@ class Cache(NamedTuple):
 
 
 class View(NamedTuple):
-  """What the rows of one decoding step see of the cache; the same for all layers.
+  """The part of the cache that the rows of a decoding step see, the same for all layers.
 
   Attributes:
-    column: where the new tokens' keys and values go, counted through all blocks.
-    blocks: for each block, True where a row may attend to a column, the new one included.
-    prompts: True where a column of a prompt holds a token; None where the prompts have no cached tokens.
-    rows: of each sequence the row that decodes it, for sequences in pieces as the devices hold them; anything where no row does. None
-      where row i decodes sequence i.
-    sequences: of each row its sequence within the piece, anything where it has none; None as `rows`.
+    column: Column of the new tokens' keys and values, counted through all blocks.
+    blocks: Boolean mask for each block, True if a row may attend to a column, the new one included.
+    prompts: Boolean mask, True if a column of a prompt holds a token; None if no prompt has cached
+      tokens.
+    rows: Row that decodes each sequence, with sequences grouped by the device that holds them;
+      arbitrary if no row does. None if row i decodes sequence i.
+    sequences: Index of each row's sequence within its group, arbitrary if the row has none. None if
+      row i decodes sequence i.
   """
 
   column: Int[Array, ""]
@@ -67,7 +77,13 @@ class View(NamedTuple):
 
 
 class Partial(NamedTuple):
-  """A softmax over a part of the keys, not yet divided: max of the scores, Σ exp(score − max), and Σ exp(score − max)·v."""
+  """An unnormalised softmax over a part of the keys.
+
+  Attributes:
+    top: Maximum of the scores.
+    total: Sum Σ exp(score − top).
+    mix: Weighted sum Σ exp(score − top)·v.
+  """
 
   top: Float[Array, "B K G"]
   total: Float[Array, "B K G"]
@@ -75,7 +91,7 @@ class Partial(NamedTuple):
 
 
 def _quantized(x: Float[Array, "..."], axis: int) -> tuple[Int[Array, "..."], Float[Array, "..."]]:
-  """8 bits and a scale for each head of each token."""
+  """Quantizes to 8 bits, with a scale for each head of each token."""
   scale = jnp.max(jnp.abs(x.astype(jnp.float32)), axis=axis, keepdims=True) / 127
   held = jnp.round(x / jnp.maximum(scale, 1e-30)).astype(jnp.int8)
   return held, jnp.squeeze(scale, axis)
@@ -84,7 +100,7 @@ def _quantized(x: Float[Array, "..."], axis: int) -> tuple[Int[Array, "..."], Fl
 def key_values(k: Float[Array, "B S K C"], v: Float[Array, "B S K C"], dtype: str) -> KeyValues:
   """Lays out the rotated keys and the values of a layer as the cache holds them.
 
-  The dtype is one of `CACHE_DTYPES`; "int8" is an integer and a float32 scale for each head of each token.
+  `dtype` is one of `CACHE_DTYPES`; "int8" adds a float32 scale for each head of each token.
   """
   k, v = k.transpose(0, 2, 3, 1), v.transpose(0, 2, 1, 3)
   if dtype != "int8":
@@ -94,20 +110,20 @@ def key_values(k: Float[Array, "B S K C"], v: Float[Array, "B S K C"], dtype: st
 
 
 def empty(batch: int, columns: int, *, num_kv_heads: int, head_dim: int, dtype: str) -> KeyValues:
-  """Room for `columns` tokens of each of `batch` rows."""
+  """Allocates room for `columns` tokens in each of `batch` rows."""
   return jax.tree.map(jnp.zeros_like, key_values(*[jnp.zeros((batch, columns, num_kv_heads, head_dim))] * 2, dtype))
 
 
 def num_bytes(config: ModelConfig, *, num_prompts: int, prompt_tokens: int, num_rows: int, new_tokens: int, dtype: str) -> int:
-  """Memory of a cache, in bytes, over all devices.
+  """Returns the memory of a cache in bytes, over all devices.
 
   Args:
     config: Sizes of the model.
     num_prompts: Number of prompts, each of which is kept once.
-    prompt_tokens: Tokens of a prompt, padding included.
-    num_rows: Responses that are decoded at once.
-    new_tokens: Columns for the tokens of each response.
-    dtype: One of `CACHE_DTYPES`.
+    prompt_tokens: Number of tokens of a prompt, padding included.
+    num_rows: Number of responses that are decoded at once.
+    new_tokens: Number of columns for the tokens of each response.
+    dtype: Dtype of the cache, one of `CACHE_DTYPES`.
 
   Example:
     >>> from jaxrl_llm.models import preset
@@ -120,24 +136,24 @@ def num_bytes(config: ModelConfig, *, num_prompts: int, prompt_tokens: int, num_
 
 
 def _columns(blocks: Sequence[KeyValues]) -> list[tuple[int, int]]:
-  """First column of each block, counted through all blocks, and how many it has."""
+  """Returns the first column of each block, counted through all blocks, and its size."""
   sizes = [block.v.shape[2] for block in blocks]
   return list(zip(accumulate(sizes, initial=0), sizes))
 
 
 def _map(function: Callable, *held: KeyValues) -> KeyValues:
-  """`function(*arrays, axis)` of each field, with its axis of tokens; None stays None."""
+  """Applies `function(*arrays, axis)` to each field, with its token axis; None stays None."""
   fields = zip(*held, (3, 2, 2, 2), strict=True)
   return KeyValues(*(None if arrays[0] is None else function(*arrays, axis) for *arrays, axis in fields))
 
 
 def columns_of_blocks(seen: Bool[Array, "B S"], blocks: Sequence[KeyValues]) -> tuple[Bool[Array, "B _"], ...]:
-  """Cuts a mask over the columns of all blocks into that of each block."""
+  """Splits a mask over the columns of all blocks into one mask for each block."""
   return tuple(seen[:, start : start + size] for start, size in _columns(blocks))
 
 
 def split_rows(held: KeyValues, mesh: Mesh | None) -> KeyValues:
-  """Rows over the axes that split a batch, heads over `tensor`, wherever the mesh divides them."""
+  """Shards rows over the batch axes and heads over `tensor`, if the mesh divides them."""
   if mesh is None or mesh.size == 1:
     return held
   rows = BATCH_AXES if held.v.shape[0] % num_row_shards(mesh) == 0 else None
@@ -146,21 +162,24 @@ def split_rows(held: KeyValues, mesh: Mesh | None) -> KeyValues:
 
 
 def filled(blocks: Sequence[KeyValues], found: KeyValues) -> tuple[KeyValues, ...]:
-  """Fills the blocks, row by row, with the last columns of what was prefilled, which has at least as many columns as they have together."""
+  """Fills the blocks, row by row, with the last columns of what was prefilled.
+
+  The prefilled rows have at least as many columns as all blocks together.
+  """
   first = found.v.shape[2] - sum(size for _, size in _columns(blocks))
   cut = lambda start, size: _map(lambda x, axis: jax.lax.slice_in_dim(x, start, start + size, axis=axis), found)
   return tuple(cut(first + start, size) for start, size in _columns(blocks))
 
 
 def write(blocks: Sequence[KeyValues], new: KeyValues, column: Int[Array, ""]) -> tuple[KeyValues, ...]:
-  """Writes one token a row (S = 1) to a column, counted through all blocks."""
+  """Writes one token per row (S = 1) to a column, counted through all blocks."""
 
   def written(block: KeyValues, start: int, size: int) -> KeyValues:
     inside = (column >= start) & (column < start + size)
     index = jnp.clip(column - start, 0, size - 1)
 
     def put(x, value, axis):
-      if len(blocks) > 1:  # A block that the token is not for gets back what it had: a column of traffic, and no branch.
+      if len(blocks) > 1:  # Rewrite the other blocks' old values: a column of traffic, but no branch.
         value = jnp.where(inside, value, jax.lax.dynamic_slice_in_dim(x, index, 1, axis))
       return jax.lax.dynamic_update_slice_in_dim(x, value, index, axis)
 
@@ -170,9 +189,10 @@ def write(blocks: Sequence[KeyValues], new: KeyValues, column: Int[Array, ""]) -
 
 
 def attend(q: Float[Array, "B K G C"], held: KeyValues, mask: Bool[Array, "B S"]) -> Partial:
-  """Attention of queries to a part of the cached tokens, scores and sums in float32.
+  """Attends from queries to a part of the cached tokens, with scores and sums in float32.
 
-  Queries are grouped by the key-value head that they read; the mask is True where a row's queries may attend to a token.
+  Queries are grouped by the key-value head that they read. The mask is True if the queries of a row
+  may attend to a token.
   """
   in_full = lambda x: x.astype(q.dtype) if x.dtype == jnp.int8 else x
   scores = jnp.einsum("bkgc,bkcs->bkgs", q.astype(in_full(held.k).dtype), in_full(held.k), preferred_element_type=jnp.float32)
@@ -191,9 +211,10 @@ def attend(q: Float[Array, "B K G C"], held: KeyValues, mask: Bool[Array, "B S"]
 
 
 def merge(parts: Sequence[Partial]) -> Float[Array, "B K G C"]:
-  """softmax(scores)·v over the keys of all parts together: Σ_i e^(m_i − m) mix_i / Σ_i e^(m_i − m) total_i, with m = max m_i.
+  """Merges parts into softmax(scores)·v over the keys of all parts together.
 
-  At least one key of them all must not be masked.
+  The result is Σ_i e^(m_i − m) mix_i / Σ_i e^(m_i − m) total_i, with m_i = top_i and m = max m_i.
+  At least one key of all parts must be unmasked.
 
   References:
     FlashAttention, arXiv:2205.14135, 2022; Hydragen (shared prefixes), arXiv:2402.05099, 2024.
@@ -205,9 +226,10 @@ def merge(parts: Sequence[Partial]) -> Float[Array, "B K G C"]:
 
 
 def attend_prompts(q: Float[Array, "B K G C"], held: KeyValues, view: View) -> Partial:
-  """The part of attention that all samples of a prompt share: one product a prompt, for all of its rows together.
+  """Attends to the prompts, with one product per prompt for all rows that share it.
 
-  Only the queries and the results travel between rows and prompts; the prompts' keys and values are neither copied nor repeated.
+  Only queries and results move between rows and prompts. The keys and values of the prompts are
+  neither copied nor repeated.
   """
   num_prompts = view.prompts.shape[0]
   by_sequence = q if view.rows is None else _along(q, view.rows)
@@ -225,7 +247,7 @@ def attend_prompts(q: Float[Array, "B K G C"], held: KeyValues, view: View) -> P
 
 
 def _along(x: Float[Array, "..."], index: Int[Array, "d M"]) -> Float[Array, "..."]:
-  """x[index], piece by piece: pieces lie on different devices, and nothing of one is ever wanted by another."""
+  """Returns x[index] within each group: groups are on different devices and never share rows."""
   pieces = x.reshape(index.shape[0], -1, *x.shape[1:])
   taken = jax.vmap(lambda piece, i: jnp.take(piece, i, axis=0, mode="clip"))(pieces, index)
   return taken.reshape(-1, *x.shape[1:])

@@ -1,4 +1,7 @@
-"""Attention over packed rows in plain array operations: only blocks in which a query sees a key, never all scores at once."""
+"""Attention over packed rows in plain array operations, block by block.
+
+It visits only blocks in which a query sees a key and never holds all scores.
+"""
 
 from typing import NamedTuple
 
@@ -12,7 +15,10 @@ from jaxrl_llm.models.visibility import MASKED, blocks_seen, padded, visible
 
 
 class _Blocks(NamedTuple):
-  """The tokens of blocks of queries (N) and of keys (M), and the pairs of blocks to visit: the first `count` of the two lists."""
+  """The tokens of N blocks of queries and M blocks of keys, and the pairs of blocks to visit.
+
+  The pairs are the first `count` entries of `of_queries` and `of_keys`.
+  """
 
   segments: Int[Array, "N q"]
   prefixes: Int[Array, "N q"] | None
@@ -35,20 +41,21 @@ def chunked_attention(
   start: Int[Array, ""] | int = 0,
   block: int = 64,
 ) -> Float[Array, "B T H C"]:
-  """Causal attention within each sequence, and to the sequence it begins with; the softmax in float32.
+  """Computes causal attention within each sequence and to its prefix, with the softmax in float32.
 
-  One loop visits the pairs of a block of queries and a block of keys that have a token in common, as the segments say at run time: of
-  rows that pack many short sequences, few. The backward pass computes the scores again from out and log-sum-exp.
+  One loop visits the pairs of blocks in which a query sees a key, found from the segments at run
+  time. Rows of many short sequences have few such pairs. The backward pass keeps the output and the
+  log-sum-exp and recomputes the scores.
 
   Args:
-    q: queries; head h reads key-value head h·K // H.
-    k: keys.
-    v: values.
-    segments: sequence of each query, from 1; 0 is padding.
-    prefixes: the segment that stands before a query's own; 0 or None is none.
-    keys: segments of the keys; None: queries and keys are the same tokens.
-    start: slot of the first query among the keys.
-    block: tokens of a block.
+    q: Queries. Head h reads key-value head h·K // H.
+    k: Keys.
+    v: Values.
+    segments: Segment of each query, from 1; 0 is padding.
+    prefixes: Segment that precedes each query's own; 0 is none. None if no query has a prefix.
+    keys: Segment of each key; None if queries and keys are the same tokens.
+    start: Slot of the first query among the keys.
+    block: Number of tokens of a block.
 
   Returns:
     The attention; 0 at padding.
@@ -60,7 +67,8 @@ def chunked_attention(
   keys = segments if keys is None else keys
   q, k, v, segments, keys = (padded(x, block) for x in (q, k, v, segments, keys))
   prefixes = None if prefixes is None else padded(prefixes, block)
-  # [B T H C] -> [B·I, K, H/K·q, C]: the query heads that read one key-value head stand below each other, in one product of matrices.
+  # [B T H C] -> [B·I, K, H/K·q, C]: stacks the query heads that read one key-value head, so that
+  # they share one matrix product.
   split = lambda x: x.reshape(batch, -1, block, groups, x.shape[2] // groups, width).transpose(0, 1, 3, 4, 2, 5)
   merge = lambda x: x.reshape(-1, groups, x.shape[3] * block, width)
   out = _attend(*(merge(split(x)) for x in (q, k, v)), _blocks(segments, prefixes, keys, start, block))
@@ -74,7 +82,7 @@ def _blocks(segments: Array, prefixes: Array | None, keys: Array, start: Array |
   segments, prefixes, keys = split(segments), split(prefixes), split(keys)
   slots, key_slots = start + jnp.arange(segments[0].size).reshape(-1, block), jnp.arange(keys[0].size).reshape(-1, block)
   seen = blocks_seen(segments, prefixes, keys, slots[:, -1])
-  pairs, _ = permutations.true_first(seen.ravel())  # Those of one block of queries stay together.
+  pairs, _ = permutations.true_first(seen.ravel())  # Pairs of one block of queries stay together.
   of_queries = pairs // seen.shape[2]
   of_keys = pairs // (seen.shape[1] * seen.shape[2]) * seen.shape[2] + pairs % seen.shape[2]
   flat = lambda x: None if x is None else x.reshape(-1, block)
@@ -88,7 +96,7 @@ def _attend(q: Float[Array, "N K R C"], k: Float[Array, "M K s C"], v: Float[Arr
 
 
 def _scores(q: Array, k: Array, blocks: _Blocks, i: Array, j: Array) -> tuple[Float[Array, "K R s"], Bool[Array, "R s"]]:
-  """Scores of one pair of blocks, and which of them count."""
+  """Computes the scores of one pair of blocks, and which of them count."""
   prefixes = None if blocks.prefixes is None else blocks.prefixes[i]
   causal = blocks.slots[i][:, None] >= blocks.key_slots[j]
   seen = visible(blocks.segments[i], prefixes, blocks.keys[j], causal)
@@ -110,7 +118,7 @@ def _forward(q, k, v, blocks: _Blocks):
 
   nothing = jnp.zeros(q.shape, jnp.float32), jnp.full(q.shape[:3], MASKED, jnp.float32), jnp.zeros(q.shape[:3], jnp.float32)
   out, highest, total = jax.lax.fori_loop(0, blocks.count, visit, nothing)
-  sees = highest > MASKED  # A query that sees nothing has 1s for weights, of keys that mean nothing.
+  sees = highest > MASKED  # A query that sees nothing has weights of 1 on meaningless keys.
   total = jnp.where(sees, total, 1.0)
   out = jnp.where(sees[..., None], out / total[..., None], 0).astype(q.dtype)
   # A remat policy that saves both by name spares the backward pass this loop.
@@ -121,7 +129,8 @@ def _forward(q, k, v, blocks: _Blocks):
 
 def _backward(saved, d_out):
   q, k, v, blocks, out, log_sum = saved
-  mean = jnp.einsum("nkrc,nkrc->nkr", out, d_out, preferred_element_type=jnp.float32)  # Of the weights' gradients, by the weights.
+  # The mean of the weights' gradients, weighted by the weights.
+  mean = jnp.einsum("nkrc,nkrc->nkr", out, d_out, preferred_element_type=jnp.float32)
 
   def visit(step, carry):
     dq, dk, dv = carry

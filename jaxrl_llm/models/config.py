@@ -1,4 +1,7 @@
-"""The shape of a decoder, whatever its family: what `presets`, `files.families` and `files.gguf` produce and every layer reads."""
+"""The config of a decoder of any family.
+
+`presets`, `files.families` and `files.gguf` produce it, and every layer reads it.
+"""
 
 from typing import NamedTuple
 
@@ -6,13 +9,15 @@ DTYPES = ("float32", "bfloat16")
 
 
 class RopeScaling(NamedTuple):
-  """Llama 3's stretching of the slow rotary frequencies, by which a model reads beyond the context it was first trained on.
+  """Llama 3's scaling of slow rotary frequencies, which extends the context of a trained model.
 
   Attributes:
-    factor: by which frequencies of long wavelength are divided.
-    low_freq_factor: wavelengths above `original_max_positions` / this are divided in full.
-    high_freq_factor: wavelengths below `original_max_positions` / this stay; between the two the division fades in.
-    original_max_positions: context of the first training, in tokens.
+    factor: Divisor of the frequencies of long wavelength.
+    low_freq_factor: Lower bound of the transition. Frequencies with wavelengths above
+      `original_max_positions` / `low_freq_factor` are divided in full.
+    high_freq_factor: Upper bound of the transition. Frequencies with wavelengths below
+      `original_max_positions` / `high_freq_factor` stay; between the bounds the division fades in.
+    original_max_positions: Context length of the original training, in tokens.
 
   References:
     The Llama 3 herd of models, arXiv:2407.21783, 2024.
@@ -25,14 +30,16 @@ class RopeScaling(NamedTuple):
 
 
 class Experts(NamedTuple):
-  """A mixture of experts in the place of the feed-forward layer.
+  """A mixture of experts in place of the feed-forward layer.
 
   Attributes:
-    num_experts: experts of a layer (E).
-    top_k: experts that a token visits (K).
-    d_ff: width of the hidden layer of one expert.
-    norm_top_k: the gates of the visited experts sum to 1; otherwise they are probabilities over all experts.
-    layers: which layers have experts, counted from 0; the others keep their dense feed-forward layer. None is all layers.
+    num_experts: Number of experts per layer (E).
+    top_k: Number of experts that a token visits (K).
+    d_ff: Width of the hidden layer of one expert.
+    norm_top_k: Whether the gates of the visited experts sum to 1. Otherwise they are probabilities
+      over all experts.
+    layers: Indices of the layers with experts, from 0. The others keep a dense feed-forward layer.
+      None is all layers.
 
   References:
     Qwen3 technical report, arXiv:2505.09388, 2025.
@@ -49,9 +56,10 @@ class Lora(NamedTuple):
   """Low-rank adapters beside frozen linear maps: y = x·W + (alpha / rank)·(x·A)·B.
 
   Attributes:
-    rank: inner width of an adapter.
-    alpha: an adapter counts alpha / rank.
-    targets: regular expressions; a linear map whose path (such as `attention/q` or `mlp/down`) matches one of them whole gets an adapter.
+    rank: Inner width of an adapter.
+    alpha: Numerator of an adapter's scale, alpha / rank.
+    targets: Regular expressions. A linear map gets an adapter if one of them matches its whole
+      path, such as `attention/q` or `mlp/down`.
 
   References:
     LoRA: Low-rank adaptation of large language models, arXiv:2106.09685, 2021.
@@ -66,27 +74,28 @@ class ModelConfig(NamedTuple):
   """Sizes and options of one decoder.
 
   Attributes:
-    vocab_size: rows of the embedding (V).
-    num_layers: transformer blocks (L).
-    d_model: width of the residual stream (D).
-    num_heads: query heads (H).
-    num_kv_heads: key-value heads (K), shared by H / K query heads each.
-    head_dim: width of a head (C).
-    d_ff: width of the SwiGLU hidden layer (F).
-    rope_theta: base of the rotary frequencies.
-    norm_eps: epsilon of every RMSNorm.
-    qk_norm: RMSNorm on queries and keys before the rotation (Qwen3).
-    qkv_bias: biases on the query, key and value projections (Qwen2).
-    tie_embeddings: the output head is the embedding transposed.
-    dtype: of activations and matrix products; norms, router, softmax and logits are float32.
-    remat: what the backward pass keeps of each block: key of `remat.POLICIES`.
-    param_dtype: of the weights as they are held and trained.
-    max_positions: longest sequence that the model is meant for, in tokens; None where nobody says.
-    rope_scaling: Llama 3's; None is none.
-    experts: None is a dense model.
-    lora: adapters; None is none.
-    attention: key of `attention.BACKENDS`, or "auto" for what suits the platform.
-    head_tokens: tokens whose logits exist at a time on a device; None is what suits the platform.
+    vocab_size: Number of rows of the embedding (V).
+    num_layers: Number of transformer blocks (L).
+    d_model: Width of the residual stream (D).
+    num_heads: Number of query heads (H).
+    num_kv_heads: Number of key-value heads (K), each shared by H / K query heads.
+    head_dim: Width of a head (C).
+    d_ff: Width of the SwiGLU hidden layer (F).
+    rope_theta: Base of the rotary frequencies.
+    norm_eps: Epsilon of every RMSNorm.
+    qk_norm: Whether queries and keys pass an RMSNorm before the rotation (Qwen3).
+    qkv_bias: Whether the query, key and value projections have biases (Qwen2).
+    tie_embeddings: Whether the output head is the transposed embedding.
+    dtype: Dtype of activations and matrix products. Norms, router, softmax and logits are float32.
+    remat: Rematerialisation policy of the backward pass, a key of `remat.POLICIES`.
+    param_dtype: Dtype in which weights are stored and trained.
+    max_positions: Longest sequence that the model is meant for, in tokens; None if not stated.
+    rope_scaling: Llama 3's scaling of rotary frequencies; None if not scaled.
+    experts: Mixture of experts; None for a dense model.
+    lora: Low-rank adapters; None if there are none.
+    attention: Attention backend, a key of `attention.BACKENDS`, or "auto" for the platform's.
+    head_tokens: Number of tokens per device whose logits exist at a time; None for the default of
+      the platform.
   """
 
   vocab_size: int
@@ -113,13 +122,13 @@ class ModelConfig(NamedTuple):
 
   @property
   def sparse_layers(self) -> tuple[int, ...]:
-    """Layers that have experts, in rising order."""
+    """The indices of the layers with experts, in ascending order."""
     if self.experts is None:
       return ()
     return tuple(range(self.num_layers)) if self.experts.layers is None else tuple(sorted(self.experts.layers))
 
   @property
   def dense_layers(self) -> tuple[int, ...]:
-    """Layers that have a dense feed-forward layer, in rising order."""
+    """The indices of the layers with a dense feed-forward layer, in ascending order."""
     sparse = set(self.sparse_layers)
     return tuple(layer for layer in range(self.num_layers) if layer not in sparse)

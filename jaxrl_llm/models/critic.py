@@ -1,4 +1,4 @@
-"""The critic: a decoder's trunk with a value head in the place of the vocabulary."""
+"""The critic: a decoder's trunk with a value head in place of the output head."""
 
 from collections.abc import Callable
 from typing import NamedTuple
@@ -17,12 +17,12 @@ from jaxrl_llm.types import Params
 
 
 class ValueModel(nnx.Module):
-  """A trunk, and one number for each of its final hidden states."""
+  """A trunk with a scalar head on each of its final hidden states."""
 
   def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs, mesh: Mesh | None = None, has_bias: bool = True):
-    # A tied trunk has no output head of its own, so nothing of it stays unused.
+    # A tied trunk has no output head of its own, so none of its weights stays unused.
     self.trunk = Transformer(config._replace(tie_embeddings=True, lora=None), rngs=rngs, mesh=mesh)
-    # Zeros: before its first update the critic expects nothing, wherever its trunk came from.
+    # Zeros: before its first update the critic predicts 0, whatever its trunk.
     self.value_head = nnx.Param(jnp.zeros((config.d_model,), jnp.float32), axes=("embed",))
     self.has_bias = has_bias
     if has_bias:
@@ -40,11 +40,13 @@ class Critic(NamedTuple):
   """A value model as pure functions of its params.
 
   Attributes:
-    init: `(key) -> params`, trunk and all from scratch.
-    from_policy: `(policy's params) -> params` with a copy of the policy's trunk and a value head of zeros.
-    values: `(params, tokens, positions, segments, prefixes=None) -> float32 [B T]`; the value at t is that of the state after token t.
-    logical_axes: as `Model.logical_axes`.
-    num_params: number of weights.
+    init: Function `(key) -> params` that makes all params from scratch, the trunk included.
+    from_policy: Function `(policy's params) -> params` that copies the policy's trunk and adds a
+      value head of zeros.
+    values: Function `(params, tokens, positions, segments, prefixes=None) -> float32 [B T]`. The
+      value at t is that of the state after token t.
+    logical_axes: Logical axes of the params, in the form of `Model.logical_axes`.
+    num_params: Number of weights.
   """
 
   init: Callable[[Array], Params]
@@ -55,9 +57,10 @@ class Critic(NamedTuple):
 
 
 def make_critic(config: ModelConfig, *, mesh: Mesh | None = None) -> Critic:
-  """Makes a critic for the policy of a config; nothing is allocated until `init` or `from_policy` runs.
+  """Makes a critic for a policy with the given config.
 
-  All of its parameters are its own and trained; adapters of the policy are merged into its copy of the trunk.
+  Nothing is allocated until `init` or `from_policy` runs. The critic shares no parameters with the
+  policy, and all of its own are trained. Adapters of the policy are merged into the copied trunk.
 
   Example:
     >>> from jaxrl_llm.models import make_model, preset

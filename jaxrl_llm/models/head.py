@@ -1,7 +1,8 @@
-"""From hidden states to log-probabilities and entropies of given tokens, and never to the whole `[B, T, V]`.
+"""Log-probabilities and entropies of given tokens, without ever holding all `[B, T, V]` logits.
 
-Only tokens that count are computed, a chunk of them at a time, so that at most `[chunk, V]` logits exist. The backward pass computes the
-logits of a chunk again: a third more work in the output head, for memory that does not grow with the batch.
+Only tokens that count are computed, one chunk at a time, so that at most `[chunk, V]` logits exist.
+The backward pass recomputes the logits of each chunk. This takes a third more work in the output
+head, for memory that does not grow with the batch.
 """
 
 from collections.abc import Callable
@@ -17,18 +18,19 @@ from jaxrl_llm.devices.mesh import BATCH_AXES, num_row_shards
 from jaxrl_llm.models import permutations
 
 Unembed = Callable[[Any, Float[Array, "c D"]], Float[Array, "c V"]]
-"""`(head, hidden) -> float32 logits`."""
+"""Function `(head, hidden) -> float32 logits`."""
 
 Filter = Callable[[Float[Array, "c V"], Int[Array, " c"]], Float[Array, "c V"]]
-"""`(logits, keep) -> logits` of the distribution that tokens are drawn from."""
+"""Function `(logits, keep) -> logits` of the distribution that tokens are drawn from."""
 
-# Entries of a chunk's logits. On a CPU a chunk should not leave the cache by far; an accelerator wants matrices that fill it.
+# Number of logits in a chunk. On a CPU a chunk should not exceed the cache by far; an accelerator
+# needs matrices that fill it.
 _ENTRIES = {"cpu": 2**23, "gpu": 2**27, "tpu": 2**27}
 _MULTIPLE = 128
 
 
 class Piece(NamedTuple):
-  """How the log-probabilities of a chunk are computed; static. See `token_logprobs`."""
+  """Static settings of the computation on a chunk; see `token_logprobs`."""
 
   unembed: Unembed
   filter_logits: Filter
@@ -37,7 +39,7 @@ class Piece(NamedTuple):
 
 
 def chunk_tokens(vocab_size: int, platform: str) -> int:
-  """Default number of tokens that are computed at a time on a platform: "cpu", "gpu" or "tpu".
+  """Returns the default number of tokens per chunk on a platform: "cpu", "gpu" or "tpu".
 
   Example:
     >>> chunk_tokens(4096, "cpu"), chunk_tokens(151_936, "cpu"), chunk_tokens(151_936, "tpu")
@@ -59,22 +61,23 @@ def token_logprobs(
   learns_entropy: bool = False,
   mesh: Mesh | None = None,
 ) -> tuple[Float[Array, "B T"], Float[Array, "B T"]]:
-  """log softmax(filter(unembed(h)))[target], and the entropy of that distribution, at every counted token.
+  """Computes log softmax(filter(unembed(h)))[target] and the entropy of that distribution.
 
   Args:
     head: Weights that `unembed` reads.
-    hidden: State that each target is predicted from.
+    hidden: Hidden state that each target is predicted from.
     targets: Token ids.
-    counted: True where the log-probability is wanted.
+    counted: Boolean mask of the tokens whose log-probability is computed.
     unembed: Function from hidden states to logits.
     filter_logits: Function from logits to those of the sampling distribution.
-    chunk: Tokens computed at a time, on each device.
-    learns_entropy: Whether the entropy has a gradient; without one it costs nothing in the backward pass.
-    mesh: Rows lie over data, fsdp and expert, slots over context: each device goes through its own tokens. The vocabulary may lie over
-      tensor.
+    chunk: Number of tokens computed at a time on each device.
+    learns_entropy: Whether the entropy has a gradient. Without one it costs nothing in the backward
+      pass.
+    mesh: Device mesh; None is one device. Rows are sharded over data, fsdp and expert, and slots
+      over context; each device computes its own tokens. The vocabulary may be sharded over tensor.
 
   Returns:
-    Float32, 0 where not counted.
+    Log-probabilities and entropies in float32, 0 for tokens that are not counted.
 
   Example:
     >>> head, hidden = jnp.eye(3), jnp.array([[[0.0, 0.0, 5.0], [0.0, 0.0, 0.0]]])
@@ -88,7 +91,8 @@ def token_logprobs(
   if mesh is None or mesh.size == mesh.shape["tensor"]:
     return _logprobs(piece, head, hidden, targets, counted)
   context = "context" if "context" in mesh.shape and hidden.shape[1] % mesh.shape["context"] == 0 else None
-  split_rows = BATCH_AXES if hidden.shape[0] % num_row_shards(mesh) == 0 else None  # A single row by hand lies whole on every device.
+  # A single row is replicated on every device.
+  split_rows = BATCH_AXES if hidden.shape[0] % num_row_shards(mesh) == 0 else None
   rows, manual = PartitionSpec(split_rows, context), frozenset(mesh.axis_names) - {"tensor"}
   on_shard = partial(_logprobs, piece)
   specs = dict(in_specs=(PartitionSpec(), rows, rows, rows), out_specs=rows)
@@ -97,8 +101,8 @@ def token_logprobs(
 
 def _logprobs(piece: Piece, head: Any, hidden: Array, targets: Array, counted: Array) -> tuple[Array, Array]:
   flat = counted.reshape(-1)
-  piece = piece._replace(chunk=min(piece.chunk, len(flat)))  # Of a small vocabulary a chunk could be more than there is.
-  # Counted tokens first, so that the loop ends with the last of them.
+  piece = piece._replace(chunk=min(piece.chunk, len(flat)))  # Small vocabularies have large chunks.
+  # Put counted tokens first, so that the loop ends after the last of them.
   order, place = permutations.true_first(flat)
   num_chunks = (jnp.sum(flat) + piece.chunk - 1) // piece.chunk
   x = permutations.permuted(hidden.reshape(len(flat), -1), order, place)
@@ -107,7 +111,10 @@ def _logprobs(piece: Piece, head: Any, hidden: Array, targets: Array, counted: A
 
 
 def _chunk_logprobs(piece: Piece, logits: Array, targets: Array) -> tuple[Array, Array, Array, Array]:
-  """Log-probabilities and entropies of a chunk; of the softmax the numerators and what divides them."""
+  """Computes the log-probabilities and entropies of a chunk.
+
+  Also returns the numerators of the softmax and their sums.
+  """
   top = jax.lax.stop_gradient(jnp.max(logits, axis=-1, keepdims=True))
   masses = jnp.exp(logits - top)
   total = jnp.sum(masses, axis=-1)

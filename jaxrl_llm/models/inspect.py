@@ -1,4 +1,4 @@
-"""`python -m jaxrl_llm.models.inspect PATH`: what a checkpoint holds, from its headers alone."""
+"""`python -m jaxrl_llm.models.inspect PATH`: a summary of a checkpoint, from its headers alone."""
 
 import argparse
 import collections
@@ -21,7 +21,7 @@ from jaxrl_llm.pretrained import where
 
 
 def describe(path: str) -> str:
-  """What a checkpoint holds, as lines of text; path and errors are those of `load`."""
+  """Describes a checkpoint in lines of text; path and errors are those of `load`."""
   config, source = open_source(path)
   check_tensors(config, source)
   tokenizer, template = _tokenizer(where.resolve(path))
@@ -57,7 +57,7 @@ def _context(config: ModelConfig) -> str:
 
 
 def _stored(source: TensorSource) -> str:
-  """Each dtype with its tensors; bytes where the dtype has a size per weight."""
+  """Describes the tensors of each dtype, in bytes if the dtype has a fixed size per weight."""
   parts = []
   for dtype, count in collections.Counter(source.dtypes.values()).most_common():
     size = sum(math.prod(source.shapes[name]) for name, stored in source.dtypes.items() if stored == dtype)
@@ -69,7 +69,7 @@ def _stored(source: TensorSource) -> str:
 
 
 def _tokenizer(path: pathlib.Path) -> tuple[str, str]:
-  """Whether there is a tokenizer, and a chat template."""
+  """Describes where the tokenizer and the chat template are, if there are any."""
   if path.suffix == ".gguf":
     from jaxrl_llm.pretrained.gguf_header import read_header
 
@@ -86,14 +86,14 @@ def _tokenizer(path: pathlib.Path) -> tuple[str, str]:
 
 
 def main(argv: list[str] | None = None) -> int:
-  """The command; its exit status."""
+  """Runs the command and returns its exit status."""
   parser = argparse.ArgumentParser(prog="python -m jaxrl_llm.models.inspect", description="Says what a checkpoint holds.")
   parser.add_argument("path", help="a folder with config.json and safetensors, a .gguf file, or package:DIST")
   try:
     print(describe(parser.parse_args(argv).path))
   except (ValueError, OSError, ImportError) as error:
     problem = problem_of(error)
-    # Here the path is an argument.
+    # The path is an argument of this command.
     print(problem._replace(field="path") if isinstance(problem, Problem) else problem, file=sys.stderr)
     return 2
   return 0

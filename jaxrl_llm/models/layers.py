@@ -1,4 +1,4 @@
-"""The parts of a decoder block as Flax NNX modules, over whole rows and one token at a time."""
+"""The parts of a decoder block as Flax NNX modules, for whole rows and for one token at a time."""
 
 import jax
 import jax.numpy as jnp
@@ -15,7 +15,7 @@ from jaxrl_llm.models.rope import Rotation, rope, rotation
 
 
 class RMSNorm(nnx.Module):
-  """x / rms(x) · scale, in float32.
+  """RMS normalisation x / rms(x) · scale, in float32.
 
   References:
     Root mean square layer normalization, arXiv:1910.07467, 2019.
@@ -44,7 +44,7 @@ class Attention(nnx.Module):
     self.q = param(rngs, (d, h, c), ("embed", "heads", "head_dim"), fan_in=d, dtype=dtype)
     self.k = param(rngs, (d, k, c), ("embed", "kv_heads", "head_dim"), fan_in=d, dtype=dtype)
     self.v = param(rngs, (d, k, c), ("embed", "kv_heads", "head_dim"), fan_in=d, dtype=dtype)
-    # Residual branches start small (GPT-2): the stream's variance does not grow with depth.
+    # Residual branches start small (GPT-2), so the variance of the stream does not grow with depth.
     self.o = param(rngs, (h, c, d), ("heads", "head_dim", "embed"), fan_in=h * c * 2 * config.num_layers, dtype=dtype)
     if config.qkv_bias:
       self.q_bias = nnx.Param(jnp.zeros((h, c), dtype), axes=("heads", "head_dim"))
@@ -59,7 +59,7 @@ class Attention(nnx.Module):
     self.mesh = mesh
 
   def project(self, x: Float[Array, "B T D"], rotated: Rotation):
-    """Queries, keys (both normalised and rotated) and values of `x`."""
+    """Computes the queries and keys of `x`, normalised and rotated, and its values."""
     config = self.config
     q, k, v = (linear(self, name, x, config) for name in ("q", "k", "v"))
     if config.qkv_bias:
@@ -70,8 +70,8 @@ class Attention(nnx.Module):
 
   @jax.named_scope("attention")
   def over_rows(self, x: Float[Array, "B T D"], positions: Int[Array, "B T"], rows: Rows):
-    """Every token attends to the earlier ones of its own segment; with the keys and values that it does so by."""
-    # In the layer, and not once for all: on whole rows a table is larger than the angles are dear.
+    """Attends from every token to the earlier ones of its segment; also returns keys and values."""
+    # Computed in each layer: for whole rows, recomputing the angles is cheaper than storing them.
     q, k, v = self.project(x, rotation(positions, self.config.head_dim, self.config.rope_theta, self.config.rope_scaling))
     return linear(self, "o", row_attention(q, k, v, rows, backend=self.config.attention, mesh=self.mesh), self.config, ins=2), (k, v)
 
@@ -79,7 +79,10 @@ class Attention(nnx.Module):
   def step(
     self, x: Float[Array, "B D"], rotated: Rotation, prompts: cache.KeyValues | None, blocks: tuple[cache.KeyValues, ...], view: cache.View
   ) -> tuple[Float[Array, "B D"], tuple[cache.KeyValues, ...]]:
-    """One token a row attends to its prompt and to its own response so far, itself included; and the blocks with it."""
+    """Attends from one token per row to its prompt and to its response so far, itself included.
+
+    Also returns the blocks with the token written to them.
+    """
     q, k, v = self.project(x[:, None], rotated)
     blocks = cache.write(blocks, cache.key_values(k, v, blocks[0].k.dtype.name), view.column)
     q = q[:, 0].reshape(x.shape[0], k.shape[2], -1, q.shape[-1])
@@ -91,7 +94,7 @@ class Attention(nnx.Module):
 
 
 class MLP(nnx.Module):
-  """SwiGLU: (silu(x·gate) ⊙ x·up)·down.
+  """A SwiGLU feed-forward layer: (silu(x·gate) ⊙ x·up)·down.
 
   References:
     GLU variants improve transformer, arXiv:2002.05202, 2020.
@@ -113,7 +116,7 @@ class MLP(nnx.Module):
 
 
 class Block(nnx.Module):
-  """Pre-norm attention and feed-forward, dense or of experts, each on the residual stream."""
+  """Pre-norm attention and a dense or expert feed-forward layer, each on the residual stream."""
 
   def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs, sparse: bool = False, mesh: Mesh | None = None):
     self.attention_norm = RMSNorm(config.d_model, axis="embed", eps=config.norm_eps)
@@ -123,20 +126,23 @@ class Block(nnx.Module):
     self.sparse = sparse
 
   def feed_forward(self, x: Float[Array, "B T D"], replay: Int[Array, "B T K"] | None = None):
-    """The second half of the block, and what its router did; None without one."""
+    """Applies the second half of the block; also returns what its router did, None without one."""
     if not self.sparse:
       return x + self.mlp(self.mlp_norm(x)), None
     y, routed = self.mlp(self.mlp_norm(x), replay)
     return x + y, routed
 
   def __call__(self, x: Float[Array, "B T D"], positions: Int[Array, "B T"], rows: Rows, replay: Int[Array, "B T K"] | None = None):
-    """The block over whole rows, what its router did, and the keys and values of its attention."""
+    """Applies the block to whole rows; also returns what its router did, and keys and values."""
     mixed, kv = self.attention.over_rows(self.attention_norm(x), positions, rows)
     x, routed = self.feed_forward(x + mixed, replay)
     return x, routed, kv
 
   def step(self, x: Float[Array, "B D"], rotated: Rotation, prompts, blocks, view: cache.View):
-    """The block on one new token a row; with the cache's blocks that now hold it, and the experts that it visited (None without any)."""
+    """Applies the block to one new token per row.
+
+    Also returns the cache blocks with the token and the experts that it visited, None without any.
+    """
     mixed, blocks = self.attention.step(self.attention_norm(x), rotated, prompts, blocks, view)
     x, routed = self.feed_forward((x + mixed)[:, None])
     return x[:, 0], blocks, None if routed is None else routed.experts[:, 0]

@@ -1,4 +1,7 @@
-"""Weights, linear maps, and the low-rank adapters beside them. Every parameter names its logical axes; `mesh` maps these to mesh axes."""
+"""Weights, linear maps and their low-rank adapters.
+
+Every parameter names its logical axes; `mesh` maps these to mesh axes.
+"""
 
 import math
 import re
@@ -14,26 +17,28 @@ from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.types import Params
 
 ADAPTER = "_lora_"
-"""In the name of every adapter's matrix: `q_lora_a` and `q_lora_b` lie beside `q`."""
+"""Part of the name of every adapter matrix: `q_lora_a` and `q_lora_b` adapt `q`."""
 
 
 def param(rngs: nnx.Rngs, shape: tuple[int, ...], axes: tuple[str, ...], *, fan_in: int, dtype: str = "float32") -> nnx.Param:
-  """A weight drawn from N(0, 1/fan_in), cut at two deviations, with its logical axes."""
+  """Draws a weight from N(0, 1/fan_in), truncated at two deviations, with its logical axes."""
   init = jax.nn.initializers.truncated_normal(stddev=fan_in**-0.5)
   return nnx.Param(init(rngs.params(), shape, jnp.float32).astype(dtype), axes=axes)
 
 
 def adapter(module: nnx.Module, name: str, path: str, config: ModelConfig, *, rngs: nnx.Rngs, ins: int = 1, lead: int = 0) -> None:
-  """Gives a weight its adapter where the config asks for one: `NAME_lora_a` at random, `NAME_lora_b` at zero, so that nothing changes yet.
+  """Gives a weight an adapter if the config asks for one.
+
+  `NAME_lora_a` is random and `NAME_lora_b` is zero, so that the adapter has no effect at first.
 
   Args:
     module: Module that holds the weight as `name`.
     name: Attribute of the weight.
-    path: Text that `Lora.targets` are matched with.
+    path: Path of the linear map, matched against `Lora.targets`.
     config: Config of the model.
-    rngs: Keys of the module.
-    ins: Number of the weight's input axes.
-    lead: Number of axes before those, which number matrices (experts).
+    rngs: Random keys of the module.
+    ins: Number of input axes of the weight.
+    lead: Number of leading axes that index matrices (experts).
   """
   if config.lora is None or not any(re.fullmatch(target, path) for target in config.lora.targets):
     return
@@ -48,10 +53,11 @@ def adapter(module: nnx.Module, name: str, path: str, config: ModelConfig, *, rn
 
 @partial(jax.custom_vjp, nondiff_argnums=(2,))
 def matmul(x: Float[Array, "..."], weight: Float[Array, "..."], ins: int = 1) -> Float[Array, "..."]:
-  """The last `ins` axes of `x` with the first ones of `weight`, in the dtype of `x`.
+  """Contracts the last `ins` axes of `x` with the first ones of `weight`, in the dtype of `x`.
 
-  The gradient of the weight is computed as xᵀ·dy, as it is stored. JAX by itself computes its transpose, and XLA for CPUs then copies a
-  transposed dy: on a SwiGLU of 256 x 768 over 7,680 tokens that takes a third of the time.
+  The gradient of the weight is computed as xᵀ·dy, in the layout of the weight. JAX's own rule
+  computes its transpose, and XLA on CPUs then copies a transposed dy. On a SwiGLU of 256 x 768 over
+  7,680 tokens, the copy takes a third of the time.
 
   Example:
     >>> matmul(jnp.ones((2, 3)), jnp.ones((3, 4, 5)), 1).shape
@@ -73,7 +79,7 @@ matmul.defvjp(lambda x, weight, ins: (matmul(x, weight, ins), (x, weight)), _mat
 
 @jax.custom_vjp
 def swiglu(gate: Float[Array, "..."], up: Float[Array, "..."]) -> Float[Array, "..."]:
-  """silu(gate) ⊙ up. Keeps its two inputs for the backward pass, and nothing else.
+  """Computes silu(gate) ⊙ up, keeping only its two inputs for the backward pass.
 
   References:
     GLU variants improve transformer, arXiv:2002.05202, 2020.
@@ -91,17 +97,23 @@ swiglu.defvjp(lambda gate, up: (swiglu(gate, up), (gate, up)), _swiglu_bwd)
 
 
 def linear(module: nnx.Module, name: str, x: Float[Array, "..."], config: ModelConfig, *, ins: int = 1) -> Float[Array, "..."]:
-  """x·W, plus (alpha / rank)·(x·A)·B where there is an adapter, for the weight that a module holds as `name`; see `matmul`."""
+  """Computes x·W for the weight `name` of a module; see `matmul`.
+
+  Adds (alpha / rank)·(x·A)·B if the weight has an adapter.
+  """
   times = lambda x, weight, ins: checkpoint_name(matmul(x, weight[...], ins), "linear")
   y = times(x, getattr(module, name), ins)
   if not hasattr(module, f"{name}{ADAPTER}a"):
     return y
-  # Two thin products: the sum W + A·B is never formed, and neither is its gradient.
+  # Two thin products: neither the sum W + A·B nor its gradient is ever formed.
   low = times(x, getattr(module, f"{name}{ADAPTER}a"), ins)
   return y + config.lora.alpha / config.lora.rank * times(low, getattr(module, f"{name}{ADAPTER}b"), 1)
 
 
 def lower_precision(params: Params, dtype: str) -> Params:
-  """Casts the weights of any model, for a sampler; scales of norms and routers, which compute in float32, stay."""
+  """Casts the weights of any model for a sampler.
+
+  Norm scales and routers, which compute in float32, keep their dtype.
+  """
   stays = lambda path: path[-1].key in ("scale", "router")
   return jax.tree_util.tree_map_with_path(lambda path, x: x if stays(path) else x.astype(dtype), params)

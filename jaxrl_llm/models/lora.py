@@ -1,4 +1,4 @@
-"""Low-rank adapters as a part of the params tree: which leaves they are, the base without them, and the two made one."""
+"""Low-rank adapters in the params tree: finding, removing and merging them."""
 
 import jax
 import jax.numpy as jnp
@@ -12,15 +12,18 @@ from jaxrl_llm.types import Params
 
 
 def is_adapter(path: tuple) -> bool:
-  """Whether a path of the params tree leads to a matrix of an adapter."""
+  """Returns whether a path of the params tree leads to an adapter matrix."""
   return ADAPTER in path[-1].key
 
 
 def trainable(config: ModelConfig, params: PyTree) -> PyTree:
-  """The params tree, or one of logical axes, with True where a weight is trained: all weights, or only the adapters if there are any.
+  """Returns a tree with True for each weight that is trained, else False.
+
+  All weights are trained, or only the adapters if the config has any. `params` may also be the tree
+  of logical axes.
 
   Raises:
-    ValueError: targets that match no weight.
+    ValueError: If the targets match no weight.
   """
   is_leaf = lambda x: isinstance(x, tuple)
   if config.lora is None:
@@ -33,12 +36,18 @@ def trainable(config: ModelConfig, params: PyTree) -> PyTree:
 
 
 def reference(params: Params) -> Params:
-  """The frozen base as a policy of its own: the same arrays, with adapters that add nothing. Takes no further memory but theirs."""
+  """Returns the params of the frozen base: the same arrays, with adapters of zeros.
+
+  Only the adapters take further memory.
+  """
   return jax.tree_util.tree_map_with_path(lambda path, x: jnp.zeros_like(x) if is_adapter(path) else x, params)
 
 
 def merged(config: ModelConfig, params: Params) -> Params:
-  """W + (alpha / rank)·A·B in the place of each weight that has an adapter; the params of the same model without adapters."""
+  """Replaces each weight that has an adapter by W + (alpha / rank)·A·B.
+
+  Returns the params of the same model without adapters.
+  """
   return params if config.lora is None else _merged(config.lora, params)
 
 
@@ -54,14 +63,19 @@ def _merged(lora: Lora, tree: Params) -> Params:
 
 
 def _product(a: jax.Array, b: jax.Array, weight: jax.Array) -> jax.Array:
-  """A·B in the weight's shape, where A is [*lead, *ins, r], B is [*lead, r, *outs] and the weight [*lead, *ins, *outs]."""
+  """Computes A·B in the shape of the weight.
+
+  A is [*lead, *ins, r], B is [*lead, r, *outs] and the weight is [*lead, *ins, *outs].
+  """
   lead = a.ndim + b.ndim - 2 - weight.ndim
   thin, wide = a.reshape(*a.shape[:lead], -1, a.shape[-1]), b.reshape(*b.shape[: lead + 1], -1)
   return jnp.matmul(thin, wide).reshape(weight.shape)
 
 
 def merge(model: Model, params: Params) -> tuple[Model, Params]:
-  """Merges the adapters of a model, if any, into its weights: a model without adapters and its params, the same functions to rounding.
+  """Merges the adapters of a model, if any, into its weights.
+
+  Returns a model without adapters and its params, which compute the same up to rounding.
 
   Example:
     >>> from jaxrl_llm.models import Lora, preset

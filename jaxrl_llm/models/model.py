@@ -1,4 +1,4 @@
-"""`Model`: the decoder as the pure functions that the rest of the framework sees."""
+"""`Model`: a decoder as the pure functions that the rest of the framework uses."""
 
 import re
 from collections.abc import Callable
@@ -18,7 +18,7 @@ from jaxrl_llm.types import Forward, Params, TrainBatch
 
 
 class DecodingWeights(NamedTuple):
-  """Params laid out for decoding: what is in no block, and the weights of each block by itself."""
+  """Params laid out for decoding: the weights of each block by itself, and those outside blocks."""
 
   rest: Params
   blocks: tuple[PyTree, ...]
@@ -28,26 +28,33 @@ class Model(NamedTuple):
   """A decoder as pure functions of its params (a nested dict of arrays).
 
   Attributes:
-    config: sizes and options.
-    init: `(key) -> params`.
-    logits: `(params, tokens, positions, segments) -> float32 [B T V]`; logits at t score token t + 1.
-    forward: `(params, tokens, positions, segments, routing=None, *, prefixes=None, router_losses=False) -> Forward`; as `logits`, with
-      recorded routes replayed and what the routers did.
-    hidden: as `forward`, up to the final hidden states and no further.
-    unembed: `(params, hidden) -> float32 logits`; reads the output head alone.
-    logprobs: `(params, batch, sources, *, filter_logits, learns_entropy=False, router_losses=False) -> (logprobs, entropy, Forward)`; see
-      `LogprobsFn` of `train_step`.
-    prefill: `(params, tokens [n P], mask [n P], *, dtype) -> (cache, routes [n P L K] or None)`: the prompts, and no room for more yet.
-    grow: `(cache, rows, columns, *, dtype) -> cache` with room for that many more tokens a row; of None, for prompts of one token, whose
-      last is decoded and not prefilled.
-    resume: `(params, tokens [B W], mask [B W], cache) -> cache` with rows that have tokens already: of their keys and values, all that
-      stand on the right, as many as the blocks have columns.
-    decoding_weights: `(params) -> weights` laid out for `decode`; a copy, made once before a loop of steps.
-    decode: `(weights, tokens [B], positions [B], cache, *, column, seen, prompts_seen, rows, sequences) -> (float32 logits [B V], cache,
-      routes [B L K] or None)` of one more token a row; see `View` for what it sees of the cache, which is the caller's to say.
-    logical_axes: the params tree with a tuple of logical axis names in the place of each array; stacked blocks lead with `layers`.
-    num_params: number of weights.
-    mesh: devices; None is one.
+    config: Sizes and options.
+    init: Function `(key) -> params` that draws random weights.
+    logits: Forward pass `(params, tokens, positions, segments) -> float32 [B T V]`. Logits at t
+      score token t + 1.
+    forward: Forward pass `(params, tokens, positions, segments, routing=None, *, prefixes=None,
+      router_losses=False) -> Forward`. Like `logits`, but also replays recorded routes and returns
+      what the routers did.
+    hidden: Same as `forward`, but stops at the final hidden states.
+    unembed: Output head `(params, hidden) -> float32 logits`. It reads only the head's weights.
+    logprobs: Function `(params, batch, sources, *, filter_logits, learns_entropy=False,
+      router_losses=False) -> (logprobs, entropy, Forward)`. See `LogprobsFn` of `train_step`.
+    prefill: Forward pass over prompts `(params, tokens [n P], mask [n P], *, dtype) -> (cache,
+      routes [n P L K] or None)`. The cache has no room for responses yet.
+    grow: Function `(cache, rows, columns, *, dtype) -> cache` that adds room for `columns` more
+      tokens in each row. The cache may be None if prompts have one token, because the last token
+      of a prompt is decoded, not prefilled.
+    resume: Function `(params, tokens [B W], mask [B W], cache) -> cache` for rows that already have
+      tokens. It fills the blocks with the rightmost keys and values, one for each column.
+    decoding_weights: Function `(params) -> weights` that lays out a copy of the params for
+      `decode`, once before a loop of steps.
+    decode: Decoding step `(weights, tokens [B], positions [B], cache, *, column, seen,
+      prompts_seen, rows, sequences) -> (float32 logits [B V], cache, routes [B L K] or None)` for
+      one more token per row. The caller chooses what the token sees of the cache; see `View`.
+    logical_axes: Params tree with a tuple of logical axis names in place of each array. The axes of
+      stacked blocks begin with `layers`.
+    num_params: Number of weights.
+    mesh: Device mesh; None is one device.
   """
 
   config: ModelConfig
@@ -71,12 +78,14 @@ def pure(make: Callable[[nnx.Rngs], nnx.Module]) -> tuple[Callable[[Params], nnx
   """Splits the module that `make` builds into a static graph and params.
 
   Returns:
-    `bind`, params to module; `init`, key to params; the params tree with logical axes in the place of arrays; the number of weights.
+    `bind`, from params to module; `init`, from key to params; the params tree with logical axes in
+    place of arrays; the number of weights.
   """
   graph, abstract = nnx.split(nnx.eval_shape(lambda: make(nnx.Rngs(0))))
 
   def bind(params: Params) -> nnx.Module:
-    state = jax.tree.map(lambda x: x, abstract)  # A copy of the structure: filling it must not leak tracers into `abstract`.
+    # Copy the structure, so that filling it leaks no tracers into `abstract`.
+    state = jax.tree.map(lambda x: x, abstract)
     nnx.replace_by_pure_dict(state, params)
     return nnx.merge(graph, state)
 
@@ -93,17 +102,19 @@ def pure(make: Callable[[nnx.Rngs], nnx.Module]) -> tuple[Callable[[Params], nnx
 
 
 def make_model(config: ModelConfig, *, mesh: Mesh | None = None) -> Model:
-  """Splits a `Transformer` once into a static graph and params, and wraps its methods as pure functions.
+  """Splits a `Transformer` into a static graph and params, and wraps its methods as pure functions.
 
   Args:
-    config: sizes and options.
-    mesh: devices, for the parts that XLA cannot split by itself (experts, attention kernels); None is one device.
+    config: Sizes and options.
+    mesh: Device mesh for the parts that XLA cannot shard by itself (experts, attention kernels);
+      None is one device.
 
   Returns:
     The model. Nothing is allocated until `init` runs.
 
   Raises:
-    ValueError: query heads that key-value heads do not divide, or experts that do not fit the layers.
+    ValueError: If the number of key-value heads does not divide the number of query heads, or the
+      experts do not fit the layers.
 
   Example:
     >>> import jax.numpy as jnp
@@ -195,7 +206,7 @@ def make_model(config: ModelConfig, *, mesh: Mesh | None = None) -> Model:
 
 
 def head_names(config: ModelConfig) -> tuple[str, ...]:
-  """Params that the output head reads."""
+  """Returns the names of the params that the output head reads."""
   if config.tie_embeddings:
     return ("embedding",)
   adapted = config.lora is not None and any(re.fullmatch(target, "head") for target in config.lora.targets)
@@ -203,10 +214,11 @@ def head_names(config: ModelConfig) -> tuple[str, ...]:
 
 
 def check(config: ModelConfig) -> None:
-  """Refuses sizes that do not go together.
+  """Rejects inconsistent sizes.
 
   Raises:
-    ValueError: names the size, what was found and what was expected.
+    ValueError: If two sizes are inconsistent. The message names the size, its value and the
+      expected one.
   """
   if config.num_heads % config.num_kv_heads:
     raise ValueError(f"model: num_heads={config.num_heads} must be a multiple of num_kv_heads={config.num_kv_heads}")

@@ -1,4 +1,4 @@
-"""A mixture of experts without dropped tokens: the router, the dispatch to experts on this or other devices, and an oracle for tests."""
+"""A mixture of experts that drops no tokens: router, dispatch over devices, and router losses."""
 
 from functools import partial
 from typing import NamedTuple
@@ -16,7 +16,10 @@ from jaxrl_llm.models.linear import adapter, param, swiglu
 
 
 class Routed(NamedTuple):
-  """The experts that each token visited, the router's own choice (which differs if recorded routes are replayed), float32 logits."""
+  """The experts that each token visited, the router's own choice, and its float32 logits.
+
+  The choice differs from the visited experts if recorded routes are replayed.
+  """
 
   experts: Int[Array, "B T K"]
   live: Int[Array, "B T K"]
@@ -26,15 +29,18 @@ class Routed(NamedTuple):
 def route(
   logits: Float[Array, "*batch E"], replay: Int[Array, "*batch K"] | None, *, top_k: int, norm_top_k: bool
 ) -> tuple[Float[Array, "*batch K"], Int[Array, "*batch K"], Int[Array, "*batch K"]]:
-  """Gates and experts: g = softmax over the visited experts' logits, or their part of the softmax over all.
+  """Computes the experts that each token visits, and their gates.
 
-  Only the choice of experts is replayed; the gates are computed from the live logits, so the router still learns.
+  The gates are the softmax over the logits of the visited experts, or their part of the softmax
+  over all experts. Only the choice of experts is replayed. The gates are computed from the live
+  logits, so the router still learns.
 
   Args:
     logits: Float32 logits of the router.
-    replay: Experts to visit instead of the top k, -1 for the live router's; None is live everywhere.
-    top_k: See `Experts`.
-    norm_top_k: See `Experts`.
+    replay: Experts to visit instead of the top k, -1 for those of the live router. None uses the
+      live router everywhere.
+    top_k: Number of experts that a token visits; see `Experts`.
+    norm_top_k: Whether the gates of the visited experts sum to 1; see `Experts`.
 
   Returns:
     Gates, the experts that they belong to, and the experts of the live router.
@@ -45,7 +51,8 @@ def route(
     ([0, 2], [1, 2], [0.269, 0.731])
 
   References:
-    Stabilizing MoE reinforcement learning by aligning training and inference routers (R3), arXiv:2510.11370, 2025.
+    Stabilizing MoE reinforcement learning by aligning training and inference routers (R3),
+    arXiv:2510.11370, 2025.
   """
   _, live = jax.lax.top_k(logits, top_k)
   experts = routing.replayed(replay, live)
@@ -55,7 +62,7 @@ def route(
 
 
 class Weights(NamedTuple):
-  """Weights of the experts; adapters are None where there are none."""
+  """Weights of the experts; an adapter is None if the config has none for it."""
 
   gate: Float[Array, "E D F"]
   up: Float[Array, "E D F"]
@@ -68,22 +75,23 @@ class Weights(NamedTuple):
 def dispatch(
   x: Float[Array, "N D"], gates: Float[Array, "N K"], experts: Int[Array, "N K"], weights: Weights, *, first=0, scale: float = 1.0
 ) -> Float[Array, "N D"]:
-  """Σ_k g_k · expert_k(x) over the experts at hand; the others count 0.
+  """Computes Σ_k g_k · expert_k(x) over the local experts; the others contribute 0.
 
-  Token copies are sorted by expert, so that each weight matrix meets its tokens in one run: no capacity, no dropped token.
+  Copies of tokens are sorted by expert, so that the tokens of each weight matrix are contiguous.
+  There is no capacity limit, and no token is dropped.
 
   Args:
-    x: Tokens.
+    x: Hidden states of the tokens.
     gates: Gates of the visited experts.
-    experts: Numbers of the visited experts.
-    weights: Weights of the experts at hand.
-    first: Number of the first expert at hand.
-    scale: alpha / rank of the adapters.
+    experts: Indices of the visited experts.
+    weights: Weights of the local experts.
+    first: Index of the first local expert.
+    scale: Scale of the adapters, alpha / rank.
   """
   num_tokens, top_k = experts.shape
   num_local = weights.gate.shape[0]
   local = experts.reshape(-1) - first
-  local = jnp.where((local >= 0) & (local < num_local), local, num_local)  # Copies for other devices go to the end.
+  local = jnp.where((local >= 0) & (local < num_local), local, num_local)  # Copies for other devices sort last.
   order = jnp.argsort(local, stable=True)
   sizes = jnp.bincount(local, length=num_local + 1)[:num_local].astype(jnp.int32)
   place = permutations.inverse(order)
@@ -98,7 +106,7 @@ def dispatch(
 
   hidden = swiglu(linear(rows, weights.gate, weights.gate_lora), linear(rows, weights.up, weights.up_lora))
   y = linear(hidden, weights.down, weights.down_lora)
-  # What a ragged product leaves behind its last group differs between platforms.
+  # The rows that a ragged product leaves after its last group differ between platforms.
   y = jnp.where((jnp.arange(len(order)) < jnp.sum(sizes))[:, None], y, 0)
   y = permutations.permuted(y, place, order).reshape(num_tokens, top_k, -1)
   return jnp.einsum("nkd,nk->nd", y, gates.astype(y.dtype), preferred_element_type=jnp.float32).astype(x.dtype)
@@ -106,7 +114,10 @@ def dispatch(
 
 @jax.custom_vjp
 def _copied(x: Array, order: Array, place: Array) -> Array:
-  """K = len(order) / len(x) copies of each token, in order. The gradient is a sum over gathered copies, where JAX would scatter them."""
+  """Returns K = len(order) / len(x) copies of each token, in the given order.
+
+  Its gradient sums gathered copies; JAX's own would be a scatter.
+  """
   return x[order // (len(order) // len(x))]
 
 
@@ -122,11 +133,12 @@ _copied.defvjp(lambda x, order, place: (_copied(x, order, place), (x[:, 0], plac
 def over_mesh(
   x: Float[Array, "B T D"], gates: Float[Array, "B T K"], experts: Int[Array, "B T K"], weights: Weights, *, mesh: Mesh | None, scale: float
 ) -> Float[Array, "B T D"]:
-  """`dispatch` where the experts lie on several devices.
+  """Runs `dispatch` with experts sharded over devices.
 
-  The tokens of the devices that share a set of experts are gathered, each device adds what its own experts say of them, and the sums are
-  scattered back to where the tokens came from. Nothing is dropped and nothing is padded, whatever the load. Rows lie over the mesh axes
-  data, fsdp and expert, their slots over context; experts over expert, their hidden layers over tensor.
+  The tokens of the devices that share a set of experts are gathered. Each device adds the outputs
+  of its own experts, and the sums are scattered back to the devices of the tokens. Nothing is
+  dropped or padded, whatever the load. Rows are sharded over the mesh axes data, fsdp and expert,
+  and their slots over context. Experts are sharded over expert, their hidden layers over tensor.
   """
 
   def flat(x, gates, experts, weights, first=0):
@@ -135,7 +147,7 @@ def over_mesh(
 
   if mesh is None or mesh.size == 1:
     return flat(x, gates, experts, weights)
-  # A batch that does not divide, such as a single prompt by hand, lies whole on every device; so do slots that do not.
+  # Rows and slots that do not divide evenly, such as a single prompt, are replicated.
   is_split = x.shape[0] % num_row_shards(mesh) == 0
   rows = PartitionSpec(BATCH_AXES if is_split else None, "context" if x.shape[1] % mesh.shape["context"] == 0 else None)
   wide, tall, thin = PartitionSpec("expert", None, "tensor"), PartitionSpec("expert", "tensor", None), PartitionSpec("expert", None, None)
@@ -154,7 +166,7 @@ def over_mesh(
 
 
 class MoE(nnx.Module):
-  """y = Σ_k g_k · SwiGLU_k(x) over the K experts that the router picks for each token.
+  """A mixture y = Σ_k g_k · SwiGLU_k(x) of the K experts that the router picks for each token.
 
   References:
     Qwen3 technical report, arXiv:2505.09388, 2025.
@@ -162,7 +174,7 @@ class MoE(nnx.Module):
 
   def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs, mesh: Mesh | None = None):
     d, e, f = config.d_model, config.experts.num_experts, config.experts.d_ff
-    # float32 whatever the other weights are: a route that flips with rounding is a jump of the policy.
+    # Always float32: a route that flips by rounding changes the policy abruptly.
     self.router = param(rngs, (d, e), ("embed", "router"), fan_in=d)
     self.gate = param(rngs, (e, d, f), ("expert", "embed", "mlp"), fan_in=d, dtype=config.param_dtype)
     self.up = param(rngs, (e, d, f), ("expert", "embed", "mlp"), fan_in=d, dtype=config.param_dtype)
@@ -174,7 +186,7 @@ class MoE(nnx.Module):
 
   @jax.named_scope("moe")
   def __call__(self, x: Float[Array, "B T D"], replay: Int[Array, "B T K"] | None) -> tuple[Float[Array, "B T D"], Routed]:
-    """The mixture, and what the router did."""
+    """Applies the mixture; also returns what the router did."""
     experts = self.config.experts
     logits = jnp.einsum("btd,de->bte", x.astype(jnp.float32), self.router[...])
     gates, visited, live = route(logits, replay, top_k=experts.top_k, norm_top_k=experts.norm_top_k)
@@ -190,15 +202,19 @@ class MoE(nnx.Module):
 def balance_loss(
   logits: Float[Array, "B T E"], experts: Int[Array, "B T K"], segments: Int[Array, "B T"], prefixes: Int[Array, "B T"] | None = None
 ) -> Float[Array, "B T"]:
-  """E/K · Σ_e f_e p_te at each token, f_e the fraction of its sequence's tokens that visited expert e, without gradient; 1 where even.
+  """Computes E/K · Σ_e f_e p_te at each token t; it is 1 for an even load.
 
-  Logits and experts are those of `Routed`; a token's sequence is its segment and the prefix before it, see `Rows`.
+  f_e is the fraction of the tokens of its sequence that visited expert e; it has no gradient. p_te
+  is the router's probability. Logits and experts are those of `Routed`. The sequence of a token is
+  its segment and the prefix before it; see `Rows`.
 
   References:
-    DeepSeek-V2, arXiv:2405.04434, 2024 (balance within a sequence); Switch transformers, arXiv:2101.03961, 2021.
+    DeepSeek-V2, arXiv:2405.04434, 2024 (balance within a sequence); Switch transformers,
+    arXiv:2101.03961, 2021.
 
   Note:
-    Switch's fractions are over a batch. Over a sequence the loss is a weighted sum of tokens, which no split of the batch can change.
+    Switch computes fractions over a batch. Over a sequence, the loss is a weighted sum of tokens,
+    which no split of the batch can change.
   """
   num_experts, top_k = logits.shape[-1], experts.shape[-1]
   visits = jnp.sum(jax.nn.one_hot(experts, num_experts), axis=-2)
@@ -215,7 +231,7 @@ def balance_loss(
 
 
 def z_loss(logits: Float[Array, "B T E"]) -> Float[Array, "B T"]:
-  """(log Σ_e exp z_te)² at each token: keeps router logits small.
+  """Computes (log Σ_e exp z_te)² at each token t, which keeps router logits small.
 
   References:
     ST-MoE, arXiv:2202.08906, 2022.

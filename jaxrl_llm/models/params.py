@@ -1,4 +1,4 @@
-"""Trained and frozen weights as two trees, and as one."""
+"""Splitting params into trained and frozen weights, and joining them again."""
 
 import jax
 from jaxtyping import PyTree
@@ -7,9 +7,10 @@ from jaxrl_llm.types import Params
 
 
 def partition(params: Params, trainable: PyTree | None) -> tuple[Params, Params]:
-  """Splits weights into the trained and the frozen ones, two trees with None in the place of each other's.
+  """Splits params into a tree of trained weights and a tree of frozen ones.
 
-  `trainable` is the params tree with True where a weight is trained; None trains all of them.
+  Each tree holds None in place of the weights of the other. `trainable` is the params tree with
+  True for each weight that is trained; None trains all of them.
   """
   if trainable is None:
     return params, jax.tree.map(lambda _: None, params)
@@ -18,5 +19,5 @@ def partition(params: Params, trainable: PyTree | None) -> tuple[Params, Params]
 
 
 def combine(trained: Params, frozen: Params) -> Params:
-  """Joins what `partition` split."""
+  """Joins the two trees that `partition` returns."""
   return jax.tree.map(lambda a, b: b if a is None else a, trained, frozen, is_leaf=lambda x: x is None)

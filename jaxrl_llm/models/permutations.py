@@ -1,4 +1,7 @@
-"""Permutations of rows whose gradients are permutations too: accelerators sort and scatter slowly, and their compilers slower."""
+"""Permutations of rows whose gradients are permutations too.
+
+Accelerators sort and scatter slowly, and both are even slower to compile.
+"""
 
 import jax
 import jax.numpy as jnp
@@ -6,7 +9,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 
 def inverse(order: Int[Array, " n"]) -> Int[Array, " n"]:
-  """The permutation that undoes one. By a scatter of numbers, where a second sort would do as well.
+  """Returns the inverse of a permutation, by a scatter of indices instead of a second sort.
 
   Example:
     >>> inverse(jnp.array([2, 0, 1])).tolist()
@@ -16,7 +19,7 @@ def inverse(order: Int[Array, " n"]) -> Int[Array, " n"]:
 
 
 def true_first(flags: Bool[Array, " n"]) -> tuple[Int[Array, " n"], Int[Array, " n"]]:
-  """The order that brings the true ones to the front, either kind as it stood, and its inverse; without a sort.
+  """Returns the stable order that puts true flags first, and its inverse, without a sort.
 
   Example:
     >>> [x.tolist() for x in true_first(jnp.array([False, True, False, True]))]
@@ -29,7 +32,10 @@ def true_first(flags: Bool[Array, " n"]) -> tuple[Int[Array, " n"], Int[Array, "
 
 @jax.custom_vjp
 def permuted(x: Float[Array, "n ..."], order: Int[Array, " n"], place: Int[Array, " n"]) -> Float[Array, "n ..."]:
-  """x[order], where `place` is the inverse of `order`. Its gradient is a permutation too, which JAX does not know: it would scatter."""
+  """Returns x[order], given `place`, the inverse of `order`.
+
+  Its gradient is a permutation too; JAX's own would be a scatter.
+  """
   return x[order]
 
 

@@ -1,47 +1,51 @@
-"""Decoders by name: two small ones for laptops and tests, and the published sizes of the families that `load` can read."""
+"""Model configs by name: small ones for laptops and tests, and published sizes.
+
+The published sizes are those of the families that `load` can read.
+"""
 
 from jaxrl_llm.messages import Problem, did_you_mean
 from jaxrl_llm.models.config import DTYPES, Experts, ModelConfig, RopeScaling
 
 
 def _qwen2(num_layers, d_model, num_heads, num_kv_heads, d_ff, *, head_dim=128, norm_eps=1e-6, max_positions=32768, tie=False):
-  """Qwen2.5; the large vocabularies are those of the untied sizes."""
+  """Makes a Qwen2.5; the untied sizes have the larger vocabulary."""
   sizes = (151936 if tie else 152064, num_layers, d_model, num_heads, num_kv_heads, head_dim, d_ff)
   return ModelConfig(*sizes, rope_theta=1e6, norm_eps=norm_eps, qkv_bias=True, tie_embeddings=tie, max_positions=max_positions)
 
 
 def _qwen3(num_layers, d_model, num_heads, num_kv_heads, d_ff, *, tie=False, experts=None):
-  """Qwen3, dense or with experts in every layer."""
+  """Makes a Qwen3, dense or with experts in every layer."""
   sizes = (151936, num_layers, d_model, num_heads, num_kv_heads, 128, d_ff)
   return ModelConfig(*sizes, rope_theta=1e6, qk_norm=True, tie_embeddings=tie, max_positions=40960, experts=experts)
 
 
 def _llama3(num_layers, d_model, num_heads, d_ff, *, head_dim=128, factor=8.0, tie=False):
-  """Llama 3.1 and later, with the context stretched to 128k."""
+  """Makes a Llama 3.1 or later, with the context extended to 128k tokens."""
   sizes, scaling = (128256, num_layers, d_model, num_heads, 8, head_dim, d_ff), RopeScaling(factor, 1.0, 4.0, 8192)
   return ModelConfig(*sizes, rope_theta=5e5, norm_eps=1e-5, tie_embeddings=tie, max_positions=131072, rope_scaling=scaling)
 
 
 def _smollm2(num_layers, d_model, num_heads, num_kv_heads, d_ff, *, rope_theta=1e5):
-  """SmolLM2, a Llama with tied embeddings."""
+  """Makes a SmolLM2, a Llama with tied embeddings."""
   sizes = (49152, num_layers, d_model, num_heads, num_kv_heads, 64, d_ff)
   return ModelConfig(*sizes, rope_theta=rope_theta, norm_eps=1e-5, tie_embeddings=True, max_positions=8192)
 
 
-# Small ones that are not published anywhere; their vocabulary is the tokenizer's.
+# Small models of this project, not published; their vocabulary is the tokenizer's.
 LOCAL = ("tiny", "nano", "tiny-moe", "nano-moe")
 
-# 0.8M parameters at a byte vocabulary: learns the laptop job in minutes on two CPU cores.
+# 0.8M parameters with a byte vocabulary: learns the laptop job in minutes on two CPU cores.
 _TINY = ModelConfig(vocab_size=264, num_layers=4, d_model=128, num_heads=4, num_kv_heads=2, head_dim=32, d_ff=384, qk_norm=True)
-# For tests of plumbing: compiles and runs in no time, learns nothing worth having.
+# For tests of plumbing: compiles and runs in no time, learns nothing useful.
 _NANO = ModelConfig(vocab_size=264, num_layers=2, d_model=32, num_heads=4, num_kv_heads=2, head_dim=8, d_ff=64, qk_norm=True)
 
-# The published ones have the values of the base checkpoint's config.json. For Qwen2.5 of 14b and more, the instruct checkpoints differ
-# from it: norm_eps 1e-6, and a context of 32,768 tokens. `load` takes whatever the checkpoint's own file says.
+# Published sizes have the values of the base checkpoint's config.json. For Qwen2.5 of 14b and more,
+# the instruct checkpoints differ: norm_eps 1e-6, and a context of 32,768 tokens. `load` always uses
+# the values in the checkpoint's own file.
 PRESETS = {
   "tiny": _TINY,
   "nano": _NANO,
-  # As many weights active for a token as in "tiny", of four times as many in the experts.
+  # As many active weights per token as in "tiny", and four times as many in the experts.
   "tiny-moe": _TINY._replace(experts=Experts(8, 2, 192)),
   "nano-moe": _NANO._replace(experts=Experts(8, 2, 32)),
   "qwen2.5-0.5b": _qwen2(24, 896, 14, 2, 4864, head_dim=64, tie=True),
@@ -71,16 +75,17 @@ PRESETS = {
 
 
 def preset(name: str, *, vocab_size: int | None = None, dtype: str = "float32", remat: str = "none") -> ModelConfig:
-  """A preset by name, for a tokenizer of `vocab_size` ids.
+  """Returns a preset by name, for a tokenizer of `vocab_size` ids.
 
   Args:
-    name: key of `PRESETS`.
-    vocab_size: ids of the tokenizer. The published sizes keep the rows of their embedding, which may be more, and need no number here.
-    dtype: of activations; see `ModelConfig`.
-    remat: see `ModelConfig`.
+    name: Key of `PRESETS`.
+    vocab_size: Number of ids of the tokenizer. Published sizes do not need it: they keep the rows
+      of their embedding, which may be more.
+    dtype: Dtype of activations; see `ModelConfig`.
+    remat: Rematerialisation policy; see `ModelConfig`.
 
   Raises:
-    ValueError: unknown name or dtype, a vocabulary that is missing or does not fit.
+    ValueError: If the name or dtype is unknown, or the vocabulary is missing or does not fit.
 
   Example:
     >>> preset("tiny", vocab_size=264).num_layers

@@ -1,4 +1,7 @@
-"""What the backward pass keeps of each block, by name: the trade of memory for a second forward pass."""
+"""Rematerialisation policies: what the backward pass keeps of each block.
+
+A policy saves memory at the cost of a second forward pass.
+"""
 
 from collections.abc import Callable
 
@@ -8,7 +11,10 @@ from jax.ad_checkpoint import checkpoint_policies
 from jaxrl_llm.messages import Problem, did_you_mean
 
 NAMED = ("linear", "attention")
-"""Results that `linear` and the attention kernels give a name: their own rules of differentiation hide the products from a policy."""
+"""Names that `linear` and the attention kernels give to their results.
+
+Their custom derivatives hide the matrix products from a policy.
+"""
 
 POLICIES: dict[str, Callable | None] = {
   "none": None,
@@ -20,20 +26,23 @@ POLICIES: dict[str, Callable | None] = {
     names_which_can_be_saved=[], names_which_can_be_offloaded=list(NAMED), offload_src="device", offload_dst="pinned_host"
   ),
 }
-"""What `jax.checkpoint` may keep of a block. None: no checkpoint at all, everything is kept."""
+"""Policies of `jax.checkpoint` by name. None means no checkpoint: everything is kept."""
 
 
 def rematerialised(step: Callable, policy: str) -> Callable:
-  """A step of a scan whose backward pass computes again what the policy, a key of `POLICIES`, does not keep."""
-  # Inside a scan the two passes lie in two loops, which nothing can merge: no barrier against it is needed.
+  """Wraps the step of a scan so that its backward pass recomputes what the policy does not keep.
+
+  `policy` is a key of `POLICIES`.
+  """
+  # In a scan the two passes are separate loops, which XLA cannot merge, so no barrier is needed.
   return step if policy == "none" else jax.checkpoint(step, prevent_cse=False, policy=POLICIES[policy])
 
 
 def check_policy(name: str) -> None:
-  """Refuses what is no key of `POLICIES`.
+  """Rejects a name that is not a key of `POLICIES`.
 
   Raises:
-    ValueError: one line, with the fix.
+    ValueError: If the name is unknown. One line, with the fix.
 
   Example:
     >>> check_policy("ful")

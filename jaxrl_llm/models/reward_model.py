@@ -1,4 +1,7 @@
-"""Reward models: a decoder's trunk and one number, read at the last token of prompt and response; in transformers' format in and out."""
+"""Reward models: a decoder's trunk with a scalar head, read at the last token of a response.
+
+Checkpoints are read and written in the format of transformers.
+"""
 
 import os
 import pathlib
@@ -29,14 +32,15 @@ class RewardModel(NamedTuple):
   """A reward model as pure functions of its params.
 
   Attributes:
-    config: of its trunk, without an output head.
-    init: `(key) -> params`, the trunk at random and a head of zeros.
-    token_rewards: `(params, tokens, positions, segments) -> float32 [B T]` of packed rows: the reward if a sequence ended with
-      that token.
-    rewards: `(params, tokens [B T], lengths [B]) -> float32 [B]` of rows padded on the right: the reward at each one's last token.
-    logical_axes: as `Model.logical_axes`.
-    num_params: number of weights.
-    mesh: devices; None is one.
+    config: Config of the trunk, without an output head.
+    init: Function `(key) -> params` with a random trunk and a head of zeros.
+    token_rewards: Function `(params, tokens, positions, segments) -> float32 [B T]` over packed
+      rows. Each value is the reward if the sequence ended with that token.
+    rewards: Function `(params, tokens [B T], lengths [B]) -> float32 [B]` over rows padded on the
+      right. Each value is the reward at the last token of the row.
+    logical_axes: Logical axes of the params, in the form of `Model.logical_axes`.
+    num_params: Number of weights.
+    mesh: Device mesh; None is one device.
   """
 
   config: ModelConfig
@@ -49,7 +53,9 @@ class RewardModel(NamedTuple):
 
 
 def make_reward_model(config: ModelConfig, *, mesh: Mesh | None = None) -> RewardModel:
-  """Makes a reward model with the trunk of a decoder; all of its weights are trained. Nothing is allocated until `init` runs.
+  """Makes a reward model with the trunk of a decoder.
+
+  All of its weights are trained. Nothing is allocated until `init` runs.
 
   Example:
     >>> import jax
@@ -76,14 +82,14 @@ def make_reward_model(config: ModelConfig, *, mesh: Mesh | None = None) -> Rewar
 
 
 def trunk_config(config: ModelConfig) -> ModelConfig:
-  """A decoder's config without what a trunk does not have: an output head of its own, and adapters."""
+  """Returns a decoder's config without an output head of its own and without adapters."""
   return config._replace(tie_embeddings=True, lora=None)
 
 
 def reward_entries(config: ModelConfig, *, head: bool = True) -> list[Entry]:
-  """The table between the tensors of a sequence classifier of transformers and the params of a reward model.
+  """Maps the tensors of a transformers sequence classifier to the params of a reward model.
 
-  Without the head, it is that of the trunk alone, as a language model has it.
+  Without the head, the table covers only the trunk, which is the same in a language model.
 
   Example:
     >>> from jaxrl_llm.models import preset
@@ -96,43 +102,47 @@ def reward_entries(config: ModelConfig, *, head: bool = True) -> list[Entry]:
 
 
 def is_classifier(path: str | os.PathLike) -> bool:
-  """Whether the config of a checkpoint names a sequence classifier; reads no tensors.
+  """Returns whether the config of a checkpoint names a sequence classifier; reads no tensors.
 
   Raises:
-    ValueError: see `pretrained.where.resolve`.
+    ValueError: If `pretrained.where.resolve` rejects the path.
   """
   found = where.resolve(path)
   return found.is_dir() and (found / CONFIG).exists() and _named(read_json(found / CONFIG)).endswith(_CLASSIFIER)
 
 
 def read_reward_config(path: str | os.PathLike) -> ModelConfig:
-  """The trunk of a reward model in a folder of transformers (`AutoModelForSequenceClassification` with one label); reads headers only.
+  """Reads the config of the trunk of a reward model, from headers alone.
+
+  The folder is one of transformers: `AutoModelForSequenceClassification` with one label.
 
   Raises:
-    ValueError: no such folder; a language model, which has no reward head; several labels; tensors that do not fit. One line.
+    ValueError: If the folder does not exist, holds a language model (which has no reward head), has
+      several labels, or its tensors do not fit. One line.
   """
   return _open(path)[0]
 
 
 def pad_id(path: str | os.PathLike) -> int | None:
-  """The id that a reward model's `config.json` fills rows with; None where it names none.
+  """Returns the padding id in a reward model's `config.json`; None if it has none.
 
-  Transformers reads the reward at the last token that is not this one.
+  Transformers reads the reward at the last token that is not padding.
   """
   found = read_json(where.resolve(path) / CONFIG).get("pad_token_id")
   return found if isinstance(found, int) and found >= 0 else None
 
 
 def load_reward_params(path: str | os.PathLike, model: RewardModel, *, key: Array | None = None) -> Params:
-  """The weights of a reward model; or of a language model's trunk, beside a head of zeros.
+  """Loads the weights of a reward model, or those of a language model's trunk with a head of zeros.
 
   Args:
-    path: a folder of either, or a `.gguf` file of the latter.
-    model: the same trunk as the checkpoint's, of any dtype.
-    key: None is key 0; nothing that is kept is drawn with it.
+    path: Folder of either model, or a `.gguf` file of a language model.
+    model: Model with the trunk of the checkpoint, in any dtype.
+    key: Random key for initialisation; None is key 0. No weight that it draws is kept.
 
   Raises:
-    ValueError: see `read_reward_config` and `load_params`, and a checkpoint of another model.
+    ValueError: If the checkpoint is of another model, or `read_reward_config` or `load_params`
+      rejects it.
   """
   if is_classifier(path):
     config, source = _open(path)
@@ -155,25 +165,27 @@ def save_reward_model(
   tokenizer_from: str | os.PathLike | None = None,
   notes: Mapping[str, Mapping[str, Any]] = MappingProxyType({}),
 ) -> None:
-  """Saves a reward model for `AutoModelForSequenceClassification.from_pretrained`, and for `load_reward_params`.
+  """Saves a reward model in the format of transformers.
+
+  Both `AutoModelForSequenceClassification.from_pretrained` and `load_reward_params` can read it.
 
   Args:
-    path: the folder, which is made and must not hold anything.
-    model: the model.
-    params: its params, on any devices.
-    pad_token_id: fills rows; transformers reads the reward at the last token that is another.
-    dtype: of the saved weights; None saves each array as it is held.
-    tokenizer_from: a folder to copy the tokenizer from.
-    notes: further JSON files by name.
+    path: Folder to create. It must not exist or must be empty.
+    model: Reward model.
+    params: Params of the model, on any devices.
+    pad_token_id: Padding id. Transformers reads the reward at the last token that is not padding.
+    dtype: Dtype of the saved weights; None keeps the dtype of each array.
+    tokenizer_from: Folder to copy the tokenizer from.
+    notes: Further JSON files by name.
 
   Raises:
-    ValueError: see `save_hf`.
+    ValueError: If `save_hf` would reject the arguments.
   """
   raw = to_hf_config(model.config)
   (name,) = raw["architectures"]
   raw |= {
     "architectures": [name.replace(_LANGUAGE_MODEL, _CLASSIFIER)],
-    "id2label": {"0": "LABEL_0"},  # Which is how transformers writes num_labels=1.
+    "id2label": {"0": "LABEL_0"},  # How transformers writes num_labels=1.
     "label2id": {"LABEL_0": 0},
     "pad_token_id": pad_token_id,
   }
@@ -204,7 +216,7 @@ def _read_config(folder: pathlib.Path) -> ModelConfig:
     )
   labels = raw.get("num_labels")
   if labels is None:
-    labels = len(raw["id2label"]) if isinstance(raw.get("id2label"), dict) else 2  # Transformers writes its default, 2, not at all.
+    labels = len(raw["id2label"]) if isinstance(raw.get("id2label"), dict) else 2  # Transformers omits its default, 2.
   if name.endswith(_CLASSIFIER) and labels != 1:
     raise ValueError(f"{file}: found {labels} labels, expected 1 (num_labels=1): a reward model says one number")
   config = from_hf_config({**raw, "architectures": [name.replace(_CLASSIFIER, _LANGUAGE_MODEL)]} if name else raw, where=str(file))

@@ -1,4 +1,4 @@
-"""Rotary position embedding, with Llama 3's stretched frequencies."""
+"""Rotary position embedding, with Llama 3's scaling of the frequencies."""
 
 import math
 from typing import NamedTuple
@@ -10,7 +10,7 @@ from jaxrl_llm.models.config import RopeScaling
 
 
 def frequencies(head_dim: int, theta: float, scaling: RopeScaling | None = None) -> Float[Array, " half"]:
-  """θ^(-2i/C) for each pair of a head's C dimensions, in radians a token.
+  """Returns θ^(-2i/C) for each pair i of a head's C dimensions, in radians per token.
 
   References:
     RoFormer, arXiv:2104.09864, 2021; The Llama 3 herd of models, arXiv:2407.21783, 2024.
@@ -20,27 +20,30 @@ def frequencies(head_dim: int, theta: float, scaling: RopeScaling | None = None)
   if scaling is None:
     return plain
   wavelengths = 2 * math.pi / plain
-  turns = scaling.original_max_positions / wavelengths  # Of a pair within the first training's context.
-  # 0 where few turns were seen (divide in full), 1 where many were (leave alone).
+  turns = scaling.original_max_positions / wavelengths  # Turns of a pair within the original context.
+  # 0 if training saw few turns (divide in full), 1 if it saw many (keep).
   keep = jnp.clip((turns - scaling.low_freq_factor) / (scaling.high_freq_factor - scaling.low_freq_factor), 0, 1)
   return plain * (keep + (1 - keep) / scaling.factor)
 
 
 class Rotation(NamedTuple):
-  """Sines and cosines of the angles p·f_i by which positions rotate their pairs, in float32."""
+  """Sines and cosines of the angles p·f_i by which position p rotates pair i, in float32."""
 
   sin: Float[Array, "B T 1 half"]
   cos: Float[Array, "B T 1 half"]
 
 
 def rotation(positions: Int[Array, "B T"], head_dim: int, theta: float, scaling: RopeScaling | None = None) -> Rotation:
-  """The rotation of each position in its sequence; see `frequencies`."""
+  """Computes the rotation of each position in its sequence; see `frequencies`."""
   angles = positions[..., None, None].astype(jnp.float32) * frequencies(head_dim, theta, scaling)
   return Rotation(jnp.sin(angles), jnp.cos(angles))
 
 
 def rope(x: Float[Array, "B T h C"], rotated: Rotation) -> Float[Array, "B T h C"]:
-  """Rotates the pair (i, i + C/2) of queries or keys at position p by p·f_i: half-split layout, angles in float32."""
+  """Rotates each pair (i, i + C/2) of queries or keys at position p by p·f_i.
+
+  The layout is half-split, and the angles are in float32.
+  """
   half = x.shape[-1] // 2
   sin, cos = rotated
   a, b = x[..., :half].astype(jnp.float32), x[..., half:].astype(jnp.float32)

@@ -1,6 +1,7 @@
-"""Which experts each token visits, as plain arrays `[B T L K]`: what two routings share, and how evenly the experts are used.
+"""Routings (the experts that each token visits) as arrays `[B T L K]`, and their metrics.
 
-L counts all layers of the model. A layer without experts, and a slot whose route nobody recorded, hold -1: the live router decides there.
+L counts all layers of the model. Layers without experts and slots without a recorded route hold -1:
+there the live router decides.
 """
 
 import jax
@@ -10,23 +11,25 @@ from jaxtyping import Array, Bool, Float, Int
 from jaxrl_llm.types import Metrics
 
 LIVE = -1
-"""In the place of an expert's number: ask the live router."""
+"""Value in place of an expert's index that leaves the choice to the live router."""
 
 
 def recorded(routing: Int[Array, "*batch K"]) -> Bool[Array, "*batch"]:
-  """Where a whole route is there to be replayed; a row with any -1 in it is routed live."""
+  """Returns which routes can be replayed; a route with any -1 in it is chosen live."""
   return jnp.all(routing >= 0, axis=-1)
 
 
 def replayed(routing: Int[Array, "*batch K"] | None, live: Int[Array, "*batch K"]) -> Int[Array, "*batch K"]:
-  """The experts to visit: the recorded ones where there are any, else the live router's."""
+  """Returns the experts to visit: the recorded ones if there are any, else the live router's."""
   if routing is None:
     return live
   return jnp.where(recorded(routing)[..., None], routing.astype(live.dtype), live)
 
 
 def overlap(a: Int[Array, "*batch L K"], b: Int[Array, "*batch L K"]) -> Float[Array, "*batch L"]:
-  """|A ∩ B| / K of two routings: 1 for the same experts in any order, 0 where either is not recorded.
+  """Computes |A ∩ B| / K of two routings.
+
+  It is 1 for the same experts in any order, and 0 if either routing is not recorded.
 
   Example:
     >>> overlap(jnp.array([[0, 1]]), jnp.array([[1, 2]])).tolist()
@@ -37,7 +40,7 @@ def overlap(a: Int[Array, "*batch L K"], b: Int[Array, "*batch L K"]) -> Float[A
 
 
 def expert_change(a: Int[Array, "B T L K"], b: Int[Array, "B T L K"]) -> Float[Array, "B T"]:
-  """1 − |A ∩ B| / K, the mean over the layers that both have recorded; 0 where there is none.
+  """Computes 1 − |A ∩ B| / K, the mean over the layers recorded in both; 0 if there are none.
 
   References:
     Group sequence policy optimization, arXiv:2507.18071, 2025, section 5.3.
@@ -48,16 +51,20 @@ def expert_change(a: Int[Array, "B T L K"], b: Int[Array, "B T L K"]) -> Float[A
 
 
 def fallback(routing: Int[Array, "B T L K"], sparse_layers: tuple[int, ...]) -> Float[Array, "B T"]:
-  """The fraction of a token's routes that were not recorded, so that replaying falls back on the live router."""
+  """Returns the fraction of a token's routes for which replay falls back on the live router.
+
+  These are the routes that were not recorded.
+  """
   return 1 - jnp.mean(recorded(routing)[..., jnp.array(sparse_layers)], axis=-1)
 
 
 def usage(routing: Int[Array, "B T L K"], mask: Float[Array, "B T"], *, num_experts: int, sparse_layers: tuple[int, ...]) -> Metrics:
-  """How evenly the counted tokens, where the mask is 1, use the experts.
+  """Measures how evenly the counted tokens, those with mask 1, use the experts.
 
   Returns:
-    `moe/load_max`: the busiest expert's load in multiples of an even share, mean over layers, from 1 to E/K. `moe/load_entropy`: entropy of
-    the loads over log E, mean over layers; 1 is even. `moe/unused`: fraction of experts that no counted token visited.
+    `moe/load_max`: load of the busiest expert in multiples of an even share, mean over layers, from
+    1 to E/K. `moe/load_entropy`: entropy of the loads over log E, mean over layers; 1 is even.
+    `moe/unused`: fraction of experts that no counted token visited.
   """
   routes = routing[..., jnp.array(sparse_layers), :]
   counted = jnp.broadcast_to(mask[..., None, None], routes.shape)
@@ -73,7 +80,9 @@ def usage(routing: Int[Array, "B T L K"], mask: Float[Array, "B T"], *, num_expe
 
 
 def travelled(segments: Int[Array, "B T"]) -> Float[Array, "B T"]:
-  """1 on tokens whose routes bear on a later token: all but the last of each sequence, and padding (segment 0).
+  """Returns 1 for tokens whose routes affect a later token, else 0.
+
+  These are all tokens except padding (segment 0) and the last token of each sequence.
 
   Example:
     >>> travelled(jnp.array([[1, 1, 2, 2, 0]])).tolist()
@@ -84,13 +93,13 @@ def travelled(segments: Int[Array, "B T"]) -> Float[Array, "B T"]:
 
 
 def comparison(a: Int[Array, "B T L K"], b: Int[Array, "B T L K"], segments: Int[Array, "B T"]) -> Float[Array, ""]:
-  """`expert_change`, the mean over the tokens whose routes matter and that both routings have recorded."""
+  """Averages `expert_change` over the tokens whose routes matter and are recorded in both."""
   both = jnp.any(recorded(a) & recorded(b), axis=-1) * travelled(segments)
   return jnp.sum(expert_change(a, b) * both) / jnp.maximum(jnp.sum(both), 1)
 
 
 def replay_metrics(routing: Int[Array, "B T L K"], segments: Int[Array, "B T"], *, sparse_layers: tuple[int, ...]) -> Metrics:
-  """What replaying routes costs, in megabytes, and the fraction that falls back on the live router."""
+  """Returns the size of the recorded routes in megabytes and the fraction that is routed live."""
   counts = travelled(segments)
   fallbacks = jnp.sum(fallback(routing, sparse_layers) * counts) / jnp.maximum(jnp.sum(counts), 1)
   return {"moe/replay_fallback": fallbacks, "moe/replay_mb": jnp.float32(routing.size * routing.dtype.itemsize / 1e6)}

@@ -1,4 +1,7 @@
-"""Flash attention for TPUs over packed rows: JAX's splash kernels, with tables of blocks that are made at run time."""
+"""Flash attention for TPUs over packed rows.
+
+It uses JAX's splash kernels with block tables that are made at run time.
+"""
 
 import operator
 from functools import partial
@@ -11,18 +14,18 @@ from jaxtyping import Array, Bool, Float, Int
 
 from jaxrl_llm.models.visibility import MASKED, blocks_seen, padded
 
-# Tokens of a block, multiples of the 128 lanes of a TPU's vector registers. Larger ones read keys and values less often; 1024 leaves too
-# little of the fast memory for the backward pass.
+# Tokens per block, multiples of the 128 lanes of a TPU's vector registers. Larger blocks read keys
+# and values less often; 1024 leaves too little fast memory for the backward pass.
 _BLOCKS = (128, 256, 512)
 
 
 class _Part(NamedTuple):
-  """What the kernels look up to attend to a part of the keys: those of one's own segment, or those of the segment before it.
+  """The kernels' tables for a part of the keys: those of a query's own segment, or of its prefix.
 
   Attributes:
-    ids: segment that each query looks for; -1 is none.
-    visits: for each block of queries the blocks of keys to fetch, and whether anything in them is seen.
-    visitors: for each block of keys the blocks of queries to fetch, and whether any of them sees it.
+    ids: Segment that each query looks for; -1 is none.
+    visits: Blocks of keys to fetch for each block of queries, and whether any key in them is seen.
+    visitors: Blocks of queries to fetch for each block of keys, and whether any of them sees it.
   """
 
   ids: Int[Array, " N"]
@@ -41,16 +44,19 @@ def splash_attention(
   start: Int[Array, ""] | int = 0,
   interpret: bool = False,
 ) -> Float[Array, "B T H C"]:
-  """Causal attention within each sequence, and to the sequence it begins with. Scores never leave the chip; softmax and sums are float32.
+  """Computes causal attention within each sequence and to its prefix.
 
-  Blocks in which no query sees a key are neither fetched nor computed, as the segments say at run time. The kernels know one id a token,
-  so a segment and what stands before it are two passes, merged by their log-sum-exps: softmax over both. Their gradients need that of the
-  whole alone, and add.
+  Scores never leave the chip; softmax and sums are in float32. Blocks in which no query sees a key
+  are neither fetched nor computed, as found from the segments at run time. The kernels know one id
+  per token, so a segment and its prefix are two passes, merged by their log-sum-exps into a softmax
+  over both. Their gradients need only the log-sum-exp of the whole, and add.
 
-  Arguments and result are those of `chunked_attention`; `interpret` emulates the kernels, slowly, on a device that is no TPU.
+  Arguments and result are those of `chunked_attention`. `interpret` emulates the kernels, slowly,
+  on devices other than TPUs.
 
   Note:
-    Rows of the batch stand one behind the other in one long row, so that each has its own table; the tables keep them apart.
+    The rows of the batch are concatenated into one long row, so that each has its own table. The
+    tables keep them apart.
   """
   batch, length, _, width = q.shape
   q = (q.astype(jnp.float32) * width**-0.5).astype(q.dtype)  # The kernels do not scale.
@@ -78,22 +84,25 @@ def _part(ids: Int[Array, "B T"], keys: Int[Array, "B S"], start: Array | int, b
   column = jnp.broadcast_to(rows[:, None, None] * others.size + others, seen.shape)
   line = jnp.broadcast_to(rows[:, None, None] * queries.size + queries[:, None], seen.shape)
   return _Part(
-    jnp.where(ids > 0, ids, -1).ravel(),  # Of padding among the keys the id is 0: nothing looks for it.
+    jnp.where(ids > 0, ids, -1).ravel(),  # Padding among the keys has id 0, which nothing looks for.
     _table(*(x.reshape(1, -1, others.size) for x in (column, seen)), axis=2),
     _table(*(x.swapaxes(0, 1).reshape(1, queries.size, -1) for x in (line, seen)), axis=1),
   )
 
 
 def _table(blocks: Int[Array, "1 i j"], seen: Bool[Array, "1 i j"], *, axis: int) -> tuple[Array, Array]:
-  """The block to fetch at each step of the grid, and whether to compute with it. A step without work keeps what is there: no traffic."""
+  """Returns the block to fetch at each step of the grid, and whether to compute with it.
+
+  A step without work keeps the block that is loaded, so that it causes no traffic.
+  """
   before = jax.lax.cummax(jnp.where(seen, blocks, -1), axis=axis)
   first = jnp.take_along_axis(blocks, jnp.argmax(seen, axis, keepdims=True), axis)
   return jnp.where(before >= 0, before, first), seen.astype(jnp.int32)
 
 
 def _kernels(sizes: tuple[int, int], interpret: bool) -> tuple[Any, Any, dict[str, Any]]:
-  """The two modules of the kernels, and what every one of them is told."""
-  # Here, because only TPUs need them and they take a while to import.
+  """Returns the kernels' module, `MaskInfo`, and the options of each kernel."""
+  # Imported here because only TPUs need them and they take a while to import.
   from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel, splash_attention_mask_info
 
   (block_q, block_k), layout = sizes, splash_attention_kernel.QKVLayout.HEAD_DIM_MINOR
@@ -123,7 +132,7 @@ def _forward(sizes, interpret, q, k, v, keys, slots, parts):
     fetch, seen = part.visits
     table, ids = info(fetch, None, seen, None, slots), kernel.SegmentIds(part.ids, keys)
     out, (log_sum,) = kernel._splash_attention_forward(table, q, k, v, ids, None, **told["forward"])
-    sees = log_sum > MASKED / 2  # Where not, out is a mean of what is not seen, or 0/0.
+    sees = log_sum > MASKED / 2  # If not, out is a mean of what is not seen, or 0/0.
     outs.append(jnp.where(sees[..., None], out, 0))
     log_sums.append(jnp.where(sees, log_sum, MASKED))
   log_sum = jnp.stack(log_sums)
@@ -133,7 +142,8 @@ def _forward(sizes, interpret, q, k, v, keys, slots, parts):
     weights = jax.nn.softmax(log_sum, axis=0)[..., None]
     out = sum(x.astype(jnp.float32) * weight for x, weight in zip(outs, weights, strict=True)).astype(q.dtype)
     log_sum = jax.nn.logsumexp(log_sum, axis=0)
-  # A remat policy that saves both by name spares the backward pass these kernels. 0 where nothing is seen: exp(MASKED - 0) is 0.
+  # A remat policy that saves both by name spares the backward pass these kernels. The log-sum-exp
+  # is 0 if nothing is seen, since exp(MASKED - 0) is 0.
   out = checkpoint_name(out, "attention")
   log_sum = checkpoint_name(jnp.where(log_sum > MASKED / 2, log_sum, 0), "attention")
   return out, (q, k, v, keys, slots, parts, out, log_sum)
@@ -142,7 +152,8 @@ def _forward(sizes, interpret, q, k, v, keys, slots, parts):
 def _backward(sizes, interpret, saved, d_out):
   q, k, v, keys, slots, parts, out, log_sum = saved
   kernel, info, told = _kernels(sizes, interpret)
-  mean = jnp.einsum("hnc,hnc->hn", out, d_out, preferred_element_type=jnp.float32)  # Of the weights' gradients, by the weights.
+  # The mean of the weights' gradients, weighted by the weights.
+  mean = jnp.einsum("hnc,hnc->hn", out, d_out, preferred_element_type=jnp.float32)
   found = []
   for part in parts:
     arrays = (q, k, v, kernel.SegmentIds(part.ids, keys), None, log_sum, d_out, mean)

@@ -1,4 +1,4 @@
-"""The decoder: embedding, stacked and scanned blocks, head."""
+"""The decoder: embedding, stacked and scanned blocks, and output head."""
 
 from collections.abc import Callable
 from itertools import groupby
@@ -21,11 +21,18 @@ from jaxrl_llm.models.rope import rotation
 from jaxrl_llm.types import Forward
 
 STACKS = ("layers", "sparse_layers")
-"""Attributes that hold stacked blocks: the dense ones, and those with experts."""
+"""Names of the attributes that hold stacked blocks: dense ones, and those with experts."""
 
 
 class Run(NamedTuple):
-  """Consecutive layers of one kind, which one scan goes through: `count` of them from number `first` of the model, `start` of the stack."""
+  """Consecutive layers of one kind, which one scan runs through.
+
+  Attributes:
+    stack: Attribute that holds their stack.
+    first: Index of the first layer in the model.
+    start: Index of the first layer in the stack.
+    count: Number of layers.
+  """
 
   stack: str
   first: int
@@ -34,7 +41,9 @@ class Run(NamedTuple):
 
 
 def runs(config: ModelConfig) -> list[Run]:
-  """The layers of a model in order, as runs of one kind. One for a uniform model, whatever its depth.
+  """Groups the layers of a model, in order, into runs of one kind.
+
+  A uniform model has one run, whatever its depth.
 
   Example:
     >>> from jaxrl_llm.models import Experts, preset
@@ -51,7 +60,10 @@ def runs(config: ModelConfig) -> list[Run]:
 
 
 class Transformer(nnx.Module):
-  """A decoder-only transformer. Blocks are stacked and scanned: compile time does not grow with depth."""
+  """A decoder-only transformer.
+
+  Blocks are stacked and scanned, so that compile time does not grow with depth.
+  """
 
   def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs, mesh: Mesh | None = None):
     def stack(count: int, *, sparse: bool):
@@ -76,13 +88,15 @@ class Transformer(nnx.Module):
 
   @jax.named_scope("embed")
   def embed(self, tokens: Int[Array, "*batch"]) -> Float[Array, "*batch D"]:
-    """Rows of the embedding, in the compute dtype."""
+    """Looks up the embeddings of tokens, in the compute dtype."""
     return self.embedding[...][tokens].astype(self.config.dtype)
 
   def scan(self, body: Callable, carry, *arrays):
-    """`body(block, carry, layer, *layer's part of the arrays) -> (carry, outputs)` through all layers, in order.
+    """Scans `body` through all layers in order.
 
-    The first axis of the arrays is the layers; None stays None. Returns the last carry, and for each run its outputs, stacked.
+    `body` is `(block, carry, layer, *layer's slices of the arrays) -> (carry, outputs)`. The arrays
+    have the layers as their first axis; None stays None. Returns the last carry, and for each run
+    its stacked outputs.
     """
     outputs = []
     for run in runs(self.config):
@@ -109,7 +123,10 @@ class Transformer(nnx.Module):
     prefixes: Int[Array, "B T"] | None = None,
     router_losses: bool = False,
   ) -> Forward:
-    """Final hidden states of packed rows, and what the routers did: a token sees its prefix and the earlier tokens of its own segment."""
+    """Computes the final hidden states of packed rows, and what the routers did.
+
+    A token sees its prefix and the earlier tokens of its own segment.
+    """
     rows = packed(segments, prefixes)
     replay = None if routing is None else jnp.moveaxis(routing, 2, 0)
 
@@ -121,7 +138,7 @@ class Transformer(nnx.Module):
     return self.gather(outputs, tokens.shape)._replace(hidden=self.final_norm(x))
 
   def routers(self, routed: Routed, rows: Rows, losses: bool) -> Forward:
-    """What one layer's router did."""
+    """Returns what the router of one layer did."""
     found = Forward(routing=routed.experts, live_routing=routed.live)
     if not losses:
       return found
@@ -129,7 +146,11 @@ class Transformer(nnx.Module):
     return found._replace(balance_loss=balance, z_loss=z_loss(routed.logits))
 
   def gather(self, outputs: list[tuple[Run, Forward | None]], shape: tuple[int, int]) -> Forward:
-    """The layers' parts put together: routes with the layers third, -1 for dense ones; losses as the mean over the layers with experts."""
+    """Gathers the outputs of the layers' routers.
+
+    Routes have the layers as their third axis, with -1 for dense ones. Losses are the mean over the
+    layers with experts.
+    """
     if self.config.experts is None:
       return Forward()
 
@@ -145,7 +166,10 @@ class Transformer(nnx.Module):
     return Forward(routing=routing, live_routing=live_routing, balance_loss=mean("balance_loss"), z_loss=mean("z_loss"))
 
   def prefill(self, tokens: Int[Array, "n P"], mask: Bool[Array, "n P"], *, dtype: str) -> tuple[Cache, Int[Array, "n P L K"] | None]:
-    """A cache of whole prompts without blocks for responses yet, and the experts that their tokens visited."""
+    """Computes a cache of whole prompts, and the experts that their tokens visited.
+
+    The cache has no blocks for responses yet.
+    """
     segments = mask.astype(jnp.int32)
     positions, rows = jnp.maximum(jnp.cumsum(segments, axis=1) - 1, 0), packed(segments)
 
@@ -161,12 +185,16 @@ class Transformer(nnx.Module):
   def step(
     self, blocks: tuple[PyTree, ...], tokens: Int[Array, " B"], positions: Int[Array, " B"], cache: Cache, view: View
   ) -> tuple[Float[Array, "B D"], Cache, Int[Array, "B L K"] | None]:
-    """Final hidden states of one new token a row, the cache with them, and the experts that they visited."""
+    """Computes the final hidden states of one new token per row.
+
+    Also returns the cache with the tokens written to it, and the experts that they visited.
+    """
     config, x, held, routes = self.config, self.embed(tokens), [], []
     graphs, sparse = {stack: nnx.split(getattr(self, stack))[0] for stack in STACKS if hasattr(self, stack)}, set(config.sparse_layers)
-    # Behind the barrier, or XLA computes the sines anew for every head of every layer.
+    # Without the barrier, XLA recomputes the sines for every head of every layer.
     rotated = jax.lax.optimization_barrier(rotation(positions[:, None], config.head_dim, config.rope_theta, config.rope_scaling))
-    # Layer by layer and not scanned: a slice of stacked weights or of a stacked cache is a copy at every step wherever XLA cannot fuse it.
+    # Unrolled, not scanned: a slice of stacked weights or of a stacked cache is a copy at every
+    # step unless XLA can fuse it.
     for layer, state in enumerate(blocks):
       block = nnx.merge(graphs[STACKS[layer in sparse]], state)
       x, written, experts = block.step(x, rotated, cache.prompts[layer], cache.blocks[layer], view)
@@ -176,14 +204,14 @@ class Transformer(nnx.Module):
     return self.final_norm(x), cache._replace(blocks=tuple(held)), jnp.stack(routes, axis=1) if routes else None
 
   def unstacked(self) -> tuple[PyTree, ...]:
-    """The weights of each layer by itself, in order."""
+    """Returns the weights of each layer by itself, in order."""
     stacks = {run.stack: nnx.split(getattr(self, run.stack))[1] for run in runs(self.config)}
     part = lambda run, i: jax.tree.map(lambda x: x[run.start + i], stacks[run.stack])
     return tuple(part(run, i) for run in runs(self.config) for i in range(run.count))
 
   @jax.named_scope("head")
   def unembed(self, x: Float[Array, "*batch D"]) -> Float[Array, "*batch V"]:
-    """Logits in float32."""
+    """Computes the logits in float32."""
     if hasattr(self, "head_lora_a"):
       return linear(self, "head", x, self.config).astype(jnp.float32)
     head = self.embedding[...].T if self.config.tie_embeddings else self.head[...]

@@ -1,4 +1,7 @@
-"""Which tokens of packed rows see which: as a mask, and block by block for what never holds one."""
+"""Visibility between the tokens of packed rows, as a mask or by block.
+
+Backends that never hold a whole mask use blocks.
+"""
 
 from typing import NamedTuple
 
@@ -6,18 +9,19 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Int, Shaped
 
 MASKED = -0.7 * float(jnp.finfo(jnp.float32).max)
-"""The score of a key that is not seen. Finite, so that a difference of two of them is 0 and not a NaN."""
+"""Score of a key that is not seen. It is finite, so that the difference of two is 0, not NaN."""
 
 _NO_SEGMENT = jnp.iinfo(jnp.int32).max
 
 
 class Rows(NamedTuple):
-  """Packed rows, as attention sees them. Whatever of them a backend does not read is never computed.
+  """Packed rows, as attention sees them. A field that the backend does not read is never computed.
 
   Attributes:
-    segments: sequence of each token, from 1; 0 is padding.
-    prefixes: the segment of its row that stands before a token's own, such as the prompt of a response; 0 is none. None: there are none.
-    mask: True where a query may attend to a key.
+    segments: Segment of each token, from 1; 0 is padding.
+    prefixes: Segment of the same row that precedes a token's own, such as the prompt of a response;
+      0 is none. None if no token has a prefix.
+    mask: Boolean mask, True if a query may attend to a key.
   """
 
   segments: Int[Array, "B T"]
@@ -26,14 +30,16 @@ class Rows(NamedTuple):
 
 
 def packed(segments: Int[Array, "B T"], prefixes: Int[Array, "B T"] | None = None) -> Rows:
-  """Causal attention within each sequence of a row: token i sees token j ≤ i where segmentᵢ = segmentⱼ, or prefixᵢ = segmentⱼ.
+  """Makes rows with causal attention within each sequence.
+
+  Token i sees token j ≤ i if segmentᵢ = segmentⱼ or prefixᵢ = segmentⱼ.
 
   Args:
-    segments: See `Rows`; padding sees nothing.
-    prefixes: See `Rows`; several sequences may share one.
+    segments: Segment of each token; see `Rows`. Padding sees nothing.
+    prefixes: Prefix of each token; see `Rows`. Several sequences may share one.
 
   Example:
-    One prompt of two tokens with two responses, the second of which does not see the first:
+    One prompt of two tokens with two responses. The second response does not see the first:
 
     >>> segments, prefixes = jnp.array([[1, 1, 2, 3, 3]]), jnp.array([[0, 0, 1, 1, 1]])
     >>> packed(segments, prefixes).mask[0, 4].astype(int).tolist()
@@ -46,9 +52,9 @@ def packed(segments: Int[Array, "B T"], prefixes: Int[Array, "B T"] | None = Non
 def visible(
   segments: Int[Array, "*batch T"], prefixes: Int[Array, "*batch T"] | None, keys: Int[Array, "*batch S"], causal: Bool[Array, "*rows T S"]
 ) -> Bool[Array, "*batch T S"]:
-  """Returns True where a query, of the given segment and prefix, sees a key, whose segment is in `keys`.
+  """Returns which queries, given by segment and prefix, see which keys, given by segment.
 
-  `causal` is True where the key does not come after the query.
+  `causal` is True if the key does not come after the query.
   """
   keys = keys[..., None, :]
   seen = segments[..., None] == keys
@@ -60,10 +66,11 @@ def visible(
 def blocks_seen(
   segments: Int[Array, "B I q"], prefixes: Int[Array, "B I q"] | None, keys: Int[Array, "B J k"], last: Int[Array, " I"]
 ) -> Bool[Array, "B I J"]:
-  """Which blocks of keys a block of queries cannot do without; the others hold nothing that it sees.
+  """Returns which blocks of keys hold a key that a block of queries sees.
 
-  Compares the ranges of the segments and not every pair: exact where segments ascend along a row, and else never too few. Arguments
-  are as for `visible`, in blocks; `last` is the slot of the last query of each block in its row.
+  Compares ranges of segments, not every pair. The result is exact if segments ascend along a row;
+  otherwise it may include blocks that no query sees. Arguments are those of `visible`, cut into
+  blocks; `last` is the slot in the row of the last query of each block.
   """
   first, highest = jnp.where(keys > 0, keys, _NO_SEGMENT).min(-1)[:, None], keys.max(-1)[:, None]
 
@@ -77,5 +84,5 @@ def blocks_seen(
 
 
 def padded(x: Shaped[Array, "B T ..."], block: int) -> Shaped[Array, "B S ..."]:
-  """Pads rows with zeros to a whole number of blocks; segment 0 is padding, which nothing sees."""
+  """Pads rows with zeros to a whole number of blocks; nothing sees segment 0."""
   return jnp.pad(x, [(0, 0), (0, -x.shape[1] % block)] + [(0, 0)] * (x.ndim - 2))
