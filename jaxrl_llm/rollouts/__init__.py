@@ -1,1 +1,1 @@
-"""From prompts to a graded batch: rollouts, conversations, dynamic sampling, weight sync."""
+"""Rollouts, conversations, dynamic sampling and weight sync: from prompts to a graded batch."""

@@ -1,4 +1,4 @@
-"""responses -> rewards: one graded rollout batch; and what is logged and shown of it."""
+"""A graded rollout batch, with its metrics and sample rows: responses -> rewards."""
 
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
@@ -15,17 +15,18 @@ from jaxrl_llm.types import Rollouts
 
 
 class Batch(NamedTuple):
-  """One rollout batch on the host: N = n·G sequences, G consecutive ones for each prompt.
+  """A rollout batch on the host: N = n·G sequences, G consecutive ones per prompt.
 
   Attributes:
     rollouts: Tokens and log-probabilities.
-    completions: What the rewards saw.
-    examples: The task's row for each sequence.
+    completions: Completions that the rewards saw.
+    examples: Task row of each sequence.
     graded: Rewards of each sequence.
     group_size: Number of samples per prompt (G).
-    counted: False for a sequence that nothing is learned from: its reward is not known, a log-probability of the sampler is not finite, or
-      it was cut short where those are left out.
-    advantages: Advantage of each response token; None until known.
+    counted: True for sequences that the loss counts. A sequence does not count if its reward is
+      unknown, if the sampler returned a non-finite log-probability for it, or if it was truncated
+      and truncated sequences are skipped.
+    advantages: Advantage of each response token; None until computed.
   """
 
   rollouts: Rollouts
@@ -38,7 +39,7 @@ class Batch(NamedTuple):
 
   @property
   def finite(self) -> Bool[np.ndarray, " N"]:
-    """True where the sampler's log-probabilities are, at all tokens that the policy wrote."""
+    """True for sequences with finite sampler log-probabilities at all tokens the policy wrote."""
     return np.all(np.isfinite(self.rollouts.logprobs) | ~written_mask(self.rollouts), axis=1)
 
 
@@ -51,9 +52,18 @@ def assess(
   graded: Graded | None = None,
   call: CallFn = call_here,
 ) -> Batch:
-  """Grades responses, each in one process; all arrays are on the host, and `examples` has one row per prompt.
+  """Grades responses, each in one process.
 
-  Responses that were graded while others were drawn, see `Drawn.graded`, keep their rewards.
+  Responses that were graded while others were still being drawn (see `Drawn.graded`) keep their
+  rewards.
+
+  Args:
+    rollouts: Rollouts on the host.
+    responses: Completion of each sequence.
+    examples: One task row per prompt.
+    rewards: Terms of the reward.
+    graded: Rewards known so far; None if there are none.
+    call: Function that calls the reward terms.
   """
   group_size = len(responses) // len(examples)
   repeated = [example for example in examples for _ in range(group_size)]
@@ -64,24 +74,28 @@ def assess(
 
 
 def counted(batch: Batch, *, skips_truncated: bool, whole_groups: bool) -> Bool[np.ndarray, " N"]:
-  """Which sequences count in the loss.
+  """Returns which sequences count in the loss.
 
   Args:
     batch: Batch from `assess`.
-    skips_truncated: Whether to leave out those that did not end by themselves (DAPO's overlong filter); their rewards stay in their
-      groups' statistics.
-    whole_groups: Whether to leave out a whole group if the reward of one of its samples is not known.
+    skips_truncated: Whether to skip responses that did not end by themselves (DAPO's overlong
+      filter). Their rewards stay in their groups' statistics.
+    whole_groups: Whether to skip a whole group if the reward of one of its samples is unknown.
   """
   found = batch.graded.valid
   if whole_groups:
     found = np.repeat(found.reshape(-1, batch.group_size).all(axis=1), batch.group_size)
-  # Its reward is known, so that the others of its group keep their baseline; but no ratio can be made of it.
+  # The reward is known, so the others of the group keep their baseline, but no ratio can be
+  # computed.
   found = found & batch.finite
   return found & batch.rollouts.stopped if skips_truncated else found
 
 
 def metrics(batch: Batch) -> dict[str, Any]:
-  """What is logged of a rollout batch, under verl's names; `rollout/tokens_sha256` tells two runs apart at the first differing token."""
+  """Returns the metrics of a rollout batch, under verl's names.
+
+  `rollout/tokens_sha256` distinguishes two runs at the first differing token.
+  """
   rollouts = batch.rollouts
   graded, valid = batch.graded, batch.graded.valid
   known = graded.totals[valid] if np.any(valid) else np.zeros(1, np.float32)
@@ -92,7 +106,7 @@ def metrics(batch: Batch) -> dict[str, Any]:
   statistics = {"mean": np.mean, "max": np.max, "min": np.min}
   row: dict[str, Any] = {f"{name}/{kind}": float(fn(x)) for name, x in values.items() for kind, fn in statistics.items()}
   row |= {f"reward/{name}/mean": float(np.mean(part[valid])) if np.any(valid) else 0.0 for name, part in graded.parts.items()}
-  # Of the causes those that occurred: a run in which none does need not carry a column of zeros for each.
+  # Only the causes that occurred, so that a run without failures has no columns of zeros.
   row |= {name: x for name, x in failure_metrics(graded.failed).items() if x or name == "rewards/failed"}
   row["rollout/counted"] = float(np.mean(batch.counted))
   if broken := int(np.sum(~batch.finite)):
@@ -118,8 +132,9 @@ def sample_rows(
   Args:
     batch: The rollout batch.
     num_rows: Maximum number of rows.
-    token_text: Function from a token to its text, for the viewer's heat-map.
-    token_scores: For each sequence numbers of its tokens by name, prompt included, NaN where there is none; empty if there are none.
+    token_text: Function that decodes a token to text, for the viewer's heat map.
+    token_scores: Named per-token scores of each sequence, prompt included, NaN if missing; empty if
+      there are none.
   """
   # The first sample of every group, then the second of every group, ...
   order = sorted(range(len(batch.completions)), key=lambda row: (row % batch.group_size, row // batch.group_size))
@@ -150,6 +165,9 @@ def sample_rows(
 
 
 def _of_response(numbers: Mapping[str, Float[np.ndarray, "..."]], length: int) -> dict[str, list[float]]:
-  """The response's part of a sequence's numbers, to six digits; none where no token has one."""
+  """Returns the response's part of a sequence's scores, rounded to six digits.
+
+  Scores without a finite value are left out.
+  """
   responses = {name: x[len(x) - length :] for name, x in numbers.items()}
   return {name: [float(f"{item:.6g}") + 0.0 for item in x] for name, x in responses.items() if np.isfinite(x).any()}

@@ -1,13 +1,15 @@
-"""Conversations of several turns: the policy writes, an environment replies, and the sampler goes on behind the reply.
+"""Multi-turn conversations: the policy writes, an environment replies, and the sampler continues.
 
-A conversation consists of the tokens that were drawn, with the replies' tokens between them; nothing is decoded and encoded again, so the
-learner reads what the sampler saw. For two turns of a calculator, a response's slots hold
+A conversation consists of the drawn tokens with the replies' tokens between them. Nothing is
+decoded and encoded again, so the learner reads exactly what the sampler saw. For two turns of a
+calculator, a response's slots hold:
 
   tokens   < < 4 8 7 * 3 6 = 1 7 5 3 2 > > # 1 7 5 3 2 end
-  written  1 1 1 1 1 1 1 1 1 0 0 0 0 0 0 0 1 1 1 1 1 1 1       what the policy is answerable for: advantages, loss, entropy
+  written  1 1 1 1 1 1 1 1 1 0 0 0 0 0 0 0 1 1 1 1 1 1 1       1: in loss, advantages, entropy
   turns                    └ end of turn 1, its reward      └ end of turn 2, its reward
 
-and the sampler is called once per turn, for all conversations that go on: it prefills what is there and draws more.
+The sampler is called once per turn for all unfinished conversations. It prefills the existing
+tokens and draws more.
 """
 
 import json
@@ -31,13 +33,15 @@ from jaxrl_llm.types import Rollouts, StopReason
 
 
 class Rules(NamedTuple):
-  """How conversations go.
+  """Rules of conversations.
 
   Attributes:
-    environment: The environment that replies.
-    max_turns: Maximum number of the policy's turns; a conversation that is not done by then counts as cut short.
-    max_turn_tokens: Maximum number of tokens that the policy writes in a turn; None is what is left of the budget.
-    timeout_s: Time limit of a step of the environment, in seconds.
+    environment: Environment that replies.
+    max_turns: Maximum number of the policy's turns. A conversation that is not done by then counts
+      as truncated.
+    max_turn_tokens: Maximum number of tokens that the policy writes in a turn; None means the rest
+      of the budget.
+    timeout_s: Timeout of a step of the environment, in seconds.
     num_threads: Number of concurrent steps of the environment.
   """
 
@@ -49,14 +53,15 @@ class Rules(NamedTuple):
 
 
 class Conversations(NamedTuple):
-  """A batch of conversations, N of them, on the host.
+  """A batch of N conversations on the host.
 
   Attributes:
-    begun: What each consists of so far, for the sampler to continue; its `reasons` say which have ended, and how.
+    begun: Tokens so far, for the sampler to continue. Its `reasons` say which conversations have
+      ended, and how.
     written: True where the policy wrote the token.
-    turns: Turns of each that have been replied to, and the last one.
+    turns: Turns of each conversation so far, with their replies.
     states: State of the environment in the process that steps it; None in the others.
-    failed: (cause, one line) where the environment failed.
+    failed: (cause, one line) if the environment failed, else None.
   """
 
   begun: Begun
@@ -72,7 +77,10 @@ class Conversations(NamedTuple):
 
 
 def begin(examples: Sequence[Mapping[str, Any]], rules: Rules, *, group_size: int, max_new_tokens: int) -> Conversations:
-  """Begins G conversations per prompt, before their first turn; their budget of R tokens includes the replies."""
+  """Begins G conversations per prompt, before their first turn.
+
+  Their budget of R tokens includes the replies.
+  """
   size = len(examples) * group_size
   own, count = jax.process_index(), jax.process_count()
   states = [rules.environment.reset(examples[i // group_size]) if i % count == own else None for i in range(size)]
@@ -80,7 +88,7 @@ def begin(examples: Sequence[Mapping[str, Any]], rules: Rules, *, group_size: in
 
 
 def requests(talks: Conversations, rules: Rules) -> Requests:
-  """What is asked of the sampler for the next turn, with the same shapes in every turn."""
+  """Makes the sampler's requests for the next turn, with the same shapes in every turn."""
   size, budget = talks.begun.tokens.shape
   limits = np.full(size, budget, np.int32)
   if rules.max_turn_tokens is not None:
@@ -89,16 +97,19 @@ def requests(talks: Conversations, rules: Rules) -> Requests:
 
 
 def take_turn(talks: Conversations, drawn: Rollouts, rules: Rules, tokenizer: Tokenizer) -> Conversations:
-  """Has the environment reply to the turns that the sampler has just drawn.
+  """Steps the environment with the turns that the sampler has just drawn.
 
-  A conversation ends where the environment says so. It is cut short where a turn or the conversation runs into its budget, where the reply
-  leaves no room for another turn, or after `max_turns`.
+  A conversation ends when the environment says so. It is truncated if a turn or the conversation
+  reaches its budget, if the reply leaves no room for another turn, or after `max_turns`.
 
   Args:
-    talks: Conversations that the sampler was given.
-    drawn: Rollouts that it returned, on the host.
-    rules: How conversations go.
+    talks: Conversations before the turn.
+    drawn: Rollouts that the sampler returned for them, on the host.
+    rules: Rules of the conversations.
     tokenizer: The task's tokenizer.
+
+  Returns:
+    The conversations after the turn.
   """
   tokens, logprobs, written = np.array(drawn.tokens), np.array(drawn.logprobs), talks.written.copy()
   raw = logprobs.copy() if drawn.raw_logprobs is None else np.array(drawn.raw_logprobs)
@@ -144,19 +155,19 @@ def converse(
   tokenizer: Tokenizer,
   between: Callable[[], None] = lambda: None,
 ) -> tuple[Rollouts, list[Completion]]:
-  """Goes on until all conversations have ended.
+  """Continues conversations until all have ended.
 
   Args:
     first: Rollouts of the first turns.
     talks: Conversations before these turns.
-    again: Function that calls the sampler with the same prompts, weights and key: a token's random number depends on its place in the
-      response.
-    rules: How conversations go.
+    again: Function that calls the sampler with the same prompts, weights and key. A token's random
+      number depends on its position in the response.
+    rules: Rules of the conversations.
     tokenizer: The task's tokenizer.
     between: Function called after each turn; may raise.
 
   Returns:
-    Rollouts on the host, with `written`; and what the rewards see of each.
+    Rollouts on the host, with `written`, and the completions that the rewards see.
   """
   drawn = hosts.to_host(first)
   talks = take_turn(talks, drawn, rules, tokenizer)
@@ -182,7 +193,10 @@ def converse(
 
 
 def _replies(said: Mapping[int, Completion], states: list[Any], rules: Rules) -> dict[int, tuple[Reply, tuple[str, str] | None]]:
-  """The environment's reply to each turn, or how it failed; each is stepped in one process, which keeps its state."""
+  """Returns the environment's reply to each turn, or how it failed.
+
+  Each conversation is stepped in one process, which keeps its state.
+  """
   count = jax.process_count()
   own = [i for i in said if i % count == jax.process_index()]
   found = _in_threads(lambda i: rules.environment.step(states[i], said[i]), own, num_threads=rules.num_threads, timeout_s=rules.timeout_s)
@@ -209,9 +223,10 @@ def _is_finite(reward: Any) -> bool:
 def _in_threads(
   step: Callable[[int], Any], items: Sequence[int], *, num_threads: int, timeout_s: float
 ) -> dict[int, tuple[Any, tuple[str, str] | None]]:
-  """Calls that may take long, some at a time; what does not return within its time is left behind.
+  """Runs calls that may take long in threads, and abandons those that exceed their timeout.
 
-  A thread cannot be killed: what never returns keeps one that dies with the process. Programs of a policy run in the sandbox, which can.
+  A thread cannot be killed, so a call that never returns occupies one until the process exits. The
+  policy's programs run in the sandbox, which can be killed.
   """
   waiting: queue.SimpleQueue[int] = queue.SimpleQueue()
   found: dict[int, tuple[Any, tuple[str, str] | None]] = {}
@@ -228,10 +243,10 @@ def _in_threads(
       started[i] = time.monotonic()
       try:
         result = step(i), None
-      except Exception as error:  # An environment is foreign code: it may raise anything, and costs its own sample.
+      except Exception as error:  # Environments are foreign code: any exception fails only their own sample.
         result = None, ("raised", f"the environment: {one_line(error)}")
       if found.setdefault(i, result) is not result:
-        return  # Too late, and another thread has its place.
+        return  # The call exceeded its timeout, and another thread has replaced this one.
 
   threads = [threading.Thread(target=work, daemon=True) for _ in range(min(num_threads, len(items)))]
   for thread in threads:
@@ -249,7 +264,7 @@ def _in_threads(
 
 
 def metrics(rollouts: Rollouts, completions: Sequence[Completion]) -> dict[str, float]:
-  """What is logged of conversations, as `converse` returns them; nothing for responses of one turn."""
+  """Returns metrics of conversations from `converse`; empty for single-turn responses."""
   if rollouts.written is None:
     return {}
   turns = np.array([len(completion.turns) for completion in completions])

@@ -1,11 +1,12 @@
-"""Which groups an RL step learns from: those whose samples were not all worth the same (dynamic sampling).
+"""Dynamic sampling: an RL step learns only from groups whose samples earned different rewards.
 
-Where all samples of a prompt earn the same reward, every group-relative advantage is zero, and nothing is learned from them. So a step
-draws again, with new prompts, until its batch is full of groups that differ or it has drawn as often as it may; then groups without a
-difference fill the rest, so that the size of the batch never changes.
-
+If all samples of a prompt earn the same reward, every group-relative advantage is zero and nothing
+is learned from them. A step therefore draws again, with new prompts, until its batch is full of
+mixed groups or the maximum number of rounds is reached. Groups without a difference then fill the
+rest, so that the batch size never changes.
 References:
-  DAPO: an open-source LLM reinforcement learning system at scale, arXiv:2503.14476, 2025, section 3.2.
+  DAPO: an open-source LLM reinforcement learning system at scale, arXiv:2503.14476, 2025, section
+  3.2.
 """
 
 from collections.abc import Sequence
@@ -20,11 +21,13 @@ from jaxrl_llm.types import Rollouts
 
 
 def differs(verdicts: Float[np.ndarray, " N"], valid: Bool[np.ndarray, " N"], *, group_size: int) -> Bool[np.ndarray, " n"]:
-  """Whether the samples of a group earned different rewards: compared exactly, not by a deviation above some threshold.
+  """Returns whether the samples of each group earned different rewards.
+
+  Rewards are compared exactly, not by a deviation above some threshold.
 
   Args:
-    verdicts: Reward of each sample without the terms that only shape it; G consecutive ones per prompt.
-    valid: True for samples that have a reward; the others are not compared.
+    verdicts: Reward of each sample without shaping terms; G consecutive ones per prompt.
+    valid: True for samples that have a reward. The others are not compared.
     group_size: Number of samples per prompt (G).
 
   Example:
@@ -37,14 +40,17 @@ def differs(verdicts: Float[np.ndarray, " N"], valid: Bool[np.ndarray, " N"], *,
 
 
 def fill(batches: Sequence[Batch], *, num_groups: int) -> tuple[Batch, dict[str, float]]:
-  """One batch of the groups that differ, in the order in which they were drawn; of others only as many as it takes to fill it.
+  """Selects the groups that differ, in the order in which they were drawn.
+
+  Other groups only fill up the batch.
 
   Args:
-    batches: The rounds of one step, drawn by one policy.
+    batches: Rounds of one step, drawn by one policy.
     num_groups: Number of groups that the step learns from; the rounds have at least as many.
 
   Returns:
-    The batch, and counters: `group/rounds`, `group/drawn`, `group/mixed` and `group/filled_up` (groups in it without a difference).
+    The batch, and the counters `group/rounds`, `group/drawn`, `group/mixed` and `group/filled_up`
+    (groups in the batch without a difference).
   """
   group_size = batches[0].group_size
   mixed = np.concatenate([differs(batch.graded.verdicts, batch.graded.valid, group_size=group_size) for batch in batches])
@@ -56,7 +62,7 @@ def fill(batches: Sequence[Batch], *, num_groups: int) -> tuple[Batch, dict[str,
 
 
 def join(batches: Sequence[Batch]) -> Batch:
-  """Joins rollout batches; prompts get the width of the widest."""
+  """Joins rollout batches; prompts are padded to the widest."""
   if len(batches) == 1:
     return batches[0]
   width = max(batch.rollouts.prompts.shape[1] for batch in batches)
@@ -73,7 +79,7 @@ def join(batches: Sequence[Batch]) -> Batch:
 
 
 def select(batch: Batch, rows: Int[np.ndarray, " m"]) -> Batch:
-  """Keeps the given sequences, in whole groups."""
+  """Selects the given sequences, which must form whole groups."""
   pick = lambda items: [items[i] for i in rows]
   return batch._replace(
     rollouts=jax.tree.map(lambda x: x[rows], batch.rollouts),
@@ -85,7 +91,7 @@ def select(batch: Batch, rows: Int[np.ndarray, " m"]) -> Batch:
 
 
 def _widened(rollouts: Rollouts, width: int) -> Rollouts:
-  """With prompts padded on the left, and their routes with them."""
+  """Pads prompts and their routes on the left to the given width."""
   missing = width - rollouts.prompts.shape[1]
   left = lambda x, value: np.pad(x, ((0, 0), (missing, 0), *[(0, 0)] * (x.ndim - 2)), constant_values=value)
   routing = None if rollouts.routing is None else left(rollouts.routing, -1)

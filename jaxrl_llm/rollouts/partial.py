@@ -1,13 +1,15 @@
-"""Long responses over several RL steps: a group that a step does not wait for goes on in the next one, from the token where it is.
+"""Partial rollouts: groups that a step does not wait for continue in the next step.
 
-With 3 prompts to learn from and 1 to spare, a step ends when any 3 of the 4 groups in the sampler are complete:
+With 3 prompts to learn from and 1 to spare, a step ends when any 3 of the 4 groups in the sampler
+are complete:
 
   step 0:  a ───┤  b ──────────  c ─────┤  d ─┤          learns from a, c, d; b goes on
   step 1:  b ──────┤  e ──┤  f ────────  g ────┤         learns from b, e, g; f goes on
 
-So no step waits for the longest response, and yet none is cut, dropped or drawn twice: of the groups that are complete, those that were
-begun first are learned from, and all others are carried, complete or not. A carried response keeps the log-probabilities of the policies
-that drew its parts: a ratio or a correction is taken to these.
+So no step waits for the longest response, yet none is truncated, dropped or drawn twice. A step
+learns from the oldest complete groups and carries all others, complete or not. A carried response
+keeps the log-probabilities of the policies that drew its parts, and ratios and corrections use
+these.
 """
 
 from collections.abc import Mapping, Sequence
@@ -22,10 +24,10 @@ from jaxrl_llm.types import Rollouts, StopReason
 
 
 class Groups(NamedTuple):
-  """Prompts, oldest first, with the responses that they have so far; n groups of G sequences.
+  """Prompts, oldest first, with their responses so far: n groups of G sequences.
 
   Attributes:
-    examples: One row of the task for each prompt.
+    examples: One task row per prompt.
     begun: The n·G responses, as NumPy arrays.
     steps: RL step in which each group was begun.
   """
@@ -36,7 +38,9 @@ class Groups(NamedTuple):
 
 
 def nothing(max_new_tokens: int, routes: tuple[int, int] | None = None) -> Groups:
-  """No groups, as carried into the first step; responses have R tokens, and routes (L, K) if the sampler records them.
+  """Returns an empty set of groups, as carried into the first step.
+
+  Responses have R tokens, and routes of shape (L, K) if the sampler records them.
 
   Example:
     >>> nothing(8).begun.tokens.shape
@@ -46,7 +50,7 @@ def nothing(max_new_tokens: int, routes: tuple[int, int] | None = None) -> Group
 
 
 def join(carried: Groups, examples: Sequence[Mapping[str, Any]], *, step: int, group_size: int) -> Groups:
-  """The groups of a step: those carried into it, and behind them the new prompts that it begins."""
+  """Joins the groups carried into a step and, behind them, the new prompts that it begins."""
   routing = carried.begun.routing
   new = not_begun(len(examples) * group_size, carried.begun.tokens.shape[1], None if routing is None else routing.shape[2:])
   both = jax.tree.map(lambda *x: np.concatenate(x), carried.begun, new)
@@ -54,12 +58,15 @@ def join(carried: Groups, examples: Sequence[Mapping[str, Any]], *, step: int, g
 
 
 def requests(groups: Groups, *, num_groups: int) -> Requests:
-  """What is asked of the sampler, with the same shapes in every step: it stops once `num_groups` groups are complete."""
+  """Makes the sampler's requests, with the same shapes in every step.
+
+  The sampler stops once `num_groups` groups are complete.
+  """
   return Requests(begun=groups.begun, enough_groups=np.int32(num_groups))
 
 
 def take(groups: Groups, rollouts: Rollouts, *, num_groups: int) -> tuple[Int[np.ndarray, " m"], Groups]:
-  """Separates what a step learns from and what it carries.
+  """Separates the groups that a step learns from and those that it carries.
 
   Args:
     groups: Groups that the sampler was given.
@@ -67,10 +74,11 @@ def take(groups: Groups, rollouts: Rollouts, *, num_groups: int) -> tuple[Int[np
     num_groups: Number of groups that the step learns from.
 
   Returns:
-    The rows to learn from, whole groups with the oldest first; and the other groups, also in order of age.
+    The rows to learn from, in whole groups with the oldest first, and the other groups, also oldest
+    first.
 
   Raises:
-    ValueError: Fewer groups are complete.
+    ValueError: If fewer than `num_groups` groups are complete.
   """
   complete = np.all(rollouts.reasons.reshape(len(groups.examples), -1) != StopReason.UNFINISHED, axis=1)
   if complete.sum() < num_groups:
@@ -83,19 +91,29 @@ def take(groups: Groups, rollouts: Rollouts, *, num_groups: int) -> tuple[Int[np
 
 
 def metrics(groups: Groups, rollouts: Rollouts, rows: Int[np.ndarray, " m"], *, step: int) -> dict[str, float]:
-  """How old the rollouts are that a step learns from: the rows that `take` returned for the same groups and rollouts."""
+  """Returns metrics of the age of the rollouts that a step learns from.
+
+  Args:
+    groups: Groups that the sampler was given.
+    rollouts: Rollouts that it returned, on the host.
+    rows: Rows that `take` returned for them.
+    step: Current RL step.
+  """
   group_size = len(rollouts.tokens) // len(groups.examples)
   ages = step - np.array(groups.steps)[rows[::group_size] // group_size]
   return {
     "rollout/carried_groups": float(np.sum(ages > 0)),
-    # Of older weights is what a group brought along, and no more: the rest was drawn with those of this step.
+    # Only carried tokens are from older weights: the rest was drawn with this step's.
     "rollout/carried_tokens": float(groups.begun.lengths[rows].sum() / rollouts.mask[rows].sum()),
     "rollout/max_age": float(ages.max()),
   }
 
 
 def to_json(groups: Groups) -> dict[str, Any]:
-  """Groups for a checkpoint's record: lists without padding. JSON gives a float32 back to the bit."""
+  """Converts groups to lists without padding, for a checkpoint's record.
+
+  JSON restores a float32 bit for bit.
+  """
   padded = {name: x for name, x in groups.begun._asdict().items() if x is not None and name not in ("lengths", "reasons")}
   sequences = [
     {"reason": int(groups.begun.reasons[row]), **{name: x[row, :length].tolist() for name, x in padded.items()}}
@@ -105,7 +123,7 @@ def to_json(groups: Groups) -> dict[str, Any]:
 
 
 def from_json(saved: Mapping[str, Any], empty: Groups) -> Groups:
-  """The inverse of `to_json`; `empty` is `nothing` with the settings of the run."""
+  """Inverts `to_json`; `empty` is the result of `nothing` with the run's settings."""
   sequences, like = saved["sequences"], empty.begun
   found = not_begun(len(sequences), like.tokens.shape[1], None if like.routing is None else like.routing.shape[2:])
   for row, sequence in enumerate(sequences):

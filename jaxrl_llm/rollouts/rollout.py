@@ -1,4 +1,4 @@
-"""prompts -> sample -> responses: what the sampler draws for one RL step."""
+"""Rollouts of one RL step: prompts -> sample -> responses."""
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -21,17 +21,18 @@ from jaxrl_llm.types import Params, Rollouts, StopReason
 Examples = Sequence[Mapping[str, Any]]
 
 PENDING = "pending"
-"""In the place of a cause of failure: the sequence is graded later, with the last ones of its batch."""
+"""Value for the cause of failure of a sequence that is graded later, at the end of its batch."""
 
 
 class Drawn(NamedTuple):
-  """Rollouts on the host, as `assess` wants them.
+  """Rollouts on the host, as `assess` needs them.
 
   Attributes:
     rollouts: Tokens and log-probabilities.
-    responses: Their completions.
-    examples: One row of the task for each prompt.
-    graded: Rewards of the sequences graded while others were still drawn, the others `PENDING`; None if there are none.
+    responses: Completions of the sequences.
+    examples: One task row per prompt.
+    graded: Rewards of the sequences graded while others were still being drawn, the others
+      `PENDING`; None if there are none.
   """
 
   rollouts: Rollouts
@@ -51,20 +52,21 @@ def dispatch(
   prompt_buckets: Sequence[int],
   requests: Requests | None = None,
 ) -> Rollouts | Iterator[Finished]:
-  """Dispatches the drawing of responses to problems without waiting for them.
+  """Dispatches the rollouts of a batch of problems without waiting for them.
 
   Args:
     sample: The jitted sampler, or a stream.
-    params: Weights of the policy, on the devices of the sampler.
-    examples: Rows of the task, as many as the mesh divides.
+    params: Weights of the policy, on the sampler's devices.
+    examples: Task rows; the mesh must divide their number.
     key: Random key of this batch alone.
     mesh: The sampler's mesh, over which the rows of the prompts are split.
     tokenizer: The task's tokenizer.
     prompt_buckets: Numbers of prompt slots to choose from.
-    requests: Responses to continue and their limits, for a sampler compiled for them; None for others.
+    requests: Responses to continue and their limits, for a sampler compiled for them; None for
+      other samplers.
 
   Returns:
-    Rollouts on the devices, for which `collect` waits; or the stream of them, for `follow`.
+    Rollouts on the devices, for `collect`, or a stream of them, for `follow`.
   """
   prompts = place_rows(mesh, encode_prompts(examples, tokenizer, buckets=prompt_buckets))
   if requests is None:
@@ -74,7 +76,7 @@ def dispatch(
 
 
 def collect(rollouts: Rollouts, tokenizer: Tokenizer) -> tuple[Rollouts, list[Completion]]:
-  """Waits for the rollouts of `dispatch`, and brings all of them to every host."""
+  """Waits for the rollouts of `dispatch` and copies all of them to every host."""
   rollouts = hosts.to_host(rollouts)
   return rollouts, completions(rollouts, tokenizer.decode)
 
@@ -89,23 +91,25 @@ def follow(
   call: CallFn = call_here,
   between: Callable[[], None] = lambda: None,
 ) -> tuple[Drawn, float]:
-  """Decodes and grades what a stream of `dispatch` has finished while the devices draw the rest.
+  """Decodes and grades the finished sequences of a stream while the devices draw the rest.
 
-  A reward sees one response and its own example, so grading a few responses at a time changes none. Those that come last are not graded
-  here, since nothing is drawn meanwhile; nor are those that a later call continues. None is aborted: without its end a response has no
-  reward, and its group no advantages.
+  A reward sees one response and its own example, so grading a few responses at a time changes no
+  reward. The last sequences are not graded here, since nothing is drawn meanwhile. Nor are those
+  that a later call continues. No sequence is aborted: without its end a response has no reward, and
+  its group no advantages.
 
   Args:
-    stream: The stream.
-    examples: One row for each prompt.
+    stream: Stream of `dispatch`.
+    examples: One task row per prompt.
     tokenizer: The task's tokenizer.
     rewards: Terms of the reward.
     group_size: Number of samples per prompt (G).
-    call: Function that calls those of the terms.
+    call: Function that calls the reward terms.
     between: Function called whenever some sequences have finished; may raise.
 
   Returns:
-    The rollouts in the order of the prompts, with the rewards known so far; and the seconds that these took.
+    The rollouts in the order of the prompts, with the rewards known so far, and the seconds spent
+    on decoding and grading.
   """
   num_sequences = len(examples) * group_size
   finished, texts, graded, seconds = [], {}, pending(rewards, num_sequences), 0.0
@@ -123,7 +127,7 @@ def follow(
 
 
 def select(drawn: Drawn, rows: Int[np.ndarray, " m"]) -> Drawn:
-  """Keeps the given sequences, in whole groups."""
+  """Selects the given sequences, which must form whole groups."""
   group_size = len(drawn.responses) // len(drawn.examples)
   return Drawn(
     jax.tree.map(lambda x: x[rows], drawn.rollouts),
@@ -136,18 +140,21 @@ def select(drawn: Drawn, rows: Int[np.ndarray, " m"]) -> Drawn:
 def draw(
   sample: SampleFn, params: Params, examples: Examples, key: PRNGKeyArray, *, tokenizer: Tokenizer, **placing: Any
 ) -> tuple[Rollouts, list[Completion]]:
-  """Samples responses to problems and waits for them: `dispatch`, which has the arguments, and `collect`."""
+  """Samples responses to problems and waits for them: `dispatch` and then `collect`.
+
+  The arguments are those of `dispatch`.
+  """
   return collect(dispatch(sample, params, examples, key, tokenizer=tokenizer, **placing), tokenizer)
 
 
 def pending(rewards: Sequence[WeightedReward], count: int) -> Graded:
-  """Rewards of some sequences that are yet to be graded."""
+  """Makes rewards of sequences that are yet to be graded."""
   parts = {reward.name: np.zeros(count, np.float32) for reward in rewards}
   return weigh(rewards, parts, dict.fromkeys(range(count), (PENDING, "")))
 
 
 def put(graded: Graded, rows: Sequence[int] | Int[np.ndarray, " m"], own: Graded) -> Graded:
-  """Replaces the rewards of the sequences in `rows` by `own`, which has the rewards of these alone."""
+  """Replaces the rewards of the sequences in `rows` by `own`, which holds theirs alone."""
 
   def filled(x: np.ndarray, values: np.ndarray) -> np.ndarray:
     x = x.copy()
@@ -158,18 +165,18 @@ def put(graded: Graded, rows: Sequence[int] | Int[np.ndarray, " m"], own: Graded
 
 
 def completions(rollouts: Rollouts, decode: Callable[[Sequence[int]], str]) -> list[Completion]:
-  """What reward functions see of each response; `decode` leaves out special tokens."""
+  """Makes the completions that reward functions see; `decode` leaves out special tokens."""
   responses = [tuple(tokens[mask].tolist()) for tokens, mask in zip(rollouts.tokens, rollouts.mask, strict=True)]
   return [Completion(decode(ids), ids, len(ids), bool(stopped)) for ids, stopped in zip(responses, rollouts.stopped, strict=True)]
 
 
 def written_mask(rollouts: Rollouts) -> Bool[np.ndarray, "N R"]:
-  """True at the tokens that the policy wrote."""
+  """Returns a mask that is True at the tokens that the policy wrote."""
   return rollouts.mask if rollouts.written is None else rollouts.written
 
 
 def transcript(completion: Completion) -> str:
-  """A response as a reader sees it: of a conversation, all turns with the replies between them."""
+  """Returns a response as text; for a conversation, all turns with the replies between them."""
   if not completion.turns:
     return completion.text
   words = [(turn.text, turn.reply if isinstance(turn.reply, str) else f"[{len(turn.reply)} tokens]") for turn in completion.turns]

@@ -1,4 +1,4 @@
-"""The samplers of a run: settings from the config, whether their cache fits, and programs for every declared shape."""
+"""The samplers of a run: settings from the config, a memory check, and compilation per shape."""
 
 import os
 from collections.abc import Sequence
@@ -25,9 +25,10 @@ class Samplers(NamedTuple):
 
   Attributes:
     sample: Sampler of training rollouts, as one program.
-    stream: Sampler of training rollouts, sequence by sequence as they finish; None if not asked for.
+    stream: Sampler of training rollouts that yields sequences as they finish; None if not enabled.
     eval_sample: Sampler of evaluations.
-    carried: What the first step's rollouts continue: no group yet; None if every step waits for all groups.
+    carried: Groups that the first step continues: an empty set; None if every step waits for all
+      groups.
   """
 
   sample: SampleFn
@@ -39,18 +40,21 @@ class Samplers(NamedTuple):
 def make_samplers(
   config: ConfigDict, model: Model, tokenizer: Tokenizer, params: PyTree, *, records_routes: bool, turn_stops: Sequence[str] | None = None
 ) -> Samplers:
-  """Makes the samplers of training rollouts and of evaluations, compiled at their first call for every bucket of prompts.
+  """Makes the samplers of training rollouts and of evaluations.
+
+  They are compiled at their first call for every bucket of prompts.
 
   Args:
     config: The experiment's config.
     model: Model in the sampler's dtype, on the sampler's mesh.
     tokenizer: The task's tokenizer.
-    params: Weights that the samplers are given, abstract.
-    records_routes: Whether rollouts record which experts their tokens visited.
-    turn_stops: Texts that end a turn of a conversation; None for samplers that begin every response and end it.
+    params: Abstract weights of the policy.
+    records_routes: Whether rollouts record the experts that their tokens visit.
+    turn_stops: Texts that end a turn of a conversation; None for single-turn responses.
 
   Raises:
-    ValueError: There is no stop token, the vocabulary cannot write a stop string, or the cache does not fit the devices.
+    ValueError: If there is no stop token or stop string, the vocabulary cannot write a stop string,
+      or the cache does not fit the devices.
   """
   section = config.rollout
   common = dict(
@@ -92,7 +96,7 @@ def make_samplers(
 
 
 def in_dtype(model: Model) -> Model:
-  """The model with weights cast to its dtype, once a batch and not at each step."""
+  """Returns the model with weights cast to its dtype, once per batch and not at each step."""
   cast = lambda fn: lambda params, *args, **options: fn(lower_precision(params, model.config.dtype), *args, **options)
   return model._replace(prefill=cast(model.prefill), resume=cast(model.resume), decoding_weights=cast(model.decoding_weights))
 
@@ -100,9 +104,17 @@ def in_dtype(model: Model) -> Model:
 def _signatures(
   config: ConfigDict, model: Model, params: PyTree, num_prompts: int, carried: partial_lib.Groups | None, turns_of: int
 ) -> list[tuple[Any, ...]]:
-  """A sampler's arguments, abstract. All buckets at once: a batch of short prompts may first come late in a run.
+  """Returns a sampler's abstract arguments for all buckets of prompts.
 
-  Conversations have `turns_of` samples per prompt; 0 is for responses of one turn.
+  All are needed at once, because a batch of short prompts may first occur late in a run.
+
+  Args:
+    config: The experiment's config.
+    model: Model on the sampler's mesh.
+    params: Abstract weights of the policy.
+    num_prompts: Number of prompts.
+    carried: Groups that the first step continues; None if every step waits for all groups.
+    turns_of: Number of conversations per prompt; 0 for single-turn responses.
   """
   key = jax.eval_shape(jax.random.key, 0)
   arrays = partial(jax.ShapeDtypeStruct, sharding=mesh_lib.row_sharding(model.mesh))
@@ -120,12 +132,16 @@ def _signatures(
 
 
 def stop_table(strings: Sequence[str], tokenizer: Tokenizer) -> StopTable | None:
-  """Makes the automata of stop strings; None without any."""
+  """Makes the automata of stop strings; None if there are no strings."""
   return make_stop_table(tokenizer.token_bytes(), tuple(strings)) if strings else None
 
 
 def check_stops(tokenizer: Tokenizer, table: StopTable | None) -> None:
-  """Raises a ValueError if there is neither a stop token nor a stop string, so that every response would run into its budget."""
+  """Checks that there is a stop token or a stop string.
+
+  Raises:
+    ValueError: If there is neither, so that every response would reach its budget.
+  """
   if not tokenizer.stop_ids and table is None:
     raise ValueError(
       "config.rollout.stop_strings: found none, and the tokenizer names no token that ends a response, so that all would run into "
@@ -134,15 +150,16 @@ def check_stops(tokenizer: Tokenizer, table: StopTable | None) -> None:
 
 
 def check_fits(config: ConfigDict, model: Model, *, limit: int | None = None) -> None:
-  """Refuses a cache that the sampler's devices cannot hold, before anything is compiled.
+  """Checks that the sampler's devices can hold its cache, before anything is compiled.
 
   Args:
     config: The experiment's config.
     model: Model on the sampler's mesh.
-    limit: Bytes of memory of each device; None asks the device.
+    limit: Memory of each device in bytes; None asks the device.
 
   Raises:
-    ValueError: The cache does not fit; names what is needed, what there is, and the settings that shrink it.
+    ValueError: If the cache does not fit. The message names the memory needed, the memory
+      available, and the settings that shrink the cache.
   """
   section, mesh, found = config.rollout, model.mesh, {}
   shards = mesh_lib.num_row_shards(mesh) * mesh.shape["tensor"]
@@ -165,7 +182,10 @@ def check_fits(config: ConfigDict, model: Model, *, limit: int | None = None) ->
 
 
 def memory_limit(device: jax.Device, num_sharing: int) -> int | None:
-  """Bytes of memory of a device, None if unknown; on a CPU, the `num_sharing` devices of the process share the machine's."""
+  """Returns the memory of a device in bytes; None if unknown.
+
+  On a CPU, the `num_sharing` devices of the process share the machine's memory.
+  """
   stats = device.memory_stats() or {}
   if "bytes_limit" in stats:
     return stats["bytes_limit"]

@@ -1,4 +1,4 @@
-"""rewards -> learner: the sequences of a rollout batch, and the evidence that their advantages are computed from."""
+"""Trajectories of a rollout batch and the evidence for its advantages: rewards -> learner."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -29,24 +29,28 @@ def evidence(
   ref_logprobs: Sequence[Float[np.ndarray, "..."]] | None = None,
   values: Sequence[Float[np.ndarray, "..."]] | None = None,
 ) -> Evidence:
-  """What the advantages of a rollout batch are computed from, one row per sequence.
+  """Collects the inputs from which the advantages of a rollout batch are computed.
+
+  Each sequence has one row.
 
   Args:
     batch: Batch from `assess`.
-    rewards: Terms that it was graded with.
-    step_rewards: The task's verifier of steps, if the estimator reads steps.
-    turn_weight: Factor of the turns' rewards in conversations, whose turns are then the steps; all other reward is the last turn's.
+    rewards: Reward terms that the batch was graded with.
+    step_rewards: The task's step verifier, if the estimator reads steps.
+    turn_weight: Weight of the turns' rewards in conversations, whose turns are then the steps. All
+      other reward belongs to the last turn.
     kl: `(old_logprobs, ref_logprobs) -> divergence` at each token, if it is part of the reward.
-    kl_coef: Penalty per nat of it.
-    old_logprobs, ref_logprobs: For each sequence log π_old and log π_ref of its tokens, prompt included; for `kl`.
-    values: For each sequence the critic's values at its tokens, prompt included, if there is a critic.
+    kl_coef: Penalty per nat of divergence.
+    old_logprobs, ref_logprobs: log π_old and log π_ref of each sequence's tokens, prompt included;
+      required by `kl`.
+    values: The critic's values at each sequence's tokens, prompt included, if there is a critic.
   """
   mask, written = batch.rollouts.mask, written_mask(batch.rollouts)
   parts = np.stack([np.float32(reward.weight) * batch.graded.parts[reward.name] for reward in rewards])
   counted = written & batch.counted[:, None]
   found = Evidence(batch.graded.totals, parts, counted.astype(np.float32), batch.graded.valid, kl_coef=np.float32(kl_coef))
   if kl is not None:
-    # In the padded layout, whose shape never changes: nothing compiles after the first step.
+    # The padded layout has a constant shape, so nothing compiles after the first step.
     found = found._replace(kl=np.asarray(kl(_responses(old_logprobs, mask), _responses(ref_logprobs, mask))))
   if values is not None:
     found = found._replace(values=_responses(values, mask))
@@ -64,12 +68,14 @@ def evidence(
 
 
 def turn_rewards(completion: Completion, total: float, weight: float) -> list[tuple[int, float]]:
-  """The rewards of a conversation's turns, at their last tokens: what the environment gave, and for the last one all else.
+  """Returns the rewards of a conversation's turns at their last tokens.
+
+  A turn's reward is the environment's; the last turn also gets the rest of the total.
 
   Args:
     completion: Completion with its turns.
     total: Reward of the whole conversation.
-    weight: Weight of the environment's rewards in it.
+    weight: Weight of the environment's rewards in the total.
 
   Example:
     >>> from jaxrl_llm.text_types import Turn
@@ -83,7 +89,7 @@ def turn_rewards(completion: Completion, total: float, weight: float) -> list[tu
 
 
 def _responses(sequences: Sequence[Float[np.ndarray, "..."]], mask: Bool[np.ndarray, "N R"]) -> Float[np.ndarray, "N R"]:
-  """The response part of per-token values of whole sequences, padded on the right."""
+  """Returns the response part of per-token values of whole sequences, padded on the right."""
   found = np.zeros(mask.shape, np.float32)
   for row, (x, drawn) in enumerate(zip(sequences, mask, strict=True)):
     found[row, drawn] = x[len(x) - int(drawn.sum()) :]
@@ -91,7 +97,11 @@ def _responses(sequences: Sequence[Float[np.ndarray, "..."]], mask: Bool[np.ndar
 
 
 def whole_sequences(responses: Float[np.ndarray, "N R"], rollouts: Rollouts) -> list[Float[np.ndarray, "..."]]:
-  """Per-token values of the responses with zeros for their prompts: one array a sequence, as long as its trajectory."""
+  """Extends per-token values of responses by zeros for their prompts.
+
+  Returns:
+    One array per sequence, as long as its trajectory.
+  """
   lengths = rollouts.prompt_mask.sum(axis=1)
   return [
     np.concatenate([np.zeros(n, np.float32), x[drawn].astype(np.float32)])
@@ -100,7 +110,10 @@ def whole_sequences(responses: Float[np.ndarray, "N R"], rollouts: Rollouts) -> 
 
 
 def trajectories(rollouts: Rollouts, counted: Bool[np.ndarray, " N"] | None = None) -> list[Trajectory]:
-  """Sequences of a rollout batch on the host, with zero advantages. Tokens count in the `counted` sequences alone; None counts all."""
+  """Makes the trajectories of a rollout batch on the host, with zero advantages.
+
+  Tokens count only in the `counted` sequences; None counts all.
+  """
   result = []
   counted = np.ones(len(rollouts.tokens), bool) if counted is None else counted
   written = written_mask(rollouts)
@@ -109,7 +122,8 @@ def trajectories(rollouts: Rollouts, counted: Bool[np.ndarray, " N"] | None = No
     drawn = rollouts.mask[row]
     response, logprobs = rollouts.tokens[row][drawn], rollouts.logprobs[row][drawn]
     zeros, own = np.zeros(len(prompt), np.float32), written[row][drawn].astype(np.float32)
-    # A sequence that is left out stays in the batch, and NaN times a weight of 0 is NaN in a gradient.
+    # A sequence that does not count stays in the batch, and NaN times a weight of 0 is NaN in a
+    # gradient.
     logprobs = np.where(np.isfinite(logprobs), logprobs, 0) if not counted[row] else logprobs
     result.append(
       Trajectory(

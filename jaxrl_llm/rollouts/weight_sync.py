@@ -1,7 +1,8 @@
-"""The transfer of weights from the learner's devices to those that only sample, and the proof that what arrives is what left.
+"""Verified transfer of weights from the learner's devices to the sampler's.
 
-Both sides sum the bits of every weight, each times an odd hash of its place, modulo 2³². The sum does not depend on the layout of a weight
-over devices, and costs one pass over it. No token is drawn unless both sums agree.
+Both sides compute a checksum of every weight: the sum of each number's bits times an odd hash of
+its index, modulo 2³². The sum does not depend on the layout of a weight over devices, and costs one
+pass over it. No token is drawn unless both sums agree.
 """
 
 from collections.abc import Callable, Mapping
@@ -21,16 +22,16 @@ from jaxrl_llm.types import Params
 
 
 class WeightSyncError(RuntimeError):
-  """The sampler's devices do not hold the weights that they should, so nothing may be drawn."""
+  """An error raised when the sampler's weights are not the expected ones. Nothing may be drawn."""
 
 
 class SamplerWeights(NamedTuple):
-  """Weights on the sampler's devices; each of the two trees has None in the place of the other's.
+  """Weights on the sampler's devices, in two trees with None in place of each other's weights.
 
   Attributes:
     trained: Weights that change from step to step.
-    frozen: The base under adapters, which moves once in a run.
-    version: Number of RL steps that the weights have behind them.
+    frozen: Base weights under adapters, which are moved once per run.
+    version: Number of RL steps that the weights were trained for.
   """
 
   trained: Params
@@ -39,22 +40,28 @@ class SamplerWeights(NamedTuple):
 
   @property
   def params(self) -> Params:
-    """All weights."""
+    """Both trees combined."""
     return combine(self.trained, self.frozen)
 
 
 class Checksum(NamedTuple):
-  """The hashed sum of a weight's bits, and how many of its numbers are not finite."""
+  """The hashed sum of a weight's bits.
+
+  Attributes:
+    bits: Hashed sum modulo 2³².
+    nonfinite: Number of non-finite numbers.
+  """
 
   bits: UInt32[Array, ""]
   nonfinite: UInt32[Array, ""]
 
 
 def checksum(x: Float[Array, "..."]) -> Checksum:
-  """Σᵢ hash(i)·bits(xᵢ) mod 2³², i the place of a number in its array and hash(i) odd.
+  """Computes Σᵢ hash(i)·bits(xᵢ) mod 2³², where i is a number's index in its array.
 
-  A wrong or stale number changes the sum, since an odd factor loses no bit; so do pieces that change places, since the factors of two
-  pieces have nothing in common. Addition modulo 2³² is exact in any order: the sum is the same for every layout over devices.
+  hash(i) is odd. A wrong or stale number changes the sum, because an odd factor loses no bit. So do
+  swapped pieces, because the factors of two pieces are unrelated. Addition modulo 2³² is exact in
+  any order, so the sum is the same for every layout over devices.
 
   Example:
     >>> x = jnp.arange(4.0)
@@ -73,15 +80,16 @@ def checksum(x: Float[Array, "..."]) -> Checksum:
 
 
 def checksums(params: Params) -> dict[str, Checksum]:
-  """The checksum of every weight by its name; a None in the tree has none."""
+  """Returns the checksum of every weight by name; None in the tree is skipped."""
   return {jax.tree_util.keystr(path, simple=True, separator="/"): checksum(x) for path, x in jax.tree_util.tree_leaves_with_path(params)}
 
 
 def compare(sent: Mapping[str, Checksum], arrived: Mapping[str, Checksum]) -> None:
-  """Compares the learner's and the sampler's checksums, on the host.
+  """Compares the learner's and the sampler's checksums on the host.
 
   Raises:
-    WeightSyncError: Names the first weight that is not as it was sent, with both sums, or that holds numbers that are not finite.
+    WeightSyncError: If a weight is not as it was sent, or has non-finite numbers. The message names
+      the first such weight, with both sums or the number of non-finite ones.
   """
   wrong = [name for name in sent if int(sent[name].bits) != int(arrived[name].bits)]
   if wrong:
@@ -93,15 +101,15 @@ def compare(sent: Mapping[str, Checksum], arrived: Mapping[str, Checksum]) -> No
 
 
 def check_version(held: SamplerWeights | None, step: int, *, staleness: int) -> None:
-  """Refuses to draw with weights that are older than a step may learn from, or that are of no step yet.
+  """Refuses to draw with missing weights or with weights older than a step may learn from.
 
   Args:
-    held: Weights that the sampler has.
-    step: Number of RL steps before the one that learns from what is drawn.
+    held: Weights that the sampler has; None if it has none yet.
+    step: Number of RL steps before the one that learns from the rollouts.
     staleness: Number of steps by which weights may lag.
 
   Raises:
-    WeightSyncError: The sampler holds no weights, or another version.
+    WeightSyncError: If the sampler holds no weights, or another version.
 
   Example:
     >>> check_version(SamplerWeights({}, {}, version=3), 4, staleness=1)
@@ -118,11 +126,12 @@ def check_version(held: SamplerWeights | None, step: int, *, staleness: int) -> 
 
 
 class WeightSync(NamedTuple):
-  """The function that moves weights, and what arrives.
+  """A function that moves weights, and the weights that arrive.
 
   Attributes:
-    move: `(params, frozen, version) -> SamplerWeights`; frozen weights that are not None are there already and stay.
-    arrived: The params as the sampler has them: shapes, dtypes and shardings.
+    move: `(params, frozen, version) -> SamplerWeights`. Frozen weights that are not None are
+      already there and stay.
+    arrived: Abstract params on the sampler: shapes, dtypes and shardings.
   """
 
   move: Callable[[Params, Params | None, int], SamplerWeights]
@@ -132,27 +141,33 @@ class WeightSync(NamedTuple):
 def make_weight_sync(
   params: Params, logical_axes: PyTree, *, learner: Mesh, sampler: Mesh, dtype: str, trainable: PyTree | None = None
 ) -> WeightSync:
-  """Makes what moves weights from the learner's mesh to the sampler's, which has other devices.
+  """Makes the function that moves weights from the learner's mesh to the sampler's.
 
-  A program of the learner's casts them to the sampler's dtype and lays them out as the sampler wants them, over the links between the
-  learner's devices. What is left is one `jax.device_put` of plain copies: no more bytes than needed, and none through the host.
+  The meshes have different devices. A program on the learner's devices casts the weights to the
+  sampler's dtype and lays them out as the sampler needs them, over the links between the learner's
+  devices. The rest is one `jax.device_put` of plain copies, with no more bytes than needed and none
+  through the host.
 
   Args:
-    params: Weights of the policy, abstract, with the learner's shardings.
+    params: Abstract weights of the policy, with the learner's shardings.
     logical_axes: Logical axes of the model's weights.
     learner: The learner's mesh.
     sampler: The sampler's mesh.
     dtype: The sampler's dtype.
-    trainable: The params tree with True where a weight is trained; None is everywhere.
+    trainable: Params tree with True where a weight is trained; None means all weights.
+
+  Returns:
+    The function, and the abstract params as they arrive.
 
   Raises:
-    ValueError: The sampler's mesh does not divide a weight.
+    ValueError: If the sampler's mesh does not divide a weight.
 
   Note:
-    `move` raises WeightSyncError, see `compare`; and for weights of other shapes or types than `params`, before anything moves.
-    In transit a weight takes as much memory on each of the learner's devices as on one of the sampler's. If the number of the learner's
-    devices is no multiple of those that share a copy of the weights, the layout stays the learner's, and `device_put` goes through the
-    host.
+    `move` raises a WeightSyncError as `compare` does, and, before anything moves, for weights whose
+    shapes or dtypes differ from those of `params`. In transit a weight takes as much memory on each
+    learner device as on one sampler device. If the number of learner devices is no multiple of the
+    devices that share a copy of the weights, the layout stays the learner's, and `device_put` goes
+    through the host.
   """
   lower, staging = partial(lower_precision, dtype=dtype), staging_mesh(learner, sampler)
   lowered = jax.eval_shape(lower, params)
@@ -185,7 +200,7 @@ def make_weight_sync(
   def move(params: Params, frozen: Params | None, version: int) -> SamplerWeights:
     changed, unchanged = partition(params, trainable)
     moved = SamplerWeights(trained_mover(changed), frozen_mover(unchanged) if frozen is None else frozen, version)
-    return jax.block_until_ready(moved)  # Whoever asks wants to sample with them, and the clock the time that it takes.
+    return jax.block_until_ready(moved)  # Callers sample with them next, and the time of the transfer is measured.
 
   arrived = jax.tree.map(lambda x, sharding: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), lowered, placed)
   return WeightSync(move, arrived)

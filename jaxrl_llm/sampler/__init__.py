@@ -1,4 +1,4 @@
-"""The JAX-native sampler: logits filters, the decode loop, what ends a response. It never sees a loss."""
+"""The JAX-native sampler: logits filters, decode loop and stop conditions. It never sees a loss."""
 
 from jaxrl_llm.sampler.filters import FilterFn, make_filter
 from jaxrl_llm.sampler.requests import RUNNING, Begun, Requests, begun, not_begun

@@ -1,4 +1,4 @@
-"""What happens before the first step: prompts are prefilled, each once, and the first rows get their sequences."""
+"""Setup of the decode loop: prefill of the prompts and the assignment of sequences to rows."""
 
 import jax
 import jax.numpy as jnp
@@ -11,20 +11,27 @@ from jaxrl_llm.sampler.requests import RUNNING, Requests, finished_before, in_pi
 from jaxrl_llm.sampler.state import NEVER, Decoder, Drawn, Job, Loop, Settings, at, is_active
 from jaxrl_llm.types import Params, StopReason
 
-# Rows of a device unless somebody says: as many as keep its arithmetic busy. More only wait for the longest response of them all. The CPU's
-# was measured (experiments/LOG.md); on accelerators more rows share each reading of the weights.
+# Default number of rows per device: as many as keep its arithmetic busy. More rows would only wait
+# for the longest response of all. The CPU's number was measured (experiments/LOG.md); on
+# accelerators more rows share each read of the weights.
 _ROWS = {"cpu": 128, "gpu": 512, "tpu": 512}
-_UNSPLIT = ("weights", "key", "prompts_seen", "written", "cache")  # Not in pieces.
-_ALIGNMENT = 16  # Columns of the prompts' cache are a multiple of it, so that rows of keys begin where vectors do.
+_UNSPLIT = ("weights", "key", "prompts_seen", "written", "cache")  # Fields that are not split into pieces.
+# The width of the prompts' cache is a multiple of this, so that rows of keys are aligned to
+# vectors.
+_ALIGNMENT = 16
 
 
 def begin(
   model: Decoder, settings: Settings, params: Params, prompts: Int[Array, "n P"], prompt_mask: Bool[Array, "n P"], key, requests: Requests
 ) -> tuple[Job, Loop, Int[Array, "n _ L K"] | None]:
-  """Prefills the prompts, each once, and gives the first rows their sequences.
+  """Prefills each prompt once and assigns the first sequences to rows.
 
-  All tokens of a prompt but the last are prefilled; the last one is the first that a row decodes, so that every row of a group draws its
-  first token like any other and no logits of prompts are kept. Also returns the routes of the prefilled tokens, None if not asked for.
+  All tokens of a prompt but the last are prefilled. The last one is the first that a row decodes,
+  so that every row of a group draws its first token like any other, and no prompt logits are kept.
+
+  Returns:
+    The job, the loop before its first step, and the routes of the prefilled tokens, which are None
+    if not recorded.
   """
   num_prompts, width = prompts.shape
   num_sequences = num_prompts * settings.group_size
@@ -39,7 +46,7 @@ def begin(
     tokens = jnp.pad(prompts[:, :-1], margin, constant_values=settings.pad_id)
     cache, routes = model.prefill(params, tokens, seen, dtype=settings.cache_dtype)
     routes = routes[:, margin[1][0] :] if settings.route_shape else None
-  # A response that goes on may need all the room there is from the first step.
+  # A resumed response may need the whole cache from the first step.
   num_blocks = 1 if requests.begun is None else len(settings.cache_blocks)
   for size in settings.cache_blocks[:num_blocks]:
     cache = model.grow(cache, rows, size, dtype=settings.cache_dtype)
@@ -61,7 +68,7 @@ def begin(
     numbers=in_pieces(jnp.arange(num_sequences), pieces),
     requests=in_pieces(requests._replace(limits=jnp.clip(limits, 1, settings.max_new_tokens)), pieces),
   )
-  # Where every sequence has a row of its own, row i decodes sequence i and nothing is ever looked up.
+  # If every sequence has its own row, row i decodes sequence i and no lookup is needed.
   first = jnp.broadcast_to(jnp.arange(per_piece), (pieces, per_piece)) if rows == num_sequences else queue[:, : rows // pieces]
   loop = Loop(
     step=jnp.zeros((), jnp.int32),
@@ -80,7 +87,11 @@ def begin(
 
 
 def division(mesh: Mesh | None, num_prompts: int, settings: Settings) -> tuple[int, int]:
-  """The number of pieces, so that each device has its own line of waiting sequences; and of rows, over all pieces."""
+  """Returns the number of pieces and the number of rows over all pieces.
+
+  Each device has its own piece, with its own queue of waiting sequences, if the mesh divides the
+  prompts and the rows. Otherwise there is one piece.
+  """
   num_sequences = num_prompts * settings.group_size
   ends_early = bool(settings.stop_ids) or settings.stop_table is not None
   rows = num_rows(mesh, num_sequences, settings.slots, ends_early=ends_early)
@@ -89,13 +100,13 @@ def division(mesh: Mesh | None, num_prompts: int, settings: Settings) -> tuple[i
 
 
 def num_rows(mesh: Mesh | None, num_sequences: int, slots: int | None, *, ends_early: bool = True) -> int:
-  """Number of rows that decode N sequences.
+  """Returns the number of rows that decode N sequences.
 
   Args:
-    mesh: Devices; None is one device.
+    mesh: Mesh of the sampler; None means one device.
     num_sequences: Number of sequences (N).
-    slots: Number of rows that the user asked for; None is the platform's own.
-    ends_early: Whether a response can end before its budget. If none can, no row is ever handed over.
+    slots: Number of rows that the user asked for; None means the platform's default.
+    ends_early: Whether a response can end before its budget. If none can, no row is ever refilled.
 
   Example:
     >>> num_rows(None, 512, None), num_rows(None, 64, None), num_rows(None, 512, None, ends_early=False), num_rows(None, 512, 20)
@@ -107,13 +118,15 @@ def num_rows(mesh: Mesh | None, num_sequences: int, slots: int | None, *, ends_e
 
 
 def _resume(model: Decoder, settings: Settings, params: Params, prompts, prompt_mask, job: Job, loop: Loop) -> Loop:
-  """Prefills the tokens that the first rows' responses already have, as if earlier steps had put them in the cache.
+  """Prefills the existing tokens of the first rows' responses, as if earlier steps had cached them.
 
-  On one device a call never leaves more unfinished responses than there are rows; any more begin later and feed their tokens step by step.
+  On one device a call never leaves more unfinished responses than there are rows. Any further
+  responses start later and feed their tokens step by step.
   """
   here, num_rows, budget, begun = loop.sequences, loop.sequences.size, settings.max_new_tokens, job.requests.begun
   lengths = at(begun.lengths, here)
-  # All but the last token, which the first step feeds; with its prompt, and all of it on the right.
+  # Each response follows its prompt and is aligned right, without its last token: the first step
+  # feeds it.
   response = at(begun.tokens, here).reshape(num_rows, -1)
   numbers = at(job.numbers, here).reshape(-1) // settings.group_size
   there = jnp.arange(budget) < lengths.reshape(-1, 1) - 1
@@ -133,21 +146,21 @@ def _resume(model: Decoder, settings: Settings, params: Params, prompts, prompt_
 
 
 def _matched_before(settings: Settings, job: Job, loop: Loop, lengths: Int[Array, "d b"]) -> Int[Array, "d b A"] | None:
-  """States of the stop automata after what the rows' responses have already."""
+  """Returns the states of the stop automata after the existing tokens of the rows' responses."""
   if loop.matching is None:
     return None
   tokens = at(job.requests.begun.tokens, loop.sequences)
 
   def feed(t, matching):
     states, matched = stops.advance(settings.stop_table, matching.reshape(lengths.size, -1), tokens[..., t].reshape(-1))
-    states = jnp.where(matched[:, None], settings.stop_table.start(lengths.size), states)  # It ended an earlier turn of a conversation.
+    states = jnp.where(matched[:, None], settings.stop_table.start(lengths.size), states)  # An earlier turn ended here.
     return jnp.where((t < lengths)[..., None], states.reshape(matching.shape), matching)
 
   return jax.lax.fori_loop(0, jnp.max(lengths), feed, loop.matching)
 
 
 def _placed(tree: PyTree, mesh: Mesh | None, pieces: int) -> PyTree:
-  """Puts each piece on its own device."""
+  """Shards each piece onto its own device."""
   if mesh is None or mesh.size == 1 or pieces == 1:
     return tree
   split = lambda x: jax.lax.with_sharding_constraint(x, row_sharding(mesh)) if jnp.ndim(x) else x
@@ -176,4 +189,4 @@ def _drawn_before(settings: Settings, reasons: Int[Array, " N"], requests: Reque
         known = there[(..., *[None] * (before.ndim - 2))]
         drawn = drawn._replace(**{name: jnp.where(known, before, empty).astype(slots.dtype)})
   drawn = in_pieces(drawn, pieces)
-  return drawn._replace(reasons=drawn.reasons.at[:, -1].set(StopReason.LENGTH))  # Nobody is never running.
+  return drawn._replace(reasons=drawn.reasons.at[:, -1].set(StopReason.LENGTH))  # The dummy sequence never runs.

@@ -1,4 +1,4 @@
-"""Draws one token a row from its logits with two random numbers, whatever the size of the vocabulary."""
+"""Token drawing with two random numbers per row, regardless of the size of the vocabulary."""
 
 import math
 
@@ -8,24 +8,26 @@ from jaxtyping import Array, Float, Int, Key
 
 from jaxrl_llm.sampler.filters import REMOVED
 
-# A power of two, so that a vocabulary sharded over devices is cut along its shards.
+# A power of two, so that blocks of a vocabulary sharded over devices align with its shards.
 _NUM_BLOCKS = 128
 _MAX_BLOCK = 256
 
-# log(2⁻¹²⁶), rounded up: exp of less may or may not be flushed to 0, as the compiler fuses it. Whether an entry has mass is decided by this
-# comparison instead, so that a block is never chosen for the mass of entries that the second look finds to be 0.
+# log(2⁻¹²⁶), rounded up: exp of anything less may or may not be flushed to 0, depending on how the
+# compiler fuses it. This comparison decides instead whether an entry has mass, so that a block is
+# never chosen for the mass of entries that the second read finds to be 0.
 _NO_MASS = -87.3
 
 
 def draw(logits: Float[Array, "N V"], keys: Key[Array, " N"]) -> tuple[Int[Array, " N"], Float[Array, " N"]]:
-  """Draws tokens from softmax(logits), and returns their log-probabilities in nats.
+  """Draws tokens from softmax(logits) and returns them with their log-probabilities in nats.
 
-  Inverse transform sampling in two levels: u₁ chooses a block of the vocabulary by the blocks' masses, u₂ the token within it. The Gumbel
-  trick (`jax.random.categorical`) would need V random numbers a row. The logits are read twice: for their maximum, and for the masses.
+  Two-level inverse transform sampling: u₁ chooses a block of the vocabulary by the blocks' masses,
+  and u₂ the token within it. The Gumbel trick (`jax.random.categorical`) would need V random
+  numbers per row. The logits are read twice: for their maximum, and for the masses.
 
   Args:
-    logits: Logits, filtered or not; those at or near `REMOVED` and -inf are never drawn.
-    keys: One key for each row. A row's token depends on its own logits and key only.
+    logits: Logits, filtered or not. Those at or near `REMOVED` and -inf are never drawn.
+    keys: One key per row. A row's token depends only on its own logits and key.
 
   Example:
     >>> tokens, logprobs = draw(jnp.log(jnp.array([[0.0, 1.0, 0.0]])), jax.random.split(jax.random.key(0), 1))
@@ -39,11 +41,14 @@ def draw(logits: Float[Array, "N V"], keys: Key[Array, " N"]) -> tuple[Int[Array
 
 
 def inverse_cdf(logits: Float[Array, "N V"], uniforms: Float[Array, "N 2"]) -> tuple[Int[Array, " N"], Float[Array, " N"]]:
-  """Finds the tokens at given points of softmax(logits), each with a probability above 0, and their log-probabilities in nats.
+  """Returns the tokens at given points of softmax(logits), with their log-probabilities in nats.
+
+  Every returned token has a probability above 0.
 
   Args:
-    logits: See `draw`.
-    uniforms: Numbers in [0, 1]: the point among the blocks of the vocabulary, and the point within the block.
+    logits: Logits, as in `draw`.
+    uniforms: Numbers in [0, 1]: a point among the blocks of the vocabulary, and one within the
+      block.
 
   Example:
     >>> logits = jnp.log(jnp.array([[0.0, 0.25, 0.75]]))  # So small a vocabulary is a single block.
@@ -54,7 +59,8 @@ def inverse_cdf(logits: Float[Array, "N V"], uniforms: Float[Array, "N 2"]) -> t
   highest = jnp.max(blocks, axis=(1, 2))
   block_masses = jnp.sum(_masses(blocks - highest[:, None, None]), axis=-1)
   block = _first_above(block_masses, uniforms[:, 0])
-  # The masses of one block are computed again: to keep all of them would write and read the vocabulary once more.
+  # Recompute the masses of one block: keeping all of them would write and read the vocabulary once
+  # more.
   shifted = jnp.take_along_axis(blocks, block[:, None, None], axis=1)[:, 0] - highest[:, None]
   entry = _first_above(_masses(shifted), uniforms[:, 1])
   logprobs = jnp.take_along_axis(shifted, entry[:, None], axis=1)[:, 0] - jnp.log(jnp.sum(block_masses, axis=-1))
@@ -74,7 +80,10 @@ def _masses(shifted: Float[Array, "..."]) -> Float[Array, "..."]:
 
 
 def _first_above(masses: Float[Array, "N n"], uniforms: Float[Array, " N"]) -> Int[Array, " N"]:
-  """The first entry with mass up to which the masses exceed u of their sum; the last with mass where rounding leaves none."""
+  """Returns the first entry with mass at which the cumulative mass exceeds u times the total.
+
+  If rounding leaves none, it returns the last entry with mass.
+  """
   ids, size = jnp.arange(masses.shape[-1]), masses.shape[-1]
   cumulative = _cumulative(masses)
   above = cumulative > uniforms[:, None] * cumulative[:, -1:]
@@ -84,7 +93,10 @@ def _first_above(masses: Float[Array, "N n"], uniforms: Float[Array, " N"]) -> I
 
 
 def _cumulative(x: Float[Array, "N n"]) -> Float[Array, "N n"]:
-  """Cumulative sums in log2(n) shifted additions: elementwise, so a row's rounding depends neither on other rows nor on their number."""
+  """Computes cumulative sums in log2(n) shifted additions.
+
+  They are elementwise, so a row's rounding depends neither on other rows nor on their number.
+  """
   shift = 1
   while shift < x.shape[-1]:
     x += jnp.pad(x, ((0, 0), (shift, 0)))[:, :-shift]

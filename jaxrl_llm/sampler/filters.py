@@ -1,4 +1,4 @@
-"""From logits to the distribution that tokens are drawn from: temperature, top-k, top-p. Sampler and learner use the same function."""
+"""Logits filters shared by sampler and learner: temperature, top-k and top-p."""
 
 import math
 from collections.abc import Callable
@@ -8,31 +8,34 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 FilterFn = Callable[..., Float[Array, "*batch V"]]
-"""`(logits, keep=None, temperatures=None) -> filtered logits`; `keep` holds ids that no filter may remove."""
+"""`(logits, keep=None, temperatures=None) -> filtered logits`; `keep` holds ids never removed."""
 
-# Finite, so that gradients of a filtered-out logit are 0 and never NaN; exp(-1e30 - max) underflows to exactly 0.
+# Finite, so that gradients of a removed logit are 0 and never NaN; exp(-1e30 - max) underflows to
+# exactly 0.
 REMOVED = -1e30
 
-# The bits of a float32 in [0, 2): sign and highest exponent bit are 0.
+# Number of bits of a float32 in [0, 2): the sign bit and the highest exponent bit are 0.
 _BITS_BELOW_TWO = 30
 
 
 def make_filter(*, temperature: float = 1.0, top_k: int = 0, top_p: float = 1.0) -> FilterFn:
-  """Makes the function from logits to those of the sampling distribution.
+  """Makes the function that maps logits to those of the sampling distribution.
 
   Args:
-    temperature: Divisor of the logits; 0 keeps only the likeliest token (the first of equal ones), whatever the other settings.
-    top_k: Number of likeliest tokens to keep, with ties of the last; 0 keeps all.
-    top_p: Probability that the smallest set of likeliest tokens to keep, after top-k, must reach; 1 keeps all.
+    temperature: Divisor of the logits; 0 keeps only the likeliest token (the first in case of a
+      tie), regardless of the other settings.
+    top_k: Number of likeliest tokens to keep, including ties with the last; 0 keeps all.
+    top_p: Probability of the smallest set of likeliest tokens to keep, after top-k; 1 keeps all.
 
   Returns:
-    `filter_logits(logits, keep=None, temperatures=None)`. `keep` are ids `[*batch]` that stay whatever the filters say: the learner
-    passes the token that was drawn, since the current policy may rank it outside its own set, where its log-probability would be -inf.
-    `temperatures` are numbers `[*batch]` that replace `temperature` row by row; what is not above 0 counts as 0, since a jitted program
-    cannot raise.
+    `filter_logits(logits, keep=None, temperatures=None)`. `keep` holds ids `[*batch]` that are
+    never removed. The learner passes the drawn token, because the current policy may rank it
+    outside its own set, where its log-probability would be -inf. `temperatures` are numbers
+    `[*batch]` that replace `temperature` row by row. Values that are not above 0 count as 0, since
+    a jitted program cannot raise.
 
   Raises:
-    ValueError: A setting is out of range.
+    ValueError: If a setting is out of range.
 
   Example:
     >>> logits = jnp.log(jnp.array([0.5, 0.3, 0.2]))
@@ -42,7 +45,8 @@ def make_filter(*, temperature: float = 1.0, top_k: int = 0, top_p: float = 1.0)
     [1.0, 0.0, 0.0]
 
   Note:
-    Which tokens stay is a matter of comparisons and has no gradient; the gradient flows through the logits that stay.
+    The choice of kept tokens consists of comparisons and has no gradient. The gradient flows
+    through the kept logits.
   """
   if not (math.isfinite(temperature) and temperature >= 0):
     raise ValueError(f"rollout.temperature: found {temperature}, expected 0 (the likeliest token) or a number above 0")
@@ -58,7 +62,7 @@ def make_filter(*, temperature: float = 1.0, top_k: int = 0, top_p: float = 1.0)
     if temperatures is not None:
       greedy = ~(temperatures > 0)[..., None]
       logits = logits / jnp.where(greedy, 1, temperatures[..., None])
-      # With the other filters: the likeliest token passes them all.
+      # Combines with the other filters, because the likeliest token passes them all.
       kept = jnp.where(greedy, _is_argmax(logits), _kept(logits, top_k, top_p))
     elif temperature == 0:
       kept = _is_argmax(logits)
@@ -89,26 +93,34 @@ def _kept(logits: Float[Array, "*batch V"], top_k: int, top_p: float) -> Bool[Ar
 
 
 def _top_k_threshold(logits: Float[Array, "*batch V"], top_k: int, top_p: float) -> Float[Array, "*batch 1"]:
-  """The lowest logit that top-k, then top-p keep; the k likeliest tell it, but for how many others equal the k-th."""
-  # Behind the barrier the compiler must not see which of the k are used: it would sort the whole vocabulary instead.
+  """Returns the lowest logit that top-k and then top-p keep.
+
+  The k likeliest logits determine it, except for the number of others that tie with the k-th.
+  """
+  # The barrier hides from the compiler which of the k are used: it would otherwise sort the whole
+  # vocabulary.
   ranked = jax.lax.optimization_barrier(jax.lax.top_k(logits, top_k)[0])
   if top_p == 1:
     return ranked[..., -1:]
   ties = jnp.sum(logits >= ranked[..., -1:], axis=-1, keepdims=True) - top_k
   masses = jnp.exp(ranked - ranked[..., :1])
   total = jnp.sum(masses, axis=-1, keepdims=True) + ties * masses[..., -1:]
-  # A token stays while the mass ranked strictly above it has not reached p, so the likeliest always stays.
+  # A token stays while the mass ranked strictly above it has not reached p, so the likeliest always
+  # stays.
   in_nucleus = jnp.cumsum(masses, axis=-1) - masses < top_p * total
   return jnp.min(jnp.where(in_nucleus, ranked, jnp.inf), axis=-1, keepdims=True)
 
 
 def _nucleus(logits: Float[Array, "*batch V"], top_p: float) -> Bool[Array, "*batch V"]:
-  """Which tokens have less than p above them, without sorting the vocabulary.
+  """Returns which tokens have less than mass p above them, without sorting the vocabulary.
 
-  kept = {v : Σ_{u : p_u > p_v} p_u < top_p} = {v : p_v > x}, x the largest float with Σ_{u : p_u > x} p_u ≥ top_p. Floats that are not
-  negative are ordered as their bits are, so x is found bit by bit: one masked sum over the vocabulary for each, and the result is exact.
+  kept = {v : Σ_{u : p_u > p_v} p_u < top_p} = {v : p_v > x}
+
+  Here x is the largest float with Σ_{u : p_u > x} p_u ≥ top_p. Non-negative floats are ordered like
+  their bits, so x is found bit by bit. Each bit takes one masked sum over the vocabulary, and the
+  result is exact.
   """
-  masses = jnp.exp(logits - jnp.max(logits, axis=-1, keepdims=True))  # At most 1, so the bits of a float below 2 suffice.
+  masses = jnp.exp(logits - jnp.max(logits, axis=-1, keepdims=True))  # At most 1, so bits below 2 suffice.
   wanted = top_p * jnp.sum(masses, axis=-1, keepdims=True)
   as_float = lambda bits: jax.lax.bitcast_convert_type(bits, jnp.float32)
 

@@ -1,8 +1,10 @@
-"""The decode loop: what one step does to all rows, and how a row that is done takes the next sequence.
+"""The decode loop: one step of all rows, and the refill of rows whose sequence is done.
 
-Sequences wait in line; a fixed number of rows decodes them. All rows write the same column of the cache at the same step, wherever they
-are in their own responses, so that writing is one slice; a column is a row's own while it is younger than the row's response. The column
-to write is always the oldest, which nobody can still need: a response has no more tokens than there are columns.
+Sequences wait in a queue, and a fixed number of rows decodes them. All rows write the same column
+of the cache at the same step, wherever they are in their own responses, so that each write is a
+single slice. A row reads only the columns that are younger than its response. The column to write
+is always the oldest. No row can still need it, because a response never has more tokens than there
+are columns.
 """
 
 import jax
@@ -18,20 +20,20 @@ from jaxrl_llm.types import Rollouts, StopReason
 
 
 def grow(model: Decoder, settings: Settings, loop: Loop) -> Loop:
-  """Room for longer responses: the next of the declared blocks."""
+  """Grows the cache by the next declared block, to make room for longer responses."""
   size = settings.cache_blocks[num_blocks(settings, loop)]
   cache = model.grow(loop.cache, loop.sequences.size, size, dtype=settings.cache_dtype)
   return loop._replace(cache=cache, written=jnp.concatenate([loop.written, jnp.full((size,), NEVER)]))
 
 
 def goes_on(settings: Settings, job: Job, loop: Loop) -> Bool[Array, ""]:
-  """Whether the next step has anything to do and room to do it."""
+  """Returns whether the next step has work to do and room in the cache for it."""
   longest = jnp.max(jnp.where(is_active(loop), loop.lengths + 1, 0))
   return (longest <= len(loop.written)) & wants_more(settings, job, loop)
 
 
 def wants_more(settings: Settings, job: Job, loop: Loop) -> Bool[Array, ""]:
-  """Whether anything is left to draw that somebody waits for."""
+  """Returns whether the caller still needs tokens that are not drawn yet."""
   wanted, requests = jnp.any(is_active(loop)), job.requests
   if requests.max_steps is not None:
     wanted &= loop.step < requests.max_steps
@@ -42,7 +44,7 @@ def wants_more(settings: Settings, job: Job, loop: Loop) -> Bool[Array, ""]:
 
 
 def advance(model: Decoder, settings: Settings, job: Job, loop: Loop) -> Loop:
-  """One step of all rows: feed a token, draw the next, and hand the rows that are done to the sequences that wait."""
+  """Runs one step of all rows: feeds a token, draws the next and refills the rows that are done."""
   column = jnp.argmin(loop.written)
   written = loop.written.at[column].set(loop.step)
   lookup = {}
@@ -65,7 +67,7 @@ def advance(model: Decoder, settings: Settings, job: Job, loop: Loop) -> Loop:
   found = {name: x.reshape(*loop.sequences.shape, *x.shape[1:]) for name, x in found.items()}
   found, drawn = _record(job, loop, found)
   lengths, matching, reasons = _ended(settings, job, loop, found["tokens"])
-  # A response that is gone through again has what it had before, however far that has come.
+  # A response that is replayed keeps its earlier tokens, however far the replay has come.
   begun = job.requests.begun
   known = lengths if begun is None else jnp.maximum(lengths, at(begun.lengths, loop.sequences))
   drawn = drawn._replace(lengths=put(drawn.lengths, loop.sequences, known), reasons=put(drawn.reasons, loop.sequences, reasons))
@@ -74,7 +76,7 @@ def advance(model: Decoder, settings: Settings, job: Job, loop: Loop) -> Loop:
 
 
 def _draw(settings: Settings, job: Job, loop: Loop, logits: Float[Array, "B V"]) -> dict[str, Array]:
-  """A token for each row, and what is to be known of it."""
+  """Draws a token for each row, with its log-probabilities and whatever else is recorded."""
   here, length, requests, raw = loop.sequences, loop.lengths.reshape(-1), job.requests, logits
   if requests.min_new_tokens is not None and settings.stop_ids:
     early = loop.lengths < at(requests.min_new_tokens, here)
@@ -83,11 +85,12 @@ def _draw(settings: Settings, job: Job, loop: Loop, logits: Float[Array, "B V"])
   filter_logits = make_filter(temperature=settings.temperature, top_k=settings.top_k, top_p=settings.top_p)
   temperatures = None if requests.temperatures is None else at(requests.temperatures, here).reshape(-1)
   filtered = filter_logits(logits, temperatures=temperatures)
-  # A stream for each sequence, a number of it for each token: no matter which row decodes it, or beside whom.
+  # A random stream per sequence, indexed by token: independent of the row that decodes it and of
+  # its neighbours.
   keys = jax.vmap(lambda i, t: jax.random.fold_in(jax.random.fold_in(job.key, i), t))(at(job.numbers, here).reshape(-1), length)
   tokens, logprobs = draw(filtered, keys)
   if settings.temperature == 0 and temperatures is None and settings.group_size > 1:
-    # n-best: the samples of a prompt begin with its n likeliest tokens, and each goes on greedily.
+    # n-best: the samples of a prompt begin with its n likeliest tokens and continue greedily.
     rank = at(job.numbers, here).reshape(-1) % settings.group_size
     best = jax.lax.top_k(logits, settings.group_size)[1]
     tokens = jnp.where(length == 0, jnp.take_along_axis(best, rank[:, None], axis=1)[:, 0], tokens)
@@ -102,11 +105,14 @@ def _draw(settings: Settings, job: Job, loop: Loop, logits: Float[Array, "B V"])
 
 
 def _record(job: Job, loop: Loop, found: dict[str, Array]) -> tuple[dict[str, Array], Drawn]:
-  """Writes what was found to its sequences; of a response that was begun earlier, its own token takes the place of the drawn one."""
+  """Records the step's results for its sequences.
+
+  Where a response was begun by an earlier call, its own token replaces the drawn one.
+  """
   here, length, begun = loop.sequences, loop.lengths, job.requests.begun
   known = jnp.zeros(here.shape, bool) if begun is None else length < at(begun.lengths, here)
   size = loop.drawn.tokens.shape[-1]
-  index = jnp.where(is_active(loop) & ~known, length, size)  # Beyond the end: dropped.
+  index = jnp.where(is_active(loop) & ~known, length, size)  # Out-of-bounds writes are dropped.
   write = jax.vmap(lambda piece, i, t, value: piece.at[i, t].set(value, mode="drop"))
   drawn = loop.drawn._replace(**{name: write(getattr(loop.drawn, name), here, index, x) for name, x in found.items()})
   if begun is not None:
@@ -116,13 +122,16 @@ def _record(job: Job, loop: Loop, found: dict[str, Array]) -> tuple[dict[str, Ar
 
 
 def _ended(settings: Settings, job: Job, loop: Loop, tokens: Int[Array, "d b"]):
-  """Lengths with the token, states of the stop automata, and why each row's sequence is done, if it is."""
+  """Returns the new lengths, the states of the stop automata and each row's stop reason.
+
+  The reason is `RUNNING` if a row's sequence is not done.
+  """
   here, requests = loop.sequences, job.requests
   reasons = at(loop.drawn.reasons, here)
   active = reasons == RUNNING
   lengths = loop.lengths + active
   is_late = jnp.ones(active.shape, bool) if requests.min_new_tokens is None else lengths >= at(requests.min_new_tokens, here)
-  if requests.begun is not None:  # What ended an earlier turn of a conversation ends nothing now.
+  if requests.begun is not None:  # A stop in an earlier turn of a conversation no longer counts.
     is_late &= lengths > at(requests.begun.lengths, here)
   is_stop = jnp.isin(tokens, jnp.array(settings.stop_ids, jnp.int32)) & is_late
   matching, is_match = loop.matching, jnp.zeros(tokens.shape, bool)
@@ -138,7 +147,10 @@ def _ended(settings: Settings, job: Job, loop: Loop, tokens: Int[Array, "d b"]):
 
 
 def _hand_over(settings: Settings, job: Job, loop: Loop, free: Bool[Array, "d b"]) -> Loop:
-  """Free rows take the next sequences of their piece's line, in order; or nobody, at its end."""
+  """Refills free rows with the next sequences of their piece's queue, in order.
+
+  At the end of the queue a free row gets the dummy sequence.
+  """
   end = job.queue.shape[1] - 1
   place = jnp.minimum(loop.started[:, None] + jnp.cumsum(free, axis=1) - 1, end)
   sequences = jnp.where(free, at(job.queue, place), loop.sequences)
@@ -157,7 +169,15 @@ def _hand_over(settings: Settings, job: Job, loop: Loop, free: Bool[Array, "d b"
 def rollouts(
   settings: Settings, prompts: Int[Array, "n P"], prompt_mask: Bool[Array, "n P"], drawn: Drawn, routes: Int[Array, "n _ L K"] | None
 ) -> Rollouts:
-  """What a loop has drawn, in the order of the prompts; `routes` are those of the prompts' prefilled tokens."""
+  """Converts what a loop has drawn to rollouts in the order of the prompts.
+
+  Args:
+    settings: Settings of the sampler.
+    prompts: Token ids of the prompts, padded on the left.
+    prompt_mask: True at tokens of the prompts.
+    drawn: Responses of the loop, in pieces.
+    routes: Routes of the prompts' prefilled tokens; None if not recorded.
+  """
   repeat = lambda x: jnp.repeat(x, settings.group_size, axis=0)
   drawn = jax.tree.map(whole, drawn)
   mask = jnp.arange(settings.max_new_tokens) < drawn.lengths[:, None]
@@ -177,8 +197,11 @@ def rollouts(
 
 
 def _all_routes(drawn: Drawn, routes: Int[Array, "n _ L K"] | None, prompt_mask: Bool[Array, "N P"]) -> Int[Array, "N S L K"]:
-  """Routes of prompts and responses side by side, -1 where no token travelled; a row's last token never does."""
-  fed = drawn.routing  # At t is the token before the t-th: the prompt's last one at 0.
+  """Joins the routes of prompts and responses; -1 where no token was routed.
+
+  A row's last token is never fed, so it has no routes.
+  """
+  fed = drawn.routing  # Index t holds the token before response token t; index 0 the prompt's last token.
   parts = [fed, jnp.full_like(fed[:, :1], -1)]
   if routes is not None:
     before = jnp.repeat(routes, len(fed) // len(routes), axis=0).astype(fed.dtype)
@@ -187,7 +210,10 @@ def _all_routes(drawn: Drawn, routes: Int[Array, "n _ L K"] | None, prompt_mask:
 
 
 def abort(settings: Settings, job: Job, loop: Loop, unwanted: Bool[Array, "d M"]) -> tuple[Job, Loop]:
-  """Ends unwanted sequences that are not done, between two steps: waiting ones leave the line, and freed rows take the next of it."""
+  """Aborts unwanted sequences that are not done, between two steps.
+
+  Waiting sequences leave the queue, and freed rows are refilled from it.
+  """
   aborted = unwanted & (loop.drawn.reasons == RUNNING)
   loop = loop._replace(drawn=loop.drawn._replace(reasons=jnp.where(aborted, int(StopReason.ABORTED), loop.drawn.reasons)))
   if not hands_over(loop):

@@ -1,4 +1,4 @@
-"""What a caller may ask of single sequences: limits, temperatures, a response begun earlier."""
+"""Per-sequence requests to the sampler: limits, temperatures and responses to continue."""
 
 from typing import NamedTuple
 
@@ -10,19 +10,21 @@ from jaxtyping import Array, Float, Int, PyTree
 from jaxrl_llm.types import Rollouts, StopReason
 
 RUNNING = -1
-"""In the place of a `StopReason` while there is none."""
+"""Value that stands for the `StopReason` of a sequence that is not done."""
 
 
 class Begun(NamedTuple):
-  """Responses begun by an earlier call and to be continued, as the sampler returned them.
+  """Responses that an earlier call of the sampler returned and that this one continues.
 
   Attributes:
     tokens: Token ids, padded on the right.
     lengths: Number of tokens that each response already has.
-    logprobs: Log-probabilities under the policies that drew the tokens: returned unchanged.
-    raw_logprobs: Log-probabilities under the models themselves, likewise returned unchanged.
-    reasons: A `StopReason` for a response that is already complete and only passed through; `RUNNING` or `UNFINISHED` for the others.
-    routing: Routes of the token before each, as in `Rollouts.routing` from the prompt's last token on; None if not recorded.
+    logprobs: Log-probabilities under the policies that drew the tokens; returned unchanged.
+    raw_logprobs: Log-probabilities under the models themselves; returned unchanged.
+    reasons: `StopReason` of a response that is already complete and only passed through; `RUNNING`
+      or `UNFINISHED` for the others.
+    routing: Routes of the token before each one, as in `Rollouts.routing` from the prompt's last
+      token on; None if not recorded.
     entropy: Entropy of the distribution that each token was drawn from; None if not recorded.
   """
 
@@ -36,7 +38,7 @@ class Begun(NamedTuple):
 
 
 def begun(rollouts: Rollouts) -> Begun:
-  """Makes rollouts of an earlier call on the same prompts ready to be continued."""
+  """Converts rollouts of an earlier call on the same prompts to responses to continue."""
   size = rollouts.tokens.shape[1]
   routing = None if rollouts.routing is None else rollouts.routing[:, -size - 1 : -1]
   lengths = rollouts.mask.sum(axis=1).astype(jnp.int32)
@@ -46,7 +48,7 @@ def begun(rollouts: Rollouts) -> Begun:
 
 
 def not_begun(num_sequences: int, max_new_tokens: int, routes: tuple[int, int] | None = None) -> Begun:
-  """Makes N responses without a token yet, as NumPy arrays; `routes` is (L, K) if the sampler records routes."""
+  """Makes N empty responses as NumPy arrays; `routes` is (L, K) if the sampler records routes."""
   shape = (num_sequences, max_new_tokens)
   return Begun(
     tokens=np.zeros(shape, np.int32),
@@ -59,15 +61,17 @@ def not_begun(num_sequences: int, max_new_tokens: int, routes: tuple[int, int] |
 
 
 class Requests(NamedTuple):
-  """Settings of single sequences, G consecutive ones for each prompt; None takes the sampler's own.
+  """Settings of single sequences, G consecutive ones per prompt; None means the sampler's own.
 
   Attributes:
     limits: Maximum number of tokens of each response, at most the sampler's `max_new_tokens`.
     temperatures: Temperatures of at least 0; 0 is greedy.
     min_new_tokens: Length before which stop tokens cannot be drawn and stop strings do not count.
     begun: Responses to continue.
-    max_steps: Maximum number of steps of the loop; what is not finished by then is returned as `StopReason.UNFINISHED`.
-    enough_groups: Number of prompts with all of their samples at which the loop ends, as with `max_steps`.
+    max_steps: Maximum number of steps of the loop. Sequences not finished by then are returned as
+      `StopReason.UNFINISHED`.
+    enough_groups: Number of prompts with all samples complete at which the loop ends, with the same
+      effect as `max_steps`.
   """
 
   limits: Int[Array, " N"] | None = None
@@ -79,10 +83,10 @@ class Requests(NamedTuple):
 
 
 def check(requests: Requests, num_sequences: int, max_new_tokens: int) -> None:
-  """Refuses requests for any other number of sequences than N, and responses of any other budget than R.
+  """Checks that requests are for N sequences and responses for a budget of R tokens.
 
   Raises:
-    ValueError: The shape of a field is wrong.
+    ValueError: If the shape of a field is wrong.
 
   Example:
     >>> check(Requests(limits=jnp.array([3, 4])), 8, 16)
@@ -105,7 +109,7 @@ def check(requests: Requests, num_sequences: int, max_new_tokens: int) -> None:
 
 
 def finished_before(requests: Requests, num_sequences: int) -> Int[Array, " N"]:
-  """Why each response is complete before the first step; `RUNNING` for the others."""
+  """Returns the reasons of responses that are complete before the first step, else `RUNNING`."""
   if requests.begun is None:
     return jnp.full((num_sequences,), RUNNING, jnp.int32)
   reasons = jnp.asarray(requests.begun.reasons, jnp.int32)
@@ -113,7 +117,10 @@ def finished_before(requests: Requests, num_sequences: int) -> Int[Array, " N"]:
 
 
 def in_pieces(tree: PyTree, pieces: int) -> PyTree:
-  """Arrays [N ...] as [pieces, N / pieces + 1, ...], scalars as they are; a piece's last sequence is that of the rows without any."""
+  """Splits arrays [N ...] to [pieces, N / pieces + 1, ...] and leaves scalars as they are.
+
+  The last sequence of a piece is a dummy for rows without a sequence.
+  """
 
   def split(x: Array) -> Array:
     if not jnp.ndim(x):
@@ -125,5 +132,5 @@ def in_pieces(tree: PyTree, pieces: int) -> PyTree:
 
 
 def whole(x: Array) -> Array:
-  """The way back from `in_pieces`."""
+  """Undoes `in_pieces` for one array."""
   return x[:, :-1].reshape(-1, *x.shape[2:])

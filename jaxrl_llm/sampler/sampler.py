@@ -15,42 +15,51 @@ from jaxrl_llm.sampler.state import Decoder, Drawn, Job, Loop, Settings, num_blo
 from jaxrl_llm.types import Params, Rollouts
 
 SampleFn = Callable[..., Rollouts]
-"""`(params, prompts [n P], prompt_mask [n P], key, requests=Requests()) -> rollouts`, with N = n·G sequences."""
+"""`(params, prompts [n P], prompt_mask [n P], key, requests=Requests()) -> rollouts`.
+
+The rollouts have N = n·G sequences.
+"""
 
 
 def make_sampler(model: Decoder, **settings: Any) -> SampleFn:
-  """A sampler that shares the learner's model and weights.
+  """Makes a sampler that shares the learner's model and weights.
 
-  - A prompt is prefilled once, and its keys and values are kept once for the G samples of its group.
-  - `slots` rows decode the N sequences: a row whose response ends takes the next sequence in the same `while_loop`.
-  - The cache of the responses grows block by block, and attention reads the blocks that there are.
-  - Token t of sequence i is drawn with `fold_in(fold_in(key, i), t)`: what a sequence draws does not depend on the number of slots, on its
-    neighbours, or on how the batch is sharded.
+  - Each prompt is prefilled once, and its keys and values are stored once for the G samples of its
+    group.
+  - `slots` rows decode the N sequences. A row whose response ends takes the next sequence in the
+    same `while_loop`.
+  - The cache of the responses grows block by block, and attention reads only the existing blocks.
+  - Token t of sequence i is drawn with `fold_in(fold_in(key, i), t)`. A sequence's tokens depend
+    neither on the number of slots, nor on its neighbours, nor on the sharding of the batch.
 
   Args:
-    model: See `models.Model`.
+    model: Model to sample from, such as a `models.Model`.
     group_size: Number of samples per prompt (G).
     max_new_tokens: Budget of a response, in tokens (R).
-    stop_ids: Tokens that end a response; the stop token is kept and counts as an action.
+    stop_ids: Tokens that end a response. The stop token is kept and counts as an action.
     pad_id: Token that fills the slots after the end.
-    temperature, top_k, top_p: See `filters.make_filter`. With a temperature of 0 the G samples of a prompt are its n-best list: they begin
-      with the G likeliest first tokens and go on greedily, the first of them being the greedy response.
-    slots: Number of sequences decoded at once. None is 128 per CPU device and 512 per accelerator; and all of them if nothing ends a
-      response before its budget.
-    cache_dtype: One of `models.CACHE_DTYPES`; None is the model's own dtype.
-    cache_blocks: Sizes in tokens that the cache of responses grows by, which add up to `max_new_tokens`; None is `default_blocks`.
+    temperature, top_k, top_p: Settings of `filters.make_filter`. With a temperature of 0 the G
+      samples of a prompt are its n-best list: they begin with the G likeliest first tokens and
+      continue greedily, and the first of them is the greedy response.
+    slots: Number of sequences decoded at once. None means 128 per CPU device and 512 per
+      accelerator, or all sequences if nothing ends a response before its budget.
+    cache_dtype: One of `models.CACHE_DTYPES`; None means the model's own dtype.
+    cache_blocks: Sizes in tokens by which the response cache grows, which add up to
+      `max_new_tokens`; None means `default_blocks`.
     record_routing: Whether to return the experts that tokens visit.
     entropy: Whether to return the entropy of every distribution that was drawn from.
-    stop_table: Stop strings and sequences, see `stops.make_stop_table`.
+    stop_table: Automata of stop strings and sequences, made by `stops.make_stop_table`.
 
   Returns:
-    The sampler, to be jitted once; its shapes depend on the prompts' bucket only. Prompts are padded on the left.
+    The sampler, to be jitted once. Its shapes depend only on the prompts' bucket. Prompts are
+    padded on the left.
 
   Raises:
-    ValueError: a setting out of range.
+    ValueError: If a setting is out of range.
 
   References:
-    Chain-of-thought reasoning without prompting, arXiv:2402.10200, 2024 (the n-best list); Orca, OSDI 2022 (continuous batching).
+    Chain-of-thought reasoning without prompting, arXiv:2402.10200, 2024 (the n-best list); Orca,
+    OSDI 2022 (continuous batching).
   """
   settings = make_settings(model, **settings)
 
@@ -69,7 +78,10 @@ def make_sampler(model: Decoder, **settings: Any) -> SampleFn:
 
 
 def _run(model: Decoder, settings: Settings, job: Job, loop: Loop) -> Drawn:
-  """Steps until all is drawn: a loop for each size of the cache, the next inside a branch that is taken only if there is need of it."""
+  """Steps until everything is drawn, with one loop per cache size.
+
+  Each further loop is inside a branch that is taken only if it is needed.
+  """
   loop = jax.lax.while_loop(partial(loop_lib.goes_on, settings, job), partial(loop_lib.advance, model, settings, job), loop)
   if num_blocks(settings, loop) == len(settings.cache_blocks):
     return loop.drawn
@@ -78,14 +90,14 @@ def _run(model: Decoder, settings: Settings, job: Job, loop: Loop) -> Drawn:
 
 
 def make_settings(model: Decoder, *, record_routing: bool = False, **settings: Any) -> Settings:
-  """Checks the settings of `make_sampler`, which documents them, and fills in those that depend on the model.
+  """Checks the settings of `make_sampler` and fills in those that depend on the model.
 
   Raises:
-    ValueError: A setting is out of range; one line, with the field as configs name it.
+    ValueError: If a setting is out of range. One line, with the field's name in configs.
   """
   route_shape = (model.config.num_layers, model.config.experts.top_k) if record_routing and model.config.experts else None
   given = Settings(**settings, route_shape=route_shape)
-  make_filter(temperature=given.temperature, top_k=given.top_k, top_p=given.top_p)  # Refuses what is out of range.
+  make_filter(temperature=given.temperature, top_k=given.top_k, top_p=given.top_p)  # Raises if out of range.
   blocks = default_blocks(given.max_new_tokens) if given.cache_blocks is None else tuple(given.cache_blocks)
   for name in ("group_size", "max_new_tokens"):
     if getattr(given, name) < 1:
@@ -100,7 +112,9 @@ def make_settings(model: Decoder, *, record_routing: bool = False, **settings: A
 
 
 def default_blocks(max_new_tokens: int) -> tuple[int, ...]:
-  """A quarter, a quarter and a half of the budget; a budget of 64 tokens or less is one block, for each costs the compiling of a loop.
+  """Returns blocks of a quarter, a quarter and a half of the budget.
+
+  A budget of at most 64 tokens is one block, because each block costs the compilation of a loop.
 
   Example:
     >>> default_blocks(1024), default_blocks(48)

@@ -1,4 +1,4 @@
-"""The data of the decode loop: settings, what every step reads, and what a step changes."""
+"""Data of the decode loop: its settings, the inputs of every step and the state it updates."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol, runtime_checkable
@@ -12,12 +12,12 @@ from jaxrl_llm.sampler.requests import RUNNING, Requests
 from jaxrl_llm.types import Params
 
 NEVER = -(2**30)
-"""The step at which a column was written that nobody has written: older than any response."""
+"""Write step of a column that was never written: older than any response."""
 
 
 @runtime_checkable
 class Decoder(Protocol):
-  """What the sampler needs of a model; see `models.Model`."""
+  """The interface that the sampler needs from a model; implemented by `models.Model`."""
 
   mesh: Mesh | None
   prefill: Callable[..., tuple[PyTree, Any]]
@@ -28,7 +28,7 @@ class Decoder(Protocol):
 
 
 class Settings(NamedTuple):
-  """What a sampler is compiled for: the arguments of `sampler.make_sampler`, as `make_settings` completes them."""
+  """Settings that a sampler is compiled for: `make_sampler`'s, completed by `make_settings`."""
 
   group_size: int
   max_new_tokens: int
@@ -46,17 +46,19 @@ class Settings(NamedTuple):
 
 
 class Job(NamedTuple):
-  """What every step reads and none changes. Sequences lie in d pieces, one for each device that holds rows, of M − 1 sequences each.
+  """Inputs that every step reads and none changes.
+
+  Sequences are split into d pieces, one per device that holds rows, of M − 1 sequences each.
 
   Attributes:
     weights: Weights in the layout that the model decodes with.
-    key: The call's random key.
-    prompts_seen: True where a column of the prompts' cache holds a token; None without one.
-    positions: Position of the last token of each sequence's prompt, the first that is decoded.
-    tokens: That token.
+    key: Random key of the call.
+    prompts_seen: True where a column of the prompts' cache holds a token; None without a cache.
+    positions: Position of the last token of each sequence's prompt, the first to be decoded.
+    tokens: Last token of each sequence's prompt.
     queue: Sequences in the order in which they start; M − 1 for none.
-    numbers: Number of each sequence among all: the seed of its random stream.
-    requests: What the caller asked of single sequences, in pieces, with a limit for each.
+    numbers: Index of each sequence among all N: the seed of its random stream.
+    requests: Requests of the caller, in pieces, with a limit for each sequence.
   """
 
   weights: PyTree
@@ -70,13 +72,15 @@ class Job(NamedTuple):
 
 
 class Drawn(NamedTuple):
-  """What is known of the responses so far; the last sequence of a piece is nobody's.
+  """Responses so far, in pieces; the last sequence of a piece is a dummy.
 
   Attributes:
+    tokens: Token ids, padded on the right.
     logprobs: Log-probabilities under the distribution that each token was drawn from.
     raw_logprobs: Log-probabilities under the model itself; None if these are the same.
-    entropy: Entropy of that distribution; None if not asked for.
-    routing: Experts visited by the token that was fed to draw each; None if not asked for.
+    entropy: Entropy of the distribution that each token was drawn from; None if not recorded.
+    routing: Experts visited by the token that was fed to draw each one; None if not recorded.
+    lengths: Number of tokens of each response.
     reasons: `RUNNING`, or a `StopReason`.
   """
 
@@ -90,16 +94,18 @@ class Drawn(NamedTuple):
 
 
 class Loop(NamedTuple):
-  """What a step changes.
+  """State that a step updates.
 
   Attributes:
     step: Number of steps so far.
     written: Step at which each column of the cache was last written.
-    sequences: Sequence that each row decodes, M − 1 for none.
-    lengths: Number of its tokens so far.
-    tokens: Token to feed next.
+    cache: Keys and values of the prompts and of the rows' responses.
+    sequences: Sequence that each row decodes; M − 1 for none.
+    lengths: Number of tokens of each row's sequence so far.
+    tokens: Token that each row feeds next.
     matching: States of the stop automata; None without any.
-    started: Number of sequences of the queue that have or had a row.
+    started: Number of sequences of each queue that have or had a row.
+    drawn: Responses so far.
   """
 
   step: Int[Array, ""]
@@ -114,25 +120,25 @@ class Loop(NamedTuple):
 
 
 def at(x: Array, index: Int[Array, "d b"]) -> Array:
-  """Entries of each piece."""
+  """Gathers entries of each piece."""
   return jax.vmap(lambda piece, i: piece[i])(x, index)
 
 
 def put(x: Array, index: Int[Array, "d b"], value: Array) -> Array:
-  """Each piece with other entries."""
+  """Replaces entries of each piece."""
   return jax.vmap(lambda piece, i, v: piece.at[i].set(v))(x, index, value)
 
 
 def is_active(loop: Loop) -> Bool[Array, "d b"]:
-  """Which rows have a sequence that is not done."""
+  """Returns which rows have a sequence that is not done."""
   return at(loop.drawn.reasons, loop.sequences) == RUNNING
 
 
 def hands_over(loop: Loop) -> bool:
-  """Whether there are more sequences than rows."""
+  """Returns whether there are more sequences than rows."""
   return loop.sequences.shape[1] + 1 < loop.drawn.reasons.shape[1]
 
 
 def num_blocks(settings: Settings, loop: Loop) -> int:
-  """How many of the declared blocks the cache has by now."""
+  """Returns the number of declared blocks that the cache has so far."""
   return next(i for i in range(len(settings.cache_blocks) + 1) if sum(settings.cache_blocks[:i]) == len(loop.written))

@@ -1,4 +1,7 @@
-"""Stop strings and stop sequences, found on the device token by token: automata in place of text, which only the host could decode."""
+"""Stop strings and sequences, matched on the device token by token with automata.
+
+Matching text instead would need the host to decode it.
+"""
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -11,11 +14,12 @@ _START = 0
 
 
 class StopAutomaton(NamedTuple):
-  """One automaton over token ids. State 0 is the start, the last state means found and is never left.
+  """An automaton over token ids. State 0 is the start; the last state means a match and is final.
 
   Attributes:
-    classes: Class of each token; tokens of one class lead from every state to the same. The last entry is for ids beyond the vocabulary.
-    following: State after a token of a class.
+    classes: Class of each token; tokens of one class have the same transition from every state. The
+      last entry is for ids beyond the vocabulary.
+    following: Next state by state and class.
   """
 
   classes: Integer[Array | np.ndarray, " V+1"]
@@ -23,23 +27,27 @@ class StopAutomaton(NamedTuple):
 
 
 class StopTable(NamedTuple):
-  """What ends a response: an automaton of the strings and one of the sequences, each only if there are any.
+  """Automata that end a response: one of the strings and one of the sequences, if there are any.
 
   It is a pytree of NumPy arrays, to be closed over or passed to a jitted function.
+
+  Attributes:
+    automata: Automata of the strings and of the sequences.
   """
 
   automata: tuple[StopAutomaton, ...]
 
   def start(self, n: int) -> Int[Array, "{n} A"]:
-    """The states of n empty responses."""
+    """Returns the states of n empty responses."""
     return jnp.full((n, len(self.automata)), _START, jnp.int32)
 
 
 def advance(table: StopTable, states: Int[Array, "N A"], tokens: Int[Array, " N"]) -> tuple[Int[Array, "N A"], Bool[Array, " N"]]:
-  """Feeds the token that each row has drawn to the automata. One that is not in the vocabulary has no bytes.
+  """Feeds each row's drawn token to the automata. An id outside the vocabulary has no bytes.
 
   Returns:
-    The new states, and whether a row holds any of the strings or sequences by now. Once found, it stays found.
+    The new states, and whether each row contains any of the strings or sequences so far. A match is
+    permanent.
   """
   columns, matched = [], jnp.zeros(tokens.shape, bool)
   for i, (classes, following) in enumerate(table.automata):
@@ -52,18 +60,21 @@ def advance(table: StopTable, states: Int[Array, "N A"], tokens: Int[Array, " N"
 
 
 def make_stop_table(token_bytes: Sequence[bytes | None], strings: Sequence[str] = (), sequences: Sequence[Sequence[int]] = ()) -> StopTable:
-  """Builds the automata of Aho and Corasick, on the host.
+  """Builds Aho-Corasick automata on the host.
 
-  That of the strings reads UTF-8 bytes and is then composed to one that reads tokens: a string is found the moment the token that completes
-  it is drawn, wherever in the token it begins or ends. UTF-8 synchronizes itself, so bytes and characters give the same answer.
+  The automaton of the strings reads UTF-8 bytes and is then composed into one that reads tokens. It
+  matches a string as soon as the token that completes it is drawn, wherever in the token the string
+  begins or ends. UTF-8 is self-synchronizing, so bytes and characters give the same answer.
 
   Args:
-    token_bytes: Bytes of every id of the vocabulary; a token without (None), such as a special one, is skipped by the strings.
+    token_bytes: Bytes of every id of the vocabulary. The strings skip a token without bytes (None),
+      such as a special token.
     strings: Texts, each of which ends a response.
     sequences: Sequences of token ids, each of which ends a response.
 
   Raises:
-    ValueError: A string or a sequence is empty, of another type, or one that no tokens can write.
+    ValueError: If a string or a sequence is empty, has the wrong type, or cannot be written in
+      tokens.
 
   Example:
     >>> table = make_stop_table([b"a", b"ab", b"b", None], ["aab"])
@@ -72,10 +83,11 @@ def make_stop_table(token_bytes: Sequence[bytes | None], strings: Sequence[str] 
     [True, False]
 
   References:
-    Aho, Corasick. Efficient string matching: an aid to bibliographic search (Communications of the ACM, 1975).
+    Aho, Corasick. Efficient string matching: an aid to bibliographic search (Communications of the
+    ACM, 1975).
 
   Note:
-    U+FFFD as (part of) a stop string matches its own bytes only, not what a decoder writes for bytes that are no UTF-8.
+    U+FFFD in a stop string matches only its own bytes, not what a decoder writes for invalid UTF-8.
   """
   patterns, ids, automata = _checked_strings(strings), _checked_sequences(sequences, len(token_bytes)), []
   if patterns:
@@ -110,12 +122,19 @@ def _checked_sequences(sequences: Any, num_ids: int) -> list[tuple[int, ...]]:
 
 
 def _automaton(patterns: Sequence[tuple[int, ...]]) -> tuple[dict[int, int], Integer[np.ndarray, "states symbols"]]:
-  """Aho-Corasick: the patterns' symbols, numbered from 1 (0 is any other), and the state that follows each state and symbol."""
+  """Builds an Aho-Corasick automaton.
+
+  Returns:
+    The patterns' symbols, numbered from 1 (0 is any other symbol), and the state that follows each
+    state and symbol.
+  """
   holds = lambda long, short: any(long[i : i + len(short)] == short for i in range(len(long) - len(short) + 1))
-  # A pattern that holds another is never the first to be found. Without it, no proper beginning of a pattern ends with a pattern.
+  # A pattern that contains another is never matched first. Without it, no proper prefix of a
+  # pattern ends with a pattern.
   patterns = [p for p in dict.fromkeys(patterns) if not any(p != q and holds(p, q) for q in patterns)]
   symbols = {symbol: i for i, symbol in enumerate(dict.fromkeys(symbol for p in patterns for symbol in p), 1)}
-  # The states: what may have been read of a pattern, and found. Shortest first, for a row builds on that of a shorter prefix.
+  # The states: proper prefixes of the patterns, and a match. Shortest first, because a row builds
+  # on that of a shorter prefix.
   prefixes = sorted({p[:i] for p in patterns for i in range(len(p))}, key=len)
   found = len(prefixes)
   states = {prefix: i for i, prefix in enumerate(prefixes)} | dict.fromkeys(patterns, found)
@@ -125,7 +144,7 @@ def _automaton(patterns: Sequence[tuple[int, ...]]) -> tuple[dict[int, int], Int
       children[longer[:-1]].append(longer)
   following = np.full((found + 1, len(symbols) + 1), _START, np.min_scalar_type(found))
   following[found] = found
-  fallback = [_START] * (found + 1)  # The longest proper end of a prefix that is a prefix itself.
+  fallback = [_START] * (found + 1)  # The longest proper suffix of a prefix that is itself a prefix.
   for state, prefix in enumerate(prefixes):
     elsewhere = following[fallback[state]].copy()
     following[state] = elsewhere
@@ -137,7 +156,7 @@ def _automaton(patterns: Sequence[tuple[int, ...]]) -> tuple[dict[int, int], Int
 
 
 def _over_tokens(token_bytes: Sequence[bytes | None], patterns: Sequence[bytes]) -> StopAutomaton:
-  """The automaton over bytes, composed to one that takes all bytes of a token at once."""
+  """Composes the automaton over bytes into one that reads all bytes of a token at once."""
   symbols, following = _automaton([tuple(pattern) for pattern in patterns])
   of_byte = np.zeros(256, np.min_scalar_type(len(symbols)))
   of_byte[list(symbols)] = list(symbols.values())
@@ -145,7 +164,8 @@ def _over_tokens(token_bytes: Sequence[bytes | None], patterns: Sequence[bytes])
   lengths = np.array([len(token or b"") for token in token_bytes], np.int64)
   from_start, pairs, ends = _compose(following, read, lengths)
 
-  # Most tokens lead to one state from everywhere; `special` are those that do not, and `silent` leads nowhere.
+  # Most tokens lead to one state from every state. `special` tokens do not. Tokens without bytes
+  # keep the state.
   num_states = len(following)
   special, where = np.unique(pairs[1], return_inverse=True)
   columns = np.concatenate([np.arange(num_states), from_start[special], [0]]).astype(following.dtype)
@@ -158,7 +178,8 @@ def _over_tokens(token_bytes: Sequence[bytes | None], patterns: Sequence[bytes])
   chosen[np.append(lengths == 0, True)] = columns.shape[1] - 1
   used, chosen = np.unique(chosen, return_inverse=True)
   columns = columns[:, used]
-  # Each column as one value of as many bytes: `np.unique(axis=1)` would compare them state by state, which takes seconds.
+  # View each column as one value of as many bytes: `np.unique(axis=1)` would compare them state by
+  # state, which takes seconds.
   _, distinct, same = np.unique(np.ascontiguousarray(columns.T).view(f"V{columns[:, 0].nbytes}"), return_index=True, return_inverse=True)
   return StopAutomaton(same.ravel()[chosen].astype(np.min_scalar_type(len(distinct))), columns[:, distinct])
 
@@ -166,9 +187,14 @@ def _over_tokens(token_bytes: Sequence[bytes | None], patterns: Sequence[bytes])
 def _compose(
   following: Integer[np.ndarray, "states symbols"], read: Integer[np.ndarray, "..."], lengths: Integer[np.ndarray, " V"]
 ) -> tuple[Integer[np.ndarray, " V"], Integer[np.ndarray, "2 pairs"], Integer[np.ndarray, " pairs"]]:
-  """The state to which each token leads from the start; and all pairs of a state and a token that lead elsewhere, and where to.
+  """Composes transitions over the bytes of each token.
 
-  From any state the path through a token soon joins the one from the start, mostly at its first byte; only pairs yet apart are followed.
+  From any state the path through a token soon joins the one from the start, mostly at its first
+  byte. Only pairs that are still apart are followed.
+
+  Returns:
+    The state to which each token leads from the start, all pairs of a state and a token that lead
+    elsewhere, and where they lead.
   """
   begins = np.cumsum(lengths) - lengths
   active = np.flatnonzero(lengths)

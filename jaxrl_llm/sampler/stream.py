@@ -1,10 +1,14 @@
-"""Sequences as they finish: the decode loop in stretches, each a program of its own, so that the host and the devices work side by side.
+"""A sampler that yields sequences as they finish.
+
+It runs the decode loop in stretches, each a program of its own, so that host and devices work in
+parallel.
 
   devices: | begin | stretch 0 | stretch 1     | stretch 2     | stretch 3
   host:    |                   | rewards of 0  | rewards of 1  | rewards of 2 ...
 
-The host hears of a stretch when the next one already runs and changes the loop in place. So each stretch copies what has finished into
-arrays of a fixed size, and says how much of them to fetch.
+When the host receives the report of a stretch, the next stretch is already running and updates the
+loop in place. Each stretch therefore copies the finished sequences into arrays of a fixed size and
+reports how much of them to fetch.
 """
 
 from collections import deque
@@ -26,17 +30,19 @@ from jaxrl_llm.sampler.sampler import make_settings
 from jaxrl_llm.sampler.state import Decoder, Job, Loop, Settings, is_active, num_blocks
 from jaxrl_llm.types import Params, Rollouts
 
-_AHEAD = 2  # Stretches that the devices have been told to run while the host waits for the first of them.
-_ROOM = 16  # Sequences that a report has room for at the least: where a device has few rows, that few of them finish ends no stretch.
+_AHEAD = 2  # Number of stretches in flight while the host waits for the first of them.
+# Minimum number of sequences that a report has room for. If a device has few rows, the end of that
+# few does not end a stretch.
+_ROOM = 16
 _UNDONE, _UNTOLD, _TOLD = 0, 1, 2
 
 
 class Finished(NamedTuple):
-  """Some sequences that have finished, on the host.
+  """Finished sequences on the host.
 
   Attributes:
-    sequences: Their numbers among the N, in the order of the rows of `rollouts`.
-    rollouts: NumPy arrays, as the sampler returns them.
+    sequences: Indices of the sequences among the N, in the order of the rows of `rollouts`.
+    rollouts: Rollouts as the sampler returns them, as NumPy arrays.
     steps: Number of steps of the loop when they were reported.
   """
 
@@ -46,11 +52,12 @@ class Finished(NamedTuple):
 
 
 StreamFn = Callable[..., Iterator[Finished]]
-"""`(params, prompts [n P], prompt_mask [n P], key, requests=Requests(), *, unwanted=tuple) -> iterator of Finished`."""
+"""`(params, prompts [n P], prompt_mask [n P], key, requests=Requests(), *, unwanted=tuple) ->
+iterator of Finished`."""
 
 
 class _Given(NamedTuple):
-  """What all stretches read and none changes."""
+  """Inputs that all stretches read and none changes."""
 
   job: Job
   prompts: Int[Array, "n P"]
@@ -59,7 +66,13 @@ class _Given(NamedTuple):
 
 
 class _Progress(NamedTuple):
-  """What a stretch changes: donated to it. `queue` is that of the job, without the sequences that were aborted."""
+  """State that a stretch updates, donated to it.
+
+  Attributes:
+    loop: State of the decode loop.
+    queue: Queue of the job without the aborted sequences.
+    told: Report status of each sequence: `_UNDONE`, `_UNTOLD` or `_TOLD`.
+  """
 
   loop: Loop
   queue: Int[Array, "d M"]
@@ -67,12 +80,13 @@ class _Progress(NamedTuple):
 
 
 class _Report(NamedTuple):
-  """What a stretch tells the host.
+  """Report of a stretch to the host.
 
   Attributes:
-    counts: Number of sequences that it reports.
-    sequences: Their numbers; meaningless beyond the count.
-    parts: Their rollouts, in parts of columns: only those that hold something need be fetched.
+    counts: Number of sequences that each piece reports.
+    sequences: Indices of the sequences; meaningless beyond the count.
+    parts: Rollouts of the sequences, split by columns. Only parts that hold sequences need to be
+      fetched.
     steps: Number of steps of the loop so far.
     is_full: Whether the loop waits for the cache to grow.
     is_over: Whether all sequences have been reported.
@@ -87,7 +101,13 @@ class _Report(NamedTuple):
 
 
 class _Programs(NamedTuple):
-  """Programs for one bucket of prompts: a stretch for each size of the cache, and the growth from each size to the next."""
+  """Programs for one bucket of prompts.
+
+  Attributes:
+    begin: Program that prefills the prompts.
+    stretches: One stretch for each size of the cache.
+    growths: Growth of the cache from each size to the next.
+  """
 
   begin: Callable[..., tuple[_Given, _Progress]]
   stretches: tuple[Callable[[_Given, _Progress, Any], tuple[_Progress, _Report]], ...]
@@ -95,30 +115,36 @@ class _Programs(NamedTuple):
 
 
 def make_stream(model: Decoder, *, steps_per_report: int = 32, signatures: Sequence[tuple] = (), **settings: Any) -> StreamFn:
-  """Makes a sampler that hands out sequences as they finish; together they are what `make_sampler`'s returns for the same key.
+  """Makes a sampler that yields sequences as they finish.
 
-  It is host-driven: programs of at most `steps_per_report` steps, of which the next ones are dispatched before the caller gets what the
-  first has finished. What the caller does between two of them costs no device time, as long as it takes less than a stretch.
-  A sequence comes with those of the stretch that it finished in or, if there is no room, first of all with those of the next.
+  Together they equal what `make_sampler`'s sampler returns for the same key. The stream is
+  host-driven: it runs programs of at most `steps_per_report` steps and dispatches the next ones
+  before the caller gets the sequences that the first has finished. The caller's work between two of
+  them costs no device time, as long as it takes less than a stretch. A sequence is yielded with the
+  stretch that it finished in or, if there is no room, before those of the next stretch.
 
   Args:
-    model: See `models.Model`.
-    steps_per_report: Maximum number of steps of a stretch. It ends earlier once as many sequences have finished as a report has room for:
-      as many as there are rows, but at least 16.
-    signatures: Further arguments of the stream, abstract, in all shapes to come: compiled with the first call.
+    model: Model to sample from, such as a `models.Model`.
+    steps_per_report: Maximum number of steps of a stretch. It ends earlier once a report is full. A
+      report has room for as many sequences as there are rows, but for at least 16.
+    signatures: Abstract arguments of the stream after the params, for all shapes to come; compiled
+      with the first call.
     **settings: Settings of `make_sampler`, with the same names and defaults.
 
   Returns:
-    The stream, not to be jitted: it compiles at the first call of a bucket of prompts, for all sizes of the cache, and never again.
-    `unwanted` is called before each stretch for sequences that are no longer wanted (a group that is decided): those end as
-    `StopReason.ABORTED` with the tokens that they have, if any, and their rows go to the next that wait. Stretches already dispatched
-    run on, so an answer takes effect one or two of them later. Params are read once: they may be donated after the call.
+    The stream, not to be jitted: it compiles at the first call of a bucket of prompts, for all
+    sizes of the cache, and never again. `unwanted` is called before each stretch and returns
+    sequences that are no longer wanted (a group that is decided). Those end as `StopReason.ABORTED`
+    with the tokens that they have, if any, and their rows are refilled. Stretches in flight
+    continue, so the answer takes effect one or two of them later. Params are read once and may be
+    donated after the call.
 
   Raises:
-    ValueError: A setting is out of range.
+    ValueError: If a setting is out of range.
 
   Note:
-    Rows and prompts that the mesh divides are fetched from all of its devices: those of one process.
+    Rows and prompts that the mesh divides are fetched from all of its devices, which must belong to
+    one process.
   """
   if steps_per_report < 1:
     raise ValueError(f"rollout.steps_per_report: found {steps_per_report}, expected 1 or more")
@@ -152,10 +178,13 @@ def make_stream(model: Decoder, *, steps_per_report: int = 32, signatures: Seque
 
 
 def gather(finished: Iterable[Finished]) -> Rollouts:
-  """Brings some or all sequences of one call into the order of the prompts: `gather(stream(...))` waits for all of them.
+  """Gathers some or all sequences of one call in the order of the prompts.
+
+  `gather(stream(...))` waits for all of them.
 
   Raises:
-    ValueError: There is nothing to gather, or a sequence occurs twice, as from two calls.
+    ValueError: If there is nothing to gather, or if a sequence occurs twice, as in two calls'
+      output.
 
   Example:
     >>> row = lambda token: Rollouts(*[np.array([[token]])] * 5, stopped=np.array([True]))
@@ -174,7 +203,7 @@ def gather(finished: Iterable[Finished]) -> Rollouts:
 
 
 def _run(programs: _Programs, given: _Given, progress: _Progress, *, ask: Callable[[], Bool[np.ndarray, "d M"]]) -> Iterator[Finished]:
-  """The host's part: keeps the devices busy, waits, hands over."""
+  """Runs the host's side: keeps stretches in flight, waits for reports, yields their sequences."""
   size, pending = 0, deque()
 
   def dispatch() -> None:
@@ -187,7 +216,7 @@ def _run(programs: _Programs, given: _Given, progress: _Progress, *, ask: Callab
       dispatch()
     size_then, report = pending.popleft()
     parts, report = report.parts, jax.device_get(report._replace(parts=()))
-    if report.is_full and size_then == size:  # The stretch behind it finds no room either and does nothing: the devices need another.
+    if report.is_full and size_then == size:  # The next stretch has no room either and does nothing: dispatch another.
       size, progress = size + 1, programs.growths[size](progress)
       dispatch()
     if report.counts.any():
@@ -197,7 +226,7 @@ def _run(programs: _Programs, given: _Given, progress: _Progress, *, ask: Callab
 
 
 def _fetched(report: _Report, parts: tuple[Rollouts, ...]) -> Finished:
-  """The rows of a report that hold something."""
+  """Fetches the rows of a report that hold sequences."""
   counts, sequences = report.counts, report.sequences
   ends = np.cumsum([part.tokens.shape[1] for part in parts])
   parts = jax.device_get(parts[: int(np.searchsorted(ends, counts.max())) + 1])
@@ -217,19 +246,22 @@ def _marked(unwanted: Collection[int], num_sequences: int, pieces: int) -> Bool[
 
 def _begin(model: Decoder, settings: Settings, params: Params, prompts, prompt_mask, key, requests: Requests) -> tuple[_Given, _Progress]:
   job, loop, routes = begin(model, settings, params, prompts, prompt_mask, key, requests)
-  told = jnp.full(job.queue.shape, _UNDONE, jnp.int8).at[:, -1].set(_TOLD)  # Of nobody there is nothing to tell.
+  told = jnp.full(job.queue.shape, _UNDONE, jnp.int8).at[:, -1].set(_TOLD)  # The dummy sequence is never reported.
   return _Given(job._replace(queue=None), prompts, prompt_mask, routes), _Progress(loop, job.queue, told)
 
 
 def _stretch(
   model: Decoder, settings: Settings, steps: int, given: _Given, progress: _Progress, unwanted: Bool[Array, "d M"]
 ) -> tuple[_Progress, _Report]:
-  """Some steps, fewer where the cache or the sequences end, and what there is to tell of then."""
+  """Runs up to `steps` steps and reports the sequences that have finished.
+
+  It runs fewer steps if the cache or the report is full, or if nothing is left to draw.
+  """
   job, loop = loop_lib.abort(settings, given.job._replace(queue=progress.queue), progress.loop, unwanted)
   end, room = loop.step + steps, min(max(loop.sequences.shape[1], _ROOM), loop.drawn.reasons.shape[1] - 1)
   is_done = lambda loop: loop.drawn.reasons != RUNNING
   untold = lambda loop: jnp.sum(is_done(loop) & (progress.told != _TOLD), axis=1)
-  # Those that finish at the same step may be more than there is room for, by less than the next report has.
+  # More sequences may finish at a step than the report has room for; the excess fits the next one.
   goes_on = lambda loop: loop_lib.goes_on(settings, job, loop) & (loop.step < end) & (jnp.max(untold(loop)) < room)
   loop = jax.lax.while_loop(goes_on, partial(loop_lib.advance, model, settings, job), loop)
 
@@ -250,7 +282,12 @@ def _stretch(
 def _choose(
   told: Int[Array, "d M"], is_done: Bool[Array, "d M"], room: int
 ) -> tuple[Int[Array, "d M"], Int[Array, "d room"], Int[Array, " d"]]:
-  """What is told with this report, the sequences that it has room for, and how many of them it tells of: first those left by the last."""
+  """Chooses the sequences of a report, those left over from the last one first.
+
+  Returns:
+    The new report status, the sequences that the report has room for, and how many of them are
+    reported.
+  """
   is_new = is_done & (told == _UNDONE)
   rank = jnp.where(told == _UNTOLD, 0, jnp.where(is_new, 1, 2))
   order = jnp.argsort(rank, axis=1, stable=True)[:, :room]
@@ -262,7 +299,7 @@ def _choose(
 
 
 def _rows(settings: Settings, given: _Given, loop: Loop, order: Int[Array, "d room"]) -> Rollouts:
-  """Rollouts of some sequences of each piece, [d room ...]."""
+  """Returns rollouts of some sequences of each piece, [d room ...]."""
   take = jax.vmap(lambda piece, i: piece[i])
   with_nobody = jnp.pad(order, ((0, 0), (0, 1)))
   drawn = jax.tree.map(lambda x: take(x, with_nobody), loop.drawn)
@@ -273,14 +310,21 @@ def _rows(settings: Settings, given: _Given, loop: Loop, order: Int[Array, "d ro
 
 
 def _parts(rollouts: Rollouts) -> tuple[Rollouts, ...]:
-  """A sixteenth of the columns, up to a quarter, and the rest: mostly few of the rows finish in one stretch."""
+  """Splits the columns of a report: a sixteenth, up to a quarter, and the rest.
+
+  Usually few of the rows finish in one stretch.
+  """
   size = rollouts.tokens.shape[1]
   ends = sorted({-(-size // 16), -(-size // 4), size})
   return tuple(jax.tree.map(lambda x, a=a, b=b: x[:, a:b], rollouts) for a, b in zip([0, *ends], ends))
 
 
 def _compile(model: Decoder, settings: Settings, steps: int, args: tuple) -> _Programs:
-  """All programs for abstract arguments. What goes round lies as it came, so that each stretch can take what the last one left."""
+  """Compiles all programs for abstract arguments.
+
+  Outputs are sharded like the inputs, so that each stretch accepts the state that the last one
+  left.
+  """
   begin = jax.jit(partial(_begin, model, settings)).lower(*args)
   programs = _Programs(begin.compile(), (), ())
   given, progress = _returned(begin, programs.begin)
@@ -299,7 +343,10 @@ def _compile(model: Decoder, settings: Settings, steps: int, args: tuple) -> _Pr
 
 
 def _apart(progress: _Progress) -> tuple[Any, _Progress]:
-  """What gets longer with the cache, which is of no use as memory for the longer one, and the rest, which stays where it is."""
+  """Separates what grows with the cache from the rest.
+
+  The old buffer cannot be reused for the longer one; the rest stays in place.
+  """
   return progress.loop.written, progress._replace(loop=progress.loop._replace(written=None))
 
 
@@ -308,13 +355,16 @@ def _grow(model: Decoder, settings: Settings, written: Int[Array, " S"], progres
 
 
 def _returned(lowered: jax.stages.Lowered, compiled: jax.stages.Compiled) -> Any:
-  """What a program returns, abstract."""
+  """Returns the abstract outputs of a program."""
   array = lambda x, sharding: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding)
   return jax.tree.map(array, lowered.out_info, compiled.output_shardings)
 
 
 def _report_shardings(model: Decoder, pieces: int) -> _Report | None:
-  """Few numbers that every process can read, and rows on the devices that drew them."""
+  """Returns the shardings of a report: rows stay on the devices that drew them.
+
+  The few numbers are replicated, so that every process can read them.
+  """
   if model.mesh is None:
     return None
   whole = replicated(model.mesh)
@@ -322,7 +372,10 @@ def _report_shardings(model: Decoder, pieces: int) -> _Report | None:
 
 
 def _on_devices(model: Decoder, args: tuple) -> tuple:
-  """Arguments other than params where the programs expect them: rows split over the mesh where it divides them, the rest on all devices."""
+  """Places arguments other than params where the programs expect them.
+
+  Rows are split over the mesh if it divides them; the rest is replicated on all devices.
+  """
   array = lambda x: x if isinstance(x, jax.Array) else np.asarray(x)
   return jax.tree.map(lambda x: jax.device_put(array(x), _sharding(model, np.shape(x))), args)
 
@@ -335,7 +388,7 @@ def _sharding(model: Decoder, shape: tuple[int, ...]) -> NamedSharding | None:
 
 
 def _abstract(model: Decoder, args: tuple) -> tuple:
-  """Shapes of arguments, with where they lie."""
+  """Returns the shapes of arguments with their shardings."""
   params, *others = args
   array = lambda x, sharding: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding)
   of_params = jax.tree.map(lambda x: array(x, getattr(x, "sharding", None)), params)

@@ -1,4 +1,4 @@
-"""Partners for conversations of several turns, tools among them. Plain Python and text; no JAX.
+"""Environments for multi-turn conversations, including tools. Plain Python and text; no JAX.
 
 | environment | the policy writes | and reads |
 | --- | --- | --- |
@@ -20,14 +20,16 @@ from jaxrl_llm.rollouts.environments.python_tool import python_tool
 __all__ = ["ENVIRONMENTS", "Environment", "Reply", "State", "check", "make"]
 
 ENVIRONMENTS: dict[str, Callable[..., Environment]] = {"calculator": calculator, "python": python_tool}
-"""Environments of this package by name."""
+"""The package's environments by name."""
 
 
 def check(name: str, settings: dict[str, Any]) -> None:
-  """Checks the name of an environment, a key of `ENVIRONMENTS` or MODULE:FUNCTION, and its settings; imports nothing of the user's.
+  """Checks the name and the settings of an environment without importing any user code.
+
+  The name is a key of `ENVIRONMENTS` or MODULE:FUNCTION.
 
   Raises:
-    ValueError: The name or a setting is unknown; one line, with the fix.
+    ValueError: If the name or a setting is unknown. One line, with the fix.
 
   Example:
     >>> check("calculater", {})
@@ -46,10 +48,11 @@ def check(name: str, settings: dict[str, Any]) -> None:
 
 
 def make(name: str, **settings: Any) -> Environment:
-  """Makes an environment by name, see `check`, with its settings.
+  """Makes an environment by name (see `check`) with its settings.
 
   Raises:
-    ValueError: There is no such environment or setting, or the user's function cannot be imported or returns something else. One line.
+    ValueError: If the environment or a setting is unknown, or if the user's function cannot be
+      imported or returns another type. One line.
 
   Example:
     >>> make("calculator").stops

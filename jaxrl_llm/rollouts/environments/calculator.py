@@ -1,4 +1,4 @@
-"""A calculator inside the policy's text: it writes `<<487*36=`, and reads `17532>>`."""
+"""A calculator in the policy's text: the policy writes `<<487*36=` and reads `17532>>`."""
 
 import ast
 import operator
@@ -22,12 +22,14 @@ _BINARY: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
 
 
 def calculator(*, call_reward: float = 0.0) -> Environment:
-  """The calculator of GSM8K's annotations, called while the policy writes.
+  """Makes the calculator of GSM8K's annotations, called while the policy writes.
 
-  A turn that calls nothing ends the conversation; a call that cannot be worked out is answered with `error>>`.
+  A turn without a call ends the conversation. A call that cannot be evaluated is answered with
+  `error>>`.
 
   Args:
-    call_reward: Reward of a turn whose result is the right answer, which the row has in `answer`; 0 judges the last turn alone.
+    call_reward: Reward of a turn whose result is the correct answer, the task row's `answer`; 0
+      rewards the last turn alone.
 
   Example:
     >>> from jaxrl_llm.text_types import Completion
@@ -45,7 +47,8 @@ def calculator(*, call_reward: float = 0.0) -> Environment:
   def step(answer: str, turn: Completion) -> tuple[str, Reply]:
     call = _CALL.search(turn.text)
     if call is None:
-      # "=" ends a turn wherever it stands: outside of a call the policy simply goes on. Any other end is its own.
+      # "=" ends a turn anywhere: outside a call the policy simply continues. Any other end is the
+      # policy's own.
       return answer, Reply(done=not turn.text.endswith("="))
     value = worked_out(call[1])
     return answer, Reply(f"{'error' if value is None else value}>>", reward=call_reward * (value is not None and value == answer))
@@ -54,9 +57,10 @@ def calculator(*, call_reward: float = 0.0) -> Environment:
 
 
 def worked_out(expression: str) -> str | None:
-  """The value of an expression of numbers with + - * / // % and brackets, None for anything else; whole numbers have no decimal point.
+  """Returns the value of an expression of numbers with + - * / // % and brackets, else None.
 
-  Nothing but arithmetic is evaluated, and nothing that could take long.
+  Whole numbers have no decimal point. Only arithmetic is evaluated, and nothing that could take
+  long.
 
   Example:
     >>> worked_out("(2+4)*7"), worked_out("1/8"), worked_out("9**9"), worked_out("1/0")

@@ -1,4 +1,4 @@
-"""What an environment is: it is told what the policy says in a turn, and answers."""
+"""The interface of an environment, which reads the policy's turns and replies."""
 
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
@@ -6,16 +6,16 @@ from typing import Any, NamedTuple
 from jaxrl_llm.text_types import Completion
 
 State = Any
-"""What an environment remembers of one conversation: plain values, never changed in place."""
+"""An environment's state of one conversation: plain values, never changed in place."""
 
 
 class Reply(NamedTuple):
-  """What an environment says to one turn of the policy.
+  """An environment's reply to one turn of the policy.
 
   Attributes:
-    text: Text that the policy reads next; or its token ids, which are then taken as they are.
+    text: Text that the policy reads next, or its token ids, which are used unchanged.
     reward: Reward of the turn.
-    done: Whether the conversation has ended; the text is then not read.
+    done: Whether the conversation has ended. The text is then ignored.
   """
 
   text: str | tuple[int, ...] = ""
@@ -24,17 +24,19 @@ class Reply(NamedTuple):
 
 
 class Environment(NamedTuple):
-  """A partner of the policy in conversations of several turns: two functions, pure but for the programs that they may run.
+  """The policy's partner in multi-turn conversations.
 
-  A turn ends with a stop token or one of the texts in `stops`. After a stop token the reply is a message of its own, written with the
-  checkpoint's chat template if there is one; after a text of `stops` it stands in the policy's own message, as the output of a tool.
+  Both functions are pure except for the programs that they may run. A turn ends with a stop token
+  or one of the texts in `stops`. After a stop token the reply is a separate message, written with
+  the checkpoint's chat template if there is one. After a text of `stops` it continues the policy's
+  own message, as the output of a tool.
 
   Attributes:
-    reset: `(the task's row) -> state` before the first turn.
+    reset: `(task row) -> state` before the first turn.
     step: `(state, turn) -> (state, reply)`; the turn is a `Completion` of this turn alone.
-    stops: Texts that end a turn, besides those that end a response.
-    replies: Regular expression whose group 1 is what this environment wrote in a transcript, which demonstrations show but the policy
-      does not imitate. None if there are none.
+    stops: Texts that end a turn, in addition to those that end a response.
+    replies: Regular expression whose group 1 is the environment's part of a transcript, which
+      demonstrations show but the policy does not imitate; None if there is none.
 
   Example:
     >>> from jaxrl_llm.text_types import Completion

@@ -1,4 +1,7 @@
-"""A Python interpreter inside the policy's text: it writes `<code>...</code>`, and reads `<interpreter>...</interpreter>`."""
+"""A Python interpreter that the policy calls in its text with `<code>...</code>`.
+
+The output follows as `<interpreter>...</interpreter>`.
+"""
 
 import re
 from collections.abc import Mapping
@@ -20,24 +23,27 @@ def python_tool(
   image: str = Sandbox().image,
   url: str = "",
 ) -> Environment:
-  """Runs the programs that the policy writes, each in a fresh sandbox, and shows it what they print.
+  """Makes a tool that runs the policy's programs, each in a fresh sandbox, and shows their output.
 
-  A turn that runs nothing ends the conversation. `step` raises `Refused` if the sandbox does not run a program: nothing is known then,
-  and the sample is not to be learned from.
+  A turn without a program ends the conversation. `step` raises `Refused` if the sandbox does not
+  run a program. The result is then unknown, and nothing should be learned from the sample.
 
   Args:
-    backend: Where programs run, see `sandbox.BACKENDS`, or `auto`. There is no default: where a model's programs run is for you to say.
-    timeout_s: Wall time limit of a program, in seconds.
-    memory_gb: Limit of its address space, in GiB.
-    max_chars: Number of characters of its output that the policy sees: the beginning and, of an error, the end.
-    image: Image of the container, for `docker`.
+    backend: Backend that runs the programs, one of `sandbox.BACKENDS` or `auto`. There is no
+      default, because the user decides where a model's programs run.
+    timeout_s: Wall-clock timeout of a program, in seconds.
+    memory_gb: Limit of a program's address space, in GiB.
+    max_chars: Number of characters of a program's output that the policy sees: the beginning and,
+      for an error, also the end.
+    image: Container image, for `docker`.
     url: Address of the service, for `sandbox_fusion` and `piston`.
 
   Raises:
-    ValueError: A limit is out of range, or a back end does not work here, with what to do.
+    ValueError: If a limit is out of range or a backend does not work here. The message has the fix.
 
   References:
-    ReTool: Reinforcement Learning for Strategic Tool Use in LLMs, arXiv:2504.11536, 2025 (the tags).
+    ReTool: Reinforcement Learning for Strategic Tool Use in LLMs, arXiv:2504.11536, 2025 (the
+    tags).
   """
   for name, value in dict(timeout_s=timeout_s, memory_gb=memory_gb, max_chars=max_chars).items():
     if not value > 0:
