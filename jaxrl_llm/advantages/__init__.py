@@ -1,4 +1,6 @@
-"""Advantages from rewards: pure functions of unpacked sequences, N of them, G consecutive ones a prompt, R response slots each.
+"""Advantages from rewards, as pure functions of unpacked sequences.
+
+A batch has N sequences, G consecutive ones per prompt, with R response slots each.
 
 | method | advantages |
 | --- | --- |
@@ -8,11 +10,11 @@
 | GDPO | `per_reward_advantages` |
 | GRPO with process supervision | `step_advantages` |
 | REINFORCE++ | `whiten(returns_to_go(token_rewards(rewards, mask, kl, kl_coef), mask), mask)` |
-| PPO | `generalized_advantages(token_rewards(rewards, mask, kl, kl_coef), values, mask)`, and `whiten` |
-| VAPO | the same with `lam=length_adaptive_lambda(mask)` |
+| PPO | `generalized_advantages(token_rewards(rewards, mask, kl, kl_coef), values, mask)`, then `whiten` |
+| VAPO | as for PPO, with `lam=length_adaptive_lambda(mask)` |
 
-All compute in float32 at least, in float64 where an input is that, work under jit, and never read what stands off the mask. A NaN
-under the mask surfaces.
+All functions compute in at least float32, and in float64 if an input is float64. They work under
+jit and never read values outside the mask. A NaN inside the mask reaches the result.
 """
 
 from jaxrl_llm.advantages.group import group_advantages, leave_one_out_advantages, pass_at_k_advantages, per_reward_advantages

@@ -1,4 +1,4 @@
-"""Credit: from the rewards of a rollout batch to an advantage for each of its tokens, by the estimator that the config names."""
+"""Credit assignment: per-token advantages of a rollout batch, by the configured estimator."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -11,18 +11,23 @@ from jaxrl_llm import advantages as adv
 
 
 class Evidence(NamedTuple):
-  """What is known of a rollout batch when its advantages are computed; N sequences, G consecutive ones a prompt, R response slots.
+  """Inputs for the advantages of a rollout batch.
+
+  A batch has N sequences, G consecutive ones per prompt, with R response slots each.
 
   Attributes:
-    rewards: total reward of each sequence.
-    parts: each reward by itself, weighted as in the total; K rewards.
-    mask: 1 where a slot holds a token that counts.
-    valid: True for a sequence that has a reward; one without takes no part in its group's statistics. None is all.
-    kl: estimated divergence from the reference at each token, in nats; None where the reward has no such term.
-    kl_coef: reward per nat of it.
-    values: the critic's value of the state before each token; None without a critic.
-    step_rewards: reward of the step that ends at a token; None for a task without a verifier of steps.
-    step_ends: True where a step ends.
+    rewards: Total reward of each sequence.
+    parts: Each of the K rewards separately, weighted as in the total.
+    mask: 1 if a slot holds a token that counts.
+    valid: True for a sequence that has a reward. A sequence without one is left out of its group's
+      statistics. None if all are valid.
+    kl: Estimated divergence from the reference at each token, in nats; None if the reward has no
+      such term.
+    kl_coef: Reward lost per nat of `kl`.
+    values: Critic's value of the state before each token; None without a critic.
+    step_rewards: Reward of the step that ends at each token; None if the task has no verifier of
+      steps.
+    step_ends: True if a step ends at the token.
   """
 
   rewards: Float[Array, " N"]
@@ -37,12 +42,12 @@ class Evidence(NamedTuple):
 
 
 class Credit(NamedTuple):
-  """Advantages, and for a critic the targets of its values.
+  """Advantages, with value targets if there is a critic.
 
   Attributes:
-    advantages: of each token; zeros off the mask.
-    returns: value targets; None without a critic.
-    metrics: scalars to log.
+    advantages: Advantage of each token; zero outside the mask.
+    returns: Value targets; None without a critic.
+    metrics: Scalars to log.
   """
 
   advantages: Float[Array, "N R"]
@@ -51,15 +56,17 @@ class Credit(NamedTuple):
 
 
 class Estimator(NamedTuple):
-  """A way to compute advantages.
+  """A method of computing advantages.
 
   Attributes:
     estimate: `(evidence, group_size, **settings) -> (advantages [N] or [N R], returns or None)`.
-    defaults: the settings it takes, each with its default.
-    needs: the optional fields of `Evidence` that it reads.
-    takes_kl: whether a divergence in the reward can be part of it.
-    whole_groups: whether it compares groups as wholes, so that a group counts only where all of its samples have a reward.
-    compares_groups: whether it compares the samples of one prompt, so that a group of equal rewards teaches nothing.
+    defaults: Settings of the estimator, with their default values.
+    needs: Optional fields of `Evidence` that the estimator reads.
+    takes_kl: Whether the reward may contain a divergence term.
+    whole_groups: Whether the estimator compares whole groups, so that a group counts only if all of
+      its samples have a reward.
+    compares_groups: Whether the estimator compares the samples of one prompt, so that a group of
+      equal rewards carries no signal.
   """
 
   estimate: Callable[..., tuple[Array, Array | None]]
@@ -71,7 +78,7 @@ class Estimator(NamedTuple):
 
 
 def _penalised(evidence: Evidence) -> Float[Array, " N"]:
-  """Sequence rewards minus their sequences' divergence."""
+  """Returns sequence rewards minus the divergence of each sequence."""
   if evidence.kl is None:
     return evidence.rewards
   return evidence.rewards - evidence.kl_coef * jnp.sum(jnp.where(evidence.mask > 0, evidence.kl, 0), axis=1)
@@ -95,7 +102,7 @@ def _pass_at_k(evidence, group_size, *, pass_k, normalize_std):
 
 
 def _per_reward(evidence, group_size, *, normalize_std):
-  weights = jnp.ones(len(evidence.parts))  # The parts come weighted.
+  weights = jnp.ones(len(evidence.parts))  # The parts are already weighted.
   return adv.per_reward_advantages(evidence.parts, weights, group_size, normalize_std=normalize_std, valid=evidence.valid), None
 
 
@@ -118,35 +125,37 @@ def _gae(evidence, group_size, *, gamma, lam, critic_lam, length_alpha):
 
 
 ESTIMATORS = {
-  # GRPO, DAPO, GSPO, SAPO; Dr. GRPO without the deviation.
+  # GRPO, DAPO, GSPO, SAPO; Dr. GRPO without the standard deviation.
   "group": Estimator(_group, {"normalize_std": True}),
   # RLOO.
   "leave_one_out": Estimator(_leave_one_out, {}),
-  # Rewards of the best of k.
+  # Pass@k Training: the reward of the best of k.
   "pass_at_k": Estimator(_pass_at_k, {"pass_k": 2, "normalize_std": True}, whole_groups=True),
-  # GDPO: every reward normalised by itself.
+  # GDPO: each reward is normalised separately.
   "per_reward": Estimator(_per_reward, {"normalize_std": True}, takes_kl=False),
-  # GRPO with process supervision: the rewards of the steps that are still to end.
+  # GRPO with process supervision: the rewards of the steps that have not ended yet.
   "steps": Estimator(_steps, {"normalize_std": True}, frozenset({"step_rewards", "step_ends"}), takes_kl=False, whole_groups=True),
   # REINFORCE++, with `whiten`.
   "returns": Estimator(_returns, {"gamma": 1.0}, compares_groups=False),
-  # PPO; VAPO with `length_alpha`, which then takes the place of `lam`.
+  # PPO; VAPO with `length_alpha`, which then replaces `lam`.
   "gae": Estimator(_gae, {"gamma": 1.0, "lam": 1.0, "critic_lam": 1.0, "length_alpha": None}, frozenset({"values"}), compares_groups=False),
 }
-"""Every estimator by name."""
+"""Estimators by name."""
 
 
 def make_credit(estimator: str, group_size: int, *, whiten: bool = False, **settings: Any) -> Callable[[Evidence], Credit]:
-  """The function from evidence to credit, jitted.
+  """Returns the jitted function from evidence to credit.
 
   Args:
-    estimator: a key of `ESTIMATORS`.
-    group_size: samples for each prompt (G).
-    whiten: subtract the batch's mean from the advantages and divide by its deviation, over all counted tokens.
-    **settings: of the estimator; what is not given has its default.
+    estimator: Key of `ESTIMATORS`.
+    group_size: Number of samples per prompt (G).
+    whiten: Whether to subtract the batch's mean from the advantages and divide by its standard
+      deviation, over all counted tokens.
+    **settings: Settings of the estimator. Omitted ones have their defaults.
 
   Returns:
-    The function. Its metric, for a critic: `critic/vf_explained_var`, before this batch's updates.
+    The function. If there is a critic, its only metric is `critic/vf_explained_var`, from before
+    this batch's updates.
 
   Example:
     >>> credit = make_credit("leave_one_out", 2)(Evidence(jnp.array([1., 0.]), jnp.ones((1, 2)), jnp.array([[1., 1.], [1., 0.]])))

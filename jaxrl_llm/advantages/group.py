@@ -1,4 +1,4 @@
-"""One advantage a sample, from the rewards of the samples drawn for the same prompt."""
+"""Per-sample advantages from the rewards of samples drawn for the same prompt."""
 
 import math
 from collections.abc import Sequence
@@ -13,9 +13,11 @@ from jaxrl_llm.advantages.inputs import at_least_zero, divide, of_shape, real, w
 
 
 def by_group(rewards: ArrayLike, group_size: int) -> Float[Array, "n G"]:
-  """Rewards by group. Estimators take them relative to one of the group, so that equal rewards are exact zeros, and then so is all else.
+  """Returns rewards by group.
 
-  The mean of three times 0.1 is not 0.1 in float32, and dividing that residue by eps would make an advantage out of nothing.
+  Estimators take rewards relative to one reward of the group, so that equal rewards give exact
+  zeros throughout. In float32 the mean of three values of 0.1 is not 0.1, and dividing that residue
+  by eps would create an advantage out of nothing.
   """
   whole_number("group_size", group_size, low=1)
   rewards = real("rewards", rewards, shape=f"[N] with N a multiple of group_size = {group_size}", ndim=1)
@@ -24,7 +26,10 @@ def by_group(rewards: ArrayLike, group_size: int) -> Float[Array, "n G"]:
 
 
 def centred_groups(rewards: ArrayLike, group_size: int, valid: ArrayLike | None) -> tuple[Float[Array, "n G"], Float[Array, "n _"] | int]:
-  """Rewards by group less the mean of those that are valid, zeros for the others, which are not read; and how many of each group are."""
+  """Returns rewards by group minus the group's mean, and the number of valid ones per group.
+
+  The mean is over valid rewards. Invalid rewards are not read and become zero.
+  """
   groups = by_group(rewards, group_size)
   if valid is None:
     groups = groups - groups[:, :1]
@@ -45,34 +50,41 @@ def group_advantages(
   unbiased: bool = True,
   valid: ArrayLike | None = None,
 ) -> Float[Array, " N"]:
-  """How much better a sample did than the others drawn for its prompt.
+  """Returns how much better each sample did than the others drawn for its prompt.
 
   A_i = (R_i − mean R) / (std R + eps), over the G consecutive samples of one prompt
 
   Args:
-    rewards: [N], reward of each sample; samples of one prompt stand together.
-    group_size: G, samples per prompt.
-    normalize_std: divide by the group's standard deviation; False gives Dr. GRPO's advantages.
-    eps: added to the standard deviation, in units of reward.
-    unbiased: divide the squared deviations by G − 1 instead of G; scales all advantages by √((G − 1)/G).
-    valid: [N], True for a sample that has a reward; a group is then as if the others had not been drawn, and these get zero. None is all.
+    rewards: Reward of each sample, [N]. The samples of one prompt are consecutive.
+    group_size: Number of samples per prompt, G.
+    normalize_std: Whether to divide by the group's standard deviation. False gives Dr. GRPO's
+      advantages.
+    eps: Constant added to the standard deviation, in units of reward.
+    unbiased: Whether to divide the squared deviations by G − 1 instead of G. This scales all
+      advantages by √((G − 1)/G).
+    valid: True for a sample that has a reward, [N]. The other samples get zero, and are left out of
+      their group as if they had not been drawn. None if all are valid.
 
   Returns:
-    The advantages. A group whose rewards are all equal gets exact zeros, and so does a group of one. A NaN or an infinity turns its whole
-    group's advantages to NaN, and no other's, so that it surfaces in the loss instead of being averaged away.
+    The advantages. A group of equal rewards, or of one sample, gets exact zeros. A NaN or an
+    infinity turns the advantages of its whole group, and of no other, to NaN. It thus surfaces in
+    the loss instead of being averaged away.
 
   Raises:
-    ValueError: for rewards that do not fall into whole groups, and for settings that are illegal or without effect.
+    ValueError: If the rewards do not fall into whole groups, or a setting is illegal or has no
+      effect.
 
   Example:
     >>> group_advantages(jnp.array([1., 0., 3., 3.]), 2, normalize_std=False).tolist()
     [0.5, -0.5, 0.0, 0.0]
 
   References:
-    DeepSeekMath (GRPO), arXiv:2402.03300, 2024; without the deviation: Dr. GRPO, arXiv:2503.20783, 2025.
+    DeepSeekMath (GRPO), arXiv:2402.03300, 2024; without the standard deviation: Dr. GRPO,
+    arXiv:2503.20783, 2025.
 
   Note:
-    The paper does not say which deviation it uses. The unbiased one is the default because that is what is mostly run.
+    The paper does not say which standard deviation it uses. The unbiased one is the default because
+    it is the most widely used.
   """
   advantages, count = centred_groups(rewards, group_size, valid)
   at_least_zero("eps", eps)
@@ -85,28 +97,32 @@ def group_advantages(
 
 
 def leave_one_out_advantages(rewards: ArrayLike, group_size: int, *, valid: ArrayLike | None = None) -> Float[Array, " N"]:
-  """Reward of a sample less the mean reward of the other samples of its prompt.
+  """Returns each reward minus the mean reward of the other samples of its prompt.
 
   A_i = R_i − Σ_{j≠i} R_j / (G − 1) = G/(G − 1)·(R_i − mean R)
 
   Args:
-    rewards: [N], reward of each sample; samples of one prompt stand together.
-    group_size: G ≥ 2, samples per prompt.
-    valid: [N], True for a sample that has a reward, as in `group_advantages`. None is all.
+    rewards: Reward of each sample, [N]. The samples of one prompt are consecutive.
+    group_size: Number of samples per prompt, G ≥ 2.
+    valid: True for a sample that has a reward, [N], as in `group_advantages`. None if all are
+      valid.
 
   Returns:
-    The advantages. The baseline does not see the sample's own reward, so the policy gradient is unbiased. A group whose rewards are all
-    equal gets exact zeros, and so does one of which a single sample is valid; a NaN stays in its group.
+    The advantages. The baseline does not contain the sample's own reward, so the policy gradient is
+    unbiased. A group of equal rewards, or with a single valid sample, gets exact zeros. A NaN stays
+    in its group.
 
   Raises:
-    ValueError: for a group of one, which has no others, and for rewards that do not fall into whole groups.
+    ValueError: If a group has one sample and thus no others, or the rewards do not fall into whole
+      groups.
 
   Example:
     >>> leave_one_out_advantages(jnp.array([3., 0., 0.]), 3).tolist()
     [3.0, -1.5, -1.5]
 
   References:
-    Back to Basics: Revisiting REINFORCE-Style Optimization for Learning from Human Feedback (RLOO), arXiv:2402.14740, 2024.
+    Back to Basics: Revisiting REINFORCE-Style Optimization for Learning from Human Feedback (RLOO),
+    arXiv:2402.14740, 2024.
   """
   whole_number("group_size", group_size, low=2, because=", because a group of one has no others")
   advantages, count = centred_groups(rewards, group_size, valid)
@@ -116,52 +132,55 @@ def leave_one_out_advantages(rewards: ArrayLike, group_size: int, *, valid: Arra
 def pass_at_k_advantages(
   rewards: ArrayLike, group_size: int, *, k: int, normalize_std: bool = True, eps: float = 1e-6
 ) -> Float[Array, " N"]:
-  """What a sample adds to the best of k.
+  """Returns what each sample adds to the best of k samples.
 
-  A_i = (E[max over a k-subset that holds i] − E[max over a k-subset]) / (std of the maximum over a k-subset + eps)
+  A_i = (E[max over k-subsets with i] − E[max over k-subsets]) / (std[max over k-subsets] + eps)
 
   Subsets are drawn uniformly from the G samples of one prompt.
 
   Args:
-    rewards: [N], reward of each sample, any real numbers; samples of one prompt stand together.
-    group_size: G, samples per prompt.
-    k: samples whose best one counts, 1 ≤ k ≤ G.
-    normalize_std: divide by the standard deviation of the maximum.
-    eps: added to that deviation, in units of reward.
+    rewards: Reward of each sample, [N], any real number. The samples of one prompt are consecutive.
+    group_size: Number of samples per prompt, G.
+    k: Number of samples of which the best one counts, 1 ≤ k ≤ G.
+    normalize_std: Whether to divide by the standard deviation of the maximum.
+    eps: Constant added to that standard deviation, in units of reward.
 
   Returns:
-    The advantages; they sum to zero in each group. Equal rewards have equal advantages, and a group whose rewards are all equal exact
-    zeros. So has every group with k = G, where there is one subset only. k = 1 is the group advantage with the biased deviation.
+    The advantages, which sum to zero in each group. Equal rewards have equal advantages. A group of
+    equal rewards gets exact zeros. If k = G, so does every group, because there is only one subset.
+    If k = 1, the result is that of `group_advantages` with the biased standard deviation.
 
   Raises:
-    ValueError: for a k that is not from 1 to G, and for rewards that do not fall into whole groups.
+    ValueError: If k is not from 1 to G, or the rewards do not fall into whole groups.
 
   Example:
     >>> pass_at_k_advantages(jnp.array([1., 0., 0., 0.]), 4, k=2, normalize_std=False).tolist()
     [0.5, -0.1667, -0.1667, -0.1667]
 
   References:
-    Pass@k Training, arXiv:2508.10751, 2025, whose analytic form for rewards of 0 and 1 this is.
+    Pass@k Training, arXiv:2508.10751, 2025. This is its analytic form for rewards of 0 and 1.
 
   Note:
-    For other rewards the paper averages over subsets; order statistics give the same without drawing any.
+    For other rewards the paper averages over subsets. Order statistics give the same result without
+    drawing any.
   """
   groups = by_group(rewards, group_size)
   groups = groups - groups[:, :1]
   whole_number("k", k, low=1, high=group_size)
   at_least_zero("eps", eps)
   subsets, with_one = math.comb(group_size, k), math.comb(group_size - 1, k - 1)
-  # Ratios of whole numbers, as constants of the trace: P(a k-subset lies among the j lowest | it holds a given one of them), j < G, and
-  # P(the j-th lowest is the maximum of a k-subset), 1 ≤ j ≤ G.
+  # Ratios of integers, as constants of the trace: P(a k-subset lies among the j lowest | it contains
+  # a given one of them), j < G, and P(the j-th lowest is the maximum of a k-subset), 1 ≤ j ≤ G.
   inside = np.array([math.comb(j - 1, k - 1) / with_one if j else 0.0 for j in range(group_size)])
   is_maximum = np.array([math.comb(j - 1, k - 1) / subsets for j in range(1, group_size + 1)])
 
   ordered = jnp.sort(groups, axis=1)
-  # E[max | r-th lowest] = max R − Σ_{j≥r} (x_{j+1} − x_j)·inside_j, so these sums are E[max | r-th lowest] less E[max | lowest].
+  # E[max | r-th lowest] = max R − Σ_{j≥r} (x_{j+1} − x_j)·inside_j, so these sums are
+  # E[max | r-th lowest] − E[max | lowest].
   gaps = jnp.diff(ordered, axis=1, prepend=ordered[:, :1])
   gains = jax.lax.cumsum(gaps * inside.astype(groups.dtype), axis=1)
   gains = gains - jnp.mean(gains, axis=1, keepdims=True)  # The mean over samples of E[max | i] is E[max].
-  # A sample's place is how many are strictly worse, so that ties read the same entry.
+  # A sample's place is the number of strictly worse samples, so that ties read the same entry.
   places = jnp.sum(groups[:, None, :] < groups[:, :, None], axis=2)
   advantages = jnp.take_along_axis(gains, places, axis=1)
   if normalize_std:
@@ -181,24 +200,28 @@ def per_reward_advantages(
   eps: float = 1e-6,
   valid: ArrayLike | None = None,
 ) -> Float[Array, " N"]:
-  """Group advantages of several rewards, each normalised by itself, so that none drowns another.
+  """Returns group advantages of several rewards, each normalised separately.
 
-  S_i = Σ_k w_k·(R_ki − mean R_k)/(std R_k + eps) over the groups,  A_i = S_i / √(Var S + 1e-8) over the batch
+  Separate normalisation prevents one reward from drowning another.
+
+  S_i = Σ_k w_k·(R_ki − mean R_k)/(std R_k + eps) over the groups
+  A_i = S_i / √(Var S + 1e-8) over the batch
 
   Args:
-    parts: [K, N], K rewards of each sample, unweighted; samples of one prompt stand together.
-    weights: [K], weight of each reward.
-    group_size: G, samples per prompt.
-    normalize_std: divide each reward by its group's standard deviation.
-    eps: added to that deviation, in units of reward.
-    valid: [N], True for a sample that has its rewards, as in `group_advantages`; the variance is over these. None is all.
+    parts: K rewards of each sample, [K, N], unweighted. The samples of one prompt are consecutive.
+    weights: Weight of each reward, [K].
+    group_size: Number of samples per prompt, G.
+    normalize_std: Whether to divide each reward by its group's standard deviation.
+    eps: Constant added to that standard deviation, in units of reward.
+    valid: True for a sample that has its rewards, [N], as in `group_advantages`. The variance is
+      over these samples. None if all are valid.
 
   Returns:
-    The advantages, of mean 0 and variance 1 over the batch. A group in which every reward is constant gets exact zeros. A NaN reaches
-    the whole batch, through its variance.
+    The advantages, with mean 0 and variance 1 over the batch. A group in which every reward is
+    constant gets exact zeros. A NaN reaches the whole batch through its variance.
 
   Raises:
-    ValueError: for shapes that do not fit each other, and for samples that do not fall into whole groups.
+    ValueError: If the shapes do not fit each other, or the samples do not fall into whole groups.
 
   Example:
     >>> parts = jnp.array([[1., 0., 1., 0.], [0., 100., 100., 0.]])
@@ -209,8 +232,9 @@ def per_reward_advantages(
     GDPO: Group reward-Decoupled Normalization Policy Optimization, arXiv:2601.05242, 2026.
 
   Note:
-    The variance is over samples, as in the paper, so a long response counts once; verl takes it over tokens. The batch's mean is not
-    subtracted: it is 0 but for rounding, and subtracting that would take the exact zeros away.
+    The variance is over samples, as in the paper, so a long response counts once; verl computes it
+    over tokens. The batch's mean is not subtracted. It is 0 except for rounding, and subtracting it
+    would destroy the exact zeros.
   """
   parts = real("parts", parts, shape="[K, N]", ndim=2)
   weights = real("weights", weights, shape="[K]", ndim=1)

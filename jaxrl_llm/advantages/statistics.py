@@ -1,4 +1,4 @@
-"""Statistics over the counted tokens of a whole batch: whitened advantages, and how well a critic explains the returns."""
+"""Statistics over the counted tokens of a whole batch: whitening and explained variance."""
 
 import jax.numpy as jnp
 from jax.typing import ArrayLike
@@ -10,10 +10,12 @@ from jaxrl_llm.advantages.inputs import at_least_zero, counted_tokens, divide, o
 def centred(
   x: Float[Array, "*shape"], counted: Bool[Array, "*shape"], axis: int | None = None
 ) -> tuple[Float[Array, "*shape"], Float[Array, "..."]]:
-  """`x` less its mean over the counted entries, which alone are read, 0 elsewhere; and that mean, over one axis or over all.
+  """Returns `x` minus its mean over the counted entries, and that mean.
 
-  The mean keeps its axes, of length 1. Equal entries give exact zeros and their own value as the mean, because both are taken relative to
-  the largest: the rounded mean of three times 0.1 is not 0.1. Without a counted entry the mean is −inf.
+  Only counted entries are read; the others become 0. The mean is over one axis or over all, and
+  keeps its axes with length 1. Equal entries give exact zeros and their own value as the mean,
+  because both are computed relative to the largest entry: the rounded mean of three values of 0.1
+  is not 0.1. Without a counted entry the mean is −inf.
 
   Example:
     >>> [x.tolist() for x in centred(jnp.array([1., 3., jnp.nan]), jnp.array([True, True, False]))]
@@ -26,29 +28,30 @@ def centred(
 
 
 def whiten(x: ArrayLike, mask: ArrayLike, *, shift_mean: bool = True, eps: float = 1e-8) -> Float[Array, "..."]:
-  """Brings the counted entries of the whole batch to mean 0 and variance 1.
+  """Normalises the counted entries of the whole batch to mean 0 and variance 1.
 
   y = (x − mean x) / √(Var x + eps), with the unbiased variance
 
   Args:
-    x: any shape, e.g. the advantages of all tokens [N, R] or of all samples [N].
-    mask: the shape of x, 1 where an entry counts.
-    shift_mean: False adds the mean again after scaling.
-    eps: added to the variance, in squared units of x.
+    x: Array of any shape, such as the advantages of all tokens [N, R] or of all samples [N].
+    mask: 1 if an entry counts, in the shape of x.
+    shift_mean: Whether to shift the mean to 0. False adds the mean back after scaling.
+    eps: Constant added to the variance, in squared units of x.
 
   Returns:
-    y, 0 off the mask. Equal entries give exact zeros, or with `shift_mean=False` themselves; so does a single one. A NaN under the mask
-    reaches all of them.
+    y, which is 0 outside the mask. Equal entries, or a single entry, give exact zeros, or their own
+    value if `shift_mean=False`. A NaN inside the mask reaches all counted entries.
 
   Raises:
-    ValueError: for a mask of another shape, and a negative eps.
+    ValueError: If the mask has another shape, or eps is negative.
 
   Example:
     >>> whiten(jnp.array([1., 3., 5., jnp.nan]), jnp.array([1, 1, 1, 0])).tolist()
     [-1.0, 0.0, 1.0, 0.0]
 
   Note:
-    The formula is that of verl's `masked_whiten`, which has no answer for fewer than two entries and leaves numbers off the mask.
+    The formula is that of verl's `masked_whiten`, which does not handle fewer than two entries and
+    leaves nonzero values outside the mask.
   """
   x = real("x", x, shape="that of mask")
   counted = counted_tokens(mask, "x", x)
@@ -59,35 +62,37 @@ def whiten(x: ArrayLike, mask: ArrayLike, *, shift_mean: bool = True, eps: float
 
 
 def explained_variance(values: ArrayLike, returns: ArrayLike, mask: ArrayLike) -> Float[Array, ""]:
-  """How much of the returns' variance the critic's values explain.
+  """Returns the fraction of the returns' variance that the critic's values explain.
 
   1 − Var(R̂ − V) / Var R̂
 
   Args:
-    values: [N, R], the critic's values at rollout time, or any other shape.
-    returns: the shape of values, the targets.
-    mask: the shape of values, 1 where a token counts.
+    values: Critic's values at rollout time, [N, R] or any other shape.
+    returns: Value targets, in the shape of values.
+    mask: 1 if a token counts, in the shape of values.
 
   Returns:
-    1 for a perfect critic, 0 for a constant one, below 0 for one that is worse than a constant. Returns that do not vary leave nothing to
-    explain and give 0. Finite for finite inputs; a NaN under the mask gives NaN.
+    1 for a perfect critic, 0 for a constant one, below 0 for one that is worse than a constant.
+    Constant returns have no variance to explain and give 0. The result is finite for finite inputs;
+    a NaN inside the mask gives NaN.
 
   Raises:
-    ValueError: for arrays of different shapes.
+    ValueError: If the shapes differ.
 
   Example:
     >>> explained_variance(jnp.array([0., 1.]), jnp.array([0., 2.]), jnp.ones(2)).tolist()
     0.75
 
   Note:
-    verl divides by a variance of 0 and gets NaN.
+    For constant returns, verl divides by 0 and gets NaN.
   """
   values, returns = real("values", values, shape="that of returns"), real("returns", returns, shape="that of values")
   of_shape("returns", returns, "values", values)
   counted = counted_tokens(mask, "values", values)
   errors, _ = centred(returns - values, counted)
   returns, _ = centred(returns, counted)
-  # In units of the largest deviation, because squares of small or of large returns leave float32's range.
+  # Use the largest deviation as the unit, because squares of very small or large returns leave the
+  # range of float32.
   unit = jnp.max(jnp.abs(returns), initial=0)
   ratio = jnp.sum(jnp.square(divide(errors, unit))) / jnp.maximum(jnp.sum(jnp.square(divide(returns, unit))), jnp.finfo(returns.dtype).tiny)
   return jnp.where(unit == 0, 0, jnp.maximum(1 - ratio, jnp.finfo(ratio.dtype).min))

@@ -1,7 +1,8 @@
-"""Advantages and returns of every token: rewards that come at different times, with a critic or without.
+"""Per-token advantages and returns from rewards over time, with or without a critic.
 
-All arrays are [N, R]: one row a response, slots in the order of time, padded on the right. The mask is 1 (or True) at the tokens that the
-policy chose. It may have holes, such as the output of a tool: time stands still there. What stands off the mask is never read.
+All arrays are [N, R]: one row per response, slots in order of time, padded on the right. The mask
+is 1 (or True) at the tokens that the policy chose. It may have holes, such as the output of a tool,
+in which time does not advance. Values outside the mask are never read.
 """
 
 import numbers
@@ -18,23 +19,26 @@ from jaxrl_llm.advantages.statistics import centred
 def step_advantages(
   step_rewards: ArrayLike, step_ends: ArrayLike, mask: ArrayLike, group_size: int, *, normalize_std: bool = True, eps: float = 1e-6
 ) -> Float[Array, "N R"]:
-  """Process supervision: a token is judged by the steps that are still to end.
+  """Returns advantages from process supervision: the rewards of the steps that have not ended yet.
 
-  r̃_s = (r_s − mean r) / (std r + eps), over all steps of all G samples of one prompt;  A_t = Σ r̃_s over the steps s that end at t or later
+  r̃_s = (r_s − mean r) / (std r + eps), over all steps of all G samples of one prompt
+  A_t = Σ r̃_s over the steps s that end at t or later
 
   Args:
-    step_rewards: [N, R], the reward of a step, at its last token.
-    step_ends: [N, R], True at the last token of each step.
-    mask: [N, R], 1 where a token counts. A step that ends elsewhere is not read.
-    group_size: G, samples per prompt.
-    normalize_std: divide by the standard deviation (the unbiased one, as in `group_advantages`).
-    eps: added to the standard deviation, in units of reward.
+    step_rewards: Reward of each step at its last token, [N, R].
+    step_ends: True at the last token of each step, [N, R].
+    mask: 1 if a token counts, [N, R]. Steps that end outside the mask are not read.
+    group_size: Number of samples per prompt, G.
+    normalize_std: Whether to divide by the (unbiased) standard deviation, as in `group_advantages`.
+    eps: Constant added to the standard deviation, in units of reward.
 
   Returns:
-    The advantages, 0 off the mask. Exact zeros for a group without steps, with a single one, or with equal rewards for all.
+    The advantages, 0 outside the mask. A group without steps, with a single step, or with equal
+    rewards gets exact zeros.
 
   Raises:
-    ValueError: for arrays of different shapes, ends that are not booleans, and samples that do not fall into whole groups.
+    ValueError: If the shapes differ, the ends are not booleans, or the samples do not fall into
+      whole groups.
 
   Example:
     >>> ends = jnp.array([[False, True, True], [False, False, True]])
@@ -63,21 +67,21 @@ def step_advantages(
 
 
 def token_rewards(rewards: ArrayLike, mask: ArrayLike, kl: ArrayLike | None = None, kl_coef: ArrayLike = 0.0) -> Float[Array, "N R"]:
-  """A reward for the whole response as rewards of its tokens, with the divergence from a reference as a cost of each.
+  """Returns each response's reward at its last token, minus a divergence penalty at every token.
 
   r_t = R·[t is the last counted token] − kl_coef·kl_t
 
   Args:
-    rewards: [N], the reward of each response.
-    mask: [N, R], 1 where a token counts.
-    kl: [N, R], estimate of the divergence from the reference at each token, in nats.
-    kl_coef: reward lost per nat, a number or an array [].
+    rewards: Reward of each response, [N].
+    mask: 1 if a token counts, [N, R].
+    kl: Estimated divergence from the reference at each token, in nats, [N, R].
+    kl_coef: Reward lost per nat, a number or an array [].
 
   Returns:
-    The rewards, 0 off the mask and in a response without a counted token.
+    The rewards, 0 outside the mask and in a response without a counted token.
 
   Raises:
-    ValueError: for arrays of the wrong shape, and for a `kl_coef` without `kl`.
+    ValueError: If an array has the wrong shape, or `kl_coef` is given without `kl`.
 
   Example:
     >>> token_rewards(jnp.array([1.]), jnp.array([[1, 1, 0]]), kl=jnp.array([[2., 4., jnp.nan]]), kl_coef=0.25).tolist()
@@ -95,8 +99,8 @@ def token_rewards(rewards: ArrayLike, mask: ArrayLike, kl: ArrayLike | None = No
   last = counted & (jax.lax.cumsum(counted.astype(jnp.int32), axis=1, reverse=True) == 1)
   result = jnp.where(last, rewards[:, None], 0)
   if kl is None:
-    # Of the argument itself: under jit `coef` is traced even where the caller gave a plain 0. A traced argument has no value to look at,
-    # and nobody traces one to leave it unused.
+    # Check the argument itself, because under jit `coef` is traced even if the caller passed a plain
+    # 0. A traced argument has no value to check, and a caller only traces one in order to use it.
     if isinstance(kl_coef, jax.core.Tracer) or kl_coef != 0:
       raise ValueError(f"kl: found None, expected an array [N, R], because kl_coef is {kl_coef!r} and would be ignored")
     return result
@@ -106,20 +110,20 @@ def token_rewards(rewards: ArrayLike, mask: ArrayLike, kl: ArrayLike | None = No
 
 
 def returns_to_go(rewards: ArrayLike, mask: ArrayLike, *, gamma: float = 1.0) -> Float[Array, "N R"]:
-  """All reward still to come, discounted by the number of counted tokens in between.
+  """Returns the sum of all rewards still to come, discounted per counted token.
 
   R̂_t = r_t + γ·R̂_{t+1}
 
   Args:
-    rewards: [N, R], the reward of each token.
-    mask: [N, R], 1 where a token counts; the t of the equation counts these only.
-    gamma: γ, discount per counted token, from 0 to 1.
+    rewards: Reward of each token, [N, R].
+    mask: 1 if a token counts, [N, R]. The t of the equation runs over counted tokens only.
+    gamma: Discount γ per counted token, from 0 to 1.
 
   Returns:
-    The returns, 0 off the mask.
+    The returns, 0 outside the mask.
 
   Raises:
-    ValueError: for arrays of different shapes, and for a discount that is not from 0 to 1.
+    ValueError: If the shapes differ, or the discount is not from 0 to 1.
 
   Example:
     >>> returns_to_go(jnp.array([[1., jnp.nan, 4., 0.]]), jnp.array([[1, 0, 1, 1]]), gamma=0.5).tolist()
@@ -128,30 +132,33 @@ def returns_to_go(rewards: ArrayLike, mask: ArrayLike, *, gamma: float = 1.0) ->
   rewards = real("rewards", rewards, shape="[N, R]", ndim=2)
   counted = counted_tokens(mask, "rewards", rewards)
   fraction("gamma", gamma)
-  # With λ = 1 and no critic the advantage is the return.
+  # With λ = 1 and no critic, the advantage equals the return.
   return _advantages_backwards(rewards, jnp.zeros_like(rewards), counted, jnp.asarray(gamma, rewards.dtype), jnp.ones((), rewards.dtype))
 
 
 def generalized_advantages(
   rewards: ArrayLike, values: ArrayLike, mask: ArrayLike, *, gamma: float = 1.0, lam: ArrayLike = 1.0
 ) -> Float[Array, "N R"]:
-  """Advantages from a critic, between one step ahead (λ = 0) and the whole future (λ = 1).
+  """Returns generalized advantage estimates (GAE) from a critic's values.
 
   δ_t = r_t + γ·V_{t+1} − V_t,  A_t = δ_t + γλ·A_{t+1}
 
+  λ = 0 looks one step ahead, and λ = 1 at the whole future.
+
   Args:
-    rewards: [N, R], the reward of each token (`token_rewards`).
-    values: [N, R], the critic's value of the state before each token.
-    mask: [N, R], 1 where a token counts; the t of the equations counts these only, so the value behind a hole follows the one before it.
-    gamma: γ, discount per counted token, from 0 to 1.
-    lam: λ, from 0 to 1: a number, or [N] for one a response (`length_adaptive_lambda`).
+    rewards: Reward of each token (`token_rewards`), [N, R].
+    values: Critic's value of the state before each token, [N, R].
+    mask: 1 if a token counts, [N, R]. The t of the equations runs over counted tokens only, so the
+      value after a hole follows the one before it.
+    gamma: Discount γ per counted token, from 0 to 1.
+    lam: Decay λ, from 0 to 1: a number, or one per response, [N] (`length_adaptive_lambda`).
 
   Returns:
-    The advantages, 0 off the mask. The state after the last counted token is terminal: its value is 0. The critic's targets are
-    `advantages + values` at the counted tokens.
+    The advantages, 0 outside the mask. The state after the last counted token is terminal, with
+    value 0. The critic's targets are `advantages + values` at the counted tokens.
 
   Raises:
-    ValueError: for arrays of the wrong shape, and for a discount or a number λ that is not from 0 to 1.
+    ValueError: If an array has the wrong shape, or γ or a single number λ is not from 0 to 1.
 
   Example:
     >>> rewards, values = jnp.array([[0., 0., 1.]]), jnp.array([[.5, .25, .75]])
@@ -161,10 +168,11 @@ def generalized_advantages(
     [[-0.25, 0.5, 0.25]]
 
   References:
-    High-Dimensional Continuous Control Using Generalized Advantage Estimation, arXiv:1506.02438, 2015, eq. 16.
+    High-Dimensional Continuous Control Using Generalized Advantage Estimation, arXiv:1506.02438,
+    2015, eq. 16.
 
   Note:
-    Not whitened: compose with `whiten` where that is wanted.
+    The advantages are not whitened. Compose with `whiten` if needed.
   """
   rewards, values = real("rewards", rewards, shape="[N, R]", ndim=2), real("values", values, shape="[N, R]", ndim=2)
   of_shape("values", values, "rewards", rewards)
@@ -179,11 +187,11 @@ def generalized_advantages(
   return _advantages_backwards(rewards.astype(dtype), values.astype(dtype), counted, jnp.asarray(gamma, dtype), lam.astype(dtype))
 
 
-@jax.jit  # Else every call outside of jit would compile its scan anew.
+@jax.jit  # Otherwise every call outside jit would compile its scan again.
 def _advantages_backwards(
   rewards: Float[Array, "N R"], values: Float[Array, "N R"], counted: Bool[Array, "N R"], gamma: Float[Array, ""], lam: Float[Array, "..."]
 ) -> Float[Array, "N R"]:
-  """The recursion of `generalized_advantages`, from the last token to the first."""
+  """Computes the recursion of `generalized_advantages`, from the last token to the first."""
 
   def step(carry, token):
     next_value, next_advantage = carry
@@ -198,30 +206,31 @@ def _advantages_backwards(
 
 
 def length_adaptive_lambda(mask: ArrayLike, *, alpha: float = 0.05) -> Float[Array, " N"]:
-  """A λ for each response whose credit fades over a fixed fraction of the response, long or short.
+  """Returns a λ for each response, such that credit fades over a fixed fraction of the response.
 
-  λ = 1 − 1/(α·|y|), but not below 0, so that Σ_t λ^t → α·|y|
+  λ = max(0, 1 − 1/(α·|y|)),  so that Σ_t λ^t → α·|y|
 
   Args:
-    mask: [N, R], 1 where a token counts; |y| is the number of counted tokens.
-    alpha: α, the fraction of a response over which credit fades.
+    mask: 1 if a token counts, [N, R]; |y| is the number of counted tokens.
+    alpha: Fraction α of a response over which credit fades.
 
   Returns:
-    λ, from 0 to below 1; 0 for up to 1/α tokens.
+    λ in [0, 1); 0 for up to 1/α tokens.
 
   Raises:
-    ValueError: for a mask that is not [N, R], and an α that is not above 0.
+    ValueError: If the mask is not [N, R], or α is not above 0.
 
   Example:
     >>> length_adaptive_lambda(jnp.array([[1, 1, 1, 1], [1, 0, 0, 0]]), alpha=0.5).tolist()
     [0.5, 0.0]
 
   References:
-    VAPO: Efficient and Reliable Reinforcement Learning for Advanced Reasoning Tasks, arXiv:2504.05118, 2025.
+    VAPO: Efficient and Reliable Reinforcement Learning for Advanced Reasoning Tasks,
+    arXiv:2504.05118, 2025.
   """
   if not alpha > 0:
     raise ValueError(f"alpha: found {alpha!r}, expected a number > 0")
   mask = real("mask", mask, shape="[N, R]", ndim=2)
   lengths = jnp.sum(mask > 0, axis=1).astype(mask.dtype)
-  # Below 1 also where float32 rounds up to it.
+  # Keep λ below 1 even if float32 rounds it up.
   return jnp.clip(1 - 1 / (alpha * jnp.maximum(lengths, 1)), 0, 1 - jnp.finfo(mask.dtype).epsneg)

@@ -1,12 +1,14 @@
-"""Statistics of an evaluation: arrays in, numbers out; no model, no JAX. Names and definitions are lighteval's.
+"""Statistics of evaluation results: arrays in, numbers out, with no model and no JAX.
 
-| metric | of each problem |
+Names and definitions follow lighteval.
+
+| metric | value per problem |
 | --- | --- |
 | `avg@n:n=64` | mean reward of n samples |
-| `pass@k:k=1&n=16` | probability that one of k samples is right, unbiased, from n |
-| `maj@n:n=8` | whether the answer that most of n samples give is right |
+| `pass@k:k=1&n=16` | unbiased estimate from n samples of the probability that one of k is right |
+| `maj@n:n=8` | whether the most frequent answer among n samples is right |
 
-Each is averaged over problems, with a bootstrap interval over problems.
+Each metric is averaged over problems, with a bootstrap interval over problems.
 """
 
 from jaxrl_llm.evaluation.answers import Answer, AnswerFn, answer_reader

@@ -1,4 +1,4 @@
-"""The answer that a verifier reads out of a response, so that answers can be counted: what a majority votes with."""
+"""Answers that a verifier extracts from responses, as counted in a majority vote."""
 
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
@@ -11,8 +11,8 @@ class Answer(NamedTuple):
   """The answer of a response.
 
   Attributes:
-    text: the answer as the response states it.
-    vote: the same for all answers that a majority takes for one.
+    text: Answer as stated in the response.
+    vote: Key of the answer in a majority vote. Answers that count as equal have the same key.
   """
 
   text: str
@@ -20,16 +20,17 @@ class Answer(NamedTuple):
 
 
 AnswerFn = Callable[[Completion, Mapping[str, Any]], Answer | None]
-"""`(response, problem) -> answer`; None where the response gives none."""
+"""`(response, problem) -> answer`, or None if the response gives no answer."""
 
 
 def answer_reader(verifier: WeightedReward) -> AnswerFn | None:
-  """The function that reads the answers that a verifier judges.
+  """Returns the function that reads the answers judged by a verifier.
 
-  A response that did not end by itself gives none, as for the verifiers. Of a verifier with routes, each problem has its own route's.
+  A response that did not end on its own has no answer, as in the verifiers. If the verifier has
+  routes, each problem's answer is read by the problem's own route.
 
   Returns:
-    The function; None for a verifier that judges something other than an answer, such as a program.
+    The function, or None if the verifier judges something other than an answer, such as a program.
 
   Example:
     >>> from jaxrl_llm.rewards import final_number

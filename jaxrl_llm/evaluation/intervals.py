@@ -1,20 +1,20 @@
-"""How far to trust a mean over problems: the percentile bootstrap."""
+"""Percentile bootstrap intervals for means over problems."""
 
 from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Float
 
-_MAX_DRAWS = 2**22  # Indices at once: 32 MB.
+_MAX_DRAWS = 2**22  # Indices drawn at once: 32 MB.
 
 
 class Interval(NamedTuple):
-  """A mean and its bootstrap interval.
+  """A mean with its bootstrap interval.
 
   Attributes:
-    mean: over the problems.
-    low: lower end.
-    high: upper end.
+    mean: Mean over the problems.
+    low: Lower end of the interval.
+    high: Upper end of the interval.
   """
 
   mean: float
@@ -25,19 +25,21 @@ class Interval(NamedTuple):
 def bootstrap_interval(
   per_problem: Float[np.ndarray, " n"], *, confidence: float = 0.95, num_resamples: int = 1000, seed: int = 0
 ) -> Interval:
-  """The mean over problems, with the interval that resampling the problems gives.
+  """Returns the mean over problems with its bootstrap interval.
 
-  Problems are resampled, not samples: those of one problem are not independent. So the interval says what other problems of the same kind
-  would give, and is wider than one that only says what other samples would.
+  Problems are resampled rather than samples, because the samples of one problem are not
+  independent. The interval therefore covers the results of other problems of the same kind. It is
+  wider than an interval that only covers other samples of the same problems.
 
   Args:
-    per_problem: one number a problem, such as `pass_at_k`'s; NaN is left out.
-    confidence: of the interval, between 0 and 1.
-    num_resamples: bootstrap draws.
-    seed: of them.
+    per_problem: One number per problem, such as the result of `pass_at_k`. NaN entries are left
+      out.
+    confidence: Confidence level of the interval, between 0 and 1.
+    num_resamples: Number of bootstrap draws.
+    seed: Seed of the bootstrap draws.
 
   Raises:
-    ValueError: no problem whose number is known, or a confidence that is not between 0 and 1.
+    ValueError: If no problem has a known number, or `confidence` is not between 0 and 1.
 
   Example:
     >>> bootstrap_interval(np.ones(4))
@@ -47,7 +49,8 @@ def bootstrap_interval(
     B. Efron, Bootstrap Methods: Another Look at the Jackknife, Annals of Statistics 7, 1979.
 
   Note:
-    With all problems right, or all wrong, the interval is a point, which says nothing; and for ten problems or fewer it is too narrow.
+    If all problems are right, or all are wrong, the interval is a single point and carries no
+    information. For ten problems or fewer it is too narrow.
   """
   if not 0 < confidence < 1:
     raise ValueError(f"confidence: found {confidence!r}, expected a number between 0 and 1")

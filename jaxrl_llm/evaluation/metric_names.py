@@ -1,20 +1,20 @@
-"""Names of metrics as lighteval writes them: `avg@n:n=64`, `pass@k:k=1&n=16`, `maj@n:n=8`."""
+"""Metric names in lighteval's notation: `avg@n:n=64`, `pass@k:k=1&n=16`, `maj@n:n=8`."""
 
 from typing import NamedTuple
 
 from jaxrl_llm.messages import Problem, did_you_mean
 
 PARAMETERS: dict[str, tuple[str, ...]] = {"avg@n": ("n",), "pass@k": ("k", "n"), "maj@n": ("n",)}
-"""The parameters of each metric, in the order in which its name has them."""
+"""Parameters of each metric, in the order in which its name lists them."""
 
 
 class MetricName(NamedTuple):
   """A metric of repeated samples.
 
   Attributes:
-    kind: a key of `PARAMETERS`.
-    n: samples of each problem.
-    k: of them, those that may be tried; None but for `pass@k`.
+    kind: Key of `PARAMETERS`.
+    n: Number of samples per problem.
+    k: Number of those samples that may be tried; None for all metrics but `pass@k`.
   """
 
   kind: str
@@ -27,10 +27,10 @@ class MetricName(NamedTuple):
 
 
 def parse_metric(text: str) -> MetricName:
-  """A metric from its name with all of its parameters.
+  """Parses the name of a metric with all of its parameters.
 
   Raises:
-    ValueError: no such metric, or other parameters than it has. One line, with the fix.
+    ValueError: If the metric does not exist or its parameters are wrong. One line, with the fix.
 
   Example:
     >>> parse_metric("pass@k:k=1&n=16")

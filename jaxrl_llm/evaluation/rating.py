@@ -1,4 +1,4 @@
-"""The rating that a contestant who solves just these problems would have."""
+"""Elo ratings estimated from the problems that a contestant solves."""
 
 from collections.abc import Callable
 from math import inf, log
@@ -12,12 +12,12 @@ _DROP = 1.9207  # Half the 95 % quantile of χ² with one degree of freedom.
 
 
 class Rating(NamedTuple):
-  """A rating and its interval, in points.
+  """A rating with its confidence interval, in points.
 
   Attributes:
-    rating: the most likely one; -inf where nothing is solved and inf where everything is.
-    low: lower end of the 95 % interval; -inf where nothing is solved.
-    high: upper end; inf where everything is.
+    rating: Maximum-likelihood rating; -inf if nothing is solved, inf if everything is.
+    low: Lower end of the 95 % interval; -inf if nothing is solved.
+    high: Upper end of the 95 % interval; inf if everything is solved.
   """
 
   rating: float
@@ -26,9 +26,9 @@ class Rating(NamedTuple):
 
 
 def solve_probability(rating: float, problem_ratings: Float[np.ndarray, " n"]) -> Float[np.ndarray, " n"]:
-  """Elo's expectation: how likely somebody of a rating solves problems of theirs.
+  """Returns the probability, by Elo's formula, that a contestant solves each problem.
 
-  P = 1 / (1 + 10^((d − r)/400)),  with r the contestant's rating and d the problem's: 1/2 where they are equal
+  P = 1 / (1 + 10^((d − r)/400)),  with contestant rating r and problem rating d; 1/2 if r = d
 
   Example:
     >>> solve_probability(1600.0, np.array([1600., 2000.])).round(3).tolist()
@@ -38,18 +38,22 @@ def solve_probability(rating: float, problem_ratings: Float[np.ndarray, " n"]) -
 
 
 def estimate_rating(problem_ratings: Float[np.ndarray, " n"], solved: Float[np.ndarray, " n"]) -> Rating:
-  """The rating of greatest likelihood, given which problems were solved, with the interval of the likelihood ratio.
+  """Estimates the maximum-likelihood rating, with a likelihood-ratio interval.
 
-  It is the one at which as many problems are expected to be solved as were: Σ P(r, d_i) = Σ solved_i. The 95 % interval holds the ratings
-  whose log-likelihood is at most 1.92 below the greatest. A problem counts once, however many samples it had: the interval says what
-  other problems would give.
+  Σ P(r, d_i) = Σ solved_i,  so the expected number of solved problems equals the actual one
+
+  The 95 % interval contains the ratings whose log-likelihood is at most 1.92 below the maximum.
+  Each problem counts once, regardless of its number of samples, because the interval covers the
+  results of other problems.
 
   Args:
-    problem_ratings: difficulty of each problem in points, as CodeForces publishes it.
-    solved: 1 where it was solved, 0 where it was not, or the fraction of samples that solved it: then the rating is that of one sample.
+    problem_ratings: Difficulty of each problem in points, as published by CodeForces.
+    solved: 1 if a problem was solved, else 0. A fraction of the samples is also accepted; the
+      rating is then that of a single sample.
 
   Raises:
-    ValueError: no problems, another number of ratings than of flags, or values that make no sense.
+    ValueError: If there are no problems, the lengths differ, a rating is not finite, or a result is
+      not from 0 to 1.
 
   Example:
     >>> rating = estimate_rating(np.array([1200., 1600., 2000.]), np.array([1., 1., 0.]))
@@ -57,11 +61,13 @@ def estimate_rating(problem_ratings: Float[np.ndarray, " n"], solved: Float[np.n
     (1814, True)
 
   References:
-    A. Elo, The Rating of Chessplayers, Past and Present, 1978; the ratings of problems: codeforces.com/blog/entry/76635. CodeElo,
-    arXiv:2501.01257, 2025, ranks a model among the contestants of real contests instead, with penalties for wrong submissions.
+    A. Elo, The Rating of Chessplayers, Past and Present, 1978. Problem ratings:
+    codeforces.com/blog/entry/76635. CodeElo, arXiv:2501.01257, 2025, instead ranks a model among
+    the contestants of real contests, with penalties for wrong submissions.
 
   Note:
-    An estimate from single problems, without contests, time or penalties: compare it with others of its kind only.
+    The estimate comes from single problems, without contests, time or penalties. Compare it only
+    with estimates of the same kind.
   """
   if problem_ratings.shape != solved.shape or not len(solved):
     raise ValueError(f"rating: found {len(problem_ratings)} problem ratings and {len(solved)} results, expected as many of each, and some")
@@ -73,7 +79,7 @@ def estimate_rating(problem_ratings: Float[np.ndarray, " n"], solved: Float[np.n
     return float(-(solved * np.logaddexp(0, gap) + (1 - solved) * np.logaddexp(0, -gap)).sum())
 
   if not solved.any():
-    best, greatest = -inf, 0.0  # The likelihood tends to 1 with the rating to minus infinity.
+    best, greatest = -inf, 0.0  # The likelihood tends to 1 as the rating tends to minus infinity.
   elif (solved == 1).all():
     best, greatest = inf, 0.0
   else:
@@ -87,7 +93,10 @@ def estimate_rating(problem_ratings: Float[np.ndarray, " n"], solved: Float[np.n
 
 
 def _root(falling: Callable[[float], float], low: float, high: float) -> float:
-  """Where a falling function is 0, by bisection; an end of the interval where it is 0 nowhere inside."""
+  """Finds the zero of a decreasing function by bisection.
+
+  If there is no zero inside the interval, the result is one of its ends.
+  """
   for _ in range(60):
     middle = (low + high) / 2
     low, high = (middle, high) if falling(middle) > 0 else (low, middle)

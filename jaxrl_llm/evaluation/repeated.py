@@ -1,4 +1,7 @@
-"""Statistics of repeated samples, one number a problem: avg@n, unbiased pass@k, maj@n. n problems, s samples of each."""
+"""Per-problem statistics of repeated samples: avg@n, unbiased pass@k and maj@n.
+
+Arrays hold n problems with s samples each.
+"""
 
 from collections import Counter
 from collections.abc import Callable, Hashable, Sequence
@@ -8,14 +11,17 @@ from jaxtyping import Bool, Float, Int
 
 
 def avg_at_n(correct: Float[np.ndarray, "n s"], n: int | None = None) -> Float[np.ndarray, " n"]:
-  """avg@n: for each problem the mean reward of its first n samples; NaN for a problem of which no reward is known.
+  """Returns avg@n: the mean reward of each problem's first n samples.
+
+  The result is NaN for a problem without a known reward.
 
   Args:
-    correct: reward of each sample, 1 where it is right; any number from 0 to 1. NaN where it is unknown, and left out.
-    n: samples that count; None takes all.
+    correct: Reward of each sample: 1 if it is right, or any number from 0 to 1. Unknown rewards are
+      NaN and are left out.
+    n: Number of samples that count; None for all.
 
   Raises:
-    ValueError: fewer samples than n.
+    ValueError: If there are fewer than n samples.
 
   Example:
     >>> avg_at_n(np.array([[1., 0.], [1., np.nan]])).tolist()
@@ -28,21 +34,21 @@ def avg_at_n(correct: Float[np.ndarray, "n s"], n: int | None = None) -> Float[n
 
 
 def pass_at_k(correct: Float[np.ndarray, "n s"], k: int, n: int | None = None) -> Float[np.ndarray, " n"]:
-  """pass@k: for each problem the probability that one of k samples is right, without bias.
+  """Estimates pass@k without bias: the probability that at least one of k samples is right.
 
-  1 − C(m−c, k) / C(m, k) = 1 − Π_{i=m−c+1..m} (1 − k/i),  with c right of m samples
+  1 − C(m−c, k) / C(m, k) = 1 − Π_{i=m−c+1..m} (1 − k/i),  with c of m samples right
 
   Args:
-    correct: 1 where a sample is right, else 0. NaN where nobody knows: the problem has a sample less.
-    k: samples that may be tried.
-    n: samples that count, the first ones; None takes all.
+    correct: 1 if a sample is right, else 0. Unknown samples are NaN and are not counted in m.
+    k: Number of samples that may be tried.
+    n: Number of samples that count, from the first; None for all.
 
   Returns:
-    The estimates, exactly 0 where none is right and exactly 1 where fewer than k are wrong; NaN for a problem of which fewer than k samples
-    are known.
+    The estimates: exactly 0 if no sample is right, and exactly 1 if fewer than k are wrong. NaN for
+    a problem with fewer than k known samples.
 
   Raises:
-    ValueError: n < k, fewer samples than n, or rewards that are neither 0 nor 1.
+    ValueError: If n < k, there are fewer than n samples, or a reward is neither 0 nor 1.
 
   Example:
     >>> pass_at_k(np.array([[1., 0., 0., 0.], [0., 0., 0., 0.]]), 2).tolist()
@@ -52,7 +58,8 @@ def pass_at_k(correct: Float[np.ndarray, "n s"], k: int, n: int | None = None) -
     Evaluating Large Language Models Trained on Code, arXiv:2107.03374, 2021.
 
   Note:
-    The product stays between 0 and 1 at any size, where the binomials of a thousand samples leave float64.
+    The product stays between 0 and 1 at any size, whereas the binomials of a thousand samples
+    overflow float64.
   """
   correct = _first("pass@k", correct, n)
   if not 1 <= k <= correct.shape[1]:
@@ -74,20 +81,23 @@ def maj_at_n(
   *,
   key: Callable[[str], Hashable] = str.strip,
 ) -> Float[np.ndarray, " n"]:
-  """maj@n: for each problem whether the answer that most of its first n samples give is right.
+  """Returns maj@n: whether the most frequent answer of each problem's first n samples is right.
 
-  Answers with the same key are one answer. Of several that are equally frequent each is as likely to be the vote, so the expected reward is
-  the mean of theirs: nothing depends on the order of the samples. A sample without an answer does not vote; where none votes it is 0, but
-  NaN where that is because rewards are unknown.
+  Answers with the same key count as one answer. In a tie, each of the most frequent answers is
+  equally likely to win. The expected reward is then the mean of theirs, and the order of the
+  samples has no effect. A sample without an answer does not vote. A problem without votes gets 0,
+  or NaN if any of its rewards is unknown.
 
   Args:
-    answers: the answer extracted from each sample, None where there is none.
-    correct: 1 where a sample is right, else 0; NaN where nobody knows: it does not vote. Should samples of one answer differ, their mean.
-    n: samples that count; None takes all.
-    key: what makes two answers one. Spelling but for spaces unless told.
+    answers: Answer extracted from each sample; None if there is none.
+    correct: 1 if a sample is right, else 0. Unknown samples are NaN and do not vote. If samples
+      with the same answer differ, their mean counts.
+    n: Number of samples that count; None for all.
+    key: Function that maps equal answers to the same key. By default the spelling counts, without
+      surrounding spaces.
 
   Raises:
-    ValueError: fewer samples than n, or another number of answers than rewards.
+    ValueError: If there are fewer than n samples, or the numbers of answers and rewards differ.
 
   Example:
     >>> maj_at_n([["4", "4 ", "5"], ["1", "2", None]], np.array([[1., 1., 0.], [0., 1., 0.]])).tolist()
@@ -117,7 +127,7 @@ def _vote(answers: list[str | None], rewards: Float[np.ndarray, " s"], key: Call
 
 
 def truncation_rate(stopped: Bool[np.ndarray, "n s"]) -> Float[np.ndarray, " n"]:
-  """For each problem the fraction of samples that ran into the token budget.
+  """Returns the fraction of each problem's samples that ran out of the token budget.
 
   Example:
     >>> truncation_rate(np.array([[True, False]])).tolist()
@@ -127,7 +137,9 @@ def truncation_rate(stopped: Bool[np.ndarray, "n s"]) -> Float[np.ndarray, " n"]
 
 
 def by_level(values: Float[np.ndarray, " n"], levels: Sequence[Hashable] | Int[np.ndarray, " n"]) -> dict[Hashable, tuple[float, int]]:
-  """The mean over the problems of each difficulty, and how many there are, in order of difficulty; NaN is left out.
+  """Returns the mean and the number of problems at each difficulty, in order of difficulty.
+
+  NaN values are left out.
 
   Example:
     >>> by_level(np.array([1., 0., 1.]), ["hard", "easy", "hard"])

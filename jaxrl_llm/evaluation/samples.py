@@ -1,4 +1,4 @@
-"""One JSON line for each sample of an evaluation, so that others can grade it again without the model."""
+"""Samples of an evaluation as JSON lines, which can be graded again without the model."""
 
 import json
 import os
@@ -6,31 +6,33 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 SCHEMA = 1
-"""Written into every row; raised when the meaning of a field changes."""
+"""Version written into every row; it increases when the meaning of a field changes."""
 
 
 class SampleRow(NamedTuple):
   """One sample of one problem.
 
   Attributes:
-    id: of the problem, the same for all of its samples.
-    sample: its number among the samples of the problem, from 0.
-    prompt: the text that the policy was given, with whatever a chat template put around it.
-    response: the text that it wrote.
-    answer: what was extracted from it; None where nothing was found or nobody looked.
-    gold: the right answer.
-    score: the reward, by the name that it has in the file; None where it failed.
-    parts: each reward by itself, unweighted.
-    cause: why the verifier failed; None where it did not.
-    num_tokens: of the response, the stop token included.
-    stopped: whether it ended by itself.
-    level: difficulty of the problem, a number or a word; None where there is none.
-    seed: of the evaluation.
-    model: where the weights came from.
-    step: updates that they had seen; None where it is not known.
-    example: the problem's whole row, for verifiers that need more than `gold`; with sample 0 alone, since it may hold megabytes of tests.
-    turns: of a conversation with an environment; `response` is then the last one's text.
-    failed: (cause, one line) where the environment failed, so that no verifier can tell; None where it did not.
+    id: Identifier of the problem, shared by all of its samples.
+    sample: Index of the sample within its problem, from 0.
+    prompt: Text given to the policy, including anything added by a chat template.
+    response: Text written by the policy.
+    answer: Answer extracted from the response; None if none was found or none was looked for.
+    gold: Right answer.
+    score: Total reward; None if the verifier failed.
+    parts: Each reward separately by name, unweighted.
+    cause: Reason why the verifier failed; None if it did not.
+    num_tokens: Number of tokens in the response, including the stop token.
+    stopped: Whether the response ended on its own.
+    level: Difficulty of the problem, a number or a word; None if it has none.
+    seed: Seed of the evaluation.
+    model: Origin of the weights.
+    step: Number of updates applied to the weights; None if unknown.
+    example: Full row of the problem, for verifiers that need more than `gold`. Only sample 0 has
+      it, because it may hold megabytes of tests.
+    turns: Turns of a conversation with an environment. `response` is then the text of the last one.
+    failed: (cause, one line) if the environment failed, so that no verifier can judge the sample;
+      else None.
   """
 
   id: str
@@ -54,10 +56,12 @@ class SampleRow(NamedTuple):
 
 
 def write_samples(path: str | os.PathLike, rows: Iterable[SampleRow]) -> int:
-  """Writes rows, and returns their number. Once all are written, the file replaces the one at its path.
+  """Writes rows to a file and returns their number.
+
+  The file replaces the one at its path only after all rows are written.
 
   Raises:
-    ValueError: a row with a number that JSON does not have, such as NaN.
+    ValueError: If a row holds a number that JSON lacks, such as NaN.
   """
   path, written = os.fspath(path), 0
   unfinished = f"{path}.unfinished"
@@ -73,10 +77,10 @@ def write_samples(path: str | os.PathLike, rows: Iterable[SampleRow]) -> int:
 
 
 def read_samples(path: str | os.PathLike) -> list[SampleRow]:
-  """The rows of a file that `write_samples` wrote.
+  """Reads the rows of a file written by `write_samples`.
 
   Raises:
-    ValueError: a line that is no such row: its number, and what is wrong with it.
+    ValueError: If a line is not such a row. The message gives the line number and the reason.
   """
   rows = []
   with open(path, encoding="utf-8") as file:

@@ -1,4 +1,4 @@
-"""What one evaluation says: its metrics with intervals, its breakdown by difficulty, and what went wrong."""
+"""Summary of one evaluation: metrics with intervals, results by difficulty, and failures."""
 
 import re
 from collections import Counter
@@ -18,11 +18,11 @@ class Estimate(NamedTuple):
   """A metric with its 95 % bootstrap interval over problems.
 
   Attributes:
-    name: lighteval's, such as `avg@n:n=8`.
-    value: the mean over the problems; None where no problem's number is known.
-    low: lower end.
-    high: upper end.
-    problems: whose number is known.
+    name: Metric name in lighteval's notation, such as `avg@n:n=8`.
+    value: Mean over the problems; None if no problem has a known value.
+    low: Lower end of the interval.
+    high: Upper end of the interval.
+    problems: Number of problems with a known value.
   """
 
   name: str
@@ -33,17 +33,17 @@ class Estimate(NamedTuple):
 
 
 class Summary(NamedTuple):
-  """Everything that one evaluation says.
+  """Results of one evaluation.
 
   Attributes:
-    metrics: in the order in which they were asked for.
-    levels: mean reward of all samples by difficulty, and of how many problems.
-    problems: how many.
-    samples: of each problem.
-    failed: samples that the verifier gave no reward, by cause.
-    truncation_rate: fraction of samples that did not end by themselves.
-    mean_tokens: of a response.
-    rating: estimate from the problems' ratings; None where they have none.
+    metrics: Estimates of the metrics, in the order requested.
+    levels: Mean reward of all samples, and number of problems, at each difficulty.
+    problems: Number of problems.
+    samples: Number of samples per problem.
+    failed: Number of samples that received no reward from the verifier, by cause.
+    truncation_rate: Fraction of samples that did not end on their own.
+    mean_tokens: Mean number of tokens in a response.
+    rating: Rating estimated from the problems' ratings; None if they have none.
   """
 
   metrics: tuple[Estimate, ...]
@@ -59,15 +59,17 @@ class Summary(NamedTuple):
 def per_problem(
   metric: str | MetricName, rewards: Float[np.ndarray, "n s"], answers: Sequence[Sequence[str | None]] | None = None
 ) -> Float[np.ndarray, " n"]:
-  """A metric's number for each problem.
+  """Computes a metric for each problem.
 
   Args:
-    metric: its name, such as `pass@k:k=1&n=16`.
-    rewards: 1 where a sample is right, else 0, or a number between for credit in part, which is no pass; NaN where nobody knows.
-    answers: the extracted answers, for `maj@n`; equal but for spaces around them, they are one.
+    metric: Metric or its name, such as `pass@k:k=1&n=16`.
+    rewards: 1 if a sample is right, else 0. Numbers in between give partial credit, which does not
+      count as a pass. Unknown rewards are NaN.
+    answers: Extracted answers, needed for `maj@n`. Answers that differ only in surrounding spaces
+      are equal.
 
   Raises:
-    ValueError: a metric that the samples do not allow.
+    ValueError: If the samples do not allow the metric.
 
   Example:
     >>> per_problem("pass@k:k=2&n=4", np.array([[1., 0., 0.5, 0.]])).tolist()
@@ -86,7 +88,10 @@ def per_problem(
 def estimate(
   metric: str | MetricName, rewards: Float[np.ndarray, "n s"], answers: Sequence[Sequence[str | None]] | None = None
 ) -> Estimate:
-  """A metric of all problems, with its interval; `per_problem` has the arguments."""
+  """Computes a metric over all problems, with its interval.
+
+  The arguments are those of `per_problem`.
+  """
   values = per_problem(metric, rewards, answers)
   known = int(np.sum(~np.isnan(values)))
   interval = bootstrap_interval(values) if known else (None, None, None)
@@ -104,20 +109,20 @@ def summarise(
   problem_ratings: Float[np.ndarray, " n"] | None = None,
   causes: Sequence[str] = (),
 ) -> Summary:
-  """Everything that one evaluation says.
+  """Summarises one evaluation.
 
   Args:
-    metrics: names, such as `avg@n:n=8`.
-    rewards: see `per_problem`.
-    lengths: responses, in tokens.
-    stopped: whether a response ended by itself.
-    answers: the extracted answers, for `maj@n`.
-    levels: difficulty of each problem; empty where there is none.
-    problem_ratings: CodeForces' of each problem, for the rating estimate; NaN for an unrated one.
-    causes: of each sample that failed, why.
+    metrics: Names of the metrics, such as `avg@n:n=8`.
+    rewards: Reward of each sample, as in `per_problem`.
+    lengths: Number of tokens in each response.
+    stopped: Whether each response ended on its own.
+    answers: Extracted answers, needed for `maj@n`.
+    levels: Difficulty of each problem; empty if there is none.
+    problem_ratings: CodeForces rating of each problem, for the rating estimate; NaN if unrated.
+    causes: Failure cause of each sample that failed.
 
   Raises:
-    ValueError: no metrics, or one that the samples do not allow.
+    ValueError: If there are no metrics, or the samples do not allow one of them.
 
   Example:
     >>> rewards, ones = np.array([[1., 0.], [1., 1.]]), np.ones((2, 2), int)
@@ -144,7 +149,9 @@ def summarise(
 
 
 def short_name(metric: MetricName) -> str:
-  """A metric's name for a log: `maj@8`, `pass@4` of four samples, `pass@1:n=16` of more.
+  """Returns a metric's name for a log, such as `maj@8`, `pass@4` or `pass@1:n=16`.
+
+  For `pass@k`, n is left out if it equals k.
 
   Example:
     >>> short_name(parse_metric("maj@n:n=8")), short_name(parse_metric("pass@k:k=4&n=4")), short_name(parse_metric("pass@k:k=1&n=16"))
@@ -157,7 +164,10 @@ def short_name(metric: MetricName) -> str:
 
 
 def to_json(summary: Summary) -> dict[str, Any]:
-  """A summary as JSON, which has neither NaN nor infinity: None stands for both."""
+  """Converts a summary to JSON values.
+
+  NaN and infinities become None, because JSON has neither.
+  """
   finite = lambda x: float(x) if x is not None and np.isfinite(x) else None
   rating = summary.rating and {name: finite(x) for name, x in summary.rating._asdict().items()}
   return {
@@ -173,7 +183,7 @@ def to_json(summary: Summary) -> dict[str, Any]:
 
 
 def table(summary: Summary) -> str:
-  """A summary as lines for a terminal.
+  """Formats a summary as lines for a terminal.
 
   Example:
     >>> rewards, ones = np.array([[1., 0.], [1., 1.]]), np.ones((2, 2), int)

@@ -1,1 +1,4 @@
-"""A published checkpoint before a weight is read: where it lies, its header, tokenizer and chat template. No JAX."""
+"""Published checkpoints apart from their weights: location, header, tokenizer and chat template.
+
+Nothing here needs JAX.
+"""

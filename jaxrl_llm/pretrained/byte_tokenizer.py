@@ -1,4 +1,4 @@
-"""A byte-level tokenizer: no vocabulary file, no training, every text can be written."""
+"""Byte-level tokenizer that encodes any text, without a vocabulary file or training."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -7,13 +7,16 @@ from typing import SupportsInt
 
 @dataclass(frozen=True)
 class ByteTokenizer:
-  """Ids 0 to 255 are UTF-8 bytes; then padding, begin, end; the rest is reserved.
+  """Tokenizer whose ids 0 to 255 are UTF-8 bytes.
+
+  The padding, begin and end ids follow. The remaining ids are reserved.
 
   Attributes:
-    vocab_size: ids a model must have. A multiple of 8, so that a vocabulary sharded over 2, 4 or 8 devices divides evenly.
-    pad_id: fills unused slots; never drawn from or learned.
-    bos_id: begins a prompt.
-    eos_id: ends a response.
+    vocab_size: Number of ids that a model must have. A multiple of 8, so that a vocabulary sharded
+      over 2, 4 or 8 devices divides evenly.
+    pad_id: Id that fills unused slots; never sampled or learned.
+    bos_id: Id that begins a prompt.
+    eos_id: Id that ends a response.
 
   Example:
     >>> tokenizer = ByteTokenizer()
@@ -34,18 +37,22 @@ class ByteTokenizer:
     return (self.eos_id,)
 
   def encode(self, text: str, *, add_bos: bool = False) -> list[int]:
-    """Text to ids, one per byte, after `bos_id` if `add_bos`; a lone surrogate, which UTF-8 cannot write, becomes "?"."""
+    """Encodes text with one id per byte, after `bos_id` if `add_bos`.
+
+    A lone surrogate, which UTF-8 cannot encode, becomes "?".
+    """
     return [self.bos_id] * add_bos + list(text.encode("utf-8", errors="replace"))
 
   def encode_prompt(self, text: str) -> list[int]:
-    """The begin token and the text."""
+    """Encodes text after the begin token."""
     return self.encode(text, add_bos=True)
 
   def decode(self, ids: Iterable[SupportsInt]) -> str:
-    """Ids to text. Never raises: a policy may write anything.
+    """Decodes ids to text and never raises, because a policy may write anything.
 
-    A begin token in front and end tokens are left out. Bytes that are no UTF-8 become U+FFFD, and so does every other id that is no byte:
-    were it left out, "#1", a pad token and "0" would read as the answer 10.
+    A leading begin token and all end tokens are left out. Bytes that are not UTF-8 become U+FFFD,
+    and so do all other ids that are not bytes. If a pad token were left out, "#1", a pad token and
+    "0" would read as the answer 10.
     """
     ids = [int(i) for i in ids]
     if ids[:1] == [self.bos_id]:
@@ -54,5 +61,5 @@ class ByteTokenizer:
     return b"".join(pieces).decode("utf-8", errors="replace")
 
   def token_bytes(self) -> list[bytes | None]:
-    """The bytes that each id stands for in a text; None for ids that no text holds."""
+    """Returns the bytes of each id in a text; None for ids that occur in no text."""
     return [bytes([i]) if i < 256 else None for i in range(self.vocab_size)]

@@ -1,6 +1,7 @@
-"""Chat templates: a checkpoint's own Jinja text writes a conversation as the one string that the model was trained on.
+"""Chat templates, which render a conversation as the string that a model was trained on.
 
-A template is code from whoever published the checkpoint. It runs in Jinja's immutable sandbox and sees text only.
+A template is Jinja code from the publisher of the checkpoint. It runs in Jinja's immutable sandbox
+and sees only text.
 """
 
 import datetime
@@ -19,12 +20,13 @@ _EXCHANGE = ({"role": "user", "content": "How many?"}, {"role": "assistant", "co
 
 
 class ChatTemplate(NamedTuple):
-  """A template with all that it is given but the conversation.
+  """A chat template with all of its inputs except the conversation.
 
   Attributes:
-    source: Jinja text.
-    path: where it comes from, for messages.
-    variables: names that it may read: special tokens such as `bos_token`, and options of its own such as `enable_thinking`.
+    source: Jinja source.
+    path: Origin of the template, for error messages.
+    variables: Variables that the template may read: special tokens such as `bos_token`, and options
+      of its own such as `enable_thinking`.
   """
 
   source: str
@@ -33,16 +35,16 @@ class ChatTemplate(NamedTuple):
 
 
 def render(template: ChatTemplate, messages: Sequence[Message], *, add_generation_prompt: bool = True) -> str:
-  """A conversation as one string, special tokens written out.
+  """Renders a conversation as one string, with special tokens written out.
 
   Args:
-    template: the template.
-    messages: the conversation.
-    add_generation_prompt: whether to end with whatever begins the assistant's turn.
+    template: Template to render.
+    messages: Messages of the conversation.
+    add_generation_prompt: Whether to end with the beginning of the assistant's turn.
 
   Raises:
-    ValueError: the template does not compile, fails, or refuses the conversation. One line.
-    ImportError: without the package jinja2.
+    ValueError: If the template does not compile, fails, or refuses the conversation. One line.
+    ImportError: If the package jinja2 is not installed.
 
   Example:
     >>> template = ChatTemplate("{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}", "example", {})
@@ -50,8 +52,9 @@ def render(template: ChatTemplate, messages: Sequence[Message], *, add_generatio
     '[user]1 + 1'
 
   Note:
-    Compiled and called as transformers does, so that both write the same string. A template that writes today's date (Llama 3's) makes
-    runs differ from day to day: give it the date as one of `variables`, such as `date_string`.
+    The template is compiled and called as in transformers, so that both give the same string. A
+    template that writes today's date, such as Llama 3's, makes runs differ from day to day. To
+    prevent this, set the date in `variables`, for example as `date_string`.
   """
   try:
     return _compile(template.source).render(
@@ -59,7 +62,7 @@ def render(template: ChatTemplate, messages: Sequence[Message], *, add_generatio
     )
   except ImportError:
     raise
-  except Exception as error:  # Foreign code: it may raise anything.
+  except Exception as error:  # Third-party code may raise anything.
     roles = ", ".join(message["role"] for message in messages)
     fix = "leave config.task.system unset" if roles.startswith("system") else "set config.task.chat=False to use none"
     raise ValueError(f"{template.path}: the chat template fails on a conversation of {roles} ({one_line(error)}); {fix}") from error
@@ -75,7 +78,7 @@ def _compile(source: str):
     raise ImportError("chat templates need the package jinja2: pip install 'jaxrl-llm[hf]'; or set config.task.chat=False") from error
 
   class Generation(Extension):
-    """`{% generation %}` marks what the assistant says, for those who train on it; it writes nothing."""
+    """Tag `{% generation %}`, which marks the assistant's text for training and writes nothing."""
 
     tags = {"generation"}  # noqa: RUF012
 
@@ -84,12 +87,12 @@ def _compile(source: str):
       return parser.parse_statements(("name:endgeneration",), drop_needle=True)
 
   def check_name(name):
-    """Underscored attributes would reach into Python."""
+    """Refuses names with a leading underscore, which would reach into Python."""
     if str(name).startswith("_"):
       raise jinja2.exceptions.SecurityError(f"a namespace may not hold {name!r}")
 
   class Namespace(jinja2.utils.Namespace):
-    def __init__(*args, **kwargs):  # Without names of its own, so that a template may use any.
+    def __init__(*args, **kwargs):  # No named parameters, so that a template may use any name.
       for name in dict(*args[1:], **kwargs):
         check_name(name)
       jinja2.utils.Namespace.__init__(*args, **kwargs)
@@ -108,7 +111,7 @@ def _compile(source: str):
   environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[Generation, loopcontrols])
   environment.filters["tojson"] = tojson
   environment.globals |= {
-    "dict": lambda *args, **kwargs: dict(*args, **kwargs),  # A function: the class would bring its methods along.
+    "dict": lambda *args, **kwargs: dict(*args, **kwargs),  # A function, because the class would expose its methods.
     "namespace": Namespace,
     "raise_exception": raise_exception,
     "strftime_now": lambda form: datetime.datetime.now().strftime(form),
@@ -117,10 +120,11 @@ def _compile(source: str):
 
 
 def turn_end(template: ChatTemplate, special_tokens: Sequence[str]) -> str | None:
-  """The one of `special_tokens` with which the template ends the assistant's turn.
+  """Returns the special token with which the template ends the assistant's turn.
 
   Returns:
-    The token; None for a template that ends the turn otherwise, or does not write assistants.
+    The token, one of `special_tokens`. None if the template ends the turn in another way or does
+    not render assistant messages.
 
   Example:
     >>> template = ChatTemplate("{% for m in messages %}<|{{ m.role }}|>{{ m.content }}<|end|>{% endfor %}", "example", {})
@@ -130,21 +134,23 @@ def turn_end(template: ChatTemplate, special_tokens: Sequence[str]) -> str | Non
   try:
     text = render(template, _EXCHANGE, add_generation_prompt=False)
   except ValueError:
-    return None  # A template that refuses an assistant has no end of its turn; whether it can write prompts is another question.
+    return None  # A template that refuses assistant messages has no end of turn. It may still render prompts.
   tail = text.rpartition(_ANSWER)[2].lstrip() if _ANSWER in text else ""
   return max((token for token in special_tokens if token and tail.startswith(token)), key=len, default=None)
 
 
 def next_message(template: ChatTemplate, text: str, turn_end_token: str | None) -> str:
-  """What stands between the end of the assistant's turn and the beginning of its next one, when the user says `text` in between.
+  """Returns the text from the end of one assistant turn to the beginning of the next.
+
+  In between, the user says `text`.
 
   Args:
-    template: the template.
-    text: what the user says.
-    turn_end_token: of `turn_end`; the policy has written it already.
+    template: Template to render.
+    text: Text of the user's message.
+    turn_end_token: Token returned by `turn_end`, which the policy has already written.
 
   Raises:
-    ValueError: a template that does not write the conversation's messages one after the other.
+    ValueError: If the template does not write the messages of the conversation one after the other.
 
   Example:
     >>> source = "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}<|end|>{% endfor %}"

@@ -1,4 +1,4 @@
-"""The vocabulary inside a GGUF file, as the byte-level BPE that it was converted from."""
+"""Vocabulary of a GGUF file, as the byte-level BPE from which it was converted."""
 
 import pathlib
 from typing import Any
@@ -10,7 +10,7 @@ from jaxrl_llm.messages import one_line
 from jaxrl_llm.pretrained.gguf_header import read_header
 from jaxrl_llm.pretrained.vocabulary import Vocabulary
 
-# Numbers of `tokenizer.ggml.token_type`.
+# Values of `tokenizer.ggml.token_type`.
 _CONTROL, _USER_DEFINED, _UNUSED = 3, 4, 5
 
 _CONTRACTIONS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
@@ -28,7 +28,7 @@ def _gpt2() -> pre_tokenizers.PreTokenizer:
   return pre_tokenizers.ByteLevel(add_prefix_space=False)
 
 
-# How a text is cut before BPE: GGUF names it, and whoever reads the file must know what the name means.
+# Pre-tokenizers, which split a text before BPE. A GGUF file only names its own.
 PRE_TOKENIZERS = {
   "gpt-2": _gpt2,
   "llama-bpe": lambda: _split(_LLAMA3),
@@ -38,13 +38,16 @@ PRE_TOKENIZERS = {
 
 
 def read_gguf(path: pathlib.Path) -> Vocabulary:
-  """Builds the tokenizer of a `.gguf` file whose vocabulary is byte-level BPE, cut by one of `PRE_TOKENIZERS`.
+  """Builds the tokenizer of a `.gguf` file with a byte-level BPE vocabulary.
+
+  The file's pre-tokenizer must be one of `PRE_TOKENIZERS`.
 
   Raises:
-    ValueError: no GGUF file, another kind of vocabulary, or a damaged one. One line.
+    ValueError: If the file is not GGUF, or its vocabulary is of another kind or damaged. One line.
 
   References:
-    The pre-tokenizers: `tokenizer.json` of the checkpoints that the names come from, and llama.cpp's src/llama-vocab.cpp.
+    Pre-tokenizers: `tokenizer.json` of the checkpoints after which they are named, and llama.cpp's
+    src/llama-vocab.cpp.
   """
   metadata = read_header(path).metadata
   get = lambda key, default=None: metadata.get(f"tokenizer.ggml.{key}", default)
@@ -72,7 +75,7 @@ def read_gguf(path: pathlib.Path) -> Vocabulary:
   )
 
 
-# Roles of tokens in GGUF, with the names by which chat templates call them.
+# Roles of tokens in GGUF, with their names in chat templates.
 _ROLES = {
   "bos_token_id": "bos_token",
   "eos_token_id": "eos_token",
@@ -90,10 +93,10 @@ def _checked_id(path: pathlib.Path, key: str, found: Any, tokens: list[str]) -> 
 
 
 def _bpe(path: pathlib.Path, tokens: list[str], types: list[int], merges: list[str], *, cut: str) -> tokenizers.Tokenizer:
-  # Unused ids fill the embedding up to a round number of rows: they have names, but no text stands for them.
+  # Unused ids pad the embedding to a round number of rows. They have names but stand for no text.
   vocabulary = {token: i for i, token in enumerate(tokens) if types[i] != _UNUSED}
   try:
-    # Llama 3 looks a whole word up before it merges: some words cannot be reached by its merges.
+    # Llama 3 looks up a whole word before merging, because its merges cannot reach some words.
     bpe = models.BPE(vocabulary, [tuple(merge.split(" ", 1)) for merge in merges], ignore_merges=cut == "llama-bpe")
   except Exception as error:  # The package raises plain `Exception`.
     raise ValueError(f"{path}: found merges that do not fit the tokens ({one_line(error, typed=False)}); the file is damaged") from error

@@ -1,4 +1,4 @@
-"""A published checkpoint's tokenizer, its chat template, and the ids that end a response or fill a slot."""
+"""Tokenizer of a published checkpoint, with its chat template, stop ids and pad id."""
 
 import os
 import pathlib
@@ -15,31 +15,33 @@ from jaxrl_llm.pretrained.chat_template import ChatTemplate, render, turn_end
 from jaxrl_llm.pretrained.gguf_vocabulary import read_gguf
 from jaxrl_llm.pretrained.vocabulary import Vocabulary, read_folder
 
-# Special tokens that no text holds and no answer needs, best first.
+# Special tokens that occur in no text and that no answer needs, best first.
 _SPARE = (
   r"<\|finetune_right_pad_id\|>",  # Llama 3's own.
   r"[<\[]\|?pad\|?[>\]]",
   r".*pad.*",  # Qwen's <|fim_pad|>, <|vision_pad|>.
   r".*(reserved|unused).*",
-  r"<\|endoftext\|>",  # Between documents of the first training, for a model whose turns end with another token.
+  r"<\|endoftext\|>",  # Document separator in pre-training, for a model whose turns end with another token.
 )
 
 
 @dataclass(frozen=True, eq=False)
 class PretrainedTokenizer:
-  """Text to ids and back, as the checkpoint was trained; `load_tokenizer` makes it.
+  """Tokenizer of a published checkpoint, built by `load_tokenizer`.
 
   Attributes:
-    path: of the checkpoint, for messages.
-    backend: the tokenizer of the package tokenizers.
-    vocab_size: ids in use. A checkpoint's embedding may have more rows, which no text reaches.
-    pad_id: fills unused slots; never one of `stop_ids`.
-    eos_id: ends a demonstration.
-    stop_ids: ids that end a response; `eos_id` is among them.
-    special_ids: ids of all special tokens.
-    bos_id: begins a prompt without a chat template; None where the checkpoint begins with nothing.
-    chat_template: writes a question as a conversation; None without.
-    system: the conversation's system message; None leaves it to the template.
+    path: Path of the checkpoint, for error messages.
+    backend: Tokenizer of the package tokenizers.
+    vocab_size: Number of ids in use. A checkpoint's embedding may have more rows, which no text
+      reaches.
+    pad_id: Id that fills unused slots; never one of `stop_ids`.
+    eos_id: Id that ends a demonstration.
+    stop_ids: Ids that end a response, including `eos_id`.
+    special_ids: Ids of all special tokens.
+    bos_id: Id that begins a prompt without a chat template; None if the checkpoint uses no begin
+      token.
+    chat_template: Template that renders a question as a conversation; None if there is none.
+    system: System message of the conversation; None leaves it to the template.
   """
 
   path: pathlib.Path
@@ -54,7 +56,9 @@ class PretrainedTokenizer:
   system: str | None = None
 
   def encode(self, text: str) -> list[int]:
-    """Text to ids, and nothing around them; a lone surrogate, which UTF-8 cannot write, becomes "?".
+    """Encodes text without adding special tokens.
+
+    A lone surrogate, which UTF-8 cannot encode, becomes "?".
 
     Note:
       A special token's name in the text becomes that token, as in transformers.
@@ -62,20 +66,22 @@ class PretrainedTokenizer:
     return self.backend.encode(text.encode("utf-8", errors="replace").decode(), add_special_tokens=False).ids
 
   def encode_prompt(self, text: str) -> list[int]:
-    """What the user says to the ids that the policy continues.
+    """Encodes the user's text as the ids that the policy continues.
 
-    With a chat template: the conversation up to where the assistant begins; the template writes every special token itself. Without:
-    the text, after the begin token if the checkpoint is used to one.
+    With a chat template, the ids are the conversation up to the beginning of the assistant's turn,
+    and the template writes every special token itself. Without one, they are the text, after the
+    begin token if the checkpoint uses one.
     """
     if self.chat_template is None:
       return [self.bos_id] * (self.bos_id is not None) + self.encode(text)
     return self.encode(render(self.chat_template, _conversation(self.system, text)))
 
   def decode(self, ids: Iterable[SupportsInt]) -> str:
-    """Ids to text. Never raises: a policy may write anything.
+    """Decodes ids to text and never raises, because a policy may write anything.
 
-    A begin token in front, and special and stop tokens at the end, are left out; elsewhere they are written out, because a token between
-    two others must not vanish. Ids beyond the vocabulary, and bytes that are no UTF-8, become U+FFFD.
+    A leading begin token, and special and stop tokens at the end, are left out. Elsewhere these
+    tokens are written out, because a token between two others must not vanish. Ids outside the
+    vocabulary, and bytes that are not UTF-8, become U+FFFD.
     """
     ids = [int(i) for i in ids]
     silent = self.special_ids.union(self.stop_ids)
@@ -93,10 +99,11 @@ class PretrainedTokenizer:
     return "".join([*pieces, self.backend.decode(known, skip_special_tokens=False)])
 
   def token_bytes(self) -> list[bytes | None]:
-    """The bytes that each of the `vocab_size` ids stands for in a text; None for special tokens and for ids that are nobody's.
+    """Returns the bytes of each of the `vocab_size` ids in a text; None for special and unused ids.
 
     Raises:
-      ValueError: the tokenizer is not a byte-level BPE, so what a token stands for depends on its neighbours.
+      ValueError: If the tokenizer is not a byte-level BPE, because the bytes of a token then depend
+        on its neighbours.
     """
     if not isinstance(self.backend.decoder, decoders.ByteLevel):
       found = "no decoder" if self.backend.decoder is None else f"the decoder {type(self.backend.decoder).__name__}"
@@ -107,7 +114,7 @@ class PretrainedTokenizer:
     found: list[bytes | None] = [None] * self.vocab_size
     for token, i in self.backend.get_vocab(with_added_tokens=True).items():
       if i not in self.special_ids:
-        # As the decoder has it: an added token may hold characters outside the alphabet, and is then plain text.
+        # As in the decoder, an added token with characters outside the alphabet is plain text.
         found[i] = bytes([values[c] for c in token]) if values.keys() >= set(token) else token.encode()
     return found
 
@@ -121,25 +128,30 @@ def load_tokenizer(
   pad_token: str | None = None,
   chat_options: Mapping[str, Any] | None = None,
 ) -> PretrainedTokenizer:
-  """Reads the tokenizer of a checkpoint.
+  """Loads the tokenizer of a checkpoint.
 
-  A response ends with any of: the ids of `eos_token_id` in generation_config.json (else config.json), the tokenizer's own end token, and
-  with `chat` the special token with which the template ends the assistant's turn.
+  A response ends with any of these: the ids of `eos_token_id` in generation_config.json (else
+  config.json), the tokenizer's own end token and, if `chat`, the special token with which the
+  template ends the assistant's turn.
 
-  Slots are filled with the checkpoint's pad token, unless that would also end a response (SmolLM2's and Qwen's do): then with a special
-  token that neither a text nor an answer needs, a pad or reserved one, else `<|endoftext|>`.
+  The checkpoint's pad token fills unused slots. If it is missing, or would also end a response (as
+  in SmolLM2 and Qwen), a special token that neither a text nor an answer needs replaces it: a pad
+  or reserved token, else `<|endoftext|>`.
 
   Args:
-    path: a folder of Hugging Face's, a `.gguf` file, or `package:DIST` (see `pretrained.where.resolve`).
-    chat: write questions with the checkpoint's chat template.
-    system: system message of each conversation; None leaves it to the template.
-    vocab_rows: rows of the model's embedding, which must hold every id; None checks nothing.
-    pad_token: text of the token to fill slots with; None chooses as above.
-    chat_options: further variables for the chat template, such as `{"enable_thinking": False}`.
+    path: Folder in Hugging Face's format, `.gguf` file, or `package:DIST` (see
+      `pretrained.where.resolve`).
+    chat: Whether to write questions with the checkpoint's chat template.
+    system: System message of each conversation; None leaves it to the template.
+    vocab_rows: Number of rows of the model's embedding, which must hold every id; None skips the
+      check.
+    pad_token: Text of the token that fills unused slots; None chooses it as above.
+    chat_options: Further variables of the chat template, such as `{"enable_thinking": False}`.
 
   Raises:
-    ValueError: what is missing, damaged or does not fit together. One line, with the fix.
-    ImportError: a chat template without the package jinja2.
+    ValueError: If a part of the checkpoint is missing or damaged, or the parts do not fit together.
+      One line, with the fix.
+    ImportError: If the chat template needs the package jinja2 and it is not installed.
   """
   path = where.resolve(path)
   vocabulary = read_folder(path) if path.is_dir() else read_gguf(path)
@@ -171,7 +183,11 @@ def load_tokenizer(
 
 
 def _byte_alphabet() -> dict[str, int]:
-  """GPT-2's characters for bytes: a printable Latin-1 character is its own code, the others are U+0100 and following in order."""
+  """Maps each of GPT-2's characters for bytes to its byte.
+
+  Printable Latin-1 characters stand for their own codes. The other bytes have the characters from
+  U+0100, in order.
+  """
   printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
   others = sorted(set(range(256)).difference(printable))
   return {chr(byte): byte for byte in printable} | {chr(0x100 + i): byte for i, byte in enumerate(others)}
@@ -183,7 +199,7 @@ def _conversation(system: str | None, text: str) -> list[dict[str, str]]:
 
 
 def _chat_template(vocabulary: Vocabulary, system: str | None, options: Mapping[str, Any]) -> ChatTemplate:
-  """The template, tried once: what it cannot write should be known before the first rollout."""
+  """Returns the template after one trial, so that errors surface before the first rollout."""
   if not vocabulary.chat_template:
     raise ValueError(
       f"{vocabulary.path}: has no chat template; set config.task.chat=False, or add chat_template.jinja to the checkpoint's folder"
@@ -199,7 +215,7 @@ def _chat_template(vocabulary: Vocabulary, system: str | None, options: Mapping[
 
 
 def _stop_ids(vocabulary: Vocabulary, tokens: Mapping[int, str], turn_end_token: str | None) -> tuple[int, ...]:
-  """Ids that end a response; first the one with which demonstrations end."""
+  """Returns the ids that end a response, beginning with the one that ends demonstrations."""
   for i in vocabulary.eos_ids:
     if i not in tokens:
       raise ValueError(f"{vocabulary.path}: eos_token_id {i} is not in the vocabulary; the checkpoint's files do not belong together")

@@ -1,4 +1,7 @@
-"""What a checkpoint says about its tokens, read from a folder of Hugging Face's or (`gguf_vocabulary`) from a GGUF file."""
+"""Vocabulary and special tokens of a checkpoint in Hugging Face's format.
+
+`gguf_vocabulary` reads them from a GGUF file.
+"""
 
 import json
 import pathlib
@@ -10,18 +13,21 @@ from jaxrl_llm.messages import one_line
 
 
 class Vocabulary(NamedTuple):
-  """A vocabulary and the roles of its special tokens, as the checkpoint has them: nothing is chosen or repaired here.
+  """A vocabulary and the roles of its special tokens, exactly as in the checkpoint.
+
+  Nothing is chosen or repaired here.
 
   Attributes:
-    path: of the checkpoint, for messages.
-    backend: the tokenizer itself.
-    special_ids: ids of special tokens.
-    bos_id: begins a text; None where the checkpoint names none.
-    adds_bos: whether a plain text begins with it.
-    eos_ids: end a text or a turn; the tokenizer's own first. Empty where the checkpoint names none.
-    pad_id: None where the checkpoint names none.
-    chat_template: Jinja text; None where there is none.
-    named: special tokens by the names that a chat template may read, such as `bos_token`.
+    path: Path of the checkpoint, for error messages.
+    backend: Tokenizer of the package tokenizers.
+    special_ids: Ids of special tokens.
+    bos_id: Id that begins a text; None if the checkpoint names none.
+    adds_bos: Whether a plain text begins with `bos_id`.
+    eos_ids: Ids that end a text or a turn, the tokenizer's own first; empty if the checkpoint names
+      none.
+    pad_id: Id of the pad token; None if the checkpoint names none.
+    chat_template: Jinja source; None if there is none.
+    named: Special tokens by the names that a chat template may read, such as `bos_token`.
   """
 
   path: pathlib.Path
@@ -36,14 +42,16 @@ class Vocabulary(NamedTuple):
 
 
 def read_folder(path: pathlib.Path) -> Vocabulary:
-  """Reads `tokenizer.json` and the small files beside it, in a folder as Hugging Face's `save_pretrained` writes it.
+  """Reads `tokenizer.json` and related files from a folder in Hugging Face's format.
 
-  Tokens by text come from `tokenizer_config.json`, else `special_tokens_map.json`; ids from `generation_config.json`, else `config.json`;
-  the chat template from `chat_template.jinja`, else `tokenizer_config.json`.
+  The format is that of `save_pretrained`. The text of special tokens comes from
+  `tokenizer_config.json`, else `special_tokens_map.json`; their ids come from
+  `generation_config.json`, else `config.json`. The chat template comes from `chat_template.jinja`,
+  else `tokenizer_config.json`.
 
   Raises:
-    ValueError: no or a damaged file, a special token that is not in the vocabulary, several chat templates of which none is the default.
-      One line.
+    ValueError: If a file is missing or damaged, a special token is not in the vocabulary, or none
+      of several chat templates is the default. One line.
   """
   backend = _load_backend(path)
   config = _read_json(path / "tokenizer_config.json")
@@ -55,7 +63,7 @@ def read_folder(path: pathlib.Path) -> Vocabulary:
   eos_ids = ids.get("eos_token_id", [])
   eos_ids = dict.fromkeys([by_name.get("eos_token"), *(eos_ids if isinstance(eos_ids, list) else [eos_ids])])
   bos_id = by_name.get("bos_token", ids.get("bos_token_id"))
-  written = backend.encode("", add_special_tokens=True).ids  # What `tokenizer.json` puts around any text.
+  written = backend.encode("", add_special_tokens=True).ids  # Ids that `tokenizer.json` puts around any text.
   return Vocabulary(
     path=path,
     backend=backend,
@@ -96,7 +104,7 @@ def _read_json(file: pathlib.Path) -> dict[str, Any]:
 
 
 def _add_tokens(backend: tokenizers.Tokenizer, config: dict[str, Any], path: pathlib.Path) -> None:
-  """Adds the tokens that `tokenizer_config.json` knows and `tokenizer.json` does not."""
+  """Adds the tokens that `tokenizer_config.json` lists and `tokenizer.json` lacks."""
   listed = config.get("added_tokens_decoder") or {}
   for i, entry in sorted((int(i), entry) for i, entry in listed.items()):
     flags = {key: bool(entry[key]) for key in ("single_word", "lstrip", "rstrip", "normalized", "special") if key in entry}
@@ -110,7 +118,7 @@ def _add_tokens(backend: tokenizers.Tokenizer, config: dict[str, Any], path: pat
 
 
 def _token_text(key: str, value: Any) -> str | None:
-  """The text of a special token, which is written as such or as an object."""
+  """Returns the text of a special token, which is stored as a string or as an object."""
   if not key.endswith("_token"):
     return None
   text = value.get("content") if isinstance(value, dict) else value

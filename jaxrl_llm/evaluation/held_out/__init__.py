@@ -1,4 +1,4 @@
-"""Held-out problems: sampled with the policy, graded by the task's verifier, and written down sample by sample."""
+"""Evaluation on held-out problems: sampling, grading, and one row for each sample."""
 
 from jaxrl_llm.evaluation.held_out.evaluated import Evaluated, check_metrics, eval_metrics, summary
 from jaxrl_llm.evaluation.held_out.failures import NoRewardError, refuse_failures

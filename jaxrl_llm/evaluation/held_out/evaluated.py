@@ -1,4 +1,4 @@
-"""What an evaluation drew, what came of it, and what is said about that."""
+"""Results of an evaluation, with the metrics and the summary computed from them."""
 
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -20,14 +20,15 @@ Problems = Sequence[Mapping[str, Any]]
 
 
 class Evaluated(NamedTuple):
-  """What one evaluation drew, and what came of it: n problems, s samples of each.
+  """Samples and rewards of one evaluation, with n problems and s samples of each.
 
   Attributes:
-    problems: rows of the task.
-    prompts: ids that the policy was given, of each problem.
-    responses: those of the first problem, those of the second, ...
-    graded: the verifier's rewards, of each response.
-    answers: what it read out of each, None where it found nothing; None altogether where it reads no answers.
+    problems: Rows of the task.
+    prompts: Prompt ids given to the policy, for each problem.
+    responses: Responses grouped by problem, in the order of the problems.
+    graded: Verifier's rewards of the responses.
+    answers: Answer that the verifier read in each response, or None if it found none. None as a
+      whole if the verifier reads no answers.
   """
 
   problems: Problems
@@ -38,52 +39,56 @@ class Evaluated(NamedTuple):
 
   @property
   def num_samples(self) -> int:
-    """Of each problem."""
+    """Number of samples per problem."""
     return len(self.responses) // len(self.problems)
 
   @property
   def rewards(self) -> Float[np.ndarray, "n s"]:
-    """Of each sample; NaN where the verifier failed."""
+    """Reward of each sample; NaN if the verifier failed."""
     return self.table(np.where(self.graded.valid, self.graded.totals, np.nan), float)
 
   @property
   def lengths(self) -> Int[np.ndarray, "n s"]:
-    """Of each response, in tokens."""
+    """Number of tokens in each response."""
     return self.table([response.num_tokens for response in self.responses], int)
 
   @property
   def stopped(self) -> Bool[np.ndarray, "n s"]:
-    """Whether a response ended by itself."""
+    """Whether each response ended on its own."""
     return self.table([response.stopped for response in self.responses], bool)
 
   @property
   def causes(self) -> list[str]:
-    """Why the verifier failed, of the samples of which it did."""
+    """Reasons why the verifier failed, one for each sample on which it did."""
     return [cause for cause in self.graded.failed if cause is not None]
 
   @property
   def levels(self) -> list[Any]:
-    """Difficulty of each problem; empty where there is none."""
+    """Difficulty of each problem; empty if any problem has none."""
     levels = [problem.get("level") for problem in self.problems]
     return [] if None in levels else levels
 
   @property
   def votes(self) -> list[list[str | None]] | None:
-    """The votes of the answers, problem by problem; None where the verifier reads no answers."""
+    """Votes of each problem's answers; None if the verifier reads no answers."""
     if self.answers is None:
       return None
     votes, size = [answer and answer.vote for answer in self.answers], self.num_samples
     return [votes[i : i + size] for i in range(0, len(votes), size)]
 
   def table(self, values: Collection[Any], dtype: type) -> np.ndarray:
-    """One value a response, problem by problem."""
+    """Arranges one value per response by problem and sample."""
     return np.array(values, dtype).reshape(len(self.problems), -1)
 
 
 def evaluated(
   problems: Problems, prompts: list[tuple[int, ...]], responses: list[Completion], graded: Graded, verifier: WeightedReward
 ) -> Evaluated:
-  """An evaluation, with the answers that its verifier reads; NoRewardError if it failed on all responses."""
+  """Builds an evaluation, with the answers that its verifier reads.
+
+  Raises:
+    NoRewardError: If the verifier failed on all responses.
+  """
   refuse_failures(f"reward {verifier.name!r}", graded.failed, graded.detail)
   read, answers = answer_reader(verifier), None
   if read is not None:
@@ -93,10 +98,12 @@ def evaluated(
 
 
 def check_metrics(metrics: Sequence[str | MetricName], verifier: WeightedReward, *, setting: str = "config.eval.metrics") -> None:
-  """Refuses metrics of answers where the verifier, the first of the task's rewards, reads none; `setting` is where they are named.
+  """Refuses majority metrics if the verifier reads no answers.
+
+  The verifier is the first of the task's rewards. `setting` is the setting that names the metrics.
 
   Raises:
-    ValueError: a majority of what is no answer. One line.
+    ValueError: If a majority metric is given and the verifier reads no answers. One line.
   """
   for metric in metrics:
     if str(metric).startswith("maj@") and answer_reader(verifier) is None:
@@ -106,14 +113,17 @@ def check_metrics(metrics: Sequence[str | MetricName], verifier: WeightedReward,
 
 
 def eval_metrics(found: Evaluated, metrics: Sequence[str] = ()) -> dict[str, float]:
-  """A run's row of metrics for one evaluation; `metrics` adds others by lighteval's names, each with its interval.
+  """Computes a run's row of metrics for one evaluation.
+
+  `metrics` adds further metrics by their lighteval names, each with its interval.
 
   Raises:
-    ValueError: a metric that the samples do not allow.
+    ValueError: If the samples do not allow one of the metrics.
   """
   rewards, known = found.rewards, ~np.isnan(found.rewards)
   accuracy, size = bootstrap_interval(avg_at_n(rewards)), rewards.shape[1]
-  # Right is wholly right. Nobody knows of s samples that one is, or that none is, where a reward is missing; such problems are left out.
+  # Only a full reward counts as right. pass@s needs the rewards of all s samples, so problems with a
+  # missing reward are left out.
   passed = pass_at_k(np.where(known, rewards >= 1, np.nan), size)
   row = {
     "eval/accuracy": accuracy.mean,
@@ -139,7 +149,10 @@ def eval_metrics(found: Evaluated, metrics: Sequence[str] = ()) -> dict[str, flo
 
 
 def summary(found: Evaluated, metrics: Sequence[str | MetricName], *, rated: bool = False) -> Summary:
-  """Summarises an evaluation, see `summarise`; if `rated`, the problems' levels are ratings of CodeForces, 0 for an unrated one."""
+  """Summarises an evaluation with `summarise`.
+
+  If `rated`, the problems' levels are CodeForces ratings, with 0 for an unrated problem.
+  """
   ratings = np.array([float(level) or np.nan for level in found.levels]) if rated else None
   return summarise(
     metrics, found.rewards, lengths=found.lengths, stopped=found.stopped, answers=found.votes,

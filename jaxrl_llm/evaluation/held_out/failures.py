@@ -1,25 +1,26 @@
-"""Evaluations and steps with too few rewards to go on."""
+"""Errors for evaluations and steps in which too few responses have a reward."""
 
 from collections import Counter
 from collections.abc import Collection
 
 
 class NoRewardError(ValueError):
-  """So many responses have no reward that to go on would mean little."""
+  """Error for so many responses without a reward that continuing would mean little."""
 
 
 def refuse_failures(who: str, causes: Collection[str | None], detail: str, *, limit: float = 1.0, setting: str = "") -> None:
-  """Stops where too many responses have no reward, or all of them.
+  """Raises an error if too many responses, or all of them, have no reward.
 
   Args:
-    who: gives the rewards.
-    causes: of each response why it has none; None where it has one.
-    detail: of the first that has none, in one line.
-    limit: fraction of responses that may have none.
-    setting: that the limit comes from.
+    who: Source of the rewards, for the message.
+    causes: Reason why each response has no reward; None if it has one.
+    detail: One-line detail of the first response without a reward.
+    limit: Largest fraction of responses that may have no reward.
+    setting: Name of the setting that defines the limit, for the message.
 
   Raises:
-    NoRewardError: one line with the causes and the detail.
+    NoRewardError: If more than `limit` of the responses, or all of them, have no reward. One line,
+      with the causes and the detail.
 
   Example:
     >>> refuse_failures("rewards", ["timeout", None, "timeout", "raised"], "ZeroDivisionError: division by zero", limit=0.5, setting="half")

@@ -1,4 +1,4 @@
-"""Samples of an evaluation as rows of a file, and rows graded again."""
+"""Samples of an evaluation as rows of a file, and regrading of stored rows."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -14,13 +14,15 @@ from jaxrl_llm.text_types import Completion, Turn
 def sample_rows(
   found: Evaluated, *, verifier: str, decode: Callable[[Sequence[int]], str], seed: int, model: str, step: int | None
 ) -> Iterator[SampleRow]:
-  """One row for each sample; a problem's own row, of which a verifier may need all, is in that of its first sample.
+  """Yields one row per sample.
+
+  The full row of a problem, which a verifier may need, is stored only with its first sample.
 
   Args:
-    found: of `evaluate_policy`.
-    verifier: its name.
-    decode: ids of a prompt to text.
-    seed, model, step: see `SampleRow`.
+    found: Evaluation returned by `evaluate_policy`.
+    verifier: Name of the verifier.
+    decode: Function that decodes the ids of a prompt to text.
+    seed, model, step: Values of the fields of `SampleRow` with these names.
   """
   names = _names(found.problems)
   for i, response in enumerate(found.responses):
@@ -46,13 +48,16 @@ def sample_rows(
 
 
 def regraded_rows(rows: Sequence[SampleRow], found: Evaluated, *, verifier: str) -> list[SampleRow]:
-  """The rows of a file with what `regrade` found; `verifier` is the name of the one that it graded with."""
+  """Returns the rows of a file with the results of `regrade`.
+
+  `verifier` is the name of the verifier used for regrading.
+  """
   first = {name: number * found.num_samples for number, name in enumerate(dict.fromkeys(row.id for row in rows))}
   return [row._replace(**_graded_fields(found, first[row.id] + row.sample, verifier)) for row in rows]
 
 
 def _graded_fields(found: Evaluated, i: int, verifier: str) -> dict[str, Any]:
-  """What the verifier made of a response, by the names of a row's fields."""
+  """Returns the verifier's results for a response, by the names of a row's fields."""
   cause, reward = found.graded.failed[i], float(found.graded.totals[i])
   known = {"score": reward, "parts": {verifier: reward}} if cause is None else {"score": None, "parts": {}}
   answer = found.answers and found.answers[i]
@@ -60,15 +65,16 @@ def _graded_fields(found: Evaluated, i: int, verifier: str) -> dict[str, Any]:
 
 
 def regrade(rows: Sequence[SampleRow], *, verifier: WeightedReward, call: CallFn) -> Evaluated:
-  """Grades samples of a file again; needs no policy, and starts no device.
+  """Grades the samples of a file again, without a policy and without starting a device.
 
   Args:
-    rows: from `evaluation.read_samples`, with as many samples of each problem.
-    verifier, call: see `evaluate_policy`.
+    rows: Rows from `evaluation.read_samples`, with the same number of samples per problem.
+    verifier: Reward that gives 1 for a right response, else 0.
+    call: Function that calls the verifier for a batch of responses.
 
   Raises:
-    ValueError: problems with unequal numbers of samples.
-    NoRewardError: the verifier failed on all responses.
+    ValueError: If the problems have unequal numbers of samples.
+    NoRewardError: If the verifier failed on all responses.
   """
   samples: dict[str, list[SampleRow]] = {}
   for row in rows:
@@ -85,20 +91,20 @@ def regrade(rows: Sequence[SampleRow], *, verifier: WeightedReward, call: CallFn
 
 
 def _names(problems: Problems) -> list[str]:
-  """Their own ids where each has one, else their numbers."""
+  """Returns the problems' own ids if all have distinct ones, else their indices."""
   names = [str(problem.get("id") or "") for problem in problems]
   return names if all(names) and len(set(names)) == len(names) else [str(i) for i in range(len(problems))]
 
 
 def _problem(row: SampleRow) -> dict[str, Any]:
   example = dict(row.example) or {"prompt": row.prompt, "question": row.prompt}
-  if str(example.get("answer")) != row.gold:  # Somebody has put it right.
+  if str(example.get("answer")) != row.gold:  # The answer in the file was corrected.
     example["answer"] = row.gold
   return {"level": row.level} | example
 
 
 def _completion(row: SampleRow) -> Completion:
-  """A response as far as its row tells; its token ids are not kept."""
+  """Rebuilds a response from its row, which does not store token ids."""
   turns = tuple(Turn(**turn) for turn in row.turns)
   turns = tuple(turn._replace(reply=tuple(turn.reply)) if isinstance(turn.reply, list) else turn for turn in turns)
   failed = None if row.failed is None else tuple(row.failed)
@@ -106,7 +112,7 @@ def _completion(row: SampleRow) -> Completion:
 
 
 def _plain(value: Any) -> Any:
-  """A value as JSON has it."""
+  """Converts a value to JSON types."""
   if isinstance(value, Mapping):
     return {str(name): _plain(x) for name, x in value.items()}
   if isinstance(value, list | tuple):

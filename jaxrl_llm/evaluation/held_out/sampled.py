@@ -1,4 +1,4 @@
-"""Held-out problems, sampled with the policy and graded."""
+"""Sampling and grading of held-out problems with the policy."""
 
 import time
 from collections.abc import Callable
@@ -15,13 +15,19 @@ from jaxrl_llm.text_types import Completion
 from jaxrl_llm.types import Rollouts
 
 DrawFn = Callable[[Problems, PRNGKeyArray], tuple[Rollouts, list[Completion]]]
-"""`(problems, key) -> (rollouts, responses)`: as many samples of each problem as the sampler draws, one problem's after another's."""
+"""`(problems, key) -> (rollouts, responses)`, grouped by problem.
+
+The sampler determines the number of samples per problem.
+"""
 
 _FINAL_ANSWER = WeightedReward("final_answer", final_answer)
 
 
 def choose(num_problems: int, num_wanted: int, *, seed: int) -> list[int]:
-  """Chooses at most `num_wanted` problems of a test set: the same for every evaluation of every run, so that curves can be compared."""
+  """Chooses at most `num_wanted` problems of a test set.
+
+  The choice is the same for every evaluation of every run, so that curves can be compared.
+  """
   return np.random.default_rng(seed).permutation(num_problems)[:num_wanted].tolist()
 
 
@@ -35,22 +41,23 @@ def evaluate_policy(
   call: CallFn = call_here,
   note: Callable[[str], None] | None = None,
 ) -> Evaluated:
-  """Samples every problem and grades the answers.
+  """Samples every problem and grades the responses.
 
   Args:
-    draw: samples responses to each of `batch_prompts` problems with the policy.
-    problems: held-out rows of the task.
-    key: of this evaluation.
-    batch_prompts: problems sampled at once; the last batch is filled up with problems that are not counted.
-    verifier: 1 for a right response, else 0; the first of the task's rewards.
-    call: who calls its function.
-    note: told a line after each batch; None tells nobody.
+    draw: Function that samples responses to each of `batch_prompts` problems with the policy.
+    problems: Held-out rows of the task.
+    key: Random key of this evaluation.
+    batch_prompts: Number of problems sampled at once. The last batch is padded with problems that
+      are not counted.
+    verifier: Reward that gives 1 for a right response, else 0; the first of the task's rewards.
+    call: Function that calls the verifier for a batch of responses.
+    note: Function that receives a progress line after each batch; None for no progress lines.
 
   Raises:
-    NoRewardError: the verifier failed on all responses.
+    NoRewardError: If the verifier failed on all responses.
   """
   prompts, responses, batches, begun = [], [], [], time.perf_counter()
-  verifier = verifier._replace(weight=1.0)  # In training it may be 0, where a reward model alone counts.
+  verifier = verifier._replace(weight=1.0)  # In training the weight may be 0, if only a reward model counts.
   for start in range(0, len(problems), batch_prompts):
     batch = list(problems[start : start + batch_prompts])
     filled = batch + [batch[-1]] * (batch_prompts - len(batch))
