@@ -1,14 +1,19 @@
 """`python -m jaxrl_llm.evaluate [--config=FILE[:ARGUMENT]] [--checkpoint=WHERE] [--metrics=NAME,NAME,...] [--config.FIELD=VALUE ...]`
 
-  --checkpoint      the weights: workdir of a run (its newest checkpoint), WORKDIR@STEP, a folder in Hugging Face's format, a .gguf file,
-                    or package:NAME. Without it: the weights that the config begins with
-  --config          the experiment; may be left out for a run, which has its own
-  --metrics         lighteval's names, as in avg@n:n=16,pass@k:k=1&n=16,maj@n:n=8 (quote the &). Default: avg, pass and maj of
-                    config.eval.samples, and those of config.eval.metrics
-  --config.FIELD    another value for one field, as in --config.task.test_name=aime24 or --config.eval.num_prompts=30
-  --samples, --out  files for every sample and for the results. Default: WORKDIR/evaluations/NAME/samples.jsonl and eval.json
+  --checkpoint      the weights: workdir of a run (its newest checkpoint), WORKDIR@STEP, a folder in
+                    Hugging Face's format, a .gguf file, or package:NAME. Default: the weights that
+                    the config begins with
+  --config          the experiment; optional for a run, which has its own
+  --metrics         metrics by lighteval's names, as in avg@n:n=16,pass@k:k=1&n=16,maj@n:n=8 (quote
+                    the &). Default: avg, pass and maj of config.eval.samples, and those of
+                    config.eval.metrics
+  --config.FIELD    new value of one field, as in --config.task.test_name=aime24 or
+                    --config.eval.num_prompts=30
+  --samples, --out  files for every sample and for the results.
+                    Default: WORKDIR/evaluations/NAME/samples.jsonl and eval.json
   --regrade         a file of samples to grade again with the config's verifier; no model is loaded
-  --help_fields     print every field, or those that begin with the next argument, with default and meaning
+  --help_fields     print every field, or those that begin with the next argument, with its default
+                    and meaning
 """
 
 import shlex
@@ -24,10 +29,14 @@ INTERRUPTED = 130
 
 
 def main(argv: Sequence[str]) -> int:
-  """Runs a command line, which begins with the program's name.
+  """Runs a command line and returns its exit status.
+
+  Args:
+    argv: Arguments, beginning with the program's name.
 
   Returns:
-    0 after an evaluation, 1 for one in which the verifier failed on everything or memory ran out, 2 for bad input, 130 after Ctrl-C.
+    0 after an evaluation, 1 if the verifier failed on every sample or memory ran out, 2 for bad
+    input and 130 after Ctrl-C.
   """
   if {"-h", "--help"} & set(argv[1:]):
     print(__doc__)
@@ -38,7 +47,7 @@ def main(argv: Sequence[str]) -> int:
       return 0
     request = request_lib.parse(argv)
     from jaxrl_llm.evaluation.held_out import NoRewardError
-    from jaxrl_llm.run.evaluate import evaluating  # Only now: bad input is refused before JAX starts.
+    from jaxrl_llm.run.evaluate import evaluating  # Late: bad input is refused before JAX starts.
     from jaxrl_llm.run.out_of_memory import OutOfMemoryError
 
     try:

@@ -1,4 +1,7 @@
-"""The policy of a run as a folder that transformers and vLLM open: `python -m jaxrl_llm.export WORKDIR FOLDER`."""
+"""Export of a run's policy to a folder that transformers and vLLM open.
+
+`python -m jaxrl_llm.export WORKDIR FOLDER`
+"""
 
 import argparse
 import json
@@ -18,15 +21,19 @@ from jaxrl_llm.workdir import checkpoint
 
 
 def export(workdir: Path, folder: Path, *, dtype: str | None = None) -> int:
-  """Saves the policy of a run's newest checkpoint, with its adapters merged, and returns the checkpoint's number.
+  """Saves the policy of a run's newest checkpoint, with its adapters merged.
 
   Args:
-    workdir: of the run.
-    folder: made; must not hold anything.
-    dtype: of the saved weights; None saves them as they are held.
+    workdir: Folder of the run.
+    folder: Folder to write, which is made if necessary and must be empty.
+    dtype: Dtype of the saved weights; None keeps the dtype of the checkpoint.
+
+  Returns:
+    The checkpoint's number.
 
   Raises:
-    ValueError: no run, a run of another version, no checkpoint, or a folder that is not empty.
+    ValueError: If there is no run or no checkpoint, the run is of another version, or `folder` is
+      not empty.
   """
   try:
     config = ConfigDict(tuples(json.loads((workdir / "config.json").read_text())))
@@ -49,7 +56,7 @@ def export(workdir: Path, folder: Path, *, dtype: str | None = None) -> int:
 
 
 def main(argv: list[str]) -> int:
-  """The command; returns the exit status: 2 for bad input."""
+  """Runs the command and returns its exit status: 2 for bad input."""
   parser = argparse.ArgumentParser(prog="python -m jaxrl_llm.export", description=__doc__, allow_abbrev=False)
   parser.add_argument("workdir", type=Path, help="folder of the run")
   parser.add_argument("folder", type=Path, help="folder to make")

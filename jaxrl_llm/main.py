@@ -1,13 +1,16 @@
 """`python -m jaxrl_llm.main --config=FILE[:ARGUMENT] [--workdir=DIR] [--config.FIELD=VALUE ...] [--dry_run]`
 
-  --config          the experiment: a file of configs/, as in configs/gspo.py or configs/gspo.py:tiny; configs/reward_model.py trains a
-                    reward model
-  --workdir         folder of the run; the same command goes on where it stopped. Default: runs/CONFIG
-  --config.FIELD    another value for one field, as in --config.learner.learning_rate=1e-4
-  --dry_run         print the resolved config, mesh, sizes, memory and every problem; train nothing
+  --config          the experiment: a file in configs/, such as configs/gspo.py or
+                    configs/gspo.py:tiny; configs/reward_model.py trains a reward model
+  --workdir         folder of the run, which the same command resumes. Default: runs/CONFIG
+  --config.FIELD    new value of one field, as in --config.learner.learning_rate=1e-4
+  --dry_run         print the resolved config, mesh, sizes, memory and every problem, and train
+                    nothing
   --allow_config_change
-                    go on in a --workdir whose run had other settings or devices; each difference is printed and kept
-  --help_fields     print every field, or those that begin with the next argument, with default and meaning
+                    resume in a --workdir whose run had other settings or devices; each difference
+                    is printed and recorded
+  --help_fields     print every field, or those that begin with the next argument, with its default
+                    and meaning
 """
 
 import contextlib
@@ -24,15 +27,19 @@ from jaxrl_llm.config.command_line import UsageError
 from jaxrl_llm.workdir import claim, logs
 
 USAGE_ERROR = 2
-PREEMPTED = 42  # What launchers of pods take for "start it again".
+PREEMPTED = 42  # Pod launchers take this status as a request to restart the run.
 INTERRUPTED = 130
 
 
 def main(argv: Sequence[str]) -> int:
-  """Runs a command line, which begins with the program's name.
+  """Runs a command line and returns its exit status.
+
+  Args:
+    argv: Arguments, beginning with the program's name.
 
   Returns:
-    0 after a finished run, 1 for a run that stopped itself, 2 for bad input, 42 after SIGTERM, 130 after Ctrl-C.
+    0 after a finished run, 1 if the run stopped itself, 2 for bad input, 42 after SIGTERM and 130
+    after Ctrl-C.
   """
   if {"-h", "--help"} & set(argv[1:]):
     print(__doc__)
@@ -59,7 +66,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def problems(config: ConfigDict) -> list[str]:
-  """Every problem of a config, a line each; a line once, though a list names the same mistake twice."""
+  """Returns every problem of a config, one line each and without duplicates."""
   if fields.is_reward_model(config):
     from jaxrl_llm.run.reward_model import check as checks
   else:
@@ -68,8 +75,8 @@ def problems(config: ConfigDict) -> list[str]:
 
 
 def train_in(config: ConfigDict, workdir: Path, *, command: str, allow_changes: bool = False) -> int:
-  """Starts JAX and trains, with the other processes of the run where there are any."""
-  from jaxrl_llm import train  # Only now: bad input is refused before JAX is even imported.
+  """Starts JAX and trains, together with the run's other processes if there are any."""
+  from jaxrl_llm import train  # Imported late: bad input is refused before JAX is imported.
   from jaxrl_llm.devices import compilation_cache, hosts
   from jaxrl_llm.evaluation.held_out import NoRewardError
   from jaxrl_llm.rollouts.weight_sync import WeightSyncError
@@ -84,7 +91,8 @@ def train_in(config: ConfigDict, workdir: Path, *, command: str, allow_changes: 
     faults.from_environment()
   except ValueError as error:
     raise UsageError(str(error)) from error
-  with contextlib.ExitStack() as ending:  # Of the lock and the log, when this process has said its last word.
+  # Closes the log and releases the lock when the process ends.
+  with contextlib.ExitStack() as ending:
     ending.callback(claim.unlock, workdir)
     plain = {UsageError: USAGE_ERROR, claim.WorkdirError: USAGE_ERROR, OutOfMemoryError: 1, KeyboardInterrupt: INTERRUPTED}
     job = training if fields.is_reward_model(config) else train
@@ -94,13 +102,13 @@ def train_in(config: ConfigDict, workdir: Path, *, command: str, allow_changes: 
         try:
           with hosts.interruptible(run.progress.note):
             summary = job.proceed(run)
-        except stopping.PreemptedError as error:  # In all processes alike, as the next ones.
+        except stopping.PreemptedError as error:  # Raised in every process, like the next ones.
           tell(error, log)
           return INTERRUPTED if hosts.interrupted() else PREEMPTED
         except (stopping.NonFiniteError, NoRewardError, SaveFailedError, WeightSyncError) as error:
           tell(error, log)
           return 1
-        hosts.barrier()  # Whoever left early would seem lost.
+        hosts.barrier()  # A process that left early would look lost.
     except OutOfMemoryError as error:
       print(f"error: {error}", file=sys.stderr)
       return 1
@@ -113,7 +121,7 @@ def train_in(config: ConfigDict, workdir: Path, *, command: str, allow_changes: 
 
 
 def tell(error: Exception, log: logs.Log) -> None:
-  """Says why a run has stopped itself: process 0 for all, each in its log."""
+  """Reports why a run has stopped itself: process 0 on stderr, every other process in its log."""
   from jaxrl_llm.devices import hosts
 
   if hosts.is_main():
@@ -125,22 +133,23 @@ def tell(error: Exception, log: logs.Log) -> None:
 def begin(
   config: ConfigDict, workdir: Path, start: Callable[..., Any], *, command: str, ending: contextlib.ExitStack, allow_changes: bool = False
 ):
-  """Starts a run, in a workdir that process 0 claims for all.
+  """Starts a run in a workdir that process 0 claims for all processes.
 
   Args:
-    config: checked.
-    workdir: of the run.
-    start: `train.start`, or that of another job.
-    command: what the user typed.
-    ending: closes the log.
-    allow_changes: whether the run there may have had another config, or other devices.
+    config: Checked config.
+    workdir: Folder of the run.
+    start: `train.start`, or the equivalent of another kind of training.
+    command: Command line that the user typed.
+    ending: Stack that closes the log when the process ends.
+    allow_changes: Whether an existing run in the workdir may have had another config or other
+      devices.
 
   Returns:
-    What `start` does, and the log of this attempt.
+    The result of `start`, and the log of this attempt.
 
   Raises:
-    UsageError: processes with different settings, or what `start` refuses.
-    WorkdirError: see `claim.claim` and `claim.lock`.
+    UsageError: If the processes have different settings, or `start` refuses the config.
+    WorkdirError: If the workdir cannot be claimed or locked; see `claim.claim` and `claim.lock`.
   """
   import jax
 
@@ -163,7 +172,9 @@ def begin(
     kept = hosts.on_main(lambda: claim.change(workdir, config.to_dict(), attempt=attempt))
     return start(config, workdir, command=command, log=log.write), log
   except ValueError as error:
-    if is_new and hosts.is_main():  # Or the corrected command would be refused: the folder would hold a run with another config.
+    # Otherwise the folder would hold a run with another config, and the corrected command would be
+    # refused.
+    if is_new and hosts.is_main():
       claim.release(workdir)
     elif kept is not None and hosts.is_main():
       claim.change_back(workdir, kept)
@@ -171,7 +182,7 @@ def begin(
 
 
 def dry_run(config: ConfigDict) -> int:
-  """Prints what a run would be, and all that is wrong with it."""
+  """Prints the resolved config, what a run of it would be, and every problem."""
   for path, value in fields.flatten(config).items():
     print(f"config.{path} = {value!r}")
   found = problems(config)

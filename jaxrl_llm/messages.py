@@ -1,6 +1,6 @@
-"""Wording that messages share: what is wrong with a setting, what was probably meant, an error on one line.
+"""Shared wording of messages: wrong settings, likely intended names, one-line errors.
 
-Every room may import this one; it needs the standard library only.
+Every package may import this module; it needs the standard library only.
 """
 
 import difflib
@@ -11,12 +11,13 @@ from typing import Any, NamedTuple
 class Problem(NamedTuple):
   """A setting that is wrong; its text is "FIELD: found X, expected Y".
 
-  A check that raises passes it on whole: the text of `ValueError(problem)` is that of the problem, which stays in `error.args`.
+  A check that raises passes the problem on whole: `ValueError(problem)` has the problem's text, and
+  the problem itself stays in `error.args`.
 
   Attributes:
     field: Dotted path of the setting.
-    found: Value that stands there, as text; see `shown`.
-    expected: What to write instead, and why; "" if `found` goes on to say it.
+    found: Value of the setting as text; see `shown`.
+    expected: What to write instead, and why; "" if `found` already says it.
 
   Example:
     >>> problem = Problem("task.size", shown(1), "a whole number of at least 2")
@@ -34,7 +35,9 @@ class Problem(NamedTuple):
     return f"{self.field}: found {self.found}" + (f", expected {self.expected}" if self.expected else "")
 
   def with_prefix(self, prefix: str) -> "Problem":
-    """Returns the problem of the same setting inside a section; one that names the section already stays as it is.
+    """Returns the problem of the same setting inside a section.
+
+    A path that already begins with the section stays as it is.
 
     Args:
       prefix: Dotted path of the section.
@@ -48,7 +51,7 @@ class Problem(NamedTuple):
 
 
 def problem_of(error: Exception) -> Problem | str:
-  """Returns the problem that an error was raised with, or the text of an error without one, on one line.
+  """Returns the problem that an error was raised with, or else its text on one line.
 
   Example:
     >>> problem_of(ValueError(Problem("seed", "-1", "0 or more"))).field, problem_of(ValueError("a\\n text"))
@@ -58,11 +61,11 @@ def problem_of(error: Exception) -> Problem | str:
 
 
 def shown(value: Any, *, limit: int = 120) -> str:
-  """Writes a value as a message shows it: on one line, printable and short.
+  """Formats a value for a message: on one line, printable and short.
 
   Args:
     value: Value of any type.
-    limit: Most characters of the text.
+    limit: Maximum number of characters.
 
   Example:
     >>> shown("x" * 8, limit=8), shown(10**5000)
@@ -70,19 +73,19 @@ def shown(value: Any, *, limit: int = 120) -> str:
   """
   try:
     text = " ".join(repr(value).split())
-  except ValueError:  # Python refuses to write it.
+  except ValueError:  # Python refuses to convert it.
     return "a whole number of more than 4,300 digits"
   return text if len(text) <= limit else f"{text[: limit // 2]}...{text[-(limit // 4):]}"
 
 
 def did_you_mean(word: Any, options: Iterable[str], hint: str = "; did you mean {!r}?", *, cutoff: float = 0.6) -> str:
-  """Writes a hint at the option closest to a word, or nothing if none is close.
+  """Returns a hint at the option closest to a word, or "" if none is close.
 
   Args:
     word: Name that is not among the options, of whatever type the user gave it.
-    options: Names that would have been right.
-    hint: Text with a place for the closest option.
-    cutoff: Least similarity of the option, between 0 and 1.
+    options: Valid names.
+    hint: Format string with a placeholder for the closest option.
+    cutoff: Minimum similarity of the option, between 0 and 1.
 
   Example:
     >>> did_you_mean("ful", ["none", "full"]), did_you_mean("xyz", ["none", "full"])
@@ -95,13 +98,15 @@ def did_you_mean(word: Any, options: Iterable[str], hint: str = "; did you mean 
 
 
 def one_line(error: BaseException | str, *, typed: bool = True, limit: int = 200, tail: int = 0) -> str:
-  """Writes an error on one short line, even one whose own `__str__` raises.
+  """Formats an error on one short line, even if its own `__str__` raises.
 
   Args:
     error: Exception of any package, or a text.
-    typed: Whether the exception's type stands before its message. Without a message it stands there anyway.
-    limit: Most characters kept.
-    tail: Number of characters kept from the end of a longer text, where the reason stands last.
+    typed: Whether the exception's type precedes its message. An exception without a message is
+      always shown by its type.
+    limit: Maximum number of characters kept.
+    tail: Number of those characters kept from the end of a longer text, for messages that end with
+      the reason.
 
   Example:
     >>> one_line(ValueError("two\\n  lines")), one_line(KeyError(), typed=False)
@@ -116,7 +121,7 @@ def one_line(error: BaseException | str, *, typed: bool = True, limit: int = 200
     except Exception as second:
       message = f"(its text cannot be made: {type(second).__name__})"
     message = name if not message.strip() else f"{name}: {message}" if typed else message
-  # Half a surrogate pair, as in the name of a file, would be an error of its own once the line is printed.
+  # A lone surrogate, possible in a file name, would raise another error when the line is printed.
   text = " ".join(message.encode("utf-8", "backslashreplace").decode().split())
   if len(text) <= limit:
     return text

@@ -1,10 +1,11 @@
-"""How tokens form sequences: segment sums and means, the weights of a batch, and the reductions of metrics. No other file knows.
+"""The mapping from tokens to sequences: segment sums and means, batch weights, metric reductions.
 
-`segments[b, t]` numbers the sequences of a packed row from 1; 0 is padding. `segments=None` means that each row is one sequence.
-A sequence counts when at least one of its tokens has mask 1.
+`segments[b, t]` numbers the sequences of a packed row from 1; 0 is padding. `segments=None` means
+that each row is one sequence. A sequence counts if at least one of its tokens has mask 1.
 
-Responses to one prompt may share it: the prompt is then a segment of its own, none of whose tokens counts, and `prefixes[b, t]` of a
-response's tokens is its number. Sums and means are over the counted tokens, so that they need not know.
+Responses to the same prompt may share it. The prompt is then a segment of its own, none of whose
+tokens counts, and `prefixes[b, t]` holds its number for every token of its responses. Sums and
+means run over counted tokens only, so shared prompts do not affect them.
 """
 
 import jax
@@ -15,9 +16,9 @@ from jaxrl_llm.types import Metrics, TokenMetrics, WeighFn
 
 
 def segment_sum(x: Float[Array, "B T"], segments: Int[Array, "B T"] | None) -> Float[Array, "B T"]:
-  """Sum of `x` over each token's own sequence, given back to every token of it; padding gets the sum over the padding of its row.
+  """Returns the sum of `x` over each token's sequence, broadcast to every token of it.
 
-  `x` should be 0 where a token does not count.
+  `x` should be 0 for tokens that do not count. Padding gets the sum over the padding of its row.
 
   Example:
     >>> segment_sum(jnp.array([[1., 2., 4., 8.]]), jnp.array([[1, 1, 2, 0]])).tolist()
@@ -25,21 +26,22 @@ def segment_sum(x: Float[Array, "B T"], segments: Int[Array, "B T"] | None) -> F
   """
   if segments is None:
     return jnp.broadcast_to(jnp.sum(x, axis=-1, keepdims=True), x.shape)
-  # A row of T slots cannot hold more than T sequences, so T + 1 bins always suffice and the shape never depends on the packing.
+  # A row of T slots cannot hold more than T sequences, so T + 1 bins always suffice and the shape
+  # never depends on the packing.
   num_bins = x.shape[-1] + 1
   sums = jax.vmap(lambda row, ids: jax.ops.segment_sum(row, ids, num_segments=num_bins))(x, segments)
   return jnp.take_along_axis(sums, segments, axis=-1)
 
 
 def segment_count(mask: Float[Array, "B T"], segments: Int[Array, "B T"] | None) -> Float[Array, "B T"]:
-  """Number of counted tokens in each token's own sequence, never below 1 (so that it can divide)."""
+  """Returns the number of counted tokens in each token's sequence, at least 1."""
   return jnp.maximum(segment_sum(mask, segments), 1)
 
 
 def segment_mean(x: Float[Array, "B T"], mask: Float[Array, "B T"], segments: Int[Array, "B T"] | None) -> Float[Array, "B T"]:
-  """Mean of `x` over the counted tokens of each token's own sequence, given back to every token of it.
+  """Returns the mean of `x` over the counted tokens of each sequence, broadcast to its tokens.
 
-  What stands off the mask, NaN included, changes neither the value nor the gradient.
+  Values outside the mask, including NaN, change neither the value nor the gradient.
 
   Example:
     >>> segment_mean(jnp.array([[1., 3., jnp.nan]]), jnp.array([[1., 1., 0.]]), None).tolist()
@@ -49,12 +51,14 @@ def segment_mean(x: Float[Array, "B T"], mask: Float[Array, "B T"], segments: In
 
 
 def num_sequences(mask: Float[Array, "B T"], segments: Int[Array, "B T"] | None) -> Float[Array, ""]:
-  """Number of sequences with at least one counted token, in the whole batch, never below 1."""
+  """Returns the number of sequences with a counted token in the whole batch, at least 1."""
   return jnp.maximum(jnp.sum(mask / segment_count(mask, segments)), 1)
 
 
 def once_per_sequence(x: Float[Array, "B T"], mask: Float[Array, "B T"], segments: Int[Array, "B T"] | None) -> Float[Array, "B T"]:
-  """`x` at the first counted token of each sequence and NaN elsewhere: as a metric, its population is the sequences, not the tokens.
+  """Returns `x` at the first counted token of each sequence and NaN elsewhere.
+
+  A metric of this form is reduced over sequences instead of tokens.
 
   Example:
     >>> once_per_sequence(jnp.ones((1, 4)), jnp.array([[0., 1., 1., 1.]]), jnp.array([[1, 1, 1, 2]])).tolist()
@@ -65,7 +69,8 @@ def once_per_sequence(x: Float[Array, "B T"], mask: Float[Array, "B T"], segment
   if segments is None:
     first = counted & (so_far == 1)
   else:
-    # Segments are contiguous: one begins where the number changes, and its count starts from what stood before it.
+    # Segments are contiguous: one begins where the number changes, and the count before it is
+    # subtracted.
     begins = jnp.concatenate([jnp.ones_like(segments[:, :1], bool), segments[:, 1:] != segments[:, :-1]], axis=1)
     before = jax.lax.cummax(jnp.where(begins, so_far - counted, 0), axis=1)
     first = counted & (so_far - before == 1)
@@ -73,7 +78,9 @@ def once_per_sequence(x: Float[Array, "B T"], mask: Float[Array, "B T"], segment
 
 
 def previous_slots(segments: Int[Array, "B T"], prefixes: Int[Array, "B T"] | None = None) -> Int[Array, "B T"]:
-  """Slot of the token before each one in its own sequence; -1 for the first token of a sequence, and for padding.
+  """Returns the slot of each token's predecessor within its own sequence.
+
+  The slot is -1 for padding and for the first token of a sequence.
 
   Example:
     >>> previous_slots(jnp.array([[1, 1, 2, 3, 3, 0]]), jnp.array([[0, 0, 1, 1, 1, 0]])).tolist()
@@ -90,15 +97,18 @@ def previous_slots(segments: Int[Array, "B T"], prefixes: Int[Array, "B T"] | No
 
 
 def at_slots(x: Float[Array, "B T D"], slots: Int[Array, "B T"], *, in_order: bool) -> Float[Array, "B T D"]:
-  """`x` at the slots of `previous_slots`, and anything where there is none; `in_order` says that each is the slot before or -1."""
+  """Gathers `x` at the slots of `previous_slots`; the result is arbitrary if a slot is -1.
+
+  `in_order` asserts that every slot is either the preceding one or -1.
+  """
   if in_order:
-    # As in rows without prefixes: a shift does, whose gradient is a shift too.
+    # Without shared prompts a shift suffices, and its gradient is a shift too.
     return jnp.roll(x, 1, axis=1)
   return jnp.take_along_axis(x, jnp.maximum(slots, 0)[..., None], axis=1)
 
 
 def token_mean(mask: Float[Array, "B T"], segments: Int[Array, "B T"] | None) -> Float[Array, "B T"]:
-  """Weights w = m / Σm: every counted token of the global batch weighs the same.
+  """Returns weights w = m / Σm: every counted token of the global batch weighs the same.
 
   References:
     DAPO, arXiv:2503.14476, 2025, eq. 12.
@@ -108,7 +118,9 @@ def token_mean(mask: Float[Array, "B T"], segments: Int[Array, "B T"] | None) ->
 
 
 def sequence_mean(mask: Float[Array, "B T"], segments: Int[Array, "B T"] | None) -> Float[Array, "B T"]:
-  """Weights w = m / (N·|y|): the mean over a sequence's tokens, then over the N sequences that have a counted token.
+  """Returns weights w = m / (N·|y|): a mean over the tokens of each sequence, then over sequences.
+
+  N is the number of sequences with a counted token.
 
   References:
     DeepSeekMath (GRPO), arXiv:2402.03300, 2024, eq. 3.
@@ -117,7 +129,9 @@ def sequence_mean(mask: Float[Array, "B T"], segments: Int[Array, "B T"] | None)
 
 
 def sequence_sum(mask: Float[Array, "B T"], segments: Int[Array, "B T"] | None) -> Float[Array, "B T"]:
-  """Weights w = m / N: the sum over a sequence's tokens, then the mean over the N sequences that have a counted token.
+  """Returns weights w = m / N: a sum over the tokens of each sequence, then a mean over sequences.
+
+  N is the number of sequences with a counted token.
 
   References:
     Stabilizing Reinforcement Learning with LLMs (MiniRL), arXiv:2512.01374, 2025.
@@ -126,10 +140,11 @@ def sequence_sum(mask: Float[Array, "B T"], segments: Int[Array, "B T"] | None) 
 
 
 def constant(max_tokens: int) -> WeighFn:
-  """Weights w = m / (N·max_tokens): a token's weight does not depend on the length of any response.
+  """Makes weights w = m / (N·max_tokens), which do not depend on the length of any response.
 
   Args:
-    max_tokens: the generation budget in tokens: a setting, not a shape, so that padding cannot change the loss.
+    max_tokens: Generation budget in tokens. It is a setting and not a shape, so that padding cannot
+      change the loss.
 
   References:
     Understanding R1-Zero-like training (Dr. GRPO), arXiv:2503.20783, 2025.
@@ -142,10 +157,12 @@ def constant(max_tokens: int) -> WeighFn:
 
 
 def quantile(x: Float[Array, "B T"], inside: Bool[Array, "B T"], q: float) -> Float[Array, ""]:
-  """The q-quantile of the chosen entries, linear between the two nearest, as `jnp.quantile` has it; NaN of none.
+  """Returns the q-quantile of the selected entries, with `jnp.quantile`'s linear interpolation.
 
-  Floats are ordered as their bits are, so either of the two is found bit by bit: 32 counts, of which devices add up one number each. A sort
-  would bring all entries to every device. No chosen entry may be NaN.
+  The order statistics are found bit by bit, because the order of floats is that of their bits. This
+  takes one count per bit, 32 for float32, and devices exchange one number per count; a sort would
+  gather all entries on every device. No selected entry may be NaN. The quantile of no entries is
+  NaN.
 
   Example:
     >>> float(quantile(jnp.array([[4.0, 1.0, -3.0, 100.0]]), jnp.array([[True, True, True, False]]), 0.75))
@@ -155,11 +172,11 @@ def quantile(x: Float[Array, "B T"], inside: Bool[Array, "B T"], q: float) -> Fl
   unsigned = jnp.uint64 if x.dtype == jnp.float64 else jnp.uint32
   width = 8 * jnp.dtype(unsigned).itemsize
   bits, top = jax.lax.bitcast_convert_type(x, unsigned), unsigned(1 << (width - 1))
-  keys = jnp.where(bits >= top, ~bits, bits | top)  # In the order of the floats.
+  keys = jnp.where(bits >= top, ~bits, bits | top)  # Integers in the same order as the floats.
   position = q * (jnp.sum(inside) - 1)
 
   def ranked(rank: Float[Array, ""]) -> Float[Array, ""]:
-    # The largest key that at most `rank` entries are below: the entry of that rank, counted from 0.
+    # The largest key with at most `rank` entries below it: the entry of that rank, counted from 0.
     def refine(i, found):
       trial = found | (top >> i.astype(unsigned))
       return jnp.where(jnp.sum(inside & (keys < trial)) <= rank, trial, found)
@@ -172,16 +189,19 @@ def quantile(x: Float[Array, "B T"], inside: Bool[Array, "B T"], q: float) -> Fl
 
 
 def reduce_metrics(metrics: TokenMetrics, mask: Float[Array, "B T"], weights: Float[Array, "B T"]) -> Metrics:
-  """Scalars of per-token metrics over the whole global batch, one a name; the name says how each is reduced.
+  """Reduces per-token metrics to scalars over the whole global batch.
+
+  The end of a metric's name selects its reduction:
 
   | name ends with | scalar |
   | --- | --- |
   | `/min`, `/max`, `/p99` | that statistic over the counted tokens |
   | `/ess` | effective sample size of the weights x, as a fraction: (Σx)² / (n·Σx²) |
   | `_loss` | Σ w·x with the objective's weights, so that it adds up to the loss |
-  | anything else | mean over the counted tokens; NaN entries under the mask are not of this metric's population and are left out |
+  | anything else | mean over the counted tokens |
 
-  A metric with an empty population reads 0.
+  NaN entries under the mask are outside a metric's population and are left out, except in `_loss`.
+  A metric with an empty population is 0.
   """
   counted = mask > 0
   reduced = {}
@@ -198,7 +218,8 @@ def reduce_metrics(metrics: TokenMetrics, mask: Float[Array, "B T"], weights: Fl
       value = quantile(x, inside, 0.99)
     elif name.endswith("/ess"):
       kept = jnp.where(inside, x, 0)
-      # Over the largest first: squares of weights up to e^20 would leave few digits in float32.
+      # Divided by the largest first: squared weights of up to e^20 would leave few digits in
+      # float32.
       kept = kept / jnp.maximum(jnp.max(kept), jnp.finfo(kept.dtype).tiny)
       squares = jnp.maximum(jnp.sum(jnp.square(kept)), jnp.finfo(kept.dtype).tiny)
       value = jnp.square(jnp.sum(kept)) / (jnp.maximum(jnp.sum(inside), 1) * squares)

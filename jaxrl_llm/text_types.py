@@ -46,7 +46,10 @@ class Completion(NamedTuple):
 
 
 RewardFn = Callable[[Completion, Mapping[str, Any]], float]
-"""`(completion, example) -> reward`, where `example` is the task's row: `question`, `answer` and further columns."""
+"""`(completion, example) -> reward`.
+
+`example` is the task's row: `question`, `answer` and further columns.
+"""
 
 
 @runtime_checkable

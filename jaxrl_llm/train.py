@@ -1,4 +1,4 @@
-"""The run, from a config to a report: warm start by imitation, then RL. Read it top to bottom."""
+"""The training loop, from a config to a report: a warm start by imitation, then RL."""
 
 import contextlib
 from pathlib import Path
@@ -25,24 +25,28 @@ from jaxrl_llm.workdir import summary as summary_lib
 
 
 def run(config: ConfigDict, workdir: Path, *, command: str = "") -> dict[str, Any]:
-  """Trains one experiment, or goes on with it where `workdir` holds a checkpoint: `start`, then `proceed`."""
+  """Trains one experiment; resumes if `workdir` holds a checkpoint.
+
+  This is `start` followed by `proceed`.
+  """
   return proceed(start(config, workdir, command=command))
 
 
 def proceed(run: Run) -> dict[str, Any]:
-  """Runs to the end.
+  """Trains to the end of the run.
 
   Returns:
-    The summary, as in `summary.json`.
+    The summary that `summary.json` holds.
 
   Raises:
-    NonFiniteError: `learner.max_skipped` updates in a row were refused.
-    PreemptedError: a process was sent SIGTERM; the run can go on from a checkpoint.
-    SaveFailedError: the last checkpoint could not be saved; the run can go on from one before.
-    OutOfMemoryError: a device's memory does not hold the run.
+    NonFiniteError: If `learner.max_skipped` updates in a row were non-finite.
+    PreemptedError: If a process received SIGTERM; the run can resume from a checkpoint.
+    SaveFailedError: If the last checkpoint could not be saved; the run can resume from an earlier
+      one.
+    OutOfMemoryError: If the run does not fit into a device's memory.
   """
   explaining, checkpoints = explained(run.config, lambda: run.phases.now), contextlib.closing(run.checkpoints)
-  # Whatever stops the run, the terminal is given back and the files are closed.
+  # Restores the terminal and closes the files, however the run ends.
   with explaining, checkpoints, run.phases, run.grader, run.progress, run.writer, run.samples:
     warm_start(run)
     if run.record.accuracy_start is None:
@@ -53,7 +57,7 @@ def proceed(run: Run) -> dict[str, Any]:
 
 
 def warm_start(run: Run) -> None:
-  """Imitates the demonstrations: RL cannot learn from a policy that is never right."""
+  """Imitates the demonstrations, because RL cannot learn from a policy that is never right."""
   config, experiment, record = run.config.warm_start, run.experiment, run.record
   run.progress.start("warm_start", config.num_steps, done=record.warm_steps)
   for step in range(record.warm_steps, config.num_steps):
@@ -71,13 +75,17 @@ def warm_start(run: Run) -> None:
     run.writer.write(step + 1, "warm_start", metrics)
     run.progress.update(step + 1, metrics)
     stop_if_not_finite(run, [metrics], [batch])
-    # The last step's checkpoint is `begin_rl`'s, which has the first accuracy in it.
+    # `begin_rl` saves the checkpoint of the last step, with the first accuracy in it.
     if step + 1 < config.num_steps:
       end_step(run, saves=(step + 1) % run.config.checkpoint.warm_start_every == 0)
 
 
 def begin_rl(run: Run) -> None:
-  """From imitation to RL: a fresh optimizer, the reference frozen, the critic with the trunk of the policy, the first accuracy."""
+  """Switches from imitation to RL.
+
+  Makes a fresh optimizer, freezes the reference, initialises the critic with the policy's trunk,
+  and measures the first accuracy.
+  """
   run.state = run.experiment.learner.restart(run.state.params)
   if run.reference is not None:
     run.reference = copy(run.state.params)
@@ -89,12 +97,16 @@ def begin_rl(run: Run) -> None:
 
 
 def reinforce(run: Run) -> None:
-  """The RL loop. Until its updates begin, a step can be given up at no loss: `stop_if_preempted` then saves where it began."""
+  """Runs the RL loop.
+
+  A step can be abandoned without loss until its updates begin: `stop_if_preempted` then saves the
+  state from the beginning of the step.
+  """
   config, experiment, record = run.config, run.experiment, run.record
   run.progress.start("rl", config.num_steps, done=record.rl_steps)
   drawing = None
   for step in range(record.rl_steps, config.num_steps):
-    # With rollouts in flight there is nothing that another process could begin this step from.
+    # With rollouts in flight, another process could not begin this step from the saved state.
     began = position(run) if drawing is None else None
     run.phases.profiler.step(step + 1)
     run.phases.begin_step(step + 1, "weight_sync")
@@ -105,7 +117,8 @@ def reinforce(run: Run) -> None:
     run.phases.begin("rollout")
     current = drawing or launch(run, step)
     drawn, draw_metrics = wait(run, current, between=lambda: stop_if_preempted(run, began))  # noqa: B023 (asked within the step)
-    # As soon as the sampler is free: all that this step still does, its updates above all, then runs beside it.
+    # Launched as soon as the sampler is free, to overlap with the rest of this step, above all its
+    # updates.
     drawing = launch(run, step + 1) if is_ahead else None
     stop_if_preempted(run, began)
 
@@ -130,7 +143,7 @@ def reinforce(run: Run) -> None:
     run.phases.begin("update")
     placed = [x._replace(advantages=run.phases.poison("update", x.advantages)) for x in placed]
     updates = [update(run, minibatch, step) for minibatch in placed]
-    # One wait, for all updates of the step.
+    # One wait for all updates of the step.
     updates = [summary_lib.to_floats(metrics | routes) for metrics, routes in zip(updates, route_metrics, strict=True)]
 
     run.phases.begin("other")

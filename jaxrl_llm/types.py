@@ -1,16 +1,19 @@
-"""Every pytree and function type of the framework, with the one dimension key.
+"""Every pytree and function type of the framework, and the dimension key.
 
 Dimension key (used in every signature):
 
   B  rows of a batch. A row may hold several packed sequences.
   T  token slots of a row.
   N  sequences (one prompt with one response each), before packing.
-  P  prompt token slots, R response token slots, of an unpacked sequence.
+  P  prompt token slots of an unpacked sequence.
+  R  response token slots of an unpacked sequence.
   G  samples drawn for one prompt (the group).
-  V  vocabulary, D model width, L layers, H query heads, K key-value heads, C head width, F feed-forward width, S cache slots.
+  V  vocabulary, D model width, L layers, H query heads, K key-value heads, C head width,
+     F feed-forward width, S cache slots.
 
-Alignment: every `[B T]` array is aligned with `tokens`. `logprobs[b, t]` is log π(tokens[b, t] | tokens[b, <t]): the shift by one
-happens in one place, `train_step.policy_outputs`, and nobody else ever thinks about it.
+Alignment: every `[B T]` array is aligned with `tokens`. `logprobs[b, t]` is log π(tokens[b, t] |
+tokens[b, <t]). The shift by one happens only in `train_step.policy_outputs`; all other code can
+ignore it.
 """
 
 from collections.abc import Callable, Mapping
@@ -23,25 +26,28 @@ Params = PyTree
 """Weights of a model: a pytree of arrays."""
 
 Metrics = dict[str, Array]
-"""Scalars by name, under verl's names where verl has one."""
+"""Scalars by name; verl's names if verl has the metric."""
 
 TokenMetrics = dict[str, Array]
-"""`[B T]` arrays by name; `segments.reduce_metrics` turns them into scalars, once, over the whole global batch."""
+"""`[B T]` arrays by name, which `segments.reduce_metrics` reduces once over the global batch."""
 
 TokenTerm = tuple[Float[Array, "B T"], TokenMetrics]
-"""A term of the objective at each token, and its metrics."""
+"""Per-token term of the objective, and its metrics."""
 
 
 class Forward(NamedTuple):
-  """What a model says of packed rows.
+  """Output of a model on packed rows.
 
   Attributes:
-    logits: those at t are for token t + 1; None where only hidden states were asked for.
-    hidden: final hidden states, normalised: what the output head reads; None where logits were asked for.
-    routing: the experts that each token visited, -1 in layers without experts; None for a dense model.
-    live_routing: what the routers chose by themselves; differs from `routing` only where recorded routes were replayed.
-    balance_loss: mean over the layers with experts of how unevenly a token's sequence uses them, 1 where even; None where nobody asked.
-    z_loss: mean over those layers of the router's squared log-partition; None where nobody asked.
+    logits: Logits; those at t are for token t + 1. None if only hidden states were requested.
+    hidden: Final hidden states, normalised, which the output head reads. None if logits were
+      requested.
+    routing: Experts that each token visited, -1 in layers without experts; None for a dense model.
+    live_routing: Experts that the routers chose by themselves; differs from `routing` only if
+      recorded routes were replayed.
+    balance_loss: How unevenly a token's sequence uses the experts, averaged over the layers with
+      experts; 1 if evenly. None if not requested.
+    z_loss: Squared log-partition of the router, averaged over those layers; None if not requested.
   """
 
   logits: Float[Array, "B T V"] | None = None
@@ -53,14 +59,16 @@ class Forward(NamedTuple):
 
 
 class PolicyOutputs(NamedTuple):
-  """What the learner knows about the current policy on a batch.
+  """Outputs of the current policy on a batch.
 
   Attributes:
-    logprobs: log-probability of each token under the distribution it is drawn from (temperature and filters included), in nats.
-    entropy: entropy of that distribution at each token, in nats; None where nobody computed it.
-    values: the critic's value of the state before each token; None without a critic.
-    live_routing: the experts that the routers choose for each token, -1 in layers without experts; None for a dense model.
-    router_losses: further losses at each token by name, as `Forward` has them.
+    logprobs: Log-probability of each token under its sampling distribution (temperature and filters
+      included), in nats.
+    entropy: Entropy of that distribution at each token, in nats; None if not computed.
+    values: The critic's value of the state before each token; None without a critic.
+    live_routing: Experts that the routers choose for each token, -1 in layers without experts; None
+      for a dense model.
+    router_losses: Additional per-token losses of the routers by name, from `Forward`.
   """
 
   logprobs: Float[Array, "B T"]
@@ -73,25 +81,29 @@ class PolicyOutputs(NamedTuple):
 class TrainBatch(NamedTuple):
   """Packed rows for one optimizer update, on the whole global batch.
 
-  Three policies are kept apart: the sampler's (`sampler_logprobs`), the learner's before the updates (`old_logprobs`, frozen
-  over all updates of one rollout batch), and the current one (`PolicyOutputs.logprobs`).
+  Three policies are kept apart: the sampler's (`sampler_logprobs`), the learner's before the
+  updates (`old_logprobs`, frozen over all updates of one rollout batch), and the current one
+  (`PolicyOutputs.logprobs`).
 
   Attributes:
-    tokens: token ids.
-    positions: position of each token in its own sequence, from 0.
-    segments: which sequence of the row a token belongs to, from 1; 0 is padding.
-    mask: 1 where a token is an action that counts in the loss, else 0.
-    advantages: advantage of each token.
-    old_logprobs: log-probabilities under the policy at the start of this rollout batch's updates.
-    sampler_logprobs: log-probabilities reported by the sampler.
-    ref_logprobs: log-probabilities under the frozen reference; None without one.
-    returns: value targets; None without a critic.
-    old_values: the critic's values at rollout time; None without a critic.
-    importance: weight of each token's policy term, without gradient and without effect on penalties (`objectives.corrections`); None is 1.
-    kl_coefs: coefficient of the KL penalty at each token in the place of the objective's own, for an adaptive one; None leaves it.
-    routing: experts that each token is to visit in the place of the router's choice, -1 for the live router; None is live everywhere.
-    prefixes: the segment of the row that stands before a token's own: a prompt that several responses share; 0 is none. None: nothing is
-      shared in any row.
+    tokens: Token ids.
+    positions: Position of each token in its own sequence, from 0.
+    segments: Index of each token's sequence within the row, from 1; 0 is padding.
+    mask: 1 if a token is an action that counts in the loss, else 0.
+    advantages: Advantage of each token.
+    old_logprobs: Log-probabilities under the policy at the start of this rollout batch's updates.
+    sampler_logprobs: Log-probabilities reported by the sampler.
+    ref_logprobs: Log-probabilities under the frozen reference; None without one.
+    returns: Value targets; None without a critic.
+    old_values: The critic's values at rollout time; None without a critic.
+    importance: Weight of each token's policy term, without a gradient and without effect on
+      penalties (`objectives.corrections`); None means 1.
+    kl_coefs: Adaptive coefficient of the KL penalty at each token, which replaces the objective's
+      own; None keeps the objective's own.
+    routing: Experts that each token must visit instead of the router's choice, -1 for the live
+      router; None uses the live router everywhere.
+    prefixes: Index of the segment that precedes a token's own, such as a prompt that several
+      responses share; 0 means none. None if no row shares a prompt.
   """
 
   tokens: Int[Array, "B T"]
@@ -111,13 +123,13 @@ class TrainBatch(NamedTuple):
 
 
 class GateContext(NamedTuple):
-  """What a gate may know beyond the log-ratio and the advantages; most gates need none of it.
+  """Inputs of a gate beyond the log-ratio and the advantages; most gates need none of them.
 
   Attributes:
-    logprobs: log-probabilities under the current policy, differentiable.
-    old_logprobs: log-probabilities under the policy that the ratio is relative to.
-    mask: 1 where a token counts.
-    segments: sequence of each token, or None for one sequence per row.
+    logprobs: Log-probabilities under the current policy, differentiable.
+    old_logprobs: Log-probabilities under the policy that the ratio is relative to.
+    mask: 1 if a token counts, else 0.
+    segments: Sequence of each token, or None for one sequence per row.
   """
 
   logprobs: Float[Array, "B T"]
@@ -127,33 +139,35 @@ class GateContext(NamedTuple):
 
 
 class StopReason(IntEnum):
-  """Why a response has no more tokens."""
+  """Reason that a response ended."""
 
-  LENGTH = 0  # It ran into its budget.
-  TOKEN = 1  # It drew a stop token.
-  STRING = 2  # It completed a stop string or a stop sequence.
-  ABORTED = 3  # Nobody wants the rest.
+  LENGTH = 0  # The response reached its budget.
+  TOKEN = 1  # The sampler drew a stop token.
+  STRING = 2  # The response completed a stop string or a stop sequence.
+  ABORTED = 3  # The rest of the response is not needed.
   UNFINISHED = 4  # The sampler's own budget ended first: the rest may be drawn later.
 
 
 class Rollouts(NamedTuple):
-  """What the sampler returns: N sequences in the order of the prompts, G consecutive samples per prompt.
+  """Output of the sampler: N sequences in prompt order, G consecutive samples per prompt.
 
   Attributes:
-    prompts: prompt ids, padded on the left.
-    prompt_mask: True where a prompt slot holds a token.
-    tokens: response ids, padded on the right; the stop token is kept.
-    mask: True where a response slot holds a drawn token (the stop token counts).
-    logprobs: float32 log-probability of each drawn token under the distribution it was really drawn from, filters included; 0 for a
-      token that nothing else could have been, as with temperature 0.
-    stopped: True where the response ended by itself, with a stop token, string or sequence.
-    routing: the experts that each token of prompt and response visited while it was sampled, -1 where none is known (padding, layers
-      without experts, the last token, which nothing was sampled after); None where nobody asked.
-    raw_logprobs: log-probability of each drawn token under the model itself: temperature 1, no filter. None where a sampler does not say.
-    entropy: entropy at each token of the distribution that it was drawn from, in nats; None where nobody asked.
-    reasons: a `StopReason` each; None where a sampler does not say.
-    written: True where the policy wrote the token; False at what an environment replied, which is read and not learned. None where all of
-      `mask` was written.
+    prompts: Prompt ids, padded on the left.
+    prompt_mask: True if a prompt slot holds a token.
+    tokens: Response ids, padded on the right; the stop token is kept.
+    mask: True if a response slot holds a drawn token (the stop token counts).
+    logprobs: Float32 log-probability of each drawn token under the distribution it was actually
+      drawn from, filters included; 0 if no other token was possible, such as at temperature 0.
+    stopped: True if the response ended by itself, with a stop token, string or sequence.
+    routing: Experts that each token of prompt and response visited during sampling, -1 if unknown
+      (padding, layers without experts, and the last token, after which nothing was sampled). None
+      if not requested.
+    raw_logprobs: Log-probability of each drawn token under the model itself: temperature 1, no
+      filter. None if the sampler does not report it.
+    entropy: Entropy of each token's sampling distribution, in nats; None if not requested.
+    reasons: `StopReason` of each response; None if the sampler does not report it.
+    written: True if the policy wrote the token; False for an environment's reply, which is read and
+      not learned. None if the policy wrote every token in `mask`.
   """
 
   prompts: Int[Array, "N P"]
@@ -170,13 +184,13 @@ class Rollouts(NamedTuple):
 
 
 class TrainState(NamedTuple):
-  """Everything an update changes. Donated to the train step.
+  """Everything that an update changes. Donated to the train step.
 
   Attributes:
-    params: the policy's weights.
-    opt_state: optax's state, the schedule's count included.
-    step: updates attempted so far.
-    skipped: updates refused because the loss or a gradient was not finite.
+    params: The policy's weights.
+    opt_state: State of the optax optimizer, including the schedule's count.
+    step: Number of updates attempted so far.
+    skipped: Number of updates skipped because the loss or a gradient was non-finite.
   """
 
   params: Params
@@ -186,10 +200,10 @@ class TrainState(NamedTuple):
 
 
 RatioFn = Callable[[Float[Array, "B T"], Float[Array, "B T"], Int[Array, "B T"] | None], Float[Array, "B T"]]
-"""`(log_ratio, mask, segments) -> log_ratio`: token log-ratios to the level at which the method weighs them."""
+"""`(log_ratio, mask, segments) -> log_ratio`: log-ratios at the method's level of the ratio."""
 
 GateFn = Callable[[Float[Array, "B T"], Float[Array, "B T"], GateContext], TokenTerm]
-"""`(log_ratio, advantages, context) -> (surrogate, token metrics)`: the per-token objective, to be maximised."""
+"""`(log_ratio, advantages, context) -> (surrogate, token metrics)`; the surrogate is maximised."""
 
 PenaltyFn = Callable[[PolicyOutputs, TrainBatch], TokenTerm]
 """`(outputs, batch) -> (per-token loss to add, token metrics)`."""
@@ -202,20 +216,26 @@ TokenLossFn = Callable[[PolicyOutputs, TrainBatch], TokenTerm]
 
 
 class Objective(NamedTuple):
-  """A policy objective: the loss is Σ w·l, linear in the weights, so no split of the batch can change it.
+  """Policy objective; the loss Σ w·l is linear in the weights, so no split of the batch changes it.
 
   Attributes:
-    weigh: weights of all tokens of the global batch.
-    token_loss: loss of each token, to be minimised.
-    needs: the fields that `token_loss` reads, as fields of `TrainBatch` and `PolicyOutputs`: of `old_logprobs`, `sampler_logprobs`,
-      `ref_logprobs`, `entropy`; the loop computes these and nothing else.
-    value_loss: loss of the critic's values, for a critic with parameters of its own; None for a method without a critic. `token_loss` adds
-      the same term by itself where `PolicyOutputs.values` is given, i.e. where policy and critic share their parameters.
-    correctable: whether `token_loss` weighs its policy term by `TrainBatch.importance`; corrections refuse an objective that does not.
-    ratio_level: level of the ratio: "token", "sequence" (length-normalised, hence close to 1), "product" (a whole sequence's importance
-      weight), or None for an objective that compares with no other policy.
-    corrects_mismatch: whether samples are weighed by the mismatch π_old/μ of learner and sampler.
-    imitates: whether it makes the tokens likelier whatever their advantages, as the warm start does.
+    weigh: Function that returns the weights of all tokens of the global batch.
+    token_loss: Function that returns the loss of each token, to be minimised.
+    needs: Optional fields of `TrainBatch` and `PolicyOutputs` that `token_loss` reads, among
+      `old_logprobs`, `sampler_logprobs`, `ref_logprobs` and `entropy`. The training loop computes
+      only these.
+    value_loss: Loss of the values of a critic with its own parameters; None for a method without a
+      critic. `token_loss` adds the same term by itself if `PolicyOutputs.values` is given, i.e. if
+      policy and critic share their parameters.
+    correctable: Whether `token_loss` weighs its policy term by `TrainBatch.importance`; corrections
+      refuse an objective that does not.
+    ratio_level: Level of the ratio: "token", "sequence" (length-normalised, hence close to 1),
+      "product" (the importance weight of a whole sequence), or None for an objective without a
+      ratio.
+    corrects_mismatch: Whether samples are weighed by the mismatch π_old/μ between learner and
+      sampler.
+    imitates: Whether the objective makes tokens likelier whatever their advantages, as imitation
+      does.
   """
 
   weigh: WeighFn

@@ -1,1 +1,1 @@
-"""From words to values: the command line, the fields of a config, their checks, and what a config names."""
+"""Configs: the command line, the fields, their checks, and the objects that a config names."""

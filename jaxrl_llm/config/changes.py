@@ -1,4 +1,4 @@
-"""What of a config may change between two attempts at a run, and what such a change does to where the run stands in its data."""
+"""Config changes between two attempts at a run: which are legal, and how data positions move."""
 
 import json
 from collections.abc import Iterator, Mapping
@@ -19,14 +19,14 @@ FIXED: dict[str, str] = {
   "warm_start.num_steps": "RL began, or is to begin, where that warm start ends",
   "task.": "the run stands at a place in these problems, and its accuracies are theirs",
 }
-"""Fields that no flag lets change, with the reason; one that ends with a dot is a section."""
+"""Fields that no flag allows to change, with the reason; a name that ends in a dot is a section."""
 
 FREE = ("task.data_dir",)
-"""Fields of such a section that may."""
+"""Fields of a fixed section that may change."""
 
 
 def differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
-  """Returns the fields that differ, with both values, between two configs flattened by path."""
+  """Returns the fields that differ between two configs flattened by path, with both values."""
   fields = sorted(old.keys() | new.keys())
   return {field: (old.get(field), new.get(field)) for field in fields if old.get(field) != new.get(field)}
 
@@ -35,8 +35,8 @@ def refusals(old: Mapping[str, Any], new: Mapping[str, Any]) -> Iterator[str]:
   """Yields a line for each change that a run cannot take.
 
   Args:
-    old: Fields of the run's config by path, as JSON has them.
-    new: Fields of the config that it is to go on with.
+    old: Fields of the run's config by path, as JSON stores them.
+    new: Fields of the config to resume with.
 
   Example:
     >>> list(refusals({"seed": 0, "num_steps": 4}, {"seed": 1, "num_steps": 8}))
@@ -61,8 +61,8 @@ def refusals(old: Mapping[str, Any], new: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _models(fields: Mapping[str, Any]) -> dict[str, bool]:
-  """Returns whether a run of a config holds a critic and a frozen reference beside the policy."""
-  if "advantage.estimator" not in fields:  # A reward model's.
+  """Returns whether a run of a config holds a critic, and whether it holds a frozen reference."""
+  if "advantage.estimator" not in fields:  # The config of a reward model.
     return {"critic": False, "reference": False}
   from jaxrl_llm import objectives
   from jaxrl_llm.advantages.estimators import ESTIMATORS
@@ -74,16 +74,17 @@ def _models(fields: Mapping[str, Any]) -> dict[str, bool]:
 
 
 def position(state: Mapping[str, Any], *, was: int, now: int, what: str) -> tuple[dict[str, Any], str | None]:
-  """Returns where an iterator goes on whose batches have another size now, so that nothing is left out.
+  """Converts the position of an iterator to another batch size, such that nothing is left out.
 
   Args:
-    state: State of the iterator, in batches.
-    was: Rows of a batch when it was saved.
-    now: Rows of a batch today.
-    what: Plural of the rows, for the line.
+    state: State of the iterator, in batches of the old size.
+    was: Number of rows per batch when the state was saved.
+    now: Number of rows per batch now.
+    what: Plural of the rows, for the message.
 
   Returns:
-    The state in today's batches, and a line on what is drawn again, None if nothing is.
+    The state in batches of the new size, and a line about the rows that are drawn again; None if
+    there are none.
 
   Example:
     >>> position({"next_index": 3}, was=8, now=12, what="prompts")
@@ -91,7 +92,8 @@ def position(state: Mapping[str, Any], *, was: int, now: int, what: str) -> tupl
     >>> position({"next_index": 3}, was=8, now=16, what="prompts")[1]
     'the run stood at 24 prompts, which batches of 16 do not end at: it goes on from 16, so 8 prompts are drawn again'
   """
-  if was == now or "next_index" not in state:  # A curriculum has no place: it draws by what it has seen.
+  # A curriculum has no position: it draws by what it has seen.
+  if was == now or "next_index" not in state:
     return dict(state), None
   done = state["next_index"] * was
   again = done % now
@@ -100,29 +102,34 @@ def position(state: Mapping[str, Any], *, was: int, now: int, what: str) -> tupl
 
 
 def written_on(workdir: Path) -> tuple[int, int] | None:
-  """Returns the newest checkpoint of a run, and the number of devices that wrote it; None if nothing says so."""
+  """Returns the step of a run's newest checkpoint and the number of devices that wrote it.
+
+  None if no manifest is readable.
+  """
   manifests = [path for path in (workdir / "checkpoints").glob("*/manifest.json") if path.parent.name.isdecimal()]
   for path in sorted(manifests, key=lambda path: -int(path.parent.name)):
     try:
       return int(path.parent.name), int(json.loads(path.read_text(encoding="utf-8"))["devices"])
     except (OSError, ValueError, KeyError, TypeError):
-      continue  # A damaged one, which the restore passes over as well.
+      continue  # Damaged; the restore skips it as well.
   return None
 
 
 def check_devices(workdir: Path, devices: int, *, allowed: bool) -> str | None:
-  """Refuses to go on, on another number of devices than wrote the newest checkpoint: sums are then added in another order.
+  """Refuses to resume if the number of devices has changed since the newest checkpoint.
+
+  Another number of devices changes the order in which sums are added.
 
   Args:
     workdir: Folder of the run.
-    devices: Number of devices of all processes together.
-    allowed: Whether the user has asked for it.
+    devices: Number of devices over all processes.
+    allowed: Whether the user allows the change.
 
   Returns:
     A line about the difference; None if there is none.
 
   Raises:
-    ValueError: The difference is not allowed. One line.
+    ValueError: If the difference is not allowed. One line.
   """
   step, written = written_on(workdir) or (0, devices)
   if written == devices:

@@ -1,4 +1,4 @@
-"""Everything that can be wrong with a config, found before any device starts: all problems in one message, each with its fix."""
+"""Checks of a config before any device starts; all problems in one message, each with its fix."""
 
 import inspect
 import math
@@ -13,7 +13,7 @@ from jaxrl_llm.messages import Problem, did_you_mean, problem_of, shown
 
 
 def unknown_fields(paths: Iterable[str], config: ConfigDict) -> list[str]:
-  """Returns a line for each path that is not a field of the config, with the closest one."""
+  """Returns a line for each path that is not a field of the config, with the closest field."""
   known = list(flatten(config))
   sections = {path.rsplit(".", 1)[0] for path in known if "." in path}
   lines = []
@@ -28,38 +28,38 @@ def unknown_fields(paths: Iterable[str], config: ConfigDict) -> list[str]:
 
 
 def problems(config: ConfigDict) -> list[str]:
-  """Returns every problem of a resolved config, a line each; none is an empty list."""
+  """Returns every problem of a resolved config, one line each."""
   wrong, readable = field_problems(config, FIELDS, "a config made by configs.common", optional=_hyperparameters())
   if readable:
-    from jaxrl_llm.config.refusals import refusals  # Only now: it imports jax.
+    from jaxrl_llm.config.refusals import refusals  # Imported late, because it imports jax.
 
-    field_of = lambda problem: getattr(problem, "field", "")  # A text has none.
+    field_of = lambda problem: getattr(problem, "field", "")  # A string has no field.
     known = set(map(field_of, wrong))
     wrong += [problem for problem in _choices(config) if field_of(problem) not in known]
     if not any(field_of(problem).startswith(("config.model.", "config.moe.")) for problem in wrong):
       wrong += _model_problems(config)
     if config.reward.model_path is not None:
       wrong += _reward_model_problems(config)
-    # Relations between fields make sense only of fields that make sense.
+    # Relations are checked only between fields that are valid by themselves.
     wrong = wrong or [*_relations(config), *refusals(config)]
   return list(map(str, wrong))
 
 
 def in_config(problem: Problem | str) -> Problem | str:
-  """Returns a problem with "config." before its field, as messages about a config have it."""
+  """Prefixes a problem's field with "config.", the form in messages about a config."""
   return problem.with_prefix("config") if isinstance(problem, Problem) else problem
 
 
 def field_problems(
   config: ConfigDict, table: Mapping[str, Field], made: str, *, optional: Collection[str] = ()
 ) -> tuple[list[Problem] | list[str], bool]:
-  """Checks each field of a config, whatever its origin, by itself.
+  """Checks each field of a config by itself.
 
   Args:
-    config: Config to check.
+    config: Config to check, of any origin.
     table: Fields that it must have.
-    made: How a config with all of them is made.
-    optional: Paths of further fields that it may have.
+    made: Text that says how to make a config with all fields.
+    optional: Paths of additional fields that it may have.
 
   Returns:
     The problems, and whether all values have the right type, so that further checks can read them.
@@ -81,19 +81,19 @@ def field_problems(
 
 
 def shortened(line: str) -> str:
-  """A line that recites an endless value, with its middle left out."""
+  """Cuts out the middle of a line that is too long."""
   return line if len(line) <= 600 else f"{line[:400]} ... {line[-150:]}"
 
 
 def _hyperparameters() -> set[str]:
-  """Returns the fields of all objectives' settings, also of an objective that is not the package's own."""
+  """Returns the fields of all objectives' hyper-parameters, including those of other packages."""
   from jaxrl_llm.objectives import OBJECTIVES
 
   return {f"objective.{name}" for make in OBJECTIVES.values() for name in inspect.signature(make).parameters}
 
 
 def _choices(config: ConfigDict) -> Iterator[Problem | str]:
-  """Names that must exist. Importing these rooms starts no device."""
+  """Yields a problem for each name that does not exist. These imports start no device."""
   yield from _task_problems(config)
   from jaxrl_llm import objectives
   from jaxrl_llm.advantages.estimators import ESTIMATORS
@@ -120,7 +120,7 @@ def _metric_problems(config: ConfigDict) -> Iterator[Problem]:
   field = "config.eval.metrics"
   for name in config.eval.metrics:
     if not isinstance(name, str):
-      continue  # The field's range says so.
+      continue  # The field's own check reports it.
     try:
       metric = parse_metric(name)
     except ValueError as error:
@@ -131,13 +131,16 @@ def _metric_problems(config: ConfigDict) -> Iterator[Problem]:
 
 
 def task_settings(config: ConfigDict) -> dict[str, Any]:
-  """The settings that a task reads for itself, where they are set."""
+  """Returns the settings that the task itself reads, if they are set."""
   common = ("name", "levels", "chat", "system", "pad_token", "data_dir", "bad_rows", "curriculum", "test_name", "test_source")
   return given(config.task, *common)
 
 
 def environment_settings(config: ConfigDict) -> dict[str, Any]:
-  """The settings that an environment reads for itself, where they are set; 0 sets none, so that the command line can take one back."""
+  """Returns the settings that the environment itself reads, if they are set.
+
+  A 0 counts as unset, so that the command line can undo a setting.
+  """
   settings = given(config.environment, "name", "max_turns", "max_turn_tokens", "timeout_s", "weight")
   return {name: value for name, value in settings.items() if value != 0}
 
@@ -165,7 +168,10 @@ def _task_problems(config: ConfigDict) -> Iterator[Problem | str]:
 
 
 def _model_problems(config: ConfigDict) -> Iterator[Problem | str]:
-  """A model that does not exist or that its settings do not fit; reads the headers of a checkpoint, and its tokenizer."""
+  """Yields problems of a model that does not exist or does not fit its settings.
+
+  Reads the headers of a checkpoint, and its tokenizer.
+  """
   from jaxrl_llm.config import policy
   from jaxrl_llm.models import make_model, trainable
   from jaxrl_llm.models.attention import check_backend
@@ -191,7 +197,10 @@ def _model_problems(config: ConfigDict) -> Iterator[Problem | str]:
 
 
 def _reward_model_problems(config: ConfigDict) -> Iterator[Problem | str]:
-  """A reward model that is not there or cannot be used; reads headers and its tokenizer."""
+  """Yields problems of a reward model that does not exist or cannot be used.
+
+  Reads the headers of a checkpoint, and its tokenizer.
+  """
   from jaxrl_llm.rewards import model
 
   path = config.reward.model_path
@@ -223,7 +232,8 @@ def _relations(config: ConfigDict) -> Iterator[str]:
     checked = [("learner", learner.row_buckets, prompts * rollout.group_size // updates)]
     checked += [("warm_start", warm.row_buckets, warm.batch_size)] if warm.num_steps else []
     for path, buckets, count in checked:
-      # First fit can leave no two rows that would go into one, so rows hold at least this many of the longest sequences.
+      # First fit leaves no two rows that would fit into one, so rows hold at least this many of the
+      # longest sequences.
       needed = -(-count // (learner.row_tokens // longest))
       if max(buckets) < needed:
         need = f"{count} sequences of up to {longest} tokens can need {needed} rows of {learner.row_tokens}"
@@ -242,7 +252,7 @@ def _device_relations(config: ConfigDict) -> Iterator[str]:
   if sampler % tensor:
     yield f"config.mesh.sampler_tensor: found {tensor}, expected a divisor of mesh.sampler={sampler}, the devices that only sample"
     return
-  # With a -1 the number is known only once the devices are; 1 divides every number of rows.
+  # With a -1 the number is not known before the devices are; 1 divides every number of rows.
   sizes = (mesh.data, mesh.fsdp, mesh.expert)
   learner = 1 if -1 in sizes else math.prod(sizes)
   context = 1 if mesh.context == -1 else mesh.context
@@ -250,13 +260,13 @@ def _device_relations(config: ConfigDict) -> Iterator[str]:
 
 
 def row_problems(config: ConfigDict, learner_shards: int, sampler_shards: int, *, context: int = 1) -> Iterator[str]:
-  """Yields a line for each number of rows or slots that the devices do not divide.
+  """Yields a line for each number of rows or slots that does not divide evenly over the devices.
 
   Args:
-    config: Config with fields that are legal by themselves.
-    learner_shards: Number of pieces that the rows of updates are split into.
-    sampler_shards: Number of pieces that prompts are split into.
-    context: Number of pieces that the slots of a row of an update are split into.
+    config: Config whose fields are legal by themselves.
+    learner_shards: Number of shards of the rows of an update.
+    sampler_shards: Number of shards of the prompts.
+    context: Number of shards of the slots of an update's rows.
   """
   of_learner = "devices (mesh data x fsdp x expert)"
   of_sampler = "copies of the sampler (mesh.sampler / mesh.sampler_tensor)" if config.mesh.sampler else of_learner
@@ -271,7 +281,8 @@ def row_problems(config: ConfigDict, learner_shards: int, sampler_shards: int, *
     ("learner.row_tokens", (config.learner.row_tokens,), context, "devices (mesh.context), which share the slots of a row", 1),
   )
   for path, values, shards, places, parts in counts:
-    divisor = 1 if shards == 1 else shards * parts  # Micro-batches alone are another check's.
+    # Without sharding, another check covers the micro-batches.
+    divisor = 1 if shards == 1 else shards * parts
     for value in values:
       if value % divisor:
         need = f"{shards} {places}" + (f" x {parts} micro-batches" if parts > 1 else "")

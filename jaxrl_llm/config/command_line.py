@@ -1,4 +1,4 @@
-"""From the command line to a resolved config: the file, its overrides, and a message for everything that can be wrong with either."""
+"""From the command line to a resolved config: the file, its overrides, and their error messages."""
 
 import hashlib
 import itertools
@@ -16,22 +16,23 @@ from ml_collections import ConfigDict, config_flags
 from jaxrl_llm.config import check, fields
 from jaxrl_llm.messages import shown
 
-# Fields whose kind of value has changed, and what to write now.
+# Fields whose value type has changed, with the fix.
 CHANGED = {"remat": "it names a policy: write 'full' for True, 'none' for False"}
 
 
 class UsageError(Exception):
-  """What the user asked for cannot be done; the message is the lines to show."""
+  """Error for a request that cannot be fulfilled; its message is the lines to print."""
 
 
 class Request(NamedTuple):
-  """What the user asked for.
+  """Parsed command line.
 
   Attributes:
     config: Resolved config.
     workdir: Folder of the run.
-    dry_run: Whether to say only what the run would be.
-    allow_config_change: Whether to go on in a workdir whose run had another config, or other devices.
+    dry_run: Whether to only describe the run.
+    allow_config_change: Whether to resume in a workdir whose run had another config or other
+      devices.
   """
 
   config: ConfigDict
@@ -41,13 +42,15 @@ class Request(NamedTuple):
 
 
 def parse(argv: Sequence[str]) -> Request:
-  """Reads what the arguments, the program's name first, ask for.
+  """Parses the arguments of a command line, beginning with the program's name.
 
   Raises:
-    UsageError: A config file or field that does not exist, a value of the wrong type, an unknown flag.
+    UsageError: If a config file or field does not exist, a value has the wrong type, or a flag is
+      unknown.
   """
   path, overrides, rest = split(argv[1:])
-  # A FlagValues of this call's own: absl's global one would still hold the overrides of an earlier call.
+  # A separate FlagValues for this call: absl's global one would still hold the overrides of an
+  # earlier call.
   values = flags.FlagValues()
   workdir = flags.DEFINE_string("workdir", None, "Folder of the run.", flag_values=values)
   only_print = flags.DEFINE_bool("dry_run", False, "Print what a run would be.", flag_values=values)
@@ -70,10 +73,12 @@ def parse(argv: Sequence[str]) -> Request:
 
 
 def help_fields(argv: Sequence[str]) -> str | None:
-  """Describes the fields if `--help_fields` asks for them: those of the config file, else of every RL experiment; None without the flag.
+  """Describes the fields if `--help_fields` is given, else returns None.
+
+  The fields are those of the config file, or those of every RL experiment without one.
 
   Raises:
-    UsageError: A prefix that no field has, or a config file that cannot be loaded.
+    UsageError: If no field has the prefix, or the config file cannot be loaded.
   """
   path, _, rest = split(argv[1:])
   for flag, following in itertools.pairwise([*rest, "-"]):
@@ -89,8 +94,8 @@ def help_fields(argv: Sequence[str]) -> str | None:
 def split(args: Sequence[str]) -> tuple[str, dict[str, list[str]], list[str]]:
   """Splits arguments into the config's path, its overrides and the rest.
 
-  A value may stand behind "=" or be the next argument; of a bare `--config.FIELD` or `--noconfig.FIELD` it is True or False. A field given
-  more than once has several values.
+  A value either follows "=" or is the next argument. A bare `--config.FIELD` is True, a bare
+  `--noconfig.FIELD` False. A field that is given more than once has several values.
 
   Example:
     >>> split(["--config=a.py:tiny", "--config.seed=1", "--config.model.remat", "--dry_run"])
@@ -118,22 +123,24 @@ def load(path: str) -> ConfigDict:
   """Loads the config of FILE or FILE:ARGUMENT.
 
   Raises:
-    UsageError: No such file, or one that makes no config.
+    UsageError: If the file does not exist, or makes no config.
   """
   file, *argument = path.split(":", 1)
   if not Path(file).is_file():
     raise UsageError(f"--config: no file {file!r}, expected a config file; there are: {available()}")
   root = str(Path(file).resolve().parent.parent)
-  if root not in sys.path:  # So that a config finds `configs.common` from any working directory.
+  # Lets a config import `configs.common` from any working directory.
+  if root not in sys.path:
     sys.path.append(root)
   try:
     config = runpy.run_path(file)["get_config"](*argument)
-  except Exception as error:  # The file is Python: anything can be wrong with it.
+  except Exception as error:  # The file is Python: anything can fail.
     lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == file]
     where = f" (line {lines[-1]})" if lines else ""
     reason = " ".join(str(error).split()) or "no message"
     where += next((f"; {fix}" for field, fix in CHANGED.items() if f"override field {field!r}" in reason), "")
-    if len(reason) > 300:  # ml_collections recites the whole section before its hint, which comes last.
+    # ml_collections lists the whole section before its hint, which comes last.
+    if len(reason) > 300:
       reason = f"{reason[:120]} ... {reason[-80:]}"
     raise UsageError(f"--config={path}: {type(error).__name__}: {reason}{where}") from error
   if not isinstance(config, ConfigDict):
@@ -142,10 +149,10 @@ def load(path: str) -> ConfigDict:
 
 
 def override(config: ConfigDict, overrides: dict[str, list[str]]) -> ConfigDict:
-  """Puts the command line's values into a config and returns it.
+  """Writes the command line's values into a config and returns it.
 
   Raises:
-    UsageError: Unknown fields and values of a wrong type, a line each.
+    UsageError: If a field is unknown or a value has the wrong type. One line for each.
   """
   wrong = check.unknown_fields(overrides, config)
   known, table = fields.flatten(config), fields.table_of(config)
@@ -154,7 +161,7 @@ def override(config: ConfigDict, overrides: dict[str, list[str]]) -> ConfigDict:
     if field not in known:
       continue
     if texts[-1] == "None" and field in table and table[field].takes_none:
-      config.update_from_flattened_dict({field: None})  # ml_collections reads no None.
+      config.update_from_flattened_dict({field: None})  # ml_collections cannot parse None.
       continue
     args = ["jaxrl_llm.main", *(f"--config.{field}={text}" for text in texts)]
     values = flags.FlagValues()
@@ -163,11 +170,13 @@ def override(config: ConfigDict, overrides: dict[str, list[str]]) -> ConfigDict:
       values(args)
     except (flags.Error, TypeError, ValueError):
       found = ", ".join(map(shown, texts[:3])) + (", ..." if len(texts) > 3 else "")
-      expected = table[field].check.words if field in table else "another value"  # The file is refused later.
+      # A later check refuses a field outside the table.
+      expected = table[field].check.words if field in table else "another value"
       wrong.append(f"config.{field}: found {found}, expected {expected}; the file has {shown(known[field])}")
   if wrong:
     raise UsageError("\n".join(wrong))
-  # Another objective does not inherit this file's hyper-parameters: GSPO's clip range would ruin GRPO without a word.
+  # Another objective does not inherit this file's hyper-parameters: GSPO's clip range would
+  # silently ruin GRPO.
   if before and config.objective.name != before.get("name"):
     dropped = {f: v for f, v in before.items() if f != "name" and f"objective.{f}" not in overrides}
     for field in dropped:
@@ -178,12 +187,12 @@ def override(config: ConfigDict, overrides: dict[str, list[str]]) -> ConfigDict:
 
 
 def available() -> str:
-  """Lists the config files there are."""
+  """Lists the available config files."""
   return ", ".join(sorted(str(p) for p in Path("configs").glob("*.py") if p.stem not in ("__init__", "common"))) or "none in ./configs"
 
 
 def suffix(overrides: Mapping[str, str]) -> str:
-  """Writes overrides as the end of a folder's name, so that runs of one config file with other settings do not meet.
+  """Formats overrides as a folder's suffix, so that runs of one config file do not collide.
 
   Example:
     >>> suffix({"seed": "1", "objective.name": "sapo"})

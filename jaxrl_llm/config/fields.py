@@ -1,8 +1,9 @@
-"""The fields of a config: one table with the default, the check and the meaning of each.
+"""Fields of a config: one table with the default, the check and the meaning of each.
 
-A new field is one row here and its reader. Defaults are the laptop job's (two CPU cores, minutes). Lengths are in tokens, times in
-seconds. A field that is None takes the default of what it configures (for `objective.*`, the paper's). Config files import this module, so
-it never imports jax.
+A new field needs one row here and code that reads it. Defaults are those of the laptop job (two CPU
+cores, minutes). Lengths are in tokens, times in seconds. A field that is None takes the default of
+what it configures (for `objective.*`, the paper's). Config files import this module, so it never
+imports jax.
 """
 
 import difflib
@@ -24,7 +25,7 @@ class Field(NamedTuple):
 
   Attributes:
     default: Value in the laptop job.
-    check: Legal values.
+    check: Check of the legal values.
     sentence: Meaning, for `--help_fields`.
   """
 
@@ -34,7 +35,7 @@ class Field(NamedTuple):
 
   @property
   def takes_none(self) -> bool:
-    """Whether None is legal: as the default, or beside it."""
+    """Whether None is legal, as the default or otherwise."""
     return self.default is None or self.check.optional
 
 
@@ -345,7 +346,9 @@ REWARD_MODEL_FIELDS: dict[str, Field] = {path: FIELDS[path] for path in _SHARED}
 
 
 def base(table: Mapping[str, Field] = FIELDS) -> ConfigDict:
-  """Builds a config in which every field has its default; locked, so that a misspelt field is an error and not a new one.
+  """Builds a config in which every field has its default.
+
+  The config is locked, so that a misspelt field is an error instead of a new field.
 
   Example:
     >>> base().rollout.group_size
@@ -354,27 +357,27 @@ def base(table: Mapping[str, Field] = FIELDS) -> ConfigDict:
   fields: dict[str, Any] = {}
   for path, field in table.items():
     section, _, name = path.rpartition(".")
-    # A bare None would have no type to read the command line's text as.
+    # A plain None would not tell the type to which the command line converts text.
     value = FieldReference(field.default, field_type=field.check.type) if field.takes_none else field.default
     (fields.setdefault(section, {}) if section else fields)[name] = value
   return ConfigDict(fields).lock()
 
 
 def table_of(config: ConfigDict) -> Mapping[str, Field]:
-  """The table that a config is made from: a reward model's, or that of all other experiments."""
+  """Returns the table of a config: a reward model's, or that of all other experiments."""
   return REWARD_MODEL_FIELDS if is_reward_model(config) else FIELDS
 
 
 def is_reward_model(config: ConfigDict) -> bool:
-  """Whether a config trains a reward model, as configs/reward_model.py does."""
+  """Returns whether a config trains a reward model, as configs/reward_model.py does."""
   return "objective" in config and config.objective.get("name") == REWARD_MODEL_FIELDS["objective.name"].default
 
 
 def described(prefix: str = "", table: Mapping[str, Field] = FIELDS) -> str:
-  """Lists the fields whose paths begin with a prefix, by section: path, default, legal values and meaning.
+  """Describes the fields with a prefix, by section: path, default, legal values and meaning.
 
   Raises:
-    ValueError: No field begins so. One line.
+    ValueError: If no field has the prefix. One line.
 
   Example:
     >>> print(described("profile.num"))
@@ -399,13 +402,14 @@ def described(prefix: str = "", table: Mapping[str, Field] = FIELDS) -> str:
 
 
 def unknown(path: str, known: Iterable[str], otherwise: str) -> str:
-  """Says that a field does not exist, and which one was probably meant.
+  """Returns a message that a field does not exist, with the likely intended field.
 
-  A right name in the wrong section is closer to what was meant than a similar path; a similar name in any section comes last.
+  The same name in another section is preferred over a similar path, and a similar path over a
+  similar name in any section.
 
   Args:
-    path: Path as the user wrote it.
-    known: Paths of the fields.
+    path: Path that the user wrote.
+    known: Paths of the existing fields.
     otherwise: Advice if no field is close.
 
   Example:
@@ -439,7 +443,10 @@ def flatten(config: Mapping[str, Any] | ConfigDict, prefix: str = "") -> dict[st
 
 
 def given(section: ConfigDict, *without: str) -> dict[str, Any]:
-  """Returns the fields of a section that are set; the others take the defaults of what they configure."""
+  """Returns the fields of a section that are set.
+
+  The others take the defaults of what they configure.
+  """
   return {name: value for name, value in section.items() if name not in without and value is not None}
 
 
@@ -447,8 +454,9 @@ def unused(config: ConfigDict, paths: Mapping[str, Any] | Iterable[str], why: st
   """Returns a problem for each field that is set although nothing reads it.
 
   Args:
-    config: Config with the fields.
-    paths: Their paths, with the values that count as unset; None for all if there are no values.
+    config: Config that holds the fields.
+    paths: Paths of the fields, as a mapping to the values that count as unset; without values, None
+      counts as unset.
     why: Reason that nothing reads them.
 
   Example:

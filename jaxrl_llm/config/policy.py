@@ -1,4 +1,4 @@
-"""The policy that a config names and what it learns: its shape, its tokenizer, where its first weights come from, its objective."""
+"""The policy that a config names: its shape, tokenizer, first weights and objective."""
 
 from collections.abc import Callable
 
@@ -17,14 +17,14 @@ from jaxrl_llm.types import Objective, Params
 
 
 def model_config(config: ConfigDict, *, vocab_size: int | None = None) -> ModelConfig:
-  """Returns the model's shape, with the options of `config.model`. Reads headers, no weights.
+  """Returns the model's shape with the options of `config.model`; reads headers but no weights.
 
   Args:
     config: Config of the experiment.
     vocab_size: Number of ids of the tokenizer, for a preset.
 
   Raises:
-    ValueError: An unknown preset, or a checkpoint that is not there or cannot be used.
+    ValueError: If the preset is unknown, or the checkpoint does not exist or cannot be used.
   """
   section = config.model
   shape = preset(section.preset, vocab_size=vocab_size) if section.path is None else read_config(where.resolve(section.path))
@@ -45,7 +45,7 @@ def tokenizer(config: ConfigDict) -> Tokenizer | None:
   """Returns the checkpoint's tokenizer; None without a checkpoint, for the task's own.
 
   Raises:
-    ValueError: No tokenizer, no chat template, or ids that do not fit the model.
+    ValueError: If there is no tokenizer or no chat template, or the ids do not fit the model.
   """
   if config.model.path is None:
     return None
@@ -55,7 +55,9 @@ def tokenizer(config: ConfigDict) -> Tokenizer | None:
 
 
 def first_params(config: ConfigDict, model: Model, shardings: PyTree) -> Callable[[PRNGKeyArray], Params]:
-  """Returns `(key) -> params` for the run's first weights: at random, or from the checkpoint with fresh adapters.
+  """Returns `(key) -> params` for the run's first weights.
+
+  They are random, or those of the checkpoint with fresh adapters.
 
   Args:
     config: Config of the experiment.

@@ -1,4 +1,4 @@
-"""Settings that are legal by themselves but wrong or without effect beside one another: one table, a row for each."""
+"""Settings that are legal alone but wrong or without effect in combination, as one table."""
 
 import inspect
 from collections.abc import Callable, Iterator
@@ -13,16 +13,16 @@ from jaxrl_llm.objectives.corrected import corrected
 from jaxrl_llm.types import Objective
 
 SEQUENCE_BAND = 0.05
-"""Widest clip that makes sense on a length-normalised ratio: with it no sequence of a sane run is ever clipped."""
+"""Widest useful clip of a length-normalised ratio: a wider one never clips in a healthy run."""
 
 
 class Chosen(NamedTuple):
-  """What a config names, built.
+  """Objects that a config names.
 
   Attributes:
     objective: Objective that `config.objective` names.
-    corrected: The same with the corrections of `config.correction`.
-    hyper: Hyper-parameters of the objective as the config gives them.
+    corrected: Objective with the corrections of `config.correction`.
+    hyper: Hyper-parameters of the objective that the config sets.
     estimator: Advantage estimator that `config.advantage` names.
   """
 
@@ -38,7 +38,7 @@ class Chosen(NamedTuple):
 
   @property
   def ignores_lag(self) -> bool:
-    """Whether neither a ratio nor a weight of π_old/μ corrects for older weights."""
+    """Whether neither a ratio nor a weight π_old/μ corrects for older weights."""
     return self.objective.ratio_level is None and not self.corrected.corrects_mismatch
 
   @property
@@ -48,12 +48,12 @@ class Chosen(NamedTuple):
 
   @property
   def sequence_band(self) -> float:
-    """Wider side of the clip on a length-normalised ratio; 0 without one."""
+    """Wider side of the clip range of a length-normalised ratio; 0 without one."""
     return max(self.hyper.get("clip_low") or 0, self.hyper.get("clip_high") or 0) if self.objective.ratio_level == "sequence" else 0
 
 
 def _lags(c: ConfigDict) -> bool:
-  """Whether rollouts, or parts of them, are drawn with older weights than those that learn from them."""
+  """Returns whether some rollouts are drawn with older weights than those that learn from them."""
   return c.rollout.staleness > 0 or c.rollout.spare_prompts > 0
 
 
@@ -62,9 +62,10 @@ class Refusal(NamedTuple):
 
   Attributes:
     field: Dotted path that the message names.
-    applies: Whether a config, and what it names, are the case.
-    expected: What to write instead, and why; `{value_estimators}` stands for the names of the estimators that read a critic's values,
-      `{critic_objectives}` for those of the objectives that can train one.
+    applies: Test of a config and the objects that it names.
+    expected: What to write instead, and why; `{value_estimators}` stands for the names of the
+      estimators that read a critic's values, `{critic_objectives}` for those of the objectives that
+      can train one.
   """
 
   field: str
@@ -171,14 +172,17 @@ REFUSALS: tuple[Refusal, ...] = (
     "less than rollout.max_new_tokens, unless rollout.slots leaves sequences that wait: else all are done by the first report"),
 )
 # fmt: on
-"""Every row that applies is reported; `expected` says what to do."""
+"""Table of refusals; every row that applies is reported, and `expected` says what to do."""
 
 
 def refusals(config: ConfigDict) -> Iterator[str]:
-  """Yields the rows of the table that apply, and settings that the chosen estimator or the absence of a critic leaves without effect.
+  """Yields a line for each row of the table that applies and for each setting without effect.
+
+  A setting has no effect if the chosen estimator does not read it, or if it belongs to a missing
+  critic.
 
   Args:
-    config: Config with fields that are legal by themselves.
+    config: Config whose fields are legal by themselves.
   """
   estimator, values, hyper = config.advantage.estimator, flatten(config), given(config.objective, "name")
   objective = objectives.make(config.objective.name, **hyper)
@@ -195,7 +199,7 @@ def refusals(config: ConfigDict) -> Iterator[str]:
     yield from map(str, unused(config, [f"critic.{name}" for name in config.critic], f"advantage.estimator={estimator!r} has no critic"))
 
 
-# What waits for its devices, or moves between them, within one process.
+# Settings that wait for their devices, or move data between them, within one process.
 _OF_ONE_PROCESS = {
   "rollout.report_every": "responses are scored while others are drawn",
   "rollout.spare_prompts": "groups are carried from step to step",
@@ -204,10 +208,10 @@ _OF_ONE_PROCESS = {
 
 
 def refuse_several_processes(config: ConfigDict, num_processes: int) -> None:
-  """Refuses what works in one process only.
+  """Refuses settings that work in one process only.
 
   Raises:
-    ValueError: A line for each such setting.
+    ValueError: If a run of several processes has such a setting. One line for each.
   """
   values = flatten(config)
   lines = [

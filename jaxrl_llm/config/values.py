@@ -1,4 +1,4 @@
-"""What a field of a config may hold: the test of a value, the same in words, and the type that text is read as."""
+"""Legal values of a config's fields: the test of a value, its wording, and the type to parse."""
 
 import math
 import re
@@ -10,13 +10,13 @@ MAX_COUNT = 2**31 - 1
 
 
 class Check(NamedTuple):
-  """The legal values of a field.
+  """Legal values of a field.
 
   Attributes:
     accepts: Test of a value; `holds` calls it with values of any type.
-    words: The legal values, as they follow "expected" in a message.
-    type: Type of the values, which the command line parses text as.
-    optional: Whether None is legal beside a default that is not None.
+    words: Description of the legal values that follows "expected" in a message.
+    type: Type of the values, to which the command line converts text.
+    optional: Whether None is legal although the default is not None.
   """
 
   accepts: Callable[[Any], bool]
@@ -26,7 +26,7 @@ class Check(NamedTuple):
 
 
 def holds(check: Check, value: Any) -> bool:
-  """Whether a value, of whatever type, passes a check.
+  """Returns whether a value of any type passes a check.
 
   Example:
     >>> holds(ABOVE_ZERO, 0.1), holds(ABOVE_ZERO, "0.1"), holds(ABOVE_ZERO, 10**400)
@@ -34,12 +34,12 @@ def holds(check: Check, value: Any) -> bool:
   """
   try:
     return bool(check.accepts(value))
-  except (TypeError, ValueError, OverflowError):  # Another type, or a whole number beyond the range of floats.
+  except (TypeError, ValueError, OverflowError):  # Wrong type, or too large for a float.
     return False
 
 
 def has_type(check: Check, value: Any) -> bool:
-  """Whether a value has the type of a check; a whole number and a fraction are both numbers.
+  """Returns whether a value has the type of a check; integers and floats are both numbers.
 
   Example:
     >>> has_type(ABOVE_ZERO, -1), has_type(COUNT, True), has_type(COUNTS, [8])
@@ -51,7 +51,11 @@ def has_type(check: Check, value: Any) -> bool:
 
 
 def at_least(least: int, why: str = "") -> Check:
-  """Accepts whole numbers from `least` to `MAX_COUNT`; `why` is the reason for the limit.
+  """Accepts whole numbers from `least` to `MAX_COUNT`.
+
+  Args:
+    least: Smallest legal number.
+    why: Reason for the limit, for the message.
 
   Example:
     >>> at_least(2, "a group compares samples").words
@@ -62,7 +66,7 @@ def at_least(least: int, why: str = "") -> Check:
 
 
 def one_of(*values: str) -> Check:
-  """Accepts some texts only.
+  """Accepts only the given texts.
 
   Example:
     >>> one_of("token", "sequence", "none").words
@@ -73,23 +77,29 @@ def one_of(*values: str) -> Check:
 
 
 def texts(words: str, *, least: int = 0, accepts: Callable[[str], bool] = bool) -> Check:
-  """Accepts tuples of at least `least` texts that each pass `accepts`; `words` follows "expected" in a message."""
+  """Accepts tuples of texts.
+
+  Args:
+    words: Description of the legal values that follows "expected" in a message.
+    least: Minimum number of texts.
+    accepts: Test that each text must pass.
+  """
   return Check(lambda x: isinstance(x, tuple) and len(x) >= least and all(isinstance(t, str) and accepts(t) for t in x), words, tuple)
 
 
 def or_none(check: Check) -> Check:
-  """Accepts None as well; a field whose default is None needs no such check."""
+  """Accepts None as well; a field whose default is None does not need it."""
   return check._replace(optional=True)
 
 
 def judged(type: type) -> Check:
-  """Accepts everything, for settings of what judges them itself: an objective, or the corrections."""
+  """Accepts everything; for settings that an objective or the corrections check themselves."""
   words = {float: "a number", int: "a whole number", str: "a name", bool: "True or False", tuple: "two numbers, as in (0.5, 5.0)"}
   return Check(lambda x: True, words[type], type)
 
 
 def compiles(pattern: str) -> bool:
-  """Whether a text is a regular expression."""
+  """Returns whether a text is a valid regular expression."""
   try:
     re.compile(pattern)
   except re.error:

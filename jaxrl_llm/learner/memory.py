@@ -1,7 +1,8 @@
-"""What a run needs of each device's memory, by kind: the model behind `--dry_run`, and behind the message for a device that is full.
+"""Estimates of device memory by kind, for `--dry_run` and for out-of-memory messages.
 
-What the backward pass keeps is counted and not guessed: the model is traced, and the arrays are looked at that go from its forward to its
-backward pass. So policies of rematerialisation, attention kernels, adapters and experts need no formulas here.
+The memory of the backward pass is counted instead of guessed: the model is traced, and the arrays
+that its forward pass saves for the backward pass are added up. Rematerialisation policies,
+attention kernels, adapters and experts therefore need no formulas here.
 """
 
 import functools
@@ -26,21 +27,22 @@ from jaxrl_llm.models.params import combine, partition
 from jaxrl_llm.sampler.begin import num_rows
 from jaxrl_llm.types import Objective
 
-# Measured on what XLA compiles for CPUs and TPUs; tests/learner/test_memory.py holds the model to it.
-_CHUNKS = 2.0  # Arrays of a chunk of logits that are alive at once in the backward pass: the logits, and their gradient. Forward, one.
-_COTANGENTS = 0.5  # Gradients of a layer's activations, in parts of the activations that its backward pass has.
-_FORWARD = 0.35  # Of them, what is alive at once where nothing goes back.
-_GROUPED = 4.0  # Arrays of all experts' tokens in the backward pass of a grouped product that is done as a batched one.
+# Measured on what XLA compiles for CPUs and TPUs; tests/learner/test_memory.py compares the
+# estimates to it.
+_CHUNKS = 2.0  # Logit chunks alive at once in the backward pass: logits and gradient. Forward: 1.
+_COTANGENTS = 0.5  # Gradients of a layer's activations, as a fraction of those activations.
+_FORWARD = 0.35  # Fraction of a layer's activations alive at once without a backward pass.
+_GROUPED = 4.0  # Arrays of all experts' tokens in the backward pass of a batched grouped product.
 
 
 class Footprint(NamedTuple):
-  """Bytes on each device.
+  """Memory of each device, in bytes.
 
   Attributes:
-    held: between programs, by kind.
-    programs: on top of it while a program runs, by program and kind.
-    of_sampler: on a device that only samples, by kind; empty where all devices do both.
-    on_host: in the memory of the hosts, for each device.
+    held: Memory held between programs, by kind.
+    programs: Additional memory while a program runs, by program and kind.
+    of_sampler: Memory of a device that only samples, by kind; empty if all devices do both.
+    on_host: Memory of the hosts, per device.
   """
 
   held: dict[str, float]
@@ -50,21 +52,21 @@ class Footprint(NamedTuple):
 
   @property
   def largest(self) -> str:
-    """The program that needs most."""
+    """Name of the program that needs most memory."""
     return max(self.programs, key=lambda name: sum(self.programs[name].values()))
 
   @property
   def peak(self) -> float:
-    """Most bytes on a device that learns, in any program."""
+    """Peak memory of a device that learns, over all programs."""
     return sum(self.held.values()) + sum(self.programs[self.largest].values())
 
 
 class Kept(NamedTuple):
-  """What the forward pass leaves for the backward pass, in bytes.
+  """Memory that the forward pass saves for the backward pass, in bytes.
 
   Attributes:
-    of_row: for each row.
-    fixed: however many rows, such as weights in another dtype.
+    of_row: Memory per row.
+    fixed: Memory that does not depend on the number of rows, such as weights in another dtype.
   """
 
   of_row: float
@@ -74,12 +76,18 @@ class Kept(NamedTuple):
 def footprint(
   config: ConfigDict, shape: ModelConfig, mesh: Mesh, sampler_mesh: Mesh, objective: Objective, *, needs: frozenset[str]
 ) -> Footprint:
-  """Estimates what each device holds; allocates nothing, and the devices need not be there.
+  """Estimates the memory of each device; allocates nothing and needs none of the devices.
 
-  The config has been checked, both meshes may hold the same devices, and `needs` come from `needs.fields_needed`.
+  Args:
+    config: Checked config.
+    shape: Shape of the model.
+    mesh: Mesh of the learner.
+    sampler_mesh: Mesh of the sampler, possibly with the same devices.
+    objective: Objective that RL minimises.
+    needs: Optional fields of a batch that the run computes, from `needs.fields_needed`.
 
   Raises:
-    ValueError: a weight that a mesh does not divide.
+    ValueError: If a mesh does not divide a weight.
   """
   learner, model = config.learner, make_model(shape, mesh=mesh)
   trained = trainable(shape, model.logical_axes)
@@ -123,14 +131,17 @@ def footprint(
     found["sampling"] = {"weights laid out for decoding": copy, **sampled}
   else:
     found["weight sync"] = {"weights on their way to the sampler": copy}
-    # With a lag the next weights come while rollouts are still drawn with the last ones.
+    # With a lag, the next weights arrive while rollouts are still drawn with the previous ones.
     of_sampler = {"weights": copy * (1 + config.rollout.staleness), "weights laid out for decoding": copy, **sampled}
   keep = lambda parts: {name: size for name, size in parts.items() if size}
   return Footprint(keep(held), {name: keep(parts) for name, parts in found.items()}, keep(of_sampler), bytes_of(state, on_host=True))
 
 
 def bytes_of(tree: PyTree, *, on_host: bool = False) -> int:
-  """What a tree of placed shapes takes of each device; of its host with `on_host`."""
+  """Returns the bytes that a tree of placed shapes takes of each device.
+
+  With `on_host`, returns the bytes in the memory of the device's host.
+  """
   return sum(_size(x, x.dtype) for x in jax.tree.leaves(tree) if (x.sharding.memory_kind == "pinned_host") == on_host)
 
 
@@ -139,23 +150,26 @@ def _size(leaf: jax.ShapeDtypeStruct, dtype) -> int:
 
 
 def saved(shape: ModelConfig, mesh: Mesh, *, rows: float, row_tokens: int) -> float:
-  """What the forward pass of a micro-batch leaves for its backward pass, for `rows` on each device: a fraction where a row is split."""
+  """Returns the bytes that the forward pass of a micro-batch saves for its backward pass.
+
+  `rows` is the number of rows per device, a fraction if a row is split.
+  """
   found = kept(on_one_device(shape, mesh, row_tokens), row_tokens)
   return found.fixed / (mesh.shape["fsdp"] * mesh.shape["expert"]) + rows * found.of_row
 
 
 def one_layer(shape: ModelConfig, mesh: Mesh, *, rows: float, row_tokens: int) -> float:
-  """Activations of one layer, all of them."""
+  """Returns the bytes of all activations of one layer."""
   return rows * kept(on_one_device(shape._replace(remat="none"), mesh, row_tokens), row_tokens).of_row / shape.num_layers
 
 
 def backward_of_layer(shape: ModelConfig, mesh: Mesh, *, rows: float, row_tokens: int) -> dict[str, float]:
-  """What the backward pass of one layer adds to what was saved."""
+  """Returns the bytes that the backward pass of one layer adds to the saved ones, by kind."""
   whole = one_layer(shape, mesh, rows=rows, row_tokens=row_tokens)
   again = 0.0 if shape.remat == "none" else whole - saved(shape, mesh, rows=rows, row_tokens=row_tokens) / shape.num_layers
   found = {"a layer computed again": max(again, 0.0), "gradients of a layer's activations": _COTANGENTS * whole}
   if shape.experts is not None and mesh.devices.flat[0].platform != "tpu":
-    # Only TPUs have a grouped product. Elsewhere every expert at hand is given room for all tokens.
+    # Only TPUs have a grouped product. Elsewhere, each local expert is given room for all tokens.
     here = on_one_device(shape, mesh, row_tokens).experts
     copies = rows * row_tokens * here.top_k * shape.experts.num_experts / mesh.shape["expert"]
     found["tokens once for every expert"] = _GROUPED * copies * max(shape.d_model, here.d_ff) * jnp.dtype(shape.dtype).itemsize
@@ -163,20 +177,21 @@ def backward_of_layer(shape: ModelConfig, mesh: Mesh, *, rows: float, row_tokens
 
 
 def _larger(*options: dict[str, float]) -> dict[str, float]:
-  """Parts of what is alive at different times."""
+  """Returns the largest of several allocations that are never alive at the same time."""
   return max(options, key=lambda parts: sum(parts.values()))
 
 
 def on_one_device(shape: ModelConfig, mesh: Mesh, row_tokens: int) -> ModelConfig:
-  """The model whose activations are as large as one device's part of this one's.
+  """Returns a model whose activations are as large as one device's share of the given model's.
 
-  Heads and hidden layers lie over the mesh's `tensor`; over `expert` tokens travel to where their experts are.
+  Heads and hidden layers are sharded over the mesh's `tensor` axis. Over `expert`, tokens are sent
+  to the devices of their experts.
   """
   tensor, platform = mesh.shape["tensor"], mesh.devices.flat[0].platform
   backend = suited(platform, jnp.dtype(shape.dtype), shape.head_dim, row_tokens) if shape.attention == "auto" else shape.attention
   experts = shape.experts
   if experts is not None:
-    # A device sees the tokens of all that share its experts, and makes room for every copy of them.
+    # A device sees the tokens of all devices that share its experts, and makes room for each copy.
     copies = experts.top_k * mesh.shape["expert"]
     experts = experts._replace(top_k=copies, num_experts=max(experts.num_experts, copies), d_ff=max(experts.d_ff // tensor, 1))
   return shape._replace(
@@ -184,14 +199,15 @@ def on_one_device(shape: ModelConfig, mesh: Mesh, row_tokens: int) -> ModelConfi
     num_kv_heads=max(shape.num_kv_heads // tensor, 1),
     d_ff=max(shape.d_ff // tensor, 1),
     experts=experts,
-    # Kernels of other platforms cannot be traced here; what they keep (queries, keys, values, their mixture) is what any of them does.
+    # Kernels of other platforms cannot be traced here. They all save the same arrays: queries,
+    # keys, values and the attention output.
     attention="chunked" if backend in ("cudnn", "splash") else backend,
   )
 
 
 @functools.cache
 def kept(here: ModelConfig, row_tokens: int) -> Kept:
-  """What the forward pass of a model from `on_one_device` leaves for its backward pass; traces it."""
+  """Traces what the forward pass of a model from `on_one_device` saves for its backward pass."""
   model = make_model(here)
   params = jax.eval_shape(model.init, jax.random.key(0))
   trained, frozen = partition(params, trainable(model.config, model.logical_axes))
@@ -211,7 +227,10 @@ def kept(here: ModelConfig, row_tokens: int) -> Kept:
 
 
 def gathered(params: PyTree, mesh: Mesh) -> float:
-  """Weights of the largest layer as they are used: whole over `fsdp`. 0 where they are held so."""
+  """Returns the bytes of the largest layer's weights in use, gathered over `fsdp`.
+
+  0 if the weights are not sharded over `fsdp`.
+  """
   if mesh.shape["fsdp"] == 1:
     return 0.0
   stacks = [jax.tree.leaves(stack) for name, stack in params.items() if name.endswith("layers")]
@@ -220,7 +239,11 @@ def gathered(params: PyTree, mesh: Mesh) -> float:
 
 
 def head(shape: ModelConfig, mesh: Mesh, *, tokens: float, learns: bool) -> dict[str, float]:
-  """What log-probabilities take: a chunk of logits, the states of a device's tokens in the order of their chunks, and the output head."""
+  """Returns the bytes that log-probabilities take, by kind.
+
+  They are a chunk of logits, the states of a device's tokens in the order of their chunks, and the
+  output head.
+  """
   vocab = shape.vocab_size / mesh.shape["tensor"]
   chunk = min(shape.head_tokens or chunk_tokens(shape.vocab_size, mesh.devices.flat[0].platform), tokens)
   states = 2 * tokens * shape.d_model * jnp.dtype(shape.dtype).itemsize
@@ -231,7 +254,10 @@ def head(shape: ModelConfig, mesh: Mesh, *, tokens: float, learns: bool) -> dict
 
 
 def sampling(config: ConfigDict, shape: ModelConfig, mesh: Mesh) -> dict[str, float]:
-  """What drawing rollouts or evaluating takes on each device of the sampler, whichever is more, besides the weights."""
+  """Returns the bytes besides the weights on each device of the sampler, by kind.
+
+  This is the larger of drawing rollouts and evaluating.
+  """
   section, shards, found = config.rollout, mesh_lib.num_row_shards(mesh), []
   width, num_prompts = max(section.prompt_buckets), section.num_prompts + section.spare_prompts
   for prompts, group in ((num_prompts, section.group_size), (config.eval.batch_prompts, config.eval.samples)):
@@ -244,7 +270,7 @@ def sampling(config: ConfigDict, shape: ModelConfig, mesh: Mesh) -> dict[str, fl
 
 
 def table(found: Footprint) -> list[str]:
-  """The estimate as lines: what is held always, what each program adds, and the peak.
+  """Formats the estimate as lines: what is always held, what each program adds, and the peak.
 
   Example:
     >>> print("\\n".join(table(Footprint({"weights": 4e6}, {"update": {"gradients": 4e6, "activations": 9e6}}, {}))))

@@ -1,4 +1,7 @@
-"""Which optional fields of a batch a run computes, and which each program reads: it is compiled for exactly these, and given no others."""
+"""Optional fields of a batch: which a run computes, and which each program reads.
+
+Each program is compiled for exactly the fields it reads and is given no others.
+"""
 
 import jax
 import jax.numpy as jnp
@@ -11,7 +14,7 @@ from jaxrl_llm.types import Objective, TrainBatch
 
 
 def fields_needed(config: ConfigDict, objective: Objective) -> frozenset[str]:
-  """The union of what the objective, the advantages and a divergence in the reward read."""
+  """Returns the union of what the objective, the advantages and a KL term in the reward read."""
   needs = set(objective.needs) | ESTIMATORS[config.advantage.estimator].needs
   if config.reward.kl_coef:
     needs |= {"old_logprobs", "ref_logprobs"}
@@ -19,9 +22,12 @@ def fields_needed(config: ConfigDict, objective: Objective) -> frozenset[str]:
 
 
 def needed_by_step(batch: TrainBatch, needs: frozenset[str], *, adaptive_kl: bool) -> TrainBatch:
-  """The batch with the optional arrays that the policy's update reads, given the needs of the objective.
+  """Keeps the optional arrays that the policy's update reads.
 
-  With `adaptive_kl` the coefficient of its KL penalty changes from step to step.
+  Args:
+    batch: Batch with every optional array.
+    needs: Optional fields that the objective reads.
+    adaptive_kl: Whether the coefficient of the KL penalty changes from step to step.
   """
   return batch._replace(
     ref_logprobs=batch.ref_logprobs if "ref_logprobs" in needs else None,
@@ -32,24 +38,34 @@ def needed_by_step(batch: TrainBatch, needs: frozenset[str], *, adaptive_kl: boo
 
 
 def needed_by_critic(batch: TrainBatch) -> TrainBatch:
-  """As `needed_by_step`, for the critic's update."""
+  """Keeps the optional arrays that the critic's update reads."""
   return batch._replace(ref_logprobs=None, kl_coefs=None, sampler_logprobs=None, routing=None)
 
 
 def needed_by_warm_start(batch: TrainBatch) -> TrainBatch:
-  """As `needed_by_step`, for imitation: no policy drew these tokens, and no two share a prompt."""
+  """Keeps the optional arrays that imitation reads.
+
+  No policy drew the tokens of a demonstration, and no two demonstrations share a prompt.
+  """
   return needed_by_logprobs(batch)._replace(sampler_logprobs=None, routing=None, prefixes=None)
 
 
 def needed_by_logprobs(batch: TrainBatch) -> TrainBatch:
-  """As `needed_by_step`, for passes that only compute log-probabilities or values."""
+  """Keeps the optional arrays for passes that only compute log-probabilities or values."""
   return batch._replace(ref_logprobs=None, kl_coefs=None, returns=None, old_values=None)
 
 
 def abstract_batch(mesh: Mesh, rows: int, row_tokens: int, *, routes: tuple[int, int] | None = None, shares: bool = False) -> TrainBatch:
-  """A batch with every optional array, as shapes; `needed_by_*` takes off what a program does not read.
+  """Returns a batch with every optional array, as shapes.
 
-  `routes` are the layers and the experts a token of replayed routes, and None where none are; with `shares` sequences may share a prompt.
+  `needed_by_*` drops what a program does not read.
+
+  Args:
+    mesh: Mesh of the learner.
+    rows: Number of rows (B).
+    row_tokens: Number of slots of a row (T).
+    routes: Number of layers and of experts per token of replayed routes; None without replay.
+    shares: Whether sequences may share a prompt.
   """
   sharding = mesh_lib.token_sharding(mesh)
   ints = jax.ShapeDtypeStruct((rows, row_tokens), jnp.int32, sharding=sharding)

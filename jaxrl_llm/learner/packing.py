@@ -1,4 +1,4 @@
-"""Laying sequences of unequal length into rows of one length: little is computed on padding, and a prompt once for all of its responses."""
+"""Packing of sequences into rows of equal length, with little padding and with shared prompts."""
 
 from collections.abc import Sequence
 from itertools import groupby
@@ -11,14 +11,14 @@ from jaxrl_llm.types import TrainBatch
 
 
 class Trajectory(NamedTuple):
-  """One sequence on the host, unpadded: what packing lays into rows.
+  """One unpadded sequence on the host, which packing places in a row.
 
   Attributes:
-    tokens: prompt ids, then response ids.
-    mask: 1 on the tokens that count in the loss.
-    advantages: advantage of each token; read where the mask is 1. Zeros until they are known.
-    sampler_logprobs: the sampler's log-probability of each token; read where the mask is 1.
-    routing: the experts that each token visited while it was sampled, -1 where unknown; None where nobody recorded them.
+    tokens: Prompt ids, then response ids.
+    mask: 1 if a token counts in the loss, else 0.
+    advantages: Advantage of each token, read if the mask is 1; zeros until known.
+    sampler_logprobs: The sampler's log-probability of each token, read if the mask is 1.
+    routing: Experts that each token visited during sampling, -1 if unknown; None if not recorded.
   """
 
   tokens: Int[np.ndarray, " t"]
@@ -29,12 +29,12 @@ class Trajectory(NamedTuple):
 
 
 class Unit(NamedTuple):
-  """Sequences that lie together in one row: a prompt, once, and responses to it; or one sequence.
+  """Sequences that are placed in one row: a shared prompt with its responses, or a single sequence.
 
   Attributes:
-    shared: tokens of the prompt; 0 where nothing is shared, as in a sequence by itself.
-    members: numbers of the sequences.
-    lengths: tokens of each of them that are its own.
+    shared: Number of tokens of the shared prompt; 0 for a single sequence.
+    members: Indices of the sequences.
+    lengths: Number of tokens of each sequence without the shared prompt.
   """
 
   shared: int
@@ -43,19 +43,21 @@ class Unit(NamedTuple):
 
   @property
   def size(self) -> int:
-    """Slots that it takes."""
+    """Number of slots that the unit takes."""
     return self.shared + sum(self.lengths)
 
 
 class Layout(NamedTuple):
-  """Where sequences lie in the rows of a batch.
+  """Places of sequences in the rows of a batch.
 
   Attributes:
-    shape: rows and slots of a row.
-    rows: the row of each sequence.
-    slots: the slot of each token of each sequence, prompt first. Responses that share a prompt name the same slots for it.
-    segments: of each sequence the segment of its own tokens, that of its prompt, and how many tokens that has; 0 and 0 where it is alone.
-    shares: whether any sequences may share a prompt: batches have `prefixes` then.
+    shape: Number of rows, and of slots per row.
+    rows: Row of each sequence.
+    slots: Slot of each token of each sequence, prompt first. Responses that share a prompt have the
+      same slots for it.
+    segments: Segment of each sequence's own tokens, segment of its shared prompt, and number of
+      tokens in that prompt; the last two are 0 without one.
+    shares: Whether sequences may share prompts, in which case batches have `prefixes`.
   """
 
   shape: tuple[int, int]
@@ -66,16 +68,22 @@ class Layout(NamedTuple):
 
 
 def demonstration(prompt: Sequence[int], response: Sequence[int], written: Sequence[bool] | None = None) -> Trajectory:
-  """A supervised sequence: the response's tokens count, or those that are marked as written; and no policy has read them."""
+  """Makes a supervised sequence, in which the tokens of the response count.
+
+  Args:
+    prompt: Prompt ids.
+    response: Response ids.
+    written: Whether each token of the response counts; None counts all.
+  """
   tokens = np.array([*prompt, *response], np.int32)
   mask = np.array([0] * len(prompt) + [1] * len(response) if written is None else [0] * len(prompt) + [*written], np.float32)
   return Trajectory(tokens, mask, advantages=mask, sampler_logprobs=np.zeros(len(tokens), np.float32))
 
 
 def units_of(sequences: Sequence[Trajectory], *, share_prompts: bool) -> list[Unit]:
-  """Sequences by what they may share: consecutive ones whose tokens before the first counted one are the same.
+  """Groups consecutive sequences with the same prompt, the tokens before the first counted one.
 
-  Without `share_prompts` every sequence is left by itself.
+  Without `share_prompts` every sequence is a unit of its own.
   """
   alone = lambda index: Unit(0, (index,), (len(sequences[index].tokens),))
   if not share_prompts:
@@ -96,12 +104,14 @@ def units_of(sequences: Sequence[Trajectory], *, share_prompts: bool) -> list[Un
 
 
 def assign_rows(units: Sequence[Unit], row_tokens: int) -> list[list[Unit]]:
-  """Packs units into rows, first fit by decreasing size. One that shares a prompt and fits nowhere whole is split over rows.
+  """Packs units into rows by first-fit decreasing.
 
-  A part of a group brings a copy of the prompt into its row, so it is taken only where its responses are longer than that.
+  A unit that shares a prompt and fits nowhere as a whole is split over rows. Each part brings a
+  copy of the prompt into its row, so an existing row takes a part only if its responses are more
+  than twice as long as the prompt.
 
   Raises:
-    ValueError: a sequence longer than a row.
+    ValueError: If a sequence is longer than a row.
 
   Example:
     >>> alone = [Unit(0, (i,), (length,)) for i, length in enumerate([5, 3, 7, 2])]
@@ -128,7 +138,8 @@ def assign_rows(units: Sequence[Unit], row_tokens: int) -> list[list[Unit]]:
         break
       widest = int(np.argmax(room)) if room else -1
       part, left = _part(rest, room[widest] if room else 0)
-      # A new row takes the largest part that it holds; of a unit that shares nothing that is all of it.
+      # A new row takes the largest part that fits; for a unit without a shared prompt, that is all
+      # of it.
       if part is None or sum(part.lengths) <= 2 * part.shared:
         rows.append([])
         room.append(row_tokens)
@@ -140,7 +151,11 @@ def assign_rows(units: Sequence[Unit], row_tokens: int) -> list[list[Unit]]:
 
 
 def _part(unit: Unit, room: int) -> tuple[Unit | None, Unit | None]:
-  """The longest responses of a unit that fit into a room with their prompt, and the others."""
+  """Splits off the longest responses of a unit that fit into `room` together with their prompt.
+
+  Returns:
+    The part that fits and the rest; None for an empty one.
+  """
   taken, free = [], room - unit.shared
   for i in sorted(range(len(unit.members)), key=lambda i: -unit.lengths[i]):
     if unit.lengths[i] <= free:
@@ -157,17 +172,17 @@ def _part(unit: Unit, room: int) -> tuple[Unit | None, Unit | None]:
 def arrange(
   sequences: Sequence[Trajectory], *, row_tokens: int, row_buckets: Sequence[int], share_prompts: bool = False, num_shards: int = 1
 ) -> Layout:
-  """Places of sequences in the smallest declared number of rows that holds them.
+  """Places sequences in the smallest declared number of rows that holds them.
 
   Args:
-    sequences: in any order; which row they land in changes nothing but the waste.
-    row_tokens: slots of a row (T).
-    row_buckets: the numbers of rows that programs are compiled for.
-    share_prompts: whether consecutive sequences of one prompt hold it once; see `units_of`.
-    num_shards: pieces that the rows are split into. Full and empty rows are dealt out evenly to them.
+    sequences: Sequences in any order; the assignment to rows changes nothing but the padding.
+    row_tokens: Number of slots per row (T).
+    row_buckets: Numbers of rows that programs are compiled for.
+    share_prompts: Whether consecutive sequences with the same prompt store it once; see `units_of`.
+    num_shards: Number of shards of the rows. Full and empty rows are distributed evenly over them.
 
   Raises:
-    ValueError: a sequence longer than a row, or more rows needed than the largest bucket.
+    ValueError: If a sequence is longer than a row, or more rows are needed than the largest bucket.
   """
   rows = assign_rows(units_of(sequences, share_prompts=False), row_tokens)
   if share_prompts:
@@ -197,7 +212,10 @@ def arrange(
 
 
 def pack(sequences: Sequence[Trajectory], layout: Layout) -> TrainBatch:
-  """Sequences in the rows of the layout that `arrange` made for them: a batch in host memory, whose `old_logprobs` are the sampler's."""
+  """Packs sequences into a batch in host memory, in the places that `arrange` chose for them.
+
+  The batch's `old_logprobs` are the sampler's log-probabilities.
+  """
   ints = {name: np.zeros(layout.shape, np.int32) for name in ("tokens", "positions", "segments", "prefixes")}
   floats = {name: np.zeros(layout.shape, np.float32) for name in ("mask", "advantages", "sampler_logprobs")}
   routing = None
@@ -219,14 +237,17 @@ def pack(sequences: Sequence[Trajectory], layout: Layout) -> TrainBatch:
 
 
 def lift(packed: Float[np.ndarray, "B T"], layout: Layout) -> list[Float[np.ndarray, "..."]]:
-  """A packed array's values for each sequence, its prompt's included: what `lay` undoes."""
+  """Returns the values of each sequence from a packed array, including those of its prompt.
+
+  Inverse of `lay`.
+  """
   return [packed[row, slots] for row, slots in zip(layout.rows, layout.slots, strict=True)]
 
 
 def lay(values: Sequence[Float[np.ndarray, "..."]], layout: Layout) -> Float[np.ndarray, "B T"]:
-  """Values of each sequence's tokens in the rows where `pack` puts the sequences; zeros elsewhere.
+  """Packs the values of each sequence's tokens as `pack` packs the sequences; zeros elsewhere.
 
-  Each array is as long as its sequence; those of sequences that share a prompt agree about it.
+  Each array is as long as its sequence; the values of a shared prompt must be equal.
 
   Example:
     >>> sequences = [demonstration([1], [2]), demonstration([3], [4, 5])]
@@ -241,21 +262,27 @@ def lay(values: Sequence[Float[np.ndarray, "..."]], layout: Layout) -> Float[np.
 
 
 def packing_waste(batches: Sequence[TrainBatch]) -> float:
-  """Fraction of the slots of the batches that hold padding."""
+  """Returns the fraction of the batches' slots that hold padding."""
   slots = sum(batch.segments.size for batch in batches)
   return 1 - sum(int(np.count_nonzero(batch.segments)) for batch in batches) / slots
 
 
 def prompts_saved(sequences: Sequence[Trajectory], batches: Sequence[TrainBatch]) -> float:
-  """Fraction of the tokens of all sequences that is computed once for several of them, in the batches that they were packed into."""
+  """Returns the fraction of all sequences' tokens that packing saves by sharing prompts.
+
+  Args:
+    sequences: Sequences of the batches.
+    batches: Batches that they were packed into.
+  """
   tokens = sum(len(sequence.tokens) for sequence in sequences)
   return 1 - sum(int(np.count_nonzero(batch.segments)) for batch in batches) / max(tokens, 1)
 
 
 def split(sequences: Sequence[Trajectory], num_updates: int) -> list[list[Trajectory]]:
-  """The sequences of each optimizer update of a rollout batch, whose number `num_updates` divides.
+  """Splits a rollout batch into the sequences of each optimizer update.
 
-  Groups of consecutive samples stay together, as prompts come in shuffled order.
+  `num_updates` divides their number. Groups of consecutive samples stay together; their prompts
+  come in shuffled order.
   """
   size = len(sequences) // num_updates
   return [list(sequences[start : start + size]) for start in range(0, len(sequences), size)]

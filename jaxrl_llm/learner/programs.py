@@ -1,7 +1,8 @@
-"""The learner's programs: updates, passes for log-probabilities and the critic's, with the abstract arguments that they are compiled for.
+"""The learner's programs: updates, log-probability passes and the critic's programs.
 
-They are made of a config, a mesh and the shape of a model. No task, no data and no device is needed: a mesh of chips that are elsewhere
-does, which is how a run is proven to fit a pod before anybody has one.
+They are built from a config, a mesh and the shape of a model, with abstract arguments to compile
+for. They need no task, data or device. A mesh of absent chips suffices, which proves that a run
+fits a pod before one is available.
 """
 
 from collections.abc import Callable
@@ -33,13 +34,13 @@ Optimizer = tuple[optax.GradientTransformation, optax.Schedule]
 
 
 class CriticPrograms(NamedTuple):
-  """What a run with a critic has in addition.
+  """Additional programs of a run with a critic.
 
   Attributes:
     init: `(key, policy's params) -> state` of the critic.
-    abstract_state: as `Programs.abstract_state`.
+    abstract_state: Shapes, dtypes and shardings of the critic's state.
     values: `(params, batch) -> values [B T]`.
-    step: the critic's update.
+    step: The critic's update.
   """
 
   init: Callable[[PRNGKeyArray, Params], TrainState]
@@ -49,11 +50,11 @@ class CriticPrograms(NamedTuple):
 
 
 class Logprobs(NamedTuple):
-  """What a pass over packed rows returns.
+  """Result of a log-probability pass over packed rows.
 
   Attributes:
-    logprobs: log-probability of each token under the sampling distribution.
-    routing: the experts that each token visited, replayed routes included; None for a dense model.
+    logprobs: Log-probability of each token under the sampling distribution.
+    routing: Experts that each token visited, replayed routes included; None for a dense model.
   """
 
   logprobs: Float[Array, "B T"]
@@ -61,20 +62,20 @@ class Logprobs(NamedTuple):
 
 
 class Programs(NamedTuple):
-  """What the learner runs. Programs compile when they first run, for every declared bucket at once, and never again.
+  """Programs of the learner; each compiles once, on its first run, for all declared buckets.
 
   Attributes:
-    model: pure functions of the params.
-    trainable: the params tree with True where a weight is trained.
-    abstract_state: shapes, dtypes and shardings of a state.
-    start: `(params) -> state` with a fresh optimizer, for the warm start; params are donated, here and in `restart`.
-    restart: likewise, for RL.
-    warm_step: the supervised update.
-    rl_step: the RL update.
+    model: Pure functions of the params.
+    trainable: Params tree with True for each weight that is trained.
+    abstract_state: Shapes, dtypes and shardings of a state.
+    start: `(params) -> state` with a fresh optimizer, for the warm start; the params are donated.
+    restart: `(params) -> state` with a fresh optimizer, for RL; the params are donated.
+    warm_step: Supervised update.
+    rl_step: RL update.
     logprobs: `(params, batch) -> Logprobs` under the sampling distribution.
-    token_scores: `(params, batch) -> TokenScores` of a batch of `rl_step`, less its coefficient of the KL.
-    routes: what looks at the routes of a mixture of experts; None for a dense model.
-    critic: its programs; None for a method without a critic.
+    token_scores: `(params, batch) -> TokenScores` of a batch for `rl_step` without `kl_coefs`.
+    routes: Programs for the routes of a mixture of experts; None for a dense model.
+    critic: Programs of the critic; None for a method without a critic.
   """
 
   model: Model
@@ -91,12 +92,17 @@ class Programs(NamedTuple):
 
 
 def make_programs(config: ConfigDict, mesh: Mesh, shape: ModelConfig, objective: Objective, *, needs: frozenset[str]) -> Programs:
-  """The learner's programs; allocates nothing on the devices, which need not be there, and compiles nothing yet.
+  """Makes the learner's programs; compiles nothing yet, and neither allocates on nor needs devices.
 
-  The config has been checked (`config.check`), RL minimises the objective, and `needs` come from `needs.fields_needed`.
+  Args:
+    config: Checked config.
+    mesh: Mesh of the learner.
+    shape: Shape of the model.
+    objective: Objective that RL minimises.
+    needs: Optional fields of a batch that the run computes, from `needs.fields_needed`.
 
   Raises:
-    ValueError: a weight that the mesh does not divide.
+    ValueError: If the mesh does not divide a weight.
   """
   learner, warm = config.learner, config.warm_start
   model = make_model(shape, mesh=mesh)
@@ -126,7 +132,7 @@ def make_programs(config: ConfigDict, mesh: Mesh, shape: ModelConfig, objective:
   rl_batches = [needed_by_step(batch, objective.needs, adaptive_kl=adaptive_kl) for batch in packed]
   shown_batches = [needed_by_step(batch, objective.needs, adaptive_kl=False) for batch in packed]
   token_scores = make_token_scores(outputs_fn(config, model, filter_logits), objective, num_micro_batches=learner.micro_batches)
-  # Params are donated: RL goes on in the memory of the warm start.
+  # Params are donated: RL reuses the memory of the warm start.
   fresh = lambda optimizer: jax.jit(partial(init_state, optimizer=optimizer, trainable=trained), out_shardings=shardings, donate_argnums=0)
   return Programs(
     model=model,
@@ -150,7 +156,10 @@ def make_programs(config: ConfigDict, mesh: Mesh, shape: ModelConfig, objective:
 def outputs_fn(
   config: ConfigDict, model: Model, filter_logits: Callable, *, learns_entropy: bool = False
 ) -> Callable[[Params, TrainBatch], PolicyOutputs]:
-  """`(params, batch) -> PolicyOutputs`: what updates and passes for log-probabilities ask of the policy; see `policy_outputs`."""
+  """Makes `(params, batch) -> PolicyOutputs` for updates and log-probability passes.
+
+  See `policy_outputs`.
+  """
   losses = tuple(router_coefs(config)) if model.config.experts else ()
   return partial(policy_outputs, model.logprobs, filter_logits, learns_entropy=learns_entropy, router_losses=losses)
 
@@ -158,7 +167,10 @@ def outputs_fn(
 def make_logprobs(
   config: ConfigDict, mesh: Mesh, model: Model, params: Params, filter_logits: Callable
 ) -> Callable[[Params, TrainBatch], Logprobs]:
-  """The log-probabilities of packed rows under abstract `params`, for log π_old and log π_ref."""
+  """Makes the log-probability pass over packed rows, for log π_old and log π_ref.
+
+  `params` are abstract.
+  """
   learner, outputs_of = config.learner, outputs_fn(config, model, filter_logits)
 
   def logprobs(params: Params, batch: TrainBatch) -> Logprobs:
@@ -169,29 +181,30 @@ def make_logprobs(
     routes = None if outputs.live_routing is None else routing.replayed(batch.routing, outputs.live_routing).astype(jnp.int16)
     return Logprobs(outputs.logprobs, routes)
 
-  routes = replayed_routes(config, model.config) if config.moe.replay == "R3" else None  # R2's are what this pass finds.
+  # R2's routes are those that this pass records.
+  routes = replayed_routes(config, model.config) if config.moe.replay == "R3" else None
   batch_of = partial(abstract_batch, mesh, row_tokens=learner.row_tokens, routes=routes, shares=learner.share_prompts)
   batches = [needed_by_logprobs(batch_of(rows)) for rows in learner.row_buckets]
   return compiled_for(jax.jit(logprobs, out_shardings=mesh_lib.token_sharding(mesh)), [(params, batch) for batch in batches])
 
 
 def router_coefs(config: ConfigDict) -> dict[str, float]:
-  """Weights of the router losses that are not 0."""
+  """Returns the non-zero weights of the router losses."""
   return {name: coef for name, coef in (("balance", config.moe.balance_coef), ("z", config.moe.z_coef)) if coef}
 
 
 def replayed_routes(config: ConfigDict, shape: ModelConfig) -> tuple[int, int] | None:
-  """Layers, and experts a token, of the routes that updates replay; None where they replay none."""
+  """Returns the layers and the experts per token of replayed routes; None without replay."""
   return (shape.num_layers, shape.experts.top_k) if shape.experts and config.moe.replay else None
 
 
 def records_routes(config: ConfigDict, shape: ModelConfig) -> bool:
-  """Whether rollouts say which experts their tokens visited."""
+  """Returns whether rollouts record the experts that their tokens visited."""
   return shape.experts is not None and (config.moe.replay == "R3" or config.moe.measure_every > 0)
 
 
 def make_critic_programs(config: ConfigDict, mesh: Mesh, critic: Critic, objective: Objective) -> CriticPrograms:
-  """The critic's optimizer, update on the objective's `value_loss`, and pass for values."""
+  """Makes the critic's optimizer, its update on the objective's `value_loss` and its value pass."""
   learner = config.learner
   phase = learner.copy_and_resolve_references()
   phase.learning_rate = config.critic.learning_rate or learner.learning_rate
@@ -219,16 +232,22 @@ def make_critic_programs(config: ConfigDict, mesh: Mesh, critic: Critic, objecti
 
 
 def make_optimizers(config: ConfigDict) -> tuple[Optimizer, Optimizer]:
-  """Optimizer and schedule of RL and of the warm start; their states have the same shape, so one checkpoint format holds either."""
+  """Returns the optimizer and schedule of RL, and those of the warm start.
+
+  Their states have the same shape, so that one checkpoint format holds either.
+  """
   learner, warm = config.learner, config.warm_start
   rl = phase_optimizer(config, learner, config.num_steps * learner.updates_per_rollout)
   return rl, phase_optimizer(config, warm, warm.num_steps)
 
 
 def phase_optimizer(config: ConfigDict, phase: ConfigDict, num_updates: int) -> Optimizer:
-  """Optimizer and schedule of one phase, a section with `learning_rate`, `warmup_steps` and `schedule`.
+  """Returns the optimizer and schedule of one phase.
 
-  AdamW's constants are the learner's in all phases.
+  Args:
+    config: Config whose learner section holds AdamW's constants for all phases.
+    phase: Section with `learning_rate`, `warmup_steps` and `schedule`.
+    num_updates: Number of updates of the phase.
   """
   learner = config.learner
   adamw = dict(weight_decay=learner.weight_decay, b1=learner.b1, b2=learner.b2, max_grad_norm=learner.max_grad_norm)
@@ -245,10 +264,13 @@ def place_state(
   trainable: PyTree | None = None,
   offload: bool = False,
 ) -> TrainState:
-  """The train state of a model as shapes, dtypes and shardings; with `offload` moments lie in the memory of the hosts.
+  """Returns the train state of a model as shapes, dtypes and shardings.
+
+  With `offload` the moments are placed in host memory.
 
   Raises:
-    ValueError: a weight that the mesh does not divide; to offload from devices that have no memory of their own.
+    ValueError: If the mesh does not divide a weight, or the state is offloaded from devices without
+      memory of their own.
   """
   if offload:
     check_offload(mesh.devices.flat[0].platform)

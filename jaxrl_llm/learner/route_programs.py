@@ -1,4 +1,4 @@
-"""The programs that look at the routes of a mixture of experts, beside those that train it."""
+"""Programs that examine the routes of a mixture of experts."""
 
 from collections.abc import Callable
 from typing import NamedTuple
@@ -17,13 +17,15 @@ from jaxrl_llm.types import Metrics
 
 
 class RoutePrograms(NamedTuple):
-  """What a run of a mixture of experts has in addition.
+  """Additional programs of a run with a mixture of experts.
 
   Attributes:
-    describe: `(routing, segments, sampled, replayed) -> metrics`: how the experts are used, how far the routes are from the sampler's, and
-      what replaying costs; the last two are None where there are none.
+    describe: `(routing, segments, sampled, replayed) -> metrics`: use of the experts, distance of
+      the routes from the sampler's, and cost of replaying. `sampled` and `replayed` are None if
+      there are none.
     compare: `(routing, segments, other) -> fraction of experts that differ`.
-    live: `(tokens, segments) -> routing` that asks the live router everywhere, for programs that were compiled to replay.
+    live: `(tokens, segments) -> routing` that selects the live router everywhere, for programs that
+      were compiled for replay.
   """
 
   describe: Callable[..., Metrics]
@@ -32,7 +34,15 @@ class RoutePrograms(NamedTuple):
 
 
 def make_route_programs(mesh: Mesh, model: Model, learner: ConfigDict, *, replays: bool, records: bool) -> RoutePrograms:
-  """What looks at the routes that updates replay and the sampler records; compiled, like everything, for all declared shapes at once."""
+  """Makes the programs that examine the routes, compiled for all declared shapes at once.
+
+  Args:
+    mesh: Mesh of the learner.
+    model: Model with experts.
+    learner: Learner section of the config.
+    replays: Whether updates replay routes.
+    records: Whether the sampler records routes.
+  """
   shape, sparse = model.config, model.config.sparse_layers
 
   def describe(used, segments, sampled, replayed) -> Metrics:

@@ -1,4 +1,4 @@
-"""What the updated policy says of each token of a batch, for the viewer of rollouts: nothing that is trained depends on it."""
+"""Per-token scores of a batch under the updated policy, for the rollout viewer only."""
 
 from collections.abc import Callable
 from functools import partial
@@ -13,12 +13,12 @@ from jaxrl_llm.types import Objective, Params, PolicyOutputs, TrainBatch
 
 
 class TokenScores(NamedTuple):
-  """Numbers of each token, NaN where the mask is 0.
+  """Scores of each token, NaN if the mask is 0.
 
   Attributes:
     log_ratio: log π − log π_old, in nats.
-    gate_weight: how much its gradient would count in one more update; see `objectives.gate_weight`.
-    entropy: of the distribution that it is drawn from, in nats.
+    gate_weight: Weight of the token's gradient in one more update; see `objectives.gate_weight`.
+    entropy: Entropy of the token's sampling distribution, in nats.
   """
 
   log_ratio: Float[Array, "B T"]
@@ -29,7 +29,10 @@ class TokenScores(NamedTuple):
 def make_token_scores(
   outputs_fn: Callable[[Params, TrainBatch], PolicyOutputs], objective: Objective, *, num_micro_batches: int = 1
 ) -> Callable[[Params, TrainBatch], TokenScores]:
-  """`(params, batch) -> TokenScores`, a forward pass to be jitted; it takes what `make_train_step` does, corrections included."""
+  """Makes `(params, batch) -> TokenScores`, a forward pass to be jitted.
+
+  The arguments are those of `make_train_step`; the objective includes its corrections.
+  """
 
   def of_outputs(params: Params, batch: TrainBatch) -> PolicyOutputs:
     outputs = outputs_fn(params, batch)

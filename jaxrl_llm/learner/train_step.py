@@ -1,4 +1,4 @@
-"""From a packed batch to new weights: `policy_outputs` (the one place with the shift by one) and `make_train_step`."""
+"""The train step: `policy_outputs`, which contains the only shift by one, and the update itself."""
 
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
@@ -18,8 +18,12 @@ from jaxrl_llm.types import Forward, Metrics, Objective, Params, PolicyOutputs, 
 TrainStepFn = Callable[[TrainState, TrainBatch], tuple[TrainState, Metrics]]
 
 LogprobsFn = Callable[..., tuple[Float[Array, "B T"], Float[Array, "B T"], Forward]]
-"""`(params, batch, sources, *, filter_logits, learns_entropy, router_losses) -> (logprobs, entropy, Forward)`: of each token of the batch
-whose mask is above 0, from the hidden state at its slot of `sources`. Other tokens read 0, and cost nothing in the output head."""
+"""Log-probabilities and entropy of each token whose mask is above 0.
+
+`(params, batch, sources, *, filter_logits, learns_entropy, router_losses) -> (logprobs, entropy,
+Forward)`. Each token is predicted from the hidden state at its slot in `sources`. The other tokens
+are 0 and cost nothing in the output head.
+"""
 
 
 def policy_outputs(
@@ -31,22 +35,26 @@ def policy_outputs(
   learns_entropy: bool = True,
   router_losses: tuple[str, ...] = (),
 ) -> PolicyOutputs:
-  """Log-probability and entropy of every counted token of a batch under the policy that `filter_logits` makes of the logits.
+  """Computes the log-probability and entropy of every counted token under the policy.
 
-  The state after one token gives the log-probability of the next; here, and nowhere else, the two are brought together, so that
-  everything is aligned with `batch.tokens`. Only tokens whose mask is above 0 are computed; a first token, which nothing comes before,
-  is none of them.
+  The policy is the distribution that `filter_logits` makes of the logits. The state after one token
+  gives the log-probability of the next. Only this function shifts the two, so everything is aligned
+  with `batch.tokens`. Only tokens whose mask is above 0 are computed; the first token of a
+  sequence, which has no predecessor, is never one of them.
 
   Args:
-    logprobs_fn: the model's `logprobs`.
-    filter_logits: `(logits, keep) -> logits` of the sampling distribution, the sampler's own function.
-    params: the model's weights.
-    batch: rows; of it `tokens`, `positions`, `segments`, `prefixes`, `mask` and `routing` are read.
-    learns_entropy: whether a gradient may flow through the entropy.
-    router_losses: of "balance" and "z", those to return, of a mixture of experts.
+    logprobs_fn: The model's `logprobs`.
+    filter_logits: `(logits, keep) -> logits` of the sampling distribution, the sampler's own
+      function.
+    params: The model's weights.
+    batch: Rows, of which `tokens`, `positions`, `segments`, `prefixes`, `mask` and `routing` are
+      read.
+    learns_entropy: Whether a gradient may flow through the entropy.
+    router_losses: Losses of a mixture of experts to return, among "balance" and "z".
 
   Returns:
-    Outputs in float32. Routes are aligned with the token that travels them, not with the one that it predicts.
+    Outputs in float32. Routes are aligned with the token that takes them, not with the token that
+    it predicts.
   """
   sources = previous_slots(batch.segments, batch.prefixes)
   logprobs, entropy, out = logprobs_fn(
@@ -58,10 +66,16 @@ def policy_outputs(
 
 
 def critic_outputs(values_fn: Callable, params: Params, batch: TrainBatch) -> PolicyOutputs:
-  """The critic's value of the state before each token of a batch, shifted like `policy_outputs`; the log-probabilities are zeros.
+  """Computes the critic's value of the state before each token of a batch.
 
-  The first token of a segment has no state before it: its value is 0, and no mask ever counts it. `values_fn` is
-  `(params, tokens, positions, segments, prefixes) -> values [B T]` of the states after each token.
+  Values are shifted as in `policy_outputs`, and the log-probabilities are zeros. The first token of
+  a segment has no state before it: its value is 0, and no mask ever counts it.
+
+  Args:
+    values_fn: `(params, tokens, positions, segments, prefixes) -> values [B T]` of the states after
+      each token.
+    params: The critic's weights.
+    batch: Rows, of which `tokens`, `positions`, `segments` and `prefixes` are read.
   """
   after = values_fn(params, batch.tokens, batch.positions, batch.segments, batch.prefixes)
   sources = previous_slots(batch.segments, batch.prefixes)
@@ -70,7 +84,10 @@ def critic_outputs(values_fn: Callable, params: Params, batch: TrainBatch) -> Po
 
 
 def sampler_gap(logprobs: Float[Array, "B T"], sampler_logprobs: Float[Array, "B T"]) -> TokenMetrics:
-  """How far the learner and the sampler disagree about the tokens drawn: an engine mismatch, where both hold the same weights."""
+  """Measures the disagreement of learner and sampler about the sampled tokens.
+
+  It is an engine mismatch if both hold the same weights.
+  """
   log_ratio = jax.lax.stop_gradient(logprobs - sampler_logprobs)
   gap = jnp.abs(log_ratio)
   return {
@@ -82,7 +99,11 @@ def sampler_gap(logprobs: Float[Array, "B T"], sampler_logprobs: Float[Array, "B
 
 
 def router_terms(outputs: PolicyOutputs, batch: TrainBatch, coefs: Mapping[str, float]) -> TokenTerm:
-  """What a mixture of experts adds: the routers' own losses at each token, and how far their choice is from the routes replayed."""
+  """Returns the loss terms and metrics of a mixture of experts.
+
+  They are the routers' own losses at each token, and how far the live routes are from the replayed
+  ones.
+  """
   losses = outputs.router_losses or {}
   total = sum((coefs[name] * x for name, x in losses.items()), jnp.zeros_like(outputs.logprobs))
   metrics = {f"moe/{name}_loss": x for name, x in losses.items()}
@@ -92,17 +113,20 @@ def router_terms(outputs: PolicyOutputs, batch: TrainBatch, coefs: Mapping[str, 
 
 
 def split_rows(tree: PyTree, num_pieces: int) -> PyTree:
-  """Rows as that many micro-batches, along a new first axis: every m-th row, so that each keeps rows of every shard and none moves."""
+  """Splits rows into `num_pieces` micro-batches along a new first axis.
+
+  Each piece takes every m-th row, so that it keeps rows of every shard and no row moves.
+  """
   return jax.tree.map(lambda x: x.reshape(-1, num_pieces, *x.shape[1:]).swapaxes(0, 1), tree)
 
 
 def join_rows(tree: PyTree) -> PyTree:
-  """What `split_rows` took apart."""
+  """Inverts `split_rows`."""
   return jax.tree.map(lambda x: x.swapaxes(0, 1).reshape(-1, *x.shape[2:]), tree)
 
 
 def in_pieces(of_batch: Callable[[TrainBatch], PyTree], batch: TrainBatch, num_pieces: int) -> PyTree:
-  """A function of a batch's rows, computed in the micro-batches of an update, whose activations fit."""
+  """Computes a function of a batch's rows in micro-batches, to bound its activations."""
   return of_batch(batch) if num_pieces == 1 else join_rows(jax.lax.map(of_batch, split_rows(batch, num_pieces)))
 
 
@@ -117,39 +141,44 @@ def make_train_step(
   trainable: PyTree | None = None,
   router_coefs: Mapping[str, float] = MappingProxyType({}),
 ) -> TrainStepFn:
-  """One optimizer update.
+  """Makes a train step, which is one optimizer update.
 
-  The weights w are computed once, on the whole global batch; micro-batches then add up Σ w·l and its gradient in float32, so neither
-  their number nor the device count changes the loss, the gradient or a metric. An update whose loss or gradient is not finite changes
-  nothing but the counters: params, optimizer moments and schedule stay as they were.
+  The weights w are computed once, on the whole global batch. Micro-batches then accumulate Σ w·l
+  and its gradient in float32, so neither their number nor the device count changes the loss, the
+  gradient or a metric. A non-finite update, i.e. a non-finite loss or gradient, changes only the
+  counters: params, optimizer moments and schedule stay as they were.
 
   Args:
     outputs_fn: `(params, batch) -> PolicyOutputs`.
-    objective: what to minimise.
-    optimizer: its state is `TrainState.opt_state`.
-    learning_rate: the schedule inside `optimizer`, for the metric.
-    num_micro_batches: pieces of the batch; must divide its rows.
-    name: what is trained, the first part of its metrics' names.
-    trainable: the params tree with True where a weight is trained, and nothing else has a gradient or moments; None is everywhere.
-    router_coefs: weight of each of the router losses that `outputs_fn` returns.
+    objective: Objective to minimise.
+    optimizer: Optimizer whose state is `TrainState.opt_state`.
+    learning_rate: Schedule inside `optimizer`, for the metric.
+    num_micro_batches: Number of pieces of the batch; must divide its rows.
+    name: Name of what is trained, the first part of its metrics' names.
+    trainable: Params tree with True for each weight that is trained; the others have neither
+      gradient nor moments. None trains all.
+    router_coefs: Weight of each router loss that `outputs_fn` returns.
 
   Returns:
     `(state, batch) -> (state, metrics)`, to be jitted with the state donated.
 
   Raises:
-    ValueError: While the step is traced: arrays of a batch that differ in shape, rows that the micro-batches do not divide, an objective
-      whose losses or weights are not one number a token, or an optimizer that changes the type of what it updates.
+    ValueError: If, when the step is traced, arrays of a batch differ in shape, the micro-batches do
+      not divide the rows, the objective's losses or weights are not one number per token, or the
+      optimizer changes the type of what it updates.
 
   Note:
-    `optax.apply_if_finite` is not used: after its limit of errors it lets the next bad update through.
+    `optax.apply_if_finite` is not used: after its limit of errors it applies the next non-finite
+    update.
   """
 
-  # Wrong shapes would broadcast into a loss that looks like one. They are found while the step is traced: no step pays for it.
+  # Wrong shapes would broadcast into a plausible loss. The checks run while tracing and cost
+  # nothing per step.
   refusing = lambda reason: {"custom_message": f"{name}: {reason}", "exception_type": ValueError}
 
   def loss_fn(trained: Params, frozen: Params, batch: TrainBatch, weights: Float[Array, "B T"]):
     outputs = outputs_fn(combine(trained, frozen), batch)
-    # An objective sees one number a token, and never a model.
+    # An objective sees one number per token, and never a model.
     with jax.named_scope("loss"):
       losses, metrics = objective.token_loss(outputs._replace(live_routing=None, router_losses=None), batch._replace(routing=None))
     numbers = [batch.mask, weights, outputs.logprobs, losses]
@@ -158,7 +187,7 @@ def make_train_step(
     losses, metrics = losses + further, metrics | router_metrics
     if name == "actor" and batch.sampler_logprobs is not None:
       metrics = metrics | sampler_gap(outputs.logprobs, batch.sampler_logprobs)
-    # A loss off the mask must not even meet its zero weight: 0 · inf is NaN.
+    # A loss outside the mask must not even be multiplied by its zero weight: 0 · inf is NaN.
     return jnp.sum(jnp.where(weights > 0, weights * losses, 0)), metrics
 
   def accumulate(trained: Params, frozen: Params, batch: TrainBatch, weights: Float[Array, "B T"]):
@@ -186,7 +215,7 @@ def make_train_step(
     with jax.named_scope("optimizer"):
       updates, opt_state = optax.with_extra_args_support(optimizer).update(grads, state.opt_state, trained, finite=finite)
       updated = optax.apply_updates(trained, updates)
-    # What lies in host memory has been kept where it had to be by its own update.
+    # Arrays in host memory were already kept, if necessary, by their own update.
     keep = lambda new, old: jax.tree.map(lambda n, o: n if is_on_host(o) else jnp.where(finite, n, o), new, old)
     applied = state.step - state.skipped
     metrics = reduce_metrics(token_metrics, batch.mask, weights)
@@ -210,8 +239,8 @@ def make_train_step(
 
 
 def init_state(params: Params, optimizer: optax.GradientTransformation, *, trainable: PyTree | None = None) -> TrainState:
-  """A fresh train state around `params`: step 0, empty moments for the weights that are trained."""
-  # Two arrays, not one twice: the state is donated, and a buffer can be donated only once.
+  """Makes a fresh train state: step 0, and empty moments for the weights that are trained."""
+  # Two separate arrays: the state is donated, and a buffer can be donated only once.
   opt_state = optimizer.init(partition(params, trainable)[0])
   return TrainState(params, opt_state, step=jnp.zeros((), jnp.int32), skipped=jnp.zeros((), jnp.int32))
 
@@ -228,23 +257,30 @@ def make_optimizer(
   moments_dtype: str = "float32",
   offload: bool = False,
 ) -> tuple[optax.GradientTransformation, optax.Schedule]:
-  """AdamW after global-norm clipping, with a linear warm-up to a constant rate or a linear decay; and the schedule itself.
+  """Makes AdamW with global-norm clipping and a warm-up, and returns it with its schedule.
+
+  The rate rises linearly, then stays constant or falls linearly.
 
   Args:
-    learning_rate: after warm-up.
-    warmup_steps: updates that climb to it; 0 starts at it.
-    decay_steps: updates after warm-up over which it falls linearly to 0; 0 keeps it constant.
-    weight_decay: decoupled, not for vectors and scalars (norm scales, biases), whose decay only shifts the function.
-    b1: decay of the first moment.
-    b2: decay of the second moment.
-    max_grad_norm: gradients with a larger global norm are scaled down to it.
-    moments_dtype: of the first moment; the second has that of the weights.
-    offload: for a state in host memory; see `offload.offloaded`.
+    learning_rate: Learning rate after warm-up.
+    warmup_steps: Number of updates that climb to it; 0 starts at it.
+    decay_steps: Number of updates after warm-up over which the rate falls linearly to 0; 0 keeps it
+      constant.
+    weight_decay: Decoupled weight decay. Excludes vectors and scalars (norm scales, biases), whose
+      decay only shifts the function.
+    b1: Decay of the first moment.
+    b2: Decay of the second moment.
+    max_grad_norm: Global norm to which larger gradients are scaled down.
+    moments_dtype: Dtype of the first moment; the second has that of the weights.
+    offload: Whether the state is in host memory; see `offload.offloaded`.
+
+  Returns:
+    The optimizer and its schedule.
 
   References:
     Decoupled weight decay regularization, arXiv:1711.05101, 2017.
   """
-  # The first update already moves: a rate of 0 would waste it.
+  # The first update already has a positive rate: a rate of 0 would waste it.
   climb = optax.linear_schedule(learning_rate / max(warmup_steps, 1), learning_rate, max(warmup_steps - 1, 1))
   rest = optax.linear_schedule(learning_rate, 0.0, decay_steps) if decay_steps else optax.constant_schedule(learning_rate)
   schedule = optax.join_schedules([climb, rest], [warmup_steps])
