@@ -1,1 +1,1 @@
-"""A run in progress: put together, started, watched, stopped, written down."""
+"""A run: how it is assembled, started, watched, stopped and recorded."""

@@ -1,8 +1,9 @@
-"""Alarms: what a person watching a run's curves would call out, found by rules over the last steps. They change nothing in the run.
+"""Alarms: rules over the last steps that flag what a person watching a run's curves would call out.
 
-Each rule looks at one metric, and every row of the metrics says in `alarm/NAME` whether it holds. An alarm begins when its rule first holds
-and is over after a few steps in which it does not; both leave a line. What the rules need of the past is a small JSON value in the run's
-record, so that a run that is stopped and goes on says what an unbroken one says.
+They change nothing in the run. Each rule looks at one metric, and every row of the metrics says in
+`alarm/NAME` whether it holds. An alarm begins when its rule first holds and ends after a few steps
+in which it does not; each logs a line. What the rules need to know of the past is a small JSON
+value in the run's record, so a resumed run reports the same alarms as an unbroken one.
 """
 
 import math
@@ -11,31 +12,34 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 WARM_UP = 16
-"""Steps that a rule wants to have seen before it calls one unlike them."""
+"""Steps that a rule must have seen before it calls one an outlier."""
 
 CALM = 5
-"""Steps without its rule after which an alarm is over: a metric that swings around its limit must not leave a line at each step."""
+"""Steps without its rule after which an alarm ends, so that a metric that swings around its limit
+does not log a line at each step."""
 
 ALARMS = (
   "loss_spike", "grad_norm_spike", "reward_collapse", "entropy_collapse", "truncation", "no_signal", "nonfinite_logprobs",
 )  # fmt: skip
-"""Names of alarms."""
+"""Names of the alarms."""
 
 State = dict[str, Any]
-"""JSON: `window`, the last finite values of each watched metric; `first_entropy`; `since`, of each alarm that is on
-the steps at which it began and at which its rule last held; `counts`, how often each has begun."""
+"""State as JSON. `window`: the last finite values of each watched metric. `first_entropy`: the
+run's first entropy. `since`: for each active alarm, the steps at which it began and at which its
+rule last held. `counts`: how often each alarm has begun."""
 
 
 class Limits(NamedTuple):
-  """What the rules compare with; None switches a rule off.
+  """Limits of the rules; None turns a rule off.
 
   Attributes:
-    window: steps that a spike is measured against.
-    spike_sigmas: deviations from their median beyond which a loss, a gradient norm or a fall of the reward is one.
-    entropy_below: nats a token.
-    entropy_fraction: of the run's first entropy.
-    truncation_above: share of responses that were cut at their budget.
-    no_signal_above: share of groups whose samples all have the same reward.
+    window: Number of steps that a spike is measured against.
+    spike_sigmas: Deviations from their median beyond which a loss, a gradient norm or a drop of the
+      reward is a spike.
+    entropy_below: Lower limit of the entropy, in nats per token.
+    entropy_fraction: Lower limit of the entropy, as a fraction of the run's first.
+    truncation_above: Upper limit of the share of responses cut at their budget.
+    no_signal_above: Upper limit of the share of groups whose samples all have the same reward.
   """
 
   window: int = 128
@@ -47,18 +51,20 @@ class Limits(NamedTuple):
 
 
 def new_state() -> State:
-  """Of a run that has seen nothing yet."""
+  """Returns the state before the first step of a run."""
   return {"window": {}, "first_entropy": None, "since": {}, "counts": {}}
 
 
 def deviation(value: float, past: Sequence[float]) -> float:
-  """By how many standard deviations a value lies above what came before, robustly; 0 where too little has, or half of it is one number.
+  """Returns by how many standard deviations, robustly estimated, a value exceeds past ones.
 
-  (x − median) / (1.4826·MAD), MAD the median distance from the median; 1.4826 makes it the standard deviation of a normal distribution.
+  (x − median) / (1.4826·MAD), where MAD is the median distance from the median. The factor 1.4826
+  makes it the standard deviation of a normal distribution. The result is 0 if there are too few
+  past values, or if half of them are the same number.
 
   Args:
-    value: the new one.
-    past: those before it.
+    value: New value.
+    past: Values before it.
 
   Example:
     >>> past = list(range(17))
@@ -66,9 +72,10 @@ def deviation(value: float, past: Sequence[float]) -> float:
     (15.5, 13.7)
 
   Note:
-    MaxText skips a step whose loss is 6 standard deviations above the mean of the last 128. In RL the loss swings around 0 with heavy
-    tails: one spike within the window would blow up its standard deviation and hide the next, while the median and the MAD do not move.
-    A lasting change of level ends its own alarm once it makes up half of the window.
+    MaxText skips a step whose loss is 6 standard deviations above the mean of the last 128. In RL
+    the loss swings around 0 with heavy tails: one spike in the window would inflate its standard
+    deviation and hide the next, while the median and the MAD do not move. After a lasting change of
+    level, the alarm ends once the new level makes up half of the window.
   """
   if len(past) < WARM_UP:
     return 0.0
@@ -78,16 +85,17 @@ def deviation(value: float, past: Sequence[float]) -> float:
 
 
 def observe(state: State, row: Mapping[str, Any], *, step: int, limits: Limits) -> tuple[State, dict[str, int], list[str]]:
-  """One more step.
+  """Applies the rules to one more step.
 
   Args:
-    state: of the steps before; stays as it is.
-    row: metrics of the step. Rules whose metric is missing or not finite keep silent.
-    step: from 1.
-    limits: see there.
+    state: State after the steps before; not modified.
+    row: Metrics of the step. A rule whose metric is missing or not finite stays silent.
+    step: Number of the step, from 1.
+    limits: Limits of the rules.
 
   Returns:
-    The next state; `alarm/NAME` for each rule that is on, 1 while it holds; and lines for alarms that begin or end.
+    The next state; `alarm/NAME` for each rule that is on, 1 while it holds; and lines for alarms
+    that begin or end.
 
   Example:
     >>> limits = Limits(truncation_above=0.5)
@@ -122,10 +130,13 @@ def observe(state: State, row: Mapping[str, Any], *, step: int, limits: Limits) 
 
 
 def _rules(state: State, row: Mapping[str, Any], limits: Limits) -> dict[str, str]:
-  """Why each rule holds; empty where it does not. Rules that are off, or have nothing to look at, are left out."""
+  """Returns the reason why each rule holds, or an empty string if it does not.
+
+  Rules that are off, or have nothing to look at, are left out.
+  """
   found = {}
   if limits.spike_sigmas is not None:
-    # A loss swings to both sides; a gradient is too large, and a reward too small.
+    # A loss can spike to both sides; a gradient is only too large, and a reward only too small.
     for name, metric, size in (
       ("loss_spike", "actor/loss", abs),
       ("grad_norm_spike", "actor/grad_norm", lambda x: x),

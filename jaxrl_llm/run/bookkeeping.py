@@ -1,4 +1,4 @@
-"""What a run leaves behind and says as it goes: checkpoints, summary, sample rollouts, alarms."""
+"""Bookkeeping of a run: checkpoints, summary, sample rollouts and alarms."""
 
 import time
 from collections import Counter
@@ -23,7 +23,7 @@ from jaxrl_llm.workdir.record import Record, to_json
 
 @runtime_checkable
 class Job(Protocol):
-  """What an RL run and the training of a reward model have in common."""
+  """The interface that an RL run and the training of a reward model share."""
 
   config: ConfigDict
   workdir: Path
@@ -38,37 +38,44 @@ class Job(Protocol):
     """Number of weights of the model."""
 
   def arrays(self) -> dict[str, Any]:
-    """Gives the arrays of a checkpoint, by name."""
+    """Returns the arrays of a checkpoint, by name."""
 
   def places(self) -> dict[str, Any]:
-    """Gives the places at which the iterators of the data stand, as JSON by name."""
+    """Returns the positions of the data iterators, as JSON by name."""
 
 
 def save(run: Job, *, temporary: bool = False) -> None:
-  """Writes one atomic checkpoint of all that the next step depends on; a temporary one goes once there is a newer one."""
+  """Writes one atomic checkpoint of all that the next step depends on.
+
+  The next checkpoint replaces a temporary one.
+  """
   record, phases = run.record, run.phases
   number = record.warm_steps + record.rl_steps
   phases.begin("checkpoint", number)
   record.phase_steps = run.writer.phase_steps
   summarize(run, "running")
-  measured = record.phase_steps.get("eval") == record.rl_steps  # At this step, not some time ago.
+  measured = record.phase_steps.get("eval") == record.rl_steps  # At this step, not earlier.
   options = dict(accuracy=record.accuracy_final if measured else None, temporary=temporary, at=lambda place: phases.strike(place, number))
-  with declared():  # The first save of several processes compiles what parts the arrays among them.
+  with declared():  # With several processes, the first save compiles what splits the arrays among them.
     checkpoint.save(run.checkpoints, number, run.arrays(), to_json(record) | run.places(), **options)
   tell_of_failed_saves(run)
   phases.clock.lap("checkpoint")
-  write_report(run)  # A run can be looked at while it runs.
+  write_report(run)  # So that the report can be read while the run goes on.
   phases.clock.lap("report")
 
 
 def is_due(run: Job) -> bool:
-  """Whether a temporary checkpoint is: so much time has passed since the last one, or since the last that failed."""
+  """Returns whether a temporary checkpoint is due, given the time since the last save was tried."""
   minutes = run.config.checkpoint.every_minutes
   return minutes is not None and hosts.on_main(lambda: time.monotonic() - run.checkpoints.last_try >= 60 * minutes)
 
 
 def tell_of_failed_saves(run: Job) -> dict[str, float]:
-  """A line for each save that has failed since the last call; how many have so far, as a metric."""
+  """Prints a line for each save that has failed since the last call.
+
+  Returns:
+    The number of failed saves so far, as a metric; empty if there are none.
+  """
   for line in checkpoint.failures(run.checkpoints):
     run.progress.note(line)
     run.record.failed_saves += 1
@@ -77,7 +84,7 @@ def tell_of_failed_saves(run: Job) -> dict[str, float]:
 
 
 def finish_saving(run: Job) -> None:
-  """Waits for the save that is under way."""
+  """Waits for the save in flight."""
   checkpoint.finish(run.checkpoints)
   tell_of_failed_saves(run)
   run.phases.clock.lap("checkpoint")
@@ -87,7 +94,7 @@ def require_saved(run: Job) -> None:
   """Waits for the last checkpoint of a run.
 
   Raises:
-    SaveFailedError: It could not be written.
+    SaveFailedError: If it could not be written.
   """
   finish_saving(run)
   if (failure := run.checkpoints.failure) is not None:
@@ -96,20 +103,20 @@ def require_saved(run: Job) -> None:
 
 
 def finish(run: Job) -> dict[str, Any]:
-  """Writes the summary and the report of a finished run, and gives the summary."""
+  """Writes the summary and the report of a finished run, and returns the summary."""
   written = summarize(run, "finished")
   write_report(run)
   return written
 
 
 def write_report(run: Job) -> None:
-  """Writes `report.html`, where there is room."""
+  """Writes `report.html`, unless the disk is full."""
   if hosts.is_main():
     disk.write_if_room(run.workdir / "report.html", lambda: report.write_report(run.workdir))
 
 
 def summarize(run: Job, status: str) -> dict[str, Any]:
-  """Brings the record up to date and writes `summary.json`."""
+  """Updates the record, writes `summary.json` and returns the summary."""
   record, clock = run.record, run.phases.clock
   clock.lap("other")
   clock.settle(record.seconds)
@@ -119,7 +126,10 @@ def summarize(run: Job, status: str) -> dict[str, Any]:
 
 
 def show_samples(run: Run, step: int, batch: batch_lib.Batch, token_scores: Sequence[Mapping[str, Any]]) -> None:
-  """Writes some of a step's rollouts to `samples.jsonl`, with their `learn.token_scores`, and the first few to the screen."""
+  """Writes some of a step's rollouts to `samples.jsonl` and prints the first few.
+
+  Each row includes its `learn.token_scores`.
+  """
   options = dict(num_rows=run.config.log.num_samples, token_text=run.experiment.task.tokenizer.decode)
   rows = batch_lib.sample_rows(batch, token_scores=token_scores, **options)
   run.samples.write(step, "rl", rows)
@@ -128,7 +138,10 @@ def show_samples(run: Run, step: int, batch: batch_lib.Batch, token_scores: Sequ
 
 
 def watch(run: Run, row: dict[str, Any]) -> dict[str, int]:
-  """Gives the alarms of the record's RL step as metrics, with a line for each that begins or ends; they change nothing else."""
+  """Returns the alarms of the record's RL step as metrics; prints each one that begins or ends.
+
+  Nothing else changes.
+  """
   limits = alarms.Limits(**run.config.alarms)
   run.record.alarms, metrics, lines = alarms.observe(run.record.alarms, row, step=run.record.rl_steps, limits=limits)
   for line in lines:
@@ -137,7 +150,11 @@ def watch(run: Run, row: dict[str, Any]) -> dict[str, int]:
 
 
 def tell_of_recompiles(run: Run) -> int:
-  """A line for each program that was compiled although the run was warm; how many there have been in this process, as a metric."""
+  """Prints a line for each program that was compiled although the run was warm.
+
+  Returns:
+    The number of such compilations in this process, as a metric.
+  """
   for culprit, times in Counter(run.compiled.culprits()).items():
     often = f", {times} times" if times > 1 else ""
     run.progress.note(f"compiled again at RL step {run.record.rl_steps:,}{often}: {culprit}; changing shapes cost time")

@@ -1,4 +1,4 @@
-"""What a run would be, without running it: mesh, model, and an estimate of its memory."""
+"""The dry run: mesh, model and estimated memory of a run, without running it."""
 
 from ml_collections import ConfigDict
 
@@ -10,7 +10,10 @@ from jaxrl_llm.tasks.files import report
 
 
 def describe(config: ConfigDict) -> str:
-  """Mesh, model and a memory estimate for each device, for `--dry_run`; allocates nothing. Raises as `build` does."""
+  """Describes mesh, model and estimated memory of each device, for `--dry_run`.
+
+  It allocates nothing and raises what `build` raises.
+  """
   experiment = build(config)
   rollout, learner, sampler_mesh = config.rollout, config.learner, experiment.sampler_mesh
   meshes = {"mesh": experiment.mesh} | ({} if experiment.sync is None else {"mesh of the sampler": sampler_mesh})

@@ -1,4 +1,4 @@
-"""An experiment put together from its config: task, mesh, model, objective, and the programs compiled for them."""
+"""An experiment assembled from its config: task, mesh, model, objective and compiled programs."""
 
 import inspect
 from collections.abc import Callable, Sequence
@@ -34,22 +34,25 @@ from jaxrl_llm.types import Objective, Params, Rollouts, TrainState
 
 
 class Experiment(NamedTuple):
-  """What a run is made of. Programs compile when they first run, for every declared bucket at once, and never again.
+  """The parts of a run.
+
+  A program compiles when it first runs, for every declared bucket at once, and never again.
 
   Attributes:
-    task: problems, demonstrations, tokenizer.
-    mesh: devices of the learner.
-    sampler_mesh: devices of the sampler: the learner's, or others.
-    sync: what moves weights from the one to the other; None where they are the same.
-    objective: what RL minimises.
-    rewards: terms of the reward in training.
-    init: `(key) -> state`, sharded, at step 0 of the warm start.
-    talk: how conversations with an environment go; None for responses of one turn.
-    needs: the optional fields that are read, such as `old_logprobs`, `ref_logprobs`, `values`; the loop computes these and no others.
-    credit: from rewards and log-probabilities to advantages and value targets.
-    learner: programs that read weights on `mesh`: updates and passes for log-probabilities.
-    sampler: programs that read weights on `sampler_mesh`: rollouts and evaluations.
-    eval_draw: `(weights on sampler_mesh) -> DrawFn`, which draws the samples of an evaluation.
+    task: Problems, demonstrations and tokenizer.
+    mesh: Devices of the learner.
+    sampler_mesh: Devices of the sampler: the learner's, or others.
+    sync: Transfer of weights from `mesh` to `sampler_mesh`; None if they are the same.
+    objective: Objective that RL minimises.
+    rewards: Terms of the training reward.
+    init: Function `(key) -> state` that makes a sharded state at step 0 of the warm start.
+    talk: Rules of conversations with an environment; None for single-turn responses.
+    needs: Optional fields that are read, such as `old_logprobs`, `ref_logprobs`, `values`; the loop
+      computes these and no others.
+    credit: Function from rewards and log-probabilities to advantages and value targets.
+    learner: Programs that read weights on `mesh`: updates and log-probability passes.
+    sampler: Programs that read weights on `sampler_mesh`: rollouts and evaluations.
+    eval_draw: Function `(weights on sampler_mesh) -> DrawFn` for the samples of an evaluation.
   """
 
   task: Task
@@ -68,16 +71,16 @@ class Experiment(NamedTuple):
 
   @property
   def replies(self) -> str | None:
-    """What is read and not imitated in demonstrations; see `Environment`."""
+    """Pattern of what is read but not imitated in demonstrations; see `Environment`."""
     return None if self.talk is None else self.talk.environment.replies
 
 
 def load_task(config: ConfigDict) -> Task:
-  """The task that a config names.
+  """Loads the task that a config names.
 
   Raises:
-    ImportError: a dataset to build without the package that generates it.
-    ValueError: problems or files that cannot be used. One line, with the fix.
+    ImportError: If a dataset must be built and the package that generates it is missing.
+    ValueError: If problems or files cannot be used. One line, with the fix.
   """
   widest = max(config.rollout.prompt_buckets)
   task = tasks.make(
@@ -98,10 +101,11 @@ def load_task(config: ConfigDict) -> Task:
 
 
 def make_rules(config: ConfigDict) -> Rules | None:
-  """How conversations go; None where the config names no environment.
+  """Returns the rules of conversations; None if the config names no environment.
 
   Raises:
-    ValueError: an environment that cannot be made, or a sandbox that does not work here. One line, with the fix.
+    ValueError: If the environment cannot be made, or the sandbox does not work here. One line, with
+      the fix.
   """
   section = config.environment
   if section.name is None:
@@ -117,7 +121,7 @@ def make_rules(config: ConfigDict) -> Rules | None:
 
 
 def kl_coef_in_loss(config: ConfigDict) -> float:
-  """The objective's `kl_coef`, its default included; 0 where it has none."""
+  """Returns the objective's `kl_coef`, or its default; 0 if it has none."""
   if config.objective.get("kl_coef") is not None:
     return config.objective.kl_coef
   parameters = inspect.signature(objectives.OBJECTIVES[config.objective.name]).parameters
@@ -125,13 +129,14 @@ def kl_coef_in_loss(config: ConfigDict) -> float:
 
 
 def build(config: ConfigDict) -> Experiment:
-  """Puts an experiment together; allocates nothing on the devices.
+  """Assembles an experiment; allocates nothing on the devices.
 
   Args:
-    config: checked, see `config.check`.
+    config: Checked config; see `config.check`.
 
   Raises:
-    ValueError: what cannot be known before the devices are: too few of them, a size they do not divide, a damaged dataset.
+    ValueError: If there are too few devices, they do not divide a size, or a dataset is damaged.
+      None of this is known before the devices are.
   """
   mesh, sampler_mesh = mesh_lib.make_meshes(**config.mesh)
   shards = (mesh_lib.num_row_shards(mesh), mesh_lib.num_row_shards(sampler_mesh))
@@ -178,7 +183,7 @@ def build(config: ConfigDict) -> Experiment:
 
 
 def make_grader(config: ConfigDict, terms: Sequence[WeightedReward]) -> Grader:
-  """Opens what calls the terms of a reward, with the settings of `config.reward`."""
+  """Opens the grader of a reward's terms, with the settings of `config.reward`."""
   section = config.reward
   limits = dict(timeout_s=section.timeout_s, max_chars=section.max_chars, memory_gb=section.worker_memory_gb)
   return Grader(terms, num_workers=section.workers, **limits)
@@ -187,7 +192,10 @@ def make_grader(config: ConfigDict, terms: Sequence[WeightedReward]) -> Grader:
 def make_draw(
   config: ConfigDict, sample: SampleFn, params: Params, *, talk: Rules | None, mesh: Mesh, tokenizer: Tokenizer
 ) -> DrawFn:
-  """What draws the samples of an evaluation: responses, or conversations; `params` and `mesh` are the sampler's."""
+  """Returns the function that draws the samples of an evaluation: responses, or conversations.
+
+  `params` and `mesh` are the sampler's.
+  """
   placing = dict(mesh=mesh, tokenizer=tokenizer, prompt_buckets=config.rollout.prompt_buckets)
   if talk is None:
     return lambda examples, key: rollout.draw(sample, params, examples, key, **placing)
@@ -202,10 +210,11 @@ def make_draw(
 
 
 def check_lengths(task: Task, config: ConfigDict, *, max_positions: int | None = None, replies: str | None = None) -> None:
-  """Refuses prompts and demonstrations that the declared shapes do not hold, before anything is trained.
+  """Refuses prompts and demonstrations that exceed the declared shapes, before any training.
 
   Raises:
-    ValueError: names the setting, the longest example's length and the fix.
+    ValueError: If one is too long. The message names the setting, the longest example's length and
+      the fix.
   """
   buckets, new_tokens, warm_steps = config.rollout.prompt_buckets, config.rollout.max_new_tokens, config.warm_start.num_steps
   longest, widest = max(max_prompt_tokens(source, task.tokenizer) for source in (task.train, task.test)), max(buckets)

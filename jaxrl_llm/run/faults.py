@@ -1,6 +1,7 @@
-"""Faults on purpose: a run that is killed, hangs or computes nonsense at a place that is named beforehand. Off unless asked for.
+"""Deliberate faults: a run is killed, hangs or computes nonsense at a chosen place. Off by default.
 
-`JAXRL_FAULT=PHASE:STEP:KIND[@PROCESS][,...]`, as in `JAXRL_FAULT=update:3:kill` or `JAXRL_FAULT=rollout:2:hang@1,reward:5:nan`.
+`JAXRL_FAULT=PHASE:STEP:KIND[@PROCESS][,...]`, for instance `JAXRL_FAULT=update:3:kill` or
+`JAXRL_FAULT=rollout:2:hang@1,reward:5:nan`.
 """
 
 import os
@@ -16,33 +17,36 @@ import numpy as np
 from jaxrl_llm.messages import did_you_mean
 
 VARIABLE = "JAXRL_FAULT"
-"""The environment variable that asks for faults."""
+"""Environment variable that requests faults."""
 
 PHASES = (
   "warm_start", "weight_sync", "rollout", "reward", "old_logprobs", "advantages", "update", "other", "eval", "save", "manifest", "saved",
 )  # fmt: skip
-"""Where a fault may strike: where the phase begins. `save` is before anything of a checkpoint is written, `manifest` when its arrays are
-there and its manifest is not, `saved` when all is; the step of these three is the checkpoint's number."""
+"""Phases in which a fault may strike, at their beginning. `save` comes before anything of a
+checkpoint is written, `manifest` between its arrays and its manifest, `saved` after both; the step
+of these three is the checkpoint's number."""
 
 ACTS = ("kill", "term", "interrupt", "pause", "hang", "fail")
-"""SIGKILL, SIGTERM or SIGINT to this process, a wait of three seconds or without end, an OSError."""
+"""SIGKILL, SIGTERM or SIGINT to this process, a wait of three seconds, an endless wait, an
+OSError."""
 
 VALUES: Mapping[str, float] = {"nan": float("nan"), "inf": float("inf"), "huge": 1e38}
-"""What takes the place of numbers: log-probabilities of the sampler (`rollout`), rewards (`reward`), advantages (`update`)."""
+"""Replacements for numbers: the sampler's log-probabilities (`rollout`), rewards (`reward`),
+advantages (`update`)."""
 
-_PAUSE_SECONDS = 3.0  # JAX looks once a second whether there was a SIGTERM.
+_PAUSE_SECONDS = 3.0  # JAX checks for a SIGTERM once a second.
 
 POISONED = ("rollout", "reward", "update")
 
 
 class Fault(NamedTuple):
-  """One fault.
+  """A planned fault.
 
   Attributes:
-    phase: one of `PHASES`.
-    step: from 1, or the number of a checkpoint.
-    kind: one of `ACTS`, or of `VALUES` in a phase of `POISONED`.
-    process: in which process of the run.
+    phase: One of `PHASES`.
+    step: Number of the step, from 1, or of the checkpoint.
+    kind: One of `ACTS`, or of `VALUES` in a phase of `POISONED`.
+    process: Index of the process in which it strikes.
   """
 
   phase: str
@@ -52,10 +56,10 @@ class Fault(NamedTuple):
 
 
 def planned(text: str) -> tuple[Fault, ...]:
-  """The faults that a text asks for, written as in the variable.
+  """Parses faults, written as in the environment variable.
 
   Raises:
-    ValueError: another notation, or a phase or kind that does not exist.
+    ValueError: If the notation is wrong, or a phase or kind does not exist.
 
   Example:
     >>> planned("update:3:kill,rollout:2:hang@1")[1]
@@ -79,15 +83,15 @@ def _read(part: str) -> Fault:
 
 
 def from_environment() -> tuple[Fault, ...]:
-  """The faults that the environment asks of this process. Raises as `planned` does."""
+  """Returns the faults requested of this process by the environment; raises what `planned` does."""
   return tuple(fault for fault in planned(os.environ.get(VARIABLE, "")) if fault.process == jax.process_index())
 
 
 def strike(faults: Sequence[Fault], phase: str, step: int) -> None:
-  """Does what is planned in this process for the beginning of a phase, and mostly nothing.
+  """Triggers the faults planned in this process for the beginning of a phase; usually none.
 
   Raises:
-    OSError: for "fail".
+    OSError: If a planned fault is "fail".
   """
   for fault in faults:
     if (fault.phase, fault.step) != (phase, step) or fault.kind not in ACTS:
@@ -101,13 +105,14 @@ def strike(faults: Sequence[Fault], phase: str, step: int) -> None:
 
 
 def poison(faults: Sequence[Fault], phase: str, step: int, values: Any) -> Any:
-  """An array whose first sequence has numbers that no run should have, where that is planned; else the array.
+  """Corrupts an array's first sequence if such a fault is planned; else returns it unchanged.
 
   Args:
-    faults: of this process.
-    phase: one of `POISONED`.
-    step: from 1.
-    values: an array of JAX or NumPy, or a nested list, which becomes NumPy's; sequences lie along its first axis.
+    faults: Faults of this process.
+    phase: One of `POISONED`.
+    step: Number of the step, from 1.
+    values: JAX or NumPy array, or a nested list, which becomes a NumPy array; sequences lie along
+      its first axis.
   """
   for fault in faults:
     if (fault.phase, fault.step) == (phase, step) and fault.kind in VALUES:

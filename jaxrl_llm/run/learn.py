@@ -1,4 +1,4 @@
-"""What a run has its learner do with rollouts: rows, log-probabilities, advantages, updates."""
+"""The learner's part of a run: rows, log-probabilities, advantages, updates."""
 
 from functools import partial
 from typing import Any
@@ -20,35 +20,39 @@ from jaxrl_llm.types import Metrics, TrainBatch
 
 
 def leave_out(run: Run, batch: batch_lib.Batch) -> batch_lib.Batch:
-  """Without the sequences that nothing is to be learned from; they stay in the batch, and none of their tokens counts."""
+  """Excludes sequences from learning; they stay in the batch, but none of their tokens counts."""
   skips, whole = run.config.reward.overlong_filter, ESTIMATORS[run.config.advantage.estimator].whole_groups
   return batch._replace(counted=batch_lib.counted(batch, skips_truncated=skips, whole_groups=whole))
 
 
 def arrange(run: Run, sequences: list[packing.Trajectory], **options: Any) -> packing.Layout:
-  """Rows for the sequences of one update; a prompt lies there once for all of its responses."""
+  """Arranges the sequences of an update in rows; a prompt can be stored once for its responses."""
   learner = run.config.learner
   options = dict(row_buckets=learner.row_buckets, share_prompts=learner.share_prompts) | options
   return packing.arrange(sequences, row_tokens=learner.row_tokens, num_shards=num_row_shards(run.experiment.mesh), **options)
 
 
 def with_logprobs(run: Run, batch: TrainBatch, step: int) -> tuple[TrainBatch, Metrics]:
-  """Adds what is read of the learner before its updates, and nothing else: log π_old, log π_ref, values, routes to replay.
+  """Adds the learner's outputs that updates need: log π_old, log π_ref, values, routes to replay.
+
+  They come from the learner before its updates. Only what is read is computed.
 
   Args:
-    run: The run.
-    batch: Packed and placed; `routing` is the sampler's, where it recorded any.
-    step: The RL step, from 0.
+    run: RL run.
+    batch: Packed and placed batch; `routing` holds the sampler's routes, if it recorded any.
+    step: RL step, from 0.
 
   Returns:
-    The batch, with `routing` the routes that updates replay; and metrics of the routes, empty for a dense model.
+    The batch, whose `routing` holds the routes that updates replay; and metrics of the routes,
+    empty for a dense model.
   """
   config, learner, params = run.config, run.experiment.learner, run.state.params
   needs, replay, sampled = run.experiment.needs, config.moe.replay, batch.routing
   batch = batch._replace(routing=sampled if replay == "R3" else None)
   bare = needed_by_logprobs(batch)
   metrics: Metrics = {}
-  # With one update per rollout the ratio starts and ends at 1, and in float32 the sampler is exact: the pass would buy nothing.
+  # With one update per rollout the ratio stays 1, and in float32 the sampler is exact: the pass
+  # would gain nothing.
   of_sampler = config.model.sampler_dtype or config.model.dtype
   in_float32 = {config.model.dtype, of_sampler, config.rollout.cache_dtype or of_sampler} == {"float32"}
   is_current = config.rollout.staleness == 0 and config.rollout.spare_prompts == 0
@@ -74,12 +78,12 @@ def with_logprobs(run: Run, batch: TrainBatch, step: int) -> tuple[TrainBatch, M
 
 
 def live_routes(run: Run, batch: TrainBatch) -> jax.Array | None:
-  """No recorded routes, for a pass that was compiled to replay the sampler's (R3); None where it never replays."""
+  """Returns routes that replay nothing, for a pass compiled for R3; None without R3."""
   return run.experiment.learner.routes.live(batch.tokens, batch.segments) if run.config.moe.replay == "R3" else None
 
 
 def measures_routes(run: Run, step: int) -> bool:
-  """Whether an RL step measures how the experts change."""
+  """Returns whether an RL step measures how the experts change."""
   every = run.config.moe.measure_every
   return every > 0 and step % every == 0
 
@@ -87,11 +91,15 @@ def measures_routes(run: Run, step: int) -> bool:
 def add_credit(
   run: Run, batch: batch_lib.Batch, layouts: list[packing.Layout], placed: list[TrainBatch]
 ) -> tuple[batch_lib.Batch, list[TrainBatch], dict[str, float]]:
-  """Advantages and value targets, for the rollout batch and for its packed mini-batches; and what is logged of them."""
+  """Computes advantages and value targets, for the rollout batch and its packed mini-batches.
+
+  Returns:
+    The batch, the mini-batches, and metrics.
+  """
   config, experiment, needs = run.config, run.experiment, run.experiment.needs
 
   def lifted(read):
-    """A packed array of every mini-batch, back as one array a sequence."""
+    """Returns a packed array of every mini-batch, unpacked to one array per sequence."""
     arrays = hosts.to_host([read(x) for x in placed])
     return [x for array, layout in zip(arrays, layouts, strict=True) for x in packing.lift(array, layout)]
 
@@ -114,7 +122,7 @@ def add_credit(
   metrics |= {name: float(x) for name, x in credit.metrics.items()}
 
   def laid(responses):
-    """Per-token values of the responses, in the rows of every mini-batch."""
+    """Yields per-token values of the responses, in the rows of every mini-batch."""
     sequences, start = trajectories.whole_sequences(responses, batch.rollouts), 0
     for layout in layouts:
       yield place_tokens(experiment.mesh, packing.lay(sequences[start : start + len(layout.rows)], layout))
@@ -127,7 +135,7 @@ def add_credit(
 
 
 def update(run: Run, batch: TrainBatch, step: int) -> dict[str, jax.Array]:
-  """One update of the policy, and of the critic where there is one; in the critic's warm-up, of the critic alone."""
+  """Updates the policy and any critic; during the critic's warm-up, the critic alone."""
   config, experiment, metrics = run.config, run.experiment, {}
   measured = None
   if measures_routes(run, step):
@@ -150,7 +158,10 @@ def update(run: Run, batch: TrainBatch, step: int) -> dict[str, jax.Array]:
 
 
 def token_scores(run: Run, layouts: list[packing.Layout], placed: list[TrainBatch]) -> list[dict[str, np.ndarray]]:
-  """What the policy says after a step's updates of each token of the step's sequences, for the viewer: by name, prompt included."""
+  """Returns per-token scores of a step's sequences under the policy after the step's updates.
+
+  The viewer shows them. Each sequence has its arrays by name, prompt included.
+  """
   needs, found = run.experiment.objective.needs, []
   for batch in placed:
     found.append(run.experiment.learner.token_scores(run.state.params, needed_by_step(batch, needs, adaptive_kl=False)))
@@ -162,7 +173,7 @@ def token_scores(run: Run, layouts: list[packing.Layout], placed: list[TrainBatc
 
 
 def adapt_kl(run: Run, row: dict[str, Any]) -> None:
-  """Moves an adaptive coefficient towards its target, by the divergence that the step has shown."""
+  """Moves an adaptive KL coefficient towards its target, given the step's divergence."""
   config = run.config
   if config.kl.target is None:
     return

@@ -1,4 +1,8 @@
-"""How a training opens its workdir: it goes on from the newest checkpoint or begins anew, and its metrics and its screen are opened."""
+"""The opening of a workdir by a training.
+
+The training resumes from the newest checkpoint or starts anew. Its metrics and its screen are
+opened.
+"""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -24,14 +28,14 @@ from jaxrl_llm.workdir.summary import Clock
 
 
 class Opened(NamedTuple):
-  """What a workdir held.
+  """Contents of a workdir.
 
   Attributes:
-    checkpoints: Where the training saves.
-    record: The record of this attempt.
-    arrays: The restored arrays by name; None for a new training.
-    places: Places at which the iterators of the data stood, as JSON by name; empty for a new training.
-    notes: Lines for the screen, on checkpoints that are damaged and on data that is drawn again.
+    checkpoints: Checkpoints that the training saves to.
+    record: Record of this attempt.
+    arrays: Restored arrays by name; None for a new training.
+    places: Positions of the data iterators, as JSON by name; empty for a new training.
+    notes: Lines for the screen, about damaged checkpoints and data that is drawn again.
   """
 
   checkpoints: checkpoint.Checkpoints
@@ -47,15 +51,15 @@ def open_workdir(
   """Restores the newest checkpoint of an existing workdir, if there is one.
 
   Args:
-    config: A checked config.
-    workdir: The workdir.
-    first: The record of a new training.
-    abstract_arrays: The arrays of a checkpoint, as shapes, dtypes and shardings.
-    iterators: Names of what a checkpoint holds beside arrays and record.
-    data: The plural of what is learned from, for an error.
+    config: Checked config.
+    workdir: Workdir of the training.
+    first: Record of a new training.
+    abstract_arrays: Arrays of a checkpoint, as shapes, dtypes and shardings.
+    iterators: Names of what a checkpoint holds besides arrays and record.
+    data: Plural of what is learned from, for an error message.
 
   Raises:
-    ValueError: A damaged checkpoint, or one of a run that began with other weights or data.
+    ValueError: If the checkpoints are damaged, or the run there began with other weights or data.
   """
   kept = {name: config.checkpoint[name] for name in ("keep", "keep_best", "keep_every_hours", "asynchronous")}
   checkpoints, notes = checkpoint.open_checkpoints(workdir / "checkpoints", **kept), []
@@ -74,17 +78,22 @@ def open_workdir(
 
 
 def first_record(config: ConfigDict, command: str, source: Task | Pairs, **own: Any) -> Record:
-  """Makes the record of a training that begins with `source`; `own` are the fields that only this kind of training has."""
+  """Returns the record of a new training on `source`.
+
+  `own` holds the fields that only this kind of training has.
+  """
   base = None if config.model.path is None else where.fingerprint(where.resolve(config.model.path))
   data = source.report and report.to_json(source.report)
   return Record(command, base=base, data=data, data_fingerprint=source.fingerprint, **own)
 
 
 def go_on(iterator: Any, place: Mapping[str, Any], *, was: int, now: int, what: str) -> list[str]:
-  """Sets an iterator over batches to where a checkpoint's stood, whose batches had `was` rows instead of `now`.
+  """Moves a data iterator to the position saved in a checkpoint.
+
+  Its batches then had `was` rows instead of `now`.
 
   Returns:
-    The line on rows that are drawn again, if there are any; `what` names them in the plural.
+    The line about rows that are drawn again, if there are any; `what` names them in the plural.
   """
   place, moved = changes.position(place, was=was, now=now, what=what)
   iterator.set_state(place)
@@ -97,13 +106,13 @@ def open_outputs(
   """Opens the metrics, the screen and the phases of a training.
 
   Args:
-    config: A checked config.
-    workdir: The folder of the metrics.
-    opened: What the workdir held.
-    clock: Runs since the attempt began.
-    profiler: Shows the phases.
-    log: Takes every line of the screen.
-    data: The first lines of the screen, on what is learned from.
+    config: Checked config.
+    workdir: Folder of the metrics.
+    opened: Contents of the workdir.
+    clock: Clock that started with the attempt.
+    profiler: Profiler of the phases.
+    log: Function called with every line of the screen.
+    data: First lines of the screen, about what is learned from.
   """
   writer = MetricWriter(workdir if hosts.is_main() else None, tensorboard=config.log.tensorboard)
   writer.resume(opened.record.phase_steps)

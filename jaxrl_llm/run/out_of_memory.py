@@ -1,4 +1,4 @@
-"""A device whose memory is full: what the run was doing, what takes the memory, and the settings that lower it most."""
+"""Out-of-memory errors: what the run was doing, what takes the memory, and how to lower it."""
 
 import contextlib
 from collections.abc import Callable, Iterator
@@ -20,16 +20,18 @@ NUM_SETTINGS = 3
 
 
 class OutOfMemoryError(RuntimeError):
-  """The memory of a device does not hold the run; the message is the lines to show."""
+  """Failure of a run that exceeds a device's memory; the message holds the lines to show."""
 
 
 @contextlib.contextmanager
 def explained(config: ConfigDict, phase: Callable[[], str]) -> Iterator[None]:
-  """Turns what JAX raises for a full device, when it compiles or when it runs, into an `OutOfMemoryError` that says what to do.
+  """Turns JAX's out-of-memory errors into an `OutOfMemoryError` with advice.
+
+  They may arise from compiling or from running a program.
 
   Args:
-    config: The config of the run that goes on inside.
-    phase: Tells the phase that the run is in, one of `phases.PHASES`.
+    config: Config of the run inside the block.
+    phase: Function that returns the run's current phase, one of `phases.PHASES`.
   """
   try:
     yield
@@ -40,7 +42,7 @@ def explained(config: ConfigDict, phase: Callable[[], str]) -> Iterator[None]:
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-  """Whether an exception says that memory did not suffice.
+  """Returns whether an exception means that memory ran out.
 
   Example:
     >>> is_out_of_memory(jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory.")), is_out_of_memory(ValueError("8 bytes"))
@@ -52,7 +54,7 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 def explanation(error: BaseException, config: ConfigDict, phase: Phase) -> list[str]:
-  """Words the message for a run that has met a full device in a phase."""
+  """Returns the lines that explain why a run ran out of memory in a phase."""
   first = " ".join(str(error).split()) or type(error).__name__
   vocab_size = build(config).learner.model.config.vocab_size
   estimate = footprint(config, vocab_size)
@@ -62,7 +64,7 @@ def explanation(error: BaseException, config: ConfigDict, phase: Phase) -> list[
 
 
 def footprint(config: ConfigDict, vocab_size: int) -> memory.Footprint:
-  """Estimates what each device holds of a run with a checked config, on the devices that there are."""
+  """Estimates what each available device holds for a run with a checked config."""
   mesh, sampler_mesh = mesh_lib.make_meshes(**config.mesh)
   shape = policy.model_config(config, vocab_size=vocab_size)
   objective = policy.make_objective(config)
@@ -70,7 +72,10 @@ def footprint(config: ConfigDict, vocab_size: int) -> memory.Footprint:
 
 
 def advice(config: ConfigDict, vocab_size: int, *, program: str | None = None) -> list[str]:
-  """The settings that lower the peak of a checked config most, a line each; the peak is that of `program`, or the largest one's."""
+  """Returns the settings that lower the peak memory of a checked config most, one per line.
+
+  The peak is that of `program`, or of the largest one.
+  """
 
   def peak(config: ConfigDict) -> float:
     found = footprint(config, vocab_size)
@@ -82,9 +87,9 @@ def advice(config: ConfigDict, vocab_size: int, *, program: str | None = None) -
     changed.update_from_flattened_dict({field: value} | ({"mesh.data": 1} if field == "mesh.fsdp" else {}))
     if check.problems(changed):
       continue
-    with contextlib.suppress(ValueError):  # Not for these devices.
+    with contextlib.suppress(ValueError):  # Impossible on these devices.
       savings.setdefault(field, []).append((before - peak(changed), value))
-  # Of each setting the mildest value that brings half of what it can.
+  # For each setting, the mildest value that brings at least half of what it can.
   best = {field: next(x for x in found if 2 * x[0] >= max(found, key=lambda y: y[0])[0]) for field, found in savings.items()}
   ranked = sorted(((saving, field, value) for field, (saving, value) in best.items() if saving > 0), key=lambda x: -x[0])
   data = " --config.mesh.data=1"
@@ -95,7 +100,7 @@ def advice(config: ConfigDict, vocab_size: int, *, program: str | None = None) -
 
 
 def _candidates(config: ConfigDict, vocab_size: int) -> Iterator[tuple[str, Any]]:
-  """Settings that may need less memory, of each field the milder values first."""
+  """Yields settings that may need less memory; the milder values of a field come first."""
   mesh, sampler_mesh = mesh_lib.make_meshes(**config.mesh)
   shards, platform = mesh_lib.num_row_shards(mesh), mesh.devices.flat[0].platform
   micro, rows = config.learner.micro_batches, config.learner.row_buckets

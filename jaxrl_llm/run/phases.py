@@ -1,4 +1,4 @@
-"""The phases of a run: each is told, as it begins, to the clock, the profiler, the watchdog and the faults that are planned."""
+"""The phases of a run, which drive its clock, profiler, watchdog and planned faults."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -10,11 +10,11 @@ from jaxrl_llm.workdir.summary import Clock
 
 
 class Phase(NamedTuple):
-  """What a run does in a phase.
+  """A phase of a run.
 
   Attributes:
-    doing: A noun phrase for messages.
-    program: The program of a `Footprint` that runs on the devices; None if none of them does.
+    doing: Noun phrase for messages.
+    program: Program of a `Footprint` that runs on the devices; None if none of them does.
   """
 
   doing: str
@@ -34,16 +34,18 @@ PHASES: Mapping[str, Phase] = {
   "checkpoint": Phase("saving a checkpoint"),
   "other": Phase("the end of a step"),
 }
-"""What a run does, by the name of its phase in `timing_s/*` of the metrics; "start" comes before all phases."""
+"""Phases by their name in `timing_s/*` of the metrics; "start" comes before all others."""
 
 
 class Phases:
-  """The phases of a run, one after the other. A context manager: the watchdog watches within it, and a profile ends with it.
+  """The phases of a run, one after the other.
+
+  It is a context manager: the watchdog is active inside its block, and a profile ends with it.
 
   Attributes:
-    now: name of the phase that the run is in, one of `PHASES`.
-    step: number of the step that the run is in, from 1.
-    timing: seconds of the step's phases so far, as metrics.
+    now: Name of the current phase, one of `PHASES`.
+    step: Number of the current step, from 1.
+    timing: Seconds of the current step's phases so far, as metrics.
   """
 
   def __init__(self, clock: Clock, profiler: Profiler, watchdog: Watchdog, faults: Sequence[faults_lib.Fault] = ()):
@@ -51,28 +53,28 @@ class Phases:
     self.now, self.step, self.timing = "other", 0, {}
 
   def __enter__(self) -> "Phases":
-    """Has the watchdog watch."""
+    """Starts the watchdog."""
     self._watchdog.__enter__()
     return self
 
   def __exit__(self, *error) -> None:
-    """Ends the watch and the profile."""
+    """Stops the watchdog and the profiler."""
     self._watchdog.__exit__(*error)
     self.profiler.close()
 
   def begin_step(self, step: int, name: str) -> None:
-    """Begins a step, from 1, with the phase of that name."""
+    """Begins a step, from 1, with the named phase."""
     self.end()
     self.step, self.timing = step, {}
     self._begin(name, step)
 
   def begin(self, name: str, step: int | None = None, *, waits_for: Callable[[], str] | None = None) -> None:
-    """Begins a phase, and ends the one before: its time is in `timing` now.
+    """Begins a phase and ends the previous one, whose time is then in `timing`.
 
     Args:
-      name: one of `PHASES`.
-      step: its number; None is that of the step.
-      waits_for: says what the phase waits for.
+      name: One of `PHASES`.
+      step: Number of the phase's step; None means the current step.
+      waits_for: Function that says what the phase waits for.
     """
     self.end()
     self._begin(name, self.step if step is None else step, waits_for)
@@ -86,16 +88,16 @@ class Phases:
     self.strike(name, step)
 
   def end(self) -> dict[str, float]:
-    """Ends the phase, and gives the time that it took; what follows is "other"."""
+    """Ends the phase and returns the time that it took; the current phase is then "other"."""
     timing, self.now = self.clock.lap(self.now), "other"
     for name, seconds in timing.items():
       self.timing[name] = self.timing.get(name, 0.0) + seconds
     return timing
 
   def strike(self, place: str, step: int) -> None:
-    """Lets a fault happen that is planned for a place within a phase, and mostly nothing."""
+    """Triggers the faults planned for a place within a phase; usually none."""
     faults_lib.strike(self._faults, place, step)
 
   def poison(self, place: str, values: Any) -> Any:
-    """Replaces values where a fault is planned, and mostly none."""
+    """Replaces values if a fault is planned; otherwise returns them unchanged."""
     return faults_lib.poison(self._faults, place, self.step, values)

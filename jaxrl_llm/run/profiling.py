@@ -1,4 +1,7 @@
-"""A profile of some RL steps, for xprof and Perfetto: the phases of each step on the host's line, and scopes by name in its programs."""
+"""A profiler of RL steps for xprof and Perfetto.
+
+A trace shows the phases of each step on the host's line, and named scopes in the step's programs.
+"""
 
 import contextlib
 from pathlib import Path
@@ -7,15 +10,15 @@ import jax
 
 
 class Profiler:
-  """Traces the RL steps it is asked for; does nothing in the others.
+  """Profiler that traces the requested RL steps and does nothing in the others.
 
-  What it writes below its folder: `plugins/profile/TIME/*.xplane.pb` for xprof (or TensorBoard), and `perfetto_trace.json.gz`, which
-  ui.perfetto.dev opens. No browser or server is started.
+  It writes to its folder `plugins/profile/TIME/*.xplane.pb` for xprof (or TensorBoard), and
+  `perfetto_trace.json.gz`, which ui.perfetto.dev opens. It starts no browser or server.
 
   Args:
-    folder: of the traces; None traces nothing.
-    start: first RL step of the trace, from 1 as in the metrics.
-    num_steps: how many.
+    folder: Folder of the traces; None traces nothing.
+    start: First RL step of the trace, from 1 as in the metrics.
+    num_steps: Number of traced steps.
   """
 
   def __init__(self, folder: Path | None, *, start: int, num_steps: int):
@@ -24,7 +27,7 @@ class Profiler:
     self._is_tracing = False
 
   def step(self, step: int) -> None:
-    """Begins an RL step, from 1, and ends the one before."""
+    """Begins an RL step, from 1, and ends the previous one."""
     wanted = self._folder is not None and step in self._steps
     if wanted:
       self._close_step()
@@ -39,13 +42,13 @@ class Profiler:
       self._step.enter_context(jax.profiler.StepTraceAnnotation("rl_step", step_num=step))
 
   def phase(self, name: str) -> None:
-    """Begins a phase of the step, named as in `timing_s/*` of the metrics, and ends the one before."""
+    """Begins a phase, named as in `timing_s/*` of the metrics, and ends the previous one."""
     self._phase.close()
     if self._is_tracing:
       self._phase.enter_context(jax.profiler.TraceAnnotation(name))
 
   def close(self) -> None:
-    """Ends what is still open; writes the trace."""
+    """Ends the open step and writes the trace."""
     self._close_step()
     if self._is_tracing:
       self._is_tracing = False

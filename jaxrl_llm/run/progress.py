@@ -1,6 +1,7 @@
-"""What a person watching a run sees: one live line on a terminal, a plain line every few seconds in a log, and tables of rollouts.
+"""The screen of a run: a live line on a terminal, plain lines in a log, and tables of rollouts.
 
-Model output is untrusted text: it reaches a terminal only through `visible`, which leaves no control character in it.
+Model output is untrusted text. It reaches a terminal only through `visible`, which leaves no
+control character in it.
 """
 
 import contextlib
@@ -23,15 +24,16 @@ _NAMES = {"warm_start": "warm start", "rl": "RL", "eval": "eval", "reward_model"
 class Progress(contextlib.AbstractContextManager):
   """Live progress of a run.
 
-  On a terminal the last line is redrawn in place. Anywhere else (a log file, a notebook, a pod) whole lines are written, one every
-  `every_seconds`, with no carriage return and no colour code. An evaluation always leaves a line.
+  On a terminal the last line is redrawn in place. Elsewhere (a log file, a notebook, a pod) whole
+  lines are written, one every `every_seconds`, without carriage returns or colour codes. An
+  evaluation always prints a line.
 
   Args:
-    every_seconds: least time between two plain lines, in seconds.
-    stream: where to write; None is standard output.
-    clock: time in seconds; a test may pass its own.
-    quiet: show nothing, in a process that another one speaks for.
-    log: takes every line that is left, as text, whoever watches.
+    every_seconds: Minimum time between two plain lines, in seconds.
+    stream: Stream to write to; None means standard output.
+    clock: Function that returns the time in seconds; a test may pass its own.
+    quiet: Whether to show nothing, for processes other than the main one.
+    log: Function called with the text of every line that stays, even if `quiet`.
 
   Example:
     >>> progress = Progress(every_seconds=0)
@@ -69,18 +71,22 @@ class Progress(contextlib.AbstractContextManager):
     self._pace: deque[tuple[float, int]] = deque(maxlen=32)
 
   def start(self, phase: str, total: int, *, done: int = 0) -> None:
-    """Begins a phase, "warm_start" say, of `total` steps, `done` of them before this process resumed it."""
+    """Begins a phase of `total` steps, such as "warm_start".
+
+    `done` of them were done before this process resumed it.
+    """
     self._finish_phase()
     self._phase, self._total, self._step, self._scalars = phase, total, done, {}
     self._pace.clear()
-    self._last_line, self._line_step = float("-inf"), 0  # The first step of a phase shows at once: it is the one people wait for.
+    self._last_line, self._line_step = float("-inf"), 0  # Show a phase's first step at once: people wait for it.
     if self._live_wanted and self._live is None:
-      # Two frames a second keep the clock moving through a long step; `transient` leaves no half-drawn line behind at the end.
+      # Two frames a second keep the clock moving through a long step; `transient` leaves no
+      # half-drawn line behind.
       self._live = Live(get_renderable=self._render, console=self._console, refresh_per_second=2, transient=True)
       self._live.start()
 
   def update(self, step: int, scalars: Mapping[str, Any]) -> None:
-    """Shows a step of the phase, from 1, with what its metrics row has of the line's numbers."""
+    """Shows a step of the phase, from 1, with some numbers of its metrics row."""
     self._step, self._scalars = step, scalars
     self._pace.append((self._clock(), step))
     if self._live:
@@ -92,7 +98,7 @@ class Progress(contextlib.AbstractContextManager):
       self._leave_line()
 
   def evaluation(self, step: int, scalars: Mapping[str, Any]) -> None:
-    """Leaves a line with an evaluation, always, from the "eval" row of an RL step."""
+    """Prints a line about an evaluation, from the "eval" row of an RL step."""
     self._accuracy = scalars.get("eval/accuracy", self._accuracy)
     parts = [f"eval at RL step {step:,}"]
     if (accuracy := scalars.get("eval/accuracy")) is not None:
@@ -104,7 +110,10 @@ class Progress(contextlib.AbstractContextManager):
     self.note(" | ".join(parts))
 
   def samples(self, rows: Iterable[Mapping[str, Any]], *, title: str = "sample rollouts", max_chars: int = 240) -> None:
-    """Leaves a table of rollouts, whose rows are as in `samples.jsonl`; the middle of a cell beyond `max_chars` is left out."""
+    """Prints a table of rollouts, with rows as in `samples.jsonl`.
+
+    The middle of a cell beyond `max_chars` is left out.
+    """
     table = Table(title=self._cell(title, 200), title_justify="left", show_lines=True)
     for name, ratio in (("prompt", 3), ("response", 4), ("answer", 1)):
       table.add_column(name, ratio=ratio, overflow="fold")
@@ -117,12 +126,12 @@ class Progress(contextlib.AbstractContextManager):
     self._console.print(table)
 
   def note(self, text: str) -> None:
-    """Leaves one line, above the live one on a terminal."""
+    """Prints one line, above the live one on a terminal."""
     self._log(visible(text))
     self._console.print(self._cell(text, 4000), soft_wrap=True)
 
   def close(self) -> None:
-    """Takes the live line away. The last step stays, as a plain line."""
+    """Removes the live line; the last step stays as a plain line."""
     if self._live:
       self._live.stop()
       self._live = None
@@ -146,7 +155,8 @@ class Progress(contextlib.AbstractContextManager):
     if self._accuracy is not None:
       parts.append(f"accuracy {self._accuracy:.1%}")
     for label, name in (("reward", "critic/rewards/mean"), ("loss", "actor/loss"), ("loss", "reward_model/loss")):
-      # The policy loss says little about learning, so it shows only where there is no reward: in the warm start.
+      # The policy loss says little about learning, so it shows only without a reward: in the warm
+      # start.
       if scalars.get(name) is not None:
         parts.append(f"{label} {scalars[name]:.3f}")
         break
@@ -158,7 +168,10 @@ class Progress(contextlib.AbstractContextManager):
     return " | ".join(parts)
 
   def _seconds_left(self) -> float | None:
-    """Steps to go at the pace of the last steps; the first, which compiles, is the window's edge and so does not count."""
+    """Returns the remaining seconds at the pace of the last steps.
+
+    The first step, which compiles, is the window's edge and so does not count.
+    """
     if len(self._pace) < 2 or self._step >= self._total:
       return None
     (begun, first), (now, last) = self._pace[0], self._pace[-1]
@@ -169,7 +182,8 @@ class Progress(contextlib.AbstractContextManager):
     filled = round(20 * done)
     full, empty = ("━", "━") if self._encoding.startswith("utf") else ("=", "-")
     bar = Text.assemble((full * filled, "green"), (empty * (20 - filled), "bright_black"), "  ")
-    # Cut, never wrapped: a live line of two rows cannot be redrawn on a terminal that is narrower than it was.
+    # Cut, never wrapped: a live line of two rows cannot be redrawn after a terminal becomes
+    # narrower.
     text = bar + self._cell(self._line(), 400)
     text.no_wrap, text.overflow = True, "ellipsis"
     return text
@@ -183,9 +197,10 @@ class Progress(contextlib.AbstractContextManager):
 
 
 def visible(text: str) -> str:
-  r"""Text that is safe to show: every control or invisible formatting character as its escape, line breaks as "↵".
+  r"""Escapes control and invisible formatting characters; line breaks become "↵".
 
-  Escape sequences, bidirectional overrides, zero-width characters and lone surrogates could otherwise rewrite a terminal or a log.
+  Escape sequences, bidirectional overrides, zero-width characters and lone surrogates could
+  otherwise rewrite a terminal or a log.
 
   Example:
     >>> visible("2 + 2\n= \x1b[31m4")
@@ -200,7 +215,7 @@ _HIDDEN = frozenset(("Cc", "Cf", "Cs", "Co", "Zl", "Zp"))
 
 
 def duration(seconds: float) -> str:
-  """Seconds as hours, minutes and seconds.
+  """Formats seconds as hours, minutes and seconds.
 
   Example:
     >>> duration(75), duration(3 * 3600 + 62)

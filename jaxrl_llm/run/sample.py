@@ -1,4 +1,4 @@
-"""What a run has its sampler do: weights go there, rollouts come back, and the policy is evaluated."""
+"""The sampler's part of a run: weight sync, rollouts and evaluation of the policy."""
 
 from collections.abc import Callable
 from functools import partial
@@ -20,22 +20,28 @@ from jaxrl_llm.types import Params
 
 
 def move_weights(run: Run) -> None:
-  """Brings the policy's weights to the sampler's devices, unless they are there; does nothing where sampler and learner share devices."""
+  """Moves the policy's weights to the sampler's devices, unless they are already there.
+
+  It does nothing if sampler and learner share devices.
+  """
   sync, held, version = run.experiment.sync, run.on_sampler, run.record.rl_steps
   if sync is None or (held is not None and held.version == version):
     return
   frozen, run.on_sampler = held and held.frozen, None
-  del held  # Its memory is free before the new weights come, unless rollouts are still drawn with it.
+  del held  # Frees its memory before the new weights arrive, unless rollouts in flight still use it.
   run.on_sampler = sync.move(run.state.params, frozen, version)
 
 
 def sampler_params(run: Run) -> Params:
-  """The policy's weights where the sampler reads them."""
+  """Returns the policy's weights on the sampler's devices."""
   return run.state.params if run.experiment.sync is None else run.on_sampler.params
 
 
 def launch(run: Run, step: int, *, draw: int = 0) -> pipelining.InFlight:
-  """Has the sampler draw rollouts for an RL step, with the weights of now; does not wait. Steps and their draws count from 0."""
+  """Dispatches the rollouts of an RL step with the current weights, without waiting for them.
+
+  Steps and their draws count from 0.
+  """
   experiment, section = run.experiment, run.config.rollout
   if experiment.sync is not None:
     check_version(run.on_sampler, step, staleness=section.staleness)
@@ -53,9 +59,10 @@ def launch(run: Run, step: int, *, draw: int = 0) -> pipelining.InFlight:
 
 
 def wait(run: Run, current: pipelining.InFlight, *, between: Callable[[], None] = lambda: None) -> tuple[rollout.Drawn, dict[str, float]]:
-  """Waits for the rollouts that an RL step learns from; what it does not learn from is carried into the next.
+  """Waits for the rollouts that an RL step learns from; the others are carried into the next step.
 
-  `between` is called whenever the host has something to do while rollouts are drawn; it may raise, and the rollouts are given up.
+  `between` is called whenever the host has work to do while rollouts are in flight. If it raises,
+  the rollouts are given up.
   """
   drawn, metrics = current.arrive(between)
   rollouts = drawn.rollouts._replace(logprobs=run.phases.poison("rollout", drawn.rollouts.logprobs))
@@ -63,7 +70,10 @@ def wait(run: Run, current: pipelining.InFlight, *, between: Callable[[], None] 
 
 
 def way_of_drawing(config: ConfigDict) -> Callable[..., pipelining.ArriveFn]:
-  """Chooses how rollouts are drawn: `(run, ask, step) -> arrive`, which asks the sampler at once and then waits in `arrive`."""
+  """Returns the function that draws rollouts, `(run, ask, step) -> arrive`.
+
+  It dispatches them at once; `arrive` then waits for them.
+  """
   if config.environment.name is not None:
     return conversing
   way = streamed if config.rollout.report_every else plain
@@ -78,7 +88,7 @@ def plain(run: Run, ask: Callable, step: int, examples: rollout.Examples | None 
 
 
 def streamed(run: Run, ask: Callable, step: int, examples: rollout.Examples | None = None, **asked: Any) -> pipelining.ArriveFn:
-  """Draws as `plain`, and scores what has finished while the rest is drawn."""
+  """Draws like `plain`, and scores finished responses while the rest are drawn."""
   examples = examples or next(run.prompts)
   stream, experiment = ask(examples, **asked), run.experiment
   scoring = dict(rewards=experiment.rewards, group_size=run.config.rollout.group_size, call=run.grader)
@@ -91,7 +101,7 @@ def streamed(run: Run, ask: Callable, step: int, examples: rollout.Examples | No
 
 
 def carrying(way: Callable[..., pipelining.ArriveFn], run: Run, ask: Callable, step: int) -> pipelining.ArriveFn:
-  """Draws until enough groups are whole, beginning with those that the step before has carried over."""
+  """Draws until enough groups are complete, starting with those carried over from the last step."""
   section = run.config.rollout
   num_new = section.num_prompts + section.spare_prompts - len(run.carried.examples)
   new = [next(run.prompts)[0] for _ in range(num_new)]
@@ -108,7 +118,7 @@ def carrying(way: Callable[..., pipelining.ArriveFn], run: Run, ask: Callable, s
 
 
 def conversing(run: Run, ask: Callable, step: int) -> pipelining.ArriveFn:
-  """Draws turn after turn of conversations with the environment."""
+  """Draws conversations with the environment, turn by turn."""
   section, rules, examples = run.config.rollout, run.experiment.talk, next(run.prompts)
   begun = conversations.begin(examples, rules, group_size=section.group_size, max_new_tokens=section.max_new_tokens)
   again = lambda requests: ask(examples, requests=requests)
@@ -122,10 +132,11 @@ def conversing(run: Run, ask: Callable, step: int) -> pipelining.ArriveFn:
 
 
 def assess(run: Run, drawn: rollout.Drawn) -> batch_lib.Batch:
-  """Rewards of what was drawn.
+  """Returns the batch of drawn rollouts with their rewards.
 
   Raises:
-    NoRewardError: more than `reward.max_failed_fraction` of the responses have none, or all of them.
+    NoRewardError: If more than `reward.max_failed_fraction` of the responses, or all, have no
+      reward.
   """
   batch = batch_lib.assess(
     drawn.rollouts, drawn.responses, drawn.examples, rewards=run.experiment.rewards, graded=drawn.graded, call=run.grader
@@ -139,10 +150,12 @@ def assess(run: Run, drawn: rollout.Drawn) -> batch_lib.Batch:
 
 
 def refill(run: Run, batch: batch_lib.Batch, step: int) -> tuple[batch_lib.Batch, dict[str, float]]:
-  """Draws again, with new prompts and the same weights, until a step has enough groups whose samples differ, or has drawn often enough.
+  """Draws again, with new prompts and the same weights, until enough groups have differing samples.
+
+  It stops after `rollout.max_refills` refills.
 
   Returns:
-    The step's batch, of the size that the first one had, and what is logged of it.
+    The step's batch, of the same size as the first one, and its metrics.
   """
   section, batches = run.config.rollout, [batch]
   if not section.max_refills:
@@ -159,7 +172,10 @@ def refill(run: Run, batch: batch_lib.Batch, step: int) -> tuple[batch_lib.Batch
 
 
 def curriculum_metrics(run: Run) -> dict[str, float]:
-  """How much of the training problems the curriculum has measured, and what it has found; nothing without a curriculum."""
+  """Returns the number of problems that the curriculum has measured, and their pass rate.
+
+  The result is empty without a curriculum.
+  """
   if run.config.task.curriculum is None:
     return {}
   tried, passed = run.prompts.rates.tried, run.prompts.rates.passed
@@ -167,7 +183,7 @@ def curriculum_metrics(run: Run) -> dict[str, float]:
 
 
 def evaluate(run: Run, step: int) -> float:
-  """Held-out accuracy at an RL step: avg@k at the evaluation's temperature."""
+  """Measures the held-out accuracy at an RL step: avg@k at the evaluation's temperature."""
   config, experiment = run.config, run.experiment
   run.phases.begin("eval", step)
   move_weights(run)
@@ -187,6 +203,6 @@ def evaluate(run: Run, step: int) -> float:
     rows = held_out.sample_rows(found, verifier=verifier, decode=tokenizer.decode, seed=config.seed, model=str(run.workdir), step=step)
     write_samples(folder / f"step-{step}.jsonl", rows)
   run.writer.write(step, "eval", row | run.phases.end())
-  # The line on the screen has room for the accuracy's interval alone.
+  # The line on the screen has room only for the accuracy's interval.
   run.progress.evaluation(step, {name: value for name, value in row.items() if not name.endswith(("/low", "/high"))})
   return row["eval/accuracy"]

@@ -1,4 +1,4 @@
-"""A run in progress: what it is made of, and how it starts or goes on from a checkpoint."""
+"""A run in progress: its parts, and how it starts or resumes from a checkpoint."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -34,18 +34,18 @@ from jaxrl_llm.workdir.summary import Clock
 
 @dataclass
 class Run:
-  """A run in progress: what changes from step to step, and where it is written. A `bookkeeping.Job`."""
+  """A run in progress: what changes from step to step, and its outputs. A `bookkeeping.Job`."""
 
   experiment: Experiment
   config: ConfigDict
   workdir: Path
   key: jax.Array
   state: TrainState
-  reference: Params | None  # The policy after the warm start, frozen; None if no loss reads it.
+  reference: Params | None  # Policy after the warm start, frozen; None if no loss reads it.
   critic: TrainState | None
   prompts: Any
   demonstrations: Any
-  carried: partial.Groups | None  # What the next RL step goes on with; None if every step waits for all groups.
+  carried: partial.Groups | None  # Groups that the next RL step continues; None if every step waits for all groups.
   record: Record
   checkpoints: checkpoint.Checkpoints
   writer: MetricWriter
@@ -54,7 +54,7 @@ class Run:
   phases: Phases
   compiled: CompileCounter
   grader: Grader
-  on_sampler: SamplerWeights | None = None  # What was moved there last; None before, and if nothing moves.
+  on_sampler: SamplerWeights | None = None  # Weights moved there last; None before, and if nothing moves.
 
   @property
   def num_params(self) -> int:
@@ -62,12 +62,12 @@ class Run:
     return self.experiment.learner.model.num_params
 
   def arrays(self) -> dict[str, Any]:
-    """Gives the arrays of a checkpoint."""
+    """Returns the arrays of a checkpoint."""
     optional = {"reference": self.reference, "critic": self.critic}
     return {"state": saved_part(self.experiment, self.state)} | {name: x for name, x in optional.items() if x is not None}
 
   def places(self) -> dict[str, Any]:
-    """Gives the places at which the iterators stand, and the groups that are carried, as JSON."""
+    """Returns the positions of the iterators, and the carried groups, as JSON."""
     demonstrations = self.demonstrations and self.demonstrations.get_state()
     carried = None if self.carried is None else partial.to_json(self.carried)
     return Data(self.prompts.get_state(), demonstrations, carried)._asdict()
@@ -77,14 +77,15 @@ def start(config: ConfigDict, workdir: Path, *, command: str = "", log: Callable
   """Builds the experiment and starts it, or restores it from the newest checkpoint of `workdir`.
 
   Args:
-    config: checked, see `config.check`.
-    workdir: exists; metrics, samples, checkpoints, summary and report go there.
-    command: what the user typed, for the summary.
-    log: takes every line of the screen.
+    config: Checked config; see `config.check`.
+    workdir: Existing folder for metrics, samples, checkpoints, summary and report.
+    command: Command as the user typed it, for the summary.
+    log: Function called with every line of the screen.
 
   Raises:
-    ValueError: a damaged dataset or checkpoint, a mesh that the devices or the model do not fit, or a part that several processes lack.
-    OutOfMemoryError: devices too small for the first state.
+    ValueError: If a dataset or checkpoint is damaged, the mesh does not fit the devices or the
+      model, or a part of the run does not support several processes.
+    OutOfMemoryError: If the devices are too small for the first state.
   """
   refuse_several_processes(config, jax.process_count())
   clock, compiled, key = Clock(), CompileCounter("rl", "eval"), jax.random.key(config.seed)
@@ -102,7 +103,7 @@ def start(config: ConfigDict, workdir: Path, *, command: str = "", log: Callable
       state, reference, critic = restored_state(experiment, opened.arrays, key)
       data, again = restored_data(config, opened, data)
       record.batch_sizes = first.batch_sizes
-      if record.kl_coef_began != kl_coef:  # Another one was asked for since.
+      if record.kl_coef_began != kl_coef:  # The config has changed since.
         record.kl_coef = record.kl_coef_began = kl_coef
       opened.notes.extend([*again, f"resumed {workdir} at warm-start step {record.warm_steps}, RL step {record.rl_steps}"])
   samples = SampleWriter(workdir if hosts.is_main() else None)
@@ -134,12 +135,13 @@ def start(config: ConfigDict, workdir: Path, *, command: str = "", log: Callable
 
 
 class Data(NamedTuple):
-  """Where a run takes its data from. Its fields are names in the JSON of a checkpoint.
+  """The data of a run; the fields are names in the JSON of a checkpoint.
 
   Attributes:
-    prompts: The iterator over training problems.
-    demonstrations: The iterator over demonstrations; None for a run without a warm start, whose task need not have any.
-    carried: Groups that the next RL step goes on with; None if every step waits for all groups.
+    prompts: Iterator over training problems.
+    demonstrations: Iterator over demonstrations; None for a run without a warm start, whose task
+      need not have any.
+    carried: Groups that the next RL step continues; None if every step waits for all groups.
   """
 
   prompts: Any
@@ -148,8 +150,9 @@ class Data(NamedTuple):
 
 
 def batch_sizes(config: ConfigDict) -> dict[str, int]:
-  """Gives the rows of a batch of each iterator."""
-  # One by one if groups are carried: the first step, which goes on with none, takes more new prompts than the others.
+  """Returns the number of rows in a batch of each iterator."""
+  # One at a time if groups are carried: the first step, which carries none, takes more new prompts
+  # than the others.
   num_prompts = 1 if config.rollout.spare_prompts else config.rollout.num_prompts
   return {"prompts": num_prompts, "demonstrations": config.warm_start.batch_size}
 
@@ -169,10 +172,10 @@ def fresh_data(config: ConfigDict, experiment: Experiment) -> Data:
 
 
 def restored_data(config: ConfigDict, opened: Opened, data: Data) -> tuple[Data, list[str]]:
-  """Moves the data from its beginning to where a checkpoint's stood.
+  """Moves the data from its beginning to the position saved in a checkpoint.
 
   Returns:
-    The data, and lines on what of it is drawn again.
+    The data, and lines about what is drawn again.
   """
   places, was, now = opened.places, opened.record.batch_sizes, batch_sizes(config)
   moved = lambda name, iterator: go_on(iterator, places[name], was=was[name], now=now[name], what=name)

@@ -1,4 +1,4 @@
-"""How a run ends before its time: because it is told to, or because its updates are not finite."""
+"""Early ends of a run: by a signal, or because of non-finite updates."""
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -12,15 +12,15 @@ from jaxrl_llm.workdir import nonfinite
 
 
 class NonFiniteError(RuntimeError):
-  """Too many updates in a row had a loss or a gradient that is not finite."""
+  """Too many consecutive updates with a non-finite loss or gradient."""
 
 
 class PreemptedError(RuntimeError):
-  """A process of the run was sent SIGTERM, or Ctrl-C."""
+  """SIGTERM or Ctrl-C, sent to a process of the run."""
 
 
 def preempted(run: Job) -> PreemptedError:
-  """Ends a run before its time, and gives the error to raise."""
+  """Ends a run early and returns the error to raise."""
   why = "Ctrl-C" if hosts.interrupted() else "SIGTERM"
   finish_saving(run)
   summarize(run, f"stopped: {why}")
@@ -28,26 +28,29 @@ def preempted(run: Job) -> PreemptedError:
 
 
 class Position(NamedTuple):
-  """Where an RL step began: what the steps before it have left of the data, beside the arrays and the record."""
+  """Position of a run before an RL step, beyond what its arrays and record hold."""
 
   prompts: Any
   carried: partial.Groups | None
 
 
 def position(run: Run) -> Position:
-  """Where the run is, between two RL steps."""
+  """Returns the position of the run between two RL steps."""
   return Position(run.prompts.get_state(), run.carried)
 
 
 def stop_if_preempted(run: Run, began: Position | None) -> None:
-  """Gives up an RL step that has not changed the policy yet, if the run is to end; a checkpoint then holds what was before the step.
+  """Gives up an RL step that has not changed the policy yet, if the run was told to end.
+
+  A checkpoint then holds the state before the step.
 
   Args:
-    run: The run.
-    began: Where it was; None where no process could begin the step again, and the last checkpoint is what there is.
+    run: RL run.
+    began: Position before the step. None if no process could begin the step again; the last
+      checkpoint then stands.
 
   Raises:
-    PreemptedError: The run was told to end.
+    PreemptedError: If the run was told to end.
   """
   if not hosts.preempted():
     return
@@ -63,13 +66,13 @@ def end_step(run: Job, *, saves: bool, last: bool = False, can_save: bool = True
   """Saves a checkpoint that is planned or due after a step, and ends a run that is told to end.
 
   Args:
-    run: The run.
+    run: RL run or training of a reward model.
     saves: Whether a checkpoint is planned after the step.
     last: Whether the step is the last one, after which the run ends anyway.
     can_save: Whether a checkpoint would hold all that the next step depends on.
 
   Raises:
-    PreemptedError: The run was told to end.
+    PreemptedError: If the run was told to end.
   """
   stop = not last and hosts.preempted()
   if saves or (stop and can_save):
@@ -83,15 +86,16 @@ def end_step(run: Job, *, saves: bool, last: bool = False, can_save: bool = True
 def stop_if_not_finite(run: Job, updates: Sequence[dict[str, float]], batches: Sequence[TrainBatch]) -> None:
   """Counts refused updates, and gives up after too many in a row.
 
-  The batch of a step's first refused update goes to WORKDIR/nonfinite, `nonfinite.MAX_DUMPS` times in a run.
+  The batch of a step's first refused update goes to WORKDIR/nonfinite, at most
+  `nonfinite.MAX_DUMPS` times per run.
 
   Args:
-    run: The run, whose record counts the step.
+    run: Run whose record already counts the step.
     updates: Metrics of each update of the step.
-    batches: The batch of each.
+    batches: Batch of each update.
 
   Raises:
-    NonFiniteError: `learner.max_skipped` updates in a row were refused.
+    NonFiniteError: If `learner.max_skipped` updates in a row were refused.
   """
   record, limit = run.record, run.config.learner.max_skipped
   refused = [any(metrics.get(f"{name}/skipped", 0) > 0 for name in ("train", "critic", "reward_model")) for metrics in updates]

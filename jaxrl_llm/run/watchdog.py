@@ -1,4 +1,7 @@
-"""A run that stands still says where, and ends, so that a launcher starts it again from its last checkpoint."""
+"""A watchdog that reports a stalled run and ends it.
+
+A launcher can then restart the run from its last checkpoint.
+"""
 
 import faulthandler
 import os
@@ -11,27 +14,30 @@ from pathlib import Path
 from jaxrl_llm.devices import hosts
 
 STUCK = 42
-"""Exit status of a run that stood still: that of a preempted one, what launchers of pods take for "start it again"."""
+"""Exit status of a stalled run, as of a preempted one; pod launchers read it as "start it
+again"."""
 
 SAVE = "checkpoint"
-"""The phase of a checkpoint, which is waited for in any case."""
+"""Phase of a checkpoint, which is always waited for."""
 
 _LOOK_SECONDS = 0.25
-_ASK_SECONDS = 1.0  # Whether the run is to end; one process answers all.
+_ASK_SECONDS = 1.0  # Interval of asking whether the run is to end; one process answers all.
 
 
 class Watchdog:
-  """Ends this process when a phase takes longer than it may. A context manager; inactive outside of it.
+  """A watchdog that ends this process when a phase exceeds its timeout.
 
-  What is printed, and written to `stacks-PID.txt` of the folder: the phase, its step, what it waits for, and the stacks of all threads.
-  It also ends a process that was told to end and does not come to a place where it can: who stops a machine waits for no long phase.
+  It is a context manager and is active only inside its block. It prints the phase, its step, what
+  it waits for, and the stacks of all threads, and writes them to `stacks-PID.txt` in the folder. It
+  also ends a process that was told to end but does not reach a place where it can: a machine that
+  is being stopped does not wait for a long phase.
 
   Args:
-    seconds: that a phase may take; inf is for ever.
-    stop_seconds: from SIGTERM to the end, wherever the process is, unless it saves; inf waits.
-    folder: of the stacks; made if it is missing.
-    told_to_end: whether there was a SIGTERM, see `hosts.told_to_end`.
-    leave: ends the process; a test may pass its own.
+    seconds: Timeout of a phase, in seconds; inf waits forever.
+    stop_seconds: Seconds from SIGTERM to the end of the process in any phase but a save; inf waits.
+    folder: Folder of the stacks, created if missing; None writes none.
+    told_to_end: Function that returns whether there was a SIGTERM; see `hosts.told_to_end`.
+    leave: Function that ends the process; a test may pass its own.
   """
 
   def __init__(
@@ -50,20 +56,21 @@ class Watchdog:
     self._over = threading.Event()
 
   def look_at(self, phase: str, step: int, waits_for: Callable[[], str] | None = None) -> None:
-    """Begins to count again, for a phase of a step.
+    """Restarts the timer, for a phase of a step.
 
-    `waits_for` says in a few words what the phase waits for; it is called from another thread, once that has taken too long.
+    `waits_for` says in a few words what the phase waits for. It is called from another thread,
+    after the timeout.
     """
     self._now = phase, step, time.monotonic(), waits_for
 
   def __enter__(self) -> "Watchdog":
-    """Begins to watch."""
+    """Starts watching."""
     self._asked = time.monotonic()
     threading.Thread(target=self._watch, daemon=True, name="watchdog").start()
     return self
 
   def __exit__(self, *_) -> None:
-    """Watches no more."""
+    """Stops watching."""
     self._over.set()
 
   def _watch(self) -> None:
@@ -99,7 +106,7 @@ class Watchdog:
           file.write(f"{time.strftime('%Y-%m-%dT%H:%M:%S')} {phase} of step {step}{pending}\n")
           file.flush()
           faulthandler.dump_traceback(file, all_threads=True)
-      except OSError as error:  # The disk may be what everything waits for.
+      except OSError as error:  # The disk may be what the run is waiting for.
         where = f"; the stacks could not be written to {path} ({error.strerror})"
     print(
       f"error: the phase {phase} of step {step} has taken {waited:.0f} s, more than config.watchdog.seconds={self._seconds:g}"
@@ -113,5 +120,5 @@ class Watchdog:
 def _asked(waits_for: Callable[[], str]) -> str:
   try:
     return waits_for()
-  except Exception as error:  # It looks at what another thread is changing; the stacks are worth more than its answer.
+  except Exception as error:  # It reads what another thread is changing; the stacks matter more than its answer.
     return f"what cannot be told ({type(error).__name__})"

@@ -1,4 +1,4 @@
-"""An evaluation from a checked request to its files: weights, samples, grades, results."""
+"""An evaluation, from a checked request to its files: weights, samples, grades, results."""
 
 import json
 import time
@@ -23,22 +23,23 @@ from jaxrl_llm.run.saved_state import EVAL, TEST_SET
 from jaxrl_llm.workdir import summary as summary_lib
 
 SCHEMA = 1
-"""Written into `eval.json`; raised when the meaning of a field changes."""
+"""Version of `eval.json`, raised when the meaning of a field changes."""
 
 
 def run(request: Request, *, command: str) -> dict[str, Any]:
-  """Evaluates, prints a table, writes the files, and returns what is in `eval.json`.
+  """Evaluates, prints a table, writes the files, and returns the contents of `eval.json`.
 
   Args:
-    request: from `request.parse`.
-    command: what the user typed.
+    request: Request from `request.parse`.
+    command: Command as the user typed it.
 
   Raises:
-    UsageError: what cannot be known before the devices, the problems or the weights are.
-    NoRewardError: the verifier failed on all responses.
-    OutOfMemoryError: of a device.
+    UsageError: If the request is wrong in a way that only devices, problems or weights can show.
+    NoRewardError: If the verifier failed on all responses.
+    OutOfMemoryError: If a device runs out of memory.
   """
-  # Nothing is trained: problems to train on and demonstrations need not be there, and the verifier alone is asked.
+  # Nothing is trained: training problems and demonstrations may be missing, and only the verifier
+  # is called.
   fields = request.config.to_dict()
   fields["num_steps"] = fields["warm_start"]["num_steps"] = 0
   fields["reward"]["model_path"] = None
@@ -81,7 +82,7 @@ def _sample(request: Request, config: ConfigDict, command: str) -> dict[str, Any
     found = held_out.evaluate_policy(
       experiment.eval_draw(params),
       [task.test[i] for i in order],
-      # As in the run: an evaluation with its settings draws its samples.
+      # As in the run: an evaluation with the same settings draws the same samples.
       jax.random.fold_in(jax.random.fold_in(jax.random.key(config.seed), EVAL), rl_steps),
       batch_prompts=config.eval.batch_prompts,
       verifier=verifier,
@@ -135,7 +136,7 @@ def _report(
   failure = found.graded.detail or None
   result |= {"verifier": verifier.name, "first_failure": failure, "samples_file": str(request.samples)}
   result["config"] = json.loads(json.dumps(request.config.to_dict()))
-  if request.regrade is None and not hosts.is_main():  # To grade again starts no device, and asks none.
+  if request.regrade is None and not hosts.is_main():  # Regrading starts no device and must not query one.
     return result
   summary_lib.write_json(request.out, result)
   print(table(summary))
@@ -146,7 +147,10 @@ def _report(
 
 
 def _metrics(request: Request, verifier: WeightedReward, num_samples: int) -> tuple[MetricName, ...]:
-  """Those asked for; else those that a run logs, and a majority where the samples and the verifier allow one."""
+  """Returns the requested metrics, or by default those that a run logs and a majority.
+
+  The majority needs several samples and a verifier that reads answers.
+  """
   if request.metrics is not None:
     held_out.check_metrics(request.metrics, verifier, setting="--metrics")
     return request.metrics
@@ -158,7 +162,7 @@ def _metrics(request: Request, verifier: WeightedReward, num_samples: int) -> tu
 
 
 def _where(request: Request) -> str:
-  """The weights in words."""
+  """Describes the weights in words."""
   if request.source.kind == "run":
     return f"{request.source.path}@{request.source.step}"
   model = request.config.model

@@ -1,4 +1,4 @@
-"""What the user asked for: arguments, config and metrics, checked before JAX starts."""
+"""The user's request: arguments, config and metrics, checked before JAX starts."""
 
 import re
 from collections.abc import Sequence
@@ -19,16 +19,17 @@ _FLAGS = "--config=FILE[:ARGUMENT], --config.FIELD=VALUE, --checkpoint, --metric
 
 
 class Request(NamedTuple):
-  """An evaluation to be made.
+  """A requested evaluation.
 
   Attributes:
-    config: resolved; `eval.samples` is the number of samples that the metrics need.
-    source: of the weights.
-    metrics: what to report, in this order; None for what a run logs and a majority where the verifier reads answers.
-    samples: file of samples to write.
-    out: file of results to write.
-    regrade: rows to grade again; None to sample.
-    regraded: the file that they come from.
+    config: Resolved config; `eval.samples` is the number of samples that the metrics need.
+    source: Source of the weights.
+    metrics: Metrics to report, in this order; None for those that a run logs, and a majority if the
+      verifier reads answers.
+    samples: File of samples to write.
+    out: File of results to write.
+    regrade: Rows to grade again; None to sample.
+    regraded: File that these rows come from; None to sample.
   """
 
   config: ConfigDict
@@ -41,10 +42,10 @@ class Request(NamedTuple):
 
 
 def parse(argv: Sequence[str]) -> Request:
-  """The request of a command line, which begins with the program's name.
+  """Parses a command line, which begins with the program's name.
 
   Raises:
-    UsageError: anything that is wrong with it, as far as can be said without devices.
+    UsageError: If anything is wrong with it that can be known without devices.
   """
   path, overrides, rest = command_line.split(argv[1:])
   values = flags.FlagValues()
@@ -110,7 +111,10 @@ def _rows(path: Path) -> list[SampleRow]:
 def _metrics(
   config: ConfigDict, text: str | None, overrides: dict[str, list[str]], rows: list[SampleRow] | None
 ) -> tuple[MetricName, ...]:
-  """The metrics asked for, or the config's; `config.eval.samples` becomes the largest n asked for."""
+  """Returns the requested metrics, or the config's.
+
+  `config.eval.samples` becomes the largest n that is asked for.
+  """
   try:
     metrics = tuple(parse_metric(name.strip()) for name in (text.split(",") if text is not None else config.eval.metrics))
   except ValueError as error:
@@ -130,7 +134,7 @@ def _metrics(
 
 
 def _folder(config: ConfigDict, source: Source, path: str, overrides: dict[str, list[str]]) -> Path:
-  """Where results go unless the user says: beside the run, or in ./evaluations."""
+  """Returns the default folder of the results: beside the run, or in ./evaluations."""
   settings = {field: ",".join(texts) for field, texts in overrides.items() if field not in ("task.test_name", "eval.samples")}
   task = re.sub(r"[^A-Za-z0-9._-]", "_", config.task.test_name or config.task.name)
   tail = f"n{config.eval.samples}{command_line.suffix(settings)}"

@@ -1,4 +1,4 @@
-"""The policy's weights on the sampler's devices, from whichever source."""
+"""The policy's weights on the sampler's devices, from any source."""
 
 from pathlib import Path
 from typing import Any
@@ -17,18 +17,22 @@ from jaxrl_llm.workdir import checkpoint
 
 
 def restore(experiment: Experiment, config: ConfigDict, source: Source) -> tuple[Params, int]:
-  """The weights of a source. Of a checkpoint no optimizer is read, and no run is disturbed that still writes others.
+  """Restores the weights of a source.
+
+  No optimizer state is read from a checkpoint, and a run that is still writing others is not
+  disturbed.
 
   Args:
-    experiment: built from the config.
-    config: of the experiment.
-    source: checked, see `source.find`.
+    experiment: Experiment built from the config.
+    config: Config of the experiment.
+    source: Checked source; see `source.find`.
 
   Returns:
-    The params, where the sampler reads them, and the number of RL steps behind them: 0 for those that no run has trained.
+    The params on the sampler's devices, and the number of RL steps behind them, 0 if no run has
+    trained them.
 
   Raises:
-    ValueError: a checkpoint that cannot be read, or that holds other weights than the config describes.
+    ValueError: If a checkpoint cannot be read, or holds other weights than the config describes.
   """
   abstract = experiment.learner.abstract_state.params
   make_params = policy.first_params(config, experiment.learner.model, jax.tree.map(lambda x: x.sharding, abstract))
@@ -59,7 +63,7 @@ def _read(path: Path, abstract_params: Params) -> tuple[Params, dict[str, Any]]:
     reason = str(error).strip().splitlines()[0][:200] if str(error).strip() else type(error).__name__
     raise ValueError(f"checkpoint {path} cannot be restored ({reason}); is it damaged, or of a run with another model?") from error
   params = found["arrays"]["state"]["params"]
-  # What a checkpoint lacks, a partial restore leaves as it was asked for.
+  # For what a checkpoint lacks, a partial restore returns the abstract value unchanged.
   if lacking := [jax.tree_util.keystr(p) for p, x in jax.tree_util.tree_leaves_with_path(params) if not isinstance(x, jax.Array)]:
     raise ValueError(f"checkpoint {path}: found no {lacking[0]}, expected the weights that the config describes")
   return params, found["record"]

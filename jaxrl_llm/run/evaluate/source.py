@@ -1,4 +1,7 @@
-"""Where the weights to evaluate come from: a run's checkpoint, published weights, or the config itself. Nothing is loaded here."""
+"""Sources of the weights to evaluate: a run's checkpoint, published weights, or the config itself.
+
+Nothing is loaded here.
+"""
 
 import json
 import re
@@ -13,16 +16,18 @@ from jaxrl_llm.messages import did_you_mean, one_line
 from jaxrl_llm.workdir import checkpoint
 
 _EXPECTED = "expected the workdir of a run, WORKDIR@STEP, a folder in Hugging Face's format or a .gguf file"
-_SHAPE = ("preset", "path", "lora_rank", "lora_alpha", "lora_targets")  # Of `config.model`: what the weights of a checkpoint depend on.
+# Fields of `config.model` that the weights of a checkpoint depend on.
+_SHAPE = ("preset", "path", "lora_rank", "lora_alpha", "lora_targets")
 
 
 class Source(NamedTuple):
   """Weights to evaluate.
 
   Attributes:
-    kind: "run" for a checkpoint of a run, "files" for published weights, "initial" for the weights that the config begins with.
-    path: workdir of the run, or what `config.model.path` is to be; None for "initial".
-    step: number of the run's checkpoint; None for others.
+    kind: Kind of the source: "run" for a run's checkpoint, "files" for published weights, "initial"
+      for the weights that the config begins with.
+    path: Workdir of the run, or the value for `config.model.path`; None for "initial".
+    step: Number of the run's checkpoint; None for other kinds.
   """
 
   kind: str
@@ -31,10 +36,10 @@ class Source(NamedTuple):
 
 
 def find(text: str | None) -> Source:
-  """What `--checkpoint` means, as the user wrote it; None where nothing was written.
+  """Finds the source that `--checkpoint` names, as the user wrote it; None if it was not given.
 
   Raises:
-    UsageError: nothing there, no such step, or a folder of something else.
+    UsageError: If nothing is there, there is no such step, or the folder holds something else.
   """
   if text is None:
     return Source("initial")
@@ -69,7 +74,10 @@ def find(text: str | None) -> Source:
 
 
 def saved_config(workdir: Path) -> dict[str, Any] | None:
-  """The config of a run; None where there is no run. A published model has a `config.json` too, with other fields."""
+  """Returns the config of a run; None if there is no run.
+
+  A published model has a `config.json` too, with other fields.
+  """
   try:
     found = tuples(json.loads((workdir / "config.json").read_text()))
   except (OSError, ValueError):
@@ -78,10 +86,12 @@ def saved_config(workdir: Path) -> dict[str, Any] | None:
 
 
 def run_config(workdir: Path) -> ConfigDict:
-  """Reads the config of a run; fields that are newer than the run take their defaults, and a line says so.
+  """Reads the config of a run.
+
+  Fields that are newer than the run take their defaults, and a line reports this.
 
   Raises:
-    UsageError: A run of another version, with fields that this one does not know.
+    UsageError: If the run is of another version, with fields that this one does not know.
   """
   saved, config = saved_config(workdir), base()
   known, there = flatten(config), flatten(saved)
@@ -99,7 +109,7 @@ def refuse_other_model(config: ConfigDict, workdir: Path) -> None:
   """Refuses a config that describes another model than the run's checkpoints hold.
 
   Raises:
-    UsageError: a line for each field.
+    UsageError: If a field differs. One line for each field.
   """
   saved = saved_config(workdir)["model"]
   lines = [
@@ -113,7 +123,7 @@ def refuse_other_model(config: ConfigDict, workdir: Path) -> None:
 
 
 def tuples(value: Any) -> Any:
-  """A value from JSON with the tuples of a config, where JSON has lists."""
+  """Turns the lists of a JSON value into tuples, as a config has them."""
   if isinstance(value, dict):
     return {name: tuples(x) for name, x in value.items()}
   return tuple(map(tuples, value)) if isinstance(value, list) else value

@@ -1,1 +1,4 @@
-"""Training of a reward model on pairs of a chosen and a rejected response: what `configs/reward_model.py` runs."""
+"""Training of a reward model on pairs of chosen and rejected responses.
+
+This is what `configs/reward_model.py` runs.
+"""

@@ -1,4 +1,4 @@
-"""Everything that can be wrong with a reward model's config, found before any device starts."""
+"""Checks of a reward model's config, before any device starts."""
 
 import math
 from collections.abc import Iterator
@@ -23,7 +23,7 @@ _OF_TOKENIZERS = ("chat", "system", "pad_token")
 
 
 def problems(config: ConfigDict) -> list[str]:
-  """Returns every problem of a resolved config, a line each; none is an empty list."""
+  """Returns every problem of a resolved config, one line each; empty if there is none."""
   wrong, readable = field_problems(config, REWARD_MODEL_FIELDS, "a config as configs/reward_model.py")
   if readable:
     wrong += [*_task_problems(config), *_model_problems(config)]
@@ -32,10 +32,10 @@ def problems(config: ConfigDict) -> list[str]:
 
 
 def shape_of(config: ConfigDict) -> ModelConfig:
-  """The model's shape, with the options of `config.model`; reads headers, no weights.
+  """Returns the model's shape with the options of `config.model`; reads headers, no weights.
 
   Raises:
-    ValueError: an unknown preset, or a checkpoint that is not there or cannot be used.
+    ValueError: If the preset is unknown, or the checkpoint is missing or unusable.
   """
   section = config.model
   if section.path is None:
@@ -47,7 +47,7 @@ def shape_of(config: ConfigDict) -> ModelConfig:
 
 
 def tokenizer_of(config: ConfigDict) -> Tokenizer:
-  """The checkpoint's tokenizer; without one, that of bytes."""
+  """Returns the checkpoint's tokenizer, or the byte tokenizer if there is none."""
   section, task = config.model, config.task
   if section.path is None or section.tokenizer is not None:
     return ByteTokenizer()
@@ -56,10 +56,10 @@ def tokenizer_of(config: ConfigDict) -> Tokenizer:
 
 
 def load_pairs(config: ConfigDict) -> preference_pairs.Pairs:
-  """The pairs that a config names.
+  """Loads the pairs that a config names.
 
   Raises:
-    ValueError: files, columns or rows that cannot be used. One line.
+    ValueError: If files, columns or rows cannot be used. One line.
   """
   task = config.task
   if task.name == "arithmetic":
@@ -127,13 +127,16 @@ def _relations(config: ConfigDict) -> Iterator[str]:
       )
   if (limit := shape_of(config).max_positions) is not None and config.task.max_tokens > limit:
     yield f"config.task.max_tokens: found {config.task.max_tokens}, expected at most the model's {limit}"
-  # With a -1 the number of devices is known only once they are; 1 divides every number of rows.
+  # With a -1 the number of devices is not known yet; 1 divides every number of rows.
   sizes = (mesh.data, mesh.fsdp, mesh.expert)
   yield from row_problems(config, 1 if -1 in sizes else math.prod(sizes))
 
 
 def row_problems(config: ConfigDict, shards: int) -> Iterator[str]:
-  """Numbers of rows that micro-batches, or the `shards` that the devices split them into, do not divide."""
+  """Yields a problem for each number of rows that shards and micro-batches do not divide.
+
+  `shards` is the number of parts that the devices split the rows into.
+  """
   divisor = shards * config.learner.micro_batches
   for rows in config.learner.row_buckets:
     if rows % divisor:

@@ -1,4 +1,4 @@
-"""What the training of a reward model runs on its devices: the update, and the rewards of held-out pairs."""
+"""Device programs of a reward model's training: the update, and the rewards of held-out pairs."""
 
 from collections.abc import Callable
 from functools import partial
@@ -21,14 +21,16 @@ from jaxrl_llm.types import Params, PolicyOutputs, TrainBatch, TrainState
 
 
 class Programs(NamedTuple):
-  """Programs compile when they first run, for every declared bucket at once, and never again.
+  """The programs of a reward model's training.
+
+  A program compiles when it first runs, for every declared bucket at once, and never again.
 
   Attributes:
-    model: pure functions of the params.
-    abstract_state: shapes, dtypes and shardings of a state.
-    init: `(key) -> state` with the first weights.
-    step: the update.
-    margins: `(params, batch) -> r_c − r_r` at every token of each pair.
+    model: Pure functions of the params.
+    abstract_state: Shapes, dtypes and shardings of a state.
+    init: Function `(key) -> state` that makes a state with the first weights.
+    step: Update function of a state.
+    margins: Function `(params, batch) -> r_c − r_r`, evaluated at every token of each pair.
   """
 
   model: RewardModel
@@ -39,10 +41,12 @@ class Programs(NamedTuple):
 
 
 def make_programs(config: ConfigDict, mesh: Mesh, shape: ModelConfig) -> Programs:
-  """The programs of a config that `reward_model.check` has checked; allocates nothing on the devices, and compiles nothing yet.
+  """Makes the programs of a config that `reward_model.check` has checked.
+
+  It allocates nothing on the devices and compiles nothing yet.
 
   Raises:
-    ValueError: a weight that the mesh does not divide.
+    ValueError: If the mesh does not divide a weight.
   """
   learner = config.learner
   model = make_reward_model(shape, mesh=mesh)
@@ -78,6 +82,6 @@ def make_programs(config: ConfigDict, mesh: Mesh, shape: ModelConfig) -> Program
 
 
 def of_step(batch: TrainBatch) -> TrainBatch:
-  """The batch with the arrays that a reward model's update reads."""
+  """Returns the batch with only the arrays that a reward model's update reads."""
   wanted = ("tokens", "positions", "segments", "mask", "advantages", "old_logprobs")
   return TrainBatch(**{name: getattr(batch, name) for name in wanted})

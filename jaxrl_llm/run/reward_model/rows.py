@@ -1,4 +1,7 @@
-"""Pairs as packed rows: both sequences of a pair in one row, so that no split of the batch takes them apart."""
+"""Pairs as packed rows.
+
+Both sequences of a pair lie in one row, so that no split of the batch separates them.
+"""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -11,32 +14,33 @@ from jaxrl_llm.types import TrainBatch
 
 
 class Pair(NamedTuple):
-  """A pair as ids, each response with the prompt before it."""
+  """A pair as token ids; each response includes the prompt before it."""
 
   chosen: list[int]
   rejected: list[int]
-  margin: float = 0.0  # By how much the chosen one is to be rewarded more.
+  margin: float = 0.0  # How much more reward the chosen response should get.
 
 
 def pack_pairs(
   pairs: Sequence[Pair], *, row_tokens: int, row_buckets: Sequence[int], num_shards: int = 1
 ) -> tuple[TrainBatch, packing.Layout]:
-  """Pairs in the smallest declared number of rows that holds them.
+  """Packs pairs into the smallest declared number of rows that holds them.
 
-  In each row segments 2k − 1 and 2k are the chosen and the rejected sequence of pair k. The mask is 1, and `advantages` the margin, at the
-  last token of the chosen one alone.
+  In each row, segments 2k − 1 and 2k are the chosen and the rejected sequence of pair k. Only at
+  the last token of the chosen one, the mask is 1 and `advantages` holds the margin.
 
   Args:
-    pairs: of one batch.
-    row_tokens: slots of a row.
-    row_buckets: numbers of rows that programs are compiled for.
-    num_shards: see `packing.arrange`.
+    pairs: Pairs of one batch.
+    row_tokens: Number of slots in a row.
+    row_buckets: Numbers of rows that programs are compiled for.
+    num_shards: Number of row shards; see `packing.arrange`.
 
   Returns:
-    The batch in host memory, and where each pair lies.
+    The batch in host memory, and the layout of the pairs.
 
   Raises:
-    ValueError: a pair longer than a row, or more rows needed than the largest bucket.
+    ValueError: If a pair is longer than a row, or the batch needs more rows than the largest
+      bucket.
 
   Example:
     >>> batch, _ = pack_pairs([Pair([7, 8], [7, 9, 9])], row_tokens=6, row_buckets=(1,))
@@ -55,7 +59,10 @@ def pack_pairs(
 
 
 def of_pairs(packed: Float[np.ndarray, "B T"], batch: TrainBatch, layout: packing.Layout) -> Float[np.ndarray, " N"]:
-  """A packed array's values at the counted token of each pair, in the order of the pairs. All is in host memory."""
+  """Returns a packed array's value at the counted token of each pair, in the order of the pairs.
+
+  All arrays are in host memory.
+  """
   places = zip(layout.rows, layout.slots, strict=True)
   return np.array([packed[row, slots][batch.mask[row, slots] > 0][0] for row, slots in places], np.float32)
 

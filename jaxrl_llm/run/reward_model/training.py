@@ -1,4 +1,7 @@
-"""The training of a reward model, from a config to a folder that transformers opens. Read it top to bottom."""
+"""The training of a reward model, from a config to a folder that transformers opens.
+
+Read it top to bottom.
+"""
 
 import contextlib
 from collections.abc import Callable, Sequence
@@ -40,14 +43,17 @@ from jaxrl_llm.workdir.record import Record
 from jaxrl_llm.workdir.summary import Clock, to_floats
 
 FOLDER = "reward_model"
-"""In the workdir, the folder of the trained model."""
+"""Name of the trained model's folder in the workdir."""
 
 PHASE = "reward_model"
 
 
 @dataclass
 class Run:
-  """A training in progress: what changes from step to step, and where it is written. A `bookkeeping.Job`."""
+  """A training in progress: what changes from step to step, and its outputs.
+
+  It is a `bookkeeping.Job`.
+  """
 
   config: ConfigDict
   workdir: Path
@@ -69,25 +75,26 @@ class Run:
     return self.programs.model.num_params
 
   def arrays(self) -> dict[str, Any]:
-    """Gives the arrays of a checkpoint."""
+    """Returns the arrays of a checkpoint."""
     return {"state": self.state}
 
   def places(self) -> dict[str, Any]:
-    """Gives the place at which the iterator over pairs stands, as JSON."""
+    """Returns the position of the iterator over pairs, as JSON."""
     return {"batches": self.batches.get_state()}
 
 
 def start(config: ConfigDict, workdir: Path, *, command: str = "", log: Callable[[str], None] = lambda line: None) -> Run:
-  """Starts a training, or goes on with it from the newest checkpoint of `workdir`.
+  """Starts a training, or resumes it from the newest checkpoint of `workdir`.
 
   Args:
-    config: checked, see `reward_model.check`.
-    workdir: exists; metrics, checkpoints, summary, report and the model go there.
-    command: what the user typed, for the summary.
-    log: takes every line of the screen.
+    config: Checked config; see `reward_model.check`.
+    workdir: Existing folder for metrics, checkpoints, summary, report and the model.
+    command: Command as the user typed it, for the summary.
+    log: Function called with every line of the screen.
 
   Raises:
-    ValueError: pairs that cannot be used, a damaged checkpoint, or a mesh that the devices or the model do not fit.
+    ValueError: If pairs cannot be used, a checkpoint is damaged, or the mesh does not fit the
+      devices or the model.
   """
   clock, size = Clock(), config.learner.batch_pairs
   mesh = mesh_lib.make_meshes(**config.mesh)[0]
@@ -112,15 +119,17 @@ def start(config: ConfigDict, workdir: Path, *, command: str = "", log: Callable
 
 
 def proceed(run: Run) -> dict[str, Any]:
-  """Runs to the end.
+  """Runs the training to its end.
 
   Returns:
-    The summary, as in `summary.json`: `accuracy_start` and `accuracy_final` are those on held-out pairs.
+    The summary, as in `summary.json`; its `accuracy_start` and `accuracy_final` are on held-out
+    pairs.
 
   Raises:
-    NonFiniteError: `learner.max_skipped` updates in a row were refused.
-    PreemptedError: a process was sent SIGTERM; the training can go on from a checkpoint.
-    SaveFailedError: the last checkpoint could not be saved; the training can go on from one before.
+    NonFiniteError: If `learner.max_skipped` updates in a row were refused.
+    PreemptedError: If a process received SIGTERM; the training can resume from a checkpoint.
+    SaveFailedError: If the last checkpoint could not be saved; the training can resume from an
+      earlier one.
   """
   with contextlib.closing(run.checkpoints), run.phases, run.progress, run.writer:
     learn(run)
@@ -130,7 +139,7 @@ def proceed(run: Run) -> dict[str, Any]:
 
 
 def learn(run: Run) -> None:
-  """The loop."""
+  """Runs the loop over steps."""
   config, record = run.config, run.record
   run.progress.start(PHASE, config.num_steps, done=record.rl_steps)
   if record.accuracy_start is None:
@@ -153,7 +162,7 @@ def learn(run: Run) -> None:
 
 
 def packed(run: Run, rows: Sequence[Row]) -> tuple[TrainBatch, packing.Layout]:
-  """Pairs as a batch in host memory, and its layout."""
+  """Packs pairs into a batch in host memory; returns the batch and its layout."""
   learner = run.config.learner
   margin = lambda row: float(row["margin"]) if row["margin"] else run.config.objective.margin
   pairs = [Pair(*encode_pair(row, run.tokenizer), margin(row)) for row in rows]
@@ -162,7 +171,7 @@ def packed(run: Run, rows: Sequence[Row]) -> tuple[TrainBatch, packing.Layout]:
 
 
 def margins(run: Run, rows: Sequence[Row]) -> Float[np.ndarray, " N"]:
-  """r_c − r_r of each pair."""
+  """Returns r_c − r_r of each pair."""
   size, found = run.config.learner.batch_pairs, []
   for begin in range(0, len(rows), size):
     batch, layout = packed(run, rows[begin : begin + size])
@@ -172,9 +181,12 @@ def margins(run: Run, rows: Sequence[Row]) -> Float[np.ndarray, " N"]:
 
 
 def evaluate(run: Run, step: int) -> float:
-  """Accuracy on held-out pairs, a tie counting half, with an interval over prompts: the pairs of one are not independent."""
+  """Measures the accuracy on held-out pairs, where a tie counts half.
+
+  The interval is over prompts, since the pairs of one prompt are not independent.
+  """
   run.phases.begin("eval", step)
-  # The same ones each time, from all over the file.
+  # The same pairs each time, from all over the file.
   chosen = np.random.default_rng(0).permutation(len(run.pairs.test))[: run.config.eval.num_pairs]
   rows = [run.pairs.test[int(i)] for i in np.sort(chosen)]
   found = margins(run, rows)
@@ -191,9 +203,12 @@ def evaluate(run: Run, step: int) -> float:
 
 
 def save_model(run: Run) -> None:
-  """The trained model in transformers' format, with its tokenizer or where that one is."""
+  """Saves the trained model in transformers' format.
+
+  The tokenizer, or a note of where it is, is saved with it.
+  """
   folder, section, task = run.workdir / FOLDER, run.config.model, run.config.task
-  if folder.exists():  # The training was stopped between here and its summary; the folder appears whole.
+  if folder.exists():  # An earlier attempt stopped before its summary; the folder only appears whole.
     return
   source = None if section.path is None else where_lib.resolve(section.path)
   notes = notes_of(None if section.tokenizer else section.path, chat=task.chat, system=task.system)
@@ -204,13 +219,16 @@ def save_model(run: Run) -> None:
 
 
 def in_words(pairs: Pairs) -> str:
-  """How many pairs there are, and of files what was left out and why."""
+  """Describes how many pairs there are, and for files what was left out and why."""
   words = "" if pairs.report is None else f" ({report.in_words(pairs.report).replace('problems', 'pairs')})"
   return f"{len(pairs.train):,} pairs to learn from, {len(pairs.test):,} held out{words}"
 
 
 def describe(config: ConfigDict) -> str:
-  """Mesh, model and pairs, for `--dry_run`; allocates nothing. Raises as `start` does."""
+  """Describes mesh, model and pairs, for `--dry_run`.
+
+  It allocates nothing and raises what `start` raises.
+  """
   mesh = mesh_lib.make_meshes(**config.mesh)[0]
   programs, pairs = make_programs(config, mesh, shape_of(config)), load_pairs(config)
   return "\n".join([
