@@ -19,7 +19,7 @@ FIXED: dict[str, str] = {
   "warm_start.num_steps": "RL began, or is to begin, where that warm start ends",
   "task.": "the run stands at a place in these problems, and its accuracies are theirs",
 }
-"""Fields that no flag allows to change, with the reason; a name that ends in a dot is a section."""
+"""Fields that may not change, whatever the flags, with the reason; a final dot marks a section."""
 
 FREE = ("task.data_dir",)
 """Fields of a fixed section that may change."""

@@ -192,7 +192,7 @@ def available() -> str:
 
 
 def suffix(overrides: Mapping[str, str]) -> str:
-  """Formats overrides as a folder's suffix, so that runs of one config file do not collide.
+  """Formats overrides as a folder's suffix, so that variants of one config file do not collide.
 
   Example:
     >>> suffix({"seed": "1", "objective.name": "sapo"})

@@ -13,7 +13,7 @@ from jaxrl_llm.objectives.corrected import corrected
 from jaxrl_llm.types import Objective
 
 SEQUENCE_BAND = 0.05
-"""Widest useful clip of a length-normalised ratio: a wider one never clips in a healthy run."""
+"""Widest sensible clip of a length-normalised ratio: no sequence of a healthy run reaches it."""
 
 
 class Chosen(NamedTuple):
@@ -53,7 +53,7 @@ class Chosen(NamedTuple):
 
 
 def _lags(c: ConfigDict) -> bool:
-  """Returns whether some rollouts are drawn with older weights than those that learn from them."""
+  """Returns whether rollouts, or parts of them, are drawn with older weights than the learner's."""
   return c.rollout.staleness > 0 or c.rollout.spare_prompts > 0
 
 
@@ -199,7 +199,7 @@ def refusals(config: ConfigDict) -> Iterator[str]:
     yield from map(str, unused(config, [f"critic.{name}" for name in config.critic], f"advantage.estimator={estimator!r} has no critic"))
 
 
-# Settings that wait for their devices, or move data between them, within one process.
+# Settings whose work waits for its devices, or moves between them, within one process.
 _OF_ONE_PROCESS = {
   "rollout.report_every": "responses are scored while others are drawn",
   "rollout.spare_prompts": "groups are carried from step to step",

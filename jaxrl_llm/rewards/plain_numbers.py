@@ -26,7 +26,7 @@ _SPACED = re.compile(r"(?<![\w.,/^{-])([1-9][0-9]{0,2}(?: [0-9]{3})++)(?![\w.,/^
 # "0,111" is not a thousand: some write decimals this way.
 _GROUPED = r"[1-9][0-9]{0,2}(?:,[0-9]{3})++|[0-9]++"
 _PLAIN = re.compile(rf"(-?+)(?:({_GROUPED})(\.[0-9]++)?+|(\.[0-9]++)|([0-9]++)/([0-9]++)|\\[dt]?frac\{{([0-9]++)\}}\{{([0-9]++)\}})")
-_MAX_DIGITS = 12  # Longer decimals round in ways not worth imitating. Whole numbers have no limit.
+_MAX_DIGITS = 12  # Longer decimals round in ways not worth imitating. Whole numbers are exempt.
 _CLEARLY = Fraction(1, 10_000)  # math-verify compares decimals to 6 places.
 
 

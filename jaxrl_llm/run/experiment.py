@@ -136,7 +136,7 @@ def build(config: ConfigDict) -> Experiment:
 
   Raises:
     ValueError: If there are too few devices, they do not divide a size, or a dataset is damaged.
-      None of this is known before the devices are.
+      None of this can be checked before the devices are known.
   """
   mesh, sampler_mesh = mesh_lib.make_meshes(**config.mesh)
   shards = (mesh_lib.num_row_shards(mesh), mesh_lib.num_row_shards(sampler_mesh))

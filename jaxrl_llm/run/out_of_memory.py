@@ -25,7 +25,7 @@ class OutOfMemoryError(RuntimeError):
 
 @contextlib.contextmanager
 def explained(config: ConfigDict, phase: Callable[[], str]) -> Iterator[None]:
-  """Turns JAX's out-of-memory errors into an `OutOfMemoryError` with advice.
+  """Turns out-of-memory errors of JAX and Python into an `OutOfMemoryError` with advice.
 
   They may arise from compiling or from running a program.
 

@@ -151,8 +151,8 @@ class Data(NamedTuple):
 
 def batch_sizes(config: ConfigDict) -> dict[str, int]:
   """Returns the number of rows in a batch of each iterator."""
-  # One at a time if groups are carried: the first step, which carries none, takes more new prompts
-  # than the others.
+  # One at a time if groups are carried: the first step, which continues none, takes more new
+  # prompts than the others.
   num_prompts = 1 if config.rollout.spare_prompts else config.rollout.num_prompts
   return {"prompts": num_prompts, "demonstrations": config.warm_start.batch_size}
 

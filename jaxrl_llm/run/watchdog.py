@@ -18,7 +18,7 @@ STUCK = 42
 again"."""
 
 SAVE = "checkpoint"
-"""Phase of a checkpoint, which is always waited for."""
+"""Phase of a checkpoint, which the end after SIGTERM never cuts short."""
 
 _LOOK_SECONDS = 0.25
 _ASK_SECONDS = 1.0  # Interval of asking whether the run is to end; one process answers all.

@@ -179,8 +179,8 @@ def make(
       report; "error" raises at the first.
     max_prompt_tokens: Maximum length of a prompt, in tokens; longer ones are bad rows. None is no
       limit. Generated tasks ignore it.
-    max_tokens: Maximum length of a demonstration with its prompt, in tokens; longer ones are bad
-      rows and are not imitated. None is no limit.
+    max_tokens: Maximum length of a demonstration with its prompt, in tokens; a longer one is
+      a bad row, but only its demonstration is left out. None is no limit.
     test_name: Another task whose test problems, of all levels, replace this task's own; None keeps
       its own.
     test_source: The `source` setting of that other task.

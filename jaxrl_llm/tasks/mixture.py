@@ -97,8 +97,8 @@ def mix(tasks: Sequence[Task], weights: Sequence[float]) -> Task:
 
   Args:
     tasks: Tasks with the same tokenizer, each with training problems.
-    weights: Weight of each task. Its share of the training problems is its weight divided by the
-      sum of all weights. The mixture has the test problems of all tasks.
+    weights: Weight of each task. Its share in training is its weight divided by the sum of
+      all weights. The mixture has the test problems of all tasks.
 
   Returns:
     The task, named "mixture". Each row names its verifier, one of the task's `rewards`, in

@@ -58,7 +58,7 @@ class Pairs(NamedTuple):
 
   Attributes:
     train: Training rows.
-    test: Test rows, whose prompts are not in training.
+    test: Test rows; those held out of `path` have other prompts than training.
     report: Counts of rows read, kept and dropped; None for generated pairs.
     fingerprint: Digest of all pairs; None for generated ones.
   """

@@ -35,7 +35,7 @@ def reward_model_term(
     chat: Whether prompts are written with the chat template; see `load_reward_tokenizer`.
 
   Raises:
-    ValueError: If the reward model has one of the problems that `rewards.model.problems` yields.
+    ValueError: If the config or the tokenizer of the reward model is missing or unusable.
   """
   own = load_reward_tokenizer(path, chat=chat)
   exact = same_vocabulary(tokenizer, own)

@@ -47,7 +47,7 @@ def shape_of(config: ConfigDict) -> ModelConfig:
 
 
 def tokenizer_of(config: ConfigDict) -> Tokenizer:
-  """Returns the checkpoint's tokenizer, or the byte tokenizer if there is none."""
+  """Returns the checkpoint's tokenizer; without one, or if the config asks, that of bytes."""
   section, task = config.model, config.task
   if section.path is None or section.tokenizer is not None:
     return ByteTokenizer()

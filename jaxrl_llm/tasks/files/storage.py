@@ -1,4 +1,4 @@
-"""Datasets on disk, built once by the first process and checked whenever opened. No TensorFlow."""
+"""Datasets on disk, built once by whichever process is first, checked on opening. No TensorFlow."""
 
 import contextlib
 import functools

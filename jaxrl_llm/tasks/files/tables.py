@@ -1,4 +1,4 @@
-"""Problems from files as TFDS datasets: checked and written once, then read from disk row by row."""
+"""Problems from files as TFDS datasets: checked and written once, and read from disk row by row."""
 
 import hashlib
 import json

@@ -36,7 +36,7 @@ class Fault(NamedTuple):
 
   Attributes:
     reason: Fixed text for each kind of fault.
-    detail: What this record contains.
+    detail: What was found.
   """
 
   reason: str
