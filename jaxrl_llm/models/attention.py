@@ -47,8 +47,8 @@ def dot_product_attention(
     ValueError: If "cudnn" does not support the dtype.
 
   Note:
-    cuDNN takes the mask as a bias of B·T·T entries, so it saves the scores of every head, but not
-    the mask.
+    cuDNN takes the mask as a bias of B·T·T entries. It spares the memory for the scores of every
+    head, but not that for the mask.
   """
   if implementation == "cudnn" and q.dtype not in (jnp.bfloat16, jnp.float16):
     raise ValueError(

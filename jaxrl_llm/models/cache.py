@@ -63,9 +63,9 @@ class View(NamedTuple):
     blocks: Boolean mask for each block, True if a row may attend to a column, the new one included.
     prompts: Boolean mask, True if a column of a prompt holds a token; None if no prompt has cached
       tokens.
-    rows: Row that decodes each sequence, with sequences grouped by the device that holds them;
+    rows: Row that decodes each sequence, with sequences in pieces as the devices hold them;
       arbitrary if no row does. None if row i decodes sequence i.
-    sequences: Index of each row's sequence within its group, arbitrary if the row has none. None if
+    sequences: Index of each row's sequence within its piece; arbitrary if the row has none. None if
       row i decodes sequence i.
   """
 
@@ -247,7 +247,7 @@ def attend_prompts(q: Float[Array, "B K G C"], held: KeyValues, view: View) -> P
 
 
 def _along(x: Float[Array, "..."], index: Int[Array, "d M"]) -> Float[Array, "..."]:
-  """Returns x[index] within each group: groups are on different devices and never share rows."""
+  """Returns x[index] within each piece: pieces are on different devices and never share rows."""
   pieces = x.reshape(index.shape[0], -1, *x.shape[1:])
   taken = jax.vmap(lambda piece, i: jnp.take(piece, i, axis=0, mode="clip"))(pieces, index)
   return taken.reshape(-1, *x.shape[1:])

@@ -91,7 +91,7 @@ def token_logprobs(
   if mesh is None or mesh.size == mesh.shape["tensor"]:
     return _logprobs(piece, head, hidden, targets, counted)
   context = "context" if "context" in mesh.shape and hidden.shape[1] % mesh.shape["context"] == 0 else None
-  # A single row is replicated on every device.
+  # Rows that do not divide evenly, such as a single one, are replicated on every device.
   split_rows = BATCH_AXES if hidden.shape[0] % num_row_shards(mesh) == 0 else None
   rows, manual = PartitionSpec(split_rows, context), frozenset(mesh.axis_names) - {"tensor"}
   on_shard = partial(_logprobs, piece)
@@ -101,7 +101,7 @@ def token_logprobs(
 
 def _logprobs(piece: Piece, head: Any, hidden: Array, targets: Array, counted: Array) -> tuple[Array, Array]:
   flat = counted.reshape(-1)
-  piece = piece._replace(chunk=min(piece.chunk, len(flat)))  # Small vocabularies have large chunks.
+  piece = piece._replace(chunk=min(piece.chunk, len(flat)))  # A chunk may exceed all tokens.
   # Put counted tokens first, so that the loop ends after the last of them.
   order, place = permutations.true_first(flat)
   num_chunks = (jnp.sum(flat) + piece.chunk - 1) // piece.chunk

@@ -204,7 +204,7 @@ def balance_loss(
 ) -> Float[Array, "B T"]:
   """Computes E/K · Σ_e f_e p_te at each token t; it is 1 for an even load.
 
-  f_e is the fraction of the tokens of its sequence that visited expert e; it has no gradient. p_te
+  f_e is the fraction of the tokens of t's sequence that visited expert e; it has no gradient. p_te
   is the router's probability. Logits and experts are those of `Routed`. The sequence of a token is
   its segment and the prefix before it; see `Rows`.
 

@@ -99,7 +99,7 @@ def comparison(a: Int[Array, "B T L K"], b: Int[Array, "B T L K"], segments: Int
 
 
 def replay_metrics(routing: Int[Array, "B T L K"], segments: Int[Array, "B T"], *, sparse_layers: tuple[int, ...]) -> Metrics:
-  """Returns the size of the recorded routes in megabytes and the fraction that is routed live."""
+  """Returns the size of the routing in megabytes, and the fraction of routes chosen live."""
   counts = travelled(segments)
   fallbacks = jnp.sum(fallback(routing, sparse_layers) * counts) / jnp.maximum(jnp.sum(counts), 1)
   return {"moe/replay_fallback": fallbacks, "moe/replay_mb": jnp.float32(routing.size * routing.dtype.itemsize / 1e6)}

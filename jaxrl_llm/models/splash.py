@@ -101,7 +101,7 @@ def _table(blocks: Int[Array, "1 i j"], seen: Bool[Array, "1 i j"], *, axis: int
 
 
 def _kernels(sizes: tuple[int, int], interpret: bool) -> tuple[Any, Any, dict[str, Any]]:
-  """Returns the kernels' module, `MaskInfo`, and the options of each kernel."""
+  """Returns the kernels' module, `MaskInfo`, and the options of forward and backward kernels."""
   # Imported here because only TPUs need them and they take a while to import.
   from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel, splash_attention_mask_info
 

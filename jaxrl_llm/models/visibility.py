@@ -69,8 +69,8 @@ def blocks_seen(
   """Returns which blocks of keys hold a key that a block of queries sees.
 
   Compares ranges of segments, not every pair. The result is exact if segments ascend along a row;
-  otherwise it may include blocks that no query sees. Arguments are those of `visible`, cut into
-  blocks; `last` is the slot in the row of the last query of each block.
+  otherwise it may include further blocks, but misses none. Arguments are those of `visible`, cut
+  into blocks; `last` is the slot in the row of the last query of each block.
   """
   first, highest = jnp.where(keys > 0, keys, _NO_SEGMENT).min(-1)[:, None], keys.max(-1)[:, None]
 

@@ -106,7 +106,7 @@ def metrics(batch: Batch) -> dict[str, Any]:
   statistics = {"mean": np.mean, "max": np.max, "min": np.min}
   row: dict[str, Any] = {f"{name}/{kind}": float(fn(x)) for name, x in values.items() for kind, fn in statistics.items()}
   row |= {f"reward/{name}/mean": float(np.mean(part[valid])) if np.any(valid) else 0.0 for name, part in graded.parts.items()}
-  # Only the causes that occurred, so that a run without failures has no columns of zeros.
+  # Only the causes that occurred, so that a run without failures has no column of zeros for each.
   row |= {name: x for name, x in failure_metrics(graded.failed).items() if x or name == "rewards/failed"}
   row["rollout/counted"] = float(np.mean(batch.counted))
   if broken := int(np.sum(~batch.finite)):
@@ -165,7 +165,7 @@ def sample_rows(
 
 
 def _of_response(numbers: Mapping[str, Float[np.ndarray, "..."]], length: int) -> dict[str, list[float]]:
-  """Returns the response's part of a sequence's scores, rounded to six digits.
+  """Returns the response's part of a sequence's scores, rounded to six significant digits.
 
   Scores without a finite value are left out.
   """

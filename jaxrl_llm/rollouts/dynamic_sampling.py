@@ -4,6 +4,7 @@ If all samples of a prompt earn the same reward, every group-relative advantage 
 is learned from them. A step therefore draws again, with new prompts, until its batch is full of
 mixed groups or the maximum number of rounds is reached. Groups without a difference then fill the
 rest, so that the batch size never changes.
+
 References:
   DAPO: an open-source LLM reinforcement learning system at scale, arXiv:2503.14476, 2025, section
   3.2.
@@ -40,9 +41,7 @@ def differs(verdicts: Float[np.ndarray, " N"], valid: Bool[np.ndarray, " N"], *,
 
 
 def fill(batches: Sequence[Batch], *, num_groups: int) -> tuple[Batch, dict[str, float]]:
-  """Selects the groups that differ, in the order in which they were drawn.
-
-  Other groups only fill up the batch.
+  """Selects the groups that differ, in the order drawn; others only fill up the batch.
 
   Args:
     batches: Rounds of one step, drawn by one policy.

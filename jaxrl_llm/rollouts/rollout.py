@@ -109,7 +109,7 @@ def follow(
 
   Returns:
     The rollouts in the order of the prompts, with the rewards known so far, and the seconds spent
-    on decoding and grading.
+    on decoding and grading while others were being drawn.
   """
   num_sequences = len(examples) * group_size
   finished, texts, graded, seconds = [], {}, pending(rewards, num_sequences), 0.0

@@ -48,13 +48,13 @@ def make_samplers(
     config: The experiment's config.
     model: Model in the sampler's dtype, on the sampler's mesh.
     tokenizer: The task's tokenizer.
-    params: Abstract weights of the policy.
+    params: Abstract weights of the policy, as the samplers are given them.
     records_routes: Whether rollouts record the experts that their tokens visit.
     turn_stops: Texts that end a turn of a conversation; None for single-turn responses.
 
   Raises:
-    ValueError: If there is no stop token or stop string, the vocabulary cannot write a stop string,
-      or the cache does not fit the devices.
+    ValueError: If there is neither a stop token nor a stop string, the vocabulary cannot write a
+      stop string, or the cache does not fit the devices.
   """
   section = config.rollout
   common = dict(
@@ -111,9 +111,9 @@ def _signatures(
   Args:
     config: The experiment's config.
     model: Model on the sampler's mesh.
-    params: Abstract weights of the policy.
+    params: Abstract weights of the policy, as the sampler is given them.
     num_prompts: Number of prompts.
-    carried: Groups that the first step continues; None if every step waits for all groups.
+    carried: Groups that the first step continues; None if the sampler continues none.
     turns_of: Number of conversations per prompt; 0 for single-turn responses.
   """
   key = jax.eval_shape(jax.random.key, 0)

@@ -70,7 +70,7 @@ def evidence(
 def turn_rewards(completion: Completion, total: float, weight: float) -> list[tuple[int, float]]:
   """Returns the rewards of a conversation's turns at their last tokens.
 
-  A turn's reward is the environment's; the last turn also gets the rest of the total.
+  A turn's reward is the environment's times `weight`; the last turn also gets the rest of `total`.
 
   Args:
     completion: Completion with its turns.
@@ -97,7 +97,7 @@ def _responses(sequences: Sequence[Float[np.ndarray, "..."]], mask: Bool[np.ndar
 
 
 def whole_sequences(responses: Float[np.ndarray, "N R"], rollouts: Rollouts) -> list[Float[np.ndarray, "..."]]:
-  """Extends per-token values of responses by zeros for their prompts.
+  """Prepends zeros for the prompts to per-token values of the responses.
 
   Returns:
     One array per sequence, as long as its trajectory.

@@ -22,7 +22,7 @@ from jaxrl_llm.types import Params
 
 
 class WeightSyncError(RuntimeError):
-  """An error raised when the sampler's weights are not the expected ones. Nothing may be drawn."""
+  """The sampler's devices do not hold the expected weights, so nothing may be drawn."""
 
 
 class SamplerWeights(NamedTuple):
@@ -166,8 +166,8 @@ def make_weight_sync(
     `move` raises a WeightSyncError as `compare` does, and, before anything moves, for weights whose
     shapes or dtypes differ from those of `params`. In transit a weight takes as much memory on each
     learner device as on one sampler device. If the number of learner devices is no multiple of the
-    devices that share a copy of the weights, the layout stays the learner's, and `device_put` goes
-    through the host.
+    sampler devices that share a copy of the weights, the layout stays the learner's, and
+    `device_put` goes through the host.
   """
   lower, staging = partial(lower_precision, dtype=dtype), staging_mesh(learner, sampler)
   lowered = jax.eval_shape(lower, params)

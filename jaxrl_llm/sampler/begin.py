@@ -160,7 +160,7 @@ def _matched_before(settings: Settings, job: Job, loop: Loop, lengths: Int[Array
 
 
 def _placed(tree: PyTree, mesh: Mesh | None, pieces: int) -> PyTree:
-  """Shards each piece onto its own device."""
+  """Places each piece on its own device."""
   if mesh is None or mesh.size == 1 or pieces == 1:
     return tree
   split = lambda x: jax.lax.with_sharding_constraint(x, row_sharding(mesh)) if jnp.ndim(x) else x

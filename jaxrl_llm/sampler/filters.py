@@ -10,8 +10,7 @@ from jaxtyping import Array, Bool, Float, Int
 FilterFn = Callable[..., Float[Array, "*batch V"]]
 """`(logits, keep=None, temperatures=None) -> filtered logits`; `keep` holds ids never removed."""
 
-# Finite, so that gradients of a removed logit are 0 and never NaN; exp(-1e30 - max) underflows to
-# exactly 0.
+# Finite, so that gradients of a removed logit are 0, never NaN; exp(-1e30 - max) is exactly 0.
 REMOVED = -1e30
 
 # Number of bits of a float32 in [0, 2): the sign bit and the highest exponent bit are 0.
@@ -25,7 +24,8 @@ def make_filter(*, temperature: float = 1.0, top_k: int = 0, top_p: float = 1.0)
     temperature: Divisor of the logits; 0 keeps only the likeliest token (the first in case of a
       tie), regardless of the other settings.
     top_k: Number of likeliest tokens to keep, including ties with the last; 0 keeps all.
-    top_p: Probability of the smallest set of likeliest tokens to keep, after top-k; 1 keeps all.
+    top_p: Probability that the smallest set of likeliest tokens to keep, after top-k, must reach; 1
+      keeps all.
 
   Returns:
     `filter_logits(logits, keep=None, temperatures=None)`. `keep` holds ids `[*batch]` that are
@@ -62,7 +62,7 @@ def make_filter(*, temperature: float = 1.0, top_k: int = 0, top_p: float = 1.0)
     if temperatures is not None:
       greedy = ~(temperatures > 0)[..., None]
       logits = logits / jnp.where(greedy, 1, temperatures[..., None])
-      # Combines with the other filters, because the likeliest token passes them all.
+      # Greedy rows need no other filter, because the likeliest token passes them all.
       kept = jnp.where(greedy, _is_argmax(logits), _kept(logits, top_k, top_p))
     elif temperature == 0:
       kept = _is_argmax(logits)
@@ -120,7 +120,7 @@ def _nucleus(logits: Float[Array, "*batch V"], top_p: float) -> Bool[Array, "*ba
   their bits, so x is found bit by bit. Each bit takes one masked sum over the vocabulary, and the
   result is exact.
   """
-  masses = jnp.exp(logits - jnp.max(logits, axis=-1, keepdims=True))  # At most 1, so bits below 2 suffice.
+  masses = jnp.exp(logits - jnp.max(logits, axis=-1, keepdims=True))  # At most 1, so below 2.
   wanted = top_p * jnp.sum(masses, axis=-1, keepdims=True)
   as_float = lambda bits: jax.lax.bitcast_convert_type(bits, jnp.float32)
 

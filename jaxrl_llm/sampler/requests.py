@@ -117,7 +117,7 @@ def finished_before(requests: Requests, num_sequences: int) -> Int[Array, " N"]:
 
 
 def in_pieces(tree: PyTree, pieces: int) -> PyTree:
-  """Splits arrays [N ...] to [pieces, N / pieces + 1, ...] and leaves scalars as they are.
+  """Splits arrays [N ...] into [pieces, N / pieces + 1, ...] and leaves scalars as they are.
 
   The last sequence of a piece is a dummy for rows without a sequence.
   """

@@ -31,8 +31,8 @@ from jaxrl_llm.sampler.state import Decoder, Job, Loop, Settings, is_active, num
 from jaxrl_llm.types import Params, Rollouts
 
 _AHEAD = 2  # Number of stretches in flight while the host waits for the first of them.
-# Minimum number of sequences that a report has room for. If a device has few rows, the end of that
-# few does not end a stretch.
+# Minimum number of sequences that a report has room for, so that on a device with few rows a few
+# finished sequences do not end a stretch.
 _ROOM = 16
 _UNDONE, _UNTOLD, _TOLD = 0, 1, 2
 
@@ -104,7 +104,7 @@ class _Programs(NamedTuple):
   """Programs for one bucket of prompts.
 
   Attributes:
-    begin: Program that prefills the prompts.
+    begin: Program that prefills the prompts and sets up the loop.
     stretches: One stretch for each size of the cache.
     growths: Growth of the cache from each size to the next.
   """
@@ -119,15 +119,15 @@ def make_stream(model: Decoder, *, steps_per_report: int = 32, signatures: Seque
 
   Together they equal what `make_sampler`'s sampler returns for the same key. The stream is
   host-driven: it runs programs of at most `steps_per_report` steps and dispatches the next ones
-  before the caller gets the sequences that the first has finished. The caller's work between two of
-  them costs no device time, as long as it takes less than a stretch. A sequence is yielded with the
-  stretch that it finished in or, if there is no room, before those of the next stretch.
+  before the caller gets the sequences that the first has finished. The caller's work in between
+  costs no device time, as long as it takes less than a stretch. A sequence is yielded with those of
+  the stretch that it finished in or, if there is no room, first of all with those of the next.
 
   Args:
     model: Model to sample from, such as a `models.Model`.
     steps_per_report: Maximum number of steps of a stretch. It ends earlier once a report is full. A
       report has room for as many sequences as there are rows, but for at least 16.
-    signatures: Abstract arguments of the stream after the params, for all shapes to come; compiled
+    signatures: Abstract arguments of the stream, params included, in all shapes to come; compiled
       with the first call.
     **settings: Settings of `make_sampler`, with the same names and defaults.
 
@@ -183,8 +183,7 @@ def gather(finished: Iterable[Finished]) -> Rollouts:
   `gather(stream(...))` waits for all of them.
 
   Raises:
-    ValueError: If there is nothing to gather, or if a sequence occurs twice, as in two calls'
-      output.
+    ValueError: If there is nothing to gather, or a sequence occurs twice, as from two calls.
 
   Example:
     >>> row = lambda token: Rollouts(*[np.array([[token]])] * 5, stopped=np.array([True]))
@@ -322,8 +321,7 @@ def _parts(rollouts: Rollouts) -> tuple[Rollouts, ...]:
 def _compile(model: Decoder, settings: Settings, steps: int, args: tuple) -> _Programs:
   """Compiles all programs for abstract arguments.
 
-  Outputs are sharded like the inputs, so that each stretch accepts the state that the last one
-  left.
+  The state keeps its shardings, so that each stretch accepts what the last one left.
   """
   begin = jax.jit(partial(_begin, model, settings)).lower(*args)
   programs = _Programs(begin.compile(), (), ())
