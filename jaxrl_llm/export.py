@@ -26,7 +26,7 @@ def export(workdir: Path, folder: Path, *, dtype: str | None = None) -> int:
   Args:
     workdir: Folder of the run.
     folder: Folder to write, which is made if necessary and must be empty.
-    dtype: Dtype of the saved weights; None keeps the dtype of the checkpoint.
+    dtype: Dtype of the saved weights; None keeps the dtypes of the checkpoint.
 
   Returns:
     The checkpoint's number.

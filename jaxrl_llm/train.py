@@ -83,8 +83,8 @@ def warm_start(run: Run) -> None:
 def begin_rl(run: Run) -> None:
   """Switches from imitation to RL.
 
-  Makes a fresh optimizer, freezes the reference, initialises the critic with the policy's trunk,
-  and measures the first accuracy.
+  Makes a fresh optimizer, freezes the reference, initialises the critic (by default with the
+  policy's trunk), measures the first accuracy and saves a checkpoint.
   """
   run.state = run.experiment.learner.restart(run.state.params)
   if run.reference is not None:
@@ -106,7 +106,7 @@ def reinforce(run: Run) -> None:
   run.progress.start("rl", config.num_steps, done=record.rl_steps)
   drawing = None
   for step in range(record.rl_steps, config.num_steps):
-    # With rollouts in flight, another process could not begin this step from the saved state.
+    # With rollouts in flight, no saved state would let another process begin this step.
     began = position(run) if drawing is None else None
     run.phases.profiler.step(step + 1)
     run.phases.begin_step(step + 1, "weight_sync")

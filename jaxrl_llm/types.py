@@ -200,7 +200,7 @@ class TrainState(NamedTuple):
 
 
 RatioFn = Callable[[Float[Array, "B T"], Float[Array, "B T"], Int[Array, "B T"] | None], Float[Array, "B T"]]
-"""`(log_ratio, mask, segments) -> log_ratio`: log-ratios at the method's level of the ratio."""
+"""`(log_ratio, mask, segments) -> log_ratio`: maps token log-ratios to the method's level."""
 
 GateFn = Callable[[Float[Array, "B T"], Float[Array, "B T"], GateContext], TokenTerm]
 """`(log_ratio, advantages, context) -> (surrogate, token metrics)`; the surrogate is maximised."""

@@ -169,7 +169,7 @@ def pass_at_k_advantages(
   whole_number("k", k, low=1, high=group_size)
   at_least_zero("eps", eps)
   subsets, with_one = math.comb(group_size, k), math.comb(group_size - 1, k - 1)
-  # Ratios of integers, as constants of the trace: P(a k-subset lies among the j lowest | it contains
+  # Ratios of integers, constants of the trace: P(a k-subset lies among the j lowest | it contains
   # a given one of them), j < G, and P(the j-th lowest is the maximum of a k-subset), 1 ≤ j ≤ G.
   inside = np.array([math.comb(j - 1, k - 1) / with_one if j else 0.0 for j in range(group_size)])
   is_maximum = np.array([math.comb(j - 1, k - 1) / subsets for j in range(1, group_size + 1)])

@@ -81,7 +81,7 @@ def token_rewards(rewards: ArrayLike, mask: ArrayLike, kl: ArrayLike | None = No
     The rewards, 0 outside the mask and in a response without a counted token.
 
   Raises:
-    ValueError: If an array has the wrong shape, or `kl_coef` is given without `kl`.
+    ValueError: If an array has the wrong shape, or `kl_coef` is nonzero or traced without `kl`.
 
   Example:
     >>> token_rewards(jnp.array([1.]), jnp.array([[1, 1, 0]]), kl=jnp.array([[2., 4., jnp.nan]]), kl_coef=0.25).tolist()
@@ -99,8 +99,8 @@ def token_rewards(rewards: ArrayLike, mask: ArrayLike, kl: ArrayLike | None = No
   last = counted & (jax.lax.cumsum(counted.astype(jnp.int32), axis=1, reverse=True) == 1)
   result = jnp.where(last, rewards[:, None], 0)
   if kl is None:
-    # Check the argument itself, because under jit `coef` is traced even if the caller passed a plain
-    # 0. A traced argument has no value to check, and a caller only traces one in order to use it.
+    # Check the argument itself, because under jit `coef` is traced even if the caller passed a
+    # plain 0. A traced argument has no value to check, and a caller only traces one to use it.
     if isinstance(kl_coef, jax.core.Tracer) or kl_coef != 0:
       raise ValueError(f"kl: found None, expected an array [N, R], because kl_coef is {kl_coef!r} and would be ignored")
     return result
@@ -143,7 +143,7 @@ def generalized_advantages(
 
   δ_t = r_t + γ·V_{t+1} − V_t,  A_t = δ_t + γλ·A_{t+1}
 
-  λ = 0 looks one step ahead, and λ = 1 at the whole future.
+  With λ = 0 they look one step ahead, with λ = 1 at the whole future.
 
   Args:
     rewards: Reward of each token (`token_rewards`), [N, R].

@@ -48,7 +48,7 @@ def pass_at_k(correct: Float[np.ndarray, "n s"], k: int, n: int | None = None) -
     a problem with fewer than k known samples.
 
   Raises:
-    ValueError: If n < k, there are fewer than n samples, or a reward is neither 0 nor 1.
+    ValueError: If k is not in 1 to n, samples are fewer than n, or a reward is neither 0 nor 1.
 
   Example:
     >>> pass_at_k(np.array([[1., 0., 0., 0.], [0., 0., 0., 0.]]), 2).tolist()

@@ -32,7 +32,7 @@ class Unit(NamedTuple):
   """Sequences that are placed in one row: a shared prompt with its responses, or a single sequence.
 
   Attributes:
-    shared: Number of tokens of the shared prompt; 0 for a single sequence.
+    shared: Number of tokens of the shared prompt; 0 if nothing is shared.
     members: Indices of the sequences.
     lengths: Number of tokens of each sequence without the shared prompt.
   """
@@ -281,7 +281,7 @@ def prompts_saved(sequences: Sequence[Trajectory], batches: Sequence[TrainBatch]
 def split(sequences: Sequence[Trajectory], num_updates: int) -> list[list[Trajectory]]:
   """Splits a rollout batch into the sequences of each optimizer update.
 
-  `num_updates` divides their number. Groups of consecutive samples stay together; their prompts
+  `num_updates` must divide their number. Groups of consecutive samples stay together; their prompts
   come in shuffled order.
   """
   size = len(sequences) // num_updates

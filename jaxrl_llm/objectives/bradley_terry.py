@@ -52,8 +52,8 @@ def bradley_terry(*, center_coef: float = 0.0) -> Objective:
 
   Returns:
     The objective. It reads `PolicyOutputs.values`, each the reward of a sequence that ends with
-    that token. Its metrics are `reward_model/accuracy` (1/2 for a tie), `reward_model/margin` (r_c
-    − r_r), `reward_model/chosen`, `reward_model/rejected`, `reward_model/pair_loss` and, if
+    that token. Its metrics are `reward_model/accuracy` (1/2 for a tie), `reward_model/margin`
+    (r_c − r_r), `reward_model/chosen`, `reward_model/rejected`, `reward_model/pair_loss` and, if
     `center_coef` is above 0, `reward_model/center_loss`.
 
   Raises:
@@ -70,8 +70,8 @@ def bradley_terry(*, center_coef: float = 0.0) -> Objective:
 
   References:
     R. A. Bradley and M. E. Terry, Rank Analysis of Incomplete Block Designs, Biometrika 39, 1952.
-    Training language models to follow instructions with human feedback, arXiv:2203.02155, 2022, eq.
-      1.
+    Training language models to follow instructions with human feedback, arXiv:2203.02155, 2022,
+      eq. 1.
     Llama 2: Open foundation and fine-tuned chat models, arXiv:2307.09288, 2023, eq. 2 (the margin).
     Helping or herding? Reward model ensembles mitigate but do not eliminate reward hacking,
       arXiv:2312.09244, 2023 (the centre).

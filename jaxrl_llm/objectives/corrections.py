@@ -1,9 +1,9 @@
 """Corrections for data that another policy drew, as wrappers `(objective, *, ...) -> Objective`.
 
 Three policies are kept apart: the sampler's μ, the learner's π_old before the step's updates, and
-the current π. The mismatch k_t = π_old/μ is an error between engines, and the staleness π/π_old
-comes from time. A correction computes a weight for each token, without gradient, and multiplies it
-into `TrainBatch.importance`. This weighs the policy term alone: penalties, the critic's loss and
+the current π. The mismatch k_t = π_old/μ comes from differing engines, the staleness π/π_old from
+the updates since. A correction computes a weight for each token, without gradient, and multiplies
+it into `TrainBatch.importance`. This weighs the policy term alone: penalties, the critic's loss and
 the weights of the tokens stay as they are. Corrections compose:
 
   tis(off_policy_mask(gspo(), delta=0.1), cap=2.0)

@@ -31,11 +31,10 @@ def dppo(divergence: str, *, delta_low: float = 0.15, delta_high: float = 0.15, 
     Rethinking the trust region in LLM reinforcement learning, arXiv:2602.04879, 2026.
 
   Note:
-    verl takes the threshold from PPO's `clip_ratio` and the cap from `clip_ratio_c`. The default of
-    the cap is that of the dual clip, 3, unless set to the 20 of the paper; here both have names and
-    values of their own. verl's KL adds 1e-8 to each 1 − p; here log(1 − p) is computed without
-    cancellation. The anchor of the paper is the policy of the sampling engine; anchor="old" uses
-    `old_logprobs`.
+    verl takes the threshold from PPO's `clip_ratio` and the cap from `clip_ratio_c`, which is the
+    dual clip's 3 unless set to the 20 of the paper; here both have names and values of their own.
+    verl's KL adds 1e-8 to each 1 − p; here log(1 − p) is computed without cancellation. The anchor
+    of the paper is the policy of the sampling engine; anchor="old" uses `old_logprobs`.
   """
   return Slots(ratio=token_ratio, gate=divergence_ball(divergence, delta_low, delta_high, ratio_cap), anchor=anchor)
 

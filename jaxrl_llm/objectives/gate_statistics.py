@@ -1,4 +1,4 @@
-"""Metrics that gates share: statistics of a gate's coefficient, and fractions that a clip binds."""
+"""Shared metrics of gates: statistics of the coefficient, and fractions on which a clip binds."""
 
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float

@@ -46,8 +46,8 @@ def hard_clip(clip_low: float = 0.2, clip_high: float = 0.2, dual_clip: float | 
   Args:
     clip_low: Width of the band below 1, for tokens with A < 0; a width of 1 never binds.
     clip_high: Width of the band above 1, for tokens with A > 0; an infinite width never binds.
-    dual_clip: Largest ratio of tokens with A < 0, above 1; None leaves the ratio unbounded, as in
-      PPO.
+    dual_clip: Largest ratio that counts for tokens with A < 0, above 1; None leaves the ratio
+      unbounded, as in PPO.
 
   Returns:
     The gate, with the metrics of `clip_metrics` and `gate_metrics`, and with
@@ -89,8 +89,8 @@ def hard_clip(clip_low: float = 0.2, clip_high: float = 0.2, dual_clip: float | 
 def _sech2(x: Float[Array, "..."]) -> Float[Array, "..."]:
   """Computes sech²(x/2) = 4σ(x)σ(−x) without early underflow.
 
-  The result is positive in float32 up to |x| ≈ 87, however the compiler expands σ. 4p(1 − p) with p
-  = σ(x) is 0 from |x| ≈ 16.6 on.
+  The result is positive in float32 up to |x| ≈ 87, however the compiler expands σ. With p = σ(x),
+  4p(1 − p) is 0 from |x| ≈ 16.6 on.
   """
   tail = jnp.exp(-jnp.abs(x))
   return 4 * tail / jnp.square(1 + tail)

@@ -3,8 +3,8 @@
 Each penalty factory returns a function `(outputs, batch) -> (per-token loss, metrics)`.
 
 Penalties see arrays that are 0 outside the mask (see `base.on_mask`). Metrics named `..._loss`
-include the coefficient, so that they add up to `actor/loss`. `kl_estimate` and `adapted_coef` serve
-a KL penalty in the reward.
+include the coefficient, so that they add up to `actor/loss`. `kl_estimate` serves a KL penalty in
+the reward. `adapted_coef` adapts its coefficient, or that of `kl_penalty`.
 """
 
 import math

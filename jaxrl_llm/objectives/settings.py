@@ -86,7 +86,7 @@ RULES = {
 }
 """Rule of each hyper-parameter.
 
-If the default of an objective is None, None is legal too: it leaves the value to other settings.
+If an objective's default for one is None, None is legal too: it leaves the value to other settings.
 """
 
 

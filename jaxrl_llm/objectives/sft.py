@@ -16,7 +16,7 @@ def sft(*, weights: str = "token_mean", max_tokens: int | None = None) -> Object
   Advantages and old log-probabilities are not read.
 
   Args:
-    weights: Weighting of tokens: "token_mean", "sequence_mean" or "constant".
+    weights: Weighting of tokens: "token_mean", "sequence_mean", "sequence_sum" or "constant".
     max_tokens: Generation budget in tokens, for weights="constant" only.
 
   Returns:

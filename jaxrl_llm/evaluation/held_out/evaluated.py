@@ -122,8 +122,8 @@ def eval_metrics(found: Evaluated, metrics: Sequence[str] = ()) -> dict[str, flo
   """
   rewards, known = found.rewards, ~np.isnan(found.rewards)
   accuracy, size = bootstrap_interval(avg_at_n(rewards)), rewards.shape[1]
-  # Only a full reward counts as right. pass@s needs the rewards of all s samples, so problems with a
-  # missing reward are left out.
+  # Only a full reward counts as right. pass@s needs the rewards of all s samples, so problems with
+  # a missing reward are left out.
   passed = pass_at_k(np.where(known, rewards >= 1, np.nan), size)
   row = {
     "eval/accuracy": accuracy.mean,

@@ -57,7 +57,7 @@ def evaluate_policy(
     NoRewardError: If the verifier failed on all responses.
   """
   prompts, responses, batches, begun = [], [], [], time.perf_counter()
-  verifier = verifier._replace(weight=1.0)  # In training the weight may be 0, if only a reward model counts.
+  verifier = verifier._replace(weight=1.0)  # In training it may be 0 if only a reward model counts.
   for start in range(0, len(problems), batch_prompts):
     batch = list(problems[start : start + batch_prompts])
     filled = batch + [batch[-1]] * (batch_prompts - len(batch))
