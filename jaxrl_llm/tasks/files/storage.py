@@ -109,7 +109,7 @@ def load_splits(builder_class: type[tfds.core.GeneratorBasedBuilder], *, data_di
       undamaged. One line, with the fix.
 
   Note:
-    All rows are read, at about 10 µs each. The file format checks a hash of each block as it is
+    All rows are read, at about 13 µs each. The file format checks a hash of each block as it is
     read, so damage anywhere is detected here and not hours into a run.
   """
   root = data_folder(data_dir)
@@ -216,7 +216,7 @@ def open_split(builder: tfds.core.GeneratorBasedBuilder, split: str) -> Sequence
 def plain(record: bytes) -> Row:
   """Decodes a record to a row.
 
-  TFDS's own decoding, which handles any feature, takes four times as long, and every start of a run
+  TFDS's own decoding, which handles any feature, takes three times as long, and every start of a run
   waits for it.
   """
   features = sorted(tf_example_pb2.Example.FromString(record).features.feature.items())
