@@ -32,8 +32,6 @@ os.environ["XLA_FLAGS"] = " ".join([given, *(f"--{flag}={x}" for flag, x in XLA_
 # A default that writes below ~ (datasets, caches, matplotlib's fonts) lands here instead; subprocesses inherit it.
 HOME = pathlib.Path(tempfile.mkdtemp(prefix="jaxrl_llm_tests_"))
 os.environ["HOME"] = os.environ["USERPROFILE"] = str(HOME)
-# Both test processes compile for one folder of `tests/runs.py`: this runs first in the process that starts them.
-os.environ.setdefault("JAXRL_LLM_TEST_PROGRAMS", str(HOME / "xla"))
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["MPLBACKEND"] = "agg"
 for name in ("XDG_CACHE_HOME", "XDG_CONFIG_HOME", "XDG_DATA_HOME", "HF_HOME", "TFDS_DATA_DIR", "MPLCONFIGDIR"):

@@ -1,7 +1,6 @@
 """Small runs for tests: in this process on as many of its simulated devices as a test wants, or as the command line of another one.
 
-Datasets go below the home folder that `conftest.py` makes for each test process, so that they are made once; compiled programs go to one
-folder that all of them share.
+Datasets and compiled programs go below the home folder that `conftest.py` makes for the session, so that they are made once.
 """
 
 import contextlib
@@ -39,7 +38,7 @@ def tiny_config(name: str = "gspo", overrides: dict[str, Any] | None = None) -> 
 def quick(devices: int = 1):
   """Runs inside see the first `devices` devices, load a dataset once, and compile a program once, without the costly optimizations."""
   cache = {
-    "jax_compilation_cache_dir": os.environ["JAXRL_LLM_TEST_PROGRAMS"],
+    "jax_compilation_cache_dir": str(pathlib.Path.home() / "xla"),
     "jax_persistent_cache_min_compile_time_secs": 0.0,
     "jax_persistent_cache_min_entry_size_bytes": -1,
     "jax_disable_most_optimizations": True,
@@ -85,7 +84,7 @@ def environment(devices: int = 1) -> dict[str, str]:
   return os.environ | {
     "XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}",
     "JAX_DISABLE_MOST_OPTIMIZATIONS": "1",
-    "JAX_COMPILATION_CACHE_DIR": os.environ["JAXRL_LLM_TEST_PROGRAMS"],
+    "JAX_COMPILATION_CACHE_DIR": str(pathlib.Path.home() / "xla"),
     "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
     "PYTHONDONTWRITEBYTECODE": "1",
   }

@@ -17,6 +17,7 @@ STATM = pathlib.Path("/proc/self/statm")
 
 @pytest.mark.slow
 @pytest.mark.skipif(not STATM.exists(), reason="needs /proc")
+@pytest.mark.usefixtures("little_garbage")
 def test_five_hundred_steps_leave_no_memory_behind(tmp_path, monkeypatch):
   """With evaluations, checkpoints and reports in them; after the first 100 steps, by the medians of stretches of 100."""
   settings = {
