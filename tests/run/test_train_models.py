@@ -90,7 +90,8 @@ def test_a_run_starts_from_the_checkpoints_weights(checkpoint_folder, tmp_path):
   assert this.experiment.task.tokenizer.encode_prompt("7+8") == this.experiment.task.tokenizer.encode("<bos>7+8")
 
 
-@pytest.mark.parametrize("replay", ["R3", pytest.param("R2", marks=pytest.mark.slow), pytest.param(None, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("replay", ["R3", "R2", None])
 def test_experts_with_a_sampler_of_lower_precision(replay, tmp_path):
   overrides = SHORT | {
     "warm_start.num_steps": 2, "model.preset": "nano-moe", "model.sampler_dtype": "bfloat16", "moe.replay": replay,
