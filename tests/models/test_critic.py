@@ -69,6 +69,7 @@ def test_the_value_is_a_readout_of_the_trunks_final_state():
 
 def test_values_are_those_of_the_state_before_each_token():
   made, params = critic()
+  made = made._replace(values=jax.jit(made.values))
   batch, sequences = batch_of(7, 5, 9)
   found = critic_outputs(made.values, params, batch)
   assert not np.any(found.logprobs)

@@ -52,7 +52,7 @@ def test_dispatch_is_every_expert_on_every_token(rng):
   x, gates, experts, weights = draw_layer(rng)
   np.testing.assert_allclose(dispatch(x, gates, experts, weights), dense_oracle(x, gates, experts, weights), atol=1e-5)
   loss = lambda f: lambda x, gates, weights: jnp.sum(jnp.sin(f(x, gates, experts, weights)))
-  ours, theirs = (jax.grad(loss(f), argnums=(0, 1, 2))(x, gates, weights) for f in (dispatch, dense_oracle))
+  ours, theirs = (jax.jit(jax.grad(loss(f), argnums=(0, 1, 2)))(x, gates, weights) for f in (dispatch, dense_oracle))
   chex.assert_trees_all_close(ours, theirs, rtol=1e-7, atol=2e-5)
 
 
@@ -207,12 +207,12 @@ def test_the_balance_loss_is_a_loop_over_tokens_and_experts(rng):
   logits = jnp.asarray(rng.standard_normal((2, 7, 4)), jnp.float32)
   _, experts = jax.lax.top_k(logits, 2)
   segments = jnp.array([[1, 1, 1, 2, 2, 0, 0], [1, 1, 1, 1, 1, 1, 1]])
-  probs, expected = jax.nn.softmax(logits), np.zeros((2, 7))
+  probs, chosen, where, expected = np.asarray(jax.nn.softmax(logits)), np.asarray(experts), np.asarray(segments), np.zeros((2, 7))
   for b in range(2):
     for t in range(7):
-      same = [u for u in range(7) if segments[b, u] == segments[b, t]]
+      same = [u for u in range(7) if where[b, u] == where[b, t]]
       for e in range(4):
-        share = sum(int(e in experts[b, u]) for u in same) / len(same)
+        share = sum(int(e in chosen[b, u]) for u in same) / len(same)
         expected[b, t] += 4 / 2 * share * probs[b, t, e]
   np.testing.assert_allclose(balance_loss(logits, experts, segments), expected, rtol=1e-5)
   even = jnp.tile(jnp.array([[1.0, 1, 0, 0], [0, 0, 1, 1]]), (1, 2, 1)) * 1e-6

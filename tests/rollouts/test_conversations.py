@@ -62,12 +62,18 @@ def talk(environment=COUNTING, settings=None, **rules):
 
 def logprobs_of(rollouts, row):
   """Of every token of a response, from one forward pass over the whole sequence."""
-  model, params = built()
+  _, params = built()
   prompt = rollouts.prompts[row][rollouts.prompt_mask[row]]
-  ids = np.concatenate([prompt, rollouts.tokens[row][rollouts.mask[row]]])[None]
-  ids = jnp.asarray(ids, jnp.int32)
-  logits = jax.nn.log_softmax(model.logits(params, ids, jnp.arange(ids.shape[1])[None], jnp.ones_like(ids))[0])
-  return np.array([logits[t - 1, ids[0, t]] for t in range(len(prompt), ids.shape[1])])
+  real = np.concatenate([prompt, rollouts.tokens[row][rollouts.mask[row]]])
+  ids = np.zeros((1, rollouts.prompts.shape[1] + rollouts.tokens.shape[1]), np.int32)  # One shape for all: what stands behind is not seen.
+  ids[0, : len(real)] = real
+  logprobs = np.asarray(jax.nn.log_softmax(whole_logits()(params, ids, np.arange(ids.shape[1])[None], np.ones_like(ids))[0]))
+  return np.array([logprobs[t - 1, real[t]] for t in range(len(prompt), len(real))])
+
+
+@functools.cache
+def whole_logits():
+  return jax.jit(built()[0].logits)
 
 
 def test_what_the_sampler_says_of_its_tokens_is_what_the_learner_says():

@@ -174,12 +174,13 @@ def test_limits_and_temperatures_of_single_sequences():
 
 def test_greedy_samples_are_the_n_best():
   model, params = built()
+  logits_of = jax.jit(model.logits)
   rollouts = sampled(temperature=0.0, slots=8)
   prompts, mask = prompts_of()
   for row, (prompt, real) in enumerate(zip(np.asarray(prompts), np.asarray(mask), strict=True)):
     tokens = jnp.asarray(prompt[real])[None]
     here = jnp.arange(tokens.shape[1])[None]
-    logits = model.logits(params, tokens, here, jnp.ones_like(here))[0, -1]
+    logits = logits_of(params, tokens, here, jnp.ones_like(here))[0, -1]
     group = rollouts.tokens[row * GROUP : (row + 1) * GROUP]
     assert group[:, 0].tolist() == jax.lax.top_k(logits, GROUP)[1].tolist()
   assert np.all(rollouts.logprobs == 0)
