@@ -24,6 +24,10 @@ def laptop(objective: str, arg: str, *, variants: tuple[str, ...] = ()) -> Confi
     raise ValueError(f"unknown argument {arg!r}, expected one of {', '.join(map(repr, known))}")
   config = base()
   config.objective.name = objective
+  config.rollout.prompt_buckets = (8,)
+  config.learner.row_tokens = 144
+  config.learner.row_buckets = (24, 32, 48)
+  config.warm_start.row_buckets = (16, 32)
   if arg == "tiny":
     tiny(config)
   return config

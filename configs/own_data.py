@@ -20,10 +20,8 @@ def get_config(arg: str = ""):
   config.task.name, config.task.levels = "file", None
   config.task.prompt_template = "{question}\nAnswer with a number after ####.\n"
   config.warm_start.num_steps = 0
-  config.warm_start.row_buckets = (8, 16, 48)
-  config.rollout.prompt_buckets = (64, 128, 256)
+  config.rollout.prompt_buckets = config.learner.row_tokens = None  # Sizes follow from the lengths of the data.
+  config.learner.row_buckets = config.warm_start.row_buckets = None
   config.rollout.max_new_tokens = 64
   config.rollout.num_prompts = 16
-  config.learner.row_tokens = 640
-  config.learner.row_buckets = (8, 16, 32)
   return config

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from experiments.pod import topology as topologies
-from jaxrl_llm.config import check, command_line
+from jaxrl_llm.config import check, command_line, sizes
 from jaxrl_llm.config.command_line import UsageError
 
 DOES_NOT_FIT = 1
@@ -82,6 +82,8 @@ def parse(argv: Sequence[str]) -> tuple[Any, dict[str, Any]]:
     print(f"config.mesh.data = {flags['slices']}: the axis that crosses slices")
   if problems := check.problems(config):
     raise UsageError("\n".join(problems))
+  if found := sizes.left_open(config):
+    raise UsageError("\n".join(f"config.{path}: found None, expected a size: no data is read here that could decide it" for path in found))
   return config, flags
 
 

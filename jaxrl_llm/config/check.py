@@ -8,6 +8,7 @@ from typing import Any
 from ml_collections import ConfigDict
 
 from jaxrl_llm.config.fields import FIELDS, Field, flatten, given, unknown, unused
+from jaxrl_llm.config.sizes import most_rows
 from jaxrl_llm.config.values import has_type, holds
 from jaxrl_llm.messages import Problem, did_you_mean, problem_of, shown
 
@@ -206,7 +207,7 @@ def _reward_model_problems(config: ConfigDict) -> Iterator[Problem | str]:
   path = config.reward.model_path
   if config.environment.name is not None:
     yield Problem("config.reward.model_path", repr(path), "None: a reward model reads one response, and environment.name is set")
-  budget = max(config.rollout.prompt_buckets, default=0) + config.rollout.max_new_tokens
+  budget = max(config.rollout.prompt_buckets or (0,)) + config.rollout.max_new_tokens
   yield from model.problems(path, chat=config.task.chat, budget=budget)
 
 
@@ -219,29 +220,44 @@ def _relations(config: ConfigDict) -> Iterator[str]:
     divisor = f"config.learner.updates_per_rollout={updates}: each update takes whole groups"
     yield f"config.rollout.num_prompts={prompts} is not a multiple of {divisor}"
   for path, buckets in (("learner", learner.row_buckets), ("warm_start", warm.row_buckets)):
-    for rows in buckets:
+    for rows in buckets or ():
       if rows % learner.micro_batches:
         yield f"config.{path}.row_buckets: {rows} rows do not split into config.learner.micro_batches={learner.micro_batches} equal parts"
   yield from _device_relations(config)
 
-  longest = max(rollout.prompt_buckets) + budget
-  if longest > learner.row_tokens:
-    terms = f"{longest} = max(config.rollout.prompt_buckets) + config.rollout.max_new_tokens"
-    yield f"config.learner.row_tokens={learner.row_tokens} is below the longest sequence, {terms}; raise it to at least {longest}"
-  else:
-    checked = [("learner", learner.row_buckets, prompts * rollout.group_size // updates)]
-    checked += [("warm_start", warm.row_buckets, warm.batch_size)] if warm.num_steps else []
-    for path, buckets, count in checked:
-      # First fit leaves no two rows that would fit into one, so rows hold at least this many of the
-      # longest sequences.
-      needed = -(-count // (learner.row_tokens // longest))
-      if max(buckets) < needed:
-        need = f"{count} sequences of up to {longest} tokens can need {needed} rows of {learner.row_tokens}"
-        yield f"config.{path}.row_buckets={buckets}: {need}; add a bucket of at least {needed}"
+  yield from size_problems(config)
   if (blocks := rollout.cache_blocks) is not None and sum(blocks) != budget:
     yield f"config.rollout.cache_blocks={blocks} adds up to {sum(blocks)}, expected config.rollout.max_new_tokens={budget}"
   if (buffer := config.reward.overlong_buffer) > budget:
     yield f"config.reward.overlong_buffer={buffer} is above config.rollout.max_new_tokens={budget}: every response would be penalised"
+
+
+def size_problems(config: ConfigDict, *, longest_demonstration: int | None = None) -> Iterator[str]:
+  """Yields a line for each size of packed rows that is too small for others.
+
+  Args:
+    config: Config whose fields are legal by themselves. Sizes that are None are not checked:
+      `sizes.chosen` replaces them.
+    longest_demonstration: Number of tokens of the longest demonstration with its prompt; None if
+      unknown, which takes the longest sequence of RL.
+  """
+  rollout, learner, warm = config.rollout, config.learner, config.warm_start
+  if rollout.prompt_buckets is None or learner.row_tokens is None:
+    return
+  longest = max(rollout.prompt_buckets) + rollout.max_new_tokens
+  if longest > learner.row_tokens:
+    terms = f"{longest} = max(config.rollout.prompt_buckets) + config.rollout.max_new_tokens"
+    yield f"config.learner.row_tokens={learner.row_tokens} is below the longest sequence, {terms}; raise it to at least {longest}"
+    return
+  count = rollout.num_prompts * rollout.group_size // learner.updates_per_rollout
+  checked = [("learner", learner.row_buckets, count, longest, most_rows(config))]
+  if warm.num_steps:
+    shown = longest_demonstration or longest
+    checked.append(("warm_start", warm.row_buckets, warm.batch_size, shown, -(-warm.batch_size // (learner.row_tokens // shown))))
+  for path, buckets, count, tokens, needed in checked:
+    if buckets is not None and max(buckets) < needed:
+      need = f"{count} sequences of up to {tokens} tokens can need {needed} rows of {learner.row_tokens}"
+      yield f"config.{path}.row_buckets={buckets}: {need}; add a bucket of at least {needed}"
 
 
 def _device_relations(config: ConfigDict) -> Iterator[str]:
@@ -276,9 +292,9 @@ def row_problems(config: ConfigDict, learner_shards: int, sampler_shards: int, *
     ("rollout.num_prompts" + (" + rollout.spare_prompts" if spare else ""), (prompts + spare,), sampler_shards, of_sampler, 1),
     ("eval.batch_prompts", (config.eval.batch_prompts,), sampler_shards, of_sampler, 1),
     ("rollout.slots", (config.rollout.slots or sampler_shards,), sampler_shards, of_sampler, 1),
-    ("learner.row_buckets", config.learner.row_buckets, learner_shards, of_learner, micro),
-    ("warm_start.row_buckets", config.warm_start.row_buckets, learner_shards, of_learner, micro),
-    ("learner.row_tokens", (config.learner.row_tokens,), context, "devices (mesh.context), which share the slots of a row", 1),
+    ("learner.row_buckets", config.learner.row_buckets or (), learner_shards, of_learner, micro),
+    ("warm_start.row_buckets", config.warm_start.row_buckets or (), learner_shards, of_learner, micro),
+    ("learner.row_tokens", (config.learner.row_tokens or context,), context, "devices (mesh.context), which share the slots of a row", 1),
   )
   for path, values, shards, places, parts in counts:
     # Without sharding, another check covers the micro-batches.

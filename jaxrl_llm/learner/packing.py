@@ -19,6 +19,7 @@ class Trajectory(NamedTuple):
     advantages: Advantage of each token, read if the mask is 1; zeros until known.
     sampler_logprobs: The sampler's log-probability of each token, read if the mask is 1.
     routing: Experts that each token visited during sampling, -1 if unknown; None if not recorded.
+    num_prompt: Number of tokens of the prompt. None: those before the first that counts.
   """
 
   tokens: Int[np.ndarray, " t"]
@@ -26,6 +27,7 @@ class Trajectory(NamedTuple):
   advantages: Float[np.ndarray, " t"]
   sampler_logprobs: Float[np.ndarray, " t"]
   routing: Int[np.ndarray, "t L K"] | None = None
+  num_prompt: int | None = None
 
 
 class Unit(NamedTuple):
@@ -80,26 +82,35 @@ def demonstration(prompt: Sequence[int], response: Sequence[int], written: Seque
   return Trajectory(tokens, mask, advantages=mask, sampler_logprobs=np.zeros(len(tokens), np.float32))
 
 
-def units_of(sequences: Sequence[Trajectory], *, share_prompts: bool) -> list[Unit]:
-  """Groups consecutive sequences with the same prompt, the tokens before the first counted one.
+def units_of(sequences: Sequence[Trajectory], *, share_prompts: bool, group_size: int | None = None) -> list[Unit]:
+  """Groups consecutive sequences with the same prompt.
 
-  Without `share_prompts` every sequence is a unit of its own.
+  Args:
+    sequences: Sequences in any order.
+    share_prompts: Whether to group them; otherwise every sequence is a unit of its own.
+    group_size: Largest number of sequences in a unit; None sets no limit.
   """
   alone = lambda index: Unit(0, (index,), (len(sequences[index].tokens),))
   if not share_prompts:
     return [alone(index) for index in range(len(sequences))]
 
   def prompt(index: int) -> bytes:
-    counted = np.flatnonzero(sequences[index].mask)
-    return sequences[index].tokens[: counted[0] if len(counted) else 0].tobytes()
+    tokens, mask, length = sequences[index].tokens, sequences[index].mask, sequences[index].num_prompt
+    if length is None:
+      counted = np.flatnonzero(mask)
+      length = counted[0] if len(counted) else 0
+    return tokens[:length].tobytes()
 
   found = []
-  for key, group in groupby(range(len(sequences)), key=prompt):
-    members, shared = tuple(group), len(key) // sequences[0].tokens.itemsize
-    if len(members) == 1 or not shared:
-      found += [alone(index) for index in members]
-    else:
-      found.append(Unit(shared, members, tuple(len(sequences[index].tokens) - shared for index in members)))
+  for key, indices in groupby(range(len(sequences)), key=prompt):
+    same, shared = tuple(indices), len(key) // sequences[0].tokens.itemsize
+    most = group_size or len(same)
+    for start in range(0, len(same), most):
+      members = same[start : start + most]
+      if len(members) == 1 or not shared:
+        found += [alone(index) for index in members]
+      else:
+        found.append(Unit(shared, members, tuple(len(sequences[index].tokens) - shared for index in members)))
   return found
 
 
@@ -170,7 +181,13 @@ def _part(unit: Unit, room: int) -> tuple[Unit | None, Unit | None]:
 
 
 def arrange(
-  sequences: Sequence[Trajectory], *, row_tokens: int, row_buckets: Sequence[int], share_prompts: bool = False, num_shards: int = 1
+  sequences: Sequence[Trajectory],
+  *,
+  row_tokens: int,
+  row_buckets: Sequence[int],
+  share_prompts: bool = False,
+  group_size: int | None = None,
+  num_shards: int = 1,
 ) -> Layout:
   """Places sequences in the smallest declared number of rows that holds them.
 
@@ -179,6 +196,7 @@ def arrange(
     row_tokens: Number of slots per row (T).
     row_buckets: Numbers of rows that programs are compiled for.
     share_prompts: Whether consecutive sequences with the same prompt store it once; see `units_of`.
+    group_size: Largest number of sequences that store it once; None sets no limit.
     num_shards: Number of shards of the rows. Full and empty rows are distributed evenly over them.
 
   Raises:
@@ -186,7 +204,7 @@ def arrange(
   """
   rows = assign_rows(units_of(sequences, share_prompts=False), row_tokens)
   if share_prompts:
-    shared = assign_rows(units_of(sequences, share_prompts=True), row_tokens)
+    shared = assign_rows(units_of(sequences, share_prompts=True, group_size=group_size), row_tokens)
     rows = shared if len(shared) <= len(rows) else rows
   num_rows = next((bucket for bucket in sorted(row_buckets) if bucket >= len(rows)), None)
   if num_rows is None:

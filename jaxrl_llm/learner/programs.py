@@ -141,7 +141,7 @@ def make_programs(config: ConfigDict, mesh: Mesh, shape: ModelConfig, objective:
     start=fresh(warm_optimizer),
     restart=fresh(optimizer),
     warm_step=update(
-      imitation, warm_optimizer, warm_schedule, make_filter(), [needed_by_warm_start(batch_of(rows)) for rows in warm.row_buckets]
+      imitation, warm_optimizer, warm_schedule, make_filter(), [needed_by_warm_start(batch_of(rows)) for rows in warm.row_buckets or ()]
     ),
     rl_step=update(objective, optimizer, schedule, filter_logits, rl_batches),
     logprobs=make_logprobs(config, mesh, model, abstract_state.params, filter_logits),

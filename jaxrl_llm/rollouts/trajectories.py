@@ -132,6 +132,7 @@ def trajectories(rollouts: Rollouts, counted: Bool[np.ndarray, " N"] | None = No
         advantages=np.zeros(len(prompt) + len(response), np.float32),
         sampler_logprobs=np.concatenate([zeros, logprobs]).astype(np.float32),
         routing=None if rollouts.routing is None else rollouts.routing[row][np.concatenate([rollouts.prompt_mask[row], drawn])],
+        num_prompt=len(prompt),
       )
     )
   return result

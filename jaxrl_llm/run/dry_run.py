@@ -2,6 +2,7 @@
 
 from ml_collections import ConfigDict
 
+from jaxrl_llm.config import sizes
 from jaxrl_llm.learner import memory
 from jaxrl_llm.rollouts.samplers import memory_limit
 from jaxrl_llm.run.experiment import build
@@ -10,11 +11,12 @@ from jaxrl_llm.tasks.files import report
 
 
 def describe(config: ConfigDict) -> str:
-  """Describes mesh, model and estimated memory of each device, for `--dry_run`.
+  """Describes mesh, model, chosen sizes and estimated memory of each device, for `--dry_run`.
 
   It allocates nothing and raises what `build` raises.
   """
   experiment = build(config)
+  chosen, config = sizes.described(config, experiment.config, experiment.lengths), experiment.config
   rollout, learner, sampler_mesh = config.rollout, config.learner, experiment.sampler_mesh
   meshes = {"mesh": experiment.mesh} | ({} if experiment.sync is None else {"mesh of the sampler": sampler_mesh})
   model = experiment.learner.model
@@ -23,6 +25,7 @@ def describe(config: ConfigDict) -> str:
     *(f"{name}: {dict(mesh.shape)} over {mesh.size} {mesh.devices.flat[0].device_kind} device(s)" for name, mesh in meshes.items()),
     f"model: {config.model.path or config.model.preset}, {model.num_params:,} parameters",
     f"rollout batch: {rollout.num_prompts} prompts x {rollout.group_size} samples; updates per rollout: {learner.updates_per_rollout}",
+    *chosen,
     *memory.table(found),
   ]
   if experiment.task.report is not None:

@@ -12,8 +12,8 @@ from ml_collections import ConfigDict
 
 from jaxrl_llm import objectives, tasks
 from jaxrl_llm.advantages.estimators import Credit, Evidence, make_credit
-from jaxrl_llm.config import policy
-from jaxrl_llm.config.check import environment_settings, given, row_problems, task_settings
+from jaxrl_llm.config import policy, sizes
+from jaxrl_llm.config.check import environment_settings, given, row_problems, size_problems, task_settings
 from jaxrl_llm.devices import mesh as mesh_lib
 from jaxrl_llm.evaluation.held_out import DrawFn, check_metrics
 from jaxrl_llm.learner.needs import fields_needed
@@ -28,7 +28,7 @@ from jaxrl_llm.rollouts.samplers import Samplers, make_samplers
 from jaxrl_llm.rollouts.weight_sync import WeightSync, make_weight_sync
 from jaxrl_llm.sampler import SampleFn
 from jaxrl_llm.tasks import Task
-from jaxrl_llm.tasks.pipeline import encode_demonstrations, max_prompt_tokens
+from jaxrl_llm.tasks.pipeline import encode_demonstrations, prompt_lengths
 from jaxrl_llm.text_types import Completion, Tokenizer
 from jaxrl_llm.types import Objective, Params, Rollouts, TrainState
 
@@ -39,6 +39,8 @@ class Experiment(NamedTuple):
   A program compiles when it first runs, for every declared bucket at once, and never again.
 
   Attributes:
+    config: Config with every size set; see `config.sizes`.
+    lengths: Lengths of the task's texts.
     task: Problems, demonstrations and tokenizer.
     mesh: Devices of the learner.
     sampler_mesh: Devices of the sampler: the learner's, or others.
@@ -55,6 +57,8 @@ class Experiment(NamedTuple):
     eval_draw: Function `(weights on sampler_mesh) -> DrawFn` for the samples of an evaluation.
   """
 
+  config: ConfigDict
+  lengths: sizes.Lengths
   task: Task
   mesh: Mesh
   sampler_mesh: Mesh
@@ -76,13 +80,13 @@ class Experiment(NamedTuple):
 
 
 def load_task(config: ConfigDict) -> Task:
-  """Loads the task that a config names.
+  """Loads the task that a config names, without what is longer than its sizes or its model.
 
   Raises:
     ImportError: If a dataset must be built and the package that generates it is missing.
     ValueError: If problems or files cannot be used. One line, with the fix.
   """
-  widest = max(config.rollout.prompt_buckets)
+  widest, budget = _prompt_limit(config), config.rollout.max_new_tokens
   task = tasks.make(
     config.task.name,
     levels=config.task.levels,
@@ -90,7 +94,7 @@ def load_task(config: ConfigDict) -> Task:
     tokenizer=policy.tokenizer(config),
     bad_rows=config.task.bad_rows,
     max_prompt_tokens=widest,
-    max_tokens=widest + config.rollout.max_new_tokens,
+    max_tokens=None if widest is None else widest + budget,
     test_name=config.task.test_name,
     test_source=config.task.test_source,
     **task_settings(config),
@@ -98,6 +102,33 @@ def load_task(config: ConfigDict) -> Task:
   if config.num_steps and not len(task.train):
     raise ValueError(f"config.task.name: task {task.name} has test problems only; train on another and set task.test_name={task.name!r}")
   return task
+
+
+def _prompt_limit(config: ConfigDict) -> int | None:
+  """Returns the largest number of tokens of a prompt that is kept; None for any."""
+  if config.rollout.prompt_buckets is not None:
+    return max(config.rollout.prompt_buckets)
+  most = policy.model_config(config, vocab_size=1).max_positions
+  return None if most is None else max(most - config.rollout.max_new_tokens, 1)
+
+
+def measured(task: Task, config: ConfigDict, *, replies: str | None = None) -> sizes.Lengths:
+  """Measures the texts of a task: the prompts, and for a warm start the demonstrations.
+
+  Args:
+    task: Task to measure.
+    config: Checked config.
+    replies: Pattern of what is not imitated; see `Environment`.
+
+  Raises:
+    ValueError: If a warm start has nothing to imitate. One line, with the fix.
+  """
+  prompts, held_out = (prompt_lengths(source, task.tokenizer) for source in (task.train, task.test))
+  warm_steps = config.warm_start.num_steps
+  if warm_steps and not len(task.demonstrations):
+    raise ValueError(f"config.warm_start.num_steps={warm_steps}: task {task.name} has no demonstrations to imitate, expected 0")
+  shown = encode_demonstrations(task.demonstrations, task.tokenizer, replies=replies) if warm_steps else ()
+  return sizes.Lengths(prompts, held_out, [len(x.prompt) + len(x.response) for x in shown])
 
 
 def make_rules(config: ConfigDict) -> Rules | None:
@@ -132,7 +163,7 @@ def build(config: ConfigDict) -> Experiment:
   """Assembles an experiment; allocates nothing on the devices.
 
   Args:
-    config: Checked config; see `config.check`.
+    config: Checked config; see `config.check`. Sizes that are None are chosen here.
 
   Raises:
     ValueError: If there are too few devices, they do not divide a size, or a dataset is damaged.
@@ -145,7 +176,13 @@ def build(config: ConfigDict) -> Experiment:
   task = load_task(config)
   shape = policy.model_config(config, vocab_size=task.tokenizer.vocab_size)
   talk = make_rules(config)
-  check_lengths(task, config, max_positions=shape.max_positions, replies=talk and talk.environment.replies)
+  lengths = measured(task, config, replies=talk and talk.environment.replies)
+  tile = 16 if mesh.devices.flat[0].platform == "cpu" else 128
+  bounds = sizes.Bounds(shards[0], mesh.shape["context"], shape.d_model, tile, shape.max_positions)
+  config = sizes.chosen(config, lengths, bounds)
+  if problems := list(size_problems(config, longest_demonstration=max(lengths.demonstrations, default=None))):
+    raise ValueError("\n".join(problems))
+  check_lengths(task.name, lengths, config, max_positions=shape.max_positions)
   objective = policy.make_objective(config)
   needs = fields_needed(config, objective)
   if "step_rewards" in needs and task.step_rewards is None and talk is None:
@@ -166,6 +203,8 @@ def build(config: ConfigDict) -> Experiment:
   terms = make_rewards(task, config)
   check_metrics(config.eval.metrics, terms[0])
   return Experiment(
+    config=config,
+    lengths=lengths,
     task=task,
     mesh=mesh,
     sampler_mesh=sampler_mesh,
@@ -209,19 +248,25 @@ def make_draw(
   return draw
 
 
-def check_lengths(task: Task, config: ConfigDict, *, max_positions: int | None = None, replies: str | None = None) -> None:
+def check_lengths(task: str, lengths: sizes.Lengths, config: ConfigDict, *, max_positions: int | None = None) -> None:
   """Refuses prompts and demonstrations that exceed the declared shapes, before any training.
+
+  Args:
+    task: Name of the task.
+    lengths: Lengths of its texts.
+    config: Config whose sizes are set.
+    max_positions: Number of positions of the model; None for any.
 
   Raises:
     ValueError: If one is too long. The message names the setting, the longest example's length and
       the fix.
   """
-  buckets, new_tokens, warm_steps = config.rollout.prompt_buckets, config.rollout.max_new_tokens, config.warm_start.num_steps
-  longest, widest = max(max_prompt_tokens(source, task.tokenizer) for source in (task.train, task.test)), max(buckets)
+  buckets, new_tokens = config.rollout.prompt_buckets, config.rollout.max_new_tokens
+  longest, widest = max([*lengths.prompts, *lengths.held_out], default=0), max(buckets)
   if longest > widest:
     raise ValueError(
-      f"config.rollout.prompt_buckets={buckets}: task {task.name} has a prompt of {longest} tokens, expected at most {widest}; "
-      f"add a bucket of at least {longest}"
+      f"config.rollout.prompt_buckets={buckets}: task {task} has a prompt of {longest} tokens, expected at most {widest}; "
+      f"add a bucket of at least {longest}, or leave the choice to the data: --config.rollout.prompt_buckets=None"
     )
   budget = widest + new_tokens
   if max_positions is not None and budget > max_positions:
@@ -229,13 +274,7 @@ def check_lengths(task: Task, config: ConfigDict, *, max_positions: int | None =
       f"config.rollout.max_new_tokens={new_tokens}: sequences may reach {budget} tokens, expected at most the model's {max_positions}; "
       f"lower it to {max(max_positions - widest, 0)}"
     )
-  if not warm_steps:
-    return
-  if not len(task.demonstrations):
-    raise ValueError(f"config.warm_start.num_steps={warm_steps}: task {task.name} has no demonstrations to imitate, expected 0")
-  shown = encode_demonstrations(task.demonstrations, task.tokenizer, replies=replies)
-  demonstrated = max(len(x.prompt) + len(x.response) for x in shown)
-  if demonstrated > budget:
+  if (demonstrated := max(lengths.demonstrations, default=0)) > budget:
     raise ValueError(
       f"config.rollout.max_new_tokens={new_tokens}: a demonstration has {demonstrated} tokens with its prompt, expected at most {budget}; "
       f"raise it to at least {demonstrated - widest}"

@@ -28,7 +28,7 @@ def leave_out(run: Run, batch: batch_lib.Batch) -> batch_lib.Batch:
 def arrange(run: Run, sequences: list[packing.Trajectory], **options: Any) -> packing.Layout:
   """Arranges the sequences of an update in rows; a prompt can be stored once for its responses."""
   learner = run.config.learner
-  options = dict(row_buckets=learner.row_buckets, share_prompts=learner.share_prompts) | options
+  options = dict(row_buckets=learner.row_buckets, share_prompts=learner.share_prompts, group_size=run.config.rollout.group_size) | options
   return packing.arrange(sequences, row_tokens=learner.row_tokens, num_shards=num_row_shards(run.experiment.mesh), **options)
 
 

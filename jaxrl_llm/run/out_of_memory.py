@@ -56,7 +56,8 @@ def is_out_of_memory(error: BaseException) -> bool:
 def explanation(error: BaseException, config: ConfigDict, phase: Phase) -> list[str]:
   """Returns the lines that explain why a run ran out of memory in a phase."""
   first = " ".join(str(error).split()) or type(error).__name__
-  vocab_size = build(config).learner.model.config.vocab_size
+  experiment = build(config)
+  config, vocab_size = experiment.config, experiment.learner.model.config.vocab_size
   estimate = footprint(config, vocab_size)
   program = phase.program if phase.program in estimate.programs else None
   lines = [f"out of memory in {phase.doing}: {first if len(first) <= 200 else first[:200] + ' ...'}", *memory.table(estimate)]
@@ -64,7 +65,7 @@ def explanation(error: BaseException, config: ConfigDict, phase: Phase) -> list[
 
 
 def footprint(config: ConfigDict, vocab_size: int) -> memory.Footprint:
-  """Estimates what each available device holds for a run with a checked config."""
+  """Estimates what each available device holds for a run with a checked config whose sizes are set."""
   mesh, sampler_mesh = mesh_lib.make_meshes(**config.mesh)
   shape = policy.model_config(config, vocab_size=vocab_size)
   objective = policy.make_objective(config)
@@ -85,7 +86,10 @@ def advice(config: ConfigDict, vocab_size: int, *, program: str | None = None) -
   for field, value in _candidates(config, vocab_size):
     changed = ConfigDict(config.to_dict())
     changed.update_from_flattened_dict({field: value} | ({"mesh.data": 1} if field == "mesh.fsdp" else {}))
-    if check.problems(changed):
+    lenient = ConfigDict(changed.to_dict())
+    # Demonstrations may be shorter than a check knows that sees the config alone.
+    lenient.warm_start.row_buckets = None
+    if check.problems(lenient):
       continue
     with contextlib.suppress(ValueError):  # Impossible on these devices.
       savings.setdefault(field, []).append((before - peak(changed), value))
@@ -105,7 +109,7 @@ def _candidates(config: ConfigDict, vocab_size: int) -> Iterator[tuple[str, Any]
   shards, platform = mesh_lib.num_row_shards(mesh), mesh.devices.flat[0].platform
   micro, rows = config.learner.micro_batches, config.learner.row_buckets
   for factor in (2, 4, 8, 16):
-    if all(x % (shards * micro * factor) == 0 for x in (*rows, *config.warm_start.row_buckets)):
+    if all(x % (shards * micro * factor) == 0 for x in (*rows, *(config.warm_start.row_buckets or ()))):
       yield "learner.micro_batches", micro * factor
   policies = ["none", "dots", "full"]
   if config.model.remat in policies:

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import jax
 from ml_collections import ConfigDict
 
+from jaxrl_llm.config import sizes
 from jaxrl_llm.config.refusals import refuse_several_processes
 from jaxrl_llm.devices import hosts
 from jaxrl_llm.devices.compiling import CompileCounter
@@ -77,7 +78,7 @@ def start(config: ConfigDict, workdir: Path, *, command: str = "", log: Callable
   """Builds the experiment and starts it, or restores it from the newest checkpoint of `workdir`.
 
   Args:
-    config: Checked config; see `config.check`.
+    config: Checked config; see `config.check`. The run's own has every size set.
     workdir: Existing folder for metrics, samples, checkpoints, summary and report.
     command: Command as the user typed it, for the summary.
     log: Function called with every line of the screen.
@@ -91,6 +92,7 @@ def start(config: ConfigDict, workdir: Path, *, command: str = "", log: Callable
   clock, compiled, key = Clock(), CompileCounter("rl", "eval"), jax.random.key(config.seed)
   with explained(config, lambda: "start"):
     experiment = build(config)
+    chosen, config = sizes.described(config, experiment.config, experiment.lengths), experiment.config
     data, kl_coef = fresh_data(config, experiment), config.reward.kl_coef or kl_coef_in_loss(config)
     own = dict(kl_coef=kl_coef, kl_coef_began=kl_coef, batch_sizes=batch_sizes(config), alarms=alarms.new_state())
     predicted = footprint(config, experiment.learner.model.config.vocab_size).peak / 1e9
@@ -111,6 +113,7 @@ def start(config: ConfigDict, workdir: Path, *, command: str = "", log: Callable
   traces = workdir / "profile" if config.profile.start and hosts.is_main() else None
   profiler = Profiler(traces, start=config.profile.start or 0, num_steps=config.profile.num_steps)
   told = [] if experiment.task.report is None else [f"data: {report.in_words(experiment.task.report)}"]
+  told += chosen
   writer, progress, phases = open_outputs(config, workdir, opened, clock, profiler=profiler, log=log, data=told)
   return Run(
     experiment=experiment,

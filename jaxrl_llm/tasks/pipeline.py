@@ -163,6 +163,6 @@ def encode_reply(text: str, tokenizer: Tokenizer, *, is_message: bool) -> list[i
   return tokenizer.encode(next_message(template, text, tokenizer.backend.id_to_token(tokenizer.eos_id)))
 
 
-def max_prompt_tokens(source: Iterable[Row], tokenizer: Tokenizer) -> int:
-  """Returns the length of the longest prompt in tokens, begin token included; 0 without rows."""
-  return max((len(tokenizer.encode_prompt(example["prompt"])) for example in source), default=0)
+def prompt_lengths(source: Iterable[Row], tokenizer: Tokenizer) -> list[int]:
+  """Returns the length of each prompt in tokens, begin token included."""
+  return [len(tokenizer.encode_prompt(example["prompt"])) for example in source]

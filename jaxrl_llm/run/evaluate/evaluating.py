@@ -65,6 +65,7 @@ def _sample(request: Request, config: ConfigDict, command: str) -> dict[str, Any
   begun, note = time.perf_counter(), print if hosts.is_main() else lambda line: None
   try:
     experiment = build(config)
+    config = experiment.config
     verifier, task = experiment.rewards[0], experiment.task
     metrics = _metrics(request, verifier, config.eval.samples)
     params, rl_steps = restore(experiment, config, request.source)

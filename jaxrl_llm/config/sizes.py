@@ -1,0 +1,195 @@
+"""Sizes of compiled programs that a config leaves open, chosen from the lengths of the data."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+from ml_collections import ConfigDict
+
+from jaxrl_llm.config.fields import flatten
+
+SIZES = ("rollout.prompt_buckets", "learner.row_tokens", "learner.row_buckets", "warm_start.row_buckets")
+"""Fields that `chosen` fills in if they are None."""
+
+_SLOTS_STEP = 8
+_ROWS_FOR_CHOICE = 8  # Fewer rows leave the smaller buckets nothing to save.
+
+
+class Lengths(NamedTuple):
+  """Lengths of a task's texts, in tokens.
+
+  Attributes:
+    prompts: Of each prompt of the training problems.
+    held_out: Of each prompt of the test problems.
+    demonstrations: Of each demonstration with its prompt and its end token; empty without a warm
+      start.
+  """
+
+  prompts: Sequence[int]
+  held_out: Sequence[int] = ()
+  demonstrations: Sequence[int] = ()
+
+
+class Bounds(NamedTuple):
+  """What sizes must suit besides the data: devices and model.
+
+  Attributes:
+    shards: Number of shards of the rows of an update.
+    context: Number of shards of the slots of a row.
+    d_model: Width of the model's states.
+    tile: Number that the slots of a row are a multiple of, if a row has more.
+    max_positions: Number of positions of the model; None for any.
+  """
+
+  shards: int = 1
+  context: int = 1
+  d_model: int = 512
+  tile: int = 16
+  max_positions: int | None = None
+
+
+def chosen(config: ConfigDict, lengths: Lengths, bounds: Bounds) -> ConfigDict:
+  """Returns a config in which every size of `SIZES` is set; those that are set stay as they are.
+
+  * A bucket of prompts holds the longest prompt; a second one of half the width is added if at
+    least half of all batches fit into it.
+  * A row holds the longest sequence. It is longer if several sequences, with a shared prompt where
+    prompts are shared, fit into a row as long as the model is wide: up to there, the attention of a
+    row costs little beside its products, and longer rows waste fewer slots.
+  * The largest bucket of rows holds every possible mini-batch (`most_rows`), the smaller ones, of
+    two thirds and four ninths, hold those whose responses are shorter than their budget.
+  * A warm start has a bucket for the largest possible batch of its demonstrations, and one for a
+    usual batch if that is clearly smaller.
+
+  The same config, data and devices give the same sizes, so a resumed run has those that it began
+  with.
+
+  Args:
+    config: Config whose fields are legal by themselves.
+    lengths: Lengths of the task's texts.
+    bounds: What the sizes must suit besides.
+
+  Example:
+    >>> from jaxrl_llm.config.fields import base
+    >>> found = chosen(base(), Lengths([12, 30, 21], [33]), Bounds())
+    >>> found.rollout.prompt_buckets, found.learner.row_tokens, found.learner.row_buckets
+    ((40,), 304, (8, 12, 16))
+  """
+  config = config.copy_and_resolve_references()
+  with config.unlocked():
+    rollout, learner, warm = config.rollout, config.learner, config.warm_start
+    if rollout.prompt_buckets is None:
+      rollout.prompt_buckets = prompt_buckets(lengths, config, bounds)
+    if learner.row_tokens is None:
+      learner.row_tokens = row_tokens(config, bounds)
+    longest, parts = max(rollout.prompt_buckets) + rollout.max_new_tokens, bounds.shards * learner.micro_batches
+    if learner.row_tokens < longest:
+      return config.lock()  # `check.size_problems` refuses it.
+    if learner.row_buckets is None:
+      most = most_rows(config)
+      learner.row_buckets = _multiples((most, most * 2 / 3, most * 4 / 9), parts)
+    if warm.row_buckets is None and warm.num_steps:
+      shown, batch = np.asarray(lengths.demonstrations), warm.batch_size
+      most = -(-batch // (learner.row_tokens // min(int(shown.max()), longest)))
+      # Two standard deviations above the mean, and a tenth for the ends of rows.
+      usual = 1.1 * (batch * shown.mean() + 2 * batch**0.5 * shown.std()) / learner.row_tokens
+      warm.row_buckets = _multiples((most, usual if usual < 0.75 * most else most), parts)
+  return config.lock()
+
+
+def left_open(config: ConfigDict) -> list[str]:
+  """Returns the sizes that a run of a config would leave to `chosen`.
+
+  Example:
+    >>> from jaxrl_llm.config.fields import base
+    >>> left_open(base())
+    ['rollout.prompt_buckets', 'learner.row_tokens', 'learner.row_buckets', 'warm_start.row_buckets']
+  """
+  values = flatten(config)
+  return [path for path in SIZES if values[path] is None and (config.warm_start.num_steps or not path.startswith("warm_start."))]
+
+
+def described(asked: ConfigDict, config: ConfigDict, lengths: Lengths) -> list[str]:
+  """Describes the sizes that were chosen, one per line, as overrides of the command line.
+
+  Args:
+    asked: Config before `chosen`.
+    config: Config after it.
+    lengths: Lengths of the task's texts.
+  """
+  before, after = flatten(asked), flatten(config)
+  lines = [f"  --config.{path}={str(after[path]).replace(' ', '')}" for path in SIZES if before[path] != after[path]]
+  if not lines:
+    return []
+  prompts = np.concatenate([lengths.prompts, lengths.held_out])
+  facts = f"prompts have {int(prompts.min())} to {int(prompts.max())} tokens, responses up to {config.rollout.max_new_tokens}"
+  lines = [f"sizes chosen from the data ({facts}):", *lines]
+  usual = int(np.quantile(prompts, 0.99))
+  if before["rollout.prompt_buckets"] is None and prompts.max() > 2 * usual:
+    width = _up(usual, _SLOTS_STEP)
+    lines.append(
+      f"  1 % of the prompts are longer than {usual} tokens: --config.rollout.prompt_buckets='({width},)' leaves those above {width} out, "
+      "and needs less memory and time"
+    )
+  return lines
+
+
+def prompt_buckets(lengths: Lengths, config: ConfigDict, bounds: Bounds) -> tuple[int, ...]:
+  """Returns the prompt slots that programs are compiled for."""
+  longest, num_prompts = max([*lengths.prompts, *lengths.held_out, 1]), config.rollout.num_prompts
+  widest = _up(longest, _SLOTS_STEP)
+  if bounds.max_positions is not None:
+    widest = max(min(widest, bounds.max_positions - config.rollout.max_new_tokens), longest)
+  half = _up(widest / 2, _SLOTS_STEP)
+  # The share of prompts of which `num_prompts` fit into the narrower bucket every other time.
+  usual = np.quantile(lengths.prompts, 0.5 ** (1 / num_prompts)) if len(lengths.prompts) else widest
+  return (half, widest) if usual <= half < widest else (widest,)
+
+
+def row_tokens(config: ConfigDict, bounds: Bounds) -> int:
+  """Returns the number of slots of a row, for a config whose prompt buckets are set."""
+  prompt, response = max(config.rollout.prompt_buckets), config.rollout.max_new_tokens
+  groups, unit = _groups(config), _unit(config)
+  slots = groups * (unit if config.learner.share_prompts else unit * config.rollout.group_size)
+  useful = slots // (_ROWS_FOR_CHOICE * bounds.shards * config.learner.micro_batches)
+  wanted = max(prompt + response, min(bounds.d_model, max(unit, useful)))
+  return _up(wanted, bounds.context * (bounds.tile if wanted > bounds.tile else 1))
+
+
+def most_rows(config: ConfigDict) -> int:
+  """Returns the number of rows that every mini-batch of whole groups fits into.
+
+  `packing.arrange` needs no more, whatever the lengths: first fit opens a row only if no open one
+  has room for the largest of what it packs. Shared prompts are packed only if that takes no more
+  rows.
+
+  Args:
+    config: Config whose prompt buckets and row length are set, to at least the longest sequence.
+  """
+  rollout, slots = config.rollout, config.learner.row_tokens
+  prompt, response = max(rollout.prompt_buckets), rollout.max_new_tokens
+  groups, unit = _groups(config), _unit(config)
+  alone = -(-groups * rollout.group_size // (slots // (prompt + response)))
+  if not config.learner.share_prompts:
+    return alone
+  # Rows of several groups, or several rows of a group, each with a copy of the prompt.
+  shared = -(-groups // (slots // unit)) if unit <= slots else groups * -(-rollout.group_size // ((slots - prompt) // response))
+  return min(alone, shared)
+
+
+def _groups(config: ConfigDict) -> int:
+  return -(-config.rollout.num_prompts // config.learner.updates_per_rollout)
+
+
+def _unit(config: ConfigDict) -> int:
+  """Returns the largest number of tokens that are packed as one: a group, or a sequence."""
+  prompt, response = max(config.rollout.prompt_buckets), config.rollout.max_new_tokens
+  return prompt + response * (config.rollout.group_size if config.learner.share_prompts else 1)
+
+
+def _up(value: float, step: int) -> int:
+  return int(-(-value // step) * step)
+
+
+def _multiples(values: Sequence[float], step: int) -> tuple[int, ...]:
+  return tuple(sorted({max(_up(value, step), step) for value in values}))

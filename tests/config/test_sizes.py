@@ -1,0 +1,157 @@
+"""Sizes that follow from the data: never too small, the same every time, and those that are set stay."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from jaxrl_llm.config.check import row_problems, size_problems
+from jaxrl_llm.config.fields import base
+from jaxrl_llm.config.sizes import SIZES, Bounds, Lengths, chosen, described, left_open, most_rows
+from jaxrl_llm.learner.packing import Trajectory, arrange, demonstration
+
+
+def config_of(**changes):
+  config = base()
+  config.update_from_flattened_dict({name.replace("__", "."): value for name, value in changes.items()})
+  return config
+
+
+def sizes_of(config):
+  return tuple(config[path.split(".")[0]][path.split(".")[1]] for path in SIZES)
+
+
+def group(rng, prompt, lengths, *, counts=True):
+  """The samples of one prompt, some of which count for nothing."""
+  ids = rng.integers(1, 99, prompt)
+  for length in lengths:
+    mask = np.float32([0] * prompt + [counts and bool(rng.integers(4))] * length)
+    yield Trajectory(np.concatenate([ids, rng.integers(1, 99, length)]).astype(np.int32), mask, mask, mask, num_prompt=prompt)
+
+
+@given(
+  st.fixed_dictionaries(
+    {
+      "rollout.num_prompts": st.integers(1, 6), "rollout.group_size": st.integers(2, 9), "rollout.max_new_tokens": st.integers(1, 40),
+      "learner.updates_per_rollout": st.integers(1, 2), "learner.micro_batches": st.integers(1, 3),
+      "learner.share_prompts": st.booleans(), "learner.row_tokens": st.one_of(st.none(), st.integers(90, 300)),
+    }
+  ),
+  st.integers(1, 3), st.integers(1, 2), st.sampled_from([16, 128]), st.integers(16, 600), st.data(),
+)  # fmt: skip
+def test_every_mini_batch_fits(changes, shards, context, tile, d_model, data):
+  """Whatever the lengths, also where a problem comes twice in a row, and where samples are left out of the loss."""
+  config = base()
+  changes["rollout.num_prompts"] *= changes["learner.updates_per_rollout"]
+  config.update_from_flattened_dict(changes)
+  prompts = data.draw(st.lists(st.integers(1, 50), min_size=1, max_size=30))
+  shown = data.draw(st.lists(st.integers(2, max(prompts) + config.rollout.max_new_tokens), min_size=1, max_size=20))
+  config = chosen(config, Lengths(prompts, [5], shown), Bounds(shards, context, d_model, tile))
+  rollout, learner = config.rollout, config.learner
+  aligned = config.copy_and_resolve_references()
+  aligned.update_from_flattened_dict({"rollout.num_prompts": shards, "eval.batch_prompts": shards})
+  given_row = changes["learner.row_tokens"] is not None
+  assert given_row or not list(row_problems(aligned, shards, shards, context=context))
+  assert not list(size_problems(config, longest_demonstration=max(shown)))
+
+  rng, sequences = np.random.default_rng(data.draw(st.integers(0, 2**31))), []
+  for _ in range(rollout.num_prompts // learner.updates_per_rollout):
+    again = bool(sequences) and rng.integers(3) == 0
+    shorter = rng.integers(1, rollout.max_new_tokens + 1, rollout.group_size)
+    lengths = np.where(rng.random(rollout.group_size) < 0.7, rollout.max_new_tokens, shorter)
+    new = list(group(rng, int(rng.choice([max(prompts), *prompts])), lengths))
+    if again:
+      old = sequences[-1].tokens[: sequences[-1].num_prompt]
+      new = [x._replace(tokens=np.concatenate([old, x.tokens[x.num_prompt :]]), num_prompt=len(old)) for x in new]
+      new = [x._replace(mask=np.ones(len(x.tokens), np.float32)) for x in new]
+      new = [x._replace(advantages=x.mask, sampler_logprobs=x.mask) for x in new]
+    sequences += new
+  packing = dict(row_tokens=learner.row_tokens, num_shards=shards)
+  sharing = dict(share_prompts=learner.share_prompts, group_size=rollout.group_size)
+  layout = arrange(sequences, row_buckets=learner.row_buckets, **sharing, **packing)
+  assert layout.shape[0] in learner.row_buckets
+  demonstrations = [demonstration([1], [2] * (int(x) - 1)) for x in rng.choice([max(shown), *shown], config.warm_start.batch_size)]
+  assert arrange(demonstrations, row_buckets=config.warm_start.row_buckets, **packing).shape[0] in config.warm_start.row_buckets
+
+
+def test_the_bound_of_shared_prompts_is_reached_and_below_the_one_without():
+  config = config_of(rollout__prompt_buckets=(40,), rollout__max_new_tokens=8, rollout__group_size=16, rollout__num_prompts=16)
+  config.update_from_flattened_dict({"learner.updates_per_rollout": 1, "learner.row_tokens": 384})
+  rng = np.random.default_rng(0)
+  sequences = [x for _ in range(16) for x in group(rng, 40, [8] * 16)]
+  rows = lambda shares: arrange(sequences, row_tokens=384, row_buckets=range(1, 99), share_prompts=shares, group_size=16).shape[0]
+  assert most_rows(config) == rows(True) == 8  # 16 groups of 168 tokens, two in a row.
+  config.learner.share_prompts = False
+  assert most_rows(config) == rows(False) == 32  # 256 sequences of 48 tokens, eight in a row.
+
+
+def test_a_problem_that_comes_twice_takes_no_more_rows():
+  """As one unit of six samples each, three such pairs would need a row each: a part that leaves too much prompt is not split off."""
+  rng = np.random.default_rng(0)
+  sequences = [x for _ in range(3) for x in group(rng, 10, [4] * 6)]
+  places = dict(row_tokens=66, row_buckets=range(1, 99), share_prompts=True)
+  rows = lambda group_size: arrange(sequences, group_size=group_size, **places).shape[0]
+  sizes = {"rollout__prompt_buckets": (10,), "rollout__max_new_tokens": 4, "rollout__group_size": 3, "rollout__num_prompts": 6}
+  assert most_rows(config_of(learner__row_tokens=66, learner__updates_per_rollout=1, **sizes)) == rows(3) == 2
+  assert rows(None) == 3
+
+
+def test_what_is_left_out_of_the_loss_still_shares_its_prompt():
+  rng = np.random.default_rng(0)
+  sequences = list(group(rng, 30, [5] * 8, counts=False))
+  slots = np.concatenate(arrange(sequences, row_tokens=80, row_buckets=(1,), share_prompts=True).slots)
+  assert len(set(slots.tolist())) == 30 + 8 * 5
+  with pytest.raises(ValueError, match="row_buckets"):
+    arrange([x._replace(num_prompt=None) for x in sequences], row_tokens=80, row_buckets=(1,), share_prompts=True)
+
+
+@pytest.mark.parametrize(
+  ("prompts", "held_out", "max_positions", "expected"),
+  [
+    ([3], [], None, (8,)),
+    ([30] * 9, [41], None, (48,)),
+    ([20] * 99 + [90], [], None, (48, 96)),  # 16 prompts of a hundred: five of six batches fit into the narrower one.
+    ([20] * 9 + [90], [], None, (96,)),
+    ([61], [], 70, (62,)),  # 64 would leave no place for 8 new tokens.
+    ([61], [], 68, (61,)),  # Too long for the model, which another check says.
+  ],
+)
+def test_prompt_buckets(prompts, held_out, max_positions, expected):
+  config = config_of(rollout__max_new_tokens=8, rollout__num_prompts=16)
+  assert chosen(config, Lengths(prompts, held_out, [9]), Bounds(max_positions=max_positions)).rollout.prompt_buckets == expected
+
+
+def test_what_is_set_stays_and_the_rest_follows_it():
+  lengths = Lengths([12, 30, 21], [33], [40, 60, 50])
+  assert sizes_of(chosen(base(), lengths, Bounds())) == sizes_of(chosen(base(), lengths, Bounds()))
+  for path, value in zip(SIZES, ((64, 99), 400, (5, 70), (80,)), strict=True):
+    config = config_of(**{path: value})
+    found = chosen(config, lengths, Bounds())
+    section, name = path.split(".")
+    assert found[section][name] == value and None not in sizes_of(found) and not list(size_problems(found, longest_demonstration=60))
+    assert path not in left_open(config) and left_open(found) == []
+  every = chosen(base(), lengths, Bounds())
+  assert chosen(every, Lengths([1]), Bounds(8)) == every
+
+
+def test_a_row_that_is_too_short_is_refused_and_not_a_crash():
+  config = chosen(config_of(learner__row_tokens=20), Lengths([12], [], [40]), Bounds())
+  (line,) = size_problems(config)
+  assert "config.learner.row_tokens=20 is below the longest sequence" in line and "raise it to at least 48" in line
+
+
+def test_without_a_warm_start_its_rows_stay_open():
+  config = config_of(warm_start__num_steps=0)
+  assert left_open(config) == list(SIZES[:3])
+  assert chosen(config, Lengths([9]), Bounds()).warm_start.row_buckets is None
+
+
+def test_the_lines_are_overrides():
+  asked = config_of(learner__row_tokens=160)
+  lengths = Lengths([10] * 999 + [100], [12], [40])
+  lines = described(asked, chosen(asked, lengths, Bounds()), lengths)
+  assert lines[0] == "sizes chosen from the data (prompts have 10 to 100 tokens, responses up to 32):"
+  assert lines[1] == "  --config.rollout.prompt_buckets=(56,104)" and "row_tokens" not in "".join(lines)
+  assert "1 % of the prompts are longer than 10 tokens" in lines[-1] and "'(16,)'" in lines[-1]
+  every = chosen(asked, lengths, Bounds())
+  assert described(every, every, lengths) == []
