@@ -110,52 +110,55 @@ def _logprobs(piece: Piece, head: Any, hidden: Array, targets: Array, counted: A
   return tuple(jnp.where(flat, y[place], 0).reshape(counted.shape) for y in found)
 
 
-def _chunk_logprobs(piece: Piece, logits: Array, targets: Array) -> tuple[Array, Array, Array, Array]:
-  """Computes the log-probabilities and entropies of a chunk.
-
-  Also returns the numerators of the softmax and their sums.
-  """
+def _chunk_logprobs(logits: Array, targets: Array) -> tuple[Array, Array, Array]:
+  """Computes the log-probabilities and entropies of a chunk, and the logarithms of its sums."""
   top = jax.lax.stop_gradient(jnp.max(logits, axis=-1, keepdims=True))
   masses = jnp.exp(logits - top)
   total = jnp.sum(masses, axis=-1)
   log_total = jnp.log(total) + top[:, 0]
   entropy = log_total - jnp.sum(masses * logits, axis=-1) / total
-  return jnp.take_along_axis(logits, targets[:, None], axis=-1)[:, 0] - log_total, entropy, masses, total
+  return jnp.take_along_axis(logits, targets[:, None], axis=-1)[:, 0] - log_total, entropy, log_total
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _chunked(piece: Piece, head: Any, x: Array, targets: Array, num_chunks: Array) -> tuple[Array, Array]:
+  return _chunked_fwd(piece, head, x, targets, num_chunks)[0]
+
+
+def _chunked_fwd(piece: Piece, head: Any, x: Array, targets: Array, num_chunks: Array):
   padding = -len(x) % piece.chunk
   rows, ids = jnp.pad(x, ((0, padding), (0, 0))), jnp.pad(targets, (0, padding))
 
   def body(i, found):
     part = lambda a: jax.lax.dynamic_slice_in_dim(a, i * piece.chunk, piece.chunk)
     logits = piece.filter_logits(piece.unembed(head, part(rows)), part(ids))
-    own = _chunk_logprobs(piece, logits, part(ids))[:2]
+    own = _chunk_logprobs(logits, part(ids))
     return tuple(jax.lax.dynamic_update_slice_in_dim(a, y, i * piece.chunk, 0) for a, y in zip(found, own))
 
   zeros = jnp.zeros(len(rows), jnp.float32)
-  return tuple(y[: len(x)] for y in jax.lax.fori_loop(0, num_chunks, body, (zeros, zeros)))
+  logprobs, entropy, log_total = (y[: len(x)] for y in jax.lax.fori_loop(0, num_chunks, body, (zeros, zeros, zeros)))
+  return (logprobs, entropy), (head, x, targets, num_chunks, entropy, log_total)
 
 
 def _chunked_bwd(piece: Piece, saved, cotangents):
-  head, x, targets, num_chunks = saved
+  head, x, targets, num_chunks, *of_tokens = saved
   padding = -len(x) % piece.chunk
   pad = lambda a: jnp.pad(a, ((0, padding), *((0, 0),) * (a.ndim - 1)))
-  rows, ids, of_logprobs, of_entropy = (pad(a) for a in (x, targets, *cotangents))
+  rows, ids, entropies, log_totals, of_logprobs, of_entropy = (pad(a) for a in (x, targets, *of_tokens, *cotangents))
 
   def body(i, total):
     part = lambda a: jax.lax.dynamic_slice_in_dim(a, i * piece.chunk, piece.chunk)
     raw, unembed_vjp = jax.vjp(piece.unembed, head, part(rows))
     logits, filter_vjp = jax.vjp(lambda raw: piece.filter_logits(raw, part(ids)), raw)
-    _, entropy, masses, mass = _chunk_logprobs(piece, logits, part(ids))
-    probs = masses / mass[:, None]
+    # With the sums of the forward pass there is nothing to reduce. XLA on CPUs fuses a softmax into
+    # the product before it, which then takes five times as long.
+    logprobs = logits - part(log_totals)[:, None]
+    probs = jnp.exp(logprobs)
     # d log p_target / d logit_v = [v = target] - p_v;  dH / d logit_v = -p_v·(log p_v + H).
     is_target = jnp.arange(logits.shape[-1]) == part(ids)[:, None]
     ct = part(of_logprobs)[:, None] * (is_target - probs)
     if piece.learns_entropy:
-      logprobs = logits - jnp.max(logits, axis=-1, keepdims=True) - jnp.log(mass)[:, None]
-      ct -= part(of_entropy)[:, None] * probs * (logprobs + entropy[:, None])
+      ct -= part(of_entropy)[:, None] * probs * (logprobs + part(entropies)[:, None])
     of_head, of_rows = unembed_vjp(*filter_vjp(ct))
     heads, found = total
     heads = jax.tree.map(lambda a, b: a + b.astype(jnp.float32), heads, of_head)
@@ -166,4 +169,4 @@ def _chunked_bwd(piece: Piece, saved, cotangents):
   return jax.tree.map(lambda a, b: a.astype(b.dtype), heads, head), found[: len(x)], None, None
 
 
-_chunked.defvjp(lambda piece, *arrays: (_chunked(piece, *arrays), arrays), _chunked_bwd)
+_chunked.defvjp(_chunked_fwd, _chunked_bwd)
