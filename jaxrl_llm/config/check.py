@@ -133,8 +133,8 @@ def _metric_problems(config: ConfigDict) -> Iterator[Problem]:
 
 def task_settings(config: ConfigDict) -> dict[str, Any]:
   """Returns the settings that the task itself reads, if they are set."""
-  common = ("name", "levels", "chat", "system", "pad_token", "data_dir", "bad_rows", "curriculum", "test_name", "test_source")
-  return given(config.task, *common)
+  common = ("name", "levels", "chat", "system", "pad_token", "data_dir", "bad_rows", "curriculum", "shots", "shot_template")
+  return given(config.task, *common, "test_name", "test_source", "test_levels")
 
 
 def environment_settings(config: ConfigDict) -> dict[str, Any]:

@@ -97,6 +97,9 @@ def load_task(config: ConfigDict) -> Task:
     max_tokens=None if widest is None else widest + budget,
     test_name=config.task.test_name,
     test_source=config.task.test_source,
+    test_levels=config.task.test_levels,
+    shots=config.task.shots,
+    shot_template=config.task.shot_template,
     **task_settings(config),
   )
   if config.num_steps and not len(task.train):

@@ -4,7 +4,6 @@ import inspect
 import os
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import partial
-from types import ModuleType
 from typing import Any
 
 from jaxrl_llm.messages import Problem, did_you_mean, problem_of, shown
@@ -12,9 +11,10 @@ from jaxrl_llm.pretrained.byte_tokenizer import ByteTokenizer
 from jaxrl_llm.tasks import mixture, prompt_template
 from jaxrl_llm.tasks.files import storage
 from jaxrl_llm.tasks.files.storage import GeneratedProblems, Row
-from jaxrl_llm.tasks.problem_set import Entry, Setup
-from jaxrl_llm.tasks.sets import arithmetic, gym, packaged, products, published, word_problems
+from jaxrl_llm.tasks.problem_set import SHOT_TEMPLATE, Entry, Setup
+from jaxrl_llm.tasks.sets import arithmetic, drills, gym, packaged, products, published, word_problems
 from jaxrl_llm.tasks.sets.own_files import check_file, file_task
+from jaxrl_llm.tasks.shots import with_shots
 from jaxrl_llm.tasks.task import Task
 from jaxrl_llm.text_types import Tokenizer
 
@@ -48,14 +48,21 @@ def generated_task(
   return Task(name=builder.name, tokenizer=setup.tokenizer or ByteTokenizer(), **splits, **judged)
 
 
-def _generated(module: ModuleType, builder: type[GeneratedProblems], **judged: Any) -> Entry:
-  return Entry(partial(generated_task, builder, module.LEVELS, module.render_prompt, **judged))
+def _generated(builder: type[GeneratedProblems], source: Any, render_prompt: Callable[[str], str], **judged: Any) -> Entry:
+  return Entry(partial(generated_task, builder, source.LEVELS, render_prompt, **judged))
 
 
 TASKS = {
-  "arithmetic": _generated(arithmetic, arithmetic.Arithmetic, rewards=("final_answer",), step_rewards=arithmetic.step_rewards),
-  "gsm_symbolic": _generated(word_problems, word_problems.GsmSymbolic, rewards=("final_number",), form_reward="answer_form"),
-  "products": _generated(products, products.Products, rewards=("final_answer",)),
+  "arithmetic": _generated(
+    arithmetic.Arithmetic, arithmetic, arithmetic.render_prompt, rewards=("final_answer",), step_rewards=arithmetic.step_rewards
+  ),
+  "gsm_symbolic": _generated(
+    word_problems.GsmSymbolic, word_problems, word_problems.render_prompt, rewards=("final_number",), form_reward="answer_form"
+  ),
+  "largest": _generated(drills.Largest, drills.Largest, drills.render_prompt, rewards=("final_number",)),
+  "products": _generated(products.Products, products, products.render_prompt, rewards=("final_answer",)),
+  "sums": _generated(drills.Sums, drills.Sums, drills.render_prompt, rewards=("final_number",)),
+  "times": _generated(drills.Times, drills.Times, drills.render_prompt, rewards=("final_number",)),
 }
 """Generated tasks by name. They need no settings."""
 
@@ -163,8 +170,11 @@ def make(
   bad_rows: str = "drop",
   max_prompt_tokens: int | None = None,
   max_tokens: int | None = None,
+  shots: int = 0,
+  shot_template: str = SHOT_TEMPLATE,
   test_name: str | None = None,
   test_source: str | os.PathLike | None = None,
+  test_levels: Collection[int] | None = None,
   **settings: Any,
 ) -> Task:
   """Loads a task, and first builds its dataset if it is absent, which takes a few seconds.
@@ -181,9 +191,14 @@ def make(
       limit. Generated tasks ignore it.
     max_tokens: Maximum length of a demonstration with its prompt, in tokens; a longer one is
       a bad row, but only its demonstration is left out. None is no limit.
-    test_name: Another task whose test problems, of all levels, replace this task's own; None keeps
-      its own.
+    shots: Number of solved problems in front of every prompt; see `shots.with_shots`. A test with
+      other problems (`test_name`, `test_levels`) shows solved problems of its own kind, and none if
+      it has no training problems.
+    shot_template: Text of a solved problem, with columns and `{solution}` in braces.
+    test_name: Another task whose test problems replace this task's own; None keeps its own.
     test_source: The `source` setting of that other task.
+    test_levels: Difficulty levels of the test problems; None keeps `levels`, or all of another
+      task.
     **settings: Task-specific settings, such as `path`.
 
   Raises:
@@ -199,9 +214,10 @@ def make(
   """
   for problem in problems(name, settings):
     raise ValueError(problem)
-  if test_name is not None:
-    setup = {"data_dir": data_dir, "tokenizer": tokenizer, "bad_rows": bad_rows, "max_prompt_tokens": max_prompt_tokens}
-    task = make(name, levels=levels, max_tokens=max_tokens, **setup, **settings)
-    other = make(test_name, **setup, **({} if test_source is None else {"source": test_source}))
-    return mixture.with_test(task, other)
-  return _entry(name).load(Setup(levels, data_dir, tokenizer, bad_rows, max_prompt_tokens, max_tokens), **settings)
+  setup = Setup(levels, data_dir, tokenizer, bad_rows, max_prompt_tokens, max_tokens, shots, shot_template)
+  if test_name is None and test_levels is None:
+    task = _entry(name).load(setup, **settings)
+    return task if name == "mixture" else with_shots(task, shots, shot_template)  # A mixture's parts have shots of their own.
+  of_test = settings if test_name is None else {} if test_source is None else {"source": test_source}
+  other = make(test_name or name, **setup._replace(levels=test_levels, max_tokens=None)._asdict(), **of_test)
+  return mixture.with_test(make(name, **setup._asdict(), **settings), other)

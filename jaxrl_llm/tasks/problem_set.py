@@ -3,7 +3,7 @@
 import hashlib
 import os
 import re
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from jaxrl_llm.pretrained.byte_tokenizer import ByteTokenizer
@@ -28,8 +28,29 @@ ANSWERS = {
 """The kind of answer that a reward requires and its test, for rewards that do not take any text."""
 
 
+SHOT_TEMPLATE = "{prompt}{solution}\n"
+"""Text of a solved problem, if no other is set."""
+
 COLUMNS = ("question", "answer", "level", "response", "id", "place")
 """Columns that every stored row has."""
+
+
+_LETTER = re.compile(r"\(?[A-J]\)?")
+_MOST = 0.9
+
+
+def reward_for(answers: Iterable[str]) -> str:
+  """Returns the name of the reward that suits most answers: numbers, letters of options, or any text.
+
+  Example:
+    >>> reward_for(["12", "-3", "1,200.5"]), reward_for(["A", "(C)"]), reward_for(["Paris", "7"])
+    ('final_number', 'choice', 'exact_match')
+  """
+  answers = [answer.strip() for answer in answers]
+  share = lambda fits: sum(bool(fits(answer)) for answer in answers) / max(len(answers), 1)
+  if share(ANSWERS["final_number"][1]) >= _MOST:
+    return "final_number"
+  return "choice" if share(_LETTER.fullmatch) >= _MOST else "exact_match"
 
 
 class Setup(NamedTuple):
@@ -43,6 +64,8 @@ class Setup(NamedTuple):
       the first.
     max_prompt_tokens: Maximum length of a prompt, in tokens; None is no limit.
     max_tokens: Maximum length of a demonstration with its prompt, in tokens; None is no limit.
+    shots: Number of solved problems in front of every prompt; see `shots.with_shots`.
+    shot_template: Text of a solved problem.
   """
 
   levels: Collection[int] | None = None
@@ -51,6 +74,8 @@ class Setup(NamedTuple):
   bad_rows: str = "drop"
   max_prompt_tokens: int | None = None
   max_tokens: int | None = None
+  shots: int = 0
+  shot_template: str = SHOT_TEMPLATE
 
 
 class Style(NamedTuple):
@@ -58,7 +83,7 @@ class Style(NamedTuple):
 
   Attributes:
     template: Prompt template; see `prompt_template`.
-    rewards: Names of the reward functions; see `Task.rewards`.
+    rewards: Names of the reward functions; see `Task.rewards`. Empty takes that of `reward_for`.
     form_reward: Name of the reward for the form of an answer; see `Task.form_reward`.
     verifiers: Reward functions that the task itself provides; see `Task.verifiers`.
     test_fraction: Fraction of the problems held out, by a hash of the question, if the set has no
@@ -134,6 +159,8 @@ def make_task(
   title, bad_rows = name.replace(":", "_"), bad_rows or setup.bad_rows
   sources, found = tables.open_table(title, key, generators, columns=(*COLUMNS, *columns), data_dir=setup.data_dir, bad_rows=bad_rows)
   tokenizer = setup.tokenizer or ByteTokenizer()
+  if not style.rewards:
+    style = style._replace(rewards=(reward_for(row["answer"] for source in sources.values() for row in StoredRows(source)),))
   first = next(iter(StoredRows(next(iter(sources.values())))))
   prompt_template.check(style.template, [column for column in first if column not in ("place", INDEX)])
   tally = Tally(setup.bad_rows)

@@ -7,10 +7,10 @@ from typing import Any
 from jaxrl_llm.messages import Problem, did_you_mean
 
 
-def fields(template: str) -> tuple[str, ...]:
+def fields(template: str, *, setting: str = "task.prompt_template") -> tuple[str, ...]:
   """Returns the columns that a template names, each once, in order of first use.
 
-  `{column}` stands for a column's text and `{{` for a brace.
+  `{column}` stands for a column's text and `{{` for a brace. Messages name the `setting`.
 
   Raises:
     ValueError: If braces are unbalanced, a field has no name, a field has an attribute, index,
@@ -29,7 +29,7 @@ def fields(template: str) -> tuple[str, ...]:
     parsed = list(string.Formatter().parse(template))
   except ValueError as error:
     fix = "balanced braces; write {{ for one that is text"
-    raise ValueError(Problem("task.prompt_template", f"{_short(template)} ({error})", fix)) from error
+    raise ValueError(Problem(setting, f"{_short(template)} ({error})", fix)) from error
   found = []
   for _, name, form, conversion in parsed:
     if name is None:
@@ -37,23 +37,23 @@ def fields(template: str) -> tuple[str, ...]:
     if form or conversion or not name.isidentifier():
       text = "{" + name + (f"!{conversion}" if conversion else "") + (f":{form}" if form else "") + "}"
       fix = f"the name of a column in it, such as {{question}}; write {{{{{text[1:-1]}}}}} for a pair of braces"
-      raise ValueError(Problem("task.prompt_template", repr(text), fix))
+      raise ValueError(Problem(setting, repr(text), fix))
     found.append(name)
   if not found:
-    raise ValueError(Problem("task.prompt_template", _short(template), "a column in it, such as {question}"))
+    raise ValueError(Problem(setting, _short(template), "a column in it, such as {question}"))
   return tuple(dict.fromkeys(found))
 
 
-def check(template: str, known: Collection[str]) -> None:
+def check(template: str, known: Collection[str], *, setting: str = "task.prompt_template") -> None:
   """Checks that the rows have all columns that a template names.
 
   Raises:
     ValueError: If a column is missing. One line, with the nearest column.
   """
-  for name in fields(template):
+  for name in fields(template, setting=setting):
     if name not in known:
       hint = did_you_mean(name, known, "; did you mean {{{}}}?")
-      raise ValueError(f"task.prompt_template: found {{{name}}}, expected one of the columns {', '.join(sorted(known))}{hint}")
+      raise ValueError(f"{setting}: found {{{name}}}, expected one of the columns {', '.join(sorted(known))}{hint}")
 
 
 def render(template: str, row: Mapping[str, Any]) -> str:

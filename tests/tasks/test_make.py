@@ -4,7 +4,7 @@ import pytest
 
 from jaxrl_llm import rewards, tasks
 from jaxrl_llm.pretrained.byte_tokenizer import ByteTokenizer
-from jaxrl_llm.tasks.sets import products, word_problems
+from jaxrl_llm.tasks.sets import drills, products, word_problems
 
 
 @pytest.mark.parametrize("levels", [(1,), [3, 2]])
@@ -34,7 +34,8 @@ def few(monkeypatch, tmp_path, data_dir):
   """The data folder of each task, whose dataset is small or built already."""
   monkeypatch.setattr(word_problems, "NUM_PROBLEMS", 60)
   monkeypatch.setattr(products, "_PROBLEMS_PER_LEVEL", 60)
-  return {"arithmetic": data_dir, "gsm_symbolic": tmp_path, "products": tmp_path}
+  monkeypatch.setattr(drills, "_PROBLEMS_PER_LEVEL", 60)
+  return dict.fromkeys(tasks.TASKS, tmp_path) | {"arithmetic": data_dir}
 
 
 @pytest.mark.parametrize("name", tasks.TASKS)
@@ -52,7 +53,7 @@ class OtherTokenizer(ByteTokenizer):
 
 @pytest.mark.parametrize("name", tasks.TASKS)
 def test_the_policys_tokenizer_is_the_tasks(name, monkeypatch):
-  row = {"question": "1+1", "answer": "2", "level": 2, "response": ""}
+  row = {"question": "1+1", "answer": "2", "level": {"largest": 4, "times": 1}.get(name, 2), "response": ""}
   splits = {split: [row] for split in ("train", "test", "demonstrations")}
   monkeypatch.setattr(tasks.storage, "load_splits", lambda *args, **settings: splits)
   tokenizer = OtherTokenizer()

@@ -107,9 +107,9 @@ def test_demonstrations_end_with_the_stop_token(task):
     assert task.tokenizer.decode(prompt) == row["prompt"] and task.tokenizer.decode(response) == row["response"]
 
 
-def test_max_prompt_tokens(task):
-  assert pipeline.max_prompt_tokens(task.train, task.tokenizer) == 9
-  assert pipeline.max_prompt_tokens([], task.tokenizer) == 0
+def test_prompt_lengths(task):
+  assert max(pipeline.prompt_lengths(task.train, task.tokenizer)) == 9
+  assert pipeline.prompt_lengths([{"prompt": "1+2"}, {"prompt": ""}], task.tokenizer) == [4, 1]
 
 
 def test_what_a_tool_says_in_a_demonstration_is_read_and_not_imitated():

@@ -25,7 +25,7 @@ def file_task(
   response_column: str | None = None,
   id_column: str | None = None,
   prompt_template: str = "{question}",
-  reward: str | Sequence[str] = "final_number",
+  reward: str | Sequence[str] | None = None,
 ) -> Task:
   """A task made of one's own files, named "file".
 
@@ -40,7 +40,7 @@ def file_task(
     response_column: a solution to imitate in the warm start.
     id_column: tells rows apart, besides their questions.
     prompt_template: the prompt, with columns in braces.
-    reward: name or names of reward functions; the first is the verifier.
+    reward: name or names of reward functions; the first is the verifier. None is what suits the answers; see `reward_for`.
 
   Raises:
     ValueError: a file, a column, a template or rows that cannot be used. One line.

@@ -165,7 +165,7 @@ from jaxrl_llm.tasks import arithmetic
 
 arithmetic._PROBLEMS_PER_LEVEL = 50
 task = tasks.make("arithmetic", data_dir=sys.argv[1])
-jaxrl_llm.tasks.pipeline.max_prompt_tokens(task.train, task.tokenizer)
+jaxrl_llm.tasks.pipeline.prompt_lengths(task.train, task.tokenizer)
 print(len(task.train) > 50, sorted({"tensorflow", "jax", "torch"} & set(sys.modules)))
 """
   result = subprocess.run([sys.executable, "-c", program, str(tmp_path)], capture_output=True, text=True, check=False)

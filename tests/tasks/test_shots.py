@@ -1,0 +1,78 @@
+"""Few-shot prompts: the same solved problems in front of every prompt, and none of them to be trained on."""
+
+import json
+
+import pytest
+
+from jaxrl_llm import tasks
+from jaxrl_llm.tasks.pipeline import encode_demonstrations, example_iterator
+
+ROWS = [
+  {"question": f"{a}+{b}=", "answer": str(a + b), "why": f"{a} and {b} are {a + b}", "level": a} for a in range(1, 9) for b in range(9)
+]
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory):
+  path = tmp_path_factory.mktemp("shots") / "sums.jsonl"
+  path.write_text("\n".join(map(json.dumps, ROWS)))
+  return path
+
+
+@pytest.fixture(scope="module")
+def make(path, tmp_path_factory):
+  root = tmp_path_factory.mktemp("data")
+  return lambda name="file", **settings: tasks.make(name, data_dir=root, **({"path": path} if name == "file" else {}), **settings)
+
+
+def test_prompts_begin_with_solved_problems_that_are_not_trained_on(make):
+  plain, task = make(), make(shots=3)
+  prefix = task.train[0]["prompt"].removesuffix(task.train[0]["question"])
+  shown = prefix.split("\n")[:-1]
+  assert len(shown) == 3 and all(eval(line.replace("=", "==")) for line in shown)
+  asked = [line[: line.index("=") + 1] for line in shown]
+  before = [row["question"] for row in plain.train]
+  assert set(asked) <= set(before) and [row["question"] for row in task.train] == [q for q in before if q not in asked]
+  for split in ("train", "test"):
+    assert all(row["prompt"] == prefix + row["question"] for row in getattr(task, split))
+  assert [row["question"] for row in task.test] == [row["question"] for row in plain.test] and task.test[:2] == list(task.test)[:2]
+  assert task.fingerprint not in (plain.fingerprint, None) and make(shots=3).fingerprint == task.fingerprint
+  assert next(example_iterator(task.train, batch_size=2, seed=0))[0]["prompt"].startswith(prefix)
+  assert make(shots=0).fingerprint == plain.fingerprint
+
+
+def test_a_demonstration_is_the_solution_and_a_template_frames_it(make):
+  task = make(shots=2, shot_template="Q: {question}\nA: {solution} (level {level})\n\n", response_column="why", level_column="level")
+  first, second, question = task.train[0]["prompt"].split("\n\n")
+  assert " are " in first and first.startswith("Q: ") and "(level " in second and question == task.train[0]["question"]
+  assert len(task.demonstrations) == len(task.train)
+  (shown,) = encode_demonstrations(task.demonstrations[:1], task.tokenizer)
+  assert len(shown.prompt) == 1 + len(task.demonstrations[0]["prompt"])
+
+
+@pytest.mark.parametrize(
+  ("settings", "message"),
+  [
+    ({"shots": 80}, "config.task.shots: found 80, expected fewer than the "),
+    ({"shots": 1, "shot_template": "{qestion}"}, "task.shot_template: found {qestion}, expected one of the columns"),
+    ({"shots": 1, "shot_template": "no column"}, "task.shot_template: found 'no column', expected a column in it"),
+  ],
+)
+def test_what_cannot_be_shown(make, settings, message):
+  with pytest.raises(ValueError) as error:
+    make(**settings)
+  assert message in str(error.value) and "\n" not in str(error.value)
+
+
+def test_other_problems_are_tested_with_shots_of_their_own(make):
+  task = make(shots=2, levels=(1, 2, 3), test_levels=(7, 8), level_column="level")
+  assert {row["level"] for row in task.train} <= {1, 2, 3} and {row["level"] for row in task.test} <= {7, 8}
+  of_test = task.test[0]["prompt"].split("\n")
+  assert len(of_test) == 3 and all(line[0] in "78" for line in of_test)
+  assert make(levels=(1,), level_column="level", test_levels=(2,)).fingerprint != make(levels=(1,), level_column="level").fingerprint
+
+
+def test_parts_of_a_mixture_have_shots_of_their_own(data_dir):
+  task = tasks.make("mixture", parts=("arithmetic", "products"), shots=1, data_dir=data_dir)
+  signs = {row["task"]: row["prompt"].split("\n")[0] for row in task.train}
+  assert "*" in signs["products"] and "*" not in signs["arithmetic"]
