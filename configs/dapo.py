@@ -20,8 +20,9 @@ from configs import common
 
 
 def get_config(arg: str = ""):
-  """The experiment; `arg` is "" (the laptop job), "tiny" (a smoke run) or "paper" (the paper's constants)."""
-  config = common.laptop("dapo", arg, variants=("paper",))
+  """The experiment; `arg` is "" (the laptop job), "tiny" (a smoke run), "paper" (the paper's constants) or "smollm2" (a real model; its
+  other tasks are keys of `common.SMOLLM2`)."""
+  config = common.laptop("dapo", arg, variants=("paper", *common.SMOLLM2))
   if arg == "paper":
     common.paper_scale(config, updates_per_rollout=16)
   config.objective.weights = "token_mean"

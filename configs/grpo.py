@@ -15,15 +15,9 @@ from configs import common
 
 
 def get_config(arg: str = ""):
-  """The experiment; `arg` is "" (the laptop job), "tiny" (a smoke run), "moe" (the laptop job with experts), "smollm2" (a real
-  model on word problems), "paper" (the paper's constants) or a published model for a pod, such as "qwen3-30b-a3b"."""
-  config = common.laptop("grpo", arg, variants=("paper", "moe", "smollm2", *common.PUBLISHED))
+  """The experiment; `arg` is "" (the laptop job), "tiny" (a smoke run), "moe" (the laptop job with experts), "smollm2" (a real model; its
+  other tasks are keys of `common.SMOLLM2`), "paper" (the paper's constants) or a published model for a pod, such as "qwen3-30b-a3b"."""
+  config = common.laptop("grpo", arg, variants=("paper", *common.MODELS))
   if arg == "paper":
     common.paper_scale(config, updates_per_rollout=1, group_size=64, num_prompts=16)
-  elif arg == "moe":
-    common.moe(config)
-  elif arg == "smollm2":
-    common.smollm2(config)
-  elif arg in common.PUBLISHED:
-    common.published(config, arg)
   return config

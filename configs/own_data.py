@@ -1,9 +1,12 @@
 """Your own questions and answers: a file of JSON lines, JSON, CSV or Parquet, and no code.
 
-Command: python -m jaxrl_llm.main --config=configs/own_data.py --config.task.path=FILE
-The columns are `question` and `answer` unless `--config.task.question_column=...` and `answer_column` say otherwise. A column of solutions,
-`--config.task.response_column=...`, is imitated first (`--config.warm_start.num_steps=...`): a policy that is never right learns nothing
-from RL. One that starts from a checkpoint (`--config.model.path=...`) may not need it.
+Command: python -m jaxrl_llm.main --config=configs/own_data.py --config.task.path=FILE --pilot
+The columns are `question` and `answer` unless `--config.task.question_column=...` and `answer_column` say otherwise. The verifier follows
+from the answers (numbers, letters of options, other text), the sizes of all programs from the lengths of the texts. `--pilot` says in two
+minutes what the model makes of the problems and how long the run would take; without it, the run begins.
+The model is SmolLM2-135M-Instruct with adapters, or another checkpoint: `--config.model.path=FOLDER`. The argument `:scratch` takes the
+laptop job's small model instead, which has to imitate first: a column of solutions, `--config.task.response_column=...`, and
+`--config.warm_start.num_steps=...`.
 Paper: the objective is SAPO, arXiv:2511.20347, 2025. A tenth of the problems is held out for evaluation.
 Hardware: 2 CPU cores, for short problems.
 Score: depends on the data; not yet measured on a set that others have.
@@ -13,15 +16,19 @@ from configs import common
 
 
 def get_config(arg: str = ""):
-  """The experiment; `arg` is "" or "tiny" (a smoke run, on the arithmetic task until `task.path` names a file)."""
-  config = common.laptop("sapo", arg)
+  """The experiment; `arg` is "" (a pretrained model), "scratch" (the laptop job's model) or "tiny" (a smoke run, on the arithmetic task
+  until `task.path` names a file)."""
+  config = common.laptop("sapo", arg, variants=("scratch",))
   if arg == "tiny":
     return config
   config.task.name, config.task.levels = "file", None
-  config.task.prompt_template = "{question}\nAnswer with a number after ####.\n"
+  config.task.prompt_template = "{question}\nGive the final answer after ####.\n"
   config.warm_start.num_steps = 0
   config.rollout.prompt_buckets = config.learner.row_tokens = None  # Sizes follow from the lengths of the data.
   config.learner.row_buckets = config.warm_start.row_buckets = None
-  config.rollout.max_new_tokens = 64
   config.rollout.num_prompts = 16
+  config.rollout.max_new_tokens = 64
+  if not arg:
+    common.pretrained(config)
+    config.task.shots, config.task.shot_template = 2, "{prompt}#### {answer}\n\n"
   return config

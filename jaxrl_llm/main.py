@@ -1,4 +1,4 @@
-"""`python -m jaxrl_llm.main --config=FILE[:ARGUMENT] [--workdir=DIR] [--config.FIELD=VALUE ...] [--dry_run]`
+"""`python -m jaxrl_llm.main --config=FILE[:ARGUMENT] [--workdir=DIR] [--config.FIELD=VALUE ...] [--dry_run | --pilot]`
 
   --config          the experiment: a file in configs/, such as configs/gspo.py or
                     configs/gspo.py:tiny; configs/reward_model.py trains a reward model
@@ -6,6 +6,9 @@
   --config.FIELD    new value of one field, as in --config.learner.learning_rate=1e-4
   --dry_run         print the resolved config, mesh, sizes, memory and every problem, and train
                     nothing
+  --pilot           try the untouched model on the run's problems for a minute or two: pass rate,
+                    share of groups that RL can learn from, time of a step and of the run, and what
+                    to change first; keeps nothing
   --allow_config_change
                     resume in a --workdir whose run had other settings or devices; each difference
                     is printed and recorded
@@ -48,11 +51,14 @@ def main(argv: Sequence[str]) -> int:
     if text := command_line.help_fields(argv):
       print(text)
       return 0
-    config, workdir, only_print, allow_changes = command_line.parse(argv)
-    if only_print:
+    request = command_line.parse(argv)
+    config, workdir, allow_changes = request.config, request.workdir, request.allow_config_change
+    if request.dry_run:
       return dry_run(config)
     if found := problems(config):
       raise UsageError("\n".join(found))
+    if request.pilot:
+      return pilot(config)
     claim.check(workdir, config.to_dict(), allow_changes=allow_changes)
     if claim.is_finished(workdir) and not claim.changes(workdir, config.to_dict()):
       print(f"{workdir} holds a finished run; see {workdir / 'report.html'}, or give another --workdir to run again")
@@ -202,6 +208,33 @@ def dry_run(config: ConfigDict) -> int:
     print(f"error: {line}", file=sys.stderr)
   print(f"{len(found)} problem(s) found" if found else "no problem found")
   return USAGE_ERROR if found else 0
+
+
+def pilot(config: ConfigDict) -> int:
+  """Prints what the untouched model of a checked config can do, what a step costs, and what to change first."""
+  if fields.is_reward_model(config):
+    raise UsageError("--pilot: found the training of a reward model, expected RL, whose policy can be tried before")
+  import jax
+
+  from jaxrl_llm.devices import compilation_cache
+  from jaxrl_llm.evaluation.held_out import NoRewardError
+  from jaxrl_llm.run.out_of_memory import OutOfMemoryError
+  from jaxrl_llm.run.pilot import describe
+
+  compilation_cache.cache_compilations()
+  try:
+    if jax.process_count() > 1:
+      raise UsageError(f"--pilot: found {jax.process_count()} processes, expected one")
+    print(describe(config))
+  except ValueError as error:
+    raise UsageError(str(error)) from error
+  except (NoRewardError, OutOfMemoryError) as error:
+    print(f"error: {error}", file=sys.stderr)
+    return 1
+  except KeyboardInterrupt:
+    print("interrupted; a pilot keeps nothing", file=sys.stderr)
+    return INTERRUPTED
+  return 0
 
 
 if __name__ == "__main__":

@@ -4,20 +4,17 @@ import contextlib
 from pathlib import Path
 from typing import Any
 
-import jax
 import numpy as np
 from ml_collections import ConfigDict
 
 from jaxrl_llm.devices.mesh import place_tokens
 from jaxrl_llm.learner import packing
 from jaxrl_llm.learner.needs import needed_by_warm_start
-from jaxrl_llm.rollouts import batch as batch_lib
-from jaxrl_llm.rollouts import pipelining, trajectories
+from jaxrl_llm.rollouts import pipelining
 from jaxrl_llm.run.bookkeeping import finish, require_saved, show_samples, tell_of_failed_saves, tell_of_recompiles, watch
-from jaxrl_llm.run.learn import adapt_kl, add_credit, arrange, leave_out, token_scores, update, with_logprobs
+from jaxrl_llm.run.learn import adapt_kl, arrange, end_imitation, learn_from, token_scores
 from jaxrl_llm.run.out_of_memory import explained
 from jaxrl_llm.run.sample import assess, evaluate, launch, move_weights, refill, wait
-from jaxrl_llm.run.saved_state import CRITIC, copy
 from jaxrl_llm.run.start import Run, start
 from jaxrl_llm.run.stopping import end_step, position, stop_if_not_finite, stop_if_preempted
 from jaxrl_llm.tasks.pipeline import encode_demonstrations
@@ -81,16 +78,8 @@ def warm_start(run: Run) -> None:
 
 
 def begin_rl(run: Run) -> None:
-  """Switches from imitation to RL.
-
-  Makes a fresh optimizer, freezes the reference, initialises the critic (by default with the
-  policy's trunk), measures the first accuracy and saves a checkpoint.
-  """
-  run.state = run.experiment.learner.restart(run.state.params)
-  if run.reference is not None:
-    run.reference = copy(run.state.params)
-  if run.critic is not None:
-    run.critic = run.experiment.learner.critic.init(jax.random.fold_in(run.key, CRITIC), run.state.params)
+  """Switches from imitation to RL, measures the first accuracy and saves a checkpoint."""
+  end_imitation(run)
   run.record.accuracy_start = run.record.accuracy_final = evaluate(run, 0)
   run.compiled.passed("eval")
   end_step(run, saves=True)
@@ -102,7 +91,7 @@ def reinforce(run: Run) -> None:
   A step can be abandoned without loss until its updates begin: `stop_if_preempted` then saves the
   state from the beginning of the step.
   """
-  config, experiment, record = run.config, run.experiment, run.record
+  config, record = run.config, run.record
   run.progress.start("rl", config.num_steps, done=record.rl_steps)
   drawing = None
   for step in range(record.rl_steps, config.num_steps):
@@ -125,45 +114,22 @@ def reinforce(run: Run) -> None:
     run.phases.begin("reward", waits_for=run.grader.waits_for)
     batch, refill_metrics = refill(run, assess(run, drawn), step)
     totals = run.phases.poison("reward", batch.graded.totals)
-    batch = leave_out(run, batch._replace(graded=batch.graded._replace(totals=totals)))
+    batch = batch._replace(graded=batch.graded._replace(totals=totals))
     stop_if_preempted(run, began)
 
-    run.phases.begin("old_logprobs")
-    minibatches = packing.split(trajectories.trajectories(batch.rollouts, batch.counted), config.learner.updates_per_rollout)
-    layouts = [arrange(run, x) for x in minibatches]
-    packed = [packing.pack(x, layout) for x, layout in zip(minibatches, layouts, strict=True)]
-    computed = [with_logprobs(run, place_tokens(experiment.mesh, minibatch), step) for minibatch in packed]
-    placed, route_metrics = [batch for batch, _ in computed], [metrics for _, metrics in computed]
-    stop_if_preempted(run, began)
-
-    run.phases.begin("advantages")
-    batch, placed, credit_metrics = add_credit(run, batch, layouts, placed)
-    stop_if_preempted(run, began)
-
-    run.phases.begin("update")
-    placed = [x._replace(advantages=run.phases.poison("update", x.advantages)) for x in placed]
-    updates = [update(run, minibatch, step) for minibatch in placed]
-    # One wait for all updates of the step.
-    updates = [summary_lib.to_floats(metrics | routes) for metrics, routes in zip(updates, route_metrics, strict=True)]
-
-    run.phases.begin("other")
-    row = summary_lib.combine(updates) | batch_lib.metrics(batch) | draw_metrics | refill_metrics | credit_metrics | run.phases.timing
+    learned = learn_from(run, batch, step, between=lambda: stop_if_preempted(run, began))  # noqa: B023 (asked within the step)
+    row = learned.metrics | draw_metrics | refill_metrics | run.phases.timing
     adapt_kl(run, row)
-    tokens = sum(len(sequence.tokens) for minibatch in minibatches for sequence in minibatch)
-    row |= summary_lib.step_performance(row, tokens) | {
-      "rollout/staleness": step - current.version,
-      "perf/packing_waste": packing.packing_waste(packed),
-      "perf/prompts_saved": packing.prompts_saved([x for minibatch in minibatches for x in minibatch], packed),
-      "perf/compiles": run.compiled.count,
-    }
-    record.rl_steps, record.tokens = step + 1, record.tokens + tokens
+    row |= summary_lib.step_performance(row, learned.num_tokens)
+    row |= {"rollout/staleness": step - current.version, "perf/compiles": run.compiled.count}
+    record.rl_steps, record.tokens = step + 1, record.tokens + learned.num_tokens
     row |= {"perf/recompiles": tell_of_recompiles(run)} | tell_of_failed_saves(run) | watch(run, row)
     run.writer.write(step + 1, "rl", row)
     run.progress.update(step + 1, row)
-    stop_if_not_finite(run, updates, placed)
+    stop_if_not_finite(run, learned.updates, learned.placed)
     last = step + 1 == config.num_steps
     if step == 0 or last or (step + 1) % config.log.samples_every == 0:
-      show_samples(run, step + 1, batch, token_scores(run, layouts, placed))
+      show_samples(run, step + 1, learned.batch, token_scores(run, learned.layouts, learned.placed))
     if last or (step + 1) % config.eval.every == 0:
       record.accuracy_final = evaluate(run, step + 1)
       run.compiled.passed("eval")

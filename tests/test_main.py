@@ -8,7 +8,7 @@ import sys
 import numpy as np
 import pytest
 
-from jaxrl_llm import main, train
+from jaxrl_llm import main
 from jaxrl_llm.config import command_line
 from jaxrl_llm.config.fields import FIELDS
 from jaxrl_llm.devices import compilation_cache, hosts
@@ -331,7 +331,7 @@ def test_a_run_whose_updates_are_not_finite_stops(tmp_path, capsys, monkeypatch)
     return batch._replace(graded=batch.graded._replace(totals=totals))
 
   with monkeypatch.context() as patch:
-    patch.setattr(train.batch_lib, "assess", poisoned)
+    patch.setattr(batch_lib, "assess", poisoned)
     closed = watch_close(patch)
     assert run_main(workdir, "--config.num_steps=6", "--config.learner.max_skipped=3") == 1
   (line,) = capsys.readouterr().err.splitlines()
@@ -350,7 +350,7 @@ def test_an_interrupted_run_goes_on(tmp_path, capsys, monkeypatch):
     raise KeyboardInterrupt
 
   with monkeypatch.context() as patch:
-    patch.setattr(train.batch_lib, "assess", interrupt)
+    patch.setattr(batch_lib, "assess", interrupt)
     closed = watch_close(patch)
     assert run_main(tmp_path / "run") == 130
   assert closed and "the same command goes on" in capsys.readouterr().err

@@ -33,12 +33,14 @@ class Request(NamedTuple):
     dry_run: Whether to only describe the run.
     allow_config_change: Whether to resume in a workdir whose run had another config or other
       devices.
+    pilot: Whether to only try the untouched model on the run's problems.
   """
 
   config: ConfigDict
   workdir: Path
   dry_run: bool
   allow_config_change: bool = False
+  pilot: bool = False
 
 
 def parse(argv: Sequence[str]) -> Request:
@@ -54,11 +56,12 @@ def parse(argv: Sequence[str]) -> Request:
   values = flags.FlagValues()
   workdir = flags.DEFINE_string("workdir", None, "Folder of the run.", flag_values=values)
   only_print = flags.DEFINE_bool("dry_run", False, "Print what a run would be.", flag_values=values)
+  pilot = flags.DEFINE_bool("pilot", False, "Try the untouched model.", flag_values=values)
   changes = flags.DEFINE_bool("allow_config_change", False, "Go on with another config, or other devices.", flag_values=values)
   try:
     strays = values([argv[0], *rest])[1:]
   except flags.Error as error:
-    known = "--config=FILE[:ARGUMENT], --config.FIELD=VALUE, --workdir=DIR, --dry_run, --allow_config_change and --help_fields"
+    known = "--config=FILE[:ARGUMENT], --config.FIELD=VALUE, --workdir=DIR, --dry_run, --pilot, --allow_config_change and --help_fields"
     raise UsageError(f"{error}; flags are {known}") from error
   if strays:
     raise UsageError(f"unknown argument {strays[0]!r}, expected flags only, as in --config.FIELD=VALUE (quote a value that has spaces)")
@@ -69,7 +72,7 @@ def parse(argv: Sequence[str]) -> Request:
   config = override(load(path), overrides)
   settings = {field: ",".join(texts) for field, texts in overrides.items()}
   name = Path(path.split(":")[0]).stem + "".join(f"-{part}" for part in path.split(":")[1:])
-  return Request(config, Path(workdir.value or f"runs/{name}{suffix(settings)}"), only_print.value, changes.value)
+  return Request(config, Path(workdir.value or f"runs/{name}{suffix(settings)}"), only_print.value, changes.value, pilot.value)
 
 
 def help_fields(argv: Sequence[str]) -> str | None:

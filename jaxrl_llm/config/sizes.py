@@ -12,6 +12,7 @@ SIZES = ("rollout.prompt_buckets", "learner.row_tokens", "learner.row_buckets", 
 """Fields that `chosen` fills in if they are None."""
 
 _SLOTS_STEP = 8
+_CHEAP = 128  # Slots of a row whose attention costs little in any model.
 _ROWS_FOR_CHOICE = 8  # Fewer rows leave the smaller buckets nothing to save.
 
 
@@ -71,9 +72,9 @@ def chosen(config: ConfigDict, lengths: Lengths, bounds: Bounds) -> ConfigDict:
 
   Example:
     >>> from jaxrl_llm.config.fields import base
-    >>> found = chosen(base(), Lengths([12, 30, 21], [33]), Bounds())
+    >>> found = chosen(base(), Lengths([12, 30, 21], [33], [40, 60]), Bounds())
     >>> found.rollout.prompt_buckets, found.learner.row_tokens, found.learner.row_buckets
-    ((40,), 304, (8, 12, 16))
+    ((40,), 512, (8, 11, 16))
   """
   config = config.copy_and_resolve_references()
   with config.unlocked():
@@ -152,7 +153,7 @@ def row_tokens(config: ConfigDict, bounds: Bounds) -> int:
   groups, unit = _groups(config), _unit(config)
   slots = groups * (unit if config.learner.share_prompts else unit * config.rollout.group_size)
   useful = slots // (_ROWS_FOR_CHOICE * bounds.shards * config.learner.micro_batches)
-  wanted = max(prompt + response, min(bounds.d_model, max(unit, useful)))
+  wanted = max(prompt + response, min(max(bounds.d_model, _CHEAP), max(unit, useful)))
   return _up(wanted, bounds.context * (bounds.tile if wanted > bounds.tile else 1))
 
 

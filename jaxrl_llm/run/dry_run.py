@@ -25,6 +25,7 @@ def describe(config: ConfigDict) -> str:
     *(f"{name}: {dict(mesh.shape)} over {mesh.size} {mesh.devices.flat[0].device_kind} device(s)" for name, mesh in meshes.items()),
     f"model: {config.model.path or config.model.preset}, {model.num_params:,} parameters",
     f"rollout batch: {rollout.num_prompts} prompts x {rollout.group_size} samples; updates per rollout: {learner.updates_per_rollout}",
+    f"verifier: {', '.join(experiment.task.rewards)}",
     *chosen,
     *memory.table(found),
   ]

@@ -1,7 +1,8 @@
 """The learner's part of a run: rows, log-probabilities, advantages, updates."""
 
+from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -15,8 +16,79 @@ from jaxrl_llm.learner.needs import needed_by_critic, needed_by_logprobs, needed
 from jaxrl_llm.objectives.penalties import adapted_coef, kl_estimate
 from jaxrl_llm.rollouts import batch as batch_lib
 from jaxrl_llm.rollouts import trajectories
+from jaxrl_llm.run.saved_state import CRITIC, copy
 from jaxrl_llm.run.start import Run
 from jaxrl_llm.types import Metrics, TrainBatch
+from jaxrl_llm.workdir import summary
+
+
+class Learned(NamedTuple):
+  """Results of an RL step's updates.
+
+  Attributes:
+    batch: The rollout batch with its advantages.
+    layouts: Places of the sequences, for each update.
+    placed: Rows of each update on the devices.
+    updates: Metrics of each update.
+    metrics: Metrics of the batch and of all updates.
+    num_tokens: Number of tokens of all sequences, prompts included.
+  """
+
+  batch: batch_lib.Batch
+  layouts: list[packing.Layout]
+  placed: list[TrainBatch]
+  updates: list[dict[str, float]]
+  metrics: dict[str, Any]
+  num_tokens: int
+
+
+def end_imitation(run: Run) -> None:
+  """Prepares a run for RL.
+
+  Makes a fresh optimizer, freezes the reference and initialises the critic, by default with the
+  policy's trunk.
+  """
+  run.state = run.experiment.learner.restart(run.state.params)
+  if run.reference is not None:
+    run.reference = copy(run.state.params)
+  if run.critic is not None:
+    run.critic = run.experiment.learner.critic.init(jax.random.fold_in(run.key, CRITIC), run.state.params)
+
+
+def learn_from(run: Run, batch: batch_lib.Batch, step: int, *, between: Callable[[], None] = lambda: None) -> Learned:
+  """Updates the policy, and any critic, on a graded rollout batch.
+
+  Args:
+    run: RL run.
+    batch: Graded batch.
+    step: RL step, from 0.
+    between: Function called before each phase but the first. If it raises, nothing has changed.
+  """
+  mesh, phases = run.experiment.mesh, run.phases
+  phases.begin("old_logprobs")
+  batch = leave_out(run, batch)
+  minibatches = packing.split(trajectories.trajectories(batch.rollouts, batch.counted), run.config.learner.updates_per_rollout)
+  layouts = [arrange(run, x) for x in minibatches]
+  packed = [packing.pack(x, layout) for x, layout in zip(minibatches, layouts, strict=True)]
+  computed = [with_logprobs(run, place_tokens(mesh, minibatch), step) for minibatch in packed]
+  placed, route_metrics = [batch for batch, _ in computed], [metrics for _, metrics in computed]
+  between()
+
+  phases.begin("advantages")
+  batch, placed, credit_metrics = add_credit(run, batch, layouts, placed)
+  between()
+
+  phases.begin("update")
+  placed = [x._replace(advantages=phases.poison("update", x.advantages)) for x in placed]
+  updates = [update(run, minibatch, step) for minibatch in placed]
+  # One wait for all updates of the step.
+  updates = [summary.to_floats(metrics | routes) for metrics, routes in zip(updates, route_metrics, strict=True)]
+
+  phases.begin("other")
+  sequences = [x for minibatch in minibatches for x in minibatch]
+  metrics = summary.combine(updates) | batch_lib.metrics(batch) | credit_metrics
+  metrics |= {"perf/packing_waste": packing.packing_waste(packed), "perf/prompts_saved": packing.prompts_saved(sequences, packed)}
+  return Learned(batch, layouts, placed, updates, metrics, sum(len(sequence.tokens) for sequence in sequences))
 
 
 def leave_out(run: Run, batch: batch_lib.Batch) -> batch_lib.Batch:

@@ -5,11 +5,10 @@ import math
 import numpy as np
 import pytest
 
-from jaxrl_llm import train
 from jaxrl_llm.rewards import WeightedReward
 from jaxrl_llm.rollouts import batch as batch_lib
 from jaxrl_llm.rollouts import dynamic_sampling
-from jaxrl_llm.run import experiment
+from jaxrl_llm.run import experiment, learn
 from jaxrl_llm.text_types import Completion
 from jaxrl_llm.types import Rollouts
 from tests.runs import column, rows, run_here, tiny_config
@@ -100,13 +99,13 @@ def test_a_killed_run_draws_the_same_again(parity, tmp_path, monkeypatch):
   config = tiny_config(overrides=OFTEN | PLAIN)
   run_here(config, tmp_path / "whole")
 
-  def update(this, batch, at, update=train.update):
+  def update(this, batch, at, update=learn.update):
     if at == 3:
       raise Killed
     return update(this, batch, at)
 
   with monkeypatch.context() as patch, pytest.raises(Killed):
-    patch.setattr(train, "update", update)
+    patch.setattr(learn, "update", update)
     run_here(config, tmp_path / "killed")
   run_here(config, tmp_path / "killed")
   for name in ("rollout/tokens_sha256", "group/rounds", "actor/grad_norm"):

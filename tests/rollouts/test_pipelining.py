@@ -12,7 +12,7 @@ from jaxrl_llm import train
 from jaxrl_llm.config.check import problems
 from jaxrl_llm.rollouts import batch as batch_lib
 from jaxrl_llm.rollouts import pipelining, rollout
-from jaxrl_llm.run import experiment, stopping
+from jaxrl_llm.run import experiment, learn, stopping
 from jaxrl_llm.run.saved_state import ROLLOUT
 from jaxrl_llm.tasks.pipeline import example_iterator
 from tests.runs import VARIED, column, quick, rows, run_here, tiny_config
@@ -87,7 +87,7 @@ def lagging(tmp_path_factory):
   """A run with a lag; the weights before each of its RL steps; and what its loop did, in order."""
   workdir, weights, events = tmp_path_factory.mktemp("lagging"), [], []
 
-  def updating(this, batch, step, update=train.update):
+  def updating(this, batch, step, update=learn.update):
     if len(weights) == step:
       weights.append(jax.device_get(this.state.params))
     return update(this, batch, step)
@@ -96,8 +96,8 @@ def lagging(tmp_path_factory):
     return lambda *args, **kwargs: (events.append(label), function(*args, **kwargs))[1]
 
   with pytest.MonkeyPatch.context() as patch:
-    patch.setattr(train, "update", noted("update", updating))
-    for place, name in ((train, "launch"), (train, "with_logprobs"), (stopping, "save")):
+    patch.setattr(learn, "update", noted("update", updating))
+    for place, name in ((train, "launch"), (learn, "with_logprobs"), (stopping, "save")):
       patch.setattr(place, name, noted(name, getattr(place, name)))
     run_here(config_of(LAG), workdir, devices=2)
   return workdir, weights, events
@@ -151,13 +151,13 @@ def test_a_killed_run_goes_on_as_if_nothing_had_happened(step, lagging, tmp_path
   """Killed while the next rollouts are in flight, or about to be used."""
   golden, *_ = lagging
 
-  def update(this, batch, at, update=train.update):
+  def update(this, batch, at, update=learn.update):
     if at == step:
       raise Killed
     return update(this, batch, at)
 
   with pytest.MonkeyPatch.context() as patch, pytest.raises(Killed):
-    patch.setattr(train, "update", update)
+    patch.setattr(learn, "update", update)
     run_here(config_of(LAG), tmp_path, devices=2)
   summary = run_here(config_of(LAG), tmp_path, devices=2)
   assert summary["attempts"] == 2 and lines(tmp_path) == lines(golden)

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from jaxrl_llm import train
-from jaxrl_llm.run import stopping
+from jaxrl_llm.run import learn, stopping
 from jaxrl_llm.types import TrainBatch
 from jaxrl_llm.workdir import nonfinite
 from tests.runs import VARIED, column, quick, rows, tiny_config
@@ -74,7 +74,7 @@ def test_no_more_dumps_than_a_disk_can_bear(tmp_path, monkeypatch):
 
 @pytest.mark.slow
 def test_the_critics_update_is_refused_alike(tmp_path, monkeypatch):
-  add_credit = train.add_credit
+  add_credit = learn.add_credit
 
   def spoiled(this, *args):
     batch, placed, metrics = add_credit(this, *args)
@@ -82,7 +82,7 @@ def test_the_critics_update_is_refused_alike(tmp_path, monkeypatch):
       placed = [x._replace(returns=x.returns * np.float32("nan")) for x in placed]
     return batch, placed, metrics
 
-  monkeypatch.setattr(train, "add_credit", spoiled)
+  monkeypatch.setattr(learn, "add_credit", spoiled)
   lines, summary, this = train_with("", tmp_path, monkeypatch, name="ppo")
   made = 2 * this.config.learner.updates_per_rollout
   assert set(counts(this.critic)) == {made} and summary["skipped_steps"] == made // 2
@@ -106,13 +106,13 @@ def test_a_sequence_whose_sampler_says_nan_is_left_out_and_nothing_else(old_logp
 
 def test_a_learner_whose_log_probabilities_are_not_finite_is_refused_with_the_batch(tmp_path, monkeypatch):
   """There the policy itself is broken: no sequence is to blame, and no update is made."""
-  with_logprobs = train.with_logprobs
+  with_logprobs = learn.with_logprobs
 
   def broken(this, batch, step):
     batch, metrics = with_logprobs(this, batch, step)
     return (batch._replace(old_logprobs=batch.old_logprobs.at[:, 5:].set(np.nan)) if step == 1 else batch), metrics
 
-  monkeypatch.setattr(train, "with_logprobs", broken)
+  monkeypatch.setattr(learn, "with_logprobs", broken)
   _, summary, _ = train_with("", tmp_path, monkeypatch, **{"learner.old_logprobs": "learner"})
   assert summary["skipped_steps"] == tiny_config().learner.updates_per_rollout
   assert "old_logprobs" in unusual(nonfinite.read(tmp_path / "nonfinite" / "step_2.npz")[0])
