@@ -100,8 +100,11 @@ SMOLLM2 = {
   "smollm2-sums": ("sums", (2,), 3, 8, 40),
   "smollm2-times": ("times", (1,), 3, 8, 40),
   "smollm2-steps": ("sums", (3,), 3, 40, 40),
+  "smollm2-random": ("largest", (4,), 2, 8, 16),
+  "smollm2-form": ("largest", (4,), 2, 8, 16),
 }
-"""Arguments for SmolLM2-135M-Instruct on a task of `tasks/sets/drills.py`, which it solves now and then untouched."""
+"""Arguments for SmolLM2-135M-Instruct on a task of `tasks/sets/drills.py`, which it solves now and then untouched. The last two are
+controls of the first: rewards drawn at random, and a reward for the form alone, two digits and the end of the line."""
 
 
 def smollm2(config: ConfigDict, name: str) -> None:
@@ -115,6 +118,11 @@ def smollm2(config: ConfigDict, name: str) -> None:
   config.task.name, config.task.levels, config.task.shots, config.rollout.max_new_tokens, config.num_steps = SMOLLM2[name]
   config.task.chat = False
   config.rollout.stop_strings = ("\n",)
+  if name == "smollm2-random":
+    config.reward.at_random = 0.25
+  elif name == "smollm2-form":
+    config.reward.verifier_weight = 0.0
+    config.reward.terms, config.reward.settings = ("pattern=1",), (r"pattern.regex= ?\d\d\n", "pattern.how=fullmatch")
 
 
 def paper_scale(config: ConfigDict, *, updates_per_rollout: int, num_prompts: int = 128, group_size: int = 16) -> None:

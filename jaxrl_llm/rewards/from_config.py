@@ -26,6 +26,7 @@ def make_rewards(task: Task, config: ConfigDict) -> list[WeightedReward]:
   terms = [_term(task, name, config, settings.get(name, {})) for name in task.rewards]
   if task.routed:
     terms = [WeightedReward("verifier", routed({term.name: term.fn for term in terms}), routes=tuple(terms))]
+  terms = [term._replace(weight=section.verifier_weight) for term in terms]
   if section.model_path is not None:
     # Still logged, and used by evaluations.
     terms = [term._replace(weight=0.0) if section.model_only else term for term in terms]

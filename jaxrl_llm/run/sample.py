@@ -1,5 +1,6 @@
 """The sampler's part of a run: weight sync, rollouts and evaluation of the policy."""
 
+import zlib
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -146,7 +147,15 @@ def assess(run: Run, drawn: rollout.Drawn) -> batch_lib.Batch:
   if run.config.task.curriculum is not None:
     verdicts = np.clip(graded.parts[run.experiment.rewards[0].name], 0, 1)
     run.prompts.observe(batch.examples, np.where(graded.valid, verdicts, np.nan).tolist())
-  return batch
+  return batch if run.config.reward.at_random is None else rewarded_at_random(run, batch)
+
+
+def rewarded_at_random(run: Run, batch: batch_lib.Batch) -> batch_lib.Batch:
+  """Replaces the rewards of a batch by draws, which a resumed run repeats."""
+  seed = (run.config.seed, run.record.rl_steps, zlib.crc32(batch.rollouts.tokens.tobytes()))
+  draws = np.random.default_rng(seed).random(len(batch.completions)) < run.config.reward.at_random
+  totals = draws.astype(np.float32)
+  return batch._replace(graded=batch.graded._replace(totals=totals, verdicts=totals))
 
 
 def refill(run: Run, batch: batch_lib.Batch, step: int) -> tuple[batch_lib.Batch, dict[str, float]]:

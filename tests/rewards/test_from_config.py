@@ -31,6 +31,28 @@ def test_each_term_is_weighed_and_logged_by_itself(tmp_path):
   assert {"reward/pattern/mean", "reward/length_target/mean"} <= set(rows(tmp_path / "run", "rl")[0])
 
 
+def test_a_verifier_without_weight_is_logged_and_teaches_nothing():
+  with quick():
+    config = tiny_config(overrides=TERMS | {"reward.verifier_weight": 0.0})
+    terms = make_rewards(load_task(config), config)
+  assert [(term.name, term.weight) for term in terms] == [("final_answer", 0.0), ("pattern", 0.25), ("length_target", -0.5)]
+  found = grade(terms[:2], [Completion("#7", (1,) * 4, 4, True)], [{"answer": "7"}])
+  assert found.totals[0] == 0.25 and found.parts["final_answer"][0] == 1
+
+
+def test_rewards_at_random_hide_the_verdicts_and_come_again(tmp_path):
+  """As a control they may depend on nothing but the seed and the step."""
+  short = {"warm_start.num_steps": 2, "num_steps": 2, "log.tensorboard": False, "rollout.group_size": 16, "learner.row_buckets": (64,)}
+  found = []
+  for name in ("first", "again"):
+    run_here(tiny_config(overrides=short | {"reward.at_random": 0.25, "checkpoint.every": 1}), tmp_path / name)
+    steps = rows(tmp_path / name, "rl")
+    found.append([(row["critic/rewards/mean"], row["actor/grad_norm"], row["reward/final_answer/mean"]) for row in steps])
+  assert found[0] == found[1]
+  means, norms, verdicts = zip(*found[0], strict=True)
+  assert all(0.1 < mean < 0.4 for mean in means) and means[0] != means[1] and min(norms) > 0 and max(verdicts) < 0.1
+
+
 @pytest.mark.parametrize(
   ("changes", "line"),
   [
