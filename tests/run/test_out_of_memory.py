@@ -6,7 +6,7 @@ import pytest
 
 from jaxrl_llm import main, train
 from jaxrl_llm.devices import compilation_cache, hosts
-from jaxrl_llm.run import out_of_memory, sample, start
+from jaxrl_llm.run import learn, out_of_memory, sample, start
 from jaxrl_llm.run.phases import PHASES
 from tests.runs import ROOT, flags, quick, tiny_config
 
@@ -47,8 +47,8 @@ def test_a_full_device_is_one_message(status_of, monkeypatch):
   [
     (sample.held_out, "evaluate_policy", "the evaluation"),
     (train, "launch", "the sampler"),
-    (train, "with_logprobs", "the pass for log-probabilities"),
-    (train, "update", "the update"),
+    (learn, "with_logprobs", "the pass for log-probabilities"),
+    (learn, "update", "the update"),
   ],
 )
 def test_the_message_names_the_phase_that_the_run_was_in(room, function, doing, status_of, monkeypatch):
