@@ -81,6 +81,7 @@ def pretrained(config: ConfigDict) -> None:
   config.rollout.prompt_buckets = config.learner.row_tokens = None  # Sizes follow from the lengths of the data.
   config.learner.row_buckets = config.warm_start.row_buckets = None
   config.learner.updates_per_rollout = 2
+  config.learner.skip_zero_advantages = True
   config.learner.learning_rate = 1.5e-4
   config.learner.warmup_steps = 2
   config.learner.schedule = "linear"

@@ -20,4 +20,6 @@ def get_config(arg: str = ""):
   config = common.laptop("grpo", arg, variants=("paper", *common.MODELS))
   if arg == "paper":
     common.paper_scale(config, updates_per_rollout=1, group_size=64, num_prompts=16)
+  if arg in common.SMOLLM2:
+    config.objective.kl_coef = 0.0  # As in verl's and TRL's defaults: a group without a signal then costs no update.
   return config

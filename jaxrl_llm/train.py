@@ -129,7 +129,7 @@ def reinforce(run: Run) -> None:
     stop_if_not_finite(run, learned.updates, learned.placed)
     last = step + 1 == config.num_steps
     if step == 0 or last or (step + 1) % config.log.samples_every == 0:
-      show_samples(run, step + 1, learned.batch, token_scores(run, learned.layouts, learned.placed))
+      show_samples(run, step + 1, learned.batch, token_scores(run, learned))
     if last or (step + 1) % config.eval.every == 0:
       record.accuracy_final = evaluate(run, step + 1)
       run.compiled.passed("eval")

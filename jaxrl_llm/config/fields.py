@@ -255,6 +255,9 @@ FIELDS: dict[str, Field] = {
   "learner.micro_batches": Field(1, COUNT, "Gradient accumulation: smaller pieces, the same loss."),
   "learner.row_tokens": Field(None, COUNT, "Slots of a packed row."),
   "learner.share_prompts": Field(True, SWITCH, "Store a prompt once for all of its responses in a row; loss and gradient stay the same."),
+  "learner.skip_zero_advantages": Field(False, SWITCH,
+    "Make updates without the responses whose advantages are all zero: the same loss and gradient for less work. "
+    "Metrics of tokens are then of the other responses."),
   "learner.row_buckets": Field(None, COUNTS, "Rows of a packed mini-batch; it takes the smallest that holds its sequences."),
   "learner.old_logprobs": Field("sampler", one_of("sampler", "learner"), "Source of the old policy's log-probabilities."),
   "learner.learning_rate": Field(2e-4, ABOVE_ZERO, "AdamW's largest learning rate."),

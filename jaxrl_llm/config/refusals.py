@@ -46,6 +46,11 @@ class Chosen(NamedTuple):
     """Whether the advantages need a critic."""
     return "values" in self.estimator.needs
 
+  def teaches_without_advantage(self, c: ConfigDict) -> bool:
+    """Returns whether a response can have a gradient though its advantages are zero."""
+    of_loss = self.penalised or "entropy" in self.objective.needs or not self.objective.correctable
+    return of_loss or self.reads_values or c.reward.kl_coef > 0 or c.moe.balance_coef > 0 or c.moe.z_coef > 0
+
   @property
   def sequence_band(self) -> float:
     """Wider side of the clip range of a length-normalised ratio; 0 without one."""
@@ -126,6 +131,8 @@ REFUSALS: tuple[Refusal, ...] = (
     "None, because advantage.length_alpha takes its place"),
   Refusal("advantage.pass_k", lambda c, x: c.advantage.pass_k is not None and c.advantage.pass_k > c.rollout.group_size,
     "at most rollout.group_size"),
+  Refusal("learner.skip_zero_advantages", lambda c, x: c.learner.skip_zero_advantages and x.teaches_without_advantage(c),
+    "False, because a response without an advantage has a gradient here: a divergence, entropy, the critic or a router's own loss"),
   Refusal("learner.old_logprobs",
     lambda c, x: c.learner.old_logprobs == "sampler" and (x.corrected.corrects_mismatch or c.correction.geometric_rejection is not None),
     "'learner', because with the sampler's log-probabilities for log π_old there is no mismatch to correct"),

@@ -52,7 +52,7 @@ def needed_by_warm_start(batch: TrainBatch) -> TrainBatch:
 
 def needed_by_logprobs(batch: TrainBatch) -> TrainBatch:
   """Keeps the optional arrays for passes that only compute log-probabilities or values."""
-  return batch._replace(ref_logprobs=None, kl_coefs=None, returns=None, old_values=None)
+  return batch._replace(ref_logprobs=None, kl_coefs=None, returns=None, old_values=None, importance=None)
 
 
 def abstract_batch(mesh: Mesh, rows: int, row_tokens: int, *, routes: tuple[int, int] | None = None, shares: bool = False) -> TrainBatch:

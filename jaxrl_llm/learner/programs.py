@@ -129,6 +129,8 @@ def make_programs(config: ConfigDict, mesh: Mesh, shape: ModelConfig, objective:
   batch_of = partial(abstract_batch, mesh, row_tokens=learner.row_tokens, shares=learner.share_prompts)
   adaptive_kl, replays = config.kl.target is not None, bool(config.moe.replay)
   packed = [batch_of(rows, routes=replayed_routes(config, shape)) for rows in learner.row_buckets]
+  if learner.skip_zero_advantages:
+    packed = [batch._replace(importance=batch.mask) for batch in packed]
   rl_batches = [needed_by_step(batch, objective.needs, adaptive_kl=adaptive_kl) for batch in packed]
   shown_batches = [needed_by_step(batch, objective.needs, adaptive_kl=False) for batch in packed]
   token_scores = make_token_scores(outputs_fn(config, model, filter_logits), objective, num_micro_batches=learner.micro_batches)

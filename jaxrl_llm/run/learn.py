@@ -1,14 +1,17 @@
 """The learner's part of a run: rows, log-probabilities, advantages, updates."""
 
-from collections.abc import Callable
+import itertools
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Bool, Float
 
 from jaxrl_llm import models
-from jaxrl_llm.advantages.estimators import ESTIMATORS
+from jaxrl_llm.advantages.estimators import ESTIMATORS, Credit
 from jaxrl_llm.devices import hosts
 from jaxrl_llm.devices.mesh import num_row_shards, place_tokens
 from jaxrl_llm.learner import packing
@@ -16,9 +19,10 @@ from jaxrl_llm.learner.needs import needed_by_critic, needed_by_logprobs, needed
 from jaxrl_llm.objectives.penalties import adapted_coef, kl_estimate
 from jaxrl_llm.rollouts import batch as batch_lib
 from jaxrl_llm.rollouts import trajectories
+from jaxrl_llm.rollouts.rollout import written_mask
 from jaxrl_llm.run.saved_state import CRITIC, copy
 from jaxrl_llm.run.start import Run
-from jaxrl_llm.types import Metrics, TrainBatch
+from jaxrl_llm.types import Metrics, TrainBatch, WeighFn
 from jaxrl_llm.workdir import summary
 
 
@@ -27,14 +31,16 @@ class Learned(NamedTuple):
 
   Attributes:
     batch: The rollout batch with its advantages.
-    layouts: Places of the sequences, for each update.
+    taken: True for the sequences of the batch that updates were made of.
+    layouts: Places of those sequences, for each update.
     placed: Rows of each update on the devices.
     updates: Metrics of each update.
     metrics: Metrics of the batch and of all updates.
-    num_tokens: Number of tokens of all sequences, prompts included.
+    num_tokens: Number of tokens of those sequences, prompts included.
   """
 
   batch: batch_lib.Batch
+  taken: Bool[np.ndarray, " N"]
   layouts: list[packing.Layout]
   placed: list[TrainBatch]
   updates: list[dict[str, float]]
@@ -64,18 +70,26 @@ def learn_from(run: Run, batch: batch_lib.Batch, step: int, *, between: Callable
     step: RL step, from 0.
     between: Function called before each phase but the first. If it raises, nothing has changed.
   """
-  mesh, phases = run.experiment.mesh, run.phases
+  mesh, phases, num_updates = run.experiment.mesh, run.phases, run.config.learner.updates_per_rollout
   phases.begin("old_logprobs")
   batch = leave_out(run, batch)
-  minibatches = packing.split(trajectories.trajectories(batch.rollouts, batch.counted), run.config.learner.updates_per_rollout)
+  credit = credit_of(run, batch, {}) if run.config.learner.skip_zero_advantages else None
+  taken = taught_by(credit, len(batch.counted), num_updates)
+  sequences = packing.split(trajectories.trajectories(batch.rollouts, batch.counted), num_updates)
+  minibatches = [only(x, kept) for x, kept in zip(sequences, np.split(taken, num_updates), strict=True)]
   layouts = [arrange(run, x) for x in minibatches]
   packed = [packing.pack(x, layout) for x, layout in zip(minibatches, layouts, strict=True)]
+  if credit is not None:
+    weigh, written = jax.jit(run.experiment.objective.weigh), written_mask(batch.rollouts) & batch.counted[:, None]
+    of_updates = zip(np.split(written.astype(np.float32), num_updates), np.split(taken, num_updates), strict=True)
+    shares = [share_of_weight(weigh, *x) for x in of_updates]
+    packed = [x._replace(importance=np.full(x.mask.shape, share, np.float32)) for x, share in zip(packed, shares, strict=True)]
   computed = [with_logprobs(run, place_tokens(mesh, minibatch), step) for minibatch in packed]
   placed, route_metrics = [batch for batch, _ in computed], [metrics for _, metrics in computed]
   between()
 
   phases.begin("advantages")
-  batch, placed, credit_metrics = add_credit(run, batch, layouts, placed)
+  batch, placed, credit_metrics = add_credit(run, batch, layouts, placed, taken, credit)
   between()
 
   phases.begin("update")
@@ -88,7 +102,9 @@ def learn_from(run: Run, batch: batch_lib.Batch, step: int, *, between: Callable
   sequences = [x for minibatch in minibatches for x in minibatch]
   metrics = summary.combine(updates) | batch_lib.metrics(batch) | credit_metrics
   metrics |= {"perf/packing_waste": packing.packing_waste(packed), "perf/prompts_saved": packing.prompts_saved(sequences, packed)}
-  return Learned(batch, layouts, placed, updates, metrics, sum(len(sequence.tokens) for sequence in sequences))
+  if credit is not None:
+    metrics["actor/frac_zero_advantages"] = float(1 - np.mean(taken))
+  return Learned(batch, taken, layouts, placed, updates, metrics, sum(len(sequence.tokens) for sequence in sequences))
 
 
 def leave_out(run: Run, batch: batch_lib.Batch) -> batch_lib.Batch:
@@ -160,21 +176,59 @@ def measures_routes(run: Run, step: int) -> bool:
   return every > 0 and step % every == 0
 
 
-def add_credit(
-  run: Run, batch: batch_lib.Batch, layouts: list[packing.Layout], placed: list[TrainBatch]
-) -> tuple[batch_lib.Batch, list[TrainBatch], dict[str, float]]:
-  """Computes advantages and value targets, for the rollout batch and its packed mini-batches.
+def taught_by(credit: Credit | None, num_sequences: int, num_updates: int) -> Bool[np.ndarray, " N"]:
+  """Returns which sequences updates are made of: those with an advantage, or all for `None`.
 
-  Returns:
-    The batch, the mini-batches, and metrics.
+  An update has at least one sequence, so that its metrics have values.
+  """
+  if credit is None:
+    return np.ones(num_sequences, bool)
+  found = np.any(credit.advantages != 0, axis=1).reshape(num_updates, -1)
+  found[~found.any(axis=1), 0] = True
+  return found.reshape(-1)
+
+
+def only(items: Sequence[Any], kept: Bool[np.ndarray, " n"]) -> list[Any]:
+  """Returns the items that are kept.
+
+  Example:
+    >>> only("abc", np.array([True, False, True]))
+    ['a', 'c']
+  """
+  return list(itertools.compress(items, kept))
+
+
+def share_of_weight(weigh: WeighFn, mask: Float[np.ndarray, "N R"], taken: Bool[np.ndarray, " N"]) -> float:
+  """Returns the part of an update's token weights that falls on the sequences it is made of.
+
+  Sequences without an advantage add nothing to a loss, but count in its denominators. With this
+  share as `TrainBatch.importance`, an update without them has the same loss and gradient.
+
+  Args:
+    weigh: Weighting of the objective.
+    mask: 1 for the tokens that count, of all sequences of the update.
+    taken: True for the sequences that the update is made of.
+
+  Example:
+    >>> from jaxrl_llm.segments import token_mean
+    >>> share_of_weight(token_mean, np.float32([[1, 1], [1, 0], [1, 0]]), np.array([True, False, True]))
+    0.75
+  """
+  alone = mask * taken[:, None]
+  among_all, by_themselves = (float(np.sum(np.asarray(weigh(jnp.asarray(x), None)) * alone)) for x in (mask, alone))
+  return among_all / by_themselves if by_themselves else 1.0
+
+
+def credit_of(run: Run, batch: batch_lib.Batch, learned: Mapping[str, list[np.ndarray]]) -> Credit:
+  """Computes the advantages of a rollout batch, and any value targets, on the host.
+
+  Args:
+    run: RL run.
+    batch: Graded batch.
+    learned: The learner's outputs that the advantages need, for each sequence: `old_logprobs`,
+      `ref_logprobs` and `values` of its tokens, prompt included.
   """
   config, experiment, needs = run.config, run.experiment, run.experiment.needs
-
-  def lifted(read):
-    """Returns a packed array of every mini-batch, unpacked to one array per sequence."""
-    arrays = hosts.to_host([read(x) for x in placed])
-    return [x for array, layout in zip(arrays, layouts, strict=True) for x in packing.lift(array, layout)]
-
   in_reward, coef, metrics = config.reward.kl_coef > 0, run.record.kl_coef, {}
   evidence = trajectories.evidence(
     batch,
@@ -183,27 +237,60 @@ def add_credit(
     turn_weight=config.environment.weight if "step_rewards" in needs and experiment.talk is not None else None,
     kl=partial(kl_estimate, estimator=config.reward.kl_estimator or "k1") if in_reward else None,
     kl_coef=coef if in_reward else 0.0,
-    old_logprobs=lifted(lambda x: x.old_logprobs) if in_reward else None,
-    ref_logprobs=lifted(lambda x: x.ref_logprobs) if in_reward else None,
-    values=lifted(lambda x: x.old_values) if run.critic is not None else None,
+    **learned,
   )
   if in_reward:
     mean = float(np.sum(evidence.kl * evidence.mask) / max(np.sum(evidence.mask), 1))
     metrics |= {"actor/reward_kl_penalty": mean, "actor/reward_kl_penalty_coeff": coef}
   credit = jax.device_get(experiment.credit(evidence))
-  metrics |= {name: float(x) for name, x in credit.metrics.items()}
+  return credit._replace(metrics=metrics | {name: float(x) for name, x in credit.metrics.items()})
+
+
+def add_credit(
+  run: Run,
+  batch: batch_lib.Batch,
+  layouts: list[packing.Layout],
+  placed: list[TrainBatch],
+  taken: Bool[np.ndarray, " N"],
+  credit: Credit | None,
+) -> tuple[batch_lib.Batch, list[TrainBatch], dict[str, float]]:
+  """Adds advantages and value targets to the rollout batch and its packed mini-batches.
+
+  Args:
+    run: RL run.
+    batch: Graded batch.
+    layouts: Places of the sequences of each mini-batch.
+    placed: The mini-batches on the devices.
+    taken: True for the sequences of the batch that are in the mini-batches.
+    credit: Credit from `credit_of`; None computes it here, from the learner's outputs in `placed`.
+
+  Returns:
+    The batch, the mini-batches, and metrics.
+  """
+  reads = {}
+  if run.config.reward.kl_coef > 0:
+    reads |= {"old_logprobs": lambda x: x.old_logprobs, "ref_logprobs": lambda x: x.ref_logprobs}
+  if run.critic is not None:
+    reads["values"] = lambda x: x.old_values
+
+  def lifted(read):
+    """Returns a packed array of every mini-batch, unpacked to one array per sequence."""
+    arrays = hosts.to_host([read(x) for x in placed])
+    return [x for array, layout in zip(arrays, layouts, strict=True) for x in packing.lift(array, layout)]
+
+  credit = credit or credit_of(run, batch, {name: lifted(read) for name, read in reads.items()})
 
   def laid(responses):
     """Yields per-token values of the responses, in the rows of every mini-batch."""
-    sequences, start = trajectories.whole_sequences(responses, batch.rollouts), 0
+    sequences, start = only(trajectories.whole_sequences(responses, batch.rollouts), taken), 0
     for layout in layouts:
-      yield place_tokens(experiment.mesh, packing.lay(sequences[start : start + len(layout.rows)], layout))
+      yield place_tokens(run.experiment.mesh, packing.lay(sequences[start : start + len(layout.rows)], layout))
       start += len(layout.rows)
 
   placed = [x._replace(advantages=found) for x, found in zip(placed, laid(credit.advantages), strict=True)]
   if credit.returns is not None:
     placed = [x._replace(returns=found) for x, found in zip(placed, laid(credit.returns), strict=True)]
-  return batch._replace(advantages=credit.advantages), placed, metrics
+  return batch._replace(advantages=credit.advantages), placed, credit.metrics
 
 
 def update(run: Run, batch: TrainBatch, step: int) -> dict[str, jax.Array]:
@@ -229,19 +316,21 @@ def update(run: Run, batch: TrainBatch, step: int) -> dict[str, jax.Array]:
   return metrics
 
 
-def token_scores(run: Run, layouts: list[packing.Layout], placed: list[TrainBatch]) -> list[dict[str, np.ndarray]]:
+def token_scores(run: Run, learned: Learned) -> list[dict[str, np.ndarray]]:
   """Returns per-token scores of a step's sequences under the policy after the step's updates.
 
-  The viewer shows them. Each sequence has its arrays by name, prompt included.
+  The viewer shows them. Each sequence has its arrays by name, prompt included; one that no update
+  was made of has none.
   """
   needs, found = run.experiment.objective.needs, []
-  for batch in placed:
+  for batch in learned.placed:
     found.append(run.experiment.learner.token_scores(run.state.params, needed_by_step(batch, needs, adaptive_kl=False)))
   rows = []
-  for arrays, layout in zip(hosts.to_host(found), layouts, strict=True):
+  for arrays, layout in zip(hosts.to_host(found), learned.layouts, strict=True):
     lifted = {name: packing.lift(array, layout) for name, array in arrays._asdict().items()}
     rows += [{name: x[i] for name, x in lifted.items()} for i in range(len(layout.rows))]
-  return rows
+  scores = iter(rows)
+  return [next(scores) if taken else {} for taken in learned.taken]
 
 
 def adapt_kl(run: Run, row: dict[str, Any]) -> None:

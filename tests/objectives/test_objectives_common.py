@@ -10,6 +10,7 @@ from jaxrl_llm.advantages import group_advantages
 from jaxrl_llm.devices import mesh as mesh_lib
 from jaxrl_llm.learner.train_step import init_state, make_train_step
 from jaxrl_llm.objectives import OBJECTIVES, make, value
+from jaxrl_llm.run.learn import share_of_weight
 from jaxrl_llm.types import PolicyOutputs, TrainBatch
 
 every_objective = pytest.mark.parametrize("name", OBJECTIVES)
@@ -84,6 +85,21 @@ def test_without_advantages_nothing_moves(x64, batch, evaluate, everything_on, n
   unanimous = {"ref_logprobs": batch["logprobs"], "advantages": np.repeat(groups[:, None], 16, axis=1)}
   found = evaluate(name, batch | unanimous, **everything_on(name))
   assert all_finite(found) and np.all(found.grads["logprobs"] == 0) == (name not in SUPERVISED)
+
+
+@every_objective
+def test_responses_without_an_advantage_only_count_in_the_denominators(x64, batch, evaluate, penalties_off, name):
+  """An update without them, with weights as if they were there, has the same gradient."""
+  none = [1, 3]  # Of six counted responses, of three and seven tokens.
+  batch["advantages"][none] = 0
+  whole = evaluate(name, batch, wanted=(), **penalties_off(name)).grads["logprobs"]
+  taken = np.ones(8, bool)
+  taken[none] = False
+  rest = evaluate(name, batch | {"mask": batch["mask"] * taken[:, None]}, wanted=(), **penalties_off(name)).grads["logprobs"]
+  share = share_of_weight(make(name).weigh, batch["mask"], taken)
+  assert 0 < share < 1
+  same = np.allclose(share * rest, whole, rtol=1e-12, atol=0)
+  assert same == make(name).correctable
 
 
 # The mask.

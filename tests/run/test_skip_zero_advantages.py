@@ -1,0 +1,23 @@
+"""Updates without the responses that teach nothing: the same run for fewer tokens."""
+
+import numpy as np
+import pytest
+
+from tests.runs import column, run_here, tiny_config
+
+CHANGES = {"warm_start.num_steps": 2, "reward.at_random": 0.1, "num_steps": 2, "eval.every": 2, "checkpoint.every": 2, "log.samples_every": 1, "log.tensorboard": False}
+
+
+@pytest.mark.parametrize("weights", ["sequence_mean", pytest.param("token_mean", marks=pytest.mark.slow)])
+def test_the_updates_are_the_same_and_smaller(weights, tmp_path):
+  for name, skips in (("all", False), ("skipping", True)):
+    changes = CHANGES | {"learner.skip_zero_advantages": skips, "objective.weights": weights}
+    run_here(tiny_config(overrides=changes), tmp_path / name)
+  found = lambda metric: np.array([column(tmp_path / name, metric) for name in ("all", "skipping")])
+  assert found("rollout/tokens_sha256")[0, 0] == found("rollout/tokens_sha256")[1, 0]
+  for metric in ("actor/loss", "actor/grad_norm", "critic/rewards/mean", "critic/advantages/max"):
+    whole, rest = found(metric)
+    np.testing.assert_allclose(rest, whole, rtol=1e-3, atol=1e-6, err_msg=metric)
+  assert np.all(found("actor/grad_norm") > 0)
+  tokens, skipped = found("perf/total_num_tokens"), column(tmp_path / "skipping", "actor/frac_zero_advantages")
+  assert all(0.1 < x < 1 for x in skipped) and np.all(tokens[1] < 0.95 * tokens[0])
