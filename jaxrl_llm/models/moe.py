@@ -1,5 +1,6 @@
 """A mixture of experts that drops no tokens: router, dispatch over devices, and router losses."""
 
+from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple
 
@@ -12,6 +13,7 @@ from jaxtyping import Array, Float, Int
 from jaxrl_llm.devices.mesh import BATCH_AXES, num_row_shards
 from jaxrl_llm.models import permutations, routing
 from jaxrl_llm.models.config import ModelConfig
+from jaxrl_llm.models.grouped import grouped_matmul_for
 from jaxrl_llm.models.linear import adapter, param, swiglu
 
 
@@ -73,7 +75,14 @@ class Weights(NamedTuple):
 
 
 def dispatch(
-  x: Float[Array, "N D"], gates: Float[Array, "N K"], experts: Int[Array, "N K"], weights: Weights, *, first=0, scale: float = 1.0
+  x: Float[Array, "N D"],
+  gates: Float[Array, "N K"],
+  experts: Int[Array, "N K"],
+  weights: Weights,
+  *,
+  first=0,
+  scale: float = 1.0,
+  product: Callable[[Array, Array, Array], Array] = jax.lax.ragged_dot,
 ) -> Float[Array, "N D"]:
   """Computes Σ_k g_k · expert_k(x) over the local experts; the others contribute 0.
 
@@ -87,6 +96,7 @@ def dispatch(
     weights: Weights of the local experts.
     first: Index of the first local expert.
     scale: Scale of the adapters, alpha / rank.
+    product: Function that multiplies groups of rows; see `grouped_matmul_for`.
   """
   num_tokens, top_k = experts.shape
   num_local = weights.gate.shape[0]
@@ -98,15 +108,15 @@ def dispatch(
   rows = _copied(x, order, place)
 
   def linear(rows, weight, lora):
-    y = jax.lax.ragged_dot(rows, weight.astype(rows.dtype), sizes)
+    y = product(rows, weight.astype(rows.dtype), sizes)
     if lora is None:
       return y
     a, b = (w.astype(rows.dtype) for w in lora)
-    return y + scale * jax.lax.ragged_dot(jax.lax.ragged_dot(rows, a, sizes), b, sizes)
+    return y + scale * product(product(rows, a, sizes), b, sizes)
 
   hidden = swiglu(linear(rows, weights.gate, weights.gate_lora), linear(rows, weights.up, weights.up_lora))
   y = linear(hidden, weights.down, weights.down_lora)
-  # The rows that a ragged product leaves after its last group differ between platforms.
+  # What a product leaves in the rows after its last group is arbitrary.
   y = jnp.where((jnp.arange(len(order)) < jnp.sum(sizes))[:, None], y, 0)
   y = permutations.permuted(y, place, order).reshape(num_tokens, top_k, -1)
   return jnp.einsum("nkd,nk->nd", y, gates.astype(y.dtype), preferred_element_type=jnp.float32).astype(x.dtype)
@@ -141,8 +151,10 @@ def over_mesh(
   and their slots over context. Experts are sharded over expert, their hidden layers over tensor.
   """
 
+  product = grouped_matmul_for(jax.default_backend() if mesh is None else mesh.devices.flat[0].platform)
+
   def flat(x, gates, experts, weights, first=0):
-    y = dispatch(*(a.reshape(-1, a.shape[-1]) for a in (x, gates, experts)), weights, first=first, scale=scale)
+    y = dispatch(*(a.reshape(-1, a.shape[-1]) for a in (x, gates, experts)), weights, first=first, scale=scale, product=product)
     return y.reshape(x.shape)
 
   if mesh is None or mesh.size == 1:

@@ -1,15 +1,19 @@
 """Mixtures of experts: the dispatch against every expert on every token, the router, replayed routes, and experts on several devices."""
 
 import functools
+import itertools
 
 import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from jaxrl_llm.devices import mesh as mesh_lib
-from jaxrl_llm.models import Experts, make_model, preset
+from jaxrl_llm.models import Experts, make_model, moe, preset
+from jaxrl_llm.models.grouped import grouped_matmul, grouped_matmul_for
 from jaxrl_llm.models.moe import Weights, balance_loss, dispatch, over_mesh, route, z_loss
 
 SPARSE = preset("nano-moe", vocab_size=264)
@@ -48,12 +52,31 @@ def dense_oracle(x, gates, experts, weights):
   return jnp.einsum("end,ne->nd", every, mixture)
 
 
-def test_dispatch_is_every_expert_on_every_token(rng):
+@pytest.mark.parametrize("platform", ["cpu", "tpu"])
+def test_dispatch_is_every_expert_on_every_token(rng, platform):
   x, gates, experts, weights = draw_layer(rng)
+  dispatch = functools.partial(moe.dispatch, product=grouped_matmul_for(platform))
   np.testing.assert_allclose(dispatch(x, gates, experts, weights), dense_oracle(x, gates, experts, weights), atol=1e-5)
   loss = lambda f: lambda x, gates, weights: jnp.sum(jnp.sin(f(x, gates, experts, weights)))
   ours, theirs = (jax.jit(jax.grad(loss(f), argnums=(0, 1, 2)))(x, gates, weights) for f in (dispatch, dense_oracle))
   chex.assert_trees_all_close(ours, theirs, rtol=1e-7, atol=2e-5)
+
+
+@given(sizes=st.lists(st.sampled_from([0, 0, 1, 7, 8, 9, 40]), min_size=1, max_size=4), rest=st.integers(0, 9), seed=st.integers(0, 99))
+@settings(max_examples=25)
+def test_groups_are_multiplied_by_their_own_matrices(sizes, rest, seed):
+  """Empty groups, groups that end in a tile, and rows after the last group, whose cotangents are 0."""
+  rng, ends = np.random.default_rng(seed), np.cumsum([0, *sizes])
+  rows, matrices = rng.standard_normal((ends[-1] + rest, 3)), rng.standard_normal((len(sizes), 3, 5))
+  ct = rng.standard_normal((len(rows), 5)) * (np.arange(len(rows)) < ends[-1])[:, None]
+  arrays = [jnp.asarray(x, jnp.float32) for x in (rows, matrices)]
+  found, vjp = jax.vjp(lambda *x: grouped_matmul(*x, jnp.asarray(sizes, jnp.int32)), *arrays)
+  of_rows, of_matrices = vjp(jnp.asarray(ct, jnp.float32))
+  for e, (start, end) in enumerate(itertools.pairwise(ends)):
+    np.testing.assert_allclose(found[start:end], rows[start:end] @ matrices[e], atol=1e-5)
+    np.testing.assert_allclose(of_rows[start:end], ct[start:end] @ matrices[e].T, atol=1e-5)
+    np.testing.assert_allclose(of_matrices[e], rows[start:end].T @ ct[start:end], atol=1e-4)
+  np.testing.assert_array_equal(of_rows[ends[-1] :], 0)
 
 
 def test_experts_on_several_devices_add_up(rng):

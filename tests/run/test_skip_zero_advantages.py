@@ -5,7 +5,10 @@ import pytest
 
 from tests.runs import column, run_here, tiny_config
 
-CHANGES = {"warm_start.num_steps": 2, "reward.at_random": 0.1, "num_steps": 2, "eval.every": 2, "checkpoint.every": 2, "log.samples_every": 1, "log.tensorboard": False}
+CHANGES = {
+  "warm_start.num_steps": 2, "reward.at_random": 0.1, "num_steps": 2,
+  "eval.every": 2, "checkpoint.every": 2, "log.samples_every": 1, "log.tensorboard": False,
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("weights", ["sequence_mean", pytest.param("token_mean", marks=pytest.mark.slow)])

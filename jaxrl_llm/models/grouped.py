@@ -1,0 +1,92 @@
+"""Products of groups of rows with a matrix for each group, for CPUs.
+
+XLA expands `jax.lax.ragged_dot` on CPUs into a product of every row with every matrix. Here, tiles
+of rows are multiplied by the matrix of their group alone.
+"""
+
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int
+
+_TILES = 2
+"""Tiles per group of average size: more of them waste fewer rows, but read a matrix more often."""
+
+
+def grouped_matmul_for(platform: str) -> Callable[[Array, Array, Array], Array]:
+  """Returns the function `(rows [M D], matrices [E D F], sizes [E]) -> [M F]` for a platform.
+
+  Group e is the next `sizes[e]` rows. The result for rows after the last group is arbitrary.
+  """
+  return grouped_matmul if platform == "cpu" else jax.lax.ragged_dot
+
+
+@jax.custom_vjp
+def grouped_matmul(rows: Float[Array, "M D"], matrices: Float[Array, "E D F"], sizes: Int[Array, " E"]) -> Float[Array, "M F"]:
+  """Multiplies each group of rows by its matrix; see `grouped_matmul_for`.
+
+  Example:
+    >>> grouped_matmul(jnp.ones((3, 1)), jnp.array([[[5.0]], [[7.0]]]), jnp.array([1, 2])).tolist()
+    [[5.0], [7.0], [7.0]]
+  """
+  return _products(rows, matrices, sizes, contracted=1)
+
+
+def _tile(num_rows: int, num_groups: int) -> int:
+  return max(8, -(-num_rows // (8 * _TILES * num_groups)) * 8)
+
+
+def _bounds(sizes: Int[Array, " E"]) -> tuple[Int[Array, " E"], Int[Array, " E"]]:
+  ends = jnp.cumsum(sizes)
+  return ends - sizes, ends
+
+
+def _products(
+  rows: Float[Array, "M A"], matrices: Float[Array, "E ..."], sizes: Int[Array, " E"], *, contracted: int
+) -> Float[Array, "M B"]:
+  """Contracts each group of rows with an axis of its matrix, 1 or 2.
+
+  A group's last tile may reach into the next group, whose own tiles are written later.
+  """
+  (starts, ends), tile = _bounds(sizes), _tile(len(rows), len(matrices))
+  padded = jnp.pad(rows, ((0, tile), (0, 0)))
+
+  def of_group(e: Array, found: Array) -> Array:
+    matrix = matrices[e]
+
+    def step(state):
+      start, found = state
+      y = jax.lax.dot_general(jax.lax.dynamic_slice_in_dim(padded, start, tile), matrix, (((1,), (contracted - 1,)), ((), ())))
+      return start + tile, jax.lax.dynamic_update_slice_in_dim(found, y, start, 0)
+
+    return jax.lax.while_loop(lambda state: state[0] < ends[e], step, (starts[e], found))[1]
+
+  found = jnp.zeros((len(padded), matrices.shape[3 - contracted]), rows.dtype)
+  return jax.lax.fori_loop(0, len(matrices), of_group, found)[: len(rows)]
+
+
+def _of_matrices(rows: Float[Array, "M D"], ct: Float[Array, "M F"], sizes: Int[Array, " E"]) -> Float[Array, "E D F"]:
+  """Computes rowsᵀ·ct of each group, summed over its tiles in float32."""
+  (starts, ends), tile = _bounds(sizes), _tile(len(rows), len(sizes))
+  rows, ct = (jnp.pad(x, ((0, tile), (0, 0))) for x in (rows, ct))
+
+  def of_group(e: Array) -> Array:
+    def step(state):
+      start, total = state
+      x, y = (jax.lax.dynamic_slice_in_dim(z, start, tile) for z in (rows, ct))
+      y = jnp.where((start + jnp.arange(tile) < ends[e])[:, None], y, 0)
+      return start + tile, total + jax.lax.dot_general(x, y, (((0,), (0,)), ((), ())), preferred_element_type=jnp.float32)
+
+    zeros = jnp.zeros((rows.shape[1], ct.shape[1]), jnp.float32)
+    return jax.lax.while_loop(lambda state: state[0] < ends[e], step, (starts[e], zeros))[1]
+
+  return jax.lax.map(of_group, jnp.arange(len(sizes)))
+
+
+def _bwd(saved: tuple[Array, Array, Array], ct: Array) -> tuple[Array, Array, None]:
+  rows, matrices, sizes = saved
+  return _products(ct, matrices, sizes, contracted=2), _of_matrices(rows, ct, sizes).astype(matrices.dtype), None
+
+
+grouped_matmul.defvjp(lambda rows, matrices, sizes: (grouped_matmul(rows, matrices, sizes), (rows, matrices, sizes)), _bwd)
