@@ -22,7 +22,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxrl_llm.models import ModelConfig, make_model, save_hf
+from jaxrl_llm.models import Experts, ModelConfig, make_model, save_hf
 from jaxrl_llm.types import Params
 
 PAD_ID, BOS_ID, EOS_ID = 0, 1, 2
@@ -35,18 +35,21 @@ MARGIN = 16.0  # Logit of the next class above all others.
 OWN = 0.25  # Of an embedding: what tells tokens of a class apart.
 
 
-def qwen3(hidden: int, layers: int, vocab: int, *, max_positions: int = 4096) -> ModelConfig:
-  """A small Qwen3.
+def qwen3(hidden: int, layers: int, vocab: int, *, experts: int = 0, top_k: int = 2, max_positions: int = 4096) -> ModelConfig:
+  """A small Qwen3; with experts, those that a token visits are together as wide as the dense feed-forward layer.
 
   Raises:
-    ValueError: a width that is no multiple of two heads.
+    ValueError: a width that is no multiple of two heads, or of the experts that a token visits.
   """
+  if experts and not (1 <= top_k <= experts and 3 * hidden % top_k == 0):
+    raise ValueError(f"--top_k: found {top_k}, expected a divisor of {3 * hidden} up to --experts={experts}")
   if hidden < 2 * HEAD_DIM or hidden % (2 * HEAD_DIM):
     raise ValueError(f"--hidden: found {hidden}, expected a multiple of {2 * HEAD_DIM}, two heads of which share one of keys and values")
   heads = hidden // HEAD_DIM
   return ModelConfig(
     vocab_size=vocab, num_layers=layers, d_model=hidden, num_heads=heads, num_kv_heads=heads // 2, head_dim=HEAD_DIM, d_ff=3 * hidden,
     rope_theta=1e6, qk_norm=True, tie_embeddings=False, max_positions=max_positions,
+    experts=Experts(experts, top_k, 3 * hidden // top_k) if experts else None,
   )  # fmt: skip
 
 
@@ -159,6 +162,8 @@ def main(argv: list[str] | None = None) -> int:
   )
   parser.add_argument("--layers", type=int, default=4)
   parser.add_argument("--vocab", type=int, default=4096)
+  parser.add_argument("--experts", type=int, default=0, help="in the place of each feed-forward layer; 0 is none")
+  parser.add_argument("--top_k", type=int, default=2, help="of them, that each token visits")
   parser.add_argument("--prompts", type=int, default=16)
   parser.add_argument("--prompt_tokens", type=int, default=64)
   parser.add_argument("--lengths", choices=("none", "lognormal"), default="none", help="of responses, by the stop token")
@@ -168,7 +173,9 @@ def main(argv: list[str] | None = None) -> int:
   parser.add_argument("--seed", type=int, default=0)
   args = parser.parse_args(argv)
   try:
-    config = qwen3(args.hidden, args.layers, args.vocab)
+    if args.experts and args.lengths != "none":
+      raise ValueError(f"--lengths: found {args.lengths!r}, expected 'none' with --experts: what experts write is not confined")
+    config = qwen3(args.hidden, args.layers, args.vocab, experts=args.experts, top_k=args.top_k)
     hazard = lognormal_hazard(args.cap, median=args.median, sigma=args.sigma) if args.lengths == "lognormal" else None
     settings = dict(num_prompts=args.prompts, prompt_tokens=args.prompt_tokens, hazard=hazard, seed=args.seed)
     print(write(args.folder, config, **settings))

@@ -12,7 +12,7 @@ import pytest
 from experiments.benchmarks import peers, random_checkpoint, roofline, sampler
 from experiments.benchmarks.engines import worker
 from experiments.benchmarks.engines.job import Job, token_ids
-from jaxrl_llm.models import Experts, ModelConfig, make_model, preset
+from jaxrl_llm.models import Experts, ModelConfig, make_model, preset, read_config
 
 NANO = preset("nano", vocab_size=264)._replace(tie_embeddings=False, max_positions=32)
 # Weights of a layer: 4·2·(2·2 + 2·1) = 48 of attention, 3·4·5 = 60 of the feed-forward layer; of the head 4·7 = 28.
@@ -257,3 +257,15 @@ def test_the_peak_sees_what_is_gone():
   before = worker.peak_bytes()
   np.ones(2**23)  # 64 MiB, freed at once.
   assert worker.peak_bytes() - before > 2**25
+
+
+def test_experts_that_a_token_visits_are_as_wide_as_a_dense_layer(tmp_path, capsys):
+  sizes = ["--hidden=128", "--layers=1", "--vocab=64", "--prompts=1"]
+  assert random_checkpoint.main([*sizes, "--experts=4", "--top_k=3", str(tmp_path / "sparse")]) == 0
+  config = read_config(tmp_path / "sparse")
+  assert config.experts == Experts(4, 3, 128, layers=config.experts.layers) and config.experts.layers in (None, (0,))
+  capsys.readouterr()
+  assert random_checkpoint.main([*sizes, "--experts=4", "--top_k=5", str(tmp_path / "other")]) == 2
+  refused(capsys, "--top_k: found 5, expected a divisor of 384 up to --experts=4")
+  assert random_checkpoint.main([*sizes, "--experts=4", "--lengths=lognormal", str(tmp_path / "other")]) == 2
+  refused(capsys, "--lengths: found 'lognormal', expected 'none' with --experts")
