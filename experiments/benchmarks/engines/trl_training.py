@@ -36,7 +36,8 @@ def load(job: TrainJob, *, microbatch: int = DEFAULT_MICROBATCH, gradient_checkp
     raise ValueError(f"trl has no {job.objective} with {job.optimizer} here, expected {' or '.join(CLIPS)} with adamw")
   device = "cuda" if torch.cuda.is_available() else "cpu"
   model = transformers.AutoModelForCausalLM.from_pretrained(job.checkpoint, dtype=torch.float32)
-  model.config.output_router_logits = False  # Else the loss has the routers' own, which ours has not.
+  if hasattr(model.config, "router_aux_loss_coef"):
+    model.config.router_aux_loss_coef = 0.0  # TRL adds the routers' own loss, and ours is off.
   positions = getattr(model.config, "max_position_embeddings", None)
   batch = padded(read_batch(job, vocab_size=model.config.vocab_size, max_positions=positions), job.pad_id)
   rows, size = len(batch.advantages), microbatch or len(batch.advantages)
