@@ -97,12 +97,12 @@ def pretrained(config: ConfigDict) -> None:
 
 # Task, its levels, solved problems in the prompt, budget of a response, RL steps.
 SMOLLM2 = {
-  "smollm2": ("largest", (4,), 2, 8, 16),
-  "smollm2-sums": ("sums", (2,), 3, 8, 40),
-  "smollm2-times": ("times", (1,), 3, 8, 40),
-  "smollm2-steps": ("sums", (3,), 3, 40, 40),
-  "smollm2-random": ("largest", (4,), 2, 8, 16),
-  "smollm2-form": ("largest", (4,), 2, 8, 16),
+  "smollm2": ("largest", (4,), 2, 5, 16),
+  "smollm2-sums": ("sums", (2,), 3, 6, 40),
+  "smollm2-times": ("times", (1,), 3, 6, 40),
+  "smollm2-steps": ("sums", (3,), 3, 32, 40),
+  "smollm2-random": ("largest", (4,), 2, 5, 16),
+  "smollm2-form": ("largest", (4,), 2, 5, 16),
 }
 """Arguments for SmolLM2-135M-Instruct on a task of `tasks/sets/drills.py`, which it solves now and then untouched. The last two are
 controls of the first: rewards drawn at random, and a reward for the form alone, two digits and the end of the line."""
