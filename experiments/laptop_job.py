@@ -2,6 +2,7 @@
 
   python -m experiments.laptop_job --configs gspo --seeds 0 1 2 3 4
   python -m experiments.laptop_job --configs grpo dr_grpo dapo gspo gspo_token sapo
+  python -m experiments.laptop_job --configs sapo:smollm2 sapo:smollm2-random sapo:smollm2-form --seeds 0 1 2
 
 Runs go to `runs/laptop_job/CONFIG-SEED`; those that have finished are read, not run again. Rows are in the order asked for, good or bad.
 """
@@ -14,17 +15,18 @@ import sys
 import time
 
 HEADER = """\
-| config | seed | accuracy after warm start | accuracy at the end | training | whole process | peak memory |
+| config | seed | accuracy before RL | accuracy at the end | training | whole process | peak memory |
 | --- | --- | --- | --- | --- | --- | --- |"""
 
 
 def run(config: str, seed: int, folder: pathlib.Path) -> str:
   """Runs one trial unless it has finished; returns its row."""
-  workdir = folder / f"{config}-{seed}"
+  name, _, arg = config.partition(":")
+  workdir = folder / f"{config.replace(':', '-')}-{seed}"
   timing = workdir.with_suffix(".seconds")
   if not (workdir / "report.html").exists():
     workdir.parent.mkdir(parents=True, exist_ok=True)
-    command = [sys.executable, "-m", "jaxrl_llm.main", f"--config=configs/{config}.py", f"--config.seed={seed}", f"--workdir={workdir}"]
+    command = [sys.executable, "-m", "jaxrl_llm.main", f"--config=configs/{name}.py:{arg}", f"--config.seed={seed}", f"--workdir={workdir}"]
     started = time.perf_counter()
     with open(workdir.with_suffix(".log"), "w") as log:
       subprocess.run(command, check=True, stdout=log, stderr=subprocess.STDOUT)
