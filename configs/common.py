@@ -83,10 +83,10 @@ def pretrained(config: ConfigDict) -> None:
   config.learner.updates_per_rollout = 2
   config.learner.skip_zero_advantages = True
   config.learner.learning_rate = 1e-4
-  config.learner.warmup_steps = 2
+  config.learner.warmup_steps = 6
   config.learner.schedule = "linear"
-  config.eval.num_prompts = 200
-  config.eval.batch_prompts = 200
+  config.eval.num_prompts = 128
+  config.eval.batch_prompts = 128
   config.eval.samples = 1
   config.eval.every = 30
   config.checkpoint.every = 30
@@ -97,12 +97,12 @@ def pretrained(config: ConfigDict) -> None:
 
 # Task, its levels, solved problems in the prompt, budget of a response, RL steps.
 SMOLLM2 = {
-  "smollm2": ("largest", (4,), 1, 5, 26),
+  "smollm2": ("largest", (5,), 2, 5, 18),
   "smollm2-sums": ("sums", (2,), 3, 6, 40),
   "smollm2-times": ("times", (1,), 3, 6, 40),
   "smollm2-steps": ("sums", (3,), 3, 32, 40),
-  "smollm2-random": ("largest", (4,), 1, 5, 26),
-  "smollm2-form": ("largest", (4,), 1, 5, 26),
+  "smollm2-random": ("largest", (5,), 2, 5, 18),
+  "smollm2-form": ("largest", (5,), 2, 5, 18),
 }
 """Arguments for SmolLM2-135M-Instruct on a task of `tasks/sets/drills.py`, which it solves now and then untouched. The last two are
 controls of the first: rewards drawn at random, and a reward for the form alone, two digits and the end of the line."""
@@ -120,7 +120,7 @@ def smollm2(config: ConfigDict, name: str) -> None:
   config.task.chat = False
   config.rollout.stop_strings = ("\n",)
   if name == "smollm2-random":
-    config.reward.at_random = 0.1
+    config.reward.at_random = 0.16
   elif name == "smollm2-form":
     config.reward.verifier_weight = 0.0
     config.reward.terms, config.reward.settings = ("pattern=1",), (r"pattern.regex= ?\d\d\n", "pattern.how=fullmatch")

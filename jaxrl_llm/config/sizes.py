@@ -58,7 +58,8 @@ def chosen(config: ConfigDict, lengths: Lengths, bounds: Bounds) -> ConfigDict:
     prompts are shared, fit into a row as long as the model is wide: up to there, the attention of a
     row costs little beside its products, and longer rows waste fewer slots.
   * The largest bucket of rows holds every possible mini-batch (`most_rows`), the smaller ones, of
-    two thirds and four ninths, hold those whose responses are shorter than their budget.
+    two thirds and four ninths, hold those whose responses are shorter than their budget. One of two
+    ninths is added if responses without an advantage are skipped.
   * A warm start has a bucket for the largest possible batch of its demonstrations, and one for a
     usual batch if that is clearly smaller.
 
@@ -88,7 +89,8 @@ def chosen(config: ConfigDict, lengths: Lengths, bounds: Bounds) -> ConfigDict:
       return config.lock()  # `check.size_problems` refuses it.
     if learner.row_buckets is None:
       most = most_rows(config)
-      learner.row_buckets = _multiples((most, most * 2 / 3, most * 4 / 9), parts)
+      shares = (1, 2 / 3, 4 / 9, 2 / 9) if learner.skip_zero_advantages else (1, 2 / 3, 4 / 9)
+      learner.row_buckets = _multiples([most * share for share in shares], parts)
     if warm.row_buckets is None and warm.num_steps:
       shown, batch = np.asarray(lengths.demonstrations), warm.batch_size
       most = -(-batch // (learner.row_tokens // min(int(shown.max()), longest)))
