@@ -114,7 +114,9 @@ def differences(name, sizes, num_micro_batches, layout):
 
 def check(name, sizes, num_micro_batches, layout):
   found = differences(name, sizes, num_micro_batches, layout)
-  assert not {what: x for what, x in found.items() if not x <= 1e-5}
+  # XLA on CPUs adds up the products of very thin matrices, here of two columns a device, one row after the other.
+  limit = 2e-5 if name == "sparse" else 1e-5
+  assert not {what: x for what, x in found.items() if not x <= limit}
 
 
 def test_the_reference_update_is_worth_comparing():
