@@ -10,7 +10,7 @@ from experiments.launch import local, status
 
 SWEEP = """
 def get_hyper(h):
-  return h.product([h.sweep("learner.learning_rate", (1e-4, 3e-4, 1e-3, 3e-3)), h.sweep("seed", (0, 1))])
+  return h.product([h.sweep("learner.learning_rate", (1e-4, 1e-3)), h.sweep("seed", (0, 1))])
 """
 SMALL = (
   "num_steps=3", "warm_start.num_steps=10", "checkpoint.warm_start_every=10", "checkpoint.every=1", "eval.every=3", "eval.num_prompts=8",
@@ -38,20 +38,20 @@ def test_one_relaunch_finishes_what_was_killed_and_what_failed(tmp_path, monkeyp
 
   assert launcher.main(args) == 1
   first = table(folder)
-  killed, failed = first[1], first[4]
-  assert [row["state"] for row in first] == ["finished", "stopped", "finished", "finished", "failed", "finished", "finished", "finished"]
+  killed, failed = first[1], first[2]
+  assert [row["state"] for row in first] == ["finished", "stopped", "failed", "finished"]
   assert (killed["error"], killed["steps"], killed["accuracy_final"]) == ("killed by SIGKILL", "2", "")
   assert failed["error"].startswith("exit status 1: OSError: JAXRL_FAULT: a failure in reward, step 2") and failed["steps"] == "1"
   out = capsys.readouterr().out
-  assert "6 finished, 1 failed, 1 stopped" in out and "the same command again goes on with what is failed, stopped" in out
+  assert "2 finished, 1 failed, 1 stopped" in out and "the same command again goes on with what is failed, stopped" in out
 
   faults.clear()
   assert launcher.main(args) == 0
   second = table(folder)
-  assert "6 of 8 trials have finished before and are skipped" in capsys.readouterr().out
+  assert "2 of 4 trials have finished before and are skipped" in capsys.readouterr().out
   assert [[row[key] for key in ("learner.learning_rate", "seed", "state", "attempts", "steps", "error")] for row in second] == [
     [rate, seed, "finished", "2" if (rate, seed) in (("0.0001", "1"), ("0.001", "0")) else "1", "3", ""]
-    for rate in ("0.0001", "0.0003", "0.001", "0.003") for seed in ("0", "1")
+    for rate in ("0.0001", "0.001") for seed in ("0", "1")
   ]  # fmt: skip
   for before, row in zip(first, second, strict=True):
     summary = json.loads((folder / row["id"] / "summary.json").read_text())
