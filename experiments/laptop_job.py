@@ -5,6 +5,8 @@
   python -m experiments.laptop_job --configs sapo:smollm2 sapo:smollm2-random sapo:smollm2-form --seeds 0 1 2
 
 Runs go to `runs/laptop_job/CONFIG-SEED`; those that have finished are read, not run again. Rows are in the order asked for, good or bad.
+The gain is the mean difference between the last and the first evaluation of the same problems, with its 95 % bootstrap interval over
+problems; only runs that keep the samples of their evaluations (`eval.save_samples`) have one.
 """
 
 import argparse
@@ -14,9 +16,13 @@ import subprocess
 import sys
 import time
 
+import numpy as np
+
+from jaxrl_llm.evaluation import bootstrap_interval, read_samples
+
 HEADER = """\
-| config | seed | accuracy before RL | accuracy at the end | training | whole process | peak memory |
-| --- | --- | --- | --- | --- | --- | --- |"""
+| config | seed | accuracy before RL | accuracy at the end | gain, points | training | whole process | peak memory |
+| --- | --- | --- | --- | --- | --- | --- | --- |"""
 
 
 def run(config: str, seed: int, folder: pathlib.Path) -> str:
@@ -33,9 +39,34 @@ def run(config: str, seed: int, folder: pathlib.Path) -> str:
     timing.write_text(f"{time.perf_counter() - started:.1f}")
   summary = json.loads((workdir / "summary.json").read_text())
   return (
-    f"| `{config}` | {seed} | {summary['accuracy_start']:.1%} | {summary['accuracy_final']:.1%} | {summary['wall_seconds']:.0f} s "
+    f"| `{config}` | {seed} | {summary['accuracy_start']:.1%} | {summary['accuracy_final']:.1%} | {gain(workdir)} "
+    f"| {summary['wall_seconds']:.0f} s "
     f"| {float(timing.read_text()):.0f} s | {summary['peak_memory_gb']:.2f} GB |"
   )
+
+
+def gain(workdir: pathlib.Path) -> str:
+  """The paired gain of a run in percentage points, with its interval; "" if its evaluations kept no samples.
+
+  Raises:
+    ValueError: If the first and the last evaluation have other problems.
+  """
+  files = sorted((workdir / "evaluations").glob("step-*.jsonl"), key=lambda path: int(path.stem.removeprefix("step-")))
+  if len(files) < 2:
+    return ""
+  first, last = (scores(path) for path in (files[0], files[-1]))
+  if set(first) != set(last):
+    raise ValueError(f"{files[-1]}: found other problems than in {files[0].name}, expected the same ones")
+  found = bootstrap_interval(100 * np.array([last[name] - first[name] for name in sorted(first)]))
+  return f"{found.mean:+.1f} [{found.low:+.1f}, {found.high:+.1f}]"
+
+
+def scores(path: pathlib.Path) -> dict[str, float]:
+  """The mean reward of each problem's samples; a sample without a reward is left out."""
+  rewards: dict[str, list[float]] = {}
+  for row in read_samples(path):
+    rewards.setdefault(row.id, []).append(np.nan if row.score is None else row.score)
+  return {name: float(np.nanmean(values)) for name, values in rewards.items()}
 
 
 def main() -> None:

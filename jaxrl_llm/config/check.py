@@ -133,7 +133,7 @@ def _metric_problems(config: ConfigDict) -> Iterator[Problem]:
 
 def task_settings(config: ConfigDict) -> dict[str, Any]:
   """Returns the settings that the task itself reads, if they are set."""
-  common = ("name", "levels", "chat", "system", "pad_token", "data_dir", "bad_rows", "curriculum", "shots", "shot_template")
+  common = ("name", "levels", "chat", "system", "pad_token", "data_dir", "bad_rows", "curriculum", "shots", "shot_template", "vary_shots")
   return given(config.task, *common, "test_name", "test_source", "test_levels")
 
 

@@ -159,7 +159,10 @@ FIELDS: dict[str, Field] = {
   "task.test_name": Field(None, TEXT, "Another task, whose test problems replace this one's."),
   "task.test_source": Field(None, TEXT, "task.source of that task."),
   "task.test_levels": Field(None, LEVELS, "Difficulties of the test problems. None: task.levels, or all of task.test_name."),
-  "task.shots": Field(0, NATURAL, "Solved training problems in front of every prompt, the same ones each time; they are not trained on."),
+  "task.shots": Field(0, NATURAL, "Solved training problems in front of every prompt."),
+  "task.vary_shots": Field(False, SWITCH,
+    "Draws the solved problems for each prompt, from the training problems of its level. "
+    "False: every prompt has the same ones, and they are not trained on."),
   "task.shot_template": Field("{prompt}{solution}\n", LINES,
     "Text of a solved problem, with columns in braces; {solution} is its demonstration, or its answer if there is none."),
   "task.path": Field(None, TEXT, "Task file: a .jsonl, .json, .csv, .tsv (or .gz of these) or .parquet file."),

@@ -93,6 +93,8 @@ REFUSALS: tuple[Refusal, ...] = (
     "0, because environment.name is set: a step learns from all of its conversations"),
   Refusal("rollout.report_every", lambda c, x: c.environment.name is not None and c.rollout.report_every > 0,
     "0, because environment.name is set: a conversation is judged when it has ended"),
+  Refusal("task.vary_shots", lambda c, x: c.task.vary_shots and not c.task.shots,
+    "False, because task.shots=0: no prompt begins with solved problems"),
   Refusal("task.curriculum", lambda c, x: c.task.curriculum is not None and c.task.name == "mixture",
     "None, because the parts of a mixture have fixed weights"),
   Refusal("moe.replay", lambda c, x: c.environment.name is not None and c.moe.replay == "R3",

@@ -100,6 +100,7 @@ def load_task(config: ConfigDict) -> Task:
     test_levels=config.task.test_levels,
     shots=config.task.shots,
     shot_template=config.task.shot_template,
+    vary_shots=config.task.vary_shots,
     **task_settings(config),
   )
   if config.num_steps and not len(task.train):

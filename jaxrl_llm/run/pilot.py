@@ -188,6 +188,10 @@ def advice(found: Findings, config: ConfigDict) -> Iterator[str]:
       f"{percent(1 - found.stated)} of the responses state no answer that the verifier can read: show the form in solved problems "
       f"(task.shots={config.task.shots}, task.shot_template) or describe it in task.prompt_template"
     )
+  if found.stated is not None and found.stated < 0.7 and mean < 0.5 and config.task.shots and config.task.chat is not False:
+    yield (
+      "the solved problems stand in a chat, if the checkpoint has a template for one: --config.task.chat=False lets the model continue them"
+    )
   if found.mixed < 0.3 and mean < 0.1:
     yield (
       "most groups are all wrong: begin with easier problems (task.levels), more solved problems in the prompt (task.shots), a larger "

@@ -62,6 +62,7 @@ TASKS = {
   "largest": _generated(drills.Largest, drills.Largest, drills.render_prompt, rewards=("final_number",)),
   "products": _generated(products.Products, products, products.render_prompt, rewards=("final_answer",)),
   "sums": _generated(drills.Sums, drills.Sums, drills.render_prompt, rewards=("final_number",)),
+  "tally": _generated(drills.Tally, drills.Tally, drills.render_prompt, rewards=("final_number",)),
   "times": _generated(drills.Times, drills.Times, drills.render_prompt, rewards=("final_number",)),
 }
 """Generated tasks by name. They need no settings."""
@@ -172,6 +173,7 @@ def make(
   max_tokens: int | None = None,
   shots: int = 0,
   shot_template: str = SHOT_TEMPLATE,
+  vary_shots: bool = False,
   test_name: str | None = None,
   test_source: str | os.PathLike | None = None,
   test_levels: Collection[int] | None = None,
@@ -195,6 +197,7 @@ def make(
       other problems (`test_name`, `test_levels`) shows solved problems of its own kind, and none if
       it has no training problems.
     shot_template: Text of a solved problem, with columns and `{solution}` in braces.
+    vary_shots: Whether each prompt has solved problems of its own.
     test_name: Another task whose test problems replace this task's own; None keeps its own.
     test_source: The `source` setting of that other task.
     test_levels: Difficulty levels of the test problems; None keeps `levels`, or all of another
@@ -214,10 +217,10 @@ def make(
   """
   for problem in problems(name, settings):
     raise ValueError(problem)
-  setup = Setup(levels, data_dir, tokenizer, bad_rows, max_prompt_tokens, max_tokens, shots, shot_template)
+  setup = Setup(levels, data_dir, tokenizer, bad_rows, max_prompt_tokens, max_tokens, shots, shot_template, vary_shots)
   if test_name is None and test_levels is None:
     task = _entry(name).load(setup, **settings)
-    return task if name == "mixture" else with_shots(task, shots, shot_template)  # A mixture's parts have shots of their own.
+    return task if name == "mixture" else with_shots(task, shots, shot_template, vary=vary_shots)  # A mixture's parts have shots of their own.
   of_test = settings if test_name is None else {} if test_source is None else {"source": test_source}
   other = make(test_name or name, **setup._replace(levels=test_levels, max_tokens=None)._asdict(), **of_test)
   return mixture.with_test(make(name, **setup._asdict(), **settings), other)

@@ -66,6 +66,7 @@ class Setup(NamedTuple):
     max_tokens: Maximum length of a demonstration with its prompt, in tokens; None is no limit.
     shots: Number of solved problems in front of every prompt; see `shots.with_shots`.
     shot_template: Text of a solved problem.
+    vary_shots: Whether each prompt has solved problems of its own.
   """
 
   levels: Collection[int] | None = None
@@ -76,6 +77,7 @@ class Setup(NamedTuple):
   max_tokens: int | None = None
   shots: int = 0
   shot_template: str = SHOT_TEMPLATE
+  vary_shots: bool = False
 
 
 class Style(NamedTuple):

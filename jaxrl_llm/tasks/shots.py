@@ -1,7 +1,7 @@
 """Few-shot prompts: solved training problems in front of every problem."""
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from jaxrl_llm.tasks import prompt_template
 from jaxrl_llm.tasks.files.storage import Row, uniform
@@ -12,11 +12,11 @@ class PrefixedRows(Sequence):
   """Some rows of a source, with a text in front of their prompts.
 
   Example:
-    >>> PrefixedRows([{"prompt": "1+2="}, {"prompt": "3+4="}], [1], "1+2=3\\n")[0]
+    >>> PrefixedRows([{"prompt": "1+2="}, {"prompt": "3+4="}], [1], lambda row: "1+2=3\\n")[0]
     {'prompt': '1+2=3\\n3+4='}
   """
 
-  def __init__(self, rows: Sequence[Row], indices: Sequence[int], prefix: str):
+  def __init__(self, rows: Sequence[Row], indices: Sequence[int], prefix: Callable[[Row], str]):
     self._rows, self._indices, self._prefix = rows, indices, prefix
 
   def __len__(self) -> int:
@@ -26,21 +26,23 @@ class PrefixedRows(Sequence):
     if isinstance(index, slice):
       return [self[i] for i in range(*index.indices(len(self)))]
     row = self._rows[self._indices[index]]
-    return row | {"prompt": self._prefix + row["prompt"]}
+    return row | {"prompt": self._prefix(row) + row["prompt"]}
 
 
-def with_shots(task: Task, shots: int, template: str) -> Task:
-  """Returns a task whose prompts begin with solved problems, the same ones for every prompt.
+def with_shots(task: Task, shots: int, template: str, *, vary: bool = False) -> Task:
+  """Returns a task whose prompts begin with solved training problems.
 
-  The solved problems are training problems, chosen by a hash of their questions; those with a
-  demonstration are preferred. They are not trained on. A task without training problems stays as it
-  is.
+  The solved problems are chosen by a hash; those with a demonstration are preferred. A task without
+  training problems stays as it is.
 
   Args:
     task: Task without shots.
     shots: Number of solved problems; 0 returns the task.
     template: Text of a solved problem, with columns of its row in braces; `{solution}` is its
       demonstration, or its answer if there is none.
+    vary: Whether each prompt has solved problems of its own, of its problem's level where there are
+      enough, and never the problem itself. They stay training problems. Otherwise all prompts begin
+      with the same ones, which are not trained on.
 
   Raises:
     ValueError: If there are too few training problems, or the template names an unknown column. One
@@ -53,18 +55,42 @@ def with_shots(task: Task, shots: int, template: str) -> Task:
     found.setdefault(row["question"], row)
   if len(found) <= shots:
     raise ValueError(f"config.task.shots: found {shots}, expected fewer than the {len(found)} training problems of task {task.name}")
-  chosen = sorted(found, key=lambda question: uniform("shot", question))[:shots]
-  solved = [row | {"solution": row["response"] or row["answer"]} for row in map(found.get, chosen)]
-  prompt_template.check(template, solved[0], setting="task.shot_template")
-  prefix = "".join(prompt_template.render(template, row) for row in solved)
+  prompt_template.check(template, [*next(iter(found.values())), "solution"], setting="task.shot_template")
+  texts = lambda rows: [prompt_template.render(template, row | {"solution": row["response"] or row["answer"]}) for row in rows]
+  if vary:
+    prefix, key, left_out = _varied(list(found.values()), shots, texts), f"{shots} of {template}", ()
+  else:
+    left_out = sorted(found, key=lambda question: uniform("shot", question))[:shots]
+    key = "".join(texts(map(found.get, left_out)))
+    prefix = lambda row: key
 
   def prefixed(rows: Sequence[Row], left_out: Sequence[str] = ()) -> PrefixedRows:
     return PrefixedRows(rows, [i for i, row in enumerate(rows) if row["question"] not in left_out], prefix)
 
-  digest = hashlib.blake2b(f"{task.fingerprint}\0{prefix}".encode(), digest_size=8).hexdigest()
+  digest = hashlib.blake2b(f"{task.fingerprint}\0{key}".encode(), digest_size=8).hexdigest()
   return task._replace(
-    train=prefixed(task.train, chosen),
+    train=prefixed(task.train, left_out),
     test=prefixed(task.test),
-    demonstrations=prefixed(task.demonstrations, chosen),
+    demonstrations=prefixed(task.demonstrations, left_out),
     fingerprint=None if task.fingerprint is None else digest,
   )
+
+
+def _varied(pool: Sequence[Row], shots: int, texts: Callable[[Sequence[Row]], list[str]]) -> Callable[[Row], str]:
+  """Returns the function from a problem to the text of solved problems of its own."""
+  by_level: dict[object, list[Row]] = {}
+  for row in pool:
+    by_level.setdefault(row["level"], []).append(row)
+
+  def prefix(row: Row) -> str:
+    question, chosen, place = row["question"], {}, 0
+    of_level = by_level.get(row["level"], ())
+    rows = of_level if len(of_level) > shots else pool
+    while len(chosen) < shots:
+      other = rows[int(len(rows) * uniform("shot", question, place))]
+      place += 1
+      if other["question"] != question:
+        chosen.setdefault(other["question"], other)
+    return "".join(texts(list(chosen.values())))
+
+  return prefix

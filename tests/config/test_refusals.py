@@ -74,6 +74,7 @@ CASES = [
   ("gspo", {"environment.name": "calculator", "model.preset": "nano-moe", "moe.replay": "R3", "learner.old_logprobs": "learner"},
    "moe.replay"),
   ("gspo", {"environment.max_turn_tokens": 4}, "environment.max_turn_tokens"),
+  ("gspo", {"task.vary_shots": True}, "task.vary_shots"),
   ("gspo", {"task.curriculum": "level", "task.name": "mixture", "task.parts": ("arithmetic=1", "gsm_symbolic=1")}, "task.curriculum"),
   ("gspo", {"environment.call_reward": 0.5}, "environment.call_reward"),
 ]  # fmt: skip

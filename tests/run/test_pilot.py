@@ -64,6 +64,12 @@ def test_the_advice_follows_from_the_findings(changes, expected):
   assert (pilot.lines(GOOD._replace(**changes), tiny_config())[-1] == "nothing stands in the way of learning") == (not expected)
 
 
+@pytest.mark.parametrize(("shots", "chat", "advised"), [(2, None, True), (2, True, True), (2, False, False), (0, None, False)])
+def test_solved_problems_in_a_chat_are_advised_against(shots, chat, advised):
+  config = tiny_config("sapo", {"task.shots": shots, "task.chat": chat})
+  assert any("--config.task.chat=False" in line for line in pilot.advice(GOOD._replace(stated=0.2), config)) == advised
+
+
 def test_the_predicted_time_adds_steps_and_evaluations():
   config = tiny_config("sapo", {"num_steps": 10, "eval.every": 5, "eval.num_prompts": 16, "eval.samples": 4})
   samples = config.rollout.num_prompts * config.rollout.group_size

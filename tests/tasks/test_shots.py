@@ -22,7 +22,7 @@ def path(tmp_path_factory):
 @pytest.fixture(scope="module")
 def make(path, tmp_path_factory):
   root = tmp_path_factory.mktemp("data")
-  return lambda name="file", **settings: tasks.make(name, data_dir=root, **({"path": path} if name == "file" else {}), **settings)
+  return lambda name="file", **settings: tasks.make(name, data_dir=root, **({"path": path} if name == "file" else {}) | settings)
 
 
 def test_prompts_begin_with_solved_problems_that_are_not_trained_on(make):
@@ -48,6 +48,30 @@ def test_a_demonstration_is_the_solution_and_a_template_frames_it(make):
   assert len(task.demonstrations) == len(task.train)
   (shown,) = encode_demonstrations(task.demonstrations[:1], task.tokenizer)
   assert len(shown.prompt) == 1 + len(task.demonstrations[0]["prompt"])
+
+
+def test_varied_shots_are_drawn_for_each_problem_from_its_level(make):
+  plain, task = make(level_column="level"), make(shots=3, vary_shots=True, level_column="level")
+  known, prefixes = {row["question"]: row for row in plain.train}, set()
+  for split in ("train", "test"):
+    assert [row["question"] for row in getattr(task, split)] == [row["question"] for row in getattr(plain, split)]
+    for row in getattr(task, split):
+      *shown, question = row["prompt"].split("\n")
+      assert question == row["question"] and len(set(shown)) == 3 and all(eval(line.replace("=", "==")) for line in shown)
+      asked = [known[line[: line.index("=") + 1]] for line in shown]
+      assert all(other["level"] == row["level"] and other["question"] != question for other in asked)
+      prefixes.add(tuple(shown))
+  assert len(prefixes) > len(task.train) / 2
+  assert task.train[3]["prompt"] == make(shots=3, vary_shots=True, level_column="level").train[3]["prompt"]
+  fingerprints = {made.fingerprint for made in (plain, task, make(shots=3, level_column="level"), make(shots=2, vary_shots=True))}
+  assert len(fingerprints) == 4 and None not in fingerprints
+
+
+def test_varied_shots_come_from_all_levels_where_one_has_too_few(tmp_path, make):
+  path = tmp_path / "few.jsonl"
+  path.write_text("\n".join(json.dumps(row | {"level": index}) for index, row in enumerate(ROWS)))
+  task = make(path=path, shots=2, vary_shots=True, level_column="level")
+  assert all(len(row["prompt"].split("\n")) == 3 for row in task.train)
 
 
 @pytest.mark.parametrize(

@@ -7,9 +7,10 @@ a few tokens: reinforcement learning has a signal from the first step, and a ste
     largest   how many numbers   Largest of 23, 71, 46, 58:    71
     sums      how many terms     47 + 38 =                     85
                                  47 + 38 + 25 =                47 + 38 = 85, 85 + 25 = 110
+    tally     how many digits    47 + 8 + 5 =                  47 + 8 = 55, 55 + 5 = 60
     times                        37 * 6 =                      222
 
-A sum of three or more terms is shown with its steps. No problem is a reordering of another.
+A sum of three or more terms is shown with its steps, and so is a tally. No problem is a reordering of another.
 """
 
 import itertools
@@ -76,6 +77,28 @@ class Sums(GeneratedProblems):
     for level in self.LEVELS:
       for terms in draws("sums", level, distinct=False):
         yield {"question": f"{' + '.join(map(str, terms))} =", "answer": str(sum(terms)), "level": level, "response": f" {steps(terms)}"}
+
+
+class Tally(GeneratedProblems):
+  """A number of two digits, and some of one digit that are added to it."""
+
+  VERSION = tfds.core.Version("1.0.0")
+  LEVELS = (2, 3, 4)
+
+  def _rows(self) -> Iterator[Row]:
+    for level in self.LEVELS:
+      seen: set[tuple[int, ...]] = set()
+      for index in itertools.count():
+        if len(seen) == _PROBLEMS_PER_LEVEL // 2:
+          break
+        draw = lambda place, low, high: low + int((high - low) * uniform("tally", level, index, place))  # noqa: B023 (used at once)
+        terms = (draw(0, 10, 100), *(draw(place, 2, 10) for place in range(1, level + 1)))
+        key = (terms[0], *sorted(terms[1:]))
+        if key not in seen:
+          seen.add(key)
+          yield {
+            "question": f"{' + '.join(map(str, terms))} =", "answer": str(sum(terms)), "level": level, "response": f" {steps(terms)}"
+          }  # fmt: skip
 
 
 class Times(GeneratedProblems):
