@@ -220,7 +220,9 @@ def make(
   setup = Setup(levels, data_dir, tokenizer, bad_rows, max_prompt_tokens, max_tokens, shots, shot_template, vary_shots)
   if test_name is None and test_levels is None:
     task = _entry(name).load(setup, **settings)
-    return task if name == "mixture" else with_shots(task, shots, shot_template, vary=vary_shots)  # A mixture's parts have shots of their own.
+    if name == "mixture":  # Its parts have shots of their own.
+      return task
+    return with_shots(task, shots, shot_template, vary=vary_shots)
   of_test = settings if test_name is None else {} if test_source is None else {"source": test_source}
   other = make(test_name or name, **setup._replace(levels=test_levels, max_tokens=None)._asdict(), **of_test)
   return mixture.with_test(make(name, **setup._asdict(), **settings), other)

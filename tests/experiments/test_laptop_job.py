@@ -7,8 +7,9 @@ from jaxrl_llm.evaluation import SampleRow, write_samples
 
 
 def evaluation(workdir, step, scores):
+  other = dict(prompt="", response="", answer=None, gold="", parts={}, cause=None, num_tokens=1, stopped=True)
   rows = [
-    SampleRow(id=name, sample=i, prompt="", response="", answer=None, gold="", score=score, parts={}, cause=None, num_tokens=1, stopped=True)
+    SampleRow(id=name, sample=i, score=score, **other)
     for name, of_problem in scores.items()
     for i, score in enumerate(of_problem)
   ]
