@@ -13,6 +13,7 @@ SIZES = ("rollout.prompt_buckets", "learner.row_tokens", "learner.row_buckets", 
 
 _SLOTS_STEP = 8
 _CHEAP = 128  # Slots of a row whose attention costs little in any model.
+_STRETCH = 1.25  # Factor by which a row may exceed its cheap length if it then holds a whole group.
 _ROWS_FOR_CHOICE = 8  # Fewer rows leave the smaller buckets nothing to save.
 
 
@@ -155,7 +156,10 @@ def row_tokens(config: ConfigDict, bounds: Bounds) -> int:
   groups, unit = _groups(config), _unit(config)
   slots = groups * (unit if config.learner.share_prompts else unit * config.rollout.group_size)
   useful = slots // (_ROWS_FOR_CHOICE * bounds.shards * config.learner.micro_batches)
-  wanted = max(prompt + response, min(max(bounds.d_model, _CHEAP), max(unit, useful)))
+  cheap = max(bounds.d_model, _CHEAP)
+  if cheap < unit <= _STRETCH * cheap:  # A group that just misses its row leaves the next one half empty.
+    cheap = unit
+  wanted = max(prompt + response, min(cheap, max(unit, useful)))
   return _up(wanted, bounds.context * (bounds.tile if wanted > bounds.tile else 1))
 
 

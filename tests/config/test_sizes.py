@@ -121,6 +121,14 @@ def test_prompt_buckets(prompts, held_out, max_positions, expected):
   assert chosen(config, Lengths(prompts, held_out, [9]), Bounds(max_positions=max_positions)).rollout.prompt_buckets == expected
 
 
+@pytest.mark.parametrize(("new_tokens", "expected"), [(30, 576), (36, 672), (44, 576)])
+def test_a_row_is_stretched_to_hold_a_whole_group(new_tokens, expected):
+  """Of 88 + 16 x 36 tokens, 576 slots would hold the prompt and 13 responses, and the other three would need the prompt again."""
+  rollout = dict(rollout__max_new_tokens=new_tokens, rollout__num_prompts=16, rollout__group_size=16, learner__updates_per_rollout=2)
+  found = chosen(config_of(**rollout), Lengths([87, 59], [], [9]), Bounds(d_model=576)).learner
+  assert found.row_tokens == expected and (max(found.row_buckets) == 8) == (new_tokens < 40)
+
+
 def test_what_is_set_stays_and_the_rest_follows_it():
   lengths = Lengths([12, 30, 21], [33], [40, 60, 50])
   assert sizes_of(chosen(base(), lengths, Bounds())) == sizes_of(chosen(base(), lengths, Bounds()))
