@@ -126,17 +126,18 @@ class Block(nnx.Module):
     self.sparse = sparse
 
   def feed_forward(self, x: Float[Array, "B T D"], replay: Int[Array, "B T K"] | None = None):
-    """Applies the second half of the block; also returns what its router did, None without one."""
-    if not self.sparse:
-      return x + self.mlp(self.mlp_norm(x)), None
-    y, routed = self.mlp(self.mlp_norm(x), replay)
-    return x + y, routed
+    """Applies the feed-forward layer to normalised tokens.
+
+    Also returns what its router did, None without one.
+    """
+    return self.mlp(x, replay) if self.sparse else (self.mlp(x), None)
 
   def __call__(self, x: Float[Array, "B T D"], positions: Int[Array, "B T"], rows: Rows, replay: Int[Array, "B T K"] | None = None):
     """Applies the block to whole rows; also returns what its router did, and keys and values."""
     mixed, kv = self.attention.over_rows(self.attention_norm(x), positions, rows)
-    x, routed = self.feed_forward(x + mixed, replay)
-    return x, routed, kv
+    x = x + mixed
+    y, routed = self.feed_forward(self.mlp_norm(x), replay)
+    return x + y, routed, kv
 
   def step(self, x: Float[Array, "B D"], rotated: Rotation, prompts, blocks, view: cache.View):
     """Applies the block to one new token per row.
@@ -144,5 +145,8 @@ class Block(nnx.Module):
     Also returns the cache blocks with the token and the experts that it visited, None without any.
     """
     mixed, blocks = self.attention.step(self.attention_norm(x), rotated, prompts, blocks, view)
-    x, routed = self.feed_forward((x + mixed)[:, None])
-    return x[:, 0], blocks, None if routed is None else routed.experts[:, 0]
+    # The residual stream keeps its shape. If it is reshaped between two layers, XLA fuses its sum
+    # into every reader, which then adds up the outputs of all earlier layers again.
+    x = x + mixed
+    y, routed = self.feed_forward(self.mlp_norm(x)[:, None])
+    return x + y[:, 0], blocks, None if routed is None else routed.experts[:, 0]

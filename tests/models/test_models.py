@@ -167,6 +167,26 @@ def test_decoding_through_the_cache_is_the_full_forward(option, in_prompt, block
       np.testing.assert_allclose(logits[row], full[row, start + t], atol=1e-5, rtol=1e-5)
 
 
+def test_no_operation_of_a_decoding_step_reads_all_layers():
+  """XLA fuses sums into their readers: a norm could add up the outputs of all earlier layers again, at every step and layer."""
+
+  def most_operands(num_layers):
+    model = make_model(NANO._replace(num_layers=num_layers))
+    weights = jax.eval_shape(model.decoding_weights, jax.eval_shape(model.init, jax.random.key(0)))
+    cache = jax.eval_shape(lambda: model.grow(None, 4, 8, dtype="float32"))
+    rows, column = (jax.ShapeDtypeStruct(shape, jnp.int32) for shape in ((4,), ()))
+    seen = jax.ShapeDtypeStruct((4, 8), bool)
+    step = lambda weights, tokens, positions, cache, column, seen: model.decode(
+      weights, tokens, positions, cache, column=column, seen=seen, prompts_seen=None
+    )
+    text = jax.jit(step, compiler_options=FAST).lower(weights, rows, rows, cache, column, seen).compile().as_text()
+    fusions = [line.split(" fusion(")[1].split(")")[0] for line in text.splitlines() if " fusion(" in line]
+    assert len(fusions) > num_layers
+    return max(operands.count("%") for operands in fusions)
+
+  assert most_operands(8) == most_operands(2)
+
+
 def test_a_packed_row_is_its_sequences_alone():
   _, params, logits_fn = build()
   sequences = draw_sequences([4, 1, 3])
