@@ -175,7 +175,7 @@ FIELDS: dict[str, Field] = {
   "task.id_column": Field(None, TEXT, "Task file: column of the problems' names."),
   "task.prompt_template": Field(None, LINES, "Task file: the prompt, with columns in braces, as in '{question}\\nAnswer:'."),
   "task.reward": Field(None, TEXT,
-    "Task file: a key of `rewards.REWARDS`, or MODULE:FUNCTION. None: final_number, choice or exact_match, by the answers."),
+    "Task file: a key of `rewards.REWARDS`, or MODULE:FUNCTION. None: final_number, choice or final_text, by the answers."),
   "task.source": Field(None, TEXT, "Published sets: file or folder of the set as it was published. None: download it."),
   "task.config": Field(None, TEXT, "Published sets: variant."),
   "task.mode": Field(None, TEXT, "Task zebralogic: variant."),

@@ -58,9 +58,10 @@ def chosen(config: ConfigDict, lengths: Lengths, bounds: Bounds) -> ConfigDict:
   * A row holds the longest sequence. It is longer if several sequences, with a shared prompt where
     prompts are shared, fit into a row as long as the model is wide: up to there, the attention of a
     row costs little beside its products, and longer rows waste fewer slots.
-  * The largest bucket of rows holds every possible mini-batch (`most_rows`), the smaller ones, of
-    two thirds and four ninths, hold those whose responses are shorter than their budget. One of two
-    ninths is added if responses without an advantage are skipped.
+  * The largest bucket of rows holds every possible mini-batch (`most_rows`). The smaller ones, of
+    two thirds, four ninths and two ninths, hold those whose responses are shorter than their
+    budget. One of a ninth is added if responses without an advantage are skipped. A program is
+    compiled when a mini-batch first needs it.
   * A warm start has a bucket for the largest possible batch of its demonstrations, and one for a
     usual batch if that is clearly smaller.
 
@@ -76,7 +77,7 @@ def chosen(config: ConfigDict, lengths: Lengths, bounds: Bounds) -> ConfigDict:
     >>> from jaxrl_llm.config.fields import base
     >>> found = chosen(base(), Lengths([12, 30, 21], [33], [40, 60]), Bounds())
     >>> found.rollout.prompt_buckets, found.learner.row_tokens, found.learner.row_buckets
-    ((40,), 512, (8, 11, 16))
+    ((40,), 512, (4, 8, 11, 16))
   """
   config = config.copy_and_resolve_references()
   with config.unlocked():
@@ -90,7 +91,7 @@ def chosen(config: ConfigDict, lengths: Lengths, bounds: Bounds) -> ConfigDict:
       return config.lock()  # `check.size_problems` refuses it.
     if learner.row_buckets is None:
       most = most_rows(config)
-      shares = (1, 2 / 3, 4 / 9, 2 / 9) if learner.skip_zero_advantages else (1, 2 / 3, 4 / 9)
+      shares = (1, 2 / 3, 4 / 9, 2 / 9, 1 / 9) if learner.skip_zero_advantages else (1, 2 / 3, 4 / 9, 2 / 9)
       learner.row_buckets = _multiples([most * share for share in shares], parts)
     if warm.row_buckets is None and warm.num_steps:
       shown, batch = np.asarray(lengths.demonstrations), warm.batch_size

@@ -4,6 +4,7 @@
 | --- | --- |
 | `final_answer`, `final_number` | the last line or number is correct (tasks of this package) |
 | `exact_match` | the answer is spelt like the correct one |
+| `final_text` | the text at the end is the correct one |
 | `maths` | the answer is mathematically equal to the correct one |
 | `choice` | the chosen letter is correct |
 | `gym` | reasoning-gym's verifier accepts the answer |
@@ -27,6 +28,7 @@ from jaxrl_llm.rewards.exact_match import exact_match
 from jaxrl_llm.rewards.extraction import answer_at, stated_answers
 from jaxrl_llm.rewards.final_answer import final_answer, hashed_answer
 from jaxrl_llm.rewards.final_number import final_number, number_text
+from jaxrl_llm.rewards.final_text import ending, final_text
 from jaxrl_llm.rewards.gym import gym
 from jaxrl_llm.rewards.imported import imported
 from jaxrl_llm.rewards.maths import maths, maths_answer
@@ -42,8 +44,8 @@ from jaxrl_llm.text_types import RewardFn
 
 __all__ = [
   "CAUSES", "REWARDS", "CallFn", "Graded", "Outcome", "Reward", "RewardSpec", "WeightedReward", "answer_form", "answer_key", "attempt",
-  "build", "call_here", "choice", "cosine_length", "exact_match", "extractor", "failure_metrics", "final_answer", "final_number", "grade",
-  "gym", "imported", "length_target", "make", "maths", "pattern", "soft_overlong", "stated_answers", "tags", "weighted",
+  "build", "call_here", "choice", "cosine_length", "exact_match", "extractor", "failure_metrics", "final_answer", "final_number", "final_text",
+  "grade", "gym", "imported", "length_target", "make", "maths", "pattern", "soft_overlong", "stated_answers", "tags", "weighted",
 ]  # fmt: skip
 
 REWARDS: dict[str, Reward] = {
@@ -54,6 +56,7 @@ REWARDS: dict[str, Reward] = {
   "exact_match": Reward(exact_match, extract=answer_at),
   "final_answer": Reward(final_answer, is_factory=False, extract=hashed_answer, is_safe=True),
   "final_number": Reward(final_number, is_factory=False, extract=number_text, is_safe=True),
+  "final_text": Reward(final_text, extract=ending),
   "gym": Reward(gym, extract=answer_at),
   "imported": Reward(imported),
   "length_target": Reward(length_target),

@@ -44,13 +44,13 @@ def reward_for(answers: Iterable[str]) -> str:
 
   Example:
     >>> reward_for(["12", "-3", "1,200.5"]), reward_for(["A", "(C)"]), reward_for(["Paris", "7"])
-    ('final_number', 'choice', 'exact_match')
+    ('final_number', 'choice', 'final_text')
   """
   answers = [answer.strip() for answer in answers]
   share = lambda fits: sum(bool(fits(answer)) for answer in answers) / max(len(answers), 1)
   if share(ANSWERS["final_number"][1]) >= _MOST:
     return "final_number"
-  return "choice" if share(_LETTER.fullmatch) >= _MOST else "exact_match"
+  return "choice" if share(_LETTER.fullmatch) >= _MOST else "final_text"
 
 
 class Setup(NamedTuple):

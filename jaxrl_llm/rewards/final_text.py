@@ -1,0 +1,59 @@
+"""A reward for a short answer in words at the end of a response."""
+
+import unicodedata
+from collections.abc import Mapping
+from typing import Any
+
+from jaxrl_llm.rewards.exact_match import text_of
+from jaxrl_llm.rewards.extraction import answer_part, stated_answers, undecorated
+from jaxrl_llm.text_types import Completion, RewardFn
+
+
+def final_text(*, ignore_case: bool = True, field: str = "answer", require_stop: bool = True) -> RewardFn:
+  """Makes a reward that is 1 if the answer at the end is the correct text, else 0.
+
+  An answer is stated as `\\boxed{Paris}`, `#### Paris`, "Answer: Paris" or "the answer is Paris".
+  Without such a statement, the last line is the answer. Surrounding decoration (spaces, quotes,
+  bold, a full stop) does not count, and texts are compared in Unicode's NFKC form. Two different
+  statements are a hedge and earn 0.
+
+  Args:
+    ignore_case: Whether to ignore case.
+    field: Field of the example with the correct answer.
+    require_stop: Whether a response that was cut off by the token budget earns 0 even if it shows
+      the answer.
+
+  Returns:
+    The reward function; 1.0 or 0.0.
+
+  Example:
+    >>> completion = Completion(text=" paris\\n", token_ids=(), num_tokens=2, stopped=True)
+    >>> final_text()(completion, {"answer": "Paris"})
+    1.0
+  """
+
+  def plain(text: str) -> str:
+    text = " ".join(unicodedata.normalize("NFKC", undecorated(text)).split())
+    return text.casefold() if ignore_case else text
+
+  def final_text_reward(completion: Completion, example: Mapping[str, Any]) -> float:
+    gold = text_of(example, field, "final_text")
+    if require_stop and not completion.stopped:
+      return 0.0
+    answer = ending(completion.text)
+    return float(answer is not None and plain(answer) == plain(gold))
+
+  return final_text_reward
+
+
+def ending(text: str) -> str | None:
+  """Returns the answer that a response ends with, or None if it states several or nothing at all.
+
+  Example:
+    >>> ending("The past tense is\\nwent."), ending("Answer: go\\nAnswer: went")
+    ('went', None)
+  """
+  stated = stated_answers(text)
+  if not stated:
+    return undecorated(answer_part(text).rstrip().rpartition("\n")[2]) or None
+  return stated[0] if len(stated) == 1 else None
