@@ -51,14 +51,20 @@ def gain(workdir: pathlib.Path) -> str:
   Raises:
     ValueError: If the first and the last evaluation have other problems.
   """
-  files = sorted((workdir / "evaluations").glob("step-*.jsonl"), key=lambda path: int(path.stem.removeprefix("step-")))
-  if len(files) < 2:
+  files = first_and_last(workdir)
+  if files is None:
     return ""
-  first, last = (scores(path) for path in (files[0], files[-1]))
+  first, last = map(scores, files)
   if set(first) != set(last):
-    raise ValueError(f"{files[-1]}: found other problems than in {files[0].name}, expected the same ones")
+    raise ValueError(f"{files[1]}: found other problems than in {files[0].name}, expected the same ones")
   found = bootstrap_interval(100 * np.array([last[name] - first[name] for name in sorted(first)]))
   return f"{found.mean:+.1f} [{found.low:+.1f}, {found.high:+.1f}]"
+
+
+def first_and_last(workdir: pathlib.Path) -> tuple[pathlib.Path, pathlib.Path] | None:
+  """The samples of the first and the last evaluation of a run; None if it has kept fewer than two."""
+  files = sorted((workdir / "evaluations").glob("step-*.jsonl"), key=lambda path: int(path.stem.removeprefix("step-")))
+  return (files[0], files[-1]) if len(files) >= 2 else None
 
 
 def scores(path: pathlib.Path) -> dict[str, float]:

@@ -1,0 +1,110 @@
+"""Collects the runs of `README.md` and draws its figure.
+
+  python -m experiments.laptop_job --configs sapo:smollm2 sapo:smollm2-steps --seeds 1 2 3
+  python -m experiments.real_model
+
+Reads the runs that `experiments.laptop_job` has left in `--runs`, writes `results.json` beside this file, prints a row for each run and the
+paired differences of the methods from SAPO, and draws `figures/real_model.png`.
+"""
+
+import argparse
+import json
+import pathlib
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from experiments.laptop_job import first_and_last, scores
+from experiments.real_model import figures
+from experiments.results import from_json, rounded, to_json
+from jaxrl_llm.evaluation import bootstrap_interval
+
+HERE = pathlib.Path(__file__).parent
+VERIFIER = "reward/final_number/mean"
+METHODS = ("raft", "grpo", "gspo", "dapo")
+"""Config files whose runs are compared with SAPO's, problem by problem."""
+
+
+def collect(runs: pathlib.Path) -> dict[str, list[dict]]:
+  """Reads all runs that have finished.
+
+  Returns:
+    `runs`, a row for each; `steps`, the share of right responses among those of each RL step, whatever they are rewarded for; `evals`, the
+    held-out accuracies with their intervals.
+
+  Raises:
+    FileNotFoundError: no run of SmolLM2 has finished there.
+  """
+  found: dict[str, list[dict]] = {"runs": [], "steps": [], "evals": []}
+  for folder in sorted(path.parent for path in runs.glob("*-smollm2*-*/summary.json")):
+    name, _, seed = folder.name.rpartition("-")
+    where = {"config": name.replace("-", ":", 1), "seed": int(seed)}
+    summary = json.loads((folder / "summary.json").read_text())
+    if summary["status"] != "finished":
+      continue
+    seconds = float(folder.with_suffix(".seconds").read_text())
+    found["runs"].append(where | paired(folder) | {"seconds": seconds, "memory_gb": summary["peak_memory_gb"]})
+    for row in map(json.loads, (folder / "metrics.jsonl").read_text().splitlines()):
+      if row["phase"] == "rl":
+        found["steps"].append(where | {"step": row["step"], "right": row[VERIFIER], "entropy": row["actor/entropy"]})
+      elif row["phase"] == "eval":
+        values = {key: row[f"eval/accuracy{end}"] for key, end in (("accuracy", ""), ("low", "_low"), ("high", "_high"))}
+        found["evals"].append(where | {"step": row["step"]} | values)
+  if not found["runs"]:
+    raise FileNotFoundError(f"--runs: found no finished run of SmolLM2 in {runs}; `python -m experiments.laptop_job` makes them")
+  return found
+
+
+def paired(folder: pathlib.Path) -> dict[str, float]:
+  """The gain of a run in points, paired by problem, with its 95 % interval."""
+  first, last = map(scores, first_and_last(folder))
+  gain = bootstrap_interval(100 * np.array([last[name] - first[name] for name in sorted(first)]))
+  return {"gain": gain.mean, "gain_low": gain.low, "gain_high": gain.high}
+
+
+def differences(runs: pathlib.Path) -> Iterator[dict[str, Any]]:
+  """For each method and seed the difference of its last evaluation from SAPO's, paired by problem, in points."""
+  for method in METHODS:
+    for folder in sorted(runs.glob(f"{method}-smollm2-[0-9]*/")):
+      other = folder.with_name(folder.name.replace(method, "sapo", 1))
+      if not (folder / "report.html").exists() or not (other / "report.html").exists():
+        continue
+      ours, theirs = (scores(first_and_last(x)[1]) for x in (folder, other))
+      found = bootstrap_interval(100 * np.array([ours[name] - theirs[name] for name in sorted(ours)]))
+      yield {"method": method, "seed": int(folder.name.rpartition("-")[2]), "points": found.mean, "low": found.low, "high": found.high}
+
+
+def table(results: Mapping[str, Any]) -> Iterator[str]:
+  """The runs and the differences, a line of Markdown each."""
+  yield "| config | seed | untouched | at the end | gain, points | whole process | peak memory |"
+  yield "| --- | --- | --- | --- | --- | --- | --- |"
+  percent = lambda row: f"{row['accuracy']:.1%} [{100 * row['low']:.1f}, {100 * row['high']:.1f}]"
+  for run in results["runs"]:
+    looks = [row for row in results["evals"] if (row["config"], row["seed"]) == (run["config"], run["seed"])]
+    gain = f"{run['gain']:+.1f} [{run['gain_low']:+.1f}, {run['gain_high']:+.1f}]"
+    cells = (f"`{run['config']}`", run["seed"], percent(looks[0]), percent(looks[-1]), gain, f"{run['seconds']:.0f} s", f"{run['memory_gb']:.2f} GB")
+    yield f"| {' | '.join(map(str, cells))} |"
+  for row in results["differences"]:
+    yield f"{row['method']} minus sapo, seed {row['seed']}: {row['points']:+.1f} [{row['low']:+.1f}, {row['high']:+.1f}] points"
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+  """Parses the command line, collects and draws."""
+  parser = argparse.ArgumentParser(prog="python -m experiments.real_model", description=__doc__.splitlines()[0])
+  parser.add_argument("--folder", type=pathlib.Path, default=HERE, help="where results.json and figures/ go")
+  parser.add_argument("--runs", type=pathlib.Path, default=pathlib.Path("runs/laptop_job"), help="the runs of experiments.laptop_job")
+  parser.add_argument("--format", nargs="+", choices=("png", "pdf", "svg"), default=["png"])
+  parser.add_argument("--plot_only", action="store_true", help="draw what results.json holds, read no runs")
+  args = parser.parse_args(argv)
+  path = args.folder / "results.json"
+  if not args.plot_only:
+    results = collect(args.runs) | {"differences": list(differences(args.runs))}
+    path.write_text(to_json(rounded(results)))
+  results = from_json(path.read_text())
+  print("\n".join(table(results)))
+  figures.draw(results, args.folder / "figures", args.format)
+
+
+if __name__ == "__main__":
+  main()

@@ -1,0 +1,59 @@
+"""The figure of the real model, drawn from `results.json` alone."""
+
+import pathlib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from experiments.ablations.plots import BLACK, BLUE, GREEN, GREY, ORANGE, letter, new_figure, save
+from experiments.ablations.routing_replay.measures import where
+
+_ARMS = {
+  "sapo:smollm2": (BLUE, "o", "SAPO"),
+  "raft:smollm2": (GREEN, "^", "right samples imitated"),
+  "sapo:smollm2-form": (ORANGE, "s", "reward for the form"),
+  "sapo:smollm2-random": (GREY, "x", "reward at random"),
+}
+"""Of each arm of the first panel its colour, its marker and its name."""
+
+_STEPS = "sapo:smollm2-steps"
+
+
+def draw(results: Mapping[str, Any], folder: pathlib.Path, formats: Sequence[str]) -> None:
+  """Draws the figure: a short answer with its controls, and an answer that is worked out."""
+  with new_figure(height=2.7) as figure:
+    short, worked_out = figure.subplots(1, 2, sharey=True)
+    for place, (config, (color, marker, label)) in enumerate(_ARMS.items()):
+      _arm(short, results, config, color, marker, label, shift=0.12 * (place - 1.5))
+    letter(short, "a", "the largest of five numbers")
+    _arm(worked_out, results, _STEPS, BLUE, "o", "SAPO")
+    letter(worked_out, "b", "47 + 8 + 5 + 6, step by step")
+    for axes in (short, worked_out):
+      axes.set_xlabel("RL step")
+      axes.locator_params(axis="x", integer=True)
+      axes.set_ylim(0, 1)
+    short.yaxis.set_major_formatter(lambda y, _: f"{100 * y:.0f} %")
+    short.set_ylabel("right answers")
+    lines, names = short.get_legend_handles_labels()
+    figure.legend([*lines, *_points()], [*names, "held out, 95 %"], loc="outside lower center", ncols=5)
+    save(figure, folder, "real_model", formats)
+
+
+def _arm(axes: Any, results: Mapping[str, Any], config: str, color: str, marker: str, label: str, *, shift: float = 0.0) -> None:
+  """A line for each seed, of the responses drawn in training, and its held-out accuracies with their intervals."""
+  steps, evals = (where(results[name], config=config) for name in ("steps", "evals"))
+  for place, seed in enumerate(sorted({row["seed"] for row in steps})):
+    mine = where(steps, seed=seed)
+    axes.plot([row["step"] for row in mine], [row["right"] for row in mine], color=color, linewidth=0.9, marker="", label=label if not place else None)
+    looks = where(evals, seed=seed)
+    x = np.array([row["step"] for row in looks]) + shift + 0.2 * place
+    y, low, high = (np.array([row[key] for row in looks]) for key in ("accuracy", "low", "high"))
+    axes.errorbar(x, y, yerr=(y - low, high - y), fmt=marker, color=color, markersize=4, linewidth=0.9, linestyle="none")
+
+
+def _points() -> list[Any]:
+  """The mark of a held-out accuracy, for the legend."""
+  from matplotlib.lines import Line2D
+
+  return [Line2D([], [], color=BLACK, marker="o", linestyle="none", markersize=4)]
