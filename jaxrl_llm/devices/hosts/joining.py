@@ -22,6 +22,8 @@ COLLECTIVES = "JAX_CPU_COLLECTIVES_IMPLEMENTATION"
 
 _HEARTBEAT_SECONDS = 10.0
 
+_ALONE_SECONDS = 10**6  # A process alone keeps nobody waiting: it outlives a laptop's sleep, or a SIGSTOP.
+
 
 def start() -> None:
   """Joins the processes of the run; to be called before anything touches JAX's devices, and without effect the second time.
@@ -77,7 +79,7 @@ def _initialize(address: str, count: int, index: int, seconds: float) -> None:
   jax.distributed.initialize(
     address, count, index,
     initialization_timeout=_beyond(seconds),
-    heartbeat_timeout_seconds=_heartbeat() if count > 1 else 100,
+    heartbeat_timeout_seconds=_heartbeat() if count > 1 else _ALONE_SECONDS,
     # A coordinator for this machine alone listens to nobody else.
     coordinator_bind_address=address if host in ("127.0.0.1", "localhost") else None,
     cluster_detection_method="deactivate",

@@ -100,6 +100,15 @@ def test_settings_of_a_launcher():
       joining._seconds({hosts.TIMEOUT: text}, hosts.TIMEOUT, 300)
 
 
+def test_a_process_alone_outlives_a_sleep(monkeypatch):
+  """JAX's coordinator ends a process that sent no sign of life, and on a laptop that slept none was sent."""
+  asked = []
+  monkeypatch.setattr(jax.distributed, "initialize", lambda *args, heartbeat_timeout_seconds, **rest: asked.append(heartbeat_timeout_seconds))
+  joining._initialize("127.0.0.1:8476", 1, 0, 1.0)
+  joining._initialize("127.0.0.1:8476", 2, 0, 1.0)
+  assert asked[0] > 7 * 24 * 3600 and asked[1] == 10
+
+
 def test_one_process_does_everything_itself():
   sharding = jax.sharding.NamedSharding(jax.make_mesh((8,), ("x",)), jax.sharding.PartitionSpec("x"))
   found = hosts.to_host({"x": jax.device_put(np.arange(8), sharding), "none": None})
