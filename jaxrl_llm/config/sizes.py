@@ -92,13 +92,13 @@ def chosen(config: ConfigDict, lengths: Lengths, bounds: Bounds) -> ConfigDict:
     if learner.row_buckets is None:
       most = most_rows(config)
       shares = (1, 2 / 3, 4 / 9, 2 / 9, 1 / 9) if learner.skip_zero_advantages else (1, 2 / 3, 4 / 9, 2 / 9)
-      learner.row_buckets = _multiples([most * share for share in shares], parts)
+      learner.row_buckets = multiples([most * share for share in shares], parts)
     if warm.row_buckets is None and warm.num_steps:
       shown, batch = np.asarray(lengths.demonstrations), warm.batch_size
       most = -(-batch // (learner.row_tokens // min(int(shown.max()), longest)))
       # Two standard deviations above the mean, and a tenth for the ends of rows.
       usual = 1.1 * (batch * shown.mean() + 2 * batch**0.5 * shown.std()) / learner.row_tokens
-      warm.row_buckets = _multiples((most, usual if usual < 0.75 * most else most), parts)
+      warm.row_buckets = multiples((most, usual if usual < 0.75 * most else most), parts)
   return config.lock()
 
 
@@ -199,5 +199,11 @@ def _up(value: float, step: int) -> int:
   return int(-(-value // step) * step)
 
 
-def _multiples(values: Sequence[float], step: int) -> tuple[int, ...]:
+def multiples(values: Sequence[float], step: int) -> tuple[int, ...]:
+  """Rounds numbers up to multiples, in ascending order, each once.
+
+  Example:
+    >>> multiples((9, 8, 3.5), 4)
+    (4, 8, 12)
+  """
   return tuple(sorted({max(_up(value, step), step) for value in values}))

@@ -16,6 +16,7 @@ def describe(config: ConfigDict) -> str:
   It allocates nothing and raises what `build` raises.
   """
   experiment = build(config)
+  open_rows = "learner.row_buckets" in sizes.left_open(config)
   chosen, config = sizes.described(config, experiment.config, experiment.lengths), experiment.config
   rollout, learner, sampler_mesh = config.rollout, config.learner, experiment.sampler_mesh
   meshes = {"mesh": experiment.mesh} | ({} if experiment.sync is None else {"mesh of the sampler": sampler_mesh})
@@ -34,5 +35,5 @@ def describe(config: ConfigDict) -> str:
   limit = memory_limit(experiment.mesh.local_devices[0], experiment.mesh.local_mesh.size)
   if limit is not None and found.peak > limit:
     lines += [f"that is more than the {limit / 1e9:,.2f} GB that a device has; what would lower it most:"]
-    lines += advice(config, model.config.vocab_size)
+    lines += advice(config, model.config.vocab_size, open_rows=open_rows)
   return "\n".join(lines)

@@ -7,7 +7,7 @@ from typing import Any
 import jax
 from ml_collections import ConfigDict
 
-from jaxrl_llm.config import check, policy
+from jaxrl_llm.config import check, policy, sizes
 from jaxrl_llm.devices import mesh as mesh_lib
 from jaxrl_llm.learner import memory
 from jaxrl_llm.learner.needs import fields_needed
@@ -72,10 +72,11 @@ def footprint(config: ConfigDict, vocab_size: int) -> memory.Footprint:
   return memory.footprint(config, shape, mesh, sampler_mesh, objective, needs=fields_needed(config, objective))
 
 
-def advice(config: ConfigDict, vocab_size: int, *, program: str | None = None) -> list[str]:
+def advice(config: ConfigDict, vocab_size: int, *, program: str | None = None, open_rows: bool = False) -> list[str]:
   """Returns the settings that lower the peak memory of a checked config most, one per line.
 
-  The peak is that of `program`, or of the largest one.
+  The peak is that of `program`, or of the largest one. With `open_rows` the buckets of rows were
+  chosen, and will be chosen anew for other micro-batches.
   """
 
   def peak(config: ConfigDict) -> float:
@@ -83,9 +84,12 @@ def advice(config: ConfigDict, vocab_size: int, *, program: str | None = None) -
     return sum(found.held.values()) + sum(found.programs[program or found.largest].values())
 
   before, savings = peak(config), {}
-  for field, value in _candidates(config, vocab_size):
+  for field, value in _candidates(config, vocab_size, open_rows=open_rows):
     changed = ConfigDict(config.to_dict())
     changed.update_from_flattened_dict({field: value} | ({"mesh.data": 1} if field == "mesh.fsdp" else {}))
+    if field == "learner.micro_batches" and open_rows:
+      parts = value * mesh_lib.num_row_shards(mesh_lib.make_meshes(**config.mesh)[0])
+      changed.learner.row_buckets = sizes.multiples(config.learner.row_buckets, parts)
     lenient = ConfigDict(changed.to_dict())
     # Demonstrations may be shorter than a check knows that sees the config alone.
     lenient.warm_start.row_buckets = None
@@ -103,11 +107,11 @@ def advice(config: ConfigDict, vocab_size: int, *, program: str | None = None) -
   ] or ["  a smaller model, or more devices: no setting helps"]
 
 
-def _candidates(config: ConfigDict, vocab_size: int) -> Iterator[tuple[str, Any]]:
+def _candidates(config: ConfigDict, vocab_size: int, *, open_rows: bool) -> Iterator[tuple[str, Any]]:
   """Yields settings that may need less memory; the milder values of a field come first."""
   mesh, sampler_mesh = mesh_lib.make_meshes(**config.mesh)
   shards, platform = mesh_lib.num_row_shards(mesh), mesh.devices.flat[0].platform
-  micro, rows = config.learner.micro_batches, config.learner.row_buckets
+  micro, rows = config.learner.micro_batches, () if open_rows else config.learner.row_buckets
   for factor in (2, 4, 8, 16):
     if all(x % (shards * micro * factor) == 0 for x in (*rows, *(config.warm_start.row_buckets or ()))):
       yield "learner.micro_batches", micro * factor

@@ -29,7 +29,7 @@ def test_devices_that_only_sample_have_a_table_of_their_own():
 
 def test_what_does_not_fit_comes_with_what_would_help(monkeypatch):
   monkeypatch.setattr(dry_run, "memory_limit", lambda device, num_sharing: 1_000_000)
-  monkeypatch.setattr(dry_run, "advice", lambda config, vocab_size: ["  --config.model.remat=full: 1.0 MB less of 9.0"])
+  monkeypatch.setattr(dry_run, "advice", lambda config, vocab_size, **kwargs: ["  --config.model.remat=full: 1.0 MB less of 9.0"])
   text = "\n".join(lines_of({}))
   assert "that is more than the 0.00 GB that a device has; what would lower it most:\n  --config.model.remat=full" in text
   monkeypatch.setattr(dry_run, "memory_limit", lambda device, num_sharing: None)

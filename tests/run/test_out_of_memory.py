@@ -61,6 +61,13 @@ def test_the_message_names_the_phase_that_the_run_was_in(room, function, doing, 
   assert status == 1 and f"error: out of memory in {doing}: RESOURCE_EXHAUSTED" in err and f"  about {program}\n" in err, err
 
 
+def test_micro_batches_that_chosen_rows_will_suit():
+  """The budgets of these rows are even in no bucket: they help only where the buckets are chosen anew for them."""
+  config = tiny_config("gspo", {"learner.row_buckets": (7, 15), "rollout.max_new_tokens": 64, "learner.row_tokens": 144})
+  told = lambda **options: "\n".join(out_of_memory.advice(config, 264, program="update", **options))
+  assert "--config.learner.micro_batches=" in told(open_rows=True) and "micro_batches" not in told()
+
+
 def test_every_phase_runs_a_program_of_the_estimate_or_none():
   programs = set()
   for num_sampling in (0, 1):

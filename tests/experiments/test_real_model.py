@@ -1,0 +1,54 @@
+"""The real model's runs: read, paired and drawn."""
+
+import json
+
+import pytest
+
+from experiments.real_model.__main__ import HERE, collect, differences, main, table
+from experiments.results import from_json
+from jaxrl_llm.evaluation import SampleRow, write_samples
+
+OTHER = dict(sample=0, prompt="", response="", answer=None, gold="", parts={}, cause=None, num_tokens=1, stopped=True)
+
+
+def a_run(runs, name, right_at_the_end, status="finished"):
+  """A run of two RL steps on four problems, of which it solves the first untouched."""
+  folder = runs / name
+  (folder / "evaluations").mkdir(parents=True)
+  for step, right in ((0, 1), (2, right_at_the_end)):
+    write_samples(folder / "evaluations" / f"step-{step}.jsonl", [SampleRow(id=str(i), score=float(i < right), **OTHER) for i in range(4)])
+  looks = [{"step": step, "phase": "eval"} | {f"eval/accuracy{x}": right / 4 for x in ("", "_low", "_high")} for step, right in ((0, 1), (2, right_at_the_end))]
+  steps = [{"step": step, "phase": "rl", "reward/final_number/mean": 0.5, "actor/entropy": 1.0} for step in (1, 2)]
+  (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in (looks[0], *steps, looks[1])))
+  (folder / "summary.json").write_text(json.dumps({"status": status, "peak_memory_gb": 3.5}))
+  (folder / "report.html").write_text("")
+  folder.with_suffix(".seconds").write_text("61.5")
+
+
+def test_runs_are_collected_and_paired(tmp_path):
+  a_run(tmp_path, "sapo-smollm2-1", 4)
+  a_run(tmp_path, "sapo-smollm2-random-1", 1)
+  a_run(tmp_path, "raft-smollm2-1", 2)
+  a_run(tmp_path, "sapo-smollm2-2", 4, status="failed")
+  a_run(tmp_path, "gspo-0", 4)
+  found = collect(tmp_path)
+  gains = {(run["config"], run["seed"]): run["gain"] for run in found["runs"]}
+  assert gains == {("sapo:smollm2", 1): 75.0, ("sapo:smollm2-random", 1): 0.0, ("raft:smollm2", 1): 25.0}
+  assert len(found["steps"]) == len(found["evals"]) == 6
+  (difference,) = differences(tmp_path)
+  assert (difference["method"], difference["seed"], difference["points"]) == ("raft", 1, -50.0)
+  lines = list(table(found | {"differences": [difference]}))
+  assert "| `sapo:smollm2` | 1 | 25.0% [25.0, 25.0] | 100.0% [100.0, 100.0] | +75.0 [+25.0, +100.0] | 62 s | 3.50 GB |" in lines
+  with pytest.raises(FileNotFoundError, match="found no finished run of SmolLM2 in .*nothing; `python -m experiments.laptop_job` makes them"):
+    collect(tmp_path / "nothing")
+
+
+def test_the_checked_in_results_are_those_of_the_rules(tmp_path, capsys):
+  pytest.importorskip("matplotlib")
+  (tmp_path / "results.json").write_text((HERE / "results.json").read_text())
+  main(["--plot_only", "--folder", str(tmp_path)])
+  assert (tmp_path / "figures" / "real_model.png").stat().st_size > 10_000
+  runs = {(run["config"], run["seed"]): run for run in from_json((HERE / "results.json").read_text())["runs"]}
+  assert all(runs["sapo:smollm2-steps", seed]["gain_low"] > 20 for seed in (1, 2, 3))
+  assert all(runs["sapo:smollm2-random", seed]["gain_low"] < 0 for seed in (1, 2, 3))
+  assert "| `sapo:smollm2` | 1 | 15.6%" in capsys.readouterr().out
