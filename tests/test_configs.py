@@ -39,7 +39,8 @@ OWN_METRICS = {
   "vespo": ["gate/mean"],
   "dppo": ["actor/pg_clipfrac"],
 }
-OBJECTIVE_OF = {"tools": "gspo_token", "dppo": "dppo_tv", "own_data": "sapo", "raft": "reinforce"}  # All other configs are named after their objective.
+# All other configs are named after their objective.
+OBJECTIVE_OF = {"tools": "gspo_token", "dppo": "dppo_tv", "own_data": "sapo", "raft": "reinforce"}
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -49,7 +50,7 @@ def test_configs_are_legal(name):
   for argument in arguments:
     config = module.get_config(argument)
     if name == "own_data" and not argument:
-      config.model.path = config.model.lora_rank = None  # Its weights need not be installed.
+      config.model.path = config.model.lora_rank = config.task.chat = None  # Its weights need not be installed.
       (line,) = check.problems(config)
       assert line.startswith("config.task.path: found None, expected a file of problems")
       config.task.path = str(ROOT / "tests/tasks/fixtures/gsm8k/train.jsonl")

@@ -83,8 +83,8 @@ def table(results: Mapping[str, Any]) -> Iterator[str]:
   for run in results["runs"]:
     looks = [row for row in results["evals"] if (row["config"], row["seed"]) == (run["config"], run["seed"])]
     gain = f"{run['gain']:+.1f} [{run['gain_low']:+.1f}, {run['gain_high']:+.1f}]"
-    cells = (f"`{run['config']}`", run["seed"], percent(looks[0]), percent(looks[-1]), gain, f"{run['seconds']:.0f} s", f"{run['memory_gb']:.2f} GB")
-    yield f"| {' | '.join(map(str, cells))} |"
+    cells = (f"`{run['config']}`", str(run["seed"]), percent(looks[0]), percent(looks[-1]), gain)
+    yield f"| {' | '.join(cells)} | {run['seconds']:.0f} s | {run['memory_gb']:.2f} GB |"
   for row in results["differences"]:
     yield f"{row['method']} minus sapo, seed {row['seed']}: {row['points']:+.1f} [{row['low']:+.1f}, {row['high']:+.1f}] points"
 

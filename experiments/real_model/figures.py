@@ -45,7 +45,8 @@ def _arm(axes: Any, results: Mapping[str, Any], config: str, color: str, marker:
   steps, evals = (where(results[name], config=config) for name in ("steps", "evals"))
   for place, seed in enumerate(sorted({row["seed"] for row in steps})):
     mine = where(steps, seed=seed)
-    axes.plot([row["step"] for row in mine], [row["right"] for row in mine], color=color, linewidth=0.9, marker="", label=label if not place else None)
+    x, y = ([row[key] for row in mine] for key in ("step", "right"))
+    axes.plot(x, y, color=color, linewidth=0.9, marker="", label=None if place else label)
     looks = where(evals, seed=seed)
     x = np.array([row["step"] for row in looks]) + shift + 0.2 * place
     y, low, high = (np.array([row[key] for row in looks]) for key in ("accuracy", "low", "high"))

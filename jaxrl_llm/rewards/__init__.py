@@ -44,8 +44,9 @@ from jaxrl_llm.text_types import RewardFn
 
 __all__ = [
   "CAUSES", "REWARDS", "CallFn", "Graded", "Outcome", "Reward", "RewardSpec", "WeightedReward", "answer_form", "answer_key", "attempt",
-  "build", "call_here", "choice", "cosine_length", "exact_match", "extractor", "failure_metrics", "final_answer", "final_number", "final_text",
-  "grade", "gym", "imported", "length_target", "make", "maths", "pattern", "soft_overlong", "stated_answers", "tags", "weighted",
+  "build", "call_here", "choice", "cosine_length", "exact_match", "extractor", "failure_metrics", "final_answer", "final_number",
+  "final_text", "grade", "gym", "imported", "length_target", "make", "maths", "pattern", "soft_overlong", "stated_answers", "tags",
+  "weighted",
 ]  # fmt: skip
 
 REWARDS: dict[str, Reward] = {

@@ -17,7 +17,8 @@ def a_run(runs, name, right_at_the_end, status="finished"):
   (folder / "evaluations").mkdir(parents=True)
   for step, right in ((0, 1), (2, right_at_the_end)):
     write_samples(folder / "evaluations" / f"step-{step}.jsonl", [SampleRow(id=str(i), score=float(i < right), **OTHER) for i in range(4)])
-  looks = [{"step": step, "phase": "eval"} | {f"eval/accuracy{x}": right / 4 for x in ("", "_low", "_high")} for step, right in ((0, 1), (2, right_at_the_end))]
+  look = lambda step, right: {"step": step, "phase": "eval"} | {f"eval/accuracy{x}": right / 4 for x in ("", "_low", "_high")}
+  looks = look(0, 1), look(2, right_at_the_end)
   steps = [{"step": step, "phase": "rl", "reward/final_number/mean": 0.5, "actor/entropy": 1.0} for step in (1, 2)]
   (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in (looks[0], *steps, looks[1])))
   (folder / "summary.json").write_text(json.dumps({"status": status, "peak_memory_gb": 3.5}))
@@ -39,7 +40,7 @@ def test_runs_are_collected_and_paired(tmp_path):
   assert (difference["method"], difference["seed"], difference["points"]) == ("raft", 1, -50.0)
   lines = list(table(found | {"differences": [difference]}))
   assert "| `sapo:smollm2` | 1 | 25.0% [25.0, 25.0] | 100.0% [100.0, 100.0] | +75.0 [+25.0, +100.0] | 62 s | 3.50 GB |" in lines
-  with pytest.raises(FileNotFoundError, match="found no finished run of SmolLM2 in .*nothing; `python -m experiments.laptop_job` makes them"):
+  with pytest.raises(FileNotFoundError, match="found no finished run of SmolLM2 in .*nothing; `python -m experiments.laptop_job`"):
     collect(tmp_path / "nothing")
 
 

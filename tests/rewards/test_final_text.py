@@ -11,8 +11,9 @@ def reward(text, gold="Paris", stopped=True, **settings):
 
 
 @pytest.mark.parametrize("text, settings, expected", [
-  (" Paris\n", {}, 1), ("paris.", {}, 1), ("paris", {"ignore_case": False}, 0), ("It rains in\n**Paris**", {}, 1), ("It is Paris", {}, 0),
-  ("Answer: Paris", {}, 1), ("The answer is Paris.\nIt rains.", {}, 1), ("Answer: Rome\nParis", {}, 0), ("Answer: Paris\nAnswer: Rome", {}, 0),
+  (" Paris\n", {}, 1), ("paris.", {}, 1), ("paris", {"ignore_case": False}, 0), ("It rains in\n**Paris**", {}, 1),
+  ("It is Paris", {}, 0), ("Answer: Paris", {}, 1), ("The answer is Paris.\nIt rains.", {}, 1), ("Answer: Rome\nParis", {}, 0),
+  ("Answer: Paris\nAnswer: Rome", {}, 0),
   ("<think>Rome</think>\nParis", {}, 1), ("\uff30aris", {}, 1), ("", {}, 0), (" \n", {}, 0),
 ])  # fmt: skip
 def test_final_text(text, settings, expected):

@@ -103,7 +103,7 @@ def test_settings_of_a_launcher():
 def test_a_process_alone_outlives_a_sleep(monkeypatch):
   """JAX's coordinator ends a process that sent no sign of life, and on a laptop that slept none was sent."""
   asked = []
-  monkeypatch.setattr(jax.distributed, "initialize", lambda *args, heartbeat_timeout_seconds, **rest: asked.append(heartbeat_timeout_seconds))
+  monkeypatch.setattr(jax.distributed, "initialize", lambda *args, **settings: asked.append(settings["heartbeat_timeout_seconds"]))
   joining._initialize("127.0.0.1:8476", 1, 0, 1.0)
   joining._initialize("127.0.0.1:8476", 2, 0, 1.0)
   assert asked[0] > 7 * 24 * 3600 and asked[1] == 10
