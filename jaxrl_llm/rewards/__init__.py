@@ -9,6 +9,7 @@
 | `choice` | the chosen letter is correct |
 | `gym` | reasoning-gym's verifier accepts the answer |
 | `pattern` | a regular expression matches |
+| `running_sum` | (the share of a sum's steps that are right) |
 | `code_tests` | the program in the response passes all tests |
 | `answer_form`, `tags` | the response has the requested form |
 | `length_target`, `cosine_length`, `soft_overlong` | (a number for the length in tokens) |
@@ -35,6 +36,7 @@ from jaxrl_llm.rewards.maths import maths, maths_answer
 from jaxrl_llm.rewards.outcome import CAUSES, CallFn, Graded, Outcome, WeightedReward, attempt, call_here, failure_metrics, grade
 from jaxrl_llm.rewards.pattern import pattern
 from jaxrl_llm.rewards.plain_numbers import answer_key
+from jaxrl_llm.rewards.running_sum import running_sum
 from jaxrl_llm.rewards.sandbox.grading import code_deadline_s, code_tests
 from jaxrl_llm.rewards.soft_overlong import soft_overlong
 from jaxrl_llm.rewards.spec import Reward, RewardSpec
@@ -45,8 +47,8 @@ from jaxrl_llm.text_types import RewardFn
 __all__ = [
   "CAUSES", "REWARDS", "CallFn", "Graded", "Outcome", "Reward", "RewardSpec", "WeightedReward", "answer_form", "answer_key", "attempt",
   "build", "call_here", "choice", "cosine_length", "exact_match", "extractor", "failure_metrics", "final_answer", "final_number",
-  "final_text", "grade", "gym", "imported", "length_target", "make", "maths", "pattern", "soft_overlong", "stated_answers", "tags",
-  "weighted",
+  "final_text", "grade", "gym", "imported", "length_target", "make", "maths", "pattern", "running_sum", "soft_overlong", "stated_answers",
+  "tags", "weighted",
 ]  # fmt: skip
 
 REWARDS: dict[str, Reward] = {
@@ -63,6 +65,7 @@ REWARDS: dict[str, Reward] = {
   "length_target": Reward(length_target),
   "maths": Reward(maths, extract=maths_answer, imports=("math_verify",)),
   "pattern": Reward(pattern),
+  "running_sum": Reward(running_sum, is_factory=False, is_safe=True),
   "soft_overlong": Reward(soft_overlong, is_safe=True),
   "tags": Reward(tags),
 }

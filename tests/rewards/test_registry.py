@@ -19,7 +19,7 @@ SETTINGS = {
   "pattern": {"regex": "{answer}"},
   "soft_overlong": {"max_tokens": 4, "buffer_tokens": 2},
 }
-EVERY_FIELD = {"answer": "B1", "entry": {"answer": "1", "metadata": {"source_dataset": "chain_sum"}}}
+EVERY_FIELD = {"answer": "B1", "question": "1 + 2 =", "entry": {"answer": "1", "metadata": {"source_dataset": "chain_sum"}}}
 
 
 @pytest.mark.parametrize("name", sorted(set(rewards.REWARDS) - {"code_tests"}))  # It needs a sandbox, and has tests of its own.
