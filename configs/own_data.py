@@ -11,7 +11,8 @@ of each question, as plain text, and the answer is one line. A model that is to 
 of solutions, `--config.task.response_column=...`, and `--config.warm_start.num_steps=...`.
 Paper: the objective is SAPO, arXiv:2511.20347, 2025. A tenth of the problems is held out for evaluation.
 Hardware: 2 CPU cores, for short problems.
-Score: depends on the data; not yet measured on a set that others have.
+Score: depends on the data. After 16 steps: past tenses of verbs 77% to 95% of 22 held out, unit conversions 3% to 44% of 34; no set that
+others have is measured yet.
 """
 
 from configs import common
