@@ -126,7 +126,8 @@ def with_test(task: Task, other: Task) -> Task:
   Raises:
     ValueError: If two verifiers have the same name.
   """
-  found = report_lib.merge([report for report in (task.report, other.report) if report is not None])
+  reports = [x.report for x in (task, other) if x.report is not None]
+  found = report_lib.merge(reports) if reports else None
   if task.rewards[0] == other.rewards[0] and not task.routed:
     return task._replace(test=other.test, report=found, fingerprint=_fingerprint([task, other]))
   both = routed_task([task, other])

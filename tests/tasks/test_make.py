@@ -15,6 +15,10 @@ def test_levels_filter_every_split(task, data_dir, levels):
     assert len(getattr(some, name))
 
 
+def test_generated_problems_have_no_report_whatever_is_tested(data_dir):
+  assert tasks.make("arithmetic", levels=(1,), test_levels=(2,), data_dir=data_dir).report is None
+
+
 @pytest.mark.parametrize("levels", [(), (4,), (1, 0)])
 def test_unknown_or_no_levels(levels, tmp_path):
   with pytest.raises(ValueError, match=r"^task.levels: found .*expected one or more of \(1, 2, 3\)$"):
@@ -35,6 +39,7 @@ def few(monkeypatch, tmp_path, data_dir):
   monkeypatch.setattr(word_problems, "NUM_PROBLEMS", 60)
   monkeypatch.setattr(products, "_PROBLEMS_PER_LEVEL", 60)
   monkeypatch.setattr(drills, "_PROBLEMS_PER_LEVEL", 60)
+  monkeypatch.setattr(drills, "_TALLIES", dict.fromkeys(drills.Tally.LEVELS, 30))
   return dict.fromkeys(tasks.TASKS, tmp_path) | {"arithmetic": data_dir}
 
 
