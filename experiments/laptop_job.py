@@ -18,7 +18,7 @@ import time
 
 import numpy as np
 
-from jaxrl_llm.evaluation import bootstrap_interval, read_samples
+from jaxrl_llm.evaluation import Interval, bootstrap_interval, read_samples
 
 HEADER = """\
 | config | seed | accuracy before RL | accuracy at the end | gain, points | training | whole process | peak memory |
@@ -54,11 +54,20 @@ def gain(workdir: pathlib.Path) -> str:
   files = first_and_last(workdir)
   if files is None:
     return ""
-  first, last = map(scores, files)
-  if set(first) != set(last):
-    raise ValueError(f"{files[1]}: found other problems than in {files[0].name}, expected the same ones")
-  found = bootstrap_interval(100 * np.array([last[name] - first[name] for name in sorted(first)]))
+  found = difference(*files)
   return f"{found.mean:+.1f} [{found.low:+.1f}, {found.high:+.1f}]"
+
+
+def difference(first: pathlib.Path, last: pathlib.Path) -> Interval:
+  """By how many points the scores of an evaluation are above those of another one, paired by problem.
+
+  Raises:
+    ValueError: If they have other problems.
+  """
+  before, after = scores(first), scores(last)
+  if set(before) != set(after):
+    raise ValueError(f"{last}: found other problems than in {first.name}, expected the same ones")
+  return bootstrap_interval(100 * np.array([after[name] - before[name] for name in sorted(before)]))
 
 
 def first_and_last(workdir: pathlib.Path) -> tuple[pathlib.Path, pathlib.Path] | None:

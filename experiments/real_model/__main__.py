@@ -13,12 +13,9 @@ import pathlib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-import numpy as np
-
-from experiments.laptop_job import first_and_last, scores
+from experiments.laptop_job import difference, first_and_last
 from experiments.real_model import figures
 from experiments.results import from_json, rounded, to_json
-from jaxrl_llm.evaluation import bootstrap_interval
 
 HERE = pathlib.Path(__file__).parent
 VERIFIER = "reward/final_number/mean"
@@ -47,7 +44,7 @@ def collect(runs: pathlib.Path) -> dict[str, list[dict]]:
     found["runs"].append(where | paired(folder) | {"seconds": seconds, "memory_gb": summary["peak_memory_gb"]})
     for row in map(json.loads, (folder / "metrics.jsonl").read_text().splitlines()):
       if row["phase"] == "rl":
-        found["steps"].append(where | {"step": row["step"], "right": row[VERIFIER], "entropy": row["actor/entropy"]})
+        found["steps"].append(where | {"step": row["step"], "right": row[VERIFIER]})
       elif row["phase"] == "eval":
         values = {key: row[f"eval/accuracy{end}"] for key, end in (("accuracy", ""), ("low", "_low"), ("high", "_high"))}
         found["evals"].append(where | {"step": row["step"]} | values)
@@ -58,8 +55,7 @@ def collect(runs: pathlib.Path) -> dict[str, list[dict]]:
 
 def paired(folder: pathlib.Path) -> dict[str, float]:
   """The gain of a run in points, paired by problem, with its 95 % interval."""
-  first, last = map(scores, first_and_last(folder))
-  gain = bootstrap_interval(100 * np.array([last[name] - first[name] for name in sorted(first)]))
+  gain = difference(*first_and_last(folder))
   return {"gain": gain.mean, "gain_low": gain.low, "gain_high": gain.high}
 
 
@@ -70,8 +66,7 @@ def differences(runs: pathlib.Path) -> Iterator[dict[str, Any]]:
       other = folder.with_name(folder.name.replace(method, "sapo", 1))
       if not (folder / "report.html").exists() or not (other / "report.html").exists():
         continue
-      ours, theirs = (scores(first_and_last(x)[1]) for x in (folder, other))
-      found = bootstrap_interval(100 * np.array([ours[name] - theirs[name] for name in sorted(ours)]))
+      found = difference(first_and_last(other)[1], first_and_last(folder)[1])
       yield {"method": method, "seed": int(folder.name.rpartition("-")[2]), "points": found.mean, "low": found.low, "high": found.high}
 
 

@@ -2,7 +2,7 @@
 
 import numbers
 import unicodedata
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from jaxrl_llm.rewards.extraction import place
@@ -45,14 +45,30 @@ def exact_match(
     text = " ".join(text.split()) if strip else text
     return text.casefold() if ignore_case else text
 
-  def exact_match_reward(completion: Completion, example: Mapping[str, Any]) -> float:
-    gold = text_of(example, field, "exact_match")
+  return spelt("exact_match", find, plain, field=field, require_stop=require_stop)
+
+
+def spelt(
+  reward: str, find: Callable[[str], str | None], plain: Callable[[str], str], *, field: str, require_stop: bool
+) -> RewardFn:
+  """Makes a reward that is 1 if the answer found in a response and the correct one are alike, else 0.
+
+  Args:
+    reward: Name of the reward, for its errors.
+    find: Function from a response's text to its answer; None if there is none.
+    plain: Function to the spelling that is compared.
+    field: Field of the example with the correct answer.
+    require_stop: Whether a response that was cut off earns 0.
+  """
+
+  def spelt_reward(completion: Completion, example: Mapping[str, Any]) -> float:
+    gold = text_of(example, field, reward)
     if require_stop and not completion.stopped:
       return 0.0
     answer = find(completion.text)
     return float(answer is not None and plain(answer) == plain(gold))
 
-  return exact_match_reward
+  return spelt_reward
 
 
 def text_of(example: Mapping[str, Any], field: str, reward: str) -> str:

@@ -1,12 +1,10 @@
 """A reward for a short answer in words at the end of a response."""
 
 import unicodedata
-from collections.abc import Mapping
-from typing import Any
 
-from jaxrl_llm.rewards.exact_match import text_of
-from jaxrl_llm.rewards.extraction import answer_part, stated_answers, undecorated
-from jaxrl_llm.text_types import Completion, RewardFn
+from jaxrl_llm.rewards.exact_match import spelt
+from jaxrl_llm.rewards.extraction import PLACES, answer_part, stated_answers, undecorated
+from jaxrl_llm.text_types import RewardFn
 
 
 def final_text(*, ignore_case: bool = True, field: str = "answer", require_stop: bool = True) -> RewardFn:
@@ -36,14 +34,7 @@ def final_text(*, ignore_case: bool = True, field: str = "answer", require_stop:
     text = " ".join(unicodedata.normalize("NFKC", undecorated(text)).split())
     return text.casefold() if ignore_case else text
 
-  def final_text_reward(completion: Completion, example: Mapping[str, Any]) -> float:
-    gold = text_of(example, field, "final_text")
-    if require_stop and not completion.stopped:
-      return 0.0
-    answer = ending(completion.text)
-    return float(answer is not None and plain(answer) == plain(gold))
-
-  return final_text_reward
+  return spelt("final_text", ending, plain, field=field, require_stop=require_stop)
 
 
 def ending(text: str) -> str | None:
@@ -55,5 +46,5 @@ def ending(text: str) -> str | None:
   """
   stated = stated_answers(text)
   if not stated:
-    return undecorated(answer_part(text).rstrip().rpartition("\n")[2]) or None
+    return undecorated(PLACES["last_line"](answer_part(text))) or None
   return stated[0] if len(stated) == 1 else None

@@ -19,7 +19,7 @@ def a_run(runs, name, right_at_the_end, status="finished"):
     write_samples(folder / "evaluations" / f"step-{step}.jsonl", [SampleRow(id=str(i), score=float(i < right), **OTHER) for i in range(4)])
   look = lambda step, right: {"step": step, "phase": "eval"} | {f"eval/accuracy{x}": right / 4 for x in ("", "_low", "_high")}
   looks = look(0, 1), look(2, right_at_the_end)
-  steps = [{"step": step, "phase": "rl", "reward/final_number/mean": 0.5, "actor/entropy": 1.0} for step in (1, 2)]
+  steps = [{"step": step, "phase": "rl", "reward/final_number/mean": 0.5} for step in (1, 2)]
   (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in (looks[0], *steps, looks[1])))
   (folder / "summary.json").write_text(json.dumps({"status": status, "peak_memory_gb": 3.5}))
   (folder / "report.html").write_text("")

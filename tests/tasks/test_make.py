@@ -39,7 +39,6 @@ def few(monkeypatch, tmp_path, data_dir):
   monkeypatch.setattr(word_problems, "NUM_PROBLEMS", 60)
   monkeypatch.setattr(products, "_PROBLEMS_PER_LEVEL", 60)
   monkeypatch.setattr(drills, "_PROBLEMS_PER_LEVEL", 60)
-  monkeypatch.setattr(drills, "_TALLIES", dict.fromkeys(drills.Tally.LEVELS, 30))
   return dict.fromkeys(tasks.TASKS, tmp_path) | {"arithmetic": data_dir}
 
 

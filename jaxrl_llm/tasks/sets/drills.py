@@ -7,11 +7,10 @@ a few tokens: reinforcement learning has a signal from the first step, and a ste
     largest   how many numbers   Largest of 23, 71, 46, 58:    71
     sums      how many terms     47 + 38 =                     85
                                  47 + 38 + 25 =                47 + 38 = 85, 85 + 25 = 110
-    tally     how many digits    47 + 8 =                      47 + 8 = 55
-                                 47 + 8 + 5 =                  47 + 8 = 55, 55 + 5 = 60
+    tally     how many digits    47 + 8 + 5 =                  47 + 8 = 55, 55 + 5 = 60
     times                        37 * 6 =                      222
 
-A sum of three or more terms is shown with its steps, and so is every tally. No problem is a reordering of another.
+A sum of three or more terms is shown with its steps, and so is a tally. No problem is a reordering of another.
 """
 
 import itertools
@@ -22,7 +21,6 @@ import tensorflow_datasets as tfds
 from jaxrl_llm.tasks.files.storage import GeneratedProblems, Row, uniform
 
 _PROBLEMS_PER_LEVEL = 4000
-_TALLIES = {1: 500, 2: 2000, 3: 2000, 4: 2000}  # There are 720 with one digit.
 
 
 def render_prompt(question: str) -> str:
@@ -34,9 +32,11 @@ def steps(terms: Sequence[int]) -> str:
   """The working of a sum, which ends with its value.
 
   Example:
-    >>> steps([47, 38, 25])
-    '47 + 38 = 85, 85 + 25 = 110'
+    >>> steps([47, 38]), steps([47, 38, 25])
+    ('85', '47 + 38 = 85, 85 + 25 = 110')
   """
+  if len(terms) == 2:
+    return str(sum(terms))
   values = list(itertools.accumulate(terms))
   return ", ".join(f"{value} + {term} = {result}" for value, term, result in zip(values, terms[1:], values[1:], strict=False))
 
@@ -76,22 +76,20 @@ class Sums(GeneratedProblems):
   def _rows(self) -> Iterator[Row]:
     for level in self.LEVELS:
       for terms in draws("sums", level, distinct=False):
-        answer = str(sum(terms))
-        shown = answer if level == 2 else steps(terms)
-        yield {"question": f"{' + '.join(map(str, terms))} =", "answer": answer, "level": level, "response": f" {shown}"}
+        yield {"question": f"{' + '.join(map(str, terms))} =", "answer": str(sum(terms)), "level": level, "response": f" {steps(terms)}"}
 
 
 class Tally(GeneratedProblems):
   """A number of two digits, and some of one digit that are added to it."""
 
-  VERSION = tfds.core.Version("1.1.0")
-  LEVELS = tuple(_TALLIES)
+  VERSION = tfds.core.Version("1.0.0")
+  LEVELS = (2, 3, 4)
 
   def _rows(self) -> Iterator[Row]:
     for level in self.LEVELS:
       seen: set[tuple[int, ...]] = set()
       for index in itertools.count():
-        if len(seen) == _TALLIES[level]:
+        if len(seen) == _PROBLEMS_PER_LEVEL // 2:
           break
         draw = lambda place, low, high: low + int((high - low) * uniform("tally", level, index, place))  # noqa: B023 (used at once)
         terms = (draw(0, 10, 100), *(draw(place, 2, 10) for place in range(1, level + 1)))

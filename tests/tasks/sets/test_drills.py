@@ -40,12 +40,11 @@ def test_every_step_of_a_working_is_right():
 
 def test_a_tally_adds_digits_one_by_one():
   rows = list(drills.Tally._rows(drills.Tally))
-  assert len(rows) == 500 + 3 * 2000 and {row["level"] for row in rows} == set(drills.Tally.LEVELS)
+  assert len(rows) == 2000 * len(drills.Tally.LEVELS) and {row["level"] for row in rows} == set(drills.Tally.LEVELS)
   for row in rows:
     first, *digits = map(int, re.findall(r"\d+", row["question"]))
     assert 10 <= first <= 99 and len(digits) == row["level"] and all(2 <= digit <= 9 for digit in digits)
     assert row["answer"] == str(first + sum(digits))
-    assert row["response"].count("=") == len(digits)  # A single digit has its step, too.
     assert row["response"] == " " + drills.steps([first, *digits]) and final_number(Completion(row["response"], (), 9, True), row) == 1
   keys = {tuple(sorted(re.findall(r"\d+", row["question"]))) for row in rows}
   assert len(keys) == len(rows)
