@@ -25,6 +25,7 @@ def final_text(*, ignore_case: bool = True, field: str = "answer", require_stop:
     The reward function; 1.0 or 0.0.
 
   Example:
+    >>> from jaxrl_llm.text_types import Completion
     >>> completion = Completion(text=" paris\\n", token_ids=(), num_tokens=2, stopped=True)
     >>> final_text()(completion, {"answer": "Paris"})
     1.0
