@@ -6,12 +6,14 @@
 
 It is run by its path and imports the standard library alone, so that a worker loads nothing but what its reward functions load. A guardian
 computes nothing. It waits for the end of the process above it or of the process below it, and the outer one for the pool's word as well
-(SIGTERM, or the hang-up of the jobs' pipe); then it kills all of its descendants and exits as its child did. A guardian is a child
-subreaper: the kernel hands it every orphan below it, whatever its session, group or environment, and no process can leave it otherwise.
+(SIGTERM, or the hang-up of the jobs' pipe); then it kills all of its descendants and exits as its child did. The outer one lets the inner
+one go first, so that one of them is alive as long as anything below them is, even if the outer one is killed in the midst of its work. A
+guardian is a child subreaper: the kernel hands it every orphan below it, whatever its session, group or environment, and no process can
+leave it otherwise.
 
 What is promised on Linux: nothing below the pool survives, whichever process dies first.
 
-- The pool dies, or is done with the worker: the outer guardian kills the inner one and the rest.
+- The pool dies, or is done with the worker: the outer guardian tells the inner one to kill what is below it, and kills what is left.
 - The outer guardian dies: the inner one notices and kills what is below it.
 - The inner guardian dies: the worker dies with it and the outer one is handed the rest.
 - The worker dies: the inner guardian kills what it left.
@@ -39,6 +41,7 @@ from typing import NoReturn
 _CLONE_NEWUSER, _CLONE_NEWPID = 0x10000000, 0x20000000
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 _MAX_TASKS = 512
+_INNER_FIRST_MS = 2000  # What the inner guardian has for its work before it is killed: it may be stopped again and again.
 
 
 def _library() -> ctypes.CDLL:
@@ -107,29 +110,36 @@ def _exit_as(status: int) -> NoReturn:
   os._exit(128 + os.WTERMSIG(status) if os.WIFSIGNALED(status) else os.WEXITSTATUS(status))
 
 
-def _guard_outside(inner: int, jobs_fd: int, parent: int) -> NoReturn:
-  """Waits for the end of the pool or of the inner guardian, or for the pool's word."""
+def _guard_outside(inner: int, inner_fd: int, jobs_fd: int, parent: int) -> NoReturn:
+  """Waits for the end of the pool or of the inner guardian, or for the pool's word; `inner_fd` is open as long as the inner one shall wait."""
   # A signal only makes a pipe readable: a handler that raised could do so anywhere, also where nothing catches it.
   word, handler_fd = os.pipe()
   os.set_blocking(handler_fd, False)
   signal.set_wakeup_fd(handler_fd)
   signal.signal(signal.SIGTERM, lambda *_: None)
   watch = select.poll()
-  watch.register(os.pidfd_open(inner), select.POLLIN)  # Readable once it is dead.
+  inner_death = os.pidfd_open(inner)  # Readable once it is dead.
+  watch.register(inner_death, select.POLLIN)
   watch.register(word, select.POLLIN)
   watch.register(jobs_fd, 0)  # Nothing but the hang-up: no process can write any more.
   with contextlib.suppress(ProcessLookupError):
     watch.register(os.pidfd_open(parent), select.POLLIN)
   if os.getppid() == parent:  # Else it died before it could be watched.
     watch.poll()
+  os.close(inner_fd)
+  with contextlib.suppress(ProcessLookupError, PermissionError):
+    os.kill(inner, signal.SIGCONT)
+  ended = select.poll()
+  ended.register(inner_death, select.POLLIN)
+  ended.poll(_INNER_FIRST_MS)
   _exit_as(_kill_descendants(inner))
 
 
 def _guard_inside(worker: int, outer_fd: int) -> NoReturn:
-  """Waits for the end of the outer guardian or of the worker."""
+  """Waits for the end of the worker, or for the outer guardian's end or word, which hang up `outer_fd`."""
   watch = select.poll()
   watch.register(os.pidfd_open(worker), select.POLLIN)  # Readable once it is dead.
-  watch.register(outer_fd, select.POLLIN)
+  watch.register(outer_fd, 0)
   watch.poll()
   with contextlib.suppress(ProcessLookupError, PermissionError):
     os.killpg(worker, signal.SIGKILL)  # All that can be done where the kernel keeps no lists.
@@ -143,11 +153,12 @@ def _start_guardians(jobs_fd: int, results_fd: int, parent: int) -> None:
   signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
   prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
   prctl(_PR_SET_PDEATHSIG, signal.SIGCONT, 0, 0, 0)  # Harmless when a mere thread of the pool ends.
-  outer_fd = os.pidfd_open(os.getpid())
+  outer_fd, inner_fd = os.pipe()
   _enter_pid_namespace()
   if inner := os.fork():  # Safe: nothing has been imported yet that could hold a thread or a lock.
     os.close(results_fd)  # The pool must see its end when the worker dies.
-    _guard_outside(inner, jobs_fd, parent)
+    _guard_outside(inner, inner_fd, jobs_fd, parent)
+  os.close(inner_fd)
   prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
   prctl(_PR_SET_PDEATHSIG, signal.SIGCONT, 0, 0, 0)
   os.setpgid(0, 0)  # What kills the group of one guardian spares the other.

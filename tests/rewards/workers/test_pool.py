@@ -350,6 +350,15 @@ def test_nothing_survives_whichever_process_dies_first(request, namespaces, blow
       assert "value=0.5" in pool.stdout.readline()
 
 
+def test_nothing_survives_an_outer_guardian_that_dies_in_the_midst_of_its_work(no_pid_namespaces, monkeypatch, tmp_path):
+  """It dies at its first kill, as it would of one from outside in that instant."""
+  kill = "        os.kill(pid, signal.SIGKILL)\n"
+  change_program(monkeypatch, tmp_path, kill, kill + "        os.getppid() == int(sys.argv[3]) and os.kill(pids[0], signal.SIGKILL)\n")
+  with other_pool() as (pool, chain, pids):
+    os.kill(chain["outer"], signal.SIGTERM)
+    assert not survivors(pool.pid, pids)
+
+
 @pytest.mark.parametrize(
   "costs",
   [
