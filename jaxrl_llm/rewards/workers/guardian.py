@@ -111,7 +111,10 @@ def _exit_as(status: int) -> NoReturn:
 
 
 def _guard_outside(inner: int, inner_fd: int, jobs_fd: int, parent: int) -> NoReturn:
-  """Waits for the end of the pool or of the inner guardian, or for the pool's word; `inner_fd` is open as long as the inner one shall wait."""
+  """Waits for the end of the pool or of the inner guardian, or for the pool's word.
+
+  The inner guardian waits as long as `inner_fd` is open.
+  """
   # A signal only makes a pipe readable: a handler that raised could do so anywhere, also where nothing catches it.
   word, handler_fd = os.pipe()
   os.set_blocking(handler_fd, False)
