@@ -1,20 +1,27 @@
 """`python -m experiments.claims [NAME] [--smoke] [--folder=DIR] [--plot_only] [--format png pdf svg]`
 
-Runs the study that tries a claim, such as E20; without a name, or with --page, writes the page of all verdicts, README.md beside this file.
+Runs the study that tries a claim, such as E20; without a name, or with --page, writes the page of all verdicts,
+README.md beside this file.
 
   python -m experiments.claims E20
   python -m experiments.claims E20 --smoke --folder=/tmp/e20
+  python -m experiments.claims --judge
   python -m experiments.claims --page
+
+With --judge all studies' stored rows are judged again by today's rules, their figures and tables made again, and the page written.
 Exit code: 0, or 2 for a claim or an argument that there is not.
 """
 
 import importlib
 import importlib.util
+import inspect
+import pathlib
 import sys
 from collections.abc import Sequence
 
 from experiments.claims import page
 from experiments.claims.claim import CLAIMS
+from experiments.results import from_json, rounded, to_json
 from jaxrl_llm.messages import did_you_mean
 
 USAGE_ERROR = 2
@@ -26,6 +33,11 @@ def main(argv: Sequence[str]) -> int:
     print(__doc__)
     return 0
   if not argv or list(argv) == ["--page"]:
+    print(f"wrote {page.write()}")
+    return 0
+  if list(argv) == ["--judge"]:
+    for study in dict.fromkeys(claim.study for claim in CLAIMS.values()):
+      print(f"{study}: {judge(study)}")
     print(f"wrote {page.write()}")
     return 0
   name, rest = argv[0], list(argv[1:])
@@ -40,6 +52,28 @@ def main(argv: Sequence[str]) -> int:
       return USAGE_ERROR
     raise
   return 0
+
+
+def judge(study: str) -> str:
+  """Judges a study's stored rows again, makes its table and its figures again, and returns what has changed, in words.
+
+  Figures that need more than `results.json` keeps are left as they are.
+  """
+  folder = pathlib.Path(importlib.util.find_spec(study).origin).parent
+  path = folder / "results.json"
+  if not path.exists():
+    return page.NOT_RUN
+  results = from_json(path.read_text())
+  verdicts = rounded(importlib.import_module(f"{study}.rules").judge(results))
+  changed = [name for name in verdicts | results["verdicts"] if verdicts.get(name) != results["verdicts"].get(name)]
+  path.write_text(to_json(results | {"verdicts": verdicts}))
+  about = folder / "README.md"
+  about.write_text(page.with_table(about.read_text(), verdicts))
+  figures = importlib.import_module(f"{study}.figures")
+  drawn = importlib.util.find_spec("matplotlib") is not None and "arrays" not in inspect.signature(figures.draw).parameters
+  if drawn:
+    figures.draw(results | {"verdicts": verdicts}, folder / "figures", ["png"])
+  return f"{len(verdicts)} rules, {len(changed)} changed" + ("" if drawn else ", figures not drawn")
 
 
 def refusal(name: str, rest: Sequence[str]) -> str:

@@ -1,7 +1,8 @@
 """The list of claims: what a paper says, which study tries it, and where that study puts its figure and its numbers.
 
-A study is a package with a `__main__` whose `main(argv)` takes --folder, --plot_only, --smoke and --format. It writes `results.json`, in
-which "verdicts" holds a row for each of its rules: {"E20, name of the rule": {"rule", "verdict", numbers ...}}.
+A study is a package with a `__main__` whose `main(argv)` takes --folder, --plot_only, --smoke and --format, and with `rules`, whose
+`judge(results)` gives a row for each of its rules: {"E20, name of the rule": {"rule", "verdict", numbers ...}}. The rows are kept in
+`results.json` under "verdicts".
 """
 
 import pathlib
@@ -17,8 +18,8 @@ class Claim(NamedTuple):
     study: import path of the package that tries it.
     figure: path of its figure, from the folder of the study.
     says: what it says, a sentence.
-    main_rule: the rule that decides, a key of "verdicts" or how the first of its kind begins; the others are beside it.
-    note: what a reader of the verdict has to know. "" is nothing.
+    main_rule: the one confirmatory rule, a key of "verdicts"; all others are exploratory.
+    note: what a reader of the verdict has to know, without numbers. "" is nothing.
   """
 
   name: str
@@ -36,7 +37,8 @@ ROWS = (
   Claim(
     "E1", "GSPO, arXiv:2507.18071", f"{ABLATIONS}.ratio_lab", "figures/clip_fraction.png",
     says="GSPO clips a hundred times as many tokens as GRPO (0.15 against 0.0013).",
-    main_rule="E1", note="at least ten times, at every band that gives both a clip",
+    main_rule="E1, up to 4 updates",
+    note="at least ten times in every cell with both above 0, at the paper's number of updates or fewer; beyond, where GRPO clips more, it ends",
   ),
   Claim(
     "E2", "GSPO, arXiv:2507.18071", f"{ABLATIONS}.objective_shapes", "figures/coefficients.png",
@@ -51,7 +53,7 @@ ROWS = (
   Claim(
     "E4", "GSPO, arXiv:2507.18071", f"{ABLATIONS}.ratio_lab", "figures/ratio_spread.png",
     says="The variance of importance ratios grows with the length of a response, that of GSPO's ratio falls.",
-    main_rule="E4, std(s)",
+    main_rule="E4, std(s)", note="where the log-ratios of tokens are nearly independent, as in this bed",
   ),
   Claim(
     "E5", "GSPO, arXiv:2507.18071", f"{ABLATIONS}.routing_replay", "figures/expert_drift.png",
@@ -61,24 +63,24 @@ ROWS = (
   Claim(
     "E6", "GSPO, arXiv:2507.18071", f"{HERE}.moe_stability", "figures/moe_stability.png",
     says="On a mixture of experts GRPO collapses without routing replay; GSPO needs none.",
-    main_rule="E6, hazard: GRPO above GRPO with R2, N = 16, rate 0.002",
-    note="replay helps neither; GSPO does stand where GRPO does not, log of the quotient of the hazards +2.45 [+1.45, +3.74]",
+    main_rule="E6, collapses: GRPO above GRPO with R2, N = 16, rate 0.002",
+    note="replaying the routes does not narrow the ratios in this bed, and neither GRPO nor GSPO collapses in it",
   ),
   Claim(
     "E7", "arXiv:2512.01374, arXiv:2510.11370", f"{ABLATIONS}.routing_replay", "figures/sampler_mismatch.png",
-    says="Replaying the sampler's routes (R3) brings learner and sampler together; the staler the data, the better it does than "
-    "replaying the learner's (R2).",
+    says="Replaying the sampler's routes (R3) brings learner and sampler together.",
     main_rule="E7, KL: R3 below none, N = 4, rate 0.0003",
+    note="that it does better than replaying the learner's routes (R2) the staler the data, the claim's second half, is not tested",
   ),
   Claim(
     "E8", "DAPO, arXiv:2503.14476", f"{ABLATIONS}.dapo_ladder", "figures/mechanisms.png",
     says="Without a higher upper clip entropy collapses.",
-    main_rule="E8, entropy: 0.28 above 0.2",
+    main_rule="E8, entropy: 0.28 above 0.2", note="entropy does not collapse with the narrow clip either",
   ),
   Claim(
     "E9", "DAPO, arXiv:2503.14476", f"{ABLATIONS}.dapo_ladder", "figures/mechanisms.png",
     says="The token mean keeps long wrong responses in check, the mean over sequences does not.",
-    main_rule="E9, length of wrong responses",
+    main_rule="E9, length of wrong responses", note="both arms have the soft penalty on length",
   ),
   Claim(
     "E10", "DAPO, arXiv:2503.14476", f"{ABLATIONS}.dapo_ladder", "figures/ladder.png",
@@ -88,7 +90,7 @@ ROWS = (
   Claim(
     "E11", "DAPO, arXiv:2503.14476", f"{ABLATIONS}.dapo_ladder", "figures/ladder.png",
     says="Leaving out responses that were cut, or a soft penalty on length, helps.",
-    main_rule="E11, soft penalty: accuracy",
+    main_rule="E11, filter: accuracy", note="the filter against the same rung without it; the soft penalty alone has no arm",
   ),
   Claim(
     "E12", "SAPO, arXiv:2511.20347", f"{ABLATIONS}.objective_shapes", "figures/zero_mass.png",
@@ -102,23 +104,23 @@ ROWS = (
   ),
   Claim(
     "E14", "SAPO, arXiv:2511.20347", f"{ABLATIONS}.objective_shapes", "figures/outliers.png",
-    says="Of a response with an outlier token GSPO drops every token, SAPO the outlier alone.",
-    main_rule="E14, SAPO drops the outlier",
+    says="Of a response with an outlier token GSPO drops every token, SAPO weighs the outlier alone down.",
+    main_rule="E14, SAPO's gate weighs the outlier down", note="the gate w does; w r, which moves the policy, rises",
   ),
   Claim(
     "E15", "SAPO, arXiv:2511.20347", f"{HERE}.gate_asymmetry", "figures/gate_asymmetry.png",
     says="A sharper gate for negative advantages than for positive ones is more stable.",
-    main_rule="E15, accuracy above pos sharper, hot rate",
+    main_rule="E15, accuracy above pos sharper, mild rate",
   ),
   Claim(
     "E16", "GSPO, arXiv:2507.18071", f"{HERE}.precision", "figures/precision.png",
     says="GSPO tolerates old log-probabilities of lower precision; no recomputation is needed.",
-    main_rule="E16, membership, error 0.02",
+    main_rule="E16, training: gspo needs no recomputation", note="bfloat16 of so small a model hardly differs",
   ),
   Claim(
     "E17", "MiniRL, arXiv:2512.01374", f"{HERE}.mismatch", "figures/mismatch.png",
     says="On policy, leaving out the correction for the sampler's mismatch collapses fast, with a drop of the entropy.",
-    main_rule="E17, accuracy: IS above none, T = 1.4",
+    main_rule="E17, accuracy: IS above none, bfloat16", note="bfloat16 of so small a model hardly differs",
   ),
   Claim(
     "E18", "Dr. GRPO, arXiv:2503.20783", f"{HERE}.lengths", "figures/lengths.png",
@@ -129,12 +131,12 @@ ROWS = (
     "E19", "CISPO, arXiv:2506.13585", f"{HERE}.rare_tokens", "figures/rare_tokens.png",
     says="PPO's clip stalls rare tokens after an update; clipping the weight instead lets them rise.",
     main_rule="E19, cispo rises",
-    note="where the rare token was drawn; in the expectation over all batches it falls",
+    note="a bandit, whose pilot had shown it; where the rare token was drawn; in the expectation over all batches it falls",
   ),
   Claim(
     "E20", "VESPO, arXiv:2602.10693", f"{HERE}.staleness", "figures/ladder.png",
-    says="VESPO stands 64 updates of one rollout batch; GRPO, GSPO and SAPO fall behind.",
-    main_rule="E20, VESPO above GRPO at 64",
+    says="With 64 updates of one rollout batch VESPO ends above GRPO, GSPO and SAPO.",
+    main_rule="E20, VESPO above all three at 64", note="responses of six tokens",
   ),
   Claim(
     "E21", "LUSPO, arXiv:2602.05261", f"{HERE}.lengths", "figures/lengths.png",

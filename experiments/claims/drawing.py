@@ -49,16 +49,15 @@ def curves(
 
 
 def differences(axes: Any, rows: Mapping[str, Mapping]) -> None:
-  """Differences of accuracies with both intervals: the thick bar is the bootstrap's, the thin one Student's.
+  """Differences of accuracies with their 95 % intervals over the seeds.
 
   Args:
-    axes: of matplotlib.
-    rows: verdicts with `interval` and `over_seeds`, by label.
+    axes: Axes of matplotlib.
+    rows: Verdicts with an `interval`, by label.
   """
   for place, found in enumerate(rows.values()):
-    at, wide = found["interval"], found["over_seeds"]
-    axes.plot((wide["low"], wide["high"]), (place, place), color=BLACK, linewidth=0.8)
-    axes.plot((at["low"], at["high"]), (place, place), color=BLACK, linewidth=3)
+    at = found["interval"]
+    axes.plot((at["low"], at["high"]), (place, place), color=BLACK, linewidth=1.5)
     axes.plot(at["mean"], place, "o", color="white", markeredgecolor=BLACK, markersize=4)
   axes.axvline(0, color=BLACK, linewidth=0.7, linestyle=(0, (3, 2)))
   axes.set_yticks(range(len(rows)), rows)

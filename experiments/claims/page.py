@@ -1,12 +1,15 @@
 """The page of all claims, made of the studies' `results.json` and of nothing else."""
 
+import importlib.util
 import json
 import os
 import pathlib
 from collections import Counter
 from collections.abc import Mapping
 
+from experiments import judging, provenance
 from experiments.claims.claim import CLAIMS, Claim, folder_of
+from experiments.judging import described
 
 HERE = pathlib.Path(__file__).parent
 NOT_RUN = "not yet run"
@@ -14,23 +17,48 @@ NOT_RUN = "not yet run"
 HEAD = """\
 # Claims of the papers, tried
 
-Made by `python -m experiments.claims --page` from the studies' `results.json`; not written by hand.
+Verdicts and numbers on this page are computed from the studies' `results.json` by
+`python -m experiments.claims --page`; claims, names of rules and remarks are ours.
 
 ```sh
 python -m experiments.claims E20                          # runs a study, judges it, draws its figure
 python -m experiments.claims E20 --smoke --folder=/tmp/x  # shows in a minute that it runs
-python -m experiments.claims --page                       # this page
+python -m experiments.claims --judge                      # judges all stored rows again, and writes this page
 ```
 
-Each study wrote down its rules before it was measured (`rules.py`). A claim is *reproduced*, *not reproduced*, or its *mechanism was not
-engaged*: nothing in the run could have decided. "Not reproduced" says that these small models on these small tasks did not show it, and
-nothing about larger ones. The verdict is that of the claim's main rule, the counts are those of all its rules. Numbers are means with 95 %
-intervals: of the hierarchical bootstrap over seeds and problems or, of a study's other quantities, Student's over the seeds; where both are
-given, both had to pass. Seconds are those of the whole study, which may try several claims.
+| verdict | what it says |
+| --- | --- |
+| reproduced | the 95 % interval lies on the claim's side of the bound |
+| contradicted | it lies on the other side |
+| inconclusive | it holds the bound: these few small runs could not tell |
+| mechanism not engaged | what the claim is about did not happen in the run, so nothing could have decided |
+| identity verified | algebra, checked in floating point: no experiment |
 
-| | claim | source | figure | verdict | decided by | took |
-| --- | --- | --- | --- | --- | --- | --- |
+All of it is about small models on small tasks, and says nothing about larger ones. The verdict is
+that of the claim's one confirmatory rule, and counts as reproduced or contradicted only if its
+p-value is below 0.05 after Holm over all confirmatory rules that have one ({family} of them). All other
+rules are exploratory, are corrected for nothing, and are counted below it. Intervals and p-values are
+Student's over paired seeds. "Would find" is the true distance from the bound
+that these seeds would have found with a probability of 80 %: an inconclusive verdict excludes
+nothing smaller. A trial has collapsed if its held-out accuracy stays below half of its own peak over
+the last quarter of training; jumps of the gradient are described where they occur and decide nothing.
+
+{noise}
+
+{trust}
+
+{counts}
+
+| | claim | source | figure | verdict | decided by | rules before the run | took |
+| --- | --- | --- | --- | --- | --- | --- | --- |
 """
+
+TRUST = """\
+"Rules before the run" says whether the history shows it: `results.json` names the commit at which the
+run began, that commit holds the very rules, and it is older than the run. Results from before
+2026-11-25 name none. Their confirmatory rules were in part chosen anew on 2026-11-25, when the results
+were known (the studies' `rules.py` say which and why): on those seeds they describe, and only fresh
+seeds can confirm."""
 
 
 def write() -> pathlib.Path:
@@ -42,7 +70,17 @@ def write() -> pathlib.Path:
 
 def text() -> str:
   """The page."""
-  return HEAD + "".join(row(claim, results_of(claim)) for claim in CLAIMS.values())
+  all_results = {name: results_of(claim) for name, claim in CLAIMS.items()}
+  adjusted = holm(all_results)
+  main = {name: main_verdict(claim, all_results[name]) for name, claim in CLAIMS.items()}
+  counts = Counter(headline(row["verdict"], adjusted.get(name)) for name, row in main.items() if row)
+  head = HEAD.format(
+    family=len(adjusted),
+    noise=noise(all_results["E20"]),
+    trust=TRUST,
+    counts=f"**Of {len(CLAIMS)} claims: {', '.join(f'{counts[name]} {name}' for name in judging.VERDICTS if counts[name])}.**",
+  )
+  return head + "".join(row(claim, all_results[name], adjusted.get(name)) for name, claim in CLAIMS.items())
 
 
 def results_of(claim: Claim) -> dict:
@@ -51,29 +89,61 @@ def results_of(claim: Claim) -> dict:
   return json.loads(path.read_text()) if path.exists() else {}
 
 
-def row(claim: Claim, results: Mapping) -> str:
-  """A line of the table."""
+def main_verdict(claim: Claim, results: Mapping) -> Mapping:
+  """The row of a claim's confirmatory rule, {} if it has not run."""
+  rules = rules_of(claim, results)
+  return rules[main_rule(claim, rules)] if rules else {}
+
+
+def holm(all_results: Mapping[str, Mapping]) -> dict[str, float]:
+  """Holm's p-values of the confirmatory rules that a run could have decided, by claim."""
+  rows = {name: main_verdict(CLAIMS[name], results) for name, results in all_results.items()}
+  return judging.holm({name: row["p"] for name, row in rows.items() if row.get("p") is not None and row["verdict"] != judging.NOT_ENGAGED})
+
+
+def noise(results: Mapping) -> str:
+  """What arms differ by that differ in nothing."""
+  found = results.get("verdicts", {}).get("E20, A/A")
+  if not found:
+    return "An A/A comparison has not run yet."
+  return (
+    f"**A/A.** Objectives with one gradient on fresh data end up to {100 * found['largest']:.1f} points of accuracy apart in one seed of E20, "
+    f"{100 * found['rms']:.1f} in the root mean square of {found['pairs']} pairs: rounding alone does that, and pairing seeds does not remove it."
+  )
+
+
+def row(claim: Claim, results: Mapping, adjusted: float | None = None) -> str:
+  """A line of the table; `adjusted` is the p-value after Holm."""
   rules = rules_of(claim, results)
   study = os.path.relpath(folder_of(claim), HERE)
   link = f"[{claim.name}]({study})" if folder_of(claim).exists() else claim.name
   if not rules:
-    return f"| {link} | {claim.says} | {claim.source} | | {NOT_RUN} | | |\n"
+    return f"| {link} | {claim.says} | {claim.source} | | {NOT_RUN} | | | |\n"
   main = main_rule(claim, rules)
-  counts = Counter(found["verdict"] for found in rules.values())
-  verdict = f"**{rules[main]['verdict']}**"
-  if len(rules) > 1:
-    verdict += f"<br>of {len(rules)} rules: " + ", ".join(f"{count} {name}" for name, count in sorted(counts.items()))
+  verdict = f"**{headline(rules[main]['verdict'], adjusted)}**"
+  if headline(rules[main]["verdict"], adjusted) != rules[main]["verdict"]:
+    verdict += f", {rules[main]['verdict']} if it were the only one"
+  if others := Counter(found["verdict"] for name, found in rules.items() if name != main):
+    verdict += f"<br>of {sum(others.values())} others: " + ", ".join(f"{others[name]} {name}" for name in judging.VERDICTS if others[name])
   figure = folder_of(claim) / claim.figure
   shown = os.path.relpath(figure, HERE)
   picture = f'<a href="{shown}"><img src="{shown}" width="160" alt="{claim.name}"></a>' if figure.exists() else ""
-  decided = f"{main}: {deciding(rules[main])}" + (f"; {claim.note}" if claim.note else "")
-  return f"| {link} | {claim.says} | {claim.source} | {picture} | {verdict} | {escaped(decided)} | {took(results)} |\n"
+  holm = f"; after Holm p = {adjusted:.2g}" if adjusted is not None else ""
+  decided = f"{main}: {described(rules[main])}{holm}" + (f"; {claim.note}" if claim.note else "")
+  cells = (link, claim.says, claim.source, picture, verdict, escaped(decided), trusted(claim, results), took(results))
+  return f"| {' | '.join(cells)} |\n"
+
+
+def headline(verdict: str, adjusted: float | None) -> str:
+  """The verdict of a confirmatory rule as one of a family: what is not significant after Holm is inconclusive."""
+  decided = verdict in (judging.REPRODUCED, judging.CONTRADICTED)
+  return judging.INCONCLUSIVE if decided and adjusted is not None and adjusted >= judging.ALPHA else verdict
 
 
 def rules_of(claim: Claim, results: Mapping) -> dict[str, dict]:
   """The verdicts of a claim's rules: "E2" and "E2, name", and not "E20". What is no verdict, such as a calibration, is left out."""
   mine = {name: found for name, found in results.get("verdicts", {}).items() if name.split(",")[0] == claim.name}
-  return {name: found for name, found in mine.items() if found["verdict"] != "calibration"}
+  return {name: found for name, found in mine.items() if found["verdict"] != judging.CALIBRATION}
 
 
 def main_rule(claim: Claim, rules: Mapping[str, Mapping]) -> str:
@@ -82,28 +152,39 @@ def main_rule(claim: Claim, rules: Mapping[str, Mapping]) -> str:
   Raises:
     KeyError: the study has no such rule.
   """
-  found = [name for name in rules if name == claim.main_rule] or [name for name in rules if name.startswith(claim.main_rule)]
-  if not found:
+  if claim.main_rule not in rules:
     raise KeyError(f"{claim.name}: main_rule: found {claim.main_rule!r}, expected one of {', '.join(rules)}")
-  return found[0]
+  return claim.main_rule
 
 
-def deciding(found: Mapping) -> str:
-  """The numbers of a verdict: its interval, or else what it holds.
+def trusted(claim: Claim, results: Mapping) -> str:
+  """Whether the history shows that a claim's rules are older than its run."""
+  recorded = results.get("provenance")
+  if not recorded:
+    return "not recorded"
+  file = pathlib.Path(importlib.util.find_spec(f"{claim.study}.rules").origin)
+  since = "" if provenance.hash_of(file.read_bytes()) == recorded["rules"] else ", changed since"
+  return f"{recorded['commit'][:8]}, {recorded['started'][:16].replace('T', ' ')}{since}"
 
-  Example:
-    >>> deciding({"rule": "", "verdict": "", "interval": {"mean": 0.0316, "low": 0.0066, "high": 0.06}, "of": 5})
-    '+0.0316 [+0.0066, +0.06]'
-    >>> deciding({"rule": "it is", "verdict": "", "passed": 3, "of": 5})
-    'passed 3, of 5'
+
+BEGIN, END = "<!-- verdicts: written by `python -m experiments.claims --judge` -->", "<!-- end of verdicts -->"
+
+
+def table(verdicts: Mapping[str, Mapping]) -> str:
+  """All verdicts of a study, as a table between `BEGIN` and `END`."""
+  rows = "".join(f"| {escaped(name)} | {row['verdict']} | {escaped(described(row))} |\n" for name, row in verdicts.items())
+  return f"{BEGIN}\n| rule | verdict | measured |\n| --- | --- | --- |\n{rows}{END}"
+
+
+def with_table(text: str, verdicts: Mapping[str, Mapping]) -> str:
+  """A study's page with its table of verdicts made anew.
+
+  Raises:
+    ValueError: the page has no place for it.
   """
-  by_problem, by_seed = found.get("interval"), found.get("over_seeds")
-  for value in (by_problem, *found.values()):
-    if isinstance(value, Mapping) and {"mean", "low", "high"} <= set(value):
-      spread = lambda at: f"[{at['low']:+.3g}, {at['high']:+.3g}]"
-      return f"{value['mean']:+.3g} {spread(value)}" + (f", over seeds {spread(by_seed)}" if by_seed and value is by_problem else "")
-  numbers = [f"{name.replace('_', ' ')} {value:.4g}" for name, value in found.items() if isinstance(value, int | float)]
-  return ", ".join(numbers) or found["rule"]
+  if text.count(BEGIN) != 1 or text.count(END) != 1:
+    raise ValueError(f"found no table of verdicts, expected one between {BEGIN!r} and {END!r}")
+  return text[: text.index(BEGIN)] + table(verdicts) + text[text.index(END) + len(END) :]
 
 
 def took(results: Mapping) -> str:

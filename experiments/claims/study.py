@@ -8,17 +8,22 @@ import json
 import pathlib
 import time
 from collections.abc import Callable, Mapping, Sequence
+from types import ModuleType
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 
+from experiments import provenance
 from experiments.claims import bed as beds
 from experiments.claims import study_command, trial
 from experiments.results import rounded, to_json
 
 EVERY = 16
 """Updates between two points of a curve that is kept."""
+
+STARTED = "started.json"
+"""What is recorded at the start of a study, until `results.json` has it."""
 
 
 class Study(NamedTuple):
@@ -30,16 +35,16 @@ class Study(NamedTuple):
     arms: what is trained, by the columns that name it, as ({"objective": "grpo", "updates": 4}, Arm). In the order in which they run:
       each block with all seeds before the next block begins.
     seeds: of the trials.
-    judge: `(trials) -> verdicts`.
+    rules: the module whose `judge(results)` gives the verdicts.
     draw: `(results, folder, formats)`.
-    tables: `(sizes, trials)` to further entries of `results.json`; "verdicts" among them take the place of those of `judge`.
+    tables: `(sizes, trials)` to further entries of `results.json`.
   """
 
   package: str
   about: str
   arms: Sequence[Sequence[tuple[dict[str, Any], beds.Arm]]]
   seeds: Sequence[int]
-  judge: Callable[[Sequence[Mapping]], dict[str, dict]]
+  rules: ModuleType
   draw: Callable[[Mapping, pathlib.Path, Sequence[str]], None]
   tables: Callable[[beds.Sizes, Sequence[Mapping]], dict] = lambda sizes, trials: {}
 
@@ -57,7 +62,7 @@ def main(study: Study, argv: Sequence[str] | None, here: pathlib.Path) -> None:
 def measure(study: Study, sizes: beds.Sizes, seeds: Sequence[int], folder: pathlib.Path) -> None:
   """Runs the trials that are not done yet; after every block judges what there is and writes `results.json`."""
   path = folder / "trials.jsonl"
-  done = read_trials(path)
+  done, recorded = read_trials(path), begin(study, folder)
   planned = []
   for block in study.arms:
     here = [(names | {"seed": seed}, arm) for seed in seeds for names, arm in block]
@@ -68,8 +73,28 @@ def measure(study: Study, sizes: beds.Sizes, seeds: Sequence[int], folder: pathl
           done.append(run(sizes, names, arm))
           print(json.dumps(done[-1]), file=file, flush=True)
     planned += [names for names, _ in here]
-    write(study, sizes, seeds, [row for row in done if {name: row[name] for name in planned[0]} in planned], planned, folder)
+    mine = [row for row in done if {name: row[name] for name in planned[0]} in planned]
+    write(study, sizes, seeds, mine, planned, folder, recorded)
   path.unlink()
+  (folder / STARTED).unlink()
+
+
+def begin(study: Study, folder: pathlib.Path) -> dict:
+  """What was recorded when the study was first started, and a refusal where its rules are others now.
+
+  Raises:
+    SystemExit: the rules have been changed between the trials that are done and those to come.
+  """
+  path = folder / STARTED
+  if not path.exists():
+    path.write_text(json.dumps(provenance.record(study.rules)))
+  recorded = json.loads(path.read_text())
+  if recorded["rules"] != provenance.hash_of(pathlib.Path(study.rules.__file__).read_bytes()):
+    raise SystemExit(
+      f"error: {study.rules.__file__}: changed since the study was started at {recorded['started']}; take the change back, or begin anew "
+      f"without {path} and {path.with_name('trials.jsonl')}"
+    )
+  return recorded
 
 
 def read_trials(path: pathlib.Path) -> list[dict]:
@@ -90,14 +115,16 @@ def run(sizes: beds.Sizes, names: Mapping[str, Any], arm: beds.Arm) -> dict:
 
 
 def write(
-  study: Study, sizes: beds.Sizes, seeds: Sequence[int], done: Sequence[Mapping], order: Sequence[Mapping], folder: pathlib.Path
+  study: Study, sizes: beds.Sizes, seeds: Sequence[int], done: Sequence[Mapping], order: Sequence[Mapping], folder: pathlib.Path,
+  recorded: Mapping,
 ) -> None:
   """Writes `results.json`, its trials in the order of the plan."""
   rows = sorted(done, key=lambda row: order.index({name: row[name] for name in order[0]}))
   results = {"sizes": sizes._asdict(), "seeds": list(seeds), "jax": jax.__version__}
   results |= {name: sum(row[name] for row in rows) for name in ("processor_seconds", "wall_seconds")}
-  results |= {"verdicts": study.judge(rows)} | study.tables(sizes, rows) | {"trials": rows}
-  (folder / "results.json").write_text(to_json(rounded(results)))
+  results |= {"provenance": dict(recorded), "verdicts": {}} | study.tables(sizes, rows) | {"trials": rows}
+  results = rounded(results)
+  (folder / "results.json").write_text(to_json(results | {"verdicts": rounded(study.rules.judge(results))}))
 
 
 def summary(found: Mapping, *, per_rollout: int) -> dict:
@@ -105,7 +132,7 @@ def summary(found: Mapping, *, per_rollout: int) -> dict:
   thinned = lambda name: found[name][::EVERY] + found[name][-1:] if name in found else None
   mean = lambda name: float(np.mean([x for x in found[name] if x is not None])) if name in found else None
   norms = [x for x in found["grad_norm"] if x is not None]
-  fell = trial.collapse(found["rewards"], found, per_rollout=per_rollout)
+  sign = trial.first_sign(found["rewards"], found, per_rollout=per_rollout)
 
   def late(name: str) -> float | None:
     """Mean over the last quarter of the updates of each rollout batch."""
@@ -115,8 +142,8 @@ def summary(found: Mapping, *, per_rollout: int) -> dict:
     return float(np.nanmean(last)) if np.isfinite(last).any() else None
 
   return {
-    "collapse": fell.sign if fell else "",
-    "collapsed_at": fell.update if fell else None,
+    "sign": sign.kind if sign else "",
+    "sign_at": sign.update if sign else None,
     "samples": found["samples"],
     "right": "".join(str(x) for x in found["right"]),
     "curve": found["curve"],

@@ -4,6 +4,7 @@ import argparse
 import pathlib
 from collections.abc import Callable, Mapping, Sequence
 
+from experiments import judging
 from experiments.results import from_json
 from jaxrl_llm.devices import compilation_cache
 
@@ -52,7 +53,5 @@ def run(
   if not path.exists():
     raise SystemExit(f"error: {path}: found no such file, expected the results of a run: leave --plot_only out once")
   results = from_json(path.read_text())
-  for name, verdict in results["verdicts"].items():
-    numbers = {key: value for key, value in verdict.items() if key not in ("rule", "verdict")}
-    print(f"{name}: {verdict['verdict']} ({numbers})")
+  print(judging.lines(results["verdicts"]))
   draw(results, args.folder / "figures", args.format)

@@ -1,4 +1,4 @@
-"""A trial: RL of the bed's model by one arm, what is kept of it, and how a collapse is told and dated."""
+"""A trial: RL of the bed's model by one arm, what is kept of it, and the first sign of trouble in it."""
 
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
@@ -91,42 +91,45 @@ def _finite(x: float) -> float | None:
   return float(x) if np.isfinite(x) else None
 
 
-class Collapse(NamedTuple):
-  """The first sign of one.
+class Sign(NamedTuple):
+  """The first sign of trouble in a trial.
 
   Attributes:
-    update: at which, from 1.
-    sign: "not finite" | "entropy" | "reward" | "gradient".
+    update: When it shows, from 1.
+    kind: "not finite" | "entropy" | "reward" | "gradient".
   """
 
   update: int
-  sign: str
+  kind: str
 
 
-def collapse(rewards: Sequence[float], columns: Mapping[str, Sequence[float | None]], *, per_rollout: int) -> Collapse | None:
-  """The first of these signs of a collapse that a trial shows; of those at one update the first in this list:
+def first_sign(rewards: Sequence[float], columns: Mapping[str, Sequence[float | None]], *, per_rollout: int) -> Sign | None:
+  """The first of these signs that a trial shows, a description and no endpoint; of those at one update the first in this list:
 
   - a gradient norm or an entropy that is not finite;
   - entropy below 5 % of that of the first update;
   - the moving average of the reward (over about 30 updates) stays below half of its largest value for 30 updates; the first of them counts;
   - a gradient norm above 10 times the running median, from the 30th update on.
 
+  Whether a trial has collapsed is told by its held-out accuracy alone, see `judging.collapsed`: of 739 trials the 356 with a jump of the
+  gradient end as high as those without any sign (79 and 75 %), and entropy goes to 0 where a task is solved.
+
   Args:
-    rewards: of each rollout batch.
+    rewards: Mean reward of each rollout batch.
     columns: `grad_norm` and `entropy` of each update.
-    per_rollout: updates of a rollout batch.
+    per_rollout: Updates of a rollout batch.
   """
   norms, entropy = columns["grad_norm"], columns["entropy"]
-  found = [Collapse(i + 1, "not finite") for i, pair in enumerate(zip(norms, entropy, strict=True)) if None in pair][:1]
+  found = [Sign(i + 1, "not finite") for i, pair in enumerate(zip(norms, entropy, strict=True)) if None in pair][:1]
   whole = found[0].update - 1 if found else len(norms)
-  found += [Collapse(i + 1, "entropy") for i in range(whole) if entropy[i] < 0.05 * entropy[0]][:1]
+  found += [Sign(i + 1, "entropy") for i in range(whole) if entropy[i] < 0.05 * entropy[0]][:1]
   average, best, below = rewards[0], rewards[0], 0
   for index, reward in enumerate(rewards):
     average += min(1.0, per_rollout / 30) * (reward - average)
     best = max(best, average)
     below = below + per_rollout if average < best / 2 else 0
     if below >= 30:
-      found.append(Collapse((index + 1) * per_rollout - below + 1, "reward"))
+      found.append(Sign((index + 1) * per_rollout - below + 1, "reward"))
       break
-  found += [Collapse(i + 1, "gradient") for i in range(30, whole) if norms[i] > 10 * np.median(norms[:i])][:1]
+  found += [Sign(i + 1, "gradient") for i in range(30, whole) if norms[i] > 10 * np.median(norms[:i])][:1]
   return min(found, key=lambda one: one.update, default=None)

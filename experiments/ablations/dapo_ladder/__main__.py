@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 import jax
 
+from experiments import judging, provenance
 from experiments.ablations.dapo_ladder import bed as beds
 from experiments.ablations.dapo_ladder import figures, rules
 from experiments.results import from_json, rounded, to_json
@@ -52,7 +53,7 @@ def trials(plan: Plan) -> Iterator[tuple[int, str]]:
 def measure(plan: Plan, path: pathlib.Path, runs: pathlib.Path, *, resume: bool = False) -> None:
   """Runs what is not done yet, and writes the file after every trial."""
   fresh = {"sizes": plan.sizes._asdict(), "seeds": list(plan.seeds), "jax": jax.__version__, "wall_seconds": 0.0}
-  fresh |= {"done": [], "verdicts": {}} | {name: [] for name in TABLES}
+  fresh |= {"provenance": provenance.record(rules), "done": [], "verdicts": {}} | {name: [] for name in TABLES}
   results = from_json(path.read_text()) if resume and path.exists() else fresh
   beds.write_problems(runs)
   for seed, arm in trials(plan):
@@ -68,7 +69,7 @@ def measure(plan: Plan, path: pathlib.Path, runs: pathlib.Path, *, resume: bool 
     print(f"{name}: {time.perf_counter() - started:.0f} s", flush=True)
     path.write_text(to_json(rounded(results)))
   results = from_json(path.read_text())
-  results["verdicts"] = rules.judge(*(results[name] for name in TABLES))
+  results["verdicts"] = rules.judge(results)
   path.write_text(to_json(rounded(results)))
 
 
@@ -88,9 +89,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     compilation_cache.cache_compilations()
     measure(SMOKE if args.smoke else Plan(), path, args.runs, resume=args.resume)
   results = from_json(path.read_text())
-  for name, verdict in results["verdicts"].items():
-    numbers = {key: value for key, value in verdict.items() if key not in ("rule", "verdict")}
-    print(f"{name}: {verdict['verdict']} ({numbers})")
+  print(judging.lines(results["verdicts"]))
   figures.draw(results, args.folder / "figures", args.format)
 
 

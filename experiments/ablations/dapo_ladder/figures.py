@@ -7,10 +7,9 @@ from typing import Any
 import numpy as np
 
 from experiments.ablations.dapo_ladder.bed import RUNGS
-from experiments.ablations.dapo_ladder.measures import paired_problems, solved
 from experiments.ablations.plots import BLACK, BLUE, GREEN, GREY, ORANGE, PINK, SKY, YELLOW, letter, new_figure, save
-from experiments.ablations.ratio_lab.measures import interval
 from experiments.ablations.routing_replay.measures import where
+from experiments.judging import interval, paired, solved
 
 _ARMS = {
   "base": (GREY, "o", "base"),
@@ -66,7 +65,7 @@ def _ladder(figure: Any, results: Mapping[str, Any]) -> None:
   arms = [arm for arm in _ARMS if where(results["ends"], rung=arm)]
   for place, arm in enumerate(arms):
     color, marker, _ = _ARMS[arm]
-    at_seeds = [x.mean() for x in solved(results["ends"], arm).values()]
+    at_seeds = list(solved(results["ends"], rung=arm).values())
     at = interval(at_seeds)
     ends.plot(at_seeds, [place + 0.22] * len(at_seeds), ".", color=color, markersize=4, alpha=0.6)
     ends.plot([at["low"], at["high"]], [place] * 2, color=color)
@@ -87,11 +86,9 @@ def _ladder(figure: Any, results: Mapping[str, Any]) -> None:
   pairs = [*zip(RUNGS[1:], RUNGS, strict=False), ("dynamic", "base")]
   for place, (more, less) in enumerate(pairs):
     color, marker, _ = _ARMS[more] if less != "base" or more == "filter" else (BLACK, "o", "")
-    by_problem = paired_problems(solved(results["ends"], more), solved(results["ends"], less))
-    over_seeds = interval([a.mean() - b.mean() for a, b in _pairs(results["ends"], more, less)])
-    differences.plot([over_seeds["low"], over_seeds["high"]], [place] * 2, color=color, linewidth=0.8)
-    differences.plot([by_problem["low"], by_problem["high"]], [place] * 2, color=color, linewidth=3, solid_capstyle="butt")
-    differences.plot(by_problem["mean"], place, marker, color=color, markersize=5, markeredgecolor="white", markeredgewidth=0.5)
+    at = interval(paired(*(solved(results["ends"], rung=arm) for arm in (more, less))))
+    differences.plot([at["low"], at["high"]], [place] * 2, color=color)
+    differences.plot(at["mean"], place, marker, color=color, markersize=5, markeredgecolor="white", markeredgewidth=0.5)
   differences.axvline(0, color=BLACK, linewidth=0.8)
   names = [_ARMS[more][2] for more, _ in pairs[:-1]]
   differences.set_yticks(range(len(pairs)), [*names, "all of them"])
@@ -103,11 +100,6 @@ def _ladder(figure: Any, results: Mapping[str, Any]) -> None:
 
 def _around(values: Sequence[float]) -> tuple[float, float]:
   return 0.9 * min(values), max(values)
-
-
-def _pairs(ends: Sequence[Mapping], more: str, less: str) -> list[tuple[np.ndarray, np.ndarray]]:
-  with_it, without = solved(ends, more), solved(ends, less)
-  return [(with_it[seed], without[seed]) for seed in sorted(with_it)]
 
 
 def _mechanisms(figure: Any, results: Mapping[str, Any]) -> None:

@@ -107,36 +107,6 @@ def _mean(values: Sequence[float]) -> float | None:
   return float(np.mean(values)) if len(values) else None
 
 
-def paired_problems(
-  more: Mapping[int, np.ndarray], less: Mapping[int, np.ndarray], *, draws: int = 4000, seed: int = 0
-) -> dict[str, float]:
-  """The difference of two arms' accuracies, and its hierarchical bootstrap 95 % interval: seeds are drawn, and in each its problems.
-
-  Args:
-    more: fraction of the samples of each problem that is right, by seed.
-    less: of the same problems in the same order, in the arm that is taken away.
-    draws: of the bootstrap.
-    seed: of it.
-
-  Example:
-    >>> paired_problems({0: np.ones(4), 1: np.ones(4)}, {0: np.zeros(4), 1: np.zeros(4)}, draws=10)
-    {'mean': 1.0, 'low': 1.0, 'high': 1.0}
-  """
-  differences = np.array([more[seed] - less[seed] for seed in sorted(more)])
-  rng, (num_seeds, num_problems) = np.random.default_rng(seed), differences.shape
-  means = np.zeros(draws)
-  for _ in range(num_seeds):  # Each place of a draw: any seed, and that many of its problems.
-    drawn, problems = rng.integers(num_seeds, size=(draws, 1)), rng.integers(num_problems, size=(draws, num_problems))
-    means += differences[drawn, problems].mean(axis=1) / num_seeds
-  low, high = np.quantile(means, (0.025, 0.975))
-  return {"mean": float(differences.mean()), "low": float(low), "high": float(high)}
-
-
-def solved(ends: Sequence[Mapping], rung: str) -> dict[int, np.ndarray]:
-  """Of each seed the fraction of the samples of each problem that is right at the end."""
-  return {row["seed"]: np.array([int(x) for x in row["right"]]) / row["samples"] for row in ends if row["rung"] == rung}
-
-
 def trend(rows: Sequence[Mapping], name: str) -> float:
   """The slope of a quantity against the RL step; steps at which there is none of it are left out. 0 of fewer than two."""
   points = [(row["step"], row[name]) for row in rows if row[name] is not None]

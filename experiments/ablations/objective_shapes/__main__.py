@@ -15,7 +15,8 @@ from typing import Any
 import jax
 import numpy as np
 
-from experiments.ablations.objective_shapes import figures, studies
+from experiments import judging, provenance
+from experiments.ablations.objective_shapes import figures, rules, studies
 from experiments.ablations.ratio_lab import bed as beds
 from experiments.results import rounded, to_json
 from jaxrl_llm import objectives
@@ -64,6 +65,7 @@ def measure(
   above = lambda limit, value, bound: int(np.sum(limit[value] > limit[bound] * (1 + 1e-9) + 1e-14))
   results: dict[str, Any] = {
     "jax": jax.__version__,
+    "provenance": provenance.record(rules),
     "E2": variant,
     "E3": {
       "updates": studies.SHOWN_UPDATES,
@@ -88,9 +90,9 @@ def measure(
     "E14": retained | {"counts": list(studies.OUTLIER_COUNTS)},
     "maxima": {name: [float(np.max(found["positive"])), float(np.max(found["negative"]))] for name, found in curves.items()},
   }
-  results["verdicts"] = studies.judge(results)
   results["processor_seconds"] = time.process_time() - started
-  return rounded(results), {"curves": curves, "variation": variation, "made": made, "real": real}
+  results = rounded(results)
+  return results | {"verdicts": rounded(rules.judge(results))}, {"curves": curves, "variation": variation, "made": made, "real": real}
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -108,8 +110,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     results, arrays = measure(beds.Sizes(), tuple(objectives.OBJECTIVES), **sizes)
   args.folder.mkdir(parents=True, exist_ok=True)
   (args.folder / "results.json").write_text(to_json(results))
-  for name, verdict in results["verdicts"].items():
-    print(f"{name}: {verdict['verdict']} ({verdict['rule']})")
+  print(judging.lines(results["verdicts"]))
   figures.draw(results, arrays, args.folder / "figures", args.format)
 
 

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 import jax
 import numpy as np
 
+from experiments import judging, provenance
 from experiments.ablations.ratio_lab import bed as beds
 from experiments.ablations.ratio_lab import figures, measures, rules
 from experiments.results import from_json, rounded, to_json
@@ -65,7 +66,7 @@ def measure(sizes: beds.Sizes, seeds: Sequence[int], *, lengths: Sequence[int], 
   """All seeds, and the verdicts."""
   bed = beds.make_bed(sizes)
   rows: dict[str, list[dict]] = {"runs": [], "prefixes": [], "drifts": []}
-  started = time.process_time()
+  started, recorded = time.process_time(), provenance.record(rules)
   for seed in seeds:
     for name, found in measure_seed(bed, seed, lengths=lengths, updates=updates, runs=runs).items():
       rows[name] += found
@@ -75,10 +76,12 @@ def measure(sizes: beds.Sizes, seeds: Sequence[int], *, lengths: Sequence[int], 
     "seeds": list(seeds),
     "jax": jax.__version__,
     "processor_seconds": time.process_time() - started,
-    "verdicts": rules.judge(**rows),
+    "provenance": recorded,
+    "verdicts": {},
     **rows,
   }
-  return rounded(results)
+  results = rounded(results)
+  return results | {"verdicts": rounded(rules.judge(results))}
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -100,9 +103,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     args.folder.mkdir(parents=True, exist_ok=True)
     path.write_text(to_json(results))
   results = from_json(path.read_text())
-  for name, verdict in results["verdicts"].items():
-    numbers = {key: value for key, value in verdict.items() if key not in ("rule", "verdict")}
-    print(f"{name}: {verdict['verdict']} ({numbers})")
+  print(judging.lines(results["verdicts"]))
   figures.draw(results, args.folder / "figures", args.format)
 
 

@@ -122,17 +122,8 @@ def slope(x: Sequence[float], y: Sequence[float]) -> float:
   return float(np.polyfit(np.log(x), np.log(y), 1)[0])
 
 
-def interval(values: Sequence[float]) -> dict[str, float]:
-  """Mean over the seeds, and Student's 95 % interval of it."""
-  from scipy.stats import t  # jax needs scipy, so it is there.
-
-  mean, count = float(np.mean(values)), len(values)
-  half = float(t.ppf(0.975, count - 1) * np.std(values, ddof=1) / math.sqrt(count)) if count > 1 else math.inf
-  return {"mean": mean, "low": mean - half, "high": mean + half}
-
-
-def slopes(rows: Sequence[Mapping], name: str) -> dict[str, float]:
-  """The interval over the seeds of the slope of one quantity against the length.
+def slopes(rows: Sequence[Mapping], name: str) -> list[float]:
+  """The slope of one quantity against the length, for each seed.
 
   Args:
     rows: each with `seed`, `tokens` and the quantity.
@@ -140,7 +131,7 @@ def slopes(rows: Sequence[Mapping], name: str) -> dict[str, float]:
   """
   seeds = sorted({row["seed"] for row in rows})
   curves = [sorted((row["tokens"], row[name]) for row in rows if row["seed"] == seed) for seed in seeds]
-  return interval([slope(*zip(*curve)) for curve in curves])
+  return [slope(*zip(*curve)) for curve in curves]
 
 
 def clip_table(runs: Sequence[Mapping]) -> list[dict]:

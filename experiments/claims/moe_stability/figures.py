@@ -10,7 +10,6 @@ from experiments.ablations.plots import BLUE, GREEN, GREY, ORANGE, PINK, SKY
 from experiments.ablations.routing_replay.measures import where
 from experiments.claims import drawing
 from experiments.claims.moe_stability import rules
-from experiments.claims.moe_stability.survival import kaplan_meier
 from jaxrl_llm.report.figures import new_figure, save
 
 _LINES = {
@@ -23,37 +22,28 @@ _DETAILED = rules.STALE[0]
 
 
 def draw(results: Mapping[str, Any], folder: pathlib.Path, formats: Sequence[str]) -> None:
-  """Draws the figure: survival curves at every N, and what happens on the way at the first."""
+  """Draws the figure: accuracy at every N, and how far the ratios spread at the first."""
   trials, updates = results["trials"], results["sizes"]["updates"]
   rates = [rate for rate in rules.RATES if where(trials, rate=rate)]
-  with new_figure(height=7.0) as figure:
-    panels = figure.subplots(5, len(rates), squeeze=False, sharex=True)
+  with new_figure(height=5.6) as figure:
+    panels = figure.subplots(4, len(rates), squeeze=False, sharex=True)
     for column, rate in enumerate(rates):
       mine, axes = where(trials, rate=rate), panels[:, column]
       for place, count in enumerate(rules.STALE):
-        _survival(axes[place], where(mine, updates=count))
-        drawing.title(axes[place], "abcd"[2 * place + column], f"rate {rate:g}, N = {count}: no sign of collapse")
-      for panel, name in zip(axes[2:], ("curve", "log_r", "max_r"), strict=True):
+        _against_updates(axes[place], where(mine, updates=count), "curve", updates)
+        drawing.title(axes[place], "abcd"[2 * place + column], f"rate {rate:g}, N = {count}")
+        drawing.percent(axes[place])
+        axes[place].set_ylim(0, 1)
+      for panel, name in zip(axes[2:], ("log_r", "max_r"), strict=True):
         _against_updates(panel, where(mine, updates=_DETAILED), name, updates)
-      drawing.title(axes[2], "ef"[column], f"rate {rate:g}, N = {_DETAILED}: means of the seeds")
-      drawing.percent(axes[2])
-      axes[2].set_ylim(0, 1)
+      drawing.title(axes[2], "ef"[column], f"rate {rate:g}, N = {_DETAILED}")
       axes[-1].set_xlabel("updates")
       axes[-1].set_xlim(0, updates)
-    for panel, label in zip(panels[:, 0], ("trials", "trials", "held-out accuracy", "std(log r), nats", "max r"), strict=True):
+    for panel, label in zip(panels[:, 0], ("held-out accuracy", "held-out accuracy", "std(log r), nats", "max r"), strict=True):
       panel.set_ylabel(label)
     handles, labels = panels[0][0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=6)
     save(figure, folder, "moe_stability", formats)
-
-
-def _survival(axes: Any, trials: Sequence[Mapping]) -> None:
-  """Kaplan and Meier's curves, each drawn a little beside the others so that none hides."""
-  for place, (way, (color, style)) in enumerate(_LINES.items()):
-    times, alive = kaplan_meier(list(rules.lives(trials, way).values()))
-    axes.step(times, np.array(alive) - 0.008 * place, where="post", color=color, linestyle=style, label=way)
-  axes.set_ylim(-0.08, 1.05)
-  drawing.percent(axes)
 
 
 def _against_updates(axes: Any, trials: Sequence[Mapping], name: str, updates: int) -> None:
@@ -62,7 +52,7 @@ def _against_updates(axes: Any, trials: Sequence[Mapping], name: str, updates: i
     lines = np.array([row[name] for row in where(trials, way=way)], float)
     mean = np.nanmean(lines, axis=0) if name == "curve" else np.exp(np.nanmean(np.log(np.maximum(lines, 1e-6)), axis=0))
     at = np.linspace(0, updates, len(mean)) if name == "curve" else np.linspace(0, updates, len(mean) + 1)[1:]
-    axes.plot(at, mean, color=color, linestyle=style)
+    axes.plot(at, mean, color=color, linestyle=style, label=way)
   if name != "curve":
     axes.set_yscale("log")
     axes.set_ylim(*((0.04, 4) if name == "log_r" else (1, 40)))

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 import jax
 import numpy as np
 
+from experiments import provenance
 from experiments.claims import study_command
 from experiments.claims.rare_tokens import bandit as beds
 from experiments.claims.rare_tokens import figures, rules
@@ -30,7 +31,7 @@ def measure(seeds: Sequence[int], *, count: int, arms: int, updates: int) -> dic
     arms: of a bandit.
     updates: of the rollout batch.
   """
-  started, curves, ends = time.process_time(), [], []
+  started, recorded, curves, ends = time.process_time(), provenance.record(rules), [], []
   for condition in rules.CONDITIONS:
     for seed in seeds:
       bandits = beds.make_bandits(seed, count=count, arms=arms, drawn=condition.drawn)
@@ -47,8 +48,9 @@ def measure(seeds: Sequence[int], *, count: int, arms: int, updates: int) -> dic
         last = {name: float(found[name][-1].mean()) for name in ("reward", "entropy")}
         curves.append(at | {"log_ratio": log_ratio.mean(axis=1).tolist()} | last)
   results = {"seeds": list(seeds), "count": count, "arms": arms, "jax": jax.__version__, "updates": updates}
-  results |= {"processor_seconds": time.process_time() - started, "verdicts": rules.judge(ends), "curves": curves, "ends": ends}
-  return rounded(results)
+  results |= {"processor_seconds": time.process_time() - started, "provenance": recorded, "verdicts": {}, "curves": curves, "ends": ends}
+  results = rounded(results)
+  return results | {"verdicts": rounded(rules.judge(results))}
 
 
 def measure_in(folder: pathlib.Path, smoke: bool) -> None:

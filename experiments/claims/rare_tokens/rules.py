@@ -1,12 +1,14 @@
-"""The rules that say what counts as reproduced. Written before the measured run, and not changed after it.
+"""The rules that say what counts as reproduced, by the verdicts of `experiments.judging`.
 
-Looked at beforehand: one pilot seed (100, not among the seeds of the run) with both optimizers, both kinds of batch and four and three
-learning rates. So every direction below is confirmed on fresh bandits, not predicted blindly: in the pilot the rules of the claim passed,
-and those of Adam's overshoot and of the expected batch are there because the pilot looked like that.
+Looked at before the run of 2026-11-22: one pilot seed (100, not among the seeds of the run) with
+both optimizers, both kinds of batch and four and three learning rates. So every direction below is
+confirmed on fresh bandits, not predicted blindly: in the pilot the rules of the claim passed, and
+those of Adam's overshoot and of the expected batch are there because the pilot looked like that.
 
-A verdict is "reproduced", "not reproduced" or "mechanism not engaged", the last where not even the unclipped ratio would have left the
-band. Differences are paired: the same seed has the same bandits. Both intervals must lie where the rule says: the hierarchical bootstrap's
-over seeds and bandits, and Student's over the seeds. Nothing is corrected for the number of rules.
+Changed on 2026-11-25, when the results were known: the five verdicts and Student's interval alone.
+
+The mechanism is not engaged where not even the unclipped ratio would have left the band.
+Differences are paired: the same seed has the same bandits.
 """
 
 import math
@@ -15,8 +17,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from experiments.ablations.dapo_ladder.measures import paired_problems
-from experiments.ablations.ratio_lab.measures import interval
+from experiments import judging
 from experiments.ablations.routing_replay.measures import where
 
 SEEDS = tuple(range(10))
@@ -56,12 +57,14 @@ RISE = 2.0
 Rows = Sequence[Mapping]
 
 
-def judge(ends: Rows) -> dict[str, dict]:
-  """All verdicts, each with its rule in words and the numbers that decided.
+def judge(results: Mapping) -> dict[str, dict]:
+  """The verdicts of `results.json`, each with its rule in words and the numbers that decided.
 
   Args:
-    ends: a row for each condition, method and seed, with `log_ratio`, of each bandit log(p/p_old) of the rare arm after all updates.
+    results: `ends`, a row for each condition, method and seed; its `log_ratio` is log(p/p_old) of the rare arm of each bandit after all
+      updates.
   """
+  ends = results["ends"]
   found = {}
   for method, band in BANDS.items():
     found[f"E19, PPO with {band:g} stalls"] = _stalls(ends, MAIN, method, band)
@@ -78,37 +81,22 @@ def log_ratios(ends: Rows, condition: Condition, method: str) -> dict[int, np.nd
   return {row["seed"]: np.array(row["log_ratio"]) for row in where(ends, method=method, **condition._asdict())}
 
 
-def compared(more: Mapping[int, np.ndarray], less: Mapping[int, np.ndarray]) -> dict[str, dict[str, float]]:
-  """Both intervals of the mean paired difference: over seeds and bandits, and over the seeds."""
-  over_seeds = interval([float(np.mean(more[seed] - less[seed])) for seed in sorted(more)])
-  return {"interval": paired_problems(more, less), "over_seeds": over_seeds}
-
-
 def _stalls(ends: Rows, condition: Condition, method: str, band: float) -> dict:
-  at = log_ratios(ends, condition, method)
-  found = compared(at, {seed: np.full(len(x), math.log1p(band)) for seed, x in at.items()})
-  rule = f"log of p(rare)/(p_old(1 + {band:g})) after {UPDATES} updates, mean, between -log {STALL:g} and log {STALL:g}: both intervals"
-  passed = all(-math.log(STALL) < x["low"] and x["high"] < math.log(STALL) for x in found.values())
-  return _verdict(rule, passed, _engaged(ends, condition, band), factor=_factor(found), **found)
+  values = [float(np.mean(x)) - math.log1p(band) for _, x in sorted(log_ratios(ends, condition, method).items())]
+  rule = f"log of p(rare)/(p_old(1 + {band:g})) after {UPDATES} updates, mean, between -log {STALL:g} and log {STALL:g}"
+  edge = math.log(STALL)
+  return judging.within(rule, values, -edge, edge, engaged=_engaged(ends, condition, band), factor=math.exp(np.mean(values)))
 
 
 def _rises(ends: Rows, condition: Condition, method: str) -> dict:
-  found = compared(log_ratios(ends, condition, method), log_ratios(ends, condition, "clip_higher"))
-  rule = f"log of p(rare) with {method} over p(rare) with PPO's 0.28 after {UPDATES} updates, mean, above log {RISE:g}: both intervals"
-  passed = all(x["low"] > math.log(RISE) for x in found.values())
-  return _verdict(rule, passed, _engaged(ends, condition, BANDS["clip_higher"]), factor=_factor(found), **found)
+  means = [{seed: float(np.mean(x)) for seed, x in log_ratios(ends, condition, name).items()} for name in (method, "clip_higher")]
+  values = judging.paired(*means)
+  rule = f"log of p(rare) with {method} over p(rare) with PPO's 0.28 after {UPDATES} updates, mean, above log {RISE:g}"
+  engaged = _engaged(ends, condition, BANDS["clip_higher"])
+  return judging.above(rule, values, math.log(RISE), engaged=engaged, factor=math.exp(np.mean(values)))
 
 
 def _engaged(ends: Rows, condition: Condition, band: float) -> bool:
   """Whether the unclipped ratio moves by more than the band, up or down, in at least half of the bandits."""
   moved = np.concatenate(list(log_ratios(ends, condition, "unclipped").values()))
   return bool(np.mean(np.abs(moved) > math.log1p(band)) >= 0.5)
-
-
-def _factor(found: Mapping[str, Mapping[str, float]]) -> float:
-  return math.exp(found["interval"]["mean"])
-
-
-def _verdict(rule: str, passed: bool, engaged: bool, **numbers) -> dict:
-  verdict = ("reproduced" if passed else "not reproduced") if engaged else "mechanism not engaged"
-  return {"rule": rule, "verdict": verdict, **numbers}

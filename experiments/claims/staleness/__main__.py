@@ -30,7 +30,7 @@ def plan(*, smoke: bool) -> study.Study:
     ]
     for block in blocks
   ]
-  return study.Study("experiments.claims.staleness", __doc__.splitlines()[0], arms, rules.SEEDS, rules.judge, figures.draw)
+  return study.Study("experiments.claims.staleness", __doc__.splitlines()[0], arms, rules.SEEDS, rules, figures.draw)
 
 
 def main(argv: Sequence[str] | None = None) -> None:

@@ -7,15 +7,17 @@ from typing import Any
 
 import numpy as np
 
+from experiments import judging
 from experiments.ablations.plots import BLACK, BLUE, GREEN, GREY, ORANGE, PINK, SKY, YELLOW, letter, new_figure, save
 from experiments.ablations.routing_replay.measures import where
-from experiments.claims.intervals import interval
 from experiments.claims.staleness import rules
+from experiments.judging import interval
 
 NAMES = {
-  "ppo": "PPO", "grpo": "GRPO", "dr_grpo": "Dr. GRPO", "dapo": "DAPO", "gspo": "GSPO", "sapo": "SAPO", "reinforce": "REINFORCE",
-  "cispo": "CISPO", "gmpo": "GMPO", "luspo": "LUSPO", "vespo": "VESPO", "dppo_tv": "DPPO, TV", "rloo": "RLOO",
-  "reinforce_plus_plus": "REINFORCE++", "minirl": "MiniRL", "dppo_kl": "DPPO, KL", "cppo": "CPPO", "minpro": "MinPRO", "maspo": "MASPO",
+  "ppo": "token clip", "grpo": "GRPO", "dr_grpo": "Dr. GRPO", "dapo": "DAPO", "gspo": "GSPO", "sapo": "SAPO", "reinforce": "REINFORCE",
+  "cispo": "CISPO", "gmpo": "GMPO", "luspo": "LUSPO", "vespo": "VESPO", "dppo_tv": "DPPO, TV", "rloo": "RLOO, clipped",
+  "reinforce_plus_plus": "REINFORCE++, base", "minirl": "MiniRL",
+  "dppo_kl": "DPPO, KL", "cppo": "CPPO", "minpro": "MinPRO", "maspo": "MASPO",
 }  # fmt: skip
 
 FAMILIES = {
@@ -86,9 +88,9 @@ def _panel(axes: Any, trials: Sequence[Mapping], name: str) -> None:
   half = [x["high"] - x["mean"] for x in spread]
   axes.errorbar(rules.LADDER, found.mean(axis=1), yerr=half, color=color, marker="o", capsize=2, elinewidth=0.9, zorder=3)
   for count, values in zip(rules.LADDER, found, strict=True):
-    signs = [row["collapse"] not in ("", "gradient") for row in where(trials, objective=name, per_rollout=count)]
-    for value, sign in zip(values, signs, strict=True):
-      axes.plot(count * 1.18, value, "x" if sign else ".", color=color, markersize=3, alpha=0.7, zorder=2)
+    fallen = [judging.collapsed(row["curve"]) for row in where(trials, objective=name, per_rollout=count)]
+    for value, fell in zip(values, fallen, strict=True):
+      axes.plot(count * 1.18, value, "x" if fell else ".", color=color, markersize=3, alpha=0.7, zorder=2)
   axes.set_xscale("log", base=2)
   axes.set_xticks(rules.LADDER, [str(count) for count in rules.LADDER])
   axes.set_ylim(0, 1)

@@ -1,0 +1,69 @@
+"""What shows that a study's rules are older than its run: the commit, the rules' hash and the time, written into `results.json` at its start."""
+
+import datetime
+import hashlib
+import os
+import pathlib
+import subprocess
+from types import ModuleType
+
+ROOT = pathlib.Path(__file__).parents[1]
+
+
+def record(rules: ModuleType) -> dict:
+  """The state of the code at the start of a run.
+
+  Args:
+    rules: The module that judges the run.
+
+  Returns:
+    `commit`, the checked-out commit, "" outside of a repository; `changed`, whether tracked files differ from it; `rules`, the SHA-256 of the
+    module's file; `started`, the time in UTC; `cores`, how many there are.
+  """
+  status = _git("status", "--porcelain", "--untracked-files=no")
+  return {
+    "commit": _git("rev-parse", "HEAD") or "",
+    "changed": bool(status) if status is not None else None,
+    "rules": hash_of(pathlib.Path(rules.__file__).read_bytes()),
+    "started": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+    "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+  }
+
+
+def hash_of(data: bytes) -> str:
+  """SHA-256 in hexadecimal."""
+  return hashlib.sha256(data).hexdigest()
+
+
+def doubt(recorded: dict, rules: pathlib.Path) -> str | None:
+  """Why a record does not show that the rules are older than the run.
+
+  Args:
+    recorded: What `record` returned at the start of the run.
+    rules: File of the rules, today's path.
+
+  Returns:
+    "" if the commit holds these very rules and is older than the run; the reason if not; None where the history cannot be read.
+  """
+  if not recorded.get("commit"):
+    return "no commit was recorded"
+  if recorded["changed"]:
+    return "tracked files differed from the commit"
+  text = _git("show", f"{recorded['commit']}:{rules.relative_to(ROOT).as_posix()}", strip=False)
+  time = _git("show", "--no-patch", "--format=%cI", recorded["commit"])
+  if text is None or time is None:
+    return None
+  if hash_of(text.encode()) != recorded["rules"]:
+    return "the commit holds other rules"
+  if datetime.datetime.fromisoformat(time) > datetime.datetime.fromisoformat(recorded["started"]):
+    return "the commit is younger than the run"
+  return ""
+
+
+def _git(*words: str, strip: bool = True) -> str | None:
+  """What git prints; None where it cannot."""
+  try:
+    done = subprocess.run(["git", "-C", str(ROOT), *words], capture_output=True, text=True, check=False)
+  except OSError:
+    return None
+  return None if done.returncode else done.stdout.strip() if strip else done.stdout
