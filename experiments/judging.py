@@ -224,7 +224,8 @@ def described(row: Mapping) -> str:
   if at := row.get("interval"):
     text = f"{at['mean']:+.3g} [{at['low']:+.3g}, {at['high']:+.3g}], {row['seeds']} seeds"
     return text + (f", p = {row['p']:.2g}; would find {row['finds']:.3g}" if "p" in row else "")
-  numbers = [f"{name.replace('_', ' ')} {value:.4g}" for name, value in row.items() if isinstance(value, int | float) and name not in skipped]
+  kept = {name: value for name, value in row.items() if isinstance(value, int | float) and name not in skipped}
+  numbers = [f"{name.replace('_', ' ')} {value:.4g}" for name, value in kept.items()]
   return ", ".join(numbers) + (f", p = {row['p']:.2g}" if row.get("p") is not None else "") or row["rule"]
 
 

@@ -1,4 +1,4 @@
-"""What shows that a study's rules are older than its run: the commit, the rules' hash and the time, written into `results.json` at its start."""
+"""What shows that a study's rules are older than its run: commit, hash of the rules and time, taken at its start."""
 
 import datetime
 import hashlib
@@ -17,8 +17,9 @@ def record(rules: ModuleType) -> dict:
     rules: The module that judges the run.
 
   Returns:
-    `commit`, the checked-out commit, "" outside of a repository; `changed`, whether tracked files differ from it; `rules`, the SHA-256 of the
-    module's file; `started`, the time in UTC; `cores`, how many there are.
+    `commit`, the checked-out commit, "" outside of a repository; `changed`, whether tracked files
+    differ from it; `rules`, the SHA-256 of the module's file; `started`, the time in UTC; `cores`,
+    how many there are.
   """
   status = _git("status", "--porcelain", "--untracked-files=no")
   return {

@@ -38,7 +38,7 @@ ROWS = (
     "E1", "GSPO, arXiv:2507.18071", f"{ABLATIONS}.ratio_lab", "figures/clip_fraction.png",
     says="GSPO clips a hundred times as many tokens as GRPO (0.15 against 0.0013).",
     main_rule="E1, up to 4 updates",
-    note="at least ten times in every cell with both above 0, at the paper's number of updates or fewer; beyond, where GRPO clips more, it ends",
+    note="at least ten times in every cell with both above 0, at the paper's number of updates or fewer; not beyond",
   ),
   Claim(
     "E2", "GSPO, arXiv:2507.18071", f"{ABLATIONS}.objective_shapes", "figures/coefficients.png",

@@ -107,8 +107,9 @@ def noise(results: Mapping) -> str:
   if not found:
     return "An A/A comparison has not run yet."
   return (
-    f"**A/A.** Objectives with one gradient on fresh data end up to {100 * found['largest']:.1f} points of accuracy apart in one seed of E20, "
-    f"{100 * found['rms']:.1f} in the root mean square of {found['pairs']} pairs: rounding alone does that, and pairing seeds does not remove it."
+    f"**A/A.** Objectives with one gradient on fresh data end up to {100 * found['largest']:.1f} points of accuracy apart in one\n"
+    f"seed of E20, {100 * found['rms']:.1f} in the root mean square of {found['pairs']} pairs: rounding alone does that, and pairing\n"
+    "seeds does not remove it."
   )
 
 

@@ -1,6 +1,5 @@
 """The analysis behind `experiments/ablations/dapo_ladder`: the teacher, the rungs, what is measured, and the verdicts."""
 
-import functools
 import json
 
 import numpy as np
@@ -17,11 +16,8 @@ from tests import runs
 
 @pytest.fixture(autouse=True)
 def small(monkeypatch):
-  """Problems of one step, which are 200, and few draws of the bootstrap."""
+  """Problems of one step, which are 200."""
   monkeypatch.setattr(bed, "LEVELS", (1,))
-  few = functools.partial(measures.paired_problems, draws=100)
-  monkeypatch.setattr(rules, "paired_problems", few)
-  monkeypatch.setattr(figures, "paired_problems", few)
 
 
 def test_the_teacher_rambles_above_all_when_wrong(tmp_path, monkeypatch):
@@ -99,19 +95,14 @@ def test_rows_of_metrics():
   assert measures.at_tokens(steps, evals, 1e6) == 0.5
 
 
-def test_the_bootstrap_draws_seeds_and_problems():
-  rng = np.random.default_rng(0)
-  arm = lambda mean, noise: {seed: mean + noise * rng.standard_normal() + 0.4 * rng.standard_normal(100) for seed in range(5)}
-  width = lambda at: at["high"] - at["low"]
-  quiet = measures.paired_problems(arm(0.5, 0.0), arm(0.4, 0.0), draws=500)
-  loud = measures.paired_problems(arm(0.5, 1.0), arm(0.4, 0.0), draws=500)
-  assert quiet["mean"] == pytest.approx(0.1, abs=0.05)
-  assert width(quiet) == pytest.approx(2 * 1.96 * np.sqrt(2) * 0.4 / np.sqrt(500), rel=0.5)
-  assert width(loud) > 2 * width(quiet)
+def test_a_trend_leaves_out_what_there_is_not():
   assert measures.trend([{"step": 1, "x": 3.0}, {"step": 2, "x": None}, {"step": 3, "x": 7.0}], "x") == pytest.approx(2.0)
 
 
-def made_up(*, gain: float = 0.1, clipped: float = 0.01, cut: float = 0.1, mixed: float = 0.6, longer: float = 4.0, sides: bool = True):
+def made_up(
+  *, gain: float = 0.1, clipped: float = 0.01, cut: float = 0.1, mixed: float = 0.6, longer: float = 6.0, falls_to: float = 0.4,
+  sides: bool = True,
+):  # fmt: skip
   """Rows as the trials write them, in which every arm is better than the one below by `gain`, and every mechanism goes its way."""
   tables = {name: [] for name in command.TABLES}
   arms = (*bed.RUNGS, *(bed.SIDES if sides else ()))
@@ -124,7 +115,8 @@ def made_up(*, gain: float = 0.1, clipped: float = 0.01, cut: float = 0.1, mixed
       entropy = {"filter": 0.1, "clip_higher": 0.15, "clip_wide": 0.2}.get(arm, 0.1)
       often = cut * {"base": 1.0, "filter": 1.5, "clip_higher": 1.5, "punish": 1.2}.get(arm, 0.5)
       for step in range(1, 9):
-        row = dict(entropy=near(entropy), tokens_mean=20.0, truncated=near(often), clip_up=clipped, clip_down=clipped)
+        left = 1 - (1 - falls_to) * (step - 1) / 7
+        row = dict(entropy=near(entropy * left), tokens_mean=20.0, truncated=near(often), clip_up=clipped, clip_down=clipped)
         tables["steps"].append(at | {"step": step} | row | dict(drawn=2000.0 if arm == "dynamic" else 1000.0, rounds=1.0))
         wrong = near(16 + longer - (0.5 if height >= 4 else 0.1) * (step - 1))
         row = dict(right=0.3, tokens_right=16.0, tokens_wrong=wrong, mixed=near(0.9 if arm == "dynamic" else mixed))
@@ -138,14 +130,16 @@ def made_up(*, gain: float = 0.1, clipped: float = 0.01, cut: float = 0.1, mixed
 
 def test_verdicts():
   def verdicts(**what):
-    return {name: row["verdict"] for name, row in rules.judge(**made_up(**what)).items()}
+    return {name: row["verdict"] for name, row in rules.judge(made_up(**what)).items()}
 
   assert set(verdicts().values()) == {"reproduced"}
   assert len(verdicts()) - len(verdicts(sides=False)) == 3
   flat = verdicts(gain=0.0)
-  assert {flat[name] for name in flat if "accuracy" in name} == {"not reproduced"}
+  told = [name for name in flat if "accuracy" in name and flat[name] != "inconclusive"]
+  assert len(told) <= 1, "of nine comparisons of nothing one may be told by chance"
   assert {flat[name] for name in flat if "accuracy" not in name} == {"reproduced"}
-  for what, mark in ((dict(clipped=0.0), "E8"), (dict(longer=0.5), "E9"), (dict(mixed=0.98), "E10"), (dict(cut=0.001), "E11")):
+  settings = (dict(clipped=0.0), dict(falls_to=0.7), dict(longer=0.5), dict(mixed=0.98), dict(cut=0.001))
+  for what, mark in zip(settings, ("E8", "E8", "E9", "E10", "E11"), strict=True):
     off = verdicts(**what)
     assert {name.partition(",")[0] for name in off if off[name] == "mechanism not engaged"} == {mark}
 
@@ -160,20 +154,13 @@ def test_a_stopped_measurement_goes_on(tmp_path, monkeypatch, capsys):
   monkeypatch.setattr(bed, "write_problems", lambda folder: None)
   monkeypatch.setattr(bed, "warm_start", lambda sizes, folder, seed: None)
   monkeypatch.setattr(bed, "climb", lambda sizes, folder, seed, arm: started.append((seed, arm)) or {"ends": [{"seed": seed, "rung": arm}]})
-  monkeypatch.setattr(rules, "judge", lambda *tables: {"E": {"rule": "", "verdict": "reproduced", "rows": len(tables[-1])}})
+  monkeypatch.setattr(rules, "judge", lambda results: {"E": {"rule": "", "verdict": "reproduced", "rows": len(results["ends"])}})
   path, plan = tmp_path / "results.json", command.SMOKE._replace(arms=("base", "filter"), sides=("punish",))
   command.measure(plan._replace(seeds=(0,), sides=()), path, tmp_path)
   command.measure(plan, path, tmp_path, resume=True)
   assert started == [(0, "base"), (0, "filter"), (1, "base"), (1, "filter"), (0, "punish"), (1, "punish")]
   assert from_json(path.read_text())["verdicts"]["E"]["rows"] == 6
   assert "punish, seed 1: " in capsys.readouterr().out
-
-
-def test_the_committed_results_have_the_verdicts_that_the_rules_give():
-  results = from_json((command.HERE / "results.json").read_text())
-  again = rules.judge(*(results[name] for name in command.TABLES))
-  assert {name: row["verdict"] for name, row in again.items()} == {name: row["verdict"] for name, row in results["verdicts"].items()}
-  assert tuple(results["seeds"]) == rules.SEEDS
 
 
 @pytest.mark.slow  # Two compilations of a learner and a sampler; each piece has its own test.

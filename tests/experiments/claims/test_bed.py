@@ -1,4 +1,4 @@
-"""The bed of `experiments/claims`: its task, its grader and its signs of collapse."""
+"""The bed of `experiments/claims`: its task, its grader and its signs of trouble."""
 
 import jax
 import numpy as np
@@ -76,12 +76,12 @@ def columns(count=120, **other):
     ([0.4] * 60 + [0.0] * 60, {"entropy": [0.7] * 100 + [0.03] * 20}, (81, "reward")),
   ],
 )
-def test_the_first_sign_of_a_collapse(rewards, changes, expected):
-  assert trial.collapse(rewards, columns(**changes), per_rollout=1) == expected
+def test_the_first_sign_of_trouble(rewards, changes, expected):
+  assert trial.first_sign(rewards, columns(**changes), per_rollout=1) == expected
 
 
-def test_a_collapse_of_the_reward_counts_updates_and_not_rollout_batches():
-  assert trial.collapse([0.4, 0.4, 0.0, 0.0], columns(), per_rollout=30) == (61, "reward")
+def test_a_fall_of_the_reward_counts_updates_and_not_rollout_batches():
+  assert trial.first_sign([0.4, 0.4, 0.0, 0.0], columns(), per_rollout=30) == (61, "reward")
 
 
 SMALL = beds.SMOKE._replace(updates=4, evaluations=1, num_experts=4)

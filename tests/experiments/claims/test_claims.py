@@ -1,13 +1,17 @@
 """The list of claims, its page and its command: nothing here runs a study."""
 
+import importlib
 import importlib.util
 import pathlib
+import types
 
 import pytest
 
+from experiments import judging
 from experiments.claims import __main__ as command
 from experiments.claims import page
 from experiments.claims.claim import CLAIMS, folder_of
+from experiments.results import from_json, rounded, to_json
 
 INTERVAL = {"mean": 0.03, "low": 0.01, "high": 0.05}
 
@@ -30,7 +34,7 @@ def test_a_study_that_has_run_has_its_rule_and_its_figure(claim):
     return
   rules = page.rules_of(claim, results)
   assert page.main_rule(claim, rules) in rules
-  assert {found["verdict"] for found in rules.values()} <= {"reproduced", "not reproduced", "mechanism not engaged"}
+  assert {found["verdict"] for found in rules.values()} <= set(judging.VERDICTS)
   assert (folder_of(claim) / claim.figure).exists()
 
 
@@ -38,15 +42,61 @@ def test_a_row_names_the_main_verdict_and_counts_the_others():
   claim = CLAIMS["E2"]._replace(main_rule="E2, second")
   verdicts = {
     "E2, first": {"rule": "r", "verdict": "reproduced"},
-    "E2, second": {"rule": "r", "verdict": "mechanism not engaged", "interval": INTERVAL},
+    "E2, second": {"rule": "r", "verdict": "mechanism not engaged", "interval": INTERVAL, "seeds": 5, "p": 0.012, "finds": 0.02},
     "E2, rate": {"rule": "r", "verdict": "calibration"},
-    "E20, another claim": {"rule": "r", "verdict": "not reproduced"},
+    "E20, another claim": {"rule": "r", "verdict": "contradicted"},
   }
   row = page.row(claim, {"verdicts": verdicts, "processor_seconds": 12.3})
-  assert "**mechanism not engaged**<br>of 2 rules: 1 mechanism not engaged, 1 reproduced" in row
-  assert "E2, second: +0.03 [+0.01, +0.05]" in row and "12 s of a core" in row
+  assert "**mechanism not engaged**<br>of 1 others: 1 reproduced" in row
+  assert "E2, second: +0.03 [+0.01, +0.05], 5 seeds, p = 0.012; would find 0.02" in row and "12 s of a core" in row
+  assert "| not recorded |" in row, "whether the rules are older than the run"
   with pytest.raises(KeyError, match="E2: main_rule: found 'E2, third', expected one of E2, first, E2, second"):
     page.row(claim._replace(main_rule="E2, third"), {"verdicts": verdicts})
+
+
+def test_a_confirmatory_rule_has_to_stand_its_family():
+  claim = CLAIMS["E2"]._replace(main_rule="E2")
+  results = {"verdicts": {"E2": {"rule": "r", "verdict": "reproduced", "interval": INTERVAL, "seeds": 5, "p": 0.012, "finds": 0.02}}}
+  assert "| **reproduced** |" in page.row(claim, results, 0.03) and "after Holm p = 0.03" in page.row(claim, results, 0.03)
+  assert "| **inconclusive**, reproduced if it were the only one |" in page.row(claim, results, 0.2)
+
+
+@pytest.mark.parametrize("study", sorted({claim.study for claim in CLAIMS.values()}))
+def test_the_stored_verdicts_and_the_tables_are_those_of_today_s_rules(study):
+  folder = folder_of(next(claim for claim in CLAIMS.values() if claim.study == study))
+  results = from_json((folder / "results.json").read_text())
+  rules = importlib.import_module(f"{study}.rules")
+  verdicts = rounded(rules.judge(results))
+  assert verdicts == results["verdicts"], "run: python -m experiments.claims --judge"
+  assert tuple(results.get("seeds", ())) == getattr(rules, "SEEDS", ())
+  about = (folder / "README.md").read_text()
+  assert page.with_table(about, verdicts) == about, "run: python -m experiments.claims --judge"
+
+
+def test_a_page_without_a_place_for_its_table_is_refused():
+  with pytest.raises(ValueError, match="found no table of verdicts, expected one between '<!-- verdicts"):
+    page.with_table("# A study", {})
+
+
+def test_all_can_be_judged_and_drawn_again(monkeypatch, tmp_path, capsys):
+  """Of a study that has been copied away: what is written is what was there."""
+  pytest.importorskip("matplotlib")
+  study, folder = "experiments.claims.gate_asymmetry", folder_of(CLAIMS["E15"])
+  for name in ("results.json", "README.md"):
+    (tmp_path / name).write_text((folder / name).read_text())
+  results = from_json((tmp_path / "results.json").read_text())
+  results["verdicts"].pop("E15, accuracy above equal, hot rate")
+  (tmp_path / "results.json").write_text(to_json(results))
+  find = importlib.util.find_spec
+  here = types.SimpleNamespace(origin=str(tmp_path / "__init__.py"))
+  monkeypatch.setattr(importlib.util, "find_spec", lambda name: here if name == study else find(name))
+  monkeypatch.setattr(command, "CLAIMS", {"E15": CLAIMS["E15"]})
+  monkeypatch.setattr(page, "write", lambda: "a page")
+  assert command.main(["--judge"]) == 0
+  assert capsys.readouterr().out == f"{study}: 8 rules, 1 changed\nwrote a page\n"
+  for name in ("results.json", "README.md"):
+    assert (tmp_path / name).read_text() == (folder / name).read_text()
+  assert (tmp_path / "figures" / "gate_asymmetry.png").stat().st_size > 10_000
 
 
 def test_results_of_another_claim_alone_are_none():

@@ -49,20 +49,21 @@ def trials(slope_of):
         rows.append(at | {"step": step} | row)
       tokens = [int(8 * (20 + 8 * slope_of(arm)))] * 6
       ends.append(at | {"right": [2] * 6, "tokens": tokens, "wrong_tokens": [int(0.75 * x) for x in tokens], "responses": 8})
-  return rows, ends
+  return {"rows": rows, "ends": ends}
 
 
 def test_the_rules_see_a_slope_and_its_absence():
+  judged = lambda results: {name: row["verdict"] for name, row in rules.judge(results).items()}
   lengthens = lambda arm: {"one_over_length": 0.5, "constant": -0.5, "gspo": -0.5, "luspo": 0.0}[arm.objective]
-  verdicts = {name: found["verdict"] for name, found in rules.judge(*trials(lengthens)).items()}
-  no = {name for name, verdict in verdicts.items() if verdict == "not reproduced"}
-  assert no == {"E21, GRPO shortens against LUSPO", "E21, accuracy"}
-  assert set(verdicts.values()) == {"reproduced", "not reproduced"}
-  verdicts = {name: found["verdict"] for name, found in rules.judge(*trials(lambda arm: 0.1)).items()}
-  assert verdicts["E18, wrong responses lengthen"] == verdicts["E21, GSPO shortens against LUSPO"] == "not reproduced"
-  rows, ends = trials(lengthens)
-  alike = [row | {"spread": 1.0} for row in rows]
-  assert {found["verdict"] for found in rules.judge(alike, ends).values()} == {"mechanism not engaged"}
+  verdicts = judged(trials(lengthens))
+  assert verdicts.pop("E21, GRPO shortens against LUSPO") == "contradicted"
+  assert verdicts.pop("E21, accuracy") == "inconclusive"
+  assert set(verdicts.values()) == {"reproduced"}
+  verdicts = judged(trials(lambda arm: 0.1))
+  assert verdicts["E18, wrong responses lengthen"] == verdicts["E21, GSPO shortens against LUSPO"] == "inconclusive"
+  results = trials(lengthens)
+  alike = results | {"rows": [row | {"spread": 1.0} for row in results["rows"]]}
+  assert set(judged(alike).values()) == {"mechanism not engaged"}
 
 
 @pytest.mark.slow  # Compiles four objectives.

@@ -1,56 +1,52 @@
-"""The analysis behind `experiments/claims/moe_stability`: the hazards, the rules on trials made by hand, and the command."""
-
-import math
+"""The analysis behind `experiments/claims/moe_stability`: the rules on trials made by hand, and the command."""
 
 import pytest
 
 from experiments.claims.moe_stability import __main__ as command
 from experiments.claims.moe_stability import rules
-from experiments.claims.moe_stability.survival import Life, hazard_quotient, kaplan_meier
 from experiments.results import from_json
 from jaxrl_llm import objectives
 
 
-def test_survival_by_hand():
-  assert kaplan_meier([Life(2, True), Life(2, True), Life(5, False), Life(3, True)]) == ([0.0, 2.0, 3.0, 5.0], [1.0, 0.5, 0.25, 0.25])
-  falls = {seed: Life(4.0 + seed, True) for seed in range(5)}
-  stands = dict.fromkeys(range(5), Life(16.0, False))
-  at = hazard_quotient(falls, stands)
-  assert at["mean"] == pytest.approx(math.log((5.5 / 30) / (0.5 / 80)))
-  assert 0 < at["low"] < at["mean"] < at["high"]
-
-
-def trials(falls, *, change=0.1, right=None):
-  """Trials of 192 updates, those of some ways collapsed at an update; std(log r) is smaller with replay."""
-  found = []
+def trials(falls=(), *, change=0.1, narrows=True, right=None):
+  """Trials of 192 updates; those of some ways collapse; std(log r) is smaller with replay, or as large."""
+  rows = []
   for seed in rules.SEEDS:
     for names, arm in rules.arms(2e-3):
       way = names["way"]
-      log_r = (0.1 if arm.replay == "R2" else 0.2) + 0.01 * seed
-      row = {"seed": seed, "samples": 8, "right": str((right or {}).get(way, 4)) * 20, "trained": 192, "collapsed_at": falls.get(way)}
-      found.append(names | row | {"change": [change] * 12, "log_r": [log_r] * 11 + [None]})
-  return found
+      log_r = (0.1 if narrows and arm.replay == "R2" else 0.2) * (1 + 0.01 * (seed + (arm.replay == "R2") * (-1) ** seed))
+      curve = [0.3, 0.7, 0.1] if way in falls else [0.3, 0.6, 0.7]
+      row = {"seed": seed, "samples": 8, "right": str((right or {}).get(way, 4)) * 20, "curve": curve}
+      rows.append(names | row | {"change": [change] * 12, "log_r": [log_r] * 11 + [None]})
+  return {"trials": rows}
 
 
-@pytest.mark.parametrize(("grpo", "replayed", "expected"), [
-  (5, None, "reproduced"), (5, 5, "not reproduced"), (None, 5, "not reproduced"), (None, None, "mechanism not engaged"),
+@pytest.mark.parametrize(("falls", "expected"), [
+  (("GRPO",), "reproduced"), (("GRPO", "GRPO with R2"), "inconclusive"), (("GRPO with R2",), "contradicted"), ((), "mechanism not engaged"),
 ])  # fmt: skip
-def test_the_rule_wants_more_collapses_without_replay(grpo, replayed, expected):
-  found = rules.judge(trials({"GRPO": grpo, "GRPO with R2": replayed}))
-  assert found["E6, hazard: GRPO above GRPO with R2, N = 16, rate 0.002"]["verdict"] == expected
-  assert found["E6, ratios: R2 narrows GRPO's, N = 64, rate 0.002"]["verdict"] == "reproduced"
-  assert all(name.startswith("E6, ") and x["rule"] for name, x in found.items())
+def test_the_rule_wants_more_collapses_without_replay(falls, expected):
+  verdicts = rules.judge(trials(falls))
+  assert verdicts["E6, collapses: GRPO above GRPO with R2, N = 16, rate 0.002"]["verdict"] == expected
+  assert verdicts["E6, ratios: R2 narrows GRPO's, N = 64, rate 0.002"]["verdict"] == "reproduced"
+  assert all(name.startswith("E6, ") and x["rule"] for name, x in verdicts.items())
 
 
 def test_the_rule_wants_replay_to_end_higher():
   name = "E6, accuracy: GRPO with R2 above GRPO, N = 16, rate 0.002"
-  assert rules.judge(trials({}, right={"GRPO with R2": 7}))[name]["verdict"] == "reproduced"
-  assert rules.judge(trials({}, right={"GRPO": 7}))[name]["verdict"] == "not reproduced"
+  assert rules.judge(trials(right={"GRPO with R2": 7}))[name]["verdict"] == "reproduced"
+  assert rules.judge(trials(right={"GRPO": 7}))[name]["verdict"] == "contradicted"
+
+
+def test_replay_that_narrows_nothing_decides_nothing_of_replay():
+  verdicts = rules.judge(trials(("GRPO",), narrows=False, right={"GRPO with R2": 7, "GSPO": 7}))
+  assert {row["verdict"] for name, row in verdicts.items() if "with R2" in name} == {"mechanism not engaged"}
+  assert verdicts["E6, ratios: R2 narrows GRPO's, N = 16, rate 0.002"]["verdict"] == "inconclusive"
+  assert verdicts["E6, accuracy: GSPO above GRPO, N = 16, rate 0.002"]["verdict"] == "reproduced"
 
 
 def test_routes_that_do_not_move_decide_nothing():
-  found = rules.judge(trials({"GRPO": 5}, change=0.001, right={"GRPO with R2": 7}))
-  assert {x["verdict"] for x in found.values()} == {"mechanism not engaged"}
+  verdicts = rules.judge(trials(("GRPO",), change=0.001, right={"GRPO with R2": 7}))
+  assert {x["verdict"] for x in verdicts.values()} == {"mechanism not engaged"}
 
 
 def test_every_arm_can_be_trained_and_none_is_there_twice():
@@ -67,4 +63,4 @@ def test_smoke_run_writes_verdicts_and_the_figure(tmp_path, capsys):
   results = from_json((tmp_path / "results.json").read_text())
   assert len(results["trials"]) == 2 * len(rules.RATES) * len(rules.arms(1e-3))
   assert (tmp_path / "figures" / "moe_stability.png").stat().st_size > 10_000
-  assert "E6, hazard: GRPO above GRPO with R2, N = 16, rate 0.002" in capsys.readouterr().out
+  assert "E6, collapses: GRPO above GRPO with R2, N = 16, rate 0.002" in capsys.readouterr().out

@@ -46,19 +46,19 @@ def test_a_rollout_batch_is_what_it_says():
 
 
 def ends_with(**log_ratio):
-  """Rows in which every condition of two seeds ends at these ratios."""
+  """Results in which every condition of two seeds ends at these ratios."""
   every = {"ppo": 0.2, "clip_higher": 0.25, "cispo": 2.0, "sapo": 2.0, "dppo_tv": 2.0, "unclipped": 2.0} | log_ratio
-  return [
-    condition._asdict() | {"method": method, "seed": seed, "log_ratio": [at, at + 0.01 * seed]}
+  return {"ends": [
+    condition._asdict() | {"method": method, "seed": seed, "log_ratio": [at, at + 0.001 * seed]}
     for condition in rules.CONDITIONS for method, at in every.items() for seed in (0, 1)
-  ]  # fmt: skip
+  ]}  # fmt: skip
 
 
 def test_the_rules_tell_a_stall_from_a_rise():
   verdicts = {name: found["verdict"] for name, found in rules.judge(ends_with()).items()}
   assert set(verdicts.values()) == {"reproduced"}
   verdicts = {name: found["verdict"] for name, found in rules.judge(ends_with(ppo=1.0, cispo=0.3)).items()}
-  assert verdicts["E19, PPO with 0.2 stalls"] == verdicts["E19, cispo rises"] == "not reproduced"
+  assert verdicts["E19, PPO with 0.2 stalls"] == verdicts["E19, cispo rises"] == "contradicted"
   assert verdicts["E19, PPO with 0.28 stalls"] == verdicts["E19, sapo rises"] == "reproduced"
   idle = rules.judge(ends_with(unclipped=0.01))
   assert {found["verdict"] for found in idle.values()} == {"mechanism not engaged"}

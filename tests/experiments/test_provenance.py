@@ -1,0 +1,51 @@
+"""What shows that rules are older than a run, and what does not."""
+
+import importlib
+import json
+import pathlib
+
+import pytest
+
+from experiments import provenance
+from experiments.claims.claim import CLAIMS, folder_of
+from experiments.claims.staleness import rules
+
+FILE = pathlib.Path(rules.__file__)
+STUDIES = sorted({claim.study for claim in CLAIMS.values()})
+
+
+def git(*words):
+  text = provenance._git(*words)
+  if text is None:
+    pytest.skip("no history here")
+  return text
+
+
+def test_a_record_names_the_code_and_the_time():
+  found = provenance.record(rules)
+  assert found["rules"] == provenance.hash_of(FILE.read_bytes()) and found["started"].endswith("+00:00") and found["cores"] >= 1
+  assert found["commit"] in ("", git("rev-parse", "HEAD"))
+
+
+def test_only_a_commit_with_these_rules_that_is_older_is_trusted():
+  commit = git("log", "-1", "--format=%H", "--", str(FILE))
+  text = provenance._git("show", f"{commit}:{FILE.relative_to(provenance.ROOT).as_posix()}", strip=False)
+  good = {"commit": commit, "changed": False, "rules": provenance.hash_of(text.encode()), "started": "2100-01-01T00:00:00+00:00"}
+  assert provenance.doubt(good, FILE) == ""
+  assert provenance.doubt(good | {"commit": ""}, FILE) == "no commit was recorded"
+  assert provenance.doubt(good | {"changed": True}, FILE) == "tracked files differed from the commit"
+  assert provenance.doubt(good | {"rules": "0"}, FILE) == "the commit holds other rules"
+  assert provenance.doubt(good | {"started": "2000-01-01T00:00:00+00:00"}, FILE) == "the commit is younger than the run"
+  assert provenance.doubt(good | {"commit": "0" * 40}, FILE) is None, "a history that lacks the commit shows nothing"
+
+
+@pytest.mark.parametrize("study", STUDIES)
+def test_results_that_name_a_commit_had_their_rules_before_the_run(study):
+  claim = next(claim for claim in CLAIMS.values() if claim.study == study)
+  recorded = json.loads((folder_of(claim) / "results.json").read_text()).get("provenance")
+  if not recorded:
+    return  # From before 2026-11-25; the page says "not recorded".
+  doubt = provenance.doubt(recorded, pathlib.Path(importlib.import_module(f"{study}.rules").__file__))
+  if doubt is None:
+    pytest.skip("no history here")
+  assert not doubt
