@@ -111,7 +111,11 @@ def token_mean(mask: Float[Array, "B T"], segments: Int[Array, "B T"] | None) ->
   """Returns weights w = m / Σm: every counted token of the global batch weighs the same.
 
   References:
-    DAPO, arXiv:2503.14476, 2025, eq. 12.
+    DAPO, arXiv:2503.14476, 2025, eq. 12, in verl's implementation.
+
+  Note:
+    The paper's equation divides by the tokens of one prompt's group, inside the expectation over
+    prompts. Here, as in verl and TRL, the whole batch has one denominator.
   """
   del segments
   return mask / jnp.maximum(jnp.sum(mask), 1)

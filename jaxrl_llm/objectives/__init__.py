@@ -67,7 +67,8 @@ def make(name: str, **hyperparameters: Any) -> Objective:
 
   Args:
     name: Key of `OBJECTIVES`.
-    **hyperparameters: Settings of the objective; the defaults are those of its paper.
+    **hyperparameters: Settings of the objective; the defaults are those of its paper, or of the
+      implementation that its page names where the paper gives none.
 
   Returns:
     The objective.

@@ -24,6 +24,10 @@ def dapo(*, clip_low: float = 0.2, clip_high: float = 0.28, dual_clip: float | N
     DAPO: An Open-Source LLM Reinforcement Learning System at Scale, arXiv:2503.14476, 2025, eq. 8.
 
   Note:
+    Eqs. 8 and 12 of the paper divide by the tokens of one prompt's group, inside the expectation
+    over prompts. The denominator here is that of verl's implementation, all tokens of the batch, so
+    that a prompt with long responses weighs more.
+
     The other parts of the method, dynamic sampling and the soft overlong penalty, belong to the
     rollout and the reward.
   """

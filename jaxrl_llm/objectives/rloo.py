@@ -22,6 +22,8 @@ def rloo(*, clip_low: float = 0.2, clip_high: float = 0.2, dual_clip: float | No
       LLMs, arXiv:2402.14740, 2024.
 
   Note:
+    The clip is TRL's. The paper has none, which is clip_low=1.0 with clip_high=float("inf").
+
     Advantages are those of leave-one-out, R_i minus the mean of the group's others. Each token of a
     response has the same ρ, and the mean of |y| equal values is that value. weights="sequence_mean"
     thus gives the gradient ρ·A·Σ_t ∇log π_t of a response, not a length-normalised one. As a

@@ -21,9 +21,10 @@ def vespo(*, k_pos: float = 2.0, lambda_pos: float = 3.0, k_neg: float = 3.0, la
     VESPO, arXiv:2602.10693, 2026.
 
   Note:
-    The constants are those of the authors' code and of TRL. TRL multiplies the engines' mismatch
-    π_old/μ into ρ, where φ damps it too; here a correction weighs the loss, as for every objective
-    (see `corrections.tis`). TRL bounds log ρ at log 1e-8 from below and turns a NaN weight into 0;
-    here the bound is −20, and a NaN reaches the loss.
+    The constants and the denominator, all tokens of the batch, are those of the authors' code and
+    of TRL. TRL multiplies the engines' mismatch π_old/μ into ρ, where φ damps it too; here a
+    correction weighs the loss, as for every objective (see `corrections.tis`). TRL bounds log ρ at
+    log 1e-8 from below and turns a NaN weight into 0; here the bound is −20, and a NaN reaches the
+    loss.
   """
   return Slots(ratio=product_ratio, gate=gamma_weight(k_pos, lambda_pos, k_neg, lambda_neg))
