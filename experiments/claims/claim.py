@@ -18,7 +18,7 @@ class Claim(NamedTuple):
     study: import path of the package that tries it.
     figure: path of its figure, from the folder of the study.
     says: what it says, a sentence.
-    main_rule: the one confirmatory rule, a key of "verdicts"; all others are exploratory.
+    main_rule: the one confirmatory rule, a key of "verdicts"; all others are exploratory. As in `rules.CONFIRMATORY`.
     note: what a reader of the verdict has to know, without numbers. "" is nothing.
   """
 
@@ -125,7 +125,7 @@ ROWS = (
   Claim(
     "E18", "Dr. GRPO, arXiv:2503.20783", f"{HERE}.lengths", "figures/lengths.png",
     says="Dividing by the length of a response makes wrong responses longer.",
-    main_rule="E18, wrong responses lengthen",
+    main_rule="E18, length of wrong responses at the end",
   ),
   Claim(
     "E19", "CISPO, arXiv:2506.13585", f"{HERE}.rare_tokens", "figures/rare_tokens.png",

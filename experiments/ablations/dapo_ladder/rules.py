@@ -26,6 +26,14 @@ from experiments.judging import above, below, interval, paired, solved
 
 SEEDS = (0, 1, 2, 3, 4)
 
+CONFIRMATORY = {
+  "E8": "E8, entropy: 0.28 above 0.2",
+  "E9": "E9, length of wrong responses",
+  "E10": "E10, accuracy at equal steps",
+  "E11": "E11, filter: accuracy",
+}
+"""The one rule of each claim that a verdict is read from; all others are exploratory."""
+
 PAPER = {"base": 30, "filter": 36, "clip_higher": 38, "soft": 41, "token": 42, "dynamic": 50}
 """avg@32 on AIME 2024 in per cent, table 1 of the paper: Qwen2.5-32B."""
 

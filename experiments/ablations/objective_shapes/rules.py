@@ -16,6 +16,9 @@ from typing import Any
 from experiments import judging
 from experiments.ablations.objective_shapes.studies import OUTLIER
 
+CONFIRMATORY = {"E2": "E2", "E3": "E3", "E12": "E12", "E13": "E13, bound on D", "E14": "E14, SAPO's gate weighs the outlier down"}
+"""The one rule of each claim that a verdict is read from; all others are exploratory."""
+
 HARD = (
   "ppo", "grpo", "dr_grpo", "dapo", "reinforce_plus_plus", "minirl", "gspo", "gspo_token", "luspo", "gmpo", "rloo", "dppo_tv", "dppo_kl",
   "cppo",

@@ -15,6 +15,8 @@ from experiments.ablations.ratio_lab.measures import clip_table, slopes
 from experiments.judging import CONTRADICTED, NOT_ENGAGED, REPRODUCED, above, below, within
 
 SEEDS = (0, 1, 2, 3, 4)
+CONFIRMATORY = {"E1": "E1, up to 4 updates", "E4": "E4, std(s)"}
+"""The one rule of each claim that a verdict is read from; all others are exploratory."""
 LENGTHS = (8, 16, 32, 64, 128, 256)
 UPDATES = (1, 2, 4, 8, 16)
 LEARNING_RATE = 3e-4

@@ -26,6 +26,9 @@ from experiments.judging import CALIBRATION, above, below, collapsed, holds, mor
 
 SEEDS = (0, 1, 2)
 
+CONFIRMATORY = {"E5": "E5, depth of the model", "E7": "E7, KL: R3 below none, N = 4, rate 0.0003"}
+"""The one rule of each claim that a verdict is read from; all others are exploratory."""
+
 DEPTHS = (2, 4, 8)
 DRIFT_RATES = (3e-4, 1e-3, 3e-3, 1e-2)
 DRIFT_RATE = 1e-3  # At which E5 is judged.

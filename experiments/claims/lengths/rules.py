@@ -10,7 +10,9 @@ lengths vary, which is what the weights act on. On another bed (two-step arithme
 too little, the same two arms had been tried at two learning rates.
 
 Changed on 2026-11-25, when the results of seeds 0 to 4 were known: the five verdicts and Student's
-interval alone (before, a bootstrap had to agree).
+interval alone (before, a bootstrap had to agree); and E18's confirmatory rule is that of held-out
+lengths at the end, as a straight line misses a course that rises and falls. Seeds 200 to 239 are
+fresh: nothing of them was known then.
 
 All differences are paired: the same seed has the same warm start, problems and keys. Nothing can be
 decided where responses have hardly different lengths (`SPREAD`), nor, for E21, where length and
@@ -26,7 +28,9 @@ from experiments.ablations.dapo_ladder.measures import trend
 from experiments.ablations.routing_replay.measures import per_seed, where
 from experiments.claims.lengths.bed import Arm
 
-SEEDS = tuple(range(5))
+SEEDS = tuple(range(200, 240))
+CONFIRMATORY = {"E18": "E18, length of wrong responses at the end", "E21": "E21, GSPO shortens against LUSPO"}
+"""The one rule of each claim that a verdict is read from; all others are exploratory."""
 STEPS = 24
 
 DR_GRPO = tuple(Arm(weights, std) for weights in ("one_over_length", "constant") for std in (True, False))

@@ -28,6 +28,8 @@ from experiments import judging
 from experiments.claims.bed import Arm
 
 SEEDS = (0, 1, 2, 3, 4)
+CONFIRMATORY = {"E17": "E17, accuracy: IS above none, bfloat16"}
+"""The one rule of each claim that a verdict is read from; all others are exploratory."""
 LEARNING_RATE = 1e-3
 SAMPLERS = {"T = 0.7": {"temperature": 0.7}, "T = 1.4": {"temperature": 1.4}, "bfloat16": {"dtype": "bfloat16"}}
 GAP = 1e-3

@@ -32,6 +32,8 @@ from experiments.claims.bed import Arm
 from experiments.claims.staleness.rules import BAND
 
 SEEDS = tuple(range(8))
+CONFIRMATORY = {"E6": "E6, collapses: GRPO above GRPO with R2, N = 16, rate 0.002"}
+"""The one rule of each claim that a verdict is read from; all others are exploratory."""
 RATES = (2e-3, 1e-3)
 STALE = (16, 64)
 """Updates of a rollout batch (N); 1 is on policy, where replay changes nothing."""

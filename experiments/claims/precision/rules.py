@@ -33,6 +33,8 @@ from experiments import judging
 from experiments.claims.bed import Arm
 
 SEEDS = (0, 1, 2, 3, 4)
+CONFIRMATORY = {"E16": "E16, training: gspo needs no recomputation"}
+"""The one rule of each claim that a verdict is read from; all others are exploratory."""
 LEARNING_RATE = 1e-3
 PER_ROLLOUT = 4
 STALE_UPDATES = 16

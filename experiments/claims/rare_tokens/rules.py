@@ -21,6 +21,8 @@ from experiments import judging
 from experiments.ablations.routing_replay.measures import where
 
 SEEDS = tuple(range(10))
+CONFIRMATORY = {"E19": "E19, cispo rises"}
+"""The one rule of each claim that a verdict is read from; all others are exploratory."""
 BANDITS = 64
 ARMS = 32
 UPDATES = 16  # As in MiniMax-M1, for each rollout batch.

@@ -11,8 +11,9 @@ Changed on 2026-11-25, when the results of seeds 0 to 4 were known: the five ver
 interval alone (before, a bootstrap over seeds and problems had to agree); the one endpoint of
 collapse that all studies share; the claims about 4 updates, which misquoted version 3 of the paper
 (it has GSPO collapse there, SAPO keep up there and fall at 32 and more, and GRPO end early at a
-lower level); and the main rule, which now asks for all three parts of the claim where one had
-decided. On seeds that were not known then it is a test, on those five a description.
+lower level); and the confirmatory rule, which now asks for all three parts of the claim where one
+had decided. Seeds 400 to 423 are fresh: nothing of them was known then, and no other study has their
+warm starts.
 
 The papers' constants hold, with two exceptions. Bands of the sequence ratio are made for responses
 of thousands of tokens, and log s spreads as 1/sqrt(T): GSPO's and LUSPO's are both scaled by one
@@ -41,7 +42,9 @@ from experiments.ablations.routing_replay.measures import where
 from experiments.claims.bed import Arm
 from experiments.claims.running_sums import RESPONSE_TOKENS
 
-SEEDS = tuple(range(5))
+SEEDS = tuple(range(400, 424))
+CONFIRMATORY = {"E20": "E20, VESPO above all three at 64"}
+"""The one rule of each claim that a verdict is read from; all others are exploratory."""
 LADDER = (1, 4, 16, 64)
 """Updates of each rollout batch."""
 LEARNING_RATE = 1e-3

@@ -66,6 +66,7 @@ def test_the_stored_verdicts_and_the_tables_are_those_of_today_s_rules(study):
   folder = folder_of(next(claim for claim in CLAIMS.values() if claim.study == study))
   results = from_json((folder / "results.json").read_text())
   rules = importlib.import_module(f"{study}.rules")
+  assert {claim.name: claim.main_rule for claim in CLAIMS.values() if claim.study == study} == rules.CONFIRMATORY
   verdicts = rounded(rules.judge(results))
   assert verdicts == results["verdicts"], "run: python -m experiments.claims --judge"
   assert tuple(results.get("seeds", ())) == getattr(rules, "SEEDS", ())

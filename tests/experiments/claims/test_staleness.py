@@ -23,7 +23,7 @@ def trials(accuracies, *, kl_late=0.1, curve=(0.3, 0.6, 0.7), seeds=rules.SEEDS)
 
 
 def test_verdicts_of_results_made_by_hand():
-  verdicts = rules.judge(trials({"vespo": (0.8, 0.8), "grpo": (0.8, 0.3), "sapo": (0.8, 0.3), "gspo": (0.8, 0.3)}))
+  verdicts = rules.judge(trials({"vespo": (0.8, 0.8), "grpo": (0.8, 0.3), "sapo": (0.8, 0.3), "gspo": (0.8, 0.3)}, seeds=range(5)))
   assert verdicts["E20, VESPO above all three at 64"]["verdict"] == "reproduced"
   assert verdicts["E20, VESPO above GRPO at 64"]["verdict"] == verdicts["E20, VESPO stands 64 updates"]["verdict"] == "reproduced"
   assert verdicts["E20, SAPO stands 4 updates"]["verdict"] == "contradicted"
@@ -43,7 +43,7 @@ def test_data_that_were_never_stale_decide_nothing():
 
 
 def test_the_noise_is_that_of_objectives_with_one_gradient():
-  results = trials({"grpo": (0.5, 0.5), "gspo": (0.5, 0.5), "vespo": (0.2, 0.2)})
+  results = trials({"grpo": (0.5, 0.5), "gspo": (0.5, 0.5), "vespo": (0.2, 0.2)}, seeds=range(5))
   noise = rules.judge(results)["E20, A/A"]
   assert noise["pairs"] == 5 and 0 < noise["rms"] <= noise["largest"] < 0.2, "VESPO's gradient is another one: token mean"
 
