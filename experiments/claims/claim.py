@@ -64,7 +64,7 @@ ROWS = (
     "E6", "GSPO, arXiv:2507.18071", f"{HERE}.moe_stability", "figures/moe_stability.png",
     says="On a mixture of experts GRPO collapses without routing replay; GSPO needs none.",
     main_rule="E6, collapses: GRPO above GRPO with R2, N = 16, rate 0.002",
-    note="replaying the routes does not narrow the ratios in this bed, and neither GRPO nor GSPO collapses in it",
+    note="replay is not shown to narrow the ratios here, and with 16 or 64 updates neither GRPO nor GSPO collapses",
   ),
   Claim(
     "E7", "arXiv:2512.01374, arXiv:2510.11370", f"{ABLATIONS}.routing_replay", "figures/sampler_mismatch.png",

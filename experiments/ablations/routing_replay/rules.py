@@ -10,8 +10,7 @@ of the KL are confirmed on fresh seeds, not predicted blindly.
 Changed on 2026-11-25, when the results were known: the five verdicts; what is algebra is called an
 identity; the one endpoint of collapse that all studies share, with the two evaluations that a run
 here has; and whether a rule about ratios and training is engaged: replay narrows nothing where next
-to no expert changes, so `MOVED` of the experts have to differ between the policy and its routes
-before the last update.
+to no expert changes, so the third update has to change `MOVED` of them.
 
 That R3's lead over R2 grows with staleness, the second half of E7's claim, is not tested: R2 has
 one number of updates.
@@ -56,7 +55,7 @@ WARMUP = 8
 ROLLOUTS = 12
 EVERY = 4
 MOVED = 0.03
-"""Share of the experts that differ from the replayed ones before the last update, from which replay has something to change."""
+"""Share of the experts that an update changes, from which replay has something to change."""
 GAP = 1e-3
 """Nats a token, k3 of sampler and learner without replay, from which training can feel the mismatch; as in E17."""
 CONTROL_FACTOR = 0.01

@@ -1,6 +1,6 @@
 """The rules that say what counts as reproduced, by the verdicts of `experiments.judging`.
 
-Looked at before the run of 2026-11-22: GRPO alone, on one pilot seed (100, not among the seeds of
+Looked at before the run of 2026-11-23: GRPO alone, on one pilot seed (100, not among the seeds of
 the run), N = 16 updates a rollout batch: experts without replay, with R2, and the control, at the
 rates 1e-3, where all three learnt (from 32 % to 76, 78 and 79 %; 5 % of the activated experts
 changed over 15 updates), and 2e-3, where none did (35, 27 and 42 %; 9 %). Each of the six trials
