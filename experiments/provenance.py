@@ -10,22 +10,24 @@ from types import ModuleType
 ROOT = pathlib.Path(__file__).parents[1]
 
 
-def record(rules: ModuleType) -> dict:
+def record(rules: ModuleType, *also: pathlib.Path) -> dict:
   """The state of the code at the start of a run.
 
   Args:
     rules: The module that judges the run.
+    *also: Further files that have to be older than it.
 
   Returns:
     `commit`, the checked-out commit, "" outside of a repository; `changed`, whether tracked files
-    differ from it; `rules`, the SHA-256 of the module's file; `started`, the time in UTC; `cores`,
-    how many there are.
+    differ from it; `rules`, the SHA-256 of the module's file; `also`, those of further files by
+    path; `started`, the time in UTC; `cores`, how many there are.
   """
   status = _git("status", "--porcelain", "--untracked-files=no")
   return {
     "commit": _git("rev-parse", "HEAD") or "",
     "changed": bool(status) if status is not None else None,
     "rules": hash_of(pathlib.Path(rules.__file__).read_bytes()),
+    "also": {path.relative_to(ROOT).as_posix(): hash_of(path.read_bytes()) for path in also},
     "started": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
     "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
   }
@@ -50,12 +52,13 @@ def doubt(recorded: dict, rules: pathlib.Path) -> str | None:
     return "no commit was recorded"
   if recorded["changed"]:
     return "tracked files differed from the commit"
-  text = _git("show", f"{recorded['commit']}:{rules.relative_to(ROOT).as_posix()}", strip=False)
   time = _git("show", "--no-patch", "--format=%cI", recorded["commit"])
-  if text is None or time is None:
+  if time is None:
     return None
-  if hash_of(text.encode()) != recorded["rules"]:
-    return "the commit holds other rules"
+  for path, expected in {rules.relative_to(ROOT).as_posix(): recorded["rules"], **recorded.get("also", {})}.items():
+    text = _git("show", f"{recorded['commit']}:{path}", strip=False)
+    if text is None or hash_of(text.encode()) != expected:
+      return f"the commit holds another {path}"
   if datetime.datetime.fromisoformat(time) > datetime.datetime.fromisoformat(recorded["started"]):
     return "the commit is younger than the run"
   return ""

@@ -12,14 +12,15 @@ import optax
 from experiments.claims.running_sums import (
   END,
   ERROR_RATE,
+  FEWEST_DIGITS,
+  MOST_DIGITS,
   PAD,
-  PROMPT_TOKENS,
-  RESPONSE_TOKENS,
   VOCAB_SIZE,
   graded,
   problems,
   prompts_of,
   rectangle,
+  response_tokens,
   workings,
 )
 from jaxrl_llm import objectives
@@ -58,6 +59,8 @@ class Sizes(NamedTuple):
     evaluations: over a trial, evenly spread.
     eval_prompts: held-out problems of an evaluation.
     end_prompts: of the last one.
+    digits: fewest and most of a problem.
+    error_rate: of the teacher, for each sum.
   """
 
   d_model: int = 48
@@ -74,6 +77,8 @@ class Sizes(NamedTuple):
   evaluations: int = 6
   eval_prompts: int = 64
   end_prompts: int = 256
+  digits: tuple[int, int] = (FEWEST_DIGITS, MOST_DIGITS)
+  error_rate: float = ERROR_RATE
 
 
 SMOKE = Sizes(
@@ -92,7 +97,7 @@ class Arm(NamedTuple):
     advantages: a key of `ADVANTAGES`.
     per_rollout: updates of one rollout batch; the batch has as many mini-batches.
     learning_rate: of Adam.
-    dtype: that the sampler computes in.
+    dtype: that the sampler computes in; "float8" computes in float32 with weights that were rounded to `FLOAT8`.
     temperature: that the sampler draws at; the learner's is 1.
     recompute: the old log-probabilities are the learner's own; otherwise those that the sampler reports.
     correction: a key of `CORRECTIONS`.
@@ -196,15 +201,31 @@ def make_bed(sizes: Sizes, model: str = "dense") -> Bed:
   @functools.cache
   def sampler(dtype: str, temperature: float) -> Callable[..., Rollouts]:
     sample = make_sampler(
-      make_model(config._replace(dtype=dtype)), group_size=sizes.group_size, max_new_tokens=RESPONSE_TOKENS, stop_ids=(END,), pad_id=PAD,
-      temperature=temperature, slots=256,
+      make_model(config._replace(dtype="float32" if dtype == "float8" else dtype)), group_size=sizes.group_size,
+      max_new_tokens=response_tokens(sizes.digits[1]), stop_ids=(END,), pad_id=PAD, temperature=temperature, slots=256,
     )  # fmt: skip
-    lower = (lambda params: lower_precision(params, dtype)) if dtype != "float32" else (lambda params: params)
+    lower = {"float32": lambda params: params, "float8": rounded_to_float8}.get(dtype, lambda params: lower_precision(params, dtype))
     return jax.jit(lambda params, prompts, key: sample(lower(params), prompts, jnp.ones(prompts.shape, bool), key))
 
   score = jax.jit(outputs_fn)
   return Bed(sizes, model.init, warm_step, lambda params: init_state(params, warm), sampler, lambda params: init_state(params, optimizer),
     step, score)  # fmt: skip
+
+
+FLOAT8 = jnp.float8_e5m2
+"""Two bits of mantissa: with e4m3's three so small a model hardly differs (k3 1e-4 nats a token); so it does as large ones do."""
+
+
+def rounded_to_float8(params: Params) -> Params:
+  """The same matrices through float8, with one scale for each array, as an inference engine would quantise them."""
+
+  def rounded(path, x: jax.Array) -> jax.Array:
+    if path[-1].key in ("scale", "router"):
+      return x
+    scale = jnp.max(jnp.abs(x)) / float(jnp.finfo(FLOAT8).max)
+    return (x / scale).astype(FLOAT8).astype(x.dtype) * scale
+
+  return jax.tree_util.tree_map_with_path(rounded, params)
 
 
 @functools.lru_cache(maxsize=32)  # Of one study: every seed of every model.
@@ -213,11 +234,12 @@ def warm_params(sizes: Sizes, seed: int, model: str = "dense") -> Params:
   bed, rng = make_bed(sizes, model), np.random.default_rng([seed, 0])
   state = bed.warm_state(bed.init(jax.random.key(seed)))
   for step in range(1, sizes.warm_steps + 1):
-    chosen = problems("train", sizes.warm_rows, rng)
-    responses = workings(chosen, error_rate=ERROR_RATE, rng=rng)
+    chosen = problems("train", sizes.warm_rows, rng, digits=sizes.digits)
+    responses = workings(chosen, error_rate=sizes.error_rate, rng=rng)
     state, _ = bed.warm_step(state, rectangle(prompts_of(chosen), responses, responses != PAD))
     if step % WARM_CHECK == 0:
-      rollout = draw(bed, state.params, problems("train", sizes.eval_prompts, rng), jax.random.key(step), Arm("reinforce"))
+      shown = problems("train", sizes.eval_prompts, rng, digits=sizes.digits)
+      rollout = draw(bed, state.params, shown, jax.random.key(step), Arm("reinforce"))
       if rollout.rewards.mean() >= sizes.warm_accuracy:
         return jax.device_get(state.params)
   if sizes.warm_accuracy > 0:
@@ -247,7 +269,7 @@ def draw(bed: Bed, params: Params, chosen: np.ndarray, key: jax.Array, arm: Arm)
   rewards = graded(chosen, rollouts.tokens, rollouts.mask, rollouts.stopped)
   batch = rectangle(np.repeat(prompts_of(chosen), bed.sizes.group_size, axis=0), rollouts.tokens, rollouts.mask)
   advantages = np.asarray(ADVANTAGES[arm.advantages](rewards, bed.sizes.group_size), np.float32)[:, None] * batch.mask
-  drawn_at = np.pad(rollouts.logprobs, ((0, 0), (PROMPT_TOKENS, 0)))
+  drawn_at = np.pad(rollouts.logprobs, ((0, 0), (batch.tokens.shape[1] - rollouts.logprobs.shape[1], 0)))
   batch = batch._replace(advantages=advantages, old_logprobs=drawn_at, sampler_logprobs=drawn_at)
   routes = None
   if arm.recompute:

@@ -1,6 +1,7 @@
 """Running sums modulo 10: problems, what an unreliable teacher writes, and who is right.
 
-A prompt is 4 to 8 digits, filled up to 8 with dots, and "="; the response is the running sums modulo 10 and the end token:
+A prompt is some digits, by default 4 to 8, filled up to the most with dots, and "="; the response is the running sums modulo 10 and the
+end token:
 
     3 7 5 9 . . . . =        0 5 4 $        (3 + 7 = 10, 0 + 5 = 5, 5 + 9 = 14)
 
@@ -16,9 +17,15 @@ from jaxrl_llm.types import TrainBatch
 
 DOT, EQUALS, END, PAD, VOCAB_SIZE = 10, 11, 12, 13, 16
 MOST_DIGITS, FEWEST_DIGITS = 8, 4
-PROMPT_TOKENS, RESPONSE_TOKENS = MOST_DIGITS + 1, 10
-"""The teacher's longest response has 8 tokens."""
 ERROR_RATE = 0.2
+
+
+def response_tokens(most_digits: int) -> int:
+  """Budget of a response: the teacher's longest has as many tokens as the problem has digits, and there are two more."""
+  return most_digits + 2
+
+
+PROMPT_TOKENS, RESPONSE_TOKENS = MOST_DIGITS + 1, response_tokens(MOST_DIGITS)
 
 
 def split_of(digits: Sequence[int]) -> str:
@@ -31,34 +38,48 @@ def split_of(digits: Sequence[int]) -> str:
   return "test" if sum((i + 1) * digit for i, digit in enumerate(digits)) % 10 == 0 else "train"
 
 
-def problems(split: str, count: int, rng: np.random.Generator) -> np.ndarray:
-  """Problems of a split by `split_of`, [count, MOST_DIGITS] with dots behind the digits."""
-  found = np.empty((0, MOST_DIGITS), np.int32)
+def problems(
+  split: str, count: int, rng: np.random.Generator, *, digits: tuple[int, int] = (FEWEST_DIGITS, MOST_DIGITS)
+) -> np.ndarray:
+  """Draws problems of a split by `split_of`.
+
+  Args:
+    split: "train" or "test".
+    count: Number of problems.
+    rng: Source of the digits.
+    digits: Fewest and most digits of a problem.
+
+  Returns:
+    Digits with dots behind them, [count, most].
+  """
+  fewest, most = digits
+  found = np.empty((0, most), np.int32)
   while len(found) < count:
-    drawn = rng.integers(10, size=(12 * count, MOST_DIGITS))
-    drawn[np.arange(MOST_DIGITS) >= rng.integers(FEWEST_DIGITS, MOST_DIGITS + 1, size=(len(drawn), 1))] = DOT
-    checks = (np.where(drawn == DOT, 0, drawn) * np.arange(1, MOST_DIGITS + 1)).sum(axis=1) % 10
+    drawn = rng.integers(10, size=(12 * count, most))
+    drawn[np.arange(most) >= rng.integers(fewest, most + 1, size=(len(drawn), 1))] = DOT
+    checks = (np.where(drawn == DOT, 0, drawn) * np.arange(1, most + 1)).sum(axis=1) % 10
     found = np.concatenate([found, drawn[(checks == 0) == (split == "test")]])
   return found[:count].astype(np.int32)
 
 
 def prompts_of(problems: np.ndarray) -> np.ndarray:
-  """The prompts of problems, [n, PROMPT_TOKENS]."""
+  """The prompts of problems, [n, most + 1]."""
   return np.pad(problems, ((0, 0), (0, 1)), constant_values=EQUALS)
 
 
 def workings(problems: np.ndarray, *, error_rate: float, rng: np.random.Generator) -> np.ndarray:
-  """What a teacher writes, [n, RESPONSE_TOKENS], padded.
+  """What a teacher writes, [n, most + 2], padded.
 
   Example:
     >>> dots = [DOT] * 4
     >>> workings(np.array([[3, 7, 5, 9, *dots]]), error_rate=0.0, rng=np.random.default_rng(0))[0].tolist()
     [0, 5, 4, 12, 13, 13, 13, 13, 13, 13]
   """
-  count, responses = len(problems), np.full((len(problems), RESPONSE_TOKENS), PAD, np.int32)
+  count, most = problems.shape
+  responses = np.full((count, response_tokens(most)), PAD, np.int32)
   value, rows = problems[:, 0].copy(), np.arange(count)
   lengths = (problems != DOT).sum(axis=1)
-  for step in range(1, MOST_DIGITS):
+  for step in range(1, most):
     there = step < lengths
     wrong = (rng.random(count) < error_rate) * rng.integers(1, 10, size=count)
     value = np.where(there, (value + problems[:, step] + wrong) % 10, value)
@@ -78,11 +99,12 @@ def graded(problems: np.ndarray, tokens: np.ndarray, mask: np.ndarray, stopped: 
 def rectangle(prompts: np.ndarray, responses: np.ndarray, mask: np.ndarray) -> TrainBatch:
   """A batch of one sequence a row, with zeros for old log-probabilities and ones for advantages."""
   tokens = np.concatenate([prompts, responses], axis=1)
-  counted = np.pad(mask, ((0, 0), (PROMPT_TOKENS, 0))).astype(np.float32)
+  before = ((0, 0), (prompts.shape[1], 0))
+  counted = np.pad(mask, before).astype(np.float32)
   return TrainBatch(
     tokens=tokens,
     positions=np.ascontiguousarray(np.broadcast_to(np.arange(tokens.shape[1], dtype=np.int32), tokens.shape)),
-    segments=np.pad(mask, ((0, 0), (PROMPT_TOKENS, 0)), constant_values=True).astype(np.int32),
+    segments=np.pad(mask, before, constant_values=True).astype(np.int32),
     mask=counted,
     advantages=counted,
     old_logprobs=np.zeros(tokens.shape, np.float32),

@@ -15,7 +15,7 @@ from jaxrl_llm.types import Params, TrainBatch
 
 def held_out(bed: Bed, params: Params, count: int) -> list[int]:
   """Of each of some test problems how many of its G samples are right, in float32 at temperature 1: always the same problems and keys."""
-  chosen = problems("test", count, np.random.default_rng(0))
+  chosen = problems("test", count, np.random.default_rng(0), digits=bed.sizes.digits)
   rollout = draw(bed, params, chosen, jax.random.key(count), Arm("reinforce"))
   return rollout.rewards.reshape(count, -1).sum(axis=1).astype(int).tolist()
 
@@ -31,8 +31,14 @@ METRICS = {
 """What is kept of each update: its name here and in the metrics. An objective without a clip has no clipped fraction."""
 
 
-def train(sizes: Sizes, seed: int, arm: Arm) -> dict:
+def train(sizes: Sizes, seed: int, arm: Arm, *, samples: int = 0) -> dict:
   """Trains one arm from the seed's warm start.
+
+  Args:
+    sizes: of the bed.
+    seed: of warm start and problems.
+    arm: what is trained.
+    samples: of the responses: another number draws others to the same problems.
 
   Returns:
     `right`: of each held-out problem how many of G samples are right at the end, and `samples`, G; `curve`: held-out accuracy from the
@@ -41,8 +47,10 @@ def train(sizes: Sizes, seed: int, arm: Arm) -> dict:
   """
   bed, params = make_bed(sizes, arm.model), warm_params(sizes, seed, arm.model)
   state, step = bed.new_state(params), bed.step(arm.objective, arm.settings, arm.correction)
-  rng, key, size = np.random.default_rng([seed, 1]), jax.random.key(seed), sizes.num_prompts * sizes.group_size
-  train = problems("train", sizes.updates * sizes.num_prompts, rng)  # The same for all arms of a seed, in the same order.
+  rng, size = np.random.default_rng([seed, 1]), sizes.num_prompts * sizes.group_size
+  key = jax.random.fold_in(jax.random.key(seed), samples) if samples else jax.random.key(seed)
+  # The same for all arms of a seed, in the same order.
+  train = problems("train", sizes.updates * sizes.num_prompts, rng, digits=sizes.digits)
   batches, metrics, curve = [], [], [_accuracy(held_out(bed, params, sizes.eval_prompts), sizes)]
   for update in range(sizes.updates):
     index = update % arm.per_rollout

@@ -34,7 +34,8 @@ def test_only_a_commit_with_these_rules_that_is_older_is_trusted():
   assert provenance.doubt(good, FILE) == ""
   assert provenance.doubt(good | {"commit": ""}, FILE) == "no commit was recorded"
   assert provenance.doubt(good | {"changed": True}, FILE) == "tracked files differed from the commit"
-  assert provenance.doubt(good | {"rules": "0"}, FILE) == "the commit holds other rules"
+  assert provenance.doubt(good | {"rules": "0"}, FILE) == "the commit holds another experiments/claims/staleness/rules.py"
+  assert provenance.doubt(good | {"also": {"README.md": "0"}}, FILE) == "the commit holds another README.md"
   assert provenance.doubt(good | {"started": "2000-01-01T00:00:00+00:00"}, FILE) == "the commit is younger than the run"
   assert provenance.doubt(good | {"commit": "0" * 40}, FILE) is None, "a history that lacks the commit shows nothing"
 

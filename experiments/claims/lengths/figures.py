@@ -65,4 +65,4 @@ def _slopes(axes: Any, rows: Sequence[Mapping], arms: Mapping[rules.Arm, tuple[s
     axes.plot(at["mean"], place, "o", color=color, markersize=5)
   axes.axvline(0, color=BLACK, linewidth=0.8)
   axes.set_yticks(range(len(arms)), [label for _, _, label in arms.values()])
-  axes.invert_yaxis()
+  axes.set_ylim(len(arms) - 0.5, -0.5)

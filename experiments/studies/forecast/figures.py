@@ -1,0 +1,37 @@
+"""The study's figure, drawn from `results.json` alone: what each objective adds to GRPO in every condition, and the forecasts."""
+
+import pathlib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from experiments.ablations.plots import BLACK, BLUE, GREY, ORANGE, letter, new_figure, save
+
+
+def draw(results: Mapping[str, Any], folder: pathlib.Path, formats: Sequence[str]) -> None:
+  """Draws a panel for each condition that has been run; nothing before there is one."""
+  cells: dict[str, dict[str, Mapping]] = {}
+  for name, row in results.get("verdicts", {}).items():
+    if "interval" in row:
+      cell, _, rest = name.partition(": ")
+      cells.setdefault(cell, {})[rest.split(" above ")[0]] = row
+  if not cells:
+    return
+  columns = min(3, len(cells))
+  rows = -(-len(cells) // columns)
+  with new_figure(height=0.5 + 2.3 * rows) as figure:
+    panels = figure.subplots(rows, columns, squeeze=False, sharex=True).flat
+    for place, (axes, (cell, found)) in enumerate(zip(panels, cells.items(), strict=False)):
+      names = sorted(found, key=lambda name: -found[name]["interval"]["mean"])
+      for height, name in enumerate(names):
+        at, told = found[name]["interval"], found[name]["verdict"] in ("reproduced", "contradicted")
+        color = GREY if name.endswith("again") else BLUE if told else ORANGE
+        axes.plot([100 * at["low"], 100 * at["high"]], [height] * 2, color=color, linewidth=1.2)
+        axes.plot(100 * at["mean"], height, "o", color=color, markersize=4)
+      axes.axvline(0, color=BLACK, linewidth=0.7)
+      axes.set_yticks(range(len(names)), names)
+      axes.invert_yaxis()
+      letter(axes, chr(ord("a") + place), cell)
+    for axes in panels:
+      axes.set_visible(False)
+    figure.supxlabel("area under the accuracy curve minus GRPO's, points", fontsize=8)
+    save(figure, folder, "forecast", formats)

@@ -1,0 +1,171 @@
+"""The study that forecasts: its protocol, its score on rankings made by hand, how it goes on, and a smoke run."""
+
+import json
+
+import numpy as np
+import pytest
+
+from experiments import provenance
+from experiments.claims import bed as beds
+from experiments.results import from_json
+from experiments.studies.forecast import __main__ as command
+from experiments.studies.forecast import checks, protocol, rules
+from experiments.studies.forecast.protocol import Cell
+from jaxrl_llm import objectives
+
+PAIRS = json.loads(rules.PUBLISHED.read_text())
+
+
+def test_every_published_pair_has_a_source_and_can_be_forecast():
+  assert len(PAIRS) >= 30 and len({pair["source"].split(",")[0] for pair in PAIRS}) >= 10
+  wanted = {Cell(row["length"], row["updates"], row["mismatch"]) for row in protocol.main_trials()}
+  for pair in PAIRS:
+    assert {pair["winner"], pair["loser"]} <= set(protocol.OBJECTIVES) and pair["winner"] != pair["loser"]
+    assert pair["url"].startswith("https://") and pair["quote"] and len(pair["quote"].split()) <= 30
+    assert rules.cell_of(pair) in wanted
+    if pair["winner_value"] is not None and pair["loser_value"] is not None:
+      assert pair["winner_value"] > pair["loser_value"]
+  assert len({(pair["paper"], frozenset((pair["winner"], pair["loser"]))) for pair in PAIRS}) == len(PAIRS), "one of each paper"
+
+
+def test_the_tuning_is_the_same_for_all_and_its_seeds_are_apart():
+  trials = protocol.tuning()
+  assert len(trials) == len(protocol.OBJECTIVES) * protocol.DRAWS * len(protocol.TUNING_SEEDS)
+  assert {tuple(row[name] for name in command.NAMES) for row in trials} and not set(protocol.TUNING_SEEDS) & set(protocol.SEEDS)
+  assert protocol.draws()[0] == (1e-3, 1.0) and len(set(protocol.draws())) == protocol.DRAWS
+  for _, factor in protocol.draws():
+    for name in protocol.OBJECTIVES:
+      for length in protocol.LENGTHS:
+        objectives.make(name, **dict(protocol.settings(name, factor, length)))
+
+
+def test_the_constants_at_factor_one_are_the_papers():
+  for name in ("dapo", "sapo", "cispo", "gmpo", "vespo", "dppo_tv", "minirl"):
+    given = dict(protocol.settings(name, 1.0, 64))
+    assert objectives.make(name, **given).needs == objectives.make(name).needs
+    defaults = objectives.OBJECTIVES[name].__kwdefaults__ or {}
+    assert all(defaults.get(key, value) == value for key, value in given.items()), name
+
+
+def test_the_choice_is_the_draw_with_the_highest_mean_and_wants_all_trials():
+  rows = [row | {"area": 0.5 + 0.01 * (row["draw"] == place % protocol.DRAWS) + 0.001 * (row["seed"] == 500)}
+          for row in protocol.tuning() for place, name in enumerate(protocol.OBJECTIVES) if name == row["objective"]]  # fmt: skip
+  assert protocol.chosen(rows) == {name: place % protocol.DRAWS for place, name in enumerate(protocol.OBJECTIVES)}
+  with pytest.raises(ValueError, match="found a tuning with trials missing"):
+    protocol.chosen(rows[:-1])
+
+
+def ranked(order):
+  """Mean areas in every condition by an order of the objectives, the best first."""
+  return {
+    Cell(64, updates, mismatch): {name: 1.0 - 0.01 * place for place, name in enumerate(order)}
+    for updates in protocol.UPDATES for mismatch in ("none", "float8")
+  }  # fmt: skip
+
+
+def pair(winner, loser, source="A, table 1", **other):
+  regime = {"updates_per_rollout": 8, "staleness_updates": None, "mismatch_noted": None}
+  return {"winner": winner, "loser": loser, "source": source} | regime | other
+
+
+def test_forecasts_are_scored_against_rankings_by_chance():
+  order = protocol.OBJECTIVES
+  right = [pair(a, b) for place, a in enumerate(order) for b in order[place + 1 : place + 3]]
+  row = rules.forecast(ranked(order), right)
+  assert row["verdict"] == "reproduced" and row["share"] == 1 and row["p"] < 0.001 and row["waiting"] == 0
+  row = rules.forecast(ranked(order[::-1]), right)
+  assert row["verdict"] == "inconclusive" and row["right"] == 0 and row["p"] == 1
+  few = rules.forecast(ranked(order), right[:2])
+  assert few["share"] == 1 and few["p"] > 0.05 and few["verdict"] == "inconclusive", "two of two are no evidence"
+  row = rules.forecast(ranked(order), [*right[:3], pair(order[5], order[0], source="B")])
+  assert (row["right"], row["of"], row["by_paper"]) == (3, 4, 0.5)
+
+
+def test_what_has_not_been_run_is_waited_for_and_ties_are_no_forecasts():
+  pairs = [pair("grpo", "gspo"), pair("grpo", "sapo", updates_per_rollout=None, staleness_updates=256), pair(None, None)]
+  row = rules.forecast({Cell(64, 8): {"grpo": 0.6, "gspo": 0.5}}, pairs)
+  assert (row["of"], row["waiting"], row["published_ties"]) == (1, 1, 1)
+  assert rules.forecast({}, pairs)["verdict"] == "mechanism not engaged"
+
+
+def test_objectives_are_compared_with_grpo_after_holm():
+  rng, trials = np.random.default_rng(0), []
+  for name in ("grpo", "gspo", "sapo", protocol.AGAIN, "dapo", "cispo", "gmpo"):
+    for seed in range(8):
+      area = 0.5 + 0.1 * (name == "gspo") + 0.004 * rng.standard_normal()
+      trials.append({"stage": "main", "objective": name, "seed": seed, "area": area} | Cell(8, 1)._asdict())
+  verdicts = rules.judge({"trials": trials})
+  assert verdicts["T 8, N 1: gspo above grpo"]["verdict"] == "reproduced" and not verdicts["T 8, N 1: gspo above grpo"]["equal"]
+  assert verdicts["T 8, N 1: sapo above grpo"]["verdict"] == "inconclusive" and verdicts["T 8, N 1: sapo above grpo"]["equal"]
+  assert all(row["p_holm"] >= row["p"] for name, row in verdicts.items() if "above" in name)
+  assert verdicts["FORECAST"]["waiting"] == len(PAIRS)
+
+
+def test_checks_say_what_fails():
+  row = {"length": 8, "right": 0.4, "std_log_rho": 0.2, "clipped": 0.15, "k3": 1e-3}
+  good = {"rows": [row, row | {"length": 64, "std_log_rho": 0.6}]}
+  assert checks.problems_of(good) == [] and checks.text(good).endswith("all checks pass")
+  bad = {"rows": [row | {"clipped": 0.6}, row | {"length": 64, "k3": 1e-5}]}
+  assert checks.problems_of(bad) == [
+    "8 digits: clipped: found 0.6, expected 0.05 to 0.4",
+    "64 digits: k3: found 1e-05, expected 0.0003 to 0.003",
+    "std_log_rho: found 0.2 at 64 digits, expected more than at 8",
+  ]
+
+
+def test_the_checks_have_passed_on_the_beds_as_they_are():
+  assert checks.problems_of(from_json((command.HERE / "checks.json").read_text())) == []
+
+
+def test_the_study_has_its_rules_and_forecasts_from_before_its_first_trial():
+  for name in ("results.json", "started.json"):
+    path = command.HERE / name
+    recorded = json.loads(path.read_text()) if path.exists() else {}
+    recorded = recorded.get("provenance", recorded)
+    if recorded:
+      doubt = provenance.doubt(recorded, command.HERE / "rules.py")
+      if doubt is None:
+        pytest.skip("no history here")
+      assert not doubt and set(recorded["also"]) == {f"experiments/studies/forecast/{name}" for name in ("protocol.py", "published.json")}
+
+
+@pytest.fixture
+def small(monkeypatch):
+  tiny = beds.SMOKE._replace(num_prompts=1, updates=4, evaluations=2)
+  monkeypatch.setattr(protocol, "sizes", lambda length: tiny._replace(digits=(length, length), error_rate=1 / length))
+  monkeypatch.setattr(protocol, "LENGTHS", (4,))
+  monkeypatch.setattr(protocol, "BAND", {4: 48.0})
+  monkeypatch.setattr(protocol, "TUNED_AT", (4, 2))
+  monkeypatch.setattr(protocol, "OBJECTIVES", ("grpo", "gspo"))
+  monkeypatch.setattr(protocol, "DRAWS", 2)
+  monkeypatch.setattr(protocol, "SEEDS", (600, 601))
+  monkeypatch.setattr(protocol, "BLOCKS", ((Cell(4, 1), Cell(4, 2, "float8")),))
+
+
+@pytest.mark.slow  # Compiles two objectives and three samplers.
+@pytest.mark.usefixtures("small")
+def test_the_command_tunes_runs_goes_on_and_refuses_other_rules(tmp_path, capsys):
+  with pytest.raises(SystemExit, match="error: found a tuning with trials missing, expected all: run --stage=tune first"):
+    command.main(["--stage=main", f"--folder={tmp_path}"])
+  command.main(["--stage=tune", f"--folder={tmp_path}", "--seconds=0"])
+  assert "tune: 0 of 8 trials" in capsys.readouterr().out
+  command.main(["--stage=tune", f"--folder={tmp_path}"])
+  command.main(["--stage=main", f"--folder={tmp_path}"])
+  out = capsys.readouterr().out
+  assert "tune: 8 of 8 trials\nmain: 12 of 12 trials" in out and "FORECAST: " in out
+  results = from_json((tmp_path / "results.json").read_text())
+  assert len(results["trials"]) == 20 and results["provenance"]["rules"] == provenance.record(rules)["rules"]
+  assert (tmp_path / "figures" / "forecast.png").stat().st_size > 10_000
+  command.main(["--stage=main", f"--folder={tmp_path}"])
+  assert "area" not in capsys.readouterr().out.partition("tune:")[0], "nothing is left to run"
+  started = tmp_path / "started.json"
+  started.write_text(json.dumps(json.loads(started.read_text()) | {"rules": "of yesterday"}))
+  with pytest.raises(SystemExit, match="rules, protocol or forecasts have changed since the study began at 2"):
+    command.main(["--stage=main", f"--folder={tmp_path}"])
+
+
+@pytest.mark.usefixtures("small")
+def test_the_checks_run_on_a_small_bed(tmp_path, capsys):
+  command.main(["--check", f"--folder={tmp_path}"])
+  (row,) = from_json((tmp_path / "checks.json").read_text())["rows"]
+  assert set(row) == {"length", "right", "std_log_rho", "clipped", "k3"} and "length 4" in capsys.readouterr().out
