@@ -3,8 +3,9 @@
   python -m experiments.laptop_job --configs sapo:smollm2 sapo:smollm2-steps --seeds 1 2 3
   python -m experiments.real_model
 
-Reads the runs that `experiments.laptop_job` has left in `--runs`, writes `results.json` beside this file, prints a row for each run and the
-paired differences of the methods from SAPO, and draws `figures/real_model.png`.
+Reads the runs that `experiments.laptop_job` has left in `--runs`, writes them into `results.json` beside this file, prints a row for each
+run and the paired differences of the methods from SAPO, and draws `figures/real_model.png`. Runs that were written before and are not in
+`--runs` any more stay.
 """
 
 import argparse
@@ -70,6 +71,21 @@ def differences(runs: pathlib.Path) -> Iterator[dict[str, Any]]:
       yield {"method": method, "seed": int(folder.name.rpartition("-")[2]), "points": found.mean, "low": found.low, "high": found.high}
 
 
+def merged(old: Mapping[str, list[dict]], new: Mapping[str, list[dict]]) -> dict[str, list[dict]]:
+  """Old and new results; of a run (or a difference) that is in both, the new rows.
+
+  Example:
+    >>> merged({"runs": [{"config": "a", "seed": 1, "gain": 1}]}, {"runs": [{"config": "a", "seed": 2, "gain": 3}]})["runs"]
+    [{'config': 'a', 'seed': 1, 'gain': 1}, {'config': 'a', 'seed': 2, 'gain': 3}]
+  """
+  name = lambda row: (row.get("config") or row["method"], row["seed"])
+  result = {}
+  for key, rows in new.items():
+    fresh = {name(row) for row in rows}
+    result[key] = sorted([*(row for row in old.get(key, ()) if name(row) not in fresh), *rows], key=name)
+  return result
+
+
 def table(results: Mapping[str, Any]) -> Iterator[str]:
   """The runs and the differences, a line of Markdown each."""
   yield "| config | seed | untouched | at the end | gain, points | whole process | peak memory |"
@@ -94,7 +110,8 @@ def main(argv: Sequence[str] | None = None) -> None:
   args = parser.parse_args(argv)
   path = args.folder / "results.json"
   if not args.plot_only:
-    results = collect(args.runs) | {"differences": list(differences(args.runs))}
+    old = from_json(path.read_text()) if path.exists() else {}
+    results = merged(old, collect(args.runs) | {"differences": list(differences(args.runs))})
     path.write_text(to_json(rounded(results)))
   results = from_json(path.read_text())
   print("\n".join(table(results)))

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from experiments.ablations.plots import BLACK, BLUE, GREEN, GREY, ORANGE, letter, new_figure, save
+from experiments.ablations.plots import BLACK, BLUE, GREEN, GREY, ORANGE, PINK, letter, new_figure, save
 from experiments.ablations.routing_replay.measures import where
 
 _ARMS = {
@@ -17,17 +17,22 @@ _ARMS = {
 }
 """Of each arm of the first panel its colour, its marker and its name."""
 
-_STEPS = "sapo:smollm2-steps"
+_WORKED_OUT = {
+  "sapo:smollm2-steps": (BLUE, "o", "SAPO"),
+  "sapo:smollm2-steps without running_sum": (PINK, "v", "only the answer rewarded"),
+}
+"""The same of the second."""
 
 
 def draw(results: Mapping[str, Any], folder: pathlib.Path, formats: Sequence[str]) -> None:
   """Draws the figure: a short answer with its controls, and an answer that is worked out."""
-  with new_figure(height=2.7) as figure:
+  with new_figure(height=2.9) as figure:
     short, worked_out = figure.subplots(1, 2, sharey=True)
     for place, (config, (color, marker, label)) in enumerate(_ARMS.items()):
       _arm(short, results, config, color, marker, label, shift=0.12 * (place - 1.5))
     letter(short, "a", "the largest of five numbers")
-    _arm(worked_out, results, _STEPS, BLUE, "o", "SAPO")
+    for place, (config, (color, marker, label)) in enumerate(_WORKED_OUT.items()):
+      _arm(worked_out, results, config, color, marker, label, shift=0.4 * place)
     letter(worked_out, "b", "47 + 8 + 5 + 6, step by step")
     for axes in (short, worked_out):
       axes.set_xlabel("RL step")
@@ -35,8 +40,8 @@ def draw(results: Mapping[str, Any], folder: pathlib.Path, formats: Sequence[str
       axes.set_ylim(0, 1)
     short.yaxis.set_major_formatter(lambda y, _: f"{100 * y:.0f} %")
     short.set_ylabel("right answers")
-    lines, names = short.get_legend_handles_labels()
-    figure.legend([*lines, *_points()], [*names, "held out, 95 %"], loc="outside lower center", ncols=5)
+    entries = {name: line for axes in (worked_out, short) for line, name in zip(*axes.get_legend_handles_labels(), strict=True)}
+    figure.legend([*entries.values(), *_points()], [*entries, "held out, 95 %"], loc="outside lower center", ncols=3)
     save(figure, folder, "real_model", formats)
 
 

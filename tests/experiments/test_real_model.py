@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from experiments.real_model.__main__ import HERE, collect, differences, main, table
+from experiments.real_model.__main__ import HERE, collect, differences, main, merged, table
 from experiments.results import from_json
 from jaxrl_llm.evaluation import SampleRow, write_samples
 
@@ -40,6 +40,11 @@ def test_runs_are_collected_and_paired(tmp_path):
   assert (difference["method"], difference["seed"], difference["points"]) == ("raft", 1, -50.0)
   lines = list(table(found | {"differences": [difference]}))
   assert "| `sapo:smollm2` | 1 | 25.0% [25.0, 25.0] | 100.0% [100.0, 100.0] | +75.0 [+25.0, +100.0] | 62 s | 3.50 GB |" in lines
+  again = merged(found | {"differences": [difference]}, {"runs": [dict(config="sapo:smollm2", seed=1, gain=9.0)], "differences": []})
+  assert [(run["config"], run["seed"], run["gain"]) for run in again["runs"]] == [
+    ("raft:smollm2", 1, 25.0), ("sapo:smollm2", 1, 9.0), ("sapo:smollm2-random", 1, 0.0)
+  ]  # fmt: skip
+  assert again["differences"] == [difference], "runs that are gone stay"
   with pytest.raises(FileNotFoundError, match="found no finished run of SmolLM2 in .*nothing; `python -m experiments.laptop_job`"):
     collect(tmp_path / "nothing")
 
@@ -50,6 +55,7 @@ def test_the_checked_in_results_are_those_of_the_rules(tmp_path, capsys):
   main(["--plot_only", "--folder", str(tmp_path)])
   assert (tmp_path / "figures" / "real_model.png").stat().st_size > 10_000
   runs = {(run["config"], run["seed"]): run for run in from_json((HERE / "results.json").read_text())["runs"]}
-  assert [runs["sapo:smollm2-steps", seed]["gain_low"] > 20 for seed in (1, 2, 3)] == [True, True, False]  # Rule 5 has failed.
+  assert [runs["sapo:smollm2-steps without running_sum", seed]["gain_low"] > 20 for seed in (1, 2, 3)] == [True, True, False]
+  assert all(runs["sapo:smollm2-steps", seed]["gain_low"] > 20 and runs["sapo:smollm2-steps", seed]["seconds"] < 3600 for seed in (4, 5, 6))
   assert all(runs["sapo:smollm2-random", seed]["gain_low"] < 0 for seed in (1, 2, 3))
   assert "| `sapo:smollm2` | 1 | 15.6%" in capsys.readouterr().out
