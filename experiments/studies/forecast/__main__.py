@@ -4,10 +4,12 @@
   python -m experiments.studies.forecast --stage=main --seconds=3600
   python -m experiments.studies.forecast --status
   python -m experiments.studies.forecast --check
+  python -m experiments.studies.forecast --enter=my_objective.py
 
 Every trial is a line of `trials.jsonl` as soon as it ends, and a stopped study goes on with the same
 command; `results.json` is made of them whenever a command ends. `--check` measures, on the tuning
-seeds and before any trial, whether the beds do what they are for.
+seeds and before any trial, whether the beds do what they are for. `--enter` tunes and trains an objective of
+yours on the same draws, seeds and conditions, and gives it a row of `LEADERBOARD.md` (see `board.py`).
 """
 
 import argparse
@@ -23,19 +25,19 @@ from experiments import judging, provenance
 from experiments.claims import study, trial
 from experiments.claims.bed import make_bed, warm_params
 from experiments.results import from_json, rounded, to_json
-from experiments.studies.forecast import checks, figures, protocol, rules
+from experiments.studies.forecast import board, checks, figures, protocol, rules
 from jaxrl_llm.devices import compilation_cache
 
 HERE = pathlib.Path(__file__).parent
 NAMES = ("stage", "objective", "seed", "draw", *protocol.Cell._fields)
 
 
-def run(names: Mapping) -> dict:
-  """One trial, as a row."""
+def run(names: Mapping, advantages: str | None = None) -> dict:
+  """One trial, as a row; `advantages` None takes those of the objective's paper."""
   started = time.process_time()
   cell = protocol.Cell(*(names[field] for field in protocol.Cell._fields))
   rate, factor = protocol.draws()[names["draw"]]
-  arm, sizes = protocol.arm(names["objective"], cell, rate, factor), protocol.sizes(cell.length)
+  arm, sizes = protocol.arm(names["objective"], cell, rate, factor, advantages=advantages), protocol.sizes(cell.length)
   found = trial.train(sizes, names["seed"], arm, samples=int(names["objective"] == protocol.AGAIN))
   kept = study.summary(found, per_rollout=arm.per_rollout)
   solved = np.array([int(x) for x in kept["right"]])
@@ -45,45 +47,51 @@ def run(names: Mapping) -> dict:
   return rounded(row | {"processor_seconds": time.process_time() - started})
 
 
-def planned(stage: str, done: Sequence[Mapping]) -> list[dict]:
+def planned(stage: str, names: Sequence[str], done: Sequence[Mapping]) -> list[dict]:
   """The trials of a stage that are not done yet, in order; those that count with the constants that the tuning chose.
 
   Raises:
     ValueError: the tuning has not been run to its end.
   """
-  known = {tuple(row[name] for name in NAMES if name != "draw" or row["stage"] == "tune") for row in done}
-  wanted = protocol.tuning() if stage == "tune" else protocol.main_trials()
-  left = [row for row in wanted if tuple(row[name] for name in NAMES if name != "draw" or stage == "tune") not in known]
+  key = lambda row: tuple(row[name] for name in NAMES if name != "draw" or stage == "tune")
+  known = {key(row) for row in done if row["stage"] == stage}
   if stage == "tune":
-    return left
-  draw_of = protocol.chosen(done)
-  return [row | {"draw": draw_of[row["objective"].removesuffix(" again")]} for row in left]
+    return [row for row in protocol.tuning(names) if key(row) not in known]
+  draw_of = protocol.chosen(done, names)
+  again = [protocol.AGAIN] if protocol.BASELINE in names else []
+  wanted = protocol.main_trials([*names, *again])
+  return [row | {"draw": draw_of[row["objective"].removesuffix(" again")]} for row in wanted if key(row) not in known]
 
 
-def measure(stage: str, folder: pathlib.Path, seconds: float) -> None:
-  """Runs what is left of a stage until the time is over; the trial that is under way then is finished."""
-  until, path = time.monotonic() + seconds, folder / "trials.jsonl"
-  begin(folder)
-  for names in planned(stage, study.read_trials(path)):
+def measure(stage: str, path: pathlib.Path, until: float, entry: board.Entry | None = None) -> None:
+  """Runs what is left of a stage until a time; the trial that is under way then is finished.
+
+  Args:
+    stage: "tune" or "main".
+    path: File of the trials.
+    until: Of `time.monotonic`.
+    entry: An entry to the leaderboard; None for the study's own objectives.
+  """
+  names = protocol.OBJECTIVES if entry is None else (entry.name,)
+  for row in planned(stage, names, study.read_trials(path)):
     if time.monotonic() > until:
       return
-    row = run(names)
+    row = run(row, entry.advantages if entry else None)
     with path.open("a") as file:
       print(json.dumps(row), file=file)
-    where = ", ".join(f"{name} {names[name]}" for name in ("objective", "seed", *protocol.Cell._fields))
+    where = ", ".join(f"{name} {row[name]}" for name in ("objective", "seed", *protocol.Cell._fields))
     print(f"{where}: area {row['area']:.3f}, {row['processor_seconds']:.0f} s", flush=True)
 
 
-def begin(folder: pathlib.Path) -> dict:
-  """What was recorded when the study was first started.
+def begin(path: pathlib.Path, *files: pathlib.Path) -> dict:
+  """What was recorded when the study was first started, or an entry entered.
 
   Raises:
     SystemExit: rules, protocol or forecasts have changed since.
   """
-  path, files = folder / study.STARTED, (HERE / "protocol.py", rules.PUBLISHED)
   now = provenance.record(rules, *files)
   if not path.exists():
-    folder.mkdir(parents=True, exist_ok=True)
+    path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(now))
   recorded = json.loads(path.read_text())
   if (recorded["rules"], recorded["also"]) != (now["rules"], now["also"]):
@@ -111,7 +119,8 @@ def status(results: Mapping) -> str:
   """How far the study is."""
   rows = results.get("trials", [])
   lines = []
-  for stage, wanted in (("tune", protocol.tuning()), ("main", protocol.main_trials())):
+  names = protocol.OBJECTIVES
+  for stage, wanted in (("tune", protocol.tuning(names)), ("main", protocol.main_trials([*names, protocol.AGAIN]))):
     done = sum(row["stage"] == stage for row in rows)
     lines.append(f"{stage}: {done} of {len(wanted)} trials")
   return "\n".join(lines)
@@ -125,6 +134,7 @@ def main(argv: Sequence[str] | None = None) -> None:
   what = parser.add_mutually_exclusive_group()
   what.add_argument("--stage", choices=("tune", "main"), help="what to run")
   what.add_argument("--status", action="store_true", help="how far the study is; runs nothing")
+  what.add_argument("--enter", type=pathlib.Path, metavar="FILE", help="tune and train the objective that a file defines")
   what.add_argument("--check", action="store_true", help="the beds' manipulation checks")
   parser.add_argument("--seconds", type=float, default=float("inf"), help="start no further trial after this time")
   args = parser.parse_args(argv)
@@ -134,12 +144,21 @@ def main(argv: Sequence[str] | None = None) -> None:
     (args.folder / "checks.json").write_text(to_json(rounded(found)))
     print(checks.text(found))
     return
-  if args.stage:
-    try:
-      measure(args.stage, args.folder, args.seconds)
-    except ValueError as refused:
-      raise SystemExit(f"error: {refused}") from None
+  until = time.monotonic() + args.seconds
+  try:
+    if args.stage:
+      begin(args.folder / study.STARTED, HERE / "protocol.py", rules.PUBLISHED)
+      measure(args.stage, args.folder / "trials.jsonl", until)
+    if args.enter:
+      entry = board.enter(args.enter)
+      path = args.folder / "entries" / f"{entry.name}.jsonl"
+      begin(path.with_suffix(".started.json"), HERE / "protocol.py")
+      for stage in ("tune", "main"):
+        measure(stage, path, until, entry)
+  except ValueError as refused:
+    raise SystemExit(f"error: {refused}") from None
   results = write(args.folder)
+  board.write(args.folder, results["trials"])
   print(status(results))
   print(judging.lines(results["verdicts"]))
   figures.draw(results, args.folder / "figures", args.format)

@@ -8,6 +8,7 @@ tokens for more than eight updates.
 """
 
 import itertools
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -70,6 +71,8 @@ def settings(objective: str, factor: float, length: int) -> tuple[tuple[str, flo
     (('clip_low', 0.1), ('clip_high', 0.14))
   """
   band = BAND[length] * factor
+  if objective not in (*OBJECTIVES, AGAIN):
+    return ("factor", factor), ("length", length)  # An entry to the leaderboard: its file makes of them what it likes.
   constants = {
     "grpo": {"clip_low": 0.2 * factor, "clip_high": 0.2 * factor, "kl_coef": 0.0},
     "dr_grpo": {"clip_low": 0.2 * factor, "clip_high": 0.2 * factor, "max_tokens": response_tokens(length)},
@@ -105,42 +108,43 @@ def sizes(length: int) -> Sizes:
   return Sizes(digits=(length, length), error_rate=1 / length, **small)
 
 
-def arm(objective: str, cell: Cell, rate: float, factor: float) -> Arm:
-  """One way to train in one condition."""
+def arm(objective: str, cell: Cell, rate: float, factor: float, *, advantages: str | None = None) -> Arm:
+  """One way to train in one condition; `advantages` None takes those of the objective's paper."""
   return Arm(
-    objective.removesuffix(" again"), settings(objective, factor, cell.length), "centred" if objective in CENTRED else "group",
+    objective.removesuffix(" again"), settings(objective, factor, cell.length),
+    advantages or ("centred" if objective in CENTRED else "group"),
     per_rollout=cell.updates, learning_rate=rate, dtype="float32" if cell.mismatch == "none" else cell.mismatch,
     recompute=cell.mismatch != "none",
   )  # fmt: skip
 
 
-def tuning() -> list[dict]:
-  """Every trial of the tuning, by the columns that name it."""
+def tuning(names: Sequence[str]) -> list[dict]:
+  """Every trial of the tuning of some objectives, by the columns that name it."""
   length, updates = TUNED_AT
   return [
     {"stage": "tune", "objective": name, "seed": seed, "draw": draw} | Cell(length, updates)._asdict()
-    for draw, seed, name in itertools.product(range(DRAWS), TUNING_SEEDS, OBJECTIVES)
+    for draw, seed, name in itertools.product(range(DRAWS), TUNING_SEEDS, names)
   ]
 
 
-def main_trials() -> list[dict]:
-  """Every trial that counts, by the columns that name it; a stopped study has whole seeds."""
-  found = []
-  for block in BLOCKS:
-    for seed, cell, name in itertools.product(SEEDS, block, (*OBJECTIVES, AGAIN)):
-      found.append({"stage": "main", "objective": name, "seed": seed, "draw": -1} | cell._asdict())
-  return found
+def main_trials(names: Sequence[str]) -> list[dict]:
+  """Every trial of some objectives that counts, by the columns that name it; a stopped study has whole seeds."""
+  return [
+    {"stage": "main", "objective": name, "seed": seed, "draw": -1} | cell._asdict()
+    for block in BLOCKS
+    for seed, cell, name in itertools.product(SEEDS, block, names)
+  ]
 
 
-def chosen(rows: list[dict]) -> dict[str, int]:
+def chosen(rows: Sequence[Mapping], names: Sequence[str]) -> dict[str, int]:
   """The draw of every objective: the highest mean area under the curve on the tuning seeds.
 
   Raises:
     ValueError: the tuning has not been run to its end.
   """
-  tuned = {name: {} for name in OBJECTIVES}
+  tuned = {name: {} for name in names}
   for row in rows:
-    if row["stage"] == "tune":
+    if row["stage"] == "tune" and row["objective"] in tuned:
       tuned[row["objective"]].setdefault(row["draw"], []).append(row["area"])
   if any(len(areas) < DRAWS or min(map(len, areas.values())) < len(TUNING_SEEDS) for areas in tuned.values()):
     raise ValueError("found a tuning with trials missing, expected all: run --stage=tune first")

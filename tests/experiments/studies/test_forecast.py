@@ -7,9 +7,10 @@ import pytest
 
 from experiments import provenance
 from experiments.claims import bed as beds
+from experiments.claims import study
 from experiments.results import from_json
 from experiments.studies.forecast import __main__ as command
-from experiments.studies.forecast import checks, protocol, rules
+from experiments.studies.forecast import board, checks, protocol, rules
 from experiments.studies.forecast.protocol import Cell
 from jaxrl_llm import objectives
 
@@ -18,7 +19,7 @@ PAIRS = json.loads(rules.PUBLISHED.read_text())
 
 def test_every_published_pair_has_a_source_and_can_be_forecast():
   assert len(PAIRS) >= 30 and len({pair["source"].split(",")[0] for pair in PAIRS}) >= 10
-  wanted = {Cell(row["length"], row["updates"], row["mismatch"]) for row in protocol.main_trials()}
+  wanted = {Cell(row["length"], row["updates"], row["mismatch"]) for row in protocol.main_trials(protocol.OBJECTIVES)}
   for pair in PAIRS:
     assert {pair["winner"], pair["loser"]} <= set(protocol.OBJECTIVES) and pair["winner"] != pair["loser"]
     assert pair["url"].startswith("https://") and pair["quote"] and len(pair["quote"].split()) <= 30
@@ -29,7 +30,7 @@ def test_every_published_pair_has_a_source_and_can_be_forecast():
 
 
 def test_the_tuning_is_the_same_for_all_and_its_seeds_are_apart():
-  trials = protocol.tuning()
+  trials = protocol.tuning(protocol.OBJECTIVES)
   assert len(trials) == len(protocol.OBJECTIVES) * protocol.DRAWS * len(protocol.TUNING_SEEDS)
   assert {tuple(row[name] for name in command.NAMES) for row in trials} and not set(protocol.TUNING_SEEDS) & set(protocol.SEEDS)
   assert protocol.draws()[0] == (1e-3, 1.0) and len(set(protocol.draws())) == protocol.DRAWS
@@ -48,11 +49,11 @@ def test_the_constants_at_factor_one_are_the_papers():
 
 
 def test_the_choice_is_the_draw_with_the_highest_mean_and_wants_all_trials():
-  rows = [row | {"area": 0.5 + 0.01 * (row["draw"] == place % protocol.DRAWS) + 0.001 * (row["seed"] == 500)}
-          for row in protocol.tuning() for place, name in enumerate(protocol.OBJECTIVES) if name == row["objective"]]  # fmt: skip
-  assert protocol.chosen(rows) == {name: place % protocol.DRAWS for place, name in enumerate(protocol.OBJECTIVES)}
+  best = {name: place % protocol.DRAWS for place, name in enumerate(protocol.OBJECTIVES)}
+  rows = [row | {"area": 0.5 + 0.01 * (row["draw"] == best[row["objective"]])} for row in protocol.tuning(protocol.OBJECTIVES)]
+  assert protocol.chosen(rows, protocol.OBJECTIVES) == best
   with pytest.raises(ValueError, match="found a tuning with trials missing"):
-    protocol.chosen(rows[:-1])
+    protocol.chosen(rows[:-1], protocol.OBJECTIVES)
 
 
 def ranked(order):
@@ -129,6 +130,50 @@ def test_the_study_has_its_rules_and_forecasts_from_before_its_first_trial():
       assert not doubt and set(recorded["also"]) == {f"experiments/studies/forecast/{name}" for name in ("protocol.py", "published.json")}
 
 
+ENTRY = """
+from jaxrl_llm import objectives
+ADVANTAGES = "centred"
+def objective(*, factor, length):
+  return objectives.make("custom", ratio="sequence", gate="soft", weights="sequence_mean", tau_pos=factor, tau_neg=factor)
+"""
+
+
+@pytest.fixture(autouse=True)
+def no_entries_stay(monkeypatch):
+  monkeypatch.setattr(objectives, "OBJECTIVES", dict(objectives.OBJECTIVES))
+
+
+@pytest.mark.parametrize(
+  ("name", "text", "message"),
+  [
+    ("gone.py", None, "--enter: found no file .*gone.py, expected a Python file with `objective"),
+    ("gspo.py", ENTRY, "found gspo.py, the name of an objective of the package, expected another"),
+    ("mine.py", "x = 1", "mine.py: found no `objective"),
+    ("mine.py", "def objective(width): pass", "mine.py: found no `objective"),
+    ("mine.py", ENTRY.replace('"centred"', '"centered"'), r"found 'centered' \(did you mean 'centred'\?\), expected one of group"),
+    ("mine.py", ENTRY.replace("tau_neg=factor", "tau_neg=factor, kl_coef=0.1"), "the objective needs ref_logprobs, expected no more than"),
+  ],
+)
+def test_an_entry_that_cannot_be_used_is_refused_in_a_line(name, text, message, tmp_path):
+  path = tmp_path / name
+  if text is not None:
+    path.write_text(text)
+  with pytest.raises(ValueError, match=message) as refused:
+    board.enter(path)
+  assert "\n" not in str(refused.value)
+
+
+def test_the_board_ranks_and_marks_what_is_told_from_grpo():
+  trials = [
+    {"stage": "main", "objective": name, "seed": seed, "area": area + 0.001 * ((seed * place) % 3)} | Cell(8, 1)._asdict()
+    for place, (name, area) in enumerate((("grpo", 0.5), ("gspo", 0.6), ("sapo", 0.5), (protocol.AGAIN, 0.5))) for seed in range(6)
+  ]  # fmt: skip
+  lines = board.text(trials).splitlines()
+  assert lines[-6] == "| objective | mean rank | T 8, N 1 (6 seeds) |"
+  assert lines[-4].startswith("| gspo | 1.0 | **+10.1 [") and "| grpo | " in board.text(trials) and "| 50.0 % |" in board.text(trials)
+  assert board.text([]).endswith("No condition has been run yet.\n")
+
+
 @pytest.fixture
 def small(monkeypatch):
   tiny = beds.SMOKE._replace(num_prompts=1, updates=4, evaluations=2)
@@ -156,6 +201,12 @@ def test_the_command_tunes_runs_goes_on_and_refuses_other_rules(tmp_path, capsys
   results = from_json((tmp_path / "results.json").read_text())
   assert len(results["trials"]) == 20 and results["provenance"]["rules"] == provenance.record(rules)["rules"]
   assert (tmp_path / "figures" / "forecast.png").stat().st_size > 10_000
+  mine = tmp_path / "mine.py"
+  mine.write_text(ENTRY)
+  command.main([f"--enter={mine}", f"--folder={tmp_path}"])
+  board_text = (tmp_path / "LEADERBOARD.md").read_text()
+  assert "| mine | " in board_text and "| grpo | " in board_text and "T 4, N 2, float8 (2 seeds)" in board_text
+  assert len(study.read_trials(tmp_path / "entries" / "mine.jsonl")) == 4 + 4 and "objective mine, seed 601" in capsys.readouterr().out
   command.main(["--stage=main", f"--folder={tmp_path}"])
   assert "area" not in capsys.readouterr().out.partition("tune:")[0], "nothing is left to run"
   started = tmp_path / "started.json"

@@ -1,0 +1,124 @@
+"""The leaderboard: every objective in every condition, and those that others enter with a file of their own.
+
+A file that enters defines an objective of one width and says which advantages it wants:
+
+  from jaxrl_llm import objectives
+
+  ADVANTAGES = "group"  # a key of experiments.claims.bed.ADVANTAGES
+
+  def objective(*, factor, length):
+    return objectives.make("custom", ratio="sequence", gate="soft", weights="sequence_mean", tau_pos=factor, tau_neg=factor)
+
+It is tuned with the draws of all others (the learning rate is the protocol's, `factor` scales the width) and trained on the same seeds:
+as many updates, responses and tries as any row above it.
+"""
+
+import importlib.util
+import inspect
+import pathlib
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from experiments import judging
+from experiments.ablations.routing_replay.measures import where
+from experiments.claims.bed import ADVANTAGES
+from experiments.claims.study import read_trials
+from experiments.studies.forecast import protocol
+from jaxrl_llm import objectives
+from jaxrl_llm.messages import did_you_mean
+
+PAGE = "LEADERBOARD.md"
+
+HEAD = """\
+# Objectives in every condition
+
+Made by `python -m experiments.studies.forecast --status`. Area under the held-out accuracy curve minus
+GRPO's in points, with Student's 95 % interval over the paired seeds; T are tokens of a response, N
+updates of each rollout batch. Bold: the interval does not hold 0 after Holm over the objectives of the
+condition. `grpo again` is GRPO with other samples, that is, noise. The order is that of the mean rank.
+[How to enter](board.py), [protocol](README.md).
+
+"""
+
+
+class Entry(NamedTuple):
+  """An objective that a file defines.
+
+  Attributes:
+    name: Name of the file, without its ending.
+    advantages: A key of `experiments.claims.bed.ADVANTAGES`.
+  """
+
+  name: str
+  advantages: str
+
+
+def enter(path: pathlib.Path) -> Entry:
+  """Reads a file that enters, and makes its objective known by name.
+
+  Raises:
+    ValueError: the file, its name, its objective or its advantages cannot be used.
+  """
+  name = path.stem
+  if not path.is_file():
+    raise ValueError(f"--enter: found no file {path}, expected a Python file with `objective(*, factor, length)`")
+  if name in objectives.OBJECTIVES:
+    raise ValueError(f"--enter: found {path.name}, the name of an objective of the package, expected another")
+  spec = importlib.util.spec_from_file_location(f"entry_{name}", path)
+  module = importlib.util.module_from_spec(spec)
+  spec.loader.exec_module(module)
+  make = getattr(module, "objective", None)
+  if not callable(make) or set(inspect.signature(make).parameters) != {"factor", "length"}:
+    raise ValueError(f"{path}: found no `objective(*, factor, length)`, expected a function that returns an objective")
+  advantages = getattr(module, "ADVANTAGES", "group")
+  if advantages not in ADVANTAGES:
+    hint = did_you_mean(advantages, ADVANTAGES, " (did you mean '{}'?)")
+    raise ValueError(f"{path}: ADVANTAGES: found {advantages!r}{hint}, expected one of {', '.join(ADVANTAGES)}")
+  if missing := make(factor=1.0, length=8).needs - {"old_logprobs", "sampler_logprobs"}:
+    raise ValueError(f"{path}: the objective needs {', '.join(sorted(missing))}, expected no more than old_logprobs and sampler_logprobs")
+  objectives.OBJECTIVES[name] = make
+  return Entry(name, advantages)
+
+
+def write(folder: pathlib.Path, trials: Sequence[Mapping]) -> pathlib.Path:
+  """Writes the page of the study's trials and of all entries beside them; returns its path."""
+  entered = [row for path in sorted((folder / "entries").glob("*.jsonl")) for row in read_trials(path)]
+  path = folder / PAGE
+  path.write_text(text([*trials, *entered]))
+  return path
+
+
+def text(trials: Sequence[Mapping]) -> str:
+  """The page."""
+  rows = where(trials, stage="main")
+  cells = [cell for block in protocol.BLOCKS for cell in block if where(rows, objective=protocol.BASELINE, **cell._asdict())]
+  if not cells:
+    return HEAD + "No condition has been run yet.\n"
+  table: dict[str, dict[protocol.Cell, str]] = {}
+  ranks: dict[str, list[int]] = {}
+  for cell in cells:
+    areas: dict[str, dict[int, float]] = {}
+    for row in where(rows, **cell._asdict()):
+      areas.setdefault(row["objective"], {})[row["seed"]] = row["area"]
+    gaps = {name: judging.paired(values, areas[protocol.BASELINE]) for name, values in areas.items()}
+    told = {name: judging.above("", gap) for name, gap in gaps.items() if name != protocol.BASELINE and len(gap) > 1}
+    adjusted = judging.holm({name: row["p"] for name, row in told.items()})
+    for name, gap in gaps.items():
+      mean = 100 * float(np.mean(gap))
+      shown = f"{mean:+.1f}"
+      if name in told:
+        at = told[name]["interval"]
+        shown = f"{mean:+.1f} [{100 * at['low']:+.1f}, {100 * at['high']:+.1f}]"
+        shown = f"**{shown}**" if adjusted[name] < judging.ALPHA else shown
+      table.setdefault(name, {})[cell] = shown if name != protocol.BASELINE else f"{100 * np.mean(list(areas[name].values())):.1f} %"
+    for rank, name in enumerate(sorted(gaps, key=lambda name: -float(np.mean(gaps[name])))):
+      ranks.setdefault(name, []).append(rank + 1)
+  label = lambda cell: f"T {cell.length}, N {cell.updates}" + (", float8" if cell.mismatch != "none" else "")
+  seeds = lambda cell: len({row["seed"] for row in where(rows, **cell._asdict())})
+  lines = ["| objective | mean rank | " + " | ".join(f"{label(cell)} ({seeds(cell)} seeds)" for cell in cells) + " |"]
+  lines.append("| --- | --- |" + " --- |" * len(cells))
+  for name in sorted(table, key=lambda name: float(np.mean(ranks[name]))):
+    lines.append(f"| {name} | {np.mean(ranks[name]):.1f} | " + " | ".join(table[name].get(cell, "") for cell in cells) + " |")
+  return HEAD + "\n".join(lines) + "\n"
