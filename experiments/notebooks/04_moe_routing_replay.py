@@ -130,8 +130,8 @@ mixture.measured("sampler_mismatch")
 
 # %% [markdown]
 # **Figure 4. Mismatch and ratios.** What to see: *(a)* R3 (green) lowers the divergence of sampler and learner several times over; hollow
-# triangles are the same tokens without its routes. *(d to f)* no replay narrows the spread of the ratios: orange, blue and green lie
-# together.
+# triangles are the same tokens without its routes. *(d to f)* no replay is seen to narrow the spread of the ratios: orange, blue and
+# green lie together.
 
 # %%
 mixture.verdicts([
