@@ -104,7 +104,8 @@ def within(rule: str, values: Iterable[float], low: float, high: float, *, engag
 def more_often(rule: str, more: Mapping[int, bool], less: Mapping[int, bool], *, engaged: bool = True, **numbers) -> dict:
   """The verdict of a claim that something happens in more seeds of one arm than of another: McNemar's exact test.
 
-  It is not engaged where it happens in neither arm.
+  It is not engaged where it happens in neither arm. `needs` is the number of seeds that have to differ,
+  all to one side, for a verdict.
 
   Example:
     >>> more_often("a falls more often", dict.fromkeys(range(6), True), dict.fromkeys(range(6), False))["verdict"]
@@ -119,11 +120,15 @@ def more_often(rule: str, more: Mapping[int, bool], less: Mapping[int, bool], *,
   p = float(binomtest(only_first, split).pvalue) if split else 1.0
   side = REPRODUCED if only_first > only_second else CONTRADICTED
   verdict = (side if p < ALPHA else INCONCLUSIVE) if engaged and (any(first) or any(second)) else NOT_ENGAGED
-  return {"rule": rule, "verdict": verdict, "first": sum(first), "second": sum(second), "of": len(seeds), "p": p, **numbers}
+  needs = 1 - math.floor(math.log2(ALPHA))  # The least n with 2 / 2^n below the level.
+  numbers = {"first": sum(first), "second": sum(second), "of": len(seeds), "needs": needs, "p": p} | numbers
+  return {"rule": rule, "verdict": verdict, **numbers}
 
 
 def mostly(rule: str, happened: Mapping[int, bool], *, engaged: bool = True, **numbers) -> dict:
   """The verdict of a claim that something happens in more than half of all seeds, by the exact 95 % interval of a fraction.
+
+  `needs` is the number of seeds in which it has to happen for the claim to be reproduced; None where all of them would not be enough.
 
   Example:
     >>> mostly("it falls", dict.fromkeys(range(5), True))["verdict"], mostly("it falls", dict.fromkeys(range(8), True))["verdict"]
@@ -134,7 +139,8 @@ def mostly(rule: str, happened: Mapping[int, bool], *, engaged: bool = True, **n
   test = binomtest(sum(map(bool, happened.values())), len(happened))
   at = test.proportion_ci(0.95)
   verdict = REPRODUCED if at.low > 0.5 else CONTRADICTED if at.high < 0.5 else INCONCLUSIVE
-  numbers = {"happened": test.k, "of": test.n, "p": float(test.pvalue)} | numbers
+  enough = (count for count in range(test.n + 1) if binomtest(count, test.n).proportion_ci(0.95).low > 0.5)
+  numbers = {"happened": test.k, "of": test.n, "needs": next(enough, None), "p": float(test.pvalue)} | numbers
   return {"rule": rule, "verdict": verdict if engaged else NOT_ENGAGED, **numbers}
 
 

@@ -54,6 +54,13 @@ def test_more_often_wants_seeds_that_differ():
   assert told(arm(), arm(*range(6))) == "contradicted"
   assert told(arm(), arm()) == "mechanism not engaged"
   assert told(arm(*range(8)), arm(*range(8))) == "inconclusive", "it happens in all of both"
+  assert judging.more_often("rule", arm(*range(judging.more_often("", arm(), arm())["needs"])), arm())["verdict"] == "reproduced"
+
+
+def test_most_seeds_are_more_than_half_beyond_doubt():
+  told = lambda count, of: judging.mostly("rule", {seed: seed < count for seed in range(of)})
+  assert [told(count, 8)["verdict"] for count in (8, 7, 4, 1, 0)] == ["reproduced", *["inconclusive"] * 3, "contradicted"]
+  assert told(0, 8)["needs"] == 8 and told(0, 5)["needs"] is None and told(0, 24)["needs"] == 18
 
 
 def test_several_rules_are_only_as_good_as_the_worst():
