@@ -162,7 +162,7 @@ PUBLISHED = {
 
 
 def published(config: ConfigDict, name: str) -> None:
-  """A published model with responses of 16,384 tokens on a pod: compiled for it (README.md), not yet trained.
+  """A published model with responses of 16,384 tokens on a pod: compiled for it (docs/pod_plans.md), not yet trained.
 
   256 prompts of 8 samples and four updates for each rollout batch: prompts are split over chips, and slices have up to 256. Weights and
   moments are float32, products bfloat16.

@@ -6,7 +6,8 @@ Token losses are divided by the generation budget, a setting and not a shape: `o
 3000 in the paper.
 Command: python -m jaxrl_llm.main --config=configs/dr_grpo.py
 Hardware: 2 CPU cores.
-Score: held-out avg@4 46.5% after the warm start, 97.4% at the end (seed 0; time: see README.md). The paper's constants: not yet measured.
+Score: held-out avg@4 46.5% after the warm start, 97.4% at the end (seed 0; time: see docs/results.md). The paper's constants:
+not yet measured.
 """
 
 from configs import common

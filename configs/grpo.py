@@ -6,9 +6,9 @@ Clip range 0.2 and KL coefficient 0.04 are the paper's. The paper makes one upda
 laptop job makes four, as every config here does. `:paper` makes one, with 64 samples for each prompt.
 Command: python -m jaxrl_llm.main --config=configs/grpo.py
 Hardware: 2 CPU cores.
-Score: held-out avg@4 46.5% after the warm start, 95.9% at the end (seed 0; time: see README.md). The paper's constants, `:moe` and
+Score: held-out avg@4 46.5% after the warm start, 95.9% at the end (seed 0; time: see docs/results.md). The paper's constants, `:moe` and
 `:smollm2`: not yet measured. Published models (`:qwen3-30b-a3b` and others): compiled for
-pods (README.md), not yet trained.
+pods (docs/pod_plans.md), not yet trained.
 """
 
 from configs import common

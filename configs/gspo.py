@@ -9,7 +9,7 @@ Command: python -m jaxrl_llm.main --config=configs/gspo.py
 Hardware: 2 CPU cores.
 Score: held-out avg@4 49.5% after the warm start, 93.8% at the end (seed 0; 240 s). Before the sampler of 2026-11-22: 46.3%, 96.2%, 245 s;
 seeds 0 to 4, pinned to one core each, end at 95.2% to 96.9%. `:moe`, `:smollm2` and the paper's constants: not yet measured. Published
-models (`:qwen3-30b-a3b` and others): compiled for pods (README.md), not yet trained.
+models (`:qwen3-30b-a3b` and others): compiled for pods (docs/pod_plans.md), not yet trained.
 """
 
 from configs import common

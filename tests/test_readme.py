@@ -9,7 +9,7 @@ import pytest
 from jaxrl_llm import objectives
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
-PAGES = {path.relative_to(ROOT).as_posix(): path.read_text() for path in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))}
+PAGES = {path.relative_to(ROOT).as_posix(): path.read_text() for path in (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md")))}
 README = PAGES["README.md"]
 
 
@@ -77,7 +77,7 @@ def test_everything_it_names_exists(page):
 
 
 def test_every_guide_is_named():
-  assert all(page in README for page in PAGES if page != "README.md")
+  assert all(page in README for page in PAGES if page != "README.md"), "CONTRIBUTING.md too"
 
 
 # What the gate's column begins with, and the settings whose defaults it then shows, in their order.
