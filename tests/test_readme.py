@@ -9,7 +9,8 @@ import pytest
 from jaxrl_llm import objectives
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
-PAGES = {path.relative_to(ROOT).as_posix(): path.read_text() for path in (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md")))}
+PATHS = (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md")))
+PAGES = {path.relative_to(ROOT).as_posix(): path.read_text() for path in PATHS}
 README = PAGES["README.md"]
 
 

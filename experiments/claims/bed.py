@@ -228,6 +228,10 @@ def rounded_to_float8(params: Params) -> Params:
   return jax.tree_util.tree_map_with_path(rounded, params)
 
 
+class StartFailed(RuntimeError):
+  """Imitation has not reached the accuracy at which RL begins: the seed has no policy to train, in any arm."""
+
+
 @functools.lru_cache(maxsize=32)  # Of one study: every seed of every model.
 def warm_params(sizes: Sizes, seed: int, model: str = "dense") -> Params:
   """Weights that imitate the teacher, from scratch, up to `warm_accuracy`: the same for all arms of a seed and a model."""
@@ -243,7 +247,7 @@ def warm_params(sizes: Sizes, seed: int, model: str = "dense") -> Params:
       if rollout.rewards.mean() >= sizes.warm_accuracy:
         return jax.device_get(state.params)
   if sizes.warm_accuracy > 0:
-    raise RuntimeError(f"seed {seed}: found fewer than {sizes.warm_accuracy:.0%} right after {sizes.warm_steps} steps of imitation")
+    raise StartFailed(f"seed {seed}: found fewer than {sizes.warm_accuracy:.0%} right after {sizes.warm_steps} steps of imitation")
   return jax.device_get(state.params)
 
 

@@ -60,21 +60,30 @@ def main(study: Study, argv: Sequence[str] | None, here: pathlib.Path) -> None:
 
 
 def measure(study: Study, sizes: beds.Sizes, seeds: Sequence[int], folder: pathlib.Path) -> None:
-  """Runs the trials that are not done yet; after every block judges what there is and writes `results.json`."""
+  """Runs the trials that are not done yet; after every block judges what there is and writes `results.json`.
+
+  A seed whose imitation fails has no trials, and is missing from the "seeds" of `results.json`.
+  """
   path = folder / "trials.jsonl"
   done, recorded = read_trials(path), begin(study, folder)
-  planned = []
+  planned, failed = [], []
   for block in study.arms:
     here = [(names | {"seed": seed}, arm) for seed in seeds for names, arm in block]
     known = [{name: row[name] for name in here[0][0]} for row in done]
     with path.open("a") as file:
       for names, arm in here:
-        if names not in known:
+        if names in known or names["seed"] in failed:
+          continue
+        try:
           done.append(run(sizes, names, arm))
-          print(json.dumps(done[-1]), file=file, flush=True)
+        except beds.StartFailed as reason:  # Told before any arm of the seed is trained, so that no result has a say in it.
+          print(f"{reason}; it is left out", flush=True)
+          failed.append(names["seed"])
+          continue
+        print(json.dumps(done[-1]), file=file, flush=True)
     planned += [names for names, _ in here]
     mine = [row for row in done if {name: row[name] for name in planned[0]} in planned]
-    write(study, sizes, seeds, mine, planned, folder, recorded)
+    write(study, sizes, [seed for seed in seeds if seed not in failed], mine, planned, folder, recorded)
   path.unlink()
   (folder / STARTED).unlink()
 

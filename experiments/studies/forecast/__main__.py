@@ -23,7 +23,7 @@ import numpy as np
 
 from experiments import judging, provenance
 from experiments.claims import study, trial
-from experiments.claims.bed import make_bed, warm_params
+from experiments.claims.bed import StartFailed, make_bed, warm_params
 from experiments.results import from_json, rounded, to_json
 from experiments.studies.forecast import board, checks, figures, protocol, rules
 from jaxrl_llm.devices import compilation_cache
@@ -73,10 +73,18 @@ def measure(stage: str, path: pathlib.Path, until: float, entry: board.Entry | N
     entry: An entry to the leaderboard; None for the study's own objectives.
   """
   names = protocol.OBJECTIVES if entry is None else (entry.name,)
+  failed = set()
   for row in planned(stage, names, study.read_trials(path)):
     if time.monotonic() > until:
       return
-    row = run(row, entry.advantages if entry else None)
+    if (row["length"], row["seed"]) in failed:
+      continue
+    try:
+      row = run(row, entry.advantages if entry else None)
+    except StartFailed as reason:
+      print(f"{reason}; it is left out", flush=True)
+      failed.add((row["length"], row["seed"]))
+      continue
     with path.open("a") as file:
       print(json.dumps(row), file=file)
     where = ", ".join(f"{name} {row[name]}" for name in ("objective", "seed", *protocol.Cell._fields))

@@ -156,6 +156,24 @@ def test_a_study_whose_rules_have_changed_since_its_first_trial_does_not_go_on(t
     study.measure(a_study(), beds.SMOKE, (0, 1), tmp_path)
 
 
+def test_a_seed_that_has_no_policy_to_train_is_left_out_of_every_arm(tmp_path, monkeypatch, capsys):
+  tried = []
+
+  def run(sizes, names, arm):
+    tried.append((names["arm"], names["seed"]))
+    if names["seed"] == 0:
+      raise beds.StartFailed("seed 0: found fewer than 30% right")
+    return names | {"processor_seconds": 1.0, "wall_seconds": 2.0}
+
+  monkeypatch.setattr(study, "run", run)
+  monkeypatch.setattr(gate_rules, "judge", lambda results: {})
+  study.measure(a_study(), beds.SMOKE, (0, 1), tmp_path)
+  assert tried == [("a", 0), ("a", 1), ("b", 1)]
+  results = from_json((tmp_path / "results.json").read_text())
+  assert results["seeds"] == [1] and [row["seed"] for row in results["trials"]] == [1, 1]
+  assert capsys.readouterr().out == "seed 0: found fewer than 30% right; it is left out\n"
+
+
 def test_a_study_refuses_what_it_cannot_do(tmp_path):
   with pytest.raises(SystemExit, match="error: --smoke would write over the measured results"):
     study.main(a_study(), ["--smoke"], tmp_path)

@@ -121,9 +121,8 @@ def test_the_checks_have_passed_on_the_beds_as_they_are():
 def test_the_study_has_its_rules_and_forecasts_from_before_its_first_trial():
   for name in ("results.json", "started.json"):
     path = command.HERE / name
-    recorded = json.loads(path.read_text()) if path.exists() else {}
-    recorded = recorded.get("provenance", recorded)
-    if recorded:
+    written = json.loads(path.read_text()) if path.exists() else {}
+    if recorded := written if name == "started.json" else written.get("provenance"):
       doubt = provenance.doubt(recorded, command.HERE / "rules.py")
       if doubt is None:
         pytest.skip("no history here")
