@@ -9,7 +9,8 @@ Hardware: 2 CPU cores.
 Score: held-out avg@4 46.5% after the warm start, 97.1% at the end (seed 0; time: see docs/results.md). `:smollm2`: seeds 1, 2 and 3 go from
 15.6%, 12.5% and 18.0% untouched to 90.6%, 93.8% and 92.2% of 128 held-out problems, each in less than three minutes.
 `:smollm2-steps`: seeds 4, 5 and 6 go from 2.3%, 0.8% and 2.3% to 72.7%, 64.8% and 62.5%, each in less than 45 minutes beside other work,
-with up to 12.7 GB. The paper's constants and `:moe`: not yet measured. Published models (`:qwen3-30b-a3b` and others): compiled for pods (docs/pod_plans.md), not yet trained.
+with up to 12.7 GB. The paper's constants and `:moe`: not yet measured. Published models (`:qwen3-30b-a3b` and others): compiled for pods
+(docs/pod_plans.md), not yet trained.
 """
 
 from configs import common
