@@ -7,7 +7,8 @@ The paper clips the length-normalised ratio to [1 - 3e-4, 1 + 4e-4] on responses
 advantage. The band here is scaled to 6e-3 and 8e-3; `:paper` keeps the paper's.
 Command: python -m jaxrl_llm.main --config=configs/gspo.py
 Hardware: 2 CPU cores.
-Score: held-out avg@4 49.5% after the warm start, 93.8% at the end (seed 0; 240 s). Before the sampler of 2026-11-22: 46.3%, 96.2%, 245 s;
+Score: held-out avg@4 48.1% after the warm start, 94.2% at the end (seed 0; 125 s, AMD EPYC, 2026-11-25). On another machine, 2026-11-22:
+49.5%, 93.8%, 240 s. Before the sampler of 2026-11-22: 46.3%, 96.2%, 245 s;
 seeds 0 to 4, pinned to one core each, end at 95.2% to 96.9%. `:moe`, `:smollm2` and the paper's constants: not yet measured. Published
 models (`:qwen3-30b-a3b` and others): compiled for pods (docs/pod_plans.md), not yet trained.
 """
