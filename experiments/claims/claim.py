@@ -115,12 +115,12 @@ ROWS = (
   Claim(
     "E16", "GSPO, arXiv:2507.18071", f"{HERE}.precision", "figures/precision.png",
     says="GSPO tolerates old log-probabilities of lower precision; no recomputation is needed.",
-    main_rule="E16, training: gspo needs no recomputation", note="bfloat16 of so small a model hardly differs",
+    main_rule="E16, training: gspo needs no recomputation",
   ),
   Claim(
     "E17", "MiniRL, arXiv:2512.01374", f"{HERE}.mismatch", "figures/mismatch.png",
     says="On policy, leaving out the correction for the sampler's mismatch collapses fast, with a drop of the entropy.",
-    main_rule="E17, accuracy: IS above none, bfloat16", note="bfloat16 of so small a model hardly differs",
+    main_rule="E17, accuracy: IS above none, float8",
   ),
   Claim(
     "E18", "Dr. GRPO, arXiv:2503.20783", f"{HERE}.lengths", "figures/lengths.png",

@@ -14,7 +14,8 @@ LABELS = {way: way for way in rules.WAYS}
 def draw(results: Mapping[str, Any], folder: pathlib.Path, formats: Sequence[str]) -> None:
   """Draws the figure."""
   with new_figure(height=4.2) as figure:
-    panels = figure.subplots(2, 3)
+    count = len(rules.SAMPLERS)
+    panels = figure.subplots(2, count)
     for index, sampler in enumerate(rules.SAMPLERS):
       mine = [row for row in results["trials"] if row["sampler"] == sampler]
       updates = results["sizes"]["updates"]
@@ -22,6 +23,6 @@ def draw(results: Mapping[str, Any], folder: pathlib.Path, formats: Sequence[str
       drawing.curves(panels[1, index], mine, "way", LABELS, updates=updates, legend=False, name="entropy")
       panels[1, index].set_ylabel("entropy (nats a token)")
       panels[1, index].set_ylim(bottom=0)
-      drawing.title(panels[0, index], "abc"[index], f"sampler: {sampler}")
-      drawing.title(panels[1, index], "def"[index], f"sampler: {sampler}")
+      drawing.title(panels[0, index], "abcdefgh"[index], sampler)
+      drawing.title(panels[1, index], "abcdefgh"[count + index], sampler)
     save(figure, folder, "mismatch", formats)

@@ -13,14 +13,15 @@ from jaxrl_llm.objectives.gate_weight import gate_weight
 from jaxrl_llm.types import PolicyOutputs, TrainBatch
 
 
-def measure(sizes: beds.Sizes, seed: int, arms: Mapping[str, beds.Arm], errors: Mapping[str, float | None], *, updates: int) -> list[dict]:
+def measure(sizes: beds.Sizes, seed: int, arms: Mapping[str, beds.Arm], errors: Mapping[str, float | str], *, updates: int) -> list[dict]:
   """Makes a policy stale by exact updates of GRPO on a rollout batch, and weighs the batch with exact and with wrong old log-probabilities.
 
   Args:
     sizes: of the bed.
     seed: of warm start, problems, samples and errors.
     arms: objectives by name; the first one trains.
-    errors: by name the standard deviation of an error of each token's own, in nats, or None for log-probabilities computed in bfloat16.
+    errors: by name the standard deviation of an error of each token's own, in nats, or "bfloat16" or
+      "float8" for log-probabilities computed as a sampler in it would.
     updates: of the rollout batch.
 
   Returns:
@@ -39,25 +40,28 @@ def measure(sizes: beds.Sizes, seed: int, arms: Mapping[str, beds.Arm], errors: 
     piece = jax.tree.map(lambda x, start=index * size: x[start : start + size], rollout.batch)
     state, _ = step(state, piece, trained.learning_rate)
   now = np.asarray(bed.score(state.params, rollout.batch).logprobs)
-  lower = np.asarray(_lowered(sizes)(params, rollout.batch))
   rng, rows = np.random.default_rng([seed, 3]), []
   for error, spread in errors.items():
-    wrong = lower if spread is None else exact.old_logprobs + spread * rng.standard_normal(exact.mask.shape) * exact.mask
+    if isinstance(spread, str):
+      wrong = np.asarray(_lowered(sizes, spread)(params, rollout.batch))
+    else:
+      wrong = exact.old_logprobs + spread * rng.standard_normal(exact.mask.shape) * exact.mask
     other = exact._replace(old_logprobs=wrong.astype(np.float32))
     rows += [{"seed": seed, "objective": name, "error": error} | compare(arm, now, exact, other) for name, arm in arms.items()]
   return rows
 
 
 @functools.cache
-def _lowered(sizes: beds.Sizes):
-  """The log-probabilities of a batch in bfloat16."""
+def _lowered(sizes: beds.Sizes, dtype: str):
+  """The log-probabilities of a batch in bfloat16, or with weights that were rounded to float8."""
   from jaxrl_llm.learner.train_step import policy_outputs
   from jaxrl_llm.models import lower_precision, make_model
   from jaxrl_llm.sampler import make_filter
 
-  model = make_model(beds.model_config(sizes)._replace(dtype="bfloat16"))
+  lower = beds.rounded_to_float8 if dtype == "float8" else lambda params: lower_precision(params, dtype)
+  model = make_model(beds.model_config(sizes)._replace(dtype="float32" if dtype == "float8" else dtype))
   outputs = functools.partial(policy_outputs, model.logprobs, make_filter())
-  return jax.jit(lambda params, batch: outputs(lower_precision(params, "bfloat16"), batch).logprobs)
+  return jax.jit(lambda params, batch: outputs(lower(params), batch).logprobs)
 
 
 def compare(arm: beds.Arm, now: np.ndarray, exact: TrainBatch, wrong: TrainBatch) -> dict:

@@ -28,7 +28,7 @@ def draw(results: Mapping[str, Any], folder: pathlib.Path, formats: Sequence[str
       if f"E16, training: {objective} {words}" in results["verdicts"]
     }
     drawing.differences(panels[2], rows)
-    drawing.title(panels[2], "c", "minus recompute, sampler in bfloat16")
+    drawing.title(panels[2], "c", "minus recompute, sampler in float8")
     save(figure, folder, "precision", formats)
 
 
@@ -39,6 +39,6 @@ def _bars(axes: Any, rows: Sequence[Mapping], name: str, *, legend: bool) -> Non
     at, style = np.arange(len(rules.ERRORS)) + 0.15 * (index - 1), line_style(index)
     axes.plot(at, values, ".", color=style["color"], markersize=2, alpha=0.5)
     axes.plot(at, values.mean(axis=1), linestyle="none", marker=style["marker"], color=style["color"], label=objective)
-  axes.set_xticks(range(len(rules.ERRORS)), [error if error[0] == "b" else f"{error} nats" for error in rules.ERRORS])
+  axes.set_xticks(range(len(rules.ERRORS)), [name if isinstance(error, str) else f"{name} nats" for name, error in rules.ERRORS.items()])
   if legend:
     axes.legend(loc="upper left")
