@@ -61,6 +61,6 @@ def differences(axes: Any, rows: Mapping[str, Mapping]) -> None:
     axes.plot(at["mean"], place, "o", color="white", markeredgecolor=BLACK, markersize=4)
   axes.axvline(0, color=BLACK, linewidth=0.7, linestyle=(0, (3, 2)))
   axes.set_yticks(range(len(rows)), rows)
-  axes.invert_yaxis()
+  axes.set_ylim(len(rows) - 0.5, -0.5)
   axes.set_xlabel("difference")
   percent(axes, "x")
