@@ -3,6 +3,7 @@
 import importlib
 import importlib.util
 import pathlib
+import re
 import types
 
 import pytest
@@ -24,6 +25,11 @@ def test_every_claim_is_listed_once():
 
 def test_the_page_is_what_the_results_say():
   assert page.text() == (page.HERE / "README.md").read_text(), "run: python -m experiments.claims --page"
+
+
+def test_the_front_page_counts_the_verdicts_as_the_page_does():
+  (counts,) = re.findall(r"\*\*Of 21 claims: (.*)\.\*\*", page.text())
+  assert f"| {counts} |" in (page.HERE.parents[1] / "README.md").read_text()
 
 
 @pytest.mark.parametrize("claim", CLAIMS.values(), ids=list(CLAIMS))
