@@ -116,6 +116,7 @@ ROWS = (
     "E16", "GSPO, arXiv:2507.18071", f"{HERE}.precision", "figures/precision.png",
     says="GSPO tolerates old log-probabilities of lower precision; no recomputation is needed.",
     main_rule="E16, training: gspo needs no recomputation",
+    note="a float8 sampler, further from the learner than the engines of large models",
   ),
   Claim(
     "E17", "MiniRL, arXiv:2512.01374", f"{HERE}.mismatch", "figures/mismatch.png",

@@ -19,7 +19,7 @@ def draw(results: Mapping[str, Any], folder: pathlib.Path, formats: Sequence[str
     for letter, axes, (name, label) in zip("ab", panels, names, strict=False):
       _bars(axes, results["distortion"], name, legend=letter == "a")
       drawing.title(axes, letter, label)
-      axes.set_xlabel("error of an old log-probability")
+      axes.set_xlabel("type, or error in nats")
     drawing.percent(panels[1])
     rows = {
       f"{objective}: {way}": results["verdicts"][f"E16, training: {objective} {words}"]
@@ -39,6 +39,6 @@ def _bars(axes: Any, rows: Sequence[Mapping], name: str, *, legend: bool) -> Non
     at, style = np.arange(len(rules.ERRORS)) + 0.15 * (index - 1), line_style(index)
     axes.plot(at, values, ".", color=style["color"], markersize=2, alpha=0.5)
     axes.plot(at, values.mean(axis=1), linestyle="none", marker=style["marker"], color=style["color"], label=objective)
-  axes.set_xticks(range(len(rules.ERRORS)), [name if isinstance(error, str) else f"{name} nats" for name, error in rules.ERRORS.items()])
+  axes.set_xticks(range(len(rules.ERRORS)), list(rules.ERRORS))
   if legend:
     axes.legend(loc="upper left")
