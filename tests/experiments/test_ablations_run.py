@@ -51,6 +51,6 @@ def test_the_ratio_lab_runs(tmp_path, capsys):
 @pytest.mark.slow  # Ten seconds of tracing; each study has its own test, only the figures have none.
 def test_the_shapes_run(tmp_path, capsys):
   objective_shapes.main(["--smoke", "--folder", str(tmp_path)])
-  assert "E2: reproduced" in capsys.readouterr().out
+  assert "E2: identity verified" in capsys.readouterr().out
   names = {path.name for path in (tmp_path / "figures").iterdir()}
   assert names == {f"{name}.png" for name in ("coefficients", "zero_mass", "token_weights", "smooth_limit", "outliers")}
