@@ -144,13 +144,12 @@ def mostly(rule: str, happened: Mapping[int, bool], *, engaged: bool = True, **n
   return {"rule": rule, "verdict": verdict if engaged else NOT_ENGAGED, **numbers}
 
 
-def every(rule: str, parts: Mapping[str, Mapping], **numbers) -> dict:
+def every(rule: str, parts: Mapping[str, Mapping]) -> dict:
   """The verdict of a claim that several rules hold together: an intersection-union test, whose p-value is the largest of theirs.
 
   Args:
     rule: The claim in words.
     parts: The verdicts of its parts, by name.
-    **numbers: Further numbers to store beside the verdict.
 
   Example:
     >>> every("both", {"a": above("", [1.0, 1.1]), "b": above("", [1.0, -1.1])})["verdict"]
@@ -160,11 +159,11 @@ def every(rule: str, parts: Mapping[str, Mapping], **numbers) -> dict:
   worst = next((verdict for verdict in (CONTRADICTED, NOT_ENGAGED, INCONCLUSIVE) if verdict in found), REPRODUCED)
   held = [name for name, part in parts.items() if part["verdict"] == REPRODUCED]
   p = max((part["p"] for part in parts.values() if "p" in part), default=None)
-  numbers = {"held": len(held), "of": len(parts), "fail": [name for name in parts if name not in held], "p": p} | numbers
-  return {"rule": rule, "verdict": worst, **numbers}
+  numbers = {"held": len(held), "of": len(parts), "fail": [name for name in parts if name not in held], "p": p}
+  return {"rule": rule, "verdict": worst} | numbers
 
 
-def holds(rule: str, passed: bool, *, identity: bool = False, engaged: bool = True, **numbers) -> dict:
+def holds(rule: str, passed: bool, /, *, identity: bool = False, engaged: bool = True, **numbers) -> dict:
   """The verdict of a rule without chance: all cells of a table pass, or an identity holds in floating point."""
   verdict = (VERIFIED if identity else REPRODUCED) if passed else CONTRADICTED
   return {"rule": rule, "verdict": verdict if engaged else NOT_ENGAGED, **numbers}

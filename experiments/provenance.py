@@ -2,6 +2,7 @@
 
 import datetime
 import hashlib
+import json
 import os
 import pathlib
 import subprocess
@@ -31,6 +32,33 @@ def record(rules: ModuleType, *also: pathlib.Path) -> dict:
     "started": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
     "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
   }
+
+
+def begin(path: pathlib.Path, rules: ModuleType, *also: pathlib.Path) -> dict:
+  """What was recorded when a study was first started: written to a file by the first call, read from it by the others.
+
+  Args:
+    path: File of the record.
+    rules: The module that judges the study.
+    *also: Further files that have to stay as they are.
+
+  Raises:
+    SystemExit: If rules or files have changed between the trials that are done and those to come.
+  """
+  now = record(rules, *also)
+  if not path.exists():
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(now))
+  recorded = json.loads(path.read_text())
+  changed = [name for name, digest in now["also"].items() if recorded.get("also", {}).get(name) != digest]
+  if recorded["rules"] != now["rules"]:
+    changed.append(pathlib.Path(rules.__file__).relative_to(ROOT).as_posix())
+  if changed:
+    raise SystemExit(
+      f"error: {', '.join(changed)}: changed since the study was started at {recorded['started']}; take the change back, or begin anew "
+      f"without {path} and the trials beside it"
+    )
+  return recorded
 
 
 def hash_of(data: bytes) -> str:

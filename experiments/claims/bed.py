@@ -26,7 +26,7 @@ from experiments.claims.running_sums import (
 from jaxrl_llm import objectives
 from jaxrl_llm.advantages import group_advantages, leave_one_out_advantages, whiten
 from jaxrl_llm.learner.train_step import init_state, make_optimizer, make_train_step, policy_outputs
-from jaxrl_llm.models import Experts, ModelConfig, lower_precision, make_model, preset
+from jaxrl_llm.models import Experts, Model, ModelConfig, lower_precision, make_model, preset
 from jaxrl_llm.sampler import make_filter, make_sampler
 from jaxrl_llm.types import Metrics, Objective, Params, PolicyOutputs, Rollouts, TrainBatch, TrainState
 
@@ -200,11 +200,11 @@ def make_bed(sizes: Sizes, model: str = "dense") -> Bed:
 
   @functools.cache
   def sampler(dtype: str, temperature: float) -> Callable[..., Rollouts]:
+    model, lower = lowered(config, dtype)
     sample = make_sampler(
-      make_model(config._replace(dtype="float32" if dtype == "float8" else dtype)), group_size=sizes.group_size,
+      model, group_size=sizes.group_size,
       max_new_tokens=response_tokens(sizes.digits[1]), stop_ids=(END,), pad_id=PAD, temperature=temperature, slots=256,
     )  # fmt: skip
-    lower = {"float32": lambda params: params, "float8": rounded_to_float8}.get(dtype, lambda params: lower_precision(params, dtype))
     return jax.jit(lambda params, prompts, key: sample(lower(params), prompts, jnp.ones(prompts.shape, bool), key))
 
   score = jax.jit(outputs_fn)
@@ -226,6 +226,13 @@ def rounded_to_float8(params: Params) -> Params:
     return (x / scale).astype(FLOAT8).astype(x.dtype) * scale
 
   return jax.tree_util.tree_map_with_path(rounded, params)
+
+
+def lowered(config: ModelConfig, dtype: str) -> tuple[Model, Callable[[Params], Params]]:
+  """The model of a sampler in a dtype of `Arm`, and what it does to the learner's weights."""
+  if dtype == "float8":
+    return make_model(config), rounded_to_float8
+  return make_model(config._replace(dtype=dtype)), functools.partial(lower_precision, dtype=dtype)
 
 
 class StartFailed(RuntimeError):

@@ -129,8 +129,8 @@ def row(claim: Claim, results: Mapping, adjusted: float | None = None) -> str:
   figure = folder_of(claim) / claim.figure
   shown = os.path.relpath(figure, HERE)
   picture = f'<a href="{shown}"><img src="{shown}" width="160" alt="{claim.name}"></a>' if figure.exists() else ""
-  holm = f"; after Holm p = {adjusted:.2g}" if adjusted is not None else ""
-  decided = f"{main}: {described(rules[main])}{holm}" + (f"; {claim.note}" if claim.note else "")
+  corrected = f"; after Holm p = {adjusted:.2g}" if adjusted is not None else ""
+  decided = f"{main}: {described(rules[main])}{corrected}" + (f"; {claim.note}" if claim.note else "")
   cells = (link, claim.says, claim.source, picture, verdict, escaped(decided), trusted(claim, results), took(results))
   return f"| {' | '.join(cells)} |\n"
 

@@ -65,7 +65,7 @@ def measure(study: Study, sizes: beds.Sizes, seeds: Sequence[int], folder: pathl
   A seed whose imitation fails has no trials, and is missing from the "seeds" of `results.json`.
   """
   path = folder / "trials.jsonl"
-  done, recorded = read_trials(path), begin(study, folder)
+  done, recorded = read_trials(path), provenance.begin(folder / STARTED, study.rules)
   planned, failed = [], []
   for block in study.arms:
     here = [(names | {"seed": seed}, arm) for seed in seeds for names, arm in block]
@@ -86,24 +86,6 @@ def measure(study: Study, sizes: beds.Sizes, seeds: Sequence[int], folder: pathl
     write(study, sizes, [seed for seed in seeds if seed not in failed], mine, planned, folder, recorded)
   path.unlink()
   (folder / STARTED).unlink()
-
-
-def begin(study: Study, folder: pathlib.Path) -> dict:
-  """What was recorded when the study was first started, and a refusal where its rules are others now.
-
-  Raises:
-    SystemExit: the rules have been changed between the trials that are done and those to come.
-  """
-  path = folder / STARTED
-  if not path.exists():
-    path.write_text(json.dumps(provenance.record(study.rules)))
-  recorded = json.loads(path.read_text())
-  if recorded["rules"] != provenance.hash_of(pathlib.Path(study.rules.__file__).read_bytes()):
-    raise SystemExit(
-      f"error: {study.rules.__file__}: changed since the study was started at {recorded['started']}; take the change back, or begin anew "
-      f"without {path} and {path.with_name('trials.jsonl')}"
-    )
-  return recorded
 
 
 def read_trials(path: pathlib.Path) -> list[dict]:

@@ -40,6 +40,17 @@ def test_only_a_commit_with_these_rules_that_is_older_is_trusted():
   assert provenance.doubt(good | {"commit": "0" * 40}, FILE) is None, "a history that lacks the commit shows nothing"
 
 
+def test_a_study_goes_on_with_the_rules_and_files_that_it_began_with_alone(tmp_path):
+  path = tmp_path / "new" / "started.json"
+  first = provenance.begin(path, rules, FILE)
+  assert provenance.begin(path, rules, FILE) == first == json.loads(path.read_text())
+  name = FILE.relative_to(provenance.ROOT).as_posix()
+  for other in ({"rules": "0"}, {"also": {name: "0"}}):
+    path.write_text(json.dumps(first | other))
+    with pytest.raises(SystemExit, match=f"^error: {name}: changed since the study was started at 2"):
+      provenance.begin(path, rules, FILE)
+
+
 @pytest.mark.parametrize("study", STUDIES)
 def test_results_that_name_a_commit_had_their_rules_before_the_run(study):
   claim = next(claim for claim in CLAIMS.values() if claim.study == study)

@@ -12,7 +12,7 @@ itself clips 4.8 % and more.
 from collections.abc import Mapping, Sequence
 
 from experiments.ablations.ratio_lab.measures import clip_table, slopes
-from experiments.judging import CONTRADICTED, NOT_ENGAGED, REPRODUCED, above, below, within
+from experiments.judging import above, below, holds, within
 
 SEEDS = (0, 1, 2, 3, 4)
 CONFIRMATORY = {"E1": "E1, up to 4 updates", "E4": "E4, std(s)"}
@@ -81,11 +81,9 @@ def judge(results: Mapping) -> dict[str, dict]:
 
 def _factor(rule: str, cells: Sequence[Mapping], passes) -> dict:
   ratios = [cell["ratio"] for cell in cells if cell["ratio"] is not None]
-  if not ratios:
-    return {"rule": rule, "verdict": NOT_ENGAGED, "cells": len(cells), "decided": 0}
   passed = sum(map(passes, ratios))
-  numbers = dict(cells=len(cells), decided=len(ratios), passed=passed, smallest=min(ratios), largest=max(ratios))
-  return {"rule": rule, "verdict": REPRODUCED if passed == len(ratios) else CONTRADICTED, **numbers}
+  numbers = dict(cells=len(cells), decided=len(ratios), passed=passed) | (dict(smallest=min(ratios), largest=max(ratios)) if ratios else {})
+  return holds(rule, passed == len(ratios), engaged=bool(ratios), **numbers)
 
 
 def _half(slopes: Sequence[float]) -> dict:

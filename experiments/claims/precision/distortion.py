@@ -9,7 +9,9 @@ import numpy as np
 from experiments.claims import bed as beds
 from experiments.claims import running_sums
 from jaxrl_llm import objectives
+from jaxrl_llm.learner.train_step import policy_outputs
 from jaxrl_llm.objectives.gate_weight import gate_weight
+from jaxrl_llm.sampler import make_filter
 from jaxrl_llm.types import PolicyOutputs, TrainBatch
 
 
@@ -54,12 +56,7 @@ def measure(sizes: beds.Sizes, seed: int, arms: Mapping[str, beds.Arm], errors: 
 @functools.cache
 def _lowered(sizes: beds.Sizes, dtype: str):
   """The log-probabilities of a batch in bfloat16, or with weights that were rounded to float8."""
-  from jaxrl_llm.learner.train_step import policy_outputs
-  from jaxrl_llm.models import lower_precision, make_model
-  from jaxrl_llm.sampler import make_filter
-
-  lower = beds.rounded_to_float8 if dtype == "float8" else lambda params: lower_precision(params, dtype)
-  model = make_model(beds.model_config(sizes)._replace(dtype="float32" if dtype == "float8" else dtype))
+  model, lower = beds.lowered(beds.model_config(sizes), dtype)
   outputs = functools.partial(policy_outputs, model.logprobs, make_filter())
   return jax.jit(lambda params, batch: outputs(lower(params), batch).logprobs)
 

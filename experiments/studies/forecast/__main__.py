@@ -7,7 +7,7 @@
   python -m experiments.studies.forecast --enter=my_objective.py
 
 Every trial is a line of `trials.jsonl` as soon as it ends, and a stopped study goes on with the same
-command; `results.json` is made of them whenever a command ends. `--check` measures, on the tuning
+command; `results.json` has what they say, and is made anew whenever a command ends. `--check` measures, on the tuning
 seeds and before any trial, whether the beds do what they are for. `--enter` tunes and trains an objective of
 yours on the same draws, seeds and conditions, and gives it a row of `LEADERBOARD.md` (see `board.py`).
 """
@@ -24,7 +24,7 @@ import numpy as np
 from experiments import judging, provenance
 from experiments.claims import study, trial
 from experiments.claims.bed import StartFailed, make_bed, warm_params
-from experiments.results import from_json, rounded, to_json
+from experiments.results import rounded, to_json
 from experiments.studies.forecast import board, checks, figures, protocol, rules
 from jaxrl_llm.devices import compilation_cache
 
@@ -91,43 +91,17 @@ def measure(stage: str, path: pathlib.Path, until: float, entry: board.Entry | N
     print(f"{where}: area {row['area']:.3f}, {row['processor_seconds']:.0f} s", flush=True)
 
 
-def begin(path: pathlib.Path, *files: pathlib.Path) -> dict:
-  """What was recorded when the study was first started, or an entry entered.
-
-  Raises:
-    SystemExit: rules, protocol or forecasts have changed since.
-  """
-  now = provenance.record(rules, *files)
-  if not path.exists():
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(now))
-  recorded = json.loads(path.read_text())
-  if (recorded["rules"], recorded["also"]) != (now["rules"], now["also"]):
-    raise SystemExit(f"error: rules, protocol or forecasts have changed since the study began at {recorded['started']}: take it back")
-  return recorded
-
-
-def write(folder: pathlib.Path) -> dict:
-  """Judges what has been run, and writes `results.json`."""
-  path = folder / "results.json"
-  results = from_json(path.read_text()) if path.exists() else {}
-  rows = study.read_trials(folder / "trials.jsonl") or results.get("trials", [])
+def write(folder: pathlib.Path, rows: Sequence[Mapping]) -> dict:
+  """Judges the trials that have been run, and writes `results.json`."""
   seconds = sum(row["processor_seconds"] for row in rows)
-  results = results | {"jax": jax.__version__, "processor_seconds": seconds, "verdicts": {}, "trials": rows}
-  if (folder / study.STARTED).exists():
-    results["provenance"] = json.loads((folder / study.STARTED).read_text())
-  if rows:
-    results = rounded(results)
-    results["verdicts"] = rounded(rules.judge(results))
-  path.write_text(to_json(results))
+  results = rounded({"jax": jax.__version__, "processor_seconds": seconds, "verdicts": rules.judge({"trials": rows})})
+  (folder / "results.json").write_text(to_json(results))
   return results
 
 
-def status(results: Mapping) -> str:
-  """How far the study is."""
-  rows = results.get("trials", [])
-  lines = []
-  names = protocol.OBJECTIVES
+def status(rows: Sequence[Mapping]) -> str:
+  """How far the study is, by the trials that have been run."""
+  lines, names = [], protocol.OBJECTIVES
   for stage, wanted in (("tune", protocol.tuning(names)), ("main", protocol.main_trials([*names, protocol.AGAIN]))):
     done = sum(row["stage"] == stage for row in rows)
     lines.append(f"{stage}: {done} of {len(wanted)} trials")
@@ -155,19 +129,20 @@ def main(argv: Sequence[str] | None = None) -> None:
   until = time.monotonic() + args.seconds
   try:
     if args.stage:
-      begin(args.folder / study.STARTED, HERE / "protocol.py", rules.PUBLISHED)
+      provenance.begin(args.folder / study.STARTED, rules, HERE / "protocol.py", rules.PUBLISHED)
       measure(args.stage, args.folder / "trials.jsonl", until)
     if args.enter:
       entry = board.enter(args.enter)
       path = args.folder / "entries" / f"{entry.name}.jsonl"
-      begin(path.with_suffix(".started.json"), HERE / "protocol.py")
+      provenance.begin(path.with_suffix(".started.json"), rules, HERE / "protocol.py")
       for stage in ("tune", "main"):
         measure(stage, path, until, entry)
   except ValueError as refused:
     raise SystemExit(f"error: {refused}") from None
-  results = write(args.folder)
-  board.write(args.folder, results["trials"])
-  print(status(results))
+  rows = study.read_trials(args.folder / "trials.jsonl")
+  results = write(args.folder, rows)
+  board.write(args.folder, rows)
+  print(status(rows))
   print(judging.lines(results["verdicts"]))
   figures.draw(results, args.folder / "figures", args.format)
 

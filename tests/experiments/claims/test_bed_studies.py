@@ -152,7 +152,7 @@ def test_a_stopped_study_goes_on_where_it_was(tmp_path, monkeypatch):
 def test_a_study_whose_rules_have_changed_since_its_first_trial_does_not_go_on(tmp_path):
   path = tmp_path / study.STARTED
   path.write_text(json.dumps(provenance.record(gate_rules) | {"rules": "of yesterday"}))
-  with pytest.raises(SystemExit, match=r"error: .*rules.py: changed since the study was started at 2.*trials.jsonl"):
+  with pytest.raises(SystemExit, match=r"error: .*gate_asymmetry/rules.py: changed since the study was started at 2.*the trials beside it"):
     study.measure(a_study(), beds.SMOKE, (0, 1), tmp_path)
 
 
