@@ -44,7 +44,7 @@ BLOCKED = (
   # Never a dependency.
   "pathwaysutils", "ray", "tensorflow", "torch", "transformers", "vllm",
   # Optional: imported where they are used, with a message that names the extra.
-  "gguf", "huggingface_hub", "jinja2", "jsonschema", "jupytext", "math_verify", "matplotlib", "nbclient", "optuna", "pdoc", "pyarrow",
+  "gguf", "huggingface_hub", "jinja2", "jsonschema", "jupytext", "math_verify", "matplotlib", "mkdocs", "nbclient", "optuna", "pyarrow",
   "reasoning_gym", "safetensors", "sky", "submitit", "xpk",
   # For tests only.
   "beartype", "hypothesis", "pytest",

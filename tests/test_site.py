@@ -1,0 +1,72 @@
+"""The documentation as a site, made by README's command: no dead link, and a page for every public module."""
+
+import html
+import pathlib
+import re
+import subprocess
+import sys
+
+import pytest
+
+ROOT = pathlib.Path(__file__).resolve().parents[1]
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory):
+  folder = tmp_path_factory.mktemp("site")
+  assert "mkdocs build" in (ROOT / "README.md").read_text()
+  # `strict` in mkdocs.yml: a link or an anchor that leads nowhere fails the build.
+  command = [sys.executable, "-m", "mkdocs", "build", f"--site-dir={folder}"]
+  built = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
+  assert built.returncode == 0, built.stdout + built.stderr
+  return folder
+
+
+def text(path):
+  """Returns what a reader sees."""
+  return html.unescape(re.sub(r"<[^>]+>", "", path.read_text()))
+
+
+def test_every_public_module_has_a_page(site):
+  paths = [path.relative_to(ROOT).with_suffix("") for path in (ROOT / "jaxrl_llm").rglob("*.py")]
+  modules = {".".join(part for part in path.parts if part != "__init__") for path in paths if path.name == "__init__" or not path.name.startswith("_")}
+  assert len(modules) > 150
+  assert not [module for module in sorted(modules) if not (site / "api" / f"{module}.html").is_file()]
+  index = (site / "api" / "index.html").read_text()
+  assert not [module for module in sorted(modules) if f'href="{module}.html"' not in index]
+
+
+def test_a_page_has_equation_arguments_example_and_paper(site):
+  sapo = text(site / "api" / "jaxrl_llm.objectives.sapo.html")
+  for words in ("(4/τ)·σ(τ(r_t − 1))·A_i", "tau_neg", "arXiv:2511.20347", ">>>", "Note"):
+    assert words in sapo, words
+  assert "Number of samples per prompt (G)." in text(site / "api" / "jaxrl_llm.sampler.sampler.html")
+
+
+def test_examples_are_code(site):
+  """Griffe knows a section "Examples"; the house's is called "Example"."""
+  page = (site / "api" / "jaxrl_llm.learner.packing.html").read_text()
+  assert "gp" in re.search(r'<span class="([^"]*)">&gt;&gt;&gt;', page)[1]
+
+
+def test_the_equations_of_notebooks_need_no_script(site):
+  page = (site / "experiments" / "notebooks" / "01_objectives.html").read_text()
+  assert page.count("<math ") > 20
+  assert "\\frac" not in re.sub(r"<(pre|script)\b.*?</\1>", "", page, flags=re.DOTALL)
+
+
+def test_the_first_page_has_a_path_for_each_reader(site):
+  page = text(site / "index.html")
+  for reader in ("run an experiment", "compare objectives", "bring my task", "go to a pod", "read the code"):
+    assert reader in page, reader
+
+
+def test_no_page_shows_where_it_was_made(site):
+  names = (str(ROOT), str(pathlib.Path.home()))
+  assert not [path.name for path in site.rglob("*.html") if any(name in path.read_text() for name in names)]
+
+
+def test_no_page_fetches_anything_from_elsewhere(site):
+  fetched = re.compile(r'<(?:script|img|iframe)[^>]*\ssrc="https?://|<link[^>]*rel="(?:stylesheet|preconnect)"[^>]*href="https?://')
+  assert not {path.name: match[0] for path in site.rglob("*.html") if (match := fetched.search(path.read_text()))}
