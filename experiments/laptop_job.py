@@ -1,12 +1,14 @@
-"""Runs the laptop job for some configs and seeds, each in a process of its own, and prints one table row for each.
+"""Runs the laptop job for some configs and seeds, each in its own process, and prints table rows.
 
   python -m experiments.laptop_job --configs gspo --seeds 0 1 2 3 4
   python -m experiments.laptop_job --configs grpo dr_grpo dapo gspo gspo_token sapo
-  python -m experiments.laptop_job --configs sapo:smollm2 sapo:smollm2-random sapo:smollm2-form --seeds 0 1 2
+  python -m experiments.laptop_job --seeds 0 1 2
+    --configs sapo:smollm2 sapo:smollm2-random sapo:smollm2-form
 
-Runs go to `runs/laptop_job/CONFIG-SEED`; those that have finished are read, not run again. Rows are in the order asked for, good or bad.
-The gain is the mean difference between the last and the first evaluation of the same problems, with its 95 % bootstrap interval over
-problems; only runs that keep the samples of their evaluations (`eval.save_samples`) have one.
+Runs go to `runs/laptop_job/CONFIG-SEED`. Finished runs are read and not repeated. The rows are in
+the requested order, good or bad. The gain is the mean difference between the last and the first
+evaluation of the same problems, with its 95 % bootstrap interval over problems. Only runs that keep
+the samples of their evaluations (`eval.save_samples`) have a gain.
 """
 
 import argparse
@@ -26,13 +28,16 @@ HEADER = """\
 
 
 def run(config: str, seed: int, folder: pathlib.Path) -> str:
-  """Runs one trial unless it has finished; returns its row."""
+  """Runs one trial unless it has finished, and returns its row."""
   name, _, arg = config.partition(":")
   workdir = folder / f"{config.replace(':', '-')}-{seed}"
   timing = workdir.with_suffix(".seconds")
   if not (workdir / "report.html").exists():
     workdir.parent.mkdir(parents=True, exist_ok=True)
-    command = [sys.executable, "-m", "jaxrl_llm.main", f"--config=configs/{name}.py:{arg}", f"--config.seed={seed}", f"--workdir={workdir}"]
+    command = [
+      sys.executable, "-m", "jaxrl_llm.main",
+      f"--config=configs/{name}.py:{arg}", f"--config.seed={seed}", f"--workdir={workdir}",
+    ]  # fmt: skip
     started = time.perf_counter()
     with open(workdir.with_suffix(".log"), "w") as log:
       subprocess.run(command, check=True, stdout=log, stderr=subprocess.STDOUT)
@@ -46,38 +51,42 @@ def run(config: str, seed: int, folder: pathlib.Path) -> str:
 
 
 def gain(workdir: pathlib.Path) -> str:
-  """The paired gain of a run in percentage points, with its interval; "" if its evaluations kept no samples.
+  """Formats the paired gain of a run in percentage points, with its interval.
+
+  It is "" if the run's evaluations kept no samples.
 
   Raises:
-    ValueError: If the first and the last evaluation have other problems.
+    ValueError: If the first and the last evaluation have different problems.
   """
   files = first_and_last(workdir)
   if files is None:
     return ""
-  found = difference(*files)
-  return f"{found.mean:+.1f} [{found.low:+.1f}, {found.high:+.1f}]"
+  interval = difference(*files)
+  return f"{interval.mean:+.1f} [{interval.low:+.1f}, {interval.high:+.1f}]"
 
 
 def difference(first: pathlib.Path, last: pathlib.Path) -> Interval:
-  """By how many points the scores of an evaluation are above those of another one, paired by problem.
+  """Computes by how many points the last evaluation's scores exceed the first's, paired by problem.
 
   Raises:
-    ValueError: If they have other problems.
+    ValueError: If the evaluations have different problems.
   """
   before, after = scores(first), scores(last)
   if set(before) != set(after):
-    raise ValueError(f"{last}: found other problems than in {first.name}, expected the same ones")
+    raise ValueError(f"{last}: found other problems than in {first.name}, expected the same problems")
   return bootstrap_interval(100 * np.array([after[name] - before[name] for name in sorted(before)]))
 
 
 def first_and_last(workdir: pathlib.Path) -> tuple[pathlib.Path, pathlib.Path] | None:
-  """The samples of the first and the last evaluation of a run; None if it has kept fewer than two."""
-  files = sorted((workdir / "evaluations").glob("step-*.jsonl"), key=lambda path: int(path.stem.removeprefix("step-")))
+  """Returns the samples of a run's first and last evaluation, or None if it kept fewer than two."""
+  files = sorted(
+    (workdir / "evaluations").glob("step-*.jsonl"), key=lambda path: int(path.stem.removeprefix("step-"))
+  )
   return (files[0], files[-1]) if len(files) >= 2 else None
 
 
 def scores(path: pathlib.Path) -> dict[str, float]:
-  """The mean reward of each problem's samples; a sample without a reward is left out."""
+  """Computes the mean reward of each problem's samples; samples without a reward are left out."""
   rewards: dict[str, list[float]] = {}
   for row in read_samples(path):
     rewards.setdefault(row.id, []).append(np.nan if row.score is None else row.score)

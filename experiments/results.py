@@ -1,4 +1,4 @@
-"""The file that an experiment keeps its numbers in, `results.json`: rounded, and small enough to be checked in and read as a diff."""
+"""The file of an experiment's numbers, `results.json`: rounded, small, and readable as a diff."""
 
 import json
 import math
@@ -6,7 +6,7 @@ from typing import Any
 
 
 def rounded(x: Any, digits: int = 4) -> Any:
-  """The same with floats of a few significant digits, so that the file stays small."""
+  """Rounds floats to a few significant digits, so that the file stays small."""
   if isinstance(x, dict):
     return {key: rounded(value, digits) for key, value in x.items()}
   if isinstance(x, list | tuple):
@@ -15,7 +15,10 @@ def rounded(x: Any, digits: int = 4) -> Any:
 
 
 def to_json(results: dict) -> str:
-  """JSON in which a list of rows is a table: its columns once, then a line for each row."""
+  """Formats results as JSON.
+
+  A list of rows becomes a table: its columns once, then a line for each row.
+  """
   parts = []
   for key, value in results.items():
     if isinstance(value, list) and value and isinstance(value[0], dict):
@@ -30,7 +33,7 @@ def to_json(results: dict) -> str:
 
 
 def from_json(text: str) -> dict:
-  """What `to_json` was given.
+  """Inverts `to_json`.
 
   Example:
     >>> from_json(to_json({"runs": [{"seed": 0, "x": 1.5}]}))

@@ -1,4 +1,4 @@
-"""`python -m jaxrl_llm.evaluate [--config=FILE[:ARGUMENT]] [--checkpoint=WHERE] [--metrics=NAME,NAME,...] [--config.FIELD=VALUE ...]`
+"""Evaluation: `python -m jaxrl_llm.evaluate [--config=FILE[:ARGUMENT]] [--checkpoint=WHERE] [...]`
 
   --checkpoint      the weights: workdir of a run (its newest checkpoint), WORKDIR@STEP, a folder in
                     Hugging Face's format, a .gguf file, or package:NAME. Default: the weights that

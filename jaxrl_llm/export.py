@@ -11,11 +11,11 @@ from pathlib import Path
 import jax
 from ml_collections import ConfigDict
 
-from jaxrl_llm.config.check import problems
+from jaxrl_llm.config.check import config_problems
 from jaxrl_llm.models import DTYPES, save_hf
 from jaxrl_llm.pretrained import where
 from jaxrl_llm.run.evaluate.source import tuples
-from jaxrl_llm.run.experiment import build
+from jaxrl_llm.run.experiment import build_experiment
 from jaxrl_llm.run.saved_state import INIT, abstract_arrays, whole_state
 from jaxrl_llm.workdir import checkpoint
 
@@ -41,9 +41,9 @@ def export(workdir: Path, folder: Path, *, dtype: str | None = None) -> int:
     raise ValueError(f"{workdir / 'config.json'}: found no config of a run ({error}); expected the --workdir of one") from error
   if not (workdir / "checkpoints").is_dir():
     raise ValueError(f"{workdir}: found no checkpoints, expected the folder of a run that has saved one")
-  if found := problems(config):
-    raise ValueError("\n".join(found))
-  experiment = build(config)
+  if messages := config_problems(config):
+    raise ValueError("\n".join(messages))
+  experiment = build_experiment(config)
   checkpoints = checkpoint.open_checkpoints(workdir / "checkpoints")
   tell = lambda line: print(line, file=sys.stderr)
   restored = checkpoint.restore_latest(checkpoints, abstract_arrays(experiment), tell=tell, moves=False)
@@ -60,7 +60,7 @@ def main(argv: list[str]) -> int:
   parser = argparse.ArgumentParser(prog="python -m jaxrl_llm.export", description=__doc__, allow_abbrev=False)
   parser.add_argument("workdir", type=Path, help="folder of the run")
   parser.add_argument("folder", type=Path, help="folder to make")
-  parser.add_argument("--dtype", choices=DTYPES, help="of the saved weights; as they are held by default")
+  parser.add_argument("--dtype", choices=DTYPES, help="dtype of the saved weights; default: those of the checkpoint")
   args = parser.parse_args(argv)
   try:
     step = export(args.workdir, args.folder, dtype=args.dtype)

@@ -1,4 +1,4 @@
-"""`python -m jaxrl_llm.main --config=FILE[:ARGUMENT] [--workdir=DIR] [--config.FIELD=VALUE ...] [--dry_run | --pilot]`
+"""Training: `python -m jaxrl_llm.main --config=FILE[:ARGUMENT] [OPTION ...]`
 
   --config          the experiment: a file in configs/, such as configs/gspo.py or
                     configs/gspo.py:tiny; configs/reward_model.py trains a reward model
@@ -55,11 +55,11 @@ def main(argv: Sequence[str]) -> int:
     config, workdir, allow_changes = request.config, request.workdir, request.allow_config_change
     if request.dry_run:
       return dry_run(config)
-    if found := problems(config):
-      raise UsageError("\n".join(found))
+    if messages := config_problems(config):
+      raise UsageError("\n".join(messages))
     if request.pilot:
       return pilot(config)
-    claim.check(workdir, config.to_dict(), allow_changes=allow_changes)
+    claim.check_claim(workdir, config.to_dict(), allow_changes=allow_changes)
     if claim.is_finished(workdir) and not claim.changes(workdir, config.to_dict()):
       print(f"{workdir} holds a finished run; see {workdir / 'report.html'}, or give another --workdir to run again")
       return 0
@@ -71,13 +71,13 @@ def main(argv: Sequence[str]) -> int:
     return USAGE_ERROR
 
 
-def problems(config: ConfigDict) -> list[str]:
+def config_problems(config: ConfigDict) -> list[str]:
   """Returns every problem of a config, one line each and without duplicates."""
   if fields.is_reward_model(config):
-    from jaxrl_llm.run.reward_model import check as checks
+    from jaxrl_llm.run.reward_model.check import job_problems as problems_of
   else:
-    checks = check
-  return list(dict.fromkeys(check.shortened(line) for line in checks.problems(config)))
+    problems_of = check.config_problems
+  return list(dict.fromkeys(check.shorten(line) for line in problems_of(config)))
 
 
 def train_in(config: ConfigDict, workdir: Path, *, command: str, allow_changes: bool = False) -> int:
@@ -93,7 +93,7 @@ def train_in(config: ConfigDict, workdir: Path, *, command: str, allow_changes: 
 
   compilation_cache.cache_compilations()
   try:
-    hosts.start()
+    hosts.join_processes()
     faults.from_environment()
   except ValueError as error:
     raise UsageError(str(error)) from error
@@ -104,7 +104,9 @@ def train_in(config: ConfigDict, workdir: Path, *, command: str, allow_changes: 
     job = training if fields.is_reward_model(config) else train
     try:
       with hosts.together(plain):
-        run, log = begin(config, workdir, job.start, command=command, ending=ending, allow_changes=allow_changes)
+        run, log = begin_attempt(
+          config, workdir, job.start_run, command=command, ending=ending, allow_changes=allow_changes
+        )
         try:
           with hosts.interruptible(run.progress.note):
             summary = job.proceed(run)
@@ -119,7 +121,7 @@ def train_in(config: ConfigDict, workdir: Path, *, command: str, allow_changes: 
       print(f"error: {error}", file=sys.stderr)
       return 1
     except KeyboardInterrupt:
-      print("interrupted; the same command goes on from the last checkpoint", file=sys.stderr)
+      print("interrupted; the same command resumes from the last checkpoint", file=sys.stderr)
       return INTERRUPTED
   if hosts.is_main():
     print(f"accuracy {summary['accuracy_start']:.1%} -> {summary['accuracy_final']:.1%}; report: {workdir / 'report.html'}")
@@ -136,15 +138,15 @@ def tell(error: Exception, log: logs.Log) -> None:
     log.write(f"error: {error}")
 
 
-def begin(
+def begin_attempt(
   config: ConfigDict, workdir: Path, start: Callable[..., Any], *, command: str, ending: contextlib.ExitStack, allow_changes: bool = False
 ):
-  """Starts a run in a workdir that process 0 claims for all processes.
+  """Starts an attempt at a run in a workdir that process 0 claims for all processes.
 
   Args:
     config: Checked config.
     workdir: Folder of the run.
-    start: `train.start`, or the equivalent of another kind of training.
+    start: `train.start_run`, or the equivalent of another kind of training.
     command: Command line that the user typed.
     ending: Stack that closes the log when the process ends.
     allow_changes: Whether an existing run in the workdir may have had another config or other
@@ -191,27 +193,27 @@ def dry_run(config: ConfigDict) -> int:
   """Prints the resolved config, what a run of it would be, and every problem."""
   for path, value in fields.flatten(config).items():
     print(f"config.{path} = {value!r}")
-  found = problems(config)
-  if not found:
+  messages = config_problems(config)
+  if not messages:
     from jaxrl_llm.devices import hosts
-    from jaxrl_llm.run.dry_run import describe
+    from jaxrl_llm.run.dry_run import describe_run
 
     if fields.is_reward_model(config):
-      from jaxrl_llm.run.reward_model.training import describe
+      from jaxrl_llm.run.reward_model.training import describe_training as describe_run
 
     try:
-      hosts.start()
-      print(describe(config))
+      hosts.join_processes()
+      print(describe_run(config))
     except ValueError as error:
-      found = str(error).splitlines()
-  for line in found:
+      messages = str(error).splitlines()
+  for line in messages:
     print(f"error: {line}", file=sys.stderr)
-  print(f"{len(found)} problem(s) found" if found else "no problem found")
-  return USAGE_ERROR if found else 0
+  print(f"{len(messages)} problem(s) found" if messages else "no problem found")
+  return USAGE_ERROR if messages else 0
 
 
 def pilot(config: ConfigDict) -> int:
-  """Prints what the untouched model of a checked config can do, what a step costs, and what to change first."""
+  """Prints the pass rate of the untouched model, the cost of a step, and advice on the config."""
   if fields.is_reward_model(config):
     raise UsageError("--pilot: found the training of a reward model, expected RL, whose policy can be tried before")
   import jax
@@ -219,13 +221,13 @@ def pilot(config: ConfigDict) -> int:
   from jaxrl_llm.devices import compilation_cache
   from jaxrl_llm.evaluation.held_out import NoRewardError
   from jaxrl_llm.run.out_of_memory import OutOfMemoryError
-  from jaxrl_llm.run.pilot import describe
+  from jaxrl_llm.run.pilot import describe_pilot
 
   compilation_cache.cache_compilations()
   try:
     if jax.process_count() > 1:
       raise UsageError(f"--pilot: found {jax.process_count()} processes, expected one")
-    print(describe(config))
+    print(describe_pilot(config))
   except ValueError as error:
     raise UsageError(str(error)) from error
   except (NoRewardError, OutOfMemoryError) as error:

@@ -88,12 +88,12 @@ def previous_slots(segments: Int[Array, "B T"], prefixes: Int[Array, "B T"] | No
   """
   slots = jnp.arange(segments.shape[-1])
   before = jnp.pad(segments[:, :-1], ((0, 0), (1, 0)))
-  found = jnp.where((segments == before) & (segments > 0), slots - 1, -1)
+  previous = jnp.where((segments == before) & (segments > 0), slots - 1, -1)
   if prefixes is None:
-    return found
+    return previous
   ends = jax.vmap(lambda row: jax.ops.segment_max(slots, row, num_segments=segments.shape[-1] + 1))(segments)
   joins = (segments != before) & (prefixes > 0)
-  return jnp.where(joins, jnp.take_along_axis(ends, prefixes, axis=-1), found)
+  return jnp.where(joins, jnp.take_along_axis(ends, prefixes, axis=-1), previous)
 
 
 def at_slots(x: Float[Array, "B T D"], slots: Int[Array, "B T"], *, in_order: bool) -> Float[Array, "B T D"]:
@@ -181,12 +181,12 @@ def quantile(x: Float[Array, "B T"], inside: Bool[Array, "B T"], q: float) -> Fl
 
   def ranked(rank: Float[Array, ""]) -> Float[Array, ""]:
     # The largest key with at most `rank` entries below it: the entry of that rank, counted from 0.
-    def refine(i, found):
-      trial = found | (top >> i.astype(unsigned))
-      return jnp.where(jnp.sum(inside & (keys < trial)) <= rank, trial, found)
+    def refine(i, key):
+      trial = key | (top >> i.astype(unsigned))
+      return jnp.where(jnp.sum(inside & (keys < trial)) <= rank, trial, key)
 
-    found = jax.lax.fori_loop(0, width, refine, unsigned(0))
-    return jax.lax.bitcast_convert_type(jnp.where(found >= top, found ^ top, ~found), x.dtype)
+    key = jax.lax.fori_loop(0, width, refine, unsigned(0))
+    return jax.lax.bitcast_convert_type(jnp.where(key >= top, key ^ top, ~key), x.dtype)
 
   low, high = ranked(jnp.floor(position)), ranked(jnp.ceil(position))
   return low + (position - jnp.floor(position)) * (high - low)

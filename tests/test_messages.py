@@ -1,4 +1,4 @@
-"""Texts that messages share."""
+"""The shared wording of messages."""
 
 import pickle
 
@@ -20,7 +20,7 @@ def test_a_problem_reads_as_a_line():
   assert str(problem) == f"{problem}" == "config.seed: found -1, expected 0 or more"
 
 
-def test_what_was_found_may_say_all():
+def test_a_problem_may_lack_an_expectation():
   assert str(Problem("seed", "-1, which is no seed")) == "seed: found -1, which is no seed"
 
 
@@ -43,10 +43,10 @@ def test_a_problem_survives_being_raised_and_sent_to_another_process():
     ("task.path", "config", "config.task.path"),
     ("config.task.path", "config", "config.task.path"),
     ("config", "config", "config"),
-    ("configs.path", "config", "config.configs.path"),  # Begins alike, but is not inside.
+    ("configs.path", "config", "config.configs.path"),  # Has the same beginning, but is not inside.
   ],
 )
-def test_a_prefix_stands_once(field, prefix, expected):
+def test_a_prefix_is_added_only_once(field, prefix, expected):
   assert Problem(field, "1", "2").with_prefix(prefix) == Problem(expected, "1", "2")
 
 
@@ -56,12 +56,12 @@ def test_the_closest_option_is_named():
 
 
 @pytest.mark.parametrize("word", ["xyz", "", None, 3, ["gspo!"] * 9])
-def test_nothing_is_said_where_nothing_is_close(word):
+def test_there_is_no_hint_without_a_close_option(word):
   assert did_you_mean(word, NAMES) == ""
   assert did_you_mean("gspo", []) == ""
 
 
-def test_a_hint_has_its_own_words_and_similarity():
+def test_the_wording_and_the_cutoff_of_a_hint_can_be_set():
   assert did_you_mean("spo", NAMES, " (did you mean --{}?)") == " (did you mean --gspo?)"
   assert did_you_mean("path", ["{train}.jsonl", "path}"], "; did you mean {{{}}}?") == "; did you mean {path}}?"
   assert did_you_mean("gspo_of_today", NAMES) == "" != did_you_mean("gspo_of_today", NAMES, cutoff=0.3)

@@ -1,4 +1,4 @@
-"""A new objective or estimator is one entry of its registry: what other rooms must know follows from its traits, never from its name."""
+"""New objectives and estimators: registry entries that other rooms know by their traits."""
 
 import ast
 import functools
@@ -24,7 +24,7 @@ PACKAGE = pathlib.Path(__file__).resolve().parents[1] / "jaxrl_llm"
 
 
 def new_objective(ratio, **slots):
-  """A factory with the clip's settings and one, `width`, that no config has heard of."""
+  """Makes a factory with the settings of the clip and `width`, which no config has."""
 
   @algorithm(weights="token_mean", rules={"width": (lambda x: x > 0, "a number > 0")})
   def fresh(*, clip_low: float = 0.01, clip_high: float = 0.01, width: float = 1.0) -> Slots:
@@ -61,7 +61,7 @@ SAMPLER = {"learner.old_logprobs": "sampler"}
 CRITIC = {"critic.init": "scratch"}
 
 CASES = [
-  # Objective, estimator, further settings, and the fields that are refused.
+  # Objective, estimator, further settings, and refused fields.
   ("of_sequences", "group", {}, ()),
   ("of_sequences", "group", {"objective.clip_high": 0.2}, ("objective.clip_high",)),
   ("of_sequences", "group", {"objective.clip_low": 0.2}, ("objective.clip_high",)),
@@ -109,15 +109,15 @@ def config_of(objective, estimator, overrides):
 @pytest.mark.usefixtures("registered")
 @pytest.mark.parametrize(("objective", "estimator", "overrides", "fields"), CASES)
 def test_every_refusal_treats_a_new_entry_by_its_traits(objective, estimator, overrides, fields):
-  lines = check.problems(config_of(objective, estimator, overrides))
+  lines = check.config_problems(config_of(objective, estimator, overrides))
   assert [line.partition(":")[0] for line in lines] == [f"config.{field}" for field in fields], lines
 
 
 @pytest.mark.usefixtures("registered")
-def test_refusals_name_the_entries_that_there_are():
-  (line,) = check.problems(config_of("with_critic", "group", {}))
+def test_refusals_name_the_existing_entries():
+  (line,) = check.config_problems(config_of("with_critic", "group", {}))
   assert "expected 'gae' or 'of_values', because this objective trains a critic" in line
-  (line,) = check.problems(config_of("of_sequences", "of_values", {}))
+  (line,) = check.config_problems(config_of("of_sequences", "of_values", {}))
   assert "an objective with a critic (ppo or custom, with objective.value_coef)" in line
 
 
@@ -129,12 +129,12 @@ def test_a_new_estimator_gives_credit():
 
 @pytest.mark.usefixtures("registered")
 def test_a_config_need_not_list_the_settings_of_a_new_objective():
-  """It may: a field of that name is then known, and reaches the objective."""
+  """If a config has a field of that name, it reaches the objective."""
   config = config_of("of_sequences", "of_groups", {})
-  assert check.problems(config) == [] and make_objective(config).ratio_level == "sequence"
+  assert check.config_problems(config) == [] and make_objective(config).ratio_level == "sequence"
   with config.unlocked():
     config.objective.width = -1.0
-  (line,) = check.problems(config)
+  (line,) = check.config_problems(config)
   assert line == "config.objective: fresh: width: found -1.0, expected a number > 0"
 
 
@@ -152,7 +152,7 @@ def test_the_level_of_the_ratio_follows_from_the_ratio(name):
 
 
 @pytest.mark.parametrize("name", RATIOS)
-def test_every_ratio_says_its_level(name):
+def test_every_ratio_has_its_level(name):
   expected = {"none": None, "product": "product", "sequence": "sequence", "sequence_token_gradient": "sequence"}.get(name, "token")
   assert make("custom", ratio=name).ratio_level == RATIOS[name].level == expected
   silent = policy_objective(ratio=lambda *args: RATIOS[name](*args), gate=unclipped(), weigh=token_mean)
@@ -160,7 +160,7 @@ def test_every_ratio_says_its_level(name):
 
 
 def test_traits_survive_corrections():
-  """Only those that weigh by π_old/μ correct the mismatch."""
+  """Only corrections that weigh by π_old/μ correct the mismatch."""
   assert make("minirl").corrects_mismatch and not make("gspo").corrects_mismatch
   for correct in (tis, mis, icepop):
     assert correct(make("gspo")).corrects_mismatch and bypass(correct(make("gspo"))).corrects_mismatch
@@ -169,8 +169,8 @@ def test_traits_survive_corrections():
     assert correct(make("gspo")).ratio_level == "sequence"
 
 
-# The table of fields holds names as defaults. The others have the same spelling and are something else: fields of a
-# batch and of a data set, metrics, a function of the loop.
+# Other meanings of the same words: fields of a batch and of a data set, metrics, and a function of
+# the training loop. The table of fields holds names as defaults and is left out below.
 HOMONYMS = {"returns", "steps", "pass_at_k", "reinforce"}
 
 

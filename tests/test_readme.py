@@ -1,4 +1,4 @@
-"""What README.md and the guides of docs/ show is true: their code runs, and what they name exists."""
+"""The code, links, names and defaults in README.md and the guides of docs/."""
 
 import inspect
 import pathlib
@@ -15,12 +15,12 @@ README = PAGES["README.md"]
 
 
 def code_of(page):
-  """The Python of a page, of which there is one piece."""
+  """Returns the only block of Python on a page."""
   (code,) = re.findall(r"```python\n(.*?)```", PAGES[page], flags=re.DOTALL)
   return code
 
 
-def test_every_piece_of_python_is_run_here():
+def test_every_block_of_python_is_run_here():
   assert {page for page, text in PAGES.items() if "```python" in text} == {"README.md", "docs/models.md", "docs/sampler.md"}
 
 
@@ -49,13 +49,13 @@ def test_the_code_of_objectives_runs():
   assert float(scope["loss"]) != 0
 
 
-def test_the_setting_it_calls_an_error_is_one():
+def test_the_setting_that_the_readme_calls_an_error_is_one():
   with pytest.raises(ValueError, match="tau_pos"):
     objectives.make("gspo", tau_pos=1.0)
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_everything_it_links_to_exists(page):
+def test_every_link_of_a_page_exists(page):
   links = [link.partition("#") for link in re.findall(r"\]\(([^)\s]+)\)", PAGES[page]) if not link.startswith(("http://", "https://"))]
   missing = [path for path, _, _ in links if path and not ((ROOT / page).parent / path).exists()]
   assert not missing
@@ -67,7 +67,7 @@ def test_everything_it_links_to_exists(page):
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_everything_it_names_exists(page):
+def test_every_file_and_module_that_a_page_names_exists(page):
   flags, names = r"--(?:config|sweep)=((?:configs|experiments)/[\w/]+\.py)", r"`((?:jaxrl_llm|configs|experiments|tests)/[\w./]*)`"
   named = re.findall(f"{flags}|{names}", PAGES[page])
   missing = [path for path in map("".join, named) if not (ROOT / path).exists()]
@@ -81,7 +81,7 @@ def test_every_guide_is_named():
   assert all(page in README for page in PAGES if page != "README.md"), "CONTRIBUTING.md too"
 
 
-# What the gate's column begins with, and the settings whose defaults it then shows, in their order.
+# Settings whose defaults the gate's column shows, in order, by the beginning of its text.
 SHOWN = {
   "none": (),
   "any": (),

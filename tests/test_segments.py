@@ -1,4 +1,4 @@
-"""Segments against loops over sequences, and the weights' promises."""
+"""Segment functions against loops over sequences, and the sums of the weights."""
 
 import functools
 
@@ -36,7 +36,7 @@ def test_sum_count_and_mean_match_a_loop():
   np.testing.assert_allclose(seg.segment_mean(jnp.asarray(x), jnp.asarray(MASK), ids), means, rtol=1e-5, atol=1e-6)
 
 
-def test_none_is_one_sequence_a_row():
+def test_none_means_one_sequence_per_row():
   x = jnp.asarray(np.random.default_rng(1).standard_normal(MASK.shape), jnp.float32)
   ones = jnp.ones(MASK.shape, int)
   for f in (seg.segment_sum, seg.segment_count):
@@ -74,9 +74,13 @@ def jitted(name):
 @given(seed=st.integers(0, 10**6), density=st.floats(0.0, 1.0))
 @settings(max_examples=40)
 def test_weights_by_a_loop_over_sequences_of_random_rows(seed, density):
-  """And what they promise: Σw is 1 for both means, the mean length for the sum, its share of the budget for the constant."""
+  """The sums Σw are checked as well.
+
+  Σw is 1 for both means, the mean length for the sum, and its share of the budget for the constant.
+  """
   rng = np.random.default_rng(seed)
-  # Up to six sequences a row, of any length, each contiguous; numbers may be left out, and padding comes first.
+  # Up to six contiguous sequences per row, of any length. Numbers may be missing, and padding comes
+  # first.
   segments = np.sort(rng.integers(0, 7, (3, 12)), axis=1)
   mask = ((rng.random((3, 12)) < density) & (segments > 0)).astype(np.float32)
   lengths = {(b, s): mask[b, segments[b] == s].sum() for b in range(3) for s in set(segments[b]) if mask[b, segments[b] == s].any()}
@@ -85,13 +89,13 @@ def test_weights_by_a_loop_over_sequences_of_random_rows(seed, density):
     share = {"token_mean": 1 / mask.sum(), "sequence_mean": 1 / len(lengths) / length, "sequence_sum": 1 / len(lengths)}
     for name, w in (share | {"constant": 1 / len(lengths) / 7}).items():
       expected[name][b, segments[b] == s] = w
-  found = {name: np.asarray(jitted(name)(mask, segments)) for name in WEIGHTS}
-  for name, w in found.items():
+  weights = {name: np.asarray(jitted(name)(mask, segments)) for name in WEIGHTS}
+  for name, w in weights.items():
     np.testing.assert_allclose(w, mask * expected[name], rtol=1e-5, err_msg=name)
   if lengths:
     mean_length = np.mean(list(lengths.values()))
     sums = {"token_mean": 1, "sequence_mean": 1, "sequence_sum": mean_length, "constant": mean_length / 7}
-    np.testing.assert_allclose([found[name].sum() for name in sums], list(sums.values()), rtol=1e-5)
+    np.testing.assert_allclose([weights[name].sum() for name in sums], list(sums.values()), rtol=1e-5)
 
 
 @pytest.mark.parametrize("name", WEIGHTS)
@@ -103,13 +107,13 @@ def test_weights_do_not_know_padding_order_or_empty_sequences(name):
   np.testing.assert_allclose(wide[1:3, 3:11], expected, rtol=1e-6)
   assert np.count_nonzero(wide) == np.count_nonzero(expected)
   np.testing.assert_allclose(weigh(mask[::-1], segments[::-1]), expected[::-1], rtol=1e-6)
-  # Sequence 2 of the second row counts nothing; without it, nothing changes.
+  # Sequence 2 of the second row has no counted token, so that its removal changes nothing.
   gone = jnp.where(segments == 2, jnp.where(jnp.arange(2)[:, None] == 1, 0, segments), segments)
   np.testing.assert_allclose(weigh(mask, gone), expected, rtol=1e-6)
 
 
 @pytest.mark.parametrize("lengths", [(4, 4, 4), (4, 1, 2)])
-def test_the_two_means_meet_for_equal_lengths_alone(lengths):
+def test_the_two_means_agree_only_for_equal_lengths(lengths):
   mask = jnp.asarray(np.arange(4) < np.array(lengths)[:, None], jnp.float32)
   equal = lengths == (4, 4, 4)
   assert np.allclose(seg.token_mean(mask, None), seg.sequence_mean(mask, None)) == equal
@@ -126,16 +130,20 @@ def test_once_per_sequence_takes_the_first_counted_token(segments):
     counted = np.flatnonzero(where & (MASK[b] > 0))
     if len(counted):
       expected[b, counted[0]] = x[b, counted[0]]
-  found = seg.once_per_sequence(jnp.asarray(x), jnp.asarray(MASK), None if segments is None else jnp.asarray(segments))
-  np.testing.assert_array_equal(found, expected)
+  selected = seg.once_per_sequence(
+    jnp.asarray(x), jnp.asarray(MASK), None if segments is None else jnp.asarray(segments)
+  )
+  np.testing.assert_array_equal(selected, expected)
   assert np.sum(~np.isnan(expected)) == (2 if segments is None else NUM_SEQUENCES)
 
 
 def test_a_statistic_over_sequences_weighs_each_once():
   mask, ids = jnp.asarray(MASK), jnp.asarray(SEGMENTS)
   length = seg.once_per_sequence(seg.segment_count(mask, ids), mask, ids)
-  found = seg.reduce_metrics({"length/mean": length, "length/max": length, "length/min": length}, mask, mask)
-  np.testing.assert_allclose([found[f"length/{x}"] for x in ("mean", "max", "min")], [NUM_TOKENS / NUM_SEQUENCES, 3, 1], rtol=1e-6)
+  reduced = seg.reduce_metrics({"length/mean": length, "length/max": length, "length/min": length}, mask, mask)
+  np.testing.assert_allclose(
+    [reduced[f"length/{x}"] for x in ("mean", "max", "min")], [NUM_TOKENS / NUM_SEQUENCES, 3, 1], rtol=1e-6
+  )
 
 
 def test_effective_sample_size():
@@ -144,12 +152,12 @@ def test_effective_sample_size():
   np.testing.assert_allclose(ess([3.0, 3.0, 3.0, 3.0, 99.0]), 1, rtol=1e-6)
   np.testing.assert_allclose(ess([1.0, 0.0, 0.0, 0.0, 99.0]), 1 / 4, rtol=1e-6)
   np.testing.assert_allclose(ess([1.0, 2.0, np.nan, 3.0, 99.0]), 36 / (3 * 14), rtol=1e-6)
-  # Any unit, also where squares leave float32; and one sample is all there is.
+  # In any unit, even if the squares overflow float32. A single sample has a size of 1.
   np.testing.assert_allclose(ess([1e30, 2e30, np.nan, 3e30, 0.0]), 36 / (3 * 14), rtol=1e-6)
   assert ess([np.nan, 5.0, np.nan, np.nan, 99.0]) == 1 and ess([np.nan] * 5) == 0
 
 
-def test_mean_has_no_gradient_off_the_mask_even_there_is_nan():
+def test_mean_has_no_gradient_off_the_mask_even_if_there_is_nan():
   x = jnp.where(jnp.asarray(MASK) > 0, 1.0, jnp.nan)
   grad = jax.grad(lambda x: jnp.sum(seg.segment_mean(x, jnp.asarray(MASK), jnp.asarray(SEGMENTS)) * MASK))(x)
   np.testing.assert_allclose(grad, MASK, rtol=1e-6)
@@ -161,9 +169,10 @@ def test_metrics_are_reduced_by_their_names():
   x = jnp.array([[1.0, jnp.nan, 4.0, 99.0]])
   whole = jnp.array([[1.0, 2.0, 4.0, jnp.nan]])
   names = ("a/mean", "a/min", "a/max", "a/p99", "a/of_some")
-  found = seg.reduce_metrics({**dict.fromkeys(names, x), "b_loss": whole, "c_loss": x}, mask, weights)
-  np.testing.assert_allclose([found[name] for name in names], [2.5, 1, 4, 3.97, 2.5], rtol=1e-6)
-  np.testing.assert_allclose(found["b_loss"], 2.0)
-  assert np.isnan(found["c_loss"])  # A loss reports its NaN; only a population may leave entries out.
-  nobody = seg.reduce_metrics({name: jnp.full((1, 4), jnp.nan) for name in names}, mask, weights)
-  assert all(value == 0 for value in nobody.values())
+  reduced = seg.reduce_metrics({**dict.fromkeys(names, x), "b_loss": whole, "c_loss": x}, mask, weights)
+  np.testing.assert_allclose([reduced[name] for name in names], [2.5, 1, 4, 3.97, 2.5], rtol=1e-6)
+  np.testing.assert_allclose(reduced["b_loss"], 2.0)
+  # A loss reports its NaN. Only other metrics leave entries out.
+  assert np.isnan(reduced["c_loss"])
+  of_none = seg.reduce_metrics({name: jnp.full((1, 4), jnp.nan) for name in names}, mask, weights)
+  assert all(value == 0 for value in of_none.values())

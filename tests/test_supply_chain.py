@@ -1,4 +1,4 @@
-"""What a run opens, whom it talks to, and what it leaves: no pickle, no network unless asked, no secret, no HTML of a model's."""
+"""Safety of a run: no pickle, no network by default, no leaked secret, no HTML from a model."""
 
 import ast
 import json
@@ -18,16 +18,21 @@ from tests.runs import ROOT, VARIED, environment, flags, tiny_config
 
 PACKAGE = ROOT / "jaxrl_llm"
 
-# Calls and imports that can run what is in a file. Each file with the ones that it may have, and why.
+# Allowed calls and imports that can execute the contents of a file, by source file, with the
+# reasons.
 ALLOWED = {
   "rewards/sandbox/asker.py": {"exec"},  # The program under test, inside the sandbox.
   "rewards/sandbox/callee.py": {"exec"},  # The same.
-  "rewards/sandbox/launcher.py": {"marshal"},  # Reads what its own parent process wrote to a pipe, where json would cost the start-up.
+  # Reads a pipe of its own parent process, since json would slow the start.
+  "rewards/sandbox/launcher.py": {"marshal"},
   "rewards/sandbox/local.py": {"marshal"},  # The parent.
-  "tasks/sets/program_tests.py": {"pickle"},  # An unpickler that knows no class, for one text of LiveCodeBench.
-  "rewards/workers/jobs.py": {"pickle"},  # The examples of the dataset that the parent sends to its workers.
-  "rewards/workers/process.py": {"pickle"},  # The same; it reads none.
-  "rewards/workers/worker.py": {"pickle", "pickle.loads"},  # The worker, which reads what its own parent process wrote to a pipe.
+  # An unpickler without classes, for one text of LiveCodeBench.
+  "tasks/sets/program_tests.py": {"pickle"},
+  # The examples of the dataset that the parent sends to its workers.
+  "rewards/workers/jobs.py": {"pickle"},
+  "rewards/workers/process.py": {"pickle"},  # The same; it reads no pickle.
+  # The worker, which reads a pipe of its own parent process.
+  "rewards/workers/worker.py": {"pickle", "pickle.loads"},
 }
 MODULES = ("pickle", "cPickle", "dill", "cloudpickle", "joblib", "marshal", "shelve", "torch")
 BUILTINS = ("eval", "exec")
@@ -35,30 +40,30 @@ CALLS = ("yaml.load", "yaml.unsafe_load", "builtins.eval", "builtins.exec", "tor
 
 
 def dangers(source):
-  """What of it is in a source: names of modules, builtins and methods."""
-  found = set()
+  """Returns the dangerous modules, builtins and methods in a source."""
+  names = set()
   for node in ast.walk(ast.parse(source)):
     if isinstance(node, ast.Import):
-      found |= {alias.name.partition(".")[0] for alias in node.names} & set(MODULES)
+      names |= {alias.name.partition(".")[0] for alias in node.names} & set(MODULES)
     elif isinstance(node, ast.ImportFrom) and not node.level:
-      found |= {(node.module or "").partition(".")[0]} & set(MODULES)
+      names |= {(node.module or "").partition(".")[0]} & set(MODULES)
     elif isinstance(node, ast.Call):
       of = node.func
       name = of.id if isinstance(of, ast.Name) else of.attr if isinstance(of, ast.Attribute) else ""
       owner = of.value.id if isinstance(of, ast.Attribute) and isinstance(of.value, ast.Name) else ""
       if isinstance(of, ast.Name) and name in BUILTINS:
-        found.add(name)
+        names.add(name)
       if f"{owner}.{name}" in CALLS:
-        found.add(f"{owner}.{name}")
+        names.add(f"{owner}.{name}")
       if any(x.arg == "allow_pickle" and not (isinstance(x.value, ast.Constant) and x.value.value is False) for x in node.keywords):
-        found.add("allow_pickle")
+        names.add("allow_pickle")
       if any(x.arg == "trust_remote_code" and not (isinstance(x.value, ast.Constant) and not x.value.value) for x in node.keywords):
-        found.add("trust_remote_code")
-  return found
+        names.add("trust_remote_code")
+  return names
 
 
 @pytest.mark.parametrize(
-  ("source", "found"),
+  ("source", "names"),
   [
     ("import pickle", {"pickle"}), ("pickle.loads(x)", {"pickle.loads"}), ("pickle.dumps(x)", set()),
     ("from marshal import loads", {"marshal"}), ("eval('1')", {"eval"}), ("re.compile(x)", set()),
@@ -66,18 +71,18 @@ def dangers(source):
     ("def f():\n  import torch\n  torch.load(x)", {"torch", "torch.load"}), ("model.eval()", set()), ("ast.literal_eval(x)", set()),
   ],
 )  # fmt: skip
-def test_the_check_sees_what_it_should(source, found):
-  assert dangers(source) == found
+def test_the_check_detects_every_danger(source, names):
+  assert dangers(source) == names
 
 
-def test_nothing_runs_what_it_reads_but_what_is_listed():
+def test_only_listed_files_can_execute_what_they_read():
   files = sorted(PACKAGE.rglob("*.py"))
   assert len(files) > 100
-  found = {path.relative_to(PACKAGE).as_posix(): dangers(path.read_text("utf-8")) for path in files}
-  assert {name: what for name, what in found.items() if what} == ALLOWED
+  names_by_file = {path.relative_to(PACKAGE).as_posix(): dangers(path.read_text("utf-8")) for path in files}
+  assert {name: what for name, what in names_by_file.items() if what} == ALLOWED
 
 
-# Every way out of the process: whoever tries is named, and the run fails.
+# Every connection out of the process is printed, and fails the run.
 OFFLINE = """
 import runpy, socket, sys
 
@@ -107,17 +112,17 @@ SECRETS = {
 def offline(*args):
   command = [sys.executable, "-c", OFFLINE, *args]
   env = environment() | SECRETS
-  env.pop("HF_HUB_OFFLINE", None)  # Nobody is told to stay offline; nobody goes online all the same.
+  env.pop("HF_HUB_OFFLINE", None)  # The run stays offline even without this setting.
   return subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True, timeout=300)
 
 
-def test_the_guard_of_the_network_guards():
+def test_the_network_guard_works():
   done = offline("check")
   assert done.returncode and "NETWORK socket." in done.stderr and "192.0.2.1" in done.stderr
 
 
 @pytest.mark.slow
-def test_a_run_asks_no_network_and_leaves_no_secret(tmp_path):
+def test_a_run_uses_no_network_and_leaks_no_secret(tmp_path):
   short = VARIED | {"warm_start.num_steps": 0, "num_steps": 2, "eval.every": 2, "eval.num_prompts": 8, "checkpoint.every": 2}
   done = offline("--config=configs/gspo.py:tiny", f"--workdir={tmp_path / 'run'}", *flags(short))
   assert done.returncode == 0 and "NETWORK" not in done.stderr, done.stderr[-2000:]
@@ -134,7 +139,7 @@ HOSTILE = [
 
 
 class Elements(HTMLParser):
-  """Elements of a page, and what is inside its scripts."""
+  """The elements of a page, and the texts of its scripts."""
 
   def __init__(self, text):
     super().__init__()
@@ -152,7 +157,7 @@ class Elements(HTMLParser):
       self.texts[-1] += data
 
 
-def test_what_a_model_or_a_dataset_writes_stays_text_in_the_report(tmp_path):
+def test_text_of_a_model_or_a_dataset_stays_text_in_the_report(tmp_path):
   plain, hostile = tmp_path / "plain", tmp_path / "hostile"
   for workdir, texts in ((plain, ["a"] * len(HOSTILE)), (hostile, HOSTILE)):
     workdir.mkdir()
@@ -165,18 +170,20 @@ def test_what_a_model_or_a_dataset_writes_stays_text_in_the_report(tmp_path):
     (workdir / "summary.json").write_text(json.dumps({"status": text, "command": text, "versions": {text: text}, "alarms": {text: 1}}))
     (workdir / "config.json").write_text(json.dumps({"task": {"name": text}}))
   pages = [write_report(workdir).read_text("utf-8") for workdir in (plain, hostile)]
-  expected, found = map(Elements, pages)
-  assert found.tags == expected.tags and found.scripts == expected.scripts == [{"type": "application/json", "id": "data"}, {}]
-  assert found.texts[1] == expected.texts[1]
-  shown = json.loads(found.texts[0])
+  expected, elements = map(Elements, pages)
+  assert elements.tags == expected.tags
+  assert elements.scripts == expected.scripts == [{"type": "application/json", "id": "data"}, {}]
+  assert elements.texts[1] == expected.texts[1]
+  shown = json.loads(elements.texts[0])
   assert [row["response"] for row in shown["samples"]] == HOSTILE
-  assert "alert(" not in pages[1].replace(found.texts[0], "") and shown["header"]["alarms"] == {" ".join(HOSTILE): 1}
+  assert "alert(" not in pages[1].replace(elements.texts[0], "")
+  assert shown["header"]["alarms"] == {" ".join(HOSTILE): 1}
 
 
 @pytest.mark.parametrize("name", ["weights.bin", "weights.pt", "weights.pkl", "weights.ckpt"])
-def test_files_that_can_run_code_are_no_weights(name, tmp_path):
+def test_weights_in_files_that_can_run_code_are_refused(name, tmp_path):
   (tmp_path / name).write_bytes(b"\x80\x02cos\nsystem\n(S'touch owned'\ntR.")
-  (line,) = check.problems(tiny_config(overrides={"model.path": str(tmp_path / name)}))
+  (line,) = check.config_problems(tiny_config(overrides={"model.path": str(tmp_path / name)}))
   assert name in line and "expected a folder with config.json and model.safetensors, or a .gguf file" in line
   assert not pathlib.Path("owned").exists()
 

@@ -1,4 +1,4 @@
-"""The whole run: settings that act, programs that compile once, and a reward that rises."""
+"""Whole runs: the effects of settings, the number of compilations, and a rising reward."""
 
 import functools
 import pathlib
@@ -17,7 +17,7 @@ SHORT = VARIED | {"num_steps": 2, "warm_start.num_steps": 3, "warm_start.batch_s
 
 @pytest.fixture(scope="module")
 def run_of(tmp_path_factory):
-  """Runs `gspo:tiny`, short, with other values for some fields; the same values are run only once."""
+  """A cached function that runs a short `gspo:tiny` with other values for some fields."""
 
   @functools.cache
   def run(**changes) -> pathlib.Path:
@@ -64,7 +64,7 @@ def test_another_seed_draws_other_weights_examples_and_tokens(run_of):
   ],
 )
 def test_settings_that_only_cost_time_or_memory(phase, changes, run_of):
-  """Accumulation, rematerialisation, padding, and who scores the old policy change no loss and no gradient."""
+  """Accumulation, rematerialisation, padding and `old_logprobs` change no loss and no gradient."""
   np.testing.assert_allclose(losses(run_of(**changes), phase), losses(run_of(), phase), atol=1e-5, rtol=1e-4)
   assert column(run_of(**changes), "rollout/tokens_sha256")[0] == column(run_of(), "rollout/tokens_sha256")[0]
 
@@ -80,7 +80,7 @@ def test_the_first_rollout_depends_on_its_settings(run_of):
 
 
 def first_difference(one: pathlib.Path, other: pathlib.Path, *names: str) -> list[str]:
-  """Of the names, those that differ in the first RL row."""
+  """Returns the metrics that differ in the first RL row of two runs."""
   return [name for name in names if rows(one, "rl")[0][name] != rows(other, "rl")[0][name]]
 
 
@@ -116,7 +116,7 @@ def test_counts_follow_their_settings(run_of):
 
 @pytest.fixture(scope="module")
 def ppo_of(tmp_path_factory):
-  """As `run_of`, for `ppo:tiny`."""
+  """A cached function like `run_of`, for `ppo:tiny`."""
 
   @functools.cache
   def run(**changes) -> pathlib.Path:
@@ -132,7 +132,8 @@ def ppo_of(tmp_path_factory):
 def test_the_critic_trains_alone_first_and_then_beside_the_policy(ppo_of):
   first, *later = rows(ppo_of(), "rl")
   assert not any(name.startswith("actor/") and name != "actor/kl_coef" for name in first) and first["critic/grad_norm"] > 0
-  assert first["critic/values/max"] == first["critic/values/min"] == 0  # Its head begins with zeros.
+  # The value head starts with zeros.
+  assert first["critic/values/max"] == first["critic/values/min"] == 0
   assert first["critic/vf_explained_var"] == 0 and all(row["critic/values/max"] != 0 for row in later)
   assert all(row["actor/grad_norm"] > 0 and row["critic/grad_norm"] > 0 for row in later)
   (alone, *_), (together, *_) = rows(ppo_of(critic__value_warmup_steps=0), "rl"), rows(ppo_of(), "rl")
@@ -141,7 +142,7 @@ def test_the_critic_trains_alone_first_and_then_beside_the_policy(ppo_of):
 
 @pytest.mark.slow
 def test_an_adaptive_penalty_waits_for_the_critics_warm_up(ppo_of):
-  """The first step has no policy update to measure a divergence by: the coefficient stays, then falls."""
+  """The first step has no policy update and no divergence: the coefficient stays, then falls."""
   _, *later = rows(ppo_of(objective__kl_coef=0.5, kl__target=100.0, kl__horizon=64), "rl")
   np.testing.assert_allclose([row["actor/kl_coef"] for row in later], [0.5, 0.45], rtol=1e-5)
 
@@ -157,13 +158,13 @@ def test_an_adaptive_penalty_waits_for_the_critics_warm_up(ppo_of):
     {"reward__kl_coef": 0.5},
   ],
 )
-def test_what_the_policy_of_ppo_learns_from_follows_its_settings(changes, ppo_of):
+def test_the_advantages_of_ppo_follow_their_settings(changes, ppo_of):
   assert column(ppo_of(**changes), "critic/advantages/max")[1:] != column(ppo_of(), "critic/advantages/max")[1:]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("changes", [{"advantage__critic_lam": 0.0}, {"critic__init": "scratch"}, {"critic__learning_rate": 1e-3}])
-def test_what_the_critic_learns_from_follows_its_settings(changes, ppo_of):
+def test_the_values_of_the_critic_follow_their_settings(changes, ppo_of):
   assert column(ppo_of(**changes), "critic/values/max") != column(ppo_of(), "critic/values/max")
 
 
@@ -181,14 +182,14 @@ def test_what_the_critic_learns_from_follows_its_settings(changes, ppo_of):
   ],
 )
 def test_estimators_and_corrections_act(changes, names, run_of):
-  found, plain = rows(run_of(**changes), "rl")[1], rows(run_of(), "rl")[1]
-  assert all(found[name] != plain.get(name) for name in names)
-  assert all(np.isfinite(x) for x in found.values() if not isinstance(x, str))
+  changed, plain = rows(run_of(**changes), "rl")[1], rows(run_of(), "rl")[1]
+  assert all(changed[name] != plain.get(name) for name in names)
+  assert all(np.isfinite(x) for x in changed.values() if not isinstance(x, str))
 
 
 @pytest.mark.slow
 def test_an_adaptive_coefficient_moves_towards_its_target(run_of):
-  """The policy hardly moves, so the divergence is below any target and the coefficient falls; held by nothing, it would stay."""
+  """The policy hardly moves. The divergence is below the target, and the coefficient falls."""
   common = {"kl__horizon": 64, "num_steps": 3}
   in_reward = column(run_of(reward__kl_coef=0.5, kl__target=1.0, **common), "actor/reward_kl_penalty_coeff")
   np.testing.assert_allclose(in_reward, 0.5 * 0.9 ** np.arange(3), rtol=1e-6)
@@ -200,7 +201,10 @@ def test_an_adaptive_coefficient_moves_towards_its_target(run_of):
 
 @pytest.mark.slow
 def test_nothing_compiles_after_the_second_step(tmp_path):
-  """Packed batches need 6 to 8 rows and prompts 5 or 7 slots; every one of those shapes is met, most for the first time late in the run."""
+  """Every shape occurs, most of them for the first time late in the run.
+
+  Packed batches need 6 to 8 rows and prompts 5 or 7 slots.
+  """
   seen, compiled = set(), []
 
   def listen(event: str, duration: float, **_) -> None:
@@ -226,7 +230,8 @@ def test_nothing_compiles_after_the_second_step(tmp_path):
   }  # fmt: skip
   task = runs.load_once("arithmetic", levels=(1,))
   two_steps = runs.load_once("arithmetic", levels=(2,))
-  mixed = task._replace(train=[*task.train, *two_steps.train[: len(task.train) // 2]])  # The table itself holds 20 of the longer ones to 1.
+  # The dataset itself has 20 of the longer problems for each shorter one.
+  mixed = task._replace(train=[*task.train, *two_steps.train[: len(task.train) // 2]])
   config = tiny_config(overrides=overrides)
   with pytest.MonkeyPatch.context() as patch:
     patch.setattr(runs, "load_once", lambda *args, **kwargs: mixed)
@@ -257,17 +262,20 @@ EASY = {
 def test_reinforcement_raises_the_reward(tmp_path):
   """One-step sums: imitation of a careless teacher, then RL.
 
-  With 160 problems x 8 samples at each end, noise gives the difference a standard deviation of about 0.03. Over three seeds the gain was
-  0.17 to 0.25; with the advantage's sign flipped the reward falls to 0.
+  With 160 problems x 8 samples at each end, noise gives the difference a standard deviation of
+  about 0.03. Over three seeds the gain was 0.17 to 0.25. With the sign of the advantage flipped,
+  the reward falls to 0.
   """
   run_here(tiny_config(overrides=EASY), tmp_path)
   rewards = column(tmp_path, "critic/rewards/mean")
   assert np.mean(rewards[-10:]) > np.mean(rewards[:10]) + 0.1, rewards
 
 
-# The largest and the mean |difference| of log-probabilities of sampler and learner with the same weights, and how far a ratio of the first
-# update is from 1. In bfloat16, whose numbers lie 2^-8 of themselves apart, two programs of one model round differently: the largest of
-# some 500 tokens was 0.02 to 0.033. The divergence, what they add up to, is what training feels.
+# Bounds on the largest and the mean absolute difference between the log-probabilities of sampler
+# and learner with the same weights, and on the deviation of a ratio of the first update from 1.
+# bfloat16 has a relative spacing of 2^-8, and two programs of one model round differently: the
+# largest difference of some 500 tokens was 0.02 to 0.033. Training is affected by their sum, the
+# divergence.
 GAPS = {"float32": (1e-5, 1e-6, 1e-5), "bfloat16": (5e-2, 1e-2, 5e-2)}
 
 

@@ -1,1 +1,1 @@
-"""Speed, always as a ratio of two ways measured side by side."""
+"""Benchmarks of speed, always as a ratio of two methods measured side by side."""

@@ -1,8 +1,10 @@
-"""Answers graded per second: here, and in the pool of killable workers, new and remembered; what a hang costs; programs in the sandbox.
+"""Grading speed: answers per second, the cost of hanging calls, and programs in the sandbox.
 
   python -m experiments.benchmarks.graders --workers=2 --repeats=5
 
-The ways take turns, and each repeat has answers of its own, so that nothing but the last way remembers. No accelerator and no JAX.
+Answers are graded in this process, and in the pool of killable workers, once as new answers and
+once as remembered ones. The three methods take turns. Each repeat has answers of its own, so that
+only the last method can remember them. The benchmark uses no accelerator and no JAX.
 """
 
 import argparse
@@ -24,20 +26,20 @@ _SUM = "a, b = map(int, input().split())\nprint(a + b)"
 
 
 def sleep_forever(completion, example) -> float:
-  """A reward function that never answers."""
+  """Sleeps instead of answering, as a reward function that hangs."""
   del completion, example
   time.sleep(3600)
   return 0.0
 
 
 def plain(draw: random.Random) -> tuple[str, str]:
-  """A right answer that is a number, and a response's."""
+  """Draws a number as the right answer, and a response's answer."""
   number = draw.randrange(-(10**6), 10**6)
   return str(number), f"{number + draw.choice([0, 0, 1]):,}"
 
 
 def expression(draw: random.Random) -> tuple[str, str]:
-  """A right answer that takes algebra to compare, and a response's."""
+  """Draws a right answer that takes algebra to compare, and a response's answer."""
   a, b, c = (draw.randrange(2, 10**4) for _ in range(3))
   off = draw.choice([0, 0, 1])
   return draw.choice(
@@ -52,7 +54,7 @@ def expression(draw: random.Random) -> tuple[str, str]:
 
 
 def mixed(draw: random.Random) -> tuple[str, str]:
-  """Two numbers for each expression, about as in the MATH data set."""
+  """Draws two numbers for each expression, about as in the MATH data set."""
   return draw.choice([plain, plain, expression])(draw)
 
 
@@ -60,12 +62,12 @@ KINDS = {"plain": plain, "mixed": mixed, "expression": expression}
 
 
 def make_jobs(kind: str, count: int, *, seed: int) -> list[Job]:
-  """Responses of about a thousand characters with an answer in a box.
+  """Makes responses of about a thousand characters with a boxed answer.
 
   Args:
-    kind: a key of `KINDS`.
-    count: how many; no two are alike.
-    seed: of the answers.
+    kind: Kind of the answers, a key of `KINDS`.
+    count: Number of responses, all of them different.
+    seed: Seed of the answers.
   """
   draw, jobs = random.Random(seed), []
   for i in range(count):
@@ -76,20 +78,20 @@ def make_jobs(kind: str, count: int, *, seed: int) -> list[Job]:
 
 
 def rate(run, jobs: Sequence[Job]) -> tuple[float, list[float | None]]:
-  """Jobs per second, and the values."""
+  """Measures the jobs per second, and returns them with the values."""
   started = time.perf_counter()
   values = run(jobs)
   return len(jobs) / (time.perf_counter() - started), values
 
 
 def measure_answers(pool: Pool, kind: str, *, count: int, repeats: int) -> dict[str, dict[str, float]]:
-  """Answers per second of the three ways, in turn.
+  """Measures the answers per second of the three methods, in turn.
 
   Args:
-    pool: with the function `maths`.
-    kind: of the answers.
-    count: of one repeat.
-    repeats: timed rounds, after one that warms up.
+    pool: Pool with the function `maths`.
+    kind: Kind of the answers.
+    count: Number of answers of one repeat.
+    repeats: Number of timed rounds, after one that warms up.
   """
   fn = rewards.make(**MATHS.settings)
 
@@ -104,21 +106,23 @@ def measure_answers(pool: Pool, kind: str, *, count: int, repeats: int) -> dict[
     jobs = make_jobs(kind, count, seed=repeat)
     results = {"here": rate(here, jobs), "new": rate(there, jobs), "remembered": rate(there, jobs)}
     if not results["here"][1] == results["new"][1] == results["remembered"][1]:
-      raise RuntimeError("the pool gave other values than the function itself")
-    for name, (found, _) in results.items():
-      rates[name] += [found] if repeat else []
+      raise RuntimeError("the pool returned other values than the function itself")
+    for name, (answers_per_s, _) in results.items():
+      rates[name] += [answers_per_s] if repeat else []
   return {name: spread(values) for name, values in rates.items()}
 
 
 def measure_hangs(*, count: int, workers: int, timeout_s: float) -> dict[str, float]:
-  """Calls that never return, one after another.
+  """Measures calls that never return, one after another.
 
   Args:
-    count: of them.
-    workers: of the pool.
-    timeout_s: deadline of a call, in seconds.
+    count: Number of calls.
+    workers: Number of workers of the pool.
+    timeout_s: Deadline of a call, in seconds.
   """
-  with open_pool({"hang": Function("experiments.benchmarks.graders:sleep_forever")}, num_workers=workers, timeout_s=timeout_s) as pool:
+  with open_pool(
+    {"hang": Function("experiments.benchmarks.graders:sleep_forever")}, num_workers=workers, timeout_s=timeout_s
+  ) as pool:
     seconds, timeouts = [], 0
     for _ in range(count):
       started = time.perf_counter()
@@ -129,43 +133,46 @@ def measure_hangs(*, count: int, workers: int, timeout_s: float) -> dict[str, fl
 
 
 def programs_per_second(box: sandbox.Sandbox, count: int) -> float:
-  """Grades one right program by `count` tests."""
+  """Grades a right program with `count` tests, and returns its runs per second."""
   tests = sandbox.StdioTests([(f"{i} {i}", str(2 * i)) for i in range(count)])
   started = time.perf_counter()
-  found = sandbox.grade(_SUM, tests, box, total_s=600.0)
-  if found.passed != count:
-    raise RuntimeError(f"a right program passed {found.passed} of {count} tests: {found.detail}")
+  grade = sandbox.grade(_SUM, tests, box, total_s=600.0)
+  if grade.passed != count:
+    raise RuntimeError(f"a right program passed {grade.passed} of {count} tests: {grade.detail}")
   return count / (time.perf_counter() - started)
 
 
 def measure_programs(*, count: int, repeats: int) -> dict[str, dict[str, float] | str]:
-  """Programs per second in each sandbox that works here, one at a time.
+  """Measures the programs per second in each available sandbox, one at a time.
 
   Args:
-    count: of one repeat.
-    repeats: timed rounds, after one that warms up.
+    count: Number of programs of one repeat.
+    repeats: Number of timed rounds, after one that warms up.
+
+  Returns:
+    The rates by sandbox, or the reason why a sandbox is not available.
   """
-  found: dict[str, dict[str, float] | str] = {}
+  rates_by_sandbox: dict[str, dict[str, float] | str] = {}
   for backend in ("namespaces", "bubblewrap", "unsafe"):
     box = sandbox.Sandbox(backend)
     if reason := sandbox.probe(box):
-      found[backend] = reason
+      rates_by_sandbox[backend] = reason
       continue
     rates = [programs_per_second(box, count) for _ in range(repeats + 1)]
-    found[backend] = spread(rates[1:])
-  return found
+    rates_by_sandbox[backend] = spread(rates[1:])
+  return rates_by_sandbox
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-  """Measures, prints and maybe writes."""
+  """Measures, prints and, if a file is given, writes the results."""
   parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-  parser.add_argument("--workers", type=int, default=2, help="processes of the pool")
-  parser.add_argument("--count", type=int, default=2000, help="answers of one round")
-  parser.add_argument("--repeats", type=int, default=5, help="rounds that are timed")
-  parser.add_argument("--hangs", type=int, default=100, help="calls that never return")
-  parser.add_argument("--timeout", type=float, default=0.05, help="their deadline, in seconds")
-  parser.add_argument("--programs", type=int, default=10, help="programs of one round; 0 runs none")
-  parser.add_argument("--json", type=pathlib.Path, default=None, help="a file for the results")
+  parser.add_argument("--workers", type=int, default=2, help="number of processes of the pool")
+  parser.add_argument("--count", type=int, default=2000, help="number of answers per round")
+  parser.add_argument("--repeats", type=int, default=5, help="number of timed rounds")
+  parser.add_argument("--hangs", type=int, default=100, help="number of calls that never return")
+  parser.add_argument("--timeout", type=float, default=0.05, help="deadline of these calls, in seconds")
+  parser.add_argument("--programs", type=int, default=10, help="number of programs per round; 0 for none")
+  parser.add_argument("--json", type=pathlib.Path, default=None, help="file for the results")
   flags = parser.parse_args(argv)
   result = dict(workers=flags.workers, answers={}, hangs={}, programs={})
   started = time.perf_counter()
@@ -173,17 +180,20 @@ def main(argv: Sequence[str] | None = None) -> None:
     result["open_seconds"] = time.perf_counter() - started
     for kind in KINDS:
       result["answers"][kind] = measure_answers(pool, kind, count=flags.count, repeats=flags.repeats)
-  result["hangs"] = measure_hangs(count=flags.hangs, workers=flags.workers, timeout_s=flags.timeout) if flags.hangs else {}
+  result["hangs"] = (
+    measure_hangs(count=flags.hangs, workers=flags.workers, timeout_s=flags.timeout) if flags.hangs else {}
+  )
   result["programs"] = measure_programs(count=flags.programs, repeats=flags.repeats) if flags.programs else {}
-  rows = {"pool": f"{flags.workers} workers, open in {result['open_seconds']:.2f} s"}
+  rows = {"pool": f"{flags.workers} workers, opened in {result['open_seconds']:.2f} s"}
   for kind, rates in result["answers"].items():
-    rows |= {f"{kind}, {way}"[:30].ljust(24): f"{between(found, ',.0f')} answers/s" for way, found in rates.items()}
+    rows |= {f"{kind}, {way}"[:30].ljust(24): f"{between(x, ',.0f')} answers/s" for way, x in rates.items()}
   if hangs := result["hangs"]:
     rows["hangs"] = (
-      f"{between(hangs, '.3f')} s a call, {hangs['timeouts']} of {hangs['count']} timed out, {hangs['workers_after']} workers left"
+      f"{between(hangs, '.3f')} s per call, {hangs['timeouts']} of {hangs['count']} timed out, "
+      f"{hangs['workers_after']} workers left"
     )
-  for name, found in result["programs"].items():
-    rows[name] = found if isinstance(found, str) else f"{between(found, '.1f')} programs/s"
+  for name, programs in result["programs"].items():
+    rows[name] = programs if isinstance(programs, str) else f"{between(programs, '.1f')} programs/s"
   print(lines(rows))
   write_json(flags.json, result)
 

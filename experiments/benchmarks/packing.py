@@ -1,8 +1,9 @@
-"""Three ways to lay one batch into rows, alternating in one process: prompts shared, packed, and one sequence per padded row.
+"""Three layouts of a batch: shared prompts, packed rows, and one sequence per padded row.
 
   python -m experiments.benchmarks.packing --checkpoint=DIR --batch=FILE.npz
 
-All compute the same loss, which is printed as a check. Flags are those of `train_step.py`, whose batch this is.
+The layouts alternate in one process. All of them compute the same loss, which is printed as a
+check. The flags and the batch are those of `train_step.py`.
 """
 
 import argparse
@@ -20,11 +21,12 @@ FIRST = "shared"
 
 
 def jobs(job: TrainJob, longest: int) -> dict[str, TrainJob]:
-  """The same job in other rows.
+  """Makes the jobs of the three layouts, which differ only in their rows.
 
   Args:
-    job: with the other settings.
-    longest: tokens of the longest sequence. A row of as many holds one sequence, or several short ones, which the padded way must not.
+    job: Job with the common settings.
+    longest: Length of the longest sequence, in tokens. A packed row of this length may hold several
+      short sequences, whereas a padded row holds only one.
   """
   return {
     FIRST: job._replace(share_prompts=True),
@@ -34,16 +36,16 @@ def jobs(job: TrainJob, longest: int) -> dict[str, TrainJob]:
 
 
 def measure(job: TrainJob, *, repeats: int) -> dict[str, dict]:
-  """Times the three ways in turn.
+  """Times the three layouts in turn.
 
   Args:
-    job: what to do.
-    repeats: timed updates of each.
+    job: Job with the common settings.
+    repeats: Number of timed updates of each layout.
   """
   model, params = train_step.load_model(job)
   batch = read_batch(job, vocab_size=model.config.vocab_size, max_positions=model.config.max_positions)
   longest = max(len(sequence.tokens) for sequence in train_step.trajectories(batch))
-  # Nothing is learned: all see the same weights, however often they run.
+  # Nothing is learned: all layouts see the same weights, however often they run.
   state = train_step.fresh_state(job, params)
   steps, rows, losses, seconds = {}, {}, {}, {}
   for name, each in jobs(job, longest).items():
@@ -70,7 +72,7 @@ def measure(job: TrainJob, *, repeats: int) -> dict[str, dict]:
 
 
 def main(argv: list[str] | None = None) -> int:
-  """The command; its exit status."""
+  """Runs the command and returns its exit status."""
   parser = argparse.ArgumentParser(prog="python -m experiments.benchmarks.packing", description=__doc__.splitlines()[0])
   add_flags(parser)
   args = parser.parse_args(argv)

@@ -1,10 +1,11 @@
-"""A batch to train on, for a checkpoint with random weights: the work of one update where nothing was sampled.
+"""Random batch for a checkpoint with random weights: the work of an update without any sampling.
 
   python -m experiments.benchmarks.random_batch --checkpoint=DIR FILE.npz
 
-Prompts and responses are random ids, since what they say costs nothing. Responses have log-normal lengths up to a cap, as reasoning ones
-have. `old_logps` are the checkpoint's own log-probabilities with a little noise, so that ratios are near 1 and not 1; advantages are
-those of random rewards, normalised by group. `engines/train_job.py` says what the arrays are.
+Prompts and responses are random ids, because their content costs nothing. Responses have log-normal
+lengths up to a cap, as reasoning responses have. `old_logps` are the checkpoint's own
+log-probabilities with a little noise, so that ratios are near 1 but not 1. The advantages are those
+of random rewards, normalised by group. `engines/train_job.py` describes the arrays.
 """
 
 import argparse
@@ -27,7 +28,9 @@ ROWS_AT_A_TIME = 8
 
 
 def lengths(count: int, *, median: float, sigma: float, cap: int, rng: np.random.Generator) -> np.ndarray:
-  """Log-normal lengths from 1 to a cap, in random order: evenly spaced quantiles, so that few of them have the distribution too.
+  """Draws log-normal lengths from 1 to a cap, in random order.
+
+  They are evenly spaced quantiles, so that even a few lengths follow the distribution.
 
   Example:
     >>> drawn = lengths(128, median=36, sigma=1.0, cap=128, rng=np.random.default_rng(0))
@@ -39,8 +42,13 @@ def lengths(count: int, *, median: float, sigma: float, cap: int, rng: np.random
   return rng.permutation(np.clip(np.rint(quantiles), 1, cap).astype(np.int64))
 
 
-def logprobs(model: Model, params: Params, tokens: np.ndarray, positions: np.ndarray, segments: np.ndarray) -> np.ndarray:
-  """log π(token) of every token but a row's first, whose own is 0; a few rows at a time, so that logits stay small."""
+def logprobs(
+  model: Model, params: Params, tokens: np.ndarray, positions: np.ndarray, segments: np.ndarray
+) -> np.ndarray:
+  """Computes log π(token) of every token; it is 0 for the first token of a row.
+
+  A few rows are computed at a time, so that the logits stay small.
+  """
 
   @jax.jit
   def score(*rows):
@@ -48,30 +56,35 @@ def logprobs(model: Model, params: Params, tokens: np.ndarray, positions: np.nda
     return jnp.pad(jnp.take_along_axis(scores[:, :-1], rows[0][:, 1:, None], axis=-1)[..., 0], ((0, 0), (1, 0)))
 
   pieces = [slice(start, start + ROWS_AT_A_TIME) for start in range(0, len(tokens), ROWS_AT_A_TIME)]
-  return np.concatenate([np.asarray(score(*(jnp.asarray(x[piece], jnp.int32) for x in (tokens, positions, segments)))) for piece in pieces])
+  return np.concatenate(
+    [
+      np.asarray(score(*(jnp.asarray(x[piece], jnp.int32) for x in (tokens, positions, segments))))
+      for piece in pieces
+    ]
+  )
 
 
 def make(
   model: Model, params: Params, *, rows: int, group_size: int, prompt_tokens: int, median: float, sigma: float, cap: int, noise: float,
   seed: int, eos_id: int = EOS_ID,
 ) -> dict[str, np.ndarray]:  # fmt: skip
-  """The arrays of a batch.
+  """Makes the arrays of a batch.
 
   Args:
-    model: of the checkpoint.
-    params: its weights.
-    rows: responses (B).
-    group_size: responses to each prompt (G); divides the rows.
-    prompt_tokens: of each prompt (P).
-    median: of the lengths of responses.
-    sigma: of their logarithm.
-    cap: the longest response (C); one that is shorter ends with `eos_id`.
-    noise: standard deviation of what old log-probabilities are off by, in nats.
-    seed: of everything.
-    eos_id: ends a response.
+    model: Model of the checkpoint.
+    params: Weights of the model.
+    rows: Number of responses (B).
+    group_size: Number of responses to each prompt (G); a divisor of `rows`.
+    prompt_tokens: Length of each prompt (P).
+    median: Median of the response lengths.
+    sigma: Standard deviation of the logarithm of the response lengths.
+    cap: Maximum length of a response (C); a shorter response ends with `eos_id`.
+    noise: Standard deviation of the noise of the old log-probabilities, in nats.
+    seed: Seed of all random numbers.
+    eos_id: Id that ends a response.
   """
   if rows % group_size:
-    raise ValueError(f"--group_size: found {group_size}, which does not divide --rows={rows}")
+    raise ValueError(f"--group_size: found {group_size}, expected a divisor of --rows={rows}")
   rng = np.random.default_rng(seed)
   draw = lambda *shape: rng.integers(NUM_SPECIAL, model.config.vocab_size, shape, dtype=np.int32)
   prompts = np.repeat(draw(rows // group_size, prompt_tokens), group_size, axis=0)
@@ -94,17 +107,19 @@ def make(
 
 
 def main(argv: list[str] | None = None) -> int:
-  """The command; its exit status."""
-  parser = argparse.ArgumentParser(prog="python -m experiments.benchmarks.random_batch", description=__doc__.splitlines()[0])
+  """Runs the command and returns its exit status."""
+  parser = argparse.ArgumentParser(
+    prog="python -m experiments.benchmarks.random_batch", description=__doc__.splitlines()[0]
+  )
   parser.add_argument("file", type=pathlib.Path)
   parser.add_argument("--checkpoint", required=True, help="a folder that transformers saved, or a .gguf file")
-  parser.add_argument("--rows", type=int, default=128, help="responses")
-  parser.add_argument("--group_size", type=int, default=8, help="responses to each prompt")
+  parser.add_argument("--rows", type=int, default=128, help="number of responses")
+  parser.add_argument("--group_size", type=int, default=8, help="number of responses to each prompt")
   parser.add_argument("--prompt_tokens", type=int, default=64)
-  parser.add_argument("--median", type=float, default=36, help="of the log-normal lengths of responses")
-  parser.add_argument("--sigma", type=float, default=1.0, help="of their logarithm")
-  parser.add_argument("--cap", type=int, default=128, help="the longest response")
-  parser.add_argument("--noise", type=float, default=0.02, help="of the old log-probabilities, in nats")
+  parser.add_argument("--median", type=float, default=36, help="median of the log-normal response lengths")
+  parser.add_argument("--sigma", type=float, default=1.0, help="standard deviation of their logarithm")
+  parser.add_argument("--cap", type=int, default=128, help="maximum length of a response")
+  parser.add_argument("--noise", type=float, default=0.02, help="noise of the old log-probabilities, in nats")
   parser.add_argument("--seed", type=int, default=0)
   args = parser.parse_args(argv)
   try:

@@ -1,4 +1,4 @@
-"""What the benchmarks' reports share: medians with ranges, peak memory, lines of text, JSON."""
+"""Common parts of the benchmarks' reports: medians with ranges, peak memory, text lines, JSON."""
 
 import json
 import pathlib
@@ -9,7 +9,7 @@ from experiments.benchmarks.engines import worker
 
 
 def spread(values: list[float]) -> dict[str, float]:
-  """Median and range.
+  """Computes the median and the range.
 
   Example:
     >>> spread([3.0, 1.0, 2.0])
@@ -19,7 +19,7 @@ def spread(values: list[float]) -> dict[str, float]:
 
 
 def between(x: dict[str, float], form: str, scale: float = 1.0) -> str:
-  """A spread as text.
+  """Formats a spread.
 
   Example:
     >>> between(dict(median=0.002, min=0.001, max=0.004), ".1f", 1e3)
@@ -29,35 +29,46 @@ def between(x: dict[str, float], form: str, scale: float = 1.0) -> str:
 
 
 def megabytes(size: float | None) -> str:
-  """Bytes as text; `unknown` for None."""
+  """Formats a size in megabytes; `unknown` for None."""
   return "unknown" if size is None else f"{size / 1e6:,.0f} MB"
 
 
 def peak_memory(device, *, loaded_bytes: int | None, weight_bytes: int, temp_bytes: int | None) -> dict[str, Any]:
-  """The peak since `worker.reset_peak`: of the process on a CPU, of the device elsewhere.
+  """Reads the peak memory since `worker.reset_peak`.
+
+  It is the peak of the process on a CPU, and of the device elsewhere.
 
   Args:
-    device: of JAX.
-    loaded_bytes: what the process held after loading the weights.
-    weight_bytes: of the weights.
-    temp_bytes: temporaries of the program, by the compiler.
+    device: Device of JAX.
+    loaded_bytes: Memory of the process after loading the weights, in bytes.
+    weight_bytes: Size of the weights, in bytes.
+    temp_bytes: Temporaries of the program according to the compiler, in bytes.
   """
   if device.platform == "cpu":
     peak, source = worker.peak_bytes(), "peak resident memory of the process"
   else:
-    peak, source = (device.memory_stats() or {}).get("peak_bytes_in_use"), "peak_bytes_in_use of the device since the start"
+    peak, source = (
+      (device.memory_stats() or {}).get("peak_bytes_in_use"),
+      "peak_bytes_in_use of the device since the start",
+    )
     loaded_bytes = weight_bytes
   increase = None if peak is None or loaded_bytes is None else peak - loaded_bytes
-  return dict(source=source, peak_bytes=peak, loaded_bytes=loaded_bytes, increase_bytes=increase, program_temp_bytes=temp_bytes)
+  return dict(
+    source=source,
+    peak_bytes=peak,
+    loaded_bytes=loaded_bytes,
+    increase_bytes=increase,
+    program_temp_bytes=temp_bytes,
+  )
 
 
 def lines(rows: dict[str, str]) -> str:
-  """Rows of text with their names in a column."""
+  """Formats rows of text, with their names in a column."""
   return "\n".join(f"{name:<13}{value}" for name, value in rows.items())
 
 
 def write_json(path: pathlib.Path | None, result: dict[str, Any]) -> None:
-  """Writes results where somebody asked for a file."""
+  """Writes the results if a file is given."""
   if path is not None:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(result, indent=2) + "\n")

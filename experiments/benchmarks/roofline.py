@@ -1,12 +1,13 @@
-"""How fast a machine could sample at best: floating-point operations and bytes of every step, counted, against the machine's peaks.
+"""Upper bound on the speed of sampling: operations and bytes of every step, against the peaks.
 
 A step cannot end before its matrix products are done nor before its bytes have moved, so
 
   time ≥ Σ over steps of max(FLOPs / peak FLOP/s, bytes / peak bytes/s).
 
-Counted are the matrix products (head and attention included; of experts those that a token visits) and the least traffic: weights once a
-step, keys and values written once and read once a step (those of a prompt once for all samples that live), logits written and read once.
-Norms, rotary embedding, softmax and the draw itself count nothing, so the bound is below what any implementation can reach.
+The counts include the matrix products (with the head, attention and the experts that a token
+visits) and the least traffic: weights once per step, keys and values written once and read once per
+step (those of a prompt once for all live samples), logits written and read once. Norms, rotary
+embedding, softmax and the draw itself count nothing, so that no implementation can reach the bound.
 """
 
 import heapq
@@ -21,10 +22,10 @@ import numpy as np
 
 from jaxrl_llm.models import ModelConfig
 
-LOGITS_BYTES = 4  # Always float32.
+LOGITS_BYTES = 4  # Logits are always float32.
 
-# Device kind as JAX names it, bytes/s, FLOP/s of dense bfloat16 matrix products, whose number it is. float32 is slower on all of these,
-# so for it the bound is only looser.
+# Device kind in JAX, bytes/s, FLOP/s of dense bfloat16 matrix products, and source. float32 is
+# slower on all of these devices, so that the bound is only looser for it.
 _NVIDIA, _TPU = "NVIDIA's datasheet", "Google Cloud's TPU documentation"
 DATASHEETS = (
   (r"H200", 4.8e12, 989e12, _NVIDIA),
@@ -38,8 +39,9 @@ DATASHEETS = (
   (r"TPU v6 ?lite|TPU v6e", 1.64e12, 918e12, _TPU),
 )
 
-# Of TPUs: bytes of memory that a program may use, bytes/s one way of each wire to a neighbour, and bytes/s of a chip to other slices. The
-# first is what their compiler says it has, the others are those of the documentation (a chip's total over its 4 or 6 wires).
+# Numbers of TPUs: bytes of memory that a program may use, bytes/s in one direction of each wire to
+# a neighbour, and bytes/s of a chip to other slices. The first is what the TPU compiler reports.
+# The others come from the documentation (a chip's total over its 4 or 6 wires).
 _GIB = 2.0**30
 NETWORKS = (
   (r"TPU v5 ?lite|TPU v5e", 15.75 * _GIB, 50e9, 3.125e9),
@@ -48,20 +50,20 @@ NETWORKS = (
 )
 
 MATMULS = ((128, 2048, 8192), (1024, 1024, 4096))
-"""Rows, inner size and columns of the products by which an unknown machine is measured."""
+"""Rows, inner size and columns of the matrix products that measure an unknown machine."""
 
 
 class Machine(NamedTuple):
-  """The peaks of one device.
+  """Peaks of one device.
 
   Attributes:
-    kind: its name.
-    flops_per_s: of matrix products.
-    bytes_per_s: to and from memory.
-    source: where the two come from.
-    memory_bytes: that a program may use; None where nobody has written it down here, as in the next two.
-    wire_bytes_per_s: one way, to one neighbour in the torus.
-    network_bytes_per_s: to devices of other slices.
+    kind: Name of the device.
+    flops_per_s: Peak FLOP/s of matrix products.
+    bytes_per_s: Peak bandwidth of the memory, in bytes/s.
+    source: Source of these two peaks.
+    memory_bytes: Memory that a program may use, in bytes; None if unknown, like the next two.
+    wire_bytes_per_s: Bandwidth to one neighbour in the torus in one direction, in bytes/s.
+    network_bytes_per_s: Bandwidth to devices of other slices, in bytes/s.
   """
 
   kind: str
@@ -74,11 +76,11 @@ class Machine(NamedTuple):
 
 
 class Work(NamedTuple):
-  """What has to be done, step by step.
+  """Work to do in each step.
 
   Attributes:
-    flops: floating-point operations of each step; a multiplication and an addition are two.
-    num_bytes: bytes that each step moves.
+    flops: Floating-point operations of each step; a multiplication and an addition count as two.
+    num_bytes: Number of bytes that each step moves.
   """
 
   flops: np.ndarray
@@ -86,15 +88,15 @@ class Work(NamedTuple):
 
 
 class Bound(NamedTuple):
-  """The least time that some work takes on a machine.
+  """Least time of some work on a machine.
 
   Attributes:
-    seconds: Σ max(compute, memory) over the steps.
-    compute_seconds: for the operations alone.
-    memory_seconds: for the bytes alone.
-    steps: how many steps there are, the prefill included.
-    flops: of all steps.
-    num_bytes: of all steps.
+    seconds: Σ max(compute, memory) over the steps, in s.
+    compute_seconds: Time of the operations alone, in s.
+    memory_seconds: Time of the memory traffic alone, in s.
+    steps: Number of steps, including the prefill.
+    flops: Operations of all steps.
+    num_bytes: Bytes of all steps.
   """
 
   seconds: float
@@ -106,10 +108,10 @@ class Bound(NamedTuple):
 
 
 def datasheet(kind: str) -> Machine | None:
-  """The published peaks of a device; None where nobody has written them down here.
+  """Returns the published peaks of a device, or None if they are not listed here.
 
   Args:
-    kind: `device.device_kind` of JAX.
+    kind: JAX's name of the device, `device.device_kind`.
 
   Example:
     >>> datasheet("NVIDIA H100 80GB HBM3").bytes_per_s
@@ -125,21 +127,24 @@ def datasheet(kind: str) -> Machine | None:
 
 
 def find_machine(device, num_bytes: int) -> Machine:
-  """The peaks of a device: published, else measured on the spot.
+  """Returns the peaks of a device: the published ones, or measured ones if it is unknown.
 
   Args:
-    device: of JAX.
-    num_bytes: what a step reads, such as the weights. Memory is measured with arrays of this size, since small ones stay in a cache.
+    device: Device of JAX.
+    num_bytes: Number of bytes that a step reads, such as the size of the weights. Memory is
+      measured with arrays of this size, since smaller arrays may stay in a cache.
   """
   return datasheet(device.device_kind) or measure(device, num_bytes)
 
 
 def measure(device, num_bytes: int) -> Machine:
-  """The best of a few float32 matrix products by XLA, and of a few sums and copies of a large array.
+  """Measures the peaks of a device by float32 matrix products and by sums and copies of an array.
+
+  The fastest of a few repetitions counts.
 
   Args:
-    device: of JAX.
-    num_bytes: of the array, kept between 8 MB and 512 MB.
+    device: Device of JAX.
+    num_bytes: Size of the array in bytes, clipped to 8 MB and 512 MB.
   """
   import jax
   import jax.numpy as jnp
@@ -147,8 +152,12 @@ def measure(device, num_bytes: int) -> Machine:
   matmul = jax.jit(jnp.matmul)
   flops_per_s = 0.0
   for rows, inner, columns in MATMULS:
-    a, b = (jax.device_put(np.ones(shape, np.float32), device) for shape in ((rows, inner), (inner, columns)))
-    flops_per_s = max(flops_per_s, 2 * rows * inner * columns / _fastest(lambda a=a, b=b: jax.block_until_ready(matmul(a, b))))
+    a, b = (
+      jax.device_put(np.ones(shape, np.float32), device) for shape in ((rows, inner), (inner, columns))
+    )
+    flops_per_s = max(
+      flops_per_s, 2 * rows * inner * columns / _fastest(lambda a=a, b=b: jax.block_until_ready(matmul(a, b)))
+    )
 
   size = int(np.clip(num_bytes, 8e6, 512e6)) // 4
   if device.platform == "cpu":
@@ -156,11 +165,19 @@ def measure(device, num_bytes: int) -> Machine:
   else:
     x, copy = jax.device_put(np.ones(size, np.float32), device), jax.jit(lambda x: x + 1)
     bytes_per_s = 8 * size / _fastest(lambda: jax.block_until_ready(copy(x)))
-  return Machine(device.device_kind, flops_per_s, bytes_per_s, f"measured here: float32 matmul, sum and copy of {4 * size / 1e6:.0f} MB")
+  return Machine(
+    device.device_kind,
+    flops_per_s,
+    bytes_per_s,
+    f"measured here: float32 matmul, sum and copy of {4 * size / 1e6:.0f} MB",
+  )
 
 
 def _host_bytes_per_s(size: int) -> float:
-  """By NumPy in one thread for each core, which is faster than XLA's sum or copy on a CPU."""
+  """Measures the memory bandwidth with NumPy in one thread per core.
+
+  On a CPU this is faster than XLA's sum or copy.
+  """
   a, b = np.ones(size, np.float32), np.ones(size, np.float32)
   num_threads = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
   edges = np.linspace(0, size, num_threads + 1).astype(int)
@@ -172,7 +189,7 @@ def _host_bytes_per_s(size: int) -> float:
 
 
 def _fastest(call: Callable[[], object], repeats: int = 20) -> float:
-  """Seconds of the fastest call after a first one that warms up."""
+  """Returns the seconds of the fastest call after a first one that warms up."""
   call()
   seconds = []
   for _ in range(repeats):
@@ -183,7 +200,10 @@ def _fastest(call: Callable[[], object], repeats: int = 20) -> float:
 
 
 def layer_weights(config: ModelConfig) -> tuple[int, int, int]:
-  """Weights that matrix products read, over all layers: shared by all tokens, of one expert in all layers, of the head.
+  """Counts the weights that matrix products read, over all layers.
+
+  Returns:
+    The weights shared by all tokens, those of one expert in all layers, and those of the head.
 
   Example:
     >>> from jaxrl_llm.models import preset
@@ -201,38 +221,53 @@ def layer_weights(config: ModelConfig) -> tuple[int, int, int]:
 
 
 def _step(config: ModelConfig, *, tokens, pairs, heads, cache_tokens, itemsize: int) -> Work:
-  """Steps that push `tokens` through the layers, attend over `pairs` of query and key, write `heads` rows of logits, and read or write
-  the keys and values of `cache_tokens`."""
+  """Counts the work of steps.
+
+  Args:
+    config: Config of the model.
+    tokens: Number of tokens that pass through the layers.
+    pairs: Number of pairs of query and key.
+    heads: Number of rows of logits.
+    cache_tokens: Number of tokens whose keys and values are read or written.
+    itemsize: Bytes of a weight and of an entry of the cache.
+  """
   shared, expert, head = layer_weights(config)
   active, touched = 0, 0
   if config.experts:
     e, k = config.experts.num_experts, config.experts.top_k
-    active, touched = k * expert, e * (1 - (1 - k / e) ** tokens) * expert  # The second with routes that are spread evenly.
-  flops = 2 * tokens * (shared + active) + 4 * config.num_layers * config.num_heads * config.head_dim * pairs + 2 * heads * head
+    # The number of visited experts assumes that routes are spread evenly.
+    active, touched = k * expert, e * (1 - (1 - k / e) ** tokens) * expert
+  flops = (
+    2 * tokens * (shared + active)
+    + 4 * config.num_layers * config.num_heads * config.head_dim * pairs
+    + 2 * heads * head
+  )
   cache = 2 * config.num_layers * config.num_kv_heads * config.head_dim * itemsize * cache_tokens
   num_bytes = (shared + touched + head) * itemsize + cache + 2 * LOGITS_BYTES * heads * config.vocab_size
   return Work(np.asarray(flops, np.float64), np.asarray(num_bytes, np.float64))
 
 
 def prefill(config: ModelConfig, prompt_lengths: Sequence[int], *, itemsize: int) -> Work:
-  """The step that reads all prompts, each once.
+  """Counts the work of the step that reads all prompts, each once.
 
   Args:
-    config: of the model.
-    prompt_lengths: tokens of each prompt.
-    itemsize: bytes of a weight and of an entry of the cache.
+    config: Config of the model.
+    prompt_lengths: Length of each prompt, in tokens.
+    itemsize: Bytes of a weight and of an entry of the cache.
   """
   p = np.asarray(prompt_lengths, np.int64)
-  work = _step(config, tokens=p.sum(), pairs=np.sum(p * (p + 1) // 2), heads=len(p), cache_tokens=p.sum(), itemsize=itemsize)
+  work = _step(
+    config, tokens=p.sum(), pairs=np.sum(p * (p + 1) // 2), heads=len(p), cache_tokens=p.sum(), itemsize=itemsize
+  )
   return Work(*(np.atleast_1d(x) for x in work))
 
 
 def schedule(steps: Sequence[int], slots: int) -> np.ndarray:
-  """When each sequence starts, where the next one in order takes the first slot that is free.
+  """Returns the start of each sequence if the next one in order takes the first free slot.
 
   Args:
-    steps: how long each sequence holds its slot.
-    slots: how many there are.
+    steps: Number of steps for which each sequence holds its slot.
+    slots: Number of slots.
 
   Example:
     >>> schedule([5, 1, 1, 3], 2).tolist()
@@ -246,16 +281,21 @@ def schedule(steps: Sequence[int], slots: int) -> np.ndarray:
 
 
 def decode(
-  config: ModelConfig, prompt_lengths: Sequence[int], response_lengths: Sequence[int], *, slots: int | None = None, itemsize: int
+  config: ModelConfig,
+  prompt_lengths: Sequence[int],
+  response_lengths: Sequence[int],
+  *,
+  slots: int | None = None,
+  itemsize: int,
 ) -> Work:
-  """All steps after the prefill, which has drawn each response's first token already.
+  """Counts the work of all steps after the prefill, which draws the first token of each response.
 
   Args:
-    config: of the model.
-    prompt_lengths: tokens of each prompt (n).
-    response_lengths: tokens of each response (n·G), G consecutive ones for each prompt.
-    slots: responses in progress at a time; None is all of them.
-    itemsize: bytes of a weight and of an entry of the cache.
+    config: Config of the model.
+    prompt_lengths: Length of each prompt, in tokens (n).
+    response_lengths: Length of each response, in tokens (n·G); G consecutive ones per prompt.
+    slots: Number of responses in progress at a time; None means all of them.
+    itemsize: Bytes of a weight and of an entry of the cache.
   """
   responses = np.asarray(response_lengths, np.int64)
   owner = np.arange(len(responses)) // (len(responses) // len(prompt_lengths))
@@ -268,39 +308,47 @@ def decode(
     for i in np.flatnonzero(owner == prompt):
       span = slice(starts[i], starts[i] + steps[i])
       live[span] += 1
-      own[span] += np.arange(1, steps[i] + 1)  # Drawn tokens that a step attends to, the one it reads included.
+      # The drawn tokens that a step attends to, including the one that it reads.
+      own[span] += np.arange(1, steps[i] + 1)
     rows += live
     of_prompts += live * prompt_tokens
     shared += (live > 0) * prompt_tokens
-  # Of a row's own tokens a step reads all but the last, whose keys and values it writes.
+  # A step reads all of a row's own tokens but the last, whose keys and values it writes.
   return _step(config, tokens=rows, pairs=own + of_prompts, heads=rows, cache_tokens=own + shared, itemsize=itemsize)
 
 
 def rollout(
-  config: ModelConfig, prompt_lengths: Sequence[int], response_lengths: Sequence[int], *, slots: int | None = None, itemsize: int
+  config: ModelConfig,
+  prompt_lengths: Sequence[int],
+  response_lengths: Sequence[int],
+  *,
+  slots: int | None = None,
+  itemsize: int,
 ) -> Work:
-  """Prefill and all steps after it; arguments as `decode`."""
+  """Counts the work of the prefill and all steps after it; the arguments are those of `decode`."""
   first = prefill(config, prompt_lengths, itemsize=itemsize)
   rest = decode(config, prompt_lengths, response_lengths, slots=slots, itemsize=itemsize)
   return Work(*(np.concatenate(pair) for pair in zip(first, rest)))
 
 
 def update_flops(config: ModelConfig, *, tokens: int, pairs: int, scored: int) -> float:
-  """Floating-point operations of one update: the forward pass, and twice as many for the gradients of inputs and of weights.
+  """Counts the floating-point operations of one update.
 
-  What is computed again to save memory counts nothing, and neither does the optimizer.
+  They are those of the forward pass, and twice as many for the gradients of inputs and weights.
+
+  Recomputation to save memory counts nothing, and neither does the optimizer.
 
   Args:
-    config: of the model.
-    tokens: that go through the layers.
-    pairs: of query and key, summed over the sequences.
-    scored: tokens whose logits are wanted.
+    config: Config of the model.
+    tokens: Number of tokens that pass through the layers.
+    pairs: Number of pairs of query and key, summed over the sequences.
+    scored: Number of tokens whose logits are needed.
   """
   return 3 * float(_step(config, tokens=tokens, pairs=pairs, heads=scored, cache_tokens=0, itemsize=0).flops)
 
 
 def bound(work: Work, machine: Machine) -> Bound:
-  """The least time for some work, step after step.
+  """Bounds the time of some work from below, step by step.
 
   Example:
     >>> work = Work(flops=np.array([10.0, 1.0]), num_bytes=np.array([1.0, 8.0]))

@@ -1,10 +1,12 @@
-"""Speed, latency and memory of the sampler on one job, and how near they come to what the machine could do.
+"""Speed, latency and memory of the sampler on one job, and the share of the machine's roofline.
 
-  python -m experiments.benchmarks.sampler --checkpoint=DIR --prompts=FILE.npz --group_size=8 --max_new_tokens=128 --json=OUT
+  python -m experiments.benchmarks.sampler --checkpoint=DIR --prompts=FILE.npz --group_size=8
+    --max_new_tokens=128 --json=OUT
 
-The job is generated `--repeats` times with other seeds after one run that is not counted. Prints, and writes as JSON, tokens/s, time to
-first token (prefill and first draw, a program of its own), compile time, peak memory, and the roofline of `roofline.py` for the lengths
-that were really drawn. `random_checkpoint.py` makes checkpoint and prompts where none are at hand.
+The job is generated `--repeats` times with different seeds, after one run that is not counted. The
+benchmark prints, and writes as JSON, tokens/s, time to first token (prefill and first draw, in a
+separate program), compile time, peak memory, and the roofline of `roofline.py` for the lengths that
+were drawn. `random_checkpoint.py` makes a checkpoint and prompts if there are none.
 """
 
 import argparse
@@ -31,13 +33,13 @@ TEMP = "temp_size_in_bytes"
 
 
 class Generation(NamedTuple):
-  """A job, compiled.
+  """Compiled job.
 
   Attributes:
-    run: `(seed) -> rollouts`, on the host.
-    prompt_lengths: tokens of each prompt.
-    compile_seconds: tracing and compiling.
-    temp_bytes: temporaries that the program takes, by the compiler; None where it does not say.
+    run: Function `(seed) -> rollouts`, with the rollouts on the host.
+    prompt_lengths: Length of each prompt, in tokens.
+    compile_seconds: Time of tracing and compiling, in s.
+    temp_bytes: Temporaries of the program according to the compiler, in bytes; None if unknown.
   """
 
   run: Callable[[int], Rollouts]
@@ -47,7 +49,10 @@ class Generation(NamedTuple):
 
 
 def generate_fn(model: Model, job: Job, *, max_new_tokens: int, slots: int | None) -> Callable[..., Rollouts]:
-  """The sampler of a job, `(params, prompts, prompt_mask, key) -> rollouts`; the one call that depends on its signature."""
+  """Makes the sampler of a job, `(params, prompts, prompt_mask, key) -> rollouts`.
+
+  This is the only call that depends on the signature of `make_sampler`.
+  """
   return make_sampler(
     model,
     group_size=job.group_size,
@@ -62,7 +67,7 @@ def generate_fn(model: Model, job: Job, *, max_new_tokens: int, slots: int | Non
 
 
 def load_model(job: Job) -> tuple[Model, Params]:
-  """The model with its weights, in the dtype of the job."""
+  """Loads the model and its weights, in the dtype of the job."""
   model, params = load(job.checkpoint, dtype=job.dtype)
   return model, jax.block_until_ready(params)
 
@@ -71,10 +76,11 @@ def prepare(job: Job, model: Model, params: Params, *, max_new_tokens: int | Non
   """Compiles a job.
 
   Args:
-    job: what to sample.
-    model: of the checkpoint.
-    params: its weights.
-    max_new_tokens: in the place of the job's; 1 is the prefill and the first draw, and needs no slots.
+    job: Job to compile.
+    model: Model of the checkpoint.
+    params: Weights of the model.
+    max_new_tokens: Budget that replaces the job's; with 1, the program is the prefill and the first
+      draw, and needs no slots.
   """
   rows = read_prompts(job, vocab_size=model.config.vocab_size, max_positions=model.config.max_positions)
   prompts = [jnp.asarray(x) for x in left_padded(rows, job.pad_id)]
@@ -88,18 +94,18 @@ def prepare(job: Job, model: Model, params: Params, *, max_new_tokens: int | Non
 
 
 def measure(job: Job, *, repeats: int) -> dict[str, Any]:
-  """Runs a job and says how it went.
+  """Runs a job and measures it.
 
   Args:
-    job: what to sample.
-    repeats: timed runs.
+    job: Job to run.
+    repeats: Number of timed runs.
   """
   started = time.perf_counter()
   model, params = load_model(job)
   load_seconds, loaded_bytes = time.perf_counter() - started, worker.resident_bytes()
   device, weight_bytes = jax.devices()[0], sum(x.nbytes for x in jax.tree.leaves(params))
   generation = prepare(job, model, params)
-  generation.run(repeats)  # Warms up: the first run allocates.
+  generation.run(repeats)  # The first run allocates memory and is not timed.
 
   gc.collect()
   worker.reset_peak()
@@ -108,7 +114,9 @@ def measure(job: Job, *, repeats: int) -> dict[str, Any]:
     started = time.perf_counter()
     runs.append(generation.run(repeat))
     seconds.append(time.perf_counter() - started)
-  memory = peak_memory(device, loaded_bytes=loaded_bytes, weight_bytes=weight_bytes, temp_bytes=generation.temp_bytes)
+  memory = peak_memory(
+    device, loaded_bytes=loaded_bytes, weight_bytes=weight_bytes, temp_bytes=generation.temp_bytes
+  )
 
   first = prepare(job, model, params, max_new_tokens=1)
   first_seconds = []
@@ -120,19 +128,26 @@ def measure(job: Job, *, repeats: int) -> dict[str, Any]:
   machine = roofline.find_machine(device, weight_bytes)
   lengths = [np.sum(run.mask, axis=1) for run in runs]
   itemsize, slots = jnp.dtype(job.dtype).itemsize, job.slots or None
-  works = [roofline.rollout(model.config, generation.prompt_lengths, x, slots=slots, itemsize=itemsize) for x in lengths]
+  works = [
+    roofline.rollout(model.config, generation.prompt_lengths, x, slots=slots, itemsize=itemsize) for x in lengths
+  ]
   bounds = [roofline.bound(work, machine) for work in works]
   first_bound = roofline.bound(roofline.prefill(model.config, generation.prompt_lengths, itemsize=itemsize), machine)
   every = np.concatenate(lengths)
   middle = int(np.argsort(seconds)[len(seconds) // 2])
   return {
-    "job": job._asdict() | {"num_prompts": len(generation.prompt_lengths), "prompt_tokens": sum(generation.prompt_lengths)},
+    "job": job._asdict()
+    | {"num_prompts": len(generation.prompt_lengths), "prompt_tokens": sum(generation.prompt_lengths)},
     "device": {"kind": device.device_kind, "platform": device.platform, "jax": jax.__version__},
     "model": {"parameters": model.num_params, "weight_bytes": weight_bytes},
     "tokens_per_s": spread([float(np.sum(x)) / s for x, s in zip(lengths, seconds)]),
     "seconds": spread(seconds),
     "generated_tokens": [int(np.sum(x)) for x in lengths],
-    "response_length": {"mean": float(np.mean(every)), "median": float(np.median(every)), "max": int(np.max(every))},
+    "response_length": {
+      "mean": float(np.mean(every)),
+      "median": float(np.median(every)),
+      "max": int(np.max(every)),
+    },
     "stopped_fraction": float(np.mean([run.stopped for run in runs])),
     "mean_logprob": float(sum(np.sum(run.logprobs) for run in runs) / np.sum(every)),
     "time_to_first_token_s": spread(first_seconds[1:]),
@@ -151,36 +166,40 @@ def measure(job: Job, *, repeats: int) -> dict[str, Any]:
 
 
 def describe(result: dict[str, Any]) -> str:
-  """The results as lines of text."""
+  """Formats the results as lines of text."""
   job, roof, memory, lengths = result["job"], result["roofline"], result["memory"], result["response_length"]
   machine, bound = roof["machine"], roof["of_median_run"]
   rows = {
-    "job": f"{job['num_prompts']} prompts ({job['prompt_tokens']} tokens) x {job['group_size']} samples, up to {job['max_new_tokens']} new "
-    f"tokens, {job['dtype']}, slots {job['slots'] or 'all'}, {result['model']['parameters']:,} parameters",
+    "job": f"{job['num_prompts']} prompts ({job['prompt_tokens']} tokens) x {job['group_size']} samples, "
+    f"up to {job['max_new_tokens']} new tokens, {job['dtype']}, slots {job['slots'] or 'all'}, "
+    f"{result['model']['parameters']:,} parameters",
     "device": f"{result['device']['kind']}, JAX {result['device']['jax']}",
     "tokens/s": between(result["tokens_per_s"], ",.0f"),
     "seconds": between(result["seconds"], ".3f"),
-    "tokens": f"{statistics.median(result['generated_tokens']):,.0f} a run; length mean {lengths['mean']:.1f}, "
-    f"median {lengths['median']:.0f}, max {lengths['max']}; {result['stopped_fraction']:.0%} stopped by themselves; "
+    "tokens": f"{statistics.median(result['generated_tokens']):,.0f} per run; length mean {lengths['mean']:.1f}, "
+    f"median {lengths['median']:.0f}, max {lengths['max']}; {result['stopped_fraction']:.0%} ended by a stop token; "
     f"mean log-probability {result['mean_logprob']:.4f}",
-    "first token": f"{between(result['time_to_first_token_s'], ',.1f', 1e3)} ms, {roof['first_token_fraction']:.0%} of the bound's speed",
+    "first token": f"{between(result['time_to_first_token_s'], ',.1f', 1e3)} ms, "
+    f"{roof['first_token_fraction']:.0%} of the bound's speed",
     "compile": f"{result['compile_s']:.1f} s; weights loaded in {result['load_s']:.1f} s",
-    "memory": f"{megabytes(memory['peak_bytes'])} ({memory['source']}), {megabytes(memory['increase_bytes'])} over the loaded weights; "
+    "memory": f"{megabytes(memory['peak_bytes'])} ({memory['source']}), "
+    f"{megabytes(memory['increase_bytes'])} over the loaded weights; "
     f"temporaries of the program {megabytes(memory['program_temp_bytes'])}",
-    "machine": f"{machine['flops_per_s'] / 1e9:,.0f} GFLOP/s, {machine['bytes_per_s'] / 1e9:,.1f} GB/s ({machine['source']})",
+    "machine": f"{machine['flops_per_s'] / 1e9:,.0f} GFLOP/s, {machine['bytes_per_s'] / 1e9:,.1f} GB/s "
+    f"({machine['source']})",
     "roofline": f"{bound['seconds']:.4f} s in {bound['steps']} steps ({roof['tokens_per_s']:,.0f} tokens/s): "
     f"{bound['flops'] / 1e9:,.1f} GFLOP take {bound['compute_seconds']:.4f} s, "
     f"{bound['num_bytes'] / 1e9:,.2f} GB {bound['memory_seconds']:.4f} s",
-    "reached": f"{between(roof['fraction'], '.1%')} of it",
+    "reached": f"{between(roof['fraction'], '.1%')} of the roofline",
   }
   return lines(rows)
 
 
 def parse(parser: argparse.ArgumentParser, argv: list[str] | None) -> tuple[argparse.Namespace, Job]:
-  """Flags and job, with everything checked that needs no weights.
+  """Parses the flags and the job, and checks everything that needs no weights.
 
   Raises:
-    ValueError: one line that names flag or file.
+    ValueError: If something is wrong. One line that names the flag or the file.
   """
   args = parser.parse_args(argv)
   job = job_from(args)
@@ -190,8 +209,10 @@ def parse(parser: argparse.ArgumentParser, argv: list[str] | None) -> tuple[argp
 
 
 def main(argv: list[str] | None = None) -> int:
-  """The command; its exit status."""
-  parser = argparse.ArgumentParser(prog="python -m experiments.benchmarks.sampler", description=__doc__.splitlines()[0])
+  """Runs the command and returns its exit status."""
+  parser = argparse.ArgumentParser(
+    prog="python -m experiments.benchmarks.sampler", description=__doc__.splitlines()[0]
+  )
   add_flags(parser)
   try:
     args, job = parse(parser, argv)

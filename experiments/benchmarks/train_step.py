@@ -1,10 +1,13 @@
-"""Speed, waste and memory of one update on one batch, and how near it comes to what the machine could do.
+"""Speed, waste and memory of one update on one batch, and the share of the machine's peak.
 
-  python -m experiments.benchmarks.train_step --checkpoint=DIR --batch=FILE.npz --objective=grpo --json=OUT
+  python -m experiments.benchmarks.train_step --checkpoint=DIR --batch=FILE.npz --objective=grpo
+    --json=OUT
 
-The batch is packed with each group's prompt computed once, and learned from `--repeats` times after one update that compiles. Prints, and
-writes as JSON, real tokens/s, share of the machine's peak, padding and sharing, compile time, peak memory, and loss and gradient norm of
-the first update. `engines/train_job.py` says what a batch is; `random_checkpoint.py` and `random_batch.py` make one where none is at hand.
+The batch is packed with each group's prompt computed once, and updated on `--repeats` times after
+one update that compiles. The benchmark prints, and writes as JSON, real tokens/s, share of the
+machine's peak, padding and sharing, compile time, peak memory, and loss and gradient norm of the
+first update. `engines/train_job.py` describes the batch; `random_checkpoint.py` and
+`random_batch.py` make one if there is none.
 """
 
 import argparse
@@ -36,25 +39,29 @@ from jaxrl_llm.sampler import make_filter
 from jaxrl_llm.types import Metrics, Objective, Params, TrainBatch, TrainState
 
 FURTHER_OPTIMIZERS = {"adafactor": optax.adafactor, "lion": optax.lion, "sgd": optax.sgd}
-"""By name, each of a learning rate and after the same clipping; beside "adamw"."""
+"""Optimizers other than "adamw" by name, each a function of the learning rate.
+
+All follow the same clipping.
+"""
 HAS = frozenset({"old_logprobs", "sampler_logprobs", "entropy"})
-"""Scores that a batch has, or that the update makes by itself."""
+"""Scores that a batch contains, or that the update computes itself."""
 ROW_MULTIPLE = 64
+"""Divisor of the row lengths that are tried."""
 TRIED_LENGTHS = 16
-"""Row lengths that are tried are multiples of the first, about as many as the second for every largest group."""
+"""Approximate number of row lengths that are tried, per length of the largest group."""
 
 
 class Update(NamedTuple):
-  """One update, compiled.
+  """Compiled update.
 
   Attributes:
-    pack: `() -> batch`, rows on the host.
-    step: `(state, batch) -> (state, metrics)`; the state is donated.
-    layout: where the responses lie.
-    num_micro_batches: pieces of the rows.
-    sequences: what is packed.
-    compile_seconds: tracing and compiling.
-    temp_bytes: temporaries that the program takes, by the compiler; None where it does not say.
+    pack: Function `() -> batch`, with rows on the host.
+    step: Function `(state, batch) -> (state, metrics)`, which donates the state.
+    layout: Layout of the responses.
+    num_micro_batches: Number of micro-batches of the rows.
+    sequences: Sequences that are packed.
+    compile_seconds: Time of tracing and compiling, in s.
+    temp_bytes: Temporaries of the program according to the compiler, in bytes; None if unknown.
   """
 
   pack: Callable[[], TrainBatch]
@@ -67,50 +74,56 @@ class Update(NamedTuple):
 
 
 def make_objective(name: str) -> Objective:
-  """An objective with its own settings but for the KL penalty, which is off: the batch has no reference to be near to.
+  """Makes an objective with its default settings, but without the KL penalty.
+
+  The penalty is off because the batch has no reference policy.
 
   Raises:
-    ValueError: an unknown name, or an objective that wants more than a batch has.
+    ValueError: If the name is unknown, or the objective needs more than a batch contains.
 
   Example:
     >>> sorted(make_objective("grpo").needs)
     ['old_logprobs']
   """
-  found = objectives.OBJECTIVES.get(name)
-  takes = {} if found is None else inspect.signature(found).parameters
+  make = objectives.OBJECTIVES.get(name)
+  takes = {} if make is None else inspect.signature(make).parameters
   try:
     objective = objectives.make(name, **({"kl_coef": 0.0} if "kl_coef" in takes else {}))
   except ValueError as error:
     raise ValueError(f"--objective: {error}") from error
   if lacks := objective.needs - HAS:
-    raise ValueError(f"--objective: {name} needs {', '.join(sorted(lacks))}, which a batch does not have")
+    raise ValueError(f"--objective: {name} needs {', '.join(sorted(lacks))}, which a batch does not contain")
   return objective
 
 
 def optimizer_of(job: TrainJob) -> tuple[optax.GradientTransformation, optax.Schedule]:
-  """The optimizer of a job after global-norm clipping, at a constant rate; and the rate as a schedule.
+  """Makes the optimizer of a job, after global-norm clipping, and its constant rate as a schedule.
 
   Raises:
-    ValueError: an unknown name.
+    ValueError: If the name is unknown.
   """
   if job.optimizer == "adamw":
     moments = dict(b1=job.b1, b2=job.b2, weight_decay=job.weight_decay)
-    return make_optimizer(learning_rate=job.learning_rate, warmup_steps=0, max_grad_norm=job.max_grad_norm, **moments)
+    return make_optimizer(
+      learning_rate=job.learning_rate, warmup_steps=0, max_grad_norm=job.max_grad_norm, **moments
+    )
   if job.optimizer not in FURTHER_OPTIMIZERS:
     known = ["adamw", *FURTHER_OPTIMIZERS]
-    raise ValueError(f"--optimizer: found {job.optimizer!r}{did_you_mean(job.optimizer, known)}; known: {', '.join(known)}")
+    raise ValueError(
+      f"--optimizer: found {job.optimizer!r}{did_you_mean(job.optimizer, known)}; known: {', '.join(known)}"
+    )
   inner = FURTHER_OPTIMIZERS[job.optimizer](job.learning_rate)
   return optax.chain(optax.clip_by_global_norm(job.max_grad_norm), inner), optax.constant_schedule(job.learning_rate)
 
 
 def check(job: TrainJob) -> tuple[ModelConfig, Batch]:
-  """A job against its files and our registries, before any weights are read.
+  """Checks a job against its files and the project's registries, before any weights are read.
 
   Returns:
     The model's config, and the batch.
 
   Raises:
-    ValueError: one line that names flag or file.
+    ValueError: If something is wrong. One line that names the flag or the file.
   """
   make_objective(job.objective)
   optimizer_of(job)
@@ -123,33 +136,48 @@ def check(job: TrainJob) -> tuple[ModelConfig, Batch]:
   sequences = trajectories(batch)
   longest = max(len(sequence.tokens) for sequence in sequences)
   if job.row_tokens and job.row_tokens < longest:
-    raise ValueError(f"--row_tokens: found {job.row_tokens}, expected at least {longest}, the longest row of {job.batch}, or 0 to choose")
+    raise ValueError(
+      f"--row_tokens: found {job.row_tokens}, expected at least {longest}, the longest row of {job.batch}, "
+      "or 0 to choose"
+    )
   return config, batch
 
 
 def trajectories(batch: Batch) -> list[Trajectory]:
-  """The responses that have a token, each after its prompt, unpadded."""
-  found = []
+  """Returns the responses that have a token, each after its prompt, without padding."""
+  sequences = []
   for prompt, inside, completion, mask, old, advantage in zip(*batch, strict=True):
-    if not mask.any():  # It would take room and change nothing.
+    if not mask.any():  # An empty response would take room and change nothing.
       continue
     before = np.zeros(inside.sum(), np.float32)
     tokens = np.concatenate([prompt[inside], completion[mask]])
     counted = np.concatenate([before, np.ones(mask.sum(), np.float32)])
-    found.append(Trajectory(tokens, counted, advantages=counted * advantage, sampler_logprobs=np.concatenate([before, old[mask]])))
-  return found
+    sequences.append(
+      Trajectory(
+        tokens,
+        counted,
+        advantages=counted * advantage,
+        sampler_logprobs=np.concatenate([before, old[mask]]),
+      )
+    )
+  return sequences
 
 
 def lay_out(job: TrainJob, batch: Batch, *, alone: bool = False) -> tuple[list[Trajectory], Layout, int]:
-  """The sequences of a batch, their places, and into how many micro-batches the rows are split.
+  """Lays out the sequences of a batch in rows.
 
-  Rows are as long as the job says, else of the length with the fewest slots in all, from that of the longest sequence to three times the
-  largest group. Micro-batches have equally many rows.
+  Rows have the length that the job gives, or else the length with the fewest slots in all, from
+  that of the longest sequence to three times the largest group. All micro-batches have the same
+  number of rows.
 
   Args:
-    job: how to lay them.
-    batch: what to lay.
-    alone: one sequence in each row, as loops do that do not pack; `job.row_tokens` is wanted then.
+    job: Job with the settings of the layout.
+    batch: Batch to lay out.
+    alone: Whether each row holds one sequence, as in training loops without packing; requires
+      `job.row_tokens`.
+
+  Returns:
+    The sequences, their layout, and the number of micro-batches.
   """
   sequences = trajectories(batch)
   if alone:
@@ -158,7 +186,9 @@ def lay_out(job: TrainJob, batch: Batch, *, alone: bool = False) -> tuple[list[T
     return sequences, Layout((len(rows), job.row_tokens), list(rows), places, [(1, 0, 0)] * len(rows), shares=False), 1
   num_micro_batches = len(batch.advantages) // job.microbatch if job.microbatch else 1
   buckets = [num_micro_batches * rows for rows in range(1, len(sequences) + 1)]
-  lay = lambda row_tokens: packing.arrange(sequences, row_tokens=row_tokens, row_buckets=buckets, share_prompts=job.share_prompts)
+  lay = lambda row_tokens: packing.arrange(
+    sequences, row_tokens=row_tokens, row_buckets=buckets, share_prompts=job.share_prompts
+  )
   if job.row_tokens:
     return sequences, lay(job.row_tokens), num_micro_batches
   longest = max(len(sequence.tokens) for sequence in sequences)
@@ -166,27 +196,35 @@ def lay_out(job: TrainJob, batch: Batch, *, alone: bool = False) -> tuple[list[T
   step = ROW_MULTIPLE * -(-largest // (ROW_MULTIPLE * TRIED_LENGTHS))
   candidates = map(lay, range(-(-longest // step) * step, 3 * largest + step, step))
   layout = min(candidates, key=lambda layout: (layout.shape[0] * layout.shape[1], layout.shape[1]))
-  # On a CPU a row at a time is as fast as all of them, and takes a fraction of the memory.
+  # On a CPU one row at a time is as fast as all of them, and takes a fraction of the memory.
   at_a_time = layout.shape[0] if not job.microbatch and jax.default_backend() == "cpu" else num_micro_batches
   return sequences, layout, at_a_time
 
 
 def load_model(job: TrainJob) -> tuple[Model, Params]:
-  """The model with its weights, which are float32 whatever is computed with."""
+  """Loads the model and its weights, which are float32 whatever the compute dtype."""
   model, params = load(job.checkpoint, dtype="float32", compute_dtype=job.dtype, remat=job.remat)
   return model, jax.block_until_ready(params)
 
 
-def compiled(job: TrainJob, model: Model, state: TrainState, rows: TrainBatch, *, num_micro_batches: int = 1, donate: bool = True):
-  """`(state, batch) -> (state, metrics)` of a job, compiled for rows like these.
+def compiled(
+  job: TrainJob,
+  model: Model,
+  state: TrainState,
+  rows: TrainBatch,
+  *,
+  num_micro_batches: int = 1,
+  donate: bool = True,
+):
+  """Compiles `(state, batch) -> (state, metrics)` of a job for rows of one shape.
 
   Args:
-    job: what to do.
-    model: of the checkpoint.
-    state: like those that come.
-    rows: like those that come.
-    num_micro_batches: pieces of the rows.
-    donate: whether the state given is used up.
+    job: Job to compile.
+    model: Model of the checkpoint.
+    state: State with the shapes of the program's states.
+    rows: Batch with the shapes of the program's batches.
+    num_micro_batches: Number of micro-batches of the rows.
+    donate: Whether the program donates the state.
   """
   objective = make_objective(job.objective)
   optimizer, schedule = optimizer_of(job)
@@ -201,26 +239,38 @@ def prepare(job: TrainJob, batch: Batch, model: Model, state: TrainState) -> Upd
   """Compiles a job.
 
   Args:
-    job: what to do.
-    batch: of the job.
-    model: of the checkpoint.
-    state: to begin with; it is not changed.
+    job: Job to compile.
+    batch: Batch of the job.
+    model: Model of the checkpoint.
+    state: State with the shapes of the program's states; it is not changed.
   """
   sequences, layout, num_micro_batches = lay_out(job, batch)
   pack = partial(packing.pack, sequences, layout)
   started = time.perf_counter()
   step = compiled(job, model, state, pack(), num_micro_batches=num_micro_batches)
   seconds = time.perf_counter() - started
-  return Update(pack, step, layout, num_micro_batches, sequences, seconds, getattr(step.memory_analysis(), "temp_size_in_bytes", None))
+  return Update(
+    pack,
+    step,
+    layout,
+    num_micro_batches,
+    sequences,
+    seconds,
+    getattr(step.memory_analysis(), "temp_size_in_bytes", None),
+  )
 
 
 def fresh_state(job: TrainJob, params: Params) -> TrainState:
-  """The train state before the first update."""
+  """Returns the train state before the first update."""
   return init_state(params, optimizer_of(job)[0])
 
 
 def attended_pairs(sequences: list[Trajectory], layout: Layout | None = None) -> int:
-  """Pairs of query and key: those of a prompt once for all responses that share it there, or for each where there is no layout."""
+  """Counts the pairs of query and key.
+
+  With a layout, those of a prompt count once for all responses that share it there, and without one
+  they count for each response.
+  """
   triangle = lambda length: length * (length + 1) // 2
   if layout is None:
     return sum(triangle(len(sequence.tokens)) for sequence in sequences)
@@ -230,11 +280,11 @@ def attended_pairs(sequences: list[Trajectory], layout: Layout | None = None) ->
 
 
 def measure(job: TrainJob, *, repeats: int) -> dict[str, Any]:
-  """Does a job and says how it went.
+  """Runs a job and measures it.
 
   Args:
-    job: what to do.
-    repeats: timed updates.
+    job: Job to run.
+    repeats: Number of timed updates.
   """
   started = time.perf_counter()
   model, params = load_model(job)
@@ -267,13 +317,21 @@ def measure(job: TrainJob, *, repeats: int) -> dict[str, Any]:
     "job": job._asdict(),
     "device": {"kind": device.device_kind, "platform": device.platform, "jax": jax.__version__},
     "model": {"parameters": model.num_params, "weight_bytes": weight_bytes},
-    "tokens": {"responses": len(batch.advantages), "real": batch.num_tokens, "completion": batch.num_completion_tokens},
+    "tokens": {
+      "responses": len(batch.advantages),
+      "real": batch.num_tokens,
+      "completion": batch.num_completion_tokens,
+    },
     "tokens_per_s": rates(batch.num_tokens),
     "completion_tokens_per_s": rates(batch.num_completion_tokens),
     "seconds": spread(seconds),
     "pack_seconds": spread(pack_seconds),
-    "rows": {"rows": rows.segments.shape[0], "row_tokens": rows.segments.shape[1], "used": used,
-             "micro_batches": update.num_micro_batches},
+    "rows": {
+      "rows": rows.segments.shape[0],
+      "row_tokens": rows.segments.shape[1],
+      "used": used,
+      "micro_batches": update.num_micro_batches,
+    },
     "waste": {"padding": 1 - used / slots, "prompts_saved": packing.prompts_saved(update.sequences, [rows])},
     "compile_s": update.compile_seconds,
     "load_s": load_seconds,
@@ -289,31 +347,37 @@ def measure(job: TrainJob, *, repeats: int) -> dict[str, Any]:
 
 
 def describe(result: dict[str, Any]) -> str:
-  """The results as lines of text."""
+  """Formats the results as lines of text."""
   job, rows, tokens, roof, memory = (result[name] for name in ("job", "rows", "tokens", "roofline", "memory"))
   machine, waste = roof["machine"], result["waste"]
   source = "the peak measured here, by float32 products" if machine["source"].startswith("measured") else machine["source"]
   return lines({
-    "job": f"{job['objective']}, {job['optimizer']}, {tokens['responses']} responses, {tokens['real']:,} tokens with their prompts, "
-    f"{tokens['completion']:,} without; {job['dtype']}, {result['model']['parameters']:,} parameters",
+    "job": f"{job['objective']}, {job['optimizer']}, {tokens['responses']} responses, {tokens['real']:,} tokens with "
+    f"their prompts, {tokens['completion']:,} without; {job['dtype']}, {result['model']['parameters']:,} parameters",
     "device": f"{result['device']['kind']}, JAX {result['device']['jax']}",
-    "tokens/s": f"{between(result['tokens_per_s'], ',.0f')} real ones, {between(result['completion_tokens_per_s'], ',.0f')} of responses",
-    "seconds": f"{between(result['seconds'], '.3f')} an update; packing takes {1e3 * result['pack_seconds']['median']:.1f} ms more",
+    "tokens/s": f"{between(result['tokens_per_s'], ',.0f')} real tokens, "
+    f"{between(result['completion_tokens_per_s'], ',.0f')} response tokens",
+    "seconds": f"{between(result['seconds'], '.3f')} per update; "
+    f"packing takes {1e3 * result['pack_seconds']['median']:.1f} ms more",
     "MFU": f"{between(roof['mfu'], '.1%')} of {machine['flops_per_s'] / 1e9:,.0f} GFLOP/s "
     f"({source}), for {roof['flops'] / 1e9:,.1f} GFLOP; "
-    f"{roof['unshared_flops'] / 1e9:,.1f} if nothing were shared",
+    f"{roof['unshared_flops'] / 1e9:,.1f} without sharing",
     "rows": f"{rows['rows']} of {rows['row_tokens']} slots, in {rows['micro_batches']} micro-batches",
-    "waste": f"{waste['padding']:.1%} of the slots are padding; sharing prompts saves {waste['prompts_saved']:.1%} of the tokens",
+    "waste": f"{waste['padding']:.1%} of the slots are padding; "
+    f"sharing prompts saves {waste['prompts_saved']:.1%} of the tokens",
     "compile": f"{result['compile_s']:.1f} s; weights loaded in {result['load_s']:.1f} s",
-    "memory": f"{megabytes(memory['peak_bytes'])} ({memory['source']}), {megabytes(memory['increase_bytes'])} over the loaded weights; "
+    "memory": f"{megabytes(memory['peak_bytes'])} ({memory['source']}), "
+    f"{megabytes(memory['increase_bytes'])} over the loaded weights; "
     f"temporaries of the program {megabytes(memory['program_temp_bytes'])}",
     "first update": f"loss {result['first']['loss']:.8f}, gradient norm {result['first']['grad_norm']:.8f}",
   })  # fmt: skip
 
 
 def main(argv: list[str] | None = None) -> int:
-  """The command; its exit status."""
-  parser = argparse.ArgumentParser(prog="python -m experiments.benchmarks.train_step", description=__doc__.splitlines()[0])
+  """Runs the command and returns its exit status."""
+  parser = argparse.ArgumentParser(
+    prog="python -m experiments.benchmarks.train_step", description=__doc__.splitlines()[0]
+  )
   add_flags(parser)
   args = parser.parse_args(argv)
   try:

@@ -1,1 +1,4 @@
-"""Sweeps of a config: rows, the trials they become, and the machines that run them (`python -m experiments.launch --help`)."""
+"""Sweeps of a config: rows, the trials made from them, and the machines that run these.
+
+Help: `python -m experiments.launch --help`.
+"""

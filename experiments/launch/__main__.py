@@ -1,20 +1,23 @@
-"""`python -m experiments.launch --config=FILE[:ARGUMENT] [--sweep=FILE] [--target=local|slurm|xpk|skypilot] ...`
+"""`python -m experiments.launch --config=FILE[:ARGUMENT] [--sweep=FILE] [--target=TARGET] ...`
 
   --config          the experiment, as for jaxrl_llm.main
   --config.FIELD    another value for one field, in all trials
-  --sweep           file with sweep(add), get_hyper(h) or, for --search, space(h). Default: the config file itself
-  --seeds           each row once with each seed, as in --seeds=0,1,2,3,4
-  --folder          of the sweep. Default: runs/sweeps/CONFIG-SWEEP
-  --workdirs        where the trials' workdirs lie, as the machine that trains sees it. Default: --folder
+  --sweep           file with sweep(add), get_hyper(h) or, for --search, space(h). Default: the
+                    config file itself
+  --seeds           seeds with which each row is repeated, as in --seeds=0,1,2,3,4
+  --folder          folder of the sweep. Default: runs/sweeps/CONFIG-SWEEP
+  --workdirs        folder of the trials' workdirs, as the machine that trains sees it. Default:
+                    --folder
   --target          local (default) | slurm | xpk | skypilot
-  --max_parallel    trials at a time, local (default: 1) and on Slurm (default: as many as it likes)
-  --search          random | tpe: trials are drawn from the file's space, --num_trials of them
-  --search_seed     of the draws. Default: 0
-  --metric          number of summary.json that --search makes large. Default: accuracy_final
+  --max_parallel    maximum number of trials at a time, local (default: 1) and on Slurm (default:
+                    no limit)
+  --search          random | tpe: draws --num_trials trials from the file's space
+  --search_seed     seed of the draws. Default: 0
+  --metric          number in summary.json that --search maximises. Default: accuracy_final
   --dry_run         print the trials and their commands, write scripts and manifests; train nothing
   --help            this text, and with --target=... the target's own flags
 
-The same command again skips what is finished and goes on with the rest.
+The same command again skips finished trials and continues with the others.
 """
 
 import importlib
@@ -44,21 +47,21 @@ FLAGS = ("sweep", "seeds", "folder", "workdirs", "target", "max_parallel", "sear
 
 
 class Request(NamedTuple):
-  """What the user asked for.
+  """Parsed command line.
 
   Attributes:
-    sweep: folder, config and overrides.
-    file: with the rows.
-    seeds: that multiply them; empty for none.
-    target: a key of `TARGETS`.
-    module: of the target.
-    options: of the target.
-    max_parallel: trials at a time; 0 where nobody said.
-    search: "random" | "tpe" | "".
-    num_trials: of a search.
-    search_seed: of its draws.
-    metric: of a search.
-    dry_run: start nothing.
+    sweep: Sweep to launch.
+    file: Path of the file with the rows or the space.
+    seeds: Seeds with which each row is repeated; empty for none.
+    target: Key of `TARGETS`.
+    module: Module of the target.
+    options: Options of the target.
+    max_parallel: Maximum number of trials at a time; 0 if not given.
+    search: Kind of the search, "random" | "tpe"; empty for none.
+    num_trials: Number of trials of a search.
+    search_seed: Seed of a search's draws.
+    metric: Number in summary.json that a search maximises.
+    dry_run: Whether to start nothing.
   """
 
   sweep: Sweep
@@ -76,10 +79,11 @@ class Request(NamedTuple):
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-  """The command line.
+  """Runs the command line.
 
   Returns:
-    0 where every trial has finished or was handed over, 1 where one has not, 2 for bad input, 130 after Ctrl-C.
+    The exit status: 0 if every trial has finished or was handed over, 1 if one has not, 2 for bad
+    input, 130 after Ctrl-C.
   """
   args = list(sys.argv[1:] if argv is None else argv)
   try:
@@ -94,7 +98,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def usage(args: Sequence[str]) -> str:
-  """The help, with the flags of a target that is named."""
+  """Returns the help, with the flags of a target if the arguments name one."""
   target = next((arg.partition("=")[2] for arg in args if arg.startswith("--target=")), "local")
   if target not in TARGETS:
     return __doc__
@@ -105,19 +109,24 @@ def usage(args: Sequence[str]) -> str:
 
 
 def parse(args: Sequence[str]) -> Request:
-  """What the arguments ask for.
+  """Parses the arguments.
 
   Raises:
-    SweepError: an unknown flag, or a value that is not of its kind.
+    SweepError: If a flag is unknown or a value is invalid.
   """
   config, base, rest = command_line.split(args)
   if not config:
-    raise SweepError(f"--config is missing; for instance --config=configs/gspo.py (there are: {command_line.available()})")
+    raise SweepError(
+      f"--config is missing, expected one as in --config=configs/gspo.py (there are: {command_line.available()})"
+    )
   given: dict[str, list[str]] = {}
   for i, arg in enumerate(rest):
     match = re.fullmatch(r"--([\w.]+)(?:=(.*))?", arg, re.DOTALL)
     if not match:
-      raise SweepError(f"unknown argument {arg!r}, expected flags only, as in --target=local; --help lists them (after {rest[i - 1]!r})")
+      raise SweepError(
+        f"unknown argument {arg!r}, expected flags only, as in --target=local; "
+        f"--help lists them (after {rest[i - 1]!r})"
+      )
     given.setdefault(match[1], []).append("true" if match[2] is None else match[2])
   mine = {name: texts[-1] for name, texts in given.items() if name in FLAGS}
   target = mine.get("target", "local")
@@ -129,7 +138,7 @@ def parse(args: Sequence[str]) -> Request:
   module = importlib.import_module(TARGETS[target])
   dry_run = mine.get("dry_run", "false").lower()
   if dry_run not in ("true", "false"):
-    raise SweepError(f"--dry_run: found {mine['dry_run']!r}, expected nothing behind it")
+    raise SweepError(f"--dry_run: found {mine['dry_run']!r}, expected no value")
   request = Request(
     sweep=Sweep(name, config, base, folder, mine.get("workdirs", str(folder))),
     file=file,
@@ -144,33 +153,42 @@ def parse(args: Sequence[str]) -> Request:
     metric=mine.get("metric", "accuracy_final"),
     dry_run=dry_run == "true",
   )
-  _refuse_idle(request, mine)
+  _refuse_ineffective(request, mine)
   return request
 
 
-def _refuse_idle(request: Request, given: Mapping[str, str]) -> None:
+def _refuse_ineffective(request: Request, given: Mapping[str, str]) -> None:
   """Refuses flags that would have no effect."""
   only_search = [name for name in ("num_trials", "search_seed", "metric") if name in given]
   if only_search and not request.search:
-    raise SweepError(f"--{only_search[0]}: read with --search only, and there is no --search")
+    raise SweepError(f"--{only_search[0]}: found it without --search, expected both or neither")
   if request.max_parallel and request.target in ("xpk", "skypilot"):
-    raise SweepError(f"--max_parallel: not for --target={request.target}, whose queue decides; leave it out")
+    raise SweepError(
+      f"--max_parallel: found it with --target={request.target}, whose queue sets the limit; leave it out"
+    )
   if request.target == "local" and "workdirs" in given:
-    raise SweepError("--workdirs: not for --target=local, whose workdirs lie in --folder; leave it out")
+    raise SweepError(
+      "--workdirs: found it with --target=local, whose workdirs are in --folder; leave it out"
+    )
   if not request.search:
     return
   if request.search not in ("random", "tpe"):
     raise SweepError(f"--search: found {request.search!r}, expected random or tpe")
   if request.target != "local":
-    raise SweepError(f"--search with --target={request.target}: found no way to learn results there, expected --target=local")
+    raise SweepError(
+      f"--search: found --target={request.target}, from which a search cannot read results; expected --target=local"
+    )
   if request.seeds:
-    raise SweepError("--seeds with --search: found both, expected one; give the space a seed, as in 'seed': h.choice((0, 1, 2))")
+    raise SweepError(
+      "--seeds: found it with --search, expected one of the two; "
+      "give the space a seed, as in 'seed': h.choice((0, 1, 2))"
+    )
   if not request.num_trials:
-    raise SweepError("--search needs --num_trials, as in --search=random --num_trials=20")
+    raise SweepError("--num_trials: not set; --search requires it, as in --search=random --num_trials=20")
 
 
 def _options(module: ModuleType, given: Mapping[str, Sequence[str]], target: str) -> Any:
-  """The target's flags; where one is unknown, those of the launcher are known as well."""
+  """Parses the target's flags; if one is unknown, the hint may name a flag of the launcher."""
   for flag in given:
     hint = did_you_mean(flag, FLAGS, ", did you mean --{}?", cutoff=0.75)
     if hint and flag.removeprefix(f"{target}.") not in module.Options._fields:
@@ -182,16 +200,18 @@ def _seeds(text: str) -> tuple[int, ...]:
   try:
     seeds = tuple(int(part) for part in text.split(",")) if text else ()
   except ValueError:
-    raise SweepError(f"--seeds: found {text!r}, expected whole numbers with commas, as in 0,1,2") from None
+    raise SweepError(
+      f"--seeds: found {text!r}, expected whole numbers separated by commas, as in 0,1,2"
+    ) from None
   if len(set(seeds)) < len(seeds):
-    raise SweepError(f"--seeds: found {text!r}, expected each seed once")
+    raise SweepError(f"--seeds: found {text!r}, expected each seed only once")
   return seeds
 
 
 def _count(given: Mapping[str, str], name: str, default: int, *, least: int = 1) -> int:
   text = given.get(name, str(default))
   if name in given and not (text.isdecimal() and int(text) >= least):
-    raise SweepError(f"--{name}: found {text!r}, expected a whole number, {least} or more")
+    raise SweepError(f"--{name}: found {text!r}, expected a whole number of at least {least}")
   return int(text)
 
 
@@ -199,9 +219,9 @@ def launch(request: Request) -> int:
   """Reads the rows, checks all of them, and hands them to the target."""
   if request.search:
     return searching.launch(request)
-  found = rows.read_sweep(request.file, seeds=request.seeds)
-  configs = rows.check_rows(request.sweep.config, request.sweep.base, found)
-  trials = trial.make_trials(request.sweep, found)
+  sweep_rows = rows.read_sweep(request.file, seeds=request.seeds)
+  configs = rows.check_rows(request.sweep.config, request.sweep.base, sweep_rows)
+  trials = trial.make_trials(request.sweep, sweep_rows)
   if request.target in ("local", "slurm"):
     trial.refuse_changed(trials, configs)
   if request.target == "local":
@@ -209,18 +229,23 @@ def launch(request: Request) -> int:
   if request.dry_run and request.target == "local":
     for one in trials:
       print(f"{one.row.id}  {rows.shown(one.row.overrides)}\n  {shlex.join(one.command)}")
-    print(f"{len(trials)} trial(s), {request.max_parallel} at a time, in {request.sweep.folder}; nothing was started")
+    print(
+      f"{len(trials)} trial(s), {request.max_parallel} at a time, in {request.sweep.folder}; nothing was started"
+    )
     return 0
   with trial.claimed(request.sweep):
-    for row_id, overrides in trial.record(request.sweep, found).items():
-      print(f"note: row {row_id} ({rows.shown(overrides)}) is no longer in the sweep; {request.sweep.workdirs}/{row_id} is left as it is")
+    for row_id, overrides in trial.record(request.sweep, sweep_rows).items():
+      print(
+        f"note: row {row_id} ({rows.shown(overrides)}) is no longer in the sweep; "
+        f"{request.sweep.workdirs}/{row_id} stays as it is"
+      )
     if request.target == "local":
       return running.run(request, trials)
     return hand_over(request, trials)
 
 
 def hand_over(request: Request, trials: Sequence[Trial]) -> int:
-  """Scripts and manifests for another machine, and their submission unless this is a dry run."""
+  """Writes scripts and manifests for another machine and, except in a dry run, submits them."""
   more = {"max_parallel": request.max_parallel} if request.target == "slurm" else {}
   if request.dry_run:
     for path in request.module.write(trials, request.sweep.folder, options=request.options, **more):

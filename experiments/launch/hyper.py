@@ -1,15 +1,25 @@
-"""What a file's `get_hyper(h)` builds its rows with: `h` is this module. Rows are plain lists of {field: value}.
+"""Builders of rows and search spaces: the module that `get_hyper(h)` and `space(h)` receive as `h`.
+
+Rows are plain lists of {field: value}.
 
   def get_hyper(h):
     return h.product([
-      h.zipit([h.sweep("objective.clip_low", (3e-3, 6e-3)), h.sweep("objective.clip_high", (4e-3, 8e-3))]),
+      h.zipit([
+        h.sweep("objective.clip_low", (3e-3, 6e-3)),
+        h.sweep("objective.clip_high", (4e-3, 8e-3)),
+      ]),
       h.sweep("seed", range(5)),
     ])
 
-The names are those of big_vision's and scenic's config files. A file's `space(h)`, for `--search`, says with it what to draw from:
+The names follow the config files of big_vision and scenic. For `--search`, a file's `space(h)`
+returns the distributions to draw from:
 
   def space(h):
-    return {"objective.clip_low": h.log_uniform(1e-4, 1e-2), "learner.updates_per_rollout": h.choice((1, 2, 4)), "num_steps": 60}
+    return {
+      "objective.clip_low": h.log_uniform(1e-4, 1e-2),
+      "learner.updates_per_rollout": h.choice((1, 2, 4)),
+      "num_steps": 60,
+    }
 """
 
 import itertools
@@ -21,13 +31,13 @@ Rows = list[dict[str, Any]]
 
 
 class Uniform(NamedTuple):
-  """Numbers between two, evenly spread, or their logarithms are.
+  """Uniform or log-uniform distribution of a number.
 
   Attributes:
-    low: smallest.
-    high: largest.
-    log: whether logarithms are spread.
-    whole: whole numbers only.
+    low: Smallest number.
+    high: Largest number.
+    log: Whether the logarithms are uniform.
+    whole: Whether to draw whole numbers only.
   """
 
   low: float
@@ -37,40 +47,40 @@ class Uniform(NamedTuple):
 
 
 class Choice(NamedTuple):
-  """One of some values.
+  """Uniform distribution over a set of values.
 
   Attributes:
-    values: at least one.
+    values: Values to choose from, at least one.
   """
 
   values: tuple[Any, ...]
 
 
 def uniform(low: float, high: float) -> Uniform:
-  """A number from low to high."""
+  """Returns the distribution of a number from `low` to `high`."""
   return _checked(Uniform(float(low), float(high)))
 
 
 def log_uniform(low: float, high: float) -> Uniform:
-  """A number from low to high, as likely between 1e-4 and 1e-3 as between 1e-3 and 1e-2."""
+  """Returns a log-uniform distribution: [1e-4, 1e-3] is as likely as [1e-3, 1e-2]."""
   if low <= 0:
     raise ValueError(f"log_uniform: found {low} to {high}, expected numbers > 0")
   return _checked(Uniform(float(low), float(high), log=True))
 
 
 def integers(low: int, high: int) -> Uniform:
-  """A whole number from low to high, both included."""
+  """Returns the distribution of a whole number from `low` to `high`, both included."""
   if low != int(low) or high != int(high):
     raise ValueError(f"integers: found {low} to {high}, expected whole numbers")
   return _checked(Uniform(int(low), int(high), whole=True))
 
 
 def choice(values: Iterable[Any]) -> Choice:
-  """One of the values."""
-  found = tuple(values)
-  if not found:
+  """Returns the distribution of a choice among some values."""
+  choices = tuple(values)
+  if not choices:
     raise ValueError("choice: found no values, expected at least one")
-  return Choice(found)
+  return Choice(choices)
 
 
 def _checked(space: Uniform) -> Uniform:
@@ -82,7 +92,7 @@ def _checked(space: Uniform) -> Uniform:
 
 
 def sweep(field: str, values: Iterable[Any]) -> Rows:
-  """A row for each value of one field.
+  """Makes a row for each value of one field.
 
   Example:
     >>> sweep("seed", range(2))
@@ -92,12 +102,12 @@ def sweep(field: str, values: Iterable[Any]) -> Rows:
 
 
 def fixed(field: str, value: Any, length: int = 1) -> Rows:
-  """The same value in each of `length` rows."""
+  """Repeats the same value in `length` rows."""
   return [{field: value}] * length
 
 
 def product(groups: Sequence[Rows]) -> Rows:
-  """Every combination of a row of each group, the last group fastest.
+  """Makes every combination of a row of each group; the last group varies fastest.
 
   Example:
     >>> product([sweep("a", (1, 2)), sweep("seed", (0, 1))])
@@ -107,10 +117,10 @@ def product(groups: Sequence[Rows]) -> Rows:
 
 
 def zipit(groups: Sequence[Rows]) -> Rows:
-  """The groups side by side: first rows with first rows, and so on. A group of one row goes with all.
+  """Joins the groups row by row. A group of one row joins all rows of the others.
 
   Raises:
-    ValueError: groups of different lengths.
+    ValueError: If the groups differ in length.
 
   Example:
     >>> zipit([sweep("a", (1, 2)), sweep("b", (3, 4))])
@@ -118,12 +128,14 @@ def zipit(groups: Sequence[Rows]) -> Rows:
   """
   longest = max(map(len, groups), default=0)
   if wrong := sorted({len(rows) for rows in groups} - {1, longest}):
-    raise ValueError(f"zipit: groups of {', '.join(map(str, [*wrong, longest]))} rows, expected as many rows in each")
+    raise ValueError(
+      f"zipit: found groups of {', '.join(map(str, [*wrong, longest]))} rows, expected as many rows in each"
+    )
   return [_merged(rows) for rows in zip(*(rows * longest if len(rows) == 1 else rows for rows in groups), strict=True)]
 
 
 def chainit(groups: Sequence[Rows]) -> Rows:
-  """The rows of one group after those of the other.
+  """Concatenates the rows of the groups.
 
   Example:
     >>> chainit([sweep("a", (1,)), sweep("b", (2,))])
@@ -136,6 +148,6 @@ def _merged(rows: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
   merged: dict[str, Any] = {}
   for row in rows:
     if both := merged.keys() & row.keys():
-      raise ValueError(f"{', '.join(sorted(both))}: set by two groups of one product or zipit, expected one")
+      raise ValueError(f"{', '.join(sorted(both))}: found in two groups of one product or zipit, expected it in one")
     merged |= row
   return merged

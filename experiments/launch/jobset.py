@@ -1,6 +1,7 @@
-"""JobSets, which run on pods of TPUs in a Kubernetes cluster: read, and checked for all that a cluster would refuse.
+"""JobSets for TPU pods in a Kubernetes cluster: reading, writing and checking their manifests.
 
-`jobset_schema.json` beside this file holds every field of a JobSet; see `jobset_schema.py` for where it comes from.
+The check covers what a cluster would refuse. `jobset_schema.json` beside this file holds every
+field of a JobSet; `jobset_schema.py` documents its source.
 """
 
 import functools
@@ -18,24 +19,26 @@ from experiments.launch.jobset_schema import SCHEMA
 from jaxrl_llm.messages import one_line
 
 MAX_NAME = 63
-"""Characters of a pod's name up to its random end: a name of the network."""
+"""Maximum length of a pod's name without its random suffix: it is a network name."""
 
 _ONE_DEVICE_A_CHIP = ("tpu-v4-podslice", "tpu-v5p-slice", "tpu-v5-lite-podslice", "tpu-v6e-slice")
-_STARTED = re.compile(r"^ *\((?P<command>.*)\) & PID=\$!;$", re.MULTILINE)  # How xpk starts what it is given.
+# The line with which xpk starts the command that it is given.
+_STARTED = re.compile(r"^ *\((?P<command>.*)\) & PID=\$!;$", re.MULTILINE)
 _NAME = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?")
 
 
 def read(path: Path) -> dict[str, Any]:
-  """A JobSet as the cluster takes it.
+  """Reads a JobSet in the form that the cluster accepts.
 
-  Empty fields are dropped, as the API server does, and rules of the failure policy get their default names, as JobSet's webhook does before
-  anything is checked. Whoever writes manifests as templates of text, as xpk does, leaves both to them.
+  Empty fields are dropped, as the API server does. Rules of the failure policy get their default
+  names, as JobSet's webhook does before any check. Manifests made from text templates, as xpk's
+  are, rely on both.
 
   Args:
-    path: of a manifest with one document.
+    path: Path of a manifest with one document.
 
   Raises:
-    ValueError: it is not YAML of one object.
+    ValueError: If the file is not YAML or not a single object.
   """
   try:
     document = yaml.safe_load(path.read_text(encoding="utf-8"))
@@ -56,19 +59,19 @@ def _without_nulls(node: Any) -> Any:
 
 
 def write(document: Mapping[str, Any], path: Path, *, comment: str) -> None:
-  """Writes a JobSet, scripts as text that can be read.
+  """Writes a JobSet, with its scripts as readable text.
 
   Args:
-    document: see `read`.
-    path: of the file.
-    comment: its first lines.
+    document: JobSet in the form that `read` returns.
+    path: Path of the file.
+    comment: First lines of the file.
   """
   head = "".join(f"# {line}\n" for line in comment.splitlines())
   path.write_text(head + dump(document), encoding="utf-8")
 
 
 def dump(document: Mapping[str, Any]) -> str:
-  """YAML for readers.
+  """Formats a JobSet as readable YAML.
 
   Example:
     >>> print(dump({"codes": [42, 134], "run": "cd x\\nls\\n"}).strip())
@@ -81,7 +84,7 @@ def dump(document: Mapping[str, Any]) -> str:
 
 
 class _Dumper(yaml.SafeDumper):
-  """Texts of several lines stay such, and a value that comes twice is written twice."""
+  """Dumper that keeps multi-line texts as such and writes repeated values in full."""
 
   def ignore_aliases(self, data):
     return True
@@ -101,18 +104,22 @@ _Dumper.add_representer(list, _list)
 
 
 def problems(document: Mapping[str, Any]) -> list[str]:
-  """All that a cluster would refuse, a line each: the schema, and the rules that a schema cannot say.
+  """Returns what a cluster would refuse, by the schema and by rules that it cannot express.
 
   Args:
-    document: see `read`.
+    document: JobSet in the form that `read` returns.
+
+  Returns:
+    One line for each problem.
 
   Example:
-    >>> problems({"apiVersion": "jobset.x-k8s.io/v1alpha2", "kind": "JobSet", "metadata": {"name": "a"}, "spec": {"replicas": 2}})
+    >>> head = {"apiVersion": "jobset.x-k8s.io/v1alpha2", "kind": "JobSet"}
+    >>> problems({**head, "metadata": {"name": "a"}, "spec": {"replicas": 2}})
     ["spec: Additional properties are not allowed ('replicas' was unexpected)"]
   """
   errors = sorted(_validator().iter_errors(document), key=lambda error: list(map(str, error.absolute_path)))
-  found = [f"{error.json_path.removeprefix('$.')}: {error.message[:300]}" for error in errors]
-  return found or list(_broken_rules(document))
+  messages = [f"{error.json_path.removeprefix('$.')}: {error.message[:300]}" for error in errors]
+  return messages or list(_broken_rules(document))
 
 
 @functools.cache
@@ -120,57 +127,65 @@ def _validator() -> Any:
   try:
     import jsonschema
   except ImportError as error:
-    raise ImportError("manifests are checked with jsonschema; install it with `pip install 'jaxrl-llm[sweeps]'`") from error
+    raise ImportError(
+      "manifests are checked with jsonschema; install it with `pip install 'jaxrl-llm[sweeps]'`"
+    ) from error
   return jsonschema.Draft202012Validator(json.loads(SCHEMA.read_text(encoding="utf-8")))
 
 
 def _broken_rules(document: Mapping[str, Any]) -> Iterator[str]:
-  """What Kubernetes and JobSet check in code."""
+  """Yields violations of the rules that Kubernetes and JobSet check in code."""
   name = document["metadata"].get("name", "")
   if not _NAME.fullmatch(name):
     yield f"metadata.name: found {name!r}, expected lower-case letters, digits and dashes"
   jobs = document["spec"].get("replicatedJobs", [])
   if not jobs:
-    yield "spec.replicatedJobs: found none"
+    yield "spec.replicatedJobs: found none, expected at least one"
   for number, job in enumerate(jobs):
     where = f"spec.replicatedJobs[{number}]"
     spec = job["template"]["spec"]
     pod = spec["template"].get("spec", {})
     longest = f"{name}-{job['name']}-{job.get('replicas', 1) - 1}-{spec.get('completions', 1) - 1}"
     if len(longest) > MAX_NAME:
-      yield f"{where}: its pods' names, as in {longest!r}, have {len(longest)} characters, expected at most {MAX_NAME}"
+      yield (
+        f"{where}: its pods' names, as in {longest!r}, have {len(longest)} characters, expected at most {MAX_NAME}"
+      )
     containers = [container["name"] for container in pod.get("containers", [])]
     if not containers:
-      yield f"{where}: a pod without containers"
+      yield f"{where}: found a pod without containers, expected at least one"
     policy = spec.get("podFailurePolicy")
     if policy is not None and pod.get("restartPolicy") != "Never":
-      yield f"{where}: podFailurePolicy with restartPolicy {pod.get('restartPolicy')!r}, expected 'Never'"
+      yield f"{where}: found podFailurePolicy with restartPolicy {pod.get('restartPolicy')!r}, expected 'Never'"
     for codes in [rule["onExitCodes"] for rule in (policy or {}).get("rules", []) if "onExitCodes" in rule]:
       yield from (f"{where}: {line}" for line in _wrong_codes(codes, containers))
     volumes = {volume["name"] for volume in pod.get("volumes", [])}
     for mount in [mount for container in pod.get("containers", []) for mount in container.get("volumeMounts", [])]:
       if mount["name"] not in volumes:
-        yield f"{where}: volumeMounts names {mount['name']!r}, which is none of the pod's volumes"
+        yield f"{where}: found {mount['name']!r} in volumeMounts, expected one of the pod's volumes"
 
 
 def _wrong_codes(codes: Mapping[str, Any], containers: list[str]) -> Iterator[str]:
   values = codes["values"]
   if values != sorted(set(values)) or not 0 < len(values) <= 255 or (codes["operator"] == "In" and 0 in values):
-    yield "onExitCodes.values: expected 1 to 255 exit codes in rising order, without 0 where they are to match"
+    yield "onExitCodes.values: expected 1 to 255 exit codes in ascending order, without 0 if they are to match"
   if "containerName" in codes and codes["containerName"] not in containers:
     yield f"onExitCodes.containerName: found {codes['containerName']!r}, expected one of {', '.join(containers)}"
 
 
 def facts(document: Mapping[str, Any]) -> dict[str, Any]:
-  """What a JobSet of xpk's says of itself, for those who asked for something.
+  """Returns the facts that a JobSet of xpk states, for comparison with a request.
 
   Args:
-    document: valid.
+    document: Valid JobSet.
   """
   (job,) = document["spec"]["replicatedJobs"]
   spec = job["template"]["spec"]
   policy = spec.get("podFailurePolicy", {}).get("rules", [])
-  ending = [rule["onExitCodes"] for rule in policy if rule.get("action") == "FailJob" and rule["onExitCodes"]["operator"] == "NotIn"]
+  ending = [
+    rule["onExitCodes"]
+    for rule in policy
+    if rule.get("action") == "FailJob" and rule["onExitCodes"]["operator"] == "NotIn"
+  ]
   return {
     "name": document["metadata"]["name"],
     "queue": bool(document["metadata"].get("labels", {}).get("kueue.x-k8s.io/queue-name")),
@@ -183,19 +198,25 @@ def facts(document: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def command(document: Mapping[str, Any]) -> list[str]:
-  """What the first container of xpk's JobSet runs, as the shell will see it; empty where that cannot be read."""
+  """Returns the command of the first container of xpk's JobSet, as the shell will see it.
+
+  It is empty if it cannot be read.
+  """
   container = document["spec"]["replicatedJobs"][0]["template"]["spec"]["template"]["spec"]["containers"][0]
-  found = _STARTED.search(container["command"][-1])
+  match = _STARTED.search(container["command"][-1])
   try:
-    return shlex.split(found["command"].replace("$$", "$").removeprefix("exec ")) if found else []
-  except ValueError:  # Cut off somewhere.
+    return shlex.split(match["command"].replace("$$", "$").removeprefix("exec ")) if match else []
+  except ValueError:  # The command is truncated.
     return []
 
 
 def chips(document: Mapping[str, Any]) -> int:
-  """The chips of all slices of a JobSet; 0 where a chip is not one of JAX's devices, or none is asked for."""
+  """Returns the number of chips of all slices of a JobSet.
+
+  It is 0 if a chip is not one of JAX's devices, or if no chips are requested.
+  """
   (job,) = document["spec"]["replicatedJobs"]
-  wanted = job["template"]["spec"]["template"]["spec"].get("nodeSelector", {})
-  if wanted.get("cloud.google.com/gke-tpu-accelerator") not in _ONE_DEVICE_A_CHIP:
+  selector = job["template"]["spec"]["template"]["spec"].get("nodeSelector", {})
+  if selector.get("cloud.google.com/gke-tpu-accelerator") not in _ONE_DEVICE_A_CHIP:
     return 0
-  return job["replicas"] * math.prod(int(size) for size in wanted["cloud.google.com/gke-tpu-topology"].split("x"))
+  return job["replicas"] * math.prod(int(size) for size in selector["cloud.google.com/gke-tpu-topology"].split("x"))

@@ -1,8 +1,10 @@
-"""`python -m experiments.launch.jobset_schema` writes jobset_schema.json: what a JobSet may hold, as JSON Schema, without prose.
+"""`python -m experiments.launch.jobset_schema` writes jobset_schema.json, the schema of a JobSet.
 
-Its source is kubeflow-trainer-api (Apache-2.0), whose classes are generated from the OpenAPI documents of Kubernetes and JobSet; install it
-in an environment of its own (`pip install kubeflow-trainer-api==2.3.0`). Fields and types are taken from there, whole; values that those
-documents only name in prose are added here. Unknown fields are refused, as `kubectl apply` does.
+It is a JSON Schema without prose. Its source is kubeflow-trainer-api (Apache-2.0), whose classes
+are generated from the OpenAPI documents of Kubernetes and JobSet; install it in an environment of
+its own (`pip install kubeflow-trainer-api==2.3.0`). All fields and types are taken from there.
+Values that those documents name only in prose are added here. Unknown fields are refused, as
+`kubectl apply` does.
 """
 
 import importlib
@@ -14,14 +16,15 @@ from typing import Any
 SCHEMA = Path(__file__).with_suffix(".json")
 
 _PACKAGE = "kubeflow-trainer-api"
-_ANY_OF_TWO = {  # Generated as classes that try one after the other.
+_ANY_OF_TWO = {  # The generated classes try one type after the other.
   "IoK8sApimachineryPkgApiResourceQuantity": {
     "type": ["integer", "number", "string"],
     "pattern": r"^[+-]?[0-9.]+([KMGTPE]i|[numkMGTPE]|[eE][+-]?[0-9]+)?$",
   },
   "IoK8sApimachineryPkgUtilIntstrIntOrString": {"type": ["integer", "string"]},
 }
-# JobSet's are those of v0.10.1, which xpk 1.16.0 installs in a cluster; the rest is Kubernetes'.
+# JobSet's values are those of v0.10.1, which xpk 1.16.0 installs in a cluster.
+# The others are Kubernetes'.
 _VALUES = {
   "JobsetV1alpha2FailurePolicyRule.action": ["FailJobSet", "RestartJobSet", "RestartJobSetAndIgnoreMaxRestarts"],
   "JobsetV1alpha2FailurePolicy.restartStrategy": ["Recreate", "BlockingRecreate"],
@@ -41,7 +44,7 @@ _REASONS = ["BackoffLimitExceeded", "DeadlineExceeded", "FailedIndexes", "MaxFai
 
 
 def schema() -> dict[str, Any]:
-  """The schema of a whole JobSet, from the classes of the installed package."""
+  """Builds the schema of a whole JobSet from the classes of the installed package."""
   model = importlib.import_module("kubeflow_trainer_api.models.jobset_v1alpha2_job_set_spec").JobsetV1alpha2JobSetSpec
   spec = model.model_json_schema(by_alias=True)
   definitions = {name: _ANY_OF_TWO.get(name) or _plain(each) for name, each in spec.pop("$defs").items()}
@@ -72,7 +75,7 @@ def schema() -> dict[str, Any]:
 
 
 def _plain(node: Any) -> Any:
-  """Without prose and defaults; what may be absent may not be null."""
+  """Removes prose and defaults from a schema; an optional field may be absent but not null."""
   if isinstance(node, list):
     return [_plain(each) for each in node]
   if not isinstance(node, dict):
@@ -86,10 +89,10 @@ def _plain(node: Any) -> Any:
 
 
 def write(path: Path = SCHEMA) -> None:
-  """A line for each definition, so that a newer source gives a readable difference."""
-  found = schema()
-  lines = [f"    {json.dumps(name)}: {json.dumps(each)}" for name, each in found.pop("$defs").items()]
-  head = [f"  {json.dumps(key)}: {json.dumps(value)}," for key, value in found.items()]
+  """Writes the schema, one line per definition, so that a newer source gives a readable diff."""
+  content = schema()
+  lines = [f"    {json.dumps(name)}: {json.dumps(each)}" for name, each in content.pop("$defs").items()]
+  head = [f"  {json.dumps(key)}: {json.dumps(value)}," for key, value in content.items()]
   path.write_text("\n".join(["{", *head, '  "$defs": {', ",\n".join(lines), "  }", "}"]) + "\n")
 
 

@@ -1,4 +1,4 @@
-"""Rows of a sweep: read from a file's `sweep(add)` or `get_hyper(h)`, named by what they override, and checked before anything starts."""
+"""Rows of a sweep: reading them from `sweep(add)` or `get_hyper(h)`, naming and checking them."""
 
 import contextlib
 import hashlib
@@ -22,15 +22,16 @@ ID_LENGTH = 8
 
 
 class SweepError(ValueError):
-  """What makes a sweep impossible; the message is the lines to show."""
+  """Reason why a sweep is impossible; the message consists of the lines to show."""
 
 
 class Row(NamedTuple):
-  """A trial's overrides, and their name.
+  """Overrides of a trial and their id.
 
   Attributes:
-    id: depends on the overrides alone: not on their order, on other rows or on the process.
-    overrides: value by config field, such as "objective.clip_low".
+    id: Hash of the overrides alone. It depends neither on their order, nor on other rows, nor on
+      the process.
+    overrides: Values by config field, such as "objective.clip_low".
   """
 
   id: str
@@ -38,10 +39,10 @@ class Row(NamedTuple):
 
 
 def make_row(overrides: Mapping[str, Any]) -> Row:
-  """A row with its id.
+  """Makes a row and its id.
 
   Raises:
-    SweepError: a value that no command line can carry.
+    SweepError: If the command line cannot carry a value.
 
   Example:
     >>> make_row({"seed": 1, "learner.learning_rate": 1e-4}).id == make_row({"learner.learning_rate": 0.0001, "seed": 1.0}).id
@@ -54,24 +55,27 @@ def make_row(overrides: Mapping[str, Any]) -> Row:
 
 
 def _plain(value: Any, field: str) -> Any:
-  """NumPy's numbers as Python's, lists as tuples."""
+  """Converts NumPy's numbers to Python's and lists to tuples."""
   value = value.item() if hasattr(value, "item") and getattr(value, "ndim", 1) == 0 else value
   if isinstance(value, list | tuple):
     return tuple(_plain(item, field) for item in value)
   if value is None or isinstance(value, bool | int | float | str):
     return value
-  raise SweepError(f"{field}: found {value!r} ({type(value).__name__}), expected a number, a text, True, False, None or a tuple of these")
+  raise SweepError(
+    f"{field}: found {value!r} ({type(value).__name__}), "
+    "expected a number, a text, True, False, None or a tuple of these"
+  )
 
 
 def _hashed(value: Any) -> Any:
-  """1 and 1.0 are the same setting, True and 1 are not."""
+  """Normalises a value for the hash: 1 and 1.0 are the same setting, True and 1 are not."""
   if isinstance(value, tuple):
     return [_hashed(item) for item in value]
   return float(value) if isinstance(value, int) and not isinstance(value, bool) and abs(value) < 2**53 else value
 
 
 def value_text(value: Any) -> str:
-  """A value as the command line takes it.
+  """Formats a value for the command line.
 
   Example:
     >>> [value_text(x) for x in (1e-4, "sapo", (1, 2), None, True)]
@@ -81,12 +85,15 @@ def value_text(value: Any) -> str:
 
 
 def shown(overrides: Mapping[str, Any], fields: Sequence[str] | None = None) -> str:
-  """Overrides for people: `objective.clip_low=0.003 seed=1`."""
+  """Formats overrides for people: `objective.clip_low=0.003 seed=1`."""
   return " ".join(f"{field}={value_text(overrides[field])}" for field in (fields or overrides) if field in overrides)
 
 
 def varying(rows: Sequence[Row]) -> list[str]:
-  """The fields that not all rows have alike, in the order in which they come up; all fields of a single row."""
+  """Returns the fields in which the rows differ, in order of appearance.
+
+  Of a single row it returns all fields.
+  """
   fields = list(dict.fromkeys(field for row in rows for field in row.overrides))
   if len(rows) == 1:
     return fields
@@ -95,37 +102,43 @@ def varying(rows: Sequence[Row]) -> list[str]:
 
 
 def read_sweep(path: str, *, seeds: Sequence[int] = ()) -> list[Row]:
-  """The rows of a file.
+  """Reads the rows of a file.
 
   Args:
-    path: of a file of sweeps or of a config (what stands behind a colon is the config's argument).
-    seeds: each row once with each of them.
+    path: Path of a sweep file or of a config. Text after a colon is the config's argument.
+    seeds: Seeds with which each row is repeated.
 
   Raises:
-    SweepError: no such file, no such function, an exception in it, no rows, or the same row twice.
+    SweepError: If the file or its function is missing, the function raises an exception, there are
+      no rows, or a row occurs twice.
   """
   namespace = load_file(path)
-  found: list[dict[str, Any]] = []
+  made: list[dict[str, Any]] = []
 
   def add(*positional: Any, **overrides: Any) -> None:
     if positional and not (len(positional) == 1 and isinstance(positional[0], Mapping)):
       raise TypeError("add takes fields by name, as in add(seed=0, **{'objective.clip_low': 3e-3})")
-    found.append({**(positional[0] if positional else {}), **overrides})
+    made.append({**(positional[0] if positional else {}), **overrides})
 
-  functions = {"sweep": lambda function: function(add), "get_hyper": lambda function: found.extend(map(dict, function(hyper)))}
+  functions = {
+    "sweep": lambda function: function(add),
+    "get_hyper": lambda function: made.extend(map(dict, function(hyper))),
+  }
   named = [name for name in functions if callable(namespace.get(name))]
   if len(named) != 1:
     there = " and ".join(named) or "neither"
-    raise SweepError(f"--sweep={path}: found {there} of sweep(add) and get_hyper(h), expected one of them; see experiments/sweeps")
+    raise SweepError(
+      f"--sweep={path}: found {there} of sweep(add) and get_hyper(h), expected one of them; see experiments/sweeps"
+    )
   call(path, lambda: functions[named[0]](namespace[named[0]]))
-  if not found:
+  if not made:
     raise SweepError(f"--sweep={path}: {named[0]} made no rows, expected at least one")
   if seeds:
-    if any("seed" in row for row in found):
+    if any("seed" in row for row in made):
       raise SweepError(f"--seeds: the rows of {path} have seeds of their own; leave out one of the two")
-    found = [row | {"seed": seed} for row in found for seed in seeds]
+    made = [row | {"seed": seed} for row in made for seed in seeds]
   try:
-    rows = [make_row(overrides) for overrides in found]
+    rows = [make_row(overrides) for overrides in made]
   except SweepError as error:
     raise SweepError(f"--sweep={path}: {error}") from error
   _refuse_twins(rows, path)
@@ -133,11 +146,13 @@ def read_sweep(path: str, *, seeds: Sequence[int] = ()) -> list[Row]:
 
 
 def load_file(path: str) -> dict[str, Any]:
-  """What a file of sweeps defines."""
+  """Executes a sweep file and returns the names that it defines."""
   file = path.split(":")[0]
   if not Path(file).is_file():
     there = ", ".join(sorted(str(p) for p in Path("experiments/sweeps").glob("*.py") if p.stem != "__init__"))
-    raise SweepError(f"--sweep: no file {file!r}, expected a Python file; there are: {there or 'none in experiments/sweeps'}")
+    raise SweepError(
+      f"--sweep: found no file {file!r}, expected a Python file; there are: {there or 'none in experiments/sweeps'}"
+    )
   root = str(Path(file).resolve().parent.parent)
   if root not in sys.path:  # A config imports `configs.common` from any working directory.
     sys.path.append(root)
@@ -145,10 +160,10 @@ def load_file(path: str) -> dict[str, Any]:
 
 
 def call(path: str, function: Callable[[], Any]) -> Any:
-  """What a function of the user's file returns.
+  """Calls a function of the user's file and returns its result.
 
   Raises:
-    SweepError: whatever it raises, with the line.
+    SweepError: If the function raises anything. The message names the line.
   """
   try:
     return function()
@@ -167,61 +182,67 @@ def _refuse_twins(rows: Sequence[Row], path: str) -> None:
     if (first := seen.setdefault(row.id, number)) != number:
       other = rows[first - 1].overrides
       same = "the same overrides" if other == row.overrides else f"the same id {row.id} (the other: {shown(other)})"
-      raise SweepError(f"--sweep={path}: rows {first} and {number} have {same}: {shown(row.overrides)}; each row is to be another trial")
+      raise SweepError(
+        f"--sweep={path}: rows {first} and {number} have {same}: {shown(row.overrides)}; "
+        "make each row a different trial"
+      )
 
 
 def check_rows(config_path: str, base: Mapping[str, Sequence[str]], rows: Sequence[Row]) -> dict[str, dict[str, Any]]:
-  """Refuses rows that could not run, all of them at once. No device starts for it.
+  """Refuses rows that could not run, all at once and without starting a device.
 
   Args:
-    config_path: FILE or FILE:ARGUMENT.
-    base: overrides of all rows, texts by field.
-    rows: of the sweep.
+    config_path: Config of all rows, as FILE or FILE:ARGUMENT.
+    base: Overrides of all rows, as texts by field.
+    rows: Rows of the sweep.
 
   Returns:
-    Each row's resolved config, flat, by id.
+    The resolved and flattened config of each row, by id.
 
   Raises:
-    SweepError: a line for each thing that is wrong, with the row.
+    SweepError: If a row could not run. One line for each problem, with its row.
   """
   wrong: dict[str, list[Row]] = {}
   configs: dict[str, dict[str, Any]] = {}
   for row in rows:
     try:
-      with contextlib.redirect_stdout(io.StringIO()):  # What another objective drops is said by the trial.
+      with contextlib.redirect_stdout(io.StringIO()):  # The trial itself reports dropped settings.
         config = command_line.override(command_line.load(config_path), overrides_of(base, row))
       configs[row.id] = fields_lib.flatten(config)
-      found = [*_lost(configs[row.id], row), *main.problems(config)]
+      problems = [*_lost(configs[row.id], row), *main.config_problems(config)]
     except command_line.UsageError as error:
-      found = str(error).splitlines()
-    for line in found:
+      problems = str(error).splitlines()
+    for line in problems:
       wrong.setdefault(line, []).append(row)
   if wrong:
-    raise SweepError("\n".join(f"{_whose(of, rows)}{line}" for line, of in wrong.items()))
+    raise SweepError("\n".join(f"{_prefix(affected, rows)}{line}" for line, affected in wrong.items()))
   _refuse_same_configs(configs, rows)
   return configs
 
 
 def overrides_of(base: Mapping[str, Sequence[str]], row: Row) -> dict[str, list[str]]:
-  """Texts by field: those of all rows, and the row's, which come after them."""
-  # None stands where the file has None already, and no command line can bring it about.
+  """Returns the overrides of a trial, as texts by field; the row's replace those of all rows."""
+  # A row may set None only where the file has None already: no command line can set it.
   mine = {field: [value_text(value)] for field, value in row.overrides.items() if value is not None}
   return {field: list(texts) for field, texts in base.items() if field not in mine} | mine
 
 
 def _lost(config: Mapping[str, Any], row: Row) -> Iterator[str]:
-  """Values that the command line cannot carry, such as None for a text."""
+  """Yields a message for each value that the command line cannot carry, such as None for a text."""
   for field, value in row.overrides.items():
     if field in config and _hashed(_plain(config[field], field)) != _hashed(value):
-      yield f"config.{field}: found {value!r}, but a command line makes it {config[field]!r}; leave it to the config file"
+      yield (
+        f"config.{field}: found {value!r}, which the command line turns into {config[field]!r}; "
+        "set it in the config file"
+      )
 
 
-def _whose(of: Sequence[Row], rows: Sequence[Row]) -> str:
-  """Before a problem: the row, or nothing where all rows have it."""
-  if len(of) == len(rows):
+def _prefix(affected: Sequence[Row], rows: Sequence[Row]) -> str:
+  """Returns the row to name before a problem, or nothing if all rows have the problem."""
+  if len(affected) == len(rows):
     return ""
-  more = f" and {len(of) - 1} more" if len(of) > 1 else ""
-  return f"row {of[0].id}{more} ({shown(of[0].overrides)}): "
+  more = f" and {len(affected) - 1} more" if len(affected) > 1 else ""
+  return f"row {affected[0].id}{more} ({shown(affected[0].overrides)}): "
 
 
 def _refuse_same_configs(configs: Mapping[str, Mapping[str, Any]], rows: Sequence[Row]) -> None:
@@ -230,13 +251,13 @@ def _refuse_same_configs(configs: Mapping[str, Mapping[str, Any]], rows: Sequenc
     text = repr(sorted(configs[row.id].items()))
     if (first := seen.setdefault(text, row)) is not row:
       raise SweepError(
-        f"rows {first.id} ({shown(first.overrides) or 'nothing'}) and {row.id} ({shown(row.overrides) or 'nothing'}) give the same config; "
-        "each row is to be another trial"
+        f"rows {first.id} ({shown(first.overrides) or 'nothing'}) and {row.id} ({shown(row.overrides) or 'nothing'}) "
+        "give the same config; make each row a different trial"
       )
 
 
 def slug(text: str) -> str:
-  """A name for files and jobs.
+  """Returns a text as a name for files and jobs.
 
   Example:
     >>> slug("experiments/Clip_Range.py")

@@ -1,4 +1,4 @@
-"""A sweep on this machine, from its first trial to its report: what runs, what is shown meanwhile, and what is left in the folder."""
+"""Sweep on this machine, from its first trial to its report: processes, screen and folder."""
 
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -12,58 +12,67 @@ from jaxrl_llm.report import comparison
 
 
 def run(request: Any, trials: Sequence[Trial]) -> int:
-  """Runs what is not finished, and says at the end how all of it went.
+  """Runs the trials that are not finished, and reports on all of them at the end.
 
   Args:
-    request: of the user.
-    trials: of the sweep.
+    request: Request of the user.
+    trials: Trials of the sweep.
 
   Returns:
     The exit status.
   """
-  statuses = looks(request.sweep.folder, trials)
+  statuses = read_statuses(request.sweep.folder, trials)
   status.write_csv(trials, statuses, request.sweep.folder / "summary.csv")
   todo = [one for one, at in zip(trials, statuses, strict=True) if at.state != FINISHED]
   if len(todo) < len(trials):
-    print(f"{len(trials) - len(todo)} of {len(trials)} trials have finished before and are skipped")
+    print(f"{len(trials) - len(todo)} of {len(trials)} trials finished earlier and are skipped")
   complete = work(request, lambda: trials, iter(todo))
   return finish(request, trials, complete=complete)
 
 
-def looks(folder: Path, trials: Sequence[Trial], *, running: Sequence[str] = ()) -> list[Status]:
-  """How the trials stand.
+def read_statuses(folder: Path, trials: Sequence[Trial], *, running: Sequence[str] = ()) -> list[Status]:
+  """Reads the statuses of trials.
 
   Args:
-    folder: of the sweep.
-    trials: of it.
-    running: ids of the rows at which processes of ours are.
+    folder: Folder of the sweep.
+    trials: Trials of the sweep.
+    running: Ids of the rows whose trials run in processes of this launcher.
   """
   events = status.attempts(folder)
-  return [status.look(one, events.get(one.row.id, ()), is_running=one.row.id in running) for one in trials]
+  return [
+    status.look(one, events.get(one.row.id, ()), is_running=one.row.id in running) for one in trials
+  ]
 
 
 def work(
-  request: Any, known: Callable[[], Sequence[Trial]], source: Iterator[Trial], *, told: Callable[[Trial, Status], Any] | None = None
+  request: Any,
+  known: Callable[[], Sequence[Trial]],
+  source: Iterator[Trial],
+  *,
+  told: Callable[[Trial, Status], Any] | None = None,
 ) -> bool:
-  """Runs trials with the table on the screen, and keeps `summary.csv` up to date.
+  """Runs trials, shows their table and keeps `summary.csv` up to date.
 
   Args:
-    request: of the user.
-    known: gives all trials so far.
-    source: of those to run.
-    told: called with each trial that has ended.
+    request: Request of the user.
+    known: Function that returns all trials so far.
+    source: Trials to run.
+    told: Function called with each trial that has ended, and its status.
 
   Returns:
-    Whether everything was tried.
+    Whether every trial was tried.
   """
   folder = request.sweep.folder
   running: set[str] = set()
-  finished: dict[str, Status] = {}  # Nothing changes there: not to be read every second.
+  finished: dict[str, Status] = {}  # These do not change, and are not read again every second.
 
   def look() -> tuple[Sequence[Trial], list[Status]]:
     trials = list(known())
     open_ones = [one for one in trials if one.row.id not in finished]
-    now = {one.row.id: at for one, at in zip(open_ones, looks(folder, open_ones, running=tuple(running)), strict=True)}
+    now = {
+      one.row.id: at
+      for one, at in zip(open_ones, read_statuses(folder, open_ones, running=tuple(running)), strict=True)
+    }
     finished.update({row_id: at for row_id, at in now.items() if at.state == FINISHED})
     return trials, [finished.get(one.row.id) or now[one.row.id] for one in trials]
 
@@ -72,7 +81,7 @@ def work(
     def changed(one: Trial, why: str | None) -> None:
       if why is None:
         running.add(one.row.id)
-        show(f"{one.row.id}: starts ({rows.shown(one.row.overrides)})")
+        show(f"{one.row.id}: started ({rows.shown(one.row.overrides)})")
       else:
         running.discard(one.row.id)
       trials, statuses = look()
@@ -90,20 +99,22 @@ def work(
     )
 
 
-def finish(request: Any, trials: Sequence[Trial], *, complete: bool, retried: tuple[str, ...] = (FAILED, STOPPED, WAITING)) -> int:
-  """Writes table and page, and prints the table.
+def finish(
+  request: Any, trials: Sequence[Trial], *, complete: bool, retried: tuple[str, ...] = (FAILED, STOPPED, WAITING)
+) -> int:
+  """Writes `summary.csv` and the report, and prints the table.
 
   Args:
-    request: of the user.
-    trials: all of them.
-    complete: whether everything was tried.
-    retried: states with which a relaunch goes on.
+    request: Request of the user.
+    trials: All trials of the sweep.
+    complete: Whether every trial was tried.
+    retried: States of the trials that a relaunch continues.
 
   Returns:
     The exit status.
   """
   folder = request.sweep.folder
-  statuses = looks(folder, trials)
+  statuses = read_statuses(folder, trials)
   status.write_csv(trials, statuses, folder / "summary.csv")
   print(table.text(trials, statuses))
   print(f"{table.counts(statuses)}; {folder / 'summary.csv'}")
@@ -115,9 +126,9 @@ def finish(request: Any, trials: Sequence[Trial], *, complete: bool, retried: tu
       print(f"note: no report: {error}", file=sys.stderr)
   left = {at.state for at in statuses} - {FINISHED}
   if left & set(retried):
-    print(f"the same command again goes on with what is {', '.join(state for state in retried if state in left)}")
+    print(f"the same command again continues what is {', '.join(state for state in retried if state in left)}")
   if left - {WAITING}:
-    print(f"what a trial printed is in {folder / 'logs'}")
+    print(f"the output of the trials is in {folder / 'logs'}")
   if not complete:
     return local.INTERRUPTED
   return 1 if left else 0

@@ -1,8 +1,9 @@
-"""TPUs that SkyPilot finds and holds: a managed job for each trial, on spot machines that it replaces when they are taken away.
+"""TPUs that SkyPilot finds: one managed job per trial, on spot machines that are replaced if lost.
 
-One slice a trial: SkyPilot starts the same command on every host of it, and the hosts find each other as on any TPU VM. It has no limit of
-restarts after our exit status 42. SkyPilot (tried with 0.14.1) is a command in an environment of its own, `pipx install 'skypilot[gcp]'`;
-a dry run does without.
+A trial has one slice. SkyPilot starts the same command on every host of the slice, and the hosts
+find each other as on any TPU VM. It sets no limit on restarts after the exit status 42. SkyPilot
+(tried with 0.14.1) is a command in an environment of its own, `pipx install 'skypilot[gcp]'`; a dry
+run does not need it.
 """
 
 import json
@@ -21,10 +22,13 @@ from experiments.launch.trial import Trial
 from experiments.launch.xpk_command import job_name
 
 RESTARTED = (42, 134, 137, 143)
-"""Exit statuses after which a trial starts again: ours after SIGTERM or a hang, a lost peer, SIGKILL and SIGTERM."""
+"""Exit statuses after which a trial starts again.
+
+They are the project's 42 after SIGTERM or a hang, a lost peer, SIGKILL and SIGTERM.
+"""
 
 _TPU = re.compile(r"(tpu-)?(v\d+[a-z]*)-(\d+)")
-# The Python of TPU VMs may be older than ours.
+# The Python of TPU VMs may be older than the project's.
 _SETUP = "\n".join((
   "python3 -m pip install -q uv",
   "python3 -m uv venv -q --allow-existing --python 3.12 .venv",
@@ -34,17 +38,18 @@ _ENDED_BADLY = ("FAILED", "CANCELLED")
 
 
 class Options(NamedTuple):
-  """The target's own flags.
+  """Flags of the SkyPilot target.
 
   Attributes:
-    tpu_type: of the slice, such as "v5p-128" (its cores) or "v6e-32".
-    bucket: for the workdirs, as in gs://my-bucket.
-    mount: the folder that the bucket is mounted on; workdirs lie in it.
-    infra: where, as SkyPilot writes it: gcp, gcp/us-east5 or gcp/us-east5/us-east5-a.
-    machines: "spot", which may be taken away and cost less, or "on-demand".
-    setup: shell commands before the first start on a machine, in the folder of this checkout.
-    env: further environment variables, NAME=VALUE each.
-    sky: the command.
+    tpu_type: Type of the slice, such as "v5p-128" (128 cores) or "v6e-32".
+    bucket: Bucket of the workdirs, as in gs://my-bucket.
+    mount: Folder at which the bucket is mounted, and which contains the workdirs.
+    infra: Location, in SkyPilot's notation: gcp, gcp/us-east5 or gcp/us-east5/us-east5-a.
+    machines: Kind of machines: "spot", which are cheaper and may be preempted, or "on-demand".
+    setup: Shell commands to run before the first start on a machine, in the folder of this
+      checkout.
+    env: Further environment variables, each as NAME=VALUE.
+    sky: Path of the command.
   """
 
   tpu_type: str
@@ -58,29 +63,36 @@ class Options(NamedTuple):
 
 
 class SkyPilotError(SweepError):
-  """What cannot be launched; the message is the lines to show."""
+  """Reason why a launch is impossible; the message consists of the lines to show."""
 
 
 def task(trial: Trial, options: Options) -> dict[str, Any]:
-  """A trial as SkyPilot describes a task.
+  """Describes a trial as a task of SkyPilot.
 
   Args:
-    trial: one of the sweep.
-    options: of the target.
+    trial: Trial of the sweep.
+    options: Options of the target.
 
   Raises:
-    SkyPilotError: a setting that SkyPilot would refuse on the way, or a config for several slices.
+    SkyPilotError: If SkyPilot would refuse a setting later, or the config needs several slices.
   """
-  found = _TPU.fullmatch(options.tpu_type)
-  if found is None:
-    raise SkyPilotError(f"--tpu_type={options.tpu_type}: expected a generation and a number of cores or chips, as in v5p-128 or v6e-32")
+  match = _TPU.fullmatch(options.tpu_type)
+  if match is None:
+    raise SkyPilotError(
+      f"--tpu_type: found {options.tpu_type!r}, expected a generation and a number of cores or chips, "
+      "as in v5p-128 or v6e-32"
+    )
   if options.machines not in ("spot", "on-demand"):
-    raise SkyPilotError(f"--machines={options.machines}: expected spot or on-demand")
+    raise SkyPilotError(f"--machines: found {options.machines!r}, expected spot or on-demand")
   try:
     slices.mesh_arguments(trial.command, 1)
   except ValueError as error:
     raise SkyPilotError(f"trial {trial.name}: {error}") from error
-  where = {"infra": options.infra, "accelerators": f"tpu-{found[2]}-{found[3]}", "use_spot": options.machines == "spot"}
+  where = {
+    "infra": options.infra,
+    "accelerators": f"tpu-{match[2]}-{match[3]}",
+    "use_spot": options.machines == "spot",
+  }
   return {
     "name": job_name(trial),
     "resources": where | {"job_recovery": {"max_restarts_on_errors": 0, "recover_on_exit_codes": list(RESTARTED)}},
@@ -101,24 +113,24 @@ def _named(each: str) -> tuple[str, str]:
 
 
 def write(trials: Sequence[Trial], folder: Path, *, options: Options) -> list[Path]:
-  """A YAML for each trial, and the commands that would submit them.
+  """Writes a YAML file for each trial, and a script that would submit them.
 
   Args:
-    trials: of the sweep.
-    folder: gets `skypilot/JOB.yaml` and `submit.sh`.
-    options: of the target.
+    trials: Trials of the sweep.
+    folder: Folder of the sweep, in which `skypilot/JOB.yaml` and `submit.sh` are written.
+    options: Options of the target.
 
   Returns:
-    The files.
+    The paths of the files.
   """
   if lost := _lost(trials, options):
     print(f"note: {lost}", file=sys.stderr)
   (folder / "skypilot").mkdir(parents=True, exist_ok=True)
   paths, lines = [], ["#!/bin/sh -ex"]
   for trial in trials:
-    found = task(trial, options)
-    path = folder / "skypilot" / f"{found['name']}.yaml"
-    path.write_text(f"# {trial.name}\n" + jobset.dump(found), encoding="utf-8")
+    description = task(trial, options)
+    path = folder / "skypilot" / f"{description['name']}.yaml"
+    path.write_text(f"# {trial.name}\n" + jobset.dump(description), encoding="utf-8")
     paths.append(path)
     lines.append(shlex.join(_launch(options.sky, path)))
   script = folder / "submit.sh"
@@ -127,10 +139,13 @@ def write(trials: Sequence[Trial], folder: Path, *, options: Options) -> list[Pa
 
 
 def _lost(trials: Sequence[Trial], options: Options) -> str:
-  """What is wrong with workdirs that are not in the bucket."""
+  """Explains why workdirs outside the bucket are lost; empty if they are in it."""
   if PurePosixPath(options.mount) in PurePosixPath(trials[0].workdir).parents:
     return ""
-  return f"workdirs in {trials[0].workdir} end with their machine; set --workdirs={options.mount}/SWEEP, where the bucket is mounted"
+  return (
+    f"workdirs in {trials[0].workdir} are lost with their machine; "
+    f"set --workdirs={options.mount}/SWEEP, where the bucket is mounted"
+  )
 
 
 def _launch(sky: str, path: Path) -> list[str]:
@@ -138,26 +153,28 @@ def _launch(sky: str, path: Path) -> list[str]:
 
 
 def submit(trials: Sequence[Trial], folder: Path, *, options: Options, tell=print) -> list[str]:
-  """Submits what is neither waiting, running nor finished.
+  """Submits the trials that are neither waiting, running nor finished.
 
   Args:
-    trials: of the sweep.
-    folder: for the YAML files.
-    options: of the target; the bucket must be there.
-    tell: takes a line for each trial.
+    trials: Trials of the sweep.
+    folder: Folder of the sweep, for the YAML files.
+    options: Options of the target, with a bucket.
+    tell: Function that prints a line for each trial.
 
   Returns:
-    The names of the jobs that were submitted.
+    The names of the submitted jobs.
 
   Raises:
-    SkyPilotError: see `task`; there is no bucket or no SkyPilot, or it cannot be asked.
+    SkyPilotError: If the bucket or SkyPilot is missing, the queue cannot be read, or `task` fails.
   """
   if not options.bucket:
-    raise SkyPilotError("--bucket: not set; a submission needs one for the workdirs, as in --bucket=gs://my-bucket")
+    raise SkyPilotError("--bucket: not set; a submission requires one for the workdirs, as in --bucket=gs://my-bucket")
   if lost := _lost(trials, options):
     raise SkyPilotError(lost)
   if shutil.which(options.sky) is None:
-    raise SkyPilotError(f"--target=skypilot: {options.sky} is not on the PATH; install it with `pipx install 'skypilot[gcp]'`")
+    raise SkyPilotError(
+      f"--target=skypilot: {options.sky} is not on the PATH; install it with `pipx install 'skypilot[gcp]'`"
+    )
   paths, there, done = write(trials, folder, options=options), jobs(options.sky), []
   for trial, path in zip(trials, paths, strict=False):  # The last path is the script's.
     name = job_name(trial)
@@ -172,10 +189,12 @@ def submit(trials: Sequence[Trial], folder: Path, *, options: Options, tell=prin
 
 
 def jobs(sky: str) -> dict[str, str]:
-  """The newest state of every managed job by name, such as "RUNNING"; jobs of one name are told from each other by their number.
+  """Returns the newest state of every managed job by name, such as "RUNNING".
+
+  Of jobs with the same name, the one with the highest number counts.
 
   Raises:
-    SkyPilotError: it cannot be asked.
+    SkyPilotError: If the queue cannot be read.
   """
   text = _run([sky, "jobs", "queue", "--all", "--output", "json"])
   try:
@@ -192,6 +211,6 @@ def _state(row: Mapping[str, Any]) -> str:
 def _run(command: Sequence[str]) -> str:
   result = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True)
   if result.returncode:
-    lines = (result.stderr or result.stdout).strip().splitlines() or ["it said nothing"]
+    lines = (result.stderr or result.stdout).strip().splitlines() or ["it printed nothing"]
     raise SkyPilotError(f"{shlex.join(command[:3])}: exit status {result.returncode}: {lines[-1].strip()[:500]}")
   return result.stdout

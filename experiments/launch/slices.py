@@ -1,4 +1,4 @@
-"""Slices of TPUs: what a trial's config must say of them, found out before anything is submitted."""
+"""TPU slices: the mesh flags that a trial on several slices needs, and checks before submission."""
 
 import math
 from collections.abc import Sequence
@@ -9,20 +9,21 @@ AXES = ("data", "fsdp", "expert", "context", "tensor")
 
 
 def mesh_arguments(command: Sequence[str], num_slices: int) -> list[str]:
-  """What a trial's command lacks to run on several slices, which only the mesh axis `data` crosses.
+  """Returns the flags that a trial's command lacks to run on several slices.
 
-  A config that leaves `data` at 1 gets one part of it for each slice, and its micro-batches are as many times fewer: a chip then holds as
-  many rows at once as on one slice. The loss is the same.
+  Only the mesh axis `data` crosses slices. If a config leaves `data` at 1, it is set to the number
+  of slices, and the number of micro-batches is divided by it. A chip then holds as many rows at
+  once as on one slice, and the loss is the same.
 
   Args:
-    command: `python -m jaxrl_llm.main --config=...`.
-    num_slices: slices that a network joins.
+    command: Command `python -m jaxrl_llm.main --config=...`.
+    num_slices: Number of slices joined by a network.
 
   Returns:
-    Flags for the end of the command; none where the config says it all.
+    Flags for the end of the command; none if the config needs none.
 
   Raises:
-    ValueError: the config asks for a `data` or for `slices` that do not go with them.
+    ValueError: If the config's `data` or `slices` contradicts the number of slices.
 
   Example:
     >>> mesh_arguments(["python", "-m", "jaxrl_llm.main", "--config=configs/gspo.py:qwen3-30b-a3b"], 2)
@@ -32,27 +33,31 @@ def mesh_arguments(command: Sequence[str], num_slices: int) -> list[str]:
   config = command_line.parse(command[2:]).config
   mesh, micro_batches = config.mesh, config.learner.micro_batches
   if mesh.slices not in (None, num_slices):
-    raise ValueError(f"config.mesh.slices: found {mesh.slices}, but a trial has {num_slices} slice(s); set --num_slices or the field")
+    raise ValueError(
+      f"config.mesh.slices: found {mesh.slices}, but a trial has {num_slices} slice(s); set --num_slices or the field"
+    )
   if mesh.data == -1 or mesh.data % num_slices == 0:
     return []
   if mesh.data != 1 or "mesh.data" in overrides:
     raise ValueError(
-      f"config.mesh.data: found {mesh.data}, expected a multiple of the {num_slices} slices, which only data may cross, or -1; "
-      f"for instance --config.mesh.data={num_slices}"
+      f"config.mesh.data: found {mesh.data}, expected a multiple of the {num_slices} slices, which only data may cross, "
+      f"or -1; for instance --config.mesh.data={num_slices}"
     )
   fewer = "learner.micro_batches" not in overrides and micro_batches % num_slices == 0
-  return [f"--config.mesh.data={num_slices}"] + ([f"--config.learner.micro_batches={micro_batches // num_slices}"] if fewer else [])
+  return [f"--config.mesh.data={num_slices}"] + (
+    [f"--config.learner.micro_batches={micro_batches // num_slices}"] if fewer else []
+  )
 
 
 def check_chips(command: Sequence[str], chips: int) -> None:
-  """Refuses a config whose mesh does not make up a trial's chips, or whose rows they do not divide.
+  """Refuses a config whose mesh does not fit a trial's chips, or whose rows they do not divide.
 
   Args:
-    command: `python -m jaxrl_llm.main --config=...`.
-    chips: of all slices; a device each.
+    command: Command `python -m jaxrl_llm.main --config=...`.
+    chips: Number of chips of all slices; each is one device.
 
   Raises:
-    ValueError: it does not, with what would; a line each.
+    ValueError: If it does not fit. One line for each problem, with what would fit.
   """
   config = command_line.parse(command[2:]).config
   mesh = config.mesh
@@ -62,10 +67,12 @@ def check_chips(command: Sequence[str], chips: int) -> None:
   if left % known if free else left != known:
     asked = ", ".join(f"mesh.{axis}={size}" for axis, size in sizes.items())
     needed = f"{'a multiple of ' if free else ''}{known} devices"
-    raise ValueError(f"{asked}: {needed}, but a trial has {left} for the learner; mesh.fsdp=-1 takes what others leave")
-  for axis in free:  # One at the most.
+    raise ValueError(
+      f"{asked}: {needed}, but a trial has {left} for the learner; mesh.fsdp=-1 takes the devices that remain"
+    )
+  for axis in free:  # At most one.
     sizes[axis] = left // known
   learner = sizes["data"] * sizes["fsdp"] * sizes["expert"]
   sampler = mesh.sampler // mesh.sampler_tensor or learner
-  if found := list(check.row_problems(config, learner, sampler, context=sizes["context"])):
-    raise ValueError("\n".join(found))
+  if problems := list(check.row_problems(config, learner, sampler, context=sizes["context"])):
+    raise ValueError("\n".join(problems))

@@ -1,4 +1,4 @@
-"""How the trials of a sweep stand: what the launcher knows of their processes, and what their workdirs say."""
+"""Statuses of a sweep's trials, from the launcher's record of processes and from the workdirs."""
 
 import csv
 import io
@@ -15,21 +15,22 @@ from jaxrl_llm.workdir import claim
 
 FINISHED, FAILED, WAITING, RUNNING, STOPPED = "finished", "failed", "waiting", "running", "stopped"
 _EVENTS = "attempts.jsonl"
-_TAIL = 2**21  # Bytes of a long metrics.jsonl that are read, from its end.
+_TAIL = 2**21  # Bytes that are read from the end of a long metrics.jsonl.
 
 
 class Status(NamedTuple):
-  """How a trial stands.
+  """Status of a trial.
 
   Attributes:
-    state: "waiting" | "running" | "finished" | "failed" | "stopped" (killed, preempted or interrupted: a relaunch goes on with it).
-    attempts: processes started for it so far, in all launches.
-    step: RL steps done.
-    num_steps: planned; None as long as nobody has said.
-    accuracy_start: held-out, after the warm start; None before it is measured.
-    accuracy: held-out, the newest; at the end, of a finished trial.
-    seconds: wall time of all attempts, in s.
-    error: why it failed or stopped, a line.
+    state: State, "waiting" | "running" | "finished" | "failed" | "stopped". A stopped trial was
+      killed, preempted or interrupted, and a relaunch continues it.
+    attempts: Number of processes started for the trial so far, in all launches.
+    step: Number of RL steps done.
+    num_steps: Number of RL steps planned; None until the run has written its config.
+    accuracy_start: Held-out accuracy after the warm start; None before it is measured.
+    accuracy: Newest held-out accuracy; the final one if the trial has finished.
+    seconds: Wall time of all attempts, in s.
+    error: Reason why the trial failed or stopped, in one line.
   """
 
   state: str
@@ -43,32 +44,35 @@ class Status(NamedTuple):
 
 
 def note(folder: Path, row_id: str, event: str, **more: Any) -> None:
-  """Adds to the record of attempts: "started", and "ended" with `code`, `seconds` and `error`."""
+  """Appends an event to the record of attempts.
+
+  The events are "started", and "ended" with `code`, `seconds` and `error`.
+  """
   line = json.dumps({"id": row_id, "event": event, "time": round(time.time(), 3), **more})
   with open(folder / _EVENTS, "a", encoding="utf-8") as file:
     file.write(line + "\n")
 
 
 def attempts(folder: Path) -> dict[str, list[dict[str, Any]]]:
-  """The record of attempts by row; a torn last line is passed over."""
-  found: dict[str, list[dict[str, Any]]] = {}
+  """Reads the record of attempts, by row; a torn last line is ignored."""
+  events: dict[str, list[dict[str, Any]]] = {}
   path = folder / _EVENTS
   for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else ():
     try:
       event = json.loads(line)
-      found.setdefault(event["id"], []).append(event)
+      events.setdefault(event["id"], []).append(event)
     except (ValueError, KeyError, TypeError):
       continue
-  return found
+  return events
 
 
 def look(trial: Trial, events: Sequence[Mapping[str, Any]], *, is_running: bool = False) -> Status:
-  """How a trial stands.
+  """Determines the status of a trial.
 
   Args:
-    trial: whose workdir is read.
-    events: of it.
-    is_running: whether a process of ours is at it.
+    trial: Trial whose workdir is read.
+    events: Events of the trial in the record of attempts.
+    is_running: Whether a process of this launcher runs the trial.
   """
   workdir = Path(trial.workdir)
   seconds, error, state = 0.0, "", WAITING
@@ -102,15 +106,15 @@ def look(trial: Trial, events: Sequence[Mapping[str, Any]], *, is_running: bool 
 
 
 def _progress(path: Path) -> dict[str, Any]:
-  """The newest step and accuracies in a run's metrics."""
-  found: dict[str, Any] = {"step": 0, "accuracy_start": None, "accuracy": None}
+  """Reads the newest step and the accuracies from a run's metrics."""
+  progress: dict[str, Any] = {"step": 0, "accuracy_start": None, "accuracy": None}
   try:
     with open(path, "rb") as file:
       skipped = max(os.path.getsize(path) - _TAIL, 0)
       file.seek(skipped)
       lines = file.read().split(b"\n")
   except OSError:
-    return found
+    return progress
   for line in lines:
     try:
       row = json.loads(line)
@@ -118,12 +122,12 @@ def _progress(path: Path) -> dict[str, Any]:
     except (ValueError, KeyError, TypeError):
       continue
     if phase == "rl":
-      found["step"] = max(found["step"], step)
+      progress["step"] = max(progress["step"], step)
     elif phase == "eval":
-      found["accuracy"] = row.get("eval/accuracy", found["accuracy"])
-      if found["accuracy_start"] is None and not skipped:
-        found["accuracy_start"] = found["accuracy"]
-  return found
+      progress["accuracy"] = row.get("eval/accuracy", progress["accuracy"])
+      if progress["accuracy_start"] is None and not skipped:
+        progress["accuracy_start"] = progress["accuracy"]
+  return progress
 
 
 def _read(path: Path) -> dict[str, Any]:
@@ -135,11 +139,13 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def write_csv(trials: Sequence[Trial], statuses: Sequence[Status], path: Path) -> None:
-  """`summary.csv`: a row for each trial; replaced in one step. `value_in` reads a cell."""
+  """Writes `summary.csv`, one row per trial, atomically; `value_in` reads a cell."""
   fields = varying([trial.row for trial in trials])
   out = io.StringIO()
   writer = csv.writer(out, lineterminator="\n")
-  writer.writerow(["id", *fields, "state", "attempts", "steps", "accuracy_start", "accuracy_final", "seconds", "workdir", "error"])
+  writer.writerow(
+    ["id", *fields, "state", "attempts", "steps", "accuracy_start", "accuracy_final", "seconds", "workdir", "error"]
+  )
   for trial, at in zip(trials, statuses, strict=True):
     overrides = trial.row.overrides
     final = at.accuracy if at.state == FINISHED else None
@@ -152,7 +158,7 @@ def write_csv(trials: Sequence[Trial], statuses: Sequence[Status], path: Path) -
 
 
 def cell(value: Any) -> str:
-  """An override as `summary.csv` has it: JSON, but a plain word without its quotes.
+  """Formats an override for `summary.csv`: as JSON, but without quotes if it is a plain word.
 
   Example:
     >>> [cell(x) for x in ("sapo", "1", 1e-4, (1, 2), None, True)]
@@ -164,7 +170,9 @@ def cell(value: Any) -> str:
 
 
 def value_in(text: str) -> Any:
-  """The override in a cell of `summary.csv`, lists in place of tuples; None also where the row has no such override.
+  """Reads an override from a cell of `summary.csv`; tuples become lists.
+
+  The result is also None if the row has no such override.
 
   Example:
     >>> [value_in(x) for x in ("sapo", '"1"', "0.0001", "[1, 2]", "null", "true", "")]

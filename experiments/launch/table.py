@@ -1,4 +1,4 @@
-"""The table of a sweep: live on a terminal, a line for each event elsewhere, and as text at the end."""
+"""Table of a sweep: live on a terminal, one line per event elsewhere, and plain text at the end."""
 
 import contextlib
 import sys
@@ -11,12 +11,12 @@ from experiments.launch.status import FAILED, FINISHED, RUNNING, STOPPED, Status
 from experiments.launch.trial import Trial
 
 _STYLES = {FINISHED: "green", FAILED: "red", STOPPED: "yellow", RUNNING: "cyan"}
-_LONGEST = 120  # Letters of an error; summary.csv and the log have all.
-_EVERY = 60.0  # Seconds between lines of progress where there is no terminal.
+_LONGEST = 120  # Characters of an error; summary.csv and the log have all of them.
+_EVERY = 60.0  # Seconds between lines of progress if there is no terminal.
 
 
 def cells(trials: Sequence[Trial], statuses: Sequence[Status]) -> tuple[list[str], list[list[str]]]:
-  """Header and rows, as text."""
+  """Returns the header and the rows, as text."""
   fields = varying([trial.row for trial in trials])
   short = _short(fields)
   header = ["id", *short, "state", "step", "accuracy", "wall time", "attempts", ""]
@@ -32,13 +32,13 @@ def cells(trials: Sequence[Trial], statuses: Sequence[Status]) -> tuple[list[str
 
 
 def _short(fields: Sequence[str]) -> list[str]:
-  """Last parts of the fields' names, where these tell them apart."""
+  """Returns the last parts of the fields' names where these are unambiguous."""
   last = [field.rsplit(".", 1)[-1] for field in fields]
   return [name if last.count(name) == 1 else field for name, field in zip(last, fields, strict=True)]
 
 
 def clock(seconds: float) -> str:
-  """Minutes and seconds, or hours.
+  """Formats a duration as minutes and seconds, or with hours.
 
   Example:
     >>> clock(75), clock(7325)
@@ -52,7 +52,7 @@ def clock(seconds: float) -> str:
 
 
 def text(trials: Sequence[Trial], statuses: Sequence[Status]) -> str:
-  """The table as aligned text."""
+  """Formats the table as aligned text."""
   header, rows = cells(trials, statuses)
   widths = [max(len(row[i]) for row in [header, *rows]) for i in range(len(header))]
   lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in [header, *rows]]
@@ -60,7 +60,7 @@ def text(trials: Sequence[Trial], statuses: Sequence[Status]) -> str:
 
 
 def counts(statuses: Sequence[Status]) -> str:
-  """How many trials are in which state, as in "6 finished, 1 failed, 1 stopped"."""
+  """Counts the trials by state, as in "6 finished, 1 failed, 1 stopped"."""
   states = [at.state for at in statuses]
   order = dict.fromkeys(state for state in (FINISHED, RUNNING, FAILED, STOPPED, *states) if state in states)
   return ", ".join(f"{states.count(state)} {state}" for state in order)
@@ -68,13 +68,13 @@ def counts(statuses: Sequence[Status]) -> str:
 
 @contextlib.contextmanager
 def live(look: Callable[[], tuple[Sequence[Trial], Sequence[Status]]]) -> Iterator[Callable[[str], Any]]:
-  """Shows the table while something runs.
+  """Shows the table while trials run.
 
   Args:
-    look: what to show, asked about once a second.
+    look: Function that returns the trials and statuses to show, called about once a second.
 
   Yields:
-    A function to call often, with what has happened since ("" for nothing).
+    A function to call often, with a description of what has happened since ("" for nothing).
   """
   if sys.stdout.isatty():
     from rich.live import Live
@@ -104,7 +104,7 @@ def live(look: Callable[[], tuple[Sequence[Trial], Sequence[Status]]]) -> Iterat
 
 
 def drawn(trials: Sequence[Trial], statuses: Sequence[Status]) -> Any:
-  """The table as rich draws it."""
+  """Draws the table with rich."""
   from rich.table import Table
   from rich.text import Text
 
@@ -113,6 +113,6 @@ def drawn(trials: Sequence[Trial], statuses: Sequence[Status]) -> Any:
   for name in header:
     table.add_column(name)
   for row, at in zip(rows, statuses, strict=True):
-    # Plain text, never markup: an error line may hold brackets.
+    # Plain text and never markup, because an error may contain brackets.
     table.add_row(*(Text(cell, style=_STYLES.get(at.state, "")) for cell in row))
   return table

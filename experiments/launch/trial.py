@@ -1,4 +1,4 @@
-"""A trial is a row with a workdir and a command; a sweep's folder holds them all, and remembers what it is a sweep of."""
+"""Trials (rows with a workdir and a command) and the folder that holds the trials of a sweep."""
 
 import contextlib
 import json
@@ -23,10 +23,11 @@ class Trial(NamedTuple):
   """One run of a sweep.
 
   Attributes:
-    name: unique in the sweep, of lower-case letters, digits and hyphens.
-    row: what makes it different.
-    workdir: of the run, as the machine that trains sees it.
-    command: `python -m jaxrl_llm.main ...`; the same command starts it, goes on with it, and finds that it is finished.
+    name: Name that is unique in the sweep, of lower-case letters, digits and hyphens.
+    row: Row that distinguishes the trial from the others.
+    workdir: Workdir of the run, as the machine that trains sees it.
+    command: Command `python -m jaxrl_llm.main ...`. The same command starts the run, resumes it,
+      and exits at once if the run has finished.
   """
 
   name: str
@@ -36,14 +37,14 @@ class Trial(NamedTuple):
 
 
 class Sweep(NamedTuple):
-  """What a folder holds the trials of.
+  """Identity and folders of a sweep.
 
   Attributes:
-    name: of the sweep.
-    config: FILE or FILE:ARGUMENT.
-    base: overrides of all trials, texts by field.
-    folder: of the sweep's own files.
-    workdirs: where the trials' workdirs lie; the folder itself unless another machine trains.
+    name: Name of the sweep.
+    config: Config of all trials, as FILE or FILE:ARGUMENT.
+    base: Overrides of all trials, as texts by field.
+    folder: Folder of the sweep's own files.
+    workdirs: Folder of the trials' workdirs; the same as `folder` unless another machine trains.
   """
 
   name: str
@@ -54,7 +55,7 @@ class Sweep(NamedTuple):
 
 
 def sweep_name(config: str, sweep: str) -> str:
-  """The name of a sweep, by its files.
+  """Names a sweep after its files.
 
   Example:
     >>> sweep_name("configs/gspo.py:tiny", "experiments/sweeps/clip_range.py"), sweep_name("configs/gspo.py", "configs/gspo.py")
@@ -66,12 +67,12 @@ def sweep_name(config: str, sweep: str) -> str:
 
 
 def make_trials(sweep: Sweep, rows: Sequence[Row]) -> list[Trial]:
-  """The trials of a sweep."""
+  """Makes the trials of a sweep."""
   return [make_trial(sweep, row) for row in rows]
 
 
 def make_trial(sweep: Sweep, row: Row) -> Trial:
-  """The trial of one row."""
+  """Makes the trial of one row."""
   workdir = f"{sweep.workdirs.rstrip('/')}/{row.id}"
   flags = [f"--config.{field}={text}" for field, texts in overrides_of(sweep.base, row).items() for text in texts]
   command = ("python", "-m", "jaxrl_llm.main", f"--config={sweep.config}", *flags, f"--workdir={workdir}")
@@ -79,29 +80,32 @@ def make_trial(sweep: Sweep, row: Row) -> Trial:
 
 
 def refuse_changed(trials: Sequence[Trial], configs: Mapping[str, Mapping[str, Any]]) -> None:
-  """Refuses to take runs of an older config file for trials of this sweep.
+  """Refuses workdirs that hold runs of an older config file.
 
   Args:
-    trials: of the sweep.
-    configs: resolved, flat, by row.
+    trials: Trials of the sweep.
+    configs: Resolved and flattened configs, by row.
 
   Raises:
-    SweepError: there are some; the message shows the first.
+    SweepError: If there are any. The message shows the first.
   """
-  changed = [(trial, found) for trial in trials if (found := workdirs.changes(Path(trial.workdir), configs[trial.row.id]))]
+  changed = [(trial, fields) for trial in trials if (fields := workdirs.changes(Path(trial.workdir), configs[trial.row.id]))]
   if changed:
     trial, fields = changed[0]
     shown = "; ".join(f"{field}: {was!r} there, {now!r} now" for field, (was, now) in list(fields.items())[:3])
     more = f", as do {len(changed) - 1} more" if len(changed) > 1 else ""
-    raise SweepError(f"{trial.workdir} holds a run with another config ({shown}){more}; set these back, or give another --folder")
+    raise SweepError(
+      f"{trial.workdir} holds a run with another config ({shown}){more}; "
+      "restore these values, or choose another --folder"
+    )
 
 
 @contextlib.contextmanager
 def claimed(sweep: Sweep) -> Iterator[None]:
-  """The folder, for this launcher alone as long as it lasts.
+  """Locks the folder for this launcher while the context lasts.
 
   Raises:
-    SweepError: another launcher works in it.
+    SweepError: If another launcher is using the folder.
   """
   try:
     sweep.folder.mkdir(parents=True, exist_ok=True)
@@ -114,7 +118,9 @@ def claimed(sweep: Sweep) -> Iterator[None]:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
       file.seek(0)
-      raise SweepError(f"--folder={sweep.folder}: another launcher works in it ({file.read().strip() or 'unknown'}); wait for it") from None
+      raise SweepError(
+        f"--folder={sweep.folder}: another launcher is using it ({file.read().strip() or 'unknown'}); wait for it to end"
+      ) from None
     file.truncate(0)
     file.write(f"process {os.getpid()}")
     file.flush()
@@ -122,24 +128,24 @@ def claimed(sweep: Sweep) -> Iterator[None]:
 
 
 def record(sweep: Sweep, rows: Sequence[Row]) -> dict[str, dict[str, Any]]:
-  """Writes down what the folder is a sweep of.
+  """Writes the sweep's identity and rows to its folder.
 
   Args:
-    sweep: of now.
-    rows: of now.
+    sweep: Sweep of this launch.
+    rows: Rows of this launch.
 
   Returns:
-    Rows of earlier launches that the sweep no longer has, overrides by id; their workdirs stay.
+    Rows of earlier launches that the sweep no longer has, as overrides by id. Their workdirs stay.
 
   Raises:
-    SweepError: the folder holds another sweep, or something else.
+    SweepError: If the folder holds another sweep or anything else.
   """
   path = sweep.folder / _RECORD
   mine = {"config": sweep.config, "base": sweep.base}
   before = _read(path)
   if before is not None and (other := {key: before.get(key) for key in mine}) != mine:
     differing = "; ".join(f"{key}: {other[key]!r} there, {mine[key]!r} now" for key in mine if other[key] != mine[key])
-    raise SweepError(f"--folder={sweep.folder}: it holds a sweep of something else ({differing}); give another --folder")
+    raise SweepError(f"--folder={sweep.folder}: it holds a different sweep ({differing}); choose another --folder")
   rows_before = (before or {}).get("rows", {})
   now = {row.id: row.overrides for row in rows}
   text = json.dumps({"name": sweep.name, **mine, "rows": rows_before | now}, indent=1)
@@ -162,15 +168,15 @@ def _read(path: Path) -> dict[str, Any] | None:
 
 
 def options(kind: type, given: Mapping[str, Sequence[str]], *, target: str) -> Any:
-  """A target's own flags as its `Options`.
+  """Converts a target's own flags to its `Options`.
 
   Args:
-    kind: a NamedTuple of texts, whole numbers and tuples of texts.
-    given: texts by flag.
-    target: whose they are.
+    kind: NamedTuple of texts, whole numbers and tuples of texts.
+    given: Texts by flag.
+    target: Target that the flags belong to.
 
   Raises:
-    SweepError: a flag that it does not have, or a value of another type; a line each.
+    SweepError: If a flag is unknown or a value has another type. One line for each problem.
   """
   types, values, wrong = kind.__annotations__, {}, []
   for flag, texts in given.items():
@@ -187,7 +193,7 @@ def options(kind: type, given: Mapping[str, Sequence[str]], *, target: str) -> A
       values[name] = tuple(texts) if "tuple" in str(types[name]) else texts[-1]
   missing = [name for name in kind._fields if name not in kind._field_defaults and name not in values]
   if missing and not wrong:
-    wrong.append(f"{', '.join(f'--{name}' for name in missing)}: not set; --target={target} needs it")
+    wrong.append(f"{', '.join(f'--{name}' for name in missing)}: not set; --target={target} requires it")
   if wrong:
     raise SweepError("\n".join(wrong))
   return kind(**values)

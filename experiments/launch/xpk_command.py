@@ -1,4 +1,4 @@
-"""What xpk is told of a trial: the flags of `xpk workload create`, and how values get through two shells and Kubernetes unchanged."""
+"""Flags of `xpk workload create` for a trial, quoted for two shells and Kubernetes."""
 
 import hashlib
 import re
@@ -11,32 +11,35 @@ from experiments.launch.rows import SweepError
 from experiments.launch.trial import Trial
 
 VERSION = "1.16.0"
-"""Of xpk, which all of this was tried with."""
+"""Version of xpk with which the launcher was tried."""
 
 RESTARTED = (42, *range(127, 256))
-"""Exit statuses after which xpk's JobSets start again: 42 is ours after SIGTERM or a hang, the others are signals. 1 and 2 end a trial."""
+"""Exit statuses after which xpk's JobSets start again.
 
-_MAX_NAME = 28  # xpk takes 39; 28 is its limit where slices are joined to larger ones.
+The project's 42 follows SIGTERM or a hang; the others are signals. 1 and 2 end a trial.
+"""
+
+_MAX_NAME = 28  # xpk allows 39 characters, but 28 if slices are joined to larger ones.
 _LEAST = {"num_slices": 1, "max_restarts": 0, "grace_seconds": 1, "keep_seconds": 0}
 
 
 class Options(NamedTuple):
-  """The target's own flags.
+  """Flags of the xpk target.
 
   Attributes:
-    cluster: name of the cluster, as `xpk cluster create` made it.
-    tpu_type: of a slice, such as "v5p-128" (its cores: 64 chips) or "v6e-32".
-    num_slices: of one trial.
-    max_restarts: after preemptions and other losses of a pod.
-    docker_image: with the project in it; see pods.md.
-    project: of Google Cloud.
-    zone: of the cluster.
-    storage: names of xpk's storages that the workdirs lie on, with commas.
-    grace_seconds: from SIGTERM to SIGKILL.
-    keep_seconds: how long a job that has ended stays visible, and so for how long a relaunch knows of it.
-    env: further environment variables, NAME=VALUE each.
-    xpk: the command.
-    xpk_args: further arguments of `xpk workload create`.
+    cluster: Name of the cluster, as created with `xpk cluster create`.
+    tpu_type: Type of a slice, such as "v5p-128" (128 cores: 64 chips) or "v6e-32".
+    num_slices: Number of slices of a trial.
+    max_restarts: Maximum number of restarts after preemptions and other losses of a pod.
+    docker_image: Docker image that contains the project; see pods.md.
+    project: Google Cloud project.
+    zone: Zone of the cluster.
+    storage: Names of xpk's storages that hold the workdirs, separated by commas.
+    grace_seconds: Time from SIGTERM to SIGKILL, in s.
+    keep_seconds: Time for which an ended job stays visible, and a relaunch knows of it, in s.
+    env: Further environment variables, each as NAME=VALUE.
+    xpk: Path of the command.
+    xpk_args: Further arguments of `xpk workload create`.
   """
 
   cluster: str
@@ -55,18 +58,25 @@ class Options(NamedTuple):
 
 
 class XpkError(SweepError):
-  """What cannot be launched; the message is the lines to show."""
+  """Reason why a launch is impossible; the message consists of the lines to show."""
 
 
-# Where nothing was said: enough for xpk to write a manifest, and plain to see in it.
-PLACEHOLDERS = {"docker_image": "REGION-docker.pkg.dev/PROJECT/REPOSITORY/jaxrl-llm:TAG", "project": "PROJECT", "zone": "us-east5-a"}
+# Values of missing options: enough for xpk to write a manifest, and easy to see in it.
+PLACEHOLDERS = {
+  "docker_image": "REGION-docker.pkg.dev/PROJECT/REPOSITORY/jaxrl-llm:TAG",
+  "project": "PROJECT",
+  "zone": "us-east5-a",
+}
 
-# A slice that was preempted comes back when it comes back: the others are to wait for it, not to give up after five minutes with an error.
+# The return of a preempted slice takes an unknown time. The other slices must wait for it and not
+# end with an error after five minutes.
 _ENVIRONMENT = {"JAXRL_LLM_START_TIMEOUT": "86400"}
 
 
 def job_name(trial: Trial) -> str:
-  """A name that Kubernetes and xpk take: the beginning and the end of the trial's, and a hash of its workdir.
+  """Returns a name that Kubernetes and xpk accept.
+
+  It consists of the beginning and the end of the trial's name, and a hash of its workdir.
 
   Example:
     >>> job_name(Trial("gspo-qwen3-30b-a3b-clip-range-1f2e3d4c", None, "/mnt/runs/clip/1f2e3d4c", ()))
@@ -81,22 +91,25 @@ def job_name(trial: Trial) -> str:
 
 
 def create_command(trial: Trial, options: Options) -> list[str]:
-  """`xpk workload create` for a trial.
+  """Builds the command `xpk workload create` for a trial.
 
   Args:
-    trial: its command must hold no line breaks.
-    options: of the target.
+    trial: Trial whose command contains no line breaks.
+    options: Options of the target.
 
   Raises:
-    XpkError: a value that xpk cannot write.
+    XpkError: If xpk cannot express a value.
   """
   for name, least in _LEAST.items():
     if getattr(options, name) < least:
       raise XpkError(f"--{name}: found {getattr(options, name)}, expected {least} or more")
   if any(character in "".join(trial.command) for character in "\n\r"):
-    raise XpkError(f"trial {trial.name}: a value with a line break, which xpk's manifests cannot hold; take it from a file")
+    raise XpkError(
+      f"trial {trial.name}: found a value with a line break, which xpk's manifests cannot hold; read it from a file"
+    )
   environment = _ENVIRONMENT | _named(options.env)
-  # `exec`: SIGTERM is for Python, not for a shell around it. `$$`: Kubernetes replaces $(NAME), quoted or not, and reads $$ as $.
+  # `exec` makes SIGTERM reach Python instead of a shell around it.
+  # Kubernetes replaces $(NAME), quoted or not, and reads $$ as $.
   command = "exec " + shlex.join(command_for(trial, options)).replace("$", "$$")
   return [
     *("xpk", "workload", "create"),
@@ -118,10 +131,10 @@ def create_command(trial: Trial, options: Options) -> list[str]:
 
 
 def command_for(trial: Trial, options: Options) -> list[str]:
-  """A trial's command, with what its config does not say of several slices.
+  """Returns a trial's command with the flags that its config lacks for several slices.
 
   Raises:
-    XpkError: the config says something else of them.
+    XpkError: If the config contradicts the number of slices.
   """
   try:
     return [*trial.command, *slices.mesh_arguments(trial.command, options.num_slices)]
@@ -130,7 +143,7 @@ def command_for(trial: Trial, options: Options) -> list[str]:
 
 
 def error_of(trial: Trial, error: Exception) -> XpkError:
-  """An error that names its trial on each line."""
+  """Returns an error that names its trial in each line."""
   return XpkError("\n".join(f"trial {trial.name}: {line}" for line in str(error).splitlines()))
 
 
@@ -142,12 +155,12 @@ def _words(text: str) -> list[str]:
 
 
 def _named(env: Sequence[str]) -> dict[str, str]:
-  found = {}
+  variables = {}
   for each in env:
     name, equals, value = each.partition("=")
     if not equals or not re.fullmatch(r"[A-Za-z_]\w*", name):
       raise XpkError(f"--env: found {each!r}, expected NAME=VALUE")
     if '"' in value or "\\" in value:
-      raise XpkError(f"--env: the value of {name} has a quote or a backslash, which xpk's manifests cannot hold")
-    found[name] = value
-  return found
+      raise XpkError(f"--env: found a quote or a backslash in the value of {name}, which xpk's manifests cannot hold")
+    variables[name] = value
+  return variables

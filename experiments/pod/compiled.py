@@ -1,4 +1,4 @@
-"""What the compiler for TPUs says of one program: its plan of memory, what it sends between chips, and its refusal."""
+"""Compilation of one program for TPUs: the plan of its memory, its collectives, or the refusal."""
 
 import re
 import shutil
@@ -19,17 +19,17 @@ from experiments.pod.topology import Topology
 
 
 class Compiled(NamedTuple):
-  """What the compiler says of one program, for one chip, in bytes.
+  """Properties of a compiled program, for one chip, in bytes.
 
   Attributes:
-    arguments: what it reads.
-    outputs: what it returns.
-    aliased: outputs that lie in the memory of arguments.
-    temporaries: memory in between, with the gaps that it cannot fill.
-    code: the machine code; 0 where only the plan was made.
-    seconds: that compiling took.
-    traffic: seconds and bytes of its collectives, by kind and mesh axes.
-    refused: the compiler's words where it does not fit; None where it does.
+    arguments: Size of the arguments.
+    outputs: Size of the outputs.
+    aliased: Size of the outputs that share memory with arguments.
+    temporaries: Size of the temporaries, with the gaps that the compiler cannot fill.
+    code: Size of the machine code; 0 if only the plan was made.
+    seconds: Compilation time, in s.
+    traffic: Seconds and bytes of the collectives, by kind and mesh axes.
+    refused: Message of the compiler if the program does not fit; None if it fits.
   """
 
   arguments: float
@@ -43,12 +43,12 @@ class Compiled(NamedTuple):
 
 
 class Reports(NamedTuple):
-  """What the compiler writes down before it makes machine code.
+  """Reports that the compiler writes before it generates machine code.
 
   Attributes:
-    usage: the memory that it has laid out.
-    buffers: each piece of it.
-    text: the program.
+    usage: Report of the memory usage.
+    buffers: Report of each buffer.
+    text: Text of the program.
   """
 
   usage: str
@@ -57,17 +57,24 @@ class Reports(NamedTuple):
 
 
 def compile_for(
-  jitted: Callable, arguments: tuple, mesh: Mesh, topology: Topology, *, unknown_trips: int = 1, only_planned: bool = False
+  jitted: Callable,
+  arguments: tuple,
+  mesh: Mesh,
+  topology: Topology,
+  *,
+  unknown_trips: int = 1,
+  only_planned: bool = False,
 ) -> Compiled:
   """Compiles one program.
 
   Args:
-    jitted: the program.
-    arguments: abstract, each where it lies on the chips.
-    mesh: of the program.
-    topology: the chips.
-    unknown_trips: how often loops run whose number of turns is not in the program.
-    only_planned: stop where memory is laid out and collectives are placed, and leave the chips' machine code, which takes minutes, aside.
+    jitted: Program to compile.
+    arguments: Abstract arguments with their shardings.
+    mesh: Mesh of the program.
+    topology: Chips to compile for.
+    unknown_trips: Number of iterations of loops whose number is not in the program.
+    only_planned: Whether to stop when memory is laid out and collectives are placed, without the
+      chips' machine code, which takes minutes.
   """
   start, code = time.perf_counter(), 0.0
   lowered = jitted.trace(*arguments).lower(lowering_platforms=("tpu",))
@@ -77,16 +84,31 @@ def compile_for(
     if "RESOURCE_EXHAUSTED" not in str(error):
       raise
     held = costs.bytes_on_chip(arguments)
-    return Compiled(held, 0.0, 0.0, max(_asked(str(error)) - held, 0.0), 0.0, time.perf_counter() - start, {}, refused=str(error))
+    return Compiled(
+      held,
+      0.0,
+      0.0,
+      max(_requested_bytes(str(error)) - held, 0.0),
+      0.0,
+      time.perf_counter() - start,
+      {},
+      refused=str(error),
+    )
   if executable is not None:
-    # Its temporaries are not those of `memory_analysis()`, which adds the gaps of the plan's temporaries to them, where they are already.
+    # Only the code's size is taken from here: the temporaries of `memory_analysis()` count the gaps
+    # of the plan's temporaries twice.
     code = float(executable.memory_analysis().generated_code_size_in_bytes)
   sizes = memory(reports)
-  return Compiled(**sizes, code=code, seconds=time.perf_counter() - start, traffic=_traffic(topology, reports.text, mesh, unknown_trips))
+  return Compiled(
+    **sizes,
+    code=code,
+    seconds=time.perf_counter() - start,
+    traffic=_traffic(topology, reports.text, mesh, unknown_trips),
+  )
 
 
 def memory(reports: Reports) -> dict[str, float]:
-  """Bytes of a chip's memory: arguments, outputs, what is both, and the rest.
+  """Reads the bytes of a chip's memory: arguments, outputs, aliased outputs, and temporaries.
 
   Example:
     >>> buffers = '''
@@ -98,28 +120,30 @@ def memory(reports: Reports) -> dict[str, float]:
     >>> memory(Reports("Memory Space: default (color=0)\\nTotal bytes: 100 (100B)", buffers, ""))
     {'arguments': 48.0, 'outputs': 56.0, 'aliased': 40.0, 'temporaries': 36.0}
   """
-  found = {"arguments": 0.0, "outputs": 0.0, "aliased": 0.0}
+  num_bytes = {"arguments": 0.0, "outputs": 0.0, "aliased": 0.0}
   for size, kind in re.findall(r"^allocation \d+: size (\d+), (.*)", reports.buffers, re.MULTILINE):
     if kind.startswith("color"):
-      continue  # Other memory than the chip's own: of its cores, or of the host.
+      continue  # Not the chip's own memory, but that of its cores or of the host.
     is_argument, is_output = kind.startswith("parameter"), "maybe-live-out" in kind
-    for name, counts in zip(found, (is_argument, is_output, is_argument and is_output), strict=True):
-      found[name] += float(size) * counts
+    for name, counts in zip(num_bytes, (is_argument, is_output, is_argument and is_output), strict=True):
+      num_bytes[name] += float(size) * counts
   total = float(re.search(r"Memory Space: default.*?\nTotal bytes: (\d+)", reports.usage, re.DOTALL).group(1))
-  return found | {"temporaries": max(total - found["arguments"] - found["outputs"] + found["aliased"], 0.0)}
+  return num_bytes | {
+    "temporaries": max(total - num_bytes["arguments"] - num_bytes["outputs"] + num_bytes["aliased"], 0.0)
+  }
 
 
 def _planned(lowered: Any, *, wait: bool) -> tuple[Reports, Any]:
-  """The compiler's reports, as soon as it has written them down, and the executable where somebody waits for it.
+  """Returns the compiler's reports as soon as they are complete, and the executable if `wait`.
 
-  It goes on by itself with the machine code; the process need not wait for that.
+  The compiler continues with the machine code by itself; the process need not wait for it.
   """
   folder, failed, made = Path(tempfile.mkdtemp()), [], []
 
   def compile_it() -> None:
     try:
       made.append(lowered.compile(compiler_options={"xla_dump_to": str(folder), "xla_dump_hlo_as_text": True}))
-    except Exception as error:  # Raised where somebody waits for it.
+    except Exception as error:  # Raised by the waiting loop below.
       failed.append(error)
 
   thread = threading.Thread(target=compile_it, daemon=True)
@@ -130,18 +154,18 @@ def _planned(lowered: Any, *, wait: bool) -> tuple[Reports, Any]:
     if failed:
       shutil.rmtree(folder, ignore_errors=True)
       raise failed[0]
-    found = [path for ending in endings for path in folder.glob(f"*after_optimizations{ending}")]
-    if len(found) == len(endings) and (done or not wait and time.time() - max(x.stat().st_mtime for x in found) > 2):
-      reports = Reports(*(path.read_text() for path in found))
+    paths = [path for ending in endings for path in folder.glob(f"*after_optimizations{ending}")]
+    if len(paths) == len(endings) and (done or not wait and time.time() - max(x.stat().st_mtime for x in paths) > 2):
+      reports = Reports(*(path.read_text() for path in paths))
       shutil.rmtree(folder, ignore_errors=True)
       return reports, made[0] if wait else None
     if done:
-      raise RuntimeError(f"the compiler left no plan in {folder}")
+      raise RuntimeError(f"the compiler wrote no plan to {folder}")
     time.sleep(0.2)
 
 
-def _asked(message: str) -> float:
-  """Bytes that the compiler's refusal speaks of."""
+def _requested_bytes(message: str) -> float:
+  """Returns the largest size in the compiler's refusal, in bytes."""
   sizes = [float(x) * 2.0 ** {"K": 10, "M": 20, "G": 30}[unit] for x, unit in re.findall(r"([\d.]+)([KMG])", message)]
   return max(sizes, default=0.0)
 
@@ -151,9 +175,11 @@ def _traffic(topology: Topology, text: str, mesh: Mesh, unknown_trips: int) -> d
   coords = np.array([device.coords for device in devices])
   slices = np.array([getattr(device, "slice_index", 0) or 0 for device in devices])
   chip, total = topology.chip, defaultdict(lambda: (0.0, 0.0))
-  for found in hlo.collectives(text, num_devices=mesh.size, unknown_trips=unknown_trips):
-    once = hlo.seconds(found, coords, slices, topology.shape, wire=chip.wire_bytes_per_s, network=chip.network_bytes_per_s)
-    key = (found.kind, hlo.axes_of(found.groups, dict(mesh.shape)))
+  for collective in hlo.collectives(text, num_devices=mesh.size, unknown_trips=unknown_trips):
+    once = hlo.seconds(
+      collective, coords, slices, topology.shape, wire=chip.wire_bytes_per_s, network=chip.network_bytes_per_s
+    )
+    key = (collective.kind, hlo.axes_of(collective.groups, dict(mesh.shape)))
     seconds, num_bytes = total[key]
-    total[key] = (seconds + once * found.times, num_bytes + float(found.num_bytes) * found.times)
+    total[key] = (seconds + once * collective.times, num_bytes + float(collective.num_bytes) * collective.times)
   return dict(total)

@@ -1,7 +1,8 @@
-"""What a program has to do at the least, counted: floating-point operations and bytes of memory, for each chip.
+"""Lower bounds on a program's floating-point operations and bytes of memory traffic, for each chip.
 
-XLA's own counts leave out the kernels of attention and of experts, and see the body of a loop once. Counted here are matrix products,
-attention over rows that are one whole sequence each, and the least traffic between a chip's memory and its cores.
+XLA's own counts leave out the kernels of attention and experts, and count the body of a loop once.
+This module counts matrix products, attention over rows of one whole sequence each, and the least
+traffic between a chip's memory and its cores.
 """
 
 from typing import NamedTuple
@@ -15,12 +16,12 @@ from jaxrl_llm.models import ModelConfig
 
 
 class Work(NamedTuple):
-  """What one chip does in one run of a program.
+  """Work of one chip in one run of a program.
 
   Attributes:
-    flops: matrix products and attention, what the backward pass computes again included.
-    model_flops: without that: what a utilisation is measured by.
-    num_bytes: the least that moves to and from memory.
+    flops: Operations of matrix products and attention, including the backward pass's recomputation.
+    model_flops: Operations without recomputation, on which a utilisation is based.
+    num_bytes: Least number of bytes moved to and from memory.
   """
 
   flops: float
@@ -29,7 +30,7 @@ class Work(NamedTuple):
 
 
 def layer_weights(model: ModelConfig) -> tuple[float, float]:
-  """Weights of a layer, the mean over all of them: those that one token meets, and all."""
+  """Counts the weights of an average layer: those that one token uses, and all of them."""
   d, sparse = model.d_model, len(model.sparse_layers) / model.num_layers
   attention = 2 * d * model.head_dim * (model.num_heads + model.num_kv_heads)
   dense = 3 * d * model.d_ff * (1 - sparse)
@@ -45,7 +46,7 @@ def _attention(model: ModelConfig, pairs: float) -> float:
 
 
 def weights_on_chip(model: ModelConfig, mesh: Mesh) -> float:
-  """Weights of all layers that a chip holds once fsdp has gathered them."""
+  """Counts the weights of all layers that a chip holds once fsdp has gathered them."""
   _, every = layer_weights(model)
   experts = 0.0 if model.experts is None else 3 * model.d_model * model.experts.d_ff * model.experts.num_experts
   experts *= len(model.sparse_layers) / model.num_layers
@@ -53,43 +54,51 @@ def weights_on_chip(model: ModelConfig, mesh: Mesh) -> float:
 
 
 def rows_pass(config: ConfigDict, model: ModelConfig, mesh: Mesh, *, rows: int, backward: bool) -> Work:
-  """A pass over packed rows, each of them full: the update, or the pass that scores.
+  """Counts a pass over full packed rows: the update, or the scoring pass.
 
   Args:
-    config: checked.
-    model: its shape.
-    mesh: of the learner.
-    rows: of the batch.
-    backward: True for the update.
+    config: Checked config.
+    model: Shape of the model.
+    mesh: Mesh of the learner.
+    rows: Number of rows of the batch.
+    backward: Whether to count the backward pass, as in the update.
   """
   length, chips = config.learner.row_tokens, mesh.size
   met, _ = layer_weights(model)
   tokens, pairs = rows * length, rows * length * (length + 1) / 2
-  layers, head, attention = 2 * model.num_layers * met * tokens, 2 * model.d_model * model.vocab_size * tokens, _attention(model, pairs)
+  layers, head, attention = (
+    2 * model.num_layers * met * tokens,
+    2 * model.d_model * model.vocab_size * tokens,
+    _attention(model, pairs),
+  )
   itemsize, micro = jnp.dtype(model.dtype).itemsize, config.learner.micro_batches
   passes = 1
   flops = model_flops = layers + head + attention
   if backward:
     model_flops *= 3
     again = model.remat != "none"
-    # Of the head logits are computed again, and of attention the scores, whatever the policy.
+    # The head's logits and the attention scores are recomputed under every policy.
     flops = model_flops + head + attention / 2 + (layers + attention if again else 0)
     passes = 3 + again
-  # Activations: what goes into and comes out of each matrix product of a layer.
+  # Activations: the inputs and outputs of each matrix product of a layer.
   d, heads = model.d_model, model.head_dim * (model.num_heads + 2 * model.num_kv_heads)
   wide = model.d_ff if model.experts is None else model.experts.top_k * (model.experts.d_ff + 2 * d / 3)
   activations = tokens / chips * model.num_layers * (6 * d + 2 * heads + 6 * wide) * itemsize * passes
-  weights = weights_on_chip(model, mesh) * itemsize * micro * (passes + (1 if backward else 0))  # Written once more by the gather.
+  # In the backward pass the gather writes the weights once more.
+  weights = weights_on_chip(model, mesh) * itemsize * micro * (passes + (1 if backward else 0))
   return Work(flops / chips, model_flops / chips, activations + weights)
 
 
 def optimizer_bytes(state_bytes: float, gradient_bytes: float) -> float:
-  """Memory traffic of one AdamW update: weights and moments are read and written, gradients written and read."""
+  """Counts the memory traffic of one AdamW update.
+
+  Weights and moments are read and written; gradients are written and read.
+  """
   return 2 * state_bytes + 2 * gradient_bytes
 
 
 def prefill(config: ConfigDict, model: ModelConfig, mesh: Mesh) -> Work:
-  """All prompts, each once, at the length of the largest bucket."""
+  """Counts the prefill of all prompts, each once, at the length of the largest bucket."""
   length, prompts = max(config.rollout.prompt_buckets), config.rollout.num_prompts + config.rollout.spare_prompts
   met, _ = layer_weights(model)
   flops = 2 * model.num_layers * met * prompts * length + _attention(model, prompts * length * (length + 1) / 2)
@@ -98,14 +107,15 @@ def prefill(config: ConfigDict, model: ModelConfig, mesh: Mesh) -> Work:
 
 
 def decode_step(config: ConfigDict, model: ModelConfig, mesh: Mesh, *, rows: int, num_bytes: float) -> Work:
-  """One token for every row, with a cache that is full.
+  """Counts a decoding step of one token for every row, with a full cache.
 
   Args:
-    config: checked.
-    model: its shape, in the sampler's dtype.
-    mesh: of the sampler.
-    rows: that decode at once, over all chips.
-    num_bytes: that one chip reads: its weights and its cache, and what it gathers of other chips' weights.
+    config: Checked config.
+    model: Shape of the model, in the sampler's dtype.
+    mesh: Mesh of the sampler.
+    rows: Number of rows that decode at once, over all chips.
+    num_bytes: Number of bytes that one chip reads: its weights, its cache, and the weights that it
+      gathers from other chips.
   """
   met, _ = layer_weights(model)
   head = 2 * model.d_model * model.vocab_size
@@ -115,7 +125,7 @@ def decode_step(config: ConfigDict, model: ModelConfig, mesh: Mesh, *, rows: int
 
 
 def bytes_on_chip(tree) -> float:
-  """Memory of abstract arrays with shardings, on one chip; what lies in the memory of a host is none of it."""
+  """Returns the bytes of abstract arrays with shardings on one chip, without host memory."""
   is_here = lambda x: getattr(x, "sharding", None) is not None and x.sharding.memory_kind != "pinned_host"
   return sum(float(x.dtype.itemsize) * _count(x) for x in jax.tree.leaves(tree) if is_here(x))
 

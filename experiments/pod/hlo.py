@@ -1,4 +1,4 @@
-"""What a compiled program sends between chips, read from its text: every collective, as often as the loops around it run it."""
+"""Collectives of a compiled program and the number of times that each runs, read from its text."""
 
 import math
 import re
@@ -16,13 +16,14 @@ _CALLED = re.compile(r"(?:calls|to_apply|body|condition|async_computation)=%?([\
 
 
 class Collective(NamedTuple):
-  """One collective operation of a program.
+  """A collective operation of a program.
 
   Attributes:
-    kind: of `KINDS`.
-    num_bytes: of the whole array that a group of chips gathers, reduces or exchanges, on each of them.
-    groups: chips that work together, as numbers in the program's order.
-    times: how often it runs.
+    kind: Kind of the collective, one of `KINDS`.
+    num_bytes: Size of the whole array that a group of chips gathers, reduces or exchanges, as each
+      chip counts it.
+    groups: Chips that work together, as numbers in the program's order.
+    times: Number of times that it runs.
   """
 
   kind: str
@@ -32,12 +33,12 @@ class Collective(NamedTuple):
 
 
 def collectives(text: str, *, num_devices: int, unknown_trips: int = 1) -> list[Collective]:
-  """The collectives of a compiled program.
+  """Reads the collectives of a compiled program.
 
   Args:
-    text: `compiled.as_text()`.
-    num_devices: of the program.
-    unknown_trips: how often loops run whose number of turns is not in the program.
+    text: Text of the program, `compiled.as_text()`.
+    num_devices: Number of devices of the program.
+    unknown_trips: Number of iterations of loops whose number is not in the program.
 
   Example:
     >>> text = '''
@@ -45,14 +46,14 @@ def collectives(text: str, *, num_devices: int, unknown_trips: int = 1) -> list[
     ...   %g = f32[8]{0} all-gather(%x), channel_id=1, replica_groups=[1,2]<=[2], dimensions={0}
     ... }
     ... ENTRY %main (a: f32[4]) -> f32[8] {
-    ...   %w = (s32[], f32[8]) while(%t), condition=%c, body=%body, backend_config={"known_trip_count":{"n":"48"}}
+    ...   %w = (s32[], f32[8]) while(%t), body=%body, backend_config={"known_trip_count":{"n":"48"}}
     ... }
     ... '''
     >>> collectives(text, num_devices=2)
     [Collective(kind='all-gather', num_bytes=32, groups=((0, 1),), times=48)]
   """
   bodies, entry = computations(text)
-  found: list[Collective] = []
+  all_collectives: list[Collective] = []
   chains: set[tuple[str, str]] = set()
 
   def visit(name: str, times: int, loop: str) -> None:
@@ -62,34 +63,36 @@ def collectives(text: str, *, num_devices: int, unknown_trips: int = 1) -> list[
         continue
       shape, operation = match.groups()
       kind = operation.removesuffix("-start")
-      # One that goes on beside other work is written into each fusion of that work, from its start to its end.
+      # A collective that overlaps with other work appears in each fusion of that work, from its
+      # start to its end.
       chain = re.search(r"channel_id=(\d+).*chain_id=", line)
       if chain and (link := (chain.group(1), loop)) in chains:
         continue
       if chain:
         chains.add(link)
       if kind in KINDS:
-        found.append(_collective(line, kind, shape, operation, times, num_devices, name))
+        all_collectives.append(_collective(line, kind, shape, operation, times, num_devices, name))
       elif operation == "send" and (between := _between_slices(line, shape, times, num_devices)):
-        found.append(between)
+        all_collectives.append(between)
       turns = times * _trips(line, bodies, unknown_trips) if operation == "while" else times
       for called, branches in _CALLED.findall(line):
         for each in [called] if called else [x.strip().lstrip("%") for x in branches.split(",")]:
           visit(each, turns, each if operation == "while" else loop)
 
   visit(entry, 1, entry)
-  return [x for x in found if len(x.groups[0]) > 1]
+  return [x for x in all_collectives if len(x.groups[0]) > 1]
 
 
 def computations(text: str) -> tuple[dict[str, list[str]], str]:
-  """The lines of every computation, and the name of the first one to run."""
+  """Splits a program into the lines of its computations, and names the first one to run."""
   bodies, entry, lines = {}, "", None
   for line in text.splitlines():
     match = _COMPUTATION.match(line)
     if match and " = " not in line.split("(", 1)[0]:
       lines = bodies.setdefault(match.group(1), [])
       entry = match.group(1) if line.startswith("ENTRY") else entry
-    elif line.rstrip() == "}":  # Kernels have a text of their own, in which lines may begin with braces too.
+    # The text of a kernel may contain lines that begin with braces, too.
+    elif line.rstrip() == "}":
       lines = None
     elif lines is not None:
       lines.append(line)
@@ -97,7 +100,10 @@ def computations(text: str) -> tuple[dict[str, list[str]], str]:
 
 
 def _trips(line: str, bodies: Mapping[str, Sequence[str]], unknown: int) -> int:
-  """Turns of a loop: written beside it, or the one constant that its condition compares with."""
+  """Reads the number of iterations of a loop.
+
+  It stands beside the loop, or it is the one constant with which the loop's condition compares.
+  """
   if match := re.search(r"known_trip_count\D*?(\d+)", line):
     return int(match.group(1))
   condition = re.search(r"condition=%?([\w.\-]+)", line)
@@ -116,17 +122,21 @@ def _collective(line: str, kind: str, shape: str, operation: str, times: int, nu
   groups = _groups(line, num_devices) if kind != "collective-permute" else _pairs(line)
   sizes = _size(shape)
   if operation.endswith("-start") and len(sizes) > 1 and kind in ("all-gather", "collective-permute"):
-    sizes = sizes[1:2]  # (operand, result, ...) of what goes on in the background.
+    sizes = sizes[1:2]  # The shape is (operand, result, ...) if the collective runs asynchronously.
   num_bytes = sum(sizes)
   if kind == "reduce-scatter":
     num_bytes *= len(groups[0])
   if kind == "all-reduce" and "all-reduce-scatter" in computation:
-    kind = "reduce-scatter"  # As the TPU's compiler writes it: a fusion that keeps one part of the sum.
+    # The TPU's compiler writes it as a fusion that keeps one part of the sum.
+    kind = "reduce-scatter"
   return Collective(kind, num_bytes, groups, times)
 
 
 def _between_slices(line: str, shape: str, times: int, num_devices: int) -> Collective | None:
-  """A collective over the network, which is written as what a chip hands to its host; slices lie one after the other in the mesh."""
+  """Reads a collective over the network, which the program contains as a transfer to the host.
+
+  Slices are consecutive in the mesh.
+  """
   kind = re.search(r'_xla_megascale_transfer_type="(\w+)"', line)
   last = re.search(r'_xla_megascale_target="[^"]*\{0:(\d+)\}"', line)
   if not kind or not last:
@@ -169,11 +179,11 @@ def _pairs(line: str) -> tuple[tuple[int, ...], ...]:
 
 
 def axes_of(groups: Sequence[Sequence[int]], mesh_shape: Mapping[str, int]) -> str:
-  """The mesh axes that a collective goes over, as in "fsdp" or "fsdp+expert".
+  """Returns the mesh axes that a collective spans, as in "fsdp" or "fsdp+expert".
 
   Args:
-    groups: numbers of the chips in the mesh's order.
-    mesh_shape: sizes of the mesh's axes.
+    groups: Numbers of the chips of each group, in the mesh's order.
+    mesh_shape: Sizes of the mesh's axes.
 
   Example:
     >>> axes_of([(0, 2), (1, 3)], {"fsdp": 2, "tensor": 2})
@@ -184,28 +194,37 @@ def axes_of(groups: Sequence[Sequence[int]], mesh_shape: Mapping[str, int]) -> s
   return "+".join(varying)
 
 
-def seconds(found: Collective, coords: np.ndarray, slices: np.ndarray, shape: Sequence[int], *, wire: float, network: float) -> float:
-  """The least time of one run of a collective: bytes that each chip must get, over the wires that lead to its group.
+def seconds(
+  collective: Collective,
+  coords: np.ndarray,
+  slices: np.ndarray,
+  shape: Sequence[int],
+  *,
+  wire: float,
+  network: float,
+) -> float:
+  """Bounds the time of one run of a collective from below, by the bytes that each chip receives.
 
-  A ring along a whole dimension of the torus has two wires a chip, along a part of it one. Between slices the network counts instead.
+  A ring along a whole dimension of the torus has two wires per chip; along a part of it, one wire.
+  Between slices the network counts instead.
 
   Args:
-    found: the collective.
-    coords: of each chip in its torus `[N, 3]`.
-    slices: number of each chip's slice.
-    shape: chips along each dimension of the torus.
-    wire: bytes/s one way, of one wire.
-    network: bytes/s of a chip to other slices.
+    collective: Collective to time.
+    coords: Coordinates of each chip in its torus, [N, 3].
+    slices: Number of each chip's slice, [N].
+    shape: Number of chips along each dimension of the torus.
+    wire: Bandwidth of one wire in one direction, in bytes/s.
+    network: Bandwidth of a chip to other slices, in bytes/s.
   """
-  group = np.array(found.groups[0])
+  group = np.array(collective.groups[0])
   size = len(group)
   share = (size - 1) / size
-  moved = found.num_bytes * {"all-reduce": 2 * share, "collective-permute": 1.0}.get(found.kind, share)
+  moved = collective.num_bytes * {"all-reduce": 2 * share, "collective-permute": 1.0}.get(collective.kind, share)
   if len(set(slices[group].tolist())) > 1:
     num = len(set(slices[group].tolist()))
     inside = size // num
-    # Inside each slice first: between slices only the part goes that a chip is left with.
-    return moved / wire / 2 * (inside > 1) + found.num_bytes / max(inside, 1) * 2 * (num - 1) / num / network
+    # The slices reduce inside first; only the part that a chip is left with crosses the network.
+    return moved / wire / 2 * (inside > 1) + collective.num_bytes / max(inside, 1) * 2 * (num - 1) / num / network
   wires, hops = 0, 0.0
   for dimension, length in enumerate(shape):
     places = len(set(coords[group, dimension].tolist()))
@@ -213,6 +232,6 @@ def seconds(found: Collective, coords: np.ndarray, slices: np.ndarray, shape: Se
       wraps = places == length and length > 2
       wires += 2 if wraps else 1
       hops += places / (4 if wraps else 3)
-  if found.kind in ("all-to-all", "ragged-all-to-all"):
-    moved *= hops  # What goes to a chip further on passes those between.
+  if collective.kind in ("all-to-all", "ragged-all-to-all"):
+    moved *= hops  # Data for a distant chip passes the chips in between.
   return moved / (wire * max(wires, 1))

@@ -1,4 +1,4 @@
-"""What a program on chips that are elsewhere takes of memory and time; and the learner's programs: update and score."""
+"""Memory and time of a program on remote chips, and the learner's programs: update and score."""
 
 from typing import NamedTuple
 
@@ -17,20 +17,21 @@ from jaxrl_llm.learner.programs import Programs, make_programs
 from jaxrl_llm.models import ModelConfig
 from jaxrl_llm.models.head import chunk_tokens
 
-_VOCABULARY = 264  # Of a tokenizer, for presets that have none of their own.
+_VOCABULARY = 264  # Vocabulary size of presets without a tokenizer of their own.
 
 
 class Plan(NamedTuple):
-  """What is compiled.
+  """Programs to compile and the chips to compile them for.
 
   Attributes:
-    config: checked.
-    topology: the chips.
-    mesh: of the learner.
-    sampler_mesh: of the sampler; the same, or other chips.
-    model: its shape.
-    programs: the learner's.
-    only_planned: stop where memory is laid out and collectives are placed, and leave the chips' machine code, which takes minutes, aside.
+    config: Checked config.
+    topology: Chips to compile for.
+    mesh: Mesh of the learner.
+    sampler_mesh: Mesh of the sampler; the learner's mesh or other chips.
+    model: Shape of the model.
+    programs: Programs of the learner.
+    only_planned: Whether to stop when memory is laid out and collectives are placed, without the
+      chips' machine code, which takes minutes.
   """
 
   config: ConfigDict
@@ -43,15 +44,15 @@ class Plan(NamedTuple):
 
 
 class Proof(NamedTuple):
-  """A program on its chips.
+  """Compiled program with its memory and its work.
 
   Attributes:
-    name: of the program.
-    compiled: what the compiler says.
-    parts: of the arguments, by what they hold.
-    beside: bytes that lie on the chip besides, such as moments while responses are drawn.
-    work: what one run does.
-    note: what to know of the numbers; empty for nothing.
+    name: Name of the program.
+    compiled: Properties of the compiled program.
+    parts: Bytes of the arguments, by content.
+    beside: Bytes on the chip that the program does not use, such as the moments during sampling.
+    work: Work of one run.
+    note: Remark on the numbers; empty for none.
   """
 
   name: str
@@ -63,30 +64,37 @@ class Proof(NamedTuple):
 
   @property
   def peak(self) -> float:
-    """Bytes of a chip while the program runs."""
-    found = self.compiled
-    return found.arguments + found.outputs - found.aliased + found.temporaries + found.code + self.beside
+    """Peak memory of a chip while the program runs, in bytes."""
+    sizes = self.compiled
+    return sizes.arguments + sizes.outputs - sizes.aliased + sizes.temporaries + sizes.code + self.beside
 
   def fits(self, topology: Topology) -> bool:
-    """Whether it does."""
+    """Returns whether the program fits the chips' memory."""
     return self.compiled.refused is None and self.peak <= topology.chip.memory_bytes
 
   def seconds(self, topology: Topology) -> dict[str, float]:
-    """The least time of one run for what it computes, moves in memory, and sends."""
+    """Returns lower bounds on the time of one run: its compute, memory traffic and collectives."""
     chip = topology.chip
     network = sum(seconds for seconds, _ in self.compiled.traffic.values())
-    return {"compute": self.work.flops / chip.flops_per_s, "memory": self.work.num_bytes / chip.bytes_per_s, "network": network}
+    return {
+      "compute": self.work.flops / chip.flops_per_s,
+      "memory": self.work.num_bytes / chip.bytes_per_s,
+      "network": network,
+    }
 
   def utilisation(self, topology: Topology) -> float:
-    """The ceiling of the model's FLOP/s over the chip's: no program can be faster than the slowest of its three bounds."""
+    """Returns an upper bound on the utilisation, the model's FLOP/s over the chip's.
+
+    It follows from the slowest of the three bounds on the time.
+    """
     return self.work.model_flops / topology.chip.flops_per_s / max(*self.seconds(topology).values(), 1e-12)
 
 
 def make_plan(config: ConfigDict, topology: Topology, *, only_planned: bool = False) -> Plan:
-  """The programs of a config on the chips of a topology; compiles nothing yet.
+  """Makes the programs of a config for the chips of a topology, without compiling them.
 
   Raises:
-    ValueError: a mesh that the chips do not make up, or sizes that it does not divide.
+    ValueError: If the mesh does not fit the chips, or does not divide the sizes.
   """
   mesh, sampler_mesh = mesh_lib.make_meshes(**config.mesh, devices=topology.devices)
   shards = (mesh_lib.num_row_shards(mesh), mesh_lib.num_row_shards(sampler_mesh))
@@ -99,7 +107,7 @@ def make_plan(config: ConfigDict, topology: Topology, *, only_planned: bool = Fa
 
 
 def update(plan: Plan) -> Proof:
-  """An optimizer update of the largest batch."""
+  """Compiles the optimizer update of the largest batch."""
   state, batch = plan.programs.rl_step.signatures[-1]
   rows = batch.tokens.shape[0]
   work = costs.rows_pass(plan.config, plan.model, plan.mesh, rows=rows, backward=True)
@@ -115,7 +123,7 @@ def update(plan: Plan) -> Proof:
 
 
 def score(plan: Plan) -> Proof:
-  """The pass that scores what was sampled, before the first update."""
+  """Compiles the pass that scores the rollouts before the first update."""
   params, batch = plan.programs.logprobs.signatures[-1]
   work = costs.rows_pass(plan.config, plan.model, plan.mesh, rows=batch.tokens.shape[0], backward=False)
   parts = {"weights": costs.bytes_on_chip(params), "batch": costs.bytes_on_chip(batch)}
@@ -126,5 +134,8 @@ def score(plan: Plan) -> Proof:
 def _compiled(plan: Plan, program, arguments: tuple) -> Compiled:
   learner = plan.config.learner
   tokens = max(learner.row_buckets) * learner.row_tokens / plan.mesh.size * plan.mesh.shape["tensor"] / learner.micro_batches
-  turns = -(-int(tokens) // (plan.model.head_tokens or chunk_tokens(plan.model.vocab_size, "tpu")))  # Of the output head's loop.
-  return compile_for(program.jitted, arguments, plan.mesh, plan.topology, unknown_trips=turns, only_planned=plan.only_planned)
+  # Number of iterations of the output head's loop.
+  turns = -(-int(tokens) // (plan.model.head_tokens or chunk_tokens(plan.model.vocab_size, "tpu")))
+  return compile_for(
+    program.jitted, arguments, plan.mesh, plan.topology, unknown_trips=turns, only_planned=plan.only_planned
+  )

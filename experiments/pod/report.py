@@ -1,4 +1,4 @@
-"""What compiled programs say, as tables for a terminal and as JSON."""
+"""Reports on compiled programs, as tables for a terminal and as JSON."""
 
 from typing import Any
 
@@ -8,34 +8,56 @@ from rich.text import Text
 
 from experiments.pod.proof import Plan, Proof
 
-SETTINGS = ("raise config.learner.micro_batches", "raise config.mesh.fsdp (more chips)", "set config.model.remat='full'")
-"""What lowers the memory of an update."""
+SETTINGS = (
+  "raise config.learner.micro_batches",
+  "raise config.mesh.fsdp (more chips)",
+  "set config.model.remat='full'",
+)
+"""Settings that lower the memory of an update."""
 
 STATE_SETTINGS = (
   "set config.model.param_dtype='bfloat16'",
   "config.learner.moments_dtype='bfloat16'",
   "config.learner.offload_optimizer=True",
 )
-"""What is left where no mesh is enough."""
+"""Settings that remain if no mesh is enough."""
 
-SAMPLING_SETTINGS = ("lower config.rollout.slots", "set config.rollout.cache_dtype='int8'", "raise config.mesh.fsdp or tensor (more chips)")
-"""What lowers the memory of prefill and decoding."""
+SAMPLING_SETTINGS = (
+  "lower config.rollout.slots",
+  "set config.rollout.cache_dtype='int8'",
+  "raise config.mesh.fsdp or tensor (more chips)",
+)
+"""Settings that lower the memory of prefill and decoding."""
 
 _GB = 2.0**30
 
 
 def tables(plan: Plan, proofs: list[Proof]) -> Group:
-  """Memory, time and traffic of each program."""
+  """Builds the tables of memory, time and traffic of the programs."""
   kinds = ("arguments", "temporaries", "outputs", "aliased", "code", "beside")
   memory = _table("program", *kinds, "peak", "of HBM", "fits", title="GiB of each chip")
   for proof in proofs:
-    found = proof.compiled
-    sizes = (found.arguments, found.temporaries, found.outputs, -found.aliased, found.code, proof.beside, proof.peak)
+    compiled = proof.compiled
+    sizes = (
+      compiled.arguments,
+      compiled.temporaries,
+      compiled.outputs,
+      -compiled.aliased,
+      compiled.code,
+      proof.beside,
+      proof.peak,
+    )
     part = proof.peak / plan.topology.chip.memory_bytes
-    memory.add_row(proof.name, *(f"{x / _GB:.2f}" for x in sizes), f"{part:.0%}", "yes" if proof.fits(plan.topology) else "[bold red]no")
+    memory.add_row(
+      proof.name,
+      *(f"{x / _GB:.2f}" for x in sizes),
+      f"{part:.0%}",
+      "yes" if proof.fits(plan.topology) else "[bold red]no",
+    )
   times = _table(
-    "program", "TFLOP", "GB moved", "GB sent", "compute s", "memory s", "network s", "step s", "bound by", "MFU at most", "compiled in s"
-  )
+    "program", "TFLOP", "GB moved", "GB sent", "compute s", "memory s", "network s", "step s", "bound by", "MFU at most",
+    "compiled in s",
+  )  # fmt: skip
   for proof in proofs:
     if proof.compiled.refused:
       continue
@@ -53,8 +75,8 @@ def tables(plan: Plan, proofs: list[Proof]) -> Group:
       f"{proof.utilisation(plan.topology):.0%}",
       f"{proof.compiled.seconds:.0f}",
     )
-  times.title = "each chip, each run: what is counted, and the least time for it"
-  return Group(memory, times, _traffic(proofs), *_words(plan, proofs))
+  times.title = "work of each chip in one run, and the least time for it"
+  return Group(memory, times, _traffic(proofs), *_remarks(plan, proofs))
 
 
 def _table(*columns: str, title: str = "") -> Table:
@@ -73,25 +95,25 @@ def _traffic(proofs: list[Proof]) -> Table:
   return table
 
 
-def _words(plan: Plan, proofs: list[Proof]) -> list[Text | Table]:
+def _remarks(plan: Plan, proofs: list[Proof]) -> list[Text | Table]:
   lines = [f"{proof.name}: {proof.note}" for proof in proofs if proof.note]
   of_arguments = lambda proof: ", ".join(f"{name} {size / _GB:.2f}" for name, size in proof.parts.items())
   lines += [f"{proof.name}: of the arguments, in GiB: {of_arguments(proof)}" for proof in proofs]
   if plan.only_planned:
-    lines.append("memory and collectives are as the compiler planned them; its machine code was not waited for")
+    lines.append("memory and collectives are as the compiler planned them, before it generated machine code")
   chips = f"{plan.mesh.size} chips of {plan.topology.chip.kind} ({plan.topology.slices} x {plan.topology.name})"
   bad = [proof for proof in proofs if not proof.fits(plan.topology)]
   verdict = f"{plan.config.model.preset} fits {chips}" if not bad else f"{plan.config.model.preset} does not fit {chips}"
-  found: list[Text | Table] = [Text("\n".join(lines))]
+  remarks: list[Text | Table] = [Text("\n".join(lines))]
   for proof in bad:
-    found.append(what_takes_memory(plan, proof))
+    remarks.append(memory_parts(plan, proof))
     settings = SETTINGS if proof.name in ("update", "score") else SAMPLING_SETTINGS
-    found.append(Text(f"{proof.name}: to lower it, {', or '.join(settings)}"))
-  return [*found, Text(verdict, style="bold green" if not bad else "bold red")]
+    remarks.append(Text(f"{proof.name}: to lower it, {', or '.join(settings)}"))
+  return [*remarks, Text(verdict, style="bold green" if not bad else "bold red")]
 
 
-def what_takes_memory(plan: Plan, proof: Proof) -> Table:
-  """The parts of a program's memory: those that are known of its arguments, and an estimate of the rest."""
+def memory_parts(plan: Plan, proof: Proof) -> Table:
+  """Builds a table of the estimated parts of a program's memory."""
   from jaxrl_llm.config.policy import make_objective
   from jaxrl_llm.learner.memory import footprint
   from jaxrl_llm.learner.needs import fields_needed
@@ -100,22 +122,36 @@ def what_takes_memory(plan: Plan, proof: Proof) -> Table:
   needs = fields_needed(plan.config, objective)
   estimate = footprint(plan.config, plan.model, plan.mesh, plan.sampler_mesh, objective, needs=needs)
   of_program = {"update": "update", "score": "logprobs"}.get(proof.name, "sampling")
-  table = _table("what", "GiB", title=f"{proof.name}: what takes the memory (estimated)")
+  table = _table("what", "GiB", title=f"{proof.name}: parts of the memory (estimated)")
   for name, size in {**estimate.held, **estimate.programs.get(of_program, {})}.items():
     table.add_row(name, f"{size / _GB:.2f}")
-  table.add_row("there is", f"{plan.topology.chip.memory_bytes / _GB:.2f}")
+  table.add_row("available", f"{plan.topology.chip.memory_bytes / _GB:.2f}")
   return table
 
 
 def as_json(plan: Plan, proofs: list[Proof]) -> dict[str, Any]:
-  """The numbers of the tables, in bytes and seconds."""
-  found = {"topology": plan.topology.name, "slices": plan.topology.slices, "chips": plan.mesh.size, "mesh": dict(plan.mesh.shape)}
-  found |= {"model": plan.config.model.preset, "micro_batches": plan.config.learner.micro_batches, "only_planned": plan.only_planned}
+  """Returns the numbers of the tables, in bytes and seconds."""
+  numbers = {
+    "topology": plan.topology.name,
+    "slices": plan.topology.slices,
+    "chips": plan.mesh.size,
+    "mesh": dict(plan.mesh.shape),
+  }
+  numbers |= {
+    "model": plan.config.model.preset,
+    "micro_batches": plan.config.learner.micro_batches,
+    "only_planned": plan.only_planned,
+  }
   for proof in proofs:
     compiled = proof.compiled
-    sizes = {name: getattr(compiled, name) for name in ("arguments", "temporaries", "outputs", "aliased", "code", "seconds", "refused")}
-    traffic = {f"{kind} over {axes}": {"seconds": s, "bytes": b} for (kind, axes), (s, b) in compiled.traffic.items()}
-    found[proof.name] = {
+    sizes = {
+      name: getattr(compiled, name)
+      for name in ("arguments", "temporaries", "outputs", "aliased", "code", "seconds", "refused")
+    }
+    traffic = {
+      f"{kind} over {axes}": {"seconds": s, "bytes": b} for (kind, axes), (s, b) in compiled.traffic.items()
+    }
+    numbers[proof.name] = {
       **sizes,
       "parts": proof.parts,
       "beside": proof.beside,
@@ -127,10 +163,10 @@ def as_json(plan: Plan, proofs: list[Proof]) -> dict[str, Any]:
       "collectives": traffic,
       "note": proof.note,
     }
-  return found
+  return numbers
 
 
 def show(renderable: Any) -> None:
-  """Prints; as wide as it must be where nobody reads it on a terminal."""
+  """Prints something, as wide as necessary if the output is not a terminal."""
   console = Console()
   (console if console.is_terminal else Console(width=180)).print(renderable)

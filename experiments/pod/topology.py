@@ -1,4 +1,4 @@
-"""TPU topologies by name, described by libtpu alone: no TPU is there, and none is looked for."""
+"""TPU topologies by name, described by libtpu alone, without access to a TPU."""
 
 import importlib.util
 import math
@@ -12,33 +12,36 @@ from experiments.benchmarks.roofline import Machine, datasheet
 from jaxrl_llm.messages import did_you_mean
 
 GENERATIONS = {"v5e": ("TPU v5 lite", 2, 256), "v5p": ("TPU v5", 3, 8960), "v6e": ("TPU v6 lite", 2, 256)}
-"""What JAX calls a chip, dimensions of its torus, and the chips of the largest slice there is."""
+"""JAX's name of a chip, number of dimensions of its torus, and chips of the largest slice."""
 
 SIZES = {
   2: ((2, 2), (2, 4), (4, 4), (4, 8), (8, 8), (8, 16), (16, 16)),
-  3: ((2, 2, 1), (2, 2, 2), (2, 2, 4), (2, 4, 4), (4, 4, 4), (4, 4, 8), (4, 8, 8), (8, 8, 8), (8, 8, 16), (8, 16, 16), (16, 16, 16)),
-}
-"""Slices that one can ask for, by the dimensions of the torus."""
+  3: (
+    (2, 2, 1), (2, 2, 2), (2, 2, 4), (2, 4, 4), (4, 4, 4), (4, 4, 8),
+    (4, 8, 8), (8, 8, 8), (8, 8, 16), (8, 16, 16), (16, 16, 16),
+  ),
+}  # fmt: skip
+"""Shapes of the slices on offer, by the number of dimensions of the torus."""
 
-# Any values will do: they keep libtpu from asking the metadata server of a machine that has a TPU.
+# Any values keep libtpu from querying the metadata server of a machine with a TPU.
 _ENVIRONMENT = {
   "TPU_SKIP_MDS_QUERY": "1",
   "TPU_ACCELERATOR_TYPE": "v5e-4",
   "TPU_WORKER_HOSTNAMES": "localhost",
-  "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",  # Nobody's chips are taken: several of these may run at once.
+  "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",  # Several processes may run at once, since none takes a chip.
   "JAX_PLATFORMS": "cpu",
 }
 
 
 class Topology(NamedTuple):
-  """Chips that are elsewhere.
+  """Remote chips to compile for.
 
   Attributes:
-    name: as libtpu knows one slice, such as "v5p:4x4x4".
-    slices: how many of them a network joins.
-    chip: peaks of one chip.
-    shape: chips of a slice along each dimension of its torus.
-    devices: of JAX, to compile for.
+    name: Name of one slice in libtpu, such as "v5p:4x4x4".
+    slices: Number of slices joined by a network.
+    chip: Peaks of one chip.
+    shape: Number of chips of a slice along each dimension of its torus.
+    devices: Devices of JAX to compile for.
   """
 
   name: str
@@ -49,10 +52,10 @@ class Topology(NamedTuple):
 
 
 def parse(name: str) -> tuple[str, tuple[int, ...]]:
-  """Generation and size of a slice.
+  """Parses the generation and the shape of a slice.
 
   Raises:
-    ValueError: one line with near names and valid ones.
+    ValueError: If there is no such slice. One line, with similar and valid names.
 
   Example:
     >>> parse("v5p:4x4x4")
@@ -60,7 +63,7 @@ def parse(name: str) -> tuple[str, tuple[int, ...]]:
     >>> parse("v5p:4x4x5")
     Traceback (most recent call last):
     ...
-    ValueError: --topology: no slice 'v5p:4x4x5', expected one such as v5p:4x4x4, v5p:2x2x1 to v5p:16x16x16; did you mean v5p:4x4x4?
+    ValueError: --topology: found no slice 'v5p:4x4x5', expected one such as v5p:4x4x4, ...
   """
   generation, _, size = name.lower().partition(":")
   match = re.fullmatch(r"\d+(x\d+)*", size)
@@ -73,36 +76,39 @@ def parse(name: str) -> tuple[str, tuple[int, ...]]:
     expected = "a generation and a size, such as v5e:4x4, v5p:4x4x4 or v6e:8x16"
   else:
     sizes = SIZES[GENERATIONS[generation][1]]
-    if shape and math.prod(shape):  # Of about as many chips.
+    if shape and math.prod(shape):  # Suggest a slice with a similar number of chips.
       nearest = min(sizes, key=lambda x: abs(math.log(math.prod(x) / math.prod(shape))))
       hint = f"; did you mean {spell(generation, nearest)}?"
     middle = spell(generation, (4, 4) if len(sizes[0]) == 2 else (4, 4, 4))
     expected = f"one such as {middle}, {spell(generation, sizes[0])} to {spell(generation, sizes[-1])}"
-  raise ValueError(f"--topology: no slice {name!r}, expected {expected}{hint}")
+  raise ValueError(f"--topology: found no slice {name!r}, expected {expected}{hint}")
 
 
 def slices_of(generation: str) -> list[str]:
-  """The slices of a generation, from the smallest on.
+  """Lists the slices of a generation, from the smallest on.
 
   Raises:
-    ValueError: one line; no such generation.
+    ValueError: If there is no such generation. One line.
 
   Example:
     >>> slices_of("v6e")
     ['v6e:2x2', 'v6e:2x4', 'v6e:4x4', 'v6e:4x8', 'v6e:8x8', 'v6e:8x16', 'v6e:16x16']
   """
   if generation not in GENERATIONS:
-    raise ValueError(f"--topology: no generation {generation!r}, expected one of {', '.join(GENERATIONS)}")
+    raise ValueError(f"--topology: found no generation {generation!r}, expected one of {', '.join(GENERATIONS)}")
   return [spell(generation, shape) for shape in SIZES[GENERATIONS[generation][1]]]
 
 
 def spell(generation: str, shape: tuple[int, ...]) -> str:
-  """A slice's name."""
+  """Formats the name of a slice."""
   return f"{generation}:{'x'.join(map(str, shape))}"
 
 
 def _exists(generation: str, shape: tuple[int, ...]) -> bool:
-  """A size of the table, or a larger torus of whole cubes: those that have no name of their own can be asked for too."""
+  """Returns whether a slice exists: a shape of the table, or a larger torus of whole cubes.
+
+  Such tori can be requested although they have no name of their own.
+  """
   _, dimensions, most = GENERATIONS[generation]
   if shape in SIZES[dimensions]:
     return True
@@ -111,28 +117,30 @@ def _exists(generation: str, shape: tuple[int, ...]) -> bool:
 
 
 def prepare() -> None:
-  """Finds libtpu and tells it that no TPU is here; before JAX starts.
+  """Finds libtpu and tells it that there is no TPU here; must run before JAX starts.
 
   Raises:
-    ValueError: libtpu is not installed.
+    ValueError: If libtpu is not installed.
   """
   spec = importlib.util.find_spec("libtpu")
   if spec is None or not spec.submodule_search_locations:
-    raise ValueError("compile_for_pod needs the package libtpu, the compiler for TPUs (no TPU is needed): pip install libtpu")
+    raise ValueError(
+      "compile_for_pod needs the package libtpu, the compiler for TPUs (no TPU is needed): pip install libtpu"
+    )
   library = Path(next(iter(spec.submodule_search_locations))) / "libtpu.so"
   for name, value in {**_ENVIRONMENT, "TPU_LIBRARY_PATH": str(library)}.items():
     os.environ.setdefault(name, value)
 
 
 def describe(name: str, *, slices: int = 1) -> Topology:
-  """A topology to compile for.
+  """Describes a topology to compile for.
 
   Args:
-    name: of one slice.
-    slices: of them.
+    name: Name of one slice.
+    slices: Number of slices.
 
   Raises:
-    ValueError: no such slice, or libtpu does not know it.
+    ValueError: If there is no such slice, or libtpu refuses it.
   """
   generation, shape = parse(name)
   if slices < 1:
@@ -142,7 +150,7 @@ def describe(name: str, *, slices: int = 1) -> Topology:
 
   options = {"num_slices": slices} if slices > 1 else {}
   try:
-    found = topologies.get_topology_desc(platform="tpu", topology_name=name.lower(), **options)
+    description = topologies.get_topology_desc(platform="tpu", topology_name=name.lower(), **options)
   except JaxRuntimeError as error:
     raise ValueError(f"--topology: libtpu refuses {name!r}: {str(error).splitlines()[0]}") from error
-  return Topology(name.lower(), slices, datasheet(GENERATIONS[generation][0]), shape, found.devices)
+  return Topology(name.lower(), slices, datasheet(GENERATIONS[generation][0]), shape, description.devices)

@@ -1,1 +1,1 @@
-"""Whether a run can be lost: kills at random and at chosen places, and what became of the run."""
+"""Tests of whether a run can be lost: kills at random and at chosen places, and their effects."""

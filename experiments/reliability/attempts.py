@@ -1,4 +1,4 @@
-"""One attempt at a run after the other: started, killed at a moment that is chosen beforehand, and read afterwards."""
+"""Attempts at a run: starting it, killing it at a chosen moment, and reading the result."""
 
 import contextlib
 import json
@@ -23,22 +23,22 @@ from jaxrl_llm.workdir.metrics import read_rows
 ROOT = Path(__file__).resolve().parents[2]
 
 VARIES = ("timing_s/", "perf/throughput", "perf/compiles", "perf/max_memory_allocated_gb")
-"""What depends on the clock and the machine."""
+"""Prefixes of the metrics that depend on the clock and the machine."""
 
 _LOOK_SECONDS = 0.002
 _LIMIT_SECONDS = 600.0
 
 
 class Job(NamedTuple):
-  """A run that is started again and again.
+  """Run that is started again and again.
 
   Attributes:
-    flags: of its command line, without the workdir.
-    workdir: of the run.
-    processes: that it has.
-    devices: simulated ones of each process.
-    every: RL steps from one checkpoint to the next.
-    cache: folder of compiled programs, so that an attempt need not compile what another has.
+    flags: Flags of its command line, without the workdir.
+    workdir: Workdir of the run.
+    processes: Number of its processes.
+    devices: Number of simulated devices of each process.
+    every: Number of RL steps between checkpoints.
+    cache: Folder of compiled programs, which the attempts share.
   """
 
   flags: tuple[str, ...]
@@ -50,14 +50,14 @@ class Job(NamedTuple):
 
 
 class Ended(NamedTuple):
-  """What became of an attempt.
+  """End of an attempt.
 
   Attributes:
-    statuses: of its processes; minus the signal's number for one that a signal ended.
-    struck: whether it was killed; False for one that came to its end before.
-    seconds: from the signal until all processes were gone; 0 where it was not killed.
-    step: last RL step that it had written.
-    resumed: RL step that it went on from; None where it began anew.
+    statuses: Exit statuses of its processes; a signal's number with a minus if a signal ended one.
+    struck: Whether it was killed; False if it had ended before.
+    seconds: Seconds from the signal until all processes were gone; 0 if it was not killed.
+    step: Last RL step that it had written.
+    resumed: RL step from which it resumed; None if it began anew.
   """
 
   statuses: tuple[int, ...]
@@ -68,21 +68,28 @@ class Ended(NamedTuple):
 
 
 When = Callable[[Job, Sequence[subprocess.Popen], float], bool]
-"""Whether to strike now: asked every few milliseconds, with the time that the attempt was started."""
+"""Test of whether to strike now, called every few milliseconds with the attempt's start time."""
 
 
-def attempt(job: Job, *, when: When | None = None, victims: Sequence[int] = (0,), kind: int = signal.SIGKILL, fault: str = "") -> Ended:
-  """Starts the run and waits for its end, or brings it about.
+def attempt(
+  job: Job,
+  *,
+  when: When | None = None,
+  victims: Sequence[int] = (0,),
+  kind: int = signal.SIGKILL,
+  fault: str = "",
+) -> Ended:
+  """Starts the run, strikes it if asked to, and waits for its end.
 
   Args:
-    job: the run.
-    when: to send the signal; None never.
-    victims: processes that it is sent to.
-    kind: of signal.
-    fault: for `JAXRL_FAULT`.
+    job: Run to start.
+    when: Test of whether to send the signal now; None to send none.
+    victims: Indices of the processes to send it to.
+    kind: Signal to send.
+    fault: Value of `JAXRL_FAULT`.
 
   Raises:
-    TimeoutError: it neither ended nor could be struck within ten minutes; its processes are killed.
+    TimeoutError: If it has not ended within ten minutes. Its processes are killed.
   """
   number = logs.number(job.workdir / "logs")
   started, struck = time.monotonic(), None
@@ -91,7 +98,8 @@ def attempt(job: Job, *, when: When | None = None, victims: Sequence[int] = (0,)
     while any(process.poll() is None for process in processes):
       if time.monotonic() - started > _LIMIT_SECONDS:
         raise TimeoutError(f"attempt {number} at {job.workdir} took more than {_LIMIT_SECONDS:.0f} s; see its logs")
-      if struck is None and any(process.poll() == -signal.SIGKILL for process in processes):  # By a fault of its own.
+      # A process may have been killed by the injected fault.
+      if struck is None and any(process.poll() == -signal.SIGKILL for process in processes):
         struck = time.monotonic()
       if struck is None and when is not None and when(job, processes, started):
         struck = time.monotonic()
@@ -114,7 +122,7 @@ def attempt(job: Job, *, when: When | None = None, victims: Sequence[int] = (0,)
 def _launch(job: Job, fault: str, output: Path) -> list[subprocess.Popen]:
   address = f"127.0.0.1:{_free_port()}"
   command = [sys.executable, "-m", "jaxrl_llm.main", *job.flags, f"--workdir={job.workdir}"]
-  found = []
+  processes = []
   for index in range(job.processes):
     settings = dict(os.environ) | {
       "XLA_FLAGS": f"--xla_force_host_platform_device_count={job.devices}",
@@ -126,8 +134,8 @@ def _launch(job: Job, fault: str, output: Path) -> list[subprocess.Popen]:
     if job.processes > 1:
       settings |= {"JAX_COORDINATOR_ADDRESS": address, "JAX_NUM_PROCESSES": str(job.processes), "JAX_PROCESS_ID": str(index)}
     with open(f"{output}.{index}", "a") as file:
-      found.append(subprocess.Popen(command, cwd=ROOT, env=settings, stdout=file, stderr=subprocess.STDOUT))
-  return found
+      processes.append(subprocess.Popen(command, cwd=ROOT, env=settings, stdout=file, stderr=subprocess.STDOUT))
+  return processes
 
 
 def _free_port() -> int:
@@ -137,40 +145,51 @@ def _free_port() -> int:
 
 
 def rows(workdir: Path) -> list[dict[str, Any]]:
-  """Rows of the run's metrics that are whole."""
+  """Reads the complete rows of the run's metrics."""
   return read_rows(workdir / "metrics.jsonl")
 
 
 def last_step(workdir: Path) -> int:
-  """Last RL step in the run's metrics; 0 where there is none."""
+  """Returns the last RL step in the run's metrics, or 0 if there is none."""
   return max((row["step"] for row in rows(workdir) if row["phase"] == "rl"), default=0)
 
 
 def _resumed(log: Path) -> int | None:
   if not log.exists():
     return None
-  found = re.findall(r"resumed .* RL step (\d+)", log.read_text(encoding="utf-8"))
-  return int(found[-1]) if found else None
+  steps = re.findall(r"resumed .* RL step (\d+)", log.read_text(encoding="utf-8"))
+  return int(steps[-1]) if steps else None
 
 
 def fingerprints(workdir: Path) -> list[str]:
-  """A line for each row of the run's metrics: its step, and every number in the shortest form that gives the same bits."""
-  return [json.dumps({name: x for name, x in row.items() if not name.startswith(VARIES)}, sort_keys=True) for row in rows(workdir)]
+  """Returns a line for each row of the run's metrics, without the numbers that vary.
+
+  Numbers have the shortest form that gives the same bits.
+  """
+  return [
+    json.dumps({name: x for name, x in row.items() if not name.startswith(VARIES)}, sort_keys=True)
+    for row in rows(workdir)
+  ]
 
 
 def final_arrays(workdir: Path) -> Mapping[str, np.ndarray]:
-  """The arrays of the run's last checkpoint, by path."""
+  """Reads the arrays of the run's last checkpoint, by path."""
   step = max(int(path.name) for path in (workdir / "checkpoints").iterdir() if path.name.isdecimal())
   folder = (workdir / "checkpoints" / str(step) / "arrays").absolute()
   with ocp.PyTreeCheckpointer() as reading:
     leaves = reading.metadata(folder).item_metadata.tree
-    on_host = jax.tree.map(lambda _: ocp.RestoreArgs(restore_type=np.ndarray), leaves)  # Whatever devices they were on.
+    # Restored as NumPy arrays, whatever devices they were on.
+    on_host = jax.tree.map(lambda _: ocp.RestoreArgs(restore_type=np.ndarray), leaves)
     restored = reading.restore(folder, restore_args=on_host)
   return {jax.tree_util.keystr(path): np.asarray(leaf) for path, leaf in jax.tree_util.tree_leaves_with_path(restored)}
 
 
 def mismatches(golden: Path, other: Path) -> int:
-  """How many rows of metrics, samples and arrays of two finished runs differ in any bit; rows that one lacks count."""
+  """Counts the differences between two finished runs, in any bit.
+
+  It compares the rows of the metrics, the samples and the arrays. Rows and arrays that only one run
+  has count as well.
+  """
   ours, theirs = fingerprints(other), fingerprints(golden)
   count = abs(len(ours) - len(theirs)) + sum(a != b for a, b in zip(ours, theirs, strict=False))
   count += (golden / "samples.jsonl").read_bytes() != (other / "samples.jsonl").read_bytes()

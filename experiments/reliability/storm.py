@@ -1,18 +1,21 @@
 """`python -m experiments.reliability.storm [--kills=25] [--processes=1] [--out=DIR] ...`
 
-A run is killed again and again, each time started with the same command, until it is finished; then it is compared with one that nobody
-touched: every number of its metrics, the fingerprint of every batch of tokens, its samples and its last weights must be the same bits.
+A run is killed again and again, and restarted with the same command each time, until it finishes.
+Then it is compared with an undisturbed run: every number of its metrics, the fingerprint of every
+batch of tokens, its samples and its last weights must be the same bits.
 
-  --kills      SIGKILLs at random times; half of them while a checkpoint is being written
-  --phases     whose beginning a SIGKILL strikes, as in update,save; default: each of them
-  --minutes    goes on for as long, with as many runs as it takes, instead
-  --processes  of the run, over loopback; one of them, drawn by lot, is sent the signal, and the others have to notice
-  --seed       of the lots
+  --kills      number of SIGKILLs at random times; half of them while a checkpoint is being written
+  --phases     phases at whose beginning a SIGKILL strikes, as in update,save; default: all of them
+  --minutes    minimum duration instead, with as many runs as it takes
+  --processes  number of processes of the run, over loopback; one of them, chosen at random, gets
+               the signal, and the others have to notice
+  --seed       seed of the random choices
   --out        folder, which must not exist; default: a temporary one
-  --config.*   settings of the run, which is `configs/gspo.py:tiny` with some RL steps for each kill and a checkpoint
-               every 4 of them; of several processes every one
+  --config.*   settings of the run, which is `configs/gspo.py:tiny` with some RL steps for each kill
+               and a checkpoint every 4 steps, or every step with several processes
 
-SIGTERMs come on top. Prints a table and writes it, with all attempts, to `storm.json` there.
+SIGTERMs come in addition. Prints a table and writes it, with all attempts, to `storm.json` in the
+folder.
 """
 
 import json
@@ -35,18 +38,25 @@ FLAGS = (
   "--config.warm_start.num_steps=8",
   "--config.checkpoint.warm_start_every=4",
   "--config.eval.every=20",
-  "--config.reward.overlong_buffer=16",  # Rewards of random weights would all be 0, and so would the gradients.
+  # Rewards of random weights would otherwise all be 0, and so would the gradients.
+  "--config.reward.overlong_buffer=16",
   "--config.log.num_table_rows=0",
   "--config.log.tensorboard=False",
 )
 _TERMS = 3
-_STEPS_EACH = 8  # RL steps that a strike leaves behind, or fewer: on an idle machine 4, with 6 to 15 for a SIGTERM.
-_NAMES = {"at random": "SIGKILL at random", "while saving": "SIGKILL while a checkpoint is written", "SIGTERM": "SIGTERM at random"}
-_REACH_SECONDS = 1.5  # Of random kills, from the first step of an attempt on: some steps and a checkpoint.
+# Upper bound on the RL steps between two strikes: on an idle machine 4, and 6 to 15 for a SIGTERM.
+_STEPS_EACH = 8
+_NAMES = {
+  "at random": "SIGKILL at random",
+  "while saving": "SIGKILL while a checkpoint is written",
+  "SIGTERM": "SIGTERM at random",
+}
+# Range of random kills after the first step of an attempt: some steps and a checkpoint.
+_REACH_SECONDS = 1.5
 
 
 class Options(NamedTuple):
-  """The command line, read."""
+  """Parsed command line."""
 
   kills: int
   phases: tuple[str, ...]
@@ -58,12 +68,12 @@ class Options(NamedTuple):
 
 
 class Strike(NamedTuple):
-  """A kill, and what it cost.
+  """Kill and its cost.
 
   Attributes:
-    kind: "at random", "while saving", "SIGTERM", or the phase.
-    ended: of the attempt.
-    redone: RL steps that were on disk and are made again.
+    kind: Kind, "at random", "while saving", "SIGTERM", or the phase.
+    ended: End of the attempt.
+    redone: Number of RL steps that were on disk and are repeated.
   """
 
   kind: str
@@ -72,7 +82,7 @@ class Strike(NamedTuple):
 
 
 def main(argv: Sequence[str]) -> int:
-  """The command line: 0 where nothing differs, 1 where something does, 2 for bad input."""
+  """Runs the command line; returns 0 if nothing differs, 1 if something does, 2 for bad input."""
   if {"-h", "--help"} & set(argv[1:]):
     print(__doc__)
     return 0
@@ -81,15 +91,17 @@ def main(argv: Sequence[str]) -> int:
   except ValueError as error:
     print(f"error: {error}", file=sys.stderr)
     return 2
-  logging.getLogger("absl").setLevel(logging.ERROR)  # Orbax tells of files that it does without.
+  logging.getLogger("absl").setLevel(logging.ERROR)  # Orbax warns of files that it can do without.
   options.out.mkdir(parents=True, exist_ok=True)
   golden, differing, strikes = job_of(options, "golden"), 0, []
   begun = time.monotonic()
   done = attempt(golden)
   if any(done.statuses):
-    print(f"error: the run that nobody touched ended with {done.statuses}; see {golden.workdir}.out.0", file=sys.stderr)
+    print(f"error: the undisturbed run ended with {done.statuses}; see {golden.workdir}.out.0", file=sys.stderr)
     return 1
-  print(f"the run that nobody touched: {last_step(golden.workdir)} RL steps, {time.monotonic() - begun:.0f} s", flush=True)
+  print(
+    f"the undisturbed run: {last_step(golden.workdir)} RL steps, {time.monotonic() - begun:.0f} s", flush=True
+  )
   lots, number = random.Random(options.seed), 0
   while not number or (options.minutes is not None and time.monotonic() - begun < 60 * options.minutes):
     stormy = job_of(options, f"storm-{number}")
@@ -98,19 +110,27 @@ def main(argv: Sequence[str]) -> int:
     number += 1
   text = table(strikes, differing)
   print(text)
-  facts = {"machine": platform.machine(), "options": options._asdict() | {"out": str(options.out)}, "mismatches": differing}
-  (options.out / "storm.json").write_text(json.dumps(facts | {"strikes": [x._asdict() | {"ended": x.ended._asdict()} for x in strikes]}))
+  facts = {
+    "machine": platform.machine(),
+    "options": options._asdict() | {"out": str(options.out)},
+    "mismatches": differing,
+  }
+  (options.out / "storm.json").write_text(
+    json.dumps(facts | {"strikes": [x._asdict() | {"ended": x.ended._asdict()} for x in strikes]})
+  )
   late = max((x.redone for x in strikes), default=0) > golden.every
   return 1 if differing or late else 0
 
 
 def read(arguments: Sequence[str]) -> Options:
-  """Reads the command line.
+  """Parses the command line.
 
   Raises:
-    ValueError: an unknown flag, or a value that cannot be.
+    ValueError: If a flag is unknown or a value is invalid.
   """
-  values, flags = {"kills": "25", "phases": ",".join(PHASES), "minutes": "", "processes": "1", "seed": "0", "out": ""}, []
+  values, flags = {
+    "kills": "25", "phases": ",".join(PHASES), "minutes": "", "processes": "1", "seed": "0", "out": ""
+  }, []  # fmt: skip
   for argument in arguments:
     name, _, value = argument.removeprefix("--").partition("=")
     if name.startswith("config.") and argument.startswith("--"):
@@ -118,7 +138,9 @@ def read(arguments: Sequence[str]) -> Options:
     elif name in values and argument.startswith("--") and value:
       values[name] = value
     else:
-      raise ValueError(f"found {argument!r}, expected --{', --'.join(values)} or --config.FIELD, each with =VALUE")
+      raise ValueError(
+        f"found {argument!r}, expected --{', --'.join(values)} or --config.FIELD, each with =VALUE"
+      )
   for name in ("kills", "processes", "seed"):
     if not values[name].isdecimal() or (name == "processes" and int(values[name]) < 1):
       raise ValueError(f"--{name}: found {values[name]!r}, expected a whole number")
@@ -131,30 +153,38 @@ def read(arguments: Sequence[str]) -> Options:
     raise ValueError(f"--minutes: found {values['minutes']!r}, expected a number") from error
   out = Path(values["out"] or tempfile.mkdtemp(prefix="storm-"))
   if values["out"] and out.exists():
-    raise ValueError(f"--out: {out} exists; choose another")
-  return Options(int(values["kills"]), phases, minutes, int(values["processes"]), int(values["seed"]), out, tuple(flags))
+    raise ValueError(f"--out: found {out}, which exists; choose another")
+  return Options(
+    int(values["kills"]), phases, minutes, int(values["processes"]), int(values["seed"]), out, tuple(flags)
+  )
 
 
 def job_of(options: Options, name: str) -> Job:
-  """The run in a folder of its own."""
-  devices, every = (4, 1) if options.processes > 1 else (1, 4)  # On two cores, eight devices make a step in two seconds.
+  """Makes a job with a folder of its own."""
+  # On two cores, eight devices take two seconds per step.
+  devices, every = (4, 1) if options.processes > 1 else (1, 4)
   num_steps = _STEPS_EACH * (options.kills + _TERMS + len(options.phases))
   flags = (*FLAGS, f"--config.num_steps={num_steps}", f"--config.checkpoint.every={every}", *options.flags)
   return Job(flags, options.out / name, options.processes, devices, every, options.out / "programs")
 
 
 def storm(job: Job, lots: random.Random, *, kills: int, phases: Sequence[str]) -> list[Strike]:
-  """Strikes a run until it is finished, and gives what happened.
+  """Strikes a run until it is finished, and returns the strikes.
 
   Args:
-    job: the run, not yet begun.
-    lots: that decide when and whom.
-    kills: at random; some SIGTERMs come on top.
-    phases: one kill for each.
+    job: Run, not yet begun.
+    lots: Source of the random choices of times and victims.
+    kills: Number of kills at random; some SIGTERMs come in addition.
+    phases: Phases with one kill each.
   """
-  planned = [*(["at random"] * (kills - kills // 2)), *(["while saving"] * (kills // 2)), *(["SIGTERM"] * _TERMS), *phases]
+  planned = [
+    *(["at random"] * (kills - kills // 2)),
+    *(["while saving"] * (kills // 2)),
+    *(["SIGTERM"] * _TERMS),
+    *phases,
+  ]
   lots.shuffle(planned)
-  # The last ones to strike before the end; a phase of the warm start can only be met at the beginning.
+  # The warm start comes first, because its phase only occurs at the beginning.
   planned.sort(key=lambda kind: kind != "warm_start")
   strikes = []
   while planned:
@@ -168,7 +198,7 @@ def storm(job: Job, lots: random.Random, *, kills: int, phases: Sequence[str]) -
       signal_kind = signal.SIGTERM if kind == "SIGTERM" else signal.SIGKILL
       when = saving(lots) if kind == "while saving" else stepping(lots)
     ended = attempt(job, when=when, victims=(victim,), kind=signal_kind, fault=fault)
-    if not any(ended.statuses):  # Finished before it was struck.
+    if not any(ended.statuses):  # The run finished before it was struck.
       print(f"{kind}: finished first, at step {ended.step}; {len(planned)} strikes are left out", flush=True)
       return strikes
     strikes.append(Strike(kind, ended, 0))
@@ -185,7 +215,7 @@ def storm(job: Job, lots: random.Random, *, kills: int, phases: Sequence[str]) -
 
 
 def place(job: Job, phase: str) -> int:
-  """The next step, or the next checkpoint's number, at which a phase is met."""
+  """Returns the next step, or the number of the next checkpoint, at which a phase occurs."""
   warm, step = 8, last_step(job.workdir)
   if phase == "warm_start":
     return 3
@@ -197,14 +227,15 @@ def place(job: Job, phase: str) -> int:
 
 
 def stepping(lots: random.Random) -> When:
-  """Some time after the attempt's first new step is on disk."""
+  """Strikes some time after the attempt's first new step is on disk."""
   seconds, first, known = lots.uniform(0, _REACH_SECONDS), None, None
 
   def when(job, processes, started):
     nonlocal first, known
     path = job.workdir / "metrics.jsonl"
     size = path.stat().st_size if path.exists() else 0
-    known = size if known is None else min(known, size)  # A resumed run cuts off the rows behind its checkpoint.
+    # A resumed run truncates the rows after its checkpoint.
+    known = size if known is None else min(known, size)
     if first is None and size > known:
       first = time.monotonic()
     return first is not None and time.monotonic() - first >= seconds
@@ -213,7 +244,7 @@ def stepping(lots: random.Random) -> When:
 
 
 def saving(lots: random.Random) -> When:
-  """Shortly after a checkpoint begins to be written."""
+  """Strikes shortly after a checkpoint begins to be written."""
   seconds, first, known = lots.uniform(0, 0.05), None, None
 
   def when(job, processes, started):
@@ -230,21 +261,26 @@ def saving(lots: random.Random) -> When:
 
 
 def rows_grow(job: Job, started: float) -> bool:
-  """Whether the attempt has written anything: before that, folders come and go as it clears them away."""
+  """Returns whether the attempt has written anything.
+
+  Before that, checkpoint folders come and go while it cleans up.
+  """
   path = job.workdir / "metrics.jsonl"
   return path.exists() and path.stat().st_mtime > time.time() - (time.monotonic() - started)
 
 
 def table(strikes: Sequence[Strike], differing: int) -> str:
-  """What the strikes cost, in Markdown."""
+  """Formats the cost of the strikes in Markdown."""
   lines = ["| strike | kills | resumed | RL steps redone: most, mean | longest end, s |", "|---|---|---|---|---|"]
   groups = [(name, [x for x in strikes if x.kind == kind]) for kind, name in _NAMES.items()]
   groups.append(("SIGKILL at the beginning of a phase, once each", [x for x in strikes if x.kind in PHASES]))
-  for name, found in [*groups, ("all", list(strikes))]:
-    if found:
-      redone, seconds = [x.redone for x in found], max(x.ended.seconds for x in found)
-      lines.append(f"| {name} | {len(found)} | {len(found)} | {max(redone)}, {sum(redone) / len(redone):.1f} | {seconds:.1f} |")
-  return "\n".join([*lines, "", f"mismatches with the run that nobody touched: {differing}"])
+  for name, group in [*groups, ("all", list(strikes))]:
+    if group:
+      redone, seconds = [x.redone for x in group], max(x.ended.seconds for x in group)
+      lines.append(
+        f"| {name} | {len(group)} | {len(group)} | {max(redone)}, {sum(redone) / len(redone):.1f} | {seconds:.1f} |"
+      )
+  return "\n".join([*lines, "", f"mismatches with the undisturbed run: {differing}"])
 
 
 if __name__ == "__main__":

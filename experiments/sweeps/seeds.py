@@ -1,11 +1,12 @@
-"""The config as it is, five seeds.
+"""The unchanged config with five seeds.
 
-Command: python -m experiments.launch --config=configs/gspo.py --sweep=experiments/sweeps/seeds.py --max_parallel=2
-Score: configs/gspo.py has it.
+Command: python -m experiments.launch --config=configs/gspo.py
+  --sweep=experiments/sweeps/seeds.py --max_parallel=2
+Score: documented in configs/gspo.py.
 """
 
 
 def sweep(add):
-  """The rows."""
+  """Adds the rows."""
   for seed in range(5):
     add(seed=seed)

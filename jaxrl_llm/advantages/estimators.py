@@ -119,9 +119,9 @@ def _gae(evidence, group_size, *, gamma, lam, critic_lam, length_alpha):
   del group_size
   rewards, values, mask = _per_token(evidence), evidence.values, evidence.mask
   policy_lam = lam if length_alpha is None else adv.length_adaptive_lambda(mask, alpha=length_alpha)
-  found = adv.generalized_advantages(rewards, values, mask, gamma=gamma, lam=policy_lam)
+  advantages = adv.generalized_advantages(rewards, values, mask, gamma=gamma, lam=policy_lam)
   targets = adv.generalized_advantages(rewards, values, mask, gamma=gamma, lam=critic_lam) + jnp.where(mask > 0, values, 0)
-  return found, targets
+  return advantages, targets
 
 
 ESTIMATORS = {
@@ -167,14 +167,14 @@ def make_credit(estimator: str, group_size: int, *, whiten: bool = False, **sett
 
   def credit(evidence: Evidence) -> Credit:
     mask = evidence.mask
-    found, returns = chosen.estimate(evidence, group_size, **settings)
-    if found.ndim == 1:
-      found = jnp.broadcast_to(found[:, None], mask.shape)
+    advantages, returns = chosen.estimate(evidence, group_size, **settings)
+    if advantages.ndim == 1:
+      advantages = jnp.broadcast_to(advantages[:, None], mask.shape)
     if whiten:
-      found = adv.whiten(found, mask)
+      advantages = adv.whiten(advantages, mask)
     metrics = {}
     if returns is not None:
       metrics["critic/vf_explained_var"] = adv.explained_variance(evidence.values, returns, mask)
-    return Credit(jnp.where(mask > 0, found, 0), returns, metrics)
+    return Credit(jnp.where(mask > 0, advantages, 0), returns, metrics)
 
   return jax.jit(credit)

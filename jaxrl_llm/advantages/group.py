@@ -179,7 +179,8 @@ def pass_at_k_advantages(
   # E[max | r-th lowest] − E[max | lowest].
   gaps = jnp.diff(ordered, axis=1, prepend=ordered[:, :1])
   gains = jax.lax.cumsum(gaps * inside.astype(groups.dtype), axis=1)
-  gains = gains - jnp.mean(gains, axis=1, keepdims=True)  # The mean over samples of E[max | i] is E[max].
+  # The mean over samples of E[max | i] is E[max].
+  gains = gains - jnp.mean(gains, axis=1, keepdims=True)
   # A sample's place is the number of strictly worse samples, so that ties read the same entry.
   places = jnp.sum(groups[:, None, :] < groups[:, :, None], axis=2)
   advantages = jnp.take_along_axis(gains, places, axis=1)
@@ -239,7 +240,9 @@ def per_reward_advantages(
   parts = real("parts", parts, shape="[K, N]", ndim=2)
   weights = real("weights", weights, shape="[K]", ndim=1)
   if not parts.shape[0] or weights.shape[0] != parts.shape[0]:
-    raise ValueError(f"weights: found shape {weights.shape}, expected [K] = ({parts.shape[0]},), one for each row of parts, at least one")
+    raise ValueError(
+      f"weights: found shape {weights.shape}, expected [K] = ({parts.shape[0]},), one per row of parts and at least one"
+    )
   whole_groups("parts", parts.shape[1], group_size, parts.shape, "[K, N]")
   everywhere = None if valid is None else jnp.tile(jnp.asarray(valid), parts.shape[0])
   each = group_advantages(parts.reshape(-1), group_size, normalize_std=normalize_std, eps=eps, valid=everywhere).reshape(parts.shape)

@@ -6,20 +6,20 @@ from pathlib import Path
 from typing import Any
 
 FIXED: dict[str, str] = {
-  "seed": "what was drawn so far follows from it",
-  "model.preset": "the checkpoint holds weights of that shape",
+  "seed": "everything drawn so far depends on it",
+  "model.preset": "the checkpoint's weights have that shape",
   "model.path": "the run began with those weights",
   "model.tokenizer": "the weights were trained on its ids",
-  "model.param_dtype": "the checkpoint holds weights of that kind",
-  "model.lora_rank": "the checkpoint holds adapters of that shape",
-  "model.lora_alpha": "the adapters were trained with that weight",
+  "model.param_dtype": "the checkpoint's weights have that dtype",
+  "model.lora_rank": "the checkpoint's adapters have that rank",
+  "model.lora_alpha": "the adapters were trained with that scale",
   "model.lora_targets": "the checkpoint holds those adapters",
-  "learner.moments_dtype": "the checkpoint holds moments of that kind",
-  "rollout.spare_prompts": "the checkpoint may hold groups that are half drawn",
-  "warm_start.num_steps": "RL began, or is to begin, where that warm start ends",
-  "task.": "the run stands at a place in these problems, and its accuracies are theirs",
+  "learner.moments_dtype": "the checkpoint's moments have that dtype",
+  "rollout.spare_prompts": "the checkpoint may hold unfinished groups",
+  "warm_start.num_steps": "RL begins where that warm start ends",
+  "task.": "the run has a position in these problems, and its accuracies were measured on them",
 }
-"""Fields that may not change, whatever the flags, with the reason; a final dot marks a section."""
+"""Fields that no flag allows to change, with the reason; a final dot marks a section."""
 
 FREE = ("task.data_dir",)
 """Fields of a fixed section that may change."""
@@ -40,24 +40,27 @@ def refusals(old: Mapping[str, Any], new: Mapping[str, Any]) -> Iterator[str]:
 
   Example:
     >>> list(refusals({"seed": 0, "num_steps": 4}, {"seed": 1, "num_steps": 8}))
-    ['config.seed: found 1, expected 0 as the run began, because what was drawn so far follows from it']
+    ['config.seed: found 1, expected 0 as at the start of the run, because everything drawn so far
+    depends on it']
   """
   changed = differences(old, new)
   for field, (was, now) in changed.items():
     section = f"{field.partition('.')[0]}."
     why = None if field in FREE else FIXED.get(field, FIXED.get(section))
     if field == "objective.name" and ("advantage.estimator" in old) != ("advantage.estimator" in new):
-      why = "a reward model and a policy are other models"  # Only a policy has advantages.
+      why = "a reward model and a policy are different models"  # Only a policy has advantages.
     if field.startswith("rollout.") and field != "rollout.spare_prompts" and (old.get("rollout.spare_prompts") or 0) > 0:
       why = f"{FIXED['rollout.spare_prompts']} (rollout.spare_prompts)"
     if why is not None:
-      yield f"config.{field}: found {now!r}, expected {was!r} as the run began, because {why}"
+      yield f"config.{field}: found {now!r}, expected {was!r} as at the start of the run, because {why}"
   before, after = (_models(fields) if changed else {} for fields in (old, new))
   for field, part in (("advantage.estimator", "critic"), ("objective.kl_coef", "reference")):
     if before.get(part) != after.get(part):
       had, has, holds = ("a", "no", f"a {part}") if before.get(part) else ("no", "a", "none")
       why = f"because the checkpoint holds {holds}"
-      yield f"config.{field}: found {has} {part} in this config, expected {had} {part} as the run began, {why}"
+      yield (
+        f"config.{field}: found {has} {part} in this config, expected {had} {part} as at the start of the run, {why}"
+      )
 
 
 def _models(fields: Mapping[str, Any]) -> dict[str, bool]:
@@ -73,8 +76,8 @@ def _models(fields: Mapping[str, Any]) -> dict[str, bool]:
   return {"critic": "values" in needs, "reference": penalised and fields["model.lora_rank"] is None}
 
 
-def position(state: Mapping[str, Any], *, was: int, now: int, what: str) -> tuple[dict[str, Any], str | None]:
-  """Converts the position of an iterator to another batch size, such that nothing is left out.
+def convert_position(state: Mapping[str, Any], *, was: int, now: int, what: str) -> tuple[dict[str, Any], str | None]:
+  """Converts the position of an iterator to another batch size without skipping a row.
 
   Args:
     state: State of the iterator, in batches of the old size.
@@ -87,17 +90,21 @@ def position(state: Mapping[str, Any], *, was: int, now: int, what: str) -> tupl
     there are none.
 
   Example:
-    >>> position({"next_index": 3}, was=8, now=12, what="prompts")
+    >>> convert_position({"next_index": 3}, was=8, now=12, what="prompts")
     ({'next_index': 2}, None)
-    >>> position({"next_index": 3}, was=8, now=16, what="prompts")[1]
-    'the run stood at 24 prompts, which batches of 16 do not end at: it goes on from 16, so 8 prompts are drawn again'
+    >>> convert_position({"next_index": 3}, was=8, now=16, what="prompts")[1]
+    'the run had drawn 24 prompts, which is not a multiple of 16: it resumes after 16, so 8 prompts
+    are drawn again'
   """
-  # A curriculum has no position: it draws by what it has seen.
+  # A curriculum has no position: it draws by the pass rates that it has measured.
   if was == now or "next_index" not in state:
     return dict(state), None
   done = state["next_index"] * was
   again = done % now
-  line = f"the run stood at {done} {what}, which batches of {now} do not end at: it goes on from {done - again}, so {again} {what}"
+  line = (
+    f"the run had drawn {done} {what}, which is not a multiple of {now}: it resumes after {done - again}, so {again} "
+    f"{what}"
+  )
   return dict(state) | {"next_index": done // now}, f"{line} are drawn again" if again else None
 
 
@@ -134,7 +141,10 @@ def check_devices(workdir: Path, devices: int, *, allowed: bool) -> str | None:
   step, written = written_on(workdir) or (0, devices)
   if written == devices:
     return None
-  line = f"checkpoint {step} of {workdir} was written on {written} devices, found {devices}: results will be equal within rounding only"
+  line = (
+    f"checkpoint {step} of {workdir} was written on {written} devices, found {devices}: results will agree within "
+    "rounding only"
+  )
   if not allowed:
-    raise ValueError(f"{line}; give the run {written} devices, or add --allow_config_change")
+    raise ValueError(f"{line}; run on {written} devices, or pass --allow_config_change")
   return line

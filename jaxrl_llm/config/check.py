@@ -28,7 +28,7 @@ def unknown_fields(paths: Iterable[str], config: ConfigDict) -> list[str]:
   return lines
 
 
-def problems(config: ConfigDict) -> list[str]:
+def config_problems(config: ConfigDict) -> list[str]:
   """Returns every problem of a resolved config, one line each."""
   wrong, readable = field_problems(config, FIELDS, "a config made by configs.common", optional=_hyperparameters())
   if readable:
@@ -68,7 +68,7 @@ def field_problems(
   fields = flatten(config)
   lines = []
   if missing := sorted(table.keys() - fields.keys()):
-    lines.append(f"config: {len(missing)} fields are missing, such as {', '.join(missing[:3])}; expected {made}")
+    lines.append(f"config: found {len(missing)} missing field(s), such as {', '.join(missing[:3])}, expected {made}")
   known = {*table, *optional}
   lines += [unknown(path, known, f"expected {made}") for path in fields if path not in known]
   if lines:
@@ -81,7 +81,7 @@ def field_problems(
   return list(wrong.values()), all(has_type(table[path].check, fields[path]) for path in wrong)
 
 
-def shortened(line: str) -> str:
+def shorten(line: str) -> str:
   """Cuts out the middle of a line that is too long."""
   return line if len(line) <= 600 else f"{line[:400]} ... {line[-150:]}"
 
@@ -128,7 +128,9 @@ def _metric_problems(config: ConfigDict) -> Iterator[Problem]:
       yield error.args[0]._replace(field=field)
       continue
     if metric.n > config.eval.samples:
-      yield Problem(field, repr(name), f"n of at most {config.eval.samples}, the samples of each problem (eval.samples)")
+      yield Problem(
+        field, repr(name), f"n of at most {config.eval.samples}, the number of samples per problem (eval.samples)"
+      )
 
 
 def task_settings(config: ConfigDict) -> dict[str, Any]:
@@ -151,21 +153,21 @@ def _task_problems(config: ConfigDict) -> Iterator[Problem | str]:
   from jaxrl_llm.rewards import from_config
   from jaxrl_llm.rollouts import environments
 
-  wrong = list(tasks.problems(config.task.name, task_settings(config)))
+  wrong = list(tasks.task_problems(config.task.name, task_settings(config)))
   source = config.task.test_source
   if config.task.test_name is not None:
     renamed = {"task.name": "task.test_name", "task.source": "task.test_source"}
-    for problem in tasks.problems(config.task.test_name, {} if source is None else {"source": source}):
+    for problem in tasks.task_problems(config.task.test_name, {} if source is None else {"source": source}):
       is_setting = isinstance(problem, Problem)
       wrong.append(problem._replace(field=renamed.get(problem.field, problem.field)) if is_setting else problem)
   elif source is not None:
     wrong.append(Problem("task.test_source", repr(source), "None, because task.test_name is None"))
   if config.environment.name is not None:
     try:
-      environments.check(config.environment.name, environment_settings(config))
+      environments.check_environment(config.environment.name, environment_settings(config))
     except ValueError as error:
       wrong.append(problem_of(error))
-  yield from map(in_config, [*wrong, *from_config.problems(config)])
+  yield from map(in_config, [*wrong, *from_config.reward_problems(config)])
 
 
 def _model_problems(config: ConfigDict) -> Iterator[Problem | str]:
@@ -191,7 +193,9 @@ def _model_problems(config: ConfigDict) -> Iterator[Problem | str]:
   if config.model.lora_rank is None:
     yield from unused(config, ("model.lora_alpha", "model.lora_targets"), "model.lora_rank is None: there are no adapters")
   if config.model.path is None:
-    yield from unused(config, ("task.chat", "task.system", "task.pad_token"), "without model.path there is no tokenizer to set up")
+    yield from unused(
+      config, ("task.chat", "task.system", "task.pad_token"), "without model.path there is no tokenizer to configure"
+    )
   if shape.experts is None:
     unset = {"moe.replay": None, "moe.balance_coef": 0, "moe.z_coef": 0, "moe.measure_every": 0}
     yield from unused(config, unset, "the model is dense: it has no experts")
@@ -208,14 +212,14 @@ def _reward_model_problems(config: ConfigDict) -> Iterator[Problem | str]:
   if config.environment.name is not None:
     yield Problem("config.reward.model_path", repr(path), "None: a reward model reads one response, and environment.name is set")
   budget = max(config.rollout.prompt_buckets or (0,)) + config.rollout.max_new_tokens
-  yield from model.problems(path, chat=config.task.chat, budget=budget)
+  yield from model.folder_problems(path, chat=config.task.chat, budget=budget)
 
 
 def _relations(config: ConfigDict) -> Iterator[str]:
   rollout, learner, warm = config.rollout, config.learner, config.warm_start
   prompts, budget, updates = rollout.num_prompts, rollout.max_new_tokens, learner.updates_per_rollout
   if config.num_steps == 0 and warm.num_steps == 0:
-    yield "config.num_steps=0 and config.warm_start.num_steps=0: there is nothing to train; raise one"
+    yield "config.num_steps=0 and config.warm_start.num_steps=0: there is nothing to train; raise one of them"
   if prompts % updates:
     divisor = f"config.learner.updates_per_rollout={updates}: each update takes whole groups"
     yield f"config.rollout.num_prompts={prompts} is not a multiple of {divisor}"
@@ -237,7 +241,7 @@ def size_problems(config: ConfigDict, *, longest_demonstration: int | None = Non
 
   Args:
     config: Config whose fields are legal by themselves. Sizes that are None are not checked:
-      `sizes.chosen` replaces them.
+      `sizes.choose_sizes` replaces them.
     longest_demonstration: Number of tokens of the longest demonstration with its prompt; None if
       unknown, which takes the longest sequence of RL.
   """
@@ -263,10 +267,16 @@ def size_problems(config: ConfigDict, *, longest_demonstration: int | None = Non
 def _device_relations(config: ConfigDict) -> Iterator[str]:
   mesh, sampler, tensor = config.mesh, config.mesh.sampler, config.mesh.sampler_tensor
   if tensor > 1 and sampler == 0:
-    yield f"config.mesh.sampler_tensor: found {tensor}, expected 1, because mesh.sampler is 0: no device only samples"
+    yield (
+      f"config.mesh.sampler_tensor: found {tensor}, expected 1, because mesh.sampler is 0: no devices are reserved "
+      "for sampling"
+    )
     return
   if sampler % tensor:
-    yield f"config.mesh.sampler_tensor: found {tensor}, expected a divisor of mesh.sampler={sampler}, the devices that only sample"
+    yield (
+      f"config.mesh.sampler_tensor: found {tensor}, expected a divisor of mesh.sampler={sampler}, the number of "
+      "devices that only sample"
+    )
     return
   # With a -1 the number is not known before the devices are; 1 divides every number of rows.
   sizes = (mesh.data, mesh.fsdp, mesh.expert)
@@ -302,4 +312,6 @@ def row_problems(config: ConfigDict, learner_shards: int, sampler_shards: int, *
     for value in values:
       if value % divisor:
         need = f"{shards} {places}" + (f" x {parts} micro-batches" if parts > 1 else "")
-        yield f"config.{path}: {value} is not a multiple of {need}; the nearest that is: {-(-value // divisor) * divisor}"
+        yield (
+          f"config.{path}: {value} is not a multiple of {need}; the next multiple is {-(-value // divisor) * divisor}"
+        )

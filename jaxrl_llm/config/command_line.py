@@ -55,20 +55,23 @@ def parse(argv: Sequence[str]) -> Request:
   # earlier call.
   values = flags.FlagValues()
   workdir = flags.DEFINE_string("workdir", None, "Folder of the run.", flag_values=values)
-  only_print = flags.DEFINE_bool("dry_run", False, "Print what a run would be.", flag_values=values)
-  pilot = flags.DEFINE_bool("pilot", False, "Try the untouched model.", flag_values=values)
-  changes = flags.DEFINE_bool("allow_config_change", False, "Go on with another config, or other devices.", flag_values=values)
+  only_print = flags.DEFINE_bool("dry_run", False, "Describe the run without starting it.", flag_values=values)
+  pilot = flags.DEFINE_bool("pilot", False, "Try the untouched model on the run's problems.", flag_values=values)
+  changes = flags.DEFINE_bool("allow_config_change", False, "Resume with other settings.", flag_values=values)
   try:
     strays = values([argv[0], *rest])[1:]
   except flags.Error as error:
     known = "--config=FILE[:ARGUMENT], --config.FIELD=VALUE, --workdir=DIR, --dry_run, --pilot, --allow_config_change and --help_fields"
     raise UsageError(f"{error}; flags are {known}") from error
   if strays:
-    raise UsageError(f"unknown argument {strays[0]!r}, expected flags only, as in --config.FIELD=VALUE (quote a value that has spaces)")
+    raise UsageError(
+      f"unknown argument {strays[0]!r}, expected flags only, as in --config.FIELD=VALUE (quote values that contain "
+      "spaces)"
+    )
   if not path:
-    raise UsageError(f"--config is missing; for instance --config=configs/gspo.py (there are: {available()})")
+    raise UsageError(f"--config is missing; for instance --config=configs/gspo.py (available: {available()})")
   if changes.value and not workdir.value:
-    raise UsageError("--allow_config_change: found no --workdir, expected the folder of the run to go on with")
+    raise UsageError("--allow_config_change: found no --workdir, expected the folder of the run to resume")
   config = override(load(path), overrides)
   settings = {field: ",".join(texts) for field, texts in overrides.items()}
   name = Path(path.split(":")[0]).stem + "".join(f"-{part}" for part in path.split(":")[1:])
@@ -88,7 +91,7 @@ def help_fields(argv: Sequence[str]) -> str | None:
     if match := re.fullmatch(r"--?help_fields(?:=(.*))?", flag):
       prefix = match[1] or ("" if following.startswith("-") else following)
       try:
-        return fields.described(prefix, fields.table_of(load(path)) if path else fields.FIELDS)
+        return fields.describe_fields(prefix, fields.table_of(load(path)) if path else fields.FIELDS)
       except ValueError as error:
         raise UsageError(str(error)) from error
   return None
@@ -130,7 +133,7 @@ def load(path: str) -> ConfigDict:
   """
   file, *argument = path.split(":", 1)
   if not Path(file).is_file():
-    raise UsageError(f"--config: no file {file!r}, expected a config file; there are: {available()}")
+    raise UsageError(f"--config: found no file {file!r}, expected a config file; available: {available()}")
   root = str(Path(file).resolve().parent.parent)
   # Lets a config import `configs.common` from any working directory.
   if root not in sys.path:
@@ -172,10 +175,10 @@ def override(config: ConfigDict, overrides: dict[str, list[str]]) -> ConfigDict:
       config_flags.DEFINE_config_dict("config", config, flag_values=values, sys_argv=args)
       values(args)
     except (flags.Error, TypeError, ValueError):
-      found = ", ".join(map(shown, texts[:3])) + (", ..." if len(texts) > 3 else "")
+      written = ", ".join(map(shown, texts[:3])) + (", ..." if len(texts) > 3 else "")
       # A later check refuses a field outside the table.
       expected = table[field].check.words if field in table else "another value"
-      wrong.append(f"config.{field}: found {found}, expected {expected}; the file has {shown(known[field])}")
+      wrong.append(f"config.{field}: found {written}, expected {expected}; the file has {shown(known[field])}")
   if wrong:
     raise UsageError("\n".join(wrong))
   # Another objective does not inherit this file's hyper-parameters: GSPO's clip range would
@@ -185,7 +188,10 @@ def override(config: ConfigDict, overrides: dict[str, list[str]]) -> ConfigDict:
     for field in dropped:
       config.objective[field] = None
     if dropped:
-      print(f"objective.name={config.objective.name}: this config's {', '.join(f'{f}={v}' for f, v in dropped.items())} dropped")
+      print(
+        f"objective.name={config.objective.name}: dropped this config's "
+        f"{', '.join(f'{f}={v}' for f, v in dropped.items())}"
+      )
   return config
 
 

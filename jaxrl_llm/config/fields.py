@@ -40,27 +40,27 @@ class Field(NamedTuple):
 
 
 SECTIONS = {
-  "objective": "What is minimised; None is the objective's own default.",
+  "objective": "The loss that is minimised; None is the objective's own default.",
   "advantage": "How rewards become advantages; None is the estimator's own default.",
   "critic": "Read if advantage.estimator is 'gae'.",
   "kl": "An adaptive coefficient, of the KL penalty in the loss or in the reward.",
   "correction": "For a sampler that differs from the learner, and for stale rollouts; see `objectives.corrections`.",
-  "model": "The decoder and what of it is trained.",
+  "model": "The decoder, and which of its weights are trained.",
   "moe": "Read if the model is a mixture of experts.",
   "task": "Problems and prompts. Some fields are read by some tasks only.",
-  "reward": "What a response is worth.",
+  "reward": "The reward of a response.",
   "environment": "A partner for conversations of several turns, such as a tool; without one a response is one turn.",
-  "sandbox": "Where programs run that the policy writes.",
+  "sandbox": "Where the programs that the policy writes are run.",
   "warm_start": "Supervised steps before RL.",
   "rollout": "Sampling of responses.",
   "learner": "Optimizer updates.",
   "mesh": "Sizes of the device mesh's axes.",
   "eval": "Evaluation on held-out problems.",
   "checkpoint": "Saved states.",
-  "alarms": "Rules that write a line and `alarm/NAME` to the metrics, and change nothing; None switches one off.",
-  "watchdog": "Limits on the time of a phase.",
+  "alarms": "Rules that print a line and write `alarm/NAME` to the metrics, nothing else; None switches one off.",
+  "watchdog": "Time limits of a phase.",
   "profile": "A trace of the devices.",
-  "log": "What a run writes beside its metrics.",
+  "log": "Output of a run besides its metrics.",
 }
 
 # fmt: off
@@ -108,7 +108,8 @@ FIELDS: dict[str, Field] = {
   "advantage.gamma": Field(None, UNIT, "Discount per token."),
   "advantage.lam": Field(None, UNIT, "GAE's lambda for the policy's advantages."),
   "advantage.critic_lam": Field(None, UNIT, "GAE's lambda for the critic's targets."),
-  "advantage.length_alpha": Field(None, ABOVE_ZERO, "VAPO's: lambda = 1 - 1 / (length_alpha * length) for the policy."),
+  "advantage.length_alpha": Field(None, ABOVE_ZERO,
+    "VAPO's GAE: lambda = 1 - 1 / (length_alpha * length) for the policy."),
   "advantage.whiten": Field(False, SWITCH, "Mean 0 and deviation 1 over all tokens of the rollout batch."),
 
   "critic.init": Field(None, one_of("policy", "scratch"), "First weights: the policy's trunk after the warm start, or random."),
@@ -125,7 +126,7 @@ FIELDS: dict[str, Field] = {
   "correction.geometric_rejection": Field(None, judged(tuple), "(low, high) for a sequence's geometric mean."),
   "correction.off_policy_mask": Field(None, judged(float), "Nats per token; drops stale sequences with A < 0."),
   "correction.off_policy_anchor": Field(None, judged(str), "Policy that staleness is measured from: 'old' or 'sampler'."),
-  "correction.bypass": Field(False, judged(bool), "Take the sampler's log-probabilities for those of the old policy."),
+  "correction.bypass": Field(False, judged(bool), "Use the sampler's log-probabilities as those of the old policy."),
 
   "model.preset": Field("tiny", TEXT, "A key of `models.PRESETS`, with random weights; read if model.path is None."),
   "model.path": Field(None, TEXT, "A checkpoint: a folder in Hugging Face's format, a .gguf file, or package:NAME."),
@@ -134,8 +135,9 @@ FIELDS: dict[str, Field] = {
   "model.sampler_dtype": Field(None, DTYPE, "Type of the sampler's weights and products. None: model.dtype."),
   "model.attention": Field("auto", TEXT, "A key of `attention.BACKENDS`, or 'auto' for what suits the platform."),
   "model.remat": Field("none", TEXT, "What the backward pass recomputes to save memory: a key of `remat.POLICIES`."),
-  "model.head_tokens": Field(None, COUNT, "Tokens whose logits exist at a time on a device. None: what suits it."),
-  "model.lora_rank": Field(None, COUNT, "Train low-rank adapters of this width and nothing else. None: all weights."),
+  "model.head_tokens": Field(None, COUNT,
+    "Tokens whose logits are in a device's memory at once. None: a number that suits the device."),
+  "model.lora_rank": Field(None, COUNT, "Train only low-rank adapters of this rank. None: train all weights."),
   "model.lora_alpha": Field(None, ABOVE_ZERO, "An adapter is scaled by alpha / rank. None: alpha = 2 * rank."),
   "model.lora_targets": Field(None,
     texts("one or more regular expressions of linear maps, as in ('attention/.*', 'mlp/down')", least=1, accepts=compiles),
@@ -150,7 +152,8 @@ FIELDS: dict[str, Field] = {
   "task.levels": Field((1, 2), or_none(LEVELS), "Difficulties, 1 to 3; an arithmetic problem of level n takes n steps (n + 1 terms)."),
   "task.chat": Field(None, SWITCH, "Write prompts with the checkpoint's chat template. None: True if there is one."),
   "task.system": Field(None, LINES, "System message of the chat."),
-  "task.pad_token": Field(None, TEXT, "Token of the checkpoint's vocabulary. None: its own, or a special one that is free."),
+  "task.pad_token": Field(None, TEXT,
+    "Padding token, from the checkpoint's vocabulary. None: its own, or an unused special token."),
   "task.data_dir": Field(None, TEXT, "Folder that datasets are built in. None: ~/.cache/jaxrl_llm/data."),
   "task.bad_rows": Field("drop", one_of("drop", "error"), "Leave unusable problems out, counted by reason, or stop at the first."),
   "task.curriculum": Field(None, TEXT,
@@ -176,7 +179,7 @@ FIELDS: dict[str, Field] = {
   "task.prompt_template": Field(None, LINES, "Task file: the prompt, with columns in braces, as in '{question}\\nAnswer:'."),
   "task.reward": Field(None, TEXT,
     "Task file: a key of `rewards.REWARDS`, or MODULE:FUNCTION. None: final_number, choice or final_text, by the answers."),
-  "task.source": Field(None, TEXT, "Published sets: file or folder of the set as it was published. None: download it."),
+  "task.source": Field(None, TEXT, "Published sets: file or folder of the original set. None: download it."),
   "task.config": Field(None, TEXT, "Published sets: variant."),
   "task.mode": Field(None, TEXT, "Task zebralogic: variant."),
   "task.after": Field(None, TEXT, "Published sets: only problems of this date or later, as in 2024-08-01."),
@@ -191,7 +194,8 @@ FIELDS: dict[str, Field] = {
     "Settings of rewards, as NAME.SETTING=VALUE."),
   "reward.verifier_weight": Field(1.0, NOT_NEGATIVE, "Weight of the task's own verifier; at 0 it is logged, and evaluations still use it."),
   "reward.at_random": Field(None, UNIT,
-    "A control that must teach nothing: the reward of every sample is drawn anew, 1 with this probability, else 0."),
+    "A control from which nothing can be learned: the reward of each sample is random, 1 with this probability, "
+    "else 0."),
   "reward.form_weight": Field(0.0, NOT_NEGATIVE, "Weight of a reward for the form of an answer, right or wrong, if the task has one."),
   "reward.overlong_filter": Field(False, SWITCH,
     "Learn nothing from responses cut at the budget; their rewards stay in their groups' statistics."),
@@ -199,7 +203,8 @@ FIELDS: dict[str, Field] = {
   "reward.kl_coef": Field(0.0, NOT_NEGATIVE,
     "Reward subtracted per nat of divergence from the reference; objective.kl_coef is the one in the loss."),
   "reward.kl_estimator": Field(None, TEXT, "A key of `penalties.KL_VALUES`. None: k1."),
-  "reward.model_path": Field(None, TEXT, "Folder of a reward model, whose judgement is a term of the reward. None: no reward model."),
+  "reward.model_path": Field(None, TEXT,
+    "Folder of a reward model, whose output is a term of the reward. None: no reward model."),
   "reward.model_weight": Field(1.0, ABOVE_ZERO, "Weight of that term, beside the task's own verifier with weight 1."),
   "reward.model_only": Field(False, SWITCH, "Learn from the reward model alone: the verifier has weight 0, and evaluations still use it."),
   "reward.workers": Field(None, WORKERS, "Processes for rewards that may hang or crash. None: one per processor."),
@@ -210,8 +215,10 @@ FIELDS: dict[str, Field] = {
     "Stop if more of a step's responses have no reward: the verifier is broken, not the policy."),
 
   "environment.name": Field(None, TEXT, "A key of `environments.ENVIRONMENTS`, or MODULE:FUNCTION."),
-  "environment.max_turns": Field(4, COUNT, "Turns of the policy; a conversation that is not done by then counts as cut short."),
-  "environment.max_turn_tokens": Field(None, COUNT, "Tokens that the policy may write in a turn. None: what is left of the budget."),
+  "environment.max_turns": Field(4, COUNT,
+    "Maximum number of the policy's turns; a conversation that is not done by then counts as truncated."),
+  "environment.max_turn_tokens": Field(None, COUNT,
+    "Tokens that the policy may write in a turn. None: the rest of the budget."),
   "environment.timeout_s": Field(60.0, ABOVE_ZERO, "Limit on one reply; a response beyond it has no reward and is not learned from."),
   "environment.weight": Field(1.0, NOT_NEGATIVE, "Weight of the environment's rewards for turns, beside the task's; 0 leaves them out."),
   "environment.call_reward": Field(None, NOT_NEGATIVE, "Environment calculator: reward of a turn whose result is the right answer."),
@@ -237,10 +244,12 @@ FIELDS: dict[str, Field] = {
   "rollout.top_k": Field(0, NATURAL, "Most likely tokens to sample from; 0 keeps every token."),
   "rollout.top_p": Field(1.0, SHARE, "Probability mass to sample from; 1 keeps every token."),
   "rollout.prompt_buckets": Field(None, COUNTS,
-    "Prompt slots; a batch takes the smallest that holds its longest prompt. None, here and for rows: what suits data and devices."),
+    "Prompt slots; a batch takes the smallest that holds its longest prompt. None, here and for rows: chosen for "
+    "data and devices."),
   "rollout.max_new_tokens": Field(32, COUNT, "Budget of a response."),
   "rollout.stop_strings": Field((), texts("a tuple of texts, as in ('</answer>',)"), "Texts that end a response, besides stop tokens."),
-  "rollout.slots": Field(None, COUNT, "Sequences decoded at once; the others wait. None: what suits the devices."),
+  "rollout.slots": Field(None, COUNT,
+    "Sequences decoded at once; the others wait. None: a number that suits the devices."),
   "rollout.cache_dtype": Field(None, one_of("float32", "bfloat16", "int8"), "Type of the cache. None: the sampler's."),
   "rollout.cache_blocks": Field(None, COUNTS, "Tokens that the cache grows by. None: 1/4, 1/4 and 1/2 of the budget."),
   "rollout.staleness": Field(0, LAG,
@@ -250,18 +259,21 @@ FIELDS: dict[str, Field] = {
     "Prompts in the sampler beyond num_prompts. A step ends once num_prompts groups are complete; the others continue in the next."),
   "rollout.max_refills": Field(0, NATURAL,
     "Dynamic sampling: how often a step may draw again, with new prompts, to fill its batch with groups whose "
-    "samples differ in reward. Other groups take the places that are still empty then."),
+    "samples differ in reward. Other groups then fill the rest."),
   "rollout.report_every": Field(0, NATURAL,
-    "Decoding steps between two looks at what has finished, to grade it meanwhile; 0: one at the end."),
+    "Decoding steps between reports of finished responses, which are graded while the rest is drawn; 0: one report "
+    "at the end."),
 
   "learner.updates_per_rollout": Field(4, COUNT, "Optimizer updates per rollout batch, each on a mini-batch of whole groups."),
   "learner.micro_batches": Field(1, COUNT, "Gradient accumulation: smaller pieces, the same loss."),
   "learner.row_tokens": Field(None, COUNT, "Slots of a packed row."),
-  "learner.share_prompts": Field(True, SWITCH, "Store a prompt once for all of its responses in a row; loss and gradient stay the same."),
+  "learner.share_prompts": Field(True, SWITCH,
+    "Store a prompt once for all its responses in a row; loss and gradient stay the same."),
   "learner.skip_zero_advantages": Field(False, SWITCH,
-    "Make updates without the responses whose advantages are all zero: the same loss and gradient for less work. "
-    "Metrics of tokens are then of the other responses."),
-  "learner.row_buckets": Field(None, COUNTS, "Rows of a packed mini-batch; it takes the smallest that holds its sequences."),
+    "Leave responses whose advantages are all zero out of the updates: the same loss and gradient for less work. "
+    "Token metrics then cover only the other responses."),
+  "learner.row_buckets": Field(None, COUNTS,
+    "Rows of a packed mini-batch, which takes the smallest number that holds its sequences."),
   "learner.old_logprobs": Field("sampler", one_of("sampler", "learner"), "Source of the old policy's log-probabilities."),
   "learner.learning_rate": Field(2e-4, ABOVE_ZERO, "AdamW's largest learning rate."),
   "learner.warmup_steps": Field(10, NATURAL, "Updates over which the learning rate rises."),
@@ -271,20 +283,24 @@ FIELDS: dict[str, Field] = {
   "learner.b2": Field(0.99, FRACTION, "AdamW's decay of the second moment."),
   "learner.max_grad_norm": Field(1.0, ABOVE_ZERO, "Norm that gradients are clipped to."),
   "learner.moments_dtype": Field("float32", DTYPE, "Type of AdamW's first moment; the second has that of the weights."),
-  "learner.offload_optimizer": Field(False, SWITCH, "Keep moments in the hosts' memory, at the price of their transfer in every update."),
+  "learner.offload_optimizer": Field(False, SWITCH,
+    "Keep moments in host memory, at the cost of a transfer in every update."),
   "learner.max_skipped": Field(10, COUNT, "Stop after this many updates in a row with a non-finite loss or gradient."),
 
-  "mesh.data": Field(-1, AXIS, "Data parallelism; -1 takes the devices that the others leave."),
+  "mesh.data": Field(-1, AXIS, "Data parallelism; -1 takes all remaining devices."),
   "mesh.fsdp": Field(1, AXIS, "Fully sharded data parallelism."),
   "mesh.expert": Field(1, AXIS, "Expert parallelism."),
   "mesh.context": Field(1, AXIS, "Splits the slots of packed rows, for responses too long for one device."),
   "mesh.tensor": Field(1, AXIS, "Tensor parallelism."),
-  "mesh.slices": Field(None, COUNT, "TPU slices joined by a network, which only data crosses. None: what there is."),
-  "mesh.sampler": Field(0, NATURAL, "Devices that only sample, the last ones; the axes above are of the others. 0: all devices do both."),
-  "mesh.sampler_tensor": Field(1, COUNT, "How many of them share one copy of the weights; prompts are split over the copies."),
+  "mesh.slices": Field(None, COUNT,
+    "TPU slices, joined by a network that only the data axis crosses. None: all that are present."),
+  "mesh.sampler": Field(0, NATURAL,
+    "Devices that only sample, the last ones; the axes above describe the others. 0: all devices do both."),
+  "mesh.sampler_tensor": Field(1, COUNT,
+    "Number of them that share one copy of the weights; prompts are split over the copies."),
 
   "eval.every": Field(10, COUNT, "RL steps between evaluations."),
-  "eval.num_prompts": Field(256, COUNT, "Problems."),
+  "eval.num_prompts": Field(256, COUNT, "Held-out problems per evaluation."),
   "eval.samples": Field(4, COUNT, "Samples per problem, for avg@4 and pass@4."),
   "eval.batch_prompts": Field(128, COUNT, "Problems sampled at once."),
   "eval.metrics": Field((), texts("names of metrics, as in ('maj@n:n=8', 'pass@k:k=1&n=8')"),
@@ -297,47 +313,55 @@ FIELDS: dict[str, Field] = {
   "checkpoint.warm_start_every": Field(200, COUNT, "Warm-start steps between checkpoints."),
   "checkpoint.keep": Field(2, COUNT, "Newest checkpoints to keep."),
   "checkpoint.keep_best": Field(0, NATURAL, "Checkpoints to keep by held-out accuracy, measured at their own step."),
-  "checkpoint.keep_every_hours": Field(None, ABOVE_ZERO, "One checkpoint of each such stretch of time stays for good."),
+  "checkpoint.keep_every_hours": Field(None, ABOVE_ZERO, "Interval of which one checkpoint is kept for good."),
   "checkpoint.every_minutes": Field(None, ABOVE_ZERO,
     "Minutes since the last save after which a step that saves nothing makes a temporary checkpoint; a newer one replaces it."),
   "checkpoint.asynchronous": Field(None, SWITCH,
     "Write while the run continues. None: yes on accelerators, no on CPU, where the two share the cores."),
 
-  "alarms.window": Field(128, at_least(16, "fewer steps say nothing of what is usual"), "RL steps that a spike is measured against."),
-  "alarms.spike_sigmas": Field(6.0, or_none(ABOVE_ZERO), "Spike of a loss or gradient norm, or fall of the reward, by median and MAD."),
-  "alarms.entropy_below": Field(None, ABOVE_ZERO, "Nats per token."),
-  "alarms.entropy_fraction": Field(0.1, or_none(ABOVE_ZERO), "Share of the run's first entropy that entropy falls below."),
-  "alarms.truncation_above": Field(0.8, or_none(UNIT), "Share of responses cut at their budget."),
-  "alarms.no_signal_above": Field(0.95, or_none(UNIT), "Share of groups whose samples have equal rewards."),
+  "alarms.window": Field(128, at_least(16, "fewer steps do not show what is usual"),
+    "RL steps that a spike is measured against."),
+  "alarms.spike_sigmas": Field(6.0, or_none(ABOVE_ZERO),
+    "Deviations, by median and MAD, beyond which a loss, a gradient norm or a fall of the reward is a spike."),
+  "alarms.entropy_below": Field(None, ABOVE_ZERO, "Lower limit of the entropy, in nats per token."),
+  "alarms.entropy_fraction": Field(0.1, or_none(ABOVE_ZERO),
+    "Lower limit of the entropy, as a fraction of the run's first."),
+  "alarms.truncation_above": Field(0.8, or_none(UNIT), "Upper limit of the share of responses cut at their budget."),
+  "alarms.no_signal_above": Field(0.95, or_none(UNIT),
+    "Upper limit of the share of groups whose samples have equal rewards."),
 
-  "watchdog.seconds": Field(3600.0, ABOVE_ZERO, "A phase that takes longer is stuck: the process writes its stacks and exits 42."),
+  "watchdog.seconds": Field(3600.0, ABOVE_ZERO,
+    "Limit on a phase; beyond it the run is stalled, and the process writes its stacks and exits with status 42."),
   "watchdog.stop_seconds": Field(25.0, ABOVE_ZERO,
-    "Time from SIGTERM until the process ends wherever it is; pods get 30 s. A save is waited for."),
+    "Time from SIGTERM until the process ends in any phase but a save; pods get 30 s."),
 
   "profile.start": Field(None, COUNT, "First RL step of a trace in WORKDIR/profile, from 1. None: no trace."),
-  "profile.num_steps": Field(1, COUNT, "RL steps that it covers."),
+  "profile.num_steps": Field(1, COUNT, "Number of RL steps to trace."),
 
   "log.samples_every": Field(10, COUNT, "RL steps between tables of sample rollouts."),
   "log.num_samples": Field(16, NATURAL, "Rollouts written to samples.jsonl each time."),
-  "log.num_table_rows": Field(4, NATURAL, "How many of them are shown on the screen."),
-  "log.tensorboard": Field(True, SWITCH, "Write metrics for TensorBoard, too."),
+  "log.num_table_rows": Field(4, NATURAL, "Number of these rollouts that are shown on the screen."),
+  "log.tensorboard": Field(True, SWITCH, "Also write the metrics for TensorBoard."),
 }
 """Every field of an experiment (`configs/common.py`)."""
 
 _SHARED = """
-seed model.preset model.dtype model.param_dtype model.attention model.remat task.levels task.test_path
-task.test_fraction task.bad_rows task.chat task.system task.pad_token task.data_dir learner.micro_batches
-learner.schedule learner.weight_decay learner.b1 learner.b2 learner.max_grad_norm learner.moments_dtype
-learner.offload_optimizer learner.max_skipped mesh.data mesh.fsdp mesh.expert mesh.context mesh.tensor
-mesh.slices checkpoint.keep checkpoint.keep_best checkpoint.keep_every_hours checkpoint.every_minutes
-checkpoint.asynchronous watchdog.seconds watchdog.stop_seconds log.tensorboard
+seed model.preset model.dtype model.param_dtype model.attention model.remat task.levels
+task.test_path task.test_fraction task.bad_rows task.chat task.system task.pad_token task.data_dir
+learner.micro_batches learner.schedule learner.weight_decay learner.b1 learner.b2
+learner.max_grad_norm learner.moments_dtype learner.offload_optimizer learner.max_skipped
+mesh.data mesh.fsdp mesh.expert mesh.context mesh.tensor mesh.slices checkpoint.keep
+checkpoint.keep_best checkpoint.keep_every_hours checkpoint.every_minutes checkpoint.asynchronous
+watchdog.seconds watchdog.stop_seconds log.tensorboard
 """.split()
 
 REWARD_MODEL_FIELDS: dict[str, Field] = {path: FIELDS[path] for path in _SHARED} | {
   "num_steps": Field(400, COUNT, "Updates, each on learner.batch_pairs pairs."),
-  "objective.name": Field("bradley_terry", BRADLEY_TERRY, "The loss of pairs."),
-  "objective.margin": Field(0.0, NUMBER, "By how much a chosen response is to be rewarded more, unless the pair says."),
-  "objective.center_coef": Field(0.0, NOT_NEGATIVE, "Keeps rewards around 0, which pairs leave open; 0.01 is usual."),
+  "objective.name": Field("bradley_terry", BRADLEY_TERRY, "The loss of a pair."),
+  "objective.margin": Field(0.0, NUMBER,
+    "Reward by which a chosen response should exceed the rejected one, unless the pair has its own margin."),
+  "objective.center_coef": Field(0.0, NOT_NEGATIVE,
+    "Weight of a penalty that keeps rewards around 0, which pairs do not determine; 0.01 is usual."),
   "model.path": Field(None, TEXT, "A language model, whose head is dropped, or a reward model to train further."),
   "model.tokenizer": Field(None, TEXT, "'bytes' for an exported policy of this package. None: the folder's own."),
   "task.name": Field("arithmetic", TEXT, "arithmetic or file."),
@@ -388,17 +412,17 @@ def is_reward_model(config: ConfigDict) -> bool:
   return "objective" in config and config.objective.get("name") == REWARD_MODEL_FIELDS["objective.name"].default
 
 
-def described(prefix: str = "", table: Mapping[str, Field] = FIELDS) -> str:
+def describe_fields(prefix: str = "", table: Mapping[str, Field] = FIELDS) -> str:
   """Describes the fields with a prefix, by section: path, default, legal values and meaning.
 
   Raises:
     ValueError: If no field has the prefix. One line.
 
   Example:
-    >>> print(described("profile.num"))
+    >>> print(describe_fields("profile.num"))
     profile: A trace of the devices.
       config.profile.num_steps = 1; expects a whole number of at least 1, below 2**31
-          RL steps that it covers.
+          Number of RL steps to trace.
   """
   prefix = prefix.removeprefix("config.")
   lines = []

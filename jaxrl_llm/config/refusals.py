@@ -88,17 +88,18 @@ REFUSALS: tuple[Refusal, ...] = (
   Refusal("num_steps", lambda c, x: c.num_steps > 0 and x.objective.imitates,
     "0, because this objective reads no reward: RL steps would learn nothing"),
   Refusal("rollout.staleness", lambda c, x: c.environment.name is not None and c.rollout.staleness > 0,
-    "0, because environment.name is set: the turns of a conversation are drawn one after the other, and none beside an update"),
+    "0, because environment.name is set: the turns of a conversation are drawn one after another, never during an "
+    "update"),
   Refusal("rollout.spare_prompts", lambda c, x: c.environment.name is not None and c.rollout.spare_prompts > 0,
     "0, because environment.name is set: a step learns from all of its conversations"),
   Refusal("rollout.report_every", lambda c, x: c.environment.name is not None and c.rollout.report_every > 0,
-    "0, because environment.name is set: a conversation is judged when it has ended"),
+    "0, because environment.name is set: a conversation is graded only at its end"),
   Refusal("task.vary_shots", lambda c, x: c.task.vary_shots and not c.task.shots,
     "False, because task.shots=0: no prompt begins with solved problems"),
   Refusal("task.curriculum", lambda c, x: c.task.curriculum is not None and c.task.name == "mixture",
     "None, because the parts of a mixture have fixed weights"),
   Refusal("moe.replay", lambda c, x: c.environment.name is not None and c.moe.replay == "R3",
-    "'R2', because environment.name is set: the sampler records no routes for what it did not draw"),
+    "'R2', because environment.name is set: the sampler records no routes for tokens that it did not draw"),
   Refusal("environment.max_turn_tokens", lambda c, x: c.environment.name is None and bool(c.environment.max_turn_tokens),
     "None, because environment.name is None"),
   Refusal("environment.call_reward", lambda c, x: c.environment.name is None and bool(c.environment.call_reward),
@@ -115,15 +116,16 @@ REFUSALS: tuple[Refusal, ...] = (
   Refusal("reward.kl_coef", lambda c, x: c.reward.kl_coef > 0 and x.penalised,
     "0, or objective.kl_coef=0: the divergence would be penalised twice, in the reward and in the loss"),
   Refusal("reward.kl_coef", lambda c, x: c.reward.kl_coef > 0 and not x.estimator.takes_kl,
-    "0, because this advantage.estimator has no place for a divergence in the reward; objective.kl_coef puts it in the loss"),
+    "0, because this advantage.estimator cannot use a divergence in the reward; objective.kl_coef puts it in the "
+    "loss"),
   Refusal("reward.kl_estimator", lambda c, x: c.reward.kl_estimator is not None and c.reward.kl_coef == 0,
-    "None, because reward.kl_coef is 0 and would ignore it"),
+    "None, because reward.kl_coef is 0: there is no divergence to estimate"),
   Refusal("kl.target", lambda c, x: c.kl.target is not None and not x.penalised and c.reward.kl_coef == 0,
     "None, because neither objective.kl_coef nor reward.kl_coef is above 0: there is nothing to adapt"),
   Refusal("kl.horizon", lambda c, x: c.kl.horizon is not None and c.kl.target is None, "None, because kl.target is None"),
   Refusal("kl.horizon",
     lambda c, x: c.kl.target is not None and (c.kl.horizon or 10_000) <= 0.2 * c.rollout.num_prompts * c.rollout.group_size,
-    "more than 0.2 x rollout.num_prompts x rollout.group_size, or one step could turn the coefficient's sign"),
+    "more than 0.2 x rollout.num_prompts x rollout.group_size, or one step could flip the coefficient's sign"),
   Refusal("advantage.estimator", lambda c, x: x.reads_values and x.objective.value_loss is None,
     "another one, or an objective with a critic ({critic_objectives}, with objective.value_coef), because this estimator reads values and "
     "this objective trains none"),
@@ -141,11 +143,11 @@ REFUSALS: tuple[Refusal, ...] = (
   Refusal("learner.old_logprobs",
     lambda c, x: c.learner.old_logprobs == "learner" and "old_logprobs" not in x.corrected.needs
     and not (c.reward.kl_coef or c.moe.replay == "R2"),
-    "'sampler', because the objective does not read the learner's and the pass would buy nothing"),
+    "'sampler', because the objective does not read the learner's log-probabilities, and the pass would be wasted"),
   Refusal("learner.old_logprobs", lambda c, x: c.moe.replay == "R2" and c.learner.old_logprobs != "learner",
-    "'learner', because moe.replay='R2' records routes in that pass, and log π_old belongs to them"),
+    "'learner', because moe.replay='R2' records routes in that pass, and log π_old must belong to those routes"),
   Refusal("moe.replay", lambda c, x: c.moe.replay == "R2" and c.learner.updates_per_rollout == 1,
-    "None or 'R3', because with learner.updates_per_rollout=1 the learner's own routes are those it would take anyway"),
+    "None or 'R3', because with learner.updates_per_rollout=1 the learner takes the same routes without a replay"),
   Refusal("correction.off_policy_mask",
     lambda c, x: c.correction.off_policy_mask is not None and c.learner.updates_per_rollout == 1 and c.learner.old_logprobs == "learner"
     and not (_lags(c) and c.correction.off_policy_anchor == "sampler"),
@@ -156,18 +158,22 @@ REFUSALS: tuple[Refusal, ...] = (
   Refusal("learner.old_logprobs",
     lambda c, x: _lags(c) and c.learner.old_logprobs == "learner" and "old_logprobs" in x.objective.needs
     and x.objective.ratio_level is not None and not (x.corrected.corrects_mismatch or c.correction.bypass),
-    "'sampler', because with rollout.staleness=1 or spare_prompts above 0 the ratio would start at 1 however far the sampler's weights "
-    "lag; or correction.tis, mis or icepop, which weigh the lag"),
+    "'sampler', because with rollout.staleness=1 or spare_prompts above 0 the ratio would start at 1 however much "
+    "the sampler's weights "
+    "lag; or correction.tis, mis or icepop, which correct for the lag"),
   Refusal("rollout.staleness", lambda c, x: c.rollout.staleness > 0 and min(c.checkpoint.every, c.num_steps) < 2,
-    "0, because the first step and those after a checkpoint never lag: with checkpoint.every=1 or num_steps below 2 none would"),
+    "0, because the first step and those after a checkpoint never lag: with checkpoint.every=1 or num_steps below "
+    "2 no step would lag"),
   Refusal("rollout.spare_prompts", lambda c, x: c.rollout.spare_prompts > 0 and c.rollout.staleness > 0,
-    "0, because with rollout.staleness=1 a step is drawn before the one is known that it would carry groups from; or staleness=0"),
+    "0, because with rollout.staleness=1 a step is drawn before it is known which groups the previous step carries "
+    "over; or staleness=0"),
   Refusal("rollout.spare_prompts", lambda c, x: c.rollout.spare_prompts > 0 and c.num_steps < 2,
-    "0, because with num_steps below 2 no step goes on with what another has begun: the spare groups would be lost"),
+    "0, because with num_steps below 2 no later step continues the spare groups: they would be lost"),
   Refusal("rollout.max_refills", lambda c, x: c.rollout.max_refills > 0 and _lags(c),
     "0, because with rollout.staleness=1 or spare_prompts above 0 the sampler already draws for the next step; or both at 0"),
   Refusal("rollout.max_refills", lambda c, x: c.rollout.max_refills > 0 and not x.estimator.compares_groups,
-    "0, because this advantage.estimator compares no samples of a group: those of equal reward teach as much as others"),
+    "0, because this advantage.estimator does not compare the samples of a group: groups of equal reward teach as "
+    "much as others"),
   Refusal("rollout.report_every", lambda c, x: c.rollout.report_every > 0 and c.rollout.staleness > 0,
     "0, because with rollout.staleness=1 the host drives the learner while rollouts are drawn, and cannot drive the sampler too; "
     "or staleness=0"),
@@ -176,9 +182,11 @@ REFUSALS: tuple[Refusal, ...] = (
   Refusal("profile.num_steps", lambda c, x: c.profile.num_steps > 1 and c.profile.start is None,
     "1, because profile.start is None: nothing is traced"),
   Refusal("checkpoint.every_minutes", lambda c, x: c.rollout.staleness > 0 and c.checkpoint.every_minutes is not None,
-    "None, because with rollout.staleness=1 rollouts are in flight wherever a step ends that does not save anyway; lower checkpoint.every"),
+    "None, because with rollout.staleness=1 rollouts are in flight at the end of every step that does not save "
+    "anyway; lower checkpoint.every"),
   Refusal("rollout.report_every", lambda c, x: c.rollout.report_every >= c.rollout.max_new_tokens and c.rollout.slots is None,
-    "less than rollout.max_new_tokens, unless rollout.slots leaves sequences that wait: else all are done by the first report"),
+    "less than rollout.max_new_tokens, unless rollout.slots makes sequences wait: otherwise all finish before the "
+    "first report"),
 )
 # fmt: on
 """Table of refusals; every row that applies is reported, and `expected` says what to do."""
@@ -208,11 +216,11 @@ def refusals(config: ConfigDict) -> Iterator[str]:
     yield from map(str, unused(config, [f"critic.{name}" for name in config.critic], f"advantage.estimator={estimator!r} has no critic"))
 
 
-# Settings whose work waits for its devices, or moves between them, within one process.
+# Settings that need all devices in one process, which waits for them or moves data between them.
 _OF_ONE_PROCESS = {
-  "rollout.report_every": "responses are scored while others are drawn",
-  "rollout.spare_prompts": "groups are carried from step to step",
-  "mesh.sampler": "sampler and learner have devices of their own",
+  "rollout.report_every": "score responses while it draws others",
+  "rollout.spare_prompts": "carry groups from step to step",
+  "mesh.sampler": "give sampler and learner separate devices",
 }
 
 
@@ -224,7 +232,8 @@ def refuse_several_processes(config: ConfigDict, num_processes: int) -> None:
   """
   values = flatten(config)
   lines = [
-    f"config.{path}: found {values[path]} in a run of {num_processes} processes, expected 0: only in one process {what}"
+    f"config.{path}: found {values[path]} in a run of {num_processes} processes, expected 0: only a run of one "
+    f"process can {what}"
     for path, what in _OF_ONE_PROCESS.items()
     if values[path] != 0
   ]

@@ -9,7 +9,7 @@ from ml_collections import ConfigDict
 from jaxrl_llm.config.fields import flatten
 
 SIZES = ("rollout.prompt_buckets", "learner.row_tokens", "learner.row_buckets", "warm_start.row_buckets")
-"""Fields that `chosen` fills in if they are None."""
+"""Fields that `choose_sizes` fills in if they are None."""
 
 _SLOTS_STEP = 8
 _CHEAP = 128  # Slots of a row whose attention costs little in any model.
@@ -21,10 +21,10 @@ class Lengths(NamedTuple):
   """Lengths of a task's texts, in tokens.
 
   Attributes:
-    prompts: Of each prompt of the training problems.
-    held_out: Of each prompt of the test problems.
-    demonstrations: Of each demonstration with its prompt and its end token; empty without a warm
-      start.
+    prompts: Length of each prompt of the training problems.
+    held_out: Length of each prompt of the test problems.
+    demonstrations: Length of each demonstration with its prompt and its end token; empty without a
+      warm start.
   """
 
   prompts: Sequence[int]
@@ -33,13 +33,13 @@ class Lengths(NamedTuple):
 
 
 class Bounds(NamedTuple):
-  """What sizes must suit besides the data: devices and model.
+  """Constraints of the devices and the model on the sizes.
 
   Attributes:
     shards: Number of shards of the rows of an update.
     context: Number of shards of the slots of a row.
     d_model: Width of the model's states.
-    tile: Number that the slots of a row are a multiple of, if a row has more.
+    tile: Number of slots that a longer row is a multiple of.
     max_positions: Number of positions of the model; None for any.
   """
 
@@ -50,7 +50,7 @@ class Bounds(NamedTuple):
   max_positions: int | None = None
 
 
-def chosen(config: ConfigDict, lengths: Lengths, bounds: Bounds) -> ConfigDict:
+def choose_sizes(config: ConfigDict, lengths: Lengths, bounds: Bounds) -> ConfigDict:
   """Returns a config in which every size of `SIZES` is set; those that are set stay as they are.
 
   * A bucket of prompts holds the longest prompt; a second one of half the width is added if at
@@ -71,12 +71,12 @@ def chosen(config: ConfigDict, lengths: Lengths, bounds: Bounds) -> ConfigDict:
   Args:
     config: Config whose fields are legal by themselves.
     lengths: Lengths of the task's texts.
-    bounds: What the sizes must suit besides.
+    bounds: Constraints of the devices and the model.
 
   Example:
     >>> from jaxrl_llm.config.fields import base
-    >>> found = chosen(base(), Lengths([12, 30, 21], [33], [40, 60]), Bounds())
-    >>> found.rollout.prompt_buckets, found.learner.row_tokens, found.learner.row_buckets
+    >>> config = choose_sizes(base(), Lengths([12, 30, 21], [33], [40, 60]), Bounds())
+    >>> config.rollout.prompt_buckets, config.learner.row_tokens, config.learner.row_buckets
     ((40,), 512, (4, 8, 11, 16))
   """
   config = config.copy_and_resolve_references()
@@ -102,23 +102,24 @@ def chosen(config: ConfigDict, lengths: Lengths, bounds: Bounds) -> ConfigDict:
   return config.lock()
 
 
-def left_open(config: ConfigDict) -> list[str]:
-  """Returns the sizes that a run of a config would leave to `chosen`.
+def open_sizes(config: ConfigDict) -> list[str]:
+  """Returns the sizes that a run of a config would leave to `choose_sizes`.
 
   Example:
     >>> from jaxrl_llm.config.fields import base
-    >>> left_open(base())
-    ['rollout.prompt_buckets', 'learner.row_tokens', 'learner.row_buckets', 'warm_start.row_buckets']
+    >>> open_sizes(base())
+    ['rollout.prompt_buckets', 'learner.row_tokens', 'learner.row_buckets',
+    'warm_start.row_buckets']
   """
   values = flatten(config)
   return [path for path in SIZES if values[path] is None and (config.warm_start.num_steps or not path.startswith("warm_start."))]
 
 
-def described(asked: ConfigDict, config: ConfigDict, lengths: Lengths) -> list[str]:
+def describe_sizes(asked: ConfigDict, config: ConfigDict, lengths: Lengths) -> list[str]:
   """Describes the sizes that were chosen, one per line, as overrides of the command line.
 
   Args:
-    asked: Config before `chosen`.
+    asked: Config before `choose_sizes`.
     config: Config after it.
     lengths: Lengths of the task's texts.
   """
@@ -133,8 +134,8 @@ def described(asked: ConfigDict, config: ConfigDict, lengths: Lengths) -> list[s
   if before["rollout.prompt_buckets"] is None and prompts.max() > 2 * usual:
     width = _up(usual, _SLOTS_STEP)
     lines.append(
-      f"  1 % of the prompts are longer than {usual} tokens: --config.rollout.prompt_buckets='({width},)' leaves those above {width} out, "
-      "and needs less memory and time"
+      f"  1 % of the prompts are longer than {usual} tokens: --config.rollout.prompt_buckets='({width},)' leaves out "
+      f"those above {width} and saves memory and time"
     )
   return lines
 
@@ -146,7 +147,7 @@ def prompt_buckets(lengths: Lengths, config: ConfigDict, bounds: Bounds) -> tupl
   if bounds.max_positions is not None:
     widest = max(min(widest, bounds.max_positions - config.rollout.max_new_tokens), longest)
   half = _up(widest / 2, _SLOTS_STEP)
-  # The share of prompts of which `num_prompts` fit into the narrower bucket every other time.
+  # Quantile of the lengths up to which every other batch of `num_prompts` prompts fits.
   usual = np.quantile(lengths.prompts, 0.5 ** (1 / num_prompts)) if len(lengths.prompts) else widest
   return (half, widest) if usual <= half < widest else (widest,)
 
@@ -158,16 +159,17 @@ def row_tokens(config: ConfigDict, bounds: Bounds) -> int:
   slots = groups * (unit if config.learner.share_prompts else unit * config.rollout.group_size)
   useful = slots // (_ROWS_FOR_CHOICE * bounds.shards * config.learner.micro_batches)
   cheap = max(bounds.d_model, _CHEAP)
-  if cheap < unit <= _STRETCH * cheap:  # A group that just misses its row leaves the next one half empty.
+  # A group that just exceeds its row would leave the next one half empty.
+  if cheap < unit <= _STRETCH * cheap:
     cheap = unit
-  wanted = max(prompt + response, min(cheap, max(unit, useful)))
-  return _up(wanted, bounds.context * (bounds.tile if wanted > bounds.tile else 1))
+  slots_needed = max(prompt + response, min(cheap, max(unit, useful)))
+  return _up(slots_needed, bounds.context * (bounds.tile if slots_needed > bounds.tile else 1))
 
 
 def most_rows(config: ConfigDict) -> int:
   """Returns the number of rows that every mini-batch of whole groups fits into.
 
-  `packing.arrange` needs no more, whatever the lengths: first fit opens a row only if no open one
+  `packing.arrange` needs no more, for all lengths: first fit opens a row only if no open one
   has room for the largest of what it packs. Shared prompts are packed only if that takes no more
   rows.
 

@@ -132,7 +132,9 @@ SEED = Check(lambda x: _is_whole(x) and 0 <= x < 2**32, "a whole number from 0 t
 LAG = Check(lambda x: _is_whole(x) and x in (0, 1), "0 or 1 RL steps", int)
 WORKERS = Check(lambda x: _is_whole(x) and 1 <= x <= 1024, "a whole number of processes from 1 to 1024", int)
 AXIS = Check(
-  lambda x: _is_whole(x) and (x == -1 or 1 <= x <= MAX_COUNT), "a whole number of at least 1, or -1 for the devices the others leave", int
+  lambda x: _is_whole(x) and (x == -1 or 1 <= x <= MAX_COUNT),
+  "a whole number of at least 1, or -1 for all remaining devices",
+  int,
 )
 COUNTS = Check(
   lambda x: isinstance(x, tuple) and len(x) > 0 and all(holds(COUNT, each) for each in x),

@@ -1,1 +1,1 @@
-"""What runs on which device: meshes, processes, compiled programs and their cache, offloaded moments."""
+"""Devices and processes of a run: meshes, compiled programs and their cache, offloaded moments."""

@@ -1,4 +1,4 @@
-"""Settings of JAX for a run, made before it starts."""
+"""JAX's cache of compiled programs, set up before a run starts."""
 
 import os
 from pathlib import Path
@@ -7,10 +7,13 @@ import jax
 
 
 def cache_compilations(folder: Path | None = None) -> None:
-  """Keeps compiled programs on disk, so that a resumed run or the next trial of a sweep need not compile them again.
+  """Keeps compiled programs on disk.
+
+  A resumed run and the next trial of a sweep then load them instead of compiling again.
 
   Args:
-    folder: None is $JAX_COMPILATION_CACHE_DIR, or ~/.cache/jaxrl_llm/xla.
+    folder: Folder of the cache. None is $JAX_COMPILATION_CACHE_DIR, or ~/.cache/jaxrl_llm/xla if
+      that is not set.
   """
   folder = folder or Path(os.environ.get("JAX_COMPILATION_CACHE_DIR") or Path.home() / ".cache" / "jaxrl_llm" / "xla")
   jax.config.update("jax_compilation_cache_dir", str(folder))

@@ -1,4 +1,4 @@
-"""Programs that compile once, for all of their declared shapes, and a count that proves it."""
+"""Programs that compile once for all of their declared shapes, and a counter that proves it."""
 
 import contextlib
 import ctypes
@@ -12,16 +12,17 @@ import jax
 
 
 class ShapeError(ValueError):
-  """A program was called with a shape that nobody had declared."""
+  """An error that says that a program was called with a shape that was not declared."""
 
 
 class Compiled(NamedTuple):
-  """A jitted function and the shapes that it is for; see `compiled_for`.
+  """A jitted function with its declared shapes; see `compiled_for`.
 
   Attributes:
-    jitted: the function.
-    signatures: its arguments in each of their shapes, abstract: what `jitted.trace(*signature)` takes, to compile it without running it.
-    programs: by shape; empty before the first call.
+    jitted: Jitted function.
+    signatures: Abstract arguments, one tuple per declared shape. `jitted.trace(*signature)`
+      compiles without running.
+    programs: Compiled programs by shape; empty before the first call.
   """
 
   jitted: Callable
@@ -35,20 +36,28 @@ class Compiled(NamedTuple):
       give_back_memory()
     if (program := self.programs.get(_shape(args))) is None:
       name, known = getattr(self.jitted, "__name__", "a program"), ", ".join(map(str, sorted(self.programs)))
-      raise ShapeError(f"{name}: found a batch of shape {_shape(args)}, expected one of those that were declared: {known}")
+      raise ShapeError(f"{name}: found a batch of shape {_shape(args)}, expected one of the declared shapes: {known}")
     return program(*args)
 
 
 def compiled_for(jitted: Callable, signatures: Sequence[tuple]) -> Compiled:
-  """`jitted` for a declared set of shapes, all compiled at the first call: later ones can only run.
+  """Restricts a jitted function to a declared set of shapes.
 
-  `signatures` are its arguments in each of their shapes, abstract; the second argument tells the shapes apart.
+  The first call compiles it for all of them; later calls never compile.
+
+  Args:
+    jitted: Jitted function.
+    signatures: Abstract arguments, one tuple per shape. The first array of the second argument
+      tells the shapes apart.
   """
   return Compiled(jitted, tuple(signatures), {})
 
 
 def give_back_memory() -> None:
-  """Returns to the system what a compiler has freed: glibc keeps it, hundreds of MB after a train step. Does nothing without glibc."""
+  """Returns the memory that a compiler has freed to the operating system.
+
+  glibc would keep it, hundreds of MB after a train step. Without glibc this does nothing.
+  """
   name = ctypes.util.find_library("c")
   if name and hasattr(libc := ctypes.CDLL(name), "malloc_trim"):
     libc.malloc_trim(0)
@@ -63,7 +72,10 @@ _declaring: list[bool] = []
 
 @contextlib.contextmanager
 def declared() -> Iterator[None]:
-  """What compiles inside was declared beforehand, or compiles once in a run, whenever that is: no `CompileCounter` calls it out."""
+  """Marks the compilations inside the block as expected, so that no `CompileCounter` reports them.
+
+  It is for programs that were declared beforehand, or that compile once at any time in a run.
+  """
   _declaring.append(True)
   try:
     yield
@@ -72,17 +84,18 @@ def declared() -> Iterator[None]:
 
 
 class CompileCounter:
-  """Counts the programs that XLA has compiled, or loaded from its cache, since the counter was made; once the run is warm, names them.
+  """A counter of the programs that XLA compiles, or loads from its cache, from now on.
 
-  A run is warm when it has passed each of its parts once. Programs of `compiled_for` are expected even then: they compile for all of their
-  shapes at their first call, and never again.
+  Once the run is warm, it also names them. A run is warm when it has passed each of its parts once.
+  Programs of `compiled_for` are expected even then: they compile for all of their shapes at their
+  first call, and never again.
 
   Args:
-    parts: that a run passes; None never gets warm.
+    *parts: Names of the parts of a run; without any the run never gets warm.
 
   Attributes:
-    count: of all programs.
-    unexpected: of those that were compiled in a warm run.
+    count: Number of programs compiled.
+    unexpected: Number of programs compiled in a warm run.
 
   Example:
     >>> import jax.numpy as jnp
@@ -103,13 +116,13 @@ class CompileCounter:
     jax.monitoring.register_event_duration_secs_listener(self._listen)
 
   def passed(self, part: str) -> None:
-    """The run has been through one of its parts, with all that this compiles."""
+    """Notes that the run has passed one of its parts, and has compiled what it needs."""
     self._missing.discard(part)
 
   def culprits(self) -> list[str]:
-    """What was compiled in the warm run since the last call: function and argument shapes."""
-    found, self._culprits = self._culprits, []
-    return found
+    """Returns the programs compiled in the warm run since the last call: function and shapes."""
+    culprits, self._culprits = self._culprits, []
+    return culprits
 
   def _listen(self, event: str, duration: float, **about: Any) -> None:
     if event != "/jax/core/compile/backend_compile_duration":
@@ -123,17 +136,23 @@ class CompileCounter:
 
 
 _MAX_CHARS = 300
-_arguments: dict[str, Sequence[Any]] = {}  # What each function was last compiled for.
+_arguments: dict[str, Sequence[Any]] = {}  # By function, the arguments of its last compilation.
 
 
 @functools.cache
 def _listen_to_names() -> None:
-  """Has JAX say what it compiles, the record that `jax.log_compiles` shows, without showing it."""
+  """Reads the names and arguments of compiled programs from JAX's log.
+
+  These are the records that `jax.log_compiles` shows; here they are not shown.
+  """
   logger = logging.getLogger("jax._src.interpreters.pxla")
   shown = logger.getEffectiveLevel()
 
   def read(record: logging.LogRecord) -> bool:
-    """A filter and no handler: it sees every record, and lets none through that would not have been shown anyway."""
+    """Notes a compilation, and returns whether the record would have been shown anyway.
+
+    It is a filter because a filter, unlike a handler, can also keep a record from being shown.
+    """
     if str(record.msg).startswith("Compiling ") and isinstance(record.args, tuple) and len(record.args) > 1:
       _arguments[str(record.args[0])] = record.args[1]
     return record.levelno >= shown

@@ -1,4 +1,4 @@
-"""Optimizer moments in the memory of the hosts, brought to the devices one tensor at a time while an update is computed."""
+"""Optimizer moments in the memory of the hosts, brought to the devices tensor by tensor."""
 
 from typing import Any
 
@@ -7,12 +7,15 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import PyTree
 
-# Tensors whose moments are on the devices at once: one travels while another is updated.
+# Number of tensors whose moments are on the devices at once: one travels while another is updated.
 _WINDOW = 2
 
 
 def is_on_host(x: Any) -> bool:
-  """Whether an array, concrete or traced, lies in the memory of a host that has devices with memory of their own.
+  """Returns whether an array lies in host memory although devices have memory of their own.
+
+  Args:
+    x: Array, concrete or traced.
 
   Example:
     >>> is_on_host(jnp.ones(2))
@@ -22,17 +25,20 @@ def is_on_host(x: Any) -> bool:
 
 
 def offloaded(optimizer: optax.GradientTransformation) -> optax.GradientTransformationExtraArgs:
-  """`optimizer` tensor by tensor, for a state that lies in host memory (`mesh.state_shardings` with `offload`).
+  """Applies an optimizer tensor by tensor to a state in host memory.
 
-  Each tensor's moments are fetched only once those of the tensor `_WINDOW` before it are back, so that never more than these are on a
-  device at a time. A state that is not in host memory is updated as by `optimizer`, so the same steps follow.
+  `mesh.state_shardings` with `offload` puts the state there. The moments of a tensor are fetched
+  only once those of the tensor `_WINDOW` before it are back, so that the moments of at most
+  `_WINDOW` tensors are on a device at once. A state that is not in host memory is updated as by
+  `optimizer`, so the same steps follow.
 
   Args:
-    optimizer: works on each tensor by itself, as AdamW does. What looks at all of them, such as clipping by the global norm, goes before.
+    optimizer: Transformation that works on each tensor by itself, as AdamW does. Transformations of
+      all tensors together, such as clipping by the global norm, must come before it.
 
   Returns:
-    The transformation. Its update takes `finite`, and where that is False the state stays what it was: nobody else could choose between an
-    old and a new state in host memory.
+    The transformation. Its update takes `finite` and, if that is False, leaves the state as it was:
+    the caller could not choose between an old and a new state in host memory.
   """
   optimizer = optax.with_extra_args_support(optimizer)
 
@@ -58,7 +64,7 @@ def _only(path: tuple, tree: PyTree) -> PyTree:
 
 
 def _moments_of(path: tuple, optimizer: optax.GradientTransformation, state: PyTree, grads: PyTree) -> PyTree:
-  """The state with the moments of one tensor, None in the place of the others'; counters stay."""
+  """Returns the state with the moments of one tensor only; the other moments are None."""
   chosen = jax.tree_util.tree_map_with_path(lambda p, _: p == path, grads)
   return optax.tree_utils.tree_map_params(optimizer, lambda moment, is_it: moment if is_it else None, state, chosen)
 

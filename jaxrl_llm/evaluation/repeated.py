@@ -70,8 +70,8 @@ def pass_at_k(correct: Float[np.ndarray, "n s"], k: int, n: int | None = None) -
   samples, rights = known.sum(axis=1), np.where(known, correct, 0).sum(axis=1)
   i = np.arange(1, correct.shape[1] + 1)
   counted = (i > (samples - rights)[:, None]) & (i <= samples[:, None])
-  found = 1 - np.prod(np.where(counted, 1 - np.minimum(k, i) / i, 1.0), axis=1)
-  return np.where(samples >= k, found, np.nan)
+  estimates = 1 - np.prod(np.where(counted, 1 - np.minimum(k, i) / i, 1.0), axis=1)
+  return np.where(samples >= k, estimates, np.nan)
 
 
 def maj_at_n(
@@ -148,11 +148,11 @@ def by_level(values: Float[np.ndarray, " n"], levels: Sequence[Hashable] | Int[n
   levels = [level.item() if isinstance(level, np.generic) else level for level in levels]
   if len(levels) != len(values):
     raise ValueError(f"by_level: found {len(levels)} levels, expected {len(values)}, one for each problem")
-  found = {}
+  results = {}
   for level in sorted(set(levels), key=lambda level: (isinstance(level, str), level)):
     own = np.array([value for value, other in zip(values, levels, strict=True) if other == level and not np.isnan(value)])
-    found[level] = (float(own.mean()) if len(own) else float("nan"), len(own))
-  return found
+    results[level] = (float(own.mean()) if len(own) else float("nan"), len(own))
+  return results
 
 
 def _first(metric: str, correct: Float[np.ndarray, "n s"], n: int | None) -> Float[np.ndarray, "n m"]:

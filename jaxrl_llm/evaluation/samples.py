@@ -31,8 +31,8 @@ class SampleRow(NamedTuple):
     example: Full row of the problem, for verifiers that need more than `gold`. Only sample 0 has
       it, because it may hold megabytes of tests.
     turns: Turns of a conversation with an environment. `response` is then the text of the last one.
-    failed: (cause, one line) if the environment failed, so that no verifier can judge the sample;
-      else None.
+    failed: Pair (cause, one line) if the environment failed, so that no verifier can judge the
+      sample; else None.
   """
 
   id: str
@@ -86,13 +86,15 @@ def read_samples(path: str | os.PathLike) -> list[SampleRow]:
   with open(path, encoding="utf-8") as file:
     for number, line in enumerate(file, 1):
       try:
-        found = json.loads(line)
+        values = json.loads(line)
       except ValueError as error:
         raise ValueError(f"{os.fspath(path)}, line {number}: found no JSON ({error}), expected a sample; is the file cut off?") from None
-      if not isinstance(found, dict) or found.pop("schema", None) != SCHEMA:
+      if not isinstance(values, dict) or values.pop("schema", None) != SCHEMA:
         raise ValueError(f"{os.fspath(path)}, line {number}: found no sample of schema {SCHEMA}, expected what write_samples writes")
-      missing, unknown = set(SampleRow._fields) - set(found), set(found) - set(SampleRow._fields)
+      missing, unknown = set(SampleRow._fields) - set(values), set(values) - set(SampleRow._fields)
       if unknown or missing - set(SampleRow._field_defaults):
-        raise ValueError(f"{os.fspath(path)}, line {number}: found the fields {sorted(found)}, expected {list(SampleRow._fields)}")
-      rows.append(SampleRow(**found | {"turns": tuple(found.get("turns", ()))}))
+        raise ValueError(
+          f"{os.fspath(path)}, line {number}: found the fields {sorted(values)}, expected {list(SampleRow._fields)}"
+        )
+      rows.append(SampleRow(**values | {"turns": tuple(values.get("turns", ()))}))
   return rows

@@ -126,8 +126,8 @@ def summarise(
 
   Example:
     >>> rewards, ones = np.array([[1., 0.], [1., 1.]]), np.ones((2, 2), int)
-    >>> found = summarise(["avg@n:n=2", "pass@k:k=2&n=2"], rewards, lengths=ones, stopped=ones > 0, levels=[1, 3])
-    >>> [x.value for x in found.metrics], found.levels
+    >>> results = summarise(["avg@n:n=2", "pass@k:k=2&n=2"], rewards, lengths=ones, stopped=ones > 0, levels=[1, 3])
+    >>> [x.value for x in results.metrics], results.levels
     ([0.75, 1.0], {1: (0.5, 1), 3: (1.0, 1)})
   """
   if not metrics:
@@ -191,7 +191,7 @@ def table(summary: Summary) -> str:
     metric      value  95 % interval      problems
     avg@n:n=2   75.0%  50.0% to 100.0%           2
     truncated    0.0%
-    tokens        1.0  a response
+    tokens        1.0  per response
   """
   percent = lambda x: "-" if x is None or np.isnan(x) else f"{x:.1%}"
   interval = lambda x: "" if x.value is None else f"{percent(x.low)} to {percent(x.high)}"
@@ -203,7 +203,7 @@ def table(summary: Summary) -> str:
     points = lambda x: re.sub("inf", "infinity", f"{x:.0f}")
     rows.append(("rating", points(summary.rating.rating), f"{points(summary.rating.low)} to {points(summary.rating.high)}", ""))
   rows.append(("truncated", percent(summary.truncation_rate), "", ""))
-  rows.append(("tokens", f"{summary.mean_tokens:.1f}", "a response", ""))
+  rows.append(("tokens", f"{summary.mean_tokens:.1f}", "per response", ""))
   rows += [(f"failed: {cause}", f"{count:,}", f"of {summary.problems * summary.samples:,} samples", "") for cause, count in
            summary.failed.items()]
   widths = [max(len(row[column]) for row in rows) for column in range(4)]

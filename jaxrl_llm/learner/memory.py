@@ -107,8 +107,8 @@ def footprint(
     held["critic and its moments"] = bytes_of(place_state(mesh, make_critic(shape, mesh=mesh), optimizer))
   held["batch"] = learner.updates_per_rollout * bytes_of(batch)
 
-  pieces = mesh_lib.num_row_shards(mesh) * mesh.shape["context"]
-  rows_here = rows / pieces / learner.micro_batches
+  num_shards = mesh_lib.num_row_shards(mesh) * mesh.shape["context"]
+  rows_here = rows / num_shards / learner.micro_batches
   update = {"gradients": gradients}
   if learner.micro_batches > 1:
     update["accumulated gradients"] = sum(_size(x, jnp.float32) for x in jax.tree.leaves(partition(state.params, trained)[0]))
@@ -116,10 +116,10 @@ def footprint(
   layer = {"gathered weights": 2 * gathered(state.params, mesh)}
   layer |= backward_of_layer(shape, mesh, rows=rows_here, row_tokens=learner.row_tokens)
   update |= _larger(layer, head(shape, mesh, tokens=rows_here * learner.row_tokens, learns=True))
-  layer = {"activations": _FORWARD * one_layer(shape, mesh, rows=rows / pieces, row_tokens=learner.row_tokens)}
+  layer = {"activations": _FORWARD * one_layer(shape, mesh, rows=rows / num_shards, row_tokens=learner.row_tokens)}
   layer |= {"gathered weights": gathered(state.params, mesh)}
-  logprobs = _larger(layer, head(shape, mesh, tokens=rows / pieces * learner.row_tokens, learns=False))
-  found = {"update": update, "logprobs": logprobs}
+  logprobs = _larger(layer, head(shape, mesh, tokens=rows / num_shards * learner.row_tokens, learns=False))
+  by_program = {"update": update, "logprobs": logprobs}
 
   sampler_dtype, of_sampler = config.model.sampler_dtype or shape.dtype, {}
   sampled = sampling(config, shape._replace(dtype=sampler_dtype), sampler_mesh)
@@ -128,13 +128,18 @@ def footprint(
   at_sampler = jax.tree.map(lambda x, sharding: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), state.params, placed)
   copy = sum(_size(x, sampler_dtype) for x in jax.tree.leaves(at_sampler))
   if sampler_mesh == mesh:
-    found["sampling"] = {"weights laid out for decoding": copy, **sampled}
+    by_program["sampling"] = {"weights laid out for decoding": copy, **sampled}
   else:
-    found["weight sync"] = {"weights on their way to the sampler": copy}
+    by_program["weight sync"] = {"weights in transit to the sampler": copy}
     # With a lag, the next weights arrive while rollouts are still drawn with the previous ones.
     of_sampler = {"weights": copy * (1 + config.rollout.staleness), "weights laid out for decoding": copy, **sampled}
   keep = lambda parts: {name: size for name, size in parts.items() if size}
-  return Footprint(keep(held), {name: keep(parts) for name, parts in found.items()}, keep(of_sampler), bytes_of(state, on_host=True))
+  return Footprint(
+    keep(held),
+    {name: keep(parts) for name, parts in by_program.items()},
+    keep(of_sampler),
+    bytes_of(state, on_host=True),
+  )
 
 
 def bytes_of(tree: PyTree, *, on_host: bool = False) -> int:
@@ -154,8 +159,8 @@ def saved(shape: ModelConfig, mesh: Mesh, *, rows: float, row_tokens: int) -> fl
 
   `rows` is the number of rows per device, a fraction if a row is split.
   """
-  found = kept(on_one_device(shape, mesh, row_tokens), row_tokens)
-  return found.fixed / (mesh.shape["fsdp"] * mesh.shape["expert"]) + rows * found.of_row
+  memory = kept(on_one_device(shape, mesh, row_tokens), row_tokens)
+  return memory.fixed / (mesh.shape["fsdp"] * mesh.shape["expert"]) + rows * memory.of_row
 
 
 def one_layer(shape: ModelConfig, mesh: Mesh, *, rows: float, row_tokens: int) -> float:
@@ -166,14 +171,18 @@ def one_layer(shape: ModelConfig, mesh: Mesh, *, rows: float, row_tokens: int) -
 def backward_of_layer(shape: ModelConfig, mesh: Mesh, *, rows: float, row_tokens: int) -> dict[str, float]:
   """Returns the bytes that the backward pass of one layer adds to the saved ones, by kind."""
   whole = one_layer(shape, mesh, rows=rows, row_tokens=row_tokens)
-  again = 0.0 if shape.remat == "none" else whole - saved(shape, mesh, rows=rows, row_tokens=row_tokens) / shape.num_layers
-  found = {"a layer computed again": max(again, 0.0), "gradients of a layer's activations": _COTANGENTS * whole}
+  recomputed = (
+    0.0 if shape.remat == "none" else whole - saved(shape, mesh, rows=rows, row_tokens=row_tokens) / shape.num_layers
+  )
+  parts = {"recomputed layer": max(recomputed, 0.0), "gradients of a layer's activations": _COTANGENTS * whole}
   if shape.experts is not None and mesh.devices.flat[0].platform != "tpu":
     # Only TPUs have a grouped product. Elsewhere, each local expert is given room for all tokens.
     here = on_one_device(shape, mesh, row_tokens).experts
     copies = rows * row_tokens * here.top_k * shape.experts.num_experts / mesh.shape["expert"]
-    found["tokens once for every expert"] = _GROUPED * copies * max(shape.d_model, here.d_ff) * jnp.dtype(shape.dtype).itemsize
-  return found
+    parts["tokens copied to every expert"] = (
+      _GROUPED * copies * max(shape.d_model, here.d_ff) * jnp.dtype(shape.dtype).itemsize
+    )
+  return parts
 
 
 def _larger(*options: dict[str, float]) -> dict[str, float]:
@@ -247,10 +256,13 @@ def head(shape: ModelConfig, mesh: Mesh, *, tokens: float, learns: bool) -> dict
   vocab = shape.vocab_size / mesh.shape["tensor"]
   chunk = min(shape.head_tokens or chunk_tokens(shape.vocab_size, mesh.devices.flat[0].platform), tokens)
   states = 2 * tokens * shape.d_model * jnp.dtype(shape.dtype).itemsize
-  found = {"chunk of logits": (_CHUNKS if learns else 1) * chunk * vocab * 4, "states before the head": states * (2 if learns else 1)}
+  parts = {
+    "chunk of logits": (_CHUNKS if learns else 1) * chunk * vocab * 4,
+    "states before the head": states * (2 if learns else 1),
+  }
   is_split = mesh.shape["fsdp"] > 1
   weights = vocab * shape.d_model * jnp.dtype(shape.param_dtype).itemsize if is_split else 0
-  return found | {"output head": weights + (vocab * shape.d_model * 4 if learns else 0)}
+  return parts | {"output head": weights + (vocab * shape.d_model * 4 if learns else 0)}
 
 
 def sampling(config: ConfigDict, shape: ModelConfig, mesh: Mesh) -> dict[str, float]:
@@ -258,18 +270,18 @@ def sampling(config: ConfigDict, shape: ModelConfig, mesh: Mesh) -> dict[str, fl
 
   This is the larger of drawing rollouts and evaluating.
   """
-  section, shards, found = config.rollout, mesh_lib.num_row_shards(mesh), []
+  section, shards, options = config.rollout, mesh_lib.num_row_shards(mesh), []
   width, num_prompts = max(section.prompt_buckets), section.num_prompts + section.spare_prompts
   for prompts, group in ((num_prompts, section.group_size), (config.eval.batch_prompts, config.eval.samples)):
     rows = num_rows(mesh, prompts * group, section.slots)
     sizes = dict(num_prompts=prompts, prompt_tokens=width, num_rows=rows, new_tokens=section.max_new_tokens)
     cache = num_bytes(shape, dtype=section.cache_dtype or shape.dtype, **sizes) / shards / min(mesh.shape["tensor"], shape.num_kv_heads)
     logits = 3 * rows / shards * shape.vocab_size * 4
-    found.append({"key-value cache": cache, "logits": logits})
-  return _larger(*found)
+    options.append({"key-value cache": cache, "logits": logits})
+  return _larger(*options)
 
 
-def table(found: Footprint) -> list[str]:
+def table(estimate: Footprint) -> list[str]:
   """Formats the estimate as lines: what is always held, what each program adds, and the peak.
 
   Example:
@@ -284,9 +296,11 @@ def table(found: Footprint) -> list[str]:
     largest = sorted(parts.items(), key=lambda part: -part[1])
     return f"  {name:11s}{sign + format(sum(parts.values()) / 1e6, ',.1f'):>8s}  " + ", ".join(f"{k} {v / 1e6:,.1f}" for k, v in largest)
 
-  lines = ["estimated memory of each device, in MB:", line("always", found.held)]
-  lines += [line(name, parts, "+") for name, parts in found.programs.items()]
-  lines += [f"  {'peak':11s}{found.peak / 1e6:>8,.1f}  in {found.largest}"]
-  if found.of_sampler:
-    lines += ["estimated memory of each device that only samples, in MB:", line("sampling", found.of_sampler)]
-  return lines + ([f"estimated memory of the host for each device, in MB: {found.on_host / 1e6:,.1f}"] if found.on_host else [])
+  lines = ["estimated memory of each device, in MB:", line("always", estimate.held)]
+  lines += [line(name, parts, "+") for name, parts in estimate.programs.items()]
+  lines += [f"  {'peak':11s}{estimate.peak / 1e6:>8,.1f}  in {estimate.largest}"]
+  if estimate.of_sampler:
+    lines += ["estimated memory of each device that only samples, in MB:", line("sampling", estimate.of_sampler)]
+  return lines + (
+    [f"estimated memory of the host for each device, in MB: {estimate.on_host / 1e6:,.1f}"] if estimate.on_host else []
+  )

@@ -101,17 +101,17 @@ def units_of(sequences: Sequence[Trajectory], *, share_prompts: bool, group_size
       length = counted[0] if len(counted) else 0
     return tokens[:length].tobytes()
 
-  found = []
+  units = []
   for key, indices in groupby(range(len(sequences)), key=prompt):
     same, shared = tuple(indices), len(key) // sequences[0].tokens.itemsize
     most = group_size or len(same)
     for start in range(0, len(same), most):
       members = same[start : start + most]
       if len(members) == 1 or not shared:
-        found += [alone(index) for index in members]
+        units += [alone(index) for index in members]
       else:
-        found.append(Unit(shared, members, tuple(len(sequences[index].tokens) - shared for index in members)))
-  return found
+        units.append(Unit(shared, members, tuple(len(sequences[index].tokens) - shared for index in members)))
+  return units
 
 
 def assign_rows(units: Sequence[Unit], row_tokens: int) -> list[list[Unit]]:
@@ -212,7 +212,7 @@ def arrange(
       f"learner.row_buckets={tuple(row_buckets)}: {len(sequences)} sequences need {len(rows)} rows of {row_tokens} tokens; "
       f"add a bucket of at least {len(rows)}"
     )
-  found: list = [None] * len(sequences)
+  places: list = [None] * len(sequences)
   per_shard = num_rows // num_shards
   for rank, row in enumerate(sorted(rows, key=lambda row: -sum(unit.size for unit in row))):
     start = segment = 0
@@ -223,9 +223,9 @@ def arrange(
       for index, length in zip(unit.members, unit.lengths, strict=True):
         segment += 1
         slots = np.concatenate([prompt, np.arange(start, start + length)])
-        found[index] = (rank % num_shards * per_shard + rank // num_shards, slots, (segment, prefix, unit.shared))
+        places[index] = (rank % num_shards * per_shard + rank // num_shards, slots, (segment, prefix, unit.shared))
         start += length
-  rows, slots, segments = (list(x) for x in zip(*found, strict=True)) if found else ([], [], [])
+  rows, slots, segments = (list(x) for x in zip(*places, strict=True)) if places else ([], [], [])
   return Layout((num_rows, row_tokens), rows, slots, segments, share_prompts)
 
 

@@ -22,7 +22,15 @@ from jaxrl_llm.devices.offload import check_offload
 from jaxrl_llm.learner.needs import abstract_batch, needed_by_critic, needed_by_logprobs, needed_by_step, needed_by_warm_start
 from jaxrl_llm.learner.route_programs import RoutePrograms, make_route_programs
 from jaxrl_llm.learner.token_scores import TokenScores, make_token_scores
-from jaxrl_llm.learner.train_step import TrainStepFn, critic_outputs, in_pieces, init_state, make_optimizer, make_train_step, policy_outputs
+from jaxrl_llm.learner.train_step import (
+  TrainStepFn,
+  critic_outputs,
+  init_state,
+  make_optimizer,
+  make_train_step,
+  map_micro_batches,
+  policy_outputs,
+)
 from jaxrl_llm.models import Critic, Model, ModelConfig, RewardModel, make_critic, make_model, routing, trainable
 from jaxrl_llm.models.params import partition
 from jaxrl_llm.objectives.base import critic_objective
@@ -176,9 +184,9 @@ def make_logprobs(
   learner, outputs_of = config.learner, outputs_fn(config, model, filter_logits)
 
   def logprobs(params: Params, batch: TrainBatch) -> Logprobs:
-    return in_pieces(partial(logprobs_of_piece, params), batch, learner.micro_batches)
+    return map_micro_batches(partial(logprobs_of_micro_batch, params), batch, learner.micro_batches)
 
-  def logprobs_of_piece(params: Params, batch: TrainBatch) -> Logprobs:
+  def logprobs_of_micro_batch(params: Params, batch: TrainBatch) -> Logprobs:
     outputs = outputs_of(params, batch)
     routes = None if outputs.live_routing is None else routing.replayed(batch.routing, outputs.live_routing).astype(jnp.int16)
     return Logprobs(outputs.logprobs, routes)
@@ -254,7 +262,8 @@ def phase_optimizer(config: ConfigDict, phase: ConfigDict, num_updates: int) -> 
   learner = config.learner
   adamw = dict(weight_decay=learner.weight_decay, b1=learner.b1, b2=learner.b2, max_grad_norm=learner.max_grad_norm)
   adamw |= dict(moments_dtype=learner.moments_dtype, offload=learner.offload_optimizer)
-  decay = max(num_updates - phase.warmup_steps, 1) if phase.schedule == "linear" else 0  # 0 keeps the rate constant.
+  # 0 decay steps keep the rate constant.
+  decay = max(num_updates - phase.warmup_steps, 1) if phase.schedule == "linear" else 0
   return make_optimizer(learning_rate=phase.learning_rate, warmup_steps=phase.warmup_steps, decay_steps=decay, **adamw)
 
 

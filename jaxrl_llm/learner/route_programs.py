@@ -46,12 +46,14 @@ def make_route_programs(mesh: Mesh, model: Model, learner: ConfigDict, *, replay
   shape, sparse = model.config, model.config.sparse_layers
 
   def describe(used, segments, sampled, replayed) -> Metrics:
-    found = routing.usage(used, routing.travelled(segments), num_experts=shape.experts.num_experts, sparse_layers=sparse)
+    metrics = routing.usage(
+      used, routing.travelled(segments), num_experts=shape.experts.num_experts, sparse_layers=sparse
+    )
     if sampled is not None:
-      found["moe/expert_change/sampler"] = routing.comparison(used, sampled, segments)
+      metrics["moe/expert_change/sampler"] = routing.comparison(used, sampled, segments)
     if replayed is not None:
-      found |= routing.replay_metrics(replayed, segments, sparse_layers=sparse)
-    return found
+      metrics |= routing.replay_metrics(replayed, segments, sparse_layers=sparse)
+    return metrics
 
   def compare(before, segments, after) -> Float[Array, ""]:
     return routing.comparison(before, after, segments)

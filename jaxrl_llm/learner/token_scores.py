@@ -7,7 +7,7 @@ from typing import NamedTuple
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from jaxrl_llm.learner.train_step import in_pieces
+from jaxrl_llm.learner.train_step import map_micro_batches
 from jaxrl_llm.objectives.gate_weight import gate_weight
 from jaxrl_llm.types import Objective, Params, PolicyOutputs, TrainBatch
 
@@ -16,7 +16,7 @@ class TokenScores(NamedTuple):
   """Scores of each token, NaN if the mask is 0.
 
   Attributes:
-    log_ratio: log π − log π_old, in nats.
+    log_ratio: Log-ratio log π − log π_old, in nats.
     gate_weight: Weight of the token's gradient in one more update; see `objectives.gate_weight`.
     entropy: Entropy of the token's sampling distribution, in nats.
   """
@@ -39,7 +39,7 @@ def make_token_scores(
     return PolicyOutputs(outputs.logprobs, outputs.entropy)
 
   def token_scores(params: Params, batch: TrainBatch) -> TokenScores:
-    outputs = in_pieces(partial(of_outputs, params), batch, num_micro_batches)
+    outputs = map_micro_batches(partial(of_outputs, params), batch, num_micro_batches)
     batch = batch._replace(routing=None)
     counted = lambda x: jnp.where(batch.mask > 0, x, jnp.nan)
     entropy = jnp.full_like(outputs.logprobs, jnp.nan) if outputs.entropy is None else outputs.entropy

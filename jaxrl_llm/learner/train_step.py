@@ -61,8 +61,8 @@ def policy_outputs(
     params, batch, sources, filter_logits=filter_logits, learns_entropy=learns_entropy, router_losses=bool(router_losses)
   )
   losses = {"balance": out.balance_loss, "z": out.z_loss}
-  found = {name: losses[name] for name in router_losses} or None
-  return PolicyOutputs(logprobs, entropy, live_routing=out.live_routing, router_losses=found)
+  returned = {name: losses[name] for name in router_losses} or None
+  return PolicyOutputs(logprobs, entropy, live_routing=out.live_routing, router_losses=returned)
 
 
 def critic_outputs(values_fn: Callable, params: Params, batch: TrainBatch) -> PolicyOutputs:
@@ -112,12 +112,12 @@ def router_terms(outputs: PolicyOutputs, batch: TrainBatch, coefs: Mapping[str, 
   return total, jax.tree.map(jax.lax.stop_gradient, metrics)
 
 
-def split_rows(tree: PyTree, num_pieces: int) -> PyTree:
-  """Splits rows into `num_pieces` micro-batches along a new first axis.
+def split_rows(tree: PyTree, num_micro_batches: int) -> PyTree:
+  """Splits rows into m micro-batches along a new first axis.
 
-  Each piece takes every m-th row, so that it keeps rows of every shard and no row moves.
+  Each micro-batch takes every m-th row, so that it keeps rows of every shard and no row moves.
   """
-  return jax.tree.map(lambda x: x.reshape(-1, num_pieces, *x.shape[1:]).swapaxes(0, 1), tree)
+  return jax.tree.map(lambda x: x.reshape(-1, num_micro_batches, *x.shape[1:]).swapaxes(0, 1), tree)
 
 
 def join_rows(tree: PyTree) -> PyTree:
@@ -125,9 +125,13 @@ def join_rows(tree: PyTree) -> PyTree:
   return jax.tree.map(lambda x: x.swapaxes(0, 1).reshape(-1, *x.shape[2:]), tree)
 
 
-def in_pieces(of_batch: Callable[[TrainBatch], PyTree], batch: TrainBatch, num_pieces: int) -> PyTree:
+def map_micro_batches(of_batch: Callable[[TrainBatch], PyTree], batch: TrainBatch, num_micro_batches: int) -> PyTree:
   """Computes a function of a batch's rows in micro-batches, to bound its activations."""
-  return of_batch(batch) if num_pieces == 1 else join_rows(jax.lax.map(of_batch, split_rows(batch, num_pieces)))
+  return (
+    of_batch(batch)
+    if num_micro_batches == 1
+    else join_rows(jax.lax.map(of_batch, split_rows(batch, num_micro_batches)))
+  )
 
 
 def make_train_step(
@@ -153,7 +157,7 @@ def make_train_step(
     objective: Objective to minimise.
     optimizer: Optimizer whose state is `TrainState.opt_state`.
     learning_rate: Schedule inside `optimizer`, for the metric.
-    num_micro_batches: Number of pieces of the batch; must divide its rows.
+    num_micro_batches: Number of micro-batches, which must divide the number of rows.
     name: Name of what is trained, the first part of its metrics' names.
     trainable: Params tree with True for each weight that is trained; the others have neither
       gradient nor moments. None trains all.
@@ -182,7 +186,9 @@ def make_train_step(
     with jax.named_scope("loss"):
       losses, metrics = objective.token_loss(outputs._replace(live_routing=None, router_losses=None), batch._replace(routing=None))
     numbers = [batch.mask, weights, outputs.logprobs, losses]
-    chex.assert_equal_shape(numbers, **refusing("mask, weights, log-probabilities and losses are one number a token"))
+    chex.assert_equal_shape(
+      numbers, **refusing("mask, weights, log-probabilities and losses need one number per token")
+    )
     further, router_metrics = router_terms(outputs, batch, router_coefs)
     losses, metrics = losses + further, metrics | router_metrics
     if name == "actor" and batch.sampler_logprobs is not None:
@@ -195,8 +201,8 @@ def make_train_step(
     if num_micro_batches == 1:
       return grad_fn(trained, frozen, batch, weights)
 
-    def body(total, piece):
-      (loss, metrics), grads = grad_fn(trained, frozen, *piece)
+    def body(total, micro_batch):
+      (loss, metrics), grads = grad_fn(trained, frozen, *micro_batch)
       return jax.tree.map(jnp.add, total, (loss, grads)), metrics
 
     zeros = jax.tree.map(lambda p: jnp.zeros(p.shape, jnp.float32), trained)
@@ -204,7 +210,9 @@ def make_train_step(
     return (loss, join_rows(metrics)), grads
 
   def train_step(state: TrainState, batch: TrainBatch) -> tuple[TrainState, Metrics]:
-    chex.assert_tree_shape_prefix(batch, batch.mask.shape, **refusing("every array of a batch begins with the axes of its mask"))
+    chex.assert_tree_shape_prefix(
+      batch, batch.mask.shape, **refusing("every array of a batch must begin with the axes of its mask")
+    )
     chex.assert_is_divisible(len(batch.mask), num_micro_batches, **refusing("micro-batches do not divide the rows"))
     weights = objective.weigh(batch.mask, batch.segments)
     trained, frozen = partition(state.params, trainable)

@@ -108,7 +108,10 @@ def row_attention(
   check_backend(backend)
   name = suited(platform, q.dtype, q.shape[-1], q.shape[1]) if backend == "auto" else backend
   if platform not in (platforms := _PLATFORMS.get(name, (platform,))):
-    raise ValueError(f"model.attention: found {name!r} on a {platform}, which runs on {' or '.join(platforms)}; expected 'auto' or 'xla'")
+    raise ValueError(
+      f"model.attention: found {name!r}, which runs on {' or '.join(platforms)}, but the platform is {platform}; "
+      "expected 'auto' or 'xla'"
+    )
   return BACKENDS[name](q, k, v, rows, mesh, platform)
 
 
@@ -142,14 +145,15 @@ def check_backend(name: str) -> None:
     >>> check_backend("splsh")
     Traceback (most recent call last):
     ...
-    ValueError: model.attention: found 'splsh', expected one of auto, xla, chunked, dot_product, cudnn, splash; did you mean 'splash'?
+    ValueError: model.attention: found 'splsh', expected one of auto, ...; did you mean 'splash'?
   """
   names = ["auto", *BACKENDS]
   if name not in names:
     raise ValueError(Problem("model.attention", repr(name), f"one of {', '.join(names)}{did_you_mean(name, names)}"))
 
 
-_PLATFORMS = {"cudnn": ("gpu",), "splash": ("tpu", "cpu")}  # Others run everywhere. CPUs emulate, for tests.
+# Platforms of the backends that do not run everywhere. CPUs emulate splash, for tests.
+_PLATFORMS = {"cudnn": ("gpu",), "splash": ("tpu", "cpu")}
 
 # Tokens per block: few on a CPU, to stay in its cache; elsewhere enough to fill the device.
 _BLOCK = {"cpu": 64, "gpu": 256, "tpu": 512}

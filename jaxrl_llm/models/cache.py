@@ -161,13 +161,13 @@ def split_rows(held: KeyValues, mesh: Mesh | None) -> KeyValues:
   return jax.lax.with_sharding_constraint(held, NamedSharding(mesh, PartitionSpec(rows, heads)))
 
 
-def filled(blocks: Sequence[KeyValues], found: KeyValues) -> tuple[KeyValues, ...]:
-  """Fills the blocks, row by row, with the last columns of what was prefilled.
+def filled(blocks: Sequence[KeyValues], prefilled: KeyValues) -> tuple[KeyValues, ...]:
+  """Fills the blocks, row by row, with the last columns of prefilled keys and values.
 
   The prefilled rows have at least as many columns as all blocks together.
   """
-  first = found.v.shape[2] - sum(size for _, size in _columns(blocks))
-  cut = lambda start, size: _map(lambda x, axis: jax.lax.slice_in_dim(x, start, start + size, axis=axis), found)
+  first = prefilled.v.shape[2] - sum(size for _, size in _columns(blocks))
+  cut = lambda start, size: _map(lambda x, axis: jax.lax.slice_in_dim(x, start, start + size, axis=axis), prefilled)
   return tuple(cut(first + start, size) for start, size in _columns(blocks))
 
 
@@ -179,7 +179,8 @@ def write(blocks: Sequence[KeyValues], new: KeyValues, column: Int[Array, ""]) -
     index = jnp.clip(column - start, 0, size - 1)
 
     def put(x, value, axis):
-      if len(blocks) > 1:  # Rewrite the other blocks' old values: a column of traffic, but no branch.
+      # The other blocks write their old values again: a column of traffic, but no branch.
+      if len(blocks) > 1:
         value = jnp.where(inside, value, jax.lax.dynamic_slice_in_dim(x, index, 1, axis))
       return jax.lax.dynamic_update_slice_in_dim(x, value, index, axis)
 
@@ -234,7 +235,8 @@ def attend_prompts(q: Float[Array, "B K G C"], held: KeyValues, view: View) -> P
   num_prompts = view.prompts.shape[0]
   by_sequence = q if view.rows is None else _along(q, view.rows)
   group = by_sequence.shape[0] // num_prompts
-  fold = lambda x: x.reshape(num_prompts, group, *x.shape[1:]).swapaxes(1, 2)  # [n, K, group, G, ...]
+  # [n·group, K, G, ...] -> [n, K, group, G, ...]
+  fold = lambda x: x.reshape(num_prompts, group, *x.shape[1:]).swapaxes(1, 2)
   flat = lambda x: x.reshape(num_prompts, x.shape[1], -1, *x.shape[4:])
   part = attend(flat(fold(by_sequence)), held, view.prompts)
 

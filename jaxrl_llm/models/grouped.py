@@ -52,18 +52,18 @@ def _products(
   (starts, ends), tile = _bounds(sizes), _tile(len(rows), len(matrices))
   padded = jnp.pad(rows, ((0, tile), (0, 0)))
 
-  def of_group(e: Array, found: Array) -> Array:
+  def of_group(e: Array, products: Array) -> Array:
     matrix = matrices[e]
 
     def step(state):
-      start, found = state
+      start, products = state
       y = jax.lax.dot_general(jax.lax.dynamic_slice_in_dim(padded, start, tile), matrix, (((1,), (contracted - 1,)), ((), ())))
-      return start + tile, jax.lax.dynamic_update_slice_in_dim(found, y, start, 0)
+      return start + tile, jax.lax.dynamic_update_slice_in_dim(products, y, start, 0)
 
-    return jax.lax.while_loop(lambda state: state[0] < ends[e], step, (starts[e], found))[1]
+    return jax.lax.while_loop(lambda state: state[0] < ends[e], step, (starts[e], products))[1]
 
-  found = jnp.zeros((len(padded), matrices.shape[3 - contracted]), rows.dtype)
-  return jax.lax.fori_loop(0, len(matrices), of_group, found)[: len(rows)]
+  products = jnp.zeros((len(padded), matrices.shape[3 - contracted]), rows.dtype)
+  return jax.lax.fori_loop(0, len(matrices), of_group, products)[: len(rows)]
 
 
 def _of_matrices(rows: Float[Array, "M D"], ct: Float[Array, "M F"], sizes: Int[Array, " E"]) -> Float[Array, "E D F"]:

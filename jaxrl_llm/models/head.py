@@ -106,8 +106,8 @@ def _logprobs(piece: Piece, head: Any, hidden: Array, targets: Array, counted: A
   order, place = permutations.true_first(flat)
   num_chunks = (jnp.sum(flat) + piece.chunk - 1) // piece.chunk
   x = permutations.permuted(hidden.reshape(len(flat), -1), order, place)
-  found = _chunked(piece, head, x, targets.reshape(-1)[order], num_chunks)
-  return tuple(jnp.where(flat, y[place], 0).reshape(counted.shape) for y in found)
+  logprobs_and_entropy = _chunked(piece, head, x, targets.reshape(-1)[order], num_chunks)
+  return tuple(jnp.where(flat, y[place], 0).reshape(counted.shape) for y in logprobs_and_entropy)
 
 
 def _chunk_logprobs(logits: Array, targets: Array) -> tuple[Array, Array, Array]:
@@ -129,11 +129,11 @@ def _chunked_fwd(piece: Piece, head: Any, x: Array, targets: Array, num_chunks: 
   padding = -len(x) % piece.chunk
   rows, ids = jnp.pad(x, ((0, padding), (0, 0))), jnp.pad(targets, (0, padding))
 
-  def body(i, found):
+  def body(i, outputs):
     part = lambda a: jax.lax.dynamic_slice_in_dim(a, i * piece.chunk, piece.chunk)
     logits = piece.filter_logits(piece.unembed(head, part(rows)), part(ids))
     own = _chunk_logprobs(logits, part(ids))
-    return tuple(jax.lax.dynamic_update_slice_in_dim(a, y, i * piece.chunk, 0) for a, y in zip(found, own))
+    return tuple(jax.lax.dynamic_update_slice_in_dim(a, y, i * piece.chunk, 0) for a, y in zip(outputs, own))
 
   zeros = jnp.zeros(len(rows), jnp.float32)
   logprobs, entropy, log_total = (y[: len(x)] for y in jax.lax.fori_loop(0, num_chunks, body, (zeros, zeros, zeros)))
@@ -160,13 +160,13 @@ def _chunked_bwd(piece: Piece, saved, cotangents):
     if piece.learns_entropy:
       ct -= part(of_entropy)[:, None] * probs * (logprobs + part(entropies)[:, None])
     of_head, of_rows = unembed_vjp(*filter_vjp(ct))
-    heads, found = total
+    heads, hidden = total
     heads = jax.tree.map(lambda a, b: a + b.astype(jnp.float32), heads, of_head)
-    return heads, jax.lax.dynamic_update_slice_in_dim(found, of_rows, i * piece.chunk, 0)
+    return heads, jax.lax.dynamic_update_slice_in_dim(hidden, of_rows, i * piece.chunk, 0)
 
   zeros = jax.tree.map(lambda a: jnp.zeros(a.shape, jnp.float32), head)
-  heads, found = jax.lax.fori_loop(0, num_chunks, body, (zeros, jnp.zeros_like(rows)))
-  return jax.tree.map(lambda a, b: a.astype(b.dtype), heads, head), found[: len(x)], None, None
+  heads, hidden = jax.lax.fori_loop(0, num_chunks, body, (zeros, jnp.zeros_like(rows)))
+  return jax.tree.map(lambda a, b: a.astype(b.dtype), heads, head), hidden[: len(x)], None, None
 
 
 _chunked.defvjp(_chunked_fwd, _chunked_bwd)

@@ -1,4 +1,4 @@
-"""`python -m jaxrl_llm.models.inspect PATH`: a summary of a checkpoint, from its headers alone."""
+"""The command `python -m jaxrl_llm.models.inspect PATH`, which describes a checkpoint."""
 
 import argparse
 import collections
@@ -20,8 +20,15 @@ from jaxrl_llm.models.files.tensor_source import TensorSource
 from jaxrl_llm.pretrained import where
 
 
-def describe(path: str) -> str:
-  """Describes a checkpoint in lines of text; path and errors are those of `load`."""
+def describe_checkpoint(path: str) -> str:
+  """Describes a checkpoint in lines of text.
+
+  Args:
+    path: Path of the checkpoint, in any form that `load` accepts.
+
+  Raises:
+    ValueError: If there is no checkpoint, or it cannot be read; the message has one line.
+  """
   config, source = open_source(path)
   check_tensors(config, source)
   tokenizer, template = _tokenizer(where.resolve(path))
@@ -45,7 +52,7 @@ def _experts(config: ModelConfig) -> str:
   if config.experts is None:
     return "none"
   e, sparse = config.experts, len(config.sparse_layers)
-  gates = "gates sum to 1" if e.norm_top_k else "gates as they are"
+  gates = "gates sum to 1" if e.norm_top_k else "gates not normalised"
   return f"{e.num_experts} of width {e.d_ff} in {sparse} of {config.num_layers} layers, {e.top_k} per token, {gates}"
 
 
@@ -87,10 +94,11 @@ def _tokenizer(path: pathlib.Path) -> tuple[str, str]:
 
 def main(argv: list[str] | None = None) -> int:
   """Runs the command and returns its exit status."""
-  parser = argparse.ArgumentParser(prog="python -m jaxrl_llm.models.inspect", description="Says what a checkpoint holds.")
+  description = "Describes a checkpoint from its headers."
+  parser = argparse.ArgumentParser(prog="python -m jaxrl_llm.models.inspect", description=description)
   parser.add_argument("path", help="a folder with config.json and safetensors, a .gguf file, or package:DIST")
   try:
-    print(describe(parser.parse_args(argv).path))
+    print(describe_checkpoint(parser.parse_args(argv).path))
   except (ValueError, OSError, ImportError) as error:
     problem = problem_of(error)
     # The path is an argument of this command.

@@ -28,11 +28,11 @@ def trainable(config: ModelConfig, params: PyTree) -> PyTree:
   is_leaf = lambda x: isinstance(x, tuple)
   if config.lora is None:
     return jax.tree.map(lambda _: True, params, is_leaf=is_leaf)
-  found = jax.tree_util.tree_map_with_path(lambda path, _: is_adapter(path), params, is_leaf=is_leaf)
-  if not any(jax.tree.leaves(found)):
-    found = f"{config.lora.targets}, which match no linear map; try 'attention/.*' or 'mlp/down'"
-    raise ValueError(Problem("model.lora_targets", found))
-  return found
+  is_trained = jax.tree_util.tree_map_with_path(lambda path, _: is_adapter(path), params, is_leaf=is_leaf)
+  if not any(jax.tree.leaves(is_trained)):
+    targets = f"{config.lora.targets}, which match no linear map; try 'attention/.*' or 'mlp/down'"
+    raise ValueError(Problem("model.lora_targets", targets))
+  return is_trained
 
 
 def reference(params: Params) -> Params:
@@ -52,14 +52,15 @@ def merged(config: ModelConfig, params: Params) -> Params:
 
 
 def _merged(lora: Lora, tree: Params) -> Params:
-  found = {}
+  weights = {}
   for name, value in tree.items():
     if isinstance(value, dict):
-      found[name] = _merged(lora, value)
+      weights[name] = _merged(lora, value)
     elif ADAPTER not in name:
       a, b = (tree.get(f"{name}{ADAPTER}{part}") for part in "ab")
-      found[name] = value if a is None else (value + lora.alpha / lora.rank * _product(a, b, value)).astype(value.dtype)
-  return found
+      scale = lora.alpha / lora.rank
+      weights[name] = value if a is None else (value + scale * _product(a, b, value)).astype(value.dtype)
+  return weights
 
 
 def _product(a: jax.Array, b: jax.Array, weight: jax.Array) -> jax.Array:

@@ -35,7 +35,7 @@ class Model(NamedTuple):
     forward: Forward pass `(params, tokens, positions, segments, routing=None, *, prefixes=None,
       router_losses=False) -> Forward`. Like `logits`, but also replays recorded routes and returns
       what the routers did.
-    hidden: Same as `forward`, but stops at the final hidden states.
+    hidden: Forward pass with the arguments of `forward` that stops at the final hidden states.
     unembed: Output head `(params, hidden) -> float32 logits`. It reads only the head's weights.
     logprobs: Function `(params, batch, sources, *, filter_logits, learns_entropy=False,
       router_losses=False) -> (logprobs, entropy, Forward)`. See `LogprobsFn` of `train_step`.
@@ -125,7 +125,7 @@ def make_model(config: ModelConfig, *, mesh: Mesh | None = None) -> Model:
     >>> model.logits(params, tokens, jnp.arange(4)[None], jnp.ones((1, 4), jnp.int32)).shape
     (1, 4, 264)
   """
-  check(config)
+  check_sizes(config)
   bind, init, logical_axes, num_params = pure(lambda rngs: Transformer(config, rngs=rngs, mesh=mesh))
 
   def hidden(
@@ -138,8 +138,8 @@ def make_model(config: ModelConfig, *, mesh: Mesh | None = None) -> Model:
     return bind(params).unembed(hidden)
 
   def forward(params: Params, *rows: Int[Array, "..."] | None, **options) -> Forward:
-    found = hidden(params, *rows, **options)
-    return found._replace(logits=unembed(params, found.hidden), hidden=None)
+    out = hidden(params, *rows, **options)
+    return out._replace(logits=unembed(params, out.hidden), hidden=None)
 
   def logits(params: Params, tokens: Int[Array, "B T"], positions: Int[Array, "B T"], segments: Int[Array, "B T"]) -> Float[Array, "B T V"]:
     return forward(params, tokens, positions, segments).logits
@@ -154,11 +154,11 @@ def make_model(config: ModelConfig, *, mesh: Mesh | None = None) -> Model:
     router_losses: bool = False,
   ) -> tuple[Float[Array, "B T"], Float[Array, "B T"], Forward]:
     rows = (batch.tokens, batch.positions, batch.segments, batch.routing)
-    found = hidden(params, *rows, prefixes=batch.prefixes, router_losses=router_losses)
+    out = hidden(params, *rows, prefixes=batch.prefixes, router_losses=router_losses)
     platform = mesh.devices.flat[0].platform if mesh is not None else jax.default_backend()
     of_tokens, entropy = token_logprobs(
       {name: params[name] for name in head_names(config)},
-      segments_lib.at_slots(found.hidden, sources, in_order=batch.prefixes is None),
+      segments_lib.at_slots(out.hidden, sources, in_order=batch.prefixes is None),
       batch.tokens,
       (batch.mask > 0) & (sources >= 0),
       unembed=unembed,
@@ -167,7 +167,7 @@ def make_model(config: ModelConfig, *, mesh: Mesh | None = None) -> Model:
       learns_entropy=learns_entropy,
       mesh=mesh,
     )
-    return of_tokens, entropy, found._replace(hidden=None)
+    return of_tokens, entropy, out._replace(hidden=None)
 
   def prefill(params: Params, tokens: Int[Array, "n P"], mask: Bool[Array, "n P"], *, dtype: str):
     return bind(params).prefill(tokens, mask, dtype=dtype)
@@ -178,8 +178,8 @@ def make_model(config: ModelConfig, *, mesh: Mesh | None = None) -> Model:
     return cache._replace(blocks=tuple((*blocks, block()) for blocks in cache.blocks))
 
   def resume(params: Params, tokens: Int[Array, "B W"], mask: Bool[Array, "B W"], cache: Cache) -> Cache:
-    found, _ = bind(params).prefill(tokens, mask, dtype=cache.blocks[0][0].k.dtype.name)
-    return cache._replace(blocks=tuple(map(filled, cache.blocks, found.prompts)))
+    prefilled, _ = bind(params).prefill(tokens, mask, dtype=cache.blocks[0][0].k.dtype.name)
+    return cache._replace(blocks=tuple(map(filled, cache.blocks, prefilled.prompts)))
 
   def decoding_weights(params: Params) -> DecodingWeights:
     return DecodingWeights({name: x for name, x in params.items() if name not in STACKS}, bind(params).unstacked())
@@ -213,7 +213,7 @@ def head_names(config: ModelConfig) -> tuple[str, ...]:
   return ("head", "head_lora_a", "head_lora_b") if adapted else ("head",)
 
 
-def check(config: ModelConfig) -> None:
+def check_sizes(config: ModelConfig) -> None:
   """Rejects inconsistent sizes.
 
   Raises:

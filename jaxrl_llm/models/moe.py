@@ -101,7 +101,8 @@ def dispatch(
   num_tokens, top_k = experts.shape
   num_local = weights.gate.shape[0]
   local = experts.reshape(-1) - first
-  local = jnp.where((local >= 0) & (local < num_local), local, num_local)  # Copies for other devices sort last.
+  # Copies for other devices sort last.
+  local = jnp.where((local >= 0) & (local < num_local), local, num_local)
   order = jnp.argsort(local, stable=True)
   sizes = jnp.bincount(local, length=num_local + 1)[:num_local].astype(jnp.int32)
   place = permutations.inverse(order)

@@ -36,7 +36,7 @@ LOCAL = ("tiny", "nano", "tiny-moe", "nano-moe")
 
 # 0.8M parameters with a byte vocabulary: learns the laptop job in minutes on two CPU cores.
 _TINY = ModelConfig(vocab_size=264, num_layers=4, d_model=128, num_heads=4, num_kv_heads=2, head_dim=32, d_ff=384, qk_norm=True)
-# For tests of plumbing: compiles and runs in no time, learns nothing useful.
+# For tests of the plumbing: compiles and runs in no time, but learns nothing useful.
 _NANO = ModelConfig(vocab_size=264, num_layers=2, d_model=32, num_heads=4, num_kv_heads=2, head_dim=8, d_ff=64, qk_norm=True)
 
 # Published sizes have the values of the base checkpoint's config.json. For Qwen2.5 of 14b and more,
@@ -101,7 +101,9 @@ def preset(name: str, *, vocab_size: int | None = None, dtype: str = "float32", 
   config = PRESETS[name]._replace(dtype=dtype, remat=remat)
   if name in LOCAL:
     if vocab_size is None:
-      raise ValueError(f"model.preset: {name!r} has no vocabulary of its own, expected the tokenizer's vocab_size beside it")
+      raise ValueError(
+        f"model.preset: {name!r} has no vocabulary of its own, expected the tokenizer's vocab_size as an argument"
+      )
     return config._replace(vocab_size=vocab_size)
   if vocab_size is not None and vocab_size > config.vocab_size:
     raise ValueError(

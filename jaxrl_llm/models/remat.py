@@ -48,7 +48,7 @@ def check_policy(name: str) -> None:
     >>> check_policy("ful")
     Traceback (most recent call last):
     ...
-    ValueError: model.remat: found 'ful', expected one of none, full, dots, offload; did you mean 'full'?
+    ValueError: model.remat: found 'ful', expected one of none, full, ...; did you mean 'full'?
   """
   if name in POLICIES:
     return

@@ -75,8 +75,8 @@ def make_reward_model(config: ModelConfig, *, mesh: Mesh | None = None) -> Rewar
 
   def rewards(params: Params, tokens: Int[Array, "B T"], lengths: Int[Array, " B"]) -> Float[Array, " B"]:
     slots = jnp.broadcast_to(jnp.arange(tokens.shape[1]), tokens.shape)
-    found = token_rewards(params, tokens, slots, (slots < lengths[:, None]).astype(jnp.int32))
-    return jnp.take_along_axis(found, jnp.maximum(lengths - 1, 0)[:, None], axis=1)[:, 0]
+    of_tokens = token_rewards(params, tokens, slots, (slots < lengths[:, None]).astype(jnp.int32))
+    return jnp.take_along_axis(of_tokens, jnp.maximum(lengths - 1, 0)[:, None], axis=1)[:, 0]
 
   return RewardModel(config, init, token_rewards, rewards, logical_axes, num_params, mesh)
 
@@ -107,8 +107,8 @@ def is_classifier(path: str | os.PathLike) -> bool:
   Raises:
     ValueError: If `pretrained.where.resolve` rejects the path.
   """
-  found = where.resolve(path)
-  return found.is_dir() and (found / CONFIG).exists() and _named(read_json(found / CONFIG)).endswith(_CLASSIFIER)
+  place = where.resolve(path)
+  return place.is_dir() and (place / CONFIG).exists() and _architecture(read_json(place / CONFIG)).endswith(_CLASSIFIER)
 
 
 def read_reward_config(path: str | os.PathLike) -> ModelConfig:
@@ -118,7 +118,7 @@ def read_reward_config(path: str | os.PathLike) -> ModelConfig:
 
   Raises:
     ValueError: If the folder does not exist, holds a language model (which has no reward head), has
-      several labels, or its tensors do not fit. One line.
+      several labels, or its tensors do not fit. The message has one line.
   """
   return _open(path)[0]
 
@@ -128,8 +128,8 @@ def pad_id(path: str | os.PathLike) -> int | None:
 
   Transformers reads the reward at the last token that is not padding.
   """
-  found = read_json(where.resolve(path) / CONFIG).get("pad_token_id")
-  return found if isinstance(found, int) and found >= 0 else None
+  token_id = read_json(where.resolve(path) / CONFIG).get("pad_token_id")
+  return token_id if isinstance(token_id, int) and token_id >= 0 else None
 
 
 def load_reward_params(path: str | os.PathLike, model: RewardModel, *, key: Array | None = None) -> Params:
@@ -193,13 +193,15 @@ def save_reward_model(
 
 
 def _open(path: str | os.PathLike):
-  found = where.resolve(path)
-  if not found.is_dir():
-    raise ValueError(f"{found}: found a file, expected a folder of a reward model as transformers saves it, with config.json")
-  config = _read_config(found)
-  _, source = open_hf_folder(found, config=config)
+  folder = where.resolve(path)
+  if not folder.is_dir():
+    raise ValueError(
+      f"{folder}: found a file, expected a folder of a reward model as transformers saves it, with config.json"
+    )
+  config = _read_config(folder)
+  _, source = open_hf_folder(folder, config=config)
   if HEAD not in source.shapes:
-    raise ValueError(f"{found}: found no {HEAD}, expected it in a reward model; train one: configs/reward_model.py")
+    raise ValueError(f"{folder}: found no {HEAD}, expected it in a reward model; train one: configs/reward_model.py")
   check_tensors(config, source, reward_entries(config))
   return config, source
 
@@ -207,7 +209,7 @@ def _open(path: str | os.PathLike):
 def _read_config(folder: pathlib.Path) -> ModelConfig:
   file = folder / CONFIG
   raw = read_json(file)
-  name = _named(raw)
+  name = _architecture(raw)
   if name.endswith(_LANGUAGE_MODEL):
     raise ValueError(
       f"{file}: architectures: found {name!r}, a language model without a reward head, expected "
@@ -216,13 +218,14 @@ def _read_config(folder: pathlib.Path) -> ModelConfig:
     )
   labels = raw.get("num_labels")
   if labels is None:
-    labels = len(raw["id2label"]) if isinstance(raw.get("id2label"), dict) else 2  # Transformers omits its default, 2.
+    # Transformers omits its default, 2.
+    labels = len(raw["id2label"]) if isinstance(raw.get("id2label"), dict) else 2
   if name.endswith(_CLASSIFIER) and labels != 1:
-    raise ValueError(f"{file}: found {labels} labels, expected 1 (num_labels=1): a reward model says one number")
+    raise ValueError(f"{file}: found {labels} labels, expected 1 (num_labels=1): a reward model returns one number")
   config = from_hf_config({**raw, "architectures": [name.replace(_CLASSIFIER, _LANGUAGE_MODEL)]} if name else raw, where=str(file))
   return trunk_config(config)
 
 
-def _named(raw: Any) -> str:
-  named = raw.get("architectures") if isinstance(raw, dict) else None
-  return named[0] if isinstance(named, list) and named and isinstance(named[0], str) else ""
+def _architecture(raw: Any) -> str:
+  names = raw.get("architectures") if isinstance(raw, dict) else None
+  return names[0] if isinstance(names, list) and names and isinstance(names[0], str) else ""

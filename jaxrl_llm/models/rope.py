@@ -20,7 +20,8 @@ def frequencies(head_dim: int, theta: float, scaling: RopeScaling | None = None)
   if scaling is None:
     return plain
   wavelengths = 2 * math.pi / plain
-  turns = scaling.original_max_positions / wavelengths  # Turns of a pair within the original context.
+  # Turns of each pair within the original context.
+  turns = scaling.original_max_positions / wavelengths
   # 0 if training saw few turns (divide in full), 1 if it saw many (keep).
   keep = jnp.clip((turns - scaling.low_freq_factor) / (scaling.high_freq_factor - scaling.low_freq_factor), 0, 1)
   return plain * (keep + (1 - keep) / scaling.factor)

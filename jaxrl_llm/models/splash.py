@@ -84,7 +84,8 @@ def _part(ids: Int[Array, "B T"], keys: Int[Array, "B S"], start: Array | int, b
   column = jnp.broadcast_to(rows[:, None, None] * others.size + others, seen.shape)
   line = jnp.broadcast_to(rows[:, None, None] * queries.size + queries[:, None], seen.shape)
   return _Part(
-    jnp.where(ids > 0, ids, -1).ravel(),  # Padding among the keys has id 0, which nothing looks for.
+    # Padding among the keys has id 0, which no query looks for.
+    jnp.where(ids > 0, ids, -1).ravel(),
     _table(*(x.reshape(1, -1, others.size) for x in (column, seen)), axis=2),
     _table(*(x.swapaxes(0, 1).reshape(1, queries.size, -1) for x in (line, seen)), axis=1),
   )
@@ -106,14 +107,16 @@ def _kernels(sizes: tuple[int, int], interpret: bool) -> tuple[Any, Any, dict[st
   from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel, splash_attention_mask_info
 
   (block_q, block_k), layout = sizes, splash_attention_kernel.QKVLayout.HEAD_DIM_MINOR
-  told = dict(mask_value=MASKED, is_mqa=False, mask_function=operator.ge, attn_logits_soft_cap=None, interpret=interpret)
+  shared = dict(
+    mask_value=MASKED, is_mqa=False, mask_function=operator.ge, attn_logits_soft_cap=None, interpret=interpret
+  )
   forward = dict(
-    **told,
+    **shared,
     block_sizes=splash_attention_kernel.BlockSizes(block_q=block_q, block_kv=block_k, block_kv_compute=block_k),
     residual_checkpoint_name=None,
     save_residuals=True,
   )
-  backward = dict(**told, bq=block_q, bkv=block_k, q_layout=layout, k_layout=layout, v_layout=layout)
+  backward = dict(**shared, bq=block_q, bkv=block_k, q_layout=layout, k_layout=layout, v_layout=layout)
   return splash_attention_kernel, splash_attention_mask_info.MaskInfo, dict(forward=forward, backward=backward)
 
 
@@ -126,13 +129,13 @@ def _attend(
 
 
 def _forward(sizes, interpret, q, k, v, keys, slots, parts):
-  kernel, info, told = _kernels(sizes, interpret)
+  kernel, info, options = _kernels(sizes, interpret)
   outs, log_sums = [], []
   for part in parts:
     fetch, seen = part.visits
     table, ids = info(fetch, None, seen, None, slots), kernel.SegmentIds(part.ids, keys)
-    out, (log_sum,) = kernel._splash_attention_forward(table, q, k, v, ids, None, **told["forward"])
-    sees = log_sum > MASKED / 2  # If not, out is a mean of what is not seen, or 0/0.
+    out, (log_sum,) = kernel._splash_attention_forward(table, q, k, v, ids, None, **options["forward"])
+    sees = log_sum > MASKED / 2  # Otherwise `out` is a mean of values that are not seen, or 0/0.
     outs.append(jnp.where(sees[..., None], out, 0))
     log_sums.append(jnp.where(sees, log_sum, MASKED))
   log_sum = jnp.stack(log_sums)
@@ -151,19 +154,19 @@ def _forward(sizes, interpret, q, k, v, keys, slots, parts):
 
 def _backward(sizes, interpret, saved, d_out):
   q, k, v, keys, slots, parts, out, log_sum = saved
-  kernel, info, told = _kernels(sizes, interpret)
+  kernel, info, options = _kernels(sizes, interpret)
   # The mean of the weights' gradients, weighted by the weights.
   mean = jnp.einsum("hnc,hnc->hn", out, d_out, preferred_element_type=jnp.float32)
-  found = []
+  gradients = []
   for part in parts:
     arrays = (q, k, v, kernel.SegmentIds(part.ids, keys), None, log_sum, d_out, mean)
     by_queries, by_keys = (info(fetch, None, seen, None, slots) for fetch, seen in (part.visits, part.visitors))
-    dq = kernel._splash_attention_bwd_dq(*arrays, mask_info=by_queries, **told["backward"])
+    dq = kernel._splash_attention_bwd_dq(*arrays, mask_info=by_queries, **options["backward"])
     _, dk, dv = kernel._splash_attention_bwd_dkv(
-      *arrays, mask_info=by_keys, bkv_compute=sizes[1], use_fused_bwd_kernel=False, **told["backward"]
+      *arrays, mask_info=by_keys, bkv_compute=sizes[1], use_fused_bwd_kernel=False, **options["backward"]
     )
-    found.append((dq, dk, dv))
-  return (*(sum(gradients[1:], start=gradients[0]) for gradients in zip(*found, strict=True)), None, None, None)
+    gradients.append((dq, dk, dv))
+  return (*(sum(terms[1:], start=terms[0]) for terms in zip(*gradients, strict=True)), None, None, None)
 
 
 _attend.defvjp(_forward, _backward)

@@ -24,8 +24,8 @@ STACKS = ("layers", "sparse_layers")
 """Names of the attributes that hold stacked blocks: dense ones, and those with experts."""
 
 
-class Run(NamedTuple):
-  """Consecutive layers of one kind, which one scan runs through.
+class LayerSpan(NamedTuple):
+  """Consecutive layers of one kind, which one scan visits.
 
   Attributes:
     stack: Attribute that holds their stack.
@@ -40,23 +40,23 @@ class Run(NamedTuple):
   count: int
 
 
-def runs(config: ModelConfig) -> list[Run]:
-  """Groups the layers of a model, in order, into runs of one kind.
+def layer_spans(config: ModelConfig) -> list[LayerSpan]:
+  """Groups the layers of a model, in order, into spans of one kind.
 
-  A uniform model has one run, whatever its depth.
+  A uniform model has one span, whatever its depth.
 
   Example:
     >>> from jaxrl_llm.models import Experts, preset
     >>> config = preset("nano", vocab_size=264)._replace(num_layers=4, experts=Experts(8, 2, 32, layers=(1, 2)))
-    >>> [(run.stack, run.first, run.count) for run in runs(config)]
+    >>> [(span.stack, span.first, span.count) for span in layer_spans(config)]
     [('layers', 0, 1), ('sparse_layers', 1, 2), ('layers', 3, 1)]
   """
-  sparse, found, used = set(config.sparse_layers), [], dict.fromkeys(STACKS, 0)
+  sparse, spans, used = set(config.sparse_layers), [], dict.fromkeys(STACKS, 0)
   for is_sparse, group in groupby(range(config.num_layers), key=lambda layer: layer in sparse):
     layers, stack = list(group), STACKS[is_sparse]
-    found.append(Run(stack, layers[0], used[stack], len(layers)))
+    spans.append(LayerSpan(stack, layers[0], used[stack], len(layers)))
     used[stack] += len(layers)
-  return found
+  return spans
 
 
 class Transformer(nnx.Module):
@@ -95,22 +95,23 @@ class Transformer(nnx.Module):
     """Scans `body` through all layers in order.
 
     `body` is `(block, carry, layer, *layer's slices of the arrays) -> (carry, outputs)`. The arrays
-    have the layers as their first axis; None stays None. Returns the last carry, and for each run
+    have the layers as their first axis; None stays None. Returns the last carry, and for each span
     its stacked outputs.
     """
     outputs = []
-    for run in runs(self.config):
-      graph, stacked = nnx.split(getattr(self, run.stack))
-      if run.count < len(jax.tree.leaves(stacked)[0]):
-        stacked = jax.tree.map(lambda x, run=run: x[run.start : run.start + run.count], stacked)
-      parts = [None if x is None else x[run.first : run.first + run.count] for x in arrays]
+    for span in layer_spans(self.config):
+      graph, stacked = nnx.split(getattr(self, span.stack))
+      if span.count < len(jax.tree.leaves(stacked)[0]):
+        stacked = jax.tree.map(lambda x, span=span: x[span.start : span.start + span.count], stacked)
+      parts = [None if x is None else x[span.first : span.first + span.count] for x in arrays]
 
       def step(carry, scanned, graph=graph):
         layer, block, *parts = scanned
         return body(nnx.merge(graph, block), carry, layer, *parts)
 
-      carry, out = jax.lax.scan(rematerialised(step, self.config.remat), carry, (run.first + jnp.arange(run.count), stacked, *parts))
-      outputs.append((run, out))
+      layers = span.first + jnp.arange(span.count)
+      carry, out = jax.lax.scan(rematerialised(step, self.config.remat), carry, (layers, stacked, *parts))
+      outputs.append((span, out))
     return carry, outputs
 
   def hidden(
@@ -139,13 +140,13 @@ class Transformer(nnx.Module):
 
   def routers(self, routed: Routed, rows: Rows, losses: bool) -> Forward:
     """Returns what the router of one layer did."""
-    found = Forward(routing=routed.experts, live_routing=routed.live)
+    out = Forward(routing=routed.experts, live_routing=routed.live)
     if not losses:
-      return found
+      return out
     balance = balance_loss(routed.logits, routed.experts, rows.segments, rows.prefixes)
-    return found._replace(balance_loss=balance, z_loss=z_loss(routed.logits))
+    return out._replace(balance_loss=balance, z_loss=z_loss(routed.logits))
 
-  def gather(self, outputs: list[tuple[Run, Forward | None]], shape: tuple[int, int]) -> Forward:
+  def gather(self, outputs: list[tuple[LayerSpan, Forward | None]], shape: tuple[int, int]) -> Forward:
     """Gathers the outputs of the layers' routers.
 
     Routes have the layers as their third axis, with -1 for dense ones. Losses are the mean over the
@@ -155,12 +156,13 @@ class Transformer(nnx.Module):
       return Forward()
 
     def routes(field):
-      dense = lambda run: jnp.full((run.count, *shape, self.config.experts.top_k), -1, jnp.int32)
-      return jnp.moveaxis(jnp.concatenate([dense(run) if out is None else getattr(out, field) for run, out in outputs]), 0, 2)
+      dense = lambda span: jnp.full((span.count, *shape, self.config.experts.top_k), -1, jnp.int32)
+      by_span = [dense(span) if out is None else getattr(out, field) for span, out in outputs]
+      return jnp.moveaxis(jnp.concatenate(by_span), 0, 2)
 
     def mean(field):
-      found = [getattr(out, field) for _, out in outputs if out is not None]
-      return None if found[0] is None else jnp.mean(jnp.concatenate(found), axis=0)
+      losses = [getattr(out, field) for _, out in outputs if out is not None]
+      return None if losses[0] is None else jnp.mean(jnp.concatenate(losses), axis=0)
 
     routing, live_routing = routes("routing"), routes("live_routing")
     return Forward(routing=routing, live_routing=live_routing, balance_loss=mean("balance_loss"), z_loss=mean("z_loss"))
@@ -178,9 +180,9 @@ class Transformer(nnx.Module):
       return x, (key_values(k, v, dtype), None if routed is None else self.routers(routed, rows, losses=False))
 
     _, outputs = self.scan(body, self.embed(tokens))
-    held = tuple(jax.tree.map(lambda x, i=i: x[i], kv) for run, (kv, _) in outputs for i in range(run.count))
+    held = tuple(jax.tree.map(lambda x, i=i: x[i], kv) for span, (kv, _) in outputs for i in range(span.count))
     cache = Cache(held, blocks=((),) * self.config.num_layers)
-    return cache, self.gather([(run, out) for run, (_, out) in outputs], tokens.shape).routing
+    return cache, self.gather([(span, out) for span, (_, out) in outputs], tokens.shape).routing
 
   def step(
     self, blocks: tuple[PyTree, ...], tokens: Int[Array, " B"], positions: Int[Array, " B"], cache: Cache, view: View
@@ -205,9 +207,9 @@ class Transformer(nnx.Module):
 
   def unstacked(self) -> tuple[PyTree, ...]:
     """Returns the weights of each layer by itself, in order."""
-    stacks = {run.stack: nnx.split(getattr(self, run.stack))[1] for run in runs(self.config)}
-    part = lambda run, i: jax.tree.map(lambda x: x[run.start + i], stacks[run.stack])
-    return tuple(part(run, i) for run in runs(self.config) for i in range(run.count))
+    stacks = {span.stack: nnx.split(getattr(self, span.stack))[1] for span in layer_spans(self.config)}
+    part = lambda span, i: jax.tree.map(lambda x: x[span.start + i], stacks[span.stack])
+    return tuple(part(span, i) for span in layer_spans(self.config) for i in range(span.count))
 
   @jax.named_scope("head")
   def unembed(self, x: Float[Array, "*batch D"]) -> Float[Array, "*batch V"]:

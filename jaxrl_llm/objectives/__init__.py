@@ -83,8 +83,9 @@ def make(name: str, **hyperparameters: Any) -> Objective:
     >>> make("gsop")
     Traceback (most recent call last):
       ...
-    ValueError: unknown objective 'gsop' (did you mean 'gspo'?); known: ppo, grpo, dr_grpo, dapo, gspo, gspo_token, sapo, reinforce, \
-rloo, reinforce_plus_plus, cispo, gmpo, minirl, luspo, vespo, dppo_tv, dppo_kl, cppo, minpro, maspo, custom, sft
+    ValueError: unknown objective 'gsop' (did you mean 'gspo'?); known: ppo, grpo, dr_grpo, dapo, \
+gspo, gspo_token, sapo, reinforce, rloo, reinforce_plus_plus, cispo, gmpo, minirl, luspo, vespo, \
+dppo_tv, dppo_kl, cppo, minpro, maspo, custom, sft
   """
   if not isinstance(name, str) or name not in OBJECTIVES:
     raise ValueError(f"unknown objective {name!r}{did_you_mean(name, OBJECTIVES)}; known: {', '.join(OBJECTIVES)}")

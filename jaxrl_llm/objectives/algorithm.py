@@ -13,9 +13,10 @@ from jaxrl_llm.objectives.settings import Rule, checked, gate_settings
 from jaxrl_llm.types import GateFn, Objective, PenaltyFn, RatioFn
 
 SHARED = """\
-  kl_coef: Loss per nat of divergence from the reference; above 0 the objective needs `ref_logprobs`.
+  kl_coef: Loss per nat of divergence from the reference; if positive, the objective needs
+    `ref_logprobs`.
   kl_estimator: Key of `penalties.KL_ESTIMATORS`.
-  entropy_coef: Reward per nat of entropy; above 0 the objective needs `entropy`.
+  entropy_coef: Reward per nat of entropy; if positive, the objective needs `entropy`.
   weights: Weighting of tokens: "token_mean", "sequence_mean", "sequence_sum" or "constant".
   max_tokens: Generation budget in tokens, for weights="constant" only.
 

@@ -87,7 +87,7 @@ def value(
   floats = {name: _shaped(name, x, shape) for name, x in floats.items() if x is not None}
   dtype = jnp.result_type(jnp.float32, *floats.values())
   if not jnp.issubdtype(dtype, jnp.floating):
-    raise ValueError(f"logprobs, advantages and the like: found {dtype}, expected real numbers")
+    raise ValueError(f"{', '.join(floats)}: found {dtype}, expected real numbers")
   floats = {name: x.astype(dtype) for name, x in floats.items()}
   mask = (_shaped("mask", mask, shape) > 0).astype(dtype)
   # Ones stand for None: each row is one sequence.

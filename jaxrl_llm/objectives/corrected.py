@@ -69,7 +69,8 @@ def corrected(
     >>> corrected(gspo(), level="sequence")
     Traceback (most recent call last):
       ...
-    ValueError: level: found 'sequence', expected 'token', because neither tis nor mis is set and it would be ignored
+    ValueError: level: found 'sequence', expected 'token', because neither tis nor mis is set and \
+it would be ignored
   """
   settings = dict(tis=tis, mis=mis, level=level, icepop=icepop, geometric_rejection=geometric_rejection)
   settings |= dict(off_policy_mask=off_policy_mask, off_policy_anchor=off_policy_anchor, bypass=bypass)
@@ -102,19 +103,21 @@ def _conflicts(objective: Objective, settings: dict[str, Any]) -> list[str]:
   weights = [name for name in ("tis", "mis", "icepop") if name in on]
   problems = []
   if len(weights) > 1:
-    found = ", ".join(f"{name}: found {on[name]!r}" for name in weights)
-    problems.append(f"{found}, expected one of them at most, because each puts its own weight on the mismatch")
+    clashes = ", ".join(f"{name}: found {on[name]!r}" for name in weights)
+    problems.append(f"{clashes}, expected at most one of them, because each puts its own weight on the mismatch")
   if settings["level"] != "token" and not {"tis", "mis"} & on.keys():
     problems.append(f"level: found {settings['level']!r}, expected 'token', because neither tis nor mis is set and it would be ignored")
   if settings["off_policy_anchor"] != "old" and "off_policy_mask" not in on:
-    found = settings["off_policy_anchor"]
-    problems.append(f"off_policy_anchor: found {found!r}, expected 'old', because off_policy_mask is not set and it would be ignored")
+    anchor = settings["off_policy_anchor"]
+    problems.append(
+      f"off_policy_anchor: found {anchor!r}, expected 'old', because off_policy_mask is not set and it would be ignored"
+    )
   if not objective.correctable:
     why = "because the objective has no policy term that a weight could correct"
     return problems + [f"{name}: found {x!r}, expected {'False' if name == 'bypass' else 'None'}, {why}" for name, x in on.items()]
   of_mismatch = [*weights, *(["geometric_rejection"] if "geometric_rejection" in on else [])]
   if "bypass" in on:
-    ignored = "bypass takes the sampler's policy for the old one, which leaves no mismatch"
+    ignored = "bypass uses the sampler's policy as the old one, which leaves no mismatch"
     problems += [f"{name}: found {on[name]!r}, expected None, because {ignored}" for name in of_mismatch]
     if "old_logprobs" not in objective.needs and "off_policy_mask" not in on:
       problems.append("bypass: found True, expected False, because the objective never reads the old policy")

@@ -216,7 +216,9 @@ def bypass(objective: Objective) -> Objective:
   """
 
   def token_loss(outputs: PolicyOutputs, batch: TrainBatch) -> TokenTerm:
-    sampler_logprobs = required(batch.sampler_logprobs, "sampler_logprobs", "bypass takes the sampler's policy for the old one")
+    sampler_logprobs = required(
+      batch.sampler_logprobs, "sampler_logprobs", "bypass uses the sampler's policy as the old one"
+    )
     return objective.token_loss(outputs, batch._replace(old_logprobs=sampler_logprobs))
 
   return objective._replace(token_loss=token_loss, needs=objective.needs - {"old_logprobs"} | {"sampler_logprobs"})
@@ -239,7 +241,9 @@ def _weighted(objective: Objective, correction: Callable[[PolicyOutputs, TrainBa
   `correction` computes the weight from arrays that are 0 outside the mask.
   """
   if not objective.correctable:
-    raise ValueError("objective: found one that does not read TrainBatch.importance (correctable=False), expected one of policy_objective")
+    raise ValueError(
+      "objective: found one that ignores TrainBatch.importance (correctable=False), expected one made by policy_objective"
+    )
 
   def token_loss(outputs: PolicyOutputs, batch: TrainBatch) -> TokenTerm:
     outputs, batch = on_mask(outputs, batch)
@@ -276,7 +280,7 @@ def _weighted_by_mismatch(
     k = jnp.exp(level_ratio(_log_mismatch(batch), batch.mask, batch.segments))
     weight = weigh(k)
     of_sequences = lambda x: once_per_sequence(x, batch.mask, batch.segments)
-    fraction = lambda found: jnp.where(jnp.isnan(k), k, found.astype(k.dtype))
+    fraction = lambda condition: jnp.where(jnp.isnan(k), k, condition.astype(k.dtype))
     changed = (weight != k) & ~jnp.isnan(k)
     in_sequence = segment_sum(jnp.where(changed, batch.mask, 0), batch.segments) > 0
     over = {"token": lambda x: x, "sequence": of_sequences}[level]

@@ -41,8 +41,8 @@ def custom(
     >>> custom(gate="geometric", clip_low=0.1)
     Traceback (most recent call last):
       ...
-    ValueError: custom: clip_low: found 0.1, expected None, because gate is 'geometric' and takes log_clip_low=0.4, log_clip_high=0.4 \
-(did you mean 'log_clip_low'?)
+    ValueError: custom: clip_low: found 0.1, expected None, because gate is 'geometric' and takes \
+log_clip_low=0.4, log_clip_high=0.4 (did you mean 'log_clip_low'?)
 
   Note:
     `weights` may also be a function like those of `segments`. All combinations run, but not all

@@ -18,7 +18,8 @@ def dapo(*, clip_low: float = 0.2, clip_high: float = 0.28, dual_clip: float | N
     >>> dapo(max_tokens=512)
     Traceback (most recent call last):
       ...
-    ValueError: dapo: max_tokens: found 512, expected None, because weights is 'token_mean' and would ignore it
+    ValueError: dapo: max_tokens: found 512, expected None, because weights is 'token_mean' and \
+would ignore it
 
   References:
     DAPO: An Open-Source LLM Reinforcement Learning System at Scale, arXiv:2503.14476, 2025, eq. 8.

@@ -28,13 +28,13 @@ def clip_metrics(clipped: Bool[Array, "B T"], advantages: Float[Array, "B T"], c
   """
   populations = {"": jnp.ones_like(clipped), "_pos": advantages > 0, "_neg": advantages < 0}
 
-  def fraction(found: Bool[Array, "B T"], population: Bool[Array, "B T"]) -> Float[Array, "B T"]:
-    return jnp.where(population, found.astype(advantages.dtype), jnp.nan)
+  def fraction(condition: Bool[Array, "B T"], population: Bool[Array, "B T"]) -> Float[Array, "B T"]:
+    return jnp.where(population, condition.astype(advantages.dtype), jnp.nan)
 
   metrics = {f"actor/pg_clipfrac{sign}": fraction(clipped, tokens) for sign, tokens in populations.items()}
   if context is not None:
     mask, segments = context.mask, context.segments
-    anywhere = lambda found: segment_sum(jnp.where(found, mask, 0), segments) > 0
+    anywhere = lambda condition: segment_sum(jnp.where(condition, mask, 0), segments) > 0
     for sign, tokens in populations.items():
       # A sequence with advantages of both signs belongs to both populations.
       in_sequences = fraction(anywhere(clipped & tokens), anywhere(tokens))

@@ -46,6 +46,6 @@ def gate_weight(objective: Objective, outputs: PolicyOutputs, batch: TrainBatch)
     return of_advantages - of_penalties
 
   now = outputs.logprobs
-  found, at_one = jax.vmap(gated, (None, 0, 0))(now, jnp.stack([batch.old_logprobs, now]), jnp.stack([sampler, now]))
+  weight, at_one = jax.vmap(gated, (None, 0, 0))(now, jnp.stack([batch.old_logprobs, now]), jnp.stack([sampler, now]))
   known = (batch.mask > 0) & (at_one != 0)
-  return jnp.where(known, found / jnp.where(known, at_one, 1), jnp.nan)
+  return jnp.where(known, weight / jnp.where(known, at_one, 1), jnp.nan)

@@ -180,7 +180,7 @@ def adapted_coef(coef: float, kl: float, *, target: float, horizon: float, num_s
     ("num_sequences", num_sequences, num_sequences > 0, "a whole number of sequences > 0"),
     ("horizon", horizon, math.isfinite(horizon) and horizon > shortest, of_horizon),
   )
-  problems = [f"{name}: found {found!r}, expected {expected}" for name, found, holds, expected in rules if not holds]
+  problems = [f"{name}: found {x!r}, expected {expected}" for name, x, holds, expected in rules if not holds]
   if problems:
     raise ValueError("; ".join(problems))
   if not math.isfinite(kl):

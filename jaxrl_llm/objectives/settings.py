@@ -168,7 +168,8 @@ def checked(factory: Callable[..., Objective], rules: Mapping[str, Rule] | None 
     >>> gspo(clip_low=-1)
     Traceback (most recent call last):
       ...
-    ValueError: gspo: clip_low: found -1, expected a number from 0 to 1, since a ratio is never below 0
+    ValueError: gspo: clip_low: found -1, expected a number from 0 to 1, since a ratio is never \
+below 0
   """
   defaults = _defaults(factory)
   rules = RULES | (rules or {})

@@ -111,7 +111,8 @@ def _compile(source: str):
   environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[Generation, loopcontrols])
   environment.filters["tojson"] = tojson
   environment.globals |= {
-    "dict": lambda *args, **kwargs: dict(*args, **kwargs),  # A function, because the class would expose its methods.
+    # A function, because the class would expose its methods.
+    "dict": lambda *args, **kwargs: dict(*args, **kwargs),
     "namespace": Namespace,
     "raise_exception": raise_exception,
     "strftime_now": lambda form: datetime.datetime.now().strftime(form),
@@ -134,7 +135,8 @@ def turn_end(template: ChatTemplate, special_tokens: Sequence[str]) -> str | Non
   try:
     text = render(template, _EXCHANGE, add_generation_prompt=False)
   except ValueError:
-    return None  # A template that refuses assistant messages has no end of turn. It may still render prompts.
+    # A template that refuses assistant messages has no end of turn. It may still render prompts.
+    return None
   tail = text.rpartition(_ANSWER)[2].lstrip() if _ANSWER in text else ""
   return max((token for token in special_tokens if token and tail.startswith(token)), key=len, default=None)
 
@@ -158,7 +160,7 @@ def next_message(template: ChatTemplate, text: str, turn_end_token: str | None) 
     >>> next_message(ChatTemplate(source, "example", {}), "42", "<|end|>")
     '<|user|>42<|end|><|assistant|>'
   """
-  _, found, tail = render(template, [*_EXCHANGE, {"role": "user", "content": text}]).partition(_ANSWER)
-  if not found or text.strip() not in tail:
+  _, separator, tail = render(template, [*_EXCHANGE, {"role": "user", "content": text}]).partition(_ANSWER)
+  if not separator or text.strip() not in tail:
     raise ValueError(f"{template.path}: the chat template leaves out a message; set config.task.chat=False to use none")
   return tail.lstrip(" ").removeprefix(turn_end_token or "")

@@ -68,7 +68,7 @@ class _Cursor:
 
     The loop ends with the file at the latest, because every string takes bytes of it.
     """
-    found, offset, size, data, length = [], self.offset, len(self.data), self.data, struct.Struct("<Q")
+    strings, offset, size, data, length = [], self.offset, len(self.data), self.data, struct.Struct("<Q")
     for _ in range(count):
       start = offset + length.size
       if start > size:
@@ -76,9 +76,9 @@ class _Cursor:
       offset = start + length.unpack_from(data, offset)[0]
       if offset > size:
         raise EOFError
-      found.append(data[start:offset].decode("utf-8"))
+      strings.append(data[start:offset].decode("utf-8"))
     self.offset = offset
-    return found
+    return strings
 
   def value(self, kind: int) -> Any:
     if kind == _STRING:
@@ -134,16 +134,16 @@ def _parse(cursor: _Cursor) -> tuple[dict[str, Any], dict[str, TensorInfo]]:
   for _ in range(num_values):
     (key,) = cursor.strings(1)
     metadata[key] = cursor.value(*cursor.take("I"))
-  found = {}
+  tensors = {}
   for _ in range(num_tensors):
     (name,) = cursor.strings(1)
     (num_dims,) = cursor.take("I")
     if num_dims > _MAX_DIMS:
       raise ValueError(f"a tensor of {num_dims} dimensions")
     shape = cursor.take("Q", num_dims)[::-1]
-    found[name] = TensorInfo(shape, *cursor.take("I"), *cursor.take("Q"))
+    tensors[name] = TensorInfo(shape, *cursor.take("I"), *cursor.take("Q"))
   alignment = int(metadata.get("general.alignment", _DEFAULT_ALIGNMENT))
   if alignment <= 0 or alignment % 8:
     raise ValueError(f"an alignment of {alignment}")
   start = -(-cursor.offset // alignment) * alignment
-  return metadata, {name: tensor._replace(offset=start + tensor.offset) for name, tensor in found.items()}
+  return metadata, {name: tensor._replace(offset=start + tensor.offset) for name, tensor in tensors.items()}

@@ -67,7 +67,8 @@ def read_gguf(path: pathlib.Path) -> Vocabulary:
     backend=backend,
     special_ids=frozenset(i for i, kind in enumerate(types) if kind == _CONTROL),
     bos_id=ids["bos_token_id"],
-    adds_bos=ids["bos_token_id"] is not None and bool(get("add_bos_token", cut == "llama-bpe")),  # llama.cpp's defaults.
+    # The default of `add_bos_token` is llama.cpp's.
+    adds_bos=ids["bos_token_id"] is not None and bool(get("add_bos_token", cut == "llama-bpe")),
     eos_ids=tuple(dict.fromkeys(ids[key] for key in ("eos_token_id", "eot_token_id", "eom_token_id") if ids[key] is not None)),
     pad_id=ids["padding_token_id"],
     chat_template=metadata.get("tokenizer.chat_template"),
@@ -86,10 +87,12 @@ _ROLES = {
 }
 
 
-def _checked_id(path: pathlib.Path, key: str, found: Any, tokens: list[str]) -> int | None:
-  if found is not None and not 0 <= found < len(tokens):
-    raise ValueError(f"{path}: tokenizer.ggml.{key} is {found}, expected less than the {len(tokens)} tokens; the file is damaged")
-  return found
+def _checked_id(path: pathlib.Path, key: str, token_id: Any, tokens: list[str]) -> int | None:
+  if token_id is not None and not 0 <= token_id < len(tokens):
+    raise ValueError(
+      f"{path}: tokenizer.ggml.{key} is {token_id}, expected less than the {len(tokens)} tokens; the file is damaged"
+    )
+  return token_id
 
 
 def _bpe(path: pathlib.Path, tokens: list[str], types: list[int], merges: list[str], *, cut: str) -> tokenizers.Tokenizer:

@@ -21,7 +21,8 @@ _SPARE = (
   r"[<\[]\|?pad\|?[>\]]",
   r".*pad.*",  # Qwen's <|fim_pad|>, <|vision_pad|>.
   r".*(reserved|unused).*",
-  r"<\|endoftext\|>",  # Document separator in pre-training, for a model whose turns end with another token.
+  # Document separator in pre-training, for a model whose turns end with another token.
+  r"<\|endoftext\|>",
 )
 
 
@@ -106,17 +107,18 @@ class PretrainedTokenizer:
         on its neighbours.
     """
     if not isinstance(self.backend.decoder, decoders.ByteLevel):
-      found = "no decoder" if self.backend.decoder is None else f"the decoder {type(self.backend.decoder).__name__}"
+      decoder = "no decoder" if self.backend.decoder is None else f"the decoder {type(self.backend.decoder).__name__}"
       raise ValueError(
-        f"{self.path}: found {found}, expected ByteLevel: only byte-level tokens have bytes of their own; leave rollout.stop_strings unset"
+        f"{self.path}: found {decoder}, expected ByteLevel: only byte-level tokens have bytes of their own; "
+        "leave rollout.stop_strings unset"
       )
     values = _byte_alphabet()
-    found: list[bytes | None] = [None] * self.vocab_size
+    pieces: list[bytes | None] = [None] * self.vocab_size
     for token, i in self.backend.get_vocab(with_added_tokens=True).items():
       if i not in self.special_ids:
         # As in the decoder, an added token with characters outside the alphabet is plain text.
-        found[i] = bytes([values[c] for c in token]) if values.keys() >= set(token) else token.encode()
-    return found
+        pieces[i] = bytes([values[c] for c in token]) if values.keys() >= set(token) else token.encode()
+    return pieces
 
 
 def load_tokenizer(
@@ -230,8 +232,11 @@ def _pad_id(vocabulary: Vocabulary, stop_ids: tuple[int, ...], specials: Mapping
   if pad_token is not None:
     pad_id = vocabulary.backend.token_to_id(pad_token)
     if pad_id is None or pad_id in stop_ids:
-      found = "is not in the vocabulary" if pad_id is None else "ends a response"
-      raise ValueError(f"config.task.pad_token: found {pad_token!r}, which {found}; expected another special token of {vocabulary.path}")
+      reason = "is not in the vocabulary" if pad_id is None else "ends a response"
+      raise ValueError(
+        f"config.task.pad_token: found {pad_token!r}, which {reason}; "
+        f"expected another special token of {vocabulary.path}"
+      )
     return pad_id
   if vocabulary.pad_id is not None and vocabulary.pad_id not in stop_ids:
     return vocabulary.pad_id
@@ -239,7 +244,10 @@ def _pad_id(vocabulary: Vocabulary, stop_ids: tuple[int, ...], specials: Mapping
     for i, token in specials.items():
       if i not in stop_ids and i != vocabulary.bos_id and re.fullmatch(pattern, token, re.IGNORECASE):
         return i
-  found = "no pad token"
+  problem = "no pad token"
   if vocabulary.pad_id is not None:
-    found = f"the pad token {vocabulary.backend.id_to_token(vocabulary.pad_id)!r}, which ends a response"
-  raise ValueError(f"{vocabulary.path}: found {found}, and no spare special token; set config.task.pad_token to a token that no text needs")
+    problem = f"the pad token {vocabulary.backend.id_to_token(vocabulary.pad_id)!r}, which ends a response"
+  raise ValueError(
+    f"{vocabulary.path}: found {problem}, and no spare special token; "
+    "set config.task.pad_token to a token that no text needs"
+  )

@@ -63,7 +63,8 @@ def read_folder(path: pathlib.Path) -> Vocabulary:
   eos_ids = ids.get("eos_token_id", [])
   eos_ids = dict.fromkeys([by_name.get("eos_token"), *(eos_ids if isinstance(eos_ids, list) else [eos_ids])])
   bos_id = by_name.get("bos_token", ids.get("bos_token_id"))
-  written = backend.encode("", add_special_tokens=True).ids  # Ids that `tokenizer.json` puts around any text.
+  # Ids that `tokenizer.json` puts around any text.
+  written = backend.encode("", add_special_tokens=True).ids
   return Vocabulary(
     path=path,
     backend=backend,
@@ -81,9 +82,10 @@ def _load_backend(path: pathlib.Path) -> tokenizers.Tokenizer:
   file = path / "tokenizer.json"
   if not file.is_file():
     others = [name for name in ("tokenizer.model", "vocab.json", "spiece.model") if (path / name).is_file()]
-    found = f"only {others[0]}" if others else "no tokenizer"
+    content = f"only {others[0]}" if others else "no tokenizer"
     raise ValueError(
-      f"{path}: found {found}, expected tokenizer.json; let transformers write it: AutoTokenizer.from_pretrained(A).save_pretrained(B)"
+      f"{path}: found {content}, expected tokenizer.json; "
+      "let transformers write it: AutoTokenizer.from_pretrained(A).save_pretrained(B)"
     )
   try:
     return tokenizers.Tokenizer.from_file(str(file))
@@ -111,9 +113,10 @@ def _add_tokens(backend: tokenizers.Tokenizer, config: dict[str, Any], path: pat
     if backend.id_to_token(i) == entry["content"] and (not flags.get("special") or backend.get_added_tokens_decoder()[i].special):
       continue
     backend.add_tokens([tokenizers.AddedToken(entry["content"], **flags)])
-    if (found := backend.token_to_id(entry["content"])) != i:
+    if (token_id := backend.token_to_id(entry["content"])) != i:
       raise ValueError(
-        f"{path}: {entry['content']!r} is {i} in tokenizer_config.json but {found} by tokenizer.json; the two do not belong together"
+        f"{path}: {entry['content']!r} is {i} in tokenizer_config.json but {token_id} by tokenizer.json; "
+        "the two do not belong together"
       )
 
 
@@ -126,22 +129,24 @@ def _token_text(key: str, value: Any) -> str | None:
 
 
 def _id_of(backend: tokenizers.Tokenizer, text: str, path: pathlib.Path, key: str) -> int:
-  if (found := backend.token_to_id(text)) is None:
+  if (token_id := backend.token_to_id(text)) is None:
     raise ValueError(f"{path}: {key} is {text!r}, which is not in the vocabulary of tokenizer.json; the files do not belong together")
-  return found
+  return token_id
 
 
 def _chat_template(path: pathlib.Path, config: dict[str, Any]) -> str | None:
   file = path / "chat_template.jinja"
   if file.is_file():
     return file.read_text(encoding="utf-8")
-  found = config.get("chat_template")
-  if isinstance(found, list):  # [{"name": "default", "template": "..."}, {"name": "tool_use", ...}]
-    found = {entry["name"]: entry["template"] for entry in found}
-  if isinstance(found, dict):
-    if "default" not in found and len(found) != 1:
+  template = config.get("chat_template")
+  # A list has the form [{"name": "default", "template": "..."}, {"name": "tool_use", ...}].
+  if isinstance(template, list):
+    template = {entry["name"]: entry["template"] for entry in template}
+  if isinstance(template, dict):
+    if "default" not in template and len(template) != 1:
       raise ValueError(
-        f"{path}: found the chat templates {', '.join(found)}, expected one named default; write the one to use to {file.name}"
+        f"{path}: found the chat templates {', '.join(template)}, expected one named default; "
+        f"write the one to use to {file.name}"
       )
-    found = found.get("default") or next(iter(found.values()))
-  return found
+    template = template.get("default") or next(iter(template.values()))
+  return template

@@ -33,17 +33,18 @@ def resolve(path: str | os.PathLike) -> pathlib.Path:
     >>> resolve("package:llm-smollm3")
     Traceback (most recent call last):
     ...
-    ValueError: config.model.path: found 'package:llm-smollm3', which is not installed; install it with: pip install llm-smollm3
+    ValueError: config.model.path: found 'package:llm-smollm3', which is not installed;
+      install it with: pip install llm-smollm3
   """
   if str(path).startswith(_PACKAGE):
     return _in_distribution(str(path).removeprefix(_PACKAGE).strip())
-  found = pathlib.Path(path).expanduser()
-  if not found.exists():
+  resolved = pathlib.Path(path).expanduser()
+  if not resolved.exists():
     fix = "check the path"
     if re.fullmatch(r"[\w.-]+/[\w.-]+", str(path)):
       fix = f"if it names a repository, download it first: hf download {path} --local-dir FOLDER, then name FOLDER"
     raise ValueError(Problem("config.model.path", f"{str(path)!r}, which does not exist; {fix}"))
-  return found
+  return resolved
 
 
 def fingerprint(path: pathlib.Path) -> str:
@@ -64,17 +65,17 @@ def fingerprint(path: pathlib.Path) -> str:
 
 
 def _in_distribution(name: str) -> pathlib.Path:
-  found = repr(_PACKAGE + name)
+  setting = repr(_PACKAGE + name)
   try:
     distribution = metadata.distribution(name)
   except (metadata.PackageNotFoundError, ValueError) as error:  # ValueError if the name is empty.
     fix = f"install it with: pip install {_REQUIREMENTS.get(name, name)}" if name else f"expected {_PACKAGE}NAME"
-    raise ValueError(Problem("config.model.path", f"{found}, which is not installed; {fix}")) from error
+    raise ValueError(Problem("config.model.path", f"{setting}, which is not installed; {fix}")) from error
   files = [pathlib.Path(distribution.locate_file(file)) for file in distribution.files or ()]
   paths = [file for file in files if file.suffix == ".gguf"] or [file.parent for file in files if file.name == "config.json"]
   paths = [path for path in paths if path.exists()]
   if len(paths) != 1:
     names = ", ".join(path.name for path in paths) or "none"
     expected = f"one .gguf file or one folder with a config.json in it, but it has {names}; name the path itself"
-    raise ValueError(Problem("config.model.path", found, expected))
+    raise ValueError(Problem("config.model.path", setting, expected))
   return paths[0]

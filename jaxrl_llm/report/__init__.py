@@ -1,8 +1,11 @@
-"""One HTML page of a run, and one figure: `python -m jaxrl_llm.report RUN`; of several runs the page of `comparison`.
+"""The HTML page and the figure of a run: `python -m jaxrl_llm.report RUN`.
 
-The page is a single file that opens without a network: styles, scripts and data are inside it. It can be made at any time, also while the
-run goes on; whatever is missing yet is left out. Model output is data, never HTML: it is embedded as JSON in which no tag can begin, the
-page shows it with `textContent` only, and its content security policy allows no script but the page's own.
+For several runs, the command writes the page of `comparison`.
+
+The page is a single file with styles, scripts and data, which opens without a network. It can be
+written at any time, even while the run is in progress; missing parts are left out. Model output is
+data, never HTML. It is embedded as JSON in which no tag can begin, and the page shows it with
+`textContent` only. The content security policy allows no script but the page's own.
 """
 
 import os
@@ -18,15 +21,15 @@ _SCRIPTS = ("charts.js", "panels.js", "tokens.js", "rollouts.js", "page.js")
 
 
 def write_report(workdir: str | os.PathLike) -> Path:
-  """Writes `workdir/report.html`, replacing an older one in one step.
+  """Writes `workdir/report.html`, which atomically replaces an older one.
 
   Args:
-    workdir: a run's folder, finished or not.
+    workdir: Folder of a run, finished or not.
 
   Returns:
-    The page's path.
+    Path of the page.
 
   Raises:
-    FileNotFoundError: `workdir` does not exist or holds none of `SOURCES`.
+    FileNotFoundError: If `workdir` does not exist or holds none of `SOURCES`.
   """
-  return page.write(page.build("page.html", _SCRIPTS, report_data(workdir)), Path(workdir) / "report.html")
+  return page.write_page(page.build_page("page.html", _SCRIPTS, report_data(workdir)), Path(workdir) / "report.html")

@@ -1,4 +1,4 @@
-"""What the page of a run shows, read from its files and thinned to what a browser takes quickly."""
+"""The data of a run's page, read from its files and thinned to keep the page fast."""
 
 import json
 import math
@@ -13,36 +13,37 @@ from jaxrl_llm.report.page import strict
 from jaxrl_llm.workdir import metrics
 
 SOURCES = ("metrics.jsonl", "samples.jsonl", "config.json", "summary.json")
-"""The files a report is made from. Each may be missing, but not all."""
+"""Files from which a report is made. At least one of them must exist."""
 
 MAX_ROWS = 4000
-"""Metric rows of one phase that the page holds; of more, every k-th."""
+"""Maximum number of metric rows per phase on the page. From more rows, every k-th is taken."""
 
 MAX_SAMPLES = 2000
-"""Rollouts that the page holds; of more, a random choice that is always the same."""
+"""Maximum number of rollouts on the page. From more, a reproducible random choice is taken."""
 
 MAX_TOKENS = 250_000
-"""Tokens whose numbers the page holds for the heat-map, in all rollouts together."""
+"""Maximum number of tokens with a heat-map on the page, over all rollouts."""
 
 MAX_CHARS = 20_000
-"""Characters of one text that the page holds."""
+"""Maximum number of characters of a text on the page."""
 
 _TOKEN_FIELDS = ("tokens", "token_ids", "logprobs", "log_ratio", "gate_weight", "entropy", "written")
 
 
 def report_data(workdir: str | os.PathLike) -> dict[str, Any]:
-  """Everything the page shows, as strict JSON values.
+  """Reads the data of a run's page as strict JSON values.
 
   Returns:
-    `header`, `phases` (columns of numbers by metric name), `samples`, `config` (flat, by dotted name), `versions`, and `notes`: one
-    sentence for everything that was thinned to keep the page quick.
+    `header`, `phases` (columns of numbers by metric name), `samples`, `config` (flat, by dotted
+    name), `versions`, and `notes`, with one sentence for each part that was thinned to keep the
+    page fast.
 
   Raises:
-    FileNotFoundError: `workdir` does not exist or holds none of `SOURCES`.
+    FileNotFoundError: If `workdir` does not exist or holds none of `SOURCES`.
   """
   workdir = Path(workdir)
   if not any((workdir / name).is_file() for name in SOURCES):
-    raise FileNotFoundError(f"{workdir}: not a run's folder (none of {', '.join(SOURCES)} is there)")
+    raise FileNotFoundError(f"{workdir}: not the folder of a run (none of {', '.join(SOURCES)} exists)")
   summary, config = read_object(workdir / "summary.json"), flatten(read_object(workdir / "config.json"))
   rows, samples, notes = metrics.read_rows(workdir / "metrics.jsonl"), metrics.read_rows(workdir / "samples.jsonl"), []
   names = sorted({row["phase"] for row in rows})
@@ -58,7 +59,7 @@ def report_data(workdir: str | os.PathLike) -> dict[str, Any]:
 
 
 def _header(summary: Mapping[str, Any], config: Mapping[str, Any], rows: Sequence[Mapping], workdir: Path) -> dict[str, Any]:
-  """What the head of the page says: the summary, and before there is one, what the rows so far tell."""
+  """Returns the head of the page: the summary, completed from the rows and the config."""
   accuracies = series((row for row in rows if row["phase"] == "eval"), "eval/accuracy")[1]
   steps = [row["step"] for row in rows if row["phase"] == "rl"]
   memory = series(rows, "perf/max_memory_allocated_gb")[1]
@@ -77,12 +78,12 @@ def _header(summary: Mapping[str, Any], config: Mapping[str, Any], rows: Sequenc
 
 
 def is_number(value: Any) -> bool:
-  """Whether a value is a finite number, as strict JSON has them."""
+  """Returns whether a value is a finite number, the only kind in strict JSON."""
   return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
 def series(rows: Iterable[Mapping[str, Any]], name: str) -> tuple[list[int], list[float]]:
-  """Returns steps and values of the rows in which the metric is a number."""
+  """Returns the steps and values of the rows in which the metric is a finite number."""
   points = [(row["step"], row[name]) for row in rows if is_number(row.get(name))]
   return [step for step, _ in points], [value for _, value in points]
 
@@ -91,13 +92,16 @@ def _thin_rows(rows: list[dict], phase: str, notes: list[str]) -> list[dict]:
   stride = math.ceil(len(rows) / MAX_ROWS)
   if stride <= 1:
     return rows
-  notes.append(f"Curves of {phase} show one of every {stride} rows, {len(rows):,} in all; metrics.jsonl has every row.")
-  # Counted back from the last row, so that the newest value is always there.
+  notes.append(f"Curves of {phase} show one of every {stride} rows, {len(rows):,} in all; metrics.jsonl has all rows.")
+  # Counted back from the last row, so that the newest value is always shown.
   return rows[::-1][::stride][::-1]
 
 
 def _columns(rows: Sequence[Mapping[str, Any]]) -> dict[str, list]:
-  """Rows as columns of numbers, with None where a row lacks one. Six digits are more than a screen can show."""
+  """Converts rows to columns of numbers, with None for missing ones.
+
+  Six digits are more than a screen can show.
+  """
   names = {name: None for row in rows for name, value in row.items() if isinstance(value, int | float) and name != "step"}
   columns: dict[str, list] = {"step": [row["step"] for row in rows]}
   for name in names:
@@ -107,10 +111,13 @@ def _columns(rows: Sequence[Mapping[str, Any]]) -> dict[str, list]:
 
 
 def _thin_samples(samples: list[dict], notes: list[str]) -> list[dict]:
-  # Random, not every k-th: a stride that meets the group size would always show the same place of the group. Seeded: same page each time.
+  # A stride that divides the group size would always show the same samples of a group. The choice
+  # is therefore random, and seeded to give the same page each time.
   choose = random.Random(0)
   if len(samples) > MAX_SAMPLES:
-    notes.append(f"{MAX_SAMPLES:,} of {len(samples):,} rollouts are shown, chosen at random; samples.jsonl has all.")
+    notes.append(
+      f"{MAX_SAMPLES:,} of {len(samples):,} rollouts are shown, chosen at random; samples.jsonl has all of them."
+    )
     samples = [samples[i] for i in sorted(choose.sample(range(len(samples)), MAX_SAMPLES))]
   sizes = [max((len(row[name]) for name in _TOKEN_FIELDS if isinstance(row.get(name), list)), default=0) for row in samples]
   budget, with_tokens = MAX_TOKENS, set()
@@ -119,10 +126,15 @@ def _thin_samples(samples: list[dict], notes: list[str]) -> list[dict]:
       budget -= sizes[i]
       with_tokens.add(i)
   if len(with_tokens) < len(samples):
-    notes.append(f"{len(with_tokens):,} of {len(samples):,} rollouts have a token heat-map; samples.jsonl has all.")
+    notes.append(
+      f"{len(with_tokens):,} of {len(samples):,} rollouts have a token heat-map; samples.jsonl has all of them."
+    )
   rows = [_thin_sample(row, keep_tokens=i in with_tokens) for i, row in enumerate(samples)]
-  if cut := sum(any(isinstance(row.get(n), str) and len(row[n]) > MAX_CHARS for n in ("prompt", "response", "answer")) for row in samples):
-    notes.append(f"Texts longer than {MAX_CHARS:,} characters are cut, in {cut:,} rollouts.")
+  if num_cut := sum(
+    any(isinstance(row.get(name), str) and len(row[name]) > MAX_CHARS for name in ("prompt", "response", "answer"))
+    for row in samples
+  ):
+    notes.append(f"Texts of more than {MAX_CHARS:,} characters are cut, in {num_cut:,} rollouts.")
   return rows
 
 
@@ -139,7 +151,7 @@ def _thin_sample(row: Mapping[str, Any], *, keep_tokens: bool) -> dict[str, Any]
 
 
 def read_object(path: Path) -> dict[str, Any]:
-  """A JSON object; empty where the file is missing, half written or something else."""
+  """Reads a JSON object. The result is empty if the file is missing, incomplete or no object."""
   try:
     value = json.loads(path.read_bytes())
   except (OSError, ValueError):

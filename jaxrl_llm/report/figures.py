@@ -1,8 +1,11 @@
-"""How figures look, and how they are written: for a paper as they are. matplotlib is optional and imported here only.
+"""The style and the files of figures, ready for a paper.
 
-Text is set at its final size and never scaled. PDF files hold their fonts as TrueType (Type 42), which every venue's checker takes; SVG
-files hold text as outlines, so that they look the same on a machine without the font. Lines differ in colour, dashes and marker, so that
-a figure can be read in grey and by colour-blind readers.
+matplotlib is optional and imported here only.
+
+Text has its final size and is never scaled. PDF files embed their fonts as TrueType (Type 42),
+which every venue's checker accepts. SVG files hold text as outlines, so that they look the same on
+a machine without the font. Lines differ in colour, dashes and marker, so that a figure can be read
+in grey and by colour-blind readers.
 """
 
 import contextlib
@@ -10,7 +13,7 @@ import pathlib
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-# Okabe and Ito's colours, told apart by colour-blind readers and in grey.
+# Okabe and Ito's colours, distinguishable in grey and for colour-blind readers.
 BLUE, ORANGE, GREEN, PINK, SKY, YELLOW, BLACK, GREY = (
   "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#1a1a1a", "#8a919c",
 )  # fmt: skip
@@ -33,16 +36,20 @@ _STYLE = {
   "axes.edgecolor": "#8a919c", "axes.linewidth": 0.7, "xtick.major.width": 0.7, "ytick.major.width": 0.7,
   "axes.grid": True, "axes.axisbelow": True, "grid.color": "#e6e8eb", "grid.linewidth": 0.6,
   "lines.linewidth": 1.4, "lines.markersize": 3.5, "savefig.dpi": 150, "pdf.fonttype": 42, "ps.fonttype": 42,
-  "svg.fonttype": "path", "svg.hashsalt": "jaxrl_llm",  # The same picture is the same file.
+  "svg.fonttype": "path", "svg.hashsalt": "jaxrl_llm",  # The same picture gives the same file.
 }  # fmt: skip
 
 
 @contextlib.contextmanager
 def new_figure(height: float, width: float = FULL_WIDTH) -> Iterator[Any]:
-  """Opens an empty figure, height and width in inches, and sets the style for as long as it is drawn on and saved.
+  """Opens an empty figure, and sets the style while it is drawn and saved.
+
+  Args:
+    height: Height in inches.
+    width: Width in inches.
 
   Raises:
-    ImportError: matplotlib is not installed.
+    ImportError: If matplotlib is not installed.
   """
   try:
     from matplotlib import rc_context
@@ -54,13 +61,15 @@ def new_figure(height: float, width: float = FULL_WIDTH) -> Iterator[Any]:
 
 
 def line_style(index: int) -> dict[str, Any]:
-  """Returns how the k-th line of a figure is drawn: with another colour, other dashes and another marker than its neighbours.
+  """Returns the style of the k-th line of a figure.
+
+  Its colour, dashes and marker differ from those of its neighbours.
 
   Example:
     >>> line_style(0)["color"], line_style(1)["marker"]
     ('#0072B2', 's')
   """
-  # Of coprime lengths, so that it takes hundreds of lines until two look the same.
+  # The lengths are coprime, so that hundreds of lines look different.
   return {"color": _COLORS[index % 7], "linestyle": _DASHES[index % 5], "marker": _MARKERS[index % 8]}
 
 
@@ -72,10 +81,12 @@ def save(figure: Any, folder: pathlib.Path, name: str, formats: Sequence[str]) -
 
 
 def save_as(figure: Any, path: pathlib.Path) -> pathlib.Path:
-  """Writes a figure to a file, whose ending says the format; without a date in it, so that the same picture is the same file.
+  """Writes a figure to a file in the format of its ending, and returns the path.
+
+  The file holds no date, so that the same picture gives the same file.
 
   Raises:
-    ValueError: Another ending than those of `FORMATS`.
+    ValueError: If the ending is not one of `FORMATS`.
   """
   suffix = path.suffix[1:].lower()
   if suffix not in FORMATS:
@@ -88,12 +99,12 @@ def save_as(figure: Any, path: pathlib.Path) -> pathlib.Path:
 
 
 def letter(axes: Any, label: str, title: str) -> None:
-  """Writes a panel's letter and what it shows."""
+  """Writes the letter and the title of a panel."""
   axes.set_title(rf"$\bf{{{label}}}$  {title}")
 
 
 def two_sided(below: str, middle: str, above: str) -> Any:
-  """Makes a colour map that runs from one colour over another to a third."""
+  """Makes a colour map that runs from one colour through a second to a third."""
   from matplotlib.colors import LinearSegmentedColormap
 
   return LinearSegmentedColormap.from_list("two_sided", [below, middle, above])

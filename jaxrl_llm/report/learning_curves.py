@@ -11,16 +11,18 @@ from jaxrl_llm.workdir import metrics
 
 
 def write_figure(workdir: str | os.PathLike, path: str | os.PathLike) -> Path:
-  """Draws a run's learning curves, two rows of three panels, over both columns of a paper, and returns `path`.
+  """Draws a run's learning curves in two rows of three panels, and returns `path`.
+
+  The figure is as wide as both columns of a paper.
 
   Args:
     workdir: Folder of the run.
-    path: Image to write; its ending says the format (.png, .pdf, .svg).
+    path: Image to write, in the format of its ending (.png, .pdf or .svg).
 
   Raises:
-    FileNotFoundError: `workdir` has no metrics.
-    ImportError: matplotlib is not installed.
-    ValueError: Another format.
+    FileNotFoundError: If `workdir` has no metrics.
+    ImportError: If matplotlib is not installed.
+    ValueError: If the format is another one.
   """
   path, rows = Path(path), metrics.read_rows(Path(workdir) / "metrics.jsonl")
   if not rows:
@@ -32,7 +34,7 @@ def write_figure(workdir: str | os.PathLike, path: str | os.PathLike) -> Path:
 
 
 def _panels(rows: Sequence[Mapping[str, Any]]) -> list[tuple]:
-  """Title, rows, lines as (label, metric name) and the band of each panel."""
+  """Returns title, rows, lines as (label, metric name) and band of each panel."""
   rl, evals = ([row for row in rows if row["phase"] == phase] for phase in ("rl", "eval"))
   gate = ("Soft gate", rl, (("positive advantage", "sapo/gate_pos"), ("negative advantage", "sapo/gate_neg")), None)
   clip = ("Clip fraction", rl, (("", "actor/pg_clipfrac"),), None)

@@ -1,4 +1,4 @@
-"""A page that is one file: template, styles, scripts and data in one string, behind a policy that lets nothing else run."""
+"""A page in one file: template, styles, scripts, data, and a policy against other scripts."""
 
 import base64
 import hashlib
@@ -12,13 +12,14 @@ from pathlib import Path
 from typing import Any
 
 
-def build(template: str, scripts: Sequence[str], data: Mapping[str, Any]) -> str:
+def build_page(template: str, scripts: Sequence[str], data: Mapping[str, Any]) -> str:
   """Builds a page that opens without a network.
 
   Args:
-    template: File of `report/assets` with places for the style, the script, their hashes and the data.
+    template: File of `report/assets` with placeholders for the style, the script, their hashes and
+      the data.
     scripts: Files of `report/assets`, in the order in which they run.
-    data: JSON values; numbers that are not finite become null.
+    data: JSON values. Non-finite numbers become null.
   """
   assets = resources.files("jaxrl_llm") / "report" / "assets"
   script = "\n".join((assets / name).read_text("utf-8") for name in scripts)
@@ -30,12 +31,12 @@ def build(template: str, scripts: Sequence[str], data: Mapping[str, Any]) -> str
     "{{script}}": script,
     "{{data}}": embed_json(strict(data)),
   }
-  # One pass, so that nothing in the data can be taken for a placeholder.
+  # A single pass, so that no text of the data is taken for a placeholder.
   return re.sub(r"{{\w+}}", lambda mark: parts[mark[0]], (assets / template).read_text("utf-8"))
 
 
-def write(page: str, path: Path) -> Path:
-  """Writes a page by one rename, so that whoever opens it sees the old one or the new one."""
+def write_page(page: str, path: Path) -> Path:
+  """Writes a page atomically, so that a reader sees either the old one or the new one."""
   temporary = path.with_name(path.name + ".tmp")
   temporary.write_text(page, encoding="utf-8")
   os.replace(temporary, path)
@@ -43,12 +44,14 @@ def write(page: str, path: Path) -> Path:
 
 
 def _hash(text: str) -> str:
-  """The hash by which the content security policy knows the page's own script and style."""
+  """Computes the hash that identifies the page's script or style in the content security policy."""
   return base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
 
 
 def embed_json(value: Any) -> str:
-  """JSON that can stand in an HTML script element: no tag or comment can begin in it, and it is plain ASCII.
+  """Encodes JSON for an HTML script element.
+
+  The text is plain ASCII, and no tag or comment can begin in it.
 
   Example:
     >>> embed_json({"response": "</script><!--"})
@@ -59,7 +62,7 @@ def embed_json(value: Any) -> str:
 
 
 def strict(value: Any) -> Any:
-  """Numbers that are not finite as None; files that others wrote may hold them."""
+  """Replaces non-finite numbers, which files of other programs may hold, with None."""
   if isinstance(value, dict):
     return {str(name): strict(item) for name, item in value.items()}
   if isinstance(value, list | tuple):

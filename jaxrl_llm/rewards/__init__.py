@@ -46,7 +46,8 @@ from jaxrl_llm.text_types import RewardFn
 
 __all__ = [
   "CAUSES", "REWARDS", "CallFn", "Graded", "Outcome", "Reward", "RewardSpec", "WeightedReward", "answer_form", "answer_key", "attempt",
-  "build", "call_here", "choice", "cosine_length", "exact_match", "extractor", "failure_metrics", "final_answer", "final_number",
+  "build_reward", "call_here", "choice", "cosine_length", "exact_match", "extractor", "failure_metrics", "final_answer",
+  "final_number",
   "final_text", "grade", "gym", "imported", "length_target", "make", "maths", "pattern", "running_sum", "soft_overlong", "stated_answers",
   "tags", "weighted",
 ]  # fmt: skip
@@ -83,7 +84,7 @@ def make(name: str, **settings) -> RewardFn:
     >>> make("final_anser")
     Traceback (most recent call last):
     ...
-    ValueError: reward: found 'final_anser', expected one of answer_form, choice, ...; did you mean 'final_answer'?
+    ValueError: reward: found 'final_anser', expected one of ...; did you mean 'final_answer'?
   """
   if name not in REWARDS:
     raise ValueError(f"reward: found {name!r}, expected one of {', '.join(REWARDS)}{did_you_mean(name, REWARDS)}")
@@ -98,11 +99,11 @@ def make(name: str, **settings) -> RewardFn:
   return reward.judge(**settings) if reward.is_factory else reward.judge
 
 
-def build(spec: RewardSpec) -> RewardFn:
+def build_reward(spec: RewardSpec) -> RewardFn:
   """Makes the reward function of a spec, in any process. Raises the same errors as `make`.
 
   Example:
-    >>> build(RewardSpec("soft_overlong", {"max_tokens": 8, "buffer_tokens": 4})).__name__
+    >>> build_reward(RewardSpec("soft_overlong", {"max_tokens": 8, "buffer_tokens": 4})).__name__
     'soft_overlong_penalty'
   """
   return make(spec.name, **spec.settings)
@@ -136,4 +137,4 @@ def weighted(name: str, spec: RewardSpec, weight: float = 1.0, *, shapes: bool =
     >>> weighted("form", RewardSpec("tags"), 0.1).spec.name
     'tags'
   """
-  return WeightedReward(name, build(spec), weight, spec, shapes)
+  return WeightedReward(name, build_reward(spec), weight, spec, shapes)

@@ -51,12 +51,12 @@ def exact_match(
 def spelt(
   reward: str, find: Callable[[str], str | None], plain: Callable[[str], str], *, field: str, require_stop: bool
 ) -> RewardFn:
-  """Makes a reward that is 1 if the answer found in a response and the correct one are alike, else 0.
+  """Makes a reward that is 1 if a response's answer is spelt like the correct one, else 0.
 
   Args:
-    reward: Name of the reward, for its errors.
+    reward: Name of the reward, for error messages.
     find: Function from a response's text to its answer; None if there is none.
-    plain: Function to the spelling that is compared.
+    plain: Function from an answer to the spelling that is compared.
     field: Field of the example with the correct answer.
     require_stop: Whether a response that was cut off earns 0.
   """

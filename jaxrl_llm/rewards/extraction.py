@@ -48,9 +48,9 @@ def stated_answers(text: str) -> list[str]:
     ['5']
   """
   text = answer_part(text)
-  found = boxed(text) if "\\boxed" in text or "\\fbox" in text else []
-  found = found or _HASHES.findall(text) or [_sentence(match) for match in _LINE.findall(text)] or _said(text)
-  return [answer for answer in dict.fromkeys(undecorated(answer) for answer in found) if answer]
+  answers = boxed(text) if "\\boxed" in text or "\\fbox" in text else []
+  answers = answers or _HASHES.findall(text) or [_sentence(match) for match in _LINE.findall(text)] or _said(text)
+  return [answer for answer in dict.fromkeys(undecorated(answer) for answer in answers) if answer]
 
 
 def boxed(text: str) -> list[str]:
@@ -62,17 +62,17 @@ def boxed(text: str) -> list[str]:
     >>> boxed(r"\\boxed{\\{1, 2\\}} and \\boxed{3")
     ['\\\\{1, 2\\\\}']
   """
-  found, opened, latest = [], [], -1
+  contents, opened, latest = [], [], -1
   for match in _BOX.finditer(text):
     token = match[0]
     if token == "}" and opened:
       start = opened.pop()
       if start is not None and start > latest:  # No box is nested in this one.
-        found.append(text[start : match.start()])
+        contents.append(text[start : match.start()])
         latest = start
     elif token == "{" or token.startswith(("\\boxed", "\\fbox")):
       opened.append(None if token == "{" else match.end())
-  return found
+  return contents
 
 
 def tagged(text: str) -> list[str]:
@@ -82,14 +82,14 @@ def tagged(text: str) -> list[str]:
     >>> tagged("<answer> 5 </answer>")
     ['5']
   """
-  text, found, start = answer_part(text), [], None
+  text, contents, start = answer_part(text), [], None
   for match in _TAG.finditer(text):
     if match[0][1] != "/":
       start = match.end()
     elif start is not None:
-      found.append(text[start : match.start()].strip())
+      contents.append(text[start : match.start()].strip())
       start = None
-  return found
+  return contents
 
 
 def undecorated(answer: str) -> str:
@@ -118,8 +118,8 @@ def _said(text: str) -> list[str]:
 
   Before the last match, prose such as "the answer is the sum of" is ignored.
   """
-  found = [_sentence(match) for match in _SENTENCE.findall(text)]
-  return [answer for answer in found[:-1] if _VALUE.match(answer)] + found[-1:]
+  answers = [_sentence(match) for match in _SENTENCE.findall(text)]
+  return [answer for answer in answers[:-1] if _VALUE.match(answer)] + answers[-1:]
 
 
 def _sentence(text: str) -> str:
@@ -127,9 +127,9 @@ def _sentence(text: str) -> str:
   return text[: end.start()] if end else text
 
 
-def _only(found: list[str]) -> str | None:
+def _only(answers: list[str]) -> str | None:
   """Returns the answer if all are equal, and None if there are none or several different ones."""
-  return found[0] if len(set(found)) == 1 else None
+  return answers[0] if len(set(answers)) == 1 else None
 
 
 def answer_at(text: str, answer_in: str) -> str | None:
@@ -167,7 +167,7 @@ def place(name: str) -> Callable[[str], str | None]:
     raise ValueError(f"answer_in: found {name!r}, expected one of {', '.join(PLACES)}, or 'after ' and a marker such as 'after ####'")
 
   def after(text: str) -> str | None:
-    _, found, rest = text.rpartition(marker)
-    return rest.partition("\n")[0].strip() if found else None
+    _, separator, rest = text.rpartition(marker)
+    return rest.partition("\n")[0].strip() if separator else None
 
   return after

@@ -61,8 +61,8 @@ def _stated(text: str) -> Decimal | None:
     text = text[-_MAX_CHARS:].lstrip("0123456789,.")  # It may be the second half of a number.
   text = text.replace("\u2212", "-")  # The typographic minus.
   announced, numbers = _ANNOUNCED.findall(text), _NUMBERS.findall(text)
-  found = (announced or numbers)[-1:]
-  return _value(found[0]) if found else None
+  last = (announced or numbers)[-1:]
+  return _value(last[0]) if last else None
 
 
 def _value(number: str) -> Decimal:

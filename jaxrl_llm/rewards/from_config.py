@@ -82,10 +82,10 @@ def spec_of(name: str, settings: Mapping[str, Any]) -> RewardSpec:
   return RewardSpec(name, dict(settings))
 
 
-def problems(config: ConfigDict) -> Iterator[Problem | str]:
-  """Yields problems of the rewards that a config names.
+def reward_problems(config: ConfigDict) -> Iterator[Problem | str]:
+  """Yields the problems of the rewards that a config names.
 
-  It finds only those that need neither the task nor an import of a user's module.
+  Problems that show only with the task, or on the import of a user's module, are not included.
   """
   # The field's range check reports values of other types.
   texts = lambda field: [text for text in field if isinstance(text, str)]

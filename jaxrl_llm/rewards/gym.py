@@ -15,10 +15,10 @@ from jaxrl_llm.rewards.extraction import MAX_CHARS, place
 from jaxrl_llm.text_types import Completion, RewardFn
 
 REFUSED = {
-  "coin_flip": "its verifier takes 0 for right wherever the probability is below 1, as the beginning of 0.3125",
+  "coin_flip": "its verifier accepts 0 wherever the probability is below 1, as the beginning of 0.3125",
   "composite": "it is a mixture: name its datasets",
-  "game_of_life_halting": "its verifier takes any answer for right (bool('False') is True)",
-  "puzzle24": "its verifier takes any four numbers that make 24 for right, not only the puzzle's",
+  "game_of_life_halting": "its verifier accepts any answer (bool('False') is True)",
+  "puzzle24": "its verifier accepts any four numbers that make 24, not only the puzzle's",
 }
 """Datasets whose verifier is not usable as a reward, with the reason."""
 

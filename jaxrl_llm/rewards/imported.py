@@ -29,18 +29,18 @@ def imported(path: str, settings: Mapping[str, Any] | None = None) -> RewardFn:
     >>> imported("jaxrl_llm.rewards.answer_form:answer_from")
     Traceback (most recent call last):
     ...
-    ValueError: reward 'jaxrl_llm.rewards.answer_form:answer_from': found no 'answer_from' in the module, ...; did you mean 'answer_form'?
+    ValueError: reward ...: found no 'answer_from' in the module, ...; did you mean 'answer_form'?
   """
   where = f"reward {path!r}"
-  found = load(path, where=where)
+  function = load(path, where=where)
   if settings is not None:
-    _check_call(where, found, (), dict(settings), f"a factory that takes {sorted(settings)}")
+    _check_call(where, function, (), dict(settings), f"a factory that takes {sorted(settings)}")
     try:
-      found = found(**settings)
+      function = function(**settings)
     except Exception as error:  # A user's factory may raise anything.
       raise ValueError(f"{where}: calling it with {sorted(settings)} raised {one_line(error)}") from error
-  _check_call(where, found, (None, None), {}, "a function of (completion, example)")
-  return found
+  _check_call(where, function, (None, None), {}, "a function of (completion, example)")
+  return function
 
 
 def load(path: str, *, where: str) -> Any:
@@ -69,14 +69,14 @@ def load(path: str, *, where: str) -> Any:
   return getattr(module, name)
 
 
-def _check_call(where: str, found: Any, args: tuple, kwargs: dict[str, Any], expected: str) -> None:
+def _check_call(where: str, function: Any, args: tuple, kwargs: dict[str, Any], expected: str) -> None:
   """Raises a ValueError if an object cannot be called with these arguments."""
-  if not callable(found):
-    raise ValueError(f"{where}: found {type(found).__name__}, expected {expected}")
-  if inspect.iscoroutinefunction(found):
+  if not callable(function):
+    raise ValueError(f"{where}: found {type(function).__name__}, expected {expected}")
+  if inspect.iscoroutinefunction(function):
     raise ValueError(f"{where}: found an async function, expected {expected} that returns a number")
   try:
-    signature = inspect.signature(found)
+    signature = inspect.signature(function)
   except (TypeError, ValueError):  # Some built-in functions have no signature.
     return
   try:

@@ -15,10 +15,10 @@ CAUSES = {
   "raised": "the function raised an exception",
   "wrong_type": "it returned something that is not one number",
   "not_finite": "it returned NaN, an infinity, or a number too large for float32",
-  "timeout": "it took longer than it may, and was interrupted or killed",
-  "memory": "it asked for more memory than it may have",
-  "died": "its process ended: a crash, an exit, too much memory",
-  "flooded": "it wrote more output than it may",
+  "timeout": "it exceeded its time limit, and was interrupted or killed",
+  "memory": "it exceeded its memory limit",
+  "died": "its process ended: a crash, an exit, or too much memory",
+  "flooded": "it exceeded its output limit",
 }
 """Causes of a failed reward.
 

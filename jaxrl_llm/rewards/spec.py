@@ -9,7 +9,8 @@ from jaxrl_llm.rewards.plain_numbers import answer_key
 class RewardSpec(NamedTuple):
   """A reward function as plain data.
 
-  Unlike a function, it can be pickled, written as JSON and compared. `build` makes the function.
+  Unlike a function, it can be pickled, written as JSON and compared. `build_reward` makes the
+  function.
 
   Attributes:
     name: Key of `REWARDS`.

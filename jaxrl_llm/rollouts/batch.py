@@ -82,13 +82,13 @@ def counted(batch: Batch, *, skips_truncated: bool, whole_groups: bool) -> Bool[
       filter). Their rewards stay in their groups' statistics.
     whole_groups: Whether to skip a whole group if the reward of one of its samples is unknown.
   """
-  found = batch.graded.valid
+  counts = batch.graded.valid
   if whole_groups:
-    found = np.repeat(found.reshape(-1, batch.group_size).all(axis=1), batch.group_size)
+    counts = np.repeat(counts.reshape(-1, batch.group_size).all(axis=1), batch.group_size)
   # The reward is known, so the others of the group keep their baseline, but no ratio can be
   # computed.
-  found = found & batch.finite
-  return found & batch.rollouts.stopped if skips_truncated else found
+  counts = counts & batch.finite
+  return counts & batch.rollouts.stopped if skips_truncated else counts
 
 
 def metrics(batch: Batch) -> dict[str, Any]:
@@ -138,7 +138,8 @@ def sample_rows(
   """
   # The first sample of every group, then the second of every group, ...
   order = sorted(range(len(batch.completions)), key=lambda row: (row % batch.group_size, row // batch.group_size))
-  rows, verdicts = [], next(iter(batch.graded.parts.values()))  # The first of the task's rewards is its verifier.
+  # The first of the task's rewards is its verifier.
+  rows, verdicts = [], next(iter(batch.graded.parts.values()))
   for row in sorted(order[:num_rows]):
     completion, example = batch.completions[row], batch.examples[row]
     mask, own = batch.rollouts.mask[row], written_mask(batch.rollouts)[row]

@@ -26,7 +26,7 @@ from jaxtyping import Bool, Int
 from jaxrl_llm.devices import hosts
 from jaxrl_llm.messages import one_line
 from jaxrl_llm.rollouts.environments import Environment, Reply
-from jaxrl_llm.sampler import RUNNING, Begun, Requests, not_begun
+from jaxrl_llm.sampler import RUNNING, Partial, Requests, no_partial
 from jaxrl_llm.tasks.pipeline import encode_reply
 from jaxrl_llm.text_types import Completion, Tokenizer, Turn
 from jaxrl_llm.types import Rollouts, StopReason
@@ -56,44 +56,48 @@ class Conversations(NamedTuple):
   """A batch of N conversations on the host.
 
   Attributes:
-    begun: Tokens so far, for the sampler to continue. Its `reasons` say which conversations have
+    partial: Tokens so far, for the sampler to continue. Its `reasons` say which conversations have
       ended, and how.
     written: True where the policy wrote the token.
     turns: Turns of each conversation so far, with their replies.
     states: State of the environment in the process that steps it; None in the others.
-    failed: (cause, one line) if the environment failed, else None.
+    failed: Cause and line, as a pair, if the environment failed; None otherwise.
   """
 
-  begun: Begun
+  partial: Partial
   written: Bool[np.ndarray, "N R"]
   turns: list[tuple[Turn, ...]]
   states: list[Any]
   failed: list[tuple[str, str] | None]
 
   @property
-  def goes_on(self) -> Int[np.ndarray, " m"]:
+  def unfinished(self) -> Int[np.ndarray, " m"]:
     """Indices of the conversations that have not ended."""
-    return np.flatnonzero(self.begun.reasons == RUNNING)
+    return np.flatnonzero(self.partial.reasons == RUNNING)
 
 
-def begin(examples: Sequence[Mapping[str, Any]], rules: Rules, *, group_size: int, max_new_tokens: int) -> Conversations:
-  """Begins G conversations per prompt, before their first turn.
+def begin_conversations(
+  examples: Sequence[Mapping[str, Any]], rules: Rules, *, group_size: int, max_new_tokens: int
+) -> Conversations:
+  """Makes G conversations per prompt, before their first turn.
 
   Their budget of R tokens includes the replies.
   """
   size = len(examples) * group_size
   own, count = jax.process_index(), jax.process_count()
   states = [rules.environment.reset(examples[i // group_size]) if i % count == own else None for i in range(size)]
-  return Conversations(not_begun(size, max_new_tokens), np.zeros((size, max_new_tokens), bool), [()] * size, states, [None] * size)
+  return Conversations(
+    no_partial(size, max_new_tokens), np.zeros((size, max_new_tokens), bool), [()] * size, states, [None] * size
+  )
 
 
-def requests(talks: Conversations, rules: Rules) -> Requests:
+def turn_requests(talks: Conversations, rules: Rules) -> Requests:
   """Makes the sampler's requests for the next turn, with the same shapes in every turn."""
-  size, budget = talks.begun.tokens.shape
+  size, budget = talks.partial.tokens.shape
   limits = np.full(size, budget, np.int32)
   if rules.max_turn_tokens is not None:
-    limits = np.minimum(limits, talks.begun.lengths + np.int32(rules.max_turn_tokens))
-  return Requests(limits=limits.astype(np.int32), begun=talks.begun)
+    limits = np.minimum(limits, talks.partial.lengths + np.int32(rules.max_turn_tokens))
+  return Requests(limits=limits.astype(np.int32), partial=talks.partial)
 
 
 def take_turn(talks: Conversations, drawn: Rollouts, rules: Rules, tokenizer: Tokenizer) -> Conversations:
@@ -113,13 +117,13 @@ def take_turn(talks: Conversations, drawn: Rollouts, rules: Rules, tokenizer: To
   """
   tokens, logprobs, written = np.array(drawn.tokens), np.array(drawn.logprobs), talks.written.copy()
   raw = logprobs.copy() if drawn.raw_logprobs is None else np.array(drawn.raw_logprobs)
-  lengths, reasons = drawn.mask.sum(axis=1).astype(np.int32), talks.begun.reasons.copy()
+  lengths, reasons = drawn.mask.sum(axis=1).astype(np.int32), talks.partial.reasons.copy()
   turns, states, failed = list(talks.turns), list(talks.states), list(talks.failed)
   budget = tokens.shape[1]
 
   said: dict[int, Completion] = {}
-  for i in talks.goes_on.tolist():
-    start = talks.begun.lengths[i]
+  for i in talks.unfinished.tolist():
+    start = talks.partial.lengths[i]
     written[i, start : lengths[i]] = True
     ids = tuple(tokens[i, start : lengths[i]].tolist())
     complete = int(drawn.reasons[i]) in (StopReason.TOKEN, StopReason.STRING)
@@ -143,7 +147,7 @@ def take_turn(talks: Conversations, drawn: Rollouts, rules: Rules, tokenizer: To
       else:
         tokens[i, lengths[i] : end], logprobs[i, lengths[i] : end], raw[i, lengths[i] : end] = ids, 0, 0
         lengths[i] = end
-  return Conversations(Begun(tokens, lengths, logprobs, raw, reasons), written, turns, states, failed)
+  return Conversations(Partial(tokens, lengths, logprobs, raw, reasons), written, turns, states, failed)
 
 
 def converse(
@@ -171,23 +175,23 @@ def converse(
   """
   drawn = hosts.to_host(first)
   talks = take_turn(talks, drawn, rules, tokenizer)
-  while len(talks.goes_on):
+  while len(talks.unfinished):
     between()
-    drawn = hosts.to_host(again(requests(talks, rules)))
+    drawn = hosts.to_host(again(turn_requests(talks, rules)))
     talks = take_turn(talks, drawn, rules, tokenizer)
-  begun = talks.begun
-  mask = np.arange(begun.tokens.shape[1]) < begun.lengths[:, None]
-  stopped = (begun.reasons == StopReason.TOKEN) | (begun.reasons == StopReason.STRING)
+  partial = talks.partial
+  mask = np.arange(partial.tokens.shape[1]) < partial.lengths[:, None]
+  stopped = (partial.reasons == StopReason.TOKEN) | (partial.reasons == StopReason.STRING)
   rollouts = drawn._replace(
-    tokens=begun.tokens,
+    tokens=partial.tokens,
     mask=mask,
-    logprobs=np.where(mask, begun.logprobs, 0),
-    raw_logprobs=None if drawn.raw_logprobs is None else np.where(mask, begun.raw_logprobs, 0),
+    logprobs=np.where(mask, partial.logprobs, 0),
+    raw_logprobs=None if drawn.raw_logprobs is None else np.where(mask, partial.raw_logprobs, 0),
     stopped=stopped,
-    reasons=begun.reasons,
+    reasons=partial.reasons,
     written=talks.written,
   )
-  ids = [tuple(tokens[own].tolist()) for tokens, own in zip(begun.tokens, talks.written, strict=True)]
+  ids = [tuple(tokens[own].tolist()) for tokens, own in zip(partial.tokens, talks.written, strict=True)]
   rows = zip(ids, stopped.tolist(), talks.turns, talks.failed, strict=True)
   return rollouts, [Completion(turns[-1].text, own, len(own), ends, turns, failed) for own, ends, turns, failed in rows]
 
@@ -199,21 +203,29 @@ def _replies(said: Mapping[int, Completion], states: list[Any], rules: Rules) ->
   """
   count = jax.process_count()
   own = [i for i in said if i % count == jax.process_index()]
-  found = _in_threads(lambda i: rules.environment.step(states[i], said[i]), own, num_threads=rules.num_threads, timeout_s=rules.timeout_s)
-  told = {}
-  for i, (result, trouble) in found.items():
+  results = _in_threads(
+    lambda i: rules.environment.step(states[i], said[i]), own, num_threads=rules.num_threads, timeout_s=rules.timeout_s
+  )
+  replies = {}
+  for i, (result, trouble) in results.items():
     if trouble is None:
       states[i], reply = result
-      trouble = None if _is_finite(reply.reward) else ("not_finite", f"the environment: its reward is {reply.reward}, expected a number")
-    told[str(i)] = (Reply(), trouble) if trouble else (reply._replace(reward=float(reply.reward), done=bool(reply.done)), None)
+      trouble = (
+        None
+        if _is_finite(reply.reward)
+        else ("not_finite", f"the environment: found the reward {reply.reward}, expected a finite number")
+      )
+    replies[str(i)] = (
+      (Reply(), trouble) if trouble else (reply._replace(reward=float(reply.reward), done=bool(reply.done)), None)
+    )
   if count == 1:
-    return {int(i): x for i, x in told.items()}
-  everyone: dict[int, tuple[Reply, tuple[str, str] | None]] = {}
-  for text in hosts.gather_text(json.dumps(told)):
+    return {int(i): x for i, x in replies.items()}
+  all_replies: dict[int, tuple[Reply, tuple[str, str] | None]] = {}
+  for text in hosts.gather_text(json.dumps(replies)):
     for i, ((words, reward, done), trouble) in json.loads(text).items():
       reply = Reply(tuple(words) if isinstance(words, list) else words, reward, done)
-      everyone[int(i)] = reply, None if trouble is None else tuple(trouble)
-  return everyone
+      all_replies[int(i)] = reply, None if trouble is None else tuple(trouble)
+  return all_replies
 
 
 def _is_finite(reward: Any) -> bool:
@@ -229,7 +241,7 @@ def _in_threads(
   policy's programs run in the sandbox, which can be killed.
   """
   waiting: queue.SimpleQueue[int] = queue.SimpleQueue()
-  found: dict[int, tuple[Any, tuple[str, str] | None]] = {}
+  results: dict[int, tuple[Any, tuple[str, str] | None]] = {}
   started: dict[int, float] = {}
   for i in items:
     waiting.put(i)
@@ -243,24 +255,25 @@ def _in_threads(
       started[i] = time.monotonic()
       try:
         result = step(i), None
-      except Exception as error:  # Environments are foreign code: any exception fails only their own sample.
+      # Environments are foreign code: any exception fails only their own sample.
+      except Exception as error:
         result = None, ("raised", f"the environment: {one_line(error)}")
-      if found.setdefault(i, result) is not result:
+      if results.setdefault(i, result) is not result:
         return  # The call exceeded its timeout, and another thread has replaced this one.
 
   threads = [threading.Thread(target=work, daemon=True) for _ in range(min(num_threads, len(items)))]
   for thread in threads:
     thread.start()
-  while len(found) < len(items):
+  while len(results) < len(items):
     now = time.monotonic()
     for i, since in list(started.items()):
-      if i not in found and now - since > timeout_s:
+      if i not in results and now - since > timeout_s:
         late = None, ("timeout", f"the environment: no reply within {timeout_s:g} s")
-        if found.setdefault(i, late) is late and len(found) < len(items):
+        if results.setdefault(i, late) is late and len(results) < len(items):
           threads.append(thread := threading.Thread(target=work, daemon=True))
           thread.start()
     next((thread.join(0.01) for thread in threads if thread.is_alive()), None)
-  return found
+  return results
 
 
 def metrics(rollouts: Rollouts, completions: Sequence[Completion]) -> dict[str, float]:

@@ -3,8 +3,8 @@
 With 3 prompts to learn from and 1 to spare, a step ends when any 3 of the 4 groups in the sampler
 are complete:
 
-  step 0:  a ───┤  b ──────────  c ─────┤  d ─┤          learns from a, c, d; b goes on
-  step 1:  b ──────┤  e ──┤  f ────────  g ────┤         learns from b, e, g; f goes on
+  step 0:  a ───┤  b ──────────  c ─────┤  d ─┤          learns from a, c, d; b continues
+  step 1:  b ──────┤  e ──┤  f ────────  g ────┤         learns from b, e, g; f continues
 
 So no step waits for the longest response, yet none is truncated, dropped or drawn twice. A step
 learns from the oldest complete groups and carries all others, complete or not. A carried response
@@ -19,7 +19,7 @@ import jax
 import numpy as np
 from jaxtyping import Int
 
-from jaxrl_llm.sampler import Begun, Requests, begun, not_begun
+from jaxrl_llm.sampler import Partial, Requests, no_partial, to_partial
 from jaxrl_llm.types import Rollouts, StopReason
 
 
@@ -28,32 +28,34 @@ class Groups(NamedTuple):
 
   Attributes:
     examples: One task row per prompt.
-    begun: The n·G responses, as NumPy arrays.
+    partial: The n·G responses, as NumPy arrays.
     steps: RL step in which each group was begun.
   """
 
   examples: list[Mapping[str, Any]]
-  begun: Begun
+  partial: Partial
   steps: list[int]
 
 
-def nothing(max_new_tokens: int, routes: tuple[int, int] | None = None) -> Groups:
+def no_groups(max_new_tokens: int, routes: tuple[int, int] | None = None) -> Groups:
   """Returns an empty set of groups, as carried into the first step.
 
   Responses have R tokens, and routes of shape (L, K) if the sampler records them.
 
   Example:
-    >>> nothing(8).begun.tokens.shape
+    >>> no_groups(8).partial.tokens.shape
     (0, 8)
   """
-  return Groups([], not_begun(0, max_new_tokens, routes), [])
+  return Groups([], no_partial(0, max_new_tokens, routes), [])
 
 
 def join(carried: Groups, examples: Sequence[Mapping[str, Any]], *, step: int, group_size: int) -> Groups:
   """Joins the groups carried into a step and, behind them, the new prompts that it begins."""
-  routing = carried.begun.routing
-  new = not_begun(len(examples) * group_size, carried.begun.tokens.shape[1], None if routing is None else routing.shape[2:])
-  both = jax.tree.map(lambda *x: np.concatenate(x), carried.begun, new)
+  routing = carried.partial.routing
+  new = no_partial(
+    len(examples) * group_size, carried.partial.tokens.shape[1], None if routing is None else routing.shape[2:]
+  )
+  both = jax.tree.map(lambda *x: np.concatenate(x), carried.partial, new)
   return Groups([*carried.examples, *examples], both, [*carried.steps, *[step] * len(examples)])
 
 
@@ -62,7 +64,7 @@ def requests(groups: Groups, *, num_groups: int) -> Requests:
 
   The sampler stops once `num_groups` groups are complete.
   """
-  return Requests(begun=groups.begun, enough_groups=np.int32(num_groups))
+  return Requests(partial=groups.partial, enough_groups=np.int32(num_groups))
 
 
 def take(groups: Groups, rollouts: Rollouts, *, num_groups: int) -> tuple[Int[np.ndarray, " m"], Groups]:
@@ -82,11 +84,14 @@ def take(groups: Groups, rollouts: Rollouts, *, num_groups: int) -> tuple[Int[np
   """
   complete = np.all(rollouts.reasons.reshape(len(groups.examples), -1) != StopReason.UNFINISHED, axis=1)
   if complete.sum() < num_groups:
-    raise ValueError(f"rollouts: found {complete.sum()} complete groups of {len(complete)}, expected {num_groups} or more to learn from")
+    raise ValueError(
+      f"rollouts: found {complete.sum()} complete groups of {len(complete)}, expected {num_groups} or more to learn "
+      "from"
+    )
   used = complete & (np.cumsum(complete) <= num_groups)
   rows = np.arange(len(rollouts.tokens)).reshape(len(used), -1)
   kept, indices = rows[~used].reshape(-1), np.flatnonzero(~used)
-  so_far = jax.tree.map(lambda x: np.asarray(x)[kept], begun(rollouts))
+  so_far = jax.tree.map(lambda x: np.asarray(x)[kept], to_partial(rollouts))
   return rows[used].reshape(-1), Groups([groups.examples[i] for i in indices], so_far, [groups.steps[i] for i in indices])
 
 
@@ -104,7 +109,7 @@ def metrics(groups: Groups, rollouts: Rollouts, rows: Int[np.ndarray, " m"], *, 
   return {
     "rollout/carried_groups": float(np.sum(ages > 0)),
     # Only carried tokens are from older weights: the rest was drawn with this step's.
-    "rollout/carried_tokens": float(groups.begun.lengths[rows].sum() / rollouts.mask[rows].sum()),
+    "rollout/carried_tokens": float(groups.partial.lengths[rows].sum() / rollouts.mask[rows].sum()),
     "rollout/max_age": float(ages.max()),
   }
 
@@ -114,21 +119,23 @@ def to_json(groups: Groups) -> dict[str, Any]:
 
   JSON restores a float32 bit for bit.
   """
-  padded = {name: x for name, x in groups.begun._asdict().items() if x is not None and name not in ("lengths", "reasons")}
+  padded = {
+    name: x for name, x in groups.partial._asdict().items() if x is not None and name not in ("lengths", "reasons")
+  }
   sequences = [
-    {"reason": int(groups.begun.reasons[row]), **{name: x[row, :length].tolist() for name, x in padded.items()}}
-    for row, length in enumerate(groups.begun.lengths)
+    {"reason": int(groups.partial.reasons[row]), **{name: x[row, :length].tolist() for name, x in padded.items()}}
+    for row, length in enumerate(groups.partial.lengths)
   ]
   return {"examples": [dict(example) for example in groups.examples], "sequences": sequences, "steps": groups.steps}
 
 
 def from_json(saved: Mapping[str, Any], empty: Groups) -> Groups:
-  """Inverts `to_json`; `empty` is the result of `nothing` with the run's settings."""
-  sequences, like = saved["sequences"], empty.begun
-  found = not_begun(len(sequences), like.tokens.shape[1], None if like.routing is None else like.routing.shape[2:])
+  """Inverts `to_json`; `empty` is the result of `no_groups` with the run's settings."""
+  sequences, like = saved["sequences"], empty.partial
+  partial = no_partial(len(sequences), like.tokens.shape[1], None if like.routing is None else like.routing.shape[2:])
   for row, sequence in enumerate(sequences):
-    found.reasons[row], found.lengths[row] = sequence["reason"], len(sequence["tokens"])
+    partial.reasons[row], partial.lengths[row] = sequence["reason"], len(sequence["tokens"])
     for name, values in sequence.items():
       if name != "reason" and values:
-        getattr(found, name)[row, : len(values)] = values
-  return Groups(list(saved["examples"]), found, list(saved["steps"]))
+        getattr(partial, name)[row, : len(values)] = values
+  return Groups(list(saved["examples"]), partial, list(saved["steps"]))

@@ -13,7 +13,7 @@ from jaxrl_llm.devices import hosts
 from jaxrl_llm.devices.mesh import place_rows
 from jaxrl_llm.rewards import WeightedReward
 from jaxrl_llm.rewards.outcome import CallFn, Graded, call_here, grade, mapped, weigh
-from jaxrl_llm.sampler import Finished, Requests, SampleFn, StreamFn, gather
+from jaxrl_llm.sampler import Finished, Requests, SampleFn, StreamFn, collect_finished
 from jaxrl_llm.tasks.pipeline import encode_prompts
 from jaxrl_llm.text_types import Completion, Tokenizer
 from jaxrl_llm.types import Params, Rollouts, StopReason
@@ -71,7 +71,7 @@ def dispatch(
   prompts = place_rows(mesh, encode_prompts(examples, tokenizer, buckets=prompt_buckets))
   if requests is None:
     return sample(params, *prompts, key)
-  placed = place_rows(mesh, {name: x for name, x in requests._asdict().items() if name in ("begun", "limits")})
+  placed = place_rows(mesh, {name: x for name, x in requests._asdict().items() if name in ("partial", "limits")})
   return sample(params, *prompts, key, requests._replace(**placed))
 
 
@@ -123,7 +123,7 @@ def follow(
     whole = part.sequences[part.rollouts.reasons != StopReason.UNFINISHED].tolist()
     graded = put(graded, whole, grade(rewards, [texts[i] for i in whole], [examples[i // group_size] for i in whole], call=call))
     seconds += time.perf_counter() - start
-  return Drawn(gather(finished), [texts[i] for i in range(num_sequences)], examples, graded), seconds
+  return Drawn(collect_finished(finished), [texts[i] for i in range(num_sequences)], examples, graded), seconds
 
 
 def select(drawn: Drawn, rows: Int[np.ndarray, " m"]) -> Drawn:

@@ -15,7 +15,16 @@ from jaxrl_llm.devices.compiling import compiled_for
 from jaxrl_llm.models import Model, lower_precision
 from jaxrl_llm.models.cache import num_bytes
 from jaxrl_llm.rollouts import partial as partial_lib
-from jaxrl_llm.sampler import Requests, SampleFn, StopTable, StreamFn, make_sampler, make_stop_table, make_stream, not_begun
+from jaxrl_llm.sampler import (
+  Requests,
+  SampleFn,
+  StopTable,
+  StreamFn,
+  make_sampler,
+  make_stop_table,
+  make_stream,
+  no_partial,
+)
 from jaxrl_llm.sampler.begin import num_rows
 from jaxrl_llm.text_types import Tokenizer
 
@@ -80,7 +89,7 @@ def make_samplers(
   if section.spare_prompts:
     experts = model.config.experts
     routes = (model.config.num_layers, experts.top_k) if records_routes and experts else None
-    carried = partial_lib.nothing(section.max_new_tokens, routes)
+    carried = partial_lib.no_groups(section.max_new_tokens, routes)
   num_prompts = section.num_prompts + section.spare_prompts
   signatures = _signatures(config, model, params, num_prompts, carried, section.group_size if talks else 0)
   eval_signatures = _signatures(config, model, params, config.eval.batch_prompts, None, config.eval.samples if talks else 0)
@@ -122,11 +131,13 @@ def _signatures(
   if carried is not None:
     groups = partial_lib.join(carried, [{}] * num_prompts, step=0, group_size=config.rollout.group_size)
     asked = partial_lib.requests(groups, num_groups=config.rollout.num_prompts)
-    begun = jax.tree.map(lambda x: arrays(x.shape, x.dtype), asked.begun)
-    requests = [asked._replace(begun=begun, enough_groups=jax.ShapeDtypeStruct((), jnp.int32))]
+    responses = jax.tree.map(lambda x: arrays(x.shape, x.dtype), asked.partial)
+    requests = [asked._replace(partial=responses, enough_groups=jax.ShapeDtypeStruct((), jnp.int32))]
   if turns_of:
-    begun = not_begun(num_prompts * turns_of, config.rollout.max_new_tokens)
-    requests = [jax.tree.map(lambda x: arrays(x.shape, x.dtype), Requests(limits=begun.lengths, begun=begun))]
+    responses = no_partial(num_prompts * turns_of, config.rollout.max_new_tokens)
+    requests = [
+      jax.tree.map(lambda x: arrays(x.shape, x.dtype), Requests(limits=responses.lengths, partial=responses))
+    ]
   shapes = [(num_prompts, width) for width in config.rollout.prompt_buckets]
   return [(params, arrays(shape, jnp.int32), arrays(shape, bool), key, *requests) for shape in shapes]
 
@@ -144,8 +155,9 @@ def check_stops(tokenizer: Tokenizer, table: StopTable | None) -> None:
   """
   if not tokenizer.stop_ids and table is None:
     raise ValueError(
-      "config.rollout.stop_strings: found none, and the tokenizer names no token that ends a response, so that all would run into "
-      "config.rollout.max_new_tokens; name a stop string, or an eos token in the checkpoint's generation_config.json"
+      "config.rollout.stop_strings: found none, and the tokenizer names no token that ends a response, so that every "
+      "response would reach config.rollout.max_new_tokens; set a stop string, or an eos token in the checkpoint's "
+      "generation_config.json"
     )
 
 
@@ -161,7 +173,7 @@ def check_fits(config: ConfigDict, model: Model, *, limit: int | None = None) ->
     ValueError: If the cache does not fit. The message names the memory needed, the memory
       available, and the settings that shrink the cache.
   """
-  section, mesh, found = config.rollout, model.mesh, {}
+  section, mesh, sizes = config.rollout, model.mesh, {}
   shards = mesh_lib.num_row_shards(mesh) * mesh.shape["tensor"]
   for name, prompts, group in (
     ("rollout.num_prompts", section.num_prompts + section.spare_prompts, section.group_size),
@@ -170,14 +182,19 @@ def check_fits(config: ConfigDict, model: Model, *, limit: int | None = None) ->
     rows = num_rows(mesh, prompts * group, section.slots)
     tokens = dict(prompt_tokens=max(section.prompt_buckets), new_tokens=section.max_new_tokens)
     dtype = section.cache_dtype or model.config.dtype
-    found[name] = (num_bytes(model.config, num_prompts=prompts, num_rows=rows, dtype=dtype, **tokens) // shards, prompts, rows, dtype)
-  name, (needed, prompts, rows, dtype) = max(found.items(), key=lambda item: item[1][0])
+    sizes[name] = (
+      num_bytes(model.config, num_prompts=prompts, num_rows=rows, dtype=dtype, **tokens) // shards,
+      prompts,
+      rows,
+      dtype,
+    )
+  name, (needed, prompts, rows, dtype) = max(sizes.items(), key=lambda item: item[1][0])
   limit = memory_limit(mesh.local_devices[0], mesh.local_mesh.size) if limit is None else limit
   if limit is not None and needed > limit:
     raise ValueError(
-      f"config.{name}={prompts}: the {dtype} cache of {prompts} prompts of {max(section.prompt_buckets)} tokens and {rows} rows of "
-      f"{section.max_new_tokens} new ones needs {needed / 1e9:,.2f} GB on each device, which has {limit / 1e9:,.2f} GB; lower "
-      "config.rollout.slots, lower config.rollout.max_new_tokens, or set config.rollout.cache_dtype='int8'"
+      f"config.{name}={prompts}: the {dtype} cache of {prompts} prompts of {max(section.prompt_buckets)} tokens and "
+      f"{rows} rows of {section.max_new_tokens} new tokens needs {needed / 1e9:,.2f} GB on each device, which has "
+      f"{limit / 1e9:,.2f} GB; lower config.rollout.slots, lower config.rollout.max_new_tokens, or set config.rollout.cache_dtype='int8'"
     )
 
 

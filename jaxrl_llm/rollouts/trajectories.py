@@ -41,19 +41,21 @@ def evidence(
       other reward belongs to the last turn.
     kl: `(old_logprobs, ref_logprobs) -> divergence` at each token, if it is part of the reward.
     kl_coef: Penalty per nat of divergence.
-    old_logprobs, ref_logprobs: log π_old and log π_ref of each sequence's tokens, prompt included;
-      required by `kl`.
+    old_logprobs, ref_logprobs: Values of log π_old and log π_ref at each sequence's tokens, prompt
+      included; required by `kl`.
     values: The critic's values at each sequence's tokens, prompt included, if there is a critic.
   """
   mask, written = batch.rollouts.mask, written_mask(batch.rollouts)
   parts = np.stack([np.float32(reward.weight) * batch.graded.parts[reward.name] for reward in rewards])
   counted = written & batch.counted[:, None]
-  found = Evidence(batch.graded.totals, parts, counted.astype(np.float32), batch.graded.valid, kl_coef=np.float32(kl_coef))
+  inputs = Evidence(
+    batch.graded.totals, parts, counted.astype(np.float32), batch.graded.valid, kl_coef=np.float32(kl_coef)
+  )
   if kl is not None:
     # The padded layout has a constant shape, so nothing compiles after the first step.
-    found = found._replace(kl=np.asarray(kl(_responses(old_logprobs, mask), _responses(ref_logprobs, mask))))
+    inputs = inputs._replace(kl=np.asarray(kl(_responses(old_logprobs, mask), _responses(ref_logprobs, mask))))
   if values is not None:
-    found = found._replace(values=_responses(values, mask))
+    inputs = inputs._replace(values=_responses(values, mask))
   if step_rewards is not None or turn_weight is not None:
     gains, ends = np.zeros(mask.shape, np.float32), np.zeros(mask.shape, bool)
     for row, (completion, example) in enumerate(zip(batch.completions, batch.examples, strict=True)):
@@ -63,8 +65,8 @@ def evidence(
         steps = turn_rewards(completion, float(batch.graded.totals[row]), turn_weight)
       for end, reward in steps:
         gains[row, end], ends[row, end] = reward, True
-    found = found._replace(step_rewards=gains, step_ends=ends)
-  return found
+    inputs = inputs._replace(step_rewards=gains, step_ends=ends)
+  return inputs
 
 
 def turn_rewards(completion: Completion, total: float, weight: float) -> list[tuple[int, float]]:
@@ -83,17 +85,17 @@ def turn_rewards(completion: Completion, total: float, weight: float) -> list[tu
     >>> turn_rewards(Completion("#6", (), 8, True, turns), 1.25, 0.5)
     [(5, 0.25), (11, 1.0)]
   """
-  found = [(turn.end, weight * turn.reward) for turn in completion.turns]
-  end, last = found[-1]
-  return [*found[:-1], (end, last + total - sum(reward for _, reward in found))]
+  rewards = [(turn.end, weight * turn.reward) for turn in completion.turns]
+  end, last = rewards[-1]
+  return [*rewards[:-1], (end, last + total - sum(reward for _, reward in rewards))]
 
 
 def _responses(sequences: Sequence[Float[np.ndarray, "..."]], mask: Bool[np.ndarray, "N R"]) -> Float[np.ndarray, "N R"]:
   """Returns the response part of per-token values of whole sequences, padded on the right."""
-  found = np.zeros(mask.shape, np.float32)
+  padded = np.zeros(mask.shape, np.float32)
   for row, (x, drawn) in enumerate(zip(sequences, mask, strict=True)):
-    found[row, drawn] = x[len(x) - int(drawn.sum()) :]
-  return found
+    padded[row, drawn] = x[len(x) - int(drawn.sum()) :]
+  return padded
 
 
 def whole_sequences(responses: Float[np.ndarray, "N R"], rollouts: Rollouts) -> list[Float[np.ndarray, "..."]]:

@@ -94,10 +94,15 @@ def compare(sent: Mapping[str, Checksum], arrived: Mapping[str, Checksum]) -> No
   wrong = [name for name in sent if int(sent[name].bits) != int(arrived[name].bits)]
   if wrong:
     sums = f"the learner sent {int(sent[wrong[0]].bits):08x}, the sampler holds {int(arrived[wrong[0]].bits):08x}"
-    raise WeightSyncError(f"{wrong[0]}: {sums}; {len(wrong)} of {len(sent)} weights are not what was sent: nothing is drawn with them")
+    raise WeightSyncError(
+      f"{wrong[0]}: {sums}; {len(wrong)} of {len(sent)} weights differ from what was sent; nothing is drawn"
+    )
   if broken := [name for name, x in arrived.items() if int(x.nonfinite)]:
     number = int(arrived[broken[0]].nonfinite)
-    raise WeightSyncError(f"{broken[0]}: {number:,} numbers are not finite; {len(broken)} of {len(sent)} weights would draw nonsense")
+    raise WeightSyncError(
+      f"{broken[0]}: {number:,} numbers are not finite; {len(broken)} of {len(sent)} weights are affected; nothing "
+      "is drawn"
+    )
 
 
 def check_version(held: SamplerWeights | None, step: int, *, staleness: int) -> None:
@@ -116,13 +121,16 @@ def check_version(held: SamplerWeights | None, step: int, *, staleness: int) -> 
     >>> check_version(SamplerWeights({}, {}, version=3), 4, staleness=0)
     Traceback (most recent call last):
     ...
-    jaxrl_llm.rollouts.weight_sync.WeightSyncError: the sampler holds the weights after 3 RL steps, expected those after 4; nothing is drawn
+    jaxrl_llm.rollouts.weight_sync.WeightSyncError: the sampler holds the weights after 3 ...
   """
   if held is None:
     raise WeightSyncError("the sampler holds no weights yet: nothing can be drawn")
   if not 0 <= step - held.version <= staleness:
-    wanted = f"{step}" if not staleness else f"{max(step - staleness, 0)} to {step}"
-    raise WeightSyncError(f"the sampler holds the weights after {held.version} RL steps, expected those after {wanted}; nothing is drawn")
+    expected = f"{step}" if not staleness else f"{max(step - staleness, 0)} to {step}"
+    raise WeightSyncError(
+      f"the sampler holds the weights after {held.version} RL steps, expected those after {expected}; nothing is "
+      "drawn"
+    )
 
 
 class WeightSync(NamedTuple):
@@ -200,7 +208,8 @@ def make_weight_sync(
   def move(params: Params, frozen: Params | None, version: int) -> SamplerWeights:
     changed, unchanged = partition(params, trainable)
     moved = SamplerWeights(trained_mover(changed), frozen_mover(unchanged) if frozen is None else frozen, version)
-    return jax.block_until_ready(moved)  # Callers sample with them next, and the time of the transfer is measured.
+    # Callers sample with them next, and the time of the transfer is measured.
+    return jax.block_until_ready(moved)
 
   arrived = jax.tree.map(lambda x, sharding: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), lowered, placed)
   return WeightSync(move, arrived)

@@ -103,15 +103,16 @@ def observe(state: State, row: Mapping[str, Any], *, step: int, limits: Limits) 
     >>> metrics
     {'alarm/truncation': 1}
     >>> lines
-    ['alarm truncation at RL step 7: 75.0% of the responses were cut at their budget, above config.alarms.truncation_above=0.5']
+    ['alarm truncation at RL step 7: 75.0% of the responses were cut at their budget, above
+    config.alarms.truncation_above=0.5']
     >>> observe(state, {"response_length/clip_ratio": 0.25}, step=8, limits=limits)[1:]
     ({'alarm/truncation': 0}, [])
     >>> observe(state, {"response_length/clip_ratio": 0.25}, step=12, limits=limits)[2]
     ['alarm truncation is over at RL step 12; it lasted from step 7 to 7']
   """
-  found, lines = _rules(state, row, limits), []
+  reasons, lines = _rules(state, row, limits), []
   since, counts = dict(state["since"]), dict(state["counts"])
-  for name, why in found.items():
+  for name, why in reasons.items():
     if why:
       if name not in since:
         counts[name] = counts.get(name, 0) + 1
@@ -126,7 +127,7 @@ def observe(state: State, row: Mapping[str, Any], *, step: int, limits: Limits) 
       window[name] = [*window.get(name, ()), value][-limits.window :]
   first = state["first_entropy"] if state["first_entropy"] is not None else _number(row, "actor/entropy")
   state = {"window": window, "first_entropy": first, "since": since, "counts": counts}
-  return state, {f"alarm/{name}": int(bool(why)) for name, why in found.items()}, lines
+  return state, {f"alarm/{name}": int(bool(why)) for name, why in reasons.items()}, lines
 
 
 def _rules(state: State, row: Mapping[str, Any], limits: Limits) -> dict[str, str]:
@@ -134,7 +135,7 @@ def _rules(state: State, row: Mapping[str, Any], limits: Limits) -> dict[str, st
 
   Rules that are off, or have nothing to look at, are left out.
   """
-  found = {}
+  reasons = {}
   if limits.spike_sigmas is not None:
     # A loss can spike to both sides; a gradient is only too large, and a reward only too small.
     for name, metric, size in (
@@ -147,26 +148,26 @@ def _rules(state: State, row: Mapping[str, Any], limits: Limits) -> dict[str, st
         sigmas = size(deviation(value, past))
         why = f"{metric}={value:.3g} is {sigmas:.1f} deviations from {statistics.median(past):.3g}, the median" if past else ""
         limit = f"config.alarms.spike_sigmas={limits.spike_sigmas:g}"
-        found[name] = f"{why} of the last {len(past)} steps, beyond {limit}" if sigmas > limits.spike_sigmas else ""
+        reasons[name] = f"{why} of the last {len(past)} steps, beyond {limit}" if sigmas > limits.spike_sigmas else ""
   entropy, first = _number(row, "actor/entropy"), state["first_entropy"]
   if entropy is not None and (limits.entropy_below is not None or limits.entropy_fraction is not None):
-    why, nats = "", f"actor/entropy={entropy:.3g} nats a token"
+    why, nats = "", f"actor/entropy={entropy:.3g} nats per token"
     if limits.entropy_below is not None and entropy < limits.entropy_below:
       why = f"{nats} is below config.alarms.entropy_below={limits.entropy_below:g}"
     elif limits.entropy_fraction is not None and first is not None and entropy < limits.entropy_fraction * first:
       why = f"{nats} is below config.alarms.entropy_fraction={limits.entropy_fraction:g} of the first, {first:.3g}"
-    found["entropy_collapse"] = why
+    reasons["entropy_collapse"] = why
   for name, metric, what in (
     ("truncation", "response_length/clip_ratio", "of the responses were cut at their budget"),
     ("no_signal", "group/frac_reward_zero_std", "of the groups have samples of equal reward, which teach nothing"),
   ):
     limit, value = getattr(limits, f"{name}_above"), _number(row, metric)
     if limit is not None and value is not None:
-      found[name] = f"{value:.1%} {what}, above config.alarms.{name}_above={limit:g}" if value > limit else ""
+      reasons[name] = f"{value:.1%} {what}, above config.alarms.{name}_above={limit:g}" if value > limit else ""
   broken = row.get("rollout/nonfinite_logprobs", 0)
   if broken or "nonfinite_logprobs" in state["since"]:
-    found["nonfinite_logprobs"] = broken and f"{broken:.0f} sequences have log-probabilities of the sampler that are not finite"
-  return found
+    reasons["nonfinite_logprobs"] = broken and f"{broken:.0f} sequences have non-finite sampler log-probabilities"
+  return reasons
 
 
 def _number(row: Mapping[str, Any], name: str) -> float | None:

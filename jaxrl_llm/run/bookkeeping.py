@@ -18,7 +18,7 @@ from jaxrl_llm.run.progress import Progress
 from jaxrl_llm.run.start import Run
 from jaxrl_llm.workdir import checkpoint, disk, summary
 from jaxrl_llm.workdir.metrics import MetricWriter
-from jaxrl_llm.workdir.record import Record, to_json
+from jaxrl_llm.workdir.record import Record, record_to_json
 
 
 @runtime_checkable
@@ -56,9 +56,10 @@ def save(run: Job, *, temporary: bool = False) -> None:
   summarize(run, "running")
   measured = record.phase_steps.get("eval") == record.rl_steps  # At this step, not earlier.
   options = dict(accuracy=record.accuracy_final if measured else None, temporary=temporary, at=lambda place: phases.strike(place, number))
-  with declared():  # With several processes, the first save compiles what splits the arrays among them.
-    checkpoint.save(run.checkpoints, number, run.arrays(), to_json(record) | run.places(), **options)
-  tell_of_failed_saves(run)
+  # With several processes, the first save compiles what splits the arrays among them.
+  with declared():
+    checkpoint.save(run.checkpoints, number, run.arrays(), record_to_json(record) | run.places(), **options)
+  report_failed_saves(run)
   phases.clock.lap("checkpoint")
   write_report(run)  # So that the report can be read while the run goes on.
   phases.clock.lap("report")
@@ -70,7 +71,7 @@ def is_due(run: Job) -> bool:
   return minutes is not None and hosts.on_main(lambda: time.monotonic() - run.checkpoints.last_try >= 60 * minutes)
 
 
-def tell_of_failed_saves(run: Job) -> dict[str, float]:
+def report_failed_saves(run: Job) -> dict[str, float]:
   """Prints a line for each save that has failed since the last call.
 
   Returns:
@@ -86,7 +87,7 @@ def tell_of_failed_saves(run: Job) -> dict[str, float]:
 def finish_saving(run: Job) -> None:
   """Waits for the save in flight."""
   checkpoint.finish(run.checkpoints)
-  tell_of_failed_saves(run)
+  report_failed_saves(run)
   run.phases.clock.lap("checkpoint")
 
 
@@ -99,7 +100,7 @@ def require_saved(run: Job) -> None:
   finish_saving(run)
   if (failure := run.checkpoints.failure) is not None:
     summarize(run, "stopped: not saved")
-    raise checkpoint.SaveFailedError(f"{failure}; make room, and the same command does again what came after")
+    raise checkpoint.SaveFailedError(f"{failure}; free some space, and the same command repeats the steps after it")
 
 
 def finish(run: Job) -> dict[str, Any]:
@@ -149,7 +150,7 @@ def watch(run: Run, row: dict[str, Any]) -> dict[str, int]:
   return metrics
 
 
-def tell_of_recompiles(run: Run) -> int:
+def report_recompiles(run: Run) -> int:
   """Prints a line for each program that was compiled although the run was warm.
 
   Returns:

@@ -5,35 +5,35 @@ from ml_collections import ConfigDict
 from jaxrl_llm.config import sizes
 from jaxrl_llm.learner import memory
 from jaxrl_llm.rollouts.samplers import memory_limit
-from jaxrl_llm.run.experiment import build
+from jaxrl_llm.run.experiment import build_experiment
 from jaxrl_llm.run.out_of_memory import advice, footprint
 from jaxrl_llm.tasks.files import report
 
 
-def describe(config: ConfigDict) -> str:
+def describe_run(config: ConfigDict) -> str:
   """Describes mesh, model, chosen sizes and estimated memory of each device, for `--dry_run`.
 
-  It allocates nothing and raises what `build` raises.
+  It allocates nothing and raises what `build_experiment` raises.
   """
-  experiment = build(config)
-  open_rows = "learner.row_buckets" in sizes.left_open(config)
-  chosen, config = sizes.described(config, experiment.config, experiment.lengths), experiment.config
+  experiment = build_experiment(config)
+  open_rows = "learner.row_buckets" in sizes.open_sizes(config)
+  chosen, config = sizes.describe_sizes(config, experiment.config, experiment.lengths), experiment.config
   rollout, learner, sampler_mesh = config.rollout, config.learner, experiment.sampler_mesh
   meshes = {"mesh": experiment.mesh} | ({} if experiment.sync is None else {"mesh of the sampler": sampler_mesh})
   model = experiment.learner.model
-  found = footprint(config, model.config.vocab_size)
+  estimate = footprint(config, model.config.vocab_size)
   lines = [
     *(f"{name}: {dict(mesh.shape)} over {mesh.size} {mesh.devices.flat[0].device_kind} device(s)" for name, mesh in meshes.items()),
     f"model: {config.model.path or config.model.preset}, {model.num_params:,} parameters",
     f"rollout batch: {rollout.num_prompts} prompts x {rollout.group_size} samples; updates per rollout: {learner.updates_per_rollout}",
     f"verifier: {', '.join(experiment.task.rewards)}",
     *chosen,
-    *memory.table(found),
+    *memory.table(estimate),
   ]
   if experiment.task.report is not None:
     lines.append(f"data: {report.in_words(experiment.task.report)}")
   limit = memory_limit(experiment.mesh.local_devices[0], experiment.mesh.local_mesh.size)
-  if limit is not None and found.peak > limit:
-    lines += [f"that is more than the {limit / 1e9:,.2f} GB that a device has; what would lower it most:"]
+  if limit is not None and estimate.peak > limit:
+    lines += [f"the peak exceeds the {limit / 1e9:,.2f} GB of a device; what would lower it most:"]
     lines += advice(config, model.config.vocab_size, open_rows=open_rows)
   return "\n".join(lines)

@@ -23,7 +23,7 @@ from jaxrl_llm.rewards import WeightedReward
 from jaxrl_llm.rewards.from_config import make_rewards
 from jaxrl_llm.rewards.grader import Grader
 from jaxrl_llm.rollouts import environments, rollout
-from jaxrl_llm.rollouts.conversations import Rules, begin, converse, requests
+from jaxrl_llm.rollouts.conversations import Rules, begin_conversations, converse, turn_requests
 from jaxrl_llm.rollouts.samplers import Samplers, make_samplers
 from jaxrl_llm.rollouts.weight_sync import WeightSync, make_weight_sync
 from jaxrl_llm.sampler import SampleFn
@@ -80,7 +80,7 @@ class Experiment(NamedTuple):
 
 
 def load_task(config: ConfigDict) -> Task:
-  """Loads the task that a config names, without what is longer than its sizes or its model.
+  """Loads the task that a config names, without problems longer than its sizes or its model allow.
 
   Raises:
     ImportError: If a dataset must be built and the package that generates it is missing.
@@ -104,7 +104,10 @@ def load_task(config: ConfigDict) -> Task:
     **task_settings(config),
   )
   if config.num_steps and not len(task.train):
-    raise ValueError(f"config.task.name: task {task.name} has test problems only; train on another and set task.test_name={task.name!r}")
+    raise ValueError(
+      f"config.task.name: task {task.name} has test problems only; train on another task and set "
+      f"task.test_name={task.name!r}"
+    )
   return task
 
 
@@ -116,7 +119,7 @@ def _prompt_limit(config: ConfigDict) -> int | None:
   return None if most is None else max(most - config.rollout.max_new_tokens, 1)
 
 
-def measured(task: Task, config: ConfigDict, *, replies: str | None = None) -> sizes.Lengths:
+def measure_lengths(task: Task, config: ConfigDict, *, replies: str | None = None) -> sizes.Lengths:
   """Measures the texts of a task: the prompts, and for a warm start the demonstrations.
 
   Args:
@@ -125,7 +128,7 @@ def measured(task: Task, config: ConfigDict, *, replies: str | None = None) -> s
     replies: Pattern of what is not imitated; see `Environment`.
 
   Raises:
-    ValueError: If a warm start has nothing to imitate. One line, with the fix.
+    ValueError: If a warm start has no demonstrations. One line, with the fix.
   """
   prompts, held_out = (prompt_lengths(source, task.tokenizer) for source in (task.train, task.test))
   warm_steps = config.warm_start.num_steps
@@ -163,7 +166,7 @@ def kl_coef_in_loss(config: ConfigDict) -> float:
   return parameters["kl_coef"].default if "kl_coef" in parameters else 0.0
 
 
-def build(config: ConfigDict) -> Experiment:
+def build_experiment(config: ConfigDict) -> Experiment:
   """Assembles an experiment; allocates nothing on the devices.
 
   Args:
@@ -180,17 +183,20 @@ def build(config: ConfigDict) -> Experiment:
   task = load_task(config)
   shape = policy.model_config(config, vocab_size=task.tokenizer.vocab_size)
   talk = make_rules(config)
-  lengths = measured(task, config, replies=talk and talk.environment.replies)
+  lengths = measure_lengths(task, config, replies=talk and talk.environment.replies)
   tile = 16 if mesh.devices.flat[0].platform == "cpu" else 128
   bounds = sizes.Bounds(shards[0], mesh.shape["context"], shape.d_model, tile, shape.max_positions)
-  config = sizes.chosen(config, lengths, bounds)
+  config = sizes.choose_sizes(config, lengths, bounds)
   if problems := list(size_problems(config, longest_demonstration=max(lengths.demonstrations, default=None))):
     raise ValueError("\n".join(problems))
   check_lengths(task.name, lengths, config, max_positions=shape.max_positions)
   objective = policy.make_objective(config)
   needs = fields_needed(config, objective)
   if "step_rewards" in needs and task.step_rewards is None and talk is None:
-    raise ValueError(f"config.advantage.estimator: found {config.advantage.estimator!r}, but task {task.name} has no verifier of steps")
+    raise ValueError(
+      f"config.advantage.estimator: found {config.advantage.estimator!r}, expected another one, because task "
+      f"{task.name} has no step verifier"
+    )
 
   learner = make_programs(config, mesh, shape, objective, needs=needs)
   abstract_params, model = learner.abstract_state.params, learner.model
@@ -246,8 +252,8 @@ def make_draw(
 
   def draw(examples: rollout.Examples, key: PRNGKeyArray) -> tuple[Rollouts, list[Completion]]:
     again = lambda requests: rollout.dispatch(sample, params, examples, key, requests=requests, **placing)
-    talks = begin(examples, talk, **sizes)
-    return converse(again(requests(talks, talk)), talks, again, rules=talk, tokenizer=tokenizer)
+    talks = begin_conversations(examples, talk, **sizes)
+    return converse(again(turn_requests(talks, talk)), talks, again, rules=talk, tokenizer=tokenizer)
 
   return draw
 
@@ -270,7 +276,7 @@ def check_lengths(task: str, lengths: sizes.Lengths, config: ConfigDict, *, max_
   if longest > widest:
     raise ValueError(
       f"config.rollout.prompt_buckets={buckets}: task {task} has a prompt of {longest} tokens, expected at most {widest}; "
-      f"add a bucket of at least {longest}, or leave the choice to the data: --config.rollout.prompt_buckets=None"
+      f"add a bucket of at least {longest}, or have it chosen from the data: --config.rollout.prompt_buckets=None"
     )
   budget = widest + new_tokens
   if max_positions is not None and budget > max_positions:

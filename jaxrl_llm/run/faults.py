@@ -37,6 +37,7 @@ advantages (`update`)."""
 _PAUSE_SECONDS = 3.0  # JAX checks for a SIGTERM once a second.
 
 POISONED = ("rollout", "reward", "update")
+"""Phases in which values can be replaced."""
 
 
 class Fault(NamedTuple):
@@ -55,14 +56,14 @@ class Fault(NamedTuple):
   process: int = 0
 
 
-def planned(text: str) -> tuple[Fault, ...]:
+def parse_faults(text: str) -> tuple[Fault, ...]:
   """Parses faults, written as in the environment variable.
 
   Raises:
     ValueError: If the notation is wrong, or a phase or kind does not exist.
 
   Example:
-    >>> planned("update:3:kill,rollout:2:hang@1")[1]
+    >>> parse_faults("update:3:kill,rollout:2:hang@1")[1]
     Fault(phase='rollout', step=2, kind='hang', process=1)
   """
   return tuple(_read(part.strip()) for part in text.split(",") if part.strip())
@@ -73,18 +74,20 @@ def _read(part: str) -> Fault:
   phase, step, kind = [*where.split(":"), "", "", ""][:3]
   if where.count(":") != 2 or not step.isdecimal() or not (process.isdecimal() or "@" not in part):
     raise ValueError(f"{VARIABLE}: found {part!r}, expected PHASE:STEP:KIND or PHASE:STEP:KIND@PROCESS, as in update:3:kill")
-  for name, found, known in (("phase", phase, PHASES), ("kind", kind, (*ACTS, *VALUES))):
-    if found not in known:
-      hint = did_you_mean(found, known)
-      raise ValueError(f"{VARIABLE}: found the {name} {found!r} in {part!r}, expected one of {', '.join(known)}{hint}")
+  for name, value, known in (("phase", phase, PHASES), ("kind", kind, (*ACTS, *VALUES))):
+    if value not in known:
+      hint = did_you_mean(value, known)
+      raise ValueError(f"{VARIABLE}: found the {name} {value!r} in {part!r}, expected one of {', '.join(known)}{hint}")
   if kind in VALUES and phase not in POISONED:
-    raise ValueError(f"{VARIABLE}: found {part!r}; values are replaced in {', '.join(POISONED)} only")
+    raise ValueError(
+      f"{VARIABLE}: found {part!r}, expected one of {', '.join(POISONED)}, the phases whose values can be replaced"
+    )
   return Fault(phase, int(step), kind, int(process or 0))
 
 
 def from_environment() -> tuple[Fault, ...]:
-  """Returns the faults requested of this process by the environment; raises what `planned` does."""
-  return tuple(fault for fault in planned(os.environ.get(VARIABLE, "")) if fault.process == jax.process_index())
+  """Returns the faults that the environment requests of this process; raises as `parse_faults`."""
+  return tuple(fault for fault in parse_faults(os.environ.get(VARIABLE, "")) if fault.process == jax.process_index())
 
 
 def strike(faults: Sequence[Fault], phase: str, step: int) -> None:
@@ -99,7 +102,7 @@ def strike(faults: Sequence[Fault], phase: str, step: int) -> None:
     if fault.kind in ("hang", "pause"):
       threading.Event().wait(None if fault.kind == "hang" else _PAUSE_SECONDS)
     elif fault.kind == "fail":
-      raise OSError(f"{VARIABLE}: a failure in {phase}, step {step}, on purpose")
+      raise OSError(f"{VARIABLE}: a deliberate failure in {phase}, step {step}")
     else:
       os.kill(os.getpid(), {"kill": signal.SIGKILL, "term": signal.SIGTERM, "interrupt": signal.SIGINT}[fault.kind])
 

@@ -72,9 +72,9 @@ def learn_from(run: Run, batch: batch_lib.Batch, step: int, *, between: Callable
   """
   mesh, phases, num_updates = run.experiment.mesh, run.phases, run.config.learner.updates_per_rollout
   phases.begin("old_logprobs")
-  batch = leave_out(run, batch)
-  credit = credit_of(run, batch, {}) if run.config.learner.skip_zero_advantages else None
-  taken = taught_by(credit, len(batch.counted), num_updates)
+  batch = exclude_sequences(run, batch)
+  credit = compute_credit(run, batch, {}) if run.config.learner.skip_zero_advantages else None
+  taken = trained_sequences(credit, len(batch.counted), num_updates)
   sequences = packing.split(trajectories.trajectories(batch.rollouts, batch.counted), num_updates)
   minibatches = [only(x, kept) for x, kept in zip(sequences, np.split(taken, num_updates), strict=True)]
   layouts = [arrange(run, x) for x in minibatches]
@@ -107,7 +107,7 @@ def learn_from(run: Run, batch: batch_lib.Batch, step: int, *, between: Callable
   return Learned(batch, taken, layouts, placed, updates, metrics, sum(len(sequence.tokens) for sequence in sequences))
 
 
-def leave_out(run: Run, batch: batch_lib.Batch) -> batch_lib.Batch:
+def exclude_sequences(run: Run, batch: batch_lib.Batch) -> batch_lib.Batch:
   """Excludes sequences from learning; they stay in the batch, but none of their tokens counts."""
   skips, whole = run.config.reward.overlong_filter, ESTIMATORS[run.config.advantage.estimator].whole_groups
   return batch._replace(counted=batch_lib.counted(batch, skips_truncated=skips, whole_groups=whole))
@@ -176,16 +176,16 @@ def measures_routes(run: Run, step: int) -> bool:
   return every > 0 and step % every == 0
 
 
-def taught_by(credit: Credit | None, num_sequences: int, num_updates: int) -> Bool[np.ndarray, " N"]:
+def trained_sequences(credit: Credit | None, num_sequences: int, num_updates: int) -> Bool[np.ndarray, " N"]:
   """Returns which sequences updates are made of: those with an advantage, or all for `None`.
 
   An update has at least one sequence, so that its metrics have values.
   """
   if credit is None:
     return np.ones(num_sequences, bool)
-  found = np.any(credit.advantages != 0, axis=1).reshape(num_updates, -1)
-  found[~found.any(axis=1), 0] = True
-  return found.reshape(-1)
+  taken = np.any(credit.advantages != 0, axis=1).reshape(num_updates, -1)
+  taken[~taken.any(axis=1), 0] = True
+  return taken.reshape(-1)
 
 
 def only(items: Sequence[Any], kept: Bool[np.ndarray, " n"]) -> list[Any]:
@@ -219,7 +219,7 @@ def share_of_weight(weigh: WeighFn, mask: Float[np.ndarray, "N R"], taken: Bool[
   return among_all / by_themselves if by_themselves else 1.0
 
 
-def credit_of(run: Run, batch: batch_lib.Batch, learned: Mapping[str, list[np.ndarray]]) -> Credit:
+def compute_credit(run: Run, batch: batch_lib.Batch, learned: Mapping[str, list[np.ndarray]]) -> Credit:
   """Computes the advantages of a rollout batch, and any value targets, on the host.
 
   Args:
@@ -262,7 +262,8 @@ def add_credit(
     layouts: Places of the sequences of each mini-batch.
     placed: The mini-batches on the devices.
     taken: True for the sequences of the batch that are in the mini-batches.
-    credit: Credit from `credit_of`; None computes it here, from the learner's outputs in `placed`.
+    credit: Credit from `compute_credit`; None computes it here, from the learner's outputs in
+      `placed`.
 
   Returns:
     The batch, the mini-batches, and metrics.
@@ -278,7 +279,7 @@ def add_credit(
     arrays = hosts.to_host([read(x) for x in placed])
     return [x for array, layout in zip(arrays, layouts, strict=True) for x in packing.lift(array, layout)]
 
-  credit = credit or credit_of(run, batch, {name: lifted(read) for name, read in reads.items()})
+  credit = credit or compute_credit(run, batch, {name: lifted(read) for name, read in reads.items()})
 
   def laid(responses):
     """Yields per-token values of the responses, in the rows of every mini-batch."""
@@ -287,9 +288,9 @@ def add_credit(
       yield place_tokens(run.experiment.mesh, packing.lay(sequences[start : start + len(layout.rows)], layout))
       start += len(layout.rows)
 
-  placed = [x._replace(advantages=found) for x, found in zip(placed, laid(credit.advantages), strict=True)]
+  placed = [x._replace(advantages=values) for x, values in zip(placed, laid(credit.advantages), strict=True)]
   if credit.returns is not None:
-    placed = [x._replace(returns=found) for x, found in zip(placed, laid(credit.returns), strict=True)]
+    placed = [x._replace(returns=values) for x, values in zip(placed, laid(credit.returns), strict=True)]
   return batch._replace(advantages=credit.advantages), placed, credit.metrics
 
 
@@ -322,11 +323,13 @@ def token_scores(run: Run, learned: Learned) -> list[dict[str, np.ndarray]]:
   The viewer shows them. Each sequence has its arrays by name, prompt included; one that no update
   was made of has none.
   """
-  needs, found = run.experiment.objective.needs, []
+  needs, packed = run.experiment.objective.needs, []
   for batch in learned.placed:
-    found.append(run.experiment.learner.token_scores(run.state.params, needed_by_step(batch, needs, adaptive_kl=False)))
+    packed.append(
+      run.experiment.learner.token_scores(run.state.params, needed_by_step(batch, needs, adaptive_kl=False))
+    )
   rows = []
-  for arrays, layout in zip(hosts.to_host(found), learned.layouts, strict=True):
+  for arrays, layout in zip(hosts.to_host(packed), learned.layouts, strict=True):
     lifted = {name: packing.lift(array, layout) for name, array in arrays._asdict().items()}
     rows += [{name: x[i] for name, x in lifted.items()} for i in range(len(layout.rows))]
   scores = iter(rows)
@@ -338,10 +341,14 @@ def adapt_kl(run: Run, row: dict[str, Any]) -> None:
   config = run.config
   if config.kl.target is None:
     return
-  found = row.get("actor/reward_kl_penalty" if config.reward.kl_coef else "actor/ref_kl")
-  if found is None:  # The critic trained alone: the policy has not moved.
+  divergence = row.get("actor/reward_kl_penalty" if config.reward.kl_coef else "actor/ref_kl")
+  if divergence is None:  # The critic trained alone: the policy has not moved.
     return
   num_sequences = config.rollout.num_prompts * config.rollout.group_size
   run.record.kl_coef = adapted_coef(
-    run.record.kl_coef, found, target=config.kl.target, horizon=config.kl.horizon or 10_000, num_sequences=num_sequences
+    run.record.kl_coef,
+    divergence,
+    target=config.kl.target,
+    horizon=config.kl.horizon or 10_000,
+    num_sequences=num_sequences,
   )

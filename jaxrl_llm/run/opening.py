@@ -1,8 +1,4 @@
-"""The opening of a workdir by a training.
-
-The training resumes from the newest checkpoint or starts anew. Its metrics and its screen are
-opened.
-"""
+"""The opening of a workdir: the newest checkpoint, the metrics and the screen of a training."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -68,8 +64,8 @@ def open_workdir(
     return Opened(checkpoints, first, None, {}, notes)
   arrays, saved = restored
   for name, other, remedy in (
-    ("base", f"config.model.path: found other weights in {config.model.path!r}", "put those back"),
-    ("data_fingerprint", f"config.task: found other {data}", "put the files back as they were"),
+    ("base", f"config.model.path: found other weights in {config.model.path!r}", "restore those"),
+    ("data_fingerprint", f"config.task: found other {data}", "restore the original files"),
   ):
     if saved.get(name) != getattr(first, name):
       raise ValueError(f"{other} than those that the run in {workdir} began with; {remedy}, or choose another --workdir")
@@ -87,7 +83,7 @@ def first_record(config: ConfigDict, command: str, source: Task | Pairs, **own: 
   return Record(command, base=base, data=data, data_fingerprint=source.fingerprint, **own)
 
 
-def go_on(iterator: Any, place: Mapping[str, Any], *, was: int, now: int, what: str) -> list[str]:
+def restore_iterator(iterator: Any, place: Mapping[str, Any], *, was: int, now: int, what: str) -> list[str]:
   """Moves a data iterator to the position saved in a checkpoint.
 
   Its batches then had `was` rows instead of `now`.
@@ -95,7 +91,7 @@ def go_on(iterator: Any, place: Mapping[str, Any], *, was: int, now: int, what: 
   Returns:
     The line about rows that are drawn again, if there are any; `what` names them in the plural.
   """
-  place, moved = changes.position(place, was=was, now=now, what=what)
+  place, moved = changes.convert_position(place, was=was, now=now, what=what)
   iterator.set_state(place)
   return [] if moved is None else [moved]
 

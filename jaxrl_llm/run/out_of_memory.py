@@ -12,7 +12,7 @@ from jaxrl_llm.devices import mesh as mesh_lib
 from jaxrl_llm.learner import memory
 from jaxrl_llm.learner.needs import fields_needed
 from jaxrl_llm.models.head import chunk_tokens
-from jaxrl_llm.run.experiment import build
+from jaxrl_llm.run.experiment import build_experiment
 from jaxrl_llm.run.phases import PHASES, Phase
 from jaxrl_llm.sampler.begin import num_rows
 
@@ -56,7 +56,7 @@ def is_out_of_memory(error: BaseException) -> bool:
 def explanation(error: BaseException, config: ConfigDict, phase: Phase) -> list[str]:
   """Returns the lines that explain why a run ran out of memory in a phase."""
   first = " ".join(str(error).split()) or type(error).__name__
-  experiment = build(config)
+  experiment = build_experiment(config)
   config, vocab_size = experiment.config, experiment.learner.model.config.vocab_size
   estimate = footprint(config, vocab_size)
   program = phase.program if phase.program in estimate.programs else None
@@ -65,7 +65,7 @@ def explanation(error: BaseException, config: ConfigDict, phase: Phase) -> list[
 
 
 def footprint(config: ConfigDict, vocab_size: int) -> memory.Footprint:
-  """Estimates what each available device holds for a run with a checked config whose sizes are set."""
+  """Estimates what each available device holds for a run of a checked config with set sizes."""
   mesh, sampler_mesh = mesh_lib.make_meshes(**config.mesh)
   shape = policy.model_config(config, vocab_size=vocab_size)
   objective = policy.make_objective(config)
@@ -80,8 +80,8 @@ def advice(config: ConfigDict, vocab_size: int, *, program: str | None = None, o
   """
 
   def peak(config: ConfigDict) -> float:
-    found = footprint(config, vocab_size)
-    return sum(found.held.values()) + sum(found.programs[program or found.largest].values())
+    estimate = footprint(config, vocab_size)
+    return sum(estimate.held.values()) + sum(estimate.programs[program or estimate.largest].values())
 
   before, savings = peak(config), {}
   for field, value in _candidates(config, vocab_size, open_rows=open_rows):
@@ -91,20 +91,24 @@ def advice(config: ConfigDict, vocab_size: int, *, program: str | None = None, o
       parts = value * mesh_lib.num_row_shards(mesh_lib.make_meshes(**config.mesh)[0])
       changed.learner.row_buckets = sizes.multiples(config.learner.row_buckets, parts)
     lenient = ConfigDict(changed.to_dict())
-    # Demonstrations may be shorter than a check knows that sees the config alone.
+    # Demonstrations may be shorter than a check of the config alone can know.
     lenient.warm_start.row_buckets = None
-    if check.problems(lenient):
+    if check.config_problems(lenient):
       continue
     with contextlib.suppress(ValueError):  # Impossible on these devices.
       savings.setdefault(field, []).append((before - peak(changed), value))
-  # For each setting, the mildest value that brings at least half of what it can.
-  best = {field: next(x for x in found if 2 * x[0] >= max(found, key=lambda y: y[0])[0]) for field, found in savings.items()}
+  # For each setting, the mildest value that saves at least half of what the setting can.
+  best = {
+    field: next(x for x in values if 2 * x[0] >= max(values, key=lambda y: y[0])[0])
+    for field, values in savings.items()
+  }
   ranked = sorted(((saving, field, value) for field, (saving, value) in best.items() if saving > 0), key=lambda x: -x[0])
   data = " --config.mesh.data=1"
   return [
-    f"  --config.{field}={value}{data if field == 'mesh.fsdp' else ''}: {saving / 1e6:,.1f} MB less of {before / 1e6:,.1f}"
+    f"  --config.{field}={value}{data if field == 'mesh.fsdp' else ''}: "
+    f"saves {saving / 1e6:,.1f} of {before / 1e6:,.1f} MB"
     for saving, field, value in ranked[:NUM_SETTINGS]
-  ] or ["  a smaller model, or more devices: no setting helps"]
+  ] or ["  no setting helps; use a smaller model or more devices"]
 
 
 def _candidates(config: ConfigDict, vocab_size: int, *, open_rows: bool) -> Iterator[tuple[str, Any]]:

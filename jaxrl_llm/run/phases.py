@@ -22,7 +22,7 @@ class Phase(NamedTuple):
 
 
 PHASES: Mapping[str, Phase] = {
-  "start": Phase("making the first state"),
+  "start": Phase("the initialisation"),
   "warm_start": Phase("the update of the warm start", "update"),
   "weight_sync": Phase("the weight sync", "weight sync"),
   "rollout": Phase("the sampler", "sampling"),
@@ -31,7 +31,7 @@ PHASES: Mapping[str, Phase] = {
   "advantages": Phase("the advantages"),
   "update": Phase("the update", "update"),
   "eval": Phase("the evaluation", "sampling"),
-  "checkpoint": Phase("saving a checkpoint"),
+  "checkpoint": Phase("the save of a checkpoint"),
   "other": Phase("the end of a step"),
 }
 """Phases by their name in `timing_s/*` of the metrics; "start" comes before all others."""

@@ -1,4 +1,4 @@
-"""The pilot of a run: what its untouched model can do, what a step costs, and what to change first."""
+"""The pilot of a run: the untouched model's pass rate, the cost of a step, and advice."""
 
 import tempfile
 import time
@@ -15,7 +15,7 @@ from jaxrl_llm.run.learn import end_imitation, learn_from
 from jaxrl_llm.run.out_of_memory import explained
 from jaxrl_llm.run.progress import duration, visible
 from jaxrl_llm.run.sample import assess, launch, move_weights, wait
-from jaxrl_llm.run.start import Run, start
+from jaxrl_llm.run.start import Run, start_run
 from jaxrl_llm.workdir.summary import peak_memory_gb
 
 NUM_GROUPS = 64  # The share of mixed groups is then known to within 12 points.
@@ -61,7 +61,7 @@ class Findings(NamedTuple):
   memory_gb: float
 
 
-def describe(config: ConfigDict) -> str:
+def describe_pilot(config: ConfigDict) -> str:
   """Runs a pilot and describes it, for `--pilot`; nothing of it is kept.
 
   It draws rollouts with the untouched weights, at least two batches and up to `NUM_GROUPS` groups,
@@ -71,17 +71,17 @@ def describe(config: ConfigDict) -> str:
     config: Checked config.
 
   Raises:
-    ValueError: What `start` raises.
+    ValueError: What `start_run` raises.
     OutOfMemoryError: If the run does not fit into a device's memory.
     NoRewardError: If the responses have no reward.
   """
   pilot = ConfigDict(config.to_dict())
   pilot.log.tensorboard = False
   with tempfile.TemporaryDirectory() as folder:
-    run = start(pilot, Path(folder), command="pilot")
+    run = start_run(pilot, Path(folder), command="pilot")
     with explained(run.config, lambda: run.phases.now), run.phases, run.grader, run.progress, run.writer, run.samples:
       findings, batch = measure(run)
-  return "\n".join([*_examples(batch), *lines(findings, run.config)])
+  return "\n".join([*_examples(batch), *findings_lines(findings, run.config)])
 
 
 def measure(run: Run) -> tuple[Findings, batch_lib.Batch]:
@@ -110,10 +110,14 @@ def measure(run: Run) -> tuple[Findings, batch_lib.Batch]:
     learn_from(run, batches[-1], 0)
     learning.append(time.perf_counter() - begun)
   compiling = max(seconds[0] - min(seconds[1:]), 0) + max(learning[0] - learning[1], 0)
-  return findings(run, batches, sampling=float(np.mean(seconds[1:])), learning=learning[1], compiling=compiling), batches[-1]
+  return compute_findings(
+    run, batches, sampling=float(np.mean(seconds[1:])), learning=learning[1], compiling=compiling
+  ), batches[-1]
 
 
-def findings(run: Run, batches: list[batch_lib.Batch], *, sampling: float, learning: float, compiling: float) -> Findings:
+def compute_findings(
+  run: Run, batches: list[batch_lib.Batch], *, sampling: float, learning: float, compiling: float
+) -> Findings:
   """Computes what a pilot tells of its rollouts; the times are those of a step, in seconds."""
   group_size, verifier = batches[0].group_size, run.experiment.rewards[0]
   joined = lambda read: np.concatenate([read(x) for x in batches])
@@ -125,9 +129,9 @@ def findings(run: Run, batches: list[batch_lib.Batch], *, sampling: float, learn
   if reader is not None:
     stated = float(np.mean([reader(*x) is not None for batch in batches for x in zip(batch.completions, batch.examples, strict=True)]))
   lengths, prompts = joined(lambda x: x.rollouts.mask.sum(axis=1)), joined(lambda x: x.rollouts.prompt_mask.sum(axis=1))
-  found = estimate(f"avg@n:n={group_size}", verdicts)
+  accuracy = estimate(f"avg@n:n={group_size}", verdicts)
   return Findings(
-    passed=(found.value, found.low, found.high),
+    passed=(accuracy.value, accuracy.low, accuracy.high),
     num_groups=len(totals),
     mixed=float(mixed.mean()),
     solved=float(np.mean(~mixed & np.all(verdicts >= 1, axis=1))),
@@ -145,67 +149,92 @@ def findings(run: Run, batches: list[batch_lib.Batch], *, sampling: float, learn
   )
 
 
-def predicted_seconds(found: Findings, config: ConfigDict) -> float:
+def predicted_seconds(findings: Findings, config: ConfigDict) -> float:
   """Predicts the time of a run without its warm start: compilation, RL steps and evaluations."""
   evaluations = 1 + -(-config.num_steps // config.eval.every)
   shares = config.eval.num_prompts * config.eval.samples / (config.rollout.num_prompts * config.rollout.group_size)
-  return found.compiling + config.num_steps * (found.sampling + found.learning) + evaluations * shares * found.sampling
+  return (
+    findings.compiling
+    + config.num_steps * (findings.sampling + findings.learning)
+    + evaluations * shares * findings.sampling
+  )
 
 
-def lines(found: Findings, config: ConfigDict) -> list[str]:
+def findings_lines(findings: Findings, config: ConfigDict) -> list[str]:
   """Describes the findings of a pilot, and what to change, one per line."""
   percent = lambda x: f"{100 * x:.1f} %"
-  mean, low, high = found.passed
+  mean, low, high = findings.passed
   warm = config.warm_start.num_steps
-  kept = f"; a warm start of {warm} updates comes first and is not in this" if warm else ""
-  told = [
-    f"pass rate of the untouched model: {percent(mean)} [{percent(low)}, {percent(high)}] on {found.num_groups} training problems x "
-    f"{config.rollout.group_size} samples",
-    f"groups: {percent(found.mixed)} mixed, which RL learns from; {percent(found.solved)} all right, {percent(found.hopeless)} all wrong",
-    f"responses: {found.response_tokens:.1f} tokens, {percent(found.truncated)} cut at {config.rollout.max_new_tokens}"
-    + ("" if found.stated is None else f", {percent(found.stated)} with an answer that the verifier can read"),
-    f"a step: {found.sampling:.1f} s to draw and grade {found.decoding:,.0f} tokens/s, {found.learning:.1f} s to learn; "
-    f"peak memory {found.memory_gb:.1f} GB",
-    f"the run: {duration(predicted_seconds(found, config))} for {config.num_steps} steps with their evaluations{kept}",
+  kept = f"; a warm start of {warm} updates comes first and is not included" if warm else ""
+  results = [
+    f"pass rate of the untouched model: {percent(mean)} [{percent(low)}, {percent(high)}] on {findings.num_groups} "
+    f"training problems x {config.rollout.group_size} samples",
+    f"groups: {percent(findings.mixed)} mixed, which RL learns from; {percent(findings.solved)} all right, "
+    f"{percent(findings.hopeless)} all wrong",
+    f"responses: {findings.response_tokens:.1f} tokens, {percent(findings.truncated)} cut at "
+    f"{config.rollout.max_new_tokens}"
+    + ("" if findings.stated is None else f", {percent(findings.stated)} with an answer that the verifier can read"),
+    f"a step: {findings.sampling:.1f} s to draw and grade ({findings.decoding:,.0f} tokens/s), "
+    f"{findings.learning:.1f} s to learn; peak memory {findings.memory_gb:.1f} GB",
+    f"the run: {duration(predicted_seconds(findings, config))} for {config.num_steps} steps with their "
+    f"evaluations{kept}",
   ]
-  todo = list(advice(found, config))
-  return [*told, *(["what to change first:", *(f"  {line}" for line in todo)] if todo else ["nothing stands in the way of learning"])]
+  todo = list(advice(findings, config))
+  return [
+    *results,
+    *(
+      ["what to change first:", *(f"  {line}" for line in todo)] if todo else ["nothing stands in the way of learning"]
+    ),
+  ]
 
 
-def advice(found: Findings, config: ConfigDict) -> Iterator[str]:
-  """Yields what would give a run more to learn from; the most important comes first."""
-  rollout, mean = config.rollout, found.passed[0]
+def advice(findings: Findings, config: ConfigDict) -> Iterator[str]:
+  """Yields changes that give a run more to learn from; the most important comes first."""
+  rollout, mean = config.rollout, findings.passed[0]
   percent = lambda x: f"{100 * x:.0f} %"
-  if found.failed > 0.05:
-    yield f"{percent(found.failed)} of the responses have no reward: the verifier fails or is too slow (reward.timeout_s)"
-  if found.truncated > 0.2:
+  if findings.failed > 0.05:
     yield (
-      f"{percent(found.truncated)} of the responses are cut: raise rollout.max_new_tokens={rollout.max_new_tokens}, or end them where the "
-      "answer ends, as in --config.rollout.stop_strings=\"('\\n',)\" for answers of one line"
+      f"{percent(findings.failed)} of the responses have no reward: the verifier fails or is too slow "
+      "(reward.timeout_s)"
     )
-  if found.stated is not None and found.stated < 0.7 and mean < 0.5:
+  if findings.truncated > 0.2:
     yield (
-      f"{percent(1 - found.stated)} of the responses state no answer that the verifier can read: show the form in solved problems "
-      f"(task.shots={config.task.shots}, task.shot_template) or describe it in task.prompt_template"
+      f"{percent(findings.truncated)} of the responses are cut: raise rollout.max_new_tokens={rollout.max_new_tokens}, "
+      "or end them where the answer ends, as in --config.rollout.stop_strings=\"('\\n',)\" for answers of one line"
     )
-  if found.stated is not None and found.stated < 0.7 and mean < 0.5 and config.task.shots and config.task.chat is not False:
+  if findings.stated is not None and findings.stated < 0.7 and mean < 0.5:
     yield (
-      "the solved problems stand in a chat, if the checkpoint has a template for one: --config.task.chat=False lets the model continue them"
+      f"{percent(1 - findings.stated)} of the responses state no answer that the verifier can read: show the format "
+      f"in solved problems (task.shots={config.task.shots}, task.shot_template) or describe it in task.prompt_template"
     )
-  if found.mixed < 0.3 and mean < 0.1:
+  if (
+    findings.stated is not None
+    and findings.stated < 0.7
+    and mean < 0.5
+    and config.task.shots
+    and config.task.chat is not False
+  ):
+    yield (
+      "if the checkpoint has a chat template, the solved problems are written as a chat: --config.task.chat=False "
+      "lets the model continue them"
+    )
+  if findings.mixed < 0.3 and mean < 0.1:
     yield (
       "most groups are all wrong: begin with easier problems (task.levels), more solved problems in the prompt (task.shots), a larger "
       "model, or solutions to imitate (task.response_column and warm_start.num_steps)"
     )
-    yield f"raise rollout.group_size={rollout.group_size}: more samples find a right one more often"
-  if found.mixed < 0.3 and mean > 0.9:
+    yield f"raise rollout.group_size={rollout.group_size}: larger groups contain a right answer more often"
+  if findings.mixed < 0.3 and mean > 0.9:
     yield "most groups are all right: take harder problems (task.levels, another file); there is little left to learn here"
-  if found.mixed < 0.6 and 0.1 <= mean <= 0.9:
-    yield "many groups say nothing: rollout.max_refills=2 draws others in their place, task.curriculum prefers problems near 50 %"
+  if findings.mixed < 0.6 and 0.1 <= mean <= 0.9:
+    yield (
+      "many groups carry no signal: rollout.max_refills=2 draws others in their place, task.curriculum prefers "
+      "problems with a pass rate near 50 %"
+    )
 
 
 def _examples(batch: batch_lib.Batch) -> Iterator[str]:
-  """Yields the first sample of a few problems, for the eye."""
+  """Yields the first sample of a few problems as lines of text."""
   for row in range(0, min(len(batch.completions), NUM_SHOWN * batch.group_size), batch.group_size):
     prompt, text = batch.examples[row]["prompt"], batch.completions[row].text
     yield f"prompt ...{visible(prompt[-160:])}" if len(prompt) > 160 else f"prompt {visible(prompt)}"

@@ -28,12 +28,12 @@ class Profiler:
 
   def step(self, step: int) -> None:
     """Begins an RL step, from 1, and ends the previous one."""
-    wanted = self._folder is not None and step in self._steps
-    if wanted:
+    is_requested = self._folder is not None and step in self._steps
+    if is_requested:
       self._close_step()
     else:
       self.close()
-    if wanted and not self._is_tracing:
+    if is_requested and not self._is_tracing:
       options = jax.profiler.ProfileOptions()
       options.python_tracer_level = 0  # A line for every Python call would bury the phases.
       jax.profiler.start_trace(self._folder, create_perfetto_trace=True, profiler_options=options)

@@ -78,7 +78,7 @@ class Progress(contextlib.AbstractContextManager):
     self._finish_phase()
     self._phase, self._total, self._step, self._scalars = phase, total, done, {}
     self._pace.clear()
-    self._last_line, self._line_step = float("-inf"), 0  # Show a phase's first step at once: people wait for it.
+    self._last_line, self._line_step = float("-inf"), 0  # Shows a phase's first step at once.
     if self._live_wanted and self._live is None:
       # Two frames a second keep the clock moving through a long step; `transient` leaves no
       # half-drawn line behind.
@@ -106,7 +106,7 @@ class Progress(contextlib.AbstractContextManager):
       parts.append(f"accuracy {accuracy:.1%}" + (f" ({low:.1%} to {high:.1%})" if low is not None and high is not None else ""))
     parts += [f"{name.removeprefix('eval/')} {value:.1%}" for name, value in scalars.items() if name.startswith("eval/pass@")]
     if (length := scalars.get("eval/response_length/mean")) is not None:
-      parts.append(f"{length:.1f} tokens a response")
+      parts.append(f"{length:.1f} tokens per response")
     self.note(" | ".join(parts))
 
   def samples(self, rows: Iterable[Mapping[str, Any]], *, title: str = "sample rollouts", max_chars: int = 240) -> None:
@@ -182,8 +182,8 @@ class Progress(contextlib.AbstractContextManager):
     filled = round(20 * done)
     full, empty = ("━", "━") if self._encoding.startswith("utf") else ("=", "-")
     bar = Text.assemble((full * filled, "green"), (empty * (20 - filled), "bright_black"), "  ")
-    # Cut, never wrapped: a live line of two rows cannot be redrawn after a terminal becomes
-    # narrower.
+    # The line is cut and never wrapped: a live line of two rows cannot be redrawn after a terminal
+    # becomes narrower.
     text = bar + self._cell(self._line(), 400)
     text.no_wrap, text.overflow = True, "ellipsis"
     return text

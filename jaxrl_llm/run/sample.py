@@ -29,7 +29,8 @@ def move_weights(run: Run) -> None:
   if sync is None or (held is not None and held.version == version):
     return
   frozen, run.on_sampler = held and held.frozen, None
-  del held  # Frees its memory before the new weights arrive, unless rollouts in flight still use it.
+  # Frees their memory before the new weights arrive, unless rollouts in flight still use them.
+  del held
   run.on_sampler = sync.move(run.state.params, frozen, version)
 
 
@@ -56,7 +57,7 @@ def launch(run: Run, step: int, *, draw: int = 0) -> pipelining.InFlight:
     tokenizer=experiment.task.tokenizer,
     prompt_buckets=section.prompt_buckets,
   )
-  return pipelining.InFlight(run.record.rl_steps, way_of_drawing(run.config)(run, ask, step))
+  return pipelining.InFlight(run.record.rl_steps, drawing_function(run.config)(run, ask, step))
 
 
 def wait(run: Run, current: pipelining.InFlight, *, between: Callable[[], None] = lambda: None) -> tuple[rollout.Drawn, dict[str, float]]:
@@ -70,7 +71,7 @@ def wait(run: Run, current: pipelining.InFlight, *, between: Callable[[], None] 
   return drawn._replace(rollouts=rollouts), metrics
 
 
-def way_of_drawing(config: ConfigDict) -> Callable[..., pipelining.ArriveFn]:
+def drawing_function(config: ConfigDict) -> Callable[..., pipelining.ArriveFn]:
   """Returns the function that draws rollouts, `(run, ask, step) -> arrive`.
 
   It dispatches them at once; `arrive` then waits for them.
@@ -121,12 +122,16 @@ def carrying(way: Callable[..., pipelining.ArriveFn], run: Run, ask: Callable, s
 def conversing(run: Run, ask: Callable, step: int) -> pipelining.ArriveFn:
   """Draws conversations with the environment, turn by turn."""
   section, rules, examples = run.config.rollout, run.experiment.talk, next(run.prompts)
-  begun = conversations.begin(examples, rules, group_size=section.group_size, max_new_tokens=section.max_new_tokens)
+  talks = conversations.begin_conversations(
+    examples, rules, group_size=section.group_size, max_new_tokens=section.max_new_tokens
+  )
   again = lambda requests: ask(examples, requests=requests)
-  first, tokenizer = again(conversations.requests(begun, rules)), run.experiment.task.tokenizer
+  first, tokenizer = again(conversations.turn_requests(talks, rules)), run.experiment.task.tokenizer
 
   def arrive(between: Callable[[], None]) -> tuple[rollout.Drawn, dict[str, float]]:
-    rollouts, responses = conversations.converse(first, begun, again, rules=rules, tokenizer=tokenizer, between=between)
+    rollouts, responses = conversations.converse(
+      first, talks, again, rules=rules, tokenizer=tokenizer, between=between
+    )
     return rollout.Drawn(rollouts, responses, examples), conversations.metrics(rollouts, responses)
 
   return arrive
@@ -170,11 +175,11 @@ def refill(run: Run, batch: batch_lib.Batch, step: int) -> tuple[batch_lib.Batch
   if not section.max_refills:
     return batch, curriculum_metrics(run)
   mixed = lambda x: int(np.sum(dynamic_sampling.differs(x.graded.verdicts, x.graded.valid, group_size=x.group_size)))
-  found = mixed(batch)
-  while found < section.num_prompts and len(batches) <= section.max_refills:
+  num_mixed = mixed(batch)
+  while num_mixed < section.num_prompts and len(batches) <= section.max_refills:
     drawn, _ = wait(run, launch(run, step, draw=len(batches)))
     batches.append(assess(run, drawn))
-    found += mixed(batches[-1])
+    num_mixed += mixed(batches[-1])
   batch, counters = dynamic_sampling.fill(batches, num_groups=section.num_prompts)
   drawn_tokens = float(sum(np.sum(x.rollouts.mask) for x in batches))
   return batch, counters | {"group/response_tokens_drawn": drawn_tokens} | curriculum_metrics(run)
@@ -196,7 +201,7 @@ def evaluate(run: Run, step: int) -> float:
   config, experiment = run.config, run.experiment
   run.phases.begin("eval", step)
   move_weights(run)
-  found = held_out.evaluate_policy(
+  evaluated = held_out.evaluate_policy(
     experiment.eval_draw(sampler_params(run)),
     [experiment.task.test[i] for i in held_out.choose(len(experiment.task.test), config.eval.num_prompts, seed=TEST_SET)],
     jax.random.fold_in(jax.random.fold_in(run.key, EVAL), step),
@@ -204,12 +209,14 @@ def evaluate(run: Run, step: int) -> float:
     verifier=experiment.rewards[0],
     call=run.grader,
   )
-  row = held_out.eval_metrics(found, config.eval.metrics)
+  row = held_out.eval_metrics(evaluated, config.eval.metrics)
   if config.eval.save_samples and hosts.is_main():
     folder = run.workdir / "evaluations"
     folder.mkdir(exist_ok=True)
     tokenizer, verifier = experiment.task.tokenizer, experiment.rewards[0].name
-    rows = held_out.sample_rows(found, verifier=verifier, decode=tokenizer.decode, seed=config.seed, model=str(run.workdir), step=step)
+    rows = held_out.sample_rows(
+      evaluated, verifier=verifier, decode=tokenizer.decode, seed=config.seed, model=str(run.workdir), step=step
+    )
     write_samples(folder / f"step-{step}.jsonl", rows)
   run.writer.write(step, "eval", row | run.phases.end())
   # The line on the screen has room only for the accuracy's interval.

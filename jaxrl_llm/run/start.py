@@ -16,8 +16,8 @@ from jaxrl_llm.rewards.grader import Grader
 from jaxrl_llm.rollouts import partial
 from jaxrl_llm.rollouts.weight_sync import SamplerWeights
 from jaxrl_llm.run import alarms
-from jaxrl_llm.run.experiment import Experiment, build, kl_coef_in_loss, make_grader
-from jaxrl_llm.run.opening import Opened, first_record, go_on, open_outputs, open_workdir
+from jaxrl_llm.run.experiment import Experiment, build_experiment, kl_coef_in_loss, make_grader
+from jaxrl_llm.run.opening import Opened, first_record, open_outputs, open_workdir, restore_iterator
 from jaxrl_llm.run.out_of_memory import explained, footprint
 from jaxrl_llm.run.phases import Phases
 from jaxrl_llm.run.profiling import Profiler
@@ -46,7 +46,8 @@ class Run:
   critic: TrainState | None
   prompts: Any
   demonstrations: Any
-  carried: partial.Groups | None  # Groups that the next RL step continues; None if every step waits for all groups.
+  # Groups that the next RL step continues; None if every step waits for all groups.
+  carried: partial.Groups | None
   record: Record
   checkpoints: checkpoint.Checkpoints
   writer: MetricWriter
@@ -55,7 +56,9 @@ class Run:
   phases: Phases
   compiled: CompileCounter
   grader: Grader
-  on_sampler: SamplerWeights | None = None  # Weights moved there last; None before, and if nothing moves.
+  # Weights last moved to the sampler; None before the first move, and if sampler and learner share
+  # devices.
+  on_sampler: SamplerWeights | None = None
 
   @property
   def num_params(self) -> int:
@@ -74,7 +77,9 @@ class Run:
     return Data(self.prompts.get_state(), demonstrations, carried)._asdict()
 
 
-def start(config: ConfigDict, workdir: Path, *, command: str = "", log: Callable[[str], None] = lambda line: None) -> Run:
+def start_run(
+  config: ConfigDict, workdir: Path, *, command: str = "", log: Callable[[str], None] = lambda line: None
+) -> Run:
   """Builds the experiment and starts it, or restores it from the newest checkpoint of `workdir`.
 
   Args:
@@ -91,8 +96,8 @@ def start(config: ConfigDict, workdir: Path, *, command: str = "", log: Callable
   refuse_several_processes(config, jax.process_count())
   clock, compiled, key = Clock(), CompileCounter("rl", "eval"), jax.random.key(config.seed)
   with explained(config, lambda: "start"):
-    experiment = build(config)
-    chosen, config = sizes.described(config, experiment.config, experiment.lengths), experiment.config
+    experiment = build_experiment(config)
+    chosen, config = sizes.describe_sizes(config, experiment.config, experiment.lengths), experiment.config
     data, kl_coef = fresh_data(config, experiment), config.reward.kl_coef or kl_coef_in_loss(config)
     own = dict(kl_coef=kl_coef, kl_coef_began=kl_coef, batch_sizes=batch_sizes(config), alarms=alarms.new_state())
     predicted = footprint(config, experiment.learner.model.config.vocab_size).peak / 1e9
@@ -112,9 +117,9 @@ def start(config: ConfigDict, workdir: Path, *, command: str = "", log: Callable
   samples.resume(record.phase_steps)
   traces = workdir / "profile" if config.profile.start and hosts.is_main() else None
   profiler = Profiler(traces, start=config.profile.start or 0, num_steps=config.profile.num_steps)
-  told = [] if experiment.task.report is None else [f"data: {report.in_words(experiment.task.report)}"]
-  told += chosen
-  writer, progress, phases = open_outputs(config, workdir, opened, clock, profiler=profiler, log=log, data=told)
+  first_lines = [] if experiment.task.report is None else [f"data: {report.in_words(experiment.task.report)}"]
+  first_lines += chosen
+  writer, progress, phases = open_outputs(config, workdir, opened, clock, profiler=profiler, log=log, data=first_lines)
   return Run(
     experiment=experiment,
     config=config,
@@ -181,7 +186,7 @@ def restored_data(config: ConfigDict, opened: Opened, data: Data) -> tuple[Data,
     The data, and lines about what is drawn again.
   """
   places, was, now = opened.places, opened.record.batch_sizes, batch_sizes(config)
-  moved = lambda name, iterator: go_on(iterator, places[name], was=was[name], now=now[name], what=name)
+  moved = lambda name, iterator: restore_iterator(iterator, places[name], was=was[name], now=now[name], what=name)
   again = moved("prompts", data.prompts)
   if data.demonstrations is not None:
     shown_again = moved("demonstrations", data.demonstrations)

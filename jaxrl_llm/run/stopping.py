@@ -24,7 +24,9 @@ def preempted(run: Job) -> PreemptedError:
   why = "Ctrl-C" if hosts.interrupted() else "SIGTERM"
   finish_saving(run)
   summarize(run, f"stopped: {why}")
-  return PreemptedError(f"stopped by {why}; the same command goes on from checkpoint {run.checkpoints.latest_step()} in {run.workdir}")
+  return PreemptedError(
+    f"stopped by {why}; the same command resumes from checkpoint {run.checkpoints.latest_step()} in {run.workdir}"
+  )
 
 
 class Position(NamedTuple):
@@ -40,17 +42,17 @@ def position(run: Run) -> Position:
 
 
 def stop_if_preempted(run: Run, began: Position | None) -> None:
-  """Gives up an RL step that has not changed the policy yet, if the run was told to end.
+  """Gives up an RL step that has not changed the policy yet, if the run was asked to stop.
 
   A checkpoint then holds the state before the step.
 
   Args:
     run: RL run.
     began: Position before the step. None if no process could begin the step again; the last
-      checkpoint then stands.
+      checkpoint is then kept.
 
   Raises:
-    PreemptedError: If the run was told to end.
+    PreemptedError: If the run was asked to stop.
   """
   if not hosts.preempted():
     return
@@ -63,7 +65,7 @@ def stop_if_preempted(run: Run, began: Position | None) -> None:
 
 
 def end_step(run: Job, *, saves: bool, last: bool = False, can_save: bool = True) -> None:
-  """Saves a checkpoint that is planned or due after a step, and ends a run that is told to end.
+  """Saves a checkpoint that is planned or due after a step, and ends a run that was asked to stop.
 
   Args:
     run: RL run or training of a reward model.
@@ -72,7 +74,7 @@ def end_step(run: Job, *, saves: bool, last: bool = False, can_save: bool = True
     can_save: Whether a checkpoint would hold all that the next step depends on.
 
   Raises:
-    PreemptedError: If the run was told to end.
+    PreemptedError: If the run was asked to stop.
   """
   stop = not last and hosts.preempted()
   if saves or (stop and can_save):
@@ -106,7 +108,7 @@ def stop_if_not_finite(run: Job, updates: Sequence[dict[str, float]], batches: S
     about |= {"metrics": updates[first], "kl_coef": record.kl_coef, "last_good_checkpoint": run.checkpoints.latest_step()}
     if nonfinite.dump(path := run.workdir / nonfinite.FOLDER / name, batches[first], about):
       record.nonfinite_dumps = [*record.nonfinite_dumps, name]
-      run.progress.note(f"update {first + 1} of step {step:,} was not finite and changed nothing; its batch: {path}")
+      run.progress.note(f"update {first + 1} of step {step:,} was not finite and was skipped; its batch: {path}")
   for skipped in refused:
     record.skipped_steps += skipped
     record.skipped_in_a_row = record.skipped_in_a_row + 1 if skipped else 0

@@ -21,7 +21,7 @@ SAVE = "checkpoint"
 """Phase of a checkpoint, which the end after SIGTERM never cuts short."""
 
 _LOOK_SECONDS = 0.25
-_ASK_SECONDS = 1.0  # Interval of asking whether the run is to end; one process answers all.
+_ASK_SECONDS = 1.0  # Interval between checks for a SIGTERM; one process answers all.
 
 
 class Watchdog:
@@ -29,7 +29,7 @@ class Watchdog:
 
   It is a context manager and is active only inside its block. It prints the phase, its step, what
   it waits for, and the stacks of all threads, and writes them to `stacks-PID.txt` in the folder. It
-  also ends a process that was told to end but does not reach a place where it can: a machine that
+  also ends a process that was asked to stop but does not reach a place where it can: a machine that
   is being stopped does not wait for a long phase.
 
   Args:
@@ -87,8 +87,8 @@ class Watchdog:
 
   def _stop(self, phase: str, step: int) -> None:
     print(
-      f"error: stopped by SIGTERM in the phase {phase} of step {step}, {self._stop_seconds:g} s after it (watchdog.stop_seconds), with "
-      "nothing saved; the same command goes on from the last checkpoint",
+      f"error: stopped in the phase {phase} of step {step}, {self._stop_seconds:g} s after SIGTERM "
+      "(watchdog.stop_seconds), without saving; the same command resumes from the last checkpoint",
       file=sys.stderr, flush=True,
     )  # fmt: skip
     self._leave(STUCK)
@@ -99,7 +99,7 @@ class Watchdog:
     where = ""
     if self._folder is not None:
       path = self._folder / f"stacks-{os.getpid()}.txt"
-      where = f"; all stacks are in {path}"
+      where = f"; the stacks of all threads are in {path}"
       try:
         self._folder.mkdir(parents=True, exist_ok=True)
         with open(path, "a", encoding="utf-8") as file:
@@ -110,7 +110,7 @@ class Watchdog:
         where = f"; the stacks could not be written to {path} ({error.strerror})"
     print(
       f"error: the phase {phase} of step {step} has taken {waited:.0f} s, more than config.watchdog.seconds={self._seconds:g}"
-      f"{pending}{where}; the same command goes on from the last checkpoint",
+      f"{pending}{where}; the same command resumes from the last checkpoint",
       file=sys.stderr, flush=True,
     )  # fmt: skip
     faulthandler.dump_traceback(file=sys.__stderr__, all_threads=True)
@@ -120,5 +120,6 @@ class Watchdog:
 def _asked(waits_for: Callable[[], str]) -> str:
   try:
     return waits_for()
-  except Exception as error:  # It reads what another thread is changing; the stacks matter more than its answer.
-    return f"what cannot be told ({type(error).__name__})"
+  # It reads what another thread is changing; the stacks matter more than its answer.
+  except Exception as error:
+    return f"something that cannot be determined ({type(error).__name__})"

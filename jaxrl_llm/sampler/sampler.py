@@ -10,8 +10,8 @@ from jaxtyping import Array, Bool, Int, PRNGKeyArray
 from jaxrl_llm.sampler import loop as loop_lib
 from jaxrl_llm.sampler.begin import begin
 from jaxrl_llm.sampler.filters import make_filter
-from jaxrl_llm.sampler.requests import Requests, check
-from jaxrl_llm.sampler.state import Decoder, Drawn, Job, Loop, Settings, num_blocks
+from jaxrl_llm.sampler.requests import Requests, check_requests
+from jaxrl_llm.sampler.state import Decoder, Inputs, Loop, Outputs, Settings, num_blocks
 from jaxrl_llm.types import Params, Rollouts
 
 SampleFn = Callable[..., Rollouts]
@@ -70,23 +70,25 @@ def make_sampler(model: Decoder, **settings: Any) -> SampleFn:
     key: PRNGKeyArray,
     requests: Requests = Requests(),  # noqa: B008 (a NamedTuple of None)
   ) -> Rollouts:
-    check(requests, len(prompts) * settings.group_size, settings.max_new_tokens)
-    job, loop, routes = begin(model, settings, params, prompts, prompt_mask, key, requests)
-    return loop_lib.rollouts(settings, prompts, prompt_mask, _run(model, settings, job, loop), routes)
+    check_requests(requests, len(prompts) * settings.group_size, settings.max_new_tokens)
+    inputs, loop, routes = begin(model, settings, params, prompts, prompt_mask, key, requests)
+    return loop_lib.rollouts(settings, prompts, prompt_mask, _run(model, settings, inputs, loop), routes)
 
   return sample
 
 
-def _run(model: Decoder, settings: Settings, job: Job, loop: Loop) -> Drawn:
+def _run(model: Decoder, settings: Settings, inputs: Inputs, loop: Loop) -> Outputs:
   """Steps until everything is drawn, with one loop per cache size.
 
   Each further loop is inside a branch that is taken only if it is needed.
   """
-  loop = jax.lax.while_loop(partial(loop_lib.goes_on, settings, job), partial(loop_lib.advance, model, settings, job), loop)
+  loop = jax.lax.while_loop(
+    partial(loop_lib.should_continue, settings, inputs), partial(loop_lib.advance, model, settings, inputs), loop
+  )
   if num_blocks(settings, loop) == len(settings.cache_blocks):
-    return loop.drawn
-  go_on = lambda loop: _run(model, settings, job, loop_lib.grow(model, settings, loop))
-  return jax.lax.cond(loop_lib.wants_more(settings, job, loop), go_on, lambda loop: loop.drawn, loop)
+    return loop.outputs
+  proceed = lambda loop: _run(model, settings, inputs, loop_lib.grow(model, settings, loop))
+  return jax.lax.cond(loop_lib.has_demand(settings, inputs, loop), proceed, lambda loop: loop.outputs, loop)
 
 
 def make_settings(model: Decoder, *, record_routing: bool = False, **settings: Any) -> Settings:
@@ -97,7 +99,8 @@ def make_settings(model: Decoder, *, record_routing: bool = False, **settings: A
   """
   route_shape = (model.config.num_layers, model.config.experts.top_k) if record_routing and model.config.experts else None
   given = Settings(**settings, route_shape=route_shape)
-  make_filter(temperature=given.temperature, top_k=given.top_k, top_p=given.top_p)  # Raises if out of range.
+  # This call only checks the filter's settings.
+  make_filter(temperature=given.temperature, top_k=given.top_k, top_p=given.top_p)
   blocks = default_blocks(given.max_new_tokens) if given.cache_blocks is None else tuple(given.cache_blocks)
   for name in ("group_size", "max_new_tokens"):
     if getattr(given, name) < 1:

@@ -45,10 +45,10 @@ class Settings(NamedTuple):
   stop_table: stops.StopTable | None = None
 
 
-class Job(NamedTuple):
+class Inputs(NamedTuple):
   """Inputs that every step reads and none changes.
 
-  Sequences are split into d pieces, one per device that holds rows, of M − 1 sequences each.
+  Sequences are split into d shards, one per device that holds rows, of M − 1 sequences each.
 
   Attributes:
     weights: Weights in the layout that the model decodes with.
@@ -58,7 +58,7 @@ class Job(NamedTuple):
     tokens: Last token of each sequence's prompt.
     queue: Sequences in the order in which they start; M − 1 for none.
     numbers: Index of each sequence among all N: the seed of its random stream.
-    requests: Requests of the caller, in pieces, with a limit for each sequence.
+    requests: Requests of the caller, in shards, with a limit for each sequence.
   """
 
   weights: PyTree
@@ -71,8 +71,8 @@ class Job(NamedTuple):
   requests: Requests
 
 
-class Drawn(NamedTuple):
-  """Responses so far, in pieces; the last sequence of a piece is a dummy.
+class Outputs(NamedTuple):
+  """Responses so far, in shards; the last sequence of a shard is a dummy.
 
   Attributes:
     tokens: Token ids, padded on the right.
@@ -105,7 +105,7 @@ class Loop(NamedTuple):
     tokens: Token that each row feeds next.
     matching: States of the stop automata; None without any.
     started: Number of sequences of each queue that have or had a row.
-    drawn: Responses so far.
+    outputs: Responses so far.
   """
 
   step: Int[Array, ""]
@@ -116,27 +116,27 @@ class Loop(NamedTuple):
   tokens: Int[Array, "d b"]
   matching: Int[Array, "d b A"] | None
   started: Int[Array, " d"]
-  drawn: Drawn
+  outputs: Outputs
 
 
-def at(x: Array, index: Int[Array, "d b"]) -> Array:
-  """Gathers entries of each piece."""
-  return jax.vmap(lambda piece, i: piece[i])(x, index)
+def gather(x: Array, index: Int[Array, "d b"]) -> Array:
+  """Gathers entries of each shard."""
+  return jax.vmap(lambda shard, i: shard[i])(x, index)
 
 
-def put(x: Array, index: Int[Array, "d b"], value: Array) -> Array:
-  """Replaces entries of each piece."""
-  return jax.vmap(lambda piece, i, v: piece.at[i].set(v))(x, index, value)
+def scatter(x: Array, index: Int[Array, "d b"], value: Array) -> Array:
+  """Replaces entries of each shard."""
+  return jax.vmap(lambda shard, i, v: shard.at[i].set(v))(x, index, value)
 
 
 def is_active(loop: Loop) -> Bool[Array, "d b"]:
   """Returns which rows have a sequence that is not done."""
-  return at(loop.drawn.reasons, loop.sequences) == RUNNING
+  return gather(loop.outputs.reasons, loop.sequences) == RUNNING
 
 
-def hands_over(loop: Loop) -> bool:
-  """Returns whether there are more sequences than rows."""
-  return loop.sequences.shape[1] + 1 < loop.drawn.reasons.shape[1]
+def refills(loop: Loop) -> bool:
+  """Returns whether rows are refilled, because there are more sequences than rows."""
+  return loop.sequences.shape[1] + 1 < loop.outputs.reasons.shape[1]
 
 
 def num_blocks(settings: Settings, loop: Loop) -> int:

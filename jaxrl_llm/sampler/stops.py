@@ -42,7 +42,9 @@ class StopTable(NamedTuple):
     return jnp.full((n, len(self.automata)), _START, jnp.int32)
 
 
-def advance(table: StopTable, states: Int[Array, "N A"], tokens: Int[Array, " N"]) -> tuple[Int[Array, "N A"], Bool[Array, " N"]]:
+def advance_stops(
+  table: StopTable, states: Int[Array, "N A"], tokens: Int[Array, " N"]
+) -> tuple[Int[Array, "N A"], Bool[Array, " N"]]:
   """Feeds each row's drawn token to the automata. An id outside the vocabulary has no bytes.
 
   Returns:
@@ -78,8 +80,8 @@ def make_stop_table(token_bytes: Sequence[bytes | None], strings: Sequence[str] 
 
   Example:
     >>> table = make_stop_table([b"a", b"ab", b"b", None], ["aab"])
-    >>> states, matched = advance(table, table.start(2), jnp.array([0, 1]))  # "a", "ab"
-    >>> advance(table, states, jnp.array([1, 2]))[1].tolist()  # "aab", "abb"
+    >>> states, matched = advance_stops(table, table.start(2), jnp.array([0, 1]))  # "a", "ab"
+    >>> advance_stops(table, states, jnp.array([1, 2]))[1].tolist()  # "aab", "abb"
     [True, False]
 
   References:
@@ -102,19 +104,23 @@ def make_stop_table(token_bytes: Sequence[bytes | None], strings: Sequence[str] 
 
 def _checked_strings(strings: Any) -> list[bytes]:
   if isinstance(strings, str | bytes):
-    raise ValueError(f"rollout.stop_strings: found {strings!r}, expected several texts; write ({strings!r},)")
+    raise ValueError(f"rollout.stop_strings: found {strings!r}, expected a sequence of texts; write ({strings!r},)")
   for string in strings:
     if not isinstance(string, str) or not string:
-      raise ValueError(f"rollout.stop_strings: found {string!r}, expected texts of one character or more")
+      raise ValueError(f"rollout.stop_strings: found {string!r}, expected texts of at least one character")
     if any("\ud800" <= character <= "\udfff" for character in string):
-      raise ValueError(f"rollout.stop_strings: found {string!r} with a lone surrogate, which no UTF-8 text holds; remove it")
+      raise ValueError(
+        f"rollout.stop_strings: found {string!r} with a lone surrogate, which UTF-8 cannot encode; remove it"
+      )
   return [string.encode() for string in strings]
 
 
 def _checked_sequences(sequences: Any, num_ids: int) -> list[tuple[int, ...]]:
   for sequence in sequences:
     if isinstance(sequence, str | bytes) or not isinstance(sequence, Sequence) or not sequence:
-      raise ValueError(f"rollout.stop_strings: found the sequence {sequence!r}, expected one token id or more in a row")
+      raise ValueError(
+        f"rollout.stop_strings: found the sequence {sequence!r}, expected a sequence of one or more token ids"
+      )
     for i in sequence:
       if isinstance(i, bool) or not isinstance(i, int | np.integer) or not 0 <= i < num_ids:
         raise ValueError(f"rollout.stop_strings: found the token id {i!r} in {list(sequence)}, expected ids from 0 to {num_ids - 1}")
@@ -133,18 +139,19 @@ def _automaton(patterns: Sequence[tuple[int, ...]]) -> tuple[dict[int, int], Int
   # pattern ends with a pattern.
   patterns = [p for p in dict.fromkeys(patterns) if not any(p != q and holds(p, q) for q in patterns)]
   symbols = {symbol: i for i, symbol in enumerate(dict.fromkeys(symbol for p in patterns for symbol in p), 1)}
-  # The states: proper prefixes of the patterns, and a match. Shortest first, because a row builds
-  # on that of a shorter prefix.
+  # The states are the proper prefixes of the patterns, and the match. They are ordered by length,
+  # because the transitions of a prefix are derived from those of a shorter one.
   prefixes = sorted({p[:i] for p in patterns for i in range(len(p))}, key=len)
-  found = len(prefixes)
-  states = {prefix: i for i, prefix in enumerate(prefixes)} | dict.fromkeys(patterns, found)
+  match = len(prefixes)
+  states = {prefix: i for i, prefix in enumerate(prefixes)} | dict.fromkeys(patterns, match)
   children = {prefix: [] for prefix in prefixes}
   for longer in states:
     if longer:
       children[longer[:-1]].append(longer)
-  following = np.full((found + 1, len(symbols) + 1), _START, np.min_scalar_type(found))
-  following[found] = found
-  fallback = [_START] * (found + 1)  # The longest proper suffix of a prefix that is itself a prefix.
+  following = np.full((match + 1, len(symbols) + 1), _START, np.min_scalar_type(match))
+  following[match] = match
+  # The fallback of a prefix is its longest proper suffix that is itself a prefix.
+  fallback = [_START] * (match + 1)
   for state, prefix in enumerate(prefixes):
     elsewhere = following[fallback[state]].copy()
     following[state] = elsewhere

@@ -24,17 +24,17 @@ from jaxtyping import Array, Bool, Int, Integer, PRNGKeyArray
 
 from jaxrl_llm.devices.mesh import num_row_shards, replicated, row_sharding
 from jaxrl_llm.sampler import loop as loop_lib
-from jaxrl_llm.sampler.begin import begin, division
-from jaxrl_llm.sampler.requests import RUNNING, Requests, check
+from jaxrl_llm.sampler.begin import begin, num_shards_and_rows
+from jaxrl_llm.sampler.requests import RUNNING, Requests, check_requests
 from jaxrl_llm.sampler.sampler import make_settings
-from jaxrl_llm.sampler.state import Decoder, Job, Loop, Settings, is_active, num_blocks
+from jaxrl_llm.sampler.state import Decoder, Inputs, Loop, Settings, is_active, num_blocks
 from jaxrl_llm.types import Params, Rollouts
 
 _AHEAD = 2  # Number of stretches in flight while the host waits for the first of them.
 # Minimum number of sequences that a report has room for, so that on a device with few rows a few
 # finished sequences do not end a stretch.
 _ROOM = 16
-_UNDONE, _UNTOLD, _TOLD = 0, 1, 2
+_UNFINISHED, _UNREPORTED, _REPORTED = 0, 1, 2
 
 
 class Finished(NamedTuple):
@@ -59,7 +59,7 @@ iterator of Finished`."""
 class _Given(NamedTuple):
   """Inputs that all stretches read and none changes."""
 
-  job: Job
+  inputs: Inputs
   prompts: Int[Array, "n P"]
   prompt_mask: Bool[Array, "n P"]
   routes: Int[Array, "n _ L K"] | None
@@ -70,20 +70,20 @@ class _Progress(NamedTuple):
 
   Attributes:
     loop: State of the decode loop.
-    queue: Queue of the job without the aborted sequences.
-    told: Report status of each sequence: `_UNDONE`, `_UNTOLD` or `_TOLD`.
+    queue: Queue of the inputs without the aborted sequences.
+    status: Report status of each sequence: `_UNFINISHED`, `_UNREPORTED` or `_REPORTED`.
   """
 
   loop: Loop
   queue: Int[Array, "d M"]
-  told: Int[Array, "d M"]
+  status: Int[Array, "d M"]
 
 
 class _Report(NamedTuple):
   """Report of a stretch to the host.
 
   Attributes:
-    counts: Number of sequences that each piece reports.
+    counts: Number of sequences that each shard reports.
     sequences: Indices of the sequences; meaningless beyond the count.
     parts: Rollouts of the sequences, split by columns. Only parts that hold sequences need to be
       fetched.
@@ -120,15 +120,16 @@ def make_stream(model: Decoder, *, steps_per_report: int = 32, signatures: Seque
   Together they equal what `make_sampler`'s sampler returns for the same key. The stream is
   host-driven: it runs programs of at most `steps_per_report` steps and dispatches the next ones
   before the caller gets the sequences that the first has finished. The caller's work in between
-  costs no device time, as long as it takes less than a stretch. A sequence is yielded with those of
-  the stretch that it finished in or, if there is no room, first of all with those of the next.
+  costs no device time, as long as it takes less than a stretch. A sequence is yielded with the
+  others of the stretch in which it finished. If that report has no room, it is among the first of
+  the next one.
 
   Args:
     model: Model to sample from, such as a `models.Model`.
     steps_per_report: Maximum number of steps of a stretch. It ends earlier once a report is full. A
       report has room for as many sequences as there are rows, but for at least 16.
-    signatures: Abstract arguments of the stream, params included, in all shapes to come; compiled
-      with the first call.
+    signatures: Abstract arguments of all later calls of the stream, params included. Their programs
+      are compiled with the first call.
     **settings: Settings of `make_sampler`, with the same names and defaults.
 
   Returns:
@@ -152,10 +153,12 @@ def make_stream(model: Decoder, *, steps_per_report: int = 32, signatures: Seque
   compiled: dict[tuple, _Programs] = {}
 
   def programs_of(args: tuple) -> _Programs:
-    wanted = [args] if compiled else [args, *(_abstract(model, (*others, Requests())[:5]) for others in signatures)]
-    for others in wanted:
+    needed = (
+      [args] if compiled else [args, *(_abstract_args(model, (*others, Requests())[:5]) for others in signatures)]
+    )
+    for others in needed:
       if _shapes(others) not in compiled:
-        compiled[_shapes(others)] = _compile(model, settings, steps_per_report, _abstract(model, others))
+        compiled[_shapes(others)] = _compile(model, settings, steps_per_report, _abstract_args(model, others))
     return compiled[_shapes(args)]
 
   def stream(
@@ -168,41 +171,41 @@ def make_stream(model: Decoder, *, steps_per_report: int = 32, signatures: Seque
     unwanted: Callable[[], Collection[int]] = tuple,
   ) -> Iterator[Finished]:
     num_sequences = len(prompts) * settings.group_size
-    check(requests, num_sequences, settings.max_new_tokens)
-    args = (params, *_on_devices(model, (prompts, prompt_mask, key, requests)))
+    check_requests(requests, num_sequences, settings.max_new_tokens)
+    args = (params, *_place_args(model, (prompts, prompt_mask, key, requests)))
     programs = programs_of(args)
-    pieces, _ = division(model.mesh, len(prompts), settings)
-    return _run(programs, *programs.begin(*args), ask=lambda: _marked(unwanted(), num_sequences, pieces))
+    num_shards, _ = num_shards_and_rows(model.mesh, len(prompts), settings)
+    return _run(programs, *programs.begin(*args), ask=lambda: _unwanted_mask(unwanted(), num_sequences, num_shards))
 
   return stream
 
 
-def gather(finished: Iterable[Finished]) -> Rollouts:
-  """Gathers some or all sequences of one call in the order of the prompts.
+def collect_finished(finished: Iterable[Finished]) -> Rollouts:
+  """Collects some or all sequences of one call in the order of the prompts.
 
-  `gather(stream(...))` waits for all of them.
+  `collect_finished(stream(...))` waits for all of them.
 
   Raises:
-    ValueError: If there is nothing to gather, or a sequence occurs twice, as from two calls.
+    ValueError: If there is nothing to collect, or a sequence occurs twice, as from two calls.
 
   Example:
     >>> row = lambda token: Rollouts(*[np.array([[token]])] * 5, stopped=np.array([True]))
-    >>> gather([Finished(np.array([1]), row(7), 3), Finished(np.array([0]), row(8), 5)]).tokens.tolist()
+    >>> collect_finished([Finished(np.array([1]), row(7), 3), Finished(np.array([0]), row(8), 5)]).tokens.tolist()
     [[8], [7]]
   """
   finished = list(finished)
   numbers = np.concatenate([x.sequences for x in finished]) if finished else np.zeros(0, np.int32)
   if not len(numbers) or len(set(numbers.tolist())) < len(numbers):
     raise ValueError(
-      f"finished: found {len(numbers)} sequences, {len(set(numbers.tolist()))} of them different; expected one or more of a single call "
-      "of a stream, each once"
+      f"finished: found {len(numbers)} sequences, {len(set(numbers.tolist()))} of them distinct, expected one or more sequences of a "
+      "single call of a stream, each once"
     )
   order = np.argsort(numbers)
   return jax.tree.map(lambda *rows: np.concatenate(rows)[order], *[x.rollouts for x in finished])
 
 
 def _run(programs: _Programs, given: _Given, progress: _Progress, *, ask: Callable[[], Bool[np.ndarray, "d M"]]) -> Iterator[Finished]:
-  """Runs the host's side: keeps stretches in flight, waits for reports, yields their sequences."""
+  """Runs the host's side: keeps stretches in flight and yields the sequences of their reports."""
   size, pending = 0, deque()
 
   def dispatch() -> None:
@@ -215,16 +218,17 @@ def _run(programs: _Programs, given: _Given, progress: _Progress, *, ask: Callab
       dispatch()
     size_then, report = pending.popleft()
     parts, report = report.parts, jax.device_get(report._replace(parts=()))
-    if report.is_full and size_then == size:  # The next stretch has no room either and does nothing: dispatch another.
+    if report.is_full and size_then == size:
+      # The stretch in flight has no room either and does nothing, so dispatch another one.
       size, progress = size + 1, programs.growths[size](progress)
       dispatch()
     if report.counts.any():
-      yield _fetched(report, parts)
+      yield _fetch(report, parts)
     if report.is_over:
       return
 
 
-def _fetched(report: _Report, parts: tuple[Rollouts, ...]) -> Finished:
+def _fetch(report: _Report, parts: tuple[Rollouts, ...]) -> Finished:
   """Fetches the rows of a report that hold sequences."""
   counts, sequences = report.counts, report.sequences
   ends = np.cumsum([part.tokens.shape[1] for part in parts])
@@ -234,19 +238,22 @@ def _fetched(report: _Report, parts: tuple[Rollouts, ...]) -> Finished:
   return Finished(sequences[there], jax.tree.map(taken, *parts), int(report.steps))
 
 
-def _marked(unwanted: Collection[int], num_sequences: int, pieces: int) -> Bool[np.ndarray, "d M"]:
+def _unwanted_mask(unwanted: Collection[int], num_sequences: int, num_shards: int) -> Bool[np.ndarray, "d M"]:
   marks = np.zeros(num_sequences, bool)
   for i in unwanted:
     if not 0 <= i < num_sequences:
-      raise ValueError(f"unwanted: found the sequence {i}, expected numbers from 0 to {num_sequences - 1}, G in a row for each prompt")
+      raise ValueError(
+        f"unwanted: found sequence {i}, expected numbers from 0 to {num_sequences - 1}, G in a row for each prompt"
+      )
     marks[i] = True
-  return np.pad(marks.reshape(pieces, -1), ((0, 0), (0, 1)))
+  return np.pad(marks.reshape(num_shards, -1), ((0, 0), (0, 1)))
 
 
 def _begin(model: Decoder, settings: Settings, params: Params, prompts, prompt_mask, key, requests: Requests) -> tuple[_Given, _Progress]:
-  job, loop, routes = begin(model, settings, params, prompts, prompt_mask, key, requests)
-  told = jnp.full(job.queue.shape, _UNDONE, jnp.int8).at[:, -1].set(_TOLD)  # The dummy sequence is never reported.
-  return _Given(job._replace(queue=None), prompts, prompt_mask, routes), _Progress(loop, job.queue, told)
+  inputs, loop, routes = begin(model, settings, params, prompts, prompt_mask, key, requests)
+  # The dummy sequence counts as reported from the start.
+  status = jnp.full(inputs.queue.shape, _UNFINISHED, jnp.int8).at[:, -1].set(_REPORTED)
+  return _Given(inputs._replace(queue=None), prompts, prompt_mask, routes), _Progress(loop, inputs.queue, status)
 
 
 def _stretch(
@@ -256,30 +263,32 @@ def _stretch(
 
   It runs fewer steps if the cache or the report is full, or if nothing is left to draw.
   """
-  job, loop = loop_lib.abort(settings, given.job._replace(queue=progress.queue), progress.loop, unwanted)
-  end, room = loop.step + steps, min(max(loop.sequences.shape[1], _ROOM), loop.drawn.reasons.shape[1] - 1)
-  is_done = lambda loop: loop.drawn.reasons != RUNNING
-  untold = lambda loop: jnp.sum(is_done(loop) & (progress.told != _TOLD), axis=1)
+  inputs, loop = loop_lib.abort(settings, given.inputs._replace(queue=progress.queue), progress.loop, unwanted)
+  end, room = loop.step + steps, min(max(loop.sequences.shape[1], _ROOM), loop.outputs.reasons.shape[1] - 1)
+  is_done = lambda loop: loop.outputs.reasons != RUNNING
+  num_unreported = lambda loop: jnp.sum(is_done(loop) & (progress.status != _REPORTED), axis=1)
   # More sequences may finish at a step than the report has room for; the excess fits the next one.
-  goes_on = lambda loop: loop_lib.goes_on(settings, job, loop) & (loop.step < end) & (jnp.max(untold(loop)) < room)
-  loop = jax.lax.while_loop(goes_on, partial(loop_lib.advance, model, settings, job), loop)
+  should_continue = lambda loop: (
+    loop_lib.should_continue(settings, inputs, loop) & (loop.step < end) & (jnp.max(num_unreported(loop)) < room)
+  )
+  loop = jax.lax.while_loop(should_continue, partial(loop_lib.advance, model, settings, inputs), loop)
 
-  has_ended = ~loop_lib.wants_more(settings, job, loop)
+  has_ended = ~loop_lib.has_demand(settings, inputs, loop)
   longest = jnp.max(jnp.where(is_active(loop), loop.lengths + 1, 0))
-  told, order, counts = _choose(progress.told, is_done(loop) | has_ended, room)
+  status, order, counts = _choose(progress.status, is_done(loop) | has_ended, room)
   report = _Report(
     counts=counts,
-    sequences=jnp.take_along_axis(job.numbers, order, axis=1),
+    sequences=jnp.take_along_axis(inputs.numbers, order, axis=1),
     parts=_parts(_rows(settings, given, loop, order)),
     steps=loop.step,
     is_full=~has_ended & (longest > len(loop.written)),
-    is_over=jnp.all(told == _TOLD),
+    is_over=jnp.all(status == _REPORTED),
   )
-  return _Progress(loop, job.queue, told), report
+  return _Progress(loop, inputs.queue, status), report
 
 
 def _choose(
-  told: Int[Array, "d M"], is_done: Bool[Array, "d M"], room: int
+  status: Int[Array, "d M"], is_done: Bool[Array, "d M"], room: int
 ) -> tuple[Int[Array, "d M"], Int[Array, "d room"], Int[Array, " d"]]:
   """Chooses the sequences of a report, those left over from the last one first.
 
@@ -287,25 +296,25 @@ def _choose(
     The new report status, the sequences that the report has room for, and how many of them are
     reported.
   """
-  is_new = is_done & (told == _UNDONE)
-  rank = jnp.where(told == _UNTOLD, 0, jnp.where(is_new, 1, 2))
+  is_new = is_done & (status == _UNFINISHED)
+  rank = jnp.where(status == _UNREPORTED, 0, jnp.where(is_new, 1, 2))
   order = jnp.argsort(rank, axis=1, stable=True)[:, :room]
   counts = jnp.minimum(jnp.sum(rank < 2, axis=1), room)
-  nobody = told.shape[1] - 1
-  chosen = jnp.where(jnp.arange(room) < counts[:, None], order, nobody)
-  told = jnp.where(is_new, _UNTOLD, told).astype(told.dtype)
-  return jax.vmap(lambda piece, i: piece.at[i].set(_TOLD))(told, chosen), order, counts
+  dummy = status.shape[1] - 1
+  chosen = jnp.where(jnp.arange(room) < counts[:, None], order, dummy)
+  status = jnp.where(is_new, _UNREPORTED, status).astype(status.dtype)
+  return jax.vmap(lambda shard, i: shard.at[i].set(_REPORTED))(status, chosen), order, counts
 
 
 def _rows(settings: Settings, given: _Given, loop: Loop, order: Int[Array, "d room"]) -> Rollouts:
-  """Returns rollouts of some sequences of each piece, [d room ...]."""
-  take = jax.vmap(lambda piece, i: piece[i])
-  with_nobody = jnp.pad(order, ((0, 0), (0, 1)))
-  drawn = jax.tree.map(lambda x: take(x, with_nobody), loop.drawn)
+  """Returns rollouts of some sequences of each shard, [d room ...]."""
+  take = jax.vmap(lambda shard, i: shard[i])
+  with_dummy = jnp.pad(order, ((0, 0), (0, 1)))
+  outputs = jax.tree.map(lambda x: take(x, with_dummy), loop.outputs)
   of_prompts = lambda x: take(x.reshape(len(order), -1, *x.shape[1:]), order // settings.group_size).reshape(-1, *x.shape[1:])
   prompts, prompt_mask, routes = jax.tree.map(of_prompts, (given.prompts, given.prompt_mask, given.routes))
-  found = loop_lib.rollouts(settings._replace(group_size=1), prompts, prompt_mask, drawn, routes)
-  return jax.tree.map(lambda x: x.reshape(*order.shape, *x.shape[1:]), found)
+  rollouts = loop_lib.rollouts(settings._replace(group_size=1), prompts, prompt_mask, outputs, routes)
+  return jax.tree.map(lambda x: x.reshape(*order.shape, *x.shape[1:]), rollouts)
 
 
 def _parts(rollouts: Rollouts) -> tuple[Rollouts, ...]:
@@ -321,27 +330,27 @@ def _parts(rollouts: Rollouts) -> tuple[Rollouts, ...]:
 def _compile(model: Decoder, settings: Settings, steps: int, args: tuple) -> _Programs:
   """Compiles all programs for abstract arguments.
 
-  The state keeps its shardings, so that each stretch accepts what the last one left.
+  The state keeps its shardings, so that each stretch accepts the state of the last one.
   """
   begin = jax.jit(partial(_begin, model, settings)).lower(*args)
   programs = _Programs(begin.compile(), (), ())
-  given, progress = _returned(begin, programs.begin)
-  unwanted = jax.ShapeDtypeStruct(progress.told.shape, bool)
-  reports = _report_shardings(model, len(progress.told))
+  given, progress = _abstract_outputs(begin, programs.begin)
+  unwanted = jax.ShapeDtypeStruct(progress.status.shape, bool)
+  reports = _report_shardings(model, len(progress.status))
   while True:
-    lie = jax.tree.map(lambda x: x.sharding, progress)
-    stretch = jax.jit(partial(_stretch, model, settings, steps), donate_argnums=1, out_shardings=(lie, reports))
+    shardings = jax.tree.map(lambda x: x.sharding, progress)
+    stretch = jax.jit(partial(_stretch, model, settings, steps), donate_argnums=1, out_shardings=(shardings, reports))
     programs = programs._replace(stretches=(*programs.stretches, stretch.lower(given, progress, unwanted).compile()))
     if num_blocks(settings, progress.loop) == len(settings.cache_blocks):
       return programs
-    growth = jax.jit(partial(_grow, model, settings), donate_argnums=1).lower(*_apart(progress))
+    growth = jax.jit(partial(_grow, model, settings), donate_argnums=1).lower(*_split_written(progress))
     grow = growth.compile()
-    programs = programs._replace(growths=(*programs.growths, lambda x, grow=grow: grow(*_apart(x))))
-    progress = _returned(growth, grow)
+    programs = programs._replace(growths=(*programs.growths, lambda x, grow=grow: grow(*_split_written(x))))
+    progress = _abstract_outputs(growth, grow)
 
 
-def _apart(progress: _Progress) -> tuple[Any, _Progress]:
-  """Separates what grows with the cache from the rest.
+def _split_written(progress: _Progress) -> tuple[Any, _Progress]:
+  """Separates the buffer that grows with the cache from the rest.
 
   The old buffer cannot be reused for the longer one; the rest stays in place.
   """
@@ -352,24 +361,31 @@ def _grow(model: Decoder, settings: Settings, written: Int[Array, " S"], progres
   return progress._replace(loop=loop_lib.grow(model, settings, progress.loop._replace(written=written)))
 
 
-def _returned(lowered: jax.stages.Lowered, compiled: jax.stages.Compiled) -> Any:
+def _abstract_outputs(lowered: jax.stages.Lowered, compiled: jax.stages.Compiled) -> Any:
   """Returns the abstract outputs of a program."""
   array = lambda x, sharding: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding)
   return jax.tree.map(array, lowered.out_info, compiled.output_shardings)
 
 
-def _report_shardings(model: Decoder, pieces: int) -> _Report | None:
+def _report_shardings(model: Decoder, num_shards: int) -> _Report | None:
   """Returns the shardings of a report: rows stay on the devices that drew them.
 
   The few numbers are replicated, so that every process can read them.
   """
   if model.mesh is None:
     return None
-  whole = replicated(model.mesh)
-  return _Report(whole, whole, whole if pieces == 1 else row_sharding(model.mesh), whole, whole, whole)
+  everywhere = replicated(model.mesh)
+  return _Report(
+    everywhere,
+    everywhere,
+    everywhere if num_shards == 1 else row_sharding(model.mesh),
+    everywhere,
+    everywhere,
+    everywhere,
+  )
 
 
-def _on_devices(model: Decoder, args: tuple) -> tuple:
+def _place_args(model: Decoder, args: tuple) -> tuple:
   """Places arguments other than params where the programs expect them.
 
   Rows are split over the mesh if it divides them; the rest is replicated on all devices.
@@ -385,7 +401,7 @@ def _sharding(model: Decoder, shape: tuple[int, ...]) -> NamedSharding | None:
   return row_sharding(model.mesh) if splits else replicated(model.mesh)
 
 
-def _abstract(model: Decoder, args: tuple) -> tuple:
+def _abstract_args(model: Decoder, args: tuple) -> tuple:
   """Returns the shapes of arguments with their shardings."""
   params, *others = args
   array = lambda x, sharding: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding)

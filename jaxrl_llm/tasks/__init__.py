@@ -1,4 +1,7 @@
-"""Tasks to train a policy on: problems, prompts and demonstrations. NumPy and text; no JAX."""
+"""Tasks to train a policy on: problems, prompts and demonstrations.
+
+This package uses NumPy and text, but not JAX.
+"""
 
 import inspect
 import os
@@ -18,7 +21,7 @@ from jaxrl_llm.tasks.shots import with_shots
 from jaxrl_llm.tasks.task import Task
 from jaxrl_llm.text_types import Tokenizer
 
-__all__ = ["TASKS", "Row", "Task", "make", "names", "problems"]
+__all__ = ["TASKS", "Row", "Task", "make", "names", "task_problems"]
 
 
 def generated_task(
@@ -100,7 +103,7 @@ def check_parts(parts: Sequence[str] = (), **others: object) -> None:
   for name in mixture.parse_parts(parts):
     if name in SETS and SETS[name].needs_settings:
       raise ValueError(f"task.parts: found {name!r}, expected tasks that need no settings of their own")
-    for problem in problems(name, {}):
+    for problem in task_problems(name, {}):
       raise ValueError(problem)
 
 
@@ -118,7 +121,7 @@ def names() -> tuple[str, ...]:
   return (*TASKS, *SETS)
 
 
-def problems(name: str, settings: Mapping[str, Any]) -> Iterator[Problem | str]:
+def task_problems(name: str, settings: Mapping[str, Any]) -> Iterator[Problem | str]:
   """Yields what is wrong with a task's name and settings, without loading any data.
 
   Args:
@@ -213,9 +216,9 @@ def make(
     >>> make("aritmetic")
     Traceback (most recent call last):
     ...
-    ValueError: task.name: found 'aritmetic', expected one of arithmetic, gsm_symbolic, ...; did you mean 'arithmetic'?
+    ValueError: task.name: found 'aritmetic', expected one of ...; did you mean 'arithmetic'?
   """
-  for problem in problems(name, settings):
+  for problem in task_problems(name, settings):
     raise ValueError(problem)
   setup = Setup(levels, data_dir, tokenizer, bad_rows, max_prompt_tokens, max_tokens, shots, shot_template, vary_shots)
   if test_name is None and test_levels is None:
@@ -223,6 +226,6 @@ def make(
     if name == "mixture":  # Its parts have shots of their own.
       return task
     return with_shots(task, shots, shot_template, vary=vary_shots)
-  of_test = settings if test_name is None else {} if test_source is None else {"source": test_source}
-  other = make(test_name or name, **setup._replace(levels=test_levels, max_tokens=None)._asdict(), **of_test)
+  test_settings = settings if test_name is None else {} if test_source is None else {"source": test_source}
+  other = make(test_name or name, **setup._replace(levels=test_levels, max_tokens=None)._asdict(), **test_settings)
   return mixture.with_test(make(name, **setup._asdict(), **settings), other)

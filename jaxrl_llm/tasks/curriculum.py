@@ -46,7 +46,7 @@ def observe(rates: PassRates, keys: Sequence[str], passed: Sequence[float], *, m
     ({'a': 1.0, 'b': 1.0}, {'a': 2.0, 'b': 1.0})
   """
   if len(keys) != len(passed):
-    raise ValueError(f"found {len(keys)} keys and {len(passed)} outcomes, expected as many of each")
+    raise ValueError(f"found {len(keys)} keys and {len(passed)} outcomes, expected one outcome per key")
   new: dict[str, tuple[float, float]] = {}
   for key, outcome in zip(keys, passed, strict=True):
     if outcome != outcome:
@@ -124,7 +124,8 @@ class CurriculumStream:
     self._by, self._group_size, self._floor = by, group_size, floor
     names = [key_of(row, by) for row in source]
     self._names, self._keys, counts = np.unique(names, return_inverse=True, return_counts=True)
-    self._share = 1.0 / counts  # A row's share of its key's weight; otherwise large levels would weigh more.
+    # A row's share of its key's weight; otherwise large levels would weigh more.
+    self._share = 1.0 / counts
     self._step, self.rates = 0, PassRates()
 
   def __iter__(self) -> "CurriculumStream":

@@ -127,9 +127,9 @@ def with_test(task: Task, other: Task) -> Task:
     ValueError: If two verifiers have the same name.
   """
   reports = [x.report for x in (task, other) if x.report is not None]
-  found = report_lib.merge(reports) if reports else None
+  merged = report_lib.merge(reports) if reports else None
   if task.rewards[0] == other.rewards[0] and not task.routed:
-    return task._replace(test=other.test, report=found, fingerprint=_fingerprint([task, other]))
+    return task._replace(test=other.test, report=merged, fingerprint=_fingerprint([task, other]))
   both = routed_task([task, other])
   train, demonstrations = (_marked(task, split) for split in ("train", "demonstrations"))
   return both._replace(name=task.name, train=train, test=_marked(other, "test"), demonstrations=demonstrations)

@@ -50,7 +50,8 @@ def example_iterator(source: Sequence[Row], *, batch_size: int, seed: int) -> It
     raise ValueError(f"found parts of {', '.join(str(len(part)) for part in parts)} rows, expected at least 1 in each")
   streams = []
   for i, part in enumerate(parts):
-    epochs = max(1, 2**53 // len(part))  # Practically endless. With `None`, grain cannot make batches of one row.
+    # Practically endless. With `None`, grain cannot make batches of one row.
+    epochs = max(1, 2**53 // len(part))
     # `dict` copies each row, so that a caller's changes do not reach the source.
     streams.append(grain.MapDataset.source(part).map(dict).shuffle(seed=(seed + i) % 2**32).repeat(epochs))
   dataset = grain.MapDataset.mix(streams, weights=source.weights) if mixed else streams[0]
@@ -137,8 +138,8 @@ def _demonstration(example: Row, tokenizer: Tokenizer, replies: str | None) -> D
   spans = [] if replies is None else [match.span(1) for match in re.finditer(replies, text, re.DOTALL)]
   for begin, end in [*spans, (len(text), len(text))]:
     for piece, own in ((text[start:begin], True), (text[begin:end], False)):
-      found = tokenizer.encode(piece) if piece else []
-      ids, written, start = ids + found, written + [own] * len(found), end
+      piece_ids = tokenizer.encode(piece) if piece else []
+      ids, written, start = ids + piece_ids, written + [own] * len(piece_ids), end
   return Demonstration(tokenizer.encode_prompt(example["prompt"]), [*ids, tokenizer.eos_id], [*written, True])
 
 

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 from jaxrl_llm.pretrained.chat_template import Message, render
 from jaxrl_llm.tasks.files import report as report_lib
 from jaxrl_llm.tasks.files import tables, text_files
-from jaxrl_llm.tasks.files.columns import Columns, Unusable, problems, read, short, text
+from jaxrl_llm.tasks.files.columns import Columns, Unusable, read_columns, short, text, usable_rows
 from jaxrl_llm.tasks.files.report import Report, Tally
 from jaxrl_llm.tasks.files.storage import Row
 from jaxrl_llm.tasks.files.tables import StoredRows
@@ -32,7 +32,9 @@ SOURCES = ("arithmetic", "file")
 """Values of `task.name` for preference pairs."""
 
 WRONG_PER_PROBLEM = 4
-_TRIES = 60  # Workings by the careless teacher. A one-step problem is wrong in a third of them, in one of seven ways.
+# Workings by the careless teacher. A one-step problem is wrong in a third of them, in one of seven
+# ways.
+_TRIES = 60
 
 
 class PairColumns(NamedTuple):
@@ -89,15 +91,17 @@ def generated(levels: Collection[int] | None = None) -> Pairs:
   levels = arithmetic.LEVELS if levels is None else tuple(levels)
   if not levels or not set(levels) <= set(arithmetic.LEVELS):
     raise ValueError(f"task.levels: found {levels}, expected one or more of {arithmetic.LEVELS}")
-  found: dict[str, list[Row]] = {"train": [], "test": []}
-  for question in itertools.chain(*map(arithmetic.problems, levels)):
+  rows: dict[str, list[Row]] = {"train": [], "test": []}
+  for question in itertools.chain(*map(arithmetic.questions_of, levels)):
     split = arithmetic.split_of(question)
     right = arithmetic.working(question)
     tries = (arithmetic.working(question, error_rate=arithmetic.ERROR_RATE, seed=seed) for seed in range(_TRIES))
     wrong = dict.fromkeys(x for x in tries if x.rpartition("\n")[2] != right.rpartition("\n")[2])
     row = {"prompt": arithmetic.render_prompt(question), "conversation": "", "chosen": right, "margin": ""}
-    found[split] += [row | {"rejected": x} for x in itertools.islice(wrong, WRONG_PER_PROBLEM if split == "train" else 1)]
-  return Pairs(found["train"], found["test"])
+    rows[split] += [
+      row | {"rejected": x} for x in itertools.islice(wrong, WRONG_PER_PROBLEM if split == "train" else 1)
+    ]
+  return Pairs(rows["train"], rows["test"])
 
 
 def from_files(
@@ -115,7 +119,7 @@ def from_files(
 
   Args:
     tokenizer: Tokenizer of the model.
-    path: File of pairs, in a format that `text_files.read` accepts.
+    path: File of pairs, in a format that `text_files.read_records` accepts.
     test_path: File of test pairs; None holds out some prompts of `path`.
     test_fraction: Fraction of the prompts held out; None is 0.1.
     columns: Names of the files' columns.
@@ -132,13 +136,17 @@ def from_files(
   convert, seen = functools.partial(row_of, columns=columns), set()
   identity = lambda row: {"duplicate pair": tuple(row[x] for x in COLUMNS[:4])}
   generators = {
-    split: lambda tally, file=file: problems(read(file, as_columns), convert, tally, seen=seen, identity=identity)
+    split: lambda tally, file=file: usable_rows(
+      read_columns(file, as_columns), convert, tally, seen=seen, identity=identity
+    )
     for split, file in files.items()
   }
   settings = ["pairs", columns, list(files), [os.path.splitext(file)[1] for file in files.values()]]
   key = tables.key_of(list(files.values()), settings)
-  sources, found = tables.open_table("preferences", key, generators, columns=COLUMNS, data_dir=data_dir, bad_rows=bad_rows)
-  return _fitting(sources, found, tokenizer, max_tokens=max_tokens, fraction=test_fraction or 0.1, bad_rows=bad_rows)
+  sources, counts = tables.open_table(
+    "preferences", key, generators, columns=COLUMNS, data_dir=data_dir, bad_rows=bad_rows
+  )
+  return _fitting(sources, counts, tokenizer, max_tokens=max_tokens, fraction=test_fraction or 0.1, bad_rows=bad_rows)
 
 
 def check_files(**settings: Any) -> dict[str, pathlib.Path]:
@@ -183,7 +191,7 @@ def row_of(record: Record, columns: PairColumns) -> Row:
 def encode_pair(row: Row, tokenizer: Tokenizer) -> tuple[list[int], list[int]]:
   """Returns the ids of the chosen and the rejected sequence.
 
-  A sequence is the prompt as a policy is given it, the response and the end token.
+  A sequence is the prompt as a policy receives it, the response and the end token.
 
   Raises:
     Unusable: If there are several messages and the tokenizer has no chat template, or its template
@@ -207,7 +215,13 @@ def encode_pair(row: Row, tokenizer: Tokenizer) -> tuple[list[int], list[int]]:
 
 
 def _fitting(
-  sources: Mapping[str, Sequence], found: Report, tokenizer: Tokenizer, *, max_tokens: int, fraction: float, bad_rows: str
+  sources: Mapping[str, Sequence],
+  counts: Report,
+  tokenizer: Tokenizer,
+  *,
+  max_tokens: int,
+  fraction: float,
+  bad_rows: str,
 ) -> Pairs:
   """Returns the stored pairs that fit into `max_tokens`, in two splits."""
   tally, digest = Tally(bad_rows), hashlib.blake2b(digest_size=8)
@@ -227,21 +241,26 @@ def _fitting(
       kept[split].append((row[tables.INDEX], index, held_out(row["conversation"] or row["prompt"])))
     kept[split].sort()
     digest.update(json.dumps([split, [number for number, _, _ in kept[split]]]).encode())
-  found = report_lib.merge([found._replace(kept=sum(map(len, kept.values()))), Report(0, 0, tally.dropped, tally.first)])
+  counts = report_lib.merge(
+    [counts._replace(kept=sum(map(len, kept.values()))), Report(0, 0, tally.dropped, tally.first)]
+  )
   if "test" not in kept:
     rows = kept["train"]
     kept = {"train": [x for x in rows if x[2] >= fraction], "test": [x for x in rows if x[2] < fraction]}
   for split, rows in kept.items():
     if not rows:
-      words = report_lib.in_words(found).replace("problems", "pairs")
-      raise ValueError(f"task.path, {split}: found no pair that can be used ({words}); expected at least one to learn and one to test on")
+      words = report_lib.in_words(counts).replace("problems", "pairs")
+      raise ValueError(
+        f"task.path, {split}: found no pair that can be used ({words}); "
+        "expected at least one to train on and one to test on"
+      )
   rows_of = {
     split: StoredRows(sources.get(split, sources["train"]), indices=[index for _, index, _ in kept[split]]) for split in ("train", "test")
   }
   for split, rows in rows_of.items():
     for row in rows:
       digest.update(json.dumps([split, *(row[x] for x in COLUMNS[:5])]).encode())
-  return Pairs(**rows_of, report=found, fingerprint=digest.hexdigest())
+  return Pairs(**rows_of, report=counts, fingerprint=digest.hexdigest())
 
 
 def _read(record: Record, name: str) -> str | list[Message]:
@@ -252,7 +271,7 @@ def _read(record: Record, name: str) -> str | list[Message]:
   messages = []
   for message in value:
     if not isinstance(message, Mapping) or not all(isinstance(message.get(x), str) for x in ("role", "content")):
-      raise Unusable(f"{name} is no list of messages", "each is to have a role and a content, both text")
+      raise Unusable(f"{name} is no list of messages", "each message needs a role and a content, both text")
     messages.append({"role": message["role"], "content": message["content"]})
   if not messages:
     raise Unusable(f"{name} is empty")
@@ -273,7 +292,7 @@ def _response(value: str | list[Message], prompt: list[Message] | None, name: st
   if head[0]["role"] != "assistant":
     return head, last["content"]  # A whole conversation, prompt included.
   if prompt is None:
-    raise Unusable(f"{name} begins with the assistant", "and there is no column of prompts")
+    raise Unusable(f"{name} begins with the assistant", "without a column of prompts")
   return [*prompt, *head], last["content"]
 
 

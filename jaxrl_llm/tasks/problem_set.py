@@ -25,7 +25,7 @@ ANSWERS = {
   "final_answer": ("whole number", _WHOLE_NUMBER.fullmatch),
   "choice": ("letter", re.compile(r"[(\[]?[A-Za-z][)\].:]{0,2}|[0-9]").fullmatch),
 }
-"""The kind of answer that a reward requires and its test, for rewards that do not take any text."""
+"""Kind of answer that a reward requires and its test, for rewards that do not accept any text."""
 
 
 SHOT_TEMPLATE = "{prompt}{solution}\n"
@@ -40,7 +40,9 @@ _MOST = 0.9
 
 
 def reward_for(answers: Iterable[str]) -> str:
-  """Returns the name of the reward that suits most answers: numbers, letters of options, or any text.
+  """Returns the name of the reward that suits most answers.
+
+  The answers may be numbers, letters of options, or any text.
 
   Example:
     >>> reward_for(["12", "-3", "1,200.5"]), reward_for(["A", "(C)"]), reward_for(["Paris", "7"])
@@ -85,7 +87,7 @@ class Style(NamedTuple):
 
   Attributes:
     template: Prompt template; see `prompt_template`.
-    rewards: Names of the reward functions; see `Task.rewards`. Empty takes that of `reward_for`.
+    rewards: Names of the reward functions; see `Task.rewards`. If empty, `reward_for` chooses one.
     form_reward: Name of the reward for the form of an answer; see `Task.form_reward`.
     verifiers: Reward functions that the task itself provides; see `Task.verifiers`.
     test_fraction: Fraction of the problems held out, by a hash of the question, if the set has no
@@ -157,14 +159,19 @@ def make_task(
       One line.
   """
   seen: set[bytes] = set()
-  generators = {split: lambda tally, read=read: columns_lib.problems(read(), convert, tally, seen=seen) for split, read in records.items()}
+  generators = {
+    split: lambda tally, read=read: columns_lib.usable_rows(read(), convert, tally, seen=seen)
+    for split, read in records.items()
+  }
   title, bad_rows = name.replace(":", "_"), bad_rows or setup.bad_rows
-  sources, found = tables.open_table(title, key, generators, columns=(*COLUMNS, *columns), data_dir=setup.data_dir, bad_rows=bad_rows)
+  sources, counts = tables.open_table(
+    title, key, generators, columns=(*COLUMNS, *columns), data_dir=setup.data_dir, bad_rows=bad_rows
+  )
   tokenizer = setup.tokenizer or ByteTokenizer()
   if not style.rewards:
     style = style._replace(rewards=(reward_for(row["answer"] for source in sources.values() for row in StoredRows(source)),))
   first = next(iter(StoredRows(next(iter(sources.values())))))
-  prompt_template.check(style.template, [column for column in first if column not in ("place", INDEX)])
+  prompt_template.check_template(style.template, [column for column in first if column not in ("place", INDEX)])
   tally = Tally(setup.bad_rows)
   kept, levels, digest = {}, set(), hashlib.blake2b(digest_size=8)
   for split, source in sources.items():
@@ -181,10 +188,10 @@ def make_task(
   if setup.levels is not None and not set(setup.levels) & levels:
     known = ", ".join(map(str, sorted(levels)[:12])) + ("" if len(levels) <= 12 else f", ... {max(levels)}")
     raise ValueError(f"task.levels: found {tuple(setup.levels)}, but the problems of task {name} have {known}; None keeps all")
-  found = report.merge([found._replace(kept=sum(map(len, kept.values()))), Report(0, 0, tally.dropped, tally.first)])
+  counts = report.merge([counts._replace(kept=sum(map(len, kept.values()))), Report(0, 0, tally.dropped, tally.first)])
   for split, some in kept.items():
     if not some:
-      raise ValueError(f"task {name}, {split}: found no problem that can be used ({report.in_words(found)})")
+      raise ValueError(f"task {name}, {split}: found no problem that can be used ({report.in_words(counts)})")
   if "test" not in kept:  # A set without a training split is for tests only.
     kept = _split(name, kept["train"], style.test_fraction)
   sources = {"train": sources.get("train", ()), "test": sources.get("test", sources.get("train"))}
@@ -202,7 +209,7 @@ def make_task(
     rewards=style.rewards,
     form_reward=style.form_reward,
     verifiers=style.verifiers,
-    report=found,
+    report=counts,
     fingerprint=digest.hexdigest(),
   )
 

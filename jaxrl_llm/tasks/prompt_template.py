@@ -23,14 +23,15 @@ def fields(template: str, *, setting: str = "task.prompt_template") -> tuple[str
     >>> fields("{question} Put it in \\\\boxed{}.")
     Traceback (most recent call last):
     ...
-    ValueError: task.prompt_template: found '{}', expected the name of a column in it, such as {question}; write {{}} for a pair of braces
+    ValueError: task.prompt_template: found '{}', expected the name of a column in it,
+      such as {question}; write {{}} for a pair of braces
   """
   try:
     parsed = list(string.Formatter().parse(template))
   except ValueError as error:
     fix = "balanced braces; write {{ for one that is text"
     raise ValueError(Problem(setting, f"{_short(template)} ({error})", fix)) from error
-  found = []
+  names = []
   for _, name, form, conversion in parsed:
     if name is None:
       continue
@@ -38,13 +39,13 @@ def fields(template: str, *, setting: str = "task.prompt_template") -> tuple[str
       text = "{" + name + (f"!{conversion}" if conversion else "") + (f":{form}" if form else "") + "}"
       fix = f"the name of a column in it, such as {{question}}; write {{{{{text[1:-1]}}}}} for a pair of braces"
       raise ValueError(Problem(setting, repr(text), fix))
-    found.append(name)
-  if not found:
+    names.append(name)
+  if not names:
     raise ValueError(Problem(setting, _short(template), "a column in it, such as {question}"))
-  return tuple(dict.fromkeys(found))
+  return tuple(dict.fromkeys(names))
 
 
-def check(template: str, known: Collection[str], *, setting: str = "task.prompt_template") -> None:
+def check_template(template: str, known: Collection[str], *, setting: str = "task.prompt_template") -> None:
   """Checks that the rows have all columns that a template names.
 
   Raises:

@@ -50,18 +50,23 @@ def with_shots(task: Task, shots: int, template: str, *, vary: bool = False) -> 
   """
   if not shots or not len(task.train):
     return task
-  found: dict[str, Row] = {}
+  candidates: dict[str, Row] = {}
   for row in task.demonstrations if len(task.demonstrations) else task.train:
-    found.setdefault(row["question"], row)
-  if len(found) <= shots:
-    raise ValueError(f"config.task.shots: found {shots}, expected fewer than the {len(found)} training problems of task {task.name}")
-  prompt_template.check(template, [*next(iter(found.values())), "solution"], setting="task.shot_template")
+    candidates.setdefault(row["question"], row)
+  if len(candidates) <= shots:
+    raise ValueError(
+      f"config.task.shots: found {shots}, expected fewer than the {len(candidates)} training problems "
+      f"of task {task.name}"
+    )
+  prompt_template.check_template(
+    template, [*next(iter(candidates.values())), "solution"], setting="task.shot_template"
+  )
   texts = lambda rows: [prompt_template.render(template, row | {"solution": row["response"] or row["answer"]}) for row in rows]
   if vary:
-    prefix, key, left_out = _varied(list(found.values()), shots, texts), f"{shots} of {template}", ()
+    prefix, key, left_out = _varied(list(candidates.values()), shots, texts), f"{shots} of {template}", ()
   else:
-    left_out = sorted(found, key=lambda question: uniform("shot", question))[:shots]
-    key = "".join(texts(map(found.get, left_out)))
+    left_out = sorted(candidates, key=lambda question: uniform("shot", question))[:shots]
+    key = "".join(texts(map(candidates.get, left_out)))
     prefix = lambda row: key
 
   def prefixed(rows: Sequence[Row], left_out: Sequence[str] = ()) -> PrefixedRows:

@@ -1,1 +1,1 @@
-"""What lies in a workdir: checkpoints, metrics, summary, logs, non-finite batches, and whose it is."""
+"""The contents of a workdir: claim, checkpoints, metrics, summary, logs and non-finite batches."""

@@ -1,4 +1,4 @@
-"""The folder of a run: whose it is, and whether this run may go on in it."""
+"""The folder of a run: which run owns it, and whether this run may continue in it."""
 
 import contextlib
 import json
@@ -20,29 +20,31 @@ except ImportError:  # Windows.
 
 _MARKER, _HALF, _LOCK = "config.json", "config.tmp", ".lock"
 _CHANGES = "config_changes.jsonl"
-_locked: dict[Path, Any] = {}  # Open files: closing one gives its lock back.
+_locked: dict[Path, Any] = {}  # Open files: closing one releases its lock.
 
 
 class WorkdirError(Exception):
   """A folder that this run must not write to."""
 
 
-def check(workdir: Path, config: Mapping[str, Any], *, allow_changes: bool = False) -> None:
-  """Refuses a folder that holds something else, and changes nothing.
+def check_claim(workdir: Path, config: Mapping[str, Any], *, allow_changes: bool = False) -> None:
+  """Refuses a folder that holds anything but this run. Changes nothing.
 
   Args:
-    workdir: may be missing.
-    config: the resolved config.
-    allow_changes: whether the run there may have had another config; what can never change is refused all the same.
+    workdir: Folder of the run, which may be missing.
+    config: Resolved config.
+    allow_changes: Whether the config may differ from that of the run in the folder. Fields that can
+      never change are refused in either case.
 
   Raises:
-    WorkdirError: see `claim`.
+    WorkdirError: If the folder cannot be read, holds something else, or holds a run with another
+      config.
   """
   marker = workdir / _MARKER
   try:
     if marker.exists():
       return _refuse_changes(marker, config, allow_changes)
-    # Another process of this run may be about to claim it.
+    # Another process of this run may be claiming the folder at this moment.
     strangers = sorted(path.name for path in workdir.iterdir() if path.name not in (_MARKER, _HALF, _LOCK)) if workdir.exists() else []
   except OSError as error:
     raise _unusable(workdir, error) from error
@@ -52,20 +54,22 @@ def check(workdir: Path, config: Mapping[str, Any], *, allow_changes: bool = Fal
 
 
 def claim(workdir: Path, config: Mapping[str, Any], *, allow_changes: bool = False) -> bool:
-  """Makes the folder this run's, or finds that it already is.
+  """Claims the folder for this run, unless this run has claimed it before.
 
   Args:
-    workdir: made if it is missing; `config.json` marks it.
-    config: the resolved config.
-    allow_changes: see `check`.
+    workdir: Folder of the run, which is created if it is missing and marked with `config.json`.
+    config: Resolved config.
+    allow_changes: Whether the config may differ from that of the run in the folder (see
+      `check_claim`).
 
   Returns:
-    Whether the folder is new to us; `release` undoes that.
+    Whether the claim is new. `release` undoes a new claim.
 
   Raises:
-    WorkdirError: it cannot be written, holds something else, or holds a run of another config.
+    WorkdirError: If the folder cannot be written, holds something else, or holds a run with another
+      config.
   """
-  check(workdir, config, allow_changes=allow_changes)
+  check_claim(workdir, config, allow_changes=allow_changes)
   if (workdir / _MARKER).exists():
     return False
   try:
@@ -78,37 +82,45 @@ def claim(workdir: Path, config: Mapping[str, Any], *, allow_changes: bool = Fal
 
 
 def expect(workdir: Path, *, seconds: float = 30.0) -> None:
-  """Waits until this process sees the folder that process 0 has claimed, as a network's file system may take a while to show it.
+  """Waits until this process sees the folder that process 0 has claimed.
+
+  A network file system may take a while to show it.
 
   Raises:
-    WorkdirError: it does not appear in time.
+    WorkdirError: If the folder does not appear in time.
   """
   until = time.monotonic() + seconds
   while not (workdir / _MARKER).exists():
     if time.monotonic() > until:
-      raise WorkdirError(f"--workdir={workdir}: this process does not see the run of process 0; expected a folder that all share")
+      raise WorkdirError(
+        f"--workdir={workdir}: this process does not see the run of process 0; expected a folder that all processes share"
+      )
     time.sleep(0.1)
 
 
 def lock(workdir: Path) -> None:
-  """Keeps every other run out of a claimed folder until `unlock`, or until this process ends, however it ends.
+  """Locks a claimed folder against other runs.
+
+  The lock lasts until `unlock`, or until this process ends for any reason.
 
   Raises:
-    WorkdirError: another process writes there.
+    WorkdirError: If another process writes to the folder.
 
   Note:
-    An advisory lock of the operating system (`flock`); where a file system has none, or on Windows, nothing is locked.
+    The lock is advisory (`flock`). Nothing is locked on Windows, or on a file system without locks.
   """
   if fcntl is None:
     return
-  file = open(workdir / _LOCK, "a+")  # noqa: SIM115 (open as long as it is locked)
+  file = open(workdir / _LOCK, "a+")  # noqa: SIM115 (stays open while it is locked)
   try:
     fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
   except BlockingIOError as error:
     file.seek(0)
-    who = file.read().strip() or "another process"
+    owner = file.read().strip() or "another process"
     file.close()
-    raise WorkdirError(f"--workdir={workdir}: {who} is writing there; wait until it ends, stop it, or choose another") from error
+    raise WorkdirError(
+      f"--workdir={workdir}: {owner} is writing there; wait until it ends, stop it, or choose another"
+    ) from error
   except OSError:  # No locks on this file system.
     file.close()
     return
@@ -119,18 +131,18 @@ def lock(workdir: Path) -> None:
 
 
 def unlock(workdir: Path) -> None:
-  """Lets other runs in again; nothing happens where this process has no lock."""
+  """Releases the lock of this process on a folder, if there is one."""
   if (file := _locked.pop(workdir.absolute(), None)) is not None:
     file.close()
 
 
 def release(workdir: Path) -> None:
-  """Undoes `claim` on a folder that was new and in which nothing has begun."""
+  """Undoes a new `claim` on a folder in which no training has begun."""
   unlock(workdir)
   (workdir / _LOCK).unlink(missing_ok=True)
   shutil.rmtree(workdir / "logs", ignore_errors=True)
   (workdir / _MARKER).unlink(missing_ok=True)
-  with contextlib.suppress(OSError):  # Not empty: it is somebody's.
+  with contextlib.suppress(OSError):  # Not empty: the other files belong to the user.
     workdir.rmdir()
 
 
@@ -139,21 +151,26 @@ def _unusable(workdir: Path, error: OSError) -> WorkdirError:
 
 
 def changes(workdir: Path, config: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
-  """The fields in which a resolved config differs from that of the run in a folder, with both values; none where there is no run."""
+  """Returns the fields in which a resolved config differs from that of the run in a folder.
+
+  Each field comes with its old and its new value. Without a run in the folder, there are none.
+  """
   marker = workdir / _MARKER
   return changes_lib.differences(*_both(marker, config)) if marker.exists() else {}
 
 
 def change(workdir: Path, config: Mapping[str, Any], *, attempt: int) -> str | None:
-  """Makes a config that of the run in a folder: the one before stays as `config.N.json`, and `config_changes.jsonl` says what changed.
+  """Replaces the config of the run in a folder.
+
+  The previous config stays as `config.N.json`, and `config_changes.jsonl` records the changes.
 
   Args:
-    workdir: claimed and locked.
-    config: the resolved config; nothing happens if it equals the one there.
-    attempt: number of the current attempt.
+    workdir: Folder of the run, claimed and locked.
+    config: Resolved config. Nothing happens if it equals the present one.
+    attempt: Number of the current attempt.
 
   Returns:
-    The name of the file with the config before, for `change_back`; None where nothing changed.
+    Name of the file with the previous config, for `change_back`; None if nothing changed.
   """
   if not (changed := changes(workdir, config)):
     return None
@@ -170,7 +187,7 @@ def change(workdir: Path, config: Mapping[str, Any], *, attempt: int) -> str | N
 
 
 def change_back(workdir: Path, kept: str) -> None:
-  """Undoes `change`, for a run that could not start."""
+  """Undoes `change` for a run that could not start."""
   (workdir / kept).replace(workdir / _MARKER)
   lines = (workdir / _CHANGES).read_text(encoding="utf-8").splitlines(keepends=True)[:-1]
   (workdir / _CHANGES).write_text("".join(lines), encoding="utf-8")
@@ -179,32 +196,33 @@ def change_back(workdir: Path, kept: str) -> None:
 
 
 def _both(marker: Path, config: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-  """The fields of the run's config and of this one."""
+  """Returns the fields of the saved config and of the new one, flattened."""
   try:
     saved = json.loads(marker.read_text())
     if not isinstance(saved, dict):
       raise ValueError(f"found a {type(saved).__name__}, expected an object")
   except ValueError as error:
     raise WorkdirError(f"{marker} is not the config of a run ({error}); choose another --workdir") from error
-  return flatten(saved), flatten(json.loads(json.dumps(config)))  # Through JSON, where a tuple is a list.
+  # Through JSON, which turns tuples into lists.
+  return flatten(saved), flatten(json.loads(json.dumps(config)))
 
 
 def _refuse_changes(marker: Path, config: Mapping[str, Any], allow_changes: bool) -> None:
   old, new = _both(marker, config)
-  found = changes_lib.differences(old, new)
-  if found and not allow_changes:
-    changed = [f"{field}: {was!r} -> {now!r}" for field, (was, now) in found.items()]
-    shown = "; ".join(changed[:5]) + (f"; and {len(changed) - 5} more" if len(changed) > 5 else "")
+  changed = changes_lib.differences(old, new)
+  if changed and not allow_changes:
+    lines = [f"{field}: {was!r} -> {now!r}" for field, (was, now) in changed.items()]
+    shown = "; ".join(lines[:5]) + (f"; and {len(lines) - 5} more" if len(lines) > 5 else "")
     raise WorkdirError(
-      f"--workdir={marker.parent} holds a run with another config ({shown}); choose another --workdir or set these back; "
-      "--allow_config_change goes on with them"
+      f"--workdir={marker.parent} holds a run with another config ({shown}); choose another --workdir, restore these values, "
+      "or pass --allow_config_change to continue with the new ones"
     )
-  if found and (lines := list(changes_lib.refusals(old, new))):
+  if changed and (lines := list(changes_lib.refusals(old, new))):
     raise WorkdirError("\n".join(lines))
 
 
 def is_finished(workdir: Path) -> bool:
-  """Whether the folder holds a run that came to its end."""
+  """Returns whether the folder holds a finished run."""
   try:
     return json.loads((workdir / "summary.json").read_text()).get("status") == "finished"
   except (OSError, ValueError, AttributeError):

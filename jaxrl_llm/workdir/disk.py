@@ -1,4 +1,4 @@
-"""A disk without room: how it shows, and what can do without."""
+"""Handling of full disks: how they are recognised, and writes that may be skipped."""
 
 import errno
 import functools
@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import Any
 
 FULL = (errno.ENOSPC, errno.EFBIG, errno.EDQUOT)
-"""Of a system call: no space on the device, beyond the limit of a file's size, beyond a user's quota."""
+"""Error numbers for a full device, a file above the size limit, and an exceeded quota of a user."""
 
 _log = logging.getLogger(__name__)
 
 
 def is_full(error: BaseException) -> bool:
-  """Whether an error says that there is no room to write.
+  """Returns whether an error says that there is no room to write.
 
   Example:
     >>> is_full(OSError(errno.ENOSPC, "No space left on device")), is_full(FileNotFoundError())
@@ -25,21 +25,23 @@ def is_full(error: BaseException) -> bool:
 
 
 def free_bytes(path: Path) -> int:
-  """Bytes that can still be written to the file system of a folder, or of the nearest one above it that exists."""
+  """Returns the free bytes of the file system that holds a path, which need not exist yet."""
   while not path.exists() and path != path.parent:
     path = path.parent
   return shutil.disk_usage(path).free
 
 
 def write_if_room(path: Path, write: Callable[[], Any]) -> bool:
-  """Writes a file that is written again later; a full disk is passed over, with one warning for each file.
+  """Writes a file unless the disk is full, which causes one warning per file.
+
+  It is for files that are written again later.
 
   Args:
-    path: of the file.
-    write: writes it by way of PATH.tmp, of which nothing stays where it fails.
+    path: Path of the file.
+    write: Function that writes the file by way of PATH.tmp, which is removed if it fails.
 
   Returns:
-    Whether it was written.
+    Whether the file was written.
   """
   try:
     write()
@@ -54,4 +56,4 @@ def write_if_room(path: Path, write: Callable[[], Any]) -> bool:
 
 @functools.cache
 def _warn_once(path: Path) -> None:
-  _log.warning("%s: the disk is full; the run goes on, and tries again when it next writes it", path)
+  _log.warning("%s: the disk is full; the run continues and tries again at the next write", path)

@@ -1,7 +1,7 @@
-"""The log of each attempt at a run: what a person watching it saw, with the time of day, and how it ended.
+"""The log of each attempt at a run: the lines shown to the user, their times, and the outcome.
 
-`WORKDIR/logs/attempt-K.log` is process 0's, `attempt-K.process-I.log` those of the others; an attempt that failed before it could train
-has one as well.
+Process 0 writes `WORKDIR/logs/attempt-K.log`, process I writes `attempt-K.process-I.log`. An
+attempt that fails before it can train has a log as well.
 """
 
 import contextlib
@@ -19,7 +19,10 @@ _NAME = re.compile(r"attempt-(\d+)\.log")
 
 
 class Log:
-  """Whole lines to a file, or to none, each with the time; what cannot be written is let go: a log must not end a run."""
+  """A log of whole lines, each with its time, in a file or in none.
+
+  Lines that cannot be written are dropped, because a log must not end a run.
+  """
 
   def __init__(self, path: Path | None):
     self.path = path
@@ -34,7 +37,7 @@ class Log:
 
 
 class _Doubled(io.TextIOBase):
-  """A stream whose whole lines go to a log as well."""
+  """A stream that copies its whole lines to a log."""
 
   def __init__(self, stream: io.TextIOBase, log: Log):
     self._stream, self._log, self._rest = stream, log, ""
@@ -61,20 +64,22 @@ class _Doubled(io.TextIOBase):
 
 
 def number(folder: Path) -> int:
-  """The number of the next attempt, from 1, by the logs in a folder, which may be missing."""
-  found = [int(match[1]) for path in folder.glob("attempt-*.log") if (match := _NAME.fullmatch(path.name))]
-  return max(found, default=0) + 1
+  """Returns the number of the next attempt, from 1, given a folder of logs that may be missing."""
+  numbers = [int(match[1]) for path in folder.glob("attempt-*.log") if (match := _NAME.fullmatch(path.name))]
+  return max(numbers, default=0) + 1
 
 
 @contextlib.contextmanager
 def logged(folder: Path, attempt: int, *, process: int, command: str) -> Iterator[Log]:
-  """Writes down what this process writes to standard error, and what is given to the log, until it ends.
+  """Opens the log of an attempt, to which the standard error of this process is copied.
+
+  The log is complete when the context ends.
 
   Args:
-    folder: of the logs; made if it is missing.
-    attempt: its number.
-    process: index of this process among those of the run.
-    command: what the user typed.
+    folder: Folder of the logs, which is created if it is missing.
+    attempt: Number of the attempt.
+    process: Index of this process among those of the run.
+    command: Command that the user typed.
   """
   path: Path | None = folder / (f"attempt-{attempt}.log" if process == 0 else f"attempt-{attempt}.process-{process}.log")
   try:

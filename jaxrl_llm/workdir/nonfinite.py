@@ -1,4 +1,7 @@
-"""Batches whose update was refused because its loss or gradient was not finite: kept for whoever wants to know why."""
+"""Dumps of the batches of non-finite updates, for the search for a cause.
+
+An update is refused if its loss or a gradient is not finite.
+"""
 
 import io
 import json
@@ -14,22 +17,24 @@ from jaxrl_llm.types import TrainBatch
 from jaxrl_llm.workdir import disk
 
 FOLDER = "nonfinite"
-"""In the workdir, where they lie."""
+"""Folder of the dumps in the workdir."""
 
 MAX_DUMPS = 8
-"""Of one run: one that never learns again must not fill the disk."""
+"""Maximum number of dumps per run, so that a run that never recovers does not fill the disk."""
 
 
 def dump(path: Path, batch: TrainBatch, about: Mapping[str, Any]) -> bool:
-  """Writes a packed batch to a file, by process 0 for all; not at all where the disk is full.
+  """Writes a packed batch to a file unless the disk is full.
+
+  Process 0 writes the batch of all processes. All processes must call this function.
 
   Args:
-    path: WORKDIR/nonfinite/NAME.npz.
-    batch: as the update was given it, of the devices or the host. All processes must call.
-    about: what else is known, fit for JSON but for numbers that are not finite, which become texts.
+    path: File to write, WORKDIR/nonfinite/NAME.npz.
+    batch: Batch of the update, on the devices or the host.
+    about: Further facts as JSON values. Non-finite numbers in them become strings.
 
   Returns:
-    Whether it was written.
+    Whether the file was written.
 
   Example:
     >>> import tempfile
@@ -39,7 +44,7 @@ def dump(path: Path, batch: TrainBatch, about: Mapping[str, Any]) -> bool:
     >>> path = Path(tempfile.mkdtemp(), "nonfinite", "step_3.npz")
     >>> dump(path, batch, {"step": 3, "metrics": {"actor/loss": math.nan}})
     True
-    >>> arrays, about = read(path)
+    >>> arrays, about = read_dump(path)
     >>> [name for name, x in arrays.items() if not np.all(np.isfinite(x))]
     ['advantages']
     >>> about["metrics"]
@@ -49,8 +54,11 @@ def dump(path: Path, batch: TrainBatch, about: Mapping[str, Any]) -> bool:
   return hosts.on_main(lambda: _write(path, arrays, about))
 
 
-def read(path: Path) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
-  """The arrays of a dumped batch, by their names in `TrainBatch`, and what else is known; opens no pickle."""
+def read_dump(path: Path) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
+  """Reads the arrays of a dumped batch, by their names in `TrainBatch`, and the further facts.
+
+  It opens no pickle.
+  """
   with np.load(path, allow_pickle=False) as file:
     arrays = {name: file[name] for name in file.files}
   return arrays, json.loads(str(arrays.pop("about")))

@@ -1,4 +1,7 @@
-"""The record of a run: its counters, and what a later attempt compares itself with. It travels in every checkpoint, as JSON."""
+"""The record of a run: its counters, and the facts that a later attempt compares itself with.
+
+Every checkpoint holds it as JSON.
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
@@ -7,42 +10,46 @@ from typing import Any
 
 
 def utc_now() -> str:
-  """The time of day in UTC, to the second, in ISO 8601."""
+  """Returns the current time in UTC, to the second, in ISO 8601."""
   return datetime.now(UTC).isoformat(timespec="seconds")
 
 
 @dataclass
 class Record:
-  """What a run knows about itself; every field is JSON. Saved in one step with the arrays, so that neither can run ahead.
+  """The counters and facts of a run, all of them JSON values.
 
-  RL and the training of a reward model share it. A field that only one of them has is None in the other, and then absent from the JSON.
+  The record is saved in one step with the arrays, so that neither can get ahead of the other. RL
+  and the training of a reward model share it. A field that only one of them has is None in the
+  other, and then absent from the JSON.
 
   Attributes:
-    command: The command of the first attempt, as the user typed it.
+    command: Command of the first attempt, as the user typed it.
     started: Time of the first attempt's start.
-    attempts: Number of attempts, this one included.
-    warm_steps: Steps of the warm start that are done.
-    rl_steps: Steps of RL, or of a reward model's training, that are done.
+    attempts: Number of attempts, including this one.
+    warm_steps: Finished steps of the warm start.
+    rl_steps: Finished steps of RL, or of a reward model's training.
     tokens: Tokens learned from, prompts included.
-    skipped_steps: Updates refused because a loss or a gradient was not finite.
-    skipped_in_a_row: Refused updates since the last one that was made.
-    failed_saves: Checkpoints that could not be written.
+    skipped_steps: Non-finite updates, which were refused.
+    skipped_in_a_row: Refused updates since the last accepted one.
+    failed_saves: Number of checkpoints that could not be written.
     nonfinite_dumps: Names of the files that hold batches of refused updates.
-    accuracy_start: Held-out accuracy before the first step; None before it is measured.
-    accuracy_final: The latest held-out accuracy; None before one is measured.
+    accuracy_start: Held-out accuracy before the first step; None until it is measured.
+    accuracy_final: Latest held-out accuracy; None until one is measured.
     seconds: Wall time by phase, over all attempts.
-    phase_steps: The last step that each phase has written to the metrics.
-    peak_memory_gb: The most memory held so far, in GB.
-    base: Fingerprint of the published weights that the run began with; None for random ones.
-    data: Counts of the problems that were read, kept, and dropped by reason; None for generated ones.
-    data_fingerprint: Fingerprint of the problems; None for generated ones.
-    kl_coef: The KL coefficient of the next RL step, which an adaptive one moves (RL).
-    kl_coef_began: The coefficient that the config asked for (RL).
-    predicted_memory_gb: Estimated peak of each device, without what the process itself takes (RL).
-    batch_sizes: Prompts and demonstrations of a step, the units in which their iterators count (RL).
-    alarms: State of the alarms, see `alarms.State` (RL).
-    batch_pairs: Pairs of a step, the unit in which their iterator counts (reward model).
-    unknown: Other keys of a restored record, written by another version; they travel on.
+    phase_steps: Last step that each phase has written to the metrics.
+    peak_memory_gb: Peak memory so far, in GB.
+    base: Fingerprint of the published weights that the run started from; None for random weights.
+    data: Numbers of problems that were read, kept, and dropped for each reason; None for generated
+      problems.
+    data_fingerprint: Fingerprint of the problems; None for generated problems.
+    kl_coef: KL coefficient of the next RL step, which the adaptive controller changes (RL).
+    kl_coef_began: KL coefficient of the config (RL).
+    predicted_memory_gb: Estimated peak memory of a device, excluding that of the process itself
+      (RL).
+    batch_sizes: Numbers of prompts and demonstrations per step, the units of their iterators (RL).
+    alarms: State of the alarms, an `alarms.State` (RL).
+    batch_pairs: Number of pairs per step, the unit of their iterator (reward model).
+    unknown: Other keys of a restored record, which another version wrote. They are saved again.
   """
 
   command: str
@@ -75,12 +82,13 @@ class Record:
 _OF_ONE_JOB = ("kl_coef", "kl_coef_began", "predicted_memory_gb", "batch_sizes", "alarms", "batch_pairs")
 
 
-def to_json(record: Record) -> dict[str, Any]:
-  """Gives the record as a checkpoint holds it.
+def record_to_json(record: Record) -> dict[str, Any]:
+  """Converts a record to the JSON object that a checkpoint holds.
 
   Example:
     >>> record = Record("python -m jaxrl_llm.main", rl_steps=3, unknown={"moon": "full"})
-    >>> to_json(record)["rl_steps"], to_json(record)["moon"], "kl_coef" in to_json(record)
+    >>> saved = record_to_json(record)
+    >>> saved["rl_steps"], saved["moon"], "kl_coef" in saved
     (3, 'full', False)
   """
   values = {each.name: getattr(record, each.name) for each in fields(record) if each.name != "unknown"}
@@ -88,11 +96,12 @@ def to_json(record: Record) -> dict[str, Any]:
 
 
 def resumed(fresh: Record, saved: Mapping[str, Any]) -> Record:
-  """Gives the record of the next attempt at a run.
+  """Returns the record of the next attempt at a run.
 
   Args:
-    fresh: The record that the attempt would begin a new run with, for what the saved one lacks.
-    saved: The JSON of a checkpoint.
+    fresh: Record with which the attempt would start a new run. It supplies the fields that the
+      saved one lacks.
+    saved: JSON object of a checkpoint.
 
   Example:
     >>> record = resumed(Record("again", kl_coef=0.1), {"command": "first", "attempts": 1, "rl_steps": 7, "moon": "full"})

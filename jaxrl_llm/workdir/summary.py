@@ -1,4 +1,4 @@
-"""What a run measures and sums up: wall time by phase, the metrics of a step, and `summary.json`."""
+"""Measurements and summary of a run: wall time by phase, metrics of a step, and `summary.json`."""
 
 import json
 import os
@@ -21,47 +21,55 @@ PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "grain", "tens
 
 
 class Clock:
-  """Wall time by phase. `lap` gives the seconds since the last lap, and books them for the summary."""
+  """A clock of the wall time by phase. `lap` measures a phase and books it for the summary."""
 
   def __init__(self):
     self._last = time.perf_counter()
     self._booked: dict[str, float] = {}
 
   def lap(self, name: str) -> dict[str, float]:
-    """Seconds since the last lap, as a metric."""
+    """Returns the seconds since the last lap, as a metric, and books them under a phase."""
     now = time.perf_counter()
     seconds, self._last = now - self._last, now
     self._booked[name] = self._booked.get(name, 0.0) + seconds
     return {f"timing_s/{name}": seconds}
 
   def settle(self, totals: dict[str, float]) -> None:
-    """Adds what was booked since the last call to the totals of all attempts: seconds by phase."""
+    """Adds the seconds booked since the last call to the totals by phase of all attempts."""
     for name, seconds in self._booked.items():
       totals[name] = totals.get(name, 0.0) + seconds
     self._booked = {}
 
 
 def peak_memory_gb() -> float:
-  """Most memory held so far, in GB: of the fullest local device where the backend says, else of the process."""
+  """Returns the peak memory so far, in GB.
+
+  It is that of the fullest local device if the backend reports it, and otherwise that of the
+  process.
+  """
   stats = [device.memory_stats() or {} for device in jax.local_devices()]
   device_peak = max((s.get("peak_bytes_in_use", 0) for s in stats), default=0)
   if device_peak:
     return device_peak / 1e9
-  unit = 1 if sys.platform == "darwin" else 1024  # getrusage counts bytes on macOS and KiB elsewhere.
+  # getrusage counts bytes on macOS and KiB elsewhere.
+  unit = 1 if sys.platform == "darwin" else 1024
   return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 1e9
 
 
 def to_floats(metrics: dict[str, jax.Array]) -> dict[str, float]:
-  """Metrics on the host."""
+  """Copies metrics to the host."""
   return {name: float(value) for name, value in jax.device_get(metrics).items()}
 
 
 def combine(updates: list[dict[str, float]]) -> dict[str, float]:
-  """One row from the metrics of a step's updates: extremes stay extremes, the rest is averaged.
+  """Combines the metrics of a step's updates in one row.
 
-  Sampler and learner hold the same weights only before the first update (and not even then where the sampler lags), so what compares the
-  sampler with the current policy, `rollout_corr/kl` and the like, is taken from that one; the weights of a correction,
-  `rollout_corr/rollout_is*` and `rollout_rs*`, compare the sampler with the old policy and are valid at every update.
+  Maxima and minima stay extremes, skipped updates are added up, and everything else is averaged.
+
+  Sampler and learner hold the same weights only before the first update, and not even then if the
+  sampler lags. Metrics that compare the sampler with the current policy, such as `rollout_corr/kl`,
+  are therefore taken from the first update. The weights of a correction, `rollout_corr/rollout_is*`
+  and `rollout_rs*`, compare the sampler with the old policy and are valid at every update.
   """
   row = {}
   for name in updates[0]:
@@ -77,7 +85,12 @@ def combine(updates: list[dict[str, float]]) -> dict[str, float]:
 
 
 def step_performance(row: Mapping[str, Any], tokens: int) -> dict[str, Any]:
-  """Time, throughput and memory of an RL step, from its `timing_s/*` and the tokens of all its sequences, prompts included."""
+  """Returns time, throughput and memory of an RL step.
+
+  Args:
+    row: Metrics of the step with its `timing_s/*`.
+    tokens: Number of tokens in all its sequences, prompts included.
+  """
   seconds = sum(value for name, value in row.items() if name.startswith("timing_s/"))
   return {
     "timing_s/step": seconds,
@@ -91,11 +104,11 @@ def write_summary(workdir: Path | None, record: Record, *, objective: str, num_p
   """Writes `summary.json` by one rename, unless the disk is full, and returns the summary.
 
   Args:
-    workdir: the run's folder; None writes nothing, in a process that another one writes for.
-    record: the run's record, its clock settled.
-    objective: its name.
-    num_params: weights of the policy.
-    status: "running", "finished" or why it stopped.
+    workdir: Folder of the run; None in a process that leaves the writing to another one.
+    record: Record of the run, after `Clock.settle`.
+    objective: Name of the objective.
+    num_params: Number of weights of the policy.
+    status: "running", "finished", or the reason why the run stopped.
   """
   seconds = record.seconds
   summary = {
@@ -116,7 +129,7 @@ def write_summary(workdir: Path | None, record: Record, *, objective: str, num_p
     "data": record.data,
     "skipped_steps": record.skipped_steps,
     "failed_saves": record.failed_saves,
-    "alarms": (record.alarms or {}).get("counts", {}),  # How often each has begun.
+    "alarms": (record.alarms or {}).get("counts", {}),  # Number of times that each has begun.
     "attempts": record.attempts,
     "command": record.command,
     "started": record.started,

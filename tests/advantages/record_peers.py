@@ -1,7 +1,11 @@
-"""Writes `peers.json`: what verl 0.9.1 (Apache-2.0) computes on small random inputs, for `test_advantages_peers.py`. No test runs this.
+"""Recorder of `peers.json`: results of verl 0.9.1 (Apache-2.0) on small random inputs.
 
-Command: `python tests/advantages/record_peers.py VERL > tests/advantages/peers.json`, VERL the folder of an unpacked verl, in any Python
-that has torch. Only the named functions are taken out of its files, so nothing else of verl needs to be importable.
+`test_advantages_peers.py` compares with them. No test runs this module.
+
+  python tests/advantages/record_peers.py VERL > tests/advantages/peers.json
+
+VERL is the folder of an unpacked verl. Python needs torch. Only the named functions are taken out
+of verl's files, so nothing else of verl needs to be importable.
 """
 
 import ast
@@ -14,7 +18,7 @@ from types import SimpleNamespace
 import numpy as np
 
 MASK = [[1, 1, 1, 1, 1], [1, 1, 0, 0, 1], [1, 0, 0, 0, 0], [1, 0, 1, 1, 0], [1, 1, 1, 0, 0], [0, 1, 1, 0, 0]]
-LENGTHS = [5, 3, 1, 4, 2, 2]  # For GDPO, whose verl version knows no holes.
+LENGTHS = [5, 3, 1, 4, 2, 2]  # Mask for GDPO, because verl's version does not support holes.
 
 
 def take(path: pathlib.Path, names: set[str], space: dict) -> None:
@@ -29,7 +33,7 @@ def take(path: pathlib.Path, names: set[str], space: dict) -> None:
 
 
 def main(verl: pathlib.Path) -> None:
-  """Prints the inputs, and of each output the counted entries in reading order."""
+  """Prints the inputs, and the counted entries of each output in reading order."""
   import torch
 
   whitening = {"torch": torch}

@@ -1,6 +1,6 @@
-"""Every function that takes a mask through the same list: junk off the mask, NaN under it, padding, precision.
+"""Shared properties of every function with a mask: junk outside it, NaN under it, padding, dtypes.
 
-Here they run under jit, in the other files without it.
+Here the functions run under jit, in the other files without it.
 """
 
 import jax
@@ -20,7 +20,7 @@ from jaxrl_llm.advantages import (
 MASK = np.array([[1, 1, 1, 1, 1], [1, 1, 0, 0, 1], [0, 1, 0, 0, 0], [1, 0, 1, 1, 0]], bool)
 ENDS = np.array([[0, 1, 0, 0, 1], [1, 1, 0, 0, 1], [0, 1, 0, 0, 0], [1, 0, 1, 0, 0]], bool)
 
-# Each as a function of two float arrays [N, R] and the mask.
+# Each is a function of two float arrays [N, R] and the mask.
 FUNCTIONS = {
   "step_advantages": lambda x, y, mask: step_advantages(x, ENDS if mask.shape == ENDS.shape else padded(ENDS), mask, 2),
   "token_rewards": lambda x, y, mask: token_rewards(np.arange(4.0, dtype=x.dtype), mask, y, 0.5),
@@ -30,7 +30,8 @@ FUNCTIONS = {
   "whiten_without_shift": lambda x, y, mask: whiten(x, mask, shift_mean=False),
   "explained_variance": lambda x, y, mask: explained_variance(x, y, mask),
 }
-JITTED = {name: jax.jit(fn) for name, fn in FUNCTIONS.items()}  # One compilation where the functions by themselves have a dozen.
+# One jit compiles once; the functions by themselves would compile a dozen times.
+JITTED = {name: jax.jit(fn) for name, fn in FUNCTIONS.items()}
 NAMES = sorted(FUNCTIONS)
 READS_X = sorted(set(FUNCTIONS) - {"token_rewards"})
 READS_Y = ["explained_variance", "generalized_advantages", "token_rewards"]
@@ -47,28 +48,28 @@ def arrays(rng):
 
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("junk", [np.nan, np.inf, -np.inf, 1e4])
-def test_junk_off_the_mask_changes_nothing(arrays, name, junk):
+def test_junk_outside_the_mask_changes_nothing(arrays, name, junk):
   x, y = arrays
-  found = JITTED[name](np.where(MASK, x, junk).astype(np.float32), np.where(MASK, y, junk).astype(np.float32), MASK)
+  actual = JITTED[name](np.where(MASK, x, junk).astype(np.float32), np.where(MASK, y, junk).astype(np.float32), MASK)
   expected = JITTED[name](x, y, MASK)
-  np.testing.assert_array_equal(found, expected)
-  assert np.all(np.isfinite(found)) and (found.ndim == 0 or np.all(np.asarray(found)[~MASK] == 0))
+  np.testing.assert_array_equal(actual, expected)
+  assert np.all(np.isfinite(actual)) and (actual.ndim == 0 or np.all(np.asarray(actual)[~MASK] == 0))
 
 
 @pytest.mark.parametrize(("name", "which"), [(name, 0) for name in READS_X] + [(name, 1) for name in READS_Y])
 def test_a_nan_under_the_mask_surfaces(arrays, name, which):
   arrays[which][3, 2] = np.nan
-  found = np.asarray(JITTED[name](*arrays, MASK))
-  assert np.isnan(found if found.ndim == 0 else found[3, 2])
+  actual = np.asarray(JITTED[name](*arrays, MASK))
+  assert np.isnan(actual if actual.ndim == 0 else actual[3, 2])
   if name in ("token_rewards", "returns_to_go", "generalized_advantages"):
-    assert np.all(np.isfinite(found[:3])) and np.isfinite(found[3, 3])
+    assert np.all(np.isfinite(actual[:3])) and np.isfinite(actual[3, 3])
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_padding_changes_nothing(arrays, name):
-  found = JITTED[name](*(padded(x, np.nan) for x in arrays), padded(MASK))
+  actual = JITTED[name](*(padded(x, np.nan) for x in arrays), padded(MASK))
   expected = np.asarray(JITTED[name](*arrays, MASK))
-  np.testing.assert_allclose(found, padded(expected) if expected.ndim else expected, rtol=1e-6, atol=1e-6)
+  np.testing.assert_allclose(actual, padded(expected) if expected.ndim else expected, rtol=1e-6, atol=1e-6)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -87,5 +88,5 @@ def test_precision_and_kinds_of_masks(arrays, name):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_batch_in_which_nothing_counts(arrays, name):
+def test_a_batch_without_counted_tokens(arrays, name):
   assert np.all(np.asarray(JITTED[name](*arrays, np.zeros_like(MASK))) == 0)

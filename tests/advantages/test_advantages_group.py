@@ -1,4 +1,4 @@
-"""Advantages of samples within their groups: closed forms, invariances, brute force, and the groups that teach nothing."""
+"""Advantages within groups: closed forms, invariances, brute force, and groups without signal."""
 
 import itertools
 import math
@@ -109,7 +109,10 @@ def test_refusals(size, group_size, changes, message):
 
 @hypothesis.given(st.data(), st.sampled_from([2, 5]), st.sampled_from(sorted(ESTIMATORS)))
 def test_invariances_of_every_estimator(data, group_size, name):
-  """Sums to zero; a shift of all rewards changes nothing; a permutation of the samples permutes; equal rewards have equal advantages."""
+  """Advantages sum to zero, ignore a shift of all rewards, and permute with the samples.
+
+  Equal rewards have equal advantages.
+  """
   rewards = rewards_of(data.draw, group_size)
   with jax.enable_x64(True):
     estimate = lambda x: np.asarray(JITTED[name](jnp.asarray(x), group_size))
@@ -128,7 +131,7 @@ def test_invariances_of_every_estimator(data, group_size, name):
 
 @pytest.mark.parametrize("name", sorted(ESTIMATORS))
 @pytest.mark.parametrize("group_size", [3, 7])
-def test_no_estimator_makes_something_of_equal_rewards(name, group_size):
+def test_equal_rewards_give_no_advantage_in_any_estimator(name, group_size):
   rewards = np.concatenate([np.full(group_size, 0.1), np.arange(group_size), np.full(group_size, 1e6 / 3)]).astype(np.float32)
   a = np.asarray(JITTED[name](rewards, group_size)).reshape(3, group_size)
   assert np.all(a[[0, 2]] == 0) and np.any(a[1] != 0) and a.dtype == np.float32
@@ -145,7 +148,8 @@ def test_a_group_without_signal_has_no_gradient(x64):
   advantages = group_advantages(np.full(4, 0.1), 4)
   rng = np.random.default_rng(3)
   old_logprobs, mask = -rng.uniform(0.5, 3, (4, 5)), np.ones((4, 5))
-  logprobs = old_logprobs - 0.3 * rng.random((4, 5))  # Below the old ones, where no clip binds for A > 0.
+  # Below the old log-probabilities no clip binds for A > 0.
+  logprobs = old_logprobs - 0.3 * rng.random((4, 5))
   grad = jax.jit(jax.grad(lambda x, a: value(make("grpo", kl_coef=0.0), x, old_logprobs, a, mask)[0]))
   assert np.all(grad(logprobs, advantages) == 0) and np.all(grad(logprobs, advantages + 0.1) != 0)
 
@@ -153,15 +157,18 @@ def test_a_group_without_signal_has_no_gradient(x64):
 def test_leave_one_out_by_hand_and_by_loop(x64):
   rewards = np.random.default_rng(4).standard_normal(20)
   expected = [r - (sum(group) - r) / 4 for group in rewards.reshape(-1, 5) for r in group]
-  found = leave_one_out_advantages(rewards, 5)
-  np.testing.assert_allclose(found, expected, rtol=1e-10, atol=1e-14)
-  np.testing.assert_allclose(group_advantages(rewards, 5, normalize_std=False), 4 / 5 * found, rtol=1e-12)
+  actual = leave_one_out_advantages(rewards, 5)
+  np.testing.assert_allclose(actual, expected, rtol=1e-10, atol=1e-14)
+  np.testing.assert_allclose(group_advantages(rewards, 5, normalize_std=False), 4 / 5 * actual, rtol=1e-12)
 
 
 @pytest.mark.parametrize(("estimate", "factor"), [(JITTED["leave_one_out"], 1), (JITTED["group_centred"], 2 / 3)])
 @pytest.mark.parametrize("baseline", [0.0, 7.0])
 def test_expected_gradient_by_enumeration(x64, estimate, factor, baseline):
-  """Over all groups of three a bandit can draw, the mean of Σ A∇log π / G is ∇E[R], times (G − 1)/G where the baseline sees the sample."""
+  """Over all groups of three of a bandit, the mean of Σ A∇log π / G is ∇E[R].
+
+  It has a factor (G − 1)/G if the baseline includes the sample.
+  """
   logits, rewards = jnp.array([0.3, -0.7, 1.1]), np.array([1.0, -0.5, 2.0])
   policy = np.asarray(jax.nn.softmax(logits))
   true = jax.grad(lambda x: jax.nn.softmax(x) @ rewards)(logits)
@@ -174,7 +181,7 @@ def test_expected_gradient_by_enumeration(x64, estimate, factor, baseline):
 
 
 def best_of_subsets(rewards, k, eps, normalize_std):
-  """The definition, by enumeration of all subsets."""
+  """Computes the definition by enumeration of all subsets."""
   subsets = list(itertools.combinations(range(len(rewards)), k))
   best = [max(rewards[i] for i in subset) for subset in subsets]
   mean = sum(best) / len(best)
@@ -195,9 +202,9 @@ def test_pass_at_k_matches_all_subsets(x64, group_size):
     for normalize_std in (True, False):
       settings = {"k": k, "eps": 1e-3, "normalize_std": normalize_std}
       expected = np.concatenate([best_of_subsets(group, **settings) for group in (smooth, ties)])
-      found = pass_at_k_advantages(np.concatenate([smooth, ties]), group_size, **settings)
-      np.testing.assert_allclose(found, expected, rtol=1e-10, atol=1e-13)
-      assert k < group_size or np.all(found == 0)
+      actual = pass_at_k_advantages(np.concatenate([smooth, ties]), group_size, **settings)
+      np.testing.assert_allclose(actual, expected, rtol=1e-10, atol=1e-13)
+      assert k < group_size or np.all(actual == 0)
 
 
 @pytest.mark.parametrize(("num_wrong", "k"), [(1, 1), (3, 2), (6, 4), (7, 2), (12, 12), (15, 8)])
@@ -206,12 +213,14 @@ def test_pass_at_k_has_the_paper_s_closed_form(x64, num_wrong, k):
   rewards = np.array([0.0] * num_wrong + [1.0] * (n - num_wrong))
   mean = 1 - math.comb(num_wrong, k) / math.comb(n, k)
   std = math.sqrt(mean * (1 - mean))
-  found = pass_at_k_advantages(rewards, n, k=k, eps=0.0)
-  if std == 0:  # No subset without a right answer: nothing to learn.
-    assert np.all(found == 0)
+  actual = pass_at_k_advantages(rewards, n, k=k, eps=0.0)
+  if std == 0:  # Without a subset that lacks a right answer there is nothing to learn.
+    assert np.all(actual == 0)
     return
-  np.testing.assert_allclose(found[-1], (1 - mean) / std, rtol=1e-10)
-  np.testing.assert_allclose(found[0], (1 - mean - math.comb(num_wrong - 1, k - 1) / math.comb(n - 1, k - 1)) / std, rtol=1e-10)
+  np.testing.assert_allclose(actual[-1], (1 - mean) / std, rtol=1e-10)
+  np.testing.assert_allclose(
+    actual[0], (1 - mean - math.comb(num_wrong - 1, k - 1) / math.comb(n - 1, k - 1)) / std, rtol=1e-10
+  )
 
 
 def test_pass_at_1_is_the_group_advantage(x64):
@@ -221,7 +230,7 @@ def test_pass_at_1_is_the_group_advantage(x64):
 
 def test_pass_at_k_of_large_groups():
   rewards = np.random.default_rng(7).standard_normal(2048).astype(np.float32)
-  # C(1024, 512) is beyond any float.
+  # C(1024, 512) exceeds every float.
   a = np.asarray(pass_at_k_advantages(rewards, 1024, k=512))
   assert np.all(np.isfinite(a)) and np.all(a.reshape(2, -1).argmax(1) == rewards.reshape(2, -1).argmax(1))
 
@@ -240,8 +249,8 @@ def test_per_reward_matches_a_loop(x64, normalize_std):
   mean = sum(total) / 12
   std = math.sqrt(sum((x - mean) ** 2 for x in total) / 11 + 1e-8)
   settings = {"normalize_std": normalize_std} | ({"eps": 1e-3} if normalize_std else {})
-  found = per_reward_advantages(parts, weights, 4, **settings)
-  np.testing.assert_allclose(found, (total - mean) / std, rtol=1e-10, atol=1e-13)
+  actual = per_reward_advantages(parts, weights, 4, **settings)
+  np.testing.assert_allclose(actual, (total - mean) / std, rtol=1e-10, atol=1e-13)
 
 
 def test_a_large_reward_does_not_drown_a_small_one(x64):
@@ -286,19 +295,19 @@ WITH_VALID = {
 
 @pytest.mark.parametrize("name", WITH_VALID)
 def test_a_sample_without_a_reward_is_as_if_it_had_not_been_drawn(x64, name):
-  """Two of five in each group have none: the others have the advantages of a group of three."""
+  """Two of five in each group have no reward; the others have a group of three's advantages."""
   rng, estimate = np.random.default_rng(1), WITH_VALID[name]
   rewards, valid = rng.standard_normal((4, 5)), np.array([rng.permutation([True, True, True, False, False]) for _ in range(4)])
-  shown = np.where(valid, rewards, np.nan)  # Whatever stands there is not read.
-  found = np.asarray(estimate(shown.reshape(-1), 5, valid=valid.reshape(-1)))
-  np.testing.assert_allclose(found[valid.reshape(-1)], estimate(rewards[valid], 3), rtol=1e-12)
-  np.testing.assert_array_equal(found[~valid.reshape(-1)], 0)
+  shown = np.where(valid, rewards, np.nan)  # Their values are never read.
+  advantages = np.asarray(estimate(shown.reshape(-1), 5, valid=valid.reshape(-1)))
+  np.testing.assert_allclose(advantages[valid.reshape(-1)], estimate(rewards[valid], 3), rtol=1e-12)
+  np.testing.assert_array_equal(advantages[~valid.reshape(-1)], 0)
   np.testing.assert_allclose(estimate(rewards.reshape(-1), 5, valid=np.ones(20, bool)), estimate(rewards.reshape(-1), 5), rtol=1e-12)
 
 
 @pytest.mark.parametrize("name", WITH_VALID)
 @pytest.mark.parametrize("count", [0, 1])
-def test_one_valid_sample_or_none_teaches_nothing(name, count):
+def test_one_valid_sample_or_none_gives_no_signal(name, count):
   valid = np.arange(4) < count
-  found = WITH_VALID[name](jnp.array([0.3, 2.0, np.inf, 0.1]), 4, valid=valid)
-  assert found.tolist() == [0.0] * 4
+  advantages = WITH_VALID[name](jnp.array([0.3, 2.0, np.inf, 0.1]), 4, valid=valid)
+  assert advantages.tolist() == [0.0] * 4

@@ -1,13 +1,17 @@
-"""The same inputs through verl 0.9.1's own functions, whose outputs `record_peers.py` has written to `peers.json`.
+"""Advantages against the outputs of verl 0.9.1's own functions, recorded by `record_peers.py`.
 
 Where definitions differ:
-- Numbers off the mask: 0 here; verl leaves what the formula gives there.
-- A group of one: verl returns the reward itself, for GRPO and for RLOO; here it is 0 for GRPO and refused for RLOO.
-- A NaN among the rewards: its whole group is NaN, as in verl; TRL leaves it out of the means and sets that sample's advantage to 0.
-- `compute_gae_advantage_return` whitens: here `whiten` is a step of its own.
-- GDPO: verl takes the last mean and variance over tokens, here they are over samples, as in the paper.
-- The mean in `masked_whiten` divides by the number of entries + 1e-8, a relative 1e-9 here, so the tolerance is 1e-8 and not 1e-10.
-- Fewer than two counted entries: `masked_whiten` raises; here they are zeros.
+- Outside the mask, advantages are 0 here; verl leaves the formula's values there.
+- For a group of one, verl returns the reward itself for GRPO and RLOO; here it is 0 for GRPO and
+  refused for RLOO.
+- A NaN reward makes its whole group NaN, as in verl; TRL leaves it out of the means and sets that
+  sample's advantage to 0.
+- `compute_gae_advantage_return` whitens; here `whiten` is a separate step.
+- For GDPO, verl takes the last mean and variance over tokens; here they are over samples, as in the
+  paper.
+- The mean in `masked_whiten` divides by the number of entries + 1e-8, a relative 1e-9 on these
+  inputs, so the tolerance is 1e-8 instead of 1e-10.
+- With fewer than two counted entries `masked_whiten` raises; here the result is zeros.
 """
 
 import json
@@ -34,8 +38,8 @@ def on_tokens(advantages):
   return np.broadcast_to(np.asarray(advantages)[:, None], MASK.shape)[MASK]
 
 
-def agrees(found, name, rtol=1e-8):
-  np.testing.assert_allclose(found, PEERS[name], rtol=rtol, atol=rtol)
+def agrees(actual, name, rtol=1e-8):
+  np.testing.assert_allclose(actual, PEERS[name], rtol=rtol, atol=rtol)
 
 
 def test_group_methods_agree_with_verl(x64):
@@ -65,8 +69,8 @@ def test_generalized_advantages_agree_with_verl(x64, gamma, lam):
   agrees(np.asarray(whiten(advantages, MASK))[MASK], f"gae_{gamma}_{lam}")
 
 
-def test_gdpo_agrees_with_verl_but_for_the_population_of_its_variance(x64):
-  """verl computes it in float32."""
+def test_gdpo_agrees_with_verl_except_for_the_population_of_its_variance(x64):
+  """verl computes GDPO in float32."""
   parts, weights = np.stack([PEERS["rewards"], PEERS["second_rewards"]]), [1.0, 0.5]
   agrees(per_reward_advantages(parts, weights, 3), "gdpo_one_token", 1e-5)
   total = sum(weight * np.asarray(group_advantages(part, 3)) for part, weight in zip(parts, weights))

@@ -20,7 +20,7 @@ def test_whiten_matches_its_formula(x64, rng, eps):
   expected = np.where(MASK, (x - mean) / np.sqrt(var + eps), 0)
   np.testing.assert_allclose(whiten(x, MASK, eps=eps), expected, rtol=1e-10)
   np.testing.assert_allclose(whiten(x, MASK, shift_mean=False, eps=eps), np.where(MASK, expected + mean, 0), rtol=1e-10)
-  # Any shape: only which entries count matters.
+  # The shape may be any; only the counted entries matter.
   np.testing.assert_allclose(whiten(x.ravel(), MASK.ravel(), eps=eps), expected.ravel(), rtol=1e-10)
 
 
@@ -52,7 +52,7 @@ def test_explained_variance_matches_its_formula(x64, rng):
   values, returns = rng.standard_normal((2, *MASK.shape))
   expected = 1 - np.var((returns - values)[MASK]) / np.var(returns[MASK])
   np.testing.assert_allclose(explained_variance(values, returns, MASK), expected, rtol=1e-10)
-  for offset in (0.0, 5.0):  # A constant error is no variance.
+  for offset in (0.0, 5.0):  # A constant error has no variance.
     np.testing.assert_allclose(explained_variance(returns + offset, returns, MASK), 1, rtol=1e-10)
   np.testing.assert_allclose(explained_variance(np.full_like(returns, 2.0), returns, MASK), 0, atol=1e-12)
   np.testing.assert_allclose(explained_variance(-returns, returns, MASK), -3, rtol=1e-10)
@@ -61,8 +61,10 @@ def test_explained_variance_matches_its_formula(x64, rng):
 @hypothesis.given(st.integers(0, 2**32 - 1), st.integers(-30, 30), st.integers(-30, 30), st.lists(st.booleans(), min_size=12, max_size=12))
 def test_explained_variance_is_finite(seed, value_scale, return_scale, mask):
   values, returns = np.random.default_rng(seed).integers(-2, 3, (2, 12)).astype(np.float32)
-  found = explained_variance(values * np.float32(10.0**value_scale), returns * np.float32(10.0**return_scale), np.array(mask))
-  assert found.dtype == np.float32 and np.isfinite(found) and found <= 1
+  explained = explained_variance(
+    values * np.float32(10.0**value_scale), returns * np.float32(10.0**return_scale), np.array(mask)
+  )
+  assert explained.dtype == np.float32 and np.isfinite(explained) and explained <= 1
 
 
 @pytest.mark.parametrize("num_counted", [0, 1, 2, 5])

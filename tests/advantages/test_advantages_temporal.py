@@ -18,7 +18,7 @@ from jaxrl_llm.advantages import (
   token_rewards,
 )
 
-# Full, with holes at the start, in the middle and at the end, a single token, none.
+# Rows: full; with holes at the start, in the middle and at the end; with a single token; with none.
 MASK = np.array(
   [[1, 1, 1, 1, 1, 1, 1], [0, 1, 1, 0, 0, 1, 0], [1, 1, 1, 0, 0, 0, 0], [0, 0, 0, 1, 0, 0, 0], [0] * 7, [1, 0, 1, 0, 1, 0, 1]], bool
 )
@@ -31,7 +31,7 @@ def arrays(rng):
 
 
 def advantages_by_sum(rewards, values, mask, gamma, lam):
-  """A_t = Σ_l (γλ)^l δ_{t+l} as a double sum over the counted tokens."""
+  """Computes A_t = Σ_l (γλ)^l δ_{t+l} as a double sum over the counted tokens."""
   result = np.zeros(mask.shape)
   for row in range(len(mask)):
     slots = [slot for slot in range(mask.shape[1]) if mask[row, slot]]
@@ -56,9 +56,11 @@ def returns_by_sum(rewards, mask, gamma):
 def test_generalized_advantages_match_the_double_sum(x64, arrays, gamma, lam):
   if lam == "one a sequence":
     lam = np.linspace(0, 1, N)
-  found = generalized_advantages(**arrays, gamma=gamma, lam=lam)
-  np.testing.assert_allclose(found, advantages_by_sum(**arrays, gamma=gamma, lam=np.broadcast_to(lam, N)), rtol=1e-10, atol=1e-14)
-  assert found.dtype == np.float64
+  actual = generalized_advantages(**arrays, gamma=gamma, lam=lam)
+  np.testing.assert_allclose(
+    actual, advantages_by_sum(**arrays, gamma=gamma, lam=np.broadcast_to(lam, N)), rtol=1e-10, atol=1e-14
+  )
+  assert actual.dtype == np.float64
 
 
 @hypothesis.given(
@@ -71,8 +73,10 @@ def test_generalized_advantages_of_any_mask(mask, seed, gamma, lam):
   rewards, values = np.random.default_rng(seed).standard_normal((2, 2, 6))
   mask = np.array(mask)
   with jax.enable_x64(True):
-    found = generalized_advantages(rewards, values, mask, gamma=gamma, lam=lam)
-  np.testing.assert_allclose(found, advantages_by_sum(rewards, values, mask, gamma, [lam, lam]), rtol=1e-10, atol=1e-12)
+    actual = generalized_advantages(rewards, values, mask, gamma=gamma, lam=lam)
+  np.testing.assert_allclose(
+    actual, advantages_by_sum(rewards, values, mask, gamma, [lam, lam]), rtol=1e-10, atol=1e-12
+  )
 
 
 def test_generalized_advantages_at_both_ends(x64, arrays):
@@ -83,7 +87,7 @@ def test_generalized_advantages_at_both_ends(x64, arrays):
   monte_carlo = np.asarray(generalized_advantages(**arrays, gamma=0.9, lam=1.0))
   expected = np.where(mask, returns_by_sum(arrays["rewards"], mask, 0.9) - arrays["values"], 0)
   np.testing.assert_allclose(monte_carlo, expected, rtol=1e-10, atol=1e-14)
-  # A single reward at the end, γ = λ = 1: A_t = R − V_t at every token, and with the values added again R.
+  # With a single reward at the end and γ = λ = 1, A_t = R − V_t at every token, and A_t + V_t = R.
   outcome = np.arange(1.0, N + 1)
   advantages = np.asarray(generalized_advantages(token_rewards(outcome, mask), arrays["values"], mask))
   np.testing.assert_allclose(advantages, np.where(mask, outcome[:, None] - arrays["values"], 0), rtol=1e-10)
@@ -111,11 +115,11 @@ def test_holes_make_no_difference(x64, arrays):
 
 @pytest.mark.parametrize("gamma", [1.0, 0.9, 0.0])
 def test_returns_match_the_sum(x64, arrays, gamma):
-  found = returns_to_go(arrays["rewards"], MASK, gamma=gamma)
-  np.testing.assert_allclose(found, returns_by_sum(arrays["rewards"], MASK, gamma), rtol=1e-10, atol=1e-14)
+  actual = returns_to_go(arrays["rewards"], MASK, gamma=gamma)
+  np.testing.assert_allclose(actual, returns_by_sum(arrays["rewards"], MASK, gamma), rtol=1e-10, atol=1e-14)
 
 
-def test_token_rewards_stand_at_the_last_counted_token(x64, rng):
+def test_token_rewards_are_at_the_last_counted_token(x64, rng):
   rewards, kl = rng.standard_normal(N), rng.standard_normal((N, R))
   expected = np.zeros((N, R))
   for row in range(N):
@@ -126,7 +130,7 @@ def test_token_rewards_stand_at_the_last_counted_token(x64, rng):
   np.testing.assert_array_equal(token_rewards(rewards, MASK, kl), expected)
   for coef in (0.1, jnp.asarray(0.1)):
     np.testing.assert_allclose(token_rewards(rewards, MASK, kl, coef), np.where(MASK, expected - 0.1 * kl, 0), rtol=1e-12)
-  # What is spread over the tokens adds up again.
+  # The token rewards add up to the sequence reward.
   total = rewards - 0.1 * np.where(MASK, kl, 0).sum(1)
   any_counted = MASK.any(axis=1)
   first = np.asarray(returns_to_go(token_rewards(rewards, MASK, kl, 0.1), MASK))[np.arange(N), MASK.argmax(axis=1)]
@@ -163,21 +167,24 @@ def test_step_advantages_match_a_loop(x64, rng, group_size):
   for normalize_std in (True, False, True, False):
     rewards, ends = rng.integers(-3, 4, (N, R)) / 7, rng.random((N, R)) < 0.4
     settings = {"group_size": group_size, "normalize_std": normalize_std, "eps": 1e-3}
-    found = step_advantages(rewards, ends, MASK, **settings)
-    np.testing.assert_allclose(found, steps_by_loop(rewards, ends, MASK, **settings), rtol=1e-10, atol=1e-13)
+    actual = step_advantages(rewards, ends, MASK, **settings)
+    np.testing.assert_allclose(actual, steps_by_loop(rewards, ends, MASK, **settings), rtol=1e-10, atol=1e-13)
 
 
-def test_one_step_a_sample_is_the_group_advantage(x64, rng):
+def test_one_step_per_sample_is_the_group_advantage(x64, rng):
   rewards, mask = rng.standard_normal(6), np.arange(5) < np.array([5, 3, 1, 4, 2, 2])[:, None]
   ends = np.asarray(token_rewards(np.ones(6), mask)) > 0
-  found = step_advantages(np.asarray(token_rewards(rewards, mask)), ends, mask, 3)
-  np.testing.assert_allclose(found, np.where(mask, group_advantages(rewards, 3)[:, None], 0), rtol=1e-10)
+  actual = step_advantages(np.asarray(token_rewards(rewards, mask)), ends, mask, 3)
+  np.testing.assert_allclose(actual, np.where(mask, group_advantages(rewards, 3)[:, None], 0), rtol=1e-10)
 
 
 @pytest.mark.parametrize("normalize_std", [True, False])
 @pytest.mark.parametrize("eps", [0.0, 1e-6])
-def test_steps_that_teach_nothing(normalize_std, eps):
-  """A group with equal step rewards, one without steps, one with a single step: exact zeros. The last group has a signal."""
+def test_steps_without_signal(normalize_std, eps):
+  """Groups with equal step rewards, without steps, or with a single step have exact zeros.
+
+  The last group has a signal.
+  """
   rewards, ends = np.full((8, 3), 0.1, np.float32), np.zeros((8, 3), bool)
   ends[:2] = [[True, True, False], [False, True, False]]
   ends[4, 1] = ends[6, 1] = ends[7, 1] = True
@@ -193,7 +200,7 @@ def test_length_adaptive_lambda(x64):
   np.testing.assert_allclose(lam, [0, 0, 0, 1 - 1 / 1.05, 0.5, 0.8, 0.95], rtol=1e-10, atol=1e-15)
   # The sum of λ^t over a long response is α|y|.
   np.testing.assert_allclose(1 / (1 - lam[3:]), 0.05 * lengths[3:], rtol=1e-10)
-  # Where the counted tokens stand is of no account.
+  # The places of the counted tokens do not matter.
   np.testing.assert_array_equal(length_adaptive_lambda(mask[:, ::-1].astype(float)), lam)
 
 
@@ -203,8 +210,8 @@ def test_length_adaptive_lambda_is_below_one(length, alpha):
   assert lam.dtype == np.float32 and 0 <= lam[0] < 1
 
 
-def test_only_the_shape_compiles_anew(arrays):
-  """Outside of jit a scan compiles at every call unless it is in one of its own."""
+def test_only_new_shapes_compile_again(arrays):
+  """Outside of jit a scan compiles at every call unless it has its own jit."""
   from jaxrl_llm.advantages import temporal
 
   generalized_advantages(**arrays)

@@ -1,4 +1,4 @@
-"""From evidence to advantages: every estimator of the table, its settings, and what it needs."""
+"""Estimators of advantages: every entry of the table, its settings and its needs."""
 
 import inspect
 
@@ -23,7 +23,7 @@ def evidence(rng) -> Evidence:
 
 
 def bare(evidence: Evidence, name: str) -> Evidence:
-  """What the estimator reads, without a divergence in the reward."""
+  """Keeps the evidence that the estimator reads, without a divergence in the reward."""
   keep = {"rewards", "parts", "mask"} | ESTIMATORS[name].needs
   return Evidence(**{field: getattr(evidence, field) for field in keep})
 
@@ -40,39 +40,41 @@ SETTINGS = {
 
 
 @pytest.mark.parametrize("name", ESTIMATORS)
-def test_every_estimator_reads_what_it_says_and_every_setting_acts(name, evidence):
-  found = make_credit(name, G)(bare(evidence, name))
-  assert found.advantages.shape == evidence.mask.shape and not np.any(np.asarray(found.advantages)[evidence.mask == 0])
-  assert np.all(np.isfinite(found.advantages)) and np.ptp(found.advantages) > 0
-  assert (found.returns is not None) == (name == "gae")
+def test_every_estimator_reads_its_declared_needs_and_every_setting_has_an_effect(name, evidence):
+  credit = make_credit(name, G)(bare(evidence, name))
+  assert credit.advantages.shape == evidence.mask.shape and not np.any(
+    np.asarray(credit.advantages)[evidence.mask == 0]
+  )
+  assert np.all(np.isfinite(credit.advantages)) and np.ptp(credit.advantages) > 0
+  assert (credit.returns is not None) == (name == "gae")
   assert set(SETTINGS[name]) == set(ESTIMATORS[name].defaults)
   for setting, value in SETTINGS[name].items():
     other = make_credit(name, G, **{setting: value})(bare(evidence, name))
-    same = [np.allclose(a, b) for a, b in zip(jax.tree.leaves(found[:2]), jax.tree.leaves(other[:2]), strict=True)]
+    same = [np.allclose(a, b) for a, b in zip(jax.tree.leaves(credit[:2]), jax.tree.leaves(other[:2]), strict=True)]
     assert not all(same), setting
 
 
-def test_the_group_shares_its_advantage_among_the_tokens(evidence):
-  found = make_credit("group", G)(bare(evidence, "group")).advantages
+def test_a_group_advantage_holds_for_all_tokens(evidence):
+  advantages = make_credit("group", G)(bare(evidence, "group")).advantages
   expected = adv.group_advantages(evidence.rewards, G)
-  np.testing.assert_allclose(found, np.asarray(expected)[:, None] * evidence.mask, rtol=1e-6)
+  np.testing.assert_allclose(advantages, np.asarray(expected)[:, None] * evidence.mask, rtol=1e-6)
 
 
 @pytest.mark.parametrize("name", [name for name, estimator in ESTIMATORS.items() if estimator.takes_kl])
-def test_a_divergence_in_the_reward_is_taken_away(name, evidence):
-  # Not divided by a deviation: of three rewards the best of two has one shape only.
+def test_a_divergence_in_the_reward_is_subtracted(name, evidence):
+  # Without division by a deviation, because the best of two of three rewards has only one shape.
   settings = {"normalize_std": False} if "normalize_std" in ESTIMATORS[name].defaults else {}
   credit = make_credit(name, G, **settings)
-  found = credit(bare(evidence, name)._replace(kl=evidence.kl, kl_coef=evidence.kl_coef)).advantages
+  advantages = credit(bare(evidence, name)._replace(kl=evidence.kl, kl_coef=evidence.kl_coef)).advantages
   if name in ("returns", "gae"):
     rewards = adv.token_rewards(evidence.rewards, evidence.mask, evidence.kl, evidence.kl_coef)
     expected = adv.returns_to_go(rewards, evidence.mask)
     expected = expected if name == "returns" else (np.asarray(expected) - evidence.values) * evidence.mask
-    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(advantages, expected, rtol=1e-5, atol=1e-6)
   else:
     shaped = evidence.rewards - evidence.kl_coef * (evidence.kl * evidence.mask).sum(1)
-    np.testing.assert_allclose(found, credit(bare(evidence, name)._replace(rewards=shaped)).advantages, rtol=1e-5)
-  assert not np.allclose(found, credit(bare(evidence, name)).advantages)
+    np.testing.assert_allclose(advantages, credit(bare(evidence, name)._replace(rewards=shaped)).advantages, rtol=1e-5)
+  assert not np.allclose(advantages, credit(bare(evidence, name)).advantages)
 
 
 def test_estimators_that_cannot_take_a_divergence_do_not_read_it(evidence):
@@ -84,25 +86,29 @@ def test_estimators_that_cannot_take_a_divergence_do_not_read_it(evidence):
 def test_gae_by_hand():
   """One response of two tokens, reward 1, values 0.5 and 0.25; γ = 1."""
   evidence = Evidence(np.float32([1.0]), np.ones((1, 1), np.float32), np.float32([[1, 1, 0]]), values=np.float32([[0.5, 0.25, 7]]))
-  found = make_credit("gae", 1, lam=0.5, critic_lam=1.0)(evidence)
-  np.testing.assert_allclose(found.advantages, [[-0.25 + 0.5 * 0.75, 0.75, 0]], rtol=1e-6)
-  np.testing.assert_allclose(np.asarray(found.returns)[0, :2], [1, 1], rtol=1e-6)
-  assert found.metrics.keys() == {"critic/vf_explained_var"}
+  credit = make_credit("gae", 1, lam=0.5, critic_lam=1.0)(evidence)
+  np.testing.assert_allclose(credit.advantages, [[-0.25 + 0.5 * 0.75, 0.75, 0]], rtol=1e-6)
+  np.testing.assert_allclose(np.asarray(credit.returns)[0, :2], [1, 1], rtol=1e-6)
+  assert credit.metrics.keys() == {"critic/vf_explained_var"}
 
 
 def test_the_explained_variance_is_that_of_the_targets(rng):
   values = rng.normal(size=(4, 3)).astype(np.float32)
   mask, rewards = np.ones((4, 3), np.float32), rng.normal(size=4).astype(np.float32)
-  found = make_credit("gae", 2)(Evidence(rewards, rewards[None], mask, values=values))
+  credit = make_credit("gae", 2)(Evidence(rewards, rewards[None], mask, values=values))
   targets = np.repeat(rewards[:, None], 3, axis=1)  # γ = λ = 1: the return itself, at every token.
-  np.testing.assert_allclose(found.metrics["critic/vf_explained_var"], 1 - np.var(targets - values) / np.var(targets), rtol=1e-4)
+  np.testing.assert_allclose(
+    credit.metrics["critic/vf_explained_var"], 1 - np.var(targets - values) / np.var(targets), rtol=1e-4
+  )
 
 
-def test_the_length_adaptive_lambda_takes_the_place_of_lam(evidence):
-  found = make_credit("gae", G, length_alpha=0.4)(bare(evidence, "gae")).advantages
+def test_the_length_adaptive_lambda_replaces_lam(evidence):
+  advantages = make_credit("gae", G, length_alpha=0.4)(bare(evidence, "gae")).advantages
   lam = adv.length_adaptive_lambda(evidence.mask, alpha=0.4)
   rewards = adv.token_rewards(evidence.rewards, evidence.mask)
-  np.testing.assert_allclose(found, adv.generalized_advantages(rewards, evidence.values, evidence.mask, lam=lam), rtol=1e-5, atol=1e-6)
+  np.testing.assert_allclose(
+    advantages, adv.generalized_advantages(rewards, evidence.values, evidence.mask, lam=lam), rtol=1e-5, atol=1e-6
+  )
 
 
 def test_whitening_leaves_the_targets_alone(evidence):

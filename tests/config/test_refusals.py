@@ -1,4 +1,4 @@
-"""Settings that are wrong or without effect beside one another: every row of the table refuses its case, and only that."""
+"""Settings that are wrong or without effect in combination: each row refuses only its own case."""
 
 import pytest
 
@@ -91,9 +91,9 @@ def config_of(objective, overrides):
 
 @pytest.mark.parametrize(("objective", "overrides", "field"), CASES, ids=[f"{name}-{field}" for name, _, field in CASES])
 def test_each_case_is_refused_in_one_line_that_names_the_field(objective, overrides, field):
-  (line,) = check.problems(config_of(objective, overrides))
-  found = fields.flatten(config_of(objective, overrides))[field]
-  assert line.startswith(f"config.{field}: found {found!r}, expected "), line
+  (line,) = check.config_problems(config_of(objective, overrides))
+  value = fields.flatten(config_of(objective, overrides))[field]
+  assert line.startswith(f"config.{field}: found {value!r}, expected "), line
 
 
 def test_every_row_of_the_table_has_a_case():
@@ -132,16 +132,18 @@ LEGAL = [
 
 
 @pytest.mark.parametrize(("objective", "overrides"), LEGAL)
-def test_what_has_an_effect_is_legal(objective, overrides):
-  assert check.problems(config_of(objective, overrides)) == []
+def test_settings_that_have_an_effect_are_legal(objective, overrides):
+  assert check.config_problems(config_of(objective, overrides)) == []
 
 
-def test_all_rows_come_at_once():
-  found = check.problems(config_of("grpo", {"reward.kl_coef": 0.1, "kl.horizon": 9, "advantage.lam": 0.5, "correction.tis": 2.0}))
-  assert len(found) == 4
+def test_all_rows_that_apply_are_reported_at_once():
+  lines = check.config_problems(
+    config_of("grpo", {"reward.kl_coef": 0.1, "kl.horizon": 9, "advantage.lam": 0.5, "correction.tis": 2.0})
+  )
+  assert len(lines) == 4
 
 
-def test_what_works_in_one_process_only():
+def test_settings_that_work_in_one_process_only():
   config = tiny_config("gspo", {"rollout.report_every": 8, "mesh.sampler": 4, "rollout.spare_prompts": 2})
   refuse_several_processes(config, 1)
   refuse_several_processes(tiny_config("gspo"), 2)

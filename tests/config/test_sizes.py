@@ -1,4 +1,4 @@
-"""Sizes that follow from the data: never too small, the same every time, and those that are set stay."""
+"""Sizes chosen from the data: never too small, reproducible, and without effect on those set."""
 
 import numpy as np
 import pytest
@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from jaxrl_llm.config.check import row_problems, size_problems
 from jaxrl_llm.config.fields import base
-from jaxrl_llm.config.sizes import SIZES, Bounds, Lengths, chosen, described, left_open, most_rows
+from jaxrl_llm.config.sizes import SIZES, Bounds, Lengths, choose_sizes, describe_sizes, most_rows, open_sizes
 from jaxrl_llm.learner.packing import Trajectory, arrange, demonstration
 
 
@@ -22,7 +22,7 @@ def sizes_of(config):
 
 
 def group(rng, prompt, lengths, *, counts=True):
-  """The samples of one prompt, some of which count for nothing."""
+  """Yields the samples of one prompt, some of whose tokens do not count in the loss."""
   ids = rng.integers(1, 99, prompt)
   for length in lengths:
     mask = np.float32([0] * prompt + [counts and bool(rng.integers(4))] * length)
@@ -40,13 +40,13 @@ def group(rng, prompt, lengths, *, counts=True):
   st.integers(1, 3), st.integers(1, 2), st.sampled_from([16, 128]), st.integers(16, 600), st.data(),
 )  # fmt: skip
 def test_every_mini_batch_fits(changes, shards, context, tile, d_model, data):
-  """Whatever the lengths, also where a problem comes twice in a row, and where samples are left out of the loss."""
+  """Holds for all lengths, also if a problem occurs twice in a row or samples do not count."""
   config = base()
   changes["rollout.num_prompts"] *= changes["learner.updates_per_rollout"]
   config.update_from_flattened_dict(changes)
   prompts = data.draw(st.lists(st.integers(1, 50), min_size=1, max_size=30))
   shown = data.draw(st.lists(st.integers(2, max(prompts) + config.rollout.max_new_tokens), min_size=1, max_size=20))
-  config = chosen(config, Lengths(prompts, [5], shown), Bounds(shards, context, d_model, tile))
+  config = choose_sizes(config, Lengths(prompts, [5], shown), Bounds(shards, context, d_model, tile))
   rollout, learner = config.rollout, config.learner
   aligned = config.copy_and_resolve_references()
   aligned.update_from_flattened_dict({"rollout.num_prompts": shards, "eval.batch_prompts": shards})
@@ -74,7 +74,7 @@ def test_every_mini_batch_fits(changes, shards, context, tile, d_model, data):
   assert arrange(demonstrations, row_buckets=config.warm_start.row_buckets, **packing).shape[0] in config.warm_start.row_buckets
 
 
-def test_the_bound_of_shared_prompts_is_reached_and_below_the_one_without():
+def test_the_bound_is_reached_with_and_without_shared_prompts():
   config = config_of(rollout__prompt_buckets=(40,), rollout__max_new_tokens=8, rollout__group_size=16, rollout__num_prompts=16)
   config.update_from_flattened_dict({"learner.updates_per_rollout": 1, "learner.row_tokens": 384})
   rng = np.random.default_rng(0)
@@ -85,8 +85,11 @@ def test_the_bound_of_shared_prompts_is_reached_and_below_the_one_without():
   assert most_rows(config) == rows(False) == 32  # 256 sequences of 48 tokens, eight in a row.
 
 
-def test_a_problem_that_comes_twice_takes_no_more_rows():
-  """As one unit of six samples each, three such pairs would need a row each: a part that leaves too much prompt is not split off."""
+def test_a_problem_that_occurs_twice_takes_no_more_rows():
+  """As one unit of six samples, each of the three pairs of groups would need its own row.
+
+  A part that leaves too much prompt is not split off.
+  """
   rng = np.random.default_rng(0)
   sequences = [x for _ in range(3) for x in group(rng, 10, [4] * 6)]
   places = dict(row_tokens=66, row_buckets=range(1, 99), share_prompts=True)
@@ -96,7 +99,7 @@ def test_a_problem_that_comes_twice_takes_no_more_rows():
   assert rows(None) == 3
 
 
-def test_what_is_left_out_of_the_loss_still_shares_its_prompt():
+def test_samples_that_do_not_count_still_share_their_prompt():
   rng = np.random.default_rng(0)
   sequences = list(group(rng, 30, [5] * 8, counts=False))
   slots = np.concatenate(arrange(sequences, row_tokens=80, row_buckets=(1,), share_prompts=True).slots)
@@ -110,56 +113,64 @@ def test_what_is_left_out_of_the_loss_still_shares_its_prompt():
   [
     ([3], [], None, (8,)),
     ([30] * 9, [41], None, (48,)),
-    ([20] * 99 + [90], [], None, (48, 96)),  # 16 prompts of a hundred: five of six batches fit into the narrower one.
+    # With 16 prompts of a hundred, five of six batches fit into the narrower bucket.
+    ([20] * 99 + [90], [], None, (48, 96)),
     ([20] * 9 + [90], [], None, (96,)),
-    ([61], [], 70, (62,)),  # 64 would leave no place for 8 new tokens.
-    ([61], [], 68, (61,)),  # Too long for the model, which another check says.
+    ([61], [], 70, (62,)),  # 64 would leave no room for 8 new tokens.
+    ([61], [], 68, (61,)),  # Too long for the model; another check refuses it.
   ],
 )
 def test_prompt_buckets(prompts, held_out, max_positions, expected):
   config = config_of(rollout__max_new_tokens=8, rollout__num_prompts=16)
-  assert chosen(config, Lengths(prompts, held_out, [9]), Bounds(max_positions=max_positions)).rollout.prompt_buckets == expected
+  assert (
+    choose_sizes(config, Lengths(prompts, held_out, [9]), Bounds(max_positions=max_positions)).rollout.prompt_buckets
+    == expected
+  )
 
 
 @pytest.mark.parametrize(("new_tokens", "expected"), [(30, 576), (36, 672), (44, 576)])
 def test_a_row_is_stretched_to_hold_a_whole_group(new_tokens, expected):
-  """Of 88 + 16 x 36 tokens, 576 slots would hold the prompt and 13 responses, and the other three would need the prompt again."""
+  """A group has 88 + 16 x 36 tokens, of which 576 slots would hold the prompt and 13 responses.
+
+  The other three responses would need a copy of the prompt.
+  """
   rollout = dict(rollout__max_new_tokens=new_tokens, rollout__num_prompts=16, rollout__group_size=16, learner__updates_per_rollout=2)
-  found = chosen(config_of(**rollout), Lengths([87, 59], [], [9]), Bounds(d_model=576)).learner
-  assert found.row_tokens == expected and (max(found.row_buckets) == 8) == (new_tokens < 40)
+  learner = choose_sizes(config_of(**rollout), Lengths([87, 59], [], [9]), Bounds(d_model=576)).learner
+  assert learner.row_tokens == expected and (max(learner.row_buckets) == 8) == (new_tokens < 40)
 
 
-def test_what_is_set_stays_and_the_rest_follows_it():
+def test_sizes_that_are_set_stay_and_the_others_suit_them():
   lengths = Lengths([12, 30, 21], [33], [40, 60, 50])
-  assert sizes_of(chosen(base(), lengths, Bounds())) == sizes_of(chosen(base(), lengths, Bounds()))
+  assert sizes_of(choose_sizes(base(), lengths, Bounds())) == sizes_of(choose_sizes(base(), lengths, Bounds()))
   for path, value in zip(SIZES, ((64, 99), 400, (5, 70), (80,)), strict=True):
     config = config_of(**{path: value})
-    found = chosen(config, lengths, Bounds())
+    complete = choose_sizes(config, lengths, Bounds())
     section, name = path.split(".")
-    assert found[section][name] == value and None not in sizes_of(found) and not list(size_problems(found, longest_demonstration=60))
-    assert path not in left_open(config) and left_open(found) == []
-  every = chosen(base(), lengths, Bounds())
-  assert chosen(every, Lengths([1]), Bounds(8)) == every
+    assert complete[section][name] == value and None not in sizes_of(complete)
+    assert not list(size_problems(complete, longest_demonstration=60))
+    assert path not in open_sizes(config) and open_sizes(complete) == []
+  every = choose_sizes(base(), lengths, Bounds())
+  assert choose_sizes(every, Lengths([1]), Bounds(8)) == every
 
 
-def test_a_row_that_is_too_short_is_refused_and_not_a_crash():
-  config = chosen(config_of(learner__row_tokens=20), Lengths([12], [], [40]), Bounds())
+def test_a_row_that_is_too_short_is_refused_without_a_crash():
+  config = choose_sizes(config_of(learner__row_tokens=20), Lengths([12], [], [40]), Bounds())
   (line,) = size_problems(config)
   assert "config.learner.row_tokens=20 is below the longest sequence" in line and "raise it to at least 48" in line
 
 
-def test_without_a_warm_start_its_rows_stay_open():
+def test_without_a_warm_start_its_row_buckets_stay_open():
   config = config_of(warm_start__num_steps=0)
-  assert left_open(config) == list(SIZES[:3])
-  assert chosen(config, Lengths([9]), Bounds()).warm_start.row_buckets is None
+  assert open_sizes(config) == list(SIZES[:3])
+  assert choose_sizes(config, Lengths([9]), Bounds()).warm_start.row_buckets is None
 
 
 def test_the_lines_are_overrides():
   asked = config_of(learner__row_tokens=160)
   lengths = Lengths([10] * 999 + [100], [12], [40])
-  lines = described(asked, chosen(asked, lengths, Bounds()), lengths)
+  lines = describe_sizes(asked, choose_sizes(asked, lengths, Bounds()), lengths)
   assert lines[0] == "sizes chosen from the data (prompts have 10 to 100 tokens, responses up to 32):"
   assert lines[1] == "  --config.rollout.prompt_buckets=(56,104)" and "row_tokens" not in "".join(lines)
   assert "1 % of the prompts are longer than 10 tokens" in lines[-1] and "'(16,)'" in lines[-1]
-  every = chosen(asked, lengths, Bounds())
-  assert described(every, every, lengths) == []
+  every = choose_sizes(asked, lengths, Bounds())
+  assert describe_sizes(every, every, lengths) == []

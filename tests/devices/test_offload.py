@@ -1,4 +1,4 @@
-"""Moments in host memory: the same steps, the same guard, and fewer bytes on the devices."""
+"""Tests of moments in host memory: the same steps and guard, and fewer bytes on the devices."""
 
 import chex
 import jax
@@ -22,7 +22,7 @@ def optimizer(wrap):
 
 
 def placed(chain):
-  """A fresh state, its moments on the hosts, over four devices; and its shardings."""
+  """Places a fresh state with moments on the hosts, and returns it with its shardings."""
   mesh = mesh_lib.make_mesh(data=2, fsdp=2, tensor=2)
   params = mesh_lib.param_shardings(mesh, LOGICAL, PARAMS)
   state = TrainState(PARAMS, chain.init(PARAMS), step=jnp.int32(0), skipped=jnp.int32(0))
@@ -65,8 +65,9 @@ def test_a_tensor_waits_until_the_one_two_before_it_is_back():
   chain = optimizer(offloaded)
   state, _ = placed(chain)
   traced = jax.make_jaxpr(step_of(chain))(state, True)
-  assert str(traced).count("optimization_barrier") == 2  # Four tensors, of which two may be on the devices at once.
-  # They go back by themselves, not only where the program ends.
+  # There are four tensors, and two may be on the devices at once.
+  assert str(traced).count("optimization_barrier") == 2
+  # The update itself sends them back, not only the program's output shardings.
   assert sum(x.memory_space == jax.memory.Space.Host for x in traced.out_avals) == 2 * 4
 
 
@@ -76,7 +77,7 @@ def test_a_train_step_keeps_its_moments_on_the_hosts():
   outputs_fn = lambda params, batch: PolicyOutputs(batch.advantages * (jnp.sum(params["a"]) + jnp.sum(params["c"] ** 2)))
   objective = Objective(weigh=lambda mask, segments: mask, token_loss=lambda outputs, batch: (outputs.logprobs, {}))
   params = {name: PARAMS[name] for name in ("a", "c", "d")}
-  ones, found = jnp.ones((4, 2)), {}
+  ones, states = jnp.ones((4, 2)), {}
   for offload in (False, True):
     optimizer, schedule = make_optimizer(**settings, offload=offload)
     state = init_state(jax.tree.map(jnp.copy, params), optimizer)
@@ -88,12 +89,12 @@ def test_a_train_step_keeps_its_moments_on_the_hosts():
     for advantage in (1.0, jnp.nan, -1.0):  # The second update is refused.
       ids = jnp.zeros((4, 2), jnp.int32)
       state, _ = step(state, TrainBatch(ids, ids, ids, ones, advantage * ones, ones))
-    found[offload] = state
-  assert int(found[True].skipped) == 1 and sum(map(is_on_host, jax.tree.leaves(found[True].opt_state))) == 2 * 3
-  chex.assert_trees_all_close(found[True], found[False], rtol=1e-6)
+    states[offload] = state
+  assert int(states[True].skipped) == 1 and sum(map(is_on_host, jax.tree.leaves(states[True].opt_state))) == 2 * 3
+  chex.assert_trees_all_close(states[True], states[False], rtol=1e-6)
 
 
-def test_where_it_buys_nothing_it_is_refused():
+def test_offloading_on_cpu_is_refused():
   check_offload("tpu")
   with pytest.raises(ValueError, match="config.learner.offload_optimizer: found True on cpu, .*expected False"):
     check_offload("cpu")

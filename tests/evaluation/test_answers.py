@@ -1,9 +1,9 @@
-"""The answers that verifiers judge, and that a majority is of: a vote for what is right is right."""
+"""The answers that verifiers judge and majorities count."""
 
 import pytest
 
 from jaxrl_llm.evaluation import answer_reader
-from jaxrl_llm.rewards import RewardSpec, WeightedReward, answer_key, build, make
+from jaxrl_llm.rewards import RewardSpec, WeightedReward, answer_key, build_reward, make
 from jaxrl_llm.text_types import Completion
 
 CASES = {
@@ -29,20 +29,21 @@ def test_answers(name):
 
 
 @pytest.mark.parametrize("name", ["final_answer", "final_number", "maths", "choice", "exact_match"])
-def test_an_answer_that_is_read_is_one_that_is_judged(name):
-  """What the reader finds, given as the right answer, makes the response right."""
+def test_the_answer_that_is_read_is_the_one_that_is_judged(name):
+  """The answer that is read, given as the gold answer, makes the response right."""
   for text, answer in CASES[name]:
     if answer:
-      settings = {"seconds": 600.0} if name == "maths" else {}  # Its first call imports for as long as a busy machine takes.
+      # The imports of its first call may be slow on a busy machine.
+      settings = {"seconds": 600.0} if name == "maths" else {}
       assert make(name, **settings)(completion(text), {"answer": answer_key(answer) if name == "maths" else answer}) == 1.0, text
 
 
 def test_settings_and_routes():
   spec = RewardSpec("exact_match", {"answer_in": "last_line"})
-  last_line = WeightedReward("exact_match", build(spec), spec=spec)
+  last_line = WeightedReward("exact_match", build_reward(spec), spec=spec)
   assert answer_reader(last_line)(completion("a\nb"), {}).text == "b"
   letters = RewardSpec("choice", {"letters": "AB"})
-  assert answer_reader(WeightedReward("choice", build(letters), spec=letters))(completion("Answer: C"), {}) is None
+  assert answer_reader(WeightedReward("choice", build_reward(letters), spec=letters))(completion("Answer: C"), {}) is None
   number = WeightedReward("final_number", make("final_number"))
   routed = WeightedReward("verifier", number.fn, routes=(last_line, number))
   assert [answer_reader(routed)(completion("a\nb 5"), {"reward": name}).text for name in ("exact_match", "final_number")] == ["b 5", "5"]

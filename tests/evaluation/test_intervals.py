@@ -1,4 +1,4 @@
-"""The bootstrap: what it promises, and that it is the one of `evaluate`."""
+"""The coverage of the bootstrap interval, and its independence of chunks."""
 
 import numpy as np
 import pytest
@@ -24,7 +24,7 @@ def test_it_is_the_normal_one_for_many_problems(rng):
   np.testing.assert_allclose([interval.low, interval.high], [values.mean() - half, values.mean() + half], atol=5e-4)
 
 
-def test_the_seed_decides_and_so_does_not_the_chunk(rng, monkeypatch):
+def test_the_interval_depends_on_the_seed_and_not_on_the_chunk(rng, monkeypatch):
   values = rng.random(20)
   whole = bootstrap_interval(values)
   assert whole == bootstrap_interval(values) != bootstrap_interval(values, seed=1)
@@ -32,7 +32,7 @@ def test_the_seed_decides_and_so_does_not_the_chunk(rng, monkeypatch):
   assert bootstrap_interval(values) == whole
 
 
-def test_what_is_unknown_is_left_out():
+def test_unknown_values_are_left_out():
   assert bootstrap_interval(np.array([1.0, np.nan, 1.0])) == (1, 1, 1)
   with pytest.raises(ValueError, match="bootstrap: found 2 problems and none of known reward"):
     bootstrap_interval(np.full(2, np.nan))

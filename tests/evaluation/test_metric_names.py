@@ -1,4 +1,4 @@
-"""Metrics by lighteval's names."""
+"""Metric names in lighteval's notation."""
 
 import pytest
 
@@ -8,7 +8,7 @@ from jaxrl_llm.evaluation import MetricName, parse_metric
 @pytest.mark.parametrize("text, expected", [
   ("avg@n:n=64", MetricName("avg@n", 64)), ("pass@k:k=1&n=16", MetricName("pass@k", 16, 1)), ("maj@n:n=8", MetricName("maj@n", 8)),
 ])  # fmt: skip
-def test_names_and_back(text, expected):
+def test_names_round_trip(text, expected):
   assert parse_metric(text) == expected and str(expected) == text
   assert parse_metric("pass@k:n=16&k=1") == MetricName("pass@k", 16, 1)
 
@@ -20,7 +20,7 @@ def test_names_and_back(text, expected):
   ("pass@k:n=8", "such as 'pass@k:k=1&n=8'"),
   ("pass@k:k=1&n=8&m=2", "such as"), ("pass@k:k=9&n=8", "expected k <= n"), ("maj@n:n=8&", "such as"),
 ])  # fmt: skip
-def test_one_line_says_what_is_wrong(text, message):
+def test_a_wrong_name_is_refused_in_one_line(text, message):
   with pytest.raises(ValueError, match=message) as caught:
     parse_metric(text)
   assert "\n" not in str(caught.value)

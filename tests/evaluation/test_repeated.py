@@ -1,4 +1,4 @@
-"""avg@n, pass@k and maj@n against brute force over all choices, written here from their definitions."""
+"""avg@n, pass@k and maj@n against brute force over all choices, from their definitions."""
 
 import itertools
 from fractions import Fraction
@@ -19,12 +19,15 @@ def test_pass_at_k_is_the_mean_over_all_choices_of_k_samples(k, rng):
 
 @pytest.mark.parametrize("samples, k", [(1, 1), (7, 3), (64, 16), (1000, 1), (1000, 100), (1000, 999), (1000, 1000)])
 def test_pass_at_k_is_the_ratio_of_binomials_at_any_size(samples, k):
-  """Binomials of a thousand are beyond float64: here they are whole numbers."""
+  """The binomials of a thousand samples overflow float64, so that the test uses integers."""
   rights = sorted({0, 1, 2, samples // 2, samples - k, samples - k + 1, samples - 1, samples} & set(range(samples + 1)))
   correct = np.array([[1.0] * c + [0.0] * (samples - c) for c in rights])
-  found = pass_at_k(correct, k)
-  np.testing.assert_allclose(found, [float(1 - Fraction(comb(samples - c, k), comb(samples, k))) for c in rights], rtol=1e-12)
-  assert (found[np.array(rights) == 0] == 0).all() and (found[np.array(rights) > samples - k] == 1).all()  # Exactly.
+  estimates = pass_at_k(correct, k)
+  np.testing.assert_allclose(
+    estimates, [float(1 - Fraction(comb(samples - c, k), comb(samples, k))) for c in rights], rtol=1e-12
+  )
+  # These are exact.
+  assert (estimates[np.array(rights) == 0] == 0).all() and (estimates[np.array(rights) > samples - k] == 1).all()
 
 
 def test_pass_at_one_is_avg_at_n(rng):
@@ -34,7 +37,7 @@ def test_pass_at_one_is_avg_at_n(rng):
 
 
 def vote(answers, correct):
-  """Every way to break a tie is as likely as every other."""
+  """Returns the expected reward of the majority, with all ways to break a tie equally likely."""
   classes = sorted({answer for answer in answers if answer is not None})
   counts = [answers.count(answer) for answer in classes]
   winners = [answer for answer, count in zip(classes, counts, strict=True) if count == max(counts)]
@@ -45,16 +48,18 @@ def vote(answers, correct):
 def test_maj_at_n_is_an_independent_vote(n, rng):
   answers = rng.choice(["1", "2", "3", "4", None], size=(60, 8), p=[0.3, 0.25, 0.15, 0.1, 0.2]).tolist()
   correct = np.array([[float(answer == "1") for answer in row] for row in answers])
-  found = maj_at_n(answers, correct, n)
-  np.testing.assert_allclose(found, [vote(row[:n], scores.tolist()) for row, scores in zip(answers, correct, strict=True)], rtol=1e-13)
-  assert n == 1 or len(set(found.tolist())) > 2  # Ties occurred.
+  estimates = maj_at_n(answers, correct, n)
+  np.testing.assert_allclose(
+    estimates, [vote(row[:n], scores.tolist()) for row, scores in zip(answers, correct, strict=True)], rtol=1e-13
+  )
+  assert n == 1 or len(set(estimates.tolist())) > 2  # There were ties.
   if n == 8:
     order = rng.permutation(8)
     shuffled = [[row[i] for i in order] for row in answers]
-    np.testing.assert_allclose(maj_at_n(shuffled, correct[:, order]), found, rtol=1e-13)
+    np.testing.assert_allclose(maj_at_n(shuffled, correct[:, order]), estimates, rtol=1e-13)
 
 
-def test_answers_with_one_key_are_one_answer():
+def test_answers_with_the_same_key_are_one_answer():
   answers, correct = [["0.5", "1/2", "7", "7", "7"]], np.array([[1.0, 1.0, 0.0, 0.0, 0.0]])
   assert maj_at_n(answers, correct).tolist() == [0]
   assert maj_at_n(answers, correct, 4).tolist() == [0.0]
@@ -62,7 +67,7 @@ def test_answers_with_one_key_are_one_answer():
   assert maj_at_n([["a", " a ", "b"]], np.array([[1.0, 1.0, 0.0]])).tolist() == [1]
 
 
-def test_what_nobody_knows_is_left_out():
+def test_unknown_rewards_are_left_out():
   nan = np.nan
   correct = np.array([[1.0, nan, 0.0, nan], [nan] * 4, [1.0, 0.0, 0.0, nan]])
   np.testing.assert_allclose(avg_at_n(correct), [0.5, nan, 1 / 3])
@@ -83,7 +88,7 @@ def test_what_nobody_knows_is_left_out():
   (lambda x: maj_at_n([["a"] * 2] * 2, x), "maj@n: found the answers of 2 problems"),
   (lambda x: by_level(x[:, 0], [1]), "by_level: found 1 levels, expected 2"),
 ])  # fmt: skip
-def test_what_the_samples_do_not_allow(call, message):
+def test_metrics_that_the_samples_do_not_allow_are_refused(call, message):
   with pytest.raises(ValueError, match=message):
     call(np.ones((2, 3)))
 

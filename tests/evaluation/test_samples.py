@@ -1,4 +1,4 @@
-"""Samples on disk: as they were, or a message that names the line."""
+"""Samples on disk: exact round trips, and messages that name a damaged line."""
 
 import json
 
@@ -22,11 +22,11 @@ def test_round_trip(tmp_path):
   assert [file.name for file in tmp_path.iterdir()] == ["samples.jsonl"]
 
 
-def test_a_number_that_json_does_not_have(tmp_path):
+def test_a_number_that_json_lacks_is_refused(tmp_path):
   write_samples(tmp_path / "samples.jsonl", ROWS)
   with pytest.raises(ValueError, match="samples: found a row of problem 'aime24/1' that JSON cannot hold"):
     write_samples(tmp_path / "samples.jsonl", [ROWS[0]._replace(score=float("nan"))])
-  assert read_samples(tmp_path / "samples.jsonl") == ROWS  # What was there stays.
+  assert read_samples(tmp_path / "samples.jsonl") == ROWS  # The previous file stays.
 
 
 @pytest.mark.parametrize("damage, message", [

@@ -1,4 +1,4 @@
-"""What one evaluation says."""
+"""The summary of an evaluation."""
 
 import json
 import subprocess
@@ -14,26 +14,31 @@ COMMON = dict(lengths=np.array([[1, 2, 3, 4], [5, 6, 7, 8]]), stopped=np.array([
 ANSWERS = [["2", "3", "2.0", "2"], ["1", "1", None, "4"]]
 
 
-def test_by_hand():
+def test_a_summary_by_hand():
   metrics = ["pass@k:k=2&n=4", "avg@n:n=4", "maj@n:n=4"]
-  found = summarise(metrics, REWARDS, answers=ANSWERS, levels=np.array([5, 2]), problem_ratings=np.array([1000.0, 1800.0]), **COMMON)
-  assert [x.name for x in found.metrics] == metrics and [x.problems for x in found.metrics] == [2, 2, 2]
-  assert [x.value for x in found.metrics] == pytest.approx([(1 + 1 / 2) / 2, 0.5, 0.5])
-  assert all(x.low <= x.value <= x.high for x in found.metrics)
-  assert list(found.levels.items()) == [(2, (0.25, 1)), (5, (0.75, 1))]
-  assert abs(found.rating.rating - 1400) < 1e-6  # One expected, of two that lie as far below as above.
-  assert (found.truncation_rate, found.mean_tokens, found.problems, found.samples, found.failed) == (0.125, 4.5, 2, 4, {})
+  results = summarise(
+    metrics, REWARDS, answers=ANSWERS, levels=np.array([5, 2]), problem_ratings=np.array([1000.0, 1800.0]), **COMMON
+  )
+  assert [x.name for x in results.metrics] == metrics and [x.problems for x in results.metrics] == [2, 2, 2]
+  assert [x.value for x in results.metrics] == pytest.approx([(1 + 1 / 2) / 2, 0.5, 0.5])
+  assert all(x.low <= x.value <= x.high for x in results.metrics)
+  assert list(results.levels.items()) == [(2, (0.25, 1)), (5, (0.75, 1))]
+  # One of two problems at equal distances is expected to be solved.
+  assert abs(results.rating.rating - 1400) < 1e-6
+  assert (results.truncation_rate, results.mean_tokens) == (0.125, 4.5)
+  assert (results.problems, results.samples, results.failed) == (2, 4, {})
 
 
 def test_failed_samples_and_unbounded_ratings_leave_plain_json():
   rewards = np.where(REWARDS == 1, 1.0, np.nan)
-  found = summarise(
+  results = summarise(
     ["avg@n:n=4", "pass@k:k=4&n=4"], rewards, problem_ratings=np.array([1000.0, np.nan]), causes=["timeout", "raised", "timeout"], **COMMON
   )
-  assert found.failed == {"timeout": 2, "raised": 1} and found.metrics[1] == Estimate("pass@k:k=4&n=4", None, None, None, 0)
-  result = json.loads(json.dumps(to_json(found), allow_nan=False))
+  assert results.failed == {"timeout": 2, "raised": 1}
+  assert results.metrics[1] == Estimate("pass@k:k=4&n=4", None, None, None, 0)
+  result = json.loads(json.dumps(to_json(results), allow_nan=False))
   assert result["metrics"]["avg@n:n=4"]["value"] == 1 and result["rating"]["rating"] is None and result["rating"]["low"] is not None
-  shown = table(found)
+  shown = table(results)
   assert "infinity" in shown and "failed: timeout" in shown and "nan" not in shown
 
 
@@ -41,7 +46,7 @@ def test_a_majority_of_unknown_rewards_is_unknown():
   assert np.isnan(per_problem("maj@n:n=2", np.array([[np.nan, np.nan]]), [["1", "1"]])[0])
 
 
-def test_credit_in_part_is_no_pass():
+def test_partial_credit_is_not_a_pass():
   assert per_problem("pass@k:k=1&n=2", np.array([[0.5, 1.0]])).tolist() == [0.5]
 
 
@@ -54,6 +59,6 @@ def test_bad_input():
     per_problem("avg@n:n=8", REWARDS)
 
 
-def test_the_room_needs_no_jax():
+def test_the_package_needs_no_jax():
   code = "import sys, jaxrl_llm.evaluation; print('jax' in sys.modules)"
   assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip() == "False"

@@ -1,4 +1,7 @@
-"""The benchmarks of the sampler: what they refuse, count and report, and how they talk to the engines. No wall-clock time is judged."""
+"""Benchmarks of the sampler: refusals, counts, reports, and the dialogue with the engines.
+
+No wall-clock time is judged.
+"""
 
 import json
 import re
@@ -15,7 +18,8 @@ from experiments.benchmarks.engines.job import Job, token_ids
 from jaxrl_llm.models import Experts, ModelConfig, make_model, preset, read_config
 
 NANO = preset("nano", vocab_size=264)._replace(tie_embeddings=False, max_positions=32)
-# Weights of a layer: 4·2·(2·2 + 2·1) = 48 of attention, 3·4·5 = 60 of the feed-forward layer; of the head 4·7 = 28.
+# Weights of a layer: 4·2·(2·2 + 2·1) = 48 of attention, 3·4·5 = 60 of the feed-forward layer.
+# Weights of the head: 4·7 = 28.
 TINY = ModelConfig(vocab_size=7, num_layers=2, d_model=4, num_heads=2, num_kv_heads=1, head_dim=2, d_ff=5)
 
 
@@ -41,9 +45,9 @@ def flags(folder, **changes):
     (dict(temperature=-0.5), r"--temperature: found -0.5, expected 0 or more"),
     (dict(temperature="nan"), r"--temperature: found nan"),
     (dict(top_p=0), r"--top_p: found 0.0"),
-    (dict(top_p=1.5), r"--top_p: found 1.5"),
+    (dict(top_p=1.5), r"--top_p: found 1.5, expected a number above 0 and at most 1"),
     (dict(group_size=0), r"--group_size: found 0"),
-    (dict(max_new_tokens=27), r"longest prompt has 6 tokens, with --max_new_tokens=27 more than the 32 positions"),
+    (dict(max_new_tokens=27), r"longest prompt has 6 tokens, which with --max_new_tokens=27 exceeds the 32 positions"),
   ],
 )
 def test_bad_flags_get_one_line(checkpoint, capsys, main, changes, message):
@@ -60,12 +64,15 @@ def refused(capsys, message):
 @pytest.mark.parametrize(
   ("arrays", "message"),
   [
-    (dict(tokens=np.ones((2, 3), np.int32)), r"holds tokens, expected `prompts`, int32 \[N P\]"),
+    (dict(tokens=np.ones((2, 3), np.int32)), r"found tokens in .*, expected `prompts`, int32 \[N P\]"),
     (dict(prompts=np.ones((2, 3))), r"`prompts` is float64 of shape \[2, 3\]"),
     (dict(prompts=np.ones(3, np.int32)), r"`prompts` is int32 of shape \[3\]"),
     (dict(prompts=np.full((2, 3), 264)), r"token ids from 264 to 264, expected 0 to 263"),
     (dict(prompts=np.full((2, 3), -1)), r"token ids from -1 to -1"),
-    (dict(prompts=np.ones((2, 3), np.int32), lengths=np.array([3])), r"`lengths` has 1 entries, expected one for each of the 2 prompts"),
+    (
+      dict(prompts=np.ones((2, 3), np.int32), lengths=np.array([3])),
+      r"`lengths` has 1 entries, expected one for each of the 2 prompts",
+    ),
     (dict(prompts=np.ones((2, 3), np.int32), lengths=np.array([3, 4])), r"`lengths` from 3 to 4, expected 1 to 3"),
     (dict(prompts=np.ones((2, 3), np.int32), lengths=np.array([0, 3])), r"`lengths` from 0 to 3"),
   ],
@@ -76,13 +83,13 @@ def test_bad_prompts_get_one_line(checkpoint, tmp_path, capsys, arrays, message)
   refused(capsys, message)
 
 
-def test_prompts_that_are_no_npz_get_one_line(checkpoint, tmp_path, capsys):
+def test_prompts_in_another_format_get_one_line(checkpoint, tmp_path, capsys):
   (tmp_path / "p.npz").write_text("hello")
   assert sampler.main(flags(checkpoint, prompts=tmp_path / "p.npz")) == 2
-  refused(capsys, "is no .npz file")
+  refused(capsys, "is not an .npz file")
 
 
-def test_no_stop_token_names_the_flag(checkpoint, tmp_path, capsys):
+def test_the_error_about_a_missing_stop_token_names_the_flag(checkpoint, tmp_path, capsys):
   for name in ("config.json", "model.safetensors"):
     (tmp_path / name).write_bytes((checkpoint / name).read_bytes())
   raw = json.loads((tmp_path / "config.json").read_text())
@@ -110,20 +117,22 @@ def test_stop_ids(tmp_path, generation, config, expected):
 def test_roofline_of_a_prefill_by_hand():
   assert roofline.layer_weights(TINY) == (2 * (4 * 2 * 6 + 60), 0, 28)
   work = roofline.prefill(TINY, [3, 1], itemsize=4)
-  # 4 tokens through 216 weights; 6 + 1 pairs of query and key, 4·H·C = 16 operations each in 2 layers; 2 rows of logits.
+  # 4 tokens through 216 weights; 6 + 1 pairs of query and key with 4·H·C = 16 operations each in 2
+  # layers; 2 rows of logits.
   assert work.flops.tolist() == [2 * 4 * 216 + 2 * 16 * 7 + 2 * 2 * 28]
-  # All weights; keys and values of 4 tokens, 2·K·C = 4 numbers in 2 layers; logits written and read.
+  # All weights; keys and values of 4 tokens with 2·K·C = 4 numbers in 2 layers; logits written and
+  # read.
   assert work.num_bytes.tolist() == [4 * (216 + 28) + 4 * 2 * 4 * 4 + 2 * 4 * 2 * 7]
 
 
 def test_roofline_of_decoding_by_hand():
-  # Two prompts of 3 and 1 tokens with two responses each; the first tokens are the prefill's.
+  # Two prompts of 3 and 1 tokens with two responses each. The prefill draws the first tokens.
   work = roofline.decode(TINY, [3, 1], [3, 2, 1, 2], itemsize=4)
   rows, pairs = np.array([3, 1]), np.array([3 + 3 + 1 + 3 * 1, 3 + 2])
   np.testing.assert_array_equal(work.flops, 2 * rows * (216 + 28) + 2 * 16 * pairs)
-  cached = np.array([3 + 1 + 3 * 1, 3 + 2])  # The prompt of the first two is read once.
+  cached = np.array([3 + 1 + 3 * 1, 3 + 2])  # The first two responses read their prompt once.
   np.testing.assert_array_equal(work.num_bytes, 4 * (216 + 28) + 4 * 2 * 4 * cached + 2 * 4 * rows * 7)
-  # With two slots the last response waits for the second one.
+  # With two slots the last response waits for the second one to end.
   slots = roofline.decode(TINY, [3, 1], [3, 2, 1, 2], slots=2, itemsize=4)
   np.testing.assert_array_equal(slots.flops.sum(), work.flops.sum())
   np.testing.assert_array_equal(slots.flops, 2 * 2 * (216 + 28) + 2 * 16 * np.array([4 + 4, 5 + 2]))
@@ -134,8 +143,9 @@ def test_roofline_of_experts():
   assert roofline.layer_weights(sparse) == (2 * (48 + 4 * 4), 2 * 36, 28)
   one, many = (roofline.prefill(sparse, [length], itemsize=1) for length in (1, 1000))
   assert one.flops.item() == 2 * (128 + 72) + 2 * 16 + 2 * 28
-  assert one.num_bytes.item() == 128 + 72 + 28 + 2 * 4 + 2 * 4 * 7  # A token reads the expert that it visits,
-  assert many.num_bytes.item() == pytest.approx(128 + 4 * 72 + 28 + 2 * 4 * 1000 + 2 * 4 * 7)  # many tokens all of them.
+  # One token reads the expert that it visits, and many tokens read all experts.
+  assert one.num_bytes.item() == 128 + 72 + 28 + 2 * 4 + 2 * 4 * 7
+  assert many.num_bytes.item() == pytest.approx(128 + 4 * 72 + 28 + 2 * 4 * 1000 + 2 * 4 * 7)
 
 
 @pytest.mark.parametrize(
@@ -151,9 +161,9 @@ def test_published_peaks(kind, terabytes):
 
 def test_unknown_machines_are_measured(monkeypatch):
   monkeypatch.setattr(roofline, "MATMULS", ((64, 64, 64),))
-  found = roofline.find_machine(jax.devices()[0], 1000)
-  assert found.flops_per_s > 1e6 and found.bytes_per_s > 1e7
-  assert found.source.startswith("measured")
+  machine = roofline.find_machine(jax.devices()[0], 1000)
+  assert machine.flops_per_s > 1e6 and machine.bytes_per_s > 1e7
+  assert machine.source.startswith("measured")
 
 
 def test_a_run_reports_everything(checkpoint, tmp_path, capsys, monkeypatch):
@@ -176,8 +186,8 @@ def test_a_run_reports_everything(checkpoint, tmp_path, capsys, monkeypatch):
   assert "tokens/s" in capsys.readouterr().out
 
 
-def test_responses_end_by_the_hazard():
-  """At each length the stop token has the probability asked for, whatever token of its class a response is at and whatever came before."""
+def test_responses_end_according_to_the_hazard():
+  """The stop token has the requested probability at each length, whatever tokens came before."""
   hazard = random_checkpoint.lognormal_hazard(8, median=4, sigma=1.0)
   model = make_model(NANO)
   params, classes = random_checkpoint.with_lengths(jax.jit(model.init)(jax.random.key(0)), hazard, rng=np.random.default_rng(0))
@@ -236,22 +246,22 @@ def test_engines_take_turns(fake, capsys):
 @pytest.mark.parametrize(
   ("temperature", "message"), [(2.0, "a: ValueError: no such temperature"), (3.0, "a: the worker ended with status 3: out of luck")]
 )
-def test_an_engine_that_fails_is_named(fake, temperature, message):
+def test_a_failing_engine_is_named(fake, temperature, message):
   result = peers.compare({"a": fake}, Job("", "", temperature=temperature), repeats=2, timeout=60)
   assert (result["engines"], result["failed"], result["ratio"]) == ({}, {"a": message}, None)
 
 
-def test_an_interpreter_that_is_not_there():
+def test_a_missing_interpreter_names_the_flag():
   result = peers.compare({"tunix": ["no/such/python"]}, Job("", ""), repeats=1, timeout=60)
   assert result["failed"]["tunix"].endswith("pass --python.tunix=PYTHON")
 
 
-def test_an_unknown_engine(checkpoint, capsys):
+def test_an_unknown_engine_is_refused(checkpoint, capsys):
   assert peers.main([*flags(checkpoint), "--engines=ours,vllm"]) == 2
   refused(capsys, "--engines: found 'vllm', expected some of ours, tunix, transformers")
 
 
-def test_the_peak_sees_what_is_gone():
+def test_the_peak_includes_freed_memory():
   if not worker.reset_peak():
     pytest.skip("this system does not let a process reset its peak")
   before = worker.peak_bytes()
@@ -259,7 +269,7 @@ def test_the_peak_sees_what_is_gone():
   assert worker.peak_bytes() - before > 2**25
 
 
-def test_experts_that_a_token_visits_are_as_wide_as_a_dense_layer(tmp_path, capsys):
+def test_the_experts_of_a_token_are_as_wide_as_a_dense_layer(tmp_path, capsys):
   sizes = ["--hidden=128", "--layers=1", "--vocab=64", "--prompts=1"]
   assert random_checkpoint.main([*sizes, "--experts=4", "--top_k=3", str(tmp_path / "sparse")]) == 0
   config = read_config(tmp_path / "sparse")

@@ -1,4 +1,4 @@
-"""Compiling for TPUs that are elsewhere: what is refused, what is counted, and, where libtpu is installed, one small case for real."""
+"""Compilation for remote TPUs: refusals, counts and, if libtpu is installed, small real cases."""
 
 import importlib.util
 import json
@@ -54,20 +54,20 @@ ENTRY %main (a: f32[4]) -> f32[8] {
 """.replace("TO_HOST", '_xla_megascale_target="{1,2}x{0:3}",_xla_megascale_transfer_type="ALL_REDUCE"')
 
 
-def test_collectives_count_as_often_as_their_loops_turn():
-  found = hlo.collectives(LOOPS, num_devices=8, unknown_trips=5)
-  assert [(x.kind, x.num_bytes, x.times) for x in found] == [
+def test_collectives_count_as_often_as_their_loops_iterate():
+  collectives = hlo.collectives(LOOPS, num_devices=8, unknown_trips=5)
+  assert [(x.kind, x.num_bytes, x.times) for x in collectives] == [
     ("all-gather", 16, 30),
     ("reduce-scatter", 128, 30),
     ("collective-permute", 32, 1),
     ("all-reduce", 16, 1),
     ("all-reduce", 16, 1),
   ]
-  assert found[0].groups == ((0, 1), (2, 3), (4, 5), (6, 7)) == found[4].groups
-  assert found[3].groups == ((0, 4), (1, 5), (2, 6), (3, 7))  # Between two slices of four.
-  assert found[1].groups == ((0, 2, 4, 6), (1, 3, 5, 7))
+  assert collectives[0].groups == ((0, 1), (2, 3), (4, 5), (6, 7)) == collectives[4].groups
+  assert collectives[3].groups == ((0, 4), (1, 5), (2, 6), (3, 7))  # Between two slices of four.
+  assert collectives[1].groups == ((0, 2, 4, 6), (1, 3, 5, 7))
   shape = {"fsdp": 4, "tensor": 2}
-  assert [hlo.axes_of(x.groups, shape) for x in found] == ["tensor", "fsdp", "tensor", "fsdp", "tensor"]
+  assert [hlo.axes_of(x.groups, shape) for x in collectives] == ["tensor", "fsdp", "tensor", "fsdp", "tensor"]
 
 
 CHAINED = """
@@ -88,7 +88,7 @@ ENTRY %main (a: f32[4]) -> f32[8] {
 """
 
 
-def test_a_collective_beside_other_work_counts_once():
+def test_an_overlapping_collective_counts_once():
   assert hlo.collectives(CHAINED, num_devices=2) == [hlo.Collective("all-gather", 32, ((0, 1),), 1)] * 2
 
 
@@ -108,17 +108,17 @@ Total bytes: 5 (5B)
 """
 
 
-def test_a_plan_says_what_lies_in_the_memory_of_a_chip_and_of_nothing_else():
-  found = compiled_lib.memory(compiled_lib.Reports(USAGE, BUFFERS, ""))
-  assert found == {"arguments": 48.0, "outputs": 56.0, "aliased": 40.0, "temporaries": 36.0}
+def test_a_plan_counts_the_memory_of_the_chip_and_nothing_else():
+  sizes = compiled_lib.memory(compiled_lib.Reports(USAGE, BUFFERS, ""))
+  assert sizes == {"arguments": 48.0, "outputs": 56.0, "aliased": 40.0, "temporaries": 36.0}
 
 
-def test_a_ring_has_two_wires_and_a_network_is_slow():
+def test_a_ring_has_two_wires_and_the_network_is_slow():
   coords, slices = np.array([[i % 4, i // 4, 0] for i in range(8)]), np.array([0] * 4 + [1] * 4)
   gather = hlo.Collective("all-gather", 400, ((0, 1, 2, 3),), 1)
   common_args = dict(shape=(4, 2), wire=10.0, network=1.0)
   ring = hlo.seconds(gather, coords, np.zeros(8, int), **common_args)
-  assert ring == pytest.approx(300 / 20)  # 3/4 of it arrives, over two wires.
+  assert ring == pytest.approx(300 / 20)  # 3/4 of the array arrives, over two wires.
   line = hlo.seconds(gather._replace(groups=((0, 1),)), coords, np.zeros(8, int), **common_args)
   assert line == pytest.approx(200 / 10)
   assert hlo.seconds(gather._replace(kind="all-reduce"), coords, np.zeros(8, int), **common_args) == pytest.approx(2 * ring)
@@ -133,10 +133,10 @@ def test_layer_weights_are_those_of_the_model():
     embeddings = shape.vocab_size * shape.d_model * (1 if shape.tie_embeddings else 2)
     assert shape.num_layers * every + embeddings == pytest.approx(make_model(shape).num_params, rel=1e-3)
   met, _ = costs.layer_weights(preset("qwen3-30b-a3b"))
-  assert 48 * met + 2 * 151936 * 2048 == pytest.approx(3.3e9, rel=0.02)  # The A3B of its name.
+  assert 48 * met + 2 * 151936 * 2048 == pytest.approx(3.3e9, rel=0.02)  # The "A3B" of its name.
 
 
-def test_an_update_is_three_passes_and_one_more_where_activations_are_computed_again():
+def test_an_update_is_three_passes_and_a_fourth_with_recomputation():
   config = gspo.get_config("qwen2.5-32b")
   mesh = mesh_lib.make_mesh(data=-1)
   shape = preset("qwen2.5-32b")
@@ -148,24 +148,25 @@ def test_an_update_is_three_passes_and_one_more_where_activations_are_computed_a
   assert forward.flops > 2 * 32e9 * tokens
 
 
-def test_a_sweep_looks_at_meshes_that_make_up_the_chips():
+def test_a_sweep_tries_meshes_that_fit_the_chips():
   shape = preset("qwen3-30b-a3b")
-  found = list(sweep.shapes(shape, 64))
-  assert {"fsdp": 16, "expert": 4, "context": 1, "tensor": 1} in found
-  assert all(x["fsdp"] * x["expert"] * x["context"] * x["tensor"] == 64 for x in found)
-  assert max(x["tensor"] for x in found) == shape.num_kv_heads
+  meshes = list(sweep.shapes(shape, 64))
+  assert {"fsdp": 16, "expert": 4, "context": 1, "tensor": 1} in meshes
+  assert all(x["fsdp"] * x["expert"] * x["context"] * x["tensor"] == 64 for x in meshes)
+  assert max(x["tensor"] for x in meshes) == shape.num_kv_heads
 
 
-def test_a_sweep_plans_what_is_fast_and_what_has_room():
+def test_a_sweep_plans_fast_settings_and_small_ones():
   config, chip = gspo.get_config("qwen3-0.6b"), datasheet("TPU v5 lite")
   shown = topology.Topology("v5e:2x2", 1, chip, (2, 2), ())
   parts = {"quick": (0.9, 1.0), "slow": (0.8, 5.0), "slower": (0.5, 9.0), "close": (1.2, 0.5), "far": (2.0, 0.1), "quicker": (1.0, 0.9)}
-  found = {name: sweep.Candidate(config, part * chip.memory_bytes, seconds) for name, (part, seconds) in parts.items()}
-  chosen = sweep.best_of(iter(found.values()), shown)
-  assert [next(name for name, x in found.items() if x is each) for each in chosen] == ["quicker", "quick", "slower", "slow"]
+  settings = {name: sweep.Candidate(config, part * chip.memory_bytes, seconds) for name, (part, seconds) in parts.items()}
+  chosen = sweep.best_of(iter(settings.values()), shown)
+  assert [next(name for name, x in settings.items() if x is each) for each in chosen] == ["quicker", "quick", "slower", "slow"]
   tied = [sweep.Candidate(config, 0.5 * chip.memory_bytes, 1.0, in_turn) for in_turn in (3.0, 2.0)]
   assert sweep.best_of(iter(tied), shown)[0] is tied[1]
-  assert sweep.best_of(iter([found["far"]]), shown) == []  # Whatever the compiler can squeeze, this is too much.
+  # The compiler cannot compress it far enough.
+  assert sweep.best_of(iter([settings["far"]]), shown) == []
 
 
 def test_a_sweep_of_a_generation_begins_with_its_smallest_slice():
@@ -179,17 +180,28 @@ def test_a_sweep_of_a_generation_begins_with_its_smallest_slice():
 @pytest.mark.parametrize("name", common.PUBLISHED)
 def test_published_models_are_legal(name):
   config = gspo.get_config(name)
-  assert check.problems(config) == []
+  assert check.config_problems(config) == []
   assert config.rollout.max_new_tokens == 16384 and config.model.dtype == "bfloat16" and config.objective.clip_low is None
 
 
 @pytest.mark.parametrize(
   ("topology_name", "message"),
   [
-    ("v5p:4x4x5", "--topology: no slice 'v5p:4x4x5', expected one such as v5p:4x4x4, v5p:2x2x1 to v5p:16x16x16; did you mean v5p:4x4x4?"),
-    ("v5x:4x4", "--topology: no slice 'v5x:4x4', expected a generation and a size, such as v5e:4x4, v5p:4x4x4 or v6e:8x16; did you mean"),
-    ("v5e", "--topology: no slice 'v5e', expected one such as v5e:4x4, v5e:2x2 to v5e:16x16"),
-    ("v6e:3x3", "--topology: no slice 'v6e:3x3', expected one such as v6e:4x4, v6e:2x2 to v6e:16x16; did you mean v6e:2x4?"),
+    (
+      "v5p:4x4x5",
+      "--topology: found no slice 'v5p:4x4x5', expected one such as v5p:4x4x4, v5p:2x2x1 to v5p:16x16x16; "
+      "did you mean v5p:4x4x4?",
+    ),
+    (
+      "v5x:4x4",
+      "--topology: found no slice 'v5x:4x4', expected a generation and a size, such as v5e:4x4, v5p:4x4x4 or v6e:8x16; "
+      "did you mean",
+    ),
+    ("v5e", "--topology: found no slice 'v5e', expected one such as v5e:4x4, v5e:2x2 to v5e:16x16"),
+    (
+      "v6e:3x3",
+      "--topology: found no slice 'v6e:3x3', expected one such as v6e:4x4, v6e:2x2 to v6e:16x16; did you mean v6e:2x4?",
+    ),
   ],
 )
 def test_an_unknown_topology_is_one_line(topology_name, message, capsys):
@@ -215,13 +227,13 @@ def test_bad_input_is_one_line(arguments, message, capsys):
   assert line.startswith(message)
 
 
-def test_without_libtpu_one_line_says_how_to_get_it(monkeypatch):
+def test_the_error_without_libtpu_says_how_to_install_it(monkeypatch):
   monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
   with pytest.raises(ValueError, match="compile_for_pod needs the package libtpu, .* pip install libtpu"):
     topology.prepare()
 
 
-def test_chips_have_their_memory_and_wires():
+def test_chips_have_memory_and_wires():
   for name, *_ in topology.GENERATIONS.values():
     chip = datasheet(name)
     assert chip.memory_bytes > 2**33 and chip.wire_bytes_per_s > chip.network_bytes_per_s
@@ -246,12 +258,15 @@ needs_libtpu = pytest.mark.skipif(not HAS_LIBTPU, reason="the package libtpu is 
 
 
 def environment():
-  """Without the simulated devices of this process."""
+  """Returns the environment without the simulated devices of this process."""
   return {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"}
 
 
 def compiled(folder, *arguments):
-  """What the command line writes of the small model; in a process of its own, for this one's JAX is told of simulated devices."""
+  """Runs the command line for the small model, and returns the numbers and the output.
+
+  It needs a process of its own, because this process's JAX has simulated devices.
+  """
   overrides = [f"--config.{setting}" for setting in SMALL]
   command = [sys.executable, "-m", "experiments.compile_for_pod", CONFIG, f"--json={folder / 'out.json'}", *overrides, *arguments]
   result = subprocess.run(command, cwd=ROOT, env=environment(), capture_output=True, text=True)
@@ -260,40 +275,42 @@ def compiled(folder, *arguments):
 
 
 @needs_libtpu
-def test_a_small_update_compiles_for_chips_that_are_elsewhere(tmp_path):
-  found, said = compiled(tmp_path, "--topology=v5e:2x2", "--programs=update")
-  assert "nano fits 4 chips of TPU v5 lite" in said
-  assert found["chips"] == 4 and found["mesh"]["fsdp"] == 4
-  params, update = make_model(preset("nano", vocab_size=264)).num_params * 4, found["update"]
+def test_a_small_update_compiles_for_remote_chips(tmp_path):
+  numbers, output = compiled(tmp_path, "--topology=v5e:2x2", "--programs=update")
+  assert "nano fits 4 chips of TPU v5 lite" in output
+  assert numbers["chips"] == 4 and numbers["mesh"]["fsdp"] == 4
+  params, update = make_model(preset("nano", vocab_size=264)).num_params * 4, numbers["update"]
   assert update["fits"] and update["temporaries"] > 0 and update["code"] > 0 and 0 < update["mfu_ceiling"] <= 1
-  # A quarter of the weights, but for norms and padding, and of both moments; and the state is updated in place.
+  # A quarter of the weights and of both moments, except for norms and padding. The state is updated
+  # in place.
   assert params / 4 < update["parts"]["weights"] < params / 3 and update["parts"]["moments"] < 2.1 * update["parts"]["weights"]
   assert update["aliased"] >= update["parts"]["weights"] + update["parts"]["moments"]
   assert any(name.endswith("over fsdp") for name in update["collectives"])
 
 
 @needs_libtpu
-def test_a_sampler_is_planned_for_chips_that_are_elsewhere(tmp_path):
-  found, said = compiled(tmp_path, "--topology=v5e:2x2", "--programs=prefill,decode", "--only_plan", "--config.mesh.tensor=2")
-  prefill, decode = found["prefill"], found["decode"]
+def test_a_sampler_is_planned_for_remote_chips(tmp_path):
+  numbers, output = compiled(tmp_path, "--topology=v5e:2x2", "--programs=prefill,decode", "--only_plan", "--config.mesh.tensor=2")
+  prefill, decode = numbers["prefill"], numbers["decode"]
   assert prefill["fits"] and decode["fits"] and prefill["code"] == decode["code"] == 0
-  # What prefill returns is what a step of decoding takes and, but for the weights and the prompts, gives back in the same place.
+  # A decoding step takes what prefill returns and updates it in place, except for the weights and
+  # the prompts.
   assert prefill["outputs"] == pytest.approx(decode["arguments"], rel=0.01)
   assert decode["aliased"] == pytest.approx(decode["outputs"], rel=0.01) and decode["outputs"] >= decode["parts"]["cache"] > 0
   assert all(seconds > 0 for each in (prefill, decode) for seconds in each["bounds"].values()) and prefill["collectives"]
-  assert "decode: of the arguments, in GiB: weights" in said and "its machine code was not waited for" in said
+  assert "decode: of the arguments, in GiB: weights" in output and "before it generated machine code" in output
 
 
 @pytest.mark.slow
 @needs_libtpu
 def test_every_program_compiles(tmp_path):
-  found, _ = compiled(tmp_path, "--topology=v5e:2x2")
-  assert all(found[name]["fits"] and 0 < found[name]["mfu_ceiling"] <= 1 for name in compile_for_pod.PROGRAMS)
-  assert all(found[name]["code"] > 0 for name in compile_for_pod.PROGRAMS)
-  assert found["decode"]["parts"]["cache"] > 0 and not found["score"]["parts"].get("moments")
+  numbers, _ = compiled(tmp_path, "--topology=v5e:2x2")
+  assert all(numbers[name]["fits"] and 0 < numbers[name]["mfu_ceiling"] <= 1 for name in compile_for_pod.PROGRAMS)
+  assert all(numbers[name]["code"] > 0 for name in compile_for_pod.PROGRAMS)
+  assert numbers["decode"]["parts"]["cache"] > 0 and not numbers["score"]["parts"].get("moments")
 
 
-WHERE_IT_LIES = """
+SHARDINGS = """
 import os, sys
 from experiments import compile_for_pod
 from experiments.pod import topology
@@ -303,10 +320,11 @@ import jax
 from experiments.pod import proof, sampler_proof
 plan = proof.make_plan(config, topology.describe(flags["topology"]))
 sampler = sampler_proof.make_sampler(plan, plan.model.num_layers)
-unsaid = jax.jit(sampler.start.__wrapped__)  # Without a word on where its outputs lie.
-chosen = unsaid.trace(*sampler.arguments).lower(lowering_platforms=("tpu",)).compile().output_shardings
-said = (sampler.job, sampler.loop)
-for (path, x), sharding in zip(jax.tree_util.tree_leaves_with_path(said), jax.tree.leaves(chosen), strict=True):
+unsaid = jax.jit(sampler.start.__wrapped__)  # Without shardings of its outputs.
+compiled = unsaid.trace(*sampler.arguments).lower(lowering_platforms=("tpu",)).compile()
+chosen = jax.tree.leaves(compiled.output_shardings)
+given = jax.tree_util.tree_leaves_with_path((sampler.inputs, sampler.loop))
+for (path, x), sharding in zip(given, chosen, strict=True):
   same = sharding.is_equivalent_to(x.sharding, x.ndim)
   print("same" if same else f"{jax.tree_util.keystr(path)}: {sharding}, not {x.sharding}")
 sys.stdout.flush()
@@ -317,9 +335,9 @@ os._exit(0)
 @pytest.mark.slow
 @needs_libtpu
 @pytest.mark.parametrize("arguments", [("model.preset=nano-moe", "mesh.expert=2"), ("mesh.tensor=2", "rollout.cache_dtype=int8")])
-def test_a_job_lies_where_the_compiler_would_put_it(arguments):
+def test_the_samplers_shardings_are_those_that_the_compiler_would_choose(arguments):
   overrides = [f"--config.{setting}" for setting in (*SMALL, *arguments)]
-  command = [sys.executable, "-c", WHERE_IT_LIES, CONFIG, "--topology=v5e:2x2", *overrides]
+  command = [sys.executable, "-c", SHARDINGS, CONFIG, "--topology=v5e:2x2", *overrides]
   result = subprocess.run(command, cwd=ROOT, env=environment(), capture_output=True, text=True)
   assert result.returncode == 0, result.stderr[-2000:]
   lines = result.stdout.splitlines()
@@ -329,19 +347,19 @@ def test_a_job_lies_where_the_compiler_would_put_it(arguments):
 @pytest.mark.slow
 @needs_libtpu
 def test_two_slices_reduce_gradients_between_them(tmp_path):
-  found, said = compiled(tmp_path, "--topology=v5e:2x2", "--slices=2", "--programs=update", "--only_plan")
-  assert found["chips"] == 8 and found["mesh"]["data"] == 2 and found["only_planned"]
-  assert "2 x v5e:2x2" in said
-  assert any("data" in name and name.startswith("all-reduce") for name in found["update"]["collectives"])
+  numbers, output = compiled(tmp_path, "--topology=v5e:2x2", "--slices=2", "--programs=update", "--only_plan")
+  assert numbers["chips"] == 8 and numbers["mesh"]["data"] == 2 and numbers["only_planned"]
+  assert "2 x v5e:2x2" in output
+  assert any("data" in name and name.startswith("all-reduce") for name in numbers["update"]["collectives"])
 
 
 @pytest.mark.slow
 @needs_libtpu
-def test_a_sweep_recommends_what_the_compiler_planned(tmp_path):
-  found, said = compiled(tmp_path, "--topology=v5e:2x2", "--sweep")
-  assert "recommended: --topology=v5e:2x2 --config.mesh.data=1" in said
-  assert 1 <= len(found) <= sweep.COMPILED and any(each["update"]["fits"] for each in found)
+def test_a_sweep_recommends_a_setting_that_the_compiler_planned(tmp_path):
+  plans, output = compiled(tmp_path, "--topology=v5e:2x2", "--sweep")
+  assert "recommended: --topology=v5e:2x2 --config.mesh.data=1" in output
+  assert 1 <= len(plans) <= sweep.COMPILED and any(each["update"]["fits"] for each in plans)
 
 
-def test_jax_has_not_been_told_of_another_platform():
+def test_jax_still_uses_the_cpu():
   assert jax.default_backend() == "cpu"

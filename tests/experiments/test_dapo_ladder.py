@@ -59,8 +59,8 @@ def test_each_rung_turns_its_own_switch(tmp_path):
   assert {field for field, value in config_of("punish").items() if beside[field] != value} == turned[2]
   assert {field for field, value in config_of("clip_wide").items() if beside[field] != value} == turned[1]
   for arm in (*bed.RUNGS, *bed.SIDES):
-    assert not check.problems(bed.rung_config(bed.Sizes(), tmp_path, 0, arm))
-  assert not check.problems(bed.warm_config(bed.Sizes(), tmp_path, 0))
+    assert not check.config_problems(bed.rung_config(bed.Sizes(), tmp_path, 0, arm))
+  assert not check.config_problems(bed.warm_config(bed.Sizes(), tmp_path, 0))
 
 
 def sample(response: str, *, prompt: str = "7+8-5\n", answer: str = "10", stopped: bool = True, advantage: float = 0.5) -> dict:

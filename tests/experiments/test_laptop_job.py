@@ -1,4 +1,4 @@
-"""The laptop job's table: the gain of a run, paired by problem."""
+"""Table of the laptop job: the gain of a run, paired by problem."""
 
 import pytest
 
@@ -23,7 +23,7 @@ def test_the_gain_is_paired_by_problem(tmp_path):
   assert laptop_job.gain(tmp_path) == ""
   evaluation(tmp_path, 9, {"c": [0.0, 0.0], "a": [0.0, 0.0], "b": [0.0, 0.0]})
   evaluation(tmp_path, 18, {"c": [1.0, 1.0], "a": [1.0, 0.0], "b": [0.5, 0.5]})
-  # Differences 0, 50 and 0 points: the last evaluation is that of step 18, not of 9.
+  # The differences are 0, 50 and 0 points: the last evaluation is that of step 18, not of step 9.
   assert laptop_job.gain(tmp_path).startswith("+16.7 [+0.0, +")
 
 

@@ -1,4 +1,4 @@
-"""The kill storm: what it counts, what it refuses, and that the run survives it."""
+"""The kill storm: its table, its refusals, and a run that survives it."""
 
 import json
 
@@ -23,18 +23,18 @@ def test_the_table_counts_kinds_and_phases():
 
 
 @pytest.mark.parametrize("argument", ["--kils=3", "--kills=many", "--processes=0", "--minutes=soon", "kills=3", "--kills"])
-def test_a_wrong_flag_is_one_line(argument, capsys):
+def test_a_bad_flag_is_one_line(argument, capsys):
   assert storm.main(["storm", argument]) == 2
   (line,) = capsys.readouterr().err.splitlines()
   assert line.startswith("error: ")
 
 
-def test_an_old_folder_is_refused(tmp_path, capsys):
+def test_an_existing_folder_is_refused(tmp_path, capsys):
   assert storm.main(["storm", f"--out={tmp_path}"]) == 2 and "exists; choose another" in capsys.readouterr().err
 
 
 def finished(workdir, *, loss=0.5, tokens="a", weight=1.0):
-  """A folder that looks like a finished run's."""
+  """Makes a folder that looks like a finished run's."""
   import orbax.checkpoint as ocp
 
   workdir.mkdir()
@@ -46,7 +46,7 @@ def finished(workdir, *, loss=0.5, tokens="a", weight=1.0):
   return workdir
 
 
-def test_mismatches_see_every_bit(tmp_path):
+def test_mismatches_count_every_bit(tmp_path):
   golden = finished(tmp_path / "golden")
   assert attempts.mismatches(golden, finished(tmp_path / "same")) == 0
   assert attempts.mismatches(golden, finished(tmp_path / "last bit", loss=float(np.nextafter(0.5, 1)))) == 1
@@ -56,7 +56,7 @@ def test_mismatches_see_every_bit(tmp_path):
 
 @pytest.mark.slow
 def test_a_run_survives_kills_at_random_and_one_in_each_phase(tmp_path, capsys):
-  """A dozen at random; `experiments/LOG.md` has the storms of 25 and more."""
+  """A dozen kills at random; `experiments/LOG.md` records storms of 25 and more."""
   assert storm.main(["storm", "--kills=12", f"--out={tmp_path / 'storm'}"]) == 0, capsys.readouterr().out
   facts = json.loads((tmp_path / "storm" / "storm.json").read_text())
   kinds = [x["kind"] for x in facts["strikes"]]

@@ -1,4 +1,7 @@
-"""The benchmark of the update: what it refuses, counts and reports, and that its loss is TRL's. No wall-clock time is judged."""
+"""Benchmark of the update: refusals, counts, reports, and a loss that equals TRL's.
+
+No wall-clock time is judged.
+"""
 
 import json
 import re
@@ -16,7 +19,7 @@ NANO = preset("nano", vocab_size=264)._replace(tie_embeddings=False, max_positio
 
 @pytest.fixture(scope="module")
 def work(tmp_path_factory):
-  """A checkpoint and the arrays of a batch: 3 groups of 4, prompts of 6 tokens, responses of up to 8."""
+  """A checkpoint and a batch: 3 groups of 4, prompts of 6 tokens, responses of up to 8 tokens."""
   folder = tmp_path_factory.mktemp("work") / "nano"
   random_checkpoint.write(folder, NANO, num_prompts=2, prompt_tokens=6)
   settings = dict(rows=12, group_size=4, prompt_tokens=6, median=4, sigma=0.7, cap=8, noise=0.1, seed=0)
@@ -25,7 +28,7 @@ def work(tmp_path_factory):
 
 @pytest.fixture
 def flags(work, tmp_path, monkeypatch):
-  """`(changed arrays, **flags) -> argv`; an array that is None is left out."""
+  """Function `(changed arrays, **flags) -> argv`; an array that is None is left out."""
   monkeypatch.setattr(roofline, "find_machine", lambda device, num_bytes: roofline.Machine("toy", 1e9, 1e9, "made up"))
   folder, arrays = work
 
@@ -52,7 +55,7 @@ def refused(capsys, message):
     (dict(objective="grop"), r"--objective: unknown objective 'grop' \(did you mean 'grpo'\?\)"),
     (dict(optimizer="adam"), r"--optimizer: found 'adam' \(did you mean 'adamw'\?\)"),
     (dict(remat="ful"), r"--remat: found 'ful'.*did you mean 'full'"),
-    (dict(microbatch=5), r"--microbatch: found 5, which does not divide the 12 rows"),
+    (dict(microbatch=5), r"--microbatch: found 5, expected a divisor of the 12 rows"),
     (dict(row_tokens=7), r"--row_tokens: found 7, expected at least 14"),
     (dict(b1=1), r"--b1: found 1.0"),
     (dict(repeats=0), r"--repeats: found 0"),
@@ -71,18 +74,24 @@ ONES = np.ones((12, 8), np.int32)
   [
     (dict(old_logps=None, advantages=None), r"lacks old_logps, advantages; write it with np.savez"),
     (dict(prompt_ids=np.ones(6, np.int32)), r"`prompt_ids` has the shape \[6\], expected \[B P\]"),
-    (dict(advantages=np.ones(11, np.float32)), r"`advantages` has the shape \[11\], expected \[12\], beside `prompt_ids` \[12, 6\]"),
+    (
+      dict(advantages=np.ones(11, np.float32)),
+      r"`advantages` has the shape \[11\], expected \[12\] for `prompt_ids` \[12, 6\]",
+    ),
     (dict(completion_ids=ONES[:3]), r"`completion_ids` has the shape \[3, 8\], expected \[12 C\]"),
     (dict(old_logps=np.zeros((12, 7), np.float32)), r"`old_logps` has the shape \[12, 7\], expected \[12, 8\]"),
-    (dict(completion_mask=2 * ONES), r"`completion_mask` holds 2, expected nothing but 0 and 1"),
+    (dict(completion_mask=2 * ONES), r"`completion_mask` contains 2, expected only 0 and 1"),
     (dict(completion_mask=ONES * (np.arange(8) != 1)), r"`completion_mask` of row 0 has a 1 after a 0"),
     (dict(completion_mask=0 * ONES), r"at least one token to learn from"),
     (dict(prompt_mask=np.zeros((12, 6), bool)), r"`prompt_mask` of row 0 is 0 everywhere"),
     (dict(completion_ids=ONES.astype(np.float32)), r"`completion_ids` is float32, expected int32"),
-    (dict(advantages=np.full(12, np.nan, np.float32)), r"`advantages` holds a number that is not finite"),
-    (dict(old_logps=np.ones((12, 8), np.float32)), r"`old_logps` reaches 1 where it counts"),
-    (dict(prompt_ids=np.full((12, 6), 264)), r"`prompt_ids` from 264 to 264, expected 0 to 263"),
-    (dict(prompt_ids=np.ones((12, 30), np.int32)), r"the longest row has 38 tokens, more than the 32 positions"),
+    (dict(advantages=np.full(12, np.nan, np.float32)), r"`advantages` contains a non-finite number"),
+    (dict(old_logps=np.ones((12, 8), np.float32)), r"`old_logps` reaches 1 inside the mask"),
+    (dict(prompt_ids=np.full((12, 6), 264)), r"`prompt_ids` has ids from 264 to 264, expected 0 to 263"),
+    (
+      dict(prompt_ids=np.ones((12, 30), np.int32)),
+      r"the longest row has 38 tokens, expected at most the 32 positions",
+    ),
   ],
 )
 def test_bad_batches_get_one_line(flags, capsys, changes, message):
@@ -91,7 +100,7 @@ def test_bad_batches_get_one_line(flags, capsys, changes, message):
 
 
 def torch_loss(batch: Batch, logps: np.ndarray, name: str) -> float:
-  """TRL's `_compute_loss` of "grpo" and "dapo" without a reference, in NumPy."""
+  """Computes TRL's `_compute_loss` of "grpo" and "dapo" in NumPy, without a reference."""
   mask, advantages = batch.completion_mask, batch.advantages[:, None]
   ratio = np.exp(logps - batch.old_logps)
   high = 1.2 if name == "grpo" else 1.28
@@ -100,7 +109,7 @@ def torch_loss(batch: Batch, logps: np.ndarray, name: str) -> float:
 
 
 @pytest.mark.parametrize(("objective", "settings"), [("grpo", {}), ("dapo", dict(microbatch=4)), ("grpo", dict(row_tokens=14))])
-def test_the_first_loss_is_that_of_trl(work, flags, tmp_path, objective, settings):
+def test_the_first_loss_equals_trls(work, flags, tmp_path, objective, settings):
   folder, _ = work
   out = tmp_path / "out" / "result.json"
   assert train_step.main([*flags(objective=objective, **settings), f"--json={out}"]) == 0
@@ -125,7 +134,7 @@ def test_attended_pairs():
   assert train_step.attended_pairs(sequences, layout) == 3 + (10 - 3) + (6 - 3)
 
 
-def test_peers_get_prompts_on_the_right_and_a_free_pad_id():
+def test_peers_get_prompts_on_the_right_and_an_unused_pad_id():
   ids = np.array([[5, 6, 0], [7, 0, 0]], np.int32)
   batch = Batch(ids, ids > 0, ids, ids > 0, np.zeros((2, 3), np.float32), np.ones(2, np.float32))
   job = with_pad_id(TrainJob("", "b.npz"), batch, vocab_size=8)
@@ -137,7 +146,7 @@ def test_peers_get_prompts_on_the_right_and_a_free_pad_id():
 
 
 @pytest.mark.slow
-def test_three_layouts_have_one_loss(flags, capsys):
+def test_three_layouts_have_the_same_loss(flags, capsys):
   assert packing.main(flags()) == 0
   out = capsys.readouterr().out
   losses = [float(x) for x in re.findall(r"loss (\S+)", out)]
@@ -152,7 +161,7 @@ serve(lambda job: Engine(job.objective, lambda seed: Stepped(8, {loss}, 1.0)), T
 """
 
 
-def test_another_first_loss_is_told(tmp_path):
+def test_a_different_first_loss_is_reported(tmp_path):
   commands = {}
   for name, loss in (("ours", 0.5), ("trl", 0.501)):
     (tmp_path / f"{name}.py").write_text(FAKE.format(loss=loss))

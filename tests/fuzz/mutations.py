@@ -1,6 +1,6 @@
-"""Random mistakes in a config, as a hypothesis strategy, and the two roads on which they come in: the command line, and Python.
+"""Random mistakes in a config, made on the command line or in Python, as a hypothesis strategy.
 
-A mutation is a list of edits, printed as it is where a test fails.
+A mutation is a list of edits. A failing test prints it.
 """
 
 import contextlib
@@ -20,7 +20,7 @@ from tests.runs import ROOT
 
 CONFIGS = sorted(path.stem for path in (ROOT / "configs").glob("*.py") if path.stem not in ("__init__", "common"))
 
-# What people and programs write by mistake, of every type, with the corners of each.
+# Values that people and programs write by mistake: all types, with the corner cases of each.
 VALUES: tuple[Any, ...] = (
   None, True, False, 0, 1, -1, 2, 3, 7, 64, 2**31, 2**63, -(2**63), 10**40, 10**400, 0.0, -0.0, 0.5, 1.5, -1.5, 1e-300, 1e308,
   float("nan"), float("inf"), float("-inf"), "", " ", "none", "None", "true", "nan", "1", "1e-4", "auto", "größe", "数学", "\u200b",
@@ -42,8 +42,9 @@ class Edit(NamedTuple):
 
   Attributes:
     kind: "set" | "drop" | "swap" | "unknown" | "typo" | "scale" | "letter".
-    path: of the field.
-    value: new value; of "swap" the other field, of "typo" and "letter" where to change it, of "scale" the factor.
+    path: Path of the field.
+    value: New value; for "swap" the other field, for "typo" and "letter" the place of the change,
+      for "scale" the factor.
   """
 
   kind: str
@@ -52,13 +53,14 @@ class Edit(NamedTuple):
 
 
 def edits(paths: list[str], values: tuple[Any, ...]) -> st.SearchStrategy[list[Edit]]:
-  """One to four mistakes in a config.
+  """Makes a strategy of one to four mistakes in a config.
 
   Args:
-    paths: its fields.
-    values: to set.
+    paths: Fields of the config.
+    values: Values to set.
   """
-  # No `integers`: hypothesis mixes constants of the modules that happen to be loaded into those, and each process would try other mistakes.
+  # Not `integers`, into which hypothesis mixes constants of the loaded modules: each process would
+  # try other mistakes.
   path, place = st.sampled_from(paths), st.sampled_from(range(31))
   one = st.one_of(
     st.builds(Edit, st.just("set"), path, st.sampled_from(values)),
@@ -72,7 +74,7 @@ def edits(paths: list[str], values: tuple[Any, ...]) -> st.SearchStrategy[list[E
 
 
 def changed(kind: str, old: Any, value: Any) -> Any:
-  """What an edit makes of a value that is there."""
+  """Returns the value that an edit makes of an existing one."""
   if kind == "scale":
     if isinstance(old, tuple):
       return tuple(changed(kind, x, value) for x in old)
@@ -83,11 +85,11 @@ def changed(kind: str, old: Any, value: Any) -> Any:
 
 
 def in_python(config: ConfigDict, mutation: list[Edit]) -> ConfigDict:
-  """The config as a program would have spoiled it, past every check of types.
+  """Applies a mutation to a copy of a config as a Python program could, without type checks.
 
   Args:
-    config: is copied.
-    mutation: the edits.
+    config: Config to copy.
+    mutation: Edits to apply.
   """
   config = copy.deepcopy(config)
   fields = fields_lib.flatten(config)
@@ -98,7 +100,7 @@ def in_python(config: ConfigDict, mutation: list[Edit]) -> ConfigDict:
       for one in sections:
         section = section.get(one) if isinstance(section, ConfigDict) else None
       if not isinstance(section, ConfigDict) or name not in section:
-        continue  # An edit before took it away.
+        continue  # An earlier edit removed the field.
       if edit.kind == "drop":
         del section[name]
       elif edit.kind == "unknown":
@@ -111,17 +113,18 @@ def in_python(config: ConfigDict, mutation: list[Edit]) -> ConfigDict:
         value = {"set": lambda e: e.value, "swap": lambda e: fields[e.value]}.get(
           edit.kind, lambda e: changed(e.kind, fields[e.path], e.value)
         )
-        with contextlib.suppress(OverflowError):  # ml_collections makes a float of what is written to a field of that kind.
+        # ml_collections converts a value that is written to a float field to a float.
+        with contextlib.suppress(OverflowError):
           section[name] = value(edit)
   return config
 
 
 def on_the_command_line(config: ConfigDict, mutation: list[Edit]) -> list[str]:
-  """The same mistakes as arguments.
+  """Returns the same mistakes as arguments of a command line.
 
   Args:
-    config: tells the present values.
-    mutation: the edits.
+    config: Config with the current values.
+    mutation: Edits to express.
   """
   fields = fields_lib.flatten(config)
   args = []
@@ -141,25 +144,26 @@ def on_the_command_line(config: ConfigDict, mutation: list[Edit]) -> list[str]:
 
 
 def refusal_in_python(config: ConfigDict, mutation: list[Edit]) -> tuple[ConfigDict, list[str]]:
-  """The spoiled config and the lines that say so."""
+  """Returns the spoiled config and its problems."""
   spoiled = in_python(config, mutation)
-  return spoiled, main.problems(spoiled)
+  return spoiled, main.config_problems(spoiled)
 
 
 def refusal_on_the_command_line(config: ConfigDict, mutation: list[Edit]) -> tuple[ConfigDict | None, list[str]]:
-  """The config that the arguments make, if they make one, and the lines that refuse them."""
+  """Returns the config that the arguments make, or None, and the lines that refuse them."""
   config = copy.deepcopy(config)
   _, overrides, rest = command_line.split(on_the_command_line(config, mutation))
   if rest:
-    return None, []  # A mistake that is no override any more: absl's to refuse.
+    return None, []  # The mistake made it no override any more; absl refuses it.
   try:
-    with mock.patch.object(ConfigDict, "__str__", lambda self: "{}"):  # absl asks for the YAML, which takes nearly all of the time.
+    # absl formats the config as YAML, which takes nearly all of the time.
+    with mock.patch.object(ConfigDict, "__str__", lambda self: "{}"):
       config = command_line.override(config, overrides)
   except command_line.UsageError as error:
     return None, str(error).splitlines()
-  return config, main.problems(config)
+  return config, main.config_problems(config)
 
 
 def load(name: str, arg: str = "tiny") -> ConfigDict:
-  """A config file of the repository."""
+  """Loads a config file of the repository."""
   return command_line.load(f"{pathlib.Path(ROOT) / 'configs' / name}.py" + (f":{arg}" if arg else ""))

@@ -1,4 +1,4 @@
-"""Random damage to files of problems and of pairs: each gives a dataset whose rows are all counted, or one clear line."""
+"""Random damage to files: each gives a dataset whose rows are all counted, or one clear line."""
 
 import gzip
 import json
@@ -10,7 +10,7 @@ from jaxrl_llm import tasks
 from jaxrl_llm.pretrained.byte_tokenizer import ByteTokenizer
 from jaxrl_llm.tasks import preference_pairs
 
-# What stands in the place of a value: JSON as text, some of which Python's parser takes and nobody else does.
+# Replacements for a value: texts of JSON, some of which only Python's parser accepts.
 VALUES = (
   "null", "true", "0", "-1", "1e999", "NaN", "-Infinity", "1" * 5000, "1" * 400, "-0.0",
   '""', '" "', '"\\n"', '"\\ud800"', '"\\u0000"', "[]", "{}",
@@ -27,14 +27,14 @@ ROWS = {
 
 
 def spoiled_row(row: dict, draw: random.Random) -> str:
-  """One line of JSON with a mistake in it."""
+  """Returns a row as one line of JSON with a mistake in it."""
   column, value = draw.choice(list(row)), draw.choice(VALUES)
   texts = {name: json.dumps(x) for name, x in row.items()}
   match draw.randrange(6):
     case 0:
       del texts[column]
     case 1:
-      return value  # No object.
+      return value  # Not an object.
     case 2:
       return json.dumps(row)[: draw.randrange(len(json.dumps(row)))]
     case _:
@@ -43,7 +43,7 @@ def spoiled_row(row: dict, draw: random.Random) -> str:
 
 
 def spoiled_bytes(content: bytes, draw: random.Random) -> bytes:
-  """A file with a mistake in it."""
+  """Returns the content of a file with a mistake in it."""
   at, byte = draw.randrange(len(content) + 1), draw.randbytes(draw.randint(1, 4))
   damage = (
     lambda: content[:at] + byte + content[at + len(byte) :],
@@ -60,7 +60,7 @@ def spoiled_bytes(content: bytes, draw: random.Random) -> bytes:
 
 
 def spoiled_file(folder, kind: str, seed: str):
-  """Writes a file with some mistakes; gives its path."""
+  """Writes a file with some mistakes and returns its path."""
   draw = random.Random(seed)
   count = draw.choice((1, 2, 3, 12, 12, 12))
   lines = [json.dumps(ROWS[kind](i)) for i in range(count)]
@@ -83,23 +83,25 @@ def spoiled_file(folder, kind: str, seed: str):
 def problems(path, folder, policy):
   columns = {"level_column": "level", "response_column": "work"}
   task = tasks.make("file", path=path, data_dir=folder, bad_rows=policy, max_prompt_tokens=64, max_tokens=128, **columns)
-  rows = [*task.train, *task.test, *task.demonstrations]  # All of them can be read back.
+  rows = [*task.train, *task.test, *task.demonstrations]  # Reads all of them back.
   assert all(ByteTokenizer().encode_prompt(row["prompt"]) for row in rows)
   assert len(task.train) and len(task.test)
   return task.report
 
 
 def pairs(path, folder, policy):
-  found = preference_pairs.from_files(ByteTokenizer(), path=path, max_tokens=64, data_dir=folder, bad_rows=policy, test_fraction=0.4)
-  assert all(preference_pairs.encode_pair(row, ByteTokenizer()) for row in (*found.train, *found.test))
-  return found.report
+  source = preference_pairs.from_files(
+    ByteTokenizer(), path=path, max_tokens=64, data_dir=folder, bad_rows=policy, test_fraction=0.4
+  )
+  assert all(preference_pairs.encode_pair(row, ByteTokenizer()) for row in (*source.train, *source.test))
+  return source.report
 
 
 READERS = {"problems": problems, "pairs": pairs}
 
 
 def attempt(folder, kind: str, seed: str) -> bool:
-  """Whether a spoiled file became a dataset."""
+  """Returns whether a spoiled file became a dataset."""
   folder.mkdir(parents=True)
   path, policy = spoiled_file(folder, kind, seed), "error" if seed.endswith("7") else "drop"
   try:
@@ -108,7 +110,7 @@ def attempt(folder, kind: str, seed: str) -> bool:
     line = str(error)
     assert line and len(line.splitlines()) == 1 and len(line) < 900, (seed, line)
     assert "a.json" in line or "found" in line, (seed, line)
-    line.encode()  # A terminal could not show a lone surrogate.
+    line.encode()  # Fails for a lone surrogate, which a terminal cannot show.
     return False
   except Exception as error:
     raise AssertionError(f"mistakes of seed {seed!r}: a {type(error).__name__}, expected a dataset or a ValueError") from error
@@ -132,7 +134,7 @@ def test_thousands_of_spoiled_files(kind, tmp_path):
 
 
 @pytest.mark.parametrize("kind", READERS)
-def test_a_folder_and_nothing_in_the_place_of_a_file(kind, tmp_path):
+def test_a_folder_or_a_missing_file_is_refused(kind, tmp_path):
   for path in (tmp_path, tmp_path / "absent.jsonl", tmp_path / "absent" / "a.jsonl"):
     with pytest.raises(ValueError, match="found") as caught:
       READERS[kind](path, tmp_path, "drop")

@@ -1,4 +1,4 @@
-"""What is wrong with a model's folder is said in one line before any of its weights is read; and the first update begins at ratio 1."""
+"""Faults of a model's folder, each reported in one line before any of its weights is read."""
 
 import shutil
 import time
@@ -15,8 +15,8 @@ TOKENIZER = ROOT / "tests" / "pretrained" / "tokenizers" / "qwen3"
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
-  """A checkpoint with a tokenizer, and weights that nobody may read."""
-  monkeypatch.setattr(experiment, "build", None)
+  """A checkpoint with a tokenizer, whose weights must not be read."""
+  monkeypatch.setattr(experiment, "build_experiment", None)
   shutil.copytree(MODEL, tmp_path / "model")
   for path in TOKENIZER.iterdir():
     shutil.copyfile(path, tmp_path / "model" / path.name)
@@ -25,9 +25,9 @@ def folder(tmp_path, monkeypatch):
 
 def lines(folder):
   begun = time.process_time()
-  found = main.problems(tiny_config("gspo", {"model.path": str(folder)}))
+  problems = main.config_problems(tiny_config("gspo", {"model.path": str(folder)}))
   assert time.process_time() - begun < 5
-  return found
+  return problems
 
 
 def without(name):
@@ -38,7 +38,7 @@ FAULTS = {
   "no tokenizer": (without("tokenizer.json"), ("found no tokenizer", "tokenizer.json")),
   "a damaged tokenizer": (lambda folder: (folder / "tokenizer.json").write_text("{"), ("damaged tokenizer",)),
   "no config": (without("config.json"), ("config.json",)),
-  "a vocabulary that the weights have no rows for": (lambda folder: None, ("has ids up to 151668", "embedding")),
+  "a vocabulary larger than the embedding": (lambda folder: None, ("has ids up to 151668", "embedding")),
   "no folder, no network": (shutil.rmtree, ("does not exist", "check the path")),
 }
 

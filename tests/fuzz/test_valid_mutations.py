@@ -1,4 +1,4 @@
-"""What the checks let through is true to its word: a dry run, or a short run, ends well or with one clear line, never with a traceback."""
+"""Configs that pass the checks: a dry run or a short run succeeds or ends with a clear message."""
 
 import contextlib
 import io
@@ -14,7 +14,7 @@ from jaxrl_llm.devices import compilation_cache, hosts
 from tests.fuzz import mutations
 from tests.runs import ROOT, flags, quick
 
-# Small enough for a run, and all of it on the CPU.
+# Small enough for a run on the CPU.
 SHORT = {
   "num_steps": 2, "warm_start.num_steps": 1, "eval.every": 2, "eval.num_prompts": 8, "log.num_table_rows": 0, "log.tensorboard": False,
 }  # fmt: skip
@@ -29,11 +29,11 @@ NUMBERS = (
 def in_the_checkout(monkeypatch):
   monkeypatch.chdir(ROOT)
   monkeypatch.setattr(compilation_cache, "cache_compilations", lambda: None)
-  monkeypatch.setattr(hosts, "start", lambda: None)
+  monkeypatch.setattr(hosts, "join_processes", lambda: None)
 
 
 def valid(name: str, count: int, base: tuple[str, ...] = (), numbers: tuple[str, ...] = NUMBERS):
-  """Arguments of mutations of a config that no check refuses, the same ones every time."""
+  """Returns arguments of mutations that no check refuses, the same ones every time."""
   draw, config = random.Random(name), mutations.load(name)
   paths = sorted(fields.flatten(config))
 
@@ -51,7 +51,7 @@ def valid(name: str, count: int, base: tuple[str, ...] = (), numbers: tuple[str,
 
 
 def outcome(*args: str) -> tuple[int, str]:
-  """The exit status of the command line, and what it wrote to stderr."""
+  """Returns the exit status of a command line and its output on stderr."""
   out, err = io.StringIO(), io.StringIO()
   with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err), quick():
     try:
@@ -81,6 +81,6 @@ def test_dry_runs(name, tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize("name", RUNS)
 def test_short_runs(name, tmp_path):
-  """What decides how long a run takes is put back."""
+  """The fields that determine the length of a run are reset."""
   (args,) = valid(name, 1, tuple(flags(SHORT)), NUMBERS[:-1])
   check(args, *outcome(f"--config=configs/{name}.py:tiny", *args, *flags(SHORT), f"--workdir={tmp_path / 'run'}"))

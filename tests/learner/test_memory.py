@@ -1,4 +1,4 @@
-"""The memory model against what XLA says of the programs that it compiles."""
+"""The memory model against XLA's own analysis of the compiled programs."""
 
 import jax
 import numpy as np
@@ -15,7 +15,7 @@ from tests.runs import tiny_config
 TINY = preset("tiny", vocab_size=264)
 MEDIUM = TINY._replace(num_layers=4, d_model=256, num_heads=8, num_kv_heads=4, d_ff=768, vocab_size=4096)
 
-# How far the model may be off, below and above.
+# Bounds on the estimate divided by the measurement.
 LOW, HIGH = 0.75, 1.3
 
 
@@ -26,7 +26,7 @@ def mesh_of(**sizes: int) -> Mesh:
 
 
 def program_of(name: str, shape: ModelConfig, mesh: Mesh, overrides: dict | None = None):
-  """A program before it is compiled, and the estimate."""
+  """Returns a traced program and the estimate."""
   sizes = {"learner.row_tokens": 256, "learner.row_buckets": (16,), "learner.updates_per_rollout": 1, "warm_start.row_buckets": (16,)}
   config = tiny_config("gspo", sizes | (overrides or {}))
   objective = policy.make_objective(config)
@@ -43,42 +43,49 @@ CASES = {
 
 
 @pytest.mark.parametrize("case", ["tiny, everything kept", *(pytest.param(case, marks=pytest.mark.slow) for case in list(CASES)[1:])])
-def test_update_needs_what_is_predicted(case):
+def test_an_update_needs_the_predicted_memory(case):
   shape, sizes, overrides = CASES[case]
-  program, found = program_of("warm_step", shape, mesh_of(**sizes), overrides)
+  program, estimate = program_of("warm_step", shape, mesh_of(**sizes), overrides)
   measured = program.lower().compile().memory_analysis()
-  assert LOW < sum(found.programs["update"].values()) / measured.temp_size_in_bytes < HIGH
-  assert sum(found.held.values()) == pytest.approx(measured.argument_size_in_bytes, rel=0.05)
-  # The state is donated: an update needs no second copy of weights and moments.
-  assert measured.alias_size_in_bytes >= 0.99 * (found.held["weights"] + found.held["optimizer moments"])
+  assert LOW < sum(estimate.programs["update"].values()) / measured.temp_size_in_bytes < HIGH
+  assert sum(estimate.held.values()) == pytest.approx(measured.argument_size_in_bytes, rel=0.05)
+  # The state is donated, so an update needs no second copy of weights and moments.
+  assert measured.alias_size_in_bytes >= 0.99 * (estimate.held["weights"] + estimate.held["optimizer moments"])
 
 
-def test_log_probabilities_need_what_is_predicted():
-  program, found = program_of("logprobs", MEDIUM, mesh_of())
-  assert LOW < sum(found.programs["logprobs"].values()) / program.lower().compile().memory_analysis().temp_size_in_bytes < HIGH
+def test_log_probabilities_need_the_predicted_memory():
+  program, estimate = program_of("logprobs", MEDIUM, mesh_of())
+  assert (
+    LOW
+    < sum(estimate.programs["logprobs"].values()) / program.lower().compile().memory_analysis().temp_size_in_bytes
+    < HIGH
+  )
 
 
-def test_gradients_of_bfloat16_weights_add_up_in_float32():
+def test_gradients_of_bfloat16_weights_accumulate_in_float32():
   shape = TINY._replace(param_dtype="bfloat16")
-  program, found = program_of("warm_step", shape, mesh_of(), {"learner.micro_batches": 4})
-  over_pieces = [eqn for eqn in program.jaxpr.eqns if eqn.primitive.name == "scan" and eqn.params["length"] == 4]
-  carried = [x.aval for eqn in over_pieces for x in eqn.outvars if x.aval.ndim >= 2]  # Matrices, and not what is logged of each piece.
+  program, estimate = program_of("warm_step", shape, mesh_of(), {"learner.micro_batches": 4})
+  over_micro_batches = [
+    eqn for eqn in program.jaxpr.eqns if eqn.primitive.name == "scan" and eqn.params["length"] == 4
+  ]
+  # Only matrices count, not the logged values of each micro-batch.
+  carried = [x.aval for eqn in over_micro_batches for x in eqn.outvars if x.aval.ndim >= 2]
   assert carried and {x.dtype.name for x in carried} == {"float32"}
   assert (shape.vocab_size, shape.d_model) in [x.shape for x in carried]
-  assert found.programs["update"]["accumulated gradients"] > 1.9 * found.programs["update"]["gradients"]
+  assert estimate.programs["update"]["accumulated gradients"] > 1.9 * estimate.programs["update"]["gradients"]
 
 
 def test_kept_bytes_are_those_of_the_policy():
   kept = {name: memory.kept(TINY._replace(remat=name, attention="xla"), 64).of_row for name in ("none", "dots", "full")}
   stream = 64 * TINY.d_model * 4
-  # "full" keeps what goes into each layer, and what leaves the last.
+  # "full" keeps the input of each layer and the output of the last.
   assert kept["full"] == pytest.approx((TINY.num_layers + 1) * stream, rel=0.3)
   width = 2 * TINY.d_model + (TINY.num_heads + 2 * TINY.num_kv_heads) * TINY.head_dim + 3 * TINY.d_ff
   assert kept["full"] < kept["dots"] <= TINY.num_layers * 64 * 4 * width * 1.1
   assert kept["none"] > 2 * kept["dots"]
 
 
-def test_a_mesh_divides_what_it_splits():
+def test_a_mesh_divides_the_memory_that_it_shards():
   config = tiny_config("ppo")
   whole, split = (
     memory.footprint(config, MEDIUM, mesh, mesh, policy.make_objective(config), needs=frozenset({"values"}))

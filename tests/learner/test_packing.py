@@ -1,4 +1,4 @@
-"""Packing loses nothing, invents nothing and never overfills; and the bound on its rows that configs are checked against."""
+"""Packing loses, invents and overfills nothing, and the bound on its rows holds."""
 
 import numpy as np
 import pytest
@@ -25,7 +25,7 @@ FIELDS = ("tokens", "mask", "advantages", "sampler_logprobs")
 
 
 def make_sequences(lengths):
-  """Sequences of which every token is another number, so that nothing can be mistaken for anything else."""
+  """Makes sequences in which every token is a different number, so that any mix-up is detected."""
   sequences, start = [], 1
   for length in lengths:
     ids = np.arange(start, start + length)
@@ -37,13 +37,16 @@ def make_sequences(lengths):
 
 
 def rows_of(lengths, row_tokens):
-  """Numbers of the sequences of each row, where nothing is shared."""
+  """Returns the indices of the sequences of each row if no prompt is shared."""
   rows = assign_rows([Unit(0, (i,), (length,)) for i, length in enumerate(lengths)], row_tokens)
   return [[index for unit in row for index in unit.members] for row in rows]
 
 
 def make_groups(groups):
-  """Sequences `(prompt tokens, response tokens of each)`; every token of every sequence is another number, but for those of its prompt."""
+  """Makes sequences from groups `(prompt tokens, response tokens of each)`.
+
+  Every token is a different number, except for those of a shared prompt.
+  """
   sequences, start = [], 1
   for prompt, responses in groups:
     shared, start = np.arange(start, start + prompt), start + prompt
@@ -59,11 +62,11 @@ GROUPS = st.lists(st.tuples(st.integers(1, 6), st.lists(st.integers(1, 8), min_s
 
 @given(GROUPS, st.integers(1, 4))
 def test_a_shared_prompt_is_the_same_prompt(groups, num_shards):
-  """Each sequence, read back through segments, prefixes and positions alone, is the one that was packed."""
+  """Each sequence can be read back from segments, prefixes and positions alone."""
   sequences = make_groups(groups)
   layout = arrange(sequences, row_tokens=16, row_buckets=(48,), share_prompts=True, num_shards=num_shards)
   batch = pack(sequences, layout)
-  found = {}
+  by_tokens = {}
   for row in range(48):
     for segment in set(batch.segments[row][batch.mask[row] > 0].tolist()):
       own = np.flatnonzero(batch.segments[row] == segment)
@@ -73,11 +76,13 @@ def test_a_shared_prompt_is_the_same_prompt(groups, num_shards):
       assert np.all(before < own[0]) and not batch.mask[row, before].any() and not batch.prefixes[row, before].any()
       slots = np.concatenate([before, own])
       np.testing.assert_array_equal(batch.positions[row, slots], np.arange(len(slots)))
-      found[tuple(batch.tokens[row, slots].tolist())] = {field: getattr(batch, field)[row, slots] for field in FIELDS}
-  assert len(found) == len(sequences)
+      by_tokens[tuple(batch.tokens[row, slots].tolist())] = {
+        field: getattr(batch, field)[row, slots] for field in FIELDS
+      }
+  assert len(by_tokens) == len(sequences)
   for sequence in sequences:
     for field in FIELDS:
-      np.testing.assert_array_equal(found[tuple(sequence.tokens.tolist())][field], getattr(sequence, field))
+      np.testing.assert_array_equal(by_tokens[tuple(sequence.tokens.tolist())][field], getattr(sequence, field))
   for field in ("advantages", "sampler_logprobs"):
     np.testing.assert_array_equal(lay(lift(getattr(batch, field), layout), layout), getattr(batch, field))
 
@@ -90,7 +95,7 @@ def test_sharing_saves_the_prompts():
   assert pack_rows(sequences, row_tokens=16, row_buckets=(4,)).prefixes is None
 
 
-def test_what_is_not_the_same_prompt_is_not_shared():
+def test_different_prompts_are_not_shared():
   sequences = make_groups([(3, (2, 2))])
   sequences[1].tokens[0] += 100
   assert units_of(sequences, share_prompts=True) == units_of(sequences, share_prompts=False)
@@ -103,30 +108,30 @@ def test_a_group_too_large_for_a_row_brings_its_prompt_into_the_next():
   assert [[(part.members, part.size) for part in row] for row in rows] == [[((0, 1), 15)], [((2, 3), 12)]]
 
 
-def test_full_and_empty_rows_are_dealt_to_the_shards():
+def test_full_and_empty_rows_are_distributed_over_the_shards():
   layout = arrange(make_sequences([8, 8, 8, 8, 8]), row_tokens=8, row_buckets=(8,), num_shards=4)
   assert np.bincount(np.array(layout.rows) // 2, minlength=4).tolist() == [2, 1, 1, 1]
 
 
 @given(st.lists(st.integers(1, 12), max_size=20))
-def test_every_token_lands_once_with_all_that_belongs_to_it(lengths):
+def test_every_token_is_placed_once_with_all_its_values(lengths):
   sequences = make_sequences(lengths)
   batch = pack_rows(sequences, row_tokens=12, row_buckets=(20,))
-  found = {}
+  by_first_token = {}
   for row in range(20):
     ids = batch.segments[row]
     real = ids[ids > 0]
-    # Sequences stand one after the other, numbered from 1; then padding.
+    # Sequences follow one another, numbered from 1; then comes padding.
     assert np.all(ids[len(real) :] == 0) and np.all(np.diff(real) >= 0)
     assert sorted(set(real.tolist())) == list(range(1, len(set(real.tolist())) + 1))
     for segment in set(real.tolist()):
       here = ids == segment
       np.testing.assert_array_equal(batch.positions[row, here], np.arange(here.sum()))
-      found[batch.tokens[row, here][0]] = {field: getattr(batch, field)[row, here] for field in FIELDS}
-  assert len(found) == len(sequences)
+      by_first_token[batch.tokens[row, here][0]] = {field: getattr(batch, field)[row, here] for field in FIELDS}
+  assert len(by_first_token) == len(sequences)
   for sequence in sequences:
     for field in FIELDS:
-      np.testing.assert_array_equal(found[sequence.tokens[0]][field], getattr(sequence, field))
+      np.testing.assert_array_equal(by_first_token[sequence.tokens[0]][field], getattr(sequence, field))
   padding = batch.segments == 0
   for field in (*FIELDS, "positions", "old_logprobs"):
     assert np.all(getattr(batch, field)[padding] == 0)
@@ -140,7 +145,7 @@ def test_rows_hold_every_sequence_once_and_are_never_overfull(lengths, row_token
   rows = rows_of(lengths, row_tokens)
   assert sorted(index for row in rows for index in row) == list(range(len(lengths)))
   assert all(row and sum(lengths[i] for i in row) <= row_tokens for row in rows)
-  # First fit: the longest sequence of a row would not have gone into any earlier row as that was when it came.
+  # First fit: the longest sequence of a row fitted into no earlier row when it was placed.
   for later in range(len(rows)):
     opener = rows[later][0]
     for earlier in range(later):
@@ -149,8 +154,8 @@ def test_rows_hold_every_sequence_once_and_are_never_overfull(lengths, row_token
 
 
 @given(st.integers(1, 16), st.integers(0, 40), st.data())
-def test_the_rows_that_are_surely_enough(longest, extra, data):
-  """A row gets closed to a sequence only by at least row_tokens // longest others, so only the last can hold fewer."""
+def test_the_bound_on_the_number_of_rows(longest, extra, data):
+  """A row that rejects a sequence has row_tokens // longest others, so only the last has fewer."""
   row_tokens = longest + extra
   lengths = data.draw(st.lists(st.integers(1, longest), min_size=1, max_size=60))
   assert len(rows_of(lengths, row_tokens)) <= -(-len(lengths) // (row_tokens // longest))
@@ -167,10 +172,10 @@ def test_lift_and_lay_follow_pack(lengths):
   batch = pack(sequences, layout)
   for field in ("advantages", "sampler_logprobs"):
     packed = getattr(batch, field)
-    found = lift(packed, layout)
-    for x, sequence in zip(found, sequences, strict=True):
+    lifted = lift(packed, layout)
+    for x, sequence in zip(lifted, sequences, strict=True):
       np.testing.assert_array_equal(x, getattr(sequence, field))
-    np.testing.assert_array_equal(lay(found, layout), packed)
+    np.testing.assert_array_equal(lay(lifted, layout), packed)
 
 
 def test_packing_by_hand():
@@ -184,7 +189,7 @@ def test_the_smallest_bucket_that_fits_is_taken(num_sequences, num_rows):
   assert batch.tokens.shape == (num_rows, 10)
 
 
-def test_what_does_not_fit_is_refused_with_the_fix():
+def test_sequences_that_do_not_fit_are_refused_with_a_fix():
   with pytest.raises(ValueError, match="learner.row_tokens=8 cannot hold a sequence of 9 tokens"):
     rows_of([3, 9], 8)
   message = r"learner.row_buckets=\(1, 2\): 3 sequences need 3 rows of 8 tokens; add a bucket of at least 3"

@@ -1,4 +1,4 @@
-"""One update, however it is split: devices and their axes, micro-batches, and the layout of rows change no loss, gradient or metric."""
+"""One update under any split: devices, axes, micro-batches and layouts of rows change nothing."""
 
 import functools
 import itertools
@@ -19,12 +19,13 @@ from jaxrl_llm.sampler import make_filter
 VOCAB, ROWS, ROW_TOKENS = 64, 32, 40
 NUM_PROMPTS, GROUP = 8, 4
 
-_NANO = preset("nano", vocab_size=VOCAB)._replace(num_heads=16, num_kv_heads=8, head_dim=4)  # Eight devices divide every axis.
+# Eight devices divide every axis.
+_NANO = preset("nano", vocab_size=VOCAB)._replace(num_heads=16, num_kv_heads=8, head_dim=4)
 MODELS = {"dense": _NANO, "sparse": _NANO._replace(experts=Experts(num_experts=8, top_k=2, d_ff=16))}
 
 DEVICES, SPLITS, MICRO_BATCHES, LAYOUTS = (2, 4, 8), ("fsdp", "tensor", "expert", "context"), (1, 2, 4), ("packed", "padded", "shared")
 
-# The gradient becomes the optimizer's state, as it is.
+# This optimizer stores the gradient unchanged as its state.
 GRADIENT = optax.GradientTransformation(
   lambda params: jax.tree.map(jnp.zeros_like, params), lambda grads, state, params=None: (jax.tree.map(jnp.zeros_like, grads), grads)
 )
@@ -33,32 +34,39 @@ OBJECTIVE = objectives.make("gspo", clip_low=0.05, clip_high=0.08, kl_coef=0.1, 
 
 @functools.cache
 def sequences():
-  """Groups with a prompt each, of unequal lengths on purpose: any mean within a piece of the batch would be another mean."""
-  rng, found, refs = np.random.default_rng(5), [], []
+  """Makes groups of sequences with a prompt each.
+
+  Their lengths differ on purpose, so that a mean within any part of the batch would be wrong.
+  """
+  rng, trajectories, refs = np.random.default_rng(5), [], []
   for _ in range(NUM_PROMPTS):
     prompt = rng.integers(1, VOCAB, size=rng.integers(1, 7))
     for _ in range(GROUP):
       response = rng.integers(1, VOCAB, size=rng.integers(1, 20))
       mask = np.concatenate([np.zeros(len(prompt)), np.ones(len(response))]).astype(np.float32)
       if len(response) > 6:
-        mask[len(prompt) + 3] = 0  # Somebody else's token inside the response.
+        mask[len(prompt) + 3] = 0  # A token of another speaker inside the response.
       scores = np.float32(-np.log(VOCAB) + 0.3 * rng.standard_normal((2, len(mask)))) * mask
       advantages = np.full(len(mask), rng.standard_normal(), np.float32) * mask
-      found.append(packing.Trajectory(np.concatenate([prompt, response]).astype(np.int32), mask, advantages, scores[0]))
+      trajectories.append(
+        packing.Trajectory(np.concatenate([prompt, response]).astype(np.int32), mask, advantages, scores[0])
+      )
       refs.append(scores[1])
-  return found, refs
+  return trajectories, refs
 
 
 @functools.cache
 def laid_out(layout):
-  """The same sequences in rows: many in one, one in each, or each prompt once for its responses."""
-  found, refs = sequences()
+  """Packs the same sequences: many per row, one per row, or each prompt once for its responses."""
+  trajectories, refs = sequences()
   if layout == "padded":
-    slots = [np.arange(len(x.tokens)) for x in found]
+    slots = [np.arange(len(x.tokens)) for x in trajectories]
     places = packing.Layout((ROWS, ROW_TOKENS), list(range(ROWS)), slots, [(1, 0, 0)] * ROWS, shares=False)
   else:
-    places = packing.arrange(found, row_tokens=ROW_TOKENS, row_buckets=(ROWS,), share_prompts=layout == "shared")
-  batch = packing.pack(found, places)
+    places = packing.arrange(
+      trajectories, row_tokens=ROW_TOKENS, row_buckets=(ROWS,), share_prompts=layout == "shared"
+    )
+  batch = packing.pack(trajectories, places)
   return batch._replace(ref_logprobs=packing.lay(refs, places))
 
 
@@ -69,7 +77,7 @@ def weights(name):
 
 @functools.lru_cache(maxsize=1)
 def built(name, sizes):
-  """Model, its state on a mesh, and the mesh; None is one device."""
+  """Builds a model, its state on a mesh, and the mesh, which is None for one device."""
   mesh = mesh_lib.make_mesh(**({"data": 1} | dict(sizes)), devices=jax.devices()[: int(np.prod([n for _, n in sizes]))]) if sizes else None
   model = make_model(MODELS[name], mesh=mesh)
   state = init_state(weights(name), GRADIENT)
@@ -79,9 +87,9 @@ def built(name, sizes):
   return model, state, mesh
 
 
-@functools.lru_cache(maxsize=1)  # All of them together would fill the memory of a laptop.
+@functools.lru_cache(maxsize=1)  # All programs together would fill a laptop's memory.
 def program(name, sizes, num_micro_batches):
-  """One for all rows of one shape, whatever lies in them."""
+  """Makes the program of an update, the same for all layouts of one shape."""
   model, *_ = built(name, sizes)
   losses = {"balance": 0.1, "z": 0.01} if name == "sparse" else {}
   filter_logits = make_filter(temperature=0.9)
@@ -92,7 +100,7 @@ def program(name, sizes, num_micro_batches):
 
 @functools.cache
 def update(name, sizes=(), num_micro_batches=1, layout="padded"):
-  """Gradient and metrics."""
+  """Runs an update and returns its gradient and metrics."""
   _, state, mesh = built(name, sizes)
   batch = jax.tree.map(jnp.asarray, laid_out(layout)) if mesh is None else mesh_lib.place_tokens(mesh, laid_out(layout))
   new, metrics = program(name, sizes, num_micro_batches)(state, batch)
@@ -100,23 +108,28 @@ def update(name, sizes=(), num_micro_batches=1, layout="padded"):
 
 
 def differences(name, sizes, num_micro_batches, layout):
-  """Of each metric and each weight's gradient the largest difference, relative to its scale."""
+  """Returns the largest relative difference of each metric and each weight's gradient."""
   (expected_grads, expected), (grads, metrics) = update(name), update(name, sizes, num_micro_batches, layout)
   assert metrics.keys() == expected.keys()
-  found = {metric: abs(value - expected[metric]) / max(abs(expected[metric]), 1) for metric, value in metrics.items()}
+  by_name = {
+    metric: abs(value - expected[metric]) / max(abs(expected[metric]), 1) for metric, value in metrics.items()
+  }
   for metric in ("actor/loss", "actor/grad_norm"):
-    found[metric] = abs(metrics[metric] - expected[metric]) / abs(expected[metric])
-  least = 0.01 * expected["actor/grad_norm"]  # The rounding of large gradients reaches small ones.
+    by_name[metric] = abs(metrics[metric] - expected[metric]) / abs(expected[metric])
+  # Rounding errors of large gradients affect small ones.
+  least = 0.01 * expected["actor/grad_norm"]
   for (path, a), b in zip(jax.tree_util.tree_leaves_with_path(grads), jax.tree.leaves(expected_grads), strict=True):
-    found[jax.tree_util.keystr(path, simple=True, separator="/")] = np.max(np.abs(a - b)) / max(np.max(np.abs(b)), least)
-  return found
+    by_name[jax.tree_util.keystr(path, simple=True, separator="/")] = np.max(np.abs(a - b)) / max(
+      np.max(np.abs(b)), least
+    )
+  return by_name
 
 
 def check(name, sizes, num_micro_batches, layout):
-  found = differences(name, sizes, num_micro_batches, layout)
-  # XLA on CPUs adds up the products of very thin matrices, here of two columns a device, one row after the other.
+  by_name = differences(name, sizes, num_micro_batches, layout)
+  # XLA on CPUs sums the products of very thin matrices, here of two columns per device, row by row.
   limit = 2e-5 if name == "sparse" else 1e-5
-  assert not {what: x for what, x in found.items() if not x <= limit}
+  assert not {what: x for what, x in by_name.items() if not x <= limit}
 
 
 def test_the_reference_update_is_worth_comparing():
@@ -131,7 +144,10 @@ def test_the_reference_update_is_worth_comparing():
 
 
 def covering():
-  """Every pair of choices somewhere among the cases: a Latin square of axis and devices against micro-batches and layout."""
+  """Yields cases that cover every pair of choices.
+
+  They are a Latin square of axis and devices against micro-batches and layout.
+  """
   for (a, axis), (d, devices) in itertools.product(enumerate(SPLITS), enumerate(DEVICES)):
     name = ("dense", "sparse")[(d == 1) ^ a % 2]
     yield name, ((axis, devices),), MICRO_BATCHES[(a + d) % 3], LAYOUTS[(a + 2 * d) % 3]
@@ -142,7 +158,7 @@ COVERING = [
   ("dense", (), 4, "shared"),
   ("sparse", (("expert", 2), ("context", 2), ("tensor", 2)), 2, "shared"),
 ]
-FEW = {0, 4, 8, 11, 13}  # Of those: each choice once, and three axes together.
+FEW = {0, 4, 8, 11, 13}  # Cases that contain each choice at least once, and one with three axes.
 FULL = itertools.product(MODELS, [(), *(((axis, n),) for axis in SPLITS for n in DEVICES)], MICRO_BATCHES, LAYOUTS)
 REST = [
   *(case for case in FULL if case not in COVERING),

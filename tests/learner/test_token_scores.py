@@ -1,4 +1,4 @@
-"""What the viewer says of each token is what the updated policy and the objective say, however the pass is split."""
+"""Token scores of the viewer: those of the updated policy and the objective, under any split."""
 
 import numpy as np
 import pytest
@@ -19,7 +19,7 @@ def samples_of(name, workdir, overrides, devices=1):
 
 
 def check_gspo(rows, low, high):
-  """GSPO's weight of every token is the sequence's ratio, or 0 where the clip binds on the side that the advantage pushes to."""
+  """Checks GSPO's weights: the sequence's ratio, or 0 where the clip ends the gradient."""
   seen = set()
   for row in rows:
     log_ratio, entropy = np.array(row["log_ratio"]), np.array(row["entropy"])
@@ -29,7 +29,7 @@ def check_gspo(rows, low, high):
       continue
     ratio = np.exp(log_ratio.mean())
     if min(abs(ratio - 1 + low), abs(ratio - 1 - high)) < 1e-5:
-      continue  # On the edge of the clip, rounding decides.
+      continue  # On the bound of the clip rounding decides.
     clipped = ratio > 1 + high if row["advantage"] > 0 else ratio < 1 - low
     np.testing.assert_allclose(row["gate_weight"], 0 if clipped else ratio, rtol=1e-4)
     seen.add(clipped)
@@ -37,13 +37,17 @@ def check_gspo(rows, low, high):
 
 
 @pytest.mark.parametrize(
-  "split", [pytest.param({}, id="whole"), pytest.param({"learner.micro_batches": 2}, id="in pieces", marks=pytest.mark.slow)]
+  "split",
+  [
+    pytest.param({}, id="whole"),
+    pytest.param({"learner.micro_batches": 2}, id="in micro-batches", marks=pytest.mark.slow),
+  ],
 )
 def test_token_scores_of_a_run(split, tmp_path):
   rows = samples_of("gspo", tmp_path, split)
   assert [row["step"] for row in rows] == [1] * 32 + [2] * 32
   check_gspo(rows, 0.006, 0.008)
-  # After the updates, and not before them.
+  # The scores are those after the updates, not those before.
   assert max(abs(x) for row in rows for x in row["log_ratio"]) > 1e-3
 
 
@@ -54,7 +58,7 @@ def test_token_scores_on_eight_devices(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["grpo", "sapo"])
-def test_other_objectives_have_them_as_well(name, tmp_path):
+def test_other_objectives_have_token_scores_too(name, tmp_path):
   rows = samples_of(name, tmp_path, {})
   weights = [x for row in rows for x in row.get("gate_weight", []) if x is not None]
   assert weights and all(np.isfinite(weights)) and min(weights) >= 0 and 0.5 < np.median(weights) < 2

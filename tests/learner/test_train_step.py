@@ -1,4 +1,4 @@
-"""The update: log-probabilities by hand, and loss, gradient and metrics that no way of laying out the batch may change."""
+"""The update: log-probabilities by hand, and results that no layout of the batch may change."""
 
 import functools
 
@@ -19,10 +19,10 @@ from jaxrl_llm.types import Objective, PolicyOutputs
 from tests.batches import logprobs_of, pack_rows
 
 VOCAB = 264
-# Unequal on purpose, so that any mean within a piece of the batch would be another mean.
+# Lengths differ on purpose, so that a mean within any part of the batch would be wrong.
 LENGTHS = ((3, 9), (2, 1), (4, 12), (1, 2), (3, 5), (2, 7), (2, 3), (5, 10))
 
-# Outputs: the log-probability at each position is what a bigram table says of (previous token, token).
+# Outputs: a bigram table gives the log-probability at each position from (previous token, token).
 
 
 def bigram_logits(table, tokens, positions, segments):
@@ -34,17 +34,19 @@ def bigram_outputs(params, batch):
 
 
 def trajectories(rng, vocab):
-  """Sequences of `LENGTHS` with made-up advantages and sampler log-probabilities."""
-  found = []
+  """Makes sequences of `LENGTHS` with random advantages and sampler log-probabilities."""
+  sequences = []
   for prompt, response in LENGTHS:
     mask = np.concatenate([np.zeros(prompt), np.ones(response)]).astype(np.float32)
-    # A turn of somebody else's tokens inside the longer responses.
+    # A token of another speaker inside the longer responses.
     if response > 4:
       mask[prompt + 2] = 0
     logprobs = np.float32(-np.log(vocab) + 0.3 * rng.standard_normal(len(mask)))
     advantages = np.full(len(mask), rng.standard_normal(), np.float32)
-    found.append(Trajectory(rng.integers(vocab, size=len(mask)).astype(np.int32), mask, advantages * mask, logprobs * mask))
-  return found
+    sequences.append(
+      Trajectory(rng.integers(vocab, size=len(mask)).astype(np.int32), mask, advantages * mask, logprobs * mask)
+    )
+  return sequences
 
 
 def on_device(batch):
@@ -74,7 +76,7 @@ def test_outputs_match_a_loop_over_tokens(rng):
   assert num_scored == np.sum(batch.mask) < sum(map(sum, LENGTHS)) - len(LENGTHS)
   np.testing.assert_allclose(outputs.logprobs, expected_logprobs, atol=1e-5)
   np.testing.assert_allclose(outputs.entropy, expected_entropy, atol=1e-5)
-  # What does not count: exactly 0.
+  # Tokens that do not count have exactly 0.
   rest = batch.mask == 0
   assert np.all(np.asarray(outputs.logprobs)[rest] == 0) and np.all(np.asarray(outputs.entropy)[rest] == 0)
 
@@ -86,7 +88,7 @@ def test_outputs_keep_the_drawn_token_where_the_policy_would_filter_it():
   np.testing.assert_allclose(outputs.logprobs[0, 1], np.log(1 / (1 + np.exp(5))), rtol=1e-5)
 
 
-# The layouts. One program a layout serves all objectives: which one it is, is an argument.
+# Layouts. One program per layout serves all objectives, because the objective is an argument.
 
 OBJECTIVES = {
   "gspo": objectives.make("gspo", clip_low=0.05, clip_high=0.08),
@@ -114,20 +116,23 @@ def chosen(which) -> Objective:
   )
 
 
-def one_a_row(sequences):
+def one_per_row(sequences):
   rows = [pack_rows([sequence], row_tokens=21, row_buckets=(1,)) for sequence in sequences]
   return jax.tree.map(lambda *x: np.concatenate(x), *rows)
 
 
 @functools.cache
 def setting():
-  """Model, params, sequences whose log-ratios lie on both sides of every clip, and the policy's outputs on them, one a row."""
+  """Returns the model, its params, sequences, and the policy's outputs on them, one per row.
+
+  The log-ratios of the sequences lie on both sides of every clip.
+  """
   model = make_model(preset("nano", vocab_size=VOCAB))
   rng = np.random.default_rng(0)
   draw = lambda path, p: jnp.asarray((path[-1].key == "scale") + 0.1 * rng.standard_normal(p.shape), jnp.float32)
   params = jax.tree_util.tree_map_with_path(draw, jax.eval_shape(model.init, jax.random.key(0)))
   sequences = trajectories(rng, VOCAB)
-  batch = on_device(one_a_row(sequences))
+  batch = on_device(one_per_row(sequences))
   outputs = jax.device_get(jax.jit(functools.partial(policy_outputs, model.logprobs, make_filter()))(params, batch))
   for row, sequence in enumerate(sequences):
     old = outputs.logprobs[row, : len(sequence.tokens)] + 0.2 * rng.standard_normal(len(sequence.tokens))
@@ -137,16 +142,18 @@ def setting():
 
 def lay_out(layout):
   sequences = setting()[2]
-  if layout == "one a row":
-    batch = one_a_row(sequences)
+  if layout == "one per row":
+    batch = one_per_row(sequences)
   else:
     order = reversed(sequences) if layout == "reversed" else sequences
     batch = pack_rows(list(order), row_tokens=17, row_buckets=(8,))
-    assert np.max(batch.segments) > 1 and np.any(~batch.segments.any(axis=1))  # Packed rows, and rows of padding only.
+    # Some rows are packed, and some hold only padding.
+    assert np.max(batch.segments) > 1 and np.any(~batch.segments.any(axis=1))
   return batch._replace(ref_logprobs=batch.old_logprobs + np.float32(0.1) * np.cos(batch.tokens))
 
 
-# The gradient itself: an optimizer that changes what it sees hides a factor (AdamW does).
+# SGD applies the gradient itself. An optimizer that rescales it, such as AdamW, would hide a
+# factor.
 GRADIENT = optax.sgd(1.0)
 
 
@@ -159,13 +166,13 @@ def program(num_micro_batches):
     settings = dict(learning_rate=lambda _: 1.0, num_micro_batches=num_micro_batches)
     return make_train_step(outputs_fn, chosen(which), GRADIENT, **settings)(state, batch)
 
-  # The programs run for milliseconds: what counts is how long they compile.
+  # The programs run for milliseconds, so compilation dominates.
   return jax.jit(run, compiler_options={"xla_backend_optimization_level": 0})
 
 
 @functools.cache
 def update(name, layout="packed", num_micro_batches=1, mesh_sizes=None):
-  """Gradient and metrics of an objective on the same sequences, laid out in some way."""
+  """Runs an update on the same sequences in some layout and returns its gradient and metrics."""
   model, params, _, _ = setting()
   batch, state = lay_out(layout), init_state(params, GRADIENT)
   if mesh_sizes:
@@ -176,8 +183,8 @@ def update(name, layout="packed", num_micro_batches=1, mesh_sizes=None):
   return jax.device_get((jax.tree.map(jnp.subtract, params, jax.device_get(new.params)), metrics))
 
 
-def same_update(found, expected):
-  (gradient, metrics), (expected_gradient, expected_metrics) = found, expected
+def same_update(actual, expected):
+  (gradient, metrics), (expected_gradient, expected_metrics) = actual, expected
   assert metrics.keys() == expected_metrics.keys()
   for name, value in metrics.items():
     np.testing.assert_allclose(value, expected_metrics[name], rtol=1e-5, atol=1e-6, err_msg=name)
@@ -190,15 +197,16 @@ def test_the_reference_update_is_worth_comparing(name):
   gradient, metrics = update(name)
   assert metrics["train/skipped"] == 0 and abs(metrics["actor/loss"]) > 1e-3
   norms = [float(np.linalg.norm(g)) for g in jax.tree.leaves(gradient)]
-  assert min(norms) > 1e-5  # Far above the rounding of a subtraction from params of size 1.
+  # This is far above the rounding error of a subtraction from params of size 1.
+  assert min(norms) > 1e-5
   np.testing.assert_allclose(np.sqrt(np.sum(np.square(norms))), metrics["actor/grad_norm"], rtol=1e-3)
   assert metrics["ratio/min"] < 0.85 and metrics["ratio/max"] > 1.15
   np.testing.assert_allclose(metrics["actor/loss"], by_hand(name), rtol=1e-4, atol=1e-6)
 
 
 def by_hand(name):
-  """The loss with each sequence on a row of its own; the means are taken here."""
-  batch = on_device(lay_out("one a row"))
+  """Computes the loss with one sequence per row and with the means taken here."""
+  batch = on_device(lay_out("one per row"))
   token_losses, _ = jax.jit(OBJECTIVES[name].token_loss)(setting()[3], batch)
   losses = [np.asarray(row, np.float64)[mask > 0] for row, mask in zip(token_losses, np.asarray(batch.mask), strict=True)]
   return np.mean(np.concatenate(losses)) if name == "dapo" else np.mean([x.mean() for x in losses])
@@ -211,7 +219,7 @@ def test_micro_batches_change_nothing(name, num_micro_batches):
 
 
 @pytest.mark.parametrize("name", OBJECTIVES)
-@pytest.mark.parametrize("layout", ["reversed", "one a row"])
+@pytest.mark.parametrize("layout", ["reversed", "one per row"])
 def test_packing_and_padding_change_nothing(name, layout):
   same_update(update(name, layout=layout), update(name))
 
@@ -222,7 +230,7 @@ def test_devices_change_nothing(name, sizes):
   same_update(update(name, mesh_sizes=sizes), update(name))
 
 
-# A policy of a few numbers: what an update does besides summing.
+# A policy of a few numbers, for the rest of an update.
 
 
 @functools.cache
@@ -237,27 +245,28 @@ def tiny_setting(**optimizer_settings):
 
 
 def bitwise_equal(a, b):
-  bits = lambda x: np.frombuffer(np.asarray(x).tobytes(), np.uint8)  # NaN equals NaN, and 0 is not -0.
+  # Here NaN equals NaN, and 0 differs from -0.
+  bits = lambda x: np.frombuffer(np.asarray(x).tobytes(), np.uint8)
   jax.tree.map(lambda x, y: np.testing.assert_array_equal(bits(x), bits(y)), a, b)
 
 
 DAPO = objectives.make("dapo")
 SGD, ADAM = optax.sgd(0.1), optax.adam(0.1)
-# Moments that begin in bfloat16, and that the first update makes float32.
+# Moments that begin in bfloat16 and become float32 in the first update.
 GROWING = optax.GradientTransformation(lambda params: ADAM.init(jax.tree.map(lambda x: x.astype(jnp.bfloat16), params)), ADAM.update)
 MISFITS = {
   "a loss for each sequence": (
     {"objective": DAPO._replace(token_loss=lambda *args: ((of := DAPO.token_loss(*args))[0].sum(axis=1, keepdims=True), of[1]))},
-    "one number a token",
+    "one number per token",
   ),
-  "advantages of sequences": ({"advantages": lambda x: x[:, :1]}, "begins with the axes of its mask"),
+  "advantages of sequences": ({"advantages": lambda x: x[:, :1]}, "must begin with the axes of its mask"),
   "rows that do not divide": ({"num_micro_batches": 3}, "micro-batches do not divide the rows"),
   "moments of another type": ({"optimizer": GROWING}, "would compile again"),
 }
 
 
 @pytest.mark.parametrize("name", MISFITS)
-def test_what_does_not_fit_is_refused_while_the_step_is_traced(name):
+def test_wrong_inputs_are_refused_while_the_step_is_traced(name):
   changes, message = MISFITS[name]
   state, batch, _ = tiny_setting()
   change = changes.get("advantages", lambda x: x)
@@ -278,15 +287,15 @@ def spoil(field, value):
 @pytest.mark.parametrize(
   ("field", "value"), [("advantages", np.nan), ("advantages", np.inf), ("advantages", -np.inf), ("old_logprobs", np.nan)]
 )
-def test_an_update_that_is_not_finite_changes_only_the_counters(field, value):
+def test_a_non_finite_update_changes_only_the_counters(field, value):
   state, batch, step = tiny_setting()
-  state, _ = step(state, batch)  # Moments that are not zero.
+  state, _ = step(state, batch)  # A first step gives moments that are not zero.
   refused, metrics = step(state, spoil(field, value)(batch))
   bitwise_equal((refused.params, refused.opt_state), (state.params, state.opt_state))
   assert (int(refused.step), int(refused.skipped)) == (2, 1) and metrics["train/skipped"] == 1
   assert not (np.isfinite(metrics["actor/loss"]) and np.isfinite(metrics["actor/grad_norm"]))
 
-  # The next good step is what it would have been.
+  # The next good step is the same as without the refused one.
   (after, metrics), (never, expected) = step(refused, batch), step(state, batch)
   bitwise_equal((after.params, after.opt_state), (never.params, never.opt_state))
   bitwise_equal(metrics, expected)
@@ -294,7 +303,7 @@ def test_an_update_that_is_not_finite_changes_only_the_counters(field, value):
   assert np.any(after.params["table"] != state.params["table"])
 
 
-def test_params_that_are_not_finite_are_never_trained():
+def test_non_finite_params_are_never_trained():
   state, batch, step = tiny_setting()
   broken = state._replace(params=state.params | {"table": state.params["table"].at[0, 0].set(jnp.nan)})
   refused, metrics = step(broken, batch)
@@ -302,8 +311,11 @@ def test_params_that_are_not_finite_are_never_trained():
   assert metrics["train/skipped"] == 1 and int(refused.skipped) == 1
 
 
-def test_a_finite_loss_with_a_gradient_that_is_not_is_refused():
-  """√x at 0: the loss is 0, the slope infinite; and the other parameter's gradient is fine, yet stays as it is."""
+def test_a_finite_loss_with_a_non_finite_gradient_is_refused():
+  """√x at 0 has the value 0 and an infinite slope.
+
+  The other parameter has a finite gradient, but does not change either.
+  """
   state, batch, _ = tiny_setting()
   optimizer = optax.adam(0.1)
 
@@ -317,14 +329,14 @@ def test_a_finite_loss_with_a_gradient_that_is_not_is_refused():
   bitwise_equal((refused.params, refused.opt_state), (state.params, state.opt_state))
 
 
-def test_junk_off_the_mask_is_no_reason_to_skip():
+def test_junk_outside_the_mask_skips_no_update():
   state, batch, step = tiny_setting()
   off = batch.mask == 0
   junk = {name: jnp.where(off, jnp.nan, getattr(batch, name)) for name in ("advantages", "old_logprobs", "sampler_logprobs")}
   bitwise_equal(step(state, batch._replace(**junk)), step(state, batch))
 
 
-def test_the_learning_rate_climbs_is_reported_and_does_not_count_refused_updates():
+def test_the_learning_rate_climbs_is_reported_and_ignores_refused_updates():
   state, batch, step = tiny_setting()
   rates, moved = [], []
   for bad in (False, True, False, False, False):
@@ -333,7 +345,7 @@ def test_the_learning_rate_climbs_is_reported_and_does_not_count_refused_updates
     rates.append(float(metrics["actor/lr"]))
     moved.append(float(np.abs(state.params["table"] - before).max()))
   np.testing.assert_allclose(rates, [0.1 / 3, 0.2 / 3, 0.2 / 3, 0.1, 0.1], rtol=1e-5)
-  # Adam's first step moves a parameter by the rate itself: the metric is what the optimizer used.
+  # Adam's first step moves a parameter by the rate itself, so the metric is the optimizer's rate.
   np.testing.assert_allclose(moved[0], rates[0], rtol=1e-3)
   assert moved[1] == 0
 
@@ -367,7 +379,7 @@ def test_weight_decay_spares_norms_and_biases():
 def test_gradients_are_clipped_by_their_global_norm():
   optimizer, _ = make_optimizer(learning_rate=0.1, warmup_steps=0, weight_decay=0.0, b1=0.9, b2=0.9, max_grad_norm=5.0)
   params = {"a": jnp.zeros(1), "b": jnp.zeros(1)}
-  for factor, expected in ((100.0, [0.3, 0.4]), (0.5, [0.15, 0.2])):  # Norms 500 and 2.5.
+  for factor, expected in ((100.0, [0.3, 0.4]), (0.5, [0.15, 0.2])):  # The norms are 500 and 2.5.
     _, state = optimizer.update({"a": jnp.array([3.0]) * factor, "b": jnp.array([4.0]) * factor}, optimizer.init(params), params)
     moments = optax.tree_utils.tree_get(state, "mu")
     np.testing.assert_allclose([moments["a"][0], moments["b"][0]], expected, rtol=1e-5)
@@ -391,7 +403,7 @@ def test_sampler_gap_by_hand():
   np.testing.assert_allclose(counted["rollout_corr/k3_kl"], [np.exp(0.5) - 1.5, np.exp(-0.25) - 0.75], rtol=1e-5)
 
 
-def test_sampler_gap_is_a_metric_where_a_sampler_spoke():
+def test_the_sampler_gap_is_a_metric_if_a_sampler_drew_the_tokens():
   state, batch, step = tiny_setting()
   logprobs = bigram_outputs(state.params, batch).logprobs
   row, slot = (x[0] for x in np.nonzero(batch.mask))

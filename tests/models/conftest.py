@@ -1,4 +1,4 @@
-"""Checkpoints that transformers saved (`record_checkpoints.py`), and a cache of them loaded: most tests only look."""
+"""The checkpoints of `record_checkpoints.py`, loaded once for the tests that only read them."""
 
 import functools
 import pathlib
@@ -10,13 +10,14 @@ CHECKPOINTS = pathlib.Path(__file__).parent / "checkpoints"
 
 @functools.cache
 def load_recorded(name, dtype="float32"):
-  """A recorded checkpoint, loaded once for all tests of this process."""
-  from jaxrl_llm.models.files.loading import load  # Not earlier: pytest instruments the package at its first import.
+  """Loads a recorded checkpoint, once for all tests of this process."""
+  # Not imported earlier, because pytest instruments the package at its first import.
+  from jaxrl_llm.models.files.loading import load
 
   return load(CHECKPOINTS / name, dtype=dtype)
 
 
 @pytest.fixture(scope="session")
 def loaded():
-  """`loaded(name, dtype) -> (model, params)`; nobody may write to these or give them away."""
+  """Function `loaded(name, dtype) -> (model, params)`; tests must not change or donate these."""
   return load_recorded

@@ -1,9 +1,11 @@
-"""Records the checkpoints in `checkpoints/`, each with the logits that transformers computes from it. A script, not a test.
+"""A script that records the checkpoints in `checkpoints/`, each with its logits by transformers.
 
-  python -m tests.models.record_checkpoints           writes them anew
-  python -m tests.models.record_checkpoints --check   loads each, saves it with `save_hf`, opens that with transformers, compares logits
+  python -m tests.models.record_checkpoints           records them again
+  python -m tests.models.record_checkpoints --check   checks them and writes nothing
 
-Needs torch and transformers, which nothing else here does. Recorded with transformers 5.23.0 and torch 2.13.0.
+The check loads each checkpoint, saves it with `save_hf`, opens the result with transformers, and
+compares the logits. The script needs torch and transformers, which nothing else here requires. The
+checkpoints were recorded with transformers 5.23.0 and torch 2.13.0.
 """
 
 import argparse
@@ -16,14 +18,14 @@ import numpy as np
 
 FOLDER = pathlib.Path(__file__).parent / "checkpoints"
 LOGITS = "logits.npz"
-LENGTH = 48  # Beyond the 16 positions from which llama3's fixture is stretched.
+LENGTH = 48  # Beyond the 16 positions of the original context of llama3's fixture.
 SIZES = dict(vocab_size=96, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2)
 MIXTURE = dict(num_experts=4, num_experts_per_tok=2, moe_intermediate_size=16, head_dim=16)
 STRETCHED = dict(
   rope_type="llama3", rope_theta=1000.0, factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=16
 )
 
-# Family, fields of its config, arguments of save_pretrained.
+# By name: the family, fields of its config, and arguments of save_pretrained.
 CHECKPOINTS = {
   "llama3": ("Llama", dict(rope_parameters=STRETCHED, max_position_embeddings=128, rms_norm_eps=1e-5), {}),
   "smollm2": ("Llama", dict(tie_word_embeddings=True, rope_parameters=dict(rope_type="default", rope_theta=1e5)), {}),
@@ -51,7 +53,7 @@ OLD_LAYOUT = ("smollm2",)
 
 
 def draw(model) -> None:
-  """Weights of which none is at its neutral value, so that no error hides."""
+  """Draws weights so that none has its neutral value, which could hide an error."""
   import torch
 
   with torch.no_grad():
@@ -65,7 +67,7 @@ def draw(model) -> None:
 
 
 def logits_of(folder: pathlib.Path, tokens: np.ndarray) -> np.ndarray:
-  """What transformers computes in float32, whatever the weights are stored in."""
+  """Computes the logits with transformers, in float32 for any stored dtype."""
   import torch
   import transformers
 
@@ -75,7 +77,7 @@ def logits_of(folder: pathlib.Path, tokens: np.ndarray) -> np.ndarray:
 
 
 def to_old_layout(path: pathlib.Path) -> None:
-  """A config as transformers 4 wrote it."""
+  """Rewrites a config in the layout of transformers 4."""
   raw = json.loads(path.read_text())
   rope = raw.pop("rope_parameters")
   raw |= {"rope_theta": rope["rope_theta"], "rope_scaling": None, "torch_dtype": raw.pop("dtype"), "transformers_version": "4.42.3"}
@@ -83,7 +85,7 @@ def to_old_layout(path: pathlib.Path) -> None:
 
 
 def record(name: str) -> None:
-  """One checkpoint and its logits."""
+  """Records a checkpoint and its logits."""
   import torch
   import transformers
 
@@ -110,7 +112,7 @@ def record(name: str) -> None:
 
 
 def check(name: str) -> None:
-  """Ours against transformers, before and after a round trip."""
+  """Compares the logits with those of transformers, before and after a round trip."""
   from jaxrl_llm.models.files.loading import load, logits
   from jaxrl_llm.models.files.saving import save_hf
 

@@ -1,4 +1,4 @@
-"""Every backend computes what a plain loop does, at every real token, in both directions; and none lets padding poison a gradient."""
+"""Tests of the attention backends: values and gradients against plain loops, padding, meshes."""
 
 import functools
 from typing import NamedTuple
@@ -22,7 +22,7 @@ class Layout(NamedTuple):
 
 
 def rows(*runs):
-  """Rows of (segment, prefix, tokens)."""
+  """Lays out rows of runs, each given as (segment, prefix, number of tokens)."""
   ids = np.array([[np.repeat([run[i] for run in row], [run[2] for run in row]) for row in runs] for i in (0, 1)], np.int32)
   return Layout(*ids)
 
@@ -30,7 +30,8 @@ def rows(*runs):
 LAYOUTS = {
   # Two sequences and padding; one sequence, a lone token, and padding in front of a third.
   "packed": rows([(1, 0, 17), (2, 0, 15), (0, 0, 8)], [(1, 0, 20), (2, 0, 1), (0, 0, 9), (3, 0, 10)])._replace(prefixes=None),
-  # A prompt with three responses, padding among them; two prompts with two each, numbered anyhow.
+  # A prompt with three responses and padding among them; two prompts with two responses each, whose
+  # numbers are in no order.
   "shared": rows(
     [(1, 0, 9), (2, 1, 12), (3, 1, 1), (0, 0, 5), (4, 1, 13)],
     [(6, 0, 7), (2, 6, 8), (5, 0, 4), (3, 5, 6), (4, 6, 10), (1, 5, 3), (0, 0, 2)],
@@ -42,7 +43,7 @@ TOLERANCE = {"float32": dict(rtol=2e-5, atol=2e-6), "bfloat16": dict(rtol=4e-2, 
 
 @pytest.fixture(autouse=True)
 def small_blocks(monkeypatch):
-  """Several of them in a row of these tests, its length no multiple of theirs."""
+  """Blocks so small that a row has several, and its length is no multiple of theirs."""
   monkeypatch.setitem(attention._BLOCK, "cpu", 16)
 
 
@@ -52,7 +53,7 @@ def inputs(rng, num_kv_heads=K, dtype="float32", batch=B, length=T):
 
 
 def loop(q, k, v, layout):
-  """One query at a time, float64."""
+  """Computes attention one query at a time, in float64."""
   out, (segments, prefixes) = np.zeros(q.shape), layout
   for b, t, h in np.ndindex(*q.shape[:3]):
     own = {segments[b, t], 0 if prefixes is None else prefixes[b, t]} - {0}
@@ -65,7 +66,7 @@ def loop(q, k, v, layout):
 
 
 def value_and_gradients(backend, q, k, v, cotangent, layout, mesh=None):
-  """The attention, and the gradients of a loss that reads it at real tokens alone."""
+  """Computes attention, and the gradients of a loss that reads it only at real tokens."""
 
   @jax.jit
   def run(q, k, v, layout):
@@ -79,13 +80,13 @@ def value_and_gradients(backend, q, k, v, cotangent, layout, mesh=None):
   return np.asarray(y, np.float64), [np.asarray(g, np.float64) for g in gradients]
 
 
-def check_against_xla(found, wanted, layout, **tolerance):
-  (y, gradients), (expected_y, expected), real = found, wanted, layout.segments > 0
+def check_against_xla(actual, expected, layout, **tolerance):
+  (y, gradients), (expected_y, expected), real = actual, expected, layout.segments > 0
   assert np.isfinite(y).all()
   np.testing.assert_allclose(y[real], expected_y[real], **tolerance)
   for name, x, expected_x in zip("qkv", gradients, expected, strict=True):
     np.testing.assert_allclose(x, expected_x, **tolerance, err_msg=f"gradient of {name}")
-    assert (x[~real] == 0).all()  # Padding takes no part.
+    assert (x[~real] == 0).all()  # Padding has no effect.
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -103,13 +104,13 @@ def test_values_are_those_of_a_loop(backend, layout, rng):
 @pytest.mark.parametrize("backend, layout, dtype", [
   ("dot_product", "packed", "float32"), ("dot_product", "shared", "bfloat16"),
   ("chunked", "packed", "float32"), ("chunked", "shared", "float32"), ("chunked", "shared", "bfloat16"),
-  ("splash", "packed", "bfloat16"),  # Emulated, and slow; in float32, and with prefixes, below.
+  ("splash", "packed", "bfloat16"),  # Emulated, and slow; float32 and prefixes are tested below.
 ])  # fmt: skip
 def test_gradients_are_those_of_xla(backend, layout, dtype, rng):
   arrays, layout = inputs(rng, dtype=dtype), LAYOUTS[layout]
-  # Held against float32 whatever the dtype, so that two roundings cannot agree by chance.
-  wanted = value_and_gradients("xla", *(x.astype(jnp.float32) for x in arrays), layout)
-  check_against_xla(value_and_gradients(backend, *arrays, layout), wanted, layout, **TOLERANCE[dtype])
+  # Every dtype is compared with float32, so that two roundings cannot agree by chance.
+  expected = value_and_gradients("xla", *(x.astype(jnp.float32) for x in arrays), layout)
+  check_against_xla(value_and_gradients(backend, *arrays, layout), expected, layout, **TOLERANCE[dtype])
 
 
 chunked_rows = jax.jit(functools.partial(chunked.chunked_attention, block=16))
@@ -123,8 +124,8 @@ def test_rows_of_padding_alone_are_finite(backend, rng):
   assert all((g == 0).all() for g in gradients)
 
 
-def test_a_shared_prompt_is_one_of_every_response(rng):
-  """What a response attends to in a row with a shared prompt is what it does in a row of its own."""
+def test_every_response_sees_the_shared_prompt(rng):
+  """A response attends in a row with a shared prompt as it does in a row of its own."""
   layout = rows([(1, 0, 9), (2, 1, 12), (3, 1, 19)])
   q, k, v, _ = inputs(rng, batch=1)
   y = chunked_rows(q, k, v, *map(jnp.asarray, layout))
@@ -137,15 +138,16 @@ def test_a_shared_prompt_is_one_of_every_response(rng):
 @pytest.mark.parametrize("backend, shape, batch", [
   ("xla", (1, 2, 1, 2, 2), 4), ("xla", (1, 2, 1, 4, 1), 4),
   ("chunked", (2, 2, 1, 1, 2), 4), ("chunked", (1, 2, 1, 2, 2), 4), ("chunked", (2, 1, 1, 4, 1), 4),
-  ("chunked", (2, 1, 1, 2, 2), 3),  # 3 rows do not divide over 2: they lie whole on every device, a part of each row still apart.
+  # 3 rows cannot be split over 2 devices: every device has all of them, but only a part of each.
+  ("chunked", (2, 1, 1, 2, 2), 3),
   ("splash", (1, 2, 1, 2, 2), 2),
 ])  # fmt: skip
 def test_a_mesh_changes_nothing(backend, shape, batch, rng):
   mesh = Mesh(np.array(jax.devices()).reshape(shape), mesh_lib.AXES, axis_types=(AxisType.Auto,) * len(shape))
   arrays = inputs(rng, batch=batch)
   layout = jax.tree.map(lambda x: np.concatenate([x, x[::-1]])[:batch], LAYOUTS["shared"])
-  wanted = value_and_gradients("xla", *arrays, layout)
-  check_against_xla(value_and_gradients(backend, *arrays, layout, mesh=mesh), wanted, layout, **TOLERANCE["float32"])
+  expected = value_and_gradients("xla", *arrays, layout)
+  check_against_xla(value_and_gradients(backend, *arrays, layout, mesh=mesh), expected, layout, **TOLERANCE["float32"])
 
 
 def test_rows_that_the_axis_context_does_not_divide_stay_whole(rng):
@@ -156,16 +158,17 @@ def test_rows_that_the_axis_context_does_not_divide_stay_whole(rng):
   np.testing.assert_allclose(run("chunked"), run("xla"), **TOLERANCE["float32"])
 
 
-def test_a_long_row_of_the_kernel_is_many_blocks(rng, monkeypatch):
-  """Blocks that are skipped, fetched for one part alone, or in which no token of a query's sees any other."""
+def test_a_long_row_of_the_kernel_has_many_blocks(rng, monkeypatch):
+  """Some blocks are skipped, are fetched for one part only, or hold no key that a query sees."""
   monkeypatch.setattr(splash, "_BLOCKS", (128,))
-  layout = rows([(1, 0, 80), (2, 1, 150), (3, 0, 20), (4, 3, 70), (5, 1, 60)])  # No boundary is a block's.
+  # No sequence ends at the end of a block.
+  layout = rows([(1, 0, 80), (2, 1, 150), (3, 0, 20), (4, 3, 70), (5, 1, 60)])
   arrays = [x[:, :, : x.shape[2] // 2] for x in inputs(rng, batch=1, length=380)]
-  wanted = value_and_gradients("xla", *arrays, layout)
-  check_against_xla(value_and_gradients("splash", *arrays, layout), wanted, layout, **TOLERANCE["float32"])
+  expected = value_and_gradients("xla", *arrays, layout)
+  check_against_xla(value_and_gradients("splash", *arrays, layout), expected, layout, **TOLERANCE["float32"])
 
 
-def test_only_blocks_with_something_to_see_are_visited():
+def test_only_blocks_with_visible_keys_are_visited():
   layout = rows([(1, 0, 8), (2, 1, 8), (3, 1, 8), (4, 0, 4), (0, 0, 12)])
   segments, prefixes = (jnp.asarray(x.reshape(1, 5, 8)) for x in layout)
   last = jnp.arange(5) * 8 + 7
@@ -176,7 +179,7 @@ def test_only_blocks_with_something_to_see_are_visited():
 
 
 def test_no_array_holds_every_score(rng):
-  """In both directions: the largest has a few blocks of them, or as many entries as the queries."""
+  """In both passes, the largest array has a few blocks of scores, or the size of the queries."""
   length, (q, k, v, _) = 2048, inputs(rng, batch=1, length=2048)
   one = jnp.ones((1, length), jnp.int32)
   loss = lambda q, k, v: chunked.chunked_attention(q, k, v, one, one).sum()
@@ -193,7 +196,7 @@ def sizes(jaxpr):
         yield from sizes(inner)
 
 
-def test_a_model_takes_its_backend(monkeypatch):
+def test_a_model_uses_its_backend(monkeypatch):
   seen = []
   for name in attention.BACKENDS:
     monkeypatch.setitem(attention.BACKENDS, name, lambda q, *rest, name=name: seen.append(name) or q)
@@ -211,7 +214,7 @@ def test_a_model_takes_its_backend(monkeypatch):
   ("gpu", "bfloat16", 256, 512, "xla"), ("tpu", "bfloat16", 128, 512, "splash"), ("tpu", "float32", 64, 64, "splash"),
   ("tpu", "bfloat16", 80, 512, "xla"), ("tpu", "bfloat16", 80, 4096, "chunked"),
 ])  # fmt: skip
-def test_auto(platform, dtype, head_dim, length, expected):
+def test_auto_selects_a_backend(platform, dtype, head_dim, length, expected):
   assert attention.suited(platform, jnp.dtype(dtype), head_dim, length) == expected
 
 
@@ -223,24 +226,26 @@ def test_cudnn_refuses_float32(rng):
     jax.eval_shape(lambda *x: attention.dot_product_attention(*x, mask, implementation="cudnn"), q, k, v)
 
 
-def test_a_backend_on_the_wrong_platform(rng, monkeypatch):
+def test_a_backend_on_the_wrong_platform_is_refused(rng, monkeypatch):
   q, k, v, _ = inputs(rng, dtype="bfloat16")
   seen = attention.packed(jnp.asarray(LAYOUTS["packed"].segments))
   run = lambda backend: attention.row_attention(q, k, v, seen, backend=backend, mesh=None)
-  with pytest.raises(ValueError, match="^model.attention: found 'cudnn' on a cpu, which runs on gpu; expected 'auto' or 'xla'$"):
+  message = "^model.attention: found 'cudnn', which runs on gpu, but the platform is cpu; expected 'auto' or 'xla'$"
+  with pytest.raises(ValueError, match=message):
     run("cudnn")
   monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
-  with pytest.raises(ValueError, match="^model.attention: found 'splash' on a gpu, which runs on tpu or cpu; expected 'auto' or 'xla'$"):
+  message = "^model.attention: found 'splash', which runs on tpu or cpu, but the platform is gpu; expected 'auto'"
+  with pytest.raises(ValueError, match=f"{message} or 'xla'$"):
     run("splash")
 
 
 @pytest.mark.parametrize("name, hint", [("splsh", "did you mean 'splash'?"), ("flash", ""), ("", "")])
-def test_an_unknown_backend(name, hint):
+def test_an_unknown_backend_is_refused(name, hint):
   with pytest.raises(ValueError, match="^model.attention: found .*expected one of auto, xla, chunked, dot_product, cudnn, spl") as caught:
     attention.check_backend(name)
   assert hint in str(caught.value) and "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize("name", ["auto", *attention.BACKENDS])
-def test_known_backends(name):
+def test_known_backends_are_accepted(name):
   attention.check_backend(name)

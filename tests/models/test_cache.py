@@ -1,4 +1,4 @@
-"""The parts of attention through the cache: together they are one softmax, whatever the cut and the precision."""
+"""Tests of attention through the cache: parts of the keys, prompts, writes, and precision."""
 
 import jax
 import jax.numpy as jnp
@@ -15,7 +15,7 @@ def drawn(rng, tokens, rows=ROWS):
 
 
 def softmax_loop(q, k, v, mask):
-  """One row, one head, one token at a time, in float64."""
+  """Computes attention one row, one head and one token at a time, in float64."""
   q, k, v = (np.asarray(x, np.float64) for x in (q, k, v))
   out = np.zeros(q.shape)
   for row, kv, head in np.ndindex(*q.shape[:3]):
@@ -31,25 +31,25 @@ def test_parts_of_the_keys_make_one_softmax(rng, dtype, error):
   k, v = drawn(rng, 9)
   mask = rng.random((ROWS, 9)) < 0.5
   mask[:, 4] = True
-  mask[0, :4] = False  # A part of which a row sees nothing.
+  mask[0, :4] = False  # The first row sees nothing of the first part.
   parts = [
     cache.attend(q, cache.key_values(k[:, a:b], v[:, a:b], dtype), jnp.asarray(mask[:, a:b])) for a, b in ((0, 4), (4, 5), (5, 9))
   ]
-  found, expected = np.asarray(cache.merge(parts)), softmax_loop(q, k, v, mask)
-  assert np.abs(found - expected).max() < error and (dtype == "float32" or np.abs(found - expected).max() > 1e-5)
-  np.testing.assert_allclose(cache.merge(parts[::-1]), found, atol=1e-6)
+  merged, expected = np.asarray(cache.merge(parts)), softmax_loop(q, k, v, mask)
+  assert np.abs(merged - expected).max() < error and (dtype == "float32" or np.abs(merged - expected).max() > 1e-5)
+  np.testing.assert_allclose(cache.merge(parts[::-1]), merged, atol=1e-6)
 
 
 @pytest.mark.parametrize("pieces", [1, 2])
-def test_the_shared_part_is_that_of_each_rows_own_prompt(rng, pieces):
-  """Rows that decode any sequences, in any order, and rows that decode none."""
+def test_each_row_attends_to_its_own_prompt(rng, pieces):
+  """Rows may decode any sequences in any order, or none."""
   num_prompts, group = 4, 3
   of_piece = num_prompts * group // pieces
   k, v = drawn(rng, 5, rows=num_prompts)
   mask = np.arange(5) >= np.array([0, 2, 4, 1])[:, None]
   rows = ROWS // pieces
   sequences = np.stack([rng.permutation(of_piece)[:rows] for _ in range(pieces)])
-  sequences[0, 1] = of_piece  # Nobody.
+  sequences[0, 1] = of_piece  # This row decodes no sequence.
   served = np.zeros((pieces, of_piece), int)
   for piece, row in np.ndindex(pieces, rows):
     if sequences[piece, row] < of_piece:
@@ -64,7 +64,7 @@ def test_the_shared_part_is_that_of_each_rows_own_prompt(rng, pieces):
 
 
 @pytest.mark.parametrize("dtype", cache.CACHE_DTYPES)
-def test_a_token_is_written_to_its_column_and_nothing_else_is(rng, dtype):
+def test_a_token_is_written_to_its_column_only(rng, dtype):
   blocks = [cache.key_values(*drawn(rng, size), dtype) for size in (2, 1, 3)]
   new = cache.key_values(*drawn(rng, 1), dtype)
   axes = {"k": 3, "v": 2} | ({"k_scale": 2, "v_scale": 2} if dtype == "int8" else {})
@@ -77,7 +77,7 @@ def test_a_token_is_written_to_its_column_and_nothing_else_is(rng, dtype):
       np.testing.assert_array_equal(np.take(after, [column], axis), whole([new], name))
 
 
-def test_eight_bits_hold_a_token_to_half_a_step(rng):
+def test_int8_is_exact_to_half_a_step(rng):
   k, v = drawn(rng, 4)
   held = cache.key_values(k.at[0, 0, 0].set(0.0), v, "int8")
   assert held.k.dtype == held.v.dtype == jnp.int8 and np.all(np.isfinite(held.k_scale))
@@ -87,13 +87,13 @@ def test_eight_bits_hold_a_token_to_half_a_step(rng):
 
 
 def test_blocks_are_filled_from_the_right(rng):
-  found = cache.key_values(*drawn(rng, 7), "float32")
-  parts = cache.filled([cache.key_values(*drawn(rng, size), "float32") for size in (2, 3)], found)
-  np.testing.assert_array_equal(np.concatenate([part.v for part in parts], axis=2), found.v[:, :, 2:])
-  np.testing.assert_array_equal(np.concatenate([part.k for part in parts], axis=3), found.k[..., 2:])
+  prefilled = cache.key_values(*drawn(rng, 7), "float32")
+  parts = cache.filled([cache.key_values(*drawn(rng, size), "float32") for size in (2, 3)], prefilled)
+  np.testing.assert_array_equal(np.concatenate([part.v for part in parts], axis=2), prefilled.v[:, :, 2:])
+  np.testing.assert_array_equal(np.concatenate([part.k for part in parts], axis=3), prefilled.k[..., 2:])
 
 
-def test_the_size_is_that_of_the_arrays():
+def test_num_bytes_is_the_size_of_the_arrays():
   model = make_model(preset("nano", vocab_size=264))
   for dtype in cache.CACHE_DTYPES:
     params = jax.eval_shape(model.init, jax.random.key(0))

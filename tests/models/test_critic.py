@@ -1,4 +1,4 @@
-"""The critic: the policy's trunk with a value head, and the values of the states before each token."""
+"""Tests of the critic: the policy's trunk with a value head, and the values before each token."""
 
 import functools
 
@@ -20,7 +20,7 @@ CONFIG = preset("nano", vocab_size=264)
 
 @functools.cache
 def critic():
-  """The critic, and params that are not zeros anywhere."""
+  """Makes the critic, and params without zeros."""
   made = make_critic(CONFIG)
   rng = np.random.default_rng(0)
   shapes = jax.eval_shape(made.init, jax.random.key(0))
@@ -37,7 +37,7 @@ def batch_of(*lengths):
   return jax.tree.map(jnp.asarray, pack_rows(sequences, row_tokens=16, row_buckets=(2,))), sequences
 
 
-def test_the_trunk_comes_from_the_policy_and_expects_nothing():
+def test_the_trunk_comes_from_the_policy_and_its_values_are_zero():
   policy = make_model(CONFIG)
   weights = policy.init(jax.random.key(1))
   made, _ = critic()
@@ -49,14 +49,14 @@ def test_the_trunk_comes_from_the_policy_and_expects_nothing():
   assert not np.array_equal(made.init(jax.random.key(2))["trunk"]["embedding"], weights["embedding"])
 
 
-def test_the_trunk_of_a_policy_with_a_head_of_its_own_leaves_that_behind():
+def test_the_trunk_of_an_untied_policy_has_no_output_head():
   config = CONFIG._replace(tie_embeddings=False)
   params = make_critic(config).from_policy(make_model(config).init(jax.random.key(0)))
   assert "head" not in params["trunk"]
 
 
 def test_the_value_is_a_readout_of_the_trunks_final_state():
-  """With an identity for a head, the policy's logits are its final states; the critic reads the same states."""
+  """With an identity as head, the policy's logits are the final states, which the critic reads."""
   made, params = critic()
   untied = make_model(CONFIG._replace(tie_embeddings=False, vocab_size=264))
   tokens = jnp.arange(12).reshape(1, 12) * 7 % 264
@@ -67,22 +67,23 @@ def test_the_value_is_a_readout_of_the_trunks_final_state():
   np.testing.assert_allclose(made.values(params, tokens, positions, segments), expected, rtol=1e-5, atol=1e-5)
 
 
-def test_values_are_those_of_the_state_before_each_token():
+def test_values_are_of_the_state_before_each_token():
   made, params = critic()
   made = made._replace(values=jax.jit(made.values))
   batch, sequences = batch_of(7, 5, 9)
-  found = critic_outputs(made.values, params, batch)
-  assert not np.any(found.logprobs)
+  outputs = critic_outputs(made.values, params, batch)
+  assert not np.any(outputs.logprobs)
   for row, segment, length in ((0, 1, 9), (0, 2, 7), (1, 1, 5)):
     here = np.asarray(batch.segments[row]) == segment
     (ids,) = [s.tokens for s in sequences if len(s.tokens) == length]
     alone = made.values(params, jnp.asarray(ids)[None], jnp.arange(length)[None], jnp.ones((1, length), jnp.int32))
-    expected = np.concatenate([[0], np.asarray(alone)[0, :-1]])  # Nothing stands before the first token.
-    np.testing.assert_allclose(np.asarray(found.values)[row, here], expected, atol=1e-5)
+    # There is no state before the first token.
+    expected = np.concatenate([[0], np.asarray(alone)[0, :-1]])
+    np.testing.assert_allclose(np.asarray(outputs.values)[row, here], expected, atol=1e-5)
     assert np.ptp(expected) > 0.1
 
 
-def test_the_value_of_a_state_does_not_know_what_comes_next():
+def test_the_value_of_a_state_does_not_depend_on_later_tokens():
   made, params = critic()
   batch, _ = batch_of(9)
   changed = batch._replace(tokens=batch.tokens.at[0, 5].add(1))
@@ -92,7 +93,7 @@ def test_the_value_of_a_state_does_not_know_what_comes_next():
 
 
 @pytest.mark.parametrize("clip", [None, 0.2])
-def test_its_update_fits_the_returns(clip):
+def test_updates_fit_the_returns(clip):
   made, params = critic()
   batch, _ = batch_of(9, 7, 5)
   targets = jnp.where(batch.mask > 0, jnp.sin(batch.tokens.astype(jnp.float32)), jnp.nan)
@@ -110,10 +111,11 @@ def test_its_update_fits_the_returns(clip):
   error = np.asarray(old - targets)[np.asarray(batch.mask) > 0]
   np.testing.assert_allclose(losses[0], 0.5 * np.mean(error**2), rtol=1e-4)
   assert metrics["critic/skipped"] == 0 and not any(name.startswith("actor/") for name in metrics)
-  # With the clip a value gains nothing by leaving the band around its old one; without it the fit goes on.
+  # With the clip, a value gains nothing by leaving the band around its old value; without it, the
+  # fit goes on.
   assert losses[-1] < 0.2 * losses[0] if clip is None else metrics["critic/vf_clipfrac"] > 0.5
 
 
-def test_an_objective_without_a_critic_trains_none():
+def test_an_objective_without_a_critic_is_refused():
   with pytest.raises(ValueError, match="^value_loss: found None, expected an objective with a critic, such as ppo"):
     critic_objective(objectives.make("gspo"))

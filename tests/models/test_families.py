@@ -1,4 +1,4 @@
-"""config.json in and out: transformers' defaults, both layouts, and a line for everything that is not implemented."""
+"""Tests of config.json: transformers' defaults, both layouts, and refused options."""
 
 import json
 import pathlib
@@ -24,7 +24,7 @@ def read(family="Llama", **fields):
   return from_hf_config(raw_config(family, **fields), where="there/config.json")
 
 
-# What transformers 5.23 fills in, family by family.
+# The defaults of transformers 5.23 by family.
 @pytest.mark.parametrize(
   ("family", "num_kv_heads", "head_dim", "max_positions", "qk_norm", "qkv_bias"),
   [
@@ -58,7 +58,7 @@ def test_null_is_a_missing_field():
   assert read("Llama", head_dim=None, num_key_value_heads=None, rope_scaling=None, rope_parameters=None) == read("Llama")
 
 
-def test_model_type_names_the_family_where_no_architecture_does():
+def test_model_type_names_the_family_without_architectures():
   raw = {**SIZES, "model_type": "qwen2"}
   assert from_hf_config(raw, where="x").qkv_bias
 
@@ -70,7 +70,8 @@ def test_model_type_names_the_family_where_no_architecture_does():
     dict(rope_theta=5e5, rope_scaling=dict(type="llama3", **LLAMA3)),
     dict(rope_parameters=dict(rope_type="llama3", rope_theta=5e5, **LLAMA3)),
     dict(rope_theta=500000, rope_parameters=dict(rope_type="llama3", **LLAMA3)),
-    dict(rope_theta=1.0, rope_parameters=dict(rope_type="llama3", rope_theta=5e5, **LLAMA3)),  # The inner one wins.
+    # The inner theta takes precedence.
+    dict(rope_theta=1.0, rope_parameters=dict(rope_type="llama3", rope_theta=5e5, **LLAMA3)),
   ],
 )
 def test_both_layouts_of_rotary_settings(fields):
@@ -78,7 +79,7 @@ def test_both_layouts_of_rotary_settings(fields):
   assert (config.rope_theta, config.rope_scaling) == (5e5, RopeScaling(8.0, 1.0, 4.0, 8192))
 
 
-def test_the_original_context_is_the_context_where_it_is_not_said():
+def test_the_original_context_defaults_to_the_context():
   scaling = {name: value for name, value in LLAMA3.items() if not name.startswith("original")}
   config = read(max_position_embeddings=4096, rope_scaling=dict(rope_type="llama3", **scaling))
   assert config.rope_scaling.original_max_positions == 4096
@@ -93,11 +94,11 @@ def test_the_original_context_is_the_context_where_it_is_not_said():
     (dict(decoder_sparse_step=2, mlp_only_layers=[3]), (1,)),
   ],
 )
-def test_which_layers_have_experts(fields, layers):
+def test_layers_with_experts(fields, layers):
   assert read("Qwen3Moe", **fields).experts.layers == layers
 
 
-def test_the_name_that_transformers_5_gives_the_number_of_experts():
+def test_transformers_5_has_another_name_for_the_number_of_experts():
   raw = raw_config("Qwen3Moe")
   raw["num_local_experts"] = raw.pop("num_experts")
   assert from_hf_config(raw, where="x") == read("Qwen3Moe")
@@ -110,11 +111,11 @@ def test_the_name_that_transformers_5_gives_the_number_of_experts():
     dict(use_sliding_window=True, sliding_window=None),
     dict(use_sliding_window=True, sliding_window=4096, max_window_layers=4),
     dict(layer_types=["full_attention"] * 4),
-    dict(attention_bias=True),  # Qwen2 has its biases in any case, and no such field.
+    dict(attention_bias=True),  # Qwen2 always has its biases, and has no such field.
     dict(partial_rotary_factor=1.0, quantization_config=None, rope_scaling={}),
   ],
 )
-def test_options_that_change_nothing_are_let_through(fields):
+def test_options_that_change_nothing_are_accepted(fields):
   assert read("Qwen2", **fields) == read("Qwen2")
 
 
@@ -162,7 +163,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("case", REFUSED)
-def test_what_is_not_implemented_is_refused_in_a_line(case):
+def test_unimplemented_options_are_refused_in_one_line(case):
   family, fields, words = REFUSED[case]
   with pytest.raises(ValueError) as error:
     read(family, **fields)
@@ -176,14 +177,15 @@ def test_a_config_that_is_no_object_is_refused():
 
 
 @pytest.mark.parametrize("name", PRESETS)
-def test_a_preset_survives_the_way_out_and_in(name):
+def test_a_preset_survives_a_round_trip(name):
   config = PRESETS[name]
   again = from_hf_config(json.loads(json.dumps(to_hf_config(config))), where="x")
-  default = FAMILIES[to_hf_config(config)["architectures"][0]].max_positions  # Where nobody says how long, the family does.
+  # A config without a context length gets the default of the family.
+  default = FAMILIES[to_hf_config(config)["architectures"][0]].max_positions
   assert again == config._replace(max_positions=config.max_positions or default)
 
 
-def test_mixed_layers_survive_the_way_out_and_in():
+def test_mixed_layers_survive_a_round_trip():
   config = PRESETS["qwen3-30b-a3b"]._replace(num_layers=5, experts=Experts(8, 2, 16, norm_top_k=False, layers=(1, 4)))
   assert from_hf_config(to_hf_config(config), where="x") == config
 
@@ -193,7 +195,7 @@ def test_a_model_that_transformers_does_not_have_is_refused():
     to_hf_config(PRESETS["nano"]._replace(qkv_bias=True))
 
 
-def test_the_recorded_configs_are_in_both_layouts():
+def test_the_recorded_configs_have_both_layouts():
   raws = {path.parent.name: json.loads(path.read_text()) for path in CHECKPOINTS.glob("*/config.json")}
   assert {name for name, raw in raws.items() if "rope_theta" in raw} == {"smollm2"}
   assert raws["qwen3_moe"]["num_local_experts"] == 4

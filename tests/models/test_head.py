@@ -1,4 +1,4 @@
-"""Log-probabilities of tokens a chunk at a time, against all logits at once: values, gradients, filters, meshes, memory."""
+"""Tests of chunked log-probabilities against all logits: gradients, filters, meshes, memory."""
 
 import jax
 import jax.numpy as jnp
@@ -17,7 +17,7 @@ def unembed(head, x):
 
 
 def plain_logprobs(head, hidden, targets, counted, filter_logits):
-  """As `token_logprobs`, from all logits."""
+  """Computes the outputs of `token_logprobs` from all logits."""
   logits = filter_logits(jnp.einsum("btd,dv->btv", hidden, head["w"]) + head["b"], targets)
   log_softmax = jax.nn.log_softmax(logits)
   logprobs = jnp.take_along_axis(log_softmax, targets[..., None], axis=-1)[..., 0]
@@ -35,49 +35,49 @@ def work(rng):
 
 def loss_of(logprobs_fn, targets, counted, weights):
   def loss(head, hidden):
-    found = logprobs_fn(head, hidden, targets, counted)
-    return sum(jnp.sum(w * x * jnp.abs(x)) for w, x in zip(weights, found)), found
+    outputs = logprobs_fn(head, hidden, targets, counted)
+    return sum(jnp.sum(w * x * jnp.abs(x)) for w, x in zip(weights, outputs)), outputs
 
   return jax.jit(jax.value_and_grad(loss, argnums=(0, 1), has_aux=True))
 
 
 @pytest.mark.parametrize("filters", [{}, {"temperature": 0.7, "top_p": 0.8}, {"top_k": 5}])
 @pytest.mark.parametrize("chunk", [1, 7, 200])
-def test_chunks_say_what_all_logits_say(work, chunk, filters):
+def test_chunks_agree_with_all_logits(work, chunk, filters):
   head, hidden, targets, counted, weights = work
   filter_logits = make_filter(**filters)
   settings = dict(unembed=unembed, filter_logits=filter_logits, chunk=chunk, learns_entropy=True)
   expected = loss_of(lambda *args: plain_logprobs(*args, filter_logits), targets, counted, weights)(head, hidden)
-  found = loss_of(lambda *args: token_logprobs(*args, **settings), targets, counted, weights)(head, hidden)
-  for a, b in zip(jax.tree.leaves(expected), jax.tree.leaves(found), strict=True):
+  chunked = loss_of(lambda *args: token_logprobs(*args, **settings), targets, counted, weights)(head, hidden)
+  for a, b in zip(jax.tree.leaves(expected), jax.tree.leaves(chunked), strict=True):
     np.testing.assert_allclose(b, a, atol=1e-5 * max(1.0, float(jnp.max(jnp.abs(a)))))
-  assert not np.any(np.asarray(found[0][1][0])[~np.asarray(counted)])
+  assert not np.any(np.asarray(chunked[0][1][0])[~np.asarray(counted)])
 
 
 MESHES = ({"fsdp": 8}, {"data": 2, "tensor": 4}, {"context": 4, "fsdp": 2}, {"expert": 2, "context": 2, "tensor": 2})
 
 
 @pytest.mark.parametrize("shape", MESHES)
-def test_every_mesh_says_the_same(work, shape):
+def test_every_mesh_gives_the_same_results(work, shape):
   head, hidden, targets, counted, weights = work
   settings = dict(unembed=unembed, filter_logits=make_filter(top_p=0.9), chunk=4, learns_entropy=True)
   alone = loss_of(lambda *args: token_logprobs(*args, **settings), targets, counted, weights)(head, hidden)
   mesh = mesh_lib.make_mesh(**shape)
   placed, (targets, counted) = mesh_lib.place_tokens(mesh, hidden), mesh_lib.place_tokens(mesh, (targets, counted))
-  found = loss_of(lambda *args: token_logprobs(*args, **settings, mesh=mesh), targets, counted, weights)(head, placed)
-  for a, b in zip(jax.tree.leaves(alone), jax.tree.leaves(found), strict=True):
+  sharded = loss_of(lambda *args: token_logprobs(*args, **settings, mesh=mesh), targets, counted, weights)(head, placed)
+  for a, b in zip(jax.tree.leaves(alone), jax.tree.leaves(sharded), strict=True):
     np.testing.assert_allclose(b, a, atol=1e-5 * max(1.0, float(jnp.max(jnp.abs(a)))))
 
 
-def test_an_entropy_that_nobody_learns_has_no_gradient(work):
+def test_the_entropy_has_a_gradient_only_if_it_is_learned(work):
   head, hidden, targets, counted, _ = work
   settings = dict(unembed=unembed, filter_logits=make_filter(), chunk=16)
   entropy = lambda hidden, learns: jnp.sum(token_logprobs(head, hidden, targets, counted, **settings, learns_entropy=learns)[1])
   assert not np.any(jax.grad(entropy)(hidden, False)) and np.any(jax.grad(entropy)(hidden, True))
 
 
-def test_where_nothing_counts_nothing_is_computed(work):
-  """Hidden states that no token counts may be anything, and a batch without any counted token has a gradient of zeros."""
+def test_a_batch_without_counted_tokens_has_no_loss(work):
+  """Its gradient is zero."""
   head, hidden, targets, counted, weights = work
   settings = dict(unembed=unembed, filter_logits=make_filter(), chunk=8, learns_entropy=True)
   none = jnp.zeros_like(counted)
@@ -85,8 +85,8 @@ def test_where_nothing_counts_nothing_is_computed(work):
   assert loss == 0 and not any(np.any(x) for x in jax.tree.leaves(grads))
 
 
-def test_memory_holds_one_chunk_of_logits_and_not_all():
-  """The gradient of 2048 tokens over 8192 ids: all logits would be 64 MB, a chunk's are 4."""
+def test_memory_holds_only_one_chunk_of_logits():
+  """For 2048 tokens and 8192 ids, all logits would take 64 MB; those of a chunk take 4 MB."""
   head = {"w": jax.ShapeDtypeStruct((32, 8192), jnp.float32), "b": jax.ShapeDtypeStruct((8192,), jnp.float32)}
   hidden, ids = jax.ShapeDtypeStruct((8, 256, 32), jnp.float32), jax.ShapeDtypeStruct((8, 256), jnp.int32)
   settings = dict(unembed=unembed, filter_logits=make_filter(), chunk=128)
@@ -101,6 +101,6 @@ def test_memory_holds_one_chunk_of_logits_and_not_all():
   assert temp(lambda *args: token_logprobs(*args, **settings)) < 20e6 < 64e6 < temp(lambda *args: plain_logprobs(*args, make_filter()))
 
 
-def test_an_accelerator_takes_larger_chunks():
+def test_an_accelerator_has_larger_chunks():
   assert chunk_tokens(151_936, "tpu") > chunk_tokens(151_936, "cpu") >= 128
   assert chunk_tokens(10**9, "tpu") == 128

@@ -1,4 +1,4 @@
-"""The command that says what a checkpoint holds."""
+"""Tests of the command that describes a checkpoint."""
 
 import os
 import pathlib
@@ -8,19 +8,18 @@ import sys
 
 import pytest
 
-from jaxrl_llm.models.inspect import describe, main
+from jaxrl_llm.models.inspect import describe_checkpoint, main
 
 CHECKPOINTS = pathlib.Path(__file__).parent / "checkpoints"
 ROOT = pathlib.Path(__file__).parents[2]
 
 
 def rows(path):
-  return {line[:14].strip(): line[14:] for line in describe(str(path)).splitlines()}
+  return {line[:14].strip(): line[14:] for line in describe_checkpoint(str(path)).splitlines()}
 
 
 def test_a_dense_model():
-  found = rows(CHECKPOINTS / "llama3")
-  assert found == {
+  assert rows(CHECKPOINTS / "llama3") == {
     "path": str(CHECKPOINTS / "llama3"),
     "family": "LlamaForCausalLM",
     "layers": "2, width 32, feed-forward 48",
@@ -37,7 +36,7 @@ def test_a_dense_model():
 
 def test_a_mixture_in_bfloat16_and_several_files(tmp_path):
   mixture = rows(CHECKPOINTS / "qwen3_moe_mixed")
-  assert mixture["experts"] == "4 of width 8 in 1 of 4 layers, 2 per token, gates as they are"
+  assert mixture["experts"] == "4 of width 8 in 1 of 4 layers, 2 per token, gates not normalised"
   total, active = (int(words.split()[0].replace(",", "")) for words in mixture["parameters"].split(", "))
   assert total - active == 2 * 3 * 32 * 8
   assert rows(CHECKPOINTS / "qwen2")["stored"] == "bfloat16: 26 tensors, 37,440 bytes; 1 file"
@@ -54,7 +53,8 @@ def test_tokenizer_and_chat_template(tmp_path):
 
 
 def test_the_command_starts_no_accelerator():
-  environment = os.environ | {"JAX_PLATFORMS": "no_such_platform"}  # Any use of a device would fail.
+  # Any use of a device would fail.
+  environment = os.environ | {"JAX_PLATFORMS": "no_such_platform"}
   command = [sys.executable, "-m", "jaxrl_llm.models.inspect", str(CHECKPOINTS / "qwen3")]
   done = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True, timeout=120)
   assert (done.returncode, done.stderr) == (0, "") and "family        Qwen3ForCausalLM" in done.stdout

@@ -1,4 +1,4 @@
-"""Checkpoints that transformers saved, against the logits that it computes from them; placement, memory, and every bad input."""
+"""Tests of loading: logits against those of transformers, placement, memory, and bad input."""
 
 import functools
 import json
@@ -29,7 +29,7 @@ def recorded(name):
 
 @pytest.fixture
 def copy(tmp_path):
-  """`copy(name, **fields)`: a checkpoint to damage, with fields of its config replaced."""
+  """Function `copy(name, **fields)` that copies a checkpoint and replaces fields of its config."""
 
   def make(name, **fields):
     folder = shutil.copytree(CHECKPOINTS / name, tmp_path / name)
@@ -41,7 +41,7 @@ def copy(tmp_path):
 
 
 def rewrite(path, change):
-  """A file of safetensors with other tensors: `change` gets name to array."""
+  """Rewrites a file of safetensors after `change` has edited its dict from name to array."""
   stored = safetensors.read_header(path)
   tensors = {name: safetensors.read_tensor(tensor) for name, tensor in stored.items()}
   change(tensors)
@@ -62,14 +62,14 @@ def test_logits_are_those_of_transformers(name, loaded):
   assert jax.tree.map(lambda x: (x.shape, x.dtype), params) == jax.tree.map(lambda x: (x.shape, x.dtype), shapes)
 
 
-def test_the_stretched_frequencies_are_in_play(loaded):
+def test_scaled_frequencies_change_the_logits(loaded):
   tokens, expected = recorded("llama3")
   model, params = loaded("llama3")
   plain = make_model(model.config._replace(rope_scaling=None))
   assert np.abs(logits(plain, params, tokens) - expected)[0, 16:].max() > 0.1
 
 
-def test_the_table_goes_both_ways(rng):
+def test_the_table_works_both_ways(rng):
   for name in NAMES:
     for entry in entries(read_config(CHECKPOINTS / name)):
       tensor = rng.standard_normal(entry.shape)
@@ -84,7 +84,7 @@ def test_reading_the_config_reads_no_tensors(copy):
   assert isinstance(config, ModelConfig) and config.qk_norm and config.head_dim == 16
 
 
-def test_weights_and_activations_have_the_dtypes_that_were_asked_for():
+def test_weights_and_activations_have_the_requested_dtypes():
   model, params = load(CHECKPOINTS / "qwen3_moe", dtype="bfloat16", remat="full")
   assert (model.config.param_dtype, model.config.dtype, model.config.remat) == ("bfloat16", "bfloat16", "full")
   attention, mlp = params["sparse_layers"]["attention"], params["sparse_layers"]["mlp"]
@@ -95,7 +95,7 @@ def test_weights_and_activations_have_the_dtypes_that_were_asked_for():
   chex.assert_trees_all_equal(jax.tree.map(lambda x, y: x.astype(y.dtype), exact, params), params)
 
 
-def test_stored_bfloat16_arrives_bit_by_bit():
+def test_stored_bfloat16_is_loaded_bit_by_bit():
   _, source = open_source(CHECKPOINTS / "qwen2")
   assert set(source.dtypes.values()) == {"bfloat16"}
   _, params = load(CHECKPOINTS / "qwen2", dtype="bfloat16")
@@ -138,7 +138,7 @@ def test_a_mesh_holds_the_same_weights_in_pieces(name, sizes, loaded):
 
 @pytest.mark.parametrize("name", ["qwen3", "qwen3_moe_mixed"])
 def test_a_device_gets_its_own_slice_of_a_tensor_only(name):
-  """Otherwise the result would be the same, by way of devices that hold whole tensors."""
+  """Devices that held whole tensors for a moment would give the same result."""
   mesh = make_mesh(data=1, fsdp=2, tensor=2, expert=2)
   config, source = open_source(CHECKPOINTS / name)
   model = make_model(config)
@@ -169,7 +169,7 @@ def test_a_mesh_that_does_not_divide_is_refused_before_anything_is_read(name, si
 
 @pytest.mark.parametrize("name", ["qwen2.5", "qwen3_moe_mixed"])
 def test_the_host_holds_one_tensor_at_a_time(name, monkeypatch):
-  """Of experts, one kind of one layer."""
+  """Of experts, the host holds one kind of one layer."""
   live, peak = {}, 0
 
   def counted(stored, read=safetensors.read_tensor):
@@ -188,7 +188,7 @@ def test_the_host_holds_one_tensor_at_a_time(name, monkeypatch):
   assert 0 < peak <= largest < total / 4 and not live
 
 
-def test_harmless_tensors_are_passed_over(copy, loaded):
+def test_harmless_tensors_are_ignored(copy, loaded):
   folder = copy("smollm2")
 
   def add(tensors):
@@ -226,11 +226,11 @@ def put(name, shape, dtype=np.float32):
 
 WEIGHTS, INDEX, SHARD = "model.safetensors", "model.safetensors.index.json", "model-00002-of-00003.safetensors"
 UP = "model.layers.1.mlp.up_proj.weight"
-# A checkpoint, what happens to its folder, and the words that say so.
+# A checkpoint, the damage to its folder, and the words of the message.
 DAMAGES = {
   "no config": ("qwen3", lambda f: (f / "config.json").unlink(), ["config.json: found no such file; expected a folder that transformers"]),
   "config is no JSON": ("qwen3", lambda f: cut(f / "config.json", 40), ["config.json: found a file that is not JSON"]),
-  "a gguf beside nothing": (
+  "a gguf alone": (
     "qwen3",
     lambda f: (f / "config.json").rename(f / "model.gguf"),
     ["found no config.json but model.gguf; give the path of the .gguf file itself"],
@@ -242,7 +242,7 @@ DAMAGES = {
     ["found pytorch_model.bin, a pickle", "never opened; expected model.safetensors: convert it with transformers"],
   ),
   "a pickle by another name": ("qwen3", lambda f: (f / WEIGHTS).write_bytes(b"PK\x03\x04" + bytes(99)), ["found a pickle of PyTorch"]),
-  "an adapter": ("qwen3", lambda f: (f / WEIGHTS).rename(f / "adapter_model.safetensors"), ["only adapter_model.safetensors", "merging"]),
+  "an adapter": ("qwen3", lambda f: (f / WEIGHTS).rename(f / "adapter_model.safetensors"), ["only adapter_model.safetensors", "merge"]),
   "a pointer": (
     "qwen3",
     lambda f: (f / WEIGHTS).write_bytes(b"version https://git-lfs.github.com/spec/v1\n"),
@@ -261,7 +261,7 @@ DAMAGES = {
   "a tensor missing in its shard": (
     "qwen2.5",
     lambda f: rewrite(f / SHARD, lambda tensors: tensors.pop(sorted(tensors)[0])),
-    [f"{SHARD}: model.layers.", " is missing, which ", "says is in this file"],
+    [f"{SHARD}: model.layers.", " is missing, though ", "says it is in this file"],
   ),
   "an index that leaves the folder": (
     "qwen2.5",
@@ -299,7 +299,7 @@ DAMAGES = {
 
 
 @pytest.mark.parametrize("case", DAMAGES)
-def test_a_damaged_checkpoint_is_refused_in_a_line_before_memory_is_taken(case, copy, monkeypatch):
+def test_a_damaged_checkpoint_is_refused_in_one_line_before_memory_is_taken(case, copy, monkeypatch):
   name, damage, words = DAMAGES[case]
   folder = copy(name)
   damage(folder)
@@ -326,7 +326,7 @@ def test_an_unknown_architecture_names_the_file(copy):
     (CHECKPOINTS / "qwen3", dict(compute_dtype="int8"), "compute_dtype: found 'int8', expected one of float32, bfloat16"),
   ],
 )
-def test_arguments_that_make_no_sense_are_refused(path, arguments, words):
+def test_bad_arguments_are_refused(path, arguments, words):
   with pytest.raises(ValueError) as error:
     load(path, **arguments)
   assert words in str(error.value) and "\n" not in str(error.value)
@@ -342,20 +342,24 @@ def test_logits_of_packed_rows_count_positions_in_each_sequence(loaded):
   np.testing.assert_allclose(packed[0, 20:44], expected[0, :24], atol=2e-4)
   assert np.abs(packed[0, 20:44] - expected[0, 20:44]).max() > 0.01
   spread = np.asarray(logits(model, params, row[None], segments=segments, positions=2 * np.arange(48)[None]))
-  assert np.abs(spread - packed)[0, 20:44].max() > 0.01  # A shift would change nothing: the rotation is relative.
+  # A mere shift would change nothing, because the rotation is relative.
+  assert np.abs(spread - packed)[0, 20:44].max() > 0.01
 
 
 def test_positions_count_from_0_in_each_sequence(loaded):
-  """Logits cannot show it: the rotation is relative, and a sequence that begins at 3 answers as one that begins at 0."""
+  """Logits cannot show it: rotation is relative, so a sequence may begin at 3 as well as at 0."""
   model, _ = loaded("qwen3")
-  told = model._replace(logits=lambda params, tokens, positions, segments: jnp.stack([positions, segments], axis=-1).astype(jnp.float32))
+  echo = model._replace(
+    logits=lambda params, tokens, positions, segments: jnp.stack([positions, segments], axis=-1).astype(jnp.float32)
+  )
   segments = [[1, 1, 1, 2, 2, 0, 0], [1, 2, 3, 3, 3, 3, 4]]
-  found = logits(told, {}, np.zeros((2, 7), np.int32), segments=segments)
-  assert found[..., 0].tolist() == [[0, 1, 2, 0, 1, 0, 1], [0, 0, 0, 1, 2, 3, 0]] and found[..., 1].tolist() == segments
-  assert logits(told, {}, [[5, 6]])[0].tolist() == [[0, 1], [1, 1]]
+  echoed = logits(echo, {}, np.zeros((2, 7), np.int32), segments=segments)
+  assert echoed[..., 0].tolist() == [[0, 1, 2, 0, 1, 0, 1], [0, 0, 0, 1, 2, 3, 0]]
+  assert echoed[..., 1].tolist() == segments
+  assert logits(echo, {}, [[5, 6]])[0].tolist() == [[0, 1], [1, 1]]
 
 
-def test_logits_compile_once_for_a_model_and_a_shape(loaded):
+def test_logits_compile_once_per_model_and_shape(loaded):
   tokens, _ = recorded("qwen3")
   model, params = loaded("qwen3")
   once = model._replace(logits=chex.assert_max_traces(model.logits, n=1))
@@ -372,10 +376,10 @@ def test_logits_compile_once_for_a_model_and_a_shape(loaded):
     (dict(tokens=[[1, 96]]), "tokens: found int64 from 1 to 96, expected ids from 0 to 95"),
     (dict(tokens=[[-1, 5]]), "tokens: found int64 from -1 to 5, expected ids from 0 to 95"),
     (dict(tokens=[[0.5]]), "tokens: found float64"),
-    (dict(tokens=[[1, 2]], segments=[[1]]), "segments: found shape (1, 1), expected that of the tokens, (1, 2)"),
+    (dict(tokens=[[1, 2]], segments=[[1]]), "segments: found shape (1, 1), expected the shape of the tokens, (1, 2)"),
   ],
 )
-def test_tokens_that_no_embedding_has_are_refused(arguments, words):
+def test_bad_tokens_are_refused(arguments, words):
   model = make_model(read_config(CHECKPOINTS / "qwen3"))
   with pytest.raises(ValueError) as error:
     logits(model, {}, **arguments)

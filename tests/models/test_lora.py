@@ -1,4 +1,4 @@
-"""Adapters: they add nothing at first, they alone are trained, and merged they are the same model."""
+"""Tests of adapters: fresh ones change nothing, only they are trained, and merging is exact."""
 
 import functools
 import re
@@ -23,7 +23,7 @@ SPARSE = preset("nano-moe", vocab_size=264)._replace(lora=ALL)
 
 @functools.cache
 def build(name):
-  """A model with adapters that do something, its params, and rows."""
+  """Makes a model whose adapters have an effect, its params, rows, and its compiled logits."""
   model = make_model({"dense": DENSE, "sparse": SPARSE}[name])
   rng = np.random.default_rng(0)
   shapes = jax.eval_shape(model.init, jax.random.key(0))
@@ -43,10 +43,11 @@ def test_merged_weights_are_the_same_model(name):
   plain, merged = merge(model, params)
   assert jax.tree.structure(merged) == jax.tree.structure(jax.eval_shape(plain.init, jax.random.key(0)))
   np.testing.assert_allclose(jax.jit(plain.logits)(merged, *rows), logits(params, *rows), atol=2e-4)
-  assert not np.allclose(logits(reference(params), *rows), logits(params, *rows), atol=0.1)  # Or the adapters would do nothing.
+  # Otherwise the adapters would have no effect.
+  assert not np.allclose(logits(reference(params), *rows), logits(params, *rows), atol=0.1)
 
 
-def test_a_merged_weight_is_the_sum_by_hand():
+def test_a_merged_weight_is_the_explicit_sum():
   _, params, _, _ = build("dense")
   _, merged = merge(make_model(DENSE), params)
   p = jax.tree.map(lambda x: np.asarray(x, np.float64), params["layers"]["attention"])
@@ -68,17 +69,17 @@ def test_fresh_adapters_add_nothing(name):
   assert all(np.array_equal(x, leaves(merged)[k]) for k, x in base.items())
 
 
-def test_the_reference_is_the_base_in_the_same_memory():
+def test_the_reference_shares_the_memory_of_the_base():
   _, params, _, _ = build("dense")
   base = leaves(reference(params))
   for name, x in leaves(params).items():
     assert np.all(base[name] == 0) if "_lora_" in name else base[name] is x
 
 
-def test_targets_choose_the_weights_that_get_an_adapter():
+def test_targets_select_the_weights_with_adapters():
   model = make_model(DENSE._replace(lora=Lora(2, 4.0, ("attention/[qv]", "mlp/down"))))
-  found = {name for name in leaves(jax.eval_shape(model.init, jax.random.key(0))) if name.endswith("_lora_a")}
-  assert found == {"layers/attention/q_lora_a", "layers/attention/v_lora_a", "layers/mlp/down_lora_a"}
+  names = {name for name in leaves(jax.eval_shape(model.init, jax.random.key(0))) if name.endswith("_lora_a")}
+  assert names == {"layers/attention/q_lora_a", "layers/attention/v_lora_a", "layers/mlp/down_lora_a"}
 
 
 def test_targets_that_match_nothing_are_refused():
@@ -94,7 +95,8 @@ def test_an_update_trains_the_adapters_and_nothing_else(num_micro_batches):
   optimizer = optax.adamw(1e-2)
   state = init_state(params, optimizer, trainable=trained)
   moments = sum(x.size for x in jax.tree.leaves(state.opt_state))
-  assert moments < 2 * sum(x.size for k, x in leaves(params).items() if "_lora_" in k) + 10  # Adam's two, and counters.
+  # Two moments per weight, and counters.
+  assert moments < 2 * sum(x.size for k, x in leaves(params).items() if "_lora_" in k) + 10
   mask = jnp.ones((2, 9)).at[:, 0].set(0)
   batch = TrainBatch(tokens, positions, segments, mask, mask, mask)
   step = make_train_step(
@@ -114,9 +116,9 @@ def test_an_update_trains_the_adapters_and_nothing_else(num_micro_batches):
   assert last["actor/loss"] < 0.9 * first["actor/loss"]
 
 
-def test_a_critic_takes_the_merged_trunk():
+def test_a_critic_copies_the_merged_trunk():
   model, params, _, _ = build("dense")
-  found = make_critic(model.config).from_policy(params)["trunk"]
+  trunk = make_critic(model.config).from_policy(params)["trunk"]
   merged = merge(model, params)[1]
-  assert all(np.array_equal(x, leaves(merged)[name]) for name, x in leaves(found).items())
-  assert not any(is_adapter(path) for path, _ in jax.tree_util.tree_leaves_with_path(found))
+  assert all(np.array_equal(x, leaves(merged)[name]) for name, x in leaves(trunk).items())
+  assert not any(is_adapter(path) for path, _ in jax.tree_util.tree_leaves_with_path(trunk))

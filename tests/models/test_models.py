@@ -1,4 +1,4 @@
-"""The decoder against a float64 NumPy loop, its cache against its own full forward, and what packing and padding must not change."""
+"""Tests of the decoder: logits against a float64 NumPy loop, the cache, packing and padding."""
 
 import functools
 
@@ -14,7 +14,8 @@ from jaxrl_llm.models.attention import packed
 from jaxrl_llm.models.layers import Attention
 
 NANO = preset("nano", vocab_size=264)
-FAST = {"xla_backend_optimization_level": 0}  # To compile, not to run: the programs take milliseconds.
+# Fast to compile; the programs run only for milliseconds.
+FAST = {"xla_backend_optimization_level": 0}
 OPTIONS = {
   "nano": {},
   "qkv_bias": {"qkv_bias": True},
@@ -27,20 +28,23 @@ OPTIONS = {
 
 @functools.cache
 def build(option="nano"):
-  """Model, params, and the compiled forward, shared by all tests of one option."""
+  """Makes the model, params and compiled logits that all tests of an option share."""
   model = make_model(NANO._replace(**OPTIONS[option]))
   return model, draw_params(model), jax.jit(model.logits)
 
 
 def draw_params(model):
-  """Params of which none is at its neutral value: fresh scales are 1 and fresh biases 0, and would hide an error."""
+  """Draws params so that none has its neutral value.
+
+  Fresh scales are 1 and fresh biases are 0, which could hide an error.
+  """
   rng = np.random.default_rng(0)
   draw = lambda path, p: jnp.asarray((path[-1].key == "scale") + 0.2 * rng.standard_normal(p.shape), jnp.float32)
   return jax.tree_util.tree_map_with_path(draw, jax.eval_shape(model.init, jax.random.key(0)))
 
 
 def padded(sequences, width, pad=7):
-  """One sequence a row, padded on the right: tokens, positions, segments."""
+  """Returns tokens, positions and segments with one sequence per row, padded on the right."""
   tokens, positions, segments = (np.zeros((len(sequences), width), np.int32) for _ in range(3))
   tokens += pad
   for row, sequence in enumerate(sequences):
@@ -54,7 +58,7 @@ def draw_sequences(lengths, seed=0):
   return [rng.integers(NANO.vocab_size, size=length).astype(np.int32) for length in lengths]
 
 
-# The oracle: one sequence, one head and one position at a time, in float64.
+# The oracle computes one sequence, one head and one position at a time, in float64.
 
 
 def oracle_norm(x, scale, eps):
@@ -74,7 +78,7 @@ def oracle_rope(x, theta):
 
 
 def oracle_attention(config, p, x):
-  """Every query head by itself, with its own copy of the keys and values."""
+  """Computes each query head by itself, with its own copy of the keys and values."""
   out = np.zeros_like(x)
   for head in range(config.num_heads):
     shared = head // (config.num_heads // config.num_kv_heads)
@@ -127,7 +131,8 @@ def test_attention_layer_matches_repeated_heads(rng):
   def attention(state, x):
     layer = nnx.merge(graph, state)
     mixed, (k, v) = layer.over_rows(x, jnp.arange(6)[None], packed(jnp.ones((1, 6), jnp.int32)))
-    assert k.shape == v.shape == (1, 6, config.num_kv_heads, config.head_dim)  # Never repeated in memory.
+    # Keys and values are never repeated in memory.
+    assert k.shape == v.shape == (1, 6, config.num_kv_heads, config.head_dim)
     return mixed
 
   expected = oracle_attention(config, jax.tree.map(lambda p: np.asarray(p, np.float64), nnx.to_pure_dict(state)), x[0])
@@ -137,7 +142,10 @@ def test_attention_layer_matches_repeated_heads(rng):
 
 @pytest.mark.parametrize(("option", "in_prompt", "blocks"), [("nano", 3, (3,)), ("qkv_bias", 0, (2, 4)), ("no_head_shares", 4, (1, 2))])
 def test_decoding_through_the_cache_is_the_full_forward(option, in_prompt, blocks):
-  """Two rows for each of three prompts of up to `in_prompt` cached tokens, padded on the left; then tokens one at a time."""
+  """Two rows for each of three prompts decode tokens one at a time.
+
+  The prompts have up to `in_prompt` cached tokens, padded on the left.
+  """
   model, params, logits_fn = build(option)
   cached = [in_prompt, max(in_prompt - 2, 0), 0]
   steps = sum(blocks)
@@ -168,7 +176,7 @@ def test_decoding_through_the_cache_is_the_full_forward(option, in_prompt, block
 
 
 def test_no_operation_of_a_decoding_step_reads_all_layers():
-  """XLA fuses sums into their readers: a norm could add up the outputs of all earlier layers again, at every step and layer."""
+  """XLA fuses sums into their readers, so a norm could add up the outputs of all earlier layers."""
 
   def most_operands(num_layers):
     model = make_model(NANO._replace(num_layers=num_layers))
@@ -187,7 +195,7 @@ def test_no_operation_of_a_decoding_step_reads_all_layers():
   assert most_operands(8) == most_operands(2)
 
 
-def test_a_packed_row_is_its_sequences_alone():
+def test_a_packed_row_equals_its_sequences_alone():
   _, params, logits_fn = build()
   sequences = draw_sequences([4, 1, 3])
   alone = logits_fn(params, *padded(sequences, 9))
@@ -218,7 +226,7 @@ def test_a_later_token_changes_nothing_earlier():
 
 def test_padding_changes_nothing():
   _, params, logits_fn = build()
-  sequences = [*draw_sequences([6, 3]), np.zeros(0, np.int32)]  # One row is nothing but padding.
+  sequences = [*draw_sequences([6, 3]), np.zeros(0, np.int32)]  # The last row is all padding.
   narrow, wide, other = (logits_fn(params, *padded(sequences, width, pad)) for width, pad in ((6, 7), (9, 7), (9, 200)))
   for row, sequence in enumerate(sequences):
     real = slice(0, len(sequence))
@@ -235,14 +243,14 @@ def loss_of(model):
   return loss
 
 
-def test_bfloat16_computes_in_bfloat16_and_keeps_float32_where_it_matters():
+def test_a_bfloat16_model_keeps_params_gradients_and_logits_in_float32():
   (_, params, logits_fn), half = build(), make_model(NANO._replace(dtype="bfloat16"))
   batch = padded(draw_sequences([8]), 8)
   assert all(p.dtype == jnp.float32 for p in jax.tree.leaves(jax.eval_shape(half.init, jax.random.key(0))))
   reference, logits = logits_fn(params, *batch), jax.jit(half.logits)(params, *batch)
   assert logits.dtype == jnp.float32
   error = np.abs(np.asarray(logits - reference)) / np.std(reference)
-  assert 1e-3 < error.max() < 0.1  # The lower end: it did compute in bfloat16.
+  assert 1e-3 < error.max() < 0.1  # The lower bound shows that it did compute in bfloat16.
   assert all(g.dtype == jnp.float32 for g in jax.tree.leaves(jax.eval_shape(jax.grad(loss_of(half)), params, *batch)))
 
   tokens, positions, segments = batch
@@ -262,7 +270,7 @@ def num_equations(jaxpr) -> int:
   return total
 
 
-def test_the_programs_of_whole_rows_do_not_grow_with_depth():
+def test_programs_for_whole_rows_do_not_grow_with_depth():
   batch, sizes = padded(draw_sequences([4]), 4), {}
   for num_layers in (1, 3, 12):
     model = make_model(NANO._replace(num_layers=num_layers))
@@ -302,7 +310,7 @@ def test_init_follows_its_key_and_no_two_layers_are_alike():
     weight = first["layers"]["attention"][name]
     assert np.abs(weight[0] - weight[1]).max() > 0.01
     assert np.abs(weight - other["layers"]["attention"][name]).max() > 0.01
-  # N(0, 1/D) cut at two deviations has 0.88 of the deviation.
+  # N(0, 1/D), truncated at two deviations, has 0.88 of the deviation.
   np.testing.assert_allclose(np.std(first["embedding"]), 0.88 * NANO.d_model**-0.5, rtol=0.03)
 
 

@@ -1,4 +1,4 @@
-"""Mixtures of experts: the dispatch against every expert on every token, the router, replayed routes, and experts on several devices."""
+"""Tests of mixtures of experts: dispatch, router, replayed routes, and sharded experts."""
 
 import functools
 import itertools
@@ -24,7 +24,7 @@ def draw_layer(rng, *, num_tokens=13, num_experts=5, top_k=2, width=6, hidden=4)
   x = jnp.asarray(rng.standard_normal((num_tokens, width)), jnp.float32)
   shapes = [(num_experts, width, hidden), (num_experts, width, hidden), (num_experts, hidden, width)]
   weights = Weights(*(jnp.asarray(rng.standard_normal(shape), jnp.float32) for shape in shapes))
-  # Expert 1 is never visited, and 0 by half of all copies: loads are never even.
+  # Expert 1 is never visited, and expert 0 by half of all copies, so loads are never even.
   likely = np.array([0.5, 0.0, 0.2, 0.2, 0.1, *[0.0] * (num_experts - 5)])
   experts = jnp.asarray(np.stack([rng.choice(num_experts, top_k, replace=False, p=likely) for _ in range(num_tokens)]), jnp.int32)
   gates = jnp.asarray(rng.uniform(size=(num_tokens, top_k)), jnp.float32)
@@ -33,7 +33,7 @@ def draw_layer(rng, *, num_tokens=13, num_experts=5, top_k=2, width=6, hidden=4)
 
 @functools.cache
 def build(name):
-  """A model, params in which every expert differs, and a batch of packed rows."""
+  """Makes a model, params in which every expert differs, and a batch of packed rows."""
   model = make_model({"sparse": SPARSE, "mixed": MIXED}[name])
   rng = np.random.default_rng(0)
   shapes = jax.eval_shape(model.init, jax.random.key(0))
@@ -45,7 +45,7 @@ def build(name):
 
 
 def dense_oracle(x, gates, experts, weights):
-  """As `dispatch`, by running every expert on every token: slow and plain. Without adapters."""
+  """Computes `dispatch` without adapters, by running every expert on every token."""
   hidden = jax.nn.silu(jnp.einsum("nd,edf->enf", x, weights.gate)) * jnp.einsum("nd,edf->enf", x, weights.up)
   every = jnp.einsum("enf,efd->end", hidden, weights.down)
   mixture = jnp.sum(jax.nn.one_hot(experts, weights.gate.shape[0]) * gates[..., None], axis=1)
@@ -53,7 +53,7 @@ def dense_oracle(x, gates, experts, weights):
 
 
 @pytest.mark.parametrize("platform", ["cpu", "tpu"])
-def test_dispatch_is_every_expert_on_every_token(rng, platform):
+def test_dispatch_matches_every_expert_on_every_token(rng, platform):
   x, gates, experts, weights = draw_layer(rng)
   dispatch = functools.partial(moe.dispatch, product=grouped_matmul_for(platform))
   np.testing.assert_allclose(dispatch(x, gates, experts, weights), dense_oracle(x, gates, experts, weights), atol=1e-5)
@@ -65,15 +65,15 @@ def test_dispatch_is_every_expert_on_every_token(rng, platform):
 @given(sizes=st.lists(st.sampled_from([0, 0, 1, 7, 8, 9, 40]), min_size=1, max_size=4), rest=st.integers(0, 9), seed=st.integers(0, 99))
 @settings(max_examples=8)
 def test_groups_are_multiplied_by_their_own_matrices(sizes, rest, seed):
-  """Empty groups, groups that end in a tile, and rows after the last group, whose cotangents are 0."""
+  """Groups may be empty or end inside a tile; rows after the last group have cotangents of 0."""
   rng, ends = np.random.default_rng(seed), np.cumsum([0, *sizes])
   rows, matrices = rng.standard_normal((ends[-1] + rest, 3)), rng.standard_normal((len(sizes), 3, 5))
   ct = rng.standard_normal((len(rows), 5)) * (np.arange(len(rows)) < ends[-1])[:, None]
   arrays = [jnp.asarray(x, jnp.float32) for x in (rows, matrices)]
-  found, vjp = jax.vjp(lambda *x: grouped_matmul(*x, jnp.asarray(sizes, jnp.int32)), *arrays)
+  products, vjp = jax.vjp(lambda *x: grouped_matmul(*x, jnp.asarray(sizes, jnp.int32)), *arrays)
   of_rows, of_matrices = vjp(jnp.asarray(ct, jnp.float32))
   for e, (start, end) in enumerate(itertools.pairwise(ends)):
-    np.testing.assert_allclose(found[start:end], rows[start:end] @ matrices[e], atol=1e-5)
+    np.testing.assert_allclose(products[start:end], rows[start:end] @ matrices[e], atol=1e-5)
     np.testing.assert_allclose(of_rows[start:end], ct[start:end] @ matrices[e].T, atol=1e-5)
     np.testing.assert_allclose(of_matrices[e], rows[start:end].T @ ct[start:end], atol=1e-4)
   np.testing.assert_array_equal(of_rows[ends[-1] :], 0)
@@ -90,7 +90,7 @@ def test_a_token_does_not_depend_on_the_others(rng):
   np.testing.assert_allclose(dispatch(x[:3], gates[:3], experts[:3], weights), dispatch(x, gates, experts, weights)[:3], atol=1e-6)
 
 
-def test_gates_of_a_router_that_normalises_sum_to_one_whatever_is_replayed(rng):
+def test_normalised_gates_sum_to_one_for_any_routes(rng):
   logits = jnp.asarray(rng.standard_normal((20, 6)), jnp.float32)
   replay = jnp.asarray(np.stack([rng.permutation(6)[:3] for _ in range(20)]), jnp.int32)
   for routes in (None, replay):
@@ -101,14 +101,14 @@ def test_gates_of_a_router_that_normalises_sum_to_one_whatever_is_replayed(rng):
     np.testing.assert_allclose(gates, jnp.exp(picked) / jnp.sum(jnp.exp(picked), axis=-1, keepdims=True), atol=1e-6)
 
 
-def test_gates_of_a_router_that_does_not_normalise_are_probabilities_over_all_experts(rng):
+def test_gates_without_normalisation_are_probabilities_over_all_experts(rng):
   logits = jnp.asarray(rng.standard_normal((20, 6)), jnp.float32)
   gates, experts, _ = route(logits, None, top_k=3, norm_top_k=False)
   np.testing.assert_allclose(gates, jnp.take_along_axis(jax.nn.softmax(logits), experts, axis=-1), atol=1e-6)
   assert jnp.all(jnp.sum(gates, axis=-1) < 1)
 
 
-def test_replaying_ones_own_choice_changes_no_bit(rng):
+def test_replaying_the_live_choice_changes_no_bit(rng):
   logits = jnp.asarray(rng.standard_normal((20, 6)), jnp.float32)
   gates, experts, live = route(logits, None, top_k=2, norm_top_k=True)
   again = route(logits, experts, top_k=2, norm_top_k=True)
@@ -124,7 +124,7 @@ def test_a_route_with_a_gap_is_routed_live(rng):
 
 
 @pytest.mark.parametrize("replay", [None, [[4, 1]]])
-def test_the_router_learns_through_the_gates_of_the_visited_experts_alone(replay):
+def test_the_router_learns_only_through_the_gates_of_visited_experts(replay):
   logits = jnp.array([[0.5, 2.0, 1.0, -1.0, 0.3]])
   replay = None if replay is None else jnp.array(replay)
   jacobian = jax.jacobian(lambda z: route(z, replay, top_k=2, norm_top_k=True)[0])(logits)[0, :, 0]
@@ -149,7 +149,10 @@ def test_replaying_the_models_own_routes_changes_no_bit(name):
 
 
 def test_gradients_of_replayed_routes_with_and_without_rematerialisation():
-  """Replaying one's own routes is the ordinary gradient. The second forward of a rematerialised backward pass must replay as well."""
+  """Replaying the model's own routes gives the ordinary gradient.
+
+  The second forward pass of a rematerialised gradient must replay as well.
+  """
   model, params, rows, forward = build("sparse")
   own = forward(params, *rows).routing
   grad_of = lambda m: jax.jit(jax.grad(lambda p, routing: jnp.mean(jnp.sin(m.forward(p, *rows, routing).logits))))
@@ -162,7 +165,7 @@ def test_gradients_of_replayed_routes_with_and_without_rematerialisation():
 
 
 def test_log_probabilities_jump_at_a_routing_tie_unless_routes_are_replayed():
-  """The router is turned through a tie of one token; its step is made ever smaller, and so is the change with replay, but not without."""
+  """A shrinking step of the router across a tie changes ever less with replay, but not without."""
   _, params, rows, forward = build("sparse")
   base = params["sparse_layers"]["mlp"]["router"]
   turned = lambda angle: params | {"sparse_layers": params["sparse_layers"] | {"mlp": params["sparse_layers"]["mlp"] | {"router": angle}}}
@@ -170,7 +173,7 @@ def test_log_probabilities_jump_at_a_routing_tie_unless_routes_are_replayed():
   at = lambda t, routing=None: forward(turned(base + t * direction), *rows, routing)
   low, high, start = 0.0, 1.0, at(0.0)
   assert not np.array_equal(start.routing, at(high).routing)
-  for _ in range(22):  # Bisection towards the first place where any route differs from the start's.
+  for _ in range(22):  # Bisection towards a place where the routes begin to differ from the start.
     middle = (low + high) / 2
     low, high = (middle, high) if np.array_equal(at(middle).routing, start.routing) else (low, middle)
   # Between `low` and `high`, 2e-7 apart, a route changes.
@@ -203,7 +206,7 @@ def test_a_mesh_changes_nothing(sizes):
   chex.assert_trees_all_close(grads, expected_grads, rtol=1e-7, atol=1e-6)
 
 
-def test_rows_that_a_mesh_does_not_divide_lie_on_every_device():
+def test_rows_that_a_mesh_does_not_divide_are_replicated():
   model, params, rows, forward = build("mixed")
   mesh = mesh_lib.make_mesh(data=2, expert=2, tensor=2)
   spread = make_model(model.config, mesh=mesh)
@@ -212,8 +215,10 @@ def test_rows_that_a_mesh_does_not_divide_lie_on_every_device():
   np.testing.assert_allclose(jax.jit(spread.forward)(placed, *one).logits, forward(params, *rows).logits[:1], atol=1e-4)
 
 
-@pytest.mark.parametrize("shape", [(4, 6), (3, 6), (4, 5)], ids=str)  # Rows and slots that the mesh divides, and that it does not.
-def test_slots_may_lie_on_several_devices(shape, rng):
+# The mesh divides the first shape; it does not divide the rows of the second or the slots of the
+# third.
+@pytest.mark.parametrize("shape", [(4, 6), (3, 6), (4, 5)], ids=str)
+def test_slots_may_be_sharded(shape, rng):
   mesh = mesh_lib.make_mesh(data=1, expert=2, context=2, tensor=2)
   *tokens, weights = draw_layer(rng, num_tokens=shape[0] * shape[1], num_experts=6)
   x, gates, experts = (a.reshape(*shape, -1) for a in tokens)
@@ -226,7 +231,7 @@ def test_slots_may_lie_on_several_devices(shape, rng):
   chex.assert_trees_all_close(grads, expected_grads, rtol=1e-4, atol=1e-4)
 
 
-def test_the_balance_loss_is_a_loop_over_tokens_and_experts(rng):
+def test_the_balance_loss_matches_a_loop_over_tokens_and_experts(rng):
   logits = jnp.asarray(rng.standard_normal((2, 7, 4)), jnp.float32)
   _, experts = jax.lax.top_k(logits, 2)
   segments = jnp.array([[1, 1, 1, 2, 2, 0, 0], [1, 1, 1, 1, 1, 1, 1]])

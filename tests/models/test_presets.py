@@ -1,4 +1,4 @@
-"""The published sizes: their exact numbers of weights, and what a tokenizer must fit."""
+"""Tests of the published sizes: exact numbers of weights, and the fit of a tokenizer."""
 
 import jax
 import pytest
@@ -8,7 +8,8 @@ from jaxrl_llm.models.files.tensor_names import num_active_params, num_params
 from jaxrl_llm.models.model import make_model
 from jaxrl_llm.models.presets import LOCAL, PRESETS, preset
 
-# As the repositories of the published checkpoints state them, from the headers of their safetensors.
+# Numbers that the repositories of the published checkpoints state, from the headers of their
+# safetensors.
 PUBLISHED = {
   "qwen2.5-0.5b": 494_032_768,
   "qwen2.5-1.5b": 1_543_714_304,
@@ -56,7 +57,7 @@ def test_active_weights_are_those_of_the_experts_that_a_token_visits():
   assert num_active_params(PRESETS["nano"]) == num_params(PRESETS["nano"])
 
 
-def test_a_published_size_brings_its_vocabulary():
+def test_a_published_size_keeps_its_vocabulary():
   assert preset("qwen3-0.6b") == preset("qwen3-0.6b", vocab_size=151669) == PRESETS["qwen3-0.6b"]
   assert preset("qwen3-0.6b", dtype="bfloat16", remat="full") == PRESETS["qwen3-0.6b"]._replace(dtype="bfloat16", remat="full")
   assert preset("nano", vocab_size=99).vocab_size == 99
@@ -72,7 +73,7 @@ def test_a_published_size_brings_its_vocabulary():
     ("llama-3.1-8b", {}, "; did you mean 'llama3.1-8b'?"),
   ],
 )
-def test_a_name_or_vocabulary_that_does_not_fit_is_refused(name, fields, words):
+def test_a_bad_name_or_vocabulary_is_refused(name, fields, words):
   with pytest.raises(ValueError) as error:
     preset(name, **fields)
   assert words in str(error.value) and "\n" not in str(error.value)

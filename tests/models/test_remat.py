@@ -1,4 +1,4 @@
-"""Policies of rematerialisation change the memory that a gradient takes, and nothing else."""
+"""Tests of rematerialisation policies: they change the memory of a gradient and nothing else."""
 
 import functools
 
@@ -17,7 +17,7 @@ SHAPES = {"dense": DENSE, "experts": DENSE._replace(experts=Experts(4, 2, 32, la
 
 @functools.cache
 def gradient_of(shape: str, policy: str):
-  """Loss, gradient, and bytes of temporaries."""
+  """Computes the loss and gradient, and the bytes of temporaries."""
   model = make_model(SHAPES[shape]._replace(remat=policy))
   tokens = jax.random.randint(jax.random.key(1), (4, 64), 0, 264)
   rows = (tokens, jnp.tile(jnp.arange(64), (4, 1)), jnp.ones_like(tokens))
@@ -34,6 +34,6 @@ def test_no_policy_changes_the_loss_or_a_gradient(shape, policy):
   chex.assert_trees_all_close(same_grads, grads, rtol=1e-5, atol=1e-6)
 
 
-def test_the_less_is_kept_the_less_memory_it_takes():
+def test_memory_shrinks_with_what_a_policy_keeps():
   none, dots, full = (gradient_of("dense", policy)[2] for policy in ("none", "dots", "full"))
   assert full < 0.8 * dots and dots < 0.8 * none

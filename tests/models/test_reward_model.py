@@ -1,4 +1,4 @@
-"""Reward models: transformers' sequence classifiers with one label, in and out, and their rewards."""
+"""Tests of reward models: loading and saving as transformers' classifiers, and their rewards."""
 
 import json
 import warnings
@@ -13,7 +13,8 @@ from jaxrl_llm.models.files.loading import open_source
 from jaxrl_llm.models.reward_model import is_classifier, pad_id
 
 PAD = 256
-ROWS = np.array([[257, 3, 4, 5, 6, 7], [257, 9, 8, PAD, PAD, PAD], [257, 11, PAD, 12, PAD, PAD]])  # A pad token inside is a token.
+# A pad token inside a row counts as a token.
+ROWS = np.array([[257, 3, 4, 5, 6, 7], [257, 9, 8, PAD, PAD, PAD], [257, 11, PAD, 12, PAD, PAD]])
 LENGTHS = np.array([6, 3, 4])
 
 
@@ -25,7 +26,7 @@ def random_params(model, seed=0):
 
 @pytest.fixture
 def folder(tmp_path):
-  """A reward model of our own."""
+  """Folder of a reward model that this framework saved."""
   model = make_reward_model(preset("nano", vocab_size=264))
   save_reward_model(tmp_path / "rm", model, random_params(model), pad_token_id=PAD, notes={"reward_model.json": {"tokenizer": "bytes"}})
   return tmp_path / "rm"
@@ -47,8 +48,8 @@ def test_logits_are_those_of_transformers(family, tmp_path):
 
     model = make_reward_model(read_reward_config(tmp_path / "theirs"))
     params = load_reward_params(tmp_path / "theirs", model)
-    found = jax.jit(model.rewards)(params, jnp.asarray(ROWS, jnp.int32), jnp.asarray(LENGTHS, jnp.int32))
-    np.testing.assert_allclose(found, expected, atol=5e-6)
+    rewards = jax.jit(model.rewards)(params, jnp.asarray(ROWS, jnp.int32), jnp.asarray(LENGTHS, jnp.int32))
+    np.testing.assert_allclose(rewards, expected, atol=5e-6)
 
     save_reward_model(tmp_path / "ours", model, params, pad_token_id=PAD)
     ours = transformers.AutoModelForSequenceClassification.from_pretrained(tmp_path / "ours", dtype=torch.float32).eval()
@@ -56,15 +57,15 @@ def test_logits_are_those_of_transformers(family, tmp_path):
     np.testing.assert_array_equal(ours(torch.tensor(ROWS)).logits[:, 0].numpy(), expected)
 
 
-def test_what_was_saved_is_loaded_bit_by_bit(folder):
+def test_saved_params_are_loaded_bit_by_bit(folder):
   model = make_reward_model(read_reward_config(folder))
-  found, expected = load_reward_params(folder, model), random_params(model)
-  assert jax.tree.all(jax.tree.map(np.array_equal, found, expected))
+  loaded, expected = load_reward_params(folder, model), random_params(model)
+  assert jax.tree.all(jax.tree.map(np.array_equal, loaded, expected))
   assert pad_id(folder) == PAD and is_classifier(folder)
   assert json.loads((folder / "reward_model.json").read_text()) == {"tokenizer": "bytes"}
 
 
-def test_the_trunk_of_a_language_model_begins_with_a_head_of_zeros(tmp_path):
+def test_the_trunk_of_a_language_model_gets_a_head_of_zeros(tmp_path):
   config = preset("nano", vocab_size=264)._replace(tie_embeddings=False)
   policy = make_model(config)
   weights = policy.init(jax.random.key(1))
@@ -75,16 +76,16 @@ def test_the_trunk_of_a_language_model_begins_with_a_head_of_zeros(tmp_path):
   assert all(np.array_equal(params["trunk"]["layers"]["mlp"][x], weights["layers"]["mlp"][x]) for x in ("gate", "up", "down"))
 
 
-def test_a_row_of_several_sequences_judges_each_as_if_alone():
+def test_each_sequence_of_a_packed_row_is_rewarded_as_if_alone():
   model = make_reward_model(preset("nano", vocab_size=264))
   params, rng = random_params(model), np.random.default_rng(1)
   one, other = rng.integers(256, size=5), rng.integers(256, size=3)
   tokens, positions = np.concatenate([one, other])[None], np.array([[0, 1, 2, 3, 4, 0, 1, 2]])
-  found = model.token_rewards(params, *(jnp.asarray(x, jnp.int32) for x in (tokens, positions, [[1] * 5 + [2] * 3])))
+  packed = model.token_rewards(params, *(jnp.asarray(x, jnp.int32) for x in (tokens, positions, [[1] * 5 + [2] * 3])))
   padded = np.zeros((2, 5), np.int32)
   padded[0], padded[1, :3] = one, other
   alone = model.rewards(params, jnp.asarray(padded), jnp.array([5, 3]))
-  np.testing.assert_allclose(found[0, [4, 7]], alone, atol=1e-5)
+  np.testing.assert_allclose(packed[0, [4, 7]], alone, atol=1e-5)
 
 
 def rewrite(folder, **fields):
@@ -102,7 +103,7 @@ def rewrite(folder, **fields):
     ({"architectures": ["BertForSequenceClassification"]}, ["unknown architecture 'BertForCausalLM'"]),
   ],
 )
-def test_folders_that_are_no_reward_model(folder, fields, parts):
+def test_folders_without_a_reward_model_are_refused(folder, fields, parts):
   rewrite(folder, **fields)
   with pytest.raises(ValueError, match=r"^[^\n]*$") as caught:
     read_reward_config(folder)
@@ -110,7 +111,7 @@ def test_folders_that_are_no_reward_model(folder, fields, parts):
     assert part in str(caught.value), caught.value
 
 
-def test_a_classifier_without_its_head(folder, tmp_path):
+def test_a_classifier_without_its_head_is_refused(folder, tmp_path):
   policy = make_model(preset("nano", vocab_size=264))
   save_hf(tmp_path / "lm", policy, policy.init(jax.random.key(0)))
   rewrite(tmp_path / "lm", architectures=["Qwen3ForSequenceClassification"], id2label={"0": "x"})
@@ -122,6 +123,6 @@ def test_a_classifier_without_its_head(folder, tmp_path):
     load_reward_params(folder, make_reward_model(preset("nano", vocab_size=264)._replace(d_model=64)))
 
 
-def test_a_reward_model_is_no_policy(folder):
+def test_a_reward_model_is_refused_as_a_policy(folder):
   with pytest.raises(ValueError, match="unknown architecture 'Qwen3ForSequenceClassification'"):
     open_source(folder)

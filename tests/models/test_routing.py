@@ -1,4 +1,4 @@
-"""What two routings share, how experts are used, and what replaying costs: by hand."""
+"""Tests of routings: overlap of two routings, usage of experts, and the cost of replay."""
 
 import jax.numpy as jnp
 import numpy as np
@@ -10,27 +10,27 @@ from jaxrl_llm.models import routing
 
 
 def routes(*rows):
-  """`[1 T L K]` from T rows of L routes."""
+  """Makes a routing `[1 T L K]` from T rows of L routes."""
   return jnp.array([rows], jnp.int16)
 
 
 @given(st.integers(0, 2**32 - 1), st.integers(1, 4))
-def test_overlap_is_a_fraction_symmetric_and_one_for_itself(seed, top_k):
+def test_overlap_is_a_symmetric_fraction_and_one_for_equal_sets(seed, top_k):
   rng = np.random.default_rng(seed)
   a, b = (jnp.array([[rng.permutation(6)[:top_k] for _ in range(3)]]) for _ in range(2))
-  found = routing.overlap(a, b)
-  assert np.all((found >= 0) & (found <= 1))
-  assert np.array_equal(found, routing.overlap(b, a))
-  assert np.all(routing.overlap(a, a[..., ::-1]) == 1)  # The order does not count.
+  overlap = routing.overlap(a, b)
+  assert np.all((overlap >= 0) & (overlap <= 1))
+  assert np.array_equal(overlap, routing.overlap(b, a))
+  assert np.all(routing.overlap(a, a[..., ::-1]) == 1)  # The order does not matter.
   expected = [[len(set(x) & set(y)) / top_k for x, y in zip(p, q, strict=True)] for p, q in zip(a.tolist(), b.tolist(), strict=True)]
-  np.testing.assert_allclose(found, expected, rtol=1e-6)
+  np.testing.assert_allclose(overlap, expected, rtol=1e-6)
 
 
-def test_unknown_experts_have_nothing_in_common():
+def test_unrecorded_routes_have_no_overlap():
   assert routing.overlap(jnp.array([[-1, -1]]), jnp.array([[-1, -1]])).tolist() == [0]
 
 
-def test_expert_change_is_over_layers_that_both_know():
+def test_expert_change_is_over_layers_recorded_in_both():
   a = routes([[0, 1], [2, 3], [-1, -1]], [[0, 1], [-1, -1], [-1, -1]])
   b = routes([[1, 4], [3, 2], [-1, -1]], [[-1, -1], [-1, -1], [-1, -1]])
   assert routing.expert_change(a, b).tolist() == [[0.25, 0.0]]
@@ -42,8 +42,8 @@ def test_fallback_counts_layers_with_experts_only():
 
 
 def test_replayed_falls_back_row_by_row():
-  found = routing.replayed(jnp.array([[3, 4], [5, -1], [-1, -1]], jnp.int16), jnp.array([[0, 1]] * 3))
-  assert found.tolist() == [[3, 4], [0, 1], [0, 1]] and found.dtype == jnp.int32
+  experts = routing.replayed(jnp.array([[3, 4], [5, -1], [-1, -1]], jnp.int16), jnp.array([[0, 1]] * 3))
+  assert experts.tolist() == [[3, 4], [0, 1], [0, 1]] and experts.dtype == jnp.int32
   live = jnp.array([[0, 1]])
   assert routing.replayed(None, live) is live
 
@@ -51,28 +51,30 @@ def test_replayed_falls_back_row_by_row():
 def test_usage_of_even_and_of_lopsided_loads():
   even = routes([[0, 1], [-1, -1]], [[2, 3], [-1, -1]])
   mask = jnp.ones((1, 2))
-  found = routing.usage(even, mask, num_experts=4, sparse_layers=(0,))
-  assert {k: pytest.approx(v, abs=1e-6) for k, v in {"moe/load_max": 1.0, "moe/load_entropy": 1.0, "moe/unused": 0.0}.items()} == found
+  metrics = routing.usage(even, mask, num_experts=4, sparse_layers=(0,))
+  expected = {"moe/load_max": 1.0, "moe/load_entropy": 1.0, "moe/unused": 0.0}
+  assert metrics == pytest.approx(expected, abs=1e-6)
   lopsided = routes([[0, 1], [-1, -1]], [[0, 2], [-1, -1]])
-  found = routing.usage(lopsided, mask, num_experts=4, sparse_layers=(0,))
-  assert float(found["moe/load_max"]) == pytest.approx(2.0) and float(found["moe/unused"]) == pytest.approx(0.25)
-  # A token that does not count is not counted.
-  found = routing.usage(lopsided, jnp.array([[1.0, 0.0]]), num_experts=4, sparse_layers=(0,))
-  assert float(found["moe/load_max"]) == pytest.approx(2.0) and float(found["moe/unused"]) == pytest.approx(0.5)
+  metrics = routing.usage(lopsided, mask, num_experts=4, sparse_layers=(0,))
+  assert float(metrics["moe/load_max"]) == pytest.approx(2.0) and float(metrics["moe/unused"]) == pytest.approx(0.25)
+  # Tokens outside the mask are ignored.
+  metrics = routing.usage(lopsided, jnp.array([[1.0, 0.0]]), num_experts=4, sparse_layers=(0,))
+  assert float(metrics["moe/load_max"]) == pytest.approx(2.0) and float(metrics["moe/unused"]) == pytest.approx(0.5)
 
 
-def test_comparison_leaves_out_tokens_whose_routes_bear_on_nothing():
+def test_comparison_ignores_tokens_whose_routes_affect_no_later_token():
   segments = jnp.array([[1, 1, 1, 0]])
   a = routes([[0, 1]], [[0, 1]], [[0, 1]], [[0, 1]])
-  b = routes([[0, 1]], [[0, 2]], [[4, 5]], [[4, 5]])  # Half of the second differs; the last of the sequence and padding do not count.
+  # Half of the second token's route differs. The sequence's last token and padding are ignored.
+  b = routes([[0, 1]], [[0, 2]], [[4, 5]], [[4, 5]])
   assert float(routing.comparison(a, b, segments)) == pytest.approx(0.25)
   unknown = routes([[0, 1]], [[-1, -1]], [[4, 5]], [[4, 5]])
   assert float(routing.comparison(a, unknown, segments)) == 0
 
 
-def test_replay_metrics_say_what_is_missing_and_what_it_costs():
+def test_replay_metrics_measure_missing_routes_and_size():
   segments = jnp.array([[1, 1, 1, 0]])
   recorded = routes([[0, 1]], [[-1, -1]], [[-1, -1]], [[-1, -1]])
-  found = routing.replay_metrics(recorded, segments, sparse_layers=(0,))
-  assert float(found["moe/replay_fallback"]) == pytest.approx(0.5)
-  assert float(found["moe/replay_mb"]) == pytest.approx(4 * 2 * 2 / 1e6)
+  metrics = routing.replay_metrics(recorded, segments, sparse_layers=(0,))
+  assert float(metrics["moe/replay_fallback"]) == pytest.approx(0.5)
+  assert float(metrics["moe/replay_mb"]) == pytest.approx(4 * 2 * 2 / 1e6)

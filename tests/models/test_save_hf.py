@@ -1,4 +1,4 @@
-"""Params saved for transformers: the same tensors bit by bit, the same model by config, and nothing half-written."""
+"""Tests of saving for transformers: equal tensors and config, and no half-written folder."""
 
 import json
 import pathlib
@@ -22,7 +22,7 @@ NAMES = sorted(path.parent.name for path in CHECKPOINTS.glob("*/config.json"))
 
 
 def assert_same_tensors(folder, original):
-  """Bit by bit, under the published names."""
+  """Asserts that the tensors agree bit by bit under the published names."""
   (_, saved), (_, source) = open_source(folder), open_source(original)
   assert saved.dtypes == source.dtypes and saved.shapes == source.shapes
   for name in source.shapes:
@@ -30,7 +30,7 @@ def assert_same_tensors(folder, original):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_what_was_loaded_is_saved_bit_by_bit(name, tmp_path, loaded):
+def test_loaded_weights_are_saved_bit_by_bit(name, tmp_path, loaded):
   dtype = "bfloat16" if name == "qwen2" else "float32"
   model, params = loaded(name, dtype)
   save_hf(tmp_path / "out", model, params, dtype=dtype)
@@ -42,35 +42,36 @@ def test_what_was_loaded_is_saved_bit_by_bit(name, tmp_path, loaded):
 
 
 @pytest.mark.parametrize("name", ["llama3", "qwen2", "qwen3_moe_mixed"])
-def test_transformers_computes_the_same_logits_from_what_we_save(name, tmp_path, loaded):
+def test_transformers_computes_the_same_logits_from_a_saved_model(name, tmp_path, loaded):
   transformers, torch = pytest.importorskip("transformers"), pytest.importorskip("torch")
   model, params = loaded(name)
   save_hf(tmp_path / "out", model, params)
   with warnings.catch_warnings(), np.load(CHECKPOINTS / name / "logits.npz") as recorded, torch.no_grad():
     warnings.simplefilter("ignore")
     theirs = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "out", dtype=torch.float32).eval()
-    found = theirs(torch.from_numpy(recorded["tokens"]).long()).logits.numpy()
-    np.testing.assert_allclose(found, recorded["logits"], atol=2e-4, rtol=0)
+    logits = theirs(torch.from_numpy(recorded["tokens"]).long()).logits.numpy()
+    np.testing.assert_allclose(logits, recorded["logits"], atol=2e-4, rtol=0)
 
 
-def test_files_split_where_they_would_be_too_large(tmp_path, loaded):
+def test_weights_above_the_limit_are_split_into_files(tmp_path, loaded):
   model, params = loaded("qwen3_moe")
   save_hf(tmp_path / "out", model, params, max_shard_bytes=30_000)
   assert_same_tensors(tmp_path / "out", CHECKPOINTS / "qwen3_moe")
   index = json.loads((tmp_path / "out" / "model.safetensors.index.json").read_text())
   files = sorted(set(index["weight_map"].values()))
   assert files == [f"model-{i:05d}-of-00005.safetensors" for i in range(1, 6)]
-  found = {}
+  saved = {}
   for file in files:
     with safe_open(tmp_path / "out" / file, framework="np") as opened:  # The format's own reader.
       assert opened.metadata() == {"format": "pt"}
       tensors = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
     assert sum(tensor.nbytes for tensor in tensors.values()) <= 30_000
     assert {index["weight_map"][name] for name in tensors} == {file}
-    found |= tensors
-  assert index["metadata"]["total_size"] == sum(tensor.nbytes for tensor in found.values()) == 4 * model.num_params
+    saved |= tensors
+  assert index["metadata"]["total_size"] == sum(tensor.nbytes for tensor in saved.values()) == 4 * model.num_params
   _, source = open_source(CHECKPOINTS / "qwen3_moe")
-  assert all(np.array_equal(found[name], source.read(name)) for name in source.shapes) and found.keys() == source.shapes.keys()
+  assert saved.keys() == source.shapes.keys()
+  assert all(np.array_equal(saved[name], source.read(name)) for name in source.shapes)
 
 
 def test_a_tensor_above_the_limit_has_a_file_of_its_own(tmp_path, loaded):
@@ -92,7 +93,7 @@ def test_params_in_host_memory_are_saved_too(tmp_path, loaded):
   assert_same_tensors(tmp_path / "out", CHECKPOINTS / "qwen3")
 
 
-def test_dtypes_are_as_held_or_as_asked_for(tmp_path, loaded):
+def test_dtypes_are_kept_or_converted_on_request(tmp_path, loaded):
   model, params = loaded("qwen3_moe", "bfloat16")
   save_hf(tmp_path / "held", model, params)
   save_hf(tmp_path / "asked", model, params, dtype="float32")
@@ -117,7 +118,7 @@ def test_adapters_are_merged_into_their_weights(tmp_path):
   np.testing.assert_allclose(saved.read("model.layers.1.mlp.up_proj.weight"), expected, rtol=1e-5)
 
 
-def test_the_tokenizer_comes_along(tmp_path, loaded):
+def test_the_tokenizer_is_copied(tmp_path, loaded):
   source = tmp_path / "source"
   source.mkdir()
   for name in ("tokenizer.json", "chat_template.jinja", "generation_config.json", "model.safetensors", "README.md"):
@@ -161,7 +162,7 @@ def test_an_empty_folder_is_filled(tmp_path, loaded):
     (lambda out: None, dict(qkv_bias=True), "no architecture of transformers has qk_norm=True, qkv_bias=True"),
   ],
 )
-def test_what_cannot_be_saved_is_refused_before_anything_is_written(prepare, arguments, words, tmp_path):
+def test_bad_arguments_are_refused_before_anything_is_written(prepare, arguments, words, tmp_path):
   out = tmp_path / "out"
   prepare(out)
   before = sorted(tmp_path.rglob("*"))

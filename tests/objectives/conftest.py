@@ -1,4 +1,4 @@
-"""Small batches whose ratios lie away from clip boundaries, and objectives compiled once for all tests that share them."""
+"""Small batches with ratios away from clip bounds, and objectives compiled once for all tests."""
 
 import functools
 import inspect
@@ -11,19 +11,20 @@ import pytest
 
 from jaxrl_llm.objectives import OBJECTIVES, make, value
 
-# The programs run for microseconds: what counts is how long they compile, which this divides by four.
+# The programs run for microseconds, so compilation dominates. These options make it four times
+# faster.
 FAST_COMPILE = {"xla_backend_optimization_level": 0, "xla_cpu_use_fusion_emitters": False, "xla_cpu_parallel_codegen_split_count": 1}
 
 DIFFERENTIATED = ("logprobs", "entropy", "values")
 
 
 class Evaluation(NamedTuple):
-  """What an objective says of a batch, as NumPy arrays.
+  """Evaluation of an objective on a batch, as NumPy arrays.
 
   Attributes:
-    loss: the scalar.
-    metrics: scalars by name.
-    grads: gradient of the loss in each of `DIFFERENTIATED` that the batch has.
+    loss: Scalar loss.
+    metrics: Scalar metrics by name.
+    grads: Gradient of the loss in each of `DIFFERENTIATED` that the batch has.
   """
 
   loss: np.ndarray
@@ -35,7 +36,8 @@ class Evaluation(NamedTuple):
 def make_batch():
   """Factory of the arguments of `objectives.value`, as float64 NumPy arrays.
 
-  `spread` is the standard deviation of the token log-ratios; `lengths` are the counted tokens of each row.
+  `spread` is the standard deviation of the token log-ratios. `lengths` are the numbers of counted
+  tokens of the rows.
   """
 
   def make_arrays(seed=0, *, lengths=(5, 3, 1, 6), num_tokens=6, spread=0.4, level="token"):
@@ -65,26 +67,26 @@ def make_batch():
 
 
 def _switched(name, coefficients):
-  """Settings that give each penalty the objective has its coefficient."""
+  """Returns settings that give each penalty of the objective its coefficient."""
   takes = inspect.signature(OBJECTIVES[name]).parameters
   return {setting: coef for setting, coef in coefficients.items() if setting in takes}
 
 
 @pytest.fixture
 def everything_on():
-  """`name -> settings` with every penalty on, so that each input an objective can read is read."""
+  """`name -> settings` with every penalty on, so that an objective reads all its inputs."""
   return lambda name: _switched(name, {"kl_coef": 0.1, "entropy_coef": 0.01})
 
 
 @pytest.fixture
 def penalties_off():
-  """`name -> settings` that leave the policy term alone."""
+  """`name -> settings` that keep only the policy term."""
   return lambda name: _switched(name, {"kl_coef": 0.0, "entropy_coef": 0.0})
 
 
 @functools.cache
 def _compiler_options():
-  """`FAST_COMPILE` where this compiler knows it, else nothing."""
+  """Returns `FAST_COMPILE`, or no options if this compiler does not know them."""
   try:
     jax.jit(lambda x: x, compiler_options=FAST_COMPILE)(0.0)
   except jax.errors.JaxRuntimeError:
@@ -94,7 +96,7 @@ def _compiler_options():
 
 @pytest.fixture
 def compiler_options():
-  """Options of `jax.jit` for programs of which many are compiled and each runs once."""
+  """Options of `jax.jit` for programs that run only once."""
   return _compiler_options()
 
 
@@ -110,7 +112,7 @@ def _program(name, settings, wanted):
 
 
 def _evaluate(name, batch, *, wanted=("",), **settings):
-  # Off the device and back: a Python scalar, a NumPy array and a JAX array of one type are one program.
+  # Conversion to JAX arrays gives Python scalars, NumPy arrays and JAX arrays the same program.
   arrays = {key: jnp.asarray(x) for key, x in batch.items()}
   differentiated = {key: arrays.pop(key) for key in DIFFERENTIATED if key in arrays}
   program = _program(name, tuple(sorted(settings.items())), wanted)
@@ -120,16 +122,17 @@ def _evaluate(name, batch, *, wanted=("",), **settings):
 
 @pytest.fixture
 def evaluate():
-  """`(name, batch, wanted=("",), **settings) -> Evaluation`, compiled once for an objective, its settings, and a batch's shapes and types.
+  """`(name, batch, wanted=("",), **settings) -> Evaluation`.
 
-  `wanted` are prefixes of metrics' names; what nobody wants is not compiled, which saves up to three quarters of the time.
+  It compiles once per objective, settings, and shapes and types of a batch. `wanted` are prefixes
+  of metric names. Other metrics are not compiled, which saves up to three quarters of the time.
   """
   return _evaluate
 
 
 @pytest.fixture
 def num_programs():
-  """`(name, **settings) -> how many programs evaluate has compiled for it`."""
+  """`(name, **settings) -> number of programs that evaluate has compiled`."""
   return lambda name, **settings: _program(name, tuple(sorted(settings.items())), ("",))._cache_size()
 
 

@@ -1,10 +1,12 @@
-"""Runs verl's and TRL's own loss functions on the inputs of golden.json, and records what they return.
+"""Recorder of the results of verl's and TRL's own loss functions on the inputs of golden.json.
 
   python -m tests.objectives.peers VERL TRL     writes tests/objectives/peers.json
 
-VERL and TRL are the folders of the unpacked packages (those that hold `trainer/`); Python needs NumPy and PyTorch, nothing else of what the
-two packages import. The functions run as they stand: `core_algos.py` of verl is executed whole beside stand-ins for its imports, TRL's
-methods are cut out of their classes by name and called on an object that has the attributes they read. Only how a case is called is ours.
+VERL and TRL are the folders of the unpacked packages (those that hold `trainer/`). Of the packages'
+dependencies, Python needs only NumPy and PyTorch. The functions run unchanged: verl's
+`core_algos.py` is executed as a whole, with stand-ins for its imports. TRL's methods are extracted
+from their classes by name and called on an object that has the attributes they read. Only the calls
+are this module's own.
 """
 
 import ast
@@ -24,11 +26,11 @@ GOLDEN = HERE.parents[1] / "jaxrl_llm" / "objectives" / "golden.json"
 VERSIONS = {"verl": "0.9.1", "trl": "1.16.0"}
 
 WITHOUT_EMPTY = [0, 1, 2, 4]
-"""The rows of golden.json that have a counted token."""
+"""Rows of golden.json that have a counted token."""
 
 
 def inputs_digest(inputs: dict[str, Any]) -> str:
-  """What ties peers.json to the inputs it was recorded on."""
+  """Returns the hash that ties peers.json to the inputs on which it was recorded."""
   return hashlib.sha256(json.dumps(inputs, sort_keys=True).encode()).hexdigest()
 
 
@@ -38,25 +40,31 @@ def inputs_digest(inputs: dict[str, Any]) -> str:
 
 
 def cut_out(path: pathlib.Path, *names: str) -> str:
-  """The source of functions of a file, by name or by class and name; decorators stay, but for `staticmethod`, since the class is gone."""
+  """Returns the source of functions of a file, named `function` or `Class.function`.
+
+  Decorators stay, except for `staticmethod`, which means nothing outside a class.
+  """
   text = path.read_text(encoding="utf-8")
-  found = {}
+  sources = {}
   for node in ast.parse(text).body:
     for child in node.body if isinstance(node, ast.ClassDef) else [node]:
       if isinstance(child, ast.FunctionDef):
         qualified = f"{node.name}.{child.name}" if child is not node else child.name
         first = min([child.lineno, *(decorator.lineno for decorator in child.decorator_list)])
         lines = [line for line in text.splitlines()[first - 1 : child.end_lineno] if line.strip() != "@staticmethod"]
-        found[qualified] = textwrap.dedent("\n".join(lines))
-  return "\n\n".join(found[name] for name in names)
+        sources[qualified] = textwrap.dedent("\n".join(lines))
+  return "\n\n".join(sources[name] for name in names)
 
 
 def load_verl(root: pathlib.Path) -> types.ModuleType:
-  """`verl.trainer.ppo.core_algos`, executed whole; its imports are stand-ins, but for the three helpers it calls."""
+  """Executes the whole of `verl.trainer.ppo.core_algos` and returns it as a module.
+
+  Its imports are stand-ins, except for the three helpers that it calls.
+  """
   import torch
 
   class Config:
-    """The fields of ActorConfig that the losses read, with its way of getting one."""
+    """Fields of ActorConfig that the losses read, with its `get`."""
 
     def __init__(self, **fields):
       fields = {"clip_ratio": 0.2, "clip_ratio_low": None, "clip_ratio_high": None, "global_batch_info": {}} | fields
@@ -91,7 +99,7 @@ def load_verl(root: pathlib.Path) -> types.ModuleType:
 
 
 def load_trl(root: pathlib.Path) -> dict[str, Any]:
-  """TRL's loss methods by trainer, and the static methods they call."""
+  """Returns TRL's loss methods by trainer, and the static methods that they call."""
   import torch
 
   helpers: dict[str, Any] = {"torch": torch, "math": math}
@@ -112,7 +120,10 @@ def load_trl(root: pathlib.Path) -> dict[str, Any]:
 
 
 def run_verl(core, case: dict[str, Any], x: dict[str, Any]):
-  """One case of verl: `function` is a key of its registry of policy losses, or the name of a function."""
+  """Runs one case of verl.
+
+  `function` is a key of verl's registry of policy losses, or the name of a function.
+  """
   import torch
 
   settings, mask, function = dict(case["settings"]), x["mask"], case["function"]
@@ -132,7 +143,7 @@ def run_verl(core, case: dict[str, Any], x: dict[str, Any]):
 
 
 class Accelerator:
-  """One process."""
+  """Accelerator of a single process."""
 
   num_processes = 1
   sync_gradients = True
@@ -145,7 +156,7 @@ class Accelerator:
 
 
 def run_trl(trainers, case: dict[str, Any], x: dict[str, Any]):
-  """One case of TRL: `function` is the trainer; settings are the fields of its config."""
+  """Runs one case of TRL: `function` is the trainer, and settings are fields of its config."""
   import torch
 
   s = {
@@ -290,13 +301,16 @@ TRL_CASES = {
 
 
 def rows_of(peer: str, name: str) -> list[int]:
-  """Rows of the inputs: TRL and verl's GMPO count rows without a counted token, and do so here only where the case is about that."""
+  """Returns the rows of the inputs that a case uses.
+
+  TRL and verl's GMPO count rows without a counted token, so only cases about such rows contain one.
+  """
   keeps_all = name.endswith("with-an-empty-row") or (peer == "verl" and not name.startswith("geo-mean"))
   return [0, 1, 2, 3, 4] if keeps_all else WITHOUT_EMPTY
 
 
 def changed(name: str, arrays: dict[str, Any]) -> dict[str, Any]:
-  """The inputs of the cases that are about one unusual number."""
+  """Changes the inputs of the cases that are about one unusual number."""
   if name == "kl-k3-far-from-the-reference":
     arrays["ref_logprobs"][0][0] = arrays["logprobs"][0][0] + 5.0
   if name == "vespo-zero-advantage":
@@ -305,12 +319,12 @@ def changed(name: str, arrays: dict[str, Any]) -> dict[str, Any]:
 
 
 def inputs_of(case: dict[str, Any], name: str, inputs: dict[str, Any]) -> dict[str, Any]:
-  """The arrays of a case, as lists: for the peers here, and for ours in the test."""
+  """Returns the arrays of a case as lists, for the peers here and for this package in the test."""
   return changed(name, {field: [list(rows[i]) for i in case["rows"]] for field, rows in inputs[case["inputs"]].items()})
 
 
 def all_cases() -> dict[str, dict[str, dict[str, Any]]]:
-  """By peer and name: function, settings in the peer's own words, inputs, rows."""
+  """Returns the cases by peer and name, with settings under the peer's own names."""
   return {
     peer: {
       name: {"function": function, "settings": settings, "inputs": inputs, "rows": rows_of(peer, name)}
@@ -321,7 +335,7 @@ def all_cases() -> dict[str, dict[str, dict[str, Any]]]:
 
 
 def record(verl: pathlib.Path, trl: pathlib.Path) -> dict[str, Any]:
-  """Loss, gradient and metrics of every case."""
+  """Records loss, gradient and metrics of every case."""
   import torch
 
   inputs = json.loads(GOLDEN.read_text(encoding="utf-8"))["inputs"]
@@ -342,7 +356,7 @@ def record(verl: pathlib.Path, trl: pathlib.Path) -> dict[str, Any]:
 if __name__ == "__main__":
   from tests.objectives.reference import dumps
 
-  found = (pathlib.Path(sys.argv[1]) / "version" / "version").read_text().strip()
-  assert found == VERSIONS["verl"], found
+  version = (pathlib.Path(sys.argv[1]) / "version" / "version").read_text().strip()
+  assert version == VERSIONS["verl"], version
   PEERS.write_text(dumps(record(*map(pathlib.Path, sys.argv[1:3]))), encoding="utf-8")
   print(f"{PEERS.name}: {PEERS.stat().st_size} bytes")

@@ -1,10 +1,12 @@
-"""The reference: every objective as scalar loops over Python floats, written from the formulas, and the table of cases they give.
+"""Reference: every objective as scalar loops over Python floats, and the table of golden cases.
 
   python -m tests.objectives.reference     writes jaxrl_llm/objectives/golden.json
 
-Nothing here imports the package, so that the two can disagree. An objective is a ratio x a gate x weights here too, but each slot is a
-loop over the tokens of one sequence, and its gradient is a closed form, not autodiff. `at` holds the log-probabilities at which a
-stop-gradient is evaluated: differences in the log-probabilities with `at` held fixed give the gradient that a method means.
+The loops are written from the formulas. Nothing here imports the package, so that the two can
+disagree. Here too an objective is a ratio x a gate x weights, but each slot is a loop over the
+tokens of one sequence, and its gradient is a closed form instead of autodiff. `at` holds the
+log-probabilities at which stop-gradients are evaluated. Finite differences in the log-probabilities
+with `at` held fixed give the gradient that a method intends.
 """
 
 import json
@@ -17,7 +19,7 @@ from typing import Any, NamedTuple
 GOLDEN = pathlib.Path(__file__).resolve().parents[2] / "jaxrl_llm" / "objectives" / "golden.json"
 
 # ---------------------------------------------------------------------------------------------------------------------------------------
-# Every default, written down a second time: a changed default fails the test.
+# Every default, written down a second time, so that a changed default fails the test.
 # ---------------------------------------------------------------------------------------------------------------------------------------
 
 COMMON = {"kl_coef": 0.0, "kl_estimator": "k3", "entropy_coef": 0.0, "max_tokens": None}
@@ -63,7 +65,7 @@ GATE_PAPERS = {
   "kl_ball": {"delta_low": 0.05, "delta_high": 0.05, "ratio_cap": 20.0},
   "prefix_budget": {"delta": 0.15, "w_min": 0.8, "budget": 0.02},
 }
-"""What `custom` takes for a gate's setting that is None."""
+"""Values that `custom` uses for settings of a gate that are None."""
 
 METHODS = {
   "ppo": ("token", "hard"),
@@ -87,7 +89,7 @@ METHODS = {
   "minpro": ("prefix_min", "capped"),
   "maspo": ("token", "gaussian"),
 }
-"""Ratio and gate of each objective, keys of `RATIOS` and `GATES` below; `custom` brings its own."""
+"""Ratio and gate of each objective, as keys of `RATIOS` and `GATES`; `custom` has its own."""
 
 
 # ---------------------------------------------------------------------------------------------------------------------------------------
@@ -96,20 +98,23 @@ METHODS = {
 
 
 class Bounds:
-  """Every comparison goes through here, so that a case can prove how far it stays from the nearest bound."""
+  """Comparisons with bounds, which record the distance of a case from the nearest bound."""
 
   def __init__(self):
     self.margin = math.inf
 
   def above(self, x: float, bound: float) -> bool:
-    """Whether x > bound."""
+    """Returns whether x > bound."""
     if math.isfinite(bound):
       self.margin = min(self.margin, abs(x - bound))
     return x > bound
 
 
 class Tokens(NamedTuple):
-  """The counted tokens of one sequence, one number a token; `log_ratio` and `log_ratio_at` are at the ratio's level."""
+  """Counted tokens of one sequence, one number per token.
+
+  `log_ratio` and `log_ratio_at` are at the ratio's level.
+  """
 
   logprobs: list[float]
   at: list[float]
@@ -120,7 +125,11 @@ class Tokens(NamedTuple):
 
 
 class Term(NamedTuple):
-  """A token's surrogate, its slope in the log-ratio and in the token's own log-probability, and whether a clip binds (None: no clip)."""
+  """A token's surrogate and its slopes.
+
+  The slopes are in the log-ratio and in the token's own log-probability. `clipped` says whether a
+  clip binds; None means that there is no clip.
+  """
 
   value: float
   by_log_ratio: float = 0.0
@@ -129,7 +138,7 @@ class Term(NamedTuple):
 
 
 class Result(NamedTuple):
-  """What a case holds."""
+  """Results of a case."""
 
   loss: float
   grad_logprobs: list[list[float]]
@@ -139,7 +148,8 @@ class Result(NamedTuple):
 
 
 # ---------------------------------------------------------------------------------------------------------------------------------------
-# Ratios: (settings, token log-ratios, the same at the stop-gradients, advantages, bounds) -> (log-ratios, Jacobian, clipped)
+# Ratios: (settings, token log-ratios, those at the stop-gradients, advantages, bounds) ->
+# (log-ratios, Jacobian, clipped)
 # ---------------------------------------------------------------------------------------------------------------------------------------
 
 
@@ -148,36 +158,36 @@ def diagonal(entries):
 
 
 def token(s, z, z_at, advantages, bounds):
-  """log r_t = z_t."""
+  """Computes log r_t = z_t."""
   return list(z), diagonal([1.0] * len(z)), None
 
 
 def unit(s, z, z_at, advantages, bounds):
-  """r_t = 1 with the gradient of log π."""
+  """Computes r_t = 1 with the gradient of log π."""
   return [a - b for a, b in zip(z, z_at)], diagonal([1.0] * len(z)), None
 
 
 def sequence(s, z, z_at, advantages, bounds):
-  """log s = mean of z."""
+  """Computes log s, the mean of z."""
   n = len(z)
   return [math.fsum(z) / n] * n, [[1 / n] * n for _ in z], None
 
 
 def sequence_token(s, z, z_at, advantages, bounds):
-  """log s_t = sg[log s] + z_t − sg[z_t]."""
+  """Computes log s_t = sg[log s] + z_t − sg[z_t]."""
   mean = math.fsum(z_at) / len(z)
   return [mean + a - b for a, b in zip(z, z_at)], diagonal([1.0] * len(z)), None
 
 
 def product(s, z, z_at, advantages, bounds):
-  """log ρ = Σ z, bounded at ±20."""
+  """Computes log ρ = Σ z, bounded at ±20."""
   n, total = len(z), math.fsum(z)
   inside = not bounds.above(abs(total), 20.0)
   return [min(max(total, -20.0), 20.0)] * n, [[float(inside)] * n for _ in z], None
 
 
 def clipped_mean(s, z, z_at, advantages, bounds):
-  """log g = mean of z clipped on the side of the advantage."""
+  """Computes log g, the mean of z clipped on the side of the advantage."""
   n, bounded, clipped = len(z), [], []
   for x, advantage in zip(z, advantages):
     if bounds.above(advantage, 0):
@@ -190,7 +200,7 @@ def clipped_mean(s, z, z_at, advantages, bounds):
 
 
 def prefix_min(s, z, z_at, advantages, bounds):
-  """z_t + min over j < t of z_j; the first token has z_1 alone."""
+  """Computes z_t + min over j < t of z_j; the first token has only z_1."""
   log_ratio, jacobian = [], diagonal([1.0] * len(z))
   for t, x in enumerate(z):
     least = min(range(t), key=lambda j: z[j]) if t else None
@@ -212,17 +222,17 @@ RATIOS = {
 
 
 # ---------------------------------------------------------------------------------------------------------------------------------------
-# Gates: (settings, tokens, bounds) -> a Term a token
+# Gates: (settings, tokens, bounds) -> one Term per token
 # ---------------------------------------------------------------------------------------------------------------------------------------
 
 
 def none(s, q, bounds):
-  """r·A."""
+  """Computes r·A."""
   return [Term(math.exp(x) * a, math.exp(x) * a) for x, a in zip(q.log_ratio, q.advantages)]
 
 
 def hard(s, q, bounds):
-  """min(r·A, clip(r)·A), and at least dual_clip·A where A < 0."""
+  """Computes min(r·A, clip(r)·A), which is at least dual_clip·A if A < 0."""
   terms, low, high = [], 1 - s["clip_low"], 1 + s["clip_high"]
   for x, a in zip(q.log_ratio, q.advantages):
     r = math.exp(x)
@@ -237,7 +247,7 @@ def hard(s, q, bounds):
 
 
 def soft(s, q, bounds):
-  """(4/τ)·σ(τ(r − 1))·A."""
+  """Computes (4/τ)·σ(τ(r − 1))·A."""
   terms = []
   for x, a in zip(q.log_ratio, q.advantages):
     r, tau = math.exp(x), s["tau_pos"] if bounds.above(a, 0) else s["tau_neg"]
@@ -246,7 +256,7 @@ def soft(s, q, bounds):
 
 
 def capped(s, q, bounds):
-  """sg[clip(r)]·A·log π."""
+  """Computes sg[clip(r)]·A·log π."""
   terms, low, high = [], 1 - s.get("clip_low", 1.0), 1 + s["clip_high"]
   for x, a, logprob in zip(q.log_ratio_at, q.advantages, q.logprobs):
     r = math.exp(x)
@@ -257,7 +267,7 @@ def capped(s, q, bounds):
 
 
 def gamma(s, q, bounds):
-  """sg[ρ^k·exp(λ(1 − ρ))]·A·log π."""
+  """Computes sg[ρ^k·exp(λ(1 − ρ))]·A·log π."""
   terms = []
   for x, a, logprob in zip(q.log_ratio_at, q.advantages, q.logprobs):
     k, lam = (s["k_pos"], s["lambda_pos"]) if bounds.above(a, 0) else (s["k_neg"], s["lambda_neg"])
@@ -278,7 +288,10 @@ def _inside_a_ball(s, q, bounds, outside):
 
 
 def total_variation(s, q, bounds):
-  """sg[min(r, cap)·keep]·A·log π; dropped where π has moved by more than delta in the advantage's direction."""
+  """Computes sg[min(r, cap)·keep]·A·log π.
+
+  A token is dropped if π has moved by more than delta in the advantage's direction.
+  """
 
   def outside(pi, mu, a):
     return bounds.above(pi - mu, s["delta_high"]) if bounds.above(a, 0) else bounds.above(mu - pi, s["delta_low"])
@@ -287,7 +300,7 @@ def total_variation(s, q, bounds):
 
 
 def binary_kl(s, q, bounds):
-  """The same with the divergence KL(μ‖π) of the event "this token"."""
+  """Computes `total_variation` with the divergence KL(μ‖π) of the event "this token" instead."""
 
   def outside(pi, mu, a):
     divergence = mu * math.log(mu / pi) + (1 - mu) * math.log((1 - mu) / (1 - pi))
@@ -299,7 +312,7 @@ def binary_kl(s, q, bounds):
 
 
 def quantile(xs, q):
-  """The linearly interpolated quantile."""
+  """Computes a linearly interpolated quantile."""
   ordered, place = sorted(xs), q * (len(xs) - 1)
   low = math.floor(place)
   high = min(low + 1, len(xs) - 1)
@@ -307,7 +320,11 @@ def quantile(xs, q):
 
 
 def prefix_budget(s, q, bounds):
-  """r·A·keep; a token that moves on is kept where its weighted divergence fits what the tokens before it have left."""
+  """Computes r·A·keep.
+
+  A token that moves further away is kept if its weighted divergence fits into the budget that the
+  tokens before it have left.
+  """
   n, terms = len(q.at), []
   divergences = [abs(math.exp(at) - math.exp(anchor)) for at, anchor in zip(q.at, q.anchor)]
   allowance = min(max(quantile(divergences, 0.9), s["budget"]), 2 * s["budget"])
@@ -324,7 +341,11 @@ def prefix_budget(s, q, bounds):
 
 
 def gaussian(s, q, bounds):
-  """sg[F]·r·A; F falls as a Gaussian once the ratio has passed 1 in the advantage's direction, narrower for likely tokens."""
+  """Computes sg[F]·r·A.
+
+  F falls as a Gaussian once the ratio has passed 1 in the advantage's direction. The Gaussian is
+  narrower for likely tokens.
+  """
   terms = []
   for x, x_at, a, anchor in zip(q.log_ratio, q.log_ratio_at, q.advantages, q.anchor):
     r, factor, width = math.exp(x_at), 1.0, s["sigma"] * math.exp(anchor) ** -s["alpha"]
@@ -332,7 +353,7 @@ def gaussian(s, q, bounds):
       overshoots, width = r > 1, width * (1 + s["beta"] * a)
     else:
       overshoots, width = r < 1, width / (1 - s["beta"] * a)
-    if overshoots:  # F is 1 at r = 1 on both sides: no bound to keep away from.
+    if overshoots:  # F is 1 at r = 1 on both sides, so this is no bound to avoid.
       factor = math.exp(-((r - 1) ** 2) / (2 * width**2))
     terms.append(Term(factor * math.exp(x) * a, factor * math.exp(x) * a))
   return terms
@@ -356,7 +377,7 @@ GATES = {
 
 
 def kl(estimator, logprob, at, ref, anchor):
-  """Value and slope of a one-sample estimate of KL(π‖π_ref); x = log π − log π_ref."""
+  """Returns value and slope of a one-sample estimate of KL(π‖π_ref), with x = log π − log π_ref."""
   x, x_at = logprob - ref, at - ref
   k3 = math.exp(-x) - 1 + x
   r = math.exp(logprob - anchor)
@@ -364,7 +385,7 @@ def kl(estimator, logprob, at, ref, anchor):
     "k1": (x, 1.0),
     "k2": (x * x / 2, x),
     "k3": (k3, 1 - math.exp(-x)),
-    # The value of one estimator with the gradient of k2.
+    # These have the value of one estimator and the gradient of k2.
     "k1+": (x_at + (x * x - x_at * x_at) / 2, x),
     "k3+": (math.exp(-x_at) - 1 + x_at + (x * x - x_at * x_at) / 2, x),
     # The ratio is differentiated too: k3·r + (1 − u)·r = r·x.
@@ -373,7 +394,10 @@ def kl(estimator, logprob, at, ref, anchor):
 
 
 def reference(name: str, settings: dict[str, Any], inputs: dict[str, list[list[float]]], at=None) -> Result:
-  """Loss, closed-form gradients and clip fraction of one batch; stop-gradients are evaluated at `at`, by default the log-probabilities."""
+  """Computes loss, closed-form gradients and clip fraction of one batch.
+
+  Stop-gradients are evaluated at `at`, by default the log-probabilities.
+  """
   s, bounds = PAPERS[name] | settings, Bounds()
   if name == "custom":
     s |= {key: x for key, x in GATE_PAPERS.get(s["gate"], {}).items() if s[key] is None}
@@ -447,18 +471,25 @@ def reference(name: str, settings: dict[str, Any], inputs: dict[str, list[list[f
 
 MASK = [
   [1, 1, 1, 1, 1, 0],
-  [0, 1, 1, 0, 1, 1],  # A prompt token in front, a tool's output in the middle.
+  [0, 1, 1, 0, 1, 1],  # A prompt token first, a tool's output in the middle.
   [1, 0, 0, 0, 0, 0],
   [0, 0, 0, 0, 0, 0],
   [1, 1, 1, 1, 1, 1],
 ]
 MARGIN = 1e-5
-"""No case comes nearer to a bound than this, in the bound's own units: float32 and another order of sums decide as float64 does."""
+"""Minimum distance of every case from a bound, in the bound's own units.
+
+It lets float32 and other orders of summation decide as float64 does.
+"""
 
 
 def make_inputs(seed: int, spread: float, level: str, digits: int) -> dict[str, list[list[float]]]:
-  """Batch with log-ratios of about `spread`; plausible numbers stand off the mask too, so that a reader who forgets it fails."""
-  # Python's own uniform draws, whose stream is promised not to change; rounded, so that the file shows all of them.
+  """Makes a batch with log-ratios of about `spread`.
+
+  Values outside the mask are plausible, so that an implementation that ignores the mask fails.
+  """
+  # Python guarantees that the stream of its uniform draws does not change. Values are rounded, so
+  # that the file shows them in full.
   uniform = random.Random(seed).random
   shape = [range(len(MASK[0]))] * len(MASK)
 
@@ -491,9 +522,13 @@ def make_inputs(seed: int, spread: float, level: str, digits: int) -> dict[str, 
 
 
 def all_inputs() -> dict[str, dict[str, list[list[float]]]]:
-  """Three batches: far from the old policy with an advantage a token, nearer with one a sequence, and very near."""
+  """Makes three batches: far from the old policy, near it and very near it.
+
+  The far one has one advantage per token, the others one per sequence.
+  """
   far = make_inputs(seed=1, spread=0.9, level="token", digits=4)
-  # Outliers, so that the widest default caps bind as well: r = 22 and π/μ = 33 with A < 0, r = 1/12, and π_old/μ = 8 with A > 0.
+  # Outliers make even the widest default caps bind: r = 22 and π/μ = 33 with A < 0, r = 1/12, and
+  # π_old/μ = 8 with A > 0.
   for (b, t), logprob, old, sampler, advantage in (
     ((4, 2), -0.4, -3.5, -3.9, -0.8), ((4, 4), -3.3, -0.8, -0.9, 0.7), ((0, 3), -0.45, -0.5, -2.6, 1.1),
   ):  # fmt: skip
@@ -512,7 +547,7 @@ REGULARISED = {
   "rloo": "k3", "reinforce_plus_plus": "k2", "cispo": "k3+", "gmpo": "k1+", "minirl": "weighted_k3", "luspo": "k2", "vespo": "k3",
   "dppo_tv": "weighted_k3", "dppo_kl": "k1", "cppo": "k2", "minpro": "k3", "maspo": "k1+", "custom": "k3+",
 }  # fmt: skip
-"""The KL estimator that each objective's case with penalties has: all of them, spread over the objectives."""
+"""KL estimator of each objective's case with penalties; together the cases have all estimators."""
 
 CHANGES: dict[str, list[dict[str, Any]]] = {
   "ppo": [
@@ -546,11 +581,12 @@ CHANGES: dict[str, list[dict[str, Any]]] = {
     {"ratio": "product", "gate": "none", "weights": "sequence_mean"},
   ],
 }
-"""Settings beside the defaults."""
+"""Further settings of each objective, in addition to the defaults."""
 
 
 FURTHER: list[tuple[str, dict[str, Any], str]] = [
-  # Found by search: these two tell CPPO's rule from 20 slips in it (another quantile, sums that include the token, T for T − 1, ...).
+  # These two were found by search. They tell CPPO's rule from 20 slips in it (another quantile,
+  # sums that include the token, T for T − 1, ...).
   ("cppo", {"delta": 0.00067, "w_min": 0.81, "budget": 0.00065}, "very_near"),
   ("cppo", {"delta": 0.00043, "w_min": 0.55, "budget": 0.00039}, "very_near"),
   ("custom", {"ratio": "none", "gate": "none"}, "far"),
@@ -564,17 +600,17 @@ FURTHER: list[tuple[str, dict[str, Any], str]] = [
   ("custom", {"gate": "prefix_budget", "w_min": 0.5}, "far"),
   ("custom", {"dual_clip": 1.5, "clip_low": 0.1}, "far"),
 ]
-"""Cases of one batch only."""
+"""Cases on a single batch."""
 
 
 def all_cases() -> list[tuple[str, dict[str, Any], str]]:
-  """(objective, settings that are not its defaults, batch) of each case."""
+  """Returns each case's objective, its settings that differ from the defaults, and its batch."""
   cases = []
   for name in PAPERS:
     cases += [(name, {}, batch) for batch in ("far", "near", "very_near")] if name != "sft" else [(name, {}, "far")]
     cases += [(name, changes, batch) for changes in CHANGES.get(name, []) for batch in (("far", "near") if name != "sft" else ("far",))]
     if name != "sft":
-      # Penalties come with another way to weigh, whose share they must have too.
+      # Cases with penalties have other weights, which must apply to the penalties too.
       constant = {"weights": "token_mean"} if name == "dr_grpo" else {"weights": "constant", "max_tokens": 7}
       cases.append((name, {"kl_coef": 0.3, "kl_estimator": REGULARISED.get(name, "k3"), "entropy_coef": 0.01, **constant}, "near"))
       other = {"token_mean": "sequence_sum", "sequence_sum": "sequence_mean"}.get(PAPERS[name]["weights"], "token_mean")
@@ -583,7 +619,7 @@ def all_cases() -> list[tuple[str, dict[str, Any], str]]:
 
 
 def reads(name: str, settings: dict[str, Any]) -> list[str]:
-  """The inputs that decide a case, the critic's apart."""
+  """Returns the inputs that decide a case, except for the critic's."""
   s = PAPERS[name] | settings
   if name == "sft":
     return ["mask", "logprobs"]
@@ -596,11 +632,11 @@ def reads(name: str, settings: dict[str, Any]) -> list[str]:
 
 
 def table() -> dict[str, Any]:
-  """The whole of golden.json."""
+  """Computes the contents of golden.json."""
   inputs, objectives = all_inputs(), {name: {"defaults": defaults, "cases": []} for name, defaults in PAPERS.items()}
   for name, settings, batch in all_cases():
     fields = reads(name, settings)
-    # PPO's policy term stands alone too, for those who keep the critic elsewhere.
+    # PPO also has cases without the critic, for implementations that keep it elsewhere.
     alone = [] if any(key.startswith("value_") for key in settings) else [[]]
     for critic in [*alone, *([["values", "old_values", "returns"]] if (PAPERS[name] | settings).get("value_coef") else [])]:
       result = reference(name, settings, {field: inputs[batch][field] for field in fields + critic})
@@ -613,9 +649,15 @@ def table() -> dict[str, Any]:
 
 
 def dumps(tree: Any) -> str:
-  """JSON with a line a row of an array; floats as Python's repr, which reads back to the same number."""
+  """Formats JSON with one line per row of an array.
+
+  Floats have Python's repr, which reads back as the same number.
+  """
   text = json.dumps(tree, indent=1, allow_nan=False, ensure_ascii=False)
-  return re.sub(r"\[([^\[\]{}]*)\]", lambda found: "[" + ", ".join(x.strip() for x in found[1].split(",")) + "]", text) + "\n"
+  return (
+    re.sub(r"\[([^\[\]{}]*)\]", lambda match: "[" + ", ".join(x.strip() for x in match[1].split(",")) + "]", text)
+    + "\n"
+  )
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What experiments/README.md says about adding an objective is true: its code runs, and is DRPO (arXiv:2606.09821)."""
+"""The objective that experiments/README.md adds: its code runs and is DRPO (arXiv:2606.09821)."""
 
 import functools
 import pathlib
@@ -27,8 +27,8 @@ def scope():
 
 
 @pytest.mark.parametrize("width", [12.5, 0.4])
-def test_its_weight_is_one_less_the_shift_of_probability(x64, make_batch, width):
-  """C/r = 1 − sign(A·(r − 1))·|π − μ|/width, of the one in README and of the same gate in `custom`."""
+def test_its_weight_is_one_minus_the_scaled_shift_of_probability(x64, make_batch, width):
+  """C/r = 1 − sign(A·(r − 1))·|π − μ|/width, for README's objective and its gate in `custom`."""
   batch = {key: make_batch()[key] for key in ("logprobs", "old_logprobs", "advantages", "mask")}
   logprobs = batch.pop("logprobs")
   for objective in (scope()["drpo"](width=width), make("custom", gate=scope()["quadratic_pull"](width))):
@@ -52,13 +52,16 @@ def test_it_has_what_every_objective_has(make_batch):
 
 
 def test_a_response_cut_by_the_budget_can_be_left_out(x64, make_batch):
-  """With mask 0 on all its tokens its gradient is 0, and it leaves the denominators: the loss is that of the batch without its row."""
+  """With mask 0 on all tokens its gradient is 0 and the denominators exclude it.
+
+  The loss is that of the batch without its row.
+  """
   batch = {key: make_batch()[key] for key in ("logprobs", "old_logprobs", "advantages", "mask")}
   filtered = batch | {"mask": batch["mask"] * (np.arange(4) != 3)[:, None]}
   for name in ("grpo", "dapo", "gspo", "dr_grpo"):
     objective = make(name, **({"kl_coef": 0.0} if name == "grpo" else {}))
     loss = lambda x, o=objective, b=filtered: value(o, **(b | {"logprobs": x}))[0]
-    found, grad = jax.jit(jax.value_and_grad(loss))(filtered["logprobs"])
+    actual, grad = jax.jit(jax.value_and_grad(loss))(filtered["logprobs"])
     expected, _ = value(objective, **{key: x[:3] for key, x in batch.items()})
-    np.testing.assert_allclose(found, expected, rtol=1e-12)
+    np.testing.assert_allclose(actual, expected, rtol=1e-12)
     assert not np.any(grad[3]) and np.any(grad[:3])

@@ -1,4 +1,4 @@
-"""Bradley-Terry on packed pairs, against float64 loops over pairs that nobody packed."""
+"""Bradley-Terry on packed pairs, against float64 loops over unpacked pairs."""
 
 import jax
 import jax.numpy as jnp
@@ -17,12 +17,12 @@ def packed():
 
 
 def exact(batch):
-  """On the device, in float64."""
+  """Places a batch on the device, in float64."""
   return jax.tree.map(lambda x: jnp.asarray(x, jnp.float64 if x.dtype.kind == "f" else x.dtype), batch)
 
 
 def scores_of_ends(values, batch, layout):
-  """r_c and r_r of each pair, read at its last tokens by the lengths alone."""
+  """Returns r_c and r_r of each pair, read at the last tokens by the lengths alone."""
   rows = zip(PAIRS, layout.rows, layout.slots, strict=True)
   ends = [(row, slots[len(pair.chosen) - 1], slots[-1]) for pair, row, slots in rows]
   return np.array([[values[row, c], values[row, r]] for row, c, r in ends])
@@ -38,8 +38,8 @@ def golden(values, batch, layout, center_coef):
 def loss_of(objective, batch):
   def loss(values):
     outputs = PolicyOutputs(jnp.zeros_like(values), values=values)
-    found, metrics = objective.token_loss(outputs, batch)
-    return jnp.sum(objective.weigh(batch.mask, batch.segments) * found), metrics
+    losses, metrics = objective.token_loss(outputs, batch)
+    return jnp.sum(objective.weigh(batch.mask, batch.segments) * losses), metrics
 
   return loss
 
@@ -50,8 +50,8 @@ def test_the_loss_is_that_of_the_definition(center_coef):
   batch, layout = packed()
   batch = exact(batch)
   values = 0.3 * np.random.default_rng(0).standard_normal(batch.tokens.shape)
-  found, metrics = loss_of(bradley_terry(center_coef=center_coef), batch)(jnp.asarray(values))
-  np.testing.assert_allclose(found, golden(values, batch, layout, center_coef), rtol=1e-12)
+  loss, metrics = loss_of(bradley_terry(center_coef=center_coef), batch)(jnp.asarray(values))
+  np.testing.assert_allclose(loss, golden(values, batch, layout, center_coef), rtol=1e-12)
   chosen, rejected = scores_of_ends(values, batch, layout).T
   host = jax.device_get(batch)
   np.testing.assert_allclose(of_pairs(np.asarray(metrics["reward_model/margin"]), host, layout), chosen - rejected, rtol=1e-6)
@@ -59,7 +59,7 @@ def test_the_loss_is_that_of_the_definition(center_coef):
 
 
 @pytest.mark.usefixtures("x64")
-def test_the_gradient_raises_the_chosen_and_lowers_the_rejected_at_their_ends_alone():
+def test_the_gradient_raises_the_chosen_and_lowers_the_rejected_only_at_their_ends():
   batch, layout = packed()
   batch = exact(batch)
   values = np.random.default_rng(1).standard_normal(batch.tokens.shape)

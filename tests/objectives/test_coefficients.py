@@ -1,6 +1,7 @@
-"""The universal gradient: every method is −Σ w·sg[C·A]·∇log π with a coefficient C of its own, here in NumPy, one line a method.
+"""The universal gradient: every method is −Σ w·sg[C·A]·∇log π with its own coefficient C.
 
-C is for one advantage a response in the methods that weigh a response as a whole.
+The coefficients are written in NumPy, mostly in a line or two per method. In methods that weigh a
+response as a whole, C is for one advantage per response.
 """
 
 import inspect
@@ -17,7 +18,7 @@ HOLES = ((3, 2), (4, 0), (5, 3))
 
 
 def hard(ratio, a, low, high, dual_clip=None):
-  """The ratio where no clip binds, else 0."""
+  """Returns the ratio where no clip binds, else 0."""
   binds = ((a > 0) & (ratio > 1 + high)) | ((a < 0) & (ratio < 1 - low))
   return np.where(binds | ((a < 0) & (ratio > (dual_clip or np.inf))), 0, ratio)
 
@@ -31,7 +32,7 @@ def sequence_clip(y, s):
 
 
 def product_clip(y, s):
-  # ρ stands at each of |y| tokens and depends on all of them: their equal weights add up.
+  # Each of the |y| tokens has ρ, which depends on all of them, so their equal weights add up.
   return len(y.z) * hard(np.exp(np.full_like(y.z, y.z.sum())), y.a, s.clip_low, s.clip_high, s.dual_clip)
 
 
@@ -123,10 +124,11 @@ COEFFICIENTS = {
   "sft": lambda y, s: 1 / y.a,
 }
 
-# One advantage a response; all others take one a token.
+# These take one advantage per response; all others take one per token.
 WHOLE_RESPONSE = ("gspo", "luspo", "rloo", "gmpo")
 
-# Settings under which the gate does its work on responses this short and ratios this wide; else the paper's.
+# Settings under which the gates act on such short responses and wide ratios. Other methods have the
+# paper's.
 NARROW = {
   "ppo": {"dual_clip": 1.3},
   "gspo": {"clip_low": 0.05, "clip_high": 0.1},
@@ -148,12 +150,12 @@ CASES = [(name, {}) for name in COEFFICIENTS] + list(NARROW.items())
 
 
 def coefficients(name, changes, batch):
-  """C at each token, 0 off the mask."""
+  """Returns C at each token, 0 outside the mask."""
   defaults = {key: parameter.default for key, parameter in inspect.signature(OBJECTIVES[name]).parameters.items()}
   settings = SimpleNamespace(**(defaults | changes))
   sampled = getattr(settings, "anchor", "old") == "sampler"
   anchor = batch["sampler_logprobs" if sampled else "old_logprobs"]
-  found = np.zeros(batch["mask"].shape)
+  values = np.zeros(batch["mask"].shape)
   for row, counted in enumerate(batch["mask"] > 0):
     take = lambda x, row=row, counted=counted: x[row, counted]
     response = SimpleNamespace(
@@ -164,8 +166,8 @@ def coefficients(name, changes, batch):
       anchor=take(anchor),
       z=take(batch["logprobs"] - anchor),
     )
-    found[row, counted] = COEFFICIENTS[name](response, settings)
-  return found
+    values[row, counted] = COEFFICIENTS[name](response, settings)
+  return values
 
 
 @pytest.fixture
@@ -182,7 +184,7 @@ def batch(make_batch):
 
 
 def test_the_table_names_objectives():
-  """One that has no row yet is checked by its closed form in `reference.py` alone."""
+  """An objective without a row is checked only by its closed form in `reference.py`."""
   assert set(COEFFICIENTS) <= set(OBJECTIVES)
 
 
@@ -192,10 +194,15 @@ def test_the_gradient_is_the_coefficient_times_the_advantage_times_the_score(x64
   expected = coefficients(name, changes, arrays)
   weights = np.asarray(make(name, **changes).weigh(jnp.asarray(arrays["mask"]), None))
   arrays = {key: x for key, x in arrays.items() if key not in ("values", "returns", "old_values", "entropy")}
-  found = evaluate(name, arrays, wanted=("gate/", "actor/pg_clipfrac") if changes else (), **(penalties_off(name) | changes))
-  np.testing.assert_allclose(found.grads["logprobs"], -weights * expected * arrays["advantages"], rtol=1e-10, atol=1e-16)
+  evaluation = evaluate(
+    name, arrays, wanted=("gate/", "actor/pg_clipfrac") if changes else (), **(penalties_off(name) | changes)
+  )
+  np.testing.assert_allclose(
+    evaluation.grads["logprobs"], -weights * expected * arrays["advantages"], rtol=1e-10, atol=1e-16
+  )
 
-  # And C is what the gate reports, as far as it is the gate's: a mismatch weighs beside it, and a product's tokens add up behind it.
+  # The gate reports its own part of C. A mismatch is a further weight, and the tokens of a product
+  # add up after the gate.
   if changes:
     aside = np.where(arrays["mask"] > 0, 1.0, np.nan)
     if name == "minirl":
@@ -205,9 +212,14 @@ def test_the_gradient_is_the_coefficient_times_the_advantage_times_the_score(x64
     reported = expected / aside
     statistics = {"mean": np.nanmean, "min": np.nanmin, "max": np.nanmax, "p99": lambda x: np.nanquantile(x, 0.99)}
     for statistic, of in statistics.items():
-      np.testing.assert_allclose(found.metrics[f"gate/{statistic}"], of(reported), rtol=1e-10, atol=1e-15, err_msg=statistic)
-    # What a hard bound ends is what the clip fraction counts; `cispo` and `minpro` bound the weight and end nothing.
-    if "actor/pg_clipfrac" in found.metrics and name not in ("cispo", "minpro"):
-      ended = found.metrics["actor/pg_clipfrac"] + (found.metrics["actor/pg_clipfrac_lower"] if changes.get("dual_clip") else 0)
+      np.testing.assert_allclose(
+        evaluation.metrics[f"gate/{statistic}"], of(reported), rtol=1e-10, atol=1e-15, err_msg=statistic
+      )
+    # The clip fraction counts the gradients that a hard bound ends. `cispo` and `minpro` bound the
+    # weight and end none.
+    if "actor/pg_clipfrac" in evaluation.metrics and name not in ("cispo", "minpro"):
+      ended = evaluation.metrics["actor/pg_clipfrac"] + (
+        evaluation.metrics["actor/pg_clipfrac_lower"] if changes.get("dual_clip") else 0
+      )
       np.testing.assert_allclose(ended, np.mean(reported[arrays["mask"] > 0] == 0), rtol=1e-12)
       assert 0 < ended < 1

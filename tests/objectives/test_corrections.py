@@ -1,4 +1,4 @@
-"""Corrections as wrappers: the weights against the peers' own, no-ops, no gradient, composition, and exactness under any split."""
+"""Corrections as wrappers: weights against the peers', composition, and exactness under splits."""
 
 import functools
 
@@ -32,7 +32,8 @@ NAMES = ("ppo", "grpo", "dapo", "gspo", "gspo_token", "sapo")
 FAST_COMPILE = {"xla_backend_optimization_level": 0}
 FIELDS = ("mask", "advantages", "old_logprobs", "sampler_logprobs", "ref_logprobs", "returns", "old_values")
 
-# Three responses of 4, 3 and 2 tokens; what verl 0.9.1 and TRL 1.16.0 answered to them stands in the tests.
+# Three responses of 4, 3 and 2 tokens. The tests contain the results of verl 0.9.1 and TRL 1.16.0
+# on them.
 MASK = np.array([[1, 1, 1, 1], [1, 1, 1, 0], [1, 1, 0, 0]], float)
 OLD = np.array([[-1.0, -2.0, -0.5, -3.0], [-0.7, -1.1, -2.5, 9.0], [-1.5, -0.2, 9.0, 9.0]])
 SAMPLER = np.array([[-1.1, -3.0, -0.4, -2.8], [-0.7, -1.2, -4.5, 9.0], [-0.6, -0.3, 9.0, 9.0]])
@@ -66,7 +67,7 @@ every_wrapper = pytest.mark.parametrize("wrapper", WRAPPERS)
 
 
 def as_batch(arrays):
-  """`(PolicyOutputs, TrainBatch)` of a dictionary of arrays."""
+  """Converts a dictionary of arrays to `(PolicyOutputs, TrainBatch)`."""
   arrays = {name: jnp.asarray(x) for name, x in arrays.items()}
   ids = jnp.ones(arrays["mask"].shape, jnp.int32)
   fields = {name: arrays[name] for name in FIELDS if name in arrays}
@@ -91,19 +92,19 @@ def _weights(wrap, with_metrics, outputs, batch):
 
 
 def weights_of(wrap, outputs, batch):
-  """Weight of each token, 0 off the mask."""
+  """Returns the weight of each token, 0 outside the mask."""
   weights, _ = jax.device_get(_weights(wrap, False, outputs._replace(entropy=None, values=None), batch))
   return np.where(batch.mask > 0, weights, 0)
 
 
 def metrics_of(wrap, outputs, batch):
-  """Reduced metrics."""
+  """Returns the reduced metrics."""
   return jax.device_get(_weights(wrap, True, outputs._replace(entropy=None, values=None), batch))[1]
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1), compiler_options=FAST_COMPILE)
 def _evaluate(objective, with_metrics, outputs, batch, weights):
-  # The sampler has a part in weights alone.
+  # The sampler's log-probabilities may only affect weights.
   def loss_fn(outputs, sampler_logprobs):
     losses, metrics = objective.token_loss(outputs, batch._replace(sampler_logprobs=sampler_logprobs))
     return jnp.sum(weights * losses), metrics if with_metrics else {}
@@ -112,21 +113,27 @@ def _evaluate(objective, with_metrics, outputs, batch, weights):
 
 
 def evaluate(objective, outputs, batch, weights=None, *, with_metrics=False):
-  """Loss, token metrics where asked for, and the gradients in the outputs and in the sampler's log-probabilities."""
+  """Computes the loss, the gradients and, on request, the token metrics.
+
+  The gradients are those in the outputs and in the sampler's log-probabilities.
+  """
   if weights is None:
     weights = objective.weigh(batch.mask, batch.segments)
   (loss, metrics), grads = jax.device_get(_evaluate(objective, with_metrics, outputs, batch, weights))
   return loss, metrics, *grads
 
 
-def assert_same_outcome(found, expected):
-  """Loss and gradients, to a rounding or two: a factor of exactly 1 changes no bit, but its program is compiled in another order."""
-  same = functools.partial(np.testing.assert_allclose, rtol=4 * np.finfo(found[0].dtype).eps, atol=0)
-  same(found[0], expected[0])
-  jax.tree.map(same, found[2], expected[2])
+def assert_same_outcome(actual, expected):
+  """Asserts that loss and gradients agree to a rounding or two.
+
+  A factor of exactly 1 changes no bit, but its program may be compiled in another order.
+  """
+  same = functools.partial(np.testing.assert_allclose, rtol=4 * np.finfo(actual[0].dtype).eps, atol=0)
+  same(actual[0], expected[0])
+  jax.tree.map(same, actual[2], expected[2])
 
 
-# What the peers compute -----------------------------------------------------------------------------------------------------------------
+# What the peers compute ---------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -166,7 +173,7 @@ def assert_same_outcome(found, expected):
         [0, 1.105170918075648, 0, 0],
       ],
     ),
-    # verl's rejection by seq_mean_k1; the two agree where high is 1/low.
+    # verl's rejection by seq_mean_k1; the two agree if high is 1/low.
     (functools.partial(geometric_rejection, low=0.8, high=1.25), [[1, 1, 1, 1], [0, 0, 0, 0], [0, 0, 0, 0]]),
     (functools.partial(geometric_rejection, low=0.5, high=2.0), [[1, 1, 1, 1], [0, 0, 0, 0], [1, 1, 0, 0]]),
     # TRL's off-policy mask, from old_per_token_logps and from sampling_per_token_logps.
@@ -245,7 +252,7 @@ def test_metrics_of_the_off_policy_mask(x64):
     np.testing.assert_allclose(metrics[f"off_policy/{name}"], x, rtol=1e-12, err_msg=name)
 
 
-# What the weights are -------------------------------------------------------------------------------------------------------------------
+# What the weights are -----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("level", "cap"), [("token", 1.0), ("token", 2.0), ("sequence", 1.5)])
@@ -280,7 +287,7 @@ def test_the_off_policy_mask_drops_negative_advantages_of_sequences_left_behind(
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_without_mismatch_the_corrections_of_it_are_no_ops(make_batch, name):
+def test_without_a_mismatch_its_corrections_are_no_ops(make_batch, name):
   outputs, batch = as_batch(make_batch())
   batch, outputs = batch._replace(sampler_logprobs=batch.old_logprobs), outputs._replace(values=None, entropy=None)
   objective = make(name)
@@ -299,10 +306,11 @@ def test_weights_scale_the_gradient_and_carry_none(x64, make_batch, wrapper):
   outputs = outputs._replace(values=None, entropy=None)
   weights = weights_of(WRAPPERS[wrapper], outputs, batch)
   assert len(set(weights[batch.mask > 0])) > 1, "the batch must tell tokens apart"
-  plain, found = evaluate(DAPO, outputs, batch), evaluate(WRAPPERS[wrapper](DAPO), outputs, batch)
-  # Dropped tokens stay in the denominators: what is kept has its old gradient, to the last bit of the weight.
-  np.testing.assert_allclose(found[2].logprobs, weights * plain[2].logprobs, rtol=1e-14)
-  np.testing.assert_array_equal(found[3], 0)
+  plain, weighted = evaluate(DAPO, outputs, batch), evaluate(WRAPPERS[wrapper](DAPO), outputs, batch)
+  # Dropped tokens stay in the denominators, so kept tokens have their old gradient, up to the last
+  # bit of the weight.
+  np.testing.assert_allclose(weighted[2].logprobs, weights * plain[2].logprobs, rtol=1e-14)
+  np.testing.assert_array_equal(weighted[3], 0)
 
 
 def test_weights_have_no_gradient_whatever_the_objective_does_with_them(x64):
@@ -317,7 +325,7 @@ def test_weights_have_no_gradient_whatever_the_objective_does_with_them(x64):
 
 
 @every_wrapper
-def test_everything_else_of_an_objective_is_kept(wrapper):
+def test_the_rest_of_an_objective_is_kept(wrapper):
   objective = ppo(kl_coef=0.1, entropy_coef=0.01)
   wrapped = WRAPPERS[wrapper](objective)
   assert wrapped.weigh is objective.weigh and wrapped.value_loss is objective.value_loss
@@ -325,20 +333,20 @@ def test_everything_else_of_an_objective_is_kept(wrapper):
   assert wrapped.needs == objective.needs | added.get(wrapper, {"old_logprobs", "sampler_logprobs"})
 
 
-def test_penalties_and_the_critic_have_no_weight(x64, make_batch):
+def test_penalties_and_the_critic_are_not_weighed(x64, make_batch):
   outputs, batch = as_batch(mismatched(make_batch()))
   objective = ppo(kl_coef=0.1, entropy_coef=0.01)
   wrapped = WRAPPERS["tis"](objective)
-  plain, found = (evaluate(o, outputs, batch, with_metrics=True) for o in (objective, wrapped))
+  plain, weighted = (evaluate(o, outputs, batch, with_metrics=True) for o in (objective, wrapped))
   for field in ("entropy", "values"):
-    np.testing.assert_array_equal(getattr(found[2], field), getattr(plain[2], field))
+    np.testing.assert_array_equal(getattr(weighted[2], field), getattr(plain[2], field))
   for metric in ("actor/kl_loss", "actor/entropy_loss", "critic/vf_loss", "actor/ref_kl"):
-    np.testing.assert_array_equal(found[1][metric], plain[1][metric])
-  assert np.any(found[1]["actor/pg_loss"] != plain[1]["actor/pg_loss"])
-  # A batch that comes with weights keeps them.
+    np.testing.assert_array_equal(weighted[1][metric], plain[1][metric])
+  assert np.any(weighted[1]["actor/pg_loss"] != plain[1]["actor/pg_loss"])
+  # Weights that a batch already has are kept.
   double = batch._replace(importance=jnp.full_like(batch.mask, 2.0))
   doubled = evaluate(wrapped, outputs, double, with_metrics=True)
-  np.testing.assert_allclose(doubled[1]["actor/pg_loss"], 2 * found[1]["actor/pg_loss"], rtol=1e-14)
+  np.testing.assert_allclose(doubled[1]["actor/pg_loss"], 2 * weighted[1]["actor/pg_loss"], rtol=1e-14)
 
 
 def test_weights_multiply(x64, make_batch):
@@ -359,25 +367,25 @@ def test_bypass_is_the_objective_anchored_at_the_sampler(make_batch):
   wrapped = bypass(off_policy_mask(objective, delta=0.0))
   assert wrapped.needs == {"sampler_logprobs"}
   expected = evaluate(off_policy_mask(objective, delta=0.0), outputs, batch._replace(old_logprobs=batch.sampler_logprobs))
-  # Nobody computed the old policy.
-  found = evaluate(wrapped, outputs, batch._replace(old_logprobs=jnp.full_like(batch.mask, jnp.nan)))
-  assert_same_outcome(found, expected)
+  # The log-probabilities under the old policy were not computed.
+  actual = evaluate(wrapped, outputs, batch._replace(old_logprobs=jnp.full_like(batch.mask, jnp.nan)))
+  assert_same_outcome(actual, expected)
   same = policy_objective(ratio=token_ratio, gate=hard_clip(0.2, 0.2), weigh=token_mean, anchor="sampler")
   assert_same_outcome(evaluate(bypass(make("dapo", clip_high=0.2)), outputs, batch), evaluate(same, outputs, batch))
 
 
-# What must never happen -----------------------------------------------------------------------------------------------------------------
+# What must never happen ---------------------------------------------------------------------------
 
 
 @every_wrapper
-def test_what_stands_off_the_mask_changes_no_weight(x64, make_batch, wrapper):
+def test_values_outside_the_mask_change_no_weight(x64, make_batch, wrapper):
   arrays = mismatched(make_batch())
   clean = [f(WRAPPERS[wrapper], *as_batch(arrays)) for f in (weights_of, metrics_of)]
   junk = np.resize([1e4, -np.inf, np.nan, np.inf, -1e4], arrays["mask"].shape)
   dirty = {name: x if name == "mask" else np.where(arrays["mask"] > 0, x, junk) for name, x in arrays.items()}
-  found = [f(WRAPPERS[wrapper], *as_batch(dirty)) for f in (weights_of, metrics_of)]
-  np.testing.assert_array_equal(found[0], clean[0])
-  assert found[1] == clean[1] and all(np.isfinite(x) for x in clean[1].values())
+  actual = [f(WRAPPERS[wrapper], *as_batch(dirty)) for f in (weights_of, metrics_of)]
+  np.testing.assert_array_equal(actual[0], clean[0])
+  assert actual[1] == clean[1] and all(np.isfinite(x) for x in clean[1].values())
 
 
 @every_wrapper
@@ -392,7 +400,7 @@ def test_extreme_mismatch_stays_finite(make_batch, wrapper):
 
 @every_wrapper
 def test_a_nan_under_the_mask_is_never_dropped(x64, make_batch, wrapper):
-  """Not even where the objective inside does not read what is NaN."""
+  """Not even if the inner objective does not read the field that is NaN."""
   arrays = mismatched(make_batch())
   reads = WRAPPERS[wrapper](SPY._replace(needs=frozenset())).needs | ({"logprobs"} if "off_policy" in wrapper else set())
   for field in ("sampler_logprobs", "old_logprobs", "logprobs"):
@@ -402,7 +410,7 @@ def test_a_nan_under_the_mask_is_never_dropped(x64, make_batch, wrapper):
     assert all(np.isfinite(x) for x in metrics.values())
 
 
-def test_junk_and_nan_all_the_way_to_the_loss(x64, make_batch):
+def test_junk_outside_the_mask_is_ignored_and_a_nan_under_it_reaches_the_loss(x64, make_batch):
   arrays = mismatched(make_batch())
   wrapped = COMPOSITES["all"](make("sapo"))
   run = lambda x: evaluate(wrapped, *as_batch({k: v for k, v in x.items() if k not in ("values", "entropy")}))
@@ -422,7 +430,7 @@ def test_junk_and_nan_all_the_way_to_the_loss(x64, make_batch):
   [
     *((name, "the mismatch of learner and sampler is corrected") for name in WRAPPERS if not name.startswith("off_policy")),
     ("off_policy_mask_sampler", "off_policy_mask compares the current policy with it"),
-    ("bypass", "bypass takes the sampler's policy for the old one"),
+    ("bypass", "bypass uses the sampler's policy as the old one"),
   ],
 )
 def test_a_missing_sampler_is_named(wrapper, reason):
@@ -434,9 +442,9 @@ def test_a_missing_sampler_is_named(wrapper, reason):
 def test_bfloat16_is_raised_to_float32(make_batch):
   arrays = {name: jnp.asarray(x, jnp.bfloat16) for name, x in mismatched(make_batch()).items()}
   exact = {name: x.astype(jnp.float32) for name, x in arrays.items()}
-  found, expected = (weights_of(WRAPPERS["tis_sequence"], *as_batch(x)) for x in (arrays, exact))
-  np.testing.assert_array_equal(found, expected)
-  assert found.dtype == np.float32
+  actual, expected = (weights_of(WRAPPERS["tis_sequence"], *as_batch(x)) for x in (arrays, exact))
+  np.testing.assert_array_equal(actual, expected)
+  assert actual.dtype == np.float32
 
 
 @pytest.mark.parametrize(("name", "composite"), [*((name, "all") for name in NAMES), ("gspo_token", "bypass")])
@@ -447,12 +455,13 @@ def test_packing_and_micro_batches_change_nothing(x64, make_batch, name, composi
   settings = {"gspo": {"clip_low": 0.2, "clip_high": 0.2}, "grpo": {"kl_coef": 0.0}}.get(name.removesuffix("_token"), {})
   wrapped = COMPOSITES[composite](make(name, **settings))
   outputs, batch = as_batch(arrays)
-  # The metrics do not depend on what is wrapped.
+  # The metrics do not depend on the wrapped objective.
   with_metrics = name == "gspo_token"
   expected = evaluate(wrapped, outputs, batch, with_metrics=with_metrics)
-  assert 0.2 < np.mean(expected[2].logprobs[arrays["mask"] > 0] != 0) < 0.9, "some of it dropped, some kept"
+  assert 0.2 < np.mean(expected[2].logprobs[arrays["mask"] > 0] != 0) < 0.9, "some tokens dropped, some kept"
 
-  # The same four responses in two rows, last first, each behind a prompt token, padding between; then a row at a time.
+  # The same four responses in two rows, last first, each behind a prompt token, with padding in
+  # between; then one row at a time.
   places = {3: (0, 1), 1: (0, 9), 0: (1, 1), 2: (1, 8)}
   packed, segments = {key: np.full((2, 14), 7.0) for key in arrays}, np.zeros((2, 14), int)
   packed["mask"][:] = 0
@@ -472,14 +481,16 @@ def test_packing_and_micro_batches_change_nothing(x64, make_batch, name, composi
     np.testing.assert_allclose(grads[b, t : t + lengths[row]], expected[2].logprobs[row, : lengths[row]], rtol=1e-11, atol=1e-16)
   if with_metrics:
     metrics = jax.tree.map(lambda *x: jnp.concatenate(x), *(piece[1] for piece in pieces))
-    found = reduce_metrics(metrics, packed_batch.mask, weights)
+    reduced = reduce_metrics(metrics, packed_batch.mask, weights)
     reference = reduce_metrics(jax.tree.map(jnp.asarray, expected[1]), batch.mask, wrapped.weigh(batch.mask, batch.segments))
-    assert any(key.startswith(("rollout_corr/", "off_policy/")) for key in reference) and found.keys() == reference.keys()
+    assert (
+      any(key.startswith(("rollout_corr/", "off_policy/")) for key in reference) and reduced.keys() == reference.keys()
+    )
     for key in reference:
-      np.testing.assert_allclose(found[key], reference[key], rtol=1e-11, atol=1e-12, err_msg=key)
+      np.testing.assert_allclose(reduced[key], reference[key], rtol=1e-11, atol=1e-12, err_msg=key)
 
 
-# The settings of a config ---------------------------------------------------------------------------------------------------------------
+# The settings of a config -------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -499,13 +510,13 @@ def test_packing_and_micro_batches_change_nothing(x64, make_batch, name, composi
     ({"bypass": True, "off_policy_mask": 0.0}, lambda o: bypass(WRAPPERS["off_policy_mask"](o))),
   ],
 )
-def test_corrected_applies_what_is_switched_on(x64, make_batch, settings, wrap):
+def test_corrected_applies_the_corrections_that_are_set(x64, make_batch, settings, wrap):
   outputs, batch = as_batch(mismatched(make_batch()))
-  found, expected = corrected(SPY, **settings), wrap(SPY)
-  assert found.needs == expected.needs
+  actual, expected = corrected(SPY, **settings), wrap(SPY)
+  assert actual.needs == expected.needs
   if settings.get("bypass"):
-    assert found.needs == {"sampler_logprobs"}
-  (a, a_metrics), (b, b_metrics) = (objective.token_loss(outputs, batch) for objective in (found, expected))
+    assert actual.needs == {"sampler_logprobs"}
+  (a, a_metrics), (b, b_metrics) = (objective.token_loss(outputs, batch) for objective in (actual, expected))
   np.testing.assert_array_equal(a, b)
   assert a_metrics.keys() == b_metrics.keys()
 
@@ -530,7 +541,7 @@ def test_corrected_without_settings_is_the_objective():
     ({"off_policy_mask": -0.1}, r"off_policy_mask: found -0\.1, expected None or a finite number of nats per token >= 0"),
     ({"off_policy_mask": float("inf")}, "off_policy_mask: found inf"),
     ({"bypass": 1}, "bypass: found 1, expected True or False"),
-    ({"tis": 2.0, "mis": 3.0}, r"tis: found 2\.0, mis: found 3\.0, expected one of them at most"),
+    ({"tis": 2.0, "mis": 3.0}, r"tis: found 2\.0, mis: found 3\.0, expected at most one of them"),
     ({"mis": 3.0, "icepop": (0.5, 5.0)}, r"mis: found 3\.0, icepop: found \(0\.5, 5\.0\), expected one of them"),
     ({"level": "sequence"}, "level: found 'sequence', expected 'token', because neither tis nor mis"),
     ({"icepop": (0.5, 5.0), "level": "sequence"}, "level: found 'sequence'"),
@@ -567,9 +578,11 @@ def test_an_objective_without_a_policy_term_is_refused(settings):
 def test_the_anchor_of_the_mask_is_a_setting(x64, make_batch):
   outputs, batch = as_batch(mismatched(make_batch()))
   outputs = outputs._replace(values=None, entropy=None)
-  found, old = (corrected(gspo(), off_policy_mask=0.0, off_policy_anchor=anchor) for anchor in ("sampler", "old"))
-  assert found.needs == {"old_logprobs", "sampler_logprobs"} and old.needs == {"old_logprobs"}
-  assert_same_outcome(evaluate(found, outputs, batch), evaluate(off_policy_mask(gspo(), delta=0.0, anchor="sampler"), outputs, batch))
+  sampler, old = (corrected(gspo(), off_policy_mask=0.0, off_policy_anchor=anchor) for anchor in ("sampler", "old"))
+  assert sampler.needs == {"old_logprobs", "sampler_logprobs"} and old.needs == {"old_logprobs"}
+  assert_same_outcome(
+    evaluate(sampler, outputs, batch), evaluate(off_policy_mask(gspo(), delta=0.0, anchor="sampler"), outputs, batch)
+  )
   assert_same_outcome(evaluate(old, outputs, batch), evaluate(off_policy_mask(gspo(), delta=0.0), outputs, batch))
   with pytest.raises(ValueError, match="^off_policy_anchor: found 'sampler', expected 'old', because off_policy_mask is not set"):
     corrected(gspo(), off_policy_anchor="sampler")

@@ -1,4 +1,4 @@
-"""Ratios and gates one by one: values, gradient coefficients and clip masks against loops over the tokens of each sequence."""
+"""Single ratios and gates: values, gradient coefficients and clip masks against token loops."""
 
 import functools
 import math
@@ -17,7 +17,10 @@ from jaxrl_llm.types import GateContext
 
 
 class Tokens:
-  """Two packed rows of 24 slots, with holes in the mask, padding, a sequence of one token and one without counted tokens."""
+  """Two packed rows of 24 slots.
+
+  They have holes in the mask, padding, a sequence of one token and one without counted tokens.
+  """
 
   segments = np.array([[0, *[1] * 7, *[2] * 4, 0, *[3] * 10, 0], [*[1] * 13, *[2], *[3] * 2, *[4] * 8]])
 
@@ -35,20 +38,24 @@ class Tokens:
   def log_ratio(self):
     return self.logprobs - self.old_logprobs
 
-  def one_advantage_a_sequence(self):
+  def one_advantage_per_sequence(self):
     for sequence in self.sequences():
       for i in sequence:
         self.advantages[i] = self.advantages[sequence[0]]
     return self
 
   def sequences(self):
-    """The counted tokens of each sequence, in their order."""
+    """Returns the places of the counted tokens of each sequence, in order."""
     rows = range(len(self.mask))
-    found = [[(b, t) for t in np.flatnonzero(self.segments[b] == s)] for b in rows for s in range(1, self.segments[b].max() + 1)]
-    return [kept for sequence in found if (kept := [i for i in sequence if self.mask[i]])]
+    places = [
+      [(b, t) for t in np.flatnonzero(self.segments[b] == s)]
+      for b in rows
+      for s in range(1, self.segments[b].max() + 1)
+    ]
+    return [kept for sequence in places if (kept := [i for i in sequence if self.mask[i]])]
 
   def apply(self, gate, ratio=RATIOS["token"]):
-    """Surrogate, metrics, and the gradient of the sum of surrogates over the counted tokens."""
+    """Computes the surrogate, the metrics, and the gradient of the summed surrogate."""
     mask, segments, old, advantages = map(jnp.asarray, (self.mask, self.segments, self.old_logprobs, self.advantages))
 
     def total(logprobs):
@@ -56,7 +63,7 @@ class Tokens:
       surrogate, metrics = gate(log_ratio, advantages, GateContext(logprobs, old, mask, segments))
       return jnp.sum(jnp.where(mask > 0, surrogate, 0)), (surrogate, metrics)
 
-    # Compiled, because a scan that runs operation by operation is slow.
+    # A scan that runs operation by operation would be slow.
     (_, (surrogate, metrics)), grad = jax.jit(jax.value_and_grad(total, has_aux=True))(jnp.asarray(self.logprobs))
     return np.asarray(surrogate), {key: np.asarray(x) for key, x in metrics.items()}, np.asarray(grad)
 
@@ -66,7 +73,7 @@ def kl(mu, pi):
 
 
 def reference(name, settings, tokens):
-  """Coefficient C, whether a token is clipped, and the value of the surrogate, token by token from the papers' formulas."""
+  """Computes C, whether a token is clipped, and the surrogate, from the papers' formulas."""
   s = settings
   coefficient, clipped, surrogate = (np.zeros(tokens.mask.shape) for _ in range(3))
   for sequence in tokens.sequences():
@@ -75,7 +82,7 @@ def reference(name, settings, tokens):
     for t, i in enumerate(sequence):
       lp, a = tokens.logprobs[i], tokens.advantages[i]
       r, pi, mu = math.exp(tokens.log_ratio[i]), math.exp(lp), math.exp(tokens.old_logprobs[i])
-      score = True  # Whether the value is C·A·log π; else r·A, weighed.
+      score = True  # Whether the value is C·A·log π instead of a weighed r·A.
       if name == "none":
         c, score = r, False
       elif name == "capped":
@@ -137,7 +144,7 @@ def test_gradient_is_the_coefficient_times_the_advantage(x64, name, settings):
 
 
 def composed(gate, logprobs, old_logprobs, advantages, mask, segments):
-  """For each ratio: the sum of the surrogates, the coefficients, and the gradient."""
+  """Returns the summed surrogate, the coefficients and the gradient for each ratio."""
 
   def total(logprobs, ratio):
     log_ratio = RATIOS[ratio](jnp.clip(logprobs - old_logprobs, -20, 20), mask, segments)
@@ -149,7 +156,7 @@ def composed(gate, logprobs, old_logprobs, advantages, mask, segments):
 
 @pytest.mark.parametrize("gate", GATES)
 def test_every_ratio_goes_with_every_gate(compiler_options, gate):
-  """In single precision: finite where policies are far apart and probabilities at their ends, and a NaN under the mask comes through."""
+  """In single precision, results are finite at extreme policies, and a NaN under the mask stays."""
   program = jax.jit(functools.partial(composed, gate), compiler_options=compiler_options)
 
   def run(tokens):
@@ -180,7 +187,7 @@ def test_no_ratio_is_one_with_the_gradient_of_the_token(x64):
   np.testing.assert_array_equal(grad, tokens.advantages)
 
 
-def test_reinforce_knows_nothing_of_the_old_policy(x64, make_batch):
+def test_reinforce_ignores_the_old_policy(x64, make_batch):
   batch = make_batch()
   fields = {key: batch[key] for key in ("advantages", "mask")}
   loss_and_grad = jax.jit(jax.value_and_grad(lambda x, old: value(make("reinforce"), x, old, **fields)[0]))
@@ -207,20 +214,21 @@ def test_product_ratio_is_the_product_and_ends_at_its_bound(x64):
 
 def test_prefix_min_ratio(x64):
   tokens = Tokens()
-  found = np.asarray(jax.jit(prefix_min_ratio)(*map(jnp.asarray, (tokens.log_ratio, tokens.mask, tokens.segments))))
+  actual = np.asarray(jax.jit(prefix_min_ratio)(*map(jnp.asarray, (tokens.log_ratio, tokens.mask, tokens.segments))))
   for sequence in tokens.sequences():
     for t, i in enumerate(sequence):
       expected = tokens.log_ratio[i] + (min(tokens.log_ratio[j] for j in sequence[:t]) if t else 0)
-      np.testing.assert_allclose(found[i], expected, rtol=1e-14)
-  # In the first position of a row, and with a row for each sequence, as well.
+      np.testing.assert_allclose(actual[i], expected, rtol=1e-14)
+  # The same holds at the first position of a row and with one row per sequence.
   one_row = jax.jit(lambda z: prefix_min_ratio(z, jnp.ones((1, 3)), None)[0])
   z = jnp.array([[2.0, -3.0, 1.0]])
   np.testing.assert_array_equal(one_row(z), [2.0, -1.0, -2.0])
-  # Only a token and the least before it have a gradient, and it is positive: no smaller prefix ratio makes a larger weight.
+  # Only a token and the least one before it have a gradient, which is positive: no smaller prefix
+  # ratio makes a larger weight.
   np.testing.assert_array_equal(jax.jit(jax.jacobian(one_row))(z)[:, 0], [[1, 0, 0], [1, 1, 0], [0, 1, 1]])
 
 
-# What stands before a token, and quantiles.
+# Statistics of the preceding tokens, and quantiles.
 
 
 def test_before_and_quantiles_of_packed_sequences(x64):
@@ -247,7 +255,7 @@ def largest_array(jaxpr):
 
 
 @pytest.mark.parametrize("name", ["cppo", "minpro"])
-def test_prefixes_need_no_array_of_tokens_by_tokens(name):
+def test_prefixes_need_no_quadratic_array(name):
   num_rows, num_tokens = 2, 256
   x, ids = jnp.zeros((num_rows, num_tokens)), jnp.ones((num_rows, num_tokens), int)
   jaxpr = jax.make_jaxpr(jax.grad(lambda lp: value(make(name), lp, x, x, ids, segments=ids, sampler_logprobs=x)[0]))(x)
@@ -278,7 +286,7 @@ def test_gamma_weight_is_one_on_policy_and_largest_at_k_over_lambda():
 
 
 @pytest.mark.parametrize("name", ["tv_ball", "kl_ball"])
-def test_a_divergence_ball_stops_what_leaves_it_and_nothing_that_returns(x64, name):
+def test_a_divergence_ball_stops_tokens_that_leave_it_and_none_that_return(x64, name):
   pi = jnp.array([[0.7, 0.7, 0.3, 0.3, 0.55, 0.45, 0.7, 0.5]])
   advantages = jnp.array([[1.0, -1.0, 1.0, -1.0, 1.0, -1.0, 0.0, 1.0]])
   kept = np.array([[0, 1, 1, 0, 1, 1, 1, 1]])
@@ -309,14 +317,14 @@ def test_binary_divergences_never_exceed_those_of_the_vocabulary(x64):
   for divergence, bound in full.items():
     binary = np.asarray(divergence(jnp.log(pi), jnp.log(mu)))
     assert np.all(binary >= 0) and np.all(binary <= bound[:, None] + 1e-12)
-    # Of a vocabulary of two, the binary divergence is the whole one.
+    # With a vocabulary of two, the binary divergence is exact.
     two = [np.stack([p[:, 0], 1 - p[:, 0]], -1) for p in (mu, pi)]
     whole = np.abs(two[0] - two[1]).sum(-1) / 2 if divergence is binary_tv else np.sum(two[0] * np.log(two[0] / two[1]), -1)
     np.testing.assert_allclose(binary[:, 0], whole, rtol=1e-9)
 
 
 def test_binary_kl_keeps_its_digits_in_single_precision():
-  # Near 1 the other tokens have probabilities that 1 − p cannot hold.
+  # Near 1 the probability of the other tokens is lost in 1 − p.
   other = np.array([[1e-3, 1e-5, 1e-8, 1e-12, 0.3]])
   for scale in (0.5, 2.0):
     expected = (1 - other) * (np.log1p(-other) - np.log1p(-scale * other)) + other * np.log(1 / scale)
@@ -329,7 +337,7 @@ def test_binary_kl_keeps_its_digits_in_single_precision():
 
 
 def test_a_prefix_budget_is_spent_token_by_token(x64):
-  # Shifts of 0.1 each: alone every one is inside 0.15; the budget of 0.02 to 0.04 a token runs out.
+  # Each shift of 0.1 alone is inside 0.15, but the budget of 0.02 to 0.04 per token runs out.
   old = jnp.log(jnp.full((1, 12), 0.3))
   now, ones = jnp.log(jnp.full((1, 12), 0.4)), jnp.ones((1, 12))
 
@@ -340,7 +348,8 @@ def test_a_prefix_budget_is_spent_token_by_token(x64):
 
   np.testing.assert_array_equal(ended(1.0, 12), [0] + [1] * 11)
   assert not np.any(ended(-1.0, 12))
-  # The second of three has weight 1/2 or 1: 0.05 or 0.1, where 0.15 + 0.04 − 0.1 = 0.09 is left. The third pays next to nothing, or 0.1.
+  # The second of three tokens has weight 1/2 or 1 and costs 0.05 or 0.1, while 0.15 + 0.04 − 0.1 =
+  # 0.09 is left. The third costs next to nothing, or 0.1.
   np.testing.assert_array_equal(ended(1.0, 3, w_min=1e-9), [0, 0, 0])
   np.testing.assert_array_equal(ended(1.0, 3, w_min=1.0), [0, 1, 1])
   # A sequence of one token has the plain bound.
@@ -348,7 +357,7 @@ def test_a_prefix_budget_is_spent_token_by_token(x64):
 
 
 def test_geometric_clip_clips_tokens_and_weighs_the_sequence(x64):
-  tokens = Tokens().one_advantage_a_sequence()
+  tokens = Tokens().one_advantage_per_sequence()
   surrogate, metrics, grad = tokens.apply(geometric_clip(0.2, 0.3))
   clips = 0
   for sequence in tokens.sequences():
@@ -393,6 +402,7 @@ def test_gaussian_gate_bounds_only_what_overshoots(alpha, beta):
   assert weight.dtype == np.float32 and np.all((weight >= 0) & (weight <= 1))
   assert np.all(weight[np.asarray(z * a) <= 0] == 1)
   assert np.all(np.diff(weight) * np.sign(a[:, 1:]) <= 0)
-  # A good token that rare is not bounded at all: its width has left the range of floats, the inverse has not.
+  # Such a rare good token is not bounded at all: its width has left the range of floats, but the
+  # inverse has not.
   assert np.all(weight[np.asarray((old == -1e4) & (a > 0))] == 1)
   assert np.all(weight[np.asarray((old == 0) & (a == 1) & (z > 5))] < 1e-6)

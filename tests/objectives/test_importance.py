@@ -1,6 +1,7 @@
-"""Importance sampling by exact enumeration: every response that a small policy can give, with its probability.
+"""Importance sampling by exact enumeration of every response of a small policy.
 
-The policy is a table of logits, one row for each prefix. Expectations are sums over all responses, so nothing here is a matter of luck.
+The policy is a table of logits, one row per prefix. Expectations are sums over all responses with
+their probabilities, so no test depends on chance.
 """
 
 import itertools
@@ -19,7 +20,7 @@ from jaxrl_llm.sampler import make_filter
 
 VOCAB, LENGTH = 3, 3
 RESPONSES = np.array(list(itertools.product(range(VOCAB), repeat=LENGTH)))
-# Prefixes in the order of their length: the empty one is 0, token a is 1 + a, tokens a, b are 4 + 3a + b.
+# Prefixes are ordered by length: the empty one is 0, token a is 1 + a, tokens a, b are 4 + 3a + b.
 PREFIXES = np.stack([np.zeros(27, int), 1 + RESPONSES[:, 0], 4 + 3 * RESPONSES[:, 0] + RESPONSES[:, 1]], axis=1)
 NUM_PREFIXES = 13
 MASK = np.ones(RESPONSES.shape)
@@ -35,7 +36,7 @@ def log_softmax(logits):
 
 
 def logprobs_of(logits):
-  """[27, LENGTH]: of every response, token by token."""
+  """Returns the log-probability of every token of every response, [27, LENGTH]."""
   return jax.nn.log_softmax(logits)[PREFIXES, RESPONSES]
 
 
@@ -44,13 +45,14 @@ def probabilities(logprobs):
 
 
 def pair(seed, scale, step):
-  """Log-probabilities of all responses under an old policy and one at a distance from it, and both tables."""
+  """Log-probabilities of all responses under an old policy and a distant one, and both tables."""
   old = log_softmax(logits_of(seed, scale))
   new = log_softmax(old + step * logits_of(seed + 1))
   return old[PREFIXES, RESPONSES], new[PREFIXES, RESPONSES], old, new
 
 
-# Three tokens of a step up to 1.5 stay within ±20, where the bound of the log-ratio would end the identities.
+# Three tokens with steps up to 1.5 stay within ±20; the bound of the log-ratio would break the
+  # identities.
 policies = given(seed=st.integers(0, 10**6), scale=st.floats(0.0, 3.0), step=st.floats(0.0, 1.5))
 
 
@@ -59,7 +61,7 @@ def log_ratios(old, new, ratio):
     return np.asarray(ratio(jnp.asarray(new - old), jnp.asarray(MASK), None))
 
 
-# What the levels of comparison are, as weights.
+# Levels of comparison as weights.
 
 
 @policies
@@ -68,7 +70,7 @@ def test_a_token_ratio_is_a_weight_at_every_prefix(seed, scale, step):
   ratio = np.exp(log_ratios(old, new, token_ratio))
   for t in range(LENGTH):
     for prefix in np.unique(PREFIXES[:, t]):
-      # One response for each next token: those that go on with 0 from there.
+      # One response per next token: the one that continues with 0 from there.
       rows = (PREFIXES[:, t] == prefix) & np.all(RESPONSES[:, t + 1 :] == 0, axis=1)
       assert rows.sum() == VOCAB
       np.testing.assert_allclose(np.sum(np.exp(old[rows, t]) * ratio[rows, t]), 1, rtol=1e-12)
@@ -80,7 +82,8 @@ def test_the_product_is_a_weight_and_its_expected_logarithm_the_divergence(seed,
   p = probabilities(old)
   log_rho = log_ratios(old, new, product_ratio)[:, 0]
   np.testing.assert_allclose(np.sum(p * np.exp(log_rho)), 1, rtol=1e-12)
-  # KL of the sequences by the chain rule: the KL at each prefix, by the probability of getting there.
+  # KL of the sequences by the chain rule: the KL at each prefix, weighed by the prefix's
+  # probability.
   at_prefix = np.sum(np.exp(old_table) * (old_table - new_table), axis=1)
   divergence = np.sum(p * np.sum(at_prefix[PREFIXES], axis=1))
   np.testing.assert_allclose(np.sum(p * log_rho), -divergence, rtol=1e-10, atol=1e-13)
@@ -88,7 +91,7 @@ def test_the_product_is_a_weight_and_its_expected_logarithm_the_divergence(seed,
 
 @given(seed=st.integers(0, 10**6), step=st.floats(0.0, 2.0))
 def test_the_variance_of_the_product_is_that_of_independent_tokens(seed, step):
-  """Var ρ = Π_t E[r_t²] − 1 where no token depends on another: it grows exponentially with the length."""
+  """Var ρ = Π_t E[r_t²] − 1 if tokens are independent: it grows exponentially with the length."""
   rng = np.random.default_rng(seed)
   old_table = log_softmax(rng.standard_normal((LENGTH, VOCAB)))
   new_table = log_softmax(old_table + step * rng.standard_normal((LENGTH, VOCAB)))
@@ -101,8 +104,8 @@ def test_the_variance_of_the_product_is_that_of_independent_tokens(seed, step):
 
 
 @policies
-def test_the_sequence_ratio_is_no_weight_but_below_one_on_average(seed, scale, step):
-  """E_old[s] ≤ 1 at a fixed length, by Jensen; and E_old[log s] is minus the divergence per token."""
+def test_the_sequence_ratio_is_not_a_weight_but_below_one_on_average(seed, scale, step):
+  """E_old[s] ≤ 1 at a fixed length by Jensen; E_old[log s] is minus the divergence per token."""
   old, new, _, _ = pair(seed, scale, step)
   p, log_s = probabilities(old), log_ratios(old, new, sequence_ratio)[:, 0]
   mean = np.sum(p * np.exp(log_s))
@@ -124,8 +127,8 @@ def test_the_sequence_ratio_is_a_quotient_of_perplexities_between_the_least_toke
 
 @given(st.lists(st.floats(-0.9, 3.0), min_size=1, max_size=8))
 def test_the_first_order_expansion_of_the_product_has_its_remainder(deltas):
-  """|Π(1 + δ) − 1 − Σδ| ≤ e^S − 1 − S with S = Σ|δ|: good for small steps, and for short responses."""
-  # Padded to one shape, so that all examples are one program.
+  """|Π(1 + δ) − 1 − Σδ| ≤ e^S − 1 − S with S = Σ|δ|: good for small steps and short responses."""
+  # Padding to one shape gives all examples the same program.
   deltas, mask = (np.pad(x, (0, 8 - len(deltas)))[None] for x in (np.array(deltas), np.ones(len(deltas))))
   with jax.enable_x64(True):
     log_ratio, mask = jnp.asarray(np.log1p(deltas)), jnp.asarray(mask)
@@ -136,7 +139,10 @@ def test_the_first_order_expansion_of_the_product_has_its_remainder(deltas):
 
 
 def test_the_estimated_divergence_is_the_divergence(x64, evaluate):
-  """`actor/ppo_kl` and its k3 over all responses, each as often as it is drawn: drawn 1/64ths make the mean the expectation."""
+  """`actor/ppo_kl` and its k3 over all responses, each repeated as often as it is drawn in 64ths.
+
+  The mean is then the expectation.
+  """
   # Logits whose probabilities are 1/2, 1/4, 1/4 at every prefix.
   rng = np.random.default_rng(0)
   old_table = np.log(rng.permuted(np.tile([0.5, 0.25, 0.25], (NUM_PREFIXES, 1)), axis=1))
@@ -159,14 +165,15 @@ def test_the_estimated_divergence_is_the_divergence(x64, evaluate):
 
 @pytest.fixture
 def expected_gradient(compiler_options):
-  """`(name, settings) -> (logits, old_logits, advantages) -> ∇` of the objective over all responses, as often as they are drawn."""
+  """`(name, settings) -> (logits, old_logits, advantages) -> ∇` of the expected objective."""
 
   def of_objective(name, settings):
     objective = make(name, **settings)
 
     def surrogate(logits, old_logits, advantages):
       old = logprobs_of(old_logits)
-      # All objectives here are linear in the advantages: a response's probability may stand there.
+      # All objectives here are linear in the advantages, so these may contain a response's
+      # probability.
       weighted = 27 * jnp.exp(jnp.sum(old, axis=1)) * advantages
       return -value(objective, logprobs_of(logits), old, weighted, MASK)[0]
 
@@ -185,8 +192,8 @@ UNCLIPPED = {"clip_low": 1.0, "clip_high": float("inf")}
 
 def test_the_product_gives_the_true_gradient_off_policy(x64, expected_gradient):
   old, new = logits_of(0), logits_of(1)
-  found = expected_gradient("rloo", UNCLIPPED)(new, old, REWARDS)
-  np.testing.assert_allclose(found, true_gradient(new), rtol=1e-10, atol=1e-14)
+  gradient = expected_gradient("rloo", UNCLIPPED)(new, old, REWARDS)
+  np.testing.assert_allclose(gradient, true_gradient(new), rtol=1e-10, atol=1e-14)
 
 
 @pytest.mark.parametrize(
@@ -202,8 +209,8 @@ def test_the_product_gives_the_true_gradient_off_policy(x64, expected_gradient):
 )
 def test_on_policy_the_gradient_is_the_true_one(x64, expected_gradient, name, settings):
   logits = logits_of(0)
-  found = expected_gradient(name, settings)(logits, logits, REWARDS)
-  np.testing.assert_allclose(found, true_gradient(logits), rtol=1e-10, atol=1e-14)
+  gradient = expected_gradient(name, settings)(logits, logits, REWARDS)
+  np.testing.assert_allclose(gradient, true_gradient(logits), rtol=1e-10, atol=1e-14)
 
 
 def test_a_constant_baseline_leaves_the_expected_gradient_alone(x64, expected_gradient):
@@ -222,7 +229,10 @@ def test_a_constant_baseline_leaves_the_expected_gradient_alone(x64, expected_gr
   ],
 )
 def test_token_weights_are_the_first_order_of_the_sequence_weight(x64, expected_gradient, name, settings):
-  """Half the step, half the error. The same holds for the sequence ratio: biased, yet not at the on-policy point."""
+  """Half the step gives half the error.
+
+  The same holds for the sequence ratio: it is biased, but not on-policy.
+  """
   old, direction, gradient = logits_of(0), logits_of(1), expected_gradient(name, settings)
   errors = []
   for step in (0.04, 0.02, 0.01, 0.005):
@@ -232,19 +242,19 @@ def test_token_weights_are_the_first_order_of_the_sequence_weight(x64, expected_
   assert errors[-1] > 1e-6 and np.all(np.abs(ratios - 2) < 0.15) and np.all(np.diff(np.abs(ratios - 2)) < 0)
 
 
-# The distribution that the tokens are drawn from.
+# Distribution that the tokens are drawn from.
 
 
 @pytest.mark.parametrize("settings", [{"temperature": 0.6}, {"top_p": 0.8}, {"temperature": 1.7, "top_p": 0.7}, {"top_k": 2}])
-def test_a_ratio_is_a_weight_only_where_learner_and_sampler_filter_alike(x64, settings):
+def test_a_ratio_is_a_weight_only_if_learner_and_sampler_filter_alike(x64, settings):
   filter_logits, plain = make_filter(**settings), make_filter()
   old_logits = jnp.asarray(logits_of(2))
-  # A step so small that both policies have the same nucleus at every prefix.
+  # The step is so small that both policies have the same nucleus at every prefix.
   new_logits = old_logits + 0.01 * logits_of(3)
 
   def table(logits, filtered):
     tokens = jnp.arange(VOCAB)
-    # The learner's way: the drawn token stays, whatever the filter says of it.
+    # The learner always keeps the drawn token, whatever the filter decides.
     rows = [jax.nn.log_softmax(filtered(logits, jnp.full(NUM_PREFIXES, token)))[:, token] for token in tokens]
     return np.stack(rows, axis=1)
 
@@ -255,28 +265,30 @@ def test_a_ratio_is_a_weight_only_where_learner_and_sampler_filter_alike(x64, se
   old, new = table(old_logits, filter_logits), table(new_logits, filter_logits)
   alike = np.sum(drawn * np.exp(new - old), axis=1)
   np.testing.assert_allclose(alike, 1, rtol=1e-6)
-  # An unfiltered learner against the filtered sampler: the mass that was never drawn is missing, at every prefix where there is some.
+  # With an unfiltered learner and a filtered sampler, the mass that was never drawn is missing at
+  # every prefix that has such mass.
   unlike = np.sum(drawn * np.exp(table(new_logits, plain) - np.log(np.where(removed, 1, drawn))), axis=1)
   missing = np.sum(np.where(removed, np.exp(table(new_logits, plain)), 0), axis=1)
   np.testing.assert_allclose(unlike, 1 - missing, rtol=1e-5)
   if np.any(removed):
     assert np.all(unlike[np.any(removed, axis=1)] < 0.995)
   else:
-    # Temperature alone removes nothing: π/μ is a weight still, and only π_old at another temperature is none.
+    # Temperature alone removes nothing: π/μ is still a weight. Only π_old at another temperature is
+    # not.
     skewed = np.sum(drawn * np.exp(new - table(old_logits, plain)), axis=1)
     assert np.max(np.abs(skewed - 1)) > 0.05
 
 
-# What a group can teach.
+# Signal of a group.
 
 
 @pytest.mark.parametrize("group_size", [1, 2, 5])
-def test_the_probability_of_a_group_that_teaches(group_size):
-  """1 − p^G − (1 − p)^G of all groups of binary rewards have an advantage that is not 0."""
+def test_the_probability_of_a_group_with_signal(group_size):
+  """A fraction 1 − p^G − (1 − p)^G of all groups of binary rewards has non-zero advantages."""
   groups = np.array(list(itertools.product([0.0, 1.0], repeat=group_size)))
   advantages = np.asarray(group_advantages(groups.ravel(), group_size)).reshape(groups.shape)
   mixed = np.any(advantages != 0, axis=1)
   num_right = groups.sum(axis=1)
   for p in (0.05, 0.5, 0.98):
-    found = np.sum(mixed * p**num_right * (1 - p) ** (group_size - num_right))
-    np.testing.assert_allclose(found, 1 - p**group_size - (1 - p) ** group_size, rtol=1e-10, atol=1e-15)
+    probability = np.sum(mixed * p**num_right * (1 - p) ** (group_size - num_right))
+    np.testing.assert_allclose(probability, 1 - p**group_size - (1 - p) ** group_size, rtol=1e-10, atol=1e-15)

@@ -1,4 +1,4 @@
-"""Invariants on random inputs, the least of batches, and what stays frozen while a rollout batch is learnt from."""
+"""Invariants on random inputs, the smallest batches, and the anchor of a batch's updates."""
 
 import functools
 
@@ -20,12 +20,13 @@ from tests.batches import logprobs_of
 
 NUM_TOKENS = 8
 
-# SAPO's gate under the paper's two assumptions: ratios near 1, and tokens of a response near one another.
+# SAPO's gate under the paper's two assumptions: ratios are near 1, and so are the tokens of a
+# response to one another.
 
 
 @functools.partial(jax.jit, static_argnames="tau")
 def openness(log_ratio, tau):
-  """The gate's w = sech²(τ(r − 1)/2) at each log-ratio."""
+  """Computes the gate's w = sech²(τ(r − 1)/2) at each log-ratio."""
   return soft_gate(tau, tau)(log_ratio, jnp.ones_like(log_ratio))[1]["sapo/gate_pos"]
 
 
@@ -35,19 +36,19 @@ def gate_of(log_ratio, tau):
 
 
 def smooth_gate(log_ratio, tau):
-  """g(z) = sech²(τz/2): the gate with log r in the place of r − 1, to which small steps reduce it."""
+  """Computes g(z) = sech²(τz/2), to which small steps reduce the gate: log r replaces r − 1."""
   return gate_of(np.log1p(log_ratio), tau)
 
 
 def spread_of(z, tau):
-  """D, by how much the mean gate of tokens differs from the gate of their mean; its bound; and their variance."""
+  """Returns the distance D of the mean gate from the mean's gate, its bound, and the variance."""
   variance = np.mean(np.square(z - z.mean()))
   at_mean = smooth_gate(np.full_like(z, z.mean()), tau)[0]
   return abs(np.mean(smooth_gate(z, tau)) - at_mean), tau**2 * variance / 4, variance
 
 
 temperatures = st.sampled_from([0.3, 1.0, 1.05, 5.0])
-# r − 1 in the place of log r must stay above −1.
+# r − 1 replaces log r and must stay above −1.
 log_ratios = st.lists(st.floats(-0.95, 3.0), min_size=NUM_TOKENS, max_size=NUM_TOKENS).map(np.array)
 
 
@@ -59,7 +60,7 @@ def test_the_mean_gate_is_near_the_gate_of_the_mean(z, tau):
 
 
 def test_the_bound_on_the_mean_gate_is_tight():
-  """Around 0 the curvature is largest: two tokens at ±h have D / bound → 1."""
+  """The curvature is largest around 0: for two tokens at ±h, D / bound → 1."""
   quotients = []
   for h in (0.3, 0.1, 0.03):
     distance, bound, _ = spread_of(np.array([h, -h] * 4), 1.0)
@@ -74,19 +75,25 @@ def test_equal_tokens_have_the_gate_of_their_mean(z, tau):
 
 @given(z=log_ratios, tau=temperatures)
 @settings(max_examples=150)
-def test_small_steps_swap_the_ratio_for_its_logarithm(z, tau):
-  """|sech²(τ(e^z − 1)/2) − sech²(τz/2)| ≤ (2τ/(3√3))·(e^z − 1 − z), the gate's steepest slope times the distance."""
+def test_small_steps_replace_the_ratio_by_its_logarithm(z, tau):
+  """|sech²(τ(e^z − 1)/2) − sech²(τz/2)| ≤ (2τ/(3√3))·(e^z − 1 − z).
+
+  The bound is the gate's steepest slope times the distance.
+  """
   error = np.abs(gate_of(z, tau) - smooth_gate(z, tau))
   assert np.all(error <= 2 * tau / (3 * np.sqrt(3)) * (np.expm1(z) - z) * (1 + 1e-9) + 1e-15)
 
 
 def test_one_outlier_by_hand():
-  """Ratios 1.02, 1.01, 0.99, 2.5: GSPO sees one sequence at 1.26 and drops it whole, SAPO's gates stay near .95 on average."""
+  """Ratios 1.02, 1.01, 0.99, 2.5: the sequence is at 1.26, so GSPO drops all of it.
+
+  SAPO's gates stay near .95 on average.
+  """
   z = np.log([1.02, 1.01, 0.99, 2.5])
   distance, bound, variance = spread_of(z, 1.0)
   mean_gate, at_mean = np.mean(smooth_gate(z, 1.0)), smooth_gate(np.full(4, z.mean()), 1.0)[0]
-  found = [np.exp(z.mean()), variance, mean_gate, at_mean, distance, bound]
-  np.testing.assert_allclose(found, [1.26, 0.155, 0.954, 0.986, 0.0324, 0.0388], atol=6e-4, rtol=3e-3)
+  numbers = [np.exp(z.mean()), variance, mean_gate, at_mean, distance, bound]
+  np.testing.assert_allclose(numbers, [1.26, 0.155, 0.954, 0.986, 0.0324, 0.0388], atol=6e-4, rtol=3e-3)
 
 
 def test_the_outlier_takes_the_response_from_gspo_and_little_from_sapo(x64, gradient):
@@ -98,24 +105,24 @@ def test_the_outlier_takes_the_response_from_gspo_and_little_from_sapo(x64, grad
   np.testing.assert_allclose(-4 * sapo, np.exp(ratios[0]) / np.cosh((np.exp(ratios[0]) - 1) / 2) ** 2, rtol=1e-10)
 
 
-# The least of batches.
+# The smallest batches.
 
 
 @pytest.mark.parametrize("name", OBJECTIVES)
 def test_responses_of_one_token_and_groups_of_one(name, evaluate, everything_on):
-  """|y| = 1, G = 1: an advantage of 0, and finite numbers throughout, in a batch of one token too."""
+  """With |y| = 1 and G = 1 the advantage is 0 and all numbers are finite, even with one token."""
   advantages = np.asarray(group_advantages(np.array([0.7]), 1))
   assert advantages == 0
   scores = ("logprobs", "old_logprobs", "sampler_logprobs", "ref_logprobs", "entropy")
   batch = {field: np.full((1, 1), -0.5 - 0.1 * i) for i, field in enumerate(scores)} | {"mask": np.ones((1, 1))}
-  found = evaluate(name, batch | {"advantages": advantages}, **everything_on(name))
-  assert all(np.all(np.isfinite(x)) for x in jax.tree.leaves(found))
+  evaluation = evaluate(name, batch | {"advantages": advantages}, **everything_on(name))
+  assert all(np.all(np.isfinite(x)) for x in jax.tree.leaves(evaluation))
   if name != "sft":
-    np.testing.assert_allclose(found.metrics["ratio/sequence/mean"], found.metrics["ratio/mean"], rtol=1e-6)
-    np.testing.assert_allclose(found.metrics["ratio/sequence/ess"], 1, rtol=1e-6)
+    np.testing.assert_allclose(evaluation.metrics["ratio/sequence/mean"], evaluation.metrics["ratio/mean"], rtol=1e-6)
+    np.testing.assert_allclose(evaluation.metrics["ratio/sequence/ess"], 1, rtol=1e-6)
 
 
-# A bigram policy of a few numbers, through the train step.
+# A small bigram policy in the train step.
 
 PROMPT_TOKENS = 1
 
@@ -147,7 +154,9 @@ def bigram(rng):
 
 
 @pytest.mark.parametrize("name", ["grpo", "gspo", "sapo"])
-def test_all_updates_of_a_rollout_batch_compare_with_the_policy_that_it_began_with(bigram, compiler_options, penalties_off, name):
+def test_all_updates_of_a_rollout_batch_compare_with_the_policy_at_its_start(
+  bigram, compiler_options, penalties_off, name
+):
   params, batch = bigram
   optimizer = optax.sgd(0.5)
   objective = make(name, **penalties_off(name))
@@ -166,14 +175,14 @@ def test_all_updates_of_a_rollout_batch_compare_with_the_policy_that_it_began_wi
       assert metrics["ratio/min"] == metrics["ratio/max"] == 1
     else:
       assert metrics["ratio/max"] > 1.01 and metrics["ratio/min"] < 0.99
-  # The third ratio goes back to the first policy; relative to the second it would be another one.
+  # The third ratio refers to the first policy; relative to the second it would differ.
   last_step = np.exp(now - np.asarray(bigram_outputs(tables[1], batch).logprobs))[counted]
   assert abs(last_step.max() - metrics["ratio/max"]) > 1e-3
 
 
 @pytest.mark.parametrize("filters", [{"top_k": 2}, {"top_p": 0.5}, {"temperature": 0.5, "top_k": 1}])
 def test_tokens_that_the_filter_removes_leave_no_infinity_behind(bigram, evaluate, filters):
-  """Logits of −∞ at the rest of the vocabulary: log-probabilities, entropies and gradients stay finite."""
+  """With logits of −∞ elsewhere, log-probabilities, entropies and gradients stay finite."""
   params, batch = bigram
 
   def total(params):
@@ -184,5 +193,7 @@ def test_tokens_that_the_filter_removes_leave_no_infinity_behind(bigram, evaluat
   assert np.all(np.isfinite(outputs.logprobs)) and np.all(np.isfinite(outputs.entropy)) and np.all(np.isfinite(grads["table"]))
   fields = {field: getattr(batch, field) for field in ("advantages", "mask")}
   old = bigram_outputs(jax.tree.map(lambda x: 0.9 * x, params), batch, **filters).logprobs
-  found = evaluate("grpo", fields | {"logprobs": outputs.logprobs, "old_logprobs": old, "ref_logprobs": old}, wanted=())
-  assert np.isfinite(found.loss) and np.all(np.isfinite(found.grads["logprobs"]))
+  evaluation = evaluate(
+    "grpo", fields | {"logprobs": outputs.logprobs, "old_logprobs": old, "ref_logprobs": old}, wanted=()
+  )
+  assert np.isfinite(evaluation.loss) and np.all(np.isfinite(evaluation.grads["logprobs"]))

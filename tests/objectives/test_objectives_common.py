@@ -1,4 +1,4 @@
-"""Common: every registry entry through one list of promises. A new entry is covered without a line here."""
+"""Properties that every registered objective must have; new ones are covered automatically."""
 
 import jax
 import jax.numpy as jnp
@@ -15,16 +15,17 @@ from jaxrl_llm.types import PolicyOutputs, TrainBatch
 
 every_objective = pytest.mark.parametrize("name", OBJECTIVES)
 
-# Does not read advantages: its gradient is that of the likelihood.
+# These read no advantages: their gradient is that of the likelihood.
 SUPERVISED = ("sft",)
 
-# Differentiates the product of a response's ratios at each of its tokens: their weights add up.
+# These differentiate the product of a response's ratios at each token, so the weights add up.
 SUM_OVER_RESPONSE = ("rloo",)
 
 DIFFERENTIATED = ("logprobs", "entropy", "values")
 SCORES = ("old_logprobs", "sampler_logprobs", "ref_logprobs", "entropy")
 
-# Response slots of each row, counted or not; a hole in the mask stands for somebody else's turn. One row counts nothing at all.
+# Response slots of each row, counted or not. A hole in the mask is another speaker's turn. One row
+# has no counted token.
 LENGTHS = (5, 3, 1, 7, 4, 6)
 HOLES = ((3, 2), (3, 3), (5, 0), *((4, t) for t in range(4)))
 EMPTY_ROW = 4
@@ -36,7 +37,7 @@ def junk_like(x):
 
 @pytest.fixture
 def batch(make_batch):
-  """Six responses in eight rows of sixteen slots; all tests share the shape, hence the program."""
+  """Six responses in eight rows of sixteen slots. All tests share the shape and so the program."""
   arrays = make_batch(lengths=(*LENGTHS, 0, 0), num_tokens=16)
   for hole in HOLES:
     arrays["mask"][hole] = 0
@@ -44,20 +45,20 @@ def batch(make_batch):
 
 
 def policies_meet(batch):
-  """On-policy: sampler, old, current and reference policy are one, with one advantage a response."""
+  """Makes all policies equal, as on-policy, with one advantage per response."""
   scores = dict.fromkeys(("old_logprobs", "sampler_logprobs", "ref_logprobs"), batch["logprobs"])
   return batch | scores | {"advantages": np.repeat(batch["advantages"][:, :1], 16, axis=1)}
 
 
-def assert_same(found, expected, rtol=0.0):
-  np.testing.assert_allclose(found.loss, expected.loss, rtol=rtol)
-  assert found.metrics.keys() == expected.metrics.keys()
+def assert_same(actual, expected, rtol=0.0):
+  np.testing.assert_allclose(actual.loss, expected.loss, rtol=rtol)
+  assert actual.metrics.keys() == expected.metrics.keys()
   for key in expected.metrics:
-    np.testing.assert_allclose(found.metrics[key], expected.metrics[key], rtol=rtol, atol=rtol, err_msg=key)
+    np.testing.assert_allclose(actual.metrics[key], expected.metrics[key], rtol=rtol, atol=rtol, err_msg=key)
 
 
-def all_finite(found):
-  return all(np.all(np.isfinite(x)) for x in jax.tree.leaves(found))
+def all_finite(evaluation):
+  return all(np.all(np.isfinite(x)) for x in jax.tree.leaves(evaluation))
 
 
 # On-policy.
@@ -71,26 +72,26 @@ def test_on_policy_the_gradient_is_reinforce(x64, batch, evaluate, everything_on
   if name in SUM_OVER_RESPONSE:
     weights = met["mask"] * weights.sum(axis=1, keepdims=True)
   expected = -weights * (1.0 if name in SUPERVISED else met["advantages"])
-  found = evaluate(name, met, **everything_on(name))
-  np.testing.assert_allclose(found.grads["logprobs"], expected, rtol=1e-13, atol=1e-17)
+  actual = evaluate(name, met, **everything_on(name))
+  np.testing.assert_allclose(actual.grads["logprobs"], expected, rtol=1e-13, atol=1e-17)
   assert np.any(expected != 0)
-  assert all(x == 0 for key, x in found.metrics.items() if "clipfrac" in key and key.startswith("actor"))
+  assert all(x == 0 for key, x in actual.metrics.items() if "clipfrac" in key and key.startswith("actor"))
 
 
 @every_objective
-def test_without_advantages_nothing_moves(x64, batch, evaluate, everything_on, name):
-  """Groups of one, and groups of equal rewards: off-policy too, the policy's gradient is exactly 0."""
+def test_without_advantages_there_is_no_gradient(x64, batch, evaluate, everything_on, name):
+  """For groups of one and groups of equal rewards, the gradient is exactly 0 even off-policy."""
   groups = np.concatenate([group_advantages(np.array([3.0, -1.0, 0.1, 1e9]), 1), group_advantages(np.full(4, 0.1), 4)])
   assert np.all(groups == 0)
   unanimous = {"ref_logprobs": batch["logprobs"], "advantages": np.repeat(groups[:, None], 16, axis=1)}
-  found = evaluate(name, batch | unanimous, **everything_on(name))
-  assert all_finite(found) and np.all(found.grads["logprobs"] == 0) == (name not in SUPERVISED)
+  actual = evaluate(name, batch | unanimous, **everything_on(name))
+  assert all_finite(actual) and np.all(actual.grads["logprobs"] == 0) == (name not in SUPERVISED)
 
 
 @every_objective
-def test_responses_without_an_advantage_only_count_in_the_denominators(x64, batch, evaluate, penalties_off, name):
-  """An update without them, with weights as if they were there, has the same gradient."""
-  none = [1, 3]  # Of six counted responses, of three and seven tokens.
+def test_responses_without_an_advantage_count_only_in_the_denominators(x64, batch, evaluate, penalties_off, name):
+  """An update without them has the same gradient if the weights count them."""
+  none = [1, 3]  # Two of the six counted responses, with three and seven tokens.
   batch["advantages"][none] = 0
   whole = evaluate(name, batch, wanted=(), **penalties_off(name)).grads["logprobs"]
   taken = np.ones(8, bool)
@@ -106,7 +107,7 @@ def test_responses_without_an_advantage_only_count_in_the_denominators(x64, batc
 
 
 @every_objective
-def test_what_stands_off_the_mask_changes_nothing(batch, evaluate, everything_on, name):
+def test_values_outside_the_mask_change_nothing(batch, evaluate, everything_on, name):
   mask = batch["mask"]
   clean = evaluate(name, batch, **everything_on(name))
   kept = ("mask", "segments")
@@ -131,49 +132,49 @@ def test_a_nan_under_the_mask_reaches_the_loss(batch, evaluate, everything_on, n
   for field in sorted(batch.keys() - {"mask", "segments"}):
     spoilt = batch[field].copy()
     spoilt[1, 1] = np.nan
-    found = evaluate(name, batch | {field: spoilt}, **settings)
+    actual = evaluate(name, batch | {field: spoilt}, **settings)
     read = field in fields_read(name, settings)
     if name not in SUPERVISED and (read or field == "old_values"):
-      np.testing.assert_allclose(found.metrics["actor/nan_tokens"], 1 / batch["mask"].sum(), rtol=1e-6, err_msg=field)
-    assert np.isnan(found.loss) == np.isnan(found.metrics["actor/loss"]) == read, field
+      np.testing.assert_allclose(actual.metrics["actor/nan_tokens"], 1 / batch["mask"].sum(), rtol=1e-6, err_msg=field)
+    assert np.isnan(actual.loss) == np.isnan(actual.metrics["actor/loss"]) == read, field
     if read:
-      assert any(np.isnan(x) for key, x in found.metrics.items() if key.endswith("_loss")), field
+      assert any(np.isnan(x) for key, x in actual.metrics.items() if key.endswith("_loss")), field
 
 
 @every_objective
 def test_an_impossible_token_is_bounded_or_reported(batch, evaluate, everything_on, name):
-  """A log-probability of −∞ under the mask: the loss is finite with a finite gradient, or it is itself not finite."""
+  """At a log-probability of −∞ the loss and its gradient are finite, or the loss itself is not."""
   settings = everything_on(name)
   fields = ("logprobs", "old_logprobs", "sampler_logprobs", "ref_logprobs")
   for impossible in [(field,) for field in fields] + [("logprobs", "old_logprobs"), fields]:
     spoilt = {field: batch[field].copy() for field in impossible}
     for x in spoilt.values():
       x[1, 1] = -np.inf
-    found = evaluate(name, batch | spoilt, **settings)
-    assert all_finite(found.grads) or not np.isfinite(found.loss), impossible
-    # −∞ − (−∞) is no bound of anything.
-    assert not np.isfinite(found.loss) or impossible != fields
-    # The other responses' gradients stay what numbers they are.
+    actual = evaluate(name, batch | spoilt, **settings)
+    assert all_finite(actual.grads) or not np.isfinite(actual.loss), impossible
+    # −∞ − (−∞) cannot be bounded.
+    assert not np.isfinite(actual.loss) or impossible != fields
+    # The gradients of other responses stay finite.
     others = np.arange(8) != 1
-    assert all(np.all(np.isfinite(grad[others])) for grad in found.grads.values()), impossible
+    assert all(np.all(np.isfinite(grad[others])) for grad in actual.grads.values()), impossible
 
 
 @every_objective
 def test_an_empty_mask_gives_zero(batch, evaluate, everything_on, name):
-  found = evaluate(name, batch | {"mask": np.zeros_like(batch["mask"])}, **everything_on(name))
-  assert all(np.all(x == 0) for x in jax.tree.leaves(found))
+  actual = evaluate(name, batch | {"mask": np.zeros_like(batch["mask"])}, **everything_on(name))
+  assert all(np.all(x == 0) for x in jax.tree.leaves(actual))
 
 
 @every_objective
-def test_a_response_without_counted_tokens_is_not_there(x64, batch, evaluate, everything_on, name):
-  """It adds nothing and does not enter 1/N: with its slots turned into padding, everything stays bit for bit."""
+def test_a_response_without_counted_tokens_does_not_count(x64, batch, evaluate, everything_on, name):
+  """It adds nothing and does not enter 1/N: with padding in its place, every bit is the same."""
   expected = evaluate(name, batch, **everything_on(name))
   gone = batch["segments"].copy()
   gone[EMPTY_ROW] = 0
   moved = batch["advantages"].copy()
   moved[EMPTY_ROW] = 1e3
-  found = evaluate(name, batch | {"segments": gone, "advantages": moved}, **everything_on(name))
-  assert_same(found, expected)
+  actual = evaluate(name, batch | {"segments": gone, "advantages": moved}, **everything_on(name))
+  assert_same(actual, expected)
   weights = make(name).weigh(jnp.asarray(batch["mask"]), jnp.asarray(batch["segments"]))
   without = [row for row in range(8) if row != EMPTY_ROW]
   fewer = make(name).weigh(jnp.asarray(batch["mask"][without]), jnp.asarray(batch["segments"][without]))
@@ -190,8 +191,8 @@ def test_extreme_log_ratios_stay_finite(batch, evaluate, everything_on, name):
   extreme["old_logprobs"][:4] = (batch["logprobs"] - shift)[:4]
   extreme["sampler_logprobs"][1:5] = (batch["logprobs"] + shift)[1:5]
   extreme["ref_logprobs"][:2] = (batch["logprobs"] + shift)[:2]
-  found = evaluate(name, batch | extreme, **everything_on(name))
-  assert found.loss.dtype == np.float32 and all_finite(found)
+  actual = evaluate(name, batch | extreme, **everything_on(name))
+  assert actual.loss.dtype == np.float32 and all_finite(actual)
 
 
 @every_objective
@@ -199,24 +200,24 @@ def test_bfloat16_is_raised_to_float32(batch, evaluate, everything_on, name):
   settings = everything_on(name)
   whole = ("mask", "segments")
   rounded = {key: x if key in whole else jnp.asarray(x, jnp.bfloat16) for key, x in batch.items()}
-  found = evaluate(name, rounded, wanted=(), **settings)
+  actual = evaluate(name, rounded, wanted=(), **settings)
   expected = evaluate(name, {key: np.asarray(x, np.float32) if key != "segments" else x for key, x in rounded.items()}, **settings)
-  assert found.loss.dtype == np.float32 and all_finite(found)
-  np.testing.assert_allclose(found.loss, expected.loss, rtol=1e-6)
-  for field, grad in found.grads.items():
+  assert actual.loss.dtype == np.float32 and all_finite(actual)
+  np.testing.assert_allclose(actual.loss, expected.loss, rtol=1e-6)
+  for field, grad in actual.grads.items():
     assert grad.dtype == jnp.bfloat16
     np.testing.assert_allclose(grad.astype(np.float32), expected.grads[field], rtol=1e-2, atol=1e-6)
 
 
 @every_objective
 def test_double_precision_is_kept(x64, batch, evaluate, everything_on, name):
-  found = evaluate(name, batch, **everything_on(name))
-  assert {x.dtype for x in jax.tree.leaves(found)} == {np.dtype(np.float64)}
+  actual = evaluate(name, batch, **everything_on(name))
+  assert {x.dtype for x in jax.tree.leaves(actual)} == {np.dtype(np.float64)}
 
 
 @every_objective
 def test_compiles_once(batch, make_batch, evaluate, everything_on, num_programs, name):
-  """New values, lengths and packings are no new program."""
+  """New values, lengths and packings need no new program."""
   settings = everything_on(name)
   evaluate(name, batch, **settings)
   before = num_programs(name, **settings)
@@ -225,10 +226,10 @@ def test_compiles_once(batch, make_batch, evaluate, everything_on, num_programs,
   assert num_programs(name, **settings) == before
 
 
-# Layouts. Each token is its own number, and the policy is a table of what each number's scores are: however tokens are laid out, the
-# gradient comes back by their number.
+# Layouts. Each token has its own number, and the policy is a table of scores by number, so that the
+# gradient of any layout can be read by number.
 
-# Row of the batch -> row and first slot in the layout, in the order in which sequences are numbered.
+# Row of the batch -> row and first slot in the layout, in the order of the sequences' numbers.
 LAYOUTS = {
   "padded on the left": ((8, 16), {row: (row, 9) for row in range(6)}),
   "packed, last first": ((8, 16), {5: (0, 1), 3: (0, 8), 2: (2, 3), 1: (2, 5), 0: (2, 9)}),
@@ -238,16 +239,18 @@ LAYOUTS = {
 
 
 def lay_out(batch, layout):
-  """The batch's responses elsewhere, each behind a prompt token that does not count, among sevens."""
+  """Lays out the batch's responses among sevens, each behind an uncounted prompt token."""
   shape, places = LAYOUTS[layout]
-  found = {key: np.full(shape, 0 if key in ("mask", "tokens", "segments") else 7, x.dtype) for key, x in batch.items()}
+  laid_out = {
+    key: np.full(shape, 0 if key in ("mask", "tokens", "segments") else 7, x.dtype) for key, x in batch.items()
+  }
   for number, (row, (b, t)) in enumerate(places.items(), start=1):
     end = t + LENGTHS[row]
-    assert t >= 1 and end <= shape[1] and not np.any(found["segments"][b, t - 1 : end])
+    assert t >= 1 and end <= shape[1] and not np.any(laid_out["segments"][b, t - 1 : end])
     for key in batch:
-      found[key][b, t:end] = batch[key][row, : LENGTHS[row]]
-    found["segments"][b, t - 1 : end] = number
-  return found
+      laid_out[key][b, t:end] = batch[key][row, : LENGTHS[row]]
+    laid_out["segments"][b, t - 1 : end] = number
+  return laid_out
 
 
 def numbered(batch):
@@ -260,15 +263,15 @@ def test_padding_packing_order_and_empty_rows_change_nothing(x64, batch, evaluat
   laid_out = lay_out(numbered(batch), layout)
   tokens = laid_out.pop("tokens")
   expected = evaluate(name, batch, **everything_on(name))
-  found = evaluate(name, laid_out, **everything_on(name))
-  assert_same(found, expected, rtol=1e-12)
-  for field, grad in found.grads.items():
+  actual = evaluate(name, laid_out, **everything_on(name))
+  assert_same(actual, expected, rtol=1e-12)
+  for field, grad in actual.grads.items():
     by_number = np.zeros(8 * 16 + 1)
     by_number[tokens] = grad
     np.testing.assert_allclose(by_number[1:].reshape(8, 16), expected.grads[field], rtol=1e-12, atol=1e-16)
 
 
-# Keeps the gradient where an optimizer keeps its moments, and moves nothing.
+# This optimizer stores the gradient in place of moments and moves nothing.
 KEEP_GRADIENT = optax.GradientTransformation(
   init=lambda params: jax.tree.map(jnp.zeros_like, params),
   update=lambda grads, state, params: (jax.tree.map(jnp.zeros_like, grads), grads),
@@ -280,7 +283,7 @@ def table_outputs(params, batch):
 
 
 def update(objective, batch, layout, *, num_micro_batches, num_devices, compiler_options):
-  """Gradients by token number and metrics of one update of `make_train_step`."""
+  """Runs one update of `make_train_step` and returns its gradients by token number and metrics."""
   laid_out = lay_out(numbered(batch), layout)
   tables = {field: np.zeros(8 * 16 + 1, np.float32) for field in DIFFERENTIATED}
   for field, table in tables.items():
@@ -299,7 +302,7 @@ def update(objective, batch, layout, *, num_micro_batches, num_devices, compiler
 
 
 def only_metrics(objective, wanted):
-  """The objective with the metrics whose names are wanted; what nobody wants is not compiled."""
+  """Returns the objective with only the selected metrics, so that no other is compiled."""
 
   def token_loss(outputs, batch):
     loss, metrics = objective.token_loss(outputs, batch)
@@ -308,17 +311,17 @@ def only_metrics(objective, wanted):
   return objective._replace(token_loss=token_loss)
 
 
-def assert_same_update(found, expected, metrics):
-  grads, found_metrics = found
+def assert_same_update(actual, expected, metrics):
+  grads, actual_metrics = actual
   for key in metrics:
-    np.testing.assert_allclose(found_metrics[key], expected.metrics[key], rtol=1e-12, atol=1e-12, err_msg=key)
+    np.testing.assert_allclose(actual_metrics[key], expected.metrics[key], rtol=1e-12, atol=1e-12, err_msg=key)
   for field, grad in grads.items():
-    # The train step adds gradients up in float32: one rounding of each token's, and nothing else.
+    # The train step accumulates gradients in float32, which rounds each token's once.
     np.testing.assert_allclose(grad, expected.grads[field], rtol=1.2e-7, atol=1e-37, err_msg=field)
 
 
 def in_single_precision(batch):
-  """What stands in the tables is float32; nothing behind them is rounded."""
+  """Rounds the scores to float32, so that the tables of the policy lose nothing."""
   return batch | {field: batch[field].astype(np.float32).astype(float) for field in DIFFERENTIATED}
 
 
@@ -326,30 +329,35 @@ def in_single_precision(batch):
 def test_micro_batches_on_many_devices_change_nothing(x64, batch, evaluate, everything_on, compiler_options, name):
   batch = in_single_precision(batch)
   expected = evaluate(name, batch, **everything_on(name))
-  # A quantile is of the same array as the mean beside it, and its sort costs a third of the compilation; statistics of the ratios are the
-  # same code in all objectives, and `test_train_step` has them.
+  # A quantile reads the same array as the mean, and its sort takes a third of the compilation. The
+  # statistics of the ratios are the same code in all objectives; `test_train_step` covers them.
   wanted = lambda metric: not metric.endswith("/p99") and not metric.startswith("ratio/")
   objective = only_metrics(make(name, **everything_on(name)), wanted)
   layout = dict(layout="one a row, many rows", num_micro_batches=2, num_devices=8)
-  found = update(objective, batch, **layout, compiler_options=compiler_options)
-  assert_same_update(found, expected, filter(wanted, expected.metrics))
+  actual = update(objective, batch, **layout, compiler_options=compiler_options)
+  assert_same_update(actual, expected, filter(wanted, expected.metrics))
 
 
 @every_objective
 def test_micro_batches_of_packed_rows_change_nothing(x64, batch, evaluate, everything_on, compiler_options, name):
-  """One row each, one of them without a counted token; the metrics are left to the test above, which saves half the compilation."""
+  """Micro-batches of one row, one of them without a counted token.
+
+  The test above covers the metrics, which saves half the compilation here.
+  """
   batch = in_single_precision(batch)
   expected = evaluate(name, batch, **everything_on(name))
   objective = only_metrics(make(name, **everything_on(name)), lambda metric: False)
-  found = update(objective, batch, "packed, wide", num_micro_batches=4, num_devices=1, compiler_options=compiler_options)
-  assert_same_update(found, expected, ["actor/loss"])
+  actual = update(
+    objective, batch, "packed, wide", num_micro_batches=4, num_devices=1, compiler_options=compiler_options
+  )
+  assert_same_update(actual, expected, ["actor/loss"])
 
 
-# What an objective asks for. Shapes are all that tracing needs.
+# Inputs that an objective needs. Tracing needs only shapes.
 
 
 def traced(objective, batch):
-  """The metrics' names."""
+  """Returns the names of the metrics."""
   zeros = np.zeros((8, 16), np.int32)
   outputs = PolicyOutputs(**{field: batch.get(field) for field in PolicyOutputs._fields})
   fields = {field: batch[field] for field in TrainBatch._fields if field in batch}
@@ -357,11 +365,11 @@ def traced(objective, batch):
 
 
 @every_objective
-def test_needs_are_exactly_what_it_fails_without(batch, everything_on, penalties_off, name):
+def test_needs_are_exactly_the_fields_it_fails_without(batch, everything_on, penalties_off, name):
   objective, bare = make(name, **everything_on(name)), make(name, **penalties_off(name))
   assert objective.needs <= set(SCORES)
   assert bare.needs == objective.needs - {"ref_logprobs", "entropy"}
-  # A batch always has old log-probabilities; whether they are read, the next test says.
+  # A batch always has old log-probabilities; the next test checks whether they are read.
   traced(bare, {key: x for key, x in batch.items() if key not in SCORES or key in bare.needs or key == "old_logprobs"})
   for field in objective.needs - {"old_logprobs"}:
     with pytest.raises(ValueError, match=rf"^{field}: found None, expected an array \[B, T\], because \w+"):
@@ -369,23 +377,23 @@ def test_needs_are_exactly_what_it_fails_without(batch, everything_on, penalties
 
 
 @every_objective
-def test_scores_it_does_not_need_are_not_read_and_the_others_are(batch, evaluate, everything_on, name):
+def test_only_needed_scores_are_read(batch, evaluate, everything_on, name):
   settings = everything_on(name)
   needs = make(name, **settings).needs
-  found = evaluate(name, batch, **settings)
+  actual = evaluate(name, batch, **settings)
   for field in SCORES:
     changed = evaluate(name, batch | {field: batch[field] + 0.3 * np.cos(np.arange(128.0)).reshape(8, 16)}, **settings)
-    assert (changed.loss == found.loss) == (field not in needs), field
-    for key, grad in found.grads.items():
+    assert (changed.loss == actual.loss) == (field not in needs), field
+    for key, grad in actual.grads.items():
       assert field in needs or np.array_equal(changed.grads[key], grad)
 
 
 @every_objective
-def test_a_critic_is_optional_and_never_half_given(batch, name):
+def test_a_critic_is_optional_but_never_partial(batch, name):
   critic = ("values", "returns", "old_values")
   objective, bare = make(name), {key: x for key, x in batch.items() if key not in critic}
-  found = traced(objective, bare | {key: batch[key] for key in ("values", "returns")})
-  assert ("critic/vf_loss" in found) == (objective.value_loss is not None)
+  metrics = traced(objective, bare | {key: batch[key] for key in ("values", "returns")})
+  assert ("critic/vf_loss" in metrics) == (objective.value_loss is not None)
   if objective.value_loss is not None:
     assert "critic/vf_loss" not in traced(objective, bare)
   for missing, message in (("values", "returns are given"), ("returns", "values are given")):
@@ -394,7 +402,7 @@ def test_a_critic_is_optional_and_never_half_given(batch, name):
 
 
 def test_without_old_values_the_critic_is_not_clipped(batch, evaluate):
-  # The present values are the old ones, as at the first update: the clip is there and cannot bind.
+  # The present values are the old ones, as at the first update, so the clip cannot bind.
   first_update = {key: x for key, x in batch.items() if key != "old_values"}
   clipped, unclipped = (evaluate("ppo", first_update, value_clip=clip).grads["values"] for clip in (0.2, None))
   np.testing.assert_allclose(clipped, unclipped, rtol=1e-6)
@@ -420,7 +428,7 @@ def test_wrong_types_and_ranks_are_named(make_batch):
     value(make("sapo"), **(batch | {"advantages": np.ones((4, 6), complex)}))
 
 
-def test_mask_of_any_type_and_one_advantage_a_row(x64, batch, evaluate):
+def test_masks_of_any_type_and_one_advantage_per_row(x64, batch, evaluate):
   expected = evaluate("gspo", policies_meet(batch), wanted=())
   narrow = policies_meet(batch) | {"advantages": batch["advantages"][:, 0]}
   for mask in (batch["mask"] > 0, batch["mask"].astype(np.int32), 0.5 * batch["mask"]):

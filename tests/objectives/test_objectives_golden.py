@@ -1,7 +1,7 @@
-"""Golden: every objective against golden.json, loss and gradient, and golden.json against the scalar loops that wrote it.
+"""Every objective's loss and gradient against golden.json, and golden.json against the reference.
 
-The reference's gradient is the closed form of each method; finite differences tie it to the reference's loss, so that a slip in one of the
-two shows.
+The reference's gradient is the closed form of each method. Finite differences tie it to the
+reference's loss, so that a slip in either is detected.
 """
 
 import functools
@@ -27,26 +27,26 @@ def identity(name, index):
   return f"{name}-{'-'.join(f'{key}={x}' for key, x in case['settings'].items()) or 'paper'}-{case['inputs']}-{index}"
 
 
-def same_tree(found, expected, where="golden.json"):
-  """Equal, but for the last digits of what exp and log of another C library give."""
+def same_tree(actual, expected, where="golden.json"):
+  """Asserts equality, up to the last digits of another C library's exp and log."""
   if isinstance(expected, dict):
-    assert list(found) == list(expected), where
+    assert list(actual) == list(expected), where
     for key in expected:
-      same_tree(found[key], expected[key], f"{where}/{key}")
+      same_tree(actual[key], expected[key], f"{where}/{key}")
   elif isinstance(expected, list):
-    assert len(found) == len(expected), where
-    for i, (a, b) in enumerate(zip(found, expected)):
+    assert len(actual) == len(expected), where
+    for i, (a, b) in enumerate(zip(actual, expected)):
       same_tree(a, b, f"{where}/{i}")
   elif isinstance(expected, float):
-    np.testing.assert_allclose(found, expected, rtol=1e-12, atol=1e-16, err_msg=where)
+    np.testing.assert_allclose(actual, expected, rtol=1e-12, atol=1e-16, err_msg=where)
   else:
-    assert found == expected, where
+    assert actual == expected, where
 
 
-def test_the_file_is_what_the_reference_gives():
+def test_the_file_matches_the_reference():
   same_tree(GOLDEN, json.loads(reference.dumps(reference.table())))
   text = reference.GOLDEN.read_text(encoding="utf-8")
-  assert reference.dumps(GOLDEN) == text, "its formatting: python -m tests.objectives.reference writes it"
+  assert reference.dumps(GOLDEN) == text, "the formatting differs; run python -m tests.objectives.reference"
   assert len(text) < 150_000
 
 
@@ -56,7 +56,8 @@ def test_every_objective_has_cases_and_its_defaults_written_down():
     assert {key: parameter.default for key, parameter in inspect.signature(factory).parameters.items()} == reference.PAPERS[name], name
     entry = GOLDEN["objectives"][name]
     assert entry["defaults"] == reference.PAPERS[name]
-    # A default that no case changes could be ignored unseen; custom's gate settings are those of the other objectives.
+    # A default that no case changes could be ignored unnoticed. The settings of custom's gates are
+    # those of the other objectives.
     changed = {key for case in entry["cases"] for key in case["settings"]}
     assert {} in [case["settings"] for case in entry["cases"]]
     assert name == "custom" or changed == set(reference.PAPERS[name]), name
@@ -73,7 +74,7 @@ def test_bounds_bind_in_some_tokens_and_not_in_others():
 @pytest.mark.parametrize(("name", "index"), CASES, ids=[identity(*case) for case in CASES])
 def test_loss_and_gradient_are_the_reference(x64, compiler_options, name, index):
   case = GOLDEN["objectives"][name]["cases"][index]
-  # `value` takes these two always; where a case does not read them they must change nothing.
+  # `value` always takes these two; they must change nothing if a case does not read them.
   fields = {*case["reads"], "old_logprobs", "advantages"}
   arrays = {field: np.asarray(GOLDEN["inputs"][case["inputs"]][field], float) for field in fields}
   loss, metrics, grads = compiled.evaluate(name, case["settings"], arrays, compiler_options)
@@ -87,7 +88,7 @@ def test_loss_and_gradient_are_the_reference(x64, compiler_options, name, index)
   assert ("clip_fraction" in case) == ("actor/pg_clipfrac" in metrics)
   if "clip_fraction" in case:
     np.testing.assert_allclose(metrics["actor/pg_clipfrac"], case["clip_fraction"], rtol=1e-12)
-  # The parts add up to the whole; the centred loss is a second view of the policy part, not a part.
+  # The parts add up to the whole. The centred loss is another view of the policy part, not a part.
   parts = [x for key, x in metrics.items() if key.endswith("_loss") and key != "sapo/centred_loss"]
   np.testing.assert_allclose(sum(parts), metrics["actor/loss"], rtol=1e-10)
   assert metrics["actor/loss"] == loss
@@ -95,7 +96,7 @@ def test_loss_and_gradient_are_the_reference(x64, compiler_options, name, index)
 
 @pytest.mark.parametrize("name", GOLDEN["objectives"])
 def test_reference_gradient_is_that_of_the_reference_loss(name):
-  """With the stop-gradients held where they are."""
+  """The stop-gradients are held fixed."""
   for case in GOLDEN["objectives"][name]["cases"]:
     inputs, step = {field: GOLDEN["inputs"][case["inputs"]][field] for field in case["reads"]}, 1e-6
     for field, expected in (("logprobs", case["grad_logprobs"]), ("values", case.get("grad_values"))):
@@ -121,13 +122,14 @@ def test_the_snippets_of_its_readme_run(monkeypatch):
     scope: dict = {}
     exec(snippet, scope)
     assert scope["num_compared"] > 2
-    # And it compares something.
+    # The snippet compares at least one case.
     with pytest.raises(AssertionError):
       exec(snippet.replace('case["loss"]', '(case["loss"] + 1e-3)'), {})
 
 
 def test_by_hand(evaluate):
-  # Two responses, ratios (2, 1/2) and (1/2), advantages +1 and −1, clip .2/.28: surrogates 1.28, 0.5 and −0.8; (−1.28 − 0.5 + 0.8)/3.
+  # Two responses with ratios (2, 1/2) and (1/2), advantages +1 and −1, clip .2/.28: the surrogates
+  # are 1.28, 0.5 and −0.8; the loss is (−1.28 − 0.5 + 0.8)/3.
   logprobs = np.log([[0.5, 0.25], [0.25, 0.9]])
   old_logprobs = np.log([[0.25, 0.5], [0.5, 0.1]])
   batch = {"logprobs": logprobs, "old_logprobs": old_logprobs, "advantages": np.array([1.0, -1.0]), "mask": np.array([[1, 1], [1, 0]])}
@@ -139,7 +141,8 @@ def test_by_hand(evaluate):
   np.testing.assert_allclose(metrics["actor/pg_clipfrac_seq"], 1, rtol=1e-6)
   np.testing.assert_allclose(metrics["ratio/mean"], 1, rtol=1e-6)
   np.testing.assert_allclose([metrics["ratio/min"], metrics["ratio/max"]], [0.5, 2], rtol=1e-6)
-  # Geometric means 1 and 1/2 of the two responses, products the same; (Σr)²/(n·Σr²) over three tokens and over two products.
+  # The geometric means of the two responses are 1 and 1/2, and so are the products; the effective
+  # sample size is (Σr)²/(n·Σr²) over three tokens and over two products.
   np.testing.assert_allclose([metrics["ratio/sequence/min"], metrics["ratio/sequence/max"]], [0.5, 1], rtol=1e-6)
   np.testing.assert_allclose([metrics["ratio/ess"], metrics["ratio/sequence/ess"]], [9 / (3 * 4.5), 2.25 / (2 * 1.25)], rtol=1e-6)
   np.testing.assert_allclose(metrics["actor/ppo_kl"], math.log(2) / 3, rtol=1e-6)
@@ -148,8 +151,9 @@ def test_by_hand(evaluate):
 
 
 def test_prefixes_by_hand(compiler_options):
-  # μ = .5 at every token, π = .6, .7, .5; weights w = 1, .9, .8; D = .1, .2, 0, whose 90 % quantile is .18, so b = min(.18, .04) = .04.
-  # Z = .1, .18, 0; room min(.15, .15 + .04·W − S) = .15, then .15 + .04 − .1 = .09: the second token is dropped for A > 0.
+  # μ = .5 at every token, π = .6, .7, .5; weights w = 1, .9, .8; D = .1, .2, 0, whose 90 % quantile
+  # is .18, so b = min(.18, .04) = .04. Z = .1, .18, 0; room min(.15, .15 + .04·W − S) = .15, then
+  # .15 + .04 − .1 = .09: the second token is dropped for A > 0.
   logprobs, old_logprobs, ones = np.log([[0.6, 0.7, 0.5]]), np.log([[0.5, 0.5, 0.5]]), np.ones((1, 3))
   cppo = functools.partial(compiled.evaluate, "cppo", {"anchor": "old"}, compiler_options=compiler_options)
   batch = {"logprobs": logprobs, "old_logprobs": old_logprobs, "mask": ones}
@@ -159,7 +163,8 @@ def test_prefixes_by_hand(compiler_options):
   loss, metrics, _ = cppo(batch | {"advantages": -ones})
   np.testing.assert_allclose(loss, (1.2 + 1.4 + 1) / 3, rtol=1e-6)
   assert metrics["actor/pg_clipfrac"] == 0
-  # Of 21 tokens two move, by .14 and .02: the quantile is 0, so b is the budget, .02, and the room of the second .15 + .02 − .14 = .03.
+  # Of 21 tokens two move, by .14 and .02: the quantile is 0, so b is the budget .02, and the room
+  # of the second is .15 + .02 − .14 = .03.
   prefix = np.log([[0.64, 0.52, *[0.5] * 19]])
   ones = np.ones((1, 21))
   loss, _, _ = cppo({"logprobs": prefix, "old_logprobs": np.log(ones / 2), "mask": ones, "advantages": ones})

@@ -1,8 +1,9 @@
-"""Peers: verl's and TRL's own loss functions, run once on the inputs of golden.json (see `peers.py`), against ours.
+"""Results of verl's and TRL's own loss functions on the inputs of golden.json, against ours.
 
-Where the definitions agree, loss, gradient and clip fraction must. Where they do not, the difference is stated here in one line and in
-numbers: `scale` (theirs = scale x ours), another setting of ours, or a test of its own. The record is needed again only for a new case, a
-new version of a peer, or other inputs in golden.json.
+`peers.py` has recorded them. Where the definitions agree, loss, gradient and clip fraction must
+agree. Where they differ, the difference is stated here in one line and in numbers: `scale` (theirs
+= scale x ours), another setting of ours, or a separate test. A new recording is needed only for a
+new case, a new version of a peer, or other inputs in golden.json.
 """
 
 import json
@@ -20,23 +21,26 @@ RECORDED = json.loads(peers.PEERS.read_text(encoding="utf-8"))
 INPUTS = json.loads(peers.GOLDEN.read_text(encoding="utf-8"))["inputs"]
 EXACT = 1e-10
 EPSILON = 3e-8
-"""verl divides by |y| + 1e-8 where it takes a mean over a sequence: 1e-8 of a term where |y| = 1."""
+"""verl divides a sequence's sum by |y| + 1e-8, an error of 1e-8 of a term if |y| = 1."""
 SINGLE = 2e-7
-"""TRL's SAPO takes τ from `torch.where(A > 0, 1.0, 1.05)`, which is a float32 for two Python numbers: 1.05 comes out 4.8e-8 too small."""
+"""TRL's SAPO takes τ from `torch.where(A > 0, 1.0, 1.05)`.
+
+This is a float32 for two Python numbers, so 1.05 is 4.8e-8 too small.
+"""
 
 
 class Ours(NamedTuple):
-  """The same thing in our words."""
+  """Equivalent objective and settings of this package."""
 
   name: str
   settings: dict[str, Any] = {}  # noqa: RUF012
   rtol: float = EXACT
   scale: float = 1.0
-  """Theirs over ours."""
+  """Their loss divided by ours."""
   same_value: bool = True
-  """Whether the loss agrees as well as its gradient."""
+  """Whether the loss agrees, not only its gradient."""
   clip_fraction: str | None = "actor/pg_clipfrac"
-  """The metric of ours that is the peer's clip fraction, if any."""
+  """Metric of this package that equals the peer's clip fraction, if any."""
 
 
 def penalty_only(estimator):
@@ -44,7 +48,8 @@ def penalty_only(estimator):
 
 
 GSPO_WIDE = {"clip_low": 0.05, "clip_high": 0.1}
-# Where TRL weighs sequences, its clip fraction counts sequences; ours of the plain name always counts tokens.
+# TRL's clip fraction counts sequences if it weighs sequences; ours of the plain name always counts
+# tokens.
 OF_SEQUENCES = "actor/pg_clipfrac_seq"
 
 AGREE = {
@@ -107,44 +112,49 @@ DIFFER = {
   "verl": {
     # The dual clip at 3 is always on; ours is off unless set.
     "vanilla": Ours("ppo", {"dual_clip": 3.0}),
-    # Without a loss_scale_factor the constant is the padded width, here 6, so padding changes the loss; ours must be given.
+    # Without a loss_scale_factor the constant is the padded width, here 6, so padding changes the
+    # loss. Our constant must be given.
     "vanilla-padded-width": Ours("dr_grpo", {"max_tokens": 6}),
-    # A plain sum over all tokens, here 16; ours has no weights that grow with the batch.
+    # This is a plain sum over all tokens, here 16. Ours has no weights that grow with the batch.
     "vanilla-token-sum": Ours("ppo", {}, scale=16),
-    # Given a global_batch_size, verl counts every row, here 5; ours counts the 4 that have a counted token.
+    # Given a global_batch_size, verl counts every row, here 5; ours counts the 4 that have a
+    # counted token.
     "vanilla-all-rows-count": Ours("ppo", {"weights": "sequence_sum"}, scale=4 / 5),
-    # GMPO is a plain mean over the rows of a micro-batch, those without a counted token too, whatever loss_agg_mode says; and its clip
-    # fraction counts a token that is out on either side, ours one whose gradient has ended.
+    # GMPO is a plain mean over all rows of a micro-batch, even those without a counted token,
+    # whatever loss_agg_mode is. Its clip fraction counts a token that is out on either side; ours
+    # counts one whose gradient has ended.
     "geo-mean": Ours("gmpo", {}, EPSILON, clip_fraction=None),
     "geo-mean-narrow": Ours("gmpo", {"log_clip_low": 0.1, "log_clip_high": 0.2}, EPSILON, clip_fraction=None),
     "geo-mean-with-an-empty-row": Ours("gmpo", {}, EPSILON, scale=4 / 5, clip_fraction=None),
-    # With an advantage a token, verl takes their mean before the product; the sum is the same.
+    # With one advantage per token, verl takes their mean before the product; the sum is the same.
     "geo-mean-token-advantages": Ours("gmpo", {}, EPSILON, clip_fraction=None),
-    # The value is −A·log π; ours is −A, which has the same gradient and is comparable to the other methods'.
+    # Their value is −A·log π. Ours is −A, which has the same gradient and is comparable to that of
+    # other methods.
     "reinforce": Ours("reinforce", {}, same_value=False),
     "gpg": Ours("reinforce", {"weights": "token_mean"}, same_value=False),
   },
   "trl": {
-    # The mean is over all rows, those without a counted token too; ours counts the rows that have one.
+    # Their mean is over all rows; ours is over the rows that have a counted token.
     "grpo-with-an-empty-row": Ours("grpo", {"kl_coef": 0.0}, scale=4 / 5),
     # CISPO's cap is the ratio itself, ours its distance from 1.
     "cispo": Ours("cispo", {"clip_high": 5.0 - 1.0}),
     "cispo-near": Ours("cispo", {"clip_high": 1.1 - 1.0}),
-    # And where no cap is set it is 0.2: every weight becomes 0.2, that is, a learning rate five times smaller.
+    # If no cap is set it is 0.2: every weight becomes 0.2, which makes the learning rate five times
+    # smaller.
     "cispo-unset": Ours("reinforce", {"weights": "token_mean"}, scale=0.2, same_value=False),
-    # delta caps the ratio before both branches. Above 1 + epsilon_high that is the dual clip; below, A < 0 ends at 1 + epsilon_high and
-    # A > 0 at delta.
+    # delta caps the ratio before both branches. Above 1 + epsilon_high it is the dual clip. Below
+    # it, A < 0 ends at 1 + epsilon_high and A > 0 at delta.
     "delta-inside-the-band": Ours("dapo", {"clip_high": 1.1 - 1.0, "dual_clip": 1.2}, clip_fraction=None),
   },
 }
 ALONE = {"verl": {"kl-k3-far-from-the-reference"}, "trl": {"grpo-entropy", "gspo-weighted-kl", "off-policy-mask"}}
-"""Differences with a test of their own below."""
+"""Cases with a separate test below."""
 
 COMPARED = [(peer, name, ours) for table in (AGREE, DIFFER) for peer, cases in table.items() for name, ours in cases.items()]
 
 
 def arguments(case, name):
-  """Arguments of `objectives.value` on the inputs of a recorded case."""
+  """Returns the arguments of `objectives.value` on the inputs of a recorded case."""
   inputs = {field: np.asarray(rows, float) for field, rows in peers.inputs_of(case, name, INPUTS).items()}
   critic = ("values", "returns", "old_values")
   if case["function"] in ("compute_value_loss", "kl_penalty"):
@@ -181,14 +191,14 @@ def test_loss_and_gradient_are_the_peers(run, peer, name, ours):
   np.testing.assert_allclose(ours.scale * grad, case["grad"], rtol=ours.rtol, atol=1e-15)
   assert np.any(grad)
   if ours.same_value:
-    # A loss is a sum of both signs: what each term lacks may be more of the sum.
+    # A loss sums terms of both signs, so the relative error of the sum may exceed that of a term.
     np.testing.assert_allclose(ours.scale * loss, case["loss"], rtol=EXACT, atol=0 if ours.rtol == EXACT else ours.rtol)
   else:
     assert not np.isclose(ours.scale * loss, case["loss"], rtol=1e-2)
   theirs = [case["metrics"][key] for key in ("actor/pg_clipfrac", "clip_ratio/region_mean") if key in case["metrics"]]
-  # verl reports a plain 0 where it has no clip.
+  # verl reports 0 if it has no clip.
   if theirs and ours.clip_fraction in metrics:
-    # Theirs is a float32, over a number of tokens to which verl adds 1e-8.
+    # Theirs is a float32, and verl adds 1e-8 to the number of tokens.
     np.testing.assert_allclose(metrics[ours.clip_fraction], theirs[0], rtol=1e-6)
 
 
@@ -201,7 +211,7 @@ def test_verl_defaults_are_not_ours(run, name, plain):
 def test_verl_caps_k3_at_10_and_ours_does_not(run):
   loss, grad, _, case = run(penalty_only("k3"), "verl", "kl-k3-far-from-the-reference")
   theirs, token = np.asarray(case["grad"]), (0, 0)
-  # log u = 5 at that token: k3 is e⁵ − 6 = 142, with slope 1 − e⁵, in theirs 10 with slope 0.
+  # log u = 5 at that token: k3 is e⁵ − 6 = 142 with slope 1 − e⁵; theirs is 10 with slope 0.
   np.testing.assert_allclose(loss - case["loss"], (np.exp(5.0) - 6 - 10) / 16, rtol=EXACT)
   np.testing.assert_allclose(grad[token], (1 - np.exp(5.0)) / 16, rtol=EXACT)
   assert theirs[token] == 0
@@ -219,7 +229,7 @@ def test_trl_takes_the_entropy_bonus_over_tokens_whatever_the_weights(run):
   np.testing.assert_allclose(with_bonus, without - 0.01 * of_sequences, rtol=EXACT)
 
 
-def test_trl_weighs_the_kl_by_the_sequence_ratio_where_that_is_the_level(run):
+def test_trl_weighs_the_kl_by_the_sequence_ratio_at_that_level(run):
   settings = GSPO_WIDE | {"kl_coef": 0.3, "kl_estimator": "weighted_k3"}
   plain, _, _, case = run(Ours("gspo", GSPO_WIDE), "trl", "gspo-weighted-kl")
   ours, _, _, _ = run(Ours("gspo", settings), "trl", "gspo-weighted-kl")

@@ -1,4 +1,4 @@
-"""Relations: A = B when c = 0. Double precision; on-policy equalities are exact."""
+"""Relations of the kind A = B when c = 0, in double precision; on-policy equalities are exact."""
 
 import functools
 
@@ -25,13 +25,15 @@ def loss_and_grad(evaluate, penalties_off):
   def of_policy_term(name, batch, **changes):
     fields = ("logprobs", "old_logprobs", "sampler_logprobs", "advantages", "mask")
     wanted = ("actor/loss", "actor/pg_clipfrac", "sapo/")
-    found = evaluate(name, {field: batch[field] for field in fields}, wanted=wanted, **(penalties_off(name) | changes))
-    return found.loss, found.grads["logprobs"], found.metrics
+    evaluation = evaluate(
+      name, {field: batch[field] for field in fields}, wanted=wanted, **(penalties_off(name) | changes)
+    )
+    return evaluation.loss, evaluation.grads["logprobs"], evaluation.metrics
 
   return of_policy_term
 
 
-# Every method that compares, with one and the same way to weigh; whatever its gate, it is not felt on-policy.
+# Every method with a ratio, with the same weights. On-policy no gate has an effect.
 ON_POLICY = [
   ("ppo", {}),
   ("ppo", {"clip_low": 0, "clip_high": 0, "dual_clip": 1.5}),
@@ -63,16 +65,16 @@ ON_POLICY = [
 def test_on_policy_every_gradient_is_reinforce(x64, make_batch, gradient, name, changes):
   batch = make_batch(level="sequence")
   batch["old_logprobs"] = batch["sampler_logprobs"] = batch["logprobs"]
-  found = gradient(name, batch, weights="sequence_mean", **changes)
+  actual = gradient(name, batch, weights="sequence_mean", **changes)
   mask = batch["mask"]
   expected = -mask * batch["advantages"][:, None] / mask.sum(1, keepdims=True) / len(mask)
   if changes.get("ratio") == "product":
     expected *= mask.sum(1, keepdims=True)
-  # Ratios of sequences sum their tokens' shares, which rounds; all others are exact.
-  np.testing.assert_allclose(found, expected, rtol=1e-14)
+  # Ratios of sequences sum the shares of their tokens, which rounds; all others are exact.
+  np.testing.assert_allclose(actual, expected, rtol=1e-14)
 
 
-def test_gspo_token_is_gspo_for_one_advantage_a_sequence(x64, make_batch, loss_and_grad):
+def test_gspo_token_is_gspo_for_one_advantage_per_sequence(x64, make_batch, loss_and_grad):
   batch = make_batch(seed=4, level="sequence", spread=0.1)
   changes = {"clip_low": 0.03, "clip_high": 0.04}
   loss, grad, metrics = loss_and_grad("gspo", batch, **changes)
@@ -92,7 +94,7 @@ def test_gspo_token_differs_from_gspo_for_unequal_advantages(x64, make_batch, lo
   assert np.max(np.abs(token_grad - grad)) > 1e-3
 
 
-def test_gspo_weighs_all_tokens_of_a_response_alike_and_clips_it_whole(x64, make_batch, loss_and_grad):
+def test_gspo_weighs_all_tokens_of_a_response_alike_and_clips_it_as_a_whole(x64, make_batch, loss_and_grad):
   batch = make_batch(seed=4, level="sequence", spread=0.1)
   _, grad, _ = loss_and_grad("gspo", batch, clip_low=0.03, clip_high=0.04)
   kept = 0
@@ -114,7 +116,7 @@ def test_sequence_ratio_lies_between_the_least_token_and_their_mean(x64, make_ba
   for row, length in enumerate((5, 3, 1, 6)):
     r = np.exp(log_ratio[row, :length])
     assert r.min() - 1e-15 <= s[row, 0] <= r.mean() + 1e-15
-  # A permutation of the tokens, or the response said twice, leaves it where it was.
+  # Neither a permutation of the tokens nor a repetition of the response changes it.
   row = log_ratio[3]
   twice = jnp.concatenate([row[::-1], row])[None]
   np.testing.assert_allclose(np.exp(sequence_ratio(twice, jnp.ones((1, 12)), None))[0, 0], s[3, 0], rtol=1e-14)
@@ -155,8 +157,8 @@ def test_weight_of_a_token_as_its_own_and_other_responses_grow(x64, make_batch, 
 def test_hard_clip_truth_table(x64, ratio, advantage, slope):
   gate, a = hard_clip(0.2, 0.2), jnp.full((1, 1), float(advantage))
   z = jnp.full((1, 1), np.log(ratio))
-  found = jax.grad(lambda x: gate(x, a)[0].sum())(z)
-  np.testing.assert_allclose(found, slope, rtol=1e-12)
+  gradient = jax.grad(lambda x: gate(x, a)[0].sum())(z)
+  np.testing.assert_allclose(gradient, slope, rtol=1e-12)
   assert gate(z, a)[0] <= ratio * advantage + 1e-15
   assert (gate(z, a)[1]["actor/pg_clipfrac"] == 1) == (slope == 0)
 
@@ -181,7 +183,7 @@ def test_a_ratio_exactly_on_the_bound_keeps_its_gradient(x64):
   ],
 )
 def test_without_bounds_all_token_methods_are_plain_importance_sampling(x64, make_batch, gradient, name, changes):
-  """And where the sampler weighs in, by its mismatch or as the anchor, it is the full weight π/μ."""
+  """If the sampler takes part, by its mismatch or as the anchor, the weight is the full π/μ."""
   batch = make_batch()
   anchor = batch["sampler_logprobs" if name in ("minirl", "dppo_tv", "dppo_kl", "cppo") else "old_logprobs"]
   ratio, mask = np.exp(batch["logprobs"] - anchor), batch["mask"]
@@ -190,7 +192,10 @@ def test_without_bounds_all_token_methods_are_plain_importance_sampling(x64, mak
 
 
 def test_sapo_opens_into_plain_importance_sampling(x64, make_batch, loss_and_grad, gradient):
-  """w = 1 − τ²(r − 1)²/4 + ..., and f − 2/τ + 1 = r − τ²(r − 1)³/12 + ...: a tenth of τ is a hundredth of the error."""
+  """w = 1 − τ²(r − 1)²/4 + ..., and f − 2/τ + 1 = r − τ²(r − 1)³/12 + ...
+
+  A tenth of τ gives a hundredth of the error.
+  """
   batch = make_batch()
   ratio, mask = np.exp(batch["logprobs"] - batch["old_logprobs"]), batch["mask"]
   weights = mask / mask.sum(1, keepdims=True) / 4
@@ -206,7 +211,8 @@ def test_cispo_keeps_every_gradient_that_ppo_ends(x64, make_batch, gradient):
   batch = make_batch(lengths=(6, 6, 6, 6))
   capped, clipped = gradient("cispo", batch, clip_high=0.2), gradient("dapo", batch, clip_high=0.2)
   assert np.all(capped != 0) and 0.1 < np.mean(clipped == 0) < 0.9
-  # Where PPO's upper clip binds, the weight stands at the bound; where nothing binds, the two are one.
+  # Where PPO's upper clip binds, the weight is at the bound. Where nothing binds, the two are
+  # equal.
   ratio, advantages = np.exp(batch["logprobs"] - batch["old_logprobs"]), batch["advantages"]
   bound = (ratio > 1.2) & (advantages > 0)
   np.testing.assert_allclose(capped[bound], -1.2 * advantages[bound] / 24, rtol=1e-12)
@@ -214,7 +220,7 @@ def test_cispo_keeps_every_gradient_that_ppo_ends(x64, make_batch, gradient):
   np.testing.assert_allclose(capped[inside], clipped[inside], rtol=1e-12)
 
 
-# Methods that meet where their levels, lengths or clips do.
+# Methods that agree if their levels, lengths or clips do.
 
 
 def test_gmpo_without_clips_is_gspo_without_clips(x64, make_batch, loss_and_grad):
@@ -236,12 +242,12 @@ def test_one_token_responses_make_gmpo_grpo_and_rloo_gspo(x64, make_batch, loss_
     (("reinforce", {}), ("reinforce", {"weights": "token_mean"})),
   ]
   for (name, changes), (other, other_changes) in pairs:
-    found, expected = loss_and_grad(name, batch, **changes), loss_and_grad(other, batch, **other_changes)
-    np.testing.assert_allclose(found[0], expected[0], rtol=1e-12, err_msg=name)
-    np.testing.assert_allclose(found[1], expected[1], rtol=1e-12, atol=1e-16, err_msg=name)
-    if "actor/pg_clipfrac" in found[2]:
-      assert found[2]["actor/pg_clipfrac"] == expected[2]["actor/pg_clipfrac"]
-      assert name == "minpro" or 0 < found[2]["actor/pg_clipfrac"] < 1
+    actual, expected = loss_and_grad(name, batch, **changes), loss_and_grad(other, batch, **other_changes)
+    np.testing.assert_allclose(actual[0], expected[0], rtol=1e-12, err_msg=name)
+    np.testing.assert_allclose(actual[1], expected[1], rtol=1e-12, atol=1e-16, err_msg=name)
+    if "actor/pg_clipfrac" in actual[2]:
+      assert actual[2]["actor/pg_clipfrac"] == expected[2]["actor/pg_clipfrac"]
+      assert name == "minpro" or 0 < actual[2]["actor/pg_clipfrac"] < 1
 
 
 def test_luspo_is_gspo_with_each_response_times_its_length(x64, make_batch, gradient):
@@ -253,7 +259,10 @@ def test_luspo_is_gspo_with_each_response_times_its_length(x64, make_batch, grad
 
 
 def test_a_mismatch_weighs_minirl_beside_the_clip(x64, make_batch, gradient):
-  """k and the clip do not see one another: without mismatch the core is the clipped sum, with one each token has its factor min(k, 5)."""
+  """k and the clip are independent.
+
+  Without a mismatch the loss is the clipped sum; with one each token has a factor min(k, 5).
+  """
   batch = make_batch()
   core = gradient("custom", batch, weights="sequence_sum", clip_high=0.27)
   np.testing.assert_allclose(gradient("minirl", batch | {"sampler_logprobs": batch["old_logprobs"]}), core, rtol=1e-12)
@@ -285,25 +294,26 @@ def test_enlarging_either_bound_never_clips_more(x64, make_batch, loss_and_grad,
   # Each bound is for advantages of one sign.
   lows = [fractions(low, middle) for low in (small, middle, large)]
   highs = [fractions(middle, high) for high in (small, middle, large)]
-  for found, own, other in ((lows, 2, 4), (highs, 4, 2)):
-    assert np.all(np.diff(found, axis=0) <= 0) and np.all(found[0] >= 0)
-    assert found[0][own] > found[2][own] and np.all(found[0][other : other + 2] == found[2][other : other + 2])
+  for swept, own, other in ((lows, 2, 4), (highs, 4, 2)):
+    assert np.all(np.diff(swept, axis=0) <= 0) and np.all(swept[0] >= 0)
+    assert swept[0][own] > swept[2][own] and np.all(swept[0][other : other + 2] == swept[2][other : other + 2])
 
 
-def test_a_clip_fraction_counts_what_binds_in_tokens_and_in_responses(x64, loss_and_grad):
-  """By hand. Ratios of responses 2, 2, 1/2, 1/2, 1 at advantages +, −, +, −, +, of 1, 2, 3, 4 and 6 tokens."""
+def test_clip_fractions_count_tokens_and_responses_at_which_a_clip_binds(x64, loss_and_grad):
+  """By hand: 1, 2, 3, 4, 6 tokens, ratios 2, 2, 1/2, 1/2, 1 and advantages +, −, +, −, +."""
   lengths, ratios, advantages = (1, 2, 3, 4, 6), (2, 2, 0.5, 0.5, 1), (1.0, -1.0, 2.0, -2.0, 1.0)
   mask = (np.arange(6) < np.array(lengths)[:, None]).astype(float)
   logprobs = np.repeat(np.log(np.array(ratios))[:, None], 6, axis=1)
   batch = {"logprobs": logprobs, "old_logprobs": 0 * logprobs, "sampler_logprobs": 0 * logprobs, "advantages": np.array(advantages)}
   _, grad, metrics = loss_and_grad("gspo", batch | {"mask": mask}, clip_low=0.2, clip_high=0.2)
-  # The first (up, and gained) and the fourth (down, and lost) have left the band in their own direction; the others come back.
+  # The first (up, and gained) and the fourth (down, and lost) have left the band in the advantage's
+  # direction; the others return.
   expected = {"": 5 / 16, "_pos": 1 / 10, "_neg": 4 / 6, "_seq": 2 / 5, "_seq_pos": 1 / 3, "_seq_neg": 1 / 2}
   for sign, fraction in expected.items():
     np.testing.assert_allclose(metrics[f"actor/pg_clipfrac{sign}"], fraction, rtol=1e-12, err_msg=sign)
   np.testing.assert_allclose(np.all(grad == 0, axis=1), [True, False, False, True, False])
 
-  # Token by token: one clipped token is enough for its response to count, whatever its length.
+  # At token level, one clipped token makes its response count, whatever its length.
   logprobs = np.zeros_like(logprobs)
   logprobs[4, 2] = logprobs[3, :3] = np.log(2)
   _, _, metrics = loss_and_grad("dapo", batch | {"mask": mask, "logprobs": logprobs})
@@ -312,19 +322,19 @@ def test_a_clip_fraction_counts_what_binds_in_tokens_and_in_responses(x64, loss_
     np.testing.assert_allclose(metrics[f"actor/pg_clipfrac{sign}"], fraction, rtol=1e-12, err_msg=sign)
 
 
-def test_a_response_with_advantages_of_both_signs_is_of_both_populations(x64, loss_and_grad):
+def test_a_response_with_advantages_of_both_signs_belongs_to_both_populations(x64, loss_and_grad):
   logprobs = np.log([[2.0, 0.5, 2.0], [1.0, 1.0, 2.0]])
   batch = {"logprobs": logprobs, "old_logprobs": 0 * logprobs, "sampler_logprobs": 0 * logprobs, "mask": np.ones((2, 3))}
   _, _, metrics = loss_and_grad("dapo", batch | {"advantages": np.array([[1.0, 1.0, -1.0], [-1.0, -1.0, 1.0]])})
-  found = [metrics[f"actor/pg_clipfrac{sign}"] for sign in ("", "_pos", "_neg", "_seq", "_seq_pos", "_seq_neg")]
-  np.testing.assert_allclose(found, [2 / 6, 2 / 3, 0, 1, 1, 0], rtol=1e-12)
+  fractions = [metrics[f"actor/pg_clipfrac{sign}"] for sign in ("", "_pos", "_neg", "_seq", "_seq_pos", "_seq_neg")]
+  np.testing.assert_allclose(fractions, [2 / 6, 2 / 3, 0, 1, 1, 0], rtol=1e-12)
 
 
 # DPPO.
 
 
-def test_dppo_is_ppo_where_the_sampler_is_indifferent(x64, make_batch, gradient):
-  """With μ the same for all tokens, |π − μ| = μ·|r − 1|: a ball of radius μ·ε is the clip of ε."""
+def test_dppo_is_ppo_if_the_sampler_is_indifferent(x64, make_batch, gradient):
+  """If μ is the same for all tokens, |π − μ| = μ·|r − 1|: a ball of radius μ·ε is the clip of ε."""
   batch = make_batch(seed=1, lengths=(6, 5, 6, 6))
   probability = 0.25
   indifferent = np.full((4, 6), np.log(probability))
@@ -344,16 +354,16 @@ def random_policies(seed, vocab, spread):
 
 @given(seed=st.integers(0, 10**6), vocab=st.integers(2, 9), spread=st.floats(0.0, 4.0))
 @settings(max_examples=60)
-def test_what_the_sampled_token_shows_is_no_more_than_the_whole_divergence(seed, vocab, spread):
-  """Data processing: "this token or another" forgets which other."""
+def test_the_divergence_of_the_sampled_token_is_at_most_the_whole_divergence(seed, vocab, spread):
+  """Data processing: the event "this token or another" forgets which other token."""
   pi, mu = random_policies(seed, vocab, spread)
-  # All tokens as one row of nine, whatever the vocabulary: one program.
+  # A row of nine tokens, whatever the vocabulary, needs only one program.
   log_pi, log_mu = (np.pad(np.log(p), (0, 9 - vocab), constant_values=-1.0)[None] for p in (pi, mu))
   with jax.enable_x64(True):
     tv, kl = (np.asarray(of(jnp.asarray(log_pi), jnp.asarray(log_mu)))[0, :vocab] for of in (binary_tv, binary_kl))
   full_tv, full_kl = np.sum(np.abs(pi - mu)) / 2, np.sum(mu * np.log(mu / pi))
   assert np.all(tv <= full_tv + 1e-12) and np.all(kl <= full_kl + 1e-12) and np.all(kl >= -1e-12)
-  # Pinsker; and of two tokens nothing is forgotten.
+  # Pinsker's inequality. With two tokens nothing is forgotten.
   assert np.all(2 * np.square(tv) <= kl + 1e-12)
   if vocab == 2:
     np.testing.assert_allclose(tv, full_tv, rtol=1e-9, atol=1e-13)
@@ -374,18 +384,18 @@ def test_gamma_weight_shape(x64, k, rate):
 
   assert phi(0.0)[0] == 1
   log_rho = np.linspace(-20, 20, 40_001)
-  found = phi(log_rho)
-  assert np.all(np.isfinite(found)) and np.all(found >= 0) and found[0] < 1e-7 and found[-1] == 0
+  weights = phi(log_rho)
+  assert np.all(np.isfinite(weights)) and np.all(weights >= 0) and weights[0] < 1e-7 and weights[-1] == 0
   peak = np.log(k / rate)
-  np.testing.assert_allclose(log_rho[found.argmax()], peak, atol=1e-3)
-  # 1.208 and 1.242 are what the paper's constants give.
+  np.testing.assert_allclose(log_rho[weights.argmax()], peak, atol=1e-3)
+  # The paper's constants give 1.208 and 1.242.
   largest = {(2.0, 3.0): 1.2081, (3.0, 2.0): 1.2416, (1.0, 1.0): 1.0}[k, rate]
-  np.testing.assert_allclose(found.max(), largest, atol=1e-4)
-  rises = np.diff(found)
-  assert np.all(rises[log_rho[:-1] < peak - 1e-3] > 0) and np.all(rises[(log_rho[:-1] > peak) & (found[1:] > 0)] < 0)
+  np.testing.assert_allclose(weights.max(), largest, atol=1e-4)
+  rises = np.diff(weights)
+  assert np.all(rises[log_rho[:-1] < peak - 1e-3] > 0) and np.all(rises[(log_rho[:-1] > peak) & (weights[1:] > 0)] < 0)
 
 
-def test_vespo_takes_its_constants_by_the_sign_of_the_advantage(x64, make_batch, gradient):
+def test_vespo_chooses_its_constants_by_the_sign_of_the_advantage(x64, make_batch, gradient):
   batch = make_batch(level="sequence", lengths=(6, 6, 6, 6), spread=0.2)
   up, down = (gradient("vespo", batch | {"advantages": sign * np.ones(4)}) for sign in (1, -1))
   rho = np.exp(np.sum(batch["logprobs"] - batch["old_logprobs"], axis=1, keepdims=True))
@@ -401,17 +411,20 @@ jitted_prefix_min_ratio = jax.jit(prefix_min_ratio)
 @given(seed=st.integers(0, 10**6), length=st.integers(1, 8), at=st.integers(0, 7), more=st.floats(0.0, 3.0))
 @settings(max_examples=60)
 def test_prefix_minimum(seed, length, at, more):
-  """r_t·min_{j<t} r_j, non-decreasing in every ratio of the prefix, and r_t itself for the first token and where the least is 1."""
+  """r_t·min_{j<t} r_j does not decrease in any ratio of the prefix.
+
+  It is r_t itself for the first token and if the minimum is 1.
+  """
   z = np.random.default_rng(seed).standard_normal(8)
   mask = (np.arange(8) < length).astype(float)[None]
   raised = z + more * (np.arange(8) == at)
   with jax.enable_x64(True):
-    found, higher = (np.asarray(jitted_prefix_min_ratio(x[None], mask, None))[0] for x in (z, raised))
+    ratios, higher = (np.asarray(jitted_prefix_min_ratio(x[None], mask, None))[0] for x in (z, raised))
   expected = [z[t] + (min(z[:t]) if t else 0) for t in range(length)]
-  np.testing.assert_allclose(found[:length], expected, rtol=1e-12, atol=1e-15)
-  assert np.all(higher[:length] >= found[:length]) and np.all(higher[:at] == found[:at])
-  # Never more than the weight of the token and its best-trusted predecessor; never less than that of the worst.
-  assert np.all(found[1:length] <= z[1:length] + z[0] + 1e-12)
+  np.testing.assert_allclose(ratios[:length], expected, rtol=1e-12, atol=1e-15)
+  assert np.all(higher[:length] >= ratios[:length]) and np.all(higher[:at] == ratios[:at])
+  # It is at most the weight of the token with any one predecessor, here the first.
+  assert np.all(ratios[1:length] <= z[1:length] + z[0] + 1e-12)
 
 
 def test_repeating_a_response_squares_its_product_and_leaves_its_mean(x64):
@@ -433,10 +446,10 @@ def test_the_bound_of_the_log_ratio_ends_the_gradient_through_a_ratio_and_not_th
   batch = make_batch(lengths=(6, 6, 6, 6), level="sequence")
   far = np.where(np.arange(4)[:, None] < 2, np.array([[1e3], [-1e3], [0], [0]]), 0.1)
   batch |= {"old_logprobs": batch["logprobs"] - far, "sampler_logprobs": batch["logprobs"] - far}
-  # Both move back to where they came from, where no clip binds: a rare token to be lost again, a common one to be regained.
-  found = gradient(name, batch | {"advantages": np.array([-1.0, 1.0, 1.0, -1.0])})
-  assert np.all(found[2:] != 0) or name in ("gspo", "gspo_token", "luspo", "rloo")
-  assert np.all(found[:2] == 0) if name in THROUGH_THE_RATIO else np.any(found[:2] != 0) or name == "vespo"
+  # Two tokens move back, where no clip binds: a rare token loses again and a common one regains.
+  actual = gradient(name, batch | {"advantages": np.array([-1.0, 1.0, 1.0, -1.0])})
+  assert np.all(actual[2:] != 0) or name in ("gspo", "gspo_token", "luspo", "rloo")
+  assert np.all(actual[:2] == 0) if name in THROUGH_THE_RATIO else np.any(actual[:2] != 0) or name == "vespo"
 
 
 # SAPO's gate.
@@ -444,7 +457,7 @@ def test_the_bound_of_the_log_ratio_ends_the_gradient_through_a_ratio_and_not_th
 
 @functools.partial(jax.jit, static_argnames="tau")
 def gate_and_slope(log_ratio, tau, advantage):
-  """Per-token surrogate, its gradient, and the gate w."""
+  """Computes the per-token surrogate, its gradient, and the gate w."""
   advantages = jnp.full_like(log_ratio, advantage)
   surrogate, vjp, metrics = jax.vjp(lambda z: soft_gate(tau, tau)(z, advantages), log_ratio, has_aux=True)
   w = jnp.where(advantages > 0, metrics["sapo/gate_pos"], metrics["sapo/gate_neg"])
@@ -495,7 +508,7 @@ def test_soft_gate_underflows_late_in_single_precision():
   _, slope, w = soft(1 + distance, 1.0)
   assert slope.dtype == np.float32 and np.all(slope > 0) and np.all(w > 0)
   np.testing.assert_allclose(slope, (1 + distance) / np.cosh(distance.astype(np.float64) / 2) ** 2, rtol=5e-5)
-  # The textbook form has long been 0 there.
+  # The textbook form has long underflowed to 0 there.
   p = jax.nn.sigmoid(jnp.float32(20.0))
   assert p * (1 - p) == 0
 

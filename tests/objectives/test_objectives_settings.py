@@ -1,4 +1,4 @@
-"""Every option of every objective does something, and what would not is refused."""
+"""Every option of every objective has an effect, and settings without effect are refused."""
 
 import inspect
 import itertools
@@ -17,7 +17,8 @@ from jaxrl_llm.objectives.settings import RULES, checked, gate_settings
 from jaxrl_llm.segments import token_mean
 from jaxrl_llm.types import Objective
 
-# Each hyper-parameter: the settings before, and its own new value. One entry serves every objective that has it.
+# Each hyper-parameter has the settings before and its own new value. One entry serves every
+# objective that has it.
 TURNS = {
   "ratio": ({}, "sequence"),
   "gate": ({}, "soft"),
@@ -50,13 +51,14 @@ TURNS = {
   "value_clip": ({"value_coef": 0.5}, 0.01),
 }
 THIRD_SLOT = ("weights", "max_tokens")
-# Of the shared hyper-parameters; the golden table checks that one with a rule of its own changes something.
+# Options with a rule in `RULES`. The golden table checks that options with their own rule have an
+# effect.
 OPTIONS = [(name, option) for name, factory in OBJECTIVES.items() for option in inspect.signature(factory).parameters if option in RULES]
 GATE_SETTINGS = {setting for gate in GATES for setting in gate_settings(gate)}
 
 
 def with_its_gate(name, option):
-  """What makes `custom` read a setting of a gate: the first gate that has it."""
+  """Returns the first gate that has a setting, which makes `custom` read it."""
   if name != "custom" or option not in GATE_SETTINGS:
     return {}
   return {"gate": next(gate for gate in GATES if option in gate_settings(gate))}
@@ -79,27 +81,29 @@ def test_every_option_changes_loss_or_gradient(make_batch, evaluate, name, optio
   batch = make_batch(lengths=(6, 3, 1, 5))
   before, turned = TURNS[option]
   before = before | with_its_gate(name, option)
-  reference, found = (parts(evaluate(name, batch, wanted=(), **before | new)) for new in ({}, {option: turned}))
-  assert differ(found, reference)
+  reference, changed = (parts(evaluate(name, batch, wanted=(), **before | new)) for new in ({}, {option: turned}))
+  assert differ(changed, reference)
 
 
 @pytest.mark.parametrize("name", OBJECTIVES)
 def test_every_choice_of_weights_changes_the_weights(make_batch, name):
-  """They are the whole third slot, and the loss is linear in them."""
+  """The weights are the whole third slot, and the loss is linear in them."""
   mask = jnp.asarray(make_batch(lengths=(6, 3, 1, 5))["mask"])
   choices = [{"weights": weights} for weights in WEIGHTS if weights != "constant"]
   choices += [{"weights": "constant", "max_tokens": max_tokens} for max_tokens in (10, 20)]
-  found = [make(name, **choice).weigh(mask, None) for choice in choices]
-  assert not any(np.allclose(a, b) for a, b in itertools.combinations(found, 2))
+  by_choice = [make(name, **choice).weigh(mask, None) for choice in choices]
+  assert not any(np.allclose(a, b) for a, b in itertools.combinations(by_choice, 2))
   default = inspect.signature(OBJECTIVES[name]).parameters["weights"].default
   expected = weights_by_name(default, inspect.signature(OBJECTIVES[name]).parameters["max_tokens"].default)
   np.testing.assert_array_equal(make(name).weigh(mask, None), expected(mask, None))
 
 
 def test_kl_estimators_differ(make_batch, evaluate):
-  found = {name: parts(evaluate("grpo", make_batch(), wanted=(), kl_coef=0.5, kl_estimator=name)) for name in KL_ESTIMATORS}
-  for name, other in itertools.combinations(found, 2):
-    assert differ(found[name], found[other]), (name, other)
+  outcomes = {
+    name: parts(evaluate("grpo", make_batch(), wanted=(), kl_coef=0.5, kl_estimator=name)) for name in KL_ESTIMATORS
+  }
+  for name, other in itertools.combinations(outcomes, 2):
+    assert differ(outcomes[name], outcomes[other]), (name, other)
 
 
 POSITIVE = (0, -1, "1", True, float("nan"), float("inf"), None)
@@ -143,7 +147,7 @@ WRONG = {
 
 
 @pytest.mark.parametrize(("name", "option"), OPTIONS)
-def test_illegal_settings_are_named_found_and_expected(name, option):
+def test_illegal_settings_are_named_with_found_and_expected(name, option):
   default = inspect.signature(OBJECTIVES[name]).parameters[option].default
   for wrong in WRONG[option]:
     if wrong is None and default is None:
@@ -197,7 +201,7 @@ def test_a_wrong_name_is_corrected(wrong, right):
   assert all(name in str(error.value) for name in OBJECTIVES)
 
 
-def test_a_name_like_nothing_gets_the_list_alone():
+def test_an_unfamiliar_name_gets_only_the_list():
   with pytest.raises(ValueError, match="^unknown objective 'xyzzy'; known: ppo") as error:
     make("xyzzy")
   assert "did you mean" not in str(error.value)
@@ -216,7 +220,7 @@ def test_a_wrong_hyper_parameter_is_corrected():
 
 @pytest.mark.parametrize("name", OBJECTIVES)
 def test_signature_and_docstring_name_every_setting(name):
-  """Those that all algorithms share too, which none of their files has; `**gate_settings` stands for those of the gates."""
+  """These include the shared ones; `**gate_settings` stands for those of the gates."""
   factory = OBJECTIVES[name]
   sections = re.split(r"\n\n(?=\w+:\n)", inspect.cleandoc(factory.__doc__))
   documented = re.findall(r"^  (\w+):", next(section for section in sections if section.startswith("Args:")), flags=re.MULTILINE)
@@ -244,12 +248,12 @@ NAMED_BY_PARTS = {
 
 
 @pytest.mark.parametrize("name", NAMED_BY_PARTS)
-def test_a_custom_objective_with_the_parts_of_a_named_one_is_that_one(make_batch, evaluate, name):
+def test_a_custom_objective_with_the_parts_of_a_named_one_equals_it(make_batch, evaluate, name):
   batch = make_batch(lengths=(6, 3, 1, 5))
   settings = NAMED_BY_PARTS[name]
   assert make("custom", **settings).needs == make(name).needs
-  found, expected = (parts(evaluate(n, batch, wanted=(), **s)) for n, s in (("custom", settings), (name, {})))
-  for x, y in zip(found, expected, strict=True):
+  actual, expected = (parts(evaluate(n, batch, wanted=(), **s)) for n, s in (("custom", settings), (name, {})))
+  for x, y in zip(actual, expected, strict=True):
     np.testing.assert_array_equal(x, y)
 
 

@@ -1,4 +1,4 @@
-"""KL penalties by enumeration and against the peers' own, the estimates for a reward, the controller, and the critic's metrics."""
+"""KL penalties, their estimates for a reward, the KL controller, and the critic's metrics."""
 
 import functools
 import math
@@ -29,12 +29,13 @@ def batch_of(old_logprobs, ref_logprobs, **changes):
 
 @functools.partial(jax.jit, static_argnums=0, compiler_options=FAST_COMPILE)
 def penalty_and_gradient(estimator, logprobs, batch):
-  """Value at each token and its derivative in that token's log-probability."""
+  """Computes the value at each token and its derivative in that token's log-probability."""
   values, vjp, metrics = jax.vjp(lambda x: kl_penalty(0.5, estimator)(PolicyOutputs(x), batch), logprobs, has_aux=True)
   return values, vjp(jnp.ones_like(values))[0], metrics
 
 
-# What verl 0.9.1 (`kl_penalty`) and, for weighted_k3, TRL 1.16.0 (`use_bias_correction_kl`) compute from the arrays below.
+# Results of verl 0.9.1 (`kl_penalty`) and, for weighted_k3, of TRL 1.16.0
+# (`use_bias_correction_kl`) on the arrays below.
 LOGPROBS, REF, OLD = [-1.0, -2.0, -0.5, -3.0], [-1.2, -1.0, -0.5, -2.5], [-1.1, -1.9, -0.9, -3.3]
 K3 = [0.018730753077982, 0.718281828459045, 0.0, 0.148721270700128]
 PEERS = {
@@ -52,23 +53,23 @@ PEERS = {
 
 @every_estimator
 def test_values_and_gradients_are_those_of_the_peers(x64, estimator):
-  found, gradient, metrics = penalty_and_gradient(estimator, jnp.array([LOGPROBS]), batch_of(OLD, REF))
+  penalty, gradient, metrics = penalty_and_gradient(estimator, jnp.array([LOGPROBS]), batch_of(OLD, REF))
   kl, slope = PEERS[estimator]
-  np.testing.assert_allclose(found[0], 0.5 * np.array(kl), rtol=1e-12, atol=1e-15)
+  np.testing.assert_allclose(penalty[0], 0.5 * np.array(kl), rtol=1e-12, atol=1e-15)
   np.testing.assert_allclose(gradient[0], 0.5 * np.array(slope), rtol=1e-12, atol=1e-15)
-  np.testing.assert_array_equal(metrics["actor/kl_loss"], found)
+  np.testing.assert_array_equal(metrics["actor/kl_loss"], penalty)
   np.testing.assert_array_equal(metrics["actor/kl_coef"], np.full((1, 4), 0.5))
   np.testing.assert_allclose(metrics["actor/ref_kl"][0], kl, rtol=1e-12, atol=1e-15)
   for name in KL_VALUES:
     np.testing.assert_allclose(metrics[f"actor/ref_kl_{name}"][0], PEERS[name][0], rtol=1e-12, atol=1e-15)
 
 
-# By enumeration of a small vocabulary ---------------------------------------------------------------------------------------------------
+# By enumeration of a small vocabulary -------------------------------------------------------------
 
 
 @functools.partial(jax.jit, static_argnums=0, compiler_options=FAST_COMPILE)
 def expectations(estimator, logits, sampling_logprobs, ref_logprobs):
-  """Mean over tokens drawn from a policy of the penalty and of its gradient in the logits of π."""
+  """Computes the expected penalty, and its gradient in the logits of π, over drawn tokens."""
   probabilities = jnp.exp(sampling_logprobs)
   batch = batch_of(sampling_logprobs, ref_logprobs)
 
@@ -84,7 +85,7 @@ def divergence(p_logprobs, q_logprobs):
 
 @pytest.fixture
 def policies(x64):
-  """Logits of π, and the log-probabilities of π, of an older policy and of the reference, over 7 tokens."""
+  """Logits of π, and log-probabilities of π, an older policy and the reference, over 7 tokens."""
   rng = np.random.default_rng(3)
   logits, old, ref = jnp.asarray(rng.standard_normal((3, 7)))
   return logits, *map(jax.nn.log_softmax, (logits, old, ref))
@@ -136,15 +137,15 @@ def test_k3_is_never_negative_and_zero_for_equal_policies_only(x64):
   np.testing.assert_allclose(small, 0.5e-6, rtol=1e-2)
 
 
-# In an objective ------------------------------------------------------------------------------------------------------------------------
+# In an objective ----------------------------------------------------------------------------------
 
 
 @every_estimator
-def test_coefficients_of_the_batch_replace_that_of_the_penalty(x64, estimator):
+def test_coefficients_of_the_batch_replace_the_penalty_s_own(x64, estimator):
   coefs = jnp.array([[0.0, 1.0, 2.0, 0.25]])
   plain, adaptive = (penalty_and_gradient(estimator, jnp.array([LOGPROBS]), batch_of(OLD, REF, kl_coefs=x)) for x in (None, coefs))
-  for found, expected in zip(adaptive[:2], plain[:2], strict=True):
-    np.testing.assert_allclose(found, coefs / 0.5 * expected, rtol=1e-14)
+  for actual, expected in zip(adaptive[:2], plain[:2], strict=True):
+    np.testing.assert_allclose(actual, coefs / 0.5 * expected, rtol=1e-14)
   np.testing.assert_array_equal(adaptive[2]["actor/kl_coef"], coefs)
   np.testing.assert_array_equal(adaptive[2]["actor/ref_kl"], plain[2]["actor/ref_kl"])
 
@@ -153,14 +154,14 @@ def test_coefficients_of_the_batch_replace_that_of_the_penalty(x64, estimator):
 def test_extreme_policies_stay_finite(estimator):
   logprobs = jnp.array([[-1.0, -1e3, -1.0, -1e30, -1.0, -1e3]], jnp.float32)
   ref, old = jnp.array([[-1e3, -1.0, -1.0, -1.0, -1e30, -1.0]], jnp.float32), jnp.array([[-1e3, -1e3, -1e30, -1, -1, -1]], jnp.float32)
-  found, gradient, metrics = penalty_and_gradient(estimator, logprobs, batch_of(old, ref))
-  for x in (found, gradient, *metrics.values()):
+  penalty, gradient, metrics = penalty_and_gradient(estimator, logprobs, batch_of(old, ref))
+  for x in (penalty, gradient, *metrics.values()):
     assert x.dtype == np.float32 and np.all(np.isfinite(x))
   broken = penalty_and_gradient(estimator, logprobs.at[0, 0].set(jnp.nan), batch_of(old, ref))[0]
   assert np.isnan(broken[0, 0]) and np.all(np.isfinite(broken[0, 1:]))
 
 
-def test_in_an_objective_junk_off_the_mask_changes_nothing_and_the_coefficient_adds_up(x64, make_batch):
+def test_in_an_objective_junk_outside_the_mask_changes_nothing_and_the_coefficient_scales(x64, make_batch):
   arrays = make_batch()
   mask = arrays["mask"]
   fields = ("mask", "advantages", "old_logprobs", "ref_logprobs")
@@ -193,23 +194,27 @@ def test_in_an_objective_junk_off_the_mask_changes_nothing_and_the_coefficient_a
 
 
 @pytest.mark.parametrize("anchor", ["old", "sampler"])
-def test_the_weighted_estimator_weighs_by_the_policy_that_the_objective_compares_with(x64, anchor):
+def test_the_weighted_estimator_uses_the_ratio_to_the_objective_s_anchor(x64, anchor):
   objective = policy_objective(
     ratio=token_ratio, gate=hard_clip(1.0, math.inf), weigh=token_mean, penalties=[kl_penalty(0.5, "weighted_k3")], anchor=anchor
   )
   batch = batch_of(OLD, REF, sampler_logprobs=jnp.array([OLD]) + 0.3)
-  found = jax.jit(lambda batch: objective.token_loss(PolicyOutputs(jnp.array([LOGPROBS])), batch)[1]["actor/ref_kl"])(batch)
-  np.testing.assert_allclose(found[0], np.array(PEERS["weighted_k3"][0]) * np.exp({"old": 0.0, "sampler": -0.3}[anchor]), rtol=1e-12)
+  actual = jax.jit(lambda batch: objective.token_loss(PolicyOutputs(jnp.array([LOGPROBS])), batch)[1]["actor/ref_kl"])(
+    batch
+  )
+  np.testing.assert_allclose(
+    actual[0], np.array(PEERS["weighted_k3"][0]) * np.exp({"old": 0.0, "sampler": -0.3}[anchor]), rtol=1e-12
+  )
 
 
-# Outside the loss -----------------------------------------------------------------------------------------------------------------------
+# Outside the loss ---------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("estimator", ["k1", "k2", "k3"])
 def test_the_estimate_for_a_reward(x64, estimator):
   for shape in ((4,), (2, 2), (1, 4)):
-    found = kl_estimate(np.reshape(LOGPROBS, shape), np.reshape(REF, shape), estimator)
-    np.testing.assert_allclose(found, np.reshape(PEERS[estimator][0], shape), rtol=1e-12, atol=1e-15)
+    estimate = kl_estimate(np.reshape(LOGPROBS, shape), np.reshape(REF, shape), estimator)
+    np.testing.assert_allclose(estimate, np.reshape(PEERS[estimator][0], shape), rtol=1e-12, atol=1e-15)
   assert np.isfinite(kl_estimate(0.0, 1e30, estimator)) and np.isnan(kl_estimate(0.0, np.nan, estimator))
   assert kl_estimate(jnp.zeros(2, jnp.bfloat16), jnp.ones(2, jnp.bfloat16), estimator).dtype == jnp.float32
 
@@ -221,19 +226,19 @@ def test_an_estimator_that_a_reward_cannot_use_is_named(estimator):
 
 
 def test_the_adapted_coefficient_is_that_of_verl():
-  coef, found = 0.1, []
+  coef, coefs = 0.1, []
   for kl, num_sequences in ((9.0, 500), (6.6, 256), (3.0, 512), (-1.0, 100)):
     coef = adapted_coef(coef, kl, target=6.0, horizon=10_000, num_sequences=num_sequences)
-    found.append(coef)
-  np.testing.assert_allclose(found, [0.101, 0.10125856, 0.10022167234559999, 0.10002122900090879], rtol=1e-14)
+    coefs.append(coef)
+  np.testing.assert_allclose(coefs, [0.101, 0.10125856, 0.10022167234559999, 0.10002122900090879], rtol=1e-14)
 
 
 @pytest.mark.parametrize("kl", [math.nan, math.inf, -math.inf])
-def test_a_divergence_that_is_not_finite_leaves_the_coefficient(kl):
+def test_a_non_finite_divergence_keeps_the_coefficient(kl):
   assert adapted_coef(0.1, kl, target=6.0, horizon=100, num_sequences=64) == 0.1
 
 
-def test_the_controller_turns_the_right_way_and_rests_at_its_target():
+def test_the_controller_moves_the_right_way_and_rests_at_its_target():
   settings = {"target": 0.5, "horizon": 100, "num_sequences": 10}
   assert adapted_coef(0.1, 0.5, **settings) == 0.1
   assert adapted_coef(0.1, 0.4, **settings) < 0.1 < adapted_coef(0.1, 0.6, **settings)
@@ -264,9 +269,9 @@ def test_metrics_of_the_critic(x64):
   values, old_values, returns = (jnp.array([x]) for x in ([1.0, 2.0, 3.0], [0.0, 2.5, 3.0], [1.5, 0.0, 3.5]))
   batch = batch_of(np.zeros((1, 3)), np.zeros((1, 3)), returns=returns, old_values=old_values)
   loss, metrics = value_loss(0.5, 0.2)(PolicyOutputs(jnp.zeros((1, 3)), values=values), batch)
-  # Clipped predictions 0.2, 2.3, 3: squares 1.69 > 0.25, 5.29 > 4, 0.25.
+  # The clipped predictions are 0.2, 2.3, 3; the squares 1.69 > 0.25, 5.29 > 4, 0.25.
   np.testing.assert_allclose(loss, 0.5 * np.array([[1.69, 5.29, 0.25]]), rtol=1e-12)
-  found = reduce_metrics(metrics, batch.mask, batch.mask / 3)
+  reduced = reduce_metrics(metrics, batch.mask, batch.mask / 3)
   expected = {
     "critic/vf_loss": 0.5 * 7.23 / 3,
     "critic/vf_clipfrac": 2 / 3,
@@ -278,6 +283,6 @@ def test_metrics_of_the_critic(x64):
     "critic/returns/min": 0.0,
     "critic/returns/max": 3.5,
   }
-  assert found.keys() == expected.keys()
+  assert reduced.keys() == expected.keys()
   for name, x in expected.items():
-    np.testing.assert_allclose(found[name], x, rtol=1e-12, err_msg=name)
+    np.testing.assert_allclose(reduced[name], x, rtol=1e-12, err_msg=name)

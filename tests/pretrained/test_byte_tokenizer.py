@@ -1,4 +1,4 @@
-"""Bytes in, bytes out, and no text or id that breaks it."""
+"""Bytes round-trip, and no text or id breaks the tokenizer."""
 
 import numpy as np
 import pytest
@@ -36,19 +36,19 @@ def test_decode_takes_any_ids(ids):
   assert TOKENIZER.decode(np.array(ids, np.int32)) == TOKENIZER.decode(ids)
 
 
-def test_what_is_not_text_is_replaced():
+def test_invalid_text_is_replaced():
   assert TOKENIZER.decode([0x41, 0xFF, 0x42]) == "A\ufffdB"
   assert TOKENIZER.encode("a\ud800b") == list(b"a?b")
 
 
-def test_it_cannot_be_changed():
+def test_the_tokenizer_is_immutable():
   with pytest.raises(AttributeError):
     TOKENIZER.vocab_size = 300
 
 
 @pytest.mark.parametrize("stray", [TOKENIZER.pad_id, TOKENIZER.bos_id, 263, 10**6, -1])
-def test_a_stray_token_shows(stray):
-  """Left out, it would make one answer of two halves."""
+def test_a_stray_token_is_visible(stray):
+  """If it were left out, two halves would read as one answer."""
   assert TOKENIZER.decode([*TOKENIZER.encode("#1"), stray, *TOKENIZER.encode("0")]) == "#1\ufffd0"
 
 

@@ -1,4 +1,4 @@
-"""Templates as transformers renders them, in a sandbox, with one line where they fail."""
+"""Templates render as in transformers, in a sandbox, and fail with one line."""
 
 import json
 import sys
@@ -33,7 +33,7 @@ def test_tojson_escapes_nothing():
   assert write("{{ {'b': 1, 'a': '<'} | tojson(indent=1, sort_keys=true) }}") == '{\n "a": "<",\n "b": 1\n}'
 
 
-def test_what_templates_may_call():
+def test_functions_that_templates_may_call():
   assert write("{% set ns = namespace(n=0) %}{% for i in range(3) %}{% set ns.n = ns.n + i %}{% endfor %}{{ ns.n }}") == "3"
   assert write("{% for i in range(9) %}{% if i == 2 %}{% break %}{% endif %}{{ i }}{% endfor %}") == "01"
   assert write("{{ dict(a=1).a }}{% generation %}x{% endgeneration %}") == "1x"

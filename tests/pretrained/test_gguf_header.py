@@ -1,4 +1,4 @@
-"""The head of a GGUF file against the package gguf, which writes and reads the format by itself; and what damage gets."""
+"""Headers of GGUF files, compared with the independent package gguf, and damaged headers."""
 
 import struct
 
@@ -11,7 +11,7 @@ from jaxrl_llm.pretrained.gguf_header import read_header
 
 @pytest.fixture
 def path(tmp_path):
-  """A file with every kind of value."""
+  """File with every kind of value."""
   path = tmp_path / "model.gguf"
   writer = gguf.GGUFWriter(path, "llama")
   for kind in ("uint8", "int8", "uint16", "int16", "uint32", "int32", "uint64", "int64", "float32", "float64", "bool"):
@@ -62,7 +62,7 @@ def test_no_file(tmp_path):
 
 
 def head(*, version=3, num_tensors=0, values=b"", num_values=None, tail=b"") -> bytes:
-  """A header by hand."""
+  """Builds a header by hand."""
   return b"GGUF" + struct.pack("<IQQ", version, num_tensors, bool(values) if num_values is None else num_values) + values + tail
 
 
@@ -73,7 +73,8 @@ def head(*, version=3, num_tensors=0, values=b"", num_values=None, tail=b"") -> 
     (b"GGUF" + struct.pack(">IQQ", 3, 0, 0), "found big-endian numbers in its header"),
     (head(values=struct.pack("<Q1sI", 1, b"k", 99)), "found a value of unknown type 99"),
     (head(values=struct.pack("<Q1sIIQ", 1, b"k", 9, 9, 2)), "found a list of type 9"),
-    (head(values=struct.pack("<Q1sIIQ", 1, b"k", 9, 4, 2**60)), "ends inside its header"),  # At once, and in no memory.
+    # Refused at once, without allocating memory.
+    (head(values=struct.pack("<Q1sIIQ", 1, b"k", 9, 4, 2**60)), "ends inside its header"),
     (head(values=struct.pack("<Q1sIIQ", 1, b"k", 9, 8, 2**60)), "ends inside its header"),
     (head(values=struct.pack("<Q1sIQ", 1, b"k", 8, 2**62)), "ends inside its header"),
     (head(values=struct.pack("<Q1sIQ2s", 1, b"k", 8, 2, b"\xff\xff")), "can't decode byte 0xff"),

@@ -1,6 +1,7 @@
-"""Tokenizers of published checkpoints: the ids that transformers writes, the tokens that stop and pad, and one line for what is wrong.
+"""Tokenizers of published checkpoints: their ids, stop and pad tokens, and error messages.
 
-`tokenizers/` holds excerpts of Qwen3's and SmolLM2's vocabularies with the ids that others recorded; see `record_tokenizers.py`.
+`tokenizers/` holds excerpts of Qwen3's and SmolLM2's vocabularies, with ids recorded from other
+implementations; see `record_tokenizers.py`.
 """
 
 import json
@@ -31,19 +32,19 @@ def qwen3():
 
 @pytest.fixture
 def folder(tmp_path):
-  """A copy of Qwen3's excerpt to be changed."""
+  """Copy of Qwen3's excerpt, for tests that change it."""
   return pathlib.Path(shutil.copytree(QWEN3, tmp_path / "model"))
 
 
 def edit(folder, file="tokenizer_config.json", **values):
-  """Sets entries of a JSON file; None takes one out."""
+  """Sets entries of a JSON file; None removes an entry."""
   path = folder / file
   content = (json.loads(path.read_text()) if path.exists() else {}) | values
   path.write_text(json.dumps({key: value for key, value in content.items() if value is not None}))
 
 
 def write_gguf(path, tokens: dict[int, tuple[str, int]], merges, *, pre, num_tokens=None, **values):
-  """A vocabulary as llama.cpp's converter writes it; ids without a token are unused."""
+  """Writes a vocabulary as llama.cpp's converter does; ids without a token are unused."""
   num_tokens = num_tokens or max(tokens) + 1
   writer = gguf.GGUFWriter(path, "llama")
   values = {"tokenizer.ggml.model": "gpt2", "tokenizer.ggml.pre": pre} | values
@@ -59,10 +60,10 @@ def write_gguf(path, tokens: dict[int, tuple[str, int]], merges, *, pre, num_tok
   return path
 
 
-# ---- The ids that others write.
+# ---- Ids of other implementations.
 
 
-def test_qwen3_writes_what_transformers_writes(qwen3):
+def test_qwen3_agrees_with_transformers(qwen3):
   for text, ids, chat in zip(RECORDED["texts"], RECORDED["ids"], RECORDED["chats"]):
     assert qwen3.encode(text) == ids, text
     assert qwen3.encode_prompt(text) == chat, text
@@ -84,12 +85,12 @@ def smollm2(tmp_path_factory):
   return write_gguf(path, tokens, SMOLLM2["merges"], pre="smollm", num_tokens=SMOLLM2["num_tokens"], **metadata)
 
 
-def test_smollm2_writes_what_an_independent_loop_writes(smollm2):
+def test_smollm2_agrees_with_an_independent_loop(smollm2):
   tokenizer = load_tokenizer(smollm2)
   for text, ids, chat in zip(SMOLLM2["texts"], SMOLLM2["ids"], SMOLLM2["chats"]):
     assert tokenizer.encode(text) == ids, text
     assert tokenizer.encode_prompt(text) == chat, text
-  # Its pad token ends a turn: another takes its place.
+  # Its pad token ends a turn, so another token pads.
   assert (tokenizer.stop_ids, tokenizer.pad_id, tokenizer.bos_id) == ((2,), 0, None)
 
 
@@ -111,7 +112,7 @@ def test_the_whole_of_smollm2():
 
 
 def test_gguf_and_folder_agree(tmp_path, qwen3):
-  """Qwen3's excerpt, renumbered densely: 151,669 tokens would take a second to write."""
+  """Qwen3's excerpt is renumbered densely, since writing 151,669 tokens would take a second."""
   content = json.loads((QWEN3 / "tokenizer.json").read_text())
   kinds = {entry["content"]: 3 if entry["special"] else 4 for entry in content["added_tokens"]}
   names = sorted(content["model"]["vocab"], key=content["model"]["vocab"].get)
@@ -131,11 +132,12 @@ def test_gguf_and_folder_agree(tmp_path, qwen3):
     assert tokenizer.encode(text) == [new[i] for i in qwen3.encode(text)], text
     assert tokenizer.encode_prompt(text) == [new[i] for i in qwen3.encode_prompt(text)], text
     assert tokenizer.decode(tokenizer.encode(text)) == qwen3.decode(qwen3.encode(text))
-  assert tokenizer.decode([new[IM_END], len(names) + 1]) == "<|im_end|>\ufffd"  # Unused rows have no text.
+  # Unused rows have no text.
+  assert tokenizer.decode([new[IM_END], len(names) + 1]) == "<|im_end|>\ufffd"
 
 
 def byte_tokens(*more):
-  """The 256 byte tokens, then others."""
+  """Returns the 256 byte tokens, then others, by id."""
   from tokenizers.pre_tokenizers import ByteLevel
 
   return dict(enumerate([*((token, 1) for token in sorted(ByteLevel.alphabet())), *more]))
@@ -145,7 +147,7 @@ def pieces(tokenizer, text):
   return [tokenizer.decode([i]) for i in tokenizer.encode(text)]
 
 
-def test_llama3_cuts_numbers_by_three_and_looks_words_up(tmp_path):
+def test_llama3_splits_numbers_by_three_digits_and_looks_words_up(tmp_path):
   numbers = ("12", "123", "1234", "23", "234")
   tokens = byte_tokens(*((token, 1) for token in numbers), ("word", 1), ("<|begin_of_text|>", 3), ("<|eot_id|>", 3), ("<|end_of_text|>", 3))
   ids = {token: i for i, (token, _) in tokens.items()}
@@ -154,7 +156,8 @@ def test_llama3_cuts_numbers_by_three_and_looks_words_up(tmp_path):
   merges = ["1 2", "12 3", "123 4", "2 3", "23 4"]
   tokenizer = load_tokenizer(write_gguf(tmp_path / "a.gguf", tokens, merges, pre="llama-bpe", **values), chat=False)
   assert pieces(tokenizer, "1234") == ["123", "4"]
-  assert tokenizer.encode_prompt("word") == [ids["<|begin_of_text|>"], ids["word"]]  # No merge leads there.
+  # No merge leads to "word".
+  assert tokenizer.encode_prompt("word") == [ids["<|begin_of_text|>"], ids["word"]]
   assert tokenizer.stop_ids == (ids["<|end_of_text|>"], ids["<|eot_id|>"])
   assert tokenizer.decode([ids["<|begin_of_text|>"], ids["word"], ids["<|eot_id|>"]]) == "word"
   values["tokenizer.ggml.add_bos_token"] = False
@@ -166,34 +169,34 @@ def test_llama3_cuts_numbers_by_three_and_looks_words_up(tmp_path):
   assert pieces(plain, "1234") == ["1234"]
 
 
-# ---- Text and back.
+# ---- Decoding.
 
 
-def test_decode_leaves_out_what_ends_a_response(qwen3):
+def test_decode_leaves_out_the_tokens_that_end_a_response(qwen3):
   ids = qwen3.encode("What is 2+2?")
   assert qwen3.decode([*ids, IM_END]) == qwen3.decode([*ids, IM_END, END_OF_TEXT]) == "What is 2+2?"
-  # In the middle they stay: "#### 1", a stop, "0" must not read as 10.
+  # In the middle they stay, because "#### 1", a stop token and "0" must not read as 10.
   assert qwen3.decode([*ids[:2], IM_END, *ids[2:]]) == "What is<|im_end|> 2+2?"
   thinking = qwen3.encode("<think>\nhm\n</think>")
-  assert qwen3.decode(thinking) == "<think>\nhm\n</think>"  # Tokens of their own, but the answer's.
+  assert qwen3.decode(thinking) == "<think>\nhm\n</think>"  # Single tokens, but part of the answer.
 
 
 def test_decode_never_raises(qwen3):
   assert qwen3.decode([]) == "" and qwen3.decode([IM_END]) == ""
   (i,) = qwen3.encode("1")
   assert qwen3.decode([i, 151_935, 10**9, -1, -(10**20), i]) == "1" + "\ufffd" * 4 + "1"
-  assert qwen3.decode([i, 151_642, i]) == "1\ufffd1"  # Below the last id, but nobody's.
+  assert qwen3.decode([i, 151_642, i]) == "1\ufffd1"  # Below the last id, but unused.
   assert qwen3.decode([IM_END, 151_935]) == "<|im_end|>\ufffd"
   assert qwen3.decode(qwen3.encode("é")[:1] + qwen3.encode("\u65e5")[:1])  # Half a character.
   assert qwen3.decode(range(300)) and qwen3.decode(__import__("numpy").arange(20))
 
 
-def test_any_text_can_be_written(qwen3):
+def test_any_text_can_be_encoded(qwen3):
   assert qwen3.decode(qwen3.encode("a\ud800b")) == "a?b"
   assert qwen3.encode_prompt("a\ud800b") == qwen3.encode_prompt("a?b")
 
 
-def test_travels_between_processes(qwen3):
+def test_a_tokenizer_can_be_pickled(qwen3):
   copy = pickle.loads(pickle.dumps(qwen3))
   assert copy.encode_prompt("What is 2+2?") == qwen3.encode_prompt("What is 2+2?") and copy.stop_ids == qwen3.stop_ids
 
@@ -207,22 +210,23 @@ def test_bytes_of_tokens_join_to_the_text(qwen3, smollm2):
   assert (len(qwen3_bytes), len(smollm2_bytes)) == (qwen3.vocab_size, smollm2.vocab_size)
 
   @given(st.text(st.characters(exclude_categories=["Cs"])))
-  def joins(text):
-    ids = qwen3.encode(text)  # It composes characters first.
+  def check_joined(text):
+    ids = qwen3.encode(text)  # Qwen3 composes characters first.
     assert b"".join(qwen3_bytes[i] for i in ids).decode() == unicodedata.normalize("NFC", text) == qwen3.decode(ids)
-    ids = smollm2.encode(text)  # Its vocabulary lacks some bytes, and leaves them out.
+    ids = smollm2.encode(text)  # SmolLM2's vocabulary lacks some bytes and leaves them out.
     assert b"".join(smollm2_bytes[i] for i in ids).decode(errors="replace") == smollm2.decode(ids)
 
-  joins()
+  check_joined()
 
 
-def test_bytes_of_every_token_are_what_decode_writes(qwen3):
+def test_bytes_of_every_token_agree_with_decode(qwen3):
   for i, token in enumerate(qwen3.token_bytes()):
     if i in qwen3.special_ids or qwen3.backend.id_to_token(i) is None:
       assert token is None
     else:
       assert token.decode(errors="replace") == qwen3.decode([i])
-  assert qwen3.token_bytes()[qwen3.backend.token_to_id("<think>")] == b"<think>"  # Added, but not special.
+  # Added, but not special.
+  assert qwen3.token_bytes()[qwen3.backend.token_to_id("<think>")] == b"<think>"
 
 
 def test_bytes_of_an_added_token_that_is_plain_text(folder):
@@ -235,18 +239,20 @@ def test_bytes_of_an_added_token_that_is_plain_text(folder):
 
 def test_tokens_of_other_kinds_have_no_bytes(folder):
   content = json.loads((folder / "tokenizer.json").read_text())
-  for decoder, found in ((None, "no decoder"), ({"type": "ByteFallback"}, "the decoder ByteFallback")):
+  for decoder, name in ((None, "no decoder"), ({"type": "ByteFallback"}, "the decoder ByteFallback")):
     (folder / "tokenizer.json").write_text(json.dumps(content | {"decoder": decoder}))
-    with pytest.raises(ValueError, match=f"model: found {found}, expected ByteLevel: .* leave rollout.stop_strings unset"):
+    with pytest.raises(
+      ValueError, match=f"model: found {name}, expected ByteLevel: .* leave rollout.stop_strings unset"
+    ):
       load_tokenizer(folder).token_bytes()
 
 
-# ---- What stops, what pads, what begins.
+# ---- Stop, pad and begin tokens.
 
 
 def test_stops_and_pad_of_qwen3(folder, qwen3):
   assert (qwen3.eos_id, qwen3.stop_ids, qwen3.pad_id, qwen3.vocab_size) == (IM_END, (IM_END,), END_OF_TEXT, 151_669)
-  # As published: two tokens stop, and the pad token is one of them.
+  # In the published files, two tokens stop, and one of them is the pad token.
   edit(folder, "generation_config.json", eos_token_id=[IM_END, END_OF_TEXT], pad_token_id=END_OF_TEXT)
   tokenizer = load_tokenizer(folder)
   assert tokenizer.stop_ids == (IM_END, END_OF_TEXT)
@@ -254,8 +260,9 @@ def test_stops_and_pad_of_qwen3(folder, qwen3):
   assert load_tokenizer(folder, pad_token="<|fim_pad|>").pad_id == tokenizer.backend.token_to_id("<|fim_pad|>")
 
 
-def test_the_turn_ends_as_the_template_has_it(folder):
-  edit(folder, eos_token="<|endoftext|>", pad_token="<|fim_pad|>")  # As a base model that was given a chat template.
+def test_the_turn_ends_with_the_templates_token(folder):
+  # A base model with a chat template added.
+  edit(folder, eos_token="<|endoftext|>", pad_token="<|fim_pad|>")
   assert load_tokenizer(folder).stop_ids == (IM_END, END_OF_TEXT)
   assert load_tokenizer(folder, chat=False).stop_ids == (END_OF_TEXT,)
 
@@ -266,7 +273,8 @@ def test_where_the_end_token_comes_from(folder):
     load_tokenizer(folder, chat=False)
   edit(folder, "config.json", eos_token_id=END_OF_TEXT)
   assert load_tokenizer(folder, chat=False).stop_ids == (END_OF_TEXT,)
-  edit(folder, "generation_config.json", eos_token_id=[IM_END])  # Says it better than config.json.
+  # This file takes precedence over config.json.
+  edit(folder, "generation_config.json", eos_token_id=[IM_END])
   assert load_tokenizer(folder, chat=False).stop_ids == (IM_END,)
   edit(folder, "special_tokens_map.json", eos_token={"content": "<|endoftext|>", "lstrip": False})
   assert load_tokenizer(folder, chat=False).stop_ids == (END_OF_TEXT, IM_END)
@@ -297,10 +305,11 @@ def test_the_begin_token(folder):
   tokenizer = load_tokenizer(folder, chat=False)
   assert tokenizer.encode_prompt("1") == [151644, *tokenizer.encode("1")]
   assert tokenizer.decode(tokenizer.encode_prompt("1")) == "1"
-  assert load_tokenizer(folder).encode_prompt("1")[:2] != [151644, 151644]  # The template writes its own.
+  # The template writes the begin token itself.
+  assert load_tokenizer(folder).encode_prompt("1")[:2] != [151644, 151644]
 
 
-def test_tokens_that_only_the_config_knows(folder):
+def test_tokens_that_only_the_config_lists(folder):
   listed = json.loads((folder / "tokenizer_config.json").read_text())["added_tokens_decoder"]
   edit(folder, added_tokens_decoder=listed | {"151669": {"content": "<|extra|>", "special": True}})
   tokenizer = load_tokenizer(folder)
@@ -349,7 +358,7 @@ def test_templates_that_cannot_be_used(folder, template, system, message):
   assert load_tokenizer(folder, chat=False).encode_prompt("1") == load_tokenizer(folder, chat=False).encode("1")
 
 
-def test_a_system_message_that_nobody_reads():
+def test_a_system_message_without_chat_is_refused():
   with pytest.raises(ValueError, match=r"config\.task\.system: found 'Be brief\.' with config\.task\.chat=False"):
     load_tokenizer(QWEN3, chat=False, system="Be brief.")
 

@@ -1,4 +1,4 @@
-"""Where a checkpoint lies: plain paths, and checkpoints that an installed distribution carries."""
+"""Paths of checkpoints: plain paths, and checkpoints inside an installed distribution."""
 
 import pathlib
 
@@ -8,7 +8,7 @@ from jaxrl_llm.pretrained import where
 
 
 def install(folder: pathlib.Path, name: str, files: list[str]) -> None:
-  """A distribution as an installer leaves it."""
+  """Writes a distribution as an installer would."""
   info = folder / f"{name.replace('-', '_')}-1.0.dist-info"
   info.mkdir()
   (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
@@ -25,7 +25,7 @@ def test_paths_are_returned_as_they_are(tmp_path, monkeypatch):
   assert where.resolve("~/model.gguf") == tmp_path / "model.gguf"
 
 
-def test_nothing_there(tmp_path):
+def test_an_absent_path(tmp_path):
   with pytest.raises(ValueError, match=r"^config\.model\.path: found '.*/absent/model\.gguf', which does not exist; check the path$"):
     where.resolve(tmp_path / "absent" / "model.gguf")
   with pytest.raises(ValueError, match=r"found 'Qwen/Qwen3-4B', which does not exist; .*: hf download Qwen/Qwen3-4B --local-dir FOLDER"):
@@ -33,17 +33,18 @@ def test_nothing_there(tmp_path):
 
 
 @pytest.mark.parametrize(
-  ("files", "found"),
+  ("files", "expected"),
   [
     (["a_model/__init__.py", "a_model/weights.gguf"], "a_model/weights.gguf"),
     (["a_model/__init__.py", "a_model/hf/config.json", "a_model/hf/tokenizer.json"], "a_model/hf"),
-    (["a_model/config.json", "a_model/weights.gguf"], "a_model/weights.gguf"),  # A file says more than a folder.
+    # A .gguf file takes precedence over a folder.
+    (["a_model/config.json", "a_model/weights.gguf"], "a_model/weights.gguf"),
   ],
 )
-def test_a_distribution_carries_a_checkpoint(tmp_path, monkeypatch, files, found):
+def test_a_distribution_contains_a_checkpoint(tmp_path, monkeypatch, files, expected):
   install(tmp_path, "a-model", files)
   monkeypatch.syspath_prepend(tmp_path)
-  assert where.resolve("package:a-model") == tmp_path / found
+  assert where.resolve("package:a-model") == tmp_path / expected
 
 
 @pytest.mark.parametrize(("files", "has"), [(["b.py"], "none"), (["b/one.gguf", "b/two.gguf"], "one.gguf, two.gguf")])

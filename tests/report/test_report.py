@@ -1,4 +1,4 @@
-"""The page shows what is there, says what it left out, and cannot be taken over by what a model wrote."""
+"""The page of a run: its data, its notes on omissions, and its safety against model output."""
 
 import base64
 import hashlib
@@ -25,7 +25,7 @@ HOSTILE = "</script><script>alert(1)</script><!--<script> <img src=x onerror=ale
 
 
 class Page(HTMLParser):
-  """Tags, attributes, and the text of style and script elements, as an HTML parser sees them."""
+  """The tags, attributes, and texts of style and script elements that an HTML parser sees."""
 
   def __init__(self, text):
     super().__init__()
@@ -75,7 +75,8 @@ def test_model_output_stays_data(tmp_path):
   page = Page(text)
   assert [tag for tag, _ in page.elements].count("script") == 2 and "alert(1)</script" not in text
   assert "img" not in [tag for tag, _ in page.elements]
-  assert page.data["samples"][0]["response"] == HOSTILE  # Nothing is lost by the escaping, {{data}} included.
+  # The escaping loses nothing, not even {{data}}.
+  assert page.data["samples"][0]["response"] == HOSTILE
   assert page.data["samples"][0]["tokens"] == ["</script>", "3"]
   assert report_page.embed_json(HOSTILE).isascii()
 
@@ -93,7 +94,8 @@ def test_only_the_pages_own_script_and_style_may_run(tmp_path):
 
 def test_the_page_needs_no_network_and_parses_no_html(tmp_path):
   text = write_report(make_run(tmp_path)).read_text("utf-8")
-  assert set(re.findall(r"https?://[^\s\"')]+", text)) == {"http://www.w3.org/2000/svg"}  # A name, never fetched.
+  # A name that is never fetched.
+  assert set(re.findall(r"https?://[^\s\"')]+", text)) == {"http://www.w3.org/2000/svg"}
   assert not re.search(r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|\beval\(|new Function|\bfetch\(|@import|url\(", text)
 
 
@@ -107,7 +109,7 @@ def test_any_part_of_a_run_makes_a_page(tmp_path, present):
   assert bool(data["config"]) == ("config.json" in present) and bool(data["versions"]) == ("summary.json" in present)
 
 
-def test_files_cut_short_by_a_running_job_are_read_as_far_as_they_go(tmp_path):
+def test_incomplete_files_of_a_running_job_are_read_as_far_as_they_go(tmp_path):
   make_run(tmp_path)
   for name in report.SOURCES:
     path = tmp_path / name
@@ -124,7 +126,7 @@ def test_header_takes_the_summary_and_falls_back_on_the_rows(tmp_path):
   assert (header["objective"], header["num_steps"], header["planned_steps"], header["peak_memory_gb"]) == ("gspo", 6, 80, 6)
 
 
-def test_columns_keep_gaps_and_leave_out_what_is_no_number(tmp_path):
+def test_columns_keep_gaps_and_drop_values_that_are_no_numbers(tmp_path):
   rl = report_data(make_run(tmp_path))["phases"]["rl"]
   assert rl["actor/entropy"] == [0.333333] * 6 and rl["step"] == [1, 2, 3, 4, 5, 6]
   assert "rollout/tokens_sha256" not in rl and "phase" not in rl and "actor/grad_norm" not in rl
@@ -134,7 +136,7 @@ def test_columns_keep_gaps_and_leave_out_what_is_no_number(tmp_path):
   assert rl["actor/loss"] == [None] * 6 + [1.5] and rl["actor/entropy"][-1] is None
 
 
-def test_config_is_flat_and_not_finite_numbers_do_not_break_it(tmp_path):
+def test_config_is_flat_and_may_hold_non_finite_numbers(tmp_path):
   config = report_data(make_run(tmp_path))["config"]
   assert config["objective.clip_low"] == 3e-4 and config["objective.tau_pos"] is None and config["limit"] is None
 
@@ -147,7 +149,7 @@ def test_large_runs_are_thinned_and_the_page_says_so(tmp_path, monkeypatch):
   data = report_data(make_run(tmp_path, steps=100))
   assert data["phases"]["rl"]["step"] == list(range(4, 101, 4))[-25:] and len(data["samples"]) == 50
   for name in ("tokens", "log_ratio", "gate_weight", "entropy"):
-    assert sum(name in row for row in data["samples"]) == 20  # Two tokens each, of 40.
+    assert sum(name in row for row in data["samples"]) == 20  # Two tokens each, of at most 40.
   assert len(data["notes"]) == 4 and "one of every 4 rows, 100 in all" in data["notes"][0] and "50 of 100 rollouts" in data["notes"][1]
   assert {row["step"] % 2 for row in data["samples"]} == {0, 1} and data == report_data(tmp_path)
   assert all("more characters" in row["response"] for row in data["samples"])
@@ -190,7 +192,7 @@ def test_module_runs_as_a_command(tmp_path):
   assert done.returncode == 2 and done.stderr.count("\n") == 1 and "Traceback" not in done.stderr
 
 
-def test_figure_draws_the_gate_where_there_is_one(tmp_path):
+def test_the_figure_draws_the_gate_if_there_is_one(tmp_path):
   pytest.importorskip("matplotlib")
   for name, extra, expected, other in (
     ("clip", {}, "Clip fraction", "Soft gate"),
@@ -199,7 +201,8 @@ def test_figure_draws_the_gate_where_there_is_one(tmp_path):
     workdir = tmp_path / name
     workdir.mkdir()
     drawing = write_figure(make_run(workdir, **extra), workdir / "figure.svg").read_text()
-    assert expected in drawing and other not in drawing and drawing.count("no data") == 1  # No response lengths in this run.
+    # This run has no response lengths.
+    assert expected in drawing and other not in drawing and drawing.count("no data") == 1
   drawing = write_figure(workdir, workdir / "figure.pdf").read_bytes()
   assert b"/FontFile2" in drawing and b"/Type3" not in drawing
   assert write_figure(workdir, workdir / "figure.png").read_bytes().startswith(b"\x89PNG")
@@ -217,8 +220,9 @@ def test_a_browser_draws_it(tmp_path):
   shown = re.sub(r'<script type="application/json".*?</script>', "", dom, flags=re.S)
   titles = re.findall(r"<h3>([^<]+)", shown)
   assert {"Held-out accuracy", "Reward", "Entropy", "Clip fraction", "Importance ratio", "Time per step", "Warm-start loss"} <= set(titles)
-  assert not {"SAPO gate", "KL divergence", "Learning rate", "Gradient norm", "Throughput"} & set(titles)  # No data, no chart.
+  # They have no data, and so no chart.
+  assert not {"SAPO gate", "KL divergence", "Learning rate", "Gradient norm", "Throughput"} & set(titles)
   assert shown.count('class="line') >= 7 and "30.0% → 81.3%" in shown and "6 of 6 rollouts, 50.0% correct" in shown
   assert '<option value="largest log-ratio">' in shown and '<option value="most gated tokens">' in shown
-  assert "eval<b>1.5</b>" in shown  # From the evaluation's own row, onto the step it followed.
+  assert "eval<b>1.5</b>" in shown  # From the evaluation's own row, added to the step before it.
   assert html.escape("</script><script>alert(1)</script>", quote=False) in shown and "<img" not in shown

@@ -1,4 +1,4 @@
-"""The scripts of the pages, without a browser: they parse, and their plain functions say what they should."""
+"""The scripts of the pages without a browser: their syntax and their pure functions."""
 
 import json
 import pathlib
@@ -13,7 +13,7 @@ pytestmark = pytest.mark.skipif(not shutil.which("node"), reason="needs node")
 
 
 def run(code, *scripts):
-  """What an expression is, as JSON, after some of the pages' scripts."""
+  """Evaluates an expression after some of the pages' scripts. Returns its value from JSON."""
   text = "\n".join((ASSETS / name).read_text("utf-8") for name in scripts)
   done = subprocess.run(["node", "-"], input=f"{text}\nconsole.log(JSON.stringify({code}));", capture_output=True, text=True, timeout=60)
   assert done.returncode == 0, done.stderr
@@ -27,14 +27,15 @@ def test_scripts_parse(path):
 
 def test_statistics_of_a_rollouts_tokens():
   row = {"log_ratio": [0.1, -0.4, None], "gate_weight": [1.0, 0, None], "entropy": [1, 2, 3]}
-  found = run(f"tokenStatistics({json.dumps(row)})", "charts.js", "tokens.js")
-  assert found == {"reach": 0.4, "silent": 1, "meanEntropy": 2}
+  statistics = run(f"tokenStatistics({json.dumps(row)})", "charts.js", "tokens.js")
+  assert statistics == {"reach": 0.4, "silent": 1, "meanEntropy": 2}
   assert run("tokenStatistics({logprobs: [-1]})", "charts.js", "tokens.js") == {"reach": None, "silent": None, "meanEntropy": None}
 
 
 def test_colours_of_tokens():
-  code = """[HEATS.log_ratio.share(-0.2, 0.4), HEATS.gate_weight.share(0, 1), HEATS.gate_weight.reach([0, 1.25, 0.9]),
-    heatColor(-0.5, "ratio"), heatColor(2, "ratio"), heatColor(0, "ratio"), heatColor(NaN, "surprise"), heatColor(-1, "surprise")]"""
+  code = """[HEATS.log_ratio.share(-0.2, 0.4), HEATS.gate_weight.share(0, 1),
+    HEATS.gate_weight.reach([0, 1.25, 0.9]), heatColor(-0.5, "ratio"), heatColor(2, "ratio"),
+    heatColor(0, "ratio"), heatColor(NaN, "surprise"), heatColor(-1, "surprise")]"""
   expected = [-0.5, 0, 0.25, "rgba(var(--low), 0.425)", "rgba(var(--high), 0.850)", *["transparent"] * 3]
   assert run(code, "charts.js", "tokens.js") == expected
 
@@ -47,13 +48,15 @@ def test_numbers_of_a_token_in_words():
 
 
 def test_filters_and_orders_of_rollouts():
-  code = """[within(3, "", ""), within(3, "4", ""), within(3, "", "2"), within(3, "3", "3"), sortable([{reach: null}], "largest log-ratio"),
-    sortable([{reach: 0}], "largest log-ratio"), sortable([], "longest"),
-    [{reach: 1}, {reach: null}, {reach: 2}].sort(SORTS["largest log-ratio"]).map((row) => row.reach)]"""
+  code = """[within(3, "", ""), within(3, "4", ""), within(3, "", "2"), within(3, "3", "3"),
+    sortable([{reach: null}], "largest log-ratio"), sortable([{reach: 0}], "largest log-ratio"),
+    sortable([], "longest"), [{reach: 1}, {reach: null}, {reach: 2}].sort(
+      SORTS["largest log-ratio"]).map((row) => row.reach)]"""
   assert run(code, "charts.js", "tokens.js", "rollouts.js") == [True, False, False, True, False, True, True, [2, 1, None]]
 
 
 def test_numbers_as_the_tables_of_a_comparison_write_them():
-  code = """[format(0.12345, "%"), format(3e-4), format(12345), states([{state: "finished"}, {state: "failed"}, {state: "finished"}]),
+  code = """[format(0.12345, "%"), format(3e-4), format(12345),
+    states([{state: "finished"}, {state: "failed"}, {state: "finished"}]),
     armClass(9), nearest([0, 10, 20], 14)]"""
   assert run(code, "charts.js", "arms.js") == ["12.3%", "3.0e-4", "12.3k", "2 finished, 1 failed", "c1 d4", 1]

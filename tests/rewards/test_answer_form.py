@@ -11,7 +11,7 @@ from jaxrl_llm.text_types import Completion
   [
     ("3*4=12\n#### 12", True, 1.0),
     ("#### -0.5\n", True, 1.0),
-    ("#### 12", False, 0.0),  # Cut off by the budget: what would have followed is unknown.
+    ("#### 12", False, 0.0),  # Cut off by the budget: the continuation is unknown.
     ("3*4=12", True, 0.0),
     ("#### 12\nor so", True, 0.0),
     ("#### 1\n#### 12", True, 0.0),

@@ -1,4 +1,4 @@
-"""Right by spelling."""
+"""Answers compared by spelling."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""Where answers stand in responses."""
+"""Extraction of answers from responses."""
 
 import time
 
@@ -48,7 +48,7 @@ def test_undecorated(text, expected):
   assert undecorated(text) == expected
 
 
-def test_only_the_end_is_read_and_only_what_follows_the_thoughts():
+def test_only_the_end_after_the_reasoning_is_read():
   assert answer_part("x" * MAX_CHARS + "end") == "x" * (MAX_CHARS - 3) + "end"
   assert answer_part("a</think>b</think>c") == "c"
   assert stated_answers("\\boxed{1}" + " " * MAX_CHARS + "\\boxed{2}") == ["2"]

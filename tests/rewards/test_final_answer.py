@@ -1,4 +1,4 @@
-"""Only one right answer, said once, at the end, by a response that stopped."""
+"""A reward for one correct answer, stated once, at the end of a response that stopped."""
 
 import pytest
 
@@ -17,7 +17,7 @@ def reward(text, answer="10", stopped=True):
   ("#0", "0"),
   ("3-8=-5\n#-5", "-5"),
   ("#10", 10),
-  ("#" + "9" * 5000, "9" * 5000),  # Longer than int() reads.
+  ("#" + "9" * 5000, "9" * 5000),  # Longer than int() accepts.
 ])
 def test_right(text, answer):
   assert reward(text, answer) == 1.0
@@ -44,5 +44,5 @@ def test_a_truncated_response_is_not_right():
 
 def test_a_careful_teacher_earns_1():
   from jaxrl_llm.tasks.sets import arithmetic
-  for question in list(arithmetic.problems(2))[:500]:
+  for question in list(arithmetic.questions_of(2))[:500]:
     assert reward(arithmetic.working(question), str(arithmetic.evaluate(question))) == 1.0

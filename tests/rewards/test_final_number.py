@@ -1,4 +1,4 @@
-"""The number that a solution gives as its answer, however it is written, and nothing that merely looks like it."""
+"""The number that a solution gives as its answer, in any spelling, but no lookalike."""
 
 import random
 
@@ -38,7 +38,8 @@ def test_wrong(text):
   ("2047.50", "2047.5"), ("$2,047.5", "2047.5"), ("0.1", "0.1"), ("0.10000000000000000001", "0.1000"), ("9" * 400, "9" * 400), ("5", 5),
 ])  # fmt: skip
 def test_values_not_spellings(text, answer):
-  assert reward(text, answer) == float(text != "0.10000000000000000001")  # Exact: no float rounds the difference away.
+  # The comparison is exact: no rounding to floats hides the difference.
+  assert reward(text, answer) == float(text != "0.10000000000000000001")
 
 
 def test_a_truncated_response_is_not_right():
@@ -46,7 +47,7 @@ def test_a_truncated_response_is_not_right():
 
 
 @pytest.mark.parametrize("answer", ["", "nan", "inf", "1/2", "12 apples", None])
-def test_an_answer_that_is_no_number_is_a_fault_of_the_task(answer):
+def test_an_answer_that_is_not_a_number_is_an_error_of_the_task(answer):
   with pytest.raises(ValueError, match="^final_number: found the answer .*expected a number such as"):
     reward("1", answer)
 
@@ -56,10 +57,10 @@ def test_an_answer_that_is_no_number_is_a_fault_of_the_task(answer):
   "1,111" * 10**5, "answer is" + "(" * 10**6, "(-$" * 10**5, "\ud800" * 1000, "\x00" * 1000, "9^{9^{9^9}}" * 1000, "1" * 1990 + ",200",
 ], ids=range(15))  # fmt: skip
 def test_hostile_text_is_wrong(text):
-  assert reward(text) == 0.0  # In milliseconds: a regex that tries everything twice would hang here.
+  assert reward(text) == 0.0  # This takes milliseconds; a regex that backtracks would hang here.
 
 
-def test_what_is_cut_off_leaves_no_half_of_a_number():
+def test_a_number_that_was_cut_in_two_is_not_read():
   assert reward("9" * 10 + "1200" + "x" * 1996, "1200") == 0.0
   assert reward("y" * 10**5 + " 1200", "1200") == 1.0
 
@@ -72,6 +73,6 @@ def test_agrees_with_the_generators_own_scorer_on_plain_answers():
     value = float(problem["answer"])
     for guess in (problem["answer"], f"{value:.2f}", str(value + rng.choice([1, -1, 0.5, 10])), f"{problem['answer']}0", "none"):
       if guess.startswith("-"):
-        continue  # Its pattern wants a word boundary before the sign, so that it reads -1 as 1.
+        continue  # Its pattern requires a word boundary before the sign, so it reads -1 as 1.
       theirs = problems.score_answer(guess, problem)
       assert reward(guess, problem["answer"]) == float(theirs == 1.0), (guess, problem["answer"])

@@ -1,4 +1,4 @@
-"""Rewards as a config writes them: further terms with weights, settings of each, and one clear line for what cannot be."""
+"""Rewards from a config: further terms with weights, their settings, and messages for mistakes."""
 
 import re
 
@@ -17,16 +17,16 @@ TERMS = {"reward.terms": ("pattern=0.25", "length_target=-0.5"), "reward.setting
 )}  # fmt: skip
 
 
-def test_each_term_is_weighed_and_logged_by_itself(tmp_path):
+def test_each_term_is_weighted_and_logged_separately(tmp_path):
   config = tiny_config(overrides=TERMS | {"warm_start.num_steps": 2, "num_steps": 1, "reward.workers": 1, "log.tensorboard": False})
   with quick():
     terms = make_rewards(load_task(config), config)
   assert [(term.name, term.weight) for term in terms] == [("final_answer", 1.0), ("pattern", 0.25), ("length_target", -0.5)]
   with Grader(terms, num_workers=1) as call:
-    found = grade(terms, [Completion("#7", (1,) * 4, 4, True)], [{"answer": "7"}], call=call)
-  parts = {name: part[0] for name, part in found.parts.items()}
+    graded = grade(terms, [Completion("#7", (1,) * 4, 4, True)], [{"answer": "7"}], call=call)
+  parts = {name: part[0] for name, part in graded.parts.items()}
   assert parts["final_answer"] == parts["pattern"] == 1
-  assert found.totals[0] == pytest.approx(1.25 - 0.5 * parts["length_target"])
+  assert graded.totals[0] == pytest.approx(1.25 - 0.5 * parts["length_target"])
   run_here(config, tmp_path / "run")
   assert {"reward/pattern/mean", "reward/length_target/mean"} <= set(rows(tmp_path / "run", "rl")[0])
 
@@ -36,20 +36,22 @@ def test_a_verifier_without_weight_is_logged_and_teaches_nothing():
     config = tiny_config(overrides=TERMS | {"reward.verifier_weight": 0.0})
     terms = make_rewards(load_task(config), config)
   assert [(term.name, term.weight) for term in terms] == [("final_answer", 0.0), ("pattern", 0.25), ("length_target", -0.5)]
-  found = grade(terms[:2], [Completion("#7", (1,) * 4, 4, True)], [{"answer": "7"}])
-  assert found.totals[0] == 0.25 and found.parts["final_answer"][0] == 1
+  graded = grade(terms[:2], [Completion("#7", (1,) * 4, 4, True)], [{"answer": "7"}])
+  assert graded.totals[0] == 0.25 and graded.parts["final_answer"][0] == 1
 
 
-def test_rewards_at_random_hide_the_verdicts_and_come_again(tmp_path):
-  """As a control they may depend on nothing but the seed and the step."""
+def test_random_rewards_hide_the_verdicts_and_are_reproducible(tmp_path):
+  """Random rewards, a control, may depend only on the seed and the step."""
   short = {"warm_start.num_steps": 2, "num_steps": 2, "log.tensorboard": False, "rollout.group_size": 16, "learner.row_buckets": (64,)}
-  found = []
+  runs = []
   for name in ("first", "again"):
     run_here(tiny_config(overrides=short | {"reward.at_random": 0.25, "checkpoint.every": 1}), tmp_path / name)
     steps = rows(tmp_path / name, "rl")
-    found.append([(row["critic/rewards/mean"], row["actor/grad_norm"], row["reward/final_answer/mean"]) for row in steps])
-  assert found[0] == found[1]
-  means, norms, verdicts = zip(*found[0], strict=True)
+    runs.append(
+      [(row["critic/rewards/mean"], row["actor/grad_norm"], row["reward/final_answer/mean"]) for row in steps]
+    )
+  assert runs[0] == runs[1]
+  means, norms, verdicts = zip(*runs[0], strict=True)
   assert all(0.1 < mean < 0.4 for mean in means) and means[0] != means[1] and min(norms) > 0 and max(verdicts) < 0.1
 
 
@@ -66,12 +68,12 @@ def test_rewards_at_random_hide_the_verdicts_and_come_again(tmp_path):
     ({"reward.terms": ("tags",), "reward.settings": ("tags.alone=1", "tags.alone=2")}, "found 'tags.alone' twice"),
   ],
 )  # fmt: skip
-def test_what_cannot_be_is_one_line(changes, line):
-  (found,) = check.problems(tiny_config(overrides=changes))
-  assert re.search(line, found), found
+def test_a_mistake_is_reported_in_one_line(changes, line):
+  (message,) = check.config_problems(tiny_config(overrides=changes))
+  assert re.search(line, message), message
 
 
-def test_settings_that_nobody_reads_and_terms_that_are_there_already():
+def test_unused_settings_and_repeated_terms_are_refused():
   with quick():
     config = tiny_config(overrides={"reward.settings": ("tags.alone=True",)})
     with pytest.raises(ValueError, match="config.reward.settings: found settings of 'tags', which is not a reward of this run"):

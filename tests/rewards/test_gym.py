@@ -1,4 +1,4 @@
-"""reasoning-gym's verifiers: its own answers are right, others wrong, and no answer is run as a program."""
+"""Verifiers of reasoning-gym: its answers are right, others wrong, and no answer is executed."""
 
 import json
 import warnings
@@ -12,7 +12,8 @@ from jaxrl_llm.text_types import Completion
 reasoning_gym = pytest.importorskip("reasoning_gym")
 from reasoning_gym.factory import DATASETS  # noqa: E402
 
-NO_ANSWER = {"boxnet", "graph_color", "propositional_logic", "rubiks_cube", "rush_hour"}  # Many are right; theirs is None.
+# Problems with many right answers, for which the datasets store None.
+NO_ANSWER = {"boxnet", "graph_color", "propositional_logic", "rubiks_cube", "rush_hour"}
 SLOW = {
   "arc_agi", "codeio", "figlet_font", "futoshiki", "group_anagrams", "intermediate_integration", "knight_swap", "quantum_lock",
   "simple_integration", "spell_backward", "sudoku", "word_ladder", "zebra_puzzles",
@@ -27,8 +28,8 @@ def reward(answer, entry, dataset=None, stopped=True, **settings):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_its_own_answer_is_right_and_no_answer_always_is(name):
-  """Through JSON, as rows of a dataset are stored."""
+def test_its_own_answer_is_right_and_no_constant_is_always_right(name):
+  """The entries are read from JSON, the form in which the rows of a dataset are stored."""
   with warnings.catch_warnings():
     warnings.simplefilter("ignore")
     dataset = reasoning_gym.create_dataset(name, size=3, seed=7)
@@ -43,15 +44,15 @@ def test_its_own_answer_is_right_and_no_answer_always_is(name):
         assert gym(answer_in="whole")(whole, {"entry": text}) == dataset.score_answer(entry["answer"], entry) == 1.0
 
 
-def test_every_dataset_is_there_or_refused():
+def test_every_dataset_exists_or_is_refused():
   assert set(REFUSED) < set(DATASETS) and set(DATASETS) > NO_ANSWER | SLOW
   for name in REFUSED:
     with pytest.raises(ValueError, match=f"gym: found the dataset '{name}', expected another: it"):
       gym(name)
 
 
-def test_what_is_refused_does_take_anything():
-  """Should a newer reasoning-gym mend these, they need not be refused."""
+def test_refused_verifiers_do_accept_wrong_answers():
+  """If a newer reasoning-gym fixes these verifiers, they need not be refused any more."""
   halting = reasoning_gym.create_dataset("game_of_life_halting", size=8, seed=0)
   assert all(halting.score_answer("no idea", entry) == 1.0 for entry in halting)
   coins = reasoning_gym.create_dataset("coin_flip", size=8, seed=0)
@@ -61,20 +62,22 @@ def test_what_is_refused_does_take_anything():
 
 
 @pytest.mark.parametrize("name", ["binary_matrix", "n_queens", "spiral_matrix", "string_insertion"])
-def test_what_the_verifiers_evaluate_is_no_program(name, tmp_path, monkeypatch):
+def test_verifiers_that_evaluate_answers_run_no_program(name, tmp_path, monkeypatch):
   monkeypatch.chdir(tmp_path)
   entry = reasoning_gym.create_dataset(name, size=1, seed=0)[0]
   assert reward("[open('pwned', 'w')]", entry) < 1.0 and reward("__import__('os').mkdir('pwned')", entry) < 1.0
   assert not list(tmp_path.iterdir())
   if name == "string_insertion":
-    assert reward(str(list(entry["answer"])), entry) == 0.1  # A list, which the verifier meant to evaluate.
+    # The verifier is meant to evaluate lists.
+    assert reward(str(list(entry["answer"])), entry) == 0.1
 
 
 @pytest.mark.parametrize("name", ["countdown", "intermediate_integration", "polynomial_multiplication", "simple_integration"])
-def test_what_the_verifiers_parse_is_arithmetic(name, tmp_path, monkeypatch):
+def test_verifiers_that_parse_answers_get_only_arithmetic(name, tmp_path, monkeypatch):
   monkeypatch.chdir(tmp_path)
   entry = reasoning_gym.create_dataset(name, size=1, seed=0)[0]
-  w = "+".join(f"chr({ord(char)})" for char in "pwned")  # Their parser knows Python's built-in functions.
+  # The parser of these verifiers knows Python's built-in functions.
+  w = "+".join(f"chr({ord(char)})" for char in "pwned")
   programs = (f"open({w},chr(119))", "open('pwned', 'w')", "__import__('os').mkdir('pwned')", "x.__class__", "x . a", "\uff4fpen(1)")
   for answer in (*programs, "9**9**9**9"):
     assert reward(answer, entry) == 0.0
@@ -92,7 +95,7 @@ def test_settings_reach_the_verifier():
     gym("gsm_symbolc")
 
 
-def test_where_the_answer_stands():
+def test_locations_of_the_answer():
   entry = {"question": "", "answer": "5", "metadata": {"source_dataset": "chain_sum"}}
   assert reward("5", entry) == 1.0 and reward("5", entry, stopped=False) == 0.0 and reward("5</answer><answer>6", entry) == 0.0
   boxed = Completion(text=r"\boxed{5}", token_ids=(), num_tokens=3, stopped=True)
@@ -105,12 +108,12 @@ def test_where_the_answer_stands():
   ({"answer": "5"}, "found the dataset 'None'"),
   ({"answer": "5", "metadata": {"source_dataset": "rearc"}}, r"found an entry that 'rearc' cannot read \(KeyError\('output'\)\)"),
 ])  # fmt: skip
-def test_a_row_that_is_no_entry(entry, message):
+def test_a_row_without_an_entry_is_refused(entry, message):
   with pytest.raises(ValueError, match=f"^gym: {message}"):
     reward("5 + 1", entry)
 
 
-def test_entries_that_say_which_lists_were_tuples():
+def test_stored_entries_get_their_tuples_back():
   entry = reasoning_gym.create_dataset("rearc", size=1, seed=0)[0]
 
   def packed(value):

@@ -1,4 +1,4 @@
-"""Functions of one's own as rewards."""
+"""User functions as rewards."""
 
 import pytest
 
@@ -8,7 +8,8 @@ from jaxrl_llm.text_types import Completion
 MODULE = """
 import functools, os
 def brevity(completion, example): return 1 / completion.num_tokens
-def scaled(factor, offset=0.0): return lambda completion, example: factor * completion.num_tokens + offset
+def scaled(factor, offset=0.0):
+  return lambda completion, example: factor * completion.num_tokens + offset
 def with_default(completion, example, strict=True): return 1.0
 def keywords(completion, *, example): return 1.0
 def alone(completion): return 1.0

@@ -1,4 +1,4 @@
-"""Right as mathematics: verdicts, hedges, hostile answers, and agreement with math-verify."""
+"""Mathematical answers: verdicts, hedges, hostile answers, and agreement with math-verify."""
 
 import subprocess
 import sys
@@ -31,7 +31,7 @@ def reward(text, gold="5", stopped=True, **settings):
   # Several statements of one answer; several answers that are the right ones together.
   (r"\boxed{1/2}, that is \boxed{0.5}", "0.5"), (r"\boxed{1} and \boxed{2}", "1, 2"), ("<think>\\boxed{4}</think>\\boxed{5}", "5"),
   (r"\boxed{x=1 \text{ or } x=2}", "x = 2 or x = 1"),
-  # Nobody computes what is spelt alike.
+  # Answers spelt alike are not computed.
   (r"\boxed{99999999!}", "99999999!"), (r"\boxed{9^{9^{9^{9}}}}", "9^{9^{9^{9}}}"),
 ])  # fmt: skip
 def test_right(text, gold):
@@ -46,7 +46,7 @@ def test_right(text, gold):
   ("Answer: 5 or 6", "6"), ("Answer: $5$ or $6$", "6"), (r"\boxed{5, 6}", "5"), (r"\boxed{5 \text{ or } 6}", "6"),
   (r"\boxed{5 \pm 1}", "6"), (r"\boxed{1} and \boxed{2}", "1"), (r"\boxed{5}\boxed{x}", "5"),
   (" ".join(f"\\boxed{{{i}}}" for i in range(20)), "5"),
-  # Answers to anything.
+  # Answers that would fit any question.
   *((f"\\boxed{{{x}}}", "5") for x in (r"\mathbb{R}", "x", "x = x", r"\emptyset", "True", "0/0", r"\infty", "?", "nan", r"\{\}")),
   (r"\boxed{[0, 10]}", "5"), (r"\boxed{4 < x < 6}", "5"),
   # A letter of another script that looks like the right one.
@@ -95,7 +95,7 @@ def test_hostile_answers_are_wrong_at_once(tmp_path, monkeypatch):
   assert not list(tmp_path.iterdir())
 
 
-def test_what_takes_too_long_has_failed_and_is_not_wrong():
+def test_an_answer_that_takes_too_long_fails_and_is_not_wrong():
   outcome = attempt(maths(seconds=0.3), Completion(r"\boxed{(x+1)^{2020}}", (), 3, True), {"answer": "5"})
   assert (outcome.cause, outcome.detail) == ("timeout", "TimeoutError: it took longer than 0.3 s")
 
@@ -105,11 +105,11 @@ def test_the_timer_is_gone_afterwards_and_leaves_other_threads_alone():
     while True:
       time.sleep(0.01)
   time.sleep(0.15)  # A timer that still ran would end this.
-  found = []
-  thread = threading.Thread(target=lambda: found.append(reward(r"\boxed{x+x}", "2x", seconds=0.001)))
+  rewards = []
+  thread = threading.Thread(target=lambda: rewards.append(reward(r"\boxed{x+x}", "2x", seconds=0.001)))
   thread.start()
   thread.join()
-  assert found == [1.0]  # No timer there, and no "signal only works in main thread".
+  assert rewards == [1.0]  # No timer there, and no "signal only works in main thread".
 
 
 @pytest.mark.parametrize("seconds", [0, -1.0])
@@ -129,7 +129,7 @@ def test_without_math_verify_it_says_what_to_install():
   assert "the reward 'maths' needs the package math-verify: pip install" in result.stderr.splitlines()[-1]
 
 
-# Of kinds that benchmarks have: (right answer, answer).
+# Typical of benchmarks: (correct answer, answer).
 PAIRS = [
   ("-5", "-5"), ("7425000", "7,425,000"), ("1000.99", "1,000.99"), ("0.4", ".4"), ("10/9", r"\frac{10}{9}"), ("-10/9", r"-\frac{10}{9}"),
   ("[0,1)", "[0,1)"), ("[0,9)", "[0,1)"), ("(0,9)", "[0,9)"), ("9", "(9+1)"), ("10", "(9+1)"), ("1/3", r"\frac13"), ("1", r"\frac3{3}"),

@@ -1,4 +1,4 @@
-"""A new reward is a file and a row of the registry: votes, workers and settings know it from the row."""
+"""A new reward: it needs a file and a registry row, which votes, workers and settings read."""
 
 import os
 
@@ -22,9 +22,12 @@ def completion(text):
 
 
 def test_its_answers_vote(monkeypatch):
-  """Two spellings of one answer outvote the third, which is right; by its own key alone, and with its own settings alone."""
+  """Two spellings of one answer outvote the third, which is right.
+
+  They do so only under the reward's own key for votes, and only with its own settings.
+  """
   texts = ["so = Yes", "= YES", "= no", ": yes"]
-  found = {}
+  accuracies = {}
   for name, vote in (("loose", str.lower), ("strict", str)):
     monkeypatch.setitem(REWARDS, name, Reward(spelling, extract=word_behind, vote=vote))
     verifier = weighted(name, RewardSpec(name, {"marker": "="}))
@@ -33,8 +36,8 @@ def test_its_answers_vote(monkeypatch):
     graded = grade([verifier], responses, [problem] * 4)
     held_out = evaluated([problem], [()], responses, graded, verifier)
     assert [answer and answer.text for answer in held_out.answers] == ["Yes", "YES", "no", None]
-    found[name] = eval_metrics(held_out, ["maj@n:n=4"])["eval/maj@4"]
-  assert found["loose"] == 0 and found["strict"] == pytest.approx(1 / 3)
+    accuracies[name] = eval_metrics(held_out, ["maj@n:n=4"])["eval/maj@4"]
+  assert accuracies["loose"] == 0 and accuracies["strict"] == pytest.approx(1 / 3)
 
 
 def test_without_an_answer_there_is_no_majority(monkeypatch):
@@ -67,9 +70,9 @@ def test_a_config_names_it_and_its_settings_are_checked(monkeypatch):
   config = lambda *settings: tiny_config(overrides={"reward.terms": ("spelling=0.5",), "reward.settings": settings})
   with pytest.raises(ValueError, match="did you mean 'marker'"):
     make("spelling", markr="=")
-  (line,) = check.problems(config("spelling.markr=#"))
+  (line,) = check.config_problems(config("spelling.markr=#"))
   assert "reward.terms" in line and "did you mean 'marker'" in line
-  assert list(check.problems(config("spelling.marker=#"))) == []
+  assert list(check.config_problems(config("spelling.marker=#"))) == []
   with quick():
     term = make_rewards(load_task(config()), config("spelling.marker=#"))[-1]
   assert (term.name, term.weight, term.spec) == ("spelling", 0.5, RewardSpec("spelling", {"marker": "#"}))

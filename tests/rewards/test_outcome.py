@@ -15,7 +15,7 @@ LENGTH = WeightedReward("length", lambda completion, example: completion.num_tok
 
 
 def faulty(value):
-  """A reward that is 1, but for completion 1 whatever `value` does."""
+  """Makes a reward that is 1, except for completion 1, for which `value` is called."""
   return WeightedReward("faulty", lambda completion, example: value() if completion.num_tokens == 1 else 1.0, 0.5)
 
 
@@ -116,7 +116,7 @@ def test_a_pool_takes_the_place_of_calls_in_this_process():
     grade([LENGTH], COMPLETIONS, EXAMPLES, call=lambda *args: [])
 
 
-def test_nothing_is_asked_of_a_conversation_whose_environment_failed():
+def test_no_term_judges_a_conversation_whose_environment_failed():
   asked, lost = [], COMPLETIONS[1]._replace(failed=("environment", "it broke"))
   seen = WeightedReward("seen", lambda completion, example: len(asked.append(example) or asked))
   graded = grade([seen], [*COMPLETIONS[::2], lost], EXAMPLES)

@@ -32,7 +32,7 @@ def test_fields_of_the_row_are_taken_literally():
   ("a{answer", "search", None),
   ("a", "match", "found how='match', expected one of search, fullmatch"),
 ])  # fmt: skip
-def test_illegal_ones_are_refused_at_once(regex, how, message):
+def test_invalid_patterns_are_refused_at_once(regex, how, message):
   if message is None:
     pattern(regex, how=how)
     return

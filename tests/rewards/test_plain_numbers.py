@@ -1,4 +1,4 @@
-"""Answers settled without an algebra system, and that it would have said the same."""
+"""Verdicts without an algebra system, and their agreement with those of one."""
 
 import random
 from fractions import Fraction
@@ -12,9 +12,10 @@ from jaxrl_llm.rewards.plain_numbers import answer_key, plain_verdict, unified
   ("5", "5", True), ("5", "6", False), ("1000", "1,000", True), ("0.5", "1/2", True), ("0.5", r"\frac{1}{2}", True), (".5", "0.50", True),
   ("-5", "5", False), ("-0", "0", True), ("007", "7", True), ("7", "7.0", True), ("1/3", "0.5", False), ("9" * 200, "9" * 200, True),
   ("9" * 200, "9" * 199 + "8", False), ("x_1 + 2", "x_1 + 2", True),
-  # Spaces are not to be taken lightly: two numbers, or one.
+  # A space may separate two numbers or the thousands of one.
   ("32, 349", "32,349", None),
-  # Left to the algebra system: rounding, units, percent, decimal commas, nothing to compute with, and division by nothing.
+  # Left to the algebra system: rounding, units, percent, decimal commas, answers without numbers,
+  # and division by zero.
   ("1/3", "0.333333", None), ("1", "0.9999999", None), ("5", "5 cm", None), ("5", "x=5", None), ("50", "50%", None), ("1,22", "1.22", None),
   ("0,111", "0.111", None), ("Evelyn", "Evelyn", None), ("1", "1/0", None), ("1/0", "2/0", None), ("", "", None), ("5", "", None),
   ("5", "1e5", None), ("5", "0x5", None), ("5", "1_0", None), ("5", "\u0665", None), ("0." + "1" * 30, "0." + "1" * 29 + "2", None),
@@ -39,7 +40,7 @@ def test_keys_of_votes():
 
 
 def numbers(rng):
-  """A number and another spelling of it, or of one that is close or not."""
+  """Returns a number, and another spelling of it or of a number that may be close to it."""
   value = Fraction(rng.choice([rng.randint(0, 20), rng.randint(0, 10**6), rng.randint(0, 10**12)]), rng.choice([1, 1, 2, 4, 5, 3, 7]))
   value *= rng.choice([1, 1, -1])
 

@@ -1,4 +1,4 @@
-"""Rewards by name: each can be made here and elsewhere, and what is wrong with a name or a setting is one line."""
+"""The registry of rewards: each can be made in any process, and a mistake is one line."""
 
 import pickle
 import subprocess
@@ -22,9 +22,10 @@ SETTINGS = {
 EVERY_FIELD = {"answer": "B1", "question": "1 + 2 =", "entry": {"answer": "1", "metadata": {"source_dataset": "chain_sum"}}}
 
 
-@pytest.mark.parametrize("name", sorted(set(rewards.REWARDS) - {"code_tests"}))  # It needs a sandbox, and has tests of its own.
+# `code_tests` needs a sandbox, and has tests of its own.
+@pytest.mark.parametrize("name", sorted(set(rewards.REWARDS) - {"code_tests"}))
 def test_every_reward(name):
-  """Each can be called, sent to another process as its spec, and built there to the same verdicts."""
+  """A reward can be called, and built from its pickled spec to give the same verdicts."""
   spec = pickle.loads(pickle.dumps(rewards.RewardSpec(name, SETTINGS.get(name, {}))))
   answer = "B" if name == "choice" else "1"
   examples = [EVERY_FIELD | {"answer": answer}] * 3
@@ -48,6 +49,6 @@ def test_make_names_what_is_wrong(name, settings, message):
 
 
 def test_rewards_are_cheap_to_import():
-  """Workers import them: no JAX, and no algebra system before a reward asks for one."""
+  """Workers import them without JAX, and without an algebra system until a reward needs one."""
   code = "import sys, jaxrl_llm.rewards; print(sorted({'jax', 'sympy', 'math_verify', 'reasoning_gym'} & set(sys.modules)))"
   assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip() == "[]"

@@ -24,7 +24,7 @@ def test_a_whole_working_earns_all():
   assert reward(f" {steps([81, 9, 5, 3])}", "81 + 9 + 5 + 3 =") == 1
 
 
-def test_a_question_that_is_no_sum():
+def test_a_question_without_a_sum_is_refused():
   with pytest.raises(ValueError, match="running_sum: found the question 'How many[?]', expected a sum of two or more whole numbers"):
     reward("7", "How many?")
 

@@ -22,7 +22,8 @@ def test_shape():
   assert values.min() == -1 and values.max() == 0
   slopes = np.diff(values)
   assert (slopes <= 0).all()
-  np.testing.assert_allclose(slopes[24:40], -1 / 16)  # The whole ramp, and so continuous at both knots.
+  # This is the whole ramp, so the penalty is continuous at both knots.
+  np.testing.assert_allclose(slopes[24:40], -1 / 16)
   assert (slopes[:24] == 0).all() and (slopes[40:] == 0).all()
 
 

@@ -1,4 +1,4 @@
-"""Tags once each, in order."""
+"""A reward for tags that occur once each, in order."""
 
 import pytest
 

@@ -9,7 +9,8 @@ from jaxrl_llm.text_types import Completion
 
 
 def of_length(fn, num_tokens):
-  return fn(Completion(text="x" * 999, token_ids=(), num_tokens=num_tokens, stopped=True), {})  # Characters do not count.
+  # Characters do not count.
+  return fn(Completion(text="x" * 999, token_ids=(), num_tokens=num_tokens, stopped=True), {})
 
 
 @pytest.mark.parametrize("num_tokens, expected", [(0, 0), (50, 0), (75, 0.5), (100, 1), (110, 0.8), (150, 0), (10**6, 0)])
@@ -21,7 +22,8 @@ def test_cosine():
   curve = [of_length(cosine_length(1.0, 0.5, 100), n) for n in range(0, 121)]
   assert curve[0] == 1 and curve[50] == pytest.approx(0.75) and curve[100:] == pytest.approx([0.5] * 21)
   assert all(a >= b for a, b in zip(curve, curve[1:], strict=False))
-  assert of_length(cosine_length(-1.0, 0.0, 100), 25) == pytest.approx(-(1 + math.cos(math.pi / 4)) / 2)  # Wrong answers: longer is better.
+  # The curve for wrong answers, where longer is better.
+  assert of_length(cosine_length(-1.0, 0.0, 100), 25) == pytest.approx(-(1 + math.cos(math.pi / 4)) / 2)
 
 
 def test_impossible_settings():

@@ -1,4 +1,4 @@
-"""Conversations: drawn tokens stay as they are, replies are read and not learned, and an environment that fails costs its own sample."""
+"""Conversations: drawn tokens are kept, replies are not learned, and failures cost one sample."""
 
 import functools
 import time
@@ -26,7 +26,7 @@ EXAMPLES = [{"prompt": "12", "answer": "3"}, {"prompt": "7", "answer": "4"}]
 
 
 def told(number, turn):
-  """Says a few bytes, other ones each time, and is done after the third turn."""
+  """Replies with a few bytes, different each time, and ends after the third turn."""
   return number + 1, Reply((100 + number,) * (number + 1), reward=float(number), done=number == 2)
 
 
@@ -43,7 +43,10 @@ def built():
 
 @functools.cache
 def sampler(*, stops=None, **settings):
-  """With `stops`, a turn ends behind one of these letters, and goes on inside of the policy's message."""
+  """Makes a sampler.
+
+  With `stops`, a turn ends after one of these letters, and the policy's message continues.
+  """
   if stops:
     settings |= {"stop_table": make_stop_table(TOKENIZER.token_bytes(), list(stops)), "stop_ids": ()}
   given = dict(group_size=GROUP, max_new_tokens=BUDGET, stop_ids=STOPS, pad_id=TOKENIZER.pad_id) | settings
@@ -51,21 +54,24 @@ def sampler(*, stops=None, **settings):
 
 
 def talk(environment=COUNTING, settings=None, **rules):
-  """All conversations of one batch, on one device."""
+  """Draws the conversations of one batch on one device."""
   mesh = make_mesh(devices=jax.devices()[:1])
   rules = Rules(environment, **({"max_turns": 5} | rules))
   sample, placing = sampler(**(settings or {})), dict(mesh=mesh, tokenizer=TOKENIZER, prompt_buckets=(4,))
   again = lambda requests: rollout.dispatch(sample, built()[1], EXAMPLES, jax.random.key(0), requests=requests, **placing)
-  talks = conversations.begin(EXAMPLES, rules, group_size=GROUP, max_new_tokens=BUDGET)
-  return conversations.converse(again(conversations.requests(talks, rules)), talks, again, rules=rules, tokenizer=TOKENIZER)
+  talks = conversations.begin_conversations(EXAMPLES, rules, group_size=GROUP, max_new_tokens=BUDGET)
+  return conversations.converse(
+    again(conversations.turn_requests(talks, rules)), talks, again, rules=rules, tokenizer=TOKENIZER
+  )
 
 
 def logprobs_of(rollouts, row):
-  """Of every token of a response, from one forward pass over the whole sequence."""
+  """Returns the log-probability of every token of a response, from one forward pass."""
   _, params = built()
   prompt = rollouts.prompts[row][rollouts.prompt_mask[row]]
   real = np.concatenate([prompt, rollouts.tokens[row][rollouts.mask[row]]])
-  ids = np.zeros((1, rollouts.prompts.shape[1] + rollouts.tokens.shape[1]), np.int32)  # One shape for all: what stands behind is not seen.
+  # One shape for all responses: a causal model does not see the padding behind them.
+  ids = np.zeros((1, rollouts.prompts.shape[1] + rollouts.tokens.shape[1]), np.int32)
   ids[0, : len(real)] = real
   logprobs = np.asarray(jax.nn.log_softmax(whole_logits()(params, ids, np.arange(ids.shape[1])[None], np.ones_like(ids))[0]))
   return np.array([logprobs[t - 1, real[t]] for t in range(len(prompt), len(real))])
@@ -76,7 +82,7 @@ def whole_logits():
   return jax.jit(built()[0].logits)
 
 
-def test_what_the_sampler_says_of_its_tokens_is_what_the_learner_says():
+def test_the_samplers_log_probabilities_equal_the_learners():
   rollouts, responses = talk()
   several = 0
   for row, response in enumerate(responses):
@@ -87,7 +93,7 @@ def test_what_the_sampler_says_of_its_tokens_is_what_the_learner_says():
   assert several >= 2, "no conversation had three turns: nothing was tested"
 
 
-def test_replies_stand_between_the_turns_and_are_not_the_policys():
+def test_replies_are_between_the_turns_and_do_not_count_as_written():
   rollouts, responses = talk()
   for row, response in enumerate(responses):
     tokens, own, start = rollouts.tokens[row], rollouts.written[row], 0
@@ -106,12 +112,12 @@ def test_replies_stand_between_the_turns_and_are_not_the_policys():
 @pytest.mark.parametrize("slots", [1, 4])
 def test_the_number_of_slots_changes_nothing(slots):
   reference, _ = talk()
-  found, _ = talk(settings={"slots": slots})
-  assert np.array_equal(found.tokens, reference.tokens) and np.array_equal(found.written, reference.written)
-  np.testing.assert_allclose(found.logprobs, reference.logprobs, atol=1e-5)
+  rollouts, _ = talk(settings={"slots": slots})
+  assert np.array_equal(rollouts.tokens, reference.tokens) and np.array_equal(rollouts.written, reference.written)
+  np.testing.assert_allclose(rollouts.logprobs, reference.logprobs, atol=1e-5)
 
 
-def test_a_text_that_ended_a_turn_ends_no_later_one():
+def test_a_stop_text_ends_only_its_own_turn():
   letters = "".join(chr(i) for i in range(65, 123))
   rollouts, responses = talk(settings={"stops": letters})
   assert max(len(response.turns) for response in responses) == 3
@@ -122,20 +128,20 @@ def test_a_text_that_ended_a_turn_ends_no_later_one():
   assert np.array_equal(again.tokens, rollouts.tokens)
 
 
-def test_budgets_cut_a_conversation_short():
+def test_budgets_truncate_a_conversation():
   rollouts, responses = talk(max_turns=1)
   assert all(len(response.turns) == 1 and not response.stopped for response in responses)
   assert set(rollouts.reasons.tolist()) == {StopReason.LENGTH}
   endless = Environment(reset=lambda row: None, step=lambda state, turn: (state, Reply("ab" * 5)))
   rollouts, responses = talk(endless, max_turns=99)
   assert not any(response.stopped for response in responses)
-  # Where a reply would leave no room for a turn it is left out: the last token is the policy's.
+  # A reply that would leave no room for a turn is left out: the last token is the policy's.
   assert all(rollouts.written[row][rollouts.mask[row]][-1] for row in range(len(responses)))
   rollouts, responses = talk(endless, max_turns=99, max_turn_tokens=2)
   assert all(turn.end - start < 2 for x in responses for start, turn in zip((0, *(t.end + 11 for t in x.turns)), x.turns, strict=False))
 
 
-def test_an_environment_that_fails_costs_its_own_conversation():
+def test_an_environment_that_fails_affects_only_its_own_conversation():
   def step(number, turn):
     if turn.num_tokens % 2:
       raise KeyError("no such tool")
@@ -151,7 +157,7 @@ def test_an_environment_that_fails_costs_its_own_conversation():
   assert any("KeyError: 'no such tool'" in x.failed[1] for x in complete if x.failed)
 
 
-def test_a_reply_that_never_comes_is_not_waited_for():
+def test_a_reply_that_never_comes_times_out():
   def step(state, turn):
     if state == "12":
       time.sleep(30)
@@ -194,7 +200,7 @@ def test_a_run_with_a_tool_logs_its_conversations(tmp_path):
 
 
 @pytest.mark.slow
-def test_eight_devices_hold_the_conversations_of_one(tmp_path):
+def test_eight_devices_draw_the_conversations_of_one(tmp_path):
   one, eight = (tmp_path / name for name in ("one", "eight"))
   changes = TOOLS | {"num_steps": 1, "eval.every": 1}
   run_here(tiny_config("tools", changes), one)

@@ -1,4 +1,4 @@
-"""Dynamic sampling: exactly the groups that differ, drawn by one policy, in whole groups, and never without end."""
+"""Dynamic sampling: whole groups that differ, drawn by one policy in a limited number of rounds."""
 
 import math
 
@@ -15,7 +15,7 @@ from tests.runs import column, rows, run_here, tiny_config
 
 
 def batch_of(rewards, group_size, first=0, width=3):
-  """Prompts and responses that carry their own numbers."""
+  """Grades prompts and responses whose tokens are their own numbers."""
   num = len(rewards)
   ids = first + np.arange(num)
   prompts = np.repeat(1000 + first + np.arange(num) // group_size, width).reshape(num, width).astype(np.int32)
@@ -29,7 +29,7 @@ def batch_of(rewards, group_size, first=0, width=3):
   return batch_lib.assess(rollouts, responses, examples, rewards=[WeightedReward("r", lambda completion, _: values[completion])])
 
 
-def test_differences_are_exact_and_of_known_rewards():
+def test_differences_are_exact_and_ignore_unknown_rewards():
   verdicts = np.float32([0.1, 0.1, 0.5, 0.5, 0, 1, 7, 7])
   valid = np.array([1, 1, 1, 1, 1, 0, 1, 0], bool)
   assert dynamic_sampling.differs(verdicts, valid, group_size=2).tolist() == [False, False, False, False]
@@ -37,7 +37,7 @@ def test_differences_are_exact_and_of_known_rewards():
   assert dynamic_sampling.differs(np.zeros(4, np.float32), np.zeros(4, bool), group_size=2).tolist() == [False, False]
 
 
-def test_a_full_batch_holds_only_groups_that_differ_in_whole_and_in_order():
+def test_a_full_batch_holds_only_whole_groups_that_differ_in_order():
   first = batch_of([0, 0, 1, 0, 1, 1, 0, 1], 2)
   second = batch_of([1, 1, 0, 1, 1, 0, 0, 0], 2, first=8, width=5)
   batch, counters = dynamic_sampling.fill([first, second], num_groups=3)
@@ -50,13 +50,13 @@ def test_a_full_batch_holds_only_groups_that_differ_in_whole_and_in_order():
   assert counters == {"group/rounds": 2, "group/drawn": 8, "group/mixed": 4, "group/filled_up": 0}
 
 
-def test_what_is_missing_is_filled_up():
+def test_missing_groups_are_filled_up():
   batch, counters = dynamic_sampling.fill([batch_of([0, 0, 1, 0, 1, 1, 0, 0], 2)], num_groups=3)
   assert [c.text for c in batch.completions] == ["0", "1", "2", "3", "4", "5"]
   assert (counters["group/mixed"], counters["group/filled_up"]) == (1, 2)
 
 
-def test_the_share_of_groups_that_differ_is_what_it_should_be():
+def test_the_share_of_groups_that_differ_is_as_expected():
   """P(mixed) = 1 - p^G - (1-p)^G."""
   rng, group_size, p = np.random.default_rng(0), 8, 0.2
   verdicts = (rng.random(20_000 * group_size) < p).astype(np.float32)
@@ -71,7 +71,7 @@ PLAIN = {"eval.every": 4, "checkpoint.every": 2, "checkpoint.warm_start_every": 
 
 @pytest.fixture
 def parity(monkeypatch):
-  """A verifier that a random policy satisfies now and then."""
+  """A verifier that a random policy satisfies for about every third response."""
   terms = [WeightedReward("parity", lambda completion, example: float(sum(completion.token_ids) % 3 == 0))]
   monkeypatch.setattr(experiment, "make_rewards", lambda task, config: terms)
 
@@ -79,14 +79,14 @@ def parity(monkeypatch):
 def test_a_run_draws_until_its_batches_are_full(parity, tmp_path):
   config = tiny_config(overrides=OFTEN | PLAIN)
   run_here(config, tmp_path)
-  found = rows(tmp_path, "rl")
-  for row in found:
+  steps = rows(tmp_path, "rl")
+  for row in steps:
     assert row["group/drawn"] == row["group/rounds"] * config.rollout.num_prompts
     assert row["group/filled_up"] == max(config.rollout.num_prompts - row["group/mixed"], 0)
     assert row["group/rounds"] == 4 or row["group/filled_up"] == 0, "it stopped early only with a full batch"
     assert row["group/frac_reward_zero_std"] == row["group/filled_up"] / config.rollout.num_prompts
     assert row["group/response_tokens_drawn"] >= row["group/drawn"] * 2
-  assert max(row["group/rounds"] for row in found) > 1, "else it has shown nothing"
+  assert max(row["group/rounds"] for row in steps) > 1, "otherwise the test shows nothing"
   assert len(set(column(tmp_path, "perf/compiles")[1:])) == 1, "a further draw compiles nothing"
 
 
@@ -99,10 +99,10 @@ def test_a_killed_run_draws_the_same_again(parity, tmp_path, monkeypatch):
   config = tiny_config(overrides=OFTEN | PLAIN)
   run_here(config, tmp_path / "whole")
 
-  def update(this, batch, at, update=learn.update):
+  def update(run, batch, at, update=learn.update):
     if at == 3:
       raise Killed
-    return update(this, batch, at)
+    return update(run, batch, at)
 
   with monkeypatch.context() as patch, pytest.raises(Killed):
     patch.setattr(learn, "update", update)

@@ -1,4 +1,7 @@
-"""Groups that go on in the next step: none is cut, dropped or learned from twice, and a resumed run carries what an unbroken one does."""
+"""Groups that continue in the next step: none is truncated, dropped or learned from twice.
+
+A resumed run carries the same groups as an unbroken one.
+"""
 
 import functools
 import json
@@ -10,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxrl_llm.config.check import problems, row_problems
+from jaxrl_llm.config.check import config_problems, row_problems
 from jaxrl_llm.devices import mesh as mesh_lib
 from jaxrl_llm.models import make_model, preset
 from jaxrl_llm.pretrained.byte_tokenizer import ByteTokenizer
@@ -27,7 +30,10 @@ FAST = {"xla_backend_optimization_level": 0}
 
 @functools.cache
 def sampler_of(name: str):
-  """Weights large enough that the policy is not uniform; and a sampler of it that stops early and late."""
+  """Makes a policy with weights so large that it is not uniform, and its sampler.
+
+  Its responses end early and late.
+  """
   model = make_model(preset(name, vocab_size=264), mesh=mesh_lib.make_mesh(data=1, tensor=8))
   rng = np.random.default_rng(0)
   scale = lambda path, p: jnp.asarray((path[-1].key == "scale") + 0.2 * rng.standard_normal(p.shape), jnp.float32)
@@ -40,23 +46,23 @@ def sampler_of(name: str):
 
 
 def steps_of(name: str, num_steps: int):
-  """Every step's groups, rollouts and the rows learned from, of a policy that stays as it is."""
+  """Yields each step's groups, rollouts and the rows learned from, for a constant policy."""
   model, params, sample = sampler_of(name)
   mesh, new = mesh_lib.make_mesh(data=1, tensor=8), iter(range(100, 1000))
   experts = model.config.experts
-  carried = partial.nothing(BUDGET, experts and (model.config.num_layers, experts.top_k))
+  carried = partial.no_groups(BUDGET, experts and (model.config.num_layers, experts.top_k))
   for step in range(num_steps):
     examples = [{"prompt": str(next(new))} for _ in range(LEARNED + SPARE - len(carried.examples))]
     groups = partial.join(carried, examples, step=step, group_size=GROUP)
-    found = rollout.dispatch(
+    rollouts = rollout.dispatch(
       sample, params, groups.examples, jax.random.key(step), mesh=mesh, tokenizer=TOKENIZER, prompt_buckets=(6,),
       requests=partial.requests(groups, num_groups=LEARNED),
     )  # fmt: skip
-    found, _ = rollout.collect(found, TOKENIZER)
-    learned, carried = partial.take(groups, found, num_groups=LEARNED)
-    yield groups, found, learned
-    # As through a checkpoint.
-    empty = partial.nothing(BUDGET, experts and (model.config.num_layers, experts.top_k))
+    rollouts, _ = rollout.collect(rollouts, TOKENIZER)
+    learned, carried = partial.take(groups, rollouts, num_groups=LEARNED)
+    yield groups, rollouts, learned
+    # Passes the groups through JSON, as a checkpoint does.
+    empty = partial.no_groups(BUDGET, experts and (model.config.num_layers, experts.top_k))
     carried = partial.from_json(json.loads(json.dumps(partial.to_json(carried))), empty)
 
 
@@ -64,35 +70,36 @@ def steps_of(name: str, num_steps: int):
 def test_nothing_is_cut_dropped_or_learned_from_twice(name):
   model, params, sample = sampler_of(name)
   score = jax.jit(lambda *args: jax.nn.log_softmax(model.logits(*args)), compiler_options=FAST)
-  learned_from, ages, brought, num_steps = [], [], 0, 6
-  for step, (groups, found, learned) in enumerate(steps_of(name, num_steps)):
+  learned_from, ages, num_continued, num_steps = [], [], 0, 6
+  for step, (groups, rollouts, learned) in enumerate(steps_of(name, num_steps)):
     names = [groups.examples[row // GROUP]["prompt"] for row in learned[::GROUP]]
     assert len(names) == LEARNED and names == sorted(names)  # Oldest first.
     learned_from += names
-    metrics = partial.metrics(groups, found, learned, step=step)
+    metrics = partial.metrics(groups, rollouts, learned, step=step)
     ages.append(metrics["rollout/max_age"])
-    lengths, before = found.mask[learned].sum(axis=1), groups.begun.lengths[learned]
+    lengths, before = rollouts.mask[learned].sum(axis=1), groups.partial.lengths[learned]
     assert metrics["rollout/carried_groups"] == sum(groups.steps[row // GROUP] < step for row in learned[::GROUP])
     assert metrics["rollout/carried_tokens"] == pytest.approx(before.sum() / lengths.sum())
-    brought += int(np.sum((before > 0) & (before < lengths)))
-    # Each has its end, by itself or by the budget; and what an earlier step drew of it stands there still.
-    last = found.tokens[learned, lengths - 1]
-    assert np.all(np.isin(last, STOPS) | (lengths == BUDGET)) and np.all(found.reasons[learned] != StopReason.UNFINISHED)
-    there = np.arange(BUDGET) < groups.begun.lengths[:, None]
+    num_continued += int(np.sum((before > 0) & (before < lengths)))
+    # Each response has ended, by itself or at its budget, and keeps the tokens of earlier steps.
+    last = rollouts.tokens[learned, lengths - 1]
+    assert np.all(np.isin(last, STOPS) | (lengths == BUDGET))
+    assert np.all(rollouts.reasons[learned] != StopReason.UNFINISHED)
+    there = np.arange(BUDGET) < groups.partial.lengths[:, None]
     for field in ("tokens", "logprobs"):
-      np.testing.assert_array_equal(getattr(found, field)[there], getattr(groups.begun, field)[there])
+      np.testing.assert_array_equal(getattr(rollouts, field)[there], getattr(groups.partial, field)[there])
     # One policy drew all parts, so the log-probabilities are those of the whole response under it.
-    whole = np.concatenate([found.prompts, found.tokens], axis=1)
-    seen = np.concatenate([found.prompt_mask, found.mask], axis=1)
+    whole = np.concatenate([rollouts.prompts, rollouts.tokens], axis=1)
+    seen = np.concatenate([rollouts.prompt_mask, rollouts.mask], axis=1)
     logprobs = np.asarray(score(params, whole, np.maximum(np.cumsum(seen, axis=1) - 1, 0), seen.astype(np.int32)))
-    expected = np.take_along_axis(logprobs[:, -BUDGET - 1 : -1], found.tokens[..., None], axis=2)[..., 0]
-    np.testing.assert_allclose(found.logprobs[found.mask], expected[found.mask], atol=1e-5)
-    if name == "nano-moe":  # Known of all tokens but the last.
-      fed = np.concatenate([found.prompt_mask, found.mask[:, 1:], np.zeros((len(seen), 1), bool)], axis=1)
-      assert np.array_equal(np.all(found.routing >= 0, axis=(2, 3)), fed)
+    expected = np.take_along_axis(logprobs[:, -BUDGET - 1 : -1], rollouts.tokens[..., None], axis=2)[..., 0]
+    np.testing.assert_allclose(rollouts.logprobs[rollouts.mask], expected[rollouts.mask], atol=1e-5)
+    if name == "nano-moe":  # All tokens but the last have known routes.
+      fed = np.concatenate([rollouts.prompt_mask, rollouts.mask[:, 1:], np.zeros((len(seen), 1), bool)], axis=1)
+      assert np.array_equal(np.all(rollouts.routing >= 0, axis=(2, 3)), fed)
   started = [str(100 + i) for i in range(SPARE + num_steps * LEARNED)]
   assert len(set(learned_from)) == len(learned_from) == num_steps * LEARNED and set(learned_from) <= set(started)
-  assert max(ages) > 0 and brought > 5  # Many were drawn in parts.
+  assert max(ages) > 0 and num_continued > 5  # Many were drawn in parts.
   assert set(started) - set(learned_from) <= {example["prompt"] for example in groups.examples}
   assert sample._cache_size() == 1
 
@@ -115,20 +122,25 @@ EXAMPLES = [{"prompt": name, "level": i} for i, name in enumerate("abcd")]
 
 
 def joined() -> partial.Groups:
-  empty = partial.nothing(4, (1, 2))
+  empty = partial.no_groups(4, (1, 2))
   return partial.join(partial.join(empty, EXAMPLES[:1], step=3, group_size=2), EXAMPLES[1:], step=4, group_size=2)
 
 
 def test_the_oldest_complete_groups_are_learned_from_and_the_others_carried():
   groups = joined()
-  assert groups.steps == [3, 4, 4, 4] and groups.begun.tokens.shape == (8, 4)
+  assert groups.steps == [3, 4, 4, 4] and groups.partial.tokens.shape == (8, 4)
   learned, carried = partial.take(groups, ROLLOUTS, num_groups=2)
   assert learned.tolist() == [2, 3, 4, 5]
   assert [x["prompt"] for x in carried.examples] == ["a", "d"] and carried.steps == [3, 4]
-  assert carried.begun.reasons.tolist() == [UNFINISHED, TOKEN, TOKEN, LENGTH] and carried.begun.lengths.tolist() == [2, 3, 3, 4]
-  np.testing.assert_array_equal(carried.begun.tokens, ROLLOUTS.tokens[[0, 1, 6, 7]])
-  np.testing.assert_array_equal(carried.begun.raw_logprobs, ROLLOUTS.raw_logprobs[[0, 1, 6, 7]])
-  # Carried to step 5, and complete: those come first.
+  assert carried.partial.reasons.tolist() == [
+    UNFINISHED,
+    TOKEN,
+    TOKEN,
+    LENGTH,
+  ] and carried.partial.lengths.tolist() == [2, 3, 3, 4]
+  np.testing.assert_array_equal(carried.partial.tokens, ROLLOUTS.tokens[[0, 1, 6, 7]])
+  np.testing.assert_array_equal(carried.partial.raw_logprobs, ROLLOUTS.raw_logprobs[[0, 1, 6, 7]])
+  # The carried groups are complete in step 5 and come first.
   groups = partial.join(carried, EXAMPLES[1:3], step=5, group_size=2)
   again = ROLLOUTS._replace(reasons=np.full(8, TOKEN, np.int8), mask=np.ones((8, 4), bool))
   learned, later = partial.take(groups, again, num_groups=3)
@@ -143,20 +155,20 @@ def test_too_few_complete_groups_are_an_error():
     partial.take(joined(), ROLLOUTS, num_groups=4)
 
 
-def test_a_checkpoint_gives_back_the_bits():
+def test_a_checkpoint_restores_every_bit():
   _, carried = partial.take(joined(), ROLLOUTS, num_groups=2)
   saved = json.loads(json.dumps(partial.to_json(carried)))
-  found = partial.from_json(saved, partial.nothing(4, (1, 2)))
-  assert found.examples == carried.examples and found.steps == carried.steps
-  there = np.arange(4) < carried.begun.lengths[:, None]
-  for name, x in carried.begun._asdict().items():
+  restored = partial.from_json(saved, partial.no_groups(4, (1, 2)))
+  assert restored.examples == carried.examples and restored.steps == carried.steps
+  there = np.arange(4) < carried.partial.lengths[:, None]
+  for name, x in carried.partial._asdict().items():
     if x is not None:
-      back = getattr(found.begun, name)
+      back = getattr(restored.partial, name)
       assert back.dtype == x.dtype and np.array_equal(*((back, x) if x.ndim == 1 else (back[there], x[there]))), name
-  assert len(partial.from_json(partial.to_json(partial.nothing(4)), partial.nothing(4)).examples) == 0
+  assert len(partial.from_json(partial.to_json(partial.no_groups(4)), partial.no_groups(4)).examples) == 0
 
 
-# Single letters end a response, so that some of an untrained policy's end early.
+# Single letters end a response, so that some responses of an untrained policy end early.
 SHORT = VARIED | {
   "num_steps": 5, "warm_start.num_steps": 0, "checkpoint.every": 3, "eval.every": 5, "eval.num_prompts": 8, "eval.batch_prompts": 8,
   "learner.learning_rate": 1e-2, "log.tensorboard": False, "rollout.num_prompts": 4, "rollout.spare_prompts": 3,
@@ -166,7 +178,7 @@ SHORT = VARIED | {
 
 def config_of(**changes):
   config = tiny_config(overrides=SHORT | {name.replace("__", "."): x for name, x in changes.items()})
-  assert problems(config) == []
+  assert config_problems(config) == []
   return config
 
 
@@ -178,7 +190,7 @@ def golden(tmp_path_factory) -> pathlib.Path:
 
 
 def assert_same_run(one: pathlib.Path, other: pathlib.Path) -> None:
-  """The same tokens and rewards in every step, the same losses; and `other` scored most of them while it drew."""
+  """Checks that two runs have the same tokens, rewards and losses, and that `other` streamed."""
   tokens = column(one, "rollout/tokens_sha256")
   assert column(other, "rollout/tokens_sha256") == tokens and len(set(tokens)) == len(tokens)
   for name in ("critic/rewards/mean", "reward/soft_overlong/mean", "group/frac_reward_zero_std"):
@@ -190,13 +202,13 @@ def assert_same_run(one: pathlib.Path, other: pathlib.Path) -> None:
 
 
 def lines(workdir: pathlib.Path) -> list[str]:
-  """Rows without what depends on the clock or the process; equal text is equal bits."""
+  """Returns rows without values that depend on the clock or the process, as text."""
   varies = ("timing_s/", "perf/throughput", "perf/compiles", "perf/max_memory_allocated_gb", "perf/reward_overlap_s")
   every = [row for phase in ("rl", "eval") for row in rows(workdir, phase)]
   return [json.dumps({name: x for name, x in row.items() if not name.startswith(varies)}) for row in every]
 
 
-def test_a_run_learns_from_older_parts_and_knows_it(golden):
+def test_a_run_learns_from_older_parts_and_measures_their_age(golden):
   assert np.all(np.isfinite(column(golden, "actor/loss"))) and min(column(golden, "actor/grad_norm")) > 0
   assert len(set(column(golden, "perf/compiles")[1:])) == 1
   fraction, gap = column(golden, "rollout/carried_tokens"), column(golden, "rollout_corr/logprob_abs_diff/max")
@@ -207,18 +219,18 @@ def test_a_run_learns_from_older_parts_and_knows_it(golden):
 
 
 @pytest.mark.slow
-def test_a_killed_run_goes_on_with_what_was_carried(golden, tmp_path):
-  """Killed after step 5, before its checkpoint: steps 4 and 5 are run again, from what step 3 left."""
+def test_a_killed_run_resumes_with_the_carried_groups(golden, tmp_path):
+  """After a kill before the checkpoint of step 5, steps 4 and 5 are repeated."""
   killed = tmp_path / "killed"
   shutil.copytree(golden, killed)
   shutil.rmtree(killed / "checkpoints" / "5")
   summary = run_here(config_of(), killed)
   assert summary["attempts"] == 2 and lines(killed) == lines(golden)
-  assert column(golden, "rollout/carried_tokens")[3] > 0  # What the checkpoint carried was read.
+  assert column(golden, "rollout/carried_tokens")[3] > 0  # The checkpoint's groups were restored.
 
 
 @pytest.mark.slow
-def test_a_streamed_run_carries_the_same(golden, tmp_path):
+def test_a_streamed_run_carries_the_same_groups(golden, tmp_path):
   run_here(config_of(rollout__report_every=4), tmp_path)
   assert_same_run(golden, tmp_path)
   assert column(tmp_path, "rollout/carried_tokens") == column(golden, "rollout/carried_tokens")
@@ -233,13 +245,14 @@ def test_experts_and_their_routes_are_carried(tmp_path):
 
 def test_devices_that_do_not_divide_the_prompts_in_the_sampler_are_refused():
   (line,) = row_problems(config_of(), 1, 4)
-  assert line.startswith("config.rollout.num_prompts + rollout.spare_prompts: 7 is not a multiple of 4 devices") and line.endswith(": 8")
+  assert line.startswith("config.rollout.num_prompts + rollout.spare_prompts: 7 is not a multiple of 4 devices")
+  assert line.endswith("the next multiple is 8")
   assert not list(row_problems(config_of(rollout__spare_prompts=4), 1, 4))
 
 
 @pytest.mark.slow
 def test_devices_divide_the_prompts_in_the_sampler(tmp_path):
-  """With the spare ones: 4 + 4 over four devices."""
+  """The sampler has 4 + 4 spare prompts for four devices."""
   run_here(config_of(rollout__spare_prompts=4), tmp_path / "one")
   run_here(config_of(rollout__spare_prompts=4), tmp_path / "four", devices=4)
   assert column(tmp_path / "one", "rollout/tokens_sha256") == column(tmp_path / "four", "rollout/tokens_sha256")

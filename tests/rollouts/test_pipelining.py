@@ -1,4 +1,4 @@
-"""A sampler on devices of its own draws what a colocated one draws; with a lag of one, what the weights of one step before draw."""
+"""A sampler on separate devices: the tokens of a colocated one, or with a lag of older weights."""
 
 import functools
 import json
@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from jaxrl_llm import train
-from jaxrl_llm.config.check import problems
+from jaxrl_llm.config.check import config_problems
 from jaxrl_llm.rollouts import batch as batch_lib
 from jaxrl_llm.rollouts import pipelining, rollout
 from jaxrl_llm.run import experiment, learn, stopping
@@ -26,13 +26,13 @@ LAG = {"mesh.sampler": 1, "rollout.staleness": 1}
 
 def config_of(changes):
   config = tiny_config(overrides=SHORT | changes)
-  assert problems(config) == []
+  assert config_problems(config) == []
   return config
 
 
 @pytest.fixture(scope="module")
 def run_of(tmp_path_factory):
-  """Runs on a number of devices with other values for some fields; the same run only once."""
+  """Function that runs a config with changes on a number of devices, each run only once."""
 
   @functools.cache
   def run(devices: int, changes: tuple = ()) -> pathlib.Path:
@@ -44,7 +44,7 @@ def run_of(tmp_path_factory):
 
 
 def assert_same_run(one: pathlib.Path, other: pathlib.Path) -> None:
-  """The same tokens in every step and evaluation, and the same losses."""
+  """Checks that two runs have the same tokens in every step and evaluation, and the same losses."""
   tokens = column(one, "rollout/tokens_sha256")
   assert column(other, "rollout/tokens_sha256") == tokens and len(set(tokens)) == len(tokens)
   for name in ("actor/loss", "actor/grad_norm", "actor/entropy", "ratio/max"):
@@ -53,7 +53,7 @@ def assert_same_run(one: pathlib.Path, other: pathlib.Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_sampler_of_its_own_draws_the_same_tokens(run_of):
+def test_a_sampler_on_separate_devices_draws_the_same_tokens(run_of):
   apart = run_of(2, mesh__sampler=1)
   assert_same_run(run_of(1), apart)
   assert set(column(apart, "rollout/staleness")) == {0} and max(column(apart, "rollout_corr/logprob_abs_diff/max")) <= 1e-5
@@ -78,19 +78,19 @@ def test_sub_meshes_draw_the_same_tokens(changes, run_of):
   ],
   ids=str,
 )
-def test_adapters_experts_and_references_too(changes, run_of):
+def test_separate_devices_with_adapters_experts_and_references(changes, run_of):
   assert_same_run(run_of(1, **changes), run_of(2, mesh__sampler=1, **changes))
 
 
 @pytest.fixture(scope="module")
 def lagging(tmp_path_factory):
-  """A run with a lag; the weights before each of its RL steps; and what its loop did, in order."""
+  """Workdir of a run with a lag, the weights before each RL step, and the loop's calls in order."""
   workdir, weights, events = tmp_path_factory.mktemp("lagging"), [], []
 
-  def updating(this, batch, step, update=learn.update):
+  def updating(run, batch, step, update=learn.update):
     if len(weights) == step:
-      weights.append(jax.device_get(this.state.params))
-    return update(this, batch, step)
+      weights.append(jax.device_get(run.state.params))
+    return update(run, batch, step)
 
   def noted(label, function):
     return lambda *args, **kwargs: (events.append(label), function(*args, **kwargs))[1]
@@ -103,13 +103,14 @@ def lagging(tmp_path_factory):
   return workdir, weights, events
 
 
-def test_rollouts_come_from_the_weights_of_one_step_before(lagging):
-  """Drawn again here, on one device and without the loop."""
+def test_rollouts_come_from_the_weights_of_the_previous_step(lagging):
+  """The test draws them again on one device, without the loop."""
   workdir, weights, _ = lagging
-  assert column(workdir, "rollout/staleness") == [0, 1, 1, 0, 1]  # The checkpoint of step 3 lies before the fourth.
+  # The checkpoint of step 3 comes before the fourth step.
+  assert column(workdir, "rollout/staleness") == [0, 1, 1, 0, 1]
   config, hashes = config_of({}), []
   with quick():
-    built = experiment.build(config)
+    built = experiment.build_experiment(config)
     prompts = example_iterator(built.task.train, batch_size=config.rollout.num_prompts, seed=config.seed)
     shardings = jax.tree.map(lambda x: x.sharding, built.learner.abstract_state.params)
     for step, version in enumerate([0, 0, 1, 3, 3]):
@@ -117,13 +118,15 @@ def test_rollouts_come_from_the_weights_of_one_step_before(lagging):
       examples = next(prompts)
       key = jax.random.fold_in(jax.random.fold_in(jax.random.key(config.seed), ROLLOUT), step)
       placing = dict(mesh=built.mesh, tokenizer=built.task.tokenizer, prompt_buckets=config.rollout.prompt_buckets)
-      found = rollout.draw(built.sampler.sample, params, examples, key, **placing)
-      batch = batch_lib.assess(*found, examples, rewards=built.rewards)
-      hashes.append(batch_lib.metrics(batch._replace(advantages=np.zeros(found[0].mask.shape)))["rollout/tokens_sha256"])
+      drawn = rollout.draw(built.sampler.sample, params, examples, key, **placing)
+      batch = batch_lib.assess(*drawn, examples, rewards=built.rewards)
+      hashes.append(
+        batch_lib.metrics(batch._replace(advantages=np.zeros(drawn[0].mask.shape)))["rollout/tokens_sha256"]
+      )
   assert hashes == column(workdir, "rollout/tokens_sha256")
 
 
-def test_the_ratio_holds_the_lag(lagging):
+def test_the_log_probabilities_show_the_lag(lagging):
   workdir, *_ = lagging
   gap, lag = column(workdir, "rollout_corr/logprob_abs_diff/max"), column(workdir, "rollout/staleness")
   assert all((x > 1e-3) == (n == 1) for x, n in zip(gap, lag, strict=True)), gap
@@ -136,25 +139,25 @@ def test_nothing_compiles_and_the_weights_move_once_a_step(lagging):
 
 
 class Killed(Exception):
-  """Stands for a kill: nothing is caught and nothing is saved on the way out."""
+  """Stand-in for a kill: it is not caught, and nothing is saved."""
 
 
 def lines(workdir: pathlib.Path) -> list[str]:
-  """Rows without what depends on the clock or the process; equal text is equal bits."""
+  """Returns rows without values that depend on the clock or the process, as text."""
   varies = ("timing_s/", "perf/throughput", "perf/compiles", "perf/max_memory_allocated_gb")
   every = [row for phase in ("warm_start", "rl", "eval") for row in rows(workdir, phase)]
   return [json.dumps({name: x for name, x in row.items() if not name.startswith(varies)}) for row in every]
 
 
 @pytest.mark.parametrize("step", [pytest.param(1, marks=pytest.mark.slow, id="before the checkpoint"), pytest.param(4, id="after it")])
-def test_a_killed_run_goes_on_as_if_nothing_had_happened(step, lagging, tmp_path):
-  """Killed while the next rollouts are in flight, or about to be used."""
+def test_a_killed_run_resumes_as_an_unbroken_one(step, lagging, tmp_path):
+  """The kill strikes while the next rollouts are in flight, or about to be used."""
   golden, *_ = lagging
 
-  def update(this, batch, at, update=learn.update):
+  def update(run, batch, at, update=learn.update):
     if at == step:
       raise Killed
-    return update(this, batch, at)
+    return update(run, batch, at)
 
   with pytest.MonkeyPatch.context() as patch, pytest.raises(Killed):
     patch.setattr(learn, "update", update)
@@ -164,7 +167,7 @@ def test_a_killed_run_goes_on_as_if_nothing_had_happened(step, lagging, tmp_path
 
 
 def test_the_next_rollouts_are_dispatched_before_the_learner_works(lagging):
-  """What makes the two overlap; and the prompts are not read ahead of a checkpoint."""
+  """This makes the two overlap. No prompts are read ahead of a checkpoint."""
   _, _, events = lagging
   learn = ["with_logprobs"] * 2 + ["update"] * 2
   until_checkpoint = ["launch", "launch", *learn, "launch", *learn, *learn, "save"]
@@ -172,7 +175,7 @@ def test_the_next_rollouts_are_dispatched_before_the_learner_works(lagging):
 
 
 def test_every_step_is_drawn_once():
-  """Whatever the lag: a step's rollouts come from the step itself or from the one before, and a checkpoint parts them."""
+  """A step's rollouts are drawn in the step or in the one before, but not across a checkpoint."""
   config = config_of(LAG | {"num_steps": 7, "checkpoint.every": 3})
   assert [pipelining.draws_ahead(config, step) for step in range(7)] == [True, True, False, True, True, False, False]
   assert [pipelining.saves(config, step) for step in range(7)] == [False, False, True, False, False, True, True]

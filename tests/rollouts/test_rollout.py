@@ -1,4 +1,4 @@
-"""Rollouts made by hand: what is scored, trained on, logged and shown of them."""
+"""Handmade rollouts: their grades, trajectories, metrics and sample rows."""
 
 import jax
 import jax.numpy as jnp
@@ -15,11 +15,11 @@ from jaxrl_llm.types import Rollouts
 TOKENIZER = ByteTokenizer()
 PAD, EOS = TOKENIZER.pad_id, TOKENIZER.eos_id
 EXAMPLES = [{"prompt": "1+1", "answer": "2", "level": 1}, {"prompt": "9", "answer": "9", "level": 2}]
-RESPONSES = ["#2", "#3", "#9", "9999"]  # The last runs into the budget of 4 tokens.
+RESPONSES = ["#2", "#3", "#9", "9999"]  # The last one reaches the budget of 4 tokens.
 
 
 def make_rollouts() -> Rollouts:
-  """Two prompts, two samples each."""
+  """Makes rollouts of two prompts with two samples each."""
   prompts = np.full((4, 5), PAD, np.int32)
   tokens, logprobs = np.full((4, 4), PAD, np.int32), np.zeros((4, 4), np.float32)
   stopped = np.array([True, True, True, False])
@@ -43,7 +43,7 @@ TERMS = [WeightedReward("right", right), WeightedReward("length", length, 0.1)]
 
 
 def make_batch() -> batch_lib.Batch:
-  """Graded, with the advantages 1, -1, 0.5, -0.5 on all tokens of the responses."""
+  """Makes a graded batch with the advantages 1, -1, 0.5 and -0.5 at all response tokens."""
   rollouts = make_rollouts()
   responses = rollout.completions(rollouts, TOKENIZER.decode)
   batch = batch_lib.assess(rollouts, responses, EXAMPLES, rewards=TERMS)
@@ -51,10 +51,15 @@ def make_batch() -> batch_lib.Batch:
 
 
 def test_completions_keep_the_stop_token_and_count_it():
-  found = rollout.completions(make_rollouts(), TOKENIZER.decode)
-  assert [c.text for c in found] == RESPONSES
-  assert [c.token_ids for c in found] == [(35, 50, EOS), (35, 51, EOS), (35, 57, EOS), (57, 57, 57, 57)]
-  assert [c.num_tokens for c in found] == [3, 3, 3, 4] and [c.stopped for c in found] == [True, True, True, False]
+  responses = rollout.completions(make_rollouts(), TOKENIZER.decode)
+  assert [c.text for c in responses] == RESPONSES
+  assert [c.token_ids for c in responses] == [(35, 50, EOS), (35, 51, EOS), (35, 57, EOS), (57, 57, 57, 57)]
+  assert [c.num_tokens for c in responses] == [3, 3, 3, 4] and [c.stopped for c in responses] == [
+    True,
+    True,
+    True,
+    False,
+  ]
 
 
 def test_each_response_is_graded_with_its_own_example():
@@ -66,7 +71,7 @@ def test_each_response_is_graded_with_its_own_example():
 
 
 def sequences_of(values):
-  """Values of the responses behind junk for the prompts, which nobody may read."""
+  """Prepends junk for the prompts, which must not be read, to values of the responses."""
   rollouts = make_rollouts()
   prompts = rollouts.prompt_mask.sum(axis=1)
   return [np.concatenate([np.full(n, 99.0), x[m]]).astype(np.float32) for n, x, m in zip(prompts, values, rollouts.mask, strict=True)]
@@ -82,33 +87,33 @@ def test_evidence_holds_each_response_in_its_row():
   assert plain.kl is plain.values is plain.step_rewards is plain.step_ends is None
 
   values, old, ref = (np.arange(16.0).reshape(4, 4) * scale for scale in (1, 10, -1))
-  found = trajectories.evidence(
+  evidence = trajectories.evidence(
     batch, rewards=TERMS, kl=lambda old, ref: old - ref, kl_coef=0.5, old_logprobs=sequences_of(old), ref_logprobs=sequences_of(ref),
     values=sequences_of(values), step_rewards=lambda row, ids: [(1, float(row["level"])), (len(ids) - 1, -1.0)],
   )  # fmt: skip
-  np.testing.assert_array_equal(found.values, values * mask)
-  np.testing.assert_array_equal(found.kl, (old - ref) * mask)
-  assert found.kl_coef == 0.5
-  np.testing.assert_array_equal(found.step_rewards, [[0, 1, -1, 0], [0, 1, -1, 0], [0, 2, -1, 0], [0, 2, 0, -1]])
-  np.testing.assert_array_equal(found.step_ends, found.step_rewards != 0)
+  np.testing.assert_array_equal(evidence.values, values * mask)
+  np.testing.assert_array_equal(evidence.kl, (old - ref) * mask)
+  assert evidence.kl_coef == 0.5
+  np.testing.assert_array_equal(evidence.step_rewards, [[0, 1, -1, 0], [0, 1, -1, 0], [0, 2, -1, 0], [0, 2, 0, -1]])
+  np.testing.assert_array_equal(evidence.step_ends, evidence.step_rewards != 0)
 
 
-def test_whole_sequences_put_zeros_for_the_prompts():
+def test_whole_sequences_have_zeros_for_the_prompts():
   values = np.arange(1.0, 17.0).reshape(4, 4)
-  found = trajectories.whole_sequences(values, make_rollouts())
-  for x, sequence in zip(found, trajectories.trajectories(make_rollouts()), strict=True):
+  sequences = trajectories.whole_sequences(values, make_rollouts())
+  for x, sequence in zip(sequences, trajectories.trajectories(make_rollouts()), strict=True):
     assert len(x) == len(sequence.tokens) and not x[sequence.mask == 0].any()
-  assert found[3].tolist() == [0, 0, 13, 14, 15, 16]
+  assert sequences[3].tolist() == [0, 0, 13, 14, 15, 16]
 
 
 def test_trajectories_join_prompt_and_response():
   rollouts = make_rollouts()
-  found = trajectories.trajectories(rollouts)
+  sequences = trajectories.trajectories(rollouts)
   bos = TOKENIZER.bos_id
-  assert found[0].tokens.tolist() == [bos, 49, 43, 49, 35, 50, EOS]
-  assert found[3].tokens.tolist() == [bos, 57, 57, 57, 57, 57]
-  assert found[0].mask.tolist() == [0, 0, 0, 0, 1, 1, 1] and found[3].mask.tolist() == [0, 0, 1, 1, 1, 1]
-  for row, sequence in enumerate(found):
+  assert sequences[0].tokens.tolist() == [bos, 49, 43, 49, 35, 50, EOS]
+  assert sequences[3].tokens.tolist() == [bos, 57, 57, 57, 57, 57]
+  assert sequences[0].mask.tolist() == [0, 0, 0, 0, 1, 1, 1] and sequences[3].mask.tolist() == [0, 0, 1, 1, 1, 1]
+  for row, sequence in enumerate(sequences):
     num_prompt = int(rollouts.prompt_mask[row].sum())
     assert not sequence.advantages.any()
     np.testing.assert_array_equal(sequence.sampler_logprobs[num_prompt:], rollouts.logprobs[row][rollouts.mask[row]])
@@ -125,7 +130,8 @@ def test_metrics_by_hand():
     "critic/rewards/mean": 0.825,
     "critic/rewards/max": 1.3,
     "critic/rewards/min": 0.3,
-    "critic/advantages/mean": -0.5 / 13,  # Over tokens: the last response has one more.
+    # A mean over tokens; the last response has one more.
+    "critic/advantages/mean": -0.5 / 13,
     "critic/advantages/max": 1.0,
     "critic/advantages/min": -1.0,
     "response_length/mean": 3.25,
@@ -149,7 +155,7 @@ def test_groups_without_signal_are_counted():
   assert batch_lib.metrics(batch)["group/frac_reward_zero_std"] == 0.5
 
 
-def test_the_digest_tells_any_token_apart():
+def test_the_digest_depends_on_every_token():
   batch = make_batch()
   digest = lambda rollouts: batch_lib.metrics(batch._replace(rollouts=rollouts))["rollout/tokens_sha256"]
   seen = {digest(batch.rollouts)}
@@ -162,7 +168,8 @@ def test_the_digest_tells_any_token_apart():
   seen.add(digest(batch.rollouts._replace(mask=mask)))
   assert len(seen) == 1 + 16 + 1
   assert digest(jax.tree.map(np.copy, batch.rollouts)) in seen
-  assert digest(batch.rollouts._replace(logprobs=batch.rollouts.logprobs + 1)) in seen  # Of the tokens, and nothing else.
+  # The digest depends on nothing but the tokens.
+  assert digest(batch.rollouts._replace(logprobs=batch.rollouts.logprobs + 1)) in seen
 
 
 @pytest.mark.parametrize(("num_rows", "expected"), [(0, []), (1, [0]), (2, [0, 2]), (3, [0, 1, 2]), (9, [0, 1, 2, 3])])
@@ -178,7 +185,7 @@ def test_a_sample_row_by_hand():
   np.testing.assert_allclose([row["reward"], row["advantage"]], [1.3, 1.0], rtol=1e-6)
 
 
-def test_the_first_term_says_what_is_correct_whatever_the_names_of_the_others():
+def test_the_first_term_decides_what_is_correct():
   """`jax.tree.map` would sort the terms by name: "length" before "right"."""
   whole = make_batch()._replace(counted=np.full(4, True))
   joined = dynamic_sampling.join([dynamic_sampling.select(whole, np.array([2, 3])), whole])
@@ -195,7 +202,7 @@ def test_a_sample_row_has_the_responses_part_of_its_token_scores():
   assert row["entropy"][:2] == [0.1, 0.333333] and np.isnan(row["entropy"][2]) and "gate_weight" not in row
 
 
-def test_draw_hands_encoded_prompts_to_the_sampler_and_brings_its_rollouts_to_the_host():
+def test_draw_passes_encoded_prompts_to_the_sampler_and_returns_host_arrays():
   mesh, seen = mesh_lib.make_mesh(data=2, fsdp=1, tensor=4), {}
 
   def sample(params, prompts, prompt_mask, key):
@@ -213,7 +220,7 @@ def test_draw_hands_encoded_prompts_to_the_sampler_and_brings_its_rollouts_to_th
 
 
 def fails_on(text):
-  """As `right`, but it cannot judge one response."""
+  """Makes a reward like `right` that is NaN for one response."""
   return lambda completion, example: float("nan") if completion.text == text else right(completion, example)
 
 
@@ -225,23 +232,23 @@ def test_a_response_without_a_reward_counts_nowhere():
   batch = batch._replace(counted=batch_lib.counted(batch, skips_truncated=False, whole_groups=False))
   assert batch.counted.tolist() == [True, False, True, True]
   assert [sequence.mask.sum() for sequence in trajectories.trajectories(rollouts, batch.counted)] == [3, 0, 3, 4]
-  found = trajectories.evidence(batch, rewards=[WeightedReward("right", fails_on("#3"))])
-  assert found.mask.sum(axis=1).tolist() == [3, 0, 3, 4] and found.valid.tolist() == [True, False, True, True]
+  evidence = trajectories.evidence(batch, rewards=[WeightedReward("right", fails_on("#3"))])
+  assert evidence.mask.sum(axis=1).tolist() == [3, 0, 3, 4] and evidence.valid.tolist() == [True, False, True, True]
   row = batch_lib.metrics(batch._replace(advantages=np.ones((4, 4), np.float32)))
   assert row["rewards/failed"] == row["rewards/failed/not_finite"] == 1 and "rewards/failed/timeout" not in row
   assert row["reward/right/mean"] == pytest.approx(2 / 3) and row["rollout/counted"] == 0.75
 
 
-def test_what_is_left_out():
+def test_sequences_that_do_not_count():
   batch = make_batch()
   batch = batch._replace(graded=batch.graded._replace(failed=np.array(["died", None, None, None], object)))
   choose = lambda truncated, groups: batch_lib.counted(batch, skips_truncated=truncated, whole_groups=groups).tolist()
   assert choose(False, False) == [False, True, True, True]
   assert choose(False, True) == [False, False, True, True]
-  assert choose(True, False) == [False, True, True, False], "the last one was cut short"
+  assert choose(True, False) == [False, True, True, False], "the last one was truncated"
 
 
-def test_verdicts_leave_out_what_only_shapes_the_reward():
+def test_verdicts_leave_out_shaping_terms():
   rollouts = make_rollouts()
   terms = [TERMS[0], TERMS[1]._replace(shapes=True)]
   batch = batch_lib.assess(rollouts, rollout.completions(rollouts, TOKENIZER.decode), EXAMPLES, rewards=terms)

@@ -1,4 +1,4 @@
-"""From a config to samplers: what ends a response, and what fits a device."""
+"""Samplers made from a config: the end of a response, and the memory of a device."""
 
 import jax
 import pytest
@@ -22,14 +22,17 @@ def model_of(name="tiny", **axes):
   return make_model(preset(name, vocab_size=264), mesh=mesh)
 
 
-def test_a_cache_that_does_not_fit_is_refused_with_the_sizes_and_what_shrinks_it():
+def test_a_cache_that_does_not_fit_is_refused_with_its_sizes_and_settings():
   config = config_of(max_new_tokens=1024, prompt_buckets=(512,), num_prompts=64, group_size=8, slots=512)
   model = model_of("qwen3-0.6b", data=8)
   with pytest.raises(ValueError, match="cache of 64 prompts") as error:
     samplers.check_fits(config, model, limit=10**9)
   message = str(error.value)
-  # 2 · 28 layers · 8 heads · 128 · 4 bytes a token, of 64·512 + 512·1024 tokens, on 8 devices.
-  assert "config.rollout.num_prompts=64: the float32 cache of 64 prompts of 512 tokens and 512 rows of 1024 new ones" in message
+  # A token has 2 · 28 layers · 8 heads · 128 · 4 bytes; 64·512 + 512·1024 tokens are on 8 devices.
+  assert (
+    "config.rollout.num_prompts=64: the float32 cache of 64 prompts of 512 tokens and 512 rows of 1024 new tokens"
+    in message
+  )
   assert "needs 15.97 GB on each device, which has 1.00 GB" in message
   for setting in ("config.rollout.slots", "config.rollout.max_new_tokens", "config.rollout.cache_dtype='int8'"):
     assert setting in message
@@ -39,13 +42,13 @@ def test_a_cache_that_does_not_fit_is_refused_with_the_sizes_and_what_shrinks_it
   samplers.check_fits(config, model, limit=10**9)
 
 
-def test_a_cpu_counts_the_memory_of_the_machine():
+def test_a_cpu_device_has_its_share_of_the_machines_memory():
   device = jax.devices()[0]
   alone, shared = samplers.memory_limit(device, 1), samplers.memory_limit(device, 8)
   assert alone > 2**28 and abs(alone - 8 * shared) < 8
 
 
-def test_responses_need_something_that_ends_them():
+def test_responses_need_a_stop_token_or_a_stop_string():
   class Silent(ByteTokenizer):
     stop_ids = ()
 

@@ -1,4 +1,4 @@
-"""Weights on their way from the learner's devices to the sampler's: what arrives, where, and over which path."""
+"""The transfer of weights from the learner's devices to the sampler's, and its checks."""
 
 import chex
 import jax
@@ -16,7 +16,7 @@ NANO = preset("nano", vocab_size=264)
 
 
 def synced(meshes, *, dtype, shape=NANO):
-  """Weights on the learner's mesh, whether each is trained, and what moves them."""
+  """Returns weights on the learner's mesh, their weight sync and the sampler's mesh."""
   learner, sampler = mesh_lib.make_meshes(**meshes)
   model = make_model(shape)
   shapes = jax.eval_shape(model.init, jax.random.key(0))
@@ -38,7 +38,7 @@ MESHES = [
 
 
 @pytest.mark.parametrize("meshes", MESHES, ids=str)
-def test_what_arrives_is_what_left_in_the_samplers_dtype(meshes):
+def test_weights_arrive_unchanged_in_the_samplers_dtype(meshes):
   params, sync, sampler = synced(meshes, dtype="bfloat16")
   arrived = sync.move(params, None, 3)
   assert arrived.version == 3
@@ -51,8 +51,8 @@ def test_what_arrives_is_what_left_in_the_samplers_dtype(meshes):
 
 
 @pytest.mark.parametrize("meshes", MESHES, ids=str)
-def test_every_piece_that_a_device_of_the_sampler_wants_lies_whole_on_one_of_the_learners(meshes, monkeypatch):
-  """`jax.device_put` then copies it from device to device; any other goes through the memory of the host."""
+def test_every_piece_of_a_sampler_device_is_whole_on_one_learner_device(meshes, monkeypatch):
+  """`jax.device_put` copies such pieces from device to device, all others through the host."""
   params, sync, _ = synced(meshes, dtype="float32")
   calls, device_put = [], jax.device_put
   monkeypatch.setattr(jax, "device_put", lambda *args: (calls.append(args), device_put(*args))[1])
@@ -64,7 +64,7 @@ def test_every_piece_that_a_device_of_the_sampler_wants_lies_whole_on_one_of_the
 
 
 def test_a_layout_that_the_learner_cannot_have_still_arrives(monkeypatch):
-  """Five devices cannot hold two halves each whole: here the host helps."""
+  """Five devices cannot hold two whole halves each: the transfer goes through the host."""
   monkeypatch.setattr(jax, "device_count", lambda: 7)
   params, sync, _ = synced({"sampler": 2, "sampler_tensor": 2}, dtype="float32")
   chex.assert_trees_all_equal(params, sync.move(params, None, 0).params)
@@ -92,21 +92,21 @@ def test_a_checksum_is_the_same_for_every_layout(meshes, dtype, rng):
   mesh = mesh_lib.make_meshes(**meshes)[0]
   x = rng.standard_normal((8, 6)).astype(dtype)
   sharding = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec(("data", "fsdp"), "tensor"))
-  found = jax.jit(checksum)(jax.device_put(x, sharding))
+  computed = jax.jit(checksum)(jax.device_put(x, sharding))
   place = np.arange(x.size, dtype=np.uint64)
   factor = place * 0x9E3779B1 % 2**32
   factor = (factor ^ (factor >> np.uint64(15))) * 0x85EBCA77 % 2**32 | 1
   bits = x.ravel().view("uint16" if dtype == "bfloat16" else "uint32").astype(np.uint64)
-  assert int(found.bits) == int(np.sum(factor * bits % 2**32) % 2**32) and int(found.nonfinite) == 0
+  assert int(computed.bits) == int(np.sum(factor * bits % 2**32) % 2**32) and int(computed.nonfinite) == 0
 
 
-def test_pieces_that_change_places_change_the_sum(rng):
+def test_swapped_pieces_change_the_checksum(rng):
   x = rng.standard_normal((4, 64)).astype(np.float32)
   assert len({int(checksum(jnp.asarray(x[list(order)])).bits) for order in ((0, 1, 2, 3), (1, 0, 2, 3), (2, 3, 0, 1), (0, 3, 2, 1))}) == 4
 
 
 def tampered(monkeypatch, change):
-  """`jax.device_put` that gives the sampler something else: `change(name, weight)`."""
+  """Replaces `jax.device_put` by one that transfers `change(name, weight)`."""
   device_put = jax.device_put
 
   def put(staged, placed):
@@ -131,11 +131,11 @@ def test_weights_of_another_model_are_refused_before_they_move(monkeypatch, chan
     sync.move(params | {"final_norm": jax.tree.map(change, params["final_norm"])}, None, 1)
 
 
-def test_a_push_that_leaves_one_weight_old_is_refused(monkeypatch):
+def test_a_transfer_that_leaves_one_weight_stale_is_refused(monkeypatch):
   params, sync, _ = synced({"fsdp": 2, "sampler": 4, "sampler_tensor": 2}, dtype="float32")
   old = sync.move(params, None, 0).params["layers"]["attention"]["q"]
   tampered(monkeypatch, lambda name, x: np.asarray(old) if name == "layers/attention/q" else x)
-  sync.move(params, None, 0)  # Nothing has changed yet: the old one is the new one.
+  sync.move(params, None, 0)  # No weight has changed yet, so the old one is correct.
   with pytest.raises(WeightSyncError, match="^layers/attention/q: the learner sent"):
     sync.move(jax.tree.map(lambda x: x * 1.01, params), None, 1)
 
@@ -148,7 +148,7 @@ def test_weights_that_are_not_finite_are_refused():
 
 
 @pytest.mark.parametrize(("version", "step", "staleness"), [(3, 3, 0), (3, 3, 1), (3, 4, 1)])
-def test_versions_that_may_be_drawn_with(version, step, staleness):
+def test_versions_within_the_staleness_are_accepted(version, step, staleness):
   check_version(SamplerWeights({}, {}, version), step, staleness=staleness)
 
 
@@ -161,10 +161,10 @@ def test_a_stale_version_is_refused(version, step, staleness):
 
 
 @pytest.mark.slow
-def test_a_run_asks_for_the_version_before_it_draws(tmp_path, monkeypatch):
-  """A move that is forgotten: without the check the run would learn from rollouts of older weights, and nobody would know."""
+def test_a_run_checks_the_version_before_it_draws(tmp_path, monkeypatch):
+  """A forgotten transfer: without the check the run would silently learn from older weights."""
   move = train.move_weights
-  monkeypatch.setattr(train, "move_weights", lambda this: move(this) if this.record.rl_steps == 0 else None)
+  monkeypatch.setattr(train, "move_weights", lambda run: move(run) if run.record.rl_steps == 0 else None)
   config = tiny_config(overrides={"mesh.sampler": 1, "num_steps": 2, "eval.every": 2, "warm_start.num_steps": 0})
   with pytest.raises(WeightSyncError, match="the weights after 0 RL steps, expected those after 1"):
     run_here(config, tmp_path, devices=2)

@@ -1,4 +1,4 @@
-"""Alarms: which curves raise one, which do not, and what is left of them."""
+"""Alarms: which metrics raise one, which do not, and what is recorded of them."""
 
 import json
 import math
@@ -17,12 +17,15 @@ CALM_ROW = {
 
 
 def follow(rows, limits=None):
-  """Lines, metrics of each step, and the last state; the state goes through JSON as in a checkpoint."""
+  """Returns the lines, the metrics of each step and the last state.
+
+  The state is converted to JSON and back, as in a checkpoint.
+  """
   state, lines, metrics = new_state(), [], []
   for step, row in enumerate(rows, 1):
-    state, found, told = observe(json.loads(json.dumps(state)), row, step=step, limits=limits or Limits())
-    lines += told
-    metrics.append(found)
+    state, flags, new_lines = observe(json.loads(json.dumps(state)), row, step=step, limits=limits or Limits())
+    lines += new_lines
+    metrics.append(flags)
   return lines, metrics, state
 
 
@@ -54,7 +57,7 @@ SICK = {
 
 
 @pytest.mark.parametrize("name", ALARMS)
-def test_each_has_a_case_that_begins_once_and_is_over_later(name, rng):
+def test_every_alarm_begins_once_and_is_over_later(name, rng):
   rows = noisy(rng, 60)
   for step in (30, 31, 34):
     rows[step - 1] |= SICK[name]
@@ -70,14 +73,14 @@ def test_each_has_a_case_that_begins_once_and_is_over_later(name, rng):
   assert name == "nonfinite_logprobs" or follow(rows, Limits()._replace(**{field: None}))[0] == []
 
 
-def test_better_is_no_alarm(rng):
+def test_an_improvement_is_no_alarm(rng):
   rows = noisy(rng, 40)
   rows[30] |= {"critic/rewards/mean": 2.0, "actor/grad_norm": 0.0, "actor/entropy": 9.0, "response_length/clip_ratio": 0.0}
   assert follow(rows)[0] == []
 
 
 def test_one_spike_does_not_hide_the_next(rng):
-  """As a mean and a standard deviation would: 1000 at step 30 gives the window a deviation of over 100."""
+  """A standard deviation would hide it: 1000 at step 30 raises that of the window above 100."""
   rows = noisy(rng, 60)
   rows[29]["actor/loss"], rows[39]["actor/loss"] = 1000.0, 2.0
   _, metrics, _ = follow(rows)
@@ -92,12 +95,12 @@ def test_a_lasting_change_of_level_is_over_by_itself():
   assert len(lines) == 2 and "at RL step 41:" in lines[0] and "is over at RL step 6" in lines[1]
 
 
-def test_too_little_past_and_constants_say_nothing():
+def test_a_short_or_constant_past_gives_no_deviation():
   assert deviation(9.0, [0.0, 1.0] * (WARM_UP // 2 - 1)) == 0.0 and deviation(9.0, [1.0] * 40) == 0.0
   assert math.isclose(deviation(3.0, list(np.random.default_rng(0).normal(size=10_000))), 3.0, rel_tol=0.05)
 
 
-def test_numbers_that_are_missing_or_not_finite_are_no_alarm_and_never_kept():
+def test_missing_and_non_finite_numbers_raise_no_alarm_and_are_not_kept():
   rows = [CALM_ROW] * 20 + [dict.fromkeys(CALM_ROW, math.nan), {}, dict.fromkeys(CALM_ROW, math.inf), dict.fromkeys(CALM_ROW, None)]
   lines, metrics, state = follow(rows)
   assert lines == [] and metrics[-1] == {} and len(state["window"]["actor/loss"]) == 20
@@ -109,8 +112,8 @@ def test_the_window_stays_small(rng):
   assert {len(x) for x in state["window"].values()} == {16}
 
 
-def test_a_run_says_it_in_its_metrics_summary_and_report(tmp_path):
-  """Of a policy of random weights nearly all responses run into the budget."""
+def test_alarms_are_in_the_metrics_the_summary_and_the_report(tmp_path):
+  """Nearly all responses of a policy with random weights reach the budget."""
   short = {"warm_start.num_steps": 0, "num_steps": 2, "eval.every": 2, "eval.num_prompts": 8, "checkpoint.every": 1}
   summary = run_here(tiny_config(overrides=short | {"alarms.truncation_above": 0.1}), tmp_path)
   assert column(tmp_path, "alarm/truncation") == [1, 1] and summary["alarms"]["truncation"] == 1

@@ -1,4 +1,4 @@
-"""A curriculum in the loop: what was measured decides what is drawn, and a run that is stopped goes on with it."""
+"""A curriculum in a run: measured pass rates decide what is drawn, also after a resumption."""
 
 import pytest
 
@@ -22,23 +22,23 @@ def test_rates_are_measured_and_a_resumed_run_draws_the_same(tmp_path):
   assert column(whole, "curriculum/measured")[-1] == 2, "two levels"
   with quick():
     parts.mkdir()
-    this = train.start(tiny_config(overrides=CHANGES), parts)
-    kept = this.progress.update
+    run = train.start_run(tiny_config(overrides=CHANGES), parts)
+    update = run.progress.update
 
     def stop_after_3(step, row):
-      kept(step, row)
+      update(step, row)
       if "critic/rewards/mean" in row and step == 3:
         raise Interrupted
 
-    this.progress.update = stop_after_3
+    run.progress.update = stop_after_3
     with pytest.raises(Interrupted):
-      train.proceed(this)
+      train.proceed(run)
     train.run(tiny_config(overrides=CHANGES), parts)
   assert column(parts, "rollout/tokens_sha256") == column(whole, "rollout/tokens_sha256")
   assert column(parts, "curriculum/pass_rate") == column(whole, "curriculum/pass_rate")
 
 
-def test_a_column_that_no_row_has(tmp_path):
+def test_a_column_that_no_row_has_is_refused(tmp_path):
   with quick(), pytest.raises(ValueError, match="task.curriculum: found 'difficulty', expected 'problem' or a column of the rows: answer"):
     (tmp_path / "run").mkdir()
-    train.start(tiny_config(overrides=CHANGES | {"task.curriculum": "difficulty"}), tmp_path / "run")
+    train.start_run(tiny_config(overrides=CHANGES | {"task.curriculum": "difficulty"}), tmp_path / "run")

@@ -1,4 +1,4 @@
-"""A run on a full disk goes on, says so, saves again once there is room, and does not end as if all were well."""
+"""A run on a full disk continues, reports it, saves again once there is space, and else fails."""
 
 import json
 import pathlib
@@ -27,7 +27,10 @@ def may_mount() -> bool:
 
 
 def on_small_disk(tmp_path: pathlib.Path, *, freed: bool, more: list[str] = ()) -> tuple[subprocess.CompletedProcess, pathlib.Path]:
-  """Runs in a file system that is full from an RL step on, if `freed` until five saves have failed; what it printed, and its folder."""
+  """Runs in a file system that fills up at an RL step; returns the process and its folder.
+
+  With `freed` there is space again once five saves have failed.
+  """
   disk = tmp_path / "disk"
   disk.mkdir()
   free = 'wait_for "^checkpoint .* was not saved" "$OUT.out" 5; find "$DISK/run/checkpoints" > "$OUT.full"; rm "$DISK/filler"'
@@ -50,7 +53,7 @@ def on_small_disk(tmp_path: pathlib.Path, *, freed: bool, more: list[str] = ()) 
 
 
 def whole_rows(workdir: pathlib.Path) -> list[dict]:
-  """Rows of RL steps, each line of the file a whole one."""
+  """Returns the rows of RL steps, and checks that each line of the file is whole."""
   text = (workdir / "metrics.jsonl").read_text()
   assert text.endswith("\n")
   return [row for row in map(json.loads, text.splitlines()) if row["phase"] == "rl"]
@@ -58,29 +61,32 @@ def whole_rows(workdir: pathlib.Path) -> list[dict]:
 
 @pytest.mark.slow
 @pytest.mark.skipif(not may_mount(), reason="this user may not mount a file system of a test's own")
-def test_a_full_disk_is_survived(tmp_path):
+def test_a_run_survives_a_full_disk(tmp_path):
   result, workdir = on_small_disk(tmp_path, freed=True)
   assert result.returncode == 0, result.stderr[-3000:]
   rows, summary = whole_rows(workdir), json.loads((workdir / "summary.json").read_text())
   assert [row["step"] for row in rows] == list(range(1, 21)), "no row is lost"
   told = TROUBLE.findall(result.stdout)
   assert len(told) == summary["failed_saves"] >= 5 and summary["status"] == "finished"
-  assert {stands for _, stands in told} == {told[0][1]}, "the same checkpoint stands all the time"
+  assert {stands for _, stands in told} == {told[0][1]}, "the same checkpoint is kept all the time"
   assert max(row.get("checkpoint/failed", 0) for row in rows) == len(told) and "checkpoint/failed" not in rows[0]
-  # In the middle of it: nothing but the checkpoint that stands, and no remains of five saves that failed.
+  # Of the five failed saves nothing remained beside the kept checkpoint.
   left = [line.rsplit("/", 1)[-1] for line in (tmp_path / "copy.full").read_text().splitlines()]
   assert not [name for name in left if "saving" in name or "removing" in name or "tmp" in name]
-  # And at the end: the last one.
+  # At the end there is the last checkpoint.
   assert [path.name for path in (workdir / "checkpoints").iterdir()] == ["24"]
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(not may_mount(), reason="this user may not mount a file system of a test's own")
-def test_a_run_whose_last_checkpoint_is_missing_does_not_end_well(tmp_path):
+def test_a_run_that_cannot_save_its_last_checkpoint_fails(tmp_path):
   result, workdir = on_small_disk(tmp_path, freed=False, more=["--config.checkpoint.asynchronous=True"])
   assert result.returncode == 1, result.stderr[-3000:]
   (line,) = [line for line in result.stderr.splitlines() if line.startswith("error: ")]
-  assert "checkpoints/24 was not saved" in line and " stands; make room, and the same command does again what came after" in line
+  assert (
+    "checkpoints/24 was not saved" in line
+    and " stands; free some space, and the same command repeats the steps after it" in line
+  )
   assert len(whole_rows(workdir)) >= FULL_FROM
   (stands,) = (path.name for path in (workdir / "checkpoints").iterdir())
   assert f"checkpoint {stands} stands" in line
@@ -90,15 +96,16 @@ def test_a_run_whose_last_checkpoint_is_missing_does_not_end_well(tmp_path):
 
 
 @pytest.mark.slow
-def test_files_that_may_not_grow(tmp_path):
-  """A limit on the size of files, as a quota may set one: no prediction sees it, the write itself fails; Orbax says so in its own words."""
+def test_a_limit_on_the_size_of_files(tmp_path):
+  """A quota is such a limit: it cannot be predicted, so the write fails with an error of Orbax."""
   workdir = tmp_path / "run"
   more = {"model.preset": "tiny", "warm_start.num_steps": 59}
   run = command(*ARGS, *flags(more), f"--workdir={workdir}")
-  own_programs = environment() | {"JAX_COMPILATION_CACHE_DIR": str(tmp_path / "xla")}  # A program cut off would stay for other tests.
+  # A truncated program would stay in the cache for other tests.
+  own_programs = environment() | {"JAX_COMPILATION_CACHE_DIR": str(tmp_path / "xla")}
   process = subprocess.Popen(run, cwd=ROOT, env=own_programs, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
   until = time.monotonic() + 300
-  while not read_rows(workdir / "metrics.jsonl"):  # Datasets and programs are on the disk.
+  while not read_rows(workdir / "metrics.jsonl"):  # Then datasets and programs are on the disk.
     assert process.poll() is None and time.monotonic() < until
     time.sleep(0.01)
   resource.prlimit(process.pid, resource.RLIMIT_FSIZE, (60_000, 60_000))
@@ -106,7 +113,9 @@ def test_files_that_may_not_grow(tmp_path):
   assert process.returncode == 1, errors[-3000:]
   (line,) = [line for line in errors.splitlines() if line.startswith("error: ")]
   assert line.startswith("error: checkpoint") and "File too large" in line and "there is no checkpoint yet" in line
-  assert "Traceback" not in errors and "never" not in errors, "one line, and not what Orbax says of the other arrays"
+  assert "Traceback" not in errors and "never" not in errors, (
+    "one line, without Orbax's messages about the other arrays"
+  )
   assert output.count("was not saved") == 21  # After the warm start, and after each RL step.
   assert not list((workdir / "checkpoints").iterdir())
   assert {row["step"] for row in read_rows(workdir / "metrics.jsonl") if row["phase"] == "rl"} >= {1, 2}

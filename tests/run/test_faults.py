@@ -1,4 +1,4 @@
-"""Faults on purpose: read, refused in one line, and done where they are asked for."""
+"""Deliberate faults: parsed, refused in one line, and triggered in their phase."""
 
 import os
 import signal
@@ -15,14 +15,14 @@ WRONG = {
   "update:3:kill@": ["'update:3:kill@'", "@PROCESS"],
   "updat:3:kill": ["the phase 'updat'", "did you mean 'update'?"],
   "update:3:kil": ["the kind 'kil'", "did you mean 'kill'?"],
-  "eval:3:nan": ["'eval:3:nan'", "rollout, reward, update only"],
+  "eval:3:nan": ["'eval:3:nan'", "rollout, reward, update, the phases"],
 }
 
 
 @pytest.mark.parametrize("text", WRONG)
-def test_wrong_ones_are_one_line(text):
+def test_bad_notation_is_refused_in_one_line(text):
   with pytest.raises(ValueError, match=faults.VARIABLE) as caught:
-    faults.planned(text)
+    faults.parse_faults(text)
   assert all(part in str(caught.value) for part in WRONG[text]) and "\n" not in str(caught.value), caught.value
 
 
@@ -30,14 +30,14 @@ def test_off_by_default(monkeypatch):
   monkeypatch.delenv(faults.VARIABLE, raising=False)
   assert faults.from_environment() == ()
   monkeypatch.setenv(faults.VARIABLE, "update:3:fail, save:8:kill@1")
-  assert faults.from_environment() == (faults.Fault("update", 3, "fail"),), "the other is for another process"
+  assert faults.from_environment() == (faults.Fault("update", 3, "fail"),), "the other fault is for another process"
 
 
-def test_strikes_once_at_its_place():
-  planned = faults.planned("update:3:fail")
+def test_a_fault_strikes_only_in_its_phase_and_step():
+  planned = faults.parse_faults("update:3:fail")
   for phase, step in (("update", 2), ("rollout", 3)):
     faults.strike(planned, phase, step)
-  with pytest.raises(OSError, match="update, step 3, on purpose"):
+  with pytest.raises(OSError, match="a deliberate failure in update, step 3"):
     faults.strike(planned, "update", 3)
 
 
@@ -45,16 +45,16 @@ def test_strikes_once_at_its_place():
 def test_signals_go_to_this_process(kind, number, monkeypatch):
   sent = []
   monkeypatch.setattr(os, "kill", lambda *args: sent.append(args))
-  faults.strike(faults.planned(f"save:8:{kind}"), "save", 8)
+  faults.strike(faults.parse_faults(f"save:8:{kind}"), "save", 8)
   assert sent == [(os.getpid(), number)]
 
 
 @pytest.mark.parametrize("make", [np.ones, jnp.ones])
 @pytest.mark.parametrize("kind", faults.VALUES)
 def test_poison_replaces_the_first_sequence(make, kind):
-  planned, values = faults.planned(f"update:2:{kind}"), make((3, 4))
+  planned, values = faults.parse_faults(f"update:2:{kind}"), make((3, 4))
   assert faults.poison(planned, "update", 1, values) is values and faults.poison(planned, "reward", 2, values) is values
-  found = np.asarray(faults.poison(planned, "update", 2, values))
-  np.testing.assert_array_equal(found[0], np.full(4, faults.VALUES[kind], found.dtype))
-  np.testing.assert_array_equal(found[1:], 1)
+  poisoned = np.asarray(faults.poison(planned, "update", 2, values))
+  np.testing.assert_array_equal(poisoned[0], np.full(4, faults.VALUES[kind], poisoned.dtype))
+  np.testing.assert_array_equal(poisoned[1:], 1)
   np.testing.assert_array_equal(np.asarray(values), 1)

@@ -1,4 +1,4 @@
-"""A long run holds no more memory than a short one: of the host, and arrays of the devices."""
+"""A long run holds no more host memory and no more device arrays than a short one."""
 
 import gc
 import os
@@ -19,7 +19,10 @@ STATM = pathlib.Path("/proc/self/statm")
 @pytest.mark.skipif(not STATM.exists(), reason="needs /proc")
 @pytest.mark.usefixtures("little_garbage")
 def test_five_hundred_steps_leave_no_memory_behind(tmp_path, monkeypatch):
-  """With evaluations, checkpoints and reports in them; after the first 100 steps, by the medians of stretches of 100."""
+  """Compares the medians of stretches of 100 steps after the first 100.
+
+  The steps include evaluations, checkpoints and reports.
+  """
   settings = {
     "warm_start.num_steps": 0, "num_steps": 500, "eval.every": 50, "eval.num_prompts": 8, "eval.batch_prompts": 8, "checkpoint.every": 50,
     "rollout.num_prompts": 2, "rollout.group_size": 2, "rollout.max_new_tokens": 8, "reward.overlong_buffer": 4, "eval.samples": 1,
@@ -27,13 +30,14 @@ def test_five_hundred_steps_leave_no_memory_behind(tmp_path, monkeypatch):
   }  # fmt: skip
   sizes, arrays, adapt_kl = [], [], train.adapt_kl
 
-  def measured(this, row):
-    if this.phases.step % 10 == 0:
+  def measured(run, row):
+    if run.phases.step % 10 == 0:
       gc.collect()
-      give_back_memory()  # Else what glibc keeps of the reports' freed memory, which grow with the run, would be counted as well.
+      # glibc keeps freed memory of the reports, which grow with the run; it must not be counted.
+      give_back_memory()
       sizes.append(int(STATM.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 2**20)
       arrays.append(len(jax.live_arrays()))
-    return adapt_kl(this, row)
+    return adapt_kl(run, row)
 
   monkeypatch.setattr(train, "adapt_kl", measured)
   with quick():
@@ -45,4 +49,5 @@ def test_five_hundred_steps_leave_no_memory_behind(tmp_path, monkeypatch):
   assert stretches[-1] - stretches[0] < MAX_GROWTH_MB, stretches
 
 
-MAX_GROWTH_MB = 6.0  # 3 were measured between 200 and 500 steps; a leak of 20 KiB a step would be 6.
+# 3 MiB were measured between 200 and 500 steps; a leak of 20 KiB per step would be 6.
+MAX_GROWTH_MB = 6.0

@@ -1,4 +1,4 @@
-"""How a run is spread over devices changes neither what it samples nor what it learns."""
+"""The layout of a run over devices changes neither what it samples nor what it learns."""
 
 import numpy as np
 import pytest
@@ -23,7 +23,8 @@ def assert_same(workdir, on_one_device) -> None:
   for name in ("actor/loss", "actor/grad_norm", "actor/entropy", "actor/ref_kl", "critic/rewards/mean", "critic/advantages/max"):
     np.testing.assert_allclose(many[name], one[name], rtol=1e-5, atol=1e-5, err_msg=name)
   one_later, many_later = rows(on_one_device, "rl")[1], rows(workdir, "rl")[1]
-  if many_later["rollout/tokens_sha256"] == one_later["rollout/tokens_sha256"]:  # Rounding may have decided a near tie by then.
+  # Rounding may have decided a near tie by then.
+  if many_later["rollout/tokens_sha256"] == one_later["rollout/tokens_sha256"]:
     for name in ("actor/loss", "actor/grad_norm", "ratio/max"):
       np.testing.assert_allclose(many_later[name], one_later[name], rtol=1e-4, atol=1e-5, err_msg=name)
   assert one["actor/grad_norm"] > 0 and many["rollout_corr/logprob_abs_diff/max"] <= 1e-5
@@ -38,8 +39,8 @@ def test_eight_devices_equal_one(mesh, on_one_device, tmp_path):
 
 
 @pytest.mark.slow
-def test_the_command_line_takes_eight_devices(on_one_device, tmp_path):
-  """A process of its own, as a user starts it; it finds the programs of the test above in the cache."""
+def test_the_command_line_runs_on_eight_devices(on_one_device, tmp_path):
+  """A separate process, as a user starts it, finds the programs of the test above in the cache."""
   mesh = {"mesh.fsdp": 4, "mesh.tensor": 2}
   result = call("--config=configs/grpo.py:tiny", *flags(SHORT | mesh), f"--workdir={tmp_path}", devices=8)
   assert result.returncode == 0, result.stderr

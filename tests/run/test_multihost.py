@@ -1,4 +1,4 @@
-"""The main job as two processes of four devices is the job of one process with eight: killed, stopped and carried over."""
+"""Two processes of four devices equal one process of eight, also after kills, stops and moves."""
 
 import json
 import os
@@ -26,11 +26,12 @@ OVERRIDES = VARIED | {
   "warm_start.num_steps": 8, "checkpoint.warm_start_every": 4, "mesh.fsdp": 2, "log.num_table_rows": 0, "log.tensorboard": False,
 }  # fmt: skip
 ARGS = ["--config=configs/gspo.py:tiny", *flags(OVERRIDES)]
-# Sums over devices of one process are otherwise taken in another order, and after some steps a near tie of the sampler falls the other way.
+# Otherwise the sums over the devices of one process are taken in another order, and after some
+# steps the sampler decides a near tie differently.
 IN_ONE = {hosts.COLLECTIVES: "gloo"}
 VARIES = ("timing_s/", "perf/throughput", "perf/compiles", "perf/max_memory_allocated_gb")
-# JAX lets process 0 alone write its cache of compiled programs, but on CPUs the other process has programs of its own, and would compile
-# them again in each of the runs below.
+# In JAX only process 0 writes the cache of compiled programs. On CPUs the other process has its own
+# programs, and would compile them again in each of the runs below.
 MAIN = """
 import runpy, types
 from jax._src import compiler
@@ -41,19 +42,21 @@ runpy.run_module("jaxrl_llm.main", run_name="__main__", alter_sys=True)
 
 
 def launch(workdir: pathlib.Path, *, fault: str = "") -> list[subprocess.Popen]:
-  """Two processes of four devices each; `fault` as in `JAXRL_FAULT`."""
-  address, found = free_address(), []
+  """Starts two processes of four devices each; `fault` is the value of `JAXRL_FAULT`."""
+  address, processes = free_address(), []
   for index in range(2):
     settings = environment(4) | dict(zip(hosts.VARIABLES, (address, "2", str(index)), strict=True)) | {"JAXRL_FAULT": fault}
     output = open(workdir.with_name(f"{workdir.name}.{index}.log"), "w")  # noqa: SIM115
     args = [sys.executable, "-c", MAIN, *ARGS, f"--workdir={workdir}"]
-    found.append(subprocess.Popen(args, cwd=ROOT, env=settings, stdout=output, stderr=subprocess.STDOUT, text=True))
+    processes.append(
+      subprocess.Popen(args, cwd=ROOT, env=settings, stdout=output, stderr=subprocess.STDOUT, text=True)
+    )
     output.close()
-  return found
+  return processes
 
 
 def log(workdir: pathlib.Path, index: int) -> str:
-  """What a process has written, without the greetings of the library that connects them."""
+  """Returns a process's output without the connection messages of gloo."""
   lines = workdir.with_name(f"{workdir.name}.{index}.log").read_text().splitlines()
   return "\n".join(line for line in lines if "connected peer ranks" not in line)
 
@@ -77,13 +80,13 @@ def rows(workdir: pathlib.Path) -> list[dict]:
 
 def params(workdir: pathlib.Path) -> list[np.ndarray]:
   with quick(8):
-    abstract = saved_state.abstract_arrays(experiment.build(tiny_config("gspo", OVERRIDES)))
+    abstract = saved_state.abstract_arrays(experiment.build_experiment(tiny_config("gspo", OVERRIDES)))
   arrays, _ = checkpoint.restore_latest(checkpoint.open_checkpoints(workdir / "checkpoints", keep=2), abstract)
   return [np.asarray(leaf) for leaf in jax.tree.leaves(arrays["state"].params)]
 
 
 def assert_same(one: pathlib.Path, two: pathlib.Path) -> None:
-  """The same tokens, metrics, samples and weights, bit for bit."""
+  """Checks that tokens, metrics, samples and weights are equal bit for bit."""
   assert rows(one) == rows(two)
   assert (one / "samples.jsonl").read_bytes() == (two / "samples.jsonl").read_bytes()
   for x, y in zip(params(one), params(two), strict=True):
@@ -97,7 +100,7 @@ def folder(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def one(folder):
-  """One process, eight devices."""
+  """Workdir of a run of one process with eight devices."""
   with mock.patch.dict(os.environ, IN_ONE):
     result = call(*ARGS, f"--workdir={folder / 'one'}", devices=8)
   assert result.returncode == 0, result.stderr
@@ -106,45 +109,50 @@ def one(folder):
 
 @pytest.fixture(scope="module")
 def two(folder):
-  """Two processes, four devices each."""
+  """Workdir of a run of two processes with four devices each."""
   finish(folder / "two", launch(folder / "two"))
   return folder / "two"
 
 
 def test_two_processes_equal_one(one, two):
   assert_same(one, two)
-  assert min(row["actor/grad_norm"] for row in rows(one) if row["phase"] == "rl") > 0, "without gradients it would prove little"
+  assert min(row["actor/grad_norm"] for row in rows(one) if row["phase"] == "rl") > 0, (
+    "without gradients the test would prove little"
+  )
   summary = json.loads((two / "summary.json").read_text())
   assert (summary["status"], summary["processes"], summary["device"][:7]) == ("finished", 2, "8 x cpu")
   assert "warm start 1/8" in log(two, 0) and "accuracy" in log(two, 0)
-  assert "warm start" not in log(two, 1) and "accuracy" not in log(two, 1), "only process 0 speaks"
+  assert "warm start" not in log(two, 1) and "accuracy" not in log(two, 1), "only process 0 prints"
 
 
 @pytest.mark.parametrize("index", [0, 1])
-def test_one_that_is_told_to_end_or_killed_ends_both_and_the_run_goes_on(index, two, folder):
-  """Told first, in step 2; then killed, in step 3 or 4. Both of them save the same step, and a dead peer is noticed within 20 seconds."""
+def test_a_signal_to_one_process_ends_both_and_the_run_resumes(index, two, folder):
+  """One process gets a SIGTERM in step 2, and in the next attempt a SIGKILL in step 3 or 4.
+
+  After the SIGTERM both save the same step. A dead peer is noticed within 20 seconds.
+  """
   workdir = folder / f"struck{index}"
-  # It waits until it is known to both: this job could be finished before.
+  # The pause lasts until both know of the signal; without it the job could finish first.
   processes = launch(workdir, fault=f"rollout:2:term@{index},rollout:2:pause@{index}")
   reach(workdir, processes, "rl", 1)
   begun = time.monotonic()
   assert [process.wait(timeout=60) for process in processes] == [42, 42], log(workdir, 0) + log(workdir, 1)
-  assert time.monotonic() - begun < 30, "10 s on a machine with nothing else to do"
-  assert "error: stopped by SIGTERM; the same command goes on from checkpoint" in log(workdir, 0)
+  assert time.monotonic() - begun < 30, "10 s on an idle machine"
+  assert "error: stopped by SIGTERM; the same command resumes from checkpoint" in log(workdir, 0)
   assert "stopped by SIGTERM" in (workdir / "logs" / "attempt-1.process-1.log").read_text()
 
   processes = launch(workdir)
-  reach(workdir, processes, "rl", 3)  # Behind the checkpoint of step 2.
+  reach(workdir, processes, "rl", 3)  # After the checkpoint of step 2.
   assert "resumed" in log(workdir, 0)
   processes[index].send_signal(signal.SIGKILL)
-  assert processes[1 - index].wait(timeout=20) not in (0, 1, 2), "a launcher takes these for final"
+  assert processes[1 - index].wait(timeout=20) not in (0, 1, 2), "a launcher would not restart these"
 
   finish(workdir, launch(workdir))
   assert "resumed" in log(workdir, 0)
   assert_same(workdir, two)
 
 
-def test_one_process_saves_when_it_is_told_to_end_and_two_go_on(one, folder):
+def test_one_process_saves_on_sigterm_and_two_resume(one, folder):
   workdir = folder / "moved"
   args = command(*ARGS, f"--workdir={workdir}")
   alone = subprocess.Popen(args, cwd=ROOT, env=environment(8) | IN_ONE, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
@@ -154,7 +162,7 @@ def test_one_process_saves_when_it_is_told_to_end_and_two_go_on(one, folder):
     time.sleep(0.02)
   alone.send_signal(signal.SIGTERM)
   _, errors = alone.communicate(timeout=120)
-  assert alone.returncode == 42 and "error: stopped by SIGTERM; the same command goes on from checkpoint" in errors
+  assert alone.returncode == 42 and "error: stopped by SIGTERM; the same command resumes from checkpoint" in errors
   assert json.loads((workdir / "summary.json").read_text())["status"] == "stopped: SIGTERM"
   finish(workdir, launch(workdir))
   assert "resumed" in log(workdir, 0)

@@ -1,4 +1,4 @@
-"""The message for a device that is full."""
+"""The message for a device that is out of memory."""
 
 import jax
 import jax.numpy as jnp
@@ -17,10 +17,11 @@ def full(*args, **options):
 
 @pytest.fixture
 def status_of(monkeypatch, tmp_path, capsys):
-  """Runs the command line and gives its status and what it wrote to stderr."""
+  """Function that runs the command line and returns its status and its output on stderr."""
   monkeypatch.chdir(ROOT)
   monkeypatch.setattr(compilation_cache, "cache_compilations", lambda: None)
-  monkeypatch.setattr(hosts, "start", lambda: None)  # Which comes before the devices are used, and here they are.
+  # Joining must precede any use of the devices, which other tests have already used.
+  monkeypatch.setattr(hosts, "join_processes", lambda: None)
 
   def status_of(*args: str):
     with quick():
@@ -31,14 +32,16 @@ def status_of(monkeypatch, tmp_path, capsys):
 
 
 def test_a_full_device_is_one_message(status_of, monkeypatch):
-  monkeypatch.setattr(start, "build", full)
+  monkeypatch.setattr(start, "build_experiment", full)
   status, err = status_of()
   assert status == 1 and "Traceback" not in err, err
-  assert err.startswith("error: out of memory in making the first state: RESOURCE_EXHAUSTED: Out of memory allocating 123456789 bytes.")
+  assert err.startswith(
+    "error: out of memory in the initialisation: RESOURCE_EXHAUSTED: Out of memory allocating 123456789 bytes."
+  )
   for part in ("estimated memory of each device, in MB:", "weights", "activations", "peak", "what would lower it most:\n"):
     assert part in err
   settings = [line for line in err.splitlines() if line.startswith("  --config.")]
-  saved = [float(line.split(": ")[1].split(" MB less of ")[0].replace(",", "")) for line in settings]
+  saved = [float(line.split(": saves ")[1].split(" of ")[0].replace(",", "")) for line in settings]
   assert len(settings) == out_of_memory.NUM_SETTINGS and saved == sorted(saved, reverse=True) and saved[-1] > 0
 
 
@@ -61,14 +64,14 @@ def test_the_message_names_the_phase_that_the_run_was_in(room, function, doing, 
   assert status == 1 and f"error: out of memory in {doing}: RESOURCE_EXHAUSTED" in err and f"  about {program}\n" in err, err
 
 
-def test_micro_batches_that_chosen_rows_will_suit():
-  """The budgets of these rows are even in no bucket: they help only where the buckets are chosen anew for them."""
+def test_micro_batches_are_advised_if_the_row_buckets_are_chosen_anew():
+  """Both buckets are odd, so more micro-batches help only if the buckets are chosen anew."""
   config = tiny_config("gspo", {"learner.row_buckets": (7, 15), "rollout.max_new_tokens": 64, "learner.row_tokens": 144})
   told = lambda **options: "\n".join(out_of_memory.advice(config, 264, program="update", **options))
   assert "--config.learner.micro_batches=" in told(open_rows=True) and "micro_batches" not in told()
 
 
-def test_every_phase_runs_a_program_of_the_estimate_or_none():
+def test_the_program_of_every_phase_is_in_the_estimate():
   programs = set()
   for num_sampling in (0, 1):
     with quick(2):
@@ -76,15 +79,18 @@ def test_every_phase_runs_a_program_of_the_estimate_or_none():
   assert {phase.program for phase in PHASES.values()} == programs | {None}
 
 
-def test_a_really_full_device(monkeypatch, status_of):
-  """XLA's own error, for an array that no machine has room for."""
-  monkeypatch.setattr(start, "build", lambda config: jnp.zeros((2**45,), jnp.int8).block_until_ready())
+def test_a_device_that_is_really_full(monkeypatch, status_of):
+  """XLA raises its own error for an array that fits no machine."""
+  monkeypatch.setattr(start, "build_experiment", lambda config: jnp.zeros((2**45,), jnp.int8).block_until_ready())
   monkeypatch.setattr(out_of_memory, "advice", lambda config, vocab_size, program: ["  --config.seed=1"])
   status, err = status_of()
   assert status == 1 and "Traceback" not in err, err
-  assert "out of memory in making the first state: RESOURCE_EXHAUSTED" in err and "what would lower it most:\n  --config.seed=1" in err
+  assert (
+    "out of memory in the initialisation: RESOURCE_EXHAUSTED" in err
+    and "what would lower it most:\n  --config.seed=1" in err
+  )
 
 
-def test_other_errors_of_the_runtime_go_on():
+def test_other_errors_of_the_runtime_pass_through():
   with pytest.raises(jax.errors.JaxRuntimeError, match="INTERNAL"), out_of_memory.explained(tiny_config(), lambda: "update"):
     raise jax.errors.JaxRuntimeError("INTERNAL: something else")

@@ -1,4 +1,4 @@
-"""One's own questions and answers train with one command; rewards that may hang run in workers, and cost their own sample only."""
+"""Training on a user's own file; rewards that may hang run in workers and fail one sample each."""
 
 import json
 
@@ -6,7 +6,7 @@ import pytest
 
 from jaxrl_llm import train
 from jaxrl_llm.config import check
-from jaxrl_llm.rewards import RewardSpec, WeightedReward, build
+from jaxrl_llm.rewards import RewardSpec, WeightedReward, build_reward
 from jaxrl_llm.rewards.grader import Grader
 from jaxrl_llm.text_types import Completion
 from tests import runs
@@ -21,7 +21,7 @@ SMALL = {
 
 @pytest.fixture
 def problems(tmp_path):
-  """Sums with a number at the end, and three rows that cannot be used."""
+  """A file of sums whose demonstrations end with a number, and three unusable rows."""
   lines = [json.dumps({"q": f"{a}+{b}", "gold": str(a + b), "why": f"#### {a + b}"}) for a in range(8) for b in range(8)]
   lines += [json.dumps({"q": "1+9", "gold": None}), '{"q": broken', json.dumps({"q": "0+0", "gold": "0", "why": "x"})]
   path = tmp_path / "mine.jsonl"
@@ -38,17 +38,17 @@ def test_a_file_trains_and_its_bad_rows_are_counted(problems, tmp_path):
   summary = run_here(config_of(problems, task__reward="maths"), tmp_path / "run")
   assert summary["status"] == "finished"
   assert (summary["data"]["read"], summary["data"]["kept"]) == (67, 64) and sum(summary["data"]["dropped"].values()) == 3
-  found = rows(tmp_path / "run", "rl")
-  assert [row["rewards/failed"] for row in found] == [0, 0] and all("reward/maths/mean" in row for row in found)
+  steps = rows(tmp_path / "run", "rl")
+  assert [row["rewards/failed"] for row in steps] == [0, 0] and all("reward/maths/mean" in row for row in steps)
 
 
-def test_a_run_does_not_go_on_with_other_problems(problems, tmp_path):
+def test_a_run_does_not_resume_with_other_problems(problems, tmp_path):
   config = config_of(problems, warm_start__num_steps=0, num_steps=1)
   run_here(config, tmp_path / "run")
   problems.write_text(problems.read_text().replace("7+7", "7+70"))
   runs.load_once.cache_clear()
   with quick(), pytest.raises(ValueError, match="config.task: found other problems than those"):
-    train.start(config, tmp_path / "run")
+    train.start_run(config, tmp_path / "run")
 
 
 @pytest.mark.parametrize(
@@ -63,7 +63,7 @@ def test_a_run_does_not_go_on_with_other_problems(problems, tmp_path):
   ],
 )
 def test_bad_settings_are_one_line_each(problems, changes, message):
-  (line,) = check.problems(config_of(problems, **changes))
+  (line,) = check.config_problems(config_of(problems, **changes))
   assert message in line
 
 
@@ -73,25 +73,27 @@ HOSTILE = "import os, time\n\ndef judge(completion, example):\n" + "".join(
 ) + "  return 0.5\n"
 
 
-def test_a_function_of_ones_own_is_called_in_a_worker(tmp_path, monkeypatch):
+def test_a_users_function_is_called_in_a_worker(tmp_path, monkeypatch):
   (tmp_path / "own_reward.py").write_text(HOSTILE)
   monkeypatch.syspath_prepend(str(tmp_path))
   spec = RewardSpec("imported", {"path": "own_reward:judge"})
-  term = WeightedReward("own", build(spec), spec=spec)
+  term = WeightedReward("own", build_reward(spec), spec=spec)
   texts = ["fine", "hang", "exit", "nan", "raise", "fine"]
   completions = [Completion(text, (1,), 1, True) for text in texts]
   with Grader([term], num_workers=1, timeout_s=1.0) as grader:
     outcomes = grader(term, completions, [{}] * len(texts))
-    assert grader.pool.num_workers == 1, "who died was replaced"
+    assert grader.pool.num_workers == 1, "a worker that died was replaced"
   assert [x.cause for x in outcomes] == [None, "timeout", "died", "not_finite", "raised", None]
   assert outcomes[0].value == outcomes[-1].value == 0.5
 
 
-def test_each_row_of_a_mixture_meets_its_own_verifier():
+def test_each_row_of_a_mixture_is_graded_by_its_own_verifier():
   one, two = (WeightedReward(name, lambda completion, example, value=value: value) for name, value in (("one", 1.0), ("two", 2.0)))
   grader = Grader([term := WeightedReward("verifier", one.fn, routes=(one, two))])
-  found = grader(term, [Completion("", (1,), 1, True)] * 3, [{"reward": "two"}, {"reward": "one"}, {"reward": "two"}])
-  assert grader.pool is None and [x.value for x in found] == [2.0, 1.0, 2.0]
+  outcomes = grader(
+    term, [Completion("", (1,), 1, True)] * 3, [{"reward": "two"}, {"reward": "one"}, {"reward": "two"}]
+  )
+  assert grader.pool is None and [x.value for x in outcomes] == [2.0, 1.0, 2.0]
 
 
 def test_a_function_that_always_fails_stops_the_run_and_says_why(problems, tmp_path, monkeypatch):

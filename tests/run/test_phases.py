@@ -1,4 +1,4 @@
-"""The phases of a run: each second is booked once, and everyone who watches is told."""
+"""The phases of a run: each second is booked once, and profiler and watchdog are notified."""
 
 import time
 
@@ -13,7 +13,7 @@ from jaxrl_llm.workdir import summary
 
 
 class Told(Profiler, Watchdog):
-  """In the place of both."""
+  """Stand-in for a profiler and a watchdog that records their calls."""
 
   def __init__(self):
     self.phases, self.looks = [], []
@@ -27,7 +27,7 @@ class Told(Profiler, Watchdog):
 
 def make(planned=""):
   told, clock = Told(), summary.Clock()
-  return Phases(clock, told, told, faults.planned(planned)), told, clock
+  return Phases(clock, told, told, faults.parse_faults(planned)), told, clock
 
 
 def test_every_second_is_booked_once():
@@ -51,7 +51,7 @@ def test_every_second_is_booked_once():
   assert seconds["rollout"] >= 1.02 and seconds["other"] >= 0
 
 
-def test_faults_strike_where_a_phase_begins():
+def test_faults_strike_at_the_beginning_of_a_phase():
   phases, _, _ = make("reward:2:fail,manifest:12:fail")
   phases.begin_step(1, "reward")
   phases.begin_step(2, "rollout")
@@ -61,7 +61,7 @@ def test_faults_strike_where_a_phase_begins():
     phases.strike("manifest", 12)
 
 
-def test_poison_is_of_the_step():
+def test_poison_applies_only_to_its_step():
   phases, _, _ = make("update:2:inf")
   values = np.ones((2, 2))
   phases.begin_step(1, "update")

@@ -1,4 +1,4 @@
-"""The pilot: what it measures, what it advises, and that nothing of it is kept."""
+"""The pilot: its measurements and its advice, and that it leaves nothing behind."""
 
 import re
 
@@ -21,24 +21,28 @@ GOOD = pilot.Findings(
 def test_it_measures_a_step_and_counts_the_groups(tmp_path, monkeypatch):
   monkeypatch.chdir(tmp_path)
   with quick():
-    text = pilot.describe(tiny_config("sapo", SHORT))
+    text = pilot.describe_pilot(tiny_config("sapo", SHORT))
   assert re.search(r"pass rate of the untouched model: 0\.0 % \[0\.0 %, 0\.0 %\] on 64 training problems x 4 samples", text)
   assert re.search(r"groups: 0\.0 % mixed, which RL learns from; 0\.0 % all right, 100\.0 % all wrong", text)
-  assert re.search(r"a step: \d+\.\d s to draw and grade [\d,]+ tokens/s, \d+\.\d s to learn; peak memory \d+\.\d GB", text)
+  assert re.search(
+    r"a step: \d+\.\d s to draw and grade \([\d,]+ tokens/s\), \d+\.\d s to learn; peak memory \d+\.\d GB", text
+  )
   assert "for 4 steps with their evaluations; a warm start of 3 updates comes first" in text
   assert "what to change first:" in text and "most groups are all wrong" in text
   assert text.count("  response ") == 4 and list(tmp_path.iterdir()) == []
 
 
-def test_the_findings_are_those_of_the_batch(monkeypatch):
-  """With a reward for even lengths, half of the samples of most groups are right."""
+def test_the_findings_are_those_of_the_batches(monkeypatch):
+  """With a reward for even lengths, about half of the samples of most groups are right."""
   even = WeightedReward("even", lambda completion, example: float(completion.num_tokens % 2 == 0))
   monkeypatch.setattr(experiment, "make_rewards", lambda task, config: [even])
   seen = []
-  measured = pilot.findings
-  monkeypatch.setattr(pilot, "findings", lambda run, batches, **times: seen.extend(batches) or measured(run, batches, **times))
+  measured = pilot.compute_findings
+  monkeypatch.setattr(
+    pilot, "compute_findings", lambda run, batches, **times: seen.extend(batches) or measured(run, batches, **times)
+  )
   with quick():
-    text = pilot.describe(tiny_config("sapo", SHORT))
+    text = pilot.describe_pilot(tiny_config("sapo", SHORT))
   verdicts = [completion.num_tokens % 2 == 0 for batch in seen for completion in batch.completions]
   groups = [verdicts[i : i + 4] for i in range(0, len(verdicts), 4)]
   mixed = sum(len(set(group)) == 2 for group in groups) / len(groups)
@@ -55,13 +59,15 @@ def test_the_findings_are_those_of_the_batch(monkeypatch):
     ({"stated": 0.2}, ["state no answer"]),
     ({"passed": (0.0, 0.0, 0.0), "mixed": 0.0}, ["all wrong", "raise rollout.group_size=4"]),
     ({"passed": (0.99, 0.9, 1.0), "mixed": 0.1}, ["all right"]),
-    ({"mixed": 0.4}, ["many groups say nothing"]),
+    ({"mixed": 0.4}, ["many groups carry no signal"]),
   ],
 )
 def test_the_advice_follows_from_the_findings(changes, expected):
   lines = list(pilot.advice(GOOD._replace(**changes), tiny_config()))
   assert len(lines) == len(expected) and all(text in line for text, line in zip(expected, lines, strict=True))
-  assert (pilot.lines(GOOD._replace(**changes), tiny_config())[-1] == "nothing stands in the way of learning") == (not expected)
+  assert (
+    pilot.findings_lines(GOOD._replace(**changes), tiny_config())[-1] == "nothing stands in the way of learning"
+  ) == (not expected)
 
 
 @pytest.mark.parametrize(("shots", "chat", "advised"), [(2, None, True), (2, True, True), (2, False, False), (0, None, False)])

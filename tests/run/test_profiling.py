@@ -1,4 +1,4 @@
-"""A trace of an RL step: phases on the host's line, scopes by name in the programs, files that xprof and Perfetto read."""
+"""A trace of an RL step: its phases, the named scopes of its programs, and its files."""
 
 import gzip
 import json
@@ -22,20 +22,20 @@ def events(folder) -> list[dict]:
 def test_a_run_leaves_a_trace_with_its_phases_and_scopes(tmp_path):
   short = {"num_steps": 1, "warm_start.num_steps": 0, "learner.updates_per_rollout": 1, "learner.row_buckets": (16,)}
   run_here(tiny_config(overrides=VARIED | short | {"profile.start": 1}), tmp_path)
-  found = events(tmp_path / "profile")
-  spans = {e["name"]: e for e in found if e.get("ph") == "X" and e["name"] in ("rl_step", *PHASES)}
+  traced = events(tmp_path / "profile")
+  spans = {e["name"]: e for e in traced if e.get("ph") == "X" and e["name"] in ("rl_step", *PHASES)}
   assert spans.keys() == {"rl_step", *PHASES}
-  assert [e.get("name") for e in found].count("rl_step") == 1
+  assert [e.get("name") for e in traced].count("rl_step") == 1
   step = spans["rl_step"]
   begins = [spans[name]["ts"] for name in PHASES]
   assert begins == sorted(begins) and step["ts"] <= begins[0]
   assert all(spans[name]["ts"] + spans[name]["dur"] <= step["ts"] + step["dur"] for name in PHASES)
   (path,) = (tmp_path / "profile").glob("plugins/profile/*/*.xplane.pb")
-  names = path.read_bytes()  # xprof reads scopes from the names of operations in it.
+  names = path.read_bytes()  # xprof reads the scopes from the names of the operations in this file.
   assert [scope for scope in (b"embed", b"attention", b"mlp", b"head", b"loss", b"optimizer") if scope not in names] == []
 
 
-def test_only_the_steps_asked_for_are_traced(tmp_path, monkeypatch):
+def test_only_the_requested_steps_are_traced(tmp_path, monkeypatch):
   calls = []
   monkeypatch.setattr(jax.profiler, "start_trace", lambda *args, **options: calls.append("start"))
   monkeypatch.setattr(jax.profiler, "stop_trace", lambda: calls.append("stop"))

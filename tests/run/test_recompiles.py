@@ -1,4 +1,4 @@
-"""What a run compiles: the shapes that it has declared, once; and the name of whatever compiles again."""
+"""Compilations of a run: each declared shape once; anything that compiles again is named."""
 
 import logging
 
@@ -15,13 +15,13 @@ SHORT = VARIED | {"warm_start.num_steps": 0, "eval.every": 2, "eval.num_prompts"
 
 
 def run_with(workdir, **overrides):
-  """A run; its lines and the run."""
+  """Runs a config and returns the lines that it printed and the run."""
   lines = []
   workdir.mkdir(parents=True, exist_ok=True)
   with quick():
-    this = train.start(tiny_config(overrides=SHORT | overrides), workdir, log=lines.append)
-    train.proceed(this)
-  return lines, this
+    run = train.start_run(tiny_config(overrides=SHORT | overrides), workdir, log=lines.append)
+    train.proceed(run)
+  return lines, run
 
 
 def shaped(*sizes):
@@ -32,14 +32,14 @@ def shaped(*sizes):
   return compiled_for(doubled, [(jax.ShapeDtypeStruct((), jnp.float32), jax.ShapeDtypeStruct((size,), jnp.float32)) for size in sizes])
 
 
-def test_a_shape_that_nobody_declared_is_named_with_those_that_are():
+def test_an_undeclared_shape_is_named_with_the_declared_ones():
   program = shaped(2, 4)
   assert program(jnp.float32(2), jnp.ones(4)).tolist() == [2.0] * 4
-  with pytest.raises(ShapeError, match=r"^doubled: found a batch of shape \(3,\), expected one of .* declared: \(2,\), \(4,\)$"):
+  with pytest.raises(ShapeError, match=r"^doubled: found a batch of shape \(3,\), expected one of the declared shapes: \(2,\), \(4,\)$"):
     program(jnp.float32(2), jnp.ones(3))
 
 
-def test_only_what_is_compiled_in_a_warm_run_and_was_not_declared_is_a_culprit():
+def test_only_an_undeclared_compilation_in_a_warm_run_is_a_culprit():
   counter = CompileCounter("step", "eval")
   unruly = jax.jit(lambda x: x * 3)
   inputs = [jnp.ones(size) for size in (2, 3, 4)]
@@ -56,7 +56,7 @@ def test_only_what_is_compiled_in_a_warm_run_and_was_not_declared_is_a_culprit()
   assert counter.culprits() == ["jit(<lambda>) for float32[4]"] and counter.culprits() == [] and counter.unexpected == 1
 
 
-def test_listening_shows_nothing_that_was_not_shown_before(capfd):
+def test_the_counter_prints_nothing_and_logs_nothing(capfd):
   seen, handler = [], logging.Handler()
   handler.emit = seen.append
   logging.getLogger().addHandler(handler)
@@ -69,20 +69,20 @@ def test_listening_shows_nothing_that_was_not_shown_before(capfd):
   assert counter.unexpected and not seen and capfd.readouterr() == ("", "")
 
 
-def test_an_unruly_function_in_a_run_is_told_by_name(tmp_path, monkeypatch):
+def test_a_function_that_recompiles_in_a_run_is_named(tmp_path, monkeypatch):
   adapt_kl = train.adapt_kl
 
   @jax.jit
   def statistics_of_the_step(x):
     return x.sum()
 
-  def unruly(this, row):
-    statistics_of_the_step(np.zeros(this.phases.step, np.float32))
-    return adapt_kl(this, row)
+  def unruly(run, row):
+    statistics_of_the_step(np.zeros(run.phases.step, np.float32))
+    return adapt_kl(run, row)
 
   monkeypatch.setattr(train, "adapt_kl", unruly)
-  lines, this = run_with(tmp_path, num_steps=4)
-  assert column(tmp_path, "perf/recompiles") == [0, 1, 2, 3] and this.compiled.unexpected == 3
+  lines, run = run_with(tmp_path, num_steps=4)
+  assert column(tmp_path, "perf/recompiles") == [0, 1, 2, 3] and run.compiled.unexpected == 3
   told = [line for line in lines if line.startswith("compiled again")]
   for step, line in zip((2, 3, 4), told, strict=True):
     assert f"RL step {step}: jit(statistics_of_the_step) for float32[{step}]" in line
@@ -90,10 +90,10 @@ def test_an_unruly_function_in_a_run_is_told_by_name(tmp_path, monkeypatch):
 
 @pytest.mark.slow
 def test_fifty_steps_of_mixed_lengths_compile_nothing_after_the_first(tmp_path):
-  """Prompts and responses of all lengths, several buckets of each: what compiles is the grid of buckets, and all of it at once."""
+  """Prompts and rows have several buckets; all their programs compile in the first step."""
   overrides = {"num_steps": 50, "eval.every": 10, "rollout.prompt_buckets": (6, 8), "learner.row_buckets": (4, 6, 8)}
-  lines, this = run_with(tmp_path, **overrides)
+  lines, run = run_with(tmp_path, **overrides)
   compiles = column(tmp_path, "perf/compiles")
   assert set(column(tmp_path, "perf/recompiles")) == {0} and not [line for line in lines if line.startswith("compiled again")]
   assert set(compiles[1:]) == {compiles[1]} and len(set(column(tmp_path, "perf/packing_waste"))) > 10
-  assert len(this.experiment.learner.rl_step.programs) == 3 and len(this.experiment.sampler.sample.programs) == 2
+  assert len(run.experiment.learner.rl_step.programs) == 3 and len(run.experiment.sampler.sample.programs) == 2

@@ -1,4 +1,7 @@
-"""What only some runs hold, a reference and a critic, survives a kill bit for bit; `tests/experiments/test_storm.py` kills at random."""
+"""A reference and a critic, which only some runs have, survive a kill bit for bit.
+
+`tests/experiments/test_storm.py` kills runs at random.
+"""
 
 import json
 import pathlib
@@ -22,7 +25,7 @@ OVERRIDES = VARIED | {
 
 
 def kill_when(args: list[str], workdir: pathlib.Path, phase: str, step: int) -> int:
-  """Starts the run and kills it once the phase's step is on disk; gives the last step of the phase on disk."""
+  """Starts a run, kills it once a step is on disk, and returns the phase's last step on disk."""
   process = subprocess.Popen(command(*args), cwd=ROOT, env=environment(), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
   marker = f'{{"step": {step}, "phase": "{phase}"'.encode()
   path, until = workdir / "metrics.jsonl", time.monotonic() + 200
@@ -35,14 +38,17 @@ def kill_when(args: list[str], workdir: pathlib.Path, phase: str, step: int) -> 
 
 
 def lines(workdir: pathlib.Path) -> list[str]:
-  """The rows without what depends on the clock and the machine; JSON writes a float's shortest exact form, so equal text is equal bits."""
+  """Returns the metrics rows without values that depend on the clock or the machine.
+
+  JSON writes the shortest exact form of a float, so equal text means equal bits.
+  """
   varies = ("timing_s/", "perf/throughput", "perf/compiles", "perf/max_memory_allocated_gb")
   return [json.dumps({name: x for name, x in row.items() if not name.startswith(varies)}) for row in read_rows(workdir / "metrics.jsonl")]
 
 
 def final_arrays(workdir: pathlib.Path, name: str, changes: dict) -> list[np.ndarray]:
   with quick():
-    built = experiment.build(tiny_config(name, OVERRIDES | changes))
+    built = experiment.build_experiment(tiny_config(name, OVERRIDES | changes))
   abstract = {"state": built.learner.abstract_state}
   if "ref_logprobs" in built.needs:
     abstract["reference"] = built.learner.abstract_state.params
@@ -57,7 +63,7 @@ def assert_equal_runs(golden: pathlib.Path, killed: pathlib.Path, name: str, cha
   assert lines(killed) == lines(golden)
   rl_rows = [row for row in read_rows(golden / "metrics.jsonl") if row["phase"] == "rl"]
   norms = [row.get("actor/grad_norm", row.get("critic/grad_norm")) for row in rl_rows]
-  assert len(rl_rows) == 16 and min(norms) > 0, "a run without gradients would prove little"
+  assert len(rl_rows) == 16 and min(norms) > 0, "without gradients the test would prove little"
   summaries = [json.loads((workdir / "summary.json").read_text()) for workdir in (golden, killed)]
   for field in ("status", "accuracy_start", "accuracy_final", "num_steps", "warm_start_steps", "tokens", "skipped_steps"):
     assert summaries[0][field] == summaries[1][field], field
@@ -68,7 +74,7 @@ def assert_equal_runs(golden: pathlib.Path, killed: pathlib.Path, name: str, cha
 
 
 def golden_run(args: list[str], workdir: pathlib.Path) -> None:
-  """The same run, unbroken."""
+  """Runs the same command without a kill."""
   result = call(*args, f"--workdir={workdir}")
   assert result.returncode == 0, result.stderr
 
@@ -76,8 +82,10 @@ def golden_run(args: list[str], workdir: pathlib.Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["grpo", "ppo"])
 def test_the_reference_and_the_critic_are_kept(name, tmp_path):
-  """GRPO's frozen reference, PPO's critic, its optimizer and an adaptive coefficient travel in the checkpoint: with fresh ones the losses
-  would be others."""
+  """The losses depend on all that the checkpoint holds.
+
+  It holds GRPO's frozen reference, PPO's critic with its optimizer, and an adaptive coefficient.
+  """
   adaptive = {"reward.kl_coef": 0.1, "kl.target": 0.01, "kl.horizon": 500} if name == "ppo" else {}
   args = [f"--config=configs/{name}.py:tiny", *flags(OVERRIDES | adaptive)]
   golden_run(args, tmp_path / "golden")

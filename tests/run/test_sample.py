@@ -1,4 +1,4 @@
-"""A step's rewards: some may fail, but not so many that the step would learn from what is left by chance."""
+"""Failed rewards of a step: a few only lose their own responses, too many stop the run."""
 
 from types import SimpleNamespace
 
@@ -16,22 +16,22 @@ from tests.runs import tiny_config
 
 
 def assess(num_failed, limit):
-  """The batch of eight responses to four prompts, of which so many fail."""
+  """Grades eight responses to four prompts, of which `num_failed` fail."""
 
   def judge(completion, example):
     return 1 / 0 if completion.num_tokens <= num_failed else 1.0
 
-  this = object.__new__(Run)
-  this.experiment = SimpleNamespace(rewards=[WeightedReward("judge", judge)])
-  this.config = tiny_config(overrides={"reward.max_failed_fraction": limit})
-  this.grader = call_here
+  run = object.__new__(Run)
+  run.experiment = SimpleNamespace(rewards=[WeightedReward("judge", judge)])
+  run.config = tiny_config(overrides={"reward.max_failed_fraction": limit})
+  run.grader = call_here
   ones = np.ones((8, 1), bool)
   rollouts = Rollouts(ones.astype(np.int32), ones, ones.astype(np.int32), ones, -1.0 * ones.astype(np.float32), np.ones(8, bool))
-  return sample.assess(this, Drawn(rollouts, [Completion("", (1,), n, True) for n in range(1, 9)], [{}] * 4))
+  return sample.assess(run, Drawn(rollouts, [Completion("", (1,), n, True) for n in range(1, 9)], [{}] * 4))
 
 
 @pytest.mark.parametrize("num_failed, limit", [(0, 0.0), (4, 0.5), (7, 1.0), (2, 0.25)])
-def test_few_failures_cost_their_own_responses_only(num_failed, limit):
+def test_a_few_failures_cost_only_their_own_responses(num_failed, limit):
   assert assess(num_failed, limit).graded.valid.sum() == 8 - num_failed
 
 

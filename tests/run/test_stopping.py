@@ -1,4 +1,4 @@
-"""How a run ends before its time: SIGTERM, Ctrl-C once and twice, a phase that never ends; and that it goes on as if nothing had been."""
+"""Early ends of a run: SIGTERM, Ctrl-C once and twice, a phase that never ends. Each is resumed."""
 
 import json
 import signal
@@ -44,7 +44,7 @@ def golden(tmp_path_factory):
   return workdir
 
 
-def assert_goes_on(workdir, golden):
+def assert_resumes(workdir, golden):
   result = call(*args(workdir))
   assert result.returncode == 0 and "resumed" in result.stdout, result.stdout + result.stderr
   assert rows(workdir) == rows(golden)
@@ -52,26 +52,31 @@ def assert_goes_on(workdir, golden):
 
 
 @pytest.mark.parametrize("phase", ["rollout", "advantages", "update"])
-def test_a_step_that_has_not_learned_is_given_up(phase, golden, tmp_path):
-  """In the middle of step 3: the checkpoint is of the end of step 2, or of step 3 where its updates have begun."""
+def test_a_step_without_updates_is_given_up(phase, golden, tmp_path):
+  """After a SIGTERM in step 3 the checkpoint is that of step 2, or of step 3 if updates began."""
   workdir = tmp_path / "run"
   result = with_fault(f"{phase}:3:term,{phase}:3:pause", workdir)
-  assert result.returncode == 42 and "error: stopped by SIGTERM; the same command goes on" in result.stderr, result.stderr
+  assert result.returncode == 42 and "error: stopped by SIGTERM; the same command resumes" in result.stderr, (
+    result.stderr
+  )
   assert saved(workdir)[-1] == 4 + (3 if phase == "update" else 2)
   assert json.loads((workdir / "summary.json").read_text())["status"] == "stopped: SIGTERM"
-  assert_goes_on(workdir, golden)
+  assert_resumes(workdir, golden)
 
 
 def test_ctrl_c_once_saves(golden, tmp_path):
   workdir = tmp_path / "run"
   result = with_fault("rollout:3:interrupt,rollout:3:pause", workdir)
   assert result.returncode == 130, result.stderr
-  assert "Ctrl-C: the run saves a checkpoint and ends; once more leaves at once" in result.stdout
-  assert "error: stopped by Ctrl-C; the same command goes on from checkpoint 6" in result.stderr and "Traceback" not in result.stderr
-  assert_goes_on(workdir, golden)
+  assert "Ctrl-C: the run saves a checkpoint and ends; press it again to exit at once" in result.stdout
+  assert (
+    "error: stopped by Ctrl-C; the same command resumes from checkpoint 6" in result.stderr
+    and "Traceback" not in result.stderr
+  )
+  assert_resumes(workdir, golden)
 
 
-def test_ctrl_c_twice_leaves_at_once(golden, tmp_path):
+def test_ctrl_c_twice_exits_at_once(golden, tmp_path):
   workdir = tmp_path / "run"
   settings = environment() | {"JAXRL_FAULT": "rollout:3:hang"}
   process = subprocess.Popen(command(*args(workdir)), cwd=ROOT, env=settings, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
@@ -82,28 +87,28 @@ def test_ctrl_c_twice_leaves_at_once(golden, tmp_path):
   time.sleep(0.5)
   process.send_signal(signal.SIGINT)
   time.sleep(1.0)
-  assert process.poll() is None, "the first one waits for a place where it can save"
+  assert process.poll() is None, "after the first Ctrl-C the run waits until it can save"
   process.send_signal(signal.SIGINT)
   _, errors = process.communicate(timeout=60)
   assert process.returncode == 130 and "Traceback" not in errors
-  assert "interrupted; the same command goes on from the last checkpoint" in errors
-  assert_goes_on(workdir, golden)
+  assert "interrupted; the same command resumes from the last checkpoint" in errors
+  assert_resumes(workdir, golden)
 
 
-def test_a_phase_that_never_ends(golden, tmp_path):
+def test_a_phase_that_never_ends_is_stopped_by_the_watchdog(golden, tmp_path):
   workdir = tmp_path / "run"
   result = with_fault("reward:2:hang", workdir, **{"watchdog.seconds": 20})
   assert result.returncode == 42, result.stderr
   assert "error: the phase reward of step 2 has taken 20 s, more than config.watchdog.seconds=20; waiting for " in result.stderr
   (stacks,) = (workdir / "logs").glob("stacks-*.txt")
-  assert "in strike" in stacks.read_text(), "the line that it hangs in"
+  assert "in strike" in stacks.read_text(), "the function that hangs"
   assert "the phase reward of step 2" in (workdir / "logs" / "attempt-1.log").read_text()
 
 
-def test_told_to_end_in_a_phase_that_never_ends(golden, tmp_path):
+def test_a_sigterm_during_a_phase_that_never_ends(golden, tmp_path):
   workdir = tmp_path / "run"
   settings = environment() | {"JAXRL_FAULT": "rollout:3:term,rollout:3:hang"}
   changed = args(workdir, **{"watchdog.stop_seconds": 2})
   result = subprocess.run(command(*changed), cwd=ROOT, env=settings, capture_output=True, text=True, timeout=300)
   assert result.returncode == 42, result.stderr
-  assert "error: stopped by SIGTERM in the phase rollout of step 3, 2 s after it" in result.stderr
+  assert "error: stopped in the phase rollout of step 3, 2 s after SIGTERM" in result.stderr

@@ -1,10 +1,10 @@
-"""Rewards in the shadow of generation: the same batch, graded piece by piece while others are still drawn."""
+"""Rewards overlapped with generation: the same batch, graded in parts while the rest is drawn."""
 
 import jax
 import numpy as np
 import pytest
 
-from jaxrl_llm.config.check import problems
+from jaxrl_llm.config.check import config_problems
 from jaxrl_llm.pretrained.byte_tokenizer import ByteTokenizer
 from jaxrl_llm.rewards import WeightedReward
 from jaxrl_llm.rollouts import batch as batch_lib
@@ -26,8 +26,8 @@ def parts_of(rollouts: Rollouts, *numbers: list[int]) -> list[Finished]:
   return [Finished(np.array(rows), jax.tree.map(lambda x, rows=rows: x[rows], rollouts), 3 * i) for i, rows in enumerate(numbers)]
 
 
-def test_pieces_make_the_batch_of_one_piece():
-  """Whatever the order in which sequences finish; and each is graded once, with its own example."""
+def test_parts_of_a_stream_give_the_same_batch():
+  """In any order of finishing, each sequence is graded once, with its own example."""
   rollouts, graded = rollouts_with([1, 1, 1, 0]), []
   responses = rollout.completions(rollouts, TOKENIZER.decode)
   whole = batch_lib.assess(rollouts, responses, EXAMPLES, rewards=TERMS)
@@ -39,7 +39,8 @@ def test_pieces_make_the_batch_of_one_piece():
   terms = [WeightedReward("right", watched), TERMS[1]]
   stream = iter(parts_of(rollouts, [2], [3, 0], [1]))
   drawn, seconds = rollout.follow(stream, EXAMPLES, TOKENIZER, rewards=terms, group_size=2)
-  assert graded == [("#9", "9"), ("9999", "9"), ("#2", "2")] and seconds > 0  # The last one waits: nothing is drawn beside it.
+  # The last part is graded later: nothing is drawn meanwhile.
+  assert graded == [("#9", "9"), ("9999", "9"), ("#2", "2")] and seconds > 0
   assert drawn.graded.failed.tolist() == [None, "pending", None, None]
   batch = batch_lib.assess(drawn.rollouts, drawn.responses, drawn.examples, rewards=terms, graded=drawn.graded)
   assert len(graded) == 4 and graded[-1] == ("#3", "2")
@@ -48,7 +49,7 @@ def test_pieces_make_the_batch_of_one_piece():
   assert batch.completions == whole.completions and batch.group_size == 2
 
 
-def test_what_goes_on_later_is_not_graded():
+def test_unfinished_responses_are_not_graded():
   rollouts = rollouts_with([1, 1, StopReason.UNFINISHED, 0])
   drawn, _ = rollout.follow(iter(parts_of(rollouts, [2, 3], [0, 1])), EXAMPLES, TOKENIZER, rewards=TERMS, group_size=2)
   assert drawn.graded.failed.tolist() == ["pending", "pending", "pending", None]
@@ -64,6 +65,6 @@ def test_a_streamed_run_is_the_same_run(changes, tmp_path):
   devices = 4 if "mesh.sampler" in changes else 1
   for every in (0, 4):
     config = tiny_config(overrides=SHORT | {"rollout.spare_prompts": 0} | changes | {"rollout.report_every": every})
-    assert problems(config) == []
+    assert config_problems(config) == []
     run_here(config, tmp_path / str(every), devices=devices)
   assert_same_run(tmp_path / "0", tmp_path / "4")

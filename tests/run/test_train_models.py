@@ -1,4 +1,4 @@
-"""Whole runs of models that are more than a preset: from a checkpoint, with adapters, with experts and replayed routes."""
+"""Runs of models beyond a preset: from a checkpoint, with adapters, with experts and routes."""
 
 import json
 
@@ -19,7 +19,7 @@ TEMPLATE = "{% for m in messages %}{{ '<bos>' + m['content'] }}{% endfor %}"
 
 @pytest.fixture(scope="module")
 def checkpoint_folder(tmp_path_factory):
-  """A policy of random weights with a tokenizer of bytes, as a folder of Hugging Face's format."""
+  """A policy with random weights and a byte tokenizer, as a folder in Hugging Face's format."""
   source, folder = tmp_path_factory.mktemp("tokenizer"), tmp_path_factory.mktemp("checkpoint") / "nano"
   specials = ["<pad>", "<bos>", "<eos>"]
   vocabulary = {token: i for i, token in enumerate([*specials, *sorted(pre_tokenizers.ByteLevel.alphabet())])}
@@ -36,18 +36,18 @@ def checkpoint_folder(tmp_path_factory):
 
 @pytest.mark.slow
 def test_adapters_on_a_checkpoint_train_and_resume(checkpoint_folder, tmp_path, monkeypatch):
-  """The base stays the checkpoint's, is its own reference, and is not saved again."""
+  """The base weights are the checkpoint's, serve as the reference and are not saved again."""
   overrides = SHORT | {"model.path": str(checkpoint_folder), "model.lora_rank": 4, "objective.kl_coef": 0.1, "learner.learning_rate": 1e-2}
   config = tiny_config("grpo", overrides)
   claim.claim(tmp_path, config.to_dict())
   with quick():
-    this = train.start(config, tmp_path)
-    assert this.reference is None
-    train.proceed(this)
-    again = train.start(config, tmp_path)
+    run = train.start_run(config, tmp_path)
+    assert run.reference is None
+    train.proceed(run)
+    again = train.start_run(config, tmp_path)
     assert export.main([str(tmp_path), str(tmp_path / "exported")]) == 0
   _, published = load(checkpoint_folder)
-  for path, x in jax.tree_util.tree_leaves_with_path(this.state.params):
+  for path, x in jax.tree_util.tree_leaves_with_path(run.state.params):
     restored, base = again.state.params, published
     for key in path:
       restored, base = restored[key.key], base.get(key.key, {}) if isinstance(base, dict) else base
@@ -59,22 +59,27 @@ def test_adapters_on_a_checkpoint_train_and_resume(checkpoint_folder, tmp_path, 
   exported, params = load(tmp_path / "exported")
   with quick(), pytest.raises(ValueError, match="found other weights in"):
     monkeypatch.setattr(where, "fingerprint", lambda path: "of other weights")
-    train.start(config, tmp_path)
-  _, merged = merge(this.experiment.learner.model, this.state.params)
+    train.start_run(config, tmp_path)
+  _, merged = merge(run.experiment.learner.model, run.state.params)
   assert exported.config.lora is None and jax.tree.all(jax.tree.map(np.array_equal, params, merged))
   assert (tmp_path / "exported" / "tokenizer.json").read_bytes() == (checkpoint_folder / "tokenizer.json").read_bytes()
 
-  # At the first update adapters add nothing, so the policy is its reference; metrics are means over the step's two updates.
+  # Before the first update the adapters add nothing, so the policy equals its reference. Metrics
+  # are means over the two updates of a step.
   divergence = column(tmp_path, "actor/ref_kl")
   assert 0 < divergence[0] < divergence[-1]
   saved = sum(file.stat().st_size for file in (tmp_path / "checkpoints").rglob("*") if file.is_file())
-  assert saved < 10 * 4 * sum(x.size for p, x in jax.tree_util.tree_leaves_with_path(this.state.params) if "_lora_" in p[-1].key) + 200_000
+  assert (
+    saved
+    < 10 * 4 * sum(x.size for p, x in jax.tree_util.tree_leaves_with_path(run.state.params) if "_lora_" in p[-1].key)
+    + 200_000
+  )
 
 
 @pytest.mark.parametrize(
   ("files", "message"), [({}, "found no config of a run"), ({"config.json": "{}"}, "found no checkpoints, expected the folder of a run")]
 )
-def test_exporting_what_is_no_run_is_refused(files, message, tmp_path, capsys):
+def test_exporting_a_folder_without_a_run_is_refused(files, message, tmp_path, capsys):
   for name, text in files.items():
     (tmp_path / name).write_text(text)
   assert export.main([str(tmp_path), str(tmp_path / "exported")]) == 2
@@ -84,10 +89,10 @@ def test_exporting_what_is_no_run_is_refused(files, message, tmp_path, capsys):
 def test_a_run_starts_from_the_checkpoints_weights(checkpoint_folder, tmp_path):
   config = tiny_config("gspo", SHORT | {"model.path": str(checkpoint_folder)})
   with quick():
-    this = train.start(config, tmp_path)
+    run = train.start_run(config, tmp_path)
   _, published = load(checkpoint_folder)
-  assert jax.tree.all(jax.tree.map(np.array_equal, this.state.params, published))
-  assert this.experiment.task.tokenizer.encode_prompt("7+8") == this.experiment.task.tokenizer.encode("<bos>7+8")
+  assert jax.tree.all(jax.tree.map(np.array_equal, run.state.params, published))
+  assert run.experiment.task.tokenizer.encode_prompt("7+8") == run.experiment.task.tokenizer.encode("<bos>7+8")
 
 
 @pytest.mark.slow
@@ -101,12 +106,13 @@ def test_experts_with_a_sampler_of_lower_precision(replay, tmp_path):
     del overrides["moe.replay"]
   run_here(tiny_config("gspo", overrides), tmp_path)
   names = ("moe/expert_change/update", "moe/expert_change/sampler", "moe/balance_loss", "moe/z_loss", "moe/load_max")
-  found = {name: column(tmp_path, name) for name in names}
-  assert all(np.all(np.isfinite(values)) for values in found.values())
-  assert all(0 <= x <= 1 for x in found["moe/expert_change/update"] + found["moe/expert_change/sampler"])
-  assert min(found["moe/balance_loss"]) > 0 and min(found["moe/load_max"]) >= 1
+  columns = {name: column(tmp_path, name) for name in names}
+  assert all(np.all(np.isfinite(values)) for values in columns.values())
+  assert all(0 <= x <= 1 for x in columns["moe/expert_change/update"] + columns["moe/expert_change/sampler"])
+  assert min(columns["moe/balance_loss"]) > 0 and min(columns["moe/load_max"]) >= 1
   if replay == "R3":
-    assert set(found["moe/expert_change/sampler"]) == {0.0}  # Replayed, the learner's routes at π_old are the sampler's.
+    # With replay, the learner's routes at π_old are the sampler's.
+    assert set(columns["moe/expert_change/sampler"]) == {0.0}
   if replay:
     assert set(column(tmp_path, "moe/replay_fallback")) == {0.0} and min(column(tmp_path, "moe/replay_mb")) > 0
     assert all(0 <= x <= 1 for x in column(tmp_path, "moe/replay_expert_change"))

@@ -1,4 +1,4 @@
-"""One token a row: against a float64 loop of the same algorithm, against softmax by counting, and at the edges where rounding could err."""
+"""Token drawing against a float64 loop, against softmax frequencies, and at rounding edges."""
 
 import jax
 import jax.numpy as jnp
@@ -15,21 +15,24 @@ draw_jit, inverse_cdf_jit = jax.jit(draw), jax.jit(lambda *args: inverse_cdf(*ar
 
 
 def search(masses, u):
-  """The first entry with mass up to which the masses exceed u of their sum, and how near the next decision was."""
+  """Finds the first entry with mass at which the cumulative mass exceeds u times the total.
+
+  Also returns the relative distance of the nearest decision.
+  """
   point = u * sum(masses)
   total = 0.0
   margin = np.inf
-  found = None
+  first = None
   for i, mass in enumerate(masses):
     total += mass
     margin = min(margin, abs(total - point))
-    if found is None and mass > 0 and total > point:
-      found = i
-  return (max(i for i, mass in enumerate(masses) if mass > 0) if found is None else found), margin / sum(masses)
+    if first is None and mass > 0 and total > point:
+      first = i
+  return (max(i for i, mass in enumerate(masses) if mass > 0) if first is None else first), margin / sum(masses)
 
 
 def reference(logits, uniforms, num_blocks):
-  """Two levels, entry by entry in float64; None where float32 may decide otherwise."""
+  """Draws in two levels in float64; returns None if float32 may decide otherwise."""
   masses = np.exp(np.asarray(logits, np.float64) - np.max(logits)).reshape(num_blocks, -1)
   block, margin = search(masses.sum(axis=1), float(uniforms[0]))
   entry, margin_within = search(masses[block], float(uniforms[1]))
@@ -43,9 +46,9 @@ def test_tokens_are_those_of_a_slow_loop(rng, size, num_blocks):
   uniforms = rng.random((60, 2)).astype(np.float32)
   tokens = inverse_cdf_jit(jnp.asarray(logits), jnp.asarray(uniforms))
   expected = [reference(row, u, num_blocks) for row, u in zip(logits, uniforms)]
-  compared = [(int(token), want) for token, want in zip(tokens, expected) if want is not None]
+  compared = [(int(token), wanted) for token, wanted in zip(tokens, expected) if wanted is not None]
   assert len(compared) > 50
-  assert [token for token, _ in compared] == [want for _, want in compared]
+  assert [token for token, _ in compared] == [wanted for _, wanted in compared]
 
 
 def test_a_size_that_no_power_of_two_divides(rng):
@@ -55,7 +58,10 @@ def test_a_size_that_no_power_of_two_divides(rng):
   padded = np.pad(logits, ((0, 0), (0, 21)), constant_values=REMOVED)
   tokens = np.asarray(inverse_cdf_jit(jnp.asarray(logits), jnp.asarray(uniforms)))
   expected = [reference(row, u, 128) for row, u in zip(padded, uniforms)]
-  assert all(want in (None, token) for token, want in zip(tokens, expected)) and sum(x is not None for x in expected) > 30
+  assert (
+    all(wanted in (None, token) for token, wanted in zip(tokens, expected))
+    and sum(x is not None for x in expected) > 30
+  )
   assert np.all(inverse_cdf_jit(jnp.asarray(logits), jnp.ones((40, 2))) < 4203)
 
 
@@ -69,13 +75,14 @@ def test_frequencies_are_those_of_softmax(rng, key, size, settings):
   probs = np.asarray(jax.nn.softmax(logits), np.float64)
   assert np.all(counts[probs == 0] == 0)
   np.testing.assert_allclose(logprobs, jax.nn.log_softmax(logits)[tokens], rtol=1e-5, atol=1e-5)
-  # Cells with fewer than 5 expected are counted together, as the approximation by chi-squared wants it.
+  # Cells with an expected count below 5 are merged, as the chi-squared approximation requires.
   expected = probs * num_draws
   small = expected < 5
   expected, counts = np.append(expected[~small], expected[small].sum()), np.append(counts[~small], counts[small].sum())
   expected, counts = expected[expected > 1e-3], counts[expected > 1e-3]
   statistic, freedom = np.sum((counts - expected) ** 2 / expected), len(expected) - 1
-  assert statistic < freedom + 5 * np.sqrt(2 * freedom)  # Mean and five standard deviations of chi-squared.
+  # Mean and five standard deviations of chi-squared.
+  assert statistic < freedom + 5 * np.sqrt(2 * freedom)
 
 
 @pytest.mark.parametrize("size", [5, 130, 264, 4096, 4203])
@@ -101,7 +108,10 @@ def test_every_token_drawn_has_mass(rng):
 
 
 def test_equal_masses_are_cut_evenly():
-  """64 tokens of 4096 have mass, one in every second block: exact in float32, so that every boundary is met exactly."""
+  """64 tokens of 4096 have mass, one in every second block.
+
+  The sums are exact in float32, so every boundary is met exactly.
+  """
   logits = np.full((64, 4096), REMOVED, np.float32)
   logits[:, 5::64] = 0
   points = np.arange(64, dtype=np.float32) / 64
@@ -111,14 +121,17 @@ def test_equal_masses_are_cut_evenly():
 
 
 def test_underflow_is_decided_once():
-  """exp of these is below the smallest normal number: kept by one program and flushed by another, they would be found without mass."""
+  """exp of these logits is below the smallest normal number.
+
+  One program may keep such masses and another flush them, so that a drawn token would lack mass.
+  """
   logits = np.full((5, 264), REMOVED, np.float32)
   logits[:, 3] = 0
   logits[:, 200] = [-87, -88, -95, -103, -120]
   np.testing.assert_array_equal(inverse_cdf_jit(jnp.asarray(logits), jnp.ones((5, 2))), [200, 3, 3, 3, 3])
 
 
-def test_a_row_depends_on_itself_only(rng, key):
+def test_a_row_depends_only_on_itself(rng, key):
   logits = jnp.asarray(rng.normal(scale=2, size=(16, 1000)), jnp.float32)
   keys = jax.random.split(key, 16)
   tokens, logprobs = draw_jit(logits, keys)

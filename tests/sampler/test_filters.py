@@ -1,4 +1,4 @@
-"""The filters against a slow loop over tokens, on logits with many ties."""
+"""Filters against a slow loop over tokens, on logits with many ties."""
 
 import functools
 
@@ -22,7 +22,7 @@ def jitted(**settings):
 
 
 def kept_tokens(logits, temperature, top_k, top_p):
-  """Which tokens stay, by the definitions, in float64; and how far the nearest decision of top-p was from going the other way."""
+  """Returns which tokens stay by the definitions, in float64, and top-p's smallest margin."""
   logits = np.asarray(logits, np.float64) / temperature
   kept = np.ones(len(logits), bool)
   if 0 < top_k < len(logits):
@@ -35,7 +35,7 @@ def kept_tokens(logits, temperature, top_k, top_p):
   return kept, np.abs(above - top_p).min()
 
 
-# A grid of quarters: equal logits are frequent, and unequal ones stay unequal in float32.
+# On a grid of quarters equal logits are frequent, and unequal ones stay unequal in float32.
 LOGITS = st.lists(st.integers(-16, 16).map(lambda x: x / 4), min_size=NUM_TOKENS, max_size=NUM_TOKENS)
 
 
@@ -46,7 +46,8 @@ def test_filters_match_a_slow_loop(logits, temperature, top_k, top_p):
   filtered = jitted(temperature=temperature, top_k=top_k, top_p=top_p)(jnp.array(logits))
   np.testing.assert_allclose(filtered[kept], np.array(logits)[kept] / temperature, rtol=1e-6)
   probs = np.asarray(jax.nn.softmax(filtered))
-  np.testing.assert_array_equal(probs > 0, kept)  # Exactly 0, not nearly: no draw ever finds a removed token.
+  # Exactly 0, so that a removed token is never drawn.
+  np.testing.assert_array_equal(probs > 0, kept)
   expected = np.where(kept, np.exp(np.array(logits) / temperature), 0)
   np.testing.assert_allclose(probs, expected / expected.sum(), rtol=1e-5)
 
@@ -60,7 +61,7 @@ def test_kept_ids_survive_every_filter(logits, top_k, top_p, keep):
   np.testing.assert_array_equal(with_keep[others], without[others])
 
 
-def test_rows_are_filtered_one_by_one(rng):
+def test_rows_are_filtered_independently(rng):
   logits = rng.standard_normal((2, 3, NUM_TOKENS)).astype(np.float32)
   keep = rng.integers(NUM_TOKENS, size=(2, 3)).astype(np.int32)
   filter_logits = make_filter(temperature=0.5, top_k=4, top_p=0.7)
@@ -71,7 +72,7 @@ def test_rows_are_filtered_one_by_one(rng):
       np.testing.assert_allclose(together[b, t], alone, rtol=1e-6)
 
 
-def test_ties_at_the_border_all_stay():
+def test_all_ties_at_the_threshold_stay():
   logits = jnp.log(jnp.array([0.4, 0.2, 0.2, 0.1, 0.1]))
   assert np.flatnonzero(make_filter(top_k=2)(logits) > -1e9).tolist() == [0, 1, 2]
   assert np.flatnonzero(make_filter(top_p=0.5)(logits) > -1e9).tolist() == [0, 1, 2]
@@ -80,7 +81,10 @@ def test_ties_at_the_border_all_stay():
 
 
 def test_ties_of_the_kth_count_in_the_nucleus():
-  """Top-2 keeps all five. Of the mass of two alone, the likeliest would be 0.4 / 0.55, and the others out."""
+  """Top-2 keeps all five.
+
+  With the mass of only two, the likeliest would have 0.4 / 0.55 and the others would be removed.
+  """
   logits = jnp.log(jnp.array([0.4, 0.15, 0.15, 0.15, 0.15]))
   assert np.sum(make_filter(top_k=2, top_p=0.6)(logits) > -1e9) == 5
   assert np.sum(make_filter(top_k=2, top_p=0.39)(logits) > -1e9) == 1
@@ -98,8 +102,8 @@ def test_defaults_change_nothing():
   assert make_filter()(logits.astype(jnp.bfloat16)).dtype == jnp.float32
 
 
-def test_nothing_to_filter_is_no_work():
-  """No mask, no comparison: the compiler sees a cast, and a division where the temperature is not 1."""
+def test_filters_without_effect_cost_nothing():
+  """There is no mask and no comparison, only a division if the temperature is not 1."""
   primitives = lambda logits, **settings: [str(e.primitive) for e in jax.make_jaxpr(make_filter(**settings))(logits).eqns]
   logits = jnp.zeros((2, NUM_TOKENS))
   assert primitives(logits) == []
@@ -121,7 +125,7 @@ def test_no_filter_sorts_the_vocabulary(settings):
 
 
 def test_a_large_vocabulary_matches_a_sort(rng):
-  """A nucleus of hundreds of tokens, with ties across its border, against float64."""
+  """A nucleus of hundreds of tokens, with ties across its threshold, against float64."""
   logits = rng.normal(scale=3, size=(4, 1500)).astype(np.float32)
   logits[2:] = np.round(logits[2:] * 4) / 4
   for settings in ({"top_p": 0.9}, {"top_p": 0.37, "temperature": 0.7}, {"top_p": 0.999}, {"top_k": 40, "top_p": 0.8}):
@@ -150,7 +154,7 @@ def test_temperature_0_is_the_first_likeliest(logits, others):
 
 
 @pytest.mark.parametrize("settings", [{}, {"top_k": 4, "top_p": 0.7}, {"top_p": 0.6}])
-def test_temperatures_row_by_row(rng, settings):
+def test_temperatures_per_row(rng, settings):
   logits = jnp.asarray(rng.standard_normal((2, 3, NUM_TOKENS)), jnp.float32)
   keep = jnp.asarray(rng.integers(NUM_TOKENS, size=(2, 3)), jnp.int32)
   temperatures = np.array([[0.5, 1.0, 0.0], [2.0, 0.0, 0.25]], np.float32)
@@ -160,7 +164,7 @@ def test_temperatures_row_by_row(rng, settings):
     np.testing.assert_allclose(together[b, t], alone, rtol=1e-6)
 
 
-def test_temperatures_that_are_none_count_as_0():
+def test_invalid_temperatures_count_as_0():
   filtered = make_filter()(jnp.ones((3, 2)), temperatures=jnp.array([0.0, -1.0, jnp.nan]))
   np.testing.assert_array_equal(filtered, np.array([[1, -1e30]] * 3, np.float32))
 
@@ -179,7 +183,8 @@ def test_gradients_at_temperature_0(settings):
   logits = jnp.array([3.0, 2.0, 3.0, -jnp.inf])
   temperatures = None if "temperature" in settings else jnp.array(0.0)
   score = lambda x, drawn: jax.nn.log_softmax(make_filter(**settings)(x, drawn, temperatures=temperatures))[drawn]
-  np.testing.assert_array_equal(jax.grad(score)(logits, jnp.array(0)), np.zeros(4))  # A point mass cannot get likelier.
+  # A point mass cannot become likelier.
+  np.testing.assert_array_equal(jax.grad(score)(logits, jnp.array(0)), np.zeros(4))
   grad = jax.grad(score)(logits, jnp.array(1))
   assert np.all(np.isfinite(grad)) and np.all(grad[2:] == 0) and grad[1] > 0
 
@@ -190,7 +195,7 @@ def test_gradients_at_temperature_0(settings):
 def test_gradients_are_finite_and_do_not_reach_removed_tokens(settings):
   filter_logits, logits = make_filter(**settings), jnp.array([3.0, 2.0, 1.0, -50.0, -jnp.inf])
 
-  for drawn in range(4):  # The last but one is removed by most filters, and is the token that was drawn.
+  for drawn in range(4):  # Most filters remove the last of these, although it was drawn.
     grad = jax.grad(lambda x, drawn=drawn: jax.nn.log_softmax(filter_logits(x, jnp.array(drawn)))[drawn])(logits)
     assert np.all(np.isfinite(grad))
     removed = np.asarray(filter_logits(logits, jnp.array(drawn))) < -1e29

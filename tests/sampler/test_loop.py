@@ -1,4 +1,4 @@
-"""Rows that take the next sequence, prompts kept once, a cache in blocks: against one sequence at a time without any cache."""
+"""Refilled rows, shared prompts and caches in blocks, against single sequences without a cache."""
 
 import functools
 
@@ -9,7 +9,7 @@ import pytest
 
 from jaxrl_llm.devices import mesh as mesh_lib
 from jaxrl_llm.models import Experts, make_model, preset
-from jaxrl_llm.sampler import Requests, begun, make_filter, make_sampler, make_stop_table
+from jaxrl_llm.sampler import Requests, make_filter, make_sampler, make_stop_table, to_partial
 from jaxrl_llm.sampler.draw import draw
 from jaxrl_llm.types import Rollouts, StopReason
 
@@ -53,7 +53,7 @@ def sampled(kind="dense", *, requests=None, seed=0, **settings):
 
 @functools.cache
 def one_by_one(kind="dense", temperature=1.0, top_k=0, top_p=1.0, seed=0):
-  """What every sequence draws, from the whole forward pass over its own tokens at every step."""
+  """Draws every sequence by a full forward pass over its own tokens at every step."""
   model, params = built(kind)
   prompts, mask = map(np.asarray, prompts_of())
   width = prompts.shape[1] + BUDGET
@@ -66,7 +66,7 @@ def one_by_one(kind="dense", temperature=1.0, top_k=0, top_p=1.0, seed=0):
     token, logprob = draw(filter_logits(logits)[None], key[None])
     return token[0], logprob[0], jax.nn.log_softmax(logits)[token[0]]
 
-  found = []
+  responses = []
   for i in range(N):
     tokens = np.zeros(width, np.int32)
     length = start = int(mask[i // GROUP].sum())
@@ -80,11 +80,11 @@ def one_by_one(kind="dense", temperature=1.0, top_k=0, top_p=1.0, seed=0):
       raw.append(float(plain))
       if int(token) in STOPS:
         break
-    found.append((tokens[start:length].tolist(), logprobs, raw))
-  return found
+    responses.append((tokens[start:length].tolist(), logprobs, raw))
+  return responses
 
 
-def is_the_reference(rollouts: Rollouts, reference):
+def assert_equals_reference(rollouts: Rollouts, reference):
   assert rollouts.mask.sum(axis=1).tolist() == [len(tokens) for tokens, _, _ in reference]
   for row, (tokens, logprobs, raw) in enumerate(reference):
     drawn = rollouts.mask[row]
@@ -110,8 +110,9 @@ def is_the_reference(rollouts: Rollouts, reference):
 def test_tokens_and_logprobs_are_those_of_one_sequence_at_a_time(kind, settings):
   drawing = {name: settings[name] for name in ("temperature", "top_k", "top_p") if name in settings}
   reference = one_by_one(kind, **drawing)
-  assert len({len(tokens) for tokens, _, _ in reference}) > 5  # Early and late ends: rows are handed over at many steps.
-  is_the_reference(sampled(kind, **settings), reference)
+  # Ends are early and late, so rows are refilled at many steps.
+  assert len({len(tokens) for tokens, _, _ in reference}) > 5
+  assert_equals_reference(sampled(kind, **settings), reference)
 
 
 @pytest.mark.parametrize(
@@ -130,12 +131,12 @@ def test_eight_devices_draw_what_one_sequence_at_a_time_draws(kind, axes, slots)
     make_sampler(model, group_size=GROUP, max_new_tokens=BUDGET, stop_ids=STOPS, pad_id=PAD, slots=slots), compiler_options=FAST
   )
   params = jax.device_put(params, mesh_lib.param_shardings(mesh, model.logical_axes, params))
-  found = sample(params, *mesh_lib.place_rows(mesh, prompts_of()), jax.random.key(0))
-  is_the_reference(jax.device_get(found), one_by_one(kind))
+  rollouts = sample(params, *mesh_lib.place_rows(mesh, prompts_of()), jax.random.key(0))
+  assert_equals_reference(jax.device_get(rollouts), one_by_one(kind))
 
 
 def test_a_prompt_is_prefilled_and_kept_once():
-  """Whatever the number of samples: no array of the program has a prompt's keys or values for each of them."""
+  """No array of the program holds a prompt's keys or values once per sample."""
   model, params = built()
   for group in (1, 4):
     sample = make_sampler(model, group_size=group, max_new_tokens=4, stop_ids=(), pad_id=0)
@@ -166,7 +167,7 @@ def test_limits_and_temperatures_of_single_sequences():
       np.testing.assert_allclose(rollouts.logprobs[row, : lengths[row]], logprobs[: lengths[row]], atol=1e-5)
   greedy = np.arange(N) % 2 == 1
   assert np.all(rollouts.logprobs[greedy] == 0) and np.all(rollouts.raw_logprobs[greedy][rollouts.mask[greedy]] < 0)
-  # All greedy samples of a prompt are the same, as far as their limits go.
+  # All greedy samples of a prompt are the same, up to their limits.
   for a, b in zip(range(1, N, GROUP), range(3, N, GROUP), strict=True):
     both = min(lengths[a], lengths[b])
     assert np.array_equal(rollouts.tokens[a, :both], rollouts.tokens[b, :both])
@@ -186,26 +187,30 @@ def test_greedy_samples_are_the_n_best():
   assert np.all(rollouts.logprobs == 0)
 
 
-def test_stop_tokens_wait_for_the_least_number_of_tokens():
+def test_stop_tokens_wait_for_the_minimum_number_of_tokens():
   least = jnp.arange(N) % 5
   rollouts = sampled(slots=8, requests=Requests(min_new_tokens=least), entropy=True)
   is_stop = np.isin(rollouts.tokens, STOPS) & rollouts.mask
   assert not np.any(is_stop & (np.arange(BUDGET) < np.asarray(least)[:, None]))
   assert np.all((rollouts.mask.sum(axis=1) > least) | ~rollouts.stopped)
   early = rollouts.mask & (np.arange(BUDGET) < np.asarray(least)[:, None])
-  assert np.all(rollouts.logprobs[early] >= rollouts.raw_logprobs[early])  # The mass of the stop tokens went to the others.
+  # The others have the mass of the stop tokens.
+  assert np.all(rollouts.logprobs[early] >= rollouts.raw_logprobs[early])
   np.testing.assert_allclose(rollouts.logprobs[rollouts.mask & ~early], rollouts.raw_logprobs[rollouts.mask & ~early], atol=1e-5)
   assert np.all(rollouts.entropy[rollouts.mask] > 0) and np.all(rollouts.entropy[~rollouts.mask] == 0)
 
 
 @pytest.mark.parametrize(("kind", "settings"), [("dense", {"slots": 8, "cache_blocks": (4, 8)}), ("moe", {"record_routing": True})])
-def test_a_budget_of_steps_and_going_on_is_the_unbroken_run(kind, settings):
-  """A few steps at a time, each time going on from what was returned: the same tokens, and log-probabilities as first reported."""
+def test_continuing_after_a_budget_of_steps_equals_an_uninterrupted_run(kind, settings):
+  """Calls of a few steps, each continuing the last result, give the same tokens.
+
+  The log-probabilities are those first reported.
+  """
   whole = sampled(kind, **settings)
   rounds, part = 0, None
   while part is None or np.any(part.reasons == StopReason.UNFINISHED):
     before, rounds = part, rounds + 1
-    part = sampled(kind, requests=Requests(begun=before and begun(before), max_steps=jnp.int32(5)), **settings)
+    part = sampled(kind, requests=Requests(partial=before and to_partial(before), max_steps=jnp.int32(5)), **settings)
     assert rounds < 20
     if before is not None:
       lengths = before.mask.sum(axis=1)
@@ -220,14 +225,14 @@ def test_a_budget_of_steps_and_going_on_is_the_unbroken_run(kind, settings):
     np.testing.assert_array_equal(part.routing, whole.routing)
 
 
-def test_begun_responses_beyond_the_rows_are_gone_through_again():
-  """Cannot come from this sampler, but from elsewhere: 20 begun responses and 4 rows."""
+def test_partial_responses_beyond_the_rows_are_replayed():
+  """20 partial responses and 4 rows, which only another source than this sampler can give."""
   whole = sampled()
   lengths = np.minimum(whole.mask.sum(axis=1) - 1, 3) * (np.arange(N) < 20)
   cut = whole._replace(mask=np.arange(BUDGET) < lengths[:, None], reasons=np.full(N, StopReason.UNFINISHED, np.int8))
-  found = sampled(slots=4, requests=Requests(begun=begun(cut)))
-  np.testing.assert_array_equal(found.tokens, whole.tokens)
-  np.testing.assert_allclose(found.logprobs, whole.logprobs, atol=1e-5)
+  rollouts = sampled(slots=4, requests=Requests(partial=to_partial(cut)))
+  np.testing.assert_array_equal(rollouts.tokens, whole.tokens)
+  np.testing.assert_allclose(rollouts.logprobs, whole.logprobs, atol=1e-5)
 
 
 def test_stop_strings_end_a_response():
@@ -284,15 +289,16 @@ def test_the_loop_ends_once_enough_groups_are_complete():
   whole = sampled()
   enough = sampled(requests=Requests(enough_groups=jnp.int32(2)))
   done = np.all(enough.reasons.reshape(-1, GROUP) != StopReason.UNFINISHED, axis=1)
-  last = whole.mask.sum(axis=1).reshape(-1, GROUP).max(axis=1)  # The step at which each group is complete.
+  # The step at which each group is complete.
+  last = whole.mask.sum(axis=1).reshape(-1, GROUP).max(axis=1)
   steps = np.sort(last)[1]
   assert np.array_equal(done, last <= steps) and 2 <= done.sum() < len(LENGTHS)
   assert np.array_equal(enough.mask, whole.mask & (np.arange(BUDGET) < steps))
-  rest = sampled(requests=Requests(begun=begun(enough)))
+  rest = sampled(requests=Requests(partial=to_partial(enough)))
   np.testing.assert_array_equal(rest.tokens, whole.tokens)
 
 
-def test_stop_sequences_are_found_across_a_break():
+def test_stop_sequences_are_detected_across_calls():
   """Sequences that begin in one call and end in the next."""
   plain = sampled(stop_ids=())
   ends = [plain.tokens[row, 2:5].tolist() for row in range(0, N, 3)]
@@ -301,20 +307,20 @@ def test_stop_sequences_are_found_across_a_break():
   sample = jax.jit(make_sampler(model, stop_table=make_stop_table([None] * 264, sequences=ends), **settings), compiler_options=FAST)
   args = (params, *prompts_of(), jax.random.key(0))
   before = sample(*args, Requests(max_steps=jnp.int32(4)))
-  found = jax.device_get(sample(*args, Requests(begun=begun(before))))
+  rollouts = jax.device_get(sample(*args, Requests(partial=to_partial(before))))
   assert np.all(before.mask.sum(axis=1) == 4)
   for row in range(0, N, 3):
-    assert found.reasons[row] == StopReason.STRING and found.mask[row].sum() == 5
-    assert np.array_equal(found.tokens[row, :5], plain.tokens[row, :5])
-  assert np.any(found.reasons == StopReason.LENGTH)
+    assert rollouts.reasons[row] == StopReason.STRING and rollouts.mask[row].sum() == 5
+    assert np.array_equal(rollouts.tokens[row, :5], plain.tokens[row, :5])
+  assert np.any(rollouts.reasons == StopReason.LENGTH)
 
 
-def test_a_response_gone_through_again_keeps_what_it_had():
-  """20 begun responses, 4 rows and few steps: those that the rows did not get through come back as they were given."""
+def test_a_replayed_response_keeps_its_tokens():
+  """20 partial responses, 4 rows and few steps: unfinished replays return them unchanged."""
   whole = sampled()
   lengths = np.minimum(whole.mask.sum(axis=1) - 1, 5) * (np.arange(N) < 20)
   cut = whole._replace(mask=np.arange(BUDGET) < lengths[:, None], reasons=np.full(N, StopReason.UNFINISHED, np.int8))
-  found = sampled(slots=4, requests=Requests(begun=begun(cut), max_steps=jnp.int32(7)))
-  assert np.all(found.mask.sum(axis=1) >= lengths) and np.any(found.mask.sum(axis=1) > lengths)
-  np.testing.assert_array_equal(found.tokens[found.mask], whole.tokens[found.mask])
-  assert np.all(found.tokens[~found.mask] == PAD)
+  rollouts = sampled(slots=4, requests=Requests(partial=to_partial(cut), max_steps=jnp.int32(7)))
+  assert np.all(rollouts.mask.sum(axis=1) >= lengths) and np.any(rollouts.mask.sum(axis=1) > lengths)
+  np.testing.assert_array_equal(rollouts.tokens[rollouts.mask], whole.tokens[rollouts.mask])
+  assert np.all(rollouts.tokens[~rollouts.mask] == PAD)

@@ -1,4 +1,4 @@
-"""The experts that tokens visit while they are sampled: recorded in the cache, and the same as the learner's."""
+"""Experts that tokens visit during sampling: recorded, and the same as the learner's."""
 
 import functools
 
@@ -21,7 +21,7 @@ STOPS = tuple(range(0, 264, 5))
 
 @functools.cache
 def drawn(dtype="float32"):
-  """The learner's model and params, rollouts of a sampler in some dtype, and the packed batch."""
+  """Returns the learner's model and params, rollouts of a sampler in some dtype, and the batch."""
   model, sampling = make_model(CONFIG), make_model(CONFIG._replace(dtype=dtype))
   rng = np.random.default_rng(0)
   draw = lambda path, p: jnp.asarray((path[-1].key == "scale") + 0.3 * rng.standard_normal(p.shape), jnp.float32)
@@ -58,7 +58,7 @@ def test_every_token_but_the_last_has_its_route():
     last = np.flatnonzero(here)[-1]
     assert not known[last] and np.array_equal(np.delete(known, last), np.delete(here, last))
   assert np.all(rollouts.routing[:, :, 1] == -1)  # A dense layer has none.
-  assert np.unique(rollouts.mask.sum(axis=1)).size > 1  # Or the lengths would say nothing.
+  assert np.unique(rollouts.mask.sum(axis=1)).size > 1  # Otherwise the lengths would test nothing.
 
 
 def test_packing_keeps_each_route_with_its_token():
@@ -77,7 +77,10 @@ def test_in_float32_the_learner_routes_as_the_sampler_did():
 
 
 def test_replaying_the_samplers_routes_makes_the_overlap_exactly_one():
-  """With a sampler in bfloat16 some routes differ; replayed, none does, and only the last tokens fall back."""
+  """With a sampler in bfloat16 some routes differ. With replay none does.
+
+  Only the last tokens fall back to the live router.
+  """
   _, params, _, batch = drawn("bfloat16")
   live = learner()(params, batch._replace(routing=None)).live_routing
   assert float(routing.comparison(live, batch.routing, batch.segments)) > 0
@@ -87,7 +90,7 @@ def test_replaying_the_samplers_routes_makes_the_overlap_exactly_one():
   assert float(metrics["moe/replay_fallback"]) == 0
 
 
-def test_replaying_the_learners_own_routes_leaves_the_ratio_at_exactly_one():
+def test_replaying_the_learners_own_routes_keeps_the_ratio_at_exactly_one():
   _, params, _, batch = drawn()
   live = batch._replace(routing=jnp.full_like(batch.routing, -1))
   old = learner()(params, live)
@@ -96,7 +99,7 @@ def test_replaying_the_learners_own_routes_leaves_the_ratio_at_exactly_one():
   assert np.all(np.exp(np.asarray(replayed.logprobs - old.logprobs)) == 1)
 
 
-def test_a_sampler_that_nobody_asked_records_nothing():
+def test_routes_are_recorded_only_on_request_and_only_with_experts():
   prompts, settings = jnp.zeros((1, 2), jnp.int32), dict(group_size=1, max_new_tokens=2, stop_ids=(), pad_id=0)
   for config, asked in ((CONFIG, False), (preset("nano", vocab_size=264), True)):
     model = make_model(config)

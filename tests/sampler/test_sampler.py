@@ -1,4 +1,4 @@
-"""The decode loop: what it draws, what it reports of it, when it ends, and what must not change a draw."""
+"""The decode loop: its draws, its records, its end, and changes that must not affect a draw."""
 
 import functools
 from collections.abc import Callable
@@ -27,7 +27,7 @@ PROMPT_LENGTHS = (6, 3, 1, 4, 2, 6, 5, 3)
 
 @functools.cache
 def nano():
-  """The model, and weights at which its distributions are neither flat nor a single token."""
+  """Returns a model and weights whose distributions are neither flat nor a single token."""
   model = make_model(preset("nano", vocab_size=264))
   rng = np.random.default_rng(0)
   draw = lambda path, p: jnp.asarray((path[-1].key == "scale") + 0.2 * rng.standard_normal(p.shape), jnp.float32)
@@ -48,7 +48,7 @@ def sampler_of(temperature=1.0, top_k=0, top_p=1.0, **more):
   model, _ = nano()
   settings = {"temperature": temperature, "top_k": top_k, "top_p": top_p, **more}
   sample = make_sampler(model, group_size=GROUP, max_new_tokens=BUDGET, stop_ids=STOPS, pad_id=PAD, **settings)
-  # The programs run for milliseconds: what counts is how long they compile.
+  # The programs run for milliseconds, so compilation dominates.
   return jax.jit(sample, compiler_options={"xla_backend_optimization_level": 0})
 
 
@@ -66,7 +66,7 @@ def same_rollouts(a, b):
 
 
 def learner_batch(rollouts):
-  """Each sequence on a row of its own, from slot 0: another layout than the sampler's."""
+  """Lays out one sequence per row from slot 0, unlike the sampler."""
   width = NUM_SLOTS + BUDGET
   ints = np.zeros((3, len(rollouts.tokens), width), np.int32)
   drawn, logprobs = np.zeros(ints.shape[1:], np.float32), np.zeros(ints.shape[1:], np.float32)
@@ -89,10 +89,10 @@ def test_logprobs_are_the_learners(settings):
   drawn = np.asarray(batch.mask) > 0
   assert drawn.sum() > 40
   np.testing.assert_allclose(np.asarray(outputs.logprobs)[drawn], batch.sampler_logprobs[drawn], atol=1e-5)
-  if settings:  # The filters do something here: under the plain model the tokens are less likely.
+  if settings:  # The filters have an effect here: under the plain model the tokens are less likely.
     plain = policy_outputs(logprobs, make_filter(), params, batch)
     assert np.mean(np.asarray(outputs.logprobs - plain.logprobs)[drawn]) > 0.1
-    assert np.all(np.asarray(outputs.logprobs)[drawn] > -20)  # Nothing was drawn that is not kept.
+    assert np.all(np.asarray(outputs.logprobs)[drawn] > -20)  # Only kept tokens were drawn.
 
 
 def test_a_response_ends_with_its_first_stop_token_or_at_the_budget():
@@ -108,7 +108,7 @@ def test_a_response_ends_with_its_first_stop_token_or_at_the_budget():
     assert rollouts.stopped[row] or length == BUDGET
   assert np.all(rollouts.tokens[~rollouts.mask] == PAD) and np.all(rollouts.logprobs[~rollouts.mask] == 0)
   assert np.all(rollouts.logprobs[rollouts.mask] < 0)
-  # All cases were there: early stops by different tokens, and rows that ran into the budget.
+  # All cases occurred: early stops by different tokens, and rows that reached the budget.
   assert len(set(lengths)) > 3 and not rollouts.stopped.all()
   assert len(set(rollouts.tokens[np.arange(len(lengths)), lengths - 1][rollouts.stopped])) > 2
 
@@ -152,16 +152,16 @@ def test_eight_devices_draw_what_one_draws():
   mesh = mesh_lib.make_mesh(data=2, fsdp=2, tensor=2)
   sharded = jax.device_put(params, mesh_lib.param_shardings(mesh, model.logical_axes, params))
   prompts = mesh_lib.place_rows(mesh, make_prompts(PROMPT_LENGTHS, NUM_SLOTS))
-  found = sampler_of()(sharded, *prompts, jax.random.key(0))
-  assert len(found.tokens.sharding.device_set) == 8
-  same_rollouts(jax.device_get(found), rollouts_of())
+  rollouts = sampler_of()(sharded, *prompts, jax.random.key(0))
+  assert len(rollouts.tokens.sharding.device_set) == 8
+  same_rollouts(jax.device_get(rollouts), rollouts_of())
 
 
-# A model of which everything is known: the logits after a token are that token's row of a table.
+# A fully known model: the logits after a token are that token's row of a table.
 
 
 class Stub(NamedTuple):
-  """As much of `models.Model` as the sampler calls."""
+  """The part of `models.Model` that the sampler calls."""
 
   prefill: Callable
   decode: Callable
@@ -190,7 +190,7 @@ def stub_sampler(vocab, *, on_call=None, **settings):
 
 @pytest.mark.parametrize("settings", [{}, {"temperature": 0.5, "top_k": 3}, {"temperature": 2.0, "top_p": 0.7}])
 def test_tokens_are_drawn_with_their_probabilities(settings, rng):
-  """Pairs of tokens: noise that a step or a row shares with another would show in the joint frequencies."""
+  """Joint frequencies of pairs would reveal noise that two steps or rows share."""
   vocab, num_draws = 5, 8192
   table = rng.standard_normal((vocab, vocab)).astype(np.float32)
   sample = stub_sampler(vocab, group_size=4, max_new_tokens=2, stop_ids=(), **settings)
@@ -218,13 +218,13 @@ def test_samples_of_a_group_are_independent(rng):
 
 
 def counting_table(vocab):
-  """Token n is followed by n + 1 for sure."""
+  """Makes a table by which n + 1 certainly follows token n."""
   return jnp.asarray(100 * np.eye(vocab, k=1), jnp.float32)
 
 
 @pytest.mark.parametrize(("starts", "num_calls"), [((7, 8), 3), ((9, 9), 1), ((2, 9), 6)])
 def test_the_loop_ends_with_its_last_row(starts, num_calls):
-  """Two rows count upwards; 10 ends a response; the budget is 6 tokens."""
+  """Two rows count upwards, 10 ends a response, and the budget is 6 tokens."""
   calls = []
   sample = stub_sampler(12, on_call=calls, group_size=1, max_new_tokens=6, stop_ids=(10, 11))
   prompts = jnp.array([[0, 0, start] for start in starts])
@@ -235,7 +235,8 @@ def test_the_loop_ends_with_its_last_row(starts, num_calls):
     expected = list(range(start + 1, 11))[:6]
     assert rollouts.tokens[row].tolist() == expected + [12] * (6 - len(expected))
     assert rollouts.mask[row].sum() == len(expected) and rollouts.stopped[row] == (expected[-1] == 10)
-  # The prompts but for their last token in one call, then one call a token; the first is fed the prompt's last token.
+  # One call takes the prompts without their last token, then there is one call per token. The first
+  # of these feeds the prompt's last token.
   calls.sort(key=lambda call: call[0])
   assert [call[0] for call in calls] == [-1, *range(num_calls)]
   prefilled, seen = map(np.asarray, calls[0][1:])

@@ -1,4 +1,4 @@
-"""Sequences as they finish: together what the sampler returns at once, early, ended on demand, and without a device that waits."""
+"""Sequences as they finish: together those of the sampler, early, abortable, with busy devices."""
 
 import functools
 import itertools
@@ -14,7 +14,7 @@ import pytest
 from jaxrl_llm.devices import mesh as mesh_lib
 from jaxrl_llm.devices.compiling import CompileCounter
 from jaxrl_llm.models import Experts, make_model, preset
-from jaxrl_llm.sampler import Requests, begun, gather, make_sampler, make_stream
+from jaxrl_llm.sampler import Requests, collect_finished, make_sampler, make_stream, to_partial
 from jaxrl_llm.sampler import stream as stream_lib
 from jaxrl_llm.types import StopReason
 
@@ -27,12 +27,13 @@ CONFIGS = {
   "moe": preset("nano-moe", vocab_size=264)._replace(experts=Experts(8, 2, 16, layers=(1,))),
 }
 SETTINGS = {"group_size": GROUP, "max_new_tokens": BUDGET, "stop_ids": STOPS, "pad_id": PAD}
-# What most tests share, so that it is compiled once: a cache that grows, and fewer rows than sequences.
+# Most tests share these settings, so that they compile once: a growing cache, and fewer rows than
+# sequences.
 GROWING = {"slots": 8, "cache_blocks": (4, 8)}
 
 
 class Chain(NamedTuple):
-  """As much of `models.Model` as the sampler calls: a token's row of a table has the logits of the next."""
+  """The part of `models.Model` that the sampler calls; its logits are a token's row of a table."""
 
   prefill: Callable = lambda table, tokens, mask, dtype: (jnp.zeros(()), None)
   decode: Callable = lambda table, tokens, positions, cache, **_: (table[tokens], cache + 1, None)
@@ -62,9 +63,9 @@ def prompts_of(lengths=LENGTHS, width=WIDTH, seed=1):
 
 
 def asked(**changes):
-  """Requests of one structure, whatever is asked: they share their programs."""
+  """Makes requests of one structure, so that all of them share their programs."""
   plain = Requests(limits=np.full(N, BUDGET, np.int32), max_steps=np.int32(1000), enough_groups=np.int32(1000))
-  return plain._replace(**{name: x if name == "begun" else np.asarray(x, np.int32) for name, x in changes.items()})
+  return plain._replace(**{name: x if name == "partial" else np.asarray(x, np.int32) for name, x in changes.items()})
 
 
 @functools.cache
@@ -91,9 +92,9 @@ def streamed(kind="dense", requests=None, seed=0, steps=4, unwanted=tuple, **set
   return stream(built(kind)[1], *prompts_of(), jax.random.key(seed), requests, unwanted=unwanted)
 
 
-def are_equal(found, expected, rows=slice(None)):
+def are_equal(actual, expected, rows=slice(None)):
   for name, x in expected._asdict().items():
-    y = getattr(found, name)
+    y = getattr(actual, name)
     assert (x is None) == (y is None), name
     if x is not None:
       assert isinstance(y, np.ndarray) and y.dtype == x.dtype and y.shape == x.shape, name
@@ -109,32 +110,34 @@ def are_equal(found, expected, rows=slice(None)):
   ],
 )
 def test_all_sequences_together_are_those_of_the_sampler(kind, steps, settings):
-  found = list(streamed(kind, steps=steps, **settings))
+  reports = list(streamed(kind, steps=steps, **settings))
   whole = sampled(kind, **(settings or GROWING))
-  are_equal(gather(found), whole)
-  are_equal(gather(reversed(found)), whole)
-  assert sorted(itertools.chain(*(x.sequences.tolist() for x in found))) == list(range(N))
-  reported = [x.steps for x in found]
-  assert reported == sorted(set(reported)) and len(found) > 1
-  if not settings:  # A row for each and a report at each step: each sequence comes with its last token.
-    assert all(x.rollouts.mask.sum(axis=1).tolist() == [x.steps] * len(x.sequences) for x in found)
+  are_equal(collect_finished(reports), whole)
+  are_equal(collect_finished(reversed(reports)), whole)
+  assert sorted(itertools.chain(*(x.sequences.tolist() for x in reports))) == list(range(N))
+  reported = [x.steps for x in reports]
+  assert reported == sorted(set(reported)) and len(reports) > 1
+  # With a row per sequence and a report per step, each sequence arrives with its last token.
+  if not settings:
+    assert all(x.rollouts.mask.sum(axis=1).tolist() == [x.steps] * len(x.sequences) for x in reports)
 
 
 @pytest.mark.slow
-def test_eight_devices_hand_out_what_one_does():
+def test_eight_devices_yield_the_same_sequences_as_one():
   mesh = mesh_lib.make_mesh(data=2, fsdp=2, tensor=2)
   model = make_model(CONFIGS["dense"], mesh=mesh)
   params = jax.device_put(built()[1], mesh_lib.param_shardings(mesh, model.logical_axes, built()[1]))
   stream = make_stream(model, steps_per_report=4, **SETTINGS, **GROWING)
-  are_equal(gather(stream(params, *prompts_of(), jax.random.key(0))), sampled(**GROWING))
+  are_equal(collect_finished(stream(params, *prompts_of(), jax.random.key(0))), sampled(**GROWING))
   compiled = CompileCounter()
   placed = mesh_lib.place_rows(mesh, prompts_of())
-  are_equal(gather(stream(params, *placed, jax.random.key(0))), sampled(**GROWING))
-  assert compiled.count == 0  # Wherever prompts come from, and every stretch leaves its arrays where it found them.
+  are_equal(collect_finished(stream(params, *placed, jax.random.key(0))), sampled(**GROWING))
+  # The source of the prompts does not matter, and every stretch keeps its arrays' shardings.
+  assert compiled.count == 0
 
 
 class Queue:
-  """The rows and the line of the sampler, on the host: a step takes the time of a step, and nothing is drawn."""
+  """Simulation of the sampler's rows and queue, which counts steps and draws nothing."""
 
   def __init__(self, lengths, rows):
     self.lengths, self.waiting, self.rows, self.drawn = lengths, list(range(rows, N)), list(range(rows)), [0] * N
@@ -154,11 +157,15 @@ class Queue:
 
 
 @pytest.mark.parametrize("unwanted", [set(range(N - 4)), set(range(20, N - 4)), set(range(8)), set(range(N))])
-def test_sequences_that_nobody_wants_end_and_their_rows_go_to_the_next(unwanted):
-  """After 8 steps, with 8 rows: all that run and most that wait; some that wait before others; some that run; all."""
+def test_unwanted_sequences_end_and_their_rows_are_refilled(unwanted):
+  """After 8 steps with 8 rows, these are unwanted, in order of the cases.
+
+  All running and most waiting sequences; some that wait before others; some running ones; all.
+  """
   whole = sampled(**GROWING)
-  answers = itertools.chain([()] * 3, itertools.repeat(unwanted))  # The second stretch is there before anybody knows that it has no room.
-  found = list(streamed(**GROWING, unwanted=lambda: next(answers)))
+  # The second stretch is dispatched before it is known to have no room.
+  answers = itertools.chain([()] * 3, itertools.repeat(unwanted))
+  reports = list(streamed(**GROWING, unwanted=lambda: next(answers)))
   queue, steps = Queue(whole.mask.sum(axis=1), 8), 0
   while queue.rows:
     if steps == 8:
@@ -167,8 +174,8 @@ def test_sequences_that_nobody_wants_end_and_their_rows_go_to_the_next(unwanted)
     if queue.rows:
       queue.step()
       steps += 1
-  rollouts, lengths = gather(found), np.array(queue.drawn)
-  assert found[-1].steps == steps and np.array_equal(rollouts.mask.sum(axis=1), lengths)
+  rollouts, lengths = collect_finished(reports), np.array(queue.drawn)
+  assert reports[-1].steps == steps and np.array_equal(rollouts.mask.sum(axis=1), lengths)
   assert 0 in lengths or unwanted == set(range(8))
   cut = lengths < queue.lengths
   assert set(np.flatnonzero(cut)) <= unwanted and cut.any()
@@ -179,20 +186,20 @@ def test_sequences_that_nobody_wants_end_and_their_rows_go_to_the_next(unwanted)
 
 
 def test_rows_of_one_sequence_each_end_on_demand():
-  answers = itertools.chain([(), range(0, N, 2)], itertools.repeat(()))  # Said once is enough.
-  rollouts, whole = gather(streamed(steps=1, unwanted=lambda: next(answers))), sampled(**GROWING)
+  answers = itertools.chain([(), range(0, N, 2)], itertools.repeat(()))  # One answer is enough.
+  rollouts, whole = collect_finished(streamed(steps=1, unwanted=lambda: next(answers))), sampled(**GROWING)
   even = np.arange(N) % 2 == 0
   are_equal(rollouts, whole, rows=~even | (whole.mask.sum(axis=1) == 1))
   assert rollouts.mask[even].sum(axis=1).tolist() == [1] * (N // 2)
 
 
-def test_a_sequence_that_there_is_not_cannot_be_unwanted():
-  with pytest.raises(ValueError, match=f"unwanted: found the sequence {N}, expected numbers from 0 to {N - 1}"):
+def test_an_unknown_sequence_cannot_be_unwanted():
+  with pytest.raises(ValueError, match=f"unwanted: found sequence {N}, expected numbers from 0 to {N - 1}"):
     next(streamed("chain", **GROWING, unwanted=lambda: [N]))
 
 
 @pytest.mark.parametrize(("steps", "settings"), [(1, {}), (4, GROWING)])
-def test_the_devices_have_work_before_the_host_gets_any(monkeypatch, steps, settings):
+def test_the_next_stretch_is_dispatched_before_the_host_gets_work(monkeypatch, steps, settings):
   events, run_as_usual = [], stream_lib._run
 
   def watched(programs, given, progress, *, ask):
@@ -211,12 +218,13 @@ def test_the_devices_have_work_before_the_host_gets_any(monkeypatch, steps, sett
   for finished in streamed(steps=steps, **settings):
     events.append(("rewards", finished.steps))
   if settings:
-    # The second stretch finds no room and takes no step; the third, in the larger cache, is there before the rewards of the first.
+    # The second stretch has no room and takes no step. The third, with the larger cache, is
+    # dispatched before the rewards of the first.
     assert events[:5] == [("stretch", 0), ("stretch", 0), ("growth", 0), ("stretch", 1), ("rewards", 4)]
   dispatched = 0
   for what, number in events:
     dispatched += what == "stretch"
-    if what == "rewards":  # Those of stretch i are handed over when stretch i + 1 is there.
+    if what == "rewards":  # Sequences of stretch i are yielded once stretch i + 1 is dispatched.
       assert dispatched >= number / steps + 1 + bool(settings)
   assert dispatched == np.ceil(number / steps) + 1 + bool(settings)
 
@@ -236,13 +244,14 @@ def test_a_stretch_changes_the_loop_in_place_and_nothing_else(monkeypatch):
   ((given, progress),) = seen
   assert all(x.is_deleted() for x in jax.tree.leaves(progress)) and jax.tree.leaves(progress.loop.cache.blocks)
   assert not any(x.is_deleted() for x in jax.tree.leaves((given, args)))
-  for x in jax.tree.leaves(args):  # As a learner does that is given the params: everything was read when the call returned.
+  # As a learner that takes over the params does: everything was read before the call returned.
+  for x in jax.tree.leaves(args):
     x.delete()
-  are_equal(gather([first, *stream]), sampled(**GROWING))
+  are_equal(collect_finished([first, *stream]), sampled(**GROWING))
 
 
 def test_nothing_is_compiled_after_the_first_batch():
-  """Fifty batches of other lengths; the cache first grows in the second of them, and short prompts come later still."""
+  """Fifty different batches: the cache first grows in the second, short prompts come later."""
   (_, table), rng = built("chain"), np.random.default_rng(0)
   batches = []
   for i in range(50):
@@ -256,37 +265,40 @@ def test_nothing_is_compiled_after_the_first_batch():
   steps = {list(stream(*batches[0]))[-1].steps}
   compiled = CompileCounter()
   for batch in batches:
-    found, whole = list(stream(*batch)), sample(*batch)
-    np.testing.assert_array_equal(gather(found).tokens, whole.tokens)
-    steps.add(found[-1].steps)
+    reports, whole = list(stream(*batch)), sample(*batch)
+    np.testing.assert_array_equal(collect_finished(reports).tokens, whole.tokens)
+    steps.add(reports[-1].steps)
   assert compiled.count == 0 and len(steps) > 10
 
 
 @pytest.mark.parametrize("requests", [{"max_steps": 0}, {"max_steps": 6}, {"enough_groups": 3}, {"max_steps": 7, "enough_groups": 1}])
 def test_budgets_count_over_all_stretches(requests):
-  """And what is left goes on later, as it does with the sampler, to the same end."""
-  found = list(streamed("chain", asked(**requests), **GROWING))
+  """The rest continues later with the same result, as it does with the sampler."""
+  reports = list(streamed("chain", asked(**requests), **GROWING))
   part = sampled("chain", asked(**requests), **GROWING)
-  are_equal(gather(found), part)
-  assert np.any(part.reasons == StopReason.UNFINISHED) and found[-1].steps <= requests.get("max_steps", 1000)
-  are_equal(gather(streamed("chain", asked(begun=begun(gather(found))), **GROWING)), sampled("chain", **GROWING))
+  are_equal(collect_finished(reports), part)
+  assert np.any(part.reasons == StopReason.UNFINISHED) and reports[-1].steps <= requests.get("max_steps", 1000)
+  are_equal(
+    collect_finished(streamed("chain", asked(partial=to_partial(collect_finished(reports))), **GROWING)),
+    sampled("chain", **GROWING),
+  )
 
 
-def test_what_is_complete_already_comes_without_a_step():
+def test_complete_responses_are_yielded_without_a_step():
   whole = sampled("chain", **GROWING)
-  found = list(streamed("chain", asked(begun=begun(whole)), **GROWING))
-  assert [x.steps for x in found] == [0, 0]  # More than a report has room for.
-  are_equal(gather(found), whole)
+  reports = list(streamed("chain", asked(partial=to_partial(whole)), **GROWING))
+  assert [x.steps for x in reports] == [0, 0]  # One report does not have room for all.
+  are_equal(collect_finished(reports), whole)
 
 
 def test_one_sequence():
   stream = make_stream(built("chain")[0], steps_per_report=1, **SETTINGS | {"group_size": 1, "stop_ids": (), "max_new_tokens": 3})
   prompts, mask = prompts_of()
-  (found,) = stream(built("chain")[1], prompts[:1], mask[:1], jax.random.key(0))
-  assert found.sequences.tolist() == [0] and found.steps == 3 and found.rollouts.mask.all()
+  (report,) = stream(built("chain")[1], prompts[:1], mask[:1], jax.random.key(0))
+  assert report.sequences.tolist() == [0] and report.steps == 3 and report.rollouts.mask.all()
 
 
-def test_a_stream_that_is_left_does_no_harm():
+def test_an_abandoned_stream_does_no_harm():
   whole = sampled("chain", **GROWING)
   left, failed, beside = streamed("chain", **GROWING), streamed("chain", **GROWING), streamed("chain", **GROWING, seed=3)
   first = next(left)
@@ -295,15 +307,15 @@ def test_a_stream_that_is_left_does_no_harm():
   with pytest.raises(RuntimeError, match="no reward"):
     for _ in failed:
       raise RuntimeError("no reward")
-  # Two at a time, in turns.
+  # Two streams at a time, in turns.
   again = streamed("chain", **GROWING)
   turns = [x for pair in itertools.zip_longest(again, beside) for x in enumerate(pair) if x[1] is not None]
-  are_equal(gather(x for i, x in turns if i == 0), whole)
-  are_equal(gather(x for i, x in turns if i == 1), sampled("chain", **GROWING, seed=3))
-  np.testing.assert_array_equal(gather([first]).tokens, whole.tokens[np.sort(first.sequences)])
+  are_equal(collect_finished(x for i, x in turns if i == 0), whole)
+  are_equal(collect_finished(x for i, x in turns if i == 1), sampled("chain", **GROWING, seed=3))
+  np.testing.assert_array_equal(collect_finished([first]).tokens, whole.tokens[np.sort(first.sequences)])
 
 
-def test_what_is_out_of_range_is_refused():
+def test_settings_out_of_range_are_refused():
   with pytest.raises(ValueError, match="rollout.steps_per_report: found 0, expected 1 or more"):
     make_stream(built()[0], steps_per_report=0, **SETTINGS)
   with pytest.raises(ValueError, match="rollout.slots: found 0"):
@@ -311,7 +323,7 @@ def test_what_is_out_of_range_is_refused():
   with pytest.raises(ValueError, match=r"requests.limits: found shape \(3,\)"):
     streamed("chain", asked(limits=np.ones(3)), **GROWING)
   with pytest.raises(ValueError, match="finished: found 0 sequences"):
-    gather([])
+    collect_finished([])
   first = next(streamed("chain", **GROWING))
   with pytest.raises(ValueError, match="each once"):
-    gather([first, first])
+    collect_finished([first, first])

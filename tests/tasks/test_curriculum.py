@@ -1,4 +1,4 @@
-"""Rates are counted right, weights follow them, and a stream goes on from its state."""
+"""Pass rates are counted correctly, weights follow them, and a stream resumes from its state."""
 
 import collections
 import itertools
@@ -16,13 +16,14 @@ ROWS = [{"question": f"{i}?", "id": f"p{i}", "level": i % 3} for i in range(60)]
 def test_old_outcomes_fade():
   rates = curriculum.observe(PassRates(), ["a"] * 4, [1, 1, 1, 0], memory=0.5)
   again = curriculum.observe(rates, ["a", "b", "a"], [0, 1, float("nan")], memory=0.5)
-  assert rates == PassRates({"a": 3.0}, {"a": 4.0})  # The old one is as it was.
-  assert again == PassRates({"a": 1.5, "b": 1.0}, {"a": 3.0, "b": 1.0})  # What could not be judged was not tried.
+  assert rates == PassRates({"a": 3.0}, {"a": 4.0})  # Unchanged.
+  # The sample that could not be judged does not count as tried.
+  assert again == PassRates({"a": 1.5, "b": 1.0}, {"a": 3.0, "b": 1.0})
   assert curriculum.pass_rate(again, "a") == (1.5 + 0.5) / 4 and curriculum.pass_rate(again, "new") == 0.5
 
 
 @pytest.mark.parametrize("outcome", [-0.1, 1.5])
-def test_outcomes_that_are_none(outcome):
+def test_invalid_outcomes_are_refused(outcome):
   with pytest.raises(ValueError, match="expected a number from 0 to 1"):
     curriculum.observe(PassRates(), ["a"], [outcome])
   with pytest.raises(ValueError, match="found 2 keys and 1 outcomes"):
@@ -36,7 +37,7 @@ def test_the_signal_is_the_probability_of_a_mixed_group(group_size, rng):
     assert abs(np.mean((counts > 0) & (counts < group_size)) - curriculum.signal(rate, group_size=group_size)) < 0.01
 
 
-def test_what_is_always_or_never_right_is_drawn_less():
+def test_problems_that_are_always_or_never_right_are_drawn_less():
   stream = CurriculumStream(ROWS, batch_size=12, seed=0, by="level", group_size=2, floor=0.05)
   before = collections.Counter(row["level"] for batch in itertools.islice(stream, 50) for row in batch)
   assert max(before.values()) - min(before.values()) < 120
@@ -46,10 +47,10 @@ def test_what_is_always_or_never_right_is_drawn_less():
   assert after[2] > 2.5 * max(after[0], after[1]) and min(after.values()) > 20
   for _ in range(30):
     stream.observe(ROWS, [0] * len(ROWS))
-  assert np.allclose(stream.weights() * 20, 0.05)  # Never nothing.
+  assert np.allclose(stream.weights() * 20, 0.05)  # Never zero.
 
 
-def test_a_batch_has_no_problem_twice_and_all_come_up():
+def test_a_batch_has_no_problem_twice_and_all_problems_occur():
   stream = CurriculumStream(ROWS, batch_size=20, seed=3)
   batches = list(itertools.islice(stream, 20))
   assert all(len({row["id"] for row in batch}) == 20 for batch in batches)
@@ -64,7 +65,7 @@ def test_a_level_counts_by_its_rate_and_not_by_its_size():
   assert 0.4 < counts[1] / 600 < 0.6
 
 
-def test_a_stream_goes_on_from_its_state():
+def test_a_stream_resumes_from_its_state():
   def run(stream, start, steps):
     seen = []
     for step in range(start, start + steps):
@@ -81,7 +82,7 @@ def test_a_stream_goes_on_from_its_state():
   assert run(resumed, 7, 5) == whole[7:] and resumed.get_state()["step"] == 12
 
 
-def test_what_cannot_be():
+def test_invalid_arguments_are_refused():
   with pytest.raises(ValueError, match="found batches of 61 from 60 rows"):
     CurriculumStream(ROWS, batch_size=61, seed=0)
   with pytest.raises(ValueError, match="task.curriculum: found 'lvl', expected 'problem' or a column of the rows: id, level, question"):

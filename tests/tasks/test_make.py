@@ -1,4 +1,4 @@
-"""Tasks by name, and what a wrong setting says."""
+"""Tasks by name, and messages for wrong settings."""
 
 import pytest
 
@@ -15,7 +15,7 @@ def test_levels_filter_every_split(task, data_dir, levels):
     assert len(getattr(some, name))
 
 
-def test_generated_problems_have_no_report_whatever_is_tested(data_dir):
+def test_generated_problems_have_no_report_even_with_other_test_levels(data_dir):
   assert tasks.make("arithmetic", levels=(1,), test_levels=(2,), data_dir=data_dir).report is None
 
 
@@ -23,7 +23,7 @@ def test_generated_problems_have_no_report_whatever_is_tested(data_dir):
 def test_unknown_or_no_levels(levels, tmp_path):
   with pytest.raises(ValueError, match=r"^task.levels: found .*expected one or more of \(1, 2, 3\)$"):
     tasks.make("arithmetic", levels=levels, data_dir=tmp_path)
-  assert list(tmp_path.iterdir()) == []  # Said before anything is built.
+  assert list(tmp_path.iterdir()) == []  # The error comes before anything is built.
 
 
 @pytest.mark.parametrize("name, hint", [("arithmetics", True), ("go", False), ("", False)])
@@ -35,7 +35,7 @@ def test_unknown_name(name, hint):
 
 @pytest.fixture
 def few(monkeypatch, tmp_path, data_dir):
-  """The data folder of each task, whose dataset is small or built already."""
+  """Data folder of each task, whose dataset is small or already built."""
   monkeypatch.setattr(word_problems, "NUM_PROBLEMS", 60)
   monkeypatch.setattr(products, "_PROBLEMS_PER_LEVEL", 60)
   monkeypatch.setattr(drills, "_PROBLEMS_PER_LEVEL", 60)
@@ -52,11 +52,11 @@ def test_every_task(name, few):
 
 
 class OtherTokenizer(ByteTokenizer):
-  """A checkpoint's."""
+  """Stand-in for a checkpoint's tokenizer."""
 
 
 @pytest.mark.parametrize("name", tasks.TASKS)
-def test_the_policys_tokenizer_is_the_tasks(name, monkeypatch):
+def test_a_task_uses_the_policys_tokenizer(name, monkeypatch):
   row = {"question": "1+1", "answer": "2", "level": {"largest": 4, "times": 1}.get(name, 2), "response": ""}
   splits = {split: [row] for split in ("train", "test", "demonstrations")}
   monkeypatch.setattr(tasks.storage, "load_splits", lambda *args, **settings: splits)
@@ -71,7 +71,7 @@ def test_names_and_settings_are_checked_without_loading_anything(tmp_path):
   sets = {"gsm8k", "math", "dapo_math", "aime24", "aime25", "hmmt25", "livecodebench", "codeforces", "zebralogic", "champ", "human_eval"}
   assert sets | {"file", "mixture"} < set(tasks.names())
   (tmp_path / "a.csv").write_text("a")
-  assert list(tasks.problems("file", {"path": tmp_path / "a.csv", "reward": "maths"})) == []
+  assert list(tasks.task_problems("file", {"path": tmp_path / "a.csv", "reward": "maths"})) == []
 
 
 @pytest.mark.parametrize(
@@ -89,5 +89,5 @@ def test_names_and_settings_are_checked_without_loading_anything(tmp_path):
   ],
 )
 def test_one_line_for_each_wrong_setting(name, settings, start, end):
-  (line,) = map(str, tasks.problems(name, settings))
+  (line,) = map(str, tasks.task_problems(name, settings))
   assert line.startswith(start) and line.endswith(end) and "\n" not in line

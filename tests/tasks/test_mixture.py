@@ -1,4 +1,4 @@
-"""Parts come in their shares, each with its own verifier, in an order that is the same wherever it starts."""
+"""Parts occur in their shares, each with its own verifier, in an order that survives a resume."""
 
 import collections
 import itertools
@@ -33,7 +33,8 @@ def test_shares_hold_everywhere_in_the_stream():
     counts = collections.Counter(question[0] for question in seen[start : start + 200])
     assert all(abs(counts[name] - share) <= 2 for name, share in (("a", 100), ("b", 60), ("c", 40))), counts
   ours = [question for question in seen if question[0] == "a"]
-  assert all(len(set(ours[i : i + 70])) == 70 for i in (0, 70, 140))  # Epochs of its own.
+  # The part has epochs of its own.
+  assert all(len(set(ours[i : i + 70])) == 70 for i in (0, 70, 140))
   assert seen[:40] != take(stream(seed=1), 10)
 
 
@@ -42,7 +43,7 @@ def test_the_order_does_not_depend_on_the_batch(batch_size):
   assert take(stream(batch_size=batch_size), 40 // batch_size) == take(stream(), 10)
 
 
-def test_a_stream_goes_on_from_its_state():
+def test_a_stream_resumes_from_its_state():
   whole, iterator = take(stream(), 30), stream()
   take(iterator, 11)
   state = json.loads(json.dumps(iterator.get_state()))
@@ -51,7 +52,7 @@ def test_a_stream_goes_on_from_its_state():
   assert take(resumed, 19) == whole[44:]
 
 
-def test_rows_one_part_after_the_other():
+def test_rows_are_the_parts_one_after_the_other():
   assert len(ROWS) == 560 and [row["question"] for row in ROWS] == [row["question"] for part in PARTS for row in part]
   assert [ROWS[i] for i in (0, 69, 70, 469, 470, -1)] == [PARTS[0][0], PARTS[0][69], PARTS[1][0], PARTS[1][399], PARTS[2][0], PARTS[2][89]]
   assert ROWS[68:72] == [*PARTS[0][68:], *PARTS[1][:2]]
@@ -62,11 +63,18 @@ def test_rows_one_part_after_the_other():
     stream(MixedRows([[{}], []], (1, 1)))
 
 
-NO_PARTS = {(): "none", ("a=0",): "'a=0'", ("a=x",): "'a=x'", ("a=inf",): "'a=inf'", ("a", "a=2"): "'a' twice", ("=1",): "'=1'"}
+BAD_PARTS = {
+  (): "none",
+  ("a=0",): "'a=0'",
+  ("a=x",): "'a=x'",
+  ("a=inf",): "'a=inf'",
+  ("a", "a=2"): "'a' twice",
+  ("=1",): "'=1'",
+}
 
 
-@pytest.mark.parametrize("parts, words", NO_PARTS.items())
-def test_parts_that_are_none(parts, words):
+@pytest.mark.parametrize("parts, words", BAD_PARTS.items())
+def test_invalid_parts_are_refused(parts, words):
   with pytest.raises(ValueError, match=f"^task.parts: found {words}"):
     mixture.parse_parts(parts)
 
@@ -91,7 +99,7 @@ def test_each_row_has_its_own_verifier(both):
   assert both.report == Report(read=9, kept=8, dropped={"duplicate question": 1}, first=both.report.first)
 
 
-def test_another_tasks_test_problems(tmp_path):
+def test_test_problems_of_another_task(tmp_path):
   settings = {"source": FIXTURES / "dapo_math", "data_dir": tmp_path, "test_source": FIXTURES / "aime24"}
   task = tasks.make("dapo_math", test_name="aime24", **settings)
   assert [row["answer"] for row in task.test] == ["024", "015"] and task.name == "dapo_math" and task.rewards == ("maths",)
@@ -110,6 +118,6 @@ def test_another_tasks_test_problems(tmp_path):
     ({"parts": ("gsm8k",), "levels": (1,)}, r"task.levels: found \(1,\) for a mixture"),
   ],
 )
-def test_what_cannot_be_mixed(settings, words, tmp_path):
+def test_impossible_mixtures_are_refused(settings, words, tmp_path):
   with pytest.raises(ValueError, match=words):
     tasks.make("mixture", source=str(FIXTURES), data_dir=tmp_path, **settings)

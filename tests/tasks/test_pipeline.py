@@ -1,4 +1,4 @@
-"""The stream is a fixed one, starts again anywhere, and no prompt is ever cut."""
+"""The stream is deterministic and resumes anywhere, and no prompt is ever truncated."""
 
 import itertools
 import json
@@ -25,7 +25,8 @@ def questions(batches):
 
 
 def test_each_epoch_has_every_row_once_in_a_new_order():
-  seen = questions(take(pipeline.example_iterator(ROWS, batch_size=4, seed=1), 10))  # Batches span epochs.
+  # Batches span epochs.
+  seen = questions(take(pipeline.example_iterator(ROWS, batch_size=4, seed=1), 10))
   epochs = [tuple(seen[i: i + 10]) for i in range(0, 40, 10)]
   assert len(seen) == 40
   assert all(sorted(epoch, key=int) == [str(i) for i in range(10)] for epoch in epochs)
@@ -37,7 +38,7 @@ def test_the_seed_decides_the_order():
   assert streams[0] == streams[1] != streams[2]
 
 
-def test_a_state_saved_before_any_batch_continues_the_same():
+def test_a_stream_resumes_from_the_state_before_any_batch():
   whole = take(pipeline.example_iterator(ROWS, batch_size=3, seed=5), 24)
   iterator = pipeline.example_iterator(ROWS, batch_size=3, seed=5)
   states = []
@@ -49,7 +50,7 @@ def test_a_state_saved_before_any_batch_continues_the_same():
     resumed.set_state(json.loads(state))
     assert json.dumps(resumed.get_state()) == state
     assert take(resumed, 12) == whole[i: i + 12]
-  iterator.set_state(json.loads(states[2]))  # Backwards too, on an iterator in use.
+  iterator.set_state(json.loads(states[2]))  # Backwards too, with an iterator in use.
   assert take(iterator, 3) == whole[2:5]
 
 
@@ -58,7 +59,7 @@ def test_a_batch_larger_than_the_source_is_full():
   assert len(batch) == 8
 
 
-def test_a_changed_row_is_the_callers_own():
+def test_changing_a_row_does_not_change_the_source():
   rows = [{"question": "a"}]
   iterator = pipeline.example_iterator(rows, batch_size=1, seed=0)
   next(iterator)[0]["question"] = "b"
@@ -72,8 +73,9 @@ def test_no_rows_or_no_batch(rows, batch_size):
 
 
 @pytest.mark.parametrize("buckets", [(4, 8, 16), (16, 8, 4)])
-@pytest.mark.parametrize("longest, width", [(1, 4), (3, 4), (4, 8), (7, 8), (8, 16), (15, 16)])  # And one for the begin token.
-def test_the_smallest_bucket_that_holds_the_longest(buckets, longest, width):
+# The begin token takes one more slot.
+@pytest.mark.parametrize("longest, width", [(1, 4), (3, 4), (4, 8), (7, 8), (8, 16), (15, 16)])
+def test_prompts_get_the_smallest_bucket_that_fits_the_longest(buckets, longest, width):
   examples = [{"prompt": "x" * longest}, {"prompt": "y"}]
   ids, mask = pipeline.encode_prompts(examples, TOKENIZER, buckets=buckets)
   assert ids.shape == mask.shape == (2, width)
@@ -112,7 +114,7 @@ def test_prompt_lengths(task):
   assert pipeline.prompt_lengths([{"prompt": "1+2"}, {"prompt": ""}], task.tokenizer) == [4, 1]
 
 
-def test_what_a_tool_says_in_a_demonstration_is_read_and_not_imitated():
+def test_a_tools_reply_in_a_demonstration_is_read_but_not_imitated():
   rows = [{"prompt": "", "response": "<<1+1=2>> and <<2+2=4>>\n#4"}]
   ((_, response, written),) = pipeline.encode_demonstrations(rows, TOKENIZER, replies=make("calculator").replies)
   assert TOKENIZER.decode(response) == rows[0]["response"]
@@ -120,7 +122,7 @@ def test_what_a_tool_says_in_a_demonstration_is_read_and_not_imitated():
   assert written[-1], "the end of the response is to be imitated"
 
 
-def test_a_reply_is_a_message_where_there_is_a_template():
+def test_a_reply_is_a_message_if_there_is_a_template():
   source = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
   source += "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
   tokenizer = mock.Mock(chat_template=ChatTemplate(source, "a/folder", {}), eos_id=7, encode=lambda text: list(text.encode()))

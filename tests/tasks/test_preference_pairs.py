@@ -1,4 +1,4 @@
-"""Pairs of responses: from files in every format they come in, what is no pair, and those that are generated."""
+"""Pairs of responses, from files of every format and generated, and records that are not pairs."""
 
 import json
 import re
@@ -26,13 +26,14 @@ PLAIN = {"prompt": "1+1?", "conversation": "", "chosen": "2", "rejected": "3", "
   [
     ({"prompt": "1+1?", "chosen": "2", "rejected": "3"}, PairColumns()),
     ({"prompt": [USER], "chosen": [says("2")], "rejected": [says("3")]}, PairColumns()),
-    ({"prompt": "1+1?", "chosen": [USER, says("2")], "rejected": [USER, says("3")]}, PairColumns()),  # As UltraFeedback has it.
+    # The form of UltraFeedback.
+    ({"prompt": "1+1?", "chosen": [USER, says("2")], "rejected": [USER, says("3")]}, PairColumns()),
     ({"prompt": "1+1?", "chosen": "2", "rejected": [says("3")]}, PairColumns()),
     ({"chosen": [USER, says("2")], "rejected": [USER, says("3")]}, PairColumns(prompt=None)),
     ({"q": "1+1?", "good": "2", "bad": "3"}, PairColumns("q", "good", "bad")),
   ],
 )
-def test_one_pair_in_many_ways(record, columns):
+def test_one_pair_in_many_forms(record, columns):
   assert row_of(record, columns) == PLAIN
 
 
@@ -87,7 +88,7 @@ def test_bad_rows_are_dropped_and_counted(tmp_path):
 
 
 @pytest.mark.parametrize(("record", "reason"), BAD[:-1])
-def test_bad_rows_are_refused_where_they_are_to_be(record, reason, tmp_path):
+def test_bad_rows_are_refused_under_the_policy_error(record, reason, tmp_path):
   path = write(tmp_path / "pairs.jsonl", [{"prompt": "g", "chosen": "a", "rejected": "b"}, record])
   with pytest.raises(ValueError, match=re.escape(reason)) as caught:
     load(path, tmp_path, bad_rows="error")
@@ -113,11 +114,11 @@ def test_parquet(tmp_path):
   rows = [{"prompt": "1+1?", "chosen": [USER, says("2")], "rejected": [USER, says(str(3 + i))], "score": 1.0} for i in range(3)]
   parquet.write_table(pyarrow.Table.from_pylist(rows), tmp_path / "pairs.parquet")
   pairs = load(tmp_path / "pairs.parquet", tmp_path, test_path=write(tmp_path / "test.jsonl", [PLAIN]))
-  # The first of the file is held out: test pairs are read first.
+  # The first pair of the file is held out, because test pairs are read first.
   assert [row["rejected"] for row in pairs.train] == ["4", "5"] and pairs.test[0]["rejected"] == "3"
 
 
-def test_generated_pairs_are_right_and_wrong_and_held_out():
+def test_generated_pairs_are_right_and_wrong_and_some_are_held_out():
   pairs = generated(levels=(1,))
   assert (len(pairs.train), len(pairs.test)) == (708, 23)
   for split, rows in (("train", pairs.train), ("test", pairs.test)):

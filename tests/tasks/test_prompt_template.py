@@ -20,6 +20,6 @@ def test_anything_else_is_refused(template):
   assert "\n" not in str(caught.value)
 
 
-def test_an_unknown_column():
+def test_an_unknown_column_is_refused():
   with pytest.raises(ValueError, match=r"found \{quesion\}, expected one of the columns answer, question; did you mean \{question\}\?"):
-    prompt_template.check("{quesion}", ["question", "answer"])
+    prompt_template.check_template("{quesion}", ["question", "answer"])

@@ -1,4 +1,4 @@
-"""Few-shot prompts: the same solved problems in front of every prompt, and none of them to be trained on."""
+"""Few-shot prompts: solved problems in front of every prompt, which are not trained on."""
 
 import json
 
@@ -67,7 +67,7 @@ def test_varied_shots_are_drawn_for_each_problem_from_its_level(make):
   assert len(fingerprints) == 4 and None not in fingerprints
 
 
-def test_varied_shots_come_from_all_levels_where_one_has_too_few(tmp_path, make):
+def test_varied_shots_come_from_all_levels_if_one_has_too_few(tmp_path, make):
   path = tmp_path / "few.jsonl"
   path.write_text("\n".join(json.dumps(row | {"level": index}) for index, row in enumerate(ROWS)))
   task = make(path=path, shots=2, vary_shots=True, level_column="level")
@@ -82,7 +82,7 @@ def test_varied_shots_come_from_all_levels_where_one_has_too_few(tmp_path, make)
     ({"shots": 1, "shot_template": "no column"}, "task.shot_template: found 'no column', expected a column in it"),
   ],
 )
-def test_what_cannot_be_shown(make, settings, message):
+def test_invalid_shots_are_refused(make, settings, message):
   with pytest.raises(ValueError) as error:
     make(**settings)
   assert message in str(error.value) and "\n" not in str(error.value)
@@ -91,8 +91,8 @@ def test_what_cannot_be_shown(make, settings, message):
 def test_other_problems_are_tested_with_shots_of_their_own(make):
   task = make(shots=2, levels=(1, 2, 3), test_levels=(7, 8), level_column="level")
   assert {row["level"] for row in task.train} <= {1, 2, 3} and {row["level"] for row in task.test} <= {7, 8}
-  of_test = task.test[0]["prompt"].split("\n")
-  assert len(of_test) == 3 and all(line[0] in "78" for line in of_test)
+  test_lines = task.test[0]["prompt"].split("\n")
+  assert len(test_lines) == 3 and all(line[0] in "78" for line in test_lines)
   assert make(levels=(1,), level_column="level", test_levels=(2,)).fingerprint != make(levels=(1,), level_column="level").fingerprint
 
 

@@ -1,4 +1,4 @@
-"""Whose a folder is."""
+"""Claims, locks and config changes of a run's folder."""
 
 import json
 import subprocess
@@ -20,14 +20,16 @@ def test_a_new_folder_is_claimed_and_found_again(tmp_path):
   assert json.loads((workdir / "config.json").read_text())["learner"]["row_buckets"] == [8, 16]
 
 
-def test_a_check_changes_nothing_and_a_claim_that_is_half_done_is_no_stranger(tmp_path):
-  claim.check(tmp_path / "run", CONFIG)
+def test_a_check_changes_nothing_and_accepts_a_half_written_claim(tmp_path):
+  claim.check_claim(tmp_path / "run", CONFIG)
   assert not (tmp_path / "run").exists()
   (tmp_path / "config.tmp").write_text("{")
-  claim.check(tmp_path, CONFIG)
+  claim.check_claim(tmp_path, CONFIG)
   assert claim.claim(tmp_path, CONFIG) and not claim.claim(tmp_path, CONFIG)
   claim.expect(tmp_path)
-  with pytest.raises(claim.WorkdirError, match="does not see the run of process 0; expected a folder that all share"):
+  with pytest.raises(
+    claim.WorkdirError, match="does not see the run of process 0; expected a folder that all processes share"
+  ):
     claim.expect(tmp_path / "elsewhere", seconds=0.0)
 
 
@@ -54,7 +56,7 @@ def test_many_changes_are_counted(tmp_path):
     claim.claim(tmp_path, {f"f{i}": 1 for i in range(8)})
 
 
-def test_strangers_are_left_alone(tmp_path):
+def test_other_files_are_left_alone(tmp_path):
   for name in "abcd":
     (tmp_path / name).write_text("")
   with pytest.raises(claim.WorkdirError, match=r"found a, b, c, \.\.\. but no config\.json"):
@@ -96,7 +98,7 @@ def test_a_second_writer_is_refused_until_the_first_has_ended(tmp_path):
     with pytest.raises(claim.WorkdirError, match=f"process {holder.pid} on .* is writing there; wait until it ends"):
       claim.lock(workdir)
   finally:
-    holder.kill()  # As hard as it can end: no lock stays behind.
+    holder.kill()  # A kill leaves no lock behind.
     holder.wait()
   claim.lock(workdir)
   claim.unlock(workdir)
@@ -108,7 +110,7 @@ def test_a_second_writer_is_refused_until_the_first_has_ended(tmp_path):
 LATER = {"seed": 0, "num_steps": 8, "learner": {"row_buckets": (8, 16), "b1": 0.9}, "rollout": {"num_prompts": 8}}
 
 
-def test_an_allowed_change_keeps_the_config_before_and_can_be_undone(tmp_path):
+def test_an_allowed_change_keeps_the_previous_config_and_can_be_undone(tmp_path):
   claim.claim(tmp_path, LATER)
   longer = LATER | {"num_steps": 16, "rollout": {"num_prompts": 16}}
   assert not claim.claim(tmp_path, longer, allow_changes=True)
@@ -125,8 +127,8 @@ def test_an_allowed_change_keeps_the_config_before_and_can_be_undone(tmp_path):
   assert json.loads(line) == {"attempt": 2, "before": "config.1.json", "changes": changed}
 
 
-def test_what_can_never_change_is_refused_with_its_reason(tmp_path):
+def test_a_change_that_is_never_allowed_is_refused_with_its_reason(tmp_path):
   claim.claim(tmp_path, LATER)
-  with pytest.raises(claim.WorkdirError, match="config.seed: found 1, expected 0 as the run began, because what was drawn so far"):
-    claim.check(tmp_path, LATER | {"seed": 1, "num_steps": 9}, allow_changes=True)
+  with pytest.raises(claim.WorkdirError, match="config.seed: found 1, expected 0 as at the start of the run, because everything drawn so far"):
+    claim.check_claim(tmp_path, LATER | {"seed": 1, "num_steps": 9}, allow_changes=True)
   assert json.loads((tmp_path / "config.json").read_text())["num_steps"] == 8

@@ -12,7 +12,7 @@ def lines(path):
   return [line.split(" ", 2)[2] for line in path.read_text().splitlines()]
 
 
-def test_what_a_person_saw_and_what_was_an_error(tmp_path, capsys):
+def test_a_log_holds_shown_lines_and_errors(tmp_path, capsys):
   with logs.logged(tmp_path / "logs", 1, process=0, command="python -m x") as log:
     with Progress(log=log.write) as progress:
       progress.note("data: 3 problems")
@@ -25,7 +25,7 @@ def test_what_a_person_saw_and_what_was_an_error(tmp_path, capsys):
   assert rest[0] == "data: 3 problems" and rest[1].startswith("RL 1/2 | reward 0.500") and rest[2] == "error: no"
 
 
-def test_an_error_that_nobody_expected_is_there_with_its_trace(tmp_path):
+def test_an_unexpected_error_is_logged_with_its_traceback(tmp_path):
   before = sys.stderr
   with pytest.raises(KeyError), logs.logged(tmp_path / "logs", 1, process=2, command=""):
     raise KeyError("gone")
@@ -34,7 +34,7 @@ def test_an_error_that_nobody_expected_is_there_with_its_trace(tmp_path):
   assert "Traceback" in text and "KeyError: 'gone'" in text
 
 
-def test_numbers_go_on(tmp_path):
+def test_attempts_are_numbered_in_sequence(tmp_path):
   assert logs.number(tmp_path / "logs") == 1
   for number in (1, 2, 11):
     with logs.logged(tmp_path / "logs", number, process=0, command=""):
@@ -43,7 +43,7 @@ def test_numbers_go_on(tmp_path):
   assert logs.number(tmp_path / "logs") == 12
 
 
-def test_a_log_that_cannot_be_written_ends_nothing(tmp_path, capsys):
+def test_an_unwritable_log_ends_nothing(tmp_path, capsys):
   (tmp_path / "logs").write_text("a file")
   with logs.logged(tmp_path / "logs", 1, process=0, command="") as log:
     log.write("x")

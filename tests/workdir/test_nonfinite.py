@@ -1,4 +1,4 @@
-"""Numbers that are not finite: refused, kept for whoever wants to know why, and left out where one sequence has them."""
+"""Non-finite updates are refused and dumped, and single non-finite sequences are dropped."""
 
 import json
 
@@ -16,44 +16,44 @@ SHORT = VARIED | {"warm_start.num_steps": 0, "num_steps": 3, "eval.every": 3, "e
 
 
 def unusual(arrays):
-  """Names of the arrays that hold a number that is not finite at a token that counts."""
+  """Returns the names of the arrays with a non-finite number at a counted token."""
   counts = arrays["mask"] > 0
   return [name for name, x in arrays.items() if x.shape == counts.shape and not np.all(np.isfinite(x[counts]))]
 
 
 def train_with(fault, workdir, monkeypatch, name="gspo", **overrides):
-  """A run in which something strikes; its lines, what it made of it, and the run."""
+  """Trains with an injected fault. Returns the log lines, the summary or error, and the run."""
   monkeypatch.setenv("JAXRL_FAULT", fault)
   workdir.mkdir(parents=True, exist_ok=True)
   lines = []
   with quick():
-    this = train.start(tiny_config(name, SHORT | overrides), workdir, log=lines.append)
+    run = train.start_run(tiny_config(name, SHORT | overrides), workdir, log=lines.append)
     try:
-      return lines, train.proceed(this), this
+      return lines, train.proceed(run), run
     except stopping.NonFiniteError as error:
-      return lines, error, this
+      return lines, error, run
 
 
 def counts(state):
-  """The counters of an optimizer, Adam's and the schedule's: updates that were made."""
+  """Returns the update counters of an optimizer, those of Adam and of the schedule."""
   return sorted(int(x) for x in jax.tree.leaves(state.opt_state) if x.ndim == 0 and x.dtype == np.int32)
 
 
-def test_a_refused_update_is_kept_and_told_and_the_schedule_stands_still(tmp_path, monkeypatch):
-  lines, summary, this = train_with("update:2:nan", tmp_path, monkeypatch)
+def test_a_refused_update_is_dumped_and_reported_and_the_schedule_pauses(tmp_path, monkeypatch):
+  lines, summary, run = train_with("update:2:nan", tmp_path, monkeypatch)
   skipped = sum(column(tmp_path, "train/skipped_steps"))
   assert column(tmp_path, "train/skipped_steps")[1] == skipped == summary["skipped_steps"] > 0
-  made = 3 * this.config.learner.updates_per_rollout - skipped
-  assert set(counts(this.state)) == {made}
+  made = 3 * run.config.learner.updates_per_rollout - skipped
+  assert set(counts(run.state)) == {made}
   path = tmp_path / "nonfinite" / "step_2.npz"
   (line,) = [line for line in lines if "was not finite" in line]
   assert str(path) in line and line.startswith("update 1 of step 2 ")
 
-  arrays, about = nonfinite.read(path)
+  arrays, about = nonfinite.read_dump(path)
   assert set(arrays) <= set(TrainBatch._fields) and {"tokens", "segments", "mask", "advantages", "old_logprobs"} <= set(arrays)
   assert unusual(arrays) == ["advantages"]
   assert about["step"] == 2 and about["update"] == 0 and about["metrics"]["actor/loss"] == "nan"
-  with np.load(path, allow_pickle=False) as file:  # Nothing in it is a pickle.
+  with np.load(path, allow_pickle=False) as file:  # It contains no pickle.
     json.loads(str(file["about"]))
 
 
@@ -66,36 +66,36 @@ def test_a_run_that_gives_up_names_the_batch_and_the_checkpoint(tmp_path, monkey
 
 
 @pytest.mark.slow
-def test_no_more_dumps_than_a_disk_can_bear(tmp_path, monkeypatch):
+def test_the_number_of_dumps_is_limited(tmp_path, monkeypatch):
   monkeypatch.setattr(nonfinite, "MAX_DUMPS", 1)
   train_with("update:2:nan,update:3:nan", tmp_path, monkeypatch)
   assert [path.name for path in (tmp_path / "nonfinite").iterdir()] == ["step_2.npz"]
 
 
 @pytest.mark.slow
-def test_the_critics_update_is_refused_alike(tmp_path, monkeypatch):
+def test_an_update_of_the_critic_is_refused_too(tmp_path, monkeypatch):
   add_credit = learn.add_credit
 
-  def spoiled(this, *args):
-    batch, placed, metrics = add_credit(this, *args)
-    if this.phases.step == 2:
+  def spoiled(run, *args):
+    batch, placed, metrics = add_credit(run, *args)
+    if run.phases.step == 2:
       placed = [x._replace(returns=x.returns * np.float32("nan")) for x in placed]
     return batch, placed, metrics
 
   monkeypatch.setattr(learn, "add_credit", spoiled)
-  lines, summary, this = train_with("", tmp_path, monkeypatch, name="ppo")
-  made = 2 * this.config.learner.updates_per_rollout
-  assert set(counts(this.critic)) == {made} and summary["skipped_steps"] == made // 2
-  assert all(np.all(np.isfinite(x)) for x in jax.tree.leaves(this.critic.params))
-  arrays, _ = nonfinite.read(tmp_path / "nonfinite" / "step_2.npz")
+  lines, summary, run = train_with("", tmp_path, monkeypatch, name="ppo")
+  made = 2 * run.config.learner.updates_per_rollout
+  assert set(counts(run.critic)) == {made} and summary["skipped_steps"] == made // 2
+  assert all(np.all(np.isfinite(x)) for x in jax.tree.leaves(run.critic.params))
+  arrays, _ = nonfinite.read_dump(tmp_path / "nonfinite" / "step_2.npz")
   assert unusual(arrays) == ["returns"] and any("was not finite" in line for line in lines)
 
 
 @pytest.mark.parametrize("old_logprobs", ["sampler", pytest.param("learner", marks=pytest.mark.slow)])
-def test_a_sequence_whose_sampler_says_nan_is_left_out_and_nothing_else(old_logprobs, tmp_path, monkeypatch):
+def test_only_a_sequence_with_nan_from_the_sampler_is_dropped(old_logprobs, tmp_path, monkeypatch):
   lines, summary, _ = train_with("rollout:2:nan", tmp_path, monkeypatch, **{"learner.old_logprobs": old_logprobs})
-  found = [row.get("rollout/nonfinite_logprobs") for row in rows(tmp_path, "rl")]
-  assert found == [None, 1, None]
+  num_nonfinite = [row.get("rollout/nonfinite_logprobs") for row in rows(tmp_path, "rl")]
+  assert num_nonfinite == [None, 1, None]
   num_sequences = 1 / (1 - column(tmp_path, "rollout/counted")[1])
   assert round(num_sequences) == tiny_config().rollout.num_prompts * tiny_config().rollout.group_size
   assert summary["skipped_steps"] == 0 and not (tmp_path / "nonfinite").exists()
@@ -104,15 +104,15 @@ def test_a_sequence_whose_sampler_says_nan_is_left_out_and_nothing_else(old_logp
   assert summary["alarms"]["nonfinite_logprobs"] == 1
 
 
-def test_a_learner_whose_log_probabilities_are_not_finite_is_refused_with_the_batch(tmp_path, monkeypatch):
-  """There the policy itself is broken: no sequence is to blame, and no update is made."""
+def test_non_finite_log_probabilities_of_the_learner_refuse_the_batch(tmp_path, monkeypatch):
+  """The policy itself is broken, so that no sequence is dropped and no update is made."""
   with_logprobs = learn.with_logprobs
 
-  def broken(this, batch, step):
-    batch, metrics = with_logprobs(this, batch, step)
+  def broken(run, batch, step):
+    batch, metrics = with_logprobs(run, batch, step)
     return (batch._replace(old_logprobs=batch.old_logprobs.at[:, 5:].set(np.nan)) if step == 1 else batch), metrics
 
   monkeypatch.setattr(learn, "with_logprobs", broken)
   _, summary, _ = train_with("", tmp_path, monkeypatch, **{"learner.old_logprobs": "learner"})
   assert summary["skipped_steps"] == tiny_config().learner.updates_per_rollout
-  assert "old_logprobs" in unusual(nonfinite.read(tmp_path / "nonfinite" / "step_2.npz")[0])
+  assert "old_logprobs" in unusual(nonfinite.read_dump(tmp_path / "nonfinite" / "step_2.npz")[0])

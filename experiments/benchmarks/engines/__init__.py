@@ -1,1 +1,1 @@
-"""Samplers that are timed against each other, each in a process of its own."""
+"""Engines (samplers and updates) that are timed against each other, each in its own process."""

@@ -1,8 +1,9 @@
-"""The vanilla sampler of google-tunix (`tunix.generate.sampler`) with its own Qwen3, as a worker.
+"""Worker for the vanilla sampler of google-tunix (`tunix.generate.sampler`) with its own Qwen3.
 
-What suits it best is used: prompts padded to the longest and not to the next power of two, a cache no longer than prompt and response, no
-echo, top_p=1 and top_k=None, with which it draws without sorting. Its sampler takes text, so ids go in as numbers; it prefills each prompt
-once a sample, since it knows no groups.
+It uses the settings that suit tunix best: prompts padded to the longest and not to the next power
+of two, a cache no longer than prompt and response, no echo, and top_p=1 and top_k=None, with which
+it draws without sorting. The sampler takes text, so that ids are passed as numbers. It prefills
+each prompt once per sample, because it knows no groups.
 """
 
 import json
@@ -14,41 +15,41 @@ import numpy as np
 from experiments.benchmarks.engines.job import Job, read_prompts
 from experiments.benchmarks.engines.worker import Engine, Generated, serve
 
-NO_STOP = -1  # No token has this id.
+NO_STOP = -1  # An id that no token has.
 
 
 class IdTokenizer:
-  """Text that is ids already, as tunix's adapter wants it."""
+  """Tokenizer for text that consists of ids, with the interface of tunix's adapter."""
 
   def __init__(self, pad_id: int, eos_id: int):
     self._pad_id, self._eos_id = pad_id, eos_id
 
   def encode(self, text: str) -> list[int]:
-    """Numbers with spaces between them to ids."""
+    """Parses ids separated by spaces."""
     return [int(part) for part in text.split()]
 
   def decode(self, ids: list[int]) -> str:
-    """Nothing: the benchmark reads ids, so no time should go into text."""
+    """Returns no text: the benchmark reads ids, so that no time should go into text."""
     del ids
     return ""
 
   def bos_id(self) -> None:
-    """None: the prompts are whole."""
+    """Returns None, because the prompts are complete."""
 
   def eos_id(self) -> int:
-    """Where the caller names no stop ids."""
+    """Returns the id that ends a response if the caller names no stop ids."""
     return self._eos_id
 
   def pad_id(self) -> int:
-    """Fills slots on the left."""
+    """Returns the id that fills slots on the left."""
     return self._pad_id
 
 
 def load_model(checkpoint: str, dtype: str) -> tuple[Any, dict[str, Any]]:
-  """Its Qwen3 with the weights of a checkpoint.
+  """Loads tunix's Qwen3 with the weights of a checkpoint.
 
   Returns:
-    The model, and config.json.
+    The model, and the content of config.json.
   """
   import jax
   import jax.numpy as jnp
@@ -57,7 +58,9 @@ def load_model(checkpoint: str, dtype: str) -> tuple[Any, dict[str, Any]]:
 
   raw = json.loads((pathlib.Path(checkpoint) / "config.json").read_text())
   if raw.get("model_type") != "qwen3":
-    raise ValueError(f"{checkpoint}: model_type {raw.get('model_type')!r}, expected 'qwen3', which this worker hands to tunix")
+    raise ValueError(
+      f"{checkpoint}: found model_type {raw.get('model_type')!r}, expected 'qwen3', which this worker passes to tunix"
+    )
   config = model_lib.ModelConfig(
     num_layers=raw["num_hidden_layers"],
     vocab_size=raw["vocab_size"],
@@ -77,7 +80,7 @@ def load_model(checkpoint: str, dtype: str) -> tuple[Any, dict[str, Any]]:
 
 
 def load(job: Job) -> Engine:
-  """Weights, prompts and the sampler."""
+  """Loads the weights and the prompts, and makes the sampler."""
   from importlib import metadata
 
   import jax
@@ -87,7 +90,9 @@ def load(job: Job) -> Engine:
   config = model.config
   rows = read_prompts(job, vocab_size=config.vocab_size, max_positions=raw.get("max_position_embeddings"))
   longest = max(len(row) for row in rows)
-  cache = sampler_lib.CacheConfig(longest + job.max_new_tokens, config.num_layers, config.num_kv_heads, config.head_dim)
+  cache = sampler_lib.CacheConfig(
+    longest + job.max_new_tokens, config.num_layers, config.num_kv_heads, config.head_dim
+  )
   stop_ids = list(job.stop_ids) or [NO_STOP]
   sampler = sampler_lib.Sampler(model, IdTokenizer(job.pad_id, stop_ids[0]), cache)
   texts = [" ".join(map(str, row)) for row in rows for _ in range(job.group_size)]
@@ -104,7 +109,7 @@ def load(job: Job) -> Engine:
       top_k=job.top_k or None,
       seed=seed,
     )
-    # Its output ends before the stop token, which was drawn as well.
+    # Tunix's output ends before the stop token, which was drawn as well.
     lengths = np.array([min(len(row) + 1, job.max_new_tokens) for row in output.tokens])
     logprobs = np.concatenate([np.asarray(row) for row in output.logprobs])
     return Generated(lengths, float(np.mean(logprobs)) if len(logprobs) else float("nan"))

@@ -1,7 +1,8 @@
-"""`generate` of transformers as a worker.
+"""Worker for `generate` of transformers.
 
-Log-probabilities: `output_logits=True` would hold the logits of all steps. A logits processor sees the logits of a step and, one step
-later, the token that was drawn from them; so it holds those of one step, and the log-probability of each drawn token.
+`output_logits=True` would keep the logits of all steps. A logits processor sees the logits of a
+step and, one step later, the token that was drawn from them. It therefore keeps the logits of one
+step, and the log-probability of each drawn token.
 """
 
 import argparse
@@ -18,14 +19,15 @@ RECORDS = ("processor", "output_logits")
 
 
 def load(job: Job, *, cache: str = "dynamic", record: str = "processor", threads: int = 0) -> Engine:
-  """Weights, prompts and settings.
+  """Loads the weights and the prompts, and makes the settings.
 
   Args:
-    job: what to sample.
-    cache: `cache_implementation` of transformers.
-    record: "processor" for log-probabilities as above, "output_logits" for those of the library's own output.
-    threads: of torch; 0 is one for each core. Its threads wait for each other after every operation, so that one thread is faster by far
-      where other programs want the cores too.
+    job: Job to sample.
+    cache: Value of `cache_implementation` of transformers.
+    record: Source of the log-probabilities: "processor" for the logits processor, "output_logits"
+      for the library's own output.
+    threads: Number of threads of torch; 0 means one per core. The threads wait for each other after
+      every operation, so that one thread is far faster if other programs use the cores too.
   """
   import torch
   import transformers
@@ -34,13 +36,23 @@ def load(job: Job, *, cache: str = "dynamic", record: str = "processor", threads
   num_threads = threads or (len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count())
   torch.set_num_threads(num_threads)
   device = "cuda" if torch.cuda.is_available() else "cpu"
-  model = transformers.AutoModelForCausalLM.from_pretrained(job.checkpoint, dtype=getattr(torch, job.dtype)).to(device).eval()
-  rows = read_prompts(job, vocab_size=model.config.vocab_size, max_positions=getattr(model.config, "max_position_embeddings", None))
+  model = (
+    transformers.AutoModelForCausalLM.from_pretrained(job.checkpoint, dtype=getattr(torch, job.dtype))
+    .to(device)
+    .eval()
+  )
+  rows = read_prompts(
+    job,
+    vocab_size=model.config.vocab_size,
+    max_positions=getattr(model.config, "max_position_embeddings", None),
+  )
   tokens, mask = (torch.from_numpy(x).to(device) for x in left_padded(rows, job.pad_id))
   tokens, mask = tokens.long(), mask.long()
   settings = transformers.GenerationConfig(
     do_sample=True,
-    temperature=1.0,  # The filters below come in the order that log-probabilities need: what draws is what is recorded.
+    # The filters below are added by hand, in an order with which the recorded log-probabilities are
+    # those of the sampling distribution.
+    temperature=1.0,
     top_k=0,
     top_p=1.0,
     max_new_tokens=job.max_new_tokens,
@@ -62,7 +74,7 @@ def load(job: Job, *, cache: str = "dynamic", record: str = "processor", threads
     filters.append(logits_process.TopPLogitsWarper(job.top_p))
 
   class Recorder(logits_process.LogitsProcessor):
-    """Log-probabilities of drawn tokens, each one step late."""
+    """Logits processor that records the log-probabilities of drawn tokens, each one step late."""
 
     def __init__(self):
       self.scores, self.logprobs = None, []
@@ -90,20 +102,27 @@ def load(job: Job, *, cache: str = "dynamic", record: str = "processor", threads
       recorder.note(drawn[:, -1:])
       logprobs = torch.stack(recorder.logprobs, dim=1)
     else:
-      logprobs = [torch.log_softmax(x.float(), -1).gather(1, drawn[:, t : t + 1]) for t, x in enumerate(output.logits)]
+      logprobs = [
+        torch.log_softmax(x.float(), -1).gather(1, drawn[:, t : t + 1]) for t, x in enumerate(output.logits)
+      ]
       logprobs = torch.cat(logprobs, dim=1)
-    # What follows a stop token is padding.
+    # Everything after a stop token is padding.
     ended = torch.isin(drawn, stops).int().cumsum(1)
     alive = (ended - torch.isin(drawn, stops).int()) == 0
     lengths = alive.sum(1)
     return Generated(np.asarray(lengths.cpu()), float((logprobs * alive).sum() / lengths.sum()))
 
-  about = f"transformers {transformers.__version__}, torch {torch.__version__} on {device}, {num_threads} threads, {cache} cache"
+  about = (
+    f"transformers {transformers.__version__}, torch {torch.__version__} on {device}, "
+    f"{num_threads} threads, {cache} cache"
+  )
   return Engine(f"{about}, log-probabilities by {record}", generate)
 
 
 if __name__ == "__main__":
-  parser = argparse.ArgumentParser(prog="python -m experiments.benchmarks.engines.hf_transformers", description=__doc__.splitlines()[0])
+  parser = argparse.ArgumentParser(
+    prog="python -m experiments.benchmarks.engines.hf_transformers", description=__doc__.splitlines()[0]
+  )
   parser.add_argument("--cache", choices=CACHES, default="dynamic")
   parser.add_argument("--record", choices=RECORDS, default="processor")
   parser.add_argument("--threads", type=int, default=0)

@@ -1,4 +1,4 @@
-"""jaxrl_llm's sampler as a worker."""
+"""Worker for the project's sampler."""
 
 import functools
 
@@ -11,7 +11,11 @@ from experiments.benchmarks.sampler import load_model, prepare
 
 
 def load(job: Job) -> Engine:
-  """The weights; the program comes with the first generation, as it does for the peers, whose memory is compared with ours."""
+  """Loads the weights.
+
+  The program is compiled by the first generation, as it is for the peers, so that the memory can be
+  compared.
+  """
   model, params = load_model(job)
   generation = functools.cache(lambda: prepare(job, model, params))
 
@@ -20,7 +24,9 @@ def load(job: Job) -> Engine:
     lengths, total = np.sum(rollouts.mask, axis=1), np.sum(rollouts.logprobs)
     return Generated(lengths, total / np.sum(lengths))
 
-  return Engine(f"jaxrl_llm, JAX {jax.__version__} on {jax.devices()[0].device_kind}, slots={job.slots or 'default'}", generate)
+  return Engine(
+    f"jaxrl_llm, JAX {jax.__version__} on {jax.devices()[0].device_kind}, slots={job.slots or 'default'}", generate
+  )
 
 
 if __name__ == "__main__":

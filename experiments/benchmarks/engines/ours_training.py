@@ -1,4 +1,4 @@
-"""jaxrl_llm's update as a worker."""
+"""Worker for the project's update."""
 
 import functools
 
@@ -10,7 +10,11 @@ from experiments.benchmarks.engines.worker import Engine, Stepped, serve
 
 
 def load(job: TrainJob) -> Engine:
-  """The weights; the program comes with the first update, as it does for the peers, whose memory is compared with ours."""
+  """Loads the weights.
+
+  The program is compiled by the first update, as it is for the peers, so that the memory can be
+  compared.
+  """
   model, params = train_step.load_model(job)
   batch = read_batch(job, vocab_size=model.config.vocab_size, max_positions=model.config.max_positions)
   state = [train_step.fresh_state(job, params)]

@@ -1,8 +1,10 @@
-"""The update of TRL as a worker: `GRPOTrainer`'s own training step, gradient clipping and AdamW, on responses that are there already.
+"""Worker for the update of TRL: `GRPOTrainer`'s own training step, gradient clipping and AdamW.
 
-The trainer asks for responses once for each update; it is handed the batch where it would generate. From there on everything is its own:
-its shuffle, its split into micro-batches, forward and loss, backward, and the optimizer that it creates. Its defaults are kept but for
-bfloat16 and where `--options.trl` says otherwise: gradient checkpointing is on, 8 responses go through the model at a time.
+The trainer requests responses once for each update, and gets the batch where it would generate
+them. From there on everything is TRL's own: its shuffle, its split into micro-batches, forward pass
+and loss, backward pass, and the optimizer that it creates. Its defaults are kept, except for
+bfloat16 and the settings in `--options.trl`: gradient checkpointing is on, and 8 responses pass
+through the model at a time.
 """
 
 import argparse
@@ -16,14 +18,20 @@ from experiments.benchmarks.engines.worker import Engine, Stepped, serve
 DEFAULT_MICROBATCH = 8  # `per_device_train_batch_size` of transformers.
 
 
-def load(job: TrainJob, *, microbatch: int = DEFAULT_MICROBATCH, gradient_checkpointing: bool = True, threads: int = 0) -> Engine:
-  """Weights, optimizer and trainer.
+def load(
+  job: TrainJob,
+  *,
+  microbatch: int = DEFAULT_MICROBATCH,
+  gradient_checkpointing: bool = True,
+  threads: int = 0,
+) -> Engine:
+  """Loads the weights, and makes the optimizer and the trainer.
 
   Args:
-    job: what to do.
-    microbatch: responses at a time; 0 is all of them.
-    gradient_checkpointing: whether the backward pass computes layers again.
-    threads: of torch; 0 is one for each core.
+    job: Job to run.
+    microbatch: Number of responses at a time; 0 means all of them.
+    gradient_checkpointing: Whether the backward pass recomputes layers.
+    threads: Number of threads of torch; 0 means one per core.
   """
   import datasets
   import torch
@@ -33,11 +41,13 @@ def load(job: TrainJob, *, microbatch: int = DEFAULT_MICROBATCH, gradient_checkp
   num_threads = threads or (len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count())
   torch.set_num_threads(num_threads)
   if job.objective not in CLIPS or job.optimizer != "adamw":
-    raise ValueError(f"trl has no {job.objective} with {job.optimizer} here, expected {' or '.join(CLIPS)} with adamw")
+    raise ValueError(
+      f"trl: found {job.objective} with {job.optimizer}, expected {' or '.join(CLIPS)} with adamw for this worker"
+    )
   device = "cuda" if torch.cuda.is_available() else "cpu"
   model = transformers.AutoModelForCausalLM.from_pretrained(job.checkpoint, dtype=torch.float32)
   if hasattr(model.config, "router_aux_loss_coef"):
-    model.config.router_aux_loss_coef = 0.0  # TRL adds the routers' own loss, and ours is off.
+    model.config.router_aux_loss_coef = 0.0  # TRL adds the routers' own loss; the project's is off.
   positions = getattr(model.config, "max_position_embeddings", None)
   batch = padded(read_batch(job, vocab_size=model.config.vocab_size, max_positions=positions), job.pad_id)
   rows, size = len(batch.advantages), microbatch or len(batch.advantages)
@@ -47,7 +57,7 @@ def load(job: TrainJob, *, microbatch: int = DEFAULT_MICROBATCH, gradient_checkp
     per_device_train_batch_size=size,
     gradient_accumulation_steps=rows // size,
     max_completion_length=batch.completion_ids.shape[1],
-    num_generations=2,  # Read where advantages are made, and not here.
+    num_generations=2,  # Used to compute advantages, which is not done here.
     loss_type=job.objective,
     epsilon=low,
     epsilon_high=high,
@@ -74,7 +84,7 @@ def load(job: TrainJob, *, microbatch: int = DEFAULT_MICROBATCH, gradient_checkp
     trainer.model.gradient_checkpointing_enable(args.gradient_checkpointing_kwargs)
 
   def responses(_) -> dict[str, torch.Tensor]:
-    """What the trainer would have generated and scored."""
+    """Returns what the trainer would have generated and scored."""
     as_tensor = lambda x: torch.from_numpy(x).to(device)
     mask = as_tensor(batch.completion_mask.astype("int64"))
     return {
@@ -97,7 +107,10 @@ def load(job: TrainJob, *, microbatch: int = DEFAULT_MICROBATCH, gradient_checkp
     trainer.optimizer.zero_grad()
     return Stepped(batch.num_tokens, float(sum(losses)), float(norm))
 
-  versions = f"TRL {trl.__version__}, transformers {transformers.__version__}, torch {torch.__version__} on {device}, {num_threads} threads"
+  versions = (
+    f"TRL {trl.__version__}, transformers {transformers.__version__}, torch {torch.__version__} on {device}, "
+    f"{num_threads} threads"
+  )
   checkpointing = f"gradient checkpointing {'on' if gradient_checkpointing else 'off'}"
   return Engine(f"{versions}, padded rows, {size} responses at a time, {checkpointing}", run)
 
@@ -106,7 +119,7 @@ NUM_STEPS = 10**6
 
 
 def _tokenizer(vocab_size: int, pad_id: int):
-  """One that knows ids and no text: the trainer wants to have a tokenizer with a pad token."""
+  """Makes a tokenizer that knows ids and no text; the trainer needs one with a pad token."""
   import tokenizers
   import transformers
 
@@ -117,8 +130,12 @@ def _tokenizer(vocab_size: int, pad_id: int):
 
 
 if __name__ == "__main__":
-  parser = argparse.ArgumentParser(prog="python -m experiments.benchmarks.engines.trl_training", description=__doc__.splitlines()[0])
-  parser.add_argument("--microbatch", type=int, default=DEFAULT_MICROBATCH, help="responses at a time; 0 is all of them")
+  parser = argparse.ArgumentParser(
+    prog="python -m experiments.benchmarks.engines.trl_training", description=__doc__.splitlines()[0]
+  )
+  parser.add_argument(
+    "--microbatch", type=int, default=DEFAULT_MICROBATCH, help="responses at a time; 0 means all of them"
+  )
   parser.add_argument("--gradient_checkpointing", action=argparse.BooleanOptionalAction, default=True)
   parser.add_argument("--threads", type=int, default=0)
   serve(functools.partial(load, **vars(parser.parse_args())), TrainJob)

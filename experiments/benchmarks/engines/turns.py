@@ -1,4 +1,4 @@
-"""Engines that take turns: each a worker in a process of its own, of which one computes at a time while the others wait."""
+"""Engines that take turns: one worker process each, of which one computes while the others wait."""
 
 import json
 import os
@@ -14,17 +14,17 @@ ROOT = pathlib.Path(__file__).absolute().parents[3]
 
 
 class Failed(Exception):
-  """An engine that could not do its part; the message is one line."""
+  """Failure of an engine; the message is one line."""
 
 
 class Worker(NamedTuple):
-  """An engine's process.
+  """Process of an engine.
 
   Attributes:
-    name: of the engine.
-    process: with pipes for stdin and stdout.
-    log: what it writes to stderr.
-    timeout: seconds to wait for an answer.
+    name: Name of the engine.
+    process: Process with pipes for stdin and stdout.
+    log: File that receives its stderr.
+    timeout: Deadline of an answer, in seconds.
   """
 
   name: str
@@ -34,12 +34,12 @@ class Worker(NamedTuple):
 
 
 class Turns(NamedTuple):
-  """What the engines answered.
+  """Answers of the engines.
 
   Attributes:
-    ready: of each engine that was loaded, its answer to the job.
-    runs: of each, its answers to the timed runs.
-    failed: of those that did not come through, why.
+    ready: Answer to the job, of each engine that was loaded.
+    runs: Answers to the timed runs, of each engine.
+    failed: Reason of the failure, of each engine that failed.
   """
 
   ready: dict[str, dict[str, Any]]
@@ -51,14 +51,14 @@ def start(name: str, command: Sequence[str], *, timeout: float) -> Worker:
   """Starts a worker.
 
   Args:
-    name: of the engine.
-    command: to run, in the root of the repository.
-    timeout: seconds to wait for an answer.
+    name: Name of the engine.
+    command: Command to run in the root of the repository.
+    timeout: Deadline of an answer, in seconds.
 
   Raises:
-    Failed: no such program.
+    Failed: If there is no such program.
   """
-  log = tempfile.TemporaryFile("w+")  # noqa: SIM115  It lives as long as the worker.
+  log = tempfile.TemporaryFile("w+")  # noqa: SIM115 (open as long as the worker lives)
   environment = os.environ | {"PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1"}
   pipes = dict(stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log)
   try:
@@ -72,7 +72,7 @@ def ask(worker: Worker, request: dict[str, Any]) -> dict[str, Any]:
   """Sends a request and waits for the answer.
 
   Raises:
-    Failed: the worker says that something went wrong, ends, or takes too long.
+    Failed: If the worker reports an error, ends, or takes too long.
   """
   try:
     worker.process.stdin.write(json.dumps(request) + "\n")
@@ -82,7 +82,7 @@ def ask(worker: Worker, request: dict[str, Any]) -> dict[str, Any]:
   except BrokenPipeError:
     line = ""
   if line is None:
-    raise Failed(f"{worker.name}: no answer for {worker.timeout:g} s; raise --timeout or ask for less")
+    raise Failed(f"{worker.name}: no answer within {worker.timeout:g} s; raise --timeout or ask for less")
   if not line:
     raise Failed(f"{worker.name}: the worker ended with status {worker.process.wait()}: {_last_line(worker.log)}")
   answer = json.loads(line)
@@ -94,11 +94,11 @@ def ask(worker: Worker, request: dict[str, Any]) -> dict[str, Any]:
 def _last_line(log: IO[str]) -> str:
   log.seek(0)
   lines = [line.strip() for line in log.read().splitlines() if line.strip()]
-  return lines[-1] if lines else "it said nothing"
+  return lines[-1] if lines else "it printed nothing"
 
 
 def stop(worker: Worker) -> None:
-  """Ends a worker, whatever state it is in."""
+  """Ends a worker in any state."""
   if worker.process.poll() is None:
     try:
       worker.process.stdin.write(json.dumps({"stop": True}) + "\n")
@@ -112,17 +112,23 @@ def stop(worker: Worker) -> None:
 
 
 def take_turns(
-  commands: dict[str, Sequence[str]], job: dict[str, Any], *, repeats: int, timeout: float, warm: int = 1, seed: int = 0
+  commands: dict[str, Sequence[str]],
+  job: dict[str, Any],
+  *,
+  repeats: int,
+  timeout: float,
+  warm: int = 1,
+  seed: int = 0,
 ) -> Turns:
-  """Loads and compiles every engine, then times them one after the other, again and again.
+  """Loads and compiles every engine, then times them one after the other, repeatedly.
 
   Args:
-    commands: of each engine's worker.
-    job: what all of them do.
-    repeats: timed runs of each engine.
-    timeout: seconds to wait for one answer.
-    warm: runs of each engine that are not timed; the first compiles.
-    seed: of the first timed run.
+    commands: Command of each engine's worker.
+    job: Job of all engines.
+    repeats: Number of timed runs of each engine.
+    timeout: Deadline of an answer, in seconds.
+    warm: Number of runs of each engine that are not timed; the first one compiles.
+    seed: Seed of the first timed run.
   """
   workers, ready, runs, failed = {}, {}, {}, {}
   say = lambda text: print(text, file=sys.stderr, flush=True)

@@ -1,10 +1,14 @@
-"""A worker: one engine in a process of its own, which speaks JSON, one object a line, over stdin and stdout.
+"""Worker: one engine in a process of its own, with a JSON object per line on stdin and stdout.
 
-  parent: {"job": {...}, "warm": 2}   worker: {"about": ..., "loaded_bytes": ..., "warm": [...], ...} once it is loaded and compiled
-  parent: {"run": seed}               worker: {"seconds": ..., "tokens": ..., "peak_bytes": ..., ...} and what the run found
-  parent: {"stop": true}              worker: ends
+  parent: {"job": {...}, "warm": 2}
+  worker: {"about": ..., "loaded_bytes": ..., "warm": [...], ...} once it is loaded and compiled
+  parent: {"run": seed}
+  worker: {"seconds": ..., "tokens": ..., "peak_bytes": ..., ...} and the results of the run
+  parent: {"stop": true}
+  worker: ends
 
-Whatever goes wrong comes back as {"error": "..."}. Needs NumPy and nothing of `jaxrl_llm`: peers have interpreters of their own.
+Every error is returned as {"error": "..."}. The module needs NumPy and nothing of `jaxrl_llm`,
+because peers have interpreters of their own.
 """
 
 import gc
@@ -29,11 +33,12 @@ WARM_SEED = 10**6
 
 
 class Generated(NamedTuple):
-  """What one generation of a sampler is judged by.
+  """Results of one generation of a sampler.
 
   Attributes:
-    lengths: tokens of each response, the stop token included.
-    mean_logprob: mean over all drawn tokens of the log-probability that the engine reports; engines that sample the same must agree in it.
+    lengths: Number of tokens of each response, including the stop token.
+    mean_logprob: Mean log-probability of all drawn tokens, as reported by the engine. Engines that
+      sample from the same distribution must agree on it.
   """
 
   lengths: Sequence[int]
@@ -41,17 +46,17 @@ class Generated(NamedTuple):
 
   @property
   def tokens(self) -> int:
-    """Drawn tokens."""
+    """Number of drawn tokens."""
     return int(np.sum(self.lengths))
 
 
 class Stepped(NamedTuple):
-  """What one update is judged by.
+  """Results of one update.
 
   Attributes:
-    tokens: real ones that it learned from, a prompt counted for each of its responses.
-    loss: before the update.
-    grad_norm: global norm of the gradient, before it is clipped.
+    tokens: Number of real tokens; a prompt counts once for each of its responses.
+    loss: Loss before the update.
+    grad_norm: Global norm of the gradient, before clipping.
   """
 
   tokens: int
@@ -60,11 +65,12 @@ class Stepped(NamedTuple):
 
 
 class Engine(NamedTuple):
-  """A loaded engine.
+  """Loaded engine.
 
   Attributes:
-    about: versions and settings, for the report.
-    run: `(seed) -> found`, one generation or one update, with every result on the host when it returns.
+    about: Versions and settings, for the report.
+    run: Function `(seed) -> results` of one generation or one update, which returns when every
+      result is on the host.
   """
 
   about: str
@@ -72,7 +78,7 @@ class Engine(NamedTuple):
 
 
 def status_bytes(field: str) -> int | None:
-  """A size in Linux's account of this process, such as VmRSS or VmHWM; None elsewhere."""
+  """Reads a size of this process from Linux's status, such as VmRSS or VmHWM; None elsewhere."""
   if not _STATUS.exists():
     return None
   for line in _STATUS.read_text().splitlines():
@@ -82,12 +88,12 @@ def status_bytes(field: str) -> int | None:
 
 
 def resident_bytes() -> int | None:
-  """Memory that this process holds now; None where the system does not say."""
+  """Returns the memory that this process holds now, or None if the system does not report it."""
   return status_bytes("VmRSS")
 
 
 def reset_peak() -> bool:
-  """Forgets the peak so far; False where the system does not let us."""
+  """Resets the peak of the memory; returns False if the system does not allow it."""
   try:
     _CLEAR_REFS.write_text(_RESET_PEAK)
   except OSError:
@@ -96,7 +102,7 @@ def reset_peak() -> bool:
 
 
 def peak_bytes() -> int:
-  """The most memory that this process has held since the last reset, or since its start where there is none."""
+  """Returns the peak of the memory since the last reset, or else since the process's start."""
   peak = status_bytes("VmHWM")
   if peak is not None:
     return peak
@@ -110,11 +116,12 @@ def serve(load: Callable[[Any], Engine], job_type: type[NamedTuple] = Job) -> No
   """Answers the parent until it says stop or goes away.
 
   Args:
-    load: reads the weights, and what else a run needs.
-    job_type: what it is given.
+    load: Function that reads the weights and everything else that a run needs.
+    job_type: Type of the job that is passed to `load`.
   """
   requests, answers = sys.stdin, os.fdopen(os.dup(sys.stdout.fileno()), "w", buffering=1)
-  os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # What libraries print must not get between the answers.
+  # The output of libraries must not appear between the answers.
+  os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
   engine = None
   for line in requests:
     request = json.loads(line)
@@ -122,11 +129,13 @@ def serve(load: Callable[[Any], Engine], job_type: type[NamedTuple] = Job) -> No
       return
     try:
       if "job" in request:
-        fields = {name: tuple(value) if isinstance(value, list) else value for name, value in request["job"].items()}
+        fields = {
+          name: tuple(value) if isinstance(value, list) else value for name, value in request["job"].items()
+        }
         engine, answer = _load(load, job_type(**fields), request.get("warm", 1))
       else:
         answer = _run(engine, request["run"])
-    except Exception as error:  # To the parent, which has to say which engine it was; the rest is in the log.
+    except Exception as error:  # The parent reports the engine; the traceback is in the log.
       traceback.print_exc()
       answer = {"error": f"{type(error).__name__}: {error}"}
     print(json.dumps(answer), file=answers)
@@ -146,13 +155,13 @@ def _run(engine: Engine, seed: int) -> dict[str, Any]:
   gc.collect()
   idle_bytes, was_reset = resident_bytes(), reset_peak()
   started, started_cpu = time.perf_counter(), time.process_time()
-  found = engine.run(seed)
-  # Of all cores together: where other programs run beside, this moves less than the time on the clock.
+  results = engine.run(seed)
+  # The CPU time of all cores together. Other programs disturb it less than the wall time.
   seconds, cpu_seconds = time.perf_counter() - started, time.process_time() - started_cpu
   memory = dict(idle_bytes=idle_bytes, peak_bytes=peak_bytes(), peak_was_reset=was_reset)
-  return _plain(found) | dict(seconds=seconds, cpu_seconds=cpu_seconds, **memory)
+  return _plain(results) | dict(seconds=seconds, cpu_seconds=cpu_seconds, **memory)
 
 
-def _plain(found: Generated | Stepped) -> dict[str, Any]:
-  """What was found, as JSON takes it."""
-  return {name: np.asarray(value).tolist() for name, value in (found._asdict() | {"tokens": found.tokens}).items()}
+def _plain(results: Generated | Stepped) -> dict[str, Any]:
+  """Converts results to plain Python values for JSON."""
+  return {name: np.asarray(value).tolist() for name, value in (results._asdict() | {"tokens": results.tokens}).items()}

@@ -1,4 +1,4 @@
-"""How all processes of a run end when one does."""
+"""The common end of all processes of a run when one of them fails."""
 
 import contextlib
 import os
@@ -15,7 +15,7 @@ from jaxrl_llm.devices.hosts.exchange import run_state
 from jaxrl_llm.messages import one_line
 
 _WATCH_SECONDS = 0.5
-_GRACE_SECONDS = 3.0  # An error that all processes find is better told by each of them than by one for the others.
+_GRACE_SECONDS = 3.0  # Lets each process report an error that all of them meet.
 _END_SECONDS = 10.0
 _START_AGAIN = 42
 _FAILED, _ENDED = "jaxrl_llm/failed", "jaxrl_llm/ended"
@@ -25,13 +25,15 @@ _may_end = threading.Lock()
 
 @contextlib.contextmanager
 def together(plain: Mapping[type[BaseException], int]) -> Iterator[None]:
-  """Runs what stands inside; an exception that leaves it in one process ends all, with a message that names the process.
+  """Ends all processes of a run when an exception leaves the block in one of them.
 
-  Where there are several, the process does not come back from it: the others may be waiting for it in a computation that nothing can
-  interrupt, and the exchange between them ends only with them. In a run of one process the exception goes on as usual.
+  The message names the process that failed. In a run of several processes this never returns after
+  an exception: the others may be waiting for the process in a computation that nothing can
+  interrupt, and the exchange between them ends only with the processes themselves. In a run of one
+  process the exception propagates as usual.
 
   Args:
-    plain: exceptions that need no stack trace, with the status that each exits with; that of all others is 1.
+    plain: Exit status of each exception that needs no stack trace; the status of all others is 1.
   """
   state = run_state()
   if state.num_processes == 1:
@@ -42,15 +44,17 @@ def together(plain: Mapping[type[BaseException], int]) -> Iterator[None]:
     yield
   except BaseException as error:  # Ctrl-C as well.
     status = next((status for kind, status in plain.items() if isinstance(error, kind)), None)
-    if status is None and (first := _failure()) is not None:  # What breaks here then is the computation with that process.
+    # If another process has failed, this exception is only a computation that broke without it.
+    if status is None and (first := _failure()) is not None:
       _end_with(first)
     if status is None:
       traceback.print_exc()
     lines = str(error).splitlines() if status is not None and str(error) else [one_line(error, limit=300)]
     message = "\n".join(f"error: process {state.process_id} of {state.num_processes}: {line}" for line in lines)
-    with contextlib.suppress(jax.errors.JaxRuntimeError):  # Another process was first, or the coordinator is gone.
+    # An error means that another process was first, or that the coordinator is gone.
+    with contextlib.suppress(jax.errors.JaxRuntimeError):
       state.client.key_value_set(_FAILED, message)
-    if not _may_end.acquire(blocking=False):  # Another process was, and this one is ending already.
+    if not _may_end.acquire(blocking=False):  # The watching thread is ending this process.
       threading.Event().wait()
     print(message, file=sys.stderr, flush=True)
     _end_together(1 if status is None else status)
@@ -65,7 +69,7 @@ def _watch() -> None:
 
 
 def _failure() -> str | None:
-  """What the first process said that failed; None where none has."""
+  """Returns the message of the first process that failed, or None if none has."""
   try:
     return run_state().client.key_value_try_get(_FAILED)
   except jax.errors.JaxRuntimeError:
@@ -74,31 +78,37 @@ def _failure() -> str | None:
 
 def _end_with(message: str) -> NoReturn:
   state = run_state()
-  if not _may_end.acquire(blocking=False):  # The other thread of this process ends it.
+  if not _may_end.acquire(blocking=False):  # The other thread is ending this process.
     threading.Event().wait()
   print(message, f"error: process {state.process_id} of {state.num_processes}: ends with it", sep="\n", file=sys.stderr, flush=True)
   _end_together(1)
 
 
 def _end_together(status: int) -> NoReturn:
-  """Ends this process once all others are about to: whoever went first would seem lost to those that still compute with it."""
+  """Ends this process once all others are about to end.
+
+  A process that ended earlier would seem lost to those that still compute with it.
+  """
   state, until = run_state(), time.monotonic() + _END_SECONDS
-  with contextlib.suppress(jax.errors.JaxRuntimeError):  # The coordinator, which is process 0, is gone.
+  # An error means that the coordinator, process 0, is gone.
+  with contextlib.suppress(jax.errors.JaxRuntimeError):
     state.client.key_value_set(f"{_ENDED}/{state.process_id}", "", allow_overwrite=True)
     while len(gone := {int(key.rsplit("/", 1)[1]) for key, _ in state.client.key_value_dir_get(_ENDED)}) < state.num_processes:
       if time.monotonic() > until:
         missing = sorted(set(range(state.num_processes)) - gone)
-        # What broke here then broke because of them: launchers are to start all of it again.
+        # The missing processes are the cause of the failure here, so a launcher should start all
+        # processes again.
         status = _START_AGAIN if status == 1 else status
         end(f"error: process {', '.join(map(str, missing))} of {state.num_processes} did not answer: killed, or cut off", status)
       time.sleep(0.05)
-    time.sleep(0.5 if state.process_id == 0 else 0)  # The others have yet to read that all are there.
+    # The others have yet to read that all have arrived.
+    time.sleep(0.5 if state.process_id == 0 else 0)
   end("", status)
 
 
 @contextlib.contextmanager
 def limited(message: str, seconds: float) -> Iterator[None]:
-  """Ends the process when what stands inside takes longer."""
+  """Ends the process if the block takes longer than a number of seconds."""
   timer = threading.Timer(seconds, end, (f"error: {message}", 2))
   timer.daemon = True
   timer.start()
@@ -109,7 +119,10 @@ def limited(message: str, seconds: float) -> Iterator[None]:
 
 
 def end(message: str, status: int) -> NoReturn:
-  """Ends this process at once, with a message unless it is empty; threads that wait for other processes cannot hold it up."""
+  """Ends this process at once, and prints a message unless it is empty.
+
+  Threads that wait for other processes cannot delay it.
+  """
   if message:
     print(message, file=sys.stderr)
   sys.stdout.flush()

@@ -1,4 +1,4 @@
-"""What the processes of a run tell each other."""
+"""Exchange of texts and arrays between the processes of a run."""
 
 import functools
 import itertools
@@ -13,29 +13,36 @@ from jax.experimental import multihost_utils
 from jaxtyping import Float
 
 WAIT_SECONDS = 300
-"""For the others, when nobody says otherwise."""
+"""Default number of seconds to wait for the other processes."""
 
-_NOTICE = "RECEIVED_PREEMPTION_NOTICE"  # Where XLA's coordination service keeps it.
+_NOTICE = "RECEIVED_PREEMPTION_NOTICE"  # Key of the notice in XLA's coordination service.
 _stopping = threading.Event()
-_asked = itertools.count()  # How often `preempted` was.
-_rounds = itertools.count()  # All processes exchange the same things in the same order.
+_asked = itertools.count()  # Number of calls of `preempted`.
+_rounds = itertools.count()  # All processes exchange the same texts in the same order.
 
 
 @functools.cache
 def run_state() -> Any:
-  """JAX's own record of the processes: their number, this one's, and the client that they exchange texts through."""
-  from jax._src import distributed  # Not public, and the only way to the exchange of texts; Orbax takes it as well.
+  """Returns JAX's own record of the processes.
+
+  It holds their number, the index of this one, and the client through which they exchange texts.
+  """
+  # This is not public, but there is no other way to exchange texts; Orbax uses it as well.
+  from jax._src import distributed
 
   return distributed.global_state
 
 
 def is_main() -> bool:
-  """Whether this is the process that writes."""
+  """Returns whether this is process 0, the one that writes."""
   return jax.process_index() == 0
 
 
 def to_host(tree: Any) -> Any:
-  """Arrays, perhaps of all processes' devices together, as whole NumPy arrays in every process. All processes must ask."""
+  """Copies a tree of arrays to whole NumPy arrays in every process.
+
+  The arrays may be spread over the devices of all processes, so all processes must call this.
+  """
   if jax.process_count() == 1:
     return jax.device_get(tree)
   return jax.tree.map(_whole, tree)
@@ -48,13 +55,14 @@ def _whole(x: Any) -> np.ndarray:
 
 
 def share(values_of: Callable[[Sequence[int]], Float[np.ndarray, "m k"]], num_items: int) -> Float[np.ndarray, "n k"]:
-  """Values that each are computed by one process and known to all.
+  """Computes each value in one process and returns all values in every process.
 
-  Neighbours go to different processes: what is costly often comes together.
+  Neighbouring items go to different processes, because costly items often come together.
 
   Args:
-    values_of: `(numbers of some items) -> a float32 row each`, also for none. It is called once in each process, with its own.
-    num_items: n, the same in all processes.
+    values_of: `(indices of some items) -> one float32 row each`, also for no items. It is called
+      once in each process, with the items of that process.
+    num_items: Number of items (n), the same in all processes.
 
   Example:
     >>> share(lambda items: np.array([[i, i * i] for i in items], np.float32), 3).tolist()
@@ -70,54 +78,59 @@ def share(values_of: Callable[[Sequence[int]], Float[np.ndarray, "m k"]], num_it
 
 
 def gather_text(text: str) -> list[str]:
-  """The texts of all processes, in their order, given this one's; touches no device."""
+  """Gathers the texts of all processes, in their order, without touching a device."""
   number = next(_rounds)
-  found = gather_under(f"text/{number}", text)
+  texts = gather_under(f"text/{number}", text)
   if number and run_state().process_id == 0:
-    forget(f"text/{number - 1}")  # All have come to this round, so all have read that one.
-  return found
+    forget(f"text/{number - 1}")  # All have reached this round, so all have read the previous one.
+  return texts
 
 
 def gather_under(key: str, text: str, *, seconds: float = WAIT_SECONDS) -> list[str]:
-  """The texts of all processes, in their order, for a thread beside the main one: it keeps to no order of exchanges.
+  """Gathers the texts of all processes, in the order of the processes, under a key of their own.
+
+  Unlike `gather_text`, it needs no common order of exchanges, so a background thread may call it.
 
   Args:
-    key: the same in all processes, and never used again.
-    text: of this one.
-    seconds: to wait for the others.
+    key: Key of the exchange, the same in all processes and never used again.
+    text: Text of this process.
+    seconds: Seconds to wait for the others.
 
   Raises:
-    TimeoutError: one that has not answered by then.
+    TimeoutError: If a process has not answered by then.
   """
   state = run_state()
   if state.num_processes == 1:
     return [text]
   of = lambda index: f"jaxrl_llm/{key}/{index}"
   state.client.key_value_set(of(state.process_id), text)
-  found = []
+  texts = []
   for index in range(state.num_processes):
     try:
-      found.append(state.client.blocking_key_value_get(of(index), int(seconds * 1000)))
+      texts.append(state.client.blocking_key_value_get(of(index), int(seconds * 1000)))
     except jax.errors.JaxRuntimeError as error:
       if "DEADLINE_EXCEEDED" not in str(error):
         raise
       waited = f"has not answered within {seconds:g} s (waiting for its {key!r})"
       raise TimeoutError(f"process {index} of {state.num_processes} {waited}") from error
-  return found
+  return texts
 
 
 def forget(key: str) -> None:
-  """Removes what was told under a key, or under keys below it, once all processes have read it."""
+  """Removes the texts under a key, or under keys below it, once all processes have read them."""
   state = run_state()
   if state.num_processes > 1:
     state.client.key_value_delete(f"jaxrl_llm/{key}/")
 
 
 def agree(settings: Mapping[str, Any]) -> None:
-  """Refuses to start processes that would not run the same program. The settings, by name, must be fit for JSON.
+  """Refuses to start processes that would not run the same program.
+
+  Args:
+    settings: Settings by name, with values that JSON can hold.
 
   Raises:
-    ValueError: in all processes, where one has other settings than process 0.
+    ValueError: In all processes, if one has other settings than process 0.
   """
   first, *others = [json.loads(text) for text in gather_text(json.dumps(dict(settings)))]
   for index, other in enumerate(others, 1):
@@ -129,45 +142,54 @@ def agree(settings: Mapping[str, Any]) -> None:
 
 
 def on_main(do: Callable[[], Any]) -> Any:
-  """Calls a function in process 0 alone and returns its result, which must be fit for JSON, in all processes.
+  """Calls a function in process 0 alone and returns its result in all processes.
+
+  Args:
+    do: Function without arguments, whose result JSON can hold.
 
   Raises:
-    Exception: what `do` raises; a ValueError with its message in the other processes.
+    Exception: The exception that `do` raises; the other processes raise a ValueError with its
+      message.
   """
   state, error = run_state(), None
   if state.num_processes == 1:
     return do()
-  found: dict[str, Any] = {}
+  outcome: dict[str, Any] = {}
   if state.process_id == 0:
     try:
-      found["value"] = do()
-    except Exception as raised:  # All are to hear of it, whatever it is.
-      error, found["error"] = raised, str(raised)
-  told = json.loads(gather_text(json.dumps(found))[0])
+      outcome["value"] = do()
+    except Exception as raised:  # The other processes wait for an outcome of any kind.
+      error, outcome["error"] = raised, str(raised)
+  received = json.loads(gather_text(json.dumps(outcome))[0])
   if error is not None:
     raise error
-  if "error" in told:
-    raise ValueError(told["error"])
-  return told["value"]
+  if "error" in received:
+    raise ValueError(received["error"])
+  return received["value"]
 
 
 def barrier() -> None:
-  """Waits for all processes, for five minutes at the most."""
+  """Waits for all processes, for at most five minutes."""
   gather_text("")
 
 
 def preempted() -> bool:
-  """Whether the run is to save and to end, because some process was sent SIGTERM; true from the same call on in all of them.
+  """Returns whether the run should save and end because a process was sent SIGTERM.
 
-  All must ask as often, and soon again: they agree on a call that none of them has made yet.
+  It becomes true at the same call in all processes, and stays true. All processes must call it
+  equally often, and regularly: they agree on a call that none of them has made yet.
   """
-  if jax.distributed.is_initialized() and multihost_utils.reached_preemption_sync_point(next(_asked)):  # Which says so once.
+  # The sync point is reported only once.
+  if jax.distributed.is_initialized() and multihost_utils.reached_preemption_sync_point(next(_asked)):
     _stopping.set()
   return _stopping.is_set()
 
 
 def told_to_end() -> bool:
-  """Whether some process was sent SIGTERM, and whoever asks is to come to an end soon; known before `preempted` is."""
+  """Returns whether a process was sent SIGTERM, so that the caller should come to an end soon.
+
+  It becomes true earlier than `preempted`.
+  """
   if not jax.distributed.is_initialized():
     return False
   try:

@@ -1,4 +1,4 @@
-"""Ctrl-C: once to save and to end, twice to leave at once."""
+"""Ctrl-C: once to save and end, twice to exit at once."""
 
 import contextlib
 import os
@@ -11,10 +11,13 @@ _interrupted = threading.Event()
 
 @contextlib.contextmanager
 def interruptible(tell: Callable[[str], None]) -> Iterator[None]:
-  """What stands inside is told of a first Ctrl-C as of SIGTERM, by `preempted`; a second one raises KeyboardInterrupt wherever it is.
+  """Turns the first Ctrl-C inside the block into a SIGTERM, which `preempted` reports.
 
-  `tell` gets a line that says what the first one does. All processes of a run end as they do after SIGTERM to this one. Outside the main
-  thread Ctrl-C stays what it is.
+  A second one raises KeyboardInterrupt wherever the program is. All processes of a run end as they
+  do after a SIGTERM to this one. Outside the main thread Ctrl-C keeps its usual effect.
+
+  Args:
+    tell: Function that shows the user a line on what the first Ctrl-C does.
   """
   if threading.current_thread() is not threading.main_thread():
     yield
@@ -24,8 +27,8 @@ def interruptible(tell: Callable[[str], None]) -> Iterator[None]:
     if _interrupted.is_set():
       raise KeyboardInterrupt
     _interrupted.set()
-    tell("Ctrl-C: the run saves a checkpoint and ends; once more leaves at once")
-    os.kill(os.getpid(), signal.SIGTERM)  # Which JAX spreads to all processes.
+    tell("Ctrl-C: the run saves a checkpoint and ends; press it again to exit at once")
+    os.kill(os.getpid(), signal.SIGTERM)  # JAX passes it on to all processes.
 
   _interrupted.clear()
   before = signal.signal(signal.SIGINT, once)
@@ -36,5 +39,5 @@ def interruptible(tell: Callable[[str], None]) -> Iterator[None]:
 
 
 def interrupted() -> bool:
-  """Whether this process has had its first Ctrl-C inside of `interruptible`."""
+  """Returns whether this process has had its first Ctrl-C inside `interruptible`."""
   return _interrupted.is_set()

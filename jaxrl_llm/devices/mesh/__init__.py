@@ -1,4 +1,4 @@
-"""The meshes of learner and sampler, the one table from logical axes to mesh axes, and the placement of state and batches."""
+"""The meshes of learner and sampler, the table of shardings, and the placement of batches."""
 
 from jaxrl_llm.devices.mesh.devices import AXES, make_mesh, make_meshes, mesh_shape, staging_mesh
 from jaxrl_llm.devices.mesh.placement import (

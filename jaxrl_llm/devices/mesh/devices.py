@@ -1,4 +1,4 @@
-"""Devices as meshes: sizes by name, slices side by side along `data`, and devices that only sample."""
+"""Construction of meshes: sizes by name, slices along `data`, and devices that only sample."""
 
 import contextlib
 import math
@@ -11,26 +11,29 @@ import numpy as np
 from jax.experimental import mesh_utils
 from jax.sharding import AxisType, Mesh
 
-# From what crosses the slowest wire, and between slices a network, to what must have the fastest one.
+# From the axis that may cross the slowest links (between slices, a network) to the axis that needs
+# the fastest ones.
 AXES = ("data", "fsdp", "expert", "context", "tensor")
-_AUTO = (AxisType.Auto,) * len(AXES)  # The compiler partitions; `make_mesh` by itself asks for axes in the types.
+# The compiler partitions. The default of `jax.make_mesh` would put the axes into the types.
+_AUTO = (AxisType.Auto,) * len(AXES)
 
 
 def mesh_shape(
   num_devices: int, *, data: int, fsdp: int, tensor: int, expert: int = 1, context: int = 1, sampler: int = 0
 ) -> tuple[int, ...]:
-  """Sizes of the axes of the learner's mesh, with -1 filled in.
+  """Computes the sizes of the axes of the learner's mesh, with -1 filled in.
 
   Args:
-    num_devices: devices there are.
-    data, fsdp, tensor, expert, context: sizes of the axes; -1 for what the others leave.
-    sampler: devices that only sample, which the learner's mesh leaves out.
+    num_devices: Number of all devices.
+    data, fsdp, tensor, expert, context: Sizes of the axes; -1 for the devices that the others
+      leave.
+    sampler: Number of devices that only sample, which the learner's mesh leaves out.
 
   Returns:
     Sizes in the order of `AXES`; their product is the number of the learner's devices.
 
   Raises:
-    ValueError: sizes that do not make up the devices.
+    ValueError: If the sizes do not make up the devices.
 
   Example:
     >>> mesh_shape(8, data=-1, fsdp=4, tensor=1)
@@ -52,7 +55,7 @@ def mesh_shape(
   if wrong:
     raise ValueError(f"mesh.{wrong[0]}: found {sizes[wrong[0]]}, expected a positive size, or -1 for the devices the others leave")
   if len(open_axes) > 1:
-    raise ValueError(f"mesh: found -1 on {' and '.join(open_axes)}, expected it on one axis at the most")
+    raise ValueError(f"mesh: found -1 on {' and '.join(open_axes)}, expected it on at most one axis")
   known = math.prod(size for size in sizes.values() if size != -1)
   if open_axes and num_devices % known == 0:
     sizes[open_axes[0]] = num_devices // known
@@ -71,7 +74,7 @@ def mesh_shape(
 def make_mesh(
   *, data: int = -1, fsdp: int = 1, tensor: int = 1, expert: int = 1, context: int = 1, devices: Sequence[Any] | None = None
 ) -> Mesh:
-  """The learner's mesh where no device only samples; see `make_meshes`."""
+  """Makes the learner's mesh if no device only samples; see `make_meshes`."""
   learner, _ = make_meshes(data=data, fsdp=fsdp, tensor=tensor, expert=expert, context=context, devices=devices)
   return learner
 
@@ -80,23 +83,30 @@ def make_meshes(
   *, data: int = -1, fsdp: int = 1, tensor: int = 1, expert: int = 1, context: int = 1, slices: int | None = None,
   sampler: int = 0, sampler_tensor: int = 1, devices: Sequence[Any] | None = None,
 ) -> tuple[Mesh, Mesh]:
-  """The learner's mesh over the first devices, and the sampler's over the last: one and the same where no device only samples.
+  """Makes the learner's mesh over the first devices, and the sampler's over the last.
+
+  If no device only samples, both are the same mesh.
 
   Args:
-    data, fsdp, tensor, expert, context: sizes of the learner's axes; see `mesh_shape`.
-    slices: slices of TPUs that a network connects; None is as many as there are, a number is compared with them.
-    sampler: devices that only sample; 0 is none.
-    sampler_tensor: how many of them share one copy of the weights; prompts are split over the copies.
-    devices: None is all there are; or others, such as those of a described topology, to compile for.
+    data, fsdp, tensor, expert, context: Sizes of the learner's axes; see `mesh_shape`.
+    slices: Number of slices of TPUs that a network connects, which must be the number of the
+      devices' slices; None accepts any.
+    sampler: Number of devices that only sample; 0 is none.
+    sampler_tensor: Number of them that share one copy of the weights. Prompts are split over the
+      copies.
+    devices: Devices of both meshes, such as those of a described topology to compile for; None is
+      all devices of the run.
 
   Raises:
-    ValueError: sizes that do not make up the devices or their slices.
+    ValueError: If the sizes do not make up the devices or their slices.
   """
-  devices = sorted(jax.devices()[: jax.device_count()] if devices is None else devices, key=_slice)  # Stable: in a slice the order stays.
-  found = len(set(map(_slice, devices)))
-  if slices is not None and slices != found:
+  # The sort is stable, so the order inside a slice stays.
+  devices = sorted(jax.devices()[: jax.device_count()] if devices is None else devices, key=_slice)
+  num_slices = len(set(map(_slice, devices)))
+  if slices is not None and slices != num_slices:
     raise ValueError(
-      f"mesh.slices: found {slices}, but the {len(devices)} device(s) make up {found} slice(s); expected {found}, or None for what there is"
+      f"mesh.slices: found {slices}, but the {len(devices)} device(s) make up {num_slices} slice(s); "
+      f"expected {num_slices}, or None for any number"
     )
   shape = mesh_shape(len(devices), data=data, fsdp=fsdp, tensor=tensor, expert=expert, context=context, sampler=sampler)
   if not sampler:
@@ -105,7 +115,7 @@ def make_meshes(
   if jax.process_count() > 1:
     raise ValueError(
       f"mesh.sampler: found {sampler} in a run of {jax.process_count()} processes, expected 0: weights pass from learner to sampler inside "
-      "one process; with 0 all devices do both"
+      "one process; with 0 all devices train and sample"
     )
   if sampler % sampler_tensor:
     raise ValueError(f"mesh.sampler_tensor: found {sampler_tensor}, expected a divisor of mesh.sampler={sampler}")
@@ -114,7 +124,7 @@ def make_meshes(
 
 
 def _slice(device: Any) -> int:
-  return getattr(device, "slice_index", 0)  # Only devices that can be part of several slices know theirs.
+  return getattr(device, "slice_index", 0)  # Only devices that can form several slices have one.
 
 
 def _mesh_of(devices: Sequence[Any], shape: tuple[int, ...], *, whose: str) -> Mesh:
@@ -133,7 +143,8 @@ def _mesh_of(devices: Sequence[Any], shape: tuple[int, ...], *, whose: str) -> M
       f"mesh: the data axis of the {whose} has size {data}, expected a multiple of its {len(slices)} slices, which only data may cross: "
       f"the other axes would gather weights and tokens over the network in every layer; {fix}"
     )
-  # Slice by slice along data: a reduction over it is one inside each slice, and a short one between them.
+  # Slices follow each other along data: a reduction over data is then one inside each slice and a
+  # short one between them.
   inside = (data // len(slices), *inner)
   per_slice = len(devices) // len(slices)
   parts = [_arranged(devices[start : start + per_slice], inside) for start in range(0, len(devices), per_slice)]
@@ -141,20 +152,22 @@ def _mesh_of(devices: Sequence[Any], shape: tuple[int, ...], *, whose: str) -> M
 
 
 def _arranged(devices: Sequence[Any], shape: tuple[int, ...]) -> np.ndarray:
-  """The devices of one slice, neighbours on the wire where axes want it."""
-  # An axis of the mesh along whole axes of the torus, else along parts of them.
+  """Arranges the devices of one slice so that neighbours along an axis are linked directly."""
+  # First along whole axes of the torus; if that is impossible, along parts of them.
   for split in (False, True):
-    with contextlib.suppress(AssertionError, NotImplementedError):  # Chips that make up no cuboid have no place in a torus.
+    # Chips that do not form a cuboid have no place in a torus.
+    with contextlib.suppress(AssertionError, NotImplementedError):
       return mesh_utils.create_device_mesh(shape, devices, allow_split_physical_axes=split)
   return np.array(devices).reshape(shape)
 
 
 def staging_mesh(learner: Mesh, sampler: Mesh) -> Mesh:
-  """The learner's devices in the sampler's arrangement.
+  """Arranges the learner's devices as the sampler's mesh does.
 
-  Weights that are laid out over it can be copied to the sampler's devices as they are: every piece that one of these wants lies whole on
-  one of the learner's. `jax.device_put` passes a piece that does not through the memory of the host. Where the learner's devices are no
-  multiple of those that share a copy, it is the learner's own mesh.
+  Weights that are laid out over this mesh can be copied to the sampler's devices as they are: every
+  piece that a sampler's device needs lies whole on one of the learner's devices. `jax.device_put`
+  passes any other piece through the memory of the host. If the number of the learner's devices is
+  no multiple of the number that share a copy, this is the learner's own mesh.
   """
   tensor = sampler.shape["tensor"]
   if learner.size % tensor:

@@ -1,4 +1,4 @@
-"""Where arrays lie: the one table from logical axes to mesh axes, the shardings of a train state, and batches from host memory."""
+"""Placement of arrays: the table of shardings, train states, and batches from host memory."""
 
 import math
 from collections.abc import Mapping
@@ -13,10 +13,12 @@ from jaxtyping import PyTree
 
 from jaxrl_llm.types import TrainState
 
-# Rows of a batch are split over all of these. fsdp splits weights as well, and gathers them layer by layer; expert splits the experts, and
-# the tokens travel to them. context splits the slots of a row.
+# The rows of a batch are split over all of these axes. `fsdp` also splits weights, which are
+# gathered layer by layer. `expert` also splits the experts, to which the tokens travel. The slots
+# of a row are split over `context`.
 BATCH_AXES = ("data", "fsdp", "expert")
 
+# The only table from logical axes to mesh axes.
 RULES: dict[str, str | None] = {
   "embed": "fsdp",
   "vocab": "tensor",
@@ -24,7 +26,7 @@ RULES: dict[str, str | None] = {
   "kv_heads": "tensor",
   "mlp": "tensor",
   "expert": "expert",
-  "router": None,  # A router's outputs: small, and every device needs all of them.
+  "router": None,  # A router's outputs are small, and every device needs all of them.
   "head_dim": None,
   "layers": None,
   "rank": None,
@@ -32,42 +34,50 @@ RULES: dict[str, str | None] = {
 
 
 def num_row_shards(mesh: Mesh) -> int:
-  """How many pieces the rows of a batch are split into."""
+  """Returns the number of pieces into which the rows of a batch are split."""
   return math.prod(mesh.shape[axis] for axis in BATCH_AXES)
 
 
 def row_sharding(mesh: Mesh) -> NamedSharding:
-  """Rows over data, fsdp and expert; everything else whole."""
+  """Shards rows over data, fsdp and expert, and no other axis."""
   return NamedSharding(mesh, PartitionSpec(BATCH_AXES))
 
 
 def token_sharding(mesh: Mesh) -> NamedSharding:
-  """Rows over data, fsdp and expert, and their slots over context; everything else whole."""
+  """Shards rows over data, fsdp and expert, their slots over context, and no other axis."""
   return NamedSharding(mesh, PartitionSpec(BATCH_AXES, "context"))
 
 
 def replicated(mesh: Mesh) -> NamedSharding:
-  """The whole array on every device."""
+  """Keeps the whole array on every device."""
   return NamedSharding(mesh, PartitionSpec())
 
 
 def param_shardings(mesh: Mesh, logical_axes: PyTree, shapes: PyTree, *, fields: Mapping[str, str] = MappingProxyType({})) -> PyTree:
-  """Shardings of the params by `RULES`, as the params tree with a `NamedSharding` each.
+  """Makes the shardings of the params by `RULES`.
 
   Args:
-    logical_axes: the params tree with a tuple of logical axis names for each array.
-    shapes: the params tree with something that has a `.shape`.
-    fields: the setting that gives a mesh axis its size, where that is not the axis of the same name in `mesh`.
+    mesh: Mesh of the params.
+    logical_axes: Params tree with a tuple of logical axis names for each array.
+    shapes: Params tree of arrays, or of other objects with a `.shape`.
+    fields: Setting that sizes a mesh axis, by axis; missing axes have `mesh.` and their name.
+
+  Returns:
+    Params tree with a `NamedSharding` for each array.
 
   Raises:
-    ValueError: names the tensor, its axis and both sizes where a mesh axis does not divide a dimension; the tensor and its axes where two
-      of them lie over one mesh axis; the setting where a mesh axis splits nothing.
+    ValueError: If a mesh axis does not divide a dimension (the message names the tensor, its axis
+      and both sizes), two axes of a tensor lie over one mesh axis (it names the tensor and its
+      axes), or a mesh axis splits nothing (it names the setting).
   """
 
   def shard(path, axes, leaf):
     name = _name(path)
     if unknown := [axis for axis in axes if axis not in RULES]:
-      raise ValueError(f"{name}: no rule says where its axis {unknown[0]!r} lies, expected one of {', '.join(RULES)}; add it to mesh.RULES")
+      known = ", ".join(RULES)
+      raise ValueError(
+        f"{name}: found axis {unknown[0]!r} without a rule, expected one of {known}; add it to mesh.RULES"
+      )
     spec = [RULES[axis] for axis in axes]
     for mesh_axis in {x for x in spec if x is not None and spec.count(x) > 1}:
       both = " and ".join(repr(axis) for axis, x in zip(axes, spec, strict=True) if x == mesh_axis)
@@ -100,14 +110,18 @@ def state_shardings(
   mesh: Mesh, optimizer: optax.GradientTransformation, state: TrainState, params: PyTree, *, trained: PyTree | None = None,
   offload: bool = False,
 ) -> TrainState:
-  """Shardings of a train state: optimizer moments lie where their parameter lies, counters everywhere.
+  """Makes the shardings of a train state.
+
+  Optimizer moments lie where their parameter lies; counters lie on every device.
 
   Args:
-    optimizer: the transformation whose state it is.
-    state: the state, concrete or abstract.
-    params: shardings of the params.
-    trained: of those that have moments; None is all.
-    offload: keep moments in the memory of the hosts, each beside the devices of its pieces; see `jaxrl_llm.devices.offload`.
+    mesh: Mesh of the state.
+    optimizer: Transformation to which the optimizer state belongs.
+    state: Train state, concrete or abstract.
+    params: Shardings of the params.
+    trained: Shardings of the params that have moments; None is all.
+    offload: Whether to keep moments in the memory of the hosts, each piece beside its device; see
+      `jaxrl_llm.devices.offload`.
   """
   whole = replicated(mesh)
   place = (lambda _, sharding: sharding.with_memory_kind("pinned_host")) if offload else (lambda _, sharding: sharding)
@@ -118,18 +132,24 @@ def state_shardings(
 
 
 def place_rows(mesh: Mesh, batch: Any) -> Any:
-  """Places a tree of arrays from host memory, their rows split over the mesh.
+  """Places a tree of arrays from host memory, with their rows split over the mesh.
 
   Every process has the whole batch, and places the pieces of its own devices.
 
   Raises:
-    ValueError: names the array whose rows the mesh does not divide.
+    ValueError: If the mesh does not divide the rows of an array, which the message names.
   """
   return _place(mesh, batch, row_sharding(mesh))
 
 
 def place_tokens(mesh: Mesh, batch: Any) -> Any:
-  """As `place_rows`, for arrays `[B, T, ...]` of packed rows, whose slots are split over `context`, and have to divide as well."""
+  """Places arrays `[B, T, ...]` of packed rows, with their slots split over `context` as well.
+
+  See `place_rows`.
+
+  Raises:
+    ValueError: If the mesh does not divide the rows or slots of an array, which the message names.
+  """
   context = mesh.shape["context"]
   for path, leaf in jax.tree_util.tree_leaves_with_path(batch):
     if leaf.shape[1] % context:

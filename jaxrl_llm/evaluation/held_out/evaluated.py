@@ -112,7 +112,7 @@ def check_metrics(metrics: Sequence[str | MetricName], verifier: WeightedReward,
       )
 
 
-def eval_metrics(found: Evaluated, metrics: Sequence[str] = ()) -> dict[str, float]:
+def eval_metrics(evaluation: Evaluated, metrics: Sequence[str] = ()) -> dict[str, float]:
   """Computes a run's row of metrics for one evaluation.
 
   `metrics` adds further metrics by their lighteval names, each with its interval.
@@ -120,7 +120,7 @@ def eval_metrics(found: Evaluated, metrics: Sequence[str] = ()) -> dict[str, flo
   Raises:
     ValueError: If the samples do not allow one of the metrics.
   """
-  rewards, known = found.rewards, ~np.isnan(found.rewards)
+  rewards, known = evaluation.rewards, ~np.isnan(evaluation.rewards)
   accuracy, size = bootstrap_interval(avg_at_n(rewards)), rewards.shape[1]
   # Only a full reward counts as right. pass@s needs the rewards of all s samples, so problems with
   # a missing reward are left out.
@@ -130,31 +130,31 @@ def eval_metrics(found: Evaluated, metrics: Sequence[str] = ()) -> dict[str, flo
     "eval/accuracy_low": accuracy.low,
     "eval/accuracy_high": accuracy.high,
     f"eval/pass@{size}": float(np.nanmean(passed)) if np.any(~np.isnan(passed)) else 0.0,
-    "eval/response_length/mean": float(found.lengths.mean()),
-    "eval/truncated": float(1 - found.stopped.mean()),
+    "eval/response_length/mean": float(evaluation.lengths.mean()),
+    "eval/truncated": float(1 - evaluation.stopped.mean()),
   }
   for metric in map(parse_metric, metrics):
-    own = estimate(metric, rewards, found.votes)
+    own = estimate(metric, rewards, evaluation.votes)
     if own.problems:
       name = f"eval/{short_name(metric)}"
       row |= {name: own.value, f"{name}/low": own.low, f"{name}/high": own.high}
-  if found.causes:
-    row["eval/failed"] = float(len(found.causes))
-    row |= {f"eval/failed/{cause}": float(found.causes.count(cause)) for cause in sorted(set(found.causes))}
-  levels = np.array(found.levels)
+  if evaluation.causes:
+    row["eval/failed"] = float(len(evaluation.causes))
+    row |= {f"eval/failed/{cause}": float(evaluation.causes.count(cause)) for cause in sorted(set(evaluation.causes))}
+  levels = np.array(evaluation.levels)
   for level in np.unique(levels):
     here = rewards[levels == level]
     row[f"eval/accuracy/level_{level}"] = float(np.nanmean(here)) if np.any(~np.isnan(here)) else 0.0
   return row
 
 
-def summary(found: Evaluated, metrics: Sequence[str | MetricName], *, rated: bool = False) -> Summary:
+def summary(evaluation: Evaluated, metrics: Sequence[str | MetricName], *, rated: bool = False) -> Summary:
   """Summarises an evaluation with `summarise`.
 
   If `rated`, the problems' levels are CodeForces ratings, with 0 for an unrated problem.
   """
-  ratings = np.array([float(level) or np.nan for level in found.levels]) if rated else None
+  ratings = np.array([float(level) or np.nan for level in evaluation.levels]) if rated else None
   return summarise(
-    metrics, found.rewards, lengths=found.lengths, stopped=found.stopped, answers=found.votes,
-    levels=found.levels, problem_ratings=ratings, causes=found.causes,
+    metrics, evaluation.rewards, lengths=evaluation.lengths, stopped=evaluation.stopped, answers=evaluation.votes,
+    levels=evaluation.levels, problem_ratings=ratings, causes=evaluation.causes,
   )  # fmt: skip

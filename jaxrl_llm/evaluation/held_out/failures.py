@@ -26,8 +26,9 @@ def refuse_failures(who: str, causes: Collection[str | None], detail: str, *, li
     >>> refuse_failures("rewards", ["timeout", None, "timeout", "raised"], "ZeroDivisionError: division by zero", limit=0.5, setting="half")
     Traceback (most recent call last):
     ...
-    jaxrl_llm.evaluation.held_out.failures.NoRewardError: rewards: found none for 3 of 4 responses (timeout 2, raised 1), expected a
-    number for most (half); the first: ZeroDivisionError: division by zero
+    jaxrl_llm.evaluation.held_out.failures.NoRewardError: rewards: found none for 3 of 4 responses
+    (timeout 2, raised 1), expected a number for most (half); the first: ZeroDivisionError: division
+    by zero
   """
   counts = Counter(cause for cause in causes if cause)
   failed = sum(counts.values())

@@ -12,29 +12,35 @@ from jaxrl_llm.text_types import Completion, Turn
 
 
 def sample_rows(
-  found: Evaluated, *, verifier: str, decode: Callable[[Sequence[int]], str], seed: int, model: str, step: int | None
+  evaluation: Evaluated,
+  *,
+  verifier: str,
+  decode: Callable[[Sequence[int]], str],
+  seed: int,
+  model: str,
+  step: int | None,
 ) -> Iterator[SampleRow]:
   """Yields one row per sample.
 
   The full row of a problem, which a verifier may need, is stored only with its first sample.
 
   Args:
-    found: Evaluation returned by `evaluate_policy`.
+    evaluation: Evaluation returned by `evaluate_policy`.
     verifier: Name of the verifier.
     decode: Function that decodes the ids of a prompt to text.
     seed, model, step: Values of the fields of `SampleRow` with these names.
   """
-  names = _names(found.problems)
-  for i, response in enumerate(found.responses):
-    which, sample = divmod(i, found.num_samples)
-    problem = found.problems[which]
+  names = _names(evaluation.problems)
+  for i, response in enumerate(evaluation.responses):
+    which, sample = divmod(i, evaluation.num_samples)
+    problem = evaluation.problems[which]
     yield SampleRow(
       id=names[which],
       sample=sample,
-      prompt=decode(found.prompts[which]),
+      prompt=decode(evaluation.prompts[which]),
       response=response.text,
       gold=str(problem.get("answer", "")),
-      **_graded_fields(found, i, verifier),
+      **_graded_fields(evaluation, i, verifier),
       num_tokens=response.num_tokens,
       stopped=response.stopped,
       level=_plain(problem.get("level")),
@@ -47,20 +53,20 @@ def sample_rows(
     )
 
 
-def regraded_rows(rows: Sequence[SampleRow], found: Evaluated, *, verifier: str) -> list[SampleRow]:
+def regraded_rows(rows: Sequence[SampleRow], evaluation: Evaluated, *, verifier: str) -> list[SampleRow]:
   """Returns the rows of a file with the results of `regrade`.
 
   `verifier` is the name of the verifier used for regrading.
   """
-  first = {name: number * found.num_samples for number, name in enumerate(dict.fromkeys(row.id for row in rows))}
-  return [row._replace(**_graded_fields(found, first[row.id] + row.sample, verifier)) for row in rows]
+  first = {name: number * evaluation.num_samples for number, name in enumerate(dict.fromkeys(row.id for row in rows))}
+  return [row._replace(**_graded_fields(evaluation, first[row.id] + row.sample, verifier)) for row in rows]
 
 
-def _graded_fields(found: Evaluated, i: int, verifier: str) -> dict[str, Any]:
+def _graded_fields(evaluation: Evaluated, i: int, verifier: str) -> dict[str, Any]:
   """Returns the verifier's results for a response, by the names of a row's fields."""
-  cause, reward = found.graded.failed[i], float(found.graded.totals[i])
+  cause, reward = evaluation.graded.failed[i], float(evaluation.graded.totals[i])
   known = {"score": reward, "parts": {verifier: reward}} if cause is None else {"score": None, "parts": {}}
-  answer = found.answers and found.answers[i]
+  answer = evaluation.answers and evaluation.answers[i]
   return known | {"cause": cause, "answer": answer and answer.text}
 
 

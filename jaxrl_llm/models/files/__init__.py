@@ -1,1 +1,1 @@
-"""Checkpoints in and out: safetensors, GGUF, and the names that published families give their tensors."""
+"""Checkpoints: safetensors, GGUF, and the tensor names of published families."""

@@ -1,7 +1,7 @@
-"""The families of decoders whose `config.json` we understand, in both layouts that transformers has written over the years.
+"""The supported families of decoders, and their `config.json` in both layouts of transformers.
 
-What a config asks for and we do not implement is refused, never ignored: a model that runs with the wrong rotary frequencies answers
-fluently and wrongly.
+An option that is not implemented is refused, never ignored: a model that runs with the wrong rotary
+frequencies answers fluently and wrongly.
 """
 
 from typing import Any, NamedTuple
@@ -13,17 +13,17 @@ MISSING = object()
 
 
 class Family(NamedTuple):
-  """One architecture of transformers, and what it takes where its config is silent.
+  """An architecture of transformers with its defaults for missing fields.
 
   Attributes:
-    model_type: transformers' short name.
-    qk_norm: see `ModelConfig`.
-    qkv_bias: see `ModelConfig`.
-    has_experts: whether it is a mixture of experts.
-    num_kv_heads: default; None is the number of query heads.
-    head_dim: default; None is the width over the number of query heads.
-    max_positions: default, in tokens.
-    refused_biases: fields that would give linear maps a bias that we do not have.
+    model_type: Short name in transformers.
+    qk_norm: Whether queries and keys are normalised; see `ModelConfig`.
+    qkv_bias: Whether queries, keys and values have biases; see `ModelConfig`.
+    has_experts: Whether it is a mixture of experts.
+    num_kv_heads: Default number of key-value heads; None is the number of query heads.
+    head_dim: Default width of a head; None is the model's width over the number of query heads.
+    max_positions: Default context length in tokens.
+    refused_biases: Fields that would give linear maps a bias that is not implemented.
   """
 
   model_type: str
@@ -43,7 +43,8 @@ FAMILIES = {
   "Qwen3MoeForCausalLM": Family("qwen3_moe", qk_norm=True, has_experts=True, num_kv_heads=4, refused_biases=("attention_bias",)),
 }
 
-# How a message names a type, and what it takes for one. A bool is an int to Python, but not to a reader of configs.
+# Tests of a field's value, by the name of its type in messages. In Python a bool is an int, but in
+# a config it is not.
 _TYPES = {
   "a positive integer": lambda x: isinstance(x, int) and not isinstance(x, bool) and x > 0,
   "a positive number": lambda x: isinstance(x, (int, float)) and not isinstance(x, bool) and 0 < x < float("inf"),
@@ -54,7 +55,7 @@ _INT, _NUMBER, _BOOL, _LAYERS = _TYPES
 
 
 def _get(raw: dict[str, Any], field: str, kind: str, default: Any = MISSING, *, where: str) -> Any:
-  """A field of the right type; null counts as missing."""
+  """Returns a field after a check of its type; null counts as missing."""
   value = raw.get(field)
   if value is None:
     if default is MISSING:
@@ -66,7 +67,7 @@ def _get(raw: dict[str, Any], field: str, kind: str, default: Any = MISSING, *, 
 
 
 def _architecture(raw: dict[str, Any], where: str) -> str:
-  """The one architecture that the config names."""
+  """Returns the one architecture that the config names."""
   named = raw.get("architectures")
   if named is None:  # A config written by hand may have `model_type` alone.
     by_type = {family.model_type: name for name, family in FAMILIES.items()}
@@ -79,14 +80,14 @@ def _architecture(raw: dict[str, Any], where: str) -> str:
   return named[0]
 
 
-def _refuse_what_is_not_implemented(raw: dict[str, Any], family: Family, num_layers: int, where: str) -> None:
-  """Raises on every option that would change the numbers and that we do not have."""
+def _refuse_unimplemented(raw: dict[str, Any], family: Family, num_layers: int, where: str) -> None:
+  """Raises ValueError on every option that would change the numbers and is not implemented."""
 
   def refuse(field: str, expected: str):
     raise ValueError(f"{where}: {field}: found {raw[field]!r}, expected {expected}")
 
   if raw.get("hidden_act", "silu") != "silu":
-    refuse("hidden_act", "'silu', the only activation implemented")
+    refuse("hidden_act", "'silu', the only activation that is implemented")
   for field in family.refused_biases:
     if raw.get(field):
       refuse(field, "false: this bias is not implemented")
@@ -97,7 +98,8 @@ def _refuse_what_is_not_implemented(raw: dict[str, Any], family: Family, num_lay
   if raw.get("partial_rotary_factor") not in (None, 1, 1.0):
     refuse("partial_rotary_factor", "1.0: rotating a part of a head is not implemented")
   if family.model_type != "llama" and raw.get("use_sliding_window") and raw.get("sliding_window") is not None:
-    first = 0 if family.has_experts else raw.get("max_window_layers", 28)  # The first layer that looks through the window.
+    # The first layer with the sliding window.
+    first = 0 if family.has_experts else raw.get("max_window_layers", 28)
     if not isinstance(first, int) or first < num_layers:
       refuse("use_sliding_window", "false: attention within a sliding window is not implemented")
   if isinstance(raw.get("layer_types"), list) and set(raw["layer_types"]) - {"full_attention"}:
@@ -105,7 +107,10 @@ def _refuse_what_is_not_implemented(raw: dict[str, Any], family: Family, num_lay
 
 
 def _rope(raw: dict[str, Any], max_positions: int, where: str) -> tuple[float, RopeScaling | None]:
-  """Base and scaling of the rotary frequencies, from either layout: `rope_theta` with `rope_scaling`, or `rope_parameters`."""
+  """Reads the base and scaling of the rotary frequencies.
+
+  It accepts both layouts: `rope_theta` with `rope_scaling`, and `rope_parameters`.
+  """
   field = "rope_scaling" if raw.get("rope_scaling") else "rope_parameters"
   rope = raw.get(field)
   if rope is not None and not isinstance(rope, dict):
@@ -122,7 +127,9 @@ def _rope(raw: dict[str, Any], max_positions: int, where: str) -> tuple[float, R
       raise ValueError(f"{inner}: found settings by layer type ({', '.join(nested)}), expected one rope_type for all layers")
     return theta, None
   if rope_type != "llama3":
-    raise ValueError(f"{inner}.rope_type: found {rope_type!r}, expected 'default' or 'llama3', the ones implemented")
+    raise ValueError(
+      f"{inner}.rope_type: found {rope_type!r}, expected 'default' or 'llama3'; no other type is implemented"
+    )
   scaling = RopeScaling(
     factor=float(_get(rope, "factor", _NUMBER, where=inner)),
     low_freq_factor=float(_get(rope, "low_freq_factor", _NUMBER, where=inner)),
@@ -137,7 +144,10 @@ def _rope(raw: dict[str, Any], max_positions: int, where: str) -> tuple[float, R
 
 
 def _experts(raw: dict[str, Any], num_layers: int, where: str) -> Experts:
-  """The mixture; transformers 5 calls the number of experts `num_local_experts`."""
+  """Reads the mixture of experts.
+
+  transformers 5 calls the number of experts `num_local_experts`.
+  """
   field = "num_local_experts" if raw.get("num_experts") is None and "num_local_experts" in raw else "num_experts"
   num_experts = _get(raw, field, _INT, where=where)
   top_k = _get(raw, "num_experts_per_tok", _INT, where=where)
@@ -156,16 +166,17 @@ def _experts(raw: dict[str, Any], num_layers: int, where: str) -> Experts:
 
 
 def from_hf_config(raw: Any, *, where: str) -> ModelConfig:
-  """The model that a `config.json` of transformers describes.
+  """Converts a `config.json` of transformers to a `ModelConfig`.
 
-  Fields that are missing take transformers' defaults for the family; sizes without which there is no model must be there.
+  Missing fields take transformers' defaults for the family. The sizes of the model have no default.
 
   Args:
     raw: Content of the file, a dict.
     where: Path of the file, for messages.
 
   Raises:
-    ValueError: an architecture or an option that we do not implement, a missing field, a wrong type.
+    ValueError: If an architecture or an option is not implemented, a field is missing, or a type is
+      wrong.
 
   Example:
     >>> sizes = dict(vocab_size=128, hidden_size=64, num_hidden_layers=2, num_attention_heads=4, intermediate_size=96)
@@ -180,14 +191,16 @@ def from_hf_config(raw: Any, *, where: str) -> ModelConfig:
     _get(raw, field, _INT, where=where)
     for field in ("num_hidden_layers", "hidden_size", "num_attention_heads", "intermediate_size", "vocab_size")
   )
-  _refuse_what_is_not_implemented(raw, family, num_layers, where)
+  _refuse_unimplemented(raw, family, num_layers, where)
   default_kv_heads = num_heads if family.num_kv_heads is None or "num_key_value_heads" in raw else family.num_kv_heads
   num_kv_heads = _get(raw, "num_key_value_heads", _INT, default_kv_heads, where=where)
   if num_heads % num_kv_heads:
     raise ValueError(f"{where}: num_key_value_heads: found {num_kv_heads}, expected a divisor of num_attention_heads={num_heads}")
   head_dim = _get(raw, "head_dim", _INT, family.head_dim or d_model // num_heads, where=where)
   if head_dim % 2 or not head_dim:
-    raise ValueError(f"{where}: head_dim: found {head_dim}, expected an even number, the two halves of which are rotated")
+    raise ValueError(
+      f"{where}: head_dim: found {head_dim}, expected an even number: rotation pairs the two halves of a head"
+    )
   max_positions = _get(raw, "max_position_embeddings", _INT, family.max_positions, where=where)
   rope_theta, rope_scaling = _rope(raw, max_positions, where)
   return ModelConfig(
@@ -210,10 +223,10 @@ def from_hf_config(raw: Any, *, where: str) -> ModelConfig:
 
 
 def architecture(config: ModelConfig) -> str:
-  """Transformers' name for the architecture of a model.
+  """Returns the name that transformers gives the architecture of a model.
 
   Raises:
-    ValueError: a mixture of options that no architecture of transformers has.
+    ValueError: If no architecture of transformers has this combination of options.
 
   Example:
     >>> from jaxrl_llm.models import preset
@@ -224,20 +237,23 @@ def architecture(config: ModelConfig) -> str:
   for name, family in FAMILIES.items():
     if options == (family.qk_norm, family.qkv_bias, family.has_experts):
       return name
-  found = f"qk_norm={config.qk_norm}, qkv_bias={config.qkv_bias}, experts={config.experts}"
-  raise ValueError(f"model: no architecture of transformers has {found}; expected those of one of {', '.join(FAMILIES)}")
+  shown = f"qk_norm={config.qk_norm}, qkv_bias={config.qkv_bias}, experts={config.experts}"
+  raise ValueError(
+    f"model: no architecture of transformers has {shown}; expected the options of one of {', '.join(FAMILIES)}"
+  )
 
 
 def to_hf_config(config: ModelConfig) -> dict[str, Any]:
-  """The `config.json` of a model: the inverse of `from_hf_config`.
+  """Converts a `ModelConfig` to a `config.json`; inverts `from_hf_config`.
 
   Raises:
-    ValueError: a mixture of options that no architecture of transformers has.
+    ValueError: If no architecture of transformers has this combination of options.
 
   Note:
-    Rotary settings are written as published checkpoints have them, `rope_theta` with `rope_scaling`, which every version of
-    transformers reads; version 5 alone also knows `rope_parameters`. Token ids are written as null: a family's defaults
-    (1 and 2 for Llama) would be wrong for most tokenizers.
+    Rotary settings are written as in published checkpoints, `rope_theta` with `rope_scaling`, which
+    every version of transformers reads. Only version 5 also reads `rope_parameters`. Token ids are
+    written as null, because a family's defaults (1 and 2 for Llama) would be wrong for most
+    tokenizers.
   """
   name = architecture(config)
   raw = {

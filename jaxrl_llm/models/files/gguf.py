@@ -1,4 +1,7 @@
-"""GGUF checkpoints, as llama.cpp writes them, under the names, shapes and row order of Hugging Face, so that what follows is common."""
+"""GGUF checkpoints of llama.cpp, under the tensor names, shapes and row order of Hugging Face.
+
+The code after this module therefore need not know from which format a tensor comes.
+"""
 
 import math
 import os
@@ -15,7 +18,7 @@ from jaxrl_llm.pretrained.gguf_header import Header, TensorInfo, read_header
 ARCHITECTURES = ("llama", "qwen2", "qwen3", "qwen3moe")
 
 _PLAIN = {"F32": np.dtype(np.float32), "F16": np.dtype(np.float16), "BF16": np.dtype(ml_dtypes.bfloat16)}
-# What `gguf.quants.dequantize` knows of what people publish.
+# Published quantizations that `gguf.quants.dequantize` supports.
 _QUANTIZED = (
   "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_NL", "IQ4_XS", "IQ3_S", "IQ3_XXS", "IQ2_S", "MXFP4"
 )  # fmt: skip
@@ -37,33 +40,46 @@ _PER_LAYER = {
 }
 _PER_EXPERT = {"ffn_gate_exps": "gate_proj", "ffn_up_exps": "up_proj", "ffn_down_exps": "down_proj"}
 _ROPE_FREQS = "rope_freqs.weight"
-# Of every Llama 3.1, 3.2 and 3.3: the file holds the divisors that follow from them, but not these numbers.
+# The settings of every Llama 3.1, 3.2 and 3.3. The file does not hold these numbers, but only the
+# divisors that follow from them.
 _LLAMA3_SCALING = RopeScaling(factor=math.nan, low_freq_factor=1.0, high_freq_factor=4.0, original_max_positions=8192)
 
 
 class _Slot(NamedTuple):
-  """Where a tensor of Hugging Face's lies in the file: a whole tensor, or one expert's part of a fused one."""
+  """The place of one of Hugging Face's tensors in the file.
+
+  It is a whole tensor of the file, or one expert's part of a fused tensor.
+
+  Attributes:
+    tensor: Tensor of the file.
+    kind: Type of its elements, such as "F32" or "Q4_1".
+    shape: Shape under Hugging Face's name.
+    heads: Number of heads within which rows are interleaved; 0 is no interleaving.
+    expert: Index of the expert in a fused tensor.
+  """
 
   tensor: TensorInfo
-  kind: str  # Of its elements: "F32", "Q4_1", ...
+  kind: str
   shape: tuple[int, ...]
-  heads: int = 0  # Rows are interleaved within each of so many heads; 0 is none.
+  heads: int = 0
   expert: int = 0
 
 
 def open_gguf(path: str | os.PathLike) -> tuple[ModelConfig, TensorSource]:
-  """Reads a GGUF file's head; its tensors are read and dequantized one by one, on request.
+  """Reads the header of a GGUF file, whose tensors are read and dequantized one by one on request.
 
   Args:
-    path: of a `.gguf` file of one of `ARCHITECTURES`.
+    path: Path of a `.gguf` file of one of `ARCHITECTURES`.
 
   Returns:
-    The model's sizes and options, and the tensors under Hugging Face's names: fused experts as one tensor per expert, and rows of
-    queries and keys of the architecture `llama` back in the half-split order from which llama.cpp interleaves them.
+    The model's sizes and options, and the tensors under Hugging Face's names. Fused experts appear
+    as one tensor per expert. For the architecture `llama`, whose rows of queries and keys llama.cpp
+    interleaves, the rows are back in half-split order.
 
   Raises:
-    ValueError: no whole GGUF file, an architecture, option, tensor or quantization that is not supported. One line, before any is read.
-    ImportError: without the package gguf.
+    ValueError: If the file is not a whole GGUF file, or an architecture, option, tensor or
+      quantization is not supported. The message has one line, and no tensor has been read.
+    ImportError: If the package gguf is not installed.
   """
   header = read_header(path)
   types, block_sizes = _ggml_types()
@@ -75,7 +91,7 @@ def open_gguf(path: str | os.PathLike) -> tuple[ModelConfig, TensorSource]:
   slots = {}
   for name, tensor in header.tensors.items():
     if name != _ROPE_FREQS:
-      slots |= _named(header, config, architecture, name, tensor, kinds[name])
+      slots |= _slots_of(header, config, architecture, name, tensor, kinds[name])
   source = TensorSource(
     path=header.path,
     shapes={name: slot.shape for name, slot in slots.items()},
@@ -87,7 +103,7 @@ def open_gguf(path: str | os.PathLike) -> tuple[ModelConfig, TensorSource]:
 
 
 def _ggml_types() -> tuple[dict[int, str], dict[str, tuple[int, int]]]:
-  """Names of ggml's types by number, and for each how many elements a block has and in how many bytes."""
+  """Returns the names of ggml's types by number, and by name the elements and bytes of a block."""
   try:
     import gguf
   except ImportError as error:
@@ -96,13 +112,14 @@ def _ggml_types() -> tuple[dict[int, str], dict[str, tuple[int, int]]]:
 
 
 def _checked_kinds(header: Header, types: dict[int, str], block_sizes: dict[str, tuple[int, int]]) -> dict[str, str]:
-  """The type of each tensor, all of them readable and within the file."""
+  """Returns the type of each tensor, after a check that it is supported and lies in the file."""
   kinds = {}
   for name, tensor in header.tensors.items():
     kind = types.get(tensor.ggml_type, f"number {tensor.ggml_type}")
     if kind not in _PLAIN and kind not in _QUANTIZED:
       raise ValueError(
-        f"{header.path}: {name} is of type {kind}, expected one of {', '.join((*_PLAIN, *_QUANTIZED))}; take another quantization of it"
+        f"{header.path}: {name} is of type {kind}, expected one of {', '.join((*_PLAIN, *_QUANTIZED))}; "
+        "load another quantization of the model"
       )
     block, num_bytes = block_sizes[kind]
     if not tensor.shape or tensor.shape[-1] % block:
@@ -114,7 +131,10 @@ def _checked_kinds(header: Header, types: dict[int, str], block_sizes: dict[str,
 
 
 def _get(header: Header, key: str, default: Any = None) -> Any:
-  """An entry of the metadata under the architecture's name; the model's shape needs it where there is no default."""
+  """Returns a metadata entry of the architecture.
+
+  Without a default it is an entry that the model's shape needs, so that it must be present.
+  """
   key = f"{header.metadata['general.architecture']}.{key}"
   value = header.metadata.get(key, default)
   if isinstance(value, list):  # One value per layer.
@@ -127,7 +147,7 @@ def _get(header: Header, key: str, default: Any = None) -> Any:
 
 
 def _config(header: Header, divisors: np.ndarray | None) -> ModelConfig:
-  """The model's sizes and options from metadata, and from which tensors there are."""
+  """Reads the model's sizes and options from the metadata and the names of the tensors."""
   if "token_embd.weight" not in header.tensors:
     raise ValueError(f"{header.path}: has no token_embd.weight; expected a whole language model, not an adapter or a projector")
   d_model, num_heads = _get(header, "embedding_length"), _get(header, "attention.head_count")
@@ -141,9 +161,11 @@ def _config(header: Header, divisors: np.ndarray | None) -> ModelConfig:
     "expert_shared_feed_forward_length": 0,
   }
   for key, expected in must_be.items():
-    if (found := _get(header, key, expected)) != expected:
+    if (value := _get(header, key, expected)) != expected:
       architecture = header.metadata["general.architecture"]
-      raise ValueError(f"{header.path}: {architecture}.{key} is {found!r}, expected {expected!r}; this option is not supported")
+      raise ValueError(
+        f"{header.path}: {architecture}.{key} is {value!r}, expected {expected!r}; this option is not supported"
+      )
   experts = _experts(header)
   theta = _shortest(_get(header, "rope.freq_base", 1e4))
   return ModelConfig(
@@ -166,7 +188,7 @@ def _config(header: Header, divisors: np.ndarray | None) -> ModelConfig:
 
 
 def _experts(header: Header) -> Experts | None:
-  """The mixture of experts, if the model has one."""
+  """Reads the mixture of experts, if the model has one."""
   architecture, num_experts = header.metadata["general.architecture"], _get(header, "expert_count", 0)
   if not num_experts:
     return None
@@ -178,18 +200,22 @@ def _experts(header: Header) -> Experts | None:
     num_experts,
     top_k=_get(header, "expert_used_count"),
     d_ff=_get(header, "expert_feed_forward_length"),
-    norm_top_k=_get(header, "expert_weights_norm", True),  # A constant of llama.cpp for this architecture, and so often left out.
+    # A constant of llama.cpp for this architecture, and therefore often left out.
+    norm_top_k=_get(header, "expert_weights_norm", True),
     layers=None if len(sparse) == num_layers else sparse,
   )
 
 
 def _shortest(x: float) -> float:
-  """1e-05 where the file's float32 is 9.999999747378752e-06: the number that was meant."""
+  """Returns the shortest decimal of a float32, the number that was meant.
+
+  For example, it is 1e-05 for 9.999999747378752e-06.
+  """
   return float(str(np.float32(x)))
 
 
 def _rope_divisors(header: Header, kinds: dict[str, str]) -> np.ndarray | None:
-  """By which each rotary frequency is divided; None without that tensor."""
+  """Reads the divisors of the rotary frequencies; None if the file does not have them."""
   if _ROPE_FREQS not in header.tensors:
     return None
   if kinds[_ROPE_FREQS] != "F32":
@@ -199,24 +225,30 @@ def _rope_divisors(header: Header, kinds: dict[str, str]) -> np.ndarray | None:
 
 
 def _llama3_scaling(header: Header, divisors: np.ndarray, *, theta: float, head_dim: int) -> RopeScaling | None:
-  """The scaling whose divisors are those of the file: llama.cpp stores these in the place of the numbers they come from."""
+  """Finds the scaling that gives the divisors of the file.
+
+  llama.cpp stores the divisors instead of the numbers from which they follow.
+  """
   if np.allclose(divisors, 1.0):
     return None
   scaling = _LLAMA3_SCALING._replace(factor=_shortest(float(divisors.max())))
   low, high, length = scaling.low_freq_factor, scaling.high_freq_factor, scaling.original_max_positions
-  turns = length * theta ** (-np.arange(head_dim // 2) / (head_dim // 2)) / (2 * math.pi)  # Within the first context.
+  # Turns of each pair within the original context.
+  turns = length * theta ** (-np.arange(head_dim // 2) / (head_dim // 2)) / (2 * math.pi)
   smooth = np.clip((turns - low) / (high - low), 0.0, 1.0)
   expected = 1 / ((1 - smooth) / scaling.factor + smooth)
   if divisors.shape != expected.shape or not np.allclose(divisors, expected, rtol=1e-3):
     raise ValueError(
       f"{header.path}: {_ROPE_FREQS} is not Llama 3's (original context {length}, low and high frequency factors {low:g} and {high:g}), "
-      "and the file does not say what else; load the model's safetensors folder instead"
+      "and the file does not record the actual settings; load the model's safetensors folder instead"
     )
   return scaling
 
 
-def _named(header: Header, config: ModelConfig, architecture: str, name: str, tensor: TensorInfo, kind: str) -> dict[str, _Slot]:
-  """A tensor of the file under its names at Hugging Face."""
+def _slots_of(
+  header: Header, config: ModelConfig, architecture: str, name: str, tensor: TensorInfo, kind: str
+) -> dict[str, _Slot]:
+  """Returns the slots of a tensor of the file by their names at Hugging Face."""
   match = re.fullmatch(r"(?:blk\.(\d+)\.)?(\w+)\.(weight|bias)", name)
   layer, part, suffix = match.groups() if match else (None, None, None)
   if layer is None and part in _WHOLE:
@@ -233,7 +265,7 @@ def _named(header: Header, config: ModelConfig, architecture: str, name: str, te
 
 
 def _read(header: Header, slot: _Slot, block_sizes: dict[str, tuple[int, int]]) -> np.ndarray:
-  """One tensor, dequantized; nothing else of the file is touched."""
+  """Reads and dequantizes one tensor, and nothing else of the file."""
   block, num_bytes = block_sizes[slot.kind]
   row_bytes = slot.shape[-1] // block * num_bytes
   size = math.prod(slot.shape[:-1]) * row_bytes
@@ -251,5 +283,8 @@ def _read(header: Header, slot: _Slot, block_sizes: dict[str, tuple[int, int]]) 
 
 
 def _half_split(rows: np.ndarray, heads: int) -> np.ndarray:
-  """Undoes llama.cpp's order, in which the two rows that rotate together are neighbours: within each head even rows first, then odd."""
+  """Undoes llama.cpp's order, in which the two rows that rotate together are neighbours.
+
+  Within each head the even rows come first, then the odd ones.
+  """
   return rows.reshape(heads, -1, 2, *rows.shape[1:]).swapaxes(1, 2).reshape(rows.shape)

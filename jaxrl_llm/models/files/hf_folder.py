@@ -1,4 +1,4 @@
-"""A folder as transformers saves it: `config.json`, and safetensors in one file or in several with an index."""
+"""Folders that transformers saves: `config.json`, and safetensors in one file or with an index."""
 
 import json
 import os
@@ -19,10 +19,10 @@ INDEX = "model.safetensors.index.json"
 
 
 def read_json(path: pathlib.Path) -> Any:
-  """A JSON file's content.
+  """Reads the content of a JSON file.
 
   Raises:
-    ValueError: no such file, or not JSON.
+    ValueError: If there is no such file, or it is not JSON.
   """
   try:
     return json.loads(path.read_text(encoding="utf-8"))
@@ -33,7 +33,11 @@ def read_json(path: pathlib.Path) -> Any:
 
 
 def read_hf_config(folder: str | os.PathLike) -> ModelConfig:
-  """The model that a folder's `config.json` describes; errors are those of `from_hf_config`."""
+  """Reads the `ModelConfig` of a folder from its `config.json`.
+
+  Raises:
+    ValueError: If there is no such file, or `from_hf_config` refuses its content.
+  """
   path = pathlib.Path(folder) / CONFIG
   ggufs = sorted(file.name for file in path.parent.glob("*.gguf"))
   if not path.exists() and ggufs:
@@ -42,17 +46,20 @@ def read_hf_config(folder: str | os.PathLike) -> ModelConfig:
 
 
 def open_hf_folder(folder: str | os.PathLike, *, config: ModelConfig | None = None) -> tuple[ModelConfig, TensorSource]:
-  """The model and the tensors of a folder; reads headers only.
+  """Opens a folder, and reads no more than the headers of its files.
 
   Args:
-    folder: with `config.json` and safetensors.
-    config: of a model that `config.json` describes in a way of its own, such as one with another head; None reads it there.
+    folder: Folder with `config.json` and safetensors.
+    config: Config of the model, for one whose `config.json` has a form of its own, such as a model
+      with another head; None reads it from `config.json`.
 
   Returns:
-    The model and its source. Experts that transformers 5 has fused into one tensor appear under the published names, one by one.
+    The config and the source of the tensors. Experts that transformers 5 has fused into one tensor
+    appear one by one under the published names.
 
   Raises:
-    ValueError: files that are missing, cut off or of another format, and what `from_hf_config` refuses.
+    ValueError: If files are missing, cut off or of another format, or `from_hf_config` refuses the
+      config.
   """
   folder = pathlib.Path(folder)
   config = read_hf_config(folder) if config is None else config
@@ -71,7 +78,7 @@ def open_hf_folder(folder: str | os.PathLike, *, config: ModelConfig | None = No
 
 
 def _read_headers(folder: pathlib.Path) -> dict[str, Stored]:
-  """All tensors of a folder."""
+  """Returns the places of all tensors of a folder."""
   if (folder / INDEX).exists():
     return _read_shards(folder, folder / INDEX)
   if (folder / WEIGHTS).exists():
@@ -84,17 +91,19 @@ def _read_headers(folder: pathlib.Path) -> dict[str, Stored]:
       "(from_pretrained, then save_pretrained)"
     )
   others = sorted(name for name in files if name.endswith(".safetensors"))
-  found = f"only {', '.join(others[:3])}" if others else "no weights"
-  hint = "; an adapter needs merging into its base model first" if any("adapter" in name for name in others) else ""
-  raise ValueError(f"{folder}: found {found}, expected {WEIGHTS} or {INDEX}{hint}")
+  shown = f"only {', '.join(others[:3])}" if others else "no weights"
+  hint = "; merge the adapter into its base model first" if any("adapter" in name for name in others) else ""
+  raise ValueError(f"{folder}: found {shown}, expected {WEIGHTS} or {INDEX}{hint}")
 
 
 def _read_shards(folder: pathlib.Path, index: pathlib.Path) -> dict[str, Stored]:
-  """The tensors of a folder with an index, which must agree with the files."""
+  """Returns the places of all tensors of a folder whose index must agree with its files."""
   content = read_json(index)
   weight_map = content.get("weight_map") if isinstance(content, dict) else None
   if not isinstance(weight_map, dict) or not all(isinstance(file, str) for file in weight_map.values()):
-    raise ValueError(f"{index}: weight_map: found {type(weight_map).__name__}, expected an object from tensor to file")
+    raise ValueError(
+      f"{index}: weight_map: found {type(weight_map).__name__}, expected an object that maps tensors to files"
+    )
   shards = sorted(set(weight_map.values()))
   for shard in shards:
     if pathlib.PurePath(shard).name != shard:
@@ -107,24 +116,27 @@ def _read_shards(folder: pathlib.Path, index: pathlib.Path) -> dict[str, Stored]
     stored |= safetensors.read_header(folder / shard)
   for name, shard in weight_map.items():
     if name not in stored or stored[name].file.name != shard:
-      raise ValueError(f"{folder / shard}: {name} is missing, which {INDEX} says is in this file; fetch both again")
+      raise ValueError(f"{folder / shard}: {name} is missing, though {INDEX} says it is in this file; fetch both again")
   return stored
 
 
 def _split_fused_experts(stored: dict[str, Stored]) -> dict[str, Stored]:
-  """Fused experts, [E, 2·F, D] with the gates first and [E, D, F], as the ranges of bytes that are each expert's matrices."""
-  found = {}
+  """Splits fused experts into the byte ranges of each expert's matrices.
+
+  Fused tensors are [E, 2·F, D], with the gates first, and [E, D, F].
+  """
+  split = {}
   for name, tensor in stored.items():
     fused = re.fullmatch(r"(.*\.mlp\.experts)\.(gate_up|down)_proj", name)
     if not fused or len(tensor.shape) != 3:
-      found[name] = tensor
+      split[name] = tensor
       continue
     parts = fused[2].split("_")
     num_experts, rows, columns = tensor.shape
     num_bytes = tensor.num_bytes // max(num_experts * len(parts), 1)
     for i in range(num_experts * len(parts)):
       expert, part = divmod(i, len(parts))
-      found[f"{fused[1]}.{expert}.{parts[part]}_proj.weight"] = tensor._replace(
+      split[f"{fused[1]}.{expert}.{parts[part]}_proj.weight"] = tensor._replace(
         shape=(rows // len(parts), columns), offset=tensor.offset + i * num_bytes, num_bytes=num_bytes
       )
-  return found
+  return split

@@ -1,4 +1,4 @@
-"""Checkpoints into params: tensor after tensor to its place on its devices, after every check that headers allow."""
+"""Loading of checkpoints: checks of headers first, then one tensor after another onto devices."""
 
 import functools
 import operator
@@ -22,40 +22,57 @@ from jaxrl_llm.models.model import Model, make_model
 from jaxrl_llm.pretrained import where
 from jaxrl_llm.types import Params
 
-# What may differ between the model that is built and the config that lies beside the weights.
+# Fields in which a model may differ from the config of its checkpoint.
 _OUR_CHOICES = ("dtype", "param_dtype", "remat", "lora", "attention", "max_positions")
 
 
 def open_source(path: str | os.PathLike) -> tuple[ModelConfig, TensorSource]:
-  """The model and the tensors of a checkpoint, of which only headers are read.
+  """Opens a checkpoint, and reads no more than the headers of its files.
 
   Args:
-    path: a folder that transformers saved, or a `.gguf` file; see `pretrained.where.resolve`.
+    path: Folder that transformers saved, or a `.gguf` file; see `pretrained.where.resolve`.
+
+  Returns:
+    The config of the model, and the source of its tensors.
 
   Raises:
-    ValueError: nothing there, or nothing that we can read; one line.
+    ValueError: If there is no checkpoint, or it cannot be read; the message has one line.
   """
-  found = where.resolve(path)
-  if found.is_dir():
-    return open_hf_folder(found)
-  if found.suffix != ".gguf":
-    raise ValueError(f"{found}: found a file, expected a folder with config.json and model.safetensors, or a .gguf file")
+  place = where.resolve(path)
+  if place.is_dir():
+    return open_hf_folder(place)
+  if place.suffix != ".gguf":
+    raise ValueError(
+      f"{place}: found a file, expected a folder with config.json and model.safetensors, or a .gguf file"
+    )
   from jaxrl_llm.models.files.gguf import open_gguf
 
-  return open_gguf(found)
+  return open_gguf(place)
 
 
 def read_config(path: str | os.PathLike) -> ModelConfig:
-  """The model that a checkpoint holds; reads no tensors. Path and errors are those of `open_source`."""
-  found = where.resolve(path)
-  return read_hf_config(found) if found.is_dir() else open_source(found)[0]
+  """Reads the `ModelConfig` of a checkpoint without its tensors.
+
+  Args:
+    path: Folder that transformers saved, or a `.gguf` file; see `pretrained.where.resolve`.
+
+  Raises:
+    ValueError: If there is no checkpoint, or its config cannot be read; the message has one line.
+  """
+  place = where.resolve(path)
+  return read_hf_config(place) if place.is_dir() else open_source(place)[0]
 
 
 def check_tensors(config: ModelConfig, source: TensorSource, table: Sequence[Entry] | None = None) -> None:
-  """Holds the tensors of a checkpoint against a table; None is `entries(config)`, that of a language model.
+  """Compares the tensors of a checkpoint with a table.
+
+  Args:
+    config: Config of the model.
+    source: Tensors of the checkpoint.
+    table: Expected tensors; None is `entries(config)`, those of a language model.
 
   Raises:
-    ValueError: a tensor that is missing, that nobody expects, or that has another shape.
+    ValueError: If a tensor is missing, is not expected, or has another shape.
   """
   expected = {name: entry.shape for entry in (entries(config) if table is None else table) for name in entry.names}
   missing = [name for name in expected if name not in source.shapes]
@@ -71,39 +88,53 @@ def check_tensors(config: ModelConfig, source: TensorSource, table: Sequence[Ent
     raise ValueError(f"{source.path}: found {foreign[0]}{others(foreign)} in {file}, expected no such tensor in a model of this family")
   for name, shape in expected.items():
     if tuple(source.shapes[name]) != shape:
-      found = tuple(source.shapes[name])
-      raise ValueError(f"{source.path}: {name} in {source.files[name]} has shape {found}, expected {shape} by the sizes in the config")
+      stored = tuple(source.shapes[name])
+      raise ValueError(
+        f"{source.path}: {name} in {source.files[name]} has shape {stored}, expected {shape} by the sizes in the config"
+      )
 
 
 def check_same_model(config: ModelConfig, source_config: ModelConfig, source: TensorSource) -> None:
-  """Refuses weights that belong to another model than the one that was built.
+  """Refuses the weights of another model.
+
+  Args:
+    config: Config of the model that was built.
+    source_config: Config of the checkpoint.
+    source: Source of the checkpoint's tensors, for the message.
 
   Raises:
-    ValueError: names the field in which the two differ.
+    ValueError: If the two configs differ; the message names the field.
   """
   for field in ModelConfig._fields:
-    found, asked = getattr(source_config, field), getattr(config, field)
-    if field not in _OUR_CHOICES and found != asked:
-      raise ValueError(f"{source.path}: {field}: found {found!r} in the checkpoint, expected {asked!r}, which the model was built with")
+    stored, built = getattr(source_config, field), getattr(config, field)
+    if field not in _OUR_CHOICES and stored != built:
+      raise ValueError(
+        f"{source.path}: {field}: found {stored!r} in the checkpoint, expected {built!r}, "
+        "with which the model was built"
+      )
 
 
 def load(
   path: str | os.PathLike, *, dtype: str = "float32", compute_dtype: str | None = None, mesh: Mesh | None = None, remat: str = "none"
 ) -> tuple[Model, Params]:
-  """A model and its weights from a checkpoint of transformers (Llama 3, SmolLM2, Qwen2, Qwen2.5, Qwen3, Qwen3-MoE) or a GGUF file.
+  """Loads a model and its weights from a checkpoint of transformers or a GGUF file.
+
+  The families are Llama 3, SmolLM2, Qwen2, Qwen2.5, Qwen3 and Qwen3-MoE.
 
   Args:
-    path: a folder with `config.json` and safetensors, or a `.gguf` file; see `pretrained.where.resolve`.
-    dtype: of the weights. Scales of norms and routers stay float32.
-    compute_dtype: of activations and matrix products; None is `dtype`.
-    mesh: devices to spread the weights over; None is one device.
-    remat: see `ModelConfig`.
+    path: Folder with `config.json` and safetensors, or a `.gguf` file; see
+      `pretrained.where.resolve`.
+    dtype: Dtype of the weights. Scales of norms and routers stay float32.
+    compute_dtype: Dtype of activations and matrix products; None is `dtype`.
+    mesh: Mesh over which the weights are sharded; None is one device.
+    remat: Rematerialisation policy; see `ModelConfig`.
 
   Returns:
     The model, and its params on their devices.
 
   Raises:
-    ValueError: whatever is wrong with path, files, config or mesh, in one line, before memory for the weights is taken.
+    ValueError: If path, files, config or mesh are wrong. The message has one line, and no memory
+      for the weights has been taken.
   """
   for name, value in (("dtype", dtype), ("compute_dtype", compute_dtype or dtype)):
     if value not in DTYPES:
@@ -111,21 +142,24 @@ def load(
   config, source = open_source(path)
   check_tensors(config, source)
   config = config._replace(param_dtype=dtype, dtype=compute_dtype or dtype, remat=remat)
-  model = _named(source, lambda: make_model(config, mesh=mesh))
+  model = _prefix_errors(source, lambda: make_model(config, mesh=mesh))
   return model, load_table(source, model, mesh, None)
 
 
 def load_params(path: str | os.PathLike, model: Model, *, mesh: Mesh | None = None, key: Array | None = None) -> Params:
-  """The weights of a checkpoint for a model that is already built, such as by `make_model(read_config(path)._replace(...))`.
+  """Loads the weights of a checkpoint for a model that is already built.
+
+  For example, `make_model(read_config(path)._replace(...))` builds it.
 
   Args:
-    path: as `load`.
-    model: the same model as the checkpoint's, of any dtype, with or without adapters.
-    mesh: devices to spread the weights over; None is the model's.
-    key: draws what no checkpoint has, the adapters; None is key 0.
+    path: Folder with `config.json` and safetensors, or a `.gguf` file; see
+      `pretrained.where.resolve`.
+    model: The checkpoint's model, with any dtype, and with or without adapters.
+    mesh: Mesh over which the weights are sharded; None is the model's.
+    key: Key for the adapters, which no checkpoint has; None is key 0.
 
   Raises:
-    ValueError: see `load`, and a checkpoint of another model.
+    ValueError: If `load` would raise it, or the checkpoint belongs to another model.
   """
   config, source = open_source(path)
   check_same_model(model.config, config, source)
@@ -133,8 +167,8 @@ def load_params(path: str | os.PathLike, model: Model, *, mesh: Mesh | None = No
   return load_table(source, model, model.mesh if mesh is None else mesh, key)
 
 
-def _named(source: TensorSource, call: Callable[[], Any]) -> Any:
-  """The call's result; its error begins with the checkpoint."""
+def _prefix_errors(source: TensorSource, call: Callable[[], Any]) -> Any:
+  """Returns the result of a call, and prefixes its error with the path of the checkpoint."""
   try:
     return call()
   except ValueError as error:
@@ -147,13 +181,14 @@ def load_table(source: TensorSource, model: Any, mesh: Mesh | None, key: Array |
   Args:
     source: Checkpoint whose tensors have been checked.
     model: Model with `config`, `init` and `logical_axes`.
-    mesh: Devices to spread the weights over; None is one device.
-    key: Draws what the table leaves out; None is key 0.
+    mesh: Mesh over which the weights are sharded; None is one device.
+    key: Key for the weights that are not in the table; None is key 0.
     table: Entries to read; None is `entries(model.config)`, those of a language model.
   """
   key = jax.random.key(0) if key is None else key
   shapes = jax.eval_shape(model.init, key)
-  shardings = None if mesh is None else _named(source, lambda: param_shardings(mesh, model.logical_axes, shapes))
+  make_shardings = lambda: param_shardings(mesh, model.logical_axes, shapes)
+  shardings = None if mesh is None else _prefix_errors(source, make_shardings)
   table = entries(model.config) if table is None else table
   params = _empty(model, shapes, shardings, {entry.path for entry in table}, key)
   for entry in table:
@@ -161,21 +196,23 @@ def load_table(source: TensorSource, model: Any, mesh: Mesh | None, key: Array |
     branch = functools.reduce(operator.getitem, parents, params)
     sharding = None if shardings is None else functools.reduce(operator.getitem, entry.path, shardings)
     part = _place(source, entry, sharding)
-    layout = entry._replace(layer=None, names=())  # What the program depends on, so that layers share one.
+    # Without layer and names, so that all layers share one program.
+    layout = entry._replace(layer=None, names=())
     branch[leaf] = _writer(sharding)(branch[leaf], part, entry.layer, layout=layout)
-    # One tensor in flight: without this the host would read ahead of slow devices, and hold all that it has read.
+    # One tensor in flight: otherwise the host would read ahead of slow devices and hold all tensors
+    # that it has read.
     jax.block_until_ready(branch[leaf])
   return params
 
 
 def _empty(model: Any, shapes: PyTree, shardings: PyTree | None, filled: set[tuple[str, ...]], key: Array) -> Params:
-  """Zeros where the table will write, and fresh adapters elsewhere, all in one program."""
+  """Makes zeros for the table's arrays and fresh values for the adapters, all in one program."""
 
   def start(key):
     is_filled = lambda path: tuple(part.key for part in path) in filled
     fresh = shapes
     if not all(is_filled(path) for path, _ in jax.tree_util.tree_leaves_with_path(shapes)):
-      fresh = model.init(key)  # The compiler drops all of it but the adapters.
+      fresh = model.init(key)  # The compiler keeps only the adapters.
     zeros_or = lambda path, x, y: jnp.zeros(x.shape, x.dtype) if is_filled(path) else y
     return jax.tree_util.tree_map_with_path(zeros_or, shapes, fresh)
 
@@ -184,7 +221,7 @@ def _empty(model: Any, shapes: PyTree, shardings: PyTree | None, filled: set[tup
 
 @functools.lru_cache(maxsize=64)
 def _writer(sharding: NamedSharding | None) -> Callable[..., Array]:
-  """The jitted `(array, tensors, layer, *, layout) -> array`, in place."""
+  """Makes the jitted `(array, part, layer, *, layout) -> array`, which writes in place."""
 
   def write(array: Array, part: Array, layer: Array | None, *, layout: Entry) -> Array:
     part = to_params_layout(layout, part).astype(array.dtype)
@@ -195,7 +232,10 @@ def _writer(sharding: NamedSharding | None) -> Callable[..., Array]:
 
 
 def _place(source: TensorSource, entry: Entry, sharding: NamedSharding | None) -> Array:
-  """The tensors of an entry on their devices, each with its own slice of them, in transformers' layout with the heads split off."""
+  """Puts the tensors of an entry on their devices; each device gets only its own slice.
+
+  The tensors keep transformers' layout, but with the heads split off.
+  """
   read = functools.cache(lambda name: source.read(name).reshape(entry.split))
 
   def piece(index: tuple[slice, ...]) -> np.ndarray:
@@ -213,20 +253,21 @@ def _place(source: TensorSource, entry: Entry, sharding: NamedSharding | None) -
 
 
 def logits(model: Model, params: Params, tokens: Any, *, segments: Any = None, positions: Any = None) -> Float[Array, "B T V"]:
-  """Logits of rows of tokens, in one compiled call; those at t are for token t + 1.
+  """Computes the logits of rows of tokens in one compiled call; those at t predict token t + 1.
 
   Args:
-    model: the model.
-    params: its params.
-    tokens: ids [B T], an array or lists of one length.
-    segments: which sequence of the row a token belongs to, from 1; 0 is padding. None is one sequence a row.
-    positions: of each token in its sequence; None counts from 0 in each.
+    model: Model.
+    params: Params of the model.
+    tokens: Token ids, [B T], as an array or as lists of one length.
+    segments: Number of each token's sequence in its row, from 1; 0 is padding. None is one sequence
+      per row.
+    positions: Position of each token in its sequence; None counts from 0 in each sequence.
 
   Returns:
-    float32.
+    Logits in float32.
 
   Raises:
-    ValueError: tokens that are not [B T], or ids that the model does not have.
+    ValueError: If the tokens are not [B T], or the model does not have an id.
 
   Example:
     >>> from jaxrl_llm.models import preset
@@ -242,16 +283,21 @@ def logits(model: Model, params: Params, tokens: Any, *, segments: Any = None, p
   segments, positions = (None if x is None else jnp.asarray(x, jnp.int32) for x in (segments, positions))
   for name, x in (("segments", segments), ("positions", positions)):
     if x is not None and x.shape != tokens.shape:
-      raise ValueError(f"{name}: found shape {tuple(x.shape)}, expected that of the tokens, {tuple(tokens.shape)}")
+      raise ValueError(f"{name}: found shape {tuple(x.shape)}, expected the shape of the tokens, {tuple(tokens.shape)}")
   return _compiled(model.logits)(params, jnp.asarray(tokens, jnp.int32), segments, positions)
 
 
 def _host_tokens(tokens: Any, vocab_size: int) -> np.ndarray:
-  """Tokens as an array; ids out of range would be clamped by the embedding in silence."""
+  """Converts tokens to an array, and checks their range.
+
+  The embedding would silently clamp ids that are out of range.
+  """
   try:
     tokens = np.asarray(tokens)
   except ValueError as error:
-    raise ValueError("tokens: found rows of different lengths, expected one length; pad them, with segments 0 on the padding") from error
+    raise ValueError(
+      "tokens: found rows of different lengths, expected one length; pad them, with segment 0 on the padding"
+    ) from error
   if tokens.size and not (np.issubdtype(tokens.dtype, np.integer) and tokens.min() >= 0 and tokens.max() < vocab_size):
     raise ValueError(f"tokens: found {tokens.dtype} from {tokens.min()} to {tokens.max()}, expected ids from 0 to {vocab_size - 1}")
   return tokens
@@ -259,7 +305,7 @@ def _host_tokens(tokens: Any, vocab_size: int) -> np.ndarray:
 
 @functools.lru_cache(maxsize=16)
 def _compiled(forward: Callable[..., Array]) -> Callable[..., Array]:
-  """The jitted forward pass of one model, kept so that the next call finds it compiled."""
+  """Jits the forward pass of a model, and keeps it so that the next call does not compile again."""
 
   def run(params, tokens, segments, positions):
     if positions is None:

@@ -1,8 +1,9 @@
-"""Files of safetensors: eight bytes of length, a JSON header, and the tensors' bytes one after the other.
+"""Files of safetensors: eight bytes of length, a JSON header, and the bytes of each tensor in turn.
 
-Own code and not the package of that name: its reader maps the file, so that what has been read counts as memory in use, its writer wants
-all tensors of a file at once, and its messages do not say what is wrong. The format is these few lines; the tests read what is written
-here with that package.
+This module does not use the package of that name, for three reasons. Its reader maps the file, so
+that all bytes read so far count as memory in use. Its writer takes all tensors of a file at once.
+Its messages do not say what is wrong. The format takes only these few lines, and the tests read the
+files written here with that package.
 """
 
 import json
@@ -16,20 +17,28 @@ import jax.numpy as jnp
 import numpy as np
 
 DTYPES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
-"""The dtypes that weights have, by the format's names."""
+"""Dtypes of weights by their names in the format."""
 
-_MAX_HEADER_BYTES = 100_000_000  # As the format has it.
+_MAX_HEADER_BYTES = 100_000_000  # Limit of the format.
 _FOREIGN = {
-  b"version https://git-lfs": "a pointer of Git LFS in the place of the weights; fetch them with `git lfs pull`",
+  b"version https://git-lfs": "a pointer of Git LFS in place of the weights; fetch them with `git lfs pull`",
   b"PK\x03\x04": "a pickle of PyTorch; convert it to safetensors, a pickle can run code and is never opened",
   b"\x80\x02": "a pickle of PyTorch; convert it to safetensors, a pickle can run code and is never opened",
   b"GGUF": "a GGUF file; name it .gguf",
-  b"<": "a web page in the place of the weights; download the file again",
+  b"<": "a web page in place of the weights; download the file again",
 }
 
 
 class Stored(NamedTuple):
-  """Where a tensor lies: its dtype as the format names it, such as "BF16", and the offset of its first byte in the file."""
+  """The place of a tensor in a file.
+
+  Attributes:
+    file: Path of the file.
+    dtype: Dtype by its name in the format, such as "BF16".
+    shape: Shape of the tensor.
+    offset: Offset of its first byte in the file.
+    num_bytes: Number of its bytes.
+  """
 
   file: pathlib.Path
   dtype: str
@@ -39,10 +48,10 @@ class Stored(NamedTuple):
 
 
 def read_header(path: pathlib.Path) -> dict[str, Stored]:
-  """Where each tensor of a file lies, by name and in the order of the file.
+  """Reads the place of each tensor of a file, by name and in the order of the file.
 
   Raises:
-    ValueError: a file of another format, or one that is cut off.
+    ValueError: If the file has another format, or is cut off.
   """
   num_bytes = path.stat().st_size
   with path.open("rb") as file:
@@ -69,12 +78,14 @@ def read_header(path: pathlib.Path) -> dict[str, Stored]:
     ) from error
   end = max((tensor.offset + tensor.num_bytes for tensor in stored.values()), default=8 + length)
   if end > num_bytes:
-    raise ValueError(f"{path}: found {num_bytes} bytes, expected {end} by its header; it is cut off, fetch it again")
+    raise ValueError(
+      f"{path}: found {num_bytes} bytes, expected {end} by its header; the file is cut off, fetch it again"
+    )
   return stored
 
 
 def _stored(path: pathlib.Path, start: int, fields: Any) -> Stored:
-  """One entry of a header, checked."""
+  """Checks and returns one entry of a header."""
   if not isinstance(fields, dict):
     raise ValueError(f"a tensor described by {fields!r}")
   begin, end = fields["data_offsets"]
@@ -88,7 +99,7 @@ def _stored(path: pathlib.Path, start: int, fields: Any) -> Stored:
 
 
 def read_tensor(stored: Stored) -> np.ndarray:
-  """The tensor, read into memory of its own."""
+  """Reads a tensor into memory of its own."""
   data = np.fromfile(stored.file, np.uint8, count=stored.num_bytes, offset=stored.offset)
   if data.nbytes != stored.num_bytes:
     raise ValueError(
@@ -98,18 +109,23 @@ def read_tensor(stored: Stored) -> np.ndarray:
 
 
 def write_file(path: pathlib.Path, layout: dict[str, tuple[tuple[int, ...], str]], tensors: Iterable[np.ndarray]) -> None:
-  """Writes tensors to a file; no two of them are held at once.
+  """Writes tensors to a file, and holds only one of them at a time.
 
-  `layout` is name to shape and dtype, such as "bfloat16", in the order of the tensors.
+  Args:
+    path: Path of the file.
+    layout: Shape and dtype (such as "bfloat16") of each tensor by name, in the order of the
+      tensors.
+    tensors: Tensors to write.
   """
   code = {dtype: name for name, dtype in DTYPES.items()}
-  header, offset = {"__metadata__": {"format": "pt"}}, 0  # Without this word transformers does not open a file.
+  # transformers does not open a file without this format entry.
+  header, offset = {"__metadata__": {"format": "pt"}}, 0
   for name, (shape, dtype) in layout.items():
     end = offset + math.prod(shape) * jnp.dtype(dtype).itemsize
     header[name] = {"dtype": code[dtype], "shape": list(shape), "data_offsets": [offset, end]}
     offset = end
   text = json.dumps(header, separators=(",", ":")).encode()
-  text += b" " * (-len(text) % 8)  # So that the tensors begin at a multiple of 8.
+  text += b" " * (-len(text) % 8)  # The tensors must begin at a multiple of 8.
   with path.open("wb") as file:
     file.write(len(text).to_bytes(8, "little") + text)
     for (name, (shape, dtype)), tensor in zip(layout.items(), tensors, strict=True):

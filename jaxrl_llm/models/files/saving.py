@@ -1,4 +1,4 @@
-"""Params into a folder that transformers, vLLM and the rest of that world open."""
+"""Saving of params to folders that transformers, vLLM and related tools open."""
 
 import functools
 import itertools
@@ -44,26 +44,30 @@ def save_hf(
   max_shard_bytes: int = 2_000_000_000,
   tokenizer_from: str | os.PathLike | None = None,
 ) -> None:
-  """Saves a model in the layout of the checkpoints that are published, with adapters merged into their weights.
+  """Saves a model in the layout of published checkpoints, with adapters merged into their weights.
 
-  Of the weights one tensor (for experts, one kind of one layer) is in host memory at a time. The folder appears when it is whole.
+  Host memory holds one tensor at a time (for experts, one kind of one layer). The folder appears
+  only when it is complete.
 
   Args:
-    path: the folder, which is made and must not hold anything.
-    model: the model.
-    params: its params, on any devices.
-    dtype: of the saved weights; None saves each array as it is held, which for bfloat16 weights leaves norms and routers in float32.
-    max_shard_bytes: size above which the weights are split into several files with an index.
-    tokenizer_from: a folder to copy tokenizer, chat template and generation config from, such as the one that the model was loaded from.
+    path: Folder to write, which must be new or empty.
+    model: Model.
+    params: Params of the model, on any devices.
+    dtype: Dtype of the saved weights. None saves each array in its own dtype, so that norms and
+      routers of bfloat16 weights stay float32.
+    max_shard_bytes: Size above which the weights are split into several files with an index.
+    tokenizer_from: Folder from which tokenizer, chat template and generation config are copied,
+      such as the one from which the model was loaded.
 
   Raises:
-    ValueError: a folder that is not empty, an unknown dtype, a folder without a tokenizer, a model that transformers does not have.
+    ValueError: If the folder is not empty, the dtype is unknown, `tokenizer_from` has no tokenizer,
+      or transformers does not have the model.
 
   Note:
-    On several hosts all of them call this, and the first one writes.
+    On several hosts all of them must call this; the first one writes.
   """
   options = dict(dtype=dtype, max_shard_bytes=max_shard_bytes, tokenizer_from=tokenizer_from)
-  _check(path, **options)  # Before adapters are merged, which takes a while.
+  _check(path, **options)  # Before the adapters are merged, which takes a while.
   raw = to_hf_config(model.config)
   if model.config.lora is not None:
     model, params = merge(model, params)
@@ -81,10 +85,13 @@ def save_table(
   tokenizer_from: str | os.PathLike | None = None,
   notes: Mapping[str, Mapping[str, Any]] = MappingProxyType({}),
 ) -> None:
-  """Saves the tensors of a table; see `save_hf`, which is this for a language model, for what is not described here.
+  """Saves the tensors of a table.
+
+  `save_hf` does this for a language model, and describes the other arguments.
 
   Args:
-    raw: Content of `config.json`; `dtype` and the token ids beside the tokenizer replace its own dtype and its ids that are null.
+    raw: Content of `config.json`. `dtype` replaces its own dtype, and the token ids beside the
+      tokenizer replace its ids that are null.
     table: Tensors and their places in the params.
     notes: Further JSON files by name.
   """
@@ -95,7 +102,7 @@ def save_table(
   shards = _plan(table, params, dtype, max_shard_bytes)
   tensors = _tensors(table, params, dtype)
   if jax.process_index():
-    for _ in tensors:  # Takes part in gathering every tensor, and drops it.
+    for _ in tensors:  # Takes part in gathering every tensor, and discards it.
       continue
     return
   path.parent.mkdir(parents=True, exist_ok=True)
@@ -113,10 +120,12 @@ def save_table(
 def _check(
   path: str | os.PathLike, dtype: str | None, max_shard_bytes: int, tokenizer_from: str | os.PathLike | None
 ) -> list[pathlib.Path]:
-  """Refuses what cannot be saved or where, before anything is computed; returns the files to copy."""
+  """Refuses wrong arguments before anything is computed, and returns the files to copy."""
   path = pathlib.Path(path)
   if dtype is not None and dtype not in DTYPES:
-    raise ValueError(f"dtype: found {dtype!r}, expected one of {', '.join(DTYPES)}, or None for that of the params")
+    raise ValueError(
+      f"dtype: found {dtype!r}, expected one of {', '.join(DTYPES)}, or None for the dtypes of the params"
+    )
   if max_shard_bytes < 1:
     raise ValueError(f"max_shard_bytes: found {max_shard_bytes}, expected a positive number of bytes")
   if path.exists() and not (path.is_dir() and not any(path.iterdir())):
@@ -124,14 +133,16 @@ def _check(
   if tokenizer_from is None:
     return []
   folder = pathlib.Path(tokenizer_from)
-  found = [folder / name for name in TOKENIZER_FILES if (folder / name).is_file()]
-  if not found:
-    raise ValueError(f"tokenizer_from: found no tokenizer in {folder}, expected a folder with tokenizer.json or its like")
-  return found + [folder / GENERATION] * (folder / GENERATION).is_file()
+  files = [folder / name for name in TOKENIZER_FILES if (folder / name).is_file()]
+  if not files:
+    raise ValueError(
+      f"tokenizer_from: found no tokenizer in {folder}, expected a folder with tokenizer.json or a similar file"
+    )
+  return files + [folder / GENERATION] * (folder / GENERATION).is_file()
 
 
 def _token_ids(tokenizer_from: str | os.PathLike | None) -> dict:
-  """The ids that the config beside the tokenizer names."""
+  """Reads the token ids in the config beside the tokenizer."""
   if tokenizer_from is None or not (pathlib.Path(tokenizer_from) / CONFIG).is_file():
     return {}
   source = read_json(pathlib.Path(tokenizer_from) / CONFIG)
@@ -143,7 +154,7 @@ def _leaf(params: Params, entry: Entry):
 
 
 def _plan(table: Sequence[Entry], params: Params, dtype: str | None, max_shard_bytes: int) -> list[dict]:
-  """Name to shape and dtype for each file, in the order of the table."""
+  """Plans the files: for each one the shape and dtype of its tensors by name, in table order."""
   shards, used = [{}], 0
   for entry in table:
     stored = dtype or jnp.dtype(_leaf(params, entry).dtype).name
@@ -158,7 +169,7 @@ def _plan(table: Sequence[Entry], params: Params, dtype: str | None, max_shard_b
 
 
 def _tensors(table: Sequence[Entry], params: Params, dtype: str | None) -> Iterator[np.ndarray]:
-  """All tensors in the order of the table."""
+  """Yields all tensors in the order of the table."""
   for entry in table:
     array = _on_host(_leaf(params, entry), entry.layer, dtype)
     for part in array if entry.over_experts else [array]:
@@ -166,18 +177,19 @@ def _tensors(table: Sequence[Entry], params: Params, dtype: str | None) -> Itera
 
 
 def _on_host(array, layer: int | None, dtype: str | None) -> np.ndarray:
-  """An array, or one layer of it, whole and in the stored dtype."""
+  """Copies an array, or one layer of it, to the host, whole and in the stored dtype."""
   if not isinstance(array, jax.Array):
     array = array if layer is None else array[layer]
     return np.asarray(array).astype(jnp.dtype(dtype or array.dtype))
-  sharding = array.sharding  # Gathered onto every device, so that each host has it.
+  sharding = array.sharding
+  # Gathered onto every device, so that each host has the array.
   whole = NamedSharding(sharding.mesh, PartitionSpec()) if isinstance(sharding, NamedSharding) else sharding
-  return np.asarray(_taker(whole, dtype or array.dtype.name)(array, layer))
+  return np.asarray(_gather_fn(whole, dtype or array.dtype.name)(array, layer))
 
 
 @functools.lru_cache(maxsize=64)
-def _taker(whole: Sharding, dtype: str) -> Callable[..., jax.Array]:
-  """The jitted `(array, layer) -> array`, kept so that layers share one program."""
+def _gather_fn(whole: Sharding, dtype: str) -> Callable[..., jax.Array]:
+  """Makes the jitted `(array, layer) -> array`, and keeps it so that layers share one program."""
 
   def take(array, layer):
     array = array if layer is None else jax.lax.dynamic_index_in_dim(array, layer, keepdims=False)
@@ -187,7 +199,7 @@ def _taker(whole: Sharding, dtype: str) -> Callable[..., jax.Array]:
 
 
 def _write_shards(folder: pathlib.Path, shards: list[dict], tensors: Iterator[np.ndarray]) -> None:
-  """The weights, and the index where there are several files."""
+  """Writes the weights and, if there are several files, their index."""
   if len(shards) == 1:
     write_file(folder / WEIGHTS, shards[0], tensors)
     return

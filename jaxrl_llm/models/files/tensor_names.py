@@ -1,4 +1,4 @@
-"""The one table between the tensors of a transformers checkpoint and the arrays of our params, for reading and for writing."""
+"""The table from tensors of a transformers checkpoint to arrays of the params, and back."""
 
 import math
 from typing import Any, NamedTuple
@@ -7,19 +7,19 @@ from jaxrl_llm.models.config import ModelConfig
 
 
 class Entry(NamedTuple):
-  """One place in the params and the tensors that fill it.
+  """A place in the params and the tensors that fill it.
 
-  A tensor becomes ours by `tensor.reshape(split).transpose(order)`: linear maps of transformers are [out, in], ours [in, out], with the
-  heads as an axis of their own.
+  `tensor.reshape(split).transpose(order)` has the layout of the params. Linear maps are [out, in]
+  in transformers, and [in, out] in the params, with the heads as an axis of their own.
 
   Attributes:
-    path: of the array in the params tree.
-    layer: index on the array's leading axis; None for an array that is not stacked.
-    names: the tensor, or one for each expert in their order.
-    shape: of each tensor.
-    split: its shape with the heads split off.
-    order: axes of `split` in our order.
-    over_experts: whether the array has an axis of experts after that of layers.
+    path: Path of the array in the params tree.
+    layer: Index on the array's leading axis; None for an array that is not stacked.
+    names: Name of the tensor, or one name for each expert in the order of the experts.
+    shape: Shape of each tensor.
+    split: Shape with the heads split off.
+    order: Axes of `split` in the order of the params.
+    over_experts: Whether the array has an axis of experts after the axis of layers.
   """
 
   path: tuple[str, ...]
@@ -31,13 +31,17 @@ class Entry(NamedTuple):
   over_experts: bool = False
 
 
-# Tensors that some exporters store and nobody needs: they follow from the config.
+# Tensors that some exporters store although they follow from the config.
 IGNORED_SUFFIXES = (".rotary_emb.inv_freq",)
 TIED_HEAD = "lm_head.weight"
 
 
 def _attention_rows(config: ModelConfig) -> list[tuple]:
-  """Path in the block, name, shape of transformers, shape with heads, order."""
+  """Lists the tensors of attention and norms of a block.
+
+  Each row is the path in the block, the name and shape in transformers, the shape with heads, and
+  the order of the axes.
+  """
   d, c = config.d_model, config.head_dim
   rows = [
     ("attention_norm/scale", "input_layernorm.weight", (d,), (d,), (0,)),
@@ -54,7 +58,10 @@ def _attention_rows(config: ModelConfig) -> list[tuple]:
 
 
 def _mlp_rows(config: ModelConfig, sparse: bool) -> list[tuple]:
-  """As `_attention_rows`; `*` in a name stands for the expert."""
+  """Lists the tensors of the MLP of a block, as in `_attention_rows`.
+
+  `*` in a name stands for the expert.
+  """
   d = config.d_model
   width = config.experts.d_ff if sparse else config.d_ff
   prefix = "mlp.experts.*." if sparse else "mlp."
@@ -67,7 +74,9 @@ def _mlp_rows(config: ModelConfig, sparse: bool) -> list[tuple]:
 
 
 def entries(config: ModelConfig) -> list[Entry]:
-  """The table of a model, in the order of a checkpoint's files: embedding, layer by layer, final norm, head.
+  """Makes the table of a model in the order of a checkpoint's files.
+
+  The order is the embedding, layer after layer, the final norm, and the head.
 
   Example:
     >>> from jaxrl_llm.models import preset
@@ -93,7 +102,15 @@ def entries(config: ModelConfig) -> list[Entry]:
 
 
 def to_params_layout(entry: Entry, tensor: Any) -> Any:
-  """A tensor of transformers, or with a leading axis a stack of them over experts, in our layout: a view, of NumPy or JAX."""
+  """Brings a tensor of transformers into the layout of the params.
+
+  Args:
+    entry: Entry of the tensor.
+    tensor: Tensor, or for experts a stack of tensors along a leading axis. NumPy or JAX.
+
+  Returns:
+    A view of the tensor.
+  """
   if not entry.over_experts:
     return tensor.reshape(entry.split).transpose(entry.order)
   order = (0, *(axis + 1 for axis in entry.order))
@@ -101,13 +118,13 @@ def to_params_layout(entry: Entry, tensor: Any) -> Any:
 
 
 def to_hf_layout(entry: Entry, array: Any) -> Any:
-  """The inverse of `to_params_layout` for one tensor, without the axis of experts."""
+  """Inverts `to_params_layout` for one tensor, without the axis of experts."""
   inverse = sorted(range(len(entry.order)), key=entry.order.__getitem__)
   return array.transpose(inverse).reshape(entry.shape)
 
 
 def num_params(config: ModelConfig) -> int:
-  """Number of weights, adapters not counted.
+  """Counts the weights of a model without adapters.
 
   Example:
     >>> from jaxrl_llm.models import preset
@@ -118,6 +135,6 @@ def num_params(config: ModelConfig) -> int:
 
 
 def num_active_params(config: ModelConfig) -> int:
-  """Number of weights that take part in one token: of the experts, those that it visits."""
+  """Counts the weights that take part in one token, which visits only some of the experts."""
   visited = lambda entry: config.experts.top_k if entry.over_experts else 1
   return sum(visited(entry) * math.prod(entry.shape) for entry in entries(config))

@@ -1,4 +1,4 @@
-"""Where a checkpoint's tensors come from, whatever the format of its files."""
+"""The source of a checkpoint's tensors, independent of the format of its files."""
 
 import pathlib
 from collections.abc import Callable
@@ -11,11 +11,11 @@ class TensorSource(NamedTuple):
   """A checkpoint whose headers have been read and whose tensors have not.
 
   Attributes:
-    path: of the checkpoint, for messages.
-    shapes: shape of each tensor under transformers' names and in its layout.
-    dtypes: how each tensor is stored, such as "float32", "bfloat16" or "Q4_1".
-    read: name to tensor, in float32, bfloat16 or float16; reads that tensor alone.
-    files: file of each tensor, for messages.
+    path: Path of the checkpoint, for messages.
+    shapes: Shape of each tensor, under transformers' names and in its layout.
+    dtypes: Stored type of each tensor, such as "float32", "bfloat16" or "Q4_1".
+    read: Function from name to tensor (float32, bfloat16 or float16) that reads only that tensor.
+    files: File of each tensor, for messages.
   """
 
   path: pathlib.Path

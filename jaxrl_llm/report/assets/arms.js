@@ -50,16 +50,16 @@ function showResults(host, arms) {
       isNumber(result.steps) ? format(result.steps) : null, isNumber(result.seconds) ? formatSeconds(result.seconds) : null,
       states(arm.runs) + (result.so_far ? ", so far" : "")]));
   });
-  const head = ["Arm", "Seeds", "Accuracy at the start", "Accuracy at the end", "Gain, points", "Against the first arm, points", "Tokens",
+  const head = ["Arm", "Seeds", "Accuracy at the start", "Accuracy at the end", "Gain, points", "Difference from the first arm, points", "Tokens",
     "RL steps", "Wall time", "Runs"];
   host.append(make("h2", {}, "Results"), make("p", { class: "lead" }, "Means over seeds, with Student's 95% interval over seeds in brackets. "
-    + "The difference to the first arm is paired: of each seed that both arms have."), table(head, rows));
+    + "The difference from the first arm is paired over the seeds that both arms have."), table(head, rows));
 }
 
 function showDifferences(host, arms, fields) {
-  host.append(make("h2", {}, "What differs"));
+  host.append(make("h2", {}, "Differences"));
   if (!fields.length) {
-    host.append(make("p", { class: "empty" }, arms.length > 1 ? "Nothing that the configs say." : "One arm: its runs differ in their seed only."));
+    host.append(make("p", { class: "empty" }, arms.length > 1 ? "The configs do not differ." : "There is one arm, whose runs differ only in their seed."));
     return;
   }
   const write = (value) => (value === null ? "None" : visible(typeof value === "string" ? value : JSON.stringify(value)));

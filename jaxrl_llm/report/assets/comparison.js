@@ -33,7 +33,7 @@ function drawComparison(panel, arms, axes) {
       make("li", { title: arms[arm].name }, swatch(arm), make("span", { class: "short" }, visible(arms[arm].name)), values[i])));
     at.textContent = "";
     if (!shown.length) {
-      const why = panel.curves[view.axis].length ? "all arms are hidden" : `not known against ${axes[view.axis]}`;
+      const why = panel.curves[view.axis].length ? "all arms are hidden" : `no data for ${axes[view.axis]}`;
       drawing.append(make("text", { x: width / 2, y: 100, "text-anchor": "middle" }, why));
       return;
     }
@@ -164,10 +164,10 @@ function showComparison() {
   showComparedCurves(at("curves"), data);
   showDifferences(at("config"), data.arms, data.fields);
   showRuns(at("runs"), data.arms);
-  for (const [id, name] of [["results", "Results"], ["curves", "Curves"], ["config", "What differs"], ["runs", "Runs"]]) {
+  for (const [id, name] of [["results", "Results"], ["curves", "Curves"], ["config", "Differences"], ["runs", "Runs"]]) {
     at("nav").append(make("a", { href: `#${id}` }, name));
   }
-  at("foot").append("Made by jaxrl_llm from metrics.jsonl, config.json and summary.json of each run. It needs no network.");
+  at("foot").append("Made by jaxrl_llm from metrics.jsonl, config.json and summary.json of each run. This page needs no network.");
 }
 
 showComparison();

@@ -50,7 +50,7 @@ function tiles(header) {
 
 function commandLine(command) {
   const button = make("button", { type: "button", onclick: async () => {
-    try { await navigator.clipboard.writeText(command); button.textContent = "Copied"; } catch { button.textContent = "Select it by hand"; }
+    try { await navigator.clipboard.writeText(command); button.textContent = "Copied"; } catch { button.textContent = "Select it manually"; }
     setTimeout(() => { button.textContent = "Copy"; }, 1500);
   } }, "Copy");
   return make("div", { class: "command" }, make("code", {}, visible(command)), button);
@@ -90,7 +90,7 @@ function showPage() {
   for (const [id, name] of [["curves", "Curves"], ["rollouts", "Rollouts"], ["config", "Config"]]) {
     if (at(id).children.length) at("nav").append(make("a", { href: `#${id}` }, name));
   }
-  at("foot").append("Made by jaxrl_llm from metrics.jsonl, samples.jsonl, config.json and summary.json. It needs no network.");
+  at("foot").append("Made by jaxrl_llm from metrics.jsonl, samples.jsonl, config.json and summary.json. This page needs no network.");
 }
 
 showPage();

@@ -21,15 +21,15 @@ const PANELS = [
     { title: "SAPO gate", series: [["advantage > 0", "sapo/gate_pos"], ["advantage < 0", "sapo/gate_neg"]] },
     { title: "Importance ratio", log: "auto",
       series: [["max", "ratio/max", 1], ["99th percentile", "ratio/p99", 3], ["mean", "ratio/mean", 0], ["min", "ratio/min", 2]] },
-    { title: "Sampler to learner gap", unit: "nats, log axis", log: true,
+    { title: "Gap between sampler and learner", unit: "nats, log axis", log: true,
       series: [["largest", "rollout_corr/logprob_abs_diff/max", 1], ["mean", "rollout_corr/logprob_abs_diff/mean", 0]] },
   ] },
   { group: "Experts", panels: [
-    { title: "Experts that change", unit: "%", zero: true, series: [["by an update", "moe/expert_change/update"],
-      ["sampler to learner", "moe/expert_change/sampler"], ["since the replayed routes", "moe/replay_expert_change"]] },
+    { title: "Changed experts", unit: "%", zero: true, series: [["by an update", "moe/expert_change/update"],
+      ["between sampler and learner", "moe/expert_change/sampler"], ["from the replayed routes", "moe/replay_expert_change"]] },
     { title: "Load of the busiest expert", unit: "even shares", zero: true, series: [["mean over layers", "moe/load_max"]] },
     { title: "Experts without a token", unit: "%", zero: true, series: [["", "moe/unused"]] },
-    { title: "Replayed routes that were missing", unit: "%", zero: true, series: [["", "moe/replay_fallback"]] },
+    { title: "Missing routes in the replay", unit: "%", zero: true, series: [["", "moe/replay_fallback"]] },
   ] },
   { group: "Optimizer", panels: [
     { title: "Loss", series: [["total", "actor/loss"], ["policy", "actor/pg_loss"]] },
@@ -44,7 +44,7 @@ const PANELS = [
     { title: "Warm-start gradient norm", phase: "warm_start", log: "auto", series: [["before clipping", "actor/grad_norm"]] },
   ] },
   { group: "Alarms", panels: [
-    { title: "Alarms that are on", unit: "of the step", kind: "stack", series: [["", /^alarm\/(.+)$/]] },
+    { title: "Active alarms", unit: "of the step", kind: "stack", series: [["", /^alarm\/(.+)$/]] },
   ] },
   { group: "Speed", panels: [
     { title: "Time per step", unit: "seconds", kind: "stack",

@@ -39,10 +39,10 @@ function showRollouts(host, samples) {
     ended: select("Ended", ["all", "by itself", "cut"]),
     sort: select("Sort", Object.keys(SORTS).filter((name) => sortable(samples, name))),
   };
-  const low = make("input", { type: "number", step: "any", placeholder: "least", "aria-label": "least reward" });
-  const high = make("input", { type: "number", step: "any", placeholder: "most", "aria-label": "greatest reward" });
-  const shortest = make("input", { type: "number", min: 0, placeholder: "least", "aria-label": "least tokens" });
-  const longest = make("input", { type: "number", min: 0, placeholder: "most", "aria-label": "most tokens" });
+  const low = make("input", { type: "number", step: "any", placeholder: "min", "aria-label": "minimum reward" });
+  const high = make("input", { type: "number", step: "any", placeholder: "max", "aria-label": "maximum reward" });
+  const shortest = make("input", { type: "number", min: 0, placeholder: "min", "aria-label": "minimum number of tokens" });
+  const longest = make("input", { type: "number", min: 0, placeholder: "max", "aria-label": "maximum number of tokens" });
   const text = make("input", { type: "search", placeholder: "in prompt, response, answer" });
   const list = make("div", { class: "list" }), pagers = [make("div", { class: "pager" }), make("div", { class: "pager" })];
   const histogram = rewardHistogram((from, to) => { low.value = from; high.value = to; update(); });
@@ -102,7 +102,7 @@ function fillPager(pager, kept, total, page, go) {
 
 function rewardHistogram(pick) {
   const drawing = make("svg", { height: 150, viewBox: "0 0 330 150", role: "img", "aria-label": "Histogram of rewards" });
-  const caption = make("figcaption", {}, make("h3", {}, "Rewards"), make("span", { class: "at" }, "a bar picks its range"));
+  const caption = make("figcaption", {}, make("h3", {}, "Rewards"), make("span", { class: "at" }, "click a bar to filter by its range"));
   const card = make("figure", { class: "card" }, caption, drawing);
   function draw(rows) {
     const rewards = rows.map((row) => row.reward).filter(isNumber);

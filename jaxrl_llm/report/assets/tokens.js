@@ -63,7 +63,7 @@ function heatMap(row) {
     legend.replaceChildren(low, make("i", { class: heat.legend }), high);
     if (row.silent) legend.append(make("u", {}, "no gradient"));
     if (Array.isArray(row.written) && row.written.includes(0)) legend.append(make("em", {}, "a reply, read and not written"));
-    const after = kinds.length > 1 ? " All but the log-probability, the sampler's, are those of the policy after the step's updates." : "";
+    const after = kinds.length > 1 ? " The log-probability is the sampler's; all other numbers are those of the policy after the step's updates." : "";
     readout.textContent = `Point at a token for its numbers.${after}`;
     box.replaceChildren(...values.map((value, i) => {
       const [label, breaks] = tokenText(row, i);

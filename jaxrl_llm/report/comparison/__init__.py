@@ -1,9 +1,10 @@
-"""Runs side by side: `python -m jaxrl_llm.report runs/a runs/b ...`, or the folder of a sweep.
+"""The comparison of runs: `python -m jaxrl_llm.report runs/a runs/b ...`, or the folder of a sweep.
 
-Runs whose configs differ in their seed only are one arm, shown as a mean with its 95 % interval over seeds. The page is made like that of
-one run: a single file that opens without a network.
+Runs whose configs differ only in their seed form one arm, which is shown as a mean with its 95 %
+interval over seeds. Like the page of one run, the page is a single file that opens without a
+network.
 """
 
-from jaxrl_llm.report.comparison.comparing import EmptyComparisonError, load, page_data, write_comparison
+from jaxrl_llm.report.comparison.comparing import EmptyComparisonError, load_arms, page_data, write_comparison
 
-__all__ = ["EmptyComparisonError", "load", "page_data", "write_comparison"]
+__all__ = ["EmptyComparisonError", "load_arms", "page_data", "write_comparison"]

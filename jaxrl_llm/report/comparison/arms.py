@@ -1,4 +1,4 @@
-"""Which runs repeat one another with other seeds, what sets the others apart, and what came out."""
+"""The arms of a comparison: groups of runs that differ only in their seed, and their results."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -10,19 +10,25 @@ from jaxrl_llm.report.comparison.runs import RunRecord
 from jaxrl_llm.report.data import is_number, series
 
 UNCOUNTED = ("log.", "checkpoint.", "profile.", "watchdog.", "alarms.")
-"""Sections of a config that change nothing of what is learned: runs that differ in these only, or in `seed`, are one arm."""
+"""Sections of a config that do not affect learning.
+
+Runs that differ only in these or in `seed` form one arm.
+"""
 
 MAX_NAMED = 3
-"""Fields of a name; where arms differ in more, as few as tell them apart."""
+"""Maximum number of differing fields that all go into a name.
+
+From more fields, the fewest that distinguish the arms are chosen.
+"""
 
 
 class Arm(NamedTuple):
-  """Runs that differ in their seed only.
+  """Runs that differ only in their seed.
 
   Attributes:
-    name: What sets it apart from the other arms.
-    runs: Its runs, in the order given.
-    config: Fields that all of its runs share.
+    name: Name that distinguishes the arm from the others.
+    runs: Runs of the arm, in the given order.
+    config: Fields that all runs of the arm share.
   """
 
   name: str
@@ -36,7 +42,7 @@ class Interval(NamedTuple):
   Attributes:
     mean: Mean over the seeds.
     low: Lower end; None with fewer than two seeds.
-    high: Upper end.
+    high: Upper end; None with fewer than two seeds.
     n: Number of seeds.
   """
 
@@ -47,13 +53,13 @@ class Interval(NamedTuple):
 
 
 def t_factor(n: int) -> float:
-  """Half the width of Student's 95 % interval for a mean of n numbers, in standard errors.
+  """Returns half the width of Student's 95 % interval for a mean of n numbers, in standard errors.
 
   Example:
     >>> round(t_factor(3), 3)
     4.303
   """
-  from scipy.special import stdtrit  # jax needs scipy, so it is there.
+  from scipy.special import stdtrit  # Always installed, since jax requires scipy.
 
   return float(stdtrit(n - 1, 0.975))
 
@@ -62,7 +68,7 @@ def interval(values: Sequence[float]) -> Interval | None:
   """Returns the mean over seeds with Student's 95 % interval; None without a value.
 
   Args:
-    values: One value a seed. A single one has no interval: nothing is known of how seeds scatter.
+    values: One value per seed. A single value has no interval, since the variance is unknown.
 
   Example:
     >>> [round(x, 3) for x in interval([0.5, 0.6, 0.7])]
@@ -80,14 +86,19 @@ def interval(values: Sequence[float]) -> Interval | None:
 
 
 def group(runs: Sequence[RunRecord]) -> list[Arm]:
-  """Arms, in the order of their first runs. A run without a config is an arm by itself."""
-  together: dict[str, list[RunRecord]] = {}
+  """Groups runs into arms, in the order of their first runs.
+
+  A run without a config is an arm of its own.
+  """
+  groups: dict[str, list[RunRecord]] = {}
   for run in runs:
     counted = {field: value for field, value in run.config.items() if _counts(field)}
-    together.setdefault(_canonical(counted) if run.config else f"{run.path}", []).append(run)
-  configs = [{field: value for field, value in members[0].config.items() if _counts(field)} for members in together.values()]
-  names = arm_names(configs, [members[0].name for members in together.values()])
-  return [Arm(name, members, config) for name, members, config in zip(names, together.values(), configs, strict=True)]
+    groups.setdefault(_canonical(counted) if run.config else f"{run.path}", []).append(run)
+  configs = [
+    {field: value for field, value in members[0].config.items() if _counts(field)} for members in groups.values()
+  ]
+  names = arm_names(configs, [members[0].name for members in groups.values()])
+  return [Arm(name, members, config) for name, members, config in zip(names, groups.values(), configs, strict=True)]
 
 
 def _counts(field: str) -> bool:
@@ -95,7 +106,7 @@ def _counts(field: str) -> bool:
 
 
 def differences(configs: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
-  """Fields in which configs differ, with the value in each; "–" where a config has no such field."""
+  """Returns the fields in which configs differ, with the value in each, or "–" if missing."""
   fields = dict.fromkeys(field for config in configs if config for field in config)
   rows = {field: [config.get(field, "–") for config in configs] for field in fields}
   known = [i for i, config in enumerate(configs) if config]
@@ -103,7 +114,7 @@ def differences(configs: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
 
 
 def _canonical(value: Any) -> str:
-  """A setting as text that is the same for equal settings: 1 is 1.0, and not True."""
+  """Encodes a setting as text that is the same for equal settings: 1 equals 1.0, but not True."""
   if isinstance(value, dict):
     return json.dumps({name: _canonical(item) for name, item in value.items()}, sort_keys=True)
   if isinstance(value, list):
@@ -112,33 +123,39 @@ def _canonical(value: Any) -> str:
 
 
 def arm_names(configs: Sequence[Mapping[str, Any]], fallbacks: Sequence[str]) -> list[str]:
-  """Returns names that say what sets each arm apart.
+  """Returns names that distinguish the arms.
 
   Args:
-    configs: Configs of the arms; an empty one takes its fallback.
-    fallbacks: Names of arms without a config.
+    configs: Configs of the arms. An arm with an empty config gets its fallback.
+    fallbacks: Names of the arms without a config.
 
   Example:
     >>> arm_names([{"objective.clip_low": 3e-4, "num_steps": 80}, {"objective.clip_low": 0.2, "num_steps": 80}], ["a", "b"])
     ['clip_low=3e-4', 'clip_low=0.2']
   """
-  found = differences(configs)
-  fields = sorted(found, key=lambda field: field != "objective.name")  # First what matters most; the rest as the configs have them.
+  values = differences(configs)
+  # The objective matters most. All other fields keep the order of the configs.
+  fields = sorted(values, key=lambda field: field != "objective.name")
   known = [i for i, config in enumerate(configs) if config]
-  if fields[:1] == ["objective.name"] and len({_canonical(found["objective.name"][i]) for i in known}) == len(known):
-    fields = [field for field in fields if field == "objective.name" or not field.startswith("objective.")]  # The name stands for them.
+  if fields[:1] == ["objective.name"] and len({_canonical(values["objective.name"][i]) for i in known}) == len(known):
+    # The name of the objective represents its settings.
+    fields = [field for field in fields if field == "objective.name" or not field.startswith("objective.")]
   if len(fields) > MAX_NAMED:
-    fields = _telling(found, fields, known)
+    fields = _distinguishing(values, fields, known)
   names = list(fallbacks)
-  for digits in (4, 17):  # The fewest that tell them apart.
-    names = _names(configs, found, fields, fallbacks, digits)
+  for digits in (4, 17):  # The fewest that distinguish the arms.
+    names = _names(configs, values, fields, fallbacks, digits)
     if len(set(names)) == len(names):
       break
   return names
 
 
 def _names(
-  configs: Sequence[Mapping[str, Any]], found: Mapping[str, Sequence[Any]], fields: Sequence[str], fallbacks: Sequence[str], digits: int
+  configs: Sequence[Mapping[str, Any]],
+  values: Mapping[str, Sequence[Any]],
+  fields: Sequence[str],
+  fallbacks: Sequence[str],
+  digits: int,
 ) -> list[str]:
   short = {field: field.rpartition(".")[2] for field in fields}
   clashing = {name for name in short.values() if list(short.values()).count(name) > 1}
@@ -146,17 +163,20 @@ def _names(
   for i, config in enumerate(configs):
     parts = []
     for field in fields if config else ():
-      text = value_text(found[field][i], digits)
+      text = value_text(values[field][i], digits)
       label = field if short[field] in clashing or short[field] in ("name", "path") else short[field]
       parts.append(text if field == "objective.name" else f"{label}={text}")
     names.append(", ".join(parts) or (str(config.get("objective.name") or "all runs") if config else fallbacks[i]))
   return names
 
 
-def _telling(found: Mapping[str, Sequence[Any]], fields: Sequence[str], arms: Sequence[int]) -> list[str]:
-  """As few fields as tell the arms apart: again and again the one that splits most of those still together."""
+def _distinguishing(values: Mapping[str, Sequence[Any]], fields: Sequence[str], arms: Sequence[int]) -> list[str]:
+  """Chooses few fields that distinguish the arms.
+
+  The choice is greedy: each field adds the most distinct combinations of values.
+  """
   chosen: list[str] = []
-  key = lambda i, used: tuple(_canonical(found[field][i]) for field in used)
+  key = lambda i, used: tuple(_canonical(values[field][i]) for field in used)
   count = lambda used: len({key(i, used) for i in arms})
   while count(chosen) < len(arms):
     chosen.append(max((field for field in fields if field not in chosen), key=lambda field: count([*chosen, field])))
@@ -164,11 +184,11 @@ def _telling(found: Mapping[str, Sequence[Any]], fields: Sequence[str], arms: Se
 
 
 def value_text(value: Any, digits: int = 4) -> str:
-  """Writes a setting as a name shows it.
+  """Formats a setting for a name.
 
   Args:
     value: Value of the config.
-    digits: Most digits of a fraction. With more than 4 a path is not cut down to its last part either.
+    digits: Maximum number of digits of a fraction. With at most 4, a path is cut to its last part.
 
   Example:
     >>> [value_text(x) for x in (3e-4, 4e-4 / 3, 0.25, 1000000, None, "runs/models/base", [1, 2])]
@@ -183,30 +203,46 @@ def value_text(value: Any, digits: int = 4) -> str:
 
 
 def by_seed(runs: Sequence[RunRecord], value: str) -> dict[Any, float]:
-  """Returns each seed's held-out accuracy at the "start" or "final"; runs of one seed are averaged, for they are no further seed."""
-  found: dict[Any, list[float]] = {}
+  """Returns the held-out accuracy of each seed, averaged over the runs of the seed.
+
+  Args:
+    runs: Runs of an arm.
+    value: "start" or "final".
+  """
+  accuracies: dict[Any, list[float]] = {}
   for i, run in enumerate(runs):
     if (accuracy := accuracy_of(run, value)) is not None:
-      found.setdefault(run.seed if run.seed is not None else f"run {i}", []).append(accuracy)
-  return {seed: float(np.mean(values)) for seed, values in found.items()}
+      accuracies.setdefault(run.seed if run.seed is not None else f"run {i}", []).append(accuracy)
+  return {seed: float(np.mean(values)) for seed, values in accuracies.items()}
 
 
 def accuracy_of(run: RunRecord, value: str) -> float | None:
-  """Held-out accuracy at the start or at the end: from the rows, which are always there, else from the summary."""
+  """Returns the held-out accuracy of a run, from its rows or else from its summary.
+
+  Args:
+    run: Record of the run.
+    value: "start" or "final".
+  """
   _, measured = series((row for row in run.rows if row["phase"] == "eval"), "eval/accuracy")
   if measured:
     return measured[0 if value == "start" else -1]
-  found = run.summary.get(f"accuracy_{value}")
-  return found if is_number(found) else None
+  accuracy = run.summary.get(f"accuracy_{value}")
+  return accuracy if is_number(accuracy) else None
 
 
 def results(arms: Sequence[Arm]) -> list[dict[str, Any]]:
-  """A row of results for each arm. Only complete runs count, unless an arm has none: then its numbers so far stand there.
+  """Returns a row of results for each arm.
+
+  Only complete runs count. An arm without one gets the numbers of its unfinished runs so far.
 
   Returns:
-    For each arm `counted` runs, whether they are `so_far`, intervals `start`, `final` and `gain` by seed, `difference` of the final
-    accuracy to the first arm over the seeds that both have, unless one of the two arms has no complete run, and means of `tokens`, `steps`
-    and `seconds`.
+    For each arm:
+      `counted`: Number of runs.
+      `so_far`: Whether the arm has no complete run.
+      `start`, `final`, `gain`: Intervals of the accuracy and of its gain over seeds.
+      `difference`: Interval of the difference in final accuracy from the first arm, over the seeds
+        of both; None for the first arm, and if one of the two has no complete run.
+      `tokens`, `steps`, `seconds`: Means over the runs.
   """
   chosen = [[run for run in arm.runs if run.is_complete] or arm.runs for arm in arms]
   first = by_seed(chosen[0], "final") if chosen else {}
@@ -231,8 +267,8 @@ def results(arms: Sequence[Arm]) -> list[dict[str, Any]]:
   return rows
 
 
-def _plain(found: Interval | None) -> dict[str, Any] | None:
-  return found and found._asdict()
+def _plain(value: Interval | None) -> dict[str, Any] | None:
+  return value and value._asdict()
 
 
 def _mean(values: Sequence[Any]) -> float | None:

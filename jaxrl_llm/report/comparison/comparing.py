@@ -1,4 +1,4 @@
-"""From folders to the page that compares their runs."""
+"""The page that compares the runs of some folders."""
 
 import os
 from collections.abc import Sequence
@@ -10,68 +10,77 @@ from jaxrl_llm.report import page
 from jaxrl_llm.report.comparison.arms import UNCOUNTED, Arm, accuracy_of, differences, group, results
 from jaxrl_llm.report.comparison.curves import PANELS, page_panels
 from jaxrl_llm.report.comparison.paper_figure import choose_panels
-from jaxrl_llm.report.comparison.runs import AXES, MARKS, RunRecord, find, read
+from jaxrl_llm.report.comparison.runs import MARKS, X_AXES, RunRecord, find_runs, read_runs
 
 _SCRIPTS = ("charts.js", "arms.js", "comparison.js")
 
 
 class EmptyComparisonError(ValueError):
-  """There is no run in any of the folders."""
+  """The error of a comparison of folders that hold no run."""
 
 
 def write_comparison(workdirs: Sequence[Path], path: Path, *, title: str = "", metrics: Sequence[str] = ()) -> Path:
-  """Writes the page that compares runs, replacing an older one in one step, and returns `path`. Runs may be unfinished or lack files.
+  """Writes the page that compares runs, which atomically replaces an older one. Returns `path`.
+
+  Runs may be unfinished or lack files.
 
   Args:
     workdirs: Folders of runs, or folders that hold runs, such as that of a sweep.
     path: File of the page.
-    title: Its heading; empty for the arms' objectives.
-    metrics: Names in the rows that get charts in addition to those of `curves.PANELS`.
+    title: Heading of the page; by default, the objectives of the arms.
+    metrics: Metrics that get charts in addition to those of `curves.PANELS`.
 
   Raises:
-    EmptyComparisonError: No run in any of them, with a line for each folder; a `ValueError`.
-    ValueError: A metric that no run has.
-    OSError: The page cannot be written.
+    EmptyComparisonError: If no folder holds a run. The error is a `ValueError` with a line for each
+      folder.
+    ValueError: If no run has one of the metrics.
+    OSError: If the page cannot be written.
   """
-  arms, notes = load(workdirs)
-  return write_page(arms, notes, Path(path), title=title, metrics=metrics)
+  arms, notes = load_arms(workdirs)
+  return write_comparison_page(arms, notes, Path(path), title=title, metrics=metrics)
 
 
-def write_page(arms: Sequence[Arm], notes: Sequence[str], path: Path, *, title: str = "", metrics: Sequence[str] = ()) -> Path:
-  """`write_comparison` for what `load` has read."""
+def write_comparison_page(
+  arms: Sequence[Arm], notes: Sequence[str], path: Path, *, title: str = "", metrics: Sequence[str] = ()
+) -> Path:
+  """Writes the page of `write_comparison` for the arms and notes of `load_arms`."""
   data = page_data(arms, notes, title=title, folder=path.parent, metrics=metrics)
   path.parent.mkdir(parents=True, exist_ok=True)
-  return page.write(page.build("comparison.html", _SCRIPTS, data), path)
+  return page.write_page(page.build_page("comparison.html", _SCRIPTS, data), path)
 
 
-def load(workdirs: Sequence[Path]) -> tuple[list[Arm], list[str]]:
-  """Reads the arms of the runs in some folders, and a line for everything that is missing or left out.
+def load_arms(workdirs: Sequence[Path]) -> tuple[list[Arm], list[str]]:
+  """Reads the arms of the runs in some folders, and a note for each missing or skipped part.
 
   Raises:
-    EmptyComparisonError: No run in any of them.
+    EmptyComparisonError: If no folder holds a run.
   """
-  paths, problems = find(workdirs)
+  paths, problems = find_runs(workdirs)
   if not paths:
-    nothing = [f"no folder given, expected those of runs (with {' or '.join(MARKS)}) or of a sweep"]
+    nothing = [f"no folder given, expected folders of runs (with {' or '.join(MARKS)}) or of a sweep"]
     raise EmptyComparisonError("\n".join(problems or nothing))
-  runs, more = read(paths)
+  runs, more = read_runs(paths)
   return group(runs), problems + more
 
 
 def page_data(
   arms: Sequence[Arm], notes: Sequence[str] = (), *, title: str = "", folder: Path | None = None, metrics: Sequence[str] = ()
 ) -> dict[str, Any]:
-  """Returns everything the page shows, as strict JSON values; arms and notes are those of `load`, the rest as in `write_comparison`.
+  """Returns the data of the page as strict JSON values.
 
   Args:
-    folder: Folder of the page, for its links to the runs' own pages; None for no links.
+    arms: Arms, as returned by `load_arms`.
+    notes: Notes, as returned by `load_arms`.
+    title: Heading of the page; by default, the objectives of the arms.
+    folder: Folder of the page, for its links to the pages of the runs; None for no links.
+    metrics: Metrics that get charts in addition to those of `curves.PANELS`.
 
   Returns:
-    `title`, `arms` (each with its `name`, `runs` and `result`), `fields` in which configs differ with a value for each arm, `panels`,
-    `axes`, and `notes`.
+    `title`, `arms` (each with its `name`, `runs` and `result`), `fields` (those in which configs
+    differ, with a value per arm), `panels`, `axes`, and `notes`.
 
   Raises:
-    ValueError: A metric that no run has.
+    ValueError: If no run has one of the metrics.
   """
   runs = [[_run_row(run, folder) for run in arm.runs] for arm in arms]
   differing = differences([arm.config for arm in arms])
@@ -80,7 +89,7 @@ def page_data(
     "arms": [{"name": arm.name, "result": result, "runs": rows} for arm, result, rows in zip(arms, results(arms), runs, strict=True)],
     "fields": [{"field": field, "values": values} for field, values in differing.items()],
     "panels": page_panels(arms, (*choose_panels(arms, metrics), *(panel for panel in PANELS if panel.metric not in metrics))),
-    "axes": AXES,
+    "axes": X_AXES,
     "notes": [*notes, *_remarks(arms)],
   }
   return page.strict(data)
@@ -104,30 +113,30 @@ def _run_row(run: RunRecord, folder: Path | None) -> dict[str, Any]:
     "tokens": run.summary.get("tokens"),
     "seconds": run.summary.get("wall_seconds"),
     "alarms": alarms if isinstance(alarms, dict) else {},
-    # Quoted, so that no name of a folder can be an address of another kind.
+    # Quoted, so that no folder name acts as another kind of URL.
     "report": quote(os.path.relpath(report, folder)) if folder is not None and report.is_file() else None,
   }
 
 
 def _remarks(arms: Sequence[Arm]) -> list[str]:
-  """What a reader has to know to read the numbers rightly."""
+  """Returns the notes that a reader needs to interpret the numbers."""
   remarks = []
   for arm in arms:
     incomplete = [run for run in arm.runs if not run.is_complete]
     if incomplete and len(incomplete) < len(arm.runs):
       names = ", ".join(f"{run.name} ({run.status})" for run in incomplete[:4]) + (", ..." if len(incomplete) > 4 else "")
-      remarks.append(f"{arm.name}: not in the table of results, for want of an end: {names}")
+      remarks.append(f"{arm.name}: runs that have not finished are not in the table of results: {names}")
     elif incomplete:
-      remarks.append(f"{arm.name}: no run has finished; its numbers are those so far")
+      remarks.append(f"{arm.name}: no run has finished; the numbers are those so far")
     seeds = [run.seed for run in arm.runs if run.seed is not None]
     if repeated := sorted({str(seed) for seed in seeds if seeds.count(seed) > 1}):
-      remarks.append(f"{arm.name}: several runs of seed {', '.join(repeated)}; they count as one seed, with their mean")
+      remarks.append(f"{arm.name}: several runs of seed {', '.join(repeated)}; their mean counts as one seed")
   if any(len({run.seed for run in arm.runs}) < 2 for arm in arms):
-    remarks.append("An arm of one seed has no interval: nothing is known of how its seeds scatter")
+    remarks.append("An arm of one seed has no interval: the variance over seeds is unknown")
   ignored = ", ".join(section.rstrip(".") for section in UNCOUNTED)
   changed = [arm.name for arm in arms if len({str(sorted(_ignored(run).items())) for run in arm.runs}) > 1]
   if changed:
-    remarks.append(f"{', '.join(changed)}: runs differ in sections that make no arm ({ignored})")
+    remarks.append(f"{', '.join(changed)}: runs differ in sections that do not separate arms ({ignored})")
   return remarks
 
 

@@ -1,4 +1,4 @@
-"""What a comparison reads of each run's folder, and which folders it looks into."""
+"""The search for runs in folders, their records, and the series of their metrics."""
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -13,25 +13,25 @@ from jaxrl_llm.report.data import is_number, read_object
 from jaxrl_llm.workdir import metrics
 
 MARKS = ("config.json", "metrics.jsonl", "summary.json")
-"""A folder with one of these is a run's."""
+"""Files of which a run's folder holds at least one."""
 
 MAX_DEPTH = 3
-"""Levels below a folder, such as that of a sweep, in which its runs are looked for."""
+"""Number of levels below a folder, such as that of a sweep, that are searched for runs."""
 
 _TRAINING = ("rl", "reward_model")
 
 
 class RunRecord(NamedTuple):
-  """One run, as its files tell it.
+  """The files of one run.
 
   Attributes:
-    path: its folder.
-    name: how the page calls it.
-    config: flat, by dotted name; empty where there is none.
-    summary: as in `summary.json`; empty where there is none.
-    rows: of `metrics.jsonl`.
-    state: "finished", "not finished", "failed", or "unknown" where nothing says it.
-    status: the same in the run's own words.
+    path: Folder of the run.
+    name: Name on the page.
+    config: Flat config, by dotted name; empty if missing.
+    summary: Content of `summary.json`; empty if missing.
+    rows: Rows of `metrics.jsonl`.
+    state: "finished", "not finished", "failed" or "unknown".
+    status: Description of the state.
   """
 
   path: Path
@@ -44,41 +44,47 @@ class RunRecord(NamedTuple):
 
   @property
   def seed(self) -> Any:
-    """The config's seed; None where it is not known."""
+    """The seed of the config, or None if unknown."""
     return self.config.get("seed")
 
   @property
   def is_complete(self) -> bool:
-    """Whether its last numbers are its result: it finished, or nothing says that it did not."""
+    """Whether the last numbers are the result: the state is "finished" or "unknown"."""
     return self.state in ("finished", "unknown")
 
   @property
   def num_steps(self) -> int | None:
-    """Steps of RL, or of a reward model, so far; None where nothing says it."""
+    """The steps of RL or of a reward model so far, or None if unknown."""
     return max((row["step"] for row in self.rows if row["phase"] in _TRAINING), default=self.summary.get("num_steps"))
 
 
-def find(paths: Sequence[Path]) -> tuple[list[Path], list[str]]:
-  """Finds the runs in folders of runs or of sweeps, each once and in the order given; and writes a line for every path that adds none."""
-  found: dict[Path, Path] = {}
+def find_runs(paths: Sequence[Path]) -> tuple[list[Path], list[str]]:
+  """Finds the runs in folders of runs or of sweeps, in the given order and each of them once.
+
+  Returns:
+    The folders of the runs, and a message for each path that adds no run or a repeated one.
+  """
+  unique: dict[Path, Path] = {}
   problems = []
   for path in map(Path, paths):
     if not path.is_dir():
-      problems.append(f"{path}: found {'a file' if path.exists() else 'nothing'}, expected the folder of a run or of a sweep; left out")
+      problems.append(
+        f"{path}: found {'a file' if path.exists() else 'nothing'}, expected the folder of a run or of a sweep; skipped"
+      )
       continue
     runs = [path] if is_run(path) else sorted(_below(path, MAX_DEPTH), key=_natural)
     if not runs:
-      problems.append(f"{path}: no run in it (none of {', '.join(MARKS)}, down to {MAX_DEPTH} levels); left out")
-    repeated = [run for run in runs if run.resolve() in found]
+      problems.append(f"{path}: contains no run (none of {', '.join(MARKS)}, down to {MAX_DEPTH} levels); skipped")
+    repeated = [run for run in runs if run.resolve() in unique]
     if repeated:
       problems.append(f"{path}: {'' if runs == [path] else f'{len(repeated)} of its runs '}given more than once, counted once")
     for run in runs:
-      found.setdefault(run.resolve(), run)
-  return list(found.values()), problems
+      unique.setdefault(run.resolve(), run)
+  return list(unique.values()), problems
 
 
 def is_run(path: Path) -> bool:
-  """Whether a folder is a run's."""
+  """Returns whether a folder is that of a run."""
   return any((path / name).is_file() for name in MARKS)
 
 
@@ -92,12 +98,16 @@ def _below(path: Path, depth: int) -> Iterable[Path]:
 
 
 def _natural(path: Path) -> list[str | int]:
-  """So that trial-10 comes after trial-9."""
+  """Returns a sort key by which trial-10 comes after trial-9."""
   return [int(part) if place % 2 else part for place, part in enumerate(re.split(r"(\d+)", str(path)))]
 
 
-def read(paths: Sequence[Path]) -> tuple[list[RunRecord], list[str]]:
-  """Reads the runs in these folders; and writes a line for every file that is missing or cannot be read."""
+def read_runs(paths: Sequence[Path]) -> tuple[list[RunRecord], list[str]]:
+  """Reads the runs in some folders.
+
+  Returns:
+    The records of the runs, and a message for each file that is missing or cannot be read.
+  """
   names, problems, records = _names(paths), [], []
   for path, name in zip(paths, names, strict=True):
     config, summary = (read_object(path / file) for file in ("config.json", "summary.json"))
@@ -108,14 +118,14 @@ def read(paths: Sequence[Path]) -> tuple[list[RunRecord], list[str]]:
     if not rows:
       problems.append(f"{name}: metrics.jsonl {'has no rows' if (path / 'metrics.jsonl').exists() else 'is missing'}")
     elif broken := (path / "metrics.jsonl").read_bytes().count(b"\n") - len(rows):
-      problems.append(f"{name}: {broken} lines of metrics.jsonl are not rows; left out")
+      problems.append(f"{name}: {broken} lines of metrics.jsonl are not rows; skipped")
     flat = flatten(config)
     records.append(RunRecord(path, name, flat, summary, rows, *_state(flat, summary, rows)))
   return records, problems
 
 
 def _names(paths: Sequence[Path]) -> list[str]:
-  """The shortest ends of the paths that tell the runs apart."""
+  """Returns the shortest ends of the paths that distinguish the runs."""
   parts = [path.resolve().parts for path in paths]
   for length in range(1, max(map(len, parts), default=1) + 1):
     names = ["/".join(x[-length:]) for x in parts]
@@ -137,31 +147,32 @@ def _state(config: Mapping[str, Any], summary: Mapping[str, Any], rows: Sequence
     return "unknown", f"no summary, {where}"
   if status is None and last >= planned:
     return "finished", f"no summary, {where}"
-  # A run that was killed has had no chance to say so: its files look like those of one that goes on.
+  # The files of a killed run look like those of a running one.
   return "not finished", f"running or killed, {where}"
 
 
-AXES = {"step": "RL step", "tokens": "generated tokens", "seconds": "seconds in RL steps"}
-"""What a curve can be drawn against."""
+X_AXES = {"step": "RL step", "tokens": "generated tokens", "seconds": "seconds in RL steps"}
+"""Names of the x axes of a curve."""
 
 
-def series(run: RunRecord, name: str, phase: str, axis: str = "step") -> tuple[np.ndarray, np.ndarray]:
-  """A metric of a run, against steps, the tokens generated so far, or the time spent in RL steps so far.
+def run_series(run: RunRecord, name: str, phase: str, axis: str = "step") -> tuple[np.ndarray, np.ndarray]:
+  """Returns a metric of a run against steps, generated tokens, or the time spent in RL steps.
 
-  Tokens are those of the responses in the batches that were trained on, prompts left out; time leaves out warm start, evaluations and
-  checkpoints, so that runs are compared by what they learn with.
+  Tokens are those of the responses in the training batches, without prompts. Time excludes warm
+  start, evaluations and checkpoints, so that runs are compared by their cost of learning.
 
   Args:
-    run: Run to look at.
+    run: Record of the run.
     name: Name of the metric.
-    phase: Phase whose rows it stands in.
-    axis: Key of `AXES`.
+    phase: Phase of its rows.
+    axis: Key of `X_AXES`.
 
   Returns:
-    x and y, both as long as the metric has finite numbers; empty where the run has no such axis.
+    x and y, with one entry per finite number of the metric. Both are empty if the run lacks the
+    axis.
   """
-  found = data.series((row for row in run.rows if row["phase"] == phase), name)
-  steps, values = (np.array(column, np.float64) for column in found)
+  columns = data.series((row for row in run.rows if row["phase"] == phase), name)
+  steps, values = (np.array(column, np.float64) for column in columns)
   if axis == "step" or not len(steps):
     return steps, values
   known, totals = _progress(run.rows, axis)
@@ -172,7 +183,7 @@ def series(run: RunRecord, name: str, phase: str, axis: str = "step") -> tuple[n
 
 
 def _progress(rows: Sequence[Mapping[str, Any]], axis: str) -> tuple[np.ndarray, np.ndarray]:
-  """RL steps, from 0, and what had been spent by their ends."""
+  """Returns the RL steps, from 0, and the tokens or seconds spent by their ends."""
   steps, totals = [0.0], [0.0]
   for row in rows:
     if row["phase"] != "rl":

@@ -29,10 +29,10 @@ def notes_of(path: str | os.PathLike | None, *, chat: bool | None, system: str |
   """
   if path is None:
     return {"tokenizer": _BYTES}
-  found = where.resolve(path)
-  if found.is_dir() and (own := _notes(found)):  # A reward model that is trained further.
+  resolved = where.resolve(path)
+  if resolved.is_dir() and (own := _notes(resolved)):  # A reward model that is trained further.
     return own
-  return {"tokenizer": _FOLDER if found.is_dir() else str(path), "chat": chat is not False, "system": system}
+  return {"tokenizer": _FOLDER if resolved.is_dir() else str(path), "chat": chat is not False, "system": system}
 
 
 def load_reward_tokenizer(
@@ -56,15 +56,15 @@ def load_reward_tokenizer(
   Raises:
     ValueError: If there is no tokenizer, or it does not fit. One line.
   """
-  found = where.resolve(path)
-  notes = _notes(found) if found.is_dir() else {}
+  resolved = where.resolve(path)
+  notes = _notes(resolved) if resolved.is_dir() else {}
   if notes.get("tokenizer") == _BYTES:
     return ByteTokenizer()
   if (source := notes.get("tokenizer", _FOLDER)) != _FOLDER:
-    found = where.resolve(source)
+    resolved = where.resolve(source)
   chat = notes.get("chat", True) if chat is None else chat
   system = notes.get("system") if system is None and chat else system
-  return load_tokenizer(found, chat=chat, system=system, vocab_rows=vocab_rows, pad_token=pad_token)
+  return load_tokenizer(resolved, chat=chat, system=system, vocab_rows=vocab_rows, pad_token=pad_token)
 
 
 def same_vocabulary(one: Tokenizer, other: Tokenizer) -> bool:
@@ -80,8 +80,8 @@ def same_vocabulary(one: Tokenizer, other: Tokenizer) -> bool:
   return isinstance(one, ByteTokenizer) and one == other
 
 
-def problems(path: str | os.PathLike, *, chat: bool | None = None, budget: int = 0) -> Iterator[Problem | str]:
-  """Yields the problems of a reward model, from its headers and tokenizer; loads no weights.
+def folder_problems(path: str | os.PathLike, *, chat: bool | None = None, budget: int = 0) -> Iterator[Problem | str]:
+  """Yields the problems of a reward model's headers and tokenizer, without loading its weights.
 
   Args:
     path: Folder of the reward model.
@@ -97,19 +97,19 @@ def problems(path: str | os.PathLike, *, chat: bool | None = None, budget: int =
     return
   if config.max_positions is not None and budget > config.max_positions:
     least = f"{budget} = max(config.rollout.prompt_buckets) + config.rollout.max_new_tokens"
-    found = f"a reward model of at most {config.max_positions} tokens"
-    yield Problem("config.reward.model_path", found, f"one of at least {least}")
+    actual = f"a reward model of at most {config.max_positions} tokens"
+    yield Problem("config.reward.model_path", actual, f"one of at least {least}")
 
 
 def _notes(folder: pathlib.Path) -> Mapping[str, Any]:
-  """Reads the notes of a folder; empty if this package did not make it."""
+  """Reads the notes of a folder. They are empty if this package did not make the folder."""
   file = folder / NOTES
   if not file.exists():
     return {}
   try:
-    found = json.loads(file.read_text(encoding="utf-8"))
+    notes = json.loads(file.read_text(encoding="utf-8"))
   except ValueError as error:
     raise ValueError(f"{file}: found a file that is not JSON ({error}); train the reward model again, or remove the file") from error
-  if not isinstance(found, dict) or not isinstance(found.get("tokenizer"), str):
+  if not isinstance(notes, dict) or not isinstance(notes.get("tokenizer"), str):
     raise ValueError(f"{file}: found no tokenizer, expected one of {_BYTES!r}, {_FOLDER!r} or a path")
-  return found
+  return notes

@@ -51,9 +51,9 @@ def make_judge(path: str | os.PathLike, *, max_tokens: int, dtype: str = "float3
     return mesh, params, compiled_for(jax.jit(model.rewards), signatures)
 
   def judge(sequences: Sequence[Sequence[int]]) -> np.ndarray:
-    found = np.zeros(len(sequences), np.float32)
+    scores = np.zeros(len(sequences), np.float32)
     if not len(sequences):
-      return found
+      return scores
     mesh, params, program = loaded()
     sequences = [_without_padding(x, padding) for x in sequences]
     order, pending = sorted(range(len(sequences)), key=lambda i: len(sequences[i])), []
@@ -67,8 +67,8 @@ def make_judge(path: str | os.PathLike, *, max_tokens: int, dtype: str = "float3
         lengths[row] = len(sequences[i])
       pending.append((own, program(params, *place_rows(mesh, (tokens, lengths)))))
     for own, rewards in pending:  # One wait, after all batches are dispatched.
-      found[own] = np.asarray(jax.device_get(rewards))[: len(own)]
-    return found
+      scores[own] = np.asarray(jax.device_get(rewards))[: len(own)]
+    return scores
 
   return judge
 

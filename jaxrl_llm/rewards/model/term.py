@@ -56,8 +56,8 @@ def reward_model_term(
   def judge(completions: Sequence[Completion], examples: Sequence[Mapping[str, Any]]) -> list[Outcome]:
     sequences = [sequence(*pair) for pair in zip(completions, examples, strict=True)]
     fitting = [i for i, x in enumerate(sequences) if len(x) <= limit]
-    found = dict(zip(fitting, judge_ids([sequences[i] for i in fitting]).tolist(), strict=True))
-    return [outcome(found.get(i), len(x)) for i, x in enumerate(sequences)]
+    scores = dict(zip(fitting, judge_ids([sequences[i] for i in fitting]).tolist(), strict=True))
+    return [outcome(scores.get(i), len(x)) for i, x in enumerate(sequences)]
 
   def alone(completion: Completion, example: Mapping[str, Any]) -> float:
     value = judge([completion], [example])[0].value

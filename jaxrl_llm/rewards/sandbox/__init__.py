@@ -1,4 +1,7 @@
-"""Running programs that nobody trusts, and grading them from what they print. No JAX; a back end is chosen by name, and none by default."""
+"""Execution of untrusted programs in sandboxes, and their grades by tests; no JAX.
+
+A back end is chosen by name. There is no default.
+"""
 
 from jaxrl_llm.rewards.sandbox.backends import BACKENDS, choose, execute, probe
 from jaxrl_llm.rewards.sandbox.comparing import extract_code

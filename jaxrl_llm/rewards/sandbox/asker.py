@@ -1,7 +1,9 @@
-"""Runs inside a sandbox of its own: executes tests written as asserts, and has a candidate in another sandbox answer their calls.
+"""A program for a sandbox that executes tests written as asserts; a candidate answers their calls.
 
-The candidate's code never enters this process: its functions are stand-ins here, which send their arguments out and get plain values back.
-So it can read neither the expected values nor the nonce that vouches for the verdict. Loads nothing of the package.
+The candidate runs in another sandbox, and its code never enters this process. Its functions are
+stand-ins here, which send out their arguments and get back plain values. The candidate can
+therefore read neither the expected values nor the nonce that authenticates the verdict. In its
+sandbox, this program imports nothing from the package.
 
   main.py NONCE ENTRY_POINT
 """
@@ -12,7 +14,7 @@ import os
 import pathlib
 import sys
 
-if __name__ == "__main__":  # In the sandbox, where its neighbour lies beside it.
+if __name__ == "__main__":  # In the sandbox, where `literals.py` is in the same folder.
   sys.path.insert(0, os.getcwd())
   from literals import MAX_CHARS, Unsendable, decode, encode
 else:
@@ -23,7 +25,7 @@ PASSED, FAILED, UNSENDABLE = "passed", "failed", "unsendable"
 
 
 def free_names(source: str) -> set[str]:
-  """Names that a source reads.
+  """Returns the names that a source reads, without built-in ones.
 
   Example:
     >>> sorted(free_names("assert add(1, x) == len('ab')"))
@@ -33,8 +35,15 @@ def free_names(source: str) -> set[str]:
   return {node.id for node in nodes} - set(dir(builtins))
 
 
-def stand_in(name: str, calls, answers, failures: list[str]):
-  """A function that has the candidate's function of that name called; notes in `failures` arguments that cannot be sent."""
+def make_stand_in(name: str, calls, answers, failures: list[str]):
+  """Makes a function that calls the candidate's function of the same name.
+
+  Args:
+    name: Name of the function.
+    calls: File to which calls are written.
+    answers: File from which answers are read.
+    failures: List to which a message is appended for each call whose arguments cannot be sent.
+  """
 
   def call(*args, **kwargs):
     try:
@@ -50,43 +59,54 @@ def stand_in(name: str, calls, answers, failures: list[str]):
     kind, message = value
     raised = getattr(builtins, str(kind), RuntimeError)
     honest = isinstance(raised, type) and issubclass(raised, Exception) and not issubclass(raised, StopIteration | StopAsyncIteration)
-    raise (raised if honest else RuntimeError)(message)  # A StopIteration would end `all(map(...))` of the tests, as if all were well.
+    # A StopIteration would end an `all(map(...))` in the tests as if every case held.
+    raise (raised if honest else RuntimeError)(message)
 
   return call
 
 
 def verdict(given: str, tests: str, entry_point: str, calls, answers) -> str:
-  """Whether a candidate passes: `passed`, `failed`, or `unsendable` where a call could not be sent, which is not the candidate's fault.
+  """Runs the tests of a candidate.
 
   Args:
-    given: source that the tests may use; what it defines is not asked of the candidate, except for `entry_point`.
-    tests: source of the tests.
-    entry_point: name of the function under test, or empty.
-    calls: file to which calls are written.
-    answers: file from which their answers are read.
+    given: Source that the tests may use. Functions defined there are not called in the candidate,
+      except for `entry_point`.
+    tests: Source of the tests.
+    entry_point: Name of the function under test, or empty.
+    calls: File to which calls are written.
+    answers: File from which answers are read.
+
+  Returns:
+    `passed`, `failed`, or `unsendable` if a call could not be sent, which is not the candidate's
+    fault.
   """
   failures: list[str] = []
   namespace = {"__name__": "tests"}
   try:
     exec(compile(given, GIVEN, "exec"), namespace)
     for name in free_names(tests) - set(namespace) | ({entry_point} - {""}):
-      namespace[name] = stand_in(name, calls, answers, failures)
+      namespace[name] = make_stand_in(name, calls, answers, failures)
     exec(compile(tests, TESTS, "exec"), namespace)
     result = PASSED
-  except BaseException:  # An assert that does not hold, or a candidate that is gone.
+  except BaseException:  # An assert does not hold, or the candidate is gone.
     result = FAILED
   return UNSENDABLE if failures else result
 
 
 def main() -> None:
-  """Asks on standard output, hears on standard input, and writes its verdict to standard error, with the nonce in front."""
+  """Writes calls to standard output, reads answers from standard input, and reports the verdict.
+
+  The verdict goes to standard error, with the nonce in front.
+  """
   nonce, entry_point = sys.argv[1:3]
-  answers, calls, said = os.fdopen(os.dup(0), encoding="ascii"), os.fdopen(os.dup(1), "w", encoding="ascii"), os.fdopen(os.dup(2), "w")
+  answers, calls, report = (
+    os.fdopen(os.dup(0), encoding="ascii"), os.fdopen(os.dup(1), "w", encoding="ascii"), os.fdopen(os.dup(2), "w")
+  )
   nothing = os.open(os.devnull, os.O_RDWR)
-  for fd in (0, 1, 2):  # What tests print belongs to nobody.
+  for fd in (0, 1, 2):  # Output of the tests is dropped.
     os.dup2(nothing, fd)
   given, tests = (pathlib.Path(name).read_text(encoding="utf-8") for name in (GIVEN, TESTS))
-  print(f"{nonce} {verdict(given, tests, entry_point, calls, answers)}", file=said, flush=True)
+  print(f"{nonce} {verdict(given, tests, entry_point, calls, answers)}", file=report, flush=True)
   os._exit(0)
 
 

@@ -1,4 +1,4 @@
-"""The back ends by name: how each runs a program, whether it works here, and what to do where it does not."""
+"""The back ends by name, with their ways to run programs, their probe and their fixes."""
 
 import shutil
 import socket
@@ -11,16 +11,17 @@ from jaxrl_llm.rewards.sandbox.program import Execution, Program, Sandbox
 
 
 class Backend(NamedTuple):
-  """One way to run a program.
+  """One way to run programs.
 
   Attributes:
-    execute: runs it.
-    converse: runs two that talk to one another; None where that cannot be done.
-    fix: what to do where it does not work.
+    execute: Function that runs a program.
+    execute_pair: Function that runs two programs that read each other's output. None if the back
+      end cannot do that.
+    fix: Advice for a machine on which the back end does not work.
   """
 
   execute: Callable[[Program, Sandbox], Execution]
-  converse: Callable[[Program, Program, Sandbox], Execution] | None
+  execute_pair: Callable[[Program, Program, Sandbox], Execution] | None
   fix: str
 
 
@@ -32,20 +33,27 @@ BACKENDS: dict[str, Backend] = {
   ),
   "namespaces": Backend(
     local.execute,
-    local.converse,
+    local.execute_pair,
     "allow user namespaces (sysctl user.max_user_namespaces=10000, kernel.apparmor_restrict_unprivileged_userns=0; in a container, a "
     "seccomp profile that allows unshare and mount), or choose docker, sandbox_fusion or piston",
   ),
-  "bubblewrap": Backend(local.execute, local.converse, "install bubblewrap, allow it to make user namespaces, or choose docker"),
-  "docker": Backend(local.execute, local.converse, "start the engine and pull the image, or choose namespaces"),
+  "bubblewrap": Backend(
+    local.execute, local.execute_pair, "install bubblewrap, allow it to make user namespaces, or choose docker"
+  ),
+  "docker": Backend(local.execute, local.execute_pair, "start the engine and pull the image, or choose namespaces"),
   "sandbox_fusion": Backend(services.execute, None, "start the service and give its address in url"),
   "piston": Backend(services.execute, None, "start the service and give its address in url"),
-  "unsafe": Backend(local.execute, local.converse, "see why a plain process cannot be started"),
+  "unsafe": Backend(local.execute, local.execute_pair, "find out why a plain process cannot be started"),
 }
-"""`unsafe` is a plain process with limits: it can read and write what you can, so it is for programs that you trust."""
+"""Back ends by name.
+
+`unsafe` is a plain process with limits. It can read and write everything that you can, so it is
+only for programs that you trust.
+"""
 
 _CONFINED = ("namespaces", "bubblewrap", "docker")
-_AUTOMATIC = ("namespaces", "bubblewrap")  # The first also bounds the number of processes where we are root.
+# In this order, since only `namespaces` limits the number of processes if this process is root.
+_AUTOMATIC = ("namespaces", "bubblewrap")
 
 _PROBE = """
 import socket
@@ -61,7 +69,7 @@ def execute(program: Program, sandbox: Sandbox) -> Execution:
   """Runs a program in a sandbox and waits for it.
 
   Raises:
-    ValueError: no such back end.
+    ValueError: If there is no such back end.
 
   Example:
     >>> execute(Program("print(6 * 7)"), Sandbox("off")).cause
@@ -71,7 +79,11 @@ def execute(program: Program, sandbox: Sandbox) -> Execution:
 
 
 def backend_of(sandbox: Sandbox) -> Backend:
-  """The back end of a sandbox, or a ValueError of one line where there is none of that name."""
+  """Returns the back end of a sandbox.
+
+  Raises:
+    ValueError: If there is no back end of that name. One line.
+  """
   if sandbox.backend not in BACKENDS:
     names = ["auto", *BACKENDS]
     hint = did_you_mean(sandbox.backend, names)
@@ -80,41 +92,46 @@ def backend_of(sandbox: Sandbox) -> Backend:
 
 
 def probe(sandbox: Sandbox) -> str | None:
-  """Runs a program that looks around: None where the sandbox works here, else one line with what is wrong and what to do.
+  """Tests whether a sandbox works on this machine, with a program that looks around in it.
+
+  Returns:
+    None if the sandbox works, else the problem and the fix in one line.
 
   Raises:
-    ValueError: no such back end.
+    ValueError: If there is no such back end.
 
   Example:
     >>> probe(Sandbox("off"))
     "sandbox 'off': running programs is switched off; choose a back end: auto, ..."
   """
-  backend, trouble = backend_of(sandbox), ""
+  backend, problem = backend_of(sandbox), ""
   client = {"bubblewrap": "bwrap", "docker": sandbox.docker}.get(sandbox.backend)
   if sandbox.backend in ("sandbox_fusion", "piston") and not sandbox.url.startswith(("http://", "https://")):
-    trouble = f"found url {sandbox.url!r}, expected http://... or https://..."
+    problem = f"found url {sandbox.url!r}, expected http://... or https://..."
   elif client is not None and shutil.which(client) is None:
-    trouble = f"the command {client} is not installed"
+    problem = f"the command {client} is not installed"
   else:
     with socket.socket() as listener:
       listener.bind(("127.0.0.1", 0))
       listener.listen()
-      found = backend.execute(Program(_PROBE.replace("PORT", str(listener.getsockname()[1]))), sandbox)
-    said = found.stdout.split("\n")
-    if found.status == "refused":
-      trouble = found.cause or "refused"
-    elif "it runs" not in said:
-      trouble = f"a program that prints a line printed {found.stdout[:80]!r} ({found.cause}) {found.stderr[-120:]}"
-    elif "it reaches the network" in said and sandbox.backend in _CONFINED:
-      trouble = "a program inside reached the network outside"
-  return f"sandbox {sandbox.backend!r}: {' '.join(trouble.split())}; {backend.fix}" if trouble else None
+      result = backend.execute(Program(_PROBE.replace("PORT", str(listener.getsockname()[1]))), sandbox)
+    printed = result.stdout.split("\n")
+    if result.status == "refused":
+      problem = result.cause or "refused"
+    elif "it runs" not in printed:
+      problem = f"a program that prints a line printed {result.stdout[:80]!r} ({result.cause}) {result.stderr[-120:]}"
+    elif "it reaches the network" in printed and sandbox.backend in _CONFINED:
+      problem = "a program inside reached the network outside"
+  return f"sandbox {sandbox.backend!r}: {' '.join(problem.split())}; {backend.fix}" if problem else None
 
 
 def choose(sandbox: Sandbox) -> Sandbox:
-  """The sandbox with a back end that works here: the first that does for `auto`, else the one that is named.
+  """Returns a sandbox with a back end that works on this machine.
+
+  With `auto` it is the first that works, otherwise the named one.
 
   Raises:
-    ValueError: no such back end, or none that works. One line, with the fix.
+    ValueError: If there is no such back end, or none of those tried works. One line, with the fix.
   """
   reasons = []
   for name in _AUTOMATIC if sandbox.backend == "auto" else (sandbox.backend,):

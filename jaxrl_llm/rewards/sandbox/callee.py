@@ -1,13 +1,14 @@
-"""Runs inside a sandbox: executes a candidate's source and answers calls of its functions, a line for a line.
+"""A program for a sandbox that executes a candidate's source and answers calls of its functions.
 
-It knows arguments and no expected value, and what it answers is a claim that somebody outside compares: whatever the candidate does to this
-process, it can only answer. Loads nothing of the package.
+Each line of input is a call, and each line of output an answer. The program knows the arguments but
+no expected value. Its answers are claims that are compared outside: whatever the candidate does to
+this process, it can only answer. In its sandbox, the program imports nothing from the package.
 """
 
 import os
 import sys
 
-if __name__ == "__main__":  # In the sandbox, where its neighbour lies beside it.
+if __name__ == "__main__":  # In the sandbox, where `literals.py` is in the same folder.
   sys.path.insert(0, os.getcwd())
   from literals import Unsendable, decode, encode
 else:
@@ -17,11 +18,15 @@ CANDIDATE = "candidate.py"
 
 
 def answer(namespace, line: str) -> str:
-  """The answer to one call, encoded: `(True, value)`, or `(False, (type, message))` of what was raised.
+  """Answers one call.
 
   Args:
-    namespace: of the candidate: its function is called, or a method of a new `Solution`, as LeetCode has it.
-    line: name, positional and keyword arguments, encoded.
+    namespace: Namespace of the candidate. Its function is called, or else a method of a new
+      `Solution`, as on LeetCode.
+    line: Encoded name, positional arguments and keyword arguments.
+
+  Returns:
+    The encoded answer: `(True, value)`, or `(False, (type, message))` for an exception.
 
   Example:
     >>> decode(answer({"f": lambda x: x + 1}, encode(("f", [1], {}))))
@@ -40,7 +45,7 @@ def answer(namespace, line: str) -> str:
 
 
 def main() -> None:
-  """Answers calls from standard input on standard output; the candidate sees neither."""
+  """Answers calls from standard input on standard output, neither of which the candidate sees."""
   calls, answers = os.fdopen(os.dup(0), encoding="ascii"), os.fdopen(os.dup(1), "w", encoding="ascii")
   nothing = os.open(os.devnull, os.O_RDWR)
   for fd in (0, 1):

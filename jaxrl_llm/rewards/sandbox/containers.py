@@ -1,4 +1,4 @@
-"""Running a program in a container: `docker run`, or the same of podman."""
+"""Execution of a program in a container, with `docker run` or its equivalent in podman."""
 
 import contextlib
 import os
@@ -12,42 +12,46 @@ from typing import Any
 from jaxrl_llm.rewards.sandbox import launcher
 from jaxrl_llm.rewards.sandbox.program import MAIN, Program, Sandbox
 
-_NOBODY = "65534:65534"
+_USER_AND_GROUP = "65534:65534"
 _KILL_SECONDS = 30.0
 
 
-def prepare(program: Program, sandbox: Sandbox) -> tuple[dict[str, Any], Callable[[bool], str]]:
-  """What the launcher is told, and what is to be called afterwards.
+def prepare_container(program: Program, sandbox: Sandbox) -> tuple[dict[str, Any], Callable[[bool], str]]:
+  """Prepares the command line and the files of a container.
 
   Returns:
-    The launcher's spec; and a function that is told whether the client ended by itself, tidies up, and says why there never was a
-    container, if so.
+    The launcher's spec, and a function `(ended) -> error` that cleans up. Its argument says whether
+    the client ended by itself. Its result is empty unless the client ended without creating a
+    container.
   """
   limits = sandbox.limits
   folder = tempfile.mkdtemp(prefix="sandbox_")
   os.mkdir(files := os.path.join(folder, "files"))
-  for path in (folder, files):  # For nobody, inside.
+  for path in (folder, files):  # Readable for the unprivileged user in the container.
     os.chmod(path, 0o755)
-  name, id_file = f"sandbox-{uuid.uuid4().hex}", os.path.join(folder, "id")  # The id is written once there is a container.
+  # The client writes the id file as soon as the container exists.
+  name, id_file = f"sandbox-{uuid.uuid4().hex}", os.path.join(folder, "id")
   memory, file_bytes = f"{int(limits.memory_gb * 1024)}m", limits.file_kb << 10
   argv = [
     shutil.which(sandbox.docker) or sandbox.docker, "run", "--rm", "--interactive", "--name", name, "--cidfile", id_file,
-    "--network=none", "--read-only", "--cap-drop=ALL", "--security-opt=no-new-privileges", f"--user={_NOBODY}", "--init",
+    "--network=none", "--read-only", "--cap-drop=ALL", "--security-opt=no-new-privileges",
+    f"--user={_USER_AND_GROUP}", "--init",
     f"--memory={memory}", f"--memory-swap={memory}", f"--pids-limit={limits.processes}", "--cpus=1", "--ulimit=core=0",
     f"--ulimit=fsize={file_bytes}", f"--ulimit=cpu={int(limits.timeout_s) + 2}",
     f"--tmpfs=/tmp:rw,nosuid,nodev,size={limits.disk_mb}m", "--env=HOME=/tmp", f"--volume={files}:{launcher.HOME}:ro",
     f"--workdir={launcher.HOME}", "--log-driver=none", sandbox.image, "python", "-I", MAIN, *program.argv,
   ]  # fmt: skip
-  # The client is ours; its output is limited all the same.
+  # The client is trusted, but its output is limited as well.
   bounds, texts = dict(CORE=0, FSIZE=file_bytes), {**program.files, MAIN: program.source}
   spec = dict(argv=argv, env=dict(os.environ), files=texts, home=files, limits=bounds)
 
-  def tidy(ended: bool) -> str:
+  def clean_up(ended: bool) -> str:
     existed = os.path.exists(id_file)
     if not ended:  # Ending the client does not end the container.
       with contextlib.suppress(OSError, subprocess.TimeoutExpired):
         subprocess.run([argv[0], "kill", name], stdin=subprocess.DEVNULL, capture_output=True, timeout=_KILL_SECONDS, check=False)
     shutil.rmtree(folder, ignore_errors=True)
-    return "" if existed or not ended else f"{sandbox.docker} made no container"  # A program's own exit code 125 proves nothing.
+    # The exit code 125 proves nothing, since a program may also return it.
+    return "" if existed or not ended else f"{sandbox.docker} created no container"
 
-  return spec, tidy
+  return spec, clean_up

@@ -1,4 +1,8 @@
-"""Grading programs by tests. The verdict is made out here, from outputs; no expected value enters the sandbox in which the program runs."""
+"""Grades of programs by tests.
+
+The verdict is reached in this process, from outputs. No expected value enters the sandbox in which
+the program runs.
+"""
 
 import math
 import pathlib
@@ -16,12 +20,12 @@ from jaxrl_llm.text_types import Completion, RewardFn
 
 
 class Grade(NamedTuple):
-  """How a program did.
+  """The result of testing a program.
 
   Attributes:
-    passed: tests that it passed before the first that it did not, or of all where all are run.
-    total: tests that there are.
-    detail: the first failure, in one line; empty where there is none.
+    passed: Number of tests passed: before the first failure, or of all if all are run.
+    total: Number of tests.
+    detail: First failure in one line; empty if there is none.
   """
 
   passed: int
@@ -32,26 +36,27 @@ class Grade(NamedTuple):
 def grade(source: str, tests: Tests, sandbox: Sandbox, *, total_s: float = 60.0, stop_early: bool = True) -> Grade:
   """Runs a program against tests.
 
-  A program fails a test that it does not answer rightly, or not in time, whatever else it prints or does. All it can do is say what its
-  own functions return; expected values, the tests' code and the nonce of a verdict are in this process or in another sandbox.
+  A program fails a test if its answer is wrong or late, regardless of what else it prints or does.
+  It can only report what its own functions return. Expected values, the code of the tests and the
+  nonce of a verdict are in this process or in another sandbox.
 
   Args:
-    source: text of the program.
-    tests: what it has to pass.
-    sandbox: a sandbox that works; its time limit is for one test, or for all calls of one program.
-    total_s: wall time for all tests, in seconds; what is not passed by then is failed.
-    stop_early: whether the first failure ends it.
+    source: Source of the program.
+    tests: Tests of the program.
+    sandbox: Working sandbox. Its time limit applies to one test, or to all calls of one program.
+    total_s: Wall time for all tests, in seconds. Tests not passed by then are failed.
+    stop_early: Whether to stop at the first failure.
 
   Raises:
-    Refused: the sandbox could not run it, so that nothing is known.
-    ValueError: no tests.
+    Refused: If the sandbox could not run the program, so that nothing is known.
+    ValueError: If there are no tests.
   """
-  run = {StdioTests: _stdio, CallTests: _calls, AssertTests: _asserts}[type(tests)]
+  failures_of = {StdioTests: _stdio_failures, CallTests: _call_failures, AssertTests: _assert_failures}[type(tests)]
   passed, detail = 0, ""
-  for what in run(source, tests, sandbox, time.monotonic() + total_s):
-    passed += not what
-    detail = detail or what
-    if what and stop_early:
+  for failure in failures_of(source, tests, sandbox, time.monotonic() + total_s):
+    passed += not failure
+    detail = detail or failure
+    if failure and stop_early:
       break
   count = 1 if isinstance(tests, AssertTests) else len(tests.cases)
   if count == 0:
@@ -59,59 +64,71 @@ def grade(source: str, tests: Tests, sandbox: Sandbox, *, total_s: float = 60.0,
   return Grade(passed, count, " ".join(detail.split())[:300])
 
 
-def _stdio(source: str, tests: StdioTests, sandbox: Sandbox, until: float) -> Iterator[str]:
+def _stdio_failures(source: str, tests: StdioTests, sandbox: Sandbox, deadline: float) -> Iterator[str]:
   for i, (given, expected) in enumerate(tests.cases):
-    if time.monotonic() >= until:
+    if time.monotonic() >= deadline:
       yield f"test {i}: no time is left for it"
       continue
-    found = _run(execute, Program(source, given), sandbox=sandbox, until=until)
-    if found.status == "failed":
-      yield f"test {i}: {found.cause} {found.stderr[-200:]}"
+    execution = _run(execute, Program(source, given), sandbox=sandbox, deadline=deadline)
+    if execution.status == "failed":
+      yield f"test {i}: {execution.cause} {execution.stderr[-200:]}"
     else:
-      yield "" if same_output(found.stdout, expected, tolerance=tests.tolerance) else f"test {i}: wrong output {found.stdout[:80]!r}"
+      yield (
+        ""
+        if same_output(execution.stdout, expected, tolerance=tests.tolerance)
+        else f"test {i}: wrong output {execution.stdout[:80]!r}"
+      )
 
 
-def _calls(source: str, tests: CallTests, sandbox: Sandbox, until: float) -> Iterator[str]:
+def _call_failures(source: str, tests: CallTests, sandbox: Sandbox, deadline: float) -> Iterator[str]:
   questions = "".join(f"{literals.encode((tests.function, list(arguments), {}))}\n" for arguments, _ in tests.cases)
-  found = _run(execute, _callee(f"{tests.setup}\n{source}", questions), sandbox=sandbox, until=until)
-  answers = found.stdout.split("\n")[:-1]  # What follows the last line break was cut off.
+  execution = _run(execute, _callee_program(f"{tests.setup}\n{source}", questions), sandbox=sandbox, deadline=deadline)
+  answers = execution.stdout.split("\n")[:-1]  # An unfinished last line was cut off.
   for i, (_, expected) in enumerate(tests.cases):
     if i >= len(answers):
-      yield f"test {i}: no answer ({found.cause}) {found.stderr[-200:]}"
+      yield f"test {i}: no answer ({execution.cause}) {execution.stderr[-200:]}"
       continue
     try:
       good, value = literals.decode(answers[i])
       same = good is True and same_value(value, expected)
     except (RecursionError, TypeError, ValueError):
-      yield f"test {i}: an answer that is no value"
+      yield f"test {i}: the answer is not a value"
       continue
     yield "" if same else f"test {i}: {'wrong value' if good is True else 'it raised'} {str(value)[:80]}"
 
 
-def _asserts(source: str, tests: AssertTests, sandbox: Sandbox, until: float) -> Iterator[str]:
-  converse = backend_of(sandbox).converse
-  if converse is None:
-    raise Refused(f"sandbox {sandbox.backend!r}: tests that are code need a back end on this machine, such as namespaces or docker")
+def _assert_failures(source: str, tests: AssertTests, sandbox: Sandbox, deadline: float) -> Iterator[str]:
+  execute_pair = backend_of(sandbox).execute_pair
+  if execute_pair is None:
+    raise Refused(
+      f"sandbox {sandbox.backend!r}: tests written as code need a back end on this machine, such as namespaces or docker"
+    )
   nonce = secrets.token_hex(16)
   files = {"literals.py": _source(literals), asker.GIVEN: tests.setup, asker.TESTS: tests.code}
   asking = Program(_source(asker), files=files, argv=(nonce, tests.entry_point))
-  found = _run(converse, asking, _callee(f"{tests.setup}\n{source}", ""), sandbox=sandbox, until=until)
-  said = found.stderr.split("\n")
-  if f"{nonce} {asker.UNSENDABLE}" in said:
-    raise Refused("tests pass something to the program that is no plain value")
-  yield "" if f"{nonce} {asker.PASSED}" in said else found.cause or "a test failed"
+  execution = _run(
+    execute_pair, asking, _callee_program(f"{tests.setup}\n{source}", ""), sandbox=sandbox, deadline=deadline
+  )
+  reports = execution.stderr.split("\n")
+  if f"{nonce} {asker.UNSENDABLE}" in reports:
+    raise Refused("the tests pass an argument to the program that is not a plain value")
+  yield "" if f"{nonce} {asker.PASSED}" in reports else execution.cause or "a test failed"
 
 
-def _run(run: Callable[..., Execution], *programs: Program, sandbox: Sandbox, until: float) -> Execution:
-  """Runs programs in the time that is left."""
-  limits = sandbox.limits._replace(timeout_s=max(0.1, min(until - time.monotonic(), sandbox.limits.timeout_s)))
-  found = run(*programs, sandbox._replace(limits=limits))
-  if found.status == "refused":
-    raise Refused(found.cause)
-  return found
+def _run(run_programs: Callable[..., Execution], *programs: Program, sandbox: Sandbox, deadline: float) -> Execution:
+  """Runs programs in the remaining time.
+
+  Raises:
+    Refused: If the sandbox could not run them.
+  """
+  limits = sandbox.limits._replace(timeout_s=max(0.1, min(deadline - time.monotonic(), sandbox.limits.timeout_s)))
+  execution = run_programs(*programs, sandbox._replace(limits=limits))
+  if execution.status == "refused":
+    raise Refused(execution.cause)
+  return execution
 
 
-def _callee(source: str, questions: str) -> Program:
+def _callee_program(source: str, questions: str) -> Program:
   return Program(_source(callee), questions, {"literals.py": _source(literals), callee.CANDIDATE: source})
 
 
@@ -130,26 +147,33 @@ def code_tests(
   image: str = Sandbox().image,
   url: str = "",
 ) -> RewardFn:
-  """A reward function: 1 where the program in a response passes all tests of its example, else 0.
+  """Makes a reward that is 1 if the program in a response passes all tests of its example, else 0.
 
-  The program is the last fenced block. A response without one, or one that ran into the token budget, is worth 0. The reward function
-  raises `Refused` where the sandbox does not run it: nothing is known then, and the sample is not to be learned from.
+  The program is the last fenced code block. A response without one, or one that was cut off by the
+  token budget, earns 0.
 
   Args:
-    backend: a key of `BACKENDS`, or `auto`. There is no default: where the programs of a model run is for you to say.
-    timeout_s: wall time of one test, in seconds, where its problem names none; of all calls, where tests are calls.
-    total_s: wall time of all tests, in seconds. The deadline of whoever calls this has to be longer.
-    memory_gb: address space of each process, in GiB; more where the problem allows more.
-    time_scale: how many times a problem's own time limit a program is given: problems are set for one fast machine with nothing else to do.
-    partial: whether a program earns the fraction of the tests that it passes.
-    image: of the container, for `docker`.
-    url: of the service, for `sandbox_fusion` and `piston`.
+    backend: Key of `BACKENDS`, or `auto`. There is no default: it is your decision where the
+      programs of a model run.
+    timeout_s: Wall time of one test, in seconds, unless the problem has a limit of its own; wall
+      time of all calls, if the tests are calls.
+    total_s: Wall time of all tests, in seconds. The time limit of a call of the reward function
+      must be longer.
+    memory_gb: Address space of each process, in GiB. A larger limit of the problem takes
+      precedence.
+    time_scale: Factor on the time limit of a problem. Such limits are set for one fast, idle
+      machine.
+    partial: Whether a program earns the fraction of the tests that it passes.
+    image: Image of the container, for `docker`.
+    url: Address of the service, for `sandbox_fusion` and `piston`.
 
   Returns:
-    The reward function, of a completion and an example as `read_tests` reads it.
+    The reward function. `read_tests` describes the examples. It raises `Refused` if the sandbox
+    does not run the program: the reward is then unknown, and the sample must not be learned from.
 
   Raises:
-    ValueError: a limit out of range, or a back end that does not work here, with what to do.
+    ValueError: If a limit is out of range, or the back end does not work on this machine. One line,
+      with the fix.
   """
   for name, value in dict(timeout_s=timeout_s, total_s=total_s, memory_gb=memory_gb, time_scale=time_scale).items():
     if not (value > 0 and math.isfinite(value)):
@@ -166,12 +190,12 @@ def code_tests(
       limits = limits._replace(timeout_s=time_scale * tests.seconds)
     if isinstance(tests, StdioTests) and tests.megabytes:
       limits = limits._replace(memory_gb=max(limits.memory_gb, tests.megabytes / 1024))
-    found = grade(source, tests, sandbox._replace(limits=limits), total_s=total_s, stop_early=not partial)
-    return found.passed / found.total if partial else float(found.passed == found.total)
+    result = grade(source, tests, sandbox._replace(limits=limits), total_s=total_s, stop_early=not partial)
+    return result.passed / result.total if partial else float(result.passed == result.total)
 
   return code_reward
 
 
 def code_deadline_s(settings: Mapping[str, Any]) -> float:
-  """Wall time of a call of the reward function, in seconds: that of all tests, and some for what surrounds them."""
+  """Returns the time limit of a call in seconds: that of all tests, plus 30 s for the rest."""
   return settings["total_s"] + 30.0

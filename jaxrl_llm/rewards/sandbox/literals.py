@@ -1,17 +1,19 @@
-"""Plain values as one line of text and back, so that nothing but values crosses the wall of a sandbox: no class, no code, no `__eq__`.
+"""Plain values as one line of text, and back.
 
-Loads nothing of the package: it travels into sandboxes.
+Only values cross the boundary of a sandbox: no class, no code and no `__eq__`. This module is
+copied into sandboxes, so it imports nothing from the package.
 """
 
 import json
 
-MAX_CHARS = 1 << 20  # Of one line.
-_BIG = 1 << 256  # From here on integers travel as hexadecimal digits, which Python reads in linear time.
+MAX_CHARS = 1 << 20  # Length limit of one line.
+# Larger integers are sent as hexadecimal digits, which Python parses in linear time.
+_BIG = 1 << 256
 _KINDS = {"t": tuple, "s": set, "f": frozenset}
 
 
 class Unsendable(TypeError):
-  """A value that is not made of numbers, texts, bytes and containers of these."""
+  """Error for a value that is not made of numbers, texts, bytes and containers of these."""
 
 
 def _pack(value):
@@ -53,13 +55,14 @@ def _unpack(value):
 
 
 def encode(value) -> str:
-  """A value as one line of ASCII, without its end.
+  """Encodes a value as one line of ASCII, without the line break.
 
   Args:
-    value: numbers, strings, bytes, lists, tuples, sets and dicts; an instance of a subclass becomes one of the built-in type.
+    value: Value made of numbers, strings, bytes, lists, tuples, sets and dicts. Instances of
+      subclasses become instances of the built-in types.
 
   Raises:
-    Unsendable: anything else, or too much of it.
+    Unsendable: If the value is made of anything else, or is too large.
 
   Example:
     >>> encode((1, {2: "a"}))
@@ -68,17 +71,17 @@ def encode(value) -> str:
   try:
     line = json.dumps(_pack(value))
   except RecursionError:
-    raise Unsendable("found a value that contains itself or is too deep, expected a plain one") from None
+    raise Unsendable("found a value that contains itself or is nested too deeply, expected a plain one") from None
   if len(line) >= MAX_CHARS:
     raise Unsendable(f"found a value of {len(line)} characters, expected fewer than {MAX_CHARS}")
   return line
 
 
 def decode(line: str):
-  """What `encode` was given, of built-in types alone; the line may come from somebody hostile.
+  """Decodes a line of `encode` to a value of built-in types. The line may be hostile.
 
   Raises:
-    ValueError: a line that is no value.
+    ValueError: If the line does not hold a value.
 
   Example:
     >>> decode(encode((1, {2: b"a"}, {3.5})))
@@ -89,4 +92,4 @@ def decode(line: str):
   try:
     return _unpack(json.loads(line))
   except (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError) as error:
-    raise ValueError(f"no plain value: {type(error).__name__}") from None
+    raise ValueError(f"not a plain value: {type(error).__name__}") from None

@@ -1,4 +1,7 @@
-"""Running a program on this machine, through the launcher: in namespaces, in bubblewrap, in a container, or with limits alone."""
+"""Execution of programs on this machine, through the launcher.
+
+A program runs in namespaces, in bubblewrap, in a container, or with limits alone.
+"""
 
 import contextlib
 import io
@@ -18,9 +21,9 @@ from typing import IO, Any, NamedTuple
 from jaxrl_llm.rewards.sandbox import containers, launcher
 from jaxrl_llm.rewards.sandbox.program import MAIN, Execution, Program, Sandbox
 
-_SETUP_SECONDS = 20.0  # From the launcher's start to the program's, on a machine that is busy.
+_SETUP_SECONDS = 20.0  # From the start of the launcher to that of the program, on a busy machine.
 _CONTAINER_SECONDS = 5.0
-_END_SECONDS = 2.0  # Of a launcher whose program has ended; it is killed after that.
+_END_SECONDS = 2.0  # Time for a launcher to exit after its program has ended, before it is killed.
 _ENVIRONMENT = {
   "HOME": launcher.HOME,
   "LANG": "C.UTF-8",
@@ -33,28 +36,42 @@ _SYSTEM = ("/bin", "/etc/ld.so.cache", "/lib", "/lib32", "/lib64", "/nix/store",
 _LAUNCHER = str(pathlib.Path(launcher.__file__).resolve())
 
 
-class Run(NamedTuple):
-  """A program under way: its launcher, what the launcher tells, when it was begun, and what has to be tidied afterwards."""
+class SandboxedProgram(NamedTuple):
+  """A program that is running in a sandbox.
+
+  Attributes:
+    process: Launcher of the program.
+    status: Read end of the pipe of the launcher's status lines.
+    started_at: Monotonic time at which the launcher was started, in seconds.
+    clean_up: Function `(ended) -> error` that removes temporary files and containers. `ended` says
+      whether the launcher reported the end of the program.
+  """
 
   process: subprocess.Popen
-  told: IO[bytes]
-  begun: float
-  tidy: Callable[[bool], str | None]
+  status: IO[bytes]
+  started_at: float
+  clean_up: Callable[[bool], str | None]
 
 
 def interpreter() -> str:
-  """The Python that programs run on: this one, without its virtual environment."""
+  """Returns the path of this Python interpreter outside its virtual environment, for programs."""
   return os.path.realpath(sys.executable)
 
 
 def visible_paths() -> list[str]:
-  """What a program sees of this machine, read-only: the system's libraries and the interpreter's folder."""
+  """Returns the readable paths: the libraries of the system and the folder of the interpreter."""
   prefix = os.path.realpath(sys.base_prefix)
   return [*_SYSTEM, *([] if f"{prefix}/".startswith("/usr/") else [prefix])]
 
 
-def spec_of(program: Program, sandbox: Sandbox, *, home: str) -> dict[str, Any]:
-  """What the launcher is told; `home` is the program's working directory, as the launcher sees it."""
+def launcher_spec(program: Program, sandbox: Sandbox, *, home: str) -> dict[str, Any]:
+  """Returns the spec that the launcher reads.
+
+  Args:
+    program: Program to run.
+    sandbox: Sandbox with the limits.
+    home: Working directory of the program, as the launcher sees it.
+  """
   limits = sandbox.limits
   return dict(
     argv=[interpreter(), "-I", MAIN, *program.argv],
@@ -66,7 +83,7 @@ def spec_of(program: Program, sandbox: Sandbox, *, home: str) -> dict[str, Any]:
     limits=dict(
       AS=int(limits.memory_gb * 2**30),
       CORE=0,
-      CPU=int(limits.timeout_s) + 2,  # Should we be gone.
+      CPU=int(limits.timeout_s) + 2,  # In case this process is gone by then.
       FSIZE=limits.file_kb << 10,
       NOFILE=64,
       NPROC=limits.processes,
@@ -88,132 +105,164 @@ def _bubblewrap(sandbox: Sandbox) -> list[str]:
 
 
 def _plan(program: Program, sandbox: Sandbox) -> tuple[dict[str, Any], list[str], Callable[[bool], str | None]]:
-  """What the launcher is told, its command line without descriptors, and what is to be called afterwards."""
+  """Returns the launcher's spec, its command line without descriptors, and a clean-up function."""
   python = [interpreter(), "-I", "-S"]
   if sandbox.backend == "docker":
-    spec, tidy = containers.prepare(program, sandbox)
-    return spec, [*python, _LAUNCHER, "limits"], tidy
+    spec, clean_up = containers.prepare_container(program, sandbox)
+    return spec, [*python, _LAUNCHER, "limits"], clean_up
   if sandbox.backend == "unsafe":
     home = tempfile.mkdtemp(prefix="sandbox_")
-    return spec_of(program, sandbox, home=home), [*python, _LAUNCHER, "limits"], lambda ended: shutil.rmtree(home, ignore_errors=True)
-  spec = spec_of(program, sandbox, home=launcher.HOME)
+    return (
+      launcher_spec(program, sandbox, home=home),
+      [*python, _LAUNCHER, "limits"],
+      lambda ended: shutil.rmtree(home, ignore_errors=True),
+    )
+  spec = launcher_spec(program, sandbox, home=launcher.HOME)
   if sandbox.backend == "bubblewrap":
     return spec, [*_bubblewrap(sandbox), *python, "/launcher.py", "limits"], lambda ended: None
   return spec, [*python, _LAUNCHER, "namespaces"], lambda ended: None
 
 
-def begin(program: Program, sandbox: Sandbox, stdin: int | IO[bytes], stdout: int | IO[bytes], stderr: IO[bytes]) -> Run:
-  """Starts the launcher of a program with these standard streams, for `finish` to wait for; an OSError where it cannot be started."""
-  spec, command, tidy = _plan(program, sandbox)
-  parent = 0 if sandbox.backend == "bubblewrap" else os.getpid()  # It kills the launcher itself when we die.
+def start_program(
+  program: Program, sandbox: Sandbox, stdin: int | IO[bytes], stdout: int | IO[bytes], stderr: IO[bytes]
+) -> SandboxedProgram:
+  """Starts the launcher of a program; `finish_program` waits for it.
+
+  Args:
+    program: Program to run.
+    sandbox: Sandbox with a back end of this module.
+    stdin, stdout, stderr: Standard streams of the program.
+
+  Raises:
+    OSError: If the launcher cannot be started.
+  """
+  spec, command, clean_up = _plan(program, sandbox)
+  # Bubblewrap itself kills the launcher if this process dies.
+  parent = 0 if sandbox.backend == "bubblewrap" else os.getpid()
   with tempfile.TemporaryFile() as file:
     file.write(marshal.dumps(spec))
     file.seek(0)
-    told, tell = os.pipe()
+    status_read, status_write = os.pipe()
     try:
       process = subprocess.Popen(
-        [*command, str(file.fileno()), str(tell), str(parent)],
+        [*command, str(file.fileno()), str(status_write), str(parent)],
         stdin=stdin,
         stdout=stdout,
         stderr=stderr,
         env={"PATH": os.environ.get("PATH", os.defpath), "LC_ALL": "C.UTF-8"},
-        pass_fds=(file.fileno(), tell),
+        pass_fds=(file.fileno(), status_write),
         start_new_session=True,
       )
     except BaseException:
-      os.close(told)
-      tidy(True)
+      os.close(status_read)
+      clean_up(True)
       raise
     finally:
-      os.close(tell)
-  return Run(process, os.fdopen(told, "rb", buffering=0), time.monotonic(), tidy)
+      os.close(status_write)
+  return SandboxedProgram(process, os.fdopen(status_read, "rb", buffering=0), time.monotonic(), clean_up)
 
 
-def finish(run: Run, *, timeout_s: float) -> dict[str, Any]:
-  """Waits for a run, kills it `timeout_s` seconds after the program's start, and leaves none of its processes.
+def finish_program(running: SandboxedProgram, *, timeout_s: float) -> dict[str, Any]:
+  """Waits for a program, and leaves none of its processes.
+
+  Args:
+    running: Program to wait for.
+    timeout_s: Time in seconds after the start of the program at which it is killed.
 
   Returns:
-    `status` and `seconds` where the program ended by itself; `timeout` where it did not; `error` where it never began.
+    The status lines of the launcher, with `status` and `seconds` if the program ended by itself,
+    `timeout` and `seconds` if it did not, and `error` if it was never started.
   """
-  told: dict[str, Any] = {}
-  until, line = run.begun + _SETUP_SECONDS, b""
+  report: dict[str, Any] = {}
+  until, line = running.started_at + _SETUP_SECONDS, b""
   try:
-    while "ended" not in told and "error" not in told:
-      ready, _, _ = select.select([run.told], [], [], max(0.0, until - time.monotonic()))
-      if not ready or not (data := os.read(run.told.fileno(), 4096)):
+    while "ended" not in report and "error" not in report:
+      ready, _, _ = select.select([running.status], [], [], max(0.0, until - time.monotonic()))
+      if not ready or not (data := os.read(running.status.fileno(), 4096)):
         break
       *lines, line = (line + data).split(b"\n")
       for text in lines:
         word, _, rest = text.decode("utf-8", "replace").partition(" ")
-        told[word] = rest
-        if "started" in told and "since" not in told:
-          told["since"] = time.monotonic()
-          until = told["since"] + timeout_s
+        report[word] = rest
+        if "started" in report and "since" not in report:
+          report["since"] = time.monotonic()
+          until = report["since"] + timeout_s
   finally:
-    if not {"ended", "error", "first"} & set(told):  # Nobody but the launcher itself is there, or bubblewrap, which ends as it is killed.
+    # Only the launcher itself is running, or bubblewrap, whose program dies with it.
+    if not {"ended", "error", "first"} & set(report):
       with contextlib.suppress(ProcessLookupError):
-        os.killpg(run.process.pid, signal.SIGKILL)
-    _kill(run, int(told["first"]) if "first" in told and "ended" not in told else None)
-    run.told.close()
-    if trouble := run.tidy("ended" in told):
-      told["error"] = trouble
-  if "ended" in told:
-    status, seconds = told["ended"].split()
-    told |= dict(status=int(status), seconds=float(seconds))
-  elif "error" not in told:
+        os.killpg(running.process.pid, signal.SIGKILL)
+    _kill(running, int(report["first"]) if "first" in report and "ended" not in report else None)
+    running.status.close()
+    if problem := running.clean_up("ended" in report):
+      report["error"] = problem
+  if "ended" in report:
+    status, seconds = report["ended"].split()
+    report |= dict(status=int(status), seconds=float(seconds))
+  elif "error" not in report:
     overdue = time.monotonic() >= until
-    if "since" not in told:
-      told["error"] = f"its launcher {'took more than 20 s' if overdue else f'ended with status {run.process.returncode}'}"
-    told["timeout"] = overdue
-    told["seconds"] = time.monotonic() - told.get("since", run.begun)
-  return told
+    if "since" not in report:
+      report["error"] = (
+        "its launcher "
+        f"{'took more than 20 s' if overdue else f'ended with status {running.process.returncode}'}"
+      )
+    report["timeout"] = overdue
+    report["seconds"] = time.monotonic() - report.get("since", running.started_at)
+  return report
 
 
-def _kill(run: Run, first: int | None) -> None:
-  """Kills the first process of the PID namespace, which takes the others along, or of the session, and what is left of the launcher.
+def _kill(running: SandboxedProgram, first: int | None) -> None:
+  """Kills a program and its launcher.
 
-  `first` is None where there is no such process, or where the launcher has waited for it and is ending.
+  Args:
+    running: Program to kill.
+    first: First process of the PID namespace, whose other processes die with it, or of the session.
+      None if there is no such process, or the launcher has waited for it and is ending.
   """
-  if first is not None and run.process.poll() is None:
+  if first is not None and running.process.poll() is None:
     for kill in (os.killpg, os.kill):
       with contextlib.suppress(ProcessLookupError):
         kill(first, signal.SIGKILL)
   with contextlib.suppress(subprocess.TimeoutExpired):
-    run.process.wait(_END_SECONDS)
+    running.process.wait(_END_SECONDS)
   with contextlib.suppress(ProcessLookupError):
-    os.killpg(run.process.pid, signal.SIGKILL)
-  run.process.wait()
+    os.killpg(running.process.pid, signal.SIGKILL)
+  running.process.wait()
 
 
-def time_of(sandbox: Sandbox) -> float:
-  """Wall time of a program, in seconds; a container's includes what it takes to make one."""
+def time_limit_s(sandbox: Sandbox) -> float:
+  """Returns the time limit of a program, in seconds, including the creation of a container."""
   return sandbox.limits.timeout_s + (_CONTAINER_SECONDS if sandbox.backend == "docker" else 0.0)
 
 
 def execute(program: Program, sandbox: Sandbox) -> Execution:
-  """Runs a program and waits for it. Its streams are files: whatever it prints, nobody has to keep up with it."""
+  """Runs a program and waits for it.
+
+  The streams are files, so that nothing has to read the output while the program runs.
+  """
   with tempfile.TemporaryFile() as given, tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
     given.write(program.stdin.encode("utf-8", "surrogatepass"))
     given.seek(0)
-    for file in (given, out, err):  # They have no name, and a program that is nobody may open /dev/stdin.
+    # The files have no name, and the program may open /dev/stdin as another user.
+    for file in (given, out, err):
       os.fchmod(file.fileno(), 0o666)
     try:
-      told = finish(begin(program, sandbox, given, out, err), timeout_s=time_of(sandbox))
+      report = finish_program(start_program(program, sandbox, given, out, err), timeout_s=time_limit_s(sandbox))
     except OSError as error:
       return Execution("refused", cause=f"{type(error).__name__}: {error}")
-    return judged(told, out, err, limit=sandbox.limits.file_kb << 10)
+    return execution_of(report, out, err, limit=sandbox.limits.file_kb << 10)
 
 
-def converse(asking: Program, answering: Program, sandbox: Sandbox) -> Execution:
-  """Runs two programs, each in a sandbox of its own, that read what the other prints.
+def execute_pair(asking: Program, answering: Program, sandbox: Sandbox) -> Execution:
+  """Runs two programs in separate sandboxes, with the output of each as the input of the other.
 
   Args:
-    asking: ends the conversation; what it says to us goes to its standard error.
-    answering: killed when the other has ended.
-    sandbox: of each.
+    asking: Program that ends the conversation. It reports to this process on its standard error.
+    answering: Program that is killed when the other one has ended.
+    sandbox: Sandbox of each program.
 
   Returns:
-    How it went for the one that asks; refused where either was.
+    The execution of `asking`. It is refused if either program was.
   """
   with tempfile.TemporaryFile() as err, tempfile.TemporaryFile() as nowhere:
     questions, ask = os.pipe()
@@ -221,36 +270,43 @@ def converse(asking: Program, answering: Program, sandbox: Sandbox) -> Execution
     ends = contextlib.ExitStack()
     for fd in (questions, ask, answers, answer):
       ends.callback(os.close, fd)
-    runs = []
+    running = []
     try:
       with ends:
-        runs.append(begin(answering, sandbox, questions, answer, nowhere))
-        runs.append(begin(asking, sandbox, answers, ask, err))
-      told = finish(runs.pop(), timeout_s=time_of(sandbox))
+        running.append(start_program(answering, sandbox, questions, answer, nowhere))
+        running.append(start_program(asking, sandbox, answers, ask, err))
+      report = finish_program(running.pop(), timeout_s=time_limit_s(sandbox))
     except OSError as error:
       return Execution("refused", cause=f"{type(error).__name__}: {error}")
     finally:
-      others = [finish(run, timeout_s=0.0) for run in runs]
-    if any("error" in other for other in others):
-      return Execution("refused", cause=others[0]["error"])
-    return judged(told, io.BytesIO(), err, limit=sandbox.limits.file_kb << 10)
+      other_reports = [finish_program(other, timeout_s=0.0) for other in running]
+    if any("error" in other for other in other_reports):
+      return Execution("refused", cause=other_reports[0]["error"])
+    return execution_of(report, io.BytesIO(), err, limit=sandbox.limits.file_kb << 10)
 
 
-def judged(told: dict[str, Any], out: io.BufferedIOBase, err: io.BufferedIOBase, *, limit: int) -> Execution:
-  """A run as an `Execution`: what `finish` was told, and up to `limit` bytes of what the program printed."""
+def execution_of(report: dict[str, Any], out: io.BufferedIOBase, err: io.BufferedIOBase, *, limit: int) -> Execution:
+  """Converts a report of `finish_program` to an `Execution`.
+
+  Args:
+    report: Report of the program.
+    out: Standard output of the program.
+    err: Standard error of the program.
+    limit: Maximum number of bytes kept of each stream.
+  """
   for file in (out, err):
     file.seek(0)
   printed = [file.read(limit) for file in (out, err)]
   stdout, stderr = (data.decode("utf-8", "replace") for data in printed)
-  if "error" in told:
-    return Execution("refused", stdout, stderr, cause=" ".join(f"{told['error']} {stderr[-200:]}".split()))
-  code, seconds = told.get("status"), told["seconds"]
+  if "error" in report:
+    return Execution("refused", stdout, stderr, cause=" ".join(f"{report['error']} {stderr[-200:]}".split()))
+  code, seconds = report.get("status"), report["seconds"]
   if code == 0:
     return Execution("finished", stdout, stderr, 0, seconds)
   cause = "exit" if code is None or code > 0 else "signal"
   if max(map(len, printed)) >= limit:
     cause = "output"
-  elif told.get("timeout") or code == -signal.SIGXCPU:
+  elif report.get("timeout") or code == -signal.SIGXCPU:
     cause = "timeout"
   elif stderr.rstrip().rpartition("\n")[2].startswith("MemoryError"):
     cause = "memory"

@@ -1,21 +1,21 @@
-"""What runs in a sandbox, under which limits, and what came of it."""
+"""Programs for sandboxes, their limits, and the outcome of their execution."""
 
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import NamedTuple
 
 MAIN = "main.py"
-"""The name that a program's source has in its working directory."""
+"""Name of a program's source in its working directory."""
 
 
 class Program(NamedTuple):
-  """A Python program and what it is given.
+  """A Python program and its input.
 
   Attributes:
-    source: its text.
-    stdin: what it reads.
-    files: further texts in its working directory, by relative path.
-    argv: arguments after its name.
+    source: Source of the program.
+    stdin: Text on the standard input.
+    files: Texts of further files in the working directory, by relative path.
+    argv: Command-line arguments after the name of the program.
   """
 
   source: str
@@ -25,14 +25,16 @@ class Program(NamedTuple):
 
 
 class Limits(NamedTuple):
-  """What one program may take.
+  """Resource limits of one program.
 
   Attributes:
-    timeout_s: wall time from its start, in seconds; the time that a back end takes to set up is not part of it.
-    memory_gb: address space of each of its processes, in GiB.
-    file_kb: size of each file that it writes, in KiB; its standard output and its standard error count as files.
-    disk_mb: all that it writes in its folder, in MiB.
-    processes: that live at once, threads counted.
+    timeout_s: Wall time from the start of the program, in seconds. The set-up time of a back end
+      does not count.
+    memory_gb: Address space of each process of the program, in GiB.
+    file_kb: Size of each file that the program writes, in KiB. Standard output and standard error
+      count as files.
+    disk_mb: Total size of the files in the working directory, in MiB.
+    processes: Number of processes and threads at any one time.
   """
 
   timeout_s: float = 10.0
@@ -43,17 +45,20 @@ class Limits(NamedTuple):
 
 
 class Execution(NamedTuple):
-  """How a run went.
+  """The outcome of running a program.
 
   Attributes:
-    status: `finished` where the program ended with exit code 0; `failed` where it did not, which is its own fault; `refused` where it was
-      not run, or nobody knows how it ended, which says nothing about the program.
-    stdout: what it printed, up to the limit; bytes that are no UTF-8 are replaced.
-    stderr: likewise.
-    exit_code: None where it did not exit by itself; minus the signal's number where a signal ended it.
-    seconds: wall time of the program alone.
-    cause: why it failed: `exit`, `signal`, `timeout`, `output` (a file grew beyond its limit), `memory` (by what it printed last); where it
-      was refused, the reason in one line. None for a program that finished.
+    status: `finished` if the program ended with exit code 0. `failed` if it did not, which is the
+      program's own fault. `refused` if it was not run, or its end is unknown, which says nothing
+      about the program.
+    stdout: Standard output up to the limit, with invalid UTF-8 replaced.
+    stderr: Standard error up to the limit, with invalid UTF-8 replaced.
+    exit_code: Exit code, or minus the number of the signal that ended the program. None if it did
+      not end by itself.
+    seconds: Wall time of the program alone, in seconds.
+    cause: Cause of the failure: `exit`, `signal`, `timeout`, `output` (a file exceeded its limit)
+      or `memory` (recognised by the last line of the standard error). The reason in one line if the
+      program was refused. None if it finished.
   """
 
   status: str
@@ -68,11 +73,11 @@ class Sandbox(NamedTuple):
   """A way to run untrusted programs, with its limits.
 
   Attributes:
-    backend: a key of `BACKENDS`.
-    limits: of each program.
-    image: of the container; `docker` alone reads it.
-    url: of the service; `sandbox_fusion` and `piston` alone read it.
-    docker: the command that runs containers, such as `podman`.
+    backend: Key of `BACKENDS`.
+    limits: Limits of each program.
+    image: Image of the container; only for `docker`.
+    url: Address of the service; only for `sandbox_fusion` and `piston`.
+    docker: Command that runs containers, such as `podman`.
   """
 
   backend: str = "off"
@@ -83,4 +88,4 @@ class Sandbox(NamedTuple):
 
 
 class Refused(RuntimeError):
-  """A sandbox could not run a program; nothing is known about the program."""
+  """Error of a sandbox that could not run a program, so that nothing is known about the program."""

@@ -1,4 +1,4 @@
-"""Running a program elsewhere: over HTTP, in SandboxFusion or in Piston."""
+"""Execution of a program in a service over HTTP: SandboxFusion or Piston."""
 
 import base64
 import json
@@ -12,15 +12,19 @@ from jaxrl_llm.rewards.sandbox.program import MAIN, Execution, Program, Sandbox
 _MAX_ANSWER_BYTES = 16 << 20
 _TRIES = 3
 _FIRST_WAIT_SECONDS = 0.5
-_SECONDS_BEYOND = 30.0  # For the service's queue and the way there.
+_SECONDS_BEYOND = 30.0  # Time for the queue of the service and for the network.
 
 
 class _Unusable(Exception):
-  pass
+  """Error of a service whose answer says nothing about the program."""
 
 
 def execute(program: Program, sandbox: Sandbox) -> Execution:
-  """Runs a program in the service that the sandbox names, at its `url` without a path; refused where the service does not run it."""
+  """Runs a program in the service of a sandbox.
+
+  The `url` of the sandbox has no path. The execution is refused if the service does not run the
+  program.
+  """
   try:
     return {"sandbox_fusion": _sandbox_fusion, "piston": _piston}[sandbox.backend](program, sandbox)
   except _Unusable as error:
@@ -28,7 +32,7 @@ def execute(program: Program, sandbox: Sandbox) -> Execution:
 
 
 def _post(sandbox: Sandbox, path: str, body: dict[str, Any]) -> dict[str, Any]:
-  """The answer's JSON; tries again where the service is busy or away."""
+  """Sends a request and returns the JSON of the answer; retries if the service is busy or down."""
   url, timeout_s = f"{sandbox.url.rstrip('/')}{path}", sandbox.limits.timeout_s + _SECONDS_BEYOND
   request = urllib.request.Request(url, json.dumps(body).encode(), {"Content-Type": "application/json"})
   for left in reversed(range(_TRIES)):
@@ -37,7 +41,7 @@ def _post(sandbox: Sandbox, path: str, body: dict[str, Any]) -> dict[str, Any]:
         data = response.read(_MAX_ANSWER_BYTES + 1)
       answer = json.loads(data) if len(data) <= _MAX_ANSWER_BYTES else None
       if not isinstance(answer, dict):
-        raise _Unusable(f"{url} answered with something that is no JSON object of at most {_MAX_ANSWER_BYTES} bytes")
+        raise _Unusable(f"{url} answered with no JSON object of at most {_MAX_ANSWER_BYTES} bytes")
       return answer
     except urllib.error.HTTPError as error:
       if error.code < 500 and error.code != 429:
@@ -53,17 +57,17 @@ def _post(sandbox: Sandbox, path: str, body: dict[str, Any]) -> dict[str, Any]:
 def _ended(sandbox: Sandbox, run: dict[str, Any], code: Any, seconds: Any, *, overdue: bool) -> Execution:
   limit, signal = sandbox.limits.file_kb << 10, run.get("signal")
   stdout, stderr, seconds = str(run.get("stdout") or ""), str(run.get("stderr") or ""), float(seconds or 0.0)
-  grown = max(len(stdout), len(stderr)) >= limit
+  exceeds = max(len(stdout), len(stderr)) >= limit
   stdout, stderr = stdout[:limit], stderr[:limit]
-  if code == 0 and not (overdue or signal or grown):
+  if code == 0 and not (overdue or signal or exceeds):
     return Execution("finished", stdout, stderr, 0, seconds)
-  cause = "output" if grown else "timeout" if overdue else "signal" if signal else "exit"
+  cause = "output" if exceeds else "timeout" if overdue else "signal" if signal else "exit"
   return Execution("failed", stdout, stderr, code if isinstance(code, int) else None, seconds, cause)
 
 
 def _sandbox_fusion(program: Program, sandbox: Sandbox) -> Execution:
   if program.argv:
-    raise _Unusable("found arguments, which this service cannot pass on")
+    raise _Unusable("found command-line arguments, expected none: this service cannot pass them on")
   files = {name: base64.b64encode(text.encode("utf-8", "surrogatepass")).decode() for name, text in program.files.items()}
   body = dict(code=program.source, stdin=program.stdin, language="python", run_timeout=sandbox.limits.timeout_s, files=files)
   body["memory_limit_MB"] = int(sandbox.limits.memory_gb * 1024)
@@ -72,7 +76,7 @@ def _sandbox_fusion(program: Program, sandbox: Sandbox) -> Execution:
   if answer.get("status") not in ("Success", "Failed") or not isinstance(run, dict):
     raise _Unusable(f"{answer.get('status')}: {str(answer.get('message'))[:200]}")
   if run.get("status") not in ("Finished", "TimeLimitExceeded"):
-    raise _Unusable(f"the run is {str(run.get('status'))[:80]}")
+    raise _Unusable(f"the run has the status {str(run.get('status'))[:80]}")
   return _ended(sandbox, run, run.get("return_code"), run.get("execution_time"), overdue=run["status"] == "TimeLimitExceeded")
 
 
@@ -90,8 +94,8 @@ def _piston(program: Program, sandbox: Sandbox) -> Execution:
   run = answer.get("run")
   if not isinstance(run, dict):
     raise _Unusable(str(answer.get("message"))[:200])
-  if run.get("status") == "XX":  # Its own trouble, by its documentation.
+  if run.get("status") == "XX":  # An error of the service itself, according to its documentation.
     raise _Unusable(str(run.get("message"))[:200])
-  # Older versions say no more of a timeout than the signal.
+  # Older versions report a timeout only by the signal.
   overdue = run.get("status") == "TO" or (run.get("status") is None and run.get("signal") == "SIGKILL")
   return _ended(sandbox, run, run.get("code"), (run.get("wall_time") or 0) / 1000, overdue=overdue)

@@ -1,4 +1,4 @@
-"""How programs are tested, and tests from the published forms of examples."""
+"""Tests of programs, and their parser for the published forms of examples."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -8,13 +8,13 @@ from jaxrl_llm.messages import one_line
 
 
 class StdioTests(NamedTuple):
-  """Tests by what a program prints: LiveCodeBench, CodeForces.
+  """Tests of a program's output, as in LiveCodeBench and CodeForces.
 
   Attributes:
-    cases: standard input and expected standard output of each.
-    tolerance: how far numbers may be off, absolutely or relatively; None compares texts.
-    seconds: the problem's own time limit for one case; None where it has none.
-    megabytes: the problem's own memory limit; None where it has none.
+    cases: Standard input and expected standard output of each case.
+    tolerance: Absolute or relative error allowed for numbers. None compares texts.
+    seconds: Time limit of the problem for one case, in seconds; None if it has none.
+    megabytes: Memory limit of the problem, in MiB; None if it has none.
   """
 
   cases: Sequence[tuple[str, str]]
@@ -24,12 +24,13 @@ class StdioTests(NamedTuple):
 
 
 class CallTests(NamedTuple):
-  """Tests by what a function returns: LiveCodeBench's functional ones.
+  """Tests of a function's return values, as in the functional tests of LiveCodeBench.
 
   Attributes:
-    function: its name; a method of `Solution` where there is no function of that name.
-    cases: positional arguments and expected value of each. Tuples and lists that hold the same are the same.
-    setup: source in front of the program's.
+    function: Name of the function, or of a method of `Solution` if there is no such function.
+    cases: Positional arguments and expected value of each case. A tuple and a list with the same
+      items are equal.
+    setup: Source placed in front of the program.
   """
 
   function: str
@@ -38,12 +39,12 @@ class CallTests(NamedTuple):
 
 
 class AssertTests(NamedTuple):
-  """Tests that are code: HumanEval, MBPP.
+  """Tests written as code, as in HumanEval and MBPP.
 
   Attributes:
-    code: raises where something is wrong, and calls the program's functions by name.
-    entry_point: the function that is tested; empty where `code` says it all.
-    setup: source in front of both the program's and the tests'.
+    code: Source that calls the program's functions by name and raises an exception on any error.
+    entry_point: Name of the function under test; empty if `code` calls all functions by name.
+    setup: Source placed in front of both the program and the tests.
   """
 
   code: str
@@ -52,23 +53,29 @@ class AssertTests(NamedTuple):
 
 
 Tests = StdioTests | CallTests | AssertTests
-"""How a program is tested."""
+"""Tests of one program."""
 
 _CALL_SETUP = "from typing import *\nimport collections, functools, heapq, itertools, math, re, string\n"
-"""What LeetCode gives a solution without being asked, and LiveCodeBench too."""
+"""Imports that LeetCode and LiveCodeBench provide to a solution."""
 
 
 def read_tests(example: Mapping[str, Any]) -> Tests:
-  """An example's tests.
+  """Reads the tests of an example.
+
+  The tests are in one of the forms of this package's tasks:
+
+  - `{"kind": "stdin", "cases": [{"input": ..., "output": ...}], "seconds": ..., "megabytes": ...}`,
+  - `{"kind": "call", "function": ..., "cases": ...}` with one argument in JSON per line of input,
+  - `{"kind": "check", "function": ..., "prompt": ..., "code": ...}` where `code` defines
+    `check(candidate)`,
+  - a bare list of cases with input and output,
+  - a list of asserts.
 
   Args:
-    example: a row whose `tests` are JSON or what JSON gives, in one of the forms that this package's tasks have:
-      `{"kind": "stdin", "cases": [{"input": ..., "output": ...}], "seconds": ..., "megabytes": ...}`,
-      `{"kind": "call", "function": ..., "cases": ...}` with an argument in JSON per line of input, `{"kind": "check", "function": ...,
-      "prompt": ..., "code": ...}` where `code` defines `check(candidate)`; or a bare list of cases, or a list of asserts.
+    example: Row whose field `tests` holds the tests, as JSON or as decoded JSON.
 
   Raises:
-    ValueError: none of these. One line.
+    ValueError: If the tests have none of these forms. One line.
 
   Example:
     >>> read_tests({"tests": [{"input": "1 2", "output": "3"}]}).cases

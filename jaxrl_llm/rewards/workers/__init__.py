@@ -1,4 +1,7 @@
-"""A pool of killable processes in which reward functions run: whatever one answer does to them costs that one sample. No JAX."""
+"""A pool of killable processes in which reward functions run; no JAX.
+
+Whatever one response does to its process costs only that one sample.
+"""
 
 from jaxrl_llm.rewards.workers.jobs import Function, Job
 from jaxrl_llm.rewards.workers.pool import Pool, open_pool

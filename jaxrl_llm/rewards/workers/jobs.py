@@ -1,4 +1,4 @@
-"""What a pool is asked."""
+"""The jobs of a pool, as callers submit them and as workers receive them."""
 
 import hashlib
 import pickle
@@ -14,11 +14,14 @@ class Function(NamedTuple):
   """A reward function that every worker builds once.
 
   Attributes:
-    target: `package.module:name`.
-    settings: None where the name is the reward function itself; else the keyword arguments of the call that makes one.
-    cached: whether equal completions of equal examples may share one value; False for a function that draws or asks somebody.
-    timeout_s: its deadline, in seconds; None takes the pool's.
-    imports: modules to load beforehand, where it would load them in its first call, within the deadline.
+    target: Import path `package.module:name`.
+    settings: Keyword arguments for a factory at `target` that returns the reward function. None if
+      `target` is the reward function itself.
+    cached: Whether equal completions of equal examples may share one value. False for a function
+      that draws random numbers or asks a service.
+    timeout_s: Time limit of a call, in seconds. None uses the limit of the pool.
+    imports: Modules that a worker loads before its first call, so that their import time does not
+      count against the first deadline.
   """
 
   target: str
@@ -29,12 +32,12 @@ class Function(NamedTuple):
 
 
 class Job(NamedTuple):
-  """One call.
+  """One call of a reward function.
 
   Attributes:
-    function: key of the pool's functions.
-    completion: the response.
-    example: row of the dataset; its values can be pickled.
+    function: Name of the function in the pool.
+    completion: Response to judge.
+    example: Row of the dataset, whose values can be pickled.
   """
 
   function: str
@@ -43,13 +46,13 @@ class Job(NamedTuple):
 
 
 class Task(NamedTuple):
-  """A job as workers are sent it.
+  """A job in the form that is sent to workers.
 
   Attributes:
-    function: which of the pool's functions.
-    payload: as `worker.call` reads it.
-    key: what equal jobs share; None where nothing is shared.
-    timeout_s: its deadline, in seconds.
+    function: Index of the function in the pool.
+    payload: Argument `job` of `worker.call`.
+    key: Digest shared by equal jobs. None if the job shares no value.
+    timeout_s: Time limit of the call, in seconds.
   """
 
   function: int
@@ -59,17 +62,17 @@ class Task(NamedTuple):
 
 
 def make_tasks(jobs: Sequence[Job], functions: Mapping[str, Function], *, max_chars: int, timeout_s: float, shared: bool) -> list[Task]:
-  """Jobs as workers are sent them.
+  """Converts jobs to the form that is sent to workers.
 
   Args:
-    jobs: the calls.
-    functions: the pool's functions, by name.
-    max_chars: length of the end of a text that is sent.
-    timeout_s: deadline of functions that have none of their own, in seconds.
-    shared: whether equal jobs may share a value.
+    jobs: Calls to make.
+    functions: Functions of the pool, by name.
+    max_chars: Number of characters sent, from the end of a response.
+    timeout_s: Time limit of functions that have none of their own, in seconds.
+    shared: Whether equal jobs may share a value.
 
   Raises:
-    ValueError: an unknown function, or an example that cannot be pickled.
+    ValueError: If a function is unknown, or an example cannot be pickled.
   """
   indices = {name: i for i, name in enumerate(functions)}
   examples: dict[int, tuple[bytes, bytes]] = {}
@@ -78,7 +81,7 @@ def make_tasks(jobs: Sequence[Job], functions: Mapping[str, Function], *, max_ch
     if name not in indices:
       hint = did_you_mean(name, indices)
       raise ValueError(f"job {number}: found the function {name!r}, expected one of {', '.join(indices)}{hint}")
-    if id(example) not in examples:  # The samples of a group share theirs.
+    if id(example) not in examples:  # Samples of a group share their example.
       try:
         pickled = pickle.dumps(example, pickle.HIGHEST_PROTOCOL)
       except Exception as error:
@@ -86,7 +89,8 @@ def make_tasks(jobs: Sequence[Job], functions: Mapping[str, Function], *, max_ch
       examples[id(example)] = pickled, hashlib.blake2b(pickled, digest_size=16).digest()
     function, (data, digest) = functions[name], examples[id(example)]
     text, ids = completion.text[-max_chars:], array("q", completion.token_ids).tobytes()
-    turns = tuple(tuple(turn) for turn in completion.turns)  # Plain: unpickled without a class to look up.
+    # Plain tuples, which are unpickled without looking up a class.
+    turns = tuple(tuple(turn) for turn in completion.turns)
     key = None
     if shared and function.cached:
       parts = text.encode("utf-8", "surrogatepass"), ids, repr(turns).encode("utf-8", "surrogatepass") if turns else b"", digest

@@ -1,4 +1,7 @@
-"""The pool: jobs in, outcomes out, in order; a job that hurts its worker is charged alone, and the worker is replaced."""
+"""The pool of workers, which maps jobs to outcomes in order.
+
+A job that takes its worker down fails alone, and the worker is replaced.
+"""
 
 import math
 import os
@@ -16,17 +19,22 @@ from jaxrl_llm.rewards.workers.worker import READY
 
 _MAX_JOBS_AT_ONCE = 32
 _MAX_BYTES_AT_ONCE = 1 << 20
-_REFILL_BELOW = 2  # Jobs that a worker still has when it is given more, so that it never waits for us.
+# A worker with fewer jobs than this in flight gets more, so that it never waits for the pool.
+_REFILL_BELOW = 2
 _START_SECONDS = 120.0
 _MAX_FAILED_STARTS = 3
-_END_SECONDS = 10.0  # Patience with guardians that kill; far more than they take on a machine that is not overrun.
+# Waiting time for guardians to kill their workers, which takes far less unless the machine is
+# overloaded.
+_END_SECONDS = 10.0
 
 
 class Pool:
-  """Killable workers; `open_pool` makes one and describes it. A context manager; `close` may be called twice.
+  """A pool of killable worker processes, made and described by `open_pool`.
+
+  It is a context manager, and `close` may be called twice.
 
   Attributes:
-    num_replaced: workers that were killed, lost or retired since the pool was opened.
+    num_replaced: Number of workers that were killed, lost or retired since the pool was opened.
   """
 
   def __init__(
@@ -51,29 +59,32 @@ class Pool:
 
   @property
   def num_workers(self) -> int:
-    """Processes that live now."""
+    """Number of living worker processes."""
     return sum(worker.process.poll() is None for worker in self._workers)
 
   def under_way(self) -> str:
-    """Which jobs of the call the workers are at, in words; to be asked from another thread."""
+    """Describes which jobs the workers are running; may be called from another thread."""
     now, busy = time.monotonic(), [worker for worker in list(self._workers) if worker.queue]
-    at = [f"response {worker.queue[0][0] - self._base} (process {worker.process.pid}, {now - worker.since:.0f} s)" for worker in busy]
-    return f"rewards of {', '.join(at)}" if at else "no reward: the workers have nothing to do"
+    jobs = [
+      f"response {worker.queue[0][0] - self._base} (process {worker.process.pid}, {now - worker.since:.0f} s)" for worker in busy
+    ]
+    return f"rewards of {', '.join(jobs)}" if jobs else "no reward: the workers have nothing to do"
 
   def call(self, jobs: Sequence[Job]) -> list[Outcome]:
-    """Calls every job's function and returns their outcomes in order; the pool has all of its workers again.
+    """Calls the function of every job and returns their outcomes in order.
 
-    Equal jobs share one value where their function may be cached; a failure is never shared.
+    Equal jobs share one value if their function may be cached. A failure is never shared. On
+    return, the pool is at full size again.
 
     Raises:
-      ValueError: a job whose function the pool does not have, or whose example cannot be pickled.
-      RuntimeError: a closed pool, or workers that do not start any more.
+      ValueError: If the pool lacks the function of a job, or an example cannot be pickled.
+      RuntimeError: If the pool is closed, or workers no longer start.
     """
     with self._lock:
       if self._closed:
         raise RuntimeError("the pool of workers is closed")
       tasks = make_tasks(jobs, self._functions, max_chars=self._max_chars, timeout_s=self._timeout_s, shared=self._cache_size > 0)
-      outcomes = [self._remembered(task.key) for task in tasks]
+      outcomes = [self._cached(task.key) for task in tasks]
       first: dict[bytes, int] = {}
       new = [i for i, task in enumerate(tasks) if outcomes[i] is None and (task.key is None or first.setdefault(task.key, i) == i)]
       self._run(new, tasks, outcomes)
@@ -81,11 +92,14 @@ class Pool:
         if outcomes[i] is None and outcomes[first[task.key]].cause is None:
           outcomes[i] = outcomes[first[task.key]]
       self._run([i for i, outcome in enumerate(outcomes) if outcome is None], tasks, outcomes)
-      self._fill()
+      self._refill()
       return outcomes
 
   def close(self) -> None:
-    """Kills all workers and waits until they are gone, which on a machine that is overrun their guardians see to later."""
+    """Kills all workers and waits until they are gone.
+
+    On an overloaded machine, their guardians may finish the work after this returns.
+    """
     with self._lock:
       self._closed = True
       for worker in list(self._workers):
@@ -96,52 +110,54 @@ class Pool:
       self._selector.close()
 
   def _wait_until_ready(self) -> None:
-    self._failed_starts = _MAX_FAILED_STARTS  # A function that cannot be built is a mistake in the settings: no second try.
-    self._fill()
+    # A function that cannot be built is a mistake in the settings, so there is no second attempt.
+    self._failed_starts = _MAX_FAILED_STARTS
+    self._refill()
     while not all(worker.ready for worker in self._workers):
-      for worker in self._look():
-        self._hear(worker, deque(), [])
+      for worker in self._poll():
+        self._receive(worker, deque(), [])
 
-  def _remembered(self, key: bytes | None) -> Outcome | None:
+  def _cached(self, key: bytes | None) -> Outcome | None:
     if key not in self._cache:
       return None
     self._cache.move_to_end(key)
     return Outcome(self._cache[key])
 
   def _run(self, indices: Sequence[int], tasks: Sequence[Task], outcomes: list[Outcome | None]) -> None:
-    """Has the workers fill `outcomes` at `indices`."""
+    """Runs the tasks at `indices` in the workers and writes their outcomes to `outcomes`."""
     waiting = deque(indices)
     try:
-      for key, event in self._selector.select(0.0):  # Who died while there was nothing to do.
+      for key, event in self._selector.select(0.0):  # Workers may have died while idle.
         if event & selectors.EVENT_READ:
-          self._hear(key.data, waiting, outcomes)
+          self._receive(key.data, waiting, outcomes)
       while waiting or any(worker.queue for worker in self._workers):
-        self._fill()
+        self._refill()
         for worker in self._workers:
           if waiting and worker.ready and len(worker.queue) < _REFILL_BELOW:
-            self._give(worker, waiting, tasks)
-        for worker in self._look():
-          self._hear(worker, waiting, outcomes)
-    except BaseException:  # Control-C: what is under way would answer into the next call.
+            self._send_batch(worker, waiting, tasks)
+        for worker in self._poll():
+          self._receive(worker, waiting, outcomes)
+    except BaseException:  # After Control-C, jobs in flight would answer into the next call.
       for worker in [worker for worker in self._workers if worker.queue]:
         self._end(worker)
       raise
     finally:
-      self._base += len(outcomes)  # Numbers are never used twice.
+      self._base += len(outcomes)  # Job numbers are never reused.
     for index in indices:
       if outcomes[index].cause is None and tasks[index].key is not None:
         self._cache[tasks[index].key] = outcomes[index].value
     while len(self._cache) > self._cache_size:
       self._cache.popitem(last=False)
 
-  def _fill(self) -> None:
-    """Starts what is missing, and buries who has been ended."""
+  def _refill(self) -> None:
+    """Starts missing workers, and reaps those that have been ended."""
     self._ended = [worker for worker in self._ended if not process.reap(worker, wait_s=0.0)]
-    while len(self._ended) > 2 * self._num_workers:  # So many dying at once would be a machine's end.
+    # Too many dying workers at once would overload the machine.
+    while len(self._ended) > 2 * self._num_workers:
       process.reap(self._ended.pop(0), wait_s=2.0)
     specs = [(function.target, function.settings, function.imports) for function in self._functions.values()]
     while len(self._workers) < self._num_workers:
-      worker = process.start(specs, memory_gb=self._memory_gb)
+      worker = process.start_worker(specs, memory_gb=self._memory_gb)
       self._workers.append(worker)
       self._selector.register(worker.results_fd, selectors.EVENT_READ, worker)
       self._watch_outbox(worker)
@@ -153,8 +169,8 @@ class Pool:
     elif watched and not worker.outbox:
       self._selector.unregister(worker.jobs_fd)
 
-  def _give(self, worker: Worker, waiting: deque[int], tasks: Sequence[Task]) -> None:
-    """Sends a worker some of what waits: many at once while there is much, one by one towards the end."""
+  def _send_batch(self, worker: Worker, waiting: deque[int], tasks: Sequence[Task]) -> None:
+    """Sends waiting jobs to a worker, many at once at first and one by one towards the end."""
     count, size, batch = max(1, min(_MAX_JOBS_AT_ONCE, len(waiting) // (2 * self._num_workers))), 0, []
     while waiting and len(batch) < count and size < _MAX_BYTES_AT_ONCE:
       index = waiting.popleft()
@@ -167,28 +183,31 @@ class Pool:
     process.send(worker, batch)
     self._watch_outbox(worker)
 
-  def _look(self) -> list[Worker]:
-    """Waits until a worker says something or a deadline has passed; who has said something or is overdue."""
+  def _poll(self) -> list[Worker]:
+    """Waits for an answer or a deadline, and returns the workers that answered or are overdue."""
     now = time.monotonic()
     ends = [worker.since + self._limit(worker) for worker in self._workers if worker.queue or not worker.ready]
-    heard = []
+    answered = []
     for key, event in self._selector.select(max(0.0, min([end - now for end in ends], default=0.0))):
       if event & selectors.EVENT_WRITE:
         process.flush(key.data)
         self._watch_outbox(key.data)
-        key.data.since = time.monotonic()  # It is still reading what it was sent, which only a worker does that is at no job.
+        # A worker that still reads messages is not running a job.
+        key.data.since = time.monotonic()
       else:
-        heard.append(key.data)
+        answered.append(key.data)
     now = time.monotonic()
-    late = [worker for worker in self._workers if (worker.queue or not worker.ready) and now - worker.since > self._limit(worker)]
-    return heard + [worker for worker in late if worker not in heard]
+    overdue = [
+      worker for worker in self._workers if (worker.queue or not worker.ready) and now - worker.since > self._limit(worker)
+    ]
+    return answered + [worker for worker in overdue if worker not in answered]
 
   def _limit(self, worker: Worker) -> float:
     return worker.queue[0][1] if worker.ready else _START_SECONDS
 
-  def _hear(self, worker: Worker, waiting: deque[int], outcomes: list[Outcome | None]) -> None:
-    """Takes a worker's answers; ends it, at the cost of the job that it was at, where it broke or is overdue."""
-    replies, ended, broken = process.read(worker)
+  def _receive(self, worker: Worker, waiting: deque[int], outcomes: list[Outcome | None]) -> None:
+    """Takes a worker's answers. If it broke or is overdue, fails its current job and ends it."""
+    replies, ended, broken = process.read_replies(worker)
     retires = False
     for reply in replies:
       if not worker.ready and reply.number == READY and not reply.cause:
@@ -203,19 +222,20 @@ class Pool:
         broken = True
         break
       worker.since = time.monotonic()
-    late = bool(worker.queue) and time.monotonic() - worker.since > self._limit(worker)
+    overdue = bool(worker.queue) and time.monotonic() - worker.since > self._limit(worker)
     if not worker.ready and (broken or ended or time.monotonic() - worker.since > _START_SECONDS):
-      self._fail_start(worker, process.epitaph(worker))
-    elif retires or broken or ended or late:
+      self._fail_start(worker, process.describe_exit(worker))
+    elif retires or broken or ended or overdue:
       if worker.queue and not retires:
         number, limit = worker.queue.popleft()
         cause, detail = "timeout", f"no answer within {limit:g} s"
         if broken:
-          cause, detail = "flooded", "something that is no answer came through its worker's pipe"
+          cause, detail = "flooded", "its worker's pipe carried something other than an answer"
         elif ended:
-          cause, detail = "died", process.epitaph(worker)
+          cause, detail = "died", process.describe_exit(worker)
         outcomes[number - self._base] = Outcome(None, cause, detail)
-      waiting.extendleft(number - self._base for number, _ in reversed(worker.queue))  # The others did nothing wrong.
+      # The other jobs are not at fault and run again.
+      waiting.extendleft(number - self._base for number, _ in reversed(worker.queue))
       self._end(worker)
 
   def _fail_start(self, worker: Worker, detail: str) -> None:
@@ -228,7 +248,7 @@ class Pool:
     for fd in (worker.results_fd, worker.jobs_fd):
       if fd in self._selector.get_map():
         self._selector.unregister(fd)
-    process.end(worker)
+    process.end_worker(worker)
     self._workers.remove(worker)
     self._ended.append(worker)
     self.num_replaced += not self._closed
@@ -243,24 +263,29 @@ def open_pool(
   memory_gb: float | None = 4.0,
   cache_size: int = 100_000,
 ) -> Pool:
-  """Starts the workers and has them build the functions; returns when all are ready.
+  """Starts the workers and waits until all have built the functions.
 
-  Each worker is a process that was spawned and knows nothing of this one, with a session, a memory limit and, where the kernel allows
-  one, a PID namespace of its own; its prints go nowhere; none outlives this process, however that ends. A call that does not answer within
-  the deadline, measured here, or takes its worker down, has an outcome without a value; the worker is replaced and the rest of its jobs
-  are called again elsewhere. A worker retires where a call leaves a thread or a process behind, so start what has to last in the function
-  that makes a reward function, not in calls.
+  - Each worker is a spawned process that shares no state with this one. It has a session and a
+    memory limit of its own and, if the kernel allows it, a PID namespace.
+  - The output of a worker is dropped. No worker outlives this process, however it ends.
+  - A call that takes its worker down, or exceeds the time limit as measured in this process, has an
+    outcome without a value. The worker is replaced, and the rest of its jobs run in other workers.
+  - A worker retires if a call leaves a thread or a process behind. Start anything that has to last
+    in the factory of the reward function, not in its calls.
 
   Args:
-    functions: reward functions by name.
-    num_workers: number of processes; None is one for each processor that this process may use, at least two.
-    timeout_s: deadline of one call, in seconds. Building the functions is not part of it.
-    max_chars: length of the end of a response's text that a function sees. Token ids and counts are left as they are.
-    memory_gb: address space of one worker, in GiB; None sets no limit.
-    cache_size: number of values kept, the latest used; 0 keeps none, and then equal jobs share nothing either.
+    functions: Reward functions by name.
+    num_workers: Number of worker processes. None uses one per processor that this process may use,
+      and at least two.
+    timeout_s: Time limit of one call, in seconds. Building the functions does not count.
+    max_chars: Number of characters sent to a function, from the end of a response. Token ids and
+      counts remain complete.
+    memory_gb: Address space limit of a worker, in GiB. None sets no limit.
+    cache_size: Number of cached values, the most recently used. With 0, equal jobs share no value
+      either.
 
   Raises:
-    ValueError: settings out of range, or a function that cannot be built. One line.
+    ValueError: If a setting is out of range, or a function cannot be built. One line.
 
   Example:
     >>> from jaxrl_llm.text_types import Completion

@@ -1,4 +1,7 @@
-"""Starting one worker process, talking to it without ever waiting for it, and ending it."""
+"""One worker process as seen from the parent: its start, its messages and its end.
+
+Sending and reading messages never blocks.
+"""
 
 import contextlib
 import os
@@ -17,9 +20,9 @@ from jaxrl_llm.rewards.workers import worker as protocol
 
 _PROGRAM = str(pathlib.Path(protocol.__file__).resolve().with_name("guardian.py"))
 _READ_BYTES = 1 << 16
-_MAX_INBOX_BYTES = 1 << 20  # Far more than a batch of honest frames.
+_MAX_INBOX_BYTES = 1 << 20  # Far more than a batch of well-formed frames.
 
-# A worker computes one thing at a time, and must never reach for the accelerator that the training holds.
+# A worker computes one thing at a time, and must never use the accelerators of the training.
 _ENVIRONMENT = {
   "JAX_PLATFORMS": "cpu",
   "MKL_NUM_THREADS": "1",
@@ -30,7 +33,15 @@ _ENVIRONMENT = {
 
 
 class Reply(NamedTuple):
-  """One frame of a worker: the number of the job, the value, the cause (empty for none), the detail, and whether the worker retires."""
+  """One frame from a worker.
+
+  Attributes:
+    number: Number of the job.
+    value: Reward; 0 if the call failed.
+    cause: Cause of the failure; empty if the call did not fail.
+    detail: Description of the failure in one line.
+    retires: Whether the worker exits after this frame.
+  """
 
   number: int
   value: float
@@ -41,17 +52,18 @@ class Reply(NamedTuple):
 
 @dataclass
 class Worker:
-  """A worker process as the parent sees it.
+  """A worker process as seen from the parent.
 
   Attributes:
-    process: the outer guardian, first of a session of its own.
-    jobs_fd: written to without blocking.
-    results_fd: read from without blocking.
-    outbox: what the pipe did not take yet.
-    inbox: the beginning of a frame.
-    queue: number and deadline in seconds of each job sent and not answered, in order.
-    since: when the first of them had its turn, or when the process was started.
-    ready: whether the functions are built.
+    process: Outer guardian, the leader of a session of its own.
+    jobs_fd: Non-blocking write end of the pipe of the jobs.
+    results_fd: Non-blocking read end of the pipe of the answers.
+    since: Monotonic time in seconds at which the first job in the queue started, or at which the
+      process was started.
+    outbox: Bytes that the pipe has not taken yet.
+    inbox: Bytes of an incomplete frame.
+    queue: Number and time limit in seconds of each job in flight, in order.
+    ready: Whether the functions are built.
   """
 
   process: subprocess.Popen
@@ -64,12 +76,12 @@ class Worker:
   ready: bool = False
 
 
-def start(functions: Sequence[tuple[str, Any, tuple[str, ...]]], *, memory_gb: float | None) -> Worker:
-  """Starts a worker; returns before it is ready.
+def start_worker(functions: Sequence[tuple[str, Any, tuple[str, ...]]], *, memory_gb: float | None) -> Worker:
+  """Starts a worker without waiting until it is ready.
 
   Args:
-    functions: import path, settings and further imports of each reward function.
-    memory_gb: address space of the worker, in GiB; None sets no limit.
+    functions: Import path, settings and further imports of each reward function.
+    memory_gb: Address space limit of the worker, in GiB. None sets no limit.
   """
   jobs_read, jobs_write = os.pipe()
   results_read, results_write = os.pipe()
@@ -78,11 +90,12 @@ def start(functions: Sequence[tuple[str, Any, tuple[str, ...]]], *, memory_gb: f
       [sys.executable, "-P", *(["-B"] if sys.dont_write_bytecode else []), _PROGRAM,
        str(jobs_read), str(results_write), str(os.getpid())],
       stdin=subprocess.DEVNULL,
-      stdout=subprocess.DEVNULL,  # Nobody reads what a reward function prints, so that none can flood us.
+      stdout=subprocess.DEVNULL,  # Output of reward functions cannot flood the parent.
       stderr=subprocess.DEVNULL,
       env={**os.environ, **_ENVIRONMENT},
       pass_fds=(jobs_read, results_write),
-      start_new_session=True,  # Control-C is ours to handle, and the group can be killed as one.
+      # Only the parent gets Control-C, and the process group can be killed as a whole.
+      start_new_session=True,
     )  # fmt: skip
   except BaseException:
     os.close(jobs_write)
@@ -100,28 +113,29 @@ def start(functions: Sequence[tuple[str, Any, tuple[str, ...]]], *, memory_gb: f
 
 
 def send(worker: Worker, message: Any) -> None:
-  """Queues a message and writes what the pipe takes now; `flush` writes the rest."""
+  """Queues a message and writes as much as the pipe takes now; `flush` writes the rest."""
   data = pickle.dumps(message, pickle.HIGHEST_PROTOCOL)
   worker.outbox += len(data).to_bytes(8, "little") + data
   flush(worker)
 
 
 def flush(worker: Worker) -> None:
-  """Writes what the pipe takes without blocking."""
+  """Writes as much of the outbox as the pipe takes without blocking."""
   try:
     while worker.outbox:
       del worker.outbox[: os.write(worker.jobs_fd, memoryview(worker.outbox)[:_READ_BYTES].tobytes())]
   except BlockingIOError:
     return
-  except BrokenPipeError:  # It is dead; reading says so too, and says what it still answered.
+  except BrokenPipeError:  # The worker is dead. `read_replies` reports that, with its last answers.
     worker.outbox.clear()
 
 
-def read(worker: Worker) -> tuple[list[Reply], bool, bool]:
-  """What the worker has answered since the last look, without waiting for more.
+def read_replies(worker: Worker) -> tuple[list[Reply], bool, bool]:
+  """Reads the answers that have arrived, without waiting for more.
 
   Returns:
-    The replies; whether the pipe has ended; whether it holds something that no worker of ours writes.
+    The replies, whether the pipe was closed, and whether it holds malformed frames, which a worker
+    never writes by itself.
   """
   ended = False
   while len(worker.inbox) < _MAX_INBOX_BYTES:
@@ -147,20 +161,24 @@ def read(worker: Worker) -> tuple[list[Reply], bool, bool]:
   return replies, ended, False
 
 
-def end(worker: Worker) -> None:
-  """Closes our side and tells the guardian to kill; `reap` has to follow, some time."""
+def end_worker(worker: Worker) -> None:
+  """Closes the parent's ends of the pipes and tells the guardian to kill the worker.
+
+  Call `reap` at some later time.
+  """
   os.close(worker.jobs_fd)
   os.close(worker.results_fd)
   with contextlib.suppress(ProcessLookupError):
-    # SIGCONT, in case a reward function has stopped its guardian.
+    # SIGCONT continues a guardian that a reward function has stopped.
     for number in (signal.SIGTERM, signal.SIGCONT) if sys.platform == "linux" else (signal.SIGKILL,):
       worker.process.send_signal(number)
 
 
 def reap(worker: Worker, *, wait_s: float) -> bool:
-  """Returns whether an ended worker is gone, after at most `wait_s` seconds.
+  """Returns whether a worker passed to `end_worker` is gone, after at most `wait_s` seconds.
 
-  A guardian that takes longer is left to its work: killing it would free what it has yet to kill.
+  A guardian that takes longer continues its work. Killing it would leave behind the processes that
+  it has not killed yet.
   """
   try:
     worker.process.wait(wait_s)
@@ -169,8 +187,8 @@ def reap(worker: Worker, *, wait_s: float) -> bool:
   return True
 
 
-def epitaph(worker: Worker) -> str:
-  """How a worker that closed its pipe by itself came to its end, in one line."""
+def describe_exit(worker: Worker) -> str:
+  """Describes in one line how a worker that closed its pipe by itself ended."""
   try:
     code = worker.process.wait(0.5)
   except subprocess.TimeoutExpired:

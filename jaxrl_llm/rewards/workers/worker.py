@@ -1,9 +1,10 @@
-"""The worker proper: it reads jobs, calls reward functions and answers with frames of fixed form.
+"""The program of a worker, which reads jobs, calls reward functions and answers in frames.
 
   python -P worker.py JOBS_FD RESULTS_FD
 
-The parent process never unpickles what a worker wrote. `guardian.py` runs this file by its path, in a process below its own, so it imports
-the standard library alone until reward functions are built.
+The frames have a fixed form, so that the parent process never unpickles data from a worker.
+`guardian.py` runs this file by its path, in a process below its own. Until the reward functions are
+built, this program imports only the standard library.
 """
 
 import contextlib
@@ -18,30 +19,37 @@ from collections.abc import Callable, Mapping
 from types import ModuleType
 from typing import Any
 
-# What the pool and a worker agree on. The last two are the parent's to say.
+# The protocol between the pool and a worker. Only the parent reports the last two causes.
 CAUSES = ("", "raised", "wrong_type", "not_finite", "timeout", "memory", "died", "flooded")
-FRAME = struct.Struct("<QdBBH")  # Job number, value, index of the cause, whether this worker retires, bytes of detail.
-READY = 2**64 - 1  # The number of the frame that says that the functions are built.
+# Job number, value, index of the cause, whether this worker retires, bytes of detail.
+FRAME = struct.Struct("<QdBBH")
+READY = 2**64 - 1  # Job number of the frame that reports that the functions are built.
 MAX_DETAIL_CHARS = 300
-LARGEST = 3.4028234663852886e38  # Of float32, which is what rewards become.
+LARGEST = 3.4028234663852886e38  # Largest float32, the type to which rewards are converted.
 
 
-def build(target: str, settings: Mapping[str, Any] | None) -> Callable[..., Any]:
-  """The reward function that `package.module:name` is, or makes where it is given settings.
+def build_function(target: str, settings: Mapping[str, Any] | None) -> Callable[..., Any]:
+  """Imports the reward function at `package.module:name`, or calls the factory there.
+
+  Args:
+    target: Import path of the function or factory.
+    settings: Keyword arguments of the factory. None if `target` is the reward function itself.
 
   Example:
-    >>> build("math:hypot", None)(3, 4)
+    >>> build_function("math:hypot", None)(3, 4)
     5.0
   """
   module, _, path = target.partition(":")
-  found = importlib.import_module(module)
+  loaded = importlib.import_module(module)
   for name in path.split("."):
-    found = getattr(found, name)
-  return found if settings is None else found(**settings)
+    loaded = getattr(loaded, name)
+  return loaded if settings is None else loaded(**settings)
 
 
 def judge(value: Any) -> tuple[float, str, str]:
-  """What a reward function returned, as (number, cause, detail): the cause is empty for one finite number.
+  """Converts the result of a reward function to (number, cause, detail).
+
+  The cause is empty if the result is one finite number.
 
   Example:
     >>> judge(1), judge(None)
@@ -64,40 +72,44 @@ def judge(value: Any) -> tuple[float, str, str]:
   return number, "", ""
 
 
-def describe(error: BaseException) -> str:
-  """An exception in one line; survives exceptions that cannot be shown."""
+def describe_error(error: BaseException) -> str:
+  """Describes an exception in one line, even if converting it to text raises another one."""
   try:
     message = str(error)
   except BaseException as second:
-    message = f"(its text cannot be made: {type(second).__name__})"
+    message = f"(its text cannot be shown: {type(second).__name__})"
   return " ".join(f"{type(error).__name__}: {message[: 4 * MAX_DETAIL_CHARS]}".split())[:MAX_DETAIL_CHARS]
 
 
 def call(function: Callable[..., Any], job: tuple, types: ModuleType) -> tuple[float, str, str]:
-  """Calls a reward function and judges its value; whatever it raises, `SystemExit` included, becomes a cause.
+  """Calls a reward function and returns the number, the cause and the detail, as in `judge`.
+
+  Any exception becomes a cause, even `SystemExit`.
 
   Args:
-    function: the reward function.
-    job: text, ids as bytes, number of tokens, whether the response stopped, its turns as plain tuples, and the example, pickled.
-    types: `jaxrl_llm.text_types`, which this program can import only once it knows the parent's path.
+    function: Reward function.
+    job: Text, token ids as bytes, number of tokens, whether the response stopped, its turns as
+      plain tuples, and the pickled example.
+    types: Module `jaxrl_llm.text_types`, which this program can import only after it has received
+      the parent's path.
   """
   text, ids, num_tokens, stopped, turns, example = job
   try:
     tokens = array("q")
     tokens.frombytes(ids)
-    # Unpickled anew for each job, so that a function that changes its example changes nobody else's.
+    # Unpickled for each job, so that a function that modifies its example affects no other job.
     completion = types.Completion(text, tuple(tokens), num_tokens, stopped, tuple(types.Turn(*turn) for turn in turns))
     return judge(function(completion, pickle.loads(example)))
   except MemoryError as error:
-    return 0.0, "memory", describe(error)
-  except TimeoutError as error:  # Of a function that keeps a deadline of its own.
-    return 0.0, "timeout", describe(error)
+    return 0.0, "memory", describe_error(error)
+  except TimeoutError as error:  # The function has a deadline of its own.
+    return 0.0, "timeout", describe_error(error)
   except BaseException as error:
-    return 0.0, "raised", describe(error)
+    return 0.0, "raised", describe_error(error)
 
 
 def frame(number: int, value: float = 0.0, cause: str = "", detail: str = "", *, retires: bool = False) -> bytes:
-  """A message to the parent.
+  """Packs a message to the parent.
 
   Example:
     >>> FRAME.unpack(frame(7, 0.5))
@@ -108,7 +120,7 @@ def frame(number: int, value: float = 0.0, cause: str = "", detail: str = "", *,
 
 
 def _has_children() -> bool:
-  """Whether this process has any; reaps none."""
+  """Returns whether this process has children, without reaping any."""
   try:
     os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
   except ChildProcessError:
@@ -144,11 +156,15 @@ def _lower_limits(memory_bytes: int | None) -> None:
     if limit is not None and (hard == resource.RLIM_INFINITY or limit < hard):
       resource.setrlimit(kind, (limit, limit))
   with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w") as file:
-    file.write("500")  # Where memory ends, the kernel takes a worker and not the training.
+    file.write("500")  # When memory runs out, the kernel kills a worker rather than the training.
 
 
 def serve(jobs_fd: int, results_fd: int) -> None:
-  """Builds the functions that the first messages name, says so, and answers length-prefixed pickles with frames until there are no more."""
+  """Builds the reward functions, reports it, and answers jobs until the pipe is closed.
+
+  The first two messages hold the setup and the functions. Messages are length-prefixed pickles, and
+  answers are frames.
+  """
   setup = _message(jobs_fd)
   sys.path[:] = setup["path"]
   functions, target = [], ""
@@ -156,11 +172,11 @@ def serve(jobs_fd: int, results_fd: int) -> None:
     types = importlib.import_module("jaxrl_llm.text_types")
     _lower_limits(setup["memory_bytes"])
     for target, settings, imports in _message(jobs_fd):
-      functions.append(build(target, settings))
+      functions.append(build_function(target, settings))
       for name in imports:
         importlib.import_module(name)
   except BaseException as error:
-    _write(results_fd, frame(READY, cause="raised", detail=f"{target}: {describe(error)}"))
+    _write(results_fd, frame(READY, cause="raised", detail=f"{target}: {describe_error(error)}"))
     os._exit(1)
   _write(results_fd, frame(READY))
   pipes = [os.fstat(fd).st_ino for fd in (jobs_fd, results_fd)]
@@ -168,12 +184,14 @@ def serve(jobs_fd: int, results_fd: int) -> None:
   while True:
     for number, index, *job in _message(jobs_fd):
       value, cause, detail = call(functions[index], job, types)
-      signal.setitimer(signal.ITIMER_REAL, 0)  # An alarm that it left behind would hit the next job.
+      # An alarm left behind by the function would hit the next job.
+      signal.setitimer(signal.ITIMER_REAL, 0)
       if [os.fstat(fd).st_ino for fd in (jobs_fd, results_fd)] != pipes:
-        os._exit(1)  # It closed or replaced our pipes: its own loss, while we still know whose.
+        # The function closed or replaced the pipes. Exiting now charges the failure to its job.
+        os._exit(1)
       retires = len(sys._current_frames()) > num_threads or (not had_children and _has_children())
       _write(results_fd, frame(number, value, cause, detail, retires=retires))
-      if retires:  # What it left running would slow or kill the next job.
+      if retires:  # Threads or processes left running would slow or kill the next job.
         os._exit(0)
 
 

@@ -17,13 +17,13 @@ from jaxrl_llm.rollouts.environments.calculator import calculator
 from jaxrl_llm.rollouts.environments.protocol import Environment, Reply, State
 from jaxrl_llm.rollouts.environments.python_tool import python_tool
 
-__all__ = ["ENVIRONMENTS", "Environment", "Reply", "State", "check", "make"]
+__all__ = ["ENVIRONMENTS", "Environment", "Reply", "State", "check_environment", "make"]
 
 ENVIRONMENTS: dict[str, Callable[..., Environment]] = {"calculator": calculator, "python": python_tool}
 """The package's environments by name."""
 
 
-def check(name: str, settings: dict[str, Any]) -> None:
+def check_environment(name: str, settings: dict[str, Any]) -> None:
   """Checks the name and the settings of an environment without importing any user code.
 
   The name is a key of `ENVIRONMENTS` or MODULE:FUNCTION.
@@ -32,10 +32,10 @@ def check(name: str, settings: dict[str, Any]) -> None:
     ValueError: If the name or a setting is unknown. One line, with the fix.
 
   Example:
-    >>> check("calculater", {})
+    >>> check_environment("calculater", {})
     Traceback (most recent call last):
     ...
-    ValueError: environment.name: found 'calculater', expected one of calculator, python, MODULE:FUNCTION; did you mean 'calculator'?
+    ValueError: environment.name: found 'calculater', expected one of calculator, python, ...
   """
   if ":" not in name and name not in ENVIRONMENTS:
     hint = did_you_mean(name, ENVIRONMENTS)
@@ -48,7 +48,7 @@ def check(name: str, settings: dict[str, Any]) -> None:
 
 
 def make(name: str, **settings: Any) -> Environment:
-  """Makes an environment by name (see `check`) with its settings.
+  """Makes an environment by name (see `check_environment`) with its settings.
 
   Raises:
     ValueError: If the environment or a setting is unknown, or if the user's function cannot be
@@ -58,7 +58,7 @@ def make(name: str, **settings: Any) -> Environment:
     >>> make("calculator").stops
     ('=',)
   """
-  check(name, settings)
+  check_environment(name, settings)
   if name in ENVIRONMENTS:
     return ENVIRONMENTS[name](**settings)
   made = load(name, where=f"environment.name {name!r}")()

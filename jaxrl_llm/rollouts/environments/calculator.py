@@ -85,4 +85,4 @@ def _value(node: ast.expr) -> int | float:
     return -_value(node.operand)
   if isinstance(node, ast.BinOp) and type(node.op) in _BINARY:
     return _BINARY[type(node.op)](_value(node.left), _value(node.right))
-  raise ValueError("no arithmetic")
+  raise ValueError("not arithmetic")

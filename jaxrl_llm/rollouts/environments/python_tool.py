@@ -47,7 +47,7 @@ def python_tool(
   """
   for name, value in dict(timeout_s=timeout_s, memory_gb=memory_gb, max_chars=max_chars).items():
     if not value > 0:
-      raise ValueError(f"python tool: found {name}={value}, expected more than 0")
+      raise ValueError(f"python tool: found {name}={value}, expected a number above 0")
   sandbox = choose(Sandbox(backend, Limits(timeout_s=timeout_s, memory_gb=memory_gb), image, url))
 
   def reset(row: Mapping[str, Any]) -> None:
@@ -57,12 +57,12 @@ def python_tool(
     call = _CALL.search(turn.text)
     if call is None:
       return state, Reply(done=not turn.text.endswith("</code>"))
-    found = execute(Program(call[1]), sandbox)
-    if found.status == "refused":
-      raise Refused(found.cause or "the sandbox did not run the program")
-    shown = found.stdout[:max_chars]
-    if found.status == "failed":
-      shown += found.stderr[-max_chars:] if found.cause == "exit" else f"[{found.cause}]"
+    execution = execute(Program(call[1]), sandbox)
+    if execution.status == "refused":
+      raise Refused(execution.cause or "the sandbox did not run the program")
+    shown = execution.stdout[:max_chars]
+    if execution.status == "failed":
+      shown += execution.stderr[-max_chars:] if execution.cause == "exit" else f"[{execution.cause}]"
     return state, Reply(f"\n<interpreter>\n{shown.rstrip()}\n</interpreter>\n")
 
   return Environment(reset, step, stops=("</code>",), replies=r"</code>(\s*<interpreter>.*?</interpreter>\n?)")

@@ -17,7 +17,7 @@ from jaxrl_llm.rewards import WeightedReward
 from jaxrl_llm.rewards.from_config import make_rewards
 from jaxrl_llm.run.evaluate.request import Request
 from jaxrl_llm.run.evaluate.restored import restore
-from jaxrl_llm.run.experiment import build, load_task, make_grader
+from jaxrl_llm.run.experiment import build_experiment, load_task, make_grader
 from jaxrl_llm.run.out_of_memory import explained
 from jaxrl_llm.run.saved_state import EVAL, TEST_SET
 from jaxrl_llm.workdir import summary as summary_lib
@@ -53,7 +53,7 @@ def run(request: Request, *, command: str) -> dict[str, Any]:
     return _regrade(request, config, command)
   compilation_cache.cache_compilations()
   try:
-    hosts.start()
+    hosts.join_processes()
     hosts.agree(flatten(config))
   except ValueError as error:
     raise UsageError(str(error)) from error
@@ -64,7 +64,7 @@ def run(request: Request, *, command: str) -> dict[str, Any]:
 def _sample(request: Request, config: ConfigDict, command: str) -> dict[str, Any]:
   begun, note = time.perf_counter(), print if hosts.is_main() else lambda line: None
   try:
-    experiment = build(config)
+    experiment = build_experiment(config)
     config = experiment.config
     verifier, task = experiment.rewards[0], experiment.task
     metrics = _metrics(request, verifier, config.eval.samples)
@@ -80,7 +80,7 @@ def _sample(request: Request, config: ConfigDict, command: str) -> dict[str, Any
   )
   ready = time.perf_counter()
   with make_grader(config, experiment.rewards[:1]) as grader:
-    found = held_out.evaluate_policy(
+    evaluated = held_out.evaluate_policy(
       experiment.eval_draw(params),
       [task.test[i] for i in order],
       # As in the run: an evaluation with the same settings draws the same samples.
@@ -98,8 +98,8 @@ def _sample(request: Request, config: ConfigDict, command: str) -> dict[str, Any
   }
   if hosts.is_main():
     names = dict(verifier=verifier.name, decode=task.tokenizer.decode, seed=config.seed, model=where, step=rl_steps)
-    write_samples(request.samples, held_out.sample_rows(found, **names))
-  return _report(request, found, metrics, verifier, facts, command)
+    write_samples(request.samples, held_out.sample_rows(evaluated, **names))
+  return _report(request, evaluated, metrics, verifier, facts, command)
 
 
 def _regrade(request: Request, config: ConfigDict, command: str) -> dict[str, Any]:
@@ -111,12 +111,12 @@ def _regrade(request: Request, config: ConfigDict, command: str) -> dict[str, An
     raise UsageError(" ".join(str(error).splitlines())) from error
   try:
     with make_grader(config, [verifier]) as grader:
-      found = held_out.regrade(rows, verifier=verifier, call=grader)
+      evaluated = held_out.regrade(rows, verifier=verifier, call=grader)
   except held_out.NoRewardError:
     raise
   except ValueError as error:
     raise UsageError(f"--regrade={request.regraded}: {' '.join(str(error).splitlines())}") from error
-  after = held_out.regraded_rows(rows, found, verifier=verifier.name)
+  after = held_out.regraded_rows(rows, evaluated, verifier=verifier.name)
   changed = sum(old.score != new.score for old, new in zip(rows, after, strict=True))
   print(f"{request.regraded}: {len(rows):,} samples graded again with {verifier.name}, {changed:,} rewards changed")
   write_samples(request.samples, after)
@@ -126,18 +126,24 @@ def _regrade(request: Request, config: ConfigDict, command: str) -> dict[str, An
     "regraded": {"file": str(request.regraded), "changed": changed},
     "seconds": {"grade": time.perf_counter() - begun},
   }
-  return _report(request, found, metrics, verifier, facts, command)
+  return _report(request, evaluated, metrics, verifier, facts, command)
 
 
 def _report(
-  request: Request, found: Evaluated, metrics: Sequence[MetricName], verifier: WeightedReward, facts: dict[str, Any], command: str
+  request: Request,
+  evaluated: Evaluated,
+  metrics: Sequence[MetricName],
+  verifier: WeightedReward,
+  facts: dict[str, Any],
+  command: str,
 ) -> dict[str, Any]:
-  summary = held_out.summary(found, metrics, rated=facts["task"]["name"] == "codeforces")
+  summary = held_out.summary(evaluated, metrics, rated=facts["task"]["name"] == "codeforces")
   result = {"schema": SCHEMA, "command": command} | facts | to_json(summary)
-  failure = found.graded.detail or None
+  failure = evaluated.graded.detail or None
   result |= {"verifier": verifier.name, "first_failure": failure, "samples_file": str(request.samples)}
   result["config"] = json.loads(json.dumps(request.config.to_dict()))
-  if request.regrade is None and not hosts.is_main():  # Regrading starts no device and must not query one.
+  # Regrading starts no device and must not query one.
+  if request.regrade is None and not hosts.is_main():
     return result
   summary_lib.write_json(request.out, result)
   print(table(summary))

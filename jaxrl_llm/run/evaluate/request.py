@@ -45,7 +45,7 @@ def parse(argv: Sequence[str]) -> Request:
   """Parses a command line, which begins with the program's name.
 
   Raises:
-    UsageError: If anything is wrong with it that can be known without devices.
+    UsageError: If it has any error that can be known without devices.
   """
   path, overrides, rest = command_line.split(argv[1:])
   values = flags.FlagValues()
@@ -61,8 +61,8 @@ def parse(argv: Sequence[str]) -> Request:
   config = _config(path, overrides, source)
   rows = None if values.regrade is None else _rows(Path(values.regrade))
   metrics = _metrics(config, values.metrics, overrides, rows)
-  if found := check.problems(config):
-    raise UsageError("\n".join(found))
+  if problems := check.config_problems(config):
+    raise UsageError("\n".join(problems))
   folder, stem = _folder(config, source, path, overrides), "samples"
   if rows is not None:
     folder, stem = Path(values.regrade).parent, f"{Path(values.regrade).stem}.regraded"
@@ -86,7 +86,8 @@ def _config(path: str, overrides: dict[str, list[str]], source: Source) -> Confi
     config = source_lib.run_config(source.path)
   else:
     raise UsageError(
-      f"--config is missing; for instance --config=configs/gspo.py (there are: {command_line.available()}); only a run has its own"
+      f"--config is missing; for instance --config=configs/gspo.py (available: {command_line.available()}); only a "
+      "run has its own config"
     )
   config = command_line.override(config, overrides)
   if source.kind == "run":
@@ -120,15 +121,20 @@ def _metrics(
   except ValueError as error:
     problem = error.args[0]._replace(field="config.eval.metrics" if text is None else "--metrics")
     cut = text is not None and "pass@k:k=" in text and "&" not in text
-    raise UsageError(f"{problem}; quote the argument: a shell takes & for itself" if cut else str(problem)) from error
+    raise UsageError(f"{problem}; quote the argument, because shells interpret &" if cut else str(problem)) from error
   largest = config.eval.samples if text is None else max(metric.n for metric in metrics)
   if rows is not None:
     there = 1 + max(row.sample for row in rows)
     if text is not None and largest > there:
-      raise UsageError(f"--metrics: found n={largest}, expected at most {there}, the samples of each problem in the file")
+      raise UsageError(
+        f"--metrics: found n={largest}, expected at most {there}, the number of samples per problem in the file"
+      )
     metrics, largest = tuple(metric for metric in metrics if metric.n <= there), there
   elif "eval.samples" in overrides and largest != config.eval.samples:
-    raise UsageError(f"--config.eval.samples: found {config.eval.samples} with --metrics up to n={largest}, expected one of them: n counts")
+    raise UsageError(
+      f"--config.eval.samples: found {config.eval.samples} with --metrics up to n={largest}, expected only one of the "
+      "two, because n sets the number of samples"
+    )
   config.eval.samples, config.eval.metrics = largest, tuple(map(str, metrics))
   return metrics
 

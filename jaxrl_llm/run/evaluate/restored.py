@@ -58,12 +58,16 @@ def _read(path: Path, abstract_params: Params) -> tuple[Params, dict[str, Any]]:
   arrays = ocp.args.PyTreeRestore(item, restore_args=ocp.checkpoint_utils.construct_restore_args(item), partial_restore=True)
   try:
     with ocp.Checkpointer(ocp.CompositeCheckpointHandler()) as checkpointer:
-      found = checkpointer.restore(path.absolute(), args=ocp.args.Composite(arrays=arrays, record=ocp.args.JsonRestore()))
+      restored = checkpointer.restore(
+        path.absolute(), args=ocp.args.Composite(arrays=arrays, record=ocp.args.JsonRestore())
+      )
   except Exception as error:  # Orbax raises at least five unrelated types for a damaged step.
     reason = str(error).strip().splitlines()[0][:200] if str(error).strip() else type(error).__name__
-    raise ValueError(f"checkpoint {path} cannot be restored ({reason}); is it damaged, or of a run with another model?") from error
-  params = found["arrays"]["state"]["params"]
+    raise ValueError(
+      f"checkpoint {path} cannot be restored ({reason}); is it damaged, or from a run of another model?"
+    ) from error
+  params = restored["arrays"]["state"]["params"]
   # For what a checkpoint lacks, a partial restore returns the abstract value unchanged.
   if lacking := [jax.tree_util.keystr(p) for p, x in jax.tree_util.tree_leaves_with_path(params) if not isinstance(x, jax.Array)]:
     raise ValueError(f"checkpoint {path}: found no {lacking[0]}, expected the weights that the config describes")
-  return params, found["record"]
+  return params, restored["record"]

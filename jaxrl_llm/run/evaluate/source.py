@@ -62,13 +62,16 @@ def find(text: str | None) -> Source:
   steps = checkpoint.whole_steps(path / "checkpoints")
   if not steps:
     if any(folder.name.isdecimal() for folder in (path / "checkpoints").glob("*")):
-      raise UsageError(f"--checkpoint: found {text!r}, whose checkpoints have no manifest.json: of an earlier version, or cut off")
+      raise UsageError(
+        f"--checkpoint: found {text!r}, whose checkpoints have no manifest.json: they are from an earlier version or "
+        "incomplete"
+      )
     raise UsageError(f"--checkpoint: found {text!r}, a run that has not saved a checkpoint yet; try again later")
   if step is not None and step not in steps:
     shown = ", ".join(map(str, steps[-10:]))
     raise UsageError(
-      f"--checkpoint: found no checkpoint {step} in {path}, there are: {shown} (warm-start and RL steps count together; the run keeps "
-      "checkpoint.keep of them)"
+      f"--checkpoint: found no checkpoint {step} in {path}, expected one of {shown} (warm-start and RL steps count "
+      "together; the run keeps checkpoint.keep of them)"
     )
   return Source("run", path, steps[-1] if step is None else step)
 
@@ -79,10 +82,10 @@ def saved_config(workdir: Path) -> dict[str, Any] | None:
   A published model has a `config.json` too, with other fields.
   """
   try:
-    found = tuples(json.loads((workdir / "config.json").read_text()))
+    saved = tuples(json.loads((workdir / "config.json").read_text()))
   except (OSError, ValueError):
     return None
-  return found if isinstance(found, dict) and {"objective", "rollout", "model"} <= found.keys() else None
+  return saved if isinstance(saved, dict) and {"objective", "rollout", "model"} <= saved.keys() else None
 
 
 def run_config(workdir: Path) -> ConfigDict:
@@ -91,7 +94,7 @@ def run_config(workdir: Path) -> ConfigDict:
   Fields that are newer than the run take their defaults, and a line reports this.
 
   Raises:
-    UsageError: If the run is of another version, with fields that this one does not know.
+    UsageError: If the run is from another version, with fields that this one does not know.
   """
   saved, config = saved_config(workdir), base()
   known, there = flatten(config), flatten(saved)
@@ -99,9 +102,11 @@ def run_config(workdir: Path) -> ConfigDict:
     config.update(saved)
   except (AttributeError, KeyError, TypeError, ValueError) as error:
     fields = ", ".join(field for field in there if field not in known) or one_line(error, typed=False)
-    raise UsageError(f"{workdir / 'config.json'}: a run of another version ({fields}); name its config: --config=FILE") from error
+    raise UsageError(
+      f"{workdir / 'config.json'}: the run is from another version ({fields}); pass its config with --config=FILE"
+    ) from error
   if newer := [f"{field}={value!r}" for field, value in known.items() if field not in there]:
-    print(f"{workdir} is a run of an earlier version; defaults: {', '.join(newer)}")
+    print(f"{workdir} is from an earlier version; defaults of new fields: {', '.join(newer)}")
   return config
 
 
@@ -113,8 +118,8 @@ def refuse_other_model(config: ConfigDict, workdir: Path) -> None:
   """
   saved = saved_config(workdir)["model"]
   lines = [
-    f"config.model.{name}: found {config.model[name]!r}, but the run in {workdir} has {saved[name]!r}; leave --config out, or the field, "
-    "for the run's own config"
+    f"config.model.{name}: found {config.model[name]!r}, expected {saved[name]!r} as in the run in {workdir}; omit "
+    "--config, or this field, to use the run's own config"
     for name in _SHAPE
     if name in saved and config.model[name] != saved[name] and not (name == "preset" and config.model.path is not None)
   ]

@@ -22,9 +22,9 @@ _OF_FILES = ("path", "test_path", "test_fraction", "margin_column")
 _OF_TOKENIZERS = ("chat", "system", "pad_token")
 
 
-def problems(config: ConfigDict) -> list[str]:
+def job_problems(config: ConfigDict) -> list[str]:
   """Returns every problem of a resolved config, one line each; empty if there is none."""
-  wrong, readable = field_problems(config, REWARD_MODEL_FIELDS, "a config as configs/reward_model.py")
+  wrong, readable = field_problems(config, REWARD_MODEL_FIELDS, "a config made by configs/reward_model.py")
   if readable:
     wrong += [*_task_problems(config), *_model_problems(config)]
     wrong = wrong or list(_relations(config))
@@ -47,7 +47,7 @@ def shape_of(config: ConfigDict) -> ModelConfig:
 
 
 def tokenizer_of(config: ConfigDict) -> Tokenizer:
-  """Returns the checkpoint's tokenizer; without one, or if the config asks, that of bytes."""
+  """Returns the checkpoint's tokenizer; the byte tokenizer without one, or if the config asks."""
   section, task = config.model, config.task
   if section.path is None or section.tokenizer is not None:
     return ByteTokenizer()
@@ -63,11 +63,16 @@ def load_pairs(config: ConfigDict) -> preference_pairs.Pairs:
   """
   task = config.task
   if task.name == "arithmetic":
-    found, tokenizer = preference_pairs.generated(task.levels), tokenizer_of(config)
-    longest = max(len(ids) for rows in (found.train, found.test) for row in rows for ids in preference_pairs.encode_pair(row, tokenizer))
+    pairs, tokenizer = preference_pairs.generated(task.levels), tokenizer_of(config)
+    longest = max(
+      len(ids)
+      for rows in (pairs.train, pairs.test)
+      for row in rows
+      for ids in preference_pairs.encode_pair(row, tokenizer)
+    )
     if longest > task.max_tokens:
       raise ValueError(f"config.task.max_tokens: found {task.max_tokens}, expected at least {longest}, the longest generated sequence")
-    return found
+    return pairs
   columns = preference_pairs.PairColumns(task.prompt_column or None, task.chosen_column, task.rejected_column, task.margin_column)
   files = {name: task[name] for name in ("path", "test_path", "test_fraction", "data_dir", "bad_rows", "max_tokens")}
   return preference_pairs.from_files(tokenizer_of(config), columns=columns, **files)
@@ -101,14 +106,14 @@ def _model_problems(config: ConfigDict) -> Iterator[Problem | str]:
     check_policy(config.model.remat)
     rows, ids = shape_of(config).vocab_size, tokenizer_of(config).vocab_size
     if ids > rows:
-      found = f"{tokenizer!r}, whose {ids} ids the model's embedding of {rows} rows does not hold"
-      yield Problem("config.model.tokenizer", found)
+      text = f"{tokenizer!r}, which has {ids} ids, more than the {rows} rows of the model's embedding"
+      yield Problem("config.model.tokenizer", text)
   except (ImportError, ValueError) as error:
     yield in_config(problem_of(error))
   if config.model.path is None or tokenizer:
     for name in _OF_TOKENIZERS:
       if config.task[name] is not None:
-        yield Problem(f"config.task.{name}", repr(config.task[name]), "None, because the tokenizer of bytes has nothing to set up")
+        yield Problem(f"config.task.{name}", repr(config.task[name]), "None, because the byte tokenizer ignores it")
 
 
 def _relations(config: ConfigDict) -> Iterator[str]:
@@ -141,4 +146,7 @@ def row_problems(config: ConfigDict, shards: int) -> Iterator[str]:
   for rows in config.learner.row_buckets:
     if rows % divisor:
       need = f"{shards} devices (mesh data x fsdp x expert) x {config.learner.micro_batches} micro-batches"
-      yield f"config.learner.row_buckets: {rows} is not a multiple of {need}; the nearest that is: {-(-rows // divisor) * divisor}"
+      yield (
+        f"config.learner.row_buckets: {rows} is not a multiple of {need}; the next multiple is "
+        f"{-(-rows // divisor) * divisor}"
+      )

@@ -83,5 +83,5 @@ def make_programs(config: ConfigDict, mesh: Mesh, shape: ModelConfig) -> Program
 
 def of_step(batch: TrainBatch) -> TrainBatch:
   """Returns the batch with only the arrays that a reward model's update reads."""
-  wanted = ("tokens", "positions", "segments", "mask", "advantages", "old_logprobs")
-  return TrainBatch(**{name: getattr(batch, name) for name in wanted})
+  names = ("tokens", "positions", "segments", "mask", "advantages", "old_logprobs")
+  return TrainBatch(**{name: getattr(batch, name) for name in names})

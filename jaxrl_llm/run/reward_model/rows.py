@@ -45,7 +45,8 @@ def pack_pairs(
   Example:
     >>> batch, _ = pack_pairs([Pair([7, 8], [7, 9, 9])], row_tokens=6, row_buckets=(1,))
     >>> batch.tokens.tolist(), batch.segments.tolist(), batch.positions.tolist(), batch.mask.tolist()
-    ([[7, 8, 7, 9, 9, 0]], [[1, 1, 2, 2, 2, 0]], [[0, 1, 0, 1, 2, 0]], [[0.0, 1.0, 0.0, 0.0, 0.0, 0.0]])
+    ([[7, 8, 7, 9, 9, 0]], [[1, 1, 2, 2, 2, 0]], [[0, 1, 0, 1, 2, 0]],
+    [[0.0, 1.0, 0.0, 0.0, 0.0, 0.0]])
   """
   whole = [_whole(pair) for pair in pairs]
   layout = packing.arrange(whole, row_tokens=row_tokens, row_buckets=row_buckets, num_shards=num_shards)

@@ -22,8 +22,8 @@ from jaxrl_llm.models import save_reward_model
 from jaxrl_llm.pretrained import where as where_lib
 from jaxrl_llm.rewards.model import notes_of
 from jaxrl_llm.rewards.model.folder import NOTES
-from jaxrl_llm.run.bookkeeping import finish, require_saved, tell_of_failed_saves
-from jaxrl_llm.run.opening import first_record, go_on, open_outputs, open_workdir
+from jaxrl_llm.run.bookkeeping import finish, report_failed_saves, require_saved
+from jaxrl_llm.run.opening import first_record, open_outputs, open_workdir, restore_iterator
 from jaxrl_llm.run.phases import Phases
 from jaxrl_llm.run.profiling import Profiler
 from jaxrl_llm.run.progress import Progress
@@ -49,7 +49,7 @@ PHASE = "reward_model"
 
 
 @dataclass
-class Run:
+class RewardModelRun:
   """A training in progress: what changes from step to step, and its outputs.
 
   It is a `bookkeeping.Job`.
@@ -83,7 +83,9 @@ class Run:
     return {"batches": self.batches.get_state()}
 
 
-def start(config: ConfigDict, workdir: Path, *, command: str = "", log: Callable[[str], None] = lambda line: None) -> Run:
+def start_run(
+  config: ConfigDict, workdir: Path, *, command: str = "", log: Callable[[str], None] = lambda line: None
+) -> RewardModelRun:
   """Starts a training, or resumes it from the newest checkpoint of `workdir`.
 
   Args:
@@ -110,15 +112,31 @@ def start(config: ConfigDict, workdir: Path, *, command: str = "", log: Callable
     state = programs.init(jax.random.key(config.seed))
   else:
     state = opened.arrays["state"]
-    opened.notes.extend(go_on(batches, opened.places["batches"], was=record.batch_pairs, now=size, what="pairs"))
+    opened.notes.extend(
+      restore_iterator(batches, opened.places["batches"], was=record.batch_pairs, now=size, what="pairs")
+    )
     opened.notes.append(f"resumed {workdir} at step {record.rl_steps}")
     record.batch_pairs = size
-  profiler, told = Profiler(None, start=0, num_steps=0), [f"data: {in_words(pairs)}"]
-  writer, progress, phases = open_outputs(config, workdir, opened, clock, profiler=profiler, log=log, data=told)
-  return Run(config, workdir, mesh, programs, tokenizer, pairs, state, batches, record, opened.checkpoints, writer, progress, phases)
+  profiler, first_lines = Profiler(None, start=0, num_steps=0), [f"data: {in_words(pairs)}"]
+  writer, progress, phases = open_outputs(config, workdir, opened, clock, profiler=profiler, log=log, data=first_lines)
+  return RewardModelRun(
+    config,
+    workdir,
+    mesh,
+    programs,
+    tokenizer,
+    pairs,
+    state,
+    batches,
+    record,
+    opened.checkpoints,
+    writer,
+    progress,
+    phases,
+  )
 
 
-def proceed(run: Run) -> dict[str, Any]:
+def proceed(run: RewardModelRun) -> dict[str, Any]:
   """Runs the training to its end.
 
   Returns:
@@ -138,12 +156,12 @@ def proceed(run: Run) -> dict[str, Any]:
   return finish(run)
 
 
-def learn(run: Run) -> None:
+def learn(run: RewardModelRun) -> None:
   """Runs the loop over steps."""
   config, record = run.config, run.record
   run.progress.start(PHASE, config.num_steps, done=record.rl_steps)
   if record.accuracy_start is None:
-    record.accuracy_start = record.accuracy_final = evaluate(run, 0)
+    record.accuracy_start = record.accuracy_final = evaluate_pairs(run, 0)
   for step in range(record.rl_steps, config.num_steps):
     run.phases.begin_step(step + 1, "update")
     batch, _ = packed(run, next(run.batches))
@@ -152,16 +170,16 @@ def learn(run: Run) -> None:
     tokens, timing = int(np.count_nonzero(batch.segments)), run.phases.end()
     performance = {"perf/throughput": tokens / timing["timing_s/update"], "perf/packing_waste": packing.packing_waste([batch])}
     record.rl_steps, record.tokens = step + 1, record.tokens + tokens
-    run.writer.write(step + 1, PHASE, metrics | timing | performance | tell_of_failed_saves(run))
+    run.writer.write(step + 1, PHASE, metrics | timing | performance | report_failed_saves(run))
     run.progress.update(step + 1, metrics | performance)
     stop_if_not_finite(run, [metrics], [of_step(batch)])
     last = step + 1 == config.num_steps
     if last or (step + 1) % config.eval.every == 0:
-      record.accuracy_final = evaluate(run, step + 1)
+      record.accuracy_final = evaluate_pairs(run, step + 1)
     end_step(run, saves=last or (step + 1) % config.checkpoint.every == 0, last=last)
 
 
-def packed(run: Run, rows: Sequence[Row]) -> tuple[TrainBatch, packing.Layout]:
+def packed(run: RewardModelRun, rows: Sequence[Row]) -> tuple[TrainBatch, packing.Layout]:
   """Packs pairs into a batch in host memory; returns the batch and its layout."""
   learner = run.config.learner
   margin = lambda row: float(row["margin"]) if row["margin"] else run.config.objective.margin
@@ -170,17 +188,17 @@ def packed(run: Run, rows: Sequence[Row]) -> tuple[TrainBatch, packing.Layout]:
   return pack_pairs(pairs, row_tokens=learner.row_tokens, row_buckets=learner.row_buckets, num_shards=shards)
 
 
-def margins(run: Run, rows: Sequence[Row]) -> Float[np.ndarray, " N"]:
+def margins(run: RewardModelRun, rows: Sequence[Row]) -> Float[np.ndarray, " N"]:
   """Returns r_c − r_r of each pair."""
-  size, found = run.config.learner.batch_pairs, []
+  size, values = run.config.learner.batch_pairs, []
   for begin in range(0, len(rows), size):
     batch, layout = packed(run, rows[begin : begin + size])
     margins = run.programs.margins(run.state.params, mesh_lib.place_tokens(run.mesh, of_step(batch)))
-    found.append(of_pairs(hosts.to_host(margins), batch, layout))
-  return np.concatenate(found)
+    values.append(of_pairs(hosts.to_host(margins), batch, layout))
+  return np.concatenate(values)
 
 
-def evaluate(run: Run, step: int) -> float:
+def evaluate_pairs(run: RewardModelRun, step: int) -> float:
   """Measures the accuracy on held-out pairs, where a tie counts half.
 
   The interval is over prompts, since the pairs of one prompt are not independent.
@@ -189,33 +207,38 @@ def evaluate(run: Run, step: int) -> float:
   # The same pairs each time, from all over the file.
   chosen = np.random.default_rng(0).permutation(len(run.pairs.test))[: run.config.eval.num_pairs]
   rows = [run.pairs.test[int(i)] for i in np.sort(chosen)]
-  found = margins(run, rows)
+  differences = margins(run, rows)
   of_prompt: dict[str, list[float]] = {}
-  for row, right in zip(rows, (1 + np.sign(found)) / 2, strict=True):
+  for row, right in zip(rows, (1 + np.sign(differences)) / 2, strict=True):
     of_prompt.setdefault(row["conversation"] or row["prompt"], []).append(float(right))
   accuracy = bootstrap_interval(np.array([np.mean(x) for x in of_prompt.values()]))
   metrics = {"eval/accuracy": accuracy.mean, "eval/accuracy_low": accuracy.low, "eval/accuracy_high": accuracy.high}
-  metrics |= {"eval/margin/mean": float(found.mean()), "eval/loss": float(np.mean(np.logaddexp(0, -found))), "eval/num_pairs": len(rows)}
+  metrics |= {
+    "eval/margin/mean": float(differences.mean()),
+    "eval/loss": float(np.mean(np.logaddexp(0, -differences))),
+    "eval/num_pairs": len(rows),
+  }
   run.writer.write(step, "eval", metrics | run.phases.end())
   held_out = f"{len(rows)} held-out pairs {accuracy.mean:.1%} ({accuracy.low:.1%} to {accuracy.high:.1%})"
-  run.progress.note(f"eval at step {step:,} | accuracy on {held_out} | margin {found.mean():.2f}")
+  run.progress.note(f"eval at step {step:,} | accuracy on {held_out} | margin {differences.mean():.2f}")
   return accuracy.mean
 
 
-def save_model(run: Run) -> None:
+def save_model(run: RewardModelRun) -> None:
   """Saves the trained model in transformers' format.
 
   The tokenizer, or a note of where it is, is saved with it.
   """
   folder, section, task = run.workdir / FOLDER, run.config.model, run.config.task
-  if folder.exists():  # An earlier attempt stopped before its summary; the folder only appears whole.
+  # An earlier attempt stopped before its summary; the folder only appears whole.
+  if folder.exists():
     return
   source = None if section.path is None else where_lib.resolve(section.path)
   notes = notes_of(None if section.tokenizer else section.path, chat=task.chat, system=task.system)
   tokenizer_from = source if notes["tokenizer"] == "folder" else None
   options = dict(pad_token_id=run.tokenizer.pad_id, tokenizer_from=tokenizer_from, notes={NOTES: notes})
   save_reward_model(folder, run.programs.model, run.state.params, **options)
-  run.progress.note(f"saved the reward model to {folder}; RL takes it with --config.reward.model_path={folder}")
+  run.progress.note(f"saved the reward model to {folder}; to use it in RL, pass --config.reward.model_path={folder}")
 
 
 def in_words(pairs: Pairs) -> str:
@@ -224,10 +247,10 @@ def in_words(pairs: Pairs) -> str:
   return f"{len(pairs.train):,} pairs to learn from, {len(pairs.test):,} held out{words}"
 
 
-def describe(config: ConfigDict) -> str:
+def describe_training(config: ConfigDict) -> str:
   """Describes mesh, model and pairs, for `--dry_run`.
 
-  It allocates nothing and raises what `start` raises.
+  It allocates nothing and raises what `start_run` raises.
   """
   mesh = mesh_lib.make_meshes(**config.mesh)[0]
   programs, pairs = make_programs(config, mesh, shape_of(config)), load_pairs(config)

@@ -52,7 +52,7 @@ class Unusable(Exception):
 
   Args:
     reason: Fixed text for each kind of fault.
-    detail: What this record contains.
+    detail: Offending content of this record.
   """
 
   def __init__(self, reason: str, detail: str = ""):
@@ -72,7 +72,7 @@ def _identity(row: Row) -> dict[str, tuple[str, ...]]:
   return keys | {"duplicate id": (row["id"],)} if row["id"] else keys
 
 
-def problems(
+def usable_rows(
   records: Records, convert: Convert, tally: Tally, *, seen: set[bytes], identity: Callable[[Row], Mapping[str, tuple]] = _identity
 ) -> Iterator[Row]:
   """Yields the usable records as rows with their `place`; the tally counts the others.
@@ -93,7 +93,7 @@ def problems(
       if isinstance(record, Fault):
         raise Unusable(*record)
       row = {**convert(record), "place": os.path.basename(place)}
-      check(row)
+      check_row(row)
       keys = identity(row)
       digests = {hashlib.blake2b(json.dumps([reason, key]).encode(), digest_size=12).digest(): reason for reason, key in keys.items()}
       if repeated := [reason for digest, reason in digests.items() if digest in seen]:
@@ -105,7 +105,7 @@ def problems(
     yield row
 
 
-def check(row: Row) -> None:
+def check_row(row: Row) -> None:
   """Checks that a row can be stored and its question given to a policy.
 
   Raises:
@@ -126,10 +126,11 @@ def check(row: Row) -> None:
 
 
 def check_columns(records: Records, columns: Columns, path: str) -> None:
-  """Checks by its first records that a file has the columns.
+  """Checks from the first records of a file that it has the columns.
 
   Raises:
-    ValueError: If none of the first 100 records has a column. Names the nearest existing column.
+    ValueError: If none of the first 100 records has a column. One line, with the nearest existing
+      column.
   """
   names: dict[str, None] = {}
   for _, record in itertools.islice(records, _PATIENCE):
@@ -141,10 +142,10 @@ def check_columns(records: Records, columns: Columns, path: str) -> None:
       raise ValueError(f"{path}: found no column {name!r}, but {there}{did_you_mean(name, names)}")
 
 
-def read(path: os.PathLike, columns: Columns) -> Records:
-  """Yields the records of a file, after `check_columns`."""
-  check_columns(text_files.read(path), columns, str(path))
-  yield from text_files.read(path, columns=columns.named())
+def read_columns(path: os.PathLike, columns: Columns) -> Records:
+  """Yields the records of a file, after checking that it has the columns."""
+  check_columns(text_files.read_records(path), columns, str(path))
+  yield from text_files.read_records(path, columns=columns.named())
 
 
 def mapping(columns: Columns) -> Convert:

@@ -48,8 +48,8 @@ def hub(repository: str, *paths: str) -> tuple[str, ...]:
 def find(folder: pathlib.Path, files: Files) -> list[pathlib.Path]:
   """Returns the local files of a split, or an empty list if there are none."""
   for pattern in files.patterns:
-    if found := sorted(path for path in folder.glob(pattern) if path.is_file()):
-      return found
+    if paths := sorted(path for path in folder.glob(pattern) if path.is_file()):
+      return paths
   return []
 
 
@@ -64,19 +64,19 @@ def obtain(name: str, split: str, files: Files, *, source: str | os.PathLike | N
     folder: Folder for downloads.
 
   Raises:
-    ValueError: If the files are absent and cannot be downloaded. One line, which says which file to
+    ValueError: If the files are absent and cannot be downloaded. One line that says which file to
       put where.
   """
   if source is not None:
     source = pathlib.Path(source).expanduser()
     if not source.is_dir():
       raise ValueError(f"task.source: found no folder {source}, expected the one with the files of {name}")
-    if found := find(source, files):
-      return found
+    if paths := find(source, files):
+      return paths
     names = " or ".join(_plain(files))
     raise ValueError(f"task.source: found no {names} in {source}, expected the files of {name} ({split}){_where(files)}")
-  if found := find(folder, files):
-    return found
+  if paths := find(folder, files):
+    return paths
   try:
     urls = [url for listed in files.urls for url in _expand(listed)]
     return [download(url, folder / split / urllib.parse.unquote(urllib.parse.urlsplit(url).path.rpartition("/")[2])) for url in urls]
@@ -88,7 +88,7 @@ def obtain(name: str, split: str, files: Files, *, source: str | os.PathLike | N
 
 
 def download(url: str, path: pathlib.Path) -> pathlib.Path:
-  """Downloads a file, which gets its final name only once it is complete.
+  """Downloads a file, which receives its final name only once it is complete.
 
   Raises:
     OSError: If there is no network or no such file, or the connection breaks off or is silent for
@@ -102,7 +102,7 @@ def download(url: str, path: pathlib.Path) -> pathlib.Path:
       shutil.copyfileobj(response, file, _CHUNK)
       size, promised = file.tell(), response.headers.get("Content-Length")
     if promised is not None and size != int(promised):
-      raise OSError(f"{url}: {size} bytes came, of {promised}")
+      raise OSError(f"{url}: received {size} of {promised} bytes")
     os.replace(scratch, path)
   except BaseException:
     with contextlib.suppress(FileNotFoundError):

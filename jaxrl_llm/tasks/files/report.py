@@ -8,7 +8,7 @@ POLICIES = ("drop", "error")
 OTHER_LEVEL = "level not in task.levels"
 OTHER_DATE = "outside task.after and task.before"
 CHOSEN = (OTHER_LEVEL, OTHER_DATE)
-"""Reasons that are the user's choice and not a fault: no policy rejects them."""
+"""Reasons that are the user's choice and not a fault, so that no policy rejects them."""
 
 
 class Report(NamedTuple):
@@ -37,11 +37,13 @@ class Tally:
     >>> tally = Tally("drop")
     >>> tally.bad("answer is null", "data.jsonl:3", "column 'answer'")
     >>> report(tally, read=10, kept=9)
-    Report(read=10, kept=9, dropped={'answer is null': 1}, first={'answer is null': "data.jsonl:3: column 'answer'"})
+    Report(read=10, kept=9, dropped={'answer is null': 1},
+           first={'answer is null': "data.jsonl:3: column 'answer'"})
     >>> Tally("error").bad("answer is null", "data.jsonl:3", "column 'answer'")
     Traceback (most recent call last):
     ...
-    ValueError: data.jsonl:3: answer is null (column 'answer'); repair the row, or set task.bad_rows to 'drop' to leave such rows out
+    ValueError: data.jsonl:3: answer is null (column 'answer'); repair the row, or set
+      task.bad_rows to 'drop' to leave such rows out
   """
 
   def __init__(self, policy: str = "drop"):
@@ -56,7 +58,7 @@ class Tally:
     Args:
       reason: Fixed text for each kind of fault, since rows are counted by it.
       place: File and line of the row.
-      detail: What this row contains.
+      detail: Offending content of this row.
 
     Raises:
       ValueError: If the policy is "error" and the reason is not one of `CHOSEN`.
@@ -81,9 +83,9 @@ def merge(reports: Iterable[Report]) -> Report:
   return total
 
 
-def to_json(found: Report) -> dict[str, Any]:
+def to_json(counts: Report) -> dict[str, Any]:
   """Converts a report to plain values, for `summary.json`."""
-  return {"read": found.read, "kept": found.kept, "dropped": dict(found.dropped), "first": dict(found.first)}
+  return {"read": counts.read, "kept": counts.kept, "dropped": dict(counts.dropped), "first": dict(counts.first)}
 
 
 def from_json(values: Mapping[str, Any]) -> Report:
@@ -91,18 +93,20 @@ def from_json(values: Mapping[str, Any]) -> Report:
   return Report(int(values["read"]), int(values["kept"]), dict(values["dropped"]), dict(values["first"]))
 
 
-def in_words(found: Report) -> str:
+def in_words(counts: Report) -> str:
   """Returns a report as one line of text, the most frequent reason first.
 
   Example:
     >>> in_words(Report(read=10, kept=7, dropped={"empty question": 1, "answer is null": 2}))
     '10 problems read, 7 kept; 3 dropped: 2 answer is null, 1 empty question'
   """
-  line = f"{found.read} problems read, {found.kept} kept"
-  if not found.dropped:
+  line = f"{counts.read} problems read, {counts.kept} kept"
+  if not counts.dropped:
     return line
-  reasons = sorted(found.dropped.items(), key=lambda item: -item[1])
-  return f"{line}; {sum(found.dropped.values())} dropped: " + ", ".join(f"{count} {reason}" for reason, count in reasons)
+  reasons = sorted(counts.dropped.items(), key=lambda item: -item[1])
+  return f"{line}; {sum(counts.dropped.values())} dropped: " + ", ".join(
+    f"{count} {reason}" for reason, count in reasons
+  )
 
 
 def check_policy(policy: str) -> None:
@@ -111,14 +115,16 @@ def check_policy(policy: str) -> None:
     raise ValueError(f"task.bad_rows: found {policy!r}, expected one of {', '.join(POLICIES)}")
 
 
-def refuse(found: Report, policy: str) -> None:
+def refuse(counts: Report, policy: str) -> None:
   """Raises a ValueError if the policy is "error" and a dataset read earlier dropped bad rows."""
-  faults = [reason for reason in found.dropped if reason not in CHOSEN]
+  faults = [reason for reason in counts.dropped if reason not in CHOSEN]
   if policy == "error" and faults:
-    raise refusal(faults[0], *found.first[faults[0]].partition(": ")[::2])
+    raise refusal(faults[0], *counts.first[faults[0]].partition(": ")[::2])
 
 
 def refusal(reason: str, place: str, detail: str) -> ValueError:
   """Returns the error for a bad row."""
-  found = f" ({detail})" if detail else ""
-  return ValueError(f"{place}: {reason}{found}; repair the row, or set task.bad_rows to 'drop' to leave such rows out")
+  context = f" ({detail})" if detail else ""
+  return ValueError(
+    f"{place}: {reason}{context}; repair the row, or set task.bad_rows to 'drop' to leave such rows out"
+  )

@@ -1,4 +1,7 @@
-"""Datasets on disk, built once by whichever process is first, checked on opening. No TensorFlow."""
+"""Datasets on disk, built by the first process that needs them and checked on opening.
+
+TensorFlow is not needed.
+"""
 
 import contextlib
 import functools
@@ -24,7 +27,8 @@ Row = dict[str, str | int]
 T = TypeVar("T")
 
 _DEFAULT_DATA_DIR = "~/.cache/jaxrl_llm/data"
-FORMAT = "array_record"  # Has the random access that grain needs and is readable without TensorFlow.
+# Has the random access that grain needs and is readable without TensorFlow.
+FORMAT = "array_record"
 _TEST_FRACTION = 0.1
 INDEX = "index"
 """Column of a row's number in its split, in the order of the files."""
@@ -154,9 +158,10 @@ def open_or_build(
     _build(prepare, root, folder)
   try:
     return read(folder)
-  except Exception as error:  # Depending on the damage, TFDS and the reader raise almost any exception.
-    found = f"found a dataset that cannot be used ({one_line(error)})"
-    raise ValueError(f"{folder}: {found}, expected {expected}; delete {folder} and run again") from error
+  except Exception as error:
+    # Depending on the damage, TFDS and the reader raise almost any exception.
+    problem = f"found a dataset that cannot be used ({one_line(error)})"
+    raise ValueError(f"{folder}: {problem}, expected {expected}; delete {folder} and run again") from error
 
 
 def _build(prepare: Callable[[str], object], root: pathlib.Path, folder: pathlib.Path) -> None:
@@ -174,7 +179,8 @@ def _build(prepare: Callable[[str], object], root: pathlib.Path, folder: pathlib
     folder.parent.mkdir(parents=True, exist_ok=True)
     os.rename(os.path.join(scratch, folder.relative_to(root)), folder)
   except OSError as error:
-    if not os.path.exists(folder):  # If it exists by now, another process has built it, with the same bytes.
+    # If it exists by now, another process has built it, with the same bytes.
+    if not os.path.exists(folder):
       raise ValueError(
         f"task.data_dir: {root}: found no dataset and no way to build one ({one_line(error)}), expected a folder that can be written, "
         "with 20 MB to spare; set task.data_dir to one"
@@ -192,7 +198,7 @@ def _read(builder: tfds.core.GeneratorBasedBuilder, folder: pathlib.Path) -> dic
   sources = {split: open_split(builder, split) for split in builder.SPLITS}
   rows = {split: list(map(plain, source.__getitems__(range(len(source))))) for split, source in sources.items()}
   if any(row.keys() != builder.info.features.keys() for rows_of_split in rows.values() for row in rows_of_split[:1]):
-    raise ValueError(f"rows of other columns than {', '.join(builder.info.features)}")
+    raise ValueError(f"rows with columns other than {', '.join(builder.info.features)}")
   return rows
 
 
@@ -208,7 +214,8 @@ def open_split(builder: tfds.core.GeneratorBasedBuilder, split: str) -> Sequence
     reader = array_record_module.ArrayRecordReader(str(path))
     stored += reader.num_records()
     reader.close()
-  if stored != info.num_examples:  # TFDS trusts dataset_info.json and reads no further than it says.
+  # TFDS trusts dataset_info.json and reads no further than it says.
+  if stored != info.num_examples:
     raise ValueError(f"{stored} records in split {split}, where dataset_info.json says {info.num_examples}")
   return builder.as_data_source(split, deserialize_method=tfds.decode.DeserializeMethod.RAW_BYTES)
 
@@ -216,8 +223,8 @@ def open_split(builder: tfds.core.GeneratorBasedBuilder, split: str) -> Sequence
 def plain(record: bytes) -> Row:
   """Decodes a record to a row.
 
-  TFDS's own decoding, which handles any feature, takes three times as long, and every start of a run
-  waits for it.
+  TFDS's own decoding, which handles any feature, takes three times as long, and every start of a
+  run waits for it.
   """
   features = sorted(tf_example_pb2.Example.FromString(record).features.feature.items())
   is_text = lambda feature: feature.HasField("bytes_list")

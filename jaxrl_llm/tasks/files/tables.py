@@ -13,7 +13,7 @@ from jaxrl_llm.tasks.files import report, storage
 from jaxrl_llm.tasks.files.report import Report, Tally
 from jaxrl_llm.tasks.files.storage import INDEX, Row
 
-_VERSION = "1.0.0"  # Raise it with any change to what is stored, or old copies stay in use.
+_VERSION = "1.0.0"  # Increase with any change to what is stored; otherwise old copies stay in use.
 _REPORT = "problem_report.json"
 _AT_ONCE = 64  # Rows read at once. Rows of programming problems contain megabytes of tests.
 
@@ -124,17 +124,19 @@ def open_table(
     return Table(key=key, splits=generators, columns=columns, data_dir=os.path.join(folder, title), file_format=storage.FORMAT)
 
   def read(folder: pathlib.Path) -> tuple[dict[str, Sequence], Report]:
-    found = report.from_json(json.loads((folder / _REPORT).read_text(encoding="utf-8")))
+    counts = report.from_json(json.loads((folder / _REPORT).read_text(encoding="utf-8")))
     builder = make(root, dict.fromkeys(splits))
     sources = {split: storage.open_split(builder, split) for split in splits}
-    if sum(map(len, sources.values())) != found.kept:
-      raise ValueError(f"{sum(map(len, sources.values()))} rows, where {_REPORT} says {found.kept}")
-    return sources, found
+    if sum(map(len, sources.values())) != counts.kept:
+      raise ValueError(f"{sum(map(len, sources.values()))} rows, where {_REPORT} says {counts.kept}")
+    return sources, counts
 
   prepare = lambda scratch: _prepare(make, scratch, folder.relative_to(root), splits, bad_rows)
-  sources, found = storage.open_or_build(folder, root, prepare=prepare, read=read, expected=f"{title} with splits {', '.join(splits)}")
-  report.refuse(found, bad_rows)
-  return sources, found
+  sources, counts = storage.open_or_build(
+    folder, root, prepare=prepare, read=read, expected=f"{title} with splits {', '.join(splits)}"
+  )
+  report.refuse(counts, bad_rows)
+  return sources, counts
 
 
 def _prepare(make: Callable[..., Table], scratch: str, place: pathlib.Path, splits: Mapping[str, Generate], bad_rows: str) -> None:
@@ -159,13 +161,16 @@ def _prepare(make: Callable[..., Table], scratch: str, place: pathlib.Path, spli
     if failed and failed[0] is not error:  # TFDS adds its own lines to exceptions.
       raise failed[0] from error
     raise
-  found = report.to_json(report.merge(reports))
-  (pathlib.Path(scratch) / place / _REPORT).write_text(json.dumps(found, indent=1), encoding="utf-8")
+  values = report.to_json(report.merge(reports))
+  (pathlib.Path(scratch) / place / _REPORT).write_text(json.dumps(values, indent=1), encoding="utf-8")
 
 
-def _nothing_left(found: Report) -> str:
+def _nothing_left(counts: Report) -> str:
   """Returns the error message for a split without usable rows."""
-  if not found.dropped:
+  if not counts.dropped:
     return "found no problems at all"
-  reason = max(found.dropped, key=found.dropped.get)
-  return f"{reason} ({found.first[reason]}); none of the {found.read} rows can be used ({found.dropped[reason]} for this reason)"
+  reason = max(counts.dropped, key=counts.dropped.get)
+  return (
+    f"{reason} ({counts.first[reason]}); none of the {counts.read} rows can be used "
+    f"({counts.dropped[reason]} for this reason)"
+  )

@@ -20,7 +20,8 @@ from typing import Any, NamedTuple
 
 from jaxrl_llm.messages import Problem, did_you_mean, one_line
 
-MAX_RECORD_BYTES = 64 * 2**20  # A longer record is a fault; otherwise a file without line ends would be read whole.
+# A longer record is a fault; otherwise a file without line ends would be read whole.
+MAX_RECORD_BYTES = 64 * 2**20
 _CHUNK = 2**16
 _PARQUET_ROWS = 64  # Rows per batch. Rows of programming problems contain megabytes of tests.
 _BLANKS = re.compile(r"[ \t\r\n]*")
@@ -36,7 +37,7 @@ class Fault(NamedTuple):
 
   Attributes:
     reason: Fixed text for each kind of fault.
-    detail: What was found.
+    detail: Offending content of this record.
   """
 
   reason: str
@@ -47,7 +48,7 @@ Records = Iterable[tuple[str, Record | Fault]]
 """Records, each with its place, such as "data.jsonl:12"."""
 
 
-def read(path: str | os.PathLike, *, columns: Iterable[str] | None = None) -> Records:
+def read_records(path: str | os.PathLike, *, columns: Iterable[str] | None = None) -> Records:
   """Yields the records of a file.
 
   Args:
@@ -65,7 +66,7 @@ def read(path: str | os.PathLike, *, columns: Iterable[str] | None = None) -> Re
     ValueError: If the file as a whole cannot be read. One line, with the fix.
     ImportError: If the file is Parquet and the package pyarrow is missing.
   """
-  path = check(path)
+  path = check_path(path)
   suffix = _suffix(path)
   if suffix == ".parquet":
     yield from _parquet(path, columns)
@@ -86,7 +87,7 @@ def read(path: str | os.PathLike, *, columns: Iterable[str] | None = None) -> Re
     raise ValueError(f"{path}: found a file that cannot be read ({_reason(error)}); check its permissions and the disk") from error
 
 
-def check(path: str | os.PathLike) -> pathlib.Path:
+def check_path(path: str | os.PathLike) -> pathlib.Path:
   """Checks that a file exists, is not empty and has a known suffix, without reading it.
 
   Returns:
@@ -104,7 +105,7 @@ def check(path: str | os.PathLike) -> pathlib.Path:
     hint = f"; did you mean {path.parent / close}?" if close else "" if names else f"; there is no folder {path.parent}"
     raise ValueError(f"{path}: found no such file{hint}")
   if _suffix(path) not in _SUFFIXES or path.name.endswith(".parquet.gz"):
-    raise ValueError(f"{path}: found a file named {path.suffix or 'without an ending'}, expected one of {', '.join(_SUFFIXES)}")
+    raise ValueError(f"{path}: found {path.suffix or 'no suffix'}, expected one of {', '.join(_SUFFIXES)}")
   if path.stat().st_size == 0:
     raise ValueError(f"{path}: found an empty file, expected problems; copy or download it again")
   return path
@@ -130,10 +131,10 @@ def check_splits(
   """
   if path is None:
     raise ValueError(Problem("task.path", "None", f"a file of {rows}, such as {example}"))
-  train = check(path)
+  train = check_path(path)
   if test_path is None:
     return {"train": train}
-  files = {"test": check(test_path), "train": train}
+  files = {"test": check_path(test_path), "train": train}
   if test_fraction is not None:
     raise ValueError(Problem("task.test_fraction", f"{test_fraction} with test {rows} of their own in task.test_path; set one of the two"))
   return files
@@ -157,7 +158,8 @@ def _lines(path: pathlib.Path, file: io.BufferedReader) -> Records:
   number, records = 0, 0
   while line := file.readline(MAX_RECORD_BYTES + 1):
     number += 1
-    if number == 1 and _suffix(path) == ".json" and line.strip() == b"{":  # A single object over several lines.
+    # A single object over several lines.
+    if number == 1 and _suffix(path) == ".json" and line.strip() == b"{":
       line += file.read(MAX_RECORD_BYTES)
     place = f"{path}:{number}"
     if len(line) > MAX_RECORD_BYTES:
@@ -183,16 +185,19 @@ def _record(line: str, *, cut: bool) -> Record | Fault:
 def _list(path: pathlib.Path, file: io.BufferedReader) -> Records:
   """Yields the items of a JSON list, parsed incrementally; a truncated list ends with a fault."""
   decode, decoder = codecs.getincrementaldecoder("utf-8")("surrogateescape").decode, json.JSONDecoder()
-  buffer, at, line, size, ended, items, expected = "", 0, 1, _CHUNK, False, 0, "["  # Expected: "[", "item" or ",".
+  # `expected` is "[", "item" or ",".
+  buffer, at, line, size, ended, items, expected = "", 0, 1, _CHUNK, False, 0, "["
   while True:
     start = _BLANKS.match(buffer, at).end()
     line += buffer.count("\n", at, start)
-    at, found = start, buffer[start : start + 1]
-    if found == "]" and (expected == "," or (expected == "item" and not items)):
+    at, character = start, buffer[start : start + 1]
+    if character == "]" and (expected == "," or (expected == "item" and not items)):
       break
-    if found and expected != "item":
-      if found != expected:
-        yield f"{path}:{line}", Fault("file is no JSON list", f"{found!r} in the place of {expected!r}; nothing behind it was read")
+    if character and expected != "item":
+      if character != expected:
+        yield f"{path}:{line}", Fault(
+          "file is no JSON list", f"{character!r} in place of {expected!r}; nothing after it was read"
+        )
         return
       at, expected = at + 1, "item"
       continue
@@ -205,7 +210,7 @@ def _list(path: pathlib.Path, file: io.BufferedReader) -> Records:
       ended = ended or isinstance(error, RecursionError)
     if not whole:
       if ended or len(buffer) - at > MAX_RECORD_BYTES:
-        yield f"{path}:{line}", Fault("file cut short", f"{problem or 'an item too long'}; nothing behind it was read")
+        yield f"{path}:{line}", Fault("file cut short", f"{problem or 'an item too long'}; nothing after it was read")
         return
       more = file.read(size)
       # The read size doubles; otherwise a long item would be parsed again every 64 KiB.
@@ -255,8 +260,8 @@ def _parquet(path: pathlib.Path, columns: Iterable[str] | None) -> Records:
           number += 1
           yield f"{path}:{number}", record
   except (pyarrow.ArrowException, OSError) as error:
-    found = f"row {number + 1} cannot be read" if number else "no Parquet file, or one cut short"
-    raise ValueError(f"{path}: found {found} ({_reason(error)}); copy or download it again") from error
+    damage = f"row {number + 1} cannot be read" if number else "no Parquet file, or one cut short"
+    raise ValueError(f"{path}: found {damage} ({_reason(error)}); copy or download it again") from error
   if not number:
     raise ValueError(f"{path}: found a table without rows, expected problems")
 

@@ -1,1 +1,1 @@
-"""Sets of problems: generated, published, and one's own."""
+"""Sets of problems: generated, published, and the user's own."""

@@ -1,15 +1,18 @@
-"""Multi-step arithmetic with a written working, and a teacher who makes mistakes: a task small enough for a laptop.
+"""Multi-step arithmetic with written workings, from a teacher who makes mistakes.
 
-A transcript, with the end token shown as `$`:
+The task is small enough for a laptop. A transcript, with the end token shown as `$`:
 
     7+8-5       the prompt: one-digit terms, + and -, read from left to right
-    7+8=15      the response: one line per step; only a step's left operand can be negative, so no sign is ambiguous
+    7+8=15      the response: one line per step
     15-5=10
     #10$        the answer
 
-A problem of level n takes n steps (n + 1 terms). The demonstrations come from a teacher who gets each step wrong with probability 1/3 and
-carries on from the wrong value. A model that imitates the teacher perfectly is right about (2/3)^n of the time: it knows the form, and
-reinforcement learning has something left to teach.
+Only the left operand of a step can be negative, so no sign is ambiguous.
+
+A problem of level n takes n steps (n + 1 terms). The demonstrations come from a teacher who gets
+each step wrong with probability 1/3 and continues from the wrong value. A model that imitates the
+teacher perfectly is right about (2/3)^n of the time: it knows the form, and reinforcement learning
+has something left to teach.
 """
 
 import itertools
@@ -19,16 +22,18 @@ from typing import Any
 
 import tensorflow_datasets as tfds
 
-from jaxrl_llm.tasks.files.storage import GeneratedProblems, split_of, uniform  # noqa: F401  Who draws problems splits them too.
+from jaxrl_llm.tasks.files.storage import GeneratedProblems, split_of, uniform  # noqa: F401  Re-exports `split_of`.
 
 LEVELS = (1, 2, 3)
 ERROR_RATE = 1 / 3  # Probability that the teacher gets a step wrong.
-DEMONSTRATIONS_PER_PROBLEM = 4  # Independent ones, so that no single wrong working can be memorised as the answer.
-_PROBLEMS_PER_LEVEL = 4000  # Levels 1 and 2 have 200 and 4000 in all; level 3 has 80000, of which a fixed sample is kept.
+# Independent workings, so that no single wrong one can be memorised as the answer.
+DEMONSTRATIONS_PER_PROBLEM = 4
+# Levels 1 and 2 have 200 and 4000 problems in all. Level 3 has 80000, and a fixed sample is kept.
+_PROBLEMS_PER_LEVEL = 4000
 
 
 def evaluate(question: str) -> int:
-  """The value of a problem.
+  """Returns the value of a problem.
 
   Example:
     >>> evaluate("7+8-5")
@@ -38,18 +43,18 @@ def evaluate(question: str) -> int:
 
 
 def render_prompt(question: str) -> str:
-  """The text a policy is given: the problem on a line of its own."""
+  """Returns the prompt: the problem on a line of its own."""
   return f"{question}\n"
 
 
 def working(question: str, *, error_rate: float = 0.0, seed: int = 0) -> str:
-  """The steps and the answer, as a teacher writes them.
+  """Returns a teacher's steps and answer for a problem.
 
   Args:
-    question: the problem.
-    error_rate: probability that a step is wrong, each step for itself. A wrong result is off by 1, 2 or 10 or has the wrong sign, and the
-      next step starts from it.
-    seed: which of the teacher's tries at this problem.
+    question: Problem to solve.
+    error_rate: Probability that a step is wrong, independently of the other steps. A wrong result
+      is off by 1, 2 or 10 or has the wrong sign, and the next step starts from it.
+    seed: Number of the teacher's attempt at this problem.
 
   Returns:
     The response, without the end token.
@@ -73,13 +78,19 @@ def working(question: str, *, error_rate: float = 0.0, seed: int = 0) -> str:
 
 
 def step_rewards(row: Mapping[str, Any], token_ids: Sequence[int]) -> list[tuple[int, float]]:
-  """Which lines of a working are right, each for itself: a process reward.
+  """Judges each line of a working independently, as a process reward.
 
-  A line is right where it stands in the right place, takes the next term of the problem and computes correctly from the result that the
-  working has reached, right or wrong; the last one, where it repeats that result. So a slip costs its own line and none of those after it.
+  A line is right if it is in the right place, takes the next term of the problem and computes
+  correctly from the result that the working has reached, right or wrong. The last line is right if
+  it repeats that result. So a slip costs its own line and none of the lines after it.
+
+  Args:
+    row: Row of the task.
+    token_ids: Ids of the response.
 
   Returns:
-    For each line the index of its last token (the newline, or the last of all) and 1.0 or 0.0.
+    Index of each line's last token (the newline, or the last token of the response), with 1.0 if
+    the line is right, else 0.0.
 
   Example:
     >>> step_rewards({"question": "7+8-5"}, list(b"7+8=14\\n14-5=9\\n#9"))
@@ -94,7 +105,9 @@ def step_rewards(row: Mapping[str, Any], token_ids: Sequence[int]) -> list[tuple
   for step, end in enumerate(ends):
     ids = token_ids[start : end + 1]
     if end == len(token_ids) - 1 and ids[-1] >= 256:
-      ids = ids[:-1]  # The stop token. Another id that is no byte makes its line wrong: left out, "1", a pad token, "5" would read as 15.
+      # The stop token is left out. Any other id that is not a byte makes its line wrong: if it were
+      # left out, "1", a pad token and "5" would read as 15.
+      ids = ids[:-1]
     line = bytes(token if 0 <= token < 256 else 0xFF for token in ids).decode("utf-8", "replace").removesuffix("\n")
     start = end + 1
     if step < len(terms):
@@ -108,8 +121,8 @@ def step_rewards(row: Mapping[str, Any], token_ids: Sequence[int]) -> list[tuple
   return rewards
 
 
-def problems(level: int) -> Iterator[str]:
-  """The distinct problems of a level, such as "7+8-5", in a fixed order."""
+def questions_of(level: int) -> Iterator[str]:
+  """Yields the distinct problems of a level, such as "7+8-5", in a fixed order."""
   digits, signs = itertools.product("0123456789", repeat=level + 1), list(itertools.product("+-", repeat=level))
   questions = [d[0] + "".join(map("".join, zip(s, d[1:], strict=True))) for d in digits for s in signs]
   if len(questions) > _PROBLEMS_PER_LEVEL:
@@ -118,12 +131,17 @@ def problems(level: int) -> Iterator[str]:
 
 
 class Arithmetic(GeneratedProblems):
-  """The dataset."""
+  """Dataset of arithmetic problems."""
 
-  VERSION = tfds.core.Version("1.0.0")  # Raise it with any change to what is generated, or old copies stay in use.
+  # Increase with any change to the generated problems; otherwise old copies stay in use.
+  VERSION = tfds.core.Version("1.0.0")
 
   def _rows(self):
-    return ({"question": text, "answer": str(evaluate(text)), "level": level} for level in LEVELS for text in problems(level))
+    return (
+      {"question": text, "answer": str(evaluate(text)), "level": level}
+      for level in LEVELS
+      for text in questions_of(level)
+    )
 
   def _demonstrations(self, row):
     question = row["question"]
@@ -135,5 +153,5 @@ def _terms(question: str) -> list[int]:
 
 
 def _is_minus(question: str, step: int) -> bool:
-  # Not the sign of the term: "-0" has none.
+  # The character decides, because the term "-0" has no sign.
   return question[2 * step + 1] == "-"

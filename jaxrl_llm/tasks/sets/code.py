@@ -1,4 +1,7 @@
-"""Published sets of programming problems: from the records of their files to rows with `tests` (see `program_tests`)."""
+"""Published sets of programming problems, converted from records to rows with `tests`.
+
+`program_tests` describes the form of the tests.
+"""
 
 import json
 import re
@@ -14,7 +17,7 @@ from jaxrl_llm.tasks.sets import program_tests
 
 TEMPLATE = "{question}\n\n{form}"
 COLUMNS = ("tests", "starter_code", "form", "title", "date")
-"""Of the rows, besides those that all have."""
+"""Columns of the rows besides those that all rows have."""
 
 _BLANK = BLANK | {"starter_code": "", "title": "", "date": ""}
 _STDIN = (
@@ -40,9 +43,11 @@ CODEFORCES_FILES = {
 
 
 def livecodebench(record: Record) -> Row:
-  """`question_content`, `starter_code`, `difficulty`, `contest_date`, public and private test cases, `metadata` with the function's name.
+  """Converts a record of LiveCodeBench.
 
-  Levels: 1 easy, 2 medium, 3 hard. `date` is the contest's, YYYY-MM-DD.
+  The record has `question_content`, `starter_code`, `difficulty`, `contest_date`, public and
+  private test cases, and `metadata` with the name of the function. The level is 1 for easy, 2 for
+  medium and 3 for hard. `date` is the date of the contest, YYYY-MM-DD.
   """
   difficulty = text(record, "difficulty").strip().lower()
   if difficulty not in _DIFFICULTIES:
@@ -69,10 +74,13 @@ def livecodebench(record: Record) -> Row:
 
 
 def codeforces(record: Record) -> Row:
-  """`description`, formats of input and output, `examples`, `official_tests`, limits, `rating`, which is the level (0 for unrated).
+  """Converts a record of Codeforces.
 
-  Left out are problems that comparing outputs cannot judge: interactive ones, those on files, those with a checker of their own, and
-  those of which not all tests are known.
+  The record has `description`, formats of input and output, `examples`, `official_tests`, limits
+  and `rating`, which becomes the level (0 if unrated).
+
+  Problems that comparing outputs cannot judge are left out: interactive problems, problems that
+  read or write files, problems with a checker of their own, and problems with incomplete tests.
   """
   for column, reason in (("interaction_format", "interactive problem"), ("generated_checker", "problem with a checker of its own")):
     if record.get(column):
@@ -101,7 +109,10 @@ def codeforces(record: Record) -> Row:
 
 
 def human_eval(record: Record) -> Row:
-  """HumanEval's `prompt`, `entry_point` and `test`, a program; the response is its own solution."""
+  """Converts a record of HumanEval, with its own solution as the response.
+
+  The record has `prompt`, `entry_point`, `test` (a program) and `canonical_solution`.
+  """
   prompt, name = text(record, "prompt"), text(record, "entry_point")
   return _BLANK | {
     "question": f"```python\n{prompt.rstrip()}\n```",
@@ -115,17 +126,17 @@ def human_eval(record: Record) -> Row:
 
 
 def within(after: str | None, before: str | None):
-  """Chooses problems by their date: those on the days from `after` to `before`, both included.
+  """Selects problems dated from `after` to `before`, both included.
 
   Args:
-    after: YYYY-MM-DD; None is no limit.
-    before: likewise.
+    after: First date, YYYY-MM-DD; None is no limit.
+    before: Last date, YYYY-MM-DD; None is no limit.
 
   Returns:
-    `(row) -> bool`; None where there is no limit.
+    Predicate `(row) -> bool`; None if there is no limit.
 
   Raises:
-    ValueError: no such date, or none in between.
+    ValueError: If a text is not a date, or `after` is later than `before`. One line.
 
   Example:
     >>> within("2024-08-01", None)({"date": "2024-07-31"})
@@ -166,7 +177,7 @@ def _function(record: Record) -> str:
 
 def _number(record: Record, column: str) -> float | None:
   value = record.get(column)
-  if value is None or value != value:  # Parquet's null, read by others, is NaN.
+  if value is None or value != value:  # Some readers return Parquet's null as NaN.
     return None
   if type(value) not in (int, float) or not 0 <= value < 1e6:
     raise Unusable(f"{column} is no number", short(str(value)))

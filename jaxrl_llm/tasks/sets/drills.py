@@ -1,7 +1,9 @@
-"""Short exercises for small pretrained models, which solve some of them untouched: numbers to compare, add and multiply.
+"""Short exercises for small pretrained models: numbers to compare, add and multiply.
 
-With problems of the same kind in front (`task.shots`), a model of 135M weights knows what is asked, is right now and then, and answers in
-a few tokens: reinforcement learning has a signal from the first step, and a step is cheap.
+Such models solve some of the exercises without training. With solved problems of the same kind in
+front (`task.shots`), a model of 135M weights recognises the exercise, is sometimes right, and
+answers in a few tokens. So reinforcement learning has a signal from the first step, and a step is
+cheap.
 
     task      level              question                      response
     largest   how many numbers   Largest of 23, 71, 46, 58:    71
@@ -10,7 +12,8 @@ a few tokens: reinforcement learning has a signal from the first step, and a ste
     tally     how many digits    47 + 8 + 5 =                  47 + 8 = 55, 55 + 5 = 60
     times                        37 * 6 =                      222
 
-A sum of three or more terms is shown with its steps, and so is a tally. No problem is a reordering of another.
+Responses to tallies and to sums of three or more terms show the steps. No problem is a reordering
+of another.
 """
 
 import itertools
@@ -24,12 +27,12 @@ _PROBLEMS_PER_LEVEL = 4000
 
 
 def render_prompt(question: str) -> str:
-  """The text a policy is given: the problem, to be continued on its line."""
+  """Returns the prompt: the problem, which the response continues on the same line."""
   return question
 
 
 def steps(terms: Sequence[int]) -> str:
-  """The working of a sum, which ends with its value.
+  """Returns the working of a sum, which ends with its value.
 
   Example:
     >>> steps([47, 38]), steps([47, 38, 25])
@@ -42,7 +45,10 @@ def steps(terms: Sequence[int]) -> str:
 
 
 def draws(name: str, count: int, *, distinct: bool) -> Iterator[tuple[int, ...]]:
-  """Two-digit numbers, `count` at a time, of which no two draws are reorderings of each other."""
+  """Yields tuples of `count` two-digit numbers, none of them a reordering of another.
+
+  If `distinct`, all numbers of a tuple differ.
+  """
   seen: set[tuple[int, ...]] = set()
   for index in itertools.count():
     if len(seen) == _PROBLEMS_PER_LEVEL:
@@ -55,9 +61,10 @@ def draws(name: str, count: int, *, distinct: bool) -> Iterator[tuple[int, ...]]
 
 
 class Largest(GeneratedProblems):
-  """The largest of some two-digit numbers."""
+  """Problems that ask for the largest of some two-digit numbers."""
 
-  VERSION = tfds.core.Version("1.0.0")  # Raise it with any change to what is generated, or old copies stay in use.
+  # Increase with any change to the generated problems; otherwise old copies stay in use.
+  VERSION = tfds.core.Version("1.0.0")
   LEVELS = (3, 4, 5, 6)
 
   def _rows(self) -> Iterator[Row]:
@@ -68,7 +75,7 @@ class Largest(GeneratedProblems):
 
 
 class Sums(GeneratedProblems):
-  """The sum of some two-digit numbers."""
+  """Sums of two-digit numbers."""
 
   VERSION = tfds.core.Version("1.0.0")
   LEVELS = (2, 3, 4)
@@ -80,7 +87,7 @@ class Sums(GeneratedProblems):
 
 
 class Tally(GeneratedProblems):
-  """A number of two digits, and some of one digit that are added to it."""
+  """Sums of a two-digit number and several one-digit numbers."""
 
   VERSION = tfds.core.Version("1.0.0")
   LEVELS = (2, 3, 4)
@@ -102,7 +109,7 @@ class Tally(GeneratedProblems):
 
 
 class Times(GeneratedProblems):
-  """The product of a number of two digits and one of one digit."""
+  """Products of a two-digit number and a one-digit number."""
 
   VERSION = tfds.core.Version("1.0.0")
   LEVELS = (1,)

@@ -1,7 +1,10 @@
-"""Every generated task of reasoning-gym by its name, `gym:NAME`, at a difficulty. Its own verifier judges it: the reward `gym`.
+"""Generated tasks of reasoning-gym by name, `gym:NAME`, at a chosen difficulty.
+
+The reward `gym` judges a response with the task's own verifier.
 
 References:
-  Reasoning Gym: reasoning environments for reinforcement learning with verifiable rewards, arXiv:2505.24760, 2025.
+  Reasoning Gym: reasoning environments for reinforcement learning with verifiable rewards,
+  arXiv:2505.24760, 2025.
 """
 
 import dataclasses
@@ -22,10 +25,10 @@ from jaxrl_llm.tasks.task import Task
 PREFIX = "gym:"
 TEMPLATE = "{question}\n\nGive the final answer between <answer> and </answer>."
 UNJUDGED = ("coin_flip", "game_of_life_halting", "puzzle24")
-"""Tasks whose verifier takes wrong answers for right, so that they need another reward than `gym`."""
+"""Tasks whose verifier accepts wrong answers, so that they need a reward other than `gym`."""
 
 _ENTRY = ("question", "answer", "metadata")
-_NOT_ALONE = ("composite",)  # Made of other tasks: that is what a mixture is for.
+_EXCLUDED = ("composite",)  # Combines other tasks, which a mixture does here.
 
 
 def gym_task(
@@ -39,27 +42,30 @@ def gym_task(
   prompt_template: str = TEMPLATE,
   reward: str | Sequence[str] = "gym",
 ) -> Task:
-  """A task of reasoning-gym.
+  """Loads a task of reasoning-gym.
 
   Args:
-    name: with `gym:` in front.
-    setup: what every task is told. Its `levels` are steps of the task's curriculum, from 0; None is the task's own setting.
-    size: problems to generate at each level; equal ones are left out and counted.
-    seed: of the generator.
-    config: the task's own settings, which a level overrules; an object, or one in JSON.
-    test_fraction: of the problems, held out.
-    prompt_template: the prompt.
-    reward: name or names of reward functions; the first is the verifier.
+    name: Name of the task, with the prefix `gym:`.
+    setup: Settings common to all tasks. `levels` are steps of the task's curriculum, from 0; None
+      is the task's default difficulty.
+    size: Number of problems to generate at each level; duplicates are left out and counted.
+    seed: Seed of the generator.
+    config: Settings of the task itself, as an object or as JSON; a level overrides them.
+    test_fraction: Fraction of the problems held out.
+    prompt_template: Prompt template, with columns in braces.
+    reward: Name or names of reward functions; the first is the verifier.
 
   Raises:
-    ImportError: without the package reasoning-gym.
-    ValueError: no such task, level or setting. One line.
+    ImportError: If the package reasoning-gym is missing.
+    ValueError: If there is no such task, level or setting. One line.
   """
   name = check_name(name)
   settings = read_settings(name, config)
   style = Style(prompt_template, (), test_fraction=test_fraction).with_settings(reward=reward)
   if "gym" in style.rewards and name in UNJUDGED:
-    raise ValueError(f"task.name: the verifier of {PREFIX}{name} takes wrong answers for right; set task.reward, such as to exact_match")
+    raise ValueError(
+      f"task.name: the verifier of {PREFIX}{name} accepts wrong answers; set task.reward, for example to exact_match"
+    )
   levels = sorted(set(setup.levels)) if setup.levels is not None else None
   if not isinstance(size, int) or size < 2:
     raise ValueError(f"task.size: found {size!r}, expected a whole number of at least 2")
@@ -73,30 +79,30 @@ def gym_task(
     style=style,
     setup=setup,
     columns=("gym", "settings", "entry"),
-    bad_rows="drop",  # Generated twice is no fault of anybody's.
+    bad_rows="drop",  # A generator may repeat itself, which is not a fault.
   )
 
 
 def entry(name: str) -> Entry:
-  """A task of reasoning-gym, by its name with `gym:` in front."""
+  """Returns the registry entry of a task, by its name with the prefix `gym:`."""
   return Entry(functools.partial(gym_task, name), lambda config=None, **_: read_settings(check_name(name), config))
 
 
 def names() -> list[str]:
-  """All tasks of reasoning-gym, with `gym:` in front.
+  """Returns the names of all tasks of reasoning-gym except `composite`, with the prefix `gym:`.
 
   Raises:
-    ImportError: without the package reasoning-gym.
+    ImportError: If the package reasoning-gym is missing.
   """
-  return [f"{PREFIX}{name}" for name in sorted(_package().factory.DATASETS) if name not in _NOT_ALONE]
+  return [f"{PREFIX}{name}" for name in sorted(_package().factory.DATASETS) if name not in _EXCLUDED]
 
 
 def check_name(name: str) -> str:
-  """The name that reasoning-gym has for a task.
+  """Returns reasoning-gym's own name of a task, without the prefix, if there is such a task.
 
   Raises:
-    ImportError: without the package reasoning-gym.
-    ValueError: no such task; with the nearest.
+    ImportError: If the package reasoning-gym is missing.
+    ValueError: If there is no such task. One line, with the nearest name.
   """
   if name not in (known := names()):
     hint = did_you_mean(name, known) or f", such as {', '.join(known[:3])}"
@@ -114,10 +120,14 @@ def _package():
 
 
 def read_settings(name: str, config: str | Mapping[str, Any] | None) -> str:
-  """A task's own settings as JSON, in one order; its name is without the prefix.
+  """Returns the settings of a task itself as JSON with sorted keys.
+
+  Args:
+    name: Name of the task, without the prefix.
+    config: Settings, as an object or as JSON; None is none.
 
   Raises:
-    ValueError: no object, or a setting that the task does not have. One line.
+    ValueError: If the config is not an object, or the task does not have a setting. One line.
   """
   if config is None or isinstance(config, str):
     try:
@@ -137,7 +147,7 @@ def read_settings(name: str, config: str | Mapping[str, Any] | None) -> str:
 
 @functools.lru_cache(maxsize=64)
 def _dataset(name: str, level: int | None, settings: str, *, size: int = 1, seed: int = 0):
-  """A generator of problems."""
+  """Returns the generator of a task's problems."""
   gym, settings = _package(), json.loads(settings)
   settings = {key: tuple(value) if isinstance(value, list) else value for key, value in settings.items()} | {"size": size, "seed": seed}
   try:
@@ -152,16 +162,16 @@ def _dataset(name: str, level: int | None, settings: str, *, size: int = 1, seed
     curriculum.set_global_level(level)
     config = curriculum.generate_configuration(settings)
     return gym.factory.DATASETS[name][0](config=config)
-  except (AssertionError, TypeError) as error:  # How its configs say that they are not valid.
-    wrong = f"task.config: {PREFIX}{name} does not take {settings}"
+  except (AssertionError, TypeError) as error:  # Raised by an invalid config.
+    problem = f"task.config: {PREFIX}{name} does not take {settings}"
     if level is not None:
-      wrong = f"task.levels: {PREFIX}{name} does not take what its curriculum has at level {level}"
-    raise ValueError(f"{wrong} ({one_line(error, typed=False)})") from error
+      problem = f"task.levels: {PREFIX}{name} does not take the settings of its curriculum at level {level}"
+    raise ValueError(f"{problem} ({one_line(error, typed=False)})") from error
 
 
 def _records(name: str, levels: Sequence[int] | None, settings: str, *, size: int, seed: int) -> Records:
   for level in levels or (None,):
-    # Every level has its own seed, or neighbours would often have the same problems.
+    # Each level has its own seed; otherwise neighbouring levels would often share problems.
     dataset = _dataset(name, level, settings, size=size, seed=seed + 1_000_003 * (level or 0))
     for index in range(size):
       entry = dataset[index]
@@ -177,7 +187,10 @@ def _row(record: Mapping[str, Any]) -> Row:
 
 
 def _packed(value: Any) -> Any:
-  """What JSON can hold without a loss: verifiers compare tuples with tuples, and look numbers up in dictionaries."""
+  """Converts a value to a form that JSON stores without loss.
+
+  Verifiers compare tuples with tuples, and look up numbers in dictionaries.
+  """
   if isinstance(value, tuple):
     return {"tuple": [_packed(item) for item in value]}
   if isinstance(value, list):

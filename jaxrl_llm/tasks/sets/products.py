@@ -1,15 +1,17 @@
-"""Products of numbers that are too large to multiply in one's head, with a calculator at hand: a task for conversations with a tool.
+"""Products of numbers that are too large for mental arithmetic, with a calculator at hand.
 
-A transcript, with the end token shown as `$`; what the calculator says is underlined:
+This is a task for conversations with a tool. A transcript, with the end token shown as `$` and the
+calculator's reply underlined:
 
-    487*36                prompt
-    <<487*36=17532>>      a call, and its result
+    487*36                the prompt
+    <<487*36=17532>>      a call and its result
              -------
     #17532$               the answer
 
-The demonstrations come from a teacher who is not sure of the tool: half of them call it rightly, a quarter copy a digit wrongly into the
-call and believe its result, and a quarter guess without a call and are wrong. A policy that imitates the teacher perfectly is right about
-half of the time, and reinforcement learning can teach it to ask, and to ask the right thing.
+The demonstrations come from a teacher who has not mastered the tool. Half of them call it
+correctly, a quarter copy a digit wrongly into the call and trust the result, and a quarter guess
+without a call and are wrong. A policy that imitates the teacher perfectly is right about half of
+the time. Reinforcement learning can teach it to call the tool, and to call it correctly.
 """
 
 import numpy as np
@@ -27,12 +29,12 @@ _PROBLEMS_PER_LEVEL = 3000
 
 
 def render_prompt(question: str) -> str:
-  """The text a policy is given: the problem on a line of its own."""
+  """Returns the prompt: the problem on a line of its own."""
   return f"{question}\n"
 
 
 def product(question: str) -> int:
-  """The right answer.
+  """Returns the right answer to a problem.
 
   Example:
     >>> product("487*36")
@@ -42,11 +44,18 @@ def product(question: str) -> int:
   return int(left) * int(right)
 
 
-def shown(question: str, seed: int) -> str:
-  """What the teacher shows in the try that `seed` says, the calculator's replies included, without the end token.
+def demonstration(question: str, seed: int) -> str:
+  """Returns one of the teacher's responses to a problem.
+
+  Args:
+    question: Problem to solve.
+    seed: Number of the teacher's attempt at this problem.
+
+  Returns:
+    The response, with the calculator's replies but without the end token.
 
   Example:
-    >>> [shown("487*36", seed) for seed in (0, 2, 8)]
+    >>> [demonstration("487*36", seed) for seed in (0, 2, 8)]
     ['<<487*36=17532>>\\n#17532', '#17552', '<<487*34=16558>>\\n#16558']
   """
   kind = uniform("kind", question, seed)
@@ -62,30 +71,38 @@ def _called(question: str) -> str:
 
 
 def _slip(text: str, seed: int) -> str:
-  """One digit, not a leading one, is another."""
+  """Replaces one digit, never a leading one, with another digit."""
   places = [i for i in range(1, len(text)) if text[i].isdigit() and text[i - 1].isdigit()]
   i = places[int(len(places) * uniform("place", text, seed))]
   others = [digit for digit in "0123456789" if digit != text[i]]
   return text[:i] + others[int(len(others) * uniform("digit", text, seed))] + text[i + 1 :]
 
 
-def problems(level: int) -> list[str]:
-  """The distinct problems of a level, in a fixed order."""
+def questions_of(level: int) -> list[str]:
+  """Returns the distinct problems of a level, in a fixed order."""
   left, right = (range(10 ** (digits - 1), 10**digits) for digits in DIGITS[level])
   size = len(left) * len(right)
-  # Spread evenly over all pairs, by the golden ratio, and each pair at most once: the step shares no factor with their number.
+  # A step by the golden ratio spreads the choice evenly over all pairs. It shares no factor with
+  # their number, so no pair is chosen twice.
   step = next(x for x in range(int(size * 0.618), size) if np.gcd(x, size) == 1)
   chosen = [(i * step) % size for i in range(min(_PROBLEMS_PER_LEVEL, size))]
   return [f"{left[i // len(right)]}*{right[i % len(right)]}" for i in chosen]
 
 
 class Products(GeneratedProblems):
-  """The dataset."""
+  """Dataset of products."""
 
-  VERSION = tfds.core.Version("1.0.0")  # Raise it with any change to what is generated, or old copies stay in use.
+  # Increase with any change to the generated problems; otherwise old copies stay in use.
+  VERSION = tfds.core.Version("1.0.0")
 
   def _rows(self):
-    return ({"question": text, "answer": str(product(text)), "level": level} for level in LEVELS for text in problems(level))
+    return (
+      {"question": text, "answer": str(product(text)), "level": level}
+      for level in LEVELS
+      for text in questions_of(level)
+    )
 
   def _demonstrations(self, row):
-    return {f"{row['question']} {seed}": shown(row["question"], seed) for seed in range(DEMONSTRATIONS_PER_PROBLEM)}
+    return {
+      f"{row['question']} {seed}": demonstration(row["question"], seed) for seed in range(DEMONSTRATIONS_PER_PROBLEM)
+    }

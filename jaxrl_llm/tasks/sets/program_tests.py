@@ -1,10 +1,13 @@
-"""The tests of programming problems, in the one form that a row's `tests` has: a JSON object.
+"""Tests of programming problems, in the form that a row's `tests` has: a JSON object.
 
-    {"kind": "stdin", "cases": [{"input": "1 2\\n", "output": "3\\n"}], "seconds": 2.0, "megabytes": 256}
-    {"kind": "call", "function": "add", "cases": [{"input": "1\\n2", "output": "3"}]}     arguments and result in JSON, one a line
-    {"kind": "check", "function": "add", "prompt": "def add(a, b):\\n", "code": "def check(candidate): ..."}
+    {"kind": "stdin", "cases": [{"input": "1 2\\n", "output": "3\\n"}],
+     "seconds": 2.0, "megabytes": 256}
+    {"kind": "call", "function": "add", "cases": [{"input": "1\\n2", "output": "3"}]}
+    {"kind": "check", "function": "add", "prompt": "def add(a, b):\\n",
+     "code": "def check(candidate): ..."}
 
-Limits are the problem's own and left out where it has none.
+The cases of a "call" have the arguments in JSON, one per line, and the result in JSON. Limits are
+the problem's own, and are absent if it has none.
 """
 
 import base64
@@ -19,14 +22,19 @@ from typing import Any
 from jaxrl_llm.messages import one_line
 from jaxrl_llm.tasks.files.columns import Unusable
 
-MAX_TEST_BYTES = 256 * 2**20  # Unpacked; the largest published ones have some tens of megabytes.
+MAX_TEST_BYTES = 256 * 2**20  # Unpacked; the largest published tests have tens of megabytes.
 
 
 def stdin_tests(cases: Iterable[Mapping[str, Any]], *, seconds: float | None = None, megabytes: float | None = None) -> str:
-  """Tests of a program that reads its input and writes its output.
+  """Returns the tests of a program that reads its input and writes its output.
+
+  Args:
+    cases: Test cases with `input` and `output`, both text.
+    seconds: Time limit; None is no limit of the problem's own.
+    megabytes: Memory limit; None is no limit of the problem's own.
 
   Raises:
-    Unusable: no tests, or one without input or output.
+    Unusable: If there are no tests, or one has no input or output.
 
   Example:
     >>> stdin_tests([{"input": "1 2", "output": "3"}], seconds=2.0)
@@ -36,30 +44,39 @@ def stdin_tests(cases: Iterable[Mapping[str, Any]], *, seconds: float | None = N
 
 
 def call_tests(cases: Iterable[Mapping[str, Any]], *, function: str) -> str:
-  """Tests of a function: its arguments in JSON, one a line, and its result in JSON.
+  """Returns the tests of a function.
+
+  Args:
+    cases: Test cases with `input`, the arguments in JSON, one per line, and `output`, the result in
+      JSON.
+    function: Name of the function.
 
   Raises:
-    Unusable: as `stdin_tests`.
+    Unusable: If there are no tests, or one has no input or output.
   """
   return _write({"kind": "call", "function": function, "cases": _cases(cases)})
 
 
 def check_tests(*, function: str, prompt: str, code: str) -> str:
-  """Tests that are a Python program of their own: `check(candidate)` raises where the function is wrong.
+  """Returns tests that are a Python program of their own.
 
-  The policy completes a program that begins with `prompt`; `code` defines `check`.
+  Args:
+    function: Name of the function.
+    prompt: Beginning of the program, which the policy completes.
+    code: Program that defines `check(candidate)`, which raises if the function is wrong.
   """
   return _write({"kind": "check", "function": function, "prompt": prompt, "code": code})
 
 
 def unpack(text: str) -> list[dict[str, str]]:
-  """LiveCodeBench's test cases: JSON, or JSON that was pickled, compressed and written in base64.
+  """Decodes LiveCodeBench's test cases.
 
-  A pickle can run any program when it is read. This one may hold one text and nothing else, and is read by an unpickler that knows no
+  They are JSON, or JSON that was pickled, compressed and encoded in base64. Reading a pickle can
+  run any program. This one must contain a single text, and is read by an unpickler that knows no
   functions or classes.
 
   Raises:
-    Unusable: damaged, too large, or a pickle of anything but one text.
+    Unusable: If the tests are damaged, too large, or a pickle of anything but one text.
 
   Example:
     >>> unpack('[{"input": "1 2", "output": "3", "testtype": "stdin"}]')
@@ -90,19 +107,19 @@ def _decompress(text: str) -> bytes:
 
 
 class _TextUnpickler(pickle.Unpickler):
-  """Reads texts, numbers and containers of them."""
+  """An unpickler of texts, numbers and containers of them."""
 
   def find_class(self, module: str, name: str):
     raise pickle.UnpicklingError(f"names {module}.{name}, where one text is expected")
 
   def persistent_load(self, pid: Any):
-    raise pickle.UnpicklingError("refers to something outside")
+    raise pickle.UnpicklingError("refers to an external object")
 
 
 def _unpickle(data: bytes) -> str:
   try:
     value = _TextUnpickler(io.BytesIO(data)).load()
-  except Exception as error:  # On damaged data the unpickler raises nearly anything.
+  except Exception as error:  # On damaged data, the unpickler may raise almost any exception.
     raise Unusable("tests cannot be read", f"a pickle that is not safe, or damaged: {one_line(error, typed=False)}") from error
   if not isinstance(value, str):
     raise Unusable("tests cannot be read", f"a pickled {type(value).__name__}, where one text is expected")

@@ -1,4 +1,4 @@
-"""Published sets by name: which files, which rows, which prompts and rewards."""
+"""Published sets by name, with their files, rows, prompts and rewards."""
 
 import functools
 import itertools
@@ -19,13 +19,14 @@ class Published(NamedTuple):
   """A published set.
 
   Attributes:
-    name: of the task.
-    files: by split, the one to hold out first.
-    convert: a record to a row.
-    style: prompts and rewards.
-    reads: columns of the files; None is all. Others of a Parquet file are not loaded.
-    columns: of the rows, besides those that all have.
-    version: raise it with any change to `convert`, or old copies stay in use.
+    name: Name of the task.
+    files: Locations of the files by split, the held-out split first.
+    convert: Function from a record to a row.
+    style: Prompts and rewards.
+    reads: Columns to load from Parquet files; None loads all.
+    columns: Columns of the rows besides those that all rows have.
+    version: Version of the rows. Any change to `convert` must increase it; otherwise old copies
+      stay in use.
   """
 
   name: str
@@ -69,23 +70,24 @@ def published_task(
   prompt_template: str | None = None,
   reward: str | Sequence[str] | None = None,
 ) -> Task:
-  """A task made of a published set; without training problems where the set has none.
+  """Loads a published set; the task has no training problems if the set has none.
 
   Args:
-    published: the set.
-    choose: which rows to take; None takes all.
-    setup: what every task is told.
-    source: a local folder with its files; None downloads them, once, below `data_dir`.
-    prompt_template: another prompt than the set's usual one.
-    reward: other rewards.
+    published: Set to load.
+    choose: Predicate of the rows to keep; None keeps all.
+    setup: Settings common to all tasks.
+    source: Local folder with the set's files; None downloads them, once, below `data_dir`.
+    prompt_template: Prompt template; None is the set's own.
+    reward: Name or names of reward functions; None is the set's own.
 
   Raises:
-    ValueError: no files and no network, other columns than published, or rows that cannot be used. One line.
+    ValueError: If there are no files and no network, the columns differ from the published ones, or
+      rows cannot be used. One line.
   """
   folder = storage.data_folder(setup.data_dir) / "published" / published.name
   obtain = functools.partial(downloads.obtain, published.name, source=source, folder=folder)
-  files = {split: obtain(split, wanted) for split, wanted in published.files.items()}
-  read = functools.partial(text_files.read, columns=published.reads)
+  files = {split: obtain(split, location) for split, location in published.files.items()}
+  read = functools.partial(text_files.read_records, columns=published.reads)
   records = {split: lambda paths=paths: itertools.chain.from_iterable(map(read, paths)) for split, paths in files.items()}
   key = tables.key_of(list(itertools.chain(*files.values())), [published.version, list(map(len, files.values()))])
   style = published.style.with_settings(prompt_template, reward)
@@ -103,7 +105,10 @@ def livecodebench(
   after: str | None = None,
   before: str | None = None,
 ) -> Task:
-  """LiveCodeBench, by the dates of its contests: later ones than a model has read about. See `published_task` and `code.within`."""
+  """Loads LiveCodeBench, filtered by contest date; see `published_task` and `code.within`.
+
+  A model cannot have been trained on the contests after its training data were collected.
+  """
   settings = {"source": source, "prompt_template": prompt_template, "reward": reward}
   return published_task(_LIVECODEBENCH, code.within(after, before), setup, **settings)
 
@@ -116,7 +121,10 @@ def zebralogic(
   reward: str | Sequence[str] | None = None,
   mode: str = "grid",
 ) -> Task:
-  """ZebraLogic: mode "grid" asks for the whole grid, "mc" one question with choices. See `published_task`."""
+  """Loads ZebraLogic; see `published_task`.
+
+  Mode "grid" asks for the whole grid, and mode "mc" asks one question with choices.
+  """
   if mode not in _ZEBRALOGIC:
     raise ValueError(f"task.mode: found {mode!r}, expected one of {', '.join(_ZEBRALOGIC)}")
   return published_task(_ZEBRALOGIC[mode], None, setup, source=source, prompt_template=prompt_template, reward=reward)

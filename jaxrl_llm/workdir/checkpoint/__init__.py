@@ -1,4 +1,7 @@
-"""Checkpoints: all state in one atomic step, with a digest of every file; a damaged step is named, and the one before it taken."""
+"""Checkpoints: all state in one atomic step, with a digest of every file.
+
+A damaged step is reported, and the step before it is restored.
+"""
 
 from jaxrl_llm.workdir.checkpoint.manifest import problem, whole_steps
 from jaxrl_llm.workdir.checkpoint.opening import Checkpoints, SaveFailedError, failures, finish, open_checkpoints

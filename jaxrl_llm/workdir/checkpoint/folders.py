@@ -1,4 +1,8 @@
-"""The folders of checkpoints: made under another name, removed under another name, so that a number is a whole checkpoint or none."""
+"""The folders of checkpoints.
+
+A folder is written and removed under another name, so that a folder named by a number is a complete
+checkpoint.
+"""
 
 import logging
 import shutil
@@ -7,21 +11,21 @@ from pathlib import Path
 
 _MAKING, _REMOVING = ".saving", ".removing"
 _LEFT = (f"*{_MAKING}", f"*{_REMOVING}", "*.orbax-checkpoint-tmp*", ".manifest.json.*")
-_SECONDS = 5.0  # That the rest of a save that failed may still be writing, and making the folders anew that it writes to.
-_QUIET_SECONDS = 0.3
+_SECONDS = 5.0  # Maximum time for which the writers of a failed save may recreate their folders.
+_QUIET_SECONDS = 0.3  # Time without a folder after which it counts as removed.
 _log = logging.getLogger(__name__)
 
 
 def scratch(directory: Path, step: int) -> Path:
-  """Where a step is written before it has its name."""
+  """Returns the folder in which a step is written before it is named by its number."""
   return directory / f"{step}{_MAKING}"
 
 
 def make_scratch(directory: Path, step: int) -> None:
-  """Makes the folders that a step is written to, empty.
+  """Creates the empty folders to which a step is written.
 
   Raises:
-    OSError: there is no room for them, or no right to.
+    OSError: If there is no room for the folders, or no permission.
   """
   remove(folder := scratch(directory, step))
   for name in ("arrays", "record"):
@@ -29,7 +33,7 @@ def make_scratch(directory: Path, step: int) -> None:
 
 
 def delete(folder: Path) -> None:
-  """Deletes a checkpoint; killed at any moment, it is there or not there. Where that fails, a warning says so."""
+  """Deletes a checkpoint atomically, or warns if that fails."""
   renamed = folder.with_name(folder.name + _REMOVING)
   try:
     folder.rename(renamed)
@@ -40,14 +44,14 @@ def delete(folder: Path) -> None:
 
 
 def clear_leftovers(directory: Path) -> None:
-  """Removes what interrupted saves and deletions have left."""
+  """Removes the leftovers of interrupted saves and deletions."""
   for pattern in _LEFT:
     for path in directory.glob(pattern):
       remove(path)
 
 
 def remove(path: Path) -> None:
-  """Removes a file or a folder, which may not be there."""
+  """Removes a file or a folder, which may be missing."""
   if path.is_dir():
     shutil.rmtree(path, ignore_errors=True)
   else:
@@ -55,7 +59,10 @@ def remove(path: Path) -> None:
 
 
 def remove_for_good(path: Path) -> None:
-  """Removes what the rest of a failed save may still be writing to: Orbax reports the first failure, and does not end the other writers."""
+  """Removes the folder of a failed save, to which other writers may still be writing.
+
+  Orbax reports the first failure and does not stop the other writers.
+  """
   until = time.monotonic() + _SECONDS
   gone_since = None
   while gone_since is None or time.monotonic() < gone_since + _QUIET_SECONDS:
@@ -63,7 +70,7 @@ def remove_for_good(path: Path) -> None:
       remove(path)
       gone_since = None
       if time.monotonic() > until:
-        return  # The next save, or the next start, clears it away.
+        return  # The next save or the next start removes it.
     if not path.exists() and gone_since is None:
       gone_since = time.monotonic()
     time.sleep(0.02)

@@ -1,7 +1,7 @@
-"""The manifest of a checkpoint: what files it has, and the SHA-256 of each, so that no byte can change unseen.
+"""The manifest of a checkpoint: its files and their SHA-256 digests, which reveal any changed byte.
 
-Orbax restores wrong numbers without a word where a byte of an array's file has changed. The manifest is written last, after the step has
-its name: a step without one is a save that was interrupted.
+If a byte of an array's file has changed, Orbax restores wrong numbers without an error. The
+manifest is written last, after the step has its name. A step without one is an interrupted save.
 """
 
 import hashlib
@@ -20,27 +20,30 @@ from jaxrl_llm.workdir.checkpoint.retention import Save
 
 NAME = "manifest.json"
 SCHEMA = 1
-_THREADS = 8  # Of hashing, which holds no lock: as many files at a time.
+_THREADS = 8  # Files hashed at a time; hashing releases the interpreter lock.
 
 
 def whole_steps(directory: Path) -> list[int]:
-  """Numbers of the steps that have been saved to their end, as far as that shows without reading them; the folder need not exist."""
+  """Returns the numbers of the steps with a manifest, in ascending order.
+
+  Their files are not read. The folder need not exist.
+  """
   return sorted(int(path.name) for path in directory.glob("*") if path.name.isdecimal() and (path / NAME).is_file())
 
 
 def own_digests(folder: Path) -> dict[str, dict[str, Any]]:
-  """Size and SHA-256 of this process's share of the files in a step's folder, by name."""
+  """Returns size and SHA-256 of this process's share of the files in a step's folder, by name."""
   names = sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file() and path.name != NAME)
   return _digests_of_share(folder, names)
 
 
 def write(folder: Path, files: Mapping[str, dict[str, Any]], save: Save) -> None:
-  """Writes the manifest of a step that is complete, by one rename. For process 0.
+  """Writes the manifest of a complete step atomically. Only process 0 calls it.
 
   Args:
-    folder: of the step.
-    files: what all processes found, see `own_digests`.
-    save: what is known of it.
+    folder: Folder of the step.
+    files: Size and SHA-256 of every file by name, the `own_digests` of all processes.
+    save: Facts about the checkpoint.
   """
   versions = {name: metadata.version(name) for name in ("jax", "orbax-checkpoint", "optax", "flax")}
   body = {"schema": SCHEMA, "step": save.step, "files": dict(sorted(files.items()))}
@@ -55,7 +58,11 @@ def write(folder: Path, files: Mapping[str, dict[str, Any]], save: Save) -> None
 
 
 def facts(folder: Path) -> tuple[Save, int]:
-  """What the manifest says of a step, and its bytes; of one that an earlier version wrote, or that cannot be read, what the files say."""
+  """Returns the facts about a step in its manifest, and the size of the step in bytes.
+
+  An earlier version wrote no facts: step and time then come from the file system. The same holds
+  for an unreadable manifest, with a size of 0.
+  """
   step, changed = int(folder.name), (folder / NAME).stat().st_mtime
   try:
     read = json.loads((folder / NAME).read_text(encoding="utf-8"))
@@ -66,7 +73,10 @@ def facts(folder: Path) -> tuple[Save, int]:
 
 
 def problem(folder: Path) -> str | None:
-  """What is wrong with the step in a folder, in words that name the file; None for one that is whole. All processes must ask."""
+  """Returns a description of the damage to a step that names the file, or None for a complete step.
+
+  All processes must call this function.
+  """
   try:
     read = json.loads((folder / NAME).read_text(encoding="utf-8"))
     body = {name: value for name, value in read.items() if name != "sha256"}
@@ -84,13 +94,16 @@ def problem(folder: Path) -> str | None:
     if path.stat().st_size != facts["bytes"]:
       return f"{name} has {path.stat().st_size:,} bytes, expected {facts['bytes']:,}"
   own = _digests_of_share(folder, sorted(expected))
-  found = {name: digest for text in hosts.gather_text(json.dumps(own)) for name, digest in json.loads(text).items()}
-  changed = [name for name, facts in expected.items() if found[name] != facts]
+  actual = {name: digest for text in hosts.gather_text(json.dumps(own)) for name, digest in json.loads(text).items()}
+  changed = [name for name, facts in expected.items() if actual[name] != facts]
   return f"{changed[0]} is not as it was written: its SHA-256 differs" if changed else None
 
 
 def _digests_of_share(folder: Path, names: Sequence[str]) -> dict[str, dict[str, Any]]:
-  """Digests of this process's share of the named files, which all processes name in the same order."""
+  """Computes the digests of this process's share of the files.
+
+  All processes must pass the same names in the same order.
+  """
   names = names[jax.process_index() :: jax.process_count()]
   with ThreadPoolExecutor(_THREADS) as threads:
     return dict(zip(names, threads.map(lambda name: _file_digest(folder / name), names), strict=True))

@@ -1,4 +1,4 @@
-"""The checkpoints of a run: where they are, which of them stay, and the save that is under way."""
+"""The checkpoints of a run: their folder, their retention, and the save in flight."""
 
 import time
 from collections.abc import Callable, Mapping
@@ -14,21 +14,21 @@ _CLOSE_SECONDS = 60.0
 
 
 class SaveFailedError(RuntimeError):
-  """The last save of a run failed, so what it came to is not on disk."""
+  """The failure of the last save of a run, whose final state is therefore not on disk."""
 
 
 class Checkpoints:
-  """The checkpoints of a run; `open_checkpoints` makes it.
+  """The checkpoints of a run, as made by `open_checkpoints`.
 
   Attributes:
-    directory: where they are.
-    retention: which of them stay: the arguments of `retention.kept`.
-    asynchronous: whether they are written while the run goes on.
-    newest: number of the newest one, None where there is none.
-    bytes: that it takes on the disk; 0 where nobody knows.
-    failure: why the last save failed; None where it did not.
-    untold: lines on saves that have failed since `failures` was asked.
-    last_try: when the last save began, as `time.monotonic` counts.
+    directory: Folder of the checkpoints.
+    retention: Keyword arguments of `retention.kept`, which selects the checkpoints to keep.
+    asynchronous: Whether checkpoints are written while the run continues.
+    newest: Number of the newest checkpoint; None if there is none.
+    bytes: Size of the newest checkpoint on disk; 0 if unknown.
+    failure: Reason why the last save failed; None if it succeeded.
+    untold: Messages about saves that have failed since the last call of `failures`.
+    last_try: Start of the last save, in seconds of `time.monotonic`.
   """
 
   def __init__(self, directory: Path, retention: Mapping[str, Any], *, asynchronous: bool):
@@ -41,17 +41,20 @@ class Checkpoints:
     self._saving: futures.Future | None = None
 
   def latest_step(self) -> int | None:
-    """Number of the newest checkpoint, once the save that is under way is done."""
+    """Waits for the save in flight. Returns the number of the newest checkpoint, or None."""
     finish(self)
     return self.newest
 
   def close(self) -> None:
-    """Waits for the save that is under way; where other processes take part, which may be gone, for a minute at the most."""
+    """Waits for the save in flight.
+
+    With several processes it waits for a minute at most, because the others may be gone.
+    """
     if self._saving is not None:
       futures.wait([self._saving], None if jax.process_count() == 1 else _CLOSE_SECONDS)
 
   def run(self, work: Callable[[], None]) -> None:
-    """Runs the last stages of a save: here, or in a thread that `finish` waits for."""
+    """Runs the last stages of a save, either here or in a thread that `finish` waits for."""
     if not self.asynchronous:
       return work()
     thread = futures.ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
@@ -59,7 +62,7 @@ class Checkpoints:
     thread.shutdown(wait=False)
 
   def join(self) -> None:
-    """Waits for that thread, and raises what ended it beyond a save that failed."""
+    """Waits for the thread of `run`. Raises its error unless that is a failed save."""
     if self._saving is not None:
       futures.wait([self._saving])
       saving, self._saving = self._saving, None
@@ -69,14 +72,15 @@ class Checkpoints:
 def open_checkpoints(
   directory: Path, *, keep: int = 2, keep_best: int = 0, keep_every_hours: float | None = None, asynchronous: bool | None = False
 ) -> Checkpoints:
-  """The checkpoints of a run, in a folder that need not exist. Touches nothing.
+  """Opens the checkpoints of a run, in a folder that need not exist. Writes nothing.
 
   Args:
-    directory: where they are.
-    keep: how many of the newest steps stay on disk.
-    keep_best: how many of those with the highest held-out accuracy stay.
-    keep_every_hours: one step for each such stretch of time stays for good.
-    asynchronous: write while the run goes on; None is yes on accelerators, no on CPU, where the run would compete with the writing.
+    directory: Folder of the checkpoints.
+    keep: Number of newest steps to keep.
+    keep_best: Number of steps with the highest held-out accuracy to keep.
+    keep_every_hours: Interval in hours of the steps to keep for good; None keeps none.
+    asynchronous: Whether to write while the run continues. None means True on accelerators and
+      False on CPU, where the run would compete with the writing.
   """
   is_async = jax.default_backend() != "cpu" if asynchronous is None else asynchronous
   retention = dict(newest=keep, best=keep_best, every_hours=keep_every_hours)
@@ -84,10 +88,13 @@ def open_checkpoints(
 
 
 def finish(checkpoints: Checkpoints) -> None:
-  """Waits for the save that is under way, if one is: its checkpoint is whole then, or `checkpoints.failure` says why not."""
+  """Waits for the save in flight, if there is one.
+
+  Afterwards, its checkpoint is complete or `checkpoints.failure` gives the reason.
+  """
   checkpoints.join()
 
 
 def failures(checkpoints: Checkpoints) -> list[str]:
-  """A line for each save that has failed since this was asked; waits for nothing."""
+  """Returns a message for each save that has failed since the last call. Waits for nothing."""
   return [checkpoints.untold.pop(0) for _ in range(len(checkpoints.untold))]

@@ -1,4 +1,4 @@
-"""Finding and restoring checkpoints: the newest that is whole; a damaged one is named, and put aside."""
+"""Restoring the newest complete checkpoint. Damaged ones are reported and set aside."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -16,20 +16,22 @@ from jaxrl_llm.workdir.checkpoint.opening import Checkpoints
 def restore_latest(
   checkpoints: Checkpoints, abstract_arrays: Any, *, tell: Callable[[str], None] = lambda line: None, moves: bool = True
 ) -> tuple[Any, dict[str, Any]] | None:
-  """The newest step that is whole, or None where there is none.
+  """Restores the newest complete step.
 
   Args:
-    checkpoints: from `open_checkpoints`.
-    abstract_arrays: the pytree that was saved, as `jax.ShapeDtypeStruct`s with the shardings to restore to.
-    tell: is told of each newer step that is passed over, in one line that names what is damaged.
-    moves: clear away what an interrupted save left, and put damaged steps aside, into a folder `damaged` beside the checkpoints', so that
-      the run can save steps of their numbers again; False for who only reads, while another run may be writing.
+    checkpoints: Checkpoints of a run, opened with `open_checkpoints`.
+    abstract_arrays: Saved pytree as `jax.ShapeDtypeStruct`s, with the shardings to restore to.
+    tell: Function that receives one line for each newer step that is skipped. The line names the
+      damaged file.
+    moves: Whether to remove the leftovers of an interrupted save, and to move damaged steps to a
+      folder `damaged` beside that of the checkpoints, so that the run can save steps with their
+      numbers again. False is for readers, since another run may be writing.
 
   Returns:
-    The arrays and the record.
+    The arrays and the record; None if there is no complete step.
 
   Raises:
-    ValueError: every step is damaged, or one holds other shapes than the run asks for.
+    ValueError: If every step is damaged, or if the shapes of the step differ from those of the run.
   """
   directory = checkpoints.directory
   if moves:
@@ -41,14 +43,16 @@ def restore_latest(
     trouble = manifest.problem(directory / str(step))
     if trouble is None:
       whole = step
-      break  # Older ones need not be read.
+      break  # Older steps need not be read.
     damaged[step] = trouble
   if whole is None and any("interrupted" not in trouble for trouble in damaged.values()):
     shown = "; ".join(f"{step}: {trouble}" for step, trouble in damaged.items())
-    raise ValueError(f"checkpoints in {directory}: found none that is whole ({shown}); start again with another --workdir")
-  then = "starting from the beginning" if whole is None else f"going on from checkpoint {whole}"
+    raise ValueError(
+      f"checkpoints in {directory}: found none that is complete ({shown}); start again with another --workdir"
+    )
+  then = "starting from the beginning" if whole is None else f"continuing from checkpoint {whole}"
   for step, trouble in damaged.items():
-    where = f"; it lies in {_set_aside(directory, step)} now" if moves else ""
+    where = f"; it was moved to {_set_aside(directory, step)}" if moves else ""
     tell(f"checkpoint {step} is damaged: {trouble}; {then}{where}")
   checkpoints.newest = whole
   if whole is None:
@@ -59,14 +63,16 @@ def restore_latest(
     with ocp.Checkpointer(ocp.CompositeCheckpointHandler()) as checkpointer:
       restored = checkpointer.restore(directory / str(whole), args=args)
     chex.assert_trees_all_equal_shapes_and_dtypes(restored["arrays"], abstract_arrays)
-  except Exception as error:  # Orbax raises at least five unrelated types where shapes differ.
+  except Exception as error:  # Orbax raises at least five unrelated types if shapes differ.
     reason = str(error).strip().splitlines()[0][:200] if str(error).strip() else type(error).__name__
-    raise ValueError(f"checkpoint {directory / str(whole)} cannot be restored ({reason}); is it of a run with another model?") from error
+    raise ValueError(
+      f"checkpoint {directory / str(whole)} cannot be restored ({reason}); is it from a run with another model?"
+    ) from error
   return restored["arrays"], restored["record"]
 
 
 def _set_aside(directory: Path, step: int) -> Path:
-  """Moves a damaged step out of the way: nothing is deleted."""
+  """Moves a damaged step to the folder `damaged`. Nothing is deleted."""
   place = directory.parent / "damaged"
   target = next(path for n in range(10_000) if not (path := place / (f"{step}" if n == 0 else f"{step}-{n}")).exists())
   if hosts.is_main():

@@ -1,4 +1,4 @@
-"""Which checkpoints stay on disk: the newest, the best, and one for each stretch of time."""
+"""The retention of checkpoints: the newest, the best, and one per interval of time."""
 
 import math
 from collections.abc import Sequence
@@ -6,13 +6,14 @@ from typing import NamedTuple
 
 
 class Save(NamedTuple):
-  """What is known of a checkpoint, from its manifest.
+  """The facts about a checkpoint in its manifest.
 
   Attributes:
-    step: its number.
-    time: when it was saved, in seconds since 1970.
-    accuracy: held-out accuracy at that step; None where it was not measured then.
-    temporary: made because time had passed; the next one that is not replaces it.
+    step: Number of the checkpoint.
+    time: Time of the save, in seconds since 1970.
+    accuracy: Held-out accuracy at that step; None if it was not measured.
+    temporary: Whether only the passing of time caused the save. The next regular checkpoint
+      replaces it.
   """
 
   step: int
@@ -22,22 +23,26 @@ class Save(NamedTuple):
 
 
 def kept(saves: Sequence[Save], *, newest: int, best: int = 0, every_hours: float | None = None) -> set[int]:
-  """Numbers of the checkpoints that stay. The newest of all does in any case.
+  """Selects the checkpoints to keep. Returns their numbers.
 
-  Nothing but the checkpoints that are there is looked at, so it may be asked again after every deletion: what stays now is not what a
-  deletion has made different.
+  The newest checkpoint of all is always kept. The selection depends only on the present
+  checkpoints, so that it can be repeated after every deletion: the deletion of a checkpoint that is
+  not kept does not change the selection.
 
   Args:
-    saves: all that are whole, in any order.
-    newest: how many of the newest stay; temporary ones do not count.
-    best: how many of those with the highest accuracy stay; of equal ones the newer.
-    every_hours: one stays for good for each such stretch of time: the first, and each that is so much later than the last that stays
-      for this reason. None keeps none.
+    saves: Complete checkpoints, in any order.
+    newest: Number of newest checkpoints to keep. Temporary ones do not count.
+    best: Number of checkpoints with the highest accuracy to keep. The newer one wins a tie.
+    every_hours: Interval of the checkpoints to keep for good: the first one, and each that is at
+      least that much later than the last one kept for this reason. None keeps none.
 
   Example:
-    >>> saves = [Save(10, 0, 0.5), Save(20, 3600, 0.9), Save(30, 7200, 0.7), Save(35, 9000, temporary=True), Save(40, 10800, 0.8)]
-    >>> sorted(kept(saves, newest=1)), sorted(kept(saves, newest=1, best=2)), sorted(kept(saves, newest=1, every_hours=2.0))
-    ([40], [20, 40], [10, 30, 40])
+    >>> saves = [Save(10, 0, 0.5), Save(20, 3600, 0.9), Save(30, 7200, 0.7)]
+    >>> saves += [Save(35, 9000, temporary=True), Save(40, 10800, 0.8)]
+    >>> sorted(kept(saves, newest=1)), sorted(kept(saves, newest=1, best=2))
+    ([40], [20, 40])
+    >>> sorted(kept(saves, newest=1, every_hours=2.0))
+    [10, 30, 40]
     >>> sorted(kept(saves[:4], newest=2))
     [20, 30, 35]
   """

@@ -1,16 +1,20 @@
-"""Saving: all state in one step, so that params, optimizer, data position and counters cannot disagree; a save may fail, the run goes on.
+"""Saving checkpoints: all state in one step, so that its parts cannot disagree.
 
-A save has stages. After each, all processes hear how it went in all of them, and go on or give up together:
+The parts are params, optimizer, data position and counters. A run continues after a failed save.
 
-  begin     it is known what has to be written, and how much room there is
-  made      a folder under another name is there
-  copied    the arrays are in host memory: the next update may donate them
-  written   every process has written its part                        (from here on beside the run, where saves are asynchronous)
-  named     the folder has its number
+A save has stages. After each stage, all processes learn its outcome in every process, and continue
+or give up together:
+
+  begin     the required and the free space are known
+  made      the folder exists under a temporary name
+  copied    the arrays are in host memory, and the next update may donate them
+  written   every process has written its part (from here on in the background if asynchronous)
+  named     the folder is named by its number
   digested  every process has read back its share of the files
-  whole     the manifest is there; then, not before, older steps are deleted
+  whole     the manifest exists; only then are older steps deleted
 
-They talk under keys of their own, not in the order of the main thread's exchanges.
+The processes exchange outcomes under keys of their own, independently of the order of the main
+thread's exchanges.
 """
 
 import asyncio
@@ -33,21 +37,21 @@ from jaxrl_llm.workdir.checkpoint import folders, manifest, orbax_noise
 from jaxrl_llm.workdir.checkpoint.opening import Checkpoints, finish
 from jaxrl_llm.workdir.checkpoint.retention import Save, kept
 
-_MARGIN = 1 << 20  # Bytes, for what is not an array.
-_WAIT_SECONDS = 3600  # For the slowest process; one that fails says so at once.
-_numbers = itertools.count()  # Of saves, the same in all processes.
+_MARGIN = 1 << 20  # Bytes for everything but the arrays.
+_WAIT_SECONDS = 3600  # For the slowest process; a failure is reported at once.
+_numbers = itertools.count()  # Numbers of the saves, the same in all processes.
 
 
 class _StageError(Exception):
-  """A stage failed in some process."""
+  """The failure of a stage in at least one process."""
 
 
 class _Job(NamedTuple):
-  save: Save  # What its manifest will say of it.
-  number: int  # Among all saves of the run.
-  record: str  # As JSON, of the moment of the call.
-  at: Callable[[str], None]  # See `save`.
-  handler: ocp.StandardCheckpointHandler  # Writes the arrays.
+  save: Save  # Facts for the manifest.
+  number: int  # Index among all saves of the run.
+  record: str  # JSON of the record at the time of the call.
+  at: Callable[[str], None]  # Argument of `save`.
+  handler: ocp.StandardCheckpointHandler  # Writer of the arrays.
 
 
 def save(
@@ -60,26 +64,30 @@ def save(
   temporary: bool = False,
   at: Callable[[str], None] = lambda place: None,
 ) -> None:
-  """Writes one step; it becomes visible by one rename, or not at all; then its manifest.
+  """Writes one step, which one rename makes visible, and then its manifest.
 
-  A save that fails, for want of room or whatever else a disk has, leaves nothing behind; `failures` tells of it, and
-  `checkpoints.failure` holds it until one succeeds. At most one is under way: the next one waits for it.
+  A save that fails, because of a full disk or any other error, leaves nothing behind. `failures`
+  reports it, and `checkpoints.failure` holds the reason until a save succeeds. At most one save is
+  in flight, and the next one waits for it.
 
   Args:
-    checkpoints: from `open_checkpoints`.
-    step: number of the checkpoint; grows from save to save.
-    arrays: a pytree of arrays: params, optimizer state, counters on the device, keys. They may be donated when this returns.
-    record: everything else, as JSON: iterator states, counters, what the summary needs.
-    accuracy: held-out accuracy at this step; None where it was not measured.
-    temporary: goes once there is a newer one.
-    at: is called with "save" before anything is written, "manifest" between the arrays and the manifest, "saved" at the end.
+    checkpoints: Checkpoints of a run, opened with `open_checkpoints`.
+    step: Number of the checkpoint, which increases from save to save.
+    arrays: Pytree of arrays: params, optimizer state, counters on the device, keys. They may be
+      donated after the return.
+    record: All other state as JSON values: iterator states, counters, the facts of the summary.
+    accuracy: Held-out accuracy at this step; None if it was not measured.
+    temporary: Whether the next regular checkpoint replaces this one.
+    at: Function that is called with "save" before anything is written, with "manifest" between the
+      arrays and the manifest, and with "saved" at the end.
 
   Raises:
-    RuntimeError: there is a checkpoint of that step.
+    RuntimeError: If a checkpoint of that step exists.
 
   Note:
-    On CPU, as for what is offloaded to the host, an array shares its memory with the host, and the next step donates it. Nothing promises
-    that an asynchronous writer then reads the old bytes, although JAX 0.10 was seen to keep them: the arrays are copied first.
+    On CPU, and for state that is offloaded to the host, an array shares its memory with the host,
+    and the next step donates it. JAX does not guarantee that an asynchronous writer then reads the
+    old bytes, although JAX 0.10 was seen to keep them. The arrays are therefore copied first.
   """
   finish(checkpoints)
   orbax_noise.silence()
@@ -101,25 +109,26 @@ def save(
 
 
 def _begin(checkpoints: Checkpoints, job: _Job, arrays: Any) -> tuple[int, int]:
-  """Bytes that the save needs, and bytes that are free."""
+  """Returns the bytes that the save needs, and the free bytes."""
   folder = checkpoints.directory / str(job.save.step)
   if job.number and hosts.is_main():
-    hosts.forget(f"save/{job.number - 1}")  # That everybody has read.
+    hosts.forget(f"save/{job.number - 1}")  # All processes have read it.
 
-  def look() -> dict[str, Any]:
+  def measure() -> dict[str, Any]:
     job.at("save")
     return {"bytes": _own_bytes(arrays), "free": disk.free_bytes(checkpoints.directory), "there": folder.exists()}
 
-  found = _together(job, "begin", look)
-  if found[0]["there"]:
-    raise RuntimeError(f"checkpoint {folder} exists already and was not written again")
-  # Arrays are compressed, which helps more with those of a young optimizer: what the last one took is nearer to the truth.
-  needed = (checkpoints.bytes or sum(one["bytes"] for one in found)) + _MARGIN
-  return needed, min(one["free"] for one in found)
+  measured = _together(job, "begin", measure)
+  if measured[0]["there"]:
+    raise RuntimeError(f"checkpoint {folder} exists already and was not overwritten")
+  # Arrays are compressed, more strongly while an optimizer is young. The size of the last
+  # checkpoint is therefore the better estimate.
+  needed = (checkpoints.bytes or sum(own["bytes"] for own in measured)) + _MARGIN
+  return needed, min(own["free"] for own in measured)
 
 
 def _start_writing(checkpoints: Checkpoints, job: _Job, arrays: Any) -> list[Any]:
-  """Futures of the writing, once the arrays are in memory that no update takes."""
+  """Starts to write the arrays. Returns the futures once no update can reuse their memory."""
   if checkpoints.asynchronous:
     arrays = jax.tree.map(_own, arrays)
   folder = epath.Path(folders.scratch(checkpoints.directory, job.save.step) / "arrays")
@@ -127,7 +136,7 @@ def _start_writing(checkpoints: Checkpoints, job: _Job, arrays: Any) -> list[Any
 
 
 def _complete(checkpoints: Checkpoints, job: _Job, futures: list[Any], needed: int) -> None:
-  """All that needs no device."""
+  """Runs the stages that need no device."""
   try:
     _together(job, "written", lambda: [future.result() for future in futures] and None)
     _together(job, "named", lambda: _name(checkpoints, job) if hosts.is_main() else None)
@@ -150,7 +159,8 @@ def _complete(checkpoints: Checkpoints, job: _Job, futures: list[Any], needed: i
 def _name(checkpoints: Checkpoints, job: _Job) -> None:
   scratch = folders.scratch(checkpoints.directory, job.save.step)
   job.handler.finalize(epath.Path(scratch / "arrays"))
-  with open(scratch / "record" / "metadata", "w", encoding="utf-8") as file:  # As Orbax would, which restores it.
+  # In the form of Orbax, which restores it.
+  with open(scratch / "record" / "metadata", "w", encoding="utf-8") as file:
     file.write(job.record)
     file.flush()
     os.fsync(file.fileno())
@@ -167,42 +177,60 @@ def _delete_old(checkpoints: Checkpoints) -> None:
 
 
 def _give_up(checkpoints: Checkpoints, job: _Job, needed: int, reason: str) -> None:
-  """Removes what the save has written, and tells of it."""
+  """Removes what the save has written, and records its failure."""
   step, directory = job.save.step, checkpoints.directory
   if hosts.is_main():
     folders.remove_for_good(folders.scratch(directory, step))
     folders.remove(directory / f".{manifest.NAME}.{step}")
     if not (directory / str(step) / manifest.NAME).exists():
       folders.remove(directory / str(step))
-  stands = f"checkpoint {checkpoints.newest} stands" if checkpoints.newest is not None else "there is no checkpoint yet"
-  needs = f"{needed:,} bytes needed, " if needed else ""  # Where it failed before anybody knew.
-  checkpoints.failure = f"checkpoint {directory / str(step)} was not saved: {reason} ({needs}{disk.free_bytes(directory):,} free); {stands}"
-  checkpoints.untold.append(f"{checkpoints.failure}, the run goes on")
+  remaining = (
+    f"checkpoint {checkpoints.newest} stands" if checkpoints.newest is not None else "there is no checkpoint yet"
+  )
+  needs = f"{needed:,} bytes needed, " if needed else ""  # Unknown if the first stage failed.
+  checkpoints.failure = (
+    f"checkpoint {directory / str(step)} was not saved: {reason} "
+    f"({needs}{disk.free_bytes(directory):,} free); {remaining}"
+  )
+  checkpoints.untold.append(f"{checkpoints.failure}, the run continues")
 
 
 def _together(job: _Job, stage: str, do: Callable[[], Any]) -> list[Any]:
-  """What each process finds, fit for JSON; the same error in all where one fails."""
+  """Runs a stage in all processes. Returns the JSON value of each process.
+
+  Raises:
+    _StageError: If the stage failed in some process. All processes raise the same error.
+  """
   try:
-    found = {"value": do()}
-  except Exception as error:  # Orbax has many for a disk that is full; whatever it is, training is worth more than this save.
+    outcome = {"value": do()}
+  # Orbax raises many types for a full disk. Whatever the error, training matters more than this
+  # save.
+  except Exception as error:
     reason = one_line(error, typed=False, limit=100_000).split(" [tensorstore_spec=")[0]
-    found = {"error": one_line(reason, tail=135)}  # What the disk says stands last, before the settings of Orbax's writer.
-  texts = hosts.gather_under(f"save/{job.number}/{stage}", json.dumps(found), seconds=_WAIT_SECONDS)
-  everyone = [json.loads(text) for text in texts]
-  for index, one in enumerate(everyone):
-    if "error" in one:
-      raise _StageError(one["error"] if len(everyone) == 1 else f"process {index}: {one['error']}")
-  return [one["value"] for one in everyone]
+    # The error of the disk comes last, before the settings of Orbax's writer.
+    outcome = {"error": one_line(reason, tail=135)}
+  texts = hosts.gather_under(f"save/{job.number}/{stage}", json.dumps(outcome), seconds=_WAIT_SECONDS)
+  outcomes = [json.loads(text) for text in texts]
+  for index, each in enumerate(outcomes):
+    if "error" in each:
+      raise _StageError(each["error"] if len(outcomes) == 1 else f"process {index}: {each['error']}")
+  return [each["value"] for each in outcomes]
 
 
 def _own_bytes(arrays: Any) -> int:
-  """Bytes of the pieces that this process writes."""
-  pieces = [piece for x in jax.tree.leaves(arrays) if isinstance(x, jax.Array) for piece in x.addressable_shards if piece.replica_id == 0]
-  return sum(piece.data.nbytes for piece in pieces)
+  """Returns the bytes of the shards that this process writes."""
+  shards = [
+    shard
+    for x in jax.tree.leaves(arrays)
+    if isinstance(x, jax.Array)
+    for shard in x.addressable_shards
+    if shard.replica_id == 0
+  ]
+  return sum(shard.data.nbytes for shard in shards)
 
 
 def _own(x: Any) -> Any:
-  """The array, in memory of its own where Orbax would read the array's."""
+  """Copies an array to memory of its own if Orbax would read the memory of the array itself."""
   if not isinstance(x, jax.Array):
     return x
   on_host = next(iter(x.sharding.device_set)).platform == "cpu" or "host" in str(x.sharding.memory_kind)

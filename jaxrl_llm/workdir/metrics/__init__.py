@@ -1,11 +1,14 @@
-"""Metrics and sample rollouts on disk: `metrics.jsonl` and `samples.jsonl`, the source of truth, and TensorBoard, a view of the first.
+"""Metrics and sample rollouts on disk: `metrics.jsonl`, `samples.jsonl` and TensorBoard events.
 
-A row is one line of strict JSON, on the disk (fsync) before `write` returns; on a disk that is full, rows wait in memory until there is
-room, and no half line is left. A killed process can leave at most one torn last line, which the next reader or writer drops. Rows hold no
-time of day, so an unbroken run and a resumed one can be compared row by row.
+The two `.jsonl` files are the source of truth. TensorBoard shows a view of `metrics.jsonl`.
 
-Each phase counts its own steps. A checkpoint stores `writer.phase_steps`; a resumed run hands them to `writer.resume`, which removes every
-row written after that checkpoint, so that no row repeats.
+A row is one line of strict JSON, which is on the disk (fsync) before `write` returns. If the disk
+is full, rows wait in memory until there is room, and no partial line is left. A killed process can
+leave at most one torn last line, which the next reader or writer drops. Rows hold no time of day,
+so that an uninterrupted run and a resumed one can be compared row by row.
+
+Each phase counts its own steps. A checkpoint stores `writer.phase_steps`. A resumed run passes them
+to `writer.resume`, which removes every row written after that checkpoint, so that no row repeats.
 """
 
 from jaxrl_llm.workdir.metrics.row_file import read_rows

@@ -1,4 +1,4 @@
-"""A file of rows that a kill at any moment leaves readable, and that a full disk does not spoil."""
+"""A file of rows that stays readable after a kill at any moment, and on a full disk."""
 
 import json
 import logging
@@ -12,21 +12,25 @@ from jaxrl_llm.workdir import disk
 Row = dict[str, Any]
 
 RESERVED = ("step", "phase", "nonfinite")
-"""Names in a row that are no metric's."""
+"""Names in a row that no metric may have."""
 
 _log = logging.getLogger(__name__)
 
 
 def read_rows(path: str | os.PathLike) -> list[Row]:
-  """Reads the rows of a `.jsonl` file, also while a run is writing it; a missing file has none.
+  """Reads the rows of a `.jsonl` file, even while a run is writing it.
 
-  A torn last line is left out silently, any other line that is not a row with a warning.
+  A missing file has no rows. A torn last line is dropped silently. Any other line that is not a row
+  is dropped with a warning.
   """
   return [row for _, row in read_lines(Path(path))]
 
 
 class RowFile:
-  """An append-only file of JSON rows. Without a path it only counts them, for a process that another one writes for."""
+  """An append-only file of JSON rows.
+
+  Without a path it only counts them, in a process that leaves the writing to another one.
+  """
 
   def __init__(self, path: Path | None):
     self.path, self._fd = path, -1
@@ -38,11 +42,11 @@ class RowFile:
     lines = read_lines(path)
     self._count(row for _, row in lines)
     if path.exists() and path.stat().st_size != sum(len(line) for line, _ in lines):
-      _replace(path, lines)  # A torn line must go before the next row is glued to it.
+      _replace(path, lines)  # Otherwise the next row would continue the torn line.
     self._fd = self._open()
 
   def append(self, rows: list[Row]) -> None:
-    """Appends all rows, after those that have been waiting for room; where there is none, they wait as well."""
+    """Appends rows after those that wait for room. If there is still no room, all of them wait."""
     waited, together = len(self.pending), self.pending + rows
     try:
       if self.path is not None:
@@ -52,11 +56,11 @@ class RowFile:
         raise
       self.pending = together
       if not waited:
-        _log.warning("%s: the disk is full; its rows wait in memory for room", self.path)
+        _log.warning("%s: the disk is full; rows wait in memory until there is room", self.path)
     else:
       self.pending = []
       if waited:
-        _log.warning("%s: there is room again; %d rows that waited for it are written", self.path, waited)
+        _log.warning("%s: there is room again; %d waiting rows were written", self.path, waited)
     self._count(rows)
 
   def _write(self, rows: list[Row]) -> None:
@@ -71,7 +75,7 @@ class RowFile:
       raise
 
   def truncate(self, keep: Callable[[Row], bool]) -> bool:
-    """Removes the rows for which `keep(row)` is false; returns whether there were any."""
+    """Removes the rows for which `keep(row)` is false. Returns whether there were any."""
     if self.path is None:
       self.phase_steps = {}
       return False
@@ -87,12 +91,12 @@ class RowFile:
     return True
 
   def close(self) -> None:
-    """Writes what waits, where there is room now, and closes the file."""
+    """Writes the waiting rows, if there is room now, and closes the file."""
     if self._fd >= 0:
       if self.pending:
         self.append([])
       if self.pending:
-        _log.warning("%s: lacks its last %d rows, for want of room", self.path, len(self.pending))
+        _log.warning("%s: the last %d rows are missing because the disk is full", self.path, len(self.pending))
       os.close(self._fd)
       self._fd = -1
 
@@ -105,12 +109,12 @@ class RowFile:
 
 
 def read_lines(path: Path) -> list[tuple[bytes, Row]]:
-  """Whole lines that are rows, each with the bytes that it was read from."""
+  """Reads the complete lines that are rows. Returns each with its bytes."""
   if not path.exists():
     return []
   lines = path.read_bytes().splitlines(keepends=True)
   if lines and not lines[-1].endswith(b"\n"):
-    lines.pop()  # Torn by a kill, or half written this moment.
+    lines.pop()  # Torn by a kill, or being written at this moment.
   rows, bad = [], []
   for number, line in enumerate(lines, 1):
     try:
@@ -122,12 +126,12 @@ def read_lines(path: Path) -> list[tuple[bytes, Row]]:
     else:
       bad.append(number)
   if bad:
-    _log.warning("%s: left out %d lines that are not rows, the first at line %d", path, len(bad), bad[0])
+    _log.warning("%s: dropped %d lines that are not rows, the first at line %d", path, len(bad), bad[0])
   return rows
 
 
 def _replace(path: Path, lines: list[tuple[bytes, Row]]) -> None:
-  """Replaces the file in one step: a kill leaves the old file or the new one."""
+  """Replaces the file atomically: a kill leaves either the old file or the new one."""
   temporary = path.with_name(path.name + ".tmp")
   with open(temporary, "wb") as file:
     file.write(b"".join(line for line, _ in lines))

@@ -1,4 +1,4 @@
-"""Who writes rows: of scalars, and of sample rollouts."""
+"""Writers of the rows of scalars and of sample rollouts."""
 
 import contextlib
 import math
@@ -13,56 +13,64 @@ from jaxrl_llm.workdir.metrics.row_file import RESERVED, Row, RowFile, read_rows
 from jaxrl_llm.workdir.metrics.tensorboard import TensorBoard
 
 PHASES = ("warm_start", "rl", "eval", "reward_model")
-"""What a row may belong to. All but "eval" count their own steps; an "eval" row carries the RL step it was measured at, or the step of a
-reward model's training."""
+"""Phases of a row.
+
+All but "eval" count their own steps. An "eval" row carries the RL step at which it was measured, or
+the step of a reward model's training.
+"""
 
 
 class MetricWriter(contextlib.AbstractContextManager):
-  """Appends rows of scalars to `workdir/metrics.jsonl`, and their numbers to TensorBoard event files.
+  """A writer of rows of scalars to `workdir/metrics.jsonl` and to TensorBoard event files.
 
-  A number that is not finite becomes `null`, and the row's `nonfinite` says which it was: strict JSON has no NaN, and a reader still
-  sees what happened. Floats round-trip exactly. TensorBoard gets one run per phase (`workdir/tensorboard/rl`, ...), since phases count
-  their own steps; its files are rebuilt from `metrics.jsonl` whenever a writer opens it or removes rows, so the two never contradict.
+  A non-finite number becomes `null`, since strict JSON has no NaN, and the row's `nonfinite` holds
+  its value. Floats round-trip exactly. TensorBoard has one run per phase (`workdir/tensorboard/rl`,
+  ...), since phases count their own steps. Its files are rebuilt from `metrics.jsonl` whenever a
+  writer opens it or removes rows, so that the two always agree.
 
   Args:
-    workdir: the run's folder; made if missing. None checks and counts rows and writes none, for processes that another one writes for.
-    tensorboard: whether to write event files (needs tensorboardX).
+    workdir: Folder of the run, which is created if it is missing. With None, rows are checked and
+      counted but not written, for processes that leave the writing to another one.
+    tensorboard: Whether to write event files (needs tensorboardX).
 
   Raises:
-    ImportError: `tensorboard` is set and tensorboardX is not installed.
+    ImportError: If `tensorboard` is set and tensorboardX is not installed.
 
   Example:
     >>> import tempfile
     >>> workdir = tempfile.mkdtemp()
     >>> with MetricWriter(workdir, tensorboard=False) as writer:
-    ...   writer.write(1, "rl", {"actor/loss": np.float32(0.5), "actor/grad_norm": float("inf")})
+    ...   writer.write(1, "rl", {"actor/loss": np.float32(0.5), "ratio": float("inf")})
     >>> print(Path(workdir, "metrics.jsonl").read_text(), end="")
-    {"step": 1, "phase": "rl", "actor/loss": 0.5, "actor/grad_norm": null, "nonfinite": {"actor/grad_norm": "inf"}}
+    {"step": 1, "phase": "rl", "actor/loss": 0.5, "ratio": null, "nonfinite": {"ratio": "inf"}}
   """
 
   def __init__(self, workdir: str | os.PathLike | None, *, tensorboard: bool = True):
-    # TensorBoard first: a missing package should say so before a file is touched.
+    # TensorBoard comes first: a missing package must be reported before a file is touched.
     self._board = TensorBoard(Path(workdir) / "tensorboard") if tensorboard and workdir is not None else None
     self._file = RowFile(None if workdir is None else Path(workdir) / "metrics.jsonl")
     self._rebuild_board()
 
   @property
   def phase_steps(self) -> dict[str, int]:
-    """The last step written of each phase: the high-water mark that a checkpoint stores and `resume` takes."""
+    """The last step written in each phase, which a checkpoint stores and `resume` takes."""
     return dict(self._file.phase_steps)
 
   def write(self, step: int, phase: str, scalars: Mapping[str, Any]) -> None:
     """Appends one row.
 
     Args:
-      step: the phase's own step; an "eval" row carries the RL step.
-      phase: one of `PHASES`.
-      scalars: by name; Python, NumPy or JAX numbers (0-d), or strings. Strings do not go to TensorBoard.
+      step: Step of the phase; an "eval" row carries the RL step.
+      phase: One of `PHASES`.
+      scalars: Values by name: Python, NumPy or JAX numbers (0-d), or strings. TensorBoard does not
+        show strings.
 
     Raises:
-      ValueError: unknown phase, reserved name, or a step that is not after the phase's last one (a row would repeat).
-      TypeError: a value that is neither a scalar nor a string.
-      OSError: the disk refused the row, and not because it is full; the file is left as it was.
+      ValueError: If the phase is unknown, a name is reserved, or the step is not after the last one
+        of the phase.
+      TypeError: If a value is neither a scalar nor a string.
+      OSError: If the row cannot be written for another reason than a full disk. The file stays as
+        it was.
     """
     last = self._file.phase_steps.get(phase)
     if last is not None and step <= last:
@@ -84,11 +92,14 @@ class MetricWriter(contextlib.AbstractContextManager):
         self._rebuild_board()
 
   def resume(self, phase_steps: Mapping[str, int]) -> None:
-    """Removes every row written after a checkpoint, in one atomic replacement; the rows kept stay as they are, byte for byte.
+    """Removes every row written after a checkpoint, atomically.
+
+    The other rows stay as they are, byte for byte.
 
     Args:
-      phase_steps: last step to keep of each phase, as `phase_steps` was when the checkpoint was saved. A phase left out loses all its
-        rows, except that "eval" left out follows "rl".
+      phase_steps: Last step to keep in each phase, the `phase_steps` of the moment when the
+        checkpoint was saved. A missing phase loses all its rows, except that a missing "eval"
+        follows "rl".
     """
     if self._file.truncate(_until(phase_steps)):
       self._rebuild_board()
@@ -98,7 +109,7 @@ class MetricWriter(contextlib.AbstractContextManager):
       self._board.rebuild(read_rows(self._file.path))
 
   def close(self) -> None:
-    """Closes the files. Rows are safe without it, but for those that wait for room: they get one more try."""
+    """Closes the files. Rows that wait for room get one more try; all others are safe already."""
     self._file.close()
     if self._board:
       if self._board.is_lost and not self._file.pending:
@@ -110,30 +121,33 @@ class MetricWriter(contextlib.AbstractContextManager):
 
 
 class SampleWriter(contextlib.AbstractContextManager):
-  """Appends sample rollouts to `workdir/samples.jsonl`, one row each, for the report's viewer.
+  """A writer of sample rollouts to `workdir/samples.jsonl`, one row each, for the report's viewer.
 
-  A row has `prompt`, `response`, `answer`, `reward`, `advantage`, `num_tokens`, `stopped`, `level`, `token_ids` and `logprobs` (the
-  sampler's), and may have `correct`, and for the heat-map per token its text in `tokens`, and under the policy after the step's updates
-  `log_ratio`, `gate_weight` (see `objectives.gate_weight`) and `entropy`. Numbers that are not finite become `null`.
+  A row has `prompt`, `response`, `answer`, `reward`, `advantage`, `num_tokens`, `stopped`, `level`,
+  `token_ids` and `logprobs` (the sampler's), and may have `correct`. For the heat-map it may have,
+  per token, its text in `tokens`, and `log_ratio`, `gate_weight` (see `objectives.gate_weight`) and
+  `entropy` under the policy after the step's updates. Non-finite numbers become `null`.
 
   Args:
-    workdir: the run's folder; None as for `MetricWriter`.
+    workdir: Folder of the run. With None, rows are checked but not written, as by `MetricWriter`.
   """
 
   def __init__(self, workdir: str | os.PathLike | None):
     self._file = RowFile(None if workdir is None else Path(workdir) / "samples.jsonl")
 
   def write(self, step: int, phase: str, samples: Iterable[Mapping[str, Any]]) -> None:
-    """Appends the rollouts of one step, together: after a kill either the first few are there or all.
+    """Appends rollouts of one step in one write. A kill can cut off the last ones.
 
     Args:
-      step: as for `MetricWriter.write`; a step may be written in several calls.
-      phase: one of `PHASES`.
-      samples: rows of strings, numbers, lists and arrays.
+      step: Step of the phase; an "eval" row carries the RL step. Several calls may write the same
+        step.
+      phase: One of `PHASES`.
+      samples: Rows of strings, numbers, lists and arrays.
 
     Raises:
-      ValueError: unknown phase or reserved name.
-      OSError: the disk refused the rows, and not because it is full; the file is left as it was.
+      ValueError: If the phase is unknown or a name is reserved.
+      OSError: If the rows cannot be written for another reason than a full disk. The file stays as
+        it was.
     """
     self._file.append([_head(step, phase, sample) | {name: _plain(value) for name, value in sample.items()} for sample in samples])
 
@@ -158,7 +172,7 @@ def _head(step: int, phase: str, names: Iterable[str]) -> Row:
 
 
 def _scalar(name: str, value: Any) -> bool | int | float | str:
-  """A scalar of any library as Python's own; the exact value, in whatever precision it came."""
+  """Converts a scalar of any library to a Python scalar of exactly the same value."""
   if isinstance(value, bool | int | float | str) and not isinstance(value, np.generic):
     return value
   array = np.asarray(value)
@@ -170,7 +184,7 @@ def _scalar(name: str, value: Any) -> bool | int | float | str:
 
 
 def _plain(value: Any) -> Any:
-  """Nested values as strict JSON has them."""
+  """Converts nested values to those of strict JSON."""
   if isinstance(value, Mapping):
     return {str(name): _plain(item) for name, item in value.items()}
   if isinstance(value, list | tuple) or getattr(value, "ndim", 0):

@@ -1,4 +1,4 @@
-"""How processes join and exchange: alone as most runs are, and as two real ones over loopback."""
+"""Tests of joining and exchange: one process alone, and two real ones over loopback."""
 
 import json
 import socket
@@ -33,8 +33,8 @@ import jax, numpy as np
 from jaxrl_llm.devices import hosts, mesh
 from jaxrl_llm.devices.hosts import ending
 ending._GRACE_SECONDS = 0.2
-hosts.start()
-hosts.start()
+hosts.join_processes()
+hosts.join_processes()
 with hosts.together({ValueError: 2}):
   index, asked = jax.process_index(), []
   hosts.agree({"seed": 0})
@@ -43,11 +43,15 @@ with hosts.together({ValueError: 2}):
   except ValueError as error:
     refused = str(error)
   rows = mesh.place_rows(mesh.make_mesh(), np.arange(8.0).reshape(4, 2))
-  squares = hosts.share(lambda own: asked.extend(own) or np.array([[i, i * i] for i in own], np.float32).reshape(-1, 2), 5)
+  square = lambda own: np.array([[i, i * i] for i in own], np.float32).reshape(-1, 2)
+  squares = hosts.share(lambda own: asked.extend(own) or square(own), 5)
   facts = {
-    "index": index, "main": hosts.is_main(), "devices": jax.device_count(), "asked": asked, "squares": squares.tolist(),
-    "own": sorted(int(s.data[0, 0]) for s in rows.addressable_shards), "rows": hosts.to_host({"x": rows})["x"].tolist(),
-    "texts": hosts.gather_text(f"from {index}"), "told": hosts.on_main(lambda: [index, "x"]), "refused": refused,
+    "index": index, "main": hosts.is_main(), "devices": jax.device_count(),
+    "asked": asked, "squares": squares.tolist(),
+    "own": sorted(int(s.data[0, 0]) for s in rows.addressable_shards),
+    "rows": hosts.to_host({"x": rows})["x"].tolist(),
+    "texts": hosts.gather_text(f"from {index}"), "told": hosts.on_main(lambda: [index, "x"]),
+    "refused": refused,
     "local": hosts.to_host(jax.numpy.ones(2)).tolist(),
   }
   hosts.barrier()
@@ -72,13 +76,17 @@ def free_address() -> str:
 
 
 def two_processes(source: str) -> list[subprocess.CompletedProcess]:
-  address, found = free_address(), []
+  address, processes = free_address(), []
   command = [sys.executable, "-c", source]
   for index in range(2):
     settings = environment(2) | {ADDRESS: address, COUNT: "2", INDEX: str(index)}
-    found.append(subprocess.Popen(command, cwd=ROOT, env=settings, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True))
-  outputs = [process.communicate(timeout=200) for process in found]
-  return [subprocess.CompletedProcess(command, process.returncode, *output) for process, output in zip(found, outputs, strict=True)]
+    pipes = dict(stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    processes.append(subprocess.Popen(command, cwd=ROOT, env=settings, **pipes))
+  outputs = [process.communicate(timeout=200) for process in processes]
+  return [
+    subprocess.CompletedProcess(command, process.returncode, *output)
+    for process, output in zip(processes, outputs, strict=True)
+  ]
 
 
 @pytest.mark.parametrize("case", WRONG)
@@ -101,7 +109,7 @@ def test_settings_of_a_launcher():
 
 
 def test_a_process_alone_outlives_a_sleep(monkeypatch):
-  """JAX's coordinator ends a process that sent no sign of life, and on a laptop that slept none was sent."""
+  """JAX's coordinator ends a process without heartbeats, and a sleeping laptop sends none."""
   asked = []
   monkeypatch.setattr(jax.distributed, "initialize", lambda *args, **settings: asked.append(settings["heartbeat_timeout_seconds"]))
   joining._initialize("127.0.0.1:8476", 1, 0, 1.0)
@@ -111,8 +119,8 @@ def test_a_process_alone_outlives_a_sleep(monkeypatch):
 
 def test_one_process_does_everything_itself():
   sharding = jax.sharding.NamedSharding(jax.make_mesh((8,), ("x",)), jax.sharding.PartitionSpec("x"))
-  found = hosts.to_host({"x": jax.device_put(np.arange(8), sharding), "none": None})
-  assert isinstance(found["x"], np.ndarray) and found["x"].tolist() == list(range(8)) and found["none"] is None
+  tree = hosts.to_host({"x": jax.device_put(np.arange(8), sharding), "none": None})
+  assert isinstance(tree["x"], np.ndarray) and tree["x"].tolist() == list(range(8)) and tree["none"] is None
   assert hosts.is_main() and hosts.gather_text("x") == ["x"] and hosts.on_main(lambda: 3) == 3
   assert hosts.share(lambda own: np.zeros((len(own), 2), np.float32), 0).shape == (0, 2)
   hosts.agree({"seed": 0})
@@ -128,7 +136,7 @@ def test_two_processes_exchange_what_they_have_and_end_together():
   first, second = (json.loads(x.stdout.splitlines()[-1]) for x in both)
   assert (first["index"], first["main"], first["asked"], first["own"]) == (0, True, [0, 2, 4], [0, 2])
   assert (second["index"], second["main"], second["asked"], second["own"]) == (1, False, [1, 3], [4, 6])
-  assert first["kept"] <= 4, "texts that everybody has read are forgotten"
+  assert first["kept"] <= 4, "texts that all processes have read are removed"
   assert first["late"] == "process 1 of 2 has not answered within 0.2 s (waiting for its 'alone')"
   for name, expected in {
     "devices": 4,
@@ -148,7 +156,7 @@ def test_two_processes_exchange_what_they_have_and_end_together():
 
 def test_a_coordinator_that_never_comes():
   settings = environment() | {ADDRESS: free_address(), COUNT: "2", INDEX: "1", hosts.TIMEOUT: "0.5"}
-  command = [sys.executable, "-c", "from jaxrl_llm.devices import hosts; hosts.start()"]
+  command = [sys.executable, "-c", "from jaxrl_llm.devices import hosts; hosts.join_processes()"]
   result = subprocess.run(command, cwd=ROOT, env=settings, capture_output=True, text=True, timeout=200)
   (line,) = [line for line in result.stderr.splitlines() if line.startswith("error")]
   assert result.returncode == 2 and "process 1 waited 0.5 s for process 0 at" in line and settings[ADDRESS] in line

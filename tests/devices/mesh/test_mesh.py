@@ -1,4 +1,4 @@
-"""The mesh and the one table of shardings: sizes, messages, slices, and where params, moments, rows and their slots lie."""
+"""Tests of meshes and shardings: sizes, messages, slices, and places of params and batches."""
 
 import dataclasses
 from functools import partial
@@ -42,7 +42,7 @@ def test_mesh_shape(num_devices, sizes, expected):
   [
     (8, (0, 1, 1, 1, 1), ["mesh.data: found 0, expected a positive size, or -1"]),
     (8, (1, 1, 1, 1, -2), ["mesh.tensor: found -2, expected a positive size, or -1"]),
-    (8, (-1, -1, 1, 1, 1), ["mesh: found -1 on data and fsdp, expected it on one axis at the most"]),
+    (8, (-1, -1, 1, 1, 1), ["mesh: found -1 on data and fsdp, expected it on at most one axis"]),
     (
       8,
       (2, 1, 1, 1, 1),
@@ -59,7 +59,7 @@ def test_sizes_that_do_not_fit_are_refused_with_a_fix(num_devices, sizes, words)
   assert all(word in str(error.value) for word in words) and "\n" not in str(error.value)
 
 
-def test_a_fix_that_is_already_there_is_not_proposed():
+def test_a_fix_that_is_already_set_is_not_proposed():
   with pytest.raises(ValueError) as error:
     mesh_lib.mesh_shape(8, data=-1, fsdp=3, tensor=1)
   assert "set mesh.data=-1" not in str(error.value)
@@ -91,8 +91,8 @@ def test_a_learner_without_devices_is_refused(sizes, words):
   assert all(word in str(error.value) for word in words) and "\n" not in str(error.value)
 
 
-def test_chips_without_an_order_of_their_own_are_taken_in_theirs(monkeypatch):
-  """Chips of a TPU that make up no cuboid: JAX knows no order for them and asserts."""
+def test_chips_that_form_no_cuboid_keep_their_order(monkeypatch):
+  """JAX knows no order for chips of a TPU that form no cuboid, and asserts."""
 
   def refuse(*args, **kwargs):
     raise AssertionError("no cuboid")
@@ -197,7 +197,8 @@ def test_axes_that_cannot_both_be_split_are_refused(monkeypatch):
 
 
 def test_a_name_without_a_rule_is_refused():
-  with pytest.raises(ValueError, match="a/b: no rule says where its axis 'hight' lies, expected one of embed, vocab, .*; add it to"):
+  message = "a/b: found axis 'hight' without a rule, expected one of embed, vocab, .*; add it to"
+  with pytest.raises(ValueError, match=message):
     mesh_lib.param_shardings(mesh_lib.make_mesh(), {"a": {"b": ("hight",)}}, {"a": {"b": jnp.ones(4)}})
 
 
@@ -209,7 +210,7 @@ def test_an_axis_that_splits_nothing_is_refused():
     mesh_lib.param_shardings(mesh_lib.make_mesh(**({"data": -1, axis: 2} if axis != "data" else {})), axes, shapes)
 
 
-def test_devices_of_one_s_own_are_taken():
+def test_given_devices_are_used():
   mesh = mesh_lib.make_mesh(data=1, fsdp=2, context=2, devices=jax.devices()[4:])
   assert dict(mesh.shape) == {"data": 1, "fsdp": 2, "expert": 1, "context": 2, "tensor": 1}
   assert [*mesh.devices.flat] == jax.devices()[4:]
@@ -217,7 +218,7 @@ def test_devices_of_one_s_own_are_taken():
 
 @dataclasses.dataclass(frozen=True)
 class Chip:
-  """As much of a device as a mesh looks at."""
+  """A device with the attributes that a mesh reads."""
 
   id: int
   slice_index: int
@@ -236,8 +237,8 @@ def slices_of(mesh):
 
 def test_only_data_crosses_slices():
   mesh = mesh_lib.make_mesh(data=4, fsdp=2, devices=chips(1, 0, 0, 1, 1, 0, 1, 0))
-  found = slices_of(mesh)[:, :, 0, 0, 0]
-  assert found.tolist() == [[0, 0], [0, 0], [1, 1], [1, 1]]
+  indices = slices_of(mesh)[:, :, 0, 0, 0]
+  assert indices.tolist() == [[0, 0], [0, 0], [1, 1], [1, 1]]
   learner, sampler = mesh_lib.make_meshes(fsdp=2, sampler=4, sampler_tensor=2, devices=chips(*[0] * 4, *[1] * 4))
   assert set(slices_of(learner).flat) == {0} and set(slices_of(sampler).flat) == {1}
 
@@ -259,7 +260,7 @@ def test_slices_that_do_not_fit_are_refused(sizes, slices, words):
   assert all(word in str(error.value) for word in words) and "\n" not in str(error.value)
 
 
-def test_devices_that_only_sample_are_of_one_process(monkeypatch):
+def test_devices_that_only_sample_need_a_run_of_one_process(monkeypatch):
   monkeypatch.setattr(jax, "process_count", lambda: 2)
   with pytest.raises(ValueError, match="mesh.sampler: found 2 in a run of 2 processes, expected 0"):
     mesh_lib.make_meshes(sampler=2)
@@ -280,15 +281,15 @@ def test_slots_are_split_over_context(rng):
 
 @pytest.mark.parametrize("place", [mesh_lib.place_rows, mesh_lib.place_tokens])
 def test_each_of_several_processes_places_its_own_pieces(place, monkeypatch, rng):
-  """A process never hands an array to `jax.device_put` whole: it is not the owner of most devices, nor need it have the others' bytes."""
+  """A process never passes a whole array to `jax.device_put`: it does not own all devices."""
   mesh = mesh_lib.make_mesh(data=2, fsdp=2, context=2)
   batch = {"a": rng.standard_normal((8, 6)).astype(np.float32), "b": jnp.arange(24).reshape(4, 6)}
   expected = place(mesh, batch)
   monkeypatch.setattr(jax, "process_count", lambda: 2)
   monkeypatch.setattr(jax, "device_put", None)
-  found = place(mesh, batch)
-  chex.assert_trees_all_equal(found, expected)
-  assert jax.tree.map(lambda x: x.sharding, found) == jax.tree.map(lambda x: x.sharding, expected)
+  placed = place(mesh, batch)
+  chex.assert_trees_all_equal(placed, expected)
+  assert jax.tree.map(lambda x: x.sharding, placed) == jax.tree.map(lambda x: x.sharding, expected)
 
 
 def test_rows_are_split_over_data_and_fsdp_only(rng):

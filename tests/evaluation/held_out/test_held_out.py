@@ -1,4 +1,4 @@
-"""Whose answers are counted and as what, what a run logs of them, the interval against what it promises, and when to stop."""
+"""Evaluation on held-out problems: counting, logged metrics, intervals, failures and regrading."""
 
 import jax
 import numpy as np
@@ -32,28 +32,28 @@ def interval(correct, **settings):
 
 
 def test_the_interval_covers_the_truth_as_often_as_it_says():
-  """Problems of very unequal difficulty: an interval over samples, as if they were independent, would be too narrow."""
+  """The difficulties differ widely, so that an interval over independent samples is too narrow."""
   rng = np.random.default_rng(1)
   covered, widths = [], []
   for _ in range(200):
     difficulty = rng.choice([0.05, 0.95], size=(40, 1), p=[0.5, 0.5])  # 0.5 on average.
-    found = interval((rng.random((40, 8)) < difficulty).astype(float), num_resamples=200)
-    assert found.low <= found.mean <= found.high
-    covered.append(found.low <= 0.5 <= found.high)
-    widths.append(found.high - found.low)
+    estimate = interval((rng.random((40, 8)) < difficulty).astype(float), num_resamples=200)
+    assert estimate.low <= estimate.mean <= estimate.high
+    covered.append(estimate.low <= 0.5 <= estimate.high)
+    widths.append(estimate.high - estimate.low)
   assert 0.89 < np.mean(covered) < 0.99
-  # The deviation of a mean over 40 problems, each mostly all right or all wrong.
+  # The standard deviation of a mean over 40 problems, most of them all right or all wrong.
   np.testing.assert_allclose(np.mean(widths), 2 * 1.96 * np.sqrt((0.45**2 + 0.0475 / 8) / 40), rtol=0.1)
 
 
-def test_an_interval_without_doubt_is_a_point_and_the_seed_decides_the_rest(rng):
+def test_an_interval_without_variance_is_a_point_and_others_depend_on_the_seed(rng):
   assert interval(np.ones((5, 2))) == (1, 1, 1)
-  correct = rng.random((20, 2))  # Not 0 or 1 only, so that two bootstraps cannot agree by chance.
+  correct = rng.random((20, 2))  # Not only 0 and 1, so that two bootstraps cannot agree by chance.
   assert interval(correct) == interval(correct) != interval(correct, seed=1)
 
 
 def evaluated(correct, *, lengths=None, levels=None, answers=None):
-  """An evaluation of which only the rewards matter."""
+  """Makes an evaluation with the given rewards."""
   problems = [{"level": 1 if levels is None else levels[i]} for i in range(len(correct))]
   lengths = np.ones(np.shape(correct), int) if lengths is None else np.array(lengths)
   responses = [Completion("", (), n, stopped=n < 8) for n in lengths.flatten().tolist()]
@@ -63,8 +63,8 @@ def evaluated(correct, *, lengths=None, levels=None, answers=None):
 
 
 def test_metrics_by_hand():
-  found = evaluated([[1.0, 0.0], [0.0, 0.0], [1.0, 1.0]], lengths=[[2, 4], [6, 8], [1, 3]], levels=[1, 3, 1])
-  row = eval_metrics(found)
+  evaluation = evaluated([[1.0, 0.0], [0.0, 0.0], [1.0, 1.0]], lengths=[[2, 4], [6, 8], [1, 3]], levels=[1, 3, 1])
+  row = eval_metrics(evaluation)
   low, high = row.pop("eval/accuracy_low"), row.pop("eval/accuracy_high")
   assert 0 <= low < 0.5 < high <= 1
   expected = {
@@ -80,15 +80,15 @@ def test_metrics_by_hand():
 
 
 def test_further_metrics_are_logged_with_their_intervals():
-  found = evaluated([[1.0, 0.0, 0.0], [1.0, 1.0, 0.0]], answers=["1", "2", "2.0", "5", "5", "6"])
-  plain, row = eval_metrics(found), eval_metrics(found, ["maj@n:n=3", "pass@k:k=1&n=2", "pass@k:k=3&n=3"])
+  evaluation = evaluated([[1.0, 0.0, 0.0], [1.0, 1.0, 0.0]], answers=["1", "2", "2.0", "5", "5", "6"])
+  plain, row = eval_metrics(evaluation), eval_metrics(evaluation, ["maj@n:n=3", "pass@k:k=1&n=2", "pass@k:k=3&n=3"])
   assert {name: row[name] for name in plain} == plain
   assert (row["eval/maj@3"], row["eval/pass@1:n=2"], row["eval/pass@3"]) == (0.5, 0.75, 1.0)
   for name in ("maj@3", "pass@1:n=2", "pass@3"):
     assert row[f"eval/{name}/low"] <= row[f"eval/{name}"] <= row[f"eval/{name}/high"]
 
 
-def test_failures_are_counted_by_cause_and_a_metric_that_nobody_knows_is_left_out():
+def test_failures_are_counted_by_cause_and_an_unknown_metric_is_left_out():
   row = eval_metrics(evaluated([[np.nan, 1.0], [np.nan, 0.0]]), ["pass@k:k=2&n=2", "avg@n:n=2"])
   assert (row["eval/failed"], row["eval/failed/timeout"], row["eval/avg@2"], row["eval/pass@2"]) == (2, 2, 0.5, 0.0)
   assert "eval/pass@2/low" not in row
@@ -96,7 +96,7 @@ def test_failures_are_counted_by_cause_and_a_metric_that_nobody_knows_is_left_ou
 
 @pytest.mark.parametrize("causes, limit, stops", [
   ([None, "timeout"], 0.5, False), ([None, "timeout"], 0.49, True), ([None] * 9 + ["raised"], 0.0, True), ([None], 0.0, False),
-  (["timeout"] * 4, 1.0, True),  # All: to go on would be to learn from nothing.
+  (["timeout"] * 4, 1.0, True),  # All of them: there is nothing left to learn from.
 ])  # fmt: skip
 def test_too_many_failures_stop(causes, limit, stops):
   try:
@@ -108,7 +108,10 @@ def test_too_many_failures_stop(causes, limit, stops):
 
 
 def run(problems, *, batch_prompts, num_samples, **settings):
-  """Evaluates a sampler that answers every prompt with that prompt; the first sample of a problem has a line before it."""
+  """Evaluates a sampler that answers every prompt with the prompt itself.
+
+  The first sample of a problem has a line before the answer.
+  """
   keys, widths = [], []
 
   def sample(params, prompts, prompt_mask, key):
@@ -127,21 +130,22 @@ def run(problems, *, batch_prompts, num_samples, **settings):
   mesh = Mesh(np.array(jax.devices()[:1]).reshape((1,) * len(mesh_lib.AXES)), mesh_lib.AXES)
   common = dict(mesh=mesh, tokenizer=TOKENIZER, prompt_buckets=(4,))
   draw = lambda examples, key: rollout.draw(sample, None, examples, key, **common)
-  found = evaluate_policy(draw, problems, jax.random.key(0), batch_prompts=batch_prompts, **settings)
-  return eval_metrics(found), keys, widths, found
+  evaluation = evaluate_policy(draw, problems, jax.random.key(0), batch_prompts=batch_prompts, **settings)
+  return eval_metrics(evaluation), keys, widths, evaluation
 
 
-# Problem 3 alone is wrong, and it is the last: what fills up a last batch is wrong too.
+# Only the last problem, number 3, is wrong. It also fills up a last batch.
 PROBLEMS = [{"prompt": str(n), "answer": str(n if n < 3 else 0), "level": n // 2} for n in range(4)]
 
 
 @pytest.mark.parametrize("batch_prompts", [1, 2, 3, 4, 6, 8])
-def test_what_fills_the_last_batch_is_not_counted(batch_prompts):
+def test_the_filling_of_the_last_batch_is_not_counted(batch_prompts):
   row, keys, widths, _ = run(PROBLEMS, batch_prompts=batch_prompts, num_samples=3)
   assert row["eval/accuracy"] == row["eval/pass@3"] == 0.75
   assert (row["eval/accuracy/level_0"], row["eval/accuracy/level_1"]) == (1.0, 0.5)
-  np.testing.assert_allclose(row["eval/response_length/mean"], 3 + 2 / 3)  # "#n" and the end; two more for one sample of three.
-  # One program for all batches, and no two with the same noise.
+  # "#n" and the end token; two more for one sample of three.
+  np.testing.assert_allclose(row["eval/response_length/mean"], 3 + 2 / 3)
+  # All batches share a program, and no two share their noise.
   assert set(widths) == {(batch_prompts, 4)} and len(keys) == -(-4 // batch_prompts)
   assert len({tuple(key) for key in keys}) == len(keys)
 
@@ -155,11 +159,12 @@ def test_answers_meet_their_own_problems():
 def test_the_tasks_own_verifier_grades():
   starts_with_x = WeightedReward("x", lambda response, problem: float(response.text.startswith("x")))
   row, _, _, _ = run(PROBLEMS, batch_prompts=2, num_samples=2, verifier=starts_with_x)
-  assert row["eval/accuracy"] == 0.5 and row["eval/pass@2"] == 1.0  # The first sample of each problem, right or wrong.
+  # The first sample of each problem gets the reward.
+  assert row["eval/accuracy"] == 0.5 and row["eval/pass@2"] == 1.0
 
 
-def test_what_the_verifier_cannot_judge_is_left_out_and_counted():
-  """It fails on the first sample of each problem; the second is right of problems 0 to 2."""
+def test_samples_that_the_verifier_cannot_judge_are_dropped_and_counted():
+  """The verifier fails on each first sample. The second samples of problems 0 to 2 are right."""
 
   def judge(response, problem):
     return 1 / 0 if response.text.startswith("x") else float(response.text == f"#{problem['answer']}")
@@ -170,17 +175,18 @@ def test_what_the_verifier_cannot_judge_is_left_out_and_counted():
 
 
 def test_levels_that_are_ratings_give_a_rating():
-  found = evaluated([[1.0, 0.0], [1.0, 0.0], [1.0, 1.0]], levels=[1000, 1800, 0])  # The last is unrated.
-  rating = summary(found, ["avg@n:n=2"], rated=True).rating
-  assert abs(rating.rating - 1400) < 1e-6 and summary(found, ["avg@n:n=2"]).rating is None
+  # The last problem is unrated.
+  evaluation = evaluated([[1.0, 0.0], [1.0, 0.0], [1.0, 1.0]], levels=[1000, 1800, 0])
+  rating = summary(evaluation, ["avg@n:n=2"], rated=True).rating
+  assert abs(rating.rating - 1400) < 1e-6 and summary(evaluation, ["avg@n:n=2"]).rating is None
 
 
-def test_credit_in_part_is_not_a_pass():
+def test_partial_credit_is_not_a_pass():
   row = eval_metrics(evaluated([[0.5, 0.5], [1.0, 0.0]]))
   assert (row["eval/accuracy"], row["eval/pass@2"]) == (0.5, 0.5)
 
 
-def test_a_verifier_that_fails_on_everything_stops_the_evaluation_once_all_is_known():
+def test_a_verifier_that_fails_on_everything_stops_the_evaluation_at_the_end():
   asked = []
 
   def judge(response, problem):
@@ -193,13 +199,14 @@ def test_a_verifier_that_fails_on_everything_stops_the_evaluation_once_all_is_kn
 
 
 def test_samples_on_disk_are_graded_again_to_the_same_rewards(tmp_path):
-  _, _, _, found = run(PROBLEMS, batch_prompts=3, num_samples=2)
-  rows = list(sample_rows(found, verifier="final_answer", decode=TOKENIZER.decode, seed=0, model="m", step=7))
+  _, _, _, evaluation = run(PROBLEMS, batch_prompts=3, num_samples=2)
+  rows = list(sample_rows(evaluation, verifier="final_answer", decode=TOKENIZER.decode, seed=0, model="m", step=7))
   assert [row.prompt for row in rows[::2]] == ["0", "1", "2", "3"] and rows[1].answer == "0" and rows[0].response == "x\n#0"
-  assert [bool(row.example) for row in rows] == [True, False] * 4  # A problem's own row once.
+  # Each problem's full row is stored once.
+  assert [bool(row.example) for row in rows] == [True, False] * 4
   write_samples(tmp_path / "samples.jsonl", rows)
   again = regrade(read_samples(tmp_path / "samples.jsonl"), verifier=FINAL_ANSWER, call=call_here)
-  assert eval_metrics(again) == eval_metrics(found) and np.array_equal(again.rewards, found.rewards)
+  assert eval_metrics(again) == eval_metrics(evaluation) and np.array_equal(again.rewards, evaluation.rewards)
   corrected = [row._replace(gold="3") if row.id == "3" else row for row in read_samples(tmp_path / "samples.jsonl")]
   assert regrade(corrected, verifier=FINAL_ANSWER, call=call_here).rewards.all()
   with pytest.raises(ValueError, match=r"problem '1': found the samples \[1\], expected 0 to 1"):
@@ -211,8 +218,10 @@ def test_conversations_are_kept_whole(tmp_path):
   talk = Completion("#6", (), 8, stopped=True, turns=turns)
   lost = Completion("", (), 3, stopped=False, failed=("environment", "it broke"))
   graded = grade([WeightedReward("v", lambda completion, example: 1.0)], [talk, lost], [{}] * 2)
-  found = Evaluated([{"answer": "6", "level": 1}], [(50,)], [talk, lost], graded, [Answer("6", "6"), None])
-  write_samples(tmp_path / "s.jsonl", sample_rows(found, verifier="v", decode=TOKENIZER.decode, seed=0, model="m", step=None))
+  evaluation = Evaluated([{"answer": "6", "level": 1}], [(50,)], [talk, lost], graded, [Answer("6", "6"), None])
+  write_samples(
+    tmp_path / "s.jsonl", sample_rows(evaluation, verifier="v", decode=TOKENIZER.decode, seed=0, model="m", step=None)
+  )
   seen = []
   judge = WeightedReward("v", lambda completion, example: float(seen.append(completion.turns) is None))
   again = regrade(read_samples(tmp_path / "s.jsonl"), verifier=judge, call=call_here)

@@ -1,4 +1,4 @@
-"""The command line of sweeps: what it refuses, what a dry run says, the folder's memory, the table and the CSV."""
+"""Command line of sweeps: refusals, dry runs, the folder's record, the table and the CSV."""
 
 import csv
 import fcntl
@@ -27,23 +27,23 @@ BASE = ("--config=configs/gspo.py:tiny", "--sweep=experiments/sweeps/clip_range.
     ((), "error: --config is missing"),
     ((*BASE, "--target=slrm"), "error: --target: found 'slrm', expected one of local, slurm, xpk, skypilot"),
     ((*BASE, "--max_paralel=2"), "error: --max_paralel: unknown, did you mean --max_parallel?"),
-    ((*BASE, "--max_parallel=0"), "error: --max_parallel: found '0', expected a whole number, 1 or more"),
+    ((*BASE, "--max_parallel=0"), "error: --max_parallel: found '0', expected a whole number of at least 1"),
     ((*BASE, "--max_restart=2"), "error: --max_restart: unknown for --target=local, did you mean --max_restarts?"),
     ((*BASE, "--max_restarts=two"), "error: --max_restarts: found 'two', expected a whole number"),
-    ((*BASE, "--dry_run=maybe"), "error: --dry_run: found 'maybe'"),
-    ((*BASE, "--seeds=0,a"), "error: --seeds: found '0,a', expected whole numbers with commas"),
-    ((*BASE, "--seeds=1,1"), "error: --seeds: found '1,1', expected each seed once"),
+    ((*BASE, "--dry_run=maybe"), "error: --dry_run: found 'maybe', expected no value"),
+    ((*BASE, "--seeds=0,a"), "error: --seeds: found '0,a', expected whole numbers separated by commas"),
+    ((*BASE, "--seeds=1,1"), "error: --seeds: found '1,1', expected each seed only once"),
     ((*BASE, "--seeds=1,2"), "error: --seeds: the rows of experiments/sweeps/clip_range.py have seeds of their own"),
     ((*BASE, "stray"), "error: unknown argument 'stray', expected flags only"),
-    ((*BASE, "--num_trials=3"), "error: --num_trials: read with --search only"),
+    ((*BASE, "--num_trials=3"), "error: --num_trials: found it without --search"),
     ((*BASE, "--search=grid", "--num_trials=3"), "error: --search: found 'grid', expected random or tpe"),
-    ((*BASE, "--search=tpe"), "error: --search needs --num_trials"),
+    ((*BASE, "--search=tpe"), "error: --num_trials: not set; --search requires it"),
     ((*BASE, "--search=tpe", "--num_trials=3"), "found no space(h), expected one with --search"),
-    ((*BASE, "--search=tpe", "--num_trials=3", "--target=slurm"), "error: --search with --target=slurm"),
-    ((*BASE, "--workdirs=/mnt/runs"), "error: --workdirs: not for --target=local"),
+    ((*BASE, "--search=tpe", "--num_trials=3", "--target=slurm"), "error: --search: found --target=slurm"),
+    ((*BASE, "--workdirs=/mnt/runs"), "error: --workdirs: found it with --target=local"),
     ((*BASE, "--config.num_stps=3"), "error: unknown field config.num_stps; did you mean config.num_steps?"),
     (("--config=configs/gspo.py",), "error: --sweep=configs/gspo.py: found neither of sweep(add) and get_hyper(h)"),
-    (("--config=configs/gspoo.py", BASE[1]), "error: --config: no file 'configs/gspoo.py'"),
+    (("--config=configs/gspoo.py", BASE[1]), "error: --config: found no file 'configs/gspoo.py'"),
   ],
 )
 def test_wrong_input_is_one_line(args, message, capsys, tmp_path, monkeypatch):
@@ -59,15 +59,15 @@ def test_a_dry_run_starts_nothing(capsys, tmp_path):
   assert last == f"8 trial(s), 2 at a time, in {tmp_path / 'a b'}; nothing was started" and not (tmp_path / "a b").exists()
 
 
-def test_a_printed_command_is_what_the_run_takes(capsys, tmp_path):
+def test_a_printed_command_is_accepted_by_the_run(capsys, tmp_path):
   text = "def sweep(add):\n  add({'task.levels': (1, 2), 'rollout.stop_strings': ('\\n', 'a b')})\n"
   (tmp_path / "mine.py").write_text(text)
   args = [BASE[0], f"--sweep={tmp_path / 'mine.py'}", f"--folder={tmp_path / 'f'}", "--dry_run"]
   assert launcher.main([*args, "--seeds=3"]) == 0
   _, command = capsys.readouterr().out.split(f"-m {MODULE} ")
-  found = command_line.parse([MODULE, *shlex.split(command.rpartition("\n1 trial")[0])])
-  assert (found.config.seed, tuple(found.config.task.levels), str(found.workdir.parent)) == (3, (1, 2), str(tmp_path / "f"))
-  assert tuple(found.config.rollout.stop_strings) == ("\n", "a b")
+  parsed = command_line.parse([MODULE, *shlex.split(command.rpartition("\n1 trial")[0])])
+  assert (parsed.config.seed, tuple(parsed.config.task.levels), str(parsed.workdir.parent)) == (3, (1, 2), str(tmp_path / "f"))
+  assert tuple(parsed.config.rollout.stop_strings) == ("\n", "a b")
 
 
 def test_another_launcher_in_the_folder_is_refused(tmp_path, capsys):
@@ -78,7 +78,7 @@ def test_another_launcher_in_the_folder_is_refused(tmp_path, capsys):
     file.flush()
     fcntl.flock(file, fcntl.LOCK_EX)
     assert launcher.main([*BASE, f"--folder={folder}"]) == 2
-  assert f"--folder={folder}: another launcher works in it (process 1234)" in capsys.readouterr().err
+  assert f"--folder={folder}: another launcher is using it (process 1234)" in capsys.readouterr().err
 
 
 def test_a_config_may_carry_its_own_sweep(tmp_path, capsys):
@@ -90,7 +90,7 @@ def test_a_config_may_carry_its_own_sweep(tmp_path, capsys):
   assert lines[-1].startswith("4 trial(s), 1 at a time, in runs/sweeps/mine-tiny; ")
 
 
-def test_runs_of_an_older_config_are_not_taken_for_trials(tmp_path, capsys):
+def test_runs_of_an_older_config_are_not_taken_as_trials(tmp_path, capsys):
   (row, *_) = rows.read_sweep("experiments/sweeps/seeds.py")
   args = [BASE[0], "--sweep=experiments/sweeps/seeds.py", f"--folder={tmp_path}", "--dry_run"]
   config = command_line.override(command_line.load("configs/gspo.py:tiny"), {"seed": ["0"]}).to_dict()
@@ -100,11 +100,12 @@ def test_runs_of_an_older_config_are_not_taken_for_trials(tmp_path, capsys):
   (tmp_path / row.id / "config.json").write_text(json.dumps(config | {"num_steps": 7}))
   assert launcher.main(args) == 2
   assert capsys.readouterr().err == (
-    f"error: {tmp_path / row.id} holds a run with another config (num_steps: 7 there, 4 now); set these back, or give another --folder\n"
+    f"error: {tmp_path / row.id} holds a run with another config (num_steps: 7 there, 4 now); "
+    "restore these values, or choose another --folder\n"
   )
 
 
-def test_a_folder_that_cannot_be_is_one_line(tmp_path, capsys):
+def test_an_impossible_folder_is_one_line(tmp_path, capsys):
   (tmp_path / "file").touch()
   assert launcher.main([*BASE, f"--folder={tmp_path / 'file' / 'sweep'}"]) == 2
   assert f"error: --folder={tmp_path / 'file' / 'sweep'}: Not a directory; expected" in capsys.readouterr().err
@@ -118,7 +119,7 @@ def test_a_folder_remembers_its_sweep(tmp_path):
   sweep, made = make_sweep(tmp_path), [make_row({"seed": seed}) for seed in range(3)]
   assert trial.record(sweep, made[:2]) == {}
   assert trial.record(sweep, made[1:]) == {made[0].id: {"seed": 0}}
-  with pytest.raises(trial.SweepError, match=r"it holds a sweep of something else \(base: \{\} there, .*num_steps"):
+  with pytest.raises(trial.SweepError, match=r"it holds a different sweep \(base: \{\} there, .*num_steps"):
     trial.record(make_sweep(tmp_path, base={"num_steps": ["3"]}), made)
   (tmp_path / "sweep.json").write_text("{")
   with pytest.raises(trial.SweepError, match="sweep.json: not JSON"):
@@ -165,7 +166,7 @@ def test_the_table_shows_what_varies():
   assert table.counts(STATUSES) == "1 finished, 1 failed, 1 waiting"
 
 
-def test_the_live_table_takes_any_text():
+def test_the_live_table_accepts_any_text():
   console = rich.console.Console(file=io.StringIO(), width=200)
   console.print(table.drawn(TRIALS, STATUSES))
   text = console.file.getvalue()
@@ -175,10 +176,10 @@ def test_the_live_table_takes_any_text():
 def test_help_names_the_targets_own_flags():
   command = [sys.executable, "-m", "experiments.launch", "--help", "--target=slurm"]
   text = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-  assert "--max_parallel" in text and "--partition: of the cluster." in text
+  assert "--max_parallel" in text and "--partition: Partition of the cluster." in text
 
 
 def test_sweep_json_is_readable(tmp_path):
   trial.record(make_sweep(tmp_path), [make_row({"task.levels": (1, 2)})])
-  found = json.loads((tmp_path / "sweep.json").read_text())
-  assert found["config"] == BASE[0] and list(found["rows"].values()) == [{"task.levels": [1, 2]}]
+  record = json.loads((tmp_path / "sweep.json").read_text())
+  assert record["config"] == BASE[0] and list(record["rows"].values()) == [{"task.levels": [1, 2]}]

@@ -1,4 +1,7 @@
-"""Trials as processes: places, restarts, ends of all kinds, and a launcher that is told to stop. The trials are small scripts."""
+"""Trials as processes: places, restarts, all kinds of ends, and a launcher that is told to stop.
+
+The trials are small scripts.
+"""
 
 import fcntl
 import json
@@ -16,7 +19,7 @@ from experiments.launch.trial import Trial
 
 
 def make_trial(tmp_path, name, code):
-  """A trial whose command is a script; it runs in its workdir's parent."""
+  """Makes a trial whose command is a script."""
   workdir = tmp_path / name
   workdir.mkdir()
   code = f"import sys, os, pathlib\nw = {str(workdir)!r}\n{code}"
@@ -24,7 +27,7 @@ def make_trial(tmp_path, name, code):
 
 
 def run(trials, folder, *, max_parallel=2, tick=lambda: None, **options):
-  """All of them; returns whether all were tried, and what happened as (name, why)."""
+  """Runs the trials and returns whether all were tried, and the events as (name, reason)."""
   happened = []
   complete = local.run(
     iter(trials), folder, max_parallel=max_parallel, options=local.Options(**options), poll_seconds=0.02, tick=tick,
@@ -36,7 +39,7 @@ def run(trials, folder, *, max_parallel=2, tick=lambda: None, **options):
 FINISH = "pathlib.Path(w, 'summary.json').write_text('{\"status\": \"finished\", \"accuracy_final\": 0.5}')"
 
 
-def test_one_that_fails_does_not_stop_the_others(tmp_path):
+def test_a_failure_does_not_stop_the_other_trials(tmp_path):
   trials = [
     make_trial(tmp_path, "bad", "print('error: no luck', file=sys.stderr); sys.exit(1)"),
     make_trial(tmp_path, "killed", "os.kill(os.getpid(), 9)"),
@@ -55,7 +58,7 @@ def test_one_that_fails_does_not_stop_the_others(tmp_path):
   assert "no luck" in (tmp_path / "logs" / f"{trials[0].row.id}.log").read_text()
 
 
-def test_42_is_started_again_as_often_as_was_said(tmp_path):
+def test_exit_status_42_restarts_a_trial_up_to_the_limit(tmp_path):
   count = "n = len(list(pathlib.Path(w).iterdir())); pathlib.Path(w, str(n)).touch(); "
   trials = [
     make_trial(tmp_path, "twice", f"{count}\nif n < 2: sys.exit(42)\n{FINISH}"),
@@ -65,17 +68,17 @@ def test_42_is_started_again_as_often_as_was_said(tmp_path):
   events = status.attempts(tmp_path)
   twice, always = (status.look(trial, events[trial.row.id]) for trial in trials)
   assert (twice.state, twice.attempts) == ("finished", 3)
-  assert (always.state, always.attempts, always.error) == ("stopped", 3, "asks to be started again: stuck")
+  assert (always.state, always.attempts, always.error) == ("stopped", 3, "asks for a restart: stuck")
 
 
-def test_an_old_error_in_the_log_is_not_this_ends_reason(tmp_path):
+def test_an_old_error_in_the_log_does_not_explain_a_new_end(tmp_path):
   count = "n = len(list(pathlib.Path(w).iterdir()))\npathlib.Path(w, str(n)).touch()\n"
   trial = make_trial(tmp_path, "a", f"{count}if n: sys.exit(3)\nprint('error: old'); sys.exit(1)")
   assert run([trial], tmp_path)[1][-1] == ("a", "exit status 1: old")
-  assert run([trial], tmp_path)[1][-1] == ("a", "exit status 3: it said nothing")
+  assert run([trial], tmp_path)[1][-1] == ("a", "exit status 3: it printed nothing")
 
 
-def test_no_more_than_max_parallel_at_a_time_each_on_its_own_cores(tmp_path):
+def test_at_most_max_parallel_trials_run_at_a_time_each_on_its_own_cores(tmp_path):
   code = "import time; open(w + '/cores', 'w').write(str(sorted(os.sched_getaffinity(0)))); time.sleep(0.2)"
   trials = [make_trial(tmp_path, f"t{i}", code) for i in range(5)]
   running, most = set(), []
@@ -112,7 +115,8 @@ time.sleep(60)
 @pytest.mark.parametrize("number, code", [(signal.SIGINT, 130), (signal.SIGTERM, 42)])
 def test_a_launcher_that_is_told_to_stop_lets_trials_save(tmp_path, number, code, capfd):
   trials = [make_trial(tmp_path, name, SAVES.format(code=code)) for name in ("a", "b", "never")]
-  sent, before = [], signal.getsignal(signal.SIGINT)  # Ignored, where the tests run in a shell's background.
+  # SIGINT is ignored if the tests run in the background of a shell.
+  sent, before = [], signal.getsignal(signal.SIGINT)
 
   def tick():
     if not sent and all((tmp_path / name / "ready").exists() for name in "ab"):
@@ -125,13 +129,13 @@ def test_a_launcher_that_is_told_to_stop_lets_trials_save(tmp_path, number, code
   events = status.attempts(tmp_path)
   states = [status.look(trial, events.get(trial.row.id, ())) for trial in trials]
   assert [(at.state, at.error) for at in states] == [("stopped", "interrupted")] * 2 + [("waiting", "")]
-  assert "2 trial(s) save and end; Ctrl-C again to leave at once" in capfd.readouterr().err
+  assert "2 trial(s) are saving; press Ctrl-C again to end at once" in capfd.readouterr().err
   assert signal.getsignal(signal.SIGINT) is before
 
 
-def test_trials_of_a_launcher_that_is_killed_save_and_end(tmp_path):
+def test_trials_of_a_killed_launcher_save_and_end(tmp_path):
   if not local.shutil.which("setpriv"):
-    pytest.skip("no setpriv here: trials of a killed launcher go on until they end")
+    pytest.skip("setpriv is not installed: trials of a killed launcher continue until they end")
   trial = make_trial(tmp_path, "a", SAVES.format(code=42))
   code = f"""
 import pathlib
@@ -157,19 +161,19 @@ def wait_for(path):
   raise AssertionError(f"no {path}")
 
 
-def test_a_workdir_that_somebody_still_writes_to_is_waited_for(tmp_path, capfd):
+def test_a_locked_workdir_is_waited_for(tmp_path, capfd):
   trial = make_trial(tmp_path, "a", FINISH)
   lock = open(tmp_path / "a" / ".lock", "w")  # noqa: SIM115 (open as long as it is locked)
   fcntl.flock(lock, fcntl.LOCK_EX)
-  looks = []
+  polls = []
 
   def tick():
-    looks.append(0)
-    if len(looks) == 3:
+    polls.append(0)
+    if len(polls) == 3:
       lock.close()
 
   complete, happened = run([trial], tmp_path, tick=tick)
-  assert complete and happened == [("a", None), ("a", "")] and len(looks) > 3
+  assert complete and happened == [("a", None), ("a", "")] and len(polls) > 3
   assert capfd.readouterr().err.count("waiting for it") == 1
 
 
@@ -178,7 +182,7 @@ def test_a_workdir_that_somebody_still_writes_to_is_waited_for(tmp_path, capfd):
   [
     (dict(pin="maybe"), "--pin: found 'maybe', expected yes or no"),
     (dict(gpus="a,b"), "--gpus: found 'a,b', expected numbers"),
-    (dict(gpus="0"), "--gpus: found 1 places for --max_parallel=2, expected as many"),
+    (dict(gpus="0"), r"--gpus: found 1 place\(s\), expected at least --max_parallel=2"),
     (dict(max_restarts=-1), "--max_restarts: found -1"),
   ],
 )
@@ -187,7 +191,7 @@ def test_settings_that_cannot_work_are_refused(options, message):
     local.check(local.Options(**options), 2)
 
 
-def test_a_trial_in_mid_run_is_read_from_its_files(tmp_path):
+def test_the_status_of_a_running_trial_comes_from_its_files(tmp_path):
   trial = make_trial(tmp_path, "a", "")
   rows = [
     {"phase": "warm_start", "step": 40}, {"phase": "eval", "step": 0, "eval/accuracy": 0.25}, {"phase": "rl", "step": 1},

@@ -1,4 +1,4 @@
-"""Rows: their ids, the functions of a file that make them, and everything that is refused before a trial starts."""
+"""Rows: their ids, the functions of a file that make them, and refusals before a trial starts."""
 
 import json
 import os
@@ -19,7 +19,7 @@ def written(tmp_path, text, name="mine.py"):
   return str(path)
 
 
-def test_ids_are_what_they_are_in_every_process():
+def test_ids_are_the_same_in_every_process():
   code = "import json, sys; from experiments.launch.rows import make_row; print(make_row(json.loads(sys.argv[1])).id)"
   overrides = {"objective.clip_low": 3e-4, "seed": 1, "task.levels": [1, 2], "objective.name": "sapo"}
   turned = dict(reversed(overrides.items()))
@@ -29,25 +29,27 @@ def test_ids_are_what_they_are_in_every_process():
     ).stdout.strip()
     for seed, each in (("1", overrides), ("2", turned))
   ]
-  # Written down: a relaunch after an upgrade still finds its workdirs.
+  # Constants, because a relaunch after an upgrade must still find its workdirs.
   assert ids == ["d8330531", "d8330531"] == [make_row(overrides).id] * 2
 
 
-def test_ids_tell_settings_from_each_other_and_nothing_else():
+def test_ids_distinguish_settings_and_nothing_else():
   assert make_row({"config.seed": 1}).id == make_row({"seed": 1.0}).id
   assert len({make_row({"seed": x}).id for x in (0, 1, True, False, None, "1", (1,))}) == 7
 
 
-def test_sweep_and_get_hyper_say_the_same(tmp_path):
-  one = written(tmp_path, "def sweep(add):\n  for a in (1, 2):\n    for s in (0, 1):\n      add({'num_steps': a}, seed=s)\n", "one.py")
+def test_sweep_and_get_hyper_are_equivalent(tmp_path):
+  one = written(
+    tmp_path, "def sweep(add):\n  for a in (1, 2):\n    for s in (0, 1):\n      add({'num_steps': a}, seed=s)\n", "one.py"
+  )
   text = "def get_hyper(h):\n  return h.product([h.sweep('config.num_steps', (1, 2)), h.sweep('seed', range(2))])\n"
   assert rows.read_sweep(one) == rows.read_sweep(written(tmp_path, text, "two.py"))
   assert [row.overrides for row in rows.read_sweep(one)][1] == {"num_steps": 1, "seed": 1}
 
 
 def test_seeds_multiply_rows(tmp_path):
-  found = rows.read_sweep(written(tmp_path, "def sweep(add):\n  add(num_steps=3)\n  add(num_steps=4)\n"), seeds=(5, 7))
-  assert [(row.overrides["num_steps"], row.overrides["seed"]) for row in found] == [(3, 5), (3, 7), (4, 5), (4, 7)]
+  multiplied = rows.read_sweep(written(tmp_path, "def sweep(add):\n  add(num_steps=3)\n  add(num_steps=4)\n"), seeds=(5, 7))
+  assert [(row.overrides["num_steps"], row.overrides["seed"]) for row in multiplied] == [(3, 5), (3, 7), (4, 5), (4, 7)]
 
 
 def test_groups_zip_chain_and_stay_fixed():
@@ -68,19 +70,19 @@ def test_groups_zip_chain_and_stay_fixed():
     ("def sweep(add):\n  add(3)\n", "TypeError: add takes fields by name"),
     ("def sweep(add):\n  add(seed={1})\n", r"seed: found \{1\} \(set\), expected a number"),
     ("def get_hyper(h):\n  return h.zipit([h.sweep('a', (1, 2)), h.sweep('b', (1, 2, 3))])\n", "groups of 2, 3 rows"),
-    ("def get_hyper(h):\n  return h.product([h.sweep('a', (1, 2)), h.sweep('a', (3,))])\n", "a: set by two groups"),
+    ("def get_hyper(h):\n  return h.product([h.sweep('a', (1, 2)), h.sweep('a', (3,))])\n", "a: found in two groups"),
     ("def sweep(add)\n", "SyntaxError"),
     ("import no_such_module_at_all\n", r"ModuleNotFoundError: No module named .* \(line 1\)"),
   ],
 )
-def test_a_file_that_is_no_sweep_is_refused(tmp_path, text, message):
+def test_a_file_without_a_valid_sweep_is_refused(tmp_path, text, message):
   with pytest.raises(SweepError, match=message) as caught:
     rows.read_sweep(written(tmp_path, text))
   assert "\n" not in str(caught.value) and "mine.py" in str(caught.value)
 
 
-def test_a_missing_file_names_those_there_are():
-  with pytest.raises(SweepError, match="no file 'experiments/sweeps/clip.py'.*experiments/sweeps/clip_range.py"):
+def test_a_missing_file_lists_the_existing_ones():
+  with pytest.raises(SweepError, match="found no file 'experiments/sweeps/clip.py'.*experiments/sweeps/clip_range.py"):
     rows.read_sweep("experiments/sweeps/clip.py")
 
 
@@ -97,24 +99,24 @@ def test_every_problem_of_every_row_is_a_line_with_row_and_field():
   assert len(lines) >= 4 and all(line.startswith(f"row {illegal.id} (") for line in lines[2:])
 
 
-def test_a_problem_of_all_rows_is_said_once():
+def test_a_problem_of_all_rows_is_reported_once():
   with pytest.raises(SweepError) as caught:
     rows.check_rows(TINY, {"num_stps": ["3"]}, [make_row({"seed": seed}) for seed in range(3)])
   assert str(caught.value) == "unknown field config.num_stps; did you mean config.num_steps?"
 
 
-def test_rows_that_give_one_config_collide():
+def test_rows_with_the_same_config_collide():
   with pytest.raises(SweepError, match=r"rows \w+ \(seed=0\) and \w+ \(num_steps=4\) give the same config"):
     rows.check_rows(TINY, {}, [make_row({"seed": 0}), make_row({"num_steps": 4})])
 
 
-def test_a_rows_values_win_over_those_of_all_rows():
+def test_a_rows_values_replace_those_of_all_rows():
   configs = rows.check_rows(TINY, {"seed": ["3"], "num_steps": ["7"]}, [row := make_row({"seed": 5, "task.levels": (1, 2, 3)})])
-  found = configs[row.id]
-  assert (found["seed"], found["num_steps"], found["task.levels"]) == (5, 7, (1, 2, 3))
+  config = configs[row.id]
+  assert (config["seed"], config["num_steps"], config["task.levels"]) == (5, 7, (1, 2, 3))
 
 
-def test_no_device_starts_to_check_rows():
+def test_checking_rows_starts_no_device():
   code = """
 import sys
 from experiments.launch import rows
@@ -128,5 +130,5 @@ assert not jax._src.xla_bridge.backends_are_initialized()
 
 @pytest.mark.parametrize("name, config", [("clip_range", "gspo"), ("objectives", "grpo"), ("seeds", "ppo")])
 def test_the_sweeps_of_the_repository_are_legal(name, config):
-  found = rows.read_sweep(f"experiments/sweeps/{name}.py")
-  assert len(rows.check_rows(f"configs/{config}.py", {}, found)) == len(found) >= 5
+  sweep_rows = rows.read_sweep(f"experiments/sweeps/{name}.py")
+  assert len(rows.check_rows(f"configs/{config}.py", {}, sweep_rows)) == len(sweep_rows) >= 5

@@ -1,4 +1,4 @@
-"""Search: what is drawn, how it goes on after a relaunch, and what is refused. The trials are stand-ins; nothing is trained."""
+"""Search: draws, relaunches and refusals. The trials are stand-ins, and nothing is trained."""
 
 import json
 from pathlib import Path
@@ -28,15 +28,15 @@ def draw(folder, count, **options):
   return [searching.ask(search) for _ in range(count)]
 
 
-def test_rows_are_within_the_space_and_a_command_line_carries_them_exactly(tmp_path):
+def test_rows_are_within_the_space_and_the_command_line_carries_them_exactly(tmp_path):
   drawn = draw(tmp_path, 8)
   for row in drawn:
-    found = row.overrides
-    assert row == rows.make_row(found) and list(found) == list(SPACE) and found["num_steps"] == 3
-    assert 0.9e-5 < found["learner.learning_rate"] < 1.1e-2 and 0.1 <= found["objective.clip_low"] <= 0.3
-    assert found["learner.updates_per_rollout"] in range(1, 5) and isinstance(found["learner.updates_per_rollout"], int)
-    assert found["eval.metrics"] in (("a", "b"), ("a",))
-    assert len(rows.value_text(found["objective.clip_low"])) <= 6
+    overrides = row.overrides
+    assert row == rows.make_row(overrides) and list(overrides) == list(SPACE) and overrides["num_steps"] == 3
+    assert 0.9e-5 < overrides["learner.learning_rate"] < 1.1e-2 and 0.1 <= overrides["objective.clip_low"] <= 0.3
+    assert overrides["learner.updates_per_rollout"] in range(1, 5) and isinstance(overrides["learner.updates_per_rollout"], int)
+    assert overrides["eval.metrics"] in (("a", "b"), ("a",))
+    assert len(rows.value_text(overrides["objective.clip_low"])) <= 6
   assert len({row.id for row in drawn}) == 8
 
 
@@ -47,7 +47,7 @@ def test_draws_depend_on_the_seed_and_not_on_relaunches(tmp_path, kind):
   assert at_once == bit_by_bit != draw(tmp_path / "other", 4, kind=kind, seed=4)
 
 
-def test_random_draws_do_not_depend_on_what_is_told(tmp_path):
+def test_random_draws_do_not_depend_on_results(tmp_path):
   search, drawn = begin(tmp_path / "told"), []
   for value in (1.0, None, 3.0):
     drawn.append(searching.ask(search))
@@ -55,17 +55,17 @@ def test_random_draws_do_not_depend_on_what_is_told(tmp_path):
   assert drawn == draw(tmp_path / "silent", 3)
 
 
-def test_tpe_draws_more_where_it_was_told_of_more(tmp_path):
+def test_tpe_draws_more_near_good_results(tmp_path):
   search = begin(tmp_path, {"x": hyper.uniform(0, 1)}, kind="tpe")
   drawn = []
   for _ in range(40):
     drawn.append(searching.ask(search))
     searching.tell(search, drawn[-1], -abs(drawn[-1].overrides["x"] - 0.8))
   late = [abs(row.overrides["x"] - 0.8) for row in drawn[20:]]
-  assert sum(late) / len(late) < 0.2  # At random: 0.34.
+  assert sum(late) / len(late) < 0.2  # The mean of random draws is 0.34.
 
 
-def test_what_was_asked_and_not_told_is_known_to_the_next_launcher(tmp_path):
+def test_the_next_launcher_knows_rows_that_have_no_result_yet(tmp_path):
   search = begin(tmp_path)
   good, bad, killed = (searching.ask(search) for _ in range(3))
   searching.tell(search, good, 0.5)
@@ -73,11 +73,11 @@ def test_what_was_asked_and_not_told_is_known_to_the_next_launcher(tmp_path):
   again = begin(tmp_path)
   assert searching.asked(again) == [(good, True), (bad, True), (killed, False)]
   searching.tell(again, killed, 0.7)
-  searching.tell(again, good, 9.9)  # Told before: the first word counts.
+  searching.tell(again, good, 9.9)  # It has a result already, which stays.
   assert [is_told for _, is_told in searching.asked(again)] == [True] * 3 and again.study.best_value == 0.7
 
 
-def test_no_row_is_drawn_twice_and_a_space_ends(tmp_path):
+def test_no_row_is_drawn_twice_until_a_space_is_exhausted(tmp_path):
   search = begin(tmp_path, {"a": hyper.choice((1, 2)), "b": hyper.choice(("x", "y"))})
   assert len({searching.ask(search).id for _ in range(4)}) == 4
   with pytest.raises(SweepError, match="no more rows than these 4"):
@@ -97,40 +97,41 @@ def test_no_row_is_drawn_twice_and_a_space_ends(tmp_path):
     ("def space(h): return {'seed': h.normal(0, 1)}", "AttributeError"),
   ],
 )
-def test_a_file_that_is_refused(tmp_path, text, message):
+def test_a_bad_file_is_refused(tmp_path, text, message):
   (tmp_path / "space.py").write_text(text + "\n")
   with pytest.raises(SweepError) as error:
     searching.read_space(str(tmp_path / "space.py"))
   assert message in str(error.value) and "\n" not in str(error.value)
 
 
-def test_a_search_that_is_refused(tmp_path):
+def test_a_bad_search_is_refused(tmp_path):
   with pytest.raises(SweepError, match="found 'grid', expected random or tpe"):
     begin(tmp_path, kind="grid")
   with pytest.raises(SweepError, match="found nothing to draw"):
     begin(tmp_path, {"seed": 1})
   searching.ask(begin(tmp_path, {"seed": hyper.choice((1, 2))}))
-  with pytest.raises(SweepError, match="not the one that this folder's search began with"):
+  with pytest.raises(SweepError, match="differs from the space with which this folder's search began"):
     searching.ask(begin(tmp_path, {"seed": hyper.choice((1, 2, 3))}))
 
 
-def test_a_number_of_a_summary(tmp_path):
+def test_the_metric_is_a_number_of_the_summary(tmp_path):
   (tmp_path / "summary.json").write_text(json.dumps({"status": "finished", "accuracy_final": 0.5, "seconds": {"rl": 1}}))
   assert searching.metric_of(tmp_path, "accuracy_final") == 0.5
   assert searching.metric_of(tmp_path, "seconds") is None and searching.metric_of(Path("nowhere"), "accuracy_final") is None
 
 
 @pytest.mark.parametrize("status", ["running", "stopped: SIGTERM"])
-def test_a_run_that_was_stopped_has_no_result(tmp_path, status):  # Though its summary has an accuracy: the newest.
+def test_a_stopped_run_has_no_result(tmp_path, status):
+  # Its summary has an accuracy nevertheless, namely the newest.
   (tmp_path / "summary.json").write_text(json.dumps({"status": status, "accuracy_final": 0.5}))
   assert searching.metric_of(tmp_path, "accuracy_final") is None
 
 
-def test_a_large_seed(tmp_path):
+def test_a_large_seed_is_accepted(tmp_path):
   assert draw(tmp_path / "1", 1, seed=5000) == draw(tmp_path / "2", 1, seed=5000)
 
 
-def test_a_misspelt_metric_names_those_there_are(tmp_path):
+def test_a_misspelt_metric_lists_the_existing_ones(tmp_path):
   (tmp_path / "summary.json").write_text('{"status": "finished", "accuracy_final": 0.5, "num_steps": 3, "objective": "gspo"}')
   (tmp_path / "report.html").write_text("")
   assert searching.metric_of(tmp_path, "accuracy_final") == 0.5

@@ -1,4 +1,4 @@
-"""Searches: what is drawn, that a relaunch goes on with it, and what Optuna is told. The trials are small scripts."""
+"""Searches: draws, relaunches and the results that Optuna is told. The trials are small scripts."""
 
 import csv
 import json
@@ -16,11 +16,11 @@ SPACE = {"learner.learning_rate": hyper.log_uniform(1e-4, 1e-2), "task.levels": 
 
 def draw(folder, count, **more):
   search = searching.open_search(folder, SPACE, **more)
-  found = []
+  drawn = []
   for _ in range(count):
-    found.append(searching.ask(search))
-    searching.tell(search, found[-1], -abs(found[-1].overrides["learner.learning_rate"] - 1e-3))
-  return found
+    drawn.append(searching.ask(search))
+    searching.tell(search, drawn[-1], -abs(drawn[-1].overrides["learner.learning_rate"] - 1e-3))
+  return drawn
 
 
 @pytest.mark.parametrize("kind", ["random", "tpe"])
@@ -34,11 +34,11 @@ def test_the_nth_draw_is_the_same_after_a_relaunch(kind, tmp_path):
 
 
 def test_tpe_learns_from_what_it_is_told(tmp_path):
-  distance = lambda found: sum(abs(row.overrides["learner.learning_rate"] - 1e-3) for row in found)
+  distance = lambda drawn: sum(abs(row.overrides["learner.learning_rate"] - 1e-3) for row in drawn)
   assert distance(draw(tmp_path / "tpe", 40, kind="tpe")[20:]) < 0.5 * distance(draw(tmp_path / "random", 40)[20:])
 
 
-def test_a_space_ends(tmp_path):
+def test_a_space_is_exhausted(tmp_path):
   search = searching.open_search(tmp_path, {"seed": hyper.choice((0, 1)), "num_steps": hyper.integers(3, 4)})
   assert len({searching.ask(search).id for _ in range(4)}) == 4
   with pytest.raises(SweepError, match="the space has no more rows than these 4"):
@@ -54,7 +54,7 @@ def test_failures_are_told_as_failures(tmp_path):
   row = searching.ask(search)
   assert searching.asked(searching.open_search(tmp_path, SPACE))[-1] == (row, False)
   searching.tell(search, row, 1.0)
-  searching.tell(search, row, 2.0)  # Of no effect: it has been told.
+  searching.tell(search, row, 2.0)  # Has no effect, because the row has a result already.
   assert search.study.best_value == 1.0
 
 
@@ -62,19 +62,19 @@ def test_failures_are_told_as_failures(tmp_path):
   "space, message",
   [({}, "found nothing to draw"), ({"seed": 1}, "found nothing to draw"), ([hyper.choice((1, 2))], "found nothing to draw")],
 )
-def test_a_space_that_is_none_is_refused(space, message, tmp_path):
+def test_a_space_with_nothing_to_draw_is_refused(space, message, tmp_path):
   with pytest.raises(SweepError, match=message):
     searching.open_search(tmp_path, space)
 
 
-def test_a_space_that_has_changed_is_refused(tmp_path):
+def test_a_changed_space_is_refused(tmp_path):
   searching.ask(searching.open_search(tmp_path, {"seed": hyper.choice((0, 1))}))
-  with pytest.raises(SweepError, match="it is not the one that this folder's search began with"):
+  with pytest.raises(SweepError, match="it differs from the space with which this folder's search began"):
     searching.ask(searching.open_search(tmp_path, {"seed": hyper.choice((0, 1, 2))}))
 
 
 @pytest.mark.parametrize("make", [lambda: hyper.uniform(2, 1), lambda: hyper.log_uniform(0, 1), lambda: hyper.choice(())])
-def test_distributions_that_are_none_are_refused(make):
+def test_invalid_distributions_are_refused(make):
   with pytest.raises(ValueError, match="expected"):
     make()
 
@@ -97,7 +97,7 @@ if rate < 3e-4 and not count: os.kill(os.getpid(), 9)
 """
 
 
-def test_a_search_runs_fails_is_killed_and_goes_on(tmp_path, monkeypatch, capsys):
+def test_a_search_with_failed_and_killed_trials_is_resumed(tmp_path, monkeypatch, capsys):
   (tmp_path / "space.py").write_text(FILE)
   (tmp_path / "train.py").write_text(TRAIN)
   monkeypatch.setattr(local, "command", lambda one, own: [sys.executable, str(tmp_path / "train.py"), *one.command[3:]])
@@ -109,7 +109,7 @@ def test_a_search_runs_fails_is_killed_and_goes_on(tmp_path, monkeypatch, capsys
   assert launcher.main([*args, "--num_trials=10"]) == 1
   second = states(folder)
   assert list(second)[:8] == list(first) and len(second) == 10
-  # Killed ones went on, failures count; two were drawn anew.
+  # Killed trials were resumed, failures count, and two rows were drawn anew.
   assert all(second[row] == ("finished" if state == "stopped" else state) for row, state in first.items())
   search = searching.open_search(folder, searching.read_space(str(tmp_path / "space.py")))
   told = {one.user_attrs["row"]: one.state.name for one in search.study.trials}
@@ -144,9 +144,9 @@ def test_draws_that_cannot_run_are_drawn_again(tmp_path, capsys):
   sweep = trial.Sweep("mine", "configs/gspo.py:tiny", {}, tmp_path, str(tmp_path))
   request = type("Request", (), {"sweep": sweep})
   search = searching.open_search(tmp_path, {"rollout.group_size": hyper.choice((-1, 4)), "seed": hyper.integers(0, 10**6)})
-  found = [searching._ask_possible(request, search) for _ in range(4)]
-  assert {row.overrides["rollout.group_size"] for row in found} == {4}
-  assert "note: drawn and refused, rollout.group_size=-1" in capsys.readouterr().out
+  drawn = [searching._ask_possible(request, search) for _ in range(4)]
+  assert {row.overrides["rollout.group_size"] for row in drawn} == {4}
+  assert "note: a drawn row was refused, rollout.group_size=-1" in capsys.readouterr().out
 
 
 def test_without_optuna_the_extra_is_named():

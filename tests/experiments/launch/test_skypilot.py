@@ -1,4 +1,7 @@
-"""SkyPilot's tasks: what a trial becomes, and that SkyPilot itself takes it, where the Python of one is named by JAXRL_LLM_SKYPILOT."""
+"""SkyPilot's tasks: their contents, and whether SkyPilot itself accepts them.
+
+The latter needs JAXRL_LLM_SKYPILOT, the path of a Python interpreter with SkyPilot.
+"""
 
 import json
 import os
@@ -16,7 +19,7 @@ PYTHON = os.environ.get("JAXRL_LLM_SKYPILOT")
 
 OPTIONS = skypilot.Options("v5p-128", env=("A=a=b",))
 
-# Reads a task as `sky jobs launch` does; no cloud is asked.
+# Reads a task as `sky jobs launch` does, without contacting a cloud.
 READ = """
 import json, sys
 import jsonschema, sky, yaml
@@ -24,9 +27,10 @@ from sky.utils import schemas
 task = yaml.safe_load(open(sys.argv[1]))
 jsonschema.validate(task, schemas.get_task_schema())
 jsonschema.validate(task["resources"], schemas.get_resources_schema())
-found = sky.Task.from_yaml_config(task)
-(resources,) = found.resources
-print(json.dumps([found.name, resources.accelerators, resources.use_spot, resources.job_recovery, found.run, list(found.storage_mounts)]))
+task = sky.Task.from_yaml_config(task)
+(resources,) = task.resources
+described = [task.name, resources.accelerators, resources.use_spot, resources.job_recovery]
+print(json.dumps([*described, task.run, list(task.storage_mounts)]))
 """
 
 
@@ -41,12 +45,12 @@ HOSTILE = trial("hostile", "/mnt/runs/clip/1", "--config.eval.metrics=('a', 'b')
 
 def test_a_task_for_each_trial(tmp_path):
   one, two, script = skypilot.write([trial(), HOSTILE], tmp_path, options=OPTIONS)
-  found = yaml.safe_load(one.read_text())
-  assert found["resources"] == {
+  task = yaml.safe_load(one.read_text())
+  assert task["resources"] == {
     "infra": "gcp", "accelerators": "tpu-v5p-128", "use_spot": True,
     "job_recovery": {"max_restarts_on_errors": 0, "recover_on_exit_codes": [42, 134, 137, 143]},
   }  # fmt: skip
-  assert found["file_mounts"] == {"/mnt/runs": {"source": "gs://BUCKET", "mode": "MOUNT"}} and found["envs"] == {"A": "a=b"}
+  assert task["file_mounts"] == {"/mnt/runs": {"source": "gs://BUCKET", "mode": "MOUNT"}} and task["envs"] == {"A": "a=b"}
   assert script.read_text().splitlines()[1:] == [f"sky jobs launch --yes --async {path}" for path in (one, two)]
 
 
@@ -62,7 +66,7 @@ def test_a_shell_sees_the_trials_command(tmp_path):
 
 @pytest.mark.skipif(PYTHON is None, reason="JAXRL_LLM_SKYPILOT names no Python that has SkyPilot")
 @pytest.mark.parametrize("one", [trial(), HOSTILE])
-def test_skypilot_takes_it(one, tmp_path):
+def test_skypilot_accepts_a_task(one, tmp_path):
   path, _ = skypilot.write([one], tmp_path, options=OPTIONS._replace(bucket="gs://my-bucket"))
   environment = os.environ | {"HOME": str(tmp_path), "SKYPILOT_DISABLE_USAGE_COLLECTION": "1"}
   result = subprocess.run([PYTHON, "-c", READ, str(path)], capture_output=True, text=True, env=environment, timeout=120)
@@ -75,13 +79,13 @@ def test_skypilot_takes_it(one, tmp_path):
 @pytest.mark.parametrize(
   "options, made, message",
   [
-    (dict(tpu_type="v5p"), trial(), "--tpu_type=v5p: expected a generation and a number"),
-    (dict(machines="cheap"), trial(), "--machines=cheap: expected spot or on-demand"),
+    (dict(tpu_type="v5p"), trial(), "--tpu_type: found 'v5p', expected a generation and a number"),
+    (dict(machines="cheap"), trial(), "--machines: found 'cheap', expected spot or on-demand"),
     (dict(env=("A",)), trial(), "--env: found 'A', expected NAME=VALUE"),
     ({}, trial("a", "/mnt/runs/a", "--config.mesh.slices=2"), r"config.mesh.slices: found 2, but a trial has 1 slice\(s\)"),
   ],
 )
-def test_what_is_refused(tmp_path, options, made, message):
+def test_bad_settings_are_refused(tmp_path, options, made, message):
   with pytest.raises(skypilot.SkyPilotError, match=message):
     skypilot.write([made], tmp_path, options=OPTIONS._replace(**options))
 
@@ -90,13 +94,13 @@ def test_a_submission_needs_a_bucket_and_skypilot(tmp_path, monkeypatch):
   monkeypatch.setenv("PATH", str(tmp_path))
   with pytest.raises(skypilot.SkyPilotError, match="^--bucket: not set"):
     skypilot.submit([trial()], tmp_path, options=OPTIONS)
-  with pytest.raises(skypilot.SkyPilotError, match="^workdirs in runs/a end with their machine; set --workdirs=/mnt/runs/SWEEP"):
+  with pytest.raises(skypilot.SkyPilotError, match="^workdirs in runs/a are lost with their machine; set --workdirs=/mnt/runs/SWEEP"):
     skypilot.submit([trial("a", "runs/a")], tmp_path, options=OPTIONS._replace(bucket="gs://b"))
   with pytest.raises(skypilot.SkyPilotError, match=r"sky is not on the PATH; install it with `pipx install 'skypilot\[gcp\]'`"):
     skypilot.submit([trial()], tmp_path, options=OPTIONS._replace(bucket="gs://b"))
 
 
-def test_a_relaunch_submits_only_what_is_gone_or_failed(tmp_path, monkeypatch):
+def test_a_relaunch_submits_only_new_and_failed_trials(tmp_path, monkeypatch):
   trials = [trial(name, f"/mnt/runs/{name}") for name in ("new", "runs", "done", "failed", "again")]
   name = {each.name: skypilot.job_name(each) for each in trials}
   states = [("runs", "RUNNING"), ("done", "SUCCEEDED"), ("failed", "FAILED_SETUP"), ("again", "RECOVERING"), ("again", "CANCELLED")]

@@ -1,4 +1,4 @@
-"""Slurm's script: its text, what bash makes of it, and what is submitted again. There is no Slurm here: its commands are stand-ins."""
+"""Slurm's script: its text, its execution by bash, and resubmission. Its commands are stand-ins."""
 
 import json
 import os
@@ -20,7 +20,7 @@ def make_trials(folder, count=3):
 
 
 def stand_in(folder, name, code):
-  """A command of Slurm's."""
+  """Writes a stand-in for a command of Slurm."""
   folder.mkdir(exist_ok=True)
   (folder / name).write_text(f"#!{sys.executable}\nimport sys, os, json\n{code}\n")
   (folder / name).chmod(0o755)
@@ -33,7 +33,7 @@ def finish(one):
     file.write('{"status": "finished"}')
 
 
-def test_the_script_says_what_was_asked_for(tmp_path):
+def test_the_script_contains_the_options(tmp_path):
   options = slurm.Options(
     partition="gpu", account="lab", time="2-00:00", nodes=2, gpus_per_node=8, mem="64G", grace_seconds=300,
     setup=("module load cuda", "source env/bin/activate"), sbatch=("reservation=mine",), python="python3",
@@ -52,18 +52,18 @@ def test_the_script_says_what_was_asked_for(tmp_path):
   "time, seconds",
   [("90", 5400), ("1:30", 90), ("12:00:00", 43200), ("2-00", 172800), ("1-01:30", 91800), ("0-00:00:09", 9), ("0", 0), ("soon", 0)],
 )
-def test_slurms_times(time, seconds):
+def test_slurms_time_formats(time, seconds):
   assert slurm._seconds(time) == seconds
 
 
-def test_bash_finds_no_fault_with_it(tmp_path):
+def test_the_script_is_valid_bash(tmp_path):
   (path,) = slurm.write(make_trials(tmp_path), tmp_path, options=slurm.Options())
   subprocess.run(["bash", "-n", str(path)], check=True)
   assert (tmp_path / "slurm" / "logs").is_dir() and path.read_text().count("array=0-2%3") == 1
 
 
 @pytest.mark.parametrize("code, restarts, requeued", [(0, "0", False), (1, "0", False), (42, "0", True), (42, "2", False)])
-def test_a_task_runs_its_trial_and_queues_again_after_42(tmp_path, code, restarts, requeued):
+def test_a_task_runs_its_trial_and_is_queued_again_after_42(tmp_path, code, restarts, requeued):
   trials, bin_folder = make_trials(tmp_path), tmp_path / "bin"
   stand_in(bin_folder, "srun", f"open({str(tmp_path / 'said')!r}, 'w').write(json.dumps(sys.argv[1:])); sys.exit({code})")
   stand_in(bin_folder, "scontrol", f"open({str(tmp_path / 'requeued')!r}, 'w').write(' '.join(sys.argv[1:]))")
@@ -75,9 +75,11 @@ def test_a_task_runs_its_trial_and_queues_again_after_42(tmp_path, code, restart
   result = subprocess.run(["bash", str(path)], env=environment, capture_output=True, text=True)
   assert result.returncode == code, result.stderr
   said = json.loads((tmp_path / "said").read_text())
-  assert said[-len(trials[1].command) :] == [sys.executable, *trials[1].command[1:]]  # Word by word, quotes and all.
+  # Word for word, including quotes.
+  assert said[-len(trials[1].command) :] == [sys.executable, *trials[1].command[1:]]
   assert (tmp_path / "requeued").exists() == requeued
-  if requeued:  # This task alone: one task of an array has the array's number for its own, and 77 would mean all of them.
+  # Only this task: one task's own id is the array's, and 77 would mean all tasks.
+  if requeued:
     assert (tmp_path / "requeued").read_text() == "requeue 77_1"
 
 
@@ -86,10 +88,10 @@ def test_finished_trials_are_left_out(tmp_path, capsys):
   finish(trials[1])
   (path,) = slurm.write(trials, tmp_path, options=slurm.Options())
   assert trials[1].row.id not in path.read_text() and "array=0-1%2" in path.read_text()
-  assert "1 of 3 trials have finished before" in capsys.readouterr().out
+  assert "1 of 3 trials finished earlier" in capsys.readouterr().out
 
 
-def test_a_relaunch_submits_only_what_neither_waits_nor_runs(tmp_path, monkeypatch):
+def test_a_relaunch_submits_only_trials_that_are_neither_waiting_nor_running(tmp_path, monkeypatch):
   trials, bin_folder = make_trials(tmp_path), tmp_path / "bin"
   stand_in(bin_folder, "sbatch", "print('9')")
   stand_in(bin_folder, "squeue", "print('9_0\\n9_2\\n8_1')")
@@ -97,14 +99,16 @@ def test_a_relaunch_submits_only_what_neither_waits_nor_runs(tmp_path, monkeypat
   told = []
   submit = lambda: slurm.submit(trials, tmp_path, options=slurm.Options(), tell=told.append)
   assert submit() == [one.row.id for one in trials]
-  assert submit() == [trials[1].row.id]  # Which is task 0 of its job, also 9 here.
-  assert [line.partition(": ")[2] for line in told[1:3]] == ["job 9_0 waits or runs; skipped", "job 9_2 waits or runs; skipped"]
+  assert submit() == [trials[1].row.id]  # It is task 0 of its job, which is also 9 here.
+  assert [line.partition(": ")[2] for line in told[1:3]] == [
+    "job 9_0 is waiting or running; skipped", "job 9_2 is waiting or running; skipped",
+  ]  # fmt: skip
   for one in trials:
     finish(one)
   assert submit() == [] and told[-1] == "nothing to submit"
 
 
-def test_sbatch_that_refuses_is_one_line(tmp_path, monkeypatch):
+def test_a_refusal_by_sbatch_is_one_line(tmp_path, monkeypatch):
   stand_in(tmp_path / "bin", "sbatch", "print('sbatch: error: invalid partition specified: gpu', file=sys.stderr); sys.exit(1)")
   stand_in(tmp_path / "bin", "squeue", "")
   monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:{os.environ['PATH']}")
@@ -121,14 +125,14 @@ def test_sbatch_that_refuses_is_one_line(tmp_path, monkeypatch):
     (("--nodes=0",), "--nodes: found 0, expected 1 or more"),
     (("--sbatch=exclusive",), "--sbatch: found 'exclusive', expected NAME=VALUE"),
     (("--sbatch=gpus-per-node=8",), "--sbatch: found gpus-per-node, expected it as a flag of its own, --gpus_per_node"),
-    (("--sbatch=signal=USR1@60",), "--sbatch: found signal, expected another option"),
+    (("--sbatch=signal=USR1@60",), "--sbatch: found signal, which the launcher sets itself; expected another option"),
     (("--gpus_per_node=8", "--tasks_per_node=1"), "--tasks_per_node: found 1 for --gpus_per_node=8, expected as many"),
     (("--time=1:00", "--grace_seconds=60"), "--grace_seconds: found 60 with --time=1:00 (60 s), expected less"),
     ((), "--target=slurm: sbatch is not on the PATH; run this on a login node of the cluster, or with --dry_run"),
   ],
 )
-def test_what_is_refused(args, message, tmp_path, capsys, monkeypatch):
-  monkeypatch.setenv("PATH", str(tmp_path))  # Also where there is a Slurm.
+def test_bad_settings_are_refused(args, message, tmp_path, capsys, monkeypatch):
+  monkeypatch.setenv("PATH", str(tmp_path))  # Hides Slurm if it is installed.
   base = ("--config=configs/gspo.py:tiny", "--sweep=experiments/sweeps/clip_range.py", "--target=slurm", f"--folder={tmp_path}")
   assert launcher.main([*base, *args]) == 2
   (line,) = capsys.readouterr().err.splitlines()

@@ -1,6 +1,7 @@
-"""Pods through xpk: its manifests are what was asked for, and valid; what runs in a pod is the trial's command, whatever is in it.
+"""Pods through xpk: the manifests are valid and as requested, and pods run the trials' commands.
 
-The golden manifest was written by xpk 1.16.0. Where that is at hand (on the PATH, or in JAXRL_LLM_XPK), it must still write the same.
+The golden manifest was written by xpk 1.16.0. If xpk is installed (on the PATH, or as
+JAXRL_LLM_XPK), it must still write the same manifest.
 """
 
 import json
@@ -21,10 +22,12 @@ from tests.runs import ROOT, environment
 GOLDEN = pathlib.Path(__file__).parent / "xpk-1.16.0.yaml"
 XPK = os.environ.get("JAXRL_LLM_XPK") or shutil.which("xpk")
 
-TWO = ["--config.mesh.data=2", "--config.learner.micro_batches=4"]  # What a config for one slice lacks for two.
+# The flags that a config for one slice lacks for two.
+TWO = ["--config.mesh.data=2", "--config.learner.micro_batches=4"]
 OPTIONS = xpk.Options(cluster="my-cluster", tpu_type="v5p-128", num_slices=2, max_restarts=10, env=("TWO=a b",))
 
-# Stands for xpk: it writes the golden manifest with the name and the command that it is told, and keeps a list of its calls.
+# A stand-in for xpk. It writes the golden manifest with the given name and command, and records its
+# calls.
 FAKE = f"""#!{sys.executable}
 import json, pathlib, sys
 here = pathlib.Path(__file__).parent
@@ -92,27 +95,28 @@ def test_two_slices_with_restarts(tmp_path):
   assert jobset.command(document) == [*HOSTILE.command, *TWO]
 
 
-def test_the_schema_refuses_what_xpk_writes_raw_and_takes_what_a_cluster_makes_of_it(tmp_path):
+def test_the_schema_refuses_xpks_raw_manifest_and_accepts_the_clusters_form(tmp_path):
   import yaml
 
-  found = jobset.problems(yaml.safe_load(GOLDEN.read_text()))
-  assert len(found) == 3 and all("None is not" in line or "'name' is a required" in line for line in found), found
+  problems = jobset.problems(yaml.safe_load(GOLDEN.read_text()))
+  assert len(problems) == 3 and all("None is not" in line or "'name' is a required" in line for line in problems), problems
 
 
 def test_a_shell_in_the_pod_sees_the_trials_command(tmp_path):
   container = jobset.read(golden(tmp_path))["spec"]["replicatedJobs"][0]["template"]["spec"]["template"]["spec"]["containers"][0]
-  script = container["command"][-1].replace("$$", "$").replace("echo XPK", "#")  # As Kubernetes does.
+  # Kubernetes replaces $$ as well.
+  script = container["command"][-1].replace("$$", "$").replace("echo XPK", "#")
   program(tmp_path / "python", f"#!{sys.executable}\nimport json, sys\nprint(json.dumps(sys.argv[1:]))\nsys.exit(42)\n")
   program(tmp_path / "sleep", "#!/bin/sh\n")
   environment = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "TPU_WORKER_ID": "7"}
   result = subprocess.run([*container["command"][:-1], script], capture_output=True, text=True, env=environment)
   assert json.loads(result.stdout.splitlines()[0]) == [*HOSTILE.command[1:], *TWO], result
-  assert result.returncode == 42, "which starts it again"
+  assert result.returncode == 42, "the exit status that starts it again"
 
 
 @pytest.mark.skipif(XPK is None, reason="xpk is not on the PATH, nor in JAXRL_LLM_XPK")
 def test_the_real_xpk_writes_the_golden_manifest(tmp_path, monkeypatch):
-  monkeypatch.setenv("PATH", "/nowhere")  # No gcloud, no kubectl.
+  monkeypatch.setenv("PATH", "/nowhere")  # Hides gcloud and kubectl.
   monkeypatch.setenv("HOME", str(tmp_path))
   paths = xpk.write([HOSTILE, trial("other", "/mnt/runs/clip/other")], tmp_path, options=OPTIONS._replace(xpk=XPK))
   assert [path.name for path in paths] == [f"{xpk.job_name(HOSTILE)}.yaml", "other-dda0032c.yaml", "submit.sh"]
@@ -120,7 +124,7 @@ def test_the_real_xpk_writes_the_golden_manifest(tmp_path, monkeypatch):
 
 
 @pytest.mark.skipif(XPK is None, reason="xpk is not on the PATH, nor in JAXRL_LLM_XPK")
-def test_the_real_xpk_says_which_slices_there_are(tmp_path, monkeypatch):
+def test_the_real_xpk_lists_the_slices(tmp_path, monkeypatch):
   monkeypatch.setenv("HOME", str(tmp_path))
   with pytest.raises(xpk.XpkError, match=r"invalid choice: 'v5p-129' \(closest matches: .*v5p-128"):
     xpk.write([trial()], tmp_path, options=OPTIONS._replace(xpk=XPK, tpu_type="v5p-129"))
@@ -132,10 +136,10 @@ def test_a_dry_run_writes_manifests_and_the_commands(fakes, tmp_path):
   assert [jobset.command(jobset.read(path)) for path in manifests] == [[*each.command, *TWO] for each in trials]
   assert all({"--dry-run", "--skip-validation"} < set(call) for call in calls(fakes))
   assert [line.split()[:3] for line in script.read_text().splitlines()[1:]] == [["xpk", "workload", "create"]] * 2
-  assert "--dry-run" not in script.read_text() and "PROJECT" in script.read_text(), "what is missing is plain to see"
+  assert "--dry-run" not in script.read_text() and "PROJECT" in script.read_text(), "missing options must be visible"
 
 
-def test_names_fit_are_stable_and_differ():
+def test_names_are_short_stable_and_unique():
   names = [xpk.job_name(trial(name, f"/runs/{name}")) for name in ("Clip_Low=3e-4, Seed=1" * 9, "", "7", "ü-ü", "a" * 99)]
   assert len(set(names)) == len(names) and all(len(name) <= 28 and jobset._NAME.fullmatch(name) and name[0].isalpha() for name in names)
   assert xpk.job_name(trial("a", "/runs/1")) == xpk.job_name(trial("a", "/runs/1")) != xpk.job_name(trial("a", "/runs/2"))
@@ -148,8 +152,8 @@ def test_names_fit_are_stable_and_differ():
     (dict(max_restarts=-1), (), "--max_restarts: found -1, expected 0 or more"),
     (dict(xpk_args="--priority='high"), (), "--xpk_args: No closing quotation"),
     (dict(env=("1A=2",)), (), "--env: found '1A=2', expected NAME=VALUE"),
-    (dict(env=('A="2"',)), (), "--env: the value of A has a quote"),
-    ({}, ("--config.task.prompt_template=a\nb",), "a value with a line break"),
+    (dict(env=('A="2"',)), (), "--env: found a quote or a backslash in the value of A"),
+    ({}, ("--config.task.prompt_template=a\nb",), "found a value with a line break"),
     ({}, ("--config.mesh.data=3",), "config.mesh.data: found 3, expected a multiple of the 2 slices"),
     ({}, ("--config.mesh.data=1",), "config.mesh.data: found 1, expected a multiple of the 2 slices"),
     ({}, ("--config.mesh.slices=4",), r"config.mesh.slices: found 4, but a trial has 2 slice\(s\)"),
@@ -161,14 +165,16 @@ def test_names_fit_are_stable_and_differ():
     (dict(xpk="/nowhere/xpk"), (), "--xpk=/nowhere/xpk: no such command; install it with `pipx install xpk==1.16.0`"),
   ],
 )
-def test_what_is_refused(fakes, tmp_path, options, extra, message):
+def test_bad_settings_are_refused(fakes, tmp_path, options, extra, message):
   with pytest.raises(xpk.XpkError, match=message):
     xpk.write([trial("golden", "/mnt/runs/clip/golden", *extra)], tmp_path, options=OPTIONS._replace(**options))
 
 
-def test_without_xpk_one_line_says_what_to_do(tmp_path, monkeypatch):
+def test_the_error_without_xpk_says_how_to_install_it(tmp_path, monkeypatch):
   monkeypatch.setenv("PATH", str(tmp_path))
-  with pytest.raises(xpk.XpkError, match="^--target=xpk: xpk is not on the PATH; install it with `pipx install xpk==1.16.0`, or say where"):
+  with pytest.raises(
+    xpk.XpkError, match="^--target=xpk: xpk is not on the PATH; install it with `pipx install xpk==1.16.0`, or give its"
+  ):
     xpk.write([trial()], tmp_path, options=OPTIONS)
 
 
@@ -183,7 +189,7 @@ def test_a_mesh_for_several_slices():
 SUBMITTED = OPTIONS._replace(docker_image="image", project="project", zone="us-east5-a", storage="runs")
 
 
-def test_a_relaunch_submits_only_what_is_gone_or_failed(fakes, tmp_path):
+def test_a_relaunch_submits_only_new_and_failed_trials(fakes, tmp_path):
   trials = [trial(name, f"/mnt/runs/{name}") for name in ("new", "runs", "queued", "done", "failed")]
   status = {"runs": [], "queued": [{"type": "Suspended", "status": "True"}], "done": [{"type": "Completed", "status": "True"}]}
   status["failed"] = [{"type": "Completed", "status": "False"}, {"type": "Failed", "status": "True"}]
@@ -203,7 +209,7 @@ def test_a_relaunch_submits_only_what_is_gone_or_failed(fakes, tmp_path):
 def test_a_submission_needs_image_project_zone_and_storage(fakes, tmp_path):
   with pytest.raises(xpk.XpkError, match="^--docker_image, --project, --zone, --storage: not set"):
     xpk.submit([trial()], tmp_path, options=OPTIONS)
-  with pytest.raises(xpk.XpkError, match="^--workdirs: found runs/a, expected a folder of the storage"):
+  with pytest.raises(xpk.XpkError, match="^--workdirs: found runs/a, expected a folder on the storage"):
     xpk.submit([trial("a", "runs/a")], tmp_path, options=SUBMITTED)
   with pytest.raises(xpk.XpkError, match="^kubectl is not on the PATH; experiments/pods.md"):
     xpk.submit([trial()], tmp_path, options=SUBMITTED)
@@ -217,25 +223,25 @@ def test_a_submission_needs_image_project_zone_and_storage(fakes, tmp_path):
     (lambda d, s, p: d["spec"]["failurePolicy"]["rules"][0].update(action="Restart"), "'Restart' is not one of"),
     (lambda d, s, p: p["containers"][0].pop("name"), "'name' is a required property"),
     (lambda d, s, p: p["containers"][0]["resources"]["limits"].update({"google.com/tpu": "four"}), "'four' does not match"),
-    (lambda d, s, p: s["podFailurePolicy"]["rules"][0]["onExitCodes"].update(values=[43, 42]), "in rising order"),
+    (lambda d, s, p: s["podFailurePolicy"]["rules"][0]["onExitCodes"].update(values=[43, 42]), "in ascending order"),
     (lambda d, s, p: s["podFailurePolicy"]["rules"][0]["onExitCodes"].update(containerName="x"), "found 'x', expected one of jax-tpu"),
     (lambda d, s, p: p.update(restartPolicy="OnFailure"), "expected 'Never'"),
-    (lambda d, s, p: p.update(volumes=[]), "volumeMounts names 'dshm-2'"),
+    (lambda d, s, p: p.update(volumes=[]), "found 'dshm-2' in volumeMounts"),
     (lambda d, s, p: d["metadata"].update(name="A_b"), "metadata.name: found 'A_b'"),
     (lambda d, s, p: d["metadata"].update(name="a" * 60), "characters, expected at most 63"),
     (lambda d, s, p: d["spec"].update(replicatedJobs=[]), "replicatedJobs: found none"),
   ],
 )
-def test_what_a_cluster_would_refuse(tmp_path, change, message):
+def test_a_manifest_that_a_cluster_would_refuse_has_one_problem(tmp_path, change, message):
   document = jobset.read(golden(tmp_path))
   spec = document["spec"]["replicatedJobs"][0]["template"]["spec"]
   change(document, spec, spec["template"]["spec"])
-  found = jobset.problems(document)
-  assert len(found) == 1 and message in found[0], found
+  problems = jobset.problems(document)
+  assert len(problems) == 1 and message in problems[0], problems
 
 
 @pytest.mark.parametrize("text, message", [("a: [", "is not YAML"), ("- 1", "holds no JobSet: found list")])
-def test_a_manifest_that_is_none(tmp_path, text, message):
+def test_an_invalid_manifest_is_refused(tmp_path, text, message):
   (tmp_path / "x.yaml").write_text(text)
   with pytest.raises(xpk.XpkError, match=message):
     xpk.finish(tmp_path / "x.yaml", trial(), options=OPTIONS)
@@ -244,12 +250,13 @@ def test_a_manifest_that_is_none(tmp_path, text, message):
 JOIN = """
 import jax
 from jaxrl_llm.devices import hosts
-hosts.start()
-print(jax.process_index(), jax.process_count(), jax.device_count(), ''.join(hosts.gather_text(str(jax.process_index()))))
+hosts.join_processes()
+texts = hosts.gather_text(str(jax.process_index()))
+print(jax.process_index(), jax.process_count(), jax.device_count(), ''.join(texts))
 """
 
 
-def test_processes_find_each_other_by_what_gke_puts_into_pods_of_two_slices():
+def test_processes_find_each_other_through_gkes_variables_in_pods_of_two_slices():
   with socket.socket() as free:
     free.bind(("127.0.0.1", 0))
     port = str(free.getsockname()[1])

@@ -1,4 +1,4 @@
-"""Runs side by side: which of them are one arm, what came out with which interval, and what is said about the others."""
+"""The comparison of runs: their arms, results with intervals, curves, notes, page and figures."""
 
 import json
 import re
@@ -9,17 +9,17 @@ import numpy as np
 import pytest
 
 from jaxrl_llm.report.__main__ import main
-from jaxrl_llm.report.comparison import EmptyComparisonError, load, page_data, write_comparison
+from jaxrl_llm.report.comparison import EmptyComparisonError, load_arms, page_data, write_comparison
 from jaxrl_llm.report.comparison.arms import arm_names, interval
 from jaxrl_llm.report.comparison.curves import curve
-from jaxrl_llm.report.comparison.runs import series
+from jaxrl_llm.report.comparison.runs import run_series
 from jaxrl_llm.workdir.metrics import MetricWriter
 
 HOSTILE = "</script><img src=x onerror=alert(1)>"
 
 
 def make_run(path, *, seed=0, steps=4, status="finished", final=0.5, every=1, tokens=100.0, planned=None, **settings):
-  """A run whose reward is the step plus its seed."""
+  """Writes the files of a run whose reward is the step plus its seed."""
   path.mkdir(parents=True)
   with MetricWriter(path, tensorboard=False) as writer:
     writer.write(0, "eval", {"eval/accuracy": 0.25})
@@ -43,7 +43,7 @@ def make_sweep(folder):
 
 
 def test_runs_that_differ_in_their_seed_are_one_arm(tmp_path):
-  arms, notes = load([make_sweep(tmp_path / "sweep")])
+  arms, notes = load_arms([make_sweep(tmp_path / "sweep")])
   assert sorted((arm.name, len(arm.runs)) for arm in arms) == [("clip_low=0.2", 3), ("clip_low=3e-4", 3)] and notes == []
   data = page_data(arms)
   assert data["fields"] == [{"field": "objective.clip_low", "values": [arm.config["objective.clip_low"] for arm in arms]}]
@@ -51,36 +51,37 @@ def test_runs_that_differ_in_their_seed_are_one_arm(tmp_path):
 
 
 def test_runs_of_a_sweep_come_in_the_order_of_their_numbers(tmp_path):
-  for name in ("trial-10", "trial-9", "m²"):  # A digit to `str.isdigit`, and not to `int`.
+  for name in ("trial-10", "trial-9", "m²"):  # A digit for `str.isdigit`, but not for `int`.
     make_run(tmp_path / name)
-  assert [run.name for run in load([tmp_path])[0][0].runs] == ["m²", "trial-9", "trial-10"]
+  assert [run.name for run in load_arms([tmp_path])[0][0].runs] == ["m²", "trial-9", "trial-10"]
 
 
 def test_results_have_students_interval_and_differences_are_paired_by_seed(tmp_path):
-  arms, _ = load([make_sweep(tmp_path / "sweep")])
+  arms, _ = load_arms([make_sweep(tmp_path / "sweep")])
   first, second = (row["result"] for row in page_data(arms)["arms"])
   half = 4.302653 * 0.1 / 3**0.5  # Student's t with 2 degrees of freedom.
   assert np.allclose([second["final"][key] - second["final"]["mean"] for key in ("low", "high")], [-half, half], atol=1e-6)
   assert np.isclose(abs(second["difference"]["mean"]), 0.1997) and second["difference"]["n"] == 3
-  assert np.isclose(second["difference"]["low"], second["difference"]["high"])  # Seeds move together: the pairs do not scatter.
+  # The differences are equal for all seeds.
+  assert np.isclose(second["difference"]["low"], second["difference"]["high"])
   assert first["difference"] is None and first["tokens"] == 1000 and first["steps"] == 4 and first["seconds"] == 60
 
 
 def test_one_seed_has_no_interval_and_the_page_says_so(tmp_path):
-  data = page_data(load([make_run(tmp_path / "a"), make_run(tmp_path / "b", clip_low=0.2)])[0])
+  data = page_data(load_arms([make_run(tmp_path / "a"), make_run(tmp_path / "b", clip_low=0.2)])[0])
   assert data["arms"][0]["result"]["final"] == {"mean": 0.5, "low": None, "high": None, "n": 1}
   assert any("no interval" in note for note in data["notes"])
   assert interval([]) is None
 
 
-def test_seeds_that_only_one_arm_has_are_not_paired(tmp_path):
+def test_seeds_of_only_one_arm_are_not_paired(tmp_path):
   runs = [make_run(tmp_path / "a", seed=1), make_run(tmp_path / "b", seed=2, clip_low=0.2)]
-  assert page_data(load(runs)[0])["arms"][1]["result"]["difference"] is None
+  assert page_data(load_arms(runs)[0])["arms"][1]["result"]["difference"] is None
 
 
 def test_runs_of_one_seed_count_as_one(tmp_path):
   runs = [make_run(tmp_path / name, final=final) for name, final in (("a", 0.4), ("b", 0.6))]
-  data = page_data(load(runs)[0])
+  data = page_data(load_arms(runs)[0])
   assert data["arms"][0]["result"]["final"] == {"mean": 0.5, "low": None, "high": None, "n": 1}
   assert any("several runs of seed 0" in note for note in data["notes"])
 
@@ -88,43 +89,45 @@ def test_runs_of_one_seed_count_as_one(tmp_path):
 def test_unfinished_and_failed_runs_are_shown_and_not_averaged(tmp_path):
   runs = [make_run(tmp_path / "done", final=0.5), make_run(tmp_path / "cut", seed=1, steps=2, planned=4, status="running", final=0.1)]
   runs += [make_run(tmp_path / "bad", seed=2, status="stopped: not finite", final=0.0)]
-  data = page_data(load(runs)[0])
+  data = page_data(load_arms(runs)[0])
   assert data["arms"][0]["result"]["final"]["mean"] == 0.5 and data["arms"][0]["result"]["counted"] == 1
   shown = [(run["state"], run["status"]) for run in data["arms"][0]["runs"]]
   expected = [("finished", "finished"), ("not finished", "running or killed, step 2 of 4"), ("failed", "stopped: not finite, step 4")]
   assert [(state, status.removesuffix(" of 4") if state == "failed" else status) for state, status in shown] == expected
-  assert any("for want of an end" in note and "cut" in note and "bad" in note for note in data["notes"])
-  alone = page_data(load([runs[1]])[0])["arms"][0]["result"]
+  assert any("have not finished" in note and "cut" in note and "bad" in note for note in data["notes"])
+  alone = page_data(load_arms([runs[1]])[0])["arms"][0]["result"]
   assert alone["so_far"] and alone["final"]["mean"] == 0.1
 
 
 def test_an_unfinished_arm_is_not_compared(tmp_path):
   runs = [make_run(tmp_path / "done"), make_run(tmp_path / "cut", steps=2, planned=4, status="running", clip_low=0.2)]
-  assert page_data(load(runs)[0])["arms"][1]["result"]["difference"] is None
+  assert page_data(load_arms(runs)[0])["arms"][1]["result"]["difference"] is None
 
 
 def test_curves_are_means_over_the_seeds_that_got_there(tmp_path):
   runs = [make_run(tmp_path / "a", seed=0), make_run(tmp_path / "b", seed=2, steps=2, planned=4, status="running")]
-  (arm,), _ = load(runs)
-  found = curve(arm.runs, "critic/rewards/mean", "rl")
-  assert found.x.tolist() == [1, 2, 3, 4] and found.mean.tolist() == [2, 3, 3, 4] and found.n.tolist() == [2, 2, 1, 1]
+  (arm,), _ = load_arms(runs)
+  drawn = curve(arm.runs, "critic/rewards/mean", "rl")
+  assert drawn.x.tolist() == [1, 2, 3, 4] and drawn.mean.tolist() == [2, 3, 3, 4] and drawn.n.tolist() == [2, 2, 1, 1]
   half = 12.7062 * np.std([1, 3], ddof=1) / 2**0.5
-  assert np.allclose(found.high[:2] - found.mean[:2], half, atol=1e-3) and np.isnan(found.low[2:]).all()
+  assert np.allclose(drawn.high[:2] - drawn.mean[:2], half, atol=1e-3) and np.isnan(drawn.low[2:]).all()
   assert curve(arm.runs, "no/such", "rl") is None
 
 
 def test_curves_measured_at_other_steps_meet_on_a_grid(tmp_path):
   runs = [make_run(tmp_path / "a", steps=6, every=2, planned=6), make_run(tmp_path / "b", seed=1, steps=6, every=3, planned=6)]
-  (arm,), _ = load(runs)
-  found = curve(arm.runs, "critic/rewards/mean", "rl")
-  assert found.x.tolist() == [3, 4, 6] and np.allclose(found.mean, [3.5, 4.5, 6.5])  # Straight lines between a run's points.
+  (arm,), _ = load_arms(runs)
+  drawn = curve(arm.runs, "critic/rewards/mean", "rl")
+  # Interpolated linearly between the points of a run.
+  assert drawn.x.tolist() == [3, 4, 6] and np.allclose(drawn.mean, [3.5, 4.5, 6.5])
 
 
 def test_tokens_and_seconds_add_up_over_the_steps(tmp_path):
-  (arm,), _ = load([make_run(tmp_path / "a", tokens=100.0)])
-  assert series(arm.runs[0], "actor/entropy", "rl", "tokens")[0].tolist() == [100, 200, 300, 400]  # Half of all: prompts are left out.
-  assert series(arm.runs[0], "actor/entropy", "rl", "seconds")[0].tolist() == [2, 4, 6, 8]
-  assert series(arm.runs[0], "eval/accuracy", "eval", "tokens")[0].tolist() == [0, 400]
+  (arm,), _ = load_arms([make_run(tmp_path / "a", tokens=100.0)])
+  # Half of all tokens: prompts are not counted.
+  assert run_series(arm.runs[0], "actor/entropy", "rl", "tokens")[0].tolist() == [100, 200, 300, 400]
+  assert run_series(arm.runs[0], "actor/entropy", "rl", "seconds")[0].tolist() == [2, 4, 6, 8]
+  assert run_series(arm.runs[0], "eval/accuracy", "eval", "tokens")[0].tolist() == [0, 400]
 
 
 def test_arm_names_say_what_differs():
@@ -134,14 +137,17 @@ def test_arm_names_say_what_differs():
   other = base | {"task.name": "mixed", "model.path": "/x/big"}
   assert arm_names([base, other], ["a", "b"]) == ["task.name=sums, model.path=base", "task.name=mixed, model.path=big"]
   many = [{f"section.field_{k}": i for k in range(6)} for i in range(3)]
-  assert arm_names(many, ["a", "b", "c"]) == ["field_0=0", "field_0=1", "field_0=2"]  # One is enough to tell them apart.
-  assert arm_names([{"a": 1}, {"a": True}], ["x", "y"]) == ["a=1", "a=True"]  # Equal to Python, and not the same setting.
+  # One field distinguishes them.
+  assert arm_names(many, ["a", "b", "c"]) == ["field_0=0", "field_0=1", "field_0=2"]
+  # Equal in Python, but not the same setting.
+  assert arm_names([{"a": 1}, {"a": True}], ["x", "y"]) == ["a=1", "a=True"]
   assert arm_names([{"a": 0.1234567}, {"a": 0.12345678}], ["x", "y"]) == ["a=0.1234567", "a=0.12345678"]
-  assert arm_names([{"a": 1 / 3}, {"a": 2 / 3}], ["x", "y"]) == ["a=0.3333", "a=0.6667"]  # No more digits than it takes.
+  # No more digits than necessary.
+  assert arm_names([{"a": 1 / 3}, {"a": 2 / 3}], ["x", "y"]) == ["a=0.3333", "a=0.6667"]
   assert arm_names([{"model.path": "x/base"}, {"model.path": "y/base"}], ["x", "y"]) == ["model.path=x/base", "model.path=y/base"]
 
 
-def test_whatever_is_missing_is_said_in_a_line(tmp_path):
+def test_every_missing_part_is_reported_in_a_line(tmp_path):
   make_run(tmp_path / "whole")
   for name in ("config.json", "metrics.jsonl", "summary.json"):
     (make_run(tmp_path / f"no-{name}") / name).unlink()
@@ -150,12 +156,16 @@ def test_whatever_is_missing_is_said_in_a_line(tmp_path):
   (broken / "metrics.jsonl").write_text((broken / "metrics.jsonl").read_text().replace('{"step": 2', '{"st', 1) + '{"step": 5, "pha')
   (tmp_path / "empty").mkdir()
   names = ("whole", "no-config.json", "no-metrics.jsonl", "no-summary.json", "broken", "empty", "nowhere", "whole")
-  arms, notes = load([tmp_path / name for name in names])
+  arms, notes = load_arms([tmp_path / name for name in names])
   said = "\n".join(notes)
   for file in ("config.json", "metrics.jsonl", "summary.json"):
     assert f"no-{file}: {file} is missing" in said
   assert "broken: config.json cannot be read" in said and "broken: 1 lines of metrics.jsonl are not rows" in said
-  assert "empty: no run in it" in said and "nowhere: found nothing" in said and "whole: given more than once, counted once" in said
+  assert (
+    "empty: contains no run" in said
+    and "nowhere: found nothing" in said
+    and "whole: given more than once, counted once" in said
+  )
   assert len(notes) == 8 and sum(len(arm.runs) for arm in arms) == 5
   page_data(arms, notes)
 
@@ -170,14 +180,15 @@ def test_no_run_at_all_is_an_error_with_a_line_each(tmp_path, capsys):
   assert not (tmp_path / "page.html").exists()
 
 
-def test_the_page_is_whole_in_itself_and_what_is_hostile_stays_data(tmp_path):
+def test_the_page_is_self_contained_and_hostile_text_stays_data(tmp_path):
   runs = [make_run(tmp_path / "javascript:alert(1)", name=HOSTILE), make_run(tmp_path / "b")]
   (runs[0] / "report.html").write_text("a page")
   text = write_comparison(runs, tmp_path / "pages" / "page.html", title=HOSTILE).read_text("utf-8")
   assert "<img" not in text and set(re.findall(r"https?://[^\s\"')]+", text)) == {"http://www.w3.org/2000/svg"}
   assert not re.search(r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|\beval\(|new Function|\bfetch\(|@import|url\(", text)
   data = json.loads(re.search(r'id="data">(.*?)</script>', text, re.S)[1])
-  assert data["title"] == HOSTILE and data["arms"][0]["name"].startswith("</script>") is False  # Only what is behind its last slash.
+  # Only the part after its last slash.
+  assert data["title"] == HOSTILE and data["arms"][0]["name"].startswith("</script>") is False
   assert data["arms"][0]["runs"][0]["report"] == "../javascript%3Aalert%281%29/report.html"
 
 
@@ -208,15 +219,17 @@ def test_figures_of_a_paper(tmp_path, ending):
   pytest.importorskip("matplotlib")
   sweep, path = make_sweep(tmp_path / "sweep"), tmp_path / f"figure.{ending}"
   command = [str(sweep), "--figure", str(path), "--metrics", "eval/accuracy,actor/entropy", "--x", "tokens", "--width", "column"]
-  assert main(command) == 0 and not (sweep / "comparison.html").exists()  # No page unless it is asked for.
+  # There is no page without --out.
+  assert main(command) == 0 and not (sweep / "comparison.html").exists()
   drawing = path.read_bytes()
   if ending == "pdf":
-    # Fonts are embedded as TrueType: no Type 3, which many venues refuse.
+    # Fonts are embedded as TrueType, not as Type 3, which many venues refuse.
     assert b"/FontFile2" in drawing and b"/Type3" not in drawing and b"/CIDFontType2" in drawing
     assert re.search(rb"/MediaBox \[ 0 0 237\.6 ", drawing)  # 3.3 inches.
   if ending == "svg":
-    assert b"<text" not in drawing  # Outlines: no reader needs the font.
-  assert main(command) == 0 and path.read_bytes() == drawing  # The same picture is the same file.
+    assert b"<text" not in drawing  # Text is outlines, so that no reader needs the font.
+  # The same picture gives the same file.
+  assert main(command) == 0 and path.read_bytes() == drawing
 
 
 def test_lines_of_a_figure_differ_without_colour():

@@ -1,4 +1,4 @@
-"""A reward model in the place of a reward function: which tokens it reads, in which batches, and what becomes of what it says."""
+"""A reward model as a term of the reward: its tokens, its batches and the use of its rewards."""
 
 import json
 
@@ -24,7 +24,7 @@ BYTES = {"reward_model.json": {"tokenizer": "bytes"}}
 
 @pytest.fixture(scope="module")
 def judge(tmp_path_factory):
-  """A folder, and the model and params in it, with weights that are not zeros anywhere."""
+  """Folder of a reward model without zero weights, with its model and params."""
   model, rng = make_reward_model(preset("nano", vocab_size=264)), np.random.default_rng(0)
   params = jax.tree.map(
     lambda p: jnp.asarray(0.3 * rng.standard_normal(p.shape), jnp.float32), jax.eval_shape(model.init, jax.random.key(0))
@@ -35,9 +35,9 @@ def judge(tmp_path_factory):
 
 
 def one_by_one(judge, sequences):
-  """The definition: no batch, no padding."""
+  """Computes the rewards by definition, without batches and padding."""
   _, model, params = judge
-  rewards = jax.jit(model.token_rewards)  # Else every operation would compile by itself, for each length.
+  rewards = jax.jit(model.token_rewards)  # Otherwise each operation is compiled for each length.
   reward = lambda ids: rewards(params, jnp.array([ids]), jnp.arange(len(ids))[None], jnp.ones((1, len(ids)), jnp.int32))[0, -1]
   return [float(reward(ids)) for ids in sequences]
 
@@ -51,7 +51,7 @@ TEXTS = ("1+1=2\n#2", "", "x" * 30, "1+1=3\n#3", "#2")
 EXAMPLES = [{"prompt": f"1+{i}\n"} for i in range(len(TEXTS))]
 
 
-def test_rewards_are_those_of_each_sequence_alone_and_nothing_recompiles(judge, monkeypatch):
+def test_rewards_equal_those_of_each_sequence_alone_and_nothing_recompiles(judge, monkeypatch):
   monkeypatch.setattr(judge_lib, "_MAX_ROWS", 8)
   rng = np.random.default_rng(1)
   sequences = [rng.integers(256, size=n).tolist() for n in (1, 3, 8, 9, 16, 17, 30, 39, 40, 2, 2, 2, 2, 2, 2, 2, 2, 2, 2)]
@@ -65,7 +65,7 @@ def test_rewards_are_those_of_each_sequence_alone_and_nothing_recompiles(judge, 
       np.testing.assert_allclose(rewards(sequences[::-1]), expected[::-1], atol=2e-5)
 
 
-def test_the_policys_own_tokens_are_read_where_the_vocabulary_is_the_same(judge):
+def test_the_policys_own_tokens_are_read_if_the_vocabulary_is_the_same(judge):
   term = model_lib.reward_model_term(judge[0], tokenizer=ByteTokenizer(), max_tokens=40, weight=0.5)
   responses = [completion(text, stopped=i != 3) for i, text in enumerate(TEXTS)]
   expected = one_by_one(judge, [[257, *example["prompt"].encode(), *x.token_ids] for x, example in zip(responses, EXAMPLES, strict=True)])
@@ -79,29 +79,31 @@ def test_the_policys_own_tokens_are_read_where_the_vocabulary_is_the_same(judge)
 
 
 def test_padding_behind_a_response_is_not_read(judge):
-  """Transformers reads the last token that is no padding."""
+  """Transformers reads the last token that is not padding."""
   term = model_lib.reward_model_term(judge[0], tokenizer=ByteTokenizer(), max_tokens=40)
-  found = term.batch_fn([completion("#2", stopped=False), completion("#2", stopped=False, extra=(PAD, PAD))], EXAMPLES[:1] * 2)
-  assert found[0].value == found[1].value
+  outcomes = term.batch_fn(
+    [completion("#2", stopped=False), completion("#2", stopped=False, extra=(PAD, PAD))], EXAMPLES[:1] * 2
+  )
+  assert outcomes[0].value == outcomes[1].value
 
 
 class Spelling(ByteTokenizer):
-  """Another vocabulary: each id means another byte."""
+  """A tokenizer with another vocabulary, in which each id stands for another byte."""
 
   def encode(self, text, *, add_bos=False):
     return [255 - i if i < 256 else i for i in super().encode(text, add_bos=add_bos)]
 
 
-def test_texts_are_read_where_the_vocabulary_is_another(judge):
+def test_texts_are_read_if_the_vocabulary_differs(judge):
   term = model_lib.reward_model_term(judge[0], tokenizer=Spelling(pad_id=259), max_tokens=40)
   odd = Completion("#2", (*Spelling().encode("#2"), 258), 3, True)
   cut = odd._replace(stopped=False)
-  found = [x.value for x in term.batch_fn([odd, cut], EXAMPLES[:1] * 2)]
+  rewards = [x.value for x in term.batch_fn([odd, cut], EXAMPLES[:1] * 2)]
   start = [257, *EXAMPLES[0]["prompt"].encode(), *b"#2"]
-  np.testing.assert_allclose(found, one_by_one(judge, [[*start, 258], start]), atol=2e-5)
+  np.testing.assert_allclose(rewards, one_by_one(judge, [[*start, 258], start]), atol=2e-5)
 
 
-def test_what_has_no_reward_says_why(judge, tmp_path):
+def test_a_missing_reward_has_a_reason(judge, tmp_path):
   _, model, params = judge
   broken = params | {"value_head": params["value_head"] * jnp.nan}
   save_reward_model(tmp_path / "rm", model, broken, pad_token_id=PAD, notes=BYTES)
@@ -116,7 +118,7 @@ def test_what_has_no_reward_says_why(judge, tmp_path):
 def test_a_run_learns_from_the_model_alone_and_is_judged_by_the_verifier(judge, tmp_path):
   overrides = {"num_steps": 2, "warm_start.num_steps": 6, "warm_start.batch_size": 8, "eval.every": 2}
   config = tiny_config("gspo", overrides | {"reward.model_path": str(judge[0]), "reward.model_only": True, "reward.model_weight": 2.0})
-  assert check.problems(config) == []
+  assert check.config_problems(config) == []
   run_here(config, tmp_path)
   for row in rows(tmp_path, "rl"):
     assert row["critic/rewards/mean"] == pytest.approx(2 * row["reward/reward_model/mean"], rel=1e-5)
@@ -124,7 +126,7 @@ def test_a_run_learns_from_the_model_alone_and_is_judged_by_the_verifier(judge, 
   assert all(0 <= row["eval/accuracy"] <= 1 for row in rows(tmp_path, "eval"))
 
 
-def test_the_verifier_counts_beside_it_unless_it_is_alone(judge):
+def test_the_verifier_counts_too_unless_the_model_is_the_only_reward(judge):
   config = tiny_config("gspo", {"reward.model_path": str(judge[0])})
   with quick():
     task = experiment.load_task(config)
@@ -133,31 +135,31 @@ def test_the_verifier_counts_beside_it_unless_it_is_alone(judge):
     assert [(x.name, x.weight) for x in from_config.make_rewards(task, config)] == [("final_answer", 0.0), ("reward_model", 1.0)]
 
 
-def problems(path, **overrides):
-  return check.problems(tiny_config("gspo", {"reward.model_path": str(path)} | overrides))
+def problems_of(path, **overrides):
+  return check.config_problems(tiny_config("gspo", {"reward.model_path": str(path)} | overrides))
 
 
-def test_reward_models_that_cannot_be_used(judge, tmp_path):
-  (line,) = problems("no/such")
+def test_unusable_reward_models_are_refused(judge, tmp_path):
+  (line,) = problems_of("no/such")
   assert line.startswith("config.reward.model_path: found 'no/such', which does not exist") and "then name FOLDER" in line
   policy = make_model(preset("nano", vocab_size=264))
   save_hf(tmp_path / "policy", policy, policy.init(jax.random.key(0)))
-  (line,) = problems(tmp_path / "policy")
+  (line,) = problems_of(tmp_path / "policy")
   assert "'Qwen3ForCausalLM', a language model without a reward head" in line and "--config=configs/reward_model.py" in line
   _, model, params = judge
   save_reward_model(tmp_path / "bare", model, params, pad_token_id=PAD)
-  (line,) = problems(tmp_path / "bare")
+  (line,) = problems_of(tmp_path / "bare")
   assert line.startswith("config.reward.model_path: ") and "tokenizer" in line
   short = make_reward_model(model.config._replace(max_positions=16))
   save_reward_model(tmp_path / "short", short, params, pad_token_id=PAD, notes=BYTES)
-  (line,) = problems(tmp_path / "short")
+  (line,) = problems_of(tmp_path / "short")
   assert "found a reward model of at most 16 tokens, expected one of at least 32" in line
   save_reward_model(tmp_path / "notes", model, params, pad_token_id=PAD, notes={"reward_model.json": {"chat": True}})
-  (line,) = problems(tmp_path / "notes")
+  (line,) = problems_of(tmp_path / "notes")
   assert "found no tokenizer, expected one of 'bytes', 'folder' or a path" in line
   raw = json.loads((tmp_path / "notes" / "config.json").read_text()) | {"id2label": {"0": "a", "1": "b"}}
   (tmp_path / "notes" / "config.json").write_text(json.dumps(raw))
-  (line,) = problems(tmp_path / "notes")
+  (line,) = problems_of(tmp_path / "notes")
   assert "found 2 labels, expected 1" in line
-  (line,) = problems(judge[0], **{"environment.name": "calculator"})
+  (line,) = problems_of(judge[0], **{"environment.name": "calculator"})
   assert "a reward model reads one response, and environment.name is set" in line

@@ -1,4 +1,4 @@
-"""The back ends that run programs elsewhere, against a service on this machine and an engine that is a script; and how one is chosen."""
+"""Back ends and their choice, with a service on this machine and a script as container engine."""
 
 import base64
 import http.server
@@ -35,7 +35,7 @@ def _no_waiting(monkeypatch):
 
 @pytest.fixture
 def service():
-  """An HTTP service: `answers` are given in turn, the last one for ever; `requests` are what came in."""
+  """HTTP service that gives its `answers` in turn, repeats the last one, and records `requests`."""
 
   class Handler(http.server.BaseHTTPRequestHandler):
     def do_POST(self):
@@ -62,12 +62,12 @@ def service():
   server.server_close()
 
 
-def at(service, backend):
+def sandbox_at(service, backend):
   return Sandbox(backend, LIMITS, url=f"http://127.0.0.1:{service.server_address[1]}/")
 
 
-def really(source, stdin, files):
-  """What a service would do with a program."""
+def run_program(source, stdin, files):
+  """Runs a program as a service would."""
   import tempfile
 
   with tempfile.TemporaryDirectory() as folder:
@@ -80,14 +80,14 @@ def really(source, stdin, files):
 
 def fusion(body):
   files = {name: base64.b64decode(data).decode() for name, data in body["files"].items()}
-  ran = really(body["code"], body["stdin"], files)
+  ran = run_program(body["code"], body["stdin"], files)
   run = dict(status="Finished", execution_time=0.25, return_code=ran.returncode, stdout=ran.stdout, stderr=ran.stderr)
   return 200, dict(status="Success" if ran.returncode == 0 else "Failed", message="", compile_result=None, run_result=run)
 
 
 def piston(body):
   main, *others = body["files"]
-  ran = really(main["content"], body["stdin"], {each["name"]: each["content"] for each in others})
+  ran = run_program(main["content"], body["stdin"], {each["name"]: each["content"] for each in others})
   run = dict(stdout=ran.stdout, stderr=ran.stderr, output=ran.stdout + ran.stderr, code=ran.returncode, signal=None)
   return 200, dict(language="python", version="3.12.0", run=run)
 
@@ -98,21 +98,21 @@ SERVICES = {"sandbox_fusion": fusion, "piston": piston}
 @pytest.mark.parametrize("backend", SERVICES)
 def test_a_service_runs_programs(service, backend):
   service.answers = [SERVICES[backend]]
-  sandbox = at(service, backend)
+  sandbox = sandbox_at(service, backend)
   assert probe(sandbox) is None and choose(sandbox) == sandbox
-  found = execute(Program("print(input() + open('note').read())", "in ", {"note": "é"}), sandbox)
-  assert (found.status, found.stdout, found.exit_code, found.cause) == ("finished", "in é\n", 0, None)
-  found = execute(Program("print('so far'); raise SystemExit(3)"), sandbox)
-  assert (found.status, found.stdout, found.exit_code, found.cause) == ("failed", "so far\n", 3, "exit")
+  execution = execute(Program("print(input() + open('note').read())", "in ", {"note": "é"}), sandbox)
+  assert (execution.status, execution.stdout, execution.exit_code, execution.cause) == ("finished", "in é\n", 0, None)
+  execution = execute(Program("print('so far'); raise SystemExit(3)"), sandbox)
+  assert (execution.status, execution.stdout, execution.exit_code, execution.cause) == ("failed", "so far\n", 3, "exit")
   assert grade("print(2 * int(input()))", StdioTests([("1", "2"), ("2", "4")]), sandbox).passed == 2
   assert grade("def f(x): return 2 * x", CallTests("f", [([1], 2), ([2], 5)]), sandbox, stop_early=False).passed == 1
 
 
-def test_the_requests_are_as_the_services_have_them(service):
+def test_requests_have_the_form_that_the_services_expect(service):
   service.answers = [(500, {})]
   program = Program("print(1)", "in", {"a": "b"})
   for backend in SERVICES:
-    execute(program, at(service, backend))
+    execute(program, sandbox_at(service, backend))
   (fusion_path, fusion_body), (piston_path, piston_body) = service.requests[0], service.requests[-1]
   assert fusion_path == "/run_code" and piston_path == "/api/v2/execute"
   assert fusion_body == dict(
@@ -141,35 +141,36 @@ ANSWERS = [
 
 
 @pytest.mark.parametrize(("backend", "answer", "status", "cause"), ANSWERS)
-def test_a_service_s_answers_are_understood(service, backend, answer, status, cause):
+def test_answers_of_services_are_understood(service, backend, answer, status, cause):
   service.answers = [(200, answer)]
-  found = execute(Program("print(1)"), at(service, backend))
-  assert found.status == status and cause in found.cause, found
-  assert "\n" not in found.cause and len(found.stdout) <= LIMITS.file_kb << 10
+  execution = execute(Program("print(1)"), sandbox_at(service, backend))
+  assert execution.status == status and cause in execution.cause, execution
+  assert "\n" not in execution.cause and len(execution.stdout) <= LIMITS.file_kb << 10
 
 
 def test_a_busy_service_is_asked_again(service):
   service.answers = [(503, {}), (429, {}), fusion]
-  assert execute(Program("print(1)"), at(service, "sandbox_fusion")).stdout == "1\n"
+  assert execute(Program("print(1)"), sandbox_at(service, "sandbox_fusion")).stdout == "1\n"
   assert len(service.requests) == 3
   service.answers = [(400, {})]
-  assert "HTTP 400" in execute(Program("print(1)"), at(service, "sandbox_fusion")).cause
+  assert "HTTP 400" in execute(Program("print(1)"), sandbox_at(service, "sandbox_fusion")).cause
   assert len(service.requests) == 4
 
 
-def test_nobody_at_the_address():
-  found = execute(Program("print(1)"), Sandbox("piston", url="http://127.0.0.1:9"))
-  assert found.status == "refused" and "does not answer" in found.cause
+def test_an_address_without_a_service():
+  execution = execute(Program("print(1)"), Sandbox("piston", url="http://127.0.0.1:9"))
+  assert execution.status == "refused" and "does not answer" in execution.cause
 
 
-# An engine that runs what it is given, without any wall, and writes down how it was called.
+# An engine that runs programs without any isolation, and logs its command lines.
 ENGINE = """#!{python}
 import os, subprocess, sys
 arguments = sys.argv[1:]
 with open({log!r}, "a") as file: print(arguments, file=file)
 if arguments[0] == "kill": raise SystemExit(0)
 if {broken!r}: print("docker: Cannot connect to the daemon", file=sys.stderr); raise SystemExit(125)
-options = dict(argument[2:].partition("=")[::2] for argument in arguments if argument.startswith("--"))
+flags = [argument[2:] for argument in arguments if argument.startswith("--")]
+options = dict(flag.partition("=")[::2] for flag in flags)
 with open(arguments[arguments.index("--cidfile") + 1], "w") as file: file.write("id")
 os.chdir(options["volume"].split(":")[0])
 os.execv(sys.executable, [sys.executable, *arguments[arguments.index("python") + 1:]])
@@ -183,10 +184,12 @@ def engine(tmp_path, *, broken=False):
   return Sandbox("docker", LIMITS._replace(timeout_s=1.0), image="some/image:1", docker=str(path)), log
 
 
-def test_docker_s_command_line_shuts_every_door(tmp_path):
+def test_the_command_line_of_docker_isolates_the_program(tmp_path):
   sandbox, log = engine(tmp_path)
-  found = execute(Program("import sys; print(input(), sys.argv[1:], open('a').read())", "in", {"a": "b"}, ("x y",)), sandbox)
-  assert (found.status, found.stdout) == ("finished", "in ['x y'] b\n"), found
+  execution = execute(
+    Program("import sys; print(input(), sys.argv[1:], open('a').read())", "in", {"a": "b"}, ("x y",)), sandbox
+  )
+  assert (execution.status, execution.stdout) == ("finished", "in ['x y'] b\n"), execution
   (command,) = (eval(line) for line in log.read_text().splitlines())
   assert command[0] == "run" and command[command.index("some/image:1") + 1 :] == ["python", "-I", "main.py", "x y"]
   for option in ("--network=none", "--read-only", "--cap-drop=ALL", "--security-opt=no-new-privileges", "--user=65534:65534", "--init",
@@ -198,7 +201,7 @@ def test_docker_s_command_line_shuts_every_door(tmp_path):
   assert not os.path.exists(volumes[0].partition("=")[2].split(":")[0])
 
 
-def test_docker_s_failures_are_told_from_the_program_s(tmp_path, monkeypatch):
+def test_failures_of_docker_are_distinguished_from_those_of_the_program(tmp_path, monkeypatch):
   monkeypatch.setattr(local, "_CONTAINER_SECONDS", 0.0)
   sandbox, log = engine(tmp_path)
   assert execute(Program("raise SystemExit(125)"), sandbox).status == "failed"
@@ -207,8 +210,8 @@ def test_docker_s_failures_are_told_from_the_program_s(tmp_path, monkeypatch):
   assert any("kill" in line for line in log.read_text().splitlines())
   assert execute(Program("while True: print('x' * 100_000)"), sandbox).cause == "output"
   sandbox, _ = engine(tmp_path, broken=True)
-  found = execute(Program("print(1)"), sandbox)
-  assert found.status == "refused" and "Cannot connect to the daemon" in found.cause
+  execution = execute(Program("print(1)"), sandbox)
+  assert execution.status == "refused" and "Cannot connect to the daemon" in execution.cause
   assert "start the engine" in probe(sandbox)
 
 
@@ -228,7 +231,7 @@ def test_a_back_end_that_does_not_work_says_what_to_do(sandbox, reason):
 
 
 def test_denied_namespaces_name_the_fix(monkeypatch):
-  """As on a machine that allows none: nothing is run in their place."""
+  """On a machine without namespaces, no other back end takes their place."""
   monkeypatch.setattr(local, "interpreter", lambda: "/bin/false")
   monkeypatch.setattr("jaxrl_llm.rewards.sandbox.backends.shutil.which", lambda name: None)
   assert "sysctl user.max_user_namespaces" in probe(Sandbox("namespaces"))
@@ -236,7 +239,7 @@ def test_denied_namespaces_name_the_fix(monkeypatch):
     choose(Sandbox("auto"))
 
 
-def test_a_name_that_is_none():
+def test_an_unknown_back_end_is_refused():
   with pytest.raises(ValueError, match="found the back end 'namespace', expected one of auto, off, .*; did you mean 'namespaces'?"):
     choose(Sandbox("namespace"))
 

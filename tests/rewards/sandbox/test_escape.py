@@ -1,4 +1,4 @@
-"""Escape suite: what a program must not be able to do, tried by programs that do their best, in every back end that works here."""
+"""Escape suite: forbidden actions tried by hostile programs, in every back end that works here."""
 
 import functools
 import json
@@ -19,7 +19,8 @@ BACKENDS = ("namespaces", "bubblewrap") if shutil.which("bwrap") else ("namespac
 SECRET = "canary-5f1c"
 LIMITS = Limits(timeout_s=6.0)
 
-# User, mount, PID and network namespaces, by hand: a sandbox that refuses where these are to be had is broken, not denied.
+# Makes user, mount, PID and network namespaces by hand. If this works and the sandbox does not, the
+# sandbox is broken.
 DENIED = "import ctypes, sys; sys.exit(ctypes.CDLL(None).unshare(0x10000000 | 0x00020000 | 0x20000000 | 0x40000000) != 0)"
 
 
@@ -70,12 +71,13 @@ import collections, json, math, os, re, sys, tempfile, threading
 with open("notes.txt") as file: print(file.read())
 with tempfile.TemporaryFile() as file: file.write(b"x" * 1000)
 thread = threading.Thread(target=print, args=("thread",)); thread.start(); thread.join()
-print(sys.argv[1:], input(), os.getcwd(), open("/dev/stdin").read() if os.path.exists("/dev/stdin") else "first")
+rest = open("/dev/stdin").read() if os.path.exists("/dev/stdin") else "first"
+print(sys.argv[1:], input(), os.getcwd(), rest)
 """
-  found = run(sandbox, source, stdin="first\nrest", files={"notes.txt": "notes"}, argv=("a", "b c"))
-  assert (found.status, found.exit_code, found.cause) == ("finished", 0, None), found
-  assert found.stdout.split("\n")[:3] == ["notes", "thread", "['a', 'b c'] first /sandbox first"]
-  assert 0 < found.seconds < 5
+  execution = run(sandbox, source, stdin="first\nrest", files={"notes.txt": "notes"}, argv=("a", "b c"))
+  assert (execution.status, execution.exit_code, execution.cause) == ("finished", 0, None), execution
+  assert execution.stdout.split("\n")[:3] == ["notes", "thread", "['a', 'b c'] first /sandbox first"]
+  assert 0 < execution.seconds < 5
 
 
 def test_no_file_outside_can_be_read(sandbox, canary):
@@ -87,13 +89,13 @@ for path in [{str(canary)!r}, "/etc/passwd", "/etc/shadow", "/proc/1/environ", "
 print([name for name in os.listdir("/") if name in ("etc", "home", "var", "srv", "mnt", "opt", "sys", "boot") and os.listdir("/" + name)])
 print(glob.glob("/proc/[0-9]*/roo[t]/*"))
 """
-  found = run(sandbox, source)
-  assert found.status == "finished" and "read" not in found.stdout and SECRET not in found.stdout, found
-  seen = found.stdout.split("\n")[0]
+  execution = run(sandbox, source)
+  assert execution.status == "finished" and "read" not in execution.stdout and SECRET not in execution.stdout, execution
+  seen = execution.stdout.split("\n")[0]
   assert seen in ("[]", "['etc']"), seen  # /etc holds the cache of the dynamic linker.
 
 
-def test_no_secret_of_the_environment_is_seen(sandbox, monkeypatch):
+def test_no_secret_of_the_environment_is_visible(sandbox, monkeypatch):
   monkeypatch.setenv("API_KEY", SECRET)
   source = """
 import glob, os
@@ -103,9 +105,9 @@ for path in glob.glob("/proc/[0-9]*/environ") + glob.glob("/proc/[0-9]*/cmdline"
   except OSError: pass
 os.system("env")
 """
-  found = run(sandbox, source)
-  assert found.status == "finished" and SECRET not in found.stdout and "API_KEY" not in found.stdout
-  assert str(pathlib.Path.home()) not in found.stdout and "TERM" not in found.stdout
+  execution = run(sandbox, source)
+  assert execution.status == "finished" and SECRET not in execution.stdout and "API_KEY" not in execution.stdout
+  assert str(pathlib.Path.home()) not in execution.stdout and "TERM" not in execution.stdout
 
 
 def test_nothing_outside_can_be_written_or_removed(sandbox, canary):
@@ -122,13 +124,13 @@ shutil.rmtree({prefix!r} + "/lib/{library}/json", ignore_errors=True)
 print("done" if os.path.exists("/usr/bin") and os.path.exists({json.__file__!r}) and os.path.exists("/dev/null") else "wrote")
 """
   before = sorted(os.listdir(prefix))
-  found = run(sandbox, source)
-  assert "wrote" not in found.stdout and found.stdout.strip() == "done", found
+  execution = run(sandbox, source)
+  assert "wrote" not in execution.stdout and execution.stdout.strip() == "done", execution
   assert canary.read_text() == SECRET and sorted(os.listdir(canary.parent)) == ["canary"]
   assert sorted(os.listdir(prefix)) == before and not os.path.exists("/escaped") and not os.path.exists("/dev/escaped")
 
 
-def test_what_it_writes_is_bounded_and_gone(sandbox):
+def test_written_files_are_bounded_and_removed(sandbox):
   source = """
 import os
 try:
@@ -143,8 +145,10 @@ try:
 except OSError as error: print("disk", error.errno, count)
 """
   small = sandbox._replace(limits=sandbox.limits._replace(file_kb=2048, disk_mb=8))
-  found = run(small, source)
-  assert found.stdout.split("\n")[:2] == ["file 27", "disk 28 6"] or found.stdout.startswith("file 27\ndisk 28"), found
+  execution = run(small, source)
+  assert (
+    execution.stdout.split("\n")[:2] == ["file 27", "disk 28 6"] or execution.stdout.startswith("file 27\ndisk 28")
+  ), execution
   assert run(sandbox, "import os; print(os.listdir('.'))").stdout == "['main.py']\n"
 
 
@@ -161,14 +165,14 @@ for family, address in [(socket.AF_INET, ("127.0.0.1", {port})), (socket.AF_UNIX
     print("reached", address)
   except OSError as error: print("refused")
 """
-    found = run(sandbox, source)
-    assert found.stdout == "refused\n" * 3, found
+    execution = run(sandbox, source)
+    assert execution.stdout == "refused\n" * 3, execution
     listener.settimeout(0.05)
     with pytest.raises(TimeoutError):
       listener.accept()
 
 
-def test_nobody_outside_can_be_traced_or_killed(sandbox):
+def test_no_process_outside_can_be_traced_or_killed(sandbox):
   source = f"""
 import ctypes, os, signal
 libc = ctypes.CDLL(None, use_errno=True)
@@ -187,16 +191,18 @@ os.kill(-1, signal.SIGKILL)
 """
   witness = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
   try:
-    found = run(sandbox, source)
+    execution = run(sandbox, source)
     time.sleep(0.05)
     assert witness.poll() is None
   finally:
     witness.kill()
     witness.wait()
-  assert "traced" not in found.stdout and "opened" not in found.stdout and "killed" not in found.stdout, found
+  assert (
+    "traced" not in execution.stdout and "opened" not in execution.stdout and "killed" not in execution.stdout
+  ), execution
 
 
-def test_a_fork_bomb_is_bounded_and_gone(sandbox):
+def test_a_fork_bomb_is_bounded_and_ended(sandbox):
   mark = "bomb-in-" + sandbox.backend
   source = """
 import os, sys, time
@@ -213,15 +219,16 @@ if sys.argv[1].endswith("namespaces"):
     except OSError: pass
 time.sleep(600)
 """
-  found = run(quickly(sandbox), source, argv=(mark,))
-  assert (found.status, found.cause) == ("failed", "timeout"), found
-  # Bubblewrap gives root's programs root's user, whom the kernel counts nothing for: there the end of the time is the only bound.
+  execution = run(quickly(sandbox), source, argv=(mark,))
+  assert (execution.status, execution.cause) == ("failed", "timeout"), execution
+  # If root runs the tests, the programs in bubblewrap belong to root, whose processes the kernel
+  # does not limit. The time limit is then the only bound.
   if sandbox.backend == "namespaces" or os.geteuid() != 0:
-    assert int(found.stdout) < LIMITS.processes
+    assert int(execution.stdout) < LIMITS.processes
   assert none_left(mark)
 
 
-def test_processes_left_behind_are_gone(sandbox):
+def test_processes_left_behind_are_killed(sandbox):
   mark = "daemon-in-" + sandbox.backend
   source = """
 import os, time
@@ -232,8 +239,8 @@ if os.fork() == 0:
 os.wait()
 print("left")
 """
-  found = run(sandbox, source, argv=(mark,))
-  assert (found.status, found.stdout) == ("finished", "left\n")
+  execution = run(sandbox, source, argv=(mark,))
+  assert (execution.status, execution.stdout) == ("finished", "left\n")
   assert none_left(mark)
 
 
@@ -257,23 +264,28 @@ print("left")
     ("\0", "exit"),
   ],
 )
-def test_a_program_that_fails_says_why(sandbox, source, cause):
+def test_a_failed_program_has_a_cause(sandbox, source, cause):
   timeout_s, started = 0.5 if cause == "timeout" else 8.0, time.monotonic()
-  found = run(sandbox._replace(limits=LIMITS._replace(timeout_s=timeout_s, memory_gb=0.25)), source)
-  assert (found.status, found.cause) == ("failed", cause), found
+  execution = run(sandbox._replace(limits=LIMITS._replace(timeout_s=timeout_s, memory_gb=0.25)), source)
+  assert (execution.status, execution.cause) == ("failed", cause), execution
   assert time.monotonic() - started < timeout_s + 2.0
-  assert max(len(found.stdout), len(found.stderr)) <= LIMITS.file_kb << 10
+  assert max(len(execution.stdout), len(execution.stderr)) <= LIMITS.file_kb << 10
 
 
-def test_the_kernel_s_doors_are_shut(sandbox):
+def test_privileged_system_calls_are_denied(sandbox):
   source = """
 import ctypes, os
 libc = ctypes.CDLL(None, use_errno=True)
 doors = {
-  "user namespace": lambda: libc.unshare(0x10000000), "mount namespace": lambda: libc.unshare(0x00020000),
-  "mount": lambda: libc.mount(b"none", b"/sandbox", b"tmpfs", 0, None), "remount": lambda: libc.mount(b"none", b"/", None, 32 | 4096, None),
-  "umount": lambda: libc.umount2(b"/usr", 2), "chroot": lambda: libc.chroot(b"/sandbox"), "root": lambda: libc.setuid(0),
-  "hostname": lambda: libc.sethostname(b"x", 1), "device": lambda: libc.mknod(b"/sandbox/sda", 0o60666, 0x800),
+  "user namespace": lambda: libc.unshare(0x10000000),
+  "mount namespace": lambda: libc.unshare(0x00020000),
+  "mount": lambda: libc.mount(b"none", b"/sandbox", b"tmpfs", 0, None),
+  "remount": lambda: libc.mount(b"none", b"/", None, 32 | 4096, None),
+  "umount": lambda: libc.umount2(b"/usr", 2),
+  "chroot": lambda: libc.chroot(b"/sandbox"),
+  "root": lambda: libc.setuid(0),
+  "hostname": lambda: libc.sethostname(b"x", 1),
+  "device": lambda: libc.mknod(b"/sandbox/sda", 0o60666, 0x800),
 }
 opened = []
 for name, door in doors.items():
@@ -281,22 +293,25 @@ for name, door in doors.items():
   if os.wait()[1]: opened.append(name)
 print(opened)
 caps = "CapEff", "CapPrm", "CapInh", "CapAmb"
-print([line for line in open("/proc/self/status") if line.startswith(caps) and line.split()[1].strip("0")])
+lines = [line for line in open("/proc/self/status") if line.startswith(caps)]
+print([line for line in lines if line.split()[1].strip("0")])
 print(os.getuid(), os.getgid(), os.getgroups() in ([], [1000], [65534]))
 print([fd for fd in range(3, 200) if os.path.exists(f"/proc/self/fd/{fd}")])
 mounts = [line.split()[4:6] for line in open("/proc/self/mountinfo")]
-print(sorted(where for where, flags in mounts if not flags.startswith("ro") and not where.startswith(("/dev/", "/proc"))))
+writable = [where for where, flags in mounts if not flags.startswith("ro")]
+print(sorted(where for where in writable if not where.startswith(("/dev/", "/proc"))))
 """
-  found = run(sandbox, source)
-  opened, capabilities, user, descriptors, writable = found.stdout.splitlines()
+  execution = run(sandbox, source)
+  opened, capabilities, user, descriptors, writable = execution.stdout.splitlines()
   allowed = ("[]", "['user namespace']") if sandbox.backend == "bubblewrap" else ("[]",)
-  assert opened in allowed, opened  # Within one, a program is root over nothing that is not its own.
-  assert capabilities == "[]" and user == "1000 1000 True" and descriptors == "[]", found
+  # In a user namespace of its own, a program is root, but only over what it owns.
+  assert opened in allowed, opened
+  assert capabilities == "[]" and user == "1000 1000 True" and descriptors == "[]", execution
   assert writable == "['/sandbox']"
 
 
-def test_who_runs_the_program_may_be_killed(tmp_path):
-  """Nothing outlives a parent that ends without a word."""
+def test_the_parent_of_a_program_may_be_killed(tmp_path):
+  """No program outlives a parent that is killed."""
   working("namespaces")
   mark = f"orphan-{os.getpid()}"
   source = f"""
@@ -319,7 +334,7 @@ execute(Program("while True: pass", argv=({mark!r},)), Sandbox("namespaces"))
   assert none_left(mark)
 
 
-# How a program may try to pass tests that it does not pass.
+# Attempts of a program to pass tests that it does not pass.
 FORGERIES = {
   "exit": "import os; os._exit(0)",
   "sys_exit": "import sys; sys.exit(0)",
@@ -352,14 +367,16 @@ def f(x):
   "writes_everywhere": """
 import os
 for fd in range(64):
-  for line in (b"passed\\n", b"[true, 0]\\n", b'{"t": [true, 0]}\\n', b'{"status": 0, "seconds": 0.1}\\n'):
+  status = b'{"status": 0, "seconds": 0.1}\\n'
+  for line in (b"passed\\n", b"[true, 0]\\n", b'{"t": [true, 0]}\\n', status):
     try: os.write(fd, line)
     except OSError: pass
 os._exit(0)""",
   "reads_tests": """
 import glob, os, re
 found = ""
-for path in sum(map(glob.glob, ("/sandbox/*", "/tmp/**/*", "/proc/*/fd/*", "/proc/*/cmdline", "/proc/*/environ")), []):
+patterns = "/sandbox/*", "/tmp/**/*", "/proc/*/fd/*", "/proc/*/cmdline", "/proc/*/environ"
+for path in sum(map(glob.glob, patterns), []):
   try: found += open(path, errors="replace").read(10000)
   except OSError: pass
 nonce = re.findall(r"\\b[0-9a-f]{32}\\b", found)
@@ -376,7 +393,7 @@ def f(x): return 7""",
   "forks": "import os, time\nif os.fork() == 0:\n  while True: time.sleep(1)\nos._exit(0)",
   "traces_parent": "import ctypes, os\nctypes.CDLL(None).ptrace(16, os.getppid(), 0, 0)\nos.kill(os.getppid(), 9)\ndef f(x): return 7",
 }
-# The first case is one that 7 answers, so that a constant is told from a function.
+# The answer to the first case is 7, which distinguishes a constant from a function.
 ASSERTS = AssertTests(
   "def check(candidate):\n  assert all(map(lambda pair: candidate(pair[0]) == pair[1], [(0, 7), (1, 8), (2, 91)]))\ncheck(f)\n", "f"
 )
@@ -389,9 +406,10 @@ def test_a_verdict_cannot_be_forged(forgery):
   sandbox = working("namespaces")
   source = FORGERIES[forgery]
   for tests in (ASSERTS, CALLS):
-    found = grade(source, tests, quickly(sandbox, 3.0))
-    assert found.passed <= 1 and found.passed < found.total, (type(tests).__name__, found)
-  if forgery in ("exit", "says_so", "at_exit", "writes_everywhere"):  # The others attack what is not there when only prints count.
+    result = grade(source, tests, quickly(sandbox, 3.0))
+    assert result.passed <= 1 and result.passed < result.total, (type(tests).__name__, result)
+  # The other forgeries attack parts that do not exist if only the output counts.
+  if forgery in ("exit", "says_so", "at_exit", "writes_everywhere"):
     assert grade(f"{source}\nprint(7)", PRINTS, quickly(sandbox, 3.0)).passed <= 1
 
 
@@ -408,12 +426,14 @@ def test_a_gigabyte_of_output_costs_no_memory_here(sandbox):
   import resource
 
   before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-  found = run(sandbox, "import os\nfor _ in range(1 << 10):\n  try: os.write(1, b'x' * (1 << 20))\n  except OSError: pass")
-  assert len(found.stdout) <= LIMITS.file_kb << 10
+  execution = run(
+    sandbox, "import os\nfor _ in range(1 << 10):\n  try: os.write(1, b'x' * (1 << 20))\n  except OSError: pass"
+  )
+  assert len(execution.stdout) <= LIMITS.file_kb << 10
   assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 64 << 10
 
 
-def test_unsafe_is_what_it_says_and_still_limited(canary):
+def test_unsafe_isolates_nothing_and_still_has_limits(canary):
   sandbox = Sandbox("unsafe", LIMITS)
   assert run(sandbox, f"print(open({str(canary)!r}).read())").stdout.strip() == SECRET
   assert run(sandbox, "x = bytearray(10 << 30)").cause == "memory"

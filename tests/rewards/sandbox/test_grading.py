@@ -1,4 +1,4 @@
-"""Grading: the published forms of tests, verdicts, and what is nobody's fault."""
+"""Grading: the published forms of tests, verdicts, and errors that are not the program's fault."""
 
 import json
 import math
@@ -55,11 +55,11 @@ plain = st.recursive(
 
 @hypothesis.settings(max_examples=20)
 @hypothesis.given(plain)
-def test_plain_values_survive_the_way(value):
+def test_plain_values_arrive_unchanged(value):
   line = encode(value)
   assert "\n" not in line and line.isascii()
-  found = decode(line)
-  assert found == value and type(found) is type(value)
+  decoded = decode(line)
+  assert decoded == value and type(decoded) is type(value)
 
 
 @hypothesis.settings(max_examples=20)
@@ -79,12 +79,12 @@ def test_hostile_lines_are_values_or_errors(line):
 @pytest.mark.parametrize(
   "line", ["[" * 100_000, "1" * 10_000, '{"i": "' + "f" * 10 + 'z"}', '{"s": [[]]}', "x" * (2 << 20), '{"t": 1}', ""]
 )
-def test_lines_that_are_no_values(line):
+def test_malformed_lines_are_refused(line):
   with pytest.raises(ValueError):
     decode(line)
 
 
-def test_what_is_no_plain_value_is_not_sent():
+def test_other_than_plain_values_are_not_sent():
   loop = []
   loop.append(loop)
   for value in (object(), int, lambda: 0, loop, (x for x in ()), "x" * (2 << 20)):
@@ -93,7 +93,7 @@ def test_what_is_no_plain_value_is_not_sent():
 
 
 @pytest.mark.parametrize(
-  ("found", "expected", "same"),
+  ("output", "expected", "same"),
   [
     ("3\n", "3", True),
     ("3", "3\n\n", True),
@@ -108,8 +108,8 @@ def test_what_is_no_plain_value_is_not_sent():
     ("nan", "nan", True),
   ],
 )
-def test_outputs(found, expected, same):
-  assert same_output(found, expected) is same
+def test_outputs(output, expected, same):
+  assert same_output(output, expected) is same
 
 
 def test_outputs_with_a_tolerance():
@@ -120,7 +120,7 @@ def test_outputs_with_a_tolerance():
 
 
 @pytest.mark.parametrize(
-  ("found", "expected", "same"),
+  ("value", "expected", "same"),
   [
     ([1, (2, 3)], (1, [2, 3]), True),
     ([1, 2], [1, 2, 3], False),
@@ -139,8 +139,8 @@ def test_outputs_with_a_tolerance():
     (None, [], False),
   ],
 )
-def test_values(found, expected, same):
-  assert same_value(found, expected) is same
+def test_values(value, expected, same):
+  assert same_value(value, expected) is same
 
 
 @pytest.mark.parametrize(
@@ -161,7 +161,7 @@ def test_the_last_closed_block_is_the_program(text, code):
   assert extract_code(text) == code
 
 
-def test_the_tasks_forms_of_tests_are_read():
+def test_all_forms_of_tests_are_read():
   assert read_tests({"tests": json.dumps(STDIN)}) == StdioTests([("1 2\n", "3\n")], seconds=2.0)
   assert read_tests({"tests": json.dumps(CALL)}).cases == [([[1, 2], 3], [4, 5]), ([[], 1], [])]
   assert read_tests({"tests": json.dumps(HUMAN_EVAL)}).entry_point == "scaled"
@@ -172,18 +172,18 @@ def test_the_tasks_forms_of_tests_are_read():
 @pytest.mark.parametrize(
   "example", [{}, {"tests": "[{"}, {"tests": {"kind": "other"}}, {"tests": [{"input": "1"}]}, {"tests": 3}, {"tests": [1]}]
 )
-def test_what_holds_no_tests_is_refused_in_one_line(example):
+def test_an_example_without_tests_is_refused_in_one_line(example):
   with pytest.raises(ValueError, match="cannot read `tests`") as caught:
     read_tests(example)
   assert "\n" not in str(caught.value)
 
 
-def test_free_names_are_what_tests_ask_for():
+def test_free_names_include_every_name_that_is_read():
   assert free_names("import math\ndef check(c):\n  assert c(x) == math.pi\ncheck(f)") == {"c", "x", "math", "check", "f"}
 
 
 class Conversation:
-  """A candidate's side of a conversation, without a sandbox: lines that are written to it are answered from a namespace."""
+  """A candidate without a sandbox, which answers the lines written to it from a namespace."""
 
   def __init__(self, source):
     self.namespace, self.lines = {"__name__": "candidate"}, []
@@ -193,7 +193,7 @@ class Conversation:
     self.lines.append(answer(self.namespace, line))
 
   def flush(self):
-    """Nothing waits here."""
+    """Does nothing, since nothing is buffered."""
 
   def readline(self, limit):
     return self.lines.pop(0)[:limit]
@@ -222,7 +222,7 @@ def test_verdicts_of_asserts(source, tests, expected):
   assert verdict("", tests, "f", conversation, conversation) == expected
 
 
-def test_tests_use_what_they_are_given_and_ask_for_the_rest():
+def test_tests_use_the_given_source_and_call_the_candidate_for_the_rest():
   conversation = Conversation("def twice(x): return -1\ndef f(x): return twice(x)")
   assert (
     verdict("def twice(x): return 2 * x\ndef f(x): 'asked for'", "assert twice(1) == 2 and f(1) == -1", "f", conversation, conversation)
@@ -235,8 +235,8 @@ def test_grades():
   tests = StdioTests([("1", "2"), ("2", "4"), ("3", "7"), ("4", "8")])
   source = "print(2 * int(input()))"
   assert grade(source, tests, LOCAL)[:2] == (2, 4)
-  found = grade(source, tests, LOCAL, stop_early=False)
-  assert found[:2] == (3, 4) and found.detail.startswith("test 2: wrong output '6")
+  result = grade(source, tests, LOCAL, stop_early=False)
+  assert result[:2] == (3, 4) and result.detail.startswith("test 2: wrong output '6")
   assert grade("raise ValueError('no')", tests, LOCAL).detail.endswith("ValueError: no")
   assert grade(source, tests, LOCAL, total_s=1e-9).detail == "test 0: no time is left for it"
   with pytest.raises(ValueError, match="no tests"):
@@ -249,7 +249,7 @@ def test_grades():
 
 
 @needs_namespaces
-def test_calls_may_print_and_fail_one_by_one():
+def test_calls_may_print_and_fail_separately():
   source = "class Solution:\n  def f(self, x):\n    print('noise')\n    if x == 2: raise ValueError\n    return [x, (x,)]"
   tests = CallTests("f", [([1], [1, [1]]), ([2], [2, [2]]), ([3], [3, [3]])])
   assert grade(source, tests, LOCAL, stop_early=False)[:2] == (2, 3)
@@ -273,12 +273,12 @@ def test_code_tests_is_a_reward_function():
   assert reward(completion("print(sum(map(int, input().split())))"), {"tests": json.dumps(STDIN)}) == 1.0
   assert reward(completion(add, stopped=False), {"tests": json.dumps(CALL)}) == 0.0
   assert reward(Completion(text="3", token_ids=(), num_tokens=1, stopped=True), {"tests": json.dumps(CALL)}) == 0.0
-  with pytest.raises(Refused, match="no plain value"):
+  with pytest.raises(Refused, match="not a plain value"):
     reward(completion("def f(g): return 1"), {"tests": ["assert f(len) == 1"]})
 
 
 @needs_namespaces
-def test_part_of_the_tests_may_earn_part_of_the_reward():
+def test_passing_some_tests_may_earn_part_of_the_reward():
   reward = code_tests("namespaces", timeout_s=8.0, partial=True)
   assert reward(completion("def add(xs, y): return []"), {"tests": json.dumps(CALL)}) == 0.5
 

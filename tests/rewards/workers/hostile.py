@@ -1,4 +1,4 @@
-"""Reward functions for the tests of the pool: one does what the text says, with whatever that does to its process."""
+"""Reward functions for the tests of the pool; `act` does what the text says to its own process."""
 
 import ctypes
 import math
@@ -13,7 +13,9 @@ import numpy as np
 
 from jaxrl_llm.text_types import Completion, Turn
 
-NUM_FILES = 1024  # A process usually may open no more; the pipes of a worker have numbers as high as its parent has files open.
+# Usual limit of open files. The descriptors of a worker's pipes may be as high as the number of
+# files that its parent has open.
+NUM_FILES = 1024
 
 
 class Unshowable(Exception):
@@ -52,7 +54,7 @@ def kill_parents():
 
 
 def kill_guardian():
-  """Frees itself and others of what would kill them with their guardian, and then kills it."""
+  """Kills its guardian, after making sure that this process and others do not die with it."""
   fork(5, leave_session=True)
   ctypes.CDLL(None).prctl(1, 0, 0, 0, 0)  # PR_SET_PDEATHSIG.
   os.kill(os.getppid(), signal.SIGKILL)
@@ -65,13 +67,14 @@ def stop_guardians():
     grandparent = int(file.read().rpartition(")")[2].split()[1])
   fork(5, leave_session=True)
   for pid in (grandparent, parent):
-    os.kill(pid, signal.SIGSTOP)  # For a grandparent outside of the PID namespace, 0: this process itself.
+    # The id of a grandparent outside the PID namespace is 0, which means this process group.
+    os.kill(pid, signal.SIGSTOP)
   time.sleep(600)
 
 
 def run_away():
-  """Leaves no process in place: each forks the next, in a session of its own, and ends."""
-  until = time.monotonic() + 20  # So that no mistake of ours runs for ever.
+  """Moves on from process to process: each forks the next, in a session of its own, and exits."""
+  until = time.monotonic() + 20  # Limits the damage if the test has a bug.
   for _ in range(8):
     if os.fork() == 0:
       while time.monotonic() < until:
@@ -106,7 +109,7 @@ def stay(seconds, value):
 
 
 def leave_process(value):
-  """Leaves one that is no child of this process, as a daemon is."""
+  """Leaves behind a process that, like a daemon, is not a child of this one."""
   child = os.fork()
   if child == 0:
     os.setsid()
@@ -184,7 +187,7 @@ def act(completion, example):
 
 
 def rewards_of_turns(completion, example):
-  """What an environment gave for the turns of a conversation; -1 for types that are not the package's own."""
+  """Returns the sum of the turns' rewards, or -1 if the types are not those of the package."""
   del example
   if type(completion) is not Completion or any(type(turn) is not Turn for turn in completion.turns):
     return -1

@@ -1,4 +1,4 @@
-"""The pool of workers: whatever a call does costs its own sample, and nothing else."""
+"""The pool of workers: whatever a call does costs only its own sample."""
 
 import contextlib
 import os
@@ -24,7 +24,7 @@ FUNCTIONS = {
 }
 TIMEOUT_S = 0.8
 
-# What each deed costs; None is nothing.
+# Cause of the failure of each deed; None if it does not fail.
 COSTS = {
   "fine": None, "nap": None, "true": None, "numpy": None, "zero_dimensional": None, "start_program": None,
   "stay": None, "leave_process": None, "leave_alarm": None,
@@ -39,7 +39,8 @@ COSTS = {
   "write_to_all_pipes": "flooded",
 }  # fmt: skip
 KILLS = ("timeout", "died", "flooded")
-# In a PID namespace of its own the inner guardian is the first process, which cannot be killed from inside; elsewhere it dies.
+# In a PID namespace, the inner guardian is the first process and cannot be killed from inside.
+# Without one, it dies.
 UNSURE = ("kill_group", "kill_parents", "kill_guardian")
 
 
@@ -58,18 +59,18 @@ def pool():
 
 
 def worker_pids():
-  """Workers of this process, their guardians, and what they forked."""
+  """Returns the workers of this process, their guardians, and the processes that they forked."""
   return set(parents_below(os.getpid()))
 
 
 def parents_below(pool_pid):
-  """The parent of each process below the pool of a process, whatever became of its parents."""
-  lines = [line.split(None, 2) for line in listed("-o", "pid=", "-o", "ppid=", "-o", "args=")]
+  """Returns the parent of each process started by a pool, even if its original parents are gone."""
+  lines = [line.split(None, 2) for line in ps_lines("-o", "pid=", "-o", "ppid=", "-o", "args=")]
   return {int(pid): int(parent) for pid, parent, args in lines if "workers/guardian.py" in args and args.endswith(f" {pool_pid}")}
 
 
 def settled_pids():
-  """As `worker_pids`, once no process is being started any more: then each outer guardian has two below it."""
+  """Returns `worker_pids` once each outer guardian has two processes below it."""
   until = time.monotonic() + 10
   while time.monotonic() < until:
     parents = parents_below(os.getpid())
@@ -79,14 +80,14 @@ def settled_pids():
   return set(parents)
 
 
-def listed(*columns):
+def ps_lines(*columns):
   return subprocess.run(["ps", "-e", "-ww", *columns], capture_output=True, text=True, check=True).stdout.splitlines()
 
 
-def gone(pids, within_s=5.0):
+def are_gone(pids, within_s=5.0):
   until = time.monotonic() + within_s
   while time.monotonic() < until:
-    if not pids & worker_pids():  # A process that is dead and not yet waited for has no arguments.
+    if not pids & worker_pids():  # A zombie process has no arguments.
       return True
     time.sleep(0.02)
   return False
@@ -101,7 +102,7 @@ def test_every_deed_has_a_cost():
 def test_a_deed_costs_its_own_sample(pool, deed):
   replaced = pool.num_replaced
   started = time.monotonic()
-  # So many that the deed has others in front of it and behind it in the same message.
+  # With this many jobs, the deed is in the middle of a message.
   jobs = [job(f"fine {i} {deed}") for i in range(90)]
   jobs.insert(30, job(deed))
   outcomes = pool.call(jobs)
@@ -117,7 +118,7 @@ def test_a_deed_costs_its_own_sample(pool, deed):
 
 
 @pytest.mark.parametrize("deed", UNSURE)
-def test_a_deed_that_may_or_may_not_be_possible_hurts_nobody_else(pool, deed):
+def test_a_deed_that_may_or_may_not_be_possible_costs_no_other_sample(pool, deed):
   outcomes = pool.call([job("fine before"), job(deed), job("fine after")])
   assert [x.value for x in outcomes] == [0.5, None, 0.5]
   assert pool.num_workers == 2
@@ -129,12 +130,13 @@ def test_processes_of_a_killed_worker_are_gone():
     before = settled_pids() - others
     assert len(before) == 3  # Two guardians and the worker.
     assert pool.call([job("fork_away")])[0].cause == "timeout"
-    assert gone(before)
+    assert are_gone(before)
     assert pool.call([job("fine")])[0].value == 0.5
     after = settled_pids() - others
     assert len(after) == 3
-    held = [os.dup(worker.jobs_fd) for worker in pool._workers]  # As a child that was forked holds it.
-  assert gone(after, within_s=0.1)
+    # Forked children hold the pipe in the same way.
+    held = [os.dup(worker.jobs_fd) for worker in pool._workers]
+  assert are_gone(after, within_s=0.1)
   for fd in held:
     os.close(fd)
 
@@ -154,7 +156,8 @@ def test_hangs_in_a_row_leave_the_pool_at_full_size(count):
   with open_pool({"act": FUNCTIONS["act"]}, num_workers=2, timeout_s=timeout_s) as pool:
     for i in range(count):
       started = time.monotonic()
-      assert pool.call([job("sleep")])[0].cause == "timeout"  # The same job each time: no failure is kept.
+      # The same job each time, since failures are not cached.
+      assert pool.call([job("sleep")])[0].cause == "timeout"
       longest = max(longest, time.monotonic() - started)
       assert pool.num_replaced == i + 1
     assert pool.num_workers == 2
@@ -162,7 +165,7 @@ def test_hangs_in_a_row_leave_the_pool_at_full_size(count):
   assert longest < timeout_s + 2
 
 
-def test_the_deadline_is_of_each_call_and_of_each_function():
+def test_the_deadline_applies_to_each_call_and_depends_on_the_function():
   functions = {"act": FUNCTIONS["act"], "slow": Function(f"{HERE}:act", timeout_s=30.0)}
   with open_pool(functions, num_workers=1, timeout_s=0.2) as pool:
     started = time.monotonic()
@@ -173,20 +176,20 @@ def test_the_deadline_is_of_each_call_and_of_each_function():
     assert "0.2 s" in outcomes[0].detail
 
 
-def test_outcomes_are_in_order_and_what_functions_return(pool, rng):
+def test_outcomes_are_in_order_and_hold_the_results(pool, rng):
   lengths = rng.integers(1, 90, 300)
   jobs = [Job("count_characters", completion("x" * n), {"i": i}) for i, n in enumerate(lengths)]
   assert [x.value for x in pool.call(jobs)] == lengths.tolist()
   assert pool.call([]) == []
 
 
-def test_a_function_sees_the_end_of_the_text_and_all_else(pool):
+def test_a_function_sees_the_end_of_the_text_and_all_tokens(pool):
   text = "a" * 50 + "b" + "c" * 99
   jobs = [Job(name, completion(text, tokens=range(1000)), {}) for name in ("count_characters", "first_character", "count_tokens")]
   assert [x.value for x in pool.call(jobs)] == [100, ord("b"), sum(range(1000)) + 1000 + 1]
 
 
-def test_odd_texts_survive_the_way(pool):
+def test_unusual_texts_arrive_unchanged(pool):
   jobs = [Job("count_characters", completion(text), {}) for text in ("", "\x00\n", "\ud800", "𝔸" * 50)]
   assert [x.value for x in pool.call(jobs)] == [0, 2, 1, 50]
 
@@ -208,7 +211,8 @@ def test_equal_jobs_share_a_value_and_never_a_failure():
   with open_pool(functions, num_workers=1, timeout_s=TIMEOUT_S, cache_size=3) as pool:
     assert [x.value for x in pool.call([job("a", "times")] * 3 + [job("b", "times")])] == [1, 1, 1, 2]
     assert [x.value for x in pool.call([job("b", "times"), job("a", "times"), job("c", "times")])] == [2, 1, 3]
-    assert pool.call([job("a", "times", other=1)])[0].value == 4  # Another example, and "b" is the one forgotten.
+    # Another example, which evicts "b" from the cache.
+    assert pool.call([job("a", "times", other=1)])[0].value == 4
     assert [x.value for x in pool.call([job("a", "times"), job("b", "times")])] == [1, 5]
     different = [completion("a")._replace(**{name: value}) for name, value in dict(token_ids=(9,), num_tokens=9, stopped=False).items()]
     assert [x.value for x in pool.call([Job("times", x, {}) for x in different])] == [6, 7, 8]
@@ -236,12 +240,12 @@ def test_imports_are_loaded_beforehand():
     open_pool({"loaded": loaded._replace(imports=("no_such_module",))}, num_workers=1)
 
 
-def test_settings_make_a_function():
+def test_a_factory_gets_its_settings():
   with open_pool({"scaled": Function(f"{HERE}:scaled", {"factor": 0.5})}, num_workers=1) as pool:
     assert pool.call([job("abc", "scaled")])[0].value == 1.5
 
 
-def test_the_package_s_rewards_run_in_workers():
+def test_rewards_of_the_package_run_in_workers():
   functions = {"number": Function("jaxrl_llm.rewards:make", {"name": "final_number"})}
   with open_pool(functions, num_workers=1) as pool:
     jobs = [Job("number", completion(text), {"answer": "12"}) for text in ("#### 12", "#### 13")]
@@ -250,7 +254,7 @@ def test_the_package_s_rewards_run_in_workers():
 
 @pytest.fixture
 def no_pid_namespaces(monkeypatch, tmp_path):
-  """The program of a worker as if the kernel denied it a PID namespace."""
+  """Program of a worker to which the kernel seems to deny a PID namespace."""
   change_program(monkeypatch, tmp_path, "  _enter_pid_namespace()\n", "")
 
 
@@ -285,7 +289,10 @@ def with_path():
 
 @contextlib.contextmanager
 def other_pool():
-  """Another process, whose worker has forked five away: it, its chain of processes by name, and all that is below it."""
+  """Starts another process with a pool, whose worker has forked five processes away.
+
+  Yields the process, its chain of processes by name, and the ids of all processes below it.
+  """
   command, pipe = [sys.executable, "-c", OTHER_POOL, process._PROGRAM], subprocess.PIPE
   with subprocess.Popen(command, env=with_path(), stdin=pipe, stdout=pipe, text=True) as pool:
     try:
@@ -304,19 +311,19 @@ def other_pool():
 
 
 def survivors(pool_pid, pids):
-  until = time.monotonic() + 20  # A busy machine needs some of it.
+  until = time.monotonic() + 20  # A busy machine takes several seconds.
   while (left := pids & set(parents_below(pool_pid))) and time.monotonic() < until:
     time.sleep(0.02)
   return left
 
 
-def test_none_outlives_a_parent_that_becomes_another_program():
+def test_no_worker_outlives_a_parent_that_becomes_another_program():
   source = f"""
 import os, threading
 from jaxrl_llm.rewards.workers import Function, Job, open_pool
 from jaxrl_llm.text_types import Completion
 pool = open_pool({{"act": Function("{HERE}:act")}}, num_workers=1, timeout_s=600)
-threading.Timer(0.3, os.execvp, ("sleep", ["sleep", "600"])).start()  # While the worker is busy and reads no jobs.
+threading.Timer(0.3, os.execvp, ("sleep", ["sleep", "600"])).start()  # The worker is busy and reads no jobs.
 print(flush=True)
 pool.call([Job("act", Completion("sleep", (), 0, True), {{}})])
 """
@@ -341,17 +348,17 @@ def test_nothing_survives_whichever_process_dies_first(request, namespaces, blow
   with other_pool() as (pool, chain, pids):
     for blow in blows.split(", "):
       name, whom = blow.split()
-      with contextlib.suppress(ProcessLookupError):  # The last blow may have ended it already.
+      with contextlib.suppress(ProcessLookupError):  # The previous blow may have ended it already.
         os.kill(chain[whom], getattr(signal, f"SIG{name}"))
     left = survivors(pool.pid, pids)
     assert not left, {name: pid for name, pid in chain.items() if pid in left} or "only what the worker forked"
-    if "pool" not in blows:  # It goes on.
+    if "pool" not in blows:  # The pool continues.
       assert "'died'" in pool.stdout.readline()
       assert "value=0.5" in pool.stdout.readline()
 
 
-def test_nothing_survives_an_outer_guardian_that_dies_in_the_midst_of_its_work(no_pid_namespaces, monkeypatch, tmp_path):
-  """It dies at its first kill, as it would of one from outside in that instant."""
+def test_nothing_survives_an_outer_guardian_that_dies_during_its_work(no_pid_namespaces, monkeypatch, tmp_path):
+  """It dies right after its first kill, like a guardian that is killed from outside then."""
   kill = "        os.kill(pid, signal.SIGKILL)\n"
   change_program(monkeypatch, tmp_path, kill, kill + "        os.getppid() == int(sys.argv[3]) and os.kill(pids[0], signal.SIGKILL)\n")
   with other_pool() as (pool, chain, pids):
@@ -369,7 +376,7 @@ def test_nothing_survives_an_outer_guardian_that_dies_in_the_midst_of_its_work(n
   ids=["workers", "guardians"],
 )  # fmt: skip
 def test_a_pool_works_without_pid_namespaces(no_pid_namespaces, costs):
-  """Where the kernel denies them, the guardians collect what left the process group."""
+  """Without them, the guardians kill the processes that left the process group."""
   with open_pool({"act": FUNCTIONS["act"]}, num_workers=1, timeout_s=TIMEOUT_S) as pool:
     outcomes = pool.call([job(deed) for deed in costs])
     assert [x.cause for x in outcomes] == list(costs.values())
@@ -378,26 +385,26 @@ def test_a_pool_works_without_pid_namespaces(no_pid_namespaces, costs):
 
 
 def assert_program_has_ended():
-  left, until = [], time.monotonic() + 5  # On a busy machine the last one needs a moment to be collected.
-  while time.monotonic() < until and (left := [line for line in listed("-o", "args=") if process._PROGRAM in line]):
+  left, until = [], time.monotonic() + 5  # A busy machine reaps the last process with a delay.
+  while time.monotonic() < until and (left := [line for line in ps_lines("-o", "args=") if process._PROGRAM in line]):
     time.sleep(0.1)
   assert not left
 
 
-def test_the_process_group_goes_where_the_kernel_lists_no_children(no_pid_namespaces, monkeypatch, tmp_path):
+def test_the_process_group_is_killed_if_the_kernel_lists_no_children(no_pid_namespaces, monkeypatch, tmp_path):
   change_program(monkeypatch, tmp_path, "/children", "/no_children")
   with open_pool({"act": FUNCTIONS["act"]}, num_workers=1, timeout_s=TIMEOUT_S) as pool:
     assert [x.cause for x in pool.call([job(deed) for deed in ("fork", "exit", "fine")])] == ["timeout", "died", None]
   assert_program_has_ended()
 
 
-def test_a_worker_that_dies_while_idle_is_replaced_and_nobody_charged():
+def test_a_worker_that_dies_while_idle_is_replaced_at_no_cost():
   others = settled_pids()
   with open_pool({"act": FUNCTIONS["act"]}, num_workers=2, timeout_s=TIMEOUT_S) as pool:
     for pid in worker_pids() - others:
-      with contextlib.suppress(ProcessLookupError):  # The end of the one before may have ended it.
+      with contextlib.suppress(ProcessLookupError):  # It may have died with the previous process.
         os.kill(pid, signal.SIGKILL)
-    assert gone(worker_pids() - others)
+    assert are_gone(worker_pids() - others)
     assert [x.value for x in pool.call([job(f"fine {i}") for i in range(10)])] == [0.5] * 10
     assert pool.num_workers == 2 and pool.num_replaced == 2
 
@@ -407,7 +414,7 @@ def test_an_interrupted_call_leaves_no_answers_for_the_next(pool, monkeypatch):
     raise KeyboardInterrupt
 
   with monkeypatch.context() as patch:
-    patch.setattr(pool, "_hear", interrupt)
+    patch.setattr(pool, "_receive", interrupt)
     with pytest.raises(KeyboardInterrupt):
       pool.call([job(f"fine {i}", interrupted=True) for i in range(5)])
   assert pool.call([job("nan"), job("fine after the interrupt")]) == [
@@ -429,7 +436,7 @@ def test_an_interrupted_call_leaves_no_answers_for_the_next(pool, monkeypatch):
     (FUNCTIONS["act"]._replace(timeout_s=float("nan")), {}, "timeout_s of 'f'=nan"),
   ],
 )
-def test_mistakes_are_found_when_a_pool_is_opened(function, settings, message):
+def test_mistakes_are_reported_when_a_pool_is_opened(function, settings, message):
   with pytest.raises(ValueError, match=message) as caught:
     open_pool({"f": function}, **{"num_workers": 1, **settings})
   assert "\n" not in str(caught.value)
@@ -454,10 +461,12 @@ def test_a_worker_sees_the_turns_of_a_conversation():
   turned = lambda *rewards: Completion("7", (1,), 1, True, tuple(Turn("2*3=", "6", reward, i) for i, reward in enumerate(rewards)))
   with open_pool({"turns": Function(f"{HERE}:rewards_of_turns")}, num_workers=1) as pool:
     jobs = [Job("turns", turned(0.5, 1.0), {}), Job("turns", turned(0.5, 2.0), {}), Job("turns", turned(), {})]
-    assert [outcome.value for outcome in pool.call(jobs)] == [1.5, 2.5, 0.0], "equal but for their turns, and yet not the same job"
+    assert [outcome.value for outcome in pool.call(jobs)] == [1.5, 2.5, 0.0], (
+      "jobs that differ only in their turns are not equal"
+    )
 
 
-def test_frames_say_what_was_written():
+def test_frames_hold_what_was_written():
   data = protocol.frame(7, 0.5, "memory", "é" * 400, retires=True)
   number, value, cause, retires, length = protocol.FRAME.unpack_from(data)
   assert (number, value, protocol.CAUSES[cause], retires, length) == (7, 0.5, "memory", 1, len(data) - protocol.FRAME.size)

@@ -1,4 +1,4 @@
-"""The calculator works out arithmetic and nothing else, and answers calls where they stand."""
+"""The calculator evaluates arithmetic and nothing else, and answers calls in the policy's text."""
 
 import random
 
@@ -13,7 +13,7 @@ def turn(text):
   return Completion(text, (), len(text), True)
 
 
-def test_values_are_pythons():
+def test_values_equal_those_of_python():
   draw = random.Random(0)
   for _ in range(300):
     a, b, c = (draw.randrange(-99, 1000) for _ in range(3))
@@ -40,7 +40,7 @@ def test_a_call_is_answered_and_anything_else_ends_the_conversation():
   assert tool.step(state, turn("\n#17532"))[1] == ("", 0.0, True)
 
 
-def test_names_and_settings_that_do_not_exist():
+def test_unknown_names_and_settings_are_refused():
   with pytest.raises(ValueError, match=r"environment.name: found 'calculater'.*did you mean 'calculator'\?"):
     make("calculater")
   with pytest.raises(ValueError, match="environment.call_reward: found .*, because environment python does not read it"):

@@ -1,4 +1,4 @@
-"""A reward model's training: what a run leaves, that it can be interrupted, and what its config may be."""
+"""The training of a reward model: its outputs, its resumption and the checks of its config."""
 
 import importlib
 import json
@@ -30,18 +30,19 @@ def tiny(**overrides):
 def train(config, workdir, devices=1, stop_after=None):
   workdir.mkdir(parents=True, exist_ok=True)
   with quick(devices):
-    this = training.start(config, workdir)
+    run = training.start_run(config, workdir)
     if stop_after is None:
-      return training.proceed(this)
-    this.config = config.copy_and_resolve_references()
-    this.config.num_steps = stop_after  # Of the loop alone: the optimizer was made for all steps.
-    with this.progress, this.writer:
-      training.learn(this)
+      return training.proceed(run)
+    run.config = config.copy_and_resolve_references()
+    # This shortens only the loop: the optimizer was made for all steps.
+    run.config.num_steps = stop_after
+    with run.progress, run.writer:
+      training.learn(run)
 
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
-  """An unbroken run, of which only one checkpoint is left."""
+  """Summary and workdir of an unbroken run, which keeps only one checkpoint."""
   workdir = tmp_path_factory.mktemp("rm") / "run"
   return train(tiny(), workdir), workdir
 
@@ -49,10 +50,10 @@ def run(tmp_path_factory):
 def arrays(workdir):
   with quick():
     programs = training.make_programs(tiny(), training.mesh_lib.make_mesh(), check.shape_of(tiny()))
-    found, _ = checkpoint.restore_latest(
+    restored, _ = checkpoint.restore_latest(
       checkpoint.open_checkpoints(workdir / "checkpoints", keep=2), {"state": programs.abstract_state}
     )
-  return [np.asarray(x) for x in jax.tree.leaves(found["state"])]
+  return [np.asarray(x) for x in jax.tree.leaves(restored["state"])]
 
 
 def test_smoke_run(run):
@@ -62,7 +63,7 @@ def test_smoke_run(run):
   assert summary["accuracy_start"] == 0.5 and 0 <= summary["accuracy_final"] <= 1 and (workdir / "report.html").is_file()
   rows = rows_of(workdir, "reward_model")
   assert [row["step"] for row in rows] == list(range(1, 7)) and [row["step"] for row in rows_of(workdir, "eval")] == [0, 3, 6]
-  # A head of zeros says nothing: the first loss is log 2, exactly.
+  # A head of zeros prefers neither response: the first loss is exactly log 2.
   assert rows[0]["reward_model/loss"] == pytest.approx(np.log(2), rel=1e-6) and rows[0]["reward_model/accuracy"] == 0.5
   names = "loss accuracy margin chosen rejected pair_loss grad_norm lr skipped".split()
   assert all({f"reward_model/{name}" for name in names} <= row.keys() and row["reward_model/grad_norm"] > 0 for row in rows)
@@ -73,15 +74,15 @@ def test_smoke_run(run):
 def test_the_folder_holds_what_was_trained_and_its_tokenizer(run):
   folder = run[1] / "reward_model"
   model = make_reward_model(read_reward_config(folder))
-  found = [np.asarray(x) for x in jax.tree.leaves(load_reward_params(folder, model))]
+  saved = [np.asarray(x) for x in jax.tree.leaves(load_reward_params(folder, model))]
   params = jax.tree.structure(jax.eval_shape(model.init, jax.random.key(0)))
   trained = arrays(run[1])[: params.num_leaves]
-  assert all(map(np.array_equal, found, trained)) and any(np.any(x) for x in found)
+  assert all(map(np.array_equal, saved, trained)) and any(np.any(x) for x in saved)
   assert load_reward_tokenizer(folder) == ByteTokenizer()
 
 
 @pytest.mark.slow
-def test_a_resumed_training_is_that_which_was_not_interrupted(run, tmp_path):
+def test_a_resumed_training_equals_an_unbroken_one(run, tmp_path):
   train(tiny(), tmp_path / "run", stop_after=3)
   summary = train(tiny(), tmp_path / "run")
   assert summary["attempts"] == 2
@@ -102,8 +103,10 @@ def test_devices_and_micro_batches_change_nothing(run, tmp_path):
 
 
 def test_the_command_line(tmp_path, capsys, monkeypatch):
-  monkeypatch.setattr(compilation_cache, "cache_compilations", lambda: None)  # `quick` has a cache of its own.
-  monkeypatch.setattr(hosts, "start", lambda: None)  # Too late in this process, whose devices other tests have touched.
+  # `quick` has a cache of its own.
+  monkeypatch.setattr(compilation_cache, "cache_compilations", lambda: None)
+  # Joining must precede any use of the devices, which other tests have already used.
+  monkeypatch.setattr(hosts, "join_processes", lambda: None)
   assert main.main(["main", f"--config={CONFIG}:tiny", "--dry_run"]) == 0
   out = capsys.readouterr().out
   for part in ("reward model: nano, 27,104 parameters", "data: 708 pairs to learn from, 23 held out", "no problem found"):
@@ -120,15 +123,20 @@ def test_a_language_model_becomes_a_reward_model(tmp_path):
   weights = policy.init(jax.random.key(3))
   save_hf(tmp_path / "policy", policy, weights)
   config = tiny(**{"model.path": str(tmp_path / "policy"), "model.tokenizer": "bytes"})
-  assert check.problems(config) == []
+  assert check.job_problems(config) == []
   with quick():
-    this = training.start(config, tmp_path / "run")
-    assert np.array_equal(this.state.params["trunk"]["embedding"], weights["embedding"]) and not np.any(this.state.params["value_head"])
-    this.writer.close()
+    run = training.start_run(config, tmp_path / "run")
+    assert np.array_equal(run.state.params["trunk"]["embedding"], weights["embedding"])
+    assert not np.any(run.state.params["value_head"])
+    run.writer.close()
 
 
 def test_the_config_is_legal():
-  assert check.problems(tiny()) == [] == check.problems(importlib.import_module("configs.reward_model").get_config(""))
+  assert (
+    check.job_problems(tiny())
+    == []
+    == check.job_problems(importlib.import_module("configs.reward_model").get_config(""))
+  )
 
 
 PROBLEMS = {
@@ -136,17 +144,29 @@ PROBLEMS = {
   "margin": ({"objective.margin": float("inf")}, ["config.objective.margin: found inf, expected a finite number"]),
   "centre": ({"objective.center_coef": -1.0}, ["config.objective.center_coef: found -1.0"]),
   "column": ({"task.chosen_column": ""}, ["config.task.chosen_column: found '', expected the name of a column"]),
-  "source": ({"task.name": "fil"}, ["config.task.name: found 'fil', expected one of arithmetic, file; did you mean 'file'?"]),
+  "source": (
+    {"task.name": "fil"},
+    ["config.task.name: found 'fil', expected one of arithmetic, file; did you mean 'file'?"],
+  ),
   "no file": ({"task.name": "file"}, ["config.task.path: found None, expected a file of pairs"]),
   "missing file": ({"task.name": "file", "task.path": "no/such.jsonl"}, ["no/such.jsonl: found no such file"]),
-  "file of another": ({"task.path": "x.jsonl"}, ["config.task.path: found 'x.jsonl', expected None", "set task.name='file'"]),
+  "file of another": (
+    {"task.path": "x.jsonl"},
+    ["config.task.path: found 'x.jsonl', expected None", "set task.name='file'"],
+  ),
   "preset": ({"model.preset": "nan"}, ["'nan'", "did you mean 'nano'?"]),
   "missing folder": ({"model.path": "no/such"}, ["config.model.path: found 'no/such', which does not exist"]),
   "tokenizer alone": ({"model.tokenizer": "bytes"}, ["config.model.tokenizer: found 'bytes', expected None"]),
   "chat of bytes": ({"task.chat": True}, ["config.task.chat: found True, expected None"]),
-  "row too short": ({"learner.row_tokens": 40}, ["config.learner.row_tokens=40 is below 48", "raise it to at least 48"]),
+  "row too short": (
+    {"learner.row_tokens": 40},
+    ["config.learner.row_tokens=40 is below 48", "raise it to at least 48"],
+  ),
   "too few rows": ({"learner.batch_pairs": 64}, ["config.learner.row_buckets=(8,)", "add a bucket of at least 32"]),
-  "micro-batches": ({"learner.micro_batches": 3}, ["config.learner.row_buckets: 8 is not a multiple of", "the nearest that is: 9"]),
+  "micro-batches": (
+    {"learner.micro_batches": 3},
+    ["config.learner.row_buckets: 8 is not a multiple of", "the next multiple is 9"],
+  ),
   "devices": ({"mesh.data": 3}, ["config.learner.row_buckets: 8 is not a multiple of 3 devices"]),
 }
 
@@ -154,11 +174,11 @@ PROBLEMS = {
 @pytest.mark.parametrize("case", PROBLEMS)
 def test_problems_of_a_config(case):
   overrides, parts = PROBLEMS[case]
-  (line,) = check.problems(tiny(**overrides))
+  (line,) = check.job_problems(tiny(**overrides))
   for part in parts:
     assert part in line, line
 
 
-def test_generated_pairs_that_are_too_long(tmp_path):
+def test_generated_pairs_that_are_too_long_are_refused(tmp_path):
   with pytest.raises(ValueError, match="config.task.max_tokens: found 8, expected at least 1"):
     check.load_pairs(tiny(**{"task.max_tokens": 8}))

@@ -1,4 +1,4 @@
-"""Each record becomes a problem or a reason, whatever it holds."""
+"""Each record becomes either a problem or a reason, whatever it contains."""
 
 import itertools
 import pathlib
@@ -16,10 +16,10 @@ GOOD = {"question": "1+1?", "answer": "2", "level": 1, "id": "a", "response": "2
 
 
 def reason(record, **mapped):
-  """Why a record is no problem; "" where it is one."""
+  """Returns the reason why a record is not a problem, or "" if it is one."""
   tally = Tally("drop")
   mapped = Columns(**({"level": "level", "id": "id"} | mapped))
-  rows = list(columns.problems([("f.jsonl:7", record)], columns.mapping(mapped), tally, seen=set()))
+  rows = list(columns.usable_rows([("f.jsonl:7", record)], columns.mapping(mapped), tally, seen=set()))
   assert len(rows) + sum(tally.dropped.values()) == 1
   assert all(place.startswith("f.jsonl:7") for place in tally.first.values())
   return next(iter(tally.dropped), "")
@@ -35,7 +35,7 @@ def test_a_good_record():
     ({"question": None}, "question is null"),
     ({"question": " \n"}, "question is empty"),
     ({"question": "\ud800"}, "not UTF-8"),
-    ({"question": "\udcff"}, "not UTF-8"),  # A byte that is none.
+    ({"question": "\udcff"}, "not UTF-8"),  # A lone surrogate stands for an invalid byte.
     ({"answer": None}, "answer is null"),
     ({"answer": ""}, "answer is empty"),
     ({"answer": float("nan")}, "answer is nan"),
@@ -57,7 +57,7 @@ def test_faults(change, expected):
   assert reason(GOOD | change) == expected
 
 
-def test_a_column_that_is_missing_once():
+def test_a_record_without_a_column():
   assert reason({"queston": "1+1?"} | {k: v for k, v in GOOD.items() if k != "question"}) == "no column 'question'"
 
 
@@ -79,15 +79,15 @@ def test_text_of_values(value, text):
   assert columns.text({"a": value}, "a") == text
 
 
-def test_each_problem_once():
+def test_each_problem_is_kept_once():
   rows = [GOOD, GOOD | {"id": "b"}, GOOD | {"question": "2+2?"}, GOOD | {"question": "3+3?", "id": "c"}]
   tally, seen = Tally("drop"), set()
-  kept = list(columns.problems(enumerate_places(rows), columns.mapping(Columns(id="id")), tally, seen=seen))
+  kept = list(columns.usable_rows(enumerate_places(rows), columns.mapping(Columns(id="id")), tally, seen=seen))
   assert [row["question"] for row in kept] == ["1+1?", "3+3?"]
   assert tally.dropped == {"duplicate question": 1, "duplicate id": 1}
   assert tally.first["duplicate id"] == "f.jsonl:3: a"
   with pytest.raises(ValueError, match=r"^f.jsonl:1: duplicate id \(a\); repair the row, or set task.bad_rows to 'drop'"):
-    list(columns.problems(enumerate_places(rows), columns.mapping(Columns(id="id")), Tally("error"), seen=seen))
+    list(columns.usable_rows(enumerate_places(rows), columns.mapping(Columns(id="id")), Tally("error"), seen=seen))
 
 
 def enumerate_places(rows):
@@ -109,7 +109,7 @@ CONVERTERS = {
   "zebralogic/grid_mode/test.jsonl": logic.grid,
   "zebralogic/mc_mode/test.jsonl": logic.multiple_choice,
 }
-RECORDS = {name: next(record for _, record in text_files.read(FIXTURES / name)) for name in CONVERTERS}
+RECORDS = {name: next(record for _, record in text_files.read_records(FIXTURES / name)) for name in CONVERTERS}
 FIELDS = [(name, field) for name, record in RECORDS.items() for field in record]
 SCALARS = [None, True, -1, 2**80, 1.5, float("nan"), float("inf"), "", " ", "7", "\ud800", "[]", "[1]", "{", "\\boxed{", "####", b"\xff"]
 SCALARS = st.sampled_from(SCALARS)
@@ -126,7 +126,7 @@ def test_any_value_in_any_field(field, value):
     del record[field]
   try:
     row = CONVERTERS[name](record)
-    columns.check(row)
+    columns.check_row(row)
   except Unusable as error:
     assert error.reason and "\n" not in error.reason
     return

@@ -1,4 +1,4 @@
-"""A dataset folder is whole, or one line says what is wrong with it and what to do."""
+"""A dataset folder is complete, or one line says what is wrong with it and how to fix it."""
 
 import os
 import shutil
@@ -45,7 +45,7 @@ def test_rows_are_text_and_ints(tmp_path):
   assert load(tmp_path / "a" / "b") == splits
 
 
-def test_a_build_leaves_nothing_else(tmp_path):
+def test_a_build_leaves_no_other_files(tmp_path):
   load(tmp_path)
   assert [path.name for path in tmp_path.iterdir()] == ["tiny"]
   assert [path.name for path in (tmp_path / "tiny").iterdir()] == ["1.0.0"]
@@ -64,7 +64,8 @@ def _as_file(folder):
 
 def _flip(folder):
   data = bytearray((folder / TRAIN).read_bytes())
-  data[len(data) // 2] ^= 0xFF  # In padding, it may do no harm; so flip the first block's start too.
+  # A flip in the padding may be harmless, so the start of the first block is flipped too.
+  data[len(data) // 2] ^= 0xFF
   data[40] ^= 0xFF
   (folder / TRAIN).write_bytes(data)
 
@@ -158,7 +159,7 @@ def test_a_remote_folder_is_refused():
     load("gs://bucket/data")
 
 
-def test_who_loses_the_race_uses_the_winners_copy(whole, tmp_path, monkeypatch):
+def test_the_loser_of_a_race_uses_the_winners_copy(whole, tmp_path, monkeypatch):
   real_rename = os.rename
 
   def rename_too_late(source, target):
@@ -171,8 +172,8 @@ def test_who_loses_the_race_uses_the_winners_copy(whole, tmp_path, monkeypatch):
   assert [path.name for path in tmp_path.iterdir()] == ["tiny"]
 
 
-def test_processes_that_build_at_once(whole, tmp_path):
-  """With one seed of `random`, which TFDS would take its scratch folder's name from."""
+def test_processes_may_build_at_once(whole, tmp_path):
+  """All with one seed of `random`, from which TFDS would name its scratch folder."""
   program = f"""
 import random, sys
 sys.path.insert(0, {os.path.dirname(__file__)!r})

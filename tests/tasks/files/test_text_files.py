@@ -1,4 +1,4 @@
-"""Whatever a file holds, each record comes in its place or a line says why not."""
+"""Whatever a file contains, each record is read with its place, or one line says why not."""
 
 import csv
 import gzip
@@ -25,14 +25,14 @@ def write(tmp_path, name, content):
 
 
 def records(path, **settings):
-  return [record for _, record in text_files.read(path, **settings)]
+  return [record for _, record in text_files.read_records(path, **settings)]
 
 
 FORMS = ["a.jsonl", "a.ndjson", "A.JSONL", "lines.json", "list.json", "pretty.json", "a.jsonl.gz", "list.json.gz", "bom.jsonl"]
 
 
 @pytest.mark.parametrize("name", FORMS)
-def test_json_in_all_its_forms(tmp_path, name):
+def test_json_in_every_form(tmp_path, name):
   content = JSONL
   if name.startswith(("list", "pretty")):
     content = json.dumps(ROWS, indent=2 if name.startswith("pretty") else None).encode()
@@ -63,8 +63,9 @@ def test_parquet(tmp_path):
   parquet.write_table(pyarrow.Table.from_pylist(ROWS), path, row_group_size=70)
   assert records(path) == ROWS
   assert records(path, columns=("answer", "absent")) == [{"answer": row["answer"]} for row in ROWS]
-  assert [place for place, _ in text_files.read(path)][150] == f"{path}:151"
-  bad = pyarrow.array([b"good", b"\xff", b"good"], pyarrow.binary()).view(pyarrow.string())  # Nothing checks that this is UTF-8.
+  assert [place for place, _ in text_files.read_records(path)][150] == f"{path}:151"
+  # Parquet does not check that this is UTF-8.
+  bad = pyarrow.array([b"good", b"\xff", b"good"], pyarrow.binary()).view(pyarrow.string())
   parquet.write_table(pyarrow.table({"q": bad}), path)
   assert [record if isinstance(record, dict) else record.reason for record in records(path)] == [{"q": "good"}, "not UTF-8", {"q": "good"}]
   content = path.read_bytes()
@@ -103,7 +104,7 @@ def test_a_file_that_cannot_be_read(tmp_path, name):
   assert str(caught.value).startswith(str(path)) and words in str(caught.value) and "\n" not in str(caught.value)
 
 
-def test_a_file_that_is_not_there(tmp_path):
+def test_an_absent_file(tmp_path):
   write(tmp_path, "train.jsonl", JSONL)
   close = re.escape(str(tmp_path / "train.jsonl"))
   with pytest.raises(ValueError, match=rf"trian.jsonl: found no such file; did you mean {close}\?$"):
@@ -126,9 +127,11 @@ BAD_LINES = {
 def test_a_bad_line_is_named_and_the_others_are_kept(tmp_path, name):
   content, faults = BAD_LINES[name]
   path = write(tmp_path, name, content)
-  found = list(text_files.read(path))
-  assert {place: record.reason for place, record in found if isinstance(record, Fault)} == {f"{path}:{n}": why for n, why in faults.items()}
-  assert any(isinstance(record, dict) for _, record in found)
+  pairs = list(text_files.read_records(path))
+  assert {place: record.reason for place, record in pairs if isinstance(record, Fault)} == {
+    f"{path}:{n}": why for n, why in faults.items()
+  }
+  assert any(isinstance(record, dict) for _, record in pairs)
 
 
 def test_a_file_is_never_held_in_memory(tmp_path, monkeypatch):
@@ -136,7 +139,7 @@ def test_a_file_is_never_held_in_memory(tmp_path, monkeypatch):
   paths = [write(tmp_path, "a.jsonl", "\n".join(map(json.dumps, rows))), write(tmp_path, "a.json", json.dumps(rows))]
   for path in paths:
     tracemalloc.start()
-    assert sum(1 for _ in text_files.read(path)) == len(rows)
+    assert sum(1 for _ in text_files.read_records(path)) == len(rows)
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert peak < 2**20, path  # Of 3 MB.
@@ -151,7 +154,7 @@ def test_a_file_is_never_held_in_memory(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("name, content", [("a.jsonl", b'{"q": "a\xffb"}'), ("a.json", b'[{"q": "a\xffb"}]'), ("a.csv", b"q\na\xffb\n")])
-def test_bytes_that_are_no_utf8_are_left_for_who_reads_the_field(tmp_path, name, content):
+def test_bytes_that_are_not_utf8_become_lone_surrogates(tmp_path, name, content):
   assert records(write(tmp_path, name, content)) == [{"q": "a\udcffb"}]
 
 
@@ -161,11 +164,11 @@ def test_bytes_that_are_no_utf8_are_left_for_who_reads_the_field(tmp_path, name,
   suffix=st.sampled_from(["jsonl", "json", "csv", "tsv", "jsonl.gz"]),
   start=st.sampled_from([b"", b"[", b"{"]),
 )
-def test_any_bytes_at_all(tmp_path_factory, data, suffix, start):
+def test_any_bytes(tmp_path_factory, data, suffix, start):
   path = tmp_path_factory.mktemp("any") / f"a.{suffix}"
   path.write_bytes(start + data)
   try:
-    for place, record in text_files.read(path):
+    for place, record in text_files.read_records(path):
       assert place.startswith(str(path)) and isinstance(record, dict | Fault)
   except ValueError as error:
     assert "\n" not in str(error)
@@ -177,8 +180,8 @@ def test_a_file_cut_short_keeps_what_comes_before(tmp_path_factory, cut, listed)
   content = (json.dumps(ROWS).encode() if listed else JSONL)[:cut]
   path = tmp_path_factory.mktemp("cut") / ("a.json" if listed else "a.jsonl")
   path.write_bytes(content)
-  found = records(path)
-  whole = [record for record in found if isinstance(record, dict)]
-  assert whole == ROWS[: len(whole)] and len(found) - len(whole) <= 1
+  items = records(path)
+  whole = [record for record in items if isinstance(record, dict)]
+  assert whole == ROWS[: len(whole)] and len(items) - len(whole) <= 1
   if not listed:
     assert len(whole) >= content.count(b"\n") - 1

@@ -1,4 +1,4 @@
-"""The problems are right, the teacher is wrong as often as it should be, and nothing leaks from test to train."""
+"""Problems are right, the teacher errs at the specified rate, and no test problem is trained on."""
 
 import ast
 import hashlib
@@ -20,7 +20,7 @@ STEP = re.compile(r"(0|-?[1-9]\d*)([+-])(\d)=(0|-?[1-9]\d*)")
 
 
 def evaluate_by_ast(question):
-  """The value of a sum of digits, from Python's own parse of it."""
+  """Evaluates a sum of digits with Python's own parser."""
   def value(node):
     if isinstance(node, ast.BinOp):
       return {ast.Add: operator.add, ast.Sub: operator.sub}[type(node.op)](value(node.left), value(node.right))
@@ -29,7 +29,10 @@ def evaluate_by_ast(question):
 
 
 def read_working(row):
-  """(left, sign, term, result) of each step, and the stated answer; fails on any other form."""
+  """Parses a working into (left, sign, term, result) per step and the stated answer.
+
+  Any other form is an error.
+  """
   *lines, last = row["response"].split("\n")
   steps = []
   for line in lines:
@@ -98,7 +101,7 @@ def test_the_teacher_errs_in_a_third_of_the_steps_independently(task):
 
 
 def test_final_answers_of_the_teacher(task):
-  # (2/3)^n, and a little more: two slips of the same size can cancel.
+  # (2/3)^n and a little more, because two slips of the same size can cancel.
   for level, low, high in ((1, 0.61, 0.72), (2, 0.43, 0.49), (3, 0.29, 0.35)):
     rows = [row for row in task.demonstrations if row["level"] == level]
     assert low < np.mean([str(read_working(row)[1]) == row["answer"] for row in rows]) < high
@@ -141,9 +144,9 @@ def test_two_builds_are_the_same_bytes(task, data_dir, tmp_path):
 
 
 def test_golden():
-  """Fixed for ever by VERSION: a change here needs a new one, or old copies on disk stay in use."""
+  """A change here needs a new VERSION; otherwise old copies on disk stay in use."""
   assert [arithmetic.working("7+8-5", error_rate=1 / 3, seed=seed) for seed in range(4)] == GOLDEN
-  questions = [question for level in arithmetic.LEVELS for question in arithmetic.problems(level)]
+  questions = [question for level in arithmetic.LEVELS for question in arithmetic.questions_of(level)]
   assert hashlib.sha256(" ".join(questions).encode()).hexdigest()[:16] == GOLDEN_PROBLEMS
 
 
@@ -169,4 +172,5 @@ jaxrl_llm.tasks.pipeline.prompt_lengths(task.train, task.tokenizer)
 print(len(task.train) > 50, sorted({"tensorflow", "jax", "torch"} & set(sys.modules)))
 """
   result = subprocess.run([sys.executable, "-c", program, str(tmp_path)], capture_output=True, text=True, check=False)
-  assert result.stdout == "True []\n", result.stderr  # And a build writes nothing of its own to stdout.
+  # A build writes nothing to stdout.
+  assert result.stdout == "True []\n", result.stderr

@@ -1,4 +1,4 @@
-"""Drills: right answers and workings, and no problem that is another one reordered."""
+"""Drills have right answers and workings, and no problem is a reordering of another."""
 
 import itertools
 import re
@@ -14,7 +14,7 @@ KINDS = {"largest": (drills.Largest, max), "sums": (drills.Sums, sum)}
 
 
 def rows_of(builder, count=200):
-  """The first few rows of each level, without building a dataset."""
+  """Returns the first rows of each level, without building a dataset."""
   by_level = itertools.groupby(builder._rows(builder), key=lambda row: row["level"])
   return [row for _, rows in by_level for row in itertools.islice(rows, count)]
 
@@ -58,7 +58,7 @@ def test_times():
 
 
 @pytest.mark.parametrize("name", KINDS)
-def test_no_problem_is_another_one_reordered(name):
+def test_no_problem_is_a_reordering_of_another(name):
   """Otherwise a held-out problem could be one that was trained on."""
   builder, _ = KINDS[name]
   rows = list(builder._rows(builder))

@@ -1,4 +1,4 @@
-"""Every task of reasoning-gym by its name: its problems at a level, as its verifier needs them."""
+"""Tasks of reasoning-gym by name: their problems at a level, in the form that verifiers need."""
 
 import pytest
 
@@ -10,18 +10,18 @@ SOME = ("countdown", "graph_color", "prime_factorization", "chain_sum")
 
 
 @pytest.mark.parametrize("name", SOME)
-def test_an_entry_comes_back_as_it_was(name):
-  """Tuples too, which some verifiers compare with, and which are lists in JSON."""
+def test_an_entry_is_read_back_unchanged(name):
+  """This includes tuples, with which some verifiers compare, and which JSON turns into lists."""
   dataset = gym._dataset(name, None, "{}", size=2, seed=3)
   for entry in dataset:
     row = gym._row({"gym": name, "settings": "{}", "level": 0, "id": "0"} | entry)
-    found = read_entry(row, "entry")
-    assert found == {key: entry[key] for key in ("question", "answer", "metadata")}
+    restored = read_entry(row, "entry")
+    assert restored == {key: entry[key] for key in ("question", "answer", "metadata")}
     if entry["answer"] is not None:
-      assert row["answer"] == entry["answer"] and dataset.score_answer(row["answer"], found) == 1.0
+      assert row["answer"] == entry["answer"] and dataset.score_answer(row["answer"], restored) == 1.0
 
 
-def test_tuples_and_keys_that_are_no_text():
+def test_tuples_and_keys_that_are_not_text():
   metadata = {"grid": ((1, 2), [3, (4,)]), "tuple": {1: "a", (2, 3): None}, "items": [], "empty": {}}
   entry = {"question": "?", "answer": None, "metadata": metadata}
   row = gym._row({"gym": "x", "settings": "{}", "level": 0, "id": "0"} | entry)
@@ -46,19 +46,23 @@ def test_a_task(tmp_path):
   [
     ("gym:chainsum", {}, r"task.name: found 'gym:chainsum', expected one of reasoning-gym's 105 tasks; did you mean 'gym:chain_sum'\?"),
     ("gym:composite", {}, "task.name: found 'gym:composite'"),
-    ("gym:coin_flip", {}, "task.name: the verifier of gym:coin_flip takes wrong answers for right; set task.reward"),
+    ("gym:coin_flip", {}, "task.name: the verifier of gym:coin_flip accepts wrong answers; set task.reward"),
     ("gym:chain_sum", {"config": '{"min_term": 1}'}, "task.config: found 'min_term', expected settings of .* did you mean 'min_terms'"),
     ("gym:chain_sum", {"config": "{"}, "task.config: found '{' .* expected an object in JSON"),
     ("gym:chain_sum", {"config": "[]"}, "task.config: .* expected an object"),
     ("gym:chain_sum", {"config": '{"min_terms": 0}'}, r"task.config: gym:chain_sum does not take .*min_terms must be positive"),
     ("gym:chain_sum", {"levels": (99,)}, "task.levels: found 99, expected levels of gym:chain_sum, 0 to "),
     ("gym:acre", {"levels": (1,)}, "task.levels: found 1, but gym:acre has no curriculum"),
-    ("gym:knight_swap", {"levels": (0,)}, "task.levels: gym:knight_swap does not take what its curriculum has at level 0"),
+    (
+      "gym:knight_swap",
+      {"levels": (0,)},
+      "task.levels: gym:knight_swap does not take the settings of its curriculum at level 0",
+    ),
     ("gym:chain_sum", {"size": 1}, "task.size: found 1, expected a whole number of at least 2"),
     ("gym:chain_sum", {"path": "x"}, "task.path: found 'x', expected None, because task gym:chain_sum does not read it"),
   ],
 )
-def test_one_line_for_what_cannot_be(name, settings, words, tmp_path):
+def test_one_line_for_each_invalid_setting(name, settings, words, tmp_path):
   with pytest.raises(ValueError, match=words) as caught:
     tasks.make(name, data_dir=tmp_path, **settings)
   assert "\n" not in str(caught.value) and list(tmp_path.iterdir()) == []
@@ -66,7 +70,9 @@ def test_one_line_for_what_cannot_be(name, settings, words, tmp_path):
 
 def test_without_the_package(monkeypatch):
   monkeypatch.setitem(__import__("sys").modules, "reasoning_gym", None)
-  assert list(tasks.problems("gym:chain_sum", {})) == ["tasks gym:NAME need the package reasoning-gym: pip install 'jaxrl_llm[tasks]'"]
+  assert list(tasks.task_problems("gym:chain_sum", {})) == [
+    "tasks gym:NAME need the package reasoning-gym: pip install 'jaxrl_llm[tasks]'"
+  ]
 
 
 def test_names():

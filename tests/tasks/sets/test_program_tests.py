@@ -1,4 +1,4 @@
-"""Published tests are unpacked without running what a pickle may hold."""
+"""Published tests are unpacked without running any code in a pickle."""
 
 import base64
 import json
@@ -19,7 +19,7 @@ def packed(value):
 
 
 class Canary:
-  """Unpickled, it makes a file."""
+  """Object that makes a folder when it is unpickled."""
 
   def __init__(self, path):
     self.path = path

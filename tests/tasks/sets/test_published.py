@@ -1,4 +1,4 @@
-"""Published sets in their published formats: small files of our own, in the columns that the originals have."""
+"""Published sets in their published formats: small files with the columns of the originals."""
 
 import functools
 import http.server
@@ -24,20 +24,21 @@ def load(tmp_path):
 
 
 def as_parquet(folder: pathlib.Path, target: pathlib.Path) -> pathlib.Path:
-  """A copy of a fixture, in the other format that the originals come in."""
+  """Copies a fixture in Parquet, the other format of the originals."""
   import pyarrow
   from pyarrow import parquet
 
   for path in folder.rglob("*.jsonl"):
     copy = target / path.relative_to(folder).with_suffix(".parquet")
     copy.parent.mkdir(parents=True, exist_ok=True)
-    parquet.write_table(pyarrow.Table.from_pylist([record for _, record in text_files.read(path)]), copy)
+    parquet.write_table(pyarrow.Table.from_pylist([record for _, record in text_files.read_records(path)]), copy)
   return target
 
 
 def test_gsm8k(load):
   task = load("gsm8k", source=FIXTURES / "gsm8k")
-  assert [row["answer"] for row in task.train] == ["60", "1200"]  # The third is a test problem too.
+  # The third is also a test problem.
+  assert [row["answer"] for row in task.train] == ["60", "1200"]
   assert task.report.dropped == {"duplicate question": 1} and [row["answer"] for row in task.test] == ["10", "5"]
   assert task.demonstrations[1]["response"] == "She saves 250*8=$2000.\nShe has 2000-800=$1200 left.\n#### 1200"
   assert task.rewards == ("final_number",) and task.form_reward == "answer_form"
@@ -66,8 +67,8 @@ def test_dapo_math(load, variant, parquet, tmp_path):
     (f"What is the remainder of ${n}^{{10}}$ on division by 7?", str(n**10 % 7)) for n in (3, 5, 8, 11)
   )
   assert task.report.dropped == ({} if "processed" in variant else {"duplicate question": 1})
-  _, record = next(text_files.read(FIXTURES / "dapo_math" / "dapo-math-17k.jsonl"))
-  assert record["prompt"][0]["content"] in [row["prompt"] for row in rows]  # As it is published.
+  _, record = next(text_files.read_records(FIXTURES / "dapo_math" / "dapo-math-17k.jsonl"))
+  assert record["prompt"][0]["content"] in [row["prompt"] for row in rows]  # The published prompt.
   assert len(task.test) >= 1 and task.rewards == ("maths",)
 
 
@@ -99,7 +100,7 @@ def test_livecodebench(load):
   later = load("livecodebench", source=FIXTURES / "livecodebench", after="2025-01-01", bad_rows="error")
   assert [row["id"] for row in later.test] == ["9001"] and later.report.dropped == {"outside task.after and task.before": 1}
   both = load("livecodebench", source=FIXTURES / "livecodebench", after="2024-05-04", before="2025-01-11")
-  assert len(both.test) == 2  # Both days included.
+  assert len(both.test) == 2  # Both days are included.
   for limits, words in {("2025-1-1", None): "task.after: found '2025-1-1'", ("2025-02-01", "2025-01-01"): "up to task.before"}.items():
     with pytest.raises(ValueError, match=words):
       load("livecodebench", source=FIXTURES / "livecodebench", after=limits[0], before=limits[1])
@@ -152,14 +153,14 @@ GOLD = {"House 1": {"Name": "Bo", "Drink": "tea"}, "House 2": {"Name": "Ada", "D
     ("[]", 0.0),
   ],
 )
-def test_grids_are_judged_whole(text, right):
+def test_a_grid_is_judged_as_a_whole(text, right):
   example = {"answer": json.dumps(GOLD)}
   assert logic.zebra_grid(Completion(text=text, token_ids=(), num_tokens=1, stopped=True), example) == right
   assert logic.zebra_grid(Completion(text=text, token_ids=(), num_tokens=1, stopped=False), example) == 0.0
 
 
-def test_every_set_says_what_to_put_where(load, tmp_path):
-  """Without a network, which no test has."""
+def test_every_set_names_its_missing_files(load, tmp_path):
+  """No test has a network."""
   for name in published.SETS:
     with pytest.raises(ValueError, match=rf"^task {name}.*: found no file .* and no way to download it .*put it there") as caught:
       load(name)
@@ -172,7 +173,7 @@ def test_every_set_says_what_to_put_where(load, tmp_path):
 
 @pytest.fixture
 def server(tmp_path):
-  """A hub on this machine: files, and lists of them."""
+  """Local hub that serves files and lists of files."""
   folder = tmp_path / "served"
   shutil.copytree(FIXTURES / "gsm8k", folder / "datasets/me/set/resolve/main/data")
 
@@ -198,11 +199,12 @@ def server(tmp_path):
 
 def test_downloads(server, tmp_path):
   files = downloads.Files(("**/t*.jsonl",), (f"{server}/data/t*.jsonl",))
-  found = downloads.obtain("mine", "train", files, source=None, folder=tmp_path / "mine")
-  assert [path.name for path in found] == ["test.jsonl", "train.jsonl"]
-  assert found[1].read_bytes() == (FIXTURES / "gsm8k" / "train.jsonl").read_bytes()
+  paths = downloads.obtain("mine", "train", files, source=None, folder=tmp_path / "mine")
+  assert [path.name for path in paths] == ["test.jsonl", "train.jsonl"]
+  assert paths[1].read_bytes() == (FIXTURES / "gsm8k" / "train.jsonl").read_bytes()
   unreachable = files._replace(urls=("http://127.0.0.1:9/x.jsonl",))
-  assert downloads.obtain("mine", "train", unreachable, source=None, folder=tmp_path / "mine") == found  # Downloaded once.
+  # The files are downloaded only once.
+  assert downloads.obtain("mine", "train", unreachable, source=None, folder=tmp_path / "mine") == paths
   for urls, words in {(f"{server}/data/none.jsonl",): "404", (f"{server}/data/*.csv",): "lists no"}.items():
     with pytest.raises(ValueError, match=words):
       downloads.obtain("mine", "train", files._replace(urls=urls), source=None, folder=tmp_path / "other")
@@ -211,11 +213,11 @@ def test_downloads(server, tmp_path):
 
 def test_a_download_that_breaks_off_leaves_nothing(tmp_path, monkeypatch):
   class Response(io.BytesIO):
-    """Ends too early."""
+    """Response that ends too early."""
 
   response = Response(b"half")
   response.headers = {"Content-Length": "1000"}
   monkeypatch.setattr(downloads, "_open", lambda url: response)
-  with pytest.raises(OSError, match="4 bytes came, of 1000"):
+  with pytest.raises(OSError, match="received 4 of 1000 bytes"):
     downloads.download("https://example.org/a.jsonl", tmp_path / "a.jsonl")
   assert list(tmp_path.iterdir()) == []

@@ -1,4 +1,4 @@
-"""Word problems have one numeric answer, solutions that reach it, and splits that share no problem."""
+"""Word problems have one numeric answer, right solutions, and splits that share no problem."""
 
 import hashlib
 import re
@@ -17,7 +17,7 @@ GOLDEN = "77416f45834657c5"
 
 @pytest.fixture(scope="module")
 def rows():
-  return word_problems.problems()
+  return word_problems.generate_rows()
 
 
 @pytest.fixture(scope="module")
@@ -29,9 +29,9 @@ def word_task(tmp_path_factory):
 
 def test_sizes(rows):
   for split, least in (("train", 2000), ("test", 256)):
-    found = [row["level"] for question, row in rows.items() if split_of(question) == split]
-    assert len(found) > least
-    assert all(found.count(level) > least / 5 for level in word_problems.LEVELS)
+    levels = [row["level"] for question, row in rows.items() if split_of(question) == split]
+    assert len(levels) > least
+    assert all(levels.count(level) > least / 5 for level in word_problems.LEVELS)
 
 
 def test_every_problem(rows):
@@ -73,8 +73,10 @@ def test_levels(tmp_path, monkeypatch):
 
 
 def test_golden(rows):
-  """Fixed by VERSION: a change here needs a new one, or old copies on disk stay in use. Each process hashes strings in its own way, so that
-  this would also notice an order that depends on it."""
+  """A change here needs a new VERSION; otherwise old copies on disk stay in use.
+
+  Each process hashes strings in its own way, so this also detects an order that depends on hashes.
+  """
   text = "\n".join(f"{row['question']}|{row['answer']}|{row['response']}" for row in rows.values())
   assert hashlib.sha256(text.encode()).hexdigest()[:16] == GOLDEN
 
@@ -82,7 +84,7 @@ def test_golden(rows):
 def test_the_missing_package_is_named(monkeypatch):
   monkeypatch.setitem(sys.modules, "reasoning_gym", None)
   with pytest.raises(ImportError, match=r"^task gsm_symbolic needs the package reasoning-gym: pip install 'jaxrl_llm\[tasks\]'$"):
-    word_problems.problems()
+    word_problems.generate_rows()
 
 
 @pytest.mark.parametrize("change", [
@@ -96,7 +98,7 @@ def test_another_generator_is_refused(change, monkeypatch):
   problem["metadata"] = {"answer_cot": "1 + 1 = 2\n2 + 0 = 2\n#### 2.0"}
   monkeypatch.setattr(reasoning_gym, "create_dataset", lambda name, **settings: [problem])
   row = {"question": "1 + 1?", "answer": "2", "level": 1, "response": "1 + 1 = 2\n2 + 0 = 2\n#### 2"}
-  assert word_problems.problems() == {"1 + 1?": row}
+  assert word_problems.generate_rows() == {"1 + 1?": row}
   monkeypatch.setattr(reasoning_gym, "create_dataset", lambda name, **settings: [problem | change])
   with pytest.raises(ValueError, match=r"^task gsm_symbolic: found a problem of another form .*expected release 0.1.25$"):
-    word_problems.problems()
+    word_problems.generate_rows()

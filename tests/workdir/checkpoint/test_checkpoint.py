@@ -1,4 +1,4 @@
-"""What is restored is what was saved, bit by bit; and what a run finds after a crash."""
+"""Checkpoints are restored bit by bit, also after crashes and failed saves."""
 
 import errno
 import gc
@@ -25,7 +25,7 @@ from jaxrl_llm.workdir import checkpoint, disk
 from tests.devices.hosts.test_hosts import free_address
 from tests.runs import ROOT, environment
 
-# A restore that fails leaves futures behind that nobody asks for their result; they say so when they are collected.
+# A failed restore leaves futures whose results are never read; they warn when they are collected.
 pytestmark = [pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"), pytest.mark.usefixtures("little_garbage")]
 
 MODEL = make_model(preset("nano", vocab_size=264))
@@ -34,7 +34,10 @@ RECORD = {"rl_steps": 3, "accuracy": None, "prompts": {"next_index": 7, "nested"
 
 
 def make_state(seed: int) -> TrainState:
-  """No two leaves, and no two seeds, with the same numbers; some that few formats keep: NaN, -0, the smallest."""
+  """Makes a state with different numbers in each leaf and for each seed.
+
+  Some of the numbers are lost in many formats: NaN, -0 and the smallest float.
+  """
   rng = np.random.default_rng(seed)
   shapes = jax.eval_shape(MODEL.init, jax.random.key(0))
   state = init_state(jax.tree.map(lambda p: jnp.zeros(p.shape), shapes), OPTIMIZER)
@@ -54,9 +57,10 @@ def abstract(state, mesh=None):
   return {"state": jax.tree.map(lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), state, shardings)}
 
 
-def assert_same(found, expected):
-  assert jax.tree.structure(found) == jax.tree.structure(expected)  # NamedTuples, not the dicts they were written as.
-  for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
+def assert_same(actual, expected):
+  # The structure has NamedTuples, although they are written as dicts.
+  assert jax.tree.structure(actual) == jax.tree.structure(expected)
+  for a, b in zip(jax.tree.leaves(actual), jax.tree.leaves(expected), strict=True):
     assert a.dtype == b.dtype and a.shape == b.shape and np.asarray(a).tobytes() == np.asarray(b).tobytes()
 
 
@@ -92,14 +96,14 @@ def test_the_newest_steps_are_kept(folder):
   assert_same(arrays["state"], make_state(5))
 
 
-def test_a_step_is_never_dropped_in_silence(folder):
+def test_a_step_is_never_dropped_silently(folder):
   manager = checkpoint.open_checkpoints(folder, keep=2)
   with pytest.raises(RuntimeError, match="exists already"):
     checkpoint.save(manager, 2, {"state": make_state(3)}, RECORD)
 
 
-def test_what_is_saved_is_the_moment_of_the_call(tmp_path):
-  """The next update donates the state: its memory may hold other numbers as soon as `save` returns."""
+def test_a_save_holds_the_state_of_the_call(tmp_path):
+  """The next update donates the state, so that its memory may change once `save` returns."""
   manager = checkpoint.open_checkpoints(tmp_path, keep=2)
   state = make_state(1)
   checkpoint.save(manager, 1, {"state": state}, RECORD)
@@ -109,8 +113,8 @@ def test_what_is_saved_is_the_moment_of_the_call(tmp_path):
   assert_same(arrays["state"], make_state(1))
 
 
-def test_what_an_interrupted_save_left_is_not_a_checkpoint(folder):
-  # A save writes next to the steps and becomes one by a rename.
+def test_leftovers_of_an_interrupted_save_are_not_a_checkpoint(folder):
+  # A save writes to a folder beside the steps, which is then renamed to a step.
   left = folder / "3.orbax-checkpoint-tmp"
   shutil.copytree(folder / "2", left)
   manager = checkpoint.open_checkpoints(folder, keep=2)
@@ -151,7 +155,7 @@ DAMAGES = {"cut": cut, "flip": flip, "delete": lambda path: path.unlink(), "empt
 
 
 @pytest.mark.parametrize("damage", ["flip", *(pytest.param(name, marks=pytest.mark.slow) for name in DAMAGES if name != "flip")])
-def test_any_damage_to_any_file_is_named_and_the_step_before_is_taken(folder, damage, tmp_path):
+def test_any_damage_to_any_file_is_reported_and_the_previous_step_is_restored(folder, damage, tmp_path):
   names = sorted(path.relative_to(folder / "2") for path in (folder / "2").rglob("*") if path.is_file())
   assert len(names) > 8
   harmless = 0
@@ -168,7 +172,8 @@ def test_any_damage_to_any_file_is_named_and_the_step_before_is_taken(folder, da
     assert record["rl_steps"] == 1, name
     assert_same(arrays["state"], make_state(1))
     (line,) = told
-    assert line.startswith("checkpoint 2 is damaged: ") and str(name) in line and "going on from checkpoint 1" in line and "\n" not in line
+    assert line.startswith("checkpoint 2 is damaged: ") and str(name) in line and "\n" not in line
+    assert "continuing from checkpoint 1" in line
     assert (copy.parent / "damaged" / "2").is_dir(), "nothing is deleted"
     checkpoint.save(manager, 2, {"state": make_state(2)}, RECORD | {"rl_steps": 2})
     arrays, record = checkpoint.restore_latest(manager, abstract(make_state(0)))
@@ -177,7 +182,7 @@ def test_any_damage_to_any_file_is_named_and_the_step_before_is_taken(folder, da
   assert harmless < len(names) / 2
 
 
-def test_whoever_only_reads_moves_nothing(folder):
+def test_a_reader_moves_nothing(folder):
   flip(next((folder / "2").rglob("_METADATA")))
   before = sorted(path.name for path in folder.iterdir())
   manager = checkpoint.open_checkpoints(folder, keep=2)
@@ -185,15 +190,16 @@ def test_whoever_only_reads_moves_nothing(folder):
   assert record["rl_steps"] == 1 and sorted(path.name for path in folder.iterdir()) == before
 
 
-def test_where_all_are_damaged_a_run_does_not_start_anew_in_silence(folder):
+def test_a_run_does_not_restart_silently_if_all_checkpoints_are_damaged(folder):
   for step in ("1", "2"):
     cut(folder / step / "record" / "metadata")
-  with pytest.raises(ValueError, match=r"found none that is whole \(2: record/metadata has .* bytes, expected .*; 1: .*another --workdir"):
+  message = r"found none that is complete \(2: record/metadata has .* bytes, expected .*; 1: .*another --workdir"
+  with pytest.raises(ValueError, match=message):
     checkpoint.restore_latest(checkpoint.open_checkpoints(folder, keep=2), abstract(make_state(0)))
   assert sorted(path.name for path in folder.iterdir() if path.is_dir()) == ["1", "2"]
 
 
-def test_a_save_that_never_came_to_its_end_is_no_checkpoint(folder):
+def test_an_unfinished_save_is_no_checkpoint(folder):
   for step in ("1", "2"):
     (folder / step / "manifest.json").unlink()
   assert checkpoint.whole_steps(folder) == []
@@ -214,7 +220,7 @@ def test_another_model_is_refused(folder):
 
 
 def test_the_record_is_plain_json(folder):
-  """It can be read without this package."""
+  """The record can be read without this package."""
   assert json.loads((folder / "2" / "record" / "metadata").read_text()) == RECORD | {"rl_steps": 2}
 
 
@@ -227,7 +233,7 @@ def on_eight(state):
 
 
 class Gate:
-  """Holds a save up at a place; to be passed as its `at`."""
+  """A gate that holds up a save at a place, for its argument `at`."""
 
   def __init__(self, place):
     self.place, self.reached, self.open = place, threading.Event(), threading.Event()
@@ -239,7 +245,7 @@ class Gate:
 
 
 @pytest.mark.parametrize("place", [lambda state: state, on_eight])
-def test_what_is_saved_beside_the_run_is_the_moment_of_the_call(tmp_path, place, monkeypatch):
+def test_an_asynchronous_save_holds_the_state_of_the_call(tmp_path, place, monkeypatch):
   written, write = [], ocp.StandardCheckpointHandler.async_save
 
   async def watched(self, directory, args):
@@ -248,7 +254,8 @@ def test_what_is_saved_beside_the_run_is_the_moment_of_the_call(tmp_path, place,
 
   monkeypatch.setattr(ocp.StandardCheckpointHandler, "async_save", watched)
   checkpoints, gate = checkpoint.open_checkpoints(tmp_path, keep=2, asynchronous=True), Gate("manifest")
-  state = jax.tree.map(jnp.copy, place(make_state(1)))  # A donation takes what a computation has made, and not what NumPy has.
+  # Copied, because only arrays that a computation has made are donated, not those of NumPy.
+  state = jax.tree.map(jnp.copy, place(make_state(1)))
   memory = lambda state: {piece.data.unsafe_buffer_pointer() for x in jax.tree.leaves(state) for piece in x.addressable_shards}
   before = memory(state)
   checkpoint.save(checkpoints, 1, {"state": state}, RECORD, at=gate)
@@ -263,7 +270,7 @@ def test_what_is_saved_beside_the_run_is_the_moment_of_the_call(tmp_path, place,
   assert record == RECORD
 
 
-def test_the_record_is_of_the_moment_of_the_call(tmp_path):
+def test_an_asynchronous_save_holds_the_record_of_the_call(tmp_path):
   checkpoints, gate, record = checkpoint.open_checkpoints(tmp_path, asynchronous=True), Gate("save"), {"rl_steps": 1}
   gate.open.set()
   checkpoint.save(checkpoints, 1, {"x": jnp.ones(3)}, record, at=gate)
@@ -282,7 +289,7 @@ def test_one_save_at_a_time(tmp_path):
   assert places == [(step, place) for step in (1, 2) for place in ("save", "manifest", "saved")]
 
 
-def test_a_death_before_the_manifest_leaves_the_checkpoint_before(folder):
+def test_a_death_before_the_manifest_leaves_the_previous_checkpoint(folder):
   checkpoints = checkpoint.open_checkpoints(folder, keep=2, asynchronous=True)
 
   def die(place):
@@ -290,14 +297,15 @@ def test_a_death_before_the_manifest_leaves_the_checkpoint_before(folder):
       raise SystemExit("as if killed")
 
   checkpoint.save(checkpoints, 3, {"state": make_state(3)}, RECORD, at=die)
-  with pytest.raises(SystemExit, match="as if killed"):  # What is not a failed save is not lost either.
+  # Other errors than failed saves are not lost.
+  with pytest.raises(SystemExit, match="as if killed"):
     checkpoint.finish(checkpoints)
   assert sorted(path.name for path in folder.iterdir()) == ["1", "2", "3"] and checkpoint.whole_steps(folder) == [1, 2]
   told = []
   checkpoints = checkpoint.open_checkpoints(folder, keep=2, asynchronous=True)
   arrays, _ = checkpoint.restore_latest(checkpoints, abstract(make_state(0)), tell=told.append)
   assert_same(arrays["state"], make_state(2))
-  assert "its save was interrupted; going on from checkpoint 2" in told[0]
+  assert "its save was interrupted; continuing from checkpoint 2" in told[0]
   checkpoint.save(checkpoints, 3, {"state": make_state(3)}, RECORD)
   assert checkpoints.latest_step() == 3
 
@@ -310,7 +318,7 @@ def never_written(folder, patch):
 
 
 def half_written(folder, patch):
-  """Orbax says so when its future is asked, and leaves what it has written."""
+  """Makes Orbax raise when its future is read, and leave what it has written."""
   save = ocp.StandardCheckpointHandler.async_save
 
   async def fail_later(self, *args, **kwargs):
@@ -340,7 +348,7 @@ def no_room_at_the_end(folder, patch):
 
 @pytest.mark.parametrize("asynchronous", [False, True])
 @pytest.mark.parametrize("trouble", [never_written, half_written, no_room_to_begin, no_room_at_the_end])
-def test_a_save_that_fails_is_told_of_and_leaves_nothing(folder, trouble, asynchronous, monkeypatch):
+def test_a_failed_save_is_reported_and_leaves_nothing(folder, trouble, asynchronous, monkeypatch):
   checkpoints = checkpoint.open_checkpoints(folder, keep=2, asynchronous=asynchronous)
   with monkeypatch.context() as patch:
     trouble(folder, patch)
@@ -349,7 +357,7 @@ def test_a_save_that_fails_is_told_of_and_leaves_nothing(folder, trouble, asynch
       checkpoint.finish(checkpoints)
       (line,) = checkpoint.failures(checkpoints)
       assert line.startswith(f"checkpoint {folder / str(step)} was not saved: ") and "\n" not in line
-      assert "bytes needed" in line and " free); checkpoint 2 stands, the run goes on" in line
+      assert "bytes needed" in line and " free); checkpoint 2 stands, the run continues" in line
       assert ("no room" if trouble is no_room_to_begin else "No space left") in line
       assert checkpoints.failure is not None and checkpoints.latest_step() == 2
       assert sorted(path.name for path in folder.iterdir()) == ["1", "2"]
@@ -359,31 +367,32 @@ def test_a_save_that_fails_is_told_of_and_leaves_nothing(folder, trouble, asynch
   assert_same(arrays["state"], make_state(8))
 
 
-def test_a_temporary_checkpoint_goes_with_the_next(folder):
+def test_the_next_checkpoint_replaces_a_temporary_one(folder):
   checkpoints = checkpoint.open_checkpoints(folder, keep=2)
   checkpoint.save(checkpoints, 3, {"state": make_state(3)}, RECORD, temporary=True)
   assert checkpoint.whole_steps(folder) == [1, 2, 3]
-  checkpoints = checkpoint.open_checkpoints(folder, keep=2)  # The next attempt: what is temporary stands in the manifest.
+  # In the next attempt, the manifest shows which checkpoints are temporary.
+  checkpoints = checkpoint.open_checkpoints(folder, keep=2)
   arrays, _ = checkpoint.restore_latest(checkpoints, abstract(make_state(0)))
   assert_same(arrays["state"], make_state(3))
   checkpoint.save(checkpoints, 4, {"state": make_state(4)}, RECORD)
   assert checkpoint.whole_steps(folder) == [2, 4]
 
 
-def test_the_best_stay_over_restarts(folder):
+def test_the_best_checkpoints_survive_restarts(folder):
   for step, accuracy in ((3, 0.9), (4, 0.2), (5, float("nan")), (6, None)):
     checkpoints = checkpoint.open_checkpoints(folder, keep=1, keep_best=1)
     checkpoint.save(checkpoints, step, {"x": jnp.ones(3)}, RECORD, accuracy=accuracy)
   assert checkpoint.whole_steps(folder) == [3, 6]
 
 
-def test_nothing_is_deleted_before_the_new_one_is_whole(folder):
+def test_nothing_is_deleted_before_the_new_checkpoint_is_complete(folder):
   checkpoints, seen = checkpoint.open_checkpoints(folder, keep=1), {}
   checkpoint.save(checkpoints, 3, {"x": jnp.ones(3)}, RECORD, at=lambda place: seen.update({place: checkpoint.whole_steps(folder)}))
   assert seen == {"save": [1, 2], "manifest": [1, 2], "saved": [3]}
 
 
-def test_whoever_only_reads_disturbs_no_save(folder):
+def test_a_reader_disturbs_no_save(folder):
   (folder / "3.saving" / "arrays").mkdir(parents=True)
   checkpoint.restore_latest(checkpoint.open_checkpoints(folder), abstract(make_state(0)), moves=False)
   assert (folder / "3.saving" / "arrays").is_dir()
@@ -396,11 +405,13 @@ import json, pathlib, sys
 import jax, numpy as np
 from jaxrl_llm.devices import hosts
 from jaxrl_llm.workdir import checkpoint
-hosts.start()
+hosts.join_processes()
 folder, asynchronous = pathlib.Path(sys.argv[1]), sys.argv[2] == "True"
 mesh = jax.make_mesh((2,), ("x",), axis_types=(jax.sharding.AxisType.Auto,))
 split = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("x"))
-array = lambda start: jax.make_array_from_callback((4, 5), split, lambda index: np.arange(start, start + 20.0).reshape(4, 5)[index])
+values = lambda start: np.arange(start, start + 20.0).reshape(4, 5)
+pick = lambda start: lambda index: values(start)[index]
+array = lambda start: jax.make_array_from_callback((4, 5), split, pick(start))
 checkpoints = checkpoint.open_checkpoints(folder, keep=1, asynchronous=asynchronous)
 
 def fail_in(process, where):
@@ -409,25 +420,28 @@ def fail_in(process, where):
       raise OSError(28, "No space left on device")
   return at
 
-found = []
+outcomes = []
 fine = lambda place: None
-for step, at in enumerate([fine, *(fail_in(i, where) for i in (0, 1) for where in ("save", "manifest")), fine], 1):
+failing = [fail_in(process, where) for process in (0, 1) for where in ("save", "manifest")]
+for step, at in enumerate([fine, *failing, fine], 1):
   checkpoint.save(checkpoints, step, {"x": array(step)}, {"step": step}, at=at)
   hosts.barrier()  # The main thread exchanges texts as well.
-  found.append([checkpoints.latest_step(), checkpoints.failure and checkpoints.failure.split("not saved: ")[1].split(" (")[0]])
+  newest, failure = checkpoints.latest_step(), checkpoints.failure
+  outcomes.append([newest, failure and failure.split("not saved: ")[1].split(" (")[0]])
   checkpoint.finish(checkpoints)
 abstract = {"x": jax.ShapeDtypeStruct((4, 5), array(0).dtype, sharding=split)}
 arrays, record = checkpoint.restore_latest(checkpoint.open_checkpoints(folder), abstract)
-same = all(np.array_equal(piece.data, np.arange(6, 26.0).reshape(4, 5)[piece.index]) for piece in arrays["x"].addressable_shards)
+shards = arrays["x"].addressable_shards
+same = all(np.array_equal(shard.data, values(6)[shard.index]) for shard in shards)
 hosts.barrier()
-print(json.dumps([found, record, same, sorted(path.name for path in folder.iterdir())]))
+print(json.dumps([outcomes, record, same, sorted(path.name for path in folder.iterdir())]))
 """
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("asynchronous", [False, True])
-def test_processes_fail_and_go_on_together(tmp_path, asynchronous):
-  """A failure in one is one of all: nobody waits for whoever has given up."""
+def test_processes_fail_and_continue_together(tmp_path, asynchronous):
+  """A failure of one process is a failure of all, and none waits for one that has given up."""
   address, processes = free_address(), []
   for index in range(2):
     settings = environment(1) | dict(zip(hosts.VARIABLES, (address, "2", str(index)), strict=True))

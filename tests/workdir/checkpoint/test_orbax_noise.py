@@ -1,4 +1,4 @@
-"""Echoes of a failed save stay off stderr; whatever else comes by the same ways does not."""
+"""Echoes of a failed save stay off stderr; all other reports through the same channels appear."""
 
 import subprocess
 import sys
@@ -13,11 +13,12 @@ SCRIPT = textwrap.dedent("""
   async def fail(line):
     raise ValueError(line)
 
-  async def start(line):  # A task whose error nobody asks for.
+  async def start(line):  # A task whose error is never read.
     asyncio.ensure_future(fail(line))
     await asyncio.sleep(0)
 
-  async def start_in_thread(line, file):  # The same, of a function in that file that writes in a thread of the loop's.
+  # The same for a function of that file, in a thread of the loop.
+  async def start_in_thread(line, file):
     source = {}
     exec(compile("def write(line): raise ValueError(line)", file, "exec"), source)
     asyncio.get_running_loop().run_in_executor(None, source["write"], line)
@@ -26,7 +27,8 @@ SCRIPT = textwrap.dedent("""
   async def async_serialize_of_a_test(): pass
   async def forgotten(): pass
 
-  def unraisable(line, direct):  # What `__del__` raises is; its frame is the first one, as where C++ calls.
+  # An error in `__del__` is unraisable. Its frame is the first one, as in a call from C++.
+  def unraisable(line, direct):
     def call_soon_threadsafe(self): raise RuntimeError(line)
     def through(self): call_soon_threadsafe(self)
     type("Dead", (), {"__del__": call_soon_threadsafe if direct else through})()
@@ -48,7 +50,7 @@ SCRIPT = textwrap.dedent("""
 """)
 
 
-def test_only_echoes_are_kept_back():
+def test_only_echoes_are_dropped():
   result = subprocess.run([sys.executable, "-c", SCRIPT], cwd=ROOT, env=environment(), capture_output=True, text=True, timeout=120)
   echoes, news = result.stderr.split("echoes are over\n")
   assert result.returncode == 0 and not echoes, result.stderr

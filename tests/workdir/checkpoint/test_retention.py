@@ -1,4 +1,4 @@
-"""Which checkpoints stay."""
+"""The retention of checkpoints."""
 
 from unittest import mock
 
@@ -27,19 +27,24 @@ SAVES = [
   ("saves", "options", "expected"),
   [
     ([], {"newest": 2, "best": 3, "every_hours": 1.0}, set()),
-    (SAVES, {"newest": 1}, {50, 55}),  # A temporary one is the newest of all, and does not count.
+    (SAVES, {"newest": 1}, {50, 55}),  # A temporary one is the newest of all and does not count.
     (SAVES, {"newest": 2}, {40, 50, 55}),
     (SAVES, {"newest": 9}, {10, 20, 30, 40, 50, 55}),
     ([*SAVES, Save(60, 6 * HOUR)], {"newest": 1}, {60}),  # The next regular one replaces it.
-    ([*SAVES, Save(57, 6 * HOUR, temporary=True)], {"newest": 1}, {50, 57}),  # And so does the next temporary one.
-    (SAVES, {"newest": 1, "best": 1}, {40, 50, 55}),  # The newer of two that are as good.
+    # So does the next temporary one.
+    ([*SAVES, Save(57, 6 * HOUR, temporary=True)], {"newest": 1}, {50, 57}),
+    (SAVES, {"newest": 1, "best": 1}, {40, 50, 55}),  # The newer of two equally good ones.
     (SAVES, {"newest": 1, "best": 2}, {20, 40, 50, 55}),
-    (SAVES, {"newest": 1, "best": 9}, {10, 20, 40, 50, 55}),  # What was not measured is not among the best.
-    (SAVES, {"newest": 1, "every_hours": 2.0}, {10, 30, 50, 55}),  # 0 h, 2.5 h, 5 h: each at least two after the last.
+    # Unmeasured ones are not among the best.
+    (SAVES, {"newest": 1, "best": 9}, {10, 20, 40, 50, 55}),
+    # 0 h, 2.5 h, 5 h: each at least two hours after the last.
+    (SAVES, {"newest": 1, "every_hours": 2.0}, {10, 30, 50, 55}),
     (SAVES, {"newest": 1, "every_hours": 100.0}, {10, 50, 55}),
     ([Save(10, 0, float("nan")), Save(20, 1, 0.0), Save(30, 2)], {"newest": 1, "best": 1}, {20, 30}),
-    ([Save(10, 9 * HOUR), Save(20, 1 * HOUR), Save(30, 2 * HOUR)], {"newest": 1, "every_hours": 1.0}, {10, 30}),  # A clock put back.
-    ([Save(10, 0, 0.9, temporary=True), Save(20, 0, 0.1)], {"newest": 1, "best": 1}, {20}),  # Not even as the best.
+    # The clock was set back.
+    ([Save(10, 9 * HOUR), Save(20, 1 * HOUR), Save(30, 2 * HOUR)], {"newest": 1, "every_hours": 1.0}, {10, 30}),
+    # Temporary ones do not stay even as the best.
+    ([Save(10, 0, 0.9, temporary=True), Save(20, 0, 0.1)], {"newest": 1, "best": 1}, {20}),
   ],
 )  # fmt: skip
 def test_golden_cases(saves, options, expected):
@@ -50,8 +55,8 @@ RUNS = st.lists(st.tuples(st.floats(0, 3), st.none() | st.floats(0, 1), st.boole
 
 
 @given(RUNS, st.integers(1, 4), st.integers(0, 3), st.none() | st.floats(0.1, 5))
-def test_deleting_as_it_goes_keeps_what_is_promised(run, newest, best, every_hours):
-  """A run deletes after each save, and so never sees again what it has deleted."""
+def test_deletion_after_each_save_keeps_what_is_promised(run, newest, best, every_hours):
+  """A run deletes after each save, and the next selection does not see what was deleted."""
   saves, there, hours = [], [], 0.0
   for step, (later, accuracy, temporary) in enumerate(run):
     hours += later
@@ -60,7 +65,7 @@ def test_deleting_as_it_goes_keeps_what_is_promised(run, newest, best, every_hou
     stay = kept(there, newest=newest, best=best, every_hours=every_hours)
     assert step in stay, "the newest stays"
     there = [save for save in there if save.step in stay]
-    assert kept(there, newest=newest, best=best, every_hours=every_hours) == stay, "asked again, it is the same"
+    assert kept(there, newest=newest, best=best, every_hours=every_hours) == stay, "a second selection is the same"
   regular = [save for save in saves if not save.temporary]
   assert {save.step for save in regular[-newest:]} <= stay
   measured = sorted((save for save in regular if save.accuracy is not None), key=lambda save: (save.accuracy, save.step), reverse=True)
@@ -69,7 +74,7 @@ def test_deleting_as_it_goes_keeps_what_is_promised(run, newest, best, every_hou
   if every_hours is not None and regular:
     times = [save.time for save in regular if save.step in stay]
     assert times[0] == regular[0].time
-    # From no save of the run is it further back than that to one that stays.
+    # Every save of the run has a kept one at most that long before it.
     for save in regular:
       assert any(0 <= save.time - time < (every_hours + 1e-9) * HOUR for time in times)
 
@@ -81,7 +86,7 @@ SMALL = VARIED | {"num_steps": 3, "warm_start.num_steps": 3, "warm_start.batch_s
 @pytest.mark.parametrize(
   ("name", "job", "overrides", "expected"),
   [
-    # In the warm start, before the RL loop, and in it; 3 and 6 are measured.
+    # In the warm start, before the RL loop, and within it. Steps 3 and 6 are measured.
     ("gspo", train, SMALL | {"eval.every": 3}, [(1, True), (2, False), (3, False), (4, True), (5, False), (6, False)]),
     ("reward_model", training, {"num_steps": 4}, [(1, True), (2, False), (3, True), (4, False)]),
   ],
@@ -97,7 +102,7 @@ def test_time_makes_temporary_checkpoints(name, job, overrides, expected, tmp_pa
     save(checkpoints, step, *args, **options)
 
   with quick(1), mock.patch.object(checkpoint, "save", watched):
-    summary = job.proceed(job.start(config, tmp_path))
+    summary = job.proceed(job.start_run(config, tmp_path))
   assert made == expected and summary["failed_saves"] == 0
   assert expected[-1][0] in checkpoint.whole_steps(tmp_path / "checkpoints")
   assert not {step for step, temporary in expected if temporary} & set(checkpoint.whole_steps(tmp_path / "checkpoints"))

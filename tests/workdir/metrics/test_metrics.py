@@ -1,4 +1,4 @@
-"""Rows survive kills and full disks, a resumed run repeats no row, and no text can drive a terminal."""
+"""Rows after kills, full disks and resumes, and the lines that a terminal shows."""
 
 import errno
 import io
@@ -35,7 +35,10 @@ def lines_of(workdir, name="metrics.jsonl"):
 
 
 def board_points(workdir, phase):
-  """(tag, step) -> values, read from the event files by hand: length, its checksum, an event, its checksum."""
+  """Reads the values by (tag, step) from the event files.
+
+  A record is a length, its checksum, an event, and its checksum.
+  """
   from tensorboardX.proto.event_pb2 import Event
 
   points = {}
@@ -51,7 +54,7 @@ def board_points(workdir, phase):
 
 
 def read_terminal(reader):
-  """What was written to a terminal, until its other end is closed."""
+  """Yields what is written to a terminal, until its other end is closed."""
   while True:
     try:
       yield os.read(reader, 1 << 16)
@@ -60,7 +63,10 @@ def read_terminal(reader):
 
 
 def run(workdir, steps, *, tensorboard=False, resume=None):
-  """A deterministic run: an RL row per step, an evaluation every second one, and its marks after each step."""
+  """Writes the rows of a deterministic run, and returns its `phase_steps` after each step.
+
+  Each step has an RL row, every second one an evaluation.
+  """
   marks = {}
   with MetricWriter(workdir, tensorboard=tensorboard) as writer:
     if resume is not None:
@@ -134,13 +140,13 @@ def test_a_row_torn_at_any_byte_is_dropped(tmp_path):
     assert path.read_bytes() == whole, cut
 
 
-def test_a_line_that_is_not_a_row_is_reported_and_left_out(tmp_path, caplog):
+def test_a_line_that_is_not_a_row_is_reported_and_dropped(tmp_path, caplog):
   run(tmp_path, range(1, 3))
   path = tmp_path / "metrics.jsonl"
   first, *rest = lines_of(tmp_path)
   path.write_bytes(first + b"\0\0\0\n[1]\n" + b"".join(rest))
   assert [row["step"] for row in read_rows(path)] == [1, 2, 2]
-  assert "left out 2 lines" in caplog.text and "line 2" in caplog.text
+  assert "dropped 2 lines" in caplog.text and "line 2" in caplog.text
 
 
 def test_rows_are_whole_and_in_order_after_sigkill(tmp_path):
@@ -166,7 +172,7 @@ while True:
 
 
 @pytest.mark.parametrize("checkpoint", [1, 4, 5])
-def test_a_resumed_run_writes_the_rows_of_an_unbroken_one(tmp_path, checkpoint):
+def test_a_resumed_run_writes_the_rows_of_an_uninterrupted_one(tmp_path, checkpoint):
   run(tmp_path / "unbroken", range(1, 11))
   marks = run(tmp_path / "broken", range(1, 8))
   with open(tmp_path / "broken" / "metrics.jsonl", "ab") as file:
@@ -175,7 +181,7 @@ def test_a_resumed_run_writes_the_rows_of_an_unbroken_one(tmp_path, checkpoint):
   assert lines_of(tmp_path / "broken") == lines_of(tmp_path / "unbroken")
 
 
-def test_resume_forgets_phases_that_the_checkpoint_does_not_know(tmp_path):
+def test_resume_drops_phases_that_the_checkpoint_lacks(tmp_path):
   with MetricWriter(tmp_path, tensorboard=False) as writer:
     for step in (1, 2, 3):
       writer.write(step, "warm_start", {})
@@ -186,7 +192,7 @@ def test_resume_forgets_phases_that_the_checkpoint_does_not_know(tmp_path):
     writer.write(0, "eval", {})
     writer.write(1, "rl", {})
     writer.write(1, "eval", {})
-    writer.resume({"warm_start": 2, "rl": 0})  # "eval" left out follows "rl".
+    writer.resume({"warm_start": 2, "rl": 0})  # A missing "eval" follows "rl".
     assert writer.phase_steps == {"warm_start": 2, "eval": 0}
   with MetricWriter(tmp_path, tensorboard=False) as writer:
     writer.resume({"warm_start": 2, "rl": -1})
@@ -205,7 +211,7 @@ def test_truncation_is_all_or_nothing(tmp_path, monkeypatch):
   assert lines_of(tmp_path) == [line for line in before if b'"eval"' in line]
 
 
-def test_a_disk_that_fails_leaves_no_half_row(tmp_path, monkeypatch):
+def test_a_failing_disk_leaves_no_partial_row(tmp_path, monkeypatch):
   write = os.write
 
   def half_then_full(fd, data):
@@ -220,11 +226,11 @@ def test_a_disk_that_fails_leaves_no_half_row(tmp_path, monkeypatch):
       patch.setattr(row_file.os, "write", half_then_full)
       writer.write(2, "rl", {"a": 2})
     assert lines_of(tmp_path) == before
-    writer.write(2, "rl", {"a": 2})  # It works again: the same row can be written.
+    writer.write(2, "rl", {"a": 2})  # The disk works again, and the same row can be written.
   assert [row["step"] for row in read_rows(tmp_path / "metrics.jsonl")] == [1, 2]
 
 
-def test_on_a_full_disk_rows_wait(tmp_path, monkeypatch, caplog):
+def test_rows_wait_while_the_disk_is_full(tmp_path, monkeypatch, caplog):
   write = os.write
 
   def half_then_full(fd, data):
@@ -242,9 +248,10 @@ def test_on_a_full_disk_rows_wait(tmp_path, monkeypatch, caplog):
       with pytest.raises(ValueError, match="would repeat"):
         writer.write(3, "rl", {"a": 3})
     assert [row["step"] for row in read_rows(tmp_path / "metrics.jsonl")] == [1] and writer.phase_steps == {"rl": 3}
-    writer.write(4, "rl", {"a": 4})  # Space is back.
+    writer.write(4, "rl", {"a": 4})  # There is space again.
   assert [row["step"] for row in read_rows(tmp_path / "metrics.jsonl")] == [1, 2, 3, 4]
-  assert [row["step"] for row in read_rows(tmp_path / "samples.jsonl")] == [2, 3]  # Written when it was closed.
+  # Written by `close`.
+  assert [row["step"] for row in read_rows(tmp_path / "samples.jsonl")] == [2, 3]
   assert sorted(step for _, step in board_points(tmp_path, "rl")) == [1, 2, 3, 4]
   assert len([line for line in caplog.messages if "the disk is full" in line]) == 2, "one warning for each file"
 
@@ -265,8 +272,8 @@ def test_lost_events_are_written_once_there_is_room(tmp_path, monkeypatch):
       assert sorted(step for _, step in board_points(tmp_path, "rl")) == list(range(1, step + 1)), "seen at once"
 
 
-def test_events_that_meet_a_full_disk_hold_nothing_up(tmp_path):
-  """With a queue of ten events and a thread behind it, whose end is not seen while one waits for the queue, this waits without end."""
+def test_events_on_a_full_disk_do_not_block(tmp_path):
+  """With a queue of ten events whose thread has ended unnoticed, this would block for ever."""
   pytest.importorskip("tensorboardX")
   script = f"""
 import pathlib, resource
@@ -290,14 +297,15 @@ def test_tensorboard_never_contradicts_the_rows(tmp_path):
   pytest.importorskip("tensorboardX")
   marks = run(tmp_path, range(1, 8), tensorboard=True)
   for path in (tmp_path / "tensorboard" / "rl").iterdir():
-    path.rename(path.with_name("events.out.tfevents.1000000000.earlier"))  # A restart within a second would reuse the name.
+    # A restart within the same second would reuse the name.
+    path.rename(path.with_name("events.out.tfevents.1000000000.earlier"))
   run(tmp_path, range(5, 10), tensorboard=True, resume=marks[4])
   points = board_points(tmp_path, "rl")
   assert points == {("actor/loss", step): [np.float32(np.sin(step))] for step in range(1, 10)}
   assert set(board_points(tmp_path, "eval")) == {(tag, step) for tag in ("eval/accuracy", "eval/pass_4") for step in (2, 4, 6, 8)}
 
 
-def test_tensorboard_sees_what_was_not_finite(tmp_path):
+def test_tensorboard_shows_non_finite_numbers(tmp_path):
   pytest.importorskip("tensorboardX")
   with MetricWriter(tmp_path) as writer:
     writer.write(1, "rl", {"a": float("inf"), "b": "text", "c": 2})
@@ -332,7 +340,7 @@ def test_samples_hold_arrays_and_resume(tmp_path):
   assert len(lines_of(tmp_path, "samples.jsonl")) == 2
 
 
-def test_a_log_gets_plain_lines_in_time_and_every_evaluation(monkeypatch):
+def test_a_log_gets_plain_lines_at_intervals_and_every_evaluation(monkeypatch):
   monkeypatch.setenv("FORCE_COLOR", "1")
   now, stream = [0.0], io.StringIO()
   with Progress(every_seconds=10, stream=stream, clock=lambda: now[0]) as progress:
@@ -390,7 +398,7 @@ def test_heavy_packages_load_only_when_asked():
   assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
 
 
-def test_a_process_that_another_one_writes_for_checks_rows_and_shows_nothing(tmp_path, monkeypatch):
+def test_a_process_that_does_not_write_checks_rows_and_shows_nothing(tmp_path, monkeypatch):
   monkeypatch.chdir(tmp_path)
   writer, stream = MetricWriter(None), io.StringIO()
   with writer, SampleWriter(None) as samples:
