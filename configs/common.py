@@ -198,7 +198,6 @@ def published(config: ConfigDict, name: str) -> None:
   config.warm_start.row_buckets = (512,)
   config.rollout.prompt_buckets = (2048,)
   config.rollout.max_new_tokens = 16384
-  config.rollout.slots = 256
   config.learner.row_tokens = 2048 + 16384
   config.learner.micro_batches = 8
   config.learner.old_logprobs = "learner"

@@ -13,6 +13,8 @@ collectives, and what bounds the time.
                    minutes of generating machine code
   --sweep          try mesh shapes and numbers of micro-batches for the update, and recommend the
                    best; with --topology=v6e, of the smallest slice of that generation that fits
+  --lengths        mean lengths of responses, as in 2048,8192: least time of an RL step with
+                   log-normal lengths; needs the program decode
   --json           file for the numbers
 Exit code: 0 if all programs fit, 1 if one does not, 2 for bad input.
 """
@@ -32,7 +34,7 @@ from jaxrl_llm.config.command_line import UsageError
 DOES_NOT_FIT = 1
 USAGE_ERROR = 2
 PROGRAMS = ("update", "score", "prefill", "decode")
-FLAGS = {"topology": "", "slices": "1", "programs": ",".join(PROGRAMS), "only_plan": "", "sweep": "", "json": ""}
+FLAGS = {"topology": "", "slices": "1", "programs": ",".join(PROGRAMS), "only_plan": "", "sweep": "", "lengths": "", "json": ""}
 
 
 def main(argv: Sequence[str]) -> int:
@@ -81,6 +83,11 @@ def parse(argv: Sequence[str]) -> tuple[Any, dict[str, Any]]:
   flags["programs"] = tuple(flags["programs"].split(","))
   if unknown := set(flags["programs"]) - set(PROGRAMS):
     raise UsageError(f"--programs: found {sorted(unknown)[0]!r}, expected some of {','.join(PROGRAMS)}")
+  if not re.fullmatch(r"(\d+(,\d+)*)?", flags["lengths"]):
+    raise UsageError(f"--lengths: found {flags['lengths']!r}, expected mean lengths separated by commas, as in 2048,8192")
+  if flags["lengths"] and "decode" not in flags["programs"]:
+    raise UsageError("--lengths: found without the program decode, expected --programs to name it")
+  flags["lengths"] = tuple(int(mean) for mean in flags["lengths"].split(",") if mean)
   config = command_line.override(command_line.load(path), overrides)
   kept = {
     field: texts
@@ -106,7 +113,7 @@ def parse(argv: Sequence[str]) -> tuple[Any, dict[str, Any]]:
 
 def run(config, flags: dict[str, Any]) -> int:
   """Compiles and reports the programs, and returns the exit code."""
-  from experiments.pod import proof, report, sampler_proof, sweep
+  from experiments.pod import proof, report, rl_step, sampler_proof, sweep
 
   if flags["sweep"]:
     return sweep.run(config, flags["topology"], flags["of_sweep"], slices=flags["slices"], write_to=flags["json"])
@@ -124,8 +131,11 @@ def run(config, flags: dict[str, Any]) -> int:
   }
   proofs = [prove[name](plan) for name in flags["programs"]]
   report.show(report.tables(plan, proofs))
+  estimates = [rl_step.estimate(plan, proofs, mean) for mean in flags["lengths"]]
+  if estimates:
+    report.show(report.rl_steps(plan, estimates))
   if flags["json"]:
-    Path(flags["json"]).write_text(json.dumps(report.as_json(plan, proofs), indent=1))
+    Path(flags["json"]).write_text(json.dumps(report.as_json(plan, proofs, estimates), indent=1))
   return 0 if all(x.fits(topology) for x in proofs) else DOES_NOT_FIT
 
 

@@ -30,6 +30,7 @@ class Compiled(NamedTuple):
     seconds: Compilation time, in s.
     traffic: Seconds and bytes of the collectives, by kind and mesh axes.
     refused: Message of the compiler if the program does not fit; None if it fits.
+    text: Text of the optimised program.
   """
 
   arguments: float
@@ -40,6 +41,7 @@ class Compiled(NamedTuple):
   seconds: float
   traffic: dict[tuple[str, str], tuple[float, float]]
   refused: str | None = None
+  text: str = ""
 
 
 class Reports(NamedTuple):
@@ -104,6 +106,7 @@ def compile_for(
     code=code,
     seconds=time.perf_counter() - start,
     traffic=_traffic(topology, reports.text, mesh, unknown_trips),
+    text=reports.text,
   )
 
 

@@ -2,7 +2,7 @@
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -81,6 +81,34 @@ def collectives(text: str, *, num_devices: int, unknown_trips: int = 1) -> list[
 
   visit(entry, 1, entry)
   return [x for x in all_collectives if len(x.groups[0]) > 1]
+
+
+def largest_in_loops(text: str, *, num_devices: int) -> int:
+  """Returns the bytes of the largest collective in loops whose number of iterations is unknown.
+
+  Args:
+    text: Text of the program, `compiled.as_text()`.
+    num_devices: Number of devices of the program.
+  """
+  often = 1_000_003
+  inside = [x for x in collectives(text, num_devices=num_devices, unknown_trips=often) if x.times >= often]
+  return max((x.num_bytes for x in inside), default=0)
+
+
+def copies(text: str, shapes: Collection[str]) -> list[str]:
+  """Returns the lines of a program that copy an array of one of some shapes.
+
+  Args:
+    text: Text of the program, `compiled.as_text()`.
+    shapes: Shapes with their dtypes, such as "bf16[4,128]".
+
+  Example:
+    >>> copies("%c = bf16[4,128]{1,0} copy(%x)\\n%d = bf16[4,64]{1,0} copy(%y)", ["bf16[4,128]"])
+    ['%c = bf16[4,128]{1,0} copy(%x)']
+  """
+  is_copy = re.compile(r"= (\w+\[[\d,]*\])\S* (?:copy|transpose)\(")
+  matches = ((line, is_copy.search(line)) for line in text.splitlines())
+  return [line.strip() for line, match in matches if match and match.group(1) in shapes]
 
 
 def computations(text: str) -> tuple[dict[str, list[str]], str]:

@@ -1,5 +1,6 @@
 """Reports on compiled programs, as tables for a terminal and as JSON."""
 
+from collections.abc import Sequence
 from typing import Any
 
 from rich.console import Console, Group
@@ -7,6 +8,7 @@ from rich.table import Table
 from rich.text import Text
 
 from experiments.pod.proof import Plan, Proof
+from experiments.pod.rl_step import Estimate
 
 SETTINGS = (
   "raise config.learner.micro_batches",
@@ -79,6 +81,28 @@ def tables(plan: Plan, proofs: list[Proof]) -> Group:
   return Group(memory, times, _traffic(proofs), *_remarks(plan, proofs))
 
 
+def rl_steps(plan: Plan, estimates: Sequence[Estimate]) -> Table:
+  """Builds a table of the least time of an RL step at lengths of several means."""
+  parts = list(estimates[0].parts)
+  table = _table(
+    "mean length", "decoding steps", "rows busy", "ms a decoding step", *(f"{name} s" for name in parts), "RL step s", "tokens/s",
+    "tokens/s a chip", title="least time of an RL step; lengths are log-normal, cut at the budget",
+  )  # fmt: skip
+  for estimate in estimates:
+    rate = estimate.rollouts.tokens / estimate.seconds
+    table.add_row(
+      f"{estimate.mean:,.0f}",
+      f"{estimate.rollouts.steps:,}",
+      f"{estimate.rollouts.busy:.0%}",
+      f"{estimate.step_s * 1e3:.2f}",
+      *(f"{estimate.parts[name]:,.0f}" for name in parts),
+      f"{estimate.seconds:,.0f}",
+      f"{rate:,.0f}",
+      f"{rate / plan.mesh.size:,.0f}",
+    )
+  return table
+
+
 def _table(*columns: str, title: str = "") -> Table:
   table = Table(title=title, title_justify="left")
   for column in columns:
@@ -129,7 +153,7 @@ def memory_parts(plan: Plan, proof: Proof) -> Table:
   return table
 
 
-def as_json(plan: Plan, proofs: list[Proof]) -> dict[str, Any]:
+def as_json(plan: Plan, proofs: list[Proof], estimates: Sequence[Estimate] = ()) -> dict[str, Any]:
   """Returns the numbers of the tables, in bytes and seconds."""
   numbers = {
     "topology": plan.topology.name,
@@ -163,6 +187,10 @@ def as_json(plan: Plan, proofs: list[Proof]) -> dict[str, Any]:
       "collectives": traffic,
       "note": proof.note,
     }
+  if estimates:
+    numbers["rl_steps"] = [
+      {"mean": x.mean, **x.rollouts._asdict(), "step_s": x.step_s, "parts": x.parts, "seconds": x.seconds} for x in estimates
+    ]
   return numbers
 
 

@@ -1,6 +1,7 @@
 """The sampler's programs compiled for remote chips: prefill and one decoding step."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -8,17 +9,17 @@ import jax.numpy as jnp
 from jax.sharding import NamedSharding, PartitionSpec
 from jaxtyping import PyTree
 
-from experiments.pod import costs
+from experiments.pod import costs, hlo
 from experiments.pod.compiled import Compiled, compile_for
 from experiments.pod.proof import Plan, Proof
 from jaxrl_llm.devices import mesh as mesh_lib
 from jaxrl_llm.devices.mesh import BATCH_AXES
 from jaxrl_llm.learner.programs import records_routes
 from jaxrl_llm.models import Model, ModelConfig, make_model
-from jaxrl_llm.models.transformer import STACKS, layer_spans
+from jaxrl_llm.models.model import unstacked_shardings
 from jaxrl_llm.rollouts.samplers import in_dtype
 from jaxrl_llm.sampler.begin import begin, num_rows
-from jaxrl_llm.sampler.loop import advance, grow
+from jaxrl_llm.sampler.loop import advance, grow, should_continue
 from jaxrl_llm.sampler.requests import Requests
 from jaxrl_llm.sampler.sampler import make_settings
 from jaxrl_llm.sampler.state import Inputs, Loop, Settings
@@ -31,6 +32,10 @@ Its layers are not scanned. The numbers of the whole model lie on the line throu
 
 _STOP, _PAD = 1, 0  # Token ids, which do not matter to the compiled programs.
 _WHOLE = ("key", "step", "written")  # Fields of `Inputs` and `Loop` that have no rows.
+
+
+_ACTIVATIONS = 10e6
+"""Bytes of a collective of a decoding step; larger ones move weights."""
 
 
 class Sampler(NamedTuple):
@@ -57,7 +62,7 @@ def make_sampler(plan: Plan, num_layers: int) -> Sampler:
   """Makes the sampler of a run, with some or all of the model's layers."""
   config, section, mesh = plan.config, plan.config.rollout, plan.sampler_mesh
   shape = _shape(plan)._replace(num_layers=num_layers)
-  plain = make_model(shape, mesh=mesh)
+  plain = make_model(shape, mesh=mesh, serving=_serving(plan, shape))
   model = in_dtype(plain)
   settings = make_settings(
     model,
@@ -126,18 +131,19 @@ def sampler_shardings(
   of_fields = lambda x: type(x)(
     *(jax.tree.map(whole if name in _WHOLE else by_rows, getattr(x, name)) for name in x._fields)
   )
-  stacks = {name: jax.tree.leaves(params[name]) for name in STACKS if name in params}
-  inside = {
-    name: [NamedSharding(mesh, PartitionSpec(*x.spec[1:])) for x in shardings]
-    for name, shardings in stacks.items()
-  }
-  of_layers = [inside[span.stack] for span in layer_spans(shape) for _ in range(span.count)]
-  blocks = tuple(
-    jax.tree.unflatten(jax.tree.structure(x), shardings)
-    for x, shardings in zip(inputs.weights.blocks, of_layers, strict=True)
-  )
-  weights = inputs.weights._replace(rest={name: x for name, x in params.items() if name not in STACKS}, blocks=blocks)
+  if serving := _serving(plan, shape):
+    plain = make_model(shape)
+    abstract = jax.eval_shape(plain.init, jax.random.key(0))
+    params = mesh_lib.param_shardings(serving.mesh, plain.logical_axes, abstract, rules=serving.rules)
+  weights = unstacked_shardings(shape, inputs.weights, params)
   return of_fields(inputs)._replace(weights=weights), of_fields(loop)._replace(cache=jax.tree.map(by_heads, loop.cache))
+
+
+def _serving(plan: Plan, shape: ModelConfig) -> mesh_lib.Serving | None:
+  if plan.sampler_mesh is not plan.mesh:
+    return None
+  num_experts = shape.experts and shape.experts.num_experts
+  return mesh_lib.choose_layout(plan.mesh, plan.config.serving.layout, num_experts=num_experts, vocab_size=shape.vocab_size)
 
 
 def prefill(plan: Plan) -> Proof:
@@ -167,14 +173,25 @@ def decode(plan: Plan) -> Proof:
 
   def of_layers(num_layers: int, only_planned: bool = plan.only_planned) -> tuple[Compiled, dict[str, float]]:
     model, settings, _, _, inputs, loop = make_sampler(plan, num_layers)
-    step = jax.jit(
-      lambda inputs, loop: advance(model, settings, inputs, loop),
-      donate_argnums=1,
-      out_shardings=jax.tree.map(lambda x: x.sharding, loop),
+
+    # The whole loop, since its layouts of the cache are not those of a step by itself.
+    def steps(inputs: Inputs, loop: Loop) -> Loop:
+      return jax.lax.while_loop(
+        partial(should_continue, settings, inputs), partial(advance, model, settings, inputs), loop
+      )
+
+    compiled = compile_for(
+      jax.jit(steps, donate_argnums=1, out_shardings=jax.tree.map(lambda x: x.sharding, loop)),
+      (inputs, loop),
+      plan.sampler_mesh,
+      plan.topology,
+      only_planned=only_planned,
     )
     parts = {"weights": costs.bytes_on_chip(inputs.weights), "cache": costs.bytes_on_chip(loop.cache)}
-    return compile_for(step, (inputs, loop), plan.sampler_mesh, plan.topology, only_planned=only_planned), parts
+    shapes.update(_local_shapes(loop.cache))
+    return compiled, parts
 
+  shapes: set[str] = set()
   compiled, parts, note = _extrapolated(plan, of_layers)
   # The learner's weights stay on the chips: the sampler decodes with a copy in its own layout.
   beside = _beside(plan) + (
@@ -200,8 +217,27 @@ def decode(plan: Plan) -> Proof:
     parts,
     beside,
     work,
-    note="; ".join(x for x in (note, f"one step of {rows} rows, full cache") if x),
+    note="; ".join(x for x in (note, f"one step of {rows} rows, full cache", *_loop_remarks(plan, compiled, shapes)) if x),
   )
+
+
+def _local_shapes(tree: PyTree) -> list[str]:
+  """Returns the shapes of abstract arrays on one chip, as the compiler writes them."""
+  names = {"bfloat16": "bf16", "float32": "f32", "int8": "s8"}
+  local = lambda x: ",".join(map(str, x.sharding.shard_shape(x.shape)))
+  return [f"{names[x.dtype.name]}[{local(x)}]" for x in jax.tree.leaves(tree)]
+
+
+def _loop_remarks(plan: Plan, compiled: Compiled, shapes: set[str]) -> list[str]:
+  """Says what the decoding loop sends and copies that it should not."""
+  if compiled.refused:
+    return []
+  largest = hlo.largest_in_loops(compiled.text, num_devices=plan.sampler_mesh.size)
+  copied = len(hlo.copies(compiled.text, shapes))
+  return [
+    f"largest collective of a step {largest / 1e6:.1f} MB" + (", which moves weights" if largest > _ACTIVATIONS else ""),
+    "the cache is not copied" if not copied else f"{copied} copies of parts of the cache, most of them once per loop",
+  ]
 
 
 def _extrapolated(plan: Plan, of_layers: Callable[[int], tuple[Compiled, Any]]) -> tuple[Compiled, dict[str, float], str]:
@@ -220,7 +256,7 @@ def _extrapolated(plan: Plan, of_layers: Callable[[int], tuple[Compiled, Any]]) 
   nothing = (0.0, 0.0)
   traffic = {k: tuple(map(line, few.traffic.get(k, nothing), more.traffic[k])) for k in more.traffic}
   parts = {name: line(few_parts[name], more_parts[name]) for name in more_parts}
-  compiled = Compiled(**sizes, seconds=few.seconds + more.seconds, traffic=traffic)
+  compiled = Compiled(**sizes, seconds=few.seconds + more.seconds, traffic=traffic, text=more.text)
   return (
     compiled,
     parts,
@@ -229,7 +265,8 @@ def _extrapolated(plan: Plan, of_layers: Callable[[int], tuple[Compiled, Any]]) 
 
 
 def _shape(plan: Plan) -> ModelConfig:
-  return plan.model._replace(dtype=plan.config.model.sampler_dtype or plan.model.dtype)
+  config = plan.config
+  return plan.model._replace(dtype=config.model.sampler_dtype or plan.model.dtype, decode_attention=config.serving.attention)
 
 
 def _placed(tree: PyTree, shardings: PyTree) -> PyTree:

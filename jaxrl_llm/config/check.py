@@ -197,7 +197,7 @@ def _model_problems(config: ConfigDict) -> Iterator[Problem | str]:
       config, ("task.chat", "task.system", "task.pad_token"), "without model.path there is no tokenizer to configure"
     )
   if shape.experts is None:
-    unset = {"moe.replay": None, "moe.balance_coef": 0, "moe.z_coef": 0, "moe.measure_every": 0}
+    unset = {"serving.layout": None, "moe.replay": None, "moe.balance_coef": 0, "moe.z_coef": 0, "moe.measure_every": 0}
     yield from unused(config, unset, "the model is dense: it has no experts")
 
 

@@ -55,6 +55,7 @@ SECTIONS = {
   "rollout": "Sampling of responses.",
   "learner": "Optimizer updates.",
   "mesh": "Sizes of the device mesh's axes.",
+  "serving": "Layout of the weights while responses are drawn.",
   "eval": "Evaluation on held-out problems.",
   "checkpoint": "Saved states.",
   "alarms": "Rules that print a line and write `alarm/NAME` to the metrics, nothing else; None switches one off.",
@@ -298,6 +299,12 @@ FIELDS: dict[str, Field] = {
     "Devices that only sample, the last ones; the axes above describe the others. 0: all devices do both."),
   "mesh.sampler_tensor": Field(1, COUNT,
     "Number of them that share one copy of the weights; prompts are split over the copies."),
+
+  "serving.layout": Field(None, one_of("learner", "spread"),
+    "Where weights lie while decoding: as the learner's, or experts and vocabulary spread over all devices, so that no step gathers them. "
+    "None: spread, if the learner shards experts over fsdp."),
+  "serving.attention": Field("auto", one_of("auto", "xla", "ragged"),
+    "Attention of a decoding step: xla reads all columns of the cache; ragged, a kernel for TPUs, reads the tokens that rows hold."),
 
   "eval.every": Field(10, COUNT, "RL steps between evaluations."),
   "eval.num_prompts": Field(256, COUNT, "Held-out problems per evaluation."),

@@ -33,6 +33,7 @@ _CHUNKS = 2.0  # Logit chunks alive at once in the backward pass: logits and gra
 _COTANGENTS = 0.5  # Gradients of a layer's activations, as a fraction of those activations.
 _FORWARD = 0.35  # Fraction of a layer's activations alive at once without a backward pass.
 _GROUPED = 4.0  # Arrays of all experts' tokens in the backward pass of a batched grouped product.
+_FILLED = 0.9  # Fraction of a device's memory that rows may fill.
 
 
 class Footprint(NamedTuple):
@@ -124,7 +125,13 @@ def footprint(
   sampler_dtype, of_sampler = config.model.sampler_dtype or shape.dtype, {}
   sampled = sampling(config, shape._replace(dtype=sampler_dtype), sampler_mesh)
   lowered = make_model(shape, mesh=sampler_mesh)
-  placed = mesh_lib.param_shardings(sampler_mesh, lowered.logical_axes, state.params, fields={"tensor": "mesh.sampler_tensor"})
+  serving, num_experts = None, shape.experts and shape.experts.num_experts
+  if sampler_mesh == mesh:
+    serving = mesh_lib.choose_layout(mesh, config.serving.layout, num_experts=num_experts, vocab_size=shape.vocab_size)
+  if serving is None:
+    placed = mesh_lib.param_shardings(sampler_mesh, lowered.logical_axes, state.params, fields={"tensor": "mesh.sampler_tensor"})
+  else:
+    placed = mesh_lib.param_shardings(serving.mesh, lowered.logical_axes, state.params, rules=serving.rules)
   at_sampler = jax.tree.map(lambda x, sharding: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), state.params, placed)
   copy = sum(_size(x, sampler_dtype) for x in jax.tree.leaves(at_sampler))
   if sampler_mesh == mesh:
@@ -265,20 +272,48 @@ def head(shape: ModelConfig, mesh: Mesh, *, tokens: float, learns: bool) -> dict
   return parts | {"output head": weights + (vocab * shape.d_model * 4 if learns else 0)}
 
 
-def sampling(config: ConfigDict, shape: ModelConfig, mesh: Mesh) -> dict[str, float]:
+def sampling(config: ConfigDict, shape: ModelConfig, mesh: Mesh, *, slots: int | None = None) -> dict[str, float]:
   """Returns the bytes besides the weights on each device of the sampler, by kind.
 
-  This is the larger of drawing rollouts and evaluating.
+  This is the larger of drawing rollouts and evaluating. `slots` takes the place of the config's.
   """
   section, shards, options = config.rollout, mesh_lib.num_row_shards(mesh), []
   width, num_prompts = max(section.prompt_buckets), section.num_prompts + section.spare_prompts
   for prompts, group in ((num_prompts, section.group_size), (config.eval.batch_prompts, config.eval.samples)):
-    rows = num_rows(mesh, prompts * group, section.slots)
+    rows = num_rows(mesh, prompts * group, slots or section.slots)
     sizes = dict(num_prompts=prompts, prompt_tokens=width, num_rows=rows, new_tokens=section.max_new_tokens)
     cache = num_bytes(shape, dtype=section.cache_dtype or shape.dtype, **sizes) / shards / min(mesh.shape["tensor"], shape.num_kv_heads)
     logits = 3 * rows / shards * shape.vocab_size * 4
     options.append({"key-value cache": cache, "logits": logits})
   return _larger(*options)
+
+
+def slots_that_fit(
+  config: ConfigDict, shape: ModelConfig, mesh: Mesh, sampler_mesh: Mesh, objective: Objective, *, needs: frozenset[str], limit: float
+) -> int:
+  """Returns the largest number of rows that decode at once and fit the devices.
+
+  More rows share each read of the weights, and fewer sequences wait. The number is halved from all
+  sequences on until the estimate leaves a tenth of the memory free.
+
+  Args:
+    config: Checked config.
+    shape: Shape of the model.
+    mesh: Mesh of the learner.
+    sampler_mesh: Mesh of the sampler, possibly with the same devices.
+    objective: Objective that RL minimises.
+    needs: Optional fields of a batch that the run computes, from `needs.fields_needed`.
+    limit: Memory of each device in bytes.
+  """
+  estimate = footprint(config, shape, mesh, sampler_mesh, objective, needs=needs)
+  beside = estimate.of_sampler or estimate.held | estimate.programs["sampling"]
+  fixed = sum(size for name, size in beside.items() if name not in ("key-value cache", "logits"))
+  section, shards = config.rollout, mesh_lib.num_row_shards(sampler_mesh)
+  sampled = shape._replace(dtype=config.model.sampler_dtype or shape.dtype)
+  slots = num_rows(sampler_mesh, (section.num_prompts + section.spare_prompts) * section.group_size, None)
+  while slots > shards and fixed + sum(sampling(config, sampled, sampler_mesh, slots=slots).values()) > _FILLED * limit:
+    slots = -(-slots // (2 * shards)) * shards
+  return slots
 
 
 def table(estimate: Footprint) -> list[str]:

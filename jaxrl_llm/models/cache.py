@@ -14,7 +14,9 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array, Bool, Float, Int
 
 from jaxrl_llm.devices.mesh import BATCH_AXES, num_row_shards
+from jaxrl_llm.models import ragged
 from jaxrl_llm.models.config import ModelConfig
+from jaxrl_llm.models.ragged import Visits
 from jaxrl_llm.models.visibility import MASKED
 
 CACHE_DTYPES = ("float32", "bfloat16", "int8")
@@ -60,7 +62,10 @@ class View(NamedTuple):
 
   Attributes:
     column: Column of the new tokens' keys and values, counted through all blocks.
-    blocks: Boolean mask for each block, True if a row may attend to a column, the new one included.
+    ages: Number of steps since each column of each block was written; 0 for the new one.
+    lengths: Number of tokens that each row sees, the new one included. A row sees the columns that
+      are younger than that.
+    reads: Parts of each block that a kernel reads; None if all of it is read. See `ragged`.
     prompts: Boolean mask, True if a column of a prompt holds a token; None if no prompt has cached
       tokens.
     rows: Row that decodes each sequence, with sequences in pieces as the devices hold them;
@@ -70,7 +75,9 @@ class View(NamedTuple):
   """
 
   column: Int[Array, ""]
-  blocks: tuple[Bool[Array, "B S"], ...]
+  ages: tuple[Int[Array, " S"], ...]
+  lengths: Int[Array, " B"]
+  reads: tuple[Visits | None, ...]
   prompts: Bool[Array, "n P"] | None
   rows: Int[Array, "d N"] | None = None
   sequences: Int[Array, "d b"] | None = None
@@ -147,9 +154,9 @@ def _map(function: Callable, *held: KeyValues) -> KeyValues:
   return KeyValues(*(None if arrays[0] is None else function(*arrays, axis) for *arrays, axis in fields))
 
 
-def columns_of_blocks(seen: Bool[Array, "B S"], blocks: Sequence[KeyValues]) -> tuple[Bool[Array, "B _"], ...]:
-  """Splits a mask over the columns of all blocks into one mask for each block."""
-  return tuple(seen[:, start : start + size] for start, size in _columns(blocks))
+def columns_of_blocks(ages: Int[Array, " S"], blocks: Sequence[KeyValues]) -> tuple[Int[Array, " _"], ...]:
+  """Splits the ages of the columns of all blocks into those of each block."""
+  return tuple(ages[start : start + size] for start, size in _columns(blocks))
 
 
 def split_rows(held: KeyValues, mesh: Mesh | None) -> KeyValues:
@@ -209,6 +216,15 @@ def attend(q: Float[Array, "B K G C"], held: KeyValues, mask: Bool[Array, "B S"]
   v = in_full(held.v)
   mix = jnp.einsum("bkgs,bksc->bkgc", weights.astype(v.dtype), v, preferred_element_type=jnp.float32)
   return Partial(top, total, mix)
+
+
+def attend_block(q: Float[Array, "B K G C"], held: KeyValues, view: View, block: int, *, mesh: Mesh | None) -> Partial:
+  """Attends from the queries of each row to its own tokens in a block of the cache."""
+  ages, reads = view.ages[block], view.reads[block]
+  if reads is None:
+    return attend(q, held, ages < view.lengths[:, None])
+  platform = jax.default_backend() if mesh is None else mesh.devices.flat[0].platform
+  return Partial(*ragged.attend(q, held, ages, view.lengths, reads, mesh=mesh, interpret=platform != "tpu"))
 
 
 def merge(parts: Sequence[Partial]) -> Float[Array, "B K G C"]:

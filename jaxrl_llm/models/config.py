@@ -94,6 +94,9 @@ class ModelConfig(NamedTuple):
     experts: Mixture of experts; None for a dense model.
     lora: Low-rank adapters; None if there are none.
     attention: Attention backend, a key of `attention.BACKENDS`, or "auto" for the platform's.
+    decode_attention: Attention of a decoding step: "xla", which reads all columns of the cache,
+      "ragged", the kernel for TPUs that reads the tokens that rows hold (CPUs emulate it), or
+      "auto" for the kernel where it runs.
     head_tokens: Number of tokens per device whose logits exist at a time; None for the default of
       the platform.
   """
@@ -118,6 +121,7 @@ class ModelConfig(NamedTuple):
   experts: Experts | None = None
   lora: Lora | None = None
   attention: str = "auto"
+  decode_attention: str = "auto"
   head_tokens: int | None = None
 
   @property

@@ -86,7 +86,7 @@ class Attention(nnx.Module):
     q, k, v = self.project(x[:, None], rotated)
     blocks = cache.write(blocks, cache.key_values(k, v, blocks[0].k.dtype.name), view.column)
     q = q[:, 0].reshape(x.shape[0], k.shape[2], -1, q.shape[-1])
-    parts = [cache.attend(q, block, mask) for block, mask in zip(blocks, view.blocks, strict=True)]
+    parts = [cache.attend_block(q, block, view, i, mesh=self.mesh) for i, block in enumerate(blocks)]
     if view.prompts is not None:
       parts.append(cache.attend_prompts(q, prompts, view))
     mixed = cache.merge(parts).astype(x.dtype).reshape(x.shape[0], -1, q.shape[-1])
@@ -118,11 +118,13 @@ class MLP(nnx.Module):
 class Block(nnx.Module):
   """Pre-norm attention and a dense or expert feed-forward layer, each on the residual stream."""
 
-  def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs, sparse: bool = False, mesh: Mesh | None = None):
+  def __init__(
+    self, config: ModelConfig, *, rngs: nnx.Rngs, sparse: bool = False, mesh: Mesh | None = None, expert_axes: tuple[str, ...] = ("expert",)
+  ):
     self.attention_norm = RMSNorm(config.d_model, axis="embed", eps=config.norm_eps)
     self.attention = Attention(config, rngs=rngs, mesh=mesh)
     self.mlp_norm = RMSNorm(config.d_model, axis="embed", eps=config.norm_eps)
-    self.mlp = MoE(config, rngs=rngs, mesh=mesh) if sparse else MLP(config, rngs=rngs)
+    self.mlp = MoE(config, rngs=rngs, mesh=mesh, expert_axes=expert_axes) if sparse else MLP(config, rngs=rngs)
     self.sparse = sparse
 
   def feed_forward(self, x: Float[Array, "B T D"], replay: Int[Array, "B T K"] | None = None):

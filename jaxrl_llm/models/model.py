@@ -1,19 +1,22 @@
 """`Model`: a decoder as the pure functions that the rest of the framework uses."""
 
 import re
-from collections.abc import Callable
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import jax
 from flax import nnx
-from jax.sharding import Mesh
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array, Bool, Float, Int, PyTree
 
 from jaxrl_llm import segments as segments_lib
+from jaxrl_llm.devices.mesh import EXPERT_AXES, Serving, num_row_shards, param_shardings
+from jaxrl_llm.models import ragged
 from jaxrl_llm.models.cache import Cache, View, columns_of_blocks, empty, filled, split_rows
 from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.models.head import chunk_tokens, token_logprobs
-from jaxrl_llm.models.transformer import STACKS, Transformer
+from jaxrl_llm.models.ragged import Visits
+from jaxrl_llm.models.transformer import STACKS, Transformer, layer_spans
 from jaxrl_llm.types import Forward, Params, TrainBatch
 
 
@@ -48,9 +51,9 @@ class Model(NamedTuple):
       tokens. It fills the blocks with the rightmost keys and values, one for each column.
     decoding_weights: Function `(params) -> weights` that lays out a copy of the params for
       `decode`, once before a loop of steps.
-    decode: Decoding step `(weights, tokens [B], positions [B], cache, *, column, seen,
+    decode: Decoding step `(weights, tokens [B], positions [B], cache, *, column, ages, lengths,
       prompts_seen, rows, sequences) -> (float32 logits [B V], cache, routes [B L K] or None)` for
-      one more token per row. The caller chooses what the token sees of the cache; see `View`.
+      one more token per row. The caller says what the token sees of the cache; see `View`.
     logical_axes: Params tree with a tuple of logical axis names in place of each array. The axes of
       stacked blocks begin with `layers`.
     num_params: Number of weights.
@@ -101,13 +104,15 @@ def pure(make: Callable[[nnx.Rngs], nnx.Module]) -> tuple[Callable[[Params], nnx
   return bind, init, logical_axes, sum(x.size for x in jax.tree.leaves(abstract))
 
 
-def make_model(config: ModelConfig, *, mesh: Mesh | None = None) -> Model:
+def make_model(config: ModelConfig, *, mesh: Mesh | None = None, serving: Serving | None = None) -> Model:
   """Splits a `Transformer` into a static graph and params, and wraps its methods as pure functions.
 
   Args:
     config: Sizes and options.
     mesh: Device mesh for the parts that XLA cannot shard by itself (experts, attention kernels);
       None is one device.
+    serving: Layout of the weights for `decode`; None keeps that of the params. Prompts are always
+      prefilled with the layout of the params.
 
   Returns:
     The model. Nothing is allocated until `init` runs.
@@ -127,6 +132,10 @@ def make_model(config: ModelConfig, *, mesh: Mesh | None = None) -> Model:
   """
   check_sizes(config)
   bind, init, logical_axes, num_params = pure(lambda rngs: Transformer(config, rngs=rngs, mesh=mesh))
+  platform = mesh.devices.flat[0].platform if mesh is not None else jax.default_backend()
+  bind_decoder = bind
+  if serving is not None:
+    bind_decoder, *_ = pure(lambda rngs: Transformer(config, rngs=rngs, mesh=serving.mesh, expert_axes=EXPERT_AXES))
 
   def hidden(
     params: Params, tokens: Int[Array, "B T"], positions: Int[Array, "B T"], segments: Int[Array, "B T"],
@@ -155,7 +164,6 @@ def make_model(config: ModelConfig, *, mesh: Mesh | None = None) -> Model:
   ) -> tuple[Float[Array, "B T"], Float[Array, "B T"], Forward]:
     rows = (batch.tokens, batch.positions, batch.segments, batch.routing)
     out = hidden(params, *rows, prefixes=batch.prefixes, router_losses=router_losses)
-    platform = mesh.devices.flat[0].platform if mesh is not None else jax.default_backend()
     of_tokens, entropy = token_logprobs(
       {name: params[name] for name in head_names(config)},
       segments_lib.at_slots(out.hidden, sources, in_order=batch.prefixes is None),
@@ -182,7 +190,18 @@ def make_model(config: ModelConfig, *, mesh: Mesh | None = None) -> Model:
     return cache._replace(blocks=tuple(map(filled, cache.blocks, prefilled.prompts)))
 
   def decoding_weights(params: Params) -> DecodingWeights:
-    return DecodingWeights({name: x for name, x in params.items() if name not in STACKS}, bind(params).unstacked())
+    weights = DecodingWeights(outside_of_blocks(params), bind(params).unstacked())
+    if serving is None:
+      return weights
+    shardings = param_shardings(serving.mesh, logical_axes, params, rules=serving.rules)
+    return jax.lax.with_sharding_constraint(weights, unstacked_shardings(config, weights, shardings))
+
+  def reads(ages: Sequence[Int[Array, " _"]], lengths: Int[Array, " B"]) -> tuple[Visits | None, ...]:
+    shards = 1 if mesh is None else num_row_shards(mesh)
+    local_rows = len(lengths) // shards if len(lengths) % shards == 0 else len(lengths)
+    is_used = lambda x: ragged.is_used(config.decode_attention, platform, config.head_dim, len(x))
+    rows = ragged.rows_per_group(local_rows)
+    return tuple(ragged.visits(x, lengths, rows=rows) if is_used(x) else None for x in ages)
 
   def decode(
     weights: DecodingWeights,
@@ -191,18 +210,40 @@ def make_model(config: ModelConfig, *, mesh: Mesh | None = None) -> Model:
     cache: Cache,
     *,
     column: Int[Array, ""],
-    seen: Bool[Array, "B S"],
+    ages: Int[Array, " S"],
+    lengths: Int[Array, " B"],
     prompts_seen: Bool[Array, "n P"] | None,
     rows: Int[Array, "d N"] | None = None,
     sequences: Int[Array, "d b"] | None = None,
   ):
-    model = bind(weights.rest)
-    view = View(column, columns_of_blocks(seen, cache.blocks[0]), prompts_seen, rows, sequences)
+    model = bind_decoder(weights.rest)
+    of_blocks = columns_of_blocks(ages, cache.blocks[0])
+    view = View(column, of_blocks, lengths, reads(of_blocks, lengths), prompts_seen, rows, sequences)
     x, cache, routes = model.step(weights.blocks, tokens, positions, cache, view)
     return model.unembed(x), cache, routes
 
   of_rows, of_steps = (logits, forward, hidden, unembed, logprobs), (prefill, grow, resume, decoding_weights, decode)
   return Model(config, init, *of_rows, *of_steps, logical_axes, num_params, mesh)
+
+
+def outside_of_blocks(tree: dict[str, Any]) -> dict[str, Any]:
+  """Returns the part of a params tree that belongs to no block."""
+  return {name: x for name, x in tree.items() if name not in STACKS}
+
+
+def unstacked_shardings(config: ModelConfig, weights: DecodingWeights, shardings: PyTree) -> DecodingWeights:
+  """Returns the shardings of weights for decoding, from those of the params.
+
+  Args:
+    config: Sizes and options.
+    weights: Weights as `Model.decoding_weights` returns them, or abstract ones.
+    shardings: Params tree with a sharding in place of each array.
+  """
+  unstacked = lambda x: NamedSharding(x.mesh, PartitionSpec(*x.spec[1:]))
+  of_stack = {name: [unstacked(x) for x in jax.tree.leaves(shardings[name])] for name in STACKS if name in shardings}
+  of_layers = [of_stack[span.stack] for span in layer_spans(config) for _ in range(span.count)]
+  blocks = [jax.tree.unflatten(jax.tree.structure(x), places) for x, places in zip(weights.blocks, of_layers, strict=True)]
+  return DecodingWeights(outside_of_blocks(shardings), tuple(blocks))
 
 
 def head_names(config: ModelConfig) -> tuple[str, ...]:

@@ -1,5 +1,6 @@
 """A mixture of experts that drops no tokens: router, dispatch over devices, and router losses."""
 
+import math
 from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple
@@ -15,6 +16,12 @@ from jaxrl_llm.models import permutations, routing
 from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.models.grouped import grouped_matmul_for
 from jaxrl_llm.models.linear import adapter, param, swiglu
+
+_MASKED_TOKENS, _MASKED_EXPERTS = 512, 8
+"""Largest numbers of tokens and local experts that `masked` multiplies; else a sort is cheaper."""
+
+_SLACK = 1.5
+"""Room of `bounded`, in copies of an even load."""
 
 
 class Routed(NamedTuple):
@@ -99,14 +106,29 @@ def dispatch(
     product: Function that multiplies groups of rows; see `grouped_matmul_for`.
   """
   num_tokens, top_k = experts.shape
-  num_local = weights.gate.shape[0]
-  local = experts.reshape(-1) - first
-  # Copies for other devices sort last.
-  local = jnp.where((local >= 0) & (local < num_local), local, num_local)
-  order = jnp.argsort(local, stable=True)
-  sizes = jnp.bincount(local, length=num_local + 1)[:num_local].astype(jnp.int32)
+  order, sizes = _by_local_expert(experts, first, weights.gate.shape[0])
   place = permutations.inverse(order)
-  rows = _copied(x, order, place)
+  y = _experts(_copied(x, order, place), weights, sizes, scale=scale, product=product)
+  # What a product leaves in the rows after its last group is arbitrary.
+  y = jnp.where((jnp.arange(len(order)) < jnp.sum(sizes))[:, None], y, 0)
+  y = permutations.permuted(y, place, order).reshape(num_tokens, top_k, -1)
+  return jnp.einsum("nkd,nk->nd", y, gates.astype(y.dtype), preferred_element_type=jnp.float32).astype(x.dtype)
+
+
+def _by_local_expert(experts: Int[Array, "N K"], first, num_local: int) -> tuple[Int[Array, " NK"], Int[Array, " E"]]:
+  """Returns the copies of tokens in the order of the local experts, and the size of each group.
+
+  Copies for the experts of other devices come last.
+  """
+  local = experts.reshape(-1) - first
+  local = jnp.where((local >= 0) & (local < num_local), local, num_local)
+  return jnp.argsort(local, stable=True), jnp.bincount(local, length=num_local + 1)[:num_local].astype(jnp.int32)
+
+
+def _experts(
+  rows: Float[Array, "M D"], weights: Weights, sizes: Int[Array, " E"], *, scale: float, product: Callable
+) -> Float[Array, "M D"]:
+  """Applies each expert to its group of rows."""
 
   def linear(rows, weight, lora):
     y = product(rows, weight.astype(rows.dtype), sizes)
@@ -116,11 +138,7 @@ def dispatch(
     return y + scale * product(product(rows, a, sizes), b, sizes)
 
   hidden = swiglu(linear(rows, weights.gate, weights.gate_lora), linear(rows, weights.up, weights.up_lora))
-  y = linear(hidden, weights.down, weights.down_lora)
-  # What a product leaves in the rows after its last group is arbitrary.
-  y = jnp.where((jnp.arange(len(order)) < jnp.sum(sizes))[:, None], y, 0)
-  y = permutations.permuted(y, place, order).reshape(num_tokens, top_k, -1)
-  return jnp.einsum("nkd,nk->nd", y, gates.astype(y.dtype), preferred_element_type=jnp.float32).astype(x.dtype)
+  return linear(hidden, weights.down, weights.down_lora)
 
 
 @jax.custom_vjp
@@ -141,21 +159,125 @@ def _copied_bwd(saved: tuple[Array, Array], ct: Array) -> tuple[Array, None, Non
 _copied.defvjp(lambda x, order, place: (_copied(x, order, place), (x[:, 0], place)), _copied_bwd)
 
 
+def bounded(
+  x: Float[Array, "N D"],
+  gates: Float[Array, "N K"],
+  experts: Int[Array, "N K"],
+  weights: Weights,
+  *,
+  num_experts: int,
+  first=0,
+  scale: float = 1.0,
+  product: Callable[[Array, Array, Array], Array] = jax.lax.ragged_dot,
+) -> Float[Array, "N D"]:
+  """Computes the same as `dispatch` with room for the usual number of local copies.
+
+  `dispatch` copies every token K times, wherever its experts are. Here, only the first copies in
+  the order of the local experts are made, half as many again as an even load has. If there are
+  more, `dispatch` takes their place. Nothing is dropped.
+
+  Args:
+    x: Hidden states of the tokens.
+    gates: Gates of the visited experts.
+    experts: Indices of the visited experts.
+    weights: Weights of the local experts.
+    num_experts: Number of experts on all devices.
+    first: Index of the first local expert.
+    scale: Scale of the adapters, alpha / rank.
+    product: Function that multiplies groups of rows; see `grouped_matmul_for`.
+  """
+  num_tokens, top_k = experts.shape
+  num_local, num_copies = weights.gate.shape[0], experts.size
+  room = min(_round_up(_SLACK * num_copies * num_local / num_experts, 128), num_copies)
+  order, sizes = _by_local_expert(experts, first, num_local)
+
+  def few(x, gates):
+    copies = order[:room]
+    y = _experts(x[copies // top_k], weights, sizes, scale=scale, product=product)
+    y = jnp.where((jnp.arange(room) < jnp.sum(sizes))[:, None], y, 0)
+    # A product with so few copies is cheaper than a scatter to their tokens.
+    shares = jnp.where(copies // top_k == jnp.arange(num_tokens)[:, None], gates.reshape(-1)[copies], 0)
+    return jnp.einsum("nr,rd->nd", shares.astype(y.dtype), y, preferred_element_type=jnp.float32).astype(x.dtype)
+
+  full = lambda x, gates: dispatch(x, gates, experts, weights, first=first, scale=scale, product=product)
+  return full(x, gates) if room == num_copies else jax.lax.cond(jnp.sum(sizes) <= room, few, full, x, gates)
+
+
+def _round_up(size: float, multiple: int) -> int:
+  return -(-math.ceil(size) // multiple) * multiple
+
+
+def masked(
+  x: Float[Array, "N D"], gates: Float[Array, "N K"], experts: Int[Array, "N K"], weights: Weights, *, first=0, scale: float = 1.0
+) -> Float[Array, "N D"]:
+  """Computes the same as `dispatch` by multiplying every token by every local expert.
+
+  It neither sorts nor copies. For the few tokens of a decoding step and a few local experts, whose
+  weights must be read anyway, the additional products cost less than the sort and its scatters.
+
+  Args:
+    x: Hidden states of the tokens.
+    gates: Gates of the visited experts.
+    experts: Indices of the visited experts.
+    weights: Weights of the local experts.
+    first: Index of the first local expert.
+    scale: Scale of the adapters, alpha / rank.
+  """
+  is_local = experts[:, :, None] == first + jnp.arange(weights.gate.shape[0])
+  local_gates = jnp.sum(jnp.where(is_local, gates[:, :, None], 0), axis=1)
+
+  def linear(rows, weight, lora):
+    y = jnp.einsum("end,edf->enf", rows, weight.astype(rows.dtype))
+    if lora is None:
+      return y
+    a, b = (w.astype(rows.dtype) for w in lora)
+    return y + scale * jnp.einsum("enr,erf->enf", jnp.einsum("end,edr->enr", rows, a), b)
+
+  rows = jnp.broadcast_to(x, (weights.gate.shape[0], *x.shape))
+  hidden = swiglu(linear(rows, weights.gate, weights.gate_lora), linear(rows, weights.up, weights.up_lora))
+  y = linear(hidden, weights.down, weights.down_lora)
+  return jnp.einsum("end,ne->nd", y, local_gates.astype(y.dtype), preferred_element_type=jnp.float32).astype(x.dtype)
+
+
 def over_mesh(
-  x: Float[Array, "B T D"], gates: Float[Array, "B T K"], experts: Int[Array, "B T K"], weights: Weights, *, mesh: Mesh | None, scale: float
+  x: Float[Array, "B T D"],
+  gates: Float[Array, "B T K"],
+  experts: Int[Array, "B T K"],
+  weights: Weights,
+  *,
+  mesh: Mesh | None,
+  scale: float,
+  axes: tuple[str, ...] = ("expert",),
 ) -> Float[Array, "B T D"]:
   """Runs `dispatch` with experts sharded over devices.
 
   The tokens of the devices that share a set of experts are gathered. Each device adds the outputs
   of its own experts, and the sums are scattered back to the devices of the tokens. Nothing is
   dropped or padded, whatever the load. Rows are sharded over the mesh axes data, fsdp and expert,
-  and their slots over context. Experts are sharded over expert, their hidden layers over tensor.
+  and their slots over context.
+
+  Args:
+    x: Hidden states of the tokens.
+    gates: Gates of the visited experts.
+    experts: Indices of the visited experts.
+    weights: Weights of all experts.
+    mesh: Device mesh; None is one device.
+    scale: Scale of the adapters, alpha / rank.
+    axes: Mesh axes that the experts are sharded over: one for rows of many tokens, several for
+      decoding. The experts' hidden layers are sharded over tensor.
   """
 
   product = grouped_matmul_for(jax.default_backend() if mesh is None else mesh.devices.flat[0].platform)
+  num_experts = len(weights.gate)
 
   def flat(x, gates, experts, weights, first=0):
-    y = dispatch(*(a.reshape(-1, a.shape[-1]) for a in (x, gates, experts)), weights, first=first, scale=scale, product=product)
+    tokens = [a.reshape(-1, a.shape[-1]) for a in (x, gates, experts)]
+    if len(axes) == 1:
+      y = dispatch(*tokens, weights, first=first, scale=scale, product=product)
+    elif len(tokens[0]) <= _MASKED_TOKENS and len(weights.gate) <= _MASKED_EXPERTS:
+      y = masked(*tokens, weights, first=first, scale=scale)
+    else:
+      y = bounded(*tokens, weights, num_experts=num_experts, first=first, scale=scale, product=product)
     return y.reshape(x.shape)
 
   if mesh is None or mesh.size == 1:
@@ -163,17 +285,19 @@ def over_mesh(
   # Rows and slots that do not divide evenly, such as a single prompt, are replicated.
   is_split = x.shape[0] % num_row_shards(mesh) == 0
   rows = PartitionSpec(BATCH_AXES if is_split else None, "context" if x.shape[1] % mesh.shape["context"] == 0 else None)
-  wide, tall, thin = PartitionSpec("expert", None, "tensor"), PartitionSpec("expert", "tensor", None), PartitionSpec("expert", None, None)
+  wide, tall, thin = PartitionSpec(axes, None, "tensor"), PartitionSpec(axes, "tensor", None), PartitionSpec(axes, None, None)
   loras = ((thin, wide), (thin, wide), (tall, thin))
+  # Rows lie in the order of the mesh, whatever the order of the experts.
+  in_order = tuple(axis for axis in BATCH_AXES if axis in axes)
   specs = Weights(wide, wide, tall, *(lora and spec for lora, spec in zip(weights[3:], loras, strict=True)))
 
   @partial(jax.shard_map, mesh=mesh, in_specs=(rows, rows, rows, specs), out_specs=rows, check_vma=False)
   def sharded(x, gates, experts, weights):
-    first = jax.lax.axis_index("expert") * weights.gate.shape[0]
+    first = jax.lax.axis_index(axes) * weights.gate.shape[0]
     if is_split:
-      x, gates, experts = (jax.lax.all_gather(a, "expert", axis=0, tiled=True) for a in (x, gates, experts))
+      x, gates, experts = (jax.lax.all_gather(a, in_order, axis=0, tiled=True) for a in (x, gates, experts))
     y = jax.lax.psum(flat(x, gates, experts, weights, first), "tensor")
-    return jax.lax.psum_scatter(y, "expert", scatter_dimension=0, tiled=True) if is_split else jax.lax.psum(y, "expert")
+    return jax.lax.psum_scatter(y, in_order, scatter_dimension=0, tiled=True) if is_split else jax.lax.psum(y, in_order)
 
   return sharded(x, gates, experts, weights)
 
@@ -185,7 +309,7 @@ class MoE(nnx.Module):
     Qwen3 technical report, arXiv:2505.09388, 2025.
   """
 
-  def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs, mesh: Mesh | None = None):
+  def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs, mesh: Mesh | None = None, expert_axes: tuple[str, ...] = ("expert",)):
     d, e, f = config.d_model, config.experts.num_experts, config.experts.d_ff
     # Always float32: a route that flips by rounding changes the policy abruptly.
     self.router = param(rngs, (d, e), ("embed", "router"), fan_in=d)
@@ -196,6 +320,7 @@ class MoE(nnx.Module):
       adapter(self, name, f"mlp/{name}", config, rngs=rngs, lead=1)
     self.config = config
     self.mesh = mesh
+    self.expert_axes = expert_axes
 
   @jax.named_scope("moe")
   def __call__(self, x: Float[Array, "B T D"], replay: Int[Array, "B T K"] | None) -> tuple[Float[Array, "B T D"], Routed]:
@@ -209,7 +334,8 @@ class MoE(nnx.Module):
 
     weights = Weights(self.gate[...], self.up[...], self.down[...], lora("gate"), lora("up"), lora("down"))
     scale = self.config.lora.alpha / self.config.lora.rank if self.config.lora else 1.0
-    return over_mesh(x, gates, visited, weights, mesh=self.mesh, scale=scale), Routed(visited, live, logits)
+    y = over_mesh(x, gates, visited, weights, mesh=self.mesh, scale=scale, axes=self.expert_axes)
+    return y, Routed(visited, live, logits)
 
 
 def balance_loss(

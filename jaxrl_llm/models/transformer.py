@@ -65,12 +65,12 @@ class Transformer(nnx.Module):
   Blocks are stacked and scanned, so that compile time does not grow with depth.
   """
 
-  def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs, mesh: Mesh | None = None):
+  def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs, mesh: Mesh | None = None, expert_axes: tuple[str, ...] = ("expert",)):
     def stack(count: int, *, sparse: bool):
       @nnx.split_rngs(splits=count)
       @nnx.vmap(in_axes=(0,), out_axes=0)
       def blocks(rngs):
-        return Block(config, rngs=rngs, sparse=sparse, mesh=mesh)
+        return Block(config, rngs=rngs, sparse=sparse, mesh=mesh, expert_axes=expert_axes)
 
       return blocks(rngs)
 

@@ -12,7 +12,7 @@ from ml_collections import ConfigDict
 
 from jaxrl_llm.devices import mesh as mesh_lib
 from jaxrl_llm.devices.compiling import compiled_for
-from jaxrl_llm.models import Model, lower_precision
+from jaxrl_llm.models import Model, lower_precision, ragged
 from jaxrl_llm.models.cache import num_bytes
 from jaxrl_llm.rollouts import partial as partial_lib
 from jaxrl_llm.sampler import (
@@ -20,6 +20,7 @@ from jaxrl_llm.sampler import (
   SampleFn,
   StopTable,
   StreamFn,
+  default_blocks,
   make_sampler,
   make_stop_table,
   make_stream,
@@ -76,6 +77,7 @@ def make_samplers(
     stop_table=stop_table((*section.stop_strings, *(turn_stops or ())), tokenizer),
   )
   check_stops(tokenizer, common["stop_table"])
+  check_attention(config, model)
   check_fits(config, model)
   training = common | dict(
     group_size=section.group_size,
@@ -159,6 +161,17 @@ def check_stops(tokenizer: Tokenizer, table: StopTable | None) -> None:
       "response would reach config.rollout.max_new_tokens; set a stop string, or an eos token in the checkpoint's "
       "generation_config.json"
     )
+
+
+def check_attention(config: ConfigDict, model: Model) -> None:
+  """Checks that the attention which the config asks for can read the cache.
+
+  Raises:
+    ValueError: If it cannot. One line, with the fix.
+  """
+  platform, shape = model.mesh.devices.flat[0].platform, model.config
+  for columns in config.rollout.cache_blocks or default_blocks(config.rollout.max_new_tokens):
+    ragged.is_used(shape.decode_attention, platform, shape.head_dim, columns)
 
 
 def check_fits(config: ConfigDict, model: Model, *, limit: int | None = None) -> None:

@@ -16,6 +16,7 @@ from jaxrl_llm.config import policy, sizes
 from jaxrl_llm.config.check import environment_settings, given, row_problems, size_problems, task_settings
 from jaxrl_llm.devices import mesh as mesh_lib
 from jaxrl_llm.evaluation.held_out import DrawFn, check_metrics
+from jaxrl_llm.learner import memory
 from jaxrl_llm.learner.needs import fields_needed
 from jaxrl_llm.learner.programs import Programs, make_programs, records_routes
 from jaxrl_llm.models import make_model
@@ -24,7 +25,7 @@ from jaxrl_llm.rewards.from_config import make_rewards
 from jaxrl_llm.rewards.grader import Grader
 from jaxrl_llm.rollouts import environments, rollout
 from jaxrl_llm.rollouts.conversations import Rules, begin_conversations, converse, turn_requests
-from jaxrl_llm.rollouts.samplers import Samplers, make_samplers
+from jaxrl_llm.rollouts.samplers import Samplers, make_samplers, memory_limit
 from jaxrl_llm.rollouts.weight_sync import WeightSync, make_weight_sync
 from jaxrl_llm.sampler import SampleFn
 from jaxrl_llm.tasks import Task
@@ -192,6 +193,9 @@ def build_experiment(config: ConfigDict) -> Experiment:
   check_lengths(task.name, lengths, config, max_positions=shape.max_positions)
   objective = policy.make_objective(config)
   needs = fields_needed(config, objective)
+  limit = memory_limit(sampler_mesh.local_devices[0], sampler_mesh.local_mesh.size)
+  if config.rollout.slots is None and tile > 16 and limit is not None:
+    config.rollout.slots = memory.slots_that_fit(config, shape, mesh, sampler_mesh, objective, needs=needs, limit=limit)
   if "step_rewards" in needs and task.step_rewards is None and talk is None:
     raise ValueError(
       f"config.advantage.estimator: found {config.advantage.estimator!r}, expected another one, because task "
@@ -201,7 +205,12 @@ def build_experiment(config: ConfigDict) -> Experiment:
   learner = make_programs(config, mesh, shape, objective, needs=needs)
   abstract_params, model = learner.abstract_state.params, learner.model
   make_params = policy.first_params(config, model, jax.tree.map(lambda x: x.sharding, abstract_params))
-  sampling_model = make_model(shape._replace(dtype=config.model.sampler_dtype or shape.dtype), mesh=sampler_mesh)
+  serving = None
+  if sampler_mesh == mesh:
+    num_experts = shape.experts and shape.experts.num_experts
+    serving = mesh_lib.choose_layout(mesh, config.serving.layout, num_experts=num_experts, vocab_size=shape.vocab_size)
+  sampling_shape = shape._replace(dtype=config.model.sampler_dtype or shape.dtype, decode_attention=config.serving.attention)
+  sampling_model = make_model(sampling_shape, mesh=sampler_mesh, serving=serving)
   sync, sampled_params = None, abstract_params
   if sampler_mesh != mesh:
     options = dict(dtype=sampling_model.config.dtype, trainable=learner.trainable)

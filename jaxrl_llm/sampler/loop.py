@@ -71,7 +71,8 @@ def advance(model: Decoder, settings: Settings, inputs: Inputs, loop: Loop) -> L
     (gather(inputs.positions, loop.sequences) + loop.lengths).reshape(-1),
     loop.cache,
     column=column,
-    seen=loop.step - written < loop.lengths.reshape(-1, 1) + 1,
+    ages=loop.step - written,
+    lengths=loop.lengths.reshape(-1) + 1,
     prompts_seen=inputs.prompts_seen,
     **lookup,
   )

@@ -55,7 +55,7 @@ def test_each_row_attends_to_its_own_prompt(rng, pieces):
     if sequences[piece, row] < of_piece:
       served[piece, sequences[piece, row]] = row
   q = jnp.asarray(rng.standard_normal((ROWS, KV, GROUP, WIDTH)), jnp.float32)
-  view = cache.View(jnp.int32(0), (), jnp.asarray(mask), jnp.asarray(served), jnp.asarray(sequences))
+  view = cache.View(jnp.int32(0), (), jnp.ones(len(q), jnp.int32), (), jnp.asarray(mask), jnp.asarray(served), jnp.asarray(sequences))
   part = cache.attend_prompts(q, cache.key_values(k, v, "float32"), view)
   prompts = (np.arange(pieces)[:, None] * of_piece + np.minimum(sequences, of_piece - 1)).reshape(-1) // group
   expected = softmax_loop(q, np.asarray(k)[prompts], np.asarray(v)[prompts], mask[prompts])

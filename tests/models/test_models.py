@@ -168,7 +168,8 @@ def test_decoding_through_the_cache_is_the_full_forward(option, in_prompt, block
   for t in range(steps):
     tokens = jnp.asarray([sequence[start + t] for sequence, start in zip(sequences, starts, strict=True)])
     logits, cache, _ = decode(
-      weights, tokens, jnp.asarray(starts + t), cache, column=jnp.int32(t), seen=jnp.broadcast_to(jnp.arange(steps) <= t, (6, steps)),
+      weights, tokens, jnp.asarray(starts + t), cache, column=jnp.int32(t),
+      ages=jnp.where(jnp.arange(steps) <= t, t - jnp.arange(steps), steps), lengths=jnp.full((6,), t + 1),
       prompts_seen=None if seen is None else jnp.asarray(seen),
     )  # fmt: skip
     for row, start in enumerate(starts):
@@ -182,12 +183,11 @@ def test_no_operation_of_a_decoding_step_reads_all_layers():
     model = make_model(NANO._replace(num_layers=num_layers))
     weights = jax.eval_shape(model.decoding_weights, jax.eval_shape(model.init, jax.random.key(0)))
     cache = jax.eval_shape(lambda: model.grow(None, 4, 8, dtype="float32"))
-    rows, column = (jax.ShapeDtypeStruct(shape, jnp.int32) for shape in ((4,), ()))
-    seen = jax.ShapeDtypeStruct((4, 8), bool)
-    step = lambda weights, tokens, positions, cache, column, seen: model.decode(
-      weights, tokens, positions, cache, column=column, seen=seen, prompts_seen=None
+    rows, column, ages = (jax.ShapeDtypeStruct(shape, jnp.int32) for shape in ((4,), (), (8,)))
+    step = lambda weights, tokens, positions, cache, column, ages, lengths: model.decode(
+      weights, tokens, positions, cache, column=column, ages=ages, lengths=lengths, prompts_seen=None
     )
-    text = jax.jit(step, compiler_options=FAST).lower(weights, rows, rows, cache, column, seen).compile().as_text()
+    text = jax.jit(step, compiler_options=FAST).lower(weights, rows, rows, cache, column, ages, rows).compile().as_text()
     fusions = [line.split(" fusion(")[1].split(")")[0] for line in text.splitlines() if " fusion(" in line]
     assert len(fusions) > num_layers
     return max(operands.count("%") for operands in fusions)
@@ -256,7 +256,9 @@ def test_a_bfloat16_model_keeps_params_gradients_and_logits_in_float32():
   tokens, positions, segments = batch
   cache, _ = jax.jit(half.prefill, static_argnames="dtype")(params, tokens[:, :-1], segments[:, :-1] > 0, dtype="bfloat16")
   cache = half.grow(cache, 1, 1, dtype="bfloat16")
-  weights, view = half.decoding_weights(params), dict(column=jnp.int32(0), seen=jnp.ones((1, 1), bool), prompts_seen=segments[:, :-1] > 0)
+  weights, view = half.decoding_weights(params), dict(
+    column=jnp.int32(0), ages=jnp.zeros((1,), jnp.int32), lengths=jnp.ones((1,), jnp.int32), prompts_seen=segments[:, :-1] > 0
+  )
   decoded, cache, _ = jax.jit(half.decode)(weights, tokens[:, -1], positions[:, -1], cache, **view)
   assert decoded.dtype == jnp.float32 and cache.blocks[0][0].v.dtype == jnp.bfloat16
   np.testing.assert_allclose(decoded[0], logits[0, -1], atol=0.1 * np.std(reference))

@@ -285,3 +285,33 @@ def test_experts_that_the_mesh_does_not_divide_are_refused():
   shapes = jax.eval_shape(model.init, jax.random.key(0))
   with pytest.raises(ValueError, match="mesh.expert=8 does not divide axis 'expert' of sparse_layers/mlp/down, which has size 4"):
     mesh_lib.param_shardings(mesh, model.logical_axes, shapes)
+
+
+@pytest.mark.parametrize("first", [0, 4, 12])
+@pytest.mark.parametrize("adapted", [False, True])
+def test_decoding_adds_up_the_same_experts_without_copying_each_token(first, adapted):
+  rng = np.random.default_rng(first)
+  draw = lambda *shape: jnp.asarray(rng.standard_normal(shape) / np.sqrt(shape[-2]), jnp.float32)
+  wide, tall = (draw(16, 8, 2), draw(16, 2, 12)), (draw(16, 12, 2), draw(16, 2, 8))
+  loras = (wide, wide, tall) if adapted else (None, None, None)
+  weights = moe.Weights(draw(16, 8, 12), draw(16, 8, 12), draw(16, 12, 8), *loras)
+  local = jax.tree.map(lambda x: x[first : first + 4], weights)
+  x, logits = draw(600, 8), 3 * draw(600, 16)
+  gates, experts, _ = moe.route(logits, None, top_k=4, norm_top_k=True)
+  # All on these experts: more copies than there is usually room for.
+  crowded = jnp.broadcast_to(first + jnp.arange(4), experts.shape)
+  for visited in (experts, crowded):
+    expected = moe.dispatch(x, gates, visited, local, first=first, scale=0.5)
+    np.testing.assert_allclose(moe.masked(x, gates, visited, local, first=first, scale=0.5), expected, atol=2e-6)
+    np.testing.assert_allclose(moe.bounded(x, gates, visited, local, num_experts=16, first=first, scale=0.5), expected, atol=2e-6)
+
+
+def test_the_usual_number_of_copies_is_bounded():
+  """The branch that is usually taken has no array with a row for each of the N·K copies."""
+  x, gates, experts = jnp.ones((1024, 8)), jnp.ones((1024, 8)) / 8, jnp.zeros((1024, 8), jnp.int32)
+  weights = moe.Weights(jnp.ones((2, 8, 4)), jnp.ones((2, 8, 4)), jnp.ones((2, 4, 8)))
+  jaxpr = jax.make_jaxpr(lambda *args: moe.bounded(*args, num_experts=64))(x, gates, experts, weights)
+  full, few = next(eqn for eqn in jaxpr.eqns if eqn.primitive.name == "cond").params["branches"]
+  rows = lambda branch: max(x.aval.shape[0] for eqn in branch.eqns for x in eqn.outvars if x.aval.ndim == 2 and x.aval.shape[1] == 8)
+  assert rows(few) == 1024 and rows(full) == 8 * 1024
+

@@ -53,13 +53,21 @@ def replicated(mesh: Mesh) -> NamedSharding:
   return NamedSharding(mesh, PartitionSpec())
 
 
-def param_shardings(mesh: Mesh, logical_axes: PyTree, shapes: PyTree, *, fields: Mapping[str, str] = MappingProxyType({})) -> PyTree:
-  """Makes the shardings of the params by `RULES`.
+def param_shardings(
+  mesh: Mesh,
+  logical_axes: PyTree,
+  shapes: PyTree,
+  *,
+  rules: Mapping[str, str | tuple[str, ...] | None] = RULES,
+  fields: Mapping[str, str] = MappingProxyType({}),
+) -> PyTree:
+  """Makes the shardings of the params by rules.
 
   Args:
     mesh: Mesh of the params.
     logical_axes: Params tree with a tuple of logical axis names for each array.
     shapes: Params tree of arrays, or of other objects with a `.shape`.
+    rules: Mesh axis, or axes, of each logical axis; None is no axis.
     fields: Setting that sizes a mesh axis, by axis; missing axes have `mesh.` and their name.
 
   Returns:
@@ -73,26 +81,29 @@ def param_shardings(mesh: Mesh, logical_axes: PyTree, shapes: PyTree, *, fields:
 
   def shard(path, axes, leaf):
     name = _name(path)
-    if unknown := [axis for axis in axes if axis not in RULES]:
-      known = ", ".join(RULES)
+    if unknown := [axis for axis in axes if axis not in rules]:
+      known = ", ".join(rules)
       raise ValueError(
         f"{name}: found axis {unknown[0]!r} without a rule, expected one of {known}; add it to mesh.RULES"
       )
-    spec = [RULES[axis] for axis in axes]
-    for mesh_axis in {x for x in spec if x is not None and spec.count(x) > 1}:
-      both = " and ".join(repr(axis) for axis, x in zip(axes, spec, strict=True) if x == mesh_axis)
+    spec = [rules[axis] for axis in axes]
+    splits = [_as_tuple(x) for x in spec]
+    every = [mesh_axis for split in splits for mesh_axis in split]
+    for mesh_axis in {x for x in every if every.count(x) > 1}:
+      both = " and ".join(repr(axis) for axis, split in zip(axes, splits, strict=True) if mesh_axis in split)
       raise ValueError(f"{name}: its axes {both} both lie over the mesh axis {mesh_axis!r}, which can split only one; change mesh.RULES")
-    for axis, mesh_axis, size in zip(axes, spec, leaf.shape, strict=True):
-      if mesh_axis is not None and size % mesh.shape[mesh_axis]:
-        field = fields.get(mesh_axis, f"mesh.{mesh_axis}")
+    for axis, split, size in zip(axes, splits, leaf.shape, strict=True):
+      parts = math.prod(mesh.shape[mesh_axis] for mesh_axis in split)
+      if size % parts:
+        field = " x ".join(fields.get(mesh_axis, f"mesh.{mesh_axis}") for mesh_axis in split)
         raise ValueError(
-          f"{field}={mesh.shape[mesh_axis]} does not divide axis {axis!r} of {name}, which has size {size}; "
-          f"choose a {field} that divides {size}"
+          f"{field}={parts} does not divide axis {axis!r} of {name}, which has size {size}; choose a {field} that divides {size}"
         )
     return NamedSharding(mesh, PartitionSpec(*spec))
 
   shardings = jax.tree_util.tree_map_with_path(shard, logical_axes, shapes, is_leaf=lambda x: isinstance(x, tuple))
-  splitting = {axis for sharding in jax.tree.leaves(shardings) for axis in sharding.spec} | {*BATCH_AXES, "context"}
+  splitting = {axis for sharding in jax.tree.leaves(shardings) for part in sharding.spec for axis in _as_tuple(part)}
+  splitting |= {*BATCH_AXES, "context"}
   for axis, size in mesh.shape.items():
     if size > 1 and axis not in splitting:
       raise ValueError(
@@ -100,6 +111,10 @@ def param_shardings(mesh: Mesh, logical_axes: PyTree, shapes: PyTree, *, fields:
         "would all do the same work"
       )
   return shardings
+
+
+def _as_tuple(mesh_axes: str | tuple[str, ...] | None) -> tuple[str, ...]:
+  return (mesh_axes,) if isinstance(mesh_axes, str) else mesh_axes or ()
 
 
 def _name(path: tuple) -> str:
