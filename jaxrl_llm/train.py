@@ -11,7 +11,7 @@ from jaxrl_llm.devices.mesh import place_tokens
 from jaxrl_llm.learner import packing
 from jaxrl_llm.learner.needs import needed_by_warm_start
 from jaxrl_llm.rollouts import pipelining
-from jaxrl_llm.run.bookkeeping import finish, require_saved, show_samples, report_failed_saves, report_recompiles, watch
+from jaxrl_llm.run.bookkeeping import finish, report_failed_saves, report_recompiles, require_saved, show_samples, watch
 from jaxrl_llm.run.learn import adapt_kl, arrange, end_imitation, learn_from, token_scores
 from jaxrl_llm.run.out_of_memory import explained
 from jaxrl_llm.run.sample import assess, evaluate, launch, move_weights, refill, wait

@@ -252,7 +252,7 @@ def compare(workdirs: Sequence[pathlib.Path], panels: Sequence[str], *, axis: st
     panels: keys of `PANELS`.
     axis: "step", "tokens" or "seconds".
   """
-  arms, _ = comparing.load(workdirs)
+  arms, _ = comparing.load_arms(workdirs)
   chosen = [PANELS[name] for name in panels]
   says = f"Curves of {', '.join(map(_objective, arms))}: {', '.join(panel.title for panel in chosen)}."
   return picture(_compare, arms, chosen, axis, height=2.1 * -(-len(panels) // 3) + 0.25, says=says)
@@ -284,7 +284,7 @@ def _compare(figure: Any, arms: Sequence[arms_of.Arm], panels: Sequence[Panel], 
 
 def outcome(workdirs: Sequence[pathlib.Path]) -> Table:
   """Accuracy of arms at the start and the end, and what it cost."""
-  arms, _ = comparing.load(workdirs)
+  arms, _ = comparing.load_arms(workdirs)
   rows = []
   for arm, result in zip(arms, arms_of.results(arms), strict=True):
     seeds = ", ".join(f"{run.summary['accuracy_final']:.1%}" for run in arm.runs)
@@ -299,7 +299,7 @@ def outcome(workdirs: Sequence[pathlib.Path]) -> Table:
 
 def differences(workdirs: Sequence[pathlib.Path]) -> Table:
   """The settings in which arms differ; "default" is the paper's constant."""
-  arms, _ = comparing.load(workdirs)
+  arms, _ = comparing.load_arms(workdirs)
   found = arms_of.differences([arm.config for arm in arms])
   rows = [[f"`{field}`", *("default" if value is None else f"{value}" for value in values)] for field, values in found.items()]
   return Table(["setting", *(f"`{_objective(arm)}`" for arm in arms)], rows)

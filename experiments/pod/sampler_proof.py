@@ -34,24 +34,22 @@ _STOP, _PAD = 1, 0  # Token ids, which do not matter to the compiled programs.
 _WHOLE = ("key", "step", "written")  # Fields of `Inputs` and `Loop` that have no rows.
 
 
-_ACTIVATIONS = 10e6
-"""Bytes of a collective of a decoding step; larger ones move weights."""
-
-
 class Sampler(NamedTuple):
   """Sampler of a run and the shardings of its arrays.
 
   Attributes:
     model: Model in the sampler's dtype.
     settings: Settings of the run.
-    start: Function from prompts to inputs and a loop, with room for the whole cache.
-    arguments: Abstract arguments of `start`.
+    prefill: Function from prompts to inputs and a loop, with room for the first tokens.
+    start: Function that also makes room for the whole cache.
+    arguments: Abstract arguments of both.
     inputs: Abstract inputs that `start` returns, with their shardings.
     loop: Abstract loop that `start` returns, with its shardings.
   """
 
   model: Model
   settings: Settings
+  prefill: Callable
   start: Callable
   arguments: tuple
   inputs: Inputs
@@ -89,21 +87,21 @@ def make_sampler(plan: Plan, num_layers: int) -> Sampler:
   key = _placed(jax.eval_shape(jax.random.key, 0), mesh_lib.replicated(mesh))
   arguments = (_placed(params, shardings), *arrays, key)
 
+  def prefill(params, prompts, mask, key):
+    return begin(model, settings, params, prompts, mask, key, Requests())[:2]
+
   def start(params, prompts, mask, key):
-    inputs, loop, _ = begin(model, settings, params, prompts, mask, key, Requests())
+    inputs, loop = prefill(params, prompts, mask, key)
     for _ in settings.cache_blocks[1:]:
       loop = grow(model, settings, loop)
     return inputs, loop
 
-  inputs, loop = jax.eval_shape(start, *arguments)
-  shardings_out = sampler_shardings(plan, shape, shardings, inputs, loop)
-  return Sampler(
-    model,
-    settings,
-    jax.jit(start, out_shardings=shardings_out),
-    arguments,
-    *map(_placed, (inputs, loop), shardings_out),
-  )
+  programs = []
+  for program in (prefill, start):
+    inputs, loop = jax.eval_shape(program, *arguments)
+    shardings_out = sampler_shardings(plan, shape, shardings, inputs, loop)
+    programs.append(jax.jit(program, out_shardings=shardings_out))
+  return Sampler(model, settings, *programs, arguments, *map(_placed, (inputs, loop), shardings_out))
 
 
 def sampler_shardings(
@@ -153,7 +151,7 @@ def prefill(plan: Plan) -> Proof:
   """
   sampler = make_sampler(plan, plan.model.num_layers)
   compiled = compile_for(
-    sampler.start, sampler.arguments, plan.sampler_mesh, plan.topology, only_planned=plan.only_planned
+    sampler.prefill, sampler.arguments, plan.sampler_mesh, plan.topology, only_planned=plan.only_planned
   )
   parts = {"weights": costs.bytes_on_chip(sampler.arguments[0])}
   work = costs.prefill(plan.config, plan.model, plan.sampler_mesh)
@@ -164,7 +162,7 @@ def prefill(plan: Plan) -> Proof:
     parts,
     _beside(plan),
     work,
-    note=f"{prompts} prompts of {width} tokens, with room for the whole cache",
+    note=f"{prompts} prompts of {width} tokens, with room for {sampler.settings.cache_blocks[0]} new ones in each row",
   )
 
 
@@ -172,7 +170,7 @@ def decode(plan: Plan) -> Proof:
   """Compiles a decoding step of all rows."""
 
   def of_layers(num_layers: int, only_planned: bool = plan.only_planned) -> tuple[Compiled, dict[str, float]]:
-    model, settings, _, _, inputs, loop = make_sampler(plan, num_layers)
+    model, settings, _, _, _, inputs, loop = make_sampler(plan, num_layers)
 
     # The whole loop, since its layouts of the cache are not those of a step by itself.
     def steps(inputs: Inputs, loop: Loop) -> Loop:
@@ -217,7 +215,7 @@ def decode(plan: Plan) -> Proof:
     parts,
     beside,
     work,
-    note="; ".join(x for x in (note, f"one step of {rows} rows, full cache", *_loop_remarks(plan, compiled, shapes)) if x),
+    note="; ".join(x for x in (note, f"one step of {rows} rows, full cache", *_loop_remarks(plan, compiled, shapes, rows)) if x),
   )
 
 
@@ -228,14 +226,15 @@ def _local_shapes(tree: PyTree) -> list[str]:
   return [f"{names[x.dtype.name]}[{local(x)}]" for x in jax.tree.leaves(tree)]
 
 
-def _loop_remarks(plan: Plan, compiled: Compiled, shapes: set[str]) -> list[str]:
+def _loop_remarks(plan: Plan, compiled: Compiled, shapes: set[str], rows: int) -> list[str]:
   """Says what the decoding loop sends and copies that it should not."""
   if compiled.refused:
     return []
   largest = hlo.largest_in_loops(compiled.text, num_devices=plan.sampler_mesh.size)
   copied = len(hlo.copies(compiled.text, shapes))
+  states = rows * plan.model.d_model * jnp.dtype(_shape(plan).dtype).itemsize
   return [
-    f"largest collective of a step {largest / 1e6:.1f} MB" + (", which moves weights" if largest > _ACTIVATIONS else ""),
+    f"largest collective of a step {largest / 1e6:.1f} MB, where the rows' states are {states / 1e6:.1f}",
     "the cache is not copied" if not copied else f"{copied} copies of parts of the cache, most of them once per loop",
   ]
 

@@ -275,7 +275,7 @@ def head(shape: ModelConfig, mesh: Mesh, *, tokens: float, learns: bool) -> dict
 def sampling(config: ConfigDict, shape: ModelConfig, mesh: Mesh, *, slots: int | None = None) -> dict[str, float]:
   """Returns the bytes besides the weights on each device of the sampler, by kind.
 
-  This is the larger of drawing rollouts and evaluating. `slots` takes the place of the config's.
+  This is the larger of drawing rollouts and evaluating. `slots` replaces the config's number.
   """
   section, shards, options = config.rollout, mesh_lib.num_row_shards(mesh), []
   width, num_prompts = max(section.prompt_buckets), section.num_prompts + section.spare_prompts
@@ -293,8 +293,8 @@ def slots_that_fit(
 ) -> int:
   """Returns the largest number of rows that decode at once and fit the devices.
 
-  More rows share each read of the weights, and fewer sequences wait. The number is halved from all
-  sequences on until the estimate leaves a tenth of the memory free.
+  More rows share each read of the weights, and fewer sequences wait. The number starts with one row
+  per sequence and is halved until the estimate leaves a tenth of the memory free.
 
   Args:
     config: Checked config.

@@ -3,6 +3,7 @@
 import importlib.util
 import json
 import os
+import re
 import subprocess
 import sys
 
@@ -330,6 +331,34 @@ for (path, x), sharding in zip(given, chosen, strict=True):
 sys.stdout.flush()
 os._exit(0)
 """
+
+
+@pytest.mark.slow
+@needs_libtpu
+@pytest.mark.parametrize(
+  ("settings", "limits"),
+  [
+    ((), dict(bound_s=0.020, collective_mb=10, step_s=0.008)),
+    (("rollout.slots=256",), dict(bound_s=0.004, collective_mb=2, step_s=0.004)),
+    (("rollout.slots=256", "serving.layout=learner", "serving.attention=xla"), None),
+  ],
+  ids=["all sequences", "256 rows", "as the learner"],
+)
+def test_the_decoding_loop_of_a_pod_leaves_weights_and_cache_in_place(settings, limits, tmp_path):
+  """Qwen3-30B-A3B on v5p:4x4x4; with the learner's layout and plain attention, each limit is exceeded."""
+  overrides = [f"--config.{setting}" for setting in settings]
+  command = [sys.executable, "-m", "experiments.compile_for_pod", "--config=configs/gspo.py:qwen3-30b-a3b"]
+  command += ["--topology=v5p:4x4x4", "--programs=decode", "--only_plan", "--lengths=4096", f"--json={tmp_path}/numbers"]
+  result = subprocess.run([*command, *overrides], cwd=ROOT, env=environment(), capture_output=True, text=True)
+  assert result.returncode == 0, result.stderr[-2000:]
+  numbers = json.loads((tmp_path / "numbers").read_text())
+  decode, (rl_step,) = numbers["decode"], numbers["rl_steps"]
+  bound, largest = max(decode["bounds"].values()), float(re.search(r"largest collective of a step ([\d.]+) MB", decode["note"])[1])
+  if limits is None:
+    assert bound > 0.03 and largest > 500 and rl_step["step_s"] > 0.03 and "copies of parts of the cache" in decode["note"]
+  else:
+    assert bound <= limits["bound_s"] and largest < limits["collective_mb"] and rl_step["step_s"] <= limits["step_s"]
+    assert "the cache is not copied" in decode["note"]
 
 
 @pytest.mark.slow

@@ -542,7 +542,7 @@ def test_corrected_without_settings_is_the_objective():
     ({"off_policy_mask": float("inf")}, "off_policy_mask: found inf"),
     ({"bypass": 1}, "bypass: found 1, expected True or False"),
     ({"tis": 2.0, "mis": 3.0}, r"tis: found 2\.0, mis: found 3\.0, expected at most one of them"),
-    ({"mis": 3.0, "icepop": (0.5, 5.0)}, r"mis: found 3\.0, icepop: found \(0\.5, 5\.0\), expected one of them"),
+    ({"mis": 3.0, "icepop": (0.5, 5.0)}, r"mis: found 3\.0, icepop: found \(0\.5, 5\.0\), expected at most one of them"),
     ({"level": "sequence"}, "level: found 'sequence', expected 'token', because neither tis nor mis"),
     ({"icepop": (0.5, 5.0), "level": "sequence"}, "level: found 'sequence'"),
     ({"tis": 2.0, "bypass": True}, r"tis: found 2\.0, expected None, because bypass"),
@@ -593,7 +593,7 @@ def test_the_anchor_of_the_mask_is_a_setting(x64, make_batch):
 def test_an_objective_that_would_ignore_the_weight_is_refused():
   own = Objective(token_mean, lambda outputs, batch: (-outputs.logprobs, {}), frozenset({"old_logprobs"}))
   for wrap in WRAPPERS.values():
-    with pytest.raises(ValueError, match=r"^objective: found one that does not read TrainBatch.importance"):
+    with pytest.raises(ValueError, match=r"^objective: found one that ignores TrainBatch.importance"):
       wrap(own)
 
 

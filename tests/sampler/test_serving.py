@@ -1,4 +1,4 @@
-"""Decoding with another layout of the weights, and with the kernel: tokens and log-probabilities."""
+"""Decoding with another weight layout and with the kernel: tokens and log-probabilities."""
 
 import jax
 import jax.numpy as jnp

@@ -85,7 +85,7 @@ def write_problems(folder: Path) -> None:
   folder.mkdir(parents=True, exist_ok=True)
   rows: dict[str, list] = {"train": [], "test": [], "demonstrations": []}
   for level in LEVELS:
-    for question in arithmetic.problems(level):
+    for question in arithmetic.questions_of(level):
       row = {"question": question, "terms": question, "answer": str(arithmetic.evaluate(question)), "level": level}
       row |= {"response": arithmetic.working(question)}  # Read of the demonstrations alone; both files of a task have the same columns.
       rows[split := arithmetic.split_of(question)].append(row)
@@ -183,7 +183,7 @@ def climb(sizes: Sizes, folder: Path, seed: int, rung: str) -> dict[str, list[di
   _checked(config := rung_config(sizes, folder, seed, rung))
   workdir = folder / f"{rung}-{seed}"
   shutil.rmtree(workdir, ignore_errors=True)  # What a stopped trial left behind: a trial is a minute, and is not resumed.
-  this = start_lib.start(config, _made(workdir))
+  this = start_lib.start_run(config, _made(workdir))
   arrays = abstract_arrays(this.experiment)
   warm = checkpoint.restore_latest(checkpoint.open_checkpoints(folder / f"warm-{seed}" / "checkpoints", keep=1), arrays)
   this.state = this.experiment.learner.restart(warm[0]["state"].params)
@@ -222,7 +222,7 @@ def grades(this: start_lib.Run) -> list[int]:
 
 
 def _checked(config: ConfigDict) -> None:
-  if found := check.problems(config):
+  if found := check.config_problems(config):
     raise ValueError("\n".join(found))
 
 

@@ -174,7 +174,7 @@ def encode(text: str) -> list[int]:
 
 def questions(split: str) -> list[str]:
   """The problems of a split, "train" or "test", in a fixed order."""
-  return [question for question in arithmetic.problems(LEVEL) if arithmetic.split_of(question) == split]
+  return [question for question in arithmetic.questions_of(LEVEL) if arithmetic.split_of(question) == split]
 
 
 def prompts_of(chosen: Sequence[str]) -> np.ndarray:
