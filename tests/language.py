@@ -1,6 +1,7 @@
-"""Departures from the house's language: `python tests/language.py [PATH ...]` prints each one and the counts by rule.
+"""Departures from the house's language, as far as a pattern can see them.
 
-It sees what a pattern can see. Whether a sentence is clear it does not know.
+`python tests/language.py [PATH ...]` prints each of them and the counts by rule. It does not know
+whether a sentence is clear.
 """
 
 import ast
@@ -18,8 +19,8 @@ PLACES = ("README.md", "CONTRIBUTING.md", "configs", "docs", "experiments", "jax
 COLUMNS = 100
 
 NO_NOUN = frozenset(
-  "as at both by either for from has have how in is it its likewise of on only or same see since so such than that then there to until when where "
-  "which who whom whose with without".split()
+  "as at both by either for from has have how in is it its likewise of on only or same see since so such than that "
+  "then there to until when where which who whom whose with without".split()
 )
 RIDDLE = re.compile(r"\b(any|every|no|some)body\b|\bwho(m|so|se)?ever\b|\blikewise\b", re.IGNORECASE)
 EMPTY_NAMES = frozenset({"found", "this"})
@@ -63,8 +64,8 @@ def files(places: Sequence[pathlib.Path]) -> Iterator[pathlib.Path]:
 def remarks(path: pathlib.Path) -> list[Remark]:
   """Returns a file's departures from the rules, by line."""
   text = path.read_text(encoding="utf-8")
-  found_in = _of_python(text) if path.suffix == ".py" else _of_markdown(text)
-  return sorted(found_in, key=lambda remark: remark.line)
+  unsorted = _of_python(text) if path.suffix == ".py" else _of_markdown(text)
+  return sorted(unsorted, key=lambda remark: remark.line)
 
 
 def _of_python(text: str) -> Iterator[Remark]:
