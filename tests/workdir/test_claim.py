@@ -129,6 +129,7 @@ def test_an_allowed_change_keeps_the_previous_config_and_can_be_undone(tmp_path)
 
 def test_a_change_that_is_never_allowed_is_refused_with_its_reason(tmp_path):
   claim.claim(tmp_path, LATER)
-  with pytest.raises(claim.WorkdirError, match="config.seed: found 1, expected 0 as at the start of the run, because everything drawn so far"):
+  message = "config.seed: found 1, expected 0 as at the start of the run, because everything drawn so far"
+  with pytest.raises(claim.WorkdirError, match=message):
     claim.check_claim(tmp_path, LATER | {"seed": 1, "num_steps": 9}, allow_changes=True)
   assert json.loads((tmp_path / "config.json").read_text())["num_steps"] == 8

@@ -42,7 +42,8 @@ def test_one_relaunch_finishes_a_killed_and_a_failed_trial(tmp_path, monkeypatch
   killed, failed = first[1], first[2]
   assert [row["state"] for row in first] == ["finished", "stopped", "failed", "finished"]
   assert (killed["error"], killed["steps"], killed["accuracy_final"]) == ("killed by SIGKILL", "2", "")
-  assert failed["error"].startswith("exit status 1: OSError: JAXRL_FAULT: a deliberate failure in reward, step 2") and failed["steps"] == "1"
+  assert failed["error"].startswith("exit status 1: OSError: JAXRL_FAULT: a deliberate failure in reward, step 2")
+  assert failed["steps"] == "1"
   out = capsys.readouterr().out
   assert "2 finished, 1 failed, 1 stopped" in out and "the same command again continues what is failed, stopped" in out
 
