@@ -37,7 +37,7 @@ def config_problems(config: ConfigDict) -> list[str]:
     field_of = lambda problem: getattr(problem, "field", "")  # A string has no field.
     known = set(map(field_of, wrong))
     wrong += [problem for problem in _choices(config) if field_of(problem) not in known]
-    if not any(field_of(problem).startswith(("config.model.", "config.moe.")) for problem in wrong):
+    if not any(field_of(problem).startswith(("config.model.", "config.moe.", "config.serving.")) for problem in wrong):
       wrong += _model_problems(config)
     if config.reward.model_path is not None:
       wrong += _reward_model_problems(config)

@@ -178,7 +178,7 @@ REFUSALS: tuple[Refusal, ...] = (
     "0, because with rollout.staleness=1 the host drives the learner while rollouts are drawn, and cannot drive the sampler too; "
     "or staleness=0"),
   Refusal("serving.layout", lambda c, x: c.serving.layout is not None and c.mesh.sampler > 0,
-    "None, because mesh.sampler is above 0: the sampler has devices and a layout of its own"),
+    "None, because mesh.sampler is above 0: the sampler has its own devices and layout"),
   Refusal("serving.layout", lambda c, x: c.serving.layout == "spread" and c.mesh.fsdp == 1,
     "None, because mesh.fsdp is 1: no weights are gathered while decoding"),
   Refusal("profile.start", lambda c, x: (c.profile.start or 0) > c.num_steps,

@@ -47,6 +47,8 @@ BAD_BY_FIELD = {
   "reward.settings": (("",), (3,)),
   "rollout.stop_strings": (("",), ("a", "")),
   "rollout.cache_dtype": ("float16", ""),
+  "serving.layout": ("sharded", ""),
+  "serving.attention": ("splash", ""),
   "eval.metrics": (("",), (3,)),
   "reward.workers": (0, 1025),
   "mesh.expert": (0, -2),
