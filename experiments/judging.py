@@ -1,4 +1,6 @@
-"""How a rule becomes a verdict: five of them, Student's interval over paired seeds, and what a comparison could have seen.
+"""How a rule becomes a verdict.
+
+Five of them, Student's interval over paired seeds, and what a comparison could have seen.
 
 A rule names a quantity and the side of a bound on which the claim puts it. The quantity has one
 value a seed; its 95 % interval is Student's. The claim is
@@ -6,8 +8,9 @@ value a seed; its 95 % interval is Student's. The claim is
   reproduced             where the interval lies on the claim's side of the bound;
   contradicted           where it lies on the other side;
   inconclusive           where it holds the bound: the run could not tell;
-  mechanism not engaged  where what the claim is about did not happen in the run, so that nothing could have decided;
-  identity verified      where it is algebra, checked in floating point: no experiment.
+  mechanism not engaged  where what the claim is about did not happen in the run, so that nothing
+  could have decided; identity verified      where it is algebra, checked in floating point: no
+  experiment.
 
 Whether there is *no* difference worth having is a claim of its own (`within`), and is reproduced
 where the interval lies between two bounds: two one-sided tests at 2.5 % each (Schuirmann, 1987).
@@ -33,7 +36,7 @@ POWER, ALPHA = 0.8, 0.05
 
 
 def interval(values: Sequence[float]) -> dict[str, float]:
-  """The mean over the seeds, and Student's 95 % interval of it.
+  """Returns the mean over the seeds, and Student's 95 % interval of it.
 
   Example:
     >>> {name: round(x, 3) for name, x in interval([1.0, 2.0, 3.0]).items()}
@@ -47,7 +50,7 @@ def interval(values: Sequence[float]) -> dict[str, float]:
 
 
 def solved(trials: Sequence[Mapping], **where) -> dict[int, float]:
-  """Held-out accuracy at the end of a trial, by seed.
+  """Returns the held-out accuracy at the end of a trial, by seed.
 
   Args:
     trials: Rows with `seed`, `right` (a digit for each problem) and `samples`.
@@ -58,7 +61,9 @@ def solved(trials: Sequence[Mapping], **where) -> dict[int, float]:
 
 
 def paired(more: Mapping[int, float], less: Mapping[int, float]) -> np.ndarray:
-  """The differences of two arms, a number for each seed that both have, in the order of the seeds.
+  """Returns the differences of two arms, a number for each seed that both have.
+
+  In the order of the seeds.
 
   Example:
     >>> paired({0: 0.5, 1: 0.75}, {1: 0.25, 0: 0.25}).tolist()
@@ -68,7 +73,7 @@ def paired(more: Mapping[int, float], less: Mapping[int, float]) -> np.ndarray:
 
 
 def above(rule: str, values: Iterable[float], bound: float = 0.0, *, engaged: bool = True, **numbers) -> dict:
-  """The verdict of a claim that a quantity lies above a bound.
+  """Returns the verdict of a claim that a quantity lies above a bound.
 
   Args:
     rule: The claim in words.
@@ -78,8 +83,9 @@ def above(rule: str, values: Iterable[float], bound: float = 0.0, *, engaged: bo
     **numbers: Further numbers to store beside the verdict.
 
   Returns:
-    A row of "verdicts": `rule`, `verdict`, `interval` (Student's 95 %), `seeds`, `p` (two-sided, Student's test against the bound),
-    `p_sign_flip`, and `finds`, the true distance from the bound that would have been found with a probability of 80 %.
+    A row of "verdicts": `rule`, `verdict`, `interval` (Student's 95 %), `seeds`, `p` (two-sided,
+    Student's test against the bound), `p_sign_flip`, and `finds`, the true distance from the bound
+    that would have been found with a probability of 80 %.
 
   Example:
     >>> above("b above a", [0.1, 0.2, 0.15])["verdict"], above("b above a", [0.1, -0.2, 0.15])["verdict"]
@@ -89,12 +95,15 @@ def above(rule: str, values: Iterable[float], bound: float = 0.0, *, engaged: bo
 
 
 def below(rule: str, values: Iterable[float], bound: float = 0.0, *, engaged: bool = True, **numbers) -> dict:
-  """The verdict of a claim that a quantity lies below a bound; see `above`."""
+  """Returns the verdict of a claim that a quantity lies below a bound; see `above`."""
   return _judged(rule, values, bound, lambda at: at["high"] < bound, lambda at: at["low"] > bound, engaged, numbers)
 
 
 def within(rule: str, values: Iterable[float], low: float, high: float, *, engaged: bool = True, **numbers) -> dict:
-  """The verdict of a claim that a quantity lies between two bounds; see `above`. Its `p` is against the nearer one."""
+  """Returns the verdict of a claim that a quantity lies between two bounds.
+
+  See `above`. Its `p` is against the nearer one.
+  """
   values = np.asarray(list(values), float)
   nearer = min((low, high), key=lambda bound: abs(np.mean(values) - bound))
   holds = lambda at: low < at["low"] and at["high"] < high
@@ -102,10 +111,10 @@ def within(rule: str, values: Iterable[float], low: float, high: float, *, engag
 
 
 def more_often(rule: str, more: Mapping[int, bool], less: Mapping[int, bool], *, engaged: bool = True, **numbers) -> dict:
-  """The verdict of a claim that something happens in more seeds of one arm than of another: McNemar's exact test.
+  """Returns the verdict of a claim that something happens in more seeds of one arm than of another: McNemar's exact test.
 
-  It is not engaged where it happens in neither arm. `needs` is the number of seeds that have to differ,
-  all to one side, for a verdict.
+  It is not engaged where it happens in neither arm. `needs` is the number of seeds that have to
+  differ, all to one side, for a verdict.
 
   Example:
     >>> more_often("a falls more often", dict.fromkeys(range(6), True), dict.fromkeys(range(6), False))["verdict"]
@@ -126,9 +135,12 @@ def more_often(rule: str, more: Mapping[int, bool], less: Mapping[int, bool], *,
 
 
 def mostly(rule: str, happened: Mapping[int, bool], *, engaged: bool = True, **numbers) -> dict:
-  """The verdict of a claim that something happens in more than half of all seeds, by the exact 95 % interval of a fraction.
+  """Returns the verdict of a claim that something happens in more than half of all seeds.
 
-  `needs` is the number of seeds in which it has to happen for the claim to be reproduced; None where all of them would not be enough.
+  By the exact 95 % interval of a fraction.
+
+  `needs` is the number of seeds in which it has to happen for the claim to be reproduced; None
+  where all of them would not be enough.
 
   Example:
     >>> mostly("it falls", dict.fromkeys(range(5), True))["verdict"], mostly("it falls", dict.fromkeys(range(8), True))["verdict"]
@@ -145,7 +157,9 @@ def mostly(rule: str, happened: Mapping[int, bool], *, engaged: bool = True, **n
 
 
 def every(rule: str, parts: Mapping[str, Mapping]) -> dict:
-  """The verdict of a claim that several rules hold together: an intersection-union test, whose p-value is the largest of theirs.
+  """Returns the verdict of a claim that several rules hold together.
+
+  An intersection-union test, whose p-value is the largest of theirs.
 
   Args:
     rule: The claim in words.
@@ -155,8 +169,8 @@ def every(rule: str, parts: Mapping[str, Mapping]) -> dict:
     >>> every("both", {"a": above("", [1.0, 1.1]), "b": above("", [1.0, -1.1])})["verdict"]
     'inconclusive'
   """
-  found = {part["verdict"] for part in parts.values()}
-  worst = next((verdict for verdict in (CONTRADICTED, NOT_ENGAGED, INCONCLUSIVE) if verdict in found), REPRODUCED)
+  verdicts = {part["verdict"] for part in parts.values()}
+  worst = next((verdict for verdict in (CONTRADICTED, NOT_ENGAGED, INCONCLUSIVE) if verdict in verdicts), REPRODUCED)
   held = [name for name, part in parts.items() if part["verdict"] == REPRODUCED]
   p = max((part["p"] for part in parts.values() if "p" in part), default=None)
   numbers = {"held": len(held), "of": len(parts), "fail": [name for name in parts if name not in held], "p": p}
@@ -164,17 +178,23 @@ def every(rule: str, parts: Mapping[str, Mapping]) -> dict:
 
 
 def holds(rule: str, passed: bool, /, *, identity: bool = False, engaged: bool = True, **numbers) -> dict:
-  """The verdict of a rule without chance: all cells of a table pass, or an identity holds in floating point."""
+  """Returns the verdict of a rule without chance.
+
+  All cells of a table pass, or an identity holds in floating point.
+  """
   verdict = (VERIFIED if identity else REPRODUCED) if passed else CONTRADICTED
   return {"rule": rule, "verdict": verdict if engaged else NOT_ENGAGED, **numbers}
 
 
 def collapsed(curve: Sequence[float], *, share: float = 0.5) -> bool:
-  """Whether a trial has collapsed: over its last quarter held-out accuracy stays below half of its own peak.
+  """Returns whether a trial has collapsed.
+
+  Over its last quarter held-out accuracy stays below half of its own peak.
 
   Args:
     curve: Held-out accuracies from the start of training to its end, evenly spaced.
-    share: Share of the peak; 0.5 is the endpoint of all studies, others show how much depends on it.
+    share: Share of the peak; 0.5 is the endpoint of all studies, others show how much depends on
+      it.
 
   Example:
     >>> collapsed([0.3, 0.5, 0.8, 0.3, 0.2]), collapsed([0.3, 0.5, 0.8, 0.3, 0.7]), collapsed([0.3, 0.2])
@@ -185,7 +205,7 @@ def collapsed(curve: Sequence[float], *, share: float = 0.5) -> bool:
 
 
 def holm(p_values: Mapping[str, float]) -> dict[str, float]:
-  """Holm's adjusted p-values of a family of tests.
+  """Returns Holm's adjusted p-values of a family of tests.
 
   Example:
     >>> {name: round(p, 3) for name, p in holm({"a": 0.01, "b": 0.04, "c": 0.03}).items()}
@@ -199,7 +219,9 @@ def holm(p_values: Mapping[str, float]) -> dict[str, float]:
 
 
 def sign_flip(values: Sequence[float]) -> float:
-  """Two-sided p-value of the sign-flip test of a mean of 0: exact up to 16 values, else of 100,000 random flips.
+  """Returns the two-sided p-value of the sign-flip test of a mean of 0.
+
+  Exact up to 16 values, else of 100,000 random flips.
 
   Example:
     >>> sign_flip([0.1, 0.2, 0.15, 0.3, 0.1])
@@ -217,7 +239,9 @@ def sign_flip(values: Sequence[float]) -> float:
 
 
 def described(row: Mapping) -> str:
-  """The numbers of a verdict in words: its interval and what it could have seen, or else what it holds.
+  """Returns the numbers of a verdict in words.
+
+  Its interval and what it could have seen, or else what it holds.
 
   Example:
     >>> described(above("b above a", [0.1, 0.2, 0.15]))
@@ -235,7 +259,7 @@ def described(row: Mapping) -> str:
 
 
 def lines(verdicts: Mapping[str, Mapping]) -> str:
-  """All verdicts, a line each, as a study prints them."""
+  """Returns all verdicts, a line each, as a study prints them."""
   return "\n".join(f"{name}: {row['verdict']} ({described(row)})" for name, row in verdicts.items())
 
 
@@ -259,7 +283,7 @@ def _student_p(values: np.ndarray) -> float:
 
 
 def _finds(values: np.ndarray) -> float:
-  """The true distance from a bound that a two-sided test at 5 % finds with a probability of 80 %, of values that spread like these."""
+  """Returns the true distance from a bound that a two-sided test at 5 % finds with a probability of 80 %, of values that spread like these."""
   from scipy.stats import t
 
   freedom = len(values) - 1

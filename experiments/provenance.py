@@ -1,4 +1,7 @@
-"""What shows that a study's rules are older than its run: commit, hash of the rules and time, taken at its start."""
+"""What shows that a study's rules are older than its run.
+
+Commit, hash of the rules and time, taken at its start.
+"""
 
 import datetime
 import hashlib
@@ -12,7 +15,7 @@ ROOT = pathlib.Path(__file__).parents[1]
 
 
 def record(rules: ModuleType, *also: pathlib.Path) -> dict:
-  """The state of the code at the start of a run.
+  """Returns the state of the code at the start of a run.
 
   Args:
     rules: The module that judges the run.
@@ -35,7 +38,9 @@ def record(rules: ModuleType, *also: pathlib.Path) -> dict:
 
 
 def begin(path: pathlib.Path, rules: ModuleType, *also: pathlib.Path) -> dict:
-  """What was recorded when a study was first started: written to a file by the first call, read from it by the others.
+  """Returns what was recorded when a study was first started.
+
+  Written to a file by the first call, read from it by the others.
 
   Args:
     path: File of the record.
@@ -62,19 +67,20 @@ def begin(path: pathlib.Path, rules: ModuleType, *also: pathlib.Path) -> dict:
 
 
 def hash_of(data: bytes) -> str:
-  """SHA-256 in hexadecimal."""
+  """Returns SHA-256 in hexadecimal."""
   return hashlib.sha256(data).hexdigest()
 
 
 def doubt(recorded: dict, rules: pathlib.Path) -> str | None:
-  """Why a record does not show that the rules are older than the run.
+  """Returns the why a record does not show that the rules are older than the run.
 
   Args:
     recorded: What `record` returned at the start of the run.
     rules: File of the rules, today's path.
 
   Returns:
-    "" if the commit holds these very rules and is older than the run; the reason if not; None where the history cannot be read.
+    "" if the commit holds these very rules and is older than the run; the reason if not; None where
+    the history cannot be read.
   """
   if not recorded.get("commit"):
     return "no commit was recorded"
@@ -93,7 +99,7 @@ def doubt(recorded: dict, rules: pathlib.Path) -> str | None:
 
 
 def _git(*words: str, strip: bool = True) -> str | None:
-  """What git prints; None where it cannot."""
+  """Returns what git prints; None where it cannot."""
   try:
     done = subprocess.run(["git", "-C", str(ROOT), *words], capture_output=True, text=True, check=False)
   except OSError:

@@ -1,1 +1,4 @@
-"""One folder a question: the script, its rules written before the first run, its results, its figures."""
+"""One folder a question.
+
+The script, its rules written before the first run, its results, its figures.
+"""

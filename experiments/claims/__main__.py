@@ -1,15 +1,15 @@
 """`python -m experiments.claims [NAME] [--smoke] [--folder=DIR] [--plot_only] [--format png pdf svg]`
 
-Runs the study that tries a claim, such as E20; without a name, or with --page, writes the page of all verdicts,
-README.md beside this file.
+Runs the study that tries a claim, such as E20; without a name, or with --page, writes the page of
+all verdicts, README.md beside this file.
 
   python -m experiments.claims E20
   python -m experiments.claims E20 --smoke --folder=/tmp/e20
   python -m experiments.claims --judge
   python -m experiments.claims --page
 
-With --judge all studies' stored rows are judged again by today's rules, their figures and tables made again, and the page written.
-Exit code: 0, or 2 for a claim or an argument that there is not.
+With --judge all studies' stored rows are judged again by today's rules, their figures and tables
+made again, and the page written. Exit code: 0, or 2 for a claim or an argument that there is not.
 """
 
 import importlib
@@ -28,7 +28,7 @@ USAGE_ERROR = 2
 
 
 def main(argv: Sequence[str]) -> int:
-  """The command line; returns the exit code."""
+  """Returns the command line; returns the exit code."""
   if {"-h", "--help"} & set(argv):
     print(__doc__)
     return 0
@@ -46,7 +46,8 @@ def main(argv: Sequence[str]) -> int:
     return USAGE_ERROR
   try:
     importlib.import_module(f"{CLAIMS[name.upper()].study}.__main__").main(rest)
-  except SystemExit as refused:  # A study's own refusal: argparse's has a number, the others have their line.
+  # A study's own refusal: argparse's has a number, the others have their line.
+  except SystemExit as refused:
     if isinstance(refused.code, str):
       print(refused.code, file=sys.stderr)
       return USAGE_ERROR
@@ -55,7 +56,9 @@ def main(argv: Sequence[str]) -> int:
 
 
 def judge(study: str) -> str:
-  """Judges a study's stored rows again, makes its table and its figures again, and returns what has changed, in words.
+  """Judges a study's stored rows again, makes its table and its figures again.
+
+  And returns what has changed, in words.
 
   Figures that need more than `results.json` keeps are left as they are.
   """
@@ -77,11 +80,12 @@ def judge(study: str) -> str:
 
 
 def refusal(name: str, rest: Sequence[str]) -> str:
-  """What is wrong with a command line, "" of nothing. Starts no JAX.
+  """Returns what is wrong with a command line, "" of nothing. Starts no JAX.
 
   Example:
     >>> refusal("E99", [])
-    "claim: found 'E99' (did you mean 'E9'?), expected one of E1 to E21, or --page for the page of all"
+    "claim: found 'E99' (did you mean 'E9'?), expected one of E1 to E21, or --page for the page of
+    all"
   """
   if name.upper() not in CLAIMS:
     hint = did_you_mean(name.upper(), CLAIMS, " (did you mean '{}'?)")
@@ -89,7 +93,8 @@ def refusal(name: str, rest: Sequence[str]) -> str:
   study = CLAIMS[name.upper()].study
   if importlib.util.find_spec(study) is None or importlib.util.find_spec(f"{study}.__main__") is None:
     return f"{name}: not yet built: there is no package {study}"
-  if importlib.util.find_spec("matplotlib") is None:  # Said before hours of training, not behind them.
+  # Said before hours of training, not behind them.
+  if importlib.util.find_spec("matplotlib") is None:
     return "the figures need matplotlib: pip install -e '.[logging]'"
   if "--smoke" in rest and not any(word.startswith("--folder") for word in rest):
     return "--smoke: found no --folder, expected --folder=DIR, so that the measured results are not written over"

@@ -1,4 +1,8 @@
-"""The bed: running sums modulo 10, a transformer of 33 thousand weights that imitates an unreliable teacher, and rollout batches of it."""
+"""The bed.
+
+Running sums modulo 10, a transformer of 33 thousand weights that imitates an unreliable teacher,
+and rollout batches of it.
+"""
 
 import functools
 from collections.abc import Callable
@@ -45,22 +49,23 @@ class Sizes(NamedTuple):
   """How large the bed is.
 
   Attributes:
-    d_model: width of the two layers.
-    d_ff: width of their feed-forward part, or of the experts that a token visits together.
-    num_experts: of a layer of a mixture of experts.
-    top_k: experts that a token visits.
-    warm_steps: of imitation, at most.
-    warm_rows: demonstrations of a step.
-    warm_rate: learning rate of it.
-    warm_accuracy: fraction of the responses to training problems that must be right for the imitation to end.
-    num_prompts: of a mini-batch.
-    group_size: responses to each prompt.
-    updates: of the policy in all, however many there are for each rollout batch.
-    evaluations: over a trial, evenly spread.
-    eval_prompts: held-out problems of an evaluation.
-    end_prompts: of the last one.
-    digits: fewest and most of a problem.
-    error_rate: of the teacher, for each sum.
+    d_model: Width of the two layers.
+    d_ff: Width of their feed-forward part, or of the experts that a token visits together.
+    num_experts: Number of experts of a layer of a mixture of experts.
+    top_k: Experts that a token visits.
+    warm_steps: Warm steps of imitation, at most.
+    warm_rows: Demonstrations of a step.
+    warm_rate: Learning rate of it.
+    warm_accuracy: Fraction of the responses to training problems that must be right for the
+      imitation to end.
+    num_prompts: Number of prompts of a mini-batch.
+    group_size: Responses to each prompt.
+    updates: Updates of the policy in all, however many there are for each rollout batch.
+    evaluations: Over a trial, evenly spread.
+    eval_prompts: Held-out problems of an evaluation.
+    end_prompts: End prompts of the last one.
+    digits: Fewest and most of a problem.
+    error_rate: Error rate of the teacher, for each sum.
   """
 
   d_model: int = 48
@@ -92,17 +97,20 @@ class Arm(NamedTuple):
   """What is trained, and how.
 
   Attributes:
-    objective: a key of `objectives.OBJECTIVES`.
-    settings: of it, as pairs, so that an arm can be a key.
-    advantages: a key of `ADVANTAGES`.
-    per_rollout: updates of one rollout batch; the batch has as many mini-batches.
-    learning_rate: of Adam.
-    dtype: that the sampler computes in; "float8" computes in float32 with weights that were rounded to `FLOAT8`.
-    temperature: that the sampler draws at; the learner's is 1.
-    recompute: the old log-probabilities are the learner's own; otherwise those that the sampler reports.
-    correction: a key of `CORRECTIONS`.
-    model: one of `MODELS`.
-    replay: "none", or "R2": updates visit the experts that the learner's router chose at π_old. With a mixture of experts and `recompute`.
+    objective: A key of `objectives.OBJECTIVES`.
+    settings: Settings of it, as pairs, so that an arm can be a key.
+    advantages: A key of `ADVANTAGES`.
+    per_rollout: Updates of one rollout batch; the batch has as many mini-batches.
+    learning_rate: Learning rate of Adam.
+    dtype: Dtype that the sampler computes in; "float8" computes in float32 with weights that were
+      rounded to `FLOAT8`.
+    temperature: Temperature that the sampler draws at; the learner's is 1.
+    recompute: The old log-probabilities are the learner's own; otherwise those that the sampler
+      reports.
+    correction: A key of `CORRECTIONS`.
+    model: One of `MODELS`.
+    replay: "none", or "R2": updates visit the experts that the learner's router chose at π_old.
+      With a mixture of experts and `recompute`.
   """
 
   objective: str
@@ -119,7 +127,10 @@ class Arm(NamedTuple):
 
 
 MODELS = ("dense", "experts", "all experts")
-"""A mixture of experts, and its control in which a token visits all of the experts there are: as many active weights, nothing to route."""
+"""A mixture of experts, and its control in which a token visits all of the experts there are.
+
+As many active weights, nothing to route.
+"""
 
 
 def _corrections() -> dict[str, Callable[[Objective], Objective]]:
@@ -162,7 +173,10 @@ class Bed(NamedTuple):
 
 
 def model_config(sizes: Sizes, model: str = "dense") -> ModelConfig:
-  """One of `MODELS`: two layers of attention with four heads, as many active weights in each."""
+  """Returns one of `MODELS`.
+
+  Two layers of attention with four heads, as many active weights in each.
+  """
   config = preset("nano", vocab_size=VOCAB_SIZE)._replace(d_model=sizes.d_model, head_dim=sizes.d_model // 4, d_ff=sizes.d_ff)
   if model == "dense":
     return config
@@ -213,11 +227,17 @@ def make_bed(sizes: Sizes, model: str = "dense") -> Bed:
 
 
 FLOAT8 = jnp.float8_e5m2
-"""Two bits of mantissa: with e4m3's three so small a model hardly differs (k3 1e-4 nats a token); so it does as large ones do."""
+"""Two bits of mantissa: with e4m3's three so small a model hardly differs (k3 1e-4 nats a token).
+
+So it does as large ones do.
+"""
 
 
 def rounded_to_float8(params: Params) -> Params:
-  """The same matrices through float8, with one scale for each array, as an inference engine would quantise them."""
+  """Returns the same matrices through float8, with one scale for each array.
+
+  As an inference engine would quantise them.
+  """
 
   def rounded(path, x: jax.Array) -> jax.Array:
     if path[-1].key in ("scale", "router"):
@@ -229,19 +249,28 @@ def rounded_to_float8(params: Params) -> Params:
 
 
 def lowered(config: ModelConfig, dtype: str) -> tuple[Model, Callable[[Params], Params]]:
-  """The model of a sampler in a dtype of `Arm`, and what it does to the learner's weights."""
+  """Returns the model of a sampler in a dtype of `Arm`.
+
+  And what it does to the learner's weights.
+  """
   if dtype == "float8":
     return make_model(config), rounded_to_float8
   return make_model(config._replace(dtype=dtype)), functools.partial(lower_precision, dtype=dtype)
 
 
 class StartFailed(RuntimeError):
-  """Imitation has not reached the accuracy at which RL begins: the seed has no policy to train, in any arm."""
+  """Imitation has not reached the accuracy at which RL begins.
+
+  The seed has no policy to train, in any arm.
+  """
 
 
 @functools.lru_cache(maxsize=32)  # Of one study: every seed of every model.
 def warm_params(sizes: Sizes, seed: int, model: str = "dense") -> Params:
-  """Weights that imitate the teacher, from scratch, up to `warm_accuracy`: the same for all arms of a seed and a model."""
+  """Weights that imitate the teacher, from scratch, up to `warm_accuracy`.
+
+  The same for all arms of a seed and a model.
+  """
   bed, rng = make_bed(sizes, model), np.random.default_rng([seed, 0])
   state = bed.warm_state(bed.init(jax.random.key(seed)))
   for step in range(1, sizes.warm_steps + 1):
@@ -262,10 +291,11 @@ class Rollout(NamedTuple):
   """A rollout batch.
 
   Attributes:
-    batch: with advantages and old log-probabilities.
+    batch: Batch with advantages and old log-probabilities.
     rewards: 1 where a response is right.
-    tokens_mean: of a response.
-    routes: the experts that the learner's router chose at π_old, [N, T, L, K]; None without experts, or where nothing is recomputed.
+    tokens_mean: Tokens mean of a response.
+    routes: The experts that the learner's router chose at π_old, [N, T, L, K]; None without
+      experts, or where nothing is recomputed.
   """
 
   batch: TrainBatch

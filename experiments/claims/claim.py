@@ -1,8 +1,10 @@
-"""The list of claims: what a paper says, which study tries it, and where that study puts its figure and its numbers.
+"""The list of claims.
 
-A study is a package with a `__main__` whose `main(argv)` takes --folder, --plot_only, --smoke and --format, and with `rules`, whose
-`judge(results)` gives a row for each of its rules: {"E20, name of the rule": {"rule", "verdict", numbers ...}}. The rows are kept in
-`results.json` under "verdicts".
+What a paper says, which study tries it, and where that study puts its figure and its numbers.
+
+A study is a package with a `__main__` whose `main(argv)` takes --folder, --plot_only, --smoke and
+--format, and with `rules`, whose `judge(results)` gives a row for each of its rules: {"E20, name of
+the rule": {"rule", "verdict", numbers ...}}. The rows are kept in `results.json` under "verdicts".
 """
 
 import pathlib
@@ -14,12 +16,13 @@ class Claim(NamedTuple):
 
   Attributes:
     name: such as "E20"; the names of its rules begin with it.
-    source: the paper, with its arXiv number.
-    study: import path of the package that tries it.
-    figure: path of its figure, from the folder of the study.
-    says: what it says, a sentence.
-    main_rule: the one confirmatory rule, a key of "verdicts"; all others are exploratory. As in `rules.CONFIRMATORY`.
-    note: what a reader of the verdict has to know, without numbers. "" is nothing.
+    source: The paper, with its arXiv number.
+    study: Import path of the package that tries it.
+    figure: Path of its figure, from the folder of the study.
+    says: What it says, a sentence.
+    main_rule: The one confirmatory rule, a key of "verdicts"; all others are exploratory. As in
+      `rules.CONFIRMATORY`.
+    note: What a reader of the verdict has to know, without numbers. "" is nothing.
   """
 
   name: str
@@ -153,5 +156,5 @@ ROOT = pathlib.Path(__file__).parents[2]
 
 
 def folder_of(claim: Claim) -> pathlib.Path:
-  """Where a claim's study lies, and by default its results."""
+  """Returns where a claim's study lies, and by default its results."""
   return ROOT / pathlib.Path(*claim.study.split("."))

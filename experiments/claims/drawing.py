@@ -9,7 +9,7 @@ from jaxrl_llm.report.figures import BLACK, line_style
 
 
 def title(axes: Any, letter: str, text: str) -> None:
-  """A panel's letter and what it shows."""
+  """Returns a panel's letter and what it shows."""
   axes.set_title(rf"$\bf{{{letter}}}$  {text}")
 
 
@@ -21,16 +21,18 @@ def percent(axes: Any, which: str = "y") -> None:
 def curves(
   axes: Any, trials: Sequence[Mapping], column: str, labels: Mapping[str, str], *, updates: int, legend: bool, name: str = "curve"
 ) -> None:
-  """A quantity against the updates, a line for each value of a column: mean over the seeds, and each seed thin.
+  """Returns a quantity against the updates, a line for each value of a column.
+
+  Mean over the seeds, and each seed thin.
 
   Args:
-    axes: of matplotlib.
-    trials: rows with that column and the quantity.
-    column: that tells the lines apart.
-    labels: of its values, in order.
-    updates: of a trial.
-    legend: whether to say which line is which.
-    name: of the quantity, a list of equally spaced values.
+    axes: Axes of matplotlib.
+    trials: Rows with that column and the quantity.
+    column: Column that tells the lines apart.
+    labels: Labels of its values, in order.
+    updates: Updates of a trial.
+    legend: Whether to say which line is which.
+    name: Name of the quantity, a list of equally spaced values.
   """
   for index, (value, label) in enumerate(labels.items()):
     lines = np.array([[np.nan if x is None else x for x in row[name]] for row in trials if row[column] == value])
@@ -55,8 +57,8 @@ def differences(axes: Any, rows: Mapping[str, Mapping]) -> None:
     axes: Axes of matplotlib.
     rows: Verdicts with an `interval`, by label.
   """
-  for place, found in enumerate(rows.values()):
-    at = found["interval"]
+  for place, row in enumerate(rows.values()):
+    at = row["interval"]
     axes.plot((at["low"], at["high"]), (place, place), color=BLACK, linewidth=1.5)
     axes.plot(at["mean"], place, "o", color="white", markeredgecolor=BLACK, markersize=4)
   axes.axvline(0, color=BLACK, linewidth=0.7, linestyle=(0, (3, 2)))

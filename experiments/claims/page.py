@@ -69,7 +69,7 @@ def write() -> pathlib.Path:
 
 
 def text() -> str:
-  """The page."""
+  """Returns the page."""
   all_results = {name: results_of(claim) for name, claim in CLAIMS.items()}
   adjusted = holm(all_results)
   main = {name: main_verdict(claim, all_results[name]) for name, claim in CLAIMS.items()}
@@ -84,37 +84,37 @@ def text() -> str:
 
 
 def results_of(claim: Claim) -> dict:
-  """What a claim's study wrote, {} if it has not run to its end."""
+  """Returns what a claim's study wrote, {} if it has not run to its end."""
   path = folder_of(claim) / "results.json"
   return json.loads(path.read_text()) if path.exists() else {}
 
 
 def main_verdict(claim: Claim, results: Mapping) -> Mapping:
-  """The row of a claim's confirmatory rule, {} if it has not run."""
+  """Returns the row of a claim's confirmatory rule, {} if it has not run."""
   rules = rules_of(claim, results)
   return rules[main_rule(claim, rules)] if rules else {}
 
 
 def holm(all_results: Mapping[str, Mapping]) -> dict[str, float]:
-  """Holm's p-values of the confirmatory rules that a run could have decided, by claim."""
+  """Returns Holm's p-values of the confirmatory rules that a run could have decided, by claim."""
   rows = {name: main_verdict(CLAIMS[name], results) for name, results in all_results.items()}
   return judging.holm({name: row["p"] for name, row in rows.items() if row.get("p") is not None and row["verdict"] != judging.NOT_ENGAGED})
 
 
 def noise(results: Mapping) -> str:
-  """What arms differ by that differ in nothing."""
-  found = results.get("verdicts", {}).get("E20, A/A")
-  if not found:
+  """Returns what arms differ by that differ in nothing."""
+  verdict = results.get("verdicts", {}).get("E20, A/A")
+  if not verdict:
     return "An A/A comparison has not run yet."
   return (
-    f"**A/A.** Objectives with one gradient on fresh data end up to {100 * found['largest']:.1f} points of accuracy apart in one\n"
-    f"seed of E20, {100 * found['rms']:.1f} in the root mean square of {found['pairs']} pairs: rounding alone does that, and pairing\n"
+    f"**A/A.** Objectives with one gradient on fresh data end up to {100 * verdict['largest']:.1f} points of accuracy apart in one\n"
+    f"seed of E20, {100 * verdict['rms']:.1f} in the root mean square of {verdict['pairs']} pairs: rounding alone does that, and pairing\n"
     "seeds does not remove it."
   )
 
 
 def row(claim: Claim, results: Mapping, adjusted: float | None = None) -> str:
-  """A line of the table; `adjusted` is the p-value after Holm."""
+  """Returns a line of the table; `adjusted` is the p-value after Holm."""
   rules = rules_of(claim, results)
   study = os.path.relpath(folder_of(claim), HERE)
   link = f"[{claim.name}]({study})" if folder_of(claim).exists() else claim.name
@@ -124,7 +124,7 @@ def row(claim: Claim, results: Mapping, adjusted: float | None = None) -> str:
   verdict = f"**{headline(rules[main]['verdict'], adjusted)}**"
   if headline(rules[main]["verdict"], adjusted) != rules[main]["verdict"]:
     verdict += f", {rules[main]['verdict']} if it were the only one"
-  if others := Counter(found["verdict"] for name, found in rules.items() if name != main):
+  if others := Counter(other["verdict"] for name, other in rules.items() if name != main):
     verdict += f"<br>of {sum(others.values())} others: " + ", ".join(f"{others[name]} {name}" for name in judging.VERDICTS if others[name])
   figure = folder_of(claim) / claim.figure
   shown = os.path.relpath(figure, HERE)
@@ -136,19 +136,25 @@ def row(claim: Claim, results: Mapping, adjusted: float | None = None) -> str:
 
 
 def headline(verdict: str, adjusted: float | None) -> str:
-  """The verdict of a confirmatory rule as one of a family: what is not significant after Holm is inconclusive."""
+  """Returns the verdict of a confirmatory rule as one of a family.
+
+  What is not significant after Holm is inconclusive.
+  """
   decided = verdict in (judging.REPRODUCED, judging.CONTRADICTED)
   return judging.INCONCLUSIVE if decided and adjusted is not None and adjusted >= judging.ALPHA else verdict
 
 
 def rules_of(claim: Claim, results: Mapping) -> dict[str, dict]:
-  """The verdicts of a claim's rules: "E2" and "E2, name", and not "E20". What is no verdict, such as a calibration, is left out."""
-  mine = {name: found for name, found in results.get("verdicts", {}).items() if name.split(",")[0] == claim.name}
-  return {name: found for name, found in mine.items() if found["verdict"] != judging.CALIBRATION}
+  """Returns the verdicts of a claim's rules: "E2" and "E2, name", and not "E20".
+
+  What is no verdict, such as a calibration, is left out.
+  """
+  mine = {name: verdict for name, verdict in results.get("verdicts", {}).items() if name.split(",")[0] == claim.name}
+  return {name: verdict for name, verdict in mine.items() if verdict["verdict"] != judging.CALIBRATION}
 
 
 def main_rule(claim: Claim, rules: Mapping[str, Mapping]) -> str:
-  """The name of the rule that decides.
+  """Returns the name of the rule that decides.
 
   Raises:
     KeyError: the study has no such rule.
@@ -159,7 +165,7 @@ def main_rule(claim: Claim, rules: Mapping[str, Mapping]) -> str:
 
 
 def trusted(claim: Claim, results: Mapping) -> str:
-  """Whether the history shows that a claim's rules are older than its run."""
+  """Returns whether the history shows that a claim's rules are older than its run."""
   recorded = results.get("provenance")
   if not recorded:
     return "not recorded"
@@ -172,13 +178,13 @@ BEGIN, END = "<!-- verdicts: written by `python -m experiments.claims --judge` -
 
 
 def table(verdicts: Mapping[str, Mapping]) -> str:
-  """All verdicts of a study, as a table between `BEGIN` and `END`."""
+  """Returns all verdicts of a study, as a table between `BEGIN` and `END`."""
   rows = "".join(f"| {escaped(name)} | {row['verdict']} | {escaped(described(row))} |\n" for name, row in verdicts.items())
   return f"{BEGIN}\n| rule | verdict | measured |\n| --- | --- | --- |\n{rows}{END}"
 
 
 def with_table(text: str, verdicts: Mapping[str, Mapping]) -> str:
-  """A study's page with its table of verdicts made anew.
+  """Returns a study's page with its table of verdicts made anew.
 
   Raises:
     ValueError: the page has no place for it.
@@ -189,7 +195,7 @@ def with_table(text: str, verdicts: Mapping[str, Mapping]) -> str:
 
 
 def took(results: Mapping) -> str:
-  """How long a study ran."""
+  """Returns how long a study ran."""
   for name, words in (("processor_seconds", "of a core"), ("wall_seconds", "on 2 shared cores")):
     if name in results:
       return f"{results[name]:.0f} s {words}"
@@ -197,5 +203,5 @@ def took(results: Mapping) -> str:
 
 
 def escaped(text: str) -> str:
-  """Text that does not end a cell of a table."""
+  """Returns the text that does not end a cell of a table."""
   return text.replace("|", "\\|").replace("\n", " ")

@@ -1,12 +1,13 @@
 """Running sums modulo 10: problems, what an unreliable teacher writes, and who is right.
 
-A prompt is some digits, by default 4 to 8, filled up to the most with dots, and "="; the response is the running sums modulo 10 and the
-end token:
+A prompt is some digits, by default 4 to 8, filled up to the most with dots, and "="; the response
+is the running sums modulo 10 and the end token:
 
     3 7 5 9 . . . . =        0 5 4 $        (3 + 7 = 10, 0 + 5 = 5, 5 + 9 = 14)
 
-A response is right if it ends and its last digit is the sum of all. The teacher gets each sum wrong with probability `ERROR_RATE`, and
-carries on from it. The length of a response follows from its prompt. All prompts have one length, so a batch is a plain rectangle.
+A response is right if it ends and its last digit is the sum of all. The teacher gets each sum wrong
+with probability `ERROR_RATE`, and carries on from it. The length of a response follows from its
+prompt. All prompts have one length, so a batch is a plain rectangle.
 """
 
 from collections.abc import Sequence
@@ -21,7 +22,10 @@ ERROR_RATE = 0.2
 
 
 def response_tokens(most_digits: int) -> int:
-  """Budget of a response: the teacher's longest has as many tokens as the problem has digits, and there are two more."""
+  """Returns the budget of a response.
+
+  The teacher's longest has as many tokens as the problem has digits, and there are two more.
+  """
   return most_digits + 2
 
 
@@ -29,7 +33,7 @@ PROMPT_TOKENS, RESPONSE_TOKENS = MOST_DIGITS + 1, response_tokens(MOST_DIGITS)
 
 
 def split_of(digits: Sequence[int]) -> str:
-  """Which split owns a problem: "test" or "train", decided by its digits alone.
+  """Returns which split owns a problem: "test" or "train", decided by its digits alone.
 
   Example:
     >>> split_of([3, 7, 5, 7])
@@ -53,22 +57,22 @@ def problems(
     Digits with dots behind them, [count, most].
   """
   fewest, most = digits
-  found = np.empty((0, most), np.int32)
-  while len(found) < count:
+  kept = np.empty((0, most), np.int32)
+  while len(kept) < count:
     drawn = rng.integers(10, size=(12 * count, most))
     drawn[np.arange(most) >= rng.integers(fewest, most + 1, size=(len(drawn), 1))] = DOT
     checks = (np.where(drawn == DOT, 0, drawn) * np.arange(1, most + 1)).sum(axis=1) % 10
-    found = np.concatenate([found, drawn[(checks == 0) == (split == "test")]])
-  return found[:count].astype(np.int32)
+    kept = np.concatenate([kept, drawn[(checks == 0) == (split == "test")]])
+  return kept[:count].astype(np.int32)
 
 
 def prompts_of(problems: np.ndarray) -> np.ndarray:
-  """The prompts of problems, [n, most + 1]."""
+  """Returns the prompts of problems, [n, most + 1]."""
   return np.pad(problems, ((0, 0), (0, 1)), constant_values=EQUALS)
 
 
 def workings(problems: np.ndarray, *, error_rate: float, rng: np.random.Generator) -> np.ndarray:
-  """What a teacher writes, [n, most + 2], padded.
+  """Returns what a teacher writes, [n, most + 2], padded.
 
   Example:
     >>> dots = [DOT] * 4
@@ -89,7 +93,10 @@ def workings(problems: np.ndarray, *, error_rate: float, rng: np.random.Generato
 
 
 def graded(problems: np.ndarray, tokens: np.ndarray, mask: np.ndarray, stopped: np.ndarray) -> np.ndarray:
-  """1 where a response is right, [N]: it has ended, and the token before its end is the sum of all digits modulo 10."""
+  """Returns 1 where a response is right, [N].
+
+  It has ended, and the token before its end is the sum of all digits modulo 10.
+  """
   answers = np.where(problems == DOT, 0, problems).sum(axis=1) % 10
   lengths = mask.sum(axis=1)
   last = tokens[np.arange(len(tokens)), np.maximum(lengths - 2, 0)]
@@ -97,7 +104,10 @@ def graded(problems: np.ndarray, tokens: np.ndarray, mask: np.ndarray, stopped: 
 
 
 def rectangle(prompts: np.ndarray, responses: np.ndarray, mask: np.ndarray) -> TrainBatch:
-  """A batch of one sequence a row, with zeros for old log-probabilities and ones for advantages."""
+  """Returns a batch of one sequence a row.
+
+  With zeros for old log-probabilities and ones for advantages.
+  """
   tokens = np.concatenate([prompts, responses], axis=1)
   before = ((0, 0), (prompts.shape[1], 0))
   counted = np.pad(mask, before).astype(np.float32)

@@ -1,7 +1,9 @@
-"""How a study of the bed runs: arms of paired seeds one after the other, a line for each trial, verdicts and figures at the end.
+"""How a study of the bed runs.
 
-A study that is stopped goes on where it was when the same command is given again: `trials.jsonl` holds the trials that are done, and is
-taken up into `results.json` once all are.
+Arms of paired seeds one after the other, a line for each trial, verdicts and figures at the end.
+
+A study that is stopped goes on where it was when the same command is given again: `trials.jsonl`
+holds the trials that are done, and is taken up into `results.json` once all are.
 """
 
 import json
@@ -30,12 +32,12 @@ class Study(NamedTuple):
   """What is measured, and what is made of it.
 
   Attributes:
-    package: import path, for the command line.
-    about: a line of help.
-    arms: what is trained, by the columns that name it, as ({"objective": "grpo", "updates": 4}, Arm). In the order in which they run:
-      each block with all seeds before the next block begins.
-    seeds: of the trials.
-    rules: the module whose `judge(results)` gives the verdicts.
+    package: Import path, for the command line.
+    about: A line of help.
+    arms: What is trained, by the columns that name it, as ({"objective": "grpo", "updates": 4},
+      Arm). In the order in which they run: each block with all seeds before the next block begins.
+    seeds: Seeds of the trials.
+    rules: The module whose `judge(results)` gives the verdicts.
     draw: `(results, folder, formats)`.
     tables: `(sizes, trials)` to further entries of `results.json`.
   """
@@ -50,7 +52,7 @@ class Study(NamedTuple):
 
 
 def main(study: Study, argv: Sequence[str] | None, here: pathlib.Path) -> None:
-  """The command line, see `study_command.run`."""
+  """Returns the command line, see `study_command.run`."""
 
   def measure_in(folder: pathlib.Path, smoke: bool) -> None:
     sizes, seeds = (beds.SMOKE, study.seeds[:2]) if smoke else (beds.Sizes(), study.seeds)
@@ -60,7 +62,9 @@ def main(study: Study, argv: Sequence[str] | None, here: pathlib.Path) -> None:
 
 
 def measure(study: Study, sizes: beds.Sizes, seeds: Sequence[int], folder: pathlib.Path) -> None:
-  """Runs the trials that are not done yet; after every block judges what there is and writes `results.json`.
+  """Runs the trials that are not done yet.
+
+  After every block judges what there is and writes `results.json`.
 
   A seed whose imitation fails has no trials, and is missing from the "seeds" of `results.json`.
   """
@@ -76,7 +80,8 @@ def measure(study: Study, sizes: beds.Sizes, seeds: Sequence[int], folder: pathl
           continue
         try:
           done.append(run(sizes, names, arm))
-        except beds.StartFailed as reason:  # Told before any arm of the seed is trained, so that no result has a say in it.
+        # Told before any arm of the seed is trained, so that no result has a say in it.
+        except beds.StartFailed as reason:
           print(f"{reason}; it is left out", flush=True)
           failed.append(names["seed"])
           continue
@@ -89,7 +94,10 @@ def measure(study: Study, sizes: beds.Sizes, seeds: Sequence[int], folder: pathl
 
 
 def read_trials(path: pathlib.Path) -> list[dict]:
-  """Trials that are done; a last line that a kill has cut in half is taken off the file, and its trial is run again."""
+  """Trials that are done.
+
+  A last line that a kill has cut in half is taken off the file, and its trial is run again.
+  """
   text = path.read_text() if path.exists() else ""
   whole = text[: text.rfind("\n") + 1]
   if whole != text:
@@ -98,7 +106,7 @@ def read_trials(path: pathlib.Path) -> list[dict]:
 
 
 def run(sizes: beds.Sizes, names: Mapping[str, Any], arm: beds.Arm) -> dict:
-  """One trial, as a row."""
+  """Returns one trial, as a row."""
   started, wall = time.process_time(), time.perf_counter()
   arm = arm._replace(per_rollout=min(arm.per_rollout, sizes.updates))
   row = names | summary(trial.train(sizes, names["seed"], arm), per_rollout=arm.per_rollout)
@@ -118,34 +126,37 @@ def write(
   (folder / "results.json").write_text(to_json(results | {"verdicts": rounded(study.rules.judge(results))}))
 
 
-def summary(found: Mapping, *, per_rollout: int) -> dict:
-  """What is kept of a trial: the same columns for all, and those of `trial.staleness` for a mixture of experts."""
-  thinned = lambda name: found[name][::EVERY] + found[name][-1:] if name in found else None
-  mean = lambda name: float(np.mean([x for x in found[name] if x is not None])) if name in found else None
-  norms = [x for x in found["grad_norm"] if x is not None]
-  sign = trial.first_sign(found["rewards"], found, per_rollout=per_rollout)
+def summary(history: Mapping, *, per_rollout: int) -> dict:
+  """Returns what is kept of a trial.
+
+  The same columns for all, and those of `trial.staleness` for a mixture of experts.
+  """
+  thinned = lambda name: history[name][::EVERY] + history[name][-1:] if name in history else None
+  mean = lambda name: float(np.mean([x for x in history[name] if x is not None])) if name in history else None
+  norms = [x for x in history["grad_norm"] if x is not None]
+  sign = trial.first_sign(history["rewards"], history, per_rollout=per_rollout)
 
   def late(name: str) -> float | None:
-    """Mean over the last quarter of the updates of each rollout batch."""
-    if name not in found:
+    """Returns the mean over the last quarter of the updates of each rollout batch."""
+    if name not in history:
       return None
-    last = np.array(found[name], float).reshape(-1, per_rollout)[:, -max(1, per_rollout // 4) :]
+    last = np.array(history[name], float).reshape(-1, per_rollout)[:, -max(1, per_rollout // 4) :]
     return float(np.nanmean(last)) if np.isfinite(last).any() else None
 
   return {
     "sign": sign.kind if sign else "",
     "sign_at": sign.update if sign else None,
-    "samples": found["samples"],
-    "right": "".join(str(x) for x in found["right"]),
-    "curve": found["curve"],
+    "samples": history["samples"],
+    "right": "".join(str(x) for x in history["right"]),
+    "curve": history["curve"],
     "entropy": thinned("entropy"),
-    "reward": float(np.mean(found["rewards"])),
-    "tokens": [found["lengths"][0], found["lengths"][-1]],
+    "reward": float(np.mean(history["rewards"])),
+    "tokens": [history["lengths"][0], history["lengths"][-1]],
     "clipped": mean("clipped"),
     "gate": mean("gate"),
     "gap": mean("gap"),
-    "kl": max((x for x in found["kl"] if x is not None), default=None) if "kl" in found else None,
+    "kl": max((x for x in history["kl"] if x is not None), default=None) if "kl" in history else None,
     "kl_late": late("kl"),
     "clipped_late": late("clipped"),
     "grad_norm": [float(np.median(norms)), max(norms)] if norms else None,
-  } | ({"trained": len(found["kl"])} | {name: found[name] for name in ("log_r", "max_r", "change")} if "change" in found else {})
+  } | ({"trained": len(history["kl"])} | {name: history[name] for name in ("log_r", "max_r", "change")} if "change" in history else {})

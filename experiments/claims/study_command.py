@@ -22,13 +22,13 @@ def run(
   """Parses the command line, measures, prints and draws.
 
   Args:
-    argv: arguments; None is the process's.
-    package: import path of the study.
-    about: a line of help.
-    here: the study's folder.
+    argv: Arguments; None is the process's.
+    package: Import path of the study.
+    about: A line of help.
+    here: The study's folder.
     measure: `(folder, smoke)`; leaves `results.json` in the folder.
     draw: `(results, folder, formats)`.
-    fresh: whether there is `--fresh`: the study goes on with the `results.json` that it finds.
+    fresh: Whether there is `--fresh`: the study goes on with the `results.json` that it finds.
 
   Raises:
     SystemExit: what cannot be done, a line.

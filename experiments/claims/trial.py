@@ -1,4 +1,7 @@
-"""A trial: RL of the bed's model by one arm, what is kept of it, and the first sign of trouble in it."""
+"""A trial.
+
+RL of the bed's model by one arm, what is kept of it, and the first sign of trouble in it.
+"""
 
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
@@ -14,7 +17,10 @@ from jaxrl_llm.types import Params, TrainBatch
 
 
 def held_out(bed: Bed, params: Params, count: int) -> list[int]:
-  """Of each of some test problems how many of its G samples are right, in float32 at temperature 1: always the same problems and keys."""
+  """Returns the of each of some test problems how many of its G samples are right.
+
+  In float32 at temperature 1: always the same problems and keys.
+  """
   chosen = problems("test", count, np.random.default_rng(0), digits=bed.sizes.digits)
   rollout = draw(bed, params, chosen, jax.random.key(count), Arm("reinforce"))
   return rollout.rewards.reshape(count, -1).sum(axis=1).astype(int).tolist()
@@ -28,22 +34,26 @@ METRICS = {
   "gate": "gate/mean",
   "gap": "rollout_corr/k3_kl",
 }
-"""What is kept of each update: its name here and in the metrics. An objective without a clip has no clipped fraction."""
+"""What is kept of each update: its name here and in the metrics.
+
+An objective without a clip has no clipped fraction.
+"""
 
 
 def train(sizes: Sizes, seed: int, arm: Arm, *, samples: int = 0) -> dict:
   """Trains one arm from the seed's warm start.
 
   Args:
-    sizes: of the bed.
-    seed: of warm start and problems.
-    arm: what is trained.
-    samples: of the responses: another number draws others to the same problems.
+    sizes: Sizes of the bed.
+    seed: Seed of warm start and problems.
+    arm: What is trained.
+    samples: Samples of the responses: another number draws others to the same problems.
 
   Returns:
-    `right`: of each held-out problem how many of G samples are right at the end, and `samples`, G; `curve`: held-out accuracy from the
-    start on, evenly spaced; `rewards` and `lengths` of each rollout batch, and for a mixture of experts the numbers of `staleness` before
-    its last update; and each update's `METRICS`, None for one that is not finite.
+    `right`: of each held-out problem how many of G samples are right at the end, and `samples`, G;
+    `curve`: held-out accuracy from the start on, evenly spaced; `rewards` and `lengths` of each
+    rollout batch, and for a mixture of experts the numbers of `staleness` before its last update;
+    and each update's `METRICS`, None for one that is not finite.
   """
   bed, params = make_bed(sizes, arm.model), warm_params(sizes, seed, arm.model)
   state, step = bed.new_state(params), bed.step(arm.objective, arm.settings, arm.correction)
@@ -61,8 +71,8 @@ def train(sizes: Sizes, seed: int, arm: Arm, *, samples: int = 0) -> dict:
     batch, routes = jax.tree.map(lambda x, start=index * size: x[start : start + size], (rollout.batch, rollout.routes))
     if index == arm.per_rollout - 1 and routes is not None:
       batches[-1] |= staleness(bed, state.params, batch, routes)
-    state, found = step(state, batch, arm.learning_rate)
-    metrics.append({name: found[key] for name, key in METRICS.items() if key in found})
+    state, step_metrics = step(state, batch, arm.learning_rate)
+    metrics.append({name: step_metrics[key] for name, key in METRICS.items() if key in step_metrics})
     if (update + 1) % (sizes.updates // sizes.evaluations) == 0 and update + 1 < sizes.updates:
       curve.append(_accuracy(held_out(bed, state.params, sizes.eval_prompts), sizes))
   right = held_out(bed, state.params, sizes.end_prompts)
@@ -72,17 +82,18 @@ def train(sizes: Sizes, seed: int, arm: Arm, *, samples: int = 0) -> dict:
 
 
 def staleness(bed: Bed, params: Params, batch: TrainBatch, routes: np.ndarray) -> dict[str, float]:
-  """How far the policy is from π_old on a mini-batch of a mixture of experts.
+  """Returns how far the policy is from π_old on a mini-batch of a mixture of experts.
 
   Args:
-    bed: the model.
-    params: of the policy.
-    batch: with the routes that an update would replay.
-    routes: that π_old chose.
+    bed: The model.
+    params: Weights of the policy.
+    batch: Batch with the routes that an update would replay.
+    routes: Routes that π_old chose.
 
   Returns:
-    `log_r`, the standard deviation of a token's log-ratio as the objective sees it, in nats; `max_r`, the largest ratio; `change`, the
-    fraction of the activated experts that the router no longer chooses.
+    `log_r`, the standard deviation of a token's log-ratio as the objective sees it, in nats;
+    `max_r`, the largest ratio; `change`, the fraction of the activated experts that the router no
+    longer chooses.
   """
   now = jax.device_get(bed.score(params, batch))
   counted = batch.mask > 0
@@ -112,15 +123,19 @@ class Sign(NamedTuple):
 
 
 def first_sign(rewards: Sequence[float], columns: Mapping[str, Sequence[float | None]], *, per_rollout: int) -> Sign | None:
-  """The first of these signs that a trial shows, a description and no endpoint; of those at one update the first in this list:
+  """Returns the first of these signs that a trial shows, a description and no endpoint.
+
+  Of those at one update the first in this list:
 
   - a gradient norm or an entropy that is not finite;
   - entropy below 5 % of that of the first update;
-  - the moving average of the reward (over about 30 updates) stays below half of its largest value for 30 updates; the first of them counts;
+  - the moving average of the reward (over about 30 updates) stays below half of its largest value
+    for 30 updates; the first of them counts;
   - a gradient norm above 10 times the running median, from the 30th update on.
 
-  Whether a trial has collapsed is told by its held-out accuracy alone, see `judging.collapsed`: of 739 trials the 356 with a jump of the
-  gradient end as high as those without any sign (79 and 75 %), and entropy goes to 0 where a task is solved.
+  Whether a trial has collapsed is told by its held-out accuracy alone, see `judging.collapsed`: of
+  739 trials the 356 with a jump of the gradient end as high as those without any sign (79 and 75
+  %), and entropy goes to 0 where a task is solved.
 
   Args:
     rewards: Mean reward of each rollout batch.
@@ -128,16 +143,16 @@ def first_sign(rewards: Sequence[float], columns: Mapping[str, Sequence[float | 
     per_rollout: Updates of a rollout batch.
   """
   norms, entropy = columns["grad_norm"], columns["entropy"]
-  found = [Sign(i + 1, "not finite") for i, pair in enumerate(zip(norms, entropy, strict=True)) if None in pair][:1]
-  whole = found[0].update - 1 if found else len(norms)
-  found += [Sign(i + 1, "entropy") for i in range(whole) if entropy[i] < 0.05 * entropy[0]][:1]
+  signs = [Sign(i + 1, "not finite") for i, pair in enumerate(zip(norms, entropy, strict=True)) if None in pair][:1]
+  whole = signs[0].update - 1 if signs else len(norms)
+  signs += [Sign(i + 1, "entropy") for i in range(whole) if entropy[i] < 0.05 * entropy[0]][:1]
   average, best, below = rewards[0], rewards[0], 0
   for index, reward in enumerate(rewards):
     average += min(1.0, per_rollout / 30) * (reward - average)
     best = max(best, average)
     below = below + per_rollout if average < best / 2 else 0
     if below >= 30:
-      found.append(Sign((index + 1) * per_rollout - below + 1, "reward"))
+      signs.append(Sign((index + 1) * per_rollout - below + 1, "reward"))
       break
-  found += [Sign(i + 1, "gradient") for i in range(30, whole) if norms[i] > 10 * np.median(norms[:i])][:1]
-  return min(found, key=lambda one: one.update, default=None)
+  signs += [Sign(i + 1, "gradient") for i in range(30, whole) if norms[i] > 10 * np.median(norms[:i])][:1]
+  return min(signs, key=lambda one: one.update, default=None)

@@ -1,1 +1,5 @@
-"""Five lectures as notebooks: jupytext pairs of a script (`.py`, the source) and a notebook with its outputs (`.ipynb`, for reading)."""
+"""Five lectures as notebooks.
+
+Jupytext pairs of a script (`.py`, the source) and a notebook with its outputs (`.ipynb`, for
+reading).
+"""

@@ -1,8 +1,9 @@
 """Executes the notebooks and rewrites their `.ipynb` with the outputs.
 
   python -m experiments.notebooks                 # all of them, on the checked-in logs
-  python -m experiments.notebooks 03 --live       # trains, minutes for each run, and writes to runs/notebooks
-  python -m experiments.notebooks --html pages    # also writes pages/NAME.html, with pictures and formulas in them
+  python -m experiments.notebooks 03 --live       # trains, minutes for each run, and writes to
+  runs/notebooks python -m experiments.notebooks --html pages    # also writes pages/NAME.html, with
+  pictures and formulas in them
 """
 
 import argparse
@@ -16,7 +17,7 @@ from experiments.notebooks.sources import LIVE_NAMES, ROOT, chosen
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-  """Command line; returns the exit status."""
+  """Returns the command line; returns the exit status."""
   parser = argparse.ArgumentParser(
     prog="python -m experiments.notebooks", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
   )
@@ -48,7 +49,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _shown(path: pathlib.Path) -> str:
-  """A path as one would type it, and the size of its file."""
+  """Returns a path as one would type it, and the size of its file."""
   near = path.resolve().is_relative_to(ROOT)
   return f"{path.resolve().relative_to(ROOT) if near else path} ({path.stat().st_size / 1e3:.0f} kB)"
 

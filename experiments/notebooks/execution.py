@@ -36,14 +36,14 @@ def require_tools() -> None:
 
 
 def read_source(name: str) -> Any:
-  """The script of a notebook, as a notebook without outputs."""
+  """Returns the script of a notebook, as a notebook without outputs."""
   import jupytext  # Lazy: of the extra `notebooks`.
 
   return jupytext.read(HERE / f"{name}.py", fmt="py:percent")
 
 
 def read_saved(name: str) -> Any:
-  """The checked-in notebook with its outputs."""
+  """Returns the checked-in notebook with its outputs."""
   import nbformat
 
   return nbformat.read(HERE / f"{name}.ipynb", as_version=4)
@@ -53,8 +53,9 @@ def execute(name: str, *, live: bool = False) -> Any:
   """Runs all cells of a script in a fresh kernel.
 
   Args:
-    name: of the notebook.
-    live: whether notebooks train in the place of reading the checked-in logs (`JAXRL_LLM_NOTEBOOKS=live`).
+    name: Name of the notebook.
+    live: Whether notebooks train in the place of reading the checked-in logs
+      (`JAXRL_LLM_NOTEBOOKS=live`).
 
   Returns:
     The notebook with its outputs and nothing that depends on when or where it ran.
@@ -75,7 +76,8 @@ def execute(name: str, *, live: bool = False) -> Any:
   with tempfile.TemporaryDirectory(prefix="nb") as folder:
     manager.connection_file = str(pathlib.Path(folder, "k.json"))
     if os.name == "posix":
-      manager.transport = "ipc"  # Sockets in that folder, which nobody else can open; the name of a socket must be short.
+      # Sockets in that folder, which nobody else can open; the name of a socket must be short.
+      manager.transport = "ipc"
     client.execute(cleanup_kc=True, cwd=str(ROOT), env=_environment(live))
   return _stripped(notebook)
 
@@ -87,14 +89,15 @@ def _environment(live: bool) -> dict[str, str]:
     env["JAX_PLATFORMS"] = "cpu"  # Small arrays, and the same pictures everywhere.
     # The programs run for milliseconds: what counts is how long they compile.
     flags = ["xla_backend_optimization_level=0", "xla_cpu_parallel_codegen_split_count=1"]
-    if metadata.version("jaxlib").startswith("0.10."):  # Gone from later compilers, which stop at a flag they do not know.
+    # Gone from later compilers, which stop at a flag they do not know.
+    if metadata.version("jaxlib").startswith("0.10."):
       flags.append("xla_cpu_use_fusion_emitters=false")
     env["XLA_FLAGS"] = " ".join(f"--{flag}" for flag in flags)
   return env
 
 
 def _stripped(notebook: Any) -> Any:
-  """Without what changes from run to run: ids, times, versions of the kernel."""
+  """Returns the without what changes from run to run: ids, times, versions of the kernel."""
   notebook.metadata = json.loads(json.dumps(_METADATA))
   notebook.nbformat, notebook.nbformat_minor = 4, 5
   for number, cell in enumerate(notebook.cells):
@@ -116,13 +119,13 @@ def write(name: str, notebook: Any, folder: pathlib.Path) -> pathlib.Path:
 
 
 def cell_errors() -> tuple[type[Exception], ...]:
-  """What `execute` raises where a cell fails, takes too long, or ends its kernel."""
+  """Returns what `execute` raises where a cell fails, takes too long, or ends its kernel."""
   from nbclient.exceptions import CellControlSignal, DeadKernelError
 
   return CellControlSignal, DeadKernelError
 
 
 def first_error(error: Exception) -> str:
-  """A line that says which error ended a cell, without its traceback."""
+  """Returns a line that says which error ended a cell, without its traceback."""
   name, value = getattr(error, "ename", ""), getattr(error, "evalue", "")
   return f"{name}: {value}" if name else str(error).strip().splitlines()[0]

@@ -1,7 +1,10 @@
-"""Keeps what the lectures read of a run: `python -m experiments.notebooks.keep_log WORKDIR [NAME] [--texts]`.
+"""Keeps what the lectures read of a run.
 
-Of `metrics.jsonl` the metrics of `METRICS` in four digits and one row in 50 of the warm start, with `--texts` those of some steps
-of `samples.jsonl`, and `config.json` and `summary.json` without what says where the run was made.
+`python -m experiments.notebooks.keep_log WORKDIR [NAME] [--texts]`.
+
+Of `metrics.jsonl` the metrics of `METRICS` in four digits and one row in 50 of the warm start, with
+`--texts` those of some steps of `samples.jsonl`, and `config.json` and `summary.json` without what
+says where the run was made.
 """
 
 import argparse
@@ -49,14 +52,14 @@ def _short(value: Any, digits: int = 4) -> Any:
 
 
 def kept_samples(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-  """The texts of some responses of some steps, from the first to the last."""
+  """Returns the texts of some responses of some steps, from the first to the last."""
   steps = sorted({row["step"] for row in rows if row["phase"] == "rl"})
   chosen = {steps[round(i * (len(steps) - 1) / (SAMPLED_STEPS - 1))] for i in range(SAMPLED_STEPS)} if steps else set()
-  found = []
+  samples_kept = []
   for step in sorted(chosen):
     mine = [row for row in rows if row["step"] == step and row["phase"] == "rl"][:SAMPLES]
-    found += [{name: _short(row[name]) for name in _TEXTS if name in row} for row in mine]
-  return found
+    samples_kept += [{name: _short(row[name]) for name in _TEXTS if name in row} for row in mine]
+  return samples_kept
 
 
 def keep(workdir: pathlib.Path, folder: pathlib.Path, *, texts: bool) -> int:
@@ -66,14 +69,14 @@ def keep(workdir: pathlib.Path, folder: pathlib.Path, *, texts: bool) -> int:
     lines = (json.dumps(row, separators=(",", ":")) + "\n" for row in rows(read_rows(workdir / f"{name}.jsonl")))
     (folder / f"{name}.jsonl").write_text("".join(lines), encoding="utf-8")
   for name in ("config", "summary"):
-    found = json.loads((workdir / f"{name}.json").read_text("utf-8"))
-    public = {key: value for key, value in found.items() if key not in _PRIVATE}
+    content = json.loads((workdir / f"{name}.json").read_text("utf-8"))
+    public = {key: value for key, value in content.items() if key not in _PRIVATE}
     (folder / f"{name}.json").write_text(json.dumps(public, separators=(",", ":"), sort_keys=True) + "\n", encoding="utf-8")
   return sum(path.stat().st_size for path in folder.iterdir())
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-  """Command line; returns the exit status."""
+  """Returns the command line; returns the exit status."""
   parser = argparse.ArgumentParser(prog="python -m experiments.notebooks.keep_log", description="Keeps what the lectures read of a run.")
   parser.add_argument("workdir", type=pathlib.Path, metavar="WORKDIR", help="folder of a finished run")
   parser.add_argument("name", nargs="?", metavar="NAME", help="of the log; the folder's own without one")

@@ -1,4 +1,7 @@
-"""What lecture 1 (and 5) shows of objectives: tables from their docstrings, curves and maps of the coefficient C by autodiff."""
+"""What lecture 1 (and 5) shows of objectives.
+
+Tables from their docstrings, curves and maps of the coefficient C by autodiff.
+"""
 
 import inspect
 import re
@@ -24,7 +27,10 @@ FAMILIES = {
   "capped weight": ("cispo", "minpro"),
   "trust region": ("dppo_tv", "dppo_kl", "cppo"),
 }
-"""Every objective, by the kind of its gate. `custom` is the sequence's ratio through SAPO's gate here."""
+"""Every objective, by the kind of its gate.
+
+`custom` is the sequence's ratio through SAPO's gate here.
+"""
 
 _COLORS = (BLUE, ORANGE, GREEN, PINK, YELLOW, SKY)
 _DASHES = ("-", (0, (4, 1.5)), (0, (1, 1)), (0, (5, 1, 1, 1)), (0, (3, 1, 1, 1, 1, 1)))
@@ -32,7 +38,10 @@ _RATIO = np.union1d(np.linspace(0.02, 3.0, 150), 1.0)
 
 
 def slots_table(names: Sequence[str]) -> Table:
-  """What each objective puts into the three slots, and its paper, from the docstrings of its file and its function."""
+  """Returns what each objective puts into the three slots, and its paper.
+
+  From the docstrings of its file and its function.
+  """
   rows = []
   for name in names:
     function = objectives.OBJECTIVES[name]
@@ -51,28 +60,28 @@ def _three(said: str) -> list[str]:
 
 
 def weighings(lengths: Sequence[int], max_tokens: int) -> Picture:
-  """The weight of one token, under each way to weigh, against the length of its response.
+  """Returns the weight of one token, under each way to weigh, against the length of its response.
 
   Args:
-    lengths: of the responses of a batch, in tokens.
-    max_tokens: budget of a response.
+    lengths: Lengths of the responses of a batch, in tokens.
+    max_tokens: Budget of a response.
   """
   names = {"token mean": "dapo", "sequence mean": "grpo", "sequence sum": "reinforce", "constant": "dr_grpo"}
   mask = (np.arange(max(lengths)) < np.array(lengths)[:, None]).astype(np.float32)
-  found = {}
+  by_name = {}
   for label, name in names.items():
     made = objectives.make(name, **({"max_tokens": max_tokens} if label == "constant" else {}))
-    found[label] = np.asarray(made.weigh(jnp.asarray(mask), None))
+    by_name[label] = np.asarray(made.weigh(jnp.asarray(mask), None))
   says = "Weight of a token, and of a whole response, against the length of the response, for four ways to weigh tokens."
-  return picture(_weighings, found, lengths, height=2.2, says=says)
+  return picture(_weighings, by_name, lengths, height=2.2, says=says)
 
 
-def _weighings(figure: Any, found: Mapping[str, np.ndarray], lengths: Sequence[int]) -> None:
+def _weighings(figure: Any, by_name: Mapping[str, np.ndarray], lengths: Sequence[int]) -> None:
   for axes, label, title, read in zip(
     figure.subplots(1, 2), "ab", ("weight of one token", "weight of the whole response"), (lambda w: w[:, 0], lambda w: w.sum(axis=1)),
     strict=True,
   ):  # fmt: skip
-    for (name, weights), color, dash in zip(found.items(), _COLORS, _DASHES, strict=False):
+    for (name, weights), color, dash in zip(by_name.items(), _COLORS, _DASHES, strict=False):
       axes.plot(lengths, read(weights), marker="o", color=color, linestyle=dash, label=name)
     axes.set_yscale("log")
     axes.set_xlabel("length of the response (tokens)")
@@ -81,30 +90,32 @@ def _weighings(figure: Any, found: Mapping[str, np.ndarray], lengths: Sequence[i
 
 
 def ratio_noise(lengths: Sequence[int], spread: float, *, count: int = 2000, seed: int = 0) -> Picture:
-  """How far importance ratios of token, product and sequence stray, for independent normal log-ratios with E[r] = 1.
+  """Returns how far importance ratios of token, product and sequence stray.
+
+  For independent normal log-ratios with E[r] = 1.
 
   Args:
-    lengths: of responses, in tokens.
-    spread: standard deviation of a token's log-ratio, in nats.
-    count: responses of each length.
-    seed: of the noise.
+    lengths: Lengths of responses, in tokens.
+    spread: Standard deviation of a token's log-ratio, in nats.
+    count: Responses of each length.
+    seed: Seed of the noise.
   """
-  rng, found = np.random.default_rng(seed), {}
+  rng, ratios = np.random.default_rng(seed), {}
   for tokens in lengths:
     z = spread * rng.standard_normal((count, tokens)) - spread**2 / 2
-    found[tokens] = {"token": z.ravel()[:count], "product": z.sum(axis=1), "sequence": z.mean(axis=1)}
+    ratios[tokens] = {"token": z.ravel()[:count], "product": z.sum(axis=1), "sequence": z.mean(axis=1)}
   says = "Distributions of the token's ratio, of their product and of the sequence's ratio, and their spread against length."
-  return picture(_ratio_noise, found, height=2.4, says=says)
+  return picture(_ratio_noise, ratios, height=2.4, says=says)
 
 
-def _ratio_noise(figure: Any, found: Mapping[int, Mapping[str, np.ndarray]]) -> None:
+def _ratio_noise(figure: Any, ratios: Mapping[int, Mapping[str, np.ndarray]]) -> None:
   histogram, lines = figure.subplots(1, 2)
   labels = {"token": r"$r_t$ of a token", "product": r"$\rho=r_1\cdots r_T$", "sequence": r"$s=\rho^{1/T}$"}
-  longest = max(found)
+  longest = max(ratios)
   bins = np.linspace(-1.0, 1.0, 81)
   for (name, label), color in zip(labels.items(), (ORANGE, GREY, BLUE), strict=True):
-    histogram.hist(found[longest][name], bins=bins, density=True, color=color, alpha=0.55, label=label)
-    lines.plot(list(found), [np.std(one[name]) for one in found.values()], marker="o", color=color, label=label)
+    histogram.hist(ratios[longest][name], bins=bins, density=True, color=color, alpha=0.55, label=label)
+    lines.plot(list(ratios), [np.std(one[name]) for one in ratios.values()], marker="o", color=color, label=label)
   histogram.set_yscale("log")
   histogram.set_ylim(0.05, 100)
   histogram.set_xlabel("log of the ratio (nats)")
@@ -112,7 +123,7 @@ def _ratio_noise(figure: Any, found: Mapping[int, Mapping[str, np.ndarray]]) -> 
   letter(histogram, "a", f"responses of {longest} tokens")
   lines.set_xscale("log", base=2)
   lines.set_yscale("log")
-  lines.set_xticks(list(found), [str(tokens) for tokens in found])
+  lines.set_xticks(list(ratios), [str(tokens) for tokens in ratios])
   lines.set_xlabel("length T of the response (tokens)")
   lines.set_ylabel("spread of the log-ratio (nats)")
   lines.legend(loc="center left", bbox_to_anchor=(1, 0.5))
@@ -120,26 +131,27 @@ def _ratio_noise(figure: Any, found: Mapping[int, Mapping[str, np.ndarray]]) -> 
 
 
 def curves(chosen: Mapping[str, Sequence[str | tuple[str, Objective]]], *, lowest: float = -0.08, highest: float = 2.5) -> Picture:
-  """C against the ratio for A > 0 (above) and A < 0 (below), a column a group.
+  """Returns C against the ratio for A > 0 (above) and A < 0 (below), a column a group.
 
   Args:
-    chosen: by the title of a column, names of objectives, or pairs of a label and an objective of one's own.
+    chosen: Chosen by the title of a column, names of objectives, or pairs of a label and an
+      objective of one's own.
     lowest: where the axis of C begins.
     highest: where it ends.
   """
-  found = {}
+  coefficients = {}
   for title, group in chosen.items():
     made = [(one, policy_term(one)) if isinstance(one, str) else one for one in group]
-    found[title] = {label: {sign: curve(objective, _RATIO, sign) for sign in (1, -1)} for label, objective in made}
+    coefficients[title] = {label: {sign: curve(objective, _RATIO, sign) for sign in (1, -1)} for label, objective in made}
   says = "Coefficient C of A times the score against the ratio, by sign of the advantage: " + "; ".join(
-    f"{title}: {', '.join(group)}" for title, group in found.items()
+    f"{title}: {', '.join(group)}" for title, group in coefficients.items()
   )
-  return picture(_curves, found, (lowest, highest), height=4.1, says=says)
+  return picture(_curves, coefficients, (lowest, highest), height=4.1, says=says)
 
 
-def _curves(figure: Any, found: Mapping[str, Mapping], limits: tuple[float, float]) -> None:
-  panels = figure.subplots(2, len(found), sharex=True, sharey=True, squeeze=False)
-  for column, (title, group) in zip(panels.T, found.items(), strict=True):
+def _curves(figure: Any, coefficients: Mapping[str, Mapping], limits: tuple[float, float]) -> None:
+  panels = figure.subplots(2, len(coefficients), sharex=True, sharey=True, squeeze=False)
+  for column, (title, group) in zip(panels.T, coefficients.items(), strict=True):
     for number, (label, by_sign) in enumerate(group.items()):
       for axes, sign in zip(column, (1, -1), strict=True):
         # Of curves that coincide the earlier ones are the thicker ones, and so can still be seen.
@@ -157,14 +169,16 @@ def _curves(figure: Any, found: Mapping[str, Mapping], limits: tuple[float, floa
 
 
 def batch_log_ratios(*, rows: int = 16, tokens: int = 40, spread: float = 0.12, outlier: float = 2.5, seed: int = 0) -> np.ndarray:
-  """Made-up log-ratios of a batch, [rows, tokens]: heavy-tailed noise, a drift of each response, and one outlier in the first row.
+  """Returns the made-up log-ratios of a batch, [rows, tokens].
+
+  Heavy-tailed noise, a drift of each response, and one outlier in the first row.
 
   Args:
-    rows: responses.
-    tokens: of each.
-    spread: of the noise, in nats.
-    outlier: ratio of one token of the first row.
-    seed: of the noise.
+    rows: Responses.
+    tokens: Tokens of each.
+    spread: Spread of the noise, in nats.
+    outlier: Ratio of one token of the first row.
+    seed: Seed of the noise.
   """
   rng = np.random.default_rng(seed)
   z = spread * rng.standard_t(4, (rows, tokens)) / np.sqrt(2) + rng.normal(0, spread / 6, (rows, 1))
@@ -174,12 +188,12 @@ def batch_log_ratios(*, rows: int = 16, tokens: int = 40, spread: float = 0.12, 
 
 
 def heat_maps(chosen: Mapping[str, Objective], log_ratio: np.ndarray, advantages: np.ndarray) -> Picture:
-  """C of every token of a batch, a map an objective; black is a gradient of 0.
+  """Returns C of every token of a batch, a map an objective; black is a gradient of 0.
 
   Args:
-    chosen: objectives by title.
-    log_ratio: of the tokens, [rows, tokens].
-    advantages: of the responses, [rows].
+    chosen: Objectives by title.
+    log_ratio: Log-ratio of the tokens, [rows, tokens].
+    advantages: Advantages of the responses, [rows].
   """
   maps = {title: np.abs(coefficients(objective, log_ratio, advantages)) for title, objective in chosen.items()}
   says = "Coefficient C of every token of a batch under " + ", ".join(chosen) + "; black where it is zero."
@@ -202,11 +216,11 @@ def _heat_maps(figure: Any, maps: Mapping[str, np.ndarray], advantages: np.ndarr
 
 
 def zero_mass(chosen: Sequence[str], *, sequences: int = 64) -> Picture:
-  """Fraction of tokens without gradient against the spread of log r.
+  """Returns the fraction of tokens without gradient against the spread of log r.
 
   Args:
-    chosen: names of objectives.
-    sequences: of 64 tokens each.
+    chosen: Names of objectives.
+    sequences: Sequences of 64 tokens each.
   """
   fractions = studies.zero_mass(chosen, sequences)
   return picture(_zero_mass, fractions, height=2.4, width=5.2, says="Tokens without gradient against the spread of their log-ratios.")
@@ -224,21 +238,23 @@ def _zero_mass(figure: Any, fractions: Mapping[str, Sequence[float]]) -> None:
 
 
 def smooth_limit(*, sequences: int = 600) -> Picture:
-  """SAPO's mean gate against the gate of the sequence's mean log-ratio, and the bound on their difference.
+  """Returns SAPO's mean gate against the gate of the sequence's mean log-ratio.
+
+  And the bound on their difference.
 
   Args:
-    sequences: made-up ones, of 4 to 256 tokens.
+    sequences: Made-up ones, of 4 to 256 tokens.
   """
-  found = studies.smooth_limit(studies.made_up_sequences(sequences))
+  limit = studies.smooth_limit(studies.made_up_sequences(sequences))
   says = "Difference between SAPO's mean gate and the gate of the sequence, against the variance of log r: below the bound everywhere."
-  return picture(_smooth_limit, found, height=2.5, says=says)
+  return picture(_smooth_limit, limit, height=2.5, says=says)
 
 
-def _smooth_limit(figure: Any, found: Mapping[str, np.ndarray]) -> None:
+def _smooth_limit(figure: Any, limit: Mapping[str, np.ndarray]) -> None:
   gates, bound = figure.subplots(1, 2)
-  calm = found["variance"] < 0.02
+  calm = limit["variance"] < 0.02
   for chosen, color, label in ((~calm, ORANGE, "variance above 0.02"), (calm, BLUE, "variance below 0.02")):
-    gates.plot(found["gate_of_mean"][chosen], found["mean_gate"][chosen], ".", color=color, markersize=3, label=label)
+    gates.plot(limit["gate_of_mean"][chosen], limit["mean_gate"][chosen], ".", color=color, markersize=3, label=label)
   gates.plot([0, 1], [0, 1], color=BLACK, linewidth=0.8)
   gates.set_xlim(0.75, 1.01)
   gates.set_ylim(0.75, 1.01)
@@ -247,7 +263,7 @@ def _smooth_limit(figure: Any, found: Mapping[str, np.ndarray]) -> None:
   gates.legend(loc="upper left")
   letter(gates, "a", "two gates for a response")
   line = np.geomspace(1e-6, 10, 50)
-  bound.plot(found["variance"], np.maximum(found["difference"], 1e-12), ".", color=GREY, markersize=3)
+  bound.plot(limit["variance"], np.maximum(limit["difference"], 1e-12), ".", color=GREY, markersize=3)
   bound.plot(line, line / 4, color=BLACK, linewidth=1, label=r"$\tau^2\,\mathrm{Var}/4$")
   bound.set(xscale="log", yscale="log", xlim=(1e-6, 10), ylim=(1e-8, 1))
   bound.set_xlabel(r"variance of log r in a response (nats$^2$)")

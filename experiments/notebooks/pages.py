@@ -1,4 +1,6 @@
-"""A plain page of an executed notebook: its texts, code and outputs in one HTML file. Formulas stay LaTeX, and MathJax draws them
+"""A plain page of an executed notebook: its texts, code and outputs in one HTML file.
+
+Formulas stay LaTeX, and MathJax draws them
 where the reader has a network."""
 
 import base64
@@ -24,9 +26,9 @@ def write(name: str, notebook: Any, folder: pathlib.Path) -> pathlib.Path:
   """Writes FOLDER/NAME.html.
 
   Args:
-    name: of the notebook.
-    notebook: executed.
-    folder: made if missing.
+    name: Name of the notebook.
+    notebook: Executed.
+    folder: Made if missing.
   """
   body = "\n".join(_markdown(cell.source) if cell.cell_type == "markdown" else _code(cell) for cell in notebook.cells)
   math = f"<script>MathJax = {{tex: {{inlineMath: [['$', '$']]}}}};</script><script async src='{_MATHJAX}'></script>"

@@ -1,4 +1,7 @@
-"""What the cells of the notebooks show: pictures and tables that any viewer of notebooks displays."""
+"""What the cells of the notebooks show.
+
+Pictures and tables that any viewer of notebooks displays.
+"""
 
 import io
 import pathlib
@@ -15,8 +18,8 @@ class Picture(NamedTuple):
   """An image.
 
   Attributes:
-    png: the file.
-    says: what it shows, for who cannot see it.
+    png: The file.
+    says: What it shows, for who cannot see it.
   """
 
   png: bytes
@@ -46,15 +49,15 @@ class Table(NamedTuple):
 
 
 def picture(draw: Callable[..., None], *args: Any, height: float, says: str, width: float = 7.0, **settings: Any) -> Picture:
-  """A figure as a picture.
+  """Returns a figure as a picture.
 
   Args:
     draw: `(figure, *args, **settings)`, draws on an empty figure.
-    *args: of `draw`.
-    height: in inches.
-    says: what the picture shows.
-    width: in inches.
-    **settings: of `draw`.
+    *args: Args of `draw`.
+    height: Height in inches.
+    says: What the picture shows.
+    width: Width in inches.
+    **settings: Settings of `draw`.
   """
   with new_figure(height=height, width=width) as figure:
     draw(figure, *args, **settings)
@@ -64,7 +67,10 @@ def picture(draw: Callable[..., None], *args: Any, height: float, says: str, wid
 
 
 def _small(png: bytes) -> bytes:
-  """The same picture in at most 256 colours: a third of the bytes, and no date or version in it."""
+  """Returns the same picture in at most 256 colours.
+
+  A third of the bytes, and no date or version in it.
+  """
   from PIL import Image  # Comes with matplotlib.
 
   file = io.BytesIO()
@@ -74,5 +80,5 @@ def _small(png: bytes) -> bytes:
 
 
 def from_file(path: pathlib.Path, says: str) -> Picture:
-  """A picture that somebody has drawn."""
+  """Returns a picture that somebody has drawn."""
   return Picture(_small(path.read_bytes()), says)

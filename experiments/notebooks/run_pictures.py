@@ -1,4 +1,7 @@
-"""What lectures 2 and 3 show of runs: curves from `metrics.jsonl`, where the time went, samples, alarms, and several runs compared."""
+"""What lectures 2 and 3 show of runs.
+
+Curves from `metrics.jsonl`, where the time went, samples, alarms, and several runs compared.
+"""
 
 import json
 import os
@@ -24,12 +27,12 @@ class Panel(NamedTuple):
   """A curve of a run.
 
   Attributes:
-    title: of the panel.
+    title: Title of the panel.
     phase: whose rows.
-    metrics: names; the first one that a run has is drawn.
-    band: names of a lower and an upper end.
-    log: whether the axis is logarithmic.
-    zero: whether a linear axis begins at 0.
+    metrics: Names; the first one that a run has is drawn.
+    band: Names of a lower and an upper end.
+    log: Whether the axis is logarithmic.
+    zero: Whether a linear axis begins at 0.
   """
 
   title: str
@@ -60,7 +63,10 @@ PANELS = {
 """Curves by the name that a lecture asks for."""
 
 LIVE_FOLDER = pathlib.Path("runs/laptop_job")
-"""Where live trainings go, from the repository's root: that of `python -m experiments.laptop_job`, which would not run them again."""
+"""Where live trainings go, from the repository's root.
+
+That of `python -m experiments.laptop_job`, which would not run them again.
+"""
 
 _COLORS = (BLUE, ORANGE, GREEN, PINK)
 
@@ -81,7 +87,7 @@ def read(workdir: pathlib.Path) -> Run:
 
 
 def checked_in(name: str) -> Run:
-  """A log that came with the repository."""
+  """Returns a log that came with the repository."""
   return read(LOGS / name)
 
 
@@ -98,8 +104,8 @@ def draw(runs: Mapping[str, Run], panels: Sequence[str]) -> Picture:
   """Curves of runs side by side.
 
   Args:
-    runs: by label.
-    panels: keys of `PANELS`, up to four in a row.
+    runs: Runs by label.
+    panels: Keys of `PANELS`, up to four in a row.
   """
   says = f"Curves of {' and '.join(runs)} against the step: {', '.join(PANELS[name].title for name in panels)}."
   return picture(_draw, runs, [PANELS[name] for name in panels], height=2.1 * -(-len(panels) // 3) + 0.25 * (len(runs) > 1), says=says)
@@ -142,12 +148,12 @@ def _scale(axes: Any, panel: Panel, name: str) -> None:
 
 
 def metrics_of(run: Run, step: int, names: Sequence[str]) -> Table:
-  """Some metrics of one RL step.
+  """Returns some metrics of one RL step.
 
   Args:
     run: which one.
-    step: of RL.
-    names: of metrics.
+    step: Step of RL.
+    names: Names of metrics.
   """
   row = next(row for row in run.rows if row["phase"] == "rl" and row["step"] == step)
   return Table(["metric", f"RL step {step}"], [[f"`{name}`", f"{row[name]:.4g}"] for name in names])
@@ -177,12 +183,12 @@ def _time(figure: Any, runs: Mapping[str, Run]) -> None:
 
 
 def samples(run: Run, step: int, *, count: int = 4) -> Table:
-  """What the policy wrote at a step.
+  """Returns what the policy wrote at a step.
 
   Args:
-    run: of whom.
-    step: of RL; the nearest one that has samples is taken.
-    count: responses.
+    run: Run of whom.
+    step: Step of RL; the nearest one that has samples is taken.
+    count: Responses.
   """
   nearest = min({row["step"] for row in run.samples}, key=lambda other: abs(other - step))
   rows = [row for row in run.samples if row["step"] == nearest][:count]
@@ -191,13 +197,13 @@ def samples(run: Run, step: int, *, count: int = 4) -> Table:
 
 
 def _quoted(text: str, longest: int = 90) -> str:
-  """Text as code in one line: no character of a model's can be markup."""
+  """Returns the text as code in one line: no character of a model's can be markup."""
   flat = text.strip("\n").replace("\n", " ⏎ ").replace("`", "'").replace("|", "¦")
   return f"`{flat[:longest]}{'…' if len(flat) > longest else ''}`"
 
 
 def summaries(runs: Mapping[str, Run]) -> Table:
-  """The ends of runs, from `summary.json`."""
+  """Returns the ends of runs, from `summary.json`."""
   rows = []
   for label, run in runs.items():
     s = run.summary
@@ -210,26 +216,27 @@ def summaries(runs: Mapping[str, Run]) -> Table:
 
 
 def alarm_lines(run: Run, **limits: float) -> list[str]:
-  """What the alarms say of a run, from its metrics alone.
+  """Returns what the alarms say of a run, from its metrics alone.
 
   Args:
     run: which one.
-    **limits: of `run.alarms.Limits`, as in `config.alarms`; the others have their defaults.
+    **limits: Limits of `run.alarms.Limits`, as in `config.alarms`; the others have their defaults.
   """
-  state, found = alarms.new_state(), []
+  state, written = alarms.new_state(), []
   for row in run.rows:
     if row["phase"] == "rl":
       state, _, lines = alarms.observe(state, row, step=row["step"], limits=alarms.Limits(**limits))
-      found += lines
-  return found
+      written += lines
+  return written
 
 
 def trained(chosen: Mapping[str, Sequence[int]], *, live: bool) -> list[pathlib.Path]:
   """Folders of the laptop job's runs.
 
   Args:
-    chosen: by the name of a file in `configs/`, the seeds.
-    live: trains those that have not finished yet, several minutes each, and says so; else the checked-in logs are taken.
+    chosen: Chosen by the name of a file in `configs/`, the seeds.
+    live: Trains those that have not finished yet, several minutes each, and says so; else the
+      checked-in logs are taken.
   """
   pairs = [(config, seed) for config, seeds in chosen.items() for seed in seeds]
   folder = ROOT / LIVE_FOLDER if live else LOGS
@@ -248,8 +255,8 @@ def compare(workdirs: Sequence[pathlib.Path], panels: Sequence[str], *, axis: st
   """Curves of arms: the mean over the seeds, and each seed as a thin line.
 
   Args:
-    workdirs: of runs; those that differ in their seed only are one arm.
-    panels: keys of `PANELS`.
+    workdirs: Workdirs of runs; those that differ in their seed only are one arm.
+    panels: Keys of `PANELS`.
     axis: "step", "tokens" or "seconds".
   """
   arms, _ = comparing.load_arms(workdirs)
@@ -267,12 +274,12 @@ def _compare(figure: Any, arms: Sequence[arms_of.Arm], panels: Sequence[Panel], 
   drawn = list(figure.subplots(-(-len(panels) // columns), columns, squeeze=False).flat)
   for axes, panel, name in zip(drawn, panels, "abcdefghi", strict=False):
     for arm, color in zip(arms, _COLORS, strict=False):
-      found = curves.curve(arm.runs, panel.metrics[0], panel.phase, axis)
-      if found is None:
+      points = curves.curve(arm.runs, panel.metrics[0], panel.phase, axis)
+      if points is None:
         continue
-      for _, x, y in found.members if len(found.members) > 1 else ():
+      for _, x, y in points.members if len(points.members) > 1 else ():
         axes.plot(x, y, color=color, alpha=0.35, linewidth=0.8)
-      axes.plot(found.x, found.mean, color=color, marker="o" if len(found.x) < 25 else None)
+      axes.plot(points.x, points.mean, color=color, marker="o" if len(points.x) < 25 else None)
     _scale(axes, panel, name)
     if axis != "step":
       axes.set_xlabel(axis)
@@ -283,7 +290,7 @@ def _compare(figure: Any, arms: Sequence[arms_of.Arm], panels: Sequence[Panel], 
 
 
 def outcome(workdirs: Sequence[pathlib.Path]) -> Table:
-  """Accuracy of arms at the start and the end, and what it cost."""
+  """Returns the accuracy of arms at the start and the end, and what it cost."""
   arms, _ = comparing.load_arms(workdirs)
   rows = []
   for arm, result in zip(arms, arms_of.results(arms), strict=True):
@@ -298,21 +305,26 @@ def outcome(workdirs: Sequence[pathlib.Path]) -> Table:
 
 
 def differences(workdirs: Sequence[pathlib.Path]) -> Table:
-  """The settings in which arms differ; "default" is the paper's constant."""
+  """Returns the settings in which arms differ; "default" is the paper's constant."""
   arms, _ = comparing.load_arms(workdirs)
-  found = arms_of.differences([arm.config for arm in arms])
-  rows = [[f"`{field}`", *("default" if value is None else f"{value}" for value in values)] for field, values in found.items()]
+  changed = arms_of.differences([arm.config for arm in arms])
+  rows = [[f"`{field}`", *("default" if value is None else f"{value}" for value in values)] for field, values in changed.items()]
   return Table(["setting", *(f"`{_objective(arm)}`" for arm in arms)], rows)
 
 
 def write_page(workdirs: Sequence[pathlib.Path], name: str = "comparison.html") -> str:
-  """Writes the page that compares runs to `runs/`; returns where it is, from the repository's root."""
+  """Writes the page that compares runs to `runs/`.
+
+  Returns where it is, from the repository's root.
+  """
   path = comparison.write_comparison(list(workdirs), ROOT / "runs" / name)
   return path.relative_to(ROOT).as_posix()
 
 
 def evaluation_noise(problems: int, samples_each: int, accuracy: float) -> float:
-  """Half the width of a 95 % interval of an accuracy, in points, were all samples independent; those of one problem are not.
+  """Returns the half the width of a 95 % interval of an accuracy, in points.
+
+  Were all samples independent; those of one problem are not.
 
   Example:
     >>> round(evaluation_noise(256, 4, 0.95), 1)

@@ -21,10 +21,11 @@ class Stale(NamedTuple):
   """A rollout batch that a bfloat16 sampler drew, before and after updates on it.
 
   Attributes:
-    batch: with live routes.
-    sampled: the sampler's routes.
-    before: passes of the learner at π_old: "live", "own" (its own routes replayed), "R3" (the sampler's).
-    after: passes after the updates: "none" (live), "R2" (the learner's routes at π_old), "R3".
+    batch: Batch with live routes.
+    sampled: The sampler's routes.
+    before: Passes of the learner at π_old: "live", "own" (its own routes replayed), "R3" (the
+      sampler's).
+    after: Passes after the updates: "none" (live), "R2" (the learner's routes at π_old), "R3".
     updates: how many there were.
   """
 
@@ -36,19 +37,21 @@ class Stale(NamedTuple):
 
 
 def warm_mixture() -> tuple[beds.Bed, Params]:
-  """The bed, and weights that have imitated a teacher of arithmetic for a moment."""
+  """Returns the bed, and weights that have imitated a teacher of arithmetic for a moment."""
   bed = beds.make_bed(SIZES)
   return bed, beds.warm_params(bed, seed=0)
 
 
 def go_stale(bed: beds.Bed, params: Params, *, updates: int, learning_rate: float) -> Stale:
-  """Draws a rollout batch in bfloat16, scores it in float32, updates the policy on it, and scores it again.
+  """Draws a rollout batch in bfloat16, scores it in float32, updates the policy on it.
+
+  And scores it again.
 
   Args:
-    bed: the model.
-    params: weights that draw.
-    updates: of GRPO, all on the whole batch, without replay.
-    learning_rate: of Adam.
+    bed: The model.
+    params: Weights that draw.
+    updates: Updates of GRPO, all on the whole batch, without replay.
+    learning_rate: Learning rate of Adam.
   """
   rollout = beds.draw(bed, params, next(beds.problem_batches(bed, 0)), jax.random.key(0), dtype="bfloat16")
   live = bed.score(params, rollout.batch)
@@ -64,11 +67,11 @@ def go_stale(bed: beds.Bed, params: Params, *, updates: int, learning_rate: floa
 
 
 def route_map(stale: Stale, row: int = 0) -> Picture:
-  """The experts of each token of a response, before and after the updates.
+  """Returns the experts of each token of a response, before and after the updates.
 
   Args:
-    stale: of which batch.
-    row: of the response.
+    stale: Stale of which batch.
+    row: Row of the response.
   """
   length = int(np.sum(stale.batch.segments[row] > 0))
   text = "".join(beds.ALPHABET[i] if i < len(beds.ALPHABET) else "$" for i in stale.batch.tokens[row, :length]).replace("\n", "⏎")
@@ -95,7 +98,10 @@ def _route_map(figure: Any, before: np.ndarray, after: np.ndarray, text: str) ->
 
 
 def sampler_table(stale: Stale) -> Table:
-  """Sampler in bfloat16 against learner in float32, at the same weights, live and with replayed routes."""
+  """Returns the sampler in bfloat16 against learner in float32, at the same weights.
+
+  Live and with replayed routes.
+  """
   rows = []
   for label, name in (("live", "live"), ("its own routes replayed", "own"), ("the sampler's routes replayed (R3)", "R3")):
     scored = stale.before[name]
@@ -108,7 +114,7 @@ def sampler_table(stale: Stale) -> Table:
 
 
 def ratio_table(stale: Stale) -> Table:
-  """Importance ratios after the updates, under each way to route both passes."""
+  """Returns the importance ratios after the updates, under each way to route both passes."""
   old = {"none": stale.before["live"], "R2": stale.before["own"], "R3": stale.before["R3"]}
   rows = []
   for name, label in (("none", "none: live routes"), ("R2", "R2: the learner's routes at π_old"), ("R3", "R3: the sampler's routes")):
@@ -120,12 +126,15 @@ def ratio_table(stale: Stale) -> Table:
 
 
 def replay_is_exact(stale: Stale) -> bool:
-  """Whether replaying the learner's own routes gave the same bits as routing live."""
+  """Returns whether replaying the learner's own routes gave the same bits as routing live."""
   return bool(np.array_equal(stale.before["own"].logprobs, stale.before["live"].logprobs))
 
 
 def gate_drift(stale: Stale) -> Picture:
-  """Change of log π of each token, for tokens whose experts changed and for those whose did not, live and replayed."""
+  """Returns the change of log π of each token.
+
+  For tokens whose experts changed and for those whose did not, live and replayed.
+  """
   moved = ~np.all(np.sort(stale.before["live"].visited, -1) == np.sort(stale.after["none"].visited, -1), axis=(-2, -1))
   counted = np.asarray(stale.batch.mask) > 0
   # The state of the token before scores the next one: its routes decide.
@@ -134,17 +143,17 @@ def gate_drift(stale: Stale) -> Picture:
     view: np.abs(np.asarray(stale.after[view].logprobs) - np.asarray(stale.before[old].logprobs))
     for view, old in (("none", "live"), ("R2", "own"))
   }
-  found = {view: (change[counted & moved], change[counted & ~moved]) for view, change in changes.items()}
+  gates = {view: (change[counted & moved], change[counted & ~moved]) for view, change in changes.items()}
   says = "Change of the log-probability of tokens, by whether the experts of the token before them changed; with and without replay."
-  return picture(_gate_drift, found, height=2.3, width=5.0, says=says)
+  return picture(_gate_drift, gates, height=2.3, width=5.0, says=says)
 
 
-def _gate_drift(figure: Any, found: Mapping[str, tuple[np.ndarray, np.ndarray]]) -> None:
+def _gate_drift(figure: Any, gates: Mapping[str, tuple[np.ndarray, np.ndarray]]) -> None:
   axes = figure.subplots()
   places = {("none", 0): 0, ("R2", 0): 1, ("none", 1): 2.5, ("R2", 1): 3.5}
   rng = np.random.default_rng(0)
   for (view, kind), place in places.items():
-    values = np.maximum(found[view][kind], 1e-6)
+    values = np.maximum(gates[view][kind], 1e-6)
     color = ORANGE if view == "none" else BLUE
     axes.plot(place + rng.uniform(-0.2, 0.2, len(values)), values, ".", color=color, markersize=2.5, alpha=0.5)
     axes.plot([place - 0.3, place + 0.3], [np.median(values)] * 2, color=GREY if not len(values) else "#1a1a1a", linewidth=1.5)
@@ -155,7 +164,7 @@ def _gate_drift(figure: Any, found: Mapping[str, tuple[np.ndarray, np.ndarray]])
 
 
 def measured(name: str) -> Picture:
-  """A figure of the full ablation, from its checked-in numbers.
+  """Returns a figure of the full ablation, from its checked-in numbers.
 
   Args:
     name: "expert_drift", "sampler_mismatch" or "training".

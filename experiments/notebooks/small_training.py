@@ -1,4 +1,7 @@
-"""Trains a small transformer with any objective in seconds: the live part of lecture 5. The bed is that of the ratio lab."""
+"""Trains a small transformer with any objective in seconds: the live part of lecture 5.
+
+The bed is that of the ratio lab.
+"""
 
 from collections.abc import Mapping
 from typing import Any
@@ -20,13 +23,15 @@ RATE = 2e-3
 
 
 def largest_difference(one: Objective, other: Objective, *, moved: float = 0.0, seed: int = 0) -> float:
-  """The largest difference between two objectives' gradients in log π, over the largest gradient, on a random batch.
+  """Returns the largest difference between two objectives' gradients in log π.
+
+  Over the largest gradient, on a random batch.
 
   Args:
-    one: the first.
-    other: the second.
-    moved: standard deviation of log π − log π_old, in nats; 0 is on-policy.
-    seed: of the batch.
+    one: The first.
+    other: The second.
+    moved: Standard deviation of log π − log π_old, in nats; 0 is on-policy.
+    seed: Seed of the batch.
   """
   rng = np.random.default_rng(seed)
   shape = (16, 12)
@@ -39,21 +44,22 @@ def largest_difference(one: Objective, other: Objective, *, moved: float = 0.0, 
     loss = lambda logprobs: objectives.value(objective, logprobs, old, advantages, mask)[0]
     return np.asarray(jax.grad(loss)(old + log_ratio))
 
-  found = [gradient(objective) for objective in (one, other)]
-  return float(np.max(np.abs(found[0] - found[1])) / np.max(np.abs(found[1])))
+  gradients = [gradient(objective) for objective in (one, other)]
+  return float(np.max(np.abs(gradients[0] - gradients[1])) / np.max(np.abs(gradients[1])))
 
 
 def train(chosen: Mapping[str, Objective], *, rollouts: int = 12, seed: int = 0) -> dict[str, list[dict[str, float]]]:
   """Trains the same warm policy with each objective, on the same prompts and keys.
 
   Args:
-    chosen: objectives by label.
-    rollouts: rollout batches, each with four updates.
-    seed: of the language, the prompts and the keys.
+    chosen: Objectives by label.
+    rollouts: Rollout batches, each with four updates.
+    seed: Seed of the language, the prompts and the keys.
 
   Returns:
-    By label a row a rollout batch: the mean `reward` (the share of tokens in the rewarded half of the vocabulary; chance is about 0.5), and
-    of its last update the `entropy` and the mean `coefficient` C.
+    By label a row a rollout batch: the mean `reward` (the share of tokens in the rewarded half of
+    the vocabulary; chance is about 0.5), and of its last update the `entropy` and the mean
+    `coefficient` C.
   """
   bed = beds.make_bed(SIZES)
   language = beds.make_language(SIZES.vocab_size, np.random.default_rng([seed, 0]))
@@ -77,15 +83,15 @@ def _trained(
   return rows
 
 
-def draw(found: Mapping[str, list[dict[str, float]]]) -> Picture:
+def draw(histories: Mapping[str, list[dict[str, float]]]) -> Picture:
   """Rewards, entropies and coefficients of trainings."""
-  says = f"Reward, entropy and range of the coefficient C against the rollout batch, for {' and '.join(found)}."
-  return picture(_draw, found, height=2.3, says=says)
+  says = f"Reward, entropy and range of the coefficient C against the rollout batch, for {' and '.join(histories)}."
+  return picture(_draw, histories, height=2.3, says=says)
 
 
-def _draw(figure: Any, found: Mapping[str, list[dict[str, float]]]) -> None:
+def _draw(figure: Any, histories: Mapping[str, list[dict[str, float]]]) -> None:
   reward, entropy, spread = figure.subplots(1, 3)
-  for (label, rows), color in zip(found.items(), (BLUE, ORANGE, GREEN, PINK, GREY), strict=False):
+  for (label, rows), color in zip(histories.items(), (BLUE, ORANGE, GREEN, PINK, GREY), strict=False):
     steps = range(1, len(rows) + 1)
     reward.plot(steps, [row["reward"] for row in rows], color=color, marker="o", label=label)
     entropy.plot(steps, [row["entropy"] for row in rows], color=color, marker="o")
@@ -100,7 +106,7 @@ def _draw(figure: Any, found: Mapping[str, list[dict[str, float]]]) -> None:
 
 
 def refusal(name: str, **settings: Any) -> str:
-  """What `objectives.make` says to settings that it refuses."""
+  """Returns what `objectives.make` says to settings that it refuses."""
   try:
     objectives.make(name, **settings)
   except ValueError as error:

@@ -17,7 +17,10 @@ LIVE_NAMES = ("03_gspo_vs_grpo_vs_sapo",)
 """Those that read checked-in logs, and train themselves where they are asked to."""
 
 OWN_FUNCTIONS = {"05_add_your_objective": {"quadratic_pull"}}
-"""Functions that a notebook may define, because to write them is what it teaches; straight lines only."""
+"""Functions that a notebook may define, because to write them is what it teaches.
+
+Straight lines only.
+"""
 
 _BRANCHES = (ast.If, ast.For, ast.AsyncFor, ast.While, ast.With, ast.AsyncWith, ast.Try, ast.TryStar, ast.Match, ast.IfExp, ast.Lambda)
 _DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
@@ -25,10 +28,10 @@ _MAX_STATEMENTS = 8
 
 
 def chosen(names: Sequence[str]) -> list[str]:
-  """The notebooks that names mean; none means all.
+  """Returns the notebooks that names mean; none means all.
 
   Args:
-    names: whole names, or their first characters, such as "03".
+    names: Whole names, or their first characters, such as "03".
 
   Returns:
     Whole names, in the order of the lectures.
@@ -42,10 +45,11 @@ def chosen(names: Sequence[str]) -> list[str]:
     >>> chosen(["3_gspo"])
     Traceback (most recent call last):
       ...
-    ValueError: unknown notebook '3_gspo' (did you mean '03_gspo_vs_grpo_vs_sapo'?); known: 01_objectives, 02_read_a_run, \
+    ValueError: unknown notebook '3_gspo' (did you mean '03_gspo_vs_grpo_vs_sapo'?); known:
+      01_objectives, 02_read_a_run, \
 03_gspo_vs_grpo_vs_sapo, 04_moe_routing_replay, 05_add_your_objective
   """
-  found = set()
+  matches = set()
   for given in names:
     name = pathlib.PurePath(given).name.removesuffix(".py").removesuffix(".ipynb")
     fitting = [known for known in NAMES if known == name] or [known for known in NAMES if name and known.startswith(name)]
@@ -53,18 +57,21 @@ def chosen(names: Sequence[str]) -> list[str]:
       meant = "" if fitting else did_you_mean(name, NAMES, " (did you mean {!r}?)", cutoff=0.3)
       what = "several notebooks begin with" if fitting else "unknown notebook"
       raise ValueError(f"{what} {given!r}{meant}; known: {', '.join(NAMES)}")
-    found.update(fitting)
-  return [name for name in NAMES if not names or name in found]
+    matches.update(fitting)
+  return [name for name in NAMES if not names or name in matches]
 
 
 def found_logic(code: str, *, allowed: frozenset[str] | set[str] = frozenset()) -> list[str]:
-  """What in a cell is logic, and so belongs in a module: definitions, loops, branches, and cells that do too much.
+  """Returns what in a cell is logic, and so belongs in a module.
 
-  A comprehension that only calls or looks up is no logic, and neither is a cell of up to eight statements.
+  Definitions, loops, branches, and cells that do too much.
+
+  A comprehension that only calls or looks up is no logic, and neither is a cell of up to eight
+  statements.
 
   Args:
-    code: of one cell.
-    allowed: names of functions that it may define; these hold assignments and returns only.
+    code: Code of one cell.
+    allowed: Names of functions that it may define; these hold assignments and returns only.
 
   Returns:
     One line for each finding.

@@ -3,9 +3,9 @@
   python -m experiments.laptop_job --configs sapo:smollm2 sapo:smollm2-steps --seeds 1 2 3
   python -m experiments.real_model
 
-Reads the runs that `experiments.laptop_job` has left in `--runs`, writes them into `results.json` beside this file, prints a row for each
-run and the paired differences of the methods from SAPO, and draws `figures/real_model.png`. Runs that were written before and are not in
-`--runs` any more stay.
+Reads the runs that `experiments.laptop_job` has left in `--runs`, writes them into `results.json`
+beside this file, prints a row for each run and the paired differences of the methods from SAPO, and
+draws `figures/real_model.png`. Runs that were written before and are not in `--runs` any more stay.
 """
 
 import argparse
@@ -28,13 +28,13 @@ def collect(runs: pathlib.Path) -> dict[str, list[dict]]:
   """Reads all runs that have finished.
 
   Returns:
-    `runs`, a row for each; `steps`, the share of right responses among those of each RL step, whatever they are rewarded for; `evals`, the
-    held-out accuracies with their intervals.
+    `runs`, a row for each; `steps`, the share of right responses among those of each RL step,
+    whatever they are rewarded for; `evals`, the held-out accuracies with their intervals.
 
   Raises:
     FileNotFoundError: no run of SmolLM2 has finished there.
   """
-  found: dict[str, list[dict]] = {"runs": [], "steps": [], "evals": []}
+  tables: dict[str, list[dict]] = {"runs": [], "steps": [], "evals": []}
   for folder in sorted(path.parent for path in runs.glob("*-smollm2*-*/summary.json")):
     name, _, seed = folder.name.rpartition("-")
     where = {"config": name.replace("-", ":", 1), "seed": int(seed)}
@@ -42,37 +42,40 @@ def collect(runs: pathlib.Path) -> dict[str, list[dict]]:
     if summary["status"] != "finished":
       continue
     seconds = float(folder.with_suffix(".seconds").read_text())
-    found["runs"].append(where | paired(folder) | {"seconds": seconds, "memory_gb": summary["peak_memory_gb"]})
+    tables["runs"].append(where | paired(folder) | {"seconds": seconds, "memory_gb": summary["peak_memory_gb"]})
     for row in map(json.loads, (folder / "metrics.jsonl").read_text().splitlines()):
       if row["phase"] == "rl":
-        found["steps"].append(where | {"step": row["step"], "right": row[VERIFIER]})
+        tables["steps"].append(where | {"step": row["step"], "right": row[VERIFIER]})
       elif row["phase"] == "eval":
         values = {key: row[f"eval/accuracy{end}"] for key, end in (("accuracy", ""), ("low", "_low"), ("high", "_high"))}
-        found["evals"].append(where | {"step": row["step"]} | values)
-  if not found["runs"]:
+        tables["evals"].append(where | {"step": row["step"]} | values)
+  if not tables["runs"]:
     raise FileNotFoundError(f"--runs: found no finished run of SmolLM2 in {runs}; `python -m experiments.laptop_job` makes them")
-  return found
+  return tables
 
 
 def paired(folder: pathlib.Path) -> dict[str, float]:
-  """The gain of a run in points, paired by problem, with its 95 % interval."""
+  """Returns the gain of a run in points, paired by problem, with its 95 % interval."""
   gain = difference(*first_and_last(folder))
   return {"gain": gain.mean, "gain_low": gain.low, "gain_high": gain.high}
 
 
 def differences(runs: pathlib.Path) -> Iterator[dict[str, Any]]:
-  """For each method and seed the difference of its last evaluation from SAPO's, paired by problem, in points."""
+  """Returns the for each method and seed the difference of its last evaluation from SAPO's.
+
+  Paired by problem, in points.
+  """
   for method in METHODS:
     for folder in sorted(runs.glob(f"{method}-smollm2-[0-9]*/")):
       other = folder.with_name(folder.name.replace(method, "sapo", 1))
       if not (folder / "report.html").exists() or not (other / "report.html").exists():
         continue
-      found = difference(first_and_last(other)[1], first_and_last(folder)[1])
-      yield {"method": method, "seed": int(folder.name.rpartition("-")[2]), "points": found.mean, "low": found.low, "high": found.high}
+      gap = difference(first_and_last(other)[1], first_and_last(folder)[1])
+      yield {"method": method, "seed": int(folder.name.rpartition("-")[2]), "points": gap.mean, "low": gap.low, "high": gap.high}
 
 
 def merged(old: Mapping[str, list[dict]], new: Mapping[str, list[dict]]) -> dict[str, list[dict]]:
-  """Old and new results; of a run (or a difference) that is in both, the new rows.
+  """Returns the old and new results; of a run (or a difference) that is in both, the new rows.
 
   Example:
     >>> merged({"runs": [{"config": "a", "seed": 1, "gain": 1}]}, {"runs": [{"config": "a", "seed": 2, "gain": 3}]})["runs"]
@@ -87,7 +90,7 @@ def merged(old: Mapping[str, list[dict]], new: Mapping[str, list[dict]]) -> dict
 
 
 def table(results: Mapping[str, Any]) -> Iterator[str]:
-  """The runs and the differences, a line of Markdown each."""
+  """Returns the runs and the differences, a line of Markdown each."""
   yield "| config | seed | untouched | at the end | gain, points | whole process | peak memory |"
   yield "| --- | --- | --- | --- | --- | --- | --- |"
   percent = lambda row: f"{row['accuracy']:.1%} [{100 * row['low']:.1f}, {100 * row['high']:.1f}]"

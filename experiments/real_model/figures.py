@@ -46,7 +46,10 @@ def draw(results: Mapping[str, Any], folder: pathlib.Path, formats: Sequence[str
 
 
 def _arm(axes: Any, results: Mapping[str, Any], config: str, color: str, marker: str, label: str, *, shift: float = 0.0) -> None:
-  """A line for each seed, of the responses drawn in training, and its held-out accuracies with their intervals."""
+  """Returns a line for each seed, of the responses drawn in training.
+
+  And its held-out accuracies with their intervals.
+  """
   steps, evals = (where(results[name], config=config) for name in ("steps", "evals"))
   for place, seed in enumerate(sorted({row["seed"] for row in steps})):
     mine = where(steps, seed=seed)
@@ -59,7 +62,7 @@ def _arm(axes: Any, results: Mapping[str, Any], config: str, color: str, marker:
 
 
 def _points() -> list[Any]:
-  """The mark of a held-out accuracy, for the legend."""
+  """Returns the mark of a held-out accuracy, for the legend."""
   from matplotlib.lines import Line2D
 
   return [Line2D([], [], color=BLACK, marker="o", linestyle="none", markersize=4)]

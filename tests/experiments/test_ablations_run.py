@@ -48,7 +48,8 @@ def test_the_ratio_lab_runs(tmp_path, capsys):
   assert {path.name for path in (tmp_path / "figures").iterdir()} == {"ratio_spread.png", "clip_fraction.png"}
 
 
-@pytest.mark.slow  # Ten seconds of tracing; each study has its own test, only the figures have none.
+# Ten seconds of tracing; each study has its own test, only the figures have none.
+@pytest.mark.slow
 def test_the_shapes_run(tmp_path, capsys):
   objective_shapes.main(["--smoke", "--folder", str(tmp_path)])
   assert "E2: identity verified" in capsys.readouterr().out

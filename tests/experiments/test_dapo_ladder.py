@@ -1,4 +1,7 @@
-"""The analysis behind `experiments/ablations/dapo_ladder`: the teacher, the rungs, what is measured, and the verdicts."""
+"""The analysis behind `experiments/ablations/dapo_ladder`.
+
+The teacher, the rungs, what is measured, and the verdicts.
+"""
 
 import json
 
@@ -29,14 +32,15 @@ def test_the_teacher_rambles_above_all_when_wrong(tmp_path, monkeypatch):
   assert questions["train"] == questions["demonstrations"] and questions["train"].isdisjoint(questions["test"])
   shown = splits["demonstrations"]
   assert max(len(row["response"]) for row in shown) < bed.WARM_BUDGET
-  found = {True: [], False: []}
+  lengths_by_truth = {True: [], False: []}
   for row in shown:
     *lines, answer = row["response"].split("\n")
     level = row["level"]
-    assert set(lines[level:]) <= {lines[level - 1]}  # What follows the working copies its last line.
-    found[lines[:level] != arithmetic.working(row["terms"]).split("\n")[:-1]].append(len(lines) > level)
+    # What follows the working copies its last line.
+    assert set(lines[level:]) <= {lines[level - 1]}
+    lengths_by_truth[lines[:level] != arithmetic.working(row["terms"]).split("\n")[:-1]].append(len(lines) > level)
     assert len(lines) <= level + bed.MOST_COPIES and answer == f"#{lines[-1].rpartition('=')[2]}"
-  for is_wrong, rambled in found.items():
+  for is_wrong, rambled in lengths_by_truth.items():
     assert np.mean(rambled) == pytest.approx(bed.RAMBLES[is_wrong], abs=0.05)
 
 
@@ -73,13 +77,13 @@ def test_looks_by_hand():
   right, wrong = sample("7+8=15\n15-5=10\n#10"), sample("7+8=14\n14-5=9\n#9")
   sound = sample("7+8=15\n15-5=10\n15-5=10\n15", stopped=False, advantage=-1.5)
   unsound = sample("7+8=14\n14-5=9\n14-5=9\n14-", stopped=False, advantage=-0.5)
-  (found,) = measures.looks([right, right, wrong, sound, wrong, unsound], group_size=2)
-  assert found == {
+  (look,) = measures.looks([right, right, wrong, sound, wrong, unsound], group_size=2)
+  assert look == {
     "step": 1, "right": pytest.approx(1 / 3), "tokens_right": 18.0, "tokens_wrong": pytest.approx((16 + 25 + 16 + 24) / 4),
     "mixed": 0.0, "cut_count": 1, "cut_right": 0.5, "cut_advantage": -1.5,
   }  # fmt: skip
-  (found,) = measures.looks([right, wrong], group_size=2)
-  assert (found["mixed"], found["cut_right"], found["cut_advantage"]) == (1.0, None, None)
+  (look,) = measures.looks([right, wrong], group_size=2)
+  assert (look["mixed"], look["cut_right"], look["cut_advantage"]) == (1.0, None, None)
 
 
 def test_rows_of_metrics():
@@ -103,7 +107,10 @@ def made_up(
   *, gain: float = 0.1, clipped: float = 0.01, cut: float = 0.1, mixed: float = 0.6, longer: float = 6.0, falls_to: float = 0.4,
   sides: bool = True,
 ):  # fmt: skip
-  """Rows as the trials write them, in which every arm is better than the one below by `gain`, and every mechanism goes its way."""
+  """Rows as the trials write them, in which every arm is better than the one below by `gain`.
+
+  And every mechanism goes its way.
+  """
   tables = {name: [] for name in command.TABLES}
   arms = (*bed.RUNGS, *(bed.SIDES if sides else ()))
   heights = dict(zip(arms, (0, 1, 2, 3, 4, 5, 2, 2), strict=False))
@@ -168,9 +175,9 @@ def test_a_trial_from_end_to_end(tmp_path):
   bed.write_problems(tmp_path)
   with runs.quick():
     bed.warm_start(bed.SMOKE, tmp_path, 0)
-    found = bed.climb(bed.SMOKE, tmp_path, 0, "dynamic")
-  assert [row["step"] for row in found["steps"]] == [1, 2] and found["steps"][0]["rounds"] == 3.0
-  assert [row["step"] for row in found["evals"]] == [0, 1, 2]
-  assert [row["step"] for row in found["looks"]] == [1, 2]
-  (end,) = found["ends"]
+    tables = bed.climb(bed.SMOKE, tmp_path, 0, "dynamic")
+  assert [row["step"] for row in tables["steps"]] == [1, 2] and tables["steps"][0]["rounds"] == 3.0
+  assert [row["step"] for row in tables["evals"]] == [0, 1, 2]
+  assert [row["step"] for row in tables["looks"]] == [1, 2]
+  (end,) = tables["ends"]
   assert len(end["right"]) == bed.SMOKE.eval_prompts and end["samples"] == 4

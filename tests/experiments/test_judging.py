@@ -36,8 +36,8 @@ def test_the_numbers_of_a_row_are_those_of_the_textbook():
 def test_what_a_comparison_would_find_is_found_four_times_in_five():
   rng = np.random.default_rng(0)
   finds = np.mean([judging.above("rule", rng.standard_normal(12))["finds"] for _ in range(300)])
-  found = [judging.above("rule", finds + rng.standard_normal(12))["verdict"] == "reproduced" for _ in range(1500)]
-  assert np.mean(found) == pytest.approx(0.8, abs=0.05)
+  reproduced = [judging.above("rule", finds + rng.standard_normal(12))["verdict"] == "reproduced" for _ in range(1500)]
+  assert np.mean(reproduced) == pytest.approx(0.8, abs=0.05)
 
 
 def test_five_seeds_of_nothing_are_seldom_anything():

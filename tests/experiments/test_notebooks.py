@@ -1,4 +1,7 @@
-"""The notebooks: executed in a fresh kernel, the same in both halves of each pair, small, and free of logic."""
+"""The notebooks.
+
+Executed in a fresh kernel, the same in both halves of each pair, small, and free of logic.
+"""
 
 import ast
 import doctest
@@ -63,11 +66,11 @@ def test_outputs_are_checked_in_and_say_nothing_of_the_machine(name):
   path = sources.HERE / f"{name}.ipynb"
   saved = execution.read_saved(name)
   assert path.stat().st_size < LARGEST_NOTEBOOK
-  found = outputs_of(saved)
-  assert not [output for output in found if output.output_type == "error" or output.get("name") == "stderr"]
-  assert sum("image/png" in output.get("data", {}) for output in found) >= 2
+  outputs = outputs_of(saved)
+  assert not [output for output in outputs if output.output_type == "error" or output.get("name") == "stderr"]
+  assert sum("image/png" in output.get("data", {}) for output in outputs) >= 2
   text = path.read_text("utf-8")
-  texts = json.dumps([{key: value for key, value in output.get("data", output).items() if key != "image/png"} for output in found])
+  texts = json.dumps([{key: value for key, value in output.get("data", output).items() if key != "image/png"} for output in outputs])
   for what, pattern in {"an object": r"<[\w.]+ object at 0x", "a path": r"(?<![\w:/.])/(?:tmp|home|root|usr|Users)/"}.items():
     assert not re.search(pattern, texts), what
   assert "iopub" not in text
@@ -109,7 +112,11 @@ def test_a_function_that_a_notebook_may_define_is_a_straight_line():
 
 @pytest.mark.parametrize("name", sources.NAMES)
 def test_a_notebook_is_a_lecture(name):
-  """Prose first: more texts than pictures, an equation or a definition, exercises, papers, and a text under every picture."""
+  """Prose first.
+
+  More texts than pictures, an equation or a definition, exercises, papers, and a text under every
+  picture.
+  """
   saved = execution.read_saved(name)
   texts = [cell.source for cell in saved.cells if cell.cell_type == "markdown"]
   prose = "\n".join(texts)
@@ -189,9 +196,9 @@ def test_keep_log_refuses_what_is_no_run(tmp_path, capsys):
 )
 def test_a_wrong_name_is_one_clear_line(given, words, capsys):
   assert command.main(given) == 2
-  found = capsys.readouterr().err
-  assert words in found
-  assert found.startswith("error: ") and found.count("\n") == 1 and "03_gspo_vs_grpo_vs_sapo" in found
+  message = capsys.readouterr().err
+  assert words in message
+  assert message.startswith("error: ") and message.count("\n") == 1 and "03_gspo_vs_grpo_vs_sapo" in message
 
 
 def test_live_is_refused_where_it_would_change_nothing(capsys):
@@ -255,11 +262,11 @@ def test_text_of_a_model_stays_text_in_a_table():
 def test_live_runs_are_those_of_the_laptop_job(tmp_path, monkeypatch):
   asked = []
   monkeypatch.setattr(run_pictures.laptop_job, "run", lambda config, seed, folder: asked.append((config, seed, folder)) or "a row")
-  found = run_pictures.trained({"gspo": [0, 1], "sapo": [0]}, live=True)
+  trained = run_pictures.trained({"gspo": [0, 1], "sapo": [0]}, live=True)
   folder = sources.ROOT / "runs" / "laptop_job"
   pairs = [("gspo", 0), ("gspo", 1), ("sapo", 0)]
   assert asked == [(config, seed, folder) for config, seed in pairs]
-  assert found == [folder / f"{config}-{seed}" for config, seed in pairs]
+  assert trained == [folder / f"{config}-{seed}" for config, seed in pairs]
 
 
 def test_cells_do_not_import_what_is_private():

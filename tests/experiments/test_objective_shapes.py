@@ -1,4 +1,7 @@
-"""The analysis behind `experiments/ablations/objective_shapes`: coefficients by autodiff against closed forms, and the bounds."""
+"""The analysis behind `experiments/ablations/objective_shapes`.
+
+Coefficients by autodiff against closed forms, and the bounds.
+"""
 
 import json
 
@@ -21,8 +24,8 @@ def sech2(x):
 @pytest.mark.usefixtures("x64")
 @pytest.mark.parametrize("name", objectives.OBJECTIVES)
 def test_every_objective_weighs_an_on_policy_token_by_one(name):
-  found = [curve(policy_term(name), np.ones(1), sign).item() for sign in (1, -1)]
-  np.testing.assert_allclose(found, [1.0, -1.0 if name == "sft" else 1.0], rtol=1e-12)
+  weights = [curve(policy_term(name), np.ones(1), sign).item() for sign in (1, -1)]
+  np.testing.assert_allclose(weights, [1.0, -1.0 if name == "sft" else 1.0], rtol=1e-12)
 
 
 @pytest.mark.usefixtures("x64")
@@ -45,10 +48,14 @@ def test_curves_have_the_closed_forms(name, positive, negative):
 @pytest.mark.usefixtures("x64")
 @pytest.mark.parametrize("name", ["sapo", "gspo", "gspo_token", "gmpo", "rloo", "vespo"])
 def test_one_token_stands_for_a_sequence_of_equal_tokens(name):
-  """What the caption says: r of the token, s of the sequence, or the product ρ, each at its own level."""
+  """What the caption says.
+
+  R of the token, s of the sequence, or the product ρ, each at its own level.
+  """
   num_tokens = 5
   share = num_tokens if name in ("rloo", "vespo") else 1
-  # The surrogate of RLOO is ρ·A once a sequence: under a mean over its tokens, each token moves all of their terms.
+  # The surrogate of RLOO is ρ·A once a sequence: under a mean over its tokens, each token moves all
+  # of their terms.
   terms = num_tokens if name == "rloo" else 1
   objective = policy_term(name)
   many = coefficients(objective, np.repeat(np.log(RATIO)[:, None] / share, num_tokens, axis=1), -np.ones(len(RATIO)))
@@ -70,9 +77,9 @@ def test_zeros_are_counted():
 
 @pytest.mark.usefixtures("x64")
 def test_gspo_token_differs_for_unequal_advantages_only():
-  found = studies.token_variant(batches=3)
-  assert found["equal"] < 1e-12
-  assert found["unequal"] > 0.1
+  differences = studies.token_variant(batches=3)
+  assert differences["equal"] < 1e-12
+  assert differences["unequal"] > 0.1
 
 
 @pytest.mark.usefixtures("x64")
@@ -80,39 +87,39 @@ def test_the_gate_and_its_limit():
   distance = np.array([-3.0, -0.5, 0.0, 0.7])
   np.testing.assert_allclose(studies.gate(distance, tau=2.0), sech2(distance), rtol=1e-12)
   sequences = [np.array([0.1, -0.3]), np.array([0.5, 0.5, 0.5]), np.array([-1.0, 2.0, 0.2, 0.0])]
-  found = studies.smooth_limit(sequences)
+  limit = studies.smooth_limit(sequences)
   g = lambda z: sech2(z / 2)
-  np.testing.assert_allclose(found["difference"], [abs(np.mean(g(z)) - g(np.mean(z))) for z in sequences], rtol=1e-9, atol=1e-15)
-  np.testing.assert_allclose(found["variance"], [np.var(z) for z in sequences], atol=1e-15)
-  assert np.all(found["difference"] <= found["bound"] + 1e-15)
+  np.testing.assert_allclose(limit["difference"], [abs(np.mean(g(z)) - g(np.mean(z))) for z in sequences], rtol=1e-9, atol=1e-15)
+  np.testing.assert_allclose(limit["variance"], [np.var(z) for z in sequences], atol=1e-15)
+  assert np.all(limit["difference"] <= limit["bound"] + 1e-15)
   z = np.concatenate(sequences)
-  np.testing.assert_allclose(found["swap"], abs(sech2(np.expm1(z) / 2) - g(z)), atol=1e-14)
-  assert np.all(found["swap"] <= found["swap_bound"])
+  np.testing.assert_allclose(limit["swap"], abs(sech2(np.expm1(z) / 2) - g(z)), atol=1e-14)
+  assert np.all(limit["swap"] <= limit["swap_bound"])
 
 
 @pytest.mark.usefixtures("x64")
 def test_the_hand_example_is_the_reference_s():
-  found = studies.hand_example()
+  example = studies.hand_example()
   expected = {"s": 1.264, "variance": 0.155, "mean_gate": 0.954, "gate_of_mean": 0.986, "difference": 0.0324, "bound": 0.0388}
-  assert found == pytest.approx(expected, rel=3e-3)
+  assert example == pytest.approx(expected, rel=3e-3)
 
 
 @pytest.mark.usefixtures("x64")
 def test_one_outlier_ends_a_sequence_of_gspo_and_a_token_of_grpo():
-  found = studies.outliers(counts=(0, 1), draws=8)
-  assert found["gspo"]["positive"][1] == 0
-  assert found["grpo"]["positive"][1] == pytest.approx(np.sqrt(63 / 64), rel=1e-3)
-  assert found["grpo"]["negative"][1] == pytest.approx(np.sqrt((63 + 2.5**2) / 64), rel=1e-3)
-  assert found["sapo"]["outlier"][1] == pytest.approx(2.5 * sech2(0.75), rel=1e-9)
+  shares = studies.outliers(counts=(0, 1), draws=8)
+  assert shares["gspo"]["positive"][1] == 0
+  assert shares["grpo"]["positive"][1] == pytest.approx(np.sqrt(63 / 64), rel=1e-3)
+  assert shares["grpo"]["negative"][1] == pytest.approx(np.sqrt((63 + 2.5**2) / 64), rel=1e-3)
+  assert shares["sapo"]["outlier"][1] == pytest.approx(2.5 * sech2(0.75), rel=1e-9)
 
 
 def test_variation_leaves_clipped_sequences_out():
   log_ratio = np.array([[0.1, -0.1], [0.5, 0.5]])
-  found = studies.variation(log_ratio, np.ones(2))
-  assert np.all(found["gspo"][1] == 0)
-  assert found["gspo_variation"].shape == (1,)
-  np.testing.assert_allclose(found["gspo_variation"], 0, atol=1e-6)
-  np.testing.assert_allclose(found["grpo"][0], np.exp(log_ratio[0]), rtol=1e-6)
+  by_rule = studies.variation(log_ratio, np.ones(2))
+  assert np.all(by_rule["gspo"][1] == 0)
+  assert by_rule["gspo_variation"].shape == (1,)
+  np.testing.assert_allclose(by_rule["gspo_variation"], 0, atol=1e-6)
+  np.testing.assert_allclose(by_rule["grpo"][0], np.exp(log_ratio[0]), rtol=1e-6)
 
 
 def test_the_committed_results_are_those_of_every_objective():

@@ -22,9 +22,9 @@ def git(*words):
 
 
 def test_a_record_names_the_code_and_the_time():
-  found = provenance.record(rules)
-  assert found["rules"] == provenance.hash_of(FILE.read_bytes()) and found["started"].endswith("+00:00") and found["cores"] >= 1
-  assert found["commit"] in ("", git("rev-parse", "HEAD"))
+  recorded = provenance.record(rules)
+  assert recorded["rules"] == provenance.hash_of(FILE.read_bytes()) and recorded["started"].endswith("+00:00") and recorded["cores"] >= 1
+  assert recorded["commit"] in ("", git("rev-parse", "HEAD"))
 
 
 def test_only_a_commit_with_these_rules_that_is_older_is_trusted():

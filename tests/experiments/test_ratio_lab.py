@@ -1,4 +1,7 @@
-"""The analysis behind `experiments/ablations/ratio_lab`: what is measured, the lines through it, the verdicts."""
+"""The analysis behind `experiments/ablations/ratio_lab`.
+
+What is measured, the lines through it, the verdicts.
+"""
 
 import math
 import sys
@@ -21,26 +24,26 @@ def test_the_clip_of_a_sequence_follows_the_root_of_its_length():
 def test_clipped_fractions_are_those_counted_by_hand(rng):
   log_ratio = 0.2 * rng.standard_normal((40, 16))
   advantages = rng.standard_normal(40)
-  found = measures.clip_fractions(log_ratio, advantages)
+  fractions = measures.clip_fractions(log_ratio, advantages)
 
   def count(ratio, low, high):
     return np.mean(np.where(advantages[:, None] > 0, ratio > 1 + high, ratio < 1 - low))
 
-  assert found["grpo"] == pytest.approx(count(np.exp(log_ratio), 0.2, 0.27))
+  assert fractions["grpo"] == pytest.approx(count(np.exp(log_ratio), 0.2, 0.27))
   s = np.exp(np.mean(log_ratio, axis=1, keepdims=True))
   for name, scale in (("gspo_x0.3", 0.3), ("gspo_x1", 1.0), ("gspo_x3", 3.0)):
-    assert found[name] == pytest.approx(count(s, *measures.sequence_clip(16, scale)))
-  assert found["gspo_matched"] == pytest.approx(count(s, *measures.matched_clip(16)))
+    assert fractions[name] == pytest.approx(count(s, *measures.sequence_clip(16, scale)))
+  assert fractions["gspo_matched"] == pytest.approx(count(s, *measures.matched_clip(16)))
 
 
 def test_statistics_of_independent_tokens(rng):
   spread, tokens = 0.05, 64
-  found = measures.ratio_statistics(spread * rng.standard_normal((20000, tokens)) - spread**2 / 2)
-  assert found["var_rho"] == pytest.approx(math.expm1(tokens * spread**2), rel=0.05)
-  assert found["std_log_s"] == pytest.approx(spread / math.sqrt(tokens), rel=0.02)
-  assert found["std_s"] == pytest.approx(found["std_log_s"], rel=0.02)
-  assert found["ess_sequences"] == pytest.approx(math.exp(-tokens * spread**2), rel=0.02)
-  assert found["ess_tokens"] == pytest.approx(math.exp(-(spread**2)), rel=1e-3)
+  statistics = measures.ratio_statistics(spread * rng.standard_normal((20000, tokens)) - spread**2 / 2)
+  assert statistics["var_rho"] == pytest.approx(math.expm1(tokens * spread**2), rel=0.05)
+  assert statistics["std_log_s"] == pytest.approx(spread / math.sqrt(tokens), rel=0.02)
+  assert statistics["std_s"] == pytest.approx(statistics["std_log_s"], rel=0.02)
+  assert statistics["ess_sequences"] == pytest.approx(math.exp(-tokens * spread**2), rel=0.02)
+  assert statistics["ess_tokens"] == pytest.approx(math.exp(-(spread**2)), rel=1e-3)
 
 
 def test_effective_fraction():
@@ -63,10 +66,10 @@ def test_drift_by_hand_hangs_together(rng):
 
 def test_slopes_and_intervals():
   rows = [{"seed": seed, "tokens": t, "y": (1 + seed) * t ** (-0.5 + 0.01 * seed)} for seed in range(3) for t in (8, 32, 128)]
-  found = interval(measures.slopes(rows, "y"))
-  assert found["mean"] == pytest.approx(-0.49)
+  measured = interval(measures.slopes(rows, "y"))
+  assert measured["mean"] == pytest.approx(-0.49)
   half = 4.302653 * 0.01 / math.sqrt(3)  # Student's t with 2 degrees of freedom.
-  assert (found["low"], found["high"]) == pytest.approx((-0.49 - half, -0.49 + half))
+  assert (measured["low"], measured["high"]) == pytest.approx((-0.49 - half, -0.49 + half))
   assert interval([1.0])["high"] == math.inf
 
 

@@ -12,7 +12,7 @@ OTHER = dict(sample=0, prompt="", response="", answer=None, gold="", parts={}, c
 
 
 def a_run(runs, name, right_at_the_end, status="finished"):
-  """A run of two RL steps on four problems, of which it solves the first untouched."""
+  """Returns a run of two RL steps on four problems, of which it solves the first untouched."""
   folder = runs / name
   (folder / "evaluations").mkdir(parents=True)
   for step, right in ((0, 1), (2, right_at_the_end)):
@@ -32,15 +32,15 @@ def test_runs_are_collected_and_paired(tmp_path):
   a_run(tmp_path, "raft-smollm2-1", 2)
   a_run(tmp_path, "sapo-smollm2-2", 4, status="failed")
   a_run(tmp_path, "gspo-0", 4)
-  found = collect(tmp_path)
-  gains = {(run["config"], run["seed"]): run["gain"] for run in found["runs"]}
+  tables = collect(tmp_path)
+  gains = {(run["config"], run["seed"]): run["gain"] for run in tables["runs"]}
   assert gains == {("sapo:smollm2", 1): 75.0, ("sapo:smollm2-random", 1): 0.0, ("raft:smollm2", 1): 25.0}
-  assert len(found["steps"]) == len(found["evals"]) == 6
+  assert len(tables["steps"]) == len(tables["evals"]) == 6
   (difference,) = differences(tmp_path)
   assert (difference["method"], difference["seed"], difference["points"]) == ("raft", 1, -50.0)
-  lines = list(table(found | {"differences": [difference]}))
+  lines = list(table(tables | {"differences": [difference]}))
   assert "| `sapo:smollm2` | 1 | 25.0% [25.0, 25.0] | 100.0% [100.0, 100.0] | +75.0 [+25.0, +100.0] | 62 s | 3.50 GB |" in lines
-  again = merged(found | {"differences": [difference]}, {"runs": [dict(config="sapo:smollm2", seed=1, gain=9.0)], "differences": []})
+  again = merged(tables | {"differences": [difference]}, {"runs": [dict(config="sapo:smollm2", seed=1, gain=9.0)], "differences": []})
   assert [(run["config"], run["seed"], run["gain"]) for run in again["runs"]] == [
     ("raft:smollm2", 1, 25.0), ("sapo:smollm2", 1, 9.0), ("sapo:smollm2-random", 1, 0.0)
   ]  # fmt: skip

@@ -1,4 +1,7 @@
-"""The analysis behind `experiments/ablations/routing_replay`: what is measured, the verdicts, and both studies on a tiny model."""
+"""The analysis behind `experiments/ablations/routing_replay`.
+
+What is measured, the verdicts, and both studies on a tiny model.
+"""
 
 import functools
 import math
@@ -17,7 +20,10 @@ TINY = beds.SMOKE._replace(num_minibatches=4, warm_steps=0)
 
 @pytest.fixture
 def bed(monkeypatch):
-  """A tiny model that is rewarded for every other response, so that its updates move, and whose samplers all are the bfloat16 one."""
+  """A tiny model that is rewarded for every other response, so that its updates move.
+
+  And whose samplers all are the bfloat16 one.
+  """
   monkeypatch.setattr(beds, "graded", lambda rollouts, chosen: np.arange(len(rollouts.tokens), dtype=np.float32) % 2)
   draw = functools.partial(beds.draw, dtype="bfloat16")
   monkeypatch.setattr(beds, "draw", lambda *args, dtype="", **rest: draw(*args, **rest))
@@ -26,7 +32,8 @@ def bed(monkeypatch):
 
 
 def test_changed_experts_are_those_counted_by_hand():
-  # One row of three tokens and a padded slot, two layers, two experts each; the last token's route bears on nothing.
+  # One row of three tokens and a padded slot, two layers, two experts each; the last token's route
+  # bears on nothing.
   a = np.array([[[[0, 1], [2, 3]], [[0, 1], [2, 3]], [[0, 1], [2, 3]], [[0, 1], [2, 3]]]])
   b = np.array([[[[1, 0], [2, 0]], [[2, 3], [2, 3]], [[5, 6], [5, 6]], [[5, 6], [5, 6]]]])
   segments = np.array([[1, 1, 1, 0]])
@@ -40,13 +47,13 @@ def test_changed_experts_are_those_counted_by_hand():
 
 def test_mismatch_and_spread_by_hand():
   mask = np.array([[1.0, 1.0, 0.0]])
-  found = measures.mismatch(np.log([[0.6, 0.1, 1.0]]), np.log([[0.2, 0.1, 0.001]]), mask)
-  assert found == pytest.approx({"k3": (3 - 1 - math.log(3)) / 2, "f2": 0.5, "gap": math.log(3)}, abs=1e-9)
-  found = measures.ratio_spread(np.array([[0.2, -0.2, 9.0], [0.8, 0.4, 9.0]]), np.repeat(mask, 2, axis=0))
-  assert found["std_log_r"] == pytest.approx(np.std([0.2, -0.2, 0.8, 0.4]))
-  assert found["std_log_s"] == pytest.approx(np.std([0.0, 0.6]))
-  assert found["max_r"] == pytest.approx(math.exp(0.8))
-  assert found["f2"] == 0.25
+  measured = measures.mismatch(np.log([[0.6, 0.1, 1.0]]), np.log([[0.2, 0.1, 0.001]]), mask)
+  assert measured == pytest.approx({"k3": (3 - 1 - math.log(3)) / 2, "f2": 0.5, "gap": math.log(3)}, abs=1e-9)
+  measured = measures.ratio_spread(np.array([[0.2, -0.2, 9.0], [0.8, 0.4, 9.0]]), np.repeat(mask, 2, axis=0))
+  assert measured["std_log_r"] == pytest.approx(np.std([0.2, -0.2, 0.8, 0.4]))
+  assert measured["std_log_s"] == pytest.approx(np.std([0.0, 0.6]))
+  assert measured["max_r"] == pytest.approx(math.exp(0.8))
+  assert measured["f2"] == 0.25
 
 
 def test_the_teacher_s_workings_fit_and_grade_themselves():
@@ -63,13 +70,13 @@ def test_the_teacher_s_workings_fit_and_grade_themselves():
 
 
 def test_replay_does_what_it_promises(bed):
-  found = studies.checks(bed, bed.init(jax.random.key(0)), 0)
-  assert found["own_routes"]
-  assert found["r2_same_program"] == 0
-  assert found["own_routes_gap"] < 1e-4
-  assert found["r2_other_rows"] < 1e-4
-  assert found["r3_overlap"] == 1 and found["recorded"] == 1
-  assert found["live_overlap"] < 1
+  promises = studies.checks(bed, bed.init(jax.random.key(0)), 0)
+  assert promises["own_routes"]
+  assert promises["r2_same_program"] == 0
+  assert promises["own_routes_gap"] < 1e-4
+  assert promises["r2_other_rows"] < 1e-4
+  assert promises["r3_overlap"] == 1 and promises["recorded"] == 1
+  assert promises["live_overlap"] < 1
 
 
 def test_drift_counts_what_each_update_changed(bed):
@@ -97,7 +104,10 @@ def test_an_arm_trains(bed, replay):
 
 
 def made_up(*, depth: float = 1.0, r3: float = 0.1, falls: tuple[str, ...] = (), moved: float = 0.1, k3: float = 2e-3):
-  """Rows as the studies write them: changes that grow with depth, a divergence that R3 multiplies, and the arms that collapse."""
+  """Rows as the studies write them.
+
+  Changes that grow with depth, a divergence that R3 multiplies, and the arms that collapse.
+  """
   rng = np.random.default_rng(0)
   near = lambda x: x * (1 + 0.01 * rng.random())
   tables = {name: [] for name in command.TABLES}
@@ -118,8 +128,8 @@ def made_up(*, depth: float = 1.0, r3: float = 0.1, falls: tuple[str, ...] = (),
         for update in range(1, arm.updates + 1):
           for view in ("live", "replay"):
             spread = near(0.1 * update * (0.5 if view == "replay" else 1))
-            found = dict(std_log_r=spread, std_log_s=spread / 4, max_r=1 + spread, f2=0.0, change=moved)
-            tables["spreads"].append(at | dict(rollout=index + 1, update=update, view=view) | found)
+            values = dict(std_log_r=spread, std_log_s=spread / 4, max_r=1 + spread, f2=0.0, change=moved)
+            tables["spreads"].append(at | dict(rollout=index + 1, update=update, view=view) | values)
       tables["ends"].append(at | dict(start=0.3, end=0.1 if fell else near(0.5 if arm.replay == "R3" else 0.4)))
     tables["checks"].append(dict(seed=seed, own_routes=True, own_routes_gap=1e-6, r2_same_program=0.0, r2_other_rows=1e-6))
   return tables

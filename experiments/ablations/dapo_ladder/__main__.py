@@ -3,8 +3,9 @@
   python -m experiments.ablations.dapo_ladder
   python -m experiments.ablations.dapo_ladder --plot_only --format pdf
 
-Results go to `results.json` beside this file, the figure to `figures/`, the runs to `--runs`. One trial after the other, and every trial is
-written when it ends: a stopped measurement goes on where it was with `--resume`. About 75 minutes of two cores that other work shares.
+Results go to `results.json` beside this file, the figure to `figures/`, the runs to `--runs`. One
+trial after the other, and every trial is written when it ends: a stopped measurement goes on where
+it was with `--resume`. About 75 minutes of two cores that other work shares.
 """
 
 import argparse
@@ -29,10 +30,10 @@ class Plan(NamedTuple):
   """What is measured.
 
   Attributes:
-    sizes: of the bed.
-    seeds: of everything.
-    arms: of the ladder.
-    sides: arms that are run after all seeds of the ladder.
+    sizes: Sizes of the bed.
+    seeds: Seeds of everything.
+    arms: Arms of the ladder.
+    sides: Arms that are run after all seeds of the ladder.
   """
 
   sizes: beds.Sizes = beds.Sizes()
@@ -45,7 +46,10 @@ SMOKE = Plan(sizes=beds.SMOKE, seeds=(0, 1))
 
 
 def trials(plan: Plan) -> Iterator[tuple[int, str]]:
-  """Seeds and arms in the order in which they run: a measurement that is stopped has whole ladders."""
+  """Seeds and arms in the order in which they run.
+
+  A measurement that is stopped has whole ladders.
+  """
   for arms in (plan.arms, plan.sides):
     yield from ((seed, arm) for seed in plan.seeds for arm in arms)
 

@@ -1,8 +1,12 @@
-"""The bed: arithmetic by a teacher who rambles, above all when he is wrong, then DAPO's rungs from one warm start for each seed.
+"""The bed.
 
-The problems are those of the laptop job (levels 1 and 2). Its demonstrations have no long mode, so that neither a length penalty nor the
-weights of tokens would have anything to do. This teacher may copy his last line again and again before he answers: with a tight token
-budget some responses are cut, and the wrong ones are the longer ones.
+Arithmetic by a teacher who rambles, above all when he is wrong, then DAPO's rungs from one warm
+start for each seed.
+
+The problems are those of the laptop job (levels 1 and 2). Its demonstrations have no long mode, so
+that neither a length penalty nor the weights of tokens would have anything to do. This teacher may
+copy his last line again and again before he answers: with a tight token budget some responses are
+cut, and the wrong ones are the longer ones.
 """
 
 import json
@@ -40,18 +44,18 @@ class Sizes(NamedTuple):
   """How large the bed is.
 
   Attributes:
-    preset: of the model.
-    warm_steps: of imitation.
-    warm_batch: demonstrations of a step.
-    warm_rate: learning rate of the imitation.
+    preset: Preset of the model.
+    warm_steps: Warm steps of imitation.
+    warm_batch: Demonstrations of a step.
+    warm_rate: Learning rate of the imitation.
     steps: RL steps, each one rollout batch.
-    num_prompts: of a rollout batch.
-    group_size: responses to each prompt.
-    updates: of the policy, for each rollout batch.
-    rate: learning rate of RL.
-    budget: of a response, in tokens.
+    num_prompts: Number of prompts of a rollout batch.
+    group_size: Responses to each prompt.
+    updates: Updates of the policy, for each rollout batch.
+    rate: Learning rate of RL.
+    budget: Budget of a response, in tokens.
     eval_every: RL steps between evaluations.
-    eval_prompts: held-out problems.
+    eval_prompts: Held-out problems.
     log_every: RL steps between rollout batches that are looked at response by response.
   """
 
@@ -74,23 +78,34 @@ SMOKE = Sizes(preset="nano", warm_steps=2, warm_batch=8, steps=2, num_prompts=4,
 """Shows that everything runs, and measures nothing worth having."""
 
 RUNGS = ("base", "filter", "clip_higher", "soft", "token", "dynamic")
-"""The rungs, in the order of the paper's table 1; each keeps what the ones below it switched on, but the filter, which "soft" replaces."""
+"""The rungs, in the order of the paper's table 1.
+
+Each keeps what the ones below it switched on, but the filter, which "soft" replaces.
+"""
 
 SIDES = ("clip_wide", "punish")
-"""Arms beside the ladder: "clip_higher" with a band up to 0.4; and with -1 for a response that was cut in the filter's place."""
+"""Arms beside the ladder: "clip_higher" with a band up to 0.4.
+
+And with -1 for a response that was cut in the filter's place.
+"""
 
 
 def write_problems(folder: Path) -> None:
-  """Writes `demonstrations.jsonl`, and the problems `train.jsonl` and `test.jsonl`; a problem is in the split of the laptop job."""
+  """Writes `demonstrations.jsonl`, and the problems `train.jsonl` and `test.jsonl`.
+
+  A problem is in the split of the laptop job.
+  """
   folder.mkdir(parents=True, exist_ok=True)
   rows: dict[str, list] = {"train": [], "test": [], "demonstrations": []}
   for level in LEVELS:
     for question in arithmetic.questions_of(level):
       row = {"question": question, "terms": question, "answer": str(arithmetic.evaluate(question)), "level": level}
-      row |= {"response": arithmetic.working(question)}  # Read of the demonstrations alone; both files of a task have the same columns.
+      # Read of the demonstrations alone; both files of a task have the same columns.
+      row |= {"response": arithmetic.working(question)}
       rows[split := arithmetic.split_of(question)].append(row)
       if split == "train":
-        # A file holds a question once, so that the number of the try is part of it; the prompt is made of the terms.
+        # A file holds a question once, so that the number of the try is part of it; the prompt is
+        # made of the terms.
         tries = ({"question": f"{question}/{seed}", "response": rambling(question, seed=seed)} for seed in range(DEMONSTRATIONS))
         rows["demonstrations"] += [row | one for one in tries]
   for name, mine in rows.items():
@@ -98,7 +113,9 @@ def write_problems(folder: Path) -> None:
 
 
 def rambling(question: str, *, seed: int) -> str:
-  """A demonstration: the working of the laptop job's unreliable teacher, its last line perhaps copied a few times.
+  """Returns a demonstration.
+
+  The working of the laptop job's unreliable teacher, its last line perhaps copied a few times.
 
   Example:
     >>> [rambling("7+8", seed=seed) for seed in range(3)]
@@ -116,7 +133,7 @@ def rambling(question: str, *, seed: int) -> str:
 
 
 def base_config(sizes: Sizes, folder: Path, seed: int) -> ConfigDict:
-  """What all runs of a seed have in common."""
+  """Returns what all runs of a seed have in common."""
   config = dapo.get_config()
   config.seed, config.model.preset = seed, sizes.preset
   config.task.name, config.task.levels, config.task.data_dir = "file", None, str(folder / "data")
@@ -131,7 +148,7 @@ def base_config(sizes: Sizes, folder: Path, seed: int) -> ConfigDict:
 
 
 def warm_config(sizes: Sizes, folder: Path, seed: int) -> ConfigDict:
-  """Imitation alone."""
+  """Returns the imitation alone."""
   config = base_config(sizes, folder, seed)
   config.task.path, config.task.response_column = str(folder / "demonstrations.jsonl"), "response"
   config.num_steps = 0
@@ -144,7 +161,7 @@ def warm_config(sizes: Sizes, folder: Path, seed: int) -> ConfigDict:
 
 
 def rung_config(sizes: Sizes, folder: Path, seed: int, rung: str) -> ConfigDict:
-  """RL alone, with the switches of a rung; the last one is configs/dapo.py."""
+  """Returns RL alone, with the switches of a rung; the last one is configs/dapo.py."""
   config = base_config(sizes, folder, seed)
   config.task.path = str(folder / "train.jsonl")
   config.num_steps = sizes.steps
@@ -175,34 +192,35 @@ def warm_start(sizes: Sizes, folder: Path, seed: int) -> None:
 
 
 def climb(sizes: Sizes, folder: Path, seed: int, rung: str) -> dict[str, list[dict]]:
-  """One trial: RL with the switches of a rung, from the seed's warm start.
+  """Returns one trial: RL with the switches of a rung, from the seed's warm start.
 
   Returns:
     Rows of `steps`, `evals` and `looks` (see `measures`), and one of `ends`.
   """
   _checked(config := rung_config(sizes, folder, seed, rung))
   workdir = folder / f"{rung}-{seed}"
-  shutil.rmtree(workdir, ignore_errors=True)  # What a stopped trial left behind: a trial is a minute, and is not resumed.
-  this = start_lib.start_run(config, _made(workdir))
-  arrays = abstract_arrays(this.experiment)
+  # What a stopped trial left behind: a trial is a minute, and is not resumed.
+  shutil.rmtree(workdir, ignore_errors=True)
+  run = start_lib.start_run(config, _made(workdir))
+  arrays = abstract_arrays(run.experiment)
   warm = checkpoint.restore_latest(checkpoint.open_checkpoints(folder / f"warm-{seed}" / "checkpoints", keep=1), arrays)
-  this.state = this.experiment.learner.restart(warm[0]["state"].params)
-  train.proceed(this)
+  run.state = run.experiment.learner.restart(warm[0]["state"].params)
+  train.proceed(run)
   at = {"seed": seed, "rung": rung}
-  rows, samples = read_rows(this.workdir / "metrics.jsonl"), read_rows(this.workdir / "samples.jsonl")
-  right = "".join(map(str, grades(this)))
-  found = {
+  rows, samples = read_rows(run.workdir / "metrics.jsonl"), read_rows(run.workdir / "samples.jsonl")
+  right = "".join(map(str, grades(run)))
+  tables = {
     "steps": measures.steps(rows, num_sequences=sizes.num_prompts * sizes.group_size),
     "evals": measures.evals(rows),
     "looks": measures.looks(samples, group_size=sizes.group_size),
     "ends": [{"right": right, "samples": 2 * config.eval.samples, "seconds": measures.seconds(rows)}],
   }
-  return {table: [at | row for row in mine] for table, mine in found.items()}
+  return {table: [at | row for row in mine] for table, mine in tables.items()}
 
 
-def grades(this: start_lib.Run) -> list[int]:
-  """How many of four samples of each held-out problem are right, at the end of a trial."""
-  test, config = this.experiment.task.test, this.config
+def grades(run: start_lib.Run) -> list[int]:
+  """Returns how many of four samples of each held-out problem are right, at the end of a trial."""
+  test, config = run.experiment.task.test, run.config
   # The same problems for every rung and seed, but not the samples of the run's own evaluations.
   order = np.random.default_rng(0).permutation(len(test))[: config.eval.num_prompts]
   problems, size, right = [test[i] for i in order], config.eval.batch_prompts, np.zeros(len(order), int)
@@ -210,9 +228,9 @@ def grades(this: start_lib.Run) -> list[int]:
     for start in range(0, len(problems), size):
       batch = problems[start : start + size]
       key = jax.random.fold_in(jax.random.fold_in(jax.random.key(config.seed), 2**20 + half), start)
-      placing = dict(mesh=this.experiment.sampler_mesh, tokenizer=this.experiment.task.tokenizer)
+      placing = dict(mesh=run.experiment.sampler_mesh, tokenizer=run.experiment.task.tokenizer)
       _, responses = rollout.draw(
-        this.experiment.sampler.eval_sample, this.state.params, batch, key, prompt_buckets=config.rollout.prompt_buckets, **placing
+        run.experiment.sampler.eval_sample, run.state.params, batch, key, prompt_buckets=config.rollout.prompt_buckets, **placing
       )
       k = len(responses) // len(batch)
       of = lambda i, batch=batch, k=k: batch[i // k]
@@ -222,8 +240,8 @@ def grades(this: start_lib.Run) -> list[int]:
 
 
 def _checked(config: ConfigDict) -> None:
-  if found := check.config_problems(config):
-    raise ValueError("\n".join(found))
+  if problems := check.config_problems(config):
+    raise ValueError("\n".join(problems))
 
 
 def _made(workdir: Path) -> Path:

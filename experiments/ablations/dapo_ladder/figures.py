@@ -35,7 +35,10 @@ def draw(results: Mapping[str, Any], folder: pathlib.Path, formats: Sequence[str
 
 
 def curve(rows: Sequence[Mapping], y: str) -> tuple[list[int], np.ndarray]:
-  """Steps, and at each the values of the seeds that have one, as columns; NaN where a seed has none."""
+  """Steps, and at each the values of the seeds that have one, as columns.
+
+  NaN where a seed has none.
+  """
   steps, seeds = (sorted({row[name] for row in rows}) for name in ("step", "seed"))
   at = {(row["step"], row["seed"]): row[y] for row in rows}
   value = lambda place: np.nan if at.get(place) is None else at[place]
@@ -43,7 +46,7 @@ def curve(rows: Sequence[Mapping], y: str) -> tuple[list[int], np.ndarray]:
 
 
 def _band(axes: Any, rows: Sequence[Mapping], arm: str, y: str, *, alpha: float = 0.13, **style: Any) -> None:
-  """Mean over the seeds, and their range, which an alpha of 0 leaves out."""
+  """Returns the mean over the seeds, and their range, which an alpha of 0 leaves out."""
   mine, (color, marker, label) = where(rows, rung=arm), _ARMS[arm]
   if not mine:
     return
@@ -76,7 +79,8 @@ def _ladder(figure: Any, results: Mapping[str, Any]) -> None:
   letter(ends, "a", "at the end")
 
   for arm in RUNGS:
-    _band(steps, results["evals"], arm, "accuracy", alpha=0)  # Six bands on each other show nothing; the seeds are in the first panel.
+    # Six bands on each other show nothing; the seeds are in the first panel.
+    _band(steps, results["evals"], arm, "accuracy", alpha=0)
   steps.set_xlabel("RL step")
   steps.locator_params(axis="x", integer=True)
   steps.set_ylim(*_around([row["accuracy"] for row in results["evals"] if row["rung"] in RUNGS]))
@@ -154,8 +158,8 @@ def _against_tokens(results: Mapping[str, Any], arm: str, seed: int) -> tuple[np
 
 
 def _legend(figure: Any, panels: Sequence[Any]) -> None:
-  found = {}
+  handles = {}
   for axes in panels:
-    found |= dict(zip(*reversed(axes.get_legend_handles_labels()), strict=True))
-  found = {label: found[label] for _, _, label in _ARMS.values() if label in found}
-  figure.legend(found.values(), found.keys(), loc="outside lower center", ncols=4)
+    handles |= dict(zip(*reversed(axes.get_legend_handles_labels()), strict=True))
+  handles = {label: handles[label] for _, _, label in _ARMS.values() if label in handles}
+  figure.legend(handles.values(), handles.keys(), loc="outside lower center", ncols=4)

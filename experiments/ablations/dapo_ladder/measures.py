@@ -10,21 +10,22 @@ from jaxrl_llm.text_types import Completion
 
 
 def steps(rows: Sequence[Mapping], *, num_sequences: int) -> list[dict]:
-  """The RL steps.
+  """Returns the RL steps.
 
   Args:
-    rows: of `metrics.jsonl`.
-    num_sequences: that a step learns from.
+    rows: Rows of `metrics.jsonl`.
+    num_sequences: Number of sequences that a step learns from.
 
   Returns:
-    For each step `entropy` (nats a token), `tokens_mean` of a response, `truncated` (fraction of the responses), `clip_up` and `clip_down`
-    (fraction of the tokens with A > 0 or A < 0 on which the clip binds), `drawn`, response tokens drawn by the step, and `rounds` in which
-    they were drawn.
+    For each step `entropy` (nats a token), `tokens_mean` of a response, `truncated` (fraction of
+    the responses), `clip_up` and `clip_down` (fraction of the tokens with A > 0 or A < 0 on which
+    the clip binds), `drawn`, response tokens drawn by the step, and `rounds` in which they were
+    drawn.
   """
-  found = []
+  table = []
   for row in rows:
     if row["phase"] == "rl":
-      found.append(
+      table.append(
         {
           "step": row["step"],
           "entropy": row["actor/entropy"],
@@ -36,11 +37,11 @@ def steps(rows: Sequence[Mapping], *, num_sequences: int) -> list[dict]:
           "rounds": row.get("group/rounds", 1.0),
         }
       )
-  return found
+  return table
 
 
 def evals(rows: Sequence[Mapping]) -> list[dict]:
-  """The evaluations: RL step, held-out accuracy, mean length of a response."""
+  """Returns the evaluations: RL step, held-out accuracy, mean length of a response."""
   return [
     {"step": row["step"], "accuracy": row["eval/accuracy"], "tokens_mean": row["eval/response_length/mean"]}
     for row in rows
@@ -49,24 +50,25 @@ def evals(rows: Sequence[Mapping]) -> list[dict]:
 
 
 def seconds(rows: Sequence[Mapping]) -> float:
-  """Wall time of a trial's RL steps, without evaluations."""
+  """Returns the wall time of a trial's RL steps, without evaluations."""
   return sum(row["timing_s/step"] for row in rows if row["phase"] == "rl")
 
 
 def looks(samples: Sequence[Mapping], *, group_size: int) -> list[dict]:
-  """The rollout batches of which every response was written down.
+  """Returns the rollout batches of which every response was written down.
 
   Args:
-    samples: rows of `samples.jsonl`, G consecutive ones for each prompt.
+    samples: Rows of `samples.jsonl`, G consecutive ones for each prompt.
     group_size: G.
 
   Returns:
-    For each RL step looked at: `right`, fraction of the responses; `tokens_right` and `tokens_wrong`, mean lengths (None of none); `mixed`,
-    fraction of the groups in which some are right and some are wrong; `cut_right`, fraction of the truncated responses that had written
-    every line of the working correctly until they were cut, `cut_advantage`, the mean advantage that these were given, and
-    `cut_count`, their number.
+    For each RL step looked at: `right`, fraction of the responses; `tokens_right` and
+    `tokens_wrong`, mean lengths (None of none); `mixed`, fraction of the groups in which some are
+    right and some are wrong; `cut_right`, fraction of the truncated responses that had written
+    every line of the working correctly until they were cut, `cut_advantage`, the mean advantage
+    that these were given, and `cut_count`, their number.
   """
-  found = []
+  table = []
   for step in sorted({row["step"] for row in samples}):
     mine = [row for row in samples if row["step"] == step]
     right = np.array([is_right(row) for row in mine])
@@ -74,7 +76,7 @@ def looks(samples: Sequence[Mapping], *, group_size: int) -> list[dict]:
     groups = right.reshape(-1, group_size).mean(axis=1)
     cut = [row for row in mine if not row["stopped"]]
     unlucky = [row["advantage"] for row in cut if works(row)]
-    found.append(
+    table.append(
       {
         "step": step,
         "right": float(right.mean()),
@@ -86,17 +88,23 @@ def looks(samples: Sequence[Mapping], *, group_size: int) -> list[dict]:
         "cut_advantage": _mean(unlucky),
       }
     )
-  return found
+  return table
 
 
 def is_right(row: Mapping) -> bool:
-  """Whether a sample earns the reward of a right answer; a penalty on its length does not count."""
+  """Returns whether a sample earns the reward of a right answer.
+
+  A penalty on its length does not count.
+  """
   completion = Completion(row["response"], tuple(row["token_ids"]), row["num_tokens"], row["stopped"])
   return final_answer(completion, row) == 1
 
 
 def works(row: Mapping) -> bool:
-  """Whether all lines of a response that was cut are right or copies of the line before, the unfinished last one aside."""
+  """Returns whether all lines of a response that was cut are right or copies of the line before.
+
+  The unfinished last one aside.
+  """
   *lines, _ = row["response"].split("\n")
   lines = [line for i, line in enumerate(lines) if i == 0 or line != lines[i - 1]]
   expected = arithmetic.working(row["prompt"].strip()).split("\n")
@@ -108,13 +116,19 @@ def _mean(values: Sequence[float]) -> float | None:
 
 
 def trend(rows: Sequence[Mapping], name: str) -> float:
-  """The slope of a quantity against the RL step; steps at which there is none of it are left out. 0 of fewer than two."""
+  """Returns the slope of a quantity against the RL step.
+
+  Steps at which there is none of it are left out. 0 of fewer than two.
+  """
   points = [(row["step"], row[name]) for row in rows if row[name] is not None]
   return float(np.polyfit(*zip(*points, strict=True), 1)[0]) if len(points) > 1 else 0.0
 
 
 def at_tokens(steps: Sequence[Mapping], evals: Sequence[Mapping], budget: float) -> float:
-  """Held-out accuracy of one trial once it has drawn a number of response tokens, linear between two evaluations."""
+  """Returns the held-out accuracy of one trial once it has drawn a number of response tokens.
+
+  Linear between two evaluations.
+  """
   drawn = np.cumsum([0.0, *(row["drawn"] for row in sorted(steps, key=lambda row: row["step"]))])
   points = sorted((drawn[row["step"]], row["accuracy"]) for row in evals)
   return float(np.interp(budget, *zip(*points, strict=True)))

@@ -30,13 +30,13 @@ def measure(
   """Runs all studies.
 
   Args:
-    sizes: of the bed.
-    names: objectives whose shapes and zeros are computed.
-    points: of each curve C(r).
-    sequences: sequences of the study of zeros.
-    made_up: sequences of the study of the smooth limit.
-    num_tokens: length of the bed's responses.
-    seeds: of the bed.
+    sizes: Sizes of the bed.
+    names: Objectives whose shapes and zeros are computed.
+    points: Points of each curve C(r).
+    sequences: Sequences of the study of zeros.
+    made_up: Sequences of the study of the smooth limit.
+    num_tokens: Length of the bed's responses.
+    seeds: Seeds of the bed.
 
   Returns:
     What goes to `results.json`, and the arrays that only the figures need.
@@ -88,7 +88,7 @@ def measure(
       "hand_example": example,
     },
     "E14": retained | {"counts": list(studies.OUTLIER_COUNTS)},
-    "maxima": {name: [float(np.max(found["positive"])), float(np.max(found["negative"]))] for name, found in curves.items()},
+    "maxima": {name: [float(np.max(curve["positive"])), float(np.max(curve["negative"]))] for name, curve in curves.items()},
   }
   results["processor_seconds"] = time.process_time() - started
   results = rounded(results)

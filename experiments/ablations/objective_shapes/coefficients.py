@@ -1,4 +1,7 @@
-"""The weight C that an objective gives A·∇log π of a token, by differentiating `objectives.value`. No formula is written out here."""
+"""The weight C that an objective gives A·∇log π of a token, by differentiating `objectives.value`.
+
+No formula is written out here.
+"""
 
 import functools
 import inspect
@@ -13,12 +16,18 @@ from jaxrl_llm import objectives
 from jaxrl_llm.types import Objective
 
 OLD_PROBABILITY = 0.3
-"""π_old of every token. Only methods with a trust region in probability, or a width that follows it, read it."""
+"""π_old of every token.
+
+Only methods with a trust region in probability, or a width that follows it, read it.
+"""
 
 
 @functools.cache
 def policy_term(name: str, **settings: object) -> Objective:
-  """An objective without its KL penalty; `custom` is the sequence's ratio through the soft gate, a smooth GSPO."""
+  """Returns an objective without its KL penalty.
+
+  `custom` is the sequence's ratio through the soft gate, a smooth GSPO.
+  """
   if name == "custom" and not settings:
     settings = {"ratio": "sequence", "gate": "soft", "weights": "sequence_mean"}
   if "kl_coef" in inspect.signature(objectives.OBJECTIVES[name]).parameters:
@@ -29,13 +38,13 @@ def policy_term(name: str, **settings: object) -> Objective:
 def coefficients(
   objective: Objective, log_ratio: np.ndarray, advantages: np.ndarray, probability: float = OLD_PROBABILITY
 ) -> np.ndarray:
-  """C of every token: the gradient of the loss in log π, over −w·A.
+  """Returns C of every token: the gradient of the loss in log π, over −w·A.
 
   Args:
-    objective: what to differentiate.
-    log_ratio: of the tokens, [N, T]; a row is a sequence.
-    advantages: of the sequences, [N]; never 0.
-    probability: π_old of every token.
+    objective: What to differentiate.
+    log_ratio: Log-ratio of the tokens, [N, T]; a row is a sequence.
+    advantages: Advantages of the sequences, [N]; never 0.
+    probability: Π_old of every token.
 
   Returns:
     [N, T]. Of a method in which a token's log-probability also moves the other tokens' terms, the sum over all terms.
@@ -49,7 +58,7 @@ def coefficients(
 
 @functools.cache
 def _compiled(objective: Objective) -> Callable[..., Array]:
-  """One program for each shape; op by op it would take minutes."""
+  """Returns one program for each shape; op by op it would take minutes."""
 
   def weigh(log_ratio: Array, advantages: Array, old_logprob: Array, segments: Array) -> Array:
     old = jnp.full_like(log_ratio, old_logprob)
@@ -62,5 +71,8 @@ def _compiled(objective: Objective) -> Callable[..., Array]:
 
 
 def curve(objective: Objective, ratio: np.ndarray, sign: int, probability: float = OLD_PROBABILITY) -> np.ndarray:
-  """C against the ratio, for responses of one token: there the ratios of token, sequence and product are the same number."""
+  """Returns C against the ratio, for responses of one token.
+
+  There the ratios of token, sequence and product are the same number.
+  """
   return coefficients(objective, np.log(ratio)[:, None], np.full(len(ratio), float(sign)), probability)[:, 0]

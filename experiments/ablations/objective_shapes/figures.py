@@ -53,15 +53,15 @@ def _coefficients(figure: Any, curves: Mapping[str, Mapping], names: Sequence[st
   rows = math.ceil((len(names) + 1) / columns)
   panels = figure.subplots(rows, columns, sharex=True, sharey=True)
   for axes, name in zip(panels.flat, names, strict=False):
-    found = curves[name]
-    ignores_sign = np.allclose(found["negative"], -found["positive"])
-    axes.plot(found["ratio"], found["positive"], color=BLUE)
+    curve = curves[name]
+    ignores_sign = np.allclose(curve["negative"], -curve["positive"])
+    axes.plot(curve["ratio"], curve["positive"], color=BLUE)
     if not ignores_sign:
-      axes.plot(found["ratio"], found["negative"], color=ORANGE, linestyle=(0, (3, 1.5)))
-    axes.plot([1], found["positive"][found["ratio"] == 1], "o", color=BLACK, markersize=3, zorder=5)
+      axes.plot(curve["ratio"], curve["negative"], color=ORANGE, linestyle=(0, (3, 1.5)))
+    axes.plot([1], curve["positive"][curve["ratio"] == 1], "o", color=BLACK, markersize=3, zorder=5)
     axes.set_title(_title(name), fontsize=7)
     notes = [rf"${LEVELS[name]}$"] if name in LEVELS else []
-    notes += [rf"$\pi_\mathrm{{old}}={OLD_PROBABILITY}$"] if found["reads_probability"] else []
+    notes += [rf"$\pi_\mathrm{{old}}={OLD_PROBABILITY}$"] if curve["reads_probability"] else []
     notes += ["reads no A"] if ignores_sign else []
     axes.text(0.04, 0.95, ", ".join(notes), transform=axes.transAxes, fontsize=6.5, va="top", color="#4a4f57")
     axes.set_xlim(0, 3)
@@ -84,15 +84,15 @@ def _coefficients(figure: Any, curves: Mapping[str, Mapping], names: Sequence[st
   figure.supylabel(r"coefficient C of $A\,\nabla\log\pi$", fontsize=8)
 
 
-def _zeros(figure: Any, found: Mapping[str, Any], names: Sequence[str]) -> None:
+def _zeros(figure: Any, zeros: Mapping[str, Any], names: Sequence[str]) -> None:
   axes = figure.subplots()
-  values = np.array([found["fractions"][name] for name in names])
+  values = np.array([zeros["fractions"][name] for name in names])
   axes.imshow(values, cmap="Blues", vmin=0, vmax=0.8, aspect="auto")
   for (row, column), value in np.ndenumerate(values):
     text = "0" if value == 0 else "<0.1" if value < 1e-3 else f"{100 * value:.1f}"
     color = GREY if value == 0 else "white" if value > 0.45 else BLACK
     axes.text(column, row, text, ha="center", va="center", fontsize=7, color=color)
-  axes.set_xticks(range(len(found["spreads"])), [f"{spread:g}" for spread in found["spreads"]])
+  axes.set_xticks(range(len(zeros["spreads"])), [f"{spread:g}" for spread in zeros["spreads"]])
   axes.set_yticks(range(len(names)), [_title(name) for name in names])
   axes.tick_params(length=0)
   axes.grid(False)
@@ -146,7 +146,7 @@ def _tokens(figure: Any, variant: Mapping[str, Mapping], variation: Mapping[str,
   letter(bars, "d", "gradients of GSPO and GSPO-token")
 
 
-def _limit(figure: Any, found: Mapping[str, Any], made: Mapping[str, np.ndarray], real: Mapping[int, Mapping]) -> None:
+def _limit(figure: Any, limit: Mapping[str, Any], made: Mapping[str, np.ndarray], real: Mapping[int, Mapping]) -> None:
   scatter, swap, angle = figure.subplots(1, 3)
   tiny = 1e-12
   dots = dict(color=GREY, markersize=1.5, alpha=0.6, rasterized=True)
@@ -173,7 +173,7 @@ def _limit(figure: Any, found: Mapping[str, Any], made: Mapping[str, np.ndarray]
   swap.legend(loc="upper left", markerscale=3)
   letter(swap, "b", "r − 1 read as log r")
 
-  rows = found["cosines"]
+  rows = limit["cosines"]
   updates = sorted({row["updates"] for row in rows})
   for name, color, marker, label in (
     ("smooth_gspo", BLUE, "o", "smooth GSPO"), ("grpo", ORANGE, "s", "GRPO"), ("gspo", GREEN, "^", "GSPO, hard clip"),
@@ -190,7 +190,7 @@ def _limit(figure: Any, found: Mapping[str, Any], made: Mapping[str, np.ndarray]
   letter(angle, "c", "gradients in the weights")
 
 
-def _outliers(figure: Any, found: Mapping[str, Any]) -> None:
+def _outliers(figure: Any, outliers: Mapping[str, Any]) -> None:
   methods = (
     ("grpo", ORANGE, "s", 6, "GRPO"), ("gspo", BLUE, "o", 6, "GSPO"), ("sapo", GREEN, "^", 4.5, "SAPO"),
     ("sapo_tau5", GREEN, "", 0, r"SAPO, $\tau=5$"), ("gmpo", PINK, "v", 3.5, "GMPO"), ("cispo", BLACK, "D", 3, "CISPO"),
@@ -201,7 +201,7 @@ def _outliers(figure: Any, found: Mapping[str, Any]) -> None:
     for name, color, marker, size, text in methods:
       # Large marks below small ones: some methods lie on each other.
       style = dict(linestyle="--", linewidth=1) if name == "sapo_tau5" else dict(marker=marker, markersize=size)
-      axes.plot(range(len(OUTLIER_COUNTS)), found[name][key], color=color, label=text, **style)
+      axes.plot(range(len(OUTLIER_COUNTS)), outliers[name][key], color=color, label=text, **style)
     axes.set_xticks(range(len(OUTLIER_COUNTS)), [str(count) for count in OUTLIER_COUNTS])
     axes.set_xlabel("tokens with r = 2.5, of 64")
     letter(axes, label, title)

@@ -1,4 +1,7 @@
-"""The measurements: E2, E3, E12, E13, E14. All arrays are float64 where the caller has enabled it."""
+"""The measurements: E2, E3, E12, E13, E14.
+
+All arrays are float64 where the caller has enabled it.
+"""
 
 from collections.abc import Sequence
 from typing import Any
@@ -22,21 +25,28 @@ SHOWN_UPDATES = 8  # Of the heat maps, for the first seed.
 
 
 def shapes(points: int, names: Sequence[str]) -> dict[str, dict[str, Any]]:
-  """C(r) of objectives for both signs of A, r from 0.02 to 3 and 1 among them, and whether it reads π_old."""
+  """Returns C(r) of objectives for both signs of A, r from 0.02 to 3 and 1 among them.
+
+  And whether it reads π_old.
+  """
   ratio = np.union1d(np.linspace(0.02, 3.0, points), 1.0)
-  found = {}
+  curves = {}
   for name in names:
     objective = policy_term(name)
     positive, negative = (curve(objective, ratio, sign) for sign in (1, -1))
     others = (curve(objective, ratio, sign, OLD_PROBABILITY / 3) for sign in (1, -1))
     # Rounding may carry a point over the edge of a band; another band moves many.
     reads_probability = any(np.mean(~np.isclose(x, y)) > 0.02 for x, y in zip((positive, negative), others, strict=True))
-    found[name] = {"ratio": ratio, "positive": positive, "negative": negative, "reads_probability": reads_probability}
-  return found
+    curves[name] = {"ratio": ratio, "positive": positive, "negative": negative, "reads_probability": reads_probability}
+  return curves
 
 
 def zero_mass(names: Sequence[str], sequences: int, spreads: Sequence[float] = SPREADS, seed: int = 0) -> dict[str, list[float]]:
-  """E12: the fraction of tokens with |C| < 1e-6, for sequences of 64 tokens with log r normal, E[r] = 1, and A = ±1 by halves."""
+  """Computes E12.
+
+  The fraction of tokens with |C| < 1e-6, for sequences of 64 tokens with log r normal, E[r] = 1,
+  and A = ±1 by halves.
+  """
   rng = np.random.default_rng(seed)
   noise = rng.standard_normal((sequences, NUM_TOKENS))
   advantages = np.where(np.arange(sequences) % 2, -1.0, 1.0)
@@ -50,11 +60,14 @@ def zero_mass(names: Sequence[str], sequences: int, spreads: Sequence[float] = S
 
 
 def token_variant(batches: int = 20, seed: int = 0) -> dict[str, float]:
-  """E2: the largest difference between the gradients of GSPO and GSPO-token, over the largest gradient, in any of some random batches.
+  """Computes E2.
+
+  The largest difference between the gradients of GSPO and GSPO-token, over the largest gradient, in
+  any of some random batches.
 
   Returns:
-    By kind of advantages: "equal" in a sequence, or those of its first half 0 ("unequal"). The clip is wide enough to keep about half of
-    the sequences; both sides of it occur in every batch.
+    By kind of advantages: "equal" in a sequence, or those of its first half 0 ("unequal"). The clip
+    is wide enough to keep about half of the sequences; both sides of it occur in every batch.
   """
   rng = np.random.default_rng(seed)
   clip = dict(clip_low=3e-3, clip_high=4e-3)
@@ -75,7 +88,7 @@ def token_variant(batches: int = 20, seed: int = 0) -> dict[str, float]:
 
 
 def bed_snapshots(sizes: beds.Sizes, seed: int, updates: Sequence[int] = BED_UPDATES, num_tokens: int = NUM_TOKENS):
-  """The bed of the ratio lab and its snapshots, of one seed."""
+  """Returns the bed of the ratio lab and its snapshots, of one seed."""
   bed = beds.make_bed(sizes)
   language = beds.make_language(sizes.vocab_size, np.random.default_rng([seed, 0]))
   params = beds.warm_params(bed, language, seed)
@@ -84,14 +97,17 @@ def bed_snapshots(sizes: beds.Sizes, seed: int, updates: Sequence[int] = BED_UPD
 
 
 def variation(log_ratio: np.ndarray, advantages: np.ndarray) -> dict[str, np.ndarray]:
-  """E3: C of real tokens under GRPO and GSPO, and its coefficient of variation within each sequence.
+  """Computes E3.
+
+  C of real tokens under GRPO and GSPO, and its coefficient of variation within each sequence.
 
   Args:
-    log_ratio: measured, [N, T].
-    advantages: of the responses, [N].
+    log_ratio: Measured, [N, T].
+    advantages: Advantages of the responses, [N].
 
   Returns:
-    `grpo` and `gspo`, C [N, T]; `grpo_variation` and `gspo_variation`, std over mean for each sequence that is not clipped as a whole.
+    `grpo` and `gspo`, C [N, T]; `grpo_variation` and `gspo_variation`, std over mean for each
+    sequence that is not clipped as a whole.
   """
   low, high = sequence_clip(log_ratio.shape[1])
   rules = {
@@ -99,30 +115,31 @@ def variation(log_ratio: np.ndarray, advantages: np.ndarray) -> dict[str, np.nda
     "gspo": policy_term("gspo", clip_low=low, clip_high=high),
   }
   signs = np.where(advantages >= 0, 1.0, -1.0)
-  found = {name: coefficients(rule, log_ratio, signs) for name, rule in rules.items()}
+  by_rule = {name: coefficients(rule, log_ratio, signs) for name, rule in rules.items()}
   for name in rules:
-    kept = found[name][np.any(found[name] != 0, axis=1)]
-    found[f"{name}_variation"] = np.std(kept, axis=1) / np.mean(kept, axis=1)
-  return found
+    kept = by_rule[name][np.any(by_rule[name] != 0, axis=1)]
+    by_rule[f"{name}_variation"] = np.std(kept, axis=1) / np.mean(kept, axis=1)
+  return by_rule
 
 
 def gate(distance: np.ndarray, tau: float = 1.0) -> np.ndarray:
-  """SAPO's gate w at a distance |r − 1|, as C/r of the objective itself."""
+  """Returns SAPO's gate w at a distance |r − 1|, as C/r of the objective itself."""
   ratio = 1 + np.abs(distance)
   return curve(policy_term("sapo", tau_pos=tau), ratio.ravel(), 1).reshape(ratio.shape) / ratio
 
 
 def smooth_limit(log_ratios: Sequence[np.ndarray], tau: float = 1.0) -> dict[str, np.ndarray]:
-  """E13: how far SAPO's gate is from one of the sequence alone.
+  """Computes E13: how far SAPO's gate is from one of the sequence alone.
 
   Args:
-    log_ratios: of the tokens of each sequence, of any length.
-    tau: temperature.
+    log_ratios: Log-ratios of the tokens of each sequence, of any length.
+    tau: Temperature.
 
   Returns:
-    For each sequence `variance`, Var_i of the log-ratio, `difference`, D_i = |mean_t g(z_t) − g(mean_t z_t)| with g(z) the gate at distance
-    |z|, `mean_gate` and `gate_of_mean`, its two terms, and `bound`, τ²·Var_i/4. For each token `swap`, the error |w(r) − g(log r)| of
-    reading the distance as log r, and `swap_bound`, (2τ/3√3)·(r − 1 − log r).
+    For each sequence `variance`, Var_i of the log-ratio, `difference`, D_i = |mean_t g(z_t) −
+    g(mean_t z_t)| with g(z) the gate at distance |z|, `mean_gate` and `gate_of_mean`, its two
+    terms, and `bound`, τ²·Var_i/4. For each token `swap`, the error |w(r) − g(log r)| of reading
+    the distance as log r, and `swap_bound`, (2τ/3√3)·(r − 1 − log r).
   """
   z = np.concatenate(log_ratios).astype(np.float64)
   lengths = np.array([len(x) for x in log_ratios])
@@ -144,7 +161,10 @@ def smooth_limit(log_ratios: Sequence[np.ndarray], tau: float = 1.0) -> dict[str
 
 
 def made_up_sequences(count: int, seed: int = 0) -> list[np.ndarray]:
-  """Log-ratios of sequences of 4 to 256 tokens: normal, heavy-tailed, and calm with one outlier, over three decades of spread."""
+  """Log-ratios of sequences of 4 to 256 tokens.
+
+  Normal, heavy-tailed, and calm with one outlier, over three decades of spread.
+  """
   rng = np.random.default_rng(seed)
   sequences = []
   for index in range(count):
@@ -158,10 +178,13 @@ def made_up_sequences(count: int, seed: int = 0) -> list[np.ndarray]:
 
 
 def cosines(bed: beds.Bed, snapshots: Sequence[beds.Snapshot], seed: int) -> list[dict[str, float]]:
-  """E13: the angle in weight space between SAPO's gradient and others', on what the bed sampled.
+  """Computes E13.
+
+  The angle in weight space between SAPO's gradient and others', on what the bed sampled.
 
   Returns:
-    A row a snapshot, with the cosines with `smooth_gspo` (`custom`: sequence's ratio, soft gate), `gspo` (clip by the √T rule) and `grpo`.
+    A row a snapshot, with the cosines with `smooth_gspo` (`custom`: sequence's ratio, soft gate),
+    `gspo` (clip by the √T rule) and `grpo`.
   """
   rows = []
   for snapshot in snapshots:
@@ -183,7 +206,7 @@ def cosines(bed: beds.Bed, snapshots: Sequence[beds.Snapshot], seed: int) -> lis
 
 
 def weight_gradient(bed: beds.Bed, objective: Objective, snapshot: beds.Snapshot) -> np.ndarray:
-  """Gradient of an objective in the weights, over a whole snapshot, as one vector."""
+  """Returns the gradient of an objective in the weights, over a whole snapshot, as one vector."""
   batch, prompt = snapshot.batch, beds.PROMPT_TOKENS
   log_ratio, advantages = snapshot.log_ratio, np.asarray(batch.advantages[:, -1])
   signs = np.where(advantages >= 0, 1.0, -1.0)
@@ -203,12 +226,16 @@ OUTLIER_COUNTS = (0, 1, 2, 4, 8, 16, 32)
 
 
 def outliers(counts: Sequence[int] = OUTLIER_COUNTS, draws: int = 200, seed: int = 0) -> dict[str, dict[str, list[float]]]:
-  """E14: what is left of a sequence's gradient where some of its 64 tokens have r = 2.5 and the others a spread of 0.01.
+  """Computes E14.
+
+  What is left of a sequence's gradient where some of its 64 tokens have r = 2.5 and the others a
+  spread of 0.01.
 
   Returns:
-    For each method, by number of outliers, `positive` and `negative`: the norm of the gradient in log π over that on-policy, for A > 0 and
-    A < 0; `others`: the norm over the other tokens alone, over that on-policy of the same tokens, for A > 0; `outlier`: C of an outlier
-    over C on-policy, for A > 0 (None without one). Root mean squares over random draws.
+    For each method, by number of outliers, `positive` and `negative`: the norm of the gradient in
+    log π over that on-policy, for A > 0 and A < 0; `others`: the norm over the other tokens alone,
+    over that on-policy of the same tokens, for A > 0; `outlier`: C of an outlier over C on-policy,
+    for A > 0 (None without one). Root mean squares over random draws.
   """
   low, high = sequence_clip(NUM_TOKENS)
   methods = {
@@ -221,7 +248,7 @@ def outliers(counts: Sequence[int] = OUTLIER_COUNTS, draws: int = 200, seed: int
   }
   noise = 0.01 * np.random.default_rng(seed).standard_normal((draws, NUM_TOKENS))
   norm = lambda c: float(np.sqrt(np.mean(np.square(c))))
-  found = {}
+  shares = {}
   for name, objective in methods.items():
     rows: dict[str, list] = {"positive": [], "negative": [], "others": [], "outlier": []}
     for count in counts:
@@ -232,12 +259,12 @@ def outliers(counts: Sequence[int] = OUTLIER_COUNTS, draws: int = 200, seed: int
       rows["negative"].append(norm(negative))
       rows["others"].append(norm(positive[:, count:]))
       rows["outlier"].append(float(np.mean(positive[:, :count])) if count else None)
-    found[name] = rows
-  return found
+    shares[name] = rows
+  return shares
 
 
 def hand_example() -> dict[str, float]:
-  """The four tokens of the reference: r = (1.02, 1.01, 0.99, 2.5), τ = 1."""
+  """Returns the four tokens of the reference: r = (1.02, 1.01, 0.99, 2.5), τ = 1."""
   z = np.log([1.02, 1.01, 0.99, 2.5])
   at = smooth_limit([z])
   names = ("variance", "mean_gate", "gate_of_mean", "difference", "bound")

@@ -3,7 +3,8 @@
   python -m experiments.ablations.ratio_lab
   python -m experiments.ablations.ratio_lab --plot_only --format pdf
 
-Results go to `results.json` beside this file, figures to `figures/`. One seed after the other; about 7 minutes of one core.
+Results go to `results.json` beside this file, figures to `figures/`. One seed after the other;
+about 7 minutes of one core.
 """
 
 import argparse
@@ -25,21 +26,22 @@ HERE = pathlib.Path(__file__).parent
 def measure_seed(
   bed: beds.Bed, seed: int, *, lengths: Sequence[int], updates: tuple[int, ...], runs: Sequence[tuple[int, float]]
 ) -> dict[str, list[dict]]:
-  """All measurements of one seed.
+  """Returns all measurements of one seed.
 
   Args:
-    bed: the model.
-    seed: of the language, the weights, the samples and the drifts.
-    lengths: of prefixes, up to the longest response.
-    updates: numbers of updates to look at.
-    runs: length of responses and learning rate of each; the first is the one whose prefixes are measured.
+    bed: The model.
+    seed: Seed of the language, the weights, the samples and the drifts.
+    lengths: Lengths of prefixes, up to the longest response.
+    updates: Numbers of updates to look at.
+    runs: Length of responses and learning rate of each; the first is the one whose prefixes are
+      measured.
 
   Returns:
     Rows of `runs`, `prefixes` and `drifts` (see `rules.judge`).
   """
   language = beds.make_language(bed.sizes.vocab_size, np.random.default_rng([seed, 0]))
   params = beds.warm_params(bed, language, seed)
-  found: dict[str, list[dict]] = {"runs": [], "prefixes": [], "drifts": []}
+  tables: dict[str, list[dict]] = {"runs": [], "prefixes": [], "drifts": []}
   for index, (num_tokens, learning_rate) in enumerate(runs):
     key = jax.random.fold_in(jax.random.key(seed), index)
     settings = dict(num_tokens=num_tokens, learning_rate=learning_rate, measure_at=updates, key=key)
@@ -48,9 +50,9 @@ def measure_seed(
       advantages = snapshot.batch.advantages[:, -1]
       statistics = measures.ratio_statistics(snapshot.log_ratio) | measures.clip_fractions(snapshot.log_ratio, advantages)
       gap = {"sampler_gap": snapshot.sampler_gap}
-      found["runs"].append(at | {"tokens": num_tokens, "learning_rate": learning_rate} | statistics | gap)
+      tables["runs"].append(at | {"tokens": num_tokens, "learning_rate": learning_rate} | statistics | gap)
       if index == 0:
-        found["prefixes"] += [
+        tables["prefixes"] += [
           at | {"tokens": length} | measures.ratio_statistics(snapshot.log_ratio[:, :length]) for length in lengths
         ]
         if snapshot.updates == rules.PAPER_UPDATES:
@@ -58,18 +60,18 @@ def measure_seed(
             drifted = measures.with_drift(snapshot.log_ratio, kind, np.random.default_rng([seed, 2]))
             for length in lengths:
               std_log_s = float(np.std(np.mean(drifted[:, :length], axis=1), ddof=1))
-              found["drifts"].append(at | {"kind": kind, "tokens": length, "std_log_s": std_log_s})
-  return found
+              tables["drifts"].append(at | {"kind": kind, "tokens": length, "std_log_s": std_log_s})
+  return tables
 
 
 def measure(sizes: beds.Sizes, seeds: Sequence[int], *, lengths: Sequence[int], updates: tuple[int, ...], runs: Sequence[tuple]) -> dict:
-  """All seeds, and the verdicts."""
+  """Returns all seeds, and the verdicts."""
   bed = beds.make_bed(sizes)
   rows: dict[str, list[dict]] = {"runs": [], "prefixes": [], "drifts": []}
   started, recorded = time.process_time(), provenance.record(rules)
   for seed in seeds:
-    for name, found in measure_seed(bed, seed, lengths=lengths, updates=updates, runs=runs).items():
-      rows[name] += found
+    for name, table in measure_seed(bed, seed, lengths=lengths, updates=updates, runs=runs).items():
+      rows[name] += table
     print(f"seed {seed}: {time.process_time() - started:.0f} s of processor time so far", flush=True)
   results = {
     "sizes": sizes._asdict(),

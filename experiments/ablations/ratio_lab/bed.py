@@ -1,7 +1,11 @@
-"""The bed: a small transformer that has learnt a made-up language, and real Adam steps of GRPO on what it samples.
+"""The bed.
 
-The language is a Markov chain with peaked and fork tokens: after most tokens one successor is nearly certain, after every fifth one of four
-follows. A response's reward is the fraction of its tokens in a target set, one half of the vocabulary: cheap, verifiable, and learnable.
+A small transformer that has learnt a made-up language, and real Adam steps of GRPO on what it
+samples.
+
+The language is a Markov chain with peaked and fork tokens: after most tokens one successor is
+nearly certain, after every fifth one of four follows. A response's reward is the fraction of its
+tokens in a target set, one half of the vocabulary: cheap, verifiable, and learnable.
 """
 
 import functools
@@ -26,14 +30,14 @@ class Sizes(NamedTuple):
   """How large the bed is.
 
   Attributes:
-    vocab_size: tokens of the language.
-    num_layers: transformer blocks.
-    d_model: width.
-    num_prompts: prompts of a rollout batch.
-    group_size: responses to each prompt.
-    num_minibatches: pieces of a rollout batch; an update takes one of them.
-    warm_steps: supervised steps on the language.
-    eval_rows: sequences scored at once.
+    vocab_size: Tokens of the language.
+    num_layers: Transformer blocks.
+    d_model: Width.
+    num_prompts: Prompts of a rollout batch.
+    group_size: Responses to each prompt.
+    num_minibatches: Pieces of a rollout batch; an update takes one of them.
+    warm_steps: Supervised steps on the language.
+    eval_rows: Sequences scored at once.
   """
 
   vocab_size: int = 64
@@ -85,11 +89,13 @@ class Snapshot(NamedTuple):
   """The policy after some updates on frozen old log-probabilities.
 
   Attributes:
-    updates: optimizer updates so far.
-    params: the policy's weights.
-    batch: responses that the old policy drew and that no update has seen, as those of the next mini-batch.
-    log_ratio: log π − log π_old of their tokens, [N, T].
-    sampler_gap: largest difference between the learner's and the sampler's log-probability of a token under the old weights, in nats.
+    updates: Optimizer updates so far.
+    params: The policy's weights.
+    batch: Responses that the old policy drew and that no update has seen, as those of the next
+      mini-batch.
+    log_ratio: Log π − log π_old of their tokens, [N, T].
+    sampler_gap: Largest difference between the learner's and the sampler's log-probability of a
+      token under the old weights, in nats.
   """
 
   updates: int
@@ -133,7 +139,10 @@ def make_bed(sizes: Sizes) -> Bed:
 
 
 def make_language(vocab_size: int, rng: np.random.Generator) -> Language:
-  """A chain in which every fifth token is a fork; the likeliest successors form one cycle, so that no response gets stuck."""
+  """Returns a chain in which every fifth token is a fork.
+
+  The likeliest successors form one cycle, so that no response gets stuck.
+  """
   order = rng.permutation(vocab_size)
   transitions = np.full((vocab_size, vocab_size), 0.05 / vocab_size)
   transitions[order, np.roll(order, -1)] += 0.95
@@ -159,7 +168,7 @@ def draw(language: Language, shape: tuple[int, int], rng: np.random.Generator) -
 
 
 def rectangle(tokens: np.ndarray, advantages: np.ndarray | None = None) -> TrainBatch:
-  """A batch of sequences of one length: a row each, the prompt not counted."""
+  """Returns a batch of sequences of one length: a row each, the prompt not counted."""
   shape = tokens.shape
   mask = np.broadcast_to(np.arange(shape[1]) >= PROMPT_TOKENS, shape).astype(np.float32)
   advantages = np.ones(shape[0]) if advantages is None else advantages
@@ -202,7 +211,7 @@ def rollout(bed: Bed, language: Language, params: Params, num_tokens: int, key: 
 
 
 def minibatch(batch: TrainBatch, index: int, count: int) -> TrainBatch:
-  """Piece number `index`, from 0 and round again, of `count`; groups stay together."""
+  """Returns the piece number `index`, from 0 and round again, of `count`; groups stay together."""
   size = len(batch.tokens) // count
   start = index % count * size
   return jax.tree.map(lambda x: x[start : start + size], batch)
@@ -213,17 +222,18 @@ def snapshots(
 ) -> Iterator[Snapshot]:
   """Updates the policy and looks at it.
 
-  A first rollout batch is trained on and thrown away: it warms up Adam's moments, whose first step would else be ±learning rate in every
-  weight. The second is the one that is measured: its old log-probabilities stay as they are from the first update to the last.
+  A first rollout batch is trained on and thrown away: it warms up Adam's moments, whose first step
+  would else be ±learning rate in every weight. The second is the one that is measured: its old
+  log-probabilities stay as they are from the first update to the last.
 
   Args:
-    bed: the model.
-    language: what it speaks.
-    params: weights to start from.
-    num_tokens: length of every response.
-    learning_rate: of Adam.
-    measure_at: numbers of updates, rising.
-    key: all randomness.
+    bed: The model.
+    language: What it speaks.
+    params: Weights to start from.
+    num_tokens: Length of every response.
+    learning_rate: Learning rate of Adam.
+    measure_at: Numbers of updates, rising.
+    key: All randomness.
 
   Yields:
     A snapshot at each of `measure_at`.

@@ -1,4 +1,7 @@
-"""What is measured on log-ratios, the straight lines through it, and the rules that decide. No model in here."""
+"""What is measured on log-ratios, the straight lines through it, and the rules that decide.
+
+No model in here.
+"""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -8,7 +11,10 @@ import numpy as np
 from jaxrl_llm import objectives
 
 PAPER_TOKENS = 4096
-"""Length of a response that GSPO's clip is taken to be made for. The paper does not say; its responses are of this order."""
+"""Length of a response that GSPO's clip is taken to be made for. The paper does not say.
+
+Its responses are of this order.
+"""
 
 GSPO_CLIP = (3e-4, 4e-4)
 GRPO_CLIP = (0.2, 0.27)
@@ -18,7 +24,7 @@ SCALES = (0.3, 1.0, 3.0)
 
 
 def sequence_clip(num_tokens: int, scale: float = 1.0) -> tuple[float, float]:
-  """GSPO's clip for responses of another length: log s spreads as 1/√T, so the band does.
+  """Returns GSPO's clip for responses of another length: log s spreads as 1/√T, so the band does.
 
   ε(T) = scale·ε_paper·√(PAPER_TOKENS/T)
 
@@ -31,7 +37,10 @@ def sequence_clip(num_tokens: int, scale: float = 1.0) -> tuple[float, float]:
 
 
 def matched_clip(num_tokens: int) -> tuple[float, float]:
-  """A clip for s that is as wide as GRPO's for r, each in units of its own spread: ε_GRPO/√T."""
+  """Returns a clip for s that is as wide as GRPO's for r, each in units of its own spread.
+
+  Ε_GRPO/√T.
+  """
   return GRPO_CLIP[0] / math.sqrt(num_tokens), GRPO_CLIP[1] / math.sqrt(num_tokens)
 
 
@@ -39,8 +48,8 @@ def clip_fractions(log_ratio: np.ndarray, advantages: np.ndarray) -> dict[str, f
   """Fractions of the same tokens that each rule clips, as the objectives themselves report them.
 
   Args:
-    log_ratio: of the tokens, [N, T].
-    advantages: of the responses, [N].
+    log_ratio: Log-ratio of the tokens, [N, T].
+    advantages: Advantages of the responses, [N].
 
   Returns:
     `grpo`, `gspo_x0.3`, `gspo_x1`, `gspo_x3` and `gspo_matched`.
@@ -51,22 +60,23 @@ def clip_fractions(log_ratio: np.ndarray, advantages: np.ndarray) -> dict[str, f
   rules |= {name: objectives.make("gspo", clip_low=low, clip_high=high) for name, (low, high) in bands.items()}
   zeros, ones = np.zeros_like(log_ratio), np.ones_like(log_ratio)
   return {
-    # Only the ratio counts, so that the old policy may as well have given every token probability 1.
+    # Only the ratio counts, so that the old policy may as well have given every token probability
+    # 1.
     name: float(objectives.value(rule, log_ratio, zeros, advantages, ones)[1]["actor/pg_clipfrac"])
     for name, rule in rules.items()
   }
 
 
 def ratio_statistics(log_ratio: np.ndarray) -> dict[str, float]:
-  """Spread of token and sequence ratios.
+  """Returns the spread of token and sequence ratios.
 
   Args:
-    log_ratio: of the tokens of responses of one length that the old policy drew, [N, T].
+    log_ratio: Log-ratio of the tokens of responses of one length that the old policy drew, [N, T].
 
   Returns:
-    `var_rho`, of the product over the sequence; `std_s` and `std_log_s`, of its T-th root; `std_z` and `mean_z` of the token log-ratio;
-    `mean_max_r`, the mean over the responses of their largest token ratio; `ess_tokens` and `ess_sequences`, effective sample sizes as
-    fractions.
+    `var_rho`, of the product over the sequence; `std_s` and `std_log_s`, of its T-th root; `std_z`
+    and `mean_z` of the token log-ratio; `mean_max_r`, the mean over the responses of their largest
+    token ratio; `ess_tokens` and `ess_sequences`, effective sample sizes as fractions.
   """
   z = np.asarray(log_ratio, np.float64)
   ratio, product, log_s = np.exp(z), np.exp(np.sum(z, axis=1)), np.mean(z, axis=1)
@@ -83,17 +93,21 @@ def ratio_statistics(log_ratio: np.ndarray) -> dict[str, float]:
 
 
 def effective_fraction(weights: np.ndarray) -> float:
-  """Effective sample size of importance weights over their number: (Σw)²/(n·Σw²)."""
+  """Returns the effective sample size of importance weights over their number: (Σw)²/(n·Σw²)."""
   return float(np.sum(weights) ** 2 / (weights.size * np.sum(weights**2)))
 
 
 def with_drift(log_ratio: np.ndarray, kind: str, rng: np.random.Generator) -> np.ndarray:
-  """Log-ratios that are made to hang together: half of the variance of a token is replaced by a drift made by hand.
+  """Log-ratios that are made to hang together.
+
+  Half of the variance of a token is replaced by a drift made by hand.
 
   Args:
-    log_ratio: measured, [N, T]. Its tokens are shuffled over the whole array, so that what hangs together is the drift alone.
-    kind: "independent" adds independent noise; "autoregressive" a first-order process that forgets in about 20 tokens (φ = 0.95);
-      "shared" an offset that all tokens of a sequence have in common.
+    log_ratio: Measured, [N, T]. Its tokens are shuffled over the whole array, so that what hangs
+      together is the drift alone.
+    kind: "independent" adds independent noise; "autoregressive" a first-order process that forgets
+      in about 20 tokens (φ = 0.95); "shared" an offset that all tokens of a sequence have in
+      common.
     rng: where the drift comes from.
   """
   shape = log_ratio.shape
@@ -113,7 +127,7 @@ def with_drift(log_ratio: np.ndarray, kind: str, rng: np.random.Generator) -> np
 
 
 def slope(x: Sequence[float], y: Sequence[float]) -> float:
-  """Slope of log y against log x, by least squares.
+  """Returns the slope of log y against log x, by least squares.
 
   Example:
     >>> round(slope([1, 2, 4], [5, 20, 80]), 6)
@@ -123,11 +137,11 @@ def slope(x: Sequence[float], y: Sequence[float]) -> float:
 
 
 def slopes(rows: Sequence[Mapping], name: str) -> list[float]:
-  """The slope of one quantity against the length, for each seed.
+  """Returns the slope of one quantity against the length, for each seed.
 
   Args:
-    rows: each with `seed`, `tokens` and the quantity.
-    name: of the quantity.
+    rows: Each with `seed`, `tokens` and the quantity.
+    name: Name of the quantity.
   """
   seeds = sorted({row["seed"] for row in rows})
   curves = [sorted((row["tokens"], row[name]) for row in rows if row["seed"] == seed) for seed in seeds]
@@ -135,10 +149,12 @@ def slopes(rows: Sequence[Mapping], name: str) -> list[float]:
 
 
 def clip_table(runs: Sequence[Mapping]) -> list[dict]:
-  """GSPO's clipped fraction over GRPO's, for every length, learning rate, number of updates and band.
+  """Returns GSPO's clipped fraction over GRPO's, for every length, learning rate.
+
+  Number of updates and band.
 
   Args:
-    runs: each with `seed`, `tokens`, `learning_rate`, `updates` and what `clip_fractions` gives.
+    runs: Each with `seed`, `tokens`, `learning_rate`, `updates` and what `clip_fractions` gives.
 
   Returns:
     A row a cell: fractions are means over the seeds; `ratio` is None where one of them is 0.

@@ -1,1 +1,4 @@
-"""How routers drift under reinforcement learning, and what replaying their routes changes. See README.md."""
+"""How routers drift under reinforcement learning, and what replaying their routes changes.
+
+See README.md.
+"""

@@ -3,8 +3,9 @@
   python -m experiments.ablations.routing_replay
   python -m experiments.ablations.routing_replay --plot_only --format pdf
 
-Results go to `results.json` beside this file, figures to `figures/`. One run after the other, and every run is written when it ends: a
-stopped measurement goes on where it was with `--resume`. About 27 minutes of one core.
+Results go to `results.json` beside this file, figures to `figures/`. One run after the other, and
+every run is written when it ends: a stopped measurement goes on where it was with `--resume`. About
+27 minutes of one core.
 """
 
 import argparse
@@ -29,17 +30,17 @@ class Plan(NamedTuple):
   """What is measured.
 
   Attributes:
-    sizes: of E7's model.
-    seeds: of everything.
-    depths: of E5's models.
-    drift_rates: learning rates of E5.
-    drift_updates: updates of E5.
-    drift_warm_steps: supervised steps of E5's models.
-    arms: of E7.
-    warmup: updates over which their learning rate climbs.
-    rollouts: rollout batches of an arm.
-    every: rollout batches between measurements of the ratios.
-    held_out: batches of held-out problems.
+    sizes: Sizes of E7's model.
+    seeds: Seeds of everything.
+    depths: Depths of E5's models.
+    drift_rates: Learning rates of E5.
+    drift_updates: Updates of E5.
+    drift_warm_steps: Supervised steps of E5's models.
+    arms: Arms of E7.
+    warmup: Updates over which their learning rate climbs.
+    rollouts: Rollout batches of an arm.
+    every: Rollout batches between measurements of the ratios.
+    held_out: Batches of held-out problems.
   """
 
   sizes: beds.Sizes = beds.Sizes()
@@ -62,7 +63,7 @@ SMOKE = Plan(
 
 
 def pieces(plan: Plan, seed: int) -> Iterator[tuple[str, Callable[[], Rows]]]:
-  """The runs of one seed, each with a name under which it is known to be done."""
+  """Returns the runs of one seed, each with a name under which it is known to be done."""
   for depth in plan.depths:
     yield f"drift, {depth} layers, seed {seed}", lambda depth=depth: _drift(plan, seed, depth)
   bed, params = beds.make_bed(plan.sizes), None

@@ -1,6 +1,10 @@
-"""The bed: a small mixture of experts that imitates an unreliable teacher of arithmetic, and real Adam steps of GRPO on what it samples.
+"""The bed.
 
-Every problem has two steps (such as 7+8-5), so every prompt has the same length and a batch is a plain rectangle: a response a row.
+A small mixture of experts that imitates an unreliable teacher of arithmetic, and real Adam steps of
+GRPO on what it samples.
+
+Every problem has two steps (such as 7+8-5), so every prompt has the same length and a batch is a
+plain rectangle: a response a row.
 """
 
 import functools
@@ -25,7 +29,9 @@ from jaxrl_llm.types import Metrics, Params, Rollouts, TrainBatch, TrainState
 ALPHABET = "0123456789+-=#\n"
 PAD, END, VOCAB_SIZE = len(ALPHABET), len(ALPHABET) + 1, 24
 LEVEL = 2
-ERROR_RATE = 0.2  # Of the teacher's steps. A third, as in the laptop job, takes this small model twice as long to imitate.
+# Of the teacher's steps. A third, as in the laptop job, takes this small model twice as long to
+# imitate.
+ERROR_RATE = 0.2
 PROMPT_TOKENS = 6
 RESPONSE_TOKENS = 24
 """The teacher's longest working has 23 tokens."""
@@ -37,16 +43,16 @@ class Sizes(NamedTuple):
   """How large the bed is.
 
   Attributes:
-    num_layers: transformer blocks, all with experts.
-    d_model: width.
-    num_experts: of a layer.
-    top_k: experts that a token visits.
-    d_ff: width of an expert.
-    num_prompts: prompts of a rollout batch.
-    group_size: responses to each prompt.
-    num_minibatches: pieces of a rollout batch; the probes of E5 are one of them.
-    warm_steps: supervised steps.
-    warm_rows: demonstrations of a step.
+    num_layers: Transformer blocks, all with experts.
+    d_model: Width.
+    num_experts: Number of experts of a layer.
+    top_k: Experts that a token visits.
+    d_ff: Width of an expert.
+    num_prompts: Prompts of a rollout batch.
+    group_size: Responses to each prompt.
+    num_minibatches: Pieces of a rollout batch; the probes of E5 are one of them.
+    warm_steps: Supervised steps.
+    warm_rows: Demonstrations of a step.
   """
 
   num_layers: int = 4
@@ -69,10 +75,10 @@ class Scored(NamedTuple):
   """A pass of the learner.
 
   Attributes:
-    logprobs: of each token, [B, T].
-    entropy: of the distribution it is drawn from, in nats.
-    visited: the experts that each token visited, [B, T, L, K].
-    live: those that the routers would have chosen at what they saw.
+    logprobs: Log-probabilities of each token, [B, T].
+    entropy: Entropy of the distribution it is drawn from, in nats.
+    visited: The experts that each token visited, [B, T, L, K].
+    live: Those that the routers would have chosen at what they saw.
   """
 
   logprobs: jax.Array
@@ -86,14 +92,15 @@ class Bed(NamedTuple):
 
   Attributes:
     sizes: how large it is.
-    config: of the model.
+    config: Config of the model.
     init: `(key) -> params`.
     warm_step: `(state, batch) -> (state, metrics)`, supervised.
     warm_state: `(params) -> state` for `warm_step`.
     score: `(params, batch) -> Scored`; replays `batch.routing`.
     sampler: `(dtype) -> (params, prompts, prompt_mask, key) -> Rollouts`, with its routes.
     new_state: `(params) -> state` for `step`.
-    step: `(state, batch, learning rate) -> (state, metrics)`, an update of GRPO that replays `batch.routing`. Compiled once for all rates.
+    step: `(state, batch, learning rate) -> (state, metrics)`, an update of GRPO that replays
+      `batch.routing`. Compiled once for all rates.
   """
 
   sizes: Sizes
@@ -111,8 +118,8 @@ class Rollout(NamedTuple):
   """A rollout batch.
 
   Attributes:
-    batch: with live routes, advantages, and the sampler's log-probabilities as the old ones.
-    sampled: the routes that the sampler recorded.
+    batch: Batch with live routes, advantages, and the sampler's log-probabilities as the old ones.
+    sampled: The routes that the sampler recorded.
     rewards: 1 where a response is right.
   """
 
@@ -163,7 +170,7 @@ def make_bed(sizes: Sizes) -> Bed:
 
 
 def encode(text: str) -> list[int]:
-  """Text to ids.
+  """Returns the text to ids.
 
   Example:
     >>> encode("7+8=")
@@ -173,7 +180,7 @@ def encode(text: str) -> list[int]:
 
 
 def questions(split: str) -> list[str]:
-  """The problems of a split, "train" or "test", in a fixed order."""
+  """Returns the problems of a split, "train" or "test", in a fixed order."""
   return [question for question in arithmetic.questions_of(LEVEL) if arithmetic.split_of(question) == split]
 
 
@@ -183,11 +190,11 @@ def prompts_of(chosen: Sequence[str]) -> np.ndarray:
 
 
 def rectangle(bed: Bed, tokens: np.ndarray, drawn: np.ndarray) -> TrainBatch:
-  """A batch of one sequence a row, routed live.
+  """Returns a batch of one sequence a row, routed live.
 
   Args:
-    bed: for the shape of its routes.
-    tokens: prompts and responses, [N, T].
+    bed: Bed for the shape of its routes.
+    tokens: Prompts and responses, [N, T].
     drawn: True where a token of the response was drawn, [N, R].
   """
   shape = tokens.shape
@@ -205,7 +212,7 @@ def rectangle(bed: Bed, tokens: np.ndarray, drawn: np.ndarray) -> TrainBatch:
 
 
 def demonstrations(bed: Bed, chosen: Sequence[str], rng: np.random.Generator) -> TrainBatch:
-  """What the teacher writes to some problems, one step in five wrong."""
+  """Returns what the teacher writes to some problems, one step in five wrong."""
   tokens = np.full((len(chosen), PROMPT_TOKENS + RESPONSE_TOKENS), PAD, np.int32)
   drawn = np.zeros((len(chosen), RESPONSE_TOKENS), bool)
   for row, question in enumerate(chosen):
@@ -228,7 +235,7 @@ def warm_params(bed: Bed, seed: int) -> Params:
 
 
 def graded(rollouts: Rollouts, chosen: Sequence[str]) -> np.ndarray:
-  """1 where a response is right, [N]."""
+  """Returns 1 where a response is right, [N]."""
   group_size = len(rollouts.tokens) // len(chosen)
   answers = [{"answer": str(arithmetic.evaluate(question))} for question in chosen for _ in range(group_size)]
   rewards = []
@@ -244,11 +251,11 @@ def draw(bed: Bed, params: Params, chosen: Sequence[str], key: jax.Array, *, dty
   """Samples a rollout batch with its group advantages.
 
   Args:
-    bed: the model.
-    params: the learner's weights; the sampler lowers them by itself.
-    chosen: problems, as many as the bed has prompts.
-    key: of this batch alone.
-    dtype: the sampler's.
+    bed: The model.
+    params: The learner's weights; the sampler lowers them by itself.
+    chosen: Problems, as many as the bed has prompts.
+    key: Random key of this batch alone.
+    dtype: The sampler's.
   """
   prompts = prompts_of(chosen)
   rollouts = jax.device_get(bed.sampler(dtype)(params, jnp.asarray(prompts), jnp.ones(prompts.shape, bool), key))
@@ -260,14 +267,17 @@ def draw(bed: Bed, params: Params, chosen: Sequence[str], key: jax.Array, *, dty
 
 
 def problem_batches(bed: Bed, seed: int) -> Iterator[list[str]]:
-  """Training problems, a rollout batch at a time; the same for all arms of a seed."""
+  """Returns the training problems, a rollout batch at a time; the same for all arms of a seed."""
   rng, train = np.random.default_rng([seed, 1]), questions("train")
   while True:
     yield list(rng.choice(train, bed.sizes.num_prompts, replace=False))
 
 
 def held_out(bed: Bed, params: Params, *, batches: int) -> float:
-  """Accuracy on test problems in float32, at temperature 1: always the same problems and keys."""
+  """Returns the accuracy on test problems in float32, at temperature 1.
+
+  Always the same problems and keys.
+  """
   order = np.random.default_rng(0).permutation(questions("test"))
   size = bed.sizes.num_prompts
   pieces = [order[start * size : (start + 1) * size] for start in range(batches)]
@@ -275,6 +285,6 @@ def held_out(bed: Bed, params: Params, *, batches: int) -> float:
 
 
 def piece(batch: TrainBatch, index: int, count: int) -> TrainBatch:
-  """Mini-batch number `index` of `count`; groups stay together."""
+  """Returns the mini-batch number `index` of `count`; groups stay together."""
   size = len(batch.tokens) // count
   return jax.tree.map(lambda x: x[index * size : (index + 1) * size], batch)

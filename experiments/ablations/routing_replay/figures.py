@@ -36,7 +36,7 @@ def seed_means(rows: Sequence[Mapping], x: str, y: str) -> tuple[list, np.ndarra
 
 
 def _band(axes: Any, rows: Sequence[Mapping], x: str, y: str, color: str, **style: Any) -> None:
-  """Mean over the seeds, and their range."""
+  """Returns the mean over the seeds, and their range."""
   if not rows:
     return
   places, values = seed_means(rows, x, y)
@@ -107,7 +107,7 @@ def _legend(figure: Any, axes: Any, **options: Any) -> None:
 
 
 def _points(axes: Any, rows: Sequence[Mapping], name: str) -> None:
-  """A quantity of each arm: large marks are means over the seeds, dots the seeds."""
+  """Returns a quantity of each arm: large marks are means over the seeds, dots the seeds."""
   for place, (updates, rate) in enumerate(_GROUPS):
     for offset, (replay, (color, marker, _)) in zip((-0.24, 0, 0.24), _ARMS.items(), strict=True):
       mine = where(rows, updates=updates, rate=rate, replay=replay, sampler="bfloat16")

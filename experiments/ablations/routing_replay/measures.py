@@ -9,11 +9,11 @@ from jaxrl_llm.models import routing
 
 
 def overlaps(a: np.ndarray, b: np.ndarray, segments: np.ndarray) -> np.ndarray:
-  """|A ∩ B| / K of the tokens whose routes bear on a later one and that both routings have recorded, [tokens, L].
+  """Returns |A ∩ B| / K of the tokens whose routes bear on a later one and that both routings have recorded, [tokens, L].
 
   Args:
-    a: one routing, [B, T, L, K].
-    b: the other.
+    a: One routing, [B, T, L, K].
+    b: The other.
     segments: 0 is padding, [B, T].
   """
   a, b, segments = (jnp.asarray(x) for x in (a, b, segments))
@@ -22,34 +22,38 @@ def overlaps(a: np.ndarray, b: np.ndarray, segments: np.ndarray) -> np.ndarray:
 
 
 def change_by_layer(a: np.ndarray, b: np.ndarray, segments: np.ndarray) -> list[float]:
-  """1 − |A ∩ B| / K in each layer, the mean over the tokens of `overlaps`."""
+  """Returns 1 − |A ∩ B| / K in each layer, the mean over the tokens of `overlaps`."""
   return np.mean(1 - overlaps(a, b, segments), axis=0).tolist()
 
 
 def tokens_changed(a: np.ndarray, b: np.ndarray, segments: np.ndarray) -> float:
-  """Fraction of those tokens which visit another expert in at least one layer."""
+  """Returns the fraction of those tokens which visit another expert in at least one layer."""
   return float(np.mean(np.any(overlaps(a, b, segments) < 1, axis=-1)))
 
 
 def smallest_overlap(a: np.ndarray, b: np.ndarray, segments: np.ndarray) -> float:
-  """|A ∩ B| / K at the token and layer where it is smallest; 1 where the routings agree everywhere that matters."""
+  """Returns |A ∩ B| / K at the token and layer where it is smallest.
+
+  1 where the routings agree everywhere that matters.
+  """
   return float(np.min(overlaps(a, b, segments)))
 
 
 def mismatch(logprobs: np.ndarray, sampled: np.ndarray, mask: np.ndarray) -> dict[str, float]:
-  """How far a policy is from the sampler μ on tokens that μ drew.
+  """Returns how far a policy is from the sampler μ on tokens that μ drew.
 
   Args:
-    logprobs: log π of the tokens, [B, T].
-    sampled: log μ of the tokens.
+    logprobs: Log π of the tokens, [B, T].
+    sampled: Log μ of the tokens.
     mask: 1 where a token was drawn.
 
   Returns:
-    `k3`, the mean of k − 1 − log k with k = π/μ, whose expectation is KL(μ‖π); `f2`, the fraction of tokens with max(k, 1/k) > 2; `gap`,
-    the largest |log k|.
+    `k3`, the mean of k − 1 − log k with k = π/μ, whose expectation is KL(μ‖π); `f2`, the fraction
+    of tokens with max(k, 1/k) > 2; `gap`, the largest |log k|.
 
   References:
-    Stabilizing MoE reinforcement learning by aligning training and inference routers (R3), arXiv:2510.11370, 2025.
+    Stabilizing MoE reinforcement learning by aligning training and inference routers (R3),
+    arXiv:2510.11370, 2025.
   """
   log_k = (np.asarray(logprobs, np.float64) - sampled)[np.asarray(mask) > 0]
   k3 = np.mean(np.expm1(log_k) - log_k)
@@ -57,15 +61,15 @@ def mismatch(logprobs: np.ndarray, sampled: np.ndarray, mask: np.ndarray) -> dic
 
 
 def ratio_spread(log_ratio: np.ndarray, mask: np.ndarray) -> dict[str, float]:
-  """Spread of importance ratios r = π/π_old.
+  """Returns the spread of importance ratios r = π/π_old.
 
   Args:
-    log_ratio: log r, [B, T].
+    log_ratio: Log r, [B, T].
     mask: 1 where a token counts; in every row somewhere.
 
   Returns:
-    `std_log_r` of the tokens; `std_log_s` of the sequences' length-normalised ratios; `max_r`, the largest r; `f2`, the fraction of tokens
-    with max(r, 1/r) > 2.
+    `std_log_r` of the tokens; `std_log_s` of the sequences' length-normalised ratios; `max_r`, the
+    largest r; `f2`, the fraction of tokens with max(r, 1/r) > 2.
   """
   mask = np.asarray(mask) > 0
   rows = np.where(mask, np.asarray(log_ratio, np.float64), 0)
@@ -79,7 +83,7 @@ def ratio_spread(log_ratio: np.ndarray, mask: np.ndarray) -> dict[str, float]:
 
 
 def where(rows: Sequence[Mapping], **wanted) -> list[Mapping]:
-  """The rows that have these values.
+  """Returns the rows that have these values.
 
   Example:
     >>> where([{"a": 1, "b": 2}, {"a": 2, "b": 2}], a=2)
@@ -89,7 +93,7 @@ def where(rows: Sequence[Mapping], **wanted) -> list[Mapping]:
 
 
 def per_seed(rows: Sequence[Mapping], read: Callable[[Sequence[Mapping]], float]) -> list[float]:
-  """A number from the rows of each seed, in the order of the seeds."""
+  """Returns a number from the rows of each seed, in the order of the seeds."""
   return [read(where(rows, seed=seed)) for seed in sorted({row["seed"] for row in rows})]
 
 
@@ -99,13 +103,13 @@ def mean_of(name: str) -> Callable[[Sequence[Mapping]], float]:
 
 
 def line(rows: Sequence[Mapping], x: str, y: str, *, of: Callable[[float], float]) -> list[float]:
-  """The slope of the mean of y against a function of x, for each seed.
+  """Returns the slope of the mean of y against a function of x, for each seed.
 
   Args:
-    rows: each with `seed`, x and y.
-    x: name of a column.
-    y: the same.
-    of: applied to x.
+    rows: Each with `seed`, x and y.
+    x: Name of a column.
+    y: The same.
+    of: Applied to x.
   """
 
   def slope(mine: Sequence[Mapping]) -> float:
@@ -116,5 +120,8 @@ def line(rows: Sequence[Mapping], x: str, y: str, *, of: Callable[[float], float
 
 
 def log_quotients(above: Sequence[float], below: Sequence[float]) -> list[float]:
-  """log(above / below) for each seed; both of the same seeds in the same order. A 0 counts as 1e-12."""
+  """Returns log(above / below) for each seed.
+
+  Both of the same seeds in the same order. A 0 counts as 1e-12.
+  """
   return [float(np.log(max(a, 1e-12) / max(b, 1e-12))) for a, b in zip(above, below, strict=True)]

@@ -1,4 +1,7 @@
-"""The measured runs: E5, how the experts drift from update to update; E7, training with and without replayed routes."""
+"""The measured runs: E5, how the experts drift from update to update.
+
+E7, training with and without replayed routes.
+"""
 
 from collections.abc import Iterator
 from typing import NamedTuple
@@ -17,10 +20,10 @@ class Arm(NamedTuple):
   """One way to train.
 
   Attributes:
-    updates: of a rollout batch (N).
+    updates: Updates of a rollout batch (N).
     replay: "none"; "R2", the learner's own routes at π_old; "R3", the sampler's.
-    sampler: the sampler's dtype; the learner's is float32.
-    rate: of Adam, after warm-up.
+    sampler: The sampler's dtype; the learner's is float32.
+    rate: Rate of Adam, after warm-up.
   """
 
   updates: int
@@ -30,18 +33,21 @@ class Arm(NamedTuple):
 
 
 def drift(bed: beds.Bed, params: Params, seed: int, *, learning_rate: float, updates: int) -> list[dict]:
-  """E5: updates of GRPO from a fresh optimizer, and after each the routes of tokens that no update sees.
+  """Computes E5.
+
+  Updates of GRPO from a fresh optimizer, and after each the routes of tokens that no update sees.
 
   Args:
-    bed: the model.
-    params: weights to start from.
-    seed: of problems and samples.
-    learning_rate: of Adam.
+    bed: The model.
+    params: Weights to start from.
+    seed: Seed of problems and samples.
+    learning_rate: Learning rate of Adam.
     updates: how many.
 
   Returns:
-    A row an update: `change`, the fraction of activated experts that this update changed, mean over tokens and layers; `layers`, the same
-    for each layer; `since_start`, against the routes before the first update; `reward` of the rollout batch.
+    A row an update: `change`, the fraction of activated experts that this update changed, mean over
+    tokens and layers; `layers`, the same for each layer; `since_start`, against the routes before
+    the first update; `reward` of the rollout batch.
   """
   key, count = jax.random.key(seed), bed.sizes.num_minibatches
   problems = beds.problem_batches(bed, seed)
@@ -56,8 +62,8 @@ def drift(bed: beds.Bed, params: Params, seed: int, *, learning_rate: float, upd
     after = routes(state.params)
     layers = measures.change_by_layer(before, after, probe.segments)
     since_start = float(np.mean(measures.change_by_layer(start, after, probe.segments)))
-    found = {"change": float(np.mean(layers)), "layers": layers, "since_start": since_start, "reward": float(rollout.rewards.mean())}
-    rows.append({"seed": seed, "depth": bed.sizes.num_layers, "learning_rate": learning_rate, "update": update + 1} | found)
+    row = {"change": float(np.mean(layers)), "layers": layers, "since_start": since_start, "reward": float(rollout.rewards.mean())}
+    rows.append({"seed": seed, "depth": bed.sizes.num_layers, "learning_rate": learning_rate, "update": update + 1} | row)
     before = after
   return rows
 
@@ -65,17 +71,17 @@ def drift(bed: beds.Bed, params: Params, seed: int, *, learning_rate: float, upd
 def train(
   bed: beds.Bed, params: Params, seed: int, arm: Arm, *, warmup: int, rollouts: int, every: int, held_out: int
 ) -> Iterator[tuple[str, dict]]:
-  """E7: trains one arm.
+  """Computes E7: trains one arm.
 
   Args:
-    bed: the model.
-    params: weights after the warm start.
-    seed: of problems and samples, which all arms of a seed share.
+    bed: The model.
+    params: Weights after the warm start.
+    seed: Seed of problems and samples, which all arms of a seed share.
     arm: how to train.
-    warmup: updates over which it climbs.
-    rollouts: rollout batches.
-    every: rollout batches between measurements of the ratios.
-    held_out: batches of test problems.
+    warmup: Updates over which it climbs.
+    rollouts: Rollout batches.
+    every: Rollout batches between measurements of the ratios.
+    held_out: Batches of test problems.
 
   Yields:
     ("rollouts", a row a rollout batch); ("spreads", a row an update and view of the measured ones); ("ends", accuracy on test problems).
@@ -123,19 +129,21 @@ def train(
 
 
 def unseen_rows(batch: TrainBatch, update: int, count: int) -> slice:
-  """The rows that no update has trained on yet; all rows after the last one."""
+  """Returns the rows that no update has trained on yet; all rows after the last one."""
   return slice(len(batch.tokens) // count * update if update < count else 0, None)
 
 
 def checks(bed: beds.Bed, params: Params, seed: int) -> dict:
-  """T38 and T39 on one rollout batch of a bfloat16 sampler.
+  """Returns T38 and T39 on one rollout batch of a bfloat16 sampler.
 
   Returns:
-    `own_routes`, whether replaying the learner's own routes gives the same bits, in the same program; `own_routes_gap`, the largest |r − 1|
-    between a program that is not told of routes and one that replays them; `r2_same_program`, the largest |r − 1| of R2's first
-    mini-batch, scored in the program of π_old; `r2_other_rows`, the same in one compiled for fewer rows; `r3_overlap`, the smallest overlap
-    of the learner's routes with the sampler's under R3, and `live_overlap` without it; `recorded`, the fraction of the tokens whose routes
-    matter that the sampler recorded.
+    `own_routes`, whether replaying the learner's own routes gives the same bits, in the same
+    program; `own_routes_gap`, the largest |r − 1| between a program that is not told of routes and
+    one that replays them; `r2_same_program`, the largest |r − 1| of R2's first mini-batch, scored
+    in the program of π_old; `r2_other_rows`, the same in one compiled for fewer rows; `r3_overlap`,
+    the smallest overlap of the learner's routes with the sampler's under R3, and `live_overlap`
+    without it; `recorded`, the fraction of the tokens whose routes matter that the sampler
+    recorded.
   """
   problems = next(beds.problem_batches(bed, seed))
   rollout = beds.draw(bed, params, problems, jax.random.key(seed), dtype="bfloat16")

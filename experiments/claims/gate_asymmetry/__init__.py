@@ -1,1 +1,4 @@
-"""E15: whether SAPO is more stable with a sharper gate for negative advantages than for positive ones."""
+"""E15.
+
+Whether SAPO is more stable with a sharper gate for negative advantages than for positive ones.
+"""

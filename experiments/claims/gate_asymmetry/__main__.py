@@ -3,7 +3,8 @@
   python -m experiments.claims.gate_asymmetry
   python -m experiments.claims.gate_asymmetry --plot_only --format pdf
 
-Results go to `results.json` beside this file, the figure to `figures/`. A run that was stopped goes on where it was with the same command.
+Results go to `results.json` beside this file, the figure to `figures/`. A run that was stopped goes
+on where it was with the same command.
 """
 
 import pathlib

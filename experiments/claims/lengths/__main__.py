@@ -3,8 +3,9 @@
   python -m experiments.claims.lengths
   python -m experiments.claims.lengths --plot_only --format pdf
 
-Results go to `results.json` beside this file, the figure to `figures/`. One trial after the other, and every trial is written when it ends:
-a stopped measurement goes on where it was when it is launched again; `--fresh` begins anew.
+Results go to `results.json` beside this file, the figure to `figures/`. One trial after the other,
+and every trial is written when it ends: a stopped measurement goes on where it was when it is
+launched again; `--fresh` begins anew.
 """
 
 import pathlib
@@ -27,10 +28,10 @@ class Plan(NamedTuple):
   """What is measured.
 
   Attributes:
-    sizes: of the bed.
-    seeds: of everything.
-    steps: rollout batches of a trial.
-    held_out: batches of held-out problems at its end.
+    sizes: Sizes of the bed.
+    seeds: Seeds of everything.
+    steps: Rollout batches of a trial.
+    held_out: Batches of held-out problems at its end.
   """
 
   sizes: beds.Sizes = beds.Sizes()
@@ -68,7 +69,7 @@ def measure(plan: Plan, path: pathlib.Path) -> None:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-  """The command line, see `study_command.run`."""
+  """Returns the command line, see `study_command.run`."""
   study_command.run(
     argv, package="experiments.claims.lengths", about=__doc__.splitlines()[0], here=HERE, fresh=True,
     measure=lambda folder, smoke: measure(SMOKE if smoke else Plan(), folder / "results.json"), draw=figures.draw,

@@ -1,8 +1,12 @@
-"""The bed: running sums modulo 10 by a teacher who rambles, a small model that imitates him, and real Adam steps on what it samples.
+"""The bed.
 
-The task is that of `experiments/claims/bed.py`, here always with six digits, and this teacher may write his last sum again and again before
-he ends, in three of ten workings, right or wrong. A response is right if it ends and its last digit is the sum of all, so that rambling
-costs nothing and length says nothing of the answer:
+Running sums modulo 10 by a teacher who rambles, a small model that imitates him, and real Adam
+steps on what it samples.
+
+The task is that of `experiments/claims/bed.py`, here always with six digits, and this teacher may
+write his last sum again and again before he ends, in three of ten workings, right or wrong. A
+response is right if it ends and its last digit is the sum of all, so that rambling costs nothing
+and length says nothing of the answer:
 
     3 7 5 9 1 2 . . =        0 5 4 5 7 $            0 5 4 5 7 7 7 7 $
 """
@@ -34,7 +38,10 @@ BUDGET = 24
 
 CLIP = dict(clip_low=0.2, clip_high=0.27)
 GSPO_CLIP = dict(zip(("clip_low", "clip_high"), sequence_clip(8), strict=True))
-"""GSPO's band for responses of 8 tokens, about their mean length here; LUSPO has the same one, so that the weights alone differ."""
+"""GSPO's band for responses of 8 tokens, about their mean length here.
+
+LUSPO has the same one, so that the weights alone differ.
+"""
 
 OBJECTIVES = {
   "one_over_length": lambda: objectives.make("grpo", **CLIP, kl_coef=0.0),
@@ -48,8 +55,8 @@ class Arm(NamedTuple):
   """One way to train.
 
   Attributes:
-    objective: a key of `OBJECTIVES`.
-    std: whether advantages are divided by the standard deviation of their group.
+    objective: A key of `OBJECTIVES`.
+    std: Whether advantages are divided by the standard deviation of their group.
   """
 
   objective: str
@@ -60,14 +67,14 @@ class Sizes(NamedTuple):
   """How large the bed is.
 
   Attributes:
-    d_model: width of the two layers.
-    d_ff: width of their feed-forward part.
-    num_prompts: of a rollout batch.
-    group_size: responses to each prompt.
-    updates: of a rollout batch.
-    rate: of Adam, in RL.
-    warm_steps: of imitation.
-    warm_rows: demonstrations of a step.
+    d_model: Width of the two layers.
+    d_ff: Width of their feed-forward part.
+    num_prompts: Number of prompts of a rollout batch.
+    group_size: Responses to each prompt.
+    updates: Updates of a rollout batch.
+    rate: Rate of Adam, in RL.
+    warm_steps: Warm steps of imitation.
+    warm_rows: Demonstrations of a step.
   """
 
   d_model: int = 32
@@ -144,7 +151,7 @@ def problems(split: str, count: int, rng: np.random.Generator) -> np.ndarray:
 
 
 def demonstrations(chosen: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-  """What the teacher writes to problems, [n, BUDGET], padded.
+  """Returns what the teacher writes to problems, [n, BUDGET], padded.
 
   Example:
     >>> chosen = np.array([[3, 7, 5, 9, 1, 2, DOT, DOT]])
@@ -177,7 +184,10 @@ def warm_params(sizes: Sizes, seed: int) -> Params:
 
 
 def draw(bed: Bed, params: Params, chosen: np.ndarray, key: jax.Array) -> tuple[TrainBatch, np.ndarray, np.ndarray]:
-  """Samples a rollout batch. Returns it without advantages, 1 for each right response [N], and their lengths in tokens [N]."""
+  """Samples a rollout batch.
+
+  Returns it without advantages, 1 for each right response [N], and their lengths in tokens [N].
+  """
   prompts = prompts_of(chosen)
   rollouts = jax.device_get(bed.sample(params, jnp.asarray(prompts), jnp.ones(prompts.shape, bool), key))
   batch = rectangle(rollouts.prompts, rollouts.tokens, rollouts.mask)
@@ -188,15 +198,16 @@ def train(sizes: Sizes, arm: Arm, seed: int, *, steps: int, held_out: int) -> tu
   """Trains one arm of a seed from the warm start that all arms share.
 
   Args:
-    sizes: of the bed.
+    sizes: Sizes of the bed.
     arm: how to train.
-    seed: of problems and samples.
-    steps: rollout batches, of `sizes.updates` updates each.
-    held_out: batches of test problems at the end.
+    seed: Seed of problems and samples.
+    steps: Rollout batches, of `sizes.updates` updates each.
+    held_out: Batches of test problems at the end.
 
   Returns:
-    A row a rollout batch, see `lengths_by_answer`; and of each held-out problem at the end, as lists, the number of `right` responses, the
-    `tokens` of all responses and the `wrong_tokens` of the wrong ones, with the `responses` to each.
+    A row a rollout batch, see `lengths_by_answer`; and of each held-out problem at the end, as
+    lists, the number of `right` responses, the `tokens` of all responses and the `wrong_tokens` of
+    the wrong ones, with the `responses` to each.
   """
   bed = make_bed(sizes)
   state, update, key = bed.new_state(warm_params(sizes, seed)), bed.step(arm.objective), jax.random.key(seed)
@@ -210,17 +221,20 @@ def train(sizes: Sizes, arm: Arm, seed: int, *, steps: int, held_out: int) -> tu
     for number in range(sizes.updates):
       state, _ = update(state, piece(batch, number, sizes.updates))
   test = problems("test", held_out * sizes.num_prompts, np.random.default_rng(0))
-  found: dict[str, list[int]] = {"right": [], "tokens": [], "wrong_tokens": []}
+  history: dict[str, list[int]] = {"right": [], "tokens": [], "wrong_tokens": []}
   for number, chosen in enumerate(np.split(test, held_out)):
     _, rewards, tokens = draw(bed, state.params, chosen, jax.random.fold_in(jax.random.key(2**20 + seed), number))
     for name, x in (("right", rewards), ("tokens", tokens), ("wrong_tokens", tokens * (1 - rewards))):
-      found[name] += x.reshape(-1, sizes.group_size).sum(axis=1).astype(int).tolist()
-  return rows, found | {"responses": sizes.group_size}
+      history[name] += x.reshape(-1, sizes.group_size).sum(axis=1).astype(int).tolist()
+  return rows, history | {"responses": sizes.group_size}
 
 
 def lengths_by_answer(rewards: np.ndarray, tokens: np.ndarray) -> dict[str, float | None]:
-  """Fraction `right`, mean lengths `tokens`, `tokens_right` and `tokens_wrong` (None of none), their standard deviation `spread`, the
-  fraction `cut` at the budget, and `correlation` of length and answer among those that were not (None where one of them does not vary).
+  """Returns the fraction `right`, mean lengths `tokens`.
+
+  `tokens_right` and `tokens_wrong` (None of none), their standard deviation `spread`, the
+  fraction `cut` at the budget, and `correlation` of length and answer among those that were not
+  (None where one of them does not vary).
 
   Example:
     >>> found = lengths_by_answer(np.array([1, 0, 0]), np.array([10, 20, 24]))

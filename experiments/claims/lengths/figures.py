@@ -56,7 +56,7 @@ def _lines(axes: Any, rows: Sequence[Mapping], arms: Mapping[rules.Arm, tuple[st
 
 
 def _slopes(axes: Any, rows: Sequence[Mapping], arms: Mapping[rules.Arm, tuple[str, str, str]], name: str) -> None:
-  """Each arm's slopes: marks are means, bars Student's 95 %, dots the seeds."""
+  """Returns each arm's slopes: marks are means, bars Student's 95 %, dots the seeds."""
   for place, (arm, (color, style, _)) in enumerate(arms.items()):
     values = rules.slopes(rows, arm, name)
     at = interval(values)

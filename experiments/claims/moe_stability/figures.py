@@ -47,7 +47,10 @@ def draw(results: Mapping[str, Any], folder: pathlib.Path, formats: Sequence[str
 
 
 def _against_updates(axes: Any, trials: Sequence[Mapping], name: str, updates: int) -> None:
-  """Means over the seeds: of the held-out accuracy, or of what was measured before the last update of each rollout batch."""
+  """Means over the seeds.
+
+  Of the held-out accuracy, or of what was measured before the last update of each rollout batch.
+  """
   for way, (color, style) in _LINES.items():
     lines = np.array([row[name] for row in where(trials, way=way)], float)
     mean = np.nanmean(lines, axis=0) if name == "curve" else np.exp(np.nanmean(np.log(np.maximum(lines, 1e-6)), axis=0))

@@ -3,7 +3,8 @@
   python -m experiments.claims.precision
   python -m experiments.claims.precision --plot_only --format pdf
 
-Results go to `results.json` beside this file, the figure to `figures/`. A run that was stopped goes on where it was with the same command.
+Results go to `results.json` beside this file, the figure to `figures/`. A run that was stopped goes
+on where it was with the same command.
 """
 
 import functools
@@ -19,13 +20,13 @@ HERE = pathlib.Path(__file__).parent
 
 @functools.cache
 def distortions(sizes: beds.Sizes, seeds: Sequence[int]) -> list[dict]:
-  """What errors do to weights, a row for each seed, objective and error."""
+  """Returns what errors do to weights, a row for each seed, objective and error."""
   updates = min(rules.STALE_UPDATES, sizes.updates)
   return [row for seed in seeds for row in distortion.measure(sizes, seed, rules.OBJECTIVES, rules.ERRORS, updates=updates)]
 
 
 def tables(sizes: beds.Sizes, trials: Sequence[Mapping]) -> dict:
-  """What goes into `results.json` beside the trials."""
+  """Returns what goes into `results.json` beside the trials."""
   rows = distortions(sizes, tuple(sorted({row["seed"] for row in trials})))
   return {"distortion": rows}
 

@@ -16,21 +16,25 @@ from jaxrl_llm.types import PolicyOutputs, TrainBatch
 
 
 def measure(sizes: beds.Sizes, seed: int, arms: Mapping[str, beds.Arm], errors: Mapping[str, float | str], *, updates: int) -> list[dict]:
-  """Makes a policy stale by exact updates of GRPO on a rollout batch, and weighs the batch with exact and with wrong old log-probabilities.
+  """Makes a policy stale by exact updates of GRPO on a rollout batch.
+
+  And weighs the batch with exact and with wrong old log-probabilities.
 
   Args:
-    sizes: of the bed.
-    seed: of warm start, problems, samples and errors.
-    arms: objectives by name; the first one trains.
-    errors: by name the standard deviation of an error of each token's own, in nats, or "bfloat16" or
-      "float8" for log-probabilities computed as a sampler in it would.
-    updates: of the rollout batch.
+    sizes: Sizes of the bed.
+    seed: Seed of warm start, problems, samples and errors.
+    arms: Objectives by name; the first one trains.
+    errors: Errors by name the standard deviation of an error of each token's own, in nats, or
+      "bfloat16" or "float8" for log-probabilities computed as a sampler in it would.
+    updates: Updates of the rollout batch.
 
   Returns:
-    For each objective and error: `weight`, mean |C - C exact| over the tokens whose advantage is not 0, C being the weight of the token's
-    gradient relative to REINFORCE's; `ratio`, the same for the ratio alone, no clip and no gate, of the sequence for GSPO and of the token
-    for others; `flips`, fraction of these tokens of which the clip binds in one case and not in the other; `clipped`, fraction on which
-    it binds exactly; `gap`, mean absolute error of an old log-probability; `k3`, the divergence that this error makes, in nats a token.
+    For each objective and error: `weight`, mean |C - C exact| over the tokens whose advantage is
+    not 0, C being the weight of the token's gradient relative to REINFORCE's; `ratio`, the same for
+    the ratio alone, no clip and no gate, of the sequence for GSPO and of the token for others;
+    `flips`, fraction of these tokens of which the clip binds in one case and not in the other;
+    `clipped`, fraction on which it binds exactly; `gap`, mean absolute error of an old
+    log-probability; `k3`, the divergence that this error makes, in nats a token.
   """
   bed, params = beds.make_bed(sizes), beds.warm_params(sizes, seed)
   trained = next(iter(arms.values()))
@@ -55,7 +59,10 @@ def measure(sizes: beds.Sizes, seed: int, arms: Mapping[str, beds.Arm], errors: 
 
 @functools.cache
 def _lowered(sizes: beds.Sizes, dtype: str):
-  """The log-probabilities of a batch in bfloat16, or with weights that were rounded to float8."""
+  """Returns the log-probabilities of a batch in bfloat16.
+
+  Or with weights that were rounded to float8.
+  """
   model, lower = beds.lowered(beds.model_config(sizes), dtype)
   outputs = functools.partial(policy_outputs, model.logprobs, make_filter())
   return jax.jit(lambda params, batch: outputs(lower(params), batch).logprobs)
@@ -65,10 +72,10 @@ def compare(arm: beds.Arm, now: np.ndarray, exact: TrainBatch, wrong: TrainBatch
   """Weights with exact and with wrong old log-probabilities, see `measure`.
 
   Args:
-    arm: the objective.
-    now: log-probabilities under the current policy, [N, T].
-    exact: the batch.
-    wrong: the same with other old log-probabilities.
+    arm: The objective.
+    now: Log-probabilities under the current policy, [N, T].
+    exact: The batch.
+    wrong: The same with other old log-probabilities.
   """
   objective = objectives.make(arm.objective, **dict(arm.settings))
   weigh = jax.jit(lambda now, batch: gate_weight(objective, PolicyOutputs(now), batch))
@@ -89,7 +96,7 @@ def compare(arm: beds.Arm, now: np.ndarray, exact: TrainBatch, wrong: TrainBatch
 
 
 def ratios(log_ratio: np.ndarray, mask: np.ndarray, *, sequence: bool) -> np.ndarray:
-  """The ratio of each token, or its sequence's length-normalised one, [N, T].
+  """Returns the ratio of each token, or its sequence's length-normalised one, [N, T].
 
   Example:
     >>> ratios(np.log([[2.0, 0.5]]), np.ones((1, 2)), sequence=True).tolist()

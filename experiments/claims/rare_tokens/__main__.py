@@ -26,10 +26,10 @@ def measure(seeds: Sequence[int], *, count: int, arms: int, updates: int) -> dic
   """Runs every condition and method.
 
   Args:
-    seeds: of the bandits.
-    count: bandits of a seed.
-    arms: of a bandit.
-    updates: of the rollout batch.
+    seeds: Seeds of the bandits.
+    count: Bandits of a seed.
+    arms: Arms of a bandit.
+    updates: Updates of the rollout batch.
   """
   started, recorded, curves, ends = time.process_time(), provenance.record(rules), [], []
   for condition in rules.CONDITIONS:
@@ -38,14 +38,14 @@ def measure(seeds: Sequence[int], *, count: int, arms: int, updates: int) -> dic
       for method in beds.METHODS:
         at = condition._asdict() | {"method": method, "seed": seed}
         moves = dict(optimizer=condition.optimizer, learning_rate=condition.learning_rate, updates=updates)
-        found = beds.follow(bandits, method, **moves)
-        log_ratio = np.log(found["rare"] / beds.RARE_PROBABILITY)
-        ever = found["cut"].any(axis=0)
-        first_cut = float(np.median(found["cut"].argmax(axis=0)[ever])) if ever.any() else None
+        followed = beds.follow(bandits, method, **moves)
+        log_ratio = np.log(followed["rare"] / beds.RARE_PROBABILITY)
+        ever = followed["cut"].any(axis=0)
+        first_cut = float(np.median(followed["cut"].argmax(axis=0)[ever])) if ever.any() else None
         # Of the conditions that no rule reads the mean is enough.
         kept = [float(log_ratio[-1].mean())] if condition in rules.SWEEP else log_ratio[-1].tolist()
         ends.append(at | {"ever_cut": float(ever.mean()), "first_cut": first_cut, "log_ratio": kept})
-        last = {name: float(found[name][-1].mean()) for name in ("reward", "entropy")}
+        last = {name: float(followed[name][-1].mean()) for name in ("reward", "entropy")}
         curves.append(at | {"log_ratio": log_ratio.mean(axis=1).tolist()} | last)
   results = {"seeds": list(seeds), "count": count, "arms": arms, "jax": jax.__version__, "updates": updates}
   results |= {"processor_seconds": time.process_time() - started, "provenance": recorded, "verdicts": {}, "curves": curves, "ends": ends}
@@ -61,7 +61,7 @@ def measure_in(folder: pathlib.Path, smoke: bool) -> None:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-  """The command line, see `study_command.run`."""
+  """Returns the command line, see `study_command.run`."""
   about, draw = __doc__.splitlines()[0], figures.draw
   study_command.run(argv, package="experiments.claims.rare_tokens", about=about, here=HERE, measure=measure_in, draw=draw)
 

@@ -1,7 +1,11 @@
-"""The bed: tabular softmax bandits with one rare right arm, and gradients that are sums over all arms. No sampling anywhere.
+"""The bed.
 
-A response is one token, so that the ratios of token and sequence are the same number. What an objective sees is exact: its loss at every
-arm, weighed by how often that arm stands in the rollout batch.
+Tabular softmax bandits with one rare right arm, and gradients that are sums over all arms. No
+sampling anywhere.
+
+A response is one token, so that the ratios of token and sequence are the same number. What an
+objective sees is exact: its loss at every arm, weighed by how often that arm stands in the rollout
+batch.
 """
 
 import functools
@@ -46,10 +50,10 @@ class Bandits(NamedTuple):
   """Many bandits, P of them with V arms each.
 
   Attributes:
-    old: log π_old, [P, V].
+    old: Log π_old, [P, V].
     share: how often each arm stands in the rollout batch; a row sums to 1.
     advantages: (R − mean R)/std R of that batch.
-    right: the reward R of each arm, 0 or 1.
+    right: The reward R of each arm, 0 or 1.
   """
 
   old: np.ndarray
@@ -59,13 +63,16 @@ class Bandits(NamedTuple):
 
 
 def make_bandits(seed: int, *, count: int, arms: int, drawn: str = "once") -> Bandits:
-  """Bandits with a right arm of probability 0.003; the other arms, and which of them are right, are drawn.
+  """Bandits with a right arm of probability 0.003.
+
+  The other arms, and which of them are right, are drawn.
 
   Args:
-    seed: of everything.
+    seed: Seed of everything.
     count: P.
     arms: V.
-    drawn: "once" is the expectation over groups of 16 in which the rare arm was drawn once, "expected" that over all groups.
+    drawn: "once" is the expectation over groups of 16 in which the rare arm was drawn once,
+      "expected" that over all groups.
 
   Example:
     >>> bandits = make_bandits(0, count=2, arms=8)
@@ -76,7 +83,8 @@ def make_bandits(seed: int, *, count: int, arms: int, drawn: str = "once") -> Ba
   while len(old) < count:
     common = rng.dirichlet(np.full(arms - 1, 0.5))
     good = np.concatenate([[1], rng.integers(2, size=arms - 1)])
-    if common.min() > 1e-6 and 0.2 < common @ good[1:] < 0.8:  # Else nothing is left to learn, or hardly anything is right.
+    # Else nothing is left to learn, or hardly anything is right.
+    if common.min() > 1e-6 and 0.2 < common @ good[1:] < 0.8:
       old.append(np.log([RARE_PROBABILITY, *((1 - RARE_PROBABILITY) * common)]))
       right.append(good)
   old, right = np.array(old), np.array(right, float)
@@ -90,7 +98,7 @@ def make_bandits(seed: int, *, count: int, arms: int, drawn: str = "once") -> Ba
 
 
 def objective_of(method: str) -> Objective:
-  """The objective of a line, without a KL penalty."""
+  """Returns the objective of a line, without a KL penalty."""
   name, settings = METHODS[method]
   return policy_term(name, **settings)
 
@@ -100,14 +108,15 @@ def follow(bandits: Bandits, method: str, *, optimizer: str, learning_rate: floa
 
   Args:
     bandits: where they begin, at π = π_old.
-    method: a key of `METHODS`.
-    optimizer: a key of `OPTIMIZERS`.
-    learning_rate: of it.
+    method: A key of `METHODS`.
+    optimizer: A key of `OPTIMIZERS`.
+    learning_rate: Learning rate of it.
     updates: how many.
 
   Returns:
-    After 0 to `updates` updates `rare`, the probability of the rare arm, `reward`, the expected reward, and `entropy` in nats, each
-    [updates + 1, P]; and `cut`, [updates, P], whether the loss of the rare arm had no gradient at that update.
+    After 0 to `updates` updates `rare`, the probability of the rare arm, `reward`, the expected
+    reward, and `entropy` in nats, each [updates + 1, P]; and `cut`, [updates, P], whether the loss
+    of the rare arm had no gradient at that update.
   """
   run = _compiled(method, optimizer, updates)
   given = jax.tree.map(lambda x: jnp.asarray(x, jnp.result_type(float)), bandits)
@@ -119,7 +128,7 @@ def _compiled(method: str, optimizer: str, updates: int) -> Callable[[Bandits, f
   objective = objective_of(method)
 
   def losses(log_pi: jax.Array, bandits: Bandits) -> jax.Array:
-    """The loss of each arm, [P, V]: a batch of one-token sequences."""
+    """Returns the loss of each arm, [P, V]: a batch of one-token sequences."""
     column = lambda x: jnp.reshape(x, (-1, 1))
     ones, old = jnp.ones_like(column(log_pi)), column(bandits.old)
     whole = jnp.ones(ones.shape, jnp.int32)
@@ -146,8 +155,8 @@ def _compiled(method: str, optimizer: str, updates: int) -> Callable[[Bandits, f
       return (logits, state), look(logits) | {"cut": of_token[:, RARE] == 0}
 
     start = bandits.old
-    _, found = jax.lax.scan(update, (start, transform.init(start)), None, length=updates)
+    _, trajectory = jax.lax.scan(update, (start, transform.init(start)), None, length=updates)
     first = look(start)
-    return {name: jnp.concatenate([first[name][None], x]) if name in first else x for name, x in found.items()}
+    return {name: jnp.concatenate([first[name][None], x]) if name in first else x for name, x in trajectory.items()}
 
   return run

@@ -47,7 +47,10 @@ def draw(results: Mapping[str, Any], folder: pathlib.Path, formats: Sequence[str
 
 
 def _probability(axes: Any, rows: Sequence[Mapping]) -> None:
-  """p(rare) against the update: geometric mean over the bandits, line and band over the seeds."""
+  """Returns p(rare) against the update.
+
+  Geometric mean over the bandits, line and band over the seeds.
+  """
   for method, (color, marker, label) in _LINES.items():
     values = RARE_PROBABILITY * np.exp([row["log_ratio"] for row in where(rows, method=method)])
     updates, style = np.arange(values.shape[1]), {"marker": marker} if marker else {"linestyle": "--"}
@@ -61,7 +64,10 @@ def _probability(axes: Any, rows: Sequence[Mapping]) -> None:
 
 
 def _all_methods(axes: Any, ends: Sequence[Mapping]) -> None:
-  """The ratio of every method after all updates, where the claim is judged: dots are seeds."""
+  """Returns the ratio of every method after all updates, where the claim is judged.
+
+  Dots are seeds.
+  """
   means = {method: [float(np.mean(x)) for x in rules.log_ratios(ends, rules.MAIN, method).values()] for method in _NAMES}
   for place, method in enumerate(sorted(means, key=lambda name: np.mean(means[name]))):
     color = _LINES[method][0] if method in _LINES else GREY

@@ -3,9 +3,10 @@
   python -m experiments.claims.staleness
   python -m experiments.claims.staleness --plot_only --format pdf
 
-Results go to `results.json` in the folder, figures to `figures/`. Every trial is a line of `trials.jsonl` as soon as it ends: a stopped
-measurement goes on where it was when it is launched again. The objectives that rules are about come first; when all their trials are there,
-they are judged and written, and the others follow.
+Results go to `results.json` in the folder, figures to `figures/`. Every trial is a line of
+`trials.jsonl` as soon as it ends: a stopped measurement goes on where it was when it is launched
+again. The objectives that rules are about come first; when all their trials are there, they are
+judged and written, and the others follow.
 """
 
 import pathlib
@@ -20,7 +21,7 @@ SMOKE = ("grpo", "vespo")
 
 
 def plan(*, smoke: bool) -> study.Study:
-  """The trials; a smoke run has two objectives."""
+  """Returns the trials; a smoke run has two objectives."""
   blocks = (SMOKE,) if smoke else (rules.MAIN, rules.OTHERS)
   arms = [
     [

@@ -47,12 +47,15 @@ def draw(results: Mapping[str, Any], folder: pathlib.Path, formats: Sequence[str
 
 
 def accuracies(trials: Sequence[Mapping], name: str) -> np.ndarray:
-  """Held-out accuracy at the end, [steps of the ladder, seeds]."""
+  """Returns the held-out accuracy at the end, [steps of the ladder, seeds]."""
   return np.array([[row["curve"][-1] for row in where(trials, objective=name, per_rollout=count)] for count in rules.LADDER])
 
 
 def _ladder(trials: Sequence[Mapping], names: Sequence[str], folder: pathlib.Path, formats: Sequence[str]) -> None:
-  """A panel an objective: accuracy at the end against the updates of each rollout batch, all others in grey behind it."""
+  """Returns a panel an objective.
+
+  Accuracy at the end against the updates of each rollout batch, all others in grey behind it.
+  """
   rows = math.ceil(len(names) / 4)
   start = float(np.mean([row["curve"][0] for row in trials]))
   means = {name: accuracies(trials, name).mean(axis=1) for name in names}
@@ -75,19 +78,22 @@ def _ladder(trials: Sequence[Mapping], names: Sequence[str], folder: pathlib.Pat
 
 
 def _line(color: str) -> Any:
-  """A line of the legend."""
+  """Returns a line of the legend."""
   from matplotlib.lines import Line2D
 
   return Line2D([], [], color=color, marker="o")
 
 
 def _panel(axes: Any, trials: Sequence[Mapping], name: str) -> None:
-  """Mean and Student's interval over the seeds; dots are seeds, crosses those that collapsed."""
-  color, found = _COLORS[name], accuracies(trials, name)
-  spread = [interval(values) for values in found]
+  """Returns the mean and Student's interval over the seeds.
+
+  Dots are seeds, crosses those that collapsed.
+  """
+  color, ends = _COLORS[name], accuracies(trials, name)
+  spread = [interval(values) for values in ends]
   half = [x["high"] - x["mean"] for x in spread]
-  axes.errorbar(rules.LADDER, found.mean(axis=1), yerr=half, color=color, marker="o", capsize=2, elinewidth=0.9, zorder=3)
-  for count, values in zip(rules.LADDER, found, strict=True):
+  axes.errorbar(rules.LADDER, ends.mean(axis=1), yerr=half, color=color, marker="o", capsize=2, elinewidth=0.9, zorder=3)
+  for count, values in zip(rules.LADDER, ends, strict=True):
     fallen = [judging.collapsed(row["curve"]) for row in where(trials, objective=name, per_rollout=count)]
     for value, fell in zip(values, fallen, strict=True):
       axes.plot(count * 1.18, value, "x" if fell else ".", color=color, markersize=3, alpha=0.7, zorder=2)
@@ -97,7 +103,10 @@ def _panel(axes: Any, trials: Sequence[Mapping], name: str) -> None:
 
 
 def _curves(trials: Sequence[Mapping], names: Sequence[str], updates: int, folder: pathlib.Path, formats: Sequence[str]) -> None:
-  """Held-out accuracy during training, a panel for each number of updates: line and range of the seeds."""
+  """Returns the held-out accuracy during training, a panel for each number of updates.
+
+  Line and range of the seeds.
+  """
   with new_figure(height=2.3) as figure:
     for place, (axes, count) in enumerate(zip(figure.subplots(1, 4, sharey=True), rules.LADDER, strict=True)):
       for name in names:

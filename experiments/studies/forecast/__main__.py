@@ -6,10 +6,11 @@
   python -m experiments.studies.forecast --check
   python -m experiments.studies.forecast --enter=my_objective.py
 
-Every trial is a line of `trials.jsonl` as soon as it ends, and a stopped study goes on with the same
-command; `results.json` has what they say, and is made anew whenever a command ends. `--check` measures, on the tuning
-seeds and before any trial, whether the beds do what they are for. `--enter` tunes and trains an objective of
-yours on the same draws, seeds and conditions, and gives it a row of `LEADERBOARD.md` (see `board.py`).
+Every trial is a line of `trials.jsonl` as soon as it ends, and a stopped study goes on with the
+same command; `results.json` has what they say, and is made anew whenever a command ends. `--check`
+measures, on the tuning seeds and before any trial, whether the beds do what they are for. `--enter`
+tunes and trains an objective of yours on the same draws, seeds and conditions, and gives it a row
+of `LEADERBOARD.md` (see `board.py`).
 """
 
 import argparse
@@ -33,13 +34,13 @@ NAMES = ("stage", "objective", "seed", "draw", *protocol.Cell._fields)
 
 
 def run(names: Mapping, advantages: str | None = None) -> dict:
-  """One trial, as a row; `advantages` None takes those of the objective's paper."""
+  """Returns one trial, as a row; `advantages` None takes those of the objective's paper."""
   started = time.process_time()
   cell = protocol.Cell(*(names[field] for field in protocol.Cell._fields))
   rate, factor = protocol.draws()[names["draw"]]
   arm, sizes = protocol.arm(names["objective"], cell, rate, factor, advantages=advantages), protocol.sizes(cell.length)
-  found = trial.train(sizes, names["seed"], arm, samples=int(names["objective"] == protocol.AGAIN))
-  kept = study.summary(found, per_rollout=arm.per_rollout)
+  outcome = trial.train(sizes, names["seed"], arm, samples=int(names["objective"] == protocol.AGAIN))
+  kept = study.summary(outcome, per_rollout=arm.per_rollout)
   solved = np.array([int(x) for x in kept["right"]])
   row = dict(names) | {"rate": rate, "factor": factor, "area": float(np.mean(kept["curve"][1:])), "end": kept["curve"][-1]}
   row |= {"best": max(kept["curve"]), "pass_8": float(np.mean(solved > 0)), "collapsed": judging.collapsed(kept["curve"])}
@@ -48,7 +49,9 @@ def run(names: Mapping, advantages: str | None = None) -> dict:
 
 
 def planned(stage: str, names: Sequence[str], done: Sequence[Mapping]) -> list[dict]:
-  """The trials of a stage that are not done yet, in order; those that count with the constants that the tuning chose.
+  """Returns the trials of a stage that are not done yet, in order.
+
+  Those that count with the constants that the tuning chose.
 
   Raises:
     ValueError: the tuning has not been run to its end.
@@ -100,7 +103,7 @@ def write(folder: pathlib.Path, rows: Sequence[Mapping]) -> dict:
 
 
 def status(rows: Sequence[Mapping]) -> str:
-  """How far the study is, by the trials that have been run."""
+  """Returns how far the study is, by the trials that have been run."""
   lines, names = [], protocol.OBJECTIVES
   for stage, wanted in (("tune", protocol.tuning(names)), ("main", protocol.main_trials([*names, protocol.AGAIN]))):
     done = sum(row["stage"] == stage for row in rows)
@@ -122,9 +125,9 @@ def main(argv: Sequence[str] | None = None) -> None:
   args = parser.parse_args(argv)
   compilation_cache.cache_compilations()
   if args.check:
-    found = checks.measure(lambda length, seed: (make_bed(protocol.sizes(length)), warm_params(protocol.sizes(length), seed)))
-    (args.folder / "checks.json").write_text(to_json(rounded(found)))
-    print(checks.text(found))
+    measured = checks.measure(lambda length, seed: (make_bed(protocol.sizes(length)), warm_params(protocol.sizes(length), seed)))
+    (args.folder / "checks.json").write_text(to_json(rounded(measured)))
+    print(checks.text(measured))
     return
   until = time.monotonic() + args.seconds
   try:

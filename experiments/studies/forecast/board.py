@@ -1,4 +1,6 @@
-"""The leaderboard: every objective in every condition, and those that others enter with a file of their own.
+"""The leaderboard.
+
+Every objective in every condition, and those that others enter with a file of their own.
 
 A file that enters defines an objective of one width and says which advantages it wants:
 
@@ -7,10 +9,11 @@ A file that enters defines an objective of one width and says which advantages i
   ADVANTAGES = "group"  # a key of experiments.claims.bed.ADVANTAGES
 
   def objective(*, factor, length):
-    return objectives.make("custom", ratio="sequence", gate="soft", weights="sequence_mean", tau_pos=factor, tau_neg=factor)
+    return objectives.make("custom", ratio="sequence", gate="soft", weights="sequence_mean",
+    tau_pos=factor, tau_neg=factor)
 
-It is tuned with the draws of all others (the learning rate is the protocol's, `factor` scales the width) and trained on the same seeds:
-as many updates, responses and tries as any row above it.
+It is tuned with the draws of all others (the learning rate is the protocol's, `factor` scales the
+width) and trained on the same seeds: as many updates, responses and tries as any row above it.
 """
 
 import importlib.util
@@ -91,7 +94,7 @@ def write(folder: pathlib.Path, trials: Sequence[Mapping]) -> pathlib.Path:
 
 
 def text(trials: Sequence[Mapping]) -> str:
-  """The page."""
+  """Returns the page."""
   rows = where(trials, stage="main")
   cells = [cell for block in protocol.BLOCKS for cell in block if where(rows, objective=protocol.BASELINE, **cell._asdict())]
   if not cells:

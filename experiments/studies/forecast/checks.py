@@ -1,9 +1,12 @@
-"""Whether the beds do what they are for: measured on the tuning seeds, before any trial, and read before any verdict.
+"""Whether the beds do what they are for.
+
+Measured on the tuning seeds, before any trial, and read before any verdict.
 
   start     imitation ends where RL has something to do: 20 to 60 % of the responses are right
-  length    the spread of a sequence's log ratio grows with its length, as it does in language models
-  band      GSPO's band clips a share of the tokens like its paper's (15 % with 4 updates): 5 to 40 %
-  mismatch  rounded weights put the sampler as far from the learner as large models': k3 3e-4 to 3e-3
+  length    the spread of a sequence's log ratio grows with its length, as it does in language
+  models band      GSPO's band clips a share of the tokens like its paper's (15 % with 4 updates): 5
+  to 40 % mismatch  rounded weights put the sampler as far from the learner as large models': k3
+  3e-4 to 3e-3
 """
 
 from collections.abc import Callable, Mapping
@@ -22,15 +25,15 @@ RATE = 1e-3
 
 
 def measure(start: Callable[[int, int], tuple[beds.Bed, Params]]) -> dict:
-  """The numbers of every check.
+  """Returns the numbers of every check.
 
   Args:
     start: `(length, seed) -> (bed, warm params)`.
 
   Returns:
     `rows`, one for each length: `right` at the start; `std_log_rho` of GRPO before the last of 4
-    updates of one rollout batch, `clipped` by GSPO, mean of the 4; `k3` of a float8 sampler; all on the
-    first tuning seed.
+    updates of one rollout batch, `clipped` by GSPO, mean of the 4; `k3` of a float8 sampler; all on
+    the first tuning seed.
   """
   return {"rows": [{"length": length} | _of(*start(length, protocol.TUNING_SEEDS[0]), length) for length in protocol.LENGTHS]}
 
@@ -39,7 +42,7 @@ def _of(bed: beds.Bed, params: Params, length: int) -> dict[str, float]:
   sizes, rng = bed.sizes, np.random.default_rng([protocol.TUNING_SEEDS[0], 3])
   chosen = problems("train", UPDATES * sizes.num_prompts, rng, digits=sizes.digits)
   cell, size = protocol.Cell(length, UPDATES), sizes.num_prompts * sizes.group_size
-  found = {"right": float(beds.draw(bed, params, chosen, jax.random.key(1), beds.Arm("reinforce")).rewards.mean())}
+  values = {"right": float(beds.draw(bed, params, chosen, jax.random.key(1), beds.Arm("reinforce")).rewards.mean())}
   for name in ("grpo", "gspo"):
     arm = protocol.arm(name, cell, RATE, 1.0)
     state, step = bed.new_state(params), bed.step(arm.objective, arm.settings, arm.correction)
@@ -50,20 +53,20 @@ def _of(bed: beds.Bed, params: Params, length: int) -> dict[str, float]:
       batch = jax.tree.map(lambda x, rows=rows: x[rows], rollout.batch)
       if update == UPDATES - 1 and name == "grpo":
         log_ratio = (np.asarray(bed.score(state.params, batch).logprobs) - batch.old_logprobs) * batch.mask
-        found["std_log_rho"] = float(np.std(log_ratio.sum(axis=1)))
+        values["std_log_rho"] = float(np.std(log_ratio.sum(axis=1)))
       state, metrics = step(state, batch, arm.learning_rate)
       clipped.append(float(metrics["actor/pg_clipfrac"]))
     if name == "gspo":
-      found["clipped"] = float(np.mean(clipped))
+      values["clipped"] = float(np.mean(clipped))
   rounded = beds.draw(bed, params, chosen, jax.random.key(2), beds.Arm("reinforce", dtype="float8", recompute=True))
   k = (rounded.batch.old_logprobs - rounded.batch.sampler_logprobs)[rounded.batch.mask > 0]
-  return found | {"k3": float(np.mean(np.expm1(k) - k))}
+  return values | {"k3": float(np.mean(np.expm1(k) - k))}
 
 
-def problems_of(found: Mapping) -> list[str]:
-  """Which checks fail, a line each; nothing may be read off the beds before it is empty."""
+def problems_of(measured: Mapping) -> list[str]:
+  """Returns which checks fail, a line each; nothing may be read off the beds before it is empty."""
   lines = []
-  rows = sorted(found["rows"], key=lambda row: row["length"])
+  rows = sorted(measured["rows"], key=lambda row: row["length"])
   for row in rows:
     for name, (low, high) in (("right", START), ("clipped", BAND), ("k3", MISMATCH)):
       if not low <= row[name] <= high:
@@ -74,7 +77,7 @@ def problems_of(found: Mapping) -> list[str]:
   return lines
 
 
-def text(found: Mapping) -> str:
-  """All numbers, and what fails."""
-  lines = [", ".join(f"{name} {value:.4g}" for name, value in row.items()) for row in found["rows"]]
-  return "\n".join([*lines, *(problems_of(found) or ["all checks pass"])])
+def text(measured: Mapping) -> str:
+  """Returns all numbers, and what fails."""
+  lines = [", ".join(f"{name} {value:.4g}" for name, value in row.items()) for row in measured["rows"]]
+  return "\n".join([*lines, *(problems_of(measured) or ["all checks pass"])])

@@ -1,4 +1,7 @@
-"""The study's figure, drawn from `results.json` alone: what each objective adds to GRPO in every condition, and the forecasts."""
+"""The study's figure, drawn from `results.json` alone.
+
+What each objective adds to GRPO in every condition, and the forecasts.
+"""
 
 import pathlib
 from collections.abc import Mapping, Sequence
@@ -20,10 +23,10 @@ def draw(results: Mapping[str, Any], folder: pathlib.Path, formats: Sequence[str
   rows = -(-len(cells) // columns)
   with new_figure(height=0.5 + 2.3 * rows) as figure:
     panels = figure.subplots(rows, columns, squeeze=False, sharex=True).flat
-    for place, (axes, (cell, found)) in enumerate(zip(panels, cells.items(), strict=False)):
-      names = sorted(found, key=lambda name: -found[name]["interval"]["mean"])
+    for place, (axes, (cell, comparison)) in enumerate(zip(panels, cells.items(), strict=False)):
+      names = sorted(comparison, key=lambda name: -comparison[name]["interval"]["mean"])
       for height, name in enumerate(names):
-        at, told = found[name]["interval"], found[name]["verdict"] in ("reproduced", "contradicted")
+        at, told = comparison[name]["interval"], comparison[name]["verdict"] in ("reproduced", "contradicted")
         color = GREY if name.endswith("again") else BLUE if told else ORANGE
         axes.plot([100 * at["low"], 100 * at["high"]], [height] * 2, color=color, linewidth=1.2)
         axes.plot(100 * at["mean"], height, "o", color=color, markersize=4)

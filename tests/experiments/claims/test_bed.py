@@ -12,11 +12,11 @@ RNG = np.random.default_rng
 
 def test_splits_share_no_problem_and_problems_are_what_they_say():
   for split in ("train", "test"):
-    found = running_sums.problems(split, 200, RNG(0))
-    lengths = (found != running_sums.DOT).sum(axis=1)
-    assert found.shape == (200, running_sums.MOST_DIGITS)
+    drawn = running_sums.problems(split, 200, RNG(0))
+    lengths = (drawn != running_sums.DOT).sum(axis=1)
+    assert drawn.shape == (200, running_sums.MOST_DIGITS)
     assert (lengths.min(), lengths.max()) == (running_sums.FEWEST_DIGITS, running_sums.MOST_DIGITS)
-    for row, length in zip(found, lengths, strict=True):
+    for row, length in zip(drawn, lengths, strict=True):
       assert (row[length:] == running_sums.DOT).all() and (row[:length] < 10).all()
       assert running_sums.split_of(row[:length].tolist()) == split
 
@@ -68,7 +68,8 @@ def columns(count=120, **other):
     ([0.4] * 120, {"grad_norm": [1.0] * 100 + [None] * 20}, (101, "not finite")),
     ([0.4] * 120, {"entropy": [0.7] * 100 + [None] * 20}, (101, "not finite")),
     ([0.4] * 120, {"entropy": [0.7] * 100 + [0.03] * 20}, (101, "entropy")),
-    ([0.4] * 60 + [0.0] * 60, {}, (81, "reward")),  # After 60 it takes 21 updates to halve: (29/30)^21 is 0.49.
+    # After 60 it takes 21 updates to halve: (29/30)^21 is 0.49.
+    ([0.4] * 60 + [0.0] * 60, {}, (81, "reward")),
     ([0.4] * 90 + [0.0] * 30, {}, None),
     ([0.4] * 120, {"grad_norm": [1.0] * 100 + [11.0] * 20}, (101, "gradient")),
     ([0.4] * 120, {"grad_norm": [11.0] + [1.0] * 119}, None),
@@ -95,7 +96,10 @@ def test_the_control_of_the_experts_has_as_many_active_weights_and_nothing_to_ro
 
 
 def test_a_mixture_of_experts_replays_the_routes_of_the_old_policy():
-  """At π_old replay changes nothing; for other weights the replayed experts are visited, and not those of the router."""
+  """At π_old replay changes nothing.
+
+  For other weights the replayed experts are visited, and not those of the router.
+  """
   bed, other = beds.make_bed(SMALL, "experts"), beds.warm_params(SMALL, 1, "experts")
   arm = beds.Arm("grpo", recompute=True, model="experts", replay="R2")
   params = beds.warm_params(SMALL, 0, "experts")
@@ -104,15 +108,15 @@ def test_a_mixture_of_experts_replays_the_routes_of_the_old_policy():
   score = lambda params, batch: np.asarray(bed.score(params, batch).logprobs)
   np.testing.assert_allclose(score(params, rollout.batch), score(params, live), atol=1e-6)
   assert np.abs(score(other, rollout.batch) - score(other, live)).max() > 1e-4
-  found = trial.staleness(bed, params, rollout.batch, rollout.routes)
-  assert found["log_r"] < 1e-6 and abs(found["max_r"] - 1) < 1e-5 and found["change"] == 0
+  row = trial.staleness(bed, params, rollout.batch, rollout.routes)
+  assert row["log_r"] < 1e-6 and abs(row["max_r"] - 1) < 1e-5 and row["change"] == 0
   assert trial.staleness(bed, other, rollout.batch, rollout.routes)["change"] > 0.1
 
 
 @pytest.mark.parametrize("replay", ["none", "R2"])
 def test_a_trial_of_a_mixture_of_experts_says_how_stale_it_was(replay):
   arm = beds.Arm("gspo", per_rollout=2, learning_rate=3e-2, recompute=True, model="experts", replay=replay)
-  found = trial.train(SMALL, 0, arm)
-  assert len(found["rewards"]) == len(found["change"]) == 2 and len(found["grad_norm"]) == 4
-  if any(x > 0 for x in found["grad_norm"]):  # A tiny model may get every response wrong.
-    assert max(found["log_r"]) > 0
+  row = trial.train(SMALL, 0, arm)
+  assert len(row["rewards"]) == len(row["change"]) == 2 and len(row["grad_norm"]) == 4
+  if any(x > 0 for x in row["grad_norm"]):  # A tiny model may get every response wrong.
+    assert max(row["log_r"]) > 0

@@ -21,7 +21,10 @@ SMALL = {"entropy": [0.7, 0.4], "grad_norm": [1.0, 2.0], "kl": 0.1, "gap": 0.1, 
 
 
 def about(count, seed):
-  """Sixteen problems of which the arm is right on `count` of 8 samples, in one seed a little more."""
+  """Returns the sixteen problems of which the arm is right on `count` of 8 samples.
+
+  In one seed a little more.
+  """
   return f"{count}" * 15 + f"{count + seed % 2}"
 
 
@@ -100,11 +103,11 @@ def test_what_wrong_log_probabilities_do_is_told():
 def test_an_error_of_one_token_reaches_the_whole_sequence_of_gspo_and_shrinks():
   batch = running_sums.rectangle(np.zeros((1, running_sums.PROMPT_TOKENS), np.int32), np.zeros((1, 4), np.int32), np.ones((1, 4), bool))
   wrong = batch._replace(old_logprobs=batch.old_logprobs - 0.2 * (np.arange(batch.mask.shape[1]) == running_sums.PROMPT_TOKENS)[None])
-  found = {name: distortion.compare(arm, batch.old_logprobs, batch, wrong) for name, arm in precision_rules.OBJECTIVES.items()}
-  assert found["grpo"]["ratio"] == pytest.approx((np.exp(0.2) - 1) / 4, rel=1e-5)
-  assert found["gspo"]["ratio"] == pytest.approx(np.exp(0.05) - 1, rel=1e-5)
-  assert found["grpo"]["flips"] == 0.25 and found["gspo"]["flips"] == 1, "1.22 is above 1.2; 1.051 is above 1.01 for all four tokens"
-  assert found["sapo"]["flips"] == 0
+  distortions = {name: distortion.compare(arm, batch.old_logprobs, batch, wrong) for name, arm in precision_rules.OBJECTIVES.items()}
+  assert distortions["grpo"]["ratio"] == pytest.approx((np.exp(0.2) - 1) / 4, rel=1e-5)
+  assert distortions["gspo"]["ratio"] == pytest.approx(np.exp(0.05) - 1, rel=1e-5)
+  assert distortions["grpo"]["flips"] == 0.25 and distortions["gspo"]["flips"] == 1, "1.22 is above 1.2; 1.051 is above 1.01 for all four tokens"
+  assert distortions["sapo"]["flips"] == 0
 
 
 @pytest.mark.slow

@@ -40,7 +40,7 @@ def test_a_study_that_has_run_has_its_rule_and_its_figure(claim):
     return
   rules = page.rules_of(claim, results)
   assert page.main_rule(claim, rules) in rules
-  assert {found["verdict"] for found in rules.values()} <= set(judging.VERDICTS)
+  assert {rule["verdict"] for rule in rules.values()} <= set(judging.VERDICTS)
   assert (folder_of(claim) / claim.figure).exists()
 
 

@@ -1,4 +1,7 @@
-"""The analysis behind `experiments/claims/lengths`: the teachers, the measures, the rules, and the command on a tiny model."""
+"""The analysis behind `experiments/claims/lengths`.
+
+The teachers, the measures, the rules, and the command on a tiny model.
+"""
 
 import jax
 import numpy as np
@@ -22,7 +25,8 @@ def test_the_teacher_rambles_as_often_as_he_says_and_it_costs_him_nothing():
   bare = responses[:, : beds.DIGITS].copy()
   bare[:, -1] = END
   np.testing.assert_array_equal(right, graded(chosen, bare, bare != PAD, ended))
-  assert 0.3 < right.mean() < 0.45  # Five sums of which each is right in four of five, and slips that cancel.
+  # Five sums of which each is right in four of five, and slips that cancel.
+  assert 0.3 < right.mean() < 0.45
   for answer in (0, 1):
     assert np.mean(lengths[right == answer] > beds.DIGITS) == pytest.approx(beds.RAMBLES, abs=0.04)
 

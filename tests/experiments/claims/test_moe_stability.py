@@ -1,4 +1,7 @@
-"""The analysis behind `experiments/claims/moe_stability`: the rules on trials made by hand, and the command."""
+"""The analysis behind `experiments/claims/moe_stability`.
+
+The rules on trials made by hand, and the command.
+"""
 
 import pytest
 
@@ -9,7 +12,10 @@ from jaxrl_llm import objectives
 
 
 def trials(falls=(), *, change=0.1, narrows=True, right=None):
-  """Trials of 192 updates; those of some ways collapse; std(log r) is smaller with replay, or as large."""
+  """Trials of 192 updates; those of some ways collapse.
+
+  Std(log r) is smaller with replay, or as large.
+  """
   rows = []
   for seed in rules.SEEDS:
     for names, arm in rules.arms(2e-3):

@@ -1,4 +1,7 @@
-"""The analysis behind `experiments/claims/rare_tokens`: the bandit against a loop by hand, the rules, and the command."""
+"""The analysis behind `experiments/claims/rare_tokens`.
+
+The bandit against a loop by hand, the rules, and the command.
+"""
 
 import jax
 import numpy as np
@@ -11,7 +14,10 @@ from experiments.results import from_json
 
 
 def by_hand(bandits, clip_high, learning_rate, updates):
-  """Plain steps of PPO on one bandit, in NumPy: the gradient of a logit is Σ share·C·A·(1[a = v] − π_v)."""
+  """Returns the plain steps of PPO on one bandit, in NumPy.
+
+  The gradient of a logit is Σ share·C·A·(1[a = v] − π_v).
+  """
   old = np.exp(bandits.old[0])
   logits, rare = bandits.old[0].copy(), []
   for _ in range(updates + 1):
@@ -30,10 +36,10 @@ def test_the_updates_are_those_by_hand(method, clip_high):
   if clip_high is None:  # Then no clip at all, and the loop's own lower one must not bind either.
     bandits = bandits._replace(advantages=np.abs(bandits.advantages))
   with jax.enable_x64(True):
-    found = beds.follow(bandits, method, optimizer="sgd", learning_rate=0.7, updates=10)
-  np.testing.assert_allclose(found["rare"][:, 0], by_hand(bandits, clip_high or np.inf, 0.7, 10), rtol=1e-10)
-  assert found["cut"].any() == (method == "clip_higher")
-  assert found["rare"][0, 0] == pytest.approx(beds.RARE_PROBABILITY)
+    probabilities = beds.follow(bandits, method, optimizer="sgd", learning_rate=0.7, updates=10)
+  np.testing.assert_allclose(probabilities["rare"][:, 0], by_hand(bandits, clip_high or np.inf, 0.7, 10), rtol=1e-10)
+  assert probabilities["cut"].any() == (method == "clip_higher")
+  assert probabilities["rare"][0, 0] == pytest.approx(beds.RARE_PROBABILITY)
 
 
 def test_a_rollout_batch_is_what_it_says():
@@ -55,18 +61,19 @@ def ends_with(**log_ratio):
 
 
 def test_the_rules_tell_a_stall_from_a_rise():
-  verdicts = {name: found["verdict"] for name, found in rules.judge(ends_with()).items()}
+  verdicts = {name: rule["verdict"] for name, rule in rules.judge(ends_with()).items()}
   assert set(verdicts.values()) == {"reproduced"}
-  verdicts = {name: found["verdict"] for name, found in rules.judge(ends_with(ppo=1.0, cispo=0.3)).items()}
+  verdicts = {name: rule["verdict"] for name, rule in rules.judge(ends_with(ppo=1.0, cispo=0.3)).items()}
   assert verdicts["E19, PPO with 0.2 stalls"] == verdicts["E19, cispo rises"] == "contradicted"
   assert verdicts["E19, PPO with 0.28 stalls"] == verdicts["E19, sapo rises"] == "reproduced"
   idle = rules.judge(ends_with(unclipped=0.01))
-  assert {found["verdict"] for found in idle.values()} == {"mechanism not engaged"}
+  assert {rule["verdict"] for rule in idle.values()} == {"mechanism not engaged"}
 
 
 @pytest.mark.slow
 def test_the_command_runs(tmp_path, capsys, monkeypatch):
-  names = ("ppo", "clip_higher", *rules.RISERS, "unclipped", "gspo", "vespo")  # Those that have a line or a rule.
+  # Those that have a line or a rule.
+  names = ("ppo", "clip_higher", *rules.RISERS, "unclipped", "gspo", "vespo")
   monkeypatch.setattr(beds, "METHODS", {name: beds.METHODS[name] for name in names})
   monkeypatch.setattr(command.figures, "_NAMES", {name: name for name in beds.METHODS})
   command.main(["--smoke", "--folder", str(tmp_path)])

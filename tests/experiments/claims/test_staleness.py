@@ -11,7 +11,10 @@ from jaxrl_llm import objectives
 
 
 def trials(accuracies, *, kl_late=0.1, curve=(0.3, 0.6, 0.7), seeds=rules.SEEDS):
-  """Trials of 40 problems with 10 samples: `accuracies` of an objective at 1 and at more updates, 0.0 to 0.9; each seed a little apart."""
+  """Trials of 40 problems with 10 samples.
+
+  `accuracies` of an objective at 1 and at more updates, 0.0 to 0.9; each seed a little apart.
+  """
   rng, rows = np.random.default_rng(0), []
   for name, (fresh, stale) in accuracies.items():
     for count in rules.LADDER:

@@ -1,4 +1,7 @@
-"""The study that forecasts: its protocol, its score on rankings made by hand, how it goes on, and a smoke run."""
+"""The study that forecasts.
+
+Its protocol, its score on rankings made by hand, how it goes on, and a smoke run.
+"""
 
 import json
 
@@ -57,7 +60,7 @@ def test_the_choice_is_the_draw_with_the_highest_mean_and_wants_all_trials():
 
 
 def ranked(order):
-  """Mean areas in every condition by an order of the objectives, the best first."""
+  """Returns the mean areas in every condition by an order of the objectives, the best first."""
   return {
     Cell(64, updates, mismatch): {name: 1.0 - 0.01 * place for place, name in enumerate(order)}
     for updates in protocol.UPDATES for mismatch in ("none", "float8")
