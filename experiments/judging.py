@@ -111,7 +111,9 @@ def within(rule: str, values: Iterable[float], low: float, high: float, *, engag
 
 
 def more_often(rule: str, more: Mapping[int, bool], less: Mapping[int, bool], *, engaged: bool = True, **numbers) -> dict:
-  """Returns the verdict of a claim that something happens in more seeds of one arm than of another: McNemar's exact test.
+  """Returns the verdict of a claim that something happens in more seeds of one arm than of another.
+
+  The test is McNemar's exact test.
 
   It is not engaged where it happens in neither arm. `needs` is the number of seeds that have to
   differ, all to one side, for a verdict.
@@ -283,7 +285,10 @@ def _student_p(values: np.ndarray) -> float:
 
 
 def _finds(values: np.ndarray) -> float:
-  """Returns the true distance from a bound that a two-sided test at 5 % finds with a probability of 80 %, of values that spread like these."""
+  """Returns the distance from a bound that would be found with a probability of 80 %.
+
+  The test is two-sided at 5 %, and the values spread like these.
+  """
   from scipy.stats import t
 
   freedom = len(values) - 1

@@ -18,6 +18,9 @@ ROOT = pathlib.Path(__file__).resolve().parents[1]
 PLACES = ("README.md", "CONTRIBUTING.md", "configs", "docs", "experiments", "jaxrl_llm", "tests")
 COLUMNS = 100
 
+PINNED = re.compile(r"experiments/(.*/rules|studies/forecast/protocol)\.py$|LEADERBOARD\.md$")
+"""Rules and protocols, whose hashes a study's results record, and pages that are made."""
+
 NO_NOUN = frozenset(
   "as at both by either for from has have how in is it its likewise of on only or same see since so such than that "
   "then there to until when where which who whom whose with without".split()
@@ -28,7 +31,7 @@ EMPTY_NAMES = frozenset({"found", "this"})
 SECTION = re.compile(r"(Args|Attributes|Returns|Yields|Raises|Examples?|References|Notes?):$")
 ENTRY = re.compile(r"  \*{0,2}\w[\w*, .]*: +(\S+)")
 VERB = re.compile(r"[A-Z][a-z-]*s[,.:]?$")
-UNBREAKABLE = re.compile(r"\s*([|<>]|!?\[.*\]\(\S*\)\S*$|(\d\.|[-*#])?\s*\S{60})")
+UNBREAKABLE = re.compile(r"\s*(# (\||\$\$)|[|<>]|!?\[.*\]\(\S*\)\S*$|(\d\.|[-*#])?\s*\S{60})")
 
 RULES = {
   "entry": "an entry of Args or Attributes that is no noun phrase of its own, beginning with a capital",
@@ -57,7 +60,7 @@ def files(places: Sequence[pathlib.Path]) -> Iterator[pathlib.Path]:
   """Yields the Python and Markdown files at or below some paths."""
   for place in places:
     for path in [place] if place.is_file() else sorted(place.rglob("*")):
-      if path.suffix in (".py", ".md") and path != pathlib.Path(__file__):
+      if path.suffix in (".py", ".md") and path != pathlib.Path(__file__) and not PINNED.search(path.as_posix()):
         yield path
 
 
@@ -124,7 +127,7 @@ def _of_markdown(text: str) -> Iterator[Remark]:
     if line.lstrip().startswith("```"):
       in_code = not in_code
     elif not in_code:
-      if len(line) > COLUMNS and not UNBREAKABLE.match(line):
+      if len(line) > COLUMNS and not line.startswith("#") and not UNBREAKABLE.match(line):
         yield Remark("width", number, line.strip())
       yield from _riddles(number, line)
 

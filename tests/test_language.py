@@ -1,4 +1,4 @@
-"""A mirror of the house's language: the number of departures that a pattern can see does not rise."""
+"""A mirror of the house's language: departures that a pattern can see do not become more."""
 
 from collections import Counter
 
@@ -6,8 +6,18 @@ import pytest
 
 from tests import language
 
-FALSE_ALARMS = {}
-"""Departures by file and rule that are none: quoted programs, values under test, the house's word."""
+FALSE_ALARMS = {
+  ("experiments/claims/README.md", "width"): 1,  # A line of numbers that is computed.
+  ("experiments/notebooks/pages.py", "width"): 1,  # A style sheet.
+  ("experiments/real_model/README.md", "width"): 1,  # A command.
+  ("jaxrl_llm/messages.py", "name"): 1,  # The word of the house's messages: found X, expected Y.
+  ("tests/experiments/launch/test_xpk.py", "width"): 1,  # A value under test.
+  ("tests/experiments/test_compile_for_pod.py", "width"): 5,  # Text of a compiled program.
+  ("tests/run/test_disk_full.py", "width"): 2,  # A program as text.
+  ("tests/run/test_multihost.py", "width"): 2,  # A program as text.
+  ("tests/test_language.py", "riddle"): 2,  # Values under test.
+}
+"""Departures by file and rule that are none."""
 
 
 def write(folder, name, text):

@@ -1,4 +1,4 @@
-"""`python -m experiments.claims [NAME] [--smoke] [--folder=DIR] [--plot_only] [--format png pdf svg]`
+"""`python -m experiments.claims [NAME] [--smoke] [--folder=DIR] [--plot_only] [--format ...]`
 
 Runs the study that tries a claim, such as E20; without a name, or with --page, writes the page of
 all verdicts, README.md beside this file.

@@ -152,7 +152,7 @@ class Bed(NamedTuple):
   """A model and its compiled programs, shared by all seeds and arms.
 
   Attributes:
-    sizes: how large it is.
+    sizes: Sizes of the model and of its training.
     init: `(key) -> params`.
     warm_step: `(state, batch) -> (state, metrics)`, supervised.
     warm_state: `(params) -> state` for `warm_step`.

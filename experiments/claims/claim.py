@@ -15,7 +15,7 @@ class Claim(NamedTuple):
   """A claim of a paper.
 
   Attributes:
-    name: such as "E20"; the names of its rules begin with it.
+    name: Name such as "E20"; the names of its rules begin with it.
     source: The paper, with its arXiv number.
     study: Import path of the package that tries it.
     figure: Path of its figure, from the folder of the study.

@@ -21,9 +21,9 @@ Verdicts and numbers on this page are computed from the studies' `results.json` 
 `python -m experiments.claims --page`; claims, names of rules and remarks are ours.
 
 ```sh
-python -m experiments.claims E20                          # runs a study, judges it, draws its figure
-python -m experiments.claims E20 --smoke --folder=/tmp/x  # shows in a minute that it runs
-python -m experiments.claims --judge                      # judges all stored rows again, and writes this page
+python -m experiments.claims E20                          # run, judge, draw
+python -m experiments.claims E20 --smoke --folder=/tmp/x  # show in a minute that it runs
+python -m experiments.claims --judge                      # judge all stored rows again
 ```
 
 | verdict | what it says |
@@ -35,13 +35,13 @@ python -m experiments.claims --judge                      # judges all stored ro
 | identity verified | algebra, checked in floating point: no experiment |
 
 All of it is about small models on small tasks, and says nothing about larger ones. The verdict is
-that of the claim's one confirmatory rule, and counts as reproduced or contradicted only if its
-p-value is below 0.05 after Holm over all confirmatory rules that have one ({family} of them). All other
-rules are exploratory, are corrected for nothing, and are counted below it. Intervals and p-values are
-Student's over paired seeds. "Would find" is the true distance from the bound
-that these seeds would have found with a probability of 80 %: an inconclusive verdict excludes
-nothing smaller. A trial has collapsed if its held-out accuracy stays below half of its own peak over
-the last quarter of training; jumps of the gradient are described where they occur and decide nothing.
+that of the claim's one confirmatory rule. It counts as reproduced or contradicted only if its
+p-value is below 0.05 after Holm over all confirmatory rules that have one ({family} of them). All
+other rules are exploratory, are corrected for nothing, and are counted below it. Intervals and
+p-values are Student's over paired seeds. "Would find" is the true distance from the bound that
+these seeds would have found with a probability of 80 %: an inconclusive verdict excludes nothing
+smaller. A trial has collapsed if its held-out accuracy stays below half of its own peak over the
+last quarter of training; jumps of the gradient are described where they occur and decide nothing.
 
 {noise}
 
@@ -54,11 +54,11 @@ the last quarter of training; jumps of the gradient are described where they occ
 """
 
 TRUST = """\
-"Rules before the run" says whether the history shows it: `results.json` names the commit at which the
-run began, that commit holds the very rules, and it is older than the run. Results from before
-2026-11-25 name none. Their confirmatory rules were in part chosen anew on 2026-11-25, when the results
-were known (the studies' `rules.py` say which and why): on those seeds they describe, and only fresh
-seeds can confirm."""
+"Rules before the run" says whether the history shows it: `results.json` names the commit at which
+the run began, that commit holds the very rules, and it is older than the run. Results from before
+2026-11-25 name none. Their confirmatory rules were in part chosen anew on 2026-11-25, when the
+results were known (the studies' `rules.py` say which and why): on those seeds they describe, and
+only fresh seeds can confirm."""
 
 
 def write() -> pathlib.Path:

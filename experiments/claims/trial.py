@@ -114,7 +114,7 @@ class Sign(NamedTuple):
   """The first sign of trouble in a trial.
 
   Attributes:
-    update: When it shows, from 1.
+    update: Update at which it shows, from 1.
     kind: "not finite" | "entropy" | "reward" | "gradient".
   """
 

@@ -1,4 +1,4 @@
-"""Executes the notebooks in a fresh kernel of this very Python, and writes them so that the same outputs are the same file."""
+"""Execution of the notebooks in a fresh kernel of this Python, to files without volatile parts."""
 
 import json
 import os
@@ -76,7 +76,7 @@ def execute(name: str, *, live: bool = False) -> Any:
   with tempfile.TemporaryDirectory(prefix="nb") as folder:
     manager.connection_file = str(pathlib.Path(folder, "k.json"))
     if os.name == "posix":
-      # Sockets in that folder, which nobody else can open; the name of a socket must be short.
+      # Sockets in that folder, which no other user can open; the name of a socket must be short.
       manager.transport = "ipc"
     client.execute(cleanup_kc=True, cwd=str(ROOT), env=_environment(live))
   return _stripped(notebook)

@@ -136,8 +136,8 @@ def curves(chosen: Mapping[str, Sequence[str | tuple[str, Objective]]], *, lowes
   Args:
     chosen: Chosen by the title of a column, names of objectives, or pairs of a label and an
       objective of one's own.
-    lowest: where the axis of C begins.
-    highest: where it ends.
+    lowest: Lower end of the axis of C.
+    highest: Upper end of the axis of C.
   """
   coefficients = {}
   for title, group in chosen.items():

@@ -80,5 +80,5 @@ def _small(png: bytes) -> bytes:
 
 
 def from_file(path: pathlib.Path, says: str) -> Picture:
-  """Returns a picture that somebody has drawn."""
+  """Returns a picture that has been drawn already."""
   return Picture(_small(path.read_bytes()), says)

@@ -28,7 +28,7 @@ class Panel(NamedTuple):
 
   Attributes:
     title: Title of the panel.
-    phase: whose rows.
+    phase: Phase of the rows.
     metrics: Names; the first one that a run has is drawn.
     band: Names of a lower and an upper end.
     log: Whether the axis is logarithmic.
@@ -151,7 +151,7 @@ def metrics_of(run: Run, step: int, names: Sequence[str]) -> Table:
   """Returns some metrics of one RL step.
 
   Args:
-    run: which one.
+    run: Name of the run.
     step: Step of RL.
     names: Names of metrics.
   """
@@ -219,7 +219,7 @@ def alarm_lines(run: Run, **limits: float) -> list[str]:
   """Returns what the alarms say of a run, from its metrics alone.
 
   Args:
-    run: which one.
+    run: Name of the run.
     **limits: Limits of `run.alarms.Limits`, as in `config.alarms`; the others have their defaults.
   """
   state, written = alarms.new_state(), []

@@ -1,4 +1,4 @@
-"""A mixture of experts small enough to train in seconds, and what one stale batch does to its routes: the live part of lecture 4."""
+"""A mixture of experts that trains in seconds, and its routes under one stale batch; lecture 4."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -26,7 +26,7 @@ class Stale(NamedTuple):
     before: Passes of the learner at π_old: "live", "own" (its own routes replayed), "R3" (the
       sampler's).
     after: Passes after the updates: "none" (live), "R2" (the learner's routes at π_old), "R3".
-    updates: how many there were.
+    updates: Number of updates so far.
   """
 
   batch: TrainBatch

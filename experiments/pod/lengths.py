@@ -1,4 +1,4 @@
-"""Rollouts of responses of realistic lengths: decoding steps, and columns of the cache they read."""
+"""Rollouts of responses of realistic lengths: decoding steps, and the columns that they read."""
 
 from typing import NamedTuple
 

@@ -345,7 +345,7 @@ os._exit(0)
   ids=["all sequences", "256 rows", "as the learner"],
 )
 def test_the_decoding_loop_of_a_pod_leaves_weights_and_cache_in_place(settings, limits, tmp_path):
-  """Qwen3-30B-A3B on v5p:4x4x4; with the learner's layout and plain attention, each limit is exceeded."""
+  """Qwen3-30B-A3B on v5p:4x4x4; the learner's layout and plain attention exceed each limit."""
   overrides = [f"--config.{setting}" for setting in settings]
   command = [sys.executable, "-m", "experiments.compile_for_pod", "--config=configs/gspo.py:qwen3-30b-a3b"]
   command += ["--topology=v5p:4x4x4", "--programs=decode", "--only_plan", "--lengths=4096", f"--json={tmp_path}/numbers"]

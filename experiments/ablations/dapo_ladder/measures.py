@@ -1,4 +1,4 @@
-"""What is read from a trial's `metrics.jsonl` and `samples.jsonl`, and the paired differences of two rungs."""
+"""Measures of a trial from its metrics and samples, and paired differences of two rungs."""
 
 from collections.abc import Mapping, Sequence
 

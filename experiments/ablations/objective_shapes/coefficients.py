@@ -47,7 +47,7 @@ def coefficients(
     probability: Π_old of every token.
 
   Returns:
-    [N, T]. Of a method in which a token's log-probability also moves the other tokens' terms, the sum over all terms.
+    [N, T]. If a token's log-probability also moves other tokens' terms, the sum over all.
   """
   dtype = jnp.result_type(float)
   log_ratio, advantages = jnp.asarray(log_ratio, dtype), jnp.asarray(advantages, dtype)

@@ -1,1 +1,1 @@
-"""How importance ratios spread with length, and which clip binds, on real updates of a small model. See README.md."""
+"""Spread of importance ratios with length, and the clips that bind, in updates of a small model."""

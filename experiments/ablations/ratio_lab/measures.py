@@ -108,7 +108,7 @@ def with_drift(log_ratio: np.ndarray, kind: str, rng: np.random.Generator) -> np
     kind: "independent" adds independent noise; "autoregressive" a first-order process that forgets
       in about 20 tokens (φ = 0.95); "shared" an offset that all tokens of a sequence have in
       common.
-    rng: where the drift comes from.
+    rng: Random generator of the drift.
   """
   shape = log_ratio.shape
   shuffled = rng.permutation(np.asarray(log_ratio, np.float64).ravel()).reshape(shape)

@@ -9,7 +9,9 @@ from jaxrl_llm.models import routing
 
 
 def overlaps(a: np.ndarray, b: np.ndarray, segments: np.ndarray) -> np.ndarray:
-  """Returns |A ∩ B| / K of the tokens whose routes bear on a later one and that both routings have recorded, [tokens, L].
+  """Returns |A ∩ B| / K of tokens whose routes both routings have recorded, [tokens, L].
+
+  Only tokens whose routes bear on a later token count.
 
   Args:
     a: One routing, [B, T, L, K].

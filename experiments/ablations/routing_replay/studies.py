@@ -42,7 +42,7 @@ def drift(bed: beds.Bed, params: Params, seed: int, *, learning_rate: float, upd
     params: Weights to start from.
     seed: Seed of problems and samples.
     learning_rate: Learning rate of Adam.
-    updates: how many.
+    updates: Number of updates.
 
   Returns:
     A row an update: `change`, the fraction of activated experts that this update changed, mean over
@@ -77,14 +77,15 @@ def train(
     bed: The model.
     params: Weights after the warm start.
     seed: Seed of problems and samples, which all arms of a seed share.
-    arm: how to train.
+    arm: Arm to train.
     warmup: Updates over which it climbs.
     rollouts: Rollout batches.
     every: Rollout batches between measurements of the ratios.
     held_out: Batches of test problems.
 
   Yields:
-    ("rollouts", a row a rollout batch); ("spreads", a row an update and view of the measured ones); ("ends", accuracy on test problems).
+    ("rollouts", row of a rollout batch); ("spreads", row of a measured update and view);
+    ("ends", accuracy on test problems).
   """
   key, problems = jax.random.key(seed), beds.problem_batches(bed, seed)
   state, done, accuracy = bed.new_state(params), 0, beds.held_out(bed, params, batches=held_out)

@@ -1,4 +1,6 @@
-"""Trains SAPO with gates that are sharper for negative or for positive advantages, judges by `rules.py`, and draws the figure.
+"""Trains SAPO with gates that are sharper for advantages of one sign.
+
+Judges by `rules.py` and draws the figure.
 
   python -m experiments.claims.gate_asymmetry
   python -m experiments.claims.gate_asymmetry --plot_only --format pdf

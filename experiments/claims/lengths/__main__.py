@@ -1,4 +1,4 @@
-"""Trains with different weights of tokens, judges the lengths of responses by `rules.py`, and draws the figure.
+"""Trains with different weights of tokens, and judges the lengths of responses by `rules.py`.
 
   python -m experiments.claims.lengths
   python -m experiments.claims.lengths --plot_only --format pdf

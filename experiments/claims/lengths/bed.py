@@ -94,7 +94,7 @@ class Bed(NamedTuple):
   """A model and its compiled programs, shared by all seeds and arms.
 
   Attributes:
-    sizes: how large it is.
+    sizes: Sizes of the model and of its training.
     init: `(key) -> params`.
     warm_state: `(params) -> state` of imitation.
     warm_step: `(state, batch) -> (state, metrics)`.
@@ -199,7 +199,7 @@ def train(sizes: Sizes, arm: Arm, seed: int, *, steps: int, held_out: int) -> tu
 
   Args:
     sizes: Sizes of the bed.
-    arm: how to train.
+    arm: Arm to train.
     seed: Seed of problems and samples.
     steps: Rollout batches, of `sizes.updates` updates each.
     held_out: Batches of test problems at the end.

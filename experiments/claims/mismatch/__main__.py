@@ -1,4 +1,6 @@
-"""Learns on policy from a sampler that differs from the learner, with and without a correction, judges by `rules.py`, and draws.
+"""Learns on policy from a sampler that differs from the learner.
+
+It does so with and without a correction, judges by `rules.py`, and draws the figure.
 
   python -m experiments.claims.mismatch
   python -m experiments.claims.mismatch --plot_only --format pdf

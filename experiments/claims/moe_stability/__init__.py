@@ -1,1 +1,1 @@
-"""Whether a mixture of experts collapses under GRPO without replayed routes, and under GSPO does not (E6). See README.md."""
+"""Collapse of mixtures of experts under GRPO, with and without replayed routes, and GSPO (E6)."""

@@ -1,4 +1,6 @@
-"""Trains mixtures of experts with and without replayed routes until they collapse, judges them by `rules.py`, and draws the figure.
+"""Trains mixtures of experts with and without replayed routes until they collapse.
+
+Judges them by `rules.py` and draws the figure.
 
   python -m experiments.claims.moe_stability
   python -m experiments.claims.moe_stability --plot_only --format pdf

@@ -1,4 +1,6 @@
-"""Weighs tokens with old log-probabilities of lower precision, trains with them, judges by `rules.py`, and draws the figure.
+"""Weighs tokens with old log-probabilities of lower precision, and trains with them.
+
+Judges by `rules.py` and draws the figure.
 
   python -m experiments.claims.precision
   python -m experiments.claims.precision --plot_only --format pdf

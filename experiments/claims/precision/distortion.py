@@ -1,4 +1,4 @@
-"""What errors of the old log-probabilities do to the weights of tokens, on one rollout batch and with no training on the wrong ones."""
+"""Effect of errors of the old log-probabilities on the weights of tokens, on one rollout batch."""
 
 import functools
 from collections.abc import Mapping

@@ -1,1 +1,1 @@
-"""What becomes of a rare token with a positive advantage over the updates of one rollout batch (E19). See README.md."""
+"""A rare token with a positive advantage over the updates of one rollout batch (E19)."""

@@ -1,4 +1,6 @@
-"""Follows a rare token through the updates of one rollout batch, judges it by `rules.py`, and draws its figure.
+"""Follows a rare token through the updates of one rollout batch.
+
+Judges it by `rules.py` and draws its figure.
 
   python -m experiments.claims.rare_tokens
   python -m experiments.claims.rare_tokens --plot_only --format pdf

@@ -51,7 +51,7 @@ class Bandits(NamedTuple):
 
   Attributes:
     old: Log π_old, [P, V].
-    share: how often each arm stands in the rollout batch; a row sums to 1.
+    share: Frequency of each arm in the rollout batch; a row sums to 1.
     advantages: (R − mean R)/std R of that batch.
     right: The reward R of each arm, 0 or 1.
   """
@@ -107,11 +107,11 @@ def follow(bandits: Bandits, method: str, *, optimizer: str, learning_rate: floa
   """Updates of the logits on one rollout batch, each with the exact gradient.
 
   Args:
-    bandits: where they begin, at π = π_old.
+    bandits: Bandits at their start, π = π_old.
     method: A key of `METHODS`.
     optimizer: A key of `OPTIMIZERS`.
     learning_rate: Learning rate of it.
-    updates: how many.
+    updates: Number of updates.
 
   Returns:
     After 0 to `updates` updates `rare`, the probability of the rare arm, `reward`, the expected

@@ -1,4 +1,6 @@
-"""Trains every objective with 1 to 64 updates of each rollout batch, judges them by `rules.py`, and draws the figures.
+"""Trains every objective with 1 to 64 updates of each rollout batch.
+
+Judges them by `rules.py` and draws the figures.
 
   python -m experiments.claims.staleness
   python -m experiments.claims.staleness --plot_only --format pdf

@@ -1,4 +1,6 @@
-"""Tunes and trains every objective in every condition, as far as there is time, and says what the forecasts are worth so far.
+"""Tunes and trains every objective in every condition, as far as there is time.
+
+Prints what the forecasts are worth so far.
 
   python -m experiments.studies.forecast --stage=tune
   python -m experiments.studies.forecast --stage=main --seconds=3600
@@ -72,7 +74,7 @@ def measure(stage: str, path: pathlib.Path, until: float, entry: board.Entry | N
   Args:
     stage: "tune" or "main".
     path: File of the trials.
-    until: Of `time.monotonic`.
+    until: Time of `time.monotonic` at which to stop, in s.
     entry: An entry to the leaderboard; None for the study's own objectives.
   """
   names = protocol.OBJECTIVES if entry is None else (entry.name,)

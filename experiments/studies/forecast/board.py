@@ -37,10 +37,11 @@ PAGE = "LEADERBOARD.md"
 HEAD = """\
 # Objectives in every condition
 
-Made by `python -m experiments.studies.forecast --status`. Area under the held-out accuracy curve minus
-GRPO's in points, with Student's 95 % interval over the paired seeds; T are tokens of a response, N
-updates of each rollout batch. Bold: the interval does not hold 0 after Holm over the objectives of the
-condition. `grpo again` is GRPO with other samples, that is, noise. The order is that of the mean rank.
+Made by `python -m experiments.studies.forecast --status`. Area under the held-out accuracy curve
+minus GRPO's in points, with Student's 95 % interval over the paired seeds; T are tokens of a
+response, N updates of each rollout batch. Bold: the interval does not hold 0 after Holm over the
+objectives of the condition. `grpo again` is GRPO with other samples, that is, noise. The order is
+that of the mean rank.
 [How to enter](board.py), [protocol](README.md).
 
 """

@@ -140,7 +140,8 @@ ENTRY = """
 from jaxrl_llm import objectives
 ADVANTAGES = "centred"
 def objective(*, factor, length):
-  return objectives.make("custom", ratio="sequence", gate="soft", weights="sequence_mean", tau_pos=factor, tau_neg=factor)
+  slots = dict(ratio="sequence", gate="soft", weights="sequence_mean")
+  return objectives.make("custom", **slots, tau_pos=factor, tau_neg=factor)
 """
 
 
