@@ -1,6 +1,6 @@
-"""How a rule becomes a verdict.
+"""Verdicts of rules.
 
-Five of them, Student's interval over paired seeds, and what a comparison could have seen.
+There are five of them, Student's interval over paired seeds, and what a comparison could have seen.
 
 A rule names a quantity and the side of a bound on which the claim puts it. The quantity has one
 value a seed; its 95 % interval is Student's. The claim is
@@ -63,7 +63,7 @@ def solved(trials: Sequence[Mapping], **where) -> dict[int, float]:
 def paired(more: Mapping[int, float], less: Mapping[int, float]) -> np.ndarray:
   """Returns the differences of two arms, a number for each seed that both have.
 
-  In the order of the seeds.
+  They are in the order of the seeds.
 
   Example:
     >>> paired({0: 0.5, 1: 0.75}, {1: 0.25, 0: 0.25}).tolist()
@@ -139,7 +139,7 @@ def more_often(rule: str, more: Mapping[int, bool], less: Mapping[int, bool], *,
 def mostly(rule: str, happened: Mapping[int, bool], *, engaged: bool = True, **numbers) -> dict:
   """Returns the verdict of a claim that something happens in more than half of all seeds.
 
-  By the exact 95 % interval of a fraction.
+  It is by the exact 95 % interval of a fraction.
 
   `needs` is the number of seeds in which it has to happen for the claim to be reproduced; None
   where all of them would not be enough.
@@ -161,7 +161,7 @@ def mostly(rule: str, happened: Mapping[int, bool], *, engaged: bool = True, **n
 def every(rule: str, parts: Mapping[str, Mapping]) -> dict:
   """Returns the verdict of a claim that several rules hold together.
 
-  An intersection-union test, whose p-value is the largest of theirs.
+  It is an intersection-union test, whose p-value is the largest of theirs.
 
   Args:
     rule: The claim in words.
@@ -182,7 +182,7 @@ def every(rule: str, parts: Mapping[str, Mapping]) -> dict:
 def holds(rule: str, passed: bool, /, *, identity: bool = False, engaged: bool = True, **numbers) -> dict:
   """Returns the verdict of a rule without chance.
 
-  All cells of a table pass, or an identity holds in floating point.
+  It holds if all cells of a table pass, or an identity holds in floating point.
   """
   verdict = (VERIFIED if identity else REPRODUCED) if passed else CONTRADICTED
   return {"rule": rule, "verdict": verdict if engaged else NOT_ENGAGED, **numbers}
@@ -223,7 +223,7 @@ def holm(p_values: Mapping[str, float]) -> dict[str, float]:
 def sign_flip(values: Sequence[float]) -> float:
   """Returns the two-sided p-value of the sign-flip test of a mean of 0.
 
-  Exact up to 16 values, else of 100,000 random flips.
+  It is exact up to 16 values, else of 100,000 random flips.
 
   Example:
     >>> sign_flip([0.1, 0.2, 0.15, 0.3, 0.1])
@@ -243,7 +243,7 @@ def sign_flip(values: Sequence[float]) -> float:
 def described(row: Mapping) -> str:
   """Returns the numbers of a verdict in words.
 
-  Its interval and what it could have seen, or else what it holds.
+  They are its interval and what it could have found, or else its entries.
 
   Example:
     >>> described(above("b above a", [0.1, 0.2, 0.15]))

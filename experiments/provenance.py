@@ -1,6 +1,6 @@
-"""What shows that a study's rules are older than its run.
+"""Evidence that a study's rules are older than its run.
 
-Commit, hash of the rules and time, taken at its start.
+It is commit, hash of the rules and time, taken at its start.
 """
 
 import datetime
@@ -40,7 +40,7 @@ def record(rules: ModuleType, *also: pathlib.Path) -> dict:
 def begin(path: pathlib.Path, rules: ModuleType, *also: pathlib.Path) -> dict:
   """Returns what was recorded when a study was first started.
 
-  Written to a file by the first call, read from it by the others.
+  The first call writes it to a file, and the others read it.
 
   Args:
     path: File of the record.
@@ -72,7 +72,7 @@ def hash_of(data: bytes) -> str:
 
 
 def doubt(recorded: dict, rules: pathlib.Path) -> str | None:
-  """Returns the why a record does not show that the rules are older than the run.
+  """Returns why a record does not show that the rules are older than the run.
 
   Args:
     recorded: What `record` returned at the start of the run.

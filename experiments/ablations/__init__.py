@@ -1,4 +1,1 @@
-"""One folder a question.
-
-The script, its rules written before the first run, its results, its figures.
-"""
+"""Ablations, one folder for each question: script, rules, results and figures."""

@@ -1,6 +1,4 @@
-"""The figures of the ablations look like all others of the project.
-
-See `jaxrl_llm.report.figures`.
+"""Style of the ablations' figures, which is that of `jaxrl_llm.report.figures`.
 """
 
 from jaxrl_llm.report.figures import BLACK, BLUE, FULL_WIDTH, GREEN, GREY, ORANGE, PINK, SKY, YELLOW, letter, new_figure, save, two_sided

@@ -28,7 +28,7 @@ USAGE_ERROR = 2
 
 
 def main(argv: Sequence[str]) -> int:
-  """Returns the command line; returns the exit code."""
+  """Runs the command line and returns the exit code."""
   if {"-h", "--help"} & set(argv):
     print(__doc__)
     return 0
@@ -58,7 +58,7 @@ def main(argv: Sequence[str]) -> int:
 def judge(study: str) -> str:
   """Judges a study's stored rows again, makes its table and its figures again.
 
-  And returns what has changed, in words.
+  Returns what has changed, in words.
 
   Figures that need more than `results.json` keeps are left as they are.
   """

@@ -1,7 +1,7 @@
-"""The bed.
+"""The bed of the study.
 
-Running sums modulo 10, a transformer of 33 thousand weights that imitates an unreliable teacher,
-and rollout batches of it.
+It is running sums modulo 10, a transformer of 33 thousand weights that imitates an unreliable
+teacher, and rollout batches of it.
 """
 
 import functools
@@ -46,7 +46,7 @@ ADVANTAGES: dict[str, Callable] = {
 
 
 class Sizes(NamedTuple):
-  """How large the bed is.
+  """Sizes of the bed.
 
   Attributes:
     d_model: Width of the two layers.
@@ -94,7 +94,7 @@ SMOKE = Sizes(
 
 
 class Arm(NamedTuple):
-  """What is trained, and how.
+  """Arm of a study: what is trained, and how.
 
   Attributes:
     objective: A key of `objectives.OBJECTIVES`.
@@ -236,7 +236,7 @@ So it does as large ones do.
 def rounded_to_float8(params: Params) -> Params:
   """Returns the same matrices through float8, with one scale for each array.
 
-  As an inference engine would quantise them.
+  An inference engine would quantise them in this way.
   """
 
   def rounded(path, x: jax.Array) -> jax.Array:
@@ -251,7 +251,7 @@ def rounded_to_float8(params: Params) -> Params:
 def lowered(config: ModelConfig, dtype: str) -> tuple[Model, Callable[[Params], Params]]:
   """Returns the model of a sampler in a dtype of `Arm`.
 
-  And what it does to the learner's weights.
+  Also returns the function that makes its weights of the learner's.
   """
   if dtype == "float8":
     return make_model(config), rounded_to_float8
@@ -267,9 +267,9 @@ class StartFailed(RuntimeError):
 
 @functools.lru_cache(maxsize=32)  # Of one study: every seed of every model.
 def warm_params(sizes: Sizes, seed: int, model: str = "dense") -> Params:
-  """Weights that imitate the teacher, from scratch, up to `warm_accuracy`.
+  """Returns the weights that imitate the teacher, from scratch, up to `warm_accuracy`.
 
-  The same for all arms of a seed and a model.
+  They are the same for all arms of a seed and a model.
   """
   bed, rng = make_bed(sizes, model), np.random.default_rng([seed, 0])
   state = bed.warm_state(bed.init(jax.random.key(seed)))

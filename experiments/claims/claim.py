@@ -156,5 +156,5 @@ ROOT = pathlib.Path(__file__).parents[2]
 
 
 def folder_of(claim: Claim) -> pathlib.Path:
-  """Returns where a claim's study lies, and by default its results."""
+  """Returns the folder of a claim's study, and by default its results."""
   return ROOT / pathlib.Path(*claim.study.split("."))

@@ -9,21 +9,21 @@ from jaxrl_llm.report.figures import BLACK, line_style
 
 
 def title(axes: Any, letter: str, text: str) -> None:
-  """Returns a panel's letter and what it shows."""
+  """Writes a panel's letter and what it shows."""
   axes.set_title(rf"$\bf{{{letter}}}$  {text}")
 
 
 def percent(axes: Any, which: str = "y") -> None:
-  """Fractions as per cent on an axis."""
+  """Formats fractions as per cent on an axis."""
   getattr(axes, f"{which}axis").set_major_formatter(lambda x, _: f"{100 * x:.3g} %")
 
 
 def curves(
   axes: Any, trials: Sequence[Mapping], column: str, labels: Mapping[str, str], *, updates: int, legend: bool, name: str = "curve"
 ) -> None:
-  """Returns a quantity against the updates, a line for each value of a column.
+  """Draws a quantity against the updates, a line for each value of a column.
 
-  Mean over the seeds, and each seed thin.
+  It shows the mean over the seeds, and each seed thin.
 
   Args:
     axes: Axes of matplotlib.
@@ -51,7 +51,7 @@ def curves(
 
 
 def differences(axes: Any, rows: Mapping[str, Mapping]) -> None:
-  """Differences of accuracies with their 95 % intervals over the seeds.
+  """Returns the differences of accuracies with their 95 % intervals over the seeds.
 
   Args:
     axes: Axes of matplotlib.

@@ -102,7 +102,7 @@ def holm(all_results: Mapping[str, Mapping]) -> dict[str, float]:
 
 
 def noise(results: Mapping) -> str:
-  """Returns what arms differ by that differ in nothing."""
+  """Returns the differences between arms that are the same."""
   verdict = results.get("verdicts", {}).get("E20, A/A")
   if not verdict:
     return "An A/A comparison has not run yet."
@@ -203,5 +203,5 @@ def took(results: Mapping) -> str:
 
 
 def escaped(text: str) -> str:
-  """Returns the text that does not end a cell of a table."""
+  """Escapes text so that it does not end a cell of a table."""
   return text.replace("|", "\\|").replace("\n", " ")

@@ -95,7 +95,7 @@ def workings(problems: np.ndarray, *, error_rate: float, rng: np.random.Generato
 def graded(problems: np.ndarray, tokens: np.ndarray, mask: np.ndarray, stopped: np.ndarray) -> np.ndarray:
   """Returns 1 where a response is right, [N].
 
-  It has ended, and the token before its end is the sum of all digits modulo 10.
+  A right response has ended, and the token before its end is the sum of all digits modulo 10.
   """
   answers = np.where(problems == DOT, 0, problems).sum(axis=1) % 10
   lengths = mask.sum(axis=1)
@@ -106,7 +106,7 @@ def graded(problems: np.ndarray, tokens: np.ndarray, mask: np.ndarray, stopped: 
 def rectangle(prompts: np.ndarray, responses: np.ndarray, mask: np.ndarray) -> TrainBatch:
   """Returns a batch of one sequence a row.
 
-  With zeros for old log-probabilities and ones for advantages.
+  It has zeros for old log-probabilities and ones for advantages.
   """
   tokens = np.concatenate([prompts, responses], axis=1)
   before = ((0, 0), (prompts.shape[1], 0))

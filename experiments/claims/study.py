@@ -1,6 +1,7 @@
-"""How a study of the bed runs.
+"""A study of the bed.
 
-Arms of paired seeds one after the other, a line for each trial, verdicts and figures at the end.
+It runs arms of paired seeds one after the other, a line for each trial, verdicts and figures at the
+end.
 
 A study that is stopped goes on where it was when the same command is given again: `trials.jsonl`
 holds the trials that are done, and is taken up into `results.json` once all are.
@@ -29,7 +30,7 @@ STARTED = "started.json"
 
 
 class Study(NamedTuple):
-  """What is measured, and what is made of it.
+  """Study: what it measures, and what it makes of it.
 
   Attributes:
     package: Import path, for the command line.
@@ -52,7 +53,7 @@ class Study(NamedTuple):
 
 
 def main(study: Study, argv: Sequence[str] | None, here: pathlib.Path) -> None:
-  """Returns the command line, see `study_command.run`."""
+  """Runs the command line of the study; see `study_command.run`."""
 
   def measure_in(folder: pathlib.Path, smoke: bool) -> None:
     sizes, seeds = (beds.SMOKE, study.seeds[:2]) if smoke else (beds.Sizes(), study.seeds)
@@ -64,7 +65,7 @@ def main(study: Study, argv: Sequence[str] | None, here: pathlib.Path) -> None:
 def measure(study: Study, sizes: beds.Sizes, seeds: Sequence[int], folder: pathlib.Path) -> None:
   """Runs the trials that are not done yet.
 
-  After every block judges what there is and writes `results.json`.
+  After every block it judges the results and writes `results.json`.
 
   A seed whose imitation fails has no trials, and is missing from the "seeds" of `results.json`.
   """
@@ -94,7 +95,7 @@ def measure(study: Study, sizes: beds.Sizes, seeds: Sequence[int], folder: pathl
 
 
 def read_trials(path: pathlib.Path) -> list[dict]:
-  """Trials that are done.
+  """Returns the trials that are done.
 
   A last line that a kill has cut in half is taken off the file, and its trial is run again.
   """
@@ -106,7 +107,7 @@ def read_trials(path: pathlib.Path) -> list[dict]:
 
 
 def run(sizes: beds.Sizes, names: Mapping[str, Any], arm: beds.Arm) -> dict:
-  """Returns one trial, as a row."""
+  """Runs one trial, and returns it as a row."""
   started, wall = time.process_time(), time.perf_counter()
   arm = arm._replace(per_rollout=min(arm.per_rollout, sizes.updates))
   row = names | summary(trial.train(sizes, names["seed"], arm), per_rollout=arm.per_rollout)
@@ -127,9 +128,9 @@ def write(
 
 
 def summary(history: Mapping, *, per_rollout: int) -> dict:
-  """Returns what is kept of a trial.
+  """Returns the part of a trial that is kept.
 
-  The same columns for all, and those of `trial.staleness` for a mixture of experts.
+  It has the same columns for all, and those of `trial.staleness` for a mixture of experts.
   """
   thinned = lambda name: history[name][::EVERY] + history[name][-1:] if name in history else None
   mean = lambda name: float(np.mean([x for x in history[name] if x is not None])) if name in history else None

@@ -1,6 +1,4 @@
-"""A trial.
-
-RL of the bed's model by one arm, what is kept of it, and the first sign of trouble in it.
+"""A trial: RL of the bed's model by one arm, and the first sign of trouble in it.
 """
 
 from collections.abc import Mapping, Sequence
@@ -17,9 +15,9 @@ from jaxrl_llm.types import Params, TrainBatch
 
 
 def held_out(bed: Bed, params: Params, count: int) -> list[int]:
-  """Returns the of each of some test problems how many of its G samples are right.
+  """Returns how many of its G samples are right, for each of some test problems.
 
-  In float32 at temperature 1: always the same problems and keys.
+  They are drawn in float32 at temperature 1, always for the same problems and keys.
   """
   chosen = problems("test", count, np.random.default_rng(0), digits=bed.sizes.digits)
   rollout = draw(bed, params, chosen, jax.random.key(count), Arm("reinforce"))

@@ -17,7 +17,7 @@ from experiments.notebooks.sources import LIVE_NAMES, ROOT, chosen
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-  """Returns the command line; returns the exit status."""
+  """Runs the command line and returns the exit status."""
   parser = argparse.ArgumentParser(
     prog="python -m experiments.notebooks", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
   )

@@ -97,7 +97,7 @@ def _environment(live: bool) -> dict[str, str]:
 
 
 def _stripped(notebook: Any) -> Any:
-  """Returns the without what changes from run to run: ids, times, versions of the kernel."""
+  """Removes what changes from run to run: ids, times, versions of the kernel."""
   notebook.metadata = json.loads(json.dumps(_METADATA))
   notebook.nbformat, notebook.nbformat_minor = 4, 5
   for number, cell in enumerate(notebook.cells):

@@ -36,7 +36,7 @@ _PRIVATE = ("command", "data", "started", "finished", "workdir")
 
 
 def kept_metrics(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-  """Rows with the metrics that are read.
+  """Returns the rows with the metrics that are read.
 
   Example:
     >>> kept_metrics([{"step": 1, "phase": "rl", "actor/loss": 0.123456789, "ratio/ess": 1.0}])
@@ -76,7 +76,7 @@ def keep(workdir: pathlib.Path, folder: pathlib.Path, *, texts: bool) -> int:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-  """Returns the command line; returns the exit status."""
+  """Runs the command line and returns the exit status."""
   parser = argparse.ArgumentParser(prog="python -m experiments.notebooks.keep_log", description="Keeps what the lectures read of a run.")
   parser.add_argument("workdir", type=pathlib.Path, metavar="WORKDIR", help="folder of a finished run")
   parser.add_argument("name", nargs="?", metavar="NAME", help="of the log; the folder's own without one")

@@ -1,6 +1,6 @@
-"""What lecture 1 (and 5) shows of objectives.
+"""Pictures of objectives for lectures 1 and 5.
 
-Tables from their docstrings, curves and maps of the coefficient C by autodiff.
+They are tables from their docstrings, curves and maps of the coefficient C by autodiff.
 """
 
 import inspect

@@ -56,7 +56,10 @@ def _output(output: Any) -> str:
 
 
 def _markdown(text: str) -> str:
-  """Headings, paragraphs, lists, tables, code and emphasis: what the notebooks use, and no more."""
+  """Returns the headings, paragraphs, lists, tables, code and emphasis.
+
+  What the notebooks use, and no more.
+  """
   parts = []
   for block in _BLOCKS.split(text):
     if block.startswith("$$"):
@@ -93,7 +96,7 @@ def _table(lines: list[str]) -> str:
 
 
 def _inline(text: str) -> str:
-  """Emphasis, code and links; formulas stay as they are."""
+  """Returns the emphasis, code and links; formulas stay as they are."""
   parts = re.split(r"(\$[^$]+\$|`[^`]+`)", text)
   return "".join(_span(part) for part in parts)
 

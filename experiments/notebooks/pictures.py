@@ -1,6 +1,6 @@
-"""What the cells of the notebooks show.
+"""Output of the notebooks' cells.
 
-Pictures and tables that any viewer of notebooks displays.
+It consists of pictures and tables that any viewer of notebooks displays.
 """
 
 import io

@@ -1,6 +1,7 @@
-"""What lectures 2 and 3 show of runs.
+"""Pictures of runs for lectures 2 and 3.
 
-Curves from `metrics.jsonl`, where the time went, samples, alarms, and several runs compared.
+They are curves from `metrics.jsonl`, where the time went, samples, alarms, and several runs
+compared.
 """
 
 import json
@@ -92,7 +93,10 @@ def checked_in(name: str) -> Run:
 
 
 def series(run: Run, panel: Panel) -> tuple[list[int], list[float], str | None]:
-  """Steps and values of a panel's metric, and its name; empty where the run has none of them."""
+  """Returns the steps and values of a panel's metric, and its name.
+
+  Empty where the run has none of them.
+  """
   for name in panel.metrics:
     rows = [row for row in run.rows if row["phase"] == panel.phase and isinstance(row.get(name), int | float)]
     if rows:
@@ -101,7 +105,7 @@ def series(run: Run, panel: Panel) -> tuple[list[int], list[float], str | None]:
 
 
 def draw(runs: Mapping[str, Run], panels: Sequence[str]) -> Picture:
-  """Curves of runs side by side.
+  """Draws curves of runs side by side.
 
   Args:
     runs: Runs by label.
@@ -160,7 +164,7 @@ def metrics_of(run: Run, step: int, names: Sequence[str]) -> Table:
 
 
 def where_time_went(runs: Mapping[str, Run]) -> Picture:
-  """Seconds of runs by phase."""
+  """Returns the seconds of runs by phase."""
   return picture(_time, runs, height=0.9 + 0.3 * len(runs), says="Seconds of each run by phase, stacked.")
 
 
@@ -231,7 +235,7 @@ def alarm_lines(run: Run, **limits: float) -> list[str]:
 
 
 def trained(chosen: Mapping[str, Sequence[int]], *, live: bool) -> list[pathlib.Path]:
-  """Folders of the laptop job's runs.
+  """Returns the folders of the laptop job's runs.
 
   Args:
     chosen: Chosen by the name of a file in `configs/`, the seeds.
@@ -252,7 +256,7 @@ def trained(chosen: Mapping[str, Sequence[int]], *, live: bool) -> list[pathlib.
 
 
 def compare(workdirs: Sequence[pathlib.Path], panels: Sequence[str], *, axis: str = "step") -> Picture:
-  """Curves of arms: the mean over the seeds, and each seed as a thin line.
+  """Draws curves of arms: the mean over the seeds, and each seed as a thin line.
 
   Args:
     workdirs: Workdirs of runs; those that differ in their seed only are one arm.
@@ -322,9 +326,9 @@ def write_page(workdirs: Sequence[pathlib.Path], name: str = "comparison.html") 
 
 
 def evaluation_noise(problems: int, samples_each: int, accuracy: float) -> float:
-  """Returns the half the width of a 95 % interval of an accuracy, in points.
+  """Returns half the width of a 95 % interval of an accuracy, in points.
 
-  Were all samples independent; those of one problem are not.
+  It is that of independent samples, which those of one problem are not.
 
   Example:
     >>> round(evaluation_noise(256, 4, 0.95), 1)

@@ -45,7 +45,7 @@ def warm_mixture() -> tuple[beds.Bed, Params]:
 def go_stale(bed: beds.Bed, params: Params, *, updates: int, learning_rate: float) -> Stale:
   """Draws a rollout batch in bfloat16, scores it in float32, updates the policy on it.
 
-  And scores it again.
+  Then it scores the batch again.
 
   Args:
     bed: The model.
@@ -100,7 +100,7 @@ def _route_map(figure: Any, before: np.ndarray, after: np.ndarray, text: str) ->
 def sampler_table(stale: Stale) -> Table:
   """Returns the sampler in bfloat16 against learner in float32, at the same weights.
 
-  Live and with replayed routes.
+  It does so with live and with replayed routes.
   """
   rows = []
   for label, name in (("live", "live"), ("its own routes replayed", "own"), ("the sampler's routes replayed (R3)", "R3")):
@@ -133,7 +133,7 @@ def replay_is_exact(stale: Stale) -> bool:
 def gate_drift(stale: Stale) -> Picture:
   """Returns the change of log π of each token.
 
-  For tokens whose experts changed and for those whose did not, live and replayed.
+  It is given for tokens whose experts changed and for those whose did not, live and replayed.
   """
   moved = ~np.all(np.sort(stale.before["live"].visited, -1) == np.sort(stale.after["none"].visited, -1), axis=(-2, -1))
   counted = np.asarray(stale.batch.mask) > 0
@@ -164,7 +164,7 @@ def _gate_drift(figure: Any, gates: Mapping[str, tuple[np.ndarray, np.ndarray]])
 
 
 def measured(name: str) -> Picture:
-  """Returns a figure of the full ablation, from its checked-in numbers.
+  """Reads a figure of the full ablation, from its checked-in numbers.
 
   Args:
     name: "expert_drift", "sampler_mismatch" or "training".
@@ -173,6 +173,6 @@ def measured(name: str) -> Picture:
 
 
 def verdicts(names: Sequence[str]) -> Table:
-  """Rules of the ablation, written before its run, and what came out."""
+  """Returns the rules of the ablation, written before its run, and what came out."""
   results = from_json((HERE / "results.json").read_text("utf-8"))["verdicts"]
   return Table(["claim", "rule", "verdict"], [[name, results[name]["rule"], results[name]["verdict"]] for name in names])

@@ -25,7 +25,7 @@ RATE = 2e-3
 def largest_difference(one: Objective, other: Objective, *, moved: float = 0.0, seed: int = 0) -> float:
   """Returns the largest difference between two objectives' gradients in log π.
 
-  Over the largest gradient, on a random batch.
+  It is relative to the largest gradient, on a random batch.
 
   Args:
     one: The first.
@@ -84,7 +84,7 @@ def _trained(
 
 
 def draw(histories: Mapping[str, list[dict[str, float]]]) -> Picture:
-  """Rewards, entropies and coefficients of trainings."""
+  """Draws rewards, entropies and coefficients of trainings."""
   says = f"Reward, entropy and range of the coefficient C against the rollout batch, for {' and '.join(histories)}."
   return picture(_draw, histories, height=2.3, says=says)
 

@@ -62,9 +62,9 @@ def chosen(names: Sequence[str]) -> list[str]:
 
 
 def found_logic(code: str, *, allowed: frozenset[str] | set[str] = frozenset()) -> list[str]:
-  """Returns what in a cell is logic, and so belongs in a module.
+  """Returns the logic in a cell, which belongs in a module.
 
-  Definitions, loops, branches, and cells that do too much.
+  It consists of definitions, loops, branches, and cells that do too much.
 
   A comprehension that only calls or looks up is no logic, and neither is a cell of up to eight
   statements.

@@ -61,9 +61,9 @@ def paired(folder: pathlib.Path) -> dict[str, float]:
 
 
 def differences(runs: pathlib.Path) -> Iterator[dict[str, Any]]:
-  """Returns the for each method and seed the difference of its last evaluation from SAPO's.
+  """Returns the difference of each last evaluation from SAPO's, by method and seed.
 
-  Paired by problem, in points.
+  It is paired by problem, in points.
   """
   for method in METHODS:
     for folder in sorted(runs.glob(f"{method}-smollm2-[0-9]*/")):

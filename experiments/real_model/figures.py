@@ -46,9 +46,9 @@ def draw(results: Mapping[str, Any], folder: pathlib.Path, formats: Sequence[str
 
 
 def _arm(axes: Any, results: Mapping[str, Any], config: str, color: str, marker: str, label: str, *, shift: float = 0.0) -> None:
-  """Returns a line for each seed, of the responses drawn in training.
+  """Draws a line for each seed, of the responses drawn in training.
 
-  And its held-out accuracies with their intervals.
+  It also draws the held-out accuracies with their intervals.
   """
   steps, evals = (where(results[name], config=config) for name in ("steps", "evals"))
   for place, seed in enumerate(sorted({row["seed"] for row in steps})):

@@ -46,7 +46,7 @@ SMOKE = Plan(sizes=beds.SMOKE, seeds=(0, 1))
 
 
 def trials(plan: Plan) -> Iterator[tuple[int, str]]:
-  """Seeds and arms in the order in which they run.
+  """Returns the seeds and arms in the order in which they run.
 
   A measurement that is stopped has whole ladders.
   """

@@ -1,7 +1,7 @@
-"""The bed.
+"""The bed of the study.
 
-Arithmetic by a teacher who rambles, above all when he is wrong, then DAPO's rungs from one warm
-start for each seed.
+It is arithmetic by a teacher who rambles, above all when he is wrong, then DAPO's rungs from one
+warm start for each seed.
 
 The problems are those of the laptop job (levels 1 and 2). Its demonstrations have no long mode, so
 that neither a length penalty nor the weights of tokens would have anything to do. This teacher may
@@ -41,7 +41,7 @@ WARM_BUDGET = 96  # Tokens: holds the longest demonstration.
 
 
 class Sizes(NamedTuple):
-  """How large the bed is.
+  """Sizes of the bed.
 
   Attributes:
     preset: Preset of the model.
@@ -115,7 +115,8 @@ def write_problems(folder: Path) -> None:
 def rambling(question: str, *, seed: int) -> str:
   """Returns a demonstration.
 
-  The working of the laptop job's unreliable teacher, its last line perhaps copied a few times.
+  It is the working of the laptop job's unreliable teacher, its last line perhaps copied a few
+  times.
 
   Example:
     >>> [rambling("7+8", seed=seed) for seed in range(3)]
@@ -133,7 +134,7 @@ def rambling(question: str, *, seed: int) -> str:
 
 
 def base_config(sizes: Sizes, folder: Path, seed: int) -> ConfigDict:
-  """Returns what all runs of a seed have in common."""
+  """Returns the config that all runs of a seed share."""
   config = dapo.get_config()
   config.seed, config.model.preset = seed, sizes.preset
   config.task.name, config.task.levels, config.task.data_dir = "file", None, str(folder / "data")
@@ -148,7 +149,7 @@ def base_config(sizes: Sizes, folder: Path, seed: int) -> ConfigDict:
 
 
 def warm_config(sizes: Sizes, folder: Path, seed: int) -> ConfigDict:
-  """Returns the imitation alone."""
+  """Returns the config of the imitation alone."""
   config = base_config(sizes, folder, seed)
   config.task.path, config.task.response_column = str(folder / "demonstrations.jsonl"), "response"
   config.num_steps = 0
@@ -161,7 +162,7 @@ def warm_config(sizes: Sizes, folder: Path, seed: int) -> ConfigDict:
 
 
 def rung_config(sizes: Sizes, folder: Path, seed: int, rung: str) -> ConfigDict:
-  """Returns RL alone, with the switches of a rung; the last one is configs/dapo.py."""
+  """Returns the config of RL with the switches of a rung; the last one is configs/dapo.py."""
   config = base_config(sizes, folder, seed)
   config.task.path = str(folder / "train.jsonl")
   config.num_steps = sizes.steps
@@ -192,7 +193,7 @@ def warm_start(sizes: Sizes, folder: Path, seed: int) -> None:
 
 
 def climb(sizes: Sizes, folder: Path, seed: int, rung: str) -> dict[str, list[dict]]:
-  """Returns one trial: RL with the switches of a rung, from the seed's warm start.
+  """Trains with the switches of a rung, from the seed's warm start.
 
   Returns:
     Rows of `steps`, `evals` and `looks` (see `measures`), and one of `ends`.

@@ -35,7 +35,7 @@ def draw(results: Mapping[str, Any], folder: pathlib.Path, formats: Sequence[str
 
 
 def curve(rows: Sequence[Mapping], y: str) -> tuple[list[int], np.ndarray]:
-  """Steps, and at each the values of the seeds that have one, as columns.
+  """Returns the steps, and at each the values of the seeds that have one, as columns.
 
   NaN where a seed has none.
   """
@@ -46,7 +46,7 @@ def curve(rows: Sequence[Mapping], y: str) -> tuple[list[int], np.ndarray]:
 
 
 def _band(axes: Any, rows: Sequence[Mapping], arm: str, y: str, *, alpha: float = 0.13, **style: Any) -> None:
-  """Returns the mean over the seeds, and their range, which an alpha of 0 leaves out."""
+  """Draws the mean over the seeds, and their range unless alpha is 0."""
   mine, (color, marker, label) = where(rows, rung=arm), _ARMS[arm]
   if not mine:
     return

@@ -103,7 +103,7 @@ def is_right(row: Mapping) -> bool:
 def works(row: Mapping) -> bool:
   """Returns whether all lines of a response that was cut are right or copies of the line before.
 
-  The unfinished last one aside.
+  The unfinished last line does not count.
   """
   *lines, _ = row["response"].split("\n")
   lines = [line for i, line in enumerate(lines) if i == 0 or line != lines[i - 1]]
@@ -118,7 +118,7 @@ def _mean(values: Sequence[float]) -> float | None:
 def trend(rows: Sequence[Mapping], name: str) -> float:
   """Returns the slope of a quantity against the RL step.
 
-  Steps at which there is none of it are left out. 0 of fewer than two.
+  Steps without it are left out. With fewer than two steps the slope is 0.
   """
   points = [(row["step"], row[name]) for row in rows if row[name] is not None]
   return float(np.polyfit(*zip(*points, strict=True), 1)[0]) if len(points) > 1 else 0.0
@@ -127,7 +127,7 @@ def trend(rows: Sequence[Mapping], name: str) -> float:
 def at_tokens(steps: Sequence[Mapping], evals: Sequence[Mapping], budget: float) -> float:
   """Returns the held-out accuracy of one trial once it has drawn a number of response tokens.
 
-  Linear between two evaluations.
+  It is interpolated linearly between two evaluations.
   """
   drawn = np.cumsum([0.0, *(row["drawn"] for row in sorted(steps, key=lambda row: row["step"]))])
   points = sorted((drawn[row["step"]], row["accuracy"]) for row in evals)

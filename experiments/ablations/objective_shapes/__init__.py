@@ -1,4 +1,4 @@
-"""What weight every objective gives a token, by autodiff, and what follows from its shape.
+"""Weight that every objective gives a token, by autodiff, and what follows from its shape.
 
 See README.md.
 """

@@ -27,7 +27,7 @@ SHOWN_UPDATES = 8  # Of the heat maps, for the first seed.
 def shapes(points: int, names: Sequence[str]) -> dict[str, dict[str, Any]]:
   """Returns C(r) of objectives for both signs of A, r from 0.02 to 3 and 1 among them.
 
-  And whether it reads π_old.
+  Also returns whether it reads π_old.
   """
   ratio = np.union1d(np.linspace(0.02, 3.0, points), 1.0)
   curves = {}
@@ -42,10 +42,10 @@ def shapes(points: int, names: Sequence[str]) -> dict[str, dict[str, Any]]:
 
 
 def zero_mass(names: Sequence[str], sequences: int, spreads: Sequence[float] = SPREADS, seed: int = 0) -> dict[str, list[float]]:
-  """Computes E12.
+  """Measures zero gradients (E12).
 
-  The fraction of tokens with |C| < 1e-6, for sequences of 64 tokens with log r normal, E[r] = 1,
-  and A = ±1 by halves.
+  Returns the fraction of tokens with |C| < 1e-6, for sequences of 64 tokens with log r normal, E[r]
+  = 1, and A = ±1 by halves.
   """
   rng = np.random.default_rng(seed)
   noise = rng.standard_normal((sequences, NUM_TOKENS))
@@ -60,10 +60,10 @@ def zero_mass(names: Sequence[str], sequences: int, spreads: Sequence[float] = S
 
 
 def token_variant(batches: int = 20, seed: int = 0) -> dict[str, float]:
-  """Computes E2.
+  """Compares GSPO with GSPO-token (E2).
 
-  The largest difference between the gradients of GSPO and GSPO-token, over the largest gradient, in
-  any of some random batches.
+  Returns the largest difference between the gradients of GSPO and GSPO-token, over the largest
+  gradient, in any of some random batches.
 
   Returns:
     By kind of advantages: "equal" in a sequence, or those of its first half 0 ("unequal"). The clip
@@ -97,9 +97,10 @@ def bed_snapshots(sizes: beds.Sizes, seed: int, updates: Sequence[int] = BED_UPD
 
 
 def variation(log_ratio: np.ndarray, advantages: np.ndarray) -> dict[str, np.ndarray]:
-  """Computes E3.
+  """Measures the variation of C within sequences (E3).
 
-  C of real tokens under GRPO and GSPO, and its coefficient of variation within each sequence.
+  Returns C of real tokens under GRPO and GSPO, and its coefficient of variation within each
+  sequence.
 
   Args:
     log_ratio: Measured, [N, T].
@@ -129,7 +130,7 @@ def gate(distance: np.ndarray, tau: float = 1.0) -> np.ndarray:
 
 
 def smooth_limit(log_ratios: Sequence[np.ndarray], tau: float = 1.0) -> dict[str, np.ndarray]:
-  """Computes E13: how far SAPO's gate is from one of the sequence alone.
+  """Measures how far SAPO's gate is from one of the sequence alone.
 
   Args:
     log_ratios: Log-ratios of the tokens of each sequence, of any length.
@@ -161,7 +162,7 @@ def smooth_limit(log_ratios: Sequence[np.ndarray], tau: float = 1.0) -> dict[str
 
 
 def made_up_sequences(count: int, seed: int = 0) -> list[np.ndarray]:
-  """Log-ratios of sequences of 4 to 256 tokens.
+  """Returns the log-ratios of sequences of 4 to 256 tokens.
 
   Normal, heavy-tailed, and calm with one outlier, over three decades of spread.
   """
@@ -178,9 +179,9 @@ def made_up_sequences(count: int, seed: int = 0) -> list[np.ndarray]:
 
 
 def cosines(bed: beds.Bed, snapshots: Sequence[beds.Snapshot], seed: int) -> list[dict[str, float]]:
-  """Computes E13.
+  """Measures angles of gradients (E13).
 
-  The angle in weight space between SAPO's gradient and others', on what the bed sampled.
+  Returns the angle in weight space between SAPO's gradient and others', on what the bed sampled.
 
   Returns:
     A row a snapshot, with the cosines with `smooth_gspo` (`custom`: sequence's ratio, soft gate),
@@ -226,10 +227,10 @@ OUTLIER_COUNTS = (0, 1, 2, 4, 8, 16, 32)
 
 
 def outliers(counts: Sequence[int] = OUTLIER_COUNTS, draws: int = 200, seed: int = 0) -> dict[str, dict[str, list[float]]]:
-  """Computes E14.
+  """Measures the effect of outliers (E14).
 
-  What is left of a sequence's gradient where some of its 64 tokens have r = 2.5 and the others a
-  spread of 0.01.
+  Returns what is left of a sequence's gradient where some of its 64 tokens have r = 2.5 and the
+  others a spread of 0.01.
 
   Returns:
     For each method, by number of outliers, `positive` and `negative`: the norm of the gradient in

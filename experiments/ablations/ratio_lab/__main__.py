@@ -26,7 +26,7 @@ HERE = pathlib.Path(__file__).parent
 def measure_seed(
   bed: beds.Bed, seed: int, *, lengths: Sequence[int], updates: tuple[int, ...], runs: Sequence[tuple[int, float]]
 ) -> dict[str, list[dict]]:
-  """Returns all measurements of one seed.
+  """Makes all measurements of one seed.
 
   Args:
     bed: The model.
@@ -65,7 +65,7 @@ def measure_seed(
 
 
 def measure(sizes: beds.Sizes, seeds: Sequence[int], *, lengths: Sequence[int], updates: tuple[int, ...], runs: Sequence[tuple]) -> dict:
-  """Returns all seeds, and the verdicts."""
+  """Measures all seeds and judges them."""
   bed = beds.make_bed(sizes)
   rows: dict[str, list[dict]] = {"runs": [], "prefixes": [], "drifts": []}
   started, recorded = time.process_time(), provenance.record(rules)

@@ -1,6 +1,6 @@
-"""The bed.
+"""The bed of the study.
 
-A small transformer that has learnt a made-up language, and real Adam steps of GRPO on what it
+It is a small transformer that has learnt a made-up language, and real Adam steps of GRPO on what it
 samples.
 
 The language is a Markov chain with peaked and fork tokens: after most tokens one successor is
@@ -27,7 +27,7 @@ PROMPT_TOKENS = 4
 
 
 class Sizes(NamedTuple):
-  """How large the bed is.
+  """Sizes of the bed.
 
   Attributes:
     vocab_size: Tokens of the language.
@@ -156,7 +156,7 @@ def make_language(vocab_size: int, rng: np.random.Generator) -> Language:
 
 
 def draw(language: Language, shape: tuple[int, int], rng: np.random.Generator) -> np.ndarray:
-  """Sequences of the language, [rows, tokens]."""
+  """Returns the sequences of the language, [rows, tokens]."""
   cumulative = np.cumsum(language.transitions, axis=1)
   tokens = np.zeros(shape, np.int32)
   tokens[:, 0] = rng.integers(len(cumulative), size=shape[0])
@@ -183,7 +183,7 @@ def rectangle(tokens: np.ndarray, advantages: np.ndarray | None = None) -> Train
 
 
 def warm_params(bed: Bed, language: Language, seed: int) -> Params:
-  """Weights that have learnt the language from scratch."""
+  """Returns the weights that have learnt the language from scratch."""
   rng = np.random.default_rng([seed, 1])
   state = bed.warm_state(bed.init(jax.random.key(seed)))
   for _ in range(bed.sizes.warm_steps):
@@ -192,7 +192,7 @@ def warm_params(bed: Bed, language: Language, seed: int) -> Params:
 
 
 def score(bed: Bed, params: Params, batch: TrainBatch) -> np.ndarray:
-  """Log-probabilities of a batch's tokens, a few rows at a time, [N, P + T]."""
+  """Returns the log-probabilities of a batch's tokens, a few rows at a time, [N, P + T]."""
   rows = bed.sizes.eval_rows
   pieces = (jax.tree.map(lambda x, start=start: x[start : start + rows], batch) for start in range(0, len(batch.tokens), rows))
   return np.concatenate([np.asarray(bed.outputs(params, piece).logprobs) for piece in pieces])

@@ -24,7 +24,7 @@ def draw(results: Mapping[str, Any], folder: pathlib.Path, formats: Sequence[str
 
 
 def curve(rows: Sequence[Mapping], x: str, y: str) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-  """Places on the x axis, and mean, least and largest of y over the seeds at each."""
+  """Returns the places on the x axis, and mean, least and largest of y over the seeds at each."""
   places = sorted({row[x] for row in rows})
   values = [[row[y] for row in rows if row[x] == place] for place in places]
   return np.array(places), *(np.array([f(v) for v in values]) for f in (np.mean, np.min, np.max))

@@ -1,4 +1,4 @@
-"""What is measured on log-ratios, the straight lines through it, and the rules that decide.
+"""Measures of log-ratios, and the straight lines through them.
 
 No model in here.
 """
@@ -39,13 +39,15 @@ def sequence_clip(num_tokens: int, scale: float = 1.0) -> tuple[float, float]:
 def matched_clip(num_tokens: int) -> tuple[float, float]:
   """Returns a clip for s that is as wide as GRPO's for r, each in units of its own spread.
 
-  Ε_GRPO/√T.
+  It is ε_GRPO/√T.
   """
   return GRPO_CLIP[0] / math.sqrt(num_tokens), GRPO_CLIP[1] / math.sqrt(num_tokens)
 
 
 def clip_fractions(log_ratio: np.ndarray, advantages: np.ndarray) -> dict[str, float]:
-  """Fractions of the same tokens that each rule clips, as the objectives themselves report them.
+  """Returns the fractions of the same tokens that each rule clips.
+
+  As the objectives themselves report them.
 
   Args:
     log_ratio: Log-ratio of the tokens, [N, T].
@@ -98,7 +100,7 @@ def effective_fraction(weights: np.ndarray) -> float:
 
 
 def with_drift(log_ratio: np.ndarray, kind: str, rng: np.random.Generator) -> np.ndarray:
-  """Log-ratios that are made to hang together.
+  """Returns the log-ratios that are made to hang together.
 
   Half of the variance of a token is replaced by a drift made by hand.
 
@@ -149,9 +151,9 @@ def slopes(rows: Sequence[Mapping], name: str) -> list[float]:
 
 
 def clip_table(runs: Sequence[Mapping]) -> list[dict]:
-  """Returns GSPO's clipped fraction over GRPO's, for every length, learning rate.
+  """Returns GSPO's clipped fraction over GRPO's, for every length and learning rate.
 
-  Number of updates and band.
+  It does so for every number of updates and every band.
 
   Args:
     runs: Each with `seed`, `tokens`, `learning_rate`, `updates` and what `clip_fractions` gives.

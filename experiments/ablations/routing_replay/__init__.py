@@ -1,4 +1,4 @@
-"""How routers drift under reinforcement learning, and what replaying their routes changes.
+"""Drift of routers under reinforcement learning, and the effect of replaying their routes.
 
 See README.md.
 """

@@ -1,7 +1,7 @@
-"""The bed.
+"""The bed of the study.
 
-A small mixture of experts that imitates an unreliable teacher of arithmetic, and real Adam steps of
-GRPO on what it samples.
+It is a small mixture of experts that imitates an unreliable teacher of arithmetic, and real Adam
+steps of GRPO on what it samples.
 
 Every problem has two steps (such as 7+8-5), so every prompt has the same length and a batch is a
 plain rectangle: a response a row.
@@ -40,7 +40,7 @@ CLIP = dict(clip_low=0.2, clip_high=0.27)
 
 
 class Sizes(NamedTuple):
-  """How large the bed is.
+  """Sizes of the bed.
 
   Attributes:
     num_layers: Transformer blocks, all with experts.
@@ -170,7 +170,7 @@ def make_bed(sizes: Sizes) -> Bed:
 
 
 def encode(text: str) -> list[int]:
-  """Returns the text to ids.
+  """Encodes text to ids.
 
   Example:
     >>> encode("7+8=")
@@ -185,7 +185,7 @@ def questions(split: str) -> list[str]:
 
 
 def prompts_of(chosen: Sequence[str]) -> np.ndarray:
-  """Prompts of problems, [n, PROMPT_TOKENS]."""
+  """Returns the prompts of problems, [n, PROMPT_TOKENS]."""
   return np.array([encode(arithmetic.render_prompt(question)) for question in chosen], np.int32)
 
 
@@ -225,7 +225,7 @@ def demonstrations(bed: Bed, chosen: Sequence[str], rng: np.random.Generator) ->
 
 
 def warm_params(bed: Bed, seed: int) -> Params:
-  """Weights that imitate the teacher, from scratch."""
+  """Returns the weights that imitate the teacher, from scratch."""
   rng = np.random.default_rng([seed, 0])
   train = questions("train")
   state = bed.warm_state(bed.init(jax.random.key(seed)))

@@ -30,13 +30,13 @@ def draw(results: Mapping[str, Any], folder: pathlib.Path, formats: Sequence[str
 
 
 def seed_means(rows: Sequence[Mapping], x: str, y: str) -> tuple[list, np.ndarray]:
-  """Places on the x axis, and at each the mean of y for every seed, [places, seeds]."""
+  """Returns the places on the x axis, and at each the mean of y for every seed, [places, seeds]."""
   places, seeds = (sorted({row[name] for row in rows}) for name in (x, "seed"))
   return places, np.array([[mean_of(y)(where(rows, seed=seed, **{x: place})) for seed in seeds] for place in places])
 
 
 def _band(axes: Any, rows: Sequence[Mapping], x: str, y: str, color: str, **style: Any) -> None:
-  """Returns the mean over the seeds, and their range."""
+  """Draws the mean over the seeds, and their range."""
   if not rows:
     return
   places, values = seed_means(rows, x, y)
@@ -107,7 +107,7 @@ def _legend(figure: Any, axes: Any, **options: Any) -> None:
 
 
 def _points(axes: Any, rows: Sequence[Mapping], name: str) -> None:
-  """Returns a quantity of each arm: large marks are means over the seeds, dots the seeds."""
+  """Draws a quantity of each arm: large marks are means over the seeds, dots the seeds."""
   for place, (updates, rate) in enumerate(_GROUPS):
     for offset, (replay, (color, marker, _)) in zip((-0.24, 0, 0.24), _ARMS.items(), strict=True):
       mine = where(rows, updates=updates, rate=rate, replay=replay, sampler="bfloat16")

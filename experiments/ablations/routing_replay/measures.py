@@ -1,4 +1,4 @@
-"""What is measured on routes and on log-probabilities. No model in here."""
+"""Measures of routes and log-probabilities."""
 
 from collections.abc import Callable, Mapping, Sequence
 

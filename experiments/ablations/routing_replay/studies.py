@@ -1,6 +1,6 @@
 """The measured runs: E5, how the experts drift from update to update.
 
-E7, training with and without replayed routes.
+And E7: training with and without replayed routes.
 """
 
 from collections.abc import Iterator
@@ -33,9 +33,10 @@ class Arm(NamedTuple):
 
 
 def drift(bed: beds.Bed, params: Params, seed: int, *, learning_rate: float, updates: int) -> list[dict]:
-  """Computes E5.
+  """Measures the drift of the routes (E5).
 
-  Updates of GRPO from a fresh optimizer, and after each the routes of tokens that no update sees.
+  It makes updates of GRPO from a fresh optimizer, and after each the routes of tokens that no
+  update sees.
 
   Args:
     bed: The model.
@@ -71,7 +72,7 @@ def drift(bed: beds.Bed, params: Params, seed: int, *, learning_rate: float, upd
 def train(
   bed: beds.Bed, params: Params, seed: int, arm: Arm, *, warmup: int, rollouts: int, every: int, held_out: int
 ) -> Iterator[tuple[str, dict]]:
-  """Computes E7: trains one arm.
+  """Trains one arm (E7).
 
   Args:
     bed: The model.

@@ -1,4 +1,5 @@
-"""E15.
+"""Stability of SAPO with asymmetric gates (E15).
 
-Whether SAPO is more stable with a sharper gate for negative advantages than for positive ones.
+The claim is that SAPO is more stable with a sharper gate for negative advantages than for positive
+ones.
 """

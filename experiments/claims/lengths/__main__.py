@@ -69,7 +69,7 @@ def measure(plan: Plan, path: pathlib.Path) -> None:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-  """Returns the command line, see `study_command.run`."""
+  """Runs the command line of the study; see `study_command.run`."""
   study_command.run(
     argv, package="experiments.claims.lengths", about=__doc__.splitlines()[0], here=HERE, fresh=True,
     measure=lambda folder, smoke: measure(SMOKE if smoke else Plan(), folder / "results.json"), draw=figures.draw,

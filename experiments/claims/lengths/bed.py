@@ -1,7 +1,7 @@
-"""The bed.
+"""The bed of the study.
 
-Running sums modulo 10 by a teacher who rambles, a small model that imitates him, and real Adam
-steps on what it samples.
+It is running sums modulo 10 by a teacher who rambles, a small model that imitates him, and real
+Adam steps on what it samples.
 
 The task is that of `experiments/claims/bed.py`, here always with six digits, and this teacher may
 write his last sum again and again before he ends, in three of ten workings, right or wrong. A
@@ -64,7 +64,7 @@ class Arm(NamedTuple):
 
 
 class Sizes(NamedTuple):
-  """How large the bed is.
+  """Sizes of the bed.
 
   Attributes:
     d_model: Width of the two layers.
@@ -141,7 +141,10 @@ def make_bed(sizes: Sizes) -> Bed:
 
 
 def problems(split: str, count: int, rng: np.random.Generator) -> np.ndarray:
-  """Problems of a split, "train" or "test", [count, MOST_DIGITS] with dots behind the digits."""
+  """Returns the problems of a split, "train" or "test", [count.
+
+  MOST_DIGITS] with dots behind the digits.
+  """
   rows = []
   while len(rows) < count:
     digits = rng.integers(10, size=DIGITS)
@@ -173,7 +176,7 @@ def demonstrations(chosen: np.ndarray, rng: np.random.Generator) -> np.ndarray:
 
 @functools.cache
 def warm_params(sizes: Sizes, seed: int) -> Params:
-  """Weights that imitate the teacher, from scratch."""
+  """Returns the weights that imitate the teacher, from scratch."""
   bed, rng = make_bed(sizes), np.random.default_rng([seed, 0])
   state = bed.warm_state(bed.init(jax.random.key(seed)))
   for _ in range(sizes.warm_steps):
@@ -232,7 +235,7 @@ def train(sizes: Sizes, arm: Arm, seed: int, *, steps: int, held_out: int) -> tu
 def lengths_by_answer(rewards: np.ndarray, tokens: np.ndarray) -> dict[str, float | None]:
   """Returns the fraction `right`, mean lengths `tokens`.
 
-  `tokens_right` and `tokens_wrong` (None of none), their standard deviation `spread`, the
+  Also `tokens_right` and `tokens_wrong` (None of none), their standard deviation `spread`, the
   fraction `cut` at the budget, and `correlation` of length and answer among those that were not
   (None where one of them does not vary).
 

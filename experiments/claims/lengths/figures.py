@@ -47,7 +47,7 @@ def draw(results: Mapping[str, Any], folder: pathlib.Path, formats: Sequence[str
 
 
 def _lines(axes: Any, rows: Sequence[Mapping], arms: Mapping[rules.Arm, tuple[str, str, str]], name: str) -> None:
-  """Means over the seeds of the running mean of three steps."""
+  """Returns the means over the seeds of the running mean of three steps."""
   for arm, (color, style, _) in arms.items():
     steps, values = curve(where(rows, **arm._asdict()), name)
     mean = np.nanmean(values, axis=1)
@@ -56,7 +56,7 @@ def _lines(axes: Any, rows: Sequence[Mapping], arms: Mapping[rules.Arm, tuple[st
 
 
 def _slopes(axes: Any, rows: Sequence[Mapping], arms: Mapping[rules.Arm, tuple[str, str, str]], name: str) -> None:
-  """Returns each arm's slopes: marks are means, bars Student's 95 %, dots the seeds."""
+  """Draws each arm's slopes: marks are means, bars Student's 95 %, dots the seeds."""
   for place, (arm, (color, style, _)) in enumerate(arms.items()):
     values = rules.slopes(rows, arm, name)
     at = interval(values)

@@ -1,1 +1,1 @@
-"""E17: whether on-policy learning needs a correction for the mismatch of the sampler."""
+"""On-policy learning with a sampler that differs from the learner (E17)."""

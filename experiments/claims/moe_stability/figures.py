@@ -47,9 +47,10 @@ def draw(results: Mapping[str, Any], folder: pathlib.Path, formats: Sequence[str
 
 
 def _against_updates(axes: Any, trials: Sequence[Mapping], name: str, updates: int) -> None:
-  """Means over the seeds.
+  """Returns the means over the seeds.
 
-  Of the held-out accuracy, or of what was measured before the last update of each rollout batch.
+  They are of the held-out accuracy, or of what was measured before the last update of each rollout
+  batch.
   """
   for way, (color, style) in _LINES.items():
     lines = np.array([row[name] for row in where(trials, way=way)], float)

@@ -1,1 +1,1 @@
-"""E16: what old log-probabilities of lower precision do to token and sequence ratios."""
+"""Token and sequence ratios with old log-probabilities of lower precision (E16)."""

@@ -18,7 +18,7 @@ from jaxrl_llm.types import PolicyOutputs, TrainBatch
 def measure(sizes: beds.Sizes, seed: int, arms: Mapping[str, beds.Arm], errors: Mapping[str, float | str], *, updates: int) -> list[dict]:
   """Makes a policy stale by exact updates of GRPO on a rollout batch.
 
-  And weighs the batch with exact and with wrong old log-probabilities.
+  Then it weighs the batch with exact and with wrong old log-probabilities.
 
   Args:
     sizes: Sizes of the bed.
@@ -61,7 +61,7 @@ def measure(sizes: beds.Sizes, seed: int, arms: Mapping[str, beds.Arm], errors: 
 def _lowered(sizes: beds.Sizes, dtype: str):
   """Returns the log-probabilities of a batch in bfloat16.
 
-  Or with weights that were rounded to float8.
+  Or they are those of weights that were rounded to float8.
   """
   model, lower = beds.lowered(beds.model_config(sizes), dtype)
   outputs = functools.partial(policy_outputs, model.logprobs, make_filter())
@@ -69,7 +69,7 @@ def _lowered(sizes: beds.Sizes, dtype: str):
 
 
 def compare(arm: beds.Arm, now: np.ndarray, exact: TrainBatch, wrong: TrainBatch) -> dict:
-  """Weights with exact and with wrong old log-probabilities, see `measure`.
+  """Returns the weights with exact and with wrong old log-probabilities, see `measure`.
 
   Args:
     arm: The objective.

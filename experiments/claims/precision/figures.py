@@ -33,7 +33,7 @@ def draw(results: Mapping[str, Any], folder: pathlib.Path, formats: Sequence[str
 
 
 def _bars(axes: Any, rows: Sequence[Mapping], name: str, *, legend: bool) -> None:
-  """Returns a point for each objective and error: the mean over the seeds, and each seed."""
+  """Draws a point for each objective and error: the mean over the seeds, and each seed."""
   for index, objective in enumerate(rules.OBJECTIVES):
     values = np.array([[row[name] for row in rows if row["objective"] == objective and row["error"] == error] for error in rules.ERRORS])
     at, style = np.arange(len(rules.ERRORS)) + 0.15 * (index - 1), line_style(index)

@@ -63,7 +63,7 @@ def measure_in(folder: pathlib.Path, smoke: bool) -> None:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-  """Returns the command line, see `study_command.run`."""
+  """Runs the command line of the study; see `study_command.run`."""
   about, draw = __doc__.splitlines()[0], figures.draw
   study_command.run(argv, package="experiments.claims.rare_tokens", about=about, here=HERE, measure=measure_in, draw=draw)
 

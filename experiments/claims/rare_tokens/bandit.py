@@ -1,7 +1,7 @@
-"""The bed.
+"""The bed of the study.
 
-Tabular softmax bandits with one rare right arm, and gradients that are sums over all arms. No
-sampling anywhere.
+It consists of tabular softmax bandits with one rare right arm, and gradients that are sums over all
+arms. No sampling anywhere.
 
 A response is one token, so that the ratios of token and sequence are the same number. What an
 objective sees is exact: its loss at every arm, weighed by how often that arm stands in the rollout
@@ -63,7 +63,7 @@ class Bandits(NamedTuple):
 
 
 def make_bandits(seed: int, *, count: int, arms: int, drawn: str = "once") -> Bandits:
-  """Bandits with a right arm of probability 0.003.
+  """Returns the bandits with a right arm of probability 0.003.
 
   The other arms, and which of them are right, are drawn.
 
@@ -104,7 +104,7 @@ def objective_of(method: str) -> Objective:
 
 
 def follow(bandits: Bandits, method: str, *, optimizer: str, learning_rate: float, updates: int) -> dict[str, np.ndarray]:
-  """Updates of the logits on one rollout batch, each with the exact gradient.
+  """Follows the updates of the logits on one rollout batch, each with the exact gradient.
 
   Args:
     bandits: Bandits at their start, π = π_old.

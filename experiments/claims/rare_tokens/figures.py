@@ -47,9 +47,9 @@ def draw(results: Mapping[str, Any], folder: pathlib.Path, formats: Sequence[str
 
 
 def _probability(axes: Any, rows: Sequence[Mapping]) -> None:
-  """Returns p(rare) against the update.
+  """Draws p(rare) against the update.
 
-  Geometric mean over the bandits, line and band over the seeds.
+  It shows the geometric mean over the bandits, line and band over the seeds.
   """
   for method, (color, marker, label) in _LINES.items():
     values = RARE_PROBABILITY * np.exp([row["log_ratio"] for row in where(rows, method=method)])
@@ -64,7 +64,7 @@ def _probability(axes: Any, rows: Sequence[Mapping]) -> None:
 
 
 def _all_methods(axes: Any, ends: Sequence[Mapping]) -> None:
-  """Returns the ratio of every method after all updates, where the claim is judged.
+  """Draws the ratio of every method after all updates, where the claim is judged.
 
   Dots are seeds.
   """

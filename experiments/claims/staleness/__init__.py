@@ -1,1 +1,1 @@
-"""How many updates of one rollout batch each objective stands (E20). See README.md."""
+"""Number of updates of one rollout batch that each objective tolerates (E20)."""

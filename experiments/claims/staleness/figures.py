@@ -52,9 +52,10 @@ def accuracies(trials: Sequence[Mapping], name: str) -> np.ndarray:
 
 
 def _ladder(trials: Sequence[Mapping], names: Sequence[str], folder: pathlib.Path, formats: Sequence[str]) -> None:
-  """Returns a panel an objective.
+  """Draws a panel for each objective.
 
-  Accuracy at the end against the updates of each rollout batch, all others in grey behind it.
+  It shows the accuracy at the end against the updates of each rollout batch, all others in grey
+  behind it.
   """
   rows = math.ceil(len(names) / 4)
   start = float(np.mean([row["curve"][0] for row in trials]))
@@ -85,7 +86,7 @@ def _line(color: str) -> Any:
 
 
 def _panel(axes: Any, trials: Sequence[Mapping], name: str) -> None:
-  """Returns the mean and Student's interval over the seeds.
+  """Draws the mean and Student's interval over the seeds.
 
   Dots are seeds, crosses those that collapsed.
   """
@@ -103,9 +104,9 @@ def _panel(axes: Any, trials: Sequence[Mapping], name: str) -> None:
 
 
 def _curves(trials: Sequence[Mapping], names: Sequence[str], updates: int, folder: pathlib.Path, formats: Sequence[str]) -> None:
-  """Returns the held-out accuracy during training, a panel for each number of updates.
+  """Draws the held-out accuracy during training, a panel for each number of updates.
 
-  Line and range of the seeds.
+  It shows line and range of the seeds.
   """
   with new_figure(height=2.3) as figure:
     for place, (axes, count) in enumerate(zip(figure.subplots(1, 4, sharey=True), rules.LADDER, strict=True)):

@@ -1,4 +1,4 @@
-"""Whether small runs on a laptop forecast which objective wins on a language model.
+"""Forecasts of which objective wins on a language model, from small runs on a laptop.
 
 See README.md.
 """

@@ -36,7 +36,10 @@ NAMES = ("stage", "objective", "seed", "draw", *protocol.Cell._fields)
 
 
 def run(names: Mapping, advantages: str | None = None) -> dict:
-  """Returns one trial, as a row; `advantages` None takes those of the objective's paper."""
+  """Runs one trial, and returns it as a row.
+
+  `advantages` None takes those of the objective's paper.
+  """
   started = time.process_time()
   cell = protocol.Cell(*(names[field] for field in protocol.Cell._fields))
   rate, factor = protocol.draws()[names["draw"]]
@@ -53,7 +56,7 @@ def run(names: Mapping, advantages: str | None = None) -> dict:
 def planned(stage: str, names: Sequence[str], done: Sequence[Mapping]) -> list[dict]:
   """Returns the trials of a stage that are not done yet, in order.
 
-  Those that count with the constants that the tuning chose.
+  Those that count have the constants that the tuning chose.
 
   Raises:
     ValueError: the tuning has not been run to its end.

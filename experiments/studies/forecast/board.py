@@ -1,6 +1,6 @@
 """The leaderboard.
 
-Every objective in every condition, and those that others enter with a file of their own.
+It has every objective in every condition, and those that others enter with a file of their own.
 
 A file that enters defines an objective of one width and says which advantages it wants:
 

@@ -1,6 +1,6 @@
-"""Whether the beds do what they are for.
+"""Checks that the beds do what they are for.
 
-Measured on the tuning seeds, before any trial, and read before any verdict.
+They are measured on the tuning seeds, before any trial, and read before any verdict.
 
   start     imitation ends where RL has something to do: 20 to 60 % of the responses are right
   length    the spread of a sequence's log ratio grows with its length, as it does in language

@@ -1,6 +1,6 @@
 """The study's figure, drawn from `results.json` alone.
 
-What each objective adds to GRPO in every condition, and the forecasts.
+It shows what each objective adds to GRPO in every condition, and the forecasts.
 """
 
 import pathlib
