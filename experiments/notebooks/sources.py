@@ -14,12 +14,12 @@ NAMES = ("01_objectives", "02_read_a_run", "03_gspo_vs_grpo_vs_sapo", "04_moe_ro
 """Every notebook, in the order in which to read them."""
 
 LIVE_NAMES = ("03_gspo_vs_grpo_vs_sapo",)
-"""Those that read checked-in logs, and train themselves where they are asked to."""
+"""Notebooks that read checked-in logs, and train if they are asked to."""
 
 OWN_FUNCTIONS = {"05_add_your_objective": {"quadratic_pull"}}
-"""Functions that a notebook may define, because to write them is what it teaches.
+"""Functions that a notebook may define, because it teaches to write them.
 
-Straight lines only.
+They may have straight lines only.
 """
 
 _BRANCHES = (ast.If, ast.For, ast.AsyncFor, ast.While, ast.With, ast.AsyncWith, ast.Try, ast.TryStar, ast.Match, ast.IfExp, ast.Lambda)
@@ -42,12 +42,10 @@ def chosen(names: Sequence[str]) -> list[str]:
   Example:
     >>> chosen(["03", "01_objectives"])
     ['01_objectives', '03_gspo_vs_grpo_vs_sapo']
-    >>> chosen(["3_gspo"])
+    >>> chosen(["3_gspo"])  # doctest: +ELLIPSIS
     Traceback (most recent call last):
       ...
-    ValueError: unknown notebook '3_gspo' (did you mean '03_gspo_vs_grpo_vs_sapo'?); known:
-      01_objectives, 02_read_a_run, \
-03_gspo_vs_grpo_vs_sapo, 04_moe_routing_replay, 05_add_your_objective
+    ValueError: unknown notebook '3_gspo' (did you mean '03_gspo_vs_grpo_vs_sapo'?); known: ...
   """
   matches = set()
   for given in names:
