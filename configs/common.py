@@ -3,6 +3,8 @@
 Every field is documented, with its default, in `jaxrl_llm/config/fields.py`.
 """
 
+import difflib
+
 from ml_collections import ConfigDict
 
 from jaxrl_llm.config.fields import base
@@ -23,7 +25,9 @@ def laptop(objective: str, arg: str, *, variants: tuple[str, ...] = ()) -> Confi
   """
   known = ("", "tiny", *variants)
   if arg not in known:
-    raise ValueError(f"unknown argument {arg!r}, expected one of {', '.join(map(repr, known))}")
+    near = difflib.get_close_matches(arg, known, n=1)
+    hint = f"; did you mean {near[0]!r}?" if near else ""
+    raise ValueError(f"unknown argument {arg!r}, expected one of {', '.join(map(repr, known))}{hint}")
   config = base()
   config.objective.name = objective
   config.rollout.prompt_buckets = (8,)

@@ -74,7 +74,7 @@ ONE_LINE = {
   "no config": ([], ["--config is missing", "--config=configs/gspo.py", "configs/sapo.py"]),
   "no such file": (["--config=configs/gsop.py"], ["no file 'configs/gsop.py'", "configs/gspo.py"]),
   "a folder": (["--config=configs"], ["no file 'configs'", "configs/gspo.py"]),
-  "unknown argument": (["--config=configs/gspo.py:tin"], ["configs/gspo.py:tin", "unknown argument 'tin'", "'tiny'"]),
+  "unknown argument": (["--config=configs/gspo.py:tin"], ["configs/gspo.py:tin", "unknown argument 'tin'", "did you mean 'tiny'?"]),
   "unknown flag": ([TINY, "--workdr=x"], ["workdr", "workdir", "--config.FIELD=VALUE"]),
   "no flag": ([TINY, "stray"], ["unknown argument 'stray'", "--config.FIELD=VALUE"]),
   # The following cases require the devices or the dataset.
