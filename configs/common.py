@@ -3,11 +3,9 @@
 Every field is documented, with its default, in `jaxrl_llm/config/fields.py`.
 """
 
-import difflib
-
 from ml_collections import ConfigDict
 
-from jaxrl_llm.config.fields import base
+from jaxrl_llm.config.fields import base, check_argument
 
 
 def laptop(objective: str, arg: str, *, variants: tuple[str, ...] = ()) -> ConfigDict:
@@ -23,11 +21,7 @@ def laptop(objective: str, arg: str, *, variants: tuple[str, ...] = ()) -> Confi
   Raises:
     ValueError: If the argument is unknown.
   """
-  known = ("", "tiny", *variants)
-  if arg not in known:
-    near = difflib.get_close_matches(arg, known, n=1)
-    hint = f"; did you mean {near[0]!r}?" if near else ""
-    raise ValueError(f"unknown argument {arg!r}, expected one of {', '.join(map(repr, known))}{hint}")
+  check_argument(arg, ("", "tiny", *variants))
   config = base()
   config.objective.name = objective
   config.rollout.prompt_buckets = (8,)

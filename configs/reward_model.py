@@ -22,13 +22,12 @@ jaxrl_llm.export, gives 83.2% (79.5% to 86.6%) after half as many steps, 144 s, 
 --config.num_steps=200. Seed 0.
 """
 
-from jaxrl_llm.config.fields import REWARD_MODEL_FIELDS, base
+from jaxrl_llm.config.fields import REWARD_MODEL_FIELDS, base, check_argument
 
 
 def get_config(arg: str = ""):
   """Returns the config; `arg` is "" (the laptop job) or "tiny" (a smoke run)."""
-  if arg not in ("", "tiny"):
-    raise ValueError(f"unknown argument {arg!r}, expected one of '', 'tiny'")
+  check_argument(arg, ("", "tiny"))
   config = base(REWARD_MODEL_FIELDS)
   if arg == "tiny":
     config.num_steps = 6

@@ -1,23 +1,21 @@
-"""Verdicts of rules.
-
-There are five of them, Student's interval over paired seeds, and what a comparison could have seen.
+"""Rules for verdicts: Student's interval over paired seeds, exact tests, and their power.
 
 A rule names a quantity and the side of a bound on which the claim puts it. The quantity has one
-value a seed; its 95 % interval is Student's. The claim is
+value per seed, and its 95 % interval is Student's. There are five verdicts:
 
-  reproduced             where the interval lies on the claim's side of the bound;
-  contradicted           where it lies on the other side;
-  inconclusive           where it holds the bound: the run could not tell;
-  mechanism not engaged  where what the claim is about did not happen in the run, so that nothing
-  could have decided; identity verified      where it is algebra, checked in floating point: no
-  experiment.
+  reproduced             The interval lies on the claim's side of the bound.
+  contradicted           The interval lies on the other side.
+  inconclusive           The interval contains the bound: the run could not tell.
+  mechanism not engaged  What the claim is about did not happen in the run, so that nothing could
+                         have decided.
+  identity verified      The claim is algebra, checked in floating point. It is no experiment.
 
-Whether there is *no* difference worth having is a claim of its own (`within`), and is reproduced
-where the interval lies between two bounds: two one-sided tests at 2.5 % each (Schuirmann, 1987).
+That there is *no* difference worth having is a claim of its own (`within`). It is reproduced if the
+interval lies between two bounds: two one-sided tests at 2.5 % each (Schuirmann, 1987).
 
-Student's interval widens with outliers of either sign, so that for bimodal outcomes (some seeds
-learn, some do not) it errs on the side of "inconclusive". The exact sign-flip test, which assumes
-only that the differences are symmetric about 0 under the null, is stored beside it; with five seeds
+Student's interval widens with outliers of either sign. For bimodal outcomes (some seeds learn, some
+do not) it therefore errs on the side of "inconclusive". The exact sign-flip test, which assumes
+only that the differences are symmetric about 0 under the null, is stored beside it. With five seeds
 its smallest p-value is 0.0625.
 """
 
@@ -30,19 +28,20 @@ import numpy as np
 REPRODUCED, CONTRADICTED, INCONCLUSIVE = "reproduced", "contradicted", "inconclusive"
 NOT_ENGAGED, VERIFIED, CALIBRATION = "mechanism not engaged", "identity verified", "calibration"
 VERDICTS = (REPRODUCED, CONTRADICTED, INCONCLUSIVE, NOT_ENGAGED, VERIFIED)
-"""In the order in which a page counts them. A calibration is a measurement without a claim."""
+"""Verdicts in the order in which the page counts them; a calibration measures without a claim."""
 
 POWER, ALPHA = 0.8, 0.05
+"""Power behind `finds`, and the level of all two-sided tests."""
 
 
 def interval(values: Sequence[float]) -> dict[str, float]:
-  """Returns the mean over the seeds, and Student's 95 % interval of it.
+  """Returns the mean over the seeds and its 95 % interval by Student.
 
   Example:
     >>> {name: round(x, 3) for name, x in interval([1.0, 2.0, 3.0]).items()}
     {'mean': 2.0, 'low': -0.484, 'high': 4.484}
   """
-  from scipy.stats import t  # jax needs scipy, so it is there.
+  from scipy.stats import t  # JAX depends on SciPy.
 
   mean, count = float(np.mean(values)), len(values)
   half = float(t.ppf(0.975, count - 1) * np.std(values, ddof=1) / math.sqrt(count)) if count > 1 else math.inf
@@ -50,20 +49,20 @@ def interval(values: Sequence[float]) -> dict[str, float]:
 
 
 def solved(trials: Sequence[Mapping], **where) -> dict[int, float]:
-  """Returns the held-out accuracy at the end of a trial, by seed.
+  """Returns the held-out accuracy at the end of the trials, by seed.
 
   Args:
-    trials: Rows with `seed`, `right` (a digit for each problem) and `samples`.
-    **where: Values that the rows must hold.
+    trials: Rows with `seed`, `right` (one digit per problem) and `samples`.
+    **where: Values by column; only rows with these values count.
   """
   rows = [row for row in trials if all(row[name] == value for name, value in where.items())]
   return {row["seed"]: float(np.mean([int(x) for x in row["right"]])) / row["samples"] for row in rows}
 
 
 def paired(more: Mapping[int, float], less: Mapping[int, float]) -> np.ndarray:
-  """Returns the differences of two arms, a number for each seed that both have.
+  """Subtracts one arm from another, seed by seed.
 
-  They are in the order of the seeds.
+  The result has one number for each seed that both arms have, in the order of the seeds.
 
   Example:
     >>> paired({0: 0.5, 1: 0.75}, {1: 0.25, 0: 0.25}).tolist()
@@ -76,16 +75,16 @@ def above(rule: str, values: Iterable[float], bound: float = 0.0, *, engaged: bo
   """Returns the verdict of a claim that a quantity lies above a bound.
 
   Args:
-    rule: The claim in words.
-    values: The quantity, a number for each seed.
-    bound: The bound.
+    rule: Claim in words.
+    values: Quantity, one number per seed.
+    bound: Bound.
     engaged: Whether the claim's mechanism was at work in the run.
     **numbers: Further numbers to store beside the verdict.
 
   Returns:
-    A row of "verdicts": `rule`, `verdict`, `interval` (Student's 95 %), `seeds`, `p` (two-sided,
-    Student's test against the bound), `p_sign_flip`, and `finds`, the true distance from the bound
-    that would have been found with a probability of 80 %.
+    A row of "verdicts": `rule`, `verdict`, `interval` (Student's 95 %), `seeds`, `p` (Student's
+    two-sided test against the bound), `p_sign_flip`, and `finds`, the true distance from the bound
+    that the test would have found with a probability of 80 %.
 
   Example:
     >>> above("b above a", [0.1, 0.2, 0.15])["verdict"], above("b above a", [0.1, -0.2, 0.15])["verdict"]
@@ -95,14 +94,14 @@ def above(rule: str, values: Iterable[float], bound: float = 0.0, *, engaged: bo
 
 
 def below(rule: str, values: Iterable[float], bound: float = 0.0, *, engaged: bool = True, **numbers) -> dict:
-  """Returns the verdict of a claim that a quantity lies below a bound; see `above`."""
+  """Judges the claim that a quantity lies below a bound, as `above` does."""
   return _judged(rule, values, bound, lambda at: at["high"] < bound, lambda at: at["low"] > bound, engaged, numbers)
 
 
 def within(rule: str, values: Iterable[float], low: float, high: float, *, engaged: bool = True, **numbers) -> dict:
   """Returns the verdict of a claim that a quantity lies between two bounds.
 
-  See `above`. Its `p` is against the nearer one.
+  Its `p` is that of the test against the nearer bound. For the rest see `above`.
   """
   values = np.asarray(list(values), float)
   nearer = min((low, high), key=lambda bound: abs(np.mean(values) - bound))
@@ -113,10 +112,9 @@ def within(rule: str, values: Iterable[float], low: float, high: float, *, engag
 def more_often(rule: str, more: Mapping[int, bool], less: Mapping[int, bool], *, engaged: bool = True, **numbers) -> dict:
   """Returns the verdict of a claim that something happens in more seeds of one arm than of another.
 
-  The test is McNemar's exact test.
-
-  It is not engaged where it happens in neither arm. `needs` is the number of seeds that have to
-  differ, all to one side, for a verdict.
+  The test is McNemar's exact test. If it happens in no seed of either arm, the mechanism is not
+  engaged. `needs` is the number of seeds that must differ, all in one direction, for the test to
+  decide.
 
   Example:
     >>> more_often("a falls more often", dict.fromkeys(range(6), True), dict.fromkeys(range(6), False))["verdict"]
@@ -131,7 +129,7 @@ def more_often(rule: str, more: Mapping[int, bool], less: Mapping[int, bool], *,
   p = float(binomtest(only_first, split).pvalue) if split else 1.0
   side = REPRODUCED if only_first > only_second else CONTRADICTED
   verdict = (side if p < ALPHA else INCONCLUSIVE) if engaged and (any(first) or any(second)) else NOT_ENGAGED
-  needs = 1 - math.floor(math.log2(ALPHA))  # The least n with 2 / 2^n below the level.
+  needs = 1 - math.floor(math.log2(ALPHA))  # Smallest n with 2 / 2^n below the level.
   numbers = {"first": sum(first), "second": sum(second), "of": len(seeds), "needs": needs, "p": p} | numbers
   return {"rule": rule, "verdict": verdict, **numbers}
 
@@ -139,10 +137,8 @@ def more_often(rule: str, more: Mapping[int, bool], less: Mapping[int, bool], *,
 def mostly(rule: str, happened: Mapping[int, bool], *, engaged: bool = True, **numbers) -> dict:
   """Returns the verdict of a claim that something happens in more than half of all seeds.
 
-  It is by the exact 95 % interval of a fraction.
-
-  `needs` is the number of seeds in which it has to happen for the claim to be reproduced; None
-  where all of them would not be enough.
+  The exact 95 % interval of the fraction decides. `needs` is the number of seeds in which it must
+  happen for the claim to be reproduced; None if all of them would not be enough.
 
   Example:
     >>> mostly("it falls", dict.fromkeys(range(5), True))["verdict"], mostly("it falls", dict.fromkeys(range(8), True))["verdict"]
@@ -161,11 +157,11 @@ def mostly(rule: str, happened: Mapping[int, bool], *, engaged: bool = True, **n
 def every(rule: str, parts: Mapping[str, Mapping]) -> dict:
   """Returns the verdict of a claim that several rules hold together.
 
-  It is an intersection-union test, whose p-value is the largest of theirs.
+  This is an intersection-union test, whose p-value is the largest p-value of its parts.
 
   Args:
-    rule: The claim in words.
-    parts: The verdicts of its parts, by name.
+    rule: Claim in words.
+    parts: Verdicts of its parts, by name.
 
   Example:
     >>> every("both", {"a": above("", [1.0, 1.1]), "b": above("", [1.0, -1.1])})["verdict"]
@@ -180,9 +176,9 @@ def every(rule: str, parts: Mapping[str, Mapping]) -> dict:
 
 
 def holds(rule: str, passed: bool, /, *, identity: bool = False, engaged: bool = True, **numbers) -> dict:
-  """Returns the verdict of a rule without chance.
+  """Returns the verdict of a rule that involves no chance.
 
-  It holds if all cells of a table pass, or an identity holds in floating point.
+  Examples are that all cells of a table pass, or that an identity holds in floating point.
   """
   verdict = (VERIFIED if identity else REPRODUCED) if passed else CONTRADICTED
   return {"rule": rule, "verdict": verdict if engaged else NOT_ENGAGED, **numbers}
@@ -191,12 +187,12 @@ def holds(rule: str, passed: bool, /, *, identity: bool = False, engaged: bool =
 def collapsed(curve: Sequence[float], *, share: float = 0.5) -> bool:
   """Returns whether a trial has collapsed.
 
-  Over its last quarter held-out accuracy stays below half of its own peak.
+  A trial has collapsed if its held-out accuracy stays below half of its own peak over the last
+  quarter of training.
 
   Args:
     curve: Held-out accuracies from the start of training to its end, evenly spaced.
-    share: Share of the peak; 0.5 is the endpoint of all studies, others show how much depends on
-      it.
+    share: Share of the peak. All studies use 0.5; other values show how much depends on it.
 
   Example:
     >>> collapsed([0.3, 0.5, 0.8, 0.3, 0.2]), collapsed([0.3, 0.5, 0.8, 0.3, 0.7]), collapsed([0.3, 0.2])
@@ -207,7 +203,7 @@ def collapsed(curve: Sequence[float], *, share: float = 0.5) -> bool:
 
 
 def holm(p_values: Mapping[str, float]) -> dict[str, float]:
-  """Returns Holm's adjusted p-values of a family of tests.
+  """Adjusts the p-values of a family of tests by Holm's method.
 
   Example:
     >>> {name: round(p, 3) for name, p in holm({"a": 0.01, "b": 0.04, "c": 0.03}).items()}
@@ -223,7 +219,7 @@ def holm(p_values: Mapping[str, float]) -> dict[str, float]:
 def sign_flip(values: Sequence[float]) -> float:
   """Returns the two-sided p-value of the sign-flip test of a mean of 0.
 
-  It is exact up to 16 values, else of 100,000 random flips.
+  It is exact for up to 16 values that are not 0. Beyond, it is estimated from 100,000 random flips.
 
   Example:
     >>> sign_flip([0.1, 0.2, 0.15, 0.3, 0.1])
@@ -241,9 +237,7 @@ def sign_flip(values: Sequence[float]) -> float:
 
 
 def described(row: Mapping) -> str:
-  """Returns the numbers of a verdict in words.
-
-  They are its interval and what it could have found, or else its entries.
+  """Formats the numbers of a verdict: its interval and its power, or else its other entries.
 
   Example:
     >>> described(above("b above a", [0.1, 0.2, 0.15]))
@@ -261,11 +255,12 @@ def described(row: Mapping) -> str:
 
 
 def lines(verdicts: Mapping[str, Mapping]) -> str:
-  """Returns all verdicts, a line each, as a study prints them."""
+  """Formats all verdicts as a study prints them, one per line."""
   return "\n".join(f"{name}: {row['verdict']} ({described(row)})" for name, row in verdicts.items())
 
 
 def _judged(rule: str, values: Iterable[float], bound: float, holds, fails, engaged: bool, numbers: Mapping) -> dict:
+  """Makes a row of "verdicts" from two conditions on the interval of the values."""
   values = np.asarray(list(values), float)
   at = interval(values)
   verdict = REPRODUCED if holds(at) else CONTRADICTED if fails(at) else INCONCLUSIVE
@@ -276,6 +271,7 @@ def _judged(rule: str, values: Iterable[float], bound: float, holds, fails, enga
 
 
 def _student_p(values: np.ndarray) -> float:
+  """Returns the two-sided p-value of Student's test of a zero mean."""
   from scipy.stats import t
 
   spread = np.std(values, ddof=1) / math.sqrt(len(values))
@@ -285,9 +281,9 @@ def _student_p(values: np.ndarray) -> float:
 
 
 def _finds(values: np.ndarray) -> float:
-  """Returns the distance from a bound that would be found with a probability of 80 %.
+  """Returns the distance from a bound that a test would find with a probability of 80 %.
 
-  The test is two-sided at 5 %, and the values spread like these.
+  The test is two-sided at 5 %, on values that spread as much as the given ones.
   """
   from scipy.stats import t
 

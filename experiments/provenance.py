@@ -1,7 +1,4 @@
-"""Evidence that a study's rules are older than its run.
-
-It is commit, hash of the rules and time, taken at its start.
-"""
+"""Evidence that a study's rules are older than its run: commit, hash of the rules, and time."""
 
 import datetime
 import hashlib
@@ -15,16 +12,17 @@ ROOT = pathlib.Path(__file__).parents[1]
 
 
 def record(rules: ModuleType, *also: pathlib.Path) -> dict:
-  """Returns the state of the code at the start of a run.
+  """Records the state of the code at the start of a run.
 
   Args:
-    rules: The module that judges the run.
-    *also: Further files that have to be older than it.
+    rules: Module that judges the run.
+    *also: Further files that must be older than the run.
 
   Returns:
-    `commit`, the checked-out commit, "" outside of a repository; `changed`, whether tracked files
-    differ from it; `rules`, the SHA-256 of the module's file; `also`, those of further files by
-    path; `started`, the time in UTC; `cores`, how many there are.
+    `commit`, the checked-out commit ("" outside of a repository); `changed`, whether tracked files
+    differ from it (None if git cannot tell); `rules`, the SHA-256 of the module's file; `also`, the
+    SHA-256 of each further file, by path; `started`, the time in UTC; `cores`, the number of
+    processor cores available.
   """
   status = _git("status", "--porcelain", "--untracked-files=no")
   return {
@@ -38,17 +36,17 @@ def record(rules: ModuleType, *also: pathlib.Path) -> dict:
 
 
 def begin(path: pathlib.Path, rules: ModuleType, *also: pathlib.Path) -> dict:
-  """Returns what was recorded when a study was first started.
+  """Returns the record of a study's first start.
 
-  The first call writes it to a file, and the others read it.
+  The first call writes the record to a file. Later calls read it.
 
   Args:
     path: File of the record.
-    rules: The module that judges the study.
-    *also: Further files that have to stay as they are.
+    rules: Module that judges the study.
+    *also: Further files that must not change during the study.
 
   Raises:
-    SystemExit: If rules or files have changed between the trials that are done and those to come.
+    SystemExit: If the rules or a file have changed since the study was started.
   """
   now = record(rules, *also)
   if not path.exists():
@@ -60,27 +58,27 @@ def begin(path: pathlib.Path, rules: ModuleType, *also: pathlib.Path) -> dict:
     changed.append(pathlib.Path(rules.__file__).relative_to(ROOT).as_posix())
   if changed:
     raise SystemExit(
-      f"error: {', '.join(changed)}: changed since the study was started at {recorded['started']}; take the change back, or begin anew "
-      f"without {path} and the trials beside it"
+      f"error: {', '.join(changed)}: changed since the study was started at {recorded['started']}; revert the change, or remove "
+      f"{path} and the trials beside it to start over"
     )
   return recorded
 
 
 def hash_of(data: bytes) -> str:
-  """Returns SHA-256 in hexadecimal."""
+  """Returns the SHA-256 of some bytes in hexadecimal."""
   return hashlib.sha256(data).hexdigest()
 
 
 def doubt(recorded: dict, rules: pathlib.Path) -> str | None:
-  """Returns why a record does not show that the rules are older than the run.
+  """Explains why a record does not show that the rules are older than the run.
 
   Args:
-    recorded: What `record` returned at the start of the run.
-    rules: File of the rules, today's path.
+    recorded: Record that `record` made at the start of the run.
+    rules: Current path of the file of the rules.
 
   Returns:
-    "" if the commit holds these very rules and is older than the run; the reason if not; None where
-    the history cannot be read.
+    "" if the commit contains exactly these rules and is older than the run; otherwise the reason;
+    None if the history cannot be read.
   """
   if not recorded.get("commit"):
     return "no commit was recorded"
@@ -99,7 +97,7 @@ def doubt(recorded: dict, rules: pathlib.Path) -> str | None:
 
 
 def _git(*words: str, strip: bool = True) -> str | None:
-  """Returns what git prints; None where it cannot."""
+  """Runs git and returns its output; None if it fails or is not installed."""
   try:
     done = subprocess.run(["git", "-C", str(ROOT), *words], capture_output=True, text=True, check=False)
   except OSError:

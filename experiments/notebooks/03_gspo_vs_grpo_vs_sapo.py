@@ -124,8 +124,8 @@ show.compare(workdirs, ["gate_pos", "gate_neg", "length"])
 # * **Nothing was unstable.** The papers' case against GRPO concerns mixtures of experts, long
 #   responses and thousands of steps, and none of these is present here. "No difference found" is a
 #   statement about this job. To test a claim about stability, a method must be brought close to
-#   where it breaks: stale data, high learning rates, many updates per rollout batch. [The
-#   ablations](../README.md) do this.
+#   where it breaks: stale data, high learning rates, many updates per rollout batch. That is the
+#   purpose of [the ablations](../README.md).
 #
 # The same comparison is also available as a page for the browser, with every metric, every seed,
 # and axes in steps, tokens or seconds:

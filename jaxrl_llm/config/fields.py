@@ -8,7 +8,7 @@ imports jax.
 
 import difflib
 import textwrap
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from ml_collections import ConfigDict, FieldReference
@@ -389,6 +389,23 @@ REWARD_MODEL_FIELDS: dict[str, Field] = {path: FIELDS[path] for path in _SHARED}
 }
 """Every field of a reward model's training (`configs/reward_model.py`)."""
 # fmt: on
+
+
+def check_argument(arg: str, known: Sequence[str]) -> None:
+  """Checks the argument of a config file, the part after the colon of `--config=FILE:ARG`.
+
+  Raises:
+    ValueError: If it is not one of the known arguments. One line, with the fix.
+
+  Example:
+    >>> check_argument("tny", ["", "tiny"])
+    Traceback (most recent call last):
+    ...
+    ValueError: unknown argument 'tny', expected one of '', 'tiny'; did you mean 'tiny'?
+  """
+  if arg not in known:
+    expected = ", ".join(map(repr, known))
+    raise ValueError(f"unknown argument {arg!r}, expected one of {expected}{did_you_mean(arg, known)}")
 
 
 def base(table: Mapping[str, Field] = FIELDS) -> ConfigDict:
