@@ -90,9 +90,9 @@ def doubt(recorded: dict, rules: pathlib.Path) -> str | None:
   for path, expected in {rules.relative_to(ROOT).as_posix(): recorded["rules"], **recorded.get("also", {})}.items():
     text = _git("show", f"{recorded['commit']}:{path}", strip=False)
     if text is None or hash_of(text.encode()) != expected:
-      return f"the commit holds another {path}"
+      return f"the commit contains a different {path}"
   if datetime.datetime.fromisoformat(time) > datetime.datetime.fromisoformat(recorded["started"]):
-    return "the commit is younger than the run"
+    return "the commit is newer than the run"
   return ""
 
 

@@ -1,4 +1,4 @@
-"""The papers' claims as experiments.
+"""Experiments that try the papers' claims.
 
-`python -m experiments.claims E20` runs one, `--page` writes the page of all verdicts.
+`python -m experiments.claims E20` runs one of them, and `--page` writes the page of all verdicts.
 """

@@ -1,15 +1,15 @@
 """`python -m experiments.claims [NAME] [--smoke] [--folder=DIR] [--plot_only] [--format ...]`
 
-Runs the study that tries a claim, such as E20; without a name, or with --page, writes the page of
-all verdicts, README.md beside this file.
+Runs the study that tries a claim, such as E20. Without a name, or with --page, it writes the page
+of all verdicts, README.md beside this file.
 
   python -m experiments.claims E20
   python -m experiments.claims E20 --smoke --folder=/tmp/e20
   python -m experiments.claims --judge
   python -m experiments.claims --page
 
-With --judge all studies' stored rows are judged again by today's rules, their figures and tables
-made again, and the page written. Exit code: 0, or 2 for a claim or an argument that there is not.
+--judge judges the stored rows of all studies again by today's rules, remakes their figures and
+tables, and writes the page. Exit code: 0, or 2 for an unknown claim or a bad argument.
 """
 
 import importlib
@@ -46,7 +46,7 @@ def main(argv: Sequence[str]) -> int:
     return USAGE_ERROR
   try:
     importlib.import_module(f"{CLAIMS[name.upper()].study}.__main__").main(rest)
-  # A study's own refusal: argparse's has a number, the others have their line.
+  # A study may refuse its arguments: argparse exits with a number, the studies with a line.
   except SystemExit as refused:
     if isinstance(refused.code, str):
       print(refused.code, file=sys.stderr)
@@ -56,11 +56,12 @@ def main(argv: Sequence[str]) -> int:
 
 
 def judge(study: str) -> str:
-  """Judges a study's stored rows again, makes its table and its figures again.
+  """Judges a study's stored rows again, and remakes its table and its figures.
 
-  Returns what has changed, in words.
+  Figures that need more than `results.json` contains are left as they are.
 
-  Figures that need more than `results.json` keeps are left as they are.
+  Returns:
+    Number of rules and of changed verdicts, in words.
   """
   folder = pathlib.Path(importlib.util.find_spec(study).origin).parent
   path = folder / "results.json"
@@ -80,24 +81,23 @@ def judge(study: str) -> str:
 
 
 def refusal(name: str, rest: Sequence[str]) -> str:
-  """Returns what is wrong with a command line, "" of nothing. Starts no JAX.
+  """Returns what is wrong with a command line, or "". It does not start JAX.
 
   Example:
-    >>> refusal("E99", [])
-    "claim: found 'E99' (did you mean 'E9'?), expected one of E1 to E21, or --page for the page of
-    all"
+    >>> refusal("E99", []).split(", ")[0]
+    "claim: found 'E99' (did you mean 'E9'?)"
   """
   if name.upper() not in CLAIMS:
     hint = did_you_mean(name.upper(), CLAIMS, " (did you mean '{}'?)")
-    return f"claim: found '{name}'{hint}, expected one of E1 to E21, or --page for the page of all"
+    return f"claim: found '{name}'{hint}, expected one of E1 to E21, or --page for the page of all verdicts"
   study = CLAIMS[name.upper()].study
   if importlib.util.find_spec(study) is None or importlib.util.find_spec(f"{study}.__main__") is None:
-    return f"{name}: not yet built: there is no package {study}"
-  # Said before hours of training, not behind them.
+    return f"{name}: found no package {study}, expected the study that tries the claim"
+  # This is checked before hours of training, not after them.
   if importlib.util.find_spec("matplotlib") is None:
     return "the figures need matplotlib: pip install -e '.[logging]'"
   if "--smoke" in rest and not any(word.startswith("--folder") for word in rest):
-    return "--smoke: found no --folder, expected --folder=DIR, so that the measured results are not written over"
+    return "--smoke: found no --folder, expected --folder=DIR, so that the measured results are not overwritten"
   return ""
 
 

@@ -1,10 +1,9 @@
-"""The list of claims.
+"""Table of the claims: what a paper says, which study tries it, and where its figure is.
 
-What a paper says, which study tries it, and where that study puts its figure and its numbers.
-
-A study is a package with a `__main__` whose `main(argv)` takes --folder, --plot_only, --smoke and
---format, and with `rules`, whose `judge(results)` gives a row for each of its rules: {"E20, name of
-the rule": {"rule", "verdict", numbers ...}}. The rows are kept in `results.json` under "verdicts".
+A study is a package with two modules. The `main(argv)` of its `__main__` takes --folder,
+--plot_only, --smoke and --format. The `judge(results)` of its `rules` returns one row per rule:
+{"E20, name of the rule": {"rule", "verdict", numbers ...}}. The rows are stored in `results.json`
+under "verdicts".
 """
 
 import pathlib
@@ -15,14 +14,14 @@ class Claim(NamedTuple):
   """A claim of a paper.
 
   Attributes:
-    name: Name such as "E20"; the names of its rules begin with it.
-    source: The paper, with its arXiv number.
+    name: Name such as "E20", with which the names of its rules begin.
+    source: Paper, with its arXiv number.
     study: Import path of the package that tries it.
-    figure: Path of its figure, from the folder of the study.
-    says: What it says, a sentence.
-    main_rule: The one confirmatory rule, a key of "verdicts"; all others are exploratory. As in
-      `rules.CONFIRMATORY`.
-    note: What a reader of the verdict has to know, without numbers. "" is nothing.
+    figure: Path of its figure, relative to the folder of the study.
+    says: Claim in one sentence.
+    main_rule: Name of the one confirmatory rule, a key of "verdicts" and the value in
+      `rules.CONFIRMATORY`. All other rules are exploratory.
+    note: Remark that qualifies the verdict, without numbers; may be empty.
   """
 
   name: str
@@ -45,17 +44,17 @@ ROWS = (
   ),
   Claim(
     "E2", "GSPO, arXiv:2507.18071", f"{ABLATIONS}.objective_shapes", "figures/coefficients.png",
-    says="GSPO-token has GSPO's gradient where all tokens of a response have one advantage, and only there.",
+    says="GSPO-token has GSPO's gradient if all tokens of a response share one advantage, and only then.",
     main_rule="E2",
   ),
   Claim(
     "E3", "GSPO, arXiv:2507.18071", f"{ABLATIONS}.objective_shapes", "figures/token_weights.png",
-    says="GSPO weighs all tokens of a response alike, GRPO does not.",
+    says="GSPO weights all tokens of a response equally; GRPO does not.",
     main_rule="E3",
   ),
   Claim(
     "E4", "GSPO, arXiv:2507.18071", f"{ABLATIONS}.ratio_lab", "figures/ratio_spread.png",
-    says="The variance of importance ratios grows with the length of a response, that of GSPO's ratio falls.",
+    says="The variance of importance ratios grows with the length of a response; the variance of GSPO's ratio falls.",
     main_rule="E4, std(s)", note="where the log-ratios of tokens are nearly independent, as in this bed",
   ),
   Claim(
@@ -65,7 +64,7 @@ ROWS = (
   ),
   Claim(
     "E6", "GSPO, arXiv:2507.18071", f"{HERE}.moe_stability", "figures/moe_stability.png",
-    says="On a mixture of experts GRPO collapses without routing replay; GSPO needs none.",
+    says="On a mixture of experts, GRPO collapses without routing replay; GSPO needs none.",
     main_rule="E6, collapses: GRPO above GRPO with R2, N = 16, rate 0.002",
     note="replay is not shown to narrow the ratios here, and with 16 or 64 updates neither GRPO nor GSPO collapses",
   ),
@@ -73,16 +72,16 @@ ROWS = (
     "E7", "arXiv:2512.01374, arXiv:2510.11370", f"{ABLATIONS}.routing_replay", "figures/sampler_mismatch.png",
     says="Replaying the sampler's routes (R3) brings learner and sampler together.",
     main_rule="E7, KL: R3 below none, N = 4, rate 0.0003",
-    note="that it does better than replaying the learner's routes (R2) the staler the data, the claim's second half, is not tested",
+    note="the claim's second half, that it beats replaying the learner's routes (R2) by more the staler the data, is not tested",
   ),
   Claim(
     "E8", "DAPO, arXiv:2503.14476", f"{ABLATIONS}.dapo_ladder", "figures/mechanisms.png",
-    says="Without a higher upper clip entropy collapses.",
+    says="Without a higher upper clip, entropy collapses.",
     main_rule="E8, entropy: 0.28 above 0.2", note="entropy does not collapse with the narrow clip either",
   ),
   Claim(
     "E9", "DAPO, arXiv:2503.14476", f"{ABLATIONS}.dapo_ladder", "figures/mechanisms.png",
-    says="The token mean keeps long wrong responses in check, the mean over sequences does not.",
+    says="The token mean keeps long wrong responses in check; the mean over sequences does not.",
     main_rule="E9, length of wrong responses", note="both arms have the soft penalty on length",
   ),
   Claim(
@@ -92,23 +91,23 @@ ROWS = (
   ),
   Claim(
     "E11", "DAPO, arXiv:2503.14476", f"{ABLATIONS}.dapo_ladder", "figures/ladder.png",
-    says="Leaving out responses that were cut, or a soft penalty on length, helps.",
+    says="Leaving out truncated responses, or a soft penalty on length, helps.",
     main_rule="E11, filter: accuracy", note="the filter against the same rung without it; the soft penalty alone has no arm",
   ),
   Claim(
     "E12", "SAPO, arXiv:2511.20347", f"{ABLATIONS}.objective_shapes", "figures/zero_mass.png",
-    says="The gradient of SAPO is smooth and nowhere zero; that of the hard clips is zero on whole regions.",
+    says="The gradient of SAPO is smooth and nowhere zero; the gradients of hard clips are zero on whole regions.",
     main_rule="E12",
   ),
   Claim(
     "E13", "SAPO, arXiv:2511.20347", f"{ABLATIONS}.objective_shapes", "figures/smooth_limit.png",
-    says="For small steps and tokens that agree SAPO is a smooth GSPO, with an error of at most tau^2/4 Var.",
+    says="For small steps and tokens that agree, SAPO is a smooth GSPO, with an error of at most tau^2/4 Var.",
     main_rule="E13, bound on D",
   ),
   Claim(
     "E14", "SAPO, arXiv:2511.20347", f"{ABLATIONS}.objective_shapes", "figures/outliers.png",
-    says="Of a response with an outlier token GSPO drops every token, SAPO weighs the outlier alone down.",
-    main_rule="E14, SAPO's gate weighs the outlier down", note="the gate w does; w r, which moves the policy, rises",
+    says="If a response has an outlier token, GSPO drops every token; SAPO down-weights the outlier alone.",
+    main_rule="E14, SAPO's gate weighs the outlier down", note="this holds for the gate w; w r, which moves the policy, rises",
   ),
   Claim(
     "E15", "SAPO, arXiv:2511.20347", f"{HERE}.gate_asymmetry", "figures/gate_asymmetry.png",
@@ -123,7 +122,7 @@ ROWS = (
   ),
   Claim(
     "E17", "MiniRL, arXiv:2512.01374", f"{HERE}.mismatch", "figures/mismatch.png",
-    says="On policy, leaving out the correction for the sampler's mismatch collapses fast, with a drop of the entropy.",
+    says="On policy, training without the correction for the sampler's mismatch collapses fast, with a drop in entropy.",
     main_rule="E17, accuracy: IS above none, float8",
   ),
   Claim(
@@ -135,26 +134,26 @@ ROWS = (
     "E19", "CISPO, arXiv:2506.13585", f"{HERE}.rare_tokens", "figures/rare_tokens.png",
     says="PPO's clip stalls rare tokens after an update; clipping the weight instead lets them rise.",
     main_rule="E19, cispo rises",
-    note="a bandit, whose pilot had shown it; where the rare token was drawn; in the expectation over all batches it falls",
+    note="a bandit, whose pilot had already shown it; holds if the rare token was drawn; in the expectation over all batches it falls",
   ),
   Claim(
     "E20", "VESPO, arXiv:2602.10693", f"{HERE}.staleness", "figures/ladder.png",
-    says="With 64 updates of one rollout batch VESPO ends above GRPO, GSPO and SAPO.",
+    says="With 64 updates of one rollout batch, VESPO ends above GRPO, GSPO and SAPO.",
     main_rule="E20, VESPO above all three at 64", note="responses of six tokens",
   ),
   Claim(
     "E21", "LUSPO, arXiv:2602.05261", f"{HERE}.lengths", "figures/lengths.png",
-    says="GSPO makes responses shorter; weighing them by their length does not.",
+    says="GSPO makes responses shorter; weighting them by their length does not.",
     main_rule="E21, GSPO shortens against LUSPO",
   ),
 )  # fmt: skip
 
 CLAIMS = {claim.name: claim for claim in ROWS}
-"""Every claim by name."""
+"""All claims by name."""
 
 ROOT = pathlib.Path(__file__).parents[2]
 
 
 def folder_of(claim: Claim) -> pathlib.Path:
-  """Returns the folder of a claim's study, and by default its results."""
+  """Returns the folder of a claim's study, where its results are by default."""
   return ROOT / pathlib.Path(*claim.study.split("."))

@@ -1,4 +1,4 @@
-"""The command line that the studies of claims share: measure, judge, print the verdicts, draw."""
+"""Command line that the studies of claims share: measure, judge, print the verdicts, draw."""
 
 import argparse
 import pathlib
@@ -19,31 +19,31 @@ def run(
   draw: Callable[[Mapping, pathlib.Path, Sequence[str]], None],
   fresh: bool = False,
 ) -> None:
-  """Parses the command line, measures, prints and draws.
+  """Parses the command line, measures, prints the verdicts and draws the figures.
 
   Args:
-    argv: Arguments; None is the process's.
+    argv: Arguments; None means those of the process.
     package: Import path of the study.
-    about: A line of help.
-    here: The study's folder.
-    measure: `(folder, smoke)`; leaves `results.json` in the folder.
-    draw: `(results, folder, formats)`.
-    fresh: Whether there is `--fresh`: the study goes on with the `results.json` that it finds.
+    about: Line of help.
+    here: Folder of the study.
+    measure: Function `(folder, smoke)` that writes `results.json` into the folder.
+    draw: Function `(results, folder, formats)` that draws the figures.
+    fresh: Whether to offer `--fresh`, for a study that resumes from an existing `results.json`.
 
   Raises:
-    SystemExit: what cannot be done, a line.
+    SystemExit: If an argument is refused, with the reason in one line.
   """
   parser = argparse.ArgumentParser(prog=f"python -m {package}", description=about)
   parser.add_argument("--folder", type=pathlib.Path, default=here, help="where results.json and figures/ go")
   parser.add_argument("--format", nargs="+", choices=("png", "pdf", "svg"), default=["png"])
   if fresh:
-    parser.add_argument("--fresh", action="store_true", help="begin anew: what results.json holds is lost")
-  parser.add_argument("--plot_only", action="store_true", help="draw what results.json holds, measure nothing")
-  parser.add_argument("--smoke", action="store_true", help="tiny sizes: shows that it runs, measures nothing worth having")
+    parser.add_argument("--fresh", action="store_true", help="start over: discards the existing results.json")
+  parser.add_argument("--plot_only", action="store_true", help="draw results.json again without measuring")
+  parser.add_argument("--smoke", action="store_true", help="tiny sizes: shows that the study runs, its numbers mean nothing")
   args = parser.parse_args(argv)
   path = args.folder / "results.json"
   if args.smoke and args.folder == here:
-    raise SystemExit("error: --smoke would write over the measured results: give --folder=DIR with it")
+    raise SystemExit("error: --smoke: found the folder of the measured results, expected another --folder=DIR; they would be overwritten")
   if not args.plot_only:
     args.folder.mkdir(parents=True, exist_ok=True)
     if fresh and args.fresh:
@@ -51,7 +51,7 @@ def run(
     compilation_cache.cache_compilations()
     measure(args.folder, args.smoke)
   if not path.exists():
-    raise SystemExit(f"error: {path}: found no such file, expected the results of a run: leave --plot_only out once")
+    raise SystemExit(f"error: {path}: found no such file, expected the results of a run; run it once without --plot_only")
   results = from_json(path.read_text())
   print(judging.lines(results["verdicts"]))
   draw(results, args.folder / "figures", args.format)

@@ -125,8 +125,8 @@ show.draw(runs, ["kl", "ratio", "clip", "gradient", "length", "cut"])
 #   calm, and from 1e-2 on the policy being trained is no longer the policy that sampled.
 # * *b* shows the same from another angle. In the second step of the collapsed run the largest token
 #   ratio was 440.
-# * *c* looks alarming in all three runs: 18 % even in the healthy one. No value of the clip
-#   fraction is good in itself, and GSPO's is high by design. A *jump* in it is worth a look.
+# * *c* looks alarming in all three runs: it reaches 18 % even in the healthy one. No value of the
+#   clip fraction is good in itself, and GSPO's is high by design. A *jump* in it is worth a look.
 # * *d* hardly separates the runs. Gradients are clipped and Adam divides by their size, so their
 #   norm says little about the size of a step.
 # * *e* and *f* wander in the collapsed run, as responses run on into the budget. In the limping run

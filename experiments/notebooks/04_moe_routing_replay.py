@@ -123,7 +123,7 @@ mixture.gate_drift(stale)
 # **Figure 2. The effect of a changed route on a token.** Change of $\log \pi$ over the four
 # updates; each dot is a token, and bars are medians. On the left are the tokens predicted from a
 # state whose experts changed, and on the right all others. What to notice: replay (blue) brings the
-# changed tokens down to the level of the others, by about a third here. It cannot go below that
+# changed tokens down to the level of the others, by about a fifth here. It cannot go below that
 # level: the weights themselves have moved, and at this learning rate that movement is the larger
 # part.
 

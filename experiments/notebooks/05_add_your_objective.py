@@ -125,8 +125,8 @@ small_training.draw(trained)
 # %% [markdown]
 # ## When something is wrong
 #
-# Settings that are misspelt, illegal or without effect are rejected, with a suggestion where there
-# is one:
+# Settings that are misspelt, illegal or without effect are rejected, and the message names the
+# expected value:
 
 # %%
 print(small_training.refusal("custom", gate="sotf"))

@@ -1,1 +1,1 @@
-"""Studies of our own questions, with protocols that are committed before they run."""
+"""Studies of our own questions. Each protocol is committed before its study runs."""

@@ -1,4 +1,4 @@
-"""What shows that rules are older than a run, and what does not."""
+"""Tests of `experiments.provenance`: evidence that rules are older than a run."""
 
 import importlib
 import json
@@ -15,9 +15,10 @@ STUDIES = sorted({claim.study for claim in CLAIMS.values()})
 
 
 def git(*words):
+  """Returns the output of a git command; skips the test if there is no history."""
   text = provenance._git(*words)
   if text is None:
-    pytest.skip("no history here")
+    pytest.skip("there is no git history")
   return text
 
 
@@ -27,20 +28,20 @@ def test_a_record_names_the_code_and_the_time():
   assert recorded["commit"] in ("", git("rev-parse", "HEAD"))
 
 
-def test_only_a_commit_with_these_rules_that_is_older_is_trusted():
+def test_only_an_older_commit_with_these_rules_is_trusted():
   commit = git("log", "-1", "--format=%H", "--", str(FILE))
   text = provenance._git("show", f"{commit}:{FILE.relative_to(provenance.ROOT).as_posix()}", strip=False)
   good = {"commit": commit, "changed": False, "rules": provenance.hash_of(text.encode()), "started": "2100-01-01T00:00:00+00:00"}
   assert provenance.doubt(good, FILE) == ""
   assert provenance.doubt(good | {"commit": ""}, FILE) == "no commit was recorded"
   assert provenance.doubt(good | {"changed": True}, FILE) == "tracked files differed from the commit"
-  assert provenance.doubt(good | {"rules": "0"}, FILE) == "the commit holds another experiments/claims/staleness/rules.py"
-  assert provenance.doubt(good | {"also": {"README.md": "0"}}, FILE) == "the commit holds another README.md"
-  assert provenance.doubt(good | {"started": "2000-01-01T00:00:00+00:00"}, FILE) == "the commit is younger than the run"
+  assert provenance.doubt(good | {"rules": "0"}, FILE) == "the commit contains a different experiments/claims/staleness/rules.py"
+  assert provenance.doubt(good | {"also": {"README.md": "0"}}, FILE) == "the commit contains a different README.md"
+  assert provenance.doubt(good | {"started": "2000-01-01T00:00:00+00:00"}, FILE) == "the commit is newer than the run"
   assert provenance.doubt(good | {"commit": "0" * 40}, FILE) is None, "a history that lacks the commit shows nothing"
 
 
-def test_a_study_goes_on_with_the_rules_and_files_that_it_began_with_alone(tmp_path):
+def test_a_study_resumes_only_with_the_rules_and_files_it_started_with(tmp_path):
   path = tmp_path / "new" / "started.json"
   first = provenance.begin(path, rules, FILE)
   assert provenance.begin(path, rules, FILE) == first == json.loads(path.read_text())
@@ -59,5 +60,5 @@ def test_results_that_name_a_commit_had_their_rules_before_the_run(study):
     return  # From before 2026-11-25; the page says "not recorded".
   doubt = provenance.doubt(recorded, pathlib.Path(importlib.import_module(f"{study}.rules").__file__))
   if doubt is None:
-    pytest.skip("no history here")
+    pytest.skip("there is no git history")
   assert not doubt

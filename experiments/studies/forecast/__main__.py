@@ -1,6 +1,6 @@
-"""Tunes and trains every objective in every condition, as far as there is time.
+"""Tunes and trains every objective in every condition, as far as time allows.
 
-Prints what the forecasts are worth so far.
+Prints how good the forecasts are so far.
 
   python -m experiments.studies.forecast --stage=tune
   python -m experiments.studies.forecast --stage=main --seconds=3600
@@ -8,11 +8,11 @@ Prints what the forecasts are worth so far.
   python -m experiments.studies.forecast --check
   python -m experiments.studies.forecast --enter=my_objective.py
 
-Every trial is a line of `trials.jsonl` as soon as it ends, and a stopped study goes on with the
-same command; `results.json` has what they say, and is made anew whenever a command ends. `--check`
-measures, on the tuning seeds and before any trial, whether the beds do what they are for. `--enter`
-tunes and trains an objective of yours on the same draws, seeds and conditions, and gives it a row
-of `LEADERBOARD.md` (see `board.py`).
+Each trial is appended to `trials.jsonl` as soon as it ends. The same command resumes a stopped
+study. `results.json` holds the verdicts and is rewritten at the end of every command. `--check`
+measures, on the tuning seeds and before any trial, whether the beds meet their requirements.
+`--enter` tunes and trains an objective of yours on the same draws, seeds and conditions and adds a
+row to `LEADERBOARD.md` (see `board.py`).
 """
 
 import argparse
@@ -36,9 +36,12 @@ NAMES = ("stage", "objective", "seed", "draw", *protocol.Cell._fields)
 
 
 def run(names: Mapping, advantages: str | None = None) -> dict:
-  """Runs one trial, and returns it as a row.
+  """Runs one trial and returns it as a row.
 
-  `advantages` None takes those of the objective's paper.
+  Args:
+    names: Columns that identify the trial (`NAMES`).
+    advantages: Key of `experiments.claims.bed.ADVANTAGES`; None means the choice of the
+      objective's paper.
   """
   started = time.process_time()
   cell = protocol.Cell(*(names[field] for field in protocol.Cell._fields))
@@ -54,12 +57,12 @@ def run(names: Mapping, advantages: str | None = None) -> dict:
 
 
 def planned(stage: str, names: Sequence[str], done: Sequence[Mapping]) -> list[dict]:
-  """Returns the trials of a stage that are not done yet, in order.
+  """Lists the trials of a stage that are not done yet, in order.
 
-  Those that count have the constants that the tuning chose.
+  The trials of "main" use the constants that the tuning chose.
 
   Raises:
-    ValueError: the tuning has not been run to its end.
+    ValueError: If the tuning is incomplete.
   """
   key = lambda row: tuple(row[name] for name in NAMES if name != "draw" or stage == "tune")
   known = {key(row) for row in done if row["stage"] == stage}
@@ -67,18 +70,20 @@ def planned(stage: str, names: Sequence[str], done: Sequence[Mapping]) -> list[d
     return [row for row in protocol.tuning(names) if key(row) not in known]
   draw_of = protocol.chosen(done, names)
   again = [protocol.AGAIN] if protocol.BASELINE in names else []
-  wanted = protocol.main_trials([*names, *again])
-  return [row | {"draw": draw_of[row["objective"].removesuffix(" again")]} for row in wanted if key(row) not in known]
+  trials = protocol.main_trials([*names, *again])
+  return [row | {"draw": draw_of[row["objective"].removesuffix(" again")]} for row in trials if key(row) not in known]
 
 
 def measure(stage: str, path: pathlib.Path, until: float, entry: board.Entry | None = None) -> None:
-  """Runs what is left of a stage until a time; the trial that is under way then is finished.
+  """Runs the remaining trials of a stage until a deadline.
+
+  A trial that is running at the deadline is finished.
 
   Args:
     stage: "tune" or "main".
     path: File of the trials.
-    until: Time of `time.monotonic` at which to stop, in s.
-    entry: An entry to the leaderboard; None for the study's own objectives.
+    until: Deadline on the clock of `time.monotonic`, in s.
+    entry: Entry to the leaderboard; None means the study's own objectives.
   """
   names = protocol.OBJECTIVES if entry is None else (entry.name,)
   failed = set()
@@ -89,8 +94,8 @@ def measure(stage: str, path: pathlib.Path, until: float, entry: board.Entry | N
       continue
     try:
       row = run(row, entry.advantages if entry else None)
-    except StartFailed as reason:
-      print(f"{reason}; it is left out", flush=True)
+    except StartFailed as error:
+      print(f"{error}; its trials at length {row['length']} are left out", flush=True)
       failed.add((row["length"], row["seed"]))
       continue
     with path.open("a") as file:
@@ -100,7 +105,7 @@ def measure(stage: str, path: pathlib.Path, until: float, entry: board.Entry | N
 
 
 def write(folder: pathlib.Path, rows: Sequence[Mapping]) -> dict:
-  """Judges the trials that have been run, and writes `results.json`."""
+  """Judges the trials so far and writes `results.json`."""
   seconds = sum(row["processor_seconds"] for row in rows)
   results = rounded({"jax": jax.__version__, "processor_seconds": seconds, "verdicts": rules.judge({"trials": rows})})
   (folder / "results.json").write_text(to_json(results))
@@ -108,25 +113,25 @@ def write(folder: pathlib.Path, rows: Sequence[Mapping]) -> dict:
 
 
 def status(rows: Sequence[Mapping]) -> str:
-  """Returns how far the study is, by the trials that have been run."""
+  """Reports how many trials of each stage are done."""
   lines, names = [], protocol.OBJECTIVES
-  for stage, wanted in (("tune", protocol.tuning(names)), ("main", protocol.main_trials([*names, protocol.AGAIN]))):
+  for stage, trials in (("tune", protocol.tuning(names)), ("main", protocol.main_trials([*names, protocol.AGAIN]))):
     done = sum(row["stage"] == stage for row in rows)
-    lines.append(f"{stage}: {done} of {len(wanted)} trials")
+    lines.append(f"{stage}: {done} of {len(trials)} trials")
   return "\n".join(lines)
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-  """Parses the command line, runs and judges."""
+  """Parses the command line, runs the trials and judges them."""
   parser = argparse.ArgumentParser(prog="python -m experiments.studies.forecast", description=__doc__.splitlines()[0])
-  parser.add_argument("--folder", type=pathlib.Path, default=HERE, help="where trials.jsonl, results.json and figures/ go")
+  parser.add_argument("--folder", type=pathlib.Path, default=HERE, help="folder of trials.jsonl, results.json and figures/")
   parser.add_argument("--format", nargs="+", choices=("png", "pdf", "svg"), default=["png"])
-  what = parser.add_mutually_exclusive_group()
-  what.add_argument("--stage", choices=("tune", "main"), help="what to run")
-  what.add_argument("--status", action="store_true", help="how far the study is; runs nothing")
-  what.add_argument("--enter", type=pathlib.Path, metavar="FILE", help="tune and train the objective that a file defines")
-  what.add_argument("--check", action="store_true", help="the beds' manipulation checks")
-  parser.add_argument("--seconds", type=float, default=float("inf"), help="start no further trial after this time")
+  actions = parser.add_mutually_exclusive_group()
+  actions.add_argument("--stage", choices=("tune", "main"), help="stage to run")
+  actions.add_argument("--status", action="store_true", help="report the progress of the study without running a trial")
+  actions.add_argument("--enter", type=pathlib.Path, metavar="FILE", help="tune and train the objective that a file defines")
+  actions.add_argument("--check", action="store_true", help="measure the manipulation checks of the beds")
+  parser.add_argument("--seconds", type=float, default=float("inf"), help="time limit in s, after which no further trial starts")
   args = parser.parse_args(argv)
   compilation_cache.cache_compilations()
   if args.check:
@@ -145,8 +150,8 @@ def main(argv: Sequence[str] | None = None) -> None:
       provenance.begin(path.with_suffix(".started.json"), rules, HERE / "protocol.py")
       for stage in ("tune", "main"):
         measure(stage, path, until, entry)
-  except ValueError as refused:
-    raise SystemExit(f"error: {refused}") from None
+  except ValueError as error:
+    raise SystemExit(f"error: {error}") from None
   rows = study.read_trials(args.folder / "trials.jsonl")
   results = write(args.folder, rows)
   board.write(args.folder, rows)

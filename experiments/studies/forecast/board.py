@@ -1,19 +1,18 @@
-"""The leaderboard.
+"""Leaderboard of every objective in every condition, including objectives entered by other people.
 
-It has every objective in every condition, and those that others enter with a file of their own.
-
-A file that enters defines an objective of one width and says which advantages it wants:
+An entry is a Python file that defines an objective with one width and names its advantages:
 
   from jaxrl_llm import objectives
 
-  ADVANTAGES = "group"  # a key of experiments.claims.bed.ADVANTAGES
+  ADVANTAGES = "group"  # Key of experiments.claims.bed.ADVANTAGES.
 
   def objective(*, factor, length):
     return objectives.make("custom", ratio="sequence", gate="soft", weights="sequence_mean",
     tau_pos=factor, tau_neg=factor)
 
-It is tuned with the draws of all others (the learning rate is the protocol's, `factor` scales the
-width) and trained on the same seeds: as many updates, responses and tries as any row above it.
+It is tuned with the same draws as all other objectives (the protocol sets the learning rate,
+`factor` scales the width) and trained on the same seeds. It gets as many updates, responses and
+tuning trials as every other row.
 """
 
 import importlib.util
@@ -51,8 +50,8 @@ class Entry(NamedTuple):
   """An objective that a file defines.
 
   Attributes:
-    name: Name of the file, without its ending.
-    advantages: A key of `experiments.claims.bed.ADVANTAGES`.
+    name: Name of the file, without its suffix.
+    advantages: Key of `experiments.claims.bed.ADVANTAGES`.
   """
 
   name: str
@@ -60,10 +59,10 @@ class Entry(NamedTuple):
 
 
 def enter(path: pathlib.Path) -> Entry:
-  """Reads a file that enters, and makes its objective known by name.
+  """Loads the file of an entry and registers its objective under the file's name.
 
   Raises:
-    ValueError: the file, its name, its objective or its advantages cannot be used.
+    ValueError: If the file, its name, its objective or its advantages cannot be used.
   """
   name = path.stem
   if not path.is_file():
@@ -75,7 +74,7 @@ def enter(path: pathlib.Path) -> Entry:
   spec.loader.exec_module(module)
   make = getattr(module, "objective", None)
   if not callable(make) or set(inspect.signature(make).parameters) != {"factor", "length"}:
-    raise ValueError(f"{path}: found no `objective(*, factor, length)`, expected a function that returns an objective")
+    raise ValueError(f"{path}: found no `objective(*, factor, length)`, expected a function of that signature that returns an objective")
   advantages = getattr(module, "ADVANTAGES", "group")
   if advantages not in ADVANTAGES:
     hint = did_you_mean(advantages, ADVANTAGES, " (did you mean '{}'?)")
@@ -87,15 +86,15 @@ def enter(path: pathlib.Path) -> Entry:
 
 
 def write(folder: pathlib.Path, trials: Sequence[Mapping]) -> pathlib.Path:
-  """Writes the page of the study's trials and of all entries beside them; returns its path."""
-  entered = [row for path in sorted((folder / "entries").glob("*.jsonl")) for row in read_trials(path)]
+  """Writes the page of the study's trials and of all entries. Returns its path."""
+  entries = [row for path in sorted((folder / "entries").glob("*.jsonl")) for row in read_trials(path)]
   path = folder / PAGE
-  path.write_text(text([*trials, *entered]))
+  path.write_text(text([*trials, *entries]))
   return path
 
 
 def text(trials: Sequence[Mapping]) -> str:
-  """Returns the page."""
+  """Formats the page."""
   rows = where(trials, stage="main")
   cells = [cell for block in protocol.BLOCKS for cell in block if where(rows, objective=protocol.BASELINE, **cell._asdict())]
   if not cells:
@@ -107,14 +106,14 @@ def text(trials: Sequence[Mapping]) -> str:
     for row in where(rows, **cell._asdict()):
       areas.setdefault(row["objective"], {})[row["seed"]] = row["area"]
     gaps = {name: judging.paired(values, areas[protocol.BASELINE]) for name, values in areas.items()}
-    told = {name: judging.above("", gap) for name, gap in gaps.items() if name != protocol.BASELINE and len(gap) > 1}
-    adjusted = judging.holm({name: row["p"] for name, row in told.items()})
+    judged = {name: judging.above("", gap) for name, gap in gaps.items() if name != protocol.BASELINE and len(gap) > 1}
+    adjusted = judging.holm({name: row["p"] for name, row in judged.items()})
     for name, gap in gaps.items():
       mean = 100 * float(np.mean(gap))
       shown = f"{mean:+.1f}"
-      if name in told:
-        at = told[name]["interval"]
-        shown = f"{mean:+.1f} [{100 * at['low']:+.1f}, {100 * at['high']:+.1f}]"
+      if name in judged:
+        bounds = judged[name]["interval"]
+        shown = f"{mean:+.1f} [{100 * bounds['low']:+.1f}, {100 * bounds['high']:+.1f}]"
         shown = f"**{shown}**" if adjusted[name] < judging.ALPHA else shown
       table.setdefault(name, {})[cell] = shown if name != protocol.BASELINE else f"{100 * np.mean(list(areas[name].values())):.1f} %"
     for rank, name in enumerate(sorted(gaps, key=lambda name: -float(np.mean(gaps[name])))):

@@ -1,4 +1,4 @@
-"""The bed of `experiments/claims`: its task, its grader and its signs of trouble."""
+"""The bed of `experiments/claims`: its task, its grader and its signs of instability."""
 
 import jax
 import numpy as np
@@ -10,7 +10,7 @@ from experiments.claims import running_sums, trial
 RNG = np.random.default_rng
 
 
-def test_splits_share_no_problem_and_problems_are_what_they_say():
+def test_splits_are_disjoint_and_problems_have_their_documented_form():
   for split in ("train", "test"):
     drawn = running_sums.problems(split, 200, RNG(0))
     lengths = (drawn != running_sums.DOT).sum(axis=1)
@@ -29,7 +29,7 @@ def test_a_teacher_who_never_errs_is_right_and_one_who_always_does_is_not():
     assert low <= rewards.mean() <= high
 
 
-def test_the_grader_wants_an_end_and_the_sum():
+def test_a_right_response_needs_an_end_token_and_the_sum():
   problems = np.array([[3, 7, 5, 9, *[running_sums.DOT] * 4]])
   right = running_sums.workings(problems, error_rate=0.0, rng=RNG(0))
   mask = right != running_sums.PAD
@@ -37,7 +37,7 @@ def test_the_grader_wants_an_end_and_the_sum():
   assert running_sums.graded(problems, right, mask, np.array([False])).tolist() == [0], "no end"
   wrong = right.copy()
   wrong[0, 2] = 5
-  assert running_sums.graded(problems, wrong, mask, np.array([True])).tolist() == [0], "another last digit"
+  assert running_sums.graded(problems, wrong, mask, np.array([True])).tolist() == [0], "wrong last digit"
   slip = right.copy()
   slip[0, 0] = 1
   assert running_sums.graded(problems, slip, mask, np.array([True])).tolist() == [1], "only the last digit counts"
@@ -46,18 +46,19 @@ def test_the_grader_wants_an_end_and_the_sum():
   assert running_sums.graded(problems, empty, empty != running_sums.PAD, np.array([True])).tolist() == [0], "an end alone"
 
 
-def test_a_batch_counts_the_response_alone():
+def test_a_batch_counts_only_the_response():
   problems = running_sums.problems("train", 3, RNG(0))
   responses = running_sums.workings(problems, error_rate=0.0, rng=RNG(0))
   batch = running_sums.rectangle(running_sums.prompts_of(problems), responses, responses != running_sums.PAD)
   assert batch.mask[:, : running_sums.PROMPT_TOKENS].sum() == 0
   assert batch.mask.sum(axis=1).tolist() == (problems != running_sums.DOT).sum(axis=1).tolist(), (
-    "a sum a digit after the first, and the end"
+    "one sum for each digit after the first, and the end"
   )
   assert (batch.segments == 0).sum() == (responses == running_sums.PAD).sum()
 
 
 def columns(count=120, **other):
+  """Returns a trial's entropy and gradient norm of each update, without a sign of instability."""
   return {"entropy": [0.7] * count, "grad_norm": [1.0] * count} | other
 
 
@@ -68,7 +69,7 @@ def columns(count=120, **other):
     ([0.4] * 120, {"grad_norm": [1.0] * 100 + [None] * 20}, (101, "not finite")),
     ([0.4] * 120, {"entropy": [0.7] * 100 + [None] * 20}, (101, "not finite")),
     ([0.4] * 120, {"entropy": [0.7] * 100 + [0.03] * 20}, (101, "entropy")),
-    # After 60 it takes 21 updates to halve: (29/30)^21 is 0.49.
+    # After update 60 the moving average takes 21 updates to halve: (29/30)^21 is 0.49.
     ([0.4] * 60 + [0.0] * 60, {}, (81, "reward")),
     ([0.4] * 90 + [0.0] * 30, {}, None),
     ([0.4] * 120, {"grad_norm": [1.0] * 100 + [11.0] * 20}, (101, "gradient")),
@@ -77,18 +78,18 @@ def columns(count=120, **other):
     ([0.4] * 60 + [0.0] * 60, {"entropy": [0.7] * 100 + [0.03] * 20}, (81, "reward")),
   ],
 )
-def test_the_first_sign_of_trouble(rewards, changes, expected):
+def test_the_first_sign_of_instability(rewards, changes, expected):
   assert trial.first_sign(rewards, columns(**changes), per_rollout=1) == expected
 
 
-def test_a_fall_of_the_reward_counts_updates_and_not_rollout_batches():
+def test_a_fall_of_the_reward_is_measured_in_updates_and_not_in_rollout_batches():
   assert trial.first_sign([0.4, 0.4, 0.0, 0.0], columns(), per_rollout=30) == (61, "reward")
 
 
 SMALL = beds.SMOKE._replace(updates=4, evaluations=1, num_experts=4)
 
 
-def test_the_control_of_the_experts_has_as_many_active_weights_and_nothing_to_route():
+def test_the_control_has_as_many_active_weights_and_nothing_to_route():
   dense, experts, control = (beds.model_config(beds.Sizes(), model) for model in beds.MODELS)
   assert control.experts.num_experts == control.experts.top_k == experts.experts.top_k < experts.experts.num_experts
   assert control._replace(experts=experts.experts) == experts
@@ -96,9 +97,9 @@ def test_the_control_of_the_experts_has_as_many_active_weights_and_nothing_to_ro
 
 
 def test_a_mixture_of_experts_replays_the_routes_of_the_old_policy():
-  """At π_old replay changes nothing.
+  """Replay changes nothing at π_old.
 
-  For other weights the replayed experts are visited, and not those of the router.
+  Under other weights, tokens visit the replayed experts and not those that the router chooses.
   """
   bed, other = beds.make_bed(SMALL, "experts"), beds.warm_params(SMALL, 1, "experts")
   arm = beds.Arm("grpo", recompute=True, model="experts", replay="R2")
@@ -114,7 +115,7 @@ def test_a_mixture_of_experts_replays_the_routes_of_the_old_policy():
 
 
 @pytest.mark.parametrize("replay", ["none", "R2"])
-def test_a_trial_of_a_mixture_of_experts_says_how_stale_it_was(replay):
+def test_a_trial_of_a_mixture_of_experts_reports_its_staleness(replay):
   arm = beds.Arm("gspo", per_rollout=2, learning_rate=3e-2, recompute=True, model="experts", replay=replay)
   row = trial.train(SMALL, 0, arm)
   assert len(row["rewards"]) == len(row["change"]) == 2 and len(row["grad_norm"]) == 4

@@ -1,4 +1,4 @@
-"""The studies of the bed: the rules of E15 and E17 on trials made by hand, and their commands."""
+"""The studies of the bed: the rules of E15 to E17 on handmade trials, and their commands."""
 
 import json
 
@@ -21,15 +21,15 @@ SMALL = {"entropy": [0.7, 0.4], "grad_norm": [1.0, 2.0], "kl": 0.1, "gap": 0.1, 
 
 
 def about(count, seed):
-  """Returns the sixteen problems of which the arm is right on `count` of 8 samples.
+  """Returns sixteen problems' numbers of right samples, as a row of trials stores them.
 
-  In one seed a little more.
+  Each is `count` of 8. In odd seeds, the last one is higher by 1.
   """
   return f"{count}" * 15 + f"{count + seed % 2}"
 
 
 def gate_trials(accuracy, **other):
-  """Trials in which each pair of gates is right on so many of 8 samples."""
+  """Makes trials in which each pair of gates has `accuracy` right samples of 8."""
   return {"trials": [
     SMALL | {"gates": gates, "rate": rate, "seed": seed, "right": about(accuracy[gates], seed + place)} | other
     for place, gates in enumerate(gate_rules.PAIRS) for rate in gate_rules.RATES for seed in range(5)
@@ -37,17 +37,18 @@ def gate_trials(accuracy, **other):
 
 
 def verdict_of(rules, results, name):
+  """Returns the verdict of one rule."""
   return rules.judge(results)[name]["verdict"]
 
 
-def test_the_gates_are_told_apart():
+def test_the_rules_distinguish_the_gates():
   name = "E15, accuracy above pos sharper, mild rate"
   better, worse = {"neg sharper": 7, "equal": 6, "pos sharper": 3}, {"neg sharper": 3, "equal": 6, "pos sharper": 7}
   assert verdict_of(gate_rules, gate_trials(better), name) == "reproduced"
   assert verdict_of(gate_rules, gate_trials(worse), name) == "contradicted"
   assert verdict_of(gate_rules, gate_trials(dict.fromkeys(better, 5)), name) == "inconclusive"
   assert verdict_of(gate_rules, gate_trials(better, kl=1e-4), name) == "mechanism not engaged"
-  assert verdict_of(gate_rules, gate_trials(better, curve=[0.3, 0.3, 0.3]), name) == "mechanism not engaged", "none has learnt anything"
+  assert verdict_of(gate_rules, gate_trials(better, curve=[0.3, 0.3, 0.3]), name) == "mechanism not engaged", "no arm has learnt anything"
 
 
 def test_collapses_of_the_gates_are_counted():
@@ -59,13 +60,14 @@ def test_collapses_of_the_gates_are_counted():
 
 
 def mismatch_trials(accuracy, **other):
+  """Makes trials in which each way to train has `accuracy` right samples of 8."""
   return {"trials": [
     SMALL | {"way": way, "sampler": sampler, "seed": seed, "right": about(accuracy[way], seed + place)} | other
     for sampler in mismatch_rules.SAMPLERS for place, way in enumerate(mismatch_rules.WAYS) for seed in range(5)
   ]}  # fmt: skip
 
 
-def test_the_need_of_a_correction_is_told():
+def test_the_rules_detect_the_need_for_a_correction():
   name = "E17, accuracy: IS above none, bfloat16"
   better, worse = {"IS": 7, "none": 3, "length norm": 5}, {"IS": 3, "none": 7, "length norm": 5}
   assert verdict_of(mismatch_rules, mismatch_trials(better), name) == "reproduced"
@@ -74,7 +76,7 @@ def test_the_need_of_a_correction_is_told():
 
 
 def distortion_rows(**gspo):
-  """Rows in which GRPO's errors are 0.2 of everything."""
+  """Makes rows of distortions: every measure is 0.2, except for the given ones of GSPO."""
   every = {"grpo": {}, "gspo": gspo, "sapo": {}}
   names = dict.fromkeys(("weight", "ratio", "flips", "clipped", "gap", "k3"), 0.2)
   return [
@@ -83,7 +85,7 @@ def distortion_rows(**gspo):
   ]  # fmt: skip
 
 
-def test_what_wrong_log_probabilities_do_is_told():
+def test_the_rules_detect_the_effect_of_wrong_log_probabilities():
   right = {"recompute": 6, "none": 6, "tis": 7, "mis": 5}
   trials = [
     SMALL | {"objective": objective, "way": way, "seed": seed, "right": f"{right[way]}{right[way]}"}
@@ -100,7 +102,7 @@ def test_what_wrong_log_probabilities_do_is_told():
   assert {verdict for name, verdict in near.items() if "training" in name} == {"mechanism not engaged"}
 
 
-def test_an_error_of_one_token_reaches_the_whole_sequence_of_gspo_and_shrinks():
+def test_an_error_of_one_token_spreads_and_shrinks_over_the_sequence_under_gspo():
   batch = running_sums.rectangle(np.zeros((1, running_sums.PROMPT_TOKENS), np.int32), np.zeros((1, 4), np.int32), np.ones((1, 4), bool))
   wrong = batch._replace(old_logprobs=batch.old_logprobs - 0.2 * (np.arange(batch.mask.shape[1]) == running_sums.PROMPT_TOKENS)[None])
   distortions = {name: distortion.compare(arm, batch.old_logprobs, batch, wrong) for name, arm in precision_rules.OBJECTIVES.items()}
@@ -125,11 +127,12 @@ def test_a_smoke_run_writes_verdicts_and_a_figure(command, claim, tmp_path, caps
 
 
 def a_study(rules=gate_rules):
+  """Returns a study of two arms in two blocks, with two seeds."""
   arms = [({"arm": name}, beds.Arm("reinforce")) for name in ("a", "b")]
   return study.Study("experiments.claims.made_up", "A study.", (arms[:1], arms[1:]), (0, 1), rules, lambda *_: None)
 
 
-def test_a_stopped_study_goes_on_where_it_was(tmp_path, monkeypatch):
+def test_a_stopped_study_resumes_where_it_was(tmp_path, monkeypatch):
   ran = []
 
   def run(sizes, names, arm):
@@ -153,14 +156,14 @@ def test_a_stopped_study_goes_on_where_it_was(tmp_path, monkeypatch):
   assert results["provenance"]["rules"] == provenance.record(gate_rules)["rules"] and not (tmp_path / study.STARTED).exists()
 
 
-def test_a_study_whose_rules_have_changed_since_its_first_trial_does_not_go_on(tmp_path):
+def test_a_study_whose_rules_have_changed_since_its_first_trial_does_not_resume(tmp_path):
   path = tmp_path / study.STARTED
   path.write_text(json.dumps(provenance.record(gate_rules) | {"rules": "of yesterday"}))
   with pytest.raises(SystemExit, match=r"error: .*gate_asymmetry/rules.py: changed since the study was started at 2.*the trials beside it"):
     study.measure(a_study(), beds.SMOKE, (0, 1), tmp_path)
 
 
-def test_a_seed_that_has_no_policy_to_train_is_left_out_of_every_arm(tmp_path, monkeypatch, capsys):
+def test_a_seed_without_a_policy_to_train_is_left_out_of_every_arm(tmp_path, monkeypatch, capsys):
   tried = []
 
   def run(sizes, names, arm):
@@ -178,16 +181,16 @@ def test_a_seed_that_has_no_policy_to_train_is_left_out_of_every_arm(tmp_path, m
   assert capsys.readouterr().out == "seed 0: found fewer than 30% right; it is left out\n"
 
 
-def test_a_study_refuses_what_it_cannot_do(tmp_path):
+def test_a_smoke_run_in_the_study_s_folder_and_a_plot_without_results_are_refused(tmp_path):
   with pytest.raises(SystemExit, match="error: --smoke would write over the measured results"):
     study.main(a_study(), ["--smoke"], tmp_path)
   with pytest.raises(SystemExit, match="found no such file"):
     study.main(a_study(), ["--plot_only"], tmp_path)
 
 
-def test_a_trial_whose_line_was_cut_is_run_again(tmp_path):
+def test_a_trial_whose_line_is_truncated_runs_again(tmp_path):
   path = tmp_path / "trials.jsonl"
   assert study.read_trials(path) == []
   path.write_text('{"seed": 0}\n{"seed": 1}\n{"se')
   assert study.read_trials(path) == [{"seed": 0}, {"seed": 1}]
-  assert path.read_text() == '{"seed": 0}\n{"seed": 1}\n', "or the next line would be glued to it"
+  assert path.read_text() == '{"seed": 0}\n{"seed": 1}\n', "otherwise the next line would be appended to the rest"

@@ -1,4 +1,4 @@
-"""The list of claims, its page and its command: nothing here runs a study."""
+"""The list of claims, its page and its command. No test here runs a study."""
 
 import importlib
 import importlib.util
@@ -23,11 +23,11 @@ def test_every_claim_is_listed_once():
     assert "arXiv:" in claim.source and claim.says.endswith(".") and claim.main_rule.startswith(claim.name), claim.name
 
 
-def test_the_page_is_what_the_results_say():
+def test_the_page_is_up_to_date_with_the_results():
   assert page.text() == (page.HERE / "README.md").read_text(), "run: python -m experiments.claims --page"
 
 
-def test_the_front_page_counts_the_verdicts_as_the_page_does():
+def test_the_front_page_has_the_page_s_counts_of_verdicts():
   (counts,) = re.findall(r"\*\*Of 21 claims: (.*)\.\*\*", page.text())
   assert f"| {counts} |" in (page.HERE.parents[1] / "README.md").read_text()
 
@@ -60,7 +60,7 @@ def test_a_row_names_the_main_verdict_and_counts_the_others():
     page.row(claim._replace(main_rule="E2, third"), {"verdicts": verdicts})
 
 
-def test_a_confirmatory_rule_has_to_stand_its_family():
+def test_a_confirmatory_rule_has_to_survive_holm():
   claim = CLAIMS["E2"]._replace(main_rule="E2")
   results = {"verdicts": {"E2": {"rule": "r", "verdict": "reproduced", "interval": INTERVAL, "seeds": 5, "p": 0.012, "finds": 0.02}}}
   assert "| **reproduced** |" in page.row(claim, results, 0.03) and "after Holm p = 0.03" in page.row(claim, results, 0.03)
@@ -68,7 +68,7 @@ def test_a_confirmatory_rule_has_to_stand_its_family():
 
 
 @pytest.mark.parametrize("study", sorted({claim.study for claim in CLAIMS.values()}))
-def test_the_stored_verdicts_and_the_tables_are_those_of_today_s_rules(study):
+def test_the_stored_verdicts_and_tables_are_those_of_the_current_rules(study):
   folder = folder_of(next(claim for claim in CLAIMS.values() if claim.study == study))
   results = from_json((folder / "results.json").read_text())
   rules = importlib.import_module(f"{study}.rules")
@@ -81,13 +81,13 @@ def test_the_stored_verdicts_and_the_tables_are_those_of_today_s_rules(study):
   assert page.with_table(about, verdicts) == about, "run: python -m experiments.claims --judge"
 
 
-def test_a_page_without_a_place_for_its_table_is_refused():
+def test_a_page_without_markers_for_its_table_is_refused():
   with pytest.raises(ValueError, match="found no table of verdicts, expected one between '<!-- verdicts"):
     page.with_table("# A study", {})
 
 
-def test_all_can_be_judged_and_drawn_again(monkeypatch, tmp_path, capsys):
-  """Of a study that has been copied away: what is written is what was there."""
+def test_a_study_can_be_judged_and_drawn_again(monkeypatch, tmp_path, capsys):
+  """Judging a copy of a study without one of its verdicts restores its results and its page."""
   pytest.importorskip("matplotlib")
   study, folder = "experiments.claims.gate_asymmetry", folder_of(CLAIMS["E15"])
   for name in ("results.json", "README.md"):
@@ -107,7 +107,7 @@ def test_all_can_be_judged_and_drawn_again(monkeypatch, tmp_path, capsys):
   assert (tmp_path / "figures" / "gate_asymmetry.png").stat().st_size > 10_000
 
 
-def test_results_of_another_claim_alone_are_none():
+def test_a_claim_with_results_of_another_claim_alone_has_not_run():
   row = page.row(CLAIMS["E2"], {"verdicts": {"E20": {"rule": "r", "verdict": "reproduced"}}})
   assert page.NOT_RUN in row
 
@@ -124,12 +124,12 @@ def test_results_of_another_claim_alone_are_none():
     ),
   ],
 )
-def test_a_wrong_command_is_refused_in_a_line(words, message, capsys):
+def test_a_wrong_command_is_refused_in_one_line(words, message, capsys):
   assert command.main(words) == 2
   assert capsys.readouterr().err == message
 
 
-def test_a_name_runs_its_study_with_the_other_arguments(monkeypatch):
+def test_the_command_passes_the_other_arguments_to_the_study(monkeypatch):
   from experiments.claims.rare_tokens import __main__ as study
 
   seen = []
@@ -138,25 +138,25 @@ def test_a_name_runs_its_study_with_the_other_arguments(monkeypatch):
   assert seen == [["--plot_only", "--folder=somewhere"]]
 
 
-def test_a_refusal_of_a_study_is_one_too(tmp_path, capsys):
+def test_an_error_of_a_study_is_a_usage_error_of_the_command(tmp_path, capsys):
   assert command.main(["E15", "--plot_only", f"--folder={tmp_path}"]) == 2
   assert capsys.readouterr().err.endswith("results.json: found no such file, expected the results of a run: leave --plot_only out once\n")
 
 
-def test_a_study_that_is_not_there_says_so(monkeypatch, capsys):
+def test_a_missing_study_is_reported(monkeypatch, capsys):
   monkeypatch.setitem(CLAIMS, "E1", CLAIMS["E1"]._replace(study="experiments.claims.nothing"))
   assert command.main(["E1"]) == 2
   assert capsys.readouterr().err == "error: E1: not yet built: there is no package experiments.claims.nothing\n"
 
 
-def test_without_matplotlib_nothing_is_trained_first(monkeypatch, capsys):
+def test_a_missing_matplotlib_is_reported_before_training(monkeypatch, capsys):
   find = importlib.util.find_spec
   monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "matplotlib" else find(name))
   assert command.main(["E20"]) == 2
   assert capsys.readouterr().err == "error: the figures need matplotlib: pip install -e '.[logging]'\n"
 
 
-def test_the_page_goes_where_it_belongs(monkeypatch, tmp_path, capsys):
+def test_the_page_is_written_to_the_readme(monkeypatch, tmp_path, capsys):
   monkeypatch.setattr(page, "HERE", pathlib.Path(tmp_path))
   monkeypatch.setattr(page, "text", lambda: "all")
   assert command.main([]) == command.main(["--page"]) == 0

@@ -1,7 +1,4 @@
-"""The analysis behind `experiments/claims/lengths`.
-
-The teachers, the measures, the rules, and the command on a tiny model.
-"""
+"""The study `experiments/claims/lengths`: its teacher, its rules, and a smoke run."""
 
 import jax
 import numpy as np
@@ -14,7 +11,7 @@ from experiments.claims.running_sums import END, PAD, graded
 from experiments.results import from_json
 
 
-def test_the_teacher_rambles_as_often_as_he_says_and_it_costs_him_nothing():
+def test_the_teacher_rambles_with_the_documented_probability_and_at_no_cost():
   chosen = beds.problems("train", 3000, np.random.default_rng(0))
   responses = beds.demonstrations(chosen, np.random.default_rng(1))
   mask, ended = responses != PAD, np.ones(len(chosen), bool)
@@ -25,14 +22,14 @@ def test_the_teacher_rambles_as_often_as_he_says_and_it_costs_him_nothing():
   bare = responses[:, : beds.DIGITS].copy()
   bare[:, -1] = END
   np.testing.assert_array_equal(right, graded(chosen, bare, bare != PAD, ended))
-  # Five sums of which each is right in four of five, and slips that cancel.
+  # Each of the five sums is right with a probability of 0.8, and some errors cancel.
   assert 0.3 < right.mean() < 0.45
   for answer in (0, 1):
     assert np.mean(lengths[right == answer] > beds.DIGITS) == pytest.approx(beds.RAMBLES, abs=0.04)
 
 
-def test_weights_are_what_the_arms_are_called():
-  """The gradient of each token's log-probability on-policy, of a short and a long response."""
+def test_the_weights_match_the_names_of_the_arms():
+  """Weights of the tokens of a short and a long response."""
   mask = np.array([[1.0, 1.0, 0.0, 0.0], [1.0, 1.0, 1.0, 1.0]])
   weights = {name: np.asarray(make().weigh(jax.numpy.asarray(mask), None)) for name, make in beds.OBJECTIVES.items()}
   for name in ("one_over_length", "gspo"):
@@ -43,6 +40,7 @@ def test_weights_are_what_the_arms_are_called():
 
 
 def trials(slope_of):
+  """Makes trials whose lengths have a given slope, a function of the arm, in tokens a step."""
   rng, rows, ends = np.random.default_rng(0), [], []
   for seed in range(5):
     for arm in rules.ARMS:
@@ -56,7 +54,7 @@ def trials(slope_of):
   return {"rows": rows, "ends": ends}
 
 
-def test_the_rules_see_a_slope_and_its_absence():
+def test_the_rules_detect_a_slope_and_its_absence():
   judged = lambda results: {name: row["verdict"] for name, row in rules.judge(results).items()}
   lengthens = lambda arm: {"one_over_length": 0.5, "constant": -0.5, "gspo": -0.5, "luspo": 0.0}[arm.objective]
   verdicts = judged(trials(lengthens))
@@ -71,7 +69,7 @@ def test_the_rules_see_a_slope_and_its_absence():
 
 
 @pytest.mark.slow  # Compiles four objectives.
-def test_the_command_runs_and_goes_on(tmp_path, capsys, monkeypatch):
+def test_the_command_runs_and_resumes(tmp_path, capsys, monkeypatch):
   monkeypatch.setattr(beds, "graded", lambda chosen, tokens, *_: (np.arange(len(tokens)) % 3 == 0).astype(np.float32))
   command.main(["--smoke", "--folder", str(tmp_path)])
   first = capsys.readouterr().out

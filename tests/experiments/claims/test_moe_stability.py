@@ -1,7 +1,4 @@
-"""The analysis behind `experiments/claims/moe_stability`.
-
-The rules on trials made by hand, and the command.
-"""
+"""The study `experiments/claims/moe_stability`: its rules on handmade trials, and a smoke run."""
 
 import pytest
 
@@ -12,9 +9,13 @@ from jaxrl_llm import objectives
 
 
 def trials(falls=(), *, change=0.1, narrows=True, right=None):
-  """Trials of 192 updates; those of some ways collapse.
+  """Makes trials of which those of some ways collapse.
 
-  Std(log r) is smaller with replay, or as large.
+  Args:
+    falls: Ways whose trials collapse.
+    change: Fraction of the activated experts that change.
+    narrows: Whether replay halves std(log r).
+    right: Right samples of 8 at the end, by way; 4 if not given.
   """
   rows = []
   for seed in rules.SEEDS:
@@ -30,37 +31,37 @@ def trials(falls=(), *, change=0.1, narrows=True, right=None):
 @pytest.mark.parametrize(("falls", "expected"), [
   (("GRPO",), "reproduced"), (("GRPO", "GRPO with R2"), "inconclusive"), (("GRPO with R2",), "contradicted"), ((), "mechanism not engaged"),
 ])  # fmt: skip
-def test_the_rule_wants_more_collapses_without_replay(falls, expected):
+def test_the_claim_requires_more_collapses_without_replay(falls, expected):
   verdicts = rules.judge(trials(falls))
   assert verdicts["E6, collapses: GRPO above GRPO with R2, N = 16, rate 0.002"]["verdict"] == expected
   assert verdicts["E6, ratios: R2 narrows GRPO's, N = 64, rate 0.002"]["verdict"] == "reproduced"
   assert all(name.startswith("E6, ") and x["rule"] for name, x in verdicts.items())
 
 
-def test_the_rule_wants_replay_to_end_higher():
+def test_the_claim_requires_a_higher_accuracy_with_replay():
   name = "E6, accuracy: GRPO with R2 above GRPO, N = 16, rate 0.002"
   assert rules.judge(trials(right={"GRPO with R2": 7}))[name]["verdict"] == "reproduced"
   assert rules.judge(trials(right={"GRPO": 7}))[name]["verdict"] == "contradicted"
 
 
-def test_replay_that_narrows_nothing_decides_nothing_of_replay():
+def test_replay_that_does_not_narrow_the_ratios_decides_no_rule_about_replay():
   verdicts = rules.judge(trials(("GRPO",), narrows=False, right={"GRPO with R2": 7, "GSPO": 7}))
   assert {row["verdict"] for name, row in verdicts.items() if "with R2" in name} == {"mechanism not engaged"}
   assert verdicts["E6, ratios: R2 narrows GRPO's, N = 16, rate 0.002"]["verdict"] == "inconclusive"
   assert verdicts["E6, accuracy: GSPO above GRPO, N = 16, rate 0.002"]["verdict"] == "reproduced"
 
 
-def test_routes_that_do_not_move_decide_nothing():
+def test_routes_that_do_not_change_decide_nothing():
   verdicts = rules.judge(trials(("GRPO",), change=0.001, right={"GRPO with R2": 7}))
   assert {x["verdict"] for x in verdicts.values()} == {"mechanism not engaged"}
 
 
-def test_every_arm_can_be_trained_and_none_is_there_twice():
+def test_every_arm_can_be_trained_and_none_is_listed_twice():
   arms = [arm for rate in rules.RATES for _, arm in rules.arms(rate)]
   assert len(set(arms)) == len(arms) == 2 * (2 * len(rules.WAYS) + 2)
   for arm in arms:
     assert objectives.make(arm.objective, **dict(arm.settings)).needs <= {"old_logprobs"}
-    assert arm.recompute, "routes are those of the pass that makes π_old"
+    assert arm.recompute, "the routes are those of the pass that computes π_old"
 
 
 @pytest.mark.slow

@@ -1,7 +1,4 @@
-"""The analysis behind `experiments/claims/rare_tokens`.
-
-The bandit against a loop by hand, the rules, and the command.
-"""
+"""The study `experiments/claims/rare_tokens`: its bandits against a loop, its rules, a smoke run."""
 
 import jax
 import numpy as np
@@ -14,9 +11,9 @@ from experiments.results import from_json
 
 
 def by_hand(bandits, clip_high, learning_rate, updates):
-  """Returns the plain steps of PPO on one bandit, in NumPy.
+  """Runs plain gradient steps of PPO on one bandit in NumPy; returns p(rare) at each of them.
 
-  The gradient of a logit is Σ share·C·A·(1[a = v] − π_v).
+  The gradient of logit v is Σ_a share·C·A·(1[a = v] − π_v).
   """
   old = np.exp(bandits.old[0])
   logits, rare = bandits.old[0].copy(), []
@@ -31,9 +28,9 @@ def by_hand(bandits, clip_high, learning_rate, updates):
 
 
 @pytest.mark.parametrize(("method", "clip_high"), [("clip_higher", 0.28), ("unclipped", None)])
-def test_the_updates_are_those_by_hand(method, clip_high):
+def test_the_updates_match_a_loop_in_numpy(method, clip_high):
   bandits = beds.make_bandits(3, count=1, arms=6)
-  if clip_high is None:  # Then no clip at all, and the loop's own lower one must not bind either.
+  if clip_high is None:  # There is no clip then, so the loop's lower bound must not bind either.
     bandits = bandits._replace(advantages=np.abs(bandits.advantages))
   with jax.enable_x64(True):
     probabilities = beds.follow(bandits, method, optimizer="sgd", learning_rate=0.7, updates=10)
@@ -42,7 +39,7 @@ def test_the_updates_are_those_by_hand(method, clip_high):
   assert probabilities["rare"][0, 0] == pytest.approx(beds.RARE_PROBABILITY)
 
 
-def test_a_rollout_batch_is_what_it_says():
+def test_a_rollout_batch_has_the_documented_shares_and_advantages():
   for drawn, rare in (("once", 1 / 16), ("expected", 0.003)):
     bandits = beds.make_bandits(0, count=5, arms=8, drawn=drawn)
     np.testing.assert_allclose(bandits.share.sum(axis=1), 1)
@@ -52,7 +49,7 @@ def test_a_rollout_batch_is_what_it_says():
 
 
 def ends_with(**log_ratio):
-  """Results in which every condition of two seeds ends at these ratios."""
+  """Makes results in which every condition of two seeds ends at the given log-ratios."""
   every = {"ppo": 0.2, "clip_higher": 0.25, "cispo": 2.0, "sapo": 2.0, "dppo_tv": 2.0, "unclipped": 2.0} | log_ratio
   return {"ends": [
     condition._asdict() | {"method": method, "seed": seed, "log_ratio": [at, at + 0.001 * seed]}
@@ -60,7 +57,7 @@ def ends_with(**log_ratio):
   ]}  # fmt: skip
 
 
-def test_the_rules_tell_a_stall_from_a_rise():
+def test_the_rules_distinguish_a_stall_from_a_rise():
   verdicts = {name: rule["verdict"] for name, rule in rules.judge(ends_with()).items()}
   assert set(verdicts.values()) == {"reproduced"}
   verdicts = {name: rule["verdict"] for name, rule in rules.judge(ends_with(ppo=1.0, cispo=0.3)).items()}
@@ -72,7 +69,7 @@ def test_the_rules_tell_a_stall_from_a_rise():
 
 @pytest.mark.slow
 def test_the_command_runs(tmp_path, capsys, monkeypatch):
-  # Those that have a line or a rule.
+  # The methods that have a line or a rule.
   names = ("ppo", "clip_higher", *rules.RISERS, "unclipped", "gspo", "vespo")
   monkeypatch.setattr(beds, "METHODS", {name: beds.METHODS[name] for name in names})
   monkeypatch.setattr(command.figures, "_NAMES", {name: name for name in beds.METHODS})

@@ -1,4 +1,4 @@
-"""The staleness ladder: its rules on results made by hand, its arms, and a smoke run."""
+"""The staleness ladder: its rules on handmade results, its arms, and a smoke run."""
 
 import jax
 import numpy as np
@@ -11,9 +11,14 @@ from jaxrl_llm import objectives
 
 
 def trials(accuracies, *, kl_late=0.1, curve=(0.3, 0.6, 0.7), seeds=rules.SEEDS):
-  """Trials of 40 problems with 10 samples.
+  """Makes trials of 40 problems with 10 samples each.
 
-  `accuracies` of an objective at 1 and at more updates, 0.0 to 0.9; each seed a little apart.
+  Args:
+    accuracies: Accuracies of each objective with 1 update and with more, 0.0 to 0.9. The seeds
+      differ a little.
+    kl_late: Divergence late in a rollout batch, in nats a token.
+    curve: Held-out accuracies of every trial.
+    seeds: Seeds of the trials.
   """
   rng, rows = np.random.default_rng(0), []
   for name, (fresh, stale) in accuracies.items():
@@ -25,7 +30,7 @@ def trials(accuracies, *, kl_late=0.1, curve=(0.3, 0.6, 0.7), seeds=rules.SEEDS)
   return {"trials": rows}
 
 
-def test_verdicts_of_results_made_by_hand():
+def test_verdicts_of_handmade_results():
   verdicts = rules.judge(trials({"vespo": (0.8, 0.8), "grpo": (0.8, 0.3), "sapo": (0.8, 0.3), "gspo": (0.8, 0.3)}, seeds=range(5)))
   assert verdicts["E20, VESPO above all three at 64"]["verdict"] == "reproduced"
   assert verdicts["E20, VESPO above GRPO at 64"]["verdict"] == verdicts["E20, VESPO stands 64 updates"]["verdict"] == "reproduced"
@@ -37,10 +42,10 @@ def test_verdicts_of_results_made_by_hand():
   verdicts = rules.judge(trials({"vespo": (0.8, 0.3), "grpo": (0.8, 0.8), "gspo": (0.8, 0.3)}, curve=(0.3, 0.8, 0.1), seeds=range(8)))
   assert verdicts["E20, VESPO above GRPO at 64"]["verdict"] == verdicts["E20, VESPO stands 64 updates"]["verdict"] == "contradicted"
   assert verdicts["E20, GSPO collapses at 4"]["verdict"] == "reproduced"
-  assert "E20, VESPO above all three at 64" not in verdicts, "one of them was not run"
+  assert "E20, VESPO above all three at 64" not in verdicts, "SAPO was not run"
 
 
-def test_data_that_were_never_stale_decide_nothing():
+def test_data_that_is_never_stale_decides_nothing():
   verdicts = rules.judge(trials({"vespo": (0.8, 0.8), "grpo": (0.8, 0.3)}, kl_late=0.0))
   assert {x["verdict"] for x in verdicts.values() if x["verdict"] != "calibration"} == {"mechanism not engaged"}
 
@@ -48,10 +53,10 @@ def test_data_that_were_never_stale_decide_nothing():
 def test_the_noise_is_that_of_objectives_with_one_gradient():
   results = trials({"grpo": (0.5, 0.5), "gspo": (0.5, 0.5), "vespo": (0.2, 0.2)}, seeds=range(5))
   noise = rules.judge(results)["E20, A/A"]
-  assert noise["pairs"] == 5 and 0 < noise["rms"] <= noise["largest"] < 0.2, "VESPO's gradient is another one: token mean"
+  assert noise["pairs"] == 5 and 0 < noise["rms"] <= noise["largest"] < 0.2, "VESPO takes the token mean, so its gradient is different"
 
 
-def test_objectives_that_count_as_one_have_one_gradient_on_fresh_data():
+def test_objectives_of_the_a_a_comparison_have_the_same_gradient_on_fresh_data():
   rng = np.random.default_rng(0)
   old, mask = -rng.random((6, 5)).astype(np.float32), (np.arange(5) < np.array([5, 4, 3, 5, 2, 4])[:, None]).astype(np.float32)
   advantages = np.array([1, -1, 0.5, -0.5, 2, -2], np.float32)[:, None] * mask
@@ -66,7 +71,7 @@ def test_objectives_that_count_as_one_have_one_gradient_on_fresh_data():
       np.testing.assert_allclose(gradient(name), gradient(names[0]), atol=1e-6)
 
 
-def test_every_policy_objective_is_on_the_ladder_and_none_twice():
+def test_every_policy_objective_is_on_the_ladder_once():
   left_out = {"sft", "custom", "gspo_token"}
   assert set(rules.ARMS) == set(objectives.OBJECTIVES) - left_out
   assert len(rules.ARMS) == len(rules.MAIN) + len(rules.OTHERS)
@@ -80,7 +85,7 @@ def test_bands_of_the_sequence_ratio_are_scaled_by_one_factor():
 
 
 @pytest.mark.slow
-def test_smoke_run_writes_verdicts_and_figures_and_goes_on_where_it_was(tmp_path):
+def test_a_smoke_run_writes_verdicts_and_figures_that_can_be_drawn_again(tmp_path):
   argv = ["--smoke", f"--folder={tmp_path}"]
   run.main(argv)
   results = from_json((tmp_path / "results.json").read_text())
@@ -92,7 +97,7 @@ def test_smoke_run_writes_verdicts_and_figures_and_goes_on_where_it_was(tmp_path
   assert sorted(path.name for path in (tmp_path / "figures").iterdir()) == ["curves.pdf", "ladder.pdf", "ladder.png"]
 
 
-def test_refusals(tmp_path):
+def test_a_smoke_run_without_a_folder_and_a_plot_without_results_are_refused(tmp_path):
   with pytest.raises(SystemExit, match="give --folder=DIR"):
     run.main(["--smoke"])
   with pytest.raises(SystemExit, match="leave --plot_only out once"):
