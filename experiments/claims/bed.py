@@ -1,7 +1,6 @@
-"""The bed of the study.
+"""Test bed of the claims: running sums modulo 10, a small model and its compiled programs.
 
-It is running sums modulo 10, a transformer of 33 thousand weights that imitates an unreliable
-teacher, and rollout batches of it.
+The model is a transformer of 33 thousand weights. It imitates an unreliable teacher before RL.
 """
 
 import functools
@@ -34,7 +33,7 @@ from jaxrl_llm.models import Experts, Model, ModelConfig, lower_precision, make_
 from jaxrl_llm.sampler import make_filter, make_sampler
 from jaxrl_llm.types import Metrics, Objective, Params, PolicyOutputs, Rollouts, TrainBatch, TrainState
 
-WARM_CHECK = 50  # Steps of imitation between two looks at how good it is.
+WARM_CHECK = 50  # Imitation steps between two measurements of the accuracy.
 
 ADVANTAGES: dict[str, Callable] = {
   "group": group_advantages,
@@ -42,7 +41,7 @@ ADVANTAGES: dict[str, Callable] = {
   "leave_one_out": leave_one_out_advantages,
   "whitened": lambda rewards, group_size: whiten(leave_one_out_advantages(rewards, group_size), np.ones(len(rewards))),
 }
-"""By name: `(rewards, group size) -> advantages`."""
+"""Estimators `(rewards, group size) -> advantages`, by name."""
 
 
 class Sizes(NamedTuple):
@@ -50,22 +49,22 @@ class Sizes(NamedTuple):
 
   Attributes:
     d_model: Width of the two layers.
-    d_ff: Width of their feed-forward part, or of the experts that a token visits together.
-    num_experts: Number of experts of a layer of a mixture of experts.
-    top_k: Experts that a token visits.
-    warm_steps: Warm steps of imitation, at most.
-    warm_rows: Demonstrations of a step.
-    warm_rate: Learning rate of it.
+    d_ff: Width of their feed-forward part, or total width of the experts that a token visits.
+    num_experts: Number of experts per layer of a mixture of experts.
+    top_k: Number of experts that a token visits.
+    warm_steps: Largest number of imitation steps.
+    warm_rows: Demonstrations per imitation step.
+    warm_rate: Learning rate of the imitation.
     warm_accuracy: Fraction of the responses to training problems that must be right for the
       imitation to end.
-    num_prompts: Number of prompts of a mini-batch.
-    group_size: Responses to each prompt.
-    updates: Updates of the policy in all, however many there are for each rollout batch.
-    evaluations: Over a trial, evenly spread.
-    eval_prompts: Held-out problems of an evaluation.
-    end_prompts: End prompts of the last one.
-    digits: Fewest and most of a problem.
-    error_rate: Error rate of the teacher, for each sum.
+    num_prompts: Number of prompts per mini-batch.
+    group_size: Number of responses per prompt (G).
+    updates: Total number of policy updates, whatever their number per rollout batch.
+    evaluations: Number of evaluations after the start of a trial, evenly spaced.
+    eval_prompts: Number of held-out problems per evaluation.
+    end_prompts: Number of held-out problems of the last evaluation.
+    digits: Fewest and most digits of a problem.
+    error_rate: Probability that the teacher gets a sum wrong.
   """
 
   d_model: int = 48
@@ -90,27 +89,27 @@ SMOKE = Sizes(
   d_model=16, d_ff=16, warm_steps=2, warm_rows=8, warm_accuracy=0.0, num_prompts=2, group_size=4, updates=4, evaluations=2, eval_prompts=4,
   end_prompts=4,
 )  # fmt: skip
-"""Shows that everything runs, and measures nothing worth having."""
+"""Sizes that show that everything runs; the numbers they measure mean nothing."""
 
 
 class Arm(NamedTuple):
   """Arm of a study: what is trained, and how.
 
   Attributes:
-    objective: A key of `objectives.OBJECTIVES`.
-    settings: Settings of it, as pairs, so that an arm can be a key.
-    advantages: A key of `ADVANTAGES`.
-    per_rollout: Updates of one rollout batch; the batch has as many mini-batches.
+    objective: Key of `objectives.OBJECTIVES`.
+    settings: Settings of the objective, as pairs, so that an arm can be hashed.
+    advantages: Key of `ADVANTAGES`.
+    per_rollout: Updates per rollout batch, which has as many mini-batches.
     learning_rate: Learning rate of Adam.
-    dtype: Dtype that the sampler computes in; "float8" computes in float32 with weights that were
-      rounded to `FLOAT8`.
-    temperature: Temperature that the sampler draws at; the learner's is 1.
-    recompute: The old log-probabilities are the learner's own; otherwise those that the sampler
-      reports.
-    correction: A key of `CORRECTIONS`.
+    dtype: Dtype in which the sampler computes; "float8" computes in float32 with weights rounded to
+      `FLOAT8`.
+    temperature: Temperature at which the sampler draws; the learner's is 1.
+    recompute: Whether the old log-probabilities are the learner's own instead of those that the
+      sampler reports.
+    correction: Key of `CORRECTIONS`.
     model: One of `MODELS`.
-    replay: "none", or "R2": updates visit the experts that the learner's router chose at π_old.
-      With a mixture of experts and `recompute`.
+    replay: Routes that updates follow: "none" for those of the router, or "R2" for the experts that
+      the learner's router chose at π_old. "R2" needs a mixture of experts and `recompute`.
   """
 
   objective: str
@@ -127,9 +126,9 @@ class Arm(NamedTuple):
 
 
 MODELS = ("dense", "experts", "all experts")
-"""A mixture of experts, and its control in which a token visits all of the experts there are.
+"""Dense model, mixture of experts, and a control in which a token visits every expert.
 
-As many active weights, nothing to route.
+The control has as many active weights as the mixture, but nothing to route.
 """
 
 
@@ -145,7 +144,7 @@ def _corrections() -> dict[str, Callable[[Objective], Objective]]:
 
 
 CORRECTIONS = _corrections()
-"""What is done about the sampler's mismatch, by name."""
+"""Corrections for the mismatch of sampler and learner, by name."""
 
 
 class Bed(NamedTuple):
@@ -153,13 +152,15 @@ class Bed(NamedTuple):
 
   Attributes:
     sizes: Sizes of the model and of its training.
-    init: `(key) -> params`.
-    warm_step: `(state, batch) -> (state, metrics)`, supervised.
-    warm_state: `(params) -> state` for `warm_step`.
-    sampler: `(dtype, temperature) -> (params, prompts, key) -> Rollouts`.
-    new_state: `(params) -> state` for the steps of `step`.
-    step: `(objective, settings, correction) -> (state, batch, learning rate) -> (state, metrics)`.
-    score: `(params, batch) -> PolicyOutputs`, the learner's own.
+    init: Initializer `(key) -> params`.
+    warm_step: Supervised step `(state, batch) -> (state, metrics)`.
+    warm_state: Function `(params) -> state` that makes the state of `warm_step`.
+    sampler: Function `(dtype, temperature)` that makes a sampler `(params, prompts, key) ->
+      Rollouts`.
+    new_state: Function `(params) -> state` that makes the state of an RL step.
+    step: Function `(objective, settings, correction)` that makes an RL step `(state, batch, learning
+      rate) -> (state, metrics)`.
+    score: Function `(params, batch) -> PolicyOutputs` of the learner.
   """
 
   sizes: Sizes
@@ -173,9 +174,10 @@ class Bed(NamedTuple):
 
 
 def model_config(sizes: Sizes, model: str = "dense") -> ModelConfig:
-  """Returns one of `MODELS`.
+  """Returns the config of one of `MODELS`.
 
-  Two layers of attention with four heads, as many active weights in each.
+  All of them have two layers, attention with four heads, and the same number of active weights
+  but for the router.
   """
   config = preset("nano", vocab_size=VOCAB_SIZE)._replace(d_model=sizes.d_model, head_dim=sizes.d_model // 4, d_ff=sizes.d_ff)
   if model == "dense":
@@ -186,7 +188,7 @@ def model_config(sizes: Sizes, model: str = "dense") -> ModelConfig:
 
 @functools.cache
 def make_bed(sizes: Sizes, model: str = "dense") -> Bed:
-  """Builds one of `MODELS` once; a program compiles at first use."""
+  """Builds one of `MODELS` once; each program compiles at its first use."""
   config = model_config(sizes, model)
   model = make_model(config)
   outputs_fn = functools.partial(policy_outputs, model.logprobs, make_filter())
@@ -194,7 +196,7 @@ def make_bed(sizes: Sizes, model: str = "dense") -> Bed:
   warm, schedule = make_optimizer(**adam, max_grad_norm=1.0)
   warm_step = jax.jit(make_train_step(outputs_fn, objectives.make("sft"), warm, learning_rate=schedule), donate_argnums=0)
 
-  # The rate is an input of the program, and not a constant in it: a sweep compiles nothing.
+  # The learning rate is an input of the program and not a constant: a sweep compiles nothing.
   inner = optax.inject_hyperparams(optax.adam)(learning_rate=0.0, b1=0.9, b2=0.99)
   optimizer = optax.chain(optax.clip_by_global_norm(1.0), inner)
 
@@ -227,17 +229,15 @@ def make_bed(sizes: Sizes, model: str = "dense") -> Bed:
 
 
 FLOAT8 = jnp.float8_e5m2
-"""Two bits of mantissa: with e4m3's three so small a model hardly differs (k3 1e-4 nats a token).
+"""Float8 with two bits of mantissa.
 
-So it does as large ones do.
+With the three bits of e4m3, so small a model hardly differs from the learner (k3 of 1e-4 nats a
+token). With two it differs as large models do.
 """
 
 
 def rounded_to_float8(params: Params) -> Params:
-  """Returns the same matrices through float8, with one scale for each array.
-
-  An inference engine would quantise them in this way.
-  """
+  """Rounds the matrices to float8, with one scale per array, as an inference engine would."""
 
   def rounded(path, x: jax.Array) -> jax.Array:
     if path[-1].key in ("scale", "router"):
@@ -249,9 +249,10 @@ def rounded_to_float8(params: Params) -> Params:
 
 
 def lowered(config: ModelConfig, dtype: str) -> tuple[Model, Callable[[Params], Params]]:
-  """Returns the model of a sampler in a dtype of `Arm`.
+  """Builds a sampler's model in a dtype of `Arm`.
 
-  Also returns the function that makes its weights of the learner's.
+  Returns:
+    The model, and the function that converts the learner's weights to the sampler's.
   """
   if dtype == "float8":
     return make_model(config), rounded_to_float8
@@ -259,17 +260,20 @@ def lowered(config: ModelConfig, dtype: str) -> tuple[Model, Callable[[Params], 
 
 
 class StartFailed(RuntimeError):
-  """Imitation has not reached the accuracy at which RL begins.
+  """Failure of the imitation to reach the accuracy at which RL begins.
 
-  The seed has no policy to train, in any arm.
+  The seed then has no policy to train, in any arm.
   """
 
 
-@functools.lru_cache(maxsize=32)  # Of one study: every seed of every model.
+@functools.lru_cache(maxsize=32)  # All arms of a seed follow one another within a block.
 def warm_params(sizes: Sizes, seed: int, model: str = "dense") -> Params:
-  """Returns the weights that imitate the teacher, from scratch, up to `warm_accuracy`.
+  """Trains a model from scratch to imitate the teacher, up to `warm_accuracy`.
 
-  They are the same for all arms of a seed and a model.
+  The weights are the same for all arms of a seed and a model.
+
+  Raises:
+    StartFailed: If the model has not reached `warm_accuracy` after `warm_steps` steps.
   """
   bed, rng = make_bed(sizes, model), np.random.default_rng([seed, 0])
   state = bed.warm_state(bed.init(jax.random.key(seed)))
@@ -283,7 +287,7 @@ def warm_params(sizes: Sizes, seed: int, model: str = "dense") -> Params:
       if rollout.rewards.mean() >= sizes.warm_accuracy:
         return jax.device_get(state.params)
   if sizes.warm_accuracy > 0:
-    raise StartFailed(f"seed {seed}: found fewer than {sizes.warm_accuracy:.0%} right after {sizes.warm_steps} steps of imitation")
+    raise StartFailed(f"seed {seed}: found fewer than {sizes.warm_accuracy:.0%} of the responses right after {sizes.warm_steps} steps of imitation")
   return jax.device_get(state.params)
 
 
@@ -292,10 +296,10 @@ class Rollout(NamedTuple):
 
   Attributes:
     batch: Batch with advantages and old log-probabilities.
-    rewards: 1 where a response is right.
-    tokens_mean: Tokens mean of a response.
-    routes: The experts that the learner's router chose at π_old, [N, T, L, K]; None without
-      experts, or where nothing is recomputed.
+    rewards: Rewards, 1 for a right response and 0 for a wrong one, [N].
+    tokens_mean: Mean length of the responses, in tokens.
+    routes: Experts that the learner's router chose at π_old, [N, T, L, K]; None for a dense model
+      or if nothing is recomputed.
   """
 
   batch: TrainBatch
@@ -305,7 +309,7 @@ class Rollout(NamedTuple):
 
 
 def draw(bed: Bed, params: Params, chosen: np.ndarray, key: jax.Array, arm: Arm) -> Rollout:
-  """Samples a rollout batch."""
+  """Samples a rollout batch of an arm and grades it."""
   rollouts = jax.device_get(bed.sampler(arm.dtype, arm.temperature)(params, prompts_of(chosen), key))
   rewards = graded(chosen, rollouts.tokens, rollouts.mask, rollouts.stopped)
   batch = rectangle(np.repeat(prompts_of(chosen), bed.sizes.group_size, axis=0), rollouts.tokens, rollouts.mask)

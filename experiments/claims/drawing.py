@@ -1,4 +1,4 @@
-"""Panels that the figures of the bed's studies share."""
+"""Panels that the figures of the studies share."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -9,30 +9,30 @@ from jaxrl_llm.report.figures import BLACK, line_style
 
 
 def title(axes: Any, letter: str, text: str) -> None:
-  """Writes a panel's letter and what it shows."""
+  """Writes the letter and the title of a panel."""
   axes.set_title(rf"$\bf{{{letter}}}$  {text}")
 
 
 def percent(axes: Any, which: str = "y") -> None:
-  """Formats fractions as per cent on an axis."""
+  """Formats the fractions on an axis as per cent."""
   getattr(axes, f"{which}axis").set_major_formatter(lambda x, _: f"{100 * x:.3g} %")
 
 
 def curves(
   axes: Any, trials: Sequence[Mapping], column: str, labels: Mapping[str, str], *, updates: int, legend: bool, name: str = "curve"
 ) -> None:
-  """Draws a quantity against the updates, a line for each value of a column.
+  """Draws a quantity against the updates, with one line for each value of a column.
 
-  It shows the mean over the seeds, and each seed thin.
+  Thick lines are means over the seeds, thin ones the seeds.
 
   Args:
-    axes: Axes of matplotlib.
+    axes: Matplotlib axes.
     trials: Rows with that column and the quantity.
     column: Column that tells the lines apart.
-    labels: Labels of its values, in order.
+    labels: Label of each value of the column, in the order of drawing.
     updates: Updates of a trial.
-    legend: Whether to say which line is which.
-    name: Name of the quantity, a list of equally spaced values.
+    legend: Whether to draw a legend.
+    name: Name of the quantity, a list of evenly spaced values.
   """
   for index, (value, label) in enumerate(labels.items()):
     lines = np.array([[np.nan if x is None else x for x in row[name]] for row in trials if row[column] == value])
@@ -51,10 +51,10 @@ def curves(
 
 
 def differences(axes: Any, rows: Mapping[str, Mapping]) -> None:
-  """Returns the differences of accuracies with their 95 % intervals over the seeds.
+  """Draws differences of accuracies with their 95 % intervals over the seeds.
 
   Args:
-    axes: Axes of matplotlib.
+    axes: Matplotlib axes.
     rows: Verdicts with an `interval`, by label.
   """
   for place, row in enumerate(rows.values()):

@@ -1,4 +1,4 @@
-"""The page of all claims, made of the studies' `results.json` and of nothing else."""
+"""Page of all claims, made from the studies' `results.json` alone."""
 
 import importlib.util
 import json
@@ -18,7 +18,7 @@ HEAD = """\
 # Claims of the papers, tried
 
 Verdicts and numbers on this page are computed from the studies' `results.json` by
-`python -m experiments.claims --page`; claims, names of rules and remarks are ours.
+`python -m experiments.claims --page`. The wording of claims, rules and remarks is ours.
 
 ```sh
 python -m experiments.claims E20                          # run, judge, draw
@@ -26,22 +26,23 @@ python -m experiments.claims E20 --smoke --folder=/tmp/x  # show in a minute tha
 python -m experiments.claims --judge                      # judge all stored rows again
 ```
 
-| verdict | what it says |
+| verdict | meaning |
 | --- | --- |
 | reproduced | the 95 % interval lies on the claim's side of the bound |
-| contradicted | it lies on the other side |
-| inconclusive | it holds the bound: these few small runs could not tell |
+| contradicted | the interval lies on the other side |
+| inconclusive | the interval contains the bound: these few small runs could not tell |
 | mechanism not engaged | what the claim is about did not happen in the run, so nothing could have decided |
 | identity verified | algebra, checked in floating point: no experiment |
 
-All of it is about small models on small tasks, and says nothing about larger ones. The verdict is
-that of the claim's one confirmatory rule. It counts as reproduced or contradicted only if its
-p-value is below 0.05 after Holm over all confirmatory rules that have one ({family} of them). All
-other rules are exploratory, are corrected for nothing, and are counted below it. Intervals and
-p-values are Student's over paired seeds. "Would find" is the true distance from the bound that
-these seeds would have found with a probability of 80 %: an inconclusive verdict excludes nothing
-smaller. A trial has collapsed if its held-out accuracy stays below half of its own peak over the
-last quarter of training; jumps of the gradient are described where they occur and decide nothing.
+All studies train small models on small tasks, and say nothing about larger ones. The verdict of a
+claim is the verdict of its one confirmatory rule. It counts as reproduced or contradicted only if
+its p-value is below 0.05 after Holm's correction over all confirmatory rules that have a p-value
+({family} of them). All other rules are exploratory. They are not corrected, and are counted below
+the verdict. Intervals and p-values are Student's over paired seeds. "Would find" is the true
+distance from the bound that these seeds would have found with a probability of 80 %: an
+inconclusive verdict excludes nothing smaller. A trial has collapsed if its held-out accuracy stays
+below half of its own peak over the last quarter of training. Jumps of the gradient are described
+where they occur and decide nothing.
 
 {noise}
 
@@ -54,22 +55,22 @@ last quarter of training; jumps of the gradient are described where they occur a
 """
 
 TRUST = """\
-"Rules before the run" says whether the history shows it: `results.json` names the commit at which
-the run began, that commit holds the very rules, and it is older than the run. Results from before
-2026-11-25 name none. Their confirmatory rules were in part chosen anew on 2026-11-25, when the
-results were known (the studies' `rules.py` say which and why): on those seeds they describe, and
-only fresh seeds can confirm."""
+"Rules before the run" says whether the history shows that the rules are older than the run:
+`results.json` names the commit at which the run began, that commit contains exactly these rules,
+and it is older than the run. Results from before 2026-11-25 name no commit. Some of their
+confirmatory rules were changed on 2026-11-25, when the results were known (the studies' `rules.py`
+say which and why). On those seeds the rules describe; only fresh seeds can confirm."""
 
 
 def write() -> pathlib.Path:
-  """Writes the page; returns its path."""
+  """Writes the page and returns its path."""
   path = HERE / "README.md"
   path.write_text(text())
   return path
 
 
 def text() -> str:
-  """Returns the page."""
+  """Composes the page."""
   all_results = {name: results_of(claim) for name, claim in CLAIMS.items()}
   adjusted = holm(all_results)
   main = {name: main_verdict(claim, all_results[name]) for name, claim in CLAIMS.items()}
@@ -84,7 +85,7 @@ def text() -> str:
 
 
 def results_of(claim: Claim) -> dict:
-  """Returns what a claim's study wrote, {} if it has not run to its end."""
+  """Reads the results of a claim's study; {} if it has not finished."""
   path = folder_of(claim) / "results.json"
   return json.loads(path.read_text()) if path.exists() else {}
 
@@ -96,25 +97,25 @@ def main_verdict(claim: Claim, results: Mapping) -> Mapping:
 
 
 def holm(all_results: Mapping[str, Mapping]) -> dict[str, float]:
-  """Returns Holm's p-values of the confirmatory rules that a run could have decided, by claim."""
+  """Computes Holm's p-values of the confirmatory rules whose mechanism was engaged, by claim."""
   rows = {name: main_verdict(CLAIMS[name], results) for name, results in all_results.items()}
   return judging.holm({name: row["p"] for name, row in rows.items() if row.get("p") is not None and row["verdict"] != judging.NOT_ENGAGED})
 
 
 def noise(results: Mapping) -> str:
-  """Returns the differences between arms that are the same."""
+  """Describes the differences between arms that have the same gradient."""
   verdict = results.get("verdicts", {}).get("E20, A/A")
   if not verdict:
     return "An A/A comparison has not run yet."
   return (
     f"**A/A.** Objectives with one gradient on fresh data end up to {100 * verdict['largest']:.1f} points of accuracy apart in one\n"
-    f"seed of E20, {100 * verdict['rms']:.1f} in the root mean square of {verdict['pairs']} pairs: rounding alone does that, and pairing\n"
+    f"seed of E20; the root mean square over {verdict['pairs']} pairs is {100 * verdict['rms']:.1f}. Rounding alone causes this, and pairing\n"
     "seeds does not remove it."
   )
 
 
 def row(claim: Claim, results: Mapping, adjusted: float | None = None) -> str:
-  """Returns a line of the table; `adjusted` is the p-value after Holm."""
+  """Formats a claim as a line of the table; `adjusted` is the p-value after Holm."""
   rules = rules_of(claim, results)
   study = os.path.relpath(folder_of(claim), HERE)
   link = f"[{claim.name}]({study})" if folder_of(claim).exists() else claim.name
@@ -136,18 +137,18 @@ def row(claim: Claim, results: Mapping, adjusted: float | None = None) -> str:
 
 
 def headline(verdict: str, adjusted: float | None) -> str:
-  """Returns the verdict of a confirmatory rule as one of a family.
+  """Returns the verdict of a confirmatory rule as a member of its family.
 
-  What is not significant after Holm is inconclusive.
+  A verdict that is not significant after Holm is inconclusive.
   """
   decided = verdict in (judging.REPRODUCED, judging.CONTRADICTED)
   return judging.INCONCLUSIVE if decided and adjusted is not None and adjusted >= judging.ALPHA else verdict
 
 
 def rules_of(claim: Claim, results: Mapping) -> dict[str, dict]:
-  """Returns the verdicts of a claim's rules: "E2" and "E2, name", and not "E20".
+  """Returns the verdicts of a claim's rules: "E2" and "E2, name", but not "E20".
 
-  What is no verdict, such as a calibration, is left out.
+  Calibrations are left out, since they are no verdicts.
   """
   mine = {name: verdict for name, verdict in results.get("verdicts", {}).items() if name.split(",")[0] == claim.name}
   return {name: verdict for name, verdict in mine.items() if verdict["verdict"] != judging.CALIBRATION}
@@ -157,7 +158,7 @@ def main_rule(claim: Claim, rules: Mapping[str, Mapping]) -> str:
   """Returns the name of the rule that decides.
 
   Raises:
-    KeyError: the study has no such rule.
+    KeyError: If the study has no such rule.
   """
   if claim.main_rule not in rules:
     raise KeyError(f"{claim.name}: main_rule: found {claim.main_rule!r}, expected one of {', '.join(rules)}")
@@ -165,7 +166,7 @@ def main_rule(claim: Claim, rules: Mapping[str, Mapping]) -> str:
 
 
 def trusted(claim: Claim, results: Mapping) -> str:
-  """Returns whether the history shows that a claim's rules are older than its run."""
+  """Formats the commit and time at which a claim's run began, and whether its rules have changed since."""
   recorded = results.get("provenance")
   if not recorded:
     return "not recorded"
@@ -178,16 +179,16 @@ BEGIN, END = "<!-- verdicts: written by `python -m experiments.claims --judge` -
 
 
 def table(verdicts: Mapping[str, Mapping]) -> str:
-  """Returns all verdicts of a study, as a table between `BEGIN` and `END`."""
+  """Formats all verdicts of a study as a table between `BEGIN` and `END`."""
   rows = "".join(f"| {escaped(name)} | {row['verdict']} | {escaped(described(row))} |\n" for name, row in verdicts.items())
   return f"{BEGIN}\n| rule | verdict | measured |\n| --- | --- | --- |\n{rows}{END}"
 
 
 def with_table(text: str, verdicts: Mapping[str, Mapping]) -> str:
-  """Returns a study's page with its table of verdicts made anew.
+  """Replaces the table of verdicts in a study's page.
 
   Raises:
-    ValueError: the page has no place for it.
+    ValueError: If the page does not have exactly one table to replace.
   """
   if text.count(BEGIN) != 1 or text.count(END) != 1:
     raise ValueError(f"found no table of verdicts, expected one between {BEGIN!r} and {END!r}")
@@ -195,7 +196,7 @@ def with_table(text: str, verdicts: Mapping[str, Mapping]) -> str:
 
 
 def took(results: Mapping) -> str:
-  """Returns how long a study ran."""
+  """Formats how long a study ran."""
   for name, words in (("processor_seconds", "of a core"), ("wall_seconds", "on 2 shared cores")):
     if name in results:
       return f"{results[name]:.0f} s {words}"

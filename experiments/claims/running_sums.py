@@ -1,13 +1,13 @@
-"""Running sums modulo 10: problems, what an unreliable teacher writes, and who is right.
+"""Running sums modulo 10: problems, the workings of an unreliable teacher, and the grader.
 
-A prompt is some digits, by default 4 to 8, filled up to the most with dots, and "="; the response
-is the running sums modulo 10 and the end token:
+A prompt consists of 4 to 8 digits (by default), dots up to the largest number of digits, and "=".
+The response consists of the running sums modulo 10 and the end token:
 
     3 7 5 9 . . . . =        0 5 4 $        (3 + 7 = 10, 0 + 5 = 5, 5 + 9 = 14)
 
-A response is right if it ends and its last digit is the sum of all. The teacher gets each sum wrong
-with probability `ERROR_RATE`, and carries on from it. The length of a response follows from its
-prompt. All prompts have one length, so a batch is a plain rectangle.
+A response is right if it ends and its last digit is the sum of all digits. The teacher gets each
+sum wrong with probability `ERROR_RATE`, and continues from the wrong one. The length of his
+response follows from the prompt. All prompts have one length, so a batch is a plain rectangle.
 """
 
 from collections.abc import Sequence
@@ -22,9 +22,9 @@ ERROR_RATE = 0.2
 
 
 def response_tokens(most_digits: int) -> int:
-  """Returns the budget of a response.
+  """Returns the budget of a response, in tokens.
 
-  The teacher's longest has as many tokens as the problem has digits, and there are two more.
+  It exceeds the teacher's longest response, which has one token per digit, by two tokens.
   """
   return most_digits + 2
 
@@ -33,7 +33,7 @@ PROMPT_TOKENS, RESPONSE_TOKENS = MOST_DIGITS + 1, response_tokens(MOST_DIGITS)
 
 
 def split_of(digits: Sequence[int]) -> str:
-  """Returns which split owns a problem: "test" or "train", decided by its digits alone.
+  """Assigns a problem to "test" or "train" by its digits alone.
 
   Example:
     >>> split_of([3, 7, 5, 7])
@@ -45,7 +45,7 @@ def split_of(digits: Sequence[int]) -> str:
 def problems(
   split: str, count: int, rng: np.random.Generator, *, digits: tuple[int, int] = (FEWEST_DIGITS, MOST_DIGITS)
 ) -> np.ndarray:
-  """Draws problems of a split by `split_of`.
+  """Draws problems of a split; `split_of` decides which belong to it.
 
   Args:
     split: "train" or "test".
@@ -54,7 +54,7 @@ def problems(
     digits: Fewest and most digits of a problem.
 
   Returns:
-    Digits with dots behind them, [count, most].
+    Digits followed by dots, [count, most].
   """
   fewest, most = digits
   kept = np.empty((0, most), np.int32)
@@ -67,12 +67,12 @@ def problems(
 
 
 def prompts_of(problems: np.ndarray) -> np.ndarray:
-  """Returns the prompts of problems, [n, most + 1]."""
+  """Appends "=" to problems, which makes them prompts, [n, most + 1]."""
   return np.pad(problems, ((0, 0), (0, 1)), constant_values=EQUALS)
 
 
 def workings(problems: np.ndarray, *, error_rate: float, rng: np.random.Generator) -> np.ndarray:
-  """Returns what a teacher writes, [n, most + 2], padded.
+  """Writes the responses of the teacher, [n, most + 2], padded.
 
   Example:
     >>> dots = [DOT] * 4
@@ -93,7 +93,7 @@ def workings(problems: np.ndarray, *, error_rate: float, rng: np.random.Generato
 
 
 def graded(problems: np.ndarray, tokens: np.ndarray, mask: np.ndarray, stopped: np.ndarray) -> np.ndarray:
-  """Returns 1 where a response is right, [N].
+  """Grades responses: 1 for each right one and 0 for the others, [N].
 
   A right response has ended, and the token before its end is the sum of all digits modulo 10.
   """
@@ -104,9 +104,9 @@ def graded(problems: np.ndarray, tokens: np.ndarray, mask: np.ndarray, stopped: 
 
 
 def rectangle(prompts: np.ndarray, responses: np.ndarray, mask: np.ndarray) -> TrainBatch:
-  """Returns a batch of one sequence a row.
+  """Builds a batch with one sequence per row.
 
-  It has zeros for old log-probabilities and ones for advantages.
+  Its old log-probabilities are 0. Its advantages are 1 on the response.
   """
   tokens = np.concatenate([prompts, responses], axis=1)
   before = ((0, 0), (prompts.shape[1], 0))

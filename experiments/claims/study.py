@@ -1,10 +1,7 @@
-"""A study of the bed.
+"""Studies of the bed: arms with paired seeds, trained one after another, then judged and drawn.
 
-It runs arms of paired seeds one after the other, a line for each trial, verdicts and figures at the
-end.
-
-A study that is stopped goes on where it was when the same command is given again: `trials.jsonl`
-holds the trials that are done, and is taken up into `results.json` once all are.
+The same command resumes a study that was stopped. `trials.jsonl` has one line per finished trial,
+and is removed once all trials are in `results.json`.
 """
 
 import json
@@ -23,24 +20,24 @@ from experiments.claims import study_command, trial
 from experiments.results import rounded, to_json
 
 EVERY = 16
-"""Updates between two points of a curve that is kept."""
+"""Updates between two stored points of a curve."""
 
 STARTED = "started.json"
-"""What is recorded at the start of a study, until `results.json` has it."""
+"""File of the record made at the start of a study; removed once `results.json` contains it."""
 
 
 class Study(NamedTuple):
-  """Study: what it measures, and what it makes of it.
+  """Plan of a study: what it trains, and how it judges and draws the results.
 
   Attributes:
     package: Import path, for the command line.
-    about: A line of help.
-    arms: What is trained, by the columns that name it, as ({"objective": "grpo", "updates": 4},
-      Arm). In the order in which they run: each block with all seeds before the next block begins.
+    about: Line of help.
+    arms: Blocks of arms, each arm with the columns that name it, as in ({"objective": "grpo",
+      "updates": 4}, Arm). A block runs with all seeds before the next block begins.
     seeds: Seeds of the trials.
-    rules: The module whose `judge(results)` gives the verdicts.
-    draw: `(results, folder, formats)`.
-    tables: `(sizes, trials)` to further entries of `results.json`.
+    rules: Module whose `judge(results)` returns the verdicts.
+    draw: Function `(results, folder, formats)` that draws the figures.
+    tables: Function `(sizes, trials)` that returns further entries of `results.json`.
   """
 
   package: str
@@ -53,7 +50,7 @@ class Study(NamedTuple):
 
 
 def main(study: Study, argv: Sequence[str] | None, here: pathlib.Path) -> None:
-  """Runs the command line of the study; see `study_command.run`."""
+  """Runs the command line of a study; see `study_command.run`."""
 
   def measure_in(folder: pathlib.Path, smoke: bool) -> None:
     sizes, seeds = (beds.SMOKE, study.seeds[:2]) if smoke else (beds.Sizes(), study.seeds)
@@ -63,41 +60,40 @@ def main(study: Study, argv: Sequence[str] | None, here: pathlib.Path) -> None:
 
 
 def measure(study: Study, sizes: beds.Sizes, seeds: Sequence[int], folder: pathlib.Path) -> None:
-  """Runs the trials that are not done yet.
+  """Runs the trials that are not done yet, and judges and writes the results after every block.
 
-  After every block it judges the results and writes `results.json`.
-
-  A seed whose imitation fails has no trials, and is missing from the "seeds" of `results.json`.
+  A seed whose imitation fails has no trials and is missing from the "seeds" of `results.json`.
   """
   path = folder / "trials.jsonl"
   done, recorded = read_trials(path), provenance.begin(folder / STARTED, study.rules)
   planned, failed = [], []
   for block in study.arms:
-    here = [(names | {"seed": seed}, arm) for seed in seeds for names, arm in block]
-    known = [{name: row[name] for name in here[0][0]} for row in done]
+    trials = [(names | {"seed": seed}, arm) for seed in seeds for names, arm in block]
+    known = [{name: row[name] for name in trials[0][0]} for row in done]
     with path.open("a") as file:
-      for names, arm in here:
+      for names, arm in trials:
         if names in known or names["seed"] in failed:
           continue
         try:
           done.append(run(sizes, names, arm))
-        # Told before any arm of the seed is trained, so that no result has a say in it.
+        # Raised before any arm of the seed is trained, so that no result influences the choice.
         except beds.StartFailed as reason:
           print(f"{reason}; it is left out", flush=True)
           failed.append(names["seed"])
           continue
         print(json.dumps(done[-1]), file=file, flush=True)
-    planned += [names for names, _ in here]
-    mine = [row for row in done if {name: row[name] for name in planned[0]} in planned]
-    write(study, sizes, [seed for seed in seeds if seed not in failed], mine, planned, folder, recorded)
+    planned += [names for names, _ in trials]
+    rows = [row for row in done if {name: row[name] for name in planned[0]} in planned]
+    write(study, sizes, [seed for seed in seeds if seed not in failed], rows, planned, folder, recorded)
   path.unlink()
   (folder / STARTED).unlink()
 
 
 def read_trials(path: pathlib.Path) -> list[dict]:
-  """Returns the trials that are done.
+  """Reads the trials that are done.
 
-  A last line that a kill has cut in half is taken off the file, and its trial is run again.
+  If the process was killed while it wrote the last line, that line is removed from the file, so
+  that its trial runs again.
   """
   text = path.read_text() if path.exists() else ""
   whole = text[: text.rfind("\n") + 1]
@@ -107,7 +103,7 @@ def read_trials(path: pathlib.Path) -> list[dict]:
 
 
 def run(sizes: beds.Sizes, names: Mapping[str, Any], arm: beds.Arm) -> dict:
-  """Runs one trial, and returns it as a row."""
+  """Runs one trial and returns it as a row."""
   started, wall = time.process_time(), time.perf_counter()
   arm = arm._replace(per_rollout=min(arm.per_rollout, sizes.updates))
   row = names | summary(trial.train(sizes, names["seed"], arm), per_rollout=arm.per_rollout)
@@ -118,7 +114,7 @@ def write(
   study: Study, sizes: beds.Sizes, seeds: Sequence[int], done: Sequence[Mapping], order: Sequence[Mapping], folder: pathlib.Path,
   recorded: Mapping,
 ) -> None:
-  """Writes `results.json`, its trials in the order of the plan."""
+  """Judges the trials and writes `results.json`, with its trials in the order of the plan."""
   rows = sorted(done, key=lambda row: order.index({name: row[name] for name in order[0]}))
   results = {"sizes": sizes._asdict(), "seeds": list(seeds), "jax": jax.__version__}
   results |= {name: sum(row[name] for row in rows) for name in ("processor_seconds", "wall_seconds")}
@@ -128,9 +124,9 @@ def write(
 
 
 def summary(history: Mapping, *, per_rollout: int) -> dict:
-  """Returns the part of a trial that is kept.
+  """Returns the part of a trial that `results.json` stores.
 
-  It has the same columns for all, and those of `trial.staleness` for a mixture of experts.
+  All trials have the same columns; a mixture of experts also has those of `trial.staleness`.
   """
   thinned = lambda name: history[name][::EVERY] + history[name][-1:] if name in history else None
   mean = lambda name: float(np.mean([x for x in history[name] if x is not None])) if name in history else None
@@ -138,7 +134,7 @@ def summary(history: Mapping, *, per_rollout: int) -> dict:
   sign = trial.first_sign(history["rewards"], history, per_rollout=per_rollout)
 
   def late(name: str) -> float | None:
-    """Returns the mean over the last quarter of the updates of each rollout batch."""
+    """Averages a metric over the last quarter of the updates of each rollout batch."""
     if name not in history:
       return None
     last = np.array(history[name], float).reshape(-1, per_rollout)[:, -max(1, per_rollout // 4) :]

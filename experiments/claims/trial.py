@@ -1,5 +1,4 @@
-"""A trial: RL of the bed's model by one arm, and the first sign of trouble in it.
-"""
+"""Trials: RL of the bed's model by one arm, and the first sign of trouble in it."""
 
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
@@ -15,9 +14,9 @@ from jaxrl_llm.types import Params, TrainBatch
 
 
 def held_out(bed: Bed, params: Params, count: int) -> list[int]:
-  """Returns how many of its G samples are right, for each of some test problems.
+  """Counts the right responses among the G samples of each of `count` test problems.
 
-  They are drawn in float32 at temperature 1, always for the same problems and keys.
+  Samples are drawn in float32 at temperature 1, always with the same problems and keys.
   """
   chosen = problems("test", count, np.random.default_rng(0), digits=bed.sizes.digits)
   rollout = draw(bed, params, chosen, jax.random.key(count), Arm("reinforce"))
@@ -32,7 +31,7 @@ METRICS = {
   "gate": "gate/mean",
   "gap": "rollout_corr/k3_kl",
 }
-"""What is kept of each update: its name here and in the metrics.
+"""Metrics that a trial keeps of each update: their names here and in the learner's metrics.
 
 An objective without a clip has no clipped fraction.
 """
@@ -43,21 +42,23 @@ def train(sizes: Sizes, seed: int, arm: Arm, *, samples: int = 0) -> dict:
 
   Args:
     sizes: Sizes of the bed.
-    seed: Seed of warm start and problems.
-    arm: What is trained.
-    samples: Samples of the responses: another number draws others to the same problems.
+    seed: Seed of the warm start and the problems.
+    arm: Arm to train.
+    samples: Number that selects the responses: another number draws other responses to the same
+      problems.
 
   Returns:
-    `right`: of each held-out problem how many of G samples are right at the end, and `samples`, G;
-    `curve`: held-out accuracy from the start on, evenly spaced; `rewards` and `lengths` of each
-    rollout batch, and for a mixture of experts the numbers of `staleness` before its last update;
-    and each update's `METRICS`, None for one that is not finite.
+    `right`, the number of right responses to each held-out problem at the end, and `samples`, how
+    many responses each has (G); `curve`, the held-out accuracy from the start on, evenly spaced;
+    `rewards` and `lengths` of each rollout batch, and for a mixture of experts the numbers of
+    `staleness` before the batch's last update; and the `METRICS` of each update, None where they
+    are not finite.
   """
   bed, params = make_bed(sizes, arm.model), warm_params(sizes, seed, arm.model)
   state, step = bed.new_state(params), bed.step(arm.objective, arm.settings, arm.correction)
   rng, size = np.random.default_rng([seed, 1]), sizes.num_prompts * sizes.group_size
   key = jax.random.fold_in(jax.random.key(seed), samples) if samples else jax.random.key(seed)
-  # The same for all arms of a seed, in the same order.
+  # All arms of a seed see the same problems in the same order.
   train = problems("train", sizes.updates * sizes.num_prompts, rng, digits=sizes.digits)
   batches, metrics, curve = [], [], [_accuracy(held_out(bed, params, sizes.eval_prompts), sizes)]
   for update in range(sizes.updates):
@@ -80,16 +81,16 @@ def train(sizes: Sizes, seed: int, arm: Arm, *, samples: int = 0) -> dict:
 
 
 def staleness(bed: Bed, params: Params, batch: TrainBatch, routes: np.ndarray) -> dict[str, float]:
-  """Returns how far the policy is from π_old on a mini-batch of a mixture of experts.
+  """Measures how far the policy is from π_old on a mini-batch of a mixture of experts.
 
   Args:
-    bed: The model.
+    bed: Model and its programs.
     params: Weights of the policy.
-    batch: Batch with the routes that an update would replay.
+    batch: Mini-batch with the routes that an update would replay.
     routes: Routes that π_old chose.
 
   Returns:
-    `log_r`, the standard deviation of a token's log-ratio as the objective sees it, in nats;
+    `log_r`, the standard deviation of the tokens' log-ratios as the objective sees them, in nats;
     `max_r`, the largest ratio; `change`, the fraction of the activated experts that the router no
     longer chooses.
   """
@@ -112,8 +113,8 @@ class Sign(NamedTuple):
   """The first sign of trouble in a trial.
 
   Attributes:
-    update: Update at which it shows, from 1.
-    kind: "not finite" | "entropy" | "reward" | "gradient".
+    update: Update at which it appears, from 1.
+    kind: Name of the sign: "not finite", "entropy", "reward" or "gradient".
   """
 
   update: int
@@ -121,24 +122,25 @@ class Sign(NamedTuple):
 
 
 def first_sign(rewards: Sequence[float], columns: Mapping[str, Sequence[float | None]], *, per_rollout: int) -> Sign | None:
-  """Returns the first of these signs that a trial shows, a description and no endpoint.
+  """Returns the first sign of trouble in a trial.
 
-  Of those at one update the first in this list:
+  If several signs appear at one update, the first in this list counts:
 
   - a gradient norm or an entropy that is not finite;
-  - entropy below 5 % of that of the first update;
-  - the moving average of the reward (over about 30 updates) stays below half of its largest value
-    for 30 updates; the first of them counts;
-  - a gradient norm above 10 times the running median, from the 30th update on.
-
-  Whether a trial has collapsed is told by its held-out accuracy alone, see `judging.collapsed`: of
-  739 trials the 356 with a jump of the gradient end as high as those without any sign (79 and 75
-  %), and entropy goes to 0 where a task is solved.
+  - an entropy below 5 % of that at the first update;
+  - a moving average of the reward (over about 30 updates) that stays below half of its largest
+    value for 30 updates; the first of these updates counts;
+  - a gradient norm above 10 times the running median, from the 31st update on.
 
   Args:
     rewards: Mean reward of each rollout batch.
-    columns: `grad_norm` and `entropy` of each update.
-    per_rollout: Updates of a rollout batch.
+    columns: Columns `grad_norm` and `entropy`, with one value per update.
+    per_rollout: Updates per rollout batch.
+
+  Note:
+    A sign describes a trial and is no endpoint. Held-out accuracy alone decides whether a trial has
+    collapsed (`judging.collapsed`). Of 739 trials, the 356 with a jump of the gradient end as high
+    as those without any sign (79 and 75 %), and entropy goes to 0 if a task is solved.
   """
   norms, entropy = columns["grad_norm"], columns["entropy"]
   signs = [Sign(i + 1, "not finite") for i, pair in enumerate(zip(norms, entropy, strict=True)) if None in pair][:1]
