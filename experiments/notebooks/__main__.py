@@ -1,9 +1,8 @@
 """Executes the notebooks and rewrites their `.ipynb` with the outputs.
 
   python -m experiments.notebooks                 # all of them, on the checked-in logs
-  python -m experiments.notebooks 03 --live       # trains, minutes for each run, and writes to
-  runs/notebooks python -m experiments.notebooks --html pages    # also writes pages/NAME.html, with
-  pictures and formulas in them
+  python -m experiments.notebooks 03 --live       # trains for minutes, writes to runs/notebooks
+  python -m experiments.notebooks --html pages    # also writes pages/NAME.html, self-contained
 """
 
 import argparse
