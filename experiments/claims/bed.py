@@ -158,8 +158,8 @@ class Bed(NamedTuple):
     sampler: Function `(dtype, temperature)` that makes a sampler `(params, prompts, key) ->
       Rollouts`.
     new_state: Function `(params) -> state` that makes the state of an RL step.
-    step: Function `(objective, settings, correction)` that makes an RL step `(state, batch, learning
-      rate) -> (state, metrics)`.
+    step: Function `(objective, settings, correction)` that makes an RL step `(state, batch,
+      learning rate) -> (state, metrics)`.
     score: Function `(params, batch) -> PolicyOutputs` of the learner.
   """
 
@@ -287,7 +287,9 @@ def warm_params(sizes: Sizes, seed: int, model: str = "dense") -> Params:
       if rollout.rewards.mean() >= sizes.warm_accuracy:
         return jax.device_get(state.params)
   if sizes.warm_accuracy > 0:
-    raise StartFailed(f"seed {seed}: found fewer than {sizes.warm_accuracy:.0%} of the responses right after {sizes.warm_steps} steps of imitation")
+    raise StartFailed(
+      f"seed {seed}: found fewer than {sizes.warm_accuracy:.0%} of the responses right after {sizes.warm_steps} steps of imitation"
+    )
   return jax.device_get(state.params)
 
 

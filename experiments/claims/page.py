@@ -34,9 +34,9 @@ python -m experiments.claims --judge                      # judge all stored row
 | mechanism not engaged | what the claim is about did not happen in the run, so nothing could have decided |
 | identity verified | algebra, checked in floating point: no experiment |
 
-All studies train small models on small tasks, and say nothing about larger ones. The verdict of a
-claim is the verdict of its one confirmatory rule. It counts as reproduced or contradicted only if
-its p-value is below 0.05 after Holm's correction over all confirmatory rules that have a p-value
+All results are about small models on small tasks, and say nothing about larger ones. The verdict
+of a claim is the verdict of its one confirmatory rule. It counts as reproduced or contradicted only
+if its p-value is below 0.05 after Holm's correction over all confirmatory rules that have a p-value
 ({family} of them). All other rules are exploratory. They are not corrected, and are counted below
 the verdict. Intervals and p-values are Student's over paired seeds. "Would find" is the true
 distance from the bound that these seeds would have found with a probability of 80 %: an
@@ -109,8 +109,8 @@ def noise(results: Mapping) -> str:
     return "An A/A comparison has not run yet."
   return (
     f"**A/A.** Objectives with one gradient on fresh data end up to {100 * verdict['largest']:.1f} points of accuracy apart in one\n"
-    f"seed of E20; the root mean square over {verdict['pairs']} pairs is {100 * verdict['rms']:.1f}. Rounding alone causes this, and pairing\n"
-    "seeds does not remove it."
+    f"seed of E20; the root mean square over {verdict['pairs']} pairs is {100 * verdict['rms']:.1f}. Rounding alone causes this, and\n"
+    "pairing seeds does not remove it."
   )
 
 
@@ -166,7 +166,7 @@ def main_rule(claim: Claim, rules: Mapping[str, Mapping]) -> str:
 
 
 def trusted(claim: Claim, results: Mapping) -> str:
-  """Formats the commit and time at which a claim's run began, and whether its rules have changed since."""
+  """Formats when a claim's run began, at which commit, and whether its rules have changed since."""
   recorded = results.get("provenance")
   if not recorded:
     return "not recorded"

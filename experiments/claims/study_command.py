@@ -43,7 +43,9 @@ def run(
   args = parser.parse_args(argv)
   path = args.folder / "results.json"
   if args.smoke and args.folder == here:
-    raise SystemExit("error: --smoke: found the folder of the measured results, expected another --folder=DIR; they would be overwritten")
+    raise SystemExit(
+      "error: --smoke: found the folder of the measured results, expected another --folder=DIR, so that they are not overwritten"
+    )
   if not args.plot_only:
     args.folder.mkdir(parents=True, exist_ok=True)
     if fresh and args.fresh:

@@ -1,4 +1,4 @@
-"""Trials: RL of the bed's model by one arm, and the first sign of trouble in it."""
+"""Trials: RL of the bed's model by one arm, and the first sign of instability in it."""
 
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
@@ -110,7 +110,7 @@ def _finite(x: float) -> float | None:
 
 
 class Sign(NamedTuple):
-  """The first sign of trouble in a trial.
+  """The first sign of instability in a trial.
 
   Attributes:
     update: Update at which it appears, from 1.
@@ -122,7 +122,7 @@ class Sign(NamedTuple):
 
 
 def first_sign(rewards: Sequence[float], columns: Mapping[str, Sequence[float | None]], *, per_rollout: int) -> Sign | None:
-  """Returns the first sign of trouble in a trial.
+  """Returns the first sign of instability in a trial.
 
   If several signs appear at one update, the first in this list counts:
 

@@ -1,5 +1,5 @@
 """Five lectures as notebooks.
 
-Jupytext pairs of a script (`.py`, the source) and a notebook with its outputs (`.ipynb`, for
+Each is a jupytext pair: a script (`.py`, the source) and a notebook with its outputs (`.ipynb`, for
 reading).
 """

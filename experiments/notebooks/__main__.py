@@ -20,9 +20,9 @@ def main(argv: Sequence[str] | None = None) -> int:
   parser = argparse.ArgumentParser(
     prog="python -m experiments.notebooks", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
   )
-  parser.add_argument("names", nargs="*", metavar="NAME", help="a notebook or its first characters, such as 03; all without one")
-  parser.add_argument("--live", action="store_true", help="train where a notebook would read checked-in logs; writes to runs/notebooks")
-  parser.add_argument("--html", type=pathlib.Path, metavar="FOLDER", help="also write a page of each notebook there")
+  parser.add_argument("names", nargs="*", metavar="NAME", help="notebook or its first characters, such as 03; default: all")
+  parser.add_argument("--live", action="store_true", help="train instead of reading checked-in logs; writes to runs/notebooks")
+  parser.add_argument("--html", type=pathlib.Path, metavar="FOLDER", help="folder in which each notebook is also written as a page")
   args = parser.parse_args(argv)
   try:
     names = chosen(args.names)
@@ -48,9 +48,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _shown(path: pathlib.Path) -> str:
-  """Returns a path as one would type it, and the size of its file."""
-  near = path.resolve().is_relative_to(ROOT)
-  return f"{path.resolve().relative_to(ROOT) if near else path} ({path.stat().st_size / 1e3:.0f} kB)"
+  """Formats a path relative to the repository, with the size of its file."""
+  is_inside = path.resolve().is_relative_to(ROOT)
+  return f"{path.resolve().relative_to(ROOT) if is_inside else path} ({path.stat().st_size / 1e3:.0f} kB)"
 
 
 if __name__ == "__main__":

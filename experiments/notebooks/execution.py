@@ -1,4 +1,4 @@
-"""Execution of the notebooks in a fresh kernel of this Python, to files without volatile parts."""
+"""Execution of the notebooks in a fresh kernel, into files without volatile parts."""
 
 import json
 import os
@@ -11,7 +11,7 @@ from typing import Any
 from experiments.notebooks.sources import HERE, ROOT
 
 CELL_SECONDS = 600
-"""Limit of one cell; the live trainings of a notebook have none."""
+"""Time limit of one cell in s; live training has no limit."""
 
 _METADATA = {
   "jupytext": {"formats": "ipynb,py:percent"},
@@ -21,10 +21,10 @@ _METADATA = {
 
 
 def require_tools() -> None:
-  """Refuses where the notebooks' packages are missing.
+  """Checks that the packages of the notebooks are installed.
 
   Raises:
-    ImportError: with the command that installs them.
+    ImportError: If one is missing. The message names the command that installs them.
   """
   try:
     import ipykernel  # noqa: F401
@@ -36,14 +36,14 @@ def require_tools() -> None:
 
 
 def read_source(name: str) -> Any:
-  """Returns the script of a notebook, as a notebook without outputs."""
-  import jupytext  # Lazy: of the extra `notebooks`.
+  """Reads the script of a notebook as a notebook without outputs."""
+  import jupytext  # Imported late, since it belongs to the extra `notebooks`.
 
   return jupytext.read(HERE / f"{name}.py", fmt="py:percent")
 
 
 def read_saved(name: str) -> Any:
-  """Returns the checked-in notebook with its outputs."""
+  """Reads the checked-in notebook with its outputs."""
   import nbformat
 
   return nbformat.read(HERE / f"{name}.ipynb", as_version=4)
@@ -54,14 +54,14 @@ def execute(name: str, *, live: bool = False) -> Any:
 
   Args:
     name: Name of the notebook.
-    live: Whether notebooks train in the place of reading the checked-in logs
+    live: Whether notebooks train instead of reading the checked-in logs
       (`JAXRL_LLM_NOTEBOOKS=live`).
 
   Returns:
-    The notebook with its outputs and nothing that depends on when or where it ran.
+    The notebook with its outputs, without anything that depends on the time or the machine.
 
   Raises:
-    nbclient.exceptions.CellExecutionError: a cell raised.
+    nbclient.exceptions.CellExecutionError: If a cell raises.
   """
   from jupyter_client.kernelspec import KernelSpec
   from jupyter_client.manager import AsyncKernelManager
@@ -69,27 +69,28 @@ def execute(name: str, *, live: bool = False) -> Any:
 
   notebook = read_source(name)
   manager = AsyncKernelManager(kernel_name="python3")
-  # This interpreter and no other: whatever kernels are installed on the machine, or none.
+  # The kernel is this interpreter, whether or not kernels are installed on the machine.
   command = [sys.executable, "-m", "ipykernel_launcher", "-f", "{connection_file}"]
   manager._kernel_spec = KernelSpec(argv=command, display_name="Python 3", language="python")
   client = NotebookClient(notebook, km=manager, timeout=None if live else CELL_SECONDS, record_timing=False)
   with tempfile.TemporaryDirectory(prefix="nb") as folder:
     manager.connection_file = str(pathlib.Path(folder, "k.json"))
     if os.name == "posix":
-      # Sockets in that folder, which no other user can open; the name of a socket must be short.
+      # Sockets in this folder are closed to other users. The path of a socket must be short.
       manager.transport = "ipc"
     client.execute(cleanup_kc=True, cwd=str(ROOT), env=_environment(live))
   return _stripped(notebook)
 
 
 def _environment(live: bool) -> dict[str, str]:
+  """Builds the environment variables of the kernel."""
   env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])}
   env["JAXRL_LLM_NOTEBOOKS"] = "live" if live else ""
   if not live:
-    env["JAX_PLATFORMS"] = "cpu"  # Small arrays, and the same pictures everywhere.
-    # The programs run for milliseconds: what counts is how long they compile.
+    env["JAX_PLATFORMS"] = "cpu"  # The arrays are small, and the pictures are the same everywhere.
+    # The programs run for milliseconds, so the compile time dominates.
     flags = ["xla_backend_optimization_level=0", "xla_cpu_parallel_codegen_split_count=1"]
-    # Gone from later compilers, which stop at a flag they do not know.
+    # Later compilers have removed this flag and reject unknown ones.
     if metadata.version("jaxlib").startswith("0.10."):
       flags.append("xla_cpu_use_fusion_emitters=false")
     env["XLA_FLAGS"] = " ".join(f"--{flag}" for flag in flags)
@@ -97,7 +98,7 @@ def _environment(live: bool) -> dict[str, str]:
 
 
 def _stripped(notebook: Any) -> Any:
-  """Removes what changes from run to run: ids, times, versions of the kernel."""
+  """Removes what changes from run to run: ids, times and versions of the kernel."""
   notebook.metadata = json.loads(json.dumps(_METADATA))
   notebook.nbformat, notebook.nbformat_minor = 4, 5
   for number, cell in enumerate(notebook.cells):
@@ -109,7 +110,7 @@ def _stripped(notebook: Any) -> Any:
 
 
 def write(name: str, notebook: Any, folder: pathlib.Path) -> pathlib.Path:
-  """Writes FOLDER/NAME.ipynb; the folder is made if missing."""
+  """Writes FOLDER/NAME.ipynb and creates the folder if necessary."""
   import nbformat
 
   folder.mkdir(parents=True, exist_ok=True)
@@ -119,13 +120,13 @@ def write(name: str, notebook: Any, folder: pathlib.Path) -> pathlib.Path:
 
 
 def cell_errors() -> tuple[type[Exception], ...]:
-  """Returns what `execute` raises where a cell fails, takes too long, or ends its kernel."""
+  """Returns the errors of `execute` if a cell fails, times out or ends its kernel."""
   from nbclient.exceptions import CellControlSignal, DeadKernelError
 
   return CellControlSignal, DeadKernelError
 
 
 def first_error(error: Exception) -> str:
-  """Returns a line that says which error ended a cell, without its traceback."""
+  """Formats the error that ended a cell as one line without a traceback."""
   name, value = getattr(error, "ename", ""), getattr(error, "evalue", "")
   return f"{name}: {value}" if name else str(error).strip().splitlines()[0]

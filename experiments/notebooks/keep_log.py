@@ -1,10 +1,10 @@
-"""Keeps what the lectures read of a run.
+"""Reduces the log of a run to what the lectures read.
 
-`python -m experiments.notebooks.keep_log WORKDIR [NAME] [--texts]`.
+  python -m experiments.notebooks.keep_log WORKDIR [NAME] [--texts]
 
-Of `metrics.jsonl` the metrics of `METRICS` in four digits and one row in 50 of the warm start, with
-`--texts` those of some steps of `samples.jsonl`, and `config.json` and `summary.json` without what
-says where the run was made.
+Keeps the metrics of `METRICS` from `metrics.jsonl` with four digits, and one row in 50 of the warm
+start. `--texts` also keeps some responses of some steps from `samples.jsonl`. `config.json` and
+`summary.json` lose the entries that tell where the run was made.
 """
 
 import argparse
@@ -26,44 +26,46 @@ METRICS = (
   "train/skipped_steps", "timing_s/rollout", "timing_s/reward", "timing_s/old_logprobs", "timing_s/ref_logprobs", "timing_s/update",
   "timing_s/step", "perf/throughput", "actor/nll_loss",
 )  # fmt: skip
-"""Metrics of a step that a lecture draws or names; those of evaluations are kept as well."""
+"""Metrics of a step that a lecture draws or names. All metrics of evaluations are kept as well."""
 
 SAMPLED_STEPS = 5
-SAMPLES = 6  # Of a step.
-_CLOSE = ("eval/", "ratio/", "sapo/")  # Close to 1, or to be equal to the summary: six digits.
+SAMPLES = 6  # Number of responses per step.
+# Metrics kept with six digits, since they are close to 1 or must equal the summary.
+_PRECISE = ("eval/", "ratio/", "sapo/")
 _TEXTS = ("step", "phase", "prompt", "response", "answer", "level", "reward", "correct", "advantage", "num_tokens", "stopped")
 _PRIVATE = ("command", "data", "started", "finished", "workdir")
 
 
 def kept_metrics(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-  """Returns the rows with the metrics that are read.
+  """Reduces rows to the metrics that the lectures read.
 
   Example:
     >>> kept_metrics([{"step": 1, "phase": "rl", "actor/loss": 0.123456789, "ratio/ess": 1.0}])
     [{'step': 1, 'phase': 'rl', 'actor/loss': 0.1235}]
   """
   rows = [row for row in rows if row["phase"] != "warm_start" or row["step"] % 50 == 0 or row["step"] == 1]
-  wanted = lambda name: name in METRICS or name.startswith("eval/") or name in ("step", "phase", "nonfinite")
-  return [{name: _short(value, 6 if name.startswith(_CLOSE) else 4) for name, value in row.items() if wanted(name)} for row in rows]
+  is_kept = lambda name: name in METRICS or name.startswith("eval/") or name in ("step", "phase", "nonfinite")
+  return [{name: _rounded(value, 6 if name.startswith(_PRECISE) else 4) for name, value in row.items() if is_kept(name)} for row in rows]
 
 
-def _short(value: Any, digits: int = 4) -> Any:
+def _rounded(value: Any, digits: int = 4) -> Any:
+  """Rounds a float to significant digits."""
   return float(f"{value:.{digits}g}") if isinstance(value, float) else value
 
 
 def kept_samples(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-  """Returns the texts of some responses of some steps, from the first to the last."""
+  """Selects responses of steps that are evenly spaced from the first to the last."""
   steps = sorted({row["step"] for row in rows if row["phase"] == "rl"})
   chosen = {steps[round(i * (len(steps) - 1) / (SAMPLED_STEPS - 1))] for i in range(SAMPLED_STEPS)} if steps else set()
   samples_kept = []
   for step in sorted(chosen):
-    mine = [row for row in rows if row["step"] == step and row["phase"] == "rl"][:SAMPLES]
-    samples_kept += [{name: _short(row[name]) for name in _TEXTS if name in row} for row in mine]
+    chosen_rows = [row for row in rows if row["step"] == step and row["phase"] == "rl"][:SAMPLES]
+    samples_kept += [{name: _rounded(row[name]) for name in _TEXTS if name in row} for row in chosen_rows]
   return samples_kept
 
 
 def keep(workdir: pathlib.Path, folder: pathlib.Path, *, texts: bool) -> int:
-  """Writes the log of a run, with some of its responses or without; returns its size in bytes."""
+  """Writes the reduced log of a run, optionally with responses. Returns its size in bytes."""
   folder.mkdir(parents=True, exist_ok=True)
   for name, rows in (("metrics", kept_metrics), *([("samples", kept_samples)] if texts else [])):
     lines = (json.dumps(row, separators=(",", ":")) + "\n" for row in rows(read_rows(workdir / f"{name}.jsonl")))
@@ -77,9 +79,11 @@ def keep(workdir: pathlib.Path, folder: pathlib.Path, *, texts: bool) -> int:
 
 def main(argv: Sequence[str] | None = None) -> int:
   """Runs the command line and returns the exit status."""
-  parser = argparse.ArgumentParser(prog="python -m experiments.notebooks.keep_log", description="Keeps what the lectures read of a run.")
+  parser = argparse.ArgumentParser(
+    prog="python -m experiments.notebooks.keep_log", description="Reduces the log of a run to what the lectures read."
+  )
   parser.add_argument("workdir", type=pathlib.Path, metavar="WORKDIR", help="folder of a finished run")
-  parser.add_argument("name", nargs="?", metavar="NAME", help="of the log; the folder's own without one")
+  parser.add_argument("name", nargs="?", metavar="NAME", help="name of the log; default: the name of WORKDIR")
   parser.add_argument("--texts", action="store_true", help="also keep some responses")
   args = parser.parse_args(argv)
   name = args.workdir.resolve().name if args.name is None else args.name

@@ -1,6 +1,6 @@
 """Pictures of objectives for lectures 1 and 5.
 
-They are tables from their docstrings, curves and maps of the coefficient C by autodiff.
+Tables come from the objectives' docstrings, curves and maps of the coefficient C from autodiff.
 """
 
 import inspect
@@ -27,9 +27,9 @@ FAMILIES = {
   "capped weight": ("cispo", "minpro"),
   "trust region": ("dppo_tv", "dppo_kl", "cppo"),
 }
-"""Every objective, by the kind of its gate.
+"""All objectives, by the kind of their gate.
 
-`custom` is the sequence's ratio through SAPO's gate here.
+Here `custom` is the sequence ratio with SAPO's gate.
 """
 
 _COLORS = (BLUE, ORANGE, GREEN, PINK, YELLOW, SKY)
@@ -38,33 +38,31 @@ _RATIO = np.union1d(np.linspace(0.02, 3.0, 150), 1.0)
 
 
 def slots_table(names: Sequence[str]) -> Table:
-  """Returns what each objective puts into the three slots, and its paper.
-
-  From the docstrings of its file and its function.
-  """
+  """Tabulates each objective's three slots and its paper, read from its docstrings."""
   rows = []
   for name in names:
     function = objectives.OBJECTIVES[name]
-    said = inspect.getdoc(sys.modules[function.__module__]).splitlines()[0]
+    summary = inspect.getdoc(sys.modules[function.__module__]).splitlines()[0]
     ids = re.findall(r"arXiv:(\d{4}\.\d{5})", inspect.getdoc(function))
     links = ", ".join(f"[{number}](https://arxiv.org/abs/{number})" for number in ids)
-    rows.append([f"`{name}`", *_three(said.partition(": ")[2].rstrip(".") or said.rstrip(".")), links])
+    rows.append([f"`{name}`", *_slots(summary.partition(": ")[2].rstrip(".") or summary.rstrip(".")), links])
   return Table(["objective", "log-ratio", "gate", "weights", "arXiv"], rows)
 
 
-def _three(said: str) -> list[str]:
-  parts = [part.removeprefix("Any ").removeprefix("any ") for part in said.split(" x ")]
+def _slots(summary: str) -> list[str]:
+  """Splits "ratio x gate x weights" into its three parts."""
+  parts = [part.removeprefix("Any ").removeprefix("any ") for part in summary.split(" x ")]
   if len(parts) == 3:
-    return [f"any {part}" if said.startswith("Any") else part for part in parts]
-  return ["none", "none", "token mean"]  # Of `sft`: no gate, no advantage.
+    return [f"any {part}" if summary.startswith("Any") else part for part in parts]
+  return ["none", "none", "token mean"]  # `sft` has neither a gate nor an advantage.
 
 
 def weighings(lengths: Sequence[int], max_tokens: int) -> Picture:
-  """Returns the weight of one token, under each way to weigh, against the length of its response.
+  """Draws the weight of one token under each weighting, against the length of its response.
 
   Args:
     lengths: Lengths of the responses of a batch, in tokens.
-    max_tokens: Budget of a response.
+    max_tokens: Budget of a response, in tokens.
   """
   names = {"token mean": "dapo", "sequence mean": "grpo", "sequence sum": "reinforce", "constant": "dr_grpo"}
   mask = (np.arange(max(lengths)) < np.array(lengths)[:, None]).astype(np.float32)
@@ -72,11 +70,12 @@ def weighings(lengths: Sequence[int], max_tokens: int) -> Picture:
   for label, name in names.items():
     made = objectives.make(name, **({"max_tokens": max_tokens} if label == "constant" else {}))
     by_name[label] = np.asarray(made.weigh(jnp.asarray(mask), None))
-  says = "Weight of a token, and of a whole response, against the length of the response, for four ways to weigh tokens."
-  return picture(_weighings, by_name, lengths, height=2.2, says=says)
+  alt = "Weight of a token and of a whole response against the length of the response, for four weightings."
+  return picture(_weighings, by_name, lengths, height=2.2, alt=alt)
 
 
 def _weighings(figure: Any, by_name: Mapping[str, np.ndarray], lengths: Sequence[int]) -> None:
+  """Draws one panel for tokens and one for responses."""
   for axes, label, title, read in zip(
     figure.subplots(1, 2), "ab", ("weight of one token", "weight of the whole response"), (lambda w: w[:, 0], lambda w: w.sum(axis=1)),
     strict=True,
@@ -90,32 +89,33 @@ def _weighings(figure: Any, by_name: Mapping[str, np.ndarray], lengths: Sequence
 
 
 def ratio_noise(lengths: Sequence[int], spread: float, *, count: int = 2000, seed: int = 0) -> Picture:
-  """Returns how far importance ratios of token, product and sequence stray.
+  """Draws the spread of the ratios of tokens, of their product and of the sequence.
 
-  For independent normal log-ratios with E[r] = 1.
+  The log-ratios of tokens are independent and normal, with E[r] = 1.
 
   Args:
     lengths: Lengths of responses, in tokens.
     spread: Standard deviation of a token's log-ratio, in nats.
-    count: Responses of each length.
+    count: Number of responses of each length.
     seed: Seed of the noise.
   """
   rng, ratios = np.random.default_rng(seed), {}
   for tokens in lengths:
     z = spread * rng.standard_normal((count, tokens)) - spread**2 / 2
     ratios[tokens] = {"token": z.ravel()[:count], "product": z.sum(axis=1), "sequence": z.mean(axis=1)}
-  says = "Distributions of the token's ratio, of their product and of the sequence's ratio, and their spread against length."
-  return picture(_ratio_noise, ratios, height=2.4, says=says)
+  alt = "Distributions of the token ratio, the product of ratios and the sequence ratio, and their spread against length."
+  return picture(_ratio_noise, ratios, height=2.4, alt=alt)
 
 
 def _ratio_noise(figure: Any, ratios: Mapping[int, Mapping[str, np.ndarray]]) -> None:
+  """Draws histograms at the largest length, and spreads against length."""
   histogram, lines = figure.subplots(1, 2)
   labels = {"token": r"$r_t$ of a token", "product": r"$\rho=r_1\cdots r_T$", "sequence": r"$s=\rho^{1/T}$"}
   longest = max(ratios)
   bins = np.linspace(-1.0, 1.0, 81)
   for (name, label), color in zip(labels.items(), (ORANGE, GREY, BLUE), strict=True):
     histogram.hist(ratios[longest][name], bins=bins, density=True, color=color, alpha=0.55, label=label)
-    lines.plot(list(ratios), [np.std(one[name]) for one in ratios.values()], marker="o", color=color, label=label)
+    lines.plot(list(ratios), [np.std(by_kind[name]) for by_kind in ratios.values()], marker="o", color=color, label=label)
   histogram.set_yscale("log")
   histogram.set_ylim(0.05, 100)
   histogram.set_xlabel("log of the ratio (nats)")
@@ -131,11 +131,11 @@ def _ratio_noise(figure: Any, ratios: Mapping[int, Mapping[str, np.ndarray]]) ->
 
 
 def curves(chosen: Mapping[str, Sequence[str | tuple[str, Objective]]], *, lowest: float = -0.08, highest: float = 2.5) -> Picture:
-  """Returns C against the ratio for A > 0 (above) and A < 0 (below), a column a group.
+  """Draws C against the ratio for A > 0 (above) and A < 0 (below), one column per group.
 
   Args:
-    chosen: Chosen by the title of a column, names of objectives, or pairs of a label and an
-      objective of one's own.
+    chosen: Groups by the title of their column. A member is the name of an objective, or a pair of
+      a label and an objective.
     lowest: Lower end of the axis of C.
     highest: Upper end of the axis of C.
   """
@@ -143,18 +143,19 @@ def curves(chosen: Mapping[str, Sequence[str | tuple[str, Objective]]], *, lowes
   for title, group in chosen.items():
     made = [(one, policy_term(one)) if isinstance(one, str) else one for one in group]
     coefficients[title] = {label: {sign: curve(objective, _RATIO, sign) for sign in (1, -1)} for label, objective in made}
-  says = "Coefficient C of A times the score against the ratio, by sign of the advantage: " + "; ".join(
+  alt = "Coefficient C of A times the score against the ratio, by sign of the advantage: " + "; ".join(
     f"{title}: {', '.join(group)}" for title, group in coefficients.items()
   )
-  return picture(_curves, coefficients, (lowest, highest), height=4.1, says=says)
+  return picture(_curves, coefficients, (lowest, highest), height=4.1, alt=alt)
 
 
 def _curves(figure: Any, coefficients: Mapping[str, Mapping], limits: tuple[float, float]) -> None:
+  """Draws one column per group and one row per sign of the advantage."""
   panels = figure.subplots(2, len(coefficients), sharex=True, sharey=True, squeeze=False)
   for column, (title, group) in zip(panels.T, coefficients.items(), strict=True):
     for number, (label, by_sign) in enumerate(group.items()):
       for axes, sign in zip(column, (1, -1), strict=True):
-        # Of curves that coincide the earlier ones are the thicker ones, and so can still be seen.
+        # Earlier curves are thicker, so that curves that coincide stay visible.
         width = 1.2 + 1.1 * (len(group) - 1 - number)
         axes.plot(_RATIO, by_sign[sign], color=_COLORS[number], linewidth=width, label=label)
     for axes, sign in zip(column, (">", "<"), strict=True):
@@ -169,13 +170,14 @@ def _curves(figure: Any, coefficients: Mapping[str, Mapping], limits: tuple[floa
 
 
 def batch_log_ratios(*, rows: int = 16, tokens: int = 40, spread: float = 0.12, outlier: float = 2.5, seed: int = 0) -> np.ndarray:
-  """Returns the made-up log-ratios of a batch, [rows, tokens].
+  """Makes synthetic log-ratios of a batch, [rows, tokens].
 
-  Heavy-tailed noise, a drift of each response, and one outlier in the first row.
+  They consist of heavy-tailed noise and a drift of each response. The first row is calm except for
+  one outlier.
 
   Args:
-    rows: Responses.
-    tokens: Tokens of each.
+    rows: Number of responses.
+    tokens: Number of tokens per response.
     spread: Spread of the noise, in nats.
     outlier: Ratio of one token of the first row.
     seed: Seed of the noise.
@@ -188,7 +190,7 @@ def batch_log_ratios(*, rows: int = 16, tokens: int = 40, spread: float = 0.12, 
 
 
 def heat_maps(chosen: Mapping[str, Objective], log_ratio: np.ndarray, advantages: np.ndarray) -> Picture:
-  """Returns C of every token of a batch, a map an objective; black is a gradient of 0.
+  """Draws C of every token of a batch, one map per objective. Black is a gradient of 0.
 
   Args:
     chosen: Objectives by title.
@@ -196,11 +198,12 @@ def heat_maps(chosen: Mapping[str, Objective], log_ratio: np.ndarray, advantages
     advantages: Advantages of the responses, [rows].
   """
   maps = {title: np.abs(coefficients(objective, log_ratio, advantages)) for title, objective in chosen.items()}
-  says = "Coefficient C of every token of a batch under " + ", ".join(chosen) + "; black where it is zero."
-  return picture(_heat_maps, maps, advantages, height=2.5, says=says)
+  alt = "Coefficient C of every token of a batch under " + ", ".join(chosen) + "; black where it is zero."
+  return picture(_heat_maps, maps, advantages, height=2.5, alt=alt)
 
 
 def _heat_maps(figure: Any, maps: Mapping[str, np.ndarray], advantages: np.ndarray) -> None:
+  """Draws one panel per objective."""
   panels = figure.subplots(1, len(maps), sharey=True)
   positive = int(np.sum(advantages > 0))
   for axes, (title, weights), name in zip(panels, maps.items(), "abcdef", strict=False):
@@ -216,17 +219,18 @@ def _heat_maps(figure: Any, maps: Mapping[str, np.ndarray], advantages: np.ndarr
 
 
 def zero_mass(chosen: Sequence[str], *, sequences: int = 64) -> Picture:
-  """Returns the fraction of tokens without gradient against the spread of log r.
+  """Draws the fraction of tokens without a gradient against the spread of log r.
 
   Args:
     chosen: Names of objectives.
-    sequences: Sequences of 64 tokens each.
+    sequences: Number of sequences, with 64 tokens each.
   """
   fractions = studies.zero_mass(chosen, sequences)
-  return picture(_zero_mass, fractions, height=2.4, width=5.2, says="Tokens without gradient against the spread of their log-ratios.")
+  return picture(_zero_mass, fractions, height=2.4, width=5.2, alt="Tokens without gradient against the spread of their log-ratios.")
 
 
 def _zero_mass(figure: Any, fractions: Mapping[str, Sequence[float]]) -> None:
+  """Draws one curve per objective."""
   axes = figure.subplots()
   for number, (name, values) in enumerate(fractions.items()):
     dash = _DASHES[number // len(_COLORS)]
@@ -238,19 +242,18 @@ def _zero_mass(figure: Any, fractions: Mapping[str, Sequence[float]]) -> None:
 
 
 def smooth_limit(*, sequences: int = 600) -> Picture:
-  """Returns SAPO's mean gate against the gate of the sequence's mean log-ratio.
-
-  And the bound on their difference.
+  """Draws SAPO's mean gate against the gate of the mean log-ratio, and the bound on the difference.
 
   Args:
-    sequences: Made-up ones, of 4 to 256 tokens.
+    sequences: Number of synthetic sequences, of 4 to 256 tokens.
   """
   limit = studies.smooth_limit(studies.made_up_sequences(sequences))
-  says = "Difference between SAPO's mean gate and the gate of the sequence, against the variance of log r: below the bound everywhere."
-  return picture(_smooth_limit, limit, height=2.5, says=says)
+  alt = "SAPO's mean gate and the gate of the sequence: their difference stays below the bound at any variance of log r."
+  return picture(_smooth_limit, limit, height=2.5, alt=alt)
 
 
 def _smooth_limit(figure: Any, limit: Mapping[str, np.ndarray]) -> None:
+  """Draws the two gates against each other, and their difference against the variance."""
   gates, bound = figure.subplots(1, 2)
   calm = limit["variance"] < 0.02
   for chosen, color, label in ((~calm, ORANGE, "variance above 0.02"), (calm, BLUE, "variance below 0.02")):

@@ -1,7 +1,7 @@
 """A plain page of an executed notebook: its texts, code and outputs in one HTML file.
 
-Formulas stay LaTeX, and MathJax draws them
-where the reader has a network."""
+Formulas stay LaTeX. MathJax draws them if the reader has a network.
+"""
 
 import base64
 import html
@@ -27,8 +27,8 @@ def write(name: str, notebook: Any, folder: pathlib.Path) -> pathlib.Path:
 
   Args:
     name: Name of the notebook.
-    notebook: Executed.
-    folder: Made if missing.
+    notebook: Executed notebook.
+    folder: Folder of the page, created if necessary.
   """
   body = "\n".join(_markdown(cell.source) if cell.cell_type == "markdown" else _code(cell) for cell in notebook.cells)
   math = f"<script>MathJax = {{tex: {{inlineMath: [['$', '$']]}}}};</script><script async src='{_MATHJAX}'></script>"
@@ -40,10 +40,12 @@ def write(name: str, notebook: Any, folder: pathlib.Path) -> pathlib.Path:
 
 
 def _code(cell: Any) -> str:
+  """Converts a code cell and its outputs to HTML."""
   return "\n".join([f"<pre>{html.escape(cell.source)}</pre>", *map(_output, cell.outputs)])
 
 
 def _output(output: Any) -> str:
+  """Converts one output of a cell to HTML."""
   if output.output_type == "stream":
     return f"<pre class='output'>{html.escape(output.text)}</pre>"
   data: Mapping[str, str] = output.get("data", {})
@@ -56,9 +58,9 @@ def _output(output: Any) -> str:
 
 
 def _markdown(text: str) -> str:
-  """Returns the headings, paragraphs, lists, tables, code and emphasis.
+  """Converts Markdown to HTML, as far as the notebooks use it.
 
-  What the notebooks use, and no more.
+  It knows headings, paragraphs, lists, tables, code, emphasis and links.
   """
   parts = []
   for block in _BLOCKS.split(text):
@@ -72,6 +74,7 @@ def _markdown(text: str) -> str:
 
 
 def _paragraph(text: str) -> str:
+  """Converts a heading, a list, a table or a paragraph to HTML."""
   lines = text.split("\n")
   if heading := re.match(r"(#+) (.*)", text):
     level = len(heading[1])
@@ -86,7 +89,8 @@ def _paragraph(text: str) -> str:
 
 
 def _table(lines: list[str]) -> str:
-  # A bar inside a formula or after a backslash is none of the table's.
+  """Converts the lines of a table to HTML."""
+  # A bar after a backslash does not separate cells.
   cells = [[cell.strip() for cell in re.split(r"(?<!\\)\|", line.strip().strip("|"))] for line in lines]
   rows = [cells[0], *cells[2:]] if len(cells) > 1 else cells
   tags = ["th"] + ["td"] * (len(rows) - 1)
@@ -96,12 +100,13 @@ def _table(lines: list[str]) -> str:
 
 
 def _inline(text: str) -> str:
-  """Returns the emphasis, code and links; formulas stay as they are."""
+  """Converts emphasis, code and links to HTML. Formulas stay as they are."""
   parts = re.split(r"(\$[^$]+\$|`[^`]+`)", text)
   return "".join(_span(part) for part in parts)
 
 
 def _span(text: str) -> str:
+  """Converts a formula, a piece of code or the text between them to HTML."""
   if text.startswith("$") and text.endswith("$") and len(text) > 1:
     return html.escape(text)
   if text.startswith("`") and text.endswith("`") and len(text) > 1:

@@ -1,7 +1,4 @@
-"""Output of the notebooks' cells.
-
-It consists of pictures and tables that any viewer of notebooks displays.
-"""
+"""Outputs of the notebooks' cells: pictures and tables that any viewer of notebooks displays."""
 
 import io
 import pathlib
@@ -11,25 +8,25 @@ from typing import Any, NamedTuple
 from experiments.ablations.plots import new_figure
 
 DPI = 110
-"""Of the pictures in the notebooks: sharp enough to read, small enough to keep in a repository."""
+"""Resolution of the pictures: sharp enough to read, small enough to keep in a repository."""
 
 
 class Picture(NamedTuple):
   """An image.
 
   Attributes:
-    png: The file.
-    says: What it shows, for who cannot see it.
+    png: Content of the PNG file.
+    alt: Description for readers who cannot see the image.
   """
 
   png: bytes
-  says: str
+  alt: str
 
   def _repr_png_(self) -> bytes:
     return self.png
 
   def __repr__(self) -> str:
-    return self.says
+    return self.alt
 
 
 class Table(NamedTuple):
@@ -48,28 +45,28 @@ class Table(NamedTuple):
     return "\n".join("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in lines)
 
 
-def picture(draw: Callable[..., None], *args: Any, height: float, says: str, width: float = 7.0, **settings: Any) -> Picture:
-  """Returns a figure as a picture.
+def picture(draw: Callable[..., None], *args: Any, height: float, alt: str, width: float = 7.0, **settings: Any) -> Picture:
+  """Draws a figure and returns it as a picture.
 
   Args:
-    draw: `(figure, *args, **settings)`, draws on an empty figure.
-    *args: Args of `draw`.
+    draw: Function `(figure, *args, **settings)` that draws on an empty figure.
+    *args: Positional arguments of `draw`.
     height: Height in inches.
-    says: What the picture shows.
+    alt: Description of the picture.
     width: Width in inches.
-    **settings: Settings of `draw`.
+    **settings: Keyword arguments of `draw`.
   """
   with new_figure(height=height, width=width) as figure:
     draw(figure, *args, **settings)
     file = io.BytesIO()
     figure.savefig(file, format="png", dpi=DPI)
-  return Picture(_small(file.getvalue()), says)
+  return Picture(_small(file.getvalue()), alt)
 
 
 def _small(png: bytes) -> bytes:
-  """Returns the same picture in at most 256 colours.
+  """Reduces a picture to at most 256 colours.
 
-  A third of the bytes, and no date or version in it.
+  The result has a third of the bytes and contains no date or version.
   """
   from PIL import Image  # Comes with matplotlib.
 
@@ -79,6 +76,6 @@ def _small(png: bytes) -> bytes:
   return file.getvalue()
 
 
-def from_file(path: pathlib.Path, says: str) -> Picture:
-  """Returns a picture that has been drawn already."""
-  return Picture(_small(path.read_bytes()), says)
+def from_file(path: pathlib.Path, alt: str) -> Picture:
+  """Reads a picture from a file."""
+  return Picture(_small(path.read_bytes()), alt)

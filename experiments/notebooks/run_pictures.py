@@ -1,7 +1,6 @@
 """Pictures of runs for lectures 2 and 3.
 
-They are curves from `metrics.jsonl`, where the time went, samples, alarms, and several runs
-compared.
+They show curves from `metrics.jsonl`, the time by phase, samples, alarms and comparisons of runs.
 """
 
 import json
@@ -25,13 +24,13 @@ from jaxrl_llm.workdir.metrics import read_rows
 
 
 class Panel(NamedTuple):
-  """A curve of a run.
+  """A panel with one curve per run.
 
   Attributes:
     title: Title of the panel.
     phase: Phase of the rows.
-    metrics: Names; the first one that a run has is drawn.
-    band: Names of a lower and an upper end.
+    metrics: Names of metrics, of which the first that a run has is drawn.
+    band: Names of the metrics at the lower and upper end of a band.
     log: Whether the axis is logarithmic.
     zero: Whether a linear axis begins at 0.
   """
@@ -47,7 +46,7 @@ class Panel(NamedTuple):
 PANELS = {
   "accuracy": Panel("held-out accuracy", "eval", ("eval/accuracy",), ("eval/accuracy_low", "eval/accuracy_high")),
   "reward": Panel("reward, training prompts", "rl", ("critic/rewards/mean",)),
-  "entropy": Panel("entropy (nats a token)", "rl", ("actor/entropy",), log=True),
+  "entropy": Panel("entropy (nats per token)", "rl", ("actor/entropy",), log=True),
   "clip": Panel("clipped tokens (share)", "rl", ("actor/pg_clipfrac",)),
   "length": Panel("response length (tokens)", "rl", ("response_length/mean",)),
   "cut": Panel("responses cut short (share)", "rl", ("response_length/clip_ratio",)),
@@ -61,19 +60,19 @@ PANELS = {
   "sequence_ratio": Panel("sequence ratio, 99th percentile", "rl", ("ratio/sequence/p99",), zero=False),
   "imitation": Panel("loss of the warm start", "warm_start", ("actor/nll_loss",), log=True),
 }
-"""Curves by the name that a lecture asks for."""
+"""Panels by the names that the lectures use."""
 
 LIVE_FOLDER = pathlib.Path("runs/laptop_job")
-"""Where live trainings go, from the repository's root.
+"""Folder of live training runs, relative to the root of the repository.
 
-That of `python -m experiments.laptop_job`, which would not run them again.
+`python -m experiments.laptop_job` uses the same folder and does not repeat their runs.
 """
 
 _COLORS = (BLUE, ORANGE, GREEN, PINK)
 
 
 class Run(NamedTuple):
-  """A run, as its files tell it."""
+  """Contents of a run's files."""
 
   workdir: pathlib.Path
   rows: list[dict[str, Any]]
@@ -88,14 +87,14 @@ def read(workdir: pathlib.Path) -> Run:
 
 
 def checked_in(name: str) -> Run:
-  """Returns a log that came with the repository."""
+  """Reads a log that is part of the repository."""
   return read(LOGS / name)
 
 
 def series(run: Run, panel: Panel) -> tuple[list[int], list[float], str | None]:
-  """Returns the steps and values of a panel's metric, and its name.
+  """Reads the steps and values of a panel's metric, and the metric's name.
 
-  Empty where the run has none of them.
+  The lists are empty and the name is None if the run has none of the metrics.
   """
   for name in panel.metrics:
     rows = [row for row in run.rows if row["phase"] == panel.phase and isinstance(row.get(name), int | float)]
@@ -109,13 +108,14 @@ def draw(runs: Mapping[str, Run], panels: Sequence[str]) -> Picture:
 
   Args:
     runs: Runs by label.
-    panels: Keys of `PANELS`, up to four in a row.
+    panels: Keys of `PANELS`, drawn three per row.
   """
-  says = f"Curves of {' and '.join(runs)} against the step: {', '.join(PANELS[name].title for name in panels)}."
-  return picture(_draw, runs, [PANELS[name] for name in panels], height=2.1 * -(-len(panels) // 3) + 0.25 * (len(runs) > 1), says=says)
+  alt = f"Curves of {' and '.join(runs)} against the step: {', '.join(PANELS[name].title for name in panels)}."
+  return picture(_draw, runs, [PANELS[name] for name in panels], height=2.1 * -(-len(panels) // 3) + 0.25 * (len(runs) > 1), alt=alt)
 
 
 def _draw(figure: Any, runs: Mapping[str, Run], panels: Sequence[Panel]) -> None:
+  """Draws each panel with the curves of all runs."""
   columns = min(3, len(panels))
   drawn = figure.subplots(-(-len(panels) // columns), columns, squeeze=False).flat
   for axes, panel, name in zip(drawn, panels, "abcdefghi", strict=False):
@@ -134,6 +134,7 @@ def _draw(figure: Any, runs: Mapping[str, Run], panels: Sequence[Panel]) -> None
 
 
 def _scale(axes: Any, panel: Panel, name: str) -> None:
+  """Sets the labels and the scale of a panel's axes."""
   from matplotlib.ticker import LogLocator, NullFormatter
 
   letter(axes, name, panel.title)
@@ -141,7 +142,7 @@ def _scale(axes: Any, panel: Panel, name: str) -> None:
   if panel.log:
     axes.set_yscale("log")
     low, high = axes.get_ylim()
-    if high / low < 200:  # A decade or two: name the 2 and the 5 as well, in plain digits.
+    if high / low < 200:  # Label 2 and 5 as well, in plain digits, within a decade or two.
       axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
       axes.yaxis.set_major_formatter("{x:g}")
       axes.yaxis.set_minor_formatter(NullFormatter())
@@ -152,11 +153,11 @@ def _scale(axes: Any, panel: Panel, name: str) -> None:
 
 
 def metrics_of(run: Run, step: int, names: Sequence[str]) -> Table:
-  """Returns some metrics of one RL step.
+  """Tabulates metrics of one RL step.
 
   Args:
-    run: Name of the run.
-    step: Step of RL.
+    run: Run to read.
+    step: RL step.
     names: Names of metrics.
   """
   row = next(row for row in run.rows if row["phase"] == "rl" and row["step"] == step)
@@ -164,15 +165,16 @@ def metrics_of(run: Run, step: int, names: Sequence[str]) -> Table:
 
 
 def where_time_went(runs: Mapping[str, Run]) -> Picture:
-  """Returns the seconds of runs by phase."""
-  return picture(_time, runs, height=0.9 + 0.3 * len(runs), says="Seconds of each run by phase, stacked.")
+  """Draws the seconds of runs by phase."""
+  return picture(_time, runs, height=0.9 + 0.3 * len(runs), alt="Seconds of each run by phase, stacked.")
 
 
 def _time(figure: Any, runs: Mapping[str, Run]) -> None:
+  """Draws one stacked bar per run."""
   axes = figure.subplots()
   groups = {
     "warm start": ("warm_start",), "sampling": ("rollout", "weight_sync"), "update": ("update",), "evaluation": ("eval",),
-    "scoring": ("old_logprobs", "ref_logprobs", "reward", "advantages"), "the rest": ("checkpoint", "report", "other"),
+    "scoring": ("old_logprobs", "ref_logprobs", "reward", "advantages"), "other": ("checkpoint", "report", "other"),
   }  # fmt: skip
   for place, run in enumerate(reversed(runs.values())):
     left = 0.0
@@ -187,66 +189,66 @@ def _time(figure: Any, runs: Mapping[str, Run]) -> None:
 
 
 def samples(run: Run, step: int, *, count: int = 4) -> Table:
-  """Returns what the policy wrote at a step.
+  """Tabulates responses of the policy at a step.
 
   Args:
-    run: Run of whom.
-    step: Step of RL; the nearest one that has samples is taken.
-    count: Responses.
+    run: Run with samples.
+    step: RL step; the nearest step that has samples is used.
+    count: Number of responses.
   """
-  nearest = min({row["step"] for row in run.samples}, key=lambda other: abs(other - step))
+  nearest = min({row["step"] for row in run.samples}, key=lambda sampled: abs(sampled - step))
   rows = [row for row in run.samples if row["step"] == nearest][:count]
   cells = [[_quoted(row["prompt"]), _quoted(row["response"]), row["answer"], f"{row['reward']:g}", row["num_tokens"]] for row in rows]
   return Table([f"prompt (step {nearest})", "response", "right answer", "reward", "tokens"], cells)
 
 
-def _quoted(text: str, longest: int = 90) -> str:
-  """Returns the text as code in one line: no character of a model's can be markup."""
+def _quoted(text: str, max_chars: int = 90) -> str:
+  """Formats a text as one line of code, in which no character acts as markup."""
   flat = text.strip("\n").replace("\n", " ⏎ ").replace("`", "'").replace("|", "¦")
-  return f"`{flat[:longest]}{'…' if len(flat) > longest else ''}`"
+  return f"`{flat[:max_chars]}{'…' if len(flat) > max_chars else ''}`"
 
 
 def summaries(runs: Mapping[str, Run]) -> Table:
-  """Returns the ends of runs, from `summary.json`."""
+  """Tabulates the results of runs, from `summary.json`."""
   rows = []
   for label, run in runs.items():
-    s = run.summary
+    summary = run.summary
     rows.append([
-      label, f"{s['accuracy_start']:.1%}", f"{s['accuracy_final']:.1%}", f"{s['tokens']:,}", f"{s['wall_seconds']:.0f} s",
-      s["skipped_steps"],
-      ", ".join(f"{name} x{count}" for name, count in s["alarms"].items()) or "none",
+      label, f"{summary['accuracy_start']:.1%}", f"{summary['accuracy_final']:.1%}", f"{summary['tokens']:,}",
+      f"{summary['wall_seconds']:.0f} s", summary["skipped_steps"],
+      ", ".join(f"{name} x{count}" for name, count in summary["alarms"].items()) or "none",
     ])  # fmt: skip
   return Table(["run", "accuracy after the warm start", "at the end", "tokens", "wall time", "skipped updates", "alarms"], rows)
 
 
 def alarm_lines(run: Run, **limits: float) -> list[str]:
-  """Returns what the alarms say of a run, from its metrics alone.
+  """Recomputes the alarm lines of a run from its metrics.
 
   Args:
-    run: Name of the run.
-    **limits: Limits of `run.alarms.Limits`, as in `config.alarms`; the others have their defaults.
+    run: Run to read.
+    **limits: Fields of `run.alarms.Limits`, as in `config.alarms`; all others keep their defaults.
   """
-  state, written = alarms.new_state(), []
+  state, messages = alarms.new_state(), []
   for row in run.rows:
     if row["phase"] == "rl":
       state, _, lines = alarms.observe(state, row, step=row["step"], limits=alarms.Limits(**limits))
-      written += lines
-  return written
+      messages += lines
+  return messages
 
 
 def trained(chosen: Mapping[str, Sequence[int]], *, live: bool) -> list[pathlib.Path]:
   """Returns the folders of the laptop job's runs.
 
   Args:
-    chosen: Chosen by the name of a file in `configs/`, the seeds.
-    live: Trains those that have not finished yet, several minutes each, and says so; else the
-      checked-in logs are taken.
+    chosen: Seeds by the name of a file in `configs/`.
+    live: Whether to use live runs instead of the checked-in logs. Each run that has not finished is
+      trained, for several minutes, and the row of each run is printed.
   """
   pairs = [(config, seed) for config, seeds in chosen.items() for seed in seeds]
   folder = ROOT / LIVE_FOLDER if live else LOGS
   if live:
     before = pathlib.Path.cwd()
-    os.chdir(ROOT)  # The runs are started by the names of their configs.
+    os.chdir(ROOT)  # The paths of the configs are relative to the root.
     try:
       for config, seed in pairs:
         print(laptop_job.run(config, seed, folder), flush=True)
@@ -259,21 +261,23 @@ def compare(workdirs: Sequence[pathlib.Path], panels: Sequence[str], *, axis: st
   """Draws curves of arms: the mean over the seeds, and each seed as a thin line.
 
   Args:
-    workdirs: Workdirs of runs; those that differ in their seed only are one arm.
+    workdirs: Workdirs of runs; runs that differ only in their seed form one arm.
     panels: Keys of `PANELS`.
     axis: "step", "tokens" or "seconds".
   """
   arms, _ = comparing.load_arms(workdirs)
   chosen = [PANELS[name] for name in panels]
-  says = f"Curves of {', '.join(map(_objective, arms))}: {', '.join(panel.title for panel in chosen)}."
-  return picture(_compare, arms, chosen, axis, height=2.1 * -(-len(panels) // 3) + 0.25, says=says)
+  alt = f"Curves of {', '.join(map(_objective, arms))}: {', '.join(panel.title for panel in chosen)}."
+  return picture(_compare, arms, chosen, axis, height=2.1 * -(-len(panels) // 3) + 0.25, alt=alt)
 
 
 def _objective(arm: arms_of.Arm) -> str:
+  """Returns the name of an arm's objective."""
   return str(arm.config.get("objective.name", arm.name))
 
 
 def _compare(figure: Any, arms: Sequence[arms_of.Arm], panels: Sequence[Panel], axis: str) -> None:
+  """Draws each panel with the curves of all arms."""
   columns = min(3, len(panels))
   drawn = list(figure.subplots(-(-len(panels) // columns), columns, squeeze=False).flat)
   for axes, panel, name in zip(drawn, panels, "abcdefghi", strict=False):
@@ -294,7 +298,7 @@ def _compare(figure: Any, arms: Sequence[arms_of.Arm], panels: Sequence[Panel], 
 
 
 def outcome(workdirs: Sequence[pathlib.Path]) -> Table:
-  """Returns the accuracy of arms at the start and the end, and what it cost."""
+  """Tabulates the accuracy of arms at the start and the end, and their tokens and wall time."""
   arms, _ = comparing.load_arms(workdirs)
   rows = []
   for arm, result in zip(arms, arms_of.results(arms), strict=True):
@@ -309,7 +313,7 @@ def outcome(workdirs: Sequence[pathlib.Path]) -> Table:
 
 
 def differences(workdirs: Sequence[pathlib.Path]) -> Table:
-  """Returns the settings in which arms differ; "default" is the paper's constant."""
+  """Tabulates the settings in which arms differ; "default" means the constant of the paper."""
   arms, _ = comparing.load_arms(workdirs)
   changed = arms_of.differences([arm.config for arm in arms])
   rows = [[f"`{field}`", *("default" if value is None else f"{value}" for value in values)] for field, values in changed.items()]
@@ -317,18 +321,15 @@ def differences(workdirs: Sequence[pathlib.Path]) -> Table:
 
 
 def write_page(workdirs: Sequence[pathlib.Path], name: str = "comparison.html") -> str:
-  """Writes the page that compares runs to `runs/`.
-
-  Returns where it is, from the repository's root.
-  """
+  """Writes a comparison page into `runs/` and returns its path relative to the root."""
   path = comparison.write_comparison(list(workdirs), ROOT / "runs" / name)
   return path.relative_to(ROOT).as_posix()
 
 
 def evaluation_noise(problems: int, samples_each: int, accuracy: float) -> float:
-  """Returns half the width of a 95 % interval of an accuracy, in points.
+  """Computes half the width of a 95 % interval of an accuracy, in points.
 
-  It is that of independent samples, which those of one problem are not.
+  The formula assumes independent samples, although samples of one problem are not independent.
 
   Example:
     >>> round(evaluation_noise(256, 4, 0.95), 1)

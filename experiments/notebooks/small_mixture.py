@@ -1,4 +1,4 @@
-"""A mixture of experts that trains in seconds, and its routes under one stale batch; lecture 4."""
+"""Lecture 4: a mixture of experts that trains in seconds, and its routes on one stale batch."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -18,14 +18,15 @@ SIZES = beds.Sizes(num_layers=2, d_model=32, d_ff=16, num_prompts=8, group_size=
 
 
 class Stale(NamedTuple):
-  """A rollout batch that a bfloat16 sampler drew, before and after updates on it.
+  """A rollout batch drawn by a bfloat16 sampler, before and after updates on it.
 
   Attributes:
     batch: Batch with live routes.
-    sampled: The sampler's routes.
-    before: Passes of the learner at π_old: "live", "own" (its own routes replayed), "R3" (the
-      sampler's).
-    after: Passes after the updates: "none" (live), "R2" (the learner's routes at π_old), "R3".
+    sampled: Routes of the sampler.
+    before: Passes of the learner at π_old: "live", "own" (its own routes replayed) and "R3" (the
+      sampler's routes replayed).
+    after: Passes of the learner after the updates: "none" (live), "R2" (its routes at π_old
+      replayed) and "R3".
     updates: Number of updates so far.
   """
 
@@ -37,20 +38,18 @@ class Stale(NamedTuple):
 
 
 def warm_mixture() -> tuple[beds.Bed, Params]:
-  """Returns the bed, and weights that have imitated a teacher of arithmetic for a moment."""
+  """Makes the bed, and weights after a short imitation of a teacher of arithmetic."""
   bed = beds.make_bed(SIZES)
   return bed, beds.warm_params(bed, seed=0)
 
 
 def go_stale(bed: beds.Bed, params: Params, *, updates: int, learning_rate: float) -> Stale:
-  """Draws a rollout batch in bfloat16, scores it in float32, updates the policy on it.
-
-  Then it scores the batch again.
+  """Draws a rollout batch in bfloat16 and scores it in float32 before and after updates on it.
 
   Args:
-    bed: The model.
-    params: Weights that draw.
-    updates: Updates of GRPO, all on the whole batch, without replay.
+    bed: Bed with the model.
+    params: Weights that draw the batch and start the updates.
+    updates: Number of GRPO updates, each on the whole batch and without replay.
     learning_rate: Learning rate of Adam.
   """
   rollout = beds.draw(bed, params, next(beds.problem_batches(bed, 0)), jax.random.key(0), dtype="bfloat16")
@@ -67,20 +66,21 @@ def go_stale(bed: beds.Bed, params: Params, *, updates: int, learning_rate: floa
 
 
 def route_map(stale: Stale, row: int = 0) -> Picture:
-  """Returns the experts of each token of a response, before and after the updates.
+  """Draws the experts of each token of a response, before and after the updates.
 
   Args:
-    stale: Stale of which batch.
+    stale: Batch before and after the updates.
     row: Row of the response.
   """
   length = int(np.sum(stale.batch.segments[row] > 0))
   text = "".join(beds.ALPHABET[i] if i < len(beds.ALPHABET) else "$" for i in stale.batch.tokens[row, :length]).replace("\n", "⏎")
   before, after = (np.asarray(scored.visited)[row, :length] for scored in (stale.before["live"], stale.after["none"]))
-  says = f"Experts that the tokens of {text} visit in each layer, before and after {stale.updates} updates."
-  return picture(_route_map, before, after, text, height=2.5, says=says)
+  alt = f"Experts that the tokens of {text} visit in each layer, before and after {stale.updates} updates."
+  return picture(_route_map, before, after, text, height=2.5, alt=alt)
 
 
 def _route_map(figure: Any, before: np.ndarray, after: np.ndarray, text: str) -> None:
+  """Draws one panel per layer, with the tokens on the x axis and the experts on the y axis."""
   panels = figure.subplots(1, before.shape[1], sharey=True)
   for layer, (axes, name) in enumerate(zip(panels, "abcd", strict=False)):
     for token in range(len(text)):
@@ -98,9 +98,9 @@ def _route_map(figure: Any, before: np.ndarray, after: np.ndarray, text: str) ->
 
 
 def sampler_table(stale: Stale) -> Table:
-  """Returns the sampler in bfloat16 against learner in float32, at the same weights.
+  """Tabulates the bfloat16 sampler against the float32 learner at the same weights.
 
-  It does so with live and with replayed routes.
+  The learner routes live or replays routes.
   """
   rows = []
   for label, name in (("live", "live"), ("its own routes replayed", "own"), ("the sampler's routes replayed (R3)", "R3")):
@@ -109,12 +109,15 @@ def sampler_table(stale: Stale) -> Table:
     tokens = measures.tokens_changed(scored.visited, stale.sampled, stale.batch.segments)
     kl = measures.mismatch(scored.logprobs, stale.batch.old_logprobs, stale.batch.mask)["k3"]
     rows.append([label, f"{differ:.2%}", f"{tokens:.1%}", f"{kl:.1e}"])
-  header = ["the learner's pass", "experts that differ from the sampler's", "tokens sent elsewhere in some layer", "k3-KL (nats a token)"]
+  header = [
+    "the learner's pass", "experts that differ from the sampler's", "tokens routed differently in some layer",
+    "k3-KL (nats per token)",
+  ]  # fmt: skip
   return Table(header, rows)
 
 
 def ratio_table(stale: Stale) -> Table:
-  """Returns the importance ratios after the updates, under each way to route both passes."""
+  """Tabulates the importance ratios after the updates for each way to route both passes."""
   old = {"none": stale.before["live"], "R2": stale.before["own"], "R3": stale.before["R3"]}
   rows = []
   for name, label in (("none", "none: live routes"), ("R2", "R2: the learner's routes at π_old"), ("R3", "R3: the sampler's routes")):
@@ -126,29 +129,32 @@ def ratio_table(stale: Stale) -> Table:
 
 
 def replay_is_exact(stale: Stale) -> bool:
-  """Returns whether replaying the learner's own routes gave the same bits as routing live."""
+  """Tells whether replaying the learner's own routes gives the same bits as routing live."""
   return bool(np.array_equal(stale.before["own"].logprobs, stale.before["live"].logprobs))
 
 
 def gate_drift(stale: Stale) -> Picture:
-  """Returns the change of log π of each token.
+  """Draws the change of log π of tokens with changed and with unchanged experts.
 
-  It is given for tokens whose experts changed and for those whose did not, live and replayed.
+  Both groups appear with live and with replayed routes.
   """
   moved = ~np.all(np.sort(stale.before["live"].visited, -1) == np.sort(stale.after["none"].visited, -1), axis=(-2, -1))
   counted = np.asarray(stale.batch.mask) > 0
-  # The state of the token before scores the next one: its routes decide.
+  # The state of the previous token scores a token, so the routes of the previous token decide.
   moved = np.pad(moved[:, :-1], ((0, 0), (1, 0)))
   changes = {
     view: np.abs(np.asarray(stale.after[view].logprobs) - np.asarray(stale.before[old].logprobs))
     for view, old in (("none", "live"), ("R2", "own"))
   }
   gates = {view: (change[counted & moved], change[counted & ~moved]) for view, change in changes.items()}
-  says = "Change of the log-probability of tokens, by whether the experts of the token before them changed; with and without replay."
-  return picture(_gate_drift, gates, height=2.3, width=5.0, says=says)
+  alt = (
+    "Change of the log-probability of tokens whose previous token changed or kept its experts, with and without replay."
+  )
+  return picture(_gate_drift, gates, height=2.3, width=5.0, alt=alt)
 
 
 def _gate_drift(figure: Any, gates: Mapping[str, tuple[np.ndarray, np.ndarray]]) -> None:
+  """Draws each group of changes as points around its median."""
   axes = figure.subplots()
   places = {("none", 0): 0, ("R2", 0): 1, ("none", 1): 2.5, ("R2", 1): 3.5}
   rng = np.random.default_rng(0)
@@ -164,15 +170,15 @@ def _gate_drift(figure: Any, gates: Mapping[str, tuple[np.ndarray, np.ndarray]])
 
 
 def measured(name: str) -> Picture:
-  """Reads a figure of the full ablation, from its checked-in numbers.
+  """Reads a checked-in figure of the full ablation.
 
   Args:
-    name: "expert_drift", "sampler_mismatch" or "training".
+    name: Name of the figure: "expert_drift", "sampler_mismatch" or "training".
   """
   return from_file(HERE / "figures" / f"{name}.png", f"Figure {name} of the routing-replay ablation.")
 
 
 def verdicts(names: Sequence[str]) -> Table:
-  """Returns the rules of the ablation, written before its run, and what came out."""
+  """Tabulates the rules of the ablation, written before its run, and their verdicts."""
   results = from_json((HERE / "results.json").read_text("utf-8"))["verdicts"]
   return Table(["claim", "rule", "verdict"], [[name, results[name]["rule"], results[name]["verdict"]] for name in names])

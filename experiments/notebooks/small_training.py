@@ -1,6 +1,6 @@
-"""Trains a small transformer with any objective in seconds: the live part of lecture 5.
+"""Lecture 5: training of a small transformer with any objective in seconds.
 
-The bed is that of the ratio lab.
+The bed comes from the ratio lab.
 """
 
 from collections.abc import Mapping
@@ -23,13 +23,13 @@ RATE = 2e-3
 
 
 def largest_difference(one: Objective, other: Objective, *, moved: float = 0.0, seed: int = 0) -> float:
-  """Returns the largest difference between two objectives' gradients in log π.
+  """Computes the largest difference between two objectives' gradients in log π on a random batch.
 
-  It is relative to the largest gradient, on a random batch.
+  The difference is relative to the largest gradient of the second objective.
 
   Args:
-    one: The first.
-    other: The second.
+    one: First objective.
+    other: Second objective.
     moved: Standard deviation of log π − log π_old, in nats; 0 is on-policy.
     seed: Seed of the batch.
   """
@@ -53,13 +53,13 @@ def train(chosen: Mapping[str, Objective], *, rollouts: int = 12, seed: int = 0)
 
   Args:
     chosen: Objectives by label.
-    rollouts: Rollout batches, each with four updates.
+    rollouts: Number of rollout batches, each with four updates.
     seed: Seed of the language, the prompts and the keys.
 
   Returns:
-    By label a row a rollout batch: the mean `reward` (the share of tokens in the rewarded half of
-    the vocabulary; chance is about 0.5), and of its last update the `entropy` and the mean
-    `coefficient` C.
+    One row per rollout batch, by label. `reward` is the mean share of tokens in the rewarded half
+    of the vocabulary (chance is about 0.5). `entropy` and the mean, `largest` and `smallest`
+    coefficient C (`coefficient`) belong to the last update of the batch.
   """
   bed = beds.make_bed(SIZES)
   language = beds.make_language(SIZES.vocab_size, np.random.default_rng([seed, 0]))
@@ -70,6 +70,7 @@ def train(chosen: Mapping[str, Objective], *, rollouts: int = 12, seed: int = 0)
 def _trained(
   bed: beds.Bed, language: beds.Language, params: Any, objective: Objective, rollouts: int, seed: int
 ) -> list[dict[str, float]]:
+  """Trains the warm policy with one objective and returns its rows."""
   optimizer, schedule = make_optimizer(learning_rate=RATE, warmup_steps=4, weight_decay=0.0, b1=0.9, b2=0.99, max_grad_norm=1.0)
   step = jax.jit(make_train_step(bed.outputs, objective, optimizer, learning_rate=schedule))
   state, rows = init_state(params, optimizer), []
@@ -84,12 +85,13 @@ def _trained(
 
 
 def draw(histories: Mapping[str, list[dict[str, float]]]) -> Picture:
-  """Draws rewards, entropies and coefficients of trainings."""
-  says = f"Reward, entropy and range of the coefficient C against the rollout batch, for {' and '.join(histories)}."
-  return picture(_draw, histories, height=2.3, says=says)
+  """Draws the rewards, entropies and coefficients of several trainings."""
+  alt = f"Reward, entropy and range of the coefficient C against the rollout batch, for {' and '.join(histories)}."
+  return picture(_draw, histories, height=2.3, alt=alt)
 
 
 def _draw(figure: Any, histories: Mapping[str, list[dict[str, float]]]) -> None:
+  """Draws one panel each for reward, entropy and coefficient."""
   reward, entropy, spread = figure.subplots(1, 3)
   for (label, rows), color in zip(histories.items(), (BLUE, ORANGE, GREEN, PINK, GREY), strict=False):
     steps = range(1, len(rows) + 1)
@@ -106,7 +108,7 @@ def _draw(figure: Any, histories: Mapping[str, list[dict[str, float]]]) -> None:
 
 
 def refusal(name: str, **settings: Any) -> str:
-  """Returns what `objectives.make` says to settings that it refuses."""
+  """Returns the error message of `objectives.make` for settings that it refuses."""
   try:
     objectives.make(name, **settings)
   except ValueError as error:

@@ -1,4 +1,4 @@
-"""The sources of the notebooks, and the rule that they hold no logic."""
+"""Sources of the notebooks, and the rule that they hold no logic."""
 
 import ast
 import pathlib
@@ -11,15 +11,15 @@ HERE = pathlib.Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
 
 NAMES = ("01_objectives", "02_read_a_run", "03_gspo_vs_grpo_vs_sapo", "04_moe_routing_replay", "05_add_your_objective")
-"""Every notebook, in the order in which to read them."""
+"""All notebooks, in reading order."""
 
 LIVE_NAMES = ("03_gspo_vs_grpo_vs_sapo",)
-"""Notebooks that read checked-in logs, and train if they are asked to."""
+"""Notebooks that read checked-in logs, or train with `--live`."""
 
 OWN_FUNCTIONS = {"05_add_your_objective": {"quadratic_pull"}}
-"""Functions that a notebook may define, because it teaches to write them.
+"""Functions that a notebook may define, because it teaches how to write them.
 
-They may have straight lines only.
+Their bodies must be free of branches and loops.
 """
 
 _BRANCHES = (ast.If, ast.For, ast.AsyncFor, ast.While, ast.With, ast.AsyncWith, ast.Try, ast.TryStar, ast.Match, ast.IfExp, ast.Lambda)
@@ -28,16 +28,16 @@ _MAX_STATEMENTS = 8
 
 
 def chosen(names: Sequence[str]) -> list[str]:
-  """Returns the notebooks that names mean; none means all.
+  """Resolves names of notebooks; no names means all notebooks.
 
   Args:
-    names: Whole names, or their first characters, such as "03".
+    names: Full names or their first characters, such as "03".
 
   Returns:
-    Whole names, in the order of the lectures.
+    Full names, in the order of the lectures.
 
   Raises:
-    ValueError: a name that is none, or that fits several.
+    ValueError: If a name matches no notebook or several.
 
   Example:
     >>> chosen(["03", "01_objectives"])
@@ -52,27 +52,25 @@ def chosen(names: Sequence[str]) -> list[str]:
     name = pathlib.PurePath(given).name.removesuffix(".py").removesuffix(".ipynb")
     fitting = [known for known in NAMES if known == name] or [known for known in NAMES if name and known.startswith(name)]
     if len(fitting) != 1:
-      meant = "" if fitting else did_you_mean(name, NAMES, " (did you mean {!r}?)", cutoff=0.3)
-      what = "several notebooks begin with" if fitting else "unknown notebook"
-      raise ValueError(f"{what} {given!r}{meant}; known: {', '.join(NAMES)}")
+      hint = "" if fitting else did_you_mean(name, NAMES, " (did you mean {!r}?)", cutoff=0.3)
+      problem = "several notebooks begin with" if fitting else "unknown notebook"
+      raise ValueError(f"{problem} {given!r}{hint}; known: {', '.join(NAMES)}")
     matches.update(fitting)
   return [name for name in NAMES if not names or name in matches]
 
 
 def found_logic(code: str, *, allowed: frozenset[str] | set[str] = frozenset()) -> list[str]:
-  """Returns the logic in a cell, which belongs in a module.
+  """Lists the logic in a cell that belongs in a module.
 
-  It consists of definitions, loops, branches, and cells that do too much.
-
-  A comprehension that only calls or looks up is no logic, and neither is a cell of up to eight
-  statements.
+  Definitions, loops, branches and cells of more than eight statements count as logic. A
+  comprehension without a condition does not.
 
   Args:
     code: Code of one cell.
-    allowed: Names of functions that it may define; these hold assignments and returns only.
+    allowed: Names of functions that the cell may define, with assignments and returns only.
 
   Returns:
-    One line for each finding.
+    One line per finding.
 
   Example:
     >>> found_logic("import math\\nmath.pi")

@@ -1,1 +1,1 @@
-"""A real model that learns on two cores: its runs, its controls, its figure."""
+"""Runs, controls and figure of a real model that learns on two cores."""

@@ -3,9 +3,9 @@
   python -m experiments.laptop_job --configs sapo:smollm2 sapo:smollm2-steps --seeds 1 2 3
   python -m experiments.real_model
 
-Reads the runs that `experiments.laptop_job` has left in `--runs`, writes them into `results.json`
-beside this file, prints a row for each run and the paired differences of the methods from SAPO, and
-draws `figures/real_model.png`. Runs that were written before and are not in `--runs` any more stay.
+Reads the runs that `experiments.laptop_job` wrote to `--runs` and stores them in `results.json`
+beside this file. Prints a row per run and the paired difference of each method from SAPO, and draws
+`figures/real_model.png`. Stored runs that are no longer in `--runs` are kept.
 """
 
 import argparse
@@ -21,18 +21,18 @@ from experiments.results import from_json, rounded, to_json
 HERE = pathlib.Path(__file__).parent
 VERIFIER = "reward/final_number/mean"
 METHODS = ("raft", "grpo", "gspo", "dapo")
-"""Config files whose runs are compared with SAPO's, problem by problem."""
+"""Names of the config files whose runs are compared with SAPO's, problem by problem."""
 
 
 def collect(runs: pathlib.Path) -> dict[str, list[dict]]:
-  """Reads all runs that have finished.
+  """Reads all finished runs.
 
   Returns:
-    `runs`, a row for each; `steps`, the share of right responses among those of each RL step,
-    whatever they are rewarded for; `evals`, the held-out accuracies with their intervals.
+    Three tables. `runs` has a row per run. `steps` has the share of right responses of each RL
+    step, whatever the reward is. `evals` has the held-out accuracies with their intervals.
 
   Raises:
-    FileNotFoundError: no run of SmolLM2 has finished there.
+    FileNotFoundError: If the folder holds no finished run of SmolLM2.
   """
   tables: dict[str, list[dict]] = {"runs": [], "steps": [], "evals": []}
   for folder in sorted(path.parent for path in runs.glob("*-smollm2*-*/summary.json")):
@@ -55,27 +55,27 @@ def collect(runs: pathlib.Path) -> dict[str, list[dict]]:
 
 
 def paired(folder: pathlib.Path) -> dict[str, float]:
-  """Returns the gain of a run in points, paired by problem, with its 95 % interval."""
+  """Computes the gain of a run in points, paired by problem, with its 95 % interval."""
   gain = difference(*first_and_last(folder))
   return {"gain": gain.mean, "gain_low": gain.low, "gain_high": gain.high}
 
 
 def differences(runs: pathlib.Path) -> Iterator[dict[str, Any]]:
-  """Returns the difference of each last evaluation from SAPO's, by method and seed.
+  """Yields the difference between a method's last evaluation and SAPO's, by method and seed.
 
-  It is paired by problem, in points.
+  The difference is paired by problem and in points.
   """
   for method in METHODS:
     for folder in sorted(runs.glob(f"{method}-smollm2-[0-9]*/")):
-      other = folder.with_name(folder.name.replace(method, "sapo", 1))
-      if not (folder / "report.html").exists() or not (other / "report.html").exists():
+      reference = folder.with_name(folder.name.replace(method, "sapo", 1))
+      if not (folder / "report.html").exists() or not (reference / "report.html").exists():
         continue
-      gap = difference(first_and_last(other)[1], first_and_last(folder)[1])
+      gap = difference(first_and_last(reference)[1], first_and_last(folder)[1])
       yield {"method": method, "seed": int(folder.name.rpartition("-")[2]), "points": gap.mean, "low": gap.low, "high": gap.high}
 
 
 def merged(old: Mapping[str, list[dict]], new: Mapping[str, list[dict]]) -> dict[str, list[dict]]:
-  """Returns the old and new results; of a run (or a difference) that is in both, the new rows.
+  """Merges old and new results. The new rows of a run or a difference replace its old ones.
 
   Example:
     >>> merged({"runs": [{"config": "a", "seed": 1, "gain": 1}]}, {"runs": [{"config": "a", "seed": 2, "gain": 3}]})["runs"]
@@ -90,26 +90,28 @@ def merged(old: Mapping[str, list[dict]], new: Mapping[str, list[dict]]) -> dict
 
 
 def table(results: Mapping[str, Any]) -> Iterator[str]:
-  """Returns the runs and the differences, a line of Markdown each."""
+  """Formats the runs as a Markdown table and the differences as one line each."""
   yield "| config | seed | untouched | at the end | gain, points | whole process | peak memory |"
   yield "| --- | --- | --- | --- | --- | --- | --- |"
   percent = lambda row: f"{row['accuracy']:.1%} [{100 * row['low']:.1f}, {100 * row['high']:.1f}]"
   for run in results["runs"]:
-    looks = [row for row in results["evals"] if (row["config"], row["seed"]) == (run["config"], run["seed"])]
+    evals = [row for row in results["evals"] if (row["config"], row["seed"]) == (run["config"], run["seed"])]
     gain = f"{run['gain']:+.1f} [{run['gain_low']:+.1f}, {run['gain_high']:+.1f}]"
-    cells = (f"`{run['config']}`", str(run["seed"]), percent(looks[0]), percent(looks[-1]), gain)
+    cells = (f"`{run['config']}`", str(run["seed"]), percent(evals[0]), percent(evals[-1]), gain)
     yield f"| {' | '.join(cells)} | {run['seconds']:.0f} s | {run['memory_gb']:.2f} GB |"
   for row in results["differences"]:
     yield f"{row['method']} minus sapo, seed {row['seed']}: {row['points']:+.1f} [{row['low']:+.1f}, {row['high']:+.1f}] points"
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-  """Parses the command line, collects and draws."""
+  """Parses the command line, collects the runs and draws the figure."""
   parser = argparse.ArgumentParser(prog="python -m experiments.real_model", description=__doc__.splitlines()[0])
-  parser.add_argument("--folder", type=pathlib.Path, default=HERE, help="where results.json and figures/ go")
-  parser.add_argument("--runs", type=pathlib.Path, default=pathlib.Path("runs/laptop_job"), help="the runs of experiments.laptop_job")
+  parser.add_argument("--folder", type=pathlib.Path, default=HERE, help="folder of results.json and figures/")
+  parser.add_argument(
+    "--runs", type=pathlib.Path, default=pathlib.Path("runs/laptop_job"), help="folder of the runs of experiments.laptop_job"
+  )
   parser.add_argument("--format", nargs="+", choices=("png", "pdf", "svg"), default=["png"])
-  parser.add_argument("--plot_only", action="store_true", help="draw what results.json holds, read no runs")
+  parser.add_argument("--plot_only", action="store_true", help="draw results.json without reading any run")
   args = parser.parse_args(argv)
   path = args.folder / "results.json"
   if not args.plot_only:

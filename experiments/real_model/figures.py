@@ -1,4 +1,4 @@
-"""The figure of the real model, drawn from `results.json` alone."""
+"""Figure of the real model, drawn from `results.json` alone."""
 
 import pathlib
 from collections.abc import Mapping, Sequence
@@ -15,17 +15,17 @@ _ARMS = {
   "sapo:smollm2-form": (ORANGE, "s", "reward for the form"),
   "sapo:smollm2-random": (GREY, "x", "reward at random"),
 }
-"""Of each arm of the first panel its colour, its marker and its name."""
+"""Colour, marker and label of each arm in the first panel, by config."""
 
 _WORKED_OUT = {
   "sapo:smollm2-steps": (BLUE, "o", "SAPO"),
   "sapo:smollm2-steps without running_sum": (PINK, "v", "only the answer rewarded"),
 }
-"""The same of the second."""
+"""Colour, marker and label of each arm in the second panel, by config."""
 
 
 def draw(results: Mapping[str, Any], folder: pathlib.Path, formats: Sequence[str]) -> None:
-  """Draws the figure: a short answer with its controls, and an answer that is worked out."""
+  """Draws two panels: the short answer with its controls, and the worked-out answer."""
   with new_figure(height=2.9) as figure:
     short, worked_out = figure.subplots(1, 2, sharey=True)
     for place, (config, (color, marker, label)) in enumerate(_ARMS.items()):
@@ -46,23 +46,23 @@ def draw(results: Mapping[str, Any], folder: pathlib.Path, formats: Sequence[str
 
 
 def _arm(axes: Any, results: Mapping[str, Any], config: str, color: str, marker: str, label: str, *, shift: float = 0.0) -> None:
-  """Draws a line for each seed, of the responses drawn in training.
+  """Draws the training curve and the held-out accuracies of every seed of an arm.
 
-  It also draws the held-out accuracies with their intervals.
+  The training curve is the share of right responses, and the accuracies have their intervals.
   """
   steps, evals = (where(results[name], config=config) for name in ("steps", "evals"))
   for place, seed in enumerate(sorted({row["seed"] for row in steps})):
-    mine = where(steps, seed=seed)
-    x, y = ([row[key] for row in mine] for key in ("step", "right"))
+    rows = where(steps, seed=seed)
+    x, y = ([row[key] for row in rows] for key in ("step", "right"))
     axes.plot(x, y, color=color, linewidth=0.9, marker="", label=None if place else label)
-    looks = where(evals, seed=seed)
-    x = np.array([row["step"] for row in looks]) + shift + 0.2 * place
-    y, low, high = (np.array([row[key] for row in looks]) for key in ("accuracy", "low", "high"))
+    rows = where(evals, seed=seed)
+    x = np.array([row["step"] for row in rows]) + shift + 0.2 * place
+    y, low, high = (np.array([row[key] for row in rows]) for key in ("accuracy", "low", "high"))
     axes.errorbar(x, y, yerr=(y - low, high - y), fmt=marker, color=color, markersize=4, linewidth=0.9, linestyle="none")
 
 
 def _points() -> list[Any]:
-  """Returns the mark of a held-out accuracy, for the legend."""
+  """Makes the legend entry of a held-out accuracy."""
   from matplotlib.lines import Line2D
 
   return [Line2D([], [], color=BLACK, marker="o", linestyle="none", markersize=4)]

@@ -245,9 +245,9 @@ def test_a_page_holds_texts_tables_and_pictures(tmp_path):
 
 
 def test_a_picture_is_an_image_with_words():
-  made = pictures.picture(lambda figure: figure.subplots().plot([1, 2]), height=1.0, says="two points")
+  made = pictures.picture(lambda figure: figure.subplots().plot([1, 2]), height=1.0, alt="two points")
   assert made._repr_png_().startswith(b"\x89PNG") and repr(made) == "two points"
-  again = pictures.picture(lambda figure: figure.subplots().plot([1, 2]), height=1.0, says="two points")
+  again = pictures.picture(lambda figure: figure.subplots().plot([1, 2]), height=1.0, alt="two points")
   assert made.png == again.png
   table = pictures.Table(["a", "bb"], [["1", "2"]])
   assert table._repr_markdown_() == "| a | bb |\n| --- | --- |\n| 1 | 2 |"

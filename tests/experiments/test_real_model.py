@@ -1,4 +1,4 @@
-"""The real model's runs: read, paired and drawn."""
+"""Tests of the real model's page: its runs are collected, paired and drawn."""
 
 import json
 
@@ -11,27 +11,27 @@ from jaxrl_llm.evaluation import SampleRow, write_samples
 OTHER = dict(sample=0, prompt="", response="", answer=None, gold="", parts={}, cause=None, num_tokens=1, stopped=True)
 
 
-def a_run(runs, name, right_at_the_end, status="finished"):
-  """Returns a run of two RL steps on four problems, of which it solves the first untouched."""
+def write_run(runs, name, right_at_the_end, status="finished"):
+  """Writes a run of two RL steps on four problems; the untouched model solves the first."""
   folder = runs / name
   (folder / "evaluations").mkdir(parents=True)
   for step, right in ((0, 1), (2, right_at_the_end)):
     write_samples(folder / "evaluations" / f"step-{step}.jsonl", [SampleRow(id=str(i), score=float(i < right), **OTHER) for i in range(4)])
-  look = lambda step, right: {"step": step, "phase": "eval"} | {f"eval/accuracy{x}": right / 4 for x in ("", "_low", "_high")}
-  looks = look(0, 1), look(2, right_at_the_end)
+  evaluation = lambda step, right: {"step": step, "phase": "eval"} | {f"eval/accuracy{x}": right / 4 for x in ("", "_low", "_high")}
+  evals = evaluation(0, 1), evaluation(2, right_at_the_end)
   steps = [{"step": step, "phase": "rl", "reward/final_number/mean": 0.5} for step in (1, 2)]
-  (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in (looks[0], *steps, looks[1])))
+  (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in (evals[0], *steps, evals[1])))
   (folder / "summary.json").write_text(json.dumps({"status": status, "peak_memory_gb": 3.5}))
   (folder / "report.html").write_text("")
   folder.with_suffix(".seconds").write_text("61.5")
 
 
 def test_runs_are_collected_and_paired(tmp_path):
-  a_run(tmp_path, "sapo-smollm2-1", 4)
-  a_run(tmp_path, "sapo-smollm2-random-1", 1)
-  a_run(tmp_path, "raft-smollm2-1", 2)
-  a_run(tmp_path, "sapo-smollm2-2", 4, status="failed")
-  a_run(tmp_path, "gspo-0", 4)
+  write_run(tmp_path, "sapo-smollm2-1", 4)
+  write_run(tmp_path, "sapo-smollm2-random-1", 1)
+  write_run(tmp_path, "raft-smollm2-1", 2)
+  write_run(tmp_path, "sapo-smollm2-2", 4, status="failed")
+  write_run(tmp_path, "gspo-0", 4)
   tables = collect(tmp_path)
   gains = {(run["config"], run["seed"]): run["gain"] for run in tables["runs"]}
   assert gains == {("sapo:smollm2", 1): 75.0, ("sapo:smollm2-random", 1): 0.0, ("raft:smollm2", 1): 25.0}
@@ -44,12 +44,12 @@ def test_runs_are_collected_and_paired(tmp_path):
   assert [(run["config"], run["seed"], run["gain"]) for run in again["runs"]] == [
     ("raft:smollm2", 1, 25.0), ("sapo:smollm2", 1, 9.0), ("sapo:smollm2-random", 1, 0.0)
   ]  # fmt: skip
-  assert again["differences"] == [difference], "runs that are gone stay"
+  assert again["differences"] == [difference], "rows of missing runs are kept"
   with pytest.raises(FileNotFoundError, match="found no finished run of SmolLM2 in .*nothing; `python -m experiments.laptop_job`"):
     collect(tmp_path / "nothing")
 
 
-def test_the_checked_in_results_are_those_of_the_rules(tmp_path, capsys):
+def test_the_checked_in_results_meet_the_rules(tmp_path, capsys):
   pytest.importorskip("matplotlib")
   (tmp_path / "results.json").write_text((HERE / "results.json").read_text())
   main(["--plot_only", "--folder", str(tmp_path)])

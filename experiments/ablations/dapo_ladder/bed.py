@@ -1,12 +1,10 @@
-"""The bed of the study.
+"""Bed of the study: arithmetic from a rambling teacher, then DAPO's rungs from a warm start.
 
-It is arithmetic by a teacher who rambles, above all when he is wrong, then DAPO's rungs from one
-warm start for each seed.
-
-The problems are those of the laptop job (levels 1 and 2). Its demonstrations have no long mode, so
-that neither a length penalty nor the weights of tokens would have anything to do. This teacher may
-copy his last line again and again before he answers: with a tight token budget some responses are
-cut, and the wrong ones are the longer ones.
+The problems are those of the laptop job (levels 1 and 2). The demonstrations of that job have no
+long mode, so a length penalty and token weights would have nothing to act on. The teacher of this
+bed may copy the last line several times before the answer, and does so more often after a slip.
+With a tight token budget some responses are cut, and wrong responses are longer than right ones.
+Each seed has one warm start, from which all its rungs begin.
 """
 
 import json
@@ -32,12 +30,12 @@ from jaxrl_llm.workdir import checkpoint, claim
 from jaxrl_llm.workdir.metrics import read_rows
 
 LEVELS = (1, 2)
-DEMONSTRATIONS = 4  # Of each problem.
+DEMONSTRATIONS = 4  # Number of demonstrations per problem.
 RAMBLES = {True: 0.5, False: 0.1}
-"""Probability that the teacher rambles, by whether he has made a slip."""
-GOES_ON = 0.75  # Probability of one more copy of the last line, after each.
+"""Probability that the teacher rambles: with a slip in the working (True), without one (False)."""
+GOES_ON = 0.75  # Probability that another copy of the last line follows a copy.
 MOST_COPIES = 6
-WARM_BUDGET = 96  # Tokens: holds the longest demonstration.
+WARM_BUDGET = 96  # In tokens. The longest demonstration fits.
 
 
 class Sizes(NamedTuple):
@@ -45,18 +43,18 @@ class Sizes(NamedTuple):
 
   Attributes:
     preset: Preset of the model.
-    warm_steps: Warm steps of imitation.
-    warm_batch: Demonstrations of a step.
+    warm_steps: Number of imitation steps of the warm start.
+    warm_batch: Number of demonstrations per imitation step.
     warm_rate: Learning rate of the imitation.
-    steps: RL steps, each one rollout batch.
-    num_prompts: Number of prompts of a rollout batch.
-    group_size: Responses to each prompt.
-    updates: Updates of the policy, for each rollout batch.
+    steps: Number of RL steps, each with one rollout batch.
+    num_prompts: Number of prompts in a rollout batch.
+    group_size: Number of samples per prompt (G).
+    updates: Number of policy updates per rollout batch.
     rate: Learning rate of RL.
     budget: Budget of a response, in tokens.
-    eval_every: RL steps between evaluations.
-    eval_prompts: Held-out problems.
-    log_every: RL steps between rollout batches that are looked at response by response.
+    eval_every: Number of RL steps between evaluations.
+    eval_prompts: Number of held-out problems.
+    log_every: Number of RL steps between rollout batches whose responses are all logged.
   """
 
   preset: str = "tiny"
@@ -75,48 +73,48 @@ class Sizes(NamedTuple):
 
 
 SMOKE = Sizes(preset="nano", warm_steps=2, warm_batch=8, steps=2, num_prompts=4, group_size=4, updates=2, eval_every=1, eval_prompts=8)
-"""Shows that everything runs, and measures nothing worth having."""
+"""Tiny sizes that show that everything runs. The measurements are meaningless."""
 
 RUNGS = ("base", "filter", "clip_higher", "soft", "token", "dynamic")
-"""The rungs, in the order of the paper's table 1.
+"""Rungs, in the order of the paper's table 1.
 
-Each keeps what the ones below it switched on, but the filter, which "soft" replaces.
+Each rung keeps the switches of the rungs below it, except that "soft" replaces the filter.
 """
 
 SIDES = ("clip_wide", "punish")
-"""Arms beside the ladder: "clip_higher" with a band up to 0.4.
+"""Arms beside the ladder, each a variant of "clip_higher".
 
-And with -1 for a response that was cut in the filter's place.
+"clip_wide" has a band up to 0.4. "punish" gives -1 to a truncated response instead of filtering it.
 """
 
 
 def write_problems(folder: Path) -> None:
   """Writes `demonstrations.jsonl`, and the problems `train.jsonl` and `test.jsonl`.
 
-  A problem is in the split of the laptop job.
+  The split of a problem is that of the laptop job.
   """
   folder.mkdir(parents=True, exist_ok=True)
   rows: dict[str, list] = {"train": [], "test": [], "demonstrations": []}
   for level in LEVELS:
     for question in arithmetic.questions_of(level):
       row = {"question": question, "terms": question, "answer": str(arithmetic.evaluate(question)), "level": level}
-      # Read of the demonstrations alone; both files of a task have the same columns.
+      # Only the demonstrations' response is read, but both files of a task have the same columns.
       row |= {"response": arithmetic.working(question)}
       rows[split := arithmetic.split_of(question)].append(row)
       if split == "train":
-        # A file holds a question once, so that the number of the try is part of it; the prompt is
-        # made of the terms.
-        tries = ({"question": f"{question}/{seed}", "response": rambling(question, seed=seed)} for seed in range(DEMONSTRATIONS))
-        rows["demonstrations"] += [row | one for one in tries]
-  for name, mine in rows.items():
-    (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in mine))
+        # The questions of a file are unique, so the number of the attempt is part of the question.
+        # The prompt is made of the terms.
+        attempts = ({"question": f"{question}/{seed}", "response": rambling(question, seed=seed)} for seed in range(DEMONSTRATIONS))
+        rows["demonstrations"] += [row | attempt for attempt in attempts]
+  for name, rows_of_file in rows.items():
+    (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows_of_file))
 
 
 def rambling(question: str, *, seed: int) -> str:
-  """Returns a demonstration.
+  """Writes a demonstration as the rambling teacher.
 
-  It is the working of the laptop job's unreliable teacher, its last line perhaps copied a few
-  times.
+  The demonstration is a working of the laptop job's unreliable teacher. Its last line before the
+  answer may be copied up to `MOST_COPIES` times.
 
   Example:
     >>> [rambling("7+8", seed=seed) for seed in range(3)]
@@ -134,7 +132,7 @@ def rambling(question: str, *, seed: int) -> str:
 
 
 def base_config(sizes: Sizes, folder: Path, seed: int) -> ConfigDict:
-  """Returns the config that all runs of a seed share."""
+  """Makes the config that all runs of a seed share."""
   config = dapo.get_config()
   config.seed, config.model.preset = seed, sizes.preset
   config.task.name, config.task.levels, config.task.data_dir = "file", None, str(folder / "data")
@@ -149,7 +147,7 @@ def base_config(sizes: Sizes, folder: Path, seed: int) -> ConfigDict:
 
 
 def warm_config(sizes: Sizes, folder: Path, seed: int) -> ConfigDict:
-  """Returns the config of the imitation alone."""
+  """Makes the config of the warm start, which is imitation alone."""
   config = base_config(sizes, folder, seed)
   config.task.path, config.task.response_column = str(folder / "demonstrations.jsonl"), "response"
   config.num_steps = 0
@@ -162,7 +160,10 @@ def warm_config(sizes: Sizes, folder: Path, seed: int) -> ConfigDict:
 
 
 def rung_config(sizes: Sizes, folder: Path, seed: int, rung: str) -> ConfigDict:
-  """Returns the config of RL with the switches of a rung; the last one is configs/dapo.py."""
+  """Makes the config of RL with the switches of a rung.
+
+  The last rung has the switches of `configs/dapo.py`.
+  """
   config = base_config(sizes, folder, seed)
   config.task.path = str(folder / "train.jsonl")
   config.num_steps = sizes.steps
@@ -177,7 +178,7 @@ def rung_config(sizes: Sizes, folder: Path, seed: int, rung: str) -> ConfigDict:
   on = lambda switch: height >= RUNGS.index(switch)
   config.reward.overlong_filter = on("filter") and not on("soft") and rung != "punish"
   config.objective.clip_high = 0.4 if rung == "clip_wide" else 0.28 if on("clip_higher") else 0.2
-  # A ramp of one token is none: 0 up to the last token of the budget, -1 there.
+  # A ramp of one token is a step: 0 before the last token of the budget, -1 at that token.
   config.reward.overlong_buffer = sizes.budget // 5 if on("soft") else int(rung == "punish")
   config.objective.weights = "token_mean" if on("token") else "sequence_mean"
   config.rollout.max_refills = config.rollout.max_refills if on("dynamic") else 0
@@ -185,7 +186,10 @@ def rung_config(sizes: Sizes, folder: Path, seed: int, rung: str) -> ConfigDict:
 
 
 def warm_start(sizes: Sizes, folder: Path, seed: int) -> None:
-  """Trains the policy that all rungs of a seed begin with; goes on where it stopped."""
+  """Trains the policy that all rungs of a seed begin with.
+
+  An interrupted warm start resumes. A finished one is kept.
+  """
   if claim.is_finished(folder / f"warm-{seed}"):
     return
   _checked(config := warm_config(sizes, folder, seed))
@@ -196,11 +200,12 @@ def climb(sizes: Sizes, folder: Path, seed: int, rung: str) -> dict[str, list[di
   """Trains with the switches of a rung, from the seed's warm start.
 
   Returns:
-    Rows of `steps`, `evals` and `looks` (see `measures`), and one of `ends`.
+    Rows of the trial by table: `steps`, `evals` and `looks` as returned by the functions of
+    `measures`, and one row of `ends`.
   """
   _checked(config := rung_config(sizes, folder, seed, rung))
   workdir = folder / f"{rung}-{seed}"
-  # What a stopped trial left behind: a trial is a minute, and is not resumed.
+  # A trial takes about a minute, so it starts over rather than resumes.
   shutil.rmtree(workdir, ignore_errors=True)
   run = start_lib.start_run(config, _made(workdir))
   arrays = abstract_arrays(run.experiment)
@@ -216,13 +221,13 @@ def climb(sizes: Sizes, folder: Path, seed: int, rung: str) -> dict[str, list[di
     "looks": measures.looks(samples, group_size=sizes.group_size),
     "ends": [{"right": right, "samples": 2 * config.eval.samples, "seconds": measures.seconds(rows)}],
   }
-  return {table: [at | row for row in mine] for table, mine in tables.items()}
+  return {table: [at | row for row in rows] for table, rows in tables.items()}
 
 
 def grades(run: start_lib.Run) -> list[int]:
-  """Returns how many of four samples of each held-out problem are right, at the end of a trial."""
+  """Counts the right ones among four samples of each held-out problem, at the end of a trial."""
   test, config = run.experiment.task.test, run.config
-  # The same problems for every rung and seed, but not the samples of the run's own evaluations.
+  # All rungs and seeds have the same problems. The samples differ from the run's own evaluations.
   order = np.random.default_rng(0).permutation(len(test))[: config.eval.num_prompts]
   problems, size, right = [test[i] for i in order], config.eval.batch_prompts, np.zeros(len(order), int)
   for half in range(2):

@@ -1,4 +1,4 @@
-"""Measures of a trial from its metrics and samples, and paired differences of two rungs."""
+"""Measures of a trial, computed from its metrics and samples."""
 
 from collections.abc import Mapping, Sequence
 
@@ -10,17 +10,17 @@ from jaxrl_llm.text_types import Completion
 
 
 def steps(rows: Sequence[Mapping], *, num_sequences: int) -> list[dict]:
-  """Returns the RL steps.
+  """Extracts the measures of the RL steps from the metrics.
 
   Args:
     rows: Rows of `metrics.jsonl`.
     num_sequences: Number of sequences that a step learns from.
 
   Returns:
-    For each step `entropy` (nats a token), `tokens_mean` of a response, `truncated` (fraction of
-    the responses), `clip_up` and `clip_down` (fraction of the tokens with A > 0 or A < 0 on which
-    the clip binds), `drawn`, response tokens drawn by the step, and `rounds` in which they were
-    drawn.
+    One row per step: `step`; `entropy`, in nats per token; `tokens_mean`, the mean length of a
+    response; `truncated`, the fraction of truncated responses; `clip_up` and `clip_down`, the
+    fractions of the tokens with A > 0 and A < 0 on which the clip binds; `drawn`, the number of
+    response tokens that the step drew; `rounds`, the number of rounds that drew them.
   """
   table = []
   for row in rows:
@@ -41,7 +41,7 @@ def steps(rows: Sequence[Mapping], *, num_sequences: int) -> list[dict]:
 
 
 def evals(rows: Sequence[Mapping]) -> list[dict]:
-  """Returns the evaluations: RL step, held-out accuracy, mean length of a response."""
+  """Extracts the evaluations: RL step, held-out accuracy, mean length of a response."""
   return [
     {"step": row["step"], "accuracy": row["eval/accuracy"], "tokens_mean": row["eval/response_length/mean"]}
     for row in rows
@@ -50,32 +50,32 @@ def evals(rows: Sequence[Mapping]) -> list[dict]:
 
 
 def seconds(rows: Sequence[Mapping]) -> float:
-  """Returns the wall time of a trial's RL steps, without evaluations."""
+  """Sums the wall time of a trial's RL steps, without evaluations."""
   return sum(row["timing_s/step"] for row in rows if row["phase"] == "rl")
 
 
 def looks(samples: Sequence[Mapping], *, group_size: int) -> list[dict]:
-  """Returns the rollout batches of which every response was written down.
+  """Measures the rollout batches whose responses were all logged.
 
   Args:
-    samples: Rows of `samples.jsonl`, G consecutive ones for each prompt.
-    group_size: G.
+    samples: Rows of `samples.jsonl`, G consecutive rows per prompt.
+    group_size: Number of samples per prompt (G).
 
   Returns:
-    For each RL step looked at: `right`, fraction of the responses; `tokens_right` and
-    `tokens_wrong`, mean lengths (None of none); `mixed`, fraction of the groups in which some are
-    right and some are wrong; `cut_right`, fraction of the truncated responses that had written
-    every line of the working correctly until they were cut, `cut_advantage`, the mean advantage
-    that these were given, and `cut_count`, their number.
+    One row per logged RL step: `step`; `right`, the fraction of right responses; `tokens_right`
+    and `tokens_wrong`, the mean lengths of right and wrong responses (None if there are none);
+    `mixed`, the fraction of the groups with both right and wrong responses; `cut_right`, the
+    fraction of the truncated responses whose complete lines are all correct (None if none was
+    truncated); `cut_count`, the number of these responses; `cut_advantage`, their mean advantage.
   """
   table = []
   for step in sorted({row["step"] for row in samples}):
-    mine = [row for row in samples if row["step"] == step]
-    right = np.array([is_right(row) for row in mine])
-    tokens = np.array([row["num_tokens"] for row in mine])
+    batch = [row for row in samples if row["step"] == step]
+    right = np.array([is_right(row) for row in batch])
+    tokens = np.array([row["num_tokens"] for row in batch])
     groups = right.reshape(-1, group_size).mean(axis=1)
-    cut = [row for row in mine if not row["stopped"]]
-    unlucky = [row["advantage"] for row in cut if works(row)]
+    cut = [row for row in batch if not row["stopped"]]
+    sound_advantages = [row["advantage"] for row in cut if is_sound(row)]
     table.append(
       {
         "step": step,
@@ -83,27 +83,24 @@ def looks(samples: Sequence[Mapping], *, group_size: int) -> list[dict]:
         "tokens_right": _mean(tokens[right]),
         "tokens_wrong": _mean(tokens[~right]),
         "mixed": float(np.mean((groups > 0) & (groups < 1))),
-        "cut_count": len(unlucky),
-        "cut_right": len(unlucky) / len(cut) if cut else None,
-        "cut_advantage": _mean(unlucky),
+        "cut_count": len(sound_advantages),
+        "cut_right": len(sound_advantages) / len(cut) if cut else None,
+        "cut_advantage": _mean(sound_advantages),
       }
     )
   return table
 
 
 def is_right(row: Mapping) -> bool:
-  """Returns whether a sample earns the reward of a right answer.
-
-  A penalty on its length does not count.
-  """
+  """Returns whether a sample's final answer is right, whatever the penalty on its length."""
   completion = Completion(row["response"], tuple(row["token_ids"]), row["num_tokens"], row["stopped"])
   return final_answer(completion, row) == 1
 
 
-def works(row: Mapping) -> bool:
-  """Returns whether all lines of a response that was cut are right or copies of the line before.
+def is_sound(row: Mapping) -> bool:
+  """Checks that each line of a truncated response is correct or copies the line before.
 
-  The unfinished last line does not count.
+  The unfinished last line does not count. A response without a complete line is not sound.
   """
   *lines, _ = row["response"].split("\n")
   lines = [line for i, line in enumerate(lines) if i == 0 or line != lines[i - 1]]
@@ -116,18 +113,18 @@ def _mean(values: Sequence[float]) -> float | None:
 
 
 def trend(rows: Sequence[Mapping], name: str) -> float:
-  """Returns the slope of a quantity against the RL step.
+  """Fits the slope of a quantity against the RL step.
 
-  Steps without it are left out. With fewer than two steps the slope is 0.
+  Steps at which the quantity is None are left out. With fewer than two steps the slope is 0.
   """
   points = [(row["step"], row[name]) for row in rows if row[name] is not None]
   return float(np.polyfit(*zip(*points, strict=True), 1)[0]) if len(points) > 1 else 0.0
 
 
 def at_tokens(steps: Sequence[Mapping], evals: Sequence[Mapping], budget: float) -> float:
-  """Returns the held-out accuracy of one trial once it has drawn a number of response tokens.
+  """Interpolates the held-out accuracy of a trial at a number of drawn response tokens.
 
-  It is interpolated linearly between two evaluations.
+  The accuracy is linear between two evaluations and constant beyond the last one.
   """
   drawn = np.cumsum([0.0, *(row["drawn"] for row in sorted(steps, key=lambda row: row["step"]))])
   points = sorted((drawn[row["step"]], row["accuracy"]) for row in evals)

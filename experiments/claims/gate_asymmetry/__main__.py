@@ -1,12 +1,12 @@
 """Trains SAPO with gates that are sharper for advantages of one sign.
 
-Judges by `rules.py` and draws the figure.
+The command then judges by `rules.py` and draws the figure.
 
   python -m experiments.claims.gate_asymmetry
   python -m experiments.claims.gate_asymmetry --plot_only --format pdf
 
-Results go to `results.json` beside this file, the figure to `figures/`. A run that was stopped goes
-on where it was with the same command.
+Results go to `results.json` beside this file, the figure to `figures/`. A stopped run resumes with
+the same command.
 """
 
 import pathlib
@@ -20,7 +20,7 @@ STUDY = study.Study("experiments.claims.gate_asymmetry", __doc__.splitlines()[0]
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-  """Parses the command line, measures, writes and draws."""
+  """Runs the study's command line."""
   study.main(STUDY, argv, HERE)
 
 

@@ -1,4 +1,4 @@
-"""The figure of the gates' asymmetry, drawn from `results.json` alone."""
+"""Figure of the asymmetric gates (E15), drawn from `results.json` alone."""
 
 import pathlib
 from collections.abc import Mapping, Sequence
@@ -10,7 +10,7 @@ from jaxrl_llm.report.figures import new_figure, save
 
 
 def draw(results: Mapping[str, Any], folder: pathlib.Path, formats: Sequence[str]) -> None:
-  """Draws the figure."""
+  """Draws the accuracies at both rates, and the differences between the pairs of gates."""
   labels = {name: rf"$\tau_+$ = {pos:g}, $\tau_-$ = {neg:g}" for name, (pos, neg) in rules.PAIRS.items()}
   with new_figure(height=2.3) as figure:
     panels = figure.subplots(1, 3, width_ratios=(3, 3, 2))

@@ -1,4 +1,1 @@
-"""Effect of the weights of tokens on the length of responses.
-
-GRPO's claim (E18) and LUSPO's (E21). See README.md.
-"""
+"""Effect of token weights on the length of responses: claims of Dr. GRPO (E18) and LUSPO (E21)."""

@@ -1,11 +1,11 @@
-"""Trains with different weights of tokens, and judges the lengths of responses by `rules.py`.
+"""Trains with different token weights, and judges the lengths of responses by `rules.py`.
 
   python -m experiments.claims.lengths
   python -m experiments.claims.lengths --plot_only --format pdf
 
-Results go to `results.json` beside this file, the figure to `figures/`. One trial after the other,
-and every trial is written when it ends: a stopped measurement goes on where it was when it is
-launched again; `--fresh` begins anew.
+Results go to `results.json` beside this file, the figure to `figures/`. Trials run one after the
+other, and each is written when it ends. A stopped run resumes when it is launched again; with
+`--fresh` it starts over.
 """
 
 import pathlib
@@ -25,13 +25,13 @@ HERE = pathlib.Path(__file__).parent
 
 
 class Plan(NamedTuple):
-  """What is measured.
+  """The trials of the study.
 
   Attributes:
     sizes: Sizes of the bed.
-    seeds: Seeds of everything.
-    steps: Rollout batches of a trial.
-    held_out: Batches of held-out problems at its end.
+    seeds: Seeds of the trials.
+    steps: Number of rollout batches of a trial.
+    held_out: Number of batches of held-out problems at its end.
   """
 
   sizes: beds.Sizes = beds.Sizes()
@@ -44,7 +44,7 @@ SMOKE = Plan(sizes=beds.SMOKE, seeds=(0, 1), steps=2, held_out=1)
 
 
 def measure(plan: Plan, path: pathlib.Path) -> None:
-  """Runs what is not done yet, and writes the file after every trial."""
+  """Runs the trials that are not in the file yet, and writes the file after each of them."""
   fresh = {"sizes": plan.sizes._asdict(), "seeds": list(plan.seeds), "jax": jax.__version__, "processor_seconds": 0.0}
   fresh |= {"provenance": provenance.record(rules), "verdicts": {}, "rows": [], "ends": []}
   results = from_json(path.read_text()) if path.exists() else fresh
@@ -69,7 +69,7 @@ def measure(plan: Plan, path: pathlib.Path) -> None:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-  """Runs the command line of the study; see `study_command.run`."""
+  """Runs the study's command line."""
   study_command.run(
     argv, package="experiments.claims.lengths", about=__doc__.splitlines()[0], here=HERE, fresh=True,
     measure=lambda folder, smoke: measure(SMOKE if smoke else Plan(), folder / "results.json"), draw=figures.draw,

@@ -1,12 +1,10 @@
-"""The bed of the study.
+"""The bed of the study: running sums by a rambling teacher, and a small model that imitates it.
 
-It is running sums modulo 10 by a teacher who rambles, a small model that imitates him, and real
-Adam steps on what it samples.
-
-The task is that of `experiments/claims/bed.py`, here always with six digits, and this teacher may
-write his last sum again and again before he ends, in three of ten workings, right or wrong. A
-response is right if it ends and its last digit is the sum of all, so that rambling costs nothing
-and length says nothing of the answer:
+The model is then trained by RL, with Adam steps on its own samples. The task is that of
+`experiments/claims/bed.py`, here always with six digits. In three of ten workings, right or wrong,
+the teacher repeats its last sum several times before it ends. A response is right if it ends and
+its last digit is the sum of all. Rambling therefore costs nothing, and length says nothing about
+the answer:
 
     3 7 5 9 1 2 . . =        0 5 4 5 7 $            0 5 4 5 7 7 7 7 $
 """
@@ -30,17 +28,17 @@ from jaxrl_llm.sampler import make_filter, make_sampler
 from jaxrl_llm.types import Metrics, Params, TrainBatch, TrainState
 
 DIGITS = 6
-RAMBLES = 0.3  # Probability that the teacher does.
-GOES_ON = 0.85  # Probability of one more copy of the last sum, after each.
+RAMBLES = 0.3  # Probability that the teacher repeats its last sum.
+GOES_ON = 0.85  # Probability of another copy of the last sum, after each one.
 MOST_COPIES = 14
 BUDGET = 24
-"""Tokens of a response: the longest demonstration has 20."""
+"""Maximum number of tokens of a response; the longest demonstration has 20."""
 
 CLIP = dict(clip_low=0.2, clip_high=0.27)
 GSPO_CLIP = dict(zip(("clip_low", "clip_high"), sequence_clip(8), strict=True))
-"""GSPO's band for responses of 8 tokens, about their mean length here.
+"""GSPO's band for responses of 8 tokens, which is about their mean length here.
 
-LUSPO has the same one, so that the weights alone differ.
+LUSPO has the same band, so that the two differ only in the weights of tokens.
 """
 
 OBJECTIVES = {
@@ -55,7 +53,7 @@ class Arm(NamedTuple):
   """One way to train.
 
   Attributes:
-    objective: A key of `OBJECTIVES`.
+    objective: Key of `OBJECTIVES`.
     std: Whether advantages are divided by the standard deviation of their group.
   """
 
@@ -69,12 +67,12 @@ class Sizes(NamedTuple):
   Attributes:
     d_model: Width of the two layers.
     d_ff: Width of their feed-forward part.
-    num_prompts: Number of prompts of a rollout batch.
-    group_size: Responses to each prompt.
-    updates: Updates of a rollout batch.
-    rate: Rate of Adam, in RL.
-    warm_steps: Warm steps of imitation.
-    warm_rows: Demonstrations of a step.
+    num_prompts: Number of prompts per rollout batch.
+    group_size: Number of responses to each prompt.
+    updates: Number of updates per rollout batch.
+    rate: Learning rate of Adam in RL.
+    warm_steps: Number of steps of imitation.
+    warm_rows: Number of demonstrations per step of imitation.
   """
 
   d_model: int = 32
@@ -95,13 +93,13 @@ class Bed(NamedTuple):
 
   Attributes:
     sizes: Sizes of the model and of its training.
-    init: `(key) -> params`.
-    warm_state: `(params) -> state` of imitation.
-    warm_step: `(state, batch) -> (state, metrics)`.
-    sample: `(params, prompts, prompt_mask, key) -> Rollouts`.
-    logprobs: `(params, batch) -> [B, T]`.
-    new_state: `(params) -> state` of RL.
-    step: `(objective) -> ((state, batch) -> (state, metrics))`.
+    init: Initializer `(key) -> params`.
+    warm_state: Function `(params) -> state` that makes the state of `warm_step`.
+    warm_step: Step of imitation `(state, batch) -> (state, metrics)`.
+    sample: Sampler `(params, prompts, prompt_mask, key) -> Rollouts`.
+    logprobs: Function `(params, batch) -> [B, T]` that computes log-probabilities.
+    new_state: Function `(params) -> state` that makes the state of an RL step.
+    step: Function `(objective)` that makes an RL step `(state, batch) -> (state, metrics)`.
   """
 
   sizes: Sizes
@@ -116,7 +114,7 @@ class Bed(NamedTuple):
 
 @functools.cache
 def make_bed(sizes: Sizes) -> Bed:
-  """Builds the model once; a program compiles at first use."""
+  """Builds the model once; each program compiles at its first use."""
   shape = dict(d_model=sizes.d_model, head_dim=sizes.d_model // 4, d_ff=sizes.d_ff)
   model = make_model(preset("nano", vocab_size=VOCAB_SIZE)._replace(**shape))
   outputs_fn = functools.partial(policy_outputs, model.logprobs, make_filter())
@@ -141,9 +139,10 @@ def make_bed(sizes: Sizes) -> Bed:
 
 
 def problems(split: str, count: int, rng: np.random.Generator) -> np.ndarray:
-  """Returns the problems of a split, "train" or "test", [count.
+  """Draws problems of a split, "train" or "test".
 
-  MOST_DIGITS] with dots behind the digits.
+  Returns:
+    Digits, padded with dots on the right, [count, MOST_DIGITS].
   """
   rows = []
   while len(rows) < count:
@@ -154,7 +153,7 @@ def problems(split: str, count: int, rng: np.random.Generator) -> np.ndarray:
 
 
 def demonstrations(chosen: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-  """Returns what the teacher writes to problems, [n, BUDGET], padded.
+  """Writes the teacher's responses to problems, padded to [n, BUDGET].
 
   Example:
     >>> chosen = np.array([[3, 7, 5, 9, 1, 2, DOT, DOT]])
@@ -176,7 +175,7 @@ def demonstrations(chosen: np.ndarray, rng: np.random.Generator) -> np.ndarray:
 
 @functools.cache
 def warm_params(sizes: Sizes, seed: int) -> Params:
-  """Returns the weights that imitate the teacher, from scratch."""
+  """Trains weights from scratch to imitate the teacher."""
   bed, rng = make_bed(sizes), np.random.default_rng([seed, 0])
   state = bed.warm_state(bed.init(jax.random.key(seed)))
   for _ in range(sizes.warm_steps):
@@ -189,7 +188,9 @@ def warm_params(sizes: Sizes, seed: int) -> Params:
 def draw(bed: Bed, params: Params, chosen: np.ndarray, key: jax.Array) -> tuple[TrainBatch, np.ndarray, np.ndarray]:
   """Samples a rollout batch.
 
-  Returns it without advantages, 1 for each right response [N], and their lengths in tokens [N].
+  Returns:
+    The batch without advantages; the rewards, 1 for each right response, [N]; the lengths of the
+    responses in tokens, [N].
   """
   prompts = prompts_of(chosen)
   rollouts = jax.device_get(bed.sample(params, jnp.asarray(prompts), jnp.ones(prompts.shape, bool), key))
@@ -204,13 +205,14 @@ def train(sizes: Sizes, arm: Arm, seed: int, *, steps: int, held_out: int) -> tu
     sizes: Sizes of the bed.
     arm: Arm to train.
     seed: Seed of problems and samples.
-    steps: Rollout batches, of `sizes.updates` updates each.
-    held_out: Batches of test problems at the end.
+    steps: Number of rollout batches, with `sizes.updates` updates each.
+    held_out: Number of batches of test problems at the end.
 
   Returns:
-    A row a rollout batch, see `lengths_by_answer`; and of each held-out problem at the end, as
-    lists, the number of `right` responses, the `tokens` of all responses and the `wrong_tokens` of
-    the wrong ones, with the `responses` to each.
+    One row per rollout batch, with the entries of `lengths_by_answer`; and the held-out results at
+    the end. The latter are lists with one entry per problem: the number of `right` responses, the
+    `tokens` of all responses and the `wrong_tokens` of the wrong ones. `responses` is the number of
+    responses to each problem.
   """
   bed = make_bed(sizes)
   state, update, key = bed.new_state(warm_params(sizes, seed)), bed.step(arm.objective), jax.random.key(seed)
@@ -233,15 +235,21 @@ def train(sizes: Sizes, arm: Arm, seed: int, *, steps: int, held_out: int) -> tu
 
 
 def lengths_by_answer(rewards: np.ndarray, tokens: np.ndarray) -> dict[str, float | None]:
-  """Returns the fraction `right`, mean lengths `tokens`.
+  """Measures the lengths of right and wrong responses.
 
-  Also `tokens_right` and `tokens_wrong` (None of none), their standard deviation `spread`, the
-  fraction `cut` at the budget, and `correlation` of length and answer among those that were not
-  (None where one of them does not vary).
+  Args:
+    rewards: Rewards, 1 for each right response and 0 for the others, [N].
+    tokens: Lengths of the responses, [N].
+
+  Returns:
+    `right`, the fraction of right responses; `tokens`, `tokens_right` and `tokens_wrong`, the mean
+    lengths of all, right and wrong responses (None if there are none); `spread`, the standard
+    deviation of the lengths; `cut`, the fraction of responses cut at the budget; `correlation`, the
+    correlation of length and answer among the others (None if either does not vary).
 
   Example:
-    >>> found = lengths_by_answer(np.array([1, 0, 0]), np.array([10, 20, 24]))
-    >>> found["tokens_wrong"], found["cut"], round(found["correlation"], 3)
+    >>> lengths = lengths_by_answer(np.array([1, 0, 0]), np.array([10, 20, 24]))
+    >>> lengths["tokens_wrong"], lengths["cut"], round(lengths["correlation"], 3)
     (22.0, 0.3333333333333333, -1.0)
   """
   right, whole = rewards > 0, tokens < BUDGET

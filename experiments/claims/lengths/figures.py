@@ -17,7 +17,7 @@ _WEIGHTS = dict(zip(rules.DR_GRPO, (
   (SKY, "--", "constant, std"), (BLUE, "-", "constant, no std\n(Dr. GRPO)"),
 ), strict=True))  # fmt: skip
 _SEQUENCES = dict(zip(rules.LUSPO, ((ORANGE, "-", "GSPO"), (BLUE, "-", "LUSPO"), (GREEN, "--", "GRPO")), strict=True))
-"""Of each arm the colour, the style and the name."""
+"""Colour, line style and name of each arm."""
 
 
 def draw(results: Mapping[str, Any], folder: pathlib.Path, formats: Sequence[str]) -> None:
@@ -47,7 +47,7 @@ def draw(results: Mapping[str, Any], folder: pathlib.Path, formats: Sequence[str
 
 
 def _lines(axes: Any, rows: Sequence[Mapping], arms: Mapping[rules.Arm, tuple[str, str, str]], name: str) -> None:
-  """Returns the means over the seeds of the running mean of three steps."""
+  """Draws each arm's mean over the seeds, as a running mean of three steps."""
   for arm, (color, style, _) in arms.items():
     steps, values = curve(where(rows, **arm._asdict()), name)
     mean = np.nanmean(values, axis=1)
@@ -56,7 +56,7 @@ def _lines(axes: Any, rows: Sequence[Mapping], arms: Mapping[rules.Arm, tuple[st
 
 
 def _slopes(axes: Any, rows: Sequence[Mapping], arms: Mapping[rules.Arm, tuple[str, str, str]], name: str) -> None:
-  """Draws each arm's slopes: marks are means, bars Student's 95 %, dots the seeds."""
+  """Draws the slopes of each arm: their mean, Student's 95 % interval, and a dot per seed."""
   for place, (arm, (color, style, _)) in enumerate(arms.items()):
     values = rules.slopes(rows, arm, name)
     at = interval(values)

@@ -1,12 +1,12 @@
-"""Learns on policy from a sampler that differs from the learner.
+"""Trains on policy with a sampler that differs from the learner, with and without a correction.
 
-It does so with and without a correction, judges by `rules.py`, and draws the figure.
+The command then judges by `rules.py` and draws the figure.
 
   python -m experiments.claims.mismatch
   python -m experiments.claims.mismatch --plot_only --format pdf
 
-Results go to `results.json` beside this file, the figure to `figures/`. A run that was stopped goes
-on where it was with the same command.
+Results go to `results.json` beside this file, the figure to `figures/`. A stopped run resumes with
+the same command.
 """
 
 import pathlib
@@ -20,7 +20,7 @@ STUDY = study.Study("experiments.claims.mismatch", __doc__.splitlines()[0], (rul
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-  """Parses the command line, measures, writes and draws."""
+  """Runs the study's command line."""
   study.main(STUDY, argv, HERE)
 
 

@@ -1,4 +1,4 @@
-"""The figure of the sampler's mismatch, drawn from `results.json` alone."""
+"""Figure of the sampler's mismatch (E17), drawn from `results.json` alone."""
 
 import pathlib
 from collections.abc import Mapping, Sequence
@@ -12,7 +12,7 @@ LABELS = {way: way for way in rules.WAYS}
 
 
 def draw(results: Mapping[str, Any], folder: pathlib.Path, formats: Sequence[str]) -> None:
-  """Draws the figure."""
+  """Draws accuracy and entropy during training, one column for each sampler."""
   with new_figure(height=4.2) as figure:
     count = len(rules.SAMPLERS)
     panels = figure.subplots(2, count)

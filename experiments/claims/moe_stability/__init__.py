@@ -1,1 +1,1 @@
-"""Collapse of mixtures of experts under GRPO, with and without replayed routes, and GSPO (E6)."""
+"""Collapse of mixtures of experts under GRPO and GSPO, with and without replayed routes (E6)."""

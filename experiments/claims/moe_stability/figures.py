@@ -1,4 +1,4 @@
-"""The figure of E6, drawn from `results.json` alone."""
+"""Figure of E6, drawn from `results.json` alone."""
 
 import pathlib
 from collections.abc import Mapping, Sequence
@@ -16,13 +16,13 @@ _LINES = {
   "GRPO": (ORANGE, "-"), "GRPO with R2": (PINK, "--"), "GSPO": (BLUE, "-"), "GSPO with R2": (SKY, "--"), "SAPO": (GREEN, "-"),
   "GRPO, control": (GREY, ":"),
 }  # fmt: skip
-"""Of each way to train its colour and style."""
+"""Colour and line style of each way to train."""
 
 _DETAILED = rules.STALE[0]
 
 
 def draw(results: Mapping[str, Any], folder: pathlib.Path, formats: Sequence[str]) -> None:
-  """Draws the figure: accuracy at every N, and how far the ratios spread at the first."""
+  """Draws the figure: accuracy for every N, and the spread of the ratios for the first one."""
   trials, updates = results["trials"], results["sizes"]["updates"]
   rates = [rate for rate in rules.RATES if where(trials, rate=rate)]
   with new_figure(height=5.6) as figure:
@@ -47,10 +47,10 @@ def draw(results: Mapping[str, Any], folder: pathlib.Path, formats: Sequence[str
 
 
 def _against_updates(axes: Any, trials: Sequence[Mapping], name: str, updates: int) -> None:
-  """Returns the means over the seeds.
+  """Draws the mean over the seeds of a quantity against the updates.
 
-  They are of the held-out accuracy, or of what was measured before the last update of each rollout
-  batch.
+  The mean is arithmetic for the held-out accuracy. For the measures taken before the last update of
+  each rollout batch it is geometric.
   """
   for way, (color, style) in _LINES.items():
     lines = np.array([row[name] for row in where(trials, way=way)], float)

@@ -1,12 +1,12 @@
-"""Weighs tokens with old log-probabilities of lower precision, and trains with them.
+"""Weights tokens with old log-probabilities of lower precision, and trains with them.
 
-Judges by `rules.py` and draws the figure.
+The command then judges by `rules.py` and draws the figure.
 
   python -m experiments.claims.precision
   python -m experiments.claims.precision --plot_only --format pdf
 
-Results go to `results.json` beside this file, the figure to `figures/`. A run that was stopped goes
-on where it was with the same command.
+Results go to `results.json` beside this file, the figure to `figures/`. A stopped run resumes with
+the same command.
 """
 
 import functools
@@ -22,13 +22,13 @@ HERE = pathlib.Path(__file__).parent
 
 @functools.cache
 def distortions(sizes: beds.Sizes, seeds: Sequence[int]) -> list[dict]:
-  """Returns what errors do to weights, a row for each seed, objective and error."""
+  """Measures the effect of errors on weights, in one row per seed, objective and error."""
   updates = min(rules.STALE_UPDATES, sizes.updates)
   return [row for seed in seeds for row in distortion.measure(sizes, seed, rules.OBJECTIVES, rules.ERRORS, updates=updates)]
 
 
 def tables(sizes: beds.Sizes, trials: Sequence[Mapping]) -> dict:
-  """Returns what goes into `results.json` beside the trials."""
+  """Returns the entries of `results.json` that are added to the trials."""
   rows = distortions(sizes, tuple(sorted({row["seed"] for row in trials})))
   return {"distortion": rows}
 
@@ -45,7 +45,7 @@ STUDY = study.Study(
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-  """Parses the command line, measures, writes and draws."""
+  """Runs the study's command line."""
   study.main(STUDY, argv, HERE)
 
 

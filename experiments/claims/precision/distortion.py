@@ -16,25 +16,28 @@ from jaxrl_llm.types import PolicyOutputs, TrainBatch
 
 
 def measure(sizes: beds.Sizes, seed: int, arms: Mapping[str, beds.Arm], errors: Mapping[str, float | str], *, updates: int) -> list[dict]:
-  """Makes a policy stale by exact updates of GRPO on a rollout batch.
+  """Measures the effect of wrong old log-probabilities on the weights of a stale policy.
 
-  Then it weighs the batch with exact and with wrong old log-probabilities.
+  Exact updates on one rollout batch make the policy stale. The batch is then weighted with exact
+  and with wrong old log-probabilities.
 
   Args:
     sizes: Sizes of the bed.
     seed: Seed of warm start, problems, samples and errors.
     arms: Objectives by name; the first one trains.
-    errors: Errors by name the standard deviation of an error of each token's own, in nats, or
-      "bfloat16" or "float8" for log-probabilities computed as a sampler in it would.
-    updates: Updates of the rollout batch.
+    errors: Errors by name. A number is the standard deviation of an independent error of each
+      token, in nats. "bfloat16" and "float8" stand for log-probabilities that a sampler in this
+      type would compute.
+    updates: Number of updates on the rollout batch.
 
   Returns:
-    For each objective and error: `weight`, mean |C - C exact| over the tokens whose advantage is
-    not 0, C being the weight of the token's gradient relative to REINFORCE's; `ratio`, the same for
-    the ratio alone, no clip and no gate, of the sequence for GSPO and of the token for others;
-    `flips`, fraction of these tokens of which the clip binds in one case and not in the other;
-    `clipped`, fraction on which it binds exactly; `gap`, mean absolute error of an old
-    log-probability; `k3`, the divergence that this error makes, in nats a token.
+    One row per objective and error, over the tokens whose advantage is not 0: `weight`, the mean of
+    |C - C exact|, where C is the weight of the token's gradient relative to REINFORCE's; `ratio`,
+    the same for the ratio alone, without clip or gate (of the sequence for GSPO, of the token for
+    others); `flips`, the fraction of tokens of which the clip binds in one case and not in the
+    other; `clipped`, the fraction on which it binds with exact log-probabilities; `gap`, the mean
+    absolute error of an old log-probability; `k3`, the divergence due to this error, in nats per
+    token.
   """
   bed, params = beds.make_bed(sizes), beds.warm_params(sizes, seed)
   trained = next(iter(arms.values()))
@@ -59,9 +62,9 @@ def measure(sizes: beds.Sizes, seed: int, arms: Mapping[str, beds.Arm], errors: 
 
 @functools.cache
 def _lowered(sizes: beds.Sizes, dtype: str):
-  """Returns the log-probabilities of a batch in bfloat16.
+  """Returns a function that computes the log-probabilities of a batch at a lower precision.
 
-  Or they are those of weights that were rounded to float8.
+  It computes in bfloat16, or in float32 with weights that are rounded to float8.
   """
   model, lower = beds.lowered(beds.model_config(sizes), dtype)
   outputs = functools.partial(policy_outputs, model.logprobs, make_filter())
@@ -69,13 +72,16 @@ def _lowered(sizes: beds.Sizes, dtype: str):
 
 
 def compare(arm: beds.Arm, now: np.ndarray, exact: TrainBatch, wrong: TrainBatch) -> dict:
-  """Returns the weights with exact and with wrong old log-probabilities, see `measure`.
+  """Compares the weights with exact and with wrong old log-probabilities.
 
   Args:
-    arm: The objective.
+    arm: Arm with the objective.
     now: Log-probabilities under the current policy, [N, T].
-    exact: The batch.
-    wrong: The same with other old log-probabilities.
+    exact: Batch with exact old log-probabilities.
+    wrong: The same batch with wrong ones.
+
+  Returns:
+    The measures that `measure` lists.
   """
   objective = objectives.make(arm.objective, **dict(arm.settings))
   weigh = jax.jit(lambda now, batch: gate_weight(objective, PolicyOutputs(now), batch))
@@ -96,7 +102,7 @@ def compare(arm: beds.Arm, now: np.ndarray, exact: TrainBatch, wrong: TrainBatch
 
 
 def ratios(log_ratio: np.ndarray, mask: np.ndarray, *, sequence: bool) -> np.ndarray:
-  """Returns the ratio of each token, or its sequence's length-normalised one, [N, T].
+  """Returns the ratio of each token, or the length-normalised ratio of its sequence, [N, T].
 
   Example:
     >>> ratios(np.log([[2.0, 0.5]]), np.ones((1, 2)), sequence=True).tolist()

@@ -1,4 +1,4 @@
-"""The figure of the precision of old log-probabilities, drawn from `results.json` alone."""
+"""Figure of imprecise old log-probabilities (E16), drawn from `results.json` alone."""
 
 import pathlib
 from collections.abc import Mapping, Sequence
@@ -12,7 +12,7 @@ from jaxrl_llm.report.figures import line_style, new_figure, save
 
 
 def draw(results: Mapping[str, Any], folder: pathlib.Path, formats: Sequence[str]) -> None:
-  """Draws the figure."""
+  """Draws the errors of weights and clips, and the differences of accuracy."""
   with new_figure(height=2.5) as figure:
     panels = figure.subplots(1, 3, width_ratios=(2, 2, 3))
     names = (("weight", "mean error of a token's weight"), ("flips", "tokens whose clip changes"))
@@ -33,7 +33,7 @@ def draw(results: Mapping[str, Any], folder: pathlib.Path, formats: Sequence[str
 
 
 def _bars(axes: Any, rows: Sequence[Mapping], name: str, *, legend: bool) -> None:
-  """Draws a point for each objective and error: the mean over the seeds, and each seed."""
+  """Draws the mean over the seeds, and each seed, for every objective and error."""
   for index, objective in enumerate(rules.OBJECTIVES):
     values = np.array([[row[name] for row in rows if row["objective"] == objective and row["error"] == error] for error in rules.ERRORS])
     at, style = np.arange(len(rules.ERRORS)) + 0.15 * (index - 1), line_style(index)

@@ -1,11 +1,12 @@
 """Follows a rare token through the updates of one rollout batch.
 
-Judges it by `rules.py` and draws its figure.
+The command then judges by `rules.py` and draws the figure.
 
   python -m experiments.claims.rare_tokens
   python -m experiments.claims.rare_tokens --plot_only --format pdf
 
-Results go to `results.json` beside this file, the figure to `figures/`. About a minute of one core.
+Results go to `results.json` beside this file, the figure to `figures/`. A run takes about a minute
+on one core.
 """
 
 import pathlib
@@ -25,13 +26,16 @@ HERE = pathlib.Path(__file__).parent
 
 
 def measure(seeds: Sequence[int], *, count: int, arms: int, updates: int) -> dict:
-  """Runs every condition and method.
+  """Runs every condition and method, and judges the results.
 
   Args:
     seeds: Seeds of the bandits.
-    count: Bandits of a seed.
-    arms: Arms of a bandit.
-    updates: Updates of the rollout batch.
+    count: Number of bandits per seed.
+    arms: Number of arms of a bandit.
+    updates: Number of updates on the rollout batch.
+
+  Returns:
+    The contents of `results.json`.
   """
   started, recorded, curves, ends = time.process_time(), provenance.record(rules), [], []
   for condition in rules.CONDITIONS:
@@ -44,7 +48,7 @@ def measure(seeds: Sequence[int], *, count: int, arms: int, updates: int) -> dic
         log_ratio = np.log(followed["rare"] / beds.RARE_PROBABILITY)
         ever = followed["cut"].any(axis=0)
         first_cut = float(np.median(followed["cut"].argmax(axis=0)[ever])) if ever.any() else None
-        # Of the conditions that no rule reads the mean is enough.
+        # The mean is enough for conditions that no rule reads.
         kept = [float(log_ratio[-1].mean())] if condition in rules.SWEEP else log_ratio[-1].tolist()
         ends.append(at | {"ever_cut": float(ever.mean()), "first_cut": first_cut, "log_ratio": kept})
         last = {name: float(followed[name][-1].mean()) for name in ("reward", "entropy")}
@@ -56,14 +60,14 @@ def measure(seeds: Sequence[int], *, count: int, arms: int, updates: int) -> dic
 
 
 def measure_in(folder: pathlib.Path, smoke: bool) -> None:
-  """Measures in float64, and writes `results.json`."""
+  """Measures in float64 and writes `results.json`."""
   sizes = dict(count=4, arms=8, updates=4) if smoke else dict(count=rules.BANDITS, arms=rules.ARMS, updates=rules.UPDATES)
   with jax.enable_x64(True):
     (folder / "results.json").write_text(to_json(measure((0, 1) if smoke else rules.SEEDS, **sizes)))
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-  """Runs the command line of the study; see `study_command.run`."""
+  """Runs the study's command line."""
   about, draw = __doc__.splitlines()[0], figures.draw
   study_command.run(argv, package="experiments.claims.rare_tokens", about=about, here=HERE, measure=measure_in, draw=draw)
 

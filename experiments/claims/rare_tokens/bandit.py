@@ -1,11 +1,8 @@
-"""The bed of the study.
+"""The bed of the study: tabular softmax bandits with one rare right arm, and exact gradients.
 
-It consists of tabular softmax bandits with one rare right arm, and gradients that are sums over all
-arms. No sampling anywhere.
-
-A response is one token, so that the ratios of token and sequence are the same number. What an
-objective sees is exact: its loss at every arm, weighed by how often that arm stands in the rollout
-batch.
+Gradients are sums over all arms; nothing is sampled. A response is one token, so the ratios of
+token and sequence are the same number. The loss of an objective is computed at every arm and
+weighted by the frequency of that arm in the rollout batch.
 """
 
 import functools
@@ -20,7 +17,7 @@ import optax
 from experiments.ablations.objective_shapes.coefficients import policy_term
 from jaxrl_llm.types import Objective, PolicyOutputs, TrainBatch
 
-RARE = 0  # The number of the rare arm.
+RARE = 0  # Index of the rare arm.
 RARE_PROBABILITY = 0.003
 GROUP_SIZE = 16
 
@@ -41,19 +38,22 @@ METHODS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
   "minpro": ("minpro", {}),
   "unclipped": ("custom", {"gate": "none"}),
 }
-"""Objectives of the package by the name of their line: what is not set has its paper's value."""
+"""Objectives of the package, by the name of their line.
+
+Settings that are not listed have their paper's values.
+"""
 
 OPTIMIZERS: Mapping[str, Callable[[float], optax.GradientTransformation]] = {"sgd": optax.sgd, "adam": optax.adam}
 
 
 class Bandits(NamedTuple):
-  """Many bandits, P of them with V arms each.
+  """P bandits with V arms each.
 
   Attributes:
-    old: Log π_old, [P, V].
-    share: Frequency of each arm in the rollout batch; a row sums to 1.
-    advantages: (R − mean R)/std R of that batch.
-    right: The reward R of each arm, 0 or 1.
+    old: Logarithms of π_old, [P, V].
+    share: Frequency of each arm in the rollout batch, [P, V]; a row sums to 1.
+    advantages: Advantages (R − mean R)/std R in that batch, [P, V].
+    right: Reward R of each arm, 0 or 1, [P, V].
   """
 
   old: np.ndarray
@@ -63,16 +63,16 @@ class Bandits(NamedTuple):
 
 
 def make_bandits(seed: int, *, count: int, arms: int, drawn: str = "once") -> Bandits:
-  """Returns the bandits with a right arm of probability 0.003.
+  """Draws bandits with a rare right arm of probability 0.003.
 
-  The other arms, and which of them are right, are drawn.
+  The probabilities of the other arms, and which of them are right, are random.
 
   Args:
-    seed: Seed of everything.
-    count: P.
-    arms: V.
-    drawn: "once" is the expectation over groups of 16 in which the rare arm was drawn once,
-      "expected" that over all groups.
+    seed: Seed of the bandits.
+    count: Number of bandits (P).
+    arms: Number of arms of each bandit (V).
+    drawn: Rollout batch. "once" is the expectation over the groups of 16 in which the rare arm was
+      drawn once, "expected" the expectation over all groups.
 
   Example:
     >>> bandits = make_bandits(0, count=2, arms=8)
@@ -83,7 +83,7 @@ def make_bandits(seed: int, *, count: int, arms: int, drawn: str = "once") -> Ba
   while len(old) < count:
     common = rng.dirichlet(np.full(arms - 1, 0.5))
     good = np.concatenate([[1], rng.integers(2, size=arms - 1)])
-    # Else nothing is left to learn, or hardly anything is right.
+    # Otherwise almost nothing is left to learn, or almost nothing is right.
     if common.min() > 1e-6 and 0.2 < common @ good[1:] < 0.8:
       old.append(np.log([RARE_PROBABILITY, *((1 - RARE_PROBABILITY) * common)]))
       right.append(good)
@@ -98,7 +98,7 @@ def make_bandits(seed: int, *, count: int, arms: int, drawn: str = "once") -> Ba
 
 
 def objective_of(method: str) -> Objective:
-  """Returns the objective of a line, without a KL penalty."""
+  """Makes the objective of a method, without a KL penalty."""
   name, settings = METHODS[method]
   return policy_term(name, **settings)
 
@@ -107,16 +107,16 @@ def follow(bandits: Bandits, method: str, *, optimizer: str, learning_rate: floa
   """Follows the updates of the logits on one rollout batch, each with the exact gradient.
 
   Args:
-    bandits: Bandits at their start, π = π_old.
-    method: A key of `METHODS`.
-    optimizer: A key of `OPTIMIZERS`.
-    learning_rate: Learning rate of it.
+    bandits: Bandits at their start, where π = π_old.
+    method: Key of `METHODS`.
+    optimizer: Key of `OPTIMIZERS`.
+    learning_rate: Learning rate of the optimizer.
     updates: Number of updates.
 
   Returns:
-    After 0 to `updates` updates `rare`, the probability of the rare arm, `reward`, the expected
-    reward, and `entropy` in nats, each [updates + 1, P]; and `cut`, [updates, P], whether the loss
-    of the rare arm had no gradient at that update.
+    `rare`, the probability of the rare arm, `reward`, the expected reward, and `entropy` in nats,
+    each after 0 to `updates` updates, [updates + 1, P]; and `cut`, [updates, P], whether the loss
+    of the rare arm had no gradient at an update.
   """
   run = _compiled(method, optimizer, updates)
   given = jax.tree.map(lambda x: jnp.asarray(x, jnp.result_type(float)), bandits)
@@ -125,10 +125,11 @@ def follow(bandits: Bandits, method: str, *, optimizer: str, learning_rate: floa
 
 @functools.cache
 def _compiled(method: str, optimizer: str, updates: int) -> Callable[[Bandits, float], dict[str, jax.Array]]:
+  """Compiles the updates of `follow`, once for each method, optimizer and number of updates."""
   objective = objective_of(method)
 
   def losses(log_pi: jax.Array, bandits: Bandits) -> jax.Array:
-    """Returns the loss of each arm, [P, V]: a batch of one-token sequences."""
+    """Computes the loss of each arm, [P, V], from a batch of one-token sequences."""
     column = lambda x: jnp.reshape(x, (-1, 1))
     ones, old = jnp.ones_like(column(log_pi)), column(bandits.old)
     whole = jnp.ones(ones.shape, jnp.int32)

@@ -1,4 +1,4 @@
-"""The figure of E19, drawn from `results.json` alone."""
+"""Figure of E19, drawn from `results.json` alone."""
 
 import pathlib
 from collections.abc import Mapping, Sequence
@@ -21,7 +21,7 @@ _LINES = {
   "ppo": (YELLOW, "<", "PPO, 0.2"),
   "gspo": (SKY, "x", "GSPO, 4e-4"),
 }
-"""Of the methods that have a line in every panel the colour, the marker and the name."""
+"""Colour, marker and name of each method that has a line in panels a to c."""
 
 _NAMES = {
   "ppo": "PPO, 0.2", "clip_higher": "PPO, 0.2 / 0.28", "gspo": "GSPO, 4e-4", "gmpo": "GMPO", "minirl": "MiniRL", "cispo": "CISPO, cap 5",
@@ -34,7 +34,7 @@ _PANELS = ((rules.MAIN, "a", "drawn once in 16, plain steps"), (rules.MOMENTUM, 
 
 
 def draw(results: Mapping[str, Any], folder: pathlib.Path, formats: Sequence[str]) -> None:
-  """Draws the figure."""
+  """Draws p(rare) under three conditions, and the final ratios of every method."""
   with new_figure(height=4.8) as figure:
     panels = figure.subplots(2, 2)
     for axes, (condition, name, title) in zip(panels.flat, _PANELS, strict=False):
@@ -49,7 +49,7 @@ def draw(results: Mapping[str, Any], folder: pathlib.Path, formats: Sequence[str
 def _probability(axes: Any, rows: Sequence[Mapping]) -> None:
   """Draws p(rare) against the update.
 
-  It shows the geometric mean over the bandits, line and band over the seeds.
+  Values are geometric means over the bandits. Lines are means over the seeds, bands their range.
   """
   for method, (color, marker, label) in _LINES.items():
     values = RARE_PROBABILITY * np.exp([row["log_ratio"] for row in where(rows, method=method)])
@@ -64,9 +64,9 @@ def _probability(axes: Any, rows: Sequence[Mapping]) -> None:
 
 
 def _all_methods(axes: Any, ends: Sequence[Mapping]) -> None:
-  """Draws the ratio of every method after all updates, where the claim is judged.
+  """Draws the ratio of every method after all updates, in the condition that decides the claim.
 
-  Dots are seeds.
+  Dots are seeds, bars their geometric means.
   """
   means = {method: [float(np.mean(x)) for x in rules.log_ratios(ends, rules.MAIN, method).values()] for method in _NAMES}
   for place, method in enumerate(sorted(means, key=lambda name: np.mean(means[name]))):

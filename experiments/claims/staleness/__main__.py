@@ -1,14 +1,14 @@
-"""Trains every objective with 1 to 64 updates of each rollout batch.
+"""Trains every objective with 1 to 64 updates per rollout batch.
 
-Judges them by `rules.py` and draws the figures.
+It judges the trials by `rules.py` and draws the figures.
 
   python -m experiments.claims.staleness
   python -m experiments.claims.staleness --plot_only --format pdf
 
-Results go to `results.json` in the folder, figures to `figures/`. Every trial is a line of
-`trials.jsonl` as soon as it ends: a stopped measurement goes on where it was when it is launched
-again. The objectives that rules are about come first; when all their trials are there, they are
-judged and written, and the others follow.
+Results go to `results.json` beside this file, figures to `figures/`. A trial becomes a line of
+`trials.jsonl` when it ends, so the same command resumes a run that was stopped. The objectives that
+have rules of their own come first. Once all their trials are done, they are judged and written; the
+other objectives follow.
 """
 
 import pathlib
@@ -23,7 +23,7 @@ SMOKE = ("grpo", "vespo")
 
 
 def plan(*, smoke: bool) -> study.Study:
-  """Returns the trials; a smoke run has two objectives."""
+  """Returns the plan of the study; a smoke run has two objectives."""
   blocks = (SMOKE,) if smoke else (rules.MAIN, rules.OTHERS)
   arms = [
     [
@@ -37,7 +37,7 @@ def plan(*, smoke: bool) -> study.Study:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-  """Parses the command line, measures, writes and draws."""
+  """Runs the command line of the study; see `study_command.run`."""
   words = sys.argv[1:] if argv is None else argv
   study.main(plan(smoke="--smoke" in words), words, HERE)
 

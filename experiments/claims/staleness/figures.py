@@ -1,4 +1,4 @@
-"""The figures of the staleness ladder, drawn from `results.json` alone."""
+"""Figures of the staleness ladder (E20), drawn from `results.json` alone."""
 
 import math
 import pathlib
@@ -28,18 +28,18 @@ FAMILIES = {
   "ball around the old policy": (YELLOW, ("dppo_tv", "dppo_kl", "cppo")),
   "no ratio": (BLACK, ("reinforce",)),
 }
-"""What an objective does with stale data: the colour of its panel."""
+"""Colour and objectives of each way to treat stale data."""
 
 _COLORS = {name: color for color, names in FAMILIES.values() for name in names}
 
 _CURVES = {
   "vespo": (PINK, "v"), "cispo": (SKY, "o"), "grpo": (BLUE, "^"), "gspo": (ORANGE, "x"), "sapo": (GREEN, "s"), "reinforce": (BLACK, ""),
 }  # fmt: skip
-"""The objectives with a training curve, and its colour and marker."""
+"""Colour and marker of each objective that has a training curve."""
 
 
 def draw(results: Mapping[str, Any], folder: pathlib.Path, formats: Sequence[str]) -> None:
-  """Draws the figures."""
+  """Draws the ladder and the training curves."""
   trials = results["trials"]
   names = list(dict.fromkeys(row["objective"] for row in trials))
   _ladder(trials, names, folder, formats)
@@ -47,15 +47,15 @@ def draw(results: Mapping[str, Any], folder: pathlib.Path, formats: Sequence[str
 
 
 def accuracies(trials: Sequence[Mapping], name: str) -> np.ndarray:
-  """Returns the held-out accuracy at the end, [steps of the ladder, seeds]."""
+  """Collects an objective's held-out accuracy at the end, [steps of the ladder, seeds]."""
   return np.array([[row["curve"][-1] for row in where(trials, objective=name, per_rollout=count)] for count in rules.LADDER])
 
 
 def _ladder(trials: Sequence[Mapping], names: Sequence[str], folder: pathlib.Path, formats: Sequence[str]) -> None:
-  """Draws a panel for each objective.
+  """Draws one panel for each objective.
 
-  It shows the accuracy at the end against the updates of each rollout batch, all others in grey
-  behind it.
+  A panel shows the accuracy at the end against the updates per rollout batch, with all other
+  objectives in grey behind it.
   """
   rows = math.ceil(len(names) / 4)
   start = float(np.mean([row["curve"][0] for row in trials]))
@@ -79,16 +79,16 @@ def _ladder(trials: Sequence[Mapping], names: Sequence[str], folder: pathlib.Pat
 
 
 def _line(color: str) -> Any:
-  """Returns a line of the legend."""
+  """Makes a handle of the legend."""
   from matplotlib.lines import Line2D
 
   return Line2D([], [], color=color, marker="o")
 
 
 def _panel(axes: Any, trials: Sequence[Mapping], name: str) -> None:
-  """Draws the mean and Student's interval over the seeds.
+  """Draws the mean and Student's interval over the seeds of one objective.
 
-  Dots are seeds, crosses those that collapsed.
+  Dots are seeds, and crosses are seeds that collapsed.
   """
   color, ends = _COLORS[name], accuracies(trials, name)
   spread = [interval(values) for values in ends]
@@ -104,9 +104,9 @@ def _panel(axes: Any, trials: Sequence[Mapping], name: str) -> None:
 
 
 def _curves(trials: Sequence[Mapping], names: Sequence[str], updates: int, folder: pathlib.Path, formats: Sequence[str]) -> None:
-  """Draws the held-out accuracy during training, a panel for each number of updates.
+  """Draws the held-out accuracy during training, one panel for each number of updates.
 
-  It shows line and range of the seeds.
+  Lines are means over the seeds, and bands their range.
   """
   with new_figure(height=2.3) as figure:
     for place, (axes, count) in enumerate(zip(figure.subplots(1, 4, sharey=True), rules.LADDER, strict=True)):

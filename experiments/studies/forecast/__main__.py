@@ -124,14 +124,16 @@ def status(rows: Sequence[Mapping]) -> str:
 def main(argv: Sequence[str] | None = None) -> None:
   """Parses the command line, runs the trials and judges them."""
   parser = argparse.ArgumentParser(prog="python -m experiments.studies.forecast", description=__doc__.splitlines()[0])
-  parser.add_argument("--folder", type=pathlib.Path, default=HERE, help="folder of trials.jsonl, results.json and figures/")
+  parser.add_argument(
+    "--folder", type=pathlib.Path, default=HERE, help="folder of trials.jsonl, results.json and figures/"
+  )
   parser.add_argument("--format", nargs="+", choices=("png", "pdf", "svg"), default=["png"])
   actions = parser.add_mutually_exclusive_group()
   actions.add_argument("--stage", choices=("tune", "main"), help="stage to run")
-  actions.add_argument("--status", action="store_true", help="report the progress of the study without running a trial")
-  actions.add_argument("--enter", type=pathlib.Path, metavar="FILE", help="tune and train the objective that a file defines")
+  actions.add_argument("--status", action="store_true", help="report the progress without running a trial")
+  actions.add_argument("--enter", type=pathlib.Path, metavar="FILE", help="tune and train the objective of a file")
   actions.add_argument("--check", action="store_true", help="measure the manipulation checks of the beds")
-  parser.add_argument("--seconds", type=float, default=float("inf"), help="time limit in s, after which no further trial starts")
+  parser.add_argument("--seconds", type=float, default=float("inf"), help="time after which no trial starts")
   args = parser.parse_args(argv)
   compilation_cache.cache_compilations()
   if args.check:

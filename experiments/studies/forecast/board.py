@@ -7,8 +7,8 @@ An entry is a Python file that defines an objective with one width and names its
   ADVANTAGES = "group"  # Key of experiments.claims.bed.ADVANTAGES.
 
   def objective(*, factor, length):
-    return objectives.make("custom", ratio="sequence", gate="soft", weights="sequence_mean",
-    tau_pos=factor, tau_neg=factor)
+    slots = dict(ratio="sequence", gate="soft", weights="sequence_mean")
+    return objectives.make("custom", **slots, tau_pos=factor, tau_neg=factor)
 
 It is tuned with the same draws as all other objectives (the protocol sets the learning rate,
 `factor` scales the width) and trained on the same seeds. It gets as many updates, responses and
@@ -74,7 +74,7 @@ def enter(path: pathlib.Path) -> Entry:
   spec.loader.exec_module(module)
   make = getattr(module, "objective", None)
   if not callable(make) or set(inspect.signature(make).parameters) != {"factor", "length"}:
-    raise ValueError(f"{path}: found no `objective(*, factor, length)`, expected a function of that signature that returns an objective")
+    raise ValueError(f"{path}: found no `objective(*, factor, length)`, expected a function that returns an objective")
   advantages = getattr(module, "ADVANTAGES", "group")
   if advantages not in ADVANTAGES:
     hint = did_you_mean(advantages, ADVANTAGES, " (did you mean '{}'?)")
@@ -106,7 +106,9 @@ def text(trials: Sequence[Mapping]) -> str:
     for row in where(rows, **cell._asdict()):
       areas.setdefault(row["objective"], {})[row["seed"]] = row["area"]
     gaps = {name: judging.paired(values, areas[protocol.BASELINE]) for name, values in areas.items()}
-    judged = {name: judging.above("", gap) for name, gap in gaps.items() if name != protocol.BASELINE and len(gap) > 1}
+    judged = {
+      name: judging.above("", gap) for name, gap in gaps.items() if name != protocol.BASELINE and len(gap) > 1
+    }
     adjusted = judging.holm({name: row["p"] for name, row in judged.items()})
     for name, gap in gaps.items():
       mean = 100 * float(np.mean(gap))

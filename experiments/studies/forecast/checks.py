@@ -1,12 +1,12 @@
-"""Checks that the beds do what they are for.
+"""Checks that the beds meet the requirements of the study.
 
-They are measured on the tuning seeds, before any trial, and read before any verdict.
+They are measured on the tuning seeds before any trial, and read before any verdict.
 
-  start     imitation ends where RL has something to do: 20 to 60 % of the responses are right
-  length    the spread of a sequence's log ratio grows with its length, as it does in language
-  models band      GSPO's band clips a share of the tokens like its paper's (15 % with 4 updates): 5
-  to 40 % mismatch  rounded weights put the sampler as far from the learner as large models': k3
-  3e-4 to 3e-3
+  start     Imitation leaves room for RL: 20 to 60 % of the responses are right.
+  length    The spread of a sequence's log-ratio grows with its length, as in language models.
+  band      GSPO's band clips 5 to 40 % of the tokens; in its paper it clips 15 % with 4 updates.
+  mismatch  Rounded weights put the sampler as far from the learner as the engines of large models:
+            k3 is 3e-4 to 3e-3.
 """
 
 from collections.abc import Callable, Mapping
@@ -25,20 +25,22 @@ RATE = 1e-3
 
 
 def measure(start: Callable[[int, int], tuple[beds.Bed, Params]]) -> dict:
-  """Returns the numbers of every check.
+  """Measures the numbers of every check.
 
   Args:
     start: `(length, seed) -> (bed, warm params)`.
 
   Returns:
-    `rows`, one for each length: `right` at the start; `std_log_rho` of GRPO before the last of 4
-    updates of one rollout batch, `clipped` by GSPO, mean of the 4; `k3` of a float8 sampler; all on
-    the first tuning seed.
+    `rows`, one per length, measured on the first tuning seed. `right` is the share of right
+    responses at the start, `std_log_rho` the spread for GRPO before the last of 4 updates of one
+    rollout batch, `clipped` the mean share of tokens that GSPO clips in these updates, and `k3` the
+    KL estimate of a float8 sampler.
   """
-  return {"rows": [{"length": length} | _of(*start(length, protocol.TUNING_SEEDS[0]), length) for length in protocol.LENGTHS]}
+  return {"rows": [{"length": length} | _measure(*start(length, protocol.TUNING_SEEDS[0]), length) for length in protocol.LENGTHS]}
 
 
-def _of(bed: beds.Bed, params: Params, length: int) -> dict[str, float]:
+def _measure(bed: beds.Bed, params: Params, length: int) -> dict[str, float]:
+  """Measures the numbers of one length."""
   sizes, rng = bed.sizes, np.random.default_rng([protocol.TUNING_SEEDS[0], 3])
   chosen = problems("train", UPDATES * sizes.num_prompts, rng, digits=sizes.digits)
   cell, size = protocol.Cell(length, UPDATES), sizes.num_prompts * sizes.group_size
@@ -64,7 +66,10 @@ def _of(bed: beds.Bed, params: Params, length: int) -> dict[str, float]:
 
 
 def problems_of(measured: Mapping) -> list[str]:
-  """Returns which checks fail, a line each; nothing may be read off the beds before it is empty."""
+  """Lists the checks that fail, one line each.
+
+  Verdicts of the beds count only if the list is empty.
+  """
   lines = []
   rows = sorted(measured["rows"], key=lambda row: row["length"])
   for row in rows:
@@ -78,6 +83,6 @@ def problems_of(measured: Mapping) -> list[str]:
 
 
 def text(measured: Mapping) -> str:
-  """Returns all numbers, and what fails."""
+  """Formats all numbers and the checks that fail."""
   lines = [", ".join(f"{name} {value:.4g}" for name, value in row.items()) for row in measured["rows"]]
   return "\n".join([*lines, *(problems_of(measured) or ["all checks pass"])])

@@ -1,6 +1,6 @@
-"""The study's figure, drawn from `results.json` alone.
+"""Figure of the study, drawn from `results.json` alone.
 
-It shows what each objective adds to GRPO in every condition, and the forecasts.
+It shows the gain of each objective over GRPO in every condition.
 """
 
 import pathlib
@@ -11,7 +11,7 @@ from experiments.ablations.plots import BLACK, BLUE, GREY, ORANGE, letter, new_f
 
 
 def draw(results: Mapping[str, Any], folder: pathlib.Path, formats: Sequence[str]) -> None:
-  """Draws a panel for each condition that has been run; nothing before there is one."""
+  """Draws a panel per condition, or nothing if no condition has been run."""
   cells: dict[str, dict[str, Mapping]] = {}
   for name, row in results.get("verdicts", {}).items():
     if "interval" in row:
@@ -26,10 +26,10 @@ def draw(results: Mapping[str, Any], folder: pathlib.Path, formats: Sequence[str
     for place, (axes, (cell, comparison)) in enumerate(zip(panels, cells.items(), strict=False)):
       names = sorted(comparison, key=lambda name: -comparison[name]["interval"]["mean"])
       for height, name in enumerate(names):
-        at, told = comparison[name]["interval"], comparison[name]["verdict"] in ("reproduced", "contradicted")
-        color = GREY if name.endswith("again") else BLUE if told else ORANGE
-        axes.plot([100 * at["low"], 100 * at["high"]], [height] * 2, color=color, linewidth=1.2)
-        axes.plot(100 * at["mean"], height, "o", color=color, markersize=4)
+        interval, decided = comparison[name]["interval"], comparison[name]["verdict"] in ("reproduced", "contradicted")
+        color = GREY if name.endswith("again") else BLUE if decided else ORANGE
+        axes.plot([100 * interval["low"], 100 * interval["high"]], [height] * 2, color=color, linewidth=1.2)
+        axes.plot(100 * interval["mean"], height, "o", color=color, markersize=4)
       axes.axvline(0, color=BLACK, linewidth=0.7)
       axes.set_yticks(range(len(names)), names)
       axes.invert_yaxis()

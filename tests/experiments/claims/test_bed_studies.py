@@ -182,7 +182,7 @@ def test_a_seed_without_a_policy_to_train_is_left_out_of_every_arm(tmp_path, mon
 
 
 def test_a_smoke_run_in_the_study_s_folder_and_a_plot_without_results_are_refused(tmp_path):
-  with pytest.raises(SystemExit, match="error: --smoke would write over the measured results"):
+  with pytest.raises(SystemExit, match="error: --smoke: found the folder of the measured results"):
     study.main(a_study(), ["--smoke"], tmp_path)
   with pytest.raises(SystemExit, match="found no such file"):
     study.main(a_study(), ["--plot_only"], tmp_path)

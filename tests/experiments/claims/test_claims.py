@@ -115,12 +115,12 @@ def test_a_claim_with_results_of_another_claim_alone_has_not_run():
 @pytest.mark.parametrize(
   ("words", "message"),
   [
-    (["E99"], "error: claim: found 'E99' (did you mean 'E9'?), expected one of E1 to E21, or --page for the page of all\n"),
-    (["staleness"], "error: claim: found 'staleness', expected one of E1 to E21, or --page for the page of all\n"),
-    (["--smoke"], "error: claim: found '--smoke', expected one of E1 to E21, or --page for the page of all\n"),
+    (["E99"], "error: claim: found 'E99' (did you mean 'E9'?), expected one of E1 to E21, or --page for the page of all verdicts\n"),
+    (["staleness"], "error: claim: found 'staleness', expected one of E1 to E21, or --page for the page of all verdicts\n"),
+    (["--smoke"], "error: claim: found '--smoke', expected one of E1 to E21, or --page for the page of all verdicts\n"),
     (
       ["e4", "--smoke"],
-      "error: --smoke: found no --folder, expected --folder=DIR, so that the measured results are not written over\n",
+      "error: --smoke: found no --folder, expected --folder=DIR, so that the measured results are not overwritten\n",
     ),
   ],
 )
@@ -140,13 +140,15 @@ def test_the_command_passes_the_other_arguments_to_the_study(monkeypatch):
 
 def test_an_error_of_a_study_is_a_usage_error_of_the_command(tmp_path, capsys):
   assert command.main(["E15", "--plot_only", f"--folder={tmp_path}"]) == 2
-  assert capsys.readouterr().err.endswith("results.json: found no such file, expected the results of a run: leave --plot_only out once\n")
+  assert capsys.readouterr().err.endswith(
+    "results.json: found no such file, expected the results of a run; run it once without --plot_only\n"
+  )
 
 
 def test_a_missing_study_is_reported(monkeypatch, capsys):
   monkeypatch.setitem(CLAIMS, "E1", CLAIMS["E1"]._replace(study="experiments.claims.nothing"))
   assert command.main(["E1"]) == 2
-  assert capsys.readouterr().err == "error: E1: not yet built: there is no package experiments.claims.nothing\n"
+  assert capsys.readouterr().err == "error: E1: found no package experiments.claims.nothing, expected the study that tries the claim\n"
 
 
 def test_a_missing_matplotlib_is_reported_before_training(monkeypatch, capsys):

@@ -1,4 +1,4 @@
-"""The study `experiments/claims/rare_tokens`: its bandits against a loop, its rules, a smoke run."""
+"""The study `experiments/claims/rare_tokens`: bandits against a loop, rules, and a smoke run."""
 
 import jax
 import numpy as np

@@ -98,7 +98,7 @@ def test_a_smoke_run_writes_verdicts_and_figures_that_can_be_drawn_again(tmp_pat
 
 
 def test_a_smoke_run_without_a_folder_and_a_plot_without_results_are_refused(tmp_path):
-  with pytest.raises(SystemExit, match="give --folder=DIR"):
+  with pytest.raises(SystemExit, match="expected another --folder=DIR"):
     run.main(["--smoke"])
-  with pytest.raises(SystemExit, match="leave --plot_only out once"):
+  with pytest.raises(SystemExit, match="run it once without --plot_only"):
     run.main(["--plot_only", f"--folder={tmp_path}"])

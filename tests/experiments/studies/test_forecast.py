@@ -1,6 +1,7 @@
-"""The study that forecasts.
+"""Tests of the forecast study.
 
-Its protocol, its score on rankings made by hand, how it goes on, and a smoke run.
+They cover its protocol, its score on hand-made rankings, its resumption, its leaderboard and a
+smoke run.
 """
 
 import json
@@ -22,17 +23,17 @@ PAIRS = json.loads(rules.PUBLISHED.read_text())
 
 def test_every_published_pair_has_a_source_and_can_be_forecast():
   assert len(PAIRS) >= 30 and len({pair["source"].split(",")[0] for pair in PAIRS}) >= 10
-  wanted = {Cell(row["length"], row["updates"], row["mismatch"]) for row in protocol.main_trials(protocol.OBJECTIVES)}
+  cells = {Cell(row["length"], row["updates"], row["mismatch"]) for row in protocol.main_trials(protocol.OBJECTIVES)}
   for pair in PAIRS:
     assert {pair["winner"], pair["loser"]} <= set(protocol.OBJECTIVES) and pair["winner"] != pair["loser"]
     assert pair["url"].startswith("https://") and pair["quote"] and len(pair["quote"].split()) <= 30
-    assert rules.cell_of(pair) in wanted
+    assert rules.cell_of(pair) in cells
     if pair["winner_value"] is not None and pair["loser_value"] is not None:
       assert pair["winner_value"] > pair["loser_value"]
   assert len({(pair["paper"], frozenset((pair["winner"], pair["loser"]))) for pair in PAIRS}) == len(PAIRS), "one of each paper"
 
 
-def test_the_tuning_is_the_same_for_all_and_its_seeds_are_apart():
+def test_the_tuning_is_the_same_for_all_objectives_and_its_seeds_are_separate():
   trials = protocol.tuning(protocol.OBJECTIVES)
   assert len(trials) == len(protocol.OBJECTIVES) * protocol.DRAWS * len(protocol.TUNING_SEEDS)
   assert {tuple(row[name] for name in command.NAMES) for row in trials} and not set(protocol.TUNING_SEEDS) & set(protocol.SEEDS)
@@ -43,15 +44,15 @@ def test_the_tuning_is_the_same_for_all_and_its_seeds_are_apart():
         objectives.make(name, **dict(protocol.settings(name, factor, length)))
 
 
-def test_the_constants_at_factor_one_are_the_papers():
+def test_a_factor_of_one_gives_the_constants_of_the_papers():
   for name in ("dapo", "sapo", "cispo", "gmpo", "vespo", "dppo_tv", "minirl"):
-    given = dict(protocol.settings(name, 1.0, 64))
-    assert objectives.make(name, **given).needs == objectives.make(name).needs
+    settings = dict(protocol.settings(name, 1.0, 64))
+    assert objectives.make(name, **settings).needs == objectives.make(name).needs
     defaults = objectives.OBJECTIVES[name].__kwdefaults__ or {}
-    assert all(defaults.get(key, value) == value for key, value in given.items()), name
+    assert all(defaults.get(key, value) == value for key, value in settings.items()), name
 
 
-def test_the_choice_is_the_draw_with_the_highest_mean_and_wants_all_trials():
+def test_the_draw_with_the_highest_mean_is_chosen_and_all_trials_are_needed():
   best = {name: place % protocol.DRAWS for place, name in enumerate(protocol.OBJECTIVES)}
   rows = [row | {"area": 0.5 + 0.01 * (row["draw"] == best[row["objective"]])} for row in protocol.tuning(protocol.OBJECTIVES)]
   assert protocol.chosen(rows, protocol.OBJECTIVES) == best
@@ -60,7 +61,7 @@ def test_the_choice_is_the_draw_with_the_highest_mean_and_wants_all_trials():
 
 
 def ranked(order):
-  """Returns the mean areas in every condition by an order of the objectives, the best first."""
+  """Makes mean areas for every condition from a ranking of the objectives, best first."""
   return {
     Cell(64, updates, mismatch): {name: 1.0 - 0.01 * place for place, name in enumerate(order)}
     for updates in protocol.UPDATES for mismatch in ("none", "float8")
@@ -68,11 +69,12 @@ def ranked(order):
 
 
 def pair(winner, loser, source="A, table 1", **other):
+  """Makes a published comparison."""
   regime = {"updates_per_rollout": 8, "staleness_updates": None, "mismatch_noted": None}
   return {"winner": winner, "loser": loser, "source": source} | regime | other
 
 
-def test_forecasts_are_scored_against_rankings_by_chance():
+def test_forecasts_are_scored_against_random_rankings():
   order = protocol.OBJECTIVES
   right = [pair(a, b) for place, a in enumerate(order) for b in order[place + 1 : place + 3]]
   row = rules.forecast(ranked(order), right)
@@ -80,12 +82,12 @@ def test_forecasts_are_scored_against_rankings_by_chance():
   row = rules.forecast(ranked(order[::-1]), right)
   assert row["verdict"] == "inconclusive" and row["right"] == 0 and row["p"] == 1
   few = rules.forecast(ranked(order), right[:2])
-  assert few["share"] == 1 and few["p"] > 0.05 and few["verdict"] == "inconclusive", "two of two are no evidence"
+  assert few["share"] == 1 and few["p"] > 0.05 and few["verdict"] == "inconclusive", "two right forecasts of two are no evidence"
   row = rules.forecast(ranked(order), [*right[:3], pair(order[5], order[0], source="B")])
   assert (row["right"], row["of"], row["by_paper"]) == (3, 4, 0.5)
 
 
-def test_what_has_not_been_run_is_waited_for_and_ties_are_no_forecasts():
+def test_pairs_without_trials_are_waiting_and_ties_are_not_forecast():
   pairs = [pair("grpo", "gspo"), pair("grpo", "sapo", updates_per_rollout=None, staleness_updates=256), pair(None, None)]
   row = rules.forecast({Cell(64, 8): {"grpo": 0.6, "gspo": 0.5}}, pairs)
   assert (row["of"], row["waiting"], row["published_ties"]) == (1, 1, 1)
@@ -105,7 +107,7 @@ def test_objectives_are_compared_with_grpo_after_holm():
   assert verdicts["FORECAST"]["waiting"] == len(PAIRS)
 
 
-def test_checks_say_what_fails():
+def test_checks_list_what_fails():
   row = {"length": 8, "right": 0.4, "std_log_rho": 0.2, "clipped": 0.15, "k3": 1e-3}
   good = {"rows": [row, row | {"length": 64, "std_log_rho": 0.6}]}
   assert checks.problems_of(good) == [] and checks.text(good).endswith("all checks pass")
@@ -117,20 +119,20 @@ def test_checks_say_what_fails():
   ]
 
 
-def test_the_checks_have_passed_on_the_beds_as_they_are():
+def test_the_checked_in_numbers_pass_the_checks():
   assert checks.problems_of(from_json((command.HERE / "checks.json").read_text())) == []
 
 
-def test_the_study_has_its_rules_and_forecasts_from_before_its_first_trial():
+def test_the_rules_and_forecasts_are_older_than_the_first_trial():
   recorded = json.loads((command.HERE / study.STARTED).read_text())
   assert set(recorded["also"]) == {f"experiments/studies/forecast/{name}" for name in ("protocol.py", "published.json")}
   doubt = provenance.doubt(recorded, command.HERE / "rules.py")
   if doubt is None:
-    pytest.skip("no history here")
+    pytest.skip("no git history")
   assert not doubt
 
 
-def test_what_is_written_is_what_the_trials_say():
+def test_the_checked_in_results_follow_from_the_trials():
   rows = study.read_trials(command.HERE / "trials.jsonl")
   results = from_json((command.HERE / "results.json").read_text())
   assert results["verdicts"] == rounded(rules.judge({"trials": rows})) and (command.HERE / board.PAGE).read_text() == board.text(rows)
@@ -146,7 +148,8 @@ def objective(*, factor, length):
 
 
 @pytest.fixture(autouse=True)
-def no_entries_stay(monkeypatch):
+def restore_objectives(monkeypatch):
+  """Removes entries from the registry after each test."""
   monkeypatch.setattr(objectives, "OBJECTIVES", dict(objectives.OBJECTIVES))
 
 
@@ -161,16 +164,16 @@ def no_entries_stay(monkeypatch):
     ("mine.py", ENTRY.replace("tau_neg=factor", "tau_neg=factor, kl_coef=0.1"), "the objective needs ref_logprobs, expected no more than"),
   ],
 )
-def test_an_entry_that_cannot_be_used_is_refused_in_a_line(name, text, message, tmp_path):
+def test_a_bad_entry_is_refused_in_one_line(name, text, message, tmp_path):
   path = tmp_path / name
   if text is not None:
     path.write_text(text)
-  with pytest.raises(ValueError, match=message) as refused:
+  with pytest.raises(ValueError, match=message) as error:
     board.enter(path)
-  assert "\n" not in str(refused.value)
+  assert "\n" not in str(error.value)
 
 
-def test_the_board_ranks_and_marks_what_is_told_from_grpo():
+def test_the_board_ranks_objectives_and_marks_differences_from_grpo():
   trials = [
     {"stage": "main", "objective": name, "seed": seed, "area": area + 0.001 * ((seed * place) % 3)} | Cell(8, 1)._asdict()
     for place, (name, area) in enumerate((("grpo", 0.5), ("gspo", 0.6), ("sapo", 0.5), (protocol.AGAIN, 0.5))) for seed in range(6)
@@ -183,6 +186,7 @@ def test_the_board_ranks_and_marks_what_is_told_from_grpo():
 
 @pytest.fixture
 def small(monkeypatch):
+  """A protocol of two objectives, two draws and two seeds on a tiny bed."""
   tiny = beds.SMOKE._replace(num_prompts=1, updates=4, evaluations=2)
   monkeypatch.setattr(protocol, "sizes", lambda length: tiny._replace(digits=(length, length), error_rate=1 / length))
   monkeypatch.setattr(protocol, "LENGTHS", (4,))
@@ -196,7 +200,7 @@ def small(monkeypatch):
 
 @pytest.mark.slow  # Compiles two objectives and three samplers.
 @pytest.mark.usefixtures("small")
-def test_the_command_tunes_runs_goes_on_and_refuses_other_rules(tmp_path, capsys):
+def test_the_command_tunes_trains_resumes_and_refuses_changed_rules(tmp_path, capsys):
   with pytest.raises(SystemExit, match="error: found a tuning with trials missing, expected all: run --stage=tune first"):
     command.main(["--stage=main", f"--folder={tmp_path}"])
   command.main(["--stage=tune", f"--folder={tmp_path}", "--seconds=0"])
