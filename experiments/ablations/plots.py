@@ -1,5 +1,4 @@
-"""Style of the ablations' figures, which is that of `jaxrl_llm.report.figures`.
-"""
+"""Style of the ablations' figures: the style of `jaxrl_llm.report.figures`."""
 
 from jaxrl_llm.report.figures import BLACK, BLUE, FULL_WIDTH, GREEN, GREY, ORANGE, PINK, SKY, YELLOW, letter, new_figure, save, two_sided
 

@@ -1,7 +1,4 @@
-"""The analysis behind `experiments/ablations/dapo_ladder`.
-
-The teacher, the rungs, what is measured, and the verdicts.
-"""
+"""Tests of `experiments/ablations/dapo_ladder`: teacher, rungs, measures and verdicts."""
 
 import json
 
@@ -19,7 +16,7 @@ from tests import runs
 
 @pytest.fixture(autouse=True)
 def small(monkeypatch):
-  """Problems of one step, which are 200."""
+  """Problems of one step, of which there are 200."""
   monkeypatch.setattr(bed, "LEVELS", (1,))
 
 
@@ -36,7 +33,7 @@ def test_the_teacher_rambles_above_all_when_wrong(tmp_path, monkeypatch):
   for row in shown:
     *lines, answer = row["response"].split("\n")
     level = row["level"]
-    # What follows the working copies its last line.
+    # The lines after the working copy its last line.
     assert set(lines[level:]) <= {lines[level - 1]}
     lengths_by_truth[lines[:level] != arithmetic.working(row["terms"]).split("\n")[:-1]].append(len(lines) > level)
     assert len(lines) <= level + bed.MOST_COPIES and answer == f"#{lines[-1].rpartition('=')[2]}"
@@ -99,7 +96,7 @@ def test_rows_of_metrics():
   assert measures.at_tokens(steps, evals, 1e6) == 0.5
 
 
-def test_a_trend_leaves_out_what_there_is_not():
+def test_a_trend_leaves_out_missing_values():
   assert measures.trend([{"step": 1, "x": 3.0}, {"step": 2, "x": None}, {"step": 3, "x": 7.0}], "x") == pytest.approx(2.0)
 
 
@@ -107,9 +104,9 @@ def made_up(
   *, gain: float = 0.1, clipped: float = 0.01, cut: float = 0.1, mixed: float = 0.6, longer: float = 6.0, falls_to: float = 0.4,
   sides: bool = True,
 ):  # fmt: skip
-  """Rows as the trials write them, in which every arm is better than the one below by `gain`.
+  """Makes up the rows of trials in which each arm is better than the one below by `gain`.
 
-  And every mechanism goes its way.
+  With the default arguments every mechanism is engaged and acts as claimed.
   """
   tables = {name: [] for name in command.TABLES}
   arms = (*bed.RUNGS, *(bed.SIDES if sides else ()))
@@ -136,18 +133,18 @@ def made_up(
 
 
 def test_verdicts():
-  def verdicts(**what):
-    return {name: row["verdict"] for name, row in rules.judge(made_up(**what)).items()}
+  def verdicts(**settings):
+    return {name: row["verdict"] for name, row in rules.judge(made_up(**settings)).items()}
 
   assert set(verdicts().values()) == {"reproduced"}
   assert len(verdicts()) - len(verdicts(sides=False)) == 3
   flat = verdicts(gain=0.0)
-  told = [name for name in flat if "accuracy" in name and flat[name] != "inconclusive"]
-  assert len(told) <= 1, "of nine comparisons of nothing one may be told by chance"
+  conclusive = [name for name in flat if "accuracy" in name and flat[name] != "inconclusive"]
+  assert len(conclusive) <= 1, "one of nine comparisons without a difference may be conclusive by chance"
   assert {flat[name] for name in flat if "accuracy" not in name} == {"reproduced"}
-  settings = (dict(clipped=0.0), dict(falls_to=0.7), dict(longer=0.5), dict(mixed=0.98), dict(cut=0.001))
-  for what, mark in zip(settings, ("E8", "E8", "E9", "E10", "E11"), strict=True):
-    off = verdicts(**what)
+  disengaged = (dict(clipped=0.0), dict(falls_to=0.7), dict(longer=0.5), dict(mixed=0.98), dict(cut=0.001))
+  for settings, mark in zip(disengaged, ("E8", "E8", "E9", "E10", "E11"), strict=True):
+    off = verdicts(**settings)
     assert {name.partition(",")[0] for name in off if off[name] == "mechanism not engaged"} == {mark}
 
 
@@ -156,7 +153,7 @@ def test_figures_are_drawn_from_the_rows_alone(tmp_path):
   assert {path.name for path in tmp_path.iterdir()} == {"ladder.svg", "mechanisms.svg"}
 
 
-def test_a_stopped_measurement_goes_on(tmp_path, monkeypatch, capsys):
+def test_a_stopped_measurement_resumes(tmp_path, monkeypatch, capsys):
   started = []
   monkeypatch.setattr(bed, "write_problems", lambda folder: None)
   monkeypatch.setattr(bed, "warm_start", lambda sizes, folder, seed: None)

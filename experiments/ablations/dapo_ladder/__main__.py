@@ -1,11 +1,11 @@
-"""Climbs DAPO's ladder, judges it by `rules.py`, and draws its figure.
+"""Climbs DAPO's ladder, judges it by `rules.py`, and draws its figures.
 
   python -m experiments.ablations.dapo_ladder
   python -m experiments.ablations.dapo_ladder --plot_only --format pdf
 
-Results go to `results.json` beside this file, the figure to `figures/`, the runs to `--runs`. One
-trial after the other, and every trial is written when it ends: a stopped measurement goes on where
-it was with `--resume`. About 75 minutes of two cores that other work shares.
+Results are written to `results.json` beside this file, figures to `figures/`, and runs to `--runs`.
+Trials run one after the other, and each is written when it ends. `--resume` continues a stopped
+measurement. The study takes about 75 minutes on two cores that are shared with other work.
 """
 
 import argparse
@@ -27,13 +27,13 @@ TABLES = ("steps", "evals", "looks", "ends")
 
 
 class Plan(NamedTuple):
-  """What is measured.
+  """Plan of a measurement.
 
   Attributes:
     sizes: Sizes of the bed.
-    seeds: Seeds of everything.
+    seeds: Seeds of the trials.
     arms: Arms of the ladder.
-    sides: Arms that are run after all seeds of the ladder.
+    sides: Arms that run after the ladders of all seeds.
   """
 
   sizes: beds.Sizes = beds.Sizes()
@@ -46,16 +46,23 @@ SMOKE = Plan(sizes=beds.SMOKE, seeds=(0, 1))
 
 
 def trials(plan: Plan) -> Iterator[tuple[int, str]]:
-  """Returns the seeds and arms in the order in which they run.
+  """Yields the seeds and arms in the order in which they run.
 
-  A measurement that is stopped has whole ladders.
+  A stopped measurement has complete ladders, because a ladder ends before the next seed begins.
   """
   for arms in (plan.arms, plan.sides):
     yield from ((seed, arm) for seed in plan.seeds for arm in arms)
 
 
 def measure(plan: Plan, path: pathlib.Path, runs: pathlib.Path, *, resume: bool = False) -> None:
-  """Runs what is not done yet, and writes the file after every trial."""
+  """Runs the trials that are not done yet, and writes the file after every trial.
+
+  Args:
+    plan: Plan of the measurement.
+    path: File of the results.
+    runs: Folder of the trials.
+    resume: Whether to keep the results that the file holds.
+  """
   fresh = {"sizes": plan.sizes._asdict(), "seeds": list(plan.seeds), "jax": jax.__version__, "wall_seconds": 0.0}
   fresh |= {"provenance": provenance.record(rules), "done": [], "verdicts": {}} | {name: [] for name in TABLES}
   results = from_json(path.read_text()) if resume and path.exists() else fresh
@@ -80,12 +87,12 @@ def measure(plan: Plan, path: pathlib.Path, runs: pathlib.Path, *, resume: bool 
 def main(argv: Sequence[str] | None = None) -> None:
   """Parses the command line, measures, writes and draws."""
   parser = argparse.ArgumentParser(prog="python -m experiments.ablations.dapo_ladder", description=__doc__.splitlines()[0])
-  parser.add_argument("--folder", type=pathlib.Path, default=HERE, help="where results.json and figures/ go")
-  parser.add_argument("--runs", type=pathlib.Path, default=pathlib.Path("runs/dapo_ladder"), help="where the trials go")
+  parser.add_argument("--folder", type=pathlib.Path, default=HERE, help="folder of results.json and figures/")
+  parser.add_argument("--runs", type=pathlib.Path, default=pathlib.Path("runs/dapo_ladder"), help="folder of the trials")
   parser.add_argument("--format", nargs="+", choices=("png", "pdf", "svg"), default=["png"])
-  parser.add_argument("--resume", action="store_true", help="keep what results.json holds and run the rest")
-  parser.add_argument("--plot_only", action="store_true", help="draw what results.json holds, measure nothing")
-  parser.add_argument("--smoke", action="store_true", help="tiny sizes: shows that it runs, measures nothing worth having")
+  parser.add_argument("--resume", action="store_true", help="keep the trials in results.json and run the rest")
+  parser.add_argument("--plot_only", action="store_true", help="draw results.json without measuring")
+  parser.add_argument("--smoke", action="store_true", help="use tiny sizes to show that the study runs; the measurements are meaningless")
   args = parser.parse_args(argv)
   path = args.folder / "results.json"
   if not args.plot_only:

@@ -1,4 +1,4 @@
-"""The figures of the ladder, drawn from `results.json` alone."""
+"""Figures of the ladder, drawn from `results.json` alone."""
 
 import pathlib
 from collections.abc import Mapping, Sequence
@@ -21,7 +21,7 @@ _ARMS = {
   "clip_wide": (BLACK, "x", "clip-higher at 0.4"),
   "punish": (PINK, "*", "clip-higher, -1 if cut"),
 }
-"""Of each arm its colour, its marker and its name."""
+"""Colour, marker and name of each arm."""
 
 
 def draw(results: Mapping[str, Any], folder: pathlib.Path, formats: Sequence[str]) -> None:
@@ -35,9 +35,14 @@ def draw(results: Mapping[str, Any], folder: pathlib.Path, formats: Sequence[str
 
 
 def curve(rows: Sequence[Mapping], y: str) -> tuple[list[int], np.ndarray]:
-  """Returns the steps, and at each the values of the seeds that have one, as columns.
+  """Arranges a quantity as a table with one row per step and one column per seed.
 
-  NaN where a seed has none.
+  Args:
+    rows: Rows with `step`, `seed` and the quantity.
+    y: Name of the quantity.
+
+  Returns:
+    The steps, and the values, [steps, seeds]. A value is NaN if a seed has none at a step.
   """
   steps, seeds = (sorted({row[name] for row in rows}) for name in ("step", "seed"))
   at = {(row["step"], row["seed"]): row[y] for row in rows}
@@ -47,10 +52,10 @@ def curve(rows: Sequence[Mapping], y: str) -> tuple[list[int], np.ndarray]:
 
 def _band(axes: Any, rows: Sequence[Mapping], arm: str, y: str, *, alpha: float = 0.13, **style: Any) -> None:
   """Draws the mean over the seeds, and their range unless alpha is 0."""
-  mine, (color, marker, label) = where(rows, rung=arm), _ARMS[arm]
-  if not mine:
+  rows_of_arm, (color, marker, label) = where(rows, rung=arm), _ARMS[arm]
+  if not rows_of_arm:
     return
-  steps, values = curve(mine, y)
+  steps, values = curve(rows_of_arm, y)
   kept = ~np.isnan(values).all(axis=1)
   steps, values = np.array(steps)[kept], values[kept]
   axes.fill_between(steps, np.nanmin(values, axis=1), np.nanmax(values, axis=1), color=color, alpha=alpha, linewidth=0)
@@ -79,7 +84,7 @@ def _ladder(figure: Any, results: Mapping[str, Any]) -> None:
   letter(ends, "a", "at the end")
 
   for arm in RUNGS:
-    # Six bands on each other show nothing; the seeds are in the first panel.
+    # Six overlapping bands are unreadable. The first panel shows the seeds.
     _band(steps, results["evals"], arm, "accuracy", alpha=0)
   steps.set_xlabel("RL step")
   steps.locator_params(axis="x", integer=True)

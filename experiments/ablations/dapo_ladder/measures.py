@@ -75,7 +75,7 @@ def looks(samples: Sequence[Mapping], *, group_size: int) -> list[dict]:
     tokens = np.array([row["num_tokens"] for row in batch])
     groups = right.reshape(-1, group_size).mean(axis=1)
     cut = [row for row in batch if not row["stopped"]]
-    sound_advantages = [row["advantage"] for row in cut if is_sound(row)]
+    sound_advantages = [row["advantage"] for row in cut if works(row)]
     table.append(
       {
         "step": step,
@@ -97,7 +97,7 @@ def is_right(row: Mapping) -> bool:
   return final_answer(completion, row) == 1
 
 
-def is_sound(row: Mapping) -> bool:
+def works(row: Mapping) -> bool:
   """Checks that each line of a truncated response is correct or copies the line before.
 
   The unfinished last line does not count. A response without a complete line is not sound.
