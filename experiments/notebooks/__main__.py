@@ -20,9 +20,9 @@ def main(argv: Sequence[str] | None = None) -> int:
   parser = argparse.ArgumentParser(
     prog="python -m experiments.notebooks", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
   )
-  parser.add_argument("names", nargs="*", metavar="NAME", help="notebook or its first characters, such as 03; default: all")
-  parser.add_argument("--live", action="store_true", help="train instead of reading checked-in logs; writes to runs/notebooks")
-  parser.add_argument("--html", type=pathlib.Path, metavar="FOLDER", help="folder in which each notebook is also written as a page")
+  parser.add_argument("names", nargs="*", metavar="NAME", help="notebook or its first characters; default: all")
+  parser.add_argument("--live", action="store_true", help="train instead of reading logs; writes to runs/notebooks")
+  parser.add_argument("--html", type=pathlib.Path, metavar="FOLDER", help="folder for an HTML page of each notebook")
   args = parser.parse_args(argv)
   try:
     names = chosen(args.names)

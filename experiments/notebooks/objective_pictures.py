@@ -103,7 +103,7 @@ def ratio_noise(lengths: Sequence[int], spread: float, *, count: int = 2000, see
   for tokens in lengths:
     z = spread * rng.standard_normal((count, tokens)) - spread**2 / 2
     ratios[tokens] = {"token": z.ravel()[:count], "product": z.sum(axis=1), "sequence": z.mean(axis=1)}
-  alt = "Distributions of the token ratio, the product of ratios and the sequence ratio, and their spread against length."
+  alt = "Distributions of the token ratio, of the product and of the sequence ratio, and their spread against length."
   return picture(_ratio_noise, ratios, height=2.4, alt=alt)
 
 
@@ -115,7 +115,7 @@ def _ratio_noise(figure: Any, ratios: Mapping[int, Mapping[str, np.ndarray]]) ->
   bins = np.linspace(-1.0, 1.0, 81)
   for (name, label), color in zip(labels.items(), (ORANGE, GREY, BLUE), strict=True):
     histogram.hist(ratios[longest][name], bins=bins, density=True, color=color, alpha=0.55, label=label)
-    lines.plot(list(ratios), [np.std(by_kind[name]) for by_kind in ratios.values()], marker="o", color=color, label=label)
+    lines.plot(list(ratios), [np.std(kinds[name]) for kinds in ratios.values()], marker="o", color=color, label=label)
   histogram.set_yscale("log")
   histogram.set_ylim(0.05, 100)
   histogram.set_xlabel("log of the ratio (nats)")
@@ -226,7 +226,9 @@ def zero_mass(chosen: Sequence[str], *, sequences: int = 64) -> Picture:
     sequences: Number of sequences, with 64 tokens each.
   """
   fractions = studies.zero_mass(chosen, sequences)
-  return picture(_zero_mass, fractions, height=2.4, width=5.2, alt="Tokens without gradient against the spread of their log-ratios.")
+  return picture(
+    _zero_mass, fractions, height=2.4, width=5.2, alt="Tokens without a gradient against the spread of their log-ratios."
+  )
 
 
 def _zero_mass(figure: Any, fractions: Mapping[str, Sequence[float]]) -> None:
@@ -248,7 +250,7 @@ def smooth_limit(*, sequences: int = 600) -> Picture:
     sequences: Number of synthetic sequences, of 4 to 256 tokens.
   """
   limit = studies.smooth_limit(studies.made_up_sequences(sequences))
-  alt = "SAPO's mean gate and the gate of the sequence: their difference stays below the bound at any variance of log r."
+  alt = "SAPO's mean gate and the gate of the sequence: their difference stays below the bound at any variance."
   return picture(_smooth_limit, limit, height=2.5, alt=alt)
 
 

@@ -111,7 +111,9 @@ def draw(runs: Mapping[str, Run], panels: Sequence[str]) -> Picture:
     panels: Keys of `PANELS`, drawn three per row.
   """
   alt = f"Curves of {' and '.join(runs)} against the step: {', '.join(PANELS[name].title for name in panels)}."
-  return picture(_draw, runs, [PANELS[name] for name in panels], height=2.1 * -(-len(panels) // 3) + 0.25 * (len(runs) > 1), alt=alt)
+  return picture(
+    _draw, runs, [PANELS[name] for name in panels], height=2.1 * -(-len(panels) // 3) + 0.25 * (len(runs) > 1), alt=alt
+  )
 
 
 def _draw(figure: Any, runs: Mapping[str, Run], panels: Sequence[Panel]) -> None:

@@ -1,4 +1,4 @@
-"""Both ablations from end to end with tiny sizes, on one tiny bed."""
+"""Tests that run the ratio lab and the objective shapes from end to end, on one tiny bed."""
 
 import jax
 import jax.numpy as jnp
@@ -25,7 +25,7 @@ def test_snapshots_start_on_policy_and_move():
   assert after.sampler_gap < 1e-4
   np.testing.assert_array_equal(before.batch.old_logprobs, after.batch.old_logprobs)
 
-  # Through the log-probabilities and then the model is the same as in one go.
+  # The gradient through log-probabilities and then the model equals the gradient in one pass.
   objective = policy_term("sapo")
   batch = jax.tree.map(jnp.asarray, after.batch)
 
@@ -48,7 +48,7 @@ def test_the_ratio_lab_runs(tmp_path, capsys):
   assert {path.name for path in (tmp_path / "figures").iterdir()} == {"ratio_spread.png", "clip_fraction.png"}
 
 
-# Ten seconds of tracing; each study has its own test, only the figures have none.
+# Tracing takes ten seconds. Each study has its own test, and only the figures have none.
 @pytest.mark.slow
 def test_the_shapes_run(tmp_path, capsys):
   objective_shapes.main(["--smoke", "--folder", str(tmp_path)])

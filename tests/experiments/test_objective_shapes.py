@@ -1,7 +1,4 @@
-"""The analysis behind `experiments/ablations/objective_shapes`.
-
-Coefficients by autodiff against closed forms, and the bounds.
-"""
+"""Tests of `experiments/ablations/objective_shapes`: coefficients in closed form, and bounds."""
 
 import json
 
@@ -48,14 +45,11 @@ def test_curves_have_the_closed_forms(name, positive, negative):
 @pytest.mark.usefixtures("x64")
 @pytest.mark.parametrize("name", ["sapo", "gspo", "gspo_token", "gmpo", "rloo", "vespo"])
 def test_one_token_stands_for_a_sequence_of_equal_tokens(name):
-  """What the caption says.
-
-  R of the token, s of the sequence, or the product ρ, each at its own level.
-  """
+  """The caption of figure 1, for r of the token, s of the sequence and the product ρ."""
   num_tokens = 5
   share = num_tokens if name in ("rloo", "vespo") else 1
-  # The surrogate of RLOO is ρ·A once a sequence: under a mean over its tokens, each token moves all
-  # of their terms.
+  # The surrogate of RLOO is ρ·A, once per sequence. Under a mean over its tokens, each token moves
+  # the terms of all of them.
   terms = num_tokens if name == "rloo" else 1
   objective = policy_term(name)
   many = coefficients(objective, np.repeat(np.log(RATIO)[:, None] / share, num_tokens, axis=1), -np.ones(len(RATIO)))
@@ -63,7 +57,7 @@ def test_one_token_stands_for_a_sequence_of_equal_tokens(name):
   np.testing.assert_allclose(many, terms * np.repeat(one, num_tokens, axis=1), rtol=1e-10)
 
 
-def test_the_figure_has_a_place_for_every_objective():
+def test_the_figure_shows_every_objective():
   assert set(ORDER) == set(objectives.OBJECTIVES)
   assert len(set(ORDER)) == len(ORDER)
 
@@ -72,7 +66,8 @@ def test_zeros_are_counted():
   fractions = studies.zero_mass(("grpo", "sapo"), 64, spreads=(0.003, 0.3))
   assert fractions["sapo"] == [0.0, 0.0]
   assert fractions["grpo"][0] == 0.0
-  assert 0.2 < fractions["grpo"][1] < 0.3  # About half of what leaves 1 ± 0.2 at a spread of 0.3.
+  # About half of the ratios outside of 1 ± 0.2 at a spread of 0.3.
+  assert 0.2 < fractions["grpo"][1] < 0.3
 
 
 @pytest.mark.usefixtures("x64")
@@ -98,14 +93,14 @@ def test_the_gate_and_its_limit():
 
 
 @pytest.mark.usefixtures("x64")
-def test_the_hand_example_is_the_reference_s():
+def test_the_hand_example_agrees_with_the_reference():
   example = studies.hand_example()
   expected = {"s": 1.264, "variance": 0.155, "mean_gate": 0.954, "gate_of_mean": 0.986, "difference": 0.0324, "bound": 0.0388}
   assert example == pytest.approx(expected, rel=3e-3)
 
 
 @pytest.mark.usefixtures("x64")
-def test_one_outlier_ends_a_sequence_of_gspo_and_a_token_of_grpo():
+def test_one_outlier_clips_a_whole_sequence_in_gspo_and_one_token_in_grpo():
   shares = studies.outliers(counts=(0, 1), draws=8)
   assert shares["gspo"]["positive"][1] == 0
   assert shares["grpo"]["positive"][1] == pytest.approx(np.sqrt(63 / 64), rel=1e-3)
@@ -122,6 +117,6 @@ def test_variation_leaves_clipped_sequences_out():
   np.testing.assert_allclose(by_rule["grpo"][0], np.exp(log_ratio[0]), rtol=1e-6)
 
 
-def test_the_committed_results_are_those_of_every_objective():
+def test_the_committed_results_cover_every_objective():
   results = json.loads((HERE / "results.json").read_text())
   assert set(results["E12"]["fractions"]) == set(objectives.OBJECTIVES)

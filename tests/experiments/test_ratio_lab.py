@@ -1,7 +1,4 @@
-"""The analysis behind `experiments/ablations/ratio_lab`.
-
-What is measured, the lines through it, the verdicts.
-"""
+"""Tests of `experiments/ablations/ratio_lab`: measures, the lines through them, and verdicts."""
 
 import math
 import sys
@@ -27,6 +24,7 @@ def test_clipped_fractions_are_those_counted_by_hand(rng):
   fractions = measures.clip_fractions(log_ratio, advantages)
 
   def count(ratio, low, high):
+    """Returns the fraction of tokens whose gradient the clip removes."""
     return np.mean(np.where(advantages[:, None] > 0, ratio > 1 + high, ratio < 1 - low))
 
   assert fractions["grpo"] == pytest.approx(count(np.exp(log_ratio), 0.2, 0.27))
@@ -51,7 +49,7 @@ def test_effective_fraction():
   assert measures.effective_fraction(np.array([1.0, 0, 0, 0])) == 0.25
 
 
-def test_drift_by_hand_hangs_together(rng):
+def test_a_synthetic_drift_is_correlated_within_a_sequence(rng):
   z = 0.1 * rng.standard_normal((4000, 64))
   spread = {kind: measures.with_drift(z, kind, rng) for kind in ("independent", "autoregressive", "shared")}
   for drifted in spread.values():
@@ -74,6 +72,7 @@ def test_slopes_and_intervals():
 
 
 def made_up(gspo: float, grpo: float, power: float):
+  """Makes up rows with given clipped fractions and quantities that grow as T^power."""
   names = ("var_rho", "std_s", "std_log_s", "mean_max_r", "ess_tokens", "ess_sequences")
   runs = [
     dict(seed=seed, tokens=64, learning_rate=1e-3, updates=4, grpo=grpo, gspo_matched=grpo)
@@ -90,8 +89,8 @@ def made_up(gspo: float, grpo: float, power: float):
 
 
 def test_verdicts():
-  def verdicts(*what):
-    return {name: row["verdict"] for name, row in rules.judge(made_up(*what)).items()}
+  def verdicts(*settings):
+    return {name: row["verdict"] for name, row in rules.judge(made_up(*settings)).items()}
 
   good = verdicts(0.2, 0.01, -0.5)
   assert good["E1"] == good["E1, bands of equal width"] == good["E4, std(log s)"] == "reproduced"
@@ -120,7 +119,7 @@ def test_the_language_is_a_chain(rng):
   np.testing.assert_allclose((counts / seen)[seen[:, 0] > 150], language.transitions[seen[:, 0] > 150], atol=0.12)
 
 
-def test_minibatches_go_round():
+def test_minibatches_repeat_cyclically():
   batch = bed.rectangle(np.arange(8 * 6).reshape(8, 6))
   assert bed.minibatch(batch, 7, 4).tokens[:, 0].tolist() == [36, 42]
   assert batch.mask.sum() == 8 * (6 - bed.PROMPT_TOKENS)

@@ -1,7 +1,4 @@
-"""The analysis behind `experiments/ablations/routing_replay`.
-
-What is measured, the verdicts, and both studies on a tiny model.
-"""
+"""Tests of `experiments/ablations/routing_replay`: measures, verdicts and tiny studies."""
 
 import functools
 import math
@@ -20,9 +17,9 @@ TINY = beds.SMOKE._replace(num_minibatches=4, warm_steps=0)
 
 @pytest.fixture
 def bed(monkeypatch):
-  """A tiny model that is rewarded for every other response, so that its updates move.
+  """Bed with a tiny model whose samplers all have the dtype bfloat16.
 
-  And whose samplers all are the bfloat16 one.
+  Every other response is rewarded, so that updates change the weights.
   """
   monkeypatch.setattr(beds, "graded", lambda rollouts, chosen: np.arange(len(rollouts.tokens), dtype=np.float32) % 2)
   draw = functools.partial(beds.draw, dtype="bfloat16")
@@ -32,15 +29,15 @@ def bed(monkeypatch):
 
 
 def test_changed_experts_are_those_counted_by_hand():
-  # One row of three tokens and a padded slot, two layers, two experts each; the last token's route
-  # bears on nothing.
+  # One row of three tokens and a slot of padding, with two layers of two experts. The route of the
+  # last token affects no later token.
   a = np.array([[[[0, 1], [2, 3]], [[0, 1], [2, 3]], [[0, 1], [2, 3]], [[0, 1], [2, 3]]]])
   b = np.array([[[[1, 0], [2, 0]], [[2, 3], [2, 3]], [[5, 6], [5, 6]], [[5, 6], [5, 6]]]])
   segments = np.array([[1, 1, 1, 0]])
   assert measures.change_by_layer(a, b, segments) == [0.5, 0.25]
   assert measures.tokens_changed(a, b, segments) == 1.0
   assert measures.smallest_overlap(a, b, segments) == 0.0
-  b[0, 1] = -1  # Not recorded: it counts nowhere.
+  b[0, 1] = -1  # A token that is not recorded does not count.
   assert measures.change_by_layer(a, b, segments) == [0.0, 0.5]
   assert measures.smallest_overlap(a, b, segments) == 0.5
 
@@ -56,17 +53,17 @@ def test_mismatch_and_spread_by_hand():
   assert measured["f2"] == 0.25
 
 
-def test_the_teacher_s_workings_fit_and_grade_themselves():
+def test_the_teachers_workings_fit_and_are_graded():
   bed = beds.make_bed(TINY)
-  chosen = beds.questions("train")[::40]
-  batch = beds.demonstrations(bed, chosen, np.random.default_rng(0))
+  problems = beds.questions("train")[::40]
+  batch = beds.demonstrations(bed, problems, np.random.default_rng(0))
   assert batch.mask.sum(axis=1).max() < beds.RESPONSE_TOKENS
   assert set(beds.questions("train")).isdisjoint(beds.questions("test"))
   drawn = batch.mask[:, beds.PROMPT_TOKENS :] > 0
   responses = batch.tokens[:, beds.PROMPT_TOKENS :]
-  rollouts = beds.Rollouts(None, None, responses, drawn, None, stopped=np.ones(len(chosen), bool))
-  assert np.mean(beds.graded(rollouts, chosen)) == pytest.approx((1 - beds.ERROR_RATE) ** 2, abs=0.1)
-  assert not np.any(beds.graded(rollouts._replace(stopped=np.zeros(len(chosen), bool)), chosen))
+  rollouts = beds.Rollouts(None, None, responses, drawn, None, stopped=np.ones(len(problems), bool))
+  assert np.mean(beds.graded(rollouts, problems)) == pytest.approx((1 - beds.ERROR_RATE) ** 2, abs=0.1)
+  assert not np.any(beds.graded(rollouts._replace(stopped=np.zeros(len(problems), bool)), problems))
 
 
 def test_replay_does_what_it_promises(bed):
@@ -104,9 +101,14 @@ def test_an_arm_trains(bed, replay):
 
 
 def made_up(*, depth: float = 1.0, r3: float = 0.1, falls: tuple[str, ...] = (), moved: float = 0.1, k3: float = 2e-3):
-  """Rows as the studies write them.
+  """Makes up rows as the studies write them.
 
-  Changes that grow with depth, a divergence that R3 multiplies, and the arms that collapse.
+  Args:
+    depth: Exponent with which the changes grow with the layer.
+    r3: Factor by which R3 multiplies the divergence.
+    falls: Kinds of replay whose arms collapse at the high learning rate.
+    moved: Fraction of the experts that an update changes.
+    k3: Divergence between sampler and learner without R3.
   """
   rng = np.random.default_rng(0)
   near = lambda x: x * (1 + 0.01 * rng.random())
@@ -136,8 +138,8 @@ def made_up(*, depth: float = 1.0, r3: float = 0.1, falls: tuple[str, ...] = (),
 
 
 def test_verdicts():
-  def verdicts(**what):
-    return {name: row["verdict"] for name, row in rules.judge(made_up(**what)).items()}
+  def verdicts(**settings):
+    return {name: row["verdict"] for name, row in rules.judge(made_up(**settings)).items()}
 
   good = verdicts()
   identities, aside = ("T38", "T39, R2", "T39, R3"), ("E5, calibration", "E6, GRPO collapses without replay")
@@ -157,7 +159,7 @@ def test_figures_are_drawn_from_the_rows_alone(tmp_path):
   assert {path.name for path in tmp_path.iterdir()} == {"expert_drift.svg", "sampler_mismatch.svg", "training.svg"}
 
 
-def test_a_stopped_measurement_goes_on(tmp_path, monkeypatch, capsys):
+def test_a_stopped_measurement_resumes(tmp_path, monkeypatch, capsys):
   started = []
 
   def pieces(plan, seed):

@@ -1,4 +1,4 @@
-"""Weight that every objective gives a token, by autodiff, and what follows from its shape.
+"""Weight that every objective gives a token, by automatic differentiation, and its consequences.
 
 See README.md.
 """

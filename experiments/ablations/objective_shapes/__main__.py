@@ -1,9 +1,10 @@
-"""Computes the shapes of all objectives and what follows from them, judges, and draws the figures.
+"""Computes the shapes of all objectives, judges them by `rules.py`, and draws the figures.
 
   python -m experiments.ablations.objective_shapes
   python -m experiments.ablations.objective_shapes --format pdf
 
-Results go to `results.json` beside this file, figures to `figures/`. About two minutes on one core.
+Results are written to `results.json` beside this file, and figures to `figures/`. The study takes
+about two minutes on one core.
 """
 
 import argparse
@@ -32,14 +33,14 @@ def measure(
   Args:
     sizes: Sizes of the bed.
     names: Objectives whose shapes and zeros are computed.
-    points: Points of each curve C(r).
-    sequences: Sequences of the study of zeros.
-    made_up: Sequences of the study of the smooth limit.
-    num_tokens: Length of the bed's responses.
+    points: Number of points of each curve C(r).
+    sequences: Number of sequences in the study of zeros.
+    made_up: Number of made-up sequences in the study of the smooth limit.
+    num_tokens: Length of the bed's responses, in tokens.
     seeds: Seeds of the bed.
 
   Returns:
-    What goes to `results.json`, and the arrays that only the figures need.
+    The contents of `results.json`, and the arrays that only the figures need.
   """
   started = time.process_time()
   by_seed, cosines = [], []
@@ -56,12 +57,17 @@ def measure(
     curves = studies.shapes(points, names)
     variation = studies.variation(shown.log_ratio, shown.batch.advantages[:, -1])
     made = studies.smooth_limit(studies.made_up_sequences(made_up))
-    real = {same[0].updates: studies.smooth_limit(np.concatenate([one.log_ratio for one in same])) for same in zip(*by_seed, strict=True)}
+    # A group has the snapshots of all seeds after the same number of updates.
+    real = {
+      group[0].updates: studies.smooth_limit(np.concatenate([snapshot.log_ratio for snapshot in group]))
+      for group in zip(*by_seed, strict=True)
+    }
     retained = studies.outliers()
     example = studies.hand_example()
 
-  everything = [made, *real.values()]
-  # The bound is reached in the limit of small spreads, where both sides are lost in rounding.
+  limits = [made, *real.values()]
+  # The bound is tight in the limit of small spreads, where both sides are of the order of rounding
+  # errors.
   above = lambda limit, value, bound: int(np.sum(limit[value] > limit[bound] * (1 + 1e-9) + 1e-14))
   results: dict[str, Any] = {
     "jax": jax.__version__,
@@ -78,10 +84,10 @@ def measure(
     },
     "E12": {"spreads": list(studies.SPREADS), "fractions": fractions},
     "E13": {
-      "sequences": int(sum(len(limit["variance"]) for limit in everything)),
-      "violations": sum(above(limit, "difference", "bound") for limit in everything),
-      "largest_over_bound": max(float(np.max(limit["difference"] / limit["bound"])) for limit in everything),
-      "swap_violations": sum(above(limit, "swap", "swap_bound") for limit in everything),
+      "sequences": int(sum(len(limit["variance"]) for limit in limits)),
+      "violations": sum(above(limit, "difference", "bound") for limit in limits),
+      "largest_over_bound": max(float(np.max(limit["difference"] / limit["bound"])) for limit in limits),
+      "swap_violations": sum(above(limit, "swap", "swap_bound") for limit in limits),
       "share_below_0.02": {str(updates): float(np.mean(limit["variance"] < 0.02)) for updates, limit in real.items()},
       "largest_difference": {str(updates): float(np.max(limit["difference"])) for updates, limit in real.items()},
       "cosines": cosines,
@@ -98,9 +104,9 @@ def measure(
 def main(argv: Sequence[str] | None = None) -> None:
   """Parses the command line, computes, writes and draws."""
   parser = argparse.ArgumentParser(prog="python -m experiments.ablations.objective_shapes", description=__doc__.splitlines()[0])
-  parser.add_argument("--folder", type=pathlib.Path, default=HERE, help="where results.json and figures/ go")
+  parser.add_argument("--folder", type=pathlib.Path, default=HERE, help="folder of results.json and figures/")
   parser.add_argument("--format", nargs="+", choices=("png", "pdf", "svg"), default=["png"])
-  parser.add_argument("--smoke", action="store_true", help="tiny sizes: shows that it runs")
+  parser.add_argument("--smoke", action="store_true", help="use tiny sizes to show that the study runs; the measurements are meaningless")
   args = parser.parse_args(argv)
   if args.smoke:
     names, sizes = ("grpo", "gspo", "sapo", "dppo_tv", "sft"), dict(points=30, sequences=8, made_up=6, num_tokens=8, seeds=(0,))

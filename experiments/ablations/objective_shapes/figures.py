@@ -1,4 +1,4 @@
-"""The figures of the shapes."""
+"""Figures of the objective shapes."""
 
 import math
 import pathlib
@@ -17,10 +17,10 @@ ORDER = (
   "gspo", "gspo_token", "luspo", "gmpo", "rloo", "cppo",
   "dppo_tv", "dppo_kl", "sapo", "custom",
 )  # fmt: skip
-"""By family. Methods that are not named here come last."""
+"""Order of the methods, by family. Methods that are not listed come last."""
 
 LEVELS = {"gspo": "s", "gspo_token": "s", "luspo": "s", "gmpo": "s", "custom": "s", "rloo": r"\rho", "vespo": r"\rho"}
-"""What r on the axis is for methods that weigh sequences."""
+"""Symbol of the ratio on the axis for methods that weigh sequences."""
 
 
 def draw(results: Mapping[str, Any], arrays: Mapping[str, Any], folder: pathlib.Path, formats: Sequence[str]) -> None:
@@ -71,7 +71,7 @@ def _coefficients(figure: Any, curves: Mapping[str, Mapping], names: Sequence[st
   spare = list(panels.flat)[len(names) :]
   for axes in spare:
     axes.set_axis_off()
-  # The last panel of a column that ends early has to carry the column's numbers.
+  # In a column without a panel in the last row, the last panel shows the tick labels.
   for axes in list(panels.flat)[len(names) - columns : len(names)]:
     axes.tick_params(labelbottom=True)
   handles = [
@@ -108,7 +108,7 @@ def _tokens(figure: Any, variant: Mapping[str, Mapping], variation: Mapping[str,
   around_one = two_sided(BLUE, "#ffffff", ORANGE)
   for axes, name, label in zip(panels[0], ("grpo", "gspo"), ("a", "b"), strict=True):
     weights = np.where(variation[name][:rows] == 0, np.nan, variation[name][:rows])
-    axes.set_facecolor(BLACK)  # Shows where nothing is drawn.
+    axes.set_facecolor(BLACK)  # Clipped tokens are NaN, and the background shows there.
     image = axes.imshow(weights, cmap=around_one, vmin=0.75, vmax=1.25, aspect="auto", interpolation="nearest")
     axes.grid(False)
     axes.set_xlabel("token of the response")
@@ -164,8 +164,8 @@ def _limit(figure: Any, limit: Mapping[str, Any], made: Mapping[str, np.ndarray]
   scatter.legend(loc="lower right", markerscale=3, handletextpad=0.4, borderpad=0.1)
   letter(scatter, "a", "token gates against one gate")
 
-  some = slice(None, None, 20)
-  swap.plot(made["swap_bound"][some], made["swap"][some], ".", label="made up", **dots)
+  sparse = slice(None, None, 20)
+  swap.plot(made["swap_bound"][sparse], made["swap"][sparse], ".", label="made up", **dots)
   swap.plot(line, line, color=BLACK, linewidth=1, label="error = bound")
   swap.set(xscale="log", yscale="log", xlim=(1e-9, 10), ylim=(1e-9, 2))
   swap.set_xlabel(r"bound $\frac{2\tau}{3\sqrt{3}}\,(r-1-\log r)$")
@@ -199,7 +199,7 @@ def _outliers(figure: Any, outliers: Mapping[str, Any]) -> None:
   panels = figure.subplots(1, 3, sharex=True, sharey=True)
   for axes, (key, label, title) in zip(panels, titles, strict=True):
     for name, color, marker, size, text in methods:
-      # Large marks below small ones: some methods lie on each other.
+      # Small marks lie on top of large ones, because the curves of some methods coincide.
       style = dict(linestyle="--", linewidth=1) if name == "sapo_tau5" else dict(marker=marker, markersize=size)
       axes.plot(range(len(OUTLIER_COUNTS)), outliers[name][key], color=color, label=text, **style)
     axes.set_xticks(range(len(OUTLIER_COUNTS)), [str(count) for count in OUTLIER_COUNTS])

@@ -1,6 +1,6 @@
-"""The measurements: E2, E3, E12, E13, E14.
+"""Measurements for the claims E2, E3, E12, E13 and E14.
 
-All arrays are float64 where the caller has enabled it.
+Arrays are float64 if the caller has enabled it in JAX.
 """
 
 from collections.abc import Sequence
@@ -17,17 +17,23 @@ from jaxrl_llm import objectives
 from jaxrl_llm.types import Objective
 
 SPREADS = (0.003, 0.01, 0.03, 0.1, 0.3)
-ZERO = 1e-6
+ZERO = 1e-6  # Tokens with a smaller |C| count as tokens without gradient.
 OUTLIER = 2.5
 NUM_TOKENS = 64
 BED_RATE, BED_UPDATES, BED_SEEDS = 3e-4, (1, 2, 4, 8, 16), (0, 1, 2)
-SHOWN_UPDATES = 8  # Of the heat maps, for the first seed.
+SHOWN_UPDATES = 8  # Number of updates before the heat maps, which show the first seed.
 
 
 def shapes(points: int, names: Sequence[str]) -> dict[str, dict[str, Any]]:
-  """Returns C(r) of objectives for both signs of A, r from 0.02 to 3 and 1 among them.
+  """Computes C(r) of objectives for both signs of A.
 
-  Also returns whether it reads π_old.
+  Args:
+    points: Number of ratios from 0.02 to 3. The ratio 1 is added to them.
+    names: Names of the objectives.
+
+  Returns:
+    For each objective `ratio`; `positive` and `negative`, C for A > 0 and A < 0;
+    `reads_probability`, whether C depends on π_old.
   """
   ratio = np.union1d(np.linspace(0.02, 3.0, points), 1.0)
   curves = {}
@@ -35,17 +41,26 @@ def shapes(points: int, names: Sequence[str]) -> dict[str, dict[str, Any]]:
     objective = policy_term(name)
     positive, negative = (curve(objective, ratio, sign) for sign in (1, -1))
     others = (curve(objective, ratio, sign, OLD_PROBABILITY / 3) for sign in (1, -1))
-    # Rounding may carry a point over the edge of a band; another band moves many.
+    # Rounding can move a few points across the edge of a band. A different band moves many.
     reads_probability = any(np.mean(~np.isclose(x, y)) > 0.02 for x, y in zip((positive, negative), others, strict=True))
     curves[name] = {"ratio": ratio, "positive": positive, "negative": negative, "reads_probability": reads_probability}
   return curves
 
 
 def zero_mass(names: Sequence[str], sequences: int, spreads: Sequence[float] = SPREADS, seed: int = 0) -> dict[str, list[float]]:
-  """Measures zero gradients (E12).
+  """Measures the fraction of tokens without gradient (E12).
 
-  Returns the fraction of tokens with |C| < 1e-6, for sequences of 64 tokens with log r normal, E[r]
-  = 1, and A = ±1 by halves.
+  A sequence has 64 tokens with normal log r and E[r] = 1. A is +1 for half of the sequences and -1
+  for the others.
+
+  Args:
+    names: Names of the objectives.
+    sequences: Number of sequences.
+    spreads: Standard deviations of log r.
+    seed: Seed of the sequences.
+
+  Returns:
+    For each objective the fraction of tokens with |C| < 1e-6 at each spread.
   """
   rng = np.random.default_rng(seed)
   noise = rng.standard_normal((sequences, NUM_TOKENS))
@@ -53,27 +68,33 @@ def zero_mass(names: Sequence[str], sequences: int, spreads: Sequence[float] = S
   fractions = {}
   for name in names:
     objective = policy_term(name)
-    # No token becomes likelier than certain.
+    # No probability exceeds 1.
     log_ratios = (np.minimum(spread * noise - spread**2 / 2, -np.log(OLD_PROBABILITY)) for spread in spreads)
     fractions[name] = [float(np.mean(np.abs(coefficients(objective, z, advantages)) < ZERO)) for z in log_ratios]
   return fractions
 
 
 def token_variant(batches: int = 20, seed: int = 0) -> dict[str, float]:
-  """Compares GSPO with GSPO-token (E2).
+  """Compares the gradients of GSPO and GSPO-token (E2).
 
-  Returns the largest difference between the gradients of GSPO and GSPO-token, over the largest
-  gradient, in any of some random batches.
+  The clip is wide enough to keep about half of the sequences. Every batch has sequences on both
+  sides of it.
+
+  Args:
+    batches: Number of random batches.
+    seed: Seed of the batches.
 
   Returns:
-    By kind of advantages: "equal" in a sequence, or those of its first half 0 ("unequal"). The clip
-    is wide enough to keep about half of the sequences; both sides of it occur in every batch.
+    The largest difference between the two gradients over the largest gradient of a batch, maximum
+    over the batches, by kind of advantages: "equal" within a sequence, or 0 on its first half
+    ("unequal").
   """
   rng = np.random.default_rng(seed)
   clip = dict(clip_low=3e-3, clip_high=4e-3)
   largest = {"equal": 0.0, "unequal": 0.0}
 
   def gradient_of(name: str):
+    """Compiles the gradient of an objective in log π."""
     objective = policy_term(name, **clip)
     return jax.jit(jax.grad(lambda x, a: objectives.value(objective, x, jnp.zeros_like(x), a, jnp.ones_like(x))[0]))
 
@@ -88,7 +109,17 @@ def token_variant(batches: int = 20, seed: int = 0) -> dict[str, float]:
 
 
 def bed_snapshots(sizes: beds.Sizes, seed: int, updates: Sequence[int] = BED_UPDATES, num_tokens: int = NUM_TOKENS):
-  """Returns the bed of the ratio lab and its snapshots, of one seed."""
+  """Makes the bed of the ratio lab and its snapshots for a seed.
+
+  Args:
+    sizes: Sizes of the bed.
+    seed: Seed of the language, the weights and the samples.
+    updates: Numbers of updates after which the policy is measured, rising.
+    num_tokens: Length of the responses.
+
+  Returns:
+    The bed, and a list with one snapshot for each number of updates.
+  """
   bed = beds.make_bed(sizes)
   language = beds.make_language(sizes.vocab_size, np.random.default_rng([seed, 0]))
   params = beds.warm_params(bed, language, seed)
@@ -97,18 +128,15 @@ def bed_snapshots(sizes: beds.Sizes, seed: int, updates: Sequence[int] = BED_UPD
 
 
 def variation(log_ratio: np.ndarray, advantages: np.ndarray) -> dict[str, np.ndarray]:
-  """Measures the variation of C within sequences (E3).
-
-  Returns C of real tokens under GRPO and GSPO, and its coefficient of variation within each
-  sequence.
+  """Measures the variation of C within sequences under GRPO and GSPO (E3).
 
   Args:
-    log_ratio: Measured, [N, T].
+    log_ratio: Measured log-ratios of the tokens, [N, T].
     advantages: Advantages of the responses, [N].
 
   Returns:
-    `grpo` and `gspo`, C [N, T]; `grpo_variation` and `gspo_variation`, std over mean for each
-    sequence that is not clipped as a whole.
+    `grpo` and `gspo`, C of the tokens, [N, T]; `grpo_variation` and `gspo_variation`, the standard
+    deviation of C over its mean within each sequence that is not clipped as a whole.
   """
   low, high = sequence_clip(log_ratio.shape[1])
   rules = {
@@ -124,22 +152,22 @@ def variation(log_ratio: np.ndarray, advantages: np.ndarray) -> dict[str, np.nda
 
 
 def gate(distance: np.ndarray, tau: float = 1.0) -> np.ndarray:
-  """Returns SAPO's gate w at a distance |r − 1|, as C/r of the objective itself."""
+  """Computes SAPO's gate w at a distance |r − 1|, as C/r of the objective itself."""
   ratio = 1 + np.abs(distance)
   return curve(policy_term("sapo", tau_pos=tau), ratio.ravel(), 1).reshape(ratio.shape) / ratio
 
 
 def smooth_limit(log_ratios: Sequence[np.ndarray], tau: float = 1.0) -> dict[str, np.ndarray]:
-  """Measures how far SAPO's gate is from one of the sequence alone.
+  """Measures the distance of SAPO's token gates from a single gate per sequence (E13).
 
   Args:
-    log_ratios: Log-ratios of the tokens of each sequence, of any length.
-    tau: Temperature.
+    log_ratios: Log-ratios of the tokens of each sequence. Lengths may differ.
+    tau: Temperature of the gate (τ).
 
   Returns:
-    For each sequence `variance`, Var_i of the log-ratio, `difference`, D_i = |mean_t g(z_t) −
-    g(mean_t z_t)| with g(z) the gate at distance |z|, `mean_gate` and `gate_of_mean`, its two
-    terms, and `bound`, τ²·Var_i/4. For each token `swap`, the error |w(r) − g(log r)| of reading
+    For each sequence `variance`, Var_i of the log-ratio; `difference`, D_i = |mean_t g(z_t) −
+    g(mean_t z_t)| with g(z) the gate at distance |z|; `mean_gate` and `gate_of_mean`, the two terms
+    of D_i; and `bound`, τ²·Var_i/4. For each token `swap`, the error |w(r) − g(log r)| of reading
     the distance as log r, and `swap_bound`, (2τ/3√3)·(r − 1 − log r).
   """
   z = np.concatenate(log_ratios).astype(np.float64)
@@ -162,9 +190,10 @@ def smooth_limit(log_ratios: Sequence[np.ndarray], tau: float = 1.0) -> dict[str
 
 
 def made_up_sequences(count: int, seed: int = 0) -> list[np.ndarray]:
-  """Returns the log-ratios of sequences of 4 to 256 tokens.
+  """Makes up the log-ratios of sequences of 4 to 256 tokens.
 
-  Normal, heavy-tailed, and calm with one outlier, over three decades of spread.
+  A third of the sequences is normal, a third is heavy-tailed, and a third is calm with one outlier.
+  The spreads cover 2.5 decades.
   """
   rng = np.random.default_rng(seed)
   sequences = []
@@ -179,13 +208,16 @@ def made_up_sequences(count: int, seed: int = 0) -> list[np.ndarray]:
 
 
 def cosines(bed: beds.Bed, snapshots: Sequence[beds.Snapshot], seed: int) -> list[dict[str, float]]:
-  """Measures angles of gradients (E13).
+  """Measures angles in weight space between SAPO's gradient and those of other methods (E13).
 
-  Returns the angle in weight space between SAPO's gradient and others', on what the bed sampled.
+  Args:
+    bed: Bed that made the snapshots.
+    snapshots: Snapshots with the responses on which the gradients are computed.
+    seed: Seed of the snapshots, for the rows.
 
   Returns:
-    A row a snapshot, with the cosines with `smooth_gspo` (`custom`: sequence's ratio, soft gate),
-    `gspo` (clip by the √T rule) and `grpo`.
+    One row per snapshot, with the cosines between SAPO's gradient and those of `smooth_gspo`
+    (`custom` with the sequence's ratio and a soft gate), `gspo` (clip by the √T rule) and `grpo`.
   """
   rows = []
   for snapshot in snapshots:
@@ -207,12 +239,13 @@ def cosines(bed: beds.Bed, snapshots: Sequence[beds.Snapshot], seed: int) -> lis
 
 
 def weight_gradient(bed: beds.Bed, objective: Objective, snapshot: beds.Snapshot) -> np.ndarray:
-  """Returns the gradient of an objective in the weights, over a whole snapshot, as one vector."""
+  """Computes the gradient of an objective in the weights over a snapshot, as one vector."""
   batch, prompt = snapshot.batch, beds.PROMPT_TOKENS
   log_ratio, advantages = snapshot.log_ratio, np.asarray(batch.advantages[:, -1])
   signs = np.where(advantages >= 0, 1.0, -1.0)
   weights = np.asarray(objective.weigh(jnp.ones(log_ratio.shape), None))
-  # In log π first, then through the model: one program for it, whatever the objective.
+  # The gradient in log π is computed first and then pulled back through the model, so that one
+  # program of the model serves all objectives.
   in_logprobs = -coefficients(objective, log_ratio, signs) * weights * advantages[:, None]
   in_logprobs = np.pad(in_logprobs, ((0, 0), (prompt, 0))).astype(np.float32)
   total, rows = 0.0, bed.sizes.eval_rows
@@ -227,16 +260,21 @@ OUTLIER_COUNTS = (0, 1, 2, 4, 8, 16, 32)
 
 
 def outliers(counts: Sequence[int] = OUTLIER_COUNTS, draws: int = 200, seed: int = 0) -> dict[str, dict[str, list[float]]]:
-  """Measures the effect of outliers (E14).
+  """Measures the effect of outliers on the gradient of a sequence (E14).
 
-  Returns what is left of a sequence's gradient where some of its 64 tokens have r = 2.5 and the
-  others a spread of 0.01.
+  Outliers have r = 2.5, and the other ones of the 64 tokens have a spread of 0.01.
+
+  Args:
+    counts: Numbers of outliers in a sequence.
+    draws: Number of random sequences.
+    seed: Seed of the sequences.
 
   Returns:
-    For each method, by number of outliers, `positive` and `negative`: the norm of the gradient in
-    log π over that on-policy, for A > 0 and A < 0; `others`: the norm over the other tokens alone,
-    over that on-policy of the same tokens, for A > 0; `outlier`: C of an outlier over C on-policy,
-    for A > 0 (None without one). Root mean squares over random draws.
+    For each method, by number of outliers: `positive` and `negative`, the norm of the gradient in
+    log π over its on-policy norm, for A > 0 and A < 0; `others`, the norm over the other tokens,
+    over the on-policy norm of the same tokens, for A > 0; `outlier`, C of an outlier over C
+    on-policy, for A > 0 (None without outliers). Norms are root mean squares over the sequences,
+    and `outlier` is a mean.
   """
   low, high = sequence_clip(NUM_TOKENS)
   methods = {
@@ -265,7 +303,7 @@ def outliers(counts: Sequence[int] = OUTLIER_COUNTS, draws: int = 200, seed: int
 
 
 def hand_example() -> dict[str, float]:
-  """Returns the four tokens of the reference: r = (1.02, 1.01, 0.99, 2.5), τ = 1."""
+  """Computes the example of the reference: four tokens, r = (1.02, 1.01, 0.99, 2.5), τ = 1."""
   z = np.log([1.02, 1.01, 0.99, 2.5])
   at = smooth_limit([z])
   names = ("variance", "mean_gate", "gate_of_mean", "difference", "bound")

@@ -1,1 +1,1 @@
-"""Spread of importance ratios with length, and the clips that bind, in updates of a small model."""
+"""Spread of importance ratios against length, and binding clips, in updates of a small model."""

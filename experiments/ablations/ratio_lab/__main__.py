@@ -3,8 +3,8 @@
   python -m experiments.ablations.ratio_lab
   python -m experiments.ablations.ratio_lab --plot_only --format pdf
 
-Results go to `results.json` beside this file, figures to `figures/`. One seed after the other;
-about 7 minutes of one core.
+Results are written to `results.json` beside this file, and figures to `figures/`. Seeds run one
+after the other. The study takes about 7 minutes on one core.
 """
 
 import argparse
@@ -29,15 +29,15 @@ def measure_seed(
   """Makes all measurements of one seed.
 
   Args:
-    bed: The model.
+    bed: Bed with the model.
     seed: Seed of the language, the weights, the samples and the drifts.
-    lengths: Lengths of prefixes, up to the longest response.
-    updates: Numbers of updates to look at.
-    runs: Length of responses and learning rate of each; the first is the one whose prefixes are
-      measured.
+    lengths: Lengths of the prefixes, up to the length of the responses of the first run.
+    updates: Numbers of updates after which the policy is measured, rising.
+    runs: Length of the responses and learning rate of each run. Prefixes are measured in the first
+      run.
 
   Returns:
-    Rows of `runs`, `prefixes` and `drifts` (see `rules.judge`).
+    Rows of the tables `runs`, `prefixes` and `drifts`, as `rules.judge` expects them.
   """
   language = beds.make_language(bed.sizes.vocab_size, np.random.default_rng([seed, 0]))
   params = beds.warm_params(bed, language, seed)
@@ -89,10 +89,10 @@ def measure(sizes: beds.Sizes, seeds: Sequence[int], *, lengths: Sequence[int], 
 def main(argv: Sequence[str] | None = None) -> None:
   """Parses the command line, measures, writes and draws."""
   parser = argparse.ArgumentParser(prog="python -m experiments.ablations.ratio_lab", description=__doc__.splitlines()[0])
-  parser.add_argument("--folder", type=pathlib.Path, default=HERE, help="where results.json and figures/ go")
+  parser.add_argument("--folder", type=pathlib.Path, default=HERE, help="folder of results.json and figures/")
   parser.add_argument("--format", nargs="+", choices=("png", "pdf", "svg"), default=["png"])
-  parser.add_argument("--plot_only", action="store_true", help="draw what results.json holds, measure nothing")
-  parser.add_argument("--smoke", action="store_true", help="tiny sizes: shows that it runs, measures nothing worth having")
+  parser.add_argument("--plot_only", action="store_true", help="draw results.json without measuring")
+  parser.add_argument("--smoke", action="store_true", help="use tiny sizes to show that the study runs; the measurements are meaningless")
   args = parser.parse_args(argv)
   path = args.folder / "results.json"
   if not args.plot_only:

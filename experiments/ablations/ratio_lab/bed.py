@@ -1,11 +1,9 @@
-"""The bed of the study.
+"""Bed of the study: a small transformer, a made-up language that it learns, and updates of GRPO.
 
-It is a small transformer that has learnt a made-up language, and real Adam steps of GRPO on what it
-samples.
-
-The language is a Markov chain with peaked and fork tokens: after most tokens one successor is
-nearly certain, after every fifth one of four follows. A response's reward is the fraction of its
-tokens in a target set, one half of the vocabulary: cheap, verifiable, and learnable.
+The language is a Markov chain with peaked and fork tokens. After most tokens one successor is
+nearly certain. A fifth of the tokens are forks, after which one of four tokens follows. GRPO trains
+the transformer on its own samples with Adam. The reward of a response is the fraction of its tokens
+in a target set, which is one half of the vocabulary. It is cheap, verifiable and learnable.
 """
 
 import functools
@@ -30,14 +28,14 @@ class Sizes(NamedTuple):
   """Sizes of the bed.
 
   Attributes:
-    vocab_size: Tokens of the language.
-    num_layers: Transformer blocks.
-    d_model: Width.
-    num_prompts: Prompts of a rollout batch.
-    group_size: Responses to each prompt.
-    num_minibatches: Pieces of a rollout batch; an update takes one of them.
-    warm_steps: Supervised steps on the language.
-    eval_rows: Sequences scored at once.
+    vocab_size: Number of tokens of the language.
+    num_layers: Number of transformer blocks.
+    d_model: Width of the model.
+    num_prompts: Number of prompts in a rollout batch.
+    group_size: Number of samples per prompt (G).
+    num_minibatches: Number of mini-batches in a rollout batch. An update uses one of them.
+    warm_steps: Number of supervised steps on the language.
+    eval_rows: Number of sequences scored at once.
   """
 
   vocab_size: int = 64
@@ -51,21 +49,23 @@ class Sizes(NamedTuple):
 
 
 SMOKE = Sizes(num_layers=1, d_model=16, num_prompts=4, group_size=4, num_minibatches=4, warm_steps=0, eval_rows=16)
-"""Shows that everything runs, and measures nothing worth having."""
+"""Tiny sizes that show that everything runs. The measurements are meaningless."""
 
 
 class Bed(NamedTuple):
-  """A model and its compiled programs, shared by all seeds.
+  """Model and its compiled programs, shared by all seeds.
 
   Attributes:
     sizes: Sizes of the model and of its training.
-    init: `(key) -> params`.
-    warm_step: `(state, batch) -> (state, metrics)`, supervised.
-    warm_state: `(params) -> state` for `warm_step`.
-    outputs: `(params, batch) -> PolicyOutputs`.
-    pull_back: `(params, batch, gradient in log π) -> gradient in the weights`.
-    sampler: `(response tokens) -> (params, prompts, prompt_mask, key) -> Rollouts`.
-    updater: `(learning rate) -> (fresh state of params, train step)`.
+    init: Initializer of the weights, `(key) -> params`.
+    warm_step: Supervised update, `(state, batch) -> (state, metrics)`.
+    warm_state: Initializer of the state of `warm_step`, `(params) -> state`.
+    outputs: Forward pass, `(params, batch) -> PolicyOutputs`.
+    pull_back: Backward pass, `(params, batch, gradient in log π) -> gradient in the weights`.
+    sampler: Maker of a sampler for one length of responses,
+      `(response tokens) -> (params, prompts, prompt_mask, key) -> Rollouts`.
+    updater: Maker of an initializer of the state and of an update of GRPO,
+      `(learning rate) -> ((params) -> state, train step)`.
   """
 
   sizes: Sizes
@@ -79,19 +79,24 @@ class Bed(NamedTuple):
 
 
 class Language(NamedTuple):
-  """A Markov chain over the vocabulary and the half of it that is rewarded."""
+  """Markov chain over the vocabulary, with the rewarded half of the vocabulary.
+
+  Attributes:
+    transitions: Probability of each successor of each token, [V, V].
+    target: Mask of the rewarded tokens, [V].
+  """
 
   transitions: np.ndarray
   target: np.ndarray
 
 
 class Snapshot(NamedTuple):
-  """The policy after some updates on frozen old log-probabilities.
+  """Policy after some updates, compared with frozen old log-probabilities.
 
   Attributes:
-    updates: Optimizer updates so far.
-    params: The policy's weights.
-    batch: Responses that the old policy drew and that no update has seen, as those of the next
+    updates: Number of optimizer updates so far.
+    params: Weights of the policy.
+    batch: Responses that the old policy drew and that no update has seen, like those of the next
       mini-batch.
     log_ratio: Log π − log π_old of their tokens, [N, T].
     sampler_gap: Largest difference between the learner's and the sampler's log-probability of a
@@ -107,7 +112,10 @@ class Snapshot(NamedTuple):
 
 @functools.cache
 def make_bed(sizes: Sizes) -> Bed:
-  """Builds the model once; programs compile at first use, one for each length of responses."""
+  """Builds the model, once for equal sizes.
+
+  Programs compile at first use, one for each length of responses.
+  """
   config = preset("nano", vocab_size=sizes.vocab_size)._replace(
     num_layers=sizes.num_layers, d_model=sizes.d_model, num_heads=4, num_kv_heads=2, head_dim=sizes.d_model // 4, d_ff=3 * sizes.d_model
   )
@@ -124,7 +132,7 @@ def make_bed(sizes: Sizes) -> Bed:
 
   @functools.cache
   def sampler(num_tokens: int) -> Callable:
-    # No stop token: every response has the length that is asked for.
+    # Without a stop token every response has the requested length.
     settings = dict(group_size=sizes.group_size, max_new_tokens=num_tokens, stop_ids=(), pad_id=0)
     return jax.jit(make_sampler(model, **settings))
 
@@ -139,9 +147,9 @@ def make_bed(sizes: Sizes) -> Bed:
 
 
 def make_language(vocab_size: int, rng: np.random.Generator) -> Language:
-  """Returns a chain in which every fifth token is a fork.
+  """Makes a chain in which every fifth token is a fork.
 
-  The likeliest successors form one cycle, so that no response gets stuck.
+  The likeliest successors form one cycle apart from the forks, so that no response gets stuck.
   """
   order = rng.permutation(vocab_size)
   transitions = np.full((vocab_size, vocab_size), 0.05 / vocab_size)
@@ -156,19 +164,25 @@ def make_language(vocab_size: int, rng: np.random.Generator) -> Language:
 
 
 def draw(language: Language, shape: tuple[int, int], rng: np.random.Generator) -> np.ndarray:
-  """Returns the sequences of the language, [rows, tokens]."""
+  """Draws sequences of the language, [rows, tokens]."""
   cumulative = np.cumsum(language.transitions, axis=1)
   tokens = np.zeros(shape, np.int32)
   tokens[:, 0] = rng.integers(len(cumulative), size=shape[0])
   for t in range(1, shape[1]):
-    # The last of the sums may be a little below 1.
+    # Because of rounding the last cumulative sum can lie a little below 1.
     below = np.sum(rng.random((shape[0], 1)) > cumulative[tokens[:, t - 1]], axis=1)
     tokens[:, t] = np.minimum(below, len(cumulative) - 1)
   return tokens
 
 
 def rectangle(tokens: np.ndarray, advantages: np.ndarray | None = None) -> TrainBatch:
-  """Returns a batch of sequences of one length: a row each, the prompt not counted."""
+  """Makes a batch of sequences of one length.
+
+  Args:
+    tokens: Tokens of prompts and responses, [N, T]. Each row is a sequence. The first
+      `PROMPT_TOKENS` of a row are its prompt, which the mask leaves out.
+    advantages: Advantages of the sequences, [N]; None means 1.
+  """
   shape = tokens.shape
   mask = np.broadcast_to(np.arange(shape[1]) >= PROMPT_TOKENS, shape).astype(np.float32)
   advantages = np.ones(shape[0]) if advantages is None else advantages
@@ -183,7 +197,7 @@ def rectangle(tokens: np.ndarray, advantages: np.ndarray | None = None) -> Train
 
 
 def warm_params(bed: Bed, language: Language, seed: int) -> Params:
-  """Returns the weights that have learnt the language from scratch."""
+  """Trains weights on the language from scratch."""
   rng = np.random.default_rng([seed, 1])
   state = bed.warm_state(bed.init(jax.random.key(seed)))
   for _ in range(bed.sizes.warm_steps):
@@ -192,14 +206,14 @@ def warm_params(bed: Bed, language: Language, seed: int) -> Params:
 
 
 def score(bed: Bed, params: Params, batch: TrainBatch) -> np.ndarray:
-  """Returns the log-probabilities of a batch's tokens, a few rows at a time, [N, P + T]."""
+  """Computes the log-probabilities of a batch's tokens in pieces of `eval_rows`, [N, P + T]."""
   rows = bed.sizes.eval_rows
   pieces = (jax.tree.map(lambda x, start=start: x[start : start + rows], batch) for start in range(0, len(batch.tokens), rows))
   return np.concatenate([np.asarray(bed.outputs(params, piece).logprobs) for piece in pieces])
 
 
 def rollout(bed: Bed, language: Language, params: Params, num_tokens: int, key: jax.Array) -> TrainBatch:
-  """Samples a batch with its group advantages. Its old log-probabilities are the sampler's."""
+  """Samples a batch with its group advantages and the sampler's log-probabilities as old ones."""
   prompt_key, sample_key = jax.random.split(key)
   rng = np.random.default_rng(np.asarray(jax.random.key_data(prompt_key)))
   prompts = draw(language, (bed.sizes.num_prompts, PROMPT_TOKENS), rng)
@@ -211,7 +225,7 @@ def rollout(bed: Bed, language: Language, params: Params, num_tokens: int, key: 
 
 
 def minibatch(batch: TrainBatch, index: int, count: int) -> TrainBatch:
-  """Returns the piece number `index`, from 0 and round again, of `count`; groups stay together."""
+  """Slices mini-batch `index` modulo `count` from a batch. Groups stay together."""
   size = len(batch.tokens) // count
   start = index % count * size
   return jax.tree.map(lambda x: x[start : start + size], batch)
@@ -220,23 +234,24 @@ def minibatch(batch: TrainBatch, index: int, count: int) -> TrainBatch:
 def snapshots(
   bed: Bed, language: Language, params: Params, *, num_tokens: int, learning_rate: float, measure_at: tuple[int, ...], key: jax.Array
 ) -> Iterator[Snapshot]:
-  """Updates the policy and looks at it.
+  """Updates the policy on one rollout batch and measures it on another one.
 
-  A first rollout batch is trained on and thrown away: it warms up Adam's moments, whose first step
-  would else be ±learning rate in every weight. The second is the one that is measured: its old
-  log-probabilities stay as they are from the first update to the last.
+  A first rollout batch warms up the moments of Adam, whose first step would otherwise be ±learning
+  rate in every weight. The policy after it is the old policy, and it draws two batches. Updates
+  train on one of them, and the snapshots measure the other one, whose old log-probabilities do not
+  change between updates.
 
   Args:
-    bed: The model.
-    language: What it speaks.
+    bed: Bed with the model.
+    language: Language of prompts and rewards.
     params: Weights to start from.
-    num_tokens: Length of every response.
+    num_tokens: Length of every response, in tokens.
     learning_rate: Learning rate of Adam.
-    measure_at: Numbers of updates, rising.
-    key: All randomness.
+    measure_at: Numbers of updates after which the policy is measured, rising.
+    key: Random key of all batches.
 
   Yields:
-    A snapshot at each of `measure_at`.
+    A snapshot after each number of updates in `measure_at`.
   """
   keys = jax.random.split(key, 3)
   new_state, step = bed.updater(learning_rate)

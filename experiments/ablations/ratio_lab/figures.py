@@ -1,4 +1,4 @@
-"""The figures of the ratio lab, drawn from `results.json` alone."""
+"""Figures of the ratio lab, drawn from `results.json` alone."""
 
 import pathlib
 from collections.abc import Mapping, Sequence
@@ -9,7 +9,7 @@ import numpy as np
 from experiments.ablations.plots import BLACK, BLUE, GREEN, GREY, ORANGE, PINK, letter, new_figure, save
 from experiments.ablations.ratio_lab import measures, rules
 
-_FLOOR = 1e-5  # Of the clipped fractions' axis; a fraction of 0 has no place on it.
+_FLOOR = 1e-5  # Lower end of the logarithmic axis of clipped fractions, which cannot show 0.
 _SHADES = ("#9ecae1", "#4292c6", "#08306b")
 
 
@@ -24,7 +24,11 @@ def draw(results: Mapping[str, Any], folder: pathlib.Path, formats: Sequence[str
 
 
 def curve(rows: Sequence[Mapping], x: str, y: str) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-  """Returns the places on the x axis, and mean, least and largest of y over the seeds at each."""
+  """Summarizes y over the seeds at each place of the x axis.
+
+  Returns:
+    The places on the x axis, and the mean, smallest and largest y at each of them.
+  """
   places = sorted({row[x] for row in rows})
   values = [[row[y] for row in rows if row[x] == place] for place in places]
   return np.array(places), *(np.array([f(v) for v in values]) for f in (np.mean, np.min, np.max))
@@ -95,7 +99,7 @@ _RULES = (
   ("gspo_matched", GREEN, "^", "as wide as GRPO's"),
   ("grpo", ORANGE, "s", "GRPO, 0.2 / 0.27"),
 )
-"""Columns of `results.json`, and how they are drawn in every panel."""
+"""Column of `results.json`, colour, marker and label of each rule, for all panels."""
 
 
 def _clip(figure: Any, results: Mapping[str, Any]) -> None:

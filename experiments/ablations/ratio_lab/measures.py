@@ -1,7 +1,4 @@
-"""Measures of log-ratios, and the straight lines through them.
-
-No model in here.
-"""
+"""Measures of log-ratios, and straight lines through them. No model is involved."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -11,22 +8,24 @@ import numpy as np
 from jaxrl_llm import objectives
 
 PAPER_TOKENS = 4096
-"""Length of a response that GSPO's clip is taken to be made for. The paper does not say.
+"""Response length for which GSPO's clip is assumed to be made, in tokens.
 
-Its responses are of this order.
+The paper does not state it, but its responses have lengths of this order.
 """
 
 GSPO_CLIP = (3e-4, 4e-4)
 GRPO_CLIP = (0.2, 0.27)
-"""Both of the GSPO paper, below and above 1."""
+"""Clips of GSPO and GRPO in the GSPO paper, as widths below and above 1."""
 
-SCALES = (0.3, 1.0, 3.0)
+SCALES = (0.3, 1.0, 3.0)  # Factors of the width of GSPO's band.
 
 
 def sequence_clip(num_tokens: int, scale: float = 1.0) -> tuple[float, float]:
-  """Returns GSPO's clip for responses of another length: log s spreads as 1/√T, so the band does.
+  """Computes GSPO's clip for responses of a given length T.
 
   ε(T) = scale·ε_paper·√(PAPER_TOKENS/T)
+
+  The band follows the spread of log s, which falls as 1/√T.
 
   Example:
     >>> [round(epsilon, 6) for epsilon in sequence_clip(64)]
@@ -37,24 +36,24 @@ def sequence_clip(num_tokens: int, scale: float = 1.0) -> tuple[float, float]:
 
 
 def matched_clip(num_tokens: int) -> tuple[float, float]:
-  """Returns a clip for s that is as wide as GRPO's for r, each in units of its own spread.
+  """Computes a clip for s that is as wide as GRPO's clip for r, each in units of its own spread.
 
-  It is ε_GRPO/√T.
+  ε(T) = ε_GRPO/√T
   """
   return GRPO_CLIP[0] / math.sqrt(num_tokens), GRPO_CLIP[1] / math.sqrt(num_tokens)
 
 
 def clip_fractions(log_ratio: np.ndarray, advantages: np.ndarray) -> dict[str, float]:
-  """Returns the fractions of the same tokens that each rule clips.
+  """Measures the fractions of the same tokens that each rule clips.
 
-  As the objectives themselves report them.
+  The fractions are those that the objectives report.
 
   Args:
     log_ratio: Log-ratio of the tokens, [N, T].
     advantages: Advantages of the responses, [N].
 
   Returns:
-    `grpo`, `gspo_x0.3`, `gspo_x1`, `gspo_x3` and `gspo_matched`.
+    The clipped fraction of each rule: `grpo`, `gspo_x0.3`, `gspo_x1`, `gspo_x3` and `gspo_matched`.
   """
   num_tokens = log_ratio.shape[1]
   bands = {f"gspo_x{scale:g}": sequence_clip(num_tokens, scale) for scale in SCALES} | {"gspo_matched": matched_clip(num_tokens)}
@@ -62,23 +61,25 @@ def clip_fractions(log_ratio: np.ndarray, advantages: np.ndarray) -> dict[str, f
   rules |= {name: objectives.make("gspo", clip_low=low, clip_high=high) for name, (low, high) in bands.items()}
   zeros, ones = np.zeros_like(log_ratio), np.ones_like(log_ratio)
   return {
-    # Only the ratio counts, so that the old policy may as well have given every token probability
-    # 1.
+    # Only the ratio counts, so the old log-probabilities are set to 0.
     name: float(objectives.value(rule, log_ratio, zeros, advantages, ones)[1]["actor/pg_clipfrac"])
     for name, rule in rules.items()
   }
 
 
 def ratio_statistics(log_ratio: np.ndarray) -> dict[str, float]:
-  """Returns the spread of token and sequence ratios.
+  """Measures the spread of token and sequence ratios.
 
   Args:
-    log_ratio: Log-ratio of the tokens of responses of one length that the old policy drew, [N, T].
+    log_ratio: Log-ratio of the tokens of responses that the old policy drew, [N, T]. All responses
+      have the same length.
 
   Returns:
-    `var_rho`, of the product over the sequence; `std_s` and `std_log_s`, of its T-th root; `std_z`
-    and `mean_z` of the token log-ratio; `mean_max_r`, the mean over the responses of their largest
-    token ratio; `ess_tokens` and `ess_sequences`, effective sample sizes as fractions.
+    `var_rho`, the variance of ρ, the product of the token ratios of a sequence; `std_s` and
+    `std_log_s`, the standard deviations of s, the T-th root of ρ, and of its log; `std_z` and
+    `mean_z`, standard deviation and mean of the token log-ratio; `mean_max_r`, the mean over the
+    responses of their largest token ratio; `ess_tokens` and `ess_sequences`, effective sample sizes
+    as fractions of the numbers of tokens and sequences.
   """
   z = np.asarray(log_ratio, np.float64)
   ratio, product, log_s = np.exp(z), np.exp(np.sum(z, axis=1)), np.mean(z, axis=1)
@@ -95,22 +96,28 @@ def ratio_statistics(log_ratio: np.ndarray) -> dict[str, float]:
 
 
 def effective_fraction(weights: np.ndarray) -> float:
-  """Returns the effective sample size of importance weights over their number: (Σw)²/(n·Σw²)."""
+  """Computes the effective sample size of importance weights over their number: (Σw)²/(n·Σw²)."""
   return float(np.sum(weights) ** 2 / (weights.size * np.sum(weights**2)))
 
 
 def with_drift(log_ratio: np.ndarray, kind: str, rng: np.random.Generator) -> np.ndarray:
-  """Returns the log-ratios that are made to hang together.
+  """Replaces half of the variance of token log-ratios by a synthetic drift.
 
-  Half of the variance of a token is replaced by a drift made by hand.
+  The log-ratios are shuffled over the whole array first, so that only the drift is correlated
+  within a sequence.
 
   Args:
-    log_ratio: Measured, [N, T]. Its tokens are shuffled over the whole array, so that what hangs
-      together is the drift alone.
-    kind: "independent" adds independent noise; "autoregressive" a first-order process that forgets
-      in about 20 tokens (φ = 0.95); "shared" an offset that all tokens of a sequence have in
-      common.
-    rng: Random generator of the drift.
+    log_ratio: Measured log-ratios of the tokens, [N, T].
+    kind: Kind of the drift: "independent" is independent noise; "autoregressive" is a first-order
+      process that forgets in about 20 tokens (φ = 0.95); "shared" is an offset that all tokens of
+      a sequence share.
+    rng: Random generator of the shuffle and the drift.
+
+  Returns:
+    The log-ratios with the drift, [N, T].
+
+  Raises:
+    ValueError: If the kind is unknown.
   """
   shape = log_ratio.shape
   shuffled = rng.permutation(np.asarray(log_ratio, np.float64).ravel()).reshape(shape)
@@ -129,7 +136,7 @@ def with_drift(log_ratio: np.ndarray, kind: str, rng: np.random.Generator) -> np
 
 
 def slope(x: Sequence[float], y: Sequence[float]) -> float:
-  """Returns the slope of log y against log x, by least squares.
+  """Fits the slope of log y against log x by least squares.
 
   Example:
     >>> round(slope([1, 2, 4], [5, 20, 80]), 6)
@@ -139,10 +146,10 @@ def slope(x: Sequence[float], y: Sequence[float]) -> float:
 
 
 def slopes(rows: Sequence[Mapping], name: str) -> list[float]:
-  """Returns the slope of one quantity against the length, for each seed.
+  """Fits the slope of the log of a quantity against the log of the length, for each seed.
 
   Args:
-    rows: Each with `seed`, `tokens` and the quantity.
+    rows: Rows with `seed`, `tokens` and the quantity.
     name: Name of the quantity.
   """
   seeds = sorted({row["seed"] for row in rows})
@@ -151,15 +158,17 @@ def slopes(rows: Sequence[Mapping], name: str) -> list[float]:
 
 
 def clip_table(runs: Sequence[Mapping]) -> list[dict]:
-  """Returns GSPO's clipped fraction over GRPO's, for every length and learning rate.
+  """Compares GSPO's clipped fraction with GRPO's in every cell.
 
-  It does so for every number of updates and every band.
+  A cell is a combination of learning rate, length, number of updates and band.
 
   Args:
-    runs: Each with `seed`, `tokens`, `learning_rate`, `updates` and what `clip_fractions` gives.
+    runs: Rows with `seed`, `tokens`, `learning_rate`, `updates` and the fractions of
+      `clip_fractions`.
 
   Returns:
-    A row a cell: fractions are means over the seeds; `ratio` is None where one of them is 0.
+    One row per cell, with the settings of the cell; `grpo` and `gspo`, the clipped fractions as
+    means over the seeds; and `ratio`, GSPO's fraction over GRPO's (None if one of them is 0).
   """
   keys = sorted({(row["learning_rate"], row["tokens"], row["updates"]) for row in runs})
   table = []

@@ -1,4 +1,1 @@
-"""Drift of routers under reinforcement learning, and the effect of replaying their routes.
-
-See README.md.
-"""
+"""Drift of routes under reinforcement learning, and the effect of replaying them."""

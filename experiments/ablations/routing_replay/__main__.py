@@ -3,9 +3,9 @@
   python -m experiments.ablations.routing_replay
   python -m experiments.ablations.routing_replay --plot_only --format pdf
 
-Results go to `results.json` beside this file, figures to `figures/`. One run after the other, and
-every run is written when it ends: a stopped measurement goes on where it was with `--resume`. About
-27 minutes of one core.
+Results are written to `results.json` beside this file, and figures to `figures/`. Runs follow one
+another, and each is written when it ends. `--resume` continues a stopped measurement. The study
+takes about 27 minutes on one core.
 """
 
 import argparse
@@ -27,20 +27,20 @@ Rows = Iterator[tuple[str, dict]]
 
 
 class Plan(NamedTuple):
-  """What is measured.
+  """Plan of a measurement.
 
   Attributes:
-    sizes: Sizes of E7's model.
-    seeds: Seeds of everything.
+    sizes: Sizes of E7's bed.
+    seeds: Seeds of the runs.
     depths: Depths of E5's models.
     drift_rates: Learning rates of E5.
-    drift_updates: Updates of E5.
-    drift_warm_steps: Supervised steps of E5's models.
+    drift_updates: Number of updates per model in E5.
+    drift_warm_steps: Number of supervised steps of E5's models.
     arms: Arms of E7.
-    warmup: Updates over which their learning rate climbs.
-    rollouts: Rollout batches of an arm.
-    every: Rollout batches between measurements of the ratios.
-    held_out: Batches of held-out problems.
+    warmup: Number of updates over which an arm's learning rate rises.
+    rollouts: Number of rollout batches per arm.
+    every: Number of rollout batches between measurements of the ratios.
+    held_out: Number of batches of held-out problems.
   """
 
   sizes: beds.Sizes = beds.Sizes()
@@ -63,12 +63,16 @@ SMOKE = Plan(
 
 
 def pieces(plan: Plan, seed: int) -> Iterator[tuple[str, Callable[[], Rows]]]:
-  """Returns the runs of one seed, each with a name under which it is known to be done."""
+  """Yields the runs of one seed.
+
+  Each comes with its name, which marks it as done in the results.
+  """
   for depth in plan.depths:
     yield f"drift, {depth} layers, seed {seed}", lambda depth=depth: _drift(plan, seed, depth)
   bed, params = beds.make_bed(plan.sizes), None
 
   def warm():
+    """Trains the weights of the warm start at the first call, and keeps them for later calls."""
     nonlocal params
     params = beds.warm_params(bed, seed) if params is None else params
     return params
@@ -81,6 +85,7 @@ def pieces(plan: Plan, seed: int) -> Iterator[tuple[str, Callable[[], Rows]]]:
 
 
 def _drift(plan: Plan, seed: int, depth: int) -> Rows:
+  """Runs E5 on a model of one depth, once per learning rate."""
   bed = beds.make_bed(plan.sizes._replace(num_layers=depth, warm_steps=plan.drift_warm_steps))
   params = beds.warm_params(bed, seed)
   for rate in plan.drift_rates:
@@ -88,7 +93,13 @@ def _drift(plan: Plan, seed: int, depth: int) -> Rows:
 
 
 def measure(plan: Plan, path: pathlib.Path, *, resume: bool = False) -> None:
-  """Runs what is not done yet, and writes the file after every run."""
+  """Executes the runs that are not done yet, and writes the file after every run.
+
+  Args:
+    plan: Plan of the measurement.
+    path: File of the results.
+    resume: Whether to keep the results that the file holds.
+  """
   fresh = {"sizes": plan.sizes._asdict(), "seeds": list(plan.seeds), "jax": jax.__version__, "processor_seconds": 0.0, "done": []}
   fresh |= {"provenance": provenance.record(rules)}
   results = from_json(path.read_text()) if resume and path.exists() else fresh | {"verdicts": {}} | {name: [] for name in TABLES}
@@ -111,11 +122,11 @@ def measure(plan: Plan, path: pathlib.Path, *, resume: bool = False) -> None:
 def main(argv: Sequence[str] | None = None) -> None:
   """Parses the command line, measures, writes and draws."""
   parser = argparse.ArgumentParser(prog="python -m experiments.ablations.routing_replay", description=__doc__.splitlines()[0])
-  parser.add_argument("--folder", type=pathlib.Path, default=HERE, help="where results.json and figures/ go")
+  parser.add_argument("--folder", type=pathlib.Path, default=HERE, help="folder of results.json and figures/")
   parser.add_argument("--format", nargs="+", choices=("png", "pdf", "svg"), default=["png"])
-  parser.add_argument("--resume", action="store_true", help="keep what results.json holds and run the rest")
-  parser.add_argument("--plot_only", action="store_true", help="draw what results.json holds, measure nothing")
-  parser.add_argument("--smoke", action="store_true", help="tiny sizes: shows that it runs, measures nothing worth having")
+  parser.add_argument("--resume", action="store_true", help="keep the runs in results.json and execute the rest")
+  parser.add_argument("--plot_only", action="store_true", help="draw results.json without measuring")
+  parser.add_argument("--smoke", action="store_true", help="use tiny sizes to show that the study runs; the measurements are meaningless")
   args = parser.parse_args(argv)
   path = args.folder / "results.json"
   if not args.plot_only:

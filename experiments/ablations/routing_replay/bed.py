@@ -1,10 +1,9 @@
-"""The bed of the study.
+"""Bed of the study: a small mixture of experts trained by GRPO on arithmetic.
 
-It is a small mixture of experts that imitates an unreliable teacher of arithmetic, and real Adam
-steps of GRPO on what it samples.
+The model first imitates an unreliable teacher. Adam steps of GRPO on its own samples follow.
 
-Every problem has two steps (such as 7+8-5), so every prompt has the same length and a batch is a
-plain rectangle: a response a row.
+Every problem has two steps (such as 7+8-5), so all prompts have the same length, and a batch is a
+rectangle with one response per row.
 """
 
 import functools
@@ -29,12 +28,12 @@ from jaxrl_llm.types import Metrics, Params, Rollouts, TrainBatch, TrainState
 ALPHABET = "0123456789+-=#\n"
 PAD, END, VOCAB_SIZE = len(ALPHABET), len(ALPHABET) + 1, 24
 LEVEL = 2
-# Of the teacher's steps. A third, as in the laptop job, takes this small model twice as long to
-# imitate.
+# Fraction of the teacher's steps that are wrong. With a third, as in the laptop job, this small
+# model needs twice as long to imitate the teacher.
 ERROR_RATE = 0.2
 PROMPT_TOKENS = 6
 RESPONSE_TOKENS = 24
-"""The teacher's longest working has 23 tokens."""
+"""Budget of a response, in tokens. The teacher's longest working has 23 tokens."""
 
 CLIP = dict(clip_low=0.2, clip_high=0.27)
 
@@ -43,16 +42,16 @@ class Sizes(NamedTuple):
   """Sizes of the bed.
 
   Attributes:
-    num_layers: Transformer blocks, all with experts.
-    d_model: Width.
-    num_experts: Number of experts of a layer.
-    top_k: Experts that a token visits.
+    num_layers: Number of transformer blocks, all with experts.
+    d_model: Width of the model.
+    num_experts: Number of experts per layer.
+    top_k: Number of experts that a token visits in a layer.
     d_ff: Width of an expert.
-    num_prompts: Prompts of a rollout batch.
-    group_size: Responses to each prompt.
-    num_minibatches: Pieces of a rollout batch; the probes of E5 are one of them.
-    warm_steps: Supervised steps.
-    warm_rows: Demonstrations of a step.
+    num_prompts: Number of prompts in a rollout batch.
+    group_size: Number of samples per prompt (G).
+    num_minibatches: Number of mini-batches in a rollout batch. The probe of E5 has the size of one.
+    warm_steps: Number of supervised steps.
+    warm_rows: Number of demonstrations per supervised step.
   """
 
   num_layers: int = 4
@@ -68,17 +67,17 @@ class Sizes(NamedTuple):
 
 
 SMOKE = Sizes(num_layers=2, d_model=16, num_experts=4, d_ff=8, num_prompts=4, group_size=4, num_minibatches=2, warm_steps=2, warm_rows=8)
-"""Shows that everything runs, and measures nothing worth having."""
+"""Tiny sizes that show that everything runs. The measurements are meaningless."""
 
 
 class Scored(NamedTuple):
-  """A pass of the learner.
+  """Result of a forward pass of the learner.
 
   Attributes:
-    logprobs: Log-probabilities of each token, [B, T].
-    entropy: Entropy of the distribution it is drawn from, in nats.
-    visited: The experts that each token visited, [B, T, L, K].
-    live: Those that the routers would have chosen at what they saw.
+    logprobs: Log-probability of each token, [B, T].
+    entropy: Entropy of the distribution that each token is drawn from, in nats, [B, T].
+    visited: Experts that each token visited, [B, T, L, K].
+    live: Experts that the routers chose by themselves from their inputs in this pass, [B, T, L, K].
   """
 
   logprobs: jax.Array
@@ -88,7 +87,7 @@ class Scored(NamedTuple):
 
 
 class Bed(NamedTuple):
-  """A model and its compiled programs, shared by all seeds and arms.
+  """Model and its compiled programs, shared by all seeds and arms.
 
   Attributes:
     sizes: Sizes of the model and of its training.
@@ -97,10 +96,10 @@ class Bed(NamedTuple):
     warm_step: `(state, batch) -> (state, metrics)`, supervised.
     warm_state: `(params) -> state` for `warm_step`.
     score: `(params, batch) -> Scored`; replays `batch.routing`.
-    sampler: `(dtype) -> (params, prompts, prompt_mask, key) -> Rollouts`, with its routes.
+    sampler: `(dtype) -> (params, prompts, prompt_mask, key) -> Rollouts`, with recorded routes.
     new_state: `(params) -> state` for `step`.
     step: `(state, batch, learning rate) -> (state, metrics)`, an update of GRPO that replays
-      `batch.routing`. Compiled once for all rates.
+      `batch.routing`. One program serves all rates.
   """
 
   sizes: Sizes
@@ -115,12 +114,12 @@ class Bed(NamedTuple):
 
 
 class Rollout(NamedTuple):
-  """A rollout batch.
+  """Rollout batch.
 
   Attributes:
     batch: Batch with live routes, advantages, and the sampler's log-probabilities as the old ones.
-    sampled: The routes that the sampler recorded.
-    rewards: 1 where a response is right.
+    sampled: Routes that the sampler recorded, [N, T, L, K].
+    rewards: Reward of each response, 1 for a right one and 0 for the others, [N].
   """
 
   batch: TrainBatch
@@ -130,7 +129,7 @@ class Rollout(NamedTuple):
 
 @functools.cache
 def make_bed(sizes: Sizes) -> Bed:
-  """Builds the model once; a program compiles at first use."""
+  """Builds the model, once for equal sizes. Programs compile at first use."""
   config = preset("tiny-moe", vocab_size=VOCAB_SIZE)._replace(
     num_layers=sizes.num_layers, d_model=sizes.d_model, num_heads=4, num_kv_heads=2, head_dim=sizes.d_model // 4,
     experts=Experts(sizes.num_experts, sizes.top_k, sizes.d_ff),
@@ -142,7 +141,7 @@ def make_bed(sizes: Sizes) -> Bed:
   warm, schedule = make_optimizer(**adam)
   warm_step = jax.jit(make_train_step(outputs_fn, objectives.make("sft"), warm, learning_rate=schedule), donate_argnums=0)
 
-  # The rate is an input of the program, and not a constant in it: a sweep compiles nothing.
+  # The rate is an input of the program rather than a constant, so a sweep does not recompile it.
   adam = optax.inject_hyperparams(optax.adam)(learning_rate=0.0, b1=0.9, b2=0.99)
   optimizer = optax.chain(optax.clip_by_global_norm(1.0), adam)
   update = jax.jit(make_train_step(outputs_fn, objectives.make("grpo", **CLIP, kl_coef=0.0), optimizer, learning_rate=lambda count: 0.0))
@@ -170,7 +169,7 @@ def make_bed(sizes: Sizes) -> Bed:
 
 
 def encode(text: str) -> list[int]:
-  """Encodes text to ids.
+  """Encodes a text as ids.
 
   Example:
     >>> encode("7+8=")
@@ -185,17 +184,17 @@ def questions(split: str) -> list[str]:
 
 
 def prompts_of(chosen: Sequence[str]) -> np.ndarray:
-  """Returns the prompts of problems, [n, PROMPT_TOKENS]."""
+  """Encodes the prompts of problems, [n, PROMPT_TOKENS]."""
   return np.array([encode(arithmetic.render_prompt(question)) for question in chosen], np.int32)
 
 
 def rectangle(bed: Bed, tokens: np.ndarray, drawn: np.ndarray) -> TrainBatch:
-  """Returns a batch of one sequence a row, routed live.
+  """Builds a batch with one sequence per row and live routes.
 
   Args:
-    bed: Bed for the shape of its routes.
+    bed: Bed, whose config gives the shape of the routes.
     tokens: Prompts and responses, [N, T].
-    drawn: True where a token of the response was drawn, [N, R].
+    drawn: Whether each token of the response was drawn, [N, R].
   """
   shape = tokens.shape
   mask = np.pad(drawn, ((0, 0), (PROMPT_TOKENS, 0))).astype(np.float32)
@@ -212,7 +211,7 @@ def rectangle(bed: Bed, tokens: np.ndarray, drawn: np.ndarray) -> TrainBatch:
 
 
 def demonstrations(bed: Bed, chosen: Sequence[str], rng: np.random.Generator) -> TrainBatch:
-  """Returns what the teacher writes to some problems, one step in five wrong."""
+  """Writes the teacher's responses to problems, with one wrong step in five."""
   tokens = np.full((len(chosen), PROMPT_TOKENS + RESPONSE_TOKENS), PAD, np.int32)
   drawn = np.zeros((len(chosen), RESPONSE_TOKENS), bool)
   for row, question in enumerate(chosen):
@@ -225,7 +224,7 @@ def demonstrations(bed: Bed, chosen: Sequence[str], rng: np.random.Generator) ->
 
 
 def warm_params(bed: Bed, seed: int) -> Params:
-  """Returns the weights that imitate the teacher, from scratch."""
+  """Trains weights from scratch to imitate the teacher."""
   rng = np.random.default_rng([seed, 0])
   train = questions("train")
   state = bed.warm_state(bed.init(jax.random.key(seed)))
@@ -235,12 +234,12 @@ def warm_params(bed: Bed, seed: int) -> Params:
 
 
 def graded(rollouts: Rollouts, chosen: Sequence[str]) -> np.ndarray:
-  """Returns 1 where a response is right, [N]."""
+  """Grades responses: 1 for each right one and 0 for the others, [N]."""
   group_size = len(rollouts.tokens) // len(chosen)
   answers = [{"answer": str(arithmetic.evaluate(question))} for question in chosen for _ in range(group_size)]
   rewards = []
   for tokens, mask, stopped, answer in zip(rollouts.tokens, rollouts.mask, rollouts.stopped, answers, strict=True):
-    # An id that is no character makes a response wrong, wherever it stands.
+    # An id without a character makes the response wrong, wherever it occurs.
     text = "".join(ALPHABET[i] if i < len(ALPHABET) else "?" for i in tokens[mask] if i != END)
     completion = Completion(text=text, token_ids=tuple(tokens[mask].tolist()), num_tokens=int(mask.sum()), stopped=bool(stopped))
     rewards.append(final_answer(completion, answer))
@@ -251,11 +250,11 @@ def draw(bed: Bed, params: Params, chosen: Sequence[str], key: jax.Array, *, dty
   """Samples a rollout batch with its group advantages.
 
   Args:
-    bed: The model.
-    params: The learner's weights; the sampler lowers them by itself.
+    bed: Model and its programs.
+    params: The learner's weights. The sampler lowers their precision itself.
     chosen: Problems, as many as the bed has prompts.
     key: Random key of this batch alone.
-    dtype: The sampler's.
+    dtype: Type of the sampler's arithmetic.
   """
   prompts = prompts_of(chosen)
   rollouts = jax.device_get(bed.sampler(dtype)(params, jnp.asarray(prompts), jnp.ones(prompts.shape, bool), key))
@@ -267,16 +266,16 @@ def draw(bed: Bed, params: Params, chosen: Sequence[str], key: jax.Array, *, dty
 
 
 def problem_batches(bed: Bed, seed: int) -> Iterator[list[str]]:
-  """Returns the training problems, a rollout batch at a time; the same for all arms of a seed."""
+  """Yields the training problems of each rollout batch. All arms of a seed share them."""
   rng, train = np.random.default_rng([seed, 1]), questions("train")
   while True:
     yield list(rng.choice(train, bed.sizes.num_prompts, replace=False))
 
 
 def held_out(bed: Bed, params: Params, *, batches: int) -> float:
-  """Returns the accuracy on test problems in float32, at temperature 1.
+  """Measures the accuracy on test problems in float32, at temperature 1.
 
-  Always the same problems and keys.
+  Problems and keys are the same at every call.
   """
   order = np.random.default_rng(0).permutation(questions("test"))
   size = bed.sizes.num_prompts
@@ -285,6 +284,6 @@ def held_out(bed: Bed, params: Params, *, batches: int) -> float:
 
 
 def piece(batch: TrainBatch, index: int, count: int) -> TrainBatch:
-  """Returns the mini-batch number `index` of `count`; groups stay together."""
+  """Returns mini-batch number `index` of `count`. Groups stay together."""
   size = len(batch.tokens) // count
   return jax.tree.map(lambda x: x[index * size : (index + 1) * size], batch)

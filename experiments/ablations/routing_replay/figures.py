@@ -1,4 +1,4 @@
-"""The figures of the routing-replay ablation, drawn from `results.json` alone."""
+"""Figures of the routing-replay ablation, drawn from `results.json` alone."""
 
 import pathlib
 from collections.abc import Mapping, Sequence
@@ -13,7 +13,7 @@ from experiments.ablations.routing_replay.measures import mean_of, where
 _SHADES = ("#a6cbe3", "#5ba3cf", "#1f6fb2", "#08234f")
 _ARMS = {"none": (ORANGE, "o", "no replay"), "R2": (BLUE, "s", "R2"), "R3": (GREEN, "^", "R3")}
 _GROUPS = ((4, rules.RATE), (1, rules.RATE), (4, rules.HOT_RATE))
-"""Updates of a rollout batch and learning rate of the arms that are compared."""
+"""Updates per rollout batch and learning rate of the groups of arms that are compared."""
 
 
 def draw(results: Mapping[str, Any], folder: pathlib.Path, formats: Sequence[str]) -> None:
@@ -30,7 +30,11 @@ def draw(results: Mapping[str, Any], folder: pathlib.Path, formats: Sequence[str
 
 
 def seed_means(rows: Sequence[Mapping], x: str, y: str) -> tuple[list, np.ndarray]:
-  """Returns the places on the x axis, and at each the mean of y for every seed, [places, seeds]."""
+  """Averages y at each place of the x axis for each seed.
+
+  Returns:
+    The places on the x axis, and the means, [places, seeds].
+  """
   places, seeds = (sorted({row[name] for row in rows}) for name in (x, "seed"))
   return places, np.array([[mean_of(y)(where(rows, seed=seed, **{x: place})) for seed in seeds] for place in places])
 
@@ -64,10 +68,10 @@ def _drift(figure: Any, rows: Sequence[Mapping]) -> None:
   rates, depths = sorted({row["learning_rate"] for row in rows}), sorted({row["depth"] for row in rows})
   middle = depths[len(depths) // 2]
   for rate, color in zip(rates, _SHADES[-len(rates) :], strict=True):
-    mine = where(rows, learning_rate=rate)
-    _band(by_update, where(mine, depth=middle), "update", "change", color, label=_rate(rate))
-    _band(by_depth, mine, "depth", "change", color)
-    _band(since, where(mine, depth=middle), "update", "since_start", color)
+    rows_of_rate = where(rows, learning_rate=rate)
+    _band(by_update, where(rows_of_rate, depth=middle), "update", "change", color, label=_rate(rate))
+    _band(by_depth, rows_of_rate, "depth", "change", color)
+    _band(since, where(rows_of_rate, depth=middle), "update", "since_start", color)
   for axes in (by_update, by_depth):
     axes.axhline(rules.PAPER_CHANGE, color=BLACK, linestyle=":", linewidth=1)
     axes.set_yscale("log")
@@ -107,12 +111,12 @@ def _legend(figure: Any, axes: Any, **options: Any) -> None:
 
 
 def _points(axes: Any, rows: Sequence[Mapping], name: str) -> None:
-  """Draws a quantity of each arm: large marks are means over the seeds, dots the seeds."""
+  """Draws a quantity of each arm, with large marks for the means and dots for the seeds."""
   for place, (updates, rate) in enumerate(_GROUPS):
     for offset, (replay, (color, marker, _)) in zip((-0.24, 0, 0.24), _ARMS.items(), strict=True):
-      mine = where(rows, updates=updates, rate=rate, replay=replay, sampler="bfloat16")
-      if mine:
-        _, values = seed_means(mine, "updates", name)
+      rows_of_arm = where(rows, updates=updates, rate=rate, replay=replay, sampler="bfloat16")
+      if rows_of_arm:
+        _, values = seed_means(rows_of_arm, "updates", name)
         axes.plot([place + offset] * values.size, values[0], ".", color=color, markersize=4, alpha=0.5, clip_on=False)
         axes.plot(place + offset, values.mean(), marker, color=color, markersize=5, clip_on=False)
   axes.grid(axis="x", visible=False)
@@ -144,7 +148,7 @@ def _mismatch(figure: Any, rollouts: Sequence[Mapping], spreads: Sequence[Mappin
   _percent(change, "of the activated experts")
   letter(change, "c", "sampler and learner differ")
 
-  # What no update has seen: not after the last one.
+  # After the last update no response is unseen, so only earlier updates count.
   late = [row for row in where(spreads, updates=4, rate=rules.RATE, sampler="bfloat16") if row["update"] < row["updates"]]
   labels = {"std_log_r": "std(log r) (nats)", "std_log_s": "std(log s) (nats)", "max_r": "max r"}
   for axes, (name, label) in zip((tokens, sequences, largest), labels.items(), strict=True):
@@ -167,10 +171,10 @@ def _training(figure: Any, results: Mapping[str, Any]) -> None:
   (wide, single, hot), (ends, change, largest) = figure.subplots(2, 3)
   rollouts, spreads = results["rollouts"], results["spreads"]
   for axes, (updates, rate), name in zip((wide, single, hot), _GROUPS, "abc", strict=True):
-    mine = where(rollouts, updates=updates, rate=rate)
+    rows = where(rollouts, updates=updates, rate=rate)
     for replay, (color, marker, label) in _ARMS.items():
-      _band(axes, where(mine, replay=replay, sampler="bfloat16"), "rollout", "reward", color, marker=marker, label=label)
-    _band(axes, where(mine, sampler="float32"), "rollout", "reward", GREY, marker=None, linestyle="--", label="no replay, float32 sampler")
+      _band(axes, where(rows, replay=replay, sampler="bfloat16"), "rollout", "reward", color, marker=marker, label=label)
+    _band(axes, where(rows, sampler="float32"), "rollout", "reward", GREY, marker=None, linestyle="--", label="no replay, float32 sampler")
     _by_rollout(axes)
     axes.set_ylim(0, 0.5)
     _percent(axes, "responses that are right")
@@ -183,11 +187,11 @@ def _training(figure: Any, results: Mapping[str, Any]) -> None:
   letter(ends, "d", "at the end (dotted: start)")
   for replay, (color, marker, _) in _ARMS.items():
     for rate, style in ((rules.RATE, "-"), (rules.HOT_RATE, "--")):
-      mine = where(spreads, updates=4, rate=rate, replay=replay, sampler="bfloat16", view="live")
-      _band(change, mine, "rollout", "change", color, marker=marker, linestyle=style)
+      rows = where(spreads, updates=4, rate=rate, replay=replay, sampler="bfloat16", view="live")
+      _band(change, rows, "rollout", "change", color, marker=marker, linestyle=style)
       view = "live" if replay == "none" else "replay"
-      mine = where(spreads, updates=4, rate=rate, replay=replay, sampler="bfloat16", view=view, update=3)
-      _band(largest, mine, "rollout", "max_r", color, marker=marker, linestyle=style)
+      rows = where(spreads, updates=4, rate=rate, replay=replay, sampler="bfloat16", view=view, update=3)
+      _band(largest, rows, "rollout", "max_r", color, marker=marker, linestyle=style)
   change.set_ylim(bottom=0)
   _percent(change, "changed by an update")
   largest.set_yscale("log")

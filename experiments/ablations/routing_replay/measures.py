@@ -1,4 +1,4 @@
-"""Measures of routes and log-probabilities."""
+"""Measures of routes and log-probabilities, and summaries of rows by seed."""
 
 from collections.abc import Callable, Mapping, Sequence
 
@@ -9,14 +9,17 @@ from jaxrl_llm.models import routing
 
 
 def overlaps(a: np.ndarray, b: np.ndarray, segments: np.ndarray) -> np.ndarray:
-  """Returns |A ∩ B| / K of tokens whose routes both routings have recorded, [tokens, L].
+  """Computes |A ∩ B| / K for the tokens that are recorded in both routings.
 
-  Only tokens whose routes bear on a later token count.
+  Only tokens whose routes affect a later token count.
 
   Args:
-    a: One routing, [B, T, L, K].
-    b: The other.
-    segments: 0 is padding, [B, T].
+    a: First routing A, [B, T, L, K].
+    b: Second routing B, [B, T, L, K].
+    segments: Segment of each token, [B, T]; 0 is padding.
+
+  Returns:
+    The overlaps, [tokens, L].
   """
   a, b, segments = (jnp.asarray(x) for x in (a, b, segments))
   both = jnp.all(routing.recorded(a) & routing.recorded(b), axis=-1) & (routing.travelled(segments) > 0)
@@ -24,34 +27,34 @@ def overlaps(a: np.ndarray, b: np.ndarray, segments: np.ndarray) -> np.ndarray:
 
 
 def change_by_layer(a: np.ndarray, b: np.ndarray, segments: np.ndarray) -> list[float]:
-  """Returns 1 − |A ∩ B| / K in each layer, the mean over the tokens of `overlaps`."""
+  """Averages 1 − |A ∩ B| / K over the tokens of `overlaps`, for each layer."""
   return np.mean(1 - overlaps(a, b, segments), axis=0).tolist()
 
 
 def tokens_changed(a: np.ndarray, b: np.ndarray, segments: np.ndarray) -> float:
-  """Returns the fraction of those tokens which visit another expert in at least one layer."""
+  """Returns the fraction of the tokens of `overlaps` whose experts differ in at least one layer."""
   return float(np.mean(np.any(overlaps(a, b, segments) < 1, axis=-1)))
 
 
 def smallest_overlap(a: np.ndarray, b: np.ndarray, segments: np.ndarray) -> float:
-  """Returns |A ∩ B| / K at the token and layer where it is smallest.
+  """Returns the smallest |A ∩ B| / K over the tokens of `overlaps` and their layers.
 
-  1 where the routings agree everywhere that matters.
+  It is 1 if the routings agree wherever they affect a later token.
   """
   return float(np.min(overlaps(a, b, segments)))
 
 
 def mismatch(logprobs: np.ndarray, sampled: np.ndarray, mask: np.ndarray) -> dict[str, float]:
-  """Returns how far a policy is from the sampler μ on tokens that μ drew.
+  """Measures the mismatch between a policy π and the sampler μ on tokens that μ drew.
 
   Args:
     logprobs: Log π of the tokens, [B, T].
-    sampled: Log μ of the tokens.
-    mask: 1 where a token was drawn.
+    sampled: Log μ of the tokens, [B, T].
+    mask: Mask of the drawn tokens, [B, T].
 
   Returns:
     `k3`, the mean of k − 1 − log k with k = π/μ, whose expectation is KL(μ‖π); `f2`, the fraction
-    of tokens with max(k, 1/k) > 2; `gap`, the largest |log k|.
+    of the tokens with max(k, 1/k) > 2; `gap`, the largest |log k|.
 
   References:
     Stabilizing MoE reinforcement learning by aligning training and inference routers (R3),
@@ -63,15 +66,16 @@ def mismatch(logprobs: np.ndarray, sampled: np.ndarray, mask: np.ndarray) -> dic
 
 
 def ratio_spread(log_ratio: np.ndarray, mask: np.ndarray) -> dict[str, float]:
-  """Returns the spread of importance ratios r = π/π_old.
+  """Measures the spread of importance ratios r = π/π_old.
 
   Args:
-    log_ratio: Log r, [B, T].
-    mask: 1 where a token counts; in every row somewhere.
+    log_ratio: Log r of the tokens, [B, T].
+    mask: Mask of the tokens that count, [B, T]. Each row has at least one.
 
   Returns:
-    `std_log_r` of the tokens; `std_log_s` of the sequences' length-normalised ratios; `max_r`, the
-    largest r; `f2`, the fraction of tokens with max(r, 1/r) > 2.
+    `std_log_r`, the standard deviation of log r over the tokens; `std_log_s`, that of the log of
+    the length-normalised ratios s over the sequences; `max_r`, the largest r; `f2`, the fraction of
+    the tokens with max(r, 1/r) > 2.
   """
   mask = np.asarray(mask) > 0
   rows = np.where(mask, np.asarray(log_ratio, np.float64), 0)
@@ -84,39 +88,39 @@ def ratio_spread(log_ratio: np.ndarray, mask: np.ndarray) -> dict[str, float]:
   }
 
 
-def where(rows: Sequence[Mapping], **wanted) -> list[Mapping]:
-  """Returns the rows that have these values.
+def where(rows: Sequence[Mapping], **values) -> list[Mapping]:
+  """Selects the rows with the given values.
 
   Example:
     >>> where([{"a": 1, "b": 2}, {"a": 2, "b": 2}], a=2)
     [{'a': 2, 'b': 2}]
   """
-  return [row for row in rows if all(row[name] == value for name, value in wanted.items())]
+  return [row for row in rows if all(row[name] == value for name, value in values.items())]
 
 
 def per_seed(rows: Sequence[Mapping], read: Callable[[Sequence[Mapping]], float]) -> list[float]:
-  """Returns a number from the rows of each seed, in the order of the seeds."""
+  """Reads a number from the rows of each seed, in the order of the seeds."""
   return [read(where(rows, seed=seed)) for seed in sorted({row["seed"] for row in rows})]
 
 
 def mean_of(name: str) -> Callable[[Sequence[Mapping]], float]:
-  """Reads the mean of a column."""
+  """Makes a function that reads the mean of a column."""
   return lambda rows: float(np.mean([row[name] for row in rows]))
 
 
 def line(rows: Sequence[Mapping], x: str, y: str, *, of: Callable[[float], float]) -> list[float]:
-  """Returns the slope of the mean of y against a function of x, for each seed.
+  """Fits the slope of the mean of y against a function of x, for each seed.
 
   Args:
-    rows: Each with `seed`, x and y.
-    x: Name of a column.
-    y: The same.
-    of: Applied to x.
+    rows: Rows with columns `seed`, x and y.
+    x: Name of the column x.
+    y: Name of the column y.
+    of: Function to apply to x.
   """
 
-  def slope(mine: Sequence[Mapping]) -> float:
-    places = sorted({row[x] for row in mine})
-    return float(np.polyfit([of(place) for place in places], [mean_of(y)(where(mine, **{x: place})) for place in places], 1)[0])
+  def slope(rows: Sequence[Mapping]) -> float:
+    places = sorted({row[x] for row in rows})
+    return float(np.polyfit([of(place) for place in places], [mean_of(y)(where(rows, **{x: place})) for place in places], 1)[0])
 
   return per_seed(rows, slope)
 
@@ -124,6 +128,8 @@ def line(rows: Sequence[Mapping], x: str, y: str, *, of: Callable[[float], float
 def log_quotients(above: Sequence[float], below: Sequence[float]) -> list[float]:
   """Returns log(above / below) for each seed.
 
-  Both of the same seeds in the same order. A 0 counts as 1e-12.
+  Args:
+    above: Numerator of each seed.
+    below: Denominator of each seed, in the same order. Values below 1e-12 count as 1e-12 in both.
   """
   return [float(np.log(max(a, 1e-12) / max(b, 1e-12))) for a, b in zip(above, below, strict=True)]

@@ -1,7 +1,4 @@
-"""The measured runs: E5, how the experts drift from update to update.
-
-And E7: training with and without replayed routes.
-"""
+"""Measured runs: the drift of experts over updates (E5), and training with replayed routes (E7)."""
 
 from collections.abc import Iterator
 from typing import NamedTuple
@@ -17,13 +14,13 @@ from jaxrl_llm.types import Params, TrainBatch
 
 
 class Arm(NamedTuple):
-  """One way to train.
+  """Arm of the training study.
 
   Attributes:
-    updates: Updates of a rollout batch (N).
-    replay: "none"; "R2", the learner's own routes at π_old; "R3", the sampler's.
-    sampler: The sampler's dtype; the learner's is float32.
-    rate: Rate of Adam, after warm-up.
+    updates: Number of updates per rollout batch (N).
+    replay: Routes to replay: "none"; "R2", the learner's own at π_old; "R3", the sampler's.
+    sampler: Dtype of the sampler. The learner's dtype is float32.
+    rate: Learning rate of Adam after warm-up.
   """
 
   updates: int
@@ -35,20 +32,21 @@ class Arm(NamedTuple):
 def drift(bed: beds.Bed, params: Params, seed: int, *, learning_rate: float, updates: int) -> list[dict]:
   """Measures the drift of the routes (E5).
 
-  It makes updates of GRPO from a fresh optimizer, and after each the routes of tokens that no
-  update sees.
+  It makes updates of GRPO from a fresh optimizer. After each update it records the routes of tokens
+  that no update trains on.
 
   Args:
-    bed: The model.
+    bed: Bed with the model.
     params: Weights to start from.
     seed: Seed of problems and samples.
     learning_rate: Learning rate of Adam.
     updates: Number of updates.
 
   Returns:
-    A row an update: `change`, the fraction of activated experts that this update changed, mean over
-    tokens and layers; `layers`, the same for each layer; `since_start`, against the routes before
-    the first update; `reward` of the rollout batch.
+    One row per update: `change`, the fraction of activated experts that the update changed, mean
+    over tokens and layers; `layers`, this fraction for each layer; `since_start`, the fraction of
+    activated experts that differ from those before the first update; `reward`, the mean reward of
+    the rollout batch; and the settings of the row.
   """
   key, count = jax.random.key(seed), bed.sizes.num_minibatches
   problems = beds.problem_batches(bed, seed)
@@ -75,18 +73,18 @@ def train(
   """Trains one arm (E7).
 
   Args:
-    bed: The model.
+    bed: Bed with the model.
     params: Weights after the warm start.
-    seed: Seed of problems and samples, which all arms of a seed share.
+    seed: Seed of problems and samples. All arms of a seed share them.
     arm: Arm to train.
-    warmup: Updates over which it climbs.
-    rollouts: Rollout batches.
-    every: Rollout batches between measurements of the ratios.
-    held_out: Batches of test problems.
+    warmup: Number of updates over which the learning rate rises to `arm.rate`.
+    rollouts: Number of rollout batches.
+    every: Number of rollout batches between measurements of the ratios.
+    held_out: Number of batches of test problems.
 
   Yields:
-    ("rollouts", row of a rollout batch); ("spreads", row of a measured update and view);
-    ("ends", accuracy on test problems).
+    Pairs of a table and a row: ("rollouts", row of a rollout batch); ("spreads", row of a measured
+    update and view); ("ends", row with the accuracy on test problems at the start and at the end).
   """
   key, problems = jax.random.key(seed), beds.problem_batches(bed, seed)
   state, done, accuracy = bed.new_state(params), 0, beds.held_out(bed, params, batches=held_out)
@@ -96,7 +94,7 @@ def train(
     live, sampled = rollout.batch, rollout.sampled
     old_live = bed.score(state.params, live)
     replayed = live._replace(routing=sampled if arm.replay == "R3" else np.asarray(old_live.visited, np.int16))
-    # Under R2 this pass says what the last one said, bit for bit: `checks` has the numbers.
+    # R2 needs no second pass, which would repeat the first one bit for bit (see `checks`).
     old_replayed = bed.score(state.params, replayed) if arm.replay == "R3" else old_live
     old, batch = (old_live, live) if arm.replay == "none" else (old_replayed, replayed)
     batch = batch._replace(old_logprobs=np.asarray(old.logprobs))
@@ -131,21 +129,21 @@ def train(
 
 
 def unseen_rows(batch: TrainBatch, update: int, count: int) -> slice:
-  """Returns the rows that no update has trained on yet; all rows after the last one."""
+  """Returns the rows that no update has trained on yet, or all rows after the last update."""
   return slice(len(batch.tokens) // count * update if update < count else 0, None)
 
 
 def checks(bed: beds.Bed, params: Params, seed: int) -> dict:
-  """Returns T38 and T39 on one rollout batch of a bfloat16 sampler.
+  """Measures the identities T38 and T39 on one rollout batch of a bfloat16 sampler.
 
   Returns:
-    `own_routes`, whether replaying the learner's own routes gives the same bits, in the same
-    program; `own_routes_gap`, the largest |r − 1| between a program that is not told of routes and
-    one that replays them; `r2_same_program`, the largest |r − 1| of R2's first mini-batch, scored
-    in the program of π_old; `r2_other_rows`, the same in one compiled for fewer rows; `r3_overlap`,
-    the smallest overlap of the learner's routes with the sampler's under R3, and `live_overlap`
-    without it; `recorded`, the fraction of the tokens whose routes matter that the sampler
-    recorded.
+    `seed`; `own_routes`, whether replaying the learner's own routes gives the same bits in the same
+    program; `own_routes_gap`, the largest |r − 1| between a program without routes as input and one
+    that replays them; `r2_same_program`, the largest |r − 1| of R2's first mini-batch, scored in
+    the program of π_old; `r2_other_rows`, the largest |r − 1| of that mini-batch in a program
+    compiled for fewer rows; `r3_overlap`, the smallest overlap of the learner's routes with the
+    sampler's under R3; `live_overlap`, the smallest overlap without replay; `recorded`, the
+    fraction of tokens recorded by the sampler, among those whose routes affect a later token.
   """
   problems = next(beds.problem_batches(bed, seed))
   rollout = beds.draw(bed, params, problems, jax.random.key(seed), dtype="bfloat16")
@@ -154,7 +152,8 @@ def checks(bed: beds.Bed, params: Params, seed: int) -> dict:
   own = batch._replace(routing=np.asarray(live.visited, np.int16))
   again, fewer = bed.score(params, own), bed.score(params, beds.piece(own, 0, count))
   r3 = bed.score(params, batch._replace(routing=rollout.sampled))
-  # The old log-probabilities' own rows: R2's first mini-batch is the first piece of the batch.
+  # R2's first mini-batch is the first piece of the batch, so its old log-probabilities are the
+  # first rows of `live`.
   gap = lambda a, b: float(np.max(np.abs(np.expm1(np.asarray(a, np.float64) - np.asarray(b, np.float64)))))
   first, travelled = len(fewer.logprobs), float(np.sum(routing.travelled(jnp.asarray(batch.segments))))
   return {
