@@ -53,7 +53,7 @@ class Sizes(NamedTuple):
     num_experts: Number of experts per layer of a mixture of experts.
     top_k: Number of experts that a token visits.
     warm_steps: Largest number of imitation steps.
-    warm_rows: Demonstrations per imitation step.
+    warm_rows: Number of demonstrations per imitation step.
     warm_rate: Learning rate of the imitation.
     warm_accuracy: Fraction of the responses to training problems that must be right for the
       imitation to end.
@@ -89,7 +89,7 @@ SMOKE = Sizes(
   d_model=16, d_ff=16, warm_steps=2, warm_rows=8, warm_accuracy=0.0, num_prompts=2, group_size=4, updates=4, evaluations=2, eval_prompts=4,
   end_prompts=4,
 )  # fmt: skip
-"""Sizes that show that everything runs; the numbers they measure mean nothing."""
+"""Tiny sizes that show that everything runs. The measurements are meaningless."""
 
 
 class Arm(NamedTuple):
@@ -99,7 +99,7 @@ class Arm(NamedTuple):
     objective: Key of `objectives.OBJECTIVES`.
     settings: Settings of the objective, as pairs, so that an arm can be hashed.
     advantages: Key of `ADVANTAGES`.
-    per_rollout: Updates per rollout batch, which has as many mini-batches.
+    per_rollout: Number of updates per rollout batch, which has as many mini-batches.
     learning_rate: Learning rate of Adam.
     dtype: Dtype in which the sampler computes; "float8" computes in float32 with weights rounded to
       `FLOAT8`.
@@ -148,7 +148,7 @@ CORRECTIONS = _corrections()
 
 
 class Bed(NamedTuple):
-  """A model and its compiled programs, shared by all seeds and arms.
+  """Model and its compiled programs, shared by all seeds and arms.
 
   Attributes:
     sizes: Sizes of the model and of its training.
@@ -188,7 +188,7 @@ def model_config(sizes: Sizes, model: str = "dense") -> ModelConfig:
 
 @functools.cache
 def make_bed(sizes: Sizes, model: str = "dense") -> Bed:
-  """Builds one of `MODELS` once; each program compiles at its first use."""
+  """Builds one of `MODELS`, once for equal sizes. Programs compile at first use."""
   config = model_config(sizes, model)
   model = make_model(config)
   outputs_fn = functools.partial(policy_outputs, model.logprobs, make_filter())
@@ -196,7 +196,7 @@ def make_bed(sizes: Sizes, model: str = "dense") -> Bed:
   warm, schedule = make_optimizer(**adam, max_grad_norm=1.0)
   warm_step = jax.jit(make_train_step(outputs_fn, objectives.make("sft"), warm, learning_rate=schedule), donate_argnums=0)
 
-  # The learning rate is an input of the program and not a constant: a sweep compiles nothing.
+  # The rate is an input of the program rather than a constant, so a sweep does not recompile it.
   inner = optax.inject_hyperparams(optax.adam)(learning_rate=0.0, b1=0.9, b2=0.99)
   optimizer = optax.chain(optax.clip_by_global_norm(1.0), inner)
 
@@ -231,8 +231,8 @@ def make_bed(sizes: Sizes, model: str = "dense") -> Bed:
 FLOAT8 = jnp.float8_e5m2
 """Float8 with two bits of mantissa.
 
-With the three bits of e4m3, so small a model hardly differs from the learner (k3 of 1e-4 nats a
-token). With two it differs as large models do.
+With the three bits of e4m3, so small a sampler hardly differs from the learner (k3 of 1e-4 nats
+per token). With two bits it differs as the samplers of large models do.
 """
 
 
@@ -294,7 +294,7 @@ def warm_params(sizes: Sizes, seed: int, model: str = "dense") -> Params:
 
 
 class Rollout(NamedTuple):
-  """A rollout batch.
+  """Rollout batch.
 
   Attributes:
     batch: Batch with advantages and old log-probabilities.

@@ -11,12 +11,12 @@ from typing import NamedTuple
 
 
 class Claim(NamedTuple):
-  """A claim of a paper.
+  """Claim of a paper.
 
   Attributes:
     name: Name such as "E20", with which the names of its rules begin.
     source: Paper, with its arXiv number.
-    study: Import path of the package that tries it.
+    study: Import path of the package that tries the claim.
     figure: Path of its figure, relative to the folder of the study.
     says: Claim in one sentence.
     main_rule: Name of the one confirmatory rule, a key of "verdicts" and the value in

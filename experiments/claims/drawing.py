@@ -14,7 +14,7 @@ def title(axes: Any, letter: str, text: str) -> None:
 
 
 def percent(axes: Any, which: str = "y") -> None:
-  """Formats the fractions on an axis as per cent."""
+  """Formats the fractions on an axis as percentages."""
   getattr(axes, f"{which}axis").set_major_formatter(lambda x, _: f"{100 * x:.3g} %")
 
 
@@ -23,14 +23,14 @@ def curves(
 ) -> None:
   """Draws a quantity against the updates, with one line for each value of a column.
 
-  Thick lines are means over the seeds, thin ones the seeds.
+  Thick lines are means over the seeds, and thin lines are single seeds.
 
   Args:
     axes: Matplotlib axes.
     trials: Rows with that column and the quantity.
     column: Column that tells the lines apart.
     labels: Label of each value of the column, in the order of drawing.
-    updates: Updates of a trial.
+    updates: Number of updates in a trial.
     legend: Whether to draw a legend.
     name: Name of the quantity, a list of evenly spaced values.
   """

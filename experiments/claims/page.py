@@ -91,7 +91,7 @@ def results_of(claim: Claim) -> dict:
 
 
 def main_verdict(claim: Claim, results: Mapping) -> Mapping:
-  """Returns the row of a claim's confirmatory rule, {} if it has not run."""
+  """Returns the row of a claim's confirmatory rule, or {} if its study has not finished."""
   rules = rules_of(claim, results)
   return rules[main_rule(claim, rules)] if rules else {}
 
@@ -150,12 +150,12 @@ def rules_of(claim: Claim, results: Mapping) -> dict[str, dict]:
 
   Calibrations are left out, since they are no verdicts.
   """
-  mine = {name: verdict for name, verdict in results.get("verdicts", {}).items() if name.split(",")[0] == claim.name}
-  return {name: verdict for name, verdict in mine.items() if verdict["verdict"] != judging.CALIBRATION}
+  of_claim = {name: verdict for name, verdict in results.get("verdicts", {}).items() if name.split(",")[0] == claim.name}
+  return {name: verdict for name, verdict in of_claim.items() if verdict["verdict"] != judging.CALIBRATION}
 
 
 def main_rule(claim: Claim, rules: Mapping[str, Mapping]) -> str:
-  """Returns the name of the rule that decides.
+  """Returns the name of the rule that decides a claim.
 
   Raises:
     KeyError: If the study has no such rule.

@@ -6,8 +6,8 @@ The response consists of the running sums modulo 10 and the end token:
     3 7 5 9 . . . . =        0 5 4 $        (3 + 7 = 10, 0 + 5 = 5, 5 + 9 = 14)
 
 A response is right if it ends and its last digit is the sum of all digits. The teacher gets each
-sum wrong with probability `ERROR_RATE`, and continues from the wrong one. The length of his
-response follows from the prompt. All prompts have one length, so a batch is a plain rectangle.
+sum wrong with probability `ERROR_RATE`, and continues from the wrong one. The length of its
+response follows from the prompt. All prompts have one length, so a batch is a rectangle.
 """
 
 from collections.abc import Sequence

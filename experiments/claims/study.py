@@ -31,7 +31,7 @@ class Study(NamedTuple):
 
   Attributes:
     package: Import path, for the command line.
-    about: Line of help.
+    about: Description of the study in one line, for `--help`.
     arms: Blocks of arms, each arm with the columns that name it, as in ({"objective": "grpo",
       "updates": 4}, Arm). A block runs with all seeds before the next block begins.
     seeds: Seeds of the trials.
@@ -124,7 +124,7 @@ def write(
 
 
 def summary(history: Mapping, *, per_rollout: int) -> dict:
-  """Returns the part of a trial that `results.json` stores.
+  """Reduces a trial to the part that `results.json` stores.
 
   All trials have the same columns; a mixture of experts also has those of `trial.staleness`.
   """

@@ -24,7 +24,7 @@ def run(
   Args:
     argv: Arguments; None means those of the process.
     package: Import path of the study.
-    about: Line of help.
+    about: Description of the study in one line, for `--help`.
     here: Folder of the study.
     measure: Function `(folder, smoke)` that writes `results.json` into the folder.
     draw: Function `(results, folder, formats)` that draws the figures.
@@ -34,12 +34,12 @@ def run(
     SystemExit: If an argument is refused, with the reason in one line.
   """
   parser = argparse.ArgumentParser(prog=f"python -m {package}", description=about)
-  parser.add_argument("--folder", type=pathlib.Path, default=here, help="where results.json and figures/ go")
+  parser.add_argument("--folder", type=pathlib.Path, default=here, help="folder of results.json and figures/")
   parser.add_argument("--format", nargs="+", choices=("png", "pdf", "svg"), default=["png"])
   if fresh:
-    parser.add_argument("--fresh", action="store_true", help="start over: discards the existing results.json")
+    parser.add_argument("--fresh", action="store_true", help="discard the existing results.json and start over")
   parser.add_argument("--plot_only", action="store_true", help="draw results.json again without measuring")
-  parser.add_argument("--smoke", action="store_true", help="tiny sizes: shows that the study runs, its numbers mean nothing")
+  parser.add_argument("--smoke", action="store_true", help="use tiny sizes to show that the study runs; the measurements are meaningless")
   args = parser.parse_args(argv)
   path = args.folder / "results.json"
   if args.smoke and args.folder == here:

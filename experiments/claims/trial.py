@@ -48,11 +48,11 @@ def train(sizes: Sizes, seed: int, arm: Arm, *, samples: int = 0) -> dict:
       problems.
 
   Returns:
-    `right`, the number of right responses to each held-out problem at the end, and `samples`, how
-    many responses each has (G); `curve`, the held-out accuracy from the start on, evenly spaced;
-    `rewards` and `lengths` of each rollout batch, and for a mixture of experts the numbers of
-    `staleness` before the batch's last update; and the `METRICS` of each update, None where they
-    are not finite.
+    `right`, the number of right responses to each held-out problem at the end; `samples`, the
+    number of responses to each problem (G); `curve`, the held-out accuracy at evenly spaced times
+    from the start to the end; `rewards` and `lengths` of each rollout batch, and for a mixture of
+    experts the numbers of `staleness` before the batch's last update; the `METRICS` of each update,
+    None if not finite.
   """
   bed, params = make_bed(sizes, arm.model), warm_params(sizes, seed, arm.model)
   state, step = bed.new_state(params), bed.step(arm.objective, arm.settings, arm.correction)
@@ -110,7 +110,7 @@ def _finite(x: float) -> float | None:
 
 
 class Sign(NamedTuple):
-  """The first sign of instability in a trial.
+  """First sign of instability in a trial.
 
   Attributes:
     update: Update at which it appears, from 1.
@@ -155,4 +155,4 @@ def first_sign(rewards: Sequence[float], columns: Mapping[str, Sequence[float | 
       signs.append(Sign((index + 1) * per_rollout - below + 1, "reward"))
       break
   signs += [Sign(i + 1, "gradient") for i in range(30, whole) if norms[i] > 10 * np.median(norms[:i])][:1]
-  return min(signs, key=lambda one: one.update, default=None)
+  return min(signs, key=lambda sign: sign.update, default=None)

@@ -71,14 +71,14 @@ from jaxrl_llm import objectives
 show.ratio_noise([1, 4, 16, 64, 256, 1024], spread=0.05)
 
 # %% [markdown]
-# **Figure 1. Three ratios of the same responses.** *a* Responses of 1,024 tokens. The log-ratios of
-# single tokens (orange) have the spread that was put in, that of the product (grey) extends far
-# beyond the plot, and that of the sequence (blue) is a narrow spike. *b* The spread of $\log \rho$
-# grows as $\sqrt T$, and that of $\log s$ falls as $1/\sqrt T$. What to notice: a band such as
-# $[0.8, 1.2]$ means one thing for $r$ and something entirely different for $s$. GSPO's paper clips
-# at 3e-4 and 4e-4; a band for responses of thousands of tokens does not suit responses of a few
-# dozen. Real tokens are not independent: [the ratio lab](../ablations/ratio_lab/README.md) measures
-# the same curves on a transformer.
+# **Figure 1. Three ratios of the same responses.** *a* Responses of 1,024 tokens. The token
+# log-ratios (orange) have the spread that was put in, the log of the product (grey) extends far
+# beyond the plot, and the sequence log-ratio (blue) is a narrow spike. *b* The spread of
+# $\log \rho$ grows as $\sqrt T$, and the spread of $\log s$ falls as $1/\sqrt T$. What to notice: a
+# band such as $[0.8, 1.2]$ means one thing for $r$ and something entirely different for $s$. GSPO's
+# paper clips at 3e-4 and 4e-4; a band for responses of thousands of tokens does not suit responses
+# of a few dozen. Real tokens are not independent: [the ratio lab](../ablations/ratio_lab/README.md)
+# measures the same curves on a transformer.
 
 # %% [markdown]
 # ## Three slots
@@ -156,9 +156,8 @@ show.curves(show.FAMILIES, lowest=-1.15)
 # and $\rho$ are the same number, with $\pi_\mathrm{old} = 0.3$ for the methods that read it. Thick
 # lines lie under thin ones, so that coinciding curves remain visible. What to notice:
 #
-# * All curves except that of `sft` pass through $C = 1$ at a ratio of 1. **On-policy, all methods
-#   are the same**, up to weights and advantages. With one update per rollout batch the gate never
-#   acts.
+# * All curves except `sft`'s pass through $C = 1$ at a ratio of 1. **On-policy, all methods are the
+#   same**, up to weights and advantages. With one update per rollout batch the gate never acts.
 # * `ppo`, `grpo`, `dr_grpo` and `reinforce_plus_plus` share one curve: they differ only in weights,
 #   penalties and advantages.
 # * `gspo`, `gspo_token` and `luspo` differ in their weights, in their bands, and in how they treat
@@ -167,7 +166,7 @@ show.curves(show.FAMILIES, lowest=-1.15)
 #   SAPO's, since the two differ only from two tokens on.
 # * Capped weights (`cispo`, `minpro`) never cut a gradient off; the cap, 5, lies beyond the axis.
 #   Trust regions (`dppo_*`, `cppo`) measure probabilities rather than ratios, so their edges move
-#   with $\pi_\mathrm{old}$: a rare token may grow a lot.
+#   with $\pi_\mathrm{old}$: a rare token may become many times as likely.
 # * `sft` reads no advantage. It makes every token more likely, so its $C$ is $-1$ for $A < 0$. It
 #   is the warm start, written as one more objective.
 
@@ -274,7 +273,7 @@ f"loss {loss:.3f}, gates {metrics['sapo/gate_pos']:.4f} (A > 0) and {metrics['sa
 #    `("5", objectives.make("sapo", tau_pos=5.0, tau_neg=5.0))`. From which $\tau$ on does the
 #    outlier of figure 4 weigh less than an on-policy token?
 # 3. DAPO clips at 0.2 below and 0.28 above. To what probability can a token of probability 0.01
-#    grow before its gradient ends? And one of 0.9? Compare with `dppo_tv`.
+#    grow before its gradient vanishes? And a token of probability 0.9? Compare with `dppo_tv`.
 # 4. In figure 4, widen GSPO's band until no response is dropped. How does the width needed depend
 #    on the number of tokens (`batch_log_ratios(tokens=...)`)?
 # 5. Add `cispo` and `maspo` to figure 5. Before running it, explain what you expect to see.

@@ -67,10 +67,10 @@ show.compare(workdirs, ["accuracy", "reward", "entropy"])
 
 # %% [markdown]
 # **Figure 1. Learning.** Thick lines are means over the seeds, and thin lines are single seeds.
-# What to notice: the curves of the three methods coincide, and those of two seeds of one method do
-# not. The seed decides the initial weights, the order of the problems and every sample; here it
-# matters far more than the objective. SAPO's line is seed 0 alone, which is also the worse seed for
-# the other two methods.
+# What to notice: the curves of the three methods coincide, but the curves of two seeds of one
+# method do not. The seed decides the initial weights, the order of the problems and every sample;
+# here it matters far more than the objective. SAPO's line is seed 0 alone, which is also the worse
+# seed for the other two methods.
 
 # %%
 show.outcome(workdirs)
@@ -98,9 +98,9 @@ show.compare(workdirs, ["clip", "kl", "gradient", "ratio", "sequence_ratio", "no
 # %% [markdown]
 # **Figure 2. The updates**, averaged over the four updates of a step. What to notice: *(a)* GSPO
 # clips up to a quarter of the tokens, and GRPO less than 1 %. This is a factor of thirty; GSPO's
-# paper has a factor of a hundred, in a model tens of thousands of times larger. SAPO has no clip
-# and therefore no curve. *(b)* All three move about equally far from the policy that sampled. *(d,
-# e)* The 99th percentile of the token ratio stays below 1.1, and that of the sequence ratio is
+# paper reports a factor of a hundred, in a model tens of thousands of times larger. SAPO has no
+# clip and therefore no curve. *(b)* All three move about equally far from the policy that sampled.
+# *(d, e)* The 99th percentile of the token ratio stays below 1.1, and the sequence ratio's is
 # smaller still. *(f)* As the policy improves, more groups are all correct and teach nothing: the
 # signal runs out before the steps do. Dynamic sampling (DAPO) addresses this.
 

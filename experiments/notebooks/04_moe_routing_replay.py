@@ -174,7 +174,7 @@ mixture.measured("training")
 # 1. Raise `learning_rate` in `go_stale` until a tenth of the experts change per update
 #    (`updates=1`). Does replay now narrow the ratios?
 # 2. Count the expert changes that occur in only one of the two layers. Do the first layer's changes
-#    explain those of the second?
+#    explain the second layer's?
 # 3. R3 needs the sampler's routes for every token. How many bytes is that for 48 layers, 8 experts
 #    per token and 512 responses of 16,384 tokens, at two bytes per id? Compare with the
 #    log-probabilities.

@@ -69,9 +69,9 @@ drpo = objectives.make("custom", ratio="token", gate=quadratic_pull, weights="to
 #
 # ## First check: on-policy it is REINFORCE
 #
-# At $r = 1$ every sound policy objective has $C = 1$: its gradient is that of REINFORCE with the
-# same weights. This check catches most mistakes, above all a lost sign or a constant factor. The
-# cell below prints the largest difference relative to the largest gradient, on a random batch with
+# At $r = 1$ every sound policy objective has $C = 1$: its gradient equals REINFORCE's with the same
+# weights. This check catches most mistakes, above all a lost sign or a constant factor. The cell
+# below prints the largest difference relative to the largest gradient, on a random batch with
 # responses of different lengths:
 
 # %%

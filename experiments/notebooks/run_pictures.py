@@ -45,7 +45,7 @@ class Panel(NamedTuple):
 
 PANELS = {
   "accuracy": Panel("held-out accuracy", "eval", ("eval/accuracy",), ("eval/accuracy_low", "eval/accuracy_high")),
-  "reward": Panel("reward, training prompts", "rl", ("critic/rewards/mean",)),
+  "reward": Panel("reward on training prompts", "rl", ("critic/rewards/mean",)),
   "entropy": Panel("entropy (nats per token)", "rl", ("actor/entropy",), log=True),
   "clip": Panel("clipped tokens (share)", "rl", ("actor/pg_clipfrac",)),
   "length": Panel("response length (tokens)", "rl", ("response_length/mean",)),
@@ -110,7 +110,7 @@ def draw(runs: Mapping[str, Run], panels: Sequence[str]) -> Picture:
     runs: Runs by label.
     panels: Keys of `PANELS`, drawn three per row.
   """
-  alt = f"Curves of {' and '.join(runs)} against the step: {', '.join(PANELS[name].title for name in panels)}."
+  alt = f"Curves of {', '.join(runs)} against the step: {', '.join(PANELS[name].title for name in panels)}."
   return picture(
     _draw, runs, [PANELS[name] for name in panels], height=2.1 * -(-len(panels) // 3) + 0.25 * (len(runs) > 1), alt=alt
   )

@@ -1,7 +1,4 @@
-"""The notebooks.
-
-Executed in a fresh kernel, the same in both halves of each pair, small, and free of logic.
-"""
+"""Tests of the notebooks: fresh kernels, equal pairs of files, small size, and no logic."""
 
 import ast
 import doctest
@@ -17,26 +14,28 @@ from experiments.notebooks import __main__ as command
 from experiments.notebooks import execution, keep_log, pages, pictures, run_pictures, sources
 from jaxrl_llm import objectives
 
-LARGEST_NOTEBOOK = 400_000  # Bytes, outputs and all.
-LARGEST_LOGS = 300_000
+LARGEST_NOTEBOOK = 400_000  # In bytes, with outputs.
+LARGEST_LOGS = 300_000  # In bytes.
 
 
 def code_of(notebook):
+  """Returns the sources of the code cells."""
   return [cell.source for cell in notebook.cells if cell.cell_type == "code"]
 
 
 def outputs_of(notebook):
+  """Returns the outputs of all code cells."""
   return [output for cell in notebook.cells if cell.cell_type == "code" for output in cell.outputs]
 
 
-@pytest.mark.slow  # Ten seconds each, most of it compiling.
+@pytest.mark.slow  # Ten seconds each, mostly compilation.
 @pytest.mark.parametrize("name", sources.NAMES)
-def test_it_runs_from_the_first_cell_to_the_last(name):
+def test_a_notebook_runs_from_the_first_cell_to_the_last(name):
   notebook = execution.execute(name)
   numbers = [cell.execution_count for cell in notebook.cells if cell.cell_type == "code"]
   assert numbers == list(range(1, len(numbers) + 1))
-  # The same cells show the same kinds of things as in the notebook that a reader sees.
-  kinds = lambda made: [[sorted(output.get("data", output)) for output in cell.get("outputs", ())] for cell in made.cells]
+  # The same cells have the same kinds of outputs as in the checked-in notebook.
+  kinds = lambda notebook: [[sorted(output.get("data", output)) for output in cell.get("outputs", ())] for cell in notebook.cells]
   assert kinds(notebook) == kinds(execution.read_saved(name))
   assert not [output for output in outputs_of(notebook) if output.get("name") == "stderr"]
 
@@ -47,7 +46,7 @@ def test_examples_of_docstrings_run(module):
   assert tried and not failed
 
 
-def test_there_is_a_test_for_every_notebook():
+def test_every_notebook_is_tested():
   assert sorted(path.stem for path in sources.HERE.glob("0*.py")) == sorted(sources.NAMES)
   assert sorted(path.stem for path in sources.HERE.glob("*.ipynb")) == sorted(sources.NAMES)
 
@@ -62,7 +61,7 @@ def test_both_halves_of_a_pair_agree(name):
 
 
 @pytest.mark.parametrize("name", sources.NAMES)
-def test_outputs_are_checked_in_and_say_nothing_of_the_machine(name):
+def test_outputs_are_checked_in_and_do_not_reveal_the_machine(name):
   path = sources.HERE / f"{name}.ipynb"
   saved = execution.read_saved(name)
   assert path.stat().st_size < LARGEST_NOTEBOOK
@@ -71,8 +70,8 @@ def test_outputs_are_checked_in_and_say_nothing_of_the_machine(name):
   assert sum("image/png" in output.get("data", {}) for output in outputs) >= 2
   text = path.read_text("utf-8")
   texts = json.dumps([{key: value for key, value in output.get("data", output).items() if key != "image/png"} for output in outputs])
-  for what, pattern in {"an object": r"<[\w.]+ object at 0x", "a path": r"(?<![\w:/.])/(?:tmp|home|root|usr|Users)/"}.items():
-    assert not re.search(pattern, texts), what
+  for kind, pattern in {"an object": r"<[\w.]+ object at 0x", "a path": r"(?<![\w:/.])/(?:tmp|home|root|usr|Users)/"}.items():
+    assert not re.search(pattern, texts), kind
   assert "iopub" not in text
   assert all(cell.id == f"cell-{number}" for number, cell in enumerate(saved.cells))
   assert all(cell.execution_count for cell in saved.cells if cell.cell_type == "code")
@@ -102,21 +101,17 @@ def test_a_notebook_holds_no_logic(name):
     ("\n".join(f"x{i} = {i}" for i in range(9)), "9 statements, expected at most 8 in a cell"),
   ],
 )
-def test_logic_is_found(code, finding):
+def test_logic_is_detected(code, finding):
   assert finding in sources.found_logic(code)
 
 
-def test_a_function_that_a_notebook_may_define_is_a_straight_line():
+def test_a_function_that_a_notebook_may_define_has_no_branches_or_loops():
   assert sources.found_logic("def f(x):\n  for i in x:\n    print(i)", allowed={"f"}) == ["line 2: For in f", "line 2: For"]
 
 
 @pytest.mark.parametrize("name", sources.NAMES)
 def test_a_notebook_is_a_lecture(name):
-  """Prose first.
-
-  More texts than pictures, an equation or a definition, exercises, papers, and a text under every
-  picture.
-  """
+  """A title, exercises, papers, more prose than code, and a caption below every picture."""
   saved = execution.read_saved(name)
   texts = [cell.source for cell in saved.cells if cell.cell_type == "markdown"]
   prose = "\n".join(texts)
@@ -132,7 +127,7 @@ def test_a_notebook_is_a_lecture(name):
   assert numbers == list(range(1, len(numbers) + 1))
 
 
-def test_links_between_files_lead_somewhere():
+def test_links_between_files_resolve():
   for name in sources.NAMES:
     prose = (sources.HERE / f"{name}.py").read_text("utf-8")
     for target in re.findall(r"\]\(([^)#\s]+)(?:#[^)\s]*)?\)", prose):
@@ -149,7 +144,7 @@ def test_every_objective_is_in_the_first_lecture():
   assert not [name for name in objectives.OBJECTIVES if f"`{name}`" not in shown]
 
 
-def test_logs_are_small_and_are_real_runs():
+def test_logs_are_small_and_come_from_finished_runs():
   folders = sorted(path for path in keep_log.LOGS.iterdir() if path.is_dir())
   assert sum(path.stat().st_size for folder in folders for path in folder.iterdir()) < LARGEST_LOGS
   for folder in folders:
@@ -159,7 +154,7 @@ def test_logs_are_small_and_are_real_runs():
     assert not {"command", "data", "started", "finished"} & set(run.summary)
 
 
-def test_a_log_keeps_what_is_read(tmp_path):
+def test_a_log_keeps_what_the_lectures_read(tmp_path):
   workdir = tmp_path / "run"
   workdir.mkdir()
   rows = [{"step": step, "phase": "warm_start", "actor/loss": 1.0} for step in range(1, 60)]
@@ -177,7 +172,7 @@ def test_a_log_keeps_what_is_read(tmp_path):
   assert kept.summary == {"status": "finished", "num_steps": 1}
 
 
-def test_keep_log_refuses_what_is_no_run(tmp_path, capsys):
+def test_keep_log_refuses_a_folder_without_a_run_and_a_path_as_a_name(tmp_path, capsys):
   assert keep_log.main([str(tmp_path)]) == 2
   assert capsys.readouterr().err == f"error: WORKDIR: found {tmp_path}, expected the folder of a finished run, with a summary.json\n"
   (tmp_path / "summary.json").write_text("{}")
@@ -194,26 +189,26 @@ def test_keep_log_refuses_what_is_no_run(tmp_path, capsys):
     ([""], "unknown notebook ''"),
   ],
 )
-def test_a_wrong_name_is_one_clear_line(given, words, capsys):
+def test_a_wrong_name_is_refused_in_one_line(given, words, capsys):
   assert command.main(given) == 2
   message = capsys.readouterr().err
   assert words in message
   assert message.startswith("error: ") and message.count("\n") == 1 and "03_gspo_vs_grpo_vs_sapo" in message
 
 
-def test_live_is_refused_where_it_would_change_nothing(capsys):
+def test_live_is_refused_for_a_notebook_that_it_would_not_change(capsys):
   assert command.main(["01", "--live"]) == 2
   assert capsys.readouterr().err == "error: --live: 01_objectives would not change; it is for 03_gspo_vs_grpo_vs_sapo\n"
 
 
-def test_without_the_extra_one_line_names_it():
+def test_a_missing_extra_is_reported_in_one_line():
   block = "import sys\nsys.modules['nbclient'] = None\nfrom experiments.notebooks import __main__ as m\nsys.exit(m.main(['01']))"
   result = subprocess.run([sys.executable, "-c", block], cwd=sources.ROOT, capture_output=True, text=True)
   assert result.returncode == 2
   assert result.stderr == "error: the notebooks need nbclient: pip install -e '.[notebooks]'\n"
 
 
-def test_a_cell_that_raises_is_one_clear_line(tmp_path, monkeypatch, capsys):
+def test_a_cell_that_raises_is_reported_in_one_line(tmp_path, monkeypatch, capsys):
   (tmp_path / "01_objectives.py").write_text("# %%\nx = 1\n\n# %%\nx / 0\n")
   monkeypatch.setattr(execution, "HERE", tmp_path)
   assert command.main(["01"]) == 1
@@ -228,7 +223,7 @@ def test_the_kernel_is_this_python_and_knows_whether_it_is_live(tmp_path, monkey
   assert outputs_of(execution.execute("02_read_a_run", live=True))[0].text == f"{sys.executable} live\n"
 
 
-def test_the_same_outputs_are_the_same_file(tmp_path, monkeypatch):
+def test_equal_outputs_give_equal_files(tmp_path, monkeypatch):
   (tmp_path / "02_read_a_run.py").write_text("# %%\n1 + 1\n")
   monkeypatch.setattr(execution, "HERE", tmp_path)
   texts = [execution.write("02_read_a_run", execution.execute("02_read_a_run"), tmp_path).read_text() for _ in range(2)]
@@ -244,7 +239,7 @@ def test_a_page_holds_texts_tables_and_pictures(tmp_path):
   assert "<script>alert" not in pages._markdown("| a |\n| --- |\n| `<script>alert(1)</script>` |")
 
 
-def test_a_picture_is_an_image_with_words():
+def test_a_picture_has_an_image_and_a_description():
   made = pictures.picture(lambda figure: figure.subplots().plot([1, 2]), height=1.0, alt="two points")
   assert made._repr_png_().startswith(b"\x89PNG") and repr(made) == "two points"
   again = pictures.picture(lambda figure: figure.subplots().plot([1, 2]), height=1.0, alt="two points")
@@ -254,12 +249,12 @@ def test_a_picture_is_an_image_with_words():
   assert repr(table) == "a  bb\n1  2"
 
 
-def test_text_of_a_model_stays_text_in_a_table():
+def test_markup_in_a_response_is_escaped_in_a_table():
   assert run_pictures._quoted("1|2`3\n4") == "`1¦2'3 ⏎ 4`"
   assert len(run_pictures._quoted("x" * 500)) < 100
 
 
-def test_live_runs_are_those_of_the_laptop_job(tmp_path, monkeypatch):
+def test_live_runs_use_the_laptop_job(tmp_path, monkeypatch):
   asked = []
   monkeypatch.setattr(run_pictures.laptop_job, "run", lambda config, seed, folder: asked.append((config, seed, folder)) or "a row")
   trained = run_pictures.trained({"gspo": [0, 1], "sapo": [0]}, live=True)
@@ -269,7 +264,7 @@ def test_live_runs_are_those_of_the_laptop_job(tmp_path, monkeypatch):
   assert trained == [folder / f"{config}-{seed}" for config, seed in pairs]
 
 
-def test_cells_do_not_import_what_is_private():
+def test_cells_do_not_use_private_names():
   for name in sources.NAMES:
     for code in code_of(execution.read_source(name)):
       for node in ast.walk(ast.parse(code)):

@@ -72,7 +72,7 @@ def test_slopes_and_intervals():
 
 
 def made_up(gspo: float, grpo: float, power: float):
-  """Makes up rows with given clipped fractions and quantities that grow as T^power."""
+  """Makes up rows with given clipped fractions, and quantities that follow T^power."""
   names = ("var_rho", "std_s", "std_log_s", "mean_max_r", "ess_tokens", "ess_sequences")
   runs = [
     dict(seed=seed, tokens=64, learning_rate=1e-3, updates=4, grpo=grpo, gspo_matched=grpo)

@@ -147,7 +147,7 @@ def make_bed(sizes: Sizes) -> Bed:
 
 
 def make_language(vocab_size: int, rng: np.random.Generator) -> Language:
-  """Makes a chain in which every fifth token is a fork.
+  """Makes a chain in which one token in five is a fork.
 
   The likeliest successors form one cycle apart from the forks, so that no response gets stuck.
   """

@@ -15,8 +15,8 @@ def draw(results: Mapping[str, Any], folder: pathlib.Path, formats: Sequence[str
   with new_figure(height=2.3) as figure:
     panels = figure.subplots(1, 3, width_ratios=(3, 3, 2))
     for letter, axes, (rate, value) in zip("ab", panels[:2], rules.RATES.items(), strict=True):
-      mine = [row for row in results["trials"] if row["rate"] == rate]
-      drawing.curves(axes, mine, "gates", labels, updates=results["sizes"]["updates"], legend=letter == "a")
+      trials = [row for row in results["trials"] if row["rate"] == rate]
+      drawing.curves(axes, trials, "gates", labels, updates=results["sizes"]["updates"], legend=letter == "a")
       drawing.title(axes, letter, f"learning rate {value:g}")
     rows = {f"{rate},\n{less}": f"E15, accuracy above {less}, {rate} rate" for rate in rules.RATES for less in ("pos sharper", "equal")}
     drawing.differences(panels[2], {label: results["verdicts"][name] for label, name in rows.items()})

@@ -25,13 +25,13 @@ HERE = pathlib.Path(__file__).parent
 
 
 class Plan(NamedTuple):
-  """The trials of the study.
+  """Plan of the study.
 
   Attributes:
     sizes: Sizes of the bed.
     seeds: Seeds of the trials.
     steps: Number of rollout batches of a trial.
-    held_out: Number of batches of held-out problems at its end.
+    held_out: Number of batches of held-out problems at the end of a trial.
   """
 
   sizes: beds.Sizes = beds.Sizes()

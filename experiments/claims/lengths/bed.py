@@ -1,4 +1,4 @@
-"""The bed of the study: running sums by a rambling teacher, and a small model that imitates it.
+"""Bed of the study: running sums by a rambling teacher, and a small model that imitates it.
 
 The model is then trained by RL, with Adam steps on its own samples. The task is that of
 `experiments/claims/bed.py`, here always with six digits. In three of ten workings, right or wrong,
@@ -32,7 +32,7 @@ RAMBLES = 0.3  # Probability that the teacher repeats its last sum.
 GOES_ON = 0.85  # Probability of another copy of the last sum, after each one.
 MOST_COPIES = 14
 BUDGET = 24
-"""Maximum number of tokens of a response; the longest demonstration has 20."""
+"""Budget of a response, in tokens. The longest demonstration has 20."""
 
 CLIP = dict(clip_low=0.2, clip_high=0.27)
 GSPO_CLIP = dict(zip(("clip_low", "clip_high"), sequence_clip(8), strict=True))
@@ -50,7 +50,7 @@ OBJECTIVES = {
 
 
 class Arm(NamedTuple):
-  """One way to train.
+  """Arm of the study.
 
   Attributes:
     objective: Key of `OBJECTIVES`.
@@ -68,7 +68,7 @@ class Sizes(NamedTuple):
     d_model: Width of the two layers.
     d_ff: Width of their feed-forward part.
     num_prompts: Number of prompts per rollout batch.
-    group_size: Number of responses to each prompt.
+    group_size: Number of samples per prompt (G).
     updates: Number of updates per rollout batch.
     rate: Learning rate of Adam in RL.
     warm_steps: Number of steps of imitation.
@@ -89,7 +89,7 @@ SMOKE = Sizes(d_model=16, d_ff=16, num_prompts=4, group_size=4, updates=2, warm_
 
 
 class Bed(NamedTuple):
-  """A model and its compiled programs, shared by all seeds and arms.
+  """Model and its compiled programs, shared by all seeds and arms.
 
   Attributes:
     sizes: Sizes of the model and of its training.
@@ -114,7 +114,7 @@ class Bed(NamedTuple):
 
 @functools.cache
 def make_bed(sizes: Sizes) -> Bed:
-  """Builds the model once; each program compiles at its first use."""
+  """Builds the model, once for equal sizes. Programs compile at first use."""
   shape = dict(d_model=sizes.d_model, head_dim=sizes.d_model // 4, d_ff=sizes.d_ff)
   model = make_model(preset("nano", vocab_size=VOCAB_SIZE)._replace(**shape))
   outputs_fn = functools.partial(policy_outputs, model.logprobs, make_filter())

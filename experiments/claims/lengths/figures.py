@@ -1,4 +1,4 @@
-"""The figure of E18 and E21, drawn from `results.json` alone."""
+"""Figure of E18 and E21, drawn from `results.json` alone."""
 
 import pathlib
 from collections.abc import Mapping, Sequence

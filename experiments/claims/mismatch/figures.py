@@ -17,10 +17,10 @@ def draw(results: Mapping[str, Any], folder: pathlib.Path, formats: Sequence[str
     count = len(rules.SAMPLERS)
     panels = figure.subplots(2, count)
     for index, sampler in enumerate(rules.SAMPLERS):
-      mine = [row for row in results["trials"] if row["sampler"] == sampler]
+      trials = [row for row in results["trials"] if row["sampler"] == sampler]
       updates = results["sizes"]["updates"]
-      drawing.curves(panels[0, index], mine, "way", LABELS, updates=updates, legend=index == 0)
-      drawing.curves(panels[1, index], mine, "way", LABELS, updates=updates, legend=False, name="entropy")
+      drawing.curves(panels[0, index], trials, "way", LABELS, updates=updates, legend=index == 0)
+      drawing.curves(panels[1, index], trials, "way", LABELS, updates=updates, legend=False, name="entropy")
       panels[1, index].set_ylabel("entropy (nats a token)")
       panels[1, index].set_ylim(bottom=0)
       drawing.title(panels[0, index], "abcdefgh"[index], sampler)

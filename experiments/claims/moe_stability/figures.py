@@ -16,7 +16,7 @@ _LINES = {
   "GRPO": (ORANGE, "-"), "GRPO with R2": (PINK, "--"), "GSPO": (BLUE, "-"), "GSPO with R2": (SKY, "--"), "SAPO": (GREEN, "-"),
   "GRPO, control": (GREY, ":"),
 }  # fmt: skip
-"""Colour and line style of each way to train."""
+"""Colour and line style of each arm."""
 
 _DETAILED = rules.STALE[0]
 
@@ -28,14 +28,14 @@ def draw(results: Mapping[str, Any], folder: pathlib.Path, formats: Sequence[str
   with new_figure(height=5.6) as figure:
     panels = figure.subplots(4, len(rates), squeeze=False, sharex=True)
     for column, rate in enumerate(rates):
-      mine, axes = where(trials, rate=rate), panels[:, column]
+      at_rate, axes = where(trials, rate=rate), panels[:, column]
       for place, count in enumerate(rules.STALE):
-        _against_updates(axes[place], where(mine, updates=count), "curve", updates)
+        _against_updates(axes[place], where(at_rate, updates=count), "curve", updates)
         drawing.title(axes[place], "abcd"[2 * place + column], f"rate {rate:g}, N = {count}")
         drawing.percent(axes[place])
         axes[place].set_ylim(0, 1)
       for panel, name in zip(axes[2:], ("log_r", "max_r"), strict=True):
-        _against_updates(panel, where(mine, updates=_DETAILED), name, updates)
+        _against_updates(panel, where(at_rate, updates=_DETAILED), name, updates)
       drawing.title(axes[2], "ef"[column], f"rate {rate:g}, N = {_DETAILED}")
       axes[-1].set_xlabel("updates")
       axes[-1].set_xlim(0, updates)

@@ -1,4 +1,4 @@
-"""The bed of the study: tabular softmax bandits with one rare right arm, and exact gradients.
+"""Bed of the study: tabular softmax bandits with one rare right arm, and exact gradients.
 
 Gradients are sums over all arms; nothing is sampled. A response is one token, so the ratios of
 token and sequence are the same number. The loss of an objective is computed at every arm and
@@ -38,7 +38,7 @@ METHODS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
   "minpro": ("minpro", {}),
   "unclipped": ("custom", {"gate": "none"}),
 }
-"""Objectives of the package, by the name of their line.
+"""Objective and settings of each method, by name.
 
 Settings that are not listed have their paper's values.
 """

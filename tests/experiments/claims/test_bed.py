@@ -21,7 +21,7 @@ def test_splits_are_disjoint_and_problems_have_their_documented_form():
       assert running_sums.split_of(row[:length].tolist()) == split
 
 
-def test_a_teacher_who_never_errs_is_right_and_one_who_always_does_is_not():
+def test_a_teacher_without_errors_is_right_and_one_that_always_errs_is_mostly_wrong():
   problems = running_sums.problems("train", 64, RNG(1))
   for error_rate, low, high in ((0.0, 1, 1), (1.0, 0, 0.3), (0.2, 0.2, 0.6)):
     responses = running_sums.workings(problems, error_rate=error_rate, rng=RNG(2))
