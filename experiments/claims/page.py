@@ -150,7 +150,8 @@ def rules_of(claim: Claim, results: Mapping) -> dict[str, dict]:
 
   Calibrations are left out, since they are no verdicts.
   """
-  of_claim = {name: verdict for name, verdict in results.get("verdicts", {}).items() if name.split(",")[0] == claim.name}
+  verdicts = results.get("verdicts", {})
+  of_claim = {name: verdict for name, verdict in verdicts.items() if name.split(",")[0] == claim.name}
   return {name: verdict for name, verdict in of_claim.items() if verdict["verdict"] != judging.CALIBRATION}
 
 

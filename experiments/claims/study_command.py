@@ -39,7 +39,9 @@ def run(
   if fresh:
     parser.add_argument("--fresh", action="store_true", help="discard the existing results.json and start over")
   parser.add_argument("--plot_only", action="store_true", help="draw results.json again without measuring")
-  parser.add_argument("--smoke", action="store_true", help="use tiny sizes to show that the study runs; the measurements are meaningless")
+  parser.add_argument(
+    "--smoke", action="store_true", help="use tiny sizes to show that the study runs; the measurements are meaningless"
+  )
   args = parser.parse_args(argv)
   path = args.folder / "results.json"
   if args.smoke and args.folder == here:

@@ -35,7 +35,7 @@ def test_a_notebook_runs_from_the_first_cell_to_the_last(name):
   numbers = [cell.execution_count for cell in notebook.cells if cell.cell_type == "code"]
   assert numbers == list(range(1, len(numbers) + 1))
   # The same cells have the same kinds of outputs as in the checked-in notebook.
-  kinds = lambda notebook: [[sorted(output.get("data", output)) for output in cell.get("outputs", ())] for cell in notebook.cells]
+  kinds = lambda made: [[sorted(output.get("data", output)) for output in cell.get("outputs", ())] for cell in made.cells]
   assert kinds(notebook) == kinds(execution.read_saved(name))
   assert not [output for output in outputs_of(notebook) if output.get("name") == "stderr"]
 
@@ -70,7 +70,8 @@ def test_outputs_are_checked_in_and_do_not_reveal_the_machine(name):
   assert sum("image/png" in output.get("data", {}) for output in outputs) >= 2
   text = path.read_text("utf-8")
   texts = json.dumps([{key: value for key, value in output.get("data", output).items() if key != "image/png"} for output in outputs])
-  for kind, pattern in {"an object": r"<[\w.]+ object at 0x", "a path": r"(?<![\w:/.])/(?:tmp|home|root|usr|Users)/"}.items():
+  patterns = {"an object": r"<[\w.]+ object at 0x", "a path": r"(?<![\w:/.])/(?:tmp|home|root|usr|Users)/"}
+  for kind, pattern in patterns.items():
     assert not re.search(pattern, texts), kind
   assert "iopub" not in text
   assert all(cell.id == f"cell-{number}" for number, cell in enumerate(saved.cells))
