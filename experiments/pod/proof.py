@@ -12,7 +12,7 @@ from jaxrl_llm.config import policy
 from jaxrl_llm.config.check import row_problems
 from jaxrl_llm.config.policy import make_objective
 from jaxrl_llm.devices import mesh as mesh_lib
-from jaxrl_llm.learner.memory import slots_that_fit
+from jaxrl_llm.learner.memory import footprint, slots_that_fit
 from jaxrl_llm.learner.needs import fields_needed
 from jaxrl_llm.learner.programs import Programs, make_programs
 from jaxrl_llm.models import ModelConfig
@@ -105,7 +105,8 @@ def make_plan(config: ConfigDict, topology: Topology, *, only_planned: bool = Fa
   objective = make_objective(config)
   needs = fields_needed(config, objective)
   if config.rollout.slots is None:
-    config.rollout.slots = slots_that_fit(config, model, mesh, sampler_mesh, objective, needs=needs, limit=topology.chip.memory_bytes)
+    estimate = footprint(config, model, mesh, sampler_mesh, objective, needs=needs)
+    config.rollout.slots = slots_that_fit(config, model, sampler_mesh, estimate, limit=topology.chip.memory_bytes)
   programs = make_programs(config, mesh, model, objective, needs=needs)
   return Plan(config, topology, mesh, sampler_mesh, model, programs, only_planned)
 

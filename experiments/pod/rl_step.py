@@ -53,7 +53,7 @@ def estimate(plan: Plan, proofs: Sequence[Proof], mean: float, *, seed: int = 0)
   rows = num_rows(mesh, num_prompts * section.group_size, section.slots)
   blocks = tuple(section.cache_blocks or default_blocks(section.max_new_tokens))
   reads_tokens = all(
-    ragged.is_used(plan.config.serving.attention, mesh.devices.flat[0].platform, plan.model.head_dim, size) for size in blocks
+    ragged.is_used(plan.config.serving.attention, mesh_lib.platform_of(mesh), plan.model.head_dim, size) for size in blocks
   )
   drawn = lengths.draw(
     np.random.default_rng(seed), mean, num_prompts=num_prompts, group_size=section.group_size, budget=section.max_new_tokens

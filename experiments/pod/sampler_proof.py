@@ -16,7 +16,7 @@ from jaxrl_llm.devices import mesh as mesh_lib
 from jaxrl_llm.devices.mesh import BATCH_AXES
 from jaxrl_llm.learner.programs import records_routes
 from jaxrl_llm.models import Model, ModelConfig, make_model
-from jaxrl_llm.models.model import unstacked_shardings
+from jaxrl_llm.models.decoding import serving_of, unstacked_shardings
 from jaxrl_llm.rollouts.samplers import in_dtype
 from jaxrl_llm.sampler.begin import begin, num_rows
 from jaxrl_llm.sampler.loop import advance, grow, should_continue
@@ -60,7 +60,7 @@ def make_sampler(plan: Plan, num_layers: int) -> Sampler:
   """Makes the sampler of a run, with some or all of the model's layers."""
   config, section, mesh = plan.config, plan.config.rollout, plan.sampler_mesh
   shape = _shape(plan)._replace(num_layers=num_layers)
-  plain = make_model(shape, mesh=mesh, serving=_serving(plan, shape))
+  plain = make_model(shape, mesh=mesh, serving=serving_of(shape, plan.mesh, plan.sampler_mesh, layout=plan.config.serving.layout))
   model = in_dtype(plain)
   settings = make_settings(
     model,
@@ -129,19 +129,12 @@ def sampler_shardings(
   of_fields = lambda x: type(x)(
     *(jax.tree.map(whole if name in _WHOLE else by_rows, getattr(x, name)) for name in x._fields)
   )
-  if serving := _serving(plan, shape):
+  if serving := serving_of(shape, plan.mesh, plan.sampler_mesh, layout=plan.config.serving.layout):
     plain = make_model(shape)
     abstract = jax.eval_shape(plain.init, jax.random.key(0))
     params = mesh_lib.param_shardings(serving.mesh, plain.logical_axes, abstract, rules=serving.rules)
   weights = unstacked_shardings(shape, inputs.weights, params)
   return of_fields(inputs)._replace(weights=weights), of_fields(loop)._replace(cache=jax.tree.map(by_heads, loop.cache))
-
-
-def _serving(plan: Plan, shape: ModelConfig) -> mesh_lib.Serving | None:
-  if plan.sampler_mesh is not plan.mesh:
-    return None
-  num_experts = shape.experts and shape.experts.num_experts
-  return mesh_lib.choose_layout(plan.mesh, plan.config.serving.layout, num_experts=num_experts, vocab_size=shape.vocab_size)
 
 
 def prefill(plan: Plan) -> Proof:

@@ -250,7 +250,7 @@ FIELDS: dict[str, Field] = {
   "rollout.max_new_tokens": Field(32, COUNT, "Budget of a response."),
   "rollout.stop_strings": Field((), texts("a tuple of texts, as in ('</answer>',)"), "Texts that end a response, besides stop tokens."),
   "rollout.slots": Field(None, COUNT,
-    "Sequences decoded at once; the others wait. None: a number that suits the devices."),
+    "Sequences decoded at once; the others wait. None: a number that suits the devices, and fits an accelerator's memory."),
   "rollout.cache_dtype": Field(None, one_of("float32", "bfloat16", "int8"), "Type of the cache. None: the sampler's."),
   "rollout.cache_blocks": Field(None, COUNTS, "Tokens that the cache grows by. None: 1/4, 1/4 and 1/2 of the budget."),
   "rollout.staleness": Field(0, LAG,

@@ -22,6 +22,7 @@ from jaxrl_llm.learner.needs import abstract_batch, needed_by_step
 from jaxrl_llm.models import ModelConfig, make_critic, make_model, trainable
 from jaxrl_llm.models.attention import suited
 from jaxrl_llm.models.cache import num_bytes
+from jaxrl_llm.models.decoding import serving_of
 from jaxrl_llm.models.head import chunk_tokens
 from jaxrl_llm.models.params import combine, partition
 from jaxrl_llm.sampler.begin import num_rows
@@ -125,9 +126,7 @@ def footprint(
   sampler_dtype, of_sampler = config.model.sampler_dtype or shape.dtype, {}
   sampled = sampling(config, shape._replace(dtype=sampler_dtype), sampler_mesh)
   lowered = make_model(shape, mesh=sampler_mesh)
-  serving, num_experts = None, shape.experts and shape.experts.num_experts
-  if sampler_mesh == mesh:
-    serving = mesh_lib.choose_layout(mesh, config.serving.layout, num_experts=num_experts, vocab_size=shape.vocab_size)
+  serving = serving_of(shape, mesh, sampler_mesh, layout=config.serving.layout)
   if serving is None:
     placed = mesh_lib.param_shardings(sampler_mesh, lowered.logical_axes, state.params, fields={"tensor": "mesh.sampler_tensor"})
   else:
@@ -182,7 +181,7 @@ def backward_of_layer(shape: ModelConfig, mesh: Mesh, *, rows: float, row_tokens
     0.0 if shape.remat == "none" else whole - saved(shape, mesh, rows=rows, row_tokens=row_tokens) / shape.num_layers
   )
   parts = {"recomputed layer": max(recomputed, 0.0), "gradients of a layer's activations": _COTANGENTS * whole}
-  if shape.experts is not None and mesh.devices.flat[0].platform != "tpu":
+  if shape.experts is not None and mesh_lib.platform_of(mesh) != "tpu":
     # Only TPUs have a grouped product. Elsewhere, each local expert is given room for all tokens.
     here = on_one_device(shape, mesh, row_tokens).experts
     copies = rows * row_tokens * here.top_k * shape.experts.num_experts / mesh.shape["expert"]
@@ -203,7 +202,7 @@ def on_one_device(shape: ModelConfig, mesh: Mesh, row_tokens: int) -> ModelConfi
   Heads and hidden layers are sharded over the mesh's `tensor` axis. Over `expert`, tokens are sent
   to the devices of their experts.
   """
-  tensor, platform = mesh.shape["tensor"], mesh.devices.flat[0].platform
+  tensor, platform = mesh.shape["tensor"], mesh_lib.platform_of(mesh)
   backend = suited(platform, jnp.dtype(shape.dtype), shape.head_dim, row_tokens) if shape.attention == "auto" else shape.attention
   experts = shape.experts
   if experts is not None:
@@ -261,7 +260,7 @@ def head(shape: ModelConfig, mesh: Mesh, *, tokens: float, learns: bool) -> dict
   output head.
   """
   vocab = shape.vocab_size / mesh.shape["tensor"]
-  chunk = min(shape.head_tokens or chunk_tokens(shape.vocab_size, mesh.devices.flat[0].platform), tokens)
+  chunk = min(shape.head_tokens or chunk_tokens(shape.vocab_size, mesh_lib.platform_of(mesh)), tokens)
   states = 2 * tokens * shape.d_model * jnp.dtype(shape.dtype).itemsize
   parts = {
     "chunk of logits": (_CHUNKS if learns else 1) * chunk * vocab * 4,
@@ -288,30 +287,25 @@ def sampling(config: ConfigDict, shape: ModelConfig, mesh: Mesh, *, slots: int |
   return _larger(*options)
 
 
-def slots_that_fit(
-  config: ConfigDict, shape: ModelConfig, mesh: Mesh, sampler_mesh: Mesh, objective: Objective, *, needs: frozenset[str], limit: float
-) -> int:
+def slots_that_fit(config: ConfigDict, shape: ModelConfig, mesh: Mesh, estimate: Footprint, *, limit: float) -> int:
   """Returns the largest number of rows that decode at once and fit the devices.
 
-  More rows share each read of the weights, and fewer sequences wait. The number starts with one row
-  per sequence and is halved until the estimate leaves a tenth of the memory free.
+  More rows share each read of the weights, and fewer sequences wait. The number starts with
+  the platform's default and is halved until the estimate leaves a tenth of the memory free.
 
   Args:
     config: Checked config.
     shape: Shape of the model.
-    mesh: Mesh of the learner.
-    sampler_mesh: Mesh of the sampler, possibly with the same devices.
-    objective: Objective that RL minimises.
-    needs: Optional fields of a batch that the run computes, from `needs.fields_needed`.
+    mesh: Mesh of the sampler.
+    estimate: Memory of each device with any number of slots.
     limit: Memory of each device in bytes.
   """
-  estimate = footprint(config, shape, mesh, sampler_mesh, objective, needs=needs)
   beside = estimate.of_sampler or estimate.held | estimate.programs["sampling"]
   fixed = sum(size for name, size in beside.items() if name not in ("key-value cache", "logits"))
-  section, shards = config.rollout, mesh_lib.num_row_shards(sampler_mesh)
+  section, shards = config.rollout, mesh_lib.num_row_shards(mesh)
   sampled = shape._replace(dtype=config.model.sampler_dtype or shape.dtype)
-  slots = num_rows(sampler_mesh, (section.num_prompts + section.spare_prompts) * section.group_size, None)
-  while slots > shards and fixed + sum(sampling(config, sampled, sampler_mesh, slots=slots).values()) > _FILLED * limit:
+  slots = num_rows(mesh, (section.num_prompts + section.spare_prompts) * section.group_size, None)
+  while slots > shards and fixed + sum(sampling(config, sampled, mesh, slots=slots).values()) > _FILLED * limit:
     slots = -(-slots // (2 * shards)) * shards
   return slots
 

@@ -284,7 +284,7 @@ def place_state(
       memory of their own.
   """
   if offload:
-    check_offload(mesh.devices.flat[0].platform)
+    check_offload(mesh_lib.platform_of(mesh))
   params = jax.eval_shape(model.init, jax.random.key(0))
   state = jax.eval_shape(partial(init_state, optimizer=optimizer, trainable=trainable), params)
   shardings = mesh_lib.param_shardings(mesh, model.logical_axes, params)

@@ -9,7 +9,7 @@ from jax.sharding import Mesh, PartitionSpec
 from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float
 
-from jaxrl_llm.devices.mesh import BATCH_AXES, num_row_shards
+from jaxrl_llm.devices.mesh import BATCH_AXES, num_row_shards, platform_of
 from jaxrl_llm.messages import Problem, did_you_mean
 from jaxrl_llm.models.chunked import chunked_attention
 from jaxrl_llm.models.splash import splash_attention
@@ -103,8 +103,7 @@ def row_attention(
   Raises:
     ValueError: If the backend does not exist, or does not support the platform or dtype.
   """
-  # A mesh may be of remote chips, of another platform than the default one.
-  platform = mesh.devices.flat[0].platform if mesh is not None else jax.default_backend()
+  platform = platform_of(mesh)
   check_backend(backend)
   name = suited(platform, q.dtype, q.shape[-1], q.shape[1]) if backend == "auto" else backend
   if platform not in (platforms := _PLATFORMS.get(name, (platform,))):

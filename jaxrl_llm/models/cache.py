@@ -14,9 +14,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array, Bool, Float, Int
 
 from jaxrl_llm.devices.mesh import BATCH_AXES, num_row_shards
-from jaxrl_llm.models import ragged
 from jaxrl_llm.models.config import ModelConfig
-from jaxrl_llm.models.ragged import Visits
 from jaxrl_llm.models.visibility import MASKED
 
 CACHE_DTYPES = ("float32", "bfloat16", "int8")
@@ -55,6 +53,19 @@ class Cache(NamedTuple):
 
   prompts: tuple[KeyValues | None, ...]
   blocks: tuple[tuple[KeyValues, ...], ...]
+
+
+class Visits(NamedTuple):
+  """The blocks that the kernel of `ragged` reads for each group of rows.
+
+  Attributes:
+    blocks: Position (row in the group)·(blocks per row) + (block) of each block to read, in order;
+      arbitrary after the last one.
+    counts: Number of blocks to read.
+  """
+
+  blocks: Int[Array, "groups visits"]
+  counts: Int[Array, " groups"]
 
 
 class View(NamedTuple):
@@ -216,15 +227,6 @@ def attend(q: Float[Array, "B K G C"], held: KeyValues, mask: Bool[Array, "B S"]
   v = in_full(held.v)
   mix = jnp.einsum("bkgs,bksc->bkgc", weights.astype(v.dtype), v, preferred_element_type=jnp.float32)
   return Partial(top, total, mix)
-
-
-def attend_block(q: Float[Array, "B K G C"], held: KeyValues, view: View, block: int, *, mesh: Mesh | None) -> Partial:
-  """Attends from the queries of each row to its own tokens in a block of the cache."""
-  ages, reads = view.ages[block], view.reads[block]
-  if reads is None:
-    return attend(q, held, ages < view.lengths[:, None])
-  platform = jax.default_backend() if mesh is None else mesh.devices.flat[0].platform
-  return Partial(*ragged.attend(q, held, ages, view.lengths, reads, mesh=mesh, interpret=platform != "tpu"))
 
 
 def merge(parts: Sequence[Partial]) -> Float[Array, "B K G C"]:

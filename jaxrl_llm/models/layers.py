@@ -6,7 +6,7 @@ from flax import nnx
 from jax.sharding import Mesh
 from jaxtyping import Array, Float, Int
 
-from jaxrl_llm.models import cache
+from jaxrl_llm.models import cache, ragged
 from jaxrl_llm.models.attention import Rows, row_attention
 from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.models.linear import adapter, linear, param, swiglu
@@ -86,7 +86,7 @@ class Attention(nnx.Module):
     q, k, v = self.project(x[:, None], rotated)
     blocks = cache.write(blocks, cache.key_values(k, v, blocks[0].k.dtype.name), view.column)
     q = q[:, 0].reshape(x.shape[0], k.shape[2], -1, q.shape[-1])
-    parts = [cache.attend_block(q, block, view, i, mesh=self.mesh) for i, block in enumerate(blocks)]
+    parts = [ragged.attend_block(q, block, view, i, mesh=self.mesh) for i, block in enumerate(blocks)]
     if view.prompts is not None:
       parts.append(cache.attend_prompts(q, prompts, view))
     mixed = cache.merge(parts).astype(x.dtype).reshape(x.shape[0], -1, q.shape[-1])

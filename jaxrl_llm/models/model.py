@@ -1,30 +1,22 @@
 """`Model`: a decoder as the pure functions that the rest of the framework uses."""
 
 import re
-from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from typing import NamedTuple
 
 import jax
 from flax import nnx
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
-from jaxtyping import Array, Bool, Float, Int, PyTree
+from jax.sharding import Mesh
+from jaxtyping import Array, Float, Int, PyTree
 
 from jaxrl_llm import segments as segments_lib
-from jaxrl_llm.devices.mesh import EXPERT_AXES, Serving, num_row_shards, param_shardings
-from jaxrl_llm.models import ragged
-from jaxrl_llm.models.cache import Cache, View, columns_of_blocks, empty, filled, split_rows
+from jaxrl_llm.devices.mesh import EXPERT_AXES, Serving, platform_of
+from jaxrl_llm.models.cache import Cache
 from jaxrl_llm.models.config import ModelConfig
+from jaxrl_llm.models.decoding import DecodingWeights, make_steps
 from jaxrl_llm.models.head import chunk_tokens, token_logprobs
-from jaxrl_llm.models.ragged import Visits
-from jaxrl_llm.models.transformer import STACKS, Transformer, layer_spans
+from jaxrl_llm.models.transformer import STACKS, Transformer
 from jaxrl_llm.types import Forward, Params, TrainBatch
-
-
-class DecodingWeights(NamedTuple):
-  """Params laid out for decoding: the weights of each block by itself, and those outside blocks."""
-
-  rest: Params
-  blocks: tuple[PyTree, ...]
 
 
 class Model(NamedTuple):
@@ -70,7 +62,7 @@ class Model(NamedTuple):
   prefill: Callable[..., tuple[Cache, Int[Array, "n P L K"] | None]]
   grow: Callable[..., Cache]
   resume: Callable[..., Cache]
-  decoding_weights: Callable[[Params], "DecodingWeights"]
+  decoding_weights: Callable[[Params], DecodingWeights]
   decode: Callable[..., tuple[Float[Array, "B V"], Cache, Int[Array, "B L K"] | None]]
   logical_axes: PyTree
   num_params: int
@@ -132,7 +124,6 @@ def make_model(config: ModelConfig, *, mesh: Mesh | None = None, serving: Servin
   """
   check_sizes(config)
   bind, init, logical_axes, num_params = pure(lambda rngs: Transformer(config, rngs=rngs, mesh=mesh))
-  platform = mesh.devices.flat[0].platform if mesh is not None else jax.default_backend()
   bind_decoder = bind
   if serving is not None:
     bind_decoder, *_ = pure(lambda rngs: Transformer(config, rngs=rngs, mesh=serving.mesh, expert_axes=EXPERT_AXES))
@@ -171,79 +162,14 @@ def make_model(config: ModelConfig, *, mesh: Mesh | None = None, serving: Servin
       (batch.mask > 0) & (sources >= 0),
       unembed=unembed,
       filter_logits=filter_logits,
-      chunk=config.head_tokens or chunk_tokens(config.vocab_size, platform),
+      chunk=config.head_tokens or chunk_tokens(config.vocab_size, platform_of(mesh)),
       learns_entropy=learns_entropy,
       mesh=mesh,
     )
     return of_tokens, entropy, out._replace(hidden=None)
 
-  def prefill(params: Params, tokens: Int[Array, "n P"], mask: Bool[Array, "n P"], *, dtype: str):
-    return bind(params).prefill(tokens, mask, dtype=dtype)
-
-  def grow(cache: Cache | None, rows: int, columns: int, *, dtype: str) -> Cache:
-    cache = cache or Cache((None,) * config.num_layers, ((),) * config.num_layers)
-    block = lambda: split_rows(empty(rows, columns, num_kv_heads=config.num_kv_heads, head_dim=config.head_dim, dtype=dtype), mesh)
-    return cache._replace(blocks=tuple((*blocks, block()) for blocks in cache.blocks))
-
-  def resume(params: Params, tokens: Int[Array, "B W"], mask: Bool[Array, "B W"], cache: Cache) -> Cache:
-    prefilled, _ = bind(params).prefill(tokens, mask, dtype=cache.blocks[0][0].k.dtype.name)
-    return cache._replace(blocks=tuple(map(filled, cache.blocks, prefilled.prompts)))
-
-  def decoding_weights(params: Params) -> DecodingWeights:
-    weights = DecodingWeights(outside_of_blocks(params), bind(params).unstacked())
-    if serving is None:
-      return weights
-    shardings = param_shardings(serving.mesh, logical_axes, params, rules=serving.rules)
-    return jax.lax.with_sharding_constraint(weights, unstacked_shardings(config, weights, shardings))
-
-  def reads(ages: Sequence[Int[Array, " _"]], lengths: Int[Array, " B"]) -> tuple[Visits | None, ...]:
-    shards = 1 if mesh is None else num_row_shards(mesh)
-    local_rows = len(lengths) // shards if len(lengths) % shards == 0 else len(lengths)
-    is_used = lambda x: ragged.is_used(config.decode_attention, platform, config.head_dim, len(x))
-    rows = ragged.rows_per_group(local_rows)
-    return tuple(ragged.visits(x, lengths, rows=rows) if is_used(x) else None for x in ages)
-
-  def decode(
-    weights: DecodingWeights,
-    tokens: Int[Array, " B"],
-    positions: Int[Array, " B"],
-    cache: Cache,
-    *,
-    column: Int[Array, ""],
-    ages: Int[Array, " S"],
-    lengths: Int[Array, " B"],
-    prompts_seen: Bool[Array, "n P"] | None,
-    rows: Int[Array, "d N"] | None = None,
-    sequences: Int[Array, "d b"] | None = None,
-  ):
-    model = bind_decoder(weights.rest)
-    of_blocks = columns_of_blocks(ages, cache.blocks[0])
-    view = View(column, of_blocks, lengths, reads(of_blocks, lengths), prompts_seen, rows, sequences)
-    x, cache, routes = model.step(weights.blocks, tokens, positions, cache, view)
-    return model.unembed(x), cache, routes
-
-  of_rows, of_steps = (logits, forward, hidden, unembed, logprobs), (prefill, grow, resume, decoding_weights, decode)
-  return Model(config, init, *of_rows, *of_steps, logical_axes, num_params, mesh)
-
-
-def outside_of_blocks(tree: dict[str, Any]) -> dict[str, Any]:
-  """Returns the part of a params tree that belongs to no block."""
-  return {name: x for name, x in tree.items() if name not in STACKS}
-
-
-def unstacked_shardings(config: ModelConfig, weights: DecodingWeights, shardings: PyTree) -> DecodingWeights:
-  """Returns the shardings of weights for decoding, from those of the params.
-
-  Args:
-    config: Sizes and options.
-    weights: Weights as `Model.decoding_weights` returns them, or abstract ones.
-    shardings: Params tree with a sharding in place of each array.
-  """
-  unstacked = lambda x: NamedSharding(x.mesh, PartitionSpec(*x.spec[1:]))
-  of_stack = {name: [unstacked(x) for x in jax.tree.leaves(shardings[name])] for name in STACKS if name in shardings}
-  of_layers = [of_stack[span.stack] for span in layer_spans(config) for _ in range(span.count)]
-  blocks = [jax.tree.unflatten(jax.tree.structure(x), places) for x, places in zip(weights.blocks, of_layers, strict=True)]
-  return DecodingWeights(outside_of_blocks(shardings), tuple(blocks))
+  steps = make_steps(config, bind, bind_decoder, logical_axes=logical_axes, mesh=mesh, serving=serving)
+  return Model(config, init, logits, forward, hidden, unembed, logprobs, *steps, logical_axes, num_params, mesh)
 
 
 def head_names(config: ModelConfig) -> tuple[str, ...]:

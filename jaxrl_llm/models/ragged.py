@@ -6,14 +6,15 @@ its rows sees a token, made once per step for all layers, and the kernel fetches
 """
 
 from functools import partial
-from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh, PartitionSpec
 from jaxtyping import Array, Float, Int
 
-from jaxrl_llm.devices.mesh import BATCH_AXES, num_row_shards
+from jaxrl_llm.devices.mesh import BATCH_AXES, num_row_shards, platform_of
+from jaxrl_llm.models.cache import KeyValues, Partial, View, Visits
+from jaxrl_llm.models.cache import attend as attend_all
 from jaxrl_llm.models.visibility import MASKED
 
 _LANES = 128
@@ -25,19 +26,6 @@ Larger blocks read more columns without tokens, smaller ones take more turns.
 
 _ROWS = 16
 """Largest number of rows in a group, whose queries and results stay in fast memory."""
-
-
-class Visits(NamedTuple):
-  """The blocks to read for each group of rows.
-
-  Attributes:
-    blocks: Position (row in the group)·(blocks per row) + (block) of each block to read, in order;
-      arbitrary after the last one.
-    counts: Number of blocks to read.
-  """
-
-  blocks: Int[Array, "groups visits"]
-  counts: Int[Array, " groups"]
 
 
 def is_used(backend: str, platform: str, head_dim: int, columns: int) -> bool:
@@ -108,21 +96,29 @@ def visits(ages: Int[Array, " S"], lengths: Int[Array, " B"], *, rows: int) -> V
   return Visits(order.astype(jnp.int32), jnp.sum(is_read, axis=1).astype(jnp.int32))
 
 
+def attend_block(q: Float[Array, "B K G C"], held: KeyValues, view: View, block: int, *, mesh: Mesh | None) -> Partial:
+  """Attends from the queries of each row to its own tokens in a block of the cache."""
+  ages, reads = view.ages[block], view.reads[block]
+  if reads is None:
+    return attend_all(q, held, ages < view.lengths[:, None])
+  return attend(q, held, ages, view.lengths, reads, mesh=mesh, interpret=platform_of(mesh) != "tpu")
+
+
 def attend(
   q: Float[Array, "B K G C"],
-  held: Any,
+  held: KeyValues,
   ages: Int[Array, " S"],
   lengths: Int[Array, " B"],
   read: Visits,
   *,
   mesh: Mesh | None = None,
   interpret: bool = False,
-) -> tuple[Float[Array, "B K G"], Float[Array, "B K G"], Float[Array, "B K G C"]]:
+) -> Partial:
   """Attends from queries to the cached tokens of their rows, with scores and sums in float32.
 
   Args:
     q: Queries, grouped by the key-value head that they read.
-    held: Keys and values, a `cache.KeyValues` in float32, bfloat16 or int8.
+    held: Keys and values, in float32, bfloat16 or int8.
     ages: Number of steps since each column was written.
     lengths: Number of tokens that each row sees.
     read: Blocks to read, from `visits`.
@@ -131,7 +127,7 @@ def attend(
     interpret: Whether to emulate the kernel, slowly, on devices other than TPUs.
 
   Returns:
-    The fields of a `cache.Partial`. A row that sees nothing has a total of 1 and a mix of 0.
+    The part of the softmax. A row that sees nothing has a total of 1 and a mix of 0.
 
   References:
     Ragged paged attention, arXiv:2604.15464, 2026.
@@ -144,10 +140,11 @@ def attend(
   whole = PartitionSpec()
   by_row = PartitionSpec(rows)
   specs = (heads, jax.tree.map(lambda _: heads, held), whole, by_row, Visits(by_row, by_row))
-  return jax.shard_map(local, mesh=mesh, in_specs=specs, out_specs=(heads,) * 3, check_vma=False)(q, held, ages, lengths, read)
+  split = jax.shard_map(local, mesh=mesh, in_specs=specs, out_specs=Partial(heads, heads, heads), check_vma=False)
+  return split(q, held, ages, lengths, read)
 
 
-def _attend(q, held, ages, lengths, read, *, interpret: bool):
+def _attend(q, held, ages, lengths, read, *, interpret: bool) -> Partial:
   from jax.experimental import pallas as pl
   from jax.experimental.pallas import tpu as pltpu
 
@@ -175,7 +172,7 @@ def _attend(q, held, ages, lengths, read, *, interpret: bool):
     interpret=interpret,
     name="ragged_decode_attention",
   )(read.blocks, read.counts, lengths, q, ages.reshape(blocks, columns), *arrays)
-  return top[..., 0], jnp.where(top[..., 0] > MASKED, total[..., 0], 1), mix
+  return Partial(top[..., 0], jnp.where(top[..., 0] > MASKED, total[..., 0], 1), mix)
 
 
 def _kernel(blocks_ref, counts_ref, lengths_ref, q_ref, ages_ref, *refs, rows: int, blocks: int, columns: int, num_arrays: int):

@@ -20,6 +20,7 @@ from jaxrl_llm.learner import memory
 from jaxrl_llm.learner.needs import fields_needed
 from jaxrl_llm.learner.programs import Programs, make_programs, records_routes
 from jaxrl_llm.models import make_model
+from jaxrl_llm.models.decoding import serving_of
 from jaxrl_llm.rewards import WeightedReward
 from jaxrl_llm.rewards.from_config import make_rewards
 from jaxrl_llm.rewards.grader import Grader
@@ -185,8 +186,8 @@ def build_experiment(config: ConfigDict) -> Experiment:
   shape = policy.model_config(config, vocab_size=task.tokenizer.vocab_size)
   talk = make_rules(config)
   lengths = measure_lengths(task, config, replies=talk and talk.environment.replies)
-  tile = 16 if mesh.devices.flat[0].platform == "cpu" else 128
-  bounds = sizes.Bounds(shards[0], mesh.shape["context"], shape.d_model, tile, shape.max_positions)
+  is_cpu = mesh_lib.platform_of(mesh) == "cpu"
+  bounds = sizes.Bounds(shards[0], mesh.shape["context"], shape.d_model, 16 if is_cpu else 128, shape.max_positions)
   config = sizes.choose_sizes(config, lengths, bounds)
   if problems := list(size_problems(config, longest_demonstration=max(lengths.demonstrations, default=None))):
     raise ValueError("\n".join(problems))
@@ -194,8 +195,9 @@ def build_experiment(config: ConfigDict) -> Experiment:
   objective = policy.make_objective(config)
   needs = fields_needed(config, objective)
   limit = memory_limit(sampler_mesh.local_devices[0], sampler_mesh.local_mesh.size)
-  if config.rollout.slots is None and tile > 16 and limit is not None:
-    config.rollout.slots = memory.slots_that_fit(config, shape, mesh, sampler_mesh, objective, needs=needs, limit=limit)
+  if config.rollout.slots is None and not is_cpu and limit is not None:
+    estimate = memory.footprint(config, shape, mesh, sampler_mesh, objective, needs=needs)
+    config.rollout.slots = memory.slots_that_fit(config, shape, sampler_mesh, estimate, limit=limit)
   if "step_rewards" in needs and task.step_rewards is None and talk is None:
     raise ValueError(
       f"config.advantage.estimator: found {config.advantage.estimator!r}, expected another one, because task "
@@ -205,10 +207,7 @@ def build_experiment(config: ConfigDict) -> Experiment:
   learner = make_programs(config, mesh, shape, objective, needs=needs)
   abstract_params, model = learner.abstract_state.params, learner.model
   make_params = policy.first_params(config, model, jax.tree.map(lambda x: x.sharding, abstract_params))
-  serving = None
-  if sampler_mesh == mesh:
-    num_experts = shape.experts and shape.experts.num_experts
-    serving = mesh_lib.choose_layout(mesh, config.serving.layout, num_experts=num_experts, vocab_size=shape.vocab_size)
+  serving = serving_of(shape, mesh, sampler_mesh, layout=config.serving.layout)
   sampling_shape = shape._replace(dtype=config.model.sampler_dtype or shape.dtype, decode_attention=config.serving.attention)
   sampling_model = make_model(sampling_shape, mesh=sampler_mesh, serving=serving)
   sync, sampled_params = None, abstract_params

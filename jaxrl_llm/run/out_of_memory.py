@@ -114,7 +114,7 @@ def advice(config: ConfigDict, vocab_size: int, *, program: str | None = None, o
 def _candidates(config: ConfigDict, vocab_size: int, *, open_rows: bool) -> Iterator[tuple[str, Any]]:
   """Yields settings that may need less memory; the milder values of a field come first."""
   mesh, sampler_mesh = mesh_lib.make_meshes(**config.mesh)
-  shards, platform = mesh_lib.num_row_shards(mesh), mesh.devices.flat[0].platform
+  shards, platform = mesh_lib.num_row_shards(mesh), mesh_lib.platform_of(mesh)
   micro, rows = config.learner.micro_batches, () if open_rows else config.learner.row_buckets
   for factor in (2, 4, 8, 16):
     if all(x % (shards * micro * factor) == 0 for x in (*rows, *(config.warm_start.row_buckets or ()))):

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 from jax.sharding import Mesh
 from jaxtyping import Array, Bool, Int, PyTree
 
-from jaxrl_llm.devices.mesh import num_row_shards, row_sharding
+from jaxrl_llm.devices.mesh import num_row_shards, platform_of, row_sharding
 from jaxrl_llm.sampler import stops
 from jaxrl_llm.sampler.requests import RUNNING, Requests, finished_before, split_into_shards
 from jaxrl_llm.sampler.state import NEVER, Decoder, Inputs, Loop, Outputs, Settings, gather, is_active
@@ -121,7 +121,7 @@ def num_rows(mesh: Mesh | None, num_sequences: int, slots: int | None, *, ends_e
     >>> num_rows(None, 512, None), num_rows(None, 64, None), num_rows(None, 512, None, ends_early=False), num_rows(None, 512, 20)
     (128, 64, 512, 20)
   """
-  platform = jax.default_backend() if mesh is None else mesh.devices.flat[0].platform
+  platform = platform_of(mesh)
   default = _ROWS.get(platform, _ROWS["gpu"]) * (1 if mesh is None else num_row_shards(mesh))
   return min(slots or (default if ends_early else num_sequences), num_sequences)
 

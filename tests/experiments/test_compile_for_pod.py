@@ -71,6 +71,13 @@ def test_collectives_count_as_often_as_their_loops_iterate():
   assert [hlo.axes_of(x.groups, shape) for x in collectives] == ["tensor", "fsdp", "tensor", "fsdp", "tensor"]
 
 
+def test_the_largest_collective_of_loops_is_in_a_loop_of_unknown_length():
+  large = LOOPS.replace("%m = f32[4]{0} all-reduce", "%m = f32[400]{0} all-reduce")
+  assert hlo.largest_in_loops(large, num_devices=8) == 128
+  known = large.replace("ROOT %lt = pred[] compare(%i, %n)", "%n = s32[] constant(5)\n  ROOT %lt = pred[] compare(%i, %n)")
+  assert hlo.largest_in_loops(known, num_devices=8) == 0
+
+
 CHAINED = """
 %start (p: f32[4]) -> f32[8] {
   %g.1 = f32[8]{0} all-gather(%p), channel_id=7, replica_groups={{0,1}}, dimensions={0}, frontend_attributes={chain_id="0"}
@@ -220,6 +227,8 @@ def test_an_unknown_topology_is_one_line(topology_name, message, capsys):
     ([CONFIG, "--topology=v5e:4x4", "--programs=updat"], "error: --programs: found 'updat', expected some of update,score,prefill,decode"),
     ([CONFIG, "--topologie=v5e:4x4"], "error: unknown argument '--topologie=v5e:4x4', expected --config, --config.FIELD or --topology"),
     ([CONFIG, "--topology=v5e:4x4", "--config.mesh.fdsp=4"], "error: unknown field config.mesh.fdsp; did you mean config.mesh.fsdp?"),
+    ([CONFIG, "--topology=v5e:4x4", "--lengths=2k"], "error: --lengths: found '2k', expected mean lengths separated by commas"),
+    ([CONFIG, "--topology=v5e:4x4", "--lengths=9", "--programs=update"], "error: --lengths: found without the program decode"),
   ],
 )
 def test_bad_input_is_one_line(arguments, message, capsys):

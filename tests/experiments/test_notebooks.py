@@ -1,7 +1,6 @@
 """Tests of the notebooks: fresh kernels, equal pairs of files, small size, and no logic."""
 
 import ast
-import doctest
 import json
 import re
 import subprocess
@@ -38,12 +37,6 @@ def test_a_notebook_runs_from_the_first_cell_to_the_last(name):
   kinds = lambda made: [[sorted(output.get("data", output)) for output in cell.get("outputs", ())] for cell in made.cells]
   assert kinds(notebook) == kinds(execution.read_saved(name))
   assert not [output for output in outputs_of(notebook) if output.get("name") == "stderr"]
-
-
-@pytest.mark.parametrize("module", [keep_log, run_pictures, sources])
-def test_examples_of_docstrings_run(module):
-  failed, tried = doctest.testmod(module)
-  assert tried and not failed
 
 
 def test_every_notebook_is_tested():

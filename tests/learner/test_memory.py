@@ -94,3 +94,25 @@ def test_a_mesh_divides_the_memory_that_it_shards():
   for kind in ("weights", "optimizer moments", "critic and its moments"):
     assert split.held[kind] == pytest.approx(whole.held[kind] / 4, rel=0.01)
   assert split.programs["update"]["activations"] == pytest.approx(whole.programs["update"]["activations"] / 8, rel=0.5)
+
+
+@pytest.mark.parametrize("sizes", [{}, {"fsdp": 4}], ids=["one device", "four devices"])
+def test_slots_are_the_largest_number_that_fits(sizes):
+  mesh = mesh_of(**sizes)
+  shards = mesh_lib.num_row_shards(mesh)
+  plan = {"rollout.num_prompts": 32, "rollout.group_size": 4, "rollout.max_new_tokens": 256, "eval.batch_prompts": 1, "eval.samples": 1}
+
+  def estimate(slots=None):
+    config = tiny_config("gspo", plan | {"rollout.slots": slots})
+    return config, memory.footprint(config, TINY, mesh, mesh, policy.make_objective(config), needs=frozenset())
+
+  def needed(slots: int) -> float:
+    _, of_slots = estimate(slots)
+    return sum((of_slots.held | of_slots.programs["sampling"]).values())
+
+  config, any_number = estimate()
+  fit = lambda limit: memory.slots_that_fit(config, TINY, mesh, any_number, limit=limit)
+  assert fit(1e12) == 128
+  assert fit(needed(32) / 0.9 + 1) == 32
+  assert fit(needed(32) / 0.9 - 1) == 16
+  assert fit(1.0) == shards

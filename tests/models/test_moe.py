@@ -12,9 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jaxrl_llm.devices import mesh as mesh_lib
-from jaxrl_llm.models import Experts, make_model, moe, preset
+from jaxrl_llm.models import Experts, make_model, preset
+from jaxrl_llm.models.experts import Weights, bounded, dispatch, masked
 from jaxrl_llm.models.grouped import grouped_matmul, grouped_matmul_for
-from jaxrl_llm.models.moe import Weights, balance_loss, dispatch, over_mesh, route, z_loss
+from jaxrl_llm.models.moe import balance_loss, over_mesh, route, z_loss
 
 SPARSE = preset("nano-moe", vocab_size=264)
 MIXED = SPARSE._replace(num_layers=3, experts=Experts(8, 2, 16, norm_top_k=False, layers=(1,)))
@@ -55,10 +56,10 @@ def dense_oracle(x, gates, experts, weights):
 @pytest.mark.parametrize("platform", ["cpu", "tpu"])
 def test_dispatch_matches_every_expert_on_every_token(rng, platform):
   x, gates, experts, weights = draw_layer(rng)
-  dispatch = functools.partial(moe.dispatch, product=grouped_matmul_for(platform))
-  np.testing.assert_allclose(dispatch(x, gates, experts, weights), dense_oracle(x, gates, experts, weights), atol=1e-5)
+  grouped = functools.partial(dispatch, product=grouped_matmul_for(platform))
+  np.testing.assert_allclose(grouped(x, gates, experts, weights), dense_oracle(x, gates, experts, weights), atol=1e-5)
   loss = lambda f: lambda x, gates, weights: jnp.sum(jnp.sin(f(x, gates, experts, weights)))
-  ours, theirs = (jax.jit(jax.grad(loss(f), argnums=(0, 1, 2)))(x, gates, weights) for f in (dispatch, dense_oracle))
+  ours, theirs = (jax.jit(jax.grad(loss(f), argnums=(0, 1, 2)))(x, gates, weights) for f in (grouped, dense_oracle))
   chex.assert_trees_all_close(ours, theirs, rtol=1e-7, atol=2e-5)
 
 
@@ -294,23 +295,23 @@ def test_decoding_adds_up_the_same_experts_without_copying_each_token(first, ada
   draw = lambda *shape: jnp.asarray(rng.standard_normal(shape) / np.sqrt(shape[-2]), jnp.float32)
   wide, tall = (draw(16, 8, 2), draw(16, 2, 12)), (draw(16, 12, 2), draw(16, 2, 8))
   loras = (wide, wide, tall) if adapted else (None, None, None)
-  weights = moe.Weights(draw(16, 8, 12), draw(16, 8, 12), draw(16, 12, 8), *loras)
+  weights = Weights(draw(16, 8, 12), draw(16, 8, 12), draw(16, 12, 8), *loras)
   local = jax.tree.map(lambda x: x[first : first + 4], weights)
   x, logits = draw(600, 8), 3 * draw(600, 16)
-  gates, experts, _ = moe.route(logits, None, top_k=4, norm_top_k=True)
+  gates, experts, _ = route(logits, None, top_k=4, norm_top_k=True)
   # All on these experts: more copies than there is usually room for.
   crowded = jnp.broadcast_to(first + jnp.arange(4), experts.shape)
   for visited in (experts, crowded):
-    expected = moe.dispatch(x, gates, visited, local, first=first, scale=0.5)
-    np.testing.assert_allclose(moe.masked(x, gates, visited, local, first=first, scale=0.5), expected, atol=2e-6)
-    np.testing.assert_allclose(moe.bounded(x, gates, visited, local, num_experts=16, first=first, scale=0.5), expected, atol=2e-6)
+    expected = dispatch(x, gates, visited, local, first=first, scale=0.5)
+    np.testing.assert_allclose(masked(x, gates, visited, local, first=first, scale=0.5), expected, atol=2e-6)
+    np.testing.assert_allclose(bounded(x, gates, visited, local, num_experts=16, first=first, scale=0.5), expected, atol=2e-6)
 
 
 def test_the_usual_number_of_copies_is_bounded():
   """The branch that is usually taken has no array with a row for each of the N·K copies."""
   x, gates, experts = jnp.ones((1024, 8)), jnp.ones((1024, 8)) / 8, jnp.zeros((1024, 8), jnp.int32)
-  weights = moe.Weights(jnp.ones((2, 8, 4)), jnp.ones((2, 8, 4)), jnp.ones((2, 4, 8)))
-  jaxpr = jax.make_jaxpr(lambda *args: moe.bounded(*args, num_experts=64))(x, gates, experts, weights)
+  weights = Weights(jnp.ones((2, 8, 4)), jnp.ones((2, 8, 4)), jnp.ones((2, 4, 8)))
+  jaxpr = jax.make_jaxpr(lambda *args: bounded(*args, num_experts=64))(x, gates, experts, weights)
   full, few = next(eqn for eqn in jaxpr.eqns if eqn.primitive.name == "cond").params["branches"]
   rows = lambda branch: max(x.aval.shape[0] for eqn in branch.eqns for x in eqn.outvars if x.aval.ndim == 2 and x.aval.shape[1] == 8)
   assert rows(few) == 1024 and rows(full) == 8 * 1024

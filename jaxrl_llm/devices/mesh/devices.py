@@ -18,6 +18,14 @@ AXES = ("data", "fsdp", "expert", "context", "tensor")
 _AUTO = (AxisType.Auto,) * len(AXES)
 
 
+def platform_of(mesh: Mesh | None) -> str:
+  """Returns the platform of a mesh: "cpu", "gpu" or "tpu"; None is the default device.
+
+  A mesh may be of remote chips, of another platform than the default device.
+  """
+  return jax.default_backend() if mesh is None else mesh.devices.flat[0].platform
+
+
 def mesh_shape(
   num_devices: int, *, data: int, fsdp: int, tensor: int, expert: int = 1, context: int = 1, sampler: int = 0
 ) -> tuple[int, ...]:

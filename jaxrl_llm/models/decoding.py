@@ -1,0 +1,143 @@
+"""Decoding with a model: prefill, growth of the cache, layout of the weights, and a step."""
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+from flax import nnx
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jaxtyping import Array, Bool, Int, PyTree
+
+from jaxrl_llm.devices.mesh import Serving, choose_layout, num_row_shards, param_shardings, platform_of
+from jaxrl_llm.models import ragged
+from jaxrl_llm.models.cache import Cache, View, Visits, columns_of_blocks, empty, filled, split_rows
+from jaxrl_llm.models.config import ModelConfig
+from jaxrl_llm.models.transformer import STACKS, layer_spans
+from jaxrl_llm.types import Params
+
+
+class DecodingWeights(NamedTuple):
+  """Params laid out for decoding: the weights of each block by itself, and those outside blocks."""
+
+  rest: Params
+  blocks: tuple[PyTree, ...]
+
+
+class Steps(NamedTuple):
+  """Functions that decode; see the fields of `Model` with the same names."""
+
+  prefill: Callable
+  grow: Callable
+  resume: Callable
+  decoding_weights: Callable[[Params], DecodingWeights]
+  decode: Callable
+
+
+Bind = Callable[[Params], nnx.Module]
+
+
+def serving_of(config: ModelConfig, mesh: Mesh, sampler_mesh: Mesh, *, layout: str | None) -> Serving | None:
+  """Returns the layout of a model's weights while the devices of a run decode.
+
+  Args:
+    config: Sizes of the model.
+    mesh: Mesh of the learner.
+    sampler_mesh: Mesh of the sampler, possibly with the same devices.
+    layout: "spread", "learner", or None for the choice; see `choose_layout`.
+
+  Returns:
+    The layout; None for that of the params. A sampler with its own devices has its own mesh, whose
+    layout is that of the params.
+
+  Raises:
+    ValueError: If "spread" is asked for and changes nothing, or the devices do not divide the
+      experts.
+  """
+  if sampler_mesh == mesh:
+    num_experts = config.experts and config.experts.num_experts
+    return choose_layout(mesh, layout, num_experts=num_experts, vocab_size=config.vocab_size)
+  if layout == "spread":
+    raise ValueError("config.serving.layout: found 'spread', expected None, because the sampler has its own devices and layout")
+  return None
+
+
+def make_steps(
+  config: ModelConfig, bind: Bind, bind_decoder: Bind, *, logical_axes: PyTree, mesh: Mesh | None, serving: Serving | None
+) -> Steps:
+  """Wraps the decoding methods of a `Transformer` as pure functions.
+
+  Args:
+    config: Sizes and options.
+    bind: Function from params to the module that prefills.
+    bind_decoder: Function from params outside of blocks to the module that decodes.
+    logical_axes: Params tree with logical axes in place of arrays.
+    mesh: Device mesh; None is one device.
+    serving: Layout of the weights for `decode`; None keeps that of the params.
+  """
+
+  def prefill(params: Params, tokens: Int[Array, "n P"], mask: Bool[Array, "n P"], *, dtype: str):
+    return bind(params).prefill(tokens, mask, dtype=dtype)
+
+  def grow(cache: Cache | None, rows: int, columns: int, *, dtype: str) -> Cache:
+    cache = cache or Cache((None,) * config.num_layers, ((),) * config.num_layers)
+    block = lambda: split_rows(empty(rows, columns, num_kv_heads=config.num_kv_heads, head_dim=config.head_dim, dtype=dtype), mesh)
+    return cache._replace(blocks=tuple((*blocks, block()) for blocks in cache.blocks))
+
+  def resume(params: Params, tokens: Int[Array, "B W"], mask: Bool[Array, "B W"], cache: Cache) -> Cache:
+    prefilled, _ = bind(params).prefill(tokens, mask, dtype=cache.blocks[0][0].k.dtype.name)
+    return cache._replace(blocks=tuple(map(filled, cache.blocks, prefilled.prompts)))
+
+  def decoding_weights(params: Params) -> DecodingWeights:
+    weights = DecodingWeights(outside_of_blocks(params), bind(params).unstacked())
+    if serving is None:
+      return weights
+    shardings = param_shardings(serving.mesh, logical_axes, params, rules=serving.rules)
+    return jax.lax.with_sharding_constraint(weights, unstacked_shardings(config, weights, shardings))
+
+  def reads(ages: Sequence[Int[Array, " _"]], lengths: Int[Array, " B"]) -> tuple[Visits | None, ...]:
+    shards = 1 if mesh is None else num_row_shards(mesh)
+    local_rows = len(lengths) // shards if len(lengths) % shards == 0 else len(lengths)
+    is_used = lambda x: ragged.is_used(config.decode_attention, platform_of(mesh), config.head_dim, len(x))
+    rows = ragged.rows_per_group(local_rows)
+    return tuple(ragged.visits(x, lengths, rows=rows) if is_used(x) else None for x in ages)
+
+  def decode(
+    weights: DecodingWeights,
+    tokens: Int[Array, " B"],
+    positions: Int[Array, " B"],
+    cache: Cache,
+    *,
+    column: Int[Array, ""],
+    ages: Int[Array, " S"],
+    lengths: Int[Array, " B"],
+    prompts_seen: Bool[Array, "n P"] | None,
+    rows: Int[Array, "d N"] | None = None,
+    sequences: Int[Array, "d b"] | None = None,
+  ):
+    model = bind_decoder(weights.rest)
+    of_blocks = columns_of_blocks(ages, cache.blocks[0])
+    view = View(column, of_blocks, lengths, reads(of_blocks, lengths), prompts_seen, rows, sequences)
+    x, cache, routes = model.step(weights.blocks, tokens, positions, cache, view)
+    return model.unembed(x), cache, routes
+
+  return Steps(prefill, grow, resume, decoding_weights, decode)
+
+
+def outside_of_blocks(tree: dict[str, Any]) -> dict[str, Any]:
+  """Returns the part of a params tree that belongs to no block."""
+  return {name: x for name, x in tree.items() if name not in STACKS}
+
+
+def unstacked_shardings(config: ModelConfig, weights: DecodingWeights, shardings: PyTree) -> DecodingWeights:
+  """Returns the shardings of weights for decoding, from those of the params.
+
+  Args:
+    config: Sizes and options.
+    weights: Weights as `Model.decoding_weights` returns them, or abstract ones.
+    shardings: Params tree with a sharding in place of each array.
+  """
+  unstacked = lambda x: NamedSharding(x.mesh, PartitionSpec(*x.spec[1:]))
+  of_stack = {name: [unstacked(x) for x in jax.tree.leaves(shardings[name])] for name in STACKS if name in shardings}
+  of_layers = [of_stack[span.stack] for span in layer_spans(config) for _ in range(span.count)]
+  blocks = [jax.tree.unflatten(jax.tree.structure(x), places) for x, places in zip(weights.blocks, of_layers, strict=True)]
+  return DecodingWeights(outside_of_blocks(shardings), tuple(blocks))
