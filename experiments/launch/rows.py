@@ -16,7 +16,7 @@ from experiments.launch import hyper
 from jaxrl_llm import main
 from jaxrl_llm.config import command_line
 from jaxrl_llm.config import fields as fields_lib
-from jaxrl_llm.messages import one_line
+from jaxrl_llm.messages import did_you_mean, one_line
 
 ID_LENGTH = 8
 
@@ -149,10 +149,10 @@ def load_file(path: str) -> dict[str, Any]:
   """Executes a sweep file and returns the names that it defines."""
   file = path.split(":")[0]
   if not Path(file).is_file():
-    there = ", ".join(sorted(str(p) for p in Path("experiments/sweeps").glob("*.py") if p.stem != "__init__"))
-    raise SweepError(
-      f"--sweep: found no file {file!r}, expected a Python file; there are: {there or 'none in experiments/sweeps'}"
-    )
+    there = sorted(path for path in Path("experiments/sweeps").glob("*.py") if path.stem != "__init__")
+    hint = did_you_mean(Path(file).name, [path.name for path in there], "; did you mean experiments/sweeps/{}?")
+    names = ", ".join(map(str, there)) or "none in experiments/sweeps"
+    raise SweepError(f"--sweep: found no file {file!r}, expected a Python file; available: {names}{hint}")
   root = str(Path(file).resolve().parent.parent)
   if root not in sys.path:  # A config imports `configs.common` from any working directory.
     sys.path.append(root)

@@ -14,7 +14,7 @@ from absl import flags
 from ml_collections import ConfigDict, config_flags
 
 from jaxrl_llm.config import check, fields
-from jaxrl_llm.messages import shown
+from jaxrl_llm.messages import did_you_mean, shown
 
 # Fields whose value type has changed, with the fix.
 CHANGED = {"remat": "it names a policy: write 'full' for True, 'none' for False"}
@@ -133,7 +133,8 @@ def load(path: str) -> ConfigDict:
   """
   file, *argument = path.split(":", 1)
   if not Path(file).is_file():
-    raise UsageError(f"--config: found no file {file!r}, expected a config file; available: {available()}")
+    hint = did_you_mean(Path(file).name, [path.name for path in config_files()], "; did you mean configs/{}?")
+    raise UsageError(f"--config: found no file {file!r}, expected a config file; available: {available()}{hint}")
   root = str(Path(file).resolve().parent.parent)
   # Lets a config import `configs.common` from any working directory.
   if root not in sys.path:
@@ -195,9 +196,14 @@ def override(config: ConfigDict, overrides: dict[str, list[str]]) -> ConfigDict:
   return config
 
 
+def config_files() -> list[Path]:
+  """Returns the paths of the available config files."""
+  return sorted(path for path in Path("configs").glob("*.py") if path.stem not in ("__init__", "common"))
+
+
 def available() -> str:
   """Lists the available config files."""
-  return ", ".join(sorted(str(p) for p in Path("configs").glob("*.py") if p.stem not in ("__init__", "common"))) or "none in ./configs"
+  return ", ".join(map(str, config_files())) or "none in ./configs"
 
 
 def suffix(overrides: Mapping[str, str]) -> str:

@@ -43,7 +43,8 @@ BASE = ("--config=configs/gspo.py:tiny", "--sweep=experiments/sweeps/clip_range.
     ((*BASE, "--workdirs=/mnt/runs"), "error: --workdirs: found it with --target=local"),
     ((*BASE, "--config.num_stps=3"), "error: unknown field config.num_stps; did you mean config.num_steps?"),
     (("--config=configs/gspo.py",), "error: --sweep=configs/gspo.py: found neither of sweep(add) and get_hyper(h)"),
-    (("--config=configs/gspoo.py", BASE[1]), "error: --config: found no file 'configs/gspoo.py'"),
+    (("--config=configs/gspoo.py", BASE[1]), "configs/vespo.py; did you mean configs/gspo.py?"),
+    ((BASE[0], "--sweep=experiments/sweeps/seds.py"), "seeds.py; did you mean experiments/sweeps/seeds.py?"),
   ],
 )
 def test_wrong_input_is_one_line(args, message, capsys, tmp_path, monkeypatch):
