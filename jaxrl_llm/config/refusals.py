@@ -223,7 +223,6 @@ def refusals(config: ConfigDict) -> Iterator[str]:
 # Settings that need all devices in one process, which waits for them or moves data between them.
 _OF_ONE_PROCESS = {
   "rollout.report_every": "score responses while it draws others",
-  "rollout.spare_prompts": "carry groups from step to step",
   "mesh.sampler": "give sampler and learner separate devices",
 }
 

@@ -153,5 +153,5 @@ def test_settings_that_work_in_one_process_only():
     refuse_several_processes(config, 2)
   lines = str(caught.value).splitlines()
   assert [line.split(" in a run of 2 processes, expected 0: ")[0] for line in lines] == [
-    "config.rollout.report_every: found 8", "config.rollout.spare_prompts: found 2", "config.mesh.sampler: found 4"
+    "config.rollout.report_every: found 8", "config.mesh.sampler: found 4"
   ]  # fmt: skip

@@ -41,15 +41,15 @@ runpy.run_module("jaxrl_llm.main", run_name="__main__", alter_sys=True)
 """
 
 
-def launch(workdir: pathlib.Path, *, fault: str = "") -> list[subprocess.Popen]:
+def launch(workdir: pathlib.Path, *, fault: str = "", args: list[str] = ARGS) -> list[subprocess.Popen]:
   """Starts two processes of four devices each; `fault` is the value of `JAXRL_FAULT`."""
   address, processes = free_address(), []
   for index in range(2):
     settings = environment(4) | dict(zip(hosts.VARIABLES, (address, "2", str(index)), strict=True)) | {"JAXRL_FAULT": fault}
     output = open(workdir.with_name(f"{workdir.name}.{index}.log"), "w")  # noqa: SIM115
-    args = [sys.executable, "-c", MAIN, *ARGS, f"--workdir={workdir}"]
+    line = [sys.executable, "-c", MAIN, *args, f"--workdir={workdir}"]
     processes.append(
-      subprocess.Popen(args, cwd=ROOT, env=settings, stdout=output, stderr=subprocess.STDOUT, text=True)
+      subprocess.Popen(line, cwd=ROOT, env=settings, stdout=output, stderr=subprocess.STDOUT, text=True)
     )
     output.close()
   return processes
@@ -167,3 +167,26 @@ def test_one_process_saves_on_sigterm_and_two_resume(one, folder):
   finish(workdir, launch(workdir))
   assert "resumed" in log(workdir, 0)
   assert_same(one, workdir)
+
+
+# Single letters end a response, so that some responses of an untrained policy end early.
+CARRYING = OVERRIDES | {
+  "warm_start.num_steps": 0, "num_steps": 5, "checkpoint.every": 3, "rollout.num_prompts": 8, "rollout.spare_prompts": 8,
+  "rollout.stop_strings": tuple("abcdefghijklmnopqrstuvwx"),
+}  # fmt: skip
+CARRYING_ARGS = ["--config=configs/gspo.py:tiny", *flags(CARRYING)]
+
+
+def test_groups_are_carried_by_two_processes_as_by_one(folder):
+  """A kill after the checkpoint, which holds carried groups, changes nothing either."""
+  with mock.patch.dict(os.environ, IN_ONE):
+    result = call(*CARRYING_ARGS, f"--workdir={folder / 'carrying'}", devices=8)
+  assert result.returncode == 0, result.stderr
+  workdir = folder / "carrying-struck"
+  processes = launch(workdir, args=CARRYING_ARGS, fault="rollout:4:kill@1")
+  assert processes[1].wait(timeout=600) == -signal.SIGKILL and processes[0].wait(timeout=60) != 0, log(workdir, 0) + log(workdir, 1)
+  finish(workdir, launch(workdir, args=CARRYING_ARGS))
+  assert "resumed" in log(workdir, 0)
+  assert_same(folder / "carrying", workdir)
+  carried = [row["rollout/carried_tokens"] for row in rows(workdir) if row["phase"] == "rl"]
+  assert carried[0] == 0 and min(carried[1:]) > 0, "the test would prove little"
