@@ -16,7 +16,8 @@ from jaxrl_llm.devices import mesh as mesh_lib
 from jaxrl_llm.devices.mesh import BATCH_AXES
 from jaxrl_llm.learner.programs import records_routes
 from jaxrl_llm.models import Model, ModelConfig, make_model
-from jaxrl_llm.models.decoding import serving_of, unstacked_shardings
+from jaxrl_llm.models.decoding import serving_of
+from jaxrl_llm.models.decoding_weights import unstacked_shardings
 from jaxrl_llm.rollouts.samplers import in_dtype
 from jaxrl_llm.sampler.begin import begin, num_rows
 from jaxrl_llm.sampler.loop import advance, grow, should_continue
@@ -258,7 +259,11 @@ def _extrapolated(plan: Plan, of_layers: Callable[[int], tuple[Compiled, Any]]) 
 
 def _shape(plan: Plan) -> ModelConfig:
   config = plan.config
-  return plan.model._replace(dtype=config.model.sampler_dtype or plan.model.dtype, decode_attention=config.serving.attention)
+  return plan.model._replace(
+    dtype=config.model.sampler_dtype or plan.model.dtype,
+    decode_attention=config.serving.attention,
+    decode_weights=config.serving.weights,
+  )
 
 
 def _placed(tree: PyTree, shardings: PyTree) -> PyTree:

@@ -305,6 +305,9 @@ FIELDS: dict[str, Field] = {
     "None: spread, if the learner shards experts over fsdp."),
   "serving.attention": Field("auto", one_of("auto", "xla", "ragged"),
     "Attention of a decoding step: xla reads all columns of the cache; ragged, a kernel for TPUs, reads the tokens that rows hold."),
+  "serving.weights": Field(None, one_of("int8", "float8"),
+    "Format in which a decoding step reads the weights of linear maps, half of bfloat16's bytes. The learner's stay exact, so that "
+    "responses are drawn from a slightly other policy; see rollout_corr/* and config.correction. None: the sampler's type."),
 
   "eval.every": Field(10, COUNT, "RL steps between evaluations."),
   "eval.num_prompts": Field(256, COUNT, "Held-out problems per evaluation."),

@@ -23,7 +23,9 @@ from jaxrl_llm.models import ModelConfig, make_critic, make_model, trainable
 from jaxrl_llm.models.attention import suited
 from jaxrl_llm.models.cache import num_bytes
 from jaxrl_llm.models.decoding import serving_of
+from jaxrl_llm.models.decoding_weights import unstacked_shardings
 from jaxrl_llm.models.head import chunk_tokens
+from jaxrl_llm.models.linear import lower_precision
 from jaxrl_llm.models.params import combine, partition
 from jaxrl_llm.sampler.begin import num_rows
 from jaxrl_llm.types import Objective
@@ -124,21 +126,24 @@ def footprint(
   by_program = {"update": update, "logprobs": logprobs}
 
   sampler_dtype, of_sampler = config.model.sampler_dtype or shape.dtype, {}
-  sampled = sampling(config, shape._replace(dtype=sampler_dtype), sampler_mesh)
-  lowered = make_model(shape, mesh=sampler_mesh)
+  sampled_shape = shape._replace(dtype=sampler_dtype, decode_weights=config.serving.weights)
+  sampled = sampling(config, sampled_shape, sampler_mesh)
+  lowered = make_model(sampled_shape, mesh=sampler_mesh)
   serving = serving_of(shape, mesh, sampler_mesh, layout=config.serving.layout)
   if serving is None:
     placed = mesh_lib.param_shardings(sampler_mesh, lowered.logical_axes, state.params, fields={"tensor": "mesh.sampler_tensor"})
   else:
     placed = mesh_lib.param_shardings(serving.mesh, lowered.logical_axes, state.params, rules=serving.rules)
-  at_sampler = jax.tree.map(lambda x, sharding: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), state.params, placed)
+  at_sampler = placed_like(state.params, placed)
   copy = sum(_size(x, sampler_dtype) for x in jax.tree.leaves(at_sampler))
+  weights = jax.eval_shape(lambda params: lowered.decoding_weights(lower_precision(params, sampler_dtype)), state.params)
+  laid_out = bytes_of(placed_like(weights, unstacked_shardings(sampled_shape, weights, placed)))
   if sampler_mesh == mesh:
-    by_program["sampling"] = {"weights laid out for decoding": copy, **sampled}
+    by_program["sampling"] = {"weights laid out for decoding": laid_out, **sampled}
   else:
     by_program["weight sync"] = {"weights in transit to the sampler": copy}
     # With a lag, the next weights arrive while rollouts are still drawn with the previous ones.
-    of_sampler = {"weights": copy * (1 + config.rollout.staleness), "weights laid out for decoding": copy, **sampled}
+    of_sampler = {"weights": copy * (1 + config.rollout.staleness), "weights laid out for decoding": laid_out, **sampled}
   keep = lambda parts: {name: size for name, size in parts.items() if size}
   return Footprint(
     keep(held),
@@ -146,6 +151,11 @@ def footprint(
     keep(of_sampler),
     bytes_of(state, on_host=True),
   )
+
+
+def placed_like(shapes: PyTree, shardings: PyTree) -> PyTree:
+  """Returns a tree of shapes with the given shardings."""
+  return jax.tree.map(lambda x, sharding: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), shapes, shardings)
 
 
 def bytes_of(tree: PyTree, *, on_host: bool = False) -> int:

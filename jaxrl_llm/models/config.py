@@ -97,6 +97,8 @@ class ModelConfig(NamedTuple):
     decode_attention: Attention of a decoding step: "xla", which reads all columns of the cache,
       "ragged", the kernel for TPUs that reads the tokens that rows hold (CPUs emulate it), or
       "auto" for the kernel where it runs.
+    decode_weights: Format of the weights of linear maps in a decoding step, one of
+      `quantized.FORMATS`; None keeps them in `dtype`.
     head_tokens: Number of tokens per device whose logits exist at a time; None for the default of
       the platform.
   """
@@ -122,6 +124,7 @@ class ModelConfig(NamedTuple):
   lora: Lora | None = None
   attention: str = "auto"
   decode_attention: str = "auto"
+  decode_weights: str | None = None
   head_tokens: int | None = None
 
   @property

@@ -1,26 +1,19 @@
 """Decoding with a model: prefill, growth of the cache, layout of the weights, and a step."""
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 from flax import nnx
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import Mesh
 from jaxtyping import Array, Bool, Int, PyTree
 
 from jaxrl_llm.devices.mesh import Serving, choose_layout, num_row_shards, param_shardings, platform_of
 from jaxrl_llm.models import ragged
 from jaxrl_llm.models.cache import Cache, View, Visits, columns_of_blocks, empty, filled, split_rows
 from jaxrl_llm.models.config import ModelConfig
-from jaxrl_llm.models.transformer import STACKS, layer_spans
+from jaxrl_llm.models.decoding_weights import DecodingWeights, outside_of_blocks, to_8_bits, to_matrices, unstacked_shardings
 from jaxrl_llm.types import Params
-
-
-class DecodingWeights(NamedTuple):
-  """Params laid out for decoding: the weights of each block by itself, and those outside blocks."""
-
-  rest: Params
-  blocks: tuple[PyTree, ...]
 
 
 class Steps(NamedTuple):
@@ -86,7 +79,9 @@ def make_steps(
     return cache._replace(blocks=tuple(map(filled, cache.blocks, prefilled.prompts)))
 
   def decoding_weights(params: Params) -> DecodingWeights:
-    weights = DecodingWeights(outside_of_blocks(params), bind(params).unstacked())
+    weights = to_matrices(DecodingWeights(outside_of_blocks(params), bind(params).unstacked()))
+    if config.decode_weights is not None:
+      weights = to_8_bits(weights, config)
     if serving is None:
       return weights
     shardings = param_shardings(serving.mesh, logical_axes, params, rules=serving.rules)
@@ -119,23 +114,3 @@ def make_steps(
     return model.unembed(x), cache, routes
 
   return Steps(prefill, grow, resume, decoding_weights, decode)
-
-
-def outside_of_blocks(tree: dict[str, Any]) -> dict[str, Any]:
-  """Returns the part of a params tree that belongs to no block."""
-  return {name: x for name, x in tree.items() if name not in STACKS}
-
-
-def unstacked_shardings(config: ModelConfig, weights: DecodingWeights, shardings: PyTree) -> DecodingWeights:
-  """Returns the shardings of weights for decoding, from those of the params.
-
-  Args:
-    config: Sizes and options.
-    weights: Weights as `Model.decoding_weights` returns them, or abstract ones.
-    shardings: Params tree with a sharding in place of each array.
-  """
-  unstacked = lambda x: NamedSharding(x.mesh, PartitionSpec(*x.spec[1:]))
-  of_stack = {name: [unstacked(x) for x in jax.tree.leaves(shardings[name])] for name in STACKS if name in shardings}
-  of_layers = [of_stack[span.stack] for span in layer_spans(config) for _ in range(span.count)]
-  blocks = [jax.tree.unflatten(jax.tree.structure(x), places) for x, places in zip(weights.blocks, of_layers, strict=True)]
-  return DecodingWeights(outside_of_blocks(shardings), tuple(blocks))

@@ -15,17 +15,18 @@ from jaxtyping import Array, Float, Int
 
 from jaxrl_llm.models import permutations
 from jaxrl_llm.models.linear import swiglu
+from jaxrl_llm.models.quantized import Quantized
 
 _SLACK = 1.5
 """Room of `bounded`, in copies of an even load."""
 
 
 class Weights(NamedTuple):
-  """Weights of the experts; an adapter is None if the config has none for it."""
+  """Weights of the experts, possibly in 8 bits; an adapter is None if a weight has none."""
 
-  gate: Float[Array, "E D F"]
-  up: Float[Array, "E D F"]
-  down: Float[Array, "E F D"]
+  gate: Float[Array, "E D F"] | Quantized
+  up: Float[Array, "E D F"] | Quantized
+  down: Float[Array, "E F D"] | Quantized
   gate_lora: tuple[Float[Array, "E D r"], Float[Array, "E r F"]] | None = None
   up_lora: tuple[Float[Array, "E D r"], Float[Array, "E r F"]] | None = None
   down_lora: tuple[Float[Array, "E F r"], Float[Array, "E r D"]] | None = None
@@ -74,12 +75,25 @@ def _by_local_expert(experts: Int[Array, "N K"], first, num_local: int) -> tuple
 
 
 def _experts(
-  rows: Float[Array, "*batch D"], weights: Weights, *, scale: float, product: Callable[[Array, Array], Array]
+  rows: Float[Array, "*batch D"],
+  weights: Weights,
+  *,
+  scale: float,
+  product: Callable[[Array, Array], Array],
+  of_rows: Callable[[Array], Array],
 ) -> Float[Array, "*batch D"]:
-  """Applies the experts to their rows; `product` multiplies rows by the matrices of all experts."""
+  """Applies the experts to their rows.
+
+  `product` multiplies rows by the matrices of all experts, and `of_rows` takes a vector per expert
+  to one for each row.
+  """
 
   def linear(rows, weight, lora):
-    y = product(rows, weight.astype(rows.dtype))
+    if isinstance(weight, Quantized):
+      y = product(rows, weight.values.astype(rows.dtype))
+      y = (y.astype(jnp.float32) * of_rows(weight.scale)).astype(rows.dtype)
+    else:
+      y = product(rows, weight.astype(rows.dtype))
     if lora is None:
       return y
     a, b = (w.astype(rows.dtype) for w in lora)
@@ -93,7 +107,8 @@ def _grouped(
   rows: Float[Array, "M D"], weights: Weights, sizes: Int[Array, " E"], *, scale: float, product: Callable
 ) -> Float[Array, "M D"]:
   """Applies each expert to its group of rows; rows after the last group become 0."""
-  y = _experts(rows, weights, scale=scale, product=lambda rows, weight: product(rows, weight, sizes))
+  of_rows = lambda x: jnp.repeat(x, sizes, axis=0, total_repeat_length=len(rows))
+  y = _experts(rows, weights, scale=scale, product=lambda rows, weight: product(rows, weight, sizes), of_rows=of_rows)
   # What a product leaves in the rows after its last group is arbitrary.
   return jnp.where((jnp.arange(len(rows)) < jnp.sum(sizes))[:, None], y, 0)
 
@@ -166,5 +181,5 @@ def masked(
   is_local = experts[:, :, None] == first + jnp.arange(weights.gate.shape[0])
   local_gates = jnp.sum(jnp.where(is_local, gates[:, :, None], 0), axis=1)
   rows = jnp.broadcast_to(x, (weights.gate.shape[0], *x.shape))
-  y = _experts(rows, weights, scale=scale, product=partial(jnp.einsum, "end,edf->enf"))
+  y = _experts(rows, weights, scale=scale, product=partial(jnp.einsum, "end,edf->enf"), of_rows=lambda x: x[:, None])
   return jnp.einsum("end,ne->nd", y, local_gates.astype(y.dtype), preferred_element_type=jnp.float32).astype(x.dtype)

@@ -61,12 +61,19 @@ class Attention(nnx.Module):
   def project(self, x: Float[Array, "B T D"], rotated: Rotation):
     """Computes the queries and keys of `x`, normalised and rotated, and its values."""
     config = self.config
-    q, k, v = (linear(self, name, x, config) for name in ("q", "k", "v"))
+    q, k, v = (self.by_head(linear(self, name, x, config)) for name in ("q", "k", "v"))
     if config.qkv_bias:
       q, k, v = (a + b[...].astype(x.dtype) for a, b in ((q, self.q_bias), (k, self.k_bias), (v, self.v_bias)))
     if config.qk_norm:
       q, k = self.q_norm(q), self.k_norm(k)
     return rope(q, rotated), rope(k, rotated), v
+
+  def by_head(self, x: Float[Array, "B T *outputs"]) -> Float[Array, "B T _ C"]:
+    """Splits the outputs of a matrix by head; those of the learner's weights are split already."""
+    if x.ndim == 4:
+      return x
+    # Without the barrier, XLA moves the split to the weight, and on TPUs transposes all of it.
+    return jax.lax.optimization_barrier(x).reshape(*x.shape[:2], -1, self.config.head_dim)
 
   @jax.named_scope("attention")
   def over_rows(self, x: Float[Array, "B T D"], positions: Int[Array, "B T"], rows: Rows):

@@ -13,6 +13,7 @@ from flax import nnx
 from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array, Float
 
+from jaxrl_llm.models import quantized
 from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.types import Params
 
@@ -109,9 +110,15 @@ swiglu.defvjp(lambda gate, up: (swiglu(gate, up), (gate, up)), _swiglu_bwd)
 def linear(module: nnx.Module, name: str, x: Float[Array, "..."], config: ModelConfig, *, ins: int = 1) -> Float[Array, "..."]:
   """Computes x·W for the weight `name` of a module; see `matmul`.
 
-  Adds (alpha / rank)·(x·A)·B if the weight has an adapter.
+  Adds (alpha / rank)·(x·A)·B if the weight has an adapter. While decoding, weights may be in 8
+  bits.
   """
-  times = lambda x, weight, ins: checkpoint_name(matmul(x, weight[...], ins), "linear")
+
+  def times(x, variable, ins):
+    weight = variable.get_value()
+    product = quantized.matmul if isinstance(weight, quantized.Quantized) else matmul
+    return checkpoint_name(product(x, weight, ins), "linear")
+
   y = times(x, getattr(module, name), ins)
   if not hasattr(module, f"{name}{ADAPTER}a"):
     return y

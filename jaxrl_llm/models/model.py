@@ -13,7 +13,8 @@ from jaxrl_llm import segments as segments_lib
 from jaxrl_llm.devices.mesh import EXPERT_AXES, Serving, platform_of
 from jaxrl_llm.models.cache import Cache
 from jaxrl_llm.models.config import ModelConfig
-from jaxrl_llm.models.decoding import DecodingWeights, make_steps
+from jaxrl_llm.models.decoding import make_steps
+from jaxrl_llm.models.decoding_weights import DecodingWeights
 from jaxrl_llm.models.head import chunk_tokens, token_logprobs
 from jaxrl_llm.models.transformer import STACKS, Transformer
 from jaxrl_llm.types import Forward, Params, TrainBatch

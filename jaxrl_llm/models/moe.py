@@ -15,6 +15,7 @@ from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.models.experts import Weights, bounded, dispatch, masked
 from jaxrl_llm.models.grouped import grouped_matmul_for
 from jaxrl_llm.models.linear import adapter, param
+from jaxrl_llm.models.quantized import Quantized
 
 _MASKED_TOKENS, _MASKED_EXPERTS = 512, 8
 """Largest numbers of tokens and local experts that `masked` multiplies; else a sort is cheaper."""
@@ -94,13 +95,13 @@ def over_mesh(
       decoding. The experts' hidden layers are sharded over tensor.
   """
   product = grouped_matmul_for(platform_of(mesh))
-  num_experts = len(weights.gate)
+  num_experts = weights.gate.shape[0]
 
   def flat(x, gates, experts, weights, first=0):
     tokens = [a.reshape(-1, a.shape[-1]) for a in (x, gates, experts)]
     if len(axes) == 1:
       y = dispatch(*tokens, weights, first=first, scale=scale, product=product)
-    elif len(tokens[0]) <= _MASKED_TOKENS and len(weights.gate) <= _MASKED_EXPERTS:
+    elif len(tokens[0]) <= _MASKED_TOKENS and weights.gate.shape[0] <= _MASKED_EXPERTS:
       y = masked(*tokens, weights, first=first, scale=scale)
     else:
       y = bounded(*tokens, weights, num_experts=num_experts, first=first, scale=scale, product=product)
@@ -115,7 +116,10 @@ def over_mesh(
   loras = ((thin, wide), (thin, wide), (tall, thin))
   # Rows lie in the order of the mesh, whatever the order of the experts.
   in_order = tuple(axis for axis in BATCH_AXES if axis in axes)
-  specs = Weights(wide, wide, tall, *(lora and spec for lora, spec in zip(weights[3:], loras, strict=True)))
+  # The scales of a weight in 8 bits lack its input axis, the second one.
+  of_weight = lambda weight, spec: Quantized(spec, PartitionSpec(spec[0], spec[2])) if isinstance(weight, Quantized) else spec
+  of_experts = map(of_weight, weights[:3], (wide, wide, tall))
+  specs = Weights(*of_experts, *(lora and spec for lora, spec in zip(weights[3:], loras, strict=True)))
 
   @partial(jax.shard_map, mesh=mesh, in_specs=(rows, rows, rows, specs), out_specs=rows, check_vma=False)
   def sharded(x, gates, experts, weights):
@@ -158,7 +162,7 @@ class MoE(nnx.Module):
     def lora(name):
       return (getattr(self, f"{name}_lora_a")[...], getattr(self, f"{name}_lora_b")[...]) if hasattr(self, f"{name}_lora_a") else None
 
-    weights = Weights(self.gate[...], self.up[...], self.down[...], lora("gate"), lora("up"), lora("down"))
+    weights = Weights(*(x.get_value() for x in (self.gate, self.up, self.down)), lora("gate"), lora("up"), lora("down"))
     scale = self.config.lora.alpha / self.config.lora.rank if self.config.lora else 1.0
     y = over_mesh(x, gates, visited, weights, mesh=self.mesh, scale=scale, axes=self.expert_axes)
     return y, Routed(visited, live, logits)

@@ -16,6 +16,7 @@ from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.models.layers import Block, RMSNorm
 from jaxrl_llm.models.linear import adapter, linear, param
 from jaxrl_llm.models.moe import Routed, balance_loss, z_loss
+from jaxrl_llm.models.quantized import Quantized
 from jaxrl_llm.models.remat import rematerialised
 from jaxrl_llm.models.rope import rotation
 from jaxrl_llm.types import Forward
@@ -89,7 +90,10 @@ class Transformer(nnx.Module):
   @jax.named_scope("embed")
   def embed(self, tokens: Int[Array, "*batch"]) -> Float[Array, "*batch D"]:
     """Looks up the embeddings of tokens, in the compute dtype."""
-    return self.embedding[...][tokens].astype(self.config.dtype)
+    table = self.embedding.get_value()
+    if isinstance(table, Quantized):
+      return (table.values[tokens].astype(jnp.float32) * table.scale[tokens][..., None]).astype(self.config.dtype)
+    return table[tokens].astype(self.config.dtype)
 
   def scan(self, body: Callable, carry, *arrays):
     """Scans `body` through all layers in order.
@@ -216,5 +220,8 @@ class Transformer(nnx.Module):
     """Computes the logits in float32."""
     if hasattr(self, "head_lora_a"):
       return linear(self, "head", x, self.config).astype(jnp.float32)
-    head = self.embedding[...].T if self.config.tie_embeddings else self.head[...]
-    return jnp.einsum("...d,dv->...v", x, head.astype(x.dtype), preferred_element_type=jnp.float32)
+    head = (self.embedding if self.config.tie_embeddings else self.head).get_value()
+    values, scale = head if isinstance(head, Quantized) else (head, None)
+    matrix = values.T if self.config.tie_embeddings else values
+    logits = jnp.einsum("...d,dv->...v", x, matrix.astype(x.dtype), preferred_element_type=jnp.float32)
+    return logits if scale is None else logits * scale
