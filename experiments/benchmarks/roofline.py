@@ -156,7 +156,7 @@ def measure(device, num_bytes: int) -> Machine:
       jax.device_put(np.ones(shape, np.float32), device) for shape in ((rows, inner), (inner, columns))
     )
     flops_per_s = max(
-      flops_per_s, 2 * rows * inner * columns / _fastest(lambda a=a, b=b: jax.block_until_ready(matmul(a, b)))
+      flops_per_s, 2 * rows * inner * columns / fastest(lambda a=a, b=b: jax.block_until_ready(matmul(a, b)))
     )
 
   size = int(np.clip(num_bytes, 8e6, 512e6)) // 4
@@ -164,7 +164,7 @@ def measure(device, num_bytes: int) -> Machine:
     bytes_per_s = _host_bytes_per_s(size)
   else:
     x, copy = jax.device_put(np.ones(size, np.float32), device), jax.jit(lambda x: x + 1)
-    bytes_per_s = 8 * size / _fastest(lambda: jax.block_until_ready(copy(x)))
+    bytes_per_s = 8 * size / fastest(lambda: jax.block_until_ready(copy(x)))
   return Machine(
     device.device_kind,
     flops_per_s,
@@ -183,12 +183,12 @@ def _host_bytes_per_s(size: int) -> float:
   edges = np.linspace(0, size, num_threads + 1).astype(int)
   parts = [slice(start, end) for start, end in zip(edges[:-1], edges[1:])]
   with ThreadPoolExecutor(num_threads) as pool:
-    total = _fastest(lambda: list(pool.map(lambda part: a[part].sum(), parts)))
-    copied = _fastest(lambda: list(pool.map(lambda part: np.copyto(b[part], a[part]), parts)))
+    total = fastest(lambda: list(pool.map(lambda part: a[part].sum(), parts)))
+    copied = fastest(lambda: list(pool.map(lambda part: np.copyto(b[part], a[part]), parts)))
   return max(4 * size / total, 8 * size / copied)
 
 
-def _fastest(call: Callable[[], object], repeats: int = 20) -> float:
+def fastest(call: Callable[[], object], repeats: int = 20) -> float:
   """Returns the seconds of the fastest call after a first one that warms up."""
   call()
   seconds = []
