@@ -19,6 +19,8 @@ Their custom derivatives hide the matrix products from a policy.
 POLICIES: dict[str, Callable | None] = {
   "none": None,
   "full": checkpoint_policies.nothing_saveable,
+  # The operations of attention grow with the square of the row, what it returns only with the row.
+  "attention": checkpoint_policies.save_only_these_names("attention"),
   "dots": checkpoint_policies.save_from_both_policies(
     checkpoint_policies.dots_with_no_batch_dims_saveable, checkpoint_policies.save_only_these_names(*NAMED)
   ),

@@ -18,7 +18,7 @@ SHAPES = {"dense": DENSE, "experts": DENSE._replace(experts=Experts(4, 2, 32, la
 @functools.cache
 def gradient_of(shape: str, policy: str):
   """Computes the loss and gradient, and the bytes of temporaries."""
-  model = make_model(SHAPES[shape]._replace(remat=policy))
+  model = make_model(SHAPES[shape]._replace(remat=policy, attention="chunked"))
   tokens = jax.random.randint(jax.random.key(1), (4, 64), 0, 264)
   rows = (tokens, jnp.tile(jnp.arange(64), (4, 1)), jnp.ones_like(tokens))
   loss = lambda params: jnp.mean(model.hidden(params, *rows).hidden[..., :8] ** 2)
@@ -37,3 +37,17 @@ def test_no_policy_changes_the_loss_or_a_gradient(shape, policy):
 def test_memory_shrinks_with_what_a_policy_keeps():
   none, dots, full = (gradient_of("dense", policy)[2] for policy in ("none", "dots", "full"))
   assert full < 0.8 * dots and dots < 0.8 * none
+
+
+def test_attention_alone_is_kept():
+  """The loops of chunked attention run once forward and once backward, not forward again."""
+  full, attention, dots = (gradient_of("dense", policy)[2] for policy in ("full", "attention", "dots"))
+  assert full < attention < dots
+
+  def loops(policy):
+    model = make_model(DENSE._replace(remat=policy, attention="chunked"))
+    tokens = jnp.ones((1, 256), jnp.int32)
+    loss = lambda params: jnp.sum(model.hidden(params, tokens, tokens, tokens).hidden)
+    return str(jax.make_jaxpr(jax.grad(loss))(jax.eval_shape(model.init, jax.random.key(0)))).count("while[")
+
+  assert loops("attention") < loops("full")
