@@ -57,10 +57,14 @@ def dispatch(
     product: Function that multiplies groups of rows; see `grouped_matmul_for`.
   """
   num_tokens, top_k = experts.shape
-  order, sizes = _by_local_expert(experts, first, weights.gate.shape[0])
+  num_local = weights.gate.shape[0]
+  order, sizes = _by_local_expert(experts, first, num_local)
   place = permutations.inverse(order)
   y = _grouped(_copied(x, order, place), weights, sizes, scale=scale, product=product)
   y = permutations.permuted(y, place, order).reshape(num_tokens, top_k, -1)
+  # What a product leaves in the rows after its last group is arbitrary. Here, XLA fuses the mask
+  # into the sum; before the permutation it would be one more pass over all copies.
+  y = jnp.where(((experts >= first) & (experts < first + num_local))[..., None], y, 0)
   return jnp.einsum("nkd,nk->nd", y, gates.astype(y.dtype), preferred_element_type=jnp.float32).astype(x.dtype)
 
 
@@ -106,11 +110,9 @@ def _experts(
 def _grouped(
   rows: Float[Array, "M D"], weights: Weights, sizes: Int[Array, " E"], *, scale: float, product: Callable
 ) -> Float[Array, "M D"]:
-  """Applies each expert to its group of rows; rows after the last group become 0."""
+  """Applies each expert to its group of rows; rows after the last group become arbitrary."""
   of_rows = lambda x: jnp.repeat(x, sizes, axis=0, total_repeat_length=len(rows))
-  y = _experts(rows, weights, scale=scale, product=lambda rows, weight: product(rows, weight, sizes), of_rows=of_rows)
-  # What a product leaves in the rows after its last group is arbitrary.
-  return jnp.where((jnp.arange(len(rows)) < jnp.sum(sizes))[:, None], y, 0)
+  return _experts(rows, weights, scale=scale, product=lambda rows, weight: product(rows, weight, sizes), of_rows=of_rows)
 
 
 @jax.custom_vjp
@@ -158,6 +160,7 @@ def bounded(
   def few(x, gates):
     copies = order[:room]
     y = _grouped(x[copies // top_k], weights, sizes, scale=scale, product=product)
+    y = jnp.where((jnp.arange(room) < jnp.sum(sizes))[:, None], y, 0)
     # A product with so few copies is cheaper than a scatter to their tokens.
     shares = jnp.where(copies // top_k == jnp.arange(num_tokens)[:, None], gates.reshape(-1)[copies], 0)
     return jnp.einsum("nr,rd->nd", shares.astype(y.dtype), y, preferred_element_type=jnp.float32).astype(x.dtype)
