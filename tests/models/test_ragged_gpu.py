@@ -1,0 +1,162 @@
+"""The attention kernel for GPUs: emulated in many shapes, and lowered to Triton without a GPU."""
+
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import AbstractDevice, AbstractMesh, use_abstract_mesh
+
+from jaxrl_llm.models import cache as cache_lib
+from jaxrl_llm.models import make_model, preset, ragged, ragged_gpu
+from jaxrl_llm.sampler import make_sampler
+
+KERNEL = ragged.KERNELS["gpu"]
+TRITON = "custom_call @__gpu$xla.gpu.triton("
+
+
+def step(seed, *, rows, heads=2, group=2, width=64, columns=256, dtype="float32", activations="float32", most=None):
+  """Returns the arguments of the kernel for rows of random lengths, and the mask that they mean.
+
+  The columns are written in turn, and the newest is a random one, so that most ranges wrap.
+  """
+  rng = np.random.default_rng(seed)
+  normal = lambda *shape: jnp.asarray(rng.standard_normal(shape), activations)
+  kv = cache_lib.key_values(normal(rows, columns, heads, width), normal(rows, columns, heads, width), dtype)
+  ages = jnp.asarray((rng.integers(columns) - np.arange(columns)) % columns)
+  lengths = jnp.asarray(rng.integers(0, (most or columns) + 1, rows) * (rng.random(rows) > 0.2))
+  read = ragged.visits(ages, lengths, rows=1, columns=ragged.block_columns(columns, "gpu"))
+  return (2 * normal(rows, heads, group, width), kv, ages, lengths, read), ages < lengths[:, None]
+
+
+def assert_as_plain(arguments, mask, *, tolerance):
+  """Asserts that rows that see something attend as in plain JAX, and that the others are empty."""
+  part, plain = ragged_gpu.attend(*arguments, interpret=True), cache_lib.attend(*arguments[:2], mask)
+  sees = np.asarray(mask.any(axis=1))
+  # Beside another part, such as the prompt, so that the sizes of parts count too.
+  other = cache_lib.Partial(jnp.zeros_like(part.top), jnp.ones_like(part.total), jnp.ones_like(part.mix))
+  merged, expected = cache_lib.merge([part, other]), cache_lib.merge([plain, other])
+  np.testing.assert_allclose(merged[sees], expected[sees], atol=tolerance)
+  np.testing.assert_allclose(part.top[sees], plain.top[sees], atol=tolerance)
+  np.testing.assert_allclose(part.total[sees], plain.total[sees], rtol=tolerance)
+  np.testing.assert_array_equal(merged[~sees], other.mix[~sees])
+
+
+@pytest.mark.parametrize(
+  "shape",
+  [
+    dict(rows=1),
+    dict(rows=1, heads=1, group=1, columns=64),
+    dict(rows=1, columns=4096),
+    dict(rows=24, columns=512),
+    dict(rows=200, heads=2, columns=128),
+    dict(rows=5, group=3, columns=192),
+    dict(rows=3, group=16, width=128),
+    dict(rows=2, group=24, width=128),
+    dict(rows=4, group=8, width=256),
+    dict(rows=7, columns=2304, most=90),
+  ],
+  ids=str,
+)
+@pytest.mark.parametrize("dtype", ["float32", "int8"])
+def test_float32_activations_equal_plain_attention(shape, dtype):
+  assert_as_plain(*step(0, dtype=dtype, **shape), tolerance=1e-5)
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_random_ranges_equal_plain_attention(seed):
+  assert_as_plain(*step(seed, rows=6, columns=320), tolerance=1e-5)
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "int8"])
+@pytest.mark.parametrize(("columns", "tolerance"), [(64, 1e-5), (1024, 4e-3)], ids=["one block", "many"])
+def test_bfloat16_activations_equal_plain_attention(dtype, columns, tolerance):
+  """Weights are rounded relative to another maximum, unless there is only one block."""
+  arguments, mask = step(1, rows=6, group=4, width=128, columns=columns, dtype=dtype, activations="bfloat16")
+  assert_as_plain(arguments, mask, tolerance=tolerance)
+
+
+def test_rows_that_see_nothing_are_empty():
+  arguments, _ = step(2, rows=4)
+  read = cache_lib.Visits(arguments[-1].blocks, jnp.zeros(4, jnp.int32))
+  part = ragged_gpu.attend(*arguments[:3], jnp.zeros(4, jnp.int32), read, interpret=True)
+  assert not np.any(part.mix) and np.all(part.total == 1) and np.all(part.top < -1e38)
+
+
+def test_shares_fill_a_gpu_and_bound_the_longest_row():
+  for rows, heads, columns in [(1, 8, 16384), (32, 8, 4096), (512, 8, 16384), (512, 4, 64), (1, 1, 64)]:
+    blocks = columns // 64
+    shares = ragged_gpu.num_shares(rows * heads, blocks)
+    assert shares <= blocks <= 32 * shares
+    assert rows * heads * shares >= min(512, rows * heads * blocks)
+
+
+@pytest.mark.parametrize("shares", [1, 3, 4])
+def test_the_number_of_shares_changes_nothing(shares, monkeypatch):
+  arguments, mask = step(3, rows=5)
+  monkeypatch.setattr(ragged_gpu, "num_shares", lambda programs, blocks: shares)
+  assert_as_plain(arguments, mask, tolerance=1e-5)
+
+
+def lowered(function, *arguments):
+  """Returns the text of a program for CUDA, lowered on a machine without a GPU."""
+  gpu = AbstractMesh((), (), abstract_device=AbstractDevice(device_kind="NVIDIA H100", num_cores=None, platform="gpu"))
+  with use_abstract_mesh(gpu):
+    return jax.jit(function).trace(*arguments).lower(lowering_platforms=("cuda",)).as_text()
+
+
+def integer(name, text):
+  """Returns the values of an integer setting of the kernels in a program."""
+  return [int(x) for x in re.findall(rf"\b{name} = (\d+) : i32", text)]
+
+
+@pytest.mark.parametrize(
+  ("shape", "warps"),
+  [
+    (dict(rows=4, group=4, width=128, columns=512, dtype="bfloat16", activations="bfloat16"), 4),
+    (dict(rows=4, group=7, width=64, columns=192, dtype="float32"), 4),
+    (dict(rows=4, group=1, width=128, columns=192, dtype="float32"), 8),
+    (dict(rows=4, group=24, width=256, columns=512, dtype="int8", activations="bfloat16"), 8),
+    (dict(rows=4, group=2, width=128, columns=512, dtype="int8"), 8),
+  ],
+  ids=str,
+)
+def test_the_kernel_lowers_to_triton(shape, warps):
+  arguments, _ = step(0, **shape)
+  text = lowered(ragged_gpu.attend, *arguments)
+  assert text.count(TRITON) == 1 and "ragged_decode_attention" in text
+  shares = ragged_gpu.num_shares(8, shape["columns"] // 64)
+  assert (integer("grid_x", text), integer("grid_y", text), integer("grid_z", text)) == ([shares], [2], [4])
+  assert integer("num_warps", text) == [warps] and integer("num_stages", text) == [3]
+  # Neither the keys nor the values are copied or converted before the kernel reads them.
+  call = next(line for line in text.splitlines() if TRITON in line)
+  assert all(f"%arg{i}" in call for i in range(len(jax.tree.leaves(arguments))))
+
+
+def test_products_are_in_full_precision():
+  """Triton would round float32 to TF32 with any other precision."""
+  arguments, _ = step(0, rows=2)
+  program = str(jax.make_jaxpr(ragged_gpu.attend)(*arguments))
+  assert re.findall(r"precision=\(?((?:Precision\.)?\w+)", program) == ["Precision.HIGHEST"] * 2, program
+
+
+def test_a_whole_sampler_lowers_to_triton(monkeypatch):
+  """One kernel for each layer and stretch of decoding that reads a block."""
+  monkeypatch.setitem(ragged.KERNELS, "cpu", KERNEL)
+  shape = preset("nano", vocab_size=264)._replace(num_layers=2, head_dim=64, decode_attention="ragged")
+  model = make_model(shape)
+  sampler = make_sampler(model, group_size=2, max_new_tokens=128, cache_blocks=(64, 64), stop_ids=(1,), pad_id=0)
+  prompts = jax.ShapeDtypeStruct((2, 6), jnp.int32), jax.ShapeDtypeStruct((2, 6), jnp.bool)
+  text = lowered(sampler, jax.eval_shape(model.init, jax.random.key(0)), *prompts, jax.random.key(0))
+  assert text.count(TRITON) == 2 * (1 + 2)
+
+
+def test_int8_arrays_that_triton_would_misread_are_refused():
+  """Triton's offsets are signed, and JAX chooses 32 bits for them up to 4 GiB."""
+  arguments, _ = step(0, rows=4, dtype="int8")
+  grown = lambda x: jax.ShapeDtypeStruct((1 << 17, *x.shape[1:]), x.dtype)
+  q, kv, ages, lengths, read = arguments
+  assert grown(kv.k).size > 1 << 31
+  with pytest.raises(ValueError, match=r"^config.rollout.slots: found int8 keys of 4294967296 entries .* more rollout.cache_blocks"):
+    jax.eval_shape(ragged_gpu.attend, grown(q), jax.tree.map(grown, kv), ages, grown(lengths), jax.tree.map(grown, read))
