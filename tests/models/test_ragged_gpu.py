@@ -7,6 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.sharding import AbstractDevice, AbstractMesh, use_abstract_mesh
+from jaxlib.mlir import ir
+from jaxlib.triton import dialect
 
 from jaxrl_llm.models import cache as cache_lib
 from jaxrl_llm.models import make_model, preset, ragged, ragged_gpu
@@ -64,15 +66,19 @@ def test_float32_activations_equal_plain_attention(shape, dtype):
   assert_as_plain(*step(0, dtype=dtype, **shape), tolerance=1e-5)
 
 
-@pytest.mark.parametrize("seed", range(12))
-def test_random_ranges_equal_plain_attention(seed):
+@pytest.mark.parametrize("programs", [1, 512])
+@pytest.mark.parametrize("seed", range(8))
+def test_random_ranges_equal_plain_attention(seed, programs, monkeypatch):
+  """A row has one program, which reads all of its blocks, or as many as it has blocks."""
+  monkeypatch.setattr(ragged_gpu, "_PROGRAMS", programs)
   assert_as_plain(*step(seed, rows=6, columns=320), tolerance=1e-5)
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "int8"])
 @pytest.mark.parametrize(("columns", "tolerance"), [(64, 1e-5), (1024, 4e-3)], ids=["one block", "many"])
-def test_bfloat16_activations_equal_plain_attention(dtype, columns, tolerance):
+def test_bfloat16_activations_equal_plain_attention(dtype, columns, tolerance, monkeypatch):
   """Weights are rounded relative to another maximum, unless there is only one block."""
+  monkeypatch.setattr(ragged_gpu, "_PROGRAMS", 1)
   arguments, mask = step(1, rows=6, group=4, width=128, columns=columns, dtype=dtype, activations="bfloat16")
   assert_as_plain(arguments, mask, tolerance=tolerance)
 
@@ -100,23 +106,46 @@ def test_the_number_of_shares_changes_nothing(shares, monkeypatch):
 
 
 def lowered(function, *arguments):
-  """Returns the text of a program for CUDA, lowered on a machine without a GPU."""
+  """Returns a program for CUDA, lowered on a machine without a GPU."""
   gpu = AbstractMesh((), (), abstract_device=AbstractDevice(device_kind="NVIDIA H100", num_cores=None, platform="gpu"))
   with use_abstract_mesh(gpu):
-    return jax.jit(function).trace(*arguments).lower(lowering_platforms=("cuda",)).as_text()
+    return jax.jit(function).trace(*arguments).lower(lowering_platforms=("cuda",))
 
 
-def integer(name, text):
-  """Returns the values of an integer setting of the kernels in a program."""
-  return [int(x) for x in re.findall(rf"\b{name} = (\d+) : i32", text)]
+def kernel_of(program):
+  """Returns the settings of the one kernel of a program, and its text in Triton's language."""
+  calls = []
+
+  def visit(op):
+    if op.name == "stablehlo.custom_call" and "xla.gpu.triton" in str(op.attributes["call_target_name"]):
+      calls.append(op)
+    return ir.WalkResult.ADVANCE
+
+  module = program.compiler_ir("stablehlo")
+  with module.context:
+    module.operation.walk(visit)
+    (call,) = calls
+    settings = ir.DictAttr(call.attributes["mhlo.backend_config"])
+    code = ir.StringAttr(settings["ir"]).value_bytes
+    names = ("grid_x", "grid_y", "grid_z", "num_warps", "num_stages")
+    numbers = {name: ir.IntegerAttr(settings[name]).value for name in names}
+  with ir.Context() as context:
+    dialect.register_dialect(context)
+    context.load_all_available_dialects()
+    return numbers, str(ir.Module.parse(code))
+
+
+def lines(text, op):
+  """Returns the lines of a kernel that have this operation."""
+  return [line for line in text.splitlines() if re.search(rf"\b{re.escape(op)} ", line)]
 
 
 @pytest.mark.parametrize(
   ("shape", "warps"),
   [
     (dict(rows=4, group=4, width=128, columns=512, dtype="bfloat16", activations="bfloat16"), 4),
-    (dict(rows=4, group=7, width=64, columns=192, dtype="float32"), 4),
-    (dict(rows=4, group=1, width=128, columns=192, dtype="float32"), 8),
+    (dict(rows=4, group=7, width=64, columns=192), 4),
+    (dict(rows=4, group=1, width=128, columns=192), 8),
     (dict(rows=4, group=24, width=256, columns=512, dtype="int8", activations="bfloat16"), 8),
     (dict(rows=4, group=2, width=128, columns=512, dtype="int8"), 8),
   ],
@@ -124,21 +153,32 @@ def integer(name, text):
 )
 def test_the_kernel_lowers_to_triton(shape, warps):
   arguments, _ = step(0, **shape)
-  text = lowered(ragged_gpu.attend, *arguments)
-  assert text.count(TRITON) == 1 and "ragged_decode_attention" in text
+  program = lowered(ragged_gpu.attend, *arguments)
+  numbers, text = kernel_of(program)
   shares = ragged_gpu.num_shares(8, shape["columns"] // 64)
-  assert (integer("grid_x", text), integer("grid_y", text), integer("grid_z", text)) == ([shares], [2], [4])
-  assert integer("num_warps", text) == [warps] and integer("num_stages", text) == [3]
-  # Neither the keys nor the values are copied or converted before the kernel reads them.
-  call = next(line for line in text.splitlines() if TRITON in line)
+  assert numbers == dict(grid_x=shares, grid_y=2, grid_z=4, num_warps=warps, num_stages=3)
+  # The cache goes into the kernel as it is, and is read in its own dtype.
+  call = next(line for line in program.as_text().splitlines() if TRITON in line)
   assert all(f"%arg{i}" in call for i in range(len(jax.tree.leaves(arguments))))
+  held = {"float32": "f32", "bfloat16": "bf16", "int8": "i8"}[shape.get("dtype", "float32")]
+  for block in (f"{shape['width']}x64", f"64x{shape['width']}"):
+    assert any(f"tensor<{block}x!tt.ptr<{held}>>" in line for line in lines(text, "tt.load")), block
+  # Triton pipelines only the loops whose number of turns is known before the first one.
+  assert len(lines(text, "scf.for")) == 1 and not lines(text, "scf.while")
 
 
-def test_products_are_in_full_precision():
-  """Triton would round float32 to TF32 with any other precision."""
-  arguments, _ = step(0, rows=2)
-  program = str(jax.make_jaxpr(ragged_gpu.attend)(*arguments))
-  assert re.findall(r"precision=\(?((?:Precision\.)?\w+)", program) == ["Precision.HIGHEST"] * 2, program
+@pytest.mark.parametrize("dtype", ["float32", "int8"])
+def test_products_of_float32_are_not_rounded_to_tf32(dtype):
+  arguments, _ = step(0, rows=2, dtype=dtype)
+  products = lines(kernel_of(lowered(ragged_gpu.attend, *arguments))[1], "tt.dot")
+  assert len(products) == 2 and all(line.count("xf32>") == 3 and "tf32" not in line for line in products), products
+
+
+def test_what_pads_the_queries_is_not_stored():
+  """A store without a mask, which is its third operand, would overwrite the results of others."""
+  arguments, _ = step(0, rows=2, group=3)
+  stores = lines(kernel_of(lowered(ragged_gpu.attend, *arguments))[1], "tt.store")
+  assert len(stores) == 3 and all(line.partition(" : ")[0].count("%") == 3 for line in stores), stores
 
 
 def test_a_whole_sampler_lowers_to_triton(monkeypatch):
@@ -148,8 +188,8 @@ def test_a_whole_sampler_lowers_to_triton(monkeypatch):
   model = make_model(shape)
   sampler = make_sampler(model, group_size=2, max_new_tokens=128, cache_blocks=(64, 64), stop_ids=(1,), pad_id=0)
   prompts = jax.ShapeDtypeStruct((2, 6), jnp.int32), jax.ShapeDtypeStruct((2, 6), jnp.bool)
-  text = lowered(sampler, jax.eval_shape(model.init, jax.random.key(0)), *prompts, jax.random.key(0))
-  assert text.count(TRITON) == 2 * (1 + 2)
+  program = lowered(sampler, jax.eval_shape(model.init, jax.random.key(0)), *prompts, jax.random.key(0))
+  assert program.as_text().count(TRITON) == 2 * (1 + 2)
 
 
 def test_int8_arrays_that_triton_would_misread_are_refused():
