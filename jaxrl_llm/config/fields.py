@@ -304,7 +304,7 @@ FIELDS: dict[str, Field] = {
     "Where weights lie while decoding: as the learner's, or experts and vocabulary spread over all devices, so that no step gathers them. "
     "None: spread, if the learner shards experts over fsdp."),
   "serving.attention": Field("auto", one_of("auto", "xla", "ragged"),
-    "Attention of a decoding step: xla reads all columns of the cache; ragged, a kernel for TPUs and GPUs, reads the tokens that rows hold. "
+    "Attention of a decoding step: xla reads all columns of the cache; ragged, a kernel for TPUs and GPUs, reads the tokens of rows. "
     "auto: ragged on TPUs, xla elsewhere, because the kernel for GPUs has not run on one yet."),
 
   "eval.every": Field(10, COUNT, "RL steps between evaluations."),
