@@ -152,18 +152,17 @@ def _decoding(length: int) -> list[Row]:
   k, v = (jnp.asarray(rng.standard_normal((8, columns, 2, 128)), jnp.float32) for _ in range(2))
   ages = jnp.asarray(np.roll(np.arange(columns)[::-1], 17), jnp.int32)
   lengths = jnp.asarray([0, 1, 17, 64, 100, 128, 200, columns], jnp.int32)
+  platform = jax.default_backend()
   for dtype in cache_lib.CACHE_DTYPES:
     what = f"decoding kernel, {dtype} cache, {columns} columns: largest difference"
     held = cache_lib.key_values(k, v, dtype)
     try:
-      ragged.is_used("ragged", jax.default_backend(), 128, columns)
+      ragged.is_used("ragged", platform, 128, columns)
     except ValueError:
       rows.append(Row(what, "does not run here"))
       continue
-    view = cache_lib.View(
-      jnp.int32(0), (ages,), lengths, (ragged.visits(ages, lengths, rows=ragged.rows_per_group(8)),), None
-    )
-    part = ragged.attend_block(q, held, view, 0, mesh=None)
+    read = ragged.visits(ages, lengths, rows=ragged.rows_per_group(8, platform), columns=ragged.block_columns(columns, platform))
+    part = ragged.attend_block(q, held, cache_lib.View(jnp.int32(0), (ages,), lengths, (read,), None), 0, mesh=None)
     plain = cache_lib.attend(q, held, ages < lengths[:, None])
     # The first row sees nothing.
     mixed = [np.asarray(x.mix / x.total[..., None])[1:] for x in (part, plain)]

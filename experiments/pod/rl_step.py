@@ -52,15 +52,13 @@ def estimate(plan: Plan, proofs: Sequence[Proof], mean: float, *, seed: int = 0)
   num_prompts = section.num_prompts + section.spare_prompts
   rows = num_rows(mesh, num_prompts * section.group_size, section.slots)
   blocks = tuple(section.cache_blocks or default_blocks(section.max_new_tokens))
-  reads_tokens = all(
-    ragged.is_used(plan.config.serving.attention, mesh_lib.platform_of(mesh), plan.model.head_dim, size) for size in blocks
-  )
+  platform = mesh_lib.platform_of(mesh)
+  reads_tokens = all(ragged.is_used(plan.config.serving.attention, platform, plan.model.head_dim, size) for size in blocks)
   drawn = lengths.draw(
     np.random.default_rng(seed), mean, num_prompts=num_prompts, group_size=section.group_size, budget=section.max_new_tokens
   )
-  rollouts = lengths.simulate(
-    drawn, slots=rows, shards=mesh_lib.num_row_shards(mesh), blocks=blocks, block_columns=ragged.block_columns(min(blocks)) or 1
-  )
+  columns = ragged.block_columns(min(blocks), platform) or 1
+  rollouts = lengths.simulate(drawn, slots=rows, shards=mesh_lib.num_row_shards(mesh), blocks=blocks, block_columns=columns)
   of_prompts = num_prompts * max(section.prompt_buckets)
   read = of_prompts + rows * (rollouts.held if reads_tokens else rollouts.columns)
   cache = decode.parts["cache"] * read / (of_prompts + rows * section.max_new_tokens)

@@ -304,7 +304,8 @@ FIELDS: dict[str, Field] = {
     "Where weights lie while decoding: as the learner's, or experts and vocabulary spread over all devices, so that no step gathers them. "
     "None: spread, if the learner shards experts over fsdp."),
   "serving.attention": Field("auto", one_of("auto", "xla", "ragged"),
-    "Attention of a decoding step: xla reads all columns of the cache; ragged, a kernel for TPUs, reads the tokens that rows hold."),
+    "Attention of a decoding step: xla reads all columns of the cache; ragged, a kernel for TPUs and GPUs, reads the tokens of rows. "
+    "auto: ragged on TPUs, xla elsewhere, because the kernel for GPUs has not run on one yet."),
   "serving.weights": Field(None, one_of("int8", "float8"),
     "Format in which a decoding step reads the weights of linear maps, half of bfloat16's bytes. The learner's stay exact, so that "
     "responses are drawn from a slightly other policy; see rollout_corr/* and config.correction. None: the sampler's type."),

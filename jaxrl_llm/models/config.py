@@ -95,8 +95,8 @@ class ModelConfig(NamedTuple):
     lora: Low-rank adapters; None if there are none.
     attention: Attention backend, a key of `attention.BACKENDS`, or "auto" for the platform's.
     decode_attention: Attention of a decoding step: "xla", which reads all columns of the cache,
-      "ragged", the kernel for TPUs that reads the tokens that rows hold (CPUs emulate it), or
-      "auto" for the kernel where it runs.
+      "ragged", the kernel for TPUs or GPUs that reads the tokens that rows hold (CPUs emulate it),
+      or "auto" for the kernel on TPUs.
     decode_weights: Format of the weights of linear maps in a decoding step, one of
       `quantized.FORMATS`; None keeps them in `dtype`.
     head_tokens: Number of tokens per device whose logits exist at a time; None for the default of

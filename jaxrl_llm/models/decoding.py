@@ -90,9 +90,15 @@ def make_steps(
   def reads(ages: Sequence[Int[Array, " _"]], lengths: Int[Array, " B"]) -> tuple[Visits | None, ...]:
     shards = 1 if mesh is None else num_row_shards(mesh)
     local_rows = len(lengths) // shards if len(lengths) % shards == 0 else len(lengths)
-    is_used = lambda x: ragged.is_used(config.decode_attention, platform_of(mesh), config.head_dim, len(x))
-    rows = ragged.rows_per_group(local_rows)
-    return tuple(ragged.visits(x, lengths, rows=rows) if is_used(x) else None for x in ages)
+    platform = platform_of(mesh)
+    rows = ragged.rows_per_group(local_rows, platform)
+
+    def of_block(x: Int[Array, " _"]) -> Visits | None:
+      if not ragged.is_used(config.decode_attention, platform, config.head_dim, len(x)):
+        return None
+      return ragged.visits(x, lengths, rows=rows, columns=ragged.block_columns(len(x), platform))
+
+    return tuple(map(of_block, ages))
 
   def decode(
     weights: DecodingWeights,

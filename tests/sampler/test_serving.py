@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from jaxrl_llm.devices import mesh as mesh_lib
-from jaxrl_llm.models import Experts, Lora, make_model, moe, preset
+from jaxrl_llm.models import Experts, Lora, make_model, moe, preset, ragged
 from jaxrl_llm.sampler import make_sampler
 
 MIXTURE = preset("nano", vocab_size=264)._replace(num_layers=3, experts=Experts(16, 4, 32, layers=(1, 2)))
@@ -61,7 +61,9 @@ def test_another_layout_draws_the_same_tokens(sizes, options, few_tokens, monkey
   assert_as_the_learner(learner_model, params, drawn)
 
 
-def test_the_kernel_draws_the_same_tokens():
+@pytest.mark.parametrize("platform", ["tpu", "gpu"])
+def test_the_kernel_draws_the_same_tokens(platform, monkeypatch):
+  monkeypatch.setitem(ragged.KERNELS, "cpu", ragged.KERNELS[platform]._replace(is_emulated=True))
   mesh, shape = mesh_lib.make_mesh(fsdp=2, tensor=2), preset("nano", vocab_size=264)._replace(num_layers=1, head_dim=128)
   settings = dict(slots=8, max_new_tokens=256, cache_blocks=(128, 128))
   _, expected = sample(make_model(shape._replace(decode_attention="xla"), mesh=mesh), mesh, prompts(4), **settings)
