@@ -207,6 +207,14 @@ def write(blocks: Sequence[KeyValues], new: KeyValues, column: Int[Array, ""]) -
   return tuple(written(block, *columns) for block, columns in zip(blocks, _columns(blocks), strict=True))
 
 
+def copy_prompt(cache: Cache, source: Int[Array, ""], target: Int[Array, ""]) -> Cache:
+  """Copies the keys and values of one prompt over those of another."""
+  # With indices in arrays of one entry, XLA sends only that entry between the devices. It would
+  # gather all prompts to take a slice of them.
+  copied = lambda x: x.at[target[None]].set(x[source[None]])
+  return cache._replace(prompts=jax.tree.map(copied, cache.prompts))
+
+
 def attend(q: Float[Array, "B K G C"], held: KeyValues, mask: Bool[Array, "B S"]) -> Partial:
   """Attends from queries to a part of the cached tokens, with scores and sums in float32.
 
