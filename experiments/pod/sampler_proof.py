@@ -1,7 +1,6 @@
 """The sampler's programs compiled for remote chips: prefill and one decoding step."""
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -18,8 +17,9 @@ from jaxrl_llm.learner.programs import records_routes
 from jaxrl_llm.models import Model, ModelConfig, make_model
 from jaxrl_llm.models.decoding import serving_of, unstacked_shardings
 from jaxrl_llm.rollouts.samplers import in_dtype
+from jaxrl_llm.sampler import exchange
 from jaxrl_llm.sampler.begin import begin, num_rows
-from jaxrl_llm.sampler.loop import advance, grow, should_continue
+from jaxrl_llm.sampler.loop import grow
 from jaxrl_llm.sampler.requests import Requests
 from jaxrl_llm.sampler.sampler import make_settings
 from jaxrl_llm.sampler.state import Inputs, Loop, Settings
@@ -166,14 +166,14 @@ def decode(plan: Plan) -> Proof:
     model, settings, _, _, _, inputs, loop = make_sampler(plan, num_layers)
 
     # The whole loop, since its layouts of the cache are not those of a step by itself.
-    def steps(inputs: Inputs, loop: Loop) -> Loop:
-      return jax.lax.while_loop(
-        partial(should_continue, settings, inputs), partial(advance, model, settings, inputs), loop
-      )
+    def steps(fixed: Inputs, moved: Inputs, loop: Loop) -> tuple[Inputs, Loop]:
+      inputs, loop = exchange.run(model, settings, exchange.with_fixed(moved, fixed), loop)
+      return exchange.movable(inputs), loop
 
+    changed = (exchange.movable(inputs), loop)
     compiled = compile_for(
-      jax.jit(steps, donate_argnums=1, out_shardings=jax.tree.map(lambda x: x.sharding, loop)),
-      (inputs, loop),
+      jax.jit(steps, donate_argnums=(1, 2), out_shardings=jax.tree.map(lambda x: x.sharding, changed)),
+      (exchange.fixed(inputs), *changed),
       plan.sampler_mesh,
       plan.topology,
       only_planned=only_planned,
