@@ -207,12 +207,9 @@ def write(blocks: Sequence[KeyValues], new: KeyValues, column: Int[Array, ""]) -
   return tuple(written(block, *columns) for block, columns in zip(blocks, _columns(blocks), strict=True))
 
 
-def copy_prompt(cache: Cache, source: Int[Array, ""], target: Int[Array, ""]) -> Cache:
-  """Copies the keys and values of one prompt over those of another."""
-  # With indices in arrays of one entry, XLA sends only that entry between the devices. It would
-  # gather all prompts to take a slice of them.
-  copied = lambda x: x.at[target[None]].set(x[source[None]])
-  return cache._replace(prompts=jax.tree.map(copied, cache.prompts))
+def map_prompts(function: Callable[[Array], Array], cache: Cache) -> Cache:
+  """Applies a function to the arrays [n ...] of the prompts' keys and values."""
+  return cache._replace(prompts=jax.tree.map(function, cache.prompts))
 
 
 def attend(q: Float[Array, "B K G C"], held: KeyValues, mask: Bool[Array, "B S"]) -> Partial:

@@ -10,7 +10,7 @@ from jaxtyping import Array, Bool, Int, PyTree
 
 from jaxrl_llm.devices.mesh import Serving, choose_layout, num_row_shards, param_shardings, platform_of
 from jaxrl_llm.models import ragged
-from jaxrl_llm.models.cache import Cache, View, Visits, columns_of_blocks, copy_prompt, empty, filled, split_rows
+from jaxrl_llm.models.cache import Cache, View, Visits, columns_of_blocks, empty, filled, map_prompts, split_rows
 from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.models.transformer import STACKS, layer_spans
 from jaxrl_llm.types import Params
@@ -29,7 +29,7 @@ class Steps(NamedTuple):
   prefill: Callable
   grow: Callable
   resume: Callable
-  copy_prompt: Callable
+  map_prompts: Callable
   decoding_weights: Callable[[Params], DecodingWeights]
   decode: Callable
 
@@ -119,7 +119,7 @@ def make_steps(
     x, cache, routes = model.step(weights.blocks, tokens, positions, cache, view)
     return model.unembed(x), cache, routes
 
-  return Steps(prefill, grow, resume, copy_prompt, decoding_weights, decode)
+  return Steps(prefill, grow, resume, map_prompts, decoding_weights, decode)
 
 
 def outside_of_blocks(tree: dict[str, Any]) -> dict[str, Any]:

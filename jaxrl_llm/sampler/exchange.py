@@ -22,7 +22,7 @@ from jaxtyping import Array, Bool, Int, PyTree
 
 from jaxrl_llm.sampler import loop as loop_lib
 from jaxrl_llm.sampler.requests import RUNNING, Requests
-from jaxrl_llm.sampler.state import Decoder, Inputs, Loop, Outputs, Settings, exchanges, is_active
+from jaxrl_llm.sampler.state import Decoder, Inputs, Loop, Outputs, Settings, exchanges, gather, is_active, scatter
 
 
 class Move(NamedTuple):
@@ -145,7 +145,7 @@ def exchange(
     **move_samples(move, {name: getattr(inputs, name) for name in ("positions", "tokens", "numbers", "requests")}),
   )
   loop = loop._replace(
-    cache=model.copy_prompt(loop.cache, move.source, move.target),
+    cache=model.map_prompts(partial(_copied, move), loop.cache),
     started=jnp.where(is_taker[:, 0], 0, loop.started),
     outputs=move_samples(move, loop.outputs),
   )
@@ -153,8 +153,23 @@ def exchange(
 
 
 def copy_prompts(move: Move, tree: PyTree) -> PyTree:
-  """Copies the moved prompt's row of arrays [n ...]."""
-  return jax.tree.map(lambda x: x.at[move.target[None]].set(x[move.source[None]]), tree)
+  """Copies the moved prompt's row of arrays [n ...] to the target's."""
+  return jax.tree.map(partial(_copied, move), tree)
+
+
+def _copied(move: Move, x: Array) -> Array:
+  is_row = lambda place: (jnp.arange(len(x)) == place).reshape(-1, *[1] * (x.ndim - 1))
+  return jnp.where(is_row(move.target), _only(is_row(move.source), x), x)
+
+
+def _only(mask: Bool[Array, "n *_"], x: Array) -> Array:
+  """Returns the one entry of x along the first axis that is in the mask.
+
+  A sum sends one entry between devices, whatever axes of the mesh split x. For an index, XLA may
+  gather or reduce all of x.
+  """
+  of_mask = jnp.where(mask, x, jnp.zeros((), x.dtype))
+  return jnp.any(of_mask, axis=0) if x.dtype == bool else jnp.sum(of_mask, axis=0, dtype=x.dtype)
 
 
 def move_samples(move: Move, tree: PyTree) -> PyTree:
@@ -167,15 +182,15 @@ def _swap(tree: PyTree, here: Int[Array, " G"], there: Int[Array, " G"]) -> PyTr
   group = len(here)
 
   def swap(x: Array) -> Array:
-    if not jnp.ndim(x):
-      return x
-    per_shard = x.shape[1] // group
-    # Arrays of indices, as in `models.cache.copy_prompt`.
-    index = lambda *places: (
-      jnp.concatenate([place // per_shard for place in places]),
-      jnp.concatenate([place % per_shard * group + jnp.arange(group) for place in places]),
-    )
-    return x.at[index(here, there)].set(x[index(there, here)])
+    num_shards, per_shard = x.shape[0], x.shape[1] // group
+    places = jnp.stack([here, there])
+    # Every shard reads entries at these slots, and those of the right shards are kept.
+    slots = (places % per_shard * group + jnp.arange(group)).reshape(-1)
+    is_held = jnp.arange(num_shards)[:, None] == (places // per_shard).reshape(-1)
+    held = gather(x, jnp.broadcast_to(slots, is_held.shape))
+    entries = jnp.roll(_only(is_held.reshape(*is_held.shape, *[1] * (x.ndim - 2)), held), group, axis=0)
+    # Out-of-bounds writes are dropped.
+    return scatter(x, jnp.where(is_held, slots, x.shape[1]), jnp.broadcast_to(entries, held.shape))
 
   return jax.tree.map(swap, tree)
 

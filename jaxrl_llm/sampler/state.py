@@ -24,7 +24,7 @@ class Decoder(Protocol):
   grow: Callable[..., PyTree]
   decoding_weights: Callable[[Params], PyTree]
   resume: Callable[..., PyTree]
-  copy_prompt: Callable[..., PyTree]
+  map_prompts: Callable[..., PyTree]
   decode: Callable[..., tuple[Float[Array, "B V"], PyTree, Any]]
 
 

@@ -41,7 +41,7 @@ class Chain(NamedTuple):
   mesh: None = None
   grow: Callable = lambda cache, *_, **__: cache
   resume: Callable = lambda table, tokens, mask, cache: cache
-  copy_prompt: Callable = lambda cache, source, target: cache
+  map_prompts: Callable = lambda function, cache: cache
   decoding_weights: Callable = lambda table: table
 
 
