@@ -51,7 +51,7 @@ def draw(rng: np.random.Generator, mean: float, *, num_prompts: int, group_size:
 
 
 def simulate(lengths: np.ndarray, *, slots: int, shards: int, blocks: tuple[int, ...], block_columns: int) -> Rollouts:
-  """Runs the sampler's queues on given lengths: one per shard of the rows, with exchanges between them.
+  """Runs the sampler's queues on given lengths, one per shard of the rows, with their exchanges.
 
   Args:
     lengths: Lengths of the responses of each prompt, [n G].

@@ -216,13 +216,14 @@ def decode(plan: Plan) -> Proof:
   gathered = sum(num_bytes for (kind, _), (_, num_bytes) in compiled.traffic.items() if kind == "all-gather")
   num_bytes = parts["weights"] + parts["cache"] + gathered
   work = costs.decode_step(plan.config, _shape(plan), plan.sampler_mesh, rows=rows, num_bytes=num_bytes)
+  remarks = _loop_remarks(plan, compiled, shapes, rows, depth=max(depths))
   return Proof(
     "decode",
     compiled,
     parts,
     beside,
     work,
-    note="; ".join(x for x in (note, f"one step of {rows} rows, full cache", *_loop_remarks(plan, compiled, shapes, rows, depth=max(depths))) if x),
+    note="; ".join(x for x in (note, f"one step of {rows} rows, full cache", *remarks) if x),
   )
 
 
@@ -237,11 +238,13 @@ def _loop_remarks(plan: Plan, compiled: Compiled, shapes: set[str], rows: int, *
   """Says what the decoding loop sends and copies that it should not."""
   if compiled.refused:
     return []
-  largest = hlo.largest_in_loops(compiled.text, num_devices=plan.sampler_mesh.size, depth=depth)
+  # The steps are the innermost loop.
+  outer, largest = (hlo.largest_in_loops(compiled.text, num_devices=plan.sampler_mesh.size, depth=x) for x in (1, depth))
   copied = len(hlo.copies(compiled.text, shapes))
   states = rows * plan.model.d_model * jnp.dtype(_shape(plan).dtype).itemsize
   return [
     f"largest collective of a step {largest / 1e6:.1f} MB, where the rows' states are {states / 1e6:.1f}",
+    *([f"largest of an exchange {outer / 1e6:.1f} MB with {FEW_LAYERS[1]} layers"] if depth > 1 else []),
     "the cache is not copied" if not copied else f"{copied} copies of parts of the cache, most of them once per loop",
   ]
 

@@ -93,7 +93,10 @@ def _free(settings: Settings, loop: Loop, is_over: Bool[Array, "d M"] | None) ->
 
 
 def _is_waiting(inputs: Inputs, loop: Loop) -> Bool[Array, "d M"]:
-  """Returns which entries of the queues are sequences that wait. None do on a shard with idle rows."""
+  """Returns which entries of the queues are sequences that wait.
+
+  On a shard with idle rows none does.
+  """
   end = inputs.queue.shape[1] - 1
   return (jnp.arange(end + 1) >= loop.started[:, None]) & (inputs.queue != end)
 
@@ -139,11 +142,13 @@ def exchange(
   received = jnp.sort(jnp.where(moves, target_place * group + jnp.arange(group), end))
   received = jnp.pad(received, (0, end + 1 - group), constant_values=end)
   is_taker = (shards == taker) & possible
-  inputs = inputs._replace(
-    prompts_seen=copy_prompts(move, inputs.prompts_seen),
+  moved = movable(inputs)
+  moved = moved._replace(
+    prompts_seen=copy_prompts(move, moved.prompts_seen),
     queue=jnp.where(is_taker, received, queue),
-    **move_samples(move, {name: getattr(inputs, name) for name in ("positions", "tokens", "numbers", "requests")}),
+    **move_samples(move, {name: getattr(moved, name) for name in ("positions", "tokens", "numbers", "requests")}),
   )
+  inputs = with_fixed(moved, inputs)
   loop = loop._replace(
     cache=model.map_prompts(partial(_copied, move), loop.cache),
     started=jnp.where(is_taker[:, 0], 0, loop.started),
@@ -162,7 +167,7 @@ def _copied(move: Move, x: Array) -> Array:
   return jnp.where(is_row(move.target), _only(is_row(move.source), x), x)
 
 
-def _only(mask: Bool[Array, "n *_"], x: Array) -> Array:
+def _only(mask: Bool[Array, "..."], x: Array) -> Array:
   """Returns the one entry of x along the first axis that is in the mask.
 
   A sum sends one entry between devices, whatever axes of the mesh split x. For an index, XLA may
