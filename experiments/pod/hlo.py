@@ -83,15 +83,16 @@ def collectives(text: str, *, num_devices: int, unknown_trips: int = 1) -> list[
   return [x for x in all_collectives if len(x.groups[0]) > 1]
 
 
-def largest_in_loops(text: str, *, num_devices: int) -> int:
+def largest_in_loops(text: str, *, num_devices: int, depth: int = 1) -> int:
   """Returns the bytes of the largest collective in loops whose number of iterations is unknown.
 
   Args:
     text: Text of the program, `compiled.as_text()`.
     num_devices: Number of devices of the program.
+    depth: Number of such loops, one inside the other, that are around the collective.
   """
   often = 1_000_003
-  inside = [x for x in collectives(text, num_devices=num_devices, unknown_trips=often) if x.times >= often]
+  inside = [x for x in collectives(text, num_devices=num_devices, unknown_trips=often) if x.times >= often**depth]
   return max((x.num_bytes for x in inside), default=0)
 
 

@@ -51,7 +51,7 @@ def draw(rng: np.random.Generator, mean: float, *, num_prompts: int, group_size:
 
 
 def simulate(lengths: np.ndarray, *, slots: int, shards: int, blocks: tuple[int, ...], block_columns: int) -> Rollouts:
-  """Runs the sampler's queue on given lengths; each shard of the rows has its own queue.
+  """Runs the sampler's queues on given lengths, one per shard of the rows, with their exchanges.
 
   Args:
     lengths: Lengths of the responses of each prompt, [n G].
@@ -64,16 +64,23 @@ def simulate(lengths: np.ndarray, *, slots: int, shards: int, blocks: tuple[int,
     >>> simulate(np.array([[3, 1], [2, 2]]), slots=2, shards=1, blocks=(4,), block_columns=1)
     Rollouts(tokens=8, steps=5, busy=1.0, columns=4.0, held=1.0)
   """
-  waiting = [list(shard) for shard in lengths.reshape(shards, -1)]
+  of_shards = lengths.reshape(shards, -1, lengths.shape[1])
+  queues = [[(place, length) for place, group in enumerate(shard) for length in group] for shard in of_shards]
+  undone = np.full(of_shards.shape[:2], lengths.shape[1])
   rows = slots // shards
-  left = np.zeros((shards, rows), int)
-  drawn = np.zeros((shards, rows), int)
+  places, left, drawn = (np.zeros((shards, rows), int) for _ in range(3))
   sizes = np.cumsum(blocks)
   steps, busy, columns, held, looks = 0, 0.0, 0.0, 0.0, 0
-  while True:
+
+  def refill() -> None:
     for shard, row in zip(*np.nonzero(left == 0)):
-      if waiting[shard]:
-        left[shard, row], drawn[shard, row] = waiting[shard].pop(0), 0
+      if queues[shard]:
+        (places[shard, row], left[shard, row]), drawn[shard, row] = queues[shard].pop(0), 0
+
+  while True:
+    refill()
+    while _exchange(queues, undone, idle=(left == 0).sum(axis=1)):
+      refill()
     active = left > 0
     if not active.any():
       return Rollouts(int(lengths.sum()), steps, *(round(float(x) / looks, 3) for x in (busy, columns, held)))
@@ -85,3 +92,28 @@ def simulate(lengths: np.ndarray, *, slots: int, shards: int, blocks: tuple[int,
     # To the next response that ends, or to the next look.
     run = min(left[active].min(), looks * _EVERY - steps)
     left, drawn, steps = np.where(active, left - run, 0), drawn + run * active, steps + int(run)
+    shard, row = np.nonzero(active & (left == 0))
+    np.subtract.at(undone, (shard, places[shard, row]), 1)
+
+
+def _exchange(queues: list[list[tuple[int, int]]], undone: np.ndarray, *, idle: np.ndarray) -> bool:
+  """Moves samples between shards as `jaxrl_llm.sampler.exchange` does, if it is possible.
+
+  Args:
+    queues: Place and length of each waiting response of each shard.
+    undone: Number of responses of each place that wait or run, [shards places].
+    idle: Number of idle rows of each shard.
+
+  Returns:
+    Whether anything moved.
+  """
+  free = (undone == 0) & (idle > 0)[:, None]
+  giver, taker = int(np.argmax([len(queue) for queue in queues])), int(np.argmax(np.where(free.any(axis=1), idle, 0)))
+  if not queues[giver] or not free[taker].any():
+    return False
+  source, target = queues[giver][-1][0], int(np.argmax(free[taker]))
+  queues[taker] = [(target, length) for place, length in queues[giver] if place == source]
+  queues[giver] = [entry for entry in queues[giver] if entry[0] != source]
+  undone[giver, source] -= len(queues[taker])
+  undone[taker, target] = len(queues[taker])
+  return True

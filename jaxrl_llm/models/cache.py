@@ -207,6 +207,11 @@ def write(blocks: Sequence[KeyValues], new: KeyValues, column: Int[Array, ""]) -
   return tuple(written(block, *columns) for block, columns in zip(blocks, _columns(blocks), strict=True))
 
 
+def map_prompts(function: Callable[[Array], Array], cache: Cache) -> Cache:
+  """Applies a function to the arrays [n ...] of the prompts' keys and values."""
+  return cache._replace(prompts=jax.tree.map(function, cache.prompts))
+
+
 def attend(q: Float[Array, "B K G C"], held: KeyValues, mask: Bool[Array, "B S"]) -> Partial:
   """Attends from queries to a part of the cached tokens, with scores and sums in float32.
 

@@ -10,7 +10,7 @@ from jaxtyping import Array, Bool, Int, PyTree
 
 from jaxrl_llm.devices.mesh import Serving, choose_layout, num_row_shards, param_shardings, platform_of
 from jaxrl_llm.models import ragged
-from jaxrl_llm.models.cache import Cache, View, Visits, columns_of_blocks, empty, filled, split_rows
+from jaxrl_llm.models.cache import Cache, View, Visits, columns_of_blocks, empty, filled, map_prompts, split_rows
 from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.models.decoding_weights import DecodingWeights, outside_of_blocks, to_8_bits, to_matrices, unstacked_shardings
 from jaxrl_llm.types import Params
@@ -22,6 +22,7 @@ class Steps(NamedTuple):
   prefill: Callable
   grow: Callable
   resume: Callable
+  map_prompts: Callable
   decoding_weights: Callable[[Params], DecodingWeights]
   decode: Callable
 
@@ -119,4 +120,4 @@ def make_steps(
     x, cache, routes = model.step(weights.blocks, tokens, positions, cache, view)
     return model.unembed(x), cache, routes
 
-  return Steps(prefill, grow, resume, decoding_weights, decode)
+  return Steps(prefill, grow, resume, map_prompts, decoding_weights, decode)

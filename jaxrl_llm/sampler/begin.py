@@ -63,6 +63,11 @@ def begin(
   queue = jnp.where(jnp.arange(per_shard) < jnp.sum(waiting, axis=1, keepdims=True), order, per_shard)
   queue = jnp.concatenate([queue, jnp.full((num_shards, 1), per_shard)], axis=1)
   limits = jnp.full((num_sequences,), settings.max_new_tokens) if requests.limits is None else requests.limits
+  kept = requests._replace(
+    limits=jnp.clip(limits, 1, settings.max_new_tokens),
+    partial=requests.partial
+    and requests.partial._replace(logprobs=None, raw_logprobs=None, reasons=None, routing=None, entropy=None),
+  )
   inputs = Inputs(
     weights=model.decoding_weights(params),
     key=key,
@@ -71,7 +76,7 @@ def begin(
     tokens=each(prompts[:, -1]),
     queue=queue,
     numbers=split_into_shards(jnp.arange(num_sequences), num_shards),
-    requests=split_into_shards(requests._replace(limits=jnp.clip(limits, 1, settings.max_new_tokens)), num_shards),
+    requests=split_into_shards(kept, num_shards),
   )
   # If every sequence has its own row, row i decodes sequence i and no lookup is needed.
   first = (

@@ -22,6 +22,7 @@ from jaxrl_llm.sampler.state import (
   Loop,
   Outputs,
   Settings,
+  exchanges,
   gather,
   is_active,
   num_blocks,
@@ -50,8 +51,15 @@ def has_demand(settings: Settings, inputs: Inputs, loop: Loop) -> Bool[Array, ""
   if requests.max_steps is not None:
     demand &= loop.step < requests.max_steps
   if requests.enough_groups is not None:
-    groups = loop.outputs.reasons[:, :-1].reshape(-1, settings.group_size)
-    demand &= jnp.sum(jnp.all((groups != RUNNING) & (groups != StopReason.ABORTED), axis=1)) < requests.enough_groups
+    reasons = loop.outputs.reasons[:, :-1]
+    complete = (reasons != RUNNING) & (reasons != StopReason.ABORTED)
+    if exchanges(loop):
+      # The samples of a prompt may be on several shards.
+      of_prompts = jnp.zeros(complete.size // settings.group_size, jnp.int32)
+      groups = of_prompts.at[inputs.numbers[:, :-1] // settings.group_size].add(complete) == settings.group_size
+    else:
+      groups = jnp.all(complete.reshape(-1, settings.group_size), axis=1)
+    demand &= jnp.sum(groups) < requests.enough_groups
   return demand
 
 
@@ -91,7 +99,7 @@ def advance(model: Decoder, settings: Settings, inputs: Inputs, loop: Loop) -> L
   loop = Loop(
     loop.step + 1, written, cache, loop.sequences, lengths, results["tokens"], matching, loop.started, outputs
   )
-  return _refill(settings, inputs, loop, reasons != RUNNING) if refills(loop) else loop
+  return refill(settings, inputs, loop, reasons != RUNNING) if refills(loop) else loop
 
 
 def _draw(settings: Settings, inputs: Inputs, loop: Loop, logits: Float[Array, "B V"]) -> dict[str, Array]:
@@ -174,7 +182,7 @@ def _ended(settings: Settings, inputs: Inputs, loop: Loop, tokens: Int[Array, "d
   return lengths, matching, jnp.where(active, now, reasons)
 
 
-def _refill(settings: Settings, inputs: Inputs, loop: Loop, free: Bool[Array, "d b"]) -> Loop:
+def refill(settings: Settings, inputs: Inputs, loop: Loop, free: Bool[Array, "d b"]) -> Loop:
   """Refills free rows with the next sequences of their shard's queue, in order.
 
   At the end of the queue a free row gets the dummy sequence.
@@ -257,8 +265,11 @@ def abort(settings: Settings, inputs: Inputs, loop: Loop, unwanted: Bool[Array, 
     return inputs, loop
   wanted = loop.outputs.reasons == RUNNING
   gone = (jnp.arange(inputs.queue.shape[1]) >= loop.started[:, None]) & ~gather(wanted, inputs.queue)
+  inputs = inputs._replace(queue=without(inputs.queue, gone))
+  return inputs, refill(settings, inputs, loop, ~gather(wanted, loop.sequences))
+
+
+def without(queue: Int[Array, "d M"], gone: Bool[Array, "d M"]) -> Int[Array, "d M"]:
+  """Removes entries from each shard's queue; the others move up in order."""
   order = jnp.argsort(gone, axis=1, stable=True)
-  inputs = inputs._replace(
-    queue=jnp.where(gather(gone, order), inputs.queue.shape[1] - 1, gather(inputs.queue, order))
-  )
-  return inputs, _refill(settings, inputs, loop, ~gather(wanted, loop.sequences))
+  return jnp.where(gather(gone, order), queue.shape[1] - 1, gather(queue, order))

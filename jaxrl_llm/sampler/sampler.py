@@ -1,17 +1,17 @@
 """The sampler: one jitted program from prompts to rollouts."""
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import jax
 from jaxtyping import Array, Bool, Int, PRNGKeyArray
 
+from jaxrl_llm.sampler import exchange
 from jaxrl_llm.sampler import loop as loop_lib
 from jaxrl_llm.sampler.begin import begin
 from jaxrl_llm.sampler.filters import make_filter
 from jaxrl_llm.sampler.requests import Requests, check_requests
-from jaxrl_llm.sampler.state import Decoder, Inputs, Loop, Outputs, Settings, num_blocks
+from jaxrl_llm.sampler.state import Decoder, Inputs, Loop, Outputs, Settings, exchanges, num_blocks
 from jaxrl_llm.types import Params, Rollouts
 
 SampleFn = Callable[..., Rollouts]
@@ -72,23 +72,28 @@ def make_sampler(model: Decoder, **settings: Any) -> SampleFn:
   ) -> Rollouts:
     check_requests(requests, len(prompts) * settings.group_size, settings.max_new_tokens)
     inputs, loop, routes = begin(model, settings, params, prompts, prompt_mask, key, requests)
-    return loop_lib.rollouts(settings, prompts, prompt_mask, _run(model, settings, inputs, loop), routes)
+    numbers, outputs = _run(model, settings, inputs, loop)
+    if exchanges(loop):
+      outputs = exchange.restore(settings, numbers, outputs)
+    return loop_lib.rollouts(settings, prompts, prompt_mask, outputs, routes)
 
   return sample
 
 
-def _run(model: Decoder, settings: Settings, inputs: Inputs, loop: Loop) -> Outputs:
+def _run(model: Decoder, settings: Settings, inputs: Inputs, loop: Loop) -> tuple[Int[Array, "d M"], Outputs]:
   """Steps until everything is drawn, with one loop per cache size.
 
   Each further loop is inside a branch that is taken only if it is needed.
+
+  Returns:
+    The numbers of the sequences as the shards hold them in the end, and their outputs.
   """
-  loop = jax.lax.while_loop(
-    partial(loop_lib.should_continue, settings, inputs), partial(loop_lib.advance, model, settings, inputs), loop
-  )
+  inputs, loop = exchange.run(model, settings, inputs, loop)
+  stop = lambda loop: (inputs.numbers, loop.outputs)
   if num_blocks(settings, loop) == len(settings.cache_blocks):
-    return loop.outputs
+    return stop(loop)
   proceed = lambda loop: _run(model, settings, inputs, loop_lib.grow(model, settings, loop))
-  return jax.lax.cond(loop_lib.has_demand(settings, inputs, loop), proceed, lambda loop: loop.outputs, loop)
+  return jax.lax.cond(loop_lib.has_demand(settings, inputs, loop), proceed, stop, loop)
 
 
 def make_settings(model: Decoder, *, record_routing: bool = False, **settings: Any) -> Settings:

@@ -24,6 +24,7 @@ class Decoder(Protocol):
   grow: Callable[..., PyTree]
   decoding_weights: Callable[[Params], PyTree]
   resume: Callable[..., PyTree]
+  map_prompts: Callable[..., PyTree]
   decode: Callable[..., tuple[Float[Array, "B V"], PyTree, Any]]
 
 
@@ -48,7 +49,8 @@ class Settings(NamedTuple):
 class Inputs(NamedTuple):
   """Inputs that every step reads and none changes.
 
-  Sequences are split into d shards, one per device that holds rows, of M − 1 sequences each.
+  Sequences are split into d shards, one per device that holds rows, of M − 1 sequences each. What
+  belongs to sequences or prompts changes between steps if shards exchange them; see `exchange`.
 
   Attributes:
     weights: Weights in the layout that the model decodes with.
@@ -58,7 +60,8 @@ class Inputs(NamedTuple):
     tokens: Last token of each sequence's prompt.
     queue: Sequences in the order in which they start; M − 1 for none.
     numbers: Index of each sequence among all N: the seed of its random stream.
-    requests: Requests of the caller, in shards, with a limit for each sequence.
+    requests: Requests of the caller, in shards, with a limit for each sequence. Of partial
+      responses only tokens and lengths are kept.
   """
 
   weights: PyTree
@@ -104,7 +107,7 @@ class Loop(NamedTuple):
     lengths: Number of tokens of each row's sequence so far.
     tokens: Token that each row feeds next.
     matching: States of the stop automata; None without any.
-    started: Number of sequences of each queue that have or had a row.
+    started: Number of sequences at the head of each queue that have or had a row.
     outputs: Responses so far.
   """
 
@@ -137,6 +140,11 @@ def is_active(loop: Loop) -> Bool[Array, "d b"]:
 def refills(loop: Loop) -> bool:
   """Returns whether rows are refilled, because there are more sequences than rows."""
   return loop.sequences.shape[1] + 1 < loop.outputs.reasons.shape[1]
+
+
+def exchanges(loop: Loop) -> bool:
+  """Returns whether shards exchange sequences: there are several, and some sequences wait."""
+  return loop.sequences.shape[0] > 1 and refills(loop)
 
 
 def num_blocks(settings: Settings, loop: Loop) -> int:

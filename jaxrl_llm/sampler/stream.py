@@ -23,11 +23,12 @@ from jax.sharding import NamedSharding
 from jaxtyping import Array, Bool, Int, Integer, PRNGKeyArray
 
 from jaxrl_llm.devices.mesh import num_row_shards, replicated, row_sharding
+from jaxrl_llm.sampler import exchange
 from jaxrl_llm.sampler import loop as loop_lib
-from jaxrl_llm.sampler.begin import begin, num_shards_and_rows
+from jaxrl_llm.sampler.begin import begin
 from jaxrl_llm.sampler.requests import RUNNING, Requests, check_requests
 from jaxrl_llm.sampler.sampler import make_settings
-from jaxrl_llm.sampler.state import Decoder, Inputs, Loop, Settings, is_active, num_blocks
+from jaxrl_llm.sampler.state import Decoder, Inputs, Loop, Settings, exchanges, is_active, num_blocks
 from jaxrl_llm.types import Params, Rollouts
 
 _AHEAD = 2  # Number of stretches in flight while the host waits for the first of them.
@@ -56,12 +57,17 @@ StreamFn = Callable[..., Iterator[Finished]]
 iterator of Finished`."""
 
 
-class _Given(NamedTuple):
-  """Inputs that all stretches read and none changes."""
+class _Prompts(NamedTuple):
+  """Prompts as the shards hold them, for the reports.
 
-  inputs: Inputs
-  prompts: Int[Array, "n P"]
-  prompt_mask: Bool[Array, "n P"]
+  Attributes:
+    tokens: Token ids, padded on the left.
+    mask: True at tokens of the prompts.
+    routes: Routes of the prefilled tokens; None if not recorded.
+  """
+
+  tokens: Int[Array, "n P"]
+  mask: Bool[Array, "n P"]
   routes: Int[Array, "n _ L K"] | None
 
 
@@ -70,12 +76,15 @@ class _Progress(NamedTuple):
 
   Attributes:
     loop: State of the decode loop.
-    queue: Queue of the inputs without the aborted sequences.
+    moved: Inputs that change between stretches: aborted sequences leave the queue, and shards
+      exchange sequences.
+    prompts: Prompts in the order in which the shards hold them now.
     status: Report status of each sequence: `_UNFINISHED`, `_UNREPORTED` or `_REPORTED`.
   """
 
   loop: Loop
-  queue: Int[Array, "d M"]
+  moved: Inputs
+  prompts: _Prompts
   status: Int[Array, "d M"]
 
 
@@ -109,8 +118,8 @@ class _Programs(NamedTuple):
     growths: Growth of the cache from each size to the next.
   """
 
-  begin: Callable[..., tuple[_Given, _Progress]]
-  stretches: tuple[Callable[[_Given, _Progress, Any], tuple[_Progress, _Report]], ...]
+  begin: Callable[..., tuple[Inputs, _Progress]]
+  stretches: tuple[Callable[[Inputs, _Progress, Any], tuple[_Progress, _Report]], ...]
   growths: tuple[Callable[[_Progress], _Progress], ...]
 
 
@@ -174,8 +183,7 @@ def make_stream(model: Decoder, *, steps_per_report: int = 32, signatures: Seque
     check_requests(requests, num_sequences, settings.max_new_tokens)
     args = (params, *_place_args(model, (prompts, prompt_mask, key, requests)))
     programs = programs_of(args)
-    num_shards, _ = num_shards_and_rows(model.mesh, len(prompts), settings)
-    return _run(programs, *programs.begin(*args), ask=lambda: _unwanted_mask(unwanted(), num_sequences, num_shards))
+    return _run(programs, *programs.begin(*args), ask=lambda: _unwanted_mask(unwanted(), num_sequences))
 
   return stream
 
@@ -204,7 +212,7 @@ def collect_finished(finished: Iterable[Finished]) -> Rollouts:
   return jax.tree.map(lambda *rows: np.concatenate(rows)[order], *[x.rollouts for x in finished])
 
 
-def _run(programs: _Programs, given: _Given, progress: _Progress, *, ask: Callable[[], Bool[np.ndarray, "d M"]]) -> Iterator[Finished]:
+def _run(programs: _Programs, given: Inputs, progress: _Progress, *, ask: Callable[[], Bool[np.ndarray, " N"]]) -> Iterator[Finished]:
   """Runs the host's side: keeps stretches in flight and yields the sequences of their reports."""
   size, pending = 0, deque()
 
@@ -238,7 +246,7 @@ def _fetch(report: _Report, parts: tuple[Rollouts, ...]) -> Finished:
   return Finished(sequences[there], jax.tree.map(taken, *parts), int(report.steps))
 
 
-def _unwanted_mask(unwanted: Collection[int], num_sequences: int, num_shards: int) -> Bool[np.ndarray, "d M"]:
+def _unwanted_mask(unwanted: Collection[int], num_sequences: int) -> Bool[np.ndarray, " N"]:
   marks = np.zeros(num_sequences, bool)
   for i in unwanted:
     if not 0 <= i < num_sequences:
@@ -246,27 +254,32 @@ def _unwanted_mask(unwanted: Collection[int], num_sequences: int, num_shards: in
         f"unwanted: found sequence {i}, expected numbers from 0 to {num_sequences - 1}, G in a row for each prompt"
       )
     marks[i] = True
-  return np.pad(marks.reshape(num_shards, -1), ((0, 0), (0, 1)))
+  return marks
 
 
-def _begin(model: Decoder, settings: Settings, params: Params, prompts, prompt_mask, key, requests: Requests) -> tuple[_Given, _Progress]:
+def _begin(model: Decoder, settings: Settings, params: Params, prompts, prompt_mask, key, requests: Requests) -> tuple[Inputs, _Progress]:
   inputs, loop, routes = begin(model, settings, params, prompts, prompt_mask, key, requests)
   # The dummy sequence counts as reported from the start.
   status = jnp.full(inputs.queue.shape, _UNFINISHED, jnp.int8).at[:, -1].set(_REPORTED)
-  return _Given(inputs._replace(queue=None), prompts, prompt_mask, routes), _Progress(loop, inputs.queue, status)
+  moved = exchange.movable(inputs)
+  return exchange.fixed(inputs), _Progress(loop, moved, _Prompts(prompts, prompt_mask, routes), status)
 
 
 def _stretch(
-  model: Decoder, settings: Settings, steps: int, given: _Given, progress: _Progress, unwanted: Bool[Array, "d M"]
+  model: Decoder, settings: Settings, steps: int, given: Inputs, progress: _Progress, unwanted: Bool[Array, " N"]
 ) -> tuple[_Progress, _Report]:
   """Runs up to `steps` steps and reports the sequences that have finished.
 
   It runs fewer steps if the cache or the report is full, or if nothing is left to draw.
   """
-  inputs, loop = loop_lib.abort(settings, given.inputs._replace(queue=progress.queue), progress.loop, unwanted)
+  inputs = exchange.with_fixed(progress.moved, given)
+  inputs, loop = loop_lib.abort(settings, inputs, progress.loop, unwanted[inputs.numbers])
+  prompts, status = progress.prompts, progress.status
+  if exchanges(loop):
+    inputs, loop, prompts, status = _exchange_all(model, settings, inputs, loop, prompts, status)
   end, room = loop.step + steps, min(max(loop.sequences.shape[1], _ROOM), loop.outputs.reasons.shape[1] - 1)
   is_done = lambda loop: loop.outputs.reasons != RUNNING
-  num_unreported = lambda loop: jnp.sum(is_done(loop) & (progress.status != _REPORTED), axis=1)
+  num_unreported = lambda loop: jnp.sum(is_done(loop) & (status != _REPORTED), axis=1)
   # More sequences may finish at a step than the report has room for; the excess fits the next one.
   should_continue = lambda loop: (
     loop_lib.should_continue(settings, inputs, loop) & (loop.step < end) & (jnp.max(num_unreported(loop)) < room)
@@ -275,16 +288,39 @@ def _stretch(
 
   has_ended = ~loop_lib.has_demand(settings, inputs, loop)
   longest = jnp.max(jnp.where(is_active(loop), loop.lengths + 1, 0))
-  status, order, counts = _choose(progress.status, is_done(loop) | has_ended, room)
+  status, order, counts = _choose(status, is_done(loop) | has_ended, room)
   report = _Report(
     counts=counts,
     sequences=jnp.take_along_axis(inputs.numbers, order, axis=1),
-    parts=_parts(_rows(settings, given, loop, order)),
+    parts=_parts(_rows(settings, prompts, loop, order)),
     steps=loop.step,
     is_full=~has_ended & (longest > len(loop.written)),
     is_over=jnp.all(status == _REPORTED),
   )
-  return _Progress(loop, inputs.queue, status), report
+  return _Progress(loop, exchange.movable(inputs), prompts, status), report
+
+
+def _exchange_all(
+  model: Decoder, settings: Settings, inputs: Inputs, loop: Loop, prompts: _Prompts, status: Int[Array, "d M"]
+) -> tuple[Inputs, Loop, _Prompts, Int[Array, "d M"]]:
+  """Gives idle rows sequences of other shards until no exchange is possible.
+
+  A prompt can be replaced once all of its samples have been reported.
+  """
+  is_over = lambda loop, status: (loop.outputs.reasons != RUNNING) & (status == _REPORTED)
+  join = lambda moved: exchange.with_fixed(moved, inputs)
+
+  def is_possible(state) -> Bool[Array, ""]:
+    moved, loop, _, status = state
+    return exchange.is_possible(settings, join(moved), loop, is_over(loop, status))
+
+  def once(state):
+    moved, loop, prompts, status = state
+    moved, loop, move = exchange.exchange(model, settings, join(moved), loop, is_over(loop, status))
+    return exchange.movable(moved), loop, exchange.copy_prompts(move, prompts), exchange.move_samples(move, status)
+
+  moved, *others = jax.lax.while_loop(is_possible, once, (exchange.movable(inputs), loop, prompts, status))
+  return join(moved), *others
 
 
 def _choose(
@@ -306,14 +342,14 @@ def _choose(
   return jax.vmap(lambda shard, i: shard.at[i].set(_REPORTED))(status, chosen), order, counts
 
 
-def _rows(settings: Settings, given: _Given, loop: Loop, order: Int[Array, "d room"]) -> Rollouts:
+def _rows(settings: Settings, prompts: _Prompts, loop: Loop, order: Int[Array, "d room"]) -> Rollouts:
   """Returns rollouts of some sequences of each shard, [d room ...]."""
   take = jax.vmap(lambda shard, i: shard[i])
   with_dummy = jnp.pad(order, ((0, 0), (0, 1)))
   outputs = jax.tree.map(lambda x: take(x, with_dummy), loop.outputs)
   of_prompts = lambda x: take(x.reshape(len(order), -1, *x.shape[1:]), order // settings.group_size).reshape(-1, *x.shape[1:])
-  prompts, prompt_mask, routes = jax.tree.map(of_prompts, (given.prompts, given.prompt_mask, given.routes))
-  rollouts = loop_lib.rollouts(settings._replace(group_size=1), prompts, prompt_mask, outputs, routes)
+  tokens, mask, routes = jax.tree.map(of_prompts, prompts)
+  rollouts = loop_lib.rollouts(settings._replace(group_size=1), tokens, mask, outputs, routes)
   return jax.tree.map(lambda x: x.reshape(*order.shape, *x.shape[1:]), rollouts)
 
 
@@ -335,7 +371,7 @@ def _compile(model: Decoder, settings: Settings, steps: int, args: tuple) -> _Pr
   begin = jax.jit(partial(_begin, model, settings)).lower(*args)
   programs = _Programs(begin.compile(), (), ())
   given, progress = _abstract_outputs(begin, programs.begin)
-  unwanted = jax.ShapeDtypeStruct(progress.status.shape, bool)
+  unwanted = jax.ShapeDtypeStruct((len(args[1]) * settings.group_size,), bool)
   reports = _report_shardings(model, len(progress.status))
   while True:
     shardings = jax.tree.map(lambda x: x.sharding, progress)

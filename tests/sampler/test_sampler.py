@@ -169,6 +169,7 @@ class Stub(NamedTuple):
   mesh: None = None
   grow: Callable = lambda cache, rows, columns, dtype: cache
   resume: None = None
+  map_prompts: None = None
   decoding_weights: Callable = lambda params: params
 
 

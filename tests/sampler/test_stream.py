@@ -41,6 +41,7 @@ class Chain(NamedTuple):
   mesh: None = None
   grow: Callable = lambda cache, *_, **__: cache
   resume: Callable = lambda table, tokens, mask, cache: cache
+  map_prompts: Callable = lambda function, cache: cache
   decoding_weights: Callable = lambda table: table
 
 
