@@ -126,19 +126,22 @@ def footprint(
   sampler_dtype, of_sampler = config.model.sampler_dtype or shape.dtype, {}
   sampled = sampling(config, shape._replace(dtype=sampler_dtype), sampler_mesh)
   lowered = make_model(shape, mesh=sampler_mesh)
-  serving = serving_of(shape, mesh, sampler_mesh, layout=config.serving.layout)
-  if serving is None:
-    placed = mesh_lib.param_shardings(sampler_mesh, lowered.logical_axes, state.params, fields={"tensor": "mesh.sampler_tensor"})
-  else:
-    placed = mesh_lib.param_shardings(serving.mesh, lowered.logical_axes, state.params, rules=serving.rules)
-  at_sampler = jax.tree.map(lambda x, sharding: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), state.params, placed)
-  copy = sum(_size(x, sampler_dtype) for x in jax.tree.leaves(at_sampler))
+  serving = serving_of(shape, sampler_mesh, layout=config.serving.layout)
+
+  def at_sampler(mesh: Mesh, **options) -> int:
+    placed = mesh_lib.param_shardings(mesh, lowered.logical_axes, state.params, **options)
+    leaves = jax.tree.map(lambda x, sharding: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), state.params, placed)
+    return sum(_size(x, sampler_dtype) for x in jax.tree.leaves(leaves))
+
+  of_params = partial(at_sampler, sampler_mesh, fields=mesh_lib.SAMPLER_FIELDS)
+  decoding = of_params() if serving is None else at_sampler(serving.mesh, rules=serving.rules)
   if sampler_mesh == mesh:
-    by_program["sampling"] = {"weights laid out for decoding": copy, **sampled}
+    by_program["sampling"] = {"weights laid out for decoding": decoding, **sampled}
   else:
-    by_program["weight sync"] = {"weights in transit to the sampler": copy}
+    arrived = of_params()
+    by_program["weight sync"] = {"weights in transit to the sampler": arrived}
     # With a lag, the next weights arrive while rollouts are still drawn with the previous ones.
-    of_sampler = {"weights": copy * (1 + config.rollout.staleness), "weights laid out for decoding": copy, **sampled}
+    of_sampler = {"weights": arrived * (1 + config.rollout.staleness), "weights laid out for decoding": decoding, **sampled}
   keep = lambda parts: {name: size for name, size in parts.items() if size}
   return Footprint(
     keep(held),
