@@ -68,7 +68,7 @@ def make_sampler(plan: Plan, num_layers: int) -> Sampler:
   """Makes the sampler of a run, with some or all of the model's layers."""
   config, section, mesh = plan.config, plan.config.rollout, plan.sampler_mesh
   shape = _shape(plan)._replace(num_layers=num_layers)
-  plain = make_model(shape, mesh=mesh, serving=serving_of(shape, plan.mesh, plan.sampler_mesh, layout=plan.config.serving.layout))
+  plain = make_model(shape, mesh=mesh, serving=serving_of(shape, mesh, layout=config.serving.layout))
   model = in_dtype(plain)
   settings = make_settings(
     model,
@@ -84,16 +84,14 @@ def make_sampler(plan: Plan, num_layers: int) -> Sampler:
     cache_blocks=section.cache_blocks,
     record_routing=records_routes(config, shape),
   )
-  params = jax.eval_shape(plain.init, jax.random.key(0))
-  if mesh is not plan.mesh:
-    params = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, jnp.dtype(shape.dtype)), params)
-  shardings = mesh_lib.param_shardings(mesh, plain.logical_axes, params)
+  params = _params(plan, plain)
+  shardings = jax.tree.map(lambda x: x.sharding, params)
   prompts = (section.num_prompts + section.spare_prompts, max(section.prompt_buckets))
   arrays = [
     jax.ShapeDtypeStruct(prompts, dtype, sharding=mesh_lib.row_sharding(mesh)) for dtype in (jnp.int32, bool)
   ]
   key = _placed(jax.eval_shape(jax.random.key, 0), mesh_lib.replicated(mesh))
-  arguments = (_placed(params, shardings), *arrays, key)
+  arguments = (params, *arrays, key)
 
   def prefill(params, prompts, mask, key):
     return begin(model, settings, params, prompts, mask, key, Requests())[:2]
@@ -110,6 +108,17 @@ def make_sampler(plan: Plan, num_layers: int) -> Sampler:
     shardings_out = sampler_shardings(plan, shape, shardings, inputs, loop)
     programs.append(jax.jit(program, out_shardings=shardings_out))
   return Sampler(model, settings, *programs, arguments, *map(_placed, (inputs, loop), shardings_out))
+
+
+def _params(plan: Plan, model: Model) -> PyTree:
+  """Returns the abstract params from which a sampler decodes.
+
+  They are the learner's, or have arrived in the sampler's dtype on its own devices.
+  """
+  mesh, params = plan.sampler_mesh, jax.eval_shape(model.init, jax.random.key(0))
+  if mesh is not plan.mesh:
+    params = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, jnp.dtype(model.config.dtype)), params)
+  return _placed(params, mesh_lib.param_shardings(mesh, model.logical_axes, params, fields=mesh_lib.SAMPLER_FIELDS))
 
 
 def sampler_shardings(
@@ -137,7 +146,7 @@ def sampler_shardings(
   of_fields = lambda x: type(x)(
     *(jax.tree.map(whole if name in _WHOLE else by_rows, getattr(x, name)) for name in x._fields)
   )
-  if serving := serving_of(shape, plan.mesh, plan.sampler_mesh, layout=plan.config.serving.layout):
+  if serving := serving_of(shape, mesh, layout=plan.config.serving.layout):
     plain = make_model(shape)
     abstract = jax.eval_shape(plain.init, jax.random.key(0))
     params = mesh_lib.param_shardings(serving.mesh, plain.logical_axes, abstract, rules=serving.rules)
@@ -199,10 +208,8 @@ def decode(plan: Plan) -> Proof:
   shapes: set[str] = set()
   depths: set[int] = set()
   compiled, parts, note = _extrapolated(plan, of_layers)
-  # The learner's weights stay on the chips: the sampler decodes with a copy in its own layout.
-  beside = _beside(plan) + (
-    costs.bytes_on_chip(plan.programs.abstract_state.params) if plan.sampler_mesh is plan.mesh else 0.0
-  )
+  # The params stay on the chips: the sampler decodes with a copy in its own layout.
+  beside = _beside(plan) + costs.bytes_on_chip(_params(plan, make_model(_shape(plan))))
   if note and not Proof("decode", compiled, parts, beside, costs.Work(0, 0, 0)).fits(plan.topology):
     # If memory is short, the compiler postpones some gathers. In small models it holds their
     # results at once, and the line through two of them therefore overestimates the memory.

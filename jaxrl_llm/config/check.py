@@ -37,7 +37,8 @@ def config_problems(config: ConfigDict) -> list[str]:
     field_of = lambda problem: getattr(problem, "field", "")  # A string has no field.
     known = set(map(field_of, wrong))
     wrong += [problem for problem in _choices(config) if field_of(problem) not in known]
-    if not any(field_of(problem).startswith(("config.model.", "config.moe.", "config.serving.")) for problem in wrong):
+    of_model = ("config.model.", "config.moe.", "config.serving.", "config.mesh.sampler_expert")
+    if not any(field_of(problem).startswith(of_model) for problem in wrong):
       wrong += _model_problems(config)
     if config.reward.model_path is not None:
       wrong += _reward_model_problems(config)
@@ -197,8 +198,11 @@ def _model_problems(config: ConfigDict) -> Iterator[Problem | str]:
       config, ("task.chat", "task.system", "task.pad_token"), "without model.path there is no tokenizer to configure"
     )
   if shape.experts is None:
-    unset = {"serving.layout": None, "moe.replay": None, "moe.balance_coef": 0, "moe.z_coef": 0, "moe.measure_every": 0}
-    yield from unused(config, unset, "the model is dense: it has no experts")
+    of_router = {"moe.replay": None, "moe.balance_coef": 0, "moe.z_coef": 0, "moe.measure_every": 0}
+    yield from unused(config, {"mesh.sampler_expert": 1, "serving.layout": None} | of_router, "the model is dense: it has no experts")
+  elif shape.experts.num_experts % config.mesh.sampler_expert:
+    number = shape.experts.num_experts
+    yield Problem("config.mesh.sampler_expert", config.mesh.sampler_expert, f"a divisor of {number}, the number of the model's experts")
 
 
 def _reward_model_problems(config: ConfigDict) -> Iterator[Problem | str]:
@@ -265,17 +269,21 @@ def size_problems(config: ConfigDict, *, longest_demonstration: int | None = Non
 
 
 def _device_relations(config: ConfigDict) -> Iterator[str]:
-  mesh, sampler, tensor = config.mesh, config.mesh.sampler, config.mesh.sampler_tensor
-  if tensor > 1 and sampler == 0:
-    yield (
-      f"config.mesh.sampler_tensor: found {tensor}, expected 1, because mesh.sampler is 0: no devices are reserved "
-      "for sampling"
-    )
+  mesh, sampler, expert, tensor = config.mesh, config.mesh.sampler, config.mesh.sampler_expert, config.mesh.sampler_tensor
+  if sampler == 0 and expert * tensor > 1:
+    why = "mesh.sampler is 0: no devices are reserved for sampling"
+    yield from map(str, unused(config, {"mesh.sampler_expert": 1, "mesh.sampler_tensor": 1}, why))
     return
   if sampler % tensor:
     yield (
       f"config.mesh.sampler_tensor: found {tensor}, expected a divisor of mesh.sampler={sampler}, the number of "
       "devices that only sample"
+    )
+    return
+  if sampler // tensor % expert:
+    yield (
+      f"config.mesh.sampler_expert: found {expert}, expected a divisor of {sampler // tensor} (mesh.sampler / "
+      "mesh.sampler_tensor)"
     )
     return
   # With a -1 the number is not known before the devices are; 1 divides every number of rows.
@@ -295,7 +303,7 @@ def row_problems(config: ConfigDict, learner_shards: int, sampler_shards: int, *
     context: Number of shards of the slots of an update's rows.
   """
   of_learner = "devices (mesh data x fsdp x expert)"
-  of_sampler = "copies of the sampler (mesh.sampler / mesh.sampler_tensor)" if config.mesh.sampler else of_learner
+  of_sampler = "parts of the sampler (mesh.sampler / mesh.sampler_tensor)" if config.mesh.sampler else of_learner
   micro = config.learner.micro_batches
   prompts, spare = config.rollout.num_prompts, config.rollout.spare_prompts
   counts = (

@@ -297,12 +297,14 @@ FIELDS: dict[str, Field] = {
     "TPU slices, joined by a network that only the data axis crosses. None: all that are present."),
   "mesh.sampler": Field(0, NATURAL,
     "Devices that only sample, the last ones; the axes above describe the others. 0: all devices do both."),
+  "mesh.sampler_expert": Field(1, COUNT,
+    "Expert parallelism of those devices: a mixture's experts and vocabulary are spread over so many, and prompts split."),
   "mesh.sampler_tensor": Field(1, COUNT,
-    "Number of them that share one copy of the weights; prompts are split over the copies."),
+    "Tensor parallelism of those devices: so many draw the same prompts. With sampler_expert, they share one copy of the weights."),
 
   "serving.layout": Field(None, one_of("learner", "spread"),
     "Where weights lie while decoding: as the learner's, or experts and vocabulary spread over all devices, so that no step gathers them. "
-    "None: spread, if the learner shards experts over fsdp."),
+    "None: spread, if a mixture's devices are split by fsdp or expert."),
   "serving.attention": Field("auto", one_of("auto", "xla", "ragged"),
     "Attention of a decoding step: xla reads all columns of the cache; ragged, a kernel for TPUs and GPUs, reads the tokens of rows. "
     "auto: ragged on TPUs, xla elsewhere, because the kernel for GPUs has not run on one yet."),

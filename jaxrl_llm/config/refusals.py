@@ -178,9 +178,9 @@ REFUSALS: tuple[Refusal, ...] = (
     "0, because with rollout.staleness=1 the host drives the learner while rollouts are drawn, and cannot drive the sampler too; "
     "or staleness=0"),
   Refusal("serving.layout", lambda c, x: c.serving.layout is not None and c.mesh.sampler > 0,
-    "None, because mesh.sampler is above 0: the sampler has its own devices and layout"),
-  Refusal("serving.layout", lambda c, x: c.serving.layout == "spread" and c.mesh.fsdp == 1,
-    "None, because mesh.fsdp is 1: no weights are gathered while decoding"),
+    "None, because mesh.sampler is above 0: mesh.sampler_expert and mesh.sampler_tensor lay out the sampler's weights"),
+  Refusal("serving.layout", lambda c, x: c.serving.layout == "spread" and c.mesh.fsdp == c.mesh.expert == 1,
+    "None, because mesh.fsdp and mesh.expert are 1: every device has all experts"),
   Refusal("profile.start", lambda c, x: (c.profile.start or 0) > c.num_steps,
     "at most num_steps, the last RL step: nothing would be traced"),
   Refusal("profile.num_steps", lambda c, x: c.profile.num_steps > 1 and c.profile.start is None,

@@ -129,21 +129,19 @@ def footprint(
   sampled_shape = shape._replace(dtype=sampler_dtype, decode_weights=config.serving.weights)
   sampled = sampling(config, sampled_shape, sampler_mesh)
   lowered = make_model(sampled_shape, mesh=sampler_mesh)
-  serving = serving_of(shape, mesh, sampler_mesh, layout=config.serving.layout)
-  if serving is None:
-    placed = mesh_lib.param_shardings(sampler_mesh, lowered.logical_axes, state.params, fields={"tensor": "mesh.sampler_tensor"})
-  else:
-    placed = mesh_lib.param_shardings(serving.mesh, lowered.logical_axes, state.params, rules=serving.rules)
-  at_sampler = placed_like(state.params, placed)
-  copy = sum(_size(x, sampler_dtype) for x in jax.tree.leaves(at_sampler))
+  serving = serving_of(shape, sampler_mesh, layout=config.serving.layout)
+  place = lambda mesh, **options: mesh_lib.param_shardings(mesh, lowered.logical_axes, state.params, **options)
+  of_params = place(sampler_mesh, fields=mesh_lib.SAMPLER_FIELDS)
+  of_decoding = of_params if serving is None else place(serving.mesh, rules=serving.rules)
   weights = jax.eval_shape(lambda params: lowered.decoding_weights(lower_precision(params, sampler_dtype)), state.params)
-  laid_out = bytes_of(placed_like(weights, unstacked_shardings(sampled_shape, weights, placed)))
+  decoding = bytes_of(placed_like(weights, unstacked_shardings(sampled_shape, weights, of_decoding)))
   if sampler_mesh == mesh:
-    by_program["sampling"] = {"weights laid out for decoding": laid_out, **sampled}
+    by_program["sampling"] = {"weights laid out for decoding": decoding, **sampled}
   else:
-    by_program["weight sync"] = {"weights in transit to the sampler": copy}
+    arrived = sum(_size(x, sampler_dtype) for x in jax.tree.leaves(placed_like(state.params, of_params)))
+    by_program["weight sync"] = {"weights in transit to the sampler": arrived}
     # With a lag, the next weights arrive while rollouts are still drawn with the previous ones.
-    of_sampler = {"weights": copy * (1 + config.rollout.staleness), "weights laid out for decoding": laid_out, **sampled}
+    of_sampler = {"weights": arrived * (1 + config.rollout.staleness), "weights laid out for decoding": decoding, **sampled}
   keep = lambda parts: {name: size for name, size in parts.items() if size}
   return Footprint(
     keep(held),

@@ -30,25 +30,21 @@ class Steps(NamedTuple):
 Bind = Callable[[Params], nnx.Module]
 
 
-def serving_of(config: ModelConfig, mesh: Mesh, sampler_mesh: Mesh, *, layout: str | None) -> Serving | None:
-  """Returns the layout of a model's weights while the devices of a run decode.
+def serving_of(config: ModelConfig, mesh: Mesh, *, layout: str | None) -> Serving | None:
+  """Returns the layout of a model's weights while a sampler decodes; see `choose_layout`.
 
   Args:
     config: Sizes of the model.
-    mesh: Mesh of the learner.
-    sampler_mesh: Mesh of the sampler, possibly with the same devices.
-    layout: "spread", "learner", or None for the choice; see `choose_layout`.
+    mesh: Mesh of the sampler, which is the learner's unless it has its own devices.
+    layout: "spread", "learner", or None for the choice.
 
   Returns:
-    The layout; None for that of the params. A sampler with its own devices has its own mesh, whose
-    layout is that of the params.
+    The layout; None for that of the params.
 
   Raises:
     ValueError: If "spread" is asked for and changes nothing, or the devices do not divide the
       experts.
   """
-  if sampler_mesh != mesh:
-    return None
   num_experts = config.experts and config.experts.num_experts
   return choose_layout(mesh, layout, num_experts=num_experts, vocab_size=config.vocab_size)
 

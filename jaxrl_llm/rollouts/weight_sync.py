@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from jax.sharding import Mesh
 from jaxtyping import Array, Float, PyTree, UInt32
 
-from jaxrl_llm.devices.mesh import param_shardings, replicated, staging_mesh
+from jaxrl_llm.devices.mesh import SAMPLER_FIELDS, param_shardings, replicated, staging_mesh
 from jaxrl_llm.models import lower_precision
 from jaxrl_llm.models.params import combine, partition
 from jaxrl_llm.types import Params
@@ -174,12 +174,12 @@ def make_weight_sync(
     `move` raises a WeightSyncError as `compare` does, and, before anything moves, for weights whose
     shapes or dtypes differ from those of `params`. In transit a weight takes as much memory on each
     learner device as on one sampler device. If the number of learner devices is no multiple of the
-    sampler devices that share a copy of the weights, the layout stays the learner's, and
-    `device_put` goes through the host.
+    sampler devices that share a copy of the weights (mesh.sampler_expert x mesh.sampler_tensor),
+    the layout stays the learner's, and `device_put` goes through the host.
   """
   lower, staging = partial(lower_precision, dtype=dtype), staging_mesh(learner, sampler)
   lowered = jax.eval_shape(lower, params)
-  placed = param_shardings(sampler, logical_axes, lowered, fields={"tensor": "mesh.sampler_tensor"})
+  placed = param_shardings(sampler, logical_axes, lowered, fields=SAMPLER_FIELDS)
   staged = jax.tree.map(lambda x: x.sharding, params) if staging is learner else param_shardings(staging, logical_axes, lowered)
 
   def mover(expected: Params, staged: PyTree, placed: PyTree) -> Callable[[Params], Params]:

@@ -207,7 +207,7 @@ def build_experiment(config: ConfigDict) -> Experiment:
   learner = make_programs(config, mesh, shape, objective, needs=needs)
   abstract_params, model = learner.abstract_state.params, learner.model
   make_params = policy.first_params(config, model, jax.tree.map(lambda x: x.sharding, abstract_params))
-  serving = serving_of(shape, mesh, sampler_mesh, layout=config.serving.layout)
+  serving = serving_of(shape, sampler_mesh, layout=config.serving.layout)
   sampling_shape = shape._replace(
     dtype=config.model.sampler_dtype or shape.dtype,
     decode_attention=config.serving.attention,

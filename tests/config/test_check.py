@@ -175,13 +175,21 @@ RELATIONS = {
   "the sampler's devices": (
     {"mesh.sampler": 3, "rollout.num_prompts": 8, "eval.batch_prompts": 9},
     [
-      "config.rollout.num_prompts: 8 is not a multiple of 3 copies of the sampler (mesh.sampler / mesh.sampler_tensor)",
+      "config.rollout.num_prompts: 8 is not a multiple of 3 parts of the sampler (mesh.sampler / mesh.sampler_tensor)",
       "the next multiple is 9",
     ],
   ),
   "the slots of a row": ({"mesh.context": 7}, ["config.learner.row_tokens: ", "is not a multiple of 7 devices (mesh.context)"]),
   "a copy of the weights": ({"mesh.sampler": 4, "mesh.sampler_tensor": 3}, ["config.mesh.sampler_tensor: found 3", "mesh.sampler=4"]),
   "copies without a sampler": ({"mesh.sampler_tensor": 2}, ["config.mesh.sampler_tensor: found 2, expected 1", "mesh.sampler is 0"]),
+  "experts and tensor of a sampler": (
+    {"model.preset": "nano-moe", "mesh.sampler": 4, "mesh.sampler_tensor": 2, "mesh.sampler_expert": 4},
+    ["config.mesh.sampler_expert: found 4, expected a divisor of 2 (mesh.sampler / mesh.sampler_tensor)"],
+  ),
+  "experts without a sampler": (
+    {"model.preset": "nano-moe", "mesh.sampler_expert": 2},
+    ["config.mesh.sampler_expert: found 2, expected 1, because mesh.sampler is 0: no devices are reserved for sampling"],
+  ),
   "a row too short": ({"learner.row_tokens": 31}, ["config.learner.row_tokens=31", "the longest sequence", "raise it to at least 32"]),
   "too few rows": ({"learner.row_buckets": (2, 4)}, ["config.learner.row_buckets=(2, 4)", "can need 8 rows", "add a bucket of at least 8"]),
   "too few rows to imitate": ({"warm_start.batch_size": 64}, ["config.warm_start.row_buckets=(16,)", "add a bucket of at least 32"]),
@@ -217,6 +225,18 @@ MODELS = {
   "replay without experts": (
     {"moe.replay": "R3"},
     ["config.moe.replay: found 'R3', expected None", "the model is dense"],
+  ),
+  "experts that do not divide": (
+    {"model.preset": "nano-moe", "mesh.sampler": 3, "mesh.sampler_expert": 3},
+    ["config.mesh.sampler_expert: found 3, expected a divisor of 8, the number of the model's experts"],
+  ),
+  "no experts to spread": (
+    {"mesh.sampler": 2, "mesh.sampler_expert": 2},
+    ["config.mesh.sampler_expert: found 2, expected 1, because the model is dense: it has no experts"],
+  ),
+  "no such number of experts": (
+    {"model.preset": "nano-moe", "mesh.sampler": 2, "mesh.sampler_expert": 0},
+    ["config.mesh.sampler_expert: found 0, expected"],
   ),
   "balance without experts": (
     {"moe.balance_coef": 0.1},
@@ -269,7 +289,7 @@ def test_a_config_that_lacks_fields_is_refused_in_one_line():
     ("qqqq", "--help_fields lists all fields"),
     ("mesh",
      "config.mesh is a section and cannot be set; set one of its fields: mesh.context, mesh.data, mesh.expert, mesh.fsdp, mesh.sampler, "
-     "mesh.sampler_tensor, mesh.slices, mesh.tensor"),
+     "mesh.sampler_expert, mesh.sampler_tensor, mesh.slices, mesh.tensor"),
   ],
 )
 def test_unknown_fields(path, hint):

@@ -313,6 +313,20 @@ def test_a_sampler_is_planned_for_remote_chips(tmp_path):
 
 @pytest.mark.slow
 @needs_libtpu
+def test_a_sampler_with_its_own_chips_spreads_its_experts(tmp_path):
+  of_mesh = ("mesh.sampler=4", "mesh.sampler_expert=2", "mesh.sampler_tensor=2")
+  arguments = [f"--config.{setting}" for setting in ("model.preset=nano-moe", *of_mesh)]
+  numbers, _ = compiled(tmp_path, "--topology=v5e:2x4", "--programs=prefill,decode", "--only_plan", *arguments)
+  prefill, decode = numbers["prefill"], numbers["decode"]
+  assert prefill["fits"] and decode["fits"] and decode["collectives"]
+  # A chip holds half of the hidden layer of half of the experts, and decodes with less of the
+  # vocabulary.
+  experts = 2 * 3 * 8 * 32 * 32 * 4
+  assert decode["parts"]["weights"] < prefill["parts"]["weights"] < experts
+
+
+@pytest.mark.slow
+@needs_libtpu
 def test_every_program_compiles(tmp_path):
   numbers, _ = compiled(tmp_path, "--topology=v5e:2x2")
   assert all(numbers[name]["fits"] and 0 < numbers[name]["mfu_ceiling"] <= 1 for name in compile_for_pod.PROGRAMS)

@@ -96,6 +96,20 @@ def test_a_mesh_divides_the_memory_that_it_shards():
   assert split.programs["update"]["activations"] == pytest.approx(whole.programs["update"]["activations"] / 8, rel=0.5)
 
 
+def test_a_sampler_with_its_own_devices_spreads_experts_and_in_the_loop_the_vocabulary():
+  config, shape = tiny_config("gspo", {"model.preset": "nano-moe"}), preset("nano-moe", vocab_size=264)
+
+  def of_sampler(**sizes: int) -> dict[str, float]:
+    learner, sampler = mesh_lib.make_meshes(fsdp=4, sampler=4, **sizes)
+    return memory.footprint(config, shape, learner, sampler, policy.make_objective(config), needs=frozenset()).of_sampler
+
+  whole, spread = of_sampler(), of_sampler(sampler_expert=4)
+  experts, vocabulary = shape.num_layers * 8 * 3 * shape.d_model * 32 * 4, 264 * shape.d_model * 4
+  assert whole["weights"] == whole["weights laid out for decoding"]
+  assert whole["weights"] - spread["weights"] == experts * 3 / 4
+  assert spread["weights"] - spread["weights laid out for decoding"] == vocabulary * 3 / 4
+
+
 @pytest.mark.parametrize("sizes", [{}, {"fsdp": 4}], ids=["one device", "four devices"])
 def test_slots_are_the_largest_number_that_fits(sizes):
   mesh = mesh_of(**sizes)

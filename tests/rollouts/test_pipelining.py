@@ -70,6 +70,14 @@ def test_sub_meshes_draw_the_same_tokens(changes, run_of):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
+  "changes", [{"mesh__sampler_expert": 4}, {"mesh__fsdp": 2, "mesh__sampler_expert": 2, "mesh__sampler_tensor": 2}], ids=str
+)
+def test_a_sampler_that_spreads_experts_draws_the_same_tokens(changes, run_of):
+  assert_same_run(run_of(1, model__preset="nano-moe"), run_of(8, model__preset="nano-moe", mesh__sampler=4, **changes))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
   "changes",
   [
     {"model__lora_rank": 2},

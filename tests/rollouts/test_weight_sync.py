@@ -8,11 +8,12 @@ import pytest
 
 from jaxrl_llm import train
 from jaxrl_llm.devices import mesh as mesh_lib
-from jaxrl_llm.models import Lora, make_model, preset, trainable
+from jaxrl_llm.models import Experts, Lora, make_model, preset, trainable
 from jaxrl_llm.rollouts.weight_sync import SamplerWeights, WeightSyncError, check_version, checksum, make_weight_sync
 from tests.runs import run_here, tiny_config
 
 NANO = preset("nano", vocab_size=264)
+SPARSE = NANO._replace(num_layers=3, experts=Experts(8, 2, 32, layers=(1, 2)))
 
 
 def synced(meshes, *, dtype, shape=NANO):
@@ -35,11 +36,22 @@ MESHES = [
   {"sampler": 7},
   {"sampler": 6, "sampler_tensor": 2, "fsdp": 2},
 ]
+SPREAD = [
+  {"fsdp": 4, "sampler": 4, "sampler_expert": 4},
+  {"data": 1, "fsdp": 2, "expert": 2, "sampler": 4, "sampler_expert": 2, "sampler_tensor": 2},
+  {"fsdp": 2, "tensor": 2, "sampler": 4, "sampler_expert": 2},
+  {"data": 3, "tensor": 2, "sampler": 2, "sampler_expert": 2},
+]
+CASES = pytest.mark.parametrize(
+  ("meshes", "shape"),
+  [*((x, NANO) for x in MESHES), *((x, SPARSE) for x in SPREAD)],
+  ids=lambda x: str(x) if isinstance(x, dict) else "sparse" if x.experts else "dense",
+)
 
 
-@pytest.mark.parametrize("meshes", MESHES, ids=str)
-def test_weights_arrive_unchanged_in_the_samplers_dtype(meshes):
-  params, sync, sampler = synced(meshes, dtype="bfloat16")
+@CASES
+def test_weights_arrive_unchanged_in_the_samplers_dtype(meshes, shape):
+  params, sync, sampler = synced(meshes, dtype="bfloat16", shape=shape)
   arrived = sync.move(params, None, 3)
   assert arrived.version == 3
   chex.assert_trees_all_equal(jax.tree.map(lambda x, y: x.astype(y.dtype), params, arrived.params), arrived.params)
@@ -50,10 +62,10 @@ def test_weights_arrive_unchanged_in_the_samplers_dtype(meshes):
   assert {x.sharding.mesh for x in jax.tree.leaves(arrived.params)} == {sampler}
 
 
-@pytest.mark.parametrize("meshes", MESHES, ids=str)
-def test_every_piece_of_a_sampler_device_is_whole_on_one_learner_device(meshes, monkeypatch):
+@CASES
+def test_every_piece_of_a_sampler_device_is_whole_on_one_learner_device(meshes, shape, monkeypatch):
   """`jax.device_put` copies such pieces from device to device, all others through the host."""
-  params, sync, _ = synced(meshes, dtype="float32")
+  params, sync, _ = synced(meshes, dtype="float32", shape=shape)
   calls, device_put = [], jax.device_put
   monkeypatch.setattr(jax, "device_put", lambda *args: (calls.append(args), device_put(*args))[1])
   sync.move(params, None, 0)
@@ -84,6 +96,8 @@ def test_under_adapters_the_base_moves_once():
 def test_a_mesh_that_does_not_divide_a_weight_names_the_samplers_setting():
   with pytest.raises(ValueError, match="mesh.sampler_tensor=4 does not divide axis 'kv_heads' of layers/attention/k, .* size 2"):
     synced({"sampler": 4, "sampler_tensor": 4}, dtype="float32")
+  with pytest.raises(ValueError, match="mesh.sampler_expert=3 does not divide axis 'expert' of sparse_layers/mlp/down, .* size 8"):
+    synced({"sampler": 3, "sampler_expert": 3}, dtype="float32", shape=SPARSE)
 
 
 @pytest.mark.parametrize("meshes", [{}, {"fsdp": 2}, {"fsdp": 4, "tensor": 2}], ids=str)

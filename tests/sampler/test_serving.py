@@ -5,8 +5,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from experiments.pod import hlo
 from jaxrl_llm.devices import mesh as mesh_lib
 from jaxrl_llm.models import Experts, Lora, make_model, moe, preset, ragged
+from jaxrl_llm.models.decoding import serving_of
+from jaxrl_llm.rollouts.weight_sync import make_weight_sync
 from jaxrl_llm.sampler import make_sampler
 
 MIXTURE = preset("nano", vocab_size=264)._replace(num_layers=3, experts=Experts(16, 4, 32, layers=(1, 2)))
@@ -59,6 +62,40 @@ def test_another_layout_draws_the_same_tokens(sizes, options, few_tokens, monkey
   np.testing.assert_array_equal(drawn.tokens, expected.tokens)
   np.testing.assert_array_equal(drawn.routing, expected.routing)
   assert_as_the_learner(learner_model, params, drawn)
+
+
+@pytest.fixture(scope="module")
+def alone():
+  """The model, its params and seeded rollouts on one device."""
+  mesh = mesh_lib.make_mesh(devices=jax.devices()[:1])
+  model = make_model(MIXTURE, mesh=mesh)
+  return model, *sample(model, mesh, prompts(8), slots=16, record_routing=True)
+
+
+@pytest.mark.parametrize(
+  ("sizes", "few_tokens"),
+  [(dict(sampler_expert=4), True), (dict(sampler_expert=2, sampler_tensor=2), True), (dict(sampler_expert=2), False)],
+  ids=["masked", "masked and tensor", "sorted and two copies"],
+)
+def test_a_sampler_with_its_own_devices_draws_the_same_tokens_and_moves_no_weights(sizes, few_tokens, alone, monkeypatch):
+  if not few_tokens:
+    monkeypatch.setattr(moe, "_MASKED_TOKENS", 0)
+  learner, mesh = mesh_lib.make_meshes(data=1, fsdp=2, expert=2, sampler=4, **sizes)
+  model = make_model(MIXTURE, mesh=mesh, serving=serving_of(MIXTURE, mesh, layout=None))
+  one_device, params, expected = alone
+  params = jax.device_put(params, mesh_lib.param_shardings(learner, model.logical_axes, params))
+  abstract = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), params)
+  arrived = make_weight_sync(abstract, model.logical_axes, learner=learner, sampler=mesh, dtype="float32").move(params, None, 0).params
+  placed = mesh_lib.place_rows(mesh, (prompts(8), np.ones((8, 6), bool)))
+  sampler = jax.jit(make_sampler(model, **SAMPLING, slots=16, record_routing=True))
+  compiled = sampler.lower(arrived, *placed, jax.random.key(3)).compile()
+  sizes = [x.num_bytes for x in hlo.collectives(compiled.as_text(), num_devices=mesh.size)]
+  # Before the loop too, where a compiler may gather weights once, only states and logits travel.
+  assert 0 < max(sizes) <= 16 * 264 * 4 < arrived["embedding"].nbytes < arrived["sparse_layers"]["mlp"]["gate"].nbytes / 2
+  drawn = compiled(arrived, *placed, jax.random.key(3))
+  np.testing.assert_array_equal(drawn.tokens, expected.tokens)
+  np.testing.assert_array_equal(drawn.routing, expected.routing)
+  assert_as_the_learner(one_device, alone[1], jax.tree.map(np.asarray, drawn))
 
 
 @pytest.mark.parametrize("platform", ["tpu", "gpu"])

@@ -1,6 +1,6 @@
 """The meshes of learner and sampler, the table of shardings, and the placement of batches."""
 
-from jaxrl_llm.devices.mesh.devices import AXES, make_mesh, make_meshes, mesh_shape, platform_of, staging_mesh
+from jaxrl_llm.devices.mesh.devices import AXES, SAMPLER_FIELDS, make_mesh, make_meshes, mesh_shape, platform_of, staging_mesh
 from jaxrl_llm.devices.mesh.placement import (
   BATCH_AXES,
   RULES,
@@ -16,7 +16,7 @@ from jaxrl_llm.devices.mesh.placement import (
 from jaxrl_llm.devices.mesh.serving import EXPERT_AXES, Serving, choose_layout, serving_layout
 
 __all__ = [
-  "AXES", "BATCH_AXES", "EXPERT_AXES", "RULES", "Serving", "choose_layout", "make_mesh", "make_meshes", "mesh_shape", "num_row_shards",
-  "param_shardings", "place_rows", "place_tokens", "platform_of", "replicated",
-  "row_sharding", "serving_layout", "staging_mesh", "state_shardings", "token_sharding",
+  "AXES", "BATCH_AXES", "EXPERT_AXES", "RULES", "SAMPLER_FIELDS", "Serving", "choose_layout", "make_mesh", "make_meshes", "mesh_shape",
+  "num_row_shards", "param_shardings", "place_rows", "place_tokens", "platform_of", "replicated", "row_sharding", "serving_layout",
+  "staging_mesh", "state_shardings", "token_sharding",
 ]  # fmt: skip

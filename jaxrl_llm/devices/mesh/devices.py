@@ -4,6 +4,7 @@ import contextlib
 import math
 from collections import Counter
 from collections.abc import Sequence
+from types import MappingProxyType
 from typing import Any
 
 import jax
@@ -14,6 +15,8 @@ from jax.sharding import AxisType, Mesh
 # From the axis that may cross the slowest links (between slices, a network) to the axis that needs
 # the fastest ones.
 AXES = ("data", "fsdp", "expert", "context", "tensor")
+# Settings that size the axes of a sampler with its own devices.
+SAMPLER_FIELDS = MappingProxyType({"expert": "mesh.sampler_expert", "tensor": "mesh.sampler_tensor"})
 # The compiler partitions. The default of `jax.make_mesh` would put the axes into the types.
 _AUTO = (AxisType.Auto,) * len(AXES)
 
@@ -89,7 +92,7 @@ def make_mesh(
 
 def make_meshes(
   *, data: int = -1, fsdp: int = 1, tensor: int = 1, expert: int = 1, context: int = 1, slices: int | None = None,
-  sampler: int = 0, sampler_tensor: int = 1, devices: Sequence[Any] | None = None,
+  sampler: int = 0, sampler_expert: int = 1, sampler_tensor: int = 1, devices: Sequence[Any] | None = None,
 ) -> tuple[Mesh, Mesh]:
   """Makes the learner's mesh over the first devices, and the sampler's over the last.
 
@@ -100,8 +103,9 @@ def make_meshes(
     slices: Number of slices of TPUs that a network connects, which must be the number of the
       devices' slices; None accepts any.
     sampler: Number of devices that only sample; 0 is none.
-    sampler_tensor: Number of them that share one copy of the weights. Prompts are split over the
-      copies.
+    sampler_expert, sampler_tensor: Sizes of the axes `expert` and `tensor` of the sampler's mesh,
+      whose product is the number of devices that share one copy of the weights; `data` is the
+      number of copies. Prompts are split over data and expert.
     devices: Devices of both meshes, such as those of a described topology to compile for; None is
       all devices of the run.
 
@@ -127,8 +131,13 @@ def make_meshes(
     )
   if sampler % sampler_tensor:
     raise ValueError(f"mesh.sampler_tensor: found {sampler_tensor}, expected a divisor of mesh.sampler={sampler}")
-  copies = (sampler // sampler_tensor, 1, 1, 1, sampler_tensor)
-  return _mesh_of(devices[:-sampler], shape, whose="learner"), _mesh_of(devices[-sampler:], copies, whose="sampler")
+  copies, left = divmod(sampler // sampler_tensor, sampler_expert)
+  if left:
+    raise ValueError(
+      f"mesh.sampler_expert: found {sampler_expert}, expected a divisor of {sampler // sampler_tensor} (mesh.sampler / mesh.sampler_tensor)"
+    )
+  of_sampler = (copies, 1, sampler_expert, 1, sampler_tensor)
+  return _mesh_of(devices[:-sampler], shape, whose="learner"), _mesh_of(devices[-sampler:], of_sampler, whose="sampler")
 
 
 def _slice(device: Any) -> int:
@@ -146,7 +155,8 @@ def _mesh_of(devices: Sequence[Any], shape: tuple[int, ...], *, whose: str) -> M
     )
   data, *inner = shape
   if data % len(slices):
-    fix = f"choose a mesh.data that {len(slices)} divides" if whose == "learner" else "choose a mesh.sampler_tensor that fits into a slice"
+    of_sampler = f"choose {' and '.join(SAMPLER_FIELDS.values())} that fit into a slice"
+    fix = f"choose a mesh.data that {len(slices)} divides" if whose == "learner" else of_sampler
     raise ValueError(
       f"mesh: the data axis of the {whose} has size {data}, expected a multiple of its {len(slices)} slices, which only data may cross: "
       f"the other axes would gather weights and tokens over the network in every layer; {fix}"
@@ -177,7 +187,6 @@ def staging_mesh(learner: Mesh, sampler: Mesh) -> Mesh:
   passes any other piece through the memory of the host. If the number of the learner's devices is
   no multiple of the number that share a copy, this is the learner's own mesh.
   """
-  tensor = sampler.shape["tensor"]
-  if learner.size % tensor:
-    return learner
-  return Mesh(learner.devices.reshape(learner.size // tensor, 1, 1, 1, tensor), AXES, axis_types=_AUTO)
+  expert, tensor = sampler.shape["expert"], sampler.shape["tensor"]
+  copies, left = divmod(learner.size, expert * tensor)
+  return learner if left else Mesh(learner.devices.reshape(copies, 1, expert, 1, tensor), AXES, axis_types=_AUTO)

@@ -5,7 +5,8 @@ Experts and vocabulary are sharded over all devices.
 A learner shards each weight over `fsdp` and gathers it layer by layer, which pays for itself over
 the thousands of tokens of an update. A decoding step has one token per row: gathering the weights
 would take ten to fifty times as long as reading them. Here, weights stay where they are, and the
-few activations of a step travel.
+few activations of a step travel. The same rules hold for a sampler with its own devices, which has
+no `fsdp`.
 """
 
 from collections.abc import Mapping
@@ -29,7 +30,7 @@ class Serving(NamedTuple):
   """A layout of weights for decoding.
 
   Attributes:
-    mesh: The learner's devices in the learner's order; rows are sharded as on the learner's mesh.
+    mesh: The sampler's devices in their order; rows are sharded as on the sampler's mesh.
     rules: Mesh axes of each logical axis, in place of `RULES`.
   """
 
@@ -41,14 +42,14 @@ def choose_layout(mesh: Mesh, layout: str | None, *, num_experts: int | None, vo
   """Returns the layout for decoding that a config asks for, or the one that moves fewer bytes.
 
   Args:
-    mesh: Mesh of the learner.
+    mesh: Mesh of the sampler, which is the learner's unless it has its own devices.
     layout: "spread", "learner", or None for the choice.
     num_experts: Number of experts of a layer; None for a dense model, for whose products the
       compiler moves activations instead of weights in any case.
     vocab_size: Size of the vocabulary.
 
   Returns:
-    The layout; None for that of the learner.
+    The layout; None for that of the params.
 
   Raises:
     ValueError: If "spread" is asked for and changes nothing, or the devices do not divide the
@@ -56,21 +57,21 @@ def choose_layout(mesh: Mesh, layout: str | None, *, num_experts: int | None, vo
   """
   if layout == "learner":
     return None
-  if num_experts is None or mesh.shape["fsdp"] == 1:
+  if num_experts is None or mesh.shape["fsdp"] == mesh.shape["expert"] == 1:
     if layout is None:
       return None
-    why = "the model has no experts" if num_experts is None else "mesh.fsdp is 1: no weights are gathered while decoding"
+    why = "the model has no experts" if num_experts is None else "mesh.fsdp and mesh.expert are 1: every device has all experts"
     raise ValueError(f"config.serving.layout: found {layout!r}, expected None, because {why}")
   return serving_layout(mesh, num_experts=num_experts, vocab_size=vocab_size)
 
 
 def serving_layout(mesh: Mesh, *, num_experts: int, vocab_size: int) -> Serving:
-  """Returns the layout that spreads experts and vocabulary over all devices.
+  """Returns the layout that spreads experts and vocabulary over all devices but those of `data`.
 
   Attention is replicated over `fsdp` and `expert`, and each device attends for its own rows.
 
   Args:
-    mesh: Mesh of the learner.
+    mesh: Mesh of the sampler, which is the learner's unless it has its own devices.
     num_experts: Number of experts of a layer.
     vocab_size: Size of the vocabulary.
 

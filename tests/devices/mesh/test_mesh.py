@@ -73,6 +73,31 @@ def test_the_last_devices_only_sample():
   assert set(sampler.axis_types) == {AxisType.Auto}
 
 
+@pytest.mark.parametrize(("sampler", "expert", "tensor", "copies"), [(4, 4, 1, 1), (4, 2, 2, 1), (6, 3, 1, 2), (4, 1, 4, 1)])
+def test_a_sampler_has_an_axis_of_experts(sampler, expert, tensor, copies):
+  sizes = dict(sampler=sampler, sampler_expert=expert, sampler_tensor=tensor)
+  mesh = mesh_lib.make_meshes(**sizes)[1]
+  assert dict(mesh.shape) == {"data": copies, "fsdp": 1, "expert": expert, "context": 1, "tensor": tensor}
+  assert mesh_lib.num_row_shards(mesh) == copies * expert and [*mesh.devices.flat] == jax.devices()[-sampler:]
+
+
+@pytest.mark.parametrize(("sizes", "expected"), [
+  (dict(sampler=4, sampler_expert=4), (1, 1, 4, 1, 1)),
+  (dict(sampler=4, sampler_expert=2, sampler_tensor=2), (1, 1, 2, 1, 2)),
+  (dict(sampler=2, sampler_expert=2), (3, 1, 2, 1, 1)),
+  (dict(sampler=4, sampler_tensor=2), (2, 1, 1, 1, 2)),
+])  # fmt: skip
+def test_weights_in_transit_are_arranged_as_the_samplers(sizes, expected):
+  learner, sampler = mesh_lib.make_meshes(**sizes)
+  staging = mesh_lib.staging_mesh(learner, sampler)
+  assert tuple(staging.shape.values()) == expected and [*staging.devices.flat] == [*learner.devices.flat]
+
+
+def test_a_learner_without_room_for_whole_copies_keeps_its_own_mesh():
+  learner, sampler = mesh_lib.make_meshes(sampler=5, sampler_expert=5)
+  assert mesh_lib.staging_mesh(learner, sampler) is learner
+
+
 def test_without_devices_that_only_sample_there_is_one_mesh():
   learner, sampler = mesh_lib.make_meshes(fsdp=2)
   assert learner is sampler and learner.size == 8
@@ -252,6 +277,16 @@ def test_only_data_crosses_slices():
     ({"slices": 1}, [0] * 4 + [1] * 4, ["mesh.slices: found 1, but the 8 device(s) make up 2 slice(s)"]),
     ({"sampler": 2}, [0] * 4 + [1] * 4, ["the learner's 6 devices lie in slices of 4 and 2, expected equal parts", "mesh.sampler"]),
     ({"sampler": 4, "sampler_tensor": 3}, [0] * 8, ["mesh.sampler_tensor: found 3, expected a divisor of mesh.sampler=4"]),
+    (
+      {"sampler": 4, "sampler_tensor": 2, "sampler_expert": 3},
+      [0] * 8,
+      ["mesh.sampler_expert: found 3, expected a divisor of 2 (mesh.sampler / mesh.sampler_tensor)"],
+    ),
+    (
+      {"sampler": 4, "sampler_expert": 4, "data": 4},
+      [0, 0, 1, 1, 2, 2, 3, 3],
+      ["the sampler has size 1, expected a multiple of its 2 slices", "choose mesh.sampler_expert and mesh.sampler_tensor that fit"],
+    ),
   ],
 )
 def test_slices_that_do_not_fit_are_refused(sizes, slices, words):

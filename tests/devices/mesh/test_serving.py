@@ -41,11 +41,20 @@ def test_a_mixture_is_spread_and_a_dense_model_is_not():
   assert mesh_lib.choose_layout(whole, None, num_experts=8, **sizes) is None
 
 
+def test_experts_of_a_sampler_with_its_own_devices_lie_by_the_same_rules():
+  learner, sampler = mesh_lib.make_meshes(fsdp=4, sampler=4, sampler_expert=2, sampler_tensor=2)
+  layout = mesh_lib.choose_layout(sampler, None, num_experts=8, vocab_size=264)
+  assert layout.mesh == sampler
+  assert dict(layout.rules) == dict(mesh_lib.choose_layout(learner, None, num_experts=8, vocab_size=264).rules)
+  shared = mesh_lib.choose_layout(mesh_lib.make_mesh(expert=8), None, num_experts=8, vocab_size=264)
+  assert dict(layout.rules) == dict(shared.rules) and shared.mesh.shape["expert"] == 8
+
+
 def test_a_layout_without_effect_is_refused():
   sizes = dict(vocab_size=264)
   with pytest.raises(ValueError, match="^config.serving.layout: found 'spread', expected None, because the model has no experts$"):
     mesh_lib.choose_layout(mesh_lib.make_mesh(fsdp=8), "spread", num_experts=None, **sizes)
-  with pytest.raises(ValueError, match="^config.serving.layout: .* because mesh.fsdp is 1"):
+  with pytest.raises(ValueError, match="^config.serving.layout: .* because mesh.fsdp and mesh.expert are 1"):
     mesh_lib.choose_layout(mesh_lib.make_mesh(data=8), "spread", num_experts=8, **sizes)
   with pytest.raises(ValueError, match="^mesh.expert=8 does not divide the model's 4 experts; choose a divisor of 4$"):
     mesh_lib.serving_layout(mesh_lib.make_mesh(expert=8), num_experts=4, **sizes)
