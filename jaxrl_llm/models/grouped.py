@@ -1,25 +1,34 @@
-"""Products of groups of rows with a matrix for each group, for CPUs.
+"""Products of groups of rows with a matrix for each group: the choice, and those for CPUs.
 
 XLA expands `jax.lax.ragged_dot` on CPUs into a product of every row with every matrix. Here, tiles
 of rows are multiplied by the matrix of their group alone.
 """
 
 from collections.abc import Callable
+from functools import partial
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
+from jaxrl_llm.models import grouped_tpu
+
 _TILES = 2
 """Tiles per group of average size: more of them waste fewer rows, but read a matrix more often."""
 
 
-def grouped_matmul_for(platform: str) -> Callable[[Array, Array, Array], Array]:
+def grouped_matmul_for(platform: str, *, interpret: bool = False) -> Callable[[Array, Array, Array], Array]:
   """Returns the function `(rows [M D], matrices [E D F], sizes [E]) -> [M F]` for a platform.
 
-  Group e is the next `sizes[e]` rows. The result for rows after the last group is arbitrary.
+  Group e is the next `sizes[e]` rows. The result for rows after the last group is arbitrary, and
+  their gradient is 0 if the cotangents of their results are.
+
+  Args:
+    platform: Platform of the devices: cpu, tpu, or another one, on which XLA chooses the method.
+    interpret: Whether to emulate the kernels of a TPU, slowly, on other devices.
   """
-  return grouped_matmul if platform == "cpu" else jax.lax.ragged_dot
+  of_platforms = {"cpu": grouped_matmul, "tpu": partial(grouped_tpu.grouped_matmul, interpret=interpret)}
+  return of_platforms.get(platform, jax.lax.ragged_dot)
 
 
 @jax.custom_vjp

@@ -1,0 +1,103 @@
+"""Products of groups of rows with a matrix for each group, for TPUs.
+
+The product and the gradient of the rows are `jax.lax.ragged_dot`, for which every libtpu has a
+kernel. Before version 0.0.45 it has none for the gradient of the matrices, and computes products of
+all rows, masked, for each matrix. The kernel used here is part of JAX and needs no newer libtpu.
+Newer ones use it too, so that the tests, which interpret it on CPUs, cover what every TPU runs.
+"""
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int
+
+_ROWS = (512, 256, 128)
+"""Rows per tile. A tile that holds rows of two groups is multiplied once for each of them."""
+
+_MOST_TILES = 1152
+"""Tiles of rows per call, a third of those at which the kernel's float32 histogram miscounts."""
+
+
+def grouped_matmul(
+  rows: Float[Array, "M D"], matrices: Float[Array, "E D F"], sizes: Int[Array, " E"], *, interpret: bool = False
+) -> Float[Array, "M F"]:
+  """Multiplies each group of rows by its matrix; see `grouped_matmul_for`.
+
+  Args:
+    rows: Rows, the groups one after the other.
+    matrices: Matrix of each group.
+    sizes: Number of rows in each group.
+    interpret: Whether to emulate the kernel, slowly, on devices other than TPUs.
+
+  Example:
+    >>> grouped_matmul(jnp.ones((3, 1)), jnp.array([[[5.0]], [[7.0]]]), jnp.array([1, 2])).tolist()
+    [[5.0], [7.0], [7.0]]
+
+  References:
+    MegaBlocks, arXiv:2211.15841, 2022.
+  """
+  return _grouped_matmul(rows, matrices, sizes, interpret)
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(3,))
+def _grouped_matmul(rows: Array, matrices: Array, sizes: Array, interpret: bool) -> Array:
+  return jax.lax.ragged_dot(rows, matrices, sizes)
+
+
+def _fwd(rows: Array, matrices: Array, sizes: Array, interpret: bool) -> tuple[Array, tuple[Array, Array, Array]]:
+  return _grouped_matmul(rows, matrices, sizes, interpret), (rows, matrices, sizes)
+
+
+def _bwd(interpret: bool, saved: tuple[Array, Array, Array], ct: Array) -> tuple[Array, Array, None]:
+  rows, matrices, sizes = saved
+  of_rows = jax.lax.ragged_dot(ct, jnp.swapaxes(matrices, 1, 2), sizes)
+  # libtpu's kernel does not write the rows after the last group. A token whose other copies are in
+  # a group sums the gradients of all of them.
+  of_rows = jnp.where((jnp.arange(len(rows)) < jnp.sum(sizes))[:, None], of_rows, 0)
+  return of_rows, of_matrices(rows, ct, sizes, interpret=interpret).astype(matrices.dtype), None
+
+
+_grouped_matmul.defvjp(_fwd, _bwd)
+
+
+def of_matrices(
+  rows: Float[Array, "M D"], ct: Float[Array, "M F"], sizes: Int[Array, " E"], *, interpret: bool = False
+) -> Float[Array, "E D F"]:
+  """Computes rowsᵀ·ct of each group, summed in float32; rows after the last group count nothing.
+
+  Args:
+    rows: Rows, the groups one after the other.
+    ct: Cotangents of the products of the rows.
+    sizes: Number of rows in each group.
+    interpret: Whether to emulate the kernel, slowly, on devices other than TPUs.
+  """
+  from jax.experimental.pallas.ops.tpu.megablox.gmm import tgmm
+
+  tiling = _tiling(*rows.shape, ct.shape[1], len(sizes), rows.dtype.itemsize)
+  padding = ((0, -len(rows) % tiling[0]), (0, 0))
+  rows, ct = jnp.pad(rows, padding), jnp.pad(ct, padding)
+  most, ends, sums = _MOST_TILES * tiling[0], jnp.cumsum(sizes), None
+  num_parts = -(-len(rows) // most)
+  for start in range(0, len(rows), most):
+    of_part = jnp.diff(jnp.clip(ends - start, 0, most), prepend=0).astype(jnp.int32)
+    dtype = rows.dtype if num_parts == 1 else jnp.float32
+    of_rows = slice(start, start + most)
+    sums = tgmm(rows[of_rows].T, ct[of_rows], of_part, preferred_element_type=dtype, tiling=tiling, existing_out=sums, interpret=interpret)
+  return sums
+
+
+def _tiling(num_rows: int, width: int, hidden: int, num_groups: int, itemsize: int) -> tuple[int, int, int]:
+  """Returns the sizes of the kernel's tiles: rows, and both axes of a matrix.
+
+  Example:
+    >>> _tiling(147456, 2048, 768, 128, 2), _tiling(13, 6, 4, 5, 4)
+    ((128, 1024, 768), (128, 6, 4))
+  """
+  few = next((size for size in _ROWS if 8 * size * num_groups <= num_rows), _ROWS[-1])
+  return few, *(_even(size, 2048 // itemsize) for size in (width, hidden))
+
+
+def _even(size: int, most: int) -> int:
+  """Returns the smallest tile, a multiple of 128, that covers an axis in as few tiles as `most`."""
+  return size if size <= most else -(-size // (-(-size // most) * 128)) * 128
