@@ -261,7 +261,7 @@ SMALL = (
   "eval.batch_prompts=16",
   "learner.row_tokens=128",
   "learner.row_buckets=(16,)",
-  "learner.micro_batches=1",
+  "learner.rows_per_device=None",
 )
 
 needs_libtpu = pytest.mark.skipif(not HAS_LIBTPU, reason="the package libtpu is not installed")

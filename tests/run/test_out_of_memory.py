@@ -64,11 +64,17 @@ def test_the_message_names_the_phase_that_the_run_was_in(room, function, doing, 
   assert status == 1 and f"error: out of memory in {doing}: RESOURCE_EXHAUSTED" in err and f"  about {program}\n" in err, err
 
 
-def test_micro_batches_are_advised_if_the_row_buckets_are_chosen_anew():
-  """Both buckets are odd, so more micro-batches help only if the buckets are chosen anew."""
-  config = tiny_config("gspo", {"learner.row_buckets": (7, 15), "rollout.max_new_tokens": 64, "learner.row_tokens": 144})
-  told = lambda **options: "\n".join(out_of_memory.advice(config, 264, program="update", **options))
-  assert "--config.learner.micro_batches=" in told(open_rows=True) and "micro_batches" not in told()
+def test_fewer_rows_at_a_time_are_advised():
+  """Half of the rows is advised, or fewer where half of them does not divide the buckets."""
+  sizes = {"rollout.max_new_tokens": 64, "learner.row_tokens": 144, "warm_start.num_steps": 0, "warm_start.row_buckets": None}
+
+  def told(buckets, at_once=None, **options):
+    config = tiny_config("gspo", sizes | {"learner.row_buckets": buckets, "learner.rows_per_device": at_once})
+    lines = out_of_memory.advice(config, 264, program="update", **options)
+    return [int(line.partition("rows_per_device=")[2].partition(":")[0]) for line in lines if "learner.rows_per_device=" in line]
+
+  assert told((9, 18)) == [9] and told((7, 18)) == [1] and told((7, 18), open_rows=True) == [9]
+  assert told((9, 18), at_once=9) == [3] and told((7, 18), at_once=1) == told((7, 18), at_once=1, open_rows=True) == []
 
 
 def test_the_program_of_every_phase_is_in_the_estimate():
