@@ -36,7 +36,8 @@ from jaxrl_llm.config.command_line import UsageError
 DOES_NOT_FIT = 1
 USAGE_ERROR = 2
 PROGRAMS = ("update", "score", "prefill", "decode")
-FLAGS = {"topology": "", "slices": "1", "programs": ",".join(PROGRAMS), "only_plan": "", "sweep": "", "lengths": "", "prompt_tokens": "", "json": ""}
+FLAGS = {"topology": "", "slices": "1", "programs": ",".join(PROGRAMS)}
+FLAGS |= dict.fromkeys(("only_plan", "sweep", "lengths", "prompt_tokens", "json"), "")
 
 
 def main(argv: Sequence[str]) -> int:

@@ -1,4 +1,4 @@
-"""Fields that others have replaced: how to write them now, and what a recorded config means today."""
+"""Fields that others have replaced: what to write instead, and what a recorded config means."""
 
 import math
 from collections.abc import Mapping
@@ -15,7 +15,7 @@ class Renamed(NamedTuple):
   Attributes:
     path: Field to set instead.
     meaning: What it counts.
-    rule: How its value follows from that of the old field.
+    rule: Rule by which its value follows from that of the old field.
   """
 
   path: str
@@ -38,7 +38,7 @@ def problem(path: str, value: Any, config: ConfigDict) -> Problem:
 
   Args:
     path: Path of the old field.
-    value: Its value, or the text of the command line.
+    value: Value of the old field, or its text on the command line.
     config: Config that sets the new field's neighbours, such as the buckets of rows.
 
   Example:
@@ -78,8 +78,8 @@ def hint(text: str) -> str | None:
 
   Example:
     >>> hint('Key "micro_batches" does not exist and cannot be added')
-    'learner.micro_batches is now learner.rows_per_device, the rows that a device takes at a time: the
-    largest of row_buckets / (micro_batches x devices of mesh data x fsdp x expert), or None for
+    'learner.micro_batches is now learner.rows_per_device, the rows that a device takes at a time:
+    the largest of row_buckets / (micro_batches x devices of mesh data x fsdp x expert), or None for
     micro_batches=1'
   """
   for path, new in RENAMED.items():

@@ -15,7 +15,7 @@ _SLOTS_STEP = 8
 _CHEAP = 128  # Slots of a row whose attention costs little in any model.
 _STRETCH = 1.25  # Factor by which a row may exceed its cheap length if it then holds a whole group.
 _ROWS_FOR_CHOICE = 8  # Fewer rows leave the smaller buckets nothing to save.
-_MANY_SLOTS = 2**20  # An update of so many slots costs more than the compilation of two further programs.
+_MANY_SLOTS = 2**20  # The padding of such updates costs a run more than two further programs.
 
 
 class Lengths(NamedTuple):

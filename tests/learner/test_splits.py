@@ -194,7 +194,7 @@ def test_no_split_changes_an_update(case):
 
 
 BUCKETS = {16: "shared", 24: "packed", 40: "padded"}
-"""Buckets that the sequences fit into with a layout, of two, three and five micro-batches of 8 rows."""
+"""Layouts that fit into buckets of two, three and five micro-batches of 8 rows."""
 
 
 @pytest.mark.parametrize(
