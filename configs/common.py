@@ -197,15 +197,15 @@ def published(config: ConfigDict, name: str) -> None:
   config.rollout.prompt_buckets = (2048,)
   config.rollout.max_new_tokens = 16384
   config.learner.row_tokens = 2048 + 16384
-  config.learner.micro_batches = 8
+  config.learner.rows_per_device = 1
   config.learner.old_logprobs = "learner"
   config.eval.batch_prompts = 256
   config.mesh.data = 1
   config.mesh.fsdp = -1
   config.mesh.update(PUBLISHED[name])
   paper_scale(config, updates_per_rollout=4, num_prompts=256, group_size=8)
-  # Most meshes divide a power of two. Each micro-batch should hold at least one row per chip.
-  config.learner.row_buckets = (512,)
+  # Chosen for the mesh: on 64 chips (64, 128, 192, 256, 384, 512).
+  config.learner.row_buckets = None
 
 
 MODELS = ("moe", *SMOLLM2, *PUBLISHED)

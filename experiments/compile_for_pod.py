@@ -11,10 +11,12 @@ collectives, and what bounds the time.
   --programs       some of update, score, prefill, decode. Default: all of them
   --only_plan      stop each program at the compiler's plan of memory and collectives, which saves
                    minutes of generating machine code
-  --sweep          try mesh shapes and numbers of micro-batches for the update, and recommend the
+  --sweep          try mesh shapes and numbers of rows per device for the update, and recommend the
                    best; with --topology=v6e, of the smallest slice of that generation that fits
   --lengths        mean lengths of responses, as in 2048,8192: least time of an RL step with
                    log-normal lengths; needs the program decode
+  --prompt_tokens  tokens of each prompt in the packed rows, for --lengths. Default: as many as the
+                   largest of rollout.prompt_buckets
   --json           file for the numbers
 Exit code: 0 if all programs fit, 1 if one does not, 2 for bad input.
 """
@@ -34,7 +36,8 @@ from jaxrl_llm.config.command_line import UsageError
 DOES_NOT_FIT = 1
 USAGE_ERROR = 2
 PROGRAMS = ("update", "score", "prefill", "decode")
-FLAGS = {"topology": "", "slices": "1", "programs": ",".join(PROGRAMS), "only_plan": "", "sweep": "", "lengths": "", "json": ""}
+FLAGS = {"topology": "", "slices": "1", "programs": ",".join(PROGRAMS)}
+FLAGS |= dict.fromkeys(("only_plan", "sweep", "lengths", "prompt_tokens", "json"), "")
 
 
 def main(argv: Sequence[str]) -> int:
@@ -88,11 +91,14 @@ def parse(argv: Sequence[str]) -> tuple[Any, dict[str, Any]]:
   if flags["lengths"] and "decode" not in flags["programs"]:
     raise UsageError("--lengths: found without the program decode, expected --programs to name it")
   flags["lengths"] = tuple(int(mean) for mean in flags["lengths"].split(",") if mean)
+  if flags["prompt_tokens"] and not (flags["prompt_tokens"].isdecimal() and int(flags["prompt_tokens"]) and flags["lengths"]):
+    raise UsageError(f"--prompt_tokens: found {flags['prompt_tokens']!r}, expected a number of tokens, together with --lengths")
+  flags["prompt_tokens"] = int(flags["prompt_tokens"] or 0) or None
   config = command_line.override(command_line.load(path), overrides)
   kept = {
     field: texts
     for field, texts in overrides.items()
-    if not field.startswith("mesh.") and field != "learner.micro_batches"
+    if not field.startswith("mesh.") and field != "learner.rows_per_device"
   }
   flags["of_sweep"] = [
     f"--config={path}", *(f"--config.{field}={text}" for field, texts in kept.items() for text in texts)
@@ -102,7 +108,10 @@ def parse(argv: Sequence[str]) -> tuple[Any, dict[str, Any]]:
     print(f"config.mesh.data = {flags['slices']}: the axis that crosses slices")
   if problems := check.config_problems(config):
     raise UsageError("\n".join(problems))
-  if fields := sizes.open_sizes(config):
+  if (flags["prompt_tokens"] or 0) > (widest := max(config.rollout.prompt_buckets or (0,))):
+    raise UsageError(f"--prompt_tokens: found {flags['prompt_tokens']}, expected at most {widest}, the largest of rollout.prompt_buckets")
+  # Buckets of rows are chosen for the mesh, without data.
+  if fields := [path for path in sizes.open_sizes(config) if path != "learner.row_buckets"]:
     raise UsageError(
       "\n".join(
         f"config.{path}: found None, expected a size, because no data is read here to choose it" for path in fields
@@ -131,7 +140,7 @@ def run(config, flags: dict[str, Any]) -> int:
   }
   proofs = [prove[name](plan) for name in flags["programs"]]
   report.show(report.tables(plan, proofs))
-  estimates = [rl_step.estimate(plan, proofs, mean) for mean in flags["lengths"]]
+  estimates = [rl_step.estimate(plan, proofs, mean, prompt_tokens=flags["prompt_tokens"]) for mean in flags["lengths"]]
   if estimates:
     report.show(report.rl_steps(plan, estimates))
   if flags["json"]:

@@ -11,6 +11,7 @@ from pathlib import Path
 import jax
 from ml_collections import ConfigDict
 
+from jaxrl_llm.config import renamed
 from jaxrl_llm.config.check import config_problems
 from jaxrl_llm.models import DTYPES, save_hf
 from jaxrl_llm.pretrained import where
@@ -36,7 +37,8 @@ def export(workdir: Path, folder: Path, *, dtype: str | None = None) -> int:
       not empty.
   """
   try:
-    config = ConfigDict(tuples(json.loads((workdir / "config.json").read_text())))
+    saved = tuples(json.loads((workdir / "config.json").read_text()))
+    config = ConfigDict(renamed.current(saved, updates=False))
   except (OSError, ValueError) as error:
     raise ValueError(f"{workdir / 'config.json'}: found no config of a run ({error}); expected the --workdir of one") from error
   if not (workdir / "checkpoints").is_dir():

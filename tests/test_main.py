@@ -94,10 +94,10 @@ def test_bad_input_is_one_line(case, errors):
     assert part in line, f"{part!r} is not in {line!r}"
 
 
-def test_micro_batches_must_divide_all_row_buckets(errors):
-  lines = errors(TINY, "--config.learner.micro_batches=3")
-  assert ["config.learner.row_buckets" in lines[0], "config.warm_start.row_buckets" in lines[1]] == [True, True]
-  assert all("rows do not split into config.learner.micro_batches=3" in line for line in lines)
+def test_the_rows_that_a_device_takes_must_divide_all_row_buckets(errors):
+  lines = errors(TINY, "--config.learner.rows_per_device=3")
+  assert ["config.learner.row_buckets: 8" in lines[0], "config.warm_start.row_buckets: 16" in lines[1]] == [True, True]
+  assert all("is not a multiple of config.learner.rows_per_device=3" in line for line in lines)
 
 
 @pytest.mark.parametrize(

@@ -55,8 +55,8 @@ def test_another_seed_draws_other_weights_examples_and_tokens(run_of):
 @pytest.mark.parametrize(
   ("phase", "changes"),
   [
-    pytest.param("warm_start", {"learner__micro_batches": 2}, marks=pytest.mark.slow),
-    ("rl", {"learner__micro_batches": 2}),
+    pytest.param("warm_start", {"learner__rows_per_device": 4}, marks=pytest.mark.slow),
+    ("rl", {"learner__rows_per_device": 4}),
     pytest.param("warm_start", {"model__remat": "full"}, marks=pytest.mark.slow),
     pytest.param("rl", {"model__remat": "full"}, marks=pytest.mark.slow),
     pytest.param("rl", {"learner__row_buckets": (12,), "rollout__prompt_buckets": (9,)}, marks=pytest.mark.slow),

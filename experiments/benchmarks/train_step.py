@@ -58,7 +58,7 @@ class Update(NamedTuple):
     pack: Function `() -> batch`, with rows on the host.
     step: Function `(state, batch) -> (state, metrics)`, which donates the state.
     layout: Layout of the responses.
-    num_micro_batches: Number of micro-batches of the rows.
+    rows_at_once: Number of rows of a micro-batch; None if the update takes all rows at once.
     sequences: Sequences that are packed.
     compile_seconds: Time of tracing and compiling, in s.
     temp_bytes: Temporaries of the program according to the compiler, in bytes; None if unknown.
@@ -67,7 +67,7 @@ class Update(NamedTuple):
   pack: Callable[[], TrainBatch]
   step: Callable[[TrainState, TrainBatch], tuple[TrainState, Metrics]]
   layout: Layout
-  num_micro_batches: int
+  rows_at_once: int | None
   sequences: list[Trajectory]
   compile_seconds: float
   temp_bytes: int | None
@@ -163,7 +163,7 @@ def trajectories(batch: Batch) -> list[Trajectory]:
   return sequences
 
 
-def lay_out(job: TrainJob, batch: Batch, *, alone: bool = False) -> tuple[list[Trajectory], Layout, int]:
+def lay_out(job: TrainJob, batch: Batch, *, alone: bool = False) -> tuple[list[Trajectory], Layout, int | None]:
   """Lays out the sequences of a batch in rows.
 
   Rows have the length that the job gives, or else the length with the fewest slots in all, from
@@ -177,28 +177,29 @@ def lay_out(job: TrainJob, batch: Batch, *, alone: bool = False) -> tuple[list[T
       `job.row_tokens`.
 
   Returns:
-    The sequences, their layout, and the number of micro-batches.
+    The sequences, their layout, and the number of rows of a micro-batch; None for all rows at once.
   """
   sequences = trajectories(batch)
   if alone:
     rows = range(len(sequences))
     places = [np.arange(len(sequence.tokens)) for sequence in sequences]
-    return sequences, Layout((len(rows), job.row_tokens), list(rows), places, [(1, 0, 0)] * len(rows), shares=False), 1
+    return sequences, Layout((len(rows), job.row_tokens), list(rows), places, [(1, 0, 0)] * len(rows), shares=False), None
   num_micro_batches = len(batch.advantages) // job.microbatch if job.microbatch else 1
   buckets = [num_micro_batches * rows for rows in range(1, len(sequences) + 1)]
   lay = lambda row_tokens: packing.arrange(
     sequences, row_tokens=row_tokens, row_buckets=buckets, share_prompts=job.share_prompts
   )
   if job.row_tokens:
-    return sequences, lay(job.row_tokens), num_micro_batches
+    layout = lay(job.row_tokens)
+    return sequences, layout, layout.shape[0] // num_micro_batches
   longest = max(len(sequence.tokens) for sequence in sequences)
   largest = max(unit.size for unit in packing.units_of(sequences, share_prompts=job.share_prompts))
   step = ROW_MULTIPLE * -(-largest // (ROW_MULTIPLE * TRIED_LENGTHS))
   candidates = map(lay, range(-(-longest // step) * step, 3 * largest + step, step))
   layout = min(candidates, key=lambda layout: (layout.shape[0] * layout.shape[1], layout.shape[1]))
   # On a CPU one row at a time is as fast as all of them, and takes a fraction of the memory.
-  at_a_time = layout.shape[0] if not job.microbatch and jax.default_backend() == "cpu" else num_micro_batches
-  return sequences, layout, at_a_time
+  one_by_one = not job.microbatch and jax.default_backend() == "cpu"
+  return sequences, layout, 1 if one_by_one else layout.shape[0] // num_micro_batches
 
 
 def load_model(job: TrainJob) -> tuple[Model, Params]:
@@ -213,7 +214,7 @@ def compiled(
   state: TrainState,
   rows: TrainBatch,
   *,
-  num_micro_batches: int = 1,
+  rows_at_once: int | None = None,
   donate: bool = True,
 ):
   """Compiles `(state, batch) -> (state, metrics)` of a job for rows of one shape.
@@ -223,13 +224,13 @@ def compiled(
     model: Model of the checkpoint.
     state: State with the shapes of the program's states.
     rows: Batch with the shapes of the program's batches.
-    num_micro_batches: Number of micro-batches of the rows.
+    rows_at_once: Number of rows of a micro-batch; None takes all rows at once.
     donate: Whether the program donates the state.
   """
   objective = make_objective(job.objective)
   optimizer, schedule = optimizer_of(job)
   outputs_fn = partial(policy_outputs, model.logprobs, make_filter(), learns_entropy="entropy" in objective.needs)
-  step = make_train_step(outputs_fn, objective, optimizer, learning_rate=schedule, num_micro_batches=num_micro_batches)
+  step = make_train_step(outputs_fn, objective, optimizer, learning_rate=schedule, rows_at_once=rows_at_once)
   program = jax.jit(step, donate_argnums=0 if donate else ()).lower(state, rows).compile()
   give_back_memory()
   return program
@@ -244,16 +245,16 @@ def prepare(job: TrainJob, batch: Batch, model: Model, state: TrainState) -> Upd
     model: Model of the checkpoint.
     state: State with the shapes of the program's states; it is not changed.
   """
-  sequences, layout, num_micro_batches = lay_out(job, batch)
+  sequences, layout, rows_at_once = lay_out(job, batch)
   pack = partial(packing.pack, sequences, layout)
   started = time.perf_counter()
-  step = compiled(job, model, state, pack(), num_micro_batches=num_micro_batches)
+  step = compiled(job, model, state, pack(), rows_at_once=rows_at_once)
   seconds = time.perf_counter() - started
   return Update(
     pack,
     step,
     layout,
-    num_micro_batches,
+    rows_at_once,
     sequences,
     seconds,
     getattr(step.memory_analysis(), "temp_size_in_bytes", None),
@@ -330,7 +331,7 @@ def measure(job: TrainJob, *, repeats: int) -> dict[str, Any]:
       "rows": rows.segments.shape[0],
       "row_tokens": rows.segments.shape[1],
       "used": used,
-      "micro_batches": update.num_micro_batches,
+      "rows_at_once": update.rows_at_once or rows.segments.shape[0],
     },
     "waste": {"padding": 1 - used / slots, "prompts_saved": packing.prompts_saved(update.sequences, [rows])},
     "compile_s": update.compile_seconds,
@@ -362,7 +363,7 @@ def describe(result: dict[str, Any]) -> str:
     "MFU": f"{between(roof['mfu'], '.1%')} of {machine['flops_per_s'] / 1e9:,.0f} GFLOP/s "
     f"({source}), for {roof['flops'] / 1e9:,.1f} GFLOP; "
     f"{roof['unshared_flops'] / 1e9:,.1f} without sharing",
-    "rows": f"{rows['rows']} of {rows['row_tokens']} slots, in {rows['micro_batches']} micro-batches",
+    "rows": f"{rows['rows']} of {rows['row_tokens']} slots, {rows['rows_at_once']} at a time",
     "waste": f"{waste['padding']:.1%} of the slots are padding; "
     f"sharing prompts saves {waste['prompts_saved']:.1%} of the tokens",
     "compile": f"{result['compile_s']:.1f} s; weights loaded in {result['load_s']:.1f} s",

@@ -12,8 +12,7 @@ def mesh_arguments(command: Sequence[str], num_slices: int) -> list[str]:
   """Returns the flags that a trial's command lacks to run on several slices.
 
   Only the mesh axis `data` crosses slices. If a config leaves `data` at 1, it is set to the number
-  of slices, and the number of micro-batches is divided by it. A chip then holds as many rows at
-  once as on one slice, and the loss is the same.
+  of slices. A chip then takes as many rows at a time as on one slice, and the loss is the same.
 
   Args:
     command: Command `python -m jaxrl_llm.main --config=...`.
@@ -27,11 +26,11 @@ def mesh_arguments(command: Sequence[str], num_slices: int) -> list[str]:
 
   Example:
     >>> mesh_arguments(["python", "-m", "jaxrl_llm.main", "--config=configs/gspo.py:qwen3-30b-a3b"], 2)
-    ['--config.mesh.data=2', '--config.learner.micro_batches=4']
+    ['--config.mesh.data=2']
   """
   _, overrides, _ = command_line.split(command[3:])
   config = command_line.parse(command[2:]).config
-  mesh, micro_batches = config.mesh, config.learner.micro_batches
+  mesh = config.mesh
   if mesh.slices not in (None, num_slices):
     raise ValueError(
       f"config.mesh.slices: found {mesh.slices}, but a trial has {num_slices} slice(s); set --num_slices or the field"
@@ -43,10 +42,7 @@ def mesh_arguments(command: Sequence[str], num_slices: int) -> list[str]:
       f"config.mesh.data: found {mesh.data}, expected a multiple of the {num_slices} slices, which only data may cross, "
       f"or -1; for instance --config.mesh.data={num_slices}"
     )
-  fewer = "learner.micro_batches" not in overrides and micro_batches % num_slices == 0
-  return [f"--config.mesh.data={num_slices}"] + (
-    [f"--config.learner.micro_batches={micro_batches // num_slices}"] if fewer else []
-  )
+  return [f"--config.mesh.data={num_slices}"]
 
 
 def check_chips(command: Sequence[str], chips: int) -> None:

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
+from jaxrl_llm.learner.programs import rows_at_once
 from jaxrl_llm.models import ModelConfig
 
 
@@ -53,6 +54,11 @@ def weights_on_chip(model: ModelConfig, mesh: Mesh) -> float:
   return model.num_layers * ((every - experts) + experts / mesh.shape["expert"]) / mesh.shape["tensor"]
 
 
+def micro_batches(config: ConfigDict, mesh: Mesh, rows: int) -> int:
+  """Counts the micro-batches of a batch of `rows` rows."""
+  return rows // (rows_at_once(config, mesh) or rows)
+
+
 def rows_pass(config: ConfigDict, model: ModelConfig, mesh: Mesh, *, rows: int, backward: bool) -> Work:
   """Counts a pass over full packed rows: the update, or the scoring pass.
 
@@ -71,7 +77,7 @@ def rows_pass(config: ConfigDict, model: ModelConfig, mesh: Mesh, *, rows: int, 
     2 * model.d_model * model.vocab_size * tokens,
     _attention(model, pairs),
   )
-  itemsize, micro = jnp.dtype(model.dtype).itemsize, config.learner.micro_batches
+  itemsize, micro = jnp.dtype(model.dtype).itemsize, micro_batches(config, mesh, rows)
   passes = 1
   flops = model_flops = layers + head + attention
   if backward:

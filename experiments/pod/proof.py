@@ -8,17 +8,18 @@ from ml_collections import ConfigDict
 from experiments.pod import costs
 from experiments.pod.compiled import Compiled, compile_for
 from experiments.pod.topology import Topology
-from jaxrl_llm.config import policy
+from jaxrl_llm.config import policy, sizes
 from jaxrl_llm.config.check import row_problems
 from jaxrl_llm.config.policy import make_objective
 from jaxrl_llm.devices import mesh as mesh_lib
 from jaxrl_llm.learner.memory import footprint, slots_that_fit
 from jaxrl_llm.learner.needs import fields_needed
-from jaxrl_llm.learner.programs import Programs, make_programs
+from jaxrl_llm.learner.programs import Programs, make_programs, rows_at_once
 from jaxrl_llm.models import ModelConfig
 from jaxrl_llm.models.head import chunk_tokens
 
 _VOCABULARY = 264  # Vocabulary size of presets without a tokenizer of their own.
+_TILE = 128  # Slots that a row on a TPU is a multiple of.
 
 
 class Plan(NamedTuple):
@@ -53,6 +54,7 @@ class Proof(NamedTuple):
     parts: Bytes of the arguments, by content.
     beside: Bytes on the chip that the program does not use, such as the moments during sampling.
     work: Work of one run.
+    rows: Number of rows of its batch; 0 for the sampler's programs.
     note: Remark on the numbers; empty for none.
   """
 
@@ -61,6 +63,7 @@ class Proof(NamedTuple):
   parts: dict[str, float]
   beside: float
   work: costs.Work
+  rows: int = 0
   note: str = ""
 
   @property
@@ -102,6 +105,7 @@ def make_plan(config: ConfigDict, topology: Topology, *, only_planned: bool = Fa
   if problems := list(row_problems(config, *shards, context=mesh.shape["context"])):
     raise ValueError("\n".join(problems))
   model = policy.model_config(config, vocab_size=_VOCABULARY)
+  config = with_rows(config, model, mesh)
   objective = make_objective(config)
   needs = fields_needed(config, objective)
   if config.rollout.slots is None:
@@ -111,34 +115,59 @@ def make_plan(config: ConfigDict, topology: Topology, *, only_planned: bool = Fa
   return Plan(config, topology, mesh, sampler_mesh, model, programs, only_planned)
 
 
+def with_rows(config: ConfigDict, model: ModelConfig, mesh: Mesh) -> ConfigDict:
+  """Returns a config with buckets of rows for a mesh: its own, or those that a run would choose.
+
+  `config` sets all other sizes, so that the choice needs no data.
+  """
+  bounds = sizes.Bounds(mesh_lib.num_row_shards(mesh), mesh.shape["context"], model.d_model, _TILE, model.max_positions)
+  return sizes.choose_sizes(config, sizes.Lengths(prompts=()), bounds)
+
+
+def update_work(plan: Plan, rows: int) -> costs.Work:
+  """Counts the work of an update of `rows` full rows."""
+  state = plan.programs.abstract_state
+  work = costs.rows_pass(plan.config, plan.model, plan.mesh, rows=rows, backward=True)
+  of_optimizer = costs.optimizer_bytes(costs.bytes_on_chip(state), costs.bytes_on_chip(state.params))
+  return work._replace(num_bytes=work.num_bytes + of_optimizer)
+
+
+def score_work(plan: Plan, rows: int) -> costs.Work:
+  """Counts the work of a scoring pass over `rows` full rows."""
+  return costs.rows_pass(plan.config, plan.model, plan.mesh, rows=rows, backward=False)
+
+
 def update(plan: Plan) -> Proof:
   """Compiles the optimizer update of the largest batch."""
-  state, batch = plan.programs.rl_step.signatures[-1]
-  rows = batch.tokens.shape[0]
-  work = costs.rows_pass(plan.config, plan.model, plan.mesh, rows=rows, backward=True)
-  held = costs.bytes_on_chip(state)
-  work = work._replace(num_bytes=work.num_bytes + costs.optimizer_bytes(held, costs.bytes_on_chip(state.params)))
+  state, batch = max(plan.programs.rl_step.signatures, key=_rows)
+  rows = _rows((state, batch))
   parts = {
     "weights": costs.bytes_on_chip(state.params),
     "moments": costs.bytes_on_chip(state.opt_state),
     "batch": costs.bytes_on_chip(batch),
   }
   compiled = _compiled(plan, plan.programs.rl_step, (state, batch))
-  return Proof("update", compiled, parts, beside=0.0, work=work, note=f"{rows} rows of {batch.tokens.shape[1]} tokens, all full")
+  note = f"{rows} rows of {batch.tokens.shape[1]} tokens, all full"
+  return Proof("update", compiled, parts, beside=0.0, work=update_work(plan, rows), rows=rows, note=note)
 
 
 def score(plan: Plan) -> Proof:
   """Compiles the pass that scores the rollouts before the first update."""
-  params, batch = plan.programs.logprobs.signatures[-1]
-  work = costs.rows_pass(plan.config, plan.model, plan.mesh, rows=batch.tokens.shape[0], backward=False)
+  params, batch = max(plan.programs.logprobs.signatures, key=_rows)
+  rows, moments = _rows((params, batch)), costs.bytes_on_chip(plan.programs.abstract_state.opt_state)
   parts = {"weights": costs.bytes_on_chip(params), "batch": costs.bytes_on_chip(batch)}
   compiled = _compiled(plan, plan.programs.logprobs, (params, batch))
-  return Proof("score", compiled, parts, beside=costs.bytes_on_chip(plan.programs.abstract_state.opt_state), work=work)
+  return Proof("score", compiled, parts, beside=moments, work=score_work(plan, rows), rows=rows)
+
+
+def _rows(signature: tuple) -> int:
+  return signature[1].tokens.shape[0]
 
 
 def _compiled(plan: Plan, program, arguments: tuple) -> Compiled:
   learner = plan.config.learner
-  tokens = max(learner.row_buckets) * learner.row_tokens / plan.mesh.size * plan.mesh.shape["tensor"] / learner.micro_batches
+  at_once = rows_at_once(plan.config, plan.mesh) or max(learner.row_buckets)
+  tokens = at_once * learner.row_tokens / plan.mesh.size * plan.mesh.shape["tensor"]
   # Number of iterations of the output head's loop.
   turns = -(-int(tokens) // (plan.model.head_tokens or chunk_tokens(plan.model.vocab_size, "tpu")))
   return compile_for(

@@ -7,11 +7,12 @@ from rich.console import Console, Group
 from rich.table import Table
 from rich.text import Text
 
+from experiments.pod import packed
 from experiments.pod.proof import Plan, Proof
 from experiments.pod.rl_step import Estimate
 
 SETTINGS = (
-  "raise config.learner.micro_batches",
+  "lower config.learner.rows_per_device",
   "raise config.mesh.fsdp (more chips)",
   "set config.model.remat='full'",
 )
@@ -85,8 +86,8 @@ def rl_steps(plan: Plan, estimates: Sequence[Estimate]) -> Table:
   """Builds a table of the least time of an RL step at lengths of several means."""
   parts = list(estimates[0].parts)
   table = _table(
-    "mean length", "decoding steps", "rows busy", "ms a decoding step", *(f"{name} s" for name in parts), "RL step s", "tokens/s",
-    "tokens/s a chip", title="least time of an RL step; lengths are log-normal, cut at the budget",
+    "mean length", "decoding steps", "rows busy", "ms a decoding step", "rows of updates", "padding", *(f"{name} s" for name in parts),
+    "RL step s", "tokens/s", "tokens/s a chip", title="least time of an RL step; lengths are log-normal, cut at the budget",
   )  # fmt: skip
   for estimate in estimates:
     rate = estimate.rollouts.tokens / estimate.seconds
@@ -95,6 +96,8 @@ def rl_steps(plan: Plan, estimates: Sequence[Estimate]) -> Table:
       f"{estimate.rollouts.steps:,}",
       f"{estimate.rollouts.busy:.0%}",
       f"{estimate.step_s * 1e3:.2f}",
+      ", ".join(map(str, sorted({update.bucket for update in estimate.updates}))),
+      f"{packed.padding(estimate.updates):.0%}",
       *(f"{estimate.parts[name]:,.0f}" for name in parts),
       f"{estimate.seconds:,.0f}",
       f"{rate:,.0f}",
@@ -163,7 +166,8 @@ def as_json(plan: Plan, proofs: list[Proof], estimates: Sequence[Estimate] = ())
   }
   numbers |= {
     "model": plan.config.model.preset,
-    "micro_batches": plan.config.learner.micro_batches,
+    "rows_per_device": plan.config.learner.rows_per_device,
+    "row_buckets": list(plan.config.learner.row_buckets),
     "only_planned": plan.only_planned,
   }
   for proof in proofs:
@@ -189,8 +193,12 @@ def as_json(plan: Plan, proofs: list[Proof], estimates: Sequence[Estimate] = ())
     }
   if estimates:
     numbers["rl_steps"] = [
-      {"mean": x.mean, **x.rollouts._asdict(), "step_s": x.step_s, "parts": x.parts, "seconds": x.seconds} for x in estimates
-    ]
+      {
+        "mean": x.mean, **x.rollouts._asdict(), "step_s": x.step_s, "rows": [update.rows for update in x.updates],
+        "buckets": [update.bucket for update in x.updates], "padding": packed.padding(x.updates), "parts": x.parts, "seconds": x.seconds,
+      }
+      for x in estimates
+    ]  # fmt: skip
   return numbers
 
 

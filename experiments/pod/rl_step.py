@@ -1,12 +1,13 @@
 """Least time of an RL step, from its compiled programs and responses of realistic lengths."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
 
-from experiments.pod import lengths
-from experiments.pod.proof import Plan, Proof
+from experiments.pod import lengths, packed
+from experiments.pod.costs import Work
+from experiments.pod.proof import Plan, Proof, score_work, update_work
 from jaxrl_llm.devices import mesh as mesh_lib
 from jaxrl_llm.models import ragged
 from jaxrl_llm.sampler import default_blocks
@@ -20,12 +21,14 @@ class Estimate(NamedTuple):
     mean: Mean length of a response in tokens, before it is cut at the budget.
     rollouts: What the sampler does with such lengths.
     step_s: Least time of a decoding step in seconds, on average.
+    updates: Rows of each update.
     parts: Least time of each part of the RL step in seconds.
   """
 
   mean: float
   rollouts: lengths.Rollouts
   step_s: float
+  updates: tuple[packed.Update, ...]
   parts: dict[str, float]
 
   @property
@@ -34,21 +37,27 @@ class Estimate(NamedTuple):
     return sum(self.parts.values())
 
 
-def estimate(plan: Plan, proofs: Sequence[Proof], mean: float, *, seed: int = 0) -> Estimate:
+def estimate(plan: Plan, proofs: Sequence[Proof], mean: float, *, prompt_tokens: int | None = None, seed: int = 0) -> Estimate:
   """Adds up the bounds of an RL step; programs that were not compiled count nothing.
 
   A decoding step takes as long as its slowest bound. It reads the weights, the prompts, and of the
   responses the columns that are allocated, or the blocks that hold tokens if the kernel reads them.
 
+  An update and its scoring take as long as the bucket of rows that its sequences need. Programs are
+  compiled for the largest bucket: of its collectives, a smaller one has the part of its rows. This
+  leaves out what does not depend on the rows, and is therefore a lower bound too.
+
   Args:
     plan: Plan of the run.
     proofs: Compiled programs, "decode" among them.
     mean: Mean length of a response in tokens.
+    prompt_tokens: Number of tokens of each prompt in the rows of the updates; None for the largest
+      bucket of prompts.
     seed: Seed of the lengths.
   """
   section, mesh = plan.config.rollout, plan.sampler_mesh
   by_name = {proof.name: proof for proof in proofs}
-  decode, updates = by_name["decode"], plan.config.learner.updates_per_rollout
+  decode = by_name["decode"]
   num_prompts = section.num_prompts + section.spare_prompts
   rows = num_rows(mesh, num_prompts * section.group_size, section.slots)
   blocks = tuple(section.cache_blocks or default_blocks(section.max_new_tokens))
@@ -65,10 +74,22 @@ def estimate(plan: Plan, proofs: Sequence[Proof], mean: float, *, seed: int = 0)
   num_bytes = decode.work.num_bytes - decode.parts["cache"] + cache
   bounds = decode.seconds(plan.topology) | {"memory": num_bytes / plan.topology.chip.bytes_per_s}
   step_s = max(bounds.values())
-  of_program = lambda name: max(by_name[name].seconds(plan.topology).values()) if name in by_name else 0.0
+  needed = packed.updates_of(plan.config, drawn[: section.num_prompts], prompt_tokens=prompt_tokens)
+
+  def of_rows(name: str, work_of: Callable[[Plan, int], Work]) -> float:
+    proof = by_name.get(name)
+    return 0.0 if proof is None else sum(_seconds(plan, proof, work_of(plan, update.bucket), update.bucket) for update in needed)
+
+  prefill_s = max(by_name["prefill"].seconds(plan.topology).values()) if "prefill" in by_name else 0.0
   parts = {
-    "rollouts": rollouts.steps * step_s + of_program("prefill"),
-    "scores": updates * of_program("score"),
-    "updates": updates * of_program("update"),
+    "rollouts": rollouts.steps * step_s + prefill_s,
+    "scores": of_rows("score", score_work),
+    "updates": of_rows("update", update_work),
   }
-  return Estimate(mean, rollouts, step_s, parts)
+  return Estimate(mean, rollouts, step_s, needed, parts)
+
+
+def _seconds(plan: Plan, proof: Proof, work: Work, rows: int) -> float:
+  """Returns the least time of a compiled program of the learner for another number of rows."""
+  bounds = proof._replace(work=work).seconds(plan.topology)
+  return max((bounds | {"network": bounds["network"] * rows / proof.rows}).values())

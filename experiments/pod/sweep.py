@@ -1,4 +1,4 @@
-"""Search over mesh shapes and micro-batches for an update.
+"""Search over mesh shapes and rows per device for an update.
 
 An estimate of the memory prunes the settings, and the compiler plans the most promising ones. Given
 only a generation of chips, the search tries slices from the smallest on until one fits.
@@ -18,6 +18,7 @@ from rich.table import Table
 
 from experiments.pod import costs, report
 from experiments.pod import topology as topologies
+from experiments.pod.proof import with_rows
 from experiments.pod.topology import Topology
 from jaxrl_llm.config import policy
 from jaxrl_llm.config.check import row_problems
@@ -40,7 +41,7 @@ class Candidate(NamedTuple):
   """Setting to try.
 
   Attributes:
-    config: Config with the mesh and the micro-batches.
+    config: Config with the mesh, the rows per device and their buckets.
     memory: Estimated memory of a chip, in bytes.
     seconds: Estimated least time of an update, in s.
     in_turn: Estimated least time of an update without any overlap, in s. It distinguishes settings
@@ -59,7 +60,7 @@ def run(config: ConfigDict, name: str, arguments: Sequence[str], *, slices: int 
   Args:
     config: Checked config.
     name: Topology, or a generation to try its slices from the smallest on.
-    arguments: Command line that makes the config, without mesh and micro-batches.
+    arguments: Command line that makes the config, without mesh and rows per device.
     slices: Number of slices.
     write_to: File for the plans' numbers; empty for none.
 
@@ -82,7 +83,7 @@ def run(config: ConfigDict, name: str, arguments: Sequence[str], *, slices: int 
     return 1
   # Among settings with the same bound, the one with the least other work.
   best = min(fitting, key=lambda numbers: (_step(numbers)[1], sum(numbers["update"]["bounds"].values())))
-  print(f"recommended: --topology={best['topology']} {flags(best['mesh'], best['micro_batches'])}")
+  print(f"recommended: --topology={best['topology']} {flags(best['mesh'], best['rows_per_device'])}")
   return 0
 
 
@@ -111,7 +112,7 @@ def _plan(settings: Sequence[Candidate], topology: Topology, arguments: Sequence
       # the process ends.
       out = Path(folder) / "out.json"
       mesh = {axis: setting.config.mesh[axis] for axis in mesh_lib.AXES}
-      setting_flags = flags(mesh, setting.config.learner.micro_batches).split()
+      setting_flags = flags(mesh, setting.config.learner.rows_per_device).split()
       command = [sys.executable, "-m", "experiments.compile_for_pod", *arguments, *setting_flags]
       command += [
         f"--topology={topology.name}",
@@ -139,7 +140,7 @@ def _step(numbers: dict[str, Any]) -> tuple[str, float]:
 
 def _table(tried: Sequence[dict[str, Any]]) -> Table:
   table = Table(title="updates as planned by the compiler")
-  for column in ("slice", "mesh and micro-batches", "peak GiB", "of", "estimated GiB", "step s", "bound by", "MFU at most", "fits"):
+  for column in ("slice", "mesh and rows per device", "peak GiB", "of", "estimated GiB", "step s", "bound by", "MFU at most", "fits"):
     table.add_column(column)
   for numbers in tried:
     update, (worst, seconds) = numbers["update"], _step(numbers)
@@ -149,7 +150,7 @@ def _table(tried: Sequence[dict[str, Any]]) -> Table:
     where = f"{numbers['slices']} x {numbers['topology']}" if numbers["slices"] > 1 else numbers["topology"]
     table.add_row(
       where,
-      spell(numbers["mesh"], numbers["micro_batches"]),
+      spell(numbers["mesh"], numbers["rows_per_device"]),
       *sizes,
       *times,
       "yes" if update["fits"] else "no",
@@ -158,27 +159,27 @@ def _table(tried: Sequence[dict[str, Any]]) -> Table:
 
 
 def describe(config: ConfigDict) -> str:
-  """Describes the axes that are larger than 1, and the micro-batches."""
-  return spell({axis: config.mesh[axis] for axis in mesh_lib.AXES}, config.learner.micro_batches)
+  """Describes the axes that are larger than 1, and the rows per device."""
+  return spell({axis: config.mesh[axis] for axis in mesh_lib.AXES}, config.learner.rows_per_device)
 
 
-def spell(mesh: dict[str, int], micro_batches: int) -> str:
-  """Describes a mesh and a number of micro-batches.
+def spell(mesh: dict[str, int], rows_per_device: int) -> str:
+  """Describes a mesh and the number of rows that a device takes at a time.
 
   Example:
-    >>> spell({"data": 1, "fsdp": 16, "expert": 4}, 8)
-    'fsdp 16 x expert 4, 8 micro-batches'
+    >>> spell({"data": 1, "fsdp": 16, "expert": 4}, 2)
+    'fsdp 16 x expert 4, 2 rows per device'
   """
   axes = " x ".join(f"{axis} {size}" for axis, size in mesh.items() if size != 1)
-  return f"{axes or 'one chip'}, {micro_batches} micro-batches"
+  return f"{axes or 'one chip'}, {rows_per_device} row{'s' if rows_per_device > 1 else ''} per device"
 
 
-def flags(mesh: dict[str, int], micro_batches: int) -> str:
-  """Formats a mesh and a number of micro-batches as flags of the command line."""
+def flags(mesh: dict[str, int], rows_per_device: int) -> str:
+  """Formats a mesh and the rows per device as flags of the command line."""
   return " ".join(
     [
       *(f"--config.mesh.{axis}={size}" for axis, size in mesh.items()),
-      f"--config.learner.micro_batches={micro_batches}",
+      f"--config.learner.rows_per_device={rows_per_device}",
     ]
   )
 
@@ -186,16 +187,15 @@ def flags(mesh: dict[str, int], micro_batches: int) -> str:
 def candidates(config: ConfigDict, topology: Topology) -> Iterator[Candidate]:
   """Yields all settings that satisfy the divisibility rules."""
   model = policy.model_config(config, vocab_size=264)
-  rows, chips = max(config.learner.row_buckets), len(topology.devices)
+  chips = len(topology.devices)
   for sizes in shapes(model, chips // topology.slices):
     changed = config.copy_and_resolve_references()
     changed.mesh.update({**sizes, "data": topology.slices})
     shards = topology.slices * sizes["fsdp"] * sizes["expert"]
-    for rows_at_once in (1, 2):
-      if rows % (shards * rows_at_once) or (rows_at_once > 1 and sizes["context"] > 1):
-        continue
+    # If the slots of a row are split, two rows at a time need no trial.
+    for rows_per_device in (1, 2) if sizes["context"] == 1 else (1,):
       setting = changed.copy_and_resolve_references()
-      setting.learner.micro_batches = rows // shards // rows_at_once
+      setting.learner.rows_per_device = rows_per_device
       if not list(row_problems(setting, shards, shards, context=sizes["context"])):
         yield estimate(setting, model, topology)
 
@@ -235,11 +235,13 @@ def estimate(config: ConfigDict, model: ModelConfig, topology: Topology) -> Cand
   weights and tokens that every layer communicates.
   """
   mesh, sampler_mesh = mesh_lib.make_meshes(**config.mesh, devices=topology.devices)
+  config = with_rows(config, model, mesh)
   objective = make_objective(config)
   needs = fields_needed(config, objective)
   memory_parts = footprint(config, model, mesh, sampler_mesh, objective, needs=needs)
   memory = sum(memory_parts.held.values()) + sum(memory_parts.programs["update"].values())
-  rows, micro = max(config.learner.row_buckets), config.learner.micro_batches
+  rows = max(config.learner.row_buckets)
+  micro = costs.micro_batches(config, mesh, rows)
   work = costs.rows_pass(config, model, mesh, rows=rows, backward=True)
   chip, size = topology.chip, mesh.shape
   # A mesh axis is assumed to use half of a chip's wires.

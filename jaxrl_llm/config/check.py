@@ -7,6 +7,7 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
+from jaxrl_llm.config import renamed
 from jaxrl_llm.config.fields import FIELDS, Field, flatten, given, unknown, unused
 from jaxrl_llm.config.sizes import most_rows
 from jaxrl_llm.config.values import has_type, holds
@@ -67,10 +68,11 @@ def field_problems(
     The problems, and whether all values have the right type, so that further checks can read them.
   """
   fields = flatten(config)
-  lines = []
-  if missing := sorted(table.keys() - fields.keys()):
+  gone = [path for path in fields if path in renamed.RENAMED and path not in table]
+  lines = [str(renamed.problem(path, fields[path], config)) for path in gone]
+  if missing := sorted(table.keys() - fields.keys() - {renamed.RENAMED[path].path for path in gone}):
     lines.append(f"config: found {len(missing)} missing field(s), such as {', '.join(missing[:3])}, expected {made}")
-  known = {*table, *optional}
+  known = {*table, *optional, *gone}
   lines += [unknown(path, known, f"expected {made}") for path in fields if path not in known]
   if lines:
     return lines, False
@@ -229,8 +231,11 @@ def _relations(config: ConfigDict) -> Iterator[str]:
     yield f"config.rollout.num_prompts={prompts} is not a multiple of {divisor}"
   for path, buckets in (("learner", learner.row_buckets), ("warm_start", warm.row_buckets)):
     for rows in buckets or ():
-      if rows % learner.micro_batches:
-        yield f"config.{path}.row_buckets: {rows} rows do not split into config.learner.micro_batches={learner.micro_batches} equal parts"
+      if rows % (learner.rows_per_device or 1):
+        yield (
+          f"config.{path}.row_buckets: {rows} is not a multiple of config.learner.rows_per_device={learner.rows_per_device}, the rows that "
+          "a device takes at a time"
+        )
   yield from _device_relations(config)
 
   yield from size_problems(config)
@@ -304,22 +309,22 @@ def row_problems(config: ConfigDict, learner_shards: int, sampler_shards: int, *
   """
   of_learner = "devices (mesh data x fsdp x expert)"
   of_sampler = "parts of the sampler (mesh.sampler / mesh.sampler_tensor)" if config.mesh.sampler else of_learner
-  micro = config.learner.micro_batches
+  at_once = config.learner.rows_per_device or 1
   prompts, spare = config.rollout.num_prompts, config.rollout.spare_prompts
   counts = (
     ("rollout.num_prompts" + (" + rollout.spare_prompts" if spare else ""), (prompts + spare,), sampler_shards, of_sampler, 1),
     ("eval.batch_prompts", (config.eval.batch_prompts,), sampler_shards, of_sampler, 1),
     ("rollout.slots", (config.rollout.slots or sampler_shards,), sampler_shards, of_sampler, 1),
-    ("learner.row_buckets", config.learner.row_buckets or (), learner_shards, of_learner, micro),
-    ("warm_start.row_buckets", config.warm_start.row_buckets or (), learner_shards, of_learner, micro),
+    ("learner.row_buckets", config.learner.row_buckets or (), learner_shards, of_learner, at_once),
+    ("warm_start.row_buckets", config.warm_start.row_buckets or (), learner_shards, of_learner, at_once),
     ("learner.row_tokens", (config.learner.row_tokens or context,), context, "devices (mesh.context), which share the slots of a row", 1),
   )
-  for path, values, shards, places, parts in counts:
-    # Without sharding, another check covers the micro-batches.
-    divisor = 1 if shards == 1 else shards * parts
+  for path, values, shards, places, at_once in counts:
+    # Without sharding, another check covers the rows that a device takes at a time.
+    divisor = 1 if shards == 1 else shards * at_once
     for value in values:
       if value % divisor:
-        need = f"{shards} {places}" + (f" x {parts} micro-batches" if parts > 1 else "")
+        need = f"{shards} {places}" + (f" x {at_once} rows at a time (learner.rows_per_device)" if at_once > 1 else "")
         yield (
           f"config.{path}: {value} is not a multiple of {need}; the next multiple is {-(-value // divisor) * divisor}"
         )

@@ -13,7 +13,7 @@ from typing import NamedTuple
 from absl import flags
 from ml_collections import ConfigDict, config_flags
 
-from jaxrl_llm.config import check, fields
+from jaxrl_llm.config import check, fields, renamed
 from jaxrl_llm.messages import did_you_mean, shown
 
 # Fields whose value type has changed, with the fix.
@@ -146,6 +146,7 @@ def load(path: str) -> ConfigDict:
     where = f" (line {lines[-1]})" if lines else ""
     reason = " ".join(str(error).split()) or "no message"
     where += next((f"; {fix}" for field, fix in CHANGED.items() if f"override field {field!r}" in reason), "")
+    where += f"; {fix}" if (fix := renamed.hint(reason)) else ""
     # ml_collections lists the whole section before its hint, which comes last.
     if len(reason) > 300:
       reason = f"{reason[:120]} ... {reason[-80:]}"
@@ -161,7 +162,7 @@ def override(config: ConfigDict, overrides: dict[str, list[str]]) -> ConfigDict:
   Raises:
     UsageError: If a field is unknown or a value has the wrong type. One line for each.
   """
-  wrong = check.unknown_fields(overrides, config)
+  wrong = check.unknown_fields([field for field in overrides if field not in renamed.RENAMED], config)
   known, table = fields.flatten(config), fields.table_of(config)
   before = fields.given(config.objective) if "objective" in config else {}
   for field, texts in overrides.items():
@@ -180,6 +181,8 @@ def override(config: ConfigDict, overrides: dict[str, list[str]]) -> ConfigDict:
       # A later check refuses a field outside the table.
       expected = table[field].check.words if field in table else "another value"
       wrong.append(f"config.{field}: found {written}, expected {expected}; the file has {shown(known[field])}")
+  # After the other fields, on which the new value depends.
+  wrong += [str(renamed.problem(field, texts[-1], config)) for field, texts in overrides.items() if field in renamed.RENAMED]
   if wrong:
     raise UsageError("\n".join(wrong))
   # Another objective does not inherit this file's hyper-parameters: GSPO's clip range would

@@ -266,7 +266,8 @@ FIELDS: dict[str, Field] = {
     "at the end."),
 
   "learner.updates_per_rollout": Field(4, COUNT, "Optimizer updates per rollout batch, each on a mini-batch of whole groups."),
-  "learner.micro_batches": Field(1, COUNT, "Gradient accumulation: smaller pieces, the same loss."),
+  "learner.rows_per_device": Field(None, COUNT,
+    "Rows that a device takes at a time; the gradient accumulates over the others, with the same loss. None: all rows."),
   "learner.row_tokens": Field(None, COUNT, "Slots of a packed row."),
   "learner.share_prompts": Field(True, SWITCH,
     "Store a prompt once for all its responses in a row; loss and gradient stay the same."),
@@ -361,7 +362,7 @@ FIELDS: dict[str, Field] = {
 _SHARED = """
 seed model.preset model.dtype model.param_dtype model.attention model.remat task.levels
 task.test_path task.test_fraction task.bad_rows task.chat task.system task.pad_token task.data_dir
-learner.micro_batches learner.schedule learner.weight_decay learner.b1 learner.b2
+learner.rows_per_device learner.schedule learner.weight_decay learner.b1 learner.b2
 learner.max_grad_norm learner.moments_dtype learner.offload_optimizer learner.max_skipped
 mesh.data mesh.fsdp mesh.expert mesh.context mesh.tensor mesh.slices checkpoint.keep
 checkpoint.keep_best checkpoint.keep_every_hours checkpoint.every_minutes checkpoint.asynchronous

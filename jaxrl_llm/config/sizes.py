@@ -15,6 +15,7 @@ _SLOTS_STEP = 8
 _CHEAP = 128  # Slots of a row whose attention costs little in any model.
 _STRETCH = 1.25  # Factor by which a row may exceed its cheap length if it then holds a whole group.
 _ROWS_FOR_CHOICE = 8  # Fewer rows leave the smaller buckets nothing to save.
+_MANY_SLOTS = 2**20  # The padding of such updates costs a run more than two further programs.
 
 
 class Lengths(NamedTuple):
@@ -60,8 +61,9 @@ def choose_sizes(config: ConfigDict, lengths: Lengths, bounds: Bounds) -> Config
     row costs little beside its products, and longer rows waste fewer slots.
   * The largest bucket of rows holds every possible mini-batch (`most_rows`). The smaller ones, of
     two thirds, four ninths and two ninths, hold those whose responses are shorter than their
-    budget. One of a ninth is added if responses without an advantage are skipped. A program is
-    compiled when a mini-batch first needs it.
+    budget. One of a ninth is added if responses without an advantage are skipped. A mini-batch of
+    a million slots or more has finer buckets: 1/8, 1/4, 3/8, 1/2 and 3/4. Each bucket costs a
+    compiled program.
   * A warm start has a bucket for the largest possible batch of its demonstrations, and one for a
     usual batch if that is clearly smaller.
 
@@ -86,12 +88,14 @@ def choose_sizes(config: ConfigDict, lengths: Lengths, bounds: Bounds) -> Config
       rollout.prompt_buckets = prompt_buckets(lengths, config, bounds)
     if learner.row_tokens is None:
       learner.row_tokens = row_tokens(config, bounds)
-    longest, parts = max(rollout.prompt_buckets) + rollout.max_new_tokens, bounds.shards * learner.micro_batches
+    longest, parts = max(rollout.prompt_buckets) + rollout.max_new_tokens, bounds.shards * (learner.rows_per_device or 1)
     if learner.row_tokens < longest:
       return config.lock()  # `check.size_problems` refuses it.
     if learner.row_buckets is None:
       most = most_rows(config)
       shares = (1, 2 / 3, 4 / 9, 2 / 9, 1 / 9) if learner.skip_zero_advantages else (1, 2 / 3, 4 / 9, 2 / 9)
+      if most * learner.row_tokens >= _MANY_SLOTS:
+        shares = (1, 3 / 4, 1 / 2, 3 / 8, 1 / 4, 1 / 8)
       learner.row_buckets = multiples([most * share for share in shares], parts)
     if warm.row_buckets is None and warm.num_steps:
       shown, batch = np.asarray(lengths.demonstrations), warm.batch_size
@@ -157,7 +161,7 @@ def row_tokens(config: ConfigDict, bounds: Bounds) -> int:
   prompt, response = max(config.rollout.prompt_buckets), config.rollout.max_new_tokens
   groups, unit = _groups(config), _unit(config)
   slots = groups * (unit if config.learner.share_prompts else unit * config.rollout.group_size)
-  useful = slots // (_ROWS_FOR_CHOICE * bounds.shards * config.learner.micro_batches)
+  useful = slots // (_ROWS_FOR_CHOICE * bounds.shards * (config.learner.rows_per_device or 1))
   cheap = max(bounds.d_model, _CHEAP)
   # A group that just exceeds its row would leave the next one half empty.
   if cheap < unit <= _STRETCH * cheap:

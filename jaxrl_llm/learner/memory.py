@@ -112,17 +112,18 @@ def footprint(
   held["batch"] = learner.updates_per_rollout * bytes_of(batch)
 
   num_shards = mesh_lib.num_row_shards(mesh) * mesh.shape["context"]
-  rows_here = rows / num_shards / learner.micro_batches
+  at_once = programs.rows_at_once(config, mesh) or rows
+  rows_here = at_once / num_shards
   update = {"gradients": gradients}
-  if learner.micro_batches > 1:
+  if rows > at_once:
     update["accumulated gradients"] = sum(_size(x, jnp.float32) for x in jax.tree.leaves(partition(state.params, trained)[0]))
   update["activations"] = saved(shape, mesh, rows=rows_here, row_tokens=learner.row_tokens)
   layer = {"gathered weights": 2 * gathered(state.params, mesh)}
   layer |= backward_of_layer(shape, mesh, rows=rows_here, row_tokens=learner.row_tokens)
   update |= _larger(layer, head(shape, mesh, tokens=rows_here * learner.row_tokens, learns=True))
-  layer = {"activations": _FORWARD * one_layer(shape, mesh, rows=rows / num_shards, row_tokens=learner.row_tokens)}
+  layer = {"activations": _FORWARD * one_layer(shape, mesh, rows=rows_here, row_tokens=learner.row_tokens)}
   layer |= {"gathered weights": gathered(state.params, mesh)}
-  logprobs = _larger(layer, head(shape, mesh, tokens=rows / num_shards * learner.row_tokens, learns=False))
+  logprobs = _larger(layer, head(shape, mesh, tokens=rows_here * learner.row_tokens, learns=False))
   by_program = {"update": update, "logprobs": logprobs}
 
   sampler_dtype, of_sampler = config.model.sampler_dtype or shape.dtype, {}

@@ -180,6 +180,24 @@ def _part(unit: Unit, room: int) -> tuple[Unit | None, Unit | None]:
   return only(sorted(taken)), only([i for i in range(len(unit.members)) if i not in taken])
 
 
+def fewest_rows(alone: Sequence[Unit], shared: Sequence[Unit] | None, row_tokens: int) -> list[list[Unit]]:
+  """Packs sequences one by one or with shared prompts, whichever takes fewer rows.
+
+  Args:
+    alone: Each sequence as a unit of its own.
+    shared: The same sequences with shared prompts; None if they may not share any.
+    row_tokens: Number of slots per row.
+
+  Raises:
+    ValueError: If a sequence is longer than a row.
+  """
+  rows = assign_rows(alone, row_tokens)
+  if shared is None:
+    return rows
+  with_shared = assign_rows(shared, row_tokens)
+  return with_shared if len(with_shared) <= len(rows) else rows
+
+
 def arrange(
   sequences: Sequence[Trajectory],
   *,
@@ -202,10 +220,8 @@ def arrange(
   Raises:
     ValueError: If a sequence is longer than a row, or more rows are needed than the largest bucket.
   """
-  rows = assign_rows(units_of(sequences, share_prompts=False), row_tokens)
-  if share_prompts:
-    shared = assign_rows(units_of(sequences, share_prompts=True, group_size=group_size), row_tokens)
-    rows = shared if len(shared) <= len(rows) else rows
+  shared = units_of(sequences, share_prompts=True, group_size=group_size) if share_prompts else None
+  rows = fewest_rows(units_of(sequences, share_prompts=False), shared, row_tokens)
   num_rows = next((bucket for bucket in sorted(row_buckets) if bucket >= len(rows)), None)
   if num_rows is None:
     raise ValueError(

@@ -120,6 +120,7 @@ def make_programs(config: ConfigDict, mesh: Mesh, shape: ModelConfig, objective:
   shardings = jax.tree.map(lambda x: x.sharding, abstract_state)
   filter_logits = make_filter(temperature=config.rollout.temperature, top_k=config.rollout.top_k, top_p=config.rollout.top_p)
   imitation = objective if objective.imitates else sft()
+  at_once = rows_at_once(config, mesh)
 
   def update(objective: Objective, optimizer, schedule, filter_logits, batches: list[TrainBatch]) -> TrainStepFn:
     step = make_train_step(
@@ -127,7 +128,7 @@ def make_programs(config: ConfigDict, mesh: Mesh, shape: ModelConfig, objective:
       objective,
       optimizer,
       learning_rate=schedule,
-      num_micro_batches=learner.micro_batches,
+      rows_at_once=at_once,
       trainable=trained,
       router_coefs=router_coefs(config),
     )
@@ -141,7 +142,7 @@ def make_programs(config: ConfigDict, mesh: Mesh, shape: ModelConfig, objective:
     packed = [batch._replace(importance=batch.mask) for batch in packed]
   rl_batches = [needed_by_step(batch, objective.needs, adaptive_kl=adaptive_kl) for batch in packed]
   shown_batches = [needed_by_step(batch, objective.needs, adaptive_kl=False) for batch in packed]
-  token_scores = make_token_scores(outputs_fn(config, model, filter_logits), objective, num_micro_batches=learner.micro_batches)
+  token_scores = make_token_scores(outputs_fn(config, model, filter_logits), objective, rows_at_once=at_once)
   # Params are donated: RL reuses the memory of the warm start.
   fresh = lambda optimizer: jax.jit(partial(init_state, optimizer=optimizer, trainable=trained), out_shardings=shardings, donate_argnums=0)
   return Programs(
@@ -163,6 +164,15 @@ def make_programs(config: ConfigDict, mesh: Mesh, shape: ModelConfig, objective:
   )
 
 
+def rows_at_once(config: ConfigDict, mesh: Mesh) -> int | None:
+  """Returns the number of rows that all devices take at a time; None for all rows of a batch.
+
+  How many micro-batches an update has then follows from its bucket of rows.
+  """
+  per_device = config.learner.rows_per_device
+  return None if per_device is None else per_device * mesh_lib.num_row_shards(mesh)
+
+
 def outputs_fn(
   config: ConfigDict, model: Model, filter_logits: Callable, *, learns_entropy: bool = False
 ) -> Callable[[Params, TrainBatch], PolicyOutputs]:
@@ -181,10 +191,10 @@ def make_logprobs(
 
   `params` are abstract.
   """
-  learner, outputs_of = config.learner, outputs_fn(config, model, filter_logits)
+  learner, outputs_of, at_once = config.learner, outputs_fn(config, model, filter_logits), rows_at_once(config, mesh)
 
   def logprobs(params: Params, batch: TrainBatch) -> Logprobs:
-    return map_micro_batches(partial(logprobs_of_micro_batch, params), batch, learner.micro_batches)
+    return map_micro_batches(partial(logprobs_of_micro_batch, params), batch, at_once)
 
   def logprobs_of_micro_batch(params: Params, batch: TrainBatch) -> Logprobs:
     outputs = outputs_of(params, batch)
@@ -228,7 +238,7 @@ def make_critic_programs(config: ConfigDict, mesh: Mesh, critic: Critic, objecti
 
   outputs_fn = partial(critic_outputs, critic.values)
   step = make_train_step(
-    outputs_fn, critic_objective(objective), optimizer, learning_rate=schedule, num_micro_batches=learner.micro_batches, name="critic"
+    outputs_fn, critic_objective(objective), optimizer, learning_rate=schedule, rows_at_once=rows_at_once(config, mesh), name="critic"
   )
   batches = [abstract_batch(mesh, rows, learner.row_tokens, shares=learner.share_prompts) for rows in learner.row_buckets]
   jitted = jax.jit(step, donate_argnums=0, out_shardings=(shardings, mesh_lib.replicated(mesh)))

@@ -27,7 +27,7 @@ class TokenScores(NamedTuple):
 
 
 def make_token_scores(
-  outputs_fn: Callable[[Params, TrainBatch], PolicyOutputs], objective: Objective, *, num_micro_batches: int = 1
+  outputs_fn: Callable[[Params, TrainBatch], PolicyOutputs], objective: Objective, *, rows_at_once: int | None = None
 ) -> Callable[[Params, TrainBatch], TokenScores]:
   """Makes `(params, batch) -> TokenScores`, a forward pass to be jitted.
 
@@ -39,7 +39,7 @@ def make_token_scores(
     return PolicyOutputs(outputs.logprobs, outputs.entropy)
 
   def token_scores(params: Params, batch: TrainBatch) -> TokenScores:
-    outputs = map_micro_batches(partial(of_outputs, params), batch, num_micro_batches)
+    outputs = map_micro_batches(partial(of_outputs, params), batch, rows_at_once)
     batch = batch._replace(routing=None)
     counted = lambda x: jnp.where(batch.mask > 0, x, jnp.nan)
     entropy = jnp.full_like(outputs.logprobs, jnp.nan) if outputs.entropy is None else outputs.entropy

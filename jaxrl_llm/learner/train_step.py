@@ -125,8 +125,14 @@ def join_rows(tree: PyTree) -> PyTree:
   return jax.tree.map(lambda x: x.swapaxes(0, 1).reshape(-1, *x.shape[2:]), tree)
 
 
-def map_micro_batches(of_batch: Callable[[TrainBatch], PyTree], batch: TrainBatch, num_micro_batches: int) -> PyTree:
+def count_micro_batches(batch: TrainBatch, rows_at_once: int | None) -> int:
+  """Returns the number of micro-batches of `rows_at_once` rows in a batch; None takes all rows."""
+  return 1 if rows_at_once is None else len(batch.mask) // rows_at_once
+
+
+def map_micro_batches(of_batch: Callable[[TrainBatch], PyTree], batch: TrainBatch, rows_at_once: int | None) -> PyTree:
   """Computes a function of a batch's rows in micro-batches, to bound its activations."""
+  num_micro_batches = count_micro_batches(batch, rows_at_once)
   return (
     of_batch(batch)
     if num_micro_batches == 1
@@ -140,7 +146,7 @@ def make_train_step(
   optimizer: optax.GradientTransformation,
   *,
   learning_rate: optax.Schedule,
-  num_micro_batches: int = 1,
+  rows_at_once: int | None = None,
   name: str = "actor",
   trainable: PyTree | None = None,
   router_coefs: Mapping[str, float] = MappingProxyType({}),
@@ -157,7 +163,8 @@ def make_train_step(
     objective: Objective to minimise.
     optimizer: Optimizer whose state is `TrainState.opt_state`.
     learning_rate: Schedule inside `optimizer`, for the metric.
-    num_micro_batches: Number of micro-batches, which must divide the number of rows.
+    rows_at_once: Number of rows of a micro-batch over all devices, which must divide the number of
+      rows of each batch; None takes all rows at once.
     name: Name of what is trained, the first part of its metrics' names.
     trainable: Params tree with True for each weight that is trained; the others have neither
       gradient nor moments. None trains all.
@@ -197,7 +204,7 @@ def make_train_step(
     return jnp.sum(jnp.where(weights > 0, weights * losses, 0)), metrics
 
   def accumulate(trained: Params, frozen: Params, batch: TrainBatch, weights: Float[Array, "B T"]):
-    grad_fn = jax.value_and_grad(loss_fn, has_aux=True)
+    grad_fn, num_micro_batches = jax.value_and_grad(loss_fn, has_aux=True), count_micro_batches(batch, rows_at_once)
     if num_micro_batches == 1:
       return grad_fn(trained, frozen, batch, weights)
 
@@ -213,7 +220,7 @@ def make_train_step(
     chex.assert_tree_shape_prefix(
       batch, batch.mask.shape, **refusing("every array of a batch must begin with the axes of its mask")
     )
-    chex.assert_is_divisible(len(batch.mask), num_micro_batches, **refusing("micro-batches do not divide the rows"))
+    chex.assert_is_divisible(len(batch.mask), rows_at_once or 1, **refusing("micro-batches do not divide the rows"))
     weights = objective.weigh(batch.mask, batch.segments)
     trained, frozen = partition(state.params, trainable)
     (loss, token_metrics), grads = accumulate(trained, frozen, batch, weights)

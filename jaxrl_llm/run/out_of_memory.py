@@ -76,7 +76,7 @@ def advice(config: ConfigDict, vocab_size: int, *, program: str | None = None, o
   """Returns the settings that lower the peak memory of a checked config most, one per line.
 
   The peak is that of `program`, or of the largest one. With `open_rows` the buckets of rows were
-  chosen, and will be chosen anew for other micro-batches.
+  chosen, and will be chosen anew for another number of rows at a time.
   """
 
   def peak(config: ConfigDict) -> float:
@@ -87,9 +87,9 @@ def advice(config: ConfigDict, vocab_size: int, *, program: str | None = None, o
   for field, value in _candidates(config, vocab_size, open_rows=open_rows):
     changed = ConfigDict(config.to_dict())
     changed.update_from_flattened_dict({field: value} | ({"mesh.data": 1} if field == "mesh.fsdp" else {}))
-    if field == "learner.micro_batches" and open_rows:
-      parts = value * mesh_lib.num_row_shards(mesh_lib.make_meshes(**config.mesh)[0])
-      changed.learner.row_buckets = sizes.multiples(config.learner.row_buckets, parts)
+    if field == "learner.rows_per_device" and open_rows:
+      step = value * mesh_lib.num_row_shards(mesh_lib.make_meshes(**config.mesh)[0])
+      changed.learner.row_buckets = sizes.multiples(config.learner.row_buckets, step)
     lenient = ConfigDict(changed.to_dict())
     # Demonstrations may be shorter than a check of the config alone can know.
     lenient.warm_start.row_buckets = None
@@ -115,10 +115,11 @@ def _candidates(config: ConfigDict, vocab_size: int, *, open_rows: bool) -> Iter
   """Yields settings that may need less memory; the milder values of a field come first."""
   mesh, sampler_mesh = mesh_lib.make_meshes(**config.mesh)
   shards, platform = mesh_lib.num_row_shards(mesh), mesh_lib.platform_of(mesh)
-  micro, rows = config.learner.micro_batches, () if open_rows else config.learner.row_buckets
-  for factor in (2, 4, 8, 16):
-    if all(x % (shards * micro * factor) == 0 for x in (*rows, *(config.warm_start.row_buckets or ()))):
-      yield "learner.micro_batches", micro * factor
+  fixed = (*(() if open_rows else config.learner.row_buckets), *(config.warm_start.row_buckets or ()))
+  at_once = config.learner.rows_per_device or max((*config.learner.row_buckets, *fixed)) // shards
+  divides = lambda rows: all(x % (shards * rows) == 0 for x in fixed)
+  fewer = (next(filter(divides, range(at_once // factor, 0, -1)), None) for factor in (2, 4, 8, 16))
+  yield from (("learner.rows_per_device", rows) for rows in dict.fromkeys(fewer) if rows)
   policies = ["none", "dots", "full"]
   if config.model.remat in policies:
     yield from (("model.remat", name) for name in policies[policies.index(config.model.remat) + 1 :])

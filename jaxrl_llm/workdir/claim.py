@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from jaxrl_llm.config import changes as changes_lib
+from jaxrl_llm.config import renamed
 from jaxrl_llm.config.fields import flatten
 
 try:
@@ -204,7 +205,7 @@ def _both(marker: Path, config: Mapping[str, Any]) -> tuple[dict[str, Any], dict
   except ValueError as error:
     raise WorkdirError(f"{marker} is not the config of a run ({error}); choose another --workdir") from error
   # Through JSON, which turns tuples into lists.
-  return flatten(saved), flatten(json.loads(json.dumps(config)))
+  return flatten(renamed.current(saved)), flatten(json.loads(json.dumps(config)))
 
 
 def _refuse_changes(marker: Path, config: Mapping[str, Any], allow_changes: bool) -> None:
@@ -213,9 +214,10 @@ def _refuse_changes(marker: Path, config: Mapping[str, Any], allow_changes: bool
   if changed and not allow_changes:
     lines = [f"{field}: {was!r} -> {now!r}" for field, (was, now) in changed.items()]
     shown = "; ".join(lines[:5]) + (f"; and {len(lines) - 5} more" if len(lines) > 5 else "")
+    gone = "".join(f"; {renamed.hint(field)}" for field in changed if field in renamed.RENAMED)
     raise WorkdirError(
       f"--workdir={marker.parent} holds a run with another config ({shown}); choose another --workdir, restore these values, "
-      "or pass --allow_config_change to continue with the new ones"
+      f"or pass --allow_config_change to continue with the new ones{gone}"
     )
   if changed and (lines := list(changes_lib.refusals(old, new))):
     raise WorkdirError("\n".join(lines))

@@ -116,6 +116,40 @@ def test_a_finished_run_resumes_with_other_settings(tmp_path, capsys):
   assert json.loads((tmp_path / "summary.json").read_text())["num_steps"] == 3
 
 
+def record_micro_batches(workdir, number):
+  """Rewrites the config of a run as an earlier version recorded it."""
+  path = workdir / "config.json"
+  config = json.loads(path.read_text())
+  assert config["learner"].pop("rows_per_device") is None
+  config["learner"]["micro_batches"] = number
+  path.write_text(json.dumps(config))
+
+
+def test_a_run_of_the_version_with_micro_batches_resumes_with_the_same_bits(tmp_path, capsys):
+  assert call(tmp_path / "new") == 0
+  shutil.copytree(tmp_path / "new", tmp_path / "old")
+  record_micro_batches(tmp_path / "old", 1)
+  capsys.readouterr()
+  assert call(tmp_path / "old") == 0 and "holds a finished run" in capsys.readouterr().out
+  for name in ("new", "old"):
+    assert call(tmp_path / name, "--allow_config_change", num_steps=3) == 0
+  (line,) = (tmp_path / "old" / "config_changes.jsonl").read_text().splitlines()
+  assert json.loads(line)["changes"] == {"num_steps": [2, 3]}
+  for name in ("actor/loss", "actor/grad_norm", "rollout/tokens_sha256"):
+    assert column(tmp_path / "old", name) == column(tmp_path / "new", name) and len(column(tmp_path / "new", name)) == 3
+
+
+def test_a_run_with_several_micro_batches_is_refused_without_the_flag(tmp_path, capsys):
+  assert call(tmp_path, num_steps=0) == 0
+  record_micro_batches(tmp_path, 2)
+  split = {"num_steps": 1, "learner.rows_per_device": 4}
+  assert call(tmp_path, **split) == 2
+  (line,) = capsys.readouterr().err.splitlines()
+  assert "learner.micro_batches: 2 -> None" in line and "learner.rows_per_device: None -> 4" in line
+  assert "learner.micro_batches is now learner.rows_per_device" in line
+  assert call(tmp_path, "--allow_config_change", **split) == 0 and len(column(tmp_path, "actor/loss")) == 1
+
+
 def test_a_change_needs_a_workdir(capsys):
   assert main.main(["main", "--config=configs/gspo.py:tiny", "--allow_config_change"]) == 2
   assert "--allow_config_change: found no --workdir" in capsys.readouterr().err

@@ -269,7 +269,7 @@ def test_sft_takes_no_rl_steps():
 def test_all_problems_in_one_message():
   overrides = {"seed": -1, "rollout.group_size": 1, "rollout.top_p": 2.0, "objective.name": "x", "task.name": "y", "model.preset": "z"}
   assert len(check.config_problems(tiny_config(overrides=overrides))) == len(overrides)
-  overrides = {"learner.updates_per_rollout": 3, "learner.micro_batches": 3, "learner.row_tokens": 30}
+  overrides = {"learner.updates_per_rollout": 3, "learner.rows_per_device": 3, "learner.row_tokens": 30}
   assert len(check.config_problems(tiny_config(overrides=overrides))) == 4
 
 
@@ -282,7 +282,7 @@ def test_a_config_that_lacks_fields_is_refused_in_one_line():
   ("path", "hint"),
   [
     ("learner.learning_rat", "did you mean config.learner.learning_rate?"),
-    ("rollout.micro_batches", "did you mean config.learner.micro_batches?"),
+    ("rollout.rows_per_device", "did you mean config.learner.rows_per_device?"),
     ("group_size", "did you mean config.rollout.group_size?"),
     ("rollout.grop_size", "did you mean config.rollout.group_size?"),
     ("lerner.b1", "did you mean config.learner.b1?"),

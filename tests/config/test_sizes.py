@@ -33,7 +33,7 @@ def group(rng, prompt, lengths, *, counts=True):
   st.fixed_dictionaries(
     {
       "rollout.num_prompts": st.integers(1, 6), "rollout.group_size": st.integers(2, 9), "rollout.max_new_tokens": st.integers(1, 40),
-      "learner.updates_per_rollout": st.integers(1, 2), "learner.micro_batches": st.integers(1, 3),
+      "learner.updates_per_rollout": st.integers(1, 2), "learner.rows_per_device": st.one_of(st.none(), st.integers(1, 3)),
       "learner.share_prompts": st.booleans(), "learner.row_tokens": st.one_of(st.none(), st.integers(90, 300)),
     }
   ),

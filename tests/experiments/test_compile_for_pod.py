@@ -16,7 +16,7 @@ from experiments import compile_for_pod
 from experiments.benchmarks.roofline import datasheet
 from experiments.pod import compiled as compiled_lib
 from experiments.pod import costs, hlo, sweep, topology
-from jaxrl_llm.config import check
+from jaxrl_llm.config import check, sizes
 from jaxrl_llm.devices import mesh as mesh_lib
 from jaxrl_llm.models import make_model, preset
 from tests.runs import ROOT
@@ -193,6 +193,24 @@ def test_published_models_are_legal(name):
 
 
 @pytest.mark.parametrize(
+  ("shards", "buckets"),
+  [
+    (16, (64, 128, 192, 256, 384, 512)),
+    (64, (64, 128, 192, 256, 384, 512)),
+    (96, (96, 192, 288, 384, 576)),
+    (128, (128, 256, 384, 512)),
+    (256, (256, 512)),
+  ],
+)
+def test_a_pods_buckets_of_rows_suit_its_mesh(shards, buckets):
+  config = gspo.get_config("qwen3-30b-a3b")
+  chosen = sizes.choose_sizes(config, sizes.Lengths(()), sizes.Bounds(shards, 1, 2048, 128, 40960))
+  assert chosen.learner.row_buckets == buckets and chosen.learner.rows_per_device == 1
+  of_rows = [line for line in check.row_problems(chosen, shards, shards) if "learner." in line]
+  assert of_rows == list(check.size_problems(chosen)) == []
+
+
+@pytest.mark.parametrize(
   ("topology_name", "message"),
   [
     (
@@ -229,6 +247,9 @@ def test_an_unknown_topology_is_one_line(topology_name, message, capsys):
     ([CONFIG, "--topology=v5e:4x4", "--config.mesh.fdsp=4"], "error: unknown field config.mesh.fdsp; did you mean config.mesh.fsdp?"),
     ([CONFIG, "--topology=v5e:4x4", "--lengths=2k"], "error: --lengths: found '2k', expected mean lengths separated by commas"),
     ([CONFIG, "--topology=v5e:4x4", "--lengths=9", "--programs=update"], "error: --lengths: found without the program decode"),
+    ([CONFIG, "--topology=v5e:4x4", "--prompt_tokens=9"], "error: --prompt_tokens: found '9', expected a number of tokens, together with"),
+    ([CONFIG, "--topology=v5e:4x4", "--lengths=9", "--prompt_tokens=4096"], "error: --prompt_tokens: found 4096, expected at most 2048"),
+    ([CONFIG, "--topology=v5e:4x4", "--config.learner.row_tokens=None"], "error: config.learner.row_tokens: found None, expected a size"),
   ],
 )
 def test_bad_input_is_one_line(arguments, message, capsys):
@@ -261,7 +282,6 @@ SMALL = (
   "eval.batch_prompts=16",
   "learner.row_tokens=128",
   "learner.row_buckets=(16,)",
-  "learner.micro_batches=1",
 )
 
 needs_libtpu = pytest.mark.skipif(not HAS_LIBTPU, reason="the package libtpu is not installed")
@@ -296,6 +316,21 @@ def test_a_small_update_compiles_for_remote_chips(tmp_path):
   assert params / 4 < update["parts"]["weights"] < params / 3 and update["parts"]["moments"] < 2.1 * update["parts"]["weights"]
   assert update["aliased"] >= update["parts"]["weights"] + update["parts"]["moments"]
   assert any(name.endswith("over fsdp") for name in update["collectives"])
+
+
+@needs_libtpu
+def test_an_rl_step_has_the_updates_that_its_lengths_need(tmp_path):
+  """Short responses fill fewer rows, and their updates take a part of the largest one's time."""
+  overrides = ("learner.row_buckets=(4,8)", "learner.share_prompts=False")
+  arguments = [f"--config.{setting}" for setting in overrides]
+  programs = "--programs=update,decode"
+  numbers, output = compiled(tmp_path, "--topology=v5e:2x2", programs, "--only_plan", "--lengths=2,6000", "--prompt_tokens=20", *arguments)
+  short, long = numbers["rl_steps"]
+  assert set(short["buckets"]) == {4} and set(long["buckets"]) == {16}
+  assert all(rows <= bucket for each in (short, long) for rows, bucket in zip(each["rows"], each["buckets"], strict=True))
+  whole = 4 * max(numbers["update"]["bounds"].values())
+  assert long["parts"]["updates"] == pytest.approx(whole) and 0.25 * whole <= short["parts"]["updates"] < 0.8 * whole
+  assert numbers["rows_per_device"] == 1 and numbers["row_buckets"] == [16, 4, 8] and "16 rows of 128 tokens" in output
 
 
 @needs_libtpu

@@ -37,7 +37,7 @@ def program_of(name: str, shape: ModelConfig, mesh: Mesh, overrides: dict | None
 
 CASES = {
   "tiny, everything kept": (TINY._replace(attention="xla"), {}, {}),
-  "medium, on eight devices": (MEDIUM._replace(remat="full"), {"fsdp": 4, "tensor": 2}, {"learner.micro_batches": 2}),
+  "medium, on eight devices": (MEDIUM._replace(remat="full"), {"fsdp": 4, "tensor": 2}, {"learner.rows_per_device": 2}),
   "experts, on eight devices": (preset("tiny-moe", vocab_size=4096), {"expert": 4, "fsdp": 2}, {}),
 }
 
@@ -53,8 +53,9 @@ def test_an_update_needs_the_predicted_memory(case):
   assert measured.alias_size_in_bytes >= 0.99 * (estimate.held["weights"] + estimate.held["optimizer moments"])
 
 
-def test_log_probabilities_need_the_predicted_memory():
-  program, estimate = program_of("logprobs", MEDIUM, mesh_of())
+@pytest.mark.parametrize("rows_per_device", [None, 4])
+def test_log_probabilities_need_the_predicted_memory(rows_per_device):
+  program, estimate = program_of("logprobs", MEDIUM, mesh_of(), {"learner.rows_per_device": rows_per_device})
   assert (
     LOW
     < sum(estimate.programs["logprobs"].values()) / program.lower().compile().memory_analysis().temp_size_in_bytes
@@ -64,7 +65,7 @@ def test_log_probabilities_need_the_predicted_memory():
 
 def test_gradients_of_bfloat16_weights_accumulate_in_float32():
   shape = TINY._replace(param_dtype="bfloat16")
-  program, estimate = program_of("warm_step", shape, mesh_of(), {"learner.micro_batches": 4})
+  program, estimate = program_of("warm_step", shape, mesh_of(), {"learner.rows_per_device": 4})
   over_micro_batches = [
     eqn for eqn in program.jaxpr.eqns if eqn.primitive.name == "scan" and eqn.params["length"] == 4
   ]

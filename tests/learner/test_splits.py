@@ -1,4 +1,4 @@
-"""One update under any split: devices, axes, micro-batches and layouts of rows change nothing."""
+"""One update under any split: devices, axes, micro-batches and buckets of rows change nothing."""
 
 import functools
 import itertools
@@ -23,7 +23,7 @@ NUM_PROMPTS, GROUP = 8, 4
 _NANO = preset("nano", vocab_size=VOCAB)._replace(num_heads=16, num_kv_heads=8, head_dim=4)
 MODELS = {"dense": _NANO, "sparse": _NANO._replace(experts=Experts(num_experts=8, top_k=2, d_ff=16))}
 
-DEVICES, SPLITS, MICRO_BATCHES, LAYOUTS = (2, 4, 8), ("fsdp", "tensor", "expert", "context"), (1, 2, 4), ("packed", "padded", "shared")
+DEVICES, SPLITS, AT_ONCE, LAYOUTS = (2, 4, 8), ("fsdp", "tensor", "expert", "context"), (None, 16, 8), ("packed", "padded", "shared")
 
 # This optimizer stores the gradient unchanged as its state.
 GRADIENT = optax.GradientTransformation(
@@ -56,15 +56,15 @@ def sequences():
 
 
 @functools.cache
-def laid_out(layout):
+def laid_out(layout, bucket=ROWS):
   """Packs the same sequences: many per row, one per row, or each prompt once for its responses."""
   trajectories, refs = sequences()
   if layout == "padded":
     slots = [np.arange(len(x.tokens)) for x in trajectories]
-    places = packing.Layout((ROWS, ROW_TOKENS), list(range(ROWS)), slots, [(1, 0, 0)] * ROWS, shares=False)
+    places = packing.Layout((bucket, ROW_TOKENS), list(range(ROWS)), slots, [(1, 0, 0)] * ROWS, shares=False)
   else:
     places = packing.arrange(
-      trajectories, row_tokens=ROW_TOKENS, row_buckets=(ROWS,), share_prompts=layout == "shared"
+      trajectories, row_tokens=ROW_TOKENS, row_buckets=(bucket,), share_prompts=layout == "shared"
     )
   batch = packing.pack(trajectories, places)
   return batch._replace(ref_logprobs=packing.lay(refs, places))
@@ -88,28 +88,29 @@ def built(name, sizes):
 
 
 @functools.lru_cache(maxsize=1)  # All programs together would fill a laptop's memory.
-def program(name, sizes, num_micro_batches):
+def program(name, sizes, rows_at_once):
   """Makes the program of an update, the same for all layouts of one shape."""
   model, *_ = built(name, sizes)
   losses = {"balance": 0.1, "z": 0.01} if name == "sparse" else {}
   filter_logits = make_filter(temperature=0.9)
   outputs_fn = functools.partial(policy_outputs, model.logprobs, filter_logits, learns_entropy=True, router_losses=tuple(losses))
-  settings = dict(learning_rate=lambda _: 1.0, num_micro_batches=num_micro_batches, router_coefs=losses)
+  settings = dict(learning_rate=lambda _: 1.0, rows_at_once=rows_at_once, router_coefs=losses)
   return jax.jit(make_train_step(outputs_fn, OBJECTIVE, GRADIENT, **settings))
 
 
 @functools.cache
-def update(name, sizes=(), num_micro_batches=1, layout="padded"):
+def update(name, sizes=(), rows_at_once=None, layout="padded", bucket=ROWS):
   """Runs an update and returns its gradient and metrics."""
   _, state, mesh = built(name, sizes)
-  batch = jax.tree.map(jnp.asarray, laid_out(layout)) if mesh is None else mesh_lib.place_tokens(mesh, laid_out(layout))
-  new, metrics = program(name, sizes, num_micro_batches)(state, batch)
+  rows = laid_out(layout, bucket)
+  batch = jax.tree.map(jnp.asarray, rows) if mesh is None else mesh_lib.place_tokens(mesh, rows)
+  new, metrics = program(name, sizes, rows_at_once)(state, batch)
   return jax.device_get((new.opt_state, metrics))
 
 
-def differences(name, sizes, num_micro_batches, layout):
+def differences(name, sizes, rows_at_once, layout, bucket=ROWS):
   """Returns the largest relative difference of each metric and each weight's gradient."""
-  (expected_grads, expected), (grads, metrics) = update(name), update(name, sizes, num_micro_batches, layout)
+  (expected_grads, expected), (grads, metrics) = update(name), update(name, sizes, rows_at_once, layout, bucket)
   assert metrics.keys() == expected.keys()
   by_name = {
     metric: abs(value - expected[metric]) / max(abs(expected[metric]), 1) for metric, value in metrics.items()
@@ -125,8 +126,8 @@ def differences(name, sizes, num_micro_batches, layout):
   return by_name
 
 
-def check(name, sizes, num_micro_batches, layout):
-  by_name = differences(name, sizes, num_micro_batches, layout)
+def check(name, sizes, rows_at_once, layout, bucket=ROWS):
+  by_name = differences(name, sizes, rows_at_once, layout, bucket)
   # XLA on CPUs sums the products of very thin matrices, here of two columns per device, row by row.
   limit = 2e-5 if name == "sparse" else 1e-5
   assert not {what: x for what, x in by_name.items() if not x <= limit}
@@ -146,42 +147,42 @@ def test_the_reference_update_is_worth_comparing():
 def covering():
   """Yields cases that cover every pair of choices.
 
-  They are a Latin square of axis and devices against micro-batches and layout.
+  They are a Latin square of axis and devices against rows at a time and layout.
   """
   for (a, axis), (d, devices) in itertools.product(enumerate(SPLITS), enumerate(DEVICES)):
     name = ("dense", "sparse")[(d == 1) ^ a % 2]
-    yield name, ((axis, devices),), MICRO_BATCHES[(a + d) % 3], LAYOUTS[(a + 2 * d) % 3]
+    yield name, ((axis, devices),), AT_ONCE[(a + d) % 3], LAYOUTS[(a + 2 * d) % 3]
 
 
 COVERING = [
   *covering(),
-  ("dense", (), 4, "shared"),
-  ("sparse", (("expert", 2), ("context", 2), ("tensor", 2)), 2, "shared"),
+  ("dense", (), 8, "shared"),
+  ("sparse", (("expert", 2), ("context", 2), ("tensor", 2)), 16, "shared"),
 ]
 FEW = {0, 4, 8, 11, 13}  # Cases that contain each choice at least once, and one with three axes.
-FULL = itertools.product(MODELS, [(), *(((axis, n),) for axis in SPLITS for n in DEVICES)], MICRO_BATCHES, LAYOUTS)
+FULL = itertools.product(MODELS, [(), *(((axis, n),) for axis in SPLITS for n in DEVICES)], AT_ONCE, LAYOUTS)
 REST = [
   *(case for case in FULL if case not in COVERING),
-  ("dense", (("fsdp", 2), ("context", 2), ("tensor", 2)), 2, "shared"),
-  ("sparse", (("data", 2), ("expert", 2), ("context", 2)), 4, "shared"),
+  ("dense", (("fsdp", 2), ("context", 2), ("tensor", 2)), 16, "shared"),
+  ("sparse", (("data", 2), ("expert", 2), ("context", 2)), 8, "shared"),
 ]
 
 
 def label(case):
-  name, sizes, num_micro_batches, layout = case
-  return "-".join([name, *(f"{axis}{n}" for axis, n in sizes), f"{num_micro_batches}micro", layout])
+  name, sizes, rows_at_once, layout = case
+  return "-".join([name, *(f"{axis}{n}" for axis, n in sizes), f"{rows_at_once or 'all'}rows", layout])
 
 
 def test_every_pair_of_choices_is_covered():
-  cases = [(name, *sizes[0], micro, layout) for name, sizes, micro, layout in covering()]
-  choices = (tuple(MODELS), SPLITS, DEVICES, MICRO_BATCHES, LAYOUTS)
+  cases = [(name, *sizes[0], at_once, layout) for name, sizes, at_once, layout in covering()]
+  choices = (tuple(MODELS), SPLITS, DEVICES, AT_ONCE, LAYOUTS)
   for i, j in itertools.combinations(range(len(choices)), 2):
     assert {(case[i], case[j]) for case in cases} == set(itertools.product(choices[i], choices[j])), (choices[i], choices[j])
 
 
 def test_every_choice_is_among_the_few():
-  cases = [(name, axis, n, micro, layout) for name, sizes, micro, layout in (COVERING[i] for i in FEW) for axis, n in sizes]
-  for seen, choices in zip(zip(*cases, strict=True), (tuple(MODELS), SPLITS, DEVICES, MICRO_BATCHES, LAYOUTS), strict=True):
+  cases = [(name, axis, n, at_once, layout) for name, sizes, at_once, layout in (COVERING[i] for i in FEW) for axis, n in sizes]
+  for seen, choices in zip(zip(*cases, strict=True), (tuple(MODELS), SPLITS, DEVICES, AT_ONCE, LAYOUTS), strict=True):
     assert set(seen) == set(choices)
 
 
@@ -190,6 +191,23 @@ def test_every_choice_is_among_the_few():
 )
 def test_no_split_changes_an_update(case):
   check(*case)
+
+
+BUCKETS = {16: "shared", 24: "packed", 40: "padded"}
+"""Layouts that fit into buckets of two, three and five micro-batches of 8 rows."""
+
+
+@pytest.mark.parametrize(
+  ("name", "sizes", "rows_at_once"),
+  [("dense", (), 8), pytest.param("dense", (("fsdp", 4),), 8, marks=pytest.mark.slow),
+   pytest.param("sparse", (("expert", 2), ("context", 2)), 8, marks=pytest.mark.slow)],
+  ids=["one device", "four devices", "experts on four devices"],
+)  # fmt: skip
+@pytest.mark.parametrize("bucket", BUCKETS)
+def test_no_bucket_of_rows_changes_an_update(bucket, name, sizes, rows_at_once):
+  """The same 8 rows at a time are two, three or five micro-batches."""
+  assert len(laid_out(BUCKETS[bucket], bucket).mask) == bucket
+  check(name, sizes, rows_at_once, BUCKETS[bucket], bucket)
 
 
 @pytest.mark.exhaustive

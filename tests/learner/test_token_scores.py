@@ -40,7 +40,7 @@ def check_gspo(rows, low, high):
   "split",
   [
     pytest.param({}, id="whole"),
-    pytest.param({"learner.micro_batches": 2}, id="in micro-batches", marks=pytest.mark.slow),
+    pytest.param({"learner.rows_per_device": 2}, id="in micro-batches", marks=pytest.mark.slow),
   ],
 )
 def test_token_scores_of_a_run(split, tmp_path):

@@ -158,12 +158,12 @@ GRADIENT = optax.sgd(1.0)
 
 
 @functools.cache
-def program(num_micro_batches):
+def program(rows_at_once):
   model = setting()[0]
   outputs_fn = functools.partial(policy_outputs, model.logprobs, make_filter())
 
   def run(which, state, batch):
-    settings = dict(learning_rate=lambda _: 1.0, num_micro_batches=num_micro_batches)
+    settings = dict(learning_rate=lambda _: 1.0, rows_at_once=rows_at_once)
     return make_train_step(outputs_fn, chosen(which), GRADIENT, **settings)(state, batch)
 
   # The programs run for milliseconds, so compilation dominates.
@@ -171,7 +171,7 @@ def program(num_micro_batches):
 
 
 @functools.cache
-def update(name, layout="packed", num_micro_batches=1, mesh_sizes=None):
+def update(name, layout="packed", rows_at_once=None, mesh_sizes=None):
   """Runs an update on the same sequences in some layout and returns its gradient and metrics."""
   model, params, _, _ = setting()
   batch, state = lay_out(layout), init_state(params, GRADIENT)
@@ -179,7 +179,7 @@ def update(name, layout="packed", num_micro_batches=1, mesh_sizes=None):
     mesh = mesh_lib.make_mesh(**dict(zip(mesh_lib.AXES, mesh_sizes, strict=True)))
     shardings = mesh_lib.state_shardings(mesh, GRADIENT, state, mesh_lib.param_shardings(mesh, model.logical_axes, params))
     state, batch = jax.device_put(state, shardings), mesh_lib.place_rows(mesh, batch)
-  new, metrics = program(num_micro_batches)(jnp.int32(list(OBJECTIVES).index(name)), state, on_device(batch))
+  new, metrics = program(rows_at_once)(jnp.int32(list(OBJECTIVES).index(name)), state, on_device(batch))
   return jax.device_get((jax.tree.map(jnp.subtract, params, jax.device_get(new.params)), metrics))
 
 
@@ -213,9 +213,9 @@ def by_hand(name):
 
 
 @pytest.mark.parametrize("name", OBJECTIVES)
-@pytest.mark.parametrize("num_micro_batches", [2, 4])
-def test_micro_batches_change_nothing(name, num_micro_batches):
-  same_update(update(name, num_micro_batches=num_micro_batches), update(name))
+@pytest.mark.parametrize("rows_at_once", [4, 2])
+def test_micro_batches_change_nothing(name, rows_at_once):
+  same_update(update(name, rows_at_once=rows_at_once), update(name))
 
 
 @pytest.mark.parametrize("name", OBJECTIVES)
@@ -240,7 +240,7 @@ def tiny_setting(**optimizer_settings):
   rng = np.random.default_rng(0)
   params = {"table": jnp.asarray(rng.standard_normal((6, 6)), jnp.float32), "unused": jnp.ones(2)}
   batch = on_device(pack_rows(trajectories(rng, 6), row_tokens=24, row_buckets=(4,)))
-  step = make_train_step(bigram_outputs, objectives.make("dapo"), optimizer, learning_rate=schedule, num_micro_batches=2)
+  step = make_train_step(bigram_outputs, objectives.make("dapo"), optimizer, learning_rate=schedule, rows_at_once=2)
   return init_state(params, optimizer), batch, jax.jit(step)
 
 
@@ -260,7 +260,7 @@ MISFITS = {
     "one number per token",
   ),
   "advantages of sequences": ({"advantages": lambda x: x[:, :1]}, "must begin with the axes of its mask"),
-  "rows that do not divide": ({"num_micro_batches": 3}, "micro-batches do not divide the rows"),
+  "rows that do not divide": ({"rows_at_once": 3}, "micro-batches do not divide the rows"),
   "moments of another type": ({"optimizer": GROWING}, "would compile again"),
 }
 
@@ -270,8 +270,8 @@ def test_wrong_inputs_are_refused_while_the_step_is_traced(name):
   changes, message = MISFITS[name]
   state, batch, _ = tiny_setting()
   change = changes.get("advantages", lambda x: x)
-  objective, optimizer, pieces = (changes.get(*setting) for setting in (("objective", DAPO), ("optimizer", SGD), ("num_micro_batches", 2)))
-  step = make_train_step(bigram_outputs, objective, optimizer, learning_rate=lambda _: 0.1, num_micro_batches=pieces)
+  objective, optimizer, at_once = (changes.get(*setting) for setting in (("objective", DAPO), ("optimizer", SGD), ("rows_at_once", 2)))
+  step = make_train_step(bigram_outputs, objective, optimizer, learning_rate=lambda _: 0.1, rows_at_once=at_once)
   with pytest.raises(ValueError, match=f"actor: .*{message}"):
     jax.eval_shape(step, init_state(state.params, optimizer), batch._replace(advantages=change(batch.advantages)))
 

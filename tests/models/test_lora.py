@@ -88,8 +88,8 @@ def test_targets_that_match_nothing_are_refused():
     trainable(model.config, model.logical_axes)
 
 
-@pytest.mark.parametrize("num_micro_batches", [1, 2])
-def test_an_update_trains_the_adapters_and_nothing_else(num_micro_batches):
+@pytest.mark.parametrize("rows_at_once", [None, 1])
+def test_an_update_trains_the_adapters_and_nothing_else(rows_at_once):
   model, params, (tokens, positions, segments), _ = build("dense")
   trained = trainable(model.config, model.logical_axes)
   optimizer = optax.adamw(1e-2)
@@ -104,7 +104,7 @@ def test_an_update_trains_the_adapters_and_nothing_else(num_micro_batches):
     objectives.make("sft"),
     optimizer,
     learning_rate=lambda _: 1e-2,
-    num_micro_batches=num_micro_batches,
+    rows_at_once=rows_at_once,
     trainable=trained,
   )
   jitted = jax.jit(step)

@@ -160,7 +160,7 @@ def test_all_updates_of_a_rollout_batch_compare_with_the_policy_at_its_start(
   params, batch = bigram
   optimizer = optax.sgd(0.5)
   objective = make(name, **penalties_off(name))
-  step = make_train_step(bigram_outputs, objective, optimizer, learning_rate=lambda _: 0.5, num_micro_batches=2)
+  step = make_train_step(bigram_outputs, objective, optimizer, learning_rate=lambda _: 0.5, rows_at_once=2)
   step = jax.jit(step, compiler_options=compiler_options)
   state, counted = init_state(params, optimizer), np.asarray(batch.mask) > 0
   tables = []

@@ -282,7 +282,7 @@ def table_outputs(params, batch):
   return PolicyOutputs(**{field: table.astype(batch.advantages.dtype)[batch.tokens] for field, table in params.items()})
 
 
-def update(objective, batch, layout, *, num_micro_batches, num_devices, compiler_options):
+def update(objective, batch, layout, *, rows_at_once, num_devices, compiler_options):
   """Runs one update of `make_train_step` and returns its gradients by token number and metrics."""
   laid_out = lay_out(numbered(batch), layout)
   tables = {field: np.zeros(8 * 16 + 1, np.float32) for field in DIFFERENTIATED}
@@ -295,7 +295,7 @@ def update(objective, batch, layout, *, num_micro_batches, num_devices, compiler
     state = jax.device_put(state, mesh_lib.replicated(mesh))
     train_batch = mesh_lib.place_rows(mesh, train_batch)
     assert len(train_batch.mask.sharding.device_set) == num_devices
-  step = make_train_step(table_outputs, objective, KEEP_GRADIENT, learning_rate=lambda _: 1.0, num_micro_batches=num_micro_batches)
+  step = make_train_step(table_outputs, objective, KEEP_GRADIENT, learning_rate=lambda _: 1.0, rows_at_once=rows_at_once)
   state, metrics = jax.device_get(jax.jit(step, compiler_options=compiler_options)(state, train_batch))
   assert metrics["train/skipped"] == 0
   return {field: grad[1:].reshape(8, 16) for field, grad in state.opt_state.items()}, metrics
@@ -333,7 +333,7 @@ def test_micro_batches_on_many_devices_change_nothing(x64, batch, evaluate, ever
   # statistics of the ratios are the same code in all objectives; `test_train_step` covers them.
   wanted = lambda metric: not metric.endswith("/p99") and not metric.startswith("ratio/")
   objective = only_metrics(make(name, **everything_on(name)), wanted)
-  layout = dict(layout="one a row, many rows", num_micro_batches=2, num_devices=8)
+  layout = dict(layout="one a row, many rows", rows_at_once=8, num_devices=8)
   actual = update(objective, batch, **layout, compiler_options=compiler_options)
   assert_same_update(actual, expected, filter(wanted, expected.metrics))
 
@@ -348,7 +348,7 @@ def test_micro_batches_of_packed_rows_change_nothing(x64, batch, evaluate, every
   expected = evaluate(name, batch, **everything_on(name))
   objective = only_metrics(make(name, **everything_on(name)), lambda metric: False)
   actual = update(
-    objective, batch, "packed, wide", num_micro_batches=4, num_devices=1, compiler_options=compiler_options
+    objective, batch, "packed, wide", rows_at_once=1, num_devices=1, compiler_options=compiler_options
   )
   assert_same_update(actual, expected, ["actor/loss"])
 

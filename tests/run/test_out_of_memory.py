@@ -64,11 +64,22 @@ def test_the_message_names_the_phase_that_the_run_was_in(room, function, doing, 
   assert status == 1 and f"error: out of memory in {doing}: RESOURCE_EXHAUSTED" in err and f"  about {program}\n" in err, err
 
 
-def test_micro_batches_are_advised_if_the_row_buckets_are_chosen_anew():
-  """Both buckets are odd, so more micro-batches help only if the buckets are chosen anew."""
-  config = tiny_config("gspo", {"learner.row_buckets": (7, 15), "rollout.max_new_tokens": 64, "learner.row_tokens": 144})
-  told = lambda **options: "\n".join(out_of_memory.advice(config, 264, program="update", **options))
-  assert "--config.learner.micro_batches=" in told(open_rows=True) and "micro_batches" not in told()
+def test_fewer_rows_at_a_time_are_advised():
+  """Half of the rows is tried first, or fewer if that does not divide buckets that are given."""
+  sizes = {"rollout.max_new_tokens": 64, "learner.row_tokens": 144, "warm_start.num_steps": 0, "warm_start.row_buckets": None}
+  config_of = lambda **learner: tiny_config("gspo", sizes | {f"learner.{name}": value for name, value in learner.items()})
+
+  def tried(*, open_rows=False, **learner):
+    with quick():
+      settings = list(out_of_memory._candidates(config_of(**learner), 264, open_rows=open_rows))
+    return [value for field, value in settings if field == "learner.rows_per_device"]
+
+  assert tried(row_buckets=(9, 18)) == [9, 3, 1] and tried(row_buckets=(9, 18), rows_per_device=9) == [3, 1]
+  assert tried(row_buckets=(7, 18)) == [1] and tried(row_buckets=(7, 18), open_rows=True) == [9, 4, 2, 1]
+  assert tried(row_buckets=(7, 18), rows_per_device=1) == tried(row_buckets=(7, 18), rows_per_device=1, open_rows=True) == []
+  with quick():
+    lines = out_of_memory.advice(config_of(row_buckets=(7, 18)), 264, program="update", open_rows=True)
+  assert any(line.startswith("  --config.learner.rows_per_device=9: saves ") for line in lines), lines
 
 
 def test_the_program_of_every_phase_is_in_the_estimate():

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from jaxrl_llm.config import renamed
 from jaxrl_llm.config.fields import flatten
 from jaxrl_llm.report import data
 from jaxrl_llm.report.data import is_number, read_object
@@ -119,7 +120,7 @@ def read_runs(paths: Sequence[Path]) -> tuple[list[RunRecord], list[str]]:
       problems.append(f"{name}: metrics.jsonl {'has no rows' if (path / 'metrics.jsonl').exists() else 'is missing'}")
     elif broken := (path / "metrics.jsonl").read_bytes().count(b"\n") - len(rows):
       problems.append(f"{name}: {broken} lines of metrics.jsonl are not rows; skipped")
-    flat = flatten(config)
+    flat = flatten(renamed.current(config))  # So that runs of two versions may form one arm.
     records.append(RunRecord(path, name, flat, summary, rows, *_state(flat, summary, rows)))
   return records, problems
 

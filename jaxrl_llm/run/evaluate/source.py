@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 from ml_collections import ConfigDict
 
+from jaxrl_llm.config import renamed
 from jaxrl_llm.config.command_line import UsageError
 from jaxrl_llm.config.fields import base, flatten
 from jaxrl_llm.messages import did_you_mean, one_line
@@ -85,7 +86,8 @@ def saved_config(workdir: Path) -> dict[str, Any] | None:
     saved = tuples(json.loads((workdir / "config.json").read_text()))
   except (OSError, ValueError):
     return None
-  return saved if isinstance(saved, dict) and {"objective", "rollout", "model"} <= saved.keys() else None
+  is_run = isinstance(saved, dict) and {"objective", "rollout", "model"} <= saved.keys()
+  return renamed.current(saved, updates=False) if is_run else None
 
 
 def run_config(workdir: Path) -> ConfigDict:

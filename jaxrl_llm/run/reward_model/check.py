@@ -138,14 +138,17 @@ def _relations(config: ConfigDict) -> Iterator[str]:
 
 
 def row_problems(config: ConfigDict, shards: int) -> Iterator[str]:
-  """Yields a problem for each number of rows that shards and micro-batches do not divide.
+  """Yields a problem for each number of rows that the devices cannot take in equal parts.
 
-  `shards` is the number of parts that the devices split the rows into.
+  `shards` is the number of parts that the devices split the rows into; a device takes
+  `learner.rows_per_device` rows at a time.
   """
-  divisor = shards * config.learner.micro_batches
+  at_once = config.learner.rows_per_device or 1
+  divisor = shards * at_once
   for rows in config.learner.row_buckets:
     if rows % divisor:
-      need = f"{shards} devices (mesh data x fsdp x expert) x {config.learner.micro_batches} micro-batches"
+      need = f"{shards} devices (mesh data x fsdp x expert)"
+      need += f" x {at_once} rows at a time (learner.rows_per_device)" if at_once > 1 else ""
       yield (
         f"config.learner.row_buckets: {rows} is not a multiple of {need}; the next multiple is "
         f"{-(-rows // divisor) * divisor}"

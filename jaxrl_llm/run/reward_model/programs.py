@@ -13,7 +13,7 @@ from ml_collections import ConfigDict
 from jaxrl_llm.devices import mesh as mesh_lib
 from jaxrl_llm.devices.compiling import compiled_for
 from jaxrl_llm.learner.needs import abstract_batch
-from jaxrl_llm.learner.programs import phase_optimizer, place_state
+from jaxrl_llm.learner.programs import phase_optimizer, place_state, rows_at_once
 from jaxrl_llm.learner.train_step import TrainStepFn, init_state, make_train_step
 from jaxrl_llm.models import ModelConfig, RewardModel, load_reward_params, make_reward_model
 from jaxrl_llm.objectives.bradley_terry import bradley_terry, pair_rewards
@@ -64,7 +64,7 @@ def make_programs(config: ConfigDict, mesh: Mesh, shape: ModelConfig) -> Program
     return chosen - rejected
 
   step = make_train_step(
-    outputs, objective, optimizer, learning_rate=schedule, num_micro_batches=learner.micro_batches, name="reward_model"
+    outputs, objective, optimizer, learning_rate=schedule, rows_at_once=rows_at_once(config, mesh), name="reward_model"
   )
   jitted = jax.jit(step, donate_argnums=0, out_shardings=(shardings, mesh_lib.replicated(mesh)))
   batches = [of_step(abstract_batch(mesh, rows, learner.row_tokens)) for rows in learner.row_buckets]

@@ -22,8 +22,8 @@ from tests.runs import ROOT, environment
 GOLDEN = pathlib.Path(__file__).parent / "xpk-1.16.0.yaml"
 XPK = os.environ.get("JAXRL_LLM_XPK") or shutil.which("xpk")
 
-# The flags that a config for one slice lacks for two.
-TWO = ["--config.mesh.data=2", "--config.learner.micro_batches=4"]
+# The flag that a config for one slice lacks for two.
+TWO = ["--config.mesh.data=2"]
 OPTIONS = xpk.Options(cluster="my-cluster", tpu_type="v5p-128", num_slices=2, max_restarts=10, env=("TWO=a b",))
 
 # A stand-in for xpk. It writes the golden manifest with the given name and command, and records its
@@ -158,7 +158,7 @@ def test_names_are_short_stable_and_unique():
     ({}, ("--config.mesh.data=1",), "config.mesh.data: found 1, expected a multiple of the 2 slices"),
     ({}, ("--config.mesh.slices=4",), r"config.mesh.slices: found 4, but a trial has 2 slice\(s\)"),
     ({}, ("--config.mesh.fsdp=5",), "mesh.data=2, mesh.fsdp=5, mesh.expert=4, .*: 40 devices, but a trial has 128"),
-    ({}, ("--config.learner.micro_batches=8",), "row_buckets: 512 is not a multiple of 128 devices .* x 8 micro-batches"),
+    ({}, ("--config.learner.row_buckets=(64,512)",), "row_buckets: 64 is not a multiple of 128 devices .*multiple is 128"),
     (dict(tpu_type="v5p-129"), (), r"xpk wrote no manifest \(exit status 1\): .*closest matches: v5p-128"),
     (dict(max_restarts=3), (), "restarts: found 10, expected 3"),
     (dict(grace_seconds=9), (), "grace_seconds: found 120, expected 9"),
@@ -181,7 +181,7 @@ def test_the_error_without_xpk_says_how_to_install_it(tmp_path, monkeypatch):
 def test_a_mesh_for_several_slices():
   command = trial().command
   assert slices.mesh_arguments(command, 1) == [] and slices.mesh_arguments(command, 2) == TWO
-  assert slices.mesh_arguments((*command, "--config.learner.micro_batches=1"), 4) == ["--config.mesh.data=4"]
+  assert slices.mesh_arguments((*command, "--config.learner.rows_per_device=2"), 4) == ["--config.mesh.data=4"]
   assert slices.mesh_arguments((*command, "--config.mesh.data=4"), 2) == []
   assert slices.mesh_arguments((*command, "--config.mesh.data=-1", "--config.mesh.fsdp=16"), 2) == []
 

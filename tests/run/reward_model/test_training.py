@@ -96,7 +96,7 @@ def test_a_resumed_training_equals_an_unbroken_one(run, tmp_path):
 
 @pytest.mark.slow
 def test_devices_and_micro_batches_change_nothing(run, tmp_path):
-  train(tiny(**{"mesh.fsdp": 2, "learner.micro_batches": 2}), tmp_path / "run", devices=4)
+  train(tiny(**{"mesh.fsdp": 2, "learner.rows_per_device": 1}), tmp_path / "run", devices=4)
   for ours, theirs in zip(rows_of(tmp_path / "run", "reward_model"), rows_of(run[1], "reward_model"), strict=True):
     assert ours["reward_model/loss"] == pytest.approx(theirs["reward_model/loss"], abs=1e-5)
     assert ours["reward_model/accuracy"] == theirs["reward_model/accuracy"]
@@ -164,8 +164,8 @@ PROBLEMS = {
   ),
   "too few rows": ({"learner.batch_pairs": 64}, ["config.learner.row_buckets=(8,)", "add a bucket of at least 32"]),
   "micro-batches": (
-    {"learner.micro_batches": 3},
-    ["config.learner.row_buckets: 8 is not a multiple of", "the next multiple is 9"],
+    {"learner.rows_per_device": 3},
+    ["config.learner.row_buckets: 8 is not a multiple of 1 devices", "x 3 rows at a time (learner.rows_per_device)", "multiple is 9"],
   ),
   "devices": ({"mesh.data": 3}, ["config.learner.row_buckets: 8 is not a multiple of 3 devices"]),
 }
