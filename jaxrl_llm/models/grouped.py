@@ -10,6 +10,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
+from jaxrl_llm.models.precision import precision_of
+
 _TILES = 2
 """Tiles per group of average size: more of them waste fewer rows, but read a matrix more often."""
 
@@ -19,7 +21,12 @@ def grouped_matmul_for(platform: str) -> Callable[[Array, Array, Array], Array]:
 
   Group e is the next `sizes[e]` rows. The result for rows after the last group is arbitrary.
   """
-  return grouped_matmul if platform == "cpu" else jax.lax.ragged_dot
+  return grouped_matmul if platform == "cpu" else ragged_matmul
+
+
+def ragged_matmul(rows: Float[Array, "M D"], matrices: Float[Array, "E D F"], sizes: Int[Array, " E"]) -> Float[Array, "M F"]:
+  """Multiplies each group of rows by its matrix, by JAX's own function; see `grouped_matmul_for`."""
+  return jax.lax.ragged_dot(rows, matrices, sizes, precision=precision_of(rows, matrices))
 
 
 @jax.custom_vjp
@@ -57,7 +64,8 @@ def _products(
 
     def step(state):
       start, products = state
-      y = jax.lax.dot_general(jax.lax.dynamic_slice_in_dim(padded, start, tile), matrix, (((1,), (contracted - 1,)), ((), ())))
+      x = jax.lax.dynamic_slice_in_dim(padded, start, tile)
+      y = jax.lax.dot_general(x, matrix, (((1,), (contracted - 1,)), ((), ())), precision=precision_of(x, matrix))
       return start + tile, jax.lax.dynamic_update_slice_in_dim(products, y, start, 0)
 
     return jax.lax.while_loop(lambda state: state[0] < ends[e], step, (starts[e], products))[1]
@@ -76,7 +84,8 @@ def _of_matrices(rows: Float[Array, "M D"], ct: Float[Array, "M F"], sizes: Int[
       start, total = state
       x, y = (jax.lax.dynamic_slice_in_dim(z, start, tile) for z in (rows, ct))
       y = jnp.where((start + jnp.arange(tile) < ends[e])[:, None], y, 0)
-      return start + tile, total + jax.lax.dot_general(x, y, (((0,), (0,)), ((), ())), preferred_element_type=jnp.float32)
+      more = jax.lax.dot_general(x, y, (((0,), (0,)), ((), ())), precision=precision_of(x, y), preferred_element_type=jnp.float32)
+      return start + tile, total + more
 
     zeros = jnp.zeros((rows.shape[1], ct.shape[1]), jnp.float32)
     return jax.lax.while_loop(lambda state: state[0] < ends[e], step, (starts[e], zeros))[1]
