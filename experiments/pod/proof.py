@@ -140,7 +140,7 @@ def _compiled(plan: Plan, program, arguments: tuple) -> Compiled:
   learner = plan.config.learner
   tokens = max(learner.row_buckets) * learner.row_tokens / plan.mesh.size * plan.mesh.shape["tensor"] / learner.micro_batches
   # Number of iterations of the output head's loop.
-  turns = -(-int(tokens) // (plan.model.head_tokens or chunk_tokens(plan.model.vocab_size, "tpu")))
+  turns = -(-int(tokens) // (plan.model.head_tokens or chunk_tokens(plan.model.vocab_size, plan.mesh)))
   return compile_for(
     program.jitted, arguments, plan.mesh, plan.topology, unknown_trips=turns, only_planned=plan.only_planned
   )

@@ -25,7 +25,7 @@ def grouped_matmul_for(platform: str) -> Callable[[Array, Array, Array], Array]:
 
 
 def ragged_matmul(rows: Float[Array, "M D"], matrices: Float[Array, "E D F"], sizes: Int[Array, " E"]) -> Float[Array, "M F"]:
-  """Multiplies each group of rows by its matrix, by JAX's own function; see `grouped_matmul_for`."""
+  """Multiplies each group of rows by its matrix with `ragged_dot`; see `grouped_matmul_for`."""
   return jax.lax.ragged_dot(rows, matrices, sizes, precision=precision_of(rows, matrices))
 
 

@@ -1,10 +1,10 @@
 """Precision of matrix products.
 
-By default, a TPU multiplies float32 matrices after rounding them to bfloat16, and recent GPUs after
-rounding them to TensorFloat32. Here, a product of float32 arrays is a product in float32: who wants
-it faster asks for bfloat16 arrays. Each product says so itself, by `precision_of`. JAX's global
-default would also change the products of other code, and a context would have to surround every
-trace. CPUs ignore the precision.
+By default, TPUs round float32 matrices to bfloat16 before they multiply them, and recent GPUs round
+them to TensorFloat32. Here, a product of float32 arrays is a product in float32; bfloat16 arrays
+make it faster. Every product states its precision, with `precision_of`. JAX's global default would
+also change the products of other code, and a context manager would have to surround every trace.
+CPUs ignore the precision.
 """
 
 import contextlib
@@ -22,8 +22,8 @@ def precision_of(*operands: ArrayLike) -> jax.lax.Precision | None:
 
   Example:
     >>> x, weight = jnp.ones((2, 3)), jnp.ones((3, 4))
-    >>> precision_of(x, weight), precision_of(x, weight.astype("bfloat16"))
-    (HIGHEST, None)
+    >>> precision_of(x, weight).name, precision_of(x, weight.astype("bfloat16"))
+    ('HIGHEST', None)
 
   References:
     https://docs.jax.dev/en/latest/jax.lax.html#jax.lax.Precision
