@@ -20,6 +20,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from jaxrl_llm.devices.memory import chip_memory
 from jaxrl_llm.models import ModelConfig
 
 LOGITS_BYTES = 4  # Logits are always float32.
@@ -39,14 +40,12 @@ DATASHEETS = (
   (r"TPU v6 ?lite|TPU v6e", 1.64e12, 918e12, _TPU),
 )
 
-# Numbers of TPUs: bytes of memory that a program may use, bytes/s in one direction of each wire to
-# a neighbour, and bytes/s of a chip to other slices. The first is what the TPU compiler reports.
-# The others come from the documentation (a chip's total over its 4 or 6 wires).
-_GIB = 2.0**30
+# Numbers of TPUs: bytes/s in one direction of each wire to a neighbour, and bytes/s of a chip to
+# other slices. They come from the documentation (a chip's total over its 4 or 6 wires).
 NETWORKS = (
-  (r"TPU v5 ?lite|TPU v5e", 15.75 * _GIB, 50e9, 3.125e9),
-  (r"TPU v5p?$", 95.74 * _GIB, 100e9, 6.25e9),
-  (r"TPU v6 ?lite|TPU v6e", 31.25 * _GIB, 112e9, 12.5e9),
+  (r"TPU v5 ?lite|TPU v5e", 50e9, 3.125e9),
+  (r"TPU v5p?$", 100e9, 6.25e9),
+  (r"TPU v6 ?lite|TPU v6e", 112e9, 12.5e9),
 )
 
 MATMULS = ((128, 2048, 8192), (1024, 1024, 4096))
@@ -122,7 +121,7 @@ def datasheet(kind: str) -> Machine | None:
   for pattern, bytes_per_s, flops_per_s, source in DATASHEETS:
     if re.search(pattern, kind, re.IGNORECASE):
       network = next((numbers for known, *numbers in NETWORKS if re.search(known, kind, re.IGNORECASE)), ())
-      return Machine(kind, flops_per_s, bytes_per_s, source, *network)
+      return Machine(kind, flops_per_s, bytes_per_s, source, chip_memory(kind), *network)
   return None
 
 

@@ -169,7 +169,7 @@ def _compiled(plan: Plan, program, arguments: tuple) -> Compiled:
   at_once = rows_at_once(plan.config, plan.mesh) or max(learner.row_buckets)
   tokens = at_once * learner.row_tokens / plan.mesh.size * plan.mesh.shape["tensor"]
   # Number of iterations of the output head's loop.
-  turns = -(-int(tokens) // (plan.model.head_tokens or chunk_tokens(plan.model.vocab_size, "tpu")))
+  turns = -(-int(tokens) // (plan.model.head_tokens or chunk_tokens(plan.model.vocab_size, plan.mesh)))
   return compile_for(
     program.jitted, arguments, plan.mesh, plan.topology, unknown_trips=turns, only_planned=plan.only_planned
   )

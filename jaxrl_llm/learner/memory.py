@@ -269,7 +269,7 @@ def head(shape: ModelConfig, mesh: Mesh, *, tokens: float, learns: bool) -> dict
   output head.
   """
   vocab = shape.vocab_size / mesh.shape["tensor"]
-  chunk = min(shape.head_tokens or chunk_tokens(shape.vocab_size, mesh_lib.platform_of(mesh)), tokens)
+  chunk = min(shape.head_tokens or chunk_tokens(shape.vocab_size, mesh), tokens)
   states = 2 * tokens * shape.d_model * jnp.dtype(shape.dtype).itemsize
   parts = {
     "chunk of logits": (_CHUNKS if learns else 1) * chunk * vocab * 4,

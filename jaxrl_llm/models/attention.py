@@ -12,6 +12,7 @@ from jaxtyping import Array, Bool, Float
 from jaxrl_llm.devices.mesh import BATCH_AXES, num_row_shards, platform_of
 from jaxrl_llm.messages import Problem, did_you_mean
 from jaxrl_llm.models.chunked import chunked_attention
+from jaxrl_llm.models.precision import default_precision_of, precision_of
 from jaxrl_llm.models.splash import splash_attention
 from jaxrl_llm.models.visibility import MASKED, Rows, packed
 
@@ -29,11 +30,11 @@ def xla_attention(
   # Query heads are grouped by the key-value head that they read, so keys and values are never
   # repeated in memory.
   q = q.reshape(batch, length, k.shape[2], -1, width)
-  scores = jnp.einsum("btkgc,bskc->bkgts", q, k, preferred_element_type=jnp.float32) * width**-0.5
+  scores = jnp.einsum("btkgc,bskc->bkgts", q, k, precision=precision_of(q, k), preferred_element_type=jnp.float32) * width**-0.5
   # Finite, so that a fully masked row (padding) gives a uniform softmax, not a NaN in the gradient.
   scores = jnp.where(mask[:, None, None], scores, MASKED)
   weights = jax.nn.softmax(scores, axis=-1).astype(v.dtype)
-  return jnp.einsum("bkgts,bskc->btkgc", weights, v).reshape(batch, length, num_heads, width)
+  return jnp.einsum("bkgts,bskc->btkgc", weights, v, precision=precision_of(weights, v)).reshape(batch, length, num_heads, width)
 
 
 def dot_product_attention(
@@ -55,7 +56,8 @@ def dot_product_attention(
       f"model.attention: found 'cudnn' with activations of {q.dtype}, expected bfloat16 or float16; set model.dtype='bfloat16', or "
       "model.attention='xla'"
     )
-  return jax.nn.dot_product_attention(q, k, v, mask=mask[:, None], implementation=implementation)
+  with default_precision_of(q, k, v):
+    return jax.nn.dot_product_attention(q, k, v, mask=mask[:, None], implementation=implementation)
 
 
 def _on_each_device(attend: Callable, q: Array, k: Array, v: Array, rows: Rows, mesh: Mesh | None) -> Array:

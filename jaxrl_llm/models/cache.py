@@ -15,6 +15,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from jaxrl_llm.devices.mesh import BATCH_AXES, num_row_shards
 from jaxrl_llm.models.config import ModelConfig
+from jaxrl_llm.models.precision import precision_of
 from jaxrl_llm.models.visibility import MASKED
 
 CACHE_DTYPES = ("float32", "bfloat16", "int8")
@@ -219,7 +220,9 @@ def attend(q: Float[Array, "B K G C"], held: KeyValues, mask: Bool[Array, "B S"]
   may attend to a token.
   """
   in_full = lambda x: x.astype(q.dtype) if x.dtype == jnp.int8 else x
-  scores = jnp.einsum("bkgc,bkcs->bkgs", q.astype(in_full(held.k).dtype), in_full(held.k), preferred_element_type=jnp.float32)
+  k, v = in_full(held.k), in_full(held.v)
+  q = q.astype(k.dtype)
+  scores = jnp.einsum("bkgc,bkcs->bkgs", q, k, precision=precision_of(q, k), preferred_element_type=jnp.float32)
   scores = scores * q.shape[-1] ** -0.5
   if held.k_scale is not None:
     scores = scores * held.k_scale[:, :, None]
@@ -229,8 +232,8 @@ def attend(q: Float[Array, "B K G C"], held: KeyValues, mask: Bool[Array, "B S"]
   total = jnp.sum(weights, axis=-1)
   if held.v_scale is not None:
     weights = weights * held.v_scale[:, :, None]
-  v = in_full(held.v)
-  mix = jnp.einsum("bkgs,bksc->bkgc", weights.astype(v.dtype), v, preferred_element_type=jnp.float32)
+  weights = weights.astype(v.dtype)
+  mix = jnp.einsum("bkgs,bksc->bkgc", weights, v, precision=precision_of(weights, v), preferred_element_type=jnp.float32)
   return Partial(top, total, mix)
 
 

@@ -11,6 +11,7 @@ from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array, Bool, Float, Int
 
 from jaxrl_llm.models import permutations
+from jaxrl_llm.models.precision import precision_of
 from jaxrl_llm.models.visibility import MASKED, blocks_seen, padded, visible
 
 
@@ -100,8 +101,13 @@ def _scores(q: Array, k: Array, blocks: _Blocks, i: Array, j: Array) -> tuple[Fl
   prefixes = None if blocks.prefixes is None else blocks.prefixes[i]
   causal = blocks.slots[i][:, None] >= blocks.key_slots[j]
   seen = visible(blocks.segments[i], prefixes, blocks.keys[j], causal)
-  scores = jnp.einsum("krc,ksc->krs", q[i], k[j], preferred_element_type=jnp.float32) * q.shape[-1] ** -0.5
+  scores = _product("krc,ksc->krs", q[i], k[j]) * q.shape[-1] ** -0.5
   return scores, jnp.tile(seen, (q.shape[2] // seen.shape[0], 1))
+
+
+def _product(subscripts: str, x: Array, y: Array) -> Float[Array, "..."]:
+  """Computes an einsum with sums in float32."""
+  return jnp.einsum(subscripts, x, y, precision=precision_of(x, y), preferred_element_type=jnp.float32)
 
 
 def _forward(q, k, v, blocks: _Blocks):
@@ -112,7 +118,7 @@ def _forward(q, k, v, blocks: _Blocks):
     scores = jnp.where(seen, scores, MASKED)
     top = jnp.maximum(highest[i], scores.max(-1))
     weights, shrink = jnp.exp(scores - top[..., None]), jnp.exp(highest[i] - top)
-    more = jnp.einsum("krs,ksc->krc", weights.astype(v.dtype), v[j], preferred_element_type=jnp.float32)
+    more = _product("krs,ksc->krc", weights.astype(v.dtype), v[j])
     out = out.at[i].set(out[i] * shrink[..., None] + more)
     return out, highest.at[i].set(top), total.at[i].set(total[i] * shrink + weights.sum(-1))
 
@@ -130,18 +136,18 @@ def _forward(q, k, v, blocks: _Blocks):
 def _backward(saved, d_out):
   q, k, v, blocks, out, log_sum = saved
   # The mean of the weights' gradients, weighted by the weights.
-  mean = jnp.einsum("nkrc,nkrc->nkr", out, d_out, preferred_element_type=jnp.float32)
+  mean = _product("nkrc,nkrc->nkr", out, d_out)
 
   def visit(step, carry):
     dq, dk, dv = carry
     i, j = blocks.of_queries[step], blocks.of_keys[step]
     scores, seen = _scores(q, k, blocks, i, j)
     weights = jnp.exp(jnp.where(seen, scores - log_sum[i][..., None], MASKED))
-    d_weights = jnp.einsum("krc,ksc->krs", d_out[i], v[j], preferred_element_type=jnp.float32)
+    d_weights = _product("krc,ksc->krs", d_out[i], v[j])
     d_scores = (weights * (d_weights - mean[i][..., None]) * q.shape[-1] ** -0.5).astype(q.dtype)
-    dq = dq.at[i].add(jnp.einsum("krs,ksc->krc", d_scores, k[j], preferred_element_type=jnp.float32))
-    dk = dk.at[j].add(jnp.einsum("krs,krc->ksc", d_scores, q[i], preferred_element_type=jnp.float32))
-    dv = dv.at[j].add(jnp.einsum("krs,krc->ksc", weights.astype(q.dtype), d_out[i], preferred_element_type=jnp.float32))
+    dq = dq.at[i].add(_product("krs,ksc->krc", d_scores, k[j]))
+    dk = dk.at[j].add(_product("krs,krc->ksc", d_scores, q[i]))
+    dv = dv.at[j].add(_product("krs,krc->ksc", weights.astype(q.dtype), d_out[i]))
     return dq, dk, dv
 
   gradients = jax.lax.fori_loop(0, blocks.count, visit, tuple(jnp.zeros(x.shape, jnp.float32) for x in (q, k, v)))

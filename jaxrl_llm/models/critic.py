@@ -12,6 +12,7 @@ from jaxtyping import Array, Float, Int, PyTree
 from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.models.lora import merged
 from jaxrl_llm.models.model import pure
+from jaxrl_llm.models.precision import precision_of
 from jaxrl_llm.models.transformer import Transformer
 from jaxrl_llm.types import Params
 
@@ -32,7 +33,8 @@ class ValueModel(nnx.Module):
     self, tokens: Int[Array, "B T"], positions: Int[Array, "B T"], segments: Int[Array, "B T"], prefixes: Int[Array, "B T"] | None = None
   ) -> Float[Array, "B T"]:
     x = self.trunk.hidden(tokens, positions, segments, prefixes=prefixes).hidden.astype(jnp.float32)
-    values = x @ self.value_head[...]
+    head = self.value_head[...]
+    values = jnp.matmul(x, head, precision=precision_of(x, head))
     return values + self.value_bias[...] if self.has_bias else values
 
 

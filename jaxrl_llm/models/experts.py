@@ -6,7 +6,6 @@ decoding step.
 
 import math
 from collections.abc import Callable
-from functools import partial
 from typing import NamedTuple
 
 import jax
@@ -14,7 +13,9 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from jaxrl_llm.models import permutations
+from jaxrl_llm.models.grouped import ragged_matmul
 from jaxrl_llm.models.linear import swiglu
+from jaxrl_llm.models.precision import precision_of
 from jaxrl_llm.models.quantized import Quantized
 
 _SLACK = 1.5
@@ -40,7 +41,7 @@ def dispatch(
   *,
   first=0,
   scale: float = 1.0,
-  product: Callable[[Array, Array, Array], Array] = jax.lax.ragged_dot,
+  product: Callable[[Array, Array, Array], Array] = ragged_matmul,
 ) -> Float[Array, "N D"]:
   """Computes Σ_k g_k · expert_k(x) over the local experts; the others contribute 0.
 
@@ -65,7 +66,12 @@ def dispatch(
   # What a product leaves in the rows after its last group is arbitrary. Here, XLA fuses the mask
   # into the sum; before the permutation it would be one more pass over all copies.
   y = jnp.where(((experts >= first) & (experts < first + num_local))[..., None], y, 0)
-  return jnp.einsum("nkd,nk->nd", y, gates.astype(y.dtype), preferred_element_type=jnp.float32).astype(x.dtype)
+  return _sum("nkd,nk->nd", y, gates.astype(y.dtype)).astype(x.dtype)
+
+
+def _sum(subscripts: str, x: Array, y: Array) -> Float[Array, "N D"]:
+  """Sums the outputs of experts, weighted by their gates, in float32."""
+  return jnp.einsum(subscripts, x, y, precision=precision_of(x, y), preferred_element_type=jnp.float32)
 
 
 def _by_local_expert(experts: Int[Array, "N K"], first, num_local: int) -> tuple[Int[Array, " NK"], Int[Array, " E"]]:
@@ -142,7 +148,7 @@ def bounded(
   num_experts: int,
   first=0,
   scale: float = 1.0,
-  product: Callable[[Array, Array, Array], Array] = jax.lax.ragged_dot,
+  product: Callable[[Array, Array, Array], Array] = ragged_matmul,
 ) -> Float[Array, "N D"]:
   """Computes the same as `dispatch` with room for the usual number of local copies.
 
@@ -163,7 +169,7 @@ def bounded(
     y = jnp.where((jnp.arange(room) < jnp.sum(sizes))[:, None], y, 0)
     # A product with so few copies is cheaper than a scatter to their tokens.
     shares = jnp.where(copies // top_k == jnp.arange(num_tokens)[:, None], gates.reshape(-1)[copies], 0)
-    return jnp.einsum("nr,rd->nd", shares.astype(y.dtype), y, preferred_element_type=jnp.float32).astype(x.dtype)
+    return _sum("nr,rd->nd", shares.astype(y.dtype), y).astype(x.dtype)
 
   full = lambda x, gates: dispatch(x, gates, experts, weights, first=first, scale=scale, product=product)
   return full(x, gates) if room == num_copies else jax.lax.cond(jnp.sum(sizes) <= room, few, full, x, gates)
@@ -184,5 +190,6 @@ def masked(
   is_local = experts[:, :, None] == first + jnp.arange(weights.gate.shape[0])
   local_gates = jnp.sum(jnp.where(is_local, gates[:, :, None], 0), axis=1)
   rows = jnp.broadcast_to(x, (weights.gate.shape[0], *x.shape))
-  y = _experts(rows, weights, scale=scale, product=partial(jnp.einsum, "end,edf->enf"), of_rows=lambda x: x[:, None])
-  return jnp.einsum("end,ne->nd", y, local_gates.astype(y.dtype), preferred_element_type=jnp.float32).astype(x.dtype)
+  product = lambda rows, weight: jnp.einsum("end,edf->enf", rows, weight, precision=precision_of(rows, weight))
+  y = _experts(rows, weights, scale=scale, product=product, of_rows=lambda x: x[:, None])
+  return _sum("end,ne->nd", y, local_gates.astype(y.dtype)).astype(x.dtype)

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from jaxrl_llm.models import grouped_tpu
+from jaxrl_llm.models.precision import precision_of
 
 _TILES = 2
 """Tiles per group of average size: more of them waste fewer rows, but read a matrix more often."""
@@ -28,7 +29,12 @@ def grouped_matmul_for(platform: str, *, interpret: bool = False) -> Callable[[A
     interpret: Whether to emulate the kernels of a TPU, slowly, on other devices.
   """
   of_platforms = {"cpu": grouped_matmul, "tpu": partial(grouped_tpu.grouped_matmul, interpret=interpret)}
-  return of_platforms.get(platform, jax.lax.ragged_dot)
+  return of_platforms.get(platform, ragged_matmul)
+
+
+def ragged_matmul(rows: Float[Array, "M D"], matrices: Float[Array, "E D F"], sizes: Int[Array, " E"]) -> Float[Array, "M F"]:
+  """Multiplies each group of rows by its matrix with `ragged_dot`; see `grouped_matmul_for`."""
+  return jax.lax.ragged_dot(rows, matrices, sizes, precision=precision_of(rows, matrices))
 
 
 @jax.custom_vjp
@@ -66,7 +72,8 @@ def _products(
 
     def step(state):
       start, products = state
-      y = jax.lax.dot_general(jax.lax.dynamic_slice_in_dim(padded, start, tile), matrix, (((1,), (contracted - 1,)), ((), ())))
+      x = jax.lax.dynamic_slice_in_dim(padded, start, tile)
+      y = jax.lax.dot_general(x, matrix, (((1,), (contracted - 1,)), ((), ())), precision=precision_of(x, matrix))
       return start + tile, jax.lax.dynamic_update_slice_in_dim(products, y, start, 0)
 
     return jax.lax.while_loop(lambda state: state[0] < ends[e], step, (starts[e], products))[1]
@@ -85,7 +92,8 @@ def _of_matrices(rows: Float[Array, "M D"], ct: Float[Array, "M F"], sizes: Int[
       start, total = state
       x, y = (jax.lax.dynamic_slice_in_dim(z, start, tile) for z in (rows, ct))
       y = jnp.where((start + jnp.arange(tile) < ends[e])[:, None], y, 0)
-      return start + tile, total + jax.lax.dot_general(x, y, (((0,), (0,)), ((), ())), preferred_element_type=jnp.float32)
+      more = jax.lax.dot_general(x, y, (((0,), (0,)), ((), ())), precision=precision_of(x, y), preferred_element_type=jnp.float32)
+      return start + tile, total + more
 
     zeros = jnp.zeros((rows.shape[1], ct.shape[1]), jnp.float32)
     return jax.lax.while_loop(lambda state: state[0] < ends[e], step, (starts[e], zeros))[1]

@@ -12,6 +12,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
+from jaxrl_llm.models.precision import default_precision_of, precision_of
+
 _ROWS = (512, 256, 128)
 """Rows per tile. A tile that holds rows of two groups is multiplied once for each of them."""
 
@@ -42,7 +44,7 @@ def grouped_matmul(
 
 @partial(jax.custom_vjp, nondiff_argnums=(3,))
 def _grouped_matmul(rows: Array, matrices: Array, sizes: Array, interpret: bool) -> Array:
-  return jax.lax.ragged_dot(rows, matrices, sizes)
+  return jax.lax.ragged_dot(rows, matrices, sizes, precision=precision_of(rows, matrices))
 
 
 def _fwd(rows: Array, matrices: Array, sizes: Array, interpret: bool) -> tuple[Array, tuple[Array, Array, Array]]:
@@ -51,7 +53,7 @@ def _fwd(rows: Array, matrices: Array, sizes: Array, interpret: bool) -> tuple[A
 
 def _bwd(interpret: bool, saved: tuple[Array, Array, Array], ct: Array) -> tuple[Array, Array, None]:
   rows, matrices, sizes = saved
-  of_rows = jax.lax.ragged_dot(ct, jnp.swapaxes(matrices, 1, 2), sizes)
+  of_rows = jax.lax.ragged_dot(ct, jnp.swapaxes(matrices, 1, 2), sizes, precision=precision_of(ct, matrices))
   # libtpu's kernel does not write the rows after the last group. A token whose other copies are in
   # a group sums the gradients of all of them.
   of_rows = jnp.where((jnp.arange(len(rows)) < jnp.sum(sizes))[:, None], of_rows, 0)
@@ -83,7 +85,9 @@ def of_matrices(
     of_part = jnp.diff(jnp.clip(ends - start, 0, most), prepend=0).astype(jnp.int32)
     dtype = rows.dtype if num_parts == 1 else jnp.float32
     of_rows = slice(start, start + most)
-    sums = tgmm(rows[of_rows].T, ct[of_rows], of_part, preferred_element_type=dtype, tiling=tiling, existing_out=sums, interpret=interpret)
+    options = dict(preferred_element_type=dtype, tiling=tiling, existing_out=sums, interpret=interpret)
+    with default_precision_of(rows, ct):
+      sums = tgmm(rows[of_rows].T, ct[of_rows], of_part, **options)
   return sums
 
 

@@ -5,6 +5,7 @@ The backward pass recomputes the logits of each chunk. This takes a third more w
 head, for memory that does not grow with the batch.
 """
 
+import math
 from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
@@ -14,7 +15,8 @@ import jax.numpy as jnp
 from jax.sharding import Mesh, PartitionSpec
 from jaxtyping import Array, Bool, Float, Int
 
-from jaxrl_llm.devices.mesh import BATCH_AXES, num_row_shards
+from jaxrl_llm.devices.memory import device_memory
+from jaxrl_llm.devices.mesh import BATCH_AXES, num_row_shards, platform_of
 from jaxrl_llm.models import permutations
 
 Unembed = Callable[[Any, Float[Array, "c D"]], Float[Array, "c V"]]
@@ -23,10 +25,15 @@ Unembed = Callable[[Any, Float[Array, "c D"]], Float[Array, "c V"]]
 Filter = Callable[[Float[Array, "c V"], Int[Array, " c"]], Float[Array, "c V"]]
 """Function `(logits, keep) -> logits` of the distribution that tokens are drawn from."""
 
-# Number of logits in a chunk. On a CPU a chunk should not exceed the cache by far; an accelerator
-# needs matrices that fill it.
-_ENTRIES = {"cpu": 2**23, "gpu": 2**27, "tpu": 2**27}
-_MULTIPLE = 128
+# On a CPU, the logits of a chunk should not exceed the cache by far.
+_CPU_ENTRIES = 2**23
+# On an accelerator, the float32 logits of a chunk take at most this part of a device's memory, of
+# which a device that does not report it has the given number of bytes.
+_SHARE, _UNKNOWN = 1 / 16, 16 * 2**30
+# Each chunk reads the head three times and adds to its gradient once, 14·V·D bytes in bfloat16. Its
+# products take 8·V·D FLOPs per token, so more than about 1,000 tokens hide these bytes on every
+# accelerator whose peaks are known. The last chunk is computed whole, so many more would be waste.
+_LEAST, _MOST = 128, 2048
 
 
 class Piece(NamedTuple):
@@ -38,14 +45,27 @@ class Piece(NamedTuple):
   learns_entropy: bool
 
 
-def chunk_tokens(vocab_size: int, platform: str) -> int:
-  """Returns the default number of tokens per chunk on a platform: "cpu", "gpu" or "tpu".
+def chunk_tokens(vocab_size: int, mesh: Mesh | None = None) -> int:
+  """Returns the default number of tokens per chunk on each device.
+
+  On an accelerator it is the largest power of two up to 2,048 whose logits take at most a sixteenth
+  of the device's memory, but at least 128.
+
+  Args:
+    vocab_size: Number of logits of a token.
+    mesh: Device mesh, possibly of absent devices; None is the default device. The vocabulary may be
+      sharded over tensor.
 
   Example:
-    >>> chunk_tokens(4096, "cpu"), chunk_tokens(151_936, "cpu"), chunk_tokens(151_936, "tpu")
-    (2048, 128, 768)
+    >>> chunk_tokens(4096), chunk_tokens(151_936)
+    (2048, 128)
   """
-  return max(_ENTRIES.get(platform, _ENTRIES["gpu"]) // vocab_size // _MULTIPLE, 1) * _MULTIPLE
+  if platform_of(mesh) == "cpu":
+    return max(_CPU_ENTRIES // vocab_size // _LEAST, 1) * _LEAST
+  bytes_per_token = 4 * vocab_size / (1 if mesh is None else mesh.shape["tensor"])
+  tokens = int(_SHARE * (device_memory(mesh) or _UNKNOWN) / bytes_per_token)
+  # The TPU compiler divides other numbers into worse tiles.
+  return 2 ** int(math.log2(max(min(tokens, _MOST), _LEAST)))
 
 
 @jax.named_scope("head")

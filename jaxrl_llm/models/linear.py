@@ -15,6 +15,7 @@ from jaxtyping import Array, Float
 
 from jaxrl_llm.models import quantized
 from jaxrl_llm.models.config import ModelConfig
+from jaxrl_llm.models.precision import precision_of
 from jaxrl_llm.types import Params
 
 ADAPTER = "_lora_"
@@ -68,20 +69,21 @@ def matmul(x: Float[Array, "..."], weight: Float[Array, "..."], ins: int = 1) ->
     >>> matmul(jnp.ones((2, 3)), jnp.ones((3, 4, 5)), 1).shape
     (2, 4, 5)
   """
-  return jnp.tensordot(x, weight.astype(x.dtype), ins)
+  weight = weight.astype(x.dtype)
+  return jnp.tensordot(x, weight, ins, precision=precision_of(x, weight))
 
 
 def _matmul_bwd(ins: int, saved: tuple[Array, Array], ct: Array) -> tuple[Array, Array]:
   x, weight = saved
   of_tokens, of_outputs = tuple(range(x.ndim - ins)), tuple(range(x.ndim - ins, ct.ndim))
-  outs = ct.ndim - len(of_tokens)
+  outs, product = ct.ndim - len(of_tokens), partial(jax.lax.dot_general, precision=precision_of(x, ct))
   if _THIN * math.prod(ct.shape[len(of_tokens) :]) <= math.prod(x.shape[len(of_tokens) :]):
     # The matrix A of an adapter. XLA on CPUs copies the transpose of the left operand, and computes
     # it anew if it is cheap to compute: of a SwiGLU's product, that took a fifth of an update.
-    of_weight = jnp.moveaxis(jax.lax.dot_general(ct, x, ((of_tokens, of_tokens), ((), ()))), range(outs), range(-outs, 0))
+    of_weight = jnp.moveaxis(product(ct, x, ((of_tokens, of_tokens), ((), ()))), range(outs), range(-outs, 0))
   else:
-    of_weight = jax.lax.dot_general(x, ct, ((of_tokens, of_tokens), ((), ())))
-  of_x = jax.lax.dot_general(ct, weight.astype(x.dtype), ((of_outputs, tuple(range(ins, weight.ndim))), ((), ())))
+    of_weight = product(x, ct, ((of_tokens, of_tokens), ((), ())))
+  of_x = product(ct, weight.astype(x.dtype), ((of_outputs, tuple(range(ins, weight.ndim))), ((), ())))
   return of_x, of_weight.astype(weight.dtype)
 
 

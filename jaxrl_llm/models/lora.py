@@ -8,6 +8,7 @@ from jaxrl_llm.messages import Problem
 from jaxrl_llm.models.config import Lora, ModelConfig
 from jaxrl_llm.models.linear import ADAPTER
 from jaxrl_llm.models.model import Model, make_model
+from jaxrl_llm.models.precision import precision_of
 from jaxrl_llm.types import Params
 
 
@@ -70,7 +71,7 @@ def _product(a: jax.Array, b: jax.Array, weight: jax.Array) -> jax.Array:
   """
   lead = a.ndim + b.ndim - 2 - weight.ndim
   thin, wide = a.reshape(*a.shape[:lead], -1, a.shape[-1]), b.reshape(*b.shape[: lead + 1], -1)
-  return jnp.matmul(thin, wide).reshape(weight.shape)
+  return jnp.matmul(thin, wide, precision=precision_of(thin, wide)).reshape(weight.shape)
 
 
 def merge(model: Model, params: Params) -> tuple[Model, Params]:

@@ -10,7 +10,7 @@ from jax.sharding import Mesh
 from jaxtyping import Array, Float, Int, PyTree
 
 from jaxrl_llm import segments as segments_lib
-from jaxrl_llm.devices.mesh import EXPERT_AXES, Serving, platform_of
+from jaxrl_llm.devices.mesh import EXPERT_AXES, Serving
 from jaxrl_llm.models.cache import Cache
 from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.models.decoding import make_steps
@@ -166,7 +166,7 @@ def make_model(config: ModelConfig, *, mesh: Mesh | None = None, serving: Servin
       (batch.mask > 0) & (sources >= 0),
       unembed=unembed,
       filter_logits=filter_logits,
-      chunk=config.head_tokens or chunk_tokens(config.vocab_size, platform_of(mesh)),
+      chunk=config.head_tokens or chunk_tokens(config.vocab_size, mesh),
       learns_entropy=learns_entropy,
       mesh=mesh,
     )

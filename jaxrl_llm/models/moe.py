@@ -15,6 +15,7 @@ from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.models.experts import Weights, bounded, dispatch, masked
 from jaxrl_llm.models.grouped import grouped_matmul_for
 from jaxrl_llm.models.linear import adapter, param
+from jaxrl_llm.models.precision import precision_of
 from jaxrl_llm.models.quantized import Quantized
 
 _MASKED_TOKENS, _MASKED_EXPERTS = 512, 8
@@ -156,7 +157,8 @@ class MoE(nnx.Module):
   def __call__(self, x: Float[Array, "B T D"], replay: Int[Array, "B T K"] | None) -> tuple[Float[Array, "B T D"], Routed]:
     """Applies the mixture; also returns what the router did."""
     experts = self.config.experts
-    logits = jnp.einsum("btd,de->bte", x.astype(jnp.float32), self.router[...])
+    router, tokens = self.router[...], x.astype(jnp.float32)
+    logits = jnp.einsum("btd,de->bte", tokens, router, precision=precision_of(tokens, router))
     gates, visited, live = route(logits, replay, top_k=experts.top_k, norm_top_k=experts.norm_top_k)
 
     def lora(name):

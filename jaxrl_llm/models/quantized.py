@@ -5,6 +5,10 @@ from typing import NamedTuple
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
+from jaxrl_llm.models.precision import precision_of
+
+from jaxrl_llm.models.precision import precision_of
+
 _FORMATS = {"int8": (jnp.int8, 127.0), "float8": (jnp.float8_e4m3fn, 448.0)}
 """Type and largest value of each format."""
 
@@ -68,5 +72,6 @@ def matmul(x: Float[Array, "..."], weight: Quantized, ins: int = 1) -> Float[Arr
   The values are converted to the dtype of `x` where they are multiplied, and the scales apply to
   the sums in float32. So memory is read 8 bits at a time, and products are as exact as others.
   """
-  y = jnp.tensordot(x, weight.values.astype(x.dtype), ins, preferred_element_type=jnp.float32)
+  values = weight.values.astype(x.dtype)
+  y = jnp.tensordot(x, values, ins, precision=precision_of(x, values), preferred_element_type=jnp.float32)
   return (y * weight.scale).astype(x.dtype)

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array, Bool, Float, Int
 
+from jaxrl_llm.models.precision import default_precision_of, precision_of
 from jaxrl_llm.models.visibility import MASKED, blocks_seen, padded
 
 # Tokens per block, multiples of the 128 lanes of a TPU's vector registers. Larger blocks read keys
@@ -134,7 +135,8 @@ def _forward(sizes, interpret, q, k, v, keys, slots, parts):
   for part in parts:
     fetch, seen = part.visits
     table, ids = info(fetch, None, seen, None, slots), kernel.SegmentIds(part.ids, keys)
-    out, (log_sum,) = kernel._splash_attention_forward(table, q, k, v, ids, None, **options["forward"])
+    with default_precision_of(q, k, v):
+      out, (log_sum,) = kernel._splash_attention_forward(table, q, k, v, ids, None, **options["forward"])
     sees = log_sum > MASKED / 2  # Otherwise `out` is a mean of values that are not seen, or 0/0.
     outs.append(jnp.where(sees[..., None], out, 0))
     log_sums.append(jnp.where(sees, log_sum, MASKED))
@@ -156,15 +158,16 @@ def _backward(sizes, interpret, saved, d_out):
   q, k, v, keys, slots, parts, out, log_sum = saved
   kernel, info, options = _kernels(sizes, interpret)
   # The mean of the weights' gradients, weighted by the weights.
-  mean = jnp.einsum("hnc,hnc->hn", out, d_out, preferred_element_type=jnp.float32)
+  mean = jnp.einsum("hnc,hnc->hn", out, d_out, precision=precision_of(out, d_out), preferred_element_type=jnp.float32)
   gradients = []
   for part in parts:
     arrays = (q, k, v, kernel.SegmentIds(part.ids, keys), None, log_sum, d_out, mean)
     by_queries, by_keys = (info(fetch, None, seen, None, slots) for fetch, seen in (part.visits, part.visitors))
-    dq = kernel._splash_attention_bwd_dq(*arrays, mask_info=by_queries, **options["backward"])
-    _, dk, dv = kernel._splash_attention_bwd_dkv(
-      *arrays, mask_info=by_keys, bkv_compute=sizes[1], use_fused_bwd_kernel=False, **options["backward"]
-    )
+    with default_precision_of(q, k, v):
+      dq = kernel._splash_attention_bwd_dq(*arrays, mask_info=by_queries, **options["backward"])
+      _, dk, dv = kernel._splash_attention_bwd_dkv(
+        *arrays, mask_info=by_keys, bkv_compute=sizes[1], use_fused_bwd_kernel=False, **options["backward"]
+      )
     gradients.append((dq, dk, dv))
   return (*(sum(terms[1:], start=terms[0]) for terms in zip(*gradients, strict=True)), None, None, None)
 

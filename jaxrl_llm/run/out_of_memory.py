@@ -123,7 +123,7 @@ def _candidates(config: ConfigDict, vocab_size: int, *, open_rows: bool) -> Iter
   policies = ["none", "dots", "full"]
   if config.model.remat in policies:
     yield from (("model.remat", name) for name in policies[policies.index(config.model.remat) + 1 :])
-  chunk = config.model.head_tokens or chunk_tokens(vocab_size, platform)
+  chunk = config.model.head_tokens or chunk_tokens(vocab_size, mesh)
   yield from (("model.head_tokens", chunk // part) for part in (2, 4) if chunk // part >= 128)
   if config.model.dtype == "float32":
     yield "model.dtype", "bfloat16"

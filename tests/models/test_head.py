@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from jaxrl_llm.devices import mesh as mesh_lib
+from jaxrl_llm.models import head as head_lib
 from jaxrl_llm.models.head import chunk_tokens, token_logprobs
 from jaxrl_llm.sampler import make_filter
 
@@ -101,6 +102,23 @@ def test_memory_holds_only_one_chunk_of_logits():
   assert temp(lambda *args: token_logprobs(*args, **settings)) < 20e6 < 64e6 < temp(lambda *args: plain_logprobs(*args, make_filter()))
 
 
-def test_an_accelerator_has_larger_chunks():
-  assert chunk_tokens(151_936, "tpu") > chunk_tokens(151_936, "cpu") >= 128
-  assert chunk_tokens(10**9, "tpu") == 128
+GIB = 2**30
+
+
+@pytest.mark.parametrize(
+  ("memory", "vocab_size", "tensor", "tokens"),
+  [
+    (95.74 * GIB, 151_936, 1, 2048),
+    (15.75 * GIB, 151_936, 1, 1024),
+    (15.75 * GIB, 151_936, 4, 2048),
+    (None, 262_144, 1, 1024),
+    (95.74 * GIB, 10**9, 1, 128),
+    (15.75 * GIB, 264, 1, 2048),
+  ],
+)
+def test_a_chunk_takes_a_small_share_of_an_accelerator(memory, vocab_size, tensor, tokens, monkeypatch):
+  monkeypatch.setattr(head_lib, "platform_of", lambda mesh: "tpu")
+  monkeypatch.setattr(head_lib, "device_memory", lambda mesh: memory)
+  mesh = mesh_lib.make_mesh(tensor=tensor)
+  assert chunk_tokens(vocab_size, mesh) == tokens
+  assert tokens == 128 or 4 * tokens * vocab_size / tensor <= (memory or 16 * GIB) / 16
