@@ -11,6 +11,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from jaxrl_llm.models.cache import KeyValues, Partial, Visits
+from jaxrl_llm.models.precision import precision_of
 from jaxrl_llm.models.visibility import MASKED
 
 COLUMNS = (256, 128)
@@ -115,7 +116,9 @@ def _kernel(blocks_ref, counts_ref, lengths_ref, q_ref, ages_ref, *refs, rows: i
     k, v, *scales = (buffer[slot] for buffer in buffers)
     in_full = lambda x: x.astype(q.dtype) if x.dtype == jnp.int8 else x
     k, v = in_full(k), in_full(v)
-    product = lambda a, b, axes: jax.lax.dot_general(a, b, (axes, ((0,), (0,))), preferred_element_type=jnp.float32)
+    product = lambda a, b, axes: jax.lax.dot_general(
+      a, b, (axes, ((0,), (0,))), precision=precision_of(a, b), preferred_element_type=jnp.float32
+    )
     scores = product(q.astype(k.dtype), k, ((2,), (1,))) * q.shape[-1] ** -0.5
     if scales:
       scores = scores * scales[0][:, None]
