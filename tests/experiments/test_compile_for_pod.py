@@ -391,6 +391,51 @@ os._exit(0)
 """
 
 
+GATHERS = """
+import os, re, sys
+from experiments.pod import topology
+topology.prepare()
+import jax
+import jax.numpy as jnp
+from experiments.pod.compiled import compile_for
+from jaxrl_llm.devices import mesh as mesh_lib
+from jaxrl_llm.models import Experts, make_model, preset
+sizes = dict(num_layers=4, d_model=512, num_heads=8, head_dim=128, experts=Experts(8, 2, 768))
+shape = preset("nano-moe", vocab_size=264)._replace(**sizes, dtype="bfloat16", remat="full")
+chips = topology.describe("v5e:2x4")
+mesh = mesh_lib.make_mesh(data=1, fsdp=8, devices=chips.devices)
+model = make_model(shape, mesh=mesh)
+params = jax.eval_shape(model.init, jax.random.key(0))
+shardings = mesh_lib.param_shardings(mesh, model.logical_axes, params)
+if sys.argv[1] == "the last axis":
+  last = jax.P(None, None, None, "fsdp")
+  shardings["sparse_layers"]["mlp"]["down"] = jax.NamedSharding(mesh, last)
+placed = lambda x, sharding: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding)
+params = jax.tree.map(placed, params, shardings)
+rows = jax.ShapeDtypeStruct((8, 1024), jnp.int32, sharding=mesh_lib.row_sharding(mesh))
+states = lambda params, rows: model.hidden(params, rows, rows, rows).hidden
+loss = lambda params, rows: jnp.sum(states(params, rows).astype(jnp.float32))
+gradient = jax.jit(jax.grad(loss), out_shardings=shardings)
+text = compile_for(gradient, (params, rows), mesh, chips, only_planned=True).text
+gathered = re.findall(r"%(\\S+) = bf16\\[1,8,768,512\\]\\S* all-gather\\(", text)
+copied = re.findall(r"= bf16\\[1,8,768,512\\]\\S* (?:copy|transpose)\\(%([^,)]*)", text)
+print(len(gathered), len({*copied} & {*gathered}))
+sys.stdout.flush()
+os._exit(0)
+"""
+
+
+@pytest.mark.slow
+@needs_libtpu
+@pytest.mark.parametrize("split", ["by the rule", "the last axis"])
+def test_gathered_experts_are_not_copied_into_whole_tiles(split):
+  """Of the last axis of 512 numbers, fsdp 8 would leave 64 for each chip, half a tile."""
+  result = subprocess.run([sys.executable, "-c", GATHERS, split], cwd=ROOT, env=environment(), capture_output=True, text=True)
+  assert result.returncode == 0, result.stderr[-2000:]
+  gathered, copied = map(int, result.stdout.split())
+  assert gathered > 0 and (copied > 0) == (split == "the last axis")
+
+
 @pytest.mark.slow
 @needs_libtpu
 @pytest.mark.parametrize(
