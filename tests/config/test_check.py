@@ -49,6 +49,7 @@ BAD_BY_FIELD = {
   "rollout.cache_dtype": ("float16", ""),
   "serving.layout": ("sharded", ""),
   "serving.attention": ("splash", ""),
+  "serving.weights": ("int4", ""),
   "eval.metrics": (("",), (3,)),
   "reward.workers": (0, 1025),
   "mesh.expert": (0, -2),
