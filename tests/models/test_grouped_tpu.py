@@ -65,8 +65,8 @@ def test_products_and_gradients_equal_a_loop_over_groups(rng, sizes, rest, width
 def test_rows_that_the_kernel_leaves_unwritten_change_no_gradient(rng, monkeypatch):
   """Four of eight experts are here, so every token has copies after the last group."""
   product, names = jax.lax.ragged_dot, ("x", "gates", "weights")
-  unwritten = lambda rows, matrices, sizes: jnp.where(
-    (jnp.arange(len(rows)) < jnp.sum(sizes))[:, None], product(rows, matrices, sizes), jnp.nan
+  unwritten = lambda rows, matrices, sizes, **options: jnp.where(
+    (jnp.arange(len(rows)) < jnp.sum(sizes))[:, None], product(rows, matrices, sizes, **options), jnp.nan
   )
   x, gates = (jnp.asarray(rng.standard_normal(shape), jnp.float32) for shape in ((20, 16), (20, 4)))
   experts = jnp.asarray(np.stack([rng.permutation(8)[:4] for _ in range(20)]), jnp.int32)
