@@ -80,7 +80,7 @@ def values(config):
 
 def lowered_products(text):
   """Returns (operands' dtypes, whether both are HIGHEST, line) for each product of StableHLO."""
-  lines = [line.strip() for line in text.splitlines() if "stablehlo.dot_general" in line or "chlo.ragged_dot\"" in line]
+  lines = [line.strip() for line in text.splitlines() if "stablehlo.dot_general" in line or 'chlo.ragged_dot"' in line]
   dtypes = lambda line: [re.search(r"((bf|f|i|ui)\d+)>", x).group(1) for x in re.search(r" : \(([^)]*)\)", line).group(1).split(", ")[:2]]
   return [(dtypes(line), line.count("HIGHEST") == 2, line) for line in lines]
 
