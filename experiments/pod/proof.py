@@ -7,6 +7,7 @@ from ml_collections import ConfigDict
 
 from experiments.pod import costs
 from experiments.pod.compiled import Compiled, compile_for
+from experiments.pod.kernels import Load
 from experiments.pod.topology import Topology
 from jaxrl_llm.config import policy
 from jaxrl_llm.config.check import row_problems
@@ -17,6 +18,10 @@ from jaxrl_llm.learner.needs import fields_needed
 from jaxrl_llm.learner.programs import Programs, make_programs
 from jaxrl_llm.models import ModelConfig
 from jaxrl_llm.models.head import chunk_tokens
+from jaxrl_llm.types import TrainBatch
+
+MOST_OPERATIONS = 1.1
+"""Most operations that an update or a scoring may be compiled to, over those that it needs."""
 
 _VOCABULARY = 264  # Vocabulary size of presets without a tokenizer of their own.
 
@@ -73,12 +78,26 @@ class Proof(NamedTuple):
     """Returns whether the program fits the chips' memory."""
     return self.compiled.refused is None and self.peak <= topology.chip.memory_bytes
 
+  @property
+  def excess(self) -> float:
+    """Operations of the compiled program over those that it needs; 0 if unknown."""
+    operations = self.compiled.operations
+    return operations.flops / (self.work.flops + self.work.repeated_flops) if operations else 0.0
+
+  @property
+  def is_wasteful(self) -> bool:
+    """Whether an update or a scoring is compiled to more than `MOST_OPERATIONS`."""
+    return self.name in ("update", "score") and self.excess > MOST_OPERATIONS
+
   def seconds(self, topology: Topology) -> dict[str, float]:
-    """Returns lower bounds on the time of one run: its compute, memory traffic and collectives."""
-    chip = topology.chip
+    """Returns lower bounds on the time of one run: its compute, memory traffic and collectives.
+
+    The compute is that of the compiled program, if that is more than what the program needs.
+    """
+    chip, operations = topology.chip, self.compiled.operations
     network = sum(seconds for seconds, _ in self.compiled.traffic.values())
     return {
-      "compute": self.work.flops / chip.flops_per_s,
+      "compute": max(self.work.flops, operations.flops if operations else 0.0) / chip.flops_per_s,
       "memory": self.work.num_bytes / chip.bytes_per_s,
       "network": network,
     }
@@ -123,7 +142,7 @@ def update(plan: Plan) -> Proof:
     "moments": costs.bytes_on_chip(state.opt_state),
     "batch": costs.bytes_on_chip(batch),
   }
-  compiled = _compiled(plan, plan.programs.rl_step, (state, batch))
+  compiled = _compiled(plan, plan.programs.rl_step, (state, batch), batch)
   return Proof("update", compiled, parts, beside=0.0, work=work, note=f"{rows} rows of {batch.tokens.shape[1]} tokens, all full")
 
 
@@ -132,15 +151,18 @@ def score(plan: Plan) -> Proof:
   params, batch = plan.programs.logprobs.signatures[-1]
   work = costs.rows_pass(plan.config, plan.model, plan.mesh, rows=batch.tokens.shape[0], backward=False)
   parts = {"weights": costs.bytes_on_chip(params), "batch": costs.bytes_on_chip(batch)}
-  compiled = _compiled(plan, plan.programs.logprobs, (params, batch))
+  compiled = _compiled(plan, plan.programs.logprobs, (params, batch), batch)
   return Proof("score", compiled, parts, beside=costs.bytes_on_chip(plan.programs.abstract_state.opt_state), work=work)
 
 
-def _compiled(plan: Plan, program, arguments: tuple) -> Compiled:
+def _compiled(plan: Plan, program, arguments: tuple, batch: TrainBatch) -> Compiled:
   learner = plan.config.learner
+  on_chip = batch.tokens.size / plan.mesh.size * plan.mesh.shape["tensor"] / learner.micro_batches
   tokens = max(learner.row_buckets) * learner.row_tokens / plan.mesh.size * plan.mesh.shape["tensor"] / learner.micro_batches
   # Number of iterations of the output head's loop.
   turns = -(-int(tokens) // (plan.model.head_tokens or chunk_tokens(plan.model.vocab_size, "tpu")))
+  experts = plan.model.experts
+  load = Load(int(on_chip * experts.top_k) if experts else None, passes=1 if batch.prefixes is None else 2)
   return compile_for(
-    program.jitted, arguments, plan.mesh, plan.topology, unknown_trips=turns, only_planned=plan.only_planned
+    program.jitted, arguments, plan.mesh, plan.topology, unknown_trips=turns, only_planned=plan.only_planned, load=load
   )
