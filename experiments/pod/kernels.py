@@ -1,4 +1,4 @@
-"""Floating-point operations of the kernels in a compiled program, by the shapes of their operands."""
+"""Floating-point operations of the kernels in a compiled program, by their shapes."""
 
 import math
 import re

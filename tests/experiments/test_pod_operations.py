@@ -115,12 +115,12 @@ def test_an_unknown_kernel_is_named():
 BRANCHES = """
 %few (p: f32[2,8]) -> f32[2,8] {
   %x = f32[2,8]{1,0} parameter(0)
-  ROOT %y = f32[2,8]{1,0} dot(%x, %w), lhs_contracting_dims={1}, metadata={op_name="cond/usual/dot"}
+  ROOT %y = f32[2,8]{1,0} dot(%x, %w), lhs_contracting_dims={1}, metadata={op_name="usual/dot"}
 }
 %full (p: f32[2,8]) -> f32[2,8] {
   %x.1 = f32[2,8]{1,0} parameter(0)
-  %y.1 = f32[2,8]{1,0} dot(%x.1, %w), lhs_contracting_dims={1}, metadata={op_name="cond/usual/dot"}
-  ROOT %y.2 = f32[2,8]{1,0} dot(%y.1, %w), lhs_contracting_dims={1}, metadata={op_name="cond/usual/dot"}
+  %y.1 = f32[2,8]{1,0} dot(%x.1, %w), lhs_contracting_dims={1}, metadata={op_name="usual/dot"}
+  ROOT %y.2 = f32[2,8]{1,0} dot(%y.1, %w), lhs_contracting_dims={1}, metadata={op_name="usual/dot"}
 }
 ENTRY %main (a: f32[2,8]) -> f32[2,8] {
   %a = f32[2,8]{1,0} parameter(0)
