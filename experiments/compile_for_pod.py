@@ -1,8 +1,8 @@
 """`python -m experiments.compile_for_pod --config=FILE[:ARGUMENT] --topology=v5p:4x4x4 ...`
 
 Compiles the programs of a run for remote TPUs, with libtpu but no TPU: update, scoring, prefill and
-one decoding step, as the run itself compiles them. Prints memory by kind, operations, bytes,
-collectives, and what bounds the time.
+one decoding step, as the run itself compiles them. Prints memory by kind, operations and bytes as
+needed and as compiled, collectives, and what bounds the time.
 
   --config         the experiment, as in configs/gspo.py:qwen3-30b-a3b
   --config.FIELD   another value for one field, as in --config.mesh.expert=8
@@ -18,7 +18,8 @@ collectives, and what bounds the time.
   --prompt_tokens  tokens of each prompt in the packed rows, for --lengths. Default: as many as the
                    largest of rollout.prompt_buckets
   --json           file for the numbers
-Exit code: 0 if all programs fit, 1 if one does not, 2 for bad input.
+Exit code: 0 if all programs fit, 1 if one does not, or if an update or a scoring is compiled to
+more than 1.1 times the operations that it needs, 2 for bad input.
 """
 
 import json
@@ -145,7 +146,7 @@ def run(config, flags: dict[str, Any]) -> int:
     report.show(report.rl_steps(plan, estimates))
   if flags["json"]:
     Path(flags["json"]).write_text(json.dumps(report.as_json(plan, proofs, estimates), indent=1))
-  return 0 if all(x.fits(topology) for x in proofs) else DOES_NOT_FIT
+  return 0 if all(x.fits(topology) and not x.is_wasteful for x in proofs) else DOES_NOT_FIT
 
 
 if __name__ == "__main__":

@@ -15,6 +15,8 @@ import numpy as np
 from jax.sharding import Mesh
 
 from experiments.pod import costs, hlo
+from experiments.pod.kernels import Load
+from experiments.pod.operations import Operations, count
 from experiments.pod.topology import Topology
 
 
@@ -31,6 +33,8 @@ class Compiled(NamedTuple):
     traffic: Seconds and bytes of the collectives, by kind and mesh axes.
     refused: Message of the compiler if the program does not fit; None if it fits.
     text: Text of the optimised program.
+    operations: Floating-point operations and memory traffic of the optimised program; None if it
+      was refused.
   """
 
   arguments: float
@@ -42,6 +46,7 @@ class Compiled(NamedTuple):
   traffic: dict[tuple[str, str], tuple[float, float]]
   refused: str | None = None
   text: str = ""
+  operations: Operations | None = None
 
 
 class Reports(NamedTuple):
@@ -66,6 +71,7 @@ def compile_for(
   *,
   unknown_trips: int = 1,
   only_planned: bool = False,
+  load: Load | None = None,
 ) -> Compiled:
   """Compiles one program.
 
@@ -77,6 +83,7 @@ def compile_for(
     unknown_trips: Number of iterations of loops whose number is not in the program.
     only_planned: Whether to stop when memory is laid out and collectives are placed, without the
       chips' machine code, which takes minutes.
+    load: Assumptions about the load of the program's kernels.
   """
   start, code = time.perf_counter(), 0.0
   lowered = jitted.trace(*arguments).lower(lowering_platforms=("tpu",))
@@ -107,6 +114,7 @@ def compile_for(
     seconds=time.perf_counter() - start,
     traffic=_traffic(topology, reports.text, mesh, unknown_trips),
     text=reports.text,
+    operations=count(reports.text, load=load, unknown_trips=unknown_trips),
   )
 
 
@@ -124,7 +132,8 @@ def memory(reports: Reports) -> dict[str, float]:
     {'arguments': 48.0, 'outputs': 56.0, 'aliased': 40.0, 'temporaries': 36.0}
   """
   num_bytes = {"arguments": 0.0, "outputs": 0.0, "aliased": 0.0}
-  for size, kind in re.findall(r"^allocation \d+: size (\d+), (.*)", reports.buffers, re.MULTILINE):
+  # Newer compilers name a page of memory, too.
+  for size, kind in re.findall(r"^allocation \d+: size (\d+), (?:page \d+, )?(.*)", reports.buffers, re.MULTILINE):
     if kind.startswith("color"):
       continue  # Not the chip's own memory, but that of its cores or of the host.
     is_argument, is_output = kind.startswith("parameter"), "maybe-live-out" in kind

@@ -15,6 +15,9 @@ from ml_collections import ConfigDict
 from jaxrl_llm.learner.programs import rows_at_once
 from jaxrl_llm.models import ModelConfig
 
+_BLOCK = 512
+"""Tokens in a block of the attention kernels."""
+
 
 class Work(NamedTuple):
   """Work of one chip in one run of a program.
@@ -23,11 +26,14 @@ class Work(NamedTuple):
     flops: Operations of matrix products and attention, including the backward pass's recomputation.
     model_flops: Operations without recomputation, on which a utilisation is based.
     num_bytes: Least number of bytes moved to and from memory.
+    repeated_flops: Operations that attention does beyond `flops` by design: of whole blocks of
+      pairs, and of scores that both kernels of its backward pass compute.
   """
 
   flops: float
   model_flops: float
   num_bytes: float
+  repeated_flops: float = 0.0
 
 
 def layer_weights(model: ModelConfig) -> tuple[float, float]:
@@ -44,6 +50,12 @@ def layer_weights(model: ModelConfig) -> tuple[float, float]:
 
 def _attention(model: ModelConfig, pairs: float) -> float:
   return 4 * model.num_layers * model.num_heads * model.head_dim * pairs
+
+
+def _pairs_in_blocks(length: int) -> float:
+  """Counts the pairs of a causal row whose blocks are computed whole."""
+  blocks = -(-length // _BLOCK)
+  return min(blocks * (blocks + 1) / 2 * _BLOCK**2, float(length) ** 2)
 
 
 def weights_on_chip(model: ModelConfig, mesh: Mesh) -> float:
@@ -78,7 +90,8 @@ def rows_pass(config: ConfigDict, model: ModelConfig, mesh: Mesh, *, rows: int, 
     _attention(model, pairs),
   )
   itemsize, micro = jnp.dtype(model.dtype).itemsize, micro_batches(config, mesh, rows)
-  passes = 1
+  in_blocks = _attention(model, rows * _pairs_in_blocks(length))
+  passes, repeated = 1, in_blocks - attention
   flops = model_flops = layers + head + attention
   if backward:
     model_flops *= 3
@@ -86,13 +99,16 @@ def rows_pass(config: ConfigDict, model: ModelConfig, mesh: Mesh, *, rows: int, 
     # The head's logits and the attention scores are recomputed under every policy.
     flops = model_flops + head + attention / 2 + (layers + attention if again else 0)
     passes = 3 + again
+    # Of the attention's two backward kernels, each computes the scores and their cotangents: seven
+    # products in all, where the forward pass has two.
+    repeated = (4.5 + again) * in_blocks - (3.5 + again) * attention
   # Activations: the inputs and outputs of each matrix product of a layer.
   d, heads = model.d_model, model.head_dim * (model.num_heads + 2 * model.num_kv_heads)
   wide = model.d_ff if model.experts is None else model.experts.top_k * (model.experts.d_ff + 2 * d / 3)
   activations = tokens / chips * model.num_layers * (6 * d + 2 * heads + 6 * wide) * itemsize * passes
   # In the backward pass the gather writes the weights once more.
   weights = weights_on_chip(model, mesh) * itemsize * micro * (passes + (1 if backward else 0))
-  return Work(flops / chips, model_flops / chips, activations + weights)
+  return Work(flops / chips, model_flops / chips, activations + weights, repeated / chips)
 
 
 def optimizer_bytes(state_bytes: float, gradient_bytes: float) -> float:

@@ -8,11 +8,15 @@ from typing import NamedTuple
 import numpy as np
 
 KINDS = ("all-gather", "all-reduce", "reduce-scatter", "all-to-all", "collective-permute", "ragged-all-to-all")
-_BYTES = {"pred": 1, "s8": 1, "u8": 1, "s16": 2, "u16": 2, "bf16": 2, "f16": 2, "s32": 4, "u32": 4, "f32": 4, "s64": 8, "u64": 8, "f64": 8}
+BYTES = {"pred": 1, "s8": 1, "u8": 1, "s16": 2, "u16": 2, "bf16": 2, "f16": 2, "s32": 4, "u32": 4, "f32": 4, "s64": 8, "u64": 8, "f64": 8}
 _COMPUTATION = re.compile(r"^(?:ENTRY )?%?([\w.\-]+) .*\{\s*$")
 _SHAPE = re.compile(r"\b(\w+)\[([\d,]*)\]")
 _OPERATION = re.compile(r"^\s*(?:ROOT )?%?[\w.\-]+ = (.*?) ([a-z][\w\-]*)\(")
-_CALLED = re.compile(r"(?:calls|to_apply|body|condition|async_computation)=%?([\w.\-]+)|branch_computations=\{([^}]*)\}")
+CALLED = re.compile(
+  r"(?:calls|to_apply|body|condition|async_computation|true_computation|false_computation)=%?([\w.\-]+)"
+  r"|branch_computations=\{([^}]*)\}"
+)
+"""Names of the computations that an instruction runs, one by one or as a list of branches."""
 
 
 class Collective(NamedTuple):
@@ -74,8 +78,8 @@ def collectives(text: str, *, num_devices: int, unknown_trips: int = 1) -> list[
         all_collectives.append(_collective(line, kind, shape, operation, times, num_devices, name))
       elif operation == "send" and (between := _between_slices(line, shape, times, num_devices)):
         all_collectives.append(between)
-      turns = times * _trips(line, bodies, unknown_trips) if operation == "while" else times
-      for called, branches in _CALLED.findall(line):
+      turns = times * trips(line, bodies, unknown_trips) if operation == "while" else times
+      for called, branches in CALLED.findall(line):
         for each in [called] if called else [x.strip().lstrip("%") for x in branches.split(",")]:
           visit(each, turns, each if operation == "while" else loop)
 
@@ -128,10 +132,15 @@ def computations(text: str) -> tuple[dict[str, list[str]], str]:
   return bodies, entry
 
 
-def _trips(line: str, bodies: Mapping[str, Sequence[str]], unknown: int) -> int:
+def trips(line: str, bodies: Mapping[str, Sequence[str]], unknown: int) -> int:
   """Reads the number of iterations of a loop.
 
   It stands beside the loop, or it is the one constant with which the loop's condition compares.
+
+  Args:
+    line: Text of the loop's instruction.
+    bodies: Lines of the program's computations.
+    unknown: Number to return if the program does not say it.
   """
   if match := re.search(r"known_trip_count\D*?(\d+)", line):
     return int(match.group(1))
@@ -144,7 +153,7 @@ def _trips(line: str, bodies: Mapping[str, Sequence[str]], unknown: int) -> int:
 
 def _size(shape: str) -> list[int]:
   sizes = [(dtype, [int(x) for x in dims.split(",") if x]) for dtype, dims in _SHAPE.findall(shape)]
-  return [_BYTES[dtype] * math.prod(dims) for dtype, dims in sizes if dtype in _BYTES]
+  return [BYTES[dtype] * math.prod(dims) for dtype, dims in sizes if dtype in BYTES]
 
 
 def _collective(line: str, kind: str, shape: str, operation: str, times: int, num_devices: int, computation: str) -> Collective:

@@ -7,6 +7,7 @@ from ml_collections import ConfigDict
 
 from experiments.pod import costs
 from experiments.pod.compiled import Compiled, compile_for
+from experiments.pod.kernels import Load
 from experiments.pod.topology import Topology
 from jaxrl_llm.config import policy, sizes
 from jaxrl_llm.config.check import row_problems
@@ -17,6 +18,10 @@ from jaxrl_llm.learner.needs import fields_needed
 from jaxrl_llm.learner.programs import Programs, make_programs, rows_at_once
 from jaxrl_llm.models import ModelConfig
 from jaxrl_llm.models.head import chunk_tokens
+from jaxrl_llm.types import TrainBatch
+
+MOST_OPERATIONS = 1.1
+"""Most operations that an update or a scoring may be compiled to, over those that it needs."""
 
 _VOCABULARY = 264  # Vocabulary size of presets without a tokenizer of their own.
 _TILE = 128  # Slots that a row on a TPU is a multiple of.
@@ -76,12 +81,26 @@ class Proof(NamedTuple):
     """Returns whether the program fits the chips' memory."""
     return self.compiled.refused is None and self.peak <= topology.chip.memory_bytes
 
+  @property
+  def excess(self) -> float:
+    """Operations of the compiled program over those that it needs; 0 if unknown."""
+    operations = self.compiled.operations
+    return operations.flops / (self.work.flops + self.work.repeated_flops) if operations else 0.0
+
+  @property
+  def is_wasteful(self) -> bool:
+    """Whether an update or a scoring is compiled to more than `MOST_OPERATIONS`."""
+    return self.name in ("update", "score") and self.excess > MOST_OPERATIONS
+
   def seconds(self, topology: Topology) -> dict[str, float]:
-    """Returns lower bounds on the time of one run: its compute, memory traffic and collectives."""
-    chip = topology.chip
+    """Returns lower bounds on the time of one run: its compute, memory traffic and collectives.
+
+    The compute is that of the compiled program, if that is more than what the program needs.
+    """
+    chip, operations = topology.chip, self.compiled.operations
     network = sum(seconds for seconds, _ in self.compiled.traffic.values())
     return {
-      "compute": self.work.flops / chip.flops_per_s,
+      "compute": max(self.work.flops, operations.flops if operations else 0.0) / chip.flops_per_s,
       "memory": self.work.num_bytes / chip.bytes_per_s,
       "network": network,
     }
@@ -146,7 +165,7 @@ def update(plan: Plan) -> Proof:
     "moments": costs.bytes_on_chip(state.opt_state),
     "batch": costs.bytes_on_chip(batch),
   }
-  compiled = _compiled(plan, plan.programs.rl_step, (state, batch))
+  compiled = _compiled(plan, plan.programs.rl_step, (state, batch), batch)
   note = f"{rows} rows of {batch.tokens.shape[1]} tokens, all full"
   return Proof("update", compiled, parts, beside=0.0, work=update_work(plan, rows), rows=rows, note=note)
 
@@ -156,7 +175,7 @@ def score(plan: Plan) -> Proof:
   params, batch = max(plan.programs.logprobs.signatures, key=_rows)
   rows, moments = _rows((params, batch)), costs.bytes_on_chip(plan.programs.abstract_state.opt_state)
   parts = {"weights": costs.bytes_on_chip(params), "batch": costs.bytes_on_chip(batch)}
-  compiled = _compiled(plan, plan.programs.logprobs, (params, batch))
+  compiled = _compiled(plan, plan.programs.logprobs, (params, batch), batch)
   return Proof("score", compiled, parts, beside=moments, work=score_work(plan, rows), rows=rows)
 
 
@@ -164,12 +183,16 @@ def _rows(signature: tuple) -> int:
   return signature[1].tokens.shape[0]
 
 
-def _compiled(plan: Plan, program, arguments: tuple) -> Compiled:
+def _compiled(plan: Plan, program, arguments: tuple, batch: TrainBatch) -> Compiled:
   learner = plan.config.learner
-  at_once = rows_at_once(plan.config, plan.mesh) or max(learner.row_buckets)
-  tokens = at_once * learner.row_tokens / plan.mesh.size * plan.mesh.shape["tensor"]
+  at_once = rows_at_once(plan.config, plan.mesh)
   # Number of iterations of the output head's loop.
+  tokens = (at_once or max(learner.row_buckets)) * learner.row_tokens / plan.mesh.size * plan.mesh.shape["tensor"]
   turns = -(-int(tokens) // (plan.model.head_tokens or chunk_tokens(plan.model.vocab_size, plan.mesh)))
+  rows, row_tokens = batch.tokens.shape
+  on_chip = (at_once or rows) * row_tokens / plan.mesh.size * plan.mesh.shape["tensor"]
+  experts = plan.model.experts
+  load = Load(int(on_chip * experts.top_k) if experts else None, passes=1 if batch.prefixes is None else 2)
   return compile_for(
-    program.jitted, arguments, plan.mesh, plan.topology, unknown_trips=turns, only_planned=plan.only_planned
+    program.jitted, arguments, plan.mesh, plan.topology, unknown_trips=turns, only_planned=plan.only_planned, load=load
   )

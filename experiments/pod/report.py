@@ -8,6 +8,7 @@ from rich.table import Table
 from rich.text import Text
 
 from experiments.pod import packed
+from experiments.pod import proof as limits
 from experiments.pod.proof import Plan, Proof
 from experiments.pod.rl_step import Estimate
 
@@ -58,19 +59,23 @@ def tables(plan: Plan, proofs: list[Proof]) -> Group:
       "yes" if proof.fits(plan.topology) else "[bold red]no",
     )
   times = _table(
-    "program", "TFLOP", "GB moved", "GB sent", "compute s", "memory s", "network s", "step s", "bound by", "MFU at most",
-    "compiled in s",
+    "program", "TFLOP needed", "compiled", "ratio", "GB needed", "compiled", "GB sent", "compute s", "memory s", "network s", "step s",
+    "bound by", "MFU at most", "compiled in s",
   )  # fmt: skip
   for proof in proofs:
-    if proof.compiled.refused:
+    operations = proof.compiled.operations
+    if operations is None:
       continue
     seconds = proof.seconds(plan.topology)
     worst = max(seconds, key=seconds.get)
     sent = sum(num_bytes for _, num_bytes in proof.compiled.traffic.values())
     times.add_row(
       proof.name,
-      f"{proof.work.flops / 1e12:,.1f}",
+      f"{(proof.work.flops + proof.work.repeated_flops) / 1e12:,.1f}",
+      f"{operations.flops / 1e12:,.1f}",
+      f"{proof.excess:.2f}",
       f"{proof.work.num_bytes / 1e9:,.1f}",
+      f"{operations.num_bytes / 1e9:,.1f}",
       f"{sent / 1e9:,.2f}",
       *(f"{x:.4g}" for x in seconds.values()),
       f"{seconds[worst]:.4g}",
@@ -126,8 +131,9 @@ def _remarks(plan: Plan, proofs: list[Proof]) -> list[Text | Table]:
   lines = [f"{proof.name}: {proof.note}" for proof in proofs if proof.note]
   of_arguments = lambda proof: ", ".join(f"{name} {size / _GB:.2f}" for name, size in proof.parts.items())
   lines += [f"{proof.name}: of the arguments, in GiB: {of_arguments(proof)}" for proof in proofs]
+  lines += [f"{proof.name}: {_of_operations(proof)}" for proof in proofs if proof.compiled.operations]
   if plan.only_planned:
-    lines.append("memory and collectives are as the compiler planned them, before it generated machine code")
+    lines.append("memory, collectives and operations are as the compiler planned them, before it generated machine code")
   chips = f"{plan.mesh.size} chips of {plan.topology.chip.kind} ({plan.topology.slices} x {plan.topology.name})"
   bad = [proof for proof in proofs if not proof.fits(plan.topology)]
   verdict = f"{plan.config.model.preset} fits {chips}" if not bad else f"{plan.config.model.preset} does not fit {chips}"
@@ -136,7 +142,21 @@ def _remarks(plan: Plan, proofs: list[Proof]) -> list[Text | Table]:
     remarks.append(memory_parts(plan, proof))
     settings = SETTINGS if proof.name in ("update", "score") else SAMPLING_SETTINGS
     remarks.append(Text(f"{proof.name}: to lower it, {', or '.join(settings)}"))
-  return [*remarks, Text(verdict, style="bold green" if not bad else "bold red")]
+  remarks.append(Text(verdict, style="bold green" if not bad else "bold red"))
+  return [*remarks, *(Text(f"{proof.name}: {_waste(proof)}", style="bold red") for proof in proofs if proof.is_wasteful)]
+
+
+def _of_operations(proof: Proof) -> str:
+  """Lists the operations of a compiled program by kind, and the kernels that are not counted."""
+  operations = proof.compiled.operations
+  kinds = sorted(operations.by_kind.items(), key=lambda item: -item[1])
+  text = "compiled TFLOP: " + ", ".join(f"{name} {flops / 1e12:,.1f}" for name, flops in kinds if flops)
+  return text + (f"; not counted: the unknown kernels {', '.join(operations.unknown)}" if operations.unknown else "")
+
+
+def _waste(proof: Proof) -> str:
+  """Says that a program is compiled to more operations than it needs."""
+  return f"compiled to {proof.excess:.2f} times the operations that it needs, expected at most {limits.MOST_OPERATIONS}"
 
 
 def memory_parts(plan: Plan, proof: Proof) -> Table:
@@ -186,6 +206,8 @@ def as_json(plan: Plan, proofs: list[Proof], estimates: Sequence[Estimate] = ())
       "peak": proof.peak,
       "fits": proof.fits(plan.topology),
       "work": proof.work._asdict(),
+      "operations": compiled.operations and compiled.operations._asdict(),
+      "excess": proof.excess,
       "bounds": proof.seconds(plan.topology),
       "mfu_ceiling": proof.utilisation(plan.topology),
       "collectives": traffic,

@@ -10,6 +10,7 @@ from jaxtyping import PyTree
 
 from experiments.pod import costs, hlo
 from experiments.pod.compiled import Compiled, compile_for
+from experiments.pod.kernels import Load
 from experiments.pod.proof import Plan, Proof
 from jaxrl_llm.devices import mesh as mesh_lib
 from jaxrl_llm.devices.mesh import BATCH_AXES
@@ -160,12 +161,17 @@ def prefill(plan: Plan) -> Proof:
   The layers are scanned, and all of them are compiled.
   """
   sampler = make_sampler(plan, plan.model.num_layers)
+  prompts, width = sampler.arguments[1].shape
   compiled = compile_for(
-    sampler.prefill, sampler.arguments, plan.sampler_mesh, plan.topology, only_planned=plan.only_planned
+    sampler.prefill,
+    sampler.arguments,
+    plan.sampler_mesh,
+    plan.topology,
+    only_planned=plan.only_planned,
+    load=_load(plan, prompts * width),
   )
   parts = {"weights": costs.bytes_on_chip(sampler.arguments[0])}
   work = costs.prefill(plan.config, plan.model, plan.sampler_mesh)
-  prompts, width = sampler.arguments[1].shape
   return Proof(
     "prefill",
     compiled,
@@ -178,6 +184,8 @@ def prefill(plan: Plan) -> Proof:
 
 def decode(plan: Plan) -> Proof:
   """Compiles a decoding step of all rows."""
+  section = plan.config.rollout
+  rows = num_rows(plan.sampler_mesh, (section.num_prompts + section.spare_prompts) * section.group_size, section.slots)
 
   def of_layers(num_layers: int, only_planned: bool = plan.only_planned) -> tuple[Compiled, dict[str, float]]:
     model, settings, _, _, _, inputs, loop = make_sampler(plan, num_layers)
@@ -197,6 +205,7 @@ def decode(plan: Plan) -> Proof:
       plan.topology,
       unknown_trips=_STEPS_PER_EXCHANGE,
       only_planned=only_planned,
+      load=_load(plan, rows),
     )
     per_step = {key: tuple(x / _STEPS_PER_EXCHANGE**loops for x in value) for key, value in compiled.traffic.items()}
     compiled = compiled._replace(traffic=per_step)
@@ -217,8 +226,6 @@ def decode(plan: Plan) -> Proof:
       of_layers(plan.model.num_layers, True),
       "all layers, only planned, because the line through fewer layers would not fit",
     )
-  section = plan.config.rollout
-  rows = num_rows(plan.sampler_mesh, (section.num_prompts + section.spare_prompts) * section.group_size, section.slots)
   # If the compiler leaves the weights in place and sends the rows' few activations instead, a chip
   # reads only what it holds.
   gathered = sum(num_bytes for (kind, _), (_, num_bytes) in compiled.traffic.items() if kind == "all-gather")
@@ -273,12 +280,23 @@ def _extrapolated(plan: Plan, of_layers: Callable[[int], tuple[Compiled, Any]]) 
   nothing = (0.0, 0.0)
   traffic = {k: tuple(map(line, few.traffic.get(k, nothing), more.traffic[k])) for k in more.traffic}
   parts = {name: line(few_parts[name], more_parts[name]) for name in more_parts}
-  compiled = Compiled(**sizes, seconds=few.seconds + more.seconds, traffic=traffic, text=more.text)
+  operations = more.operations._replace(
+    flops=line(few.operations.flops, more.operations.flops),
+    num_bytes=line(few.operations.num_bytes, more.operations.num_bytes),
+    by_kind={name: line(few.operations.by_kind.get(name, 0.0), flops) for name, flops in more.operations.by_kind.items()},
+  )
+  compiled = Compiled(**sizes, seconds=few.seconds + more.seconds, traffic=traffic, text=more.text, operations=operations)
   return (
     compiled,
     parts,
     f"compiled with {FEW_LAYERS[0]} and {FEW_LAYERS[1]} of {total} layers, extrapolated linearly",
   )
+
+
+def _load(plan: Plan, tokens: int) -> Load:
+  """Returns an even load of the experts by the tokens of all chips."""
+  experts = plan.model.experts
+  return Load(tokens * experts.top_k // mesh_lib.num_row_shards(plan.sampler_mesh) if experts else None)
 
 
 def _shape(plan: Plan) -> ModelConfig:

@@ -171,7 +171,10 @@ def bounded(
     shares = jnp.where(copies // top_k == jnp.arange(num_tokens)[:, None], gates.reshape(-1)[copies], 0)
     return _sum("nr,rd->nd", shares.astype(y.dtype), y).astype(x.dtype)
 
-  full = lambda x, gates: dispatch(x, gates, experts, weights, first=first, scale=scale, product=product)
+  @jax.named_scope("overflow")  # Tells readers of the compiled program that it is the rare branch.
+  def full(x, gates):
+    return dispatch(x, gates, experts, weights, first=first, scale=scale, product=product)
+
   return full(x, gates) if room == num_copies else jax.lax.cond(jnp.sum(sizes) <= room, few, full, x, gates)
 
 

@@ -116,8 +116,21 @@ Total bytes: 5 (5B)
 """
 
 
-def test_a_plan_counts_the_memory_of_the_chip_and_nothing_else():
-  sizes = compiled_lib.memory(compiled_lib.Reports(USAGE, BUFFERS, ""))
+# As libtpu 0.0.50 writes them.
+PAGED = """
+allocation 0: size 40, page 0, parameter 0, shape |f32[10]| at ShapeIndex {}, maybe-live-out:
+ value: <1 param @0> (size=40,offset=0): f32[10]
+allocation 1: size 8, page 0, parameter 1, shape |f32[2]| at ShapeIndex {}:
+allocation 2: size 16, page 0, maybe-live-out:
+allocation 3: size 64, color 5, page 0, parameter 2, shape |f32[16]|, maybe-live-out:
+allocation 4: size 36, page 0, preallocated-temp:
+allocation 5: size 5, color 1, page 0, preallocated-temp:
+"""
+
+
+@pytest.mark.parametrize("buffers", [BUFFERS, PAGED], ids=["plain", "with pages"])
+def test_a_plan_counts_the_memory_of_the_chip_and_nothing_else(buffers):
+  sizes = compiled_lib.memory(compiled_lib.Reports(USAGE, buffers, ""))
   assert sizes == {"arguments": 48.0, "outputs": 56.0, "aliased": 40.0, "temporaries": 36.0}
 
 
@@ -154,6 +167,9 @@ def test_an_update_is_three_passes_and_a_fourth_with_recomputation():
   assert 3 < kept.flops / forward.flops < 3.2 and 4 < again.flops / forward.flops < 4.2
   tokens = 8 * config.learner.row_tokens / mesh.size
   assert forward.flops > 2 * 32e9 * tokens
+  # Blocks on the diagonal are computed whole, and the backward pass computes the scores twice.
+  assert 0 < forward.repeated_flops < 0.02 * forward.flops
+  assert 0.03 < again.repeated_flops / again.flops < 0.06
 
 
 def test_a_sweep_tries_meshes_that_fit_the_chips():
@@ -316,6 +332,9 @@ def test_a_small_update_compiles_for_remote_chips(tmp_path):
   assert params / 4 < update["parts"]["weights"] < params / 3 and update["parts"]["moments"] < 2.1 * update["parts"]["weights"]
   assert update["aliased"] >= update["parts"]["weights"] + update["parts"]["moments"]
   assert any(name.endswith("over fsdp") for name in update["collectives"])
+  # Plain attention does not compute scores twice.
+  assert 0.75 < update["excess"] <= 1.1 and update["operations"]["flops"] > 0 and update["operations"]["unknown"] == []
+  assert update["operations"]["num_bytes"] > 0
 
 
 @needs_libtpu
@@ -344,6 +363,42 @@ def test_a_sampler_is_planned_for_remote_chips(tmp_path):
   assert decode["aliased"] == pytest.approx(decode["outputs"], rel=0.01) and decode["outputs"] >= decode["parts"]["cache"] > 0
   assert all(seconds > 0 for each in (prefill, decode) for seconds in each["bounds"].values()) and prefill["collectives"]
   assert "decode: of the arguments, in GiB: weights" in output and "before it generated machine code" in output
+
+
+LIMITED = """
+import os, sys
+from experiments import compile_for_pod
+from experiments.pod import proof
+proof.MOST_OPERATIONS = 0.5
+code = compile_for_pod.main(sys.argv[1:])
+sys.stdout.flush()
+os._exit(code)
+"""
+
+
+@pytest.mark.slow
+@needs_libtpu
+def test_a_program_of_more_operations_than_it_needs_is_refused():
+  command = [sys.executable, "-c", LIMITED, CONFIG, "--topology=v5e:2x2", "--programs=score", "--only_plan"]
+  command += [f"--config.{setting}" for setting in SMALL]
+  result = subprocess.run(command, cwd=ROOT, env=environment(), capture_output=True, text=True)
+  assert result.returncode == compile_for_pod.DOES_NOT_FIT, result.stderr[-2000:]
+  assert re.search(r"score: compiled to (0\.9|1\.0)\d times the operations that it needs, expected at most 0.5", result.stdout)
+
+
+@pytest.mark.slow
+@needs_libtpu
+def test_an_update_of_experts_is_compiled_to_the_operations_that_it_needs(tmp_path):
+  """A dense gradient of the experts' weights makes it 8 times as many."""
+  command = [sys.executable, "-m", "experiments.compile_for_pod", "--config=configs/gspo.py:qwen3-30b-a3b", "--topology=v5p:4x4x4"]
+  command += ["--programs=update", "--only_plan", f"--json={tmp_path}/numbers"]
+  result = subprocess.run(command, cwd=ROOT, env=environment(), capture_output=True, text=True)
+  assert result.returncode == 0, result.stderr[-2000:]
+  update = json.loads((tmp_path / "numbers").read_text())["update"]
+  assert 0.95 < update["excess"] <= 1.05 and update["operations"]["unknown"] == []
+  by_kind = update["operations"]["by_kind"]
+  # Three products forward, three again and three for the rows; three for the matrices.
+  assert by_kind["tgmm"] == pytest.approx(by_kind["ragged-dot"] / 3) and update["arguments"] > 6 * 2**30
 
 
 @pytest.mark.slow

@@ -1,0 +1,100 @@
+"""Floating-point operations of the kernels in a compiled program, by their shapes."""
+
+import math
+import re
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+
+class Array(NamedTuple):
+  """An array of a compiled program.
+
+  Attributes:
+    sizes: Sizes of its axes.
+    num_bytes: Size in bytes.
+    is_here: Whether it is in the chip's memory, not in that of its cores or of the host.
+  """
+
+  sizes: tuple[int, ...]
+  num_bytes: int
+  is_here: bool
+
+
+class Load(NamedTuple):
+  """What the shapes of a program's kernels do not say.
+
+  Attributes:
+    grouped_rows: Number of rows in all groups of a grouped product if the load of the experts is
+      even. Rows after the last group are not computed. None if all rows are in groups.
+    passes: Number of passes of the attention kernels over the same queries and keys, each over
+      other pairs: 2 if there are prefixes.
+  """
+
+  grouped_rows: int | None = None
+  passes: int = 1
+
+
+def operations_of(name: str, scope: str, operands: Sequence[Array], load: Load) -> tuple[str, float | None]:
+  """Returns the kind of a kernel and its operations; None if they are not known.
+
+  Args:
+    name: Name of the instruction.
+    scope: Names under which JAX made the kernel; empty for none.
+    operands: Operands of the kernel.
+    load: Assumptions about the load.
+
+  Example:
+    >>> rows, matrices = Array((100, 6), 1200, True), Array((4, 6, 5), 240, True)
+    >>> operations_of("ragged-dot-none.3", "", [rows, matrices], Load(grouped_rows=40))
+    ('ragged-dot', 2400.0)
+    >>> operations_of("new_kernel.3", "", [rows], Load())
+    ('new_kernel', None)
+  """
+  kind = next((x for x in _KERNELS if x in f"{name} {scope}"), None)
+  return (kind, _KERNELS[kind](operands, load)) if kind else (re.sub(r"[.\d]+$", "", name), None)
+
+
+def _grouped(operands: Sequence[Array], load: Load) -> float:
+  """Counts a product of groups of rows with matrices."""
+  rows, matrices = (x.sizes for x in operands[-2:])
+  return 2.0 * min(rows[0], load.grouped_rows or rows[0]) * rows[1] * matrices[2]
+
+
+def _summed(operands: Sequence[Array], load: Load) -> float:
+  """Counts sums of products of rows, to which a later call adds the rows that were left."""
+  rows, others = [x.sizes for x in operands if len(x.sizes) == 2][-2:]
+  is_later = any(len(x.sizes) == 3 for x in operands)
+  grouped = rows[0] if load.grouped_rows is None else load.grouped_rows - rows[0] * is_later
+  return 2.0 * min(rows[0], max(grouped, 0)) * rows[1] * others[1]
+
+
+def _splash(products: int) -> Callable[[Sequence[Array], Load], float]:
+  def flops(operands: Sequence[Array], load: Load) -> float:
+    """Counts products of the blocks that causal rows see, a part of them in each pass."""
+    table, _, queries = [x.sizes for x in operands if len(x.sizes) == 3][:3]
+    (_, lines, columns), (heads, length, width) = table, queries
+    num_rows = max(lines, columns) // min(lines, columns)
+    blocks = min(lines, columns)
+    pairs = num_rows * blocks * (blocks + 1) / 2 * (length / num_rows / blocks) ** 2
+    return 2.0 * products * heads * width * pairs / load.passes
+
+  return flops
+
+
+def _decoding(operands: Sequence[Array], load: Load) -> float:
+  """Counts both products of queries and a cache in which all columns are read."""
+  queries, keys = [x.sizes for x in operands if len(x.sizes) == 4][:2]
+  return 4.0 * math.prod(queries) * keys[-1]
+
+
+_KERNELS: dict[str, Callable[[Sequence[Array], Load], float]] = {
+  "ragged-dot-metadata": lambda operands, load: 0.0,
+  "ragged-dot": _grouped,
+  "tgmm": _summed,
+  # Scores and the mix of values. Both backward kernels compute the scores and their cotangents.
+  "splash_mha_fwd": _splash(2),
+  "splash_mha_dq": _splash(3),
+  "splash_mha_dkv": _splash(4),
+  "ragged_decode_attention": _decoding,
+}
+"""Operations of kernels by a part of their names."""
