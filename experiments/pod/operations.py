@@ -42,6 +42,11 @@ class Operations(NamedTuple):
   by_kind: dict[str, float]
   unknown: tuple[str, ...]
 
+  def scaled(self, factor: float) -> "Operations":
+    """Returns the operations of a fraction or a multiple of the program."""
+    by_kind = {name: factor * flops for name, flops in self.by_kind.items()}
+    return self._replace(flops=factor * self.flops, num_bytes=factor * self.num_bytes, by_kind=by_kind)
+
 
 class _Instruction(NamedTuple):
   name: str

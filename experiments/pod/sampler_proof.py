@@ -207,8 +207,10 @@ def decode(plan: Plan) -> Proof:
       only_planned=only_planned,
       load=_load(plan, rows),
     )
-    per_step = {key: tuple(x / _STEPS_PER_EXCHANGE**loops for x in value) for key, value in compiled.traffic.items()}
-    compiled = compiled._replace(traffic=per_step)
+    per_step = lambda x: x / _STEPS_PER_EXCHANGE**loops
+    traffic = {key: tuple(map(per_step, value)) for key, value in compiled.traffic.items()}
+    operations = compiled.operations and compiled.operations.scaled(per_step(1))
+    compiled = compiled._replace(traffic=traffic, operations=operations)
     depths.add(loops)
     parts = {"weights": costs.bytes_on_chip(inputs.weights), "cache": costs.bytes_on_chip(loop.cache)}
     shapes.update(_local_shapes(loop.cache))
