@@ -115,7 +115,12 @@ def _forward(sizes, interpret, q, k, v, ids, pairs):
 
 
 def _backward(sizes, interpret, saved, d_out):
-  raise NotImplementedError
+  q, k, v, ids, pairs, out, log_sum = saved
+  mean = jnp.einsum("bhtc,bhtc->bht", out, d_out, preferred_element_type=jnp.float32)[:, :, None]
+  d_q, d_k, d_v = flash_kernels.backward(
+    q, k, v, d_out, log_sum, mean, ids, pairs, sizes=sizes, d_q_type=q.dtype, interpret=interpret
+  )
+  return d_q, d_k, d_v, None, None
 
 
 _attend.defvjp(_forward, _backward)

@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int
 
 from jaxrl_llm.models.visibility import MASKED
@@ -75,16 +76,6 @@ def _dot(a: Array, b: Array, axis_a: int, axis_b: int) -> Array:
   return jax.lax.dot_general(a, b, (((axis_a,), (axis_b,)), ((), ())), preferred_element_type=jnp.float32)
 
 
-def _when(flags: Array, *bits: int):
-  """Runs a function if any of the bits is set, for each of `bits`."""
-  from jax.experimental import pallas as pl
-
-  is_set = flags & bits[0] != 0
-  for bit in bits[1:]:
-    is_set &= flags & bit != 0
-  return pl.when(is_set)
-
-
 def forward(
   q: Float[Array, "B H T C"], k: Float[Array, "B K S C"], v: Float[Array, "B K S C"], ids: Ids, pairs: Pairs,
   *, sizes: tuple[int, int], interpret: bool,
@@ -140,7 +131,7 @@ def _forward(
 
   flags = flags_ref[pl.program_id(1)]
 
-  @_when(flags, FIRST_OF_QUERIES)
+  @pl.when(flags & FIRST_OF_QUERIES != 0)
   def _():
     top_ref[...] = jnp.full(top_ref.shape, MASKED, jnp.float32)
     total_ref[...] = jnp.zeros(total_ref.shape, jnp.float32)
@@ -164,13 +155,137 @@ def _forward(
 
   _visit(flags, visit)
 
-  @_when(flags, LAST_OF_QUERIES)
+  @pl.when(flags & LAST_OF_QUERIES != 0)
   def _():
     top = top_ref[...]
     sees = top > MASKED
     total = jnp.where(sees, total_ref[...], 1)
     out_ref[...] = jnp.where(sees[:, :1], mix_ref[...] / total[:, :1], 0).astype(out_ref.dtype)
     log_sum_ref[...] = jnp.where(sees, top + jnp.log2(total), 0).T[:1]
+
+
+def backward(
+  q: Float[Array, "B H T C"], k: Float[Array, "B K S C"], v: Float[Array, "B K S C"], d_out: Float[Array, "B H T C"],
+  log_sum: Float[Array, "B H 1 T"], mean: Float[Array, "B H 1 T"], ids: Ids, pairs: Pairs,
+  *, sizes: tuple[int, int], d_q_type: DTypeLike, interpret: bool,
+) -> tuple[Float[Array, "B H T C"], Float[Array, "B K S C"], Float[Array, "B K S C"]]:  # fmt: skip
+  """Computes the gradients of queries, keys and values.
+
+  Each pair of blocks is computed once, in five products. The sums of a block of queries and those
+  of all keys of a row stay in fast memory until they are complete.
+
+  Args:
+    q: Queries.
+    k: Keys.
+    v: Values.
+    d_out: Gradient of the attention.
+    log_sum: Base-2 log-sum-exp, from `forward`.
+    mean: Mean of the weights' gradients, weighted by the weights.
+    ids: Segments and slots of queries and keys.
+    pairs: Pairs of blocks to visit.
+    sizes: Tokens in a block of queries and of keys.
+    d_q_type: Dtype of the gradient of the queries.
+    interpret: Whether to emulate the kernel, slowly, on devices other than TPUs.
+  """
+  from jax.experimental import pallas as pl
+  from jax.experimental.pallas import tpu as pltpu
+
+  (batch, num_heads, _, width), num_kv_heads, (block_q, block_k) = q.shape, k.shape[1], sizes
+  parts = num_parts(num_heads // num_kv_heads, num_kv_heads)
+  group = num_heads // num_kv_heads // parts
+  head = lambda h, g: h * group + g
+  rows_of = lambda block, of_head: pl.BlockSpec(block, of_head)
+  queries = rows_of((None, None, block_q, width), lambda h, p, g, rows, queries, *_: (rows[p], head(h, g), queries[p], 0))
+  lines = rows_of((None, None, 1, block_q), lambda h, p, g, rows, queries, *_: (rows[p], head(h, g), 0, queries[p]))
+  keys = rows_of((None, None, block_k, width), lambda h, p, g, rows, _, keys, *__: (rows[p], jax.lax.div(h, parts), keys[p], 0))
+  complete = rows_of((None, None, block_k, width), lambda h, p, g, rows, _, __, leaving, ___: (rows[p], h, leaving[p], 0))
+  num_ids, num_blocks = ids.queries.shape[1], k.shape[2] // block_k
+  d_kv = jax.ShapeDtypeStruct((batch, num_kv_heads * parts, *k.shape[2:]), k.dtype if parts == 1 else jnp.float32)
+  d_q, d_k, d_v = pl.pallas_call(
+    partial(_backward, scale=width**-0.5),
+    grid_spec=pltpu.PrefetchScalarGridSpec(
+      num_scalar_prefetch=5,
+      grid=(num_kv_heads * parts, pairs.count, group),
+      in_specs=[
+        queries, keys, keys, queries, lines, lines,
+        pl.BlockSpec((None, num_ids, block_q), lambda h, p, g, rows, queries, *_: (rows[p], 0, queries[p])),
+        pl.BlockSpec((None, block_k, 2), lambda h, p, g, rows, _, keys, *__: (rows[p], keys[p], 0)),
+      ],
+      out_specs=[
+        rows_of((None, group, block_q, width), lambda h, p, g, rows, queries, *_: (rows[p], h, queries[p], 0)), complete, complete
+      ],
+      scratch_shapes=[
+        pltpu.VMEM((group, block_q, width), jnp.float32), *[pltpu.VMEM((num_blocks, block_k, width), jnp.float32)] * 2
+      ],
+    ),
+    out_shape=[jax.ShapeDtypeStruct(q.shape, d_q_type), d_kv, d_kv],
+    compiler_params=pltpu.CompilerParams(
+      dimension_semantics=("parallel", "arbitrary", "arbitrary"), vmem_limit_bytes=_FAST_MEMORY
+    ),
+    interpret=interpret,
+    name="flash_backward",
+  )(*pairs[:-1], q, k, v, d_out, log_sum, mean, ids.queries, ids.keys.swapaxes(1, 2))  # fmt: skip
+  if parts > 1:
+    d_k, d_v = (x.reshape(batch, num_kv_heads, parts, *k.shape[2:]).sum(2).astype(k.dtype) for x in (d_k, d_v))
+  return d_q, d_k, d_v
+
+
+def num_parts(group: int, num_kv_heads: int) -> int:
+  """Returns the number of parts into which the query heads of each key-value head are split.
+
+  A part is small enough for fast memory. The number of parts over all key-value heads is even if
+  possible, so that both cores of a chip have work.
+
+  Example:
+    >>> num_parts(8, 4), num_parts(16, 4), num_parts(8, 1), num_parts(1, 3)
+    (1, 2, 2, 1)
+  """
+  options = [parts for parts in range(1, group + 1) if group % parts == 0 and group // parts <= _HEADS]
+  return next((parts for parts in options if parts * num_kv_heads % 2 == 0), options[0])
+
+
+def _backward(
+  rows, queries, keys_ref, leaving, flags_ref, q_ref, k_ref, v_ref, d_out_ref, log_sum_ref, mean_ref, ids_ref, key_ids_ref,
+  d_q_ref, d_k_ref, d_v_ref, sum_q_ref, sum_k_ref, sum_v_ref, *, scale: float,
+):  # fmt: skip
+  from jax.experimental import pallas as pl
+
+  pair, head = pl.program_id(1), pl.program_id(2)
+  flags, block = flags_ref[pair], keys_ref[pair]
+
+  @pl.when(flags & FIRST_OF_QUERIES != 0)
+  def _():
+    sum_q_ref[head] = jnp.zeros(sum_q_ref.shape[1:], jnp.float32)
+
+  @pl.when((flags & FIRST_OF_KEYS != 0) & (head == 0))
+  def _():
+    sum_k_ref[block] = jnp.zeros(sum_k_ref.shape[1:], jnp.float32)
+    sum_v_ref[block] = jnp.zeros(sum_v_ref.shape[1:], jnp.float32)
+
+  def visit(is_whole):
+    q, k, v, d_out = q_ref[...], k_ref[...], v_ref[...], d_out_ref[...]
+    # Keys are on the first axis here, so that only one of five products has to transpose.
+    scores = _dot(k, q, 1, 1) * (scale * _LOG2_E) - log_sum_ref[...]
+    if not is_whole:
+      ids, key_ids = ids_ref[...], key_ids_ref[...]
+      ids = [ids[i : i + 1] for i in range(ids.shape[0])]
+      scores = jnp.where(_is_seen(ids, [key_ids[:, :1], key_ids[:, 1:]]), scores, MASKED)
+    weights = jnp.exp2(scores)
+    sum_v_ref[block] += _dot(weights.astype(d_out.dtype), d_out, 1, 0)
+    d_scores = (weights * (_dot(v, d_out, 1, 1) - mean_ref[...])).astype(q.dtype)
+    sum_k_ref[block] += _dot(d_scores, q, 1, 0)
+    sum_q_ref[head] += _dot(d_scores, k, 0, 0)
+
+  _visit(flags, visit)
+
+  @pl.when(flags & LAST_OF_QUERIES != 0)
+  def _():
+    d_q_ref[head] = (sum_q_ref[head] * scale).astype(d_q_ref.dtype)
+
+  @pl.when((flags & LAST_OF_KEYS != 0) & (head == pl.num_programs(2) - 1))
+  def _():
+    d_k_ref[...] = (sum_k_ref[block] * scale).astype(d_k_ref.dtype)
+    d_v_ref[...] = sum_v_ref[block].astype(d_v_ref.dtype)
 
 
 def _visit(flags, visit):
