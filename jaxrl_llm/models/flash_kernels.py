@@ -23,6 +23,8 @@ _HEADS = 8
 # Bytes of fast memory, of which a core has 64 MB or more. By default a kernel may use only 16 MB.
 _FAST_MEMORY = 56 * 2**20
 
+_PART = 256
+
 # Bits of `Pairs.flags`.
 ACTIVE, WHOLE, FIRST_OF_QUERIES, LAST_OF_QUERIES, FIRST_OF_KEYS, LAST_OF_KEYS = (1 << i for i in range(6))
 
@@ -72,6 +74,10 @@ def _is_seen(queries: list[Array], keys: list[Array]) -> Array:
   return seen & (slot >= key_slot)
 
 
+def _parts(size: int) -> list[slice]:
+  return [slice(i, i + _PART) for i in range(0, size, _PART)] if size > _PART else [slice(0, size)]
+
+
 def _dot(a: Array, b: Array, axis_a: int, axis_b: int) -> Array:
   return jax.lax.dot_general(a, b, (((axis_a,), (axis_b,)), ((), ())), preferred_element_type=jnp.float32)
 
@@ -114,7 +120,10 @@ def forward(
         pl.BlockSpec((None, 2, block_k), lambda h, p, rows, _, keys, *__: (rows[p], 0, keys[p])),
       ],
       out_specs=[queries, pl.BlockSpec((None, None, 1, block_q), lambda h, p, rows, queries, *_: (rows[p], h, 0, queries[p]))],
-      scratch_shapes=[pltpu.VMEM((block_q, lanes), jnp.float32) for lanes in (_LANES, _LANES, width)],
+      scratch_shapes=[
+        *[pltpu.VMEM((block_q, lanes), jnp.float32) for lanes in (_LANES, _LANES, width)],
+        *[pltpu.VMEM((block_q, _LANES), jnp.int32)] * num_ids,
+      ],
     ),
     out_shape=[jax.ShapeDtypeStruct(q.shape, q.dtype), jax.ShapeDtypeStruct((*q.shape[:2], 1, q.shape[2]), jnp.float32)],
     compiler_params=pltpu.CompilerParams(dimension_semantics=("parallel", "arbitrary"), vmem_limit_bytes=_FAST_MEMORY),
@@ -125,7 +134,7 @@ def forward(
 
 def _forward(
   rows, queries, keys, leaving, flags_ref, q_ref, k_ref, v_ref, ids_ref, key_ids_ref, out_ref, log_sum_ref, top_ref, total_ref, mix_ref,
-  *, scale: float,
+  *wide_ids_ref, scale: float,
 ):  # fmt: skip
   from jax.experimental import pallas as pl
 
@@ -136,22 +145,25 @@ def _forward(
     top_ref[...] = jnp.full(top_ref.shape, MASKED, jnp.float32)
     total_ref[...] = jnp.zeros(total_ref.shape, jnp.float32)
     mix_ref[...] = jnp.zeros(mix_ref.shape, jnp.float32)
+    for i, ref in enumerate(wide_ids_ref):
+      ref[...] = jnp.broadcast_to(ids_ref[:, i : i + 1], ref.shape)
 
   def visit(is_whole):
-    v = v_ref[...]
-    scores = _dot(q_ref[...], k_ref[...], 1, 1) * (scale * _LOG2_E)
-    if not is_whole:
-      ids, key_ids = ids_ref[...], key_ids_ref[...]
-      ids = [ids[:, i : i + 1] for i in range(ids.shape[1])]
-      scores = jnp.where(_is_seen(ids, [key_ids[:1], key_ids[1:]]), scores, MASKED)
-    before = top_ref[...]
-    top = jnp.maximum(before, jnp.max(scores, axis=1, keepdims=True))
-    shrink, weights = jnp.exp2(before - top), jnp.exp2(scores - top[:, :1])
-    top_ref[...] = top
-    # A query that has seen nothing so far sums up weights of 1, which the first true score shrinks
-    # to 0.
-    total_ref[...] = shrink * total_ref[...] + jnp.sum(weights, axis=1, keepdims=True)
-    mix_ref[...] = shrink[:, :1] * mix_ref[...] + _dot(weights.astype(v.dtype), v, 1, 0)
+    k, v = k_ref[...], v_ref[...]
+    # Parts of the queries are independent, so that one part's softmax overlaps another's products.
+    for part in _parts(q_ref.shape[0]):
+      scores = _dot(q_ref[part], k, 1, 1) * (scale * _LOG2_E)
+      if not is_whole:
+        ids = [jnp.tile(x[part], (1, k.shape[0] // _LANES)) for x in wide_ids_ref]
+        scores = jnp.where(_is_seen(ids, [key_ids_ref[:1], key_ids_ref[1:]]), scores, MASKED)
+      before = top_ref[part]
+      top = jnp.maximum(before, jnp.max(scores, axis=1, keepdims=True))
+      shrink, weights = jnp.exp2(before - top), jnp.exp2(scores - jnp.tile(top, (1, k.shape[0] // _LANES)))
+      top_ref[part] = top
+      # A query that has seen nothing so far sums up weights of 1, which the first true score
+      # shrinks to 0.
+      total_ref[part] = shrink * total_ref[part] + jnp.sum(weights, axis=1, keepdims=True)
+      mix_ref[part] = shrink[:, :1] * mix_ref[part] + _dot(weights.astype(v.dtype), v, 1, 0)
 
   _visit(flags, visit)
 
@@ -263,18 +275,22 @@ def _backward(
     sum_v_ref[block] = jnp.zeros(sum_v_ref.shape[1:], jnp.float32)
 
   def visit(is_whole):
-    q, k, v, d_out = q_ref[...], k_ref[...], v_ref[...], d_out_ref[...]
+    q, d_out = q_ref[...], d_out_ref[...]
+    d_q = []
     # Keys are on the first axis here, so that only one of five products has to transpose.
-    scores = _dot(k, q, 1, 1) * (scale * _LOG2_E) - log_sum_ref[...]
-    if not is_whole:
-      ids, key_ids = ids_ref[...], key_ids_ref[...]
-      ids = [ids[i : i + 1] for i in range(ids.shape[0])]
-      scores = jnp.where(_is_seen(ids, [key_ids[:, :1], key_ids[:, 1:]]), scores, MASKED)
-    weights = jnp.exp2(scores)
-    sum_v_ref[block] += _dot(weights.astype(d_out.dtype), d_out, 1, 0)
-    d_scores = (weights * (_dot(v, d_out, 1, 1) - mean_ref[...])).astype(q.dtype)
-    sum_k_ref[block] += _dot(d_scores, q, 1, 0)
-    sum_q_ref[head] += _dot(d_scores, k, 0, 0)
+    for part in _parts(k_ref.shape[0]):
+      k, v = k_ref[part], v_ref[part]
+      scores = _dot(k, q, 1, 1) * (scale * _LOG2_E) - log_sum_ref[...]
+      if not is_whole:
+        ids, key_ids = ids_ref[...], key_ids_ref[part]
+        ids = [ids[i : i + 1] for i in range(ids.shape[0])]
+        scores = jnp.where(_is_seen(ids, [key_ids[:, :1], key_ids[:, 1:]]), scores, MASKED)
+      weights = jnp.exp2(scores)
+      sum_v_ref[block, part] += _dot(weights.astype(d_out.dtype), d_out, 1, 0)
+      d_scores = (weights * (_dot(v, d_out, 1, 1) - mean_ref[...])).astype(q.dtype)
+      sum_k_ref[block, part] += _dot(d_scores, q, 1, 0)
+      d_q.append(_dot(d_scores, k, 0, 0))
+    sum_q_ref[head] += sum(d_q)
 
   _visit(flags, visit)
 
