@@ -1,11 +1,12 @@
 """Flash attention for TPUs over packed rows, in one kernel for each direction."""
 
 from functools import partial
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Bool, Float, Int
 
 from jaxrl_llm.models import flash_kernels, permutations
 from jaxrl_llm.models.flash_kernels import ACTIVE, FIRST_OF_KEYS, FIRST_OF_QUERIES, LAST_OF_KEYS, LAST_OF_QUERIES, WHOLE, Ids, Pairs
@@ -16,6 +17,30 @@ _BLOCKS = (1024, 512, 256, 128)
 
 Larger blocks read keys and values less often and take fewer steps.
 """
+
+_SUMS = 24 * 2**20
+"""Bytes of fast memory for the gradients of keys and values: 24,576 tokens of heads of 128.
+
+The backward pass takes the keys of a longer row in several windows, one after the other.
+"""
+
+
+class _Sizes(NamedTuple):
+  """Sizes in tokens.
+
+  Attributes:
+    queries: Block of queries.
+    keys: Block of keys.
+    window: Window of keys, a multiple of their block.
+  """
+
+  queries: int
+  keys: int
+  window: int
+
+  def windows(self, length: int) -> list[slice]:
+    """Returns the windows of a row of keys."""
+    return [slice(i, i + self.window) for i in range(0, length, self.window)]
 
 
 def flash_attention(
@@ -42,13 +67,15 @@ def flash_attention(
   """
   length = q.shape[1]
   keys = segments if keys is None else keys
-  sizes = block_q, block_k = block(length), block(k.shape[1])
-  q, segments, prefixes = (None if x is None else padded(x, block_q) for x in (q, segments, prefixes))
-  k, v, keys = (padded(x, block_k) for x in (k, v, keys))
-  pairs = _pairs(segments, prefixes, keys, start, sizes)
+  size = block(k.shape[1])
+  most = _SUMS // (2 * 4 * max(q.shape[3], 128))  # Fast memory has 128 lanes, used or not.
+  sizes = _Sizes(block(length), size, max(most // size, 1) * size)
+  q, segments, prefixes = (None if x is None else padded(x, sizes.queries) for x in (q, segments, prefixes))
+  k, v, keys = (padded(x, sizes.keys) for x in (k, v, keys))
+  pairs, windows = _pairs(segments, prefixes, keys, start, sizes)
   ids = _ids(segments, prefixes, keys, start)
   heads_first = lambda x: x.transpose(0, 2, 1, 3)
-  out = _attend(sizes, interpret, *map(heads_first, (q, k, v)), ids, pairs)
+  out = _attend(sizes, interpret, *map(heads_first, (q, k, v)), ids, pairs, windows)
   return heads_first(out)[:, :length]
 
 
@@ -69,58 +96,73 @@ def _ids(segments: Array, prefixes: Array | None, keys: Array, start: Array | in
   return Ids(jnp.stack([*own, slots(segments, start)], axis=1), jnp.stack([keys, slots(keys, 0)], axis=1))
 
 
-def _pairs(segments: Array, prefixes: Array | None, keys: Array, start: Array | int, sizes: tuple[int, int]) -> Pairs:
-  """Lists the pairs of blocks to visit."""
-  (block_q, block_k), batch = sizes, segments.shape[0]
+def _pairs(
+  segments: Array, prefixes: Array | None, keys: Array, start: Array | int, sizes: _Sizes
+) -> tuple[Pairs, list[Pairs]]:
+  """Lists the pairs of blocks to visit, for all keys and for each window of keys."""
+  (block_q, block_k, _), batch = sizes, segments.shape[0]
   split = lambda x, size: None if x is None else x.reshape(batch, -1, size)
   segments, prefixes, keys = split(segments, block_q), split(prefixes, block_q), split(keys, block_k)
   first = start + jnp.arange(segments.shape[1]) * block_q
   seen = blocks_seen(segments, prefixes, keys, first + block_q - 1)
-  shape, (rows, queries, others) = seen.shape, (jnp.arange(size) for size in seen.shape)
-  # A block that nothing sees, or that sees nothing, is visited once, to write zeros.
-  visited = seen | (~seen.any(2, keepdims=True) & (others == 0))
-  visited |= ~visited.any(1, keepdims=True) & (queries[:, None] == shape[1] - 1)
-  last_slot = (others + 1) * block_k - 1
-  one = lambda x: jnp.where(x.min(-1) == x.max(-1), x.max(-1), 0)
-  whole = one(segments)[:, :, None] == one(keys)[:, None]
+  one = lambda x: jnp.where(x.min(-1) == x.max(-1), x.max(-1), 0)  # The only segment of a block, or 0.
+  of_keys = one(keys)[:, None]
+  whole = one(segments)[:, :, None] == of_keys
   if prefixes is not None:
-    whole |= one(prefixes)[:, :, None] == one(keys)[:, None]
-  whole &= (one(keys)[:, None] > 0) & (first[:, None] >= last_slot)
-  turn = lambda axis: jnp.cumsum(visited, axis) * visited
-  ends = [x for axis in (2, 1) for x in (turn(axis) == 1, turn(axis) == jnp.sum(visited, axis, keepdims=True))]
+    whole |= one(prefixes)[:, :, None] == of_keys
+  whole &= (of_keys > 0) & (first[:, None] + 1 >= (jnp.arange(keys.shape[1]) + 1) * block_k)
+  every, windows = _listed(seen, whole), sizes.windows(keys[0].size)
+  if len(windows) == 1:
+    return every, [every]
+  blocks = [slice(part.start // block_k, part.stop // block_k) for part in windows]
+  return every, [_listed(seen[..., part], whole[..., part]) for part in blocks]
+
+
+def _listed(seen: Bool[Array, "B I J"], whole: Bool[Array, "B I J"]) -> Pairs:
+  """Lists pairs of blocks in which a query sees a key; in those of `whole`, every query sees all."""
+  others = jnp.arange(seen.shape[2])
+  # A block that sees nothing, or that nothing sees, is visited once, to write zeros.
+  visited = seen | (~seen.any(2, keepdims=True) & (others == 0))
+  visited |= ~visited.any(1, keepdims=True) & (jnp.arange(seen.shape[1])[:, None] == seen.shape[1] - 1)
+  turns = [jnp.cumsum(visited, axis) * visited for axis in (2, 1)]
+  ends = [x for turn, axis in zip(turns, (2, 1), strict=True) for x in (turn == 1, turn == turn.max(axis, keepdims=True))]
   bits = (ACTIVE, WHOLE, FIRST_OF_QUERIES, LAST_OF_QUERIES, FIRST_OF_KEYS, LAST_OF_KEYS)
-  flags = sum(bit * x.astype(jnp.int32) for bit, x in zip(bits, (seen, whole, *ends), strict=True))
+  flags = sum(bit * x.astype(jnp.int32) for bit, x in zip(bits, (seen, whole & seen, *ends), strict=True))
   order, _ = permutations.true_first(visited.ravel())
-  flags, count = flags.ravel()[order], visited.sum(dtype=jnp.int32)
-  rows, queries, others = (x.astype(jnp.int32) for x in jnp.unravel_index(order, shape))
-  steps = jnp.arange(order.size)
+  flags, count, steps = flags.ravel()[order], visited.sum(dtype=jnp.int32), jnp.arange(order.size)
+  rows, queries, keys = (x.astype(jnp.int32) for x in jnp.unravel_index(order, seen.shape))
   leaves = jnp.where((flags & LAST_OF_KEYS != 0) & (steps < count), steps, order.size - 1)
-  leaving = others[jax.lax.cummin(leaves, reverse=True)]
-  return Pairs(rows, queries, others, leaving, flags, count)
+  return Pairs(rows, queries, keys, keys[jax.lax.cummin(leaves, reverse=True)], flags, count)
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0, 1))
 def _attend(
-  sizes: tuple[int, int], interpret: bool, q: Float[Array, "B H T C"], k: Float[Array, "B K S C"], v: Float[Array, "B K S C"],
-  ids: Ids, pairs: Pairs,
+  sizes: _Sizes, interpret: bool, q: Float[Array, "B H T C"], k: Float[Array, "B K S C"], v: Float[Array, "B K S C"],
+  ids: Ids, pairs: Pairs, windows: list[Pairs],
 ) -> Float[Array, "B H T C"]:  # fmt: skip
-  return _forward(sizes, interpret, q, k, v, ids, pairs)[0]
+  return _forward(sizes, interpret, q, k, v, ids, pairs, windows)[0]
 
 
-def _forward(sizes, interpret, q, k, v, ids, pairs):
-  out, log_sum = flash_kernels.forward(q, k, v, ids, pairs, sizes=sizes, interpret=interpret)
+def _forward(sizes, interpret, q, k, v, ids, pairs, windows):
+  out, log_sum = flash_kernels.forward(q, k, v, ids, pairs, sizes=sizes[:2], interpret=interpret)
   # A remat policy that saves both by name spares the backward pass this kernel.
   out, log_sum = checkpoint_name(out, "attention"), checkpoint_name(log_sum, "attention")
-  return out, (q, k, v, ids, pairs, out, log_sum)
+  return out, (q, k, v, ids, windows, out, log_sum)
 
 
 def _backward(sizes, interpret, saved, d_out):
-  q, k, v, ids, pairs, out, log_sum = saved
+  q, k, v, ids, windows, out, log_sum = saved
+  # The mean of the weights' gradients, weighted by the weights.
   mean = jnp.einsum("bhtc,bhtc->bht", out, d_out, preferred_element_type=jnp.float32)[:, :, None]
-  d_q, d_k, d_v = flash_kernels.backward(
-    q, k, v, d_out, log_sum, mean, ids, pairs, sizes=sizes, d_q_type=q.dtype, interpret=interpret
-  )
-  return d_q, d_k, d_v, None, None
+  d_q, d_k, d_v = zip(*(
+    flash_kernels.backward(
+      q, k[:, :, part], v[:, :, part], d_out, log_sum, mean, Ids(ids.queries, ids.keys[:, :, part]), pairs,
+      sizes=sizes[:2], d_q_type=q.dtype if len(windows) == 1 else jnp.float32, interpret=interpret,
+    )
+    for part, pairs in zip(sizes.windows(k.shape[2]), windows, strict=True)
+  ))  # fmt: skip
+  d_k, d_v = (jnp.concatenate(x, axis=2) for x in (d_k, d_v))
+  return sum(d_q[1:], start=d_q[0]).astype(q.dtype), d_k, d_v, None, None, None
 
 
 _attend.defvjp(_forward, _backward)

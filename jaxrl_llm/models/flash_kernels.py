@@ -23,7 +23,9 @@ _HEADS = 8
 # Bytes of fast memory, of which a core has 64 MB or more. By default a kernel may use only 16 MB.
 _FAST_MEMORY = 56 * 2**20
 
-_PART = 256
+# Queries per part of a block in the forward pass, and keys per part in the backward pass. Parts are
+# independent, so that the exponentials of one overlap the products of another.
+_QUERIES, _KEYS = 128, 256
 
 # Bits of `Pairs.flags`.
 ACTIVE, WHOLE, FIRST_OF_QUERIES, LAST_OF_QUERIES, FIRST_OF_KEYS, LAST_OF_KEYS = (1 << i for i in range(6))
@@ -74,8 +76,8 @@ def _is_seen(queries: list[Array], keys: list[Array]) -> Array:
   return seen & (slot >= key_slot)
 
 
-def _parts(size: int) -> list[slice]:
-  return [slice(i, i + _PART) for i in range(0, size, _PART)] if size > _PART else [slice(0, size)]
+def _parts(size: int, part: int) -> list[slice]:
+  return [slice(i, min(i + part, size)) for i in range(0, size, part)]
 
 
 def _dot(a: Array, b: Array, axis_a: int, axis_b: int) -> Array:
@@ -150,9 +152,13 @@ def _forward(
 
   def visit(is_whole):
     k, v = k_ref[...], v_ref[...]
-    # Parts of the queries are independent, so that one part's softmax overlaps another's products.
-    for part in _parts(q_ref.shape[0]):
-      scores = _dot(q_ref[part], k, 1, 1) * (scale * _LOG2_E)
+    parts = _parts(q_ref.shape[0], _QUERIES)
+    # A step ahead, since the compiler keeps to the order of the program.
+    ahead = _dot(q_ref[parts[0]], k, 1, 1)
+    for i, part in enumerate(parts):
+      scores = ahead * (scale * _LOG2_E)
+      if i + 1 < len(parts):
+        ahead = _dot(q_ref[parts[i + 1]], k, 1, 1)
       if not is_whole:
         ids = [jnp.tile(x[part], (1, k.shape[0] // _LANES)) for x in wide_ids_ref]
         scores = jnp.where(_is_seen(ids, [key_ids_ref[:1], key_ids_ref[1:]]), scores, MASKED)
@@ -206,11 +212,10 @@ def backward(
   parts = num_parts(num_heads // num_kv_heads, num_kv_heads)
   group = num_heads // num_kv_heads // parts
   head = lambda h, g: h * group + g
-  rows_of = lambda block, of_head: pl.BlockSpec(block, of_head)
-  queries = rows_of((None, None, block_q, width), lambda h, p, g, rows, queries, *_: (rows[p], head(h, g), queries[p], 0))
-  lines = rows_of((None, None, 1, block_q), lambda h, p, g, rows, queries, *_: (rows[p], head(h, g), 0, queries[p]))
-  keys = rows_of((None, None, block_k, width), lambda h, p, g, rows, _, keys, *__: (rows[p], jax.lax.div(h, parts), keys[p], 0))
-  complete = rows_of((None, None, block_k, width), lambda h, p, g, rows, _, __, leaving, ___: (rows[p], h, leaving[p], 0))
+  queries = pl.BlockSpec((None, None, block_q, width), lambda h, p, g, rows, queries, *_: (rows[p], head(h, g), queries[p], 0))
+  lines = pl.BlockSpec((None, None, 1, block_q), lambda h, p, g, rows, queries, *_: (rows[p], head(h, g), 0, queries[p]))
+  keys = pl.BlockSpec((None, None, block_k, width), lambda h, p, g, rows, _, keys, *__: (rows[p], jax.lax.div(h, parts), keys[p], 0))
+  complete = pl.BlockSpec((None, None, block_k, width), lambda h, p, g, rows, _, __, leaving, ___: (rows[p], h, leaving[p], 0))
   num_ids, num_blocks = ids.queries.shape[1], k.shape[2] // block_k
   d_kv = jax.ShapeDtypeStruct((batch, num_kv_heads * parts, *k.shape[2:]), k.dtype if parts == 1 else jnp.float32)
   d_q, d_k, d_v = pl.pallas_call(
@@ -224,7 +229,7 @@ def backward(
         pl.BlockSpec((None, block_k, 2), lambda h, p, g, rows, _, keys, *__: (rows[p], keys[p], 0)),
       ],
       out_specs=[
-        rows_of((None, group, block_q, width), lambda h, p, g, rows, queries, *_: (rows[p], h, queries[p], 0)), complete, complete
+        pl.BlockSpec((None, group, block_q, width), lambda h, p, g, rows, queries, *_: (rows[p], h, queries[p], 0)), complete, complete
       ],
       scratch_shapes=[
         pltpu.VMEM((group, block_q, width), jnp.float32), *[pltpu.VMEM((num_blocks, block_k, width), jnp.float32)] * 2
@@ -275,21 +280,25 @@ def _backward(
     sum_v_ref[block] = jnp.zeros(sum_v_ref.shape[1:], jnp.float32)
 
   def visit(is_whole):
-    q, d_out = q_ref[...], d_out_ref[...]
-    d_q = []
+    q, d_out, d_q = q_ref[...], d_out_ref[...], []
     # Keys are on the first axis here, so that only one of five products has to transpose.
-    for part in _parts(k_ref.shape[0]):
-      k, v = k_ref[part], v_ref[part]
-      scores = _dot(k, q, 1, 1) * (scale * _LOG2_E) - log_sum_ref[...]
+    products = lambda part: (_dot(k_ref[part], q, 1, 1), _dot(v_ref[part], d_out, 1, 1))
+    parts = _parts(k_ref.shape[0], _KEYS)
+    ahead = products(parts[0])
+    for i, part in enumerate(parts):
+      scores, d_weights = ahead
+      if i + 1 < len(parts):
+        ahead = products(parts[i + 1])
+      scores = scores * (scale * _LOG2_E) - log_sum_ref[...]
       if not is_whole:
-        ids, key_ids = ids_ref[...], key_ids_ref[part]
-        ids = [ids[i : i + 1] for i in range(ids.shape[0])]
+        key_ids = key_ids_ref[part]
+        ids = [ids_ref[i : i + 1] for i in range(ids_ref.shape[0])]
         scores = jnp.where(_is_seen(ids, [key_ids[:, :1], key_ids[:, 1:]]), scores, MASKED)
       weights = jnp.exp2(scores)
       sum_v_ref[block, part] += _dot(weights.astype(d_out.dtype), d_out, 1, 0)
-      d_scores = (weights * (_dot(v, d_out, 1, 1) - mean_ref[...])).astype(q.dtype)
+      d_scores = (weights * (d_weights - mean_ref[...])).astype(q.dtype)
       sum_k_ref[block, part] += _dot(d_scores, q, 1, 0)
-      d_q.append(_dot(d_scores, k, 0, 0))
+      d_q.append(_dot(d_scores, k_ref[part], 0, 0))
     sum_q_ref[head] += sum(d_q)
 
   _visit(flags, visit)
