@@ -1,7 +1,7 @@
 """Flash attention for TPUs over packed rows, in one kernel for each direction."""
 
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -52,15 +52,15 @@ def flash_attention(
   *,
   keys: Int[Array, "B S"] | None = None,
   start: Int[Array, ""] | int = 0,
-  interpret: bool = False,
+  interpret: Any = False,
 ) -> Float[Array, "B T H C"]:
   """Computes causal attention within each sequence and to its prefix.
 
   The kernels visit only pairs of blocks in which a query sees a key, found from the segments at run
   time. Scores never leave the chip; softmax and sums are in float32.
 
-  Arguments and result are those of `chunked_attention`. `interpret` emulates the kernels, slowly,
-  on devices other than TPUs.
+  Arguments and result are those of `chunked_attention`. `interpret` is true to emulate the kernels,
+  slowly, on devices other than TPUs; parameters of Pallas' TPU interpreter simulate memory, too.
 
   References:
     FlashAttention-2, arXiv:2307.08691, 2023.
@@ -137,7 +137,7 @@ def _listed(seen: Bool[Array, "B I J"], whole: Bool[Array, "B I J"]) -> Pairs:
 
 @partial(jax.custom_vjp, nondiff_argnums=(0, 1))
 def _attend(
-  sizes: _Sizes, interpret: bool, q: Float[Array, "B H T C"], k: Float[Array, "B K S C"], v: Float[Array, "B K S C"],
+  sizes: _Sizes, interpret: Any, q: Float[Array, "B H T C"], k: Float[Array, "B K S C"], v: Float[Array, "B K S C"],
   ids: Ids, pairs: Pairs, windows: list[Pairs],
 ) -> Float[Array, "B H T C"]:  # fmt: skip
   return _forward(sizes, interpret, q, k, v, ids, pairs, windows)[0]

@@ -5,8 +5,9 @@ leave the chip; the softmax and all sums are in float32.
 """
 
 import math
+from collections.abc import Callable
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -77,6 +78,7 @@ def _is_seen(queries: list[Array], keys: list[Array]) -> Array:
 
 
 def _parts(size: int, part: int) -> list[slice]:
+  """Returns the parts of a block of `size` tokens, with `part` tokens each, or fewer."""
   return [slice(i, min(i + part, size)) for i in range(0, size, part)]
 
 
@@ -84,9 +86,18 @@ def _dot(a: Array, b: Array, axis_a: int, axis_b: int) -> Array:
   return jax.lax.dot_general(a, b, (((axis_a,), (axis_b,)), ((), ())), preferred_element_type=jnp.float32)
 
 
+def _visit(flags: Array, visit: Callable) -> None:
+  """Calls `visit(is_whole)` for an active pair. A whole one needs no mask."""
+  from jax.experimental import pallas as pl
+
+  is_whole = flags & WHOLE != 0
+  pl.when((flags & ACTIVE != 0) & is_whole)(partial(visit, True))
+  pl.when((flags & ACTIVE != 0) & ~is_whole)(partial(visit, False))
+
+
 def forward(
   q: Float[Array, "B H T C"], k: Float[Array, "B K S C"], v: Float[Array, "B K S C"], ids: Ids, pairs: Pairs,
-  *, sizes: tuple[int, int], interpret: bool,
+  *, sizes: tuple[int, int], interpret: Any,
 ) -> tuple[Float[Array, "B H T C"], Float[Array, "B H 1 T"]]:  # fmt: skip
   """Computes attention and the base-2 log-sum-exp of its scores.
 
@@ -97,7 +108,7 @@ def forward(
     ids: Segments and slots of queries and keys.
     pairs: Pairs of blocks to visit.
     sizes: Tokens in a block of queries and of keys.
-    interpret: Whether to emulate the kernel, slowly, on devices other than TPUs.
+    interpret: Whether to emulate the kernel, or parameters of Pallas' TPU interpreter.
 
   Returns:
     The attention, and the log-sum-exp. Both are 0 for a query that sees nothing.
@@ -185,7 +196,7 @@ def _forward(
 def backward(
   q: Float[Array, "B H T C"], k: Float[Array, "B K S C"], v: Float[Array, "B K S C"], d_out: Float[Array, "B H T C"],
   log_sum: Float[Array, "B H 1 T"], mean: Float[Array, "B H 1 T"], ids: Ids, pairs: Pairs,
-  *, sizes: tuple[int, int], d_q_type: DTypeLike, interpret: bool,
+  *, sizes: tuple[int, int], d_q_type: DTypeLike, interpret: Any,
 ) -> tuple[Float[Array, "B H T C"], Float[Array, "B K S C"], Float[Array, "B K S C"]]:  # fmt: skip
   """Computes the gradients of queries, keys and values.
 
@@ -203,7 +214,10 @@ def backward(
     pairs: Pairs of blocks to visit.
     sizes: Tokens in a block of queries and of keys.
     d_q_type: Dtype of the gradient of the queries.
-    interpret: Whether to emulate the kernel, slowly, on devices other than TPUs.
+    interpret: Whether to emulate the kernel, or parameters of Pallas' TPU interpreter.
+
+  Returns:
+    The gradients. They are 0 for a query that sees nothing, and for a key that nothing sees.
   """
   from jax.experimental import pallas as pl
   from jax.experimental.pallas import tpu as pltpu
@@ -282,23 +296,17 @@ def _backward(
   def visit(is_whole):
     q, d_out, d_q = q_ref[...], d_out_ref[...], []
     # Keys are on the first axis here, so that only one of five products has to transpose.
-    products = lambda part: (_dot(k_ref[part], q, 1, 1), _dot(v_ref[part], d_out, 1, 1))
-    parts = _parts(k_ref.shape[0], _KEYS)
-    ahead = products(parts[0])
-    for i, part in enumerate(parts):
-      scores, d_weights = ahead
-      if i + 1 < len(parts):
-        ahead = products(parts[i + 1])
-      scores = scores * (scale * _LOG2_E) - log_sum_ref[...]
+    for part in _parts(k_ref.shape[0], _KEYS):
+      k, v, key_ids = k_ref[part], v_ref[part], key_ids_ref[part]
+      scores = _dot(k, q, 1, 1) * (scale * _LOG2_E) - log_sum_ref[...]
       if not is_whole:
-        key_ids = key_ids_ref[part]
         ids = [ids_ref[i : i + 1] for i in range(ids_ref.shape[0])]
         scores = jnp.where(_is_seen(ids, [key_ids[:, :1], key_ids[:, 1:]]), scores, MASKED)
       weights = jnp.exp2(scores)
       sum_v_ref[block, part] += _dot(weights.astype(d_out.dtype), d_out, 1, 0)
-      d_scores = (weights * (d_weights - mean_ref[...])).astype(q.dtype)
+      d_scores = (weights * (_dot(v, d_out, 1, 1) - mean_ref[...])).astype(q.dtype)
       sum_k_ref[block, part] += _dot(d_scores, q, 1, 0)
-      d_q.append(_dot(d_scores, k_ref[part], 0, 0))
+      d_q.append(_dot(d_scores, k, 0, 0))
     sum_q_ref[head] += sum(d_q)
 
   _visit(flags, visit)
@@ -311,12 +319,3 @@ def _backward(
   def _():
     d_k_ref[...] = (sum_k_ref[block] * scale).astype(d_k_ref.dtype)
     d_v_ref[...] = sum_v_ref[block].astype(d_v_ref.dtype)
-
-
-def _visit(flags, visit):
-  """Calls `visit(is_whole)` for an active pair. A whole one needs no mask."""
-  from jax.experimental import pallas as pl
-
-  is_whole = flags & WHOLE != 0
-  pl.when((flags & ACTIVE != 0) & is_whole)(partial(visit, True))
-  pl.when((flags & ACTIVE != 0) & ~is_whole)(partial(visit, False))
