@@ -105,7 +105,8 @@ def _pairs(
   segments, prefixes, keys = split(segments, block_q), split(prefixes, block_q), split(keys, block_k)
   first = start + jnp.arange(segments.shape[1]) * block_q
   seen = blocks_seen(segments, prefixes, keys, first + block_q - 1)
-  one = lambda x: jnp.where(x.min(-1) == x.max(-1), x.max(-1), 0)  # The only segment of a block, or 0.
+  # The only segment of a block, or 0.
+  one = lambda x: jnp.where(x.min(-1) == x.max(-1), x.max(-1), 0)
   of_keys = one(keys)[:, None]
   whole = one(segments)[:, :, None] == of_keys
   if prefixes is not None:
@@ -119,7 +120,7 @@ def _pairs(
 
 
 def _listed(seen: Bool[Array, "B I J"], whole: Bool[Array, "B I J"]) -> Pairs:
-  """Lists pairs of blocks in which a query sees a key; in those of `whole`, every query sees all."""
+  """Lists the pairs of blocks in which a query sees a key, or each sees all in those of `whole`."""
   others = jnp.arange(seen.shape[2])
   # A block that sees nothing, or that nothing sees, is visited once, to write zeros.
   visited = seen | (~seen.any(2, keepdims=True) & (others == 0))

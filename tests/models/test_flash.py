@@ -121,7 +121,8 @@ def test_queries_may_be_a_part_of_a_row(start, rng):
 
   actual = run(start, q[:, part], k, v, d_out[:, part])
   mask = packed(segments, prefixes).mask[:, part]
-  d_out = jnp.where((segments > 0)[..., None, None], d_out, 0)  # Plain attention is a mean at padding.
+  # At padding, plain attention is a mean.
+  d_out = jnp.where((segments > 0)[..., None, None], d_out, 0)
   expected = with_gradients(lambda *x: xla_attention(*x, mask), q[:, part], k, v, d_out[:, part])
   for x, expected_x in zip(actual[1:], expected[1:], strict=True):
     np.testing.assert_allclose(x, expected_x, **TOLERANCE["float32"])
