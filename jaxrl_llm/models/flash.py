@@ -24,6 +24,9 @@ _SUMS = 24 * 2**20
 The backward pass takes the keys of a longer row in several windows, one after the other.
 """
 
+_PAIRS = 50_000
+"""Most pairs of blocks. Their five lists lie in a core's scalar memory of 1 MB."""
+
 
 class _Sizes(NamedTuple):
   """Sizes in tokens.
@@ -62,6 +65,9 @@ def flash_attention(
   Arguments and result are those of `chunked_attention`. `interpret` is true to emulate the kernels,
   slowly, on devices other than TPUs; parameters of Pallas' TPU interpreter simulate memory, too.
 
+  Raises:
+    ValueError: If the rows have too many pairs of blocks for a device.
+
   References:
     FlashAttention-2, arXiv:2307.08691, 2023.
   """
@@ -72,6 +78,11 @@ def flash_attention(
   sizes = _Sizes(block(length), size, max(most // size, 1) * size)
   q, segments, prefixes = (None if x is None else padded(x, sizes.queries) for x in (q, segments, prefixes))
   k, v, keys = (padded(x, sizes.keys) for x in (k, v, keys))
+  if (count := q.shape[0] * (q.shape[1] // sizes.queries) * (k.shape[1] // sizes.keys)) > _PAIRS:
+    raise ValueError(
+      f"model.attention: found 'flash' with {count} pairs of blocks on a device ({q.shape[0]} x {length} queries, {k.shape[1]} keys "
+      f"per row), expected at most {_PAIRS}; set a larger mesh.context, shorter learner.row_tokens, or model.attention='chunked'"
+    )
   pairs, windows = _pairs(segments, prefixes, keys, start, sizes)
   ids = _ids(segments, prefixes, keys, start)
   heads_first = lambda x: x.transpose(0, 2, 1, 3)

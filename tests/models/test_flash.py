@@ -139,6 +139,14 @@ def test_gradients_of_padding_are_finite(rng):
   assert not np.any(gradients[0][np.asarray(segments == 0)])
 
 
+def test_rows_with_too_many_pairs_of_blocks_are_refused():
+  shape = lambda *sizes, dtype="bfloat16": jax.ShapeDtypeStruct(sizes, dtype)
+  heads, ids = shape(1, 32768, 1, 64), shape(1, 32768, dtype="int32")
+  message = "^model.attention: found 'flash' with 65536 pairs of blocks on a device .1 x 32768 queries, 32768 keys .* at most 50000; set a"
+  with pytest.raises(ValueError, match=message):
+    jax.eval_shape(flash.flash_attention, heads, heads, heads, ids)
+
+
 def visited(pairs):
   count = int(pairs.count)
   return [np.asarray(x)[:count] for x in pairs[:-1]]
