@@ -13,10 +13,10 @@ from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
 from jaxrl_llm.learner.programs import rows_at_once
-from jaxrl_llm.models import ModelConfig
+from jaxrl_llm.models import ModelConfig, flash
 
-_BLOCK = 512
-"""Tokens in a block of the attention kernels."""
+_AGAIN = {"none": (0, 0), "dots": (0, 0), "offload": (0, 0), "attention": (1, 0), "full": (1, 1)}
+"""Further forward passes of the layers' products, and of attention, by `model.remat`."""
 
 
 class Work(NamedTuple):
@@ -26,8 +26,8 @@ class Work(NamedTuple):
     flops: Operations of matrix products and attention, including the backward pass's recomputation.
     model_flops: Operations without recomputation, on which a utilisation is based.
     num_bytes: Least number of bytes moved to and from memory.
-    repeated_flops: Operations that attention does beyond `flops` by design: of whole blocks of
-      pairs, and of scores that both kernels of its backward pass compute.
+    repeated_flops: Operations that attention does beyond `flops` by design, on the pairs of a block
+      that no query sees.
   """
 
   flops: float
@@ -54,8 +54,9 @@ def _attention(model: ModelConfig, pairs: float) -> float:
 
 def _pairs_in_blocks(length: int) -> float:
   """Counts the pairs of a causal row whose blocks are computed whole."""
-  blocks = -(-length // _BLOCK)
-  return min(blocks * (blocks + 1) / 2 * _BLOCK**2, float(length) ** 2)
+  size = flash.block(length)
+  blocks = -(-length // size)
+  return min(blocks * (blocks + 1) / 2 * size**2, float(length) ** 2)
 
 
 def weights_on_chip(model: ModelConfig, mesh: Mesh) -> float:
@@ -95,13 +96,13 @@ def rows_pass(config: ConfigDict, model: ModelConfig, mesh: Mesh, *, rows: int, 
   flops = model_flops = layers + head + attention
   if backward:
     model_flops *= 3
-    again = model.remat != "none"
+    again, attention_again = _AGAIN[model.remat]
+    # No policy keeps the products of experts.
+    again = again or int(model.experts is not None and model.remat != "none")
     # The head's logits and the attention scores are recomputed under every policy.
-    flops = model_flops + head + attention / 2 + (layers + attention if again else 0)
+    flops = model_flops + head + again * layers + (0.5 + attention_again) * attention
     passes = 3 + again
-    # Of the attention's two backward kernels, each computes the scores and their cotangents: seven
-    # products in all, where the forward pass has two.
-    repeated = (4.5 + again) * in_blocks - (3.5 + again) * attention
+    repeated *= 3.5 + attention_again
   # Activations: the inputs and outputs of each matrix product of a layer.
   d, heads = model.d_model, model.head_dim * (model.num_heads + 2 * model.num_kv_heads)
   wide = model.d_ff if model.experts is None else model.experts.top_k * (model.experts.d_ff + 2 * d / 3)

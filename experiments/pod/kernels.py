@@ -5,6 +5,8 @@ import re
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
+from jaxrl_llm.models import flash
+
 
 class Array(NamedTuple):
   """An array of a compiled program.
@@ -26,12 +28,9 @@ class Load(NamedTuple):
   Attributes:
     grouped_rows: Number of rows in all groups of a grouped product if the load of the experts is
       even. Rows after the last group are not computed. None if all rows are in groups.
-    passes: Number of passes of the attention kernels over the same queries and keys, each over
-      other pairs: 2 if there are prefixes.
   """
 
   grouped_rows: int | None = None
-  passes: int = 1
 
 
 def operations_of(name: str, scope: str, operands: Sequence[Array], load: Load) -> tuple[str, float | None]:
@@ -68,15 +67,14 @@ def _summed(operands: Sequence[Array], load: Load) -> float:
   return 2.0 * min(rows[0], max(grouped, 0)) * rows[1] * others[1]
 
 
-def _splash(products: int) -> Callable[[Sequence[Array], Load], float]:
+def _flash(products: int) -> Callable[[Sequence[Array], Load], float]:
   def flops(operands: Sequence[Array], load: Load) -> float:
-    """Counts products of the blocks that causal rows see, a part of them in each pass."""
-    table, _, queries = [x.sizes for x in operands if len(x.sizes) == 3][:3]
-    (_, lines, columns), (heads, length, width) = table, queries
-    num_rows = max(lines, columns) // min(lines, columns)
-    blocks = min(lines, columns)
-    pairs = num_rows * blocks * (blocks + 1) / 2 * (length / num_rows / blocks) ** 2
-    return 2.0 * products * heads * width * pairs / load.passes
+    """Counts products of the blocks that the queries of causal rows see."""
+    (batch, heads, length, width), keys = [x.sizes for x in operands if len(x.sizes) == 4][:2]
+    size = flash.block(keys[2])
+    blocks = keys[2] / size
+    pairs = blocks * (blocks + 1) / 2 * size**2 * length / keys[2]
+    return 2.0 * products * batch * heads * width * pairs
 
   return flops
 
@@ -91,10 +89,9 @@ _KERNELS: dict[str, Callable[[Sequence[Array], Load], float]] = {
   "ragged-dot-metadata": lambda operands, load: 0.0,
   "ragged-dot": _grouped,
   "tgmm": _summed,
-  # Scores and the mix of values. Both backward kernels compute the scores and their cotangents.
-  "splash_mha_fwd": _splash(2),
-  "splash_mha_dq": _splash(3),
-  "splash_mha_dkv": _splash(4),
+  # Scores and the mix of values; backward the scores, their cotangents, and three gradients.
+  "flash_forward": _flash(2),
+  "flash_backward": _flash(5),
   "ragged_decode_attention": _decoding,
 }
 """Operations of kernels by a part of their names."""

@@ -192,7 +192,7 @@ def _compiled(plan: Plan, program, arguments: tuple, batch: TrainBatch) -> Compi
   rows, row_tokens = batch.tokens.shape
   on_chip = (at_once or rows) * row_tokens / plan.mesh.size * plan.mesh.shape["tensor"]
   experts = plan.model.experts
-  load = Load(int(on_chip * experts.top_k) if experts else None, passes=1 if batch.prefixes is None else 2)
+  load = Load(int(on_chip * experts.top_k) if experts else None)
   return compile_for(
     program.jitted, arguments, plan.mesh, plan.topology, unknown_trips=turns, only_planned=plan.only_planned, load=load
   )

@@ -225,7 +225,7 @@ def on_one_device(shape: ModelConfig, mesh: Mesh, row_tokens: int) -> ModelConfi
     experts=experts,
     # Kernels of other platforms cannot be traced here. They all save the same arrays: queries,
     # keys, values and the attention output.
-    attention="chunked" if backend in ("cudnn", "splash") else backend,
+    attention="chunked" if backend in ("cudnn", "flash") else backend,
   )
 
 

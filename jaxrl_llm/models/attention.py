@@ -12,8 +12,8 @@ from jaxtyping import Array, Bool, Float
 from jaxrl_llm.devices.mesh import BATCH_AXES, num_row_shards, platform_of
 from jaxrl_llm.messages import Problem, did_you_mean
 from jaxrl_llm.models.chunked import chunked_attention
+from jaxrl_llm.models.flash import flash_attention
 from jaxrl_llm.models.precision import default_precision_of, precision_of
-from jaxrl_llm.models.splash import splash_attention
 from jaxrl_llm.models.visibility import MASKED, Rows, packed
 
 __all__ = ["BACKENDS", "Rows", "check_backend", "dot_product_attention", "packed", "row_attention", "suited", "xla_attention"]
@@ -127,10 +127,10 @@ def suited(platform: str, dtype: DTypeLike, head_dim: int, length: int) -> str:
 
   Example:
     >>> suited("gpu", jnp.bfloat16, 64, 4096), suited("cpu", jnp.float32, 64, 512), suited("tpu", jnp.float32, 128, 4096)
-    ('cudnn', 'chunked', 'splash')
+    ('cudnn', 'chunked', 'flash')
   """
   if platform == "tpu" and head_dim % 64 == 0:
-    return "splash"
+    return "flash"
   if platform == "gpu" and dtype in (jnp.bfloat16, jnp.float16) and head_dim % 8 == 0 and head_dim <= 128:
     return "cudnn"
   return "chunked" if length > _AT_ONCE.get(platform, 2048) else "xla"
@@ -143,18 +143,18 @@ def check_backend(name: str) -> None:
     ValueError: If the name is unknown. One line, with the fix.
 
   Example:
-    >>> check_backend("splsh")
+    >>> check_backend("flsh")
     Traceback (most recent call last):
     ...
-    ValueError: model.attention: found 'splsh', expected one of auto, ...; did you mean 'splash'?
+    ValueError: model.attention: found 'flsh', expected one of auto, ...; did you mean 'flash'?
   """
   names = ["auto", *BACKENDS]
   if name not in names:
     raise ValueError(Problem("model.attention", repr(name), f"one of {', '.join(names)}{did_you_mean(name, names)}"))
 
 
-# Platforms of the backends that do not run everywhere. CPUs emulate splash, for tests.
-_PLATFORMS = {"cudnn": ("gpu",), "splash": ("tpu", "cpu")}
+# Platforms of the backends that do not run everywhere. CPUs emulate "flash", for tests.
+_PLATFORMS = {"cudnn": ("gpu",), "flash": ("tpu", "cpu")}
 
 # Tokens per block: few on a CPU, to stay in its cache; elsewhere enough to fill the device.
 _BLOCK = {"cpu": 64, "gpu": 256, "tpu": 512}
@@ -171,7 +171,7 @@ BACKENDS = {
   ),
   "dot_product": lambda q, k, v, rows, mesh, platform: dot_product_attention(q, k, v, rows.mask, implementation="xla"),
   "cudnn": lambda q, k, v, rows, mesh, platform: dot_product_attention(q, k, v, rows.mask, implementation="cudnn"),
-  "splash": lambda q, k, v, rows, mesh, platform: _on_each_device(
-    partial(splash_attention, interpret=platform == "cpu"), q, k, v, rows, mesh
+  "flash": lambda q, k, v, rows, mesh, platform: _on_each_device(
+    partial(flash_attention, interpret=platform == "cpu"), q, k, v, rows, mesh
   ),
 }

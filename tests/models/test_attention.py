@@ -10,7 +10,7 @@ import pytest
 from jax.sharding import AxisType, Mesh
 
 from jaxrl_llm.devices import mesh as mesh_lib
-from jaxrl_llm.models import attention, chunked, make_model, preset, splash
+from jaxrl_llm.models import attention, chunked, make_model, preset
 from jaxrl_llm.models.visibility import blocks_seen
 
 B, T, H, K, C = 2, 40, 4, 2, 8
@@ -104,7 +104,7 @@ def test_values_are_those_of_a_loop(backend, layout, rng):
 @pytest.mark.parametrize("backend, layout, dtype", [
   ("dot_product", "packed", "float32"), ("dot_product", "shared", "bfloat16"),
   ("chunked", "packed", "float32"), ("chunked", "shared", "float32"), ("chunked", "shared", "bfloat16"),
-  ("splash", "packed", "bfloat16"),  # Emulated, and slow; float32 and prefixes are tested below.
+  ("flash", "packed", "bfloat16"),  # Emulated, and slow; others are in test_flash.py.
 ])  # fmt: skip
 def test_gradients_are_those_of_xla(backend, layout, dtype, rng):
   arrays, layout = inputs(rng, dtype=dtype), LAYOUTS[layout]
@@ -140,7 +140,7 @@ def test_every_response_sees_the_shared_prompt(rng):
   ("chunked", (2, 2, 1, 1, 2), 4), ("chunked", (1, 2, 1, 2, 2), 4), ("chunked", (2, 1, 1, 4, 1), 4),
   # 3 rows cannot be split over 2 devices: every device has all of them, but only a part of each.
   ("chunked", (2, 1, 1, 2, 2), 3),
-  ("splash", (1, 2, 1, 2, 2), 2),
+  ("flash", (1, 2, 1, 2, 2), 2),
 ])  # fmt: skip
 def test_a_mesh_changes_nothing(backend, shape, batch, rng):
   mesh = Mesh(np.array(jax.devices()).reshape(shape), mesh_lib.AXES, axis_types=(AxisType.Auto,) * len(shape))
@@ -156,16 +156,6 @@ def test_rows_that_the_axis_context_does_not_divide_stay_whole(rng):
   one = attention.packed(jnp.ones((1, 12), jnp.int32))
   run = lambda backend: jax.jit(lambda *x: attention.row_attention(*x, one, backend=backend, mesh=mesh))(q, k, v)
   np.testing.assert_allclose(run("chunked"), run("xla"), **TOLERANCE["float32"])
-
-
-def test_a_long_row_of_the_kernel_has_many_blocks(rng, monkeypatch):
-  """Some blocks are skipped, are fetched for one part only, or hold no key that a query sees."""
-  monkeypatch.setattr(splash, "_BLOCKS", (128,))
-  # No sequence ends at the end of a block.
-  layout = rows([(1, 0, 80), (2, 1, 150), (3, 0, 20), (4, 3, 70), (5, 1, 60)])
-  arrays = [x[:, :, : x.shape[2] // 2] for x in inputs(rng, batch=1, length=380)]
-  expected = value_and_gradients("xla", *arrays, layout)
-  check_against_xla(value_and_gradients("splash", *arrays, layout), expected, layout, **TOLERANCE["float32"])
 
 
 def test_only_blocks_with_visible_keys_are_visited():
@@ -201,17 +191,17 @@ def test_a_model_uses_its_backend(monkeypatch):
   for name in attention.BACKENDS:
     monkeypatch.setitem(attention.BACKENDS, name, lambda q, *rest, name=name: seen.append(name) or q)
   tokens = jnp.ones((2, T), jnp.int32)
-  for name in ("dot_product", "splash", "chunked", "auto"):
+  for name in ("dot_product", "flash", "chunked", "auto"):
     model = make_model(preset("nano", vocab_size=16)._replace(attention=name))
     params = jax.eval_shape(model.init, jax.random.key(0))
     jax.eval_shape(model.logits, params, tokens, tokens, tokens)
-  assert list(dict.fromkeys(seen)) == ["dot_product", "splash", "chunked", "xla"]
+  assert list(dict.fromkeys(seen)) == ["dot_product", "flash", "chunked", "xla"]
 
 
 @pytest.mark.parametrize("platform, dtype, head_dim, length, expected", [
   ("cpu", "float32", 64, 64, "xla"), ("cpu", "bfloat16", 64, 65, "chunked"), ("gpu", "float32", 64, 512, "xla"),
   ("gpu", "float32", 64, 4096, "chunked"), ("gpu", "bfloat16", 64, 4096, "cudnn"), ("gpu", "float16", 128, 512, "cudnn"),
-  ("gpu", "bfloat16", 256, 512, "xla"), ("tpu", "bfloat16", 128, 512, "splash"), ("tpu", "float32", 64, 64, "splash"),
+  ("gpu", "bfloat16", 256, 512, "xla"), ("tpu", "bfloat16", 128, 512, "flash"), ("tpu", "float32", 64, 64, "flash"),
   ("tpu", "bfloat16", 80, 512, "xla"), ("tpu", "bfloat16", 80, 4096, "chunked"),
 ])  # fmt: skip
 def test_auto_selects_a_backend(platform, dtype, head_dim, length, expected):
@@ -234,14 +224,14 @@ def test_a_backend_on_the_wrong_platform_is_refused(rng, monkeypatch):
   with pytest.raises(ValueError, match=message):
     run("cudnn")
   monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
-  message = "^model.attention: found 'splash', which runs on tpu or cpu, but the platform is gpu; expected 'auto'"
+  message = "^model.attention: found 'flash', which runs on tpu or cpu, but the platform is gpu; expected 'auto'"
   with pytest.raises(ValueError, match=f"{message} or 'xla'$"):
-    run("splash")
+    run("flash")
 
 
-@pytest.mark.parametrize("name, hint", [("splsh", "did you mean 'splash'?"), ("flash", ""), ("", "")])
+@pytest.mark.parametrize("name, hint", [("flsh", "did you mean 'flash'?"), ("splash", "did you mean 'flash'?"), ("", "")])
 def test_an_unknown_backend_is_refused(name, hint):
-  with pytest.raises(ValueError, match="^model.attention: found .*expected one of auto, xla, chunked, dot_product, cudnn, spl") as caught:
+  with pytest.raises(ValueError, match="^model.attention: found .*expected one of auto, xla, chunked, dot_product, cudnn, fl") as caught:
     attention.check_backend(name)
   assert hint in str(caught.value) and "\n" not in str(caught.value)
 

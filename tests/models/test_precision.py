@@ -1,8 +1,4 @@
-"""Products of float32 arrays are products in float32 on accelerators, as lowered for TPUs.
-
-JAX's kernels for attention in updates are an exception. They turn the values of a bfloat16 model
-into float32, and multiply them in the default precision, that of the model.
-"""
+"""Products of float32 arrays are products in float32 on accelerators, as lowered for TPUs."""
 
 import ast
 import pathlib

@@ -1,0 +1,182 @@
+"""Flash attention for TPUs over packed rows, in one kernel for each direction."""
+
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax.ad_checkpoint import checkpoint_name
+from jaxtyping import Array, Bool, Float, Int
+
+from jaxrl_llm.models import flash_kernels, permutations
+from jaxrl_llm.models.flash_kernels import ACTIVE, FIRST_OF_KEYS, FIRST_OF_QUERIES, LAST_OF_KEYS, LAST_OF_QUERIES, WHOLE, Ids, Pairs
+from jaxrl_llm.models.precision import precision_of
+from jaxrl_llm.models.visibility import blocks_seen, padded
+
+_BLOCKS = (1024, 512, 256, 128)
+"""Tokens per block, multiples of the 128 lanes of a TPU's vector registers.
+
+Larger blocks read keys and values less often and take fewer steps.
+"""
+
+_SUMS = 24 * 2**20
+"""Bytes of fast memory for the gradients of keys and values: 24,576 tokens of heads of 128.
+
+The backward pass takes the keys of a longer row in several windows, one after the other.
+"""
+
+_PAIRS = 50_000
+"""Most pairs of blocks. Their five lists lie in a core's scalar memory of 1 MB."""
+
+
+class _Sizes(NamedTuple):
+  """Sizes in tokens.
+
+  Attributes:
+    queries: Block of queries.
+    keys: Block of keys.
+    window: Window of keys, a multiple of their block.
+  """
+
+  queries: int
+  keys: int
+  window: int
+
+  def windows(self, length: int) -> list[slice]:
+    """Returns the windows of a row of keys."""
+    return [slice(i, i + self.window) for i in range(0, length, self.window)]
+
+
+def flash_attention(
+  q: Float[Array, "B T H C"],
+  k: Float[Array, "B S K C"],
+  v: Float[Array, "B S K C"],
+  segments: Int[Array, "B T"],
+  prefixes: Int[Array, "B T"] | None = None,
+  *,
+  keys: Int[Array, "B S"] | None = None,
+  start: Int[Array, ""] | int = 0,
+  interpret: Any = False,
+) -> Float[Array, "B T H C"]:
+  """Computes causal attention within each sequence and to its prefix.
+
+  The kernels visit only pairs of blocks in which a query sees a key, found from the segments at run
+  time. Scores never leave the chip; softmax and sums are in float32.
+
+  Arguments and result are those of `chunked_attention`. `interpret` is true to emulate the kernels,
+  slowly, on devices other than TPUs; parameters of Pallas' TPU interpreter simulate memory, too.
+
+  Raises:
+    ValueError: If the rows have too many pairs of blocks for a device.
+
+  References:
+    FlashAttention-2, arXiv:2307.08691, 2023.
+  """
+  length = q.shape[1]
+  keys = segments if keys is None else keys
+  size = block(k.shape[1])
+  most = _SUMS // (2 * 4 * max(q.shape[3], 128))  # Fast memory has 128 lanes, used or not.
+  sizes = _Sizes(block(length), size, max(most // size, 1) * size)
+  q, segments, prefixes = (None if x is None else padded(x, sizes.queries) for x in (q, segments, prefixes))
+  k, v, keys = (padded(x, sizes.keys) for x in (k, v, keys))
+  if (count := q.shape[0] * (q.shape[1] // sizes.queries) * (k.shape[1] // sizes.keys)) > _PAIRS:
+    raise ValueError(
+      f"model.attention: found 'flash' with {count} pairs of blocks on a device ({q.shape[0]} x {length} queries, {k.shape[1]} keys "
+      f"per row), expected at most {_PAIRS}; set a larger mesh.context, shorter learner.row_tokens, or model.attention='chunked'"
+    )
+  pairs, windows = _pairs(segments, prefixes, keys, start, sizes)
+  ids = _ids(segments, prefixes, keys, start)
+  heads_first = lambda x: x.transpose(0, 2, 1, 3)
+  out = _attend(sizes, interpret, *map(heads_first, (q, k, v)), ids, pairs, windows)
+  return heads_first(out)[:, :length]
+
+
+def block(length: int) -> int:
+  """Returns the number of tokens per block: the most that pad a row by no more than a quarter.
+
+  Example:
+    >>> [block(length) for length in (18432, 5000, 1536, 1100, 100)]
+    [1024, 1024, 512, 256, 128]
+  """
+  return next((size for size in _BLOCKS if 4 * (-length % size) <= length), _BLOCKS[-1])
+
+
+def _ids(segments: Array, prefixes: Array | None, keys: Array, start: Array | int) -> Ids:
+  # Padding among the keys has id 0, which no query looks for.
+  own = [jnp.where(x > 0, x, -1) for x in (segments, prefixes) if x is not None]
+  slots = lambda x, first: jnp.broadcast_to(first + jnp.arange(x.shape[1], dtype=jnp.int32), x.shape)
+  return Ids(jnp.stack([*own, slots(segments, start)], axis=1), jnp.stack([keys, slots(keys, 0)], axis=1))
+
+
+def _pairs(
+  segments: Array, prefixes: Array | None, keys: Array, start: Array | int, sizes: _Sizes
+) -> tuple[Pairs, list[Pairs]]:
+  """Lists the pairs of blocks to visit, for all keys and for each window of keys."""
+  (block_q, block_k, _), batch = sizes, segments.shape[0]
+  split = lambda x, size: None if x is None else x.reshape(batch, -1, size)
+  segments, prefixes, keys = split(segments, block_q), split(prefixes, block_q), split(keys, block_k)
+  first = start + jnp.arange(segments.shape[1]) * block_q
+  seen = blocks_seen(segments, prefixes, keys, first + block_q - 1)
+  # The only segment of a block, or 0.
+  one = lambda x: jnp.where(x.min(-1) == x.max(-1), x.max(-1), 0)
+  of_keys = one(keys)[:, None]
+  whole = one(segments)[:, :, None] == of_keys
+  if prefixes is not None:
+    whole |= one(prefixes)[:, :, None] == of_keys
+  whole &= (of_keys > 0) & (first[:, None] + 1 >= (jnp.arange(keys.shape[1]) + 1) * block_k)
+  every, windows = _listed(seen, whole), sizes.windows(keys[0].size)
+  if len(windows) == 1:
+    return every, [every]
+  blocks = [slice(part.start // block_k, part.stop // block_k) for part in windows]
+  return every, [_listed(seen[..., part], whole[..., part]) for part in blocks]
+
+
+def _listed(seen: Bool[Array, "B I J"], whole: Bool[Array, "B I J"]) -> Pairs:
+  """Lists the pairs of blocks in which a query sees a key, or each sees all in those of `whole`."""
+  others = jnp.arange(seen.shape[2])
+  # A block that sees nothing, or that nothing sees, is visited once, to write zeros.
+  visited = seen | (~seen.any(2, keepdims=True) & (others == 0))
+  visited |= ~visited.any(1, keepdims=True) & (jnp.arange(seen.shape[1])[:, None] == seen.shape[1] - 1)
+  turns = [jnp.cumsum(visited, axis) * visited for axis in (2, 1)]
+  ends = [x for turn, axis in zip(turns, (2, 1), strict=True) for x in (turn == 1, turn == turn.max(axis, keepdims=True))]
+  bits = (ACTIVE, WHOLE, FIRST_OF_QUERIES, LAST_OF_QUERIES, FIRST_OF_KEYS, LAST_OF_KEYS)
+  flags = sum(bit * x.astype(jnp.int32) for bit, x in zip(bits, (seen, whole & seen, *ends), strict=True))
+  order, _ = permutations.true_first(visited.ravel())
+  flags, count, steps = flags.ravel()[order], visited.sum(dtype=jnp.int32), jnp.arange(order.size)
+  rows, queries, keys = (x.astype(jnp.int32) for x in jnp.unravel_index(order, seen.shape))
+  leaves = jnp.where((flags & LAST_OF_KEYS != 0) & (steps < count), steps, order.size - 1)
+  return Pairs(rows, queries, keys, keys[jax.lax.cummin(leaves, reverse=True)], flags, count)
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(0, 1))
+def _attend(
+  sizes: _Sizes, interpret: Any, q: Float[Array, "B H T C"], k: Float[Array, "B K S C"], v: Float[Array, "B K S C"],
+  ids: Ids, pairs: Pairs, windows: list[Pairs],
+) -> Float[Array, "B H T C"]:  # fmt: skip
+  return _forward(sizes, interpret, q, k, v, ids, pairs, windows)[0]
+
+
+def _forward(sizes, interpret, q, k, v, ids, pairs, windows):
+  out, log_sum = flash_kernels.forward(q, k, v, ids, pairs, sizes=sizes[:2], interpret=interpret)
+  # A remat policy that saves both by name spares the backward pass this kernel.
+  out, log_sum = checkpoint_name(out, "attention"), checkpoint_name(log_sum, "attention")
+  return out, (q, k, v, ids, windows, out, log_sum)
+
+
+def _backward(sizes, interpret, saved, d_out):
+  q, k, v, ids, windows, out, log_sum = saved
+  # The mean of the weights' gradients, weighted by the weights.
+  precision = precision_of(out, d_out)
+  mean = jnp.einsum("bhtc,bhtc->bht", out, d_out, precision=precision, preferred_element_type=jnp.float32)[:, :, None]
+  d_q, d_k, d_v = zip(*(
+    flash_kernels.backward(
+      q, k[:, :, part], v[:, :, part], d_out, log_sum, mean, Ids(ids.queries, ids.keys[:, :, part]), pairs,
+      sizes=sizes[:2], d_q_type=q.dtype if len(windows) == 1 else jnp.float32, interpret=interpret,
+    )
+    for part, pairs in zip(sizes.windows(k.shape[2]), windows, strict=True)
+  ))  # fmt: skip
+  d_k, d_v = (jnp.concatenate(x, axis=2) for x in (d_k, d_v))
+  return sum(d_q[1:], start=d_q[0]).astype(q.dtype), d_k, d_v, None, None, None
+
+
+_attend.defvjp(_forward, _backward)
