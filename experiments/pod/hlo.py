@@ -146,7 +146,7 @@ def trips(line: str, bodies: Mapping[str, Sequence[str]], unknown: int) -> int:
     return int(match.group(1))
   condition = re.search(r"condition=%?([\w.\-]+)", line)
   lines = bodies.get(condition.group(1), ()) if condition else ()
-  constants = re.findall(r"s32\[\]\S* constant\((\d+)\)", "\n".join(lines))
+  constants = re.findall(r"[su]32\[\]\S* constant\((\d+)\)", "\n".join(lines))
   is_plain = any("compare(" in x and "direction=LT" in x for x in lines)
   return int(constants[0]) if is_plain and len(constants) == 1 else unknown
 

@@ -44,8 +44,8 @@ def estimate(plan: Plan, proofs: Sequence[Proof], mean: float, *, prompt_tokens:
   responses the columns that are allocated, or the blocks that hold tokens if the kernel reads them.
 
   An update and its scoring take as long as the bucket of rows that its sequences need. Programs are
-  compiled for the largest bucket: of its collectives, a smaller one has the part of its rows. This
-  leaves out what does not depend on the rows, and is therefore a lower bound too.
+  compiled for the largest bucket: of its operations and collectives, a smaller one has the part of
+  its rows. This leaves out what does not depend on the rows, and is therefore a lower bound too.
 
   Args:
     plan: Plan of the run.
@@ -91,5 +91,7 @@ def estimate(plan: Plan, proofs: Sequence[Proof], mean: float, *, prompt_tokens:
 
 def _seconds(plan: Plan, proof: Proof, work: Work, rows: int) -> float:
   """Returns the least time of a compiled program of the learner for another number of rows."""
-  bounds = proof._replace(work=work).seconds(plan.topology)
-  return max((bounds | {"network": bounds["network"] * rows / proof.rows}).values())
+  part = rows / proof.rows
+  operations = proof.compiled.operations and proof.compiled.operations.scaled(part)
+  bounds = proof._replace(work=work, compiled=proof.compiled._replace(operations=operations)).seconds(plan.topology)
+  return max((bounds | {"network": part * bounds["network"]}).values())

@@ -55,8 +55,11 @@ ENTRY %main (a: f32[4]) -> f32[8] {
 """.replace("TO_HOST", '_xla_megascale_target="{1,2}x{0:3}",_xla_megascale_transfer_type="ALL_REDUCE"')
 
 
-def test_collectives_count_as_often_as_their_loops_iterate():
-  collectives = hlo.collectives(LOOPS, num_devices=8, unknown_trips=5)
+@pytest.mark.parametrize("counter", ["s32", "u32"])
+def test_collectives_count_as_often_as_their_loops_iterate(counter):
+  """XLA's own loops, over the parts of a gathered operand, have unsigned counters."""
+  text = LOOPS.replace("s32[]{:T(128)} constant(6)", f"{counter}[]{{:T(128)}} constant(6)")
+  collectives = hlo.collectives(text, num_devices=8, unknown_trips=5)
   assert [(x.kind, x.num_bytes, x.times) for x in collectives] == [
     ("all-gather", 16, 30),
     ("reduce-scatter", 128, 30),
