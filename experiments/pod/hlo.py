@@ -135,7 +135,8 @@ def computations(text: str) -> tuple[dict[str, list[str]], str]:
 def trips(line: str, bodies: Mapping[str, Sequence[str]], unknown: int) -> int:
   """Reads the number of iterations of a loop.
 
-  It stands beside the loop, or it is the one constant with which the loop's condition compares.
+  It stands beside the loop, or it follows from the one constant with which the loop's condition
+  compares a counter, and from the constant that the body adds to this counter.
 
   Args:
     line: Text of the loop's instruction.
@@ -144,11 +145,28 @@ def trips(line: str, bodies: Mapping[str, Sequence[str]], unknown: int) -> int:
   """
   if match := re.search(r"known_trip_count\D*?(\d+)", line):
     return int(match.group(1))
-  condition = re.search(r"condition=%?([\w.\-]+)", line)
-  lines = bodies.get(condition.group(1), ()) if condition else ()
-  constants = re.findall(r"[su]32\[\]\S* constant\((\d+)\)", "\n".join(lines))
-  is_plain = any("compare(" in x and "direction=LT" in x for x in lines)
-  return int(constants[0]) if is_plain and len(constants) == 1 else unknown
+  condition, body = (_text(line, bodies, kind) for kind in ("condition", "body"))
+  constants = re.findall(r"[su]32\[\]\S* constant\((\d+)\)", condition)
+  if len(constants) != 1 or not re.search(r"compare\(.*direction=LT", condition):
+    return unknown
+  return -(-int(constants[0]) // _increment(condition, body))
+
+
+def _text(line: str, bodies: Mapping[str, Sequence[str]], kind: str) -> str:
+  name = re.search(kind + r"=%?([\w.\-]+)", line)
+  return "\n".join(bodies.get(name.group(1), ()) if name else ())
+
+
+def _increment(condition: str, body: str) -> int:
+  """Returns what one iteration adds to the counter of a loop: 1, or more if XLA has unrolled it."""
+  counter = re.search(r"get-tuple-element\(.*index=(\d+)", condition)
+  outputs = re.search(r"ROOT .*[ )]tuple\(([^)]*)\)", body)
+  if not counter or not outputs:
+    return 1
+  name = outputs.group(1).split(",")[int(counter.group(1))].split("%")[-1].strip()
+  added = re.search(rf"%{re.escape(name)} = \S+ add\(%[\w.\-]+, %([\w.\-]+)\)", body)
+  value = added and re.search(rf"%{re.escape(added.group(1))} = \S+ constant\((\d+)\)", body)
+  return int(value.group(1)) if value else 1
 
 
 def _size(shape: str) -> list[int]:

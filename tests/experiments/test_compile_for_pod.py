@@ -74,6 +74,21 @@ def test_collectives_count_as_often_as_their_loops_iterate(counter):
   assert [hlo.axes_of(x.groups, shape) for x in collectives] == ["tensor", "fsdp", "tensor", "fsdp", "tensor"]
 
 
+def test_an_unrolled_loop_iterates_less_often():
+  """As XLA writes a product whose gathered operand arrives in parts: two parts per iteration."""
+  condition = ["%c = u32[]{:T(128)} constant(8)", "%g = u32[] get-tuple-element(%p), index=1", "ROOT %l = pred[] compare(%g, %c), direction=LT"]
+  body = [
+    "%two = u32[]{:T(128)} constant(2)",
+    "%g.1 = u32[]{:T(128)} get-tuple-element(%q), index=1",
+    "%a = u32[]{:T(128)} add(%g.1, %two)",
+    "ROOT %t = (f32[4]{0:T(8,128)}, u32[]{:T(128)}) tuple(%x, %a)",
+  ]
+  line = "%w = (f32[4], u32[]) while(%t), condition=%condition, body=%body"
+  assert hlo.trips(line, {"condition": condition, "body": body}, unknown=9) == 4
+  assert hlo.trips(line, {"condition": condition, "body": [x.replace("constant(2)", "constant(3)") for x in body]}, unknown=9) == 3
+  assert hlo.trips(line, {"condition": condition, "body": []}, unknown=9) == 8
+
+
 def test_the_largest_collective_of_loops_is_in_a_loop_of_unknown_length():
   large = LOOPS.replace("%m = f32[4]{0} all-reduce", "%m = f32[400]{0} all-reduce")
   assert hlo.largest_in_loops(large, num_devices=8) == 128
