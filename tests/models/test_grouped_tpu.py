@@ -123,6 +123,7 @@ os._exit(0)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(importlib.util.find_spec("libtpu") is None, reason="the package libtpu is not installed")
 def test_a_layer_of_experts_compiles_to_the_operations_that_it_needs():
   """No product of all rows with each matrix is left.

@@ -60,18 +60,21 @@ def test_a_product_in_bfloat16_is_summed_in_float32(rng):
   np.testing.assert_allclose(np.asarray(y, np.float64), exact, rtol=2**-8)
 
 
-@pytest.mark.parametrize("name", FORMATS)
-@pytest.mark.parametrize(
-  ("shape", "sizes", "masked_tokens"),
-  [
-    (NANO, {}, 0),
-    (NANO._replace(tie_embeddings=False, qkv_bias=True, lora=Lora(4, 8.0)), {}, 0),
-    (MIXTURE, {}, 0),
-    (MIXTURE, dict(fsdp=4, expert=2), 512),
-    (MIXTURE._replace(tie_embeddings=False), dict(fsdp=2, expert=2, tensor=2), 0),
-  ],
-  ids=["tied head", "adapters", "mixture", "masked", "bounded"],
-)
+CASES = {
+  "tied head": (NANO, {}, 0),
+  "adapters": (NANO._replace(tie_embeddings=False, qkv_bias=True, lora=Lora(4, 8.0)), {}, 0),
+  "mixture": (MIXTURE, {}, 0),
+  "masked": (MIXTURE, dict(fsdp=4, expert=2), 512),
+  "bounded": (MIXTURE._replace(tie_embeddings=False), dict(fsdp=2, expert=2, tensor=2), 0),
+}
+EVERY = [
+  pytest.param(*case, name, id=f"{label}-{name}", marks=[pytest.mark.slow] * (name == "float8" and label != "tied head"))
+  for label, case in CASES.items()
+  for name in FORMATS
+]
+
+
+@pytest.mark.parametrize(("shape", "sizes", "masked_tokens", "name"), EVERY)
 def test_decoding_equals_that_of_rounded_weights(shape, sizes, masked_tokens, name, monkeypatch):
   """Prompts of one token: the others would be prefilled, with the exact weights."""
   monkeypatch.setattr(moe, "_MASKED_TOKENS", masked_tokens)
