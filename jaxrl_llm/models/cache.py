@@ -11,11 +11,11 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Bool, Float, Int, PyTree
 
 from jaxrl_llm.devices.mesh import BATCH_AXES, num_row_shards
 from jaxrl_llm.models.config import ModelConfig
-from jaxrl_llm.models.precision import precision_of
+from jaxrl_llm.models.precision import in_parts, precision_of
 from jaxrl_llm.models.visibility import MASKED
 
 CACHE_DTYPES = ("float32", "bfloat16", "int8")
@@ -208,9 +208,9 @@ def write(blocks: Sequence[KeyValues], new: KeyValues, column: Int[Array, ""]) -
   return tuple(written(block, *columns) for block, columns in zip(blocks, _columns(blocks), strict=True))
 
 
-def map_prompts(function: Callable[[Array], Array], cache: Cache) -> Cache:
-  """Applies a function to the arrays [n ...] of the prompts' keys and values."""
-  return cache._replace(prompts=jax.tree.map(function, cache.prompts))
+def map_prompts(function: Callable[[PyTree], PyTree], cache: Cache) -> Cache:
+  """Applies a function to the tree of arrays [n ...] with the prompts' keys and values."""
+  return cache._replace(prompts=function(cache.prompts))
 
 
 def attend(q: Float[Array, "B K G C"], held: KeyValues, mask: Bool[Array, "B S"]) -> Partial:
@@ -232,9 +232,10 @@ def attend(q: Float[Array, "B K G C"], held: KeyValues, mask: Bool[Array, "B S"]
   total = jnp.sum(weights, axis=-1)
   if held.v_scale is not None:
     weights = weights * held.v_scale[:, :, None]
-  weights = weights.astype(v.dtype)
+  parts = in_parts(weights, v.dtype)
+  weights = jnp.concatenate(parts, axis=2)
   mix = jnp.einsum("bkgs,bksc->bkgc", weights, v, precision=precision_of(weights, v), preferred_element_type=jnp.float32)
-  return Partial(top, total, mix)
+  return Partial(top, total, sum(jnp.split(mix, len(parts), axis=2)))
 
 
 def merge(parts: Sequence[Partial]) -> Float[Array, "B K G C"]:

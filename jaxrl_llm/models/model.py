@@ -42,8 +42,8 @@ class Model(NamedTuple):
       of a prompt is decoded, not prefilled.
     resume: Function `(params, tokens [B W], mask [B W], cache) -> cache` for rows that already have
       tokens. It fills the blocks with the rightmost keys and values, one for each column.
-    map_prompts: Function `(function, cache) -> cache` that applies a function to the arrays [n ...]
-      of the prompts' keys and values.
+    map_prompts: Function `(function, cache) -> cache` that applies a function to the tree of arrays
+      [n ...] with the prompts' keys and values.
     decoding_weights: Function `(params) -> weights` that lays out a copy of the params for
       `decode`, once before a loop of steps.
     decode: Decoding step `(weights, tokens [B], positions [B], cache, *, column, ages, lengths,

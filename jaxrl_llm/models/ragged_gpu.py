@@ -11,6 +11,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from jaxrl_llm.models.cache import KeyValues, Partial, Visits
+from jaxrl_llm.models.precision import in_parts
 from jaxrl_llm.models.visibility import MASKED
 
 COLUMNS = (64,)
@@ -154,7 +155,8 @@ def _kernel(blocks_ref, count_ref, length_ref, ages_ref, q_ref, k_ref, v_ref, *r
     total = shrink * total + jnp.sum(weights, axis=1)
     if scale_refs:
       weights = weights * scale_refs[1][here][None]
-    return top, total, shrink[:, None] * mix + product(weights.astype(v.dtype), v)
+    mix = sum((product(part, v) for part in in_parts(weights, v.dtype)), start=shrink[:, None] * mix)
+    return top, total, mix
 
   nothing = jnp.full(queries, MASKED, jnp.float32), jnp.zeros(queries, jnp.float32), jnp.zeros((queries, width), jnp.float32)
   # Each block that is read has a token of the row, so that its top is a score.

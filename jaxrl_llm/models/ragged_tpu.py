@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from jaxrl_llm.models.cache import KeyValues, Partial, Visits
-from jaxrl_llm.models.precision import precision_of
+from jaxrl_llm.models.precision import in_parts, precision_of
 from jaxrl_llm.models.visibility import MASKED
 
 COLUMNS = (256, 128)
@@ -132,7 +132,9 @@ def _kernel(blocks_ref, counts_ref, lengths_ref, q_ref, ages_ref, *refs, rows: i
     total_ref[row] = shrink * total_ref[row] + jnp.sum(weights, axis=-1, keepdims=True)
     if scales:
       weights = weights * scales[1][:, None]
-    mix_ref[row] = shrink[..., :1] * mix_ref[row] + product(weights.astype(v.dtype), v, ((2,), (1,)))
+    parts = in_parts(weights, v.dtype)
+    mix = product(jnp.concatenate(parts, axis=1), v, ((2,), (1,)))
+    mix_ref[row] = shrink[..., :1] * mix_ref[row] + sum(jnp.split(mix, len(parts), axis=1))
     return carry
 
   jax.lax.fori_loop(0, count, visit, 0)

@@ -150,7 +150,7 @@ def exchange(
   )
   inputs = with_fixed(moved, inputs)
   loop = loop._replace(
-    cache=model.map_prompts(partial(_copied, move), loop.cache),
+    cache=model.map_prompts(partial(copy_prompts, move), loop.cache),
     started=jnp.where(is_taker[:, 0], 0, loop.started),
     outputs=move_samples(move, loop.outputs),
   )
@@ -158,13 +158,17 @@ def exchange(
 
 
 def copy_prompts(move: Move, tree: PyTree) -> PyTree:
-  """Copies the moved prompt's row of arrays [n ...] to the target's."""
-  return jax.tree.map(partial(_copied, move), tree)
+  """Copies the moved prompt's row of arrays [n ...] to the target's, of one array after the other.
 
-
-def _copied(move: Move, x: Array) -> Array:
-  is_row = lambda place: (jnp.arange(len(x)) == place).reshape(-1, *[1] * (x.ndim - 1))
-  return jnp.where(is_row(move.target), _only(is_row(move.source), x), x)
+  XLA would otherwise send the rows of several layers in one collective, with a buffer for all.
+  """
+  arrays, structure = jax.tree.flatten(tree)
+  copied, source = [], move.source
+  for x in arrays:
+    is_row = lambda place, x=x: (jnp.arange(len(x)) == place).reshape(-1, *[1] * (x.ndim - 1))
+    source, row = jax.lax.optimization_barrier((source, _only(is_row(source), x)))
+    copied.append(jnp.where(is_row(move.target), row, x))
+  return jax.tree.unflatten(structure, copied)
 
 
 def _only(mask: Bool[Array, "..."], x: Array) -> Array:

@@ -13,7 +13,7 @@ import jaxrl_llm
 from jaxrl_llm import objectives
 from jaxrl_llm.learner.needs import abstract_batch, needed_by_step
 from jaxrl_llm.learner.train_step import init_state, make_train_step, policy_outputs
-from jaxrl_llm.models import Experts, Lora, make_critic, make_model, preset
+from jaxrl_llm.models import Experts, Lora, make_critic, make_model, precision, preset
 from jaxrl_llm.sampler import make_filter
 
 PACKAGE = pathlib.Path(jaxrl_llm.__file__).parent
@@ -134,3 +134,11 @@ def test_every_product_in_the_package_has_a_precision():
       if is_operator or is_product and node not in precise:
         silent.append(f"{path.relative_to(PACKAGE)}:{node.lineno}")
   assert not silent
+
+
+def test_two_parts_have_16_bits():
+  x = jax.random.normal(jax.random.key(0), (4096,)) * 2.0 ** jax.random.randint(jax.random.key(1), (4096,), -60, 60)
+  high, low = jax.jit(lambda x: precision.in_parts(x, jnp.bfloat16))(x)
+  assert high.dtype == low.dtype == jnp.bfloat16
+  error = jnp.abs(x - (high.astype(jnp.float32) + low.astype(jnp.float32)))
+  assert 2.0**-18 < float(jnp.max(error / jnp.abs(x))) <= 2.0**-17

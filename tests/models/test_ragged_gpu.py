@@ -75,12 +75,12 @@ def test_random_ranges_equal_plain_attention(seed, programs, monkeypatch):
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "int8"])
-@pytest.mark.parametrize(("columns", "tolerance"), [(64, 1e-5), (1024, 4e-3)], ids=["one block", "many"])
-def test_bfloat16_activations_equal_plain_attention(dtype, columns, tolerance, monkeypatch):
-  """Weights are rounded relative to another maximum, unless there is only one block."""
+@pytest.mark.parametrize("columns", [64, 1024])
+def test_bfloat16_activations_equal_plain_attention(dtype, columns, monkeypatch):
+  """Rounded to bfloat16, weights relative to another maximum would differ by 4e-3."""
   monkeypatch.setattr(ragged_gpu, "_PROGRAMS", 1)
   arguments, mask = step(1, rows=6, group=4, width=128, columns=columns, dtype=dtype, activations="bfloat16")
-  assert_as_plain(arguments, mask, tolerance=tolerance)
+  assert_as_plain(arguments, mask, tolerance=1e-5)
 
 
 def test_rows_that_see_nothing_are_empty():
