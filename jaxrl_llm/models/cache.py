@@ -235,7 +235,7 @@ def attend(q: Float[Array, "B K G C"], held: KeyValues, mask: Bool[Array, "B S"]
   parts = in_parts(weights, v.dtype)
   weights = jnp.concatenate(parts, axis=2)
   mix = jnp.einsum("bkgs,bksc->bkgc", weights, v, precision=precision_of(weights, v), preferred_element_type=jnp.float32)
-  return Partial(top, total, sum(jnp.split(mix, len(parts), axis=2)))
+  return Partial(top, total, reduce(jnp.add, jnp.split(mix, len(parts), axis=2)))
 
 
 def merge(parts: Sequence[Partial]) -> Float[Array, "B K G C"]:

@@ -4,7 +4,7 @@ Each program has a group of rows. It copies the next block of keys and values in
 it computes with the one before.
 """
 
-from functools import partial
+from functools import partial, reduce
 
 import jax
 import jax.numpy as jnp
@@ -134,7 +134,7 @@ def _kernel(blocks_ref, counts_ref, lengths_ref, q_ref, ages_ref, *refs, rows: i
       weights = weights * scales[1][:, None]
     parts = in_parts(weights, v.dtype)
     mix = product(jnp.concatenate(parts, axis=1), v, ((2,), (1,)))
-    mix_ref[row] = shrink[..., :1] * mix_ref[row] + sum(jnp.split(mix, len(parts), axis=1))
+    mix_ref[row] = shrink[..., :1] * mix_ref[row] + reduce(jnp.add, jnp.split(mix, len(parts), axis=1))
     return carry
 
   jax.lax.fori_loop(0, count, visit, 0)
