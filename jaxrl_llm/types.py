@@ -35,6 +35,19 @@ TokenTerm = tuple[Float[Array, "B T"], TokenMetrics]
 """Per-token term of the objective, and its metrics."""
 
 
+class Images(NamedTuple):
+  """Features of the pictures that rows of tokens show.
+
+  Attributes:
+    features: Features of up to S image tokens of each row: the one that stands for the token, and
+      one for each deep layer.
+    slots: Index of each token's features in its row; -1 for text.
+  """
+
+  features: Float[Array, "B S F D"]
+  slots: Int[Array, "B T"]
+
+
 class Forward(NamedTuple):
   """Output of a model on packed rows.
 

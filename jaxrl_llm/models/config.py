@@ -70,6 +70,51 @@ class Lora(NamedTuple):
   targets: tuple[str, ...] = ("attention/.*", "mlp/.*")
 
 
+class Vision(NamedTuple):
+  """A vision tower, which turns pictures into features at the slots of image tokens.
+
+  Attributes:
+    num_layers: Number of transformer blocks of the tower.
+    d_model: Width of the tower.
+    num_heads: Number of heads of the tower.
+    d_ff: Width of the hidden layer of a block of the tower.
+    deep_layers: Layers of the tower whose outputs also become features, from 0. Those of entry i
+      are added behind layer i of the decoder (DeepStack).
+    patch_size: Edge of a patch in pixels.
+    temporal_patch_size: Number of frames of a patch; a picture is repeated so many times.
+    merge_size: Edge in patches of the square that one image token stands for.
+    grid_side: Edge of the square of learned positions, which is stretched over each picture.
+    rope_sections: Numbers of the decoder's rotary frequencies for time, height and width.
+    image_token: Id of the image token.
+    video_token: Id of the video token, which no prompt may contain.
+    start_token: Id of the token before a picture.
+    end_token: Id of the token behind a picture.
+
+  References:
+    Qwen3-VL technical report, arXiv:2511.21631, 2025; DeepStack, arXiv:2406.04334, 2024.
+  """
+
+  num_layers: int
+  d_model: int
+  num_heads: int
+  d_ff: int
+  deep_layers: tuple[int, ...] = (8, 16, 24)
+  patch_size: int = 16
+  temporal_patch_size: int = 2
+  merge_size: int = 2
+  grid_side: int = 48
+  rope_sections: tuple[int, int, int] = (24, 20, 20)
+  image_token: int = 151655
+  video_token: int = 151656
+  start_token: int = 151652
+  end_token: int = 151653
+
+  @property
+  def patch_width(self) -> int:
+    """The number of values of a patch: its channels, frames and pixels."""
+    return 3 * self.temporal_patch_size * self.patch_size**2
+
+
 class ModelConfig(NamedTuple):
   """Sizes and options of one decoder.
 
@@ -101,6 +146,7 @@ class ModelConfig(NamedTuple):
       `quantized.FORMATS`; None keeps them in `dtype`.
     head_tokens: Number of tokens per device whose logits exist at a time; None for the default of
       the platform.
+    vision: Vision tower in front of the decoder; None for a language model.
   """
 
   vocab_size: int
@@ -126,6 +172,7 @@ class ModelConfig(NamedTuple):
   decode_attention: str = "auto"
   decode_weights: str | None = None
   head_tokens: int | None = None
+  vision: Vision | None = None
 
   @property
   def sparse_layers(self) -> tuple[int, ...]:

@@ -4,7 +4,7 @@ The published sizes are those of the families that `load` can read.
 """
 
 from jaxrl_llm.messages import Problem, did_you_mean
-from jaxrl_llm.models.config import DTYPES, Experts, ModelConfig, RopeScaling
+from jaxrl_llm.models.config import DTYPES, Experts, ModelConfig, RopeScaling, Vision
 
 
 def _qwen2(num_layers, d_model, num_heads, num_kv_heads, d_ff, *, head_dim=128, norm_eps=1e-6, max_positions=32768, tie=False):
@@ -17,6 +17,12 @@ def _qwen3(num_layers, d_model, num_heads, num_kv_heads, d_ff, *, tie=False, exp
   """Makes a Qwen3, dense or with experts in every layer."""
   sizes = (151936, num_layers, d_model, num_heads, num_kv_heads, 128, d_ff)
   return ModelConfig(*sizes, rope_theta=1e6, qk_norm=True, tie_embeddings=tie, max_positions=40960, experts=experts)
+
+
+def _qwen3_vl(text: ModelConfig, *, is_small: bool = False):
+  """Makes a Qwen3-VL: a Qwen3 behind the smaller or the larger of two towers."""
+  tower = Vision(24, 1024, 16, 4096, deep_layers=(5, 11, 17)) if is_small else Vision(27, 1152, 16, 4304)
+  return text._replace(rope_theta=5e6, max_positions=262144, vision=tower)
 
 
 def _llama3(num_layers, d_model, num_heads, d_ff, *, head_dim=128, factor=8.0, tie=False):
@@ -63,6 +69,12 @@ PRESETS = {
   "qwen3-32b": _qwen3(64, 5120, 64, 8, 25600),
   "qwen3-30b-a3b": _qwen3(48, 2048, 32, 4, 6144, experts=Experts(num_experts=128, top_k=8, d_ff=768)),
   "qwen3-235b-a22b": _qwen3(94, 4096, 64, 4, 12288, experts=Experts(num_experts=128, top_k=8, d_ff=1536)),
+  "qwen3-vl-2b": _qwen3_vl(_qwen3(28, 2048, 16, 8, 6144, tie=True), is_small=True),
+  "qwen3-vl-4b": _qwen3_vl(_qwen3(36, 2560, 32, 8, 9728, tie=True), is_small=True),
+  "qwen3-vl-8b": _qwen3_vl(_qwen3(36, 4096, 32, 8, 12288)),
+  "qwen3-vl-32b": _qwen3_vl(_qwen3(64, 5120, 64, 8, 25600)),
+  "qwen3-vl-30b-a3b": _qwen3_vl(_qwen3(48, 2048, 32, 4, 6144, experts=Experts(num_experts=128, top_k=8, d_ff=768))),
+  "qwen3-vl-235b-a22b": _qwen3_vl(_qwen3(94, 4096, 64, 4, 12288, experts=Experts(num_experts=128, top_k=8, d_ff=1536))),
   "llama3.1-8b": _llama3(32, 4096, 32, 14336),
   "llama3.1-70b": _llama3(80, 8192, 64, 28672),
   "llama3.2-1b": _llama3(16, 2048, 32, 8192, head_dim=64, factor=32.0, tie=True),

@@ -6,6 +6,8 @@ import pathlib
 import re
 from typing import Any
 
+import numpy as np
+
 from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.models.files import safetensors
 from jaxrl_llm.models.files.families import from_hf_config
@@ -55,7 +57,7 @@ def open_hf_folder(folder: str | os.PathLike, *, config: ModelConfig | None = No
 
   Returns:
     The config and the source of the tensors. Experts that transformers 5 has fused into one tensor
-    appear one by one under the published names.
+    appear one by one under the published names, unless the published checkpoints fuse them too.
 
   Raises:
     ValueError: If files are missing, cut off or of another format, or `from_hf_config` refuses the
@@ -63,18 +65,43 @@ def open_hf_folder(folder: str | os.PathLike, *, config: ModelConfig | None = No
   """
   folder = pathlib.Path(folder)
   config = read_hf_config(folder) if config is None else config
-  stored = _split_fused_experts(_read_headers(folder))
+  stored = _read_headers(folder)
+  if config.vision is None:
+    stored = _split_fused_experts(stored)
   for name, tensor in stored.items():
     if tensor.dtype not in safetensors.DTYPES and not name.endswith(IGNORED_SUFFIXES):
       raise ValueError(f"{tensor.file}: {name} is stored as {tensor.dtype}, expected one of {', '.join(safetensors.DTYPES)}")
+  turned = set() if config.vision is None else {name for name, tensor in stored.items() if _is_turned(name, tensor, config)}
+
+  def read(name: str) -> np.ndarray:
+    tensor = safetensors.read_tensor(stored[name])
+    return tensor.swapaxes(1, 2) if name in turned else tensor
+
   source = TensorSource(
     path=folder,
-    shapes={name: tensor.shape for name, tensor in stored.items()},
+    shapes={name: _turned(tensor.shape) if name in turned else tensor.shape for name, tensor in stored.items()},
     dtypes={name: safetensors.DTYPES.get(tensor.dtype, tensor.dtype) for name, tensor in stored.items()},
-    read=lambda name: safetensors.read_tensor(stored[name]),
+    read=read,
     files={name: tensor.file.name for name, tensor in stored.items()},
   )
   return config, source
+
+
+def _turned(shape: tuple[int, ...]) -> tuple[int, ...]:
+  return (shape[0], shape[2], shape[1])
+
+
+def _is_turned(name: str, tensor: Stored, config: ModelConfig) -> bool:
+  """Returns whether a tensor of all experts is stored as transformers 5 computes with it.
+
+  It is [E, 2·F, D] or [E, D, F] then. Published checkpoints have [E, D, 2·F] and [E, F, D]. As in
+  transformers, the first is meant if both have the same shape.
+  """
+  fused = re.fullmatch(r".*\.mlp\.experts\.(gate_up|down)_proj", name)
+  if not fused or config.experts is None:
+    return False
+  e, width = config.experts, config.d_model
+  return tensor.shape == (e.num_experts, *((2 * e.d_ff, width) if fused[1] == "gate_up" else (width, e.d_ff)))
 
 
 def _read_headers(folder: pathlib.Path) -> dict[str, Stored]:

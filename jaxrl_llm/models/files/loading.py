@@ -16,7 +16,7 @@ from jaxrl_llm.devices.mesh import param_shardings
 from jaxrl_llm.messages import did_you_mean
 from jaxrl_llm.models.config import DTYPES, ModelConfig
 from jaxrl_llm.models.files.hf_folder import open_hf_folder, read_hf_config
-from jaxrl_llm.models.files.tensor_names import IGNORED_SUFFIXES, TIED_HEAD, Entry, entries, to_params_layout
+from jaxrl_llm.models.files.tensor_names import IGNORED_SUFFIXES, TIED_HEAD, Entry, entries, piece_of, to_params_layout
 from jaxrl_llm.models.files.tensor_source import TensorSource
 from jaxrl_llm.models.model import Model, make_model
 from jaxrl_llm.pretrained import where
@@ -236,7 +236,7 @@ def _place(source: TensorSource, entry: Entry, sharding: NamedSharding | None) -
 
   The tensors keep transformers' layout, but with the heads split off.
   """
-  read = functools.cache(lambda name: source.read(name).reshape(entry.split))
+  read = functools.cache(lambda name: piece_of(entry, source.read(name)))
 
   def piece(index: tuple[slice, ...]) -> np.ndarray:
     if not entry.over_experts:
@@ -245,11 +245,11 @@ def _place(source: TensorSource, entry: Entry, sharding: NamedSharding | None) -
 
   experts = (len(entry.names),) if entry.over_experts else ()
   if sharding is None:
-    return jnp.asarray(piece((slice(None),) * (len(experts) + len(entry.split))))
+    return jnp.asarray(piece((slice(None),) * (len(experts) + len(entry.piece))))
   ours = tuple(sharding.spec)[0 if entry.layer is None else 1 :]
   lead, ours = ours[: len(experts)], ours[len(experts) :]
   spec = PartitionSpec(*lead, *(ours[entry.order.index(axis)] for axis in range(len(entry.order))))
-  return jax.make_array_from_callback((*experts, *entry.split), NamedSharding(sharding.mesh, spec), piece)
+  return jax.make_array_from_callback((*experts, *entry.piece), NamedSharding(sharding.mesh, spec), piece)
 
 
 def logits(model: Model, params: Params, tokens: Any, *, segments: Any = None, positions: Any = None) -> Float[Array, "B T V"]:
