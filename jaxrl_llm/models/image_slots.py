@@ -7,7 +7,7 @@ import numpy as np
 from jaxtyping import Float, Int
 
 from jaxrl_llm.models.config import Vision
-from jaxrl_llm.models.tower import Patches
+from jaxrl_llm.types import Patches
 
 Grid = tuple[int, int]
 """Height and width of a picture in patches, multiples of `Vision.merge_size`."""

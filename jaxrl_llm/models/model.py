@@ -16,9 +16,8 @@ from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.models.decoding import make_steps
 from jaxrl_llm.models.decoding_weights import DecodingWeights
 from jaxrl_llm.models.head import chunk_tokens, token_logprobs
-from jaxrl_llm.models.tower import Patches
 from jaxrl_llm.models.transformer import STACKS, Transformer
-from jaxrl_llm.types import Forward, Images, Params, TrainBatch
+from jaxrl_llm.types import Forward, Images, Params, Patches, TrainBatch
 
 
 class Model(NamedTuple):
@@ -169,7 +168,7 @@ def make_model(config: ModelConfig, *, mesh: Mesh | None = None, serving: Servin
     router_losses: bool = False,
   ) -> tuple[Float[Array, "B T"], Float[Array, "B T"], Forward]:
     rows = (batch.tokens, batch.positions, batch.segments, batch.routing)
-    out = hidden(params, *rows, prefixes=batch.prefixes, router_losses=router_losses)
+    out = hidden(params, *rows, prefixes=batch.prefixes, router_losses=router_losses, images=batch.images)
     of_tokens, entropy = token_logprobs(
       {name: params[name] for name in head_names(config)},
       segments_lib.at_slots(out.hidden, sources, in_order=batch.prefixes is None),

@@ -1,11 +1,9 @@
 """The vision tower: from patches of pictures to features at the slots of image tokens."""
 
-from typing import NamedTuple
-
 import jax
 import jax.numpy as jnp
 from flax import nnx
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Bool, Float
 
 from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.models.linear import matmul, param
@@ -13,6 +11,7 @@ from jaxrl_llm.models.precision import precision_of
 from jaxrl_llm.models.remat import rematerialised
 from jaxrl_llm.models.rope import Rotation, frequencies, rope
 from jaxrl_llm.models.visibility import MASKED
+from jaxrl_llm.types import Patches
 
 _THETA = 1e4
 """Base of the tower's rotary frequencies."""
@@ -21,31 +20,10 @@ _QUERIES = 512
 """Patches of a picture whose scores to all of its patches exist at a time."""
 
 
-class Patches(NamedTuple):
-  """Patches of I pictures, each padded to N patches. `image_slots.place` makes them.
-
-  The patches of a picture lie in the order of their image tokens, each of which stands for a square
-  of neighbours.
-
-  Attributes:
-    pixels: Normalised values of each patch.
-    coordinates: Row and column of each patch in its picture.
-    corners: Indices of the four learned positions around each patch.
-    shares: Weights of these four, which sum to 1.
-    mask: True if there is a patch.
-  """
-
-  pixels: Float[Array, "I N pixels"]
-  coordinates: Int[Array, "I N 2"]
-  corners: Int[Array, "I N 4"]
-  shares: Float[Array, "I N 4"]
-  mask: Bool[Array, "I N"]
-
-
 class LayerNorm(nnx.Module):
   """Layer normalisation in float32, with scale and bias."""
 
-  def __init__(self, width: int, *, axis: str | None, eps: float = 1e-6):
+  def __init__(self, width: int, *, axis: str, eps: float = 1e-6):
     self.scale = nnx.Param(jnp.ones((width,), jnp.float32), axes=(axis,))
     self.bias = nnx.Param(jnp.zeros((width,), jnp.float32), axes=(axis,))
     self.eps = eps
@@ -60,7 +38,7 @@ class LayerNorm(nnx.Module):
 class Linear(nnx.Module):
   """A linear map with a bias."""
 
-  def __init__(self, ins: int, outs: int, axes: tuple[str | None, str | None], *, rngs: nnx.Rngs, dtype: str, fan_in: int | None = None):
+  def __init__(self, ins: int, outs: int, axes: tuple[str, str], *, rngs: nnx.Rngs, dtype: str, fan_in: int | None = None):
     self.weight = param(rngs, (ins, outs), axes, fan_in=fan_in or ins, dtype=dtype)
     self.bias = nnx.Param(jnp.zeros((outs,), dtype), axes=axes[1:])
 
@@ -130,7 +108,7 @@ class Merger(nnx.Module):
   def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs, is_deep: bool):
     vision, dtype = config.vision, config.param_dtype
     width = vision.d_model * vision.merge_size**2
-    self.norm = LayerNorm(width, axis=None) if is_deep else LayerNorm(vision.d_model, axis="embed")
+    self.norm = LayerNorm(width, axis="patch") if is_deep else LayerNorm(vision.d_model, axis="embed")
     self.up = Linear(width, width, ("embed", "mlp"), rngs=rngs, dtype=dtype)
     self.down = Linear(width, config.d_model, ("mlp", "embed"), rngs=rngs, dtype=dtype)
     self.width, self.is_deep = width, is_deep
@@ -156,8 +134,8 @@ class Tower(nnx.Module):
     def blocks(rngs):
       return TowerBlock(config, rngs=rngs)
 
-    self.patches = Linear(vision.patch_width, vision.d_model, (None, "embed"), rngs=rngs, dtype=dtype)
-    self.positions = param(rngs, (vision.grid_side**2, vision.d_model), (None, "embed"), fan_in=vision.d_model, dtype=dtype)
+    self.patches = Linear(vision.patch_width, vision.d_model, ("patch", "embed"), rngs=rngs, dtype=dtype)
+    self.positions = param(rngs, (vision.grid_side**2, vision.d_model), ("patch", "embed"), fan_in=vision.d_model, dtype=dtype)
     self.layers = blocks(rngs)
     self.merger = Merger(config, rngs=rngs, is_deep=False)
     for i in range(len(vision.deep_layers)):

@@ -19,8 +19,8 @@ from jaxrl_llm.models.moe import Routed, balance_loss, z_loss
 from jaxrl_llm.models.precision import precision_of
 from jaxrl_llm.models.quantized import Quantized
 from jaxrl_llm.models.remat import rematerialised
-from jaxrl_llm.models.tower import Patches, Tower
-from jaxrl_llm.types import Forward, Images
+from jaxrl_llm.models.tower import Tower
+from jaxrl_llm.types import Forward, Images, Patches
 
 STACKS = ("layers", "sparse_layers")
 """Names of the attributes that hold stacked blocks: dense ones, and those with experts."""
@@ -63,7 +63,8 @@ def layer_spans(config: ModelConfig) -> list[LayerSpan]:
 
 def features_at(images: Images, index: int | Int[Array, ""]) -> Float[Array, "B T D"]:
   """Returns one of the features of each image token, and arbitrary ones for text."""
-  of_rows = images.features[:, :, index]
+  of_rows = images.features[:, :, :, index]
+  of_rows = of_rows.reshape(of_rows.shape[0], -1, of_rows.shape[-1])
   return jnp.take_along_axis(of_rows, jnp.maximum(images.slots, 0)[..., None], axis=1)
 
 
@@ -111,16 +112,24 @@ class Transformer(nnx.Module):
 
   def add_deep(self, x: Float[Array, "B T D"], images: Images | None, layer: Int[Array, ""]) -> Float[Array, "B T D"]:
     """Adds the deep features behind one of the first layers."""
-    num_deep = 0 if images is None else images.features.shape[2] - 1
+    num_deep = 0 if images is None else images.features.shape[3] - 1
     if not num_deep:
       return x
+    deep = lambda: jnp.where((images.slots < 0)[..., None], 0, features_at(images, jnp.minimum(layer + 1, num_deep))).astype(x.dtype)
     # A branch, so that the other layers gather nothing.
-    added = lambda x: x + jnp.where((images.slots < 0)[..., None], 0, features_at(images, jnp.minimum(layer + 1, num_deep))).astype(x.dtype)
-    return jax.lax.cond(layer < num_deep, added, lambda x: x, x)
+    return jax.lax.cond(layer < num_deep, lambda x: x + deep(), lambda x: x, x)
 
-  def features(self, patches: Patches) -> Float[Array, "I S F D"]:
+  def features(self, patches: Patches) -> Float[Array, "*I S F D"]:
     """Computes the features of pictures."""
-    return self.tower(patches)
+    lead = patches.mask.shape[:-1]
+    features = self.tower(jax.tree.map(lambda x: x.reshape(-1, *x.shape[len(lead) :]), patches))
+    return features.reshape(*lead, *features.shape[1:])
+
+  def with_features(self, images: Images | None) -> Images | None:
+    """Returns images with features, computed from the patches unless they are given."""
+    if images is None or images.features is not None:
+      return images
+    return images._replace(features=self.features(images.patches), patches=None)
 
   def scan(self, body: Callable, carry, *arrays):
     """Scans `body` through all layers in order.
@@ -161,7 +170,7 @@ class Transformer(nnx.Module):
     A token sees its prefix and the earlier tokens of its own segment. Tokens of rows with images
     have three positions.
     """
-    rows = packed(segments, prefixes)
+    rows, images = packed(segments, prefixes), self.with_features(images)
     replay = None if routing is None else jnp.moveaxis(routing, 2, 0)
 
     def body(block, x, layer, replay):
@@ -215,7 +224,7 @@ class Transformer(nnx.Module):
     The cache has no blocks for responses yet. Positions of prompts without images are counted.
     """
     segments = mask.astype(jnp.int32)
-    rows = packed(segments)
+    rows, images = packed(segments), self.with_features(images)
     if positions is None:
       positions = jnp.maximum(jnp.cumsum(segments, axis=1) - 1, 0)
 
