@@ -5,6 +5,8 @@
 
 from typing import NamedTuple
 
+from jaxrl_llm.pretrained.pictures import PictureConfig
+
 DTYPES = ("float32", "bfloat16")
 
 
@@ -80,9 +82,7 @@ class Vision(NamedTuple):
     d_ff: Width of the hidden layer of a block of the tower.
     deep_layers: Layers of the tower whose outputs also become features, from 0. Those of entry i
       are added behind layer i of the decoder (DeepStack).
-    patch_size: Edge of a patch in pixels.
-    temporal_patch_size: Number of frames of a patch; a picture is repeated so many times.
-    merge_size: Edge in patches of the square that one image token stands for.
+    pictures: Settings with which pictures become patches.
     grid_side: Edge of the square of learned positions, which is stretched over each picture.
     rope_sections: Numbers of the decoder's rotary frequencies for time, height and width.
     image_token: Id of the image token.
@@ -99,9 +99,7 @@ class Vision(NamedTuple):
   num_heads: int
   d_ff: int
   deep_layers: tuple[int, ...] = (8, 16, 24)
-  patch_size: int = 16
-  temporal_patch_size: int = 2
-  merge_size: int = 2
+  pictures: PictureConfig = PictureConfig()
   grid_side: int = 48
   rope_sections: tuple[int, int, int] = (24, 20, 20)
   image_token: int = 151655
@@ -112,7 +110,12 @@ class Vision(NamedTuple):
   @property
   def patch_width(self) -> int:
     """The number of values of a patch: its channels, frames and pixels."""
-    return 3 * self.temporal_patch_size * self.patch_size**2
+    return 3 * self.pictures.temporal_patch_size * self.pictures.patch_size**2
+
+  @property
+  def merge_size(self) -> int:
+    """The edge in patches of the square that one image token stands for."""
+    return self.pictures.merge_size
 
 
 class ModelConfig(NamedTuple):
@@ -147,6 +150,7 @@ class ModelConfig(NamedTuple):
     head_tokens: Number of tokens per device whose logits exist at a time; None for the default of
       the platform.
     vision: Vision tower in front of the decoder; None for a language model.
+    train_tower: Whether the tower is trained too. Otherwise its features are computed once.
   """
 
   vocab_size: int
@@ -173,6 +177,7 @@ class ModelConfig(NamedTuple):
   decode_weights: str | None = None
   head_tokens: int | None = None
   vision: Vision | None = None
+  train_tower: bool = False
 
   @property
   def sparse_layers(self) -> tuple[int, ...]:

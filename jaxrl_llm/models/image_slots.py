@@ -3,11 +3,12 @@
 from collections.abc import Sequence
 from typing import NamedTuple
 
+import jax
 import numpy as np
 from jaxtyping import Float, Int
 
-from jaxrl_llm.models.config import Vision
-from jaxrl_llm.types import Patches
+from jaxrl_llm.models.config import ModelConfig, Vision
+from jaxrl_llm.types import Images, Patches
 
 Grid = tuple[int, int]
 """Height and width of a picture in patches, multiples of `Vision.merge_size`."""
@@ -25,6 +26,31 @@ class Places(NamedTuple):
   positions: Int[np.ndarray, "T 3"]
   slots: Int[np.ndarray, " T"]
   end: int
+
+
+class Pictures(NamedTuple):
+  """Pictures of one prompt, with room for S image tokens each.
+
+  Attributes:
+    key: Digest of the pictures.
+    positions: Position of each token of the prompt in time, height and width.
+    slots: Index of each token among the I·S image tokens of the pictures; -1 for text.
+    end: Position of the first token of the response.
+    features: Features of the image tokens; None if they follow from the patches.
+    patches: Patches of the pictures; None if there are features.
+  """
+
+  key: bytes
+  positions: Int[np.ndarray, "P 3"]
+  slots: Int[np.ndarray, " P"]
+  end: int
+  features: Float[np.ndarray, "I S F D"] | None = None
+  patches: Patches | None = None
+
+  @property
+  def count(self) -> int:
+    """The number of pictures."""
+    return len(self.patches.mask if self.features is None else self.features)
 
 
 def num_slots(grid: Grid, vision: Vision) -> int:
@@ -81,6 +107,63 @@ def places(tokens: Sequence[int], grids: Sequence[Grid], vision: Vision) -> Plac
     start = begin + count
   positions[start:] = end + np.arange(len(tokens) - start)[:, None]
   return Places(positions, slots, end + len(tokens) - start)
+
+
+def spread(slots: Int[np.ndarray, " T"], grids: Sequence[Grid], vision: Vision, *, room: int) -> Int[np.ndarray, " T"]:
+  """Returns the indices of image tokens if each picture has room for `room` of them.
+
+  Args:
+    slots: Indices from `places`, in which each picture follows the one before.
+    grids: Sizes of the pictures.
+    vision: Tower.
+    room: Number of image tokens that each picture has room for.
+
+  Example:
+    >>> spread(np.array([-1, 0, 1, -1, 2]), [(2, 4), (2, 2)], Vision(24, 1024, 16, 4096), room=8).tolist()
+    [-1, 0, 1, -1, 8]
+  """
+  counts = np.array([num_slots(grid, vision) for grid in grids], np.int64)
+  shifts = np.repeat(np.arange(len(grids)) * room - (np.cumsum(counts) - counts), counts)
+  return np.where(slots < 0, -1, slots + np.append(shifts, 0)[slots]).astype(np.int32)
+
+
+class Room(NamedTuple):
+  """Room for pictures in each row of a batch.
+
+  Attributes:
+    config: Model with a tower.
+    pictures: Number of pictures of a row (I).
+    tokens: Number of image tokens of a picture (S).
+  """
+
+  config: ModelConfig
+  pictures: int
+  tokens: int
+
+  def shapes(self, rows: int, slots: int) -> Images:
+    """Returns the shapes of the pictures of a batch with so many rows and slots."""
+    config, lead = self.config, (rows, self.pictures)
+    array = lambda *shape, dtype="float32": jax.ShapeDtypeStruct(shape, dtype)
+    places, vision = array(rows, slots, dtype="int32"), config.vision
+    if not config.train_tower:
+      return Images(places, features=array(*lead, self.tokens, 1 + len(vision.deep_layers), config.d_model, dtype=config.dtype))
+    lead = (*lead, self.tokens * vision.merge_size**2)
+    ints = lambda count: array(*lead, count, dtype="int32")
+    return Images(places, patches=Patches(array(*lead, vision.patch_width), ints(2), ints(4), array(*lead, 4), array(*lead, dtype="bool")))
+
+
+def blank(shapes: Images) -> Images:
+  """Returns pictures of zeros in host memory, and slots without any."""
+  zeros = jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), shapes)
+  return zeros._replace(slots=zeros.slots - 1)
+
+
+def put(images: Images, row: int, first: int, pictures: Pictures) -> None:
+  """Writes the pictures of a prompt into a row, beginning at place `first`."""
+  here = slice(first, first + pictures.count)
+  for name in ("features", "patches"):
+    if getattr(images, name) is not None:
+      jax.tree.map(lambda x, own: x[row].__setitem__(here, own), getattr(images, name), getattr(pictures, name))
 
 
 def place(pixels: Sequence[Float[np.ndarray, "_ pixels"]], grids: Sequence[Grid], vision: Vision, *, size: int | None = None) -> Patches:

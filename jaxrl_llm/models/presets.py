@@ -5,6 +5,7 @@ The published sizes are those of the families that `load` can read.
 
 from jaxrl_llm.messages import Problem, did_you_mean
 from jaxrl_llm.models.config import DTYPES, Experts, ModelConfig, RopeScaling, Vision
+from jaxrl_llm.pretrained.pictures import PictureConfig
 
 
 def _qwen2(num_layers, d_model, num_heads, num_kv_heads, d_ff, *, head_dim=128, norm_eps=1e-6, max_positions=32768, tie=False):
@@ -38,12 +39,21 @@ def _smollm2(num_layers, d_model, num_heads, num_kv_heads, d_ff, *, rope_theta=1
 
 
 # Small models of this project, not published; their vocabulary is the tokenizer's.
-LOCAL = ("tiny", "nano", "tiny-moe", "nano-moe")
+LOCAL = ("tiny", "nano", "tiny-moe", "nano-moe", "tiny-vl", "nano-vl")
 
 # 0.8M parameters with a byte vocabulary: learns the laptop job in minutes on two CPU cores.
 _TINY = ModelConfig(vocab_size=264, num_layers=4, d_model=128, num_heads=4, num_kv_heads=2, head_dim=32, d_ff=384, qk_norm=True)
 # For tests of the plumbing: compiles and runs in no time, but learns nothing useful.
 _NANO = ModelConfig(vocab_size=264, num_layers=2, d_model=32, num_heads=4, num_kv_heads=2, head_dim=8, d_ff=64, qk_norm=True)
+
+def _with_tower(config: ModelConfig, tower: Vision) -> ModelConfig:
+  """Puts a small tower, for small pictures, in front of a decoder with a byte vocabulary."""
+  quarter = config.head_dim // 8
+  sections = (config.head_dim // 2 - 2 * quarter, quarter, quarter)
+  tokens = dict(image_token=259, video_token=260, start_token=261, end_token=262)
+  pictures = PictureConfig(patch_size=8, merge_size=1, min_pixels=64, max_pixels=4096)
+  return config._replace(vision=tower._replace(pictures=pictures, grid_side=8, rope_sections=sections, **tokens))
+
 
 # Published sizes have the values of the base checkpoint's config.json. For Qwen2.5 of 14b and more,
 # the instruct checkpoints differ: norm_eps 1e-6, and a context of 32,768 tokens. `load` always uses
@@ -54,6 +64,8 @@ PRESETS = {
   # As many active weights per token as in "tiny", and four times as many in the experts.
   "tiny-moe": _TINY._replace(experts=Experts(8, 2, 192)),
   "nano-moe": _NANO._replace(experts=Experts(8, 2, 32)),
+  "tiny-vl": _with_tower(_TINY, Vision(2, 96, 4, 192, deep_layers=(0,))),
+  "nano-vl": _with_tower(_NANO, Vision(2, 32, 2, 64, deep_layers=(0,))),
   "qwen2.5-0.5b": _qwen2(24, 896, 14, 2, 4864, head_dim=64, tie=True),
   "qwen2.5-1.5b": _qwen2(28, 1536, 12, 2, 8960, max_positions=131072, tie=True),
   "qwen2.5-3b": _qwen2(36, 2048, 16, 2, 11008, tie=True),

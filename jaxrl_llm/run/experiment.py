@@ -25,6 +25,7 @@ from jaxrl_llm.rewards import WeightedReward
 from jaxrl_llm.rewards.from_config import make_rewards
 from jaxrl_llm.rewards.grader import Grader
 from jaxrl_llm.rollouts import environments, rollout
+from jaxrl_llm.rollouts.gallery import Gallery
 from jaxrl_llm.rollouts.conversations import Rules, begin_conversations, converse, turn_requests
 from jaxrl_llm.rollouts.samplers import Samplers, make_samplers, memory_limit
 from jaxrl_llm.rollouts.weight_sync import WeightSync, make_weight_sync
@@ -57,6 +58,7 @@ class Experiment(NamedTuple):
     learner: Programs that read weights on `mesh`: updates and log-probability passes.
     sampler: Programs that read weights on `sampler_mesh`: rollouts and evaluations.
     eval_draw: Function `(weights on sampler_mesh) -> DrawFn` for the samples of an evaluation.
+    gallery: Pictures of the problems; None if they show none.
   """
 
   config: ConfigDict
@@ -74,6 +76,7 @@ class Experiment(NamedTuple):
   learner: Programs
   sampler: Samplers
   eval_draw: Callable[[Params], DrawFn]
+  gallery: Gallery | None = None
 
   @property
   def replies(self) -> str | None:
@@ -221,7 +224,9 @@ def build_experiment(config: ConfigDict) -> Experiment:
     sampled_params = sync.arrived
   options = dict(turn_stops=talk and talk.environment.stops, records_routes=records_routes(config, shape))
   sampler = make_samplers(config, sampling_model, task.tokenizer, sampled_params, **options)
-  eval_draw = partial(make_draw, config, sampler.eval_sample, talk=talk, mesh=sampler_mesh, tokenizer=task.tokenizer)
+  gallery = make_gallery(config, task, learner, shape)
+  placing = dict(mesh=sampler_mesh, tokenizer=task.tokenizer, gallery=gallery)
+  eval_draw = partial(make_draw, config, sampler.eval_sample, talk=talk, **placing)
   terms = make_rewards(task, config)
   check_metrics(config.eval.metrics, terms[0])
   return Experiment(
@@ -240,6 +245,7 @@ def build_experiment(config: ConfigDict) -> Experiment:
     sampler=sampler,
     needs=needs,
     credit=make_credit(config.advantage.estimator, config.rollout.group_size, **given(config.advantage, "estimator")),
+    gallery=gallery,
   )
 
 
@@ -251,13 +257,13 @@ def make_grader(config: ConfigDict, terms: Sequence[WeightedReward]) -> Grader:
 
 
 def make_draw(
-  config: ConfigDict, sample: SampleFn, params: Params, *, talk: Rules | None, mesh: Mesh, tokenizer: Tokenizer
+  config: ConfigDict, sample: SampleFn, params: Params, *, talk: Rules | None, mesh: Mesh, tokenizer: Tokenizer, gallery: Gallery | None
 ) -> DrawFn:
   """Returns the function that draws the samples of an evaluation: responses, or conversations.
 
   `params` and `mesh` are the sampler's.
   """
-  placing = dict(mesh=mesh, tokenizer=tokenizer, prompt_buckets=config.rollout.prompt_buckets)
+  placing = dict(mesh=mesh, tokenizer=tokenizer, prompt_buckets=config.rollout.prompt_buckets, gallery=gallery)
   if talk is None:
     return lambda examples, key: rollout.draw(sample, params, examples, key, **placing)
   sizes = dict(group_size=config.eval.samples, max_new_tokens=config.rollout.max_new_tokens)

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 from jaxrl_llm.messages import did_you_mean
 from jaxrl_llm.models.config import Experts, ModelConfig, RopeScaling, Vision
+from jaxrl_llm.pretrained.pictures import PictureConfig
 
 MISSING = object()
 
@@ -59,10 +60,8 @@ _TOWER_SIZES = {
   "d_model": "hidden_size",
   "num_heads": "num_heads",
   "d_ff": "intermediate_size",
-  "patch_size": "patch_size",
-  "temporal_patch_size": "temporal_patch_size",
-  "merge_size": "spatial_merge_size",
 }
+_PATCH_SIZES = {"patch_size": "patch_size", "temporal_patch_size": "temporal_patch_size", "merge_size": "spatial_merge_size"}
 _TOWER_FIXED = {"in_channels": 3, "hidden_act": "gelu_pytorch_tanh"}
 _VISION_TOKENS = {
   "image_token": "image_token_id",
@@ -276,7 +275,8 @@ def _vision(raw: dict[str, Any], where: str) -> Vision:
   if sizes["d_model"] % (4 * sizes["num_heads"]):
     raise ValueError(f"{where}: hidden_size: found {sizes['d_model']}, expected a multiple of 4 times num_heads={sizes['num_heads']}")
   tokens = {ours: raw.get(field, Vision._field_defaults[ours]) for ours, field in _VISION_TOKENS.items()}
-  return Vision(**sizes, deep_layers=deep, grid_side=side, **tokens)
+  pictures = PictureConfig(**{ours: _get(inner, field, _INT, where=where) for ours, field in _PATCH_SIZES.items()})
+  return Vision(**sizes, deep_layers=deep, pictures=pictures, grid_side=side, **tokens)
 
 
 def _rope_sections(raw: dict[str, Any], half: int, where: str) -> tuple[int, int, int]:
@@ -376,6 +376,7 @@ def _with_tower(raw: dict[str, Any], config: ModelConfig) -> dict[str, Any]:
     "num_position_embeddings": vision.grid_side**2,
     "deepstack_visual_indexes": list(vision.deep_layers),
     **{field: getattr(vision, ours) for ours, field in _TOWER_SIZES.items()},
+    **{field: getattr(vision.pictures, ours) for ours, field in _PATCH_SIZES.items()},
     **_TOWER_FIXED,
   }
   tokens = {field: getattr(vision, ours) for ours, field in _VISION_TOKENS.items()}

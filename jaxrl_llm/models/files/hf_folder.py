@@ -8,12 +8,13 @@ from typing import Any
 
 import numpy as np
 
-from jaxrl_llm.models.config import ModelConfig
+from jaxrl_llm.models.config import ModelConfig, Vision
 from jaxrl_llm.models.files import safetensors
 from jaxrl_llm.models.files.families import from_hf_config
 from jaxrl_llm.models.files.safetensors import Stored
 from jaxrl_llm.models.files.tensor_names import IGNORED_SUFFIXES
 from jaxrl_llm.models.files.tensor_source import TensorSource
+from jaxrl_llm.pretrained import pictures
 
 CONFIG = "config.json"
 WEIGHTS = "model.safetensors"
@@ -44,7 +45,20 @@ def read_hf_config(folder: str | os.PathLike) -> ModelConfig:
   ggufs = sorted(file.name for file in path.parent.glob("*.gguf"))
   if not path.exists() and ggufs:
     raise ValueError(f"{path.parent}: found no {CONFIG} but {', '.join(ggufs)}; give the path of the .gguf file itself")
-  return from_hf_config(read_json(path), where=str(path))
+  config = from_hf_config(read_json(path), where=str(path))
+  return config if config.vision is None else config._replace(vision=_with_picture_settings(config.vision, path.parent))
+
+
+def _with_picture_settings(vision: Vision, folder: pathlib.Path) -> Vision:
+  """Reads how pictures become patches, if the folder says so beside the sizes of its config."""
+  if not any((folder / name).exists() for name in pictures.FILES):
+    return vision
+  stored = pictures.read_config(folder)
+  for field in ("patch_size", "temporal_patch_size", "merge_size"):
+    ours, theirs = getattr(vision.pictures, field), getattr(stored, field)
+    if ours != theirs:
+      raise ValueError(f"{folder}: {field}: found {theirs} in the settings of pictures, expected {ours}, as in {CONFIG}")
+  return vision._replace(pictures=stored)
 
 
 def open_hf_folder(folder: str | os.PathLike, *, config: ModelConfig | None = None) -> tuple[ModelConfig, TensorSource]:

@@ -25,11 +25,12 @@ from jaxrl_llm.models.files.safetensors import write_file
 from jaxrl_llm.models.files.tensor_names import Entry, entries, to_hf_layout
 from jaxrl_llm.models.lora import merge
 from jaxrl_llm.models.model import Model
+from jaxrl_llm.pretrained import pictures
 from jaxrl_llm.types import Params
 
 TOKENIZER_FILES = (
   "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "vocab.json", "merges.txt",
-  "tokenizer.model", "chat_template.jinja", "chat_template.json",
+  "tokenizer.model", "chat_template.jinja", "chat_template.json", *pictures.FILES,
 )  # fmt: skip
 GENERATION = "generation_config.json"
 _TOKEN_IDS = ("bos_token_id", "eos_token_id", "pad_token_id")

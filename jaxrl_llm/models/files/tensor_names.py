@@ -117,7 +117,8 @@ def _merger_rows(config: ModelConfig, path: str, name: str, *, is_deep: bool) ->
 def tower_entries(config: ModelConfig) -> list[Entry]:
   """Makes the table of the vision tower of a model."""
   vision = config.vision
-  w, patch, table = vision.d_model, (3, vision.temporal_patch_size, vision.patch_size, vision.patch_size), []
+  w, (size, time), table = vision.d_model, vision.pictures[:2], []
+  patch = (3, time, size, size)
 
   def add(rows: Sequence[tuple], layer: int | None = None) -> None:
     for path, name, shape, split, order, *part in rows:
