@@ -289,7 +289,7 @@ def pack(sequences: Sequence[Trajectory], layout: Layout, room: Room | None = No
 def _with_pictures(batch: TrainBatch, sequences: Sequence[Trajectory], layout: Layout, room: Room) -> TrainBatch:
   """Adds the pictures of the prompts, once for all sequences that share a prompt."""
   positions, images = np.repeat(batch.positions[..., None], 3, axis=-1), image_slots.blank(room.shapes(*layout.shape))
-  first, used = {}, np.zeros(len(positions), int)
+  first, used = {}, [0] * len(positions)
   for sequence, row, slots in zip(sequences, layout.rows, layout.slots, strict=True):
     pictures = sequence.pictures
     if pictures is None:

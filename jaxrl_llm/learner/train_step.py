@@ -217,9 +217,9 @@ def make_train_step(
     return (loss, join_rows(metrics)), grads
 
   def train_step(state: TrainState, batch: TrainBatch) -> tuple[TrainState, Metrics]:
-    chex.assert_tree_shape_prefix(
-      batch, batch.mask.shape, **refusing("every array of a batch must begin with the axes of its mask")
-    )
+    # Pictures have rows, but no slots.
+    text = batch._replace(images=None)
+    chex.assert_tree_shape_prefix(text, batch.mask.shape, **refusing("every array of a batch must begin with the axes of its mask"))
     chex.assert_is_divisible(len(batch.mask), rows_at_once or 1, **refusing("micro-batches do not divide the rows"))
     weights = objective.weigh(batch.mask, batch.segments)
     trained, frozen = partition(state.params, trainable)

@@ -63,7 +63,7 @@ def num_slots(grid: Grid, vision: Vision) -> int:
   return grid[0] * grid[1] // vision.merge_size**2
 
 
-def places(tokens: Sequence[int], grids: Sequence[Grid], vision: Vision) -> Places:
+def places(tokens: Sequence[int] | Int[np.ndarray, " T"], grids: Sequence[Grid], vision: Vision) -> Places:
   """Computes the places of the tokens of a sequence that shows pictures.
 
   Text counts on. The tokens of a picture that begins at position p are at p in time, and at p plus
