@@ -1,8 +1,9 @@
 """Pictures of problems, as a model reads them: patches, or the features of a frozen tower."""
 
+import hashlib
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import numpy as np
@@ -10,22 +11,11 @@ from jaxtyping import Float, Int
 
 from jaxrl_llm.models import image_slots
 from jaxrl_llm.models.image_slots import Grid, Pictures, Room
+from jaxrl_llm.pretrained import pictures
 from jaxrl_llm.types import Images, Params, Patches, Shown
 
 _KEPT = 1024
 """Number of pictures whose patches or features stay in host memory."""
-
-
-class Picture(NamedTuple):
-  """A picture as patches.
-
-  Attributes:
-    pixels: Normalised values of each patch.
-    grid: Height and width in patches.
-  """
-
-  pixels: Float[np.ndarray, "n pixels"]
-  grid: Grid
 
 
 class Gallery:
@@ -34,8 +24,6 @@ class Gallery:
   Args:
     prompts: Room for pictures in a prompt.
     rows: Room for pictures in a row of the learner.
-    digest: Function from a picture of a problem to what identifies it.
-    read: Function from a picture of a problem to its patches.
     prompt_ids: Function from a problem to the ids of its prompt, in which each picture has all of
       its image tokens.
     features: Compiled function `(params, patches) -> features` of one picture; None if the tower is
@@ -47,13 +35,11 @@ class Gallery:
     prompts: Room,
     rows: Room,
     *,
-    digest: Callable[[Any], bytes],
-    read: Callable[[Any], Picture],
     prompt_ids: Callable[[Mapping[str, Any]], Sequence[int]],
     features: Callable[[Params, Patches], Float[jax.Array, "1 S F D"]] | None,
   ):
     self.prompts, self.rows = prompts, rows
-    self._digest, self._read, self._prompt_ids, self._features = digest, read, prompt_ids, features
+    self._prompt_ids, self._features = prompt_ids, features
     self._kept: OrderedDict[bytes, tuple[Grid, Any]] = OrderedDict()
     self.num_read = 0
 
@@ -61,10 +47,10 @@ class Gallery:
     """Returns the pictures of a problem, and where they are in its prompt.
 
     Args:
-      example: Task row with `images`.
+      example: Task row, with the contents of its pictures' files as `images`.
       params: Weights of the model, for a frozen tower.
     """
-    vision, keys = self.prompts.config.vision, [self._digest(image) for image in example["images"]]
+    vision, keys = self.prompts.config.vision, [hashlib.sha256(image).digest() for image in example["images"]]
     seen = [self._seen(key, image, params) for key, image in zip(keys, example["images"], strict=True)]
     grids = [grid for grid, _ in seen]
     places = image_slots.places(self._prompt_ids(example), grids, vision)
@@ -73,23 +59,24 @@ class Gallery:
     slots = image_slots.spread(places.slots, grids, vision, room=self.prompts.tokens)
     return Pictures(b"".join(keys), places.positions, slots, places.end, **{kind: arrays})
 
-  def _seen(self, key: bytes, image: Any, params: Params) -> tuple[Grid, Any]:
+  def _seen(self, key: bytes, image: bytes, params: Params) -> tuple[Grid, Any]:
     """Returns the size of a picture, and its patches or features."""
     if key in self._kept:
       self._kept.move_to_end(key)
       return self._kept[key]
-    picture, vision = self._read(image), self.prompts.config.vision
+    vision = self.prompts.config.vision
+    pixels, (_, *grid) = pictures.patches(pictures.open_picture(image), vision.pictures)
     size = self.prompts.tokens * vision.merge_size**2
-    patches = image_slots.place([picture.pixels], [picture.grid], vision, size=size)
+    patches = image_slots.place([pixels], [tuple(grid)], vision, size=size)
     if self._features is None:
       array = jax.tree.map(lambda x: x[0], patches)
     else:
       array = np.asarray(jax.device_get(self._features(params, patches)))[0]
     self.num_read += 1
-    self._kept[key] = picture.grid, array
+    self._kept[key] = tuple(grid), array
     if len(self._kept) > _KEPT:
       self._kept.popitem(last=False)
-    return picture.grid, array
+    return self._kept[key]
 
   def shown(self, examples: Sequence[Mapping[str, Any]], width: int, params: Params) -> Shown:
     """Returns the pictures of a batch of prompts, padded on the left to `width` slots."""

@@ -18,8 +18,8 @@ from jaxrl_llm.devices import mesh as mesh_lib
 from jaxrl_llm.evaluation.held_out import DrawFn, check_metrics
 from jaxrl_llm.learner import memory
 from jaxrl_llm.learner.needs import fields_needed
-from jaxrl_llm.learner.programs import Programs, make_programs, records_routes
-from jaxrl_llm.models import make_model
+from jaxrl_llm.learner.programs import Programs, make_programs, records_routes, room_in_rows
+from jaxrl_llm.models import ModelConfig, make_model
 from jaxrl_llm.models.decoding import serving_of
 from jaxrl_llm.rewards import WeightedReward
 from jaxrl_llm.rewards.from_config import make_rewards
@@ -27,10 +27,11 @@ from jaxrl_llm.rewards.grader import Grader
 from jaxrl_llm.rollouts import environments, rollout
 from jaxrl_llm.rollouts.gallery import Gallery
 from jaxrl_llm.rollouts.conversations import Rules, begin_conversations, converse, turn_requests
-from jaxrl_llm.rollouts.samplers import Samplers, make_samplers, memory_limit
+from jaxrl_llm.rollouts.samplers import Samplers, make_samplers, memory_limit, room_in_prompts
 from jaxrl_llm.rollouts.weight_sync import WeightSync, make_weight_sync
 from jaxrl_llm.sampler import SampleFn
 from jaxrl_llm.tasks import Task
+from jaxrl_llm.tasks.image_prompts import prompt_ids
 from jaxrl_llm.tasks.pipeline import encode_demonstrations, prompt_lengths
 from jaxrl_llm.text_types import Completion, Tokenizer
 from jaxrl_llm.types import Objective, Params, Rollouts, TrainState
@@ -247,6 +248,16 @@ def build_experiment(config: ConfigDict) -> Experiment:
     credit=make_credit(config.advantage.estimator, config.rollout.group_size, **given(config.advantage, "estimator")),
     gallery=gallery,
   )
+
+
+def make_gallery(config: ConfigDict, task: Task, learner: Programs, shape: ModelConfig) -> Gallery | None:
+  """Returns the pictures of a task's problems; None if they show none."""
+  rows, prompts = room_in_rows(config, shape), room_in_prompts(config, shape)
+  if rows is None:
+    return None
+  features = None if shape.train_tower else jax.jit(learner.model.features, out_shardings=mesh_lib.replicated(learner.model.mesh))
+  ids = lambda example: prompt_ids(example, task.tokenizer, shape.vision.pictures)
+  return Gallery(prompts, rows, prompt_ids=ids, features=features)
 
 
 def make_grader(config: ConfigDict, terms: Sequence[WeightedReward]) -> Grader:
