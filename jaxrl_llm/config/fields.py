@@ -181,6 +181,7 @@ FIELDS: dict[str, Field] = {
   "task.level_column": Field(None, TEXT, "Task file: column of the levels."),
   "task.response_column": Field(None, TEXT, "Task file: column of solutions to imitate in the warm start."),
   "task.id_column": Field(None, TEXT, "Task file: column of the problems' names."),
+  "task.images_column": Field(None, TEXT, "Task file: column of the pictures, paths relative to the file or bytes, one or a list."),
   "task.prompt_template": Field(None, LINES, "Task file: the prompt, with columns in braces, as in '{question}\\nAnswer:'."),
   "task.reward": Field(None, TEXT,
     "Task file: a key of `rewards.REWARDS`, or MODULE:FUNCTION. None: final_number, choice or final_text, by the answers."),
