@@ -60,7 +60,8 @@ def warm_start(run: Run) -> None:
   for step in range(record.warm_steps, config.num_steps):
     run.phases.begin_step(step + 1, "warm_start")
     examples, gallery = next(run.demonstrations), experiment.gallery
-    shown = encode_demonstrations(examples, experiment.task.tokenizer, replies=experiment.replies)
+    settings = gallery and gallery.settings
+    shown = encode_demonstrations(examples, experiment.task.tokenizer, replies=experiment.replies, pictures=settings)
     pictures = [None] * len(shown) if gallery is None else [gallery.pictures(example, run.state.params) for example in examples]
     sequences = [packing.demonstration(*x, pictures=of_prompt) for x, of_prompt in zip(shown, pictures, strict=True)]
     layout = arrange(run, sequences, row_buckets=config.row_buckets, share_prompts=False)

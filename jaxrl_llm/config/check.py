@@ -7,7 +7,6 @@ from typing import Any
 
 from ml_collections import ConfigDict
 
-from jaxrl_llm.advantages.estimators import ESTIMATORS
 from jaxrl_llm.config import renamed
 from jaxrl_llm.config.fields import FIELDS, Field, flatten, given, unknown, unused
 from jaxrl_llm.config.sizes import IMAGE_SIZES, most_rows
@@ -101,6 +100,7 @@ def _choices(config: ConfigDict) -> Iterator[Problem | str]:
   """Yields a problem for each name that does not exist. These imports start no device."""
   yield from _task_problems(config)
   from jaxrl_llm import objectives
+  from jaxrl_llm.advantages.estimators import ESTIMATORS
   from jaxrl_llm.objectives.corrected import corrected
   from jaxrl_llm.objectives.penalties import KL_VALUES
   from jaxrl_llm.rewards.sandbox import BACKENDS
@@ -212,7 +212,9 @@ def _model_problems(config: ConfigDict) -> Iterator[Problem | str]:
 
 
 def _tower_problems(config: ConfigDict) -> Iterator[Problem]:
-  """Yields settings that no model with a vision tower has yet."""
+  """Yields settings that are not implemented for models with a vision tower."""
+  from jaxrl_llm.advantages.estimators import ESTIMATORS
+
   for field, value, expected in (
     ("mesh.context", config.mesh.context, 1),
     ("environment.name", config.environment.name, None),

@@ -51,7 +51,7 @@ def _with_tower(config: ModelConfig, tower: Vision) -> ModelConfig:
   quarter = config.head_dim // 8
   sections = (config.head_dim // 2 - 2 * quarter, quarter, quarter)
   tokens = dict(image_token=259, video_token=260, start_token=261, end_token=262)
-  pictures = PictureConfig(patch_size=8, merge_size=1, min_pixels=64, max_pixels=4096)
+  pictures = PictureConfig(patch_size=8, min_pixels=256, max_pixels=4096)
   return config._replace(vision=tower._replace(pictures=pictures, grid_side=8, rope_sections=sections, **tokens))
 
 

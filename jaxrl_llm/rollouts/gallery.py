@@ -12,6 +12,7 @@ from jaxtyping import Float, Int
 from jaxrl_llm.models import image_slots
 from jaxrl_llm.models.image_slots import Grid, Pictures, Room
 from jaxrl_llm.pretrained import pictures
+from jaxrl_llm.pretrained.pictures import PictureConfig
 from jaxrl_llm.types import Images, Params, Patches, Shown
 
 _KEPT = 1024
@@ -42,6 +43,11 @@ class Gallery:
     self._prompt_ids, self._features = prompt_ids, features
     self._kept: OrderedDict[bytes, tuple[Grid, Any]] = OrderedDict()
     self.num_read = 0
+
+  @property
+  def settings(self) -> PictureConfig:
+    """The settings with which pictures become patches."""
+    return self.prompts.config.vision.pictures
 
   def pictures(self, example: Mapping[str, Any], params: Params) -> Pictures:
     """Returns the pictures of a problem, and where they are in its prompt.

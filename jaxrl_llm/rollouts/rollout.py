@@ -71,7 +71,7 @@ def dispatch(
   Returns:
     Rollouts on the devices, for `collect`, or a stream of them, for `follow`.
   """
-  prompts = encode_prompts(examples, tokenizer, buckets=prompt_buckets)
+  prompts = encode_prompts(examples, tokenizer, buckets=prompt_buckets, pictures=gallery and gallery.settings)
   shown = None if gallery is None else place_rows(mesh, gallery.shown(examples, prompts[0].shape[1], params))
   prompts = place_rows(mesh, prompts)
   if requests is None:

@@ -25,8 +25,17 @@ def prompt_ids(row: Row, tokenizer: Tokenizer, pictures: PictureConfig | None = 
     return tokenizer.encode_prompt(row["prompt"])
   if pictures is None:
     raise ValueError(f"found a problem with {len(images)} pictures, expected text alone, which is all that this model reads")
-  sizes = [pictures_lib.size_of(image) for image in images]
-  return tokenizer.encode_prompt(row["prompt"], [pictures_lib.num_slots(pictures_lib.grid_of(*size, pictures), pictures) for size in sizes])
+  return tokenizer.encode_prompt(row["prompt"], image_tokens(row, pictures))
+
+
+def image_tokens(row: Row, pictures: PictureConfig) -> list[int]:
+  """Returns the number of image tokens of each picture of a problem, from their headers.
+
+  Raises:
+    BadPicture: If a picture cannot be used.
+  """
+  sizes = [pictures_lib.size_of(image) for image in row[IMAGES]]
+  return [pictures_lib.num_slots(pictures_lib.grid_of(*size, pictures), pictures) for size in sizes]
 
 
 def check_reads_pictures(name: str, pictures: PictureConfig | None) -> None:
