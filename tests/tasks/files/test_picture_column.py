@@ -53,7 +53,7 @@ BAD = {
   "picture is an address": "https://example.com/a.png",
   "picture is neither a path nor bytes": 7,
   "marks unlike the pictures": ["pictures/1.png", "pictures/2.png"],
-  "prompt longer than 30 tokens": ["pictures/1.png"] * 25,
+  "prompt longer than 30 tokens": ["pictures/1.png"] * 40,
   "duplicate question": "pictures/3.png",
 }
 
@@ -104,7 +104,7 @@ def test_mathvision(tmp_path):
   rows = [
     {"id": "1", "question": "How many?\n<image1>", "options": [], "decoded_image": decoded(1), "answer": "\\frac{1}{2}", **common},
     {"id": "2", "question": "Which one?\n<image1>", "options": letters, "decoded_image": decoded(2), "answer": "B", **common},
-    {"id": "3", "question": "Which one?\n<image1>", "options": ["1", "2", "3", "4", "5"], "decoded_image": decoded(3), "answer": "C", **common},
+    {"id": "3", "question": "Which one?\n<image1>", "options": list("12345"), "decoded_image": decoded(3), "answer": "C", **common},
     {"id": "4", "question": "Lost?", "options": [], "decoded_image": {"bytes": b"no picture", "path": None}, "answer": "4", **common},
   ]
   for name in ("test-00000-of-00001-3532b8d3f1b4047a", "testmini-00000-of-00001-f8ff70fcb2f29b1d"):
