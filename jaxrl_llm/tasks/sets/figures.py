@@ -109,14 +109,14 @@ def misread(readings: dict[str, int], *key: object, error_rate: float = ERROR_RA
 
   Example:
     >>> misread({"": 4}, "a problem", error_rate=0.0), misread({"": 4}, "a problem", error_rate=1.0)
-    ({'': 4}, {'': 9})
+    ({'': 4}, {'': 5})
   """
-
-  def read(name: str, value: int) -> int:
+  read = {}
+  for name, value in readings.items():
     others = [other for other in range(1, 10) if other != value]
-    return others[int(len(others) * uniform("slip", name, *key))] if uniform("wrong", name, *key) < error_rate else value
-
-  return {name: read(name, value) for name, value in readings.items()}
+    is_wrong = uniform("wrong", name, *key) < error_rate
+    read[name] = others[int(len(others) * uniform("slip", name, *key))] if is_wrong else value
+  return read
 
 
 def _dots(pick: Pick, cells: list[int], colours: list[str]) -> UInt8[np.ndarray, "48 48 3"]:

@@ -9,7 +9,7 @@ from jaxrl_llm import tasks
 from jaxrl_llm.pretrained import pictures
 from jaxrl_llm.pretrained.pictures import PictureConfig
 from jaxrl_llm.rewards.final_answer import final_answer
-from jaxrl_llm.tasks import pipeline
+from jaxrl_llm.tasks import pipeline, shots
 from jaxrl_llm.tasks.sets import figures
 from jaxrl_llm.text_types import Completion
 
@@ -104,8 +104,8 @@ def test_the_same_problems_are_drawn_each_time_and_a_stream_resumes(task, tmp_pa
   assert next(stream) == batch
 
 
-def test_a_policy_that_reads_text_alone_is_refused(tmp_path):
+def test_a_policy_that_reads_text_alone_is_refused(task, tmp_path):
   with pytest.raises(ValueError, match="^task figures: found problems with pictures for a model that reads text alone"):
     tasks.make("figures", data_dir=tmp_path)
   with pytest.raises(ValueError, match="^config.task.shots: found 2 for task figures"):
-    tasks.make("figures", data_dir=tmp_path, pictures=SMALL, shots=2)
+    shots.with_shots(task, 2, "{prompt}{solution}")
