@@ -1,4 +1,4 @@
-"""Pictures of the user's own problems and of MathVision: paths, bytes, and rows that are left out."""
+"""Pictures of own problems and of MathVision: paths, bytes, and rows that are left out."""
 
 import functools
 import json
@@ -66,7 +66,8 @@ def test_bad_pictures_are_left_out_and_counted(load, tmp_path):
   task = load(path=path, max_prompt_tokens=30)
   assert task.report.dropped == dict.fromkeys(BAD, 1) and task.report.kept == 40
   assert task.report.first["marks unlike the pictures"] == "own.jsonl:46: 1 marks <image> in the prompt, but 2 pictures"
-  (tmp_path / "pictures" / "none.png").write_bytes(picture(99))  # A picture that appears later is seen.
+  # A picture that appears later is seen.
+  (tmp_path / "pictures" / "none.png").write_bytes(picture(99))
   assert "missing picture" not in load(path=path, max_prompt_tokens=30).report.dropped
 
 

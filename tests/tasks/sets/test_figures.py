@@ -24,10 +24,7 @@ PROBLEMS = 20
 def fewer():
   with pytest.MonkeyPatch.context() as patch:
     patch.setattr(figures, "PROBLEMS_PER_ANSWER", PROBLEMS)
-    figures._problems.cache_clear()
     yield
-  figures._problems.cache_clear()
-  figures._readings.cache_clear()
 
 
 @pytest.fixture(scope="module")
@@ -60,7 +57,7 @@ def test_answers_are_what_is_drawn(task):
 
 
 def test_the_question_does_not_tell_the_answer(task):
-  """Each answer to a question is as frequent as any other, so that a constant is right by chance."""
+  """All answers to a question are equally frequent, so that a constant is right by chance."""
   for split, count in {"train": 18, "test": 2}.items():
     frequencies = Counter((row["question"], row["answer"]) for row in getattr(task, split))
     assert set(frequencies.values()) == {count} and len(frequencies) == sum(len(question.answers) for question in figures.QUESTIONS)
@@ -79,7 +76,7 @@ def test_the_teacher_is_careless(task):
     right[row["level"]].append(final_answer(Completion(row["response"], (), 9, True), row))
   means = {level: np.mean(values) for level, values in right.items()}
   assert 0.42 < means[1] < 0.48 and 0.2 < means[2] < 0.32 and 0.42 < means[3] < 0.48
-  row = next(row for row, _ in figures._problems() if row["level"] == 2)
+  row = next(row for row, _ in figures._problems(PROBLEMS) if row["level"] == 2)
   assert final_answer(Completion(row["response"], (), 9, True), row) == 1
 
 
