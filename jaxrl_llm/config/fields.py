@@ -187,7 +187,7 @@ FIELDS: dict[str, Field] = {
     "Task file: a key of `rewards.REWARDS`, or MODULE:FUNCTION. None: final_number, choice or final_text, by the answers."),
   "task.source": Field(None, TEXT, "Published sets: file or folder of the original set. None: download it."),
   "task.config": Field(None, TEXT, "Published sets: variant."),
-  "task.mode": Field(None, TEXT, "Task zebralogic: variant."),
+  "task.mode": Field(None, TEXT, "Tasks zebralogic and mathvision: variant."),
   "task.after": Field(None, TEXT, "Published sets: only problems of this date or later, as in 2024-08-01."),
   "task.before": Field(None, TEXT, "Published sets: only problems of this date or earlier."),
   "task.size": Field(None, COUNT, "Task gym:NAME: problems to generate."),

@@ -175,7 +175,7 @@ def patches(picture: Any, config: PictureConfig) -> tuple[Float[np.ndarray, "N p
 
 @functools.lru_cache(maxsize=16)
 def _values(config: PictureConfig) -> Float[np.ndarray, "3 256"]:
-  """Returns the normalised value of each of the 256 values of a pixel, rounded as in the reference."""
+  """Returns the normalised form of each value of a pixel, rounded as in the reference."""
   scaled = (np.arange(256, dtype=np.float64) * config.rescale_factor).astype(np.float32)
   mean, std = (np.asarray(values, np.float32)[:, None] for values in (config.image_mean, config.image_std))
   return (scaled - mean) / std
@@ -247,7 +247,8 @@ def _opened(source: bytes | str | os.PathLike, max_pixels: int):
     if size > MAX_BYTES:
       raise BadPicture("picture's file too large", f"{size:,} bytes, expected at most {MAX_BYTES:,}")
     with warnings.catch_warnings():
-      warnings.simplefilter("ignore", image.DecompressionBombWarning)  # Refused below, by a limit of our own.
+      # Such pictures are refused below, by a lower limit.
+      warnings.simplefilter("ignore", image.DecompressionBombWarning)
       picture = image.open(io.BytesIO(source) if isinstance(source, bytes) else source)
   except BadPicture:
     raise

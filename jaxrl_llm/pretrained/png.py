@@ -19,7 +19,8 @@ def encode(picture: UInt8[np.ndarray, "H W 3"]) -> bytes:
     b'PNG'
   """
   height, width, _ = picture.shape
-  rows = np.concatenate([np.zeros((height, 1), np.uint8), picture.reshape(height, -1)], axis=1)  # Each row begins with its filter.
+  # Each row begins with the number of its filter.
+  rows = np.concatenate([np.zeros((height, 1), np.uint8), picture.reshape(height, -1)], axis=1)
   header = struct.pack(">IIBBBBB", width, height, *_EIGHT_BIT_RGB)
   return SIGNATURE + _chunk(b"IHDR", header) + _chunk(b"IDAT", zlib.compress(rows.tobytes(), 9)) + _chunk(b"IEND", b"")
 

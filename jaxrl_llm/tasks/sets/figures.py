@@ -17,8 +17,8 @@ does not look is right as often as by chance. No picture occurs twice. Each tent
 a question and an answer is held out. The demonstrations come from a teacher who misreads each
 number with probability 0.55, and is right 45 % of the time with one number to read.
 
-Figures are drawn with NumPy, which draws the same pixels everywhere; the rules of Pillow's lines and
-circles have changed between versions. Pillow is needed only to read the pictures.
+Figures are drawn with NumPy, which draws the same pixels everywhere; a library's lines and circles
+may change between versions. Pillow is needed only to read the pictures.
 """
 
 import functools
@@ -109,14 +109,14 @@ def misread(readings: dict[str, int], *key: object, error_rate: float = ERROR_RA
 
   Example:
     >>> misread({"": 4}, "a problem", error_rate=0.0), misread({"": 4}, "a problem", error_rate=1.0)
-    ({'': 4}, {'': 9})
+    ({'': 4}, {'': 5})
   """
-
-  def read(name: str, value: int) -> int:
+  read = {}
+  for name, value in readings.items():
     others = [other for other in range(1, 10) if other != value]
-    return others[int(len(others) * uniform("slip", name, *key))] if uniform("wrong", name, *key) < error_rate else value
-
-  return {name: read(name, value) for name, value in readings.items()}
+    is_wrong = uniform("wrong", name, *key) < error_rate
+    read[name] = others[int(len(others) * uniform("slip", name, *key))] if is_wrong else value
+  return read
 
 
 def _dots(pick: Pick, cells: list[int], colours: list[str]) -> UInt8[np.ndarray, "48 48 3"]:
@@ -198,14 +198,14 @@ def _picks(*key: object) -> Pick:
 
 
 @functools.cache
-def _problems() -> tuple[tuple[Row, dict[str, int]], ...]:
+def _problems(per_answer: int) -> tuple[tuple[Row, dict[str, int]], ...]:
   """Returns all problems with their readings; no picture occurs twice."""
   seen: set[bytes] = set()
   problems = []
   for question in QUESTIONS:
     for answer in question.answers:
       number = attempt = 0
-      while number < PROBLEMS_PER_ANSWER:
+      while number < per_answer:
         drawn = question.draw(answer, _picks(question.text, answer, attempt))
         attempt += 1
         if (pixels := drawn.picture.tobytes()) not in seen:
@@ -224,7 +224,7 @@ class Figures(GeneratedProblems):
   columns = (*GeneratedProblems.columns, "id", "images")
 
   def _rows(self) -> Iterator[Row]:
-    return (row for row, _ in _problems())
+    return (row for row, _ in _problems(PROBLEMS_PER_ANSWER))
 
   def _name(self, row: Row) -> str:
     return row["id"]
@@ -233,14 +233,14 @@ class Figures(GeneratedProblems):
     return row["id"].endswith("0")
 
   def _demonstrations(self, row: Row) -> dict[str, str]:
-    readings = _readings()[row["id"]]
+    readings = _readings(PROBLEMS_PER_ANSWER)[row["id"]]
     seeds = range(DEMONSTRATIONS_PER_PROBLEM)
     return {f"{row['id']} {seed}": response(misread(readings, row["id"], seed)) for seed in seeds}
 
 
 @functools.cache
-def _readings() -> dict[str, dict[str, int]]:
-  return {row["id"]: readings for row, readings in _problems()}
+def _readings(per_answer: int) -> dict[str, dict[str, int]]:
+  return {row["id"]: readings for row, readings in _problems(per_answer)}
 
 
 def blank(row: Row) -> Row:
