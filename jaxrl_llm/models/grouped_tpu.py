@@ -64,7 +64,7 @@ _grouped_matmul.defvjp(_fwd, _bwd)
 
 
 def of_matrices(
-  rows: Float[Array, "M D"], ct: Float[Array, "M F"], sizes: Int[Array, " E"], *, interpret: bool = False
+  rows: Float[Array, "M D"], ct: Float[Array, "M F"], sizes: Int[Array, " E"], *, few: int | None = None, interpret: bool = False
 ) -> Float[Array, "E D F"]:
   """Computes rowsᵀ·ct of each group, summed in float32; rows after the last group count nothing.
 
@@ -72,11 +72,12 @@ def of_matrices(
     rows: Rows, the groups one after the other.
     ct: Cotangents of the products of the rows.
     sizes: Number of rows in each group.
+    few: Number of rows per tile, a multiple of 128; None chooses it.
     interpret: Whether to emulate the kernel, slowly, on devices other than TPUs.
   """
   from jax.experimental.pallas.ops.tpu.megablox.gmm import tgmm
 
-  tiling = _tiling(*rows.shape, ct.shape[1], len(sizes), rows.dtype.itemsize)
+  tiling = _tiling(*rows.shape, ct.shape[1], len(sizes), rows.dtype.itemsize, few=few)
   padding = ((0, -len(rows) % tiling[0]), (0, 0))
   rows, ct = jnp.pad(rows, padding), jnp.pad(ct, padding)
   most, ends, sums = _MOST_TILES * tiling[0], jnp.cumsum(sizes), None
@@ -91,14 +92,14 @@ def of_matrices(
   return sums
 
 
-def _tiling(num_rows: int, width: int, hidden: int, num_groups: int, itemsize: int) -> tuple[int, int, int]:
+def _tiling(num_rows: int, width: int, hidden: int, num_groups: int, itemsize: int, *, few: int | None = None) -> tuple[int, int, int]:
   """Returns the sizes of the kernel's tiles: rows, and both axes of a matrix.
 
   Example:
     >>> _tiling(147456, 2048, 768, 128, 2), _tiling(13, 6, 4, 5, 4)
     ((128, 1024, 768), (128, 6, 4))
   """
-  few = next((size for size in _ROWS if 8 * size * num_groups <= num_rows), _ROWS[-1])
+  few = few or next((size for size in _ROWS if 8 * size * num_groups <= num_rows), _ROWS[-1])
   return few, *(_even(size, 2048 // itemsize) for size in (width, hidden))
 
 
