@@ -112,7 +112,8 @@ def _functions(plan):
   def backward(x, gates, weights, visited, ct):
     return jax.vjp(partial(layer, visited=visited), x, gates, weights)[1](ct)
 
-  return {"forward": jax.jit(layer), "backward": jax.jit(backward)}
+  shardings = tuple(jax.tree.map(lambda x: x.sharding, x) for x in _arguments(plan)[1][:3])
+  return {"forward": jax.jit(layer), "backward": jax.jit(backward, out_shardings=shardings)}
 
 
 def table(name: str, results: dict[str, Pass]):

@@ -15,6 +15,13 @@ from jaxtyping import Array, Float, Int
 from jaxrl_llm.models import grouped_tpu
 
 
+BLOCK = 128
+"""Tokens that `sums_by_product` sums at a time, the width of a TPU's matrix unit."""
+
+ROWS_PER_TILE = 256
+"""Rows that `sums_by_product` multiplies at a time, about as many as a block of tokens has."""
+
+
 class Copies(NamedTuple):
   """Copies of N tokens in M rows; each token has K copies, not all of which are in a row.
 
@@ -77,12 +84,8 @@ def sums_by_product(rows: Float[Array, "M D"], copies: Copies, num_tokens: int, 
   sizes = jnp.sum(jnp.pad(is_here, (0, len(is_here) // num_tokens * (blocks * BLOCK - num_tokens))).reshape(blocks, -1), axis=1)
   which = (tokens[:, None] % BLOCK == jnp.arange(BLOCK)).astype(rows.dtype)
   with jax.named_scope("token_sums"):
-    sums = grouped_tpu.of_matrices(which, rows[order], sizes, few=2 * BLOCK, interpret=interpret)
+    sums = grouped_tpu.of_matrices(which, rows[order], sizes, few=ROWS_PER_TILE, interpret=interpret)
   return sums.reshape(blocks * BLOCK, -1)[:num_tokens].astype(rows.dtype)
-
-
-BLOCK = 128
-"""Tokens that `sums_by_product` sums at a time, the width of a TPU's matrix unit."""
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(2,))
