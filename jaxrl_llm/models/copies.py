@@ -13,13 +13,14 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from jaxrl_llm.models import grouped_tpu
+from jaxrl_llm.models.precision import precision_of
 
 
 BLOCK = 128
-"""Tokens that `sums_by_product` sums at a time, the width of a TPU's matrix unit."""
+"""Tokens that `sums_by_blocks` sums at a time, the width of a TPU's matrix unit."""
 
 ROWS_PER_TILE = 256
-"""Rows that `sums_by_product` multiplies at a time, about as many as a block of tokens has."""
+"""Rows that `sums_by_blocks` multiplies at a time, about as many as a block of tokens has."""
 
 
 class Copies(NamedTuple):
@@ -49,7 +50,7 @@ def sums_for(platform: str, *, interpret: bool = False) -> Sums:
     platform: Platform of the devices: tpu, or another one.
     interpret: Whether to emulate the kernel of a TPU, slowly, on other devices.
   """
-  return partial(sums_by_product, interpret=interpret) if platform == "tpu" else sums_by_place
+  return partial(sums_by_blocks, interpret=interpret) if platform == "tpu" else sums_by_place
 
 
 def sums_by_place(rows: Float[Array, "M ..."], copies: Copies, num_tokens: int) -> Float[Array, "N ..."]:
@@ -69,7 +70,7 @@ def sums_by_place(rows: Float[Array, "M ..."], copies: Copies, num_tokens: int) 
   return jnp.sum(jnp.where(is_here, gathered, 0), axis=1, dtype=jnp.float32).astype(rows.dtype)
 
 
-def sums_by_product(rows: Float[Array, "M D"], copies: Copies, num_tokens: int, *, interpret: bool = False) -> Float[Array, "N D"]:
+def sums_by_blocks(rows: Float[Array, "M D"], copies: Copies, num_tokens: int, *, interpret: bool = False) -> Float[Array, "N D"]:
   """Brings the rows into the order of tokens, and multiplies each block of them by a 0-1 matrix.
 
   The rows of `BLOCK` tokens lie one after the other then, and the matrix says which of them each
@@ -86,6 +87,18 @@ def sums_by_product(rows: Float[Array, "M D"], copies: Copies, num_tokens: int, 
   with jax.named_scope("token_sums"):
     sums = grouped_tpu.of_matrices(which, rows[order], sizes, few=ROWS_PER_TILE, interpret=interpret)
   return sums.reshape(blocks * BLOCK, -1)[:num_tokens].astype(rows.dtype)
+
+
+def sums_by_product(rows: Float[Array, "M D"], copies: Copies, num_tokens: int) -> Float[Array, "N D"]:
+  """Multiplies all rows by a 0-1 matrix, which says which of them each token sums.
+
+  For the few tokens of a decoding step, this is cheaper than a sort.
+  """
+  is_here = jnp.arange(len(rows)) < copies.num
+  which = is_here & (copies.tokens == jnp.arange(num_tokens)[:, None])
+  rows = jnp.where(is_here[:, None], rows, 0)
+  which = which.astype(rows.dtype)
+  return jnp.matmul(which, rows, precision=precision_of(which, rows), preferred_element_type=jnp.float32).astype(rows.dtype)
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(2,))

@@ -12,7 +12,7 @@ from jaxtyping import Array, Float, Int
 from jaxrl_llm.devices.mesh import BATCH_AXES, num_row_shards, platform_of
 from jaxrl_llm.models import routing
 from jaxrl_llm.models.config import ModelConfig
-from jaxrl_llm.models.copies import sums_for
+from jaxrl_llm.models.copies import sums_by_product, sums_for
 from jaxrl_llm.models.experts import Weights, bounded, masked
 from jaxrl_llm.models.grouped import grouped_matmul_for
 from jaxrl_llm.models.linear import adapter, param
@@ -96,7 +96,8 @@ def over_mesh(
     axes: Mesh axes that the experts are sharded over: one for rows of many tokens, several for
       decoding. The experts' hidden layers are sharded over tensor.
   """
-  product, sums = grouped_matmul_for(platform_of(mesh)), sums_for(platform_of(mesh))
+  platform = platform_of(mesh)
+  product, sums = grouped_matmul_for(platform), sums_for(platform) if len(axes) == 1 else sums_by_product
   num_experts = weights.gate.shape[0]
 
   def flat(x, gates, experts, weights, first=0):
