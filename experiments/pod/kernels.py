@@ -1,4 +1,4 @@
-"""Floating-point operations and memory traffic of the kernels in a compiled program, by their shapes."""
+"""Operations and memory traffic of the kernels in a compiled program, by their shapes."""
 
 import math
 import re

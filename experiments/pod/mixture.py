@@ -77,7 +77,7 @@ def passes(plan, *, keep_text: str = "") -> dict[str, Pass]:
 
 
 def _arguments(plan):
-  """Returns the number of tokens of a micro-batch, and the abstract arguments of the backward pass."""
+  """Returns the tokens of a micro-batch, and the abstract arguments of the backward pass."""
   import jax
   import jax.numpy as jnp
   from jax.sharding import NamedSharding, PartitionSpec

@@ -1,7 +1,8 @@
 """Floating-point operations and memory traffic of a compiled program, read from its text.
 
 XLA's own counts leave out kernels and count the body of a loop once. Here, loops count as often as
-they iterate, and kernels by the shapes of their operands. Elementwise operations count nothing.
+they iterate, and kernels by the shapes of their operands. Elementwise operations count no
+operations, but their memory traffic.
 """
 
 import math

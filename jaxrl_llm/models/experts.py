@@ -1,7 +1,7 @@
 """Products of tokens and the weights of the experts that they visit, on one device.
 
-`dispatch` is the general one. `bounded` and `masked` compute the same for the few tokens of a
-decoding step.
+`dispatch` is the general one. `bounded` computes the same where experts are sharded over devices,
+and `masked` for the few tokens of a decoding step.
 """
 
 import math
@@ -21,7 +21,7 @@ from jaxrl_llm.models.precision import precision_of
 from jaxrl_llm.models.quantized import Quantized
 
 _SLACK = 1.5
-"""Room of `bounded`, in copies of an even load."""
+"""Room of `bounded`, in copies of an even load of the devices, whatever the load of an expert."""
 
 
 class Weights(NamedTuple):
@@ -122,8 +122,8 @@ def _experts(
   """Applies the experts to their rows, and multiplies each result by its share.
 
   The hidden layer is multiplied instead of the result, which is linear in it. Then the gradient of
-  a share needs no result, so that a backward pass need not compute it again. `product` multiplies rows by the matrices of all experts, and `of_rows` takes a vector per expert
-  to one for each row.
+  a share needs no result, so that a backward pass need not compute it again. `product` multiplies
+  rows by the matrices of all experts, and `of_rows` takes a vector per expert to one for each row.
   """
 
   def linear(rows, weight, lora):

@@ -118,7 +118,7 @@ def test_kernels_count_by_their_shapes(operands, out, name, flops):
     (("bf16[100,256]", "bf16[4,256,256]"), "bf16[100,256]", "ragged-dot-none", 2 * (2 * 40 * 256 + 4 * 256 * 256 + 40 * 256)),
     # The matrices are in the cores' memory.
     (("bf16[100,256]", "bf16[4,256,256]{2,1,0:S(1)}"), "bf16[100,256]", "ragged-dot-none", 2 * (2 * 40 * 256 + 40 * 256)),
-    # The matrices arrive in two parts, for each of 50 tiles of rows and for the first rows of each group.
+    # The matrices arrive in two parts, for each of 20 tiles of rows and once more for each group.
     (("bf16[100,512]", "bf16[4,512,128]"), "bf16[100,128]", "ragged-dot-none", 2 * (40 * 512 + 512 * 128 * (0.4 * 50 + 4) + 40 * 128)),
     # A tile of 1,024 columns of a sum: the other operand is read twice.
     (("bf16[100,2048]", "bf16[100,8]"), "bf16[4,2048,8]", "jit(tgmm)/pallas_call", 2 * (40 * 2048 + 2 * 40 * 8 + 4 * 2048 * 8)),
