@@ -49,13 +49,8 @@ class Pass(NamedTuple):
     return self.memory_s / self.products_s
 
 
-def passes(plan, *, keep_text: str = "") -> dict[str, Pass]:
-  """Compiles both passes of one layer of experts.
-
-  Args:
-    plan: Config, mesh and chips; see `proof.make_plan`.
-    keep_text: Folder for the texts of the compiled passes; empty for none.
-  """
+def passes(plan) -> dict[str, Pass]:
+  """Compiles both passes of one layer of experts for the config, mesh and chips of a plan."""
   from experiments.pod.compiled import compile_for
   from experiments.pod.kernels import Load
 
@@ -67,8 +62,6 @@ def passes(plan, *, keep_text: str = "") -> dict[str, Pass]:
   for name, function in _functions(plan).items():
     of_pass = arguments if name == "backward" else arguments[:-1]
     compiled = compile_for(function, of_pass, plan.mesh, plan.topology, only_planned=True, load=Load(int(copies)))
-    if keep_text:
-      (Path(keep_text) / f"{name}.txt").write_text(compiled.text)
     needed_s, operations = PRODUCTS[name] * product_s, compiled.operations
     excess = operations.flops / plan.topology.chip.flops_per_s / needed_s
     memory_s = operations.num_bytes / plan.topology.chip.bytes_per_s
@@ -145,7 +138,7 @@ def main(argv: Sequence[str]) -> int:
     plan = proof.make_plan(config, topologies.describe(flags["topology"], slices=flags["slices"]), only_planned=True)
     if plan.model.experts is None:
       raise ValueError(f"config.model.preset: found {config.model.preset!r}, expected a mixture of experts")
-    results = passes(plan, keep_text=os.environ.get("KEEP", ""))
+    results = passes(plan)
   except ValueError as error:
     print(f"error: {error}", file=sys.stderr)
     return compile_for_pod.USAGE_ERROR
