@@ -12,7 +12,8 @@ from jaxtyping import Array, Float, Int
 from jaxrl_llm.devices.mesh import BATCH_AXES, num_row_shards, platform_of
 from jaxrl_llm.models import routing
 from jaxrl_llm.models.config import ModelConfig
-from jaxrl_llm.models.experts import Weights, bounded, dispatch, masked
+from jaxrl_llm.models.copies import sums_by_product, sums_for
+from jaxrl_llm.models.experts import Weights, bounded, masked
 from jaxrl_llm.models.grouped import grouped_matmul_for
 from jaxrl_llm.models.linear import adapter, param
 from jaxrl_llm.models.precision import precision_of
@@ -78,7 +79,7 @@ def over_mesh(
   scale: float,
   axes: tuple[str, ...] = ("expert",),
 ) -> Float[Array, "B T D"]:
-  """Runs `dispatch` with experts sharded over devices.
+  """Runs `bounded` with experts sharded over devices.
 
   The tokens of the devices that share a set of experts are gathered. Each device adds the outputs
   of its own experts, and the sums are scattered back to the devices of the tokens. Nothing is
@@ -95,17 +96,16 @@ def over_mesh(
     axes: Mesh axes that the experts are sharded over: one for rows of many tokens, several for
       decoding. The experts' hidden layers are sharded over tensor.
   """
-  product = grouped_matmul_for(platform_of(mesh))
+  platform = platform_of(mesh)
+  product, sums = grouped_matmul_for(platform), sums_for(platform) if len(axes) == 1 else sums_by_product
   num_experts = weights.gate.shape[0]
 
   def flat(x, gates, experts, weights, first=0):
     tokens = [a.reshape(-1, a.shape[-1]) for a in (x, gates, experts)]
-    if len(axes) == 1:
-      y = dispatch(*tokens, weights, first=first, scale=scale, product=product)
-    elif len(tokens[0]) <= _MASKED_TOKENS and weights.gate.shape[0] <= _MASKED_EXPERTS:
+    if len(axes) > 1 and len(tokens[0]) <= _MASKED_TOKENS and weights.gate.shape[0] <= _MASKED_EXPERTS:
       y = masked(*tokens, weights, first=first, scale=scale)
     else:
-      y = bounded(*tokens, weights, num_experts=num_experts, first=first, scale=scale, product=product)
+      y = bounded(*tokens, weights, num_experts=num_experts, first=first, scale=scale, product=product, sums=sums)
     return y.reshape(x.shape)
 
   if mesh is None or mesh.size == 1:
