@@ -115,7 +115,7 @@ def test_queries_may_be_a_part_of_a_row(start, rng):
   @jax.jit
   def run(start, q, k, v, d_out):
     attend = lambda q, k, v: flash.flash_attention(
-      q, k, v, segments[:, part], prefixes[:, part], keys=segments, start=start, interpret=True
+      q, k, v, segments[:, part], prefixes[:, part], keys=segments, slots=start + jnp.arange(160), interpret=True
     )
     return with_gradients(attend, q, k, v, d_out)
 
