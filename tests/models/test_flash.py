@@ -107,8 +107,9 @@ def test_keys_of_long_rows_come_in_windows(rng, monkeypatch):
 
 @pytest.mark.parametrize(
   ("parts", "stripe"),
-  [(((0, 160),), None), (((128, 288),), None), (((192, 352),), None), (((0, 128), (256, 380)), 128), (((64, 128), (192, 240), (300, 350)), 64)],
-)
+  [(((0, 160),), None), (((128, 288),), None), (((192, 352),), None),
+   (((0, 128), (256, 380)), 128), (((64, 128), (192, 240), (300, 350)), 64)],
+)  # fmt: skip
 def test_queries_may_be_parts_of_a_row(parts, stripe, rng):
   """As on a mesh that splits rows: the queries are some slots, the keys are all of the row."""
   segments, prefixes = ROWS["shared prompts"]

@@ -14,7 +14,7 @@ import pytest
 from jaxrl_llm.devices import mesh as mesh_lib
 from jaxrl_llm.learner.packing import Trajectory
 from jaxrl_llm.learner.train_step import critic_outputs
-from jaxrl_llm.models import Experts, flash, make_critic, make_model, make_reward_model, preset, striping
+from jaxrl_llm.models import Experts, flash, make_critic, make_model, make_reward_model, preset
 from jaxrl_llm.models.flash_kernels import ACTIVE
 from jaxrl_llm.models.striping import Stripes, in_row_order, striped, stripes_of
 from jaxrl_llm.sampler import make_filter
@@ -81,7 +81,7 @@ def rows_of(length, *, share_prompts):
 
 @pytest.mark.parametrize(("rows", "most"), [("one", 1.01), ("packed", 1.14), ("shared", 1.14)])
 def test_the_kernels_of_all_devices_visit_about_as_many_blocks(rows, most):
-  """In rows of 18,432 slots over 4 devices; each micro-batch is one row and waits for its slowest."""
+  """Counts pairs of rows of 18,432 slots over 4 devices; a row waits for its slowest device."""
   length, parts, stripes = 18432, 4, Stripes(18432, 4)
   batch = rows_of(length, share_prompts=rows == "shared")
   if rows == "one":
@@ -108,7 +108,7 @@ def test_slots_move_and_return_with_their_gradients(batch, rng):
 
 @pytest.mark.parametrize("share_prompts", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_models_return_the_order_of_the_rows(share_prompts, rng):
-  """Log-probabilities, routes, router losses, values and rewards on 8 devices equal those on one."""
+  """Log-probabilities, routes, router losses, values and rewards equal those on one device."""
   sequences = []
   for prompt in (rng.integers(1, 64, 9) for _ in range(6)):
     for _ in range(4):
@@ -165,8 +165,10 @@ def collectives():
   model = make_model(shape, mesh=mesh)
   params = jax.eval_shape(model.init, jax.random.key(0))
   shardings = mesh_lib.param_shardings(mesh, model.logical_axes, params)
-  params = jax.tree.map(lambda x, s: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=s), params, shardings)
-  loss = lambda params, batch: policy_outputs(model.logprobs, make_filter(), params, batch).logprobs.sum()
+  placed = lambda x, sharding: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding)
+  params = jax.tree.map(placed, params, shardings)
+  outputs = lambda params, batch: policy_outputs(model.logprobs, make_filter(), params, batch)
+  loss = lambda params, batch: outputs(params, batch).logprobs.sum()
   gradient = jax.jit(jax.grad(loss), out_shardings=shardings)
   compiled = compile_for(gradient, (params, batch), mesh, chips, only_planned=True)
   return [(x.kind, x.num_bytes, x.times) for x in hlo.collectives(compiled.text, num_devices=8)]
