@@ -292,7 +292,7 @@ FIELDS: dict[str, Field] = {
   "mesh.data": Field(-1, AXIS, "Data parallelism; -1 takes all remaining devices."),
   "mesh.fsdp": Field(1, AXIS, "Fully sharded data parallelism."),
   "mesh.expert": Field(1, AXIS, "Expert parallelism."),
-  "mesh.context": Field(1, AXIS, "Splits the slots of packed rows, for responses too long for one device."),
+  "mesh.context": Field(1, AXIS, "Deals stripes of packed rows to devices, for responses too long for one device."),
   "mesh.tensor": Field(1, AXIS, "Tensor parallelism."),
   "mesh.slices": Field(None, COUNT,
     "TPU slices, joined by a network that only the data axis crosses. None: all that are present."),

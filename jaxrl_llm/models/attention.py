@@ -5,6 +5,7 @@ from functools import partial
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.sharding import Mesh, PartitionSpec
 from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float
@@ -61,11 +62,11 @@ def dot_product_attention(
 
 
 def _on_each_device(attend: Callable, q: Array, k: Array, v: Array, rows: Rows, mesh: Mesh | None) -> Array:
-  """Calls `attend(q, k, v, segments, prefixes, keys=, start=)` on the shard of each device.
+  """Calls `attend(q, k, v, segments, prefixes, keys=, slots=, stripe=)` on each device's shard.
 
   XLA cannot shard a kernel or a loop over blocks. Queries stay where they are. The keys and values
-  of a row's other parts, and their gradients, travel over the axis context. If a row is one long
-  sequence, its last part has the most work.
+  of a row's other parts, and their gradients, travel over the axis context. Without stripes, the
+  last part of a row of one long sequence has the most work.
   """
   if mesh is None or mesh.size == 1:
     return attend(q, k, v, rows.segments, rows.prefixes)
@@ -74,15 +75,20 @@ def _on_each_device(attend: Callable, q: Array, k: Array, v: Array, rows: Rows, 
   parts = mesh.shape["context"]
   context = "context" if parts > 1 and q.shape[1] % parts == 0 else None
   heads, ids = PartitionSpec(split_rows, context, "tensor", None), PartitionSpec(split_rows, context)
+  slots, stripe, joined = np.arange(q.shape[1], dtype=np.int32), None, lambda x: x
+  if rows.stripes is not None:
+    slots, stripe, joined = rows.stripes.slots, rows.stripes.size, rows.stripes.joined
 
-  def local(q, k, v, segments, prefixes):
+  def local(q, k, v, segments, prefixes, slots):
     if context is None:
       return attend(q, k, v, segments, prefixes)
-    k, v, keys = (jax.lax.all_gather(x, context, axis=1, tiled=True) for x in (k, v, segments))
-    return attend(q, k, v, segments, prefixes, keys=keys, start=jax.lax.axis_index(context) * q.shape[1])
+    k, v, keys = (joined(jax.lax.all_gather(x, context, axis=1, tiled=True)) for x in (k, v, segments))
+    return attend(q, k, v, segments, prefixes, keys=keys, slots=slots, stripe=stripe)
 
-  specs = (heads, heads, heads, ids, ids)
-  return jax.shard_map(local, mesh=mesh, in_specs=specs, out_specs=heads, check_vma=False)(q, k, v, rows.segments, rows.prefixes)
+  specs = (heads, heads, heads, ids, ids, PartitionSpec(context))
+  return jax.shard_map(local, mesh=mesh, in_specs=specs, out_specs=heads, check_vma=False)(
+    q, k, v, rows.segments, rows.prefixes, slots
+  )
 
 
 def row_attention(

@@ -55,7 +55,8 @@ def flash_attention(
   prefixes: Int[Array, "B T"] | None = None,
   *,
   keys: Int[Array, "B S"] | None = None,
-  start: Int[Array, ""] | int = 0,
+  slots: Int[Array, " T"] | None = None,
+  stripe: int | None = None,
   interpret: Any = False,
 ) -> Float[Array, "B T H C"]:
   """Computes causal attention within each sequence and to its prefix.
@@ -76,16 +77,17 @@ def flash_attention(
   keys = segments if keys is None else keys
   size = block(k.shape[1])
   most = _SUMS // (2 * 4 * max(q.shape[3], 128))  # Fast memory has 128 lanes, used or not.
-  sizes = _Sizes(block(length), size, max(most // size, 1) * size)
-  q, segments, prefixes = (None if x is None else padded(x, sizes.queries) for x in (q, segments, prefixes))
+  sizes = _Sizes(max(min(block(length), stripe or length), _BLOCKS[-1]), size, max(most // size, 1) * size)
+  slots = (jnp.arange(length, dtype=jnp.int32) if slots is None else slots)[None]
+  q, segments, prefixes, slots = (None if x is None else padded(x, sizes.queries) for x in (q, segments, prefixes, slots))
   k, v, keys = (padded(x, sizes.keys) for x in (k, v, keys))
   if (count := q.shape[0] * (q.shape[1] // sizes.queries) * (k.shape[1] // sizes.keys)) > _PAIRS:
     raise ValueError(
       f"model.attention: found 'flash' with {count} pairs of blocks on a device ({q.shape[0]} x {length} queries, {k.shape[1]} keys "
       f"per row), expected at most {_PAIRS}; set a larger mesh.context, shorter learner.row_tokens, or model.attention='chunked'"
     )
-  pairs, windows = _pairs(segments, prefixes, keys, start, sizes)
-  ids = _ids(segments, prefixes, keys, start)
+  pairs, windows = _pairs(segments, prefixes, keys, slots[0], sizes)
+  ids = _ids(segments, prefixes, keys, slots)
   heads_first = lambda x: x.transpose(0, 2, 1, 3)
   out = _attend(sizes, interpret, *map(heads_first, (q, k, v)), ids, pairs, windows)
   return heads_first(out)[:, :length]
@@ -101,22 +103,22 @@ def block(length: int) -> int:
   return next((size for size in _BLOCKS if 4 * (-length % size) <= length), _BLOCKS[-1])
 
 
-def _ids(segments: Array, prefixes: Array | None, keys: Array, start: Array | int) -> Ids:
+def _ids(segments: Array, prefixes: Array | None, keys: Array, slots: Array) -> Ids:
   # Padding among the keys has id 0, which no query looks for.
   own = [jnp.where(x > 0, x, -1) for x in (segments, prefixes) if x is not None]
-  slots = lambda x, first: jnp.broadcast_to(first + jnp.arange(x.shape[1], dtype=jnp.int32), x.shape)
-  return Ids(jnp.stack([*own, slots(segments, start)], axis=1), jnp.stack([keys, slots(keys, 0)], axis=1))
+  key_slots = jnp.broadcast_to(jnp.arange(keys.shape[1], dtype=jnp.int32), keys.shape)
+  return Ids(jnp.stack([*own, jnp.broadcast_to(slots, segments.shape)], axis=1), jnp.stack([keys, key_slots], axis=1))
 
 
 def _pairs(
-  segments: Array, prefixes: Array | None, keys: Array, start: Array | int, sizes: _Sizes
+  segments: Array, prefixes: Array | None, keys: Array, slots: Array, sizes: _Sizes
 ) -> tuple[Pairs, list[Pairs]]:
   """Lists the pairs of blocks to visit, for all keys and for each window of keys."""
   (block_q, block_k, _), batch = sizes, segments.shape[0]
   split = lambda x, size: None if x is None else x.reshape(batch, -1, size)
   segments, prefixes, keys = split(segments, block_q), split(prefixes, block_q), split(keys, block_k)
-  first = start + jnp.arange(segments.shape[1]) * block_q
-  seen = blocks_seen(segments, prefixes, keys, first + block_q - 1)
+  slots = slots.reshape(-1, block_q)
+  first, seen = slots.min(-1), blocks_seen(segments, prefixes, keys, slots.max(-1))
   # The only segment of a block, or 0.
   one = lambda x: jnp.where(x.min(-1) == x.max(-1), x.max(-1), 0)
   of_keys = one(keys)[:, None]

@@ -1,6 +1,7 @@
 """The decoder: embedding, stacked and scanned blocks, and output head."""
 
 from collections.abc import Callable
+from functools import partial
 from itertools import groupby
 from typing import NamedTuple
 
@@ -20,6 +21,7 @@ from jaxrl_llm.models.precision import precision_of
 from jaxrl_llm.models.quantized import Quantized
 from jaxrl_llm.models.remat import rematerialised
 from jaxrl_llm.models.rope import rotation
+from jaxrl_llm.models.striping import Stripes, striped, stripes_of
 from jaxrl_llm.types import Forward
 
 STACKS = ("layers", "sparse_layers")
@@ -87,6 +89,7 @@ class Transformer(nnx.Module):
       self.head = param(rngs, shape[::-1], ("embed", "vocab"), fan_in=config.d_model, dtype=dtype)
       adapter(self, "head", "head", config, rngs=rngs)
     self.config = config
+    self.mesh = mesh
 
   @jax.named_scope("embed")
   def embed(self, tokens: Int[Array, "*batch"]) -> Float[Array, "*batch D"]:
@@ -128,12 +131,14 @@ class Transformer(nnx.Module):
     *,
     prefixes: Int[Array, "B T"] | None = None,
     router_losses: bool = False,
+    stripes: Stripes | None = None,
   ) -> Forward:
     """Computes the final hidden states of packed rows, and what the routers did.
 
-    A token sees its prefix and the earlier tokens of its own segment.
+    A token sees its prefix and the earlier tokens of its own segment. All arrays have the order of
+    the stripes, or that of the rows if `stripes` is None.
     """
-    rows = packed(segments, prefixes)
+    rows = packed(segments, prefixes, stripes)
     replay = None if routing is None else jnp.moveaxis(routing, 2, 0)
 
     def body(block, x, layer, replay):
@@ -142,6 +147,17 @@ class Transformer(nnx.Module):
 
     x, outputs = self.scan(body, self.embed(tokens), replay)
     return self.gather(outputs, tokens.shape)._replace(hidden=self.final_norm(x))
+
+  def hidden_in_stripes(
+    self, *rows: Int[Array, "B T ..."] | None, prefixes: Int[Array, "B T"] | None = None, router_losses: bool = False
+  ) -> Forward:
+    """Computes `hidden` with attention shared evenly by the devices of the axis `context`.
+
+    Arguments are those of `hidden`, in the order of the rows. Results are in the order of the
+    stripes, which `striping.in_row_order` inverts.
+    """
+    rows, prefixes = jax.tree.map(partial(striped, mesh=self.mesh), (rows, prefixes))
+    return self.hidden(*rows, prefixes=prefixes, router_losses=router_losses, stripes=stripes_of(rows[0].shape[1], self.mesh))
 
   def routers(self, routed: Routed, rows: Rows, losses: bool) -> Forward:
     """Returns what the router of one layer did."""

@@ -11,6 +11,7 @@ from jax.sharding import AxisType, Mesh
 
 from jaxrl_llm.devices import mesh as mesh_lib
 from jaxrl_llm.models import attention, chunked, make_model, preset
+from jaxrl_llm.models.striping import stripes_of
 from jaxrl_llm.models.visibility import blocks_seen
 
 B, T, H, K, C = 2, 40, 4, 2, 8
@@ -65,13 +66,13 @@ def loop(q, k, v, layout):
   return out
 
 
-def value_and_gradients(backend, q, k, v, cotangent, layout, mesh=None):
+def value_and_gradients(backend, q, k, v, cotangent, layout, mesh=None, stripes=None):
   """Computes attention, and the gradients of a loss that reads it only at real tokens."""
 
   @jax.jit
   def run(q, k, v, layout):
     def loss(q, k, v):
-      y = attention.row_attention(q, k, v, attention.packed(*layout), backend=backend, mesh=mesh)
+      y = attention.row_attention(q, k, v, attention.packed(*layout, stripes), backend=backend, mesh=mesh)
       return jnp.sum(jnp.where((layout.segments > 0)[..., None, None], y * cotangent, 0).astype(jnp.float32)), y
 
     return jax.value_and_grad(loss, argnums=(0, 1, 2), has_aux=True)(q, k, v)
@@ -148,6 +149,20 @@ def test_a_mesh_changes_nothing(backend, shape, batch, rng):
   layout = jax.tree.map(lambda x: np.concatenate([x, x[::-1]])[:batch], LAYOUTS["shared"])
   expected = value_and_gradients("xla", *arrays, layout)
   check_against_xla(value_and_gradients(backend, *arrays, layout, mesh=mesh), expected, layout, **TOLERANCE["float32"])
+
+
+@pytest.mark.parametrize("backend, parts, length", [
+  ("xla", 2, 40), ("dot_product", 4, 40), ("chunked", 2, 40), ("chunked", 8, 40), ("chunked", 2, 132), ("flash", 2, 40),
+])  # fmt: skip
+def test_the_order_of_stripes_changes_nothing(backend, parts, length, rng):
+  mesh = mesh_lib.make_mesh(data=1, context=parts, devices=jax.devices()[:parts])
+  arrays, stripes = inputs(rng, length=length), stripes_of(length, mesh)
+  layout = jax.tree.map(lambda x: np.pad(x, [(0, 0), (0, length - T)], mode="edge"), LAYOUTS["shared"])
+  expected = value_and_gradients("xla", *arrays, layout)
+  in_stripes = jax.tree.map(lambda x: x[:, stripes.slots], (*arrays, layout))
+  y, gradients = value_and_gradients(backend, *in_stripes, mesh=mesh, stripes=stripes)
+  back = lambda x: x[:, np.argsort(stripes.slots)]
+  check_against_xla((back(y), list(map(back, gradients))), expected, layout, **TOLERANCE["float32"])
 
 
 def test_rows_that_the_axis_context_does_not_divide_stay_whole(rng):
