@@ -12,7 +12,7 @@ from jaxtyping import Array, Bool, Float
 from jaxrl_llm.devices.mesh import BATCH_AXES, num_row_shards, platform_of
 from jaxrl_llm.messages import Problem, did_you_mean
 from jaxrl_llm.models.chunked import chunked_attention
-from jaxrl_llm.models.flash import flash_attention
+from jaxrl_llm.models.flash import KERNELS, flash_attention
 from jaxrl_llm.models.precision import default_precision_of, precision_of
 from jaxrl_llm.models.visibility import MASKED, Rows, packed
 
@@ -154,7 +154,7 @@ def check_backend(name: str) -> None:
 
 
 # Platforms of the backends that do not run everywhere. CPUs emulate "flash", for tests.
-_PLATFORMS = {"cudnn": ("gpu",), "flash": ("tpu", "cpu")}
+_PLATFORMS = {"cudnn": ("gpu",), "flash": tuple(KERNELS)}
 
 # Tokens per block: few on a CPU, to stay in its cache; elsewhere enough to fill the device.
 _BLOCK = {"cpu": 64, "gpu": 256, "tpu": 512}
@@ -172,6 +172,6 @@ BACKENDS = {
   "dot_product": lambda q, k, v, rows, mesh, platform: dot_product_attention(q, k, v, rows.mask, implementation="xla"),
   "cudnn": lambda q, k, v, rows, mesh, platform: dot_product_attention(q, k, v, rows.mask, implementation="cudnn"),
   "flash": lambda q, k, v, rows, mesh, platform: _on_each_device(
-    partial(flash_attention, interpret=platform == "cpu"), q, k, v, rows, mesh
+    partial(flash_attention, platform=platform, interpret=platform == "cpu"), q, k, v, rows, mesh
   ),
 }
