@@ -126,14 +126,19 @@ def suited(platform: str, dtype: DTypeLike, head_dim: int, length: int) -> str:
     length: Number of tokens of a row.
 
   Example:
-    >>> suited("gpu", jnp.bfloat16, 64, 4096), suited("cpu", jnp.float32, 64, 512), suited("tpu", jnp.float32, 128, 4096)
-    ('cudnn', 'chunked', 'flash')
+    >>> suited("gpu", jnp.bfloat16, 64, 2048), suited("gpu", jnp.bfloat16, 64, 4096), suited("tpu", jnp.float32, 128, 4096)
+    ('cudnn', 'flash', 'flash')
   """
+  is_long = length > _AT_ONCE.get(platform, 2048)
   if platform == "tpu" and head_dim % 64 == 0:
+    return "flash"
+  # Shorter rows take what others have run on GPUs. For longer ones it would hold T·T numbers per
+  # row, or run a loop of thousands of small products.
+  if platform == "gpu" and is_long and dtype in (jnp.bfloat16, jnp.float32) and KERNELS["gpu"].reads(head_dim):
     return "flash"
   if platform == "gpu" and dtype in (jnp.bfloat16, jnp.float16) and head_dim % 8 == 0 and head_dim <= 128:
     return "cudnn"
-  return "chunked" if length > _AT_ONCE.get(platform, 2048) else "xla"
+  return "chunked" if is_long else "xla"
 
 
 def check_backend(name: str) -> None:

@@ -93,12 +93,12 @@ _MOST = {2: Tiles(128, 128, 64, 8, 3), 4: Tiles(64, 64, 32, 8, 2)}
 
 
 class _Rows(NamedTuple):
-  """Tiles of rows. Those with as many rows as the start say have nothing to do.
+  """Tiles of rows. Those that start and end at 0 have nothing to do.
 
   Attributes:
     groups: Group of each tile. Rows after the last group form one more.
     starts: First row of each tile.
-    ends: Row after the last one of the tile's group.
+    ends: End of the group of each tile.
   """
 
   groups: Int[Array, " N"]
@@ -109,12 +109,12 @@ class _Rows(NamedTuple):
 def _tiled(sizes: Int[Array, " E"], num_rows: int, tile: int) -> _Rows:
   """Divides groups of rows into tiles, as many as any sizes can need."""
   sizes = jnp.append(sizes, num_rows - jnp.sum(sizes)).astype(jnp.int32)
-  ends, counts = jnp.cumsum(sizes), -(-sizes // tile)
-  index, last = jnp.arange(num_rows // tile + len(sizes), dtype=jnp.int32), jnp.cumsum(counts)
-  groups = jnp.sum(index[:, None] >= last, axis=1, dtype=jnp.int32)
-  of_tiles = lambda x, other: jnp.where(groups < len(sizes), x[jnp.minimum(groups, len(sizes) - 1)], other).astype(jnp.int32)
-  starts = of_tiles(ends - sizes - (last - counts) * tile, -index * tile) + index * tile
-  return _Rows(groups, starts, of_tiles(ends, 0))
+  counts, ends = -(-sizes // tile), jnp.cumsum(sizes)
+  index, after = jnp.arange(num_rows // tile + len(sizes), dtype=jnp.int32), jnp.cumsum(counts)
+  groups = jnp.sum(index[:, None] >= after, axis=1, dtype=jnp.int32)
+  is_used, at = groups < len(sizes), jnp.minimum(groups, len(sizes) - 1)
+  starts = (ends - sizes)[at] + (index - (after - counts)[at]) * tile
+  return _Rows(groups, *(jnp.where(is_used, x, 0).astype(jnp.int32) for x in (starts, ends[at])))
 
 
 def products(
@@ -168,7 +168,7 @@ def _products(groups_ref, starts_ref, ends_ref, rows_ref, matrices_ref, out_ref,
     y = _load(matrices_ref, place, _on(is_term, contracted - 1), _on(is_column, 2 - contracted))
     return total + _dot(x, y, 1, contracted - 1)
 
-  num_steps = jnp.where(group < num_groups, pl.cdiv(depth, tiles.depth), 0)
+  num_steps = jnp.where(group < num_groups, jnp.int32(pl.cdiv(depth, tiles.depth)), jnp.int32(0))
   total = jax.lax.fori_loop(0, num_steps, step, jnp.zeros((tiles.rows, tiles.columns), jnp.float32))
   _store(out_ref, (here, columns), total, is_row, _on(is_column, 1))
 

@@ -1,12 +1,16 @@
 """Grouped products for GPUs: emulated, and lowered to Triton without a GPU."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxrl_llm.models import grouped_gpu
+from jaxrl_llm.models import grouped, grouped_gpu
+from jaxrl_llm.models.experts import Weights, dispatch
 from tests.models.test_grouped_tpu import by_a_loop, draw
+from tests.models.triton import kernels_of, lines, lowered, shapes
 
 
 @pytest.mark.parametrize(("dtype", "tolerance"), [("float32", 2e-6), ("bfloat16", 8e-3)])
@@ -17,8 +21,8 @@ from tests.models.test_grouped_tpu import by_a_loop, draw
     ((0, 130, 126, 0), 0, 24, 40),  # Empty groups at both ends, and no row after the last.
     ((300, 1, 0, 83), 128, 136, 8),  # Whole tiles that belong to no group.
     ((0, 0, 0), 9, 8, 8),  # All experts of the rows are elsewhere.
-    ((70, 128), 0, 320, 160),  # Several tiles on each axis, which they do not divide.
-    ((70, 128), 0, 128, 64),  # Widths that tiles divide, which no mask checks.
+    ((70, 128), 0, 128, 64),  # Widths that tiles divide, so that no mask is needed.
+    pytest.param((70, 128), 0, 320, 160, marks=pytest.mark.slow),  # Several tiles on each axis, which they do not divide.
   ],
 )
 def test_products_and_gradients_equal_a_loop_over_groups(rng, sizes, rest, width, hidden, dtype, tolerance):
@@ -34,3 +38,49 @@ def test_products_and_gradients_equal_a_loop_over_groups(rng, sizes, rest, width
     largest = np.max(np.abs(expected), initial=1)
     np.testing.assert_allclose(np.asarray(x, np.float64), expected, rtol=0, atol=tolerance * largest)
   assert not np.any(products[num_grouped:]) and not np.any(of_rows[num_grouped:])
+
+
+@pytest.mark.parametrize(("sizes", "num_rows"), [((0, 33, 16, 0, 1), 60), ((0, 0), 5), ((64,), 64), ((15, 15, 15), 45), ((0,), 32)])
+def test_tiles_cover_each_row_once_and_stay_in_its_group(sizes, num_rows):
+  groups, starts, ends = (np.asarray(x) for x in grouped_gpu._tiled(jnp.asarray(sizes), num_rows, 16))
+  covered = [(row, group) for group, start, end in zip(groups, starts, ends, strict=True) for row in range(start, min(start + 16, end))]
+  assert covered == list(enumerate(np.repeat(np.arange(len(sizes) + 1), [*sizes, num_rows - sum(sizes)])))
+
+
+def layer(dtype, *, tokens=1024, top_k=8, experts=32, width=2048, hidden=768):
+  """Returns a layer of experts with all gradients, and its arguments' shapes."""
+  of = lambda *shape, dtype=dtype: jax.ShapeDtypeStruct(shape, dtype)
+  weights = Weights(of(experts, width, hidden), of(experts, width, hidden), of(experts, hidden, width))
+
+  def run(x, gates, chosen, weights, ct, product):
+    y, vjp = jax.vjp(lambda x, weights: dispatch(x, gates, chosen, weights, product=product), x, weights)
+    return y, vjp(ct)
+
+  tokens_by_copies = of(tokens, top_k, dtype="float32"), of(tokens, top_k, dtype="int32")
+  return run, (of(tokens, width), *tokens_by_copies, weights, of(tokens, width))
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+def test_a_layer_of_experts_lowers_to_triton_without_a_dense_product(dtype):
+  """The gate, up and down projections are one kernel each, and two more each in the backward pass."""
+  run, arguments = layer(dtype)
+  program = lowered(functools.partial(run, product=grouped.grouped_matmul_for("gpu")), *arguments)
+  kernels = kernels_of(program)
+  assert sorted(kernel.name for kernel in kernels) == ["grouped_products"] * 6 + ["grouped_sums"] * 3
+  for kernel in kernels:
+    assert len(lines(kernel.text, "scf.for")) == 1 and not lines(kernel.text, "scf.while")
+    (dot,) = lines(kernel.text, "tt.dot")
+    assert ("xbf16> * " in dot) == (dtype == "bfloat16") and (dtype == "bfloat16" or "tf32" not in dot)
+  assert (32, 8192, 2048) not in shapes(program) and (32, 8192, 768) not in shapes(program)
+
+
+def test_ragged_dot_is_dense_on_gpus():
+  """The reason for these kernels; where this fails, JAX has better ones."""
+  run, arguments = layer("bfloat16")
+  program = lowered(functools.partial(run, product=grouped.ragged_matmul), *arguments)
+  assert any(np.prod(shape) >= 32 * 8192 * 768 for shape in shapes(program))
+
+
+def test_small_arrays_take_no_kernel():
+  run, arguments = layer("float32", tokens=64, experts=4, width=256, hidden=128)
+  assert not kernels_of(lowered(functools.partial(run, product=grouped.grouped_matmul_for("gpu")), *arguments))
