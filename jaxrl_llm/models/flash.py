@@ -10,6 +10,7 @@ from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array, Bool, Float, Int
 
 from jaxrl_llm.models import flash_gpu, flash_kernels, permutations
+from jaxrl_llm.models.flash_gpu_kernels import Tiles, visits
 from jaxrl_llm.models.flash_kernels import ACTIVE, FIRST_OF_KEYS, FIRST_OF_QUERIES, LAST_OF_KEYS, LAST_OF_QUERIES, WHOLE, Ids, Pairs
 from jaxrl_llm.models.precision import precision_of
 from jaxrl_llm.models.visibility import blocks_seen, padded
@@ -210,12 +211,16 @@ def _tpu_backward(q, k, v, d_out, log_sum, mean, ids: Ids, lists, *, sizes: _Siz
   return sum(d_q[1:], start=d_q[0]).astype(q.dtype), d_k, d_v
 
 
-def _gpu_lists(segments, prefixes, keys, start, sizes: flash_gpu.Sizes) -> flash_gpu.Lists:
-  def visible(tiles):
+def _gpu_lists(
+  segments: Array, prefixes: Array | None, keys: Array, start: Array | int, sizes: flash_gpu.Sizes
+) -> flash_gpu.Lists:
+  """Lists the blocks that each block of queries visits, in two kernels, and each block of keys."""
+
+  def visible(tiles: Tiles):
     return _visible(segments, prefixes, keys, start, tiles.queries, tiles.keys)
 
-  by_keys = [x.swapaxes(1, 2) for x in visible(sizes.of_keys)]
-  return flash_gpu.Lists(flash_gpu.visits(*visible(sizes.forward)), flash_gpu.visits(*visible(sizes.of_queries)), flash_gpu.visits(*by_keys))
+  by_keys = (x.swapaxes(1, 2) for x in visible(sizes.of_keys))
+  return flash_gpu.Lists(visits(*visible(sizes.forward)), visits(*visible(sizes.of_queries)), visits(*by_keys))
 
 
 _TPU = Kernels("bhtc", lambda width: True, _tpu_sizes, _pairs, _tpu_forward, _tpu_backward)

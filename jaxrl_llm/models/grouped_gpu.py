@@ -1,7 +1,7 @@
 """Products of groups of rows with a matrix for each group, for GPUs, in kernels lowered to Triton.
 
-XLA expands `jax.lax.ragged_dot` on GPUs into products of all rows, masked, with each matrix. Here,
-each tile of rows is multiplied by the matrix of its group alone. Tiles begin where groups do, so
+XLA has no kernel of its own for `jax.lax.ragged_dot` on GPUs, and multiplies all rows, masked, by
+each matrix, at least for the gradient of the matrices. Here, each tile of rows is multiplied by the matrix of its group alone. Tiles begin where groups do, so
 that none holds rows of two groups. No two programs write the same memory, so that results are the
 same bits in every run.
 """
@@ -89,7 +89,7 @@ def tiles_of(num_rows: int, num_columns: int, depth: int, dtype: DTypeLike) -> T
 
 
 _MOST = {2: Tiles(128, 128, 64, 8, 3), 4: Tiles(64, 64, 32, 8, 2)}
-"""Largest tiles by the bytes of a number."""
+"""Largest tiles by the bytes of a number. Triton 3.9 compiles them without spilled registers."""
 
 
 class _Rows(NamedTuple):
@@ -150,7 +150,10 @@ def products(
   return out[:num_rows, :num_columns]
 
 
-def _products(groups_ref, starts_ref, ends_ref, rows_ref, matrices_ref, out_ref, *, tiles: Tiles, across: int, size, num_groups, contracted):
+def _products(
+  groups_ref, starts_ref, ends_ref, rows_ref, matrices_ref, out_ref,
+  *, tiles: Tiles, across: int, size: tuple[int, int], num_groups: int, contracted: int,
+):  # fmt: skip
   from jax.experimental import pallas as pl
 
   # The programs of one tile of rows, and of one group, follow each other, so that they find rows

@@ -10,10 +10,11 @@ import pytest
 
 from jaxrl_llm.models import flash, flash_gpu, make_model, preset
 from jaxrl_llm.models.attention import packed, xla_attention
-from jaxrl_llm.models.flash_gpu import Sizes, Tiles
+from jaxrl_llm.models.flash_gpu import Sizes
+from jaxrl_llm.models.flash_gpu_kernels import Tiles
 from jaxrl_llm.models.remat import rematerialised
 from tests.models.test_flash import LENGTH, ROWS, TOLERANCE, arrays, with_gradients
-from tests.models.triton import kernels_of, lowered, lines, shapes
+from tests.models.triton import kernels_of, lines, lowered, shapes
 
 flash_attention = functools.partial(flash.flash_attention, platform="gpu", interpret=True)
 
@@ -44,7 +45,7 @@ def compare(inputs, segments, prefixes, dtype="float32", **options):
     assert not np.any(x[~real])
 
 
-@pytest.mark.parametrize("name", ROWS)
+@pytest.mark.parametrize("name", [name if name == "shared prompts" else pytest.param(name, marks=pytest.mark.slow) for name in ROWS])
 def test_the_kernels_equal_plain_attention(name, rng, small_tiles):
   compare(arrays(rng), *ROWS[name])
 
@@ -54,7 +55,7 @@ def test_rows_without_prefixes_need_none(rng, small_tiles):
 
 
 @pytest.mark.parametrize("num_heads, num_kv_heads, width, dtype", [
-  (2, 2, 128, "float32"),  # Every query head has its own keys.
+  pytest.param(2, 2, 128, "float32", marks=pytest.mark.slow),  # Every query head has its own keys.
   (3, 1, 128, "bfloat16"),
   pytest.param(4, 2, 64, "float32", marks=pytest.mark.slow),
   pytest.param(8, 1, 64, "bfloat16", marks=pytest.mark.slow),
@@ -65,12 +66,14 @@ def test_heads_of_all_shapes_in_their_own_tiles(num_heads, num_kv_heads, width, 
   compare(arrays(rng, num_heads, num_kv_heads, width, dtype), *ROWS["shared prompts"], dtype=dtype)
 
 
+@pytest.mark.slow
 def test_rows_of_a_batch_are_apart(rng, small_tiles):
   rows = [ROWS["padding"], ROWS["shared prompts"], ROWS["nothing"]]
   segments, prefixes = (jnp.concatenate(x) for x in zip(*rows, strict=True))
   compare(arrays(rng, 2, 1, 64, batch=3), segments, prefixes)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("start", [64, 192])
 def test_queries_may_be_a_part_of_a_row(start, rng, small_tiles):
   """As on a mesh that splits rows: the queries are a slice, the keys are all of the row."""
