@@ -130,7 +130,7 @@ def _tpu_sizes(q: Float[Array, "B T H C"], k: Float[Array, "B S K C"]) -> _Sizes
 
 
 def block(length: int) -> int:
-  """Returns the number of tokens per block of a TPU: the most that pad a row by no more than a quarter.
+  """Returns a TPU's tokens per block: the most that pad a row by no more than a quarter.
 
   Example:
     >>> [block(length) for length in (18432, 5000, 1536, 1100, 100)]

@@ -1,9 +1,9 @@
 """Products of groups of rows with a matrix for each group, for GPUs, in kernels lowered to Triton.
 
 XLA has no kernel of its own for `jax.lax.ragged_dot` on GPUs, and multiplies all rows, masked, by
-each matrix, at least for the gradient of the matrices. Here, each tile of rows is multiplied by the matrix of its group alone. Tiles begin where groups do, so
-that none holds rows of two groups. No two programs write the same memory, so that results are the
-same bits in every run.
+each matrix, at least for the gradient of the matrices. Here, each tile of rows is multiplied by the
+matrix of its group alone. Tiles begin where groups do, so that none holds rows of two groups. No
+two programs write the same memory, so that results are the same bits in every run.
 """
 
 from functools import partial
@@ -80,8 +80,10 @@ def tiles_of(num_rows: int, num_columns: int, depth: int, dtype: DTypeLike) -> T
   """Returns the tiles for a result of so many rows and columns, and sums of so many terms.
 
   Example:
-    >>> tiles_of(1152, 768, 2048, jnp.bfloat16), tiles_of(2, 6, 4, jnp.float32)
-    (Tiles(rows=128, columns=128, depth=64, warps=8, stages=3), Tiles(rows=16, columns=16, depth=16, warps=4, stages=2))
+    >>> tiles_of(1152, 768, 2048, jnp.bfloat16)
+    Tiles(rows=128, columns=128, depth=64, warps=8, stages=3)
+    >>> tiles_of(2, 6, 4, jnp.float32)
+    Tiles(rows=16, columns=16, depth=16, warps=4, stages=2)
   """
   most = _MOST[jnp.dtype(dtype).itemsize]
   sizes = [max(16, min(tile, 1 << (size - 1).bit_length())) for tile, size in zip(most, (num_rows, num_columns, depth), strict=False)]

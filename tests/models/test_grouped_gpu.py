@@ -17,12 +17,12 @@ from tests.models.triton import kernels_of, lines, lowered, shapes
 @pytest.mark.parametrize(
   ("sizes", "rest", "width", "hidden"),
   [
-    pytest.param((5, 0, 7, 1), 3, 6, 4, marks=pytest.mark.slow),  # Groups of less than a tile, one of them empty.
-    pytest.param((0, 130, 126, 0), 0, 24, 40, marks=pytest.mark.slow),  # Empty groups at both ends, and no row after the last.
+    pytest.param((5, 0, 7, 1), 3, 6, 4, marks=pytest.mark.slow),  # Parts of a tile, one empty.
+    pytest.param((0, 130, 126, 0), 0, 24, 40, marks=pytest.mark.slow),  # Empty groups at both ends.
     ((300, 1, 0, 83), 128, 136, 8),  # Whole tiles that belong to no group.
-    pytest.param((0, 0, 0), 9, 8, 8, marks=pytest.mark.slow),  # All experts of the rows are elsewhere.
-    ((70, 128), 0, 128, 64),  # Widths that tiles divide, so that no mask is needed.
-    pytest.param((70, 128), 0, 320, 160, marks=pytest.mark.slow),  # Several tiles on each axis, which they do not divide.
+    pytest.param((0, 0, 0), 9, 8, 8, marks=pytest.mark.slow),  # No row is of a group.
+    ((70, 128), 0, 128, 64),  # Widths without masks.
+    pytest.param((70, 128), 0, 320, 160, marks=pytest.mark.slow),  # Uneven widths.
   ],
 )
 def test_products_and_gradients_equal_a_loop_over_groups(rng, sizes, rest, width, hidden, dtype, tolerance):
@@ -62,7 +62,7 @@ def layer(dtype, *, tokens=1024, top_k=8, experts=32, width=2048, hidden=768):
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 def test_a_layer_of_experts_lowers_to_triton_without_a_dense_product(dtype):
-  """The gate, up and down projections are one kernel each, and two more each in the backward pass."""
+  """Each of three projections is one kernel, and two more in the backward pass."""
   run, arguments = layer(dtype)
   program = lowered(functools.partial(run, product=grouped.grouped_matmul_for("gpu")), *arguments)
   kernels = kernels_of(program)

@@ -40,7 +40,7 @@ def kernels_of(program) -> list[Kernel]:
     module.operation.walk(visit)
     settings = [ir.DictAttr(call.attributes["mhlo.backend_config"]) for call in calls]
     number = lambda of_call, name: ir.IntegerAttr(of_call[name]).value
-    found = [
+    kernels = [
       Kernel(
         ir.StringAttr(of_call["name"]).value,
         tuple(number(of_call, f"grid_{axis}") for axis in "xyz"),
@@ -53,7 +53,7 @@ def kernels_of(program) -> list[Kernel]:
   with ir.Context() as context:
     dialect.register_dialect(context)
     context.load_all_available_dialects()
-    return [kernel._replace(text=str(ir.Module.parse(kernel.text))) for kernel in found]
+    return [kernel._replace(text=str(ir.Module.parse(kernel.text))) for kernel in kernels]
 
 
 def lines(text, op):
