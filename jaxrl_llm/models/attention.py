@@ -13,7 +13,7 @@ from jaxtyping import Array, Bool, Float
 from jaxrl_llm.devices.mesh import BATCH_AXES, num_row_shards, platform_of
 from jaxrl_llm.messages import Problem, did_you_mean
 from jaxrl_llm.models.chunked import chunked_attention
-from jaxrl_llm.models.flash import flash_attention
+from jaxrl_llm.models.flash import KERNELS, flash_attention
 from jaxrl_llm.models.precision import default_precision_of, precision_of
 from jaxrl_llm.models.visibility import MASKED, Rows, packed
 
@@ -132,14 +132,19 @@ def suited(platform: str, dtype: DTypeLike, head_dim: int, length: int) -> str:
     length: Number of tokens of a row.
 
   Example:
-    >>> suited("gpu", jnp.bfloat16, 64, 4096), suited("cpu", jnp.float32, 64, 512), suited("tpu", jnp.float32, 128, 4096)
-    ('cudnn', 'chunked', 'flash')
+    >>> suited("gpu", jnp.bfloat16, 64, 2048), suited("gpu", jnp.bfloat16, 64, 4096), suited("tpu", jnp.float32, 128, 4096)
+    ('cudnn', 'flash', 'flash')
   """
+  is_long = length > _AT_ONCE.get(platform, 2048)
   if platform == "tpu" and head_dim % 64 == 0:
+    return "flash"
+  # Shorter rows take what others have run on GPUs. For longer ones it would hold T·T numbers per
+  # row, or run a loop of thousands of small products.
+  if platform == "gpu" and is_long and dtype in (jnp.bfloat16, jnp.float32) and KERNELS["gpu"].reads(head_dim):
     return "flash"
   if platform == "gpu" and dtype in (jnp.bfloat16, jnp.float16) and head_dim % 8 == 0 and head_dim <= 128:
     return "cudnn"
-  return "chunked" if length > _AT_ONCE.get(platform, 2048) else "xla"
+  return "chunked" if is_long else "xla"
 
 
 def check_backend(name: str) -> None:
@@ -160,7 +165,7 @@ def check_backend(name: str) -> None:
 
 
 # Platforms of the backends that do not run everywhere. CPUs emulate "flash", for tests.
-_PLATFORMS = {"cudnn": ("gpu",), "flash": ("tpu", "cpu")}
+_PLATFORMS = {"cudnn": ("gpu",), "flash": tuple(KERNELS)}
 
 # Tokens per block: few on a CPU, to stay in its cache; elsewhere enough to fill the device.
 _BLOCK = {"cpu": 64, "gpu": 256, "tpu": 512}
@@ -178,6 +183,6 @@ BACKENDS = {
   "dot_product": lambda q, k, v, rows, mesh, platform: dot_product_attention(q, k, v, rows.mask, implementation="xla"),
   "cudnn": lambda q, k, v, rows, mesh, platform: dot_product_attention(q, k, v, rows.mask, implementation="cudnn"),
   "flash": lambda q, k, v, rows, mesh, platform: _on_each_device(
-    partial(flash_attention, interpret=platform == "cpu"), q, k, v, rows, mesh
+    partial(flash_attention, platform=platform, interpret=platform == "cpu"), q, k, v, rows, mesh
   ),
 }

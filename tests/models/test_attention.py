@@ -215,8 +215,9 @@ def test_a_model_uses_its_backend(monkeypatch):
 
 @pytest.mark.parametrize("platform, dtype, head_dim, length, expected", [
   ("cpu", "float32", 64, 64, "xla"), ("cpu", "bfloat16", 64, 65, "chunked"), ("gpu", "float32", 64, 512, "xla"),
-  ("gpu", "float32", 64, 4096, "chunked"), ("gpu", "bfloat16", 64, 4096, "cudnn"), ("gpu", "float16", 128, 512, "cudnn"),
-  ("gpu", "bfloat16", 256, 512, "xla"), ("tpu", "bfloat16", 128, 512, "flash"), ("tpu", "float32", 64, 64, "flash"),
+  ("gpu", "float32", 64, 4096, "flash"), ("gpu", "float32", 80, 4096, "chunked"), ("gpu", "bfloat16", 64, 2048, "cudnn"),
+  ("gpu", "bfloat16", 64, 2049, "flash"), ("gpu", "float16", 128, 4096, "cudnn"), ("gpu", "bfloat16", 256, 512, "xla"),
+  ("tpu", "bfloat16", 128, 512, "flash"), ("tpu", "float32", 64, 64, "flash"),
   ("tpu", "bfloat16", 80, 512, "xla"), ("tpu", "bfloat16", 80, 4096, "chunked"),
 ])  # fmt: skip
 def test_auto_selects_a_backend(platform, dtype, head_dim, length, expected):
@@ -238,8 +239,8 @@ def test_a_backend_on_the_wrong_platform_is_refused(rng, monkeypatch):
   message = "^model.attention: found 'cudnn', which runs on gpu, but the platform is cpu; expected 'auto' or 'xla'$"
   with pytest.raises(ValueError, match=message):
     run("cudnn")
-  monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
-  message = "^model.attention: found 'flash', which runs on tpu or cpu, but the platform is gpu; expected 'auto'"
+  monkeypatch.setattr(jax, "default_backend", lambda: "METAL")
+  message = "^model.attention: found 'flash', which runs on tpu or gpu or cpu, but the platform is METAL; expected 'auto'"
   with pytest.raises(ValueError, match=f"{message} or 'xla'$"):
     run("flash")
 
