@@ -19,6 +19,7 @@ from jaxrl_llm.models.moe import Routed, balance_loss, z_loss
 from jaxrl_llm.models.precision import precision_of
 from jaxrl_llm.models.quantized import Quantized
 from jaxrl_llm.models.remat import rematerialised
+from jaxrl_llm.models.residual import gathered
 from jaxrl_llm.models.rope import rotation
 from jaxrl_llm.types import Forward
 
@@ -87,6 +88,7 @@ class Transformer(nnx.Module):
       self.head = param(rngs, shape[::-1], ("embed", "vocab"), fan_in=config.d_model, dtype=dtype)
       adapter(self, "head", "head", config, rngs=rngs)
     self.config = config
+    self.mesh = mesh
 
   @jax.named_scope("embed")
   def embed(self, tokens: Int[Array, "*batch"]) -> Float[Array, "*batch D"]:
@@ -141,7 +143,7 @@ class Transformer(nnx.Module):
       return x, None if routed is None else self.routers(routed, rows, router_losses)
 
     x, outputs = self.scan(body, self.embed(tokens), replay)
-    return self.gather(outputs, tokens.shape)._replace(hidden=self.final_norm(x))
+    return self.gather(outputs, tokens.shape)._replace(hidden=gathered(self.final_norm(x), self.mesh))
 
   def routers(self, routed: Routed, rows: Rows, losses: bool) -> Forward:
     """Returns what the router of one layer did."""
