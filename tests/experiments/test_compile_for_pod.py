@@ -110,16 +110,24 @@ CHAINED = """
 %other (p: f32[4]) -> f32[8] {
   %g.3 = f32[8]{0} all-gather(%p), channel_id=8, replica_groups={{0,1}}, dimensions={0}, frontend_attributes={chain_id="0"}
 }
+%same_channel (p: f32[4]) -> f32[8] {
+  %g.4 = f32[8]{0} all-gather(%p), channel_id=7, replica_groups={{0,1}}, dimensions={0}, frontend_attributes={chain_id="1"}
+}
+%body (p: f32[8]) -> f32[8] {
+  %d = f32[8]{0} fusion(%p), kind=kCustom, calls=%beside
+}
 ENTRY %main (a: f32[4]) -> f32[8] {
   %s = f32[8]{0} fusion(%a), kind=kCustom, calls=%start
   %b = f32[8]{0} fusion(%s), kind=kCustom, calls=%beside
-  %o = f32[8]{0} fusion(%b), kind=kCustom, calls=%other
+  %w = f32[8]{0} while(%b), body=%body, backend_config={"known_trip_count":{"n":"8"}}
+  %o = f32[8]{0} fusion(%w), kind=kCustom, calls=%other
+  %c = f32[8]{0} fusion(%o), kind=kCustom, calls=%same_channel
 }
 """
 
 
 def test_an_overlapping_collective_counts_once():
-  assert hlo.collectives(CHAINED, num_devices=2) == [hlo.Collective("all-gather", 32, ((0, 1),), 1)] * 2
+  assert hlo.collectives(CHAINED, num_devices=2) == [hlo.Collective("all-gather", 32, ((0, 1),), 1)] * 3
 
 
 BUFFERS = """
