@@ -144,7 +144,8 @@ def describe(name: str, *, slices: int = 1) -> Topology:
     slices: Number of slices.
 
   Raises:
-    ValueError: If there is no such slice, libtpu refuses it, or a change of the flags has no effect.
+    ValueError: If there is no such slice, libtpu refuses it, or a change of the flags has no
+      effect.
   """
   generation, shape = parse(name)
   if slices < 1:

@@ -137,10 +137,10 @@ def chosen(chip: str, changes: str = "") -> dict[str, str]:
   Example:
     >>> chosen("gpu"), chosen("gpu", "xla_gpu_autotune_level=0 -xla_gpu_enable_latency_hiding_scheduler")
     ({'xla_gpu_enable_latency_hiding_scheduler': 'true'}, {'xla_gpu_autotune_level': '0'})
-    >>> chosen("gpu", "-xla_gpu_enable_latency_hiding_schedule")
+    >>> chosen("gpu", "-xla_gpu_async")
     Traceback (most recent call last):
     ...
-    ValueError: JAXRL_LLM_XLA_FLAGS: found '-xla_gpu_enable_latency_hiding_schedule', expected a flag of gpu's ...
+    ValueError: JAXRL_LLM_XLA_FLAGS: found '-xla_gpu_async', expected a flag of gpu's table, ...
   """
   if changes.strip() == "none":
     return {}

@@ -179,7 +179,8 @@ SHARED = ("tensor", "fsdp")
     (32, EXPERTS, (48, 128, 768, 2048), (None, "expert", SHARED, None)),  # 64 lanes would be left.
     (16, EXPERTS, (48, 128, 768, 2048), (None, "expert", "tensor", "fsdp")),  # 128 are.
     (64, EXPERTS, (94, 128, 1536, 4096), (None, "expert", SHARED, None)),
-    # 22 and a half rows would be left, and 12, which are one tile and a half; 100 experts do not divide.
+    # 22 and a half rows would be left, and 12, which are one tile and a half; 32 does not divide
+    # 100 experts.
     (32, EXPERTS, (48, 128, 720, 2048), (None, ("expert", "fsdp"), "tensor", None)),
     (32, EXPERTS, (48, 128, 384, 2048), (None, ("expert", "fsdp"), "tensor", None)),
     (32, EXPERTS, (48, 100, 384, 2048), (None, "expert", "tensor", "fsdp")),
@@ -204,7 +205,8 @@ def test_fsdp_leaves_whole_tiles_of_the_last_axis_of_experts(fsdp, axes, shape, 
 
 def test_an_axis_that_tensor_and_fsdp_split_is_divided_by_both():
   mesh = mesh_lib.make_mesh(data=1, fsdp=4, tensor=2)
-  shapes = {size: jax.ShapeDtypeStruct((2, size, 256), "float32") for size in (64, 32)}  # 2 experts are too few.
+  # Two experts are too few to be split.
+  shapes = {size: jax.ShapeDtypeStruct((2, size, 256), "float32") for size in (64, 32)}
   held = mesh_lib.param_shardings(mesh, dict.fromkeys(shapes, EXPERTS[1:]), shapes)
   assert held[64].spec == PartitionSpec("expert", SHARED, None) and held[32].spec == PartitionSpec("expert", "tensor", "fsdp")
 
