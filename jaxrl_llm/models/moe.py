@@ -10,7 +10,7 @@ from jax.sharding import Mesh, PartitionSpec
 from jaxtyping import Array, Float, Int
 
 from jaxrl_llm.devices.mesh import BATCH_AXES, num_row_shards, platform_of
-from jaxrl_llm.models import routing
+from jaxrl_llm.models import residual, routing
 from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.models.copies import sums_by_product, sums_for
 from jaxrl_llm.models.experts import Weights, bounded, masked
@@ -84,7 +84,7 @@ def over_mesh(
   The tokens of the devices that share a set of experts are gathered. Each device adds the outputs
   of its own experts, and the sums are scattered back to the devices of the tokens. Nothing is
   dropped or padded, whatever the load. Rows are sharded over the mesh axes data, fsdp and expert,
-  and their slots over context.
+  and their slots over context; the width of the result may be sharded over tensor, see `residual`.
 
   Args:
     x: Hidden states of the tokens.
@@ -122,12 +122,16 @@ def over_mesh(
   of_experts = map(of_weight, weights[:3], (wide, wide, tall))
   specs = Weights(*of_experts, *(lora and spec for lora, spec in zip(weights[3:], loras, strict=True)))
 
-  @partial(jax.shard_map, mesh=mesh, in_specs=(rows, rows, rows, specs), out_specs=rows, check_vma=False)
+  scatters = is_split and residual.is_sharded(x.shape, mesh)
+  out_specs = PartitionSpec(*rows, "tensor") if scatters else rows
+
+  @partial(jax.shard_map, mesh=mesh, in_specs=(rows, rows, rows, specs), out_specs=out_specs, check_vma=False)
   def sharded(x, gates, experts, weights):
     first = jax.lax.axis_index(axes) * weights.gate.shape[0]
     if is_split:
       x, gates, experts = (jax.lax.all_gather(a, in_order, axis=0, tiled=True) for a in (x, gates, experts))
-    y = jax.lax.psum(flat(x, gates, experts, weights, first), "tensor")
+    y = flat(x, gates, experts, weights, first)
+    y = jax.lax.psum_scatter(y, "tensor", scatter_dimension=2, tiled=True) if scatters else jax.lax.psum(y, "tensor")
     return jax.lax.psum_scatter(y, in_order, scatter_dimension=0, tiled=True) if is_split else jax.lax.psum(y, in_order)
 
   return sharded(x, gates, experts, weights)

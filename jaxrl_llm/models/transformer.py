@@ -20,6 +20,7 @@ from jaxrl_llm.models.moe import Routed, balance_loss, z_loss
 from jaxrl_llm.models.precision import precision_of
 from jaxrl_llm.models.quantized import Quantized
 from jaxrl_llm.models.remat import rematerialised
+from jaxrl_llm.models.residual import gathered
 from jaxrl_llm.models.rope import rotation
 from jaxrl_llm.models.striping import Stripes, striped, stripes_of
 from jaxrl_llm.types import Forward
@@ -146,7 +147,7 @@ class Transformer(nnx.Module):
       return x, None if routed is None else self.routers(routed, rows, router_losses)
 
     x, outputs = self.scan(body, self.embed(tokens), replay)
-    return self.gather(outputs, tokens.shape)._replace(hidden=self.final_norm(x))
+    return self.gather(outputs, tokens.shape)._replace(hidden=gathered(self.final_norm(x), self.mesh))
 
   def hidden_in_stripes(
     self, *rows: Int[Array, "B T ..."] | None, prefixes: Int[Array, "B T"] | None = None, router_losses: bool = False
