@@ -18,6 +18,8 @@ needed and as compiled, collectives, and what bounds the time.
   --prompt_tokens  tokens of each prompt in the packed rows, for --lengths. Default: as many as the
                    largest of rollout.prompt_buckets
   --json           file for the numbers
+Flags of XLA are those of a run on these chips, with the changes in JAXRL_LLM_XLA_FLAGS; see
+jaxrl_llm/devices/xla_flags.py.
 Exit code: 0 if all programs fit, 1 if one does not, or if an update or a scoring is compiled to
 more than 1.1 times the operations that it needs, 2 for bad input.
 """
@@ -133,6 +135,7 @@ def run(config, flags: dict[str, Any]) -> int:
     f"{plan.model.num_layers} layers, {plan.programs.model.num_params:,} parameters; mesh {dict(plan.mesh.shape)}",
     flush=True,
   )
+  print("XLA flags: " + (" ".join(f"--{name}={value}" for name, value in topology.flags.items()) or "none"), flush=True)
   prove = {
     "update": proof.update,
     "score": proof.score,

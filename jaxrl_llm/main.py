@@ -83,7 +83,7 @@ def config_problems(config: ConfigDict) -> list[str]:
 def train_in(config: ConfigDict, workdir: Path, *, command: str, allow_changes: bool = False) -> int:
   """Starts JAX and trains, together with the run's other processes if there are any."""
   from jaxrl_llm import train  # Imported late: bad input is refused before JAX is imported.
-  from jaxrl_llm.devices import compilation_cache, hosts
+  from jaxrl_llm.devices import compilation_cache, hosts, xla_flags
   from jaxrl_llm.evaluation.held_out import NoRewardError
   from jaxrl_llm.rollouts.weight_sync import WeightSyncError
   from jaxrl_llm.run import faults, stopping
@@ -93,6 +93,7 @@ def train_in(config: ConfigDict, workdir: Path, *, command: str, allow_changes: 
 
   compilation_cache.cache_compilations()
   try:
+    flags = xla_flags.set_flags()
     hosts.join_processes()
     faults.from_environment()
   except ValueError as error:
@@ -105,7 +106,7 @@ def train_in(config: ConfigDict, workdir: Path, *, command: str, allow_changes: 
     try:
       with hosts.together(plain):
         run, log = begin_attempt(
-          config, workdir, job.start_run, command=command, ending=ending, allow_changes=allow_changes
+          config, workdir, job.start_run, command=command, ending=ending, allow_changes=allow_changes, notes=(flags,)
         )
         try:
           with hosts.interruptible(run.progress.note):
@@ -139,7 +140,8 @@ def tell(error: Exception, log: logs.Log) -> None:
 
 
 def begin_attempt(
-  config: ConfigDict, workdir: Path, start: Callable[..., Any], *, command: str, ending: contextlib.ExitStack, allow_changes: bool = False
+  config: ConfigDict, workdir: Path, start: Callable[..., Any], *, command: str, ending: contextlib.ExitStack, allow_changes: bool = False,
+  notes: Sequence[str] = (),
 ):
   """Starts an attempt at a run in a workdir that process 0 claims for all processes.
 
@@ -151,6 +153,7 @@ def begin_attempt(
     ending: Stack that closes the log when the process ends.
     allow_changes: Whether an existing run in the workdir may have had another config or other
       devices.
+    notes: First lines of the log.
 
   Returns:
     The result of `start`, and the log of this attempt.
@@ -171,6 +174,8 @@ def begin_attempt(
     claim.expect(workdir)
     attempt = hosts.on_main(lambda: logs.number(workdir / "logs"))
     log = ending.enter_context(logs.logged(workdir / "logs", attempt, process=jax.process_index(), command=command))
+    for line in notes:
+      log.write(line)
     other = hosts.on_main(lambda: changes.check_devices(workdir, jax.device_count(), allowed=allow_changes))
     differing = hosts.on_main(lambda: [f"config.{x}: {a!r} -> {b!r}" for x, (a, b) in claim.changes(workdir, config.to_dict()).items()])
     for line in (*differing, *filter(None, [other])):
@@ -195,13 +200,14 @@ def dry_run(config: ConfigDict) -> int:
     print(f"config.{path} = {value!r}")
   messages = config_problems(config)
   if not messages:
-    from jaxrl_llm.devices import hosts
+    from jaxrl_llm.devices import hosts, xla_flags
     from jaxrl_llm.run.dry_run import describe_run
 
     if fields.is_reward_model(config):
       from jaxrl_llm.run.reward_model.training import describe_training as describe_run
 
     try:
+      print(xla_flags.set_flags())
       hosts.join_processes()
       print(describe_run(config))
     except ValueError as error:
@@ -218,13 +224,14 @@ def pilot(config: ConfigDict) -> int:
     raise UsageError("--pilot: found the training of a reward model, expected RL, whose policy can be tried before")
   import jax
 
-  from jaxrl_llm.devices import compilation_cache
+  from jaxrl_llm.devices import compilation_cache, xla_flags
   from jaxrl_llm.evaluation.held_out import NoRewardError
   from jaxrl_llm.run.out_of_memory import OutOfMemoryError
   from jaxrl_llm.run.pilot import describe_pilot
 
   compilation_cache.cache_compilations()
   try:
+    xla_flags.set_flags()
     if jax.process_count() > 1:
       raise UsageError(f"--pilot: found {jax.process_count()} processes, expected one")
     print(describe_pilot(config))

@@ -6,7 +6,7 @@ import tempfile
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -88,7 +88,7 @@ def compile_for(
   start, code = time.perf_counter(), 0.0
   lowered = jitted.trace(*arguments).lower(lowering_platforms=("tpu",))
   try:
-    reports, executable = _planned(lowered, wait=not only_planned)
+    reports, executable = _planned(lowered, topology.flags, wait=not only_planned)
   except jax.errors.JaxRuntimeError as error:
     if "RESOURCE_EXHAUSTED" not in str(error):
       raise
@@ -145,7 +145,7 @@ def memory(reports: Reports) -> dict[str, float]:
   }
 
 
-def _planned(lowered: Any, *, wait: bool) -> tuple[Reports, Any]:
+def _planned(lowered: Any, flags: Mapping[str, str], *, wait: bool) -> tuple[Reports, Any]:
   """Returns the compiler's reports as soon as they are complete, and the executable if `wait`.
 
   The compiler continues with the machine code by itself; the process need not wait for it.
@@ -154,7 +154,7 @@ def _planned(lowered: Any, *, wait: bool) -> tuple[Reports, Any]:
 
   def compile_it() -> None:
     try:
-      made.append(lowered.compile(compiler_options={"xla_dump_to": str(folder), "xla_dump_hlo_as_text": True}))
+      made.append(lowered.compile(compiler_options={**flags, "xla_dump_to": str(folder), "xla_dump_hlo_as_text": True}))
     except Exception as error:  # Raised by the waiting loop below.
       failed.append(error)
 

@@ -58,9 +58,9 @@ def collectives(text: str, *, num_devices: int, unknown_trips: int = 1) -> list[
   """
   bodies, entry = computations(text)
   all_collectives: list[Collective] = []
-  chains: set[tuple[str, str]] = set()
+  chains: set[tuple[str, ...]] = set()
 
-  def visit(name: str, times: int, loop: str) -> None:
+  def visit(name: str, times: int, loops: tuple[str, ...]) -> None:
     for line in bodies.get(name, ()):
       match = _OPERATION.match(line)
       if not match:
@@ -68,12 +68,12 @@ def collectives(text: str, *, num_devices: int, unknown_trips: int = 1) -> list[
       shape, operation = match.groups()
       kind = operation.removesuffix("-start")
       # A collective that overlaps with other work appears in each fusion of that work, from its
-      # start to its end.
-      chain = re.search(r"channel_id=(\d+).*chain_id=", line)
-      if chain and (link := (chain.group(1), loop)) in chains:
+      # start to its end, and the work between may be a loop. Several may share a channel.
+      chain = re.search(r'(channel_id=\d+).*(chain_id="\d+)', line)
+      if chain and any((*chain.groups(), loop) in chains for loop in loops):
         continue
       if chain:
-        chains.add(link)
+        chains.add((*chain.groups(), loops[-1]))
       if kind in KINDS:
         all_collectives.append(_collective(line, kind, shape, operation, times, num_devices, name))
       elif operation == "send" and (between := _between_slices(line, shape, times, num_devices)):
@@ -81,9 +81,9 @@ def collectives(text: str, *, num_devices: int, unknown_trips: int = 1) -> list[
       turns = times * trips(line, bodies, unknown_trips) if operation == "while" else times
       for called, branches in CALLED.findall(line):
         for each in [called] if called else [x.strip().lstrip("%") for x in branches.split(",")]:
-          visit(each, turns, each if operation == "while" else loop)
+          visit(each, turns, (*loops, each) if operation == "while" else loops)
 
-  visit(entry, 1, entry)
+  visit(entry, 1, (entry,))
   return [x for x in all_collectives if len(x.groups[0]) > 1]
 
 

@@ -1,11 +1,12 @@
-"""Floating-point operations of the kernels in a compiled program, by their shapes."""
+"""Operations and memory traffic of the kernels in a compiled program, by their shapes."""
 
 import math
 import re
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from jaxrl_llm.models import flash
+from jaxrl_llm.models import flash, grouped_tpu
+from jaxrl_llm.models.copies import ROWS_PER_TILE
 
 
 class Array(NamedTuple):
@@ -53,6 +54,56 @@ def operations_of(name: str, scope: str, operands: Sequence[Array], load: Load) 
   return (kind, _KERNELS[kind](operands, load)) if kind else (re.sub(r"[.\d]+$", "", name), None)
 
 
+def bytes_of(
+  name: str, scope: str, attributes: str, operands: Sequence[Array], result: Array, load: Load
+) -> float | None:
+  """Counts the bytes that a grouped product reads and writes; returns None for other kernels.
+
+  A kernel reads its rows once for each tile of columns, and no rows after the last group.
+
+  Args:
+    name: Name of the instruction.
+    scope: Names under which JAX made the kernel; empty for none.
+    attributes: Text of the instruction's attributes.
+    operands: Operands of the kernel.
+    result: Result of the kernel.
+    load: Assumptions about the load.
+
+  Example:
+    >>> rows, matrices, result = Array((100, 6), 1200, True), Array((4, 6, 5), 240, True), Array((100, 5), 1000, True)
+    >>> bytes_of("ragged-dot-none.3", "", 'ragged_dot_tiling="8,6,3"', [rows, matrices], result, Load(grouped_rows=40))
+    1600.0
+  """
+  kind = next((x for x in _KERNELS if x in f"{name} {scope}"), None)
+  if kind not in ("ragged-dot", "token_sums", "tgmm"):
+    return None
+  if kind == "ragged-dot":
+    return _moved_by_products(attributes, operands[-2:], result, load)
+  rows, others = [x for x in operands if len(x.sizes) == 2][-2:]
+  (num_rows, width), hidden, itemsize = rows.sizes, others.sizes[1], rows.num_bytes // math.prod(rows.sizes)
+  few = ROWS_PER_TILE if kind == "token_sums" else None
+  _, wide, tall = grouped_tpu.tiling(num_rows, width, hidden, result.sizes[0], itemsize, few=few)
+  sums = result.num_bytes * result.is_here + sum(x.num_bytes * x.is_here for x in operands if len(x.sizes) == 3)
+  reads = rows.num_bytes * rows.is_here * -(-hidden // tall) + others.num_bytes * others.is_here * -(-width // wide)
+  return sums + reads * _share(num_rows, load)
+
+
+def _moved_by_products(attributes: str, operands: Sequence[Array], result: Array, load: Load) -> float:
+  rows, matrices = operands
+  num_matrices, width, hidden = matrices.sizes
+  match = re.search(r'ragged_dot_tiling="(\d+),(\d+),(\d+)"', attributes)
+  few, wide, tall = map(int, match.groups()) if match else (rows.sizes[0], width, hidden)
+  share = _share(rows.sizes[0], load)
+  # A matrix stays on the chip while its rows pass, unless it arrives in parts.
+  often = 1.0 if wide >= width else 1 + share * rows.sizes[0] / few / num_matrices
+  of_rows = rows.num_bytes * rows.is_here * -(-hidden // tall) + result.num_bytes * result.is_here
+  return share * of_rows + often * matrices.num_bytes * matrices.is_here
+
+
+def _share(num_rows: int, load: Load) -> float:
+  return min(1.0, (load.grouped_rows or num_rows) / num_rows)
+
+
 def _grouped(operands: Sequence[Array], load: Load) -> float:
   """Counts a product of groups of rows with matrices."""
   rows, matrices = (x.sizes for x in operands[-2:])
@@ -88,6 +139,7 @@ def _decoding(operands: Sequence[Array], load: Load) -> float:
 _KERNELS: dict[str, Callable[[Sequence[Array], Load], float]] = {
   "ragged-dot-metadata": lambda operands, load: 0.0,
   "ragged-dot": _grouped,
+  "token_sums": _summed,
   "tgmm": _summed,
   # Scores and the mix of values; backward the scores, their cotangents, and three gradients.
   "flash_forward": _flash(2),

@@ -1,7 +1,8 @@
 """Floating-point operations and memory traffic of a compiled program, read from its text.
 
 XLA's own counts leave out kernels and count the body of a loop once. Here, loops count as often as
-they iterate, and kernels by the shapes of their operands. Elementwise operations count nothing.
+they iterate, and kernels by the shapes of their operands. Elementwise operations count no
+operations, but their memory traffic.
 """
 
 import math
@@ -11,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from experiments.pod import hlo
-from experiments.pod.kernels import Array, Load, operations_of
+from experiments.pod.kernels import Array, Load, bytes_of, operations_of
 
 UNUSUAL = "overflow"
 """Scope of a branch that no even load takes; see `jax.named_scope`."""
@@ -32,7 +33,8 @@ class Operations(NamedTuple):
   Attributes:
     flops: Floating-point operations of products and kernels.
     num_bytes: Bytes that instructions read from and write to a chip's memory, not that of its
-      cores. More than what is necessary: an operand counts once per reader.
+      cores. More than what is necessary: an operand counts once per reader. Grouped products count
+      the rows in groups, once for each tile of columns.
     by_kind: Floating-point operations of XLA's products ("products") and of each kind of kernel.
     unknown: Names of kernels whose operations are not known.
   """
@@ -107,7 +109,7 @@ def count(text: str, *, load: Load | None = None, unknown_trips: int = 1) -> Ope
         flops[kernel[0]] += kernel[1] or 0.0
         unknown.update([kernel[0]] if kernel[1] is None else [])
       if not is_fused:
-        num_bytes += _moved(each, arrays, bodies)
+        num_bytes += _moved(each, arrays, bodies, load)
       if each.operation == "fusion" or each.operation in _ENTERED:
         more, more_bytes = called(each, is_fused or each.operation == "fusion")
         for kind, amount in more.items():
@@ -202,27 +204,41 @@ def _product(each: _Instruction, arrays: Mapping[str, tuple[Array, ...]]) -> flo
   return flops
 
 
+def _is_kernel(each: _Instruction) -> bool:
+  return each.operation == "custom-call" and 'custom_call_target="tpu_custom_call"' in each.line
+
+
 def _kernel(each: _Instruction, arrays: Mapping[str, tuple[Array, ...]], load: Load) -> tuple[str, float | None] | None:
   """Returns the kind of a kernel and its operations, None if they are not known."""
-  if each.operation != "custom-call" or 'custom_call_target="tpu_custom_call"' not in each.line:
+  if not _is_kernel(each):
     return None
-  scope = re.search(r'op_name="([^"]*)"', each.line)
   operands = [array for shape in _operands(each, arrays) for array in shape[:1]]
-  return operations_of(each.name, scope.group(1) if scope else "", operands, load)
+  return operations_of(each.name, _scope(each), operands, load)
 
 
-def _moved(each: _Instruction, arrays: Mapping[str, tuple[Array, ...]], bodies: Mapping[str, Sequence[_Instruction]]) -> float:
+def _scope(each: _Instruction) -> str:
+  scope = re.search(r'op_name="([^"]*)"', each.line)
+  return scope.group(1) if scope else ""
+
+
+def _moved(
+  each: _Instruction, arrays: Mapping[str, tuple[Array, ...]], bodies: Mapping[str, Sequence[_Instruction]], load: Load
+) -> float:
   """Counts the bytes that an instruction reads and writes; of a slice, those of the slice alone."""
   operands = _operands(each, arrays)
   if each.operation in _FREE or each.operation.endswith("-done"):
     return 0.0
+  if _is_kernel(each):
+    of_kernel = bytes_of(each.name, _scope(each), each.line, [x for shape in operands for x in shape[:1]], each.arrays[0], load)
+    if of_kernel is not None:
+      return of_kernel
   if each.operation == "copy-start":
     return _here(each.arrays[:2])
   if each.operation == "fusion":
     (name,) = _names(each.line)[:1]
     body = bodies.get(name, ())
-    read = (_here(x) and min(_here(x), _read(body, number, bodies)) for number, x in enumerate(operands))
-    return sum(read) + _written(each, body)
+    reads = (_here(x) and _read(body, number, bodies) for number, x in enumerate(operands))
+    return sum(_here(x) if read == math.inf else read for x, read in zip(operands, reads, strict=True)) + _written(each, body)
   if each.operation in ("dynamic-slice", "slice", "gather"):
     return (1 + bool(_here(operands[0]))) * _here(each.arrays)
   if each.operation == "dynamic-update-slice":

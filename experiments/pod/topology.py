@@ -4,11 +4,13 @@ import importlib.util
 import math
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from experiments.benchmarks.roofline import Machine, datasheet
+from jaxrl_llm.devices import xla_flags
 from jaxrl_llm.messages import did_you_mean
 
 GENERATIONS = {"v5e": ("TPU v5 lite", 2, 256), "v5p": ("TPU v5", 3, 8960), "v6e": ("TPU v6 lite", 2, 256)}
@@ -42,6 +44,7 @@ class Topology(NamedTuple):
     chip: Peaks of one chip.
     shape: Number of chips of a slice along each dimension of its torus.
     devices: Devices of JAX to compile for.
+    flags: Flags of XLA to compile with, those of a run on these chips.
   """
 
   name: str
@@ -49,6 +52,7 @@ class Topology(NamedTuple):
   chip: Machine
   shape: tuple[int, ...]
   devices: Sequence[Any]
+  flags: Mapping[str, str] = MappingProxyType({})
 
 
 def parse(name: str) -> tuple[str, tuple[int, ...]]:
@@ -140,7 +144,8 @@ def describe(name: str, *, slices: int = 1) -> Topology:
     slices: Number of slices.
 
   Raises:
-    ValueError: If there is no such slice, or libtpu refuses it.
+    ValueError: If there is no such slice, libtpu refuses it, or a change of the flags has no
+      effect.
   """
   generation, shape = parse(name)
   if slices < 1:
@@ -153,4 +158,5 @@ def describe(name: str, *, slices: int = 1) -> Topology:
     description = topologies.get_topology_desc(platform="tpu", topology_name=name.lower(), **options)
   except JaxRuntimeError as error:
     raise ValueError(f"--topology: libtpu refuses {name!r}: {str(error).splitlines()[0]}") from error
-  return Topology(name.lower(), slices, datasheet(GENERATIONS[generation][0]), shape, description.devices)
+  flags = xla_flags.unset_flags(generation, os.environ)
+  return Topology(name.lower(), slices, datasheet(GENERATIONS[generation][0]), shape, description.devices, flags)

@@ -19,7 +19,7 @@ from ml_collections import ConfigDict
 from jaxrl_llm.devices import mesh as mesh_lib
 from jaxrl_llm.learner import programs
 from jaxrl_llm.learner.needs import abstract_batch, needed_by_step
-from jaxrl_llm.models import ModelConfig, make_critic, make_model, trainable
+from jaxrl_llm.models import ModelConfig, make_critic, make_model, residual, trainable
 from jaxrl_llm.models.attention import suited
 from jaxrl_llm.models.cache import num_bytes
 from jaxrl_llm.models.decoding import serving_of
@@ -176,7 +176,11 @@ def saved(shape: ModelConfig, mesh: Mesh, *, rows: float, row_tokens: int) -> fl
   `rows` is the number of rows per device, a fraction if a row is split.
   """
   memory = kept(on_one_device(shape, mesh, row_tokens), row_tokens)
-  return memory.fixed / (mesh.shape["fsdp"] * mesh.shape["expert"]) + rows * memory.of_row
+  # The states between layers lie over `tensor`; those of a model on one device are whole.
+  is_sharded = residual.is_sharded((1, row_tokens, shape.d_model), mesh)
+  elsewhere = (1 - 1 / mesh.shape["tensor"] if is_sharded else 0) * row_tokens * shape.d_model * jnp.dtype(shape.dtype).itemsize
+  of_row = memory.of_row - shape.num_layers * elsewhere
+  return memory.fixed / (mesh.shape["fsdp"] * mesh.shape["expert"]) + rows * of_row
 
 
 def one_layer(shape: ModelConfig, mesh: Mesh, *, rows: float, row_tokens: int) -> float:

@@ -295,7 +295,8 @@ def _with_pictures(batch: TrainBatch, sequences: Sequence[Trajectory], layout: L
     if pictures is None:
       continue
     length = len(pictures.slots)
-    positions[row, slots] = np.concatenate([pictures.positions, pictures.end + np.repeat(np.arange(len(slots) - length)[:, None], 3, axis=1)])
+    of_response = pictures.end + np.repeat(np.arange(len(slots) - length)[:, None], 3, axis=1)
+    positions[row, slots] = np.concatenate([pictures.positions, of_response])
     # Sequences that share a prompt begin at the same slot.
     if (row, slots[0]) not in first:
       first[row, slots[0]] = used[row]

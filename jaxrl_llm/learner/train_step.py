@@ -191,7 +191,8 @@ def make_train_step(
     outputs = outputs_fn(combine(trained, frozen), batch)
     # An objective sees one number per token, and never a model.
     with jax.named_scope("loss"):
-      losses, metrics = objective.token_loss(outputs._replace(live_routing=None, router_losses=None), batch._replace(routing=None, images=None))
+      seen = batch._replace(routing=None, images=None)
+      losses, metrics = objective.token_loss(outputs._replace(live_routing=None, router_losses=None), seen)
     numbers = [batch.mask, weights, outputs.logprobs, losses]
     chex.assert_equal_shape(
       numbers, **refusing("mask, weights, log-probabilities and losses need one number per token")

@@ -5,6 +5,7 @@ from functools import partial
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.sharding import Mesh, PartitionSpec
 from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float
@@ -12,7 +13,7 @@ from jaxtyping import Array, Bool, Float
 from jaxrl_llm.devices.mesh import BATCH_AXES, num_row_shards, platform_of
 from jaxrl_llm.messages import Problem, did_you_mean
 from jaxrl_llm.models.chunked import chunked_attention
-from jaxrl_llm.models.flash import flash_attention
+from jaxrl_llm.models.flash import KERNELS, flash_attention
 from jaxrl_llm.models.precision import default_precision_of, precision_of
 from jaxrl_llm.models.visibility import MASKED, Rows, packed
 
@@ -61,11 +62,11 @@ def dot_product_attention(
 
 
 def _on_each_device(attend: Callable, q: Array, k: Array, v: Array, rows: Rows, mesh: Mesh | None) -> Array:
-  """Calls `attend(q, k, v, segments, prefixes, keys=, start=)` on the shard of each device.
+  """Calls `attend(q, k, v, segments, prefixes, keys=, slots=, stripe=)` on each device's shard.
 
   XLA cannot shard a kernel or a loop over blocks. Queries stay where they are. The keys and values
-  of a row's other parts, and their gradients, travel over the axis context. If a row is one long
-  sequence, its last part has the most work.
+  of a row's other parts, and their gradients, travel over the axis context. Without stripes, the
+  last part of a row of one long sequence has the most work.
   """
   if mesh is None or mesh.size == 1:
     return attend(q, k, v, rows.segments, rows.prefixes)
@@ -74,15 +75,20 @@ def _on_each_device(attend: Callable, q: Array, k: Array, v: Array, rows: Rows, 
   parts = mesh.shape["context"]
   context = "context" if parts > 1 and q.shape[1] % parts == 0 else None
   heads, ids = PartitionSpec(split_rows, context, "tensor", None), PartitionSpec(split_rows, context)
+  slots, stripe, joined = np.arange(q.shape[1], dtype=np.int32), None, lambda x: x
+  if rows.stripes is not None:
+    slots, stripe, joined = rows.stripes.slots, rows.stripes.size, rows.stripes.joined
 
-  def local(q, k, v, segments, prefixes):
+  def local(q, k, v, segments, prefixes, slots):
     if context is None:
       return attend(q, k, v, segments, prefixes)
-    k, v, keys = (jax.lax.all_gather(x, context, axis=1, tiled=True) for x in (k, v, segments))
-    return attend(q, k, v, segments, prefixes, keys=keys, start=jax.lax.axis_index(context) * q.shape[1])
+    k, v, keys = (joined(jax.lax.all_gather(x, context, axis=1, tiled=True)) for x in (k, v, segments))
+    return attend(q, k, v, segments, prefixes, keys=keys, slots=slots, stripe=stripe)
 
-  specs = (heads, heads, heads, ids, ids)
-  return jax.shard_map(local, mesh=mesh, in_specs=specs, out_specs=heads, check_vma=False)(q, k, v, rows.segments, rows.prefixes)
+  specs = (heads, heads, heads, ids, ids, PartitionSpec(context))
+  return jax.shard_map(local, mesh=mesh, in_specs=specs, out_specs=heads, check_vma=False)(
+    q, k, v, rows.segments, rows.prefixes, slots
+  )
 
 
 def row_attention(
@@ -126,14 +132,19 @@ def suited(platform: str, dtype: DTypeLike, head_dim: int, length: int) -> str:
     length: Number of tokens of a row.
 
   Example:
-    >>> suited("gpu", jnp.bfloat16, 64, 4096), suited("cpu", jnp.float32, 64, 512), suited("tpu", jnp.float32, 128, 4096)
-    ('cudnn', 'chunked', 'flash')
+    >>> suited("gpu", jnp.bfloat16, 64, 2048), suited("gpu", jnp.bfloat16, 64, 4096), suited("tpu", jnp.float32, 128, 4096)
+    ('cudnn', 'flash', 'flash')
   """
+  is_long = length > _AT_ONCE.get(platform, 2048)
   if platform == "tpu" and head_dim % 64 == 0:
+    return "flash"
+  # Shorter rows take what others have run on GPUs. For longer ones it would hold T·T numbers per
+  # row, or run a loop of thousands of small products.
+  if platform == "gpu" and is_long and dtype in (jnp.bfloat16, jnp.float32) and KERNELS["gpu"].reads(head_dim):
     return "flash"
   if platform == "gpu" and dtype in (jnp.bfloat16, jnp.float16) and head_dim % 8 == 0 and head_dim <= 128:
     return "cudnn"
-  return "chunked" if length > _AT_ONCE.get(platform, 2048) else "xla"
+  return "chunked" if is_long else "xla"
 
 
 def check_backend(name: str) -> None:
@@ -154,7 +165,7 @@ def check_backend(name: str) -> None:
 
 
 # Platforms of the backends that do not run everywhere. CPUs emulate "flash", for tests.
-_PLATFORMS = {"cudnn": ("gpu",), "flash": ("tpu", "cpu")}
+_PLATFORMS = {"cudnn": ("gpu",), "flash": tuple(KERNELS)}
 
 # Tokens per block: few on a CPU, to stay in its cache; elsewhere enough to fill the device.
 _BLOCK = {"cpu": 64, "gpu": 256, "tpu": 512}
@@ -172,6 +183,6 @@ BACKENDS = {
   "dot_product": lambda q, k, v, rows, mesh, platform: dot_product_attention(q, k, v, rows.mask, implementation="xla"),
   "cudnn": lambda q, k, v, rows, mesh, platform: dot_product_attention(q, k, v, rows.mask, implementation="cudnn"),
   "flash": lambda q, k, v, rows, mesh, platform: _on_each_device(
-    partial(flash_attention, interpret=platform == "cpu"), q, k, v, rows, mesh
+    partial(flash_attention, platform=platform, interpret=platform == "cpu"), q, k, v, rows, mesh
   ),
 }

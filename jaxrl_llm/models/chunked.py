@@ -39,7 +39,8 @@ def chunked_attention(
   prefixes: Int[Array, "B T"] | None = None,
   *,
   keys: Int[Array, "B S"] | None = None,
-  start: Int[Array, ""] | int = 0,
+  slots: Int[Array, " T"] | None = None,
+  stripe: int | None = None,
   block: int = 64,
 ) -> Float[Array, "B T H C"]:
   """Computes causal attention within each sequence and to its prefix, with the softmax in float32.
@@ -55,7 +56,9 @@ def chunked_attention(
     segments: Segment of each query, from 1; 0 is padding.
     prefixes: Segment that precedes each query's own; 0 is none. None if no query has a prefix.
     keys: Segment of each key; None if queries and keys are the same tokens.
-    start: Slot of the first query among the keys.
+    slots: Slot of each query among the keys; None if they are the first ones.
+    stripe: Number of consecutive slots at a time among `slots`, which no block exceeds; None if all
+      are consecutive.
     block: Number of tokens of a block.
 
   Returns:
@@ -66,23 +69,25 @@ def chunked_attention(
   """
   (batch, length, heads, width), groups = q.shape, k.shape[2]
   keys = segments if keys is None else keys
-  q, k, v, segments, keys = (padded(x, block) for x in (q, k, v, segments, keys))
+  slots = jnp.arange(length, dtype=jnp.int32) if slots is None else slots
+  block = min(block, stripe or block)
+  q, k, v, segments, keys, slots = (padded(x, block) for x in (q, k, v, segments, keys, slots[None]))
   prefixes = None if prefixes is None else padded(prefixes, block)
   # [B T H C] -> [B·I, K, H/K·q, C]: stacks the query heads that read one key-value head, so that
   # they share one matrix product.
   split = lambda x: x.reshape(batch, -1, block, groups, x.shape[2] // groups, width).transpose(0, 1, 3, 4, 2, 5)
   merge = lambda x: x.reshape(-1, groups, x.shape[3] * block, width)
-  out = _attend(*(merge(split(x)) for x in (q, k, v)), _blocks(segments, prefixes, keys, start, block))
+  out = _attend(*(merge(split(x)) for x in (q, k, v)), _blocks(segments, prefixes, keys, slots[0], block))
   out = out.reshape(batch, -1, groups, heads // groups, block, width).transpose(0, 1, 4, 2, 3, 5)
   return out.reshape(batch, -1, heads, width)[:, :length]
 
 
-def _blocks(segments: Array, prefixes: Array | None, keys: Array, start: Array | int, block: int) -> _Blocks:
+def _blocks(segments: Array, prefixes: Array | None, keys: Array, slots: Array, block: int) -> _Blocks:
   batch = segments.shape[0]
   split = lambda x: None if x is None else x.reshape(batch, -1, block)
   segments, prefixes, keys = split(segments), split(prefixes), split(keys)
-  slots, key_slots = start + jnp.arange(segments[0].size).reshape(-1, block), jnp.arange(keys[0].size).reshape(-1, block)
-  seen = blocks_seen(segments, prefixes, keys, slots[:, -1])
+  slots, key_slots = slots.reshape(-1, block), jnp.arange(keys[0].size, dtype=jnp.int32).reshape(-1, block)
+  seen = blocks_seen(segments, prefixes, keys, slots.max(-1))
   pairs, _ = permutations.true_first(seen.ravel())  # Pairs of one block of queries stay together.
   of_queries = pairs // seen.shape[2]
   of_keys = pairs // (seen.shape[1] * seen.shape[2]) * seen.shape[2] + pairs % seen.shape[2]

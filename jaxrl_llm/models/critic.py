@@ -13,6 +13,7 @@ from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.models.lora import merged
 from jaxrl_llm.models.model import pure
 from jaxrl_llm.models.precision import precision_of
+from jaxrl_llm.models.striping import in_row_order
 from jaxrl_llm.models.transformer import Transformer
 from jaxrl_llm.types import Params
 
@@ -32,9 +33,9 @@ class ValueModel(nnx.Module):
   def __call__(
     self, tokens: Int[Array, "B T"], positions: Int[Array, "B T"], segments: Int[Array, "B T"], prefixes: Int[Array, "B T"] | None = None
   ) -> Float[Array, "B T"]:
-    x = self.trunk.hidden(tokens, positions, segments, prefixes=prefixes).hidden.astype(jnp.float32)
+    x = self.trunk.hidden_in_stripes(tokens, positions, segments, prefixes=prefixes).hidden.astype(jnp.float32)
     head = self.value_head[...]
-    values = jnp.matmul(x, head, precision=precision_of(x, head))
+    values = in_row_order(jnp.matmul(x, head, precision=precision_of(x, head)), self.trunk.mesh)
     return values + self.value_bias[...] if self.has_bias else values
 
 

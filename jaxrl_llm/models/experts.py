@@ -1,11 +1,12 @@
 """Products of tokens and the weights of the experts that they visit, on one device.
 
-`dispatch` is the general one. `bounded` and `masked` compute the same for the few tokens of a
-decoding step.
+`dispatch` is the general one. `bounded` computes the same where experts are sharded over devices,
+and `masked` for the few tokens of a decoding step.
 """
 
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple
 
 import jax
@@ -13,13 +14,14 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from jaxrl_llm.models import permutations
+from jaxrl_llm.models.copies import Copies, Sums, copied, summed, sums_by_place
 from jaxrl_llm.models.grouped import ragged_matmul
 from jaxrl_llm.models.linear import swiglu
 from jaxrl_llm.models.precision import precision_of
 from jaxrl_llm.models.quantized import Quantized
 
 _SLACK = 1.5
-"""Room of `bounded`, in copies of an even load."""
+"""Room of `bounded`, in copies of an even load of the devices, whatever the load of an expert."""
 
 
 class Weights(NamedTuple):
@@ -57,21 +59,45 @@ def dispatch(
     scale: Scale of the adapters, alpha / rank.
     product: Function that multiplies groups of rows; see `grouped_matmul_for`.
   """
-  num_tokens, top_k = experts.shape
-  num_local = weights.gate.shape[0]
-  order, sizes = _by_local_expert(experts, first, num_local)
-  place = permutations.inverse(order)
-  y = _grouped(_copied(x, order, place), weights, sizes, scale=scale, product=product)
-  y = permutations.permuted(y, place, order).reshape(num_tokens, top_k, -1)
-  # What a product leaves in the rows after its last group is arbitrary. Here, XLA fuses the mask
-  # into the sum; before the permutation it would be one more pass over all copies.
-  y = jnp.where(((experts >= first) & (experts < first + num_local))[..., None], y, 0)
-  return _sum("nkd,nk->nd", y, gates.astype(y.dtype)).astype(x.dtype)
+  order, sizes = _by_local_expert(experts, first, weights.gate.shape[0])
+  return _mixture(x, gates, weights, order, permutations.inverse(order), sizes, scale=scale, product=product)
 
 
-def _sum(subscripts: str, x: Array, y: Array) -> Float[Array, "N D"]:
-  """Sums the outputs of experts, weighted by their gates, in float32."""
-  return jnp.einsum(subscripts, x, y, precision=precision_of(x, y), preferred_element_type=jnp.float32)
+def _mixture(
+  x: Float[Array, "N D"],
+  gates: Float[Array, "N K"],
+  weights: Weights,
+  order: Int[Array, " M"],
+  places: Int[Array, " NK"],
+  sizes: Int[Array, " E"],
+  *,
+  scale: float,
+  product: Callable,
+  sums: Sums = sums_by_place,
+) -> Float[Array, "N D"]:
+  """Applies the experts to the first M copies in the order of the local experts, and sums them.
+
+  Args:
+    x: Hidden states of the tokens.
+    gates: Gates of the visited experts.
+    weights: Weights of the local experts.
+    order: Copies in the order of the local experts. Those of token n have the numbers n·K to
+      n·K + K - 1.
+    places: Place of each copy in the order.
+    sizes: Number of copies for each local expert, M or less in all.
+    scale: Scale of the adapters, alpha / rank.
+    product: Function that multiplies groups of rows; see `grouped_matmul_for`.
+    sums: Function that sums the copies of each token; see `sums_for`.
+  """
+  num_tokens, top_k = gates.shape
+  of_gates = Copies(order, places, jnp.sum(sizes))
+  of_tokens = of_gates._replace(tokens=order // top_k)
+  rows = copied(x, of_tokens, sums)
+  shares = copied(gates.reshape(-1), of_gates, sums_by_place)
+  of_rows = lambda x: jnp.repeat(x, sizes, axis=0, total_repeat_length=len(rows))
+  grouped = lambda rows, matrices: product(rows, matrices, sizes)
+  y = _experts(rows, shares[:, None], weights, scale=scale, product=grouped, of_rows=of_rows)
+  return summed(y, of_tokens, num_tokens, sums)
 
 
 def _by_local_expert(experts: Int[Array, "N K"], first, num_local: int) -> tuple[Int[Array, " NK"], Int[Array, " E"]]:
@@ -86,16 +112,18 @@ def _by_local_expert(experts: Int[Array, "N K"], first, num_local: int) -> tuple
 
 def _experts(
   rows: Float[Array, "*batch D"],
+  shares: Float[Array, "*batch 1"],
   weights: Weights,
   *,
   scale: float,
   product: Callable[[Array, Array], Array],
   of_rows: Callable[[Array], Array],
 ) -> Float[Array, "*batch D"]:
-  """Applies the experts to their rows.
+  """Applies the experts to their rows, and multiplies each result by its share.
 
-  `product` multiplies rows by the matrices of all experts, and `of_rows` takes a vector per expert
-  to one for each row.
+  The hidden layer is multiplied instead of the result, which is linear in it. Then the gradient of
+  a share needs no result, so that a backward pass need not compute it again. `product` multiplies
+  rows by the matrices of all experts, and `of_rows` takes a vector per expert to one for each row.
   """
 
   def linear(rows, weight, lora):
@@ -110,33 +138,7 @@ def _experts(
     return y + scale * product(product(rows, a), b)
 
   hidden = swiglu(linear(rows, weights.gate, weights.gate_lora), linear(rows, weights.up, weights.up_lora))
-  return linear(hidden, weights.down, weights.down_lora)
-
-
-def _grouped(
-  rows: Float[Array, "M D"], weights: Weights, sizes: Int[Array, " E"], *, scale: float, product: Callable
-) -> Float[Array, "M D"]:
-  """Applies each expert to its group of rows; rows after the last group become arbitrary."""
-  of_rows = lambda x: jnp.repeat(x, sizes, axis=0, total_repeat_length=len(rows))
-  return _experts(rows, weights, scale=scale, product=lambda rows, weight: product(rows, weight, sizes), of_rows=of_rows)
-
-
-@jax.custom_vjp
-def _copied(x: Array, order: Array, place: Array) -> Array:
-  """Returns K = len(order) / len(x) copies of each token, in the given order.
-
-  Its gradient sums gathered copies; JAX's own would be a scatter.
-  """
-  return x[order // (len(order) // len(x))]
-
-
-def _copied_bwd(saved: tuple[Array, Array], ct: Array) -> tuple[Array, None, None]:
-  tokens, place = saved
-  copies = ct[place].reshape(len(tokens), -1, ct.shape[-1])
-  return jnp.sum(copies, axis=1, dtype=jnp.float32).astype(ct.dtype), None, None
-
-
-_copied.defvjp(lambda x, order, place: (_copied(x, order, place), (x[:, 0], place)), _copied_bwd)
+  return linear((hidden * shares).astype(rows.dtype), weights.down, weights.down_lora)
 
 
 def bounded(
@@ -149,6 +151,7 @@ def bounded(
   first=0,
   scale: float = 1.0,
   product: Callable[[Array, Array, Array], Array] = ragged_matmul,
+  sums: Sums = sums_by_place,
 ) -> Float[Array, "N D"]:
   """Computes the same as `dispatch` with room for the usual number of local copies.
 
@@ -156,26 +159,44 @@ def bounded(
   the order of the local experts are made, half as many again as an even load has. If there are
   more, `dispatch` takes their place. Nothing is dropped.
 
-  Besides the arguments of `dispatch`, it takes the number of experts on all devices.
+  Besides the arguments of `dispatch`, it takes the number of experts on all devices, and the
+  function that sums the copies of each token.
   """
-  num_tokens, top_k = experts.shape
   num_local, num_copies = weights.gate.shape[0], experts.size
   room = min(_round_up(_SLACK * num_copies * num_local / num_experts, 128), num_copies)
   order, sizes = _by_local_expert(experts, first, num_local)
+  places = permutations.inverse(order)
+  full = partial(_mixture, scale=scale, product=product)
+  if room == num_copies:
+    return full(x, gates, weights, order, places, sizes)
+  few = lambda x, gates, weights, order, *copies: _mixture(
+    x, gates, weights, order[:room], *copies, scale=scale, product=product, sums=sums
+  )
+  # The name tells readers of the compiled program that it is the rare branch.
+  return _either(few, jax.named_scope("overflow")(full), jnp.sum(sizes) <= room, (x, gates, weights), (order, places, sizes))
 
-  def few(x, gates):
-    copies = order[:room]
-    y = _grouped(x[copies // top_k], weights, sizes, scale=scale, product=product)
-    y = jnp.where((jnp.arange(room) < jnp.sum(sizes))[:, None], y, 0)
-    # A product with so few copies is cheaper than a scatter to their tokens.
-    shares = jnp.where(copies // top_k == jnp.arange(num_tokens)[:, None], gates.reshape(-1)[copies], 0)
-    return _sum("nr,rd->nd", shares.astype(y.dtype), y).astype(x.dtype)
 
-  @jax.named_scope("overflow")  # Tells readers of the compiled program that it is the rare branch.
-  def full(x, gates):
-    return dispatch(x, gates, experts, weights, first=first, scale=scale, product=product)
+@partial(jax.custom_vjp, nondiff_argnums=(0, 1))
+def _either(few: Callable, full: Callable, is_few: Array, arguments: tuple, copies: tuple) -> Array:
+  """Returns the result of one of two functions, differentiable in `arguments`.
 
-  return full(x, gates) if room == num_copies else jax.lax.cond(jnp.sum(sizes) <= room, few, full, x, gates)
+  The backward pass runs the function again. JAX's own gradient of a conditional would keep what
+  either of its branches needs, among it arrays of all copies.
+  """
+  return jax.lax.cond(is_few, few, full, *arguments, *copies)
+
+
+def _either_bwd(few: Callable, full: Callable, saved: tuple, ct: Array) -> tuple:
+  is_few, arguments, copies = saved
+
+  def gradient(function):
+    return lambda ct, arguments, copies: jax.vjp(lambda *x: function(*x, *copies), *arguments)[1](ct)
+
+  of_full = jax.named_scope("overflow")(gradient(full))
+  return None, jax.lax.cond(is_few, gradient(few), of_full, ct, arguments, copies), None
+
+
+_either.defvjp(lambda few, full, *rest: (_either(few, full, *rest), rest), _either_bwd)
 
 
 def _round_up(size: float, multiple: int) -> int:
@@ -194,5 +215,5 @@ def masked(
   local_gates = jnp.sum(jnp.where(is_local, gates[:, :, None], 0), axis=1)
   rows = jnp.broadcast_to(x, (weights.gate.shape[0], *x.shape))
   product = lambda rows, weight: jnp.einsum("end,edf->enf", rows, weight, precision=precision_of(rows, weight))
-  y = _experts(rows, weights, scale=scale, product=product, of_rows=lambda x: x[:, None])
-  return _sum("end,ne->nd", y, local_gates.astype(y.dtype)).astype(x.dtype)
+  y = _experts(rows, local_gates.T[..., None], weights, scale=scale, product=product, of_rows=lambda x: x[:, None])
+  return jnp.sum(y, axis=0, dtype=jnp.float32).astype(x.dtype)

@@ -68,7 +68,7 @@ class Ids(NamedTuple):
   keys: Int[Array, "B 2 S"]
 
 
-def _is_seen(queries: list[Array], keys: list[Array]) -> Array:
+def is_seen(queries: list[Array], keys: list[Array]) -> Array:
   """Returns which keys are seen. The arguments are `Ids`, with queries and keys on two axes."""
   *segments, slot = queries
   segment, key_slot = keys
@@ -174,7 +174,7 @@ def _forward(
         ahead = _dot(q_ref[parts[i + 1]], k, 1, 1)
       if not is_whole:
         ids = [jnp.tile(x[part], (1, k.shape[0] // _LANES)) for x in wide_ids_ref]
-        scores = jnp.where(_is_seen(ids, [key_ids_ref[:1], key_ids_ref[1:]]), scores, MASKED)
+        scores = jnp.where(is_seen(ids, [key_ids_ref[:1], key_ids_ref[1:]]), scores, MASKED)
       before = top_ref[part]
       top = jnp.maximum(before, jnp.max(scores, axis=1, keepdims=True))
       shrink, weights = jnp.exp2(before - top), jnp.exp2(scores - jnp.tile(top, (1, k.shape[0] // _LANES)))
@@ -303,7 +303,7 @@ def _backward(
       scores = _dot(k, q, 1, 1) * (scale * _LOG2_E) - log_sum_ref[...]
       if not is_whole:
         ids = [ids_ref[i : i + 1] for i in range(ids_ref.shape[0])]
-        scores = jnp.where(_is_seen(ids, [key_ids[:, :1], key_ids[:, 1:]]), scores, MASKED)
+        scores = jnp.where(is_seen(ids, [key_ids[:, :1], key_ids[:, 1:]]), scores, MASKED)
       weights = jnp.exp2(scores)
       sum_v_ref[block, part] += _dot(weights.astype(d_out.dtype), d_out, 1, 0)
       d_scores = (weights * (_dot(v, d_out, 1, 1) - mean_ref[...])).astype(q.dtype)

@@ -1,7 +1,7 @@
 """Products of groups of rows with a matrix for each group: the choice, and those for CPUs.
 
-XLA expands `jax.lax.ragged_dot` on CPUs into a product of every row with every matrix. Here, tiles
-of rows are multiplied by the matrix of their group alone.
+XLA expands `jax.lax.ragged_dot` on CPUs and GPUs into a product of every row with every matrix.
+Here, tiles of rows are multiplied by the matrix of their group alone.
 """
 
 from collections.abc import Callable
@@ -11,25 +11,46 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from jaxrl_llm.models import grouped_tpu
+from jaxrl_llm.models import grouped_gpu, grouped_tpu
 from jaxrl_llm.models.precision import precision_of
 
 _TILES = 2
 """Tiles per group of average size: more of them waste fewer rows, but read a matrix more often."""
 
+_DENSE_BYTES = 64 * 2**20
+"""Most bytes of groups x rows x width for which GPUs take `ragged_dot`, which is dense there."""
 
-def grouped_matmul_for(platform: str, *, interpret: bool = False) -> Callable[[Array, Array, Array], Array]:
+
+def grouped_matmul_for(
+  platform: str, *, dense_bytes: int = _DENSE_BYTES, interpret: bool = False
+) -> Callable[[Array, Array, Array], Array]:
   """Returns the function `(rows [M D], matrices [E D F], sizes [E]) -> [M F]` for a platform.
 
   Group e is the next `sizes[e]` rows. The result for rows after the last group is arbitrary, and
   their gradient is 0 if the cotangents of their results are.
 
   Args:
-    platform: Platform of the devices: cpu, tpu, or another one, on which XLA chooses the method.
-    interpret: Whether to emulate the kernels of a TPU, slowly, on other devices.
+    platform: Platform of the devices: cpu, gpu, tpu, or another one, on which XLA chooses the
+      method.
+    dense_bytes: Most bytes of groups x rows x width for which a GPU runs no kernel, but XLA's dense
+      product.
+    interpret: Whether to emulate the kernels of a TPU or GPU, slowly, on other devices.
   """
-  of_platforms = {"cpu": grouped_matmul, "tpu": partial(grouped_tpu.grouped_matmul, interpret=interpret)}
+  of_platforms = {
+    "cpu": grouped_matmul,
+    "gpu": partial(_on_gpu, dense_bytes=dense_bytes, interpret=interpret),
+    "tpu": partial(grouped_tpu.grouped_matmul, interpret=interpret),
+  }
   return of_platforms.get(platform, ragged_matmul)
+
+
+def _on_gpu(
+  rows: Float[Array, "M D"], matrices: Float[Array, "E D F"], sizes: Int[Array, " E"], *, dense_bytes: int, interpret: bool
+) -> Float[Array, "M F"]:
+  """Multiplies by the kernels, or small arrays by XLA."""
+  if len(matrices) * len(rows) * max(matrices.shape[1:]) * rows.dtype.itemsize <= dense_bytes:
+    return ragged_matmul(rows, matrices, sizes)
+  return grouped_gpu.grouped_matmul(rows, matrices, sizes, interpret=interpret)
 
 
 def ragged_matmul(rows: Float[Array, "M D"], matrices: Float[Array, "E D F"], sizes: Int[Array, " E"]) -> Float[Array, "M F"]:

@@ -11,6 +11,7 @@ from jaxrl_llm.models.attention import Rows, row_attention
 from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.models.linear import adapter, linear, param, swiglu
 from jaxrl_llm.models.moe import MoE
+from jaxrl_llm.models.residual import gathered, scattered
 from jaxrl_llm.models.rope import Rotation, rope, rotation
 
 
@@ -139,6 +140,7 @@ class Block(nnx.Module):
     self.mlp_norm = RMSNorm(config.d_model, axis="embed", eps=config.norm_eps)
     self.mlp = MoE(config, rngs=rngs, mesh=mesh, expert_axes=expert_axes) if sparse else MLP(config, rngs=rngs)
     self.sparse = sparse
+    self.mesh = mesh
 
   def feed_forward(self, x: Float[Array, "B T D"], replay: Int[Array, "B T K"] | None = None):
     """Applies the feed-forward layer to normalised tokens.
@@ -149,10 +151,11 @@ class Block(nnx.Module):
 
   def __call__(self, x: Float[Array, "B T D"], positions: Int[Array, "B T *axes"], rows: Rows, replay: Int[Array, "B T K"] | None = None):
     """Applies the block to whole rows; also returns what its router did, and keys and values."""
-    mixed, kv = self.attention.over_rows(self.attention_norm(x), positions, rows)
-    x = x + mixed
-    y, routed = self.feed_forward(self.mlp_norm(x), replay)
-    return x + y, routed, kv
+    x = scattered(x, self.mesh)
+    mixed, kv = self.attention.over_rows(gathered(self.attention_norm(x), self.mesh), positions, rows)
+    x = x + scattered(mixed, self.mesh)
+    y, routed = self.feed_forward(gathered(self.mlp_norm(x), self.mesh), replay)
+    return x + scattered(y, self.mesh), routed, kv
 
   def step(self, x: Float[Array, "B D"], rotated: Rotation, prompts, blocks, view: cache.View):
     """Applies the block to one new token per row.

@@ -2,12 +2,15 @@
 
 import re
 from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple
 
 import jax
+import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 from jax.sharding import Mesh
-from jaxtyping import Array, Float, Int, PyTree
+from jaxtyping import Array, Bool, Float, Int, PyTree
 
 from jaxrl_llm import segments as segments_lib
 from jaxrl_llm.devices.mesh import EXPERT_AXES, Serving
@@ -16,6 +19,7 @@ from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.models.decoding import make_steps
 from jaxrl_llm.models.decoding_weights import DecodingWeights
 from jaxrl_llm.models.head import chunk_tokens, token_logprobs
+from jaxrl_llm.models.striping import in_row_order, striped, stripes_of
 from jaxrl_llm.models.transformer import STACKS, Transformer
 from jaxrl_llm.types import Forward, Images, Params, Patches, TrainBatch
 
@@ -168,22 +172,54 @@ def make_model(config: ModelConfig, *, mesh: Mesh | None = None, serving: Servin
     router_losses: bool = False,
   ) -> tuple[Float[Array, "B T"], Float[Array, "B T"], Forward]:
     rows = (batch.tokens, batch.positions, batch.segments, batch.routing)
-    out = hidden(params, *rows, prefixes=batch.prefixes, router_losses=router_losses, images=batch.images)
+    options = dict(prefixes=batch.prefixes, router_losses=router_losses, images=batch.images)
+    out = bind(params).hidden_in_stripes(*rows, **options)
+    states, targets, counted, aligned = paired(out.hidden, sources, batch, mesh=mesh)
     of_tokens, entropy = token_logprobs(
       {name: params[name] for name in head_names(config)},
-      segments_lib.at_slots(out.hidden, sources, in_order=batch.prefixes is None),
-      batch.tokens,
-      (batch.mask > 0) & (sources >= 0),
+      states,
+      targets,
+      counted,
       unembed=unembed,
       filter_logits=filter_logits,
       chunk=config.head_tokens or chunk_tokens(config.vocab_size, mesh),
       learns_entropy=learns_entropy,
       mesh=mesh,
     )
-    return of_tokens, entropy, out._replace(hidden=None)
+    further = jax.tree.map(partial(in_row_order, mesh=mesh), out._replace(hidden=None))
+    return aligned(of_tokens), aligned(entropy), further
 
   steps = make_steps(config, bind, bind_decoder, logical_axes=logical_axes, mesh=mesh, serving=serving)
   return Model(config, init, logits, forward, hidden, unembed, logprobs, features, *steps, logical_axes, num_params, mesh)
+
+
+def paired(
+  hidden: Float[Array, "B T D"], sources: Int[Array, "B T"], batch: TrainBatch, *, mesh: Mesh | None
+) -> tuple[Float[Array, "B T D"], Int[Array, "B T"], Bool[Array, "B T"], Callable]:
+  """Pairs each hidden state with the token that it predicts, on the device that holds the state.
+
+  Args:
+    hidden: Hidden states in the order of the stripes; see `Transformer.hidden_in_stripes`.
+    sources: Slot of the state that predicts each token; -1 is none.
+    batch: Rows, of which `tokens`, `prefixes` and `mask` are read.
+    mesh: Device mesh; None is one device.
+
+  Returns:
+    The states, the tokens that they predict, and whether those count. Also the function that puts
+    an array of one number per pair in the order of the batch's tokens.
+  """
+  counted = (batch.mask > 0) & (sources >= 0)
+  move, back = partial(striped, mesh=mesh), partial(in_row_order, mesh=mesh)
+  if batch.prefixes is None:
+    # Each token is predicted in the slot before: ids move, which are smaller than states.
+    shift = partial(jnp.roll, axis=1)
+    return hidden, move(shift(batch.tokens, -1)), move(shift(counted, -1)), lambda x: shift(back(x), 1)
+  # One state, the last one of a shared prompt, predicts several tokens.
+  if (stripes := stripes_of(hidden.shape[1], mesh)) is not None:
+    places = jnp.asarray(np.argsort(stripes.slots))
+    sources = move(places[sources])  # The state of a token without a source is never read.
+  states = segments_lib.at_slots(hidden, sources, in_order=False)
+  return states, move(batch.tokens), move(counted), back
 
 
 def head_names(config: ModelConfig) -> tuple[str, ...]:

@@ -10,9 +10,10 @@ from jax.sharding import Mesh, PartitionSpec
 from jaxtyping import Array, Float, Int
 
 from jaxrl_llm.devices.mesh import BATCH_AXES, num_row_shards, platform_of
-from jaxrl_llm.models import routing
+from jaxrl_llm.models import residual, routing
 from jaxrl_llm.models.config import ModelConfig
-from jaxrl_llm.models.experts import Weights, bounded, dispatch, masked
+from jaxrl_llm.models.copies import sums_by_product, sums_for
+from jaxrl_llm.models.experts import Weights, bounded, masked
 from jaxrl_llm.models.grouped import grouped_matmul_for
 from jaxrl_llm.models.linear import adapter, param
 from jaxrl_llm.models.precision import precision_of
@@ -78,12 +79,12 @@ def over_mesh(
   scale: float,
   axes: tuple[str, ...] = ("expert",),
 ) -> Float[Array, "B T D"]:
-  """Runs `dispatch` with experts sharded over devices.
+  """Runs `bounded` with experts sharded over devices.
 
   The tokens of the devices that share a set of experts are gathered. Each device adds the outputs
   of its own experts, and the sums are scattered back to the devices of the tokens. Nothing is
   dropped or padded, whatever the load. Rows are sharded over the mesh axes data, fsdp and expert,
-  and their slots over context.
+  and their slots over context; the width of the result may be sharded over tensor, see `residual`.
 
   Args:
     x: Hidden states of the tokens.
@@ -95,17 +96,16 @@ def over_mesh(
     axes: Mesh axes that the experts are sharded over: one for rows of many tokens, several for
       decoding. The experts' hidden layers are sharded over tensor.
   """
-  product = grouped_matmul_for(platform_of(mesh))
+  platform = platform_of(mesh)
+  product, sums = grouped_matmul_for(platform), sums_for(platform) if len(axes) == 1 else sums_by_product
   num_experts = weights.gate.shape[0]
 
   def flat(x, gates, experts, weights, first=0):
     tokens = [a.reshape(-1, a.shape[-1]) for a in (x, gates, experts)]
-    if len(axes) == 1:
-      y = dispatch(*tokens, weights, first=first, scale=scale, product=product)
-    elif len(tokens[0]) <= _MASKED_TOKENS and weights.gate.shape[0] <= _MASKED_EXPERTS:
+    if len(axes) > 1 and len(tokens[0]) <= _MASKED_TOKENS and weights.gate.shape[0] <= _MASKED_EXPERTS:
       y = masked(*tokens, weights, first=first, scale=scale)
     else:
-      y = bounded(*tokens, weights, num_experts=num_experts, first=first, scale=scale, product=product)
+      y = bounded(*tokens, weights, num_experts=num_experts, first=first, scale=scale, product=product, sums=sums)
     return y.reshape(x.shape)
 
   if mesh is None or mesh.size == 1:
@@ -122,12 +122,16 @@ def over_mesh(
   of_experts = map(of_weight, weights[:3], (wide, wide, tall))
   specs = Weights(*of_experts, *(lora and spec for lora, spec in zip(weights[3:], loras, strict=True)))
 
-  @partial(jax.shard_map, mesh=mesh, in_specs=(rows, rows, rows, specs), out_specs=rows, check_vma=False)
+  scatters = is_split and residual.is_sharded(x.shape, mesh)
+  out_specs = PartitionSpec(*rows, "tensor") if scatters else rows
+
+  @partial(jax.shard_map, mesh=mesh, in_specs=(rows, rows, rows, specs), out_specs=out_specs, check_vma=False)
   def sharded(x, gates, experts, weights):
     first = jax.lax.axis_index(axes) * weights.gate.shape[0]
     if is_split:
       x, gates, experts = (jax.lax.all_gather(a, in_order, axis=0, tiled=True) for a in (x, gates, experts))
-    y = jax.lax.psum(flat(x, gates, experts, weights, first), "tensor")
+    y = flat(x, gates, experts, weights, first)
+    y = jax.lax.psum_scatter(y, "tensor", scatter_dimension=2, tiled=True) if scatters else jax.lax.psum(y, "tensor")
     return jax.lax.psum_scatter(y, in_order, scatter_dimension=0, tiled=True) if is_split else jax.lax.psum(y, in_order)
 
   return sharded(x, gates, experts, weights)

@@ -1,6 +1,7 @@
 """The decoder: embedding, stacked and scanned blocks, and output head."""
 
 from collections.abc import Callable
+from functools import partial
 from itertools import groupby
 from typing import NamedTuple
 
@@ -19,6 +20,8 @@ from jaxrl_llm.models.moe import Routed, balance_loss, z_loss
 from jaxrl_llm.models.precision import precision_of
 from jaxrl_llm.models.quantized import Quantized
 from jaxrl_llm.models.remat import rematerialised
+from jaxrl_llm.models.residual import gathered
+from jaxrl_llm.models.striping import Stripes, striped, stripes_of
 from jaxrl_llm.models.tower import Tower
 from jaxrl_llm.types import Forward, Images, Patches
 
@@ -96,6 +99,7 @@ class Transformer(nnx.Module):
     if config.vision is not None:
       self.tower = Tower(config, rngs=rngs)
     self.config = config
+    self.mesh = mesh
 
   @jax.named_scope("embed")
   def embed(self, tokens: Int[Array, "*batch"]) -> Float[Array, "*batch D"]:
@@ -164,13 +168,15 @@ class Transformer(nnx.Module):
     prefixes: Int[Array, "B T"] | None = None,
     router_losses: bool = False,
     images: Images | None = None,
+    stripes: Stripes | None = None,
   ) -> Forward:
     """Computes the final hidden states of packed rows, and what the routers did.
 
     A token sees its prefix and the earlier tokens of its own segment. Tokens of rows with images
-    have three positions.
+    have three positions. All arrays have the order of the stripes, or that of the rows if `stripes`
+    is None.
     """
-    rows, images = packed(segments, prefixes), self.with_features(images)
+    rows, images = packed(segments, prefixes, stripes), self.with_features(images)
     replay = None if routing is None else jnp.moveaxis(routing, 2, 0)
 
     def body(block, x, layer, replay):
@@ -179,7 +185,25 @@ class Transformer(nnx.Module):
       return x, None if routed is None else self.routers(routed, rows, router_losses)
 
     x, outputs = self.scan(body, self.embed_rows(tokens, images), replay)
-    return self.gather(outputs, tokens.shape)._replace(hidden=self.final_norm(x))
+    return self.gather(outputs, tokens.shape)._replace(hidden=gathered(self.final_norm(x), self.mesh))
+
+  def hidden_in_stripes(
+    self,
+    *rows: Int[Array, "B T ..."] | None,
+    prefixes: Int[Array, "B T"] | None = None,
+    router_losses: bool = False,
+    images: Images | None = None,
+  ) -> Forward:
+    """Computes `hidden` with attention shared evenly by the devices of the axis `context`.
+
+    Arguments are those of `hidden`, in the order of the rows. Results are in the order of the
+    stripes, which `striping.in_row_order` inverts.
+    """
+    slots = None if images is None else images.slots
+    rows, prefixes, slots = jax.tree.map(partial(striped, mesh=self.mesh), (rows, prefixes, slots))
+    images = None if images is None else images._replace(slots=slots)
+    stripes = stripes_of(rows[0].shape[1], self.mesh)
+    return self.hidden(*rows, prefixes=prefixes, router_losses=router_losses, images=images, stripes=stripes)
 
   def routers(self, routed: Routed, rows: Rows, losses: bool) -> Forward:
     """Returns what the router of one layer did."""

@@ -8,6 +8,8 @@ from typing import NamedTuple
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Int, Shaped
 
+from jaxrl_llm.models.striping import Stripes
+
 MASKED = -0.7 * float(jnp.finfo(jnp.float32).max)
 """Score of a key that is not seen. It is finite, so that the difference of two is 0, not NaN."""
 
@@ -22,21 +24,24 @@ class Rows(NamedTuple):
     prefixes: Segment of the same row that precedes a token's own, such as the prompt of a response;
       0 is none. None if no token has a prefix.
     mask: Boolean mask, True if a query may attend to a key.
+    stripes: Order of the tokens if it is not that of the rows.
   """
 
   segments: Int[Array, "B T"]
   prefixes: Int[Array, "B T"] | None
   mask: Bool[Array, "B T T"]
+  stripes: Stripes | None = None
 
 
-def packed(segments: Int[Array, "B T"], prefixes: Int[Array, "B T"] | None = None) -> Rows:
+def packed(segments: Int[Array, "B T"], prefixes: Int[Array, "B T"] | None = None, stripes: Stripes | None = None) -> Rows:
   """Makes rows with causal attention within each sequence.
 
-  Token i sees token j ≤ i if segmentᵢ = segmentⱼ or prefixᵢ = segmentⱼ.
+  The token in slot i sees that in slot j ≤ i if segmentᵢ = segmentⱼ or prefixᵢ = segmentⱼ.
 
   Args:
     segments: Segment of each token; see `Rows`. Padding sees nothing.
     prefixes: Prefix of each token; see `Rows`. Several sequences may share one.
+    stripes: Order of the tokens; None for that of the rows.
 
   Example:
     One prompt of two tokens with two responses. The second response does not see the first:
@@ -45,8 +50,8 @@ def packed(segments: Int[Array, "B T"], prefixes: Int[Array, "B T"] | None = Non
     >>> packed(segments, prefixes).mask[0, 4].astype(int).tolist()
     [1, 1, 0, 1, 1]
   """
-  slots = jnp.arange(segments.shape[1])
-  return Rows(segments, prefixes, visible(segments, prefixes, segments, slots[:, None] >= slots))
+  slots = jnp.arange(segments.shape[1]) if stripes is None else jnp.asarray(stripes.slots)
+  return Rows(segments, prefixes, visible(segments, prefixes, segments, slots[:, None] >= slots), stripes)
 
 
 def visible(
@@ -70,7 +75,8 @@ def blocks_seen(
 
   Compares ranges of segments, not every pair. The result is exact if segments ascend along a row;
   otherwise it may include further blocks, but misses none. Arguments are those of `visible`, cut
-  into blocks; `last` is the slot in the row of the last query of each block.
+  into blocks; keys are in the order of the row, and `last` is the last slot of the row that a block
+  of queries holds.
   """
   first, highest = jnp.where(keys > 0, keys, _NO_SEGMENT).min(-1)[:, None], keys.max(-1)[:, None]
 

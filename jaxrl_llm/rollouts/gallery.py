@@ -99,6 +99,6 @@ class Gallery:
 
 def abstract_shown(room: Room, prompts: int, width: int, place: Callable[[tuple[int, ...], Any], Any]) -> Shown:
   """Returns the pictures of a batch of prompts as shapes, each made by `place(shape, dtype)`."""
-  ints: Callable[..., Int[Any, "..."]] = lambda *shape: place(shape, np.int32)
+  ints: Callable[..., Int[Any, ...]] = lambda *shape: place(shape, np.int32)
   images: Images = jax.tree.map(lambda x: place(x.shape, x.dtype), room.shapes(prompts, width))
   return Shown(images, ints(prompts, width, 3), ints(prompts))

@@ -26,8 +26,8 @@ from jaxrl_llm.rewards import WeightedReward
 from jaxrl_llm.rewards.from_config import make_rewards
 from jaxrl_llm.rewards.grader import Grader
 from jaxrl_llm.rollouts import environments, rollout
-from jaxrl_llm.rollouts.gallery import Gallery
 from jaxrl_llm.rollouts.conversations import Rules, begin_conversations, converse, turn_requests
+from jaxrl_llm.rollouts.gallery import Gallery
 from jaxrl_llm.rollouts.samplers import Samplers, make_samplers, memory_limit, room_in_prompts
 from jaxrl_llm.rollouts.weight_sync import WeightSync, make_weight_sync
 from jaxrl_llm.sampler import SampleFn

@@ -111,6 +111,44 @@ def test_kernels_count_by_their_shapes(operands, out, name, flops):
   assert operations.flops == flops and operations.unknown == ()
 
 
+@pytest.mark.parametrize(
+  ("operands", "out", "name", "num_bytes"),
+  [
+    # Of 100 rows, 40 are read in each of two tiles of columns, and as many results written.
+    (("bf16[100,256]", "bf16[4,256,256]"), "bf16[100,256]", "ragged-dot-none", 2 * (2 * 40 * 256 + 4 * 256 * 256 + 40 * 256)),
+    # The matrices are in the cores' memory.
+    (("bf16[100,256]", "bf16[4,256,256]{2,1,0:S(1)}"), "bf16[100,256]", "ragged-dot-none", 2 * (2 * 40 * 256 + 40 * 256)),
+    # The matrices arrive in two parts, for each of 20 tiles of rows and once more for each group.
+    (("bf16[100,512]", "bf16[4,512,128]"), "bf16[100,128]", "ragged-dot-none", 2 * (40 * 512 + 512 * 128 * (0.4 * 50 + 4) + 40 * 128)),
+    # A tile of 1,024 columns of a sum: the other operand is read twice.
+    (("bf16[100,2048]", "bf16[100,8]"), "bf16[4,2048,8]", "jit(tgmm)/pallas_call", 2 * (40 * 2048 + 2 * 40 * 8 + 4 * 2048 * 8)),
+    (("bf16[512,128]", "bf16[512,8]"), "bf16[4,128,8]", "token_sums/jit(tgmm)/pallas_call", 2 * (40 * 128 + 40 * 8 + 4 * 128 * 8)),
+  ],
+)  # fmt: skip
+def test_grouped_products_move_their_rows_once_for_each_tile_of_columns(operands, out, name, num_bytes):
+  shapes = [shape if "{" in shape else f"{shape}{{{'2,1,0' if shape.count(',') == 2 else '1,0'}}}" for shape in operands]
+  lines = "".join(f"  %p{i} = {shape} parameter({i})\n" for i, shape in enumerate(shapes))
+  tiles = 'frontend_attributes={ragged_dot_tiling="2,256,128"}, '
+  text = f"ENTRY %main (a: f32[]) -> f32[] {{\n{lines}  ROOT %k = {out}{{1,0}} custom-call(%p0, %p1), {tiles}{KERNEL}{name}\"}}\n}}"
+  assert count(text, load=Load(grouped_rows=40)).num_bytes == num_bytes
+
+
+def test_a_gather_reads_a_row_as_often_as_it_is_named():
+  text = """
+%fused (p: f32[4,8], q: s32[9]) -> f32[9,8] {
+  %rows = f32[4,8]{1,0} parameter(0)
+  %which = s32[9]{0} parameter(1)
+  ROOT %y = f32[9,8]{1,0} gather(%rows, %which), offset_dims={1}
+}
+ENTRY %main (a: f32[4,8]) -> f32[9,8] {
+  %a = f32[4,8]{1,0} parameter(0)
+  %b = s32[9]{0} parameter(1)
+  ROOT %f = f32[9,8]{1,0} fusion(%a, %b), kind=kCustom, calls=%fused
+}
+"""
+  assert count(text).num_bytes == 4 * (9 * 8 + 9 + 9 * 8)
+
+
 def test_an_unknown_kernel_is_named():
   text = f'ENTRY %main (a: f32[]) -> f32[] {{\n  ROOT %new_kernel.3 = f32[4] custom-call(%a), {KERNEL}mine"}}\n}}'
   assert count(text).unknown == ("new_kernel",) and count(text).flops == 0

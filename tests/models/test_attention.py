@@ -11,6 +11,7 @@ from jax.sharding import AxisType, Mesh
 
 from jaxrl_llm.devices import mesh as mesh_lib
 from jaxrl_llm.models import attention, chunked, make_model, preset
+from jaxrl_llm.models.striping import stripes_of
 from jaxrl_llm.models.visibility import blocks_seen
 
 B, T, H, K, C = 2, 40, 4, 2, 8
@@ -65,13 +66,13 @@ def loop(q, k, v, layout):
   return out
 
 
-def value_and_gradients(backend, q, k, v, cotangent, layout, mesh=None):
+def value_and_gradients(backend, q, k, v, cotangent, layout, mesh=None, stripes=None):
   """Computes attention, and the gradients of a loss that reads it only at real tokens."""
 
   @jax.jit
   def run(q, k, v, layout):
     def loss(q, k, v):
-      y = attention.row_attention(q, k, v, attention.packed(*layout), backend=backend, mesh=mesh)
+      y = attention.row_attention(q, k, v, attention.packed(*layout, stripes), backend=backend, mesh=mesh)
       return jnp.sum(jnp.where((layout.segments > 0)[..., None, None], y * cotangent, 0).astype(jnp.float32)), y
 
     return jax.value_and_grad(loss, argnums=(0, 1, 2), has_aux=True)(q, k, v)
@@ -150,6 +151,20 @@ def test_a_mesh_changes_nothing(backend, shape, batch, rng):
   check_against_xla(value_and_gradients(backend, *arrays, layout, mesh=mesh), expected, layout, **TOLERANCE["float32"])
 
 
+@pytest.mark.parametrize("backend, parts, length", [
+  ("xla", 2, 40), ("dot_product", 4, 40), ("chunked", 2, 40), ("chunked", 8, 40), ("chunked", 2, 132), ("flash", 2, 40),
+])  # fmt: skip
+def test_the_order_of_stripes_changes_nothing(backend, parts, length, rng):
+  mesh = mesh_lib.make_mesh(data=1, context=parts, devices=jax.devices()[:parts])
+  arrays, stripes = inputs(rng, length=length), stripes_of(length, mesh)
+  layout = jax.tree.map(lambda x: np.pad(x, [(0, 0), (0, length - T)], mode="edge"), LAYOUTS["shared"])
+  expected = value_and_gradients("xla", *arrays, layout)
+  in_stripes = jax.tree.map(lambda x: x[:, stripes.slots], (*arrays, layout))
+  y, gradients = value_and_gradients(backend, *in_stripes, mesh=mesh, stripes=stripes)
+  back = lambda x: x[:, np.argsort(stripes.slots)]
+  check_against_xla((back(y), list(map(back, gradients))), expected, layout, **TOLERANCE["float32"])
+
+
 def test_rows_that_the_axis_context_does_not_divide_stay_whole(rng):
   mesh = Mesh(np.array(jax.devices()).reshape(1, 1, 1, 8, 1), mesh_lib.AXES, axis_types=(AxisType.Auto,) * 5)
   q, k, v, _ = inputs(rng, batch=1, length=12)
@@ -200,8 +215,9 @@ def test_a_model_uses_its_backend(monkeypatch):
 
 @pytest.mark.parametrize("platform, dtype, head_dim, length, expected", [
   ("cpu", "float32", 64, 64, "xla"), ("cpu", "bfloat16", 64, 65, "chunked"), ("gpu", "float32", 64, 512, "xla"),
-  ("gpu", "float32", 64, 4096, "chunked"), ("gpu", "bfloat16", 64, 4096, "cudnn"), ("gpu", "float16", 128, 512, "cudnn"),
-  ("gpu", "bfloat16", 256, 512, "xla"), ("tpu", "bfloat16", 128, 512, "flash"), ("tpu", "float32", 64, 64, "flash"),
+  ("gpu", "float32", 64, 4096, "flash"), ("gpu", "float32", 80, 4096, "chunked"), ("gpu", "bfloat16", 64, 2048, "cudnn"),
+  ("gpu", "bfloat16", 64, 2049, "flash"), ("gpu", "float16", 128, 4096, "cudnn"), ("gpu", "bfloat16", 256, 512, "xla"),
+  ("tpu", "bfloat16", 128, 512, "flash"), ("tpu", "float32", 64, 64, "flash"),
   ("tpu", "bfloat16", 80, 512, "xla"), ("tpu", "bfloat16", 80, 4096, "chunked"),
 ])  # fmt: skip
 def test_auto_selects_a_backend(platform, dtype, head_dim, length, expected):
@@ -223,8 +239,8 @@ def test_a_backend_on_the_wrong_platform_is_refused(rng, monkeypatch):
   message = "^model.attention: found 'cudnn', which runs on gpu, but the platform is cpu; expected 'auto' or 'xla'$"
   with pytest.raises(ValueError, match=message):
     run("cudnn")
-  monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
-  message = "^model.attention: found 'flash', which runs on tpu or cpu, but the platform is gpu; expected 'auto'"
+  monkeypatch.setattr(jax, "default_backend", lambda: "METAL")
+  message = "^model.attention: found 'flash', which runs on tpu or gpu or cpu, but the platform is METAL; expected 'auto'"
   with pytest.raises(ValueError, match=f"{message} or 'xla'$"):
     run("flash")
 

@@ -191,7 +191,7 @@ def test_mixed_layers_survive_a_round_trip():
 
 
 def test_a_model_that_transformers_does_not_have_is_refused():
-  with pytest.raises(ValueError, match="no architecture of transformers has qk_norm=True, qkv_bias=True, experts=None, vision=None; expected"):
+  with pytest.raises(ValueError, match="no architecture of transformers has qk_norm=True, qkv_bias=True, experts=None, vision=None; "):
     to_hf_config(PRESETS["nano"]._replace(qkv_bias=True))
 
 

@@ -105,28 +105,32 @@ def test_keys_of_long_rows_come_in_windows(rng, monkeypatch):
   assert calls == [256, 128]
 
 
-@pytest.mark.parametrize("start", [0, 128, 192])
-def test_queries_may_be_a_part_of_a_row(start, rng):
-  """As on a mesh that splits rows: the queries are a slice, the keys are all of the row."""
+@pytest.mark.parametrize(
+  ("parts", "stripe"),
+  [(((0, 160),), None), (((128, 288),), None), (((192, 352),), None),
+   (((0, 128), (256, 380)), 128), (((64, 128), (192, 240), (300, 350)), 64)],
+)  # fmt: skip
+def test_queries_may_be_parts_of_a_row(parts, stripe, rng):
+  """As on a mesh that splits rows: the queries are some slots, the keys are all of the row."""
   segments, prefixes = ROWS["shared prompts"]
   q, k, v, d_out = arrays(rng)
-  part = slice(start, start + 160)
+  slots = jnp.concatenate([jnp.arange(*part) for part in parts])
 
   @jax.jit
-  def run(start, q, k, v, d_out):
+  def run(slots, q, k, v, d_out):
     attend = lambda q, k, v: flash.flash_attention(
-      q, k, v, segments[:, part], prefixes[:, part], keys=segments, start=start, interpret=True
+      q, k, v, segments[:, slots], prefixes[:, slots], keys=segments, slots=slots, stripe=stripe, interpret=True
     )
     return with_gradients(attend, q, k, v, d_out)
 
-  actual = run(start, q[:, part], k, v, d_out[:, part])
-  mask = packed(segments, prefixes).mask[:, part]
+  actual = run(slots, q[:, slots], k, v, d_out[:, slots])
+  mask = packed(segments, prefixes).mask[:, slots]
   # At padding, plain attention is a mean.
   d_out = jnp.where((segments > 0)[..., None, None], d_out, 0)
-  expected = with_gradients(lambda *x: xla_attention(*x, mask), q[:, part], k, v, d_out[:, part])
+  expected = with_gradients(lambda *x: xla_attention(*x, mask), q[:, slots], k, v, d_out[:, slots])
   for x, expected_x in zip(actual[1:], expected[1:], strict=True):
     np.testing.assert_allclose(x, expected_x, **TOLERANCE["float32"])
-  real = np.asarray(segments[:, part] > 0)
+  real = np.asarray(segments[:, slots] > 0)
   np.testing.assert_allclose(np.asarray(actual[0])[real], np.asarray(expected[0])[real], **TOLERANCE["float32"])
 
 
@@ -155,7 +159,7 @@ def visited(pairs):
 @pytest.mark.parametrize("name", ROWS)
 def test_pairs_say_what_is_seen_and_what_is_complete(name):
   segments, prefixes = (jnp.pad(x, ((0, 0), (0, -LENGTH % 128))) for x in ROWS[name])
-  pairs, windows = flash._pairs(segments, prefixes, segments, 0, flash._Sizes(128, 128, 4096))
+  pairs, windows = flash._pairs(segments, prefixes, segments, jnp.arange(384), flash._Sizes(128, 128, 4096))
   assert windows == [pairs]
   rows, queries, keys, leaving, flags = visited(pairs)
   seen = np.asarray(packed(segments, prefixes).mask)[0].reshape(3, 128, 3, 128).swapaxes(1, 2)
@@ -187,7 +191,7 @@ def test_nearly_all_steps_have_work():
           runs, left = [*runs, (next(ids), prompt, tokens)], left - tokens
     rows.append(row(*runs, (0, 0, left)))
   segments, prefixes = (jnp.concatenate(x) for x in zip(*rows, strict=True))
-  pairs, _ = flash._pairs(segments, prefixes, segments, 0, flash._Sizes(1024, 1024, 24576))
+  pairs, _ = flash._pairs(segments, prefixes, segments, jnp.arange(length), flash._Sizes(1024, 1024, 24576))
   *_, flags = visited(pairs)
   blocks = jax.jit(lambda *x: packed(*x).mask.reshape(18, 1024, 18, 1024).any((1, 3)))
   sees = np.stack([blocks(*x) for x in rows])

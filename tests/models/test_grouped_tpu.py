@@ -1,5 +1,6 @@
 """Grouped products for TPUs: an interpreted kernel, and what libtpu compiles."""
 
+import functools
 import importlib.util
 import itertools
 import os
@@ -13,7 +14,8 @@ import numpy as np
 import pytest
 
 from jaxrl_llm.models import grouped_tpu
-from jaxrl_llm.models.experts import Weights, dispatch
+from jaxrl_llm.models.copies import sums_for
+from jaxrl_llm.models.experts import Weights, bounded, dispatch
 from jaxrl_llm.models.grouped import grouped_matmul_for
 from tests.runs import ROOT
 
@@ -62,16 +64,19 @@ def test_products_and_gradients_equal_a_loop_over_groups(rng, sizes, rest, width
   assert not np.any(of_rows[num_grouped:])
 
 
-def test_rows_that_the_kernel_leaves_unwritten_change_no_gradient(rng, monkeypatch):
+@pytest.mark.parametrize("room", ["all copies", "some copies"])
+def test_rows_that_the_kernel_leaves_unwritten_change_no_gradient(room, rng, monkeypatch):
   """Four of eight experts are here, so every token has copies after the last group."""
   product, names = jax.lax.ragged_dot, ("x", "gates", "weights")
   unwritten = lambda rows, matrices, sizes, **options: jnp.where(
     (jnp.arange(len(rows)) < jnp.sum(sizes))[:, None], product(rows, matrices, sizes, **options), jnp.nan
   )
-  x, gates = (jnp.asarray(rng.standard_normal(shape), jnp.float32) for shape in ((20, 16), (20, 4)))
-  experts = jnp.asarray(np.stack([rng.permutation(8)[:4] for _ in range(20)]), jnp.int32)
+  x, gates = (jnp.asarray(rng.standard_normal(shape), jnp.float32) for shape in ((120, 16), (120, 4)))
+  experts = jnp.asarray(np.stack([rng.permutation(8)[:4] for _ in range(120)]), jnp.int32)
   weights = Weights(*(jnp.asarray(0.2 * rng.standard_normal(shape), jnp.float32) for shape in ((4, 16, 8), (4, 16, 8), (4, 8, 16))))
-  loss = lambda product: lambda x, gates, weights: jnp.sum(jnp.sin(dispatch(x, gates, experts, weights, first=2, product=product)))
+  usual = functools.partial(bounded, num_experts=8, sums=sums_for("tpu", interpret=True))
+  layer = functools.partial(dispatch if room == "all copies" else usual, first=2)
+  loss = lambda product: lambda x, gates, weights: jnp.sum(jnp.sin(layer(x, gates, experts, weights, product=product)))
   gradients = lambda product: jax.grad(loss(product), argnums=(0, 1, 2))(x, gates, weights)
   expected = gradients(grouped_matmul_for("cpu"))
   monkeypatch.setattr(jax.lax, "ragged_dot", unwritten)

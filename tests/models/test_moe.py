@@ -5,6 +5,7 @@ import itertools
 
 import chex
 import jax
+import jax.extend
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ from hypothesis import strategies as st
 
 from jaxrl_llm.devices import mesh as mesh_lib
 from jaxrl_llm.models import Experts, make_model, preset
+from jaxrl_llm.models.copies import sums_by_blocks, sums_by_product, sums_for
 from jaxrl_llm.models.experts import Weights, bounded, dispatch, masked
 from jaxrl_llm.models.grouped import grouped_matmul, grouped_matmul_for
 from jaxrl_llm.models.moe import balance_loss, over_mesh, route, z_loss
@@ -53,10 +55,10 @@ def dense_oracle(x, gates, experts, weights):
   return jnp.einsum("end,ne->nd", every, mixture)
 
 
-@pytest.mark.parametrize("platform", ["cpu", "tpu"])
+@pytest.mark.parametrize("platform", ["cpu", "gpu", "tpu"])
 def test_dispatch_matches_every_expert_on_every_token(rng, platform):
   x, gates, experts, weights = draw_layer(rng)
-  grouped = functools.partial(dispatch, product=grouped_matmul_for(platform, interpret=True))
+  grouped = functools.partial(dispatch, product=grouped_matmul_for(platform, dense_bytes=0, interpret=True))
   np.testing.assert_allclose(grouped(x, gates, experts, weights), dense_oracle(x, gates, experts, weights), atol=1e-5)
   loss = lambda f: lambda x, gates, weights: jnp.sum(jnp.sin(f(x, gates, experts, weights)))
   ours, theirs = (jax.jit(jax.grad(loss(f), argnums=(0, 1, 2)))(x, gates, weights) for f in (grouped, dense_oracle))
@@ -311,8 +313,68 @@ def test_the_usual_number_of_copies_is_bounded():
   """The branch that is usually taken has no array with a row for each of the N·K copies."""
   x, gates, experts = jnp.ones((1024, 8)), jnp.ones((1024, 8)) / 8, jnp.zeros((1024, 8), jnp.int32)
   weights = Weights(jnp.ones((2, 8, 4)), jnp.ones((2, 8, 4)), jnp.ones((2, 4, 8)))
-  jaxpr = jax.make_jaxpr(lambda *args: bounded(*args, num_experts=64))(x, gates, experts, weights)
-  full, few = next(eqn for eqn in jaxpr.eqns if eqn.primitive.name == "cond").params["branches"]
+  sums = functools.partial(sums_by_blocks, interpret=True)
+  layer = lambda x, gates, weights: bounded(x, gates, experts, weights, num_experts=64, sums=sums)
+  gradient = lambda *args: jax.vjp(layer, *args)[1](x)
   rows = lambda branch: max(x.aval.shape[0] for eqn in branch.eqns for x in eqn.outvars if x.aval.ndim == 2 and x.aval.shape[1] == 8)
-  assert rows(few) == 1024 and rows(full) == 8 * 1024
+  forward, backward = (conditionals(jax.make_jaxpr(f)(x, gates, weights).jaxpr) for f in (layer, gradient))
+  assert len(forward) == 1 and len(backward) == 2
+  for full, few in forward + backward:
+    assert rows(few) == 1024 and rows(full) == 8 * 1024
+
+
+def conditionals(jaxpr):
+  """Returns the branches of all conditionals of a program, outside of branches."""
+  branches = []
+  for eqn in jaxpr.eqns:
+    if eqn.primitive.name == "cond":
+      branches.append(eqn.params["branches"])
+    else:
+      for inner in jax.extend.core.jaxprs_in_params(eqn.params):
+        branches += conditionals(inner)
+  return branches
+
+
+def draw_copies(*, crowded, adapted=False, num_tokens=150, top_k=4):
+  """Draws a layer of 16 experts, of which a device holds the four from 8 on."""
+  rng = np.random.default_rng(0)
+  draw = lambda *shape: jnp.asarray(rng.standard_normal(shape) / np.sqrt(shape[-2]), jnp.float32)
+  wide, tall = (draw(16, 8, 2), draw(16, 2, 12)), (draw(16, 12, 2), draw(16, 2, 8))
+  loras = (wide, wide, tall) if adapted else (None, None, None)
+  weights = Weights(draw(16, 8, 12), draw(16, 8, 12), draw(16, 12, 8), *loras)
+  x, (gates, experts, _) = draw(num_tokens, 8), route(3 * draw(num_tokens, 16), None, top_k=top_k, norm_top_k=True)
+  # All on these experts: more copies than there is usually room for.
+  experts = jnp.broadcast_to(8 + jnp.arange(top_k), experts.shape) if crowded else experts
+  return x, gates, weights, experts
+
+
+@pytest.mark.parametrize("sums", ["cpu", "tpu", "product"])
+@pytest.mark.parametrize("crowded", [False, True])
+@pytest.mark.parametrize("adapted", [False, True])
+def test_gradients_with_room_for_some_copies_equal_those_of_all(sums, crowded, adapted):
+  x, gates, weights, experts = draw_copies(crowded=crowded, adapted=adapted)
+  sums = sums_by_product if sums == "product" else sums_for(sums, interpret=True)
+
+  def gradients(function, **options):
+    local = lambda weights: jax.tree.map(lambda w: w[8:12], weights)
+    loss = lambda x, gates, weights: jnp.sum(jnp.sin(function(x, gates, experts, local(weights), first=8, scale=0.5, **options)))
+    return jax.jit(jax.value_and_grad(loss, argnums=(0, 1, 2)))(x, gates, weights)
+
+  ours = gradients(bounded, num_experts=16, sums=sums, product=grouped_matmul)
+  chex.assert_trees_all_close(ours, gradients(dispatch, product=grouped_matmul), rtol=1e-5, atol=2e-5)
+
+
+@pytest.mark.parametrize("crowded", [False, True])
+def test_a_mesh_of_experts_has_the_gradients_of_every_expert_on_every_token(crowded):
+  """With all tokens on four of 16 experts, one set of devices computes all copies."""
+  x, gates, weights, experts = draw_copies(crowded=crowded, num_tokens=8 * 16)
+  mesh = mesh_lib.make_mesh(data=1, fsdp=2, expert=4)
+  rows = [a.reshape(8, 16, -1) for a in (x, gates, experts)]
+  layer = lambda x, gates, weights: over_mesh(x, gates, rows[2], weights, mesh=mesh, scale=1.0).reshape(-1, 8)
+  loss = lambda function: lambda *args: jnp.sum(jnp.sin(function(*args)))
+  y, (of_x, of_gates, of_weights) = jax.jit(jax.value_and_grad(loss(layer), argnums=(0, 1, 2)))(*rows[:2], weights)
+  oracle = lambda x, gates, weights: dense_oracle(x, gates, experts, weights)
+  expected = jax.jit(jax.value_and_grad(loss(oracle), argnums=(0, 1, 2)))(x, gates, weights)
+  ours = (y, (of_x.reshape(x.shape), of_gates.reshape(gates.shape), of_weights))
+  chex.assert_trees_all_close(ours, expected, rtol=1e-5, atol=2e-5)
 

@@ -198,7 +198,8 @@ def test_sampler_and_learner_agree(name, as_patches):
     layout = packing.arrange(sequences, row_tokens=96, row_buckets=(2, 6), share_prompts=share, group_size=2)
     batch = packing.pack(sequences, layout, room)
     outputs = policy_outputs(model.logprobs, make_filter(), params, jax.tree.map(jnp.asarray, batch))
-    by_layout.append([x[-int(n) :] for x, n in zip(packing.lift(np.asarray(outputs.logprobs), layout), drawn.mask.sum(axis=1), strict=True)])
+    of_sequences, lengths = packing.lift(np.asarray(outputs.logprobs), layout), np.asarray(drawn.mask).sum(axis=1)
+    by_layout.append([x[-n:] for x, n in zip(of_sequences, lengths, strict=True)])
   for i, (together, apart) in enumerate(zip(*by_layout, strict=True)):
     np.testing.assert_allclose(together, np.asarray(drawn.logprobs[i])[np.asarray(drawn.mask[i])], atol=1e-5)
     np.testing.assert_allclose(together, apart, atol=1e-5)
@@ -231,10 +232,8 @@ def test_a_row_without_room_for_its_pictures_is_refused():
 @pytest.mark.parametrize("train_tower", [False, True])
 def test_only_a_trained_tower_changes_in_an_update(train_tower):
   model, params = loaded(NAMES[0], train_tower=train_tower)
-  sequences = [
-    packing.demonstration(of_row(NAMES[0], count)[0].tolist(), [5, 6, 7], pictures=seen(model, params, NAMES[0], count, as_patches=train_tower))
-    for count in (1, 2)
-  ]
+  own = lambda count: seen(model, params, NAMES[0], count, as_patches=train_tower)
+  sequences = [packing.demonstration(of_row(NAMES[0], count)[0].tolist(), [5, 6, 7], pictures=own(count)) for count in (1, 2)]
   layout = packing.arrange(sequences, row_tokens=48, row_buckets=(2,))
   batch = jax.tree.map(jnp.asarray, packing.pack(sequences, layout, image_slots.Room(model.config, 3, ROOM)))
   trained, optimizer = trainable(model.config, params), optax.sgd(0.1)

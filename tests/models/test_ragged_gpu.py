@@ -1,18 +1,14 @@
 """The attention kernel for GPUs: emulated in many shapes, and lowered to Triton without a GPU."""
 
-import re
-
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.sharding import AbstractDevice, AbstractMesh, use_abstract_mesh
-from jaxlib.mlir import ir
-from jaxlib.triton import dialect
 
 from jaxrl_llm.models import cache as cache_lib
 from jaxrl_llm.models import make_model, preset, ragged, ragged_gpu
 from jaxrl_llm.sampler import make_sampler
+from tests.models.triton import kernels_of, lines, lowered
 
 KERNEL = ragged.KERNELS["gpu"]
 TRITON = "custom_call @__gpu$xla.gpu.triton("
@@ -105,41 +101,6 @@ def test_the_number_of_shares_changes_nothing(shares, monkeypatch):
   assert_as_plain(arguments, mask, tolerance=1e-5)
 
 
-def lowered(function, *arguments):
-  """Returns a program for CUDA, lowered on a machine without a GPU."""
-  gpu = AbstractMesh((), (), abstract_device=AbstractDevice(device_kind="NVIDIA H100", num_cores=None, platform="gpu"))
-  with use_abstract_mesh(gpu):
-    return jax.jit(function).trace(*arguments).lower(lowering_platforms=("cuda",))
-
-
-def kernel_of(program):
-  """Returns the settings of the one kernel of a program, and its text in Triton's language."""
-  calls = []
-
-  def visit(op):
-    if op.name == "stablehlo.custom_call" and "xla.gpu.triton" in str(op.attributes["call_target_name"]):
-      calls.append(op)
-    return ir.WalkResult.ADVANCE
-
-  module = program.compiler_ir("stablehlo")
-  with module.context:
-    module.operation.walk(visit)
-    (call,) = calls
-    settings = ir.DictAttr(call.attributes["mhlo.backend_config"])
-    code = ir.StringAttr(settings["ir"]).value_bytes
-    names = ("grid_x", "grid_y", "grid_z", "num_warps", "num_stages")
-    numbers = {name: ir.IntegerAttr(settings[name]).value for name in names}
-  with ir.Context() as context:
-    dialect.register_dialect(context)
-    context.load_all_available_dialects()
-    return numbers, str(ir.Module.parse(code))
-
-
-def lines(text, op):
-  """Returns the lines of a kernel that have this operation."""
-  return [line for line in text.splitlines() if re.search(rf"\b{re.escape(op)} ", line)]
-
-
 @pytest.mark.parametrize(
   ("shape", "warps"),
   [
@@ -154,30 +115,30 @@ def lines(text, op):
 def test_the_kernel_lowers_to_triton(shape, warps):
   arguments, _ = step(0, **shape)
   program = lowered(ragged_gpu.attend, *arguments)
-  numbers, text = kernel_of(program)
+  (kernel,) = kernels_of(program)
   shares = ragged_gpu.num_shares(8, shape["columns"] // 64)
-  assert numbers == dict(grid_x=shares, grid_y=2, grid_z=4, num_warps=warps, num_stages=3)
+  assert (kernel.grid, kernel.warps, kernel.stages) == ((shares, 2, 4), warps, 3)
   # The cache goes into the kernel as it is, and is read in its own dtype.
   call = next(line for line in program.as_text().splitlines() if TRITON in line)
   assert all(f"%arg{i}" in call for i in range(len(jax.tree.leaves(arguments))))
   held = {"float32": "f32", "bfloat16": "bf16", "int8": "i8"}[shape.get("dtype", "float32")]
   for block in (f"{shape['width']}x64", f"64x{shape['width']}"):
-    assert any(f"tensor<{block}x!tt.ptr<{held}>>" in line for line in lines(text, "tt.load")), block
+    assert any(f"tensor<{block}x!tt.ptr<{held}>>" in line for line in lines(kernel.text, "tt.load")), block
   # Triton pipelines only the loops whose number of turns is known before the first one.
-  assert len(lines(text, "scf.for")) == 1 and not lines(text, "scf.while")
+  assert len(lines(kernel.text, "scf.for")) == 1 and not lines(kernel.text, "scf.while")
 
 
 @pytest.mark.parametrize("dtype", ["float32", "int8"])
 def test_products_of_float32_are_not_rounded_to_tf32(dtype):
   arguments, _ = step(0, rows=2, dtype=dtype)
-  products = lines(kernel_of(lowered(ragged_gpu.attend, *arguments))[1], "tt.dot")
+  products = lines(kernels_of(lowered(ragged_gpu.attend, *arguments))[0].text, "tt.dot")
   assert len(products) == 2 and all(line.count("xf32>") == 3 and "tf32" not in line for line in products), products
 
 
 def test_what_pads_the_queries_is_not_stored():
   """A store without a mask, which is its third operand, would overwrite the results of others."""
   arguments, _ = step(0, rows=2, group=3)
-  stores = lines(kernel_of(lowered(ragged_gpu.attend, *arguments))[1], "tt.store")
+  stores = lines(kernels_of(lowered(ragged_gpu.attend, *arguments))[0].text, "tt.store")
   assert len(stores) == 3 and all(line.partition(" : ")[0].count("%") == 3 for line in stores), stores
 
 

@@ -50,7 +50,13 @@ FAMILIES = {
     "qwen3_vl", qk_norm=True, head_dim=128, max_positions=128000, refused_biases=("attention_bias",), has_tower=True
   ),
   "Qwen3VLMoeForConditionalGeneration": Family(
-    "qwen3_vl_moe", qk_norm=True, has_experts=True, num_kv_heads=16, max_positions=128000, refused_biases=("attention_bias",), has_tower=True
+    "qwen3_vl_moe",
+    qk_norm=True,
+    has_experts=True,
+    num_kv_heads=16,
+    max_positions=128000,
+    refused_biases=("attention_bias",),
+    has_tower=True,
   ),
 }
 

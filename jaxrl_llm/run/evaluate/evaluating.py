@@ -10,7 +10,7 @@ from ml_collections import ConfigDict
 
 from jaxrl_llm.config.command_line import UsageError
 from jaxrl_llm.config.fields import flatten
-from jaxrl_llm.devices import compilation_cache, hosts
+from jaxrl_llm.devices import compilation_cache, hosts, xla_flags
 from jaxrl_llm.evaluation import MetricName, answer_reader, held_out, parse_metric, table, to_json, write_samples
 from jaxrl_llm.evaluation.held_out import Evaluated
 from jaxrl_llm.rewards import WeightedReward
@@ -53,6 +53,7 @@ def run(request: Request, *, command: str) -> dict[str, Any]:
     return _regrade(request, config, command)
   compilation_cache.cache_compilations()
   try:
+    xla_flags.set_flags()
     hosts.join_processes()
     hosts.agree(flatten(config))
   except ValueError as error:

@@ -179,13 +179,15 @@ SHARED = ("tensor", "fsdp")
     (32, EXPERTS, (48, 128, 768, 2048), (None, "expert", SHARED, None)),  # 64 lanes would be left.
     (16, EXPERTS, (48, 128, 768, 2048), (None, "expert", "tensor", "fsdp")),  # 128 are.
     (64, EXPERTS, (94, 128, 1536, 4096), (None, "expert", SHARED, None)),
-    # 22 and a half rows, and 12, which are one tile and a half.
-    (32, EXPERTS, (48, 128, 720, 2048), (None, "expert", "tensor", "fsdp")),
-    (32, EXPERTS, (48, 128, 384, 2048), (None, "expert", "tensor", "fsdp")),
+    # 22 and a half rows would be left, and 12, which are one tile and a half; 32 does not divide
+    # 100 experts.
+    (32, EXPERTS, (48, 128, 720, 2048), (None, ("expert", "fsdp"), "tensor", None)),
+    (32, EXPERTS, (48, 128, 384, 2048), (None, ("expert", "fsdp"), "tensor", None)),
+    (32, EXPERTS, (48, 100, 384, 2048), (None, "expert", "tensor", "fsdp")),
     # 160 lanes are one tile and a quarter.
     (32, EXPERTS, (48, 128, 768, 5120), (None, "expert", SHARED, None)),
     (32, ("layers", "expert", "embed", "mlp"), (48, 128, 2048, 768), (None, "expert", "fsdp", "tensor")),
-    (32, ("layers", "expert", "rank", "embed"), (48, 128, 32, 2048), (None, "expert", None, "fsdp")),
+    (32, ("layers", "expert", "rank", "embed"), (48, 128, 32, 2048), (None, ("expert", "fsdp"), None, None)),
     # The compiler multiplies these by itself.
     (32, ("layers", "mlp", "embed"), (64, 27648, 2048), (None, "tensor", "fsdp")),
     (32, ("layers", "heads", "head_dim", "embed"), (48, 32, 128, 2048), (None, "tensor", None, "fsdp")),
@@ -203,6 +205,7 @@ def test_fsdp_leaves_whole_tiles_of_the_last_axis_of_experts(fsdp, axes, shape, 
 
 def test_an_axis_that_tensor_and_fsdp_split_is_divided_by_both():
   mesh = mesh_lib.make_mesh(data=1, fsdp=4, tensor=2)
+  # Two experts are too few to be split.
   shapes = {size: jax.ShapeDtypeStruct((2, size, 256), "float32") for size in (64, 32)}
   held = mesh_lib.param_shardings(mesh, dict.fromkeys(shapes, EXPERTS[1:]), shapes)
   assert held[64].spec == PartitionSpec("expert", SHARED, None) and held[32].spec == PartitionSpec("expert", "tensor", "fsdp")

@@ -1,0 +1,197 @@
+"""Flags of XLA for each chip, set before JAX starts.
+
+`FLAGS` is the table. What a user has set in LIBTPU_INIT_ARGS or XLA_FLAGS stays, and the variable
+JAXRL_LLM_XLA_FLAGS changes the rest: NAME=VALUE sets a flag or adds one, -NAME leaves one out, and
+"none" leaves all out. CPUs have no flags.
+"""
+
+import os
+import re
+from collections.abc import Mapping, MutableMapping
+from pathlib import Path
+from types import MappingProxyType
+from typing import NamedTuple
+
+from jaxrl_llm.messages import did_you_mean
+
+VARIABLE = "JAXRL_LLM_XLA_FLAGS"
+"""Environment variable with changes to the table, separated by spaces."""
+
+CHIP = "JAXRL_LLM_CHIP"
+"""Environment variable that names the chip, a key of `FLAGS`, or "cpu" for none."""
+
+PUBLIC = "https://github.com/AI-Hypercomputer/maxtext/blob/05d3525/benchmarks/xla_flags_library.py"
+"""MaxText's list of flags."""
+
+
+class Flag(NamedTuple):
+  """A flag's value, and the reason for it.
+
+  Attributes:
+    value: Value of the flag.
+    effect: What it changes, and how this is known.
+  """
+
+  value: str
+  effect: str
+
+
+FLAGS: Mapping[str, Mapping[str, Flag]] = MappingProxyType(
+  {
+    # By default, XLA for v5e overlaps a part of the gathers of weights; the flags of v6e change
+    # nothing about gathers there, and with those of scatters an update takes more memory.
+    "v5e": MappingProxyType({}),
+    # The flags of v6e overlap a sixteenth of the gathers, and an update takes more memory.
+    "v5p": MappingProxyType({}),
+    "v6e": MappingProxyType(
+      {
+        "xla_enable_async_all_gather": Flag(
+          "true", "Gathers of weights run beside other work. Seen in compiled text, with the next flag; MaxText sets both."
+        ),
+        "xla_tpu_enable_async_collective_fusion_fuse_all_gather": Flag(
+          "true", "The steps of an all-gather are parts of the fusions beside which it runs. Seen in compiled text."
+        ),
+        "xla_enable_async_reduce_scatter_fusion": Flag(
+          "true", "Scatters of gradients run beside other work. Seen in compiled text, with the next flag."
+        ),
+        "xla_tpu_enable_async_collective_fusion_fuse_reduce_scatter": Flag(
+          "true", "The steps of a reduce-scatter are parts of the fusions beside which it runs. Seen in compiled text."
+        ),
+      }
+    ),
+    "gpu": MappingProxyType(
+      {
+        "xla_gpu_enable_latency_hiding_scheduler": Flag(
+          "true", "Collectives run beside other work. Recommended by JAX's tips for performance on GPUs; not yet measured."
+        ),
+      }
+    ),
+  }
+)
+"""Flags by chip and name. None has run on its chip yet.
+
+libtpu's latency hiding scheduler is on by default. Kernels ask for fast memory themselves, so no
+flag changes `xla_tpu_scoped_vmem_limit_kib`.
+"""
+
+_VARIABLES = ("XLA_FLAGS", "LIBTPU_INIT_ARGS")
+_GOOGLE = "0x1ae0"
+_TPUS = MappingProxyType({"0x0062": "v5p", "0x0063": "v5e", "0x006f": "v6e"})
+_NVIDIA = ("nvidia0", "nvidiactl", "dxg")
+
+
+def set_flags(environment: MutableMapping[str, str] = os.environ) -> str:
+  """Sets the flags of this machine's chip; must run before JAX starts its devices.
+
+  Returns:
+    A line that says what was set.
+
+  Raises:
+    ValueError: If a variable has an unknown chip or a change that has no effect. One line.
+
+  Example:
+    >>> environment = {"JAXRL_LLM_CHIP": "v6e", "LIBTPU_INIT_ARGS": "--xla_enable_async_all_gather=false"}
+    >>> set_flags(environment | {"JAXRL_LLM_XLA_FLAGS": "none"})
+    'XLA flags for v6e: none; set by the user: xla_enable_async_all_gather'
+    >>> line = set_flags(environment)
+    >>> environment["LIBTPU_INIT_ARGS"].split()[0]
+    '--xla_enable_async_all_gather=false'
+  """
+  chip = chip_here(environment)
+  if chip is None:
+    if environment.get(VARIABLE):
+      raise ValueError(f"{VARIABLE}: found {environment[VARIABLE]!r} without an accelerator, expected none set, or {CHIP}=v5e, ...")
+    return "XLA flags: none, because there is no accelerator that has any"
+  variable = _VARIABLES[chip != "gpu"]
+  flags, kept = unset_flags(chip, environment), sorted(_given(environment) & FLAGS[chip].keys())
+  text = " ".join(f"--{name}={value}" for name, value in flags.items())
+  if text:
+    environment[variable] = f"{environment.get(variable, '')} {text}".strip()
+  return f"XLA flags for {chip}: {text or 'none'}" + (f"; set by the user: {', '.join(kept)}" if kept else "")
+
+
+def unset_flags(chip: str, environment: Mapping[str, str]) -> dict[str, str]:
+  """Returns the flags of a chip that the user has not set, with the changes in `VARIABLE`.
+
+  Raises:
+    ValueError: If a change has no effect or cannot be read. One line.
+  """
+  given = _given(environment)
+  return {name: value for name, value in chosen(chip, environment.get(VARIABLE, "")).items() if name not in given}
+
+
+def _given(environment: Mapping[str, str]) -> set[str]:
+  return {name for text in _VARIABLES for name in re.findall(r"--(\w+)", environment.get(text, ""))}
+
+
+def chosen(chip: str, changes: str = "") -> dict[str, str]:
+  """Returns the flags of a chip with a user's changes.
+
+  Args:
+    chip: Key of `FLAGS`.
+    changes: Value of the environment variable `VARIABLE`.
+
+  Raises:
+    ValueError: If a change has no effect or cannot be read. One line.
+
+  Example:
+    >>> chosen("gpu"), chosen("gpu", "xla_gpu_autotune_level=0 -xla_gpu_enable_latency_hiding_scheduler")
+    ({'xla_gpu_enable_latency_hiding_scheduler': 'true'}, {'xla_gpu_autotune_level': '0'})
+    >>> chosen("gpu", "-xla_gpu_async")
+    Traceback (most recent call last):
+    ...
+    ValueError: JAXRL_LLM_XLA_FLAGS: found '-xla_gpu_async', expected a flag of gpu's table, ...
+  """
+  if changes.strip() == "none":
+    return {}
+  flags = {name: flag.value for name, flag in FLAGS[chip].items()}
+  for change in changes.split():
+    match = re.fullmatch(r"(?:--)?(xla_\w+)=(\S+)|-(\w+)", change)
+    if match is None:
+      raise ValueError(f"{VARIABLE}: found {change!r}, expected xla_NAME=VALUE to set a flag, -NAME to leave one out, or none")
+    name, value, left_out = match.groups()
+    if left_out is None:
+      flags[name] = value
+    elif flags.pop(left_out, None) is None:
+      hint = did_you_mean(left_out, flags, "; did you mean -{}?")
+      raise ValueError(f"{VARIABLE}: found {change!r}, expected a flag of {chip}'s table, {', '.join(FLAGS[chip])}{hint}")
+  return flags
+
+
+def chip_here(environment: Mapping[str, str], *, root: Path = Path("/")) -> str | None:
+  """Returns the chip of this machine, a key of `FLAGS`, without starting JAX.
+
+  A chip without flags, and a run on CPUs, is None.
+
+  Args:
+    environment: Variables of the environment: `CHIP`, JAX_PLATFORMS and TPU_ACCELERATOR_TYPE, which
+      launchers of pods set. Without them, the devices of the machine decide.
+    root: Root of the file system.
+
+  Raises:
+    ValueError: If `CHIP` names no chip of the table. One line.
+
+  Example:
+    >>> chip_here({"TPU_ACCELERATOR_TYPE": "v5litepod-16"}), chip_here({"TPU_ACCELERATOR_TYPE": "v6e-256"})
+    ('v5e', 'v6e')
+  """
+  if name := environment.get(CHIP):
+    if name not in (*FLAGS, "cpu"):
+      raise ValueError(f"{CHIP}: found {name!r}, expected one of cpu, {', '.join(FLAGS)}{did_you_mean(name.lower(), (*FLAGS, 'cpu'))}")
+    return None if name == "cpu" else name
+  if environment.get("JAX_PLATFORMS", "").split(",")[0] == "cpu":
+    return None
+  if kind := environment.get("TPU_ACCELERATOR_TYPE"):
+    generation = kind.split("-")[0].replace("v5litepod", "v5e").replace("v5lite", "v5e")
+    return generation if generation in FLAGS else None
+  for device in sorted(root.glob("sys/bus/pci/devices/*")):
+    if _text(device / "vendor") == _GOOGLE and (chip := _TPUS.get(_text(device / "device"))):
+      return chip
+  return "gpu" if any((root / "dev" / name).exists() for name in _NVIDIA) else None
+
+
+def _text(path: Path) -> str:
+  try:
+    return path.read_text().strip()
+  except OSError:  # A device without this file is none of those looked for.
+    return ""

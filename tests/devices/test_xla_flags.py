@@ -1,0 +1,89 @@
+"""Flags of XLA: the table, what a user's variables change, and how the chip is found."""
+
+import subprocess
+import sys
+
+import pytest
+
+from jaxrl_llm.devices import xla_flags
+from jaxrl_llm.devices.xla_flags import CHIP, FLAGS, VARIABLE, chip_here, chosen, set_flags
+
+GATHER = "xla_enable_async_all_gather"
+
+
+def test_flags_of_a_tpu_join_those_of_the_user_which_stay():
+  environment = {CHIP: "v6e", "LIBTPU_INIT_ARGS": f"--{GATHER}=false --xla_tpu_other=1"}
+  line = set_flags(environment)
+  words = environment["LIBTPU_INIT_ARGS"].split()
+  assert words[:2] == [f"--{GATHER}=false", "--xla_tpu_other=1"] and "XLA_FLAGS" not in environment
+  assert sorted(x.split("=")[0] for x in words[2:]) == sorted(f"--{x}" for x in FLAGS["v6e"] if x != GATHER)
+  assert line.startswith("XLA flags for v6e: --xla") and line.endswith(f"; set by the user: {GATHER}")
+  before = dict(environment)
+  set_flags(environment)
+  assert environment == before
+
+
+def test_flags_of_a_gpu_are_those_of_xla():
+  environment = {CHIP: "gpu", VARIABLE: "xla_gpu_autotune_level=0"}
+  set_flags(environment)
+  assert environment["XLA_FLAGS"] == "--xla_gpu_enable_latency_hiding_scheduler=true --xla_gpu_autotune_level=0"
+
+
+@pytest.mark.parametrize(
+  "environment", [{CHIP: "cpu"}, {"JAX_PLATFORMS": "cpu", "TPU_ACCELERATOR_TYPE": "v6e-8"}, {CHIP: "v6e", VARIABLE: "none"}]
+)
+def test_nothing_is_set_on_a_cpu_or_by_request(environment):
+  before = dict(environment)
+  assert "none" in set_flags(environment) and environment == before
+
+
+def test_a_change_replaces_adds_or_leaves_out():
+  assert chosen("v6e", f"{GATHER}=false")[GATHER] == "false"
+  assert GATHER not in chosen("v6e", f"-{GATHER}") and len(chosen("v6e", f"-{GATHER} xla_a=1")) == len(FLAGS["v6e"])
+
+
+@pytest.mark.parametrize(
+  ("environment", "message"),
+  [
+    ({CHIP: "v6", VARIABLE: ""}, "JAXRL_LLM_CHIP: found 'v6', expected one of cpu, v5e, v5p, v6e, gpu; did you mean 'v6e'?"),
+    ({CHIP: "v6e", VARIABLE: "-xla_enable_async_all_gathr"}, f"found '-xla_enable_async_all_gathr', .*; did you mean -{GATHER}"),
+    ({CHIP: "v6e", VARIABLE: "async=1"}, "JAXRL_LLM_XLA_FLAGS: found 'async=1', expected xla_NAME=VALUE to set a flag"),
+    ({CHIP: "cpu", VARIABLE: "xla_a=1"}, "JAXRL_LLM_XLA_FLAGS: found 'xla_a=1' without an accelerator, expected none set"),
+  ],
+)
+def test_a_change_without_effect_is_refused_in_one_line(environment, message):
+  with pytest.raises(ValueError, match=message) as error:
+    set_flags(environment)
+  assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+  ("files", "chip"),
+  [
+    ({"sys/bus/pci/devices/0/vendor": "0x1ae0\n", "sys/bus/pci/devices/0/device": "0x006f\n"}, "v6e"),
+    ({"sys/bus/pci/devices/0/vendor": "0x1ae0\n", "sys/bus/pci/devices/0/device": "0x0027\n"}, None),
+    ({"sys/bus/pci/devices/0/vendor": "0x8086\n", "sys/bus/pci/devices/0/device": "0x006f\n"}, None),
+    ({"dev/nvidiactl": ""}, "gpu"),
+    ({}, None),
+  ],
+)
+def test_the_devices_of_a_machine_tell_the_chip(tmp_path, files, chip):
+  for name, text in files.items():
+    (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+    (tmp_path / name).write_text(text)
+  assert chip_here({}, root=tmp_path) == chip
+
+
+@pytest.mark.parametrize(("kind", "chip"), [("v5litepod-256", "v5e"), ("v5p-128", "v5p"), ("v6e-8", "v6e"), ("v4-8", None)])
+def test_a_launcher_tells_the_chip(kind, chip):
+  assert chip_here({"TPU_ACCELERATOR_TYPE": kind}) == chip
+
+
+def test_jax_accepts_the_flags_of_gpus():
+  """XLA refuses unknown flags, whatever the platform."""
+  text = " ".join(f"--{name}={flag.value}" for name, flag in xla_flags.FLAGS["gpu"].items())
+  done = [
+    subprocess.run([sys.executable, "-c", "import jax; jax.devices()"], env={"XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"}, check=False)
+    for flags in (text, f"{text} --xla_gpu_no_such_flag=1")
+  ]
+  assert done[0].returncode == 0 and done[1].returncode != 0

@@ -1,0 +1,167 @@
+"""Attention kernels for GPUs over packed rows: emulated, and lowered to Triton without a GPU."""
+
+import functools
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxrl_llm.models import flash, flash_gpu, make_model, preset
+from jaxrl_llm.models.attention import packed, xla_attention
+from jaxrl_llm.models.flash_gpu import Sizes
+from jaxrl_llm.models.flash_gpu_kernels import Tiles
+from jaxrl_llm.models.remat import rematerialised
+from tests.models.test_flash import LENGTH, ROWS, TOLERANCE, arrays, with_gradients
+from tests.models.triton import kernels_of, lines, lowered, shapes
+
+flash_attention = functools.partial(flash.flash_attention, platform="gpu", interpret=True)
+
+
+SMALL = Sizes(Tiles(64, 32, 4, 2), Tiles(32, 64, 4, 2), Tiles(64, 128, 4, 2))
+"""Sizes of which each kernel has its own, so that no list fits another kernel."""
+
+
+@pytest.fixture
+def small_tiles(monkeypatch):
+  monkeypatch.setattr(flash_gpu, "_SIZES", dict.fromkeys(flash_gpu._SIZES, SMALL))
+
+
+def compare(inputs, segments, prefixes, dtype="float32", **options):
+  """Compares attention and its gradients with plain attention in float32."""
+  q, k, v, d_out = inputs
+  d_out = jnp.where((segments > 0)[..., None, None], d_out, 0)
+  run = lambda q, k, v: flash_attention(q, k, v, segments, prefixes, **options)
+  y, *gradients = jax.jit(lambda *x: with_gradients(run, *x))(q, k, v, d_out)
+  plain = lambda *x: xla_attention(*x, packed(segments, prefixes).mask)
+  expected_y, *expected = jax.jit(lambda *x: with_gradients(plain, *x))(*(x.astype(jnp.float32) for x in (q, k, v, d_out)))
+  real = np.asarray(segments > 0)
+  assert y.dtype == gradients[0].dtype == gradients[1].dtype == gradients[2].dtype == jnp.dtype(dtype)
+  np.testing.assert_allclose(np.asarray(y, np.float32)[real], np.asarray(expected_y)[real], **TOLERANCE[dtype])
+  assert not np.any(y[~real])
+  for name, x, expected_x in zip("qkv", gradients, expected, strict=True):
+    np.testing.assert_allclose(np.asarray(x, np.float32), expected_x, **TOLERANCE[dtype], err_msg=f"gradient of {name}")
+    assert not np.any(x[~real])
+
+
+@pytest.mark.parametrize("name", [name if name == "shared prompts" else pytest.param(name, marks=pytest.mark.slow) for name in ROWS])
+def test_the_kernels_equal_plain_attention(name, rng, small_tiles):
+  compare(arrays(rng), *ROWS[name])
+
+
+def test_rows_without_prefixes_need_none(rng, small_tiles):
+  compare(arrays(rng), ROWS["padding"][0], None)
+
+
+@pytest.mark.parametrize("num_heads, num_kv_heads, width, dtype", [
+  pytest.param(2, 2, 128, "float32", marks=pytest.mark.slow),  # Every query head has its own keys.
+  (3, 1, 128, "bfloat16"),
+  pytest.param(4, 2, 64, "float32", marks=pytest.mark.slow),
+  pytest.param(8, 1, 64, "bfloat16", marks=pytest.mark.slow),
+  pytest.param(2, 1, 256, "float32", marks=pytest.mark.slow),
+  pytest.param(2, 1, 256, "bfloat16", marks=pytest.mark.slow),
+])  # fmt: skip
+def test_heads_of_all_shapes_in_their_own_tiles(num_heads, num_kv_heads, width, dtype, rng):
+  compare(arrays(rng, num_heads, num_kv_heads, width, dtype), *ROWS["shared prompts"], dtype=dtype)
+
+
+@pytest.mark.slow
+def test_rows_of_a_batch_are_apart(rng, small_tiles):
+  rows = [ROWS["padding"], ROWS["shared prompts"], ROWS["nothing"]]
+  segments, prefixes = (jnp.concatenate(x) for x in zip(*rows, strict=True))
+  compare(arrays(rng, 2, 1, 64, batch=3), segments, prefixes)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("start", [64, 192])
+def test_queries_may_be_a_part_of_a_row(start, rng, small_tiles):
+  """As on a mesh that splits rows: the queries are a slice, the keys are all of the row."""
+  segments, prefixes = ROWS["shared prompts"]
+  q, k, v, d_out = arrays(rng)
+  part, mask = slice(start, start + 160), packed(segments, prefixes).mask[:, start : start + 160]
+  attend = lambda q, k, v: flash_attention(q, k, v, segments[:, part], prefixes[:, part], keys=segments, slots=start + jnp.arange(160))
+  actual = jax.jit(lambda *x: with_gradients(attend, *x))(q[:, part], k, v, d_out[:, part])
+  expected = with_gradients(lambda *x: xla_attention(*x, mask), q[:, part], k, v, d_out[:, part])
+  for x, expected_x in zip(actual, expected, strict=True):
+    np.testing.assert_allclose(x, expected_x, **TOLERANCE["float32"])
+
+
+@pytest.mark.parametrize("name", ROWS)
+@pytest.mark.parametrize("by_keys", [False, True])
+def test_each_block_lists_what_it_sees_and_masks_what_is_not_whole(name, by_keys):
+  segments, prefixes = (jnp.pad(x, ((0, 0), (0, -LENGTH % 128))) for x in ROWS[name])
+  lists = flash.KERNELS["gpu"].lists(segments, prefixes, segments, 0, SMALL)
+  listed, tiles = (lists.of_keys, SMALL.of_keys) if by_keys else (lists.forward, SMALL.forward)
+  seen = np.asarray(packed(segments, prefixes).mask)[0].reshape(-1, tiles.queries, 384 // tiles.keys, tiles.keys).swapaxes(1, 2)
+  some, every = (x.T if by_keys else x for x in (seen.any((2, 3)), seen.all((2, 3))))
+  for block, (whole, count) in enumerate(np.asarray(listed.counts[0])):
+    visited = np.asarray(listed.blocks[0, block, :count])
+    assert set(visited) >= set(np.flatnonzero(some[block])) and len(set(visited)) == count
+    masked_too = set(np.flatnonzero(every[block])) - set(visited[:whole])
+    assert set(visited[:whole]) <= set(np.flatnonzero(every[block])) and not (name == "one sequence" and masked_too)
+
+
+@pytest.mark.parametrize("policy, expected", [("full", (2, 1, 1)), ("none", (1, 1, 1))])
+def test_a_layer_launches_three_kernels(policy, expected, rng, small_tiles):
+  """And the first of them twice where the policy recomputes."""
+  segments, prefixes = ROWS["shared prompts"]
+  q, k, v, _ = arrays(rng)
+
+
+  def loss(q, k, v):
+    layer = lambda q, _: (flash_attention(q, k, v, segments, prefixes), None)
+    return jax.lax.scan(rematerialised(layer, policy), q, None, length=2)[0].sum()
+
+  program = str(jax.make_jaxpr(jax.grad(loss, argnums=(0, 1, 2)))(q, k, v))
+  names = ("flash_forward", "flash_backward_of_queries", "flash_backward_of_keys")
+  assert tuple(len(re.findall(rf"name={name}\b", program)) for name in names) == expected
+
+
+def test_heads_of_other_widths_are_refused():
+  heads, ids = jax.ShapeDtypeStruct((1, 128, 2, 80), "bfloat16"), jax.ShapeDtypeStruct((1, 128), "int32")
+  message = "^model.attention: found 'flash' with heads of width 80, expected 64, 128 or 256 on a gpu; set model.attention='auto'"
+  with pytest.raises(ValueError, match=message):
+    jax.eval_shape(flash_attention, heads, heads, heads, ids)
+
+
+def layer(dtype, width, *, length=4096, num_heads=8, num_kv_heads=2):
+  """Returns a layer's attention with all gradients, and its arguments' shapes."""
+  heads = lambda num: jax.ShapeDtypeStruct((1, length, num, width), dtype)
+  ids = jax.ShapeDtypeStruct((1, length), "int32")
+
+  def run(q, k, v, d_out, segments, prefixes):
+    return with_gradients(lambda q, k, v: flash.flash_attention(q, k, v, segments, prefixes, platform="gpu"), q, k, v, d_out)
+
+  return run, (heads(num_heads), heads(num_kv_heads), heads(num_kv_heads), heads(num_heads), ids, ids)
+
+
+@pytest.mark.parametrize("width", flash_gpu.WIDTHS)
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+def test_the_kernels_lower_to_triton(dtype, width):
+  run, arguments = layer(dtype, width)
+  program = lowered(run, *arguments)
+  kernels = kernels_of(program)
+  assert [kernel.name for kernel in kernels] == ["flash_forward", "flash_backward_of_queries", "flash_backward_of_keys"]
+  sizes = flash_gpu._SIZES[width, jnp.dtype(dtype).itemsize]
+  grids = [(8, 4096 // sizes[0].queries, 1), (8, 4096 // sizes[1].queries, 1), (2, 4096 // sizes[2].keys, 1)]
+  for kernel, tiles, grid, products in zip(kernels, sizes, grids, (2, 3, 4), strict=True):
+    assert (kernel.grid, kernel.warps, kernel.stages) == (grid, tiles.warps, tiles.stages)
+    # One loop without a mask, and one with; Triton reads ahead only where it knows their ends.
+    assert len(lines(kernel.text, "scf.for")) == 2 and not lines(kernel.text, "scf.while")
+    dots = lines(kernel.text, "tt.dot")
+    operands = r" \* ".join([rf"tensor<\d+x\d+x{dict(bfloat16='bf16', float32='f32')[dtype]}>"] * 2)
+    assert len(dots) == 2 * products and all(re.search(operands, line) for line in dots)
+    assert dtype == "bfloat16" or not any("tf32" in line for line in dots)
+  # No array of two axes of tokens, such as a mask or a bias.
+  assert not [shape for shape in shapes(program) if shape.count(4096) > 1]
+
+
+def test_auto_takes_the_kernels_for_long_rows(monkeypatch):
+  """A whole model with its gradient, lowered for a GPU."""
+  monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+  model = make_model(preset("nano", vocab_size=264)._replace(num_layers=2, head_dim=64, dtype="bfloat16"))
+  params = jax.eval_shape(model.init, jax.random.key(0))
+  loss = lambda params, tokens: model.logits(params, tokens, tokens, tokens).sum()
+  program = lowered(jax.grad(loss), params, jax.ShapeDtypeStruct((1, 4096), "int32"))
+  assert {kernel.name for kernel in kernels_of(program)} == {"flash_forward", "flash_backward_of_queries", "flash_backward_of_keys"}
