@@ -1,4 +1,4 @@
-"""Rotary position embedding, with Llama 3's scaling, and for pictures with three positions a token."""
+"""Rotary position embedding, with Llama 3's scaling, and with three positions per token."""
 
 import math
 from typing import NamedTuple

@@ -309,7 +309,7 @@ def logits(
 def _shown(
   model: Model, params: Params, tokens: Int[np.ndarray, "B T"], segments: Int[np.ndarray, "B T"], images: Sequence[Sequence[Any]]
 ) -> tuple[Int[Array, "B T 3"], Images]:
-  """Returns the positions of the tokens of rows, and the features of the pictures that they show."""
+  """Returns the positions of the tokens of rows, and the patches of their pictures."""
   vision = model.config.vision
   if vision is None:
     raise ValueError("images: found pictures, expected None: the model has no vision tower")
