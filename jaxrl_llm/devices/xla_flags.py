@@ -20,9 +20,6 @@ VARIABLE = "JAXRL_LLM_XLA_FLAGS"
 CHIP = "JAXRL_LLM_CHIP"
 """Environment variable that names the chip, a key of `FLAGS`, or "cpu" for none."""
 
-PUBLIC = "https://github.com/AI-Hypercomputer/maxtext/blob/05d3525/benchmarks/xla_flags_library.py"
-"""MaxText's list of flags."""
-
 
 class Flag(NamedTuple):
   """A flag's value, and the reason for it.
@@ -38,27 +35,9 @@ class Flag(NamedTuple):
 
 FLAGS: Mapping[str, Mapping[str, Flag]] = MappingProxyType(
   {
-    # By default, XLA for v5e overlaps a part of the gathers of weights; the flags of v6e change
-    # nothing about gathers there, and with those of scatters an update takes more memory.
     "v5e": MappingProxyType({}),
-    # The flags of v6e overlap a sixteenth of the gathers, and an update takes more memory.
     "v5p": MappingProxyType({}),
-    "v6e": MappingProxyType(
-      {
-        "xla_enable_async_all_gather": Flag(
-          "true", "Gathers of weights run beside other work. Seen in compiled text, with the next flag; MaxText sets both."
-        ),
-        "xla_tpu_enable_async_collective_fusion_fuse_all_gather": Flag(
-          "true", "The steps of an all-gather are parts of the fusions beside which it runs. Seen in compiled text."
-        ),
-        "xla_enable_async_reduce_scatter_fusion": Flag(
-          "true", "Scatters of gradients run beside other work. Seen in compiled text, with the next flag."
-        ),
-        "xla_tpu_enable_async_collective_fusion_fuse_reduce_scatter": Flag(
-          "true", "The steps of a reduce-scatter are parts of the fusions beside which it runs. Seen in compiled text."
-        ),
-      }
-    ),
+    "v6e": MappingProxyType({}),
     "gpu": MappingProxyType(
       {
         "xla_gpu_enable_latency_hiding_scheduler": Flag(
@@ -68,10 +47,12 @@ FLAGS: Mapping[str, Mapping[str, Flag]] = MappingProxyType(
     ),
   }
 )
-"""Flags by chip and name. None has run on its chip yet.
+"""Flags by chip and name.
 
-libtpu's latency hiding scheduler is on by default. Kernels ask for fast memory themselves, so no
-flag changes `xla_tpu_scoped_vmem_limit_kib`.
+No flag has proved itself on TPUs. libtpu's latency hiding scheduler is on by default, and kernels
+ask for fast memory themselves, so that `xla_tpu_scoped_vmem_limit_kib` changes little. Flags that
+let collectives run inside other fusions show in the compiled text of v6e, but libtpu 0.0.50.1
+refuses them there, because results may be wrong (experiments/log/pods.md).
 """
 
 _VARIABLES = ("XLA_FLAGS", "LIBTPU_INIT_ARGS")
@@ -90,12 +71,10 @@ def set_flags(environment: MutableMapping[str, str] = os.environ) -> str:
     ValueError: If a variable has an unknown chip or a change that has no effect. One line.
 
   Example:
-    >>> environment = {"JAXRL_LLM_CHIP": "v6e", "LIBTPU_INIT_ARGS": "--xla_enable_async_all_gather=false"}
-    >>> set_flags(environment | {"JAXRL_LLM_XLA_FLAGS": "none"})
-    'XLA flags for v6e: none; set by the user: xla_enable_async_all_gather'
-    >>> line = set_flags(environment)
-    >>> environment["LIBTPU_INIT_ARGS"].split()[0]
-    '--xla_enable_async_all_gather=false'
+    >>> set_flags({"JAXRL_LLM_CHIP": "v6e", "JAXRL_LLM_XLA_FLAGS": "xla_tpu_scoped_vmem_limit_kib=98304"})
+    'XLA flags for v6e: --xla_tpu_scoped_vmem_limit_kib=98304'
+    >>> set_flags({"JAXRL_LLM_CHIP": "gpu", "XLA_FLAGS": "--xla_gpu_enable_latency_hiding_scheduler=false"})
+    'XLA flags for gpu: none; set by the user: xla_gpu_enable_latency_hiding_scheduler'
   """
   chip = chip_here(environment)
   if chip is None:
@@ -103,7 +82,8 @@ def set_flags(environment: MutableMapping[str, str] = os.environ) -> str:
       raise ValueError(f"{VARIABLE}: found {environment[VARIABLE]!r} without an accelerator, expected none set, or {CHIP}=v5e, ...")
     return "XLA flags: none, because there is no accelerator that has any"
   variable = _VARIABLES[chip != "gpu"]
-  flags, kept = unset_flags(chip, environment), sorted(_given(environment) & FLAGS[chip].keys())
+  flags, given = unset_flags(chip, environment), _given(environment)
+  kept = sorted(given & chosen(chip, environment.get(VARIABLE, "")).keys())
   text = " ".join(f"--{name}={value}" for name, value in flags.items())
   if text:
     environment[variable] = f"{environment.get(variable, '')} {text}".strip()
@@ -154,7 +134,8 @@ def chosen(chip: str, changes: str = "") -> dict[str, str]:
       flags[name] = value
     elif flags.pop(left_out, None) is None:
       hint = did_you_mean(left_out, flags, "; did you mean -{}?")
-      raise ValueError(f"{VARIABLE}: found {change!r}, expected a flag of {chip}'s table, {', '.join(FLAGS[chip])}{hint}")
+      table = ", ".join(FLAGS[chip]) or "which is empty"
+      raise ValueError(f"{VARIABLE}: found {change!r}, expected a flag of {chip}'s table, {table}{hint}")
   return flags
 
 

@@ -37,8 +37,8 @@ class Kernels(NamedTuple):
   Attributes:
     layout: Axes of the queries, keys and values that the kernels take: "bhtc" or "bthc".
     reads: Function from the width of a head to whether the kernels read it.
-    sizes: Function `(q, k, stripe) -> sizes`, which has a block of `queries` and of `keys` that divide what
-      the kernels take.
+    sizes: Function `(q, k, stripe) -> sizes`, which has a block of `queries` and of `keys` that
+      divide what the kernels take.
     lists: Function `(segments, prefixes, keys, slots, sizes) -> lists` of the blocks to visit.
     forward: Function `(q, k, v, ids, lists, *, sizes, interpret) -> (out, log_sum)`, which has the
       elements of B·H·T in this order.
