@@ -356,6 +356,19 @@ def config_from(values: Mapping[str, Any], path: str = FILES[0]) -> PictureConfi
                        rescale_factor=float(values.get("rescale_factor") or 1 / 255))  # fmt: skip
 
 
+def to_values(config: PictureConfig) -> dict[str, Any]:
+  """Converts settings to the values of a `preprocessor_config.json`; inverts `config_from`.
+
+  Example:
+    >>> config_from(to_values(PictureConfig(patch_size=8))) == PictureConfig(patch_size=8)
+    True
+  """
+  same = {name: getattr(config, name) for name in ("patch_size", "temporal_patch_size", "merge_size", "rescale_factor")}
+  colours = {name: list(getattr(config, name)) for name in ("image_mean", "image_std")}
+  size = {"shortest_edge": config.min_pixels, "longest_edge": config.max_pixels}
+  return {"image_processor_type": "Qwen2VLImageProcessor", "size": size, **same, **colours, **_ONLY}
+
+
 _ONLY = {"do_resize": True, "do_rescale": True, "do_normalize": True, "do_convert_rgb": True, "resample": 3}
 
 

@@ -30,7 +30,7 @@ from jaxrl_llm.types import Params
 
 TOKENIZER_FILES = (
   "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "vocab.json", "merges.txt",
-  "tokenizer.model", "chat_template.jinja", "chat_template.json", *pictures.FILES,
+  "tokenizer.model", "chat_template.jinja", "chat_template.json",
 )  # fmt: skip
 GENERATION = "generation_config.json"
 _TOKEN_IDS = ("bos_token_id", "eos_token_id", "pad_token_id")
@@ -72,7 +72,9 @@ def save_hf(
   raw = to_hf_config(model.config)
   if model.config.lora is not None:
     model, params = merge(model, params)
-  save_table(path, raw, entries(model.config), params, **options)
+  vision = model.config.vision
+  notes = {} if vision is None else {pictures.FILES[0]: pictures.to_values(vision.pictures)}
+  save_table(path, raw, entries(model.config), params, notes=notes, **options)
 
 
 def save_table(
