@@ -4,7 +4,7 @@ Standard library only: tasks, rewards and reward workers must start without JAX,
 of `types` need.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 
@@ -76,8 +76,11 @@ class Tokenizer(Protocol):
     """Encodes text and adds nothing around it."""
     ...
 
-  def encode_prompt(self, text: str) -> list[int]:
-    """Encodes text as a policy reads it, within a chat template if there is one."""
+  def encode_prompt(self, text: str, slots: Sequence[int] = ()) -> list[int]:
+    """Encodes text as a policy reads it, within a chat template if there is one.
+
+    `slots` holds the number of image tokens of each picture.
+    """
     ...
 
   def decode(self, ids: Iterable[Any]) -> str:

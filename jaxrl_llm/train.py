@@ -59,9 +59,13 @@ def warm_start(run: Run) -> None:
   run.progress.start("warm_start", config.num_steps, done=record.warm_steps)
   for step in range(record.warm_steps, config.num_steps):
     run.phases.begin_step(step + 1, "warm_start")
-    shown = encode_demonstrations(next(run.demonstrations), experiment.task.tokenizer, replies=experiment.replies)
-    sequences = [packing.demonstration(*x) for x in shown]
-    batch = packing.pack(sequences, arrange(run, sequences, row_buckets=config.row_buckets, share_prompts=False))
+    examples, gallery = next(run.demonstrations), experiment.gallery
+    settings = gallery and gallery.settings
+    shown = encode_demonstrations(examples, experiment.task.tokenizer, replies=experiment.replies, pictures=settings)
+    pictures = [None] * len(shown) if gallery is None else [gallery.pictures(example, run.state.params) for example in examples]
+    sequences = [packing.demonstration(*x, pictures=of_prompt) for x, of_prompt in zip(shown, pictures, strict=True)]
+    layout = arrange(run, sequences, row_buckets=config.row_buckets, share_prompts=False)
+    batch = packing.pack(sequences, layout, gallery and gallery.rows)
     run.state, metrics = experiment.learner.warm_step(run.state, place_tokens(experiment.mesh, needed_by_warm_start(batch)))
     metrics = summary_lib.to_floats(metrics)
     tokens = int(np.count_nonzero(batch.segments))

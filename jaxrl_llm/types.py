@@ -35,6 +35,56 @@ TokenTerm = tuple[Float[Array, "B T"], TokenMetrics]
 """Per-token term of the objective, and its metrics."""
 
 
+class Patches(NamedTuple):
+  """Patches of pictures, each padded to the same number.
+
+  The patches of a picture lie in the order of its image tokens, each of which stands for a square
+  of neighbours.
+
+  Attributes:
+    pixels: Normalised values of each patch.
+    coordinates: Row and column of each patch in its picture.
+    corners: Indices of the four learned positions around each patch.
+    shares: Weights of these four, which sum to 1.
+    mask: True if there is a patch.
+  """
+
+  pixels: Float[Array, "*I n pixels"]
+  coordinates: Int[Array, "*I n 2"]
+  corners: Int[Array, "*I n 4"]
+  shares: Float[Array, "*I n 4"]
+  mask: Bool[Array, "*I n"]
+
+
+class Images(NamedTuple):
+  """Pictures that rows of tokens show: I places for them in each row, with S image tokens each.
+
+  Attributes:
+    slots: Index of each token among the I·S image tokens of its row; -1 for text.
+    features: Features of the image tokens: the one that stands for the token, and one for each deep
+      layer. None if they follow from the patches.
+    patches: Patches of the pictures; None if there are features.
+  """
+
+  slots: Int[Array, "B T"]
+  features: Float[Array, "B I S F D"] | None = None
+  patches: Patches | None = None
+
+
+class Shown(NamedTuple):
+  """Pictures in a batch of prompts.
+
+  Attributes:
+    images: The pictures.
+    positions: Position of each token in time, height and width.
+    ends: Position of the first token of each response.
+  """
+
+  images: Images
+  positions: Int[Array, "B T 3"]
+  ends: Int[Array, " B"]
+
+
 class Forward(NamedTuple):
   """Output of a model on packed rows.
 
@@ -104,10 +154,12 @@ class TrainBatch(NamedTuple):
       router; None uses the live router everywhere.
     prefixes: Index of the segment that precedes a token's own, such as a prompt that several
       responses share; 0 means none. None if no row shares a prompt.
+    images: Pictures that the rows show; None for a language model. Tokens then have positions in
+      time, height and width.
   """
 
   tokens: Int[Array, "B T"]
-  positions: Int[Array, "B T"]
+  positions: Int[Array, "B T *axes"]
   segments: Int[Array, "B T"]
   mask: Float[Array, "B T"]
   advantages: Float[Array, "B T"]
@@ -120,6 +172,7 @@ class TrainBatch(NamedTuple):
   kl_coefs: Float[Array, "B T"] | None = None
   routing: Int[Array, "B T L K"] | None = None
   prefixes: Int[Array, "B T"] | None = None
+  images: Images | None = None
 
 
 class GateContext(NamedTuple):

@@ -7,6 +7,7 @@ import re
 import pytest
 
 from jaxrl_llm import objectives
+from jaxrl_llm.models.presets import LOCAL, PRESETS
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 PATHS = (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md")))
@@ -30,7 +31,7 @@ def test_the_code_of_models_runs(tmp_path, monkeypatch):
   scope: dict = {}
   exec(code, scope)
   assert scope["logits"].shape == (1, 3, 512) and (tmp_path / "exported" / "model.safetensors").exists()
-  sizes = len(set(scope["models"].PRESETS) - {"tiny", "nano", "tiny-moe", "nano-moe"})
+  sizes = len(set(PRESETS) - set(LOCAL))
   assert f"{sizes} published sizes" in code
 
 

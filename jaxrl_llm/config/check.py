@@ -9,7 +9,7 @@ from ml_collections import ConfigDict
 
 from jaxrl_llm.config import renamed
 from jaxrl_llm.config.fields import FIELDS, Field, flatten, given, unknown, unused
-from jaxrl_llm.config.sizes import most_rows
+from jaxrl_llm.config.sizes import IMAGE_SIZES, most_rows
 from jaxrl_llm.config.values import has_type, holds
 from jaxrl_llm.messages import Problem, did_you_mean, problem_of, shown
 
@@ -199,12 +199,33 @@ def _model_problems(config: ConfigDict) -> Iterator[Problem | str]:
     yield from unused(
       config, ("task.chat", "task.system", "task.pad_token"), "without model.path there is no tokenizer to configure"
     )
+  if shape.vision is None:
+    yield from unused(config, {"model.train_tower": False, **dict.fromkeys(IMAGE_SIZES)}, "the model has no vision tower")
+  else:
+    yield from _tower_problems(config)
   if shape.experts is None:
     of_router = {"moe.replay": None, "moe.balance_coef": 0, "moe.z_coef": 0, "moe.measure_every": 0}
     yield from unused(config, {"mesh.sampler_expert": 1, "serving.layout": None} | of_router, "the model is dense: it has no experts")
   elif shape.experts.num_experts % config.mesh.sampler_expert:
     number = shape.experts.num_experts
     yield Problem("config.mesh.sampler_expert", config.mesh.sampler_expert, f"a divisor of {number}, the number of the model's experts")
+
+
+def _tower_problems(config: ConfigDict) -> Iterator[Problem]:
+  """Yields settings that are not implemented for models with a vision tower."""
+  from jaxrl_llm.advantages.estimators import ESTIMATORS
+
+  for field, value, expected in (
+    ("mesh.context", config.mesh.context, 1),
+    ("environment.name", config.environment.name, None),
+    ("rollout.spare_prompts", config.rollout.spare_prompts, 0),
+  ):
+    if value != expected:
+      yield Problem(f"config.{field}", repr(value), f"{expected!r} for a model with a vision tower, for which it is not implemented")
+  if "values" in ESTIMATORS[config.advantage.estimator].needs:
+    yield Problem("config.advantage.estimator", repr(config.advantage.estimator), "one without a critic for a model with a vision tower")
+  if config.model.train_tower and config.model.lora_rank is not None:
+    yield Problem("config.model.train_tower", True, "False beside model.lora_rank, which trains adapters alone")
 
 
 def _reward_model_problems(config: ConfigDict) -> Iterator[Problem | str]:

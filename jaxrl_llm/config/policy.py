@@ -28,7 +28,7 @@ def model_config(config: ConfigDict, *, vocab_size: int | None = None) -> ModelC
   """
   section = config.model
   shape = preset(section.preset, vocab_size=vocab_size) if section.path is None else read_config(where.resolve(section.path))
-  options = {name: section[name] for name in ("dtype", "param_dtype", "remat", "attention", "head_tokens")}
+  options = {name: section[name] for name in ("dtype", "param_dtype", "remat", "attention", "head_tokens", "train_tower")}
   return shape._replace(**options, lora=lora(config))
 
 

@@ -11,6 +11,9 @@ from jaxrl_llm.config.fields import flatten
 SIZES = ("rollout.prompt_buckets", "learner.row_tokens", "learner.row_buckets", "warm_start.row_buckets")
 """Fields that `choose_sizes` fills in if they are None."""
 
+IMAGE_SIZES = ("model.image_tokens", "rollout.prompt_images", "learner.row_images")
+"""Fields that `choose_sizes` fills in for prompts with pictures if they are None."""
+
 _SLOTS_STEP = 8
 _CHEAP = 128  # Slots of a row whose attention costs little in any model.
 _STRETCH = 1.25  # Factor by which a row may exceed its cheap length if it then holds a whole group.
@@ -26,11 +29,14 @@ class Lengths(NamedTuple):
     held_out: Length of each prompt of the test problems.
     demonstrations: Length of each demonstration with its prompt and its end token; empty without a
       warm start.
+    pictures: Length of each prompt that shows pictures, number of its pictures, and image tokens of
+      the largest of them; empty without any.
   """
 
   prompts: Sequence[int]
   held_out: Sequence[int] = ()
   demonstrations: Sequence[int] = ()
+  pictures: Sequence[tuple[int, int, int]] = ()
 
 
 class Bounds(NamedTuple):
@@ -64,6 +70,8 @@ def choose_sizes(config: ConfigDict, lengths: Lengths, bounds: Bounds) -> Config
     budget. One of a ninth is added if responses without an advantage are skipped. A mini-batch of
     a million slots or more has finer buckets: 1/8, 1/4, 3/8, 1/2 and 3/4. Each bucket costs a
     compiled program.
+  * A prompt has room for the largest number of pictures, each with the tokens of the largest, and a
+    row for as many as the prompts with the most pictures per token would bring into it.
   * A warm start has a bucket for the largest possible batch of its demonstrations, and one for a
     usual batch if that is clearly smaller.
 
@@ -88,6 +96,12 @@ def choose_sizes(config: ConfigDict, lengths: Lengths, bounds: Bounds) -> Config
       rollout.prompt_buckets = prompt_buckets(lengths, config, bounds)
     if learner.row_tokens is None:
       learner.row_tokens = row_tokens(config, bounds)
+    if lengths.pictures:
+      prompts, counts, tokens = (np.asarray(x) for x in zip(*lengths.pictures, strict=True))
+      config.model.image_tokens = config.model.image_tokens or int(tokens.max())
+      rollout.prompt_images = rollout.prompt_images or int(counts.max())
+      # With at least one token of a response.
+      learner.row_images = learner.row_images or max(int(np.max(learner.row_tokens * counts // (prompts + 1))), 1)
     longest, parts = max(rollout.prompt_buckets) + rollout.max_new_tokens, bounds.shards * (learner.rows_per_device or 1)
     if learner.row_tokens < longest:
       return config.lock()  # `check.size_problems` refuses it.
@@ -128,7 +142,7 @@ def describe_sizes(asked: ConfigDict, config: ConfigDict, lengths: Lengths) -> l
     lengths: Lengths of the task's texts.
   """
   before, after = flatten(asked), flatten(config)
-  lines = [f"  --config.{path}={str(after[path]).replace(' ', '')}" for path in SIZES if before[path] != after[path]]
+  lines = [f"  --config.{path}={str(after[path]).replace(' ', '')}" for path in (*SIZES, *IMAGE_SIZES) if before[path] != after[path]]
   if not lines:
     return []
   prompts = np.concatenate([lengths.prompts, lengths.held_out])

@@ -101,7 +101,8 @@ def footprint(
   gradients = bytes_of(partition(state.params, trained)[0])
   warm_rows = config.warm_start.row_buckets if config.warm_start.num_steps else ()
   rows = max(*learner.row_buckets, *warm_rows, 0)
-  batch = abstract_batch(mesh, rows, learner.row_tokens, routes=programs.replayed_routes(config, shape), shares=learner.share_prompts)
+  options = dict(routes=programs.replayed_routes(config, shape), shares=learner.share_prompts, room=programs.room_in_rows(config, shape))
+  batch = abstract_batch(mesh, rows, learner.row_tokens, **options)
   batch = needed_by_step(batch, objective.needs, adaptive_kl=config.kl.target is not None)
 
   held = {"weights": bytes_of(state.params), "optimizer moments": bytes_of((state.opt_state, state.step))}

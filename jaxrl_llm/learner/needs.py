@@ -10,6 +10,7 @@ from ml_collections import ConfigDict
 
 from jaxrl_llm.advantages.estimators import ESTIMATORS
 from jaxrl_llm.devices import mesh as mesh_lib
+from jaxrl_llm.models.image_slots import Room
 from jaxrl_llm.types import Objective, TrainBatch
 
 
@@ -55,7 +56,9 @@ def needed_by_logprobs(batch: TrainBatch) -> TrainBatch:
   return batch._replace(ref_logprobs=None, kl_coefs=None, returns=None, old_values=None, importance=None)
 
 
-def abstract_batch(mesh: Mesh, rows: int, row_tokens: int, *, routes: tuple[int, int] | None = None, shares: bool = False) -> TrainBatch:
+def abstract_batch(
+  mesh: Mesh, rows: int, row_tokens: int, *, routes: tuple[int, int] | None = None, shares: bool = False, room: Room | None = None
+) -> TrainBatch:
   """Returns a batch with every optional array, as shapes.
 
   `needed_by_*` drops what a program does not read.
@@ -66,11 +69,18 @@ def abstract_batch(mesh: Mesh, rows: int, row_tokens: int, *, routes: tuple[int,
     row_tokens: Number of slots of a row (T).
     routes: Number of layers and of experts per token of replayed routes; None without replay.
     shares: Whether sequences may share a prompt.
+    room: Room for pictures in a row; None without any.
   """
   sharding = mesh_lib.token_sharding(mesh)
   ints = jax.ShapeDtypeStruct((rows, row_tokens), jnp.int32, sharding=sharding)
   floats = jax.ShapeDtypeStruct((rows, row_tokens), jnp.float32, sharding=sharding)
   names = ("mask", "advantages", "old_logprobs", "sampler_logprobs", "ref_logprobs", "returns", "old_values", "kl_coefs")
   routing = None if routes is None else jax.ShapeDtypeStruct((rows, row_tokens, *routes), jnp.int16, sharding=sharding)
-  prefixes = ints if shares else None
-  return TrainBatch(tokens=ints, positions=ints, segments=ints, routing=routing, prefixes=prefixes, **dict.fromkeys(names, floats))
+  batch = TrainBatch(
+    tokens=ints, positions=ints, segments=ints, routing=routing, prefixes=ints if shares else None, **dict.fromkeys(names, floats)
+  )
+  if room is None:
+    return batch
+  placed = lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding)
+  positions = jax.ShapeDtypeStruct((rows, row_tokens, 3), jnp.int32, sharding=sharding)
+  return batch._replace(positions=positions, images=jax.tree.map(placed, room.shapes(rows, row_tokens)))

@@ -7,6 +7,8 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Float, Int
 
+from jaxrl_llm.models import image_slots
+from jaxrl_llm.models.image_slots import Pictures, Room
 from jaxrl_llm.types import TrainBatch
 
 
@@ -20,6 +22,7 @@ class Trajectory(NamedTuple):
     sampler_logprobs: The sampler's log-probability of each token, read if the mask is 1.
     routing: Experts that each token visited during sampling, -1 if unknown; None if not recorded.
     num_prompt: Number of tokens of the prompt. None: those before the first that counts.
+    pictures: Pictures of the prompt; None without any.
   """
 
   tokens: Int[np.ndarray, " t"]
@@ -28,6 +31,7 @@ class Trajectory(NamedTuple):
   sampler_logprobs: Float[np.ndarray, " t"]
   routing: Int[np.ndarray, "t L K"] | None = None
   num_prompt: int | None = None
+  pictures: Pictures | None = None
 
 
 class Unit(NamedTuple):
@@ -69,17 +73,20 @@ class Layout(NamedTuple):
   shares: bool
 
 
-def demonstration(prompt: Sequence[int], response: Sequence[int], written: Sequence[bool] | None = None) -> Trajectory:
+def demonstration(
+  prompt: Sequence[int], response: Sequence[int], written: Sequence[bool] | None = None, *, pictures: Pictures | None = None
+) -> Trajectory:
   """Makes a supervised sequence, in which the tokens of the response count.
 
   Args:
     prompt: Prompt ids.
     response: Response ids.
     written: Whether each token of the response counts; None counts all.
+    pictures: Pictures of the prompt; None without any.
   """
   tokens = np.array([*prompt, *response], np.int32)
   mask = np.array([0] * len(prompt) + [1] * len(response) if written is None else [0] * len(prompt) + [*written], np.float32)
-  return Trajectory(tokens, mask, advantages=mask, sampler_logprobs=np.zeros(len(tokens), np.float32))
+  return Trajectory(tokens, mask, advantages=mask, sampler_logprobs=np.zeros(len(tokens), np.float32), pictures=pictures)
 
 
 def units_of(sequences: Sequence[Trajectory], *, share_prompts: bool, group_size: int | None = None) -> list[Unit]:
@@ -94,16 +101,16 @@ def units_of(sequences: Sequence[Trajectory], *, share_prompts: bool, group_size
   if not share_prompts:
     return [alone(index) for index in range(len(sequences))]
 
-  def prompt(index: int) -> bytes:
-    tokens, mask, length = sequences[index].tokens, sequences[index].mask, sequences[index].num_prompt
+  def prompt(index: int) -> tuple[bytes, bytes]:
+    tokens, mask, length, pictures = (getattr(sequences[index], name) for name in ("tokens", "mask", "num_prompt", "pictures"))
     if length is None:
       counted = np.flatnonzero(mask)
       length = counted[0] if len(counted) else 0
-    return tokens[:length].tobytes()
+    return tokens[:length].tobytes(), b"" if pictures is None else pictures.key
 
   units = []
   for key, indices in groupby(range(len(sequences)), key=prompt):
-    same, shared = tuple(indices), len(key) // sequences[0].tokens.itemsize
+    same, shared = tuple(indices), len(key[0]) // sequences[0].tokens.itemsize
     most = group_size or len(same)
     for start in range(0, len(same), most):
       members = same[start : start + most]
@@ -245,10 +252,18 @@ def arrange(
   return Layout((num_rows, row_tokens), rows, slots, segments, share_prompts)
 
 
-def pack(sequences: Sequence[Trajectory], layout: Layout) -> TrainBatch:
+def pack(sequences: Sequence[Trajectory], layout: Layout, room: Room | None = None) -> TrainBatch:
   """Packs sequences into a batch in host memory, in the places that `arrange` chose for them.
 
   The batch's `old_logprobs` are the sampler's log-probabilities.
+
+  Args:
+    sequences: Sequences.
+    layout: Their places.
+    room: Room for the pictures of prompts; None if there are none.
+
+  Raises:
+    ValueError: If a row has more pictures than there is room for.
   """
   ints = {name: np.zeros(layout.shape, np.int32) for name in ("tokens", "positions", "segments", "prefixes")}
   floats = {name: np.zeros(layout.shape, np.float32) for name in ("mask", "advantages", "sampler_logprobs")}
@@ -267,7 +282,31 @@ def pack(sequences: Sequence[Trajectory], layout: Layout) -> TrainBatch:
       routing[row, slots] = sequence.routing
   if not layout.shares:
     ints["prefixes"] = None
-  return TrainBatch(**ints, **floats, old_logprobs=floats["sampler_logprobs"], routing=routing)
+  batch = TrainBatch(**ints, **floats, old_logprobs=floats["sampler_logprobs"], routing=routing)
+  return batch if room is None else _with_pictures(batch, sequences, layout, room)
+
+
+def _with_pictures(batch: TrainBatch, sequences: Sequence[Trajectory], layout: Layout, room: Room) -> TrainBatch:
+  """Adds the pictures of the prompts, once for all sequences that share a prompt."""
+  positions, images = np.repeat(batch.positions[..., None], 3, axis=-1), image_slots.blank(room.shapes(*layout.shape))
+  first, used = {}, [0] * len(positions)
+  for sequence, row, slots in zip(sequences, layout.rows, layout.slots, strict=True):
+    pictures = sequence.pictures
+    if pictures is None:
+      continue
+    length = len(pictures.slots)
+    of_response = pictures.end + np.repeat(np.arange(len(slots) - length)[:, None], 3, axis=1)
+    positions[row, slots] = np.concatenate([pictures.positions, of_response])
+    # Sequences that share a prompt begin at the same slot.
+    if (row, slots[0]) not in first:
+      first[row, slots[0]] = used[row]
+      if used[row] + pictures.count > room.pictures:
+        needed = used[row] + pictures.count
+        raise ValueError(f"config.learner.row_images: found {room.pictures}, expected at least {needed} for the pictures of a row")
+      image_slots.put(images, row, used[row], pictures)
+      used[row] += pictures.count
+    images.slots[row, slots[:length]] = np.where(pictures.slots < 0, -1, pictures.slots + first[row, slots[0]] * room.tokens)
+  return batch._replace(positions=positions, images=images)
 
 
 def lift(packed: Float[np.ndarray, "B T"], layout: Layout) -> list[Float[np.ndarray, "..."]]:

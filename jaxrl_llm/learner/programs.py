@@ -32,6 +32,7 @@ from jaxrl_llm.learner.train_step import (
   policy_outputs,
 )
 from jaxrl_llm.models import Critic, Model, ModelConfig, RewardModel, make_critic, make_model, routing, trainable
+from jaxrl_llm.models.image_slots import Room
 from jaxrl_llm.models.params import partition
 from jaxrl_llm.objectives.base import critic_objective
 from jaxrl_llm.objectives.sft import sft
@@ -135,7 +136,7 @@ def make_programs(config: ConfigDict, mesh: Mesh, shape: ModelConfig, objective:
     jitted = jax.jit(step, donate_argnums=0, out_shardings=(shardings, mesh_lib.replicated(mesh)))
     return compiled_for(jitted, [(abstract_state, batch) for batch in batches])
 
-  batch_of = partial(abstract_batch, mesh, row_tokens=learner.row_tokens, shares=learner.share_prompts)
+  batch_of = partial(abstract_batch, mesh, row_tokens=learner.row_tokens, shares=learner.share_prompts, room=room_in_rows(config, shape))
   adaptive_kl, replays = config.kl.target is not None, bool(config.moe.replay)
   packed = [batch_of(rows, routes=replayed_routes(config, shape)) for rows in learner.row_buckets]
   if learner.skip_zero_advantages:
@@ -203,9 +204,15 @@ def make_logprobs(
 
   # R2's routes are those that this pass records.
   routes = replayed_routes(config, model.config) if config.moe.replay == "R3" else None
-  batch_of = partial(abstract_batch, mesh, row_tokens=learner.row_tokens, routes=routes, shares=learner.share_prompts)
+  room = room_in_rows(config, model.config)
+  batch_of = partial(abstract_batch, mesh, row_tokens=learner.row_tokens, routes=routes, shares=learner.share_prompts, room=room)
   batches = [needed_by_logprobs(batch_of(rows)) for rows in learner.row_buckets]
   return compiled_for(jax.jit(logprobs, out_shardings=mesh_lib.token_sharding(mesh)), [(params, batch) for batch in batches])
+
+
+def room_in_rows(config: ConfigDict, shape: ModelConfig) -> Room | None:
+  """Returns the room for pictures in the rows of an update; None if the prompts show none."""
+  return Room(shape, config.learner.row_images, config.model.image_tokens) if config.learner.row_images else None
 
 
 def router_coefs(config: ConfigDict) -> dict[str, float]:

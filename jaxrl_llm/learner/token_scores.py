@@ -40,7 +40,7 @@ def make_token_scores(
 
   def token_scores(params: Params, batch: TrainBatch) -> TokenScores:
     outputs = map_micro_batches(partial(of_outputs, params), batch, rows_at_once)
-    batch = batch._replace(routing=None)
+    batch = batch._replace(routing=None, images=None)
     counted = lambda x: jnp.where(batch.mask > 0, x, jnp.nan)
     entropy = jnp.full_like(outputs.logprobs, jnp.nan) if outputs.entropy is None else outputs.entropy
     log_ratio = outputs.logprobs - batch.old_logprobs

@@ -191,7 +191,8 @@ def make_train_step(
     outputs = outputs_fn(combine(trained, frozen), batch)
     # An objective sees one number per token, and never a model.
     with jax.named_scope("loss"):
-      losses, metrics = objective.token_loss(outputs._replace(live_routing=None, router_losses=None), batch._replace(routing=None))
+      seen = batch._replace(routing=None, images=None)
+      losses, metrics = objective.token_loss(outputs._replace(live_routing=None, router_losses=None), seen)
     numbers = [batch.mask, weights, outputs.logprobs, losses]
     chex.assert_equal_shape(
       numbers, **refusing("mask, weights, log-probabilities and losses need one number per token")
@@ -217,9 +218,9 @@ def make_train_step(
     return (loss, join_rows(metrics)), grads
 
   def train_step(state: TrainState, batch: TrainBatch) -> tuple[TrainState, Metrics]:
-    chex.assert_tree_shape_prefix(
-      batch, batch.mask.shape, **refusing("every array of a batch must begin with the axes of its mask")
-    )
+    # Pictures have rows, but no slots.
+    text = batch._replace(images=None)
+    chex.assert_tree_shape_prefix(text, batch.mask.shape, **refusing("every array of a batch must begin with the axes of its mask"))
     chex.assert_is_divisible(len(batch.mask), rows_at_once or 1, **refusing("micro-batches do not divide the rows"))
     weights = objective.weigh(batch.mask, batch.segments)
     trained, frozen = partition(state.params, trainable)

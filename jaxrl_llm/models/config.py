@@ -5,6 +5,8 @@
 
 from typing import NamedTuple
 
+from jaxrl_llm.pretrained.pictures import PictureConfig
+
 DTYPES = ("float32", "bfloat16")
 
 
@@ -70,6 +72,52 @@ class Lora(NamedTuple):
   targets: tuple[str, ...] = ("attention/.*", "mlp/.*")
 
 
+class Vision(NamedTuple):
+  """A vision tower, which turns pictures into features at the slots of image tokens.
+
+  Attributes:
+    num_layers: Number of transformer blocks of the tower.
+    d_model: Width of the tower.
+    num_heads: Number of heads of the tower.
+    d_ff: Width of the hidden layer of a block of the tower.
+    deep_layers: Layers of the tower whose outputs also become features, from 0. Those of entry i
+      are added behind layer i of the decoder (DeepStack).
+    pictures: Settings with which pictures become patches.
+    grid_side: Edge of the square of learned positions, which is stretched over each picture.
+    rope_sections: Numbers of the decoder's rotary frequencies for time, height and width.
+    image_token: Id of the image token.
+    video_token: Id of the video token, which no prompt may contain.
+    start_token: Id of the token before a picture.
+    end_token: Id of the token behind a picture.
+
+  References:
+    Qwen3-VL technical report, arXiv:2511.21631, 2025; DeepStack, arXiv:2406.04334, 2024.
+  """
+
+  num_layers: int
+  d_model: int
+  num_heads: int
+  d_ff: int
+  deep_layers: tuple[int, ...] = (8, 16, 24)
+  pictures: PictureConfig = PictureConfig()
+  grid_side: int = 48
+  rope_sections: tuple[int, int, int] = (24, 20, 20)
+  image_token: int = 151655
+  video_token: int = 151656
+  start_token: int = 151652
+  end_token: int = 151653
+
+  @property
+  def patch_width(self) -> int:
+    """The number of values of a patch: its channels, frames and pixels."""
+    return 3 * self.pictures.temporal_patch_size * self.pictures.patch_size**2
+
+  @property
+  def merge_size(self) -> int:
+    """The edge in patches of the square that one image token stands for."""
+    return self.pictures.merge_size
+
+
 class ModelConfig(NamedTuple):
   """Sizes and options of one decoder.
 
@@ -101,6 +149,8 @@ class ModelConfig(NamedTuple):
       `quantized.FORMATS`; None keeps them in `dtype`.
     head_tokens: Number of tokens per device whose logits exist at a time; None for the default of
       the platform.
+    vision: Vision tower in front of the decoder; None for a language model.
+    train_tower: Whether the tower is trained too. Otherwise its features are computed once.
   """
 
   vocab_size: int
@@ -126,6 +176,8 @@ class ModelConfig(NamedTuple):
   decode_attention: str = "auto"
   decode_weights: str | None = None
   head_tokens: int | None = None
+  vision: Vision | None = None
+  train_tower: bool = False
 
   @property
   def sparse_layers(self) -> tuple[int, ...]:

@@ -63,8 +63,8 @@ def make_steps(
     serving: Layout of the weights for `decode`; None keeps that of the params.
   """
 
-  def prefill(params: Params, tokens: Int[Array, "n P"], mask: Bool[Array, "n P"], *, dtype: str):
-    return bind(params).prefill(tokens, mask, dtype=dtype)
+  def prefill(params: Params, tokens: Int[Array, "n P"], mask: Bool[Array, "n P"], *, dtype: str, **images):
+    return bind(params).prefill(tokens, mask, dtype=dtype, **images)
 
   def grow(cache: Cache | None, rows: int, columns: int, *, dtype: str) -> Cache:
     cache = cache or Cache((None,) * config.num_layers, ((),) * config.num_layers)

@@ -31,8 +31,8 @@ class DecodingWeights(NamedTuple):
 
 
 def outside_of_blocks(tree: dict[str, Any]) -> dict[str, Any]:
-  """Returns the part of a params tree that belongs to no block."""
-  return {name: x for name, x in tree.items() if name not in STACKS}
+  """Returns the part of a params tree that belongs to no block, without a vision tower."""
+  return {name: x for name, x in tree.items() if name not in (*STACKS, "tower")}
 
 
 def to_matrices(weights: DecodingWeights) -> DecodingWeights:

@@ -9,7 +9,7 @@ import sys
 import jax.numpy as jnp
 
 from jaxrl_llm.messages import Problem, problem_of
-from jaxrl_llm.models.config import ModelConfig
+from jaxrl_llm.models.config import ModelConfig, Vision
 from jaxrl_llm.models.files import safetensors
 from jaxrl_llm.models.files.families import architecture
 from jaxrl_llm.models.files.hf_folder import read_json
@@ -38,6 +38,7 @@ def describe_checkpoint(path: str) -> str:
     "layers": f"{config.num_layers}, width {config.d_model}, feed-forward {config.d_ff}",
     "heads": f"{config.num_heads} for queries, {config.num_kv_heads} for keys and values, width {config.head_dim}",
     "experts": _experts(config),
+    **({} if config.vision is None else {"pictures": _pictures(config.vision)}),
     "vocabulary": f"{config.vocab_size}, head {'tied to the embedding' if config.tie_embeddings else 'of its own'}",
     "context": _context(config),
     "parameters": f"{num_params(config):,}" + (f", {num_active_params(config):,} active per token" if config.experts else ""),
@@ -54,6 +55,11 @@ def _experts(config: ModelConfig) -> str:
   e, sparse = config.experts, len(config.sparse_layers)
   gates = "gates sum to 1" if e.norm_top_k else "gates not normalised"
   return f"{e.num_experts} of width {e.d_ff} in {sparse} of {config.num_layers} layers, {e.top_k} per token, {gates}"
+
+
+def _pictures(vision: Vision) -> str:
+  sizes = f"tower of {vision.num_layers} layers, width {vision.d_model}, patches of {vision.pictures.patch_size}"
+  return f"{sizes}, features behind {len(vision.deep_layers)} layers"
 
 
 def _context(config: ModelConfig) -> str:

@@ -32,6 +32,12 @@ class RMSNorm(nnx.Module):
     return (y * self.scale[...]).astype(x.dtype)
 
 
+def rotation_of(config: ModelConfig, positions: Int[Array, "B T *axes"]) -> Rotation:
+  """Computes the rotation of each position in a model."""
+  sections = None if config.vision is None else config.vision.rope_sections
+  return rotation(positions, config.head_dim, config.rope_theta, config.rope_scaling, sections)
+
+
 class Attention(nnx.Module):
   """Grouped-query self-attention, over packed rows or through a cache.
 
@@ -77,10 +83,10 @@ class Attention(nnx.Module):
     return jax.lax.optimization_barrier(x).reshape(*x.shape[:2], -1, self.config.head_dim)
 
   @jax.named_scope("attention")
-  def over_rows(self, x: Float[Array, "B T D"], positions: Int[Array, "B T"], rows: Rows):
+  def over_rows(self, x: Float[Array, "B T D"], positions: Int[Array, "B T *axes"], rows: Rows):
     """Attends from every token to the earlier ones of its segment; also returns keys and values."""
     # Computed in each layer: for whole rows, recomputing the angles is cheaper than storing them.
-    q, k, v = self.project(x, rotation(positions, self.config.head_dim, self.config.rope_theta, self.config.rope_scaling))
+    q, k, v = self.project(x, rotation_of(self.config, positions))
     return linear(self, "o", row_attention(q, k, v, rows, backend=self.config.attention, mesh=self.mesh), self.config, ins=2), (k, v)
 
   @jax.named_scope("attention")
@@ -143,7 +149,7 @@ class Block(nnx.Module):
     """
     return self.mlp(x, replay) if self.sparse else (self.mlp(x), None)
 
-  def __call__(self, x: Float[Array, "B T D"], positions: Int[Array, "B T"], rows: Rows, replay: Int[Array, "B T K"] | None = None):
+  def __call__(self, x: Float[Array, "B T D"], positions: Int[Array, "B T *axes"], rows: Rows, replay: Int[Array, "B T K"] | None = None):
     """Applies the block to whole rows; also returns what its router did, and keys and values."""
     x = scattered(x, self.mesh)
     mixed, kv = self.attention.over_rows(gathered(self.attention_norm(x), self.mesh), positions, rows)

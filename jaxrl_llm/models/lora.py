@@ -20,15 +20,16 @@ def is_adapter(path: tuple) -> bool:
 def trainable(config: ModelConfig, params: PyTree) -> PyTree:
   """Returns a tree with True for each weight that is trained, else False.
 
-  All weights are trained, or only the adapters if the config has any. `params` may also be the tree
-  of logical axes.
+  All weights are trained, or only the adapters if the config has any. A vision tower is trained if
+  the config says so. `params` may also be the tree of logical axes.
 
   Raises:
     ValueError: If the targets match no weight.
   """
   is_leaf = lambda x: isinstance(x, tuple)
   if config.lora is None:
-    return jax.tree.map(lambda _: True, params, is_leaf=is_leaf)
+    is_frozen = lambda path: path[0].key == "tower" and not config.train_tower
+    return jax.tree_util.tree_map_with_path(lambda path, _: not is_frozen(path), params, is_leaf=is_leaf)
   is_trained = jax.tree_util.tree_map_with_path(lambda path, _: is_adapter(path), params, is_leaf=is_leaf)
   if not any(jax.tree.leaves(is_trained)):
     targets = f"{config.lora.targets}, which match no linear map; try 'attention/.*' or 'mlp/down'"

@@ -21,7 +21,7 @@ from jaxrl_llm.models.decoding_weights import DecodingWeights
 from jaxrl_llm.models.head import chunk_tokens, token_logprobs
 from jaxrl_llm.models.striping import in_row_order, striped, stripes_of
 from jaxrl_llm.models.transformer import STACKS, Transformer
-from jaxrl_llm.types import Forward, Params, TrainBatch
+from jaxrl_llm.types import Forward, Images, Params, Patches, TrainBatch
 
 
 class Model(NamedTuple):
@@ -30,17 +30,19 @@ class Model(NamedTuple):
   Attributes:
     config: Sizes and options.
     init: Function `(key) -> params` that draws random weights.
-    logits: Forward pass `(params, tokens, positions, segments) -> float32 [B T V]`. Logits at t
-      score token t + 1.
+    logits: Forward pass `(params, tokens, positions, segments, images=None) -> float32 [B T V]`.
+      Logits at t score token t + 1. With images, positions are [B T 3].
     forward: Forward pass `(params, tokens, positions, segments, routing=None, *, prefixes=None,
-      router_losses=False) -> Forward`. Like `logits`, but also replays recorded routes and returns
-      what the routers did.
+      router_losses=False, images=None) -> Forward`. Like `logits`, but also replays recorded routes
+      and returns what the routers did.
     hidden: Forward pass with the arguments of `forward` that stops at the final hidden states.
     unembed: Output head `(params, hidden) -> float32 logits`. It reads only the head's weights.
     logprobs: Function `(params, batch, sources, *, filter_logits, learns_entropy=False,
       router_losses=False) -> (logprobs, entropy, Forward)`. See `LogprobsFn` of `train_step`.
-    prefill: Forward pass over prompts `(params, tokens [n P], mask [n P], *, dtype) -> (cache,
-      routes [n P L K] or None)`. The cache has no room for responses yet.
+    features: Vision tower `(params, patches) -> features [I S F D]` of I pictures, those of the
+      image token and of the deep layers; only for models with one.
+    prefill: Forward pass over prompts `(params, tokens [n P], mask [n P], *, dtype, positions=None,
+      images=None) -> (cache, routes [n P L K] or None)`. The cache has no room for responses yet.
     grow: Function `(cache, rows, columns, *, dtype) -> cache` that adds room for `columns` more
       tokens in each row. The cache may be None if prompts have one token, because the last token
       of a prompt is decoded, not prefilled.
@@ -66,6 +68,7 @@ class Model(NamedTuple):
   hidden: Callable[..., Forward]
   unembed: Callable[[Params, Float[Array, "*batch D"]], Float[Array, "*batch V"]]
   logprobs: Callable[..., tuple[Float[Array, "B T"], Float[Array, "B T"], Forward]]
+  features: Callable[[Params, Patches], Float[Array, "I S F D"]]
   prefill: Callable[..., tuple[Cache, Int[Array, "n P L K"] | None]]
   grow: Callable[..., Cache]
   resume: Callable[..., Cache]
@@ -137,10 +140,15 @@ def make_model(config: ModelConfig, *, mesh: Mesh | None = None, serving: Servin
     bind_decoder, *_ = pure(lambda rngs: Transformer(config, rngs=rngs, mesh=serving.mesh, expert_axes=EXPERT_AXES))
 
   def hidden(
-    params: Params, tokens: Int[Array, "B T"], positions: Int[Array, "B T"], segments: Int[Array, "B T"],
+    params: Params, tokens: Int[Array, "B T"], positions: Int[Array, "B T *axes"], segments: Int[Array, "B T"],
     routing: Int[Array, "B T L K"] | None = None, *, prefixes: Int[Array, "B T"] | None = None, router_losses: bool = False,
+    images: Images | None = None,
   ) -> Forward:  # fmt: skip
-    return bind(params).hidden(tokens, positions, segments, routing, prefixes=prefixes, router_losses=router_losses)
+    options = dict(prefixes=prefixes, router_losses=router_losses, images=images)
+    return bind(params).hidden(tokens, positions, segments, routing, **options)
+
+  def features(params: Params, patches: Patches) -> Float[Array, "I S F D"]:
+    return bind(params).features(patches)
 
   def unembed(params: Params, hidden: Float[Array, "*batch D"]) -> Float[Array, "*batch V"]:
     return bind(params).unembed(hidden)
@@ -149,8 +157,10 @@ def make_model(config: ModelConfig, *, mesh: Mesh | None = None, serving: Servin
     out = hidden(params, *rows, **options)
     return out._replace(logits=unembed(params, out.hidden), hidden=None)
 
-  def logits(params: Params, tokens: Int[Array, "B T"], positions: Int[Array, "B T"], segments: Int[Array, "B T"]) -> Float[Array, "B T V"]:
-    return forward(params, tokens, positions, segments).logits
+  def logits(
+    params: Params, tokens: Int[Array, "B T"], positions: Int[Array, "B T *axes"], segments: Int[Array, "B T"], images: Images | None = None
+  ) -> Float[Array, "B T V"]:
+    return forward(params, tokens, positions, segments, images=images).logits
 
   def logprobs(
     params: Params,
@@ -162,7 +172,8 @@ def make_model(config: ModelConfig, *, mesh: Mesh | None = None, serving: Servin
     router_losses: bool = False,
   ) -> tuple[Float[Array, "B T"], Float[Array, "B T"], Forward]:
     rows = (batch.tokens, batch.positions, batch.segments, batch.routing)
-    out = bind(params).hidden_in_stripes(*rows, prefixes=batch.prefixes, router_losses=router_losses)
+    options = dict(prefixes=batch.prefixes, router_losses=router_losses, images=batch.images)
+    out = bind(params).hidden_in_stripes(*rows, **options)
     states, targets, counted, aligned = paired(out.hidden, sources, batch, mesh=mesh)
     of_tokens, entropy = token_logprobs(
       {name: params[name] for name in head_names(config)},
@@ -179,7 +190,7 @@ def make_model(config: ModelConfig, *, mesh: Mesh | None = None, serving: Servin
     return aligned(of_tokens), aligned(entropy), further
 
   steps = make_steps(config, bind, bind_decoder, logical_axes=logical_axes, mesh=mesh, serving=serving)
-  return Model(config, init, logits, forward, hidden, unembed, logprobs, *steps, logical_axes, num_params, mesh)
+  return Model(config, init, logits, forward, hidden, unembed, logprobs, features, *steps, logical_axes, num_params, mesh)
 
 
 def paired(

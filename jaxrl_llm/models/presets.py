@@ -4,7 +4,8 @@ The published sizes are those of the families that `load` can read.
 """
 
 from jaxrl_llm.messages import Problem, did_you_mean
-from jaxrl_llm.models.config import DTYPES, Experts, ModelConfig, RopeScaling
+from jaxrl_llm.models.config import DTYPES, Experts, ModelConfig, RopeScaling, Vision
+from jaxrl_llm.pretrained.pictures import PictureConfig
 
 
 def _qwen2(num_layers, d_model, num_heads, num_kv_heads, d_ff, *, head_dim=128, norm_eps=1e-6, max_positions=32768, tie=False):
@@ -17,6 +18,12 @@ def _qwen3(num_layers, d_model, num_heads, num_kv_heads, d_ff, *, tie=False, exp
   """Makes a Qwen3, dense or with experts in every layer."""
   sizes = (151936, num_layers, d_model, num_heads, num_kv_heads, 128, d_ff)
   return ModelConfig(*sizes, rope_theta=1e6, qk_norm=True, tie_embeddings=tie, max_positions=40960, experts=experts)
+
+
+def _qwen3_vl(text: ModelConfig, *, is_small: bool = False):
+  """Makes a Qwen3-VL: a Qwen3 behind the smaller or the larger of two towers."""
+  tower = Vision(24, 1024, 16, 4096, deep_layers=(5, 11, 17)) if is_small else Vision(27, 1152, 16, 4304)
+  return text._replace(rope_theta=5e6, max_positions=262144, vision=tower)
 
 
 def _llama3(num_layers, d_model, num_heads, d_ff, *, head_dim=128, factor=8.0, tie=False):
@@ -32,12 +39,21 @@ def _smollm2(num_layers, d_model, num_heads, num_kv_heads, d_ff, *, rope_theta=1
 
 
 # Small models of this project, not published; their vocabulary is the tokenizer's.
-LOCAL = ("tiny", "nano", "tiny-moe", "nano-moe")
+LOCAL = ("tiny", "nano", "tiny-moe", "nano-moe", "tiny-vl", "nano-vl")
 
 # 0.8M parameters with a byte vocabulary: learns the laptop job in minutes on two CPU cores.
 _TINY = ModelConfig(vocab_size=264, num_layers=4, d_model=128, num_heads=4, num_kv_heads=2, head_dim=32, d_ff=384, qk_norm=True)
 # For tests of the plumbing: compiles and runs in no time, but learns nothing useful.
 _NANO = ModelConfig(vocab_size=264, num_layers=2, d_model=32, num_heads=4, num_kv_heads=2, head_dim=8, d_ff=64, qk_norm=True)
+
+def _with_tower(config: ModelConfig, tower: Vision) -> ModelConfig:
+  """Puts a small tower, for small pictures, in front of a decoder with a byte vocabulary."""
+  quarter = config.head_dim // 8
+  sections = (config.head_dim // 2 - 2 * quarter, quarter, quarter)
+  tokens = dict(image_token=259, video_token=260, start_token=261, end_token=262)
+  pictures = PictureConfig(patch_size=8, min_pixels=256, max_pixels=4096)
+  return config._replace(vision=tower._replace(pictures=pictures, grid_side=8, rope_sections=sections, **tokens))
+
 
 # Published sizes have the values of the base checkpoint's config.json. For Qwen2.5 of 14b and more,
 # the instruct checkpoints differ: norm_eps 1e-6, and a context of 32,768 tokens. `load` always uses
@@ -48,6 +64,8 @@ PRESETS = {
   # As many active weights per token as in "tiny", and four times as many in the experts.
   "tiny-moe": _TINY._replace(experts=Experts(8, 2, 192)),
   "nano-moe": _NANO._replace(experts=Experts(8, 2, 32)),
+  "tiny-vl": _with_tower(_TINY, Vision(2, 96, 4, 192, deep_layers=(0,))),
+  "nano-vl": _with_tower(_NANO, Vision(2, 32, 2, 64, deep_layers=(0,))),
   "qwen2.5-0.5b": _qwen2(24, 896, 14, 2, 4864, head_dim=64, tie=True),
   "qwen2.5-1.5b": _qwen2(28, 1536, 12, 2, 8960, max_positions=131072, tie=True),
   "qwen2.5-3b": _qwen2(36, 2048, 16, 2, 11008, tie=True),
@@ -63,6 +81,12 @@ PRESETS = {
   "qwen3-32b": _qwen3(64, 5120, 64, 8, 25600),
   "qwen3-30b-a3b": _qwen3(48, 2048, 32, 4, 6144, experts=Experts(num_experts=128, top_k=8, d_ff=768)),
   "qwen3-235b-a22b": _qwen3(94, 4096, 64, 4, 12288, experts=Experts(num_experts=128, top_k=8, d_ff=1536)),
+  "qwen3-vl-2b": _qwen3_vl(_qwen3(28, 2048, 16, 8, 6144, tie=True), is_small=True),
+  "qwen3-vl-4b": _qwen3_vl(_qwen3(36, 2560, 32, 8, 9728, tie=True), is_small=True),
+  "qwen3-vl-8b": _qwen3_vl(_qwen3(36, 4096, 32, 8, 12288)),
+  "qwen3-vl-32b": _qwen3_vl(_qwen3(64, 5120, 64, 8, 25600)),
+  "qwen3-vl-30b-a3b": _qwen3_vl(_qwen3(48, 2048, 32, 4, 6144, experts=Experts(num_experts=128, top_k=8, d_ff=768))),
+  "qwen3-vl-235b-a22b": _qwen3_vl(_qwen3(94, 4096, 64, 4, 12288, experts=Experts(num_experts=128, top_k=8, d_ff=1536))),
   "llama3.1-8b": _llama3(32, 4096, 32, 14336),
   "llama3.1-70b": _llama3(80, 8192, 64, 28672),
   "llama3.2-1b": _llama3(16, 2048, 32, 8192, head_dim=64, factor=32.0, tie=True),

@@ -1,4 +1,4 @@
-"""Rotary position embedding, with Llama 3's scaling of the frequencies."""
+"""Rotary position embedding, with Llama 3's scaling, and with three positions per token."""
 
 import math
 from typing import NamedTuple
@@ -34,10 +34,43 @@ class Rotation(NamedTuple):
   cos: Float[Array, "B T 1 half"]
 
 
-def rotation(positions: Int[Array, "B T"], head_dim: int, theta: float, scaling: RopeScaling | None = None) -> Rotation:
-  """Computes the rotation of each position in its sequence; see `frequencies`."""
-  angles = positions[..., None, None].astype(jnp.float32) * frequencies(head_dim, theta, scaling)
+def rotation(
+  positions: Int[Array, "B T *axes"],
+  head_dim: int,
+  theta: float,
+  scaling: RopeScaling | None = None,
+  sections: tuple[int, int, int] | None = None,
+) -> Rotation:
+  """Computes the rotation of each position in its sequence; see `frequencies`.
+
+  Args:
+    positions: Position of each token, or its three positions in time, height and width.
+    head_dim: Width of a head.
+    theta: Base of the frequencies.
+    scaling: Scaling of the frequencies; None if not scaled.
+    sections: Numbers of frequencies for time, height and width; only read with three positions.
+
+  References:
+    Qwen3-VL technical report (interleaved MRoPE), arXiv:2511.21631, 2025.
+  """
+  if positions.ndim == 3:
+    positions = positions[..., jnp.asarray(axes_of_frequencies(head_dim // 2, sections))]
+  else:
+    positions = positions[..., None]
+  angles = positions[:, :, None].astype(jnp.float32) * frequencies(head_dim, theta, scaling)
   return Rotation(jnp.sin(angles), jnp.cos(angles))
+
+
+def axes_of_frequencies(num: int, sections: tuple[int, int, int]) -> list[int]:
+  """Returns which position rotates each frequency: 0 for time, 1 for height, 2 for width.
+
+  Height and width take every third of the first frequencies, so that each gets fast and slow ones.
+
+  Example:
+    >>> axes_of_frequencies(8, (4, 2, 2))
+    [0, 1, 2, 0, 1, 2, 0, 0]
+  """
+  return [i % 3 if i < 3 * sections[i % 3] else 0 for i in range(num)]
 
 
 def rope(x: Float[Array, "B T h C"], rotated: Rotation) -> Float[Array, "B T h C"]:

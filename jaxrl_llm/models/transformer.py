@@ -14,16 +14,16 @@ from jaxtyping import Array, Bool, Float, Int, PyTree
 from jaxrl_llm.models.attention import Rows, packed
 from jaxrl_llm.models.cache import Cache, View, key_values
 from jaxrl_llm.models.config import ModelConfig
-from jaxrl_llm.models.layers import Block, RMSNorm
+from jaxrl_llm.models.layers import Block, RMSNorm, rotation_of
 from jaxrl_llm.models.linear import adapter, linear, param
 from jaxrl_llm.models.moe import Routed, balance_loss, z_loss
 from jaxrl_llm.models.precision import precision_of
 from jaxrl_llm.models.quantized import Quantized
 from jaxrl_llm.models.remat import rematerialised
 from jaxrl_llm.models.residual import gathered
-from jaxrl_llm.models.rope import rotation
 from jaxrl_llm.models.striping import Stripes, striped, stripes_of
-from jaxrl_llm.types import Forward
+from jaxrl_llm.models.tower import Tower
+from jaxrl_llm.types import Forward, Images, Patches
 
 STACKS = ("layers", "sparse_layers")
 """Names of the attributes that hold stacked blocks: dense ones, and those with experts."""
@@ -64,6 +64,13 @@ def layer_spans(config: ModelConfig) -> list[LayerSpan]:
   return spans
 
 
+def features_at(images: Images, index: int | Int[Array, ""]) -> Float[Array, "B T D"]:
+  """Returns one of the features of each image token, and arbitrary ones for text."""
+  of_rows = images.features[:, :, :, index]
+  of_rows = of_rows.reshape(of_rows.shape[0], -1, of_rows.shape[-1])
+  return jnp.take_along_axis(of_rows, jnp.maximum(images.slots, 0)[..., None], axis=1)
+
+
 class Transformer(nnx.Module):
   """A decoder-only transformer.
 
@@ -89,6 +96,8 @@ class Transformer(nnx.Module):
     if not config.tie_embeddings:
       self.head = param(rngs, shape[::-1], ("embed", "vocab"), fan_in=config.d_model, dtype=dtype)
       adapter(self, "head", "head", config, rngs=rngs)
+    if config.vision is not None:
+      self.tower = Tower(config, rngs=rngs)
     self.config = config
     self.mesh = mesh
 
@@ -99,6 +108,32 @@ class Transformer(nnx.Module):
     if isinstance(table, Quantized):
       return (table.values[tokens].astype(jnp.float32) * table.scale[tokens][..., None]).astype(self.config.dtype)
     return table[tokens].astype(self.config.dtype)
+
+  def embed_rows(self, tokens: Int[Array, "B T"], images: Images | None) -> Float[Array, "B T D"]:
+    """Looks up the embeddings of tokens; a feature takes the place of an image token's."""
+    x = self.embed(tokens)
+    return x if images is None else jnp.where((images.slots < 0)[..., None], x, features_at(images, 0).astype(x.dtype))
+
+  def add_deep(self, x: Float[Array, "B T D"], images: Images | None, layer: Int[Array, ""]) -> Float[Array, "B T D"]:
+    """Adds the deep features behind one of the first layers."""
+    num_deep = 0 if images is None else images.features.shape[3] - 1
+    if not num_deep:
+      return x
+    deep = lambda: jnp.where((images.slots < 0)[..., None], 0, features_at(images, jnp.minimum(layer + 1, num_deep))).astype(x.dtype)
+    # A branch, so that the other layers gather nothing.
+    return jax.lax.cond(layer < num_deep, lambda x: x + deep(), lambda x: x, x)
+
+  def features(self, patches: Patches) -> Float[Array, "*I S F D"]:
+    """Computes the features of pictures."""
+    lead = patches.mask.shape[:-1]
+    features = self.tower(jax.tree.map(lambda x: x.reshape(-1, *x.shape[len(lead) :]), patches))
+    return features.reshape(*lead, *features.shape[1:])
+
+  def with_features(self, images: Images | None) -> Images | None:
+    """Returns images with features, computed from the patches unless they are given."""
+    if images is None or images.features is not None:
+      return images
+    return images._replace(features=self.features(images.patches), patches=None)
 
   def scan(self, body: Callable, carry, *arrays):
     """Scans `body` through all layers in order.
@@ -126,39 +161,49 @@ class Transformer(nnx.Module):
   def hidden(
     self,
     tokens: Int[Array, "B T"],
-    positions: Int[Array, "B T"],
+    positions: Int[Array, "B T *axes"],
     segments: Int[Array, "B T"],
     routing: Int[Array, "B T L K"] | None = None,
     *,
     prefixes: Int[Array, "B T"] | None = None,
     router_losses: bool = False,
+    images: Images | None = None,
     stripes: Stripes | None = None,
   ) -> Forward:
     """Computes the final hidden states of packed rows, and what the routers did.
 
-    A token sees its prefix and the earlier tokens of its own segment. All arrays have the order of
-    the stripes, or that of the rows if `stripes` is None.
+    A token sees its prefix and the earlier tokens of its own segment. Tokens of rows with images
+    have three positions. All arrays have the order of the stripes, or that of the rows if `stripes`
+    is None.
     """
-    rows = packed(segments, prefixes, stripes)
+    rows, images = packed(segments, prefixes, stripes), self.with_features(images)
     replay = None if routing is None else jnp.moveaxis(routing, 2, 0)
 
     def body(block, x, layer, replay):
       x, routed, _ = block(x, positions, rows, replay)
+      x = self.add_deep(x, images, layer)
       return x, None if routed is None else self.routers(routed, rows, router_losses)
 
-    x, outputs = self.scan(body, self.embed(tokens), replay)
+    x, outputs = self.scan(body, self.embed_rows(tokens, images), replay)
     return self.gather(outputs, tokens.shape)._replace(hidden=gathered(self.final_norm(x), self.mesh))
 
   def hidden_in_stripes(
-    self, *rows: Int[Array, "B T ..."] | None, prefixes: Int[Array, "B T"] | None = None, router_losses: bool = False
+    self,
+    *rows: Int[Array, "B T ..."] | None,
+    prefixes: Int[Array, "B T"] | None = None,
+    router_losses: bool = False,
+    images: Images | None = None,
   ) -> Forward:
     """Computes `hidden` with attention shared evenly by the devices of the axis `context`.
 
     Arguments are those of `hidden`, in the order of the rows. Results are in the order of the
     stripes, which `striping.in_row_order` inverts.
     """
-    rows, prefixes = jax.tree.map(partial(striped, mesh=self.mesh), (rows, prefixes))
-    return self.hidden(*rows, prefixes=prefixes, router_losses=router_losses, stripes=stripes_of(rows[0].shape[1], self.mesh))
+    slots = None if images is None else images.slots
+    rows, prefixes, slots = jax.tree.map(partial(striped, mesh=self.mesh), (rows, prefixes, slots))
+    images = None if images is None else images._replace(slots=slots)
+    stripes = stripes_of(rows[0].shape[1], self.mesh)
+    return self.hidden(*rows, prefixes=prefixes, router_losses=router_losses, images=images, stripes=stripes)
 
   def routers(self, routed: Routed, rows: Rows, losses: bool) -> Forward:
     """Returns what the router of one layer did."""
@@ -189,19 +234,30 @@ class Transformer(nnx.Module):
     routing, live_routing = routes("routing"), routes("live_routing")
     return Forward(routing=routing, live_routing=live_routing, balance_loss=mean("balance_loss"), z_loss=mean("z_loss"))
 
-  def prefill(self, tokens: Int[Array, "n P"], mask: Bool[Array, "n P"], *, dtype: str) -> tuple[Cache, Int[Array, "n P L K"] | None]:
+  def prefill(
+    self,
+    tokens: Int[Array, "n P"],
+    mask: Bool[Array, "n P"],
+    *,
+    dtype: str,
+    positions: Int[Array, "n P 3"] | None = None,
+    images: Images | None = None,
+  ) -> tuple[Cache, Int[Array, "n P L K"] | None]:
     """Computes a cache of whole prompts, and the experts that their tokens visited.
 
-    The cache has no blocks for responses yet.
+    The cache has no blocks for responses yet. Positions of prompts without images are counted.
     """
     segments = mask.astype(jnp.int32)
-    positions, rows = jnp.maximum(jnp.cumsum(segments, axis=1) - 1, 0), packed(segments)
+    rows, images = packed(segments), self.with_features(images)
+    if positions is None:
+      positions = jnp.maximum(jnp.cumsum(segments, axis=1) - 1, 0)
 
     def body(block, x, layer):
       x, routed, (k, v) = block(x, positions, rows)
+      x = self.add_deep(x, images, layer)
       return x, (key_values(k, v, dtype), None if routed is None else self.routers(routed, rows, losses=False))
 
-    _, outputs = self.scan(body, self.embed(tokens))
+    _, outputs = self.scan(body, self.embed_rows(tokens, images))
     held = tuple(jax.tree.map(lambda x, i=i: x[i], kv) for span, (kv, _) in outputs for i in range(span.count))
     cache = Cache(held, blocks=((),) * self.config.num_layers)
     return cache, self.gather([(span, out) for span, (_, out) in outputs], tokens.shape).routing
@@ -216,7 +272,7 @@ class Transformer(nnx.Module):
     config, x, held, routes = self.config, self.embed(tokens), [], []
     graphs, sparse = {stack: nnx.split(getattr(self, stack))[0] for stack in STACKS if hasattr(self, stack)}, set(config.sparse_layers)
     # Without the barrier, XLA recomputes the sines for every head of every layer.
-    rotated = jax.lax.optimization_barrier(rotation(positions[:, None], config.head_dim, config.rope_theta, config.rope_scaling))
+    rotated = jax.lax.optimization_barrier(rotation_of(config, positions[:, None]))
     # Unrolled, not scanned: a slice of stacked weights or of a stacked cache is a copy at every
     # step unless XLA can fuse it.
     for layer, state in enumerate(blocks):

@@ -1,8 +1,10 @@
 """Byte-level tokenizer that encodes any text, without a vocabulary file or training."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import SupportsInt
+
+from jaxrl_llm.pretrained import image_prompts
 
 
 @dataclass(frozen=True)
@@ -17,6 +19,7 @@ class ByteTokenizer:
     pad_id: Id that fills unused slots; never sampled or learned.
     bos_id: Id that begins a prompt.
     eos_id: Id that ends a response.
+    image_id: Id of each image token of a picture.
 
   Example:
     >>> tokenizer = ByteTokenizer()
@@ -30,6 +33,7 @@ class ByteTokenizer:
   pad_id: int = 256
   bos_id: int = 257
   eos_id: int = 258
+  image_id: int = 259
 
   @property
   def stop_ids(self) -> tuple[int, ...]:
@@ -43,9 +47,26 @@ class ByteTokenizer:
     """
     return [self.bos_id] * add_bos + list(text.encode("utf-8", errors="replace"))
 
-  def encode_prompt(self, text: str) -> list[int]:
-    """Encodes text after the begin token."""
-    return self.encode(text, add_bos=True)
+  def encode_prompt(self, text: str, slots: Sequence[int] = ()) -> list[int]:
+    """Encodes text after the begin token, and each picture as image tokens.
+
+    Args:
+      text: Text of the prompt; see `image_prompts.MARK`.
+      slots: Number of image tokens of each picture.
+
+    Raises:
+      BadPicture: If the marks in the text do not fit the pictures.
+
+    Example:
+      >>> ByteTokenizer().encode_prompt("<image>?", [2])
+      [257, 259, 259, 63]
+    """
+    if not slots:
+      return self.encode(text, add_bos=True)
+    ids = [self.bos_id]
+    for part in image_prompts.parts(text, len(slots)):
+      ids += self.encode(part["text"]) if part["type"] == "text" else [self.image_id]
+    return image_prompts.expand(ids, self.image_id, slots)
 
   def decode(self, ids: Iterable[SupportsInt]) -> str:
     """Decodes ids to text and never raises, because a policy may write anything.

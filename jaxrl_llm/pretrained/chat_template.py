@@ -12,8 +12,11 @@ from typing import Any, NamedTuple
 
 from jaxrl_llm.messages import one_line
 
-Message = Mapping[str, str]
-"""`{"role": "system" | "user" | "assistant", "content": text}`."""
+Message = Mapping[str, Any]
+"""`{"role": "system" | "user" | "assistant", "content": content}`.
+
+The content is a text, or a list of `{"type": "text", "text": text}` and `{"type": "image"}`.
+"""
 
 _ANSWER = "Twelve."
 _EXCHANGE = ({"role": "user", "content": "How many?"}, {"role": "assistant", "content": _ANSWER})

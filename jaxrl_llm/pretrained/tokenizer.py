@@ -3,14 +3,14 @@
 import os
 import pathlib
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, SupportsInt
 
 import tokenizers
 from tokenizers import decoders
 
-from jaxrl_llm.pretrained import where
+from jaxrl_llm.pretrained import image_prompts, where
 from jaxrl_llm.pretrained.chat_template import ChatTemplate, render, turn_end
 from jaxrl_llm.pretrained.gguf_vocabulary import read_gguf
 from jaxrl_llm.pretrained.vocabulary import Vocabulary, read_folder
@@ -66,13 +66,36 @@ class PretrainedTokenizer:
     """
     return self.backend.encode(text.encode("utf-8", errors="replace").decode(), add_special_tokens=False).ids
 
-  def encode_prompt(self, text: str) -> list[int]:
+  @property
+  def image_id(self) -> int | None:
+    """Id of each image token of a picture; None if the vocabulary has no such token."""
+    return self.backend.token_to_id(image_prompts.TOKEN)
+
+  def encode_prompt(self, text: str, slots: Sequence[int] = ()) -> list[int]:
     """Encodes the user's text as the ids that the policy continues.
 
     With a chat template, the ids are the conversation up to the beginning of the assistant's turn,
     and the template writes every special token itself. Without one, they are the text, after the
     begin token if the checkpoint uses one.
+
+    Args:
+      text: Text of the user; with pictures, see `image_prompts.MARK`.
+      slots: Number of image tokens of each picture.
+
+    Raises:
+      BadPicture: If the marks in the text, or the image tokens that the chat template writes, do
+        not fit the pictures.
+      ValueError: If there are pictures and the vocabulary has no image token.
     """
+    if slots:
+      if self.image_id is None:
+        raise ValueError(f"{self.path}: found no token {image_prompts.TOKEN}, expected a checkpoint that reads pictures")
+      content = image_prompts.parts(text, len(slots))
+      if self.chat_template is None:
+        ids = [self.bos_id] * (self.bos_id is not None) + self.encode("".join(part.get("text", image_prompts.PLAIN) for part in content))
+      else:
+        ids = self.encode(render(self.chat_template, _conversation(self.system, content)))
+      return image_prompts.expand(ids, self.image_id, slots)
     if self.chat_template is None:
       return [self.bos_id] * (self.bos_id is not None) + self.encode(text)
     return self.encode(render(self.chat_template, _conversation(self.system, text)))
@@ -195,7 +218,7 @@ def _byte_alphabet() -> dict[str, int]:
   return {chr(byte): byte for byte in printable} | {chr(0x100 + i): byte for i, byte in enumerate(others)}
 
 
-def _conversation(system: str | None, text: str) -> list[dict[str, str]]:
+def _conversation(system: str | None, text: str | list[dict[str, str]]) -> list[dict[str, Any]]:
   head = [] if system is None else [{"role": "system", "content": system}]
   return [*head, {"role": "user", "content": text}]
 

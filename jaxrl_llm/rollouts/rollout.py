@@ -13,6 +13,7 @@ from jaxrl_llm.devices import hosts
 from jaxrl_llm.devices.mesh import place_rows
 from jaxrl_llm.rewards import WeightedReward
 from jaxrl_llm.rewards.outcome import CallFn, Graded, call_here, grade, mapped, weigh
+from jaxrl_llm.rollouts.gallery import Gallery
 from jaxrl_llm.sampler import Finished, Requests, SampleFn, StreamFn, collect_finished
 from jaxrl_llm.tasks.pipeline import encode_prompts
 from jaxrl_llm.text_types import Completion, Tokenizer
@@ -51,6 +52,7 @@ def dispatch(
   tokenizer: Tokenizer,
   prompt_buckets: Sequence[int],
   requests: Requests | None = None,
+  gallery: Gallery | None = None,
 ) -> Rollouts | Iterator[Finished]:
   """Dispatches the rollouts of a batch of problems without waiting for them.
 
@@ -64,13 +66,16 @@ def dispatch(
     prompt_buckets: Numbers of prompt slots to choose from.
     requests: Responses to continue and their limits, for a sampler compiled for them; None for
       other samplers.
+    gallery: Pictures of the problems; None if there are none.
 
   Returns:
     Rollouts on the devices, for `collect`, or a stream of them, for `follow`.
   """
-  prompts = place_rows(mesh, encode_prompts(examples, tokenizer, buckets=prompt_buckets))
+  prompts = encode_prompts(examples, tokenizer, buckets=prompt_buckets, pictures=gallery and gallery.settings)
+  shown = None if gallery is None else place_rows(mesh, gallery.shown(examples, prompts[0].shape[1], params))
+  prompts = place_rows(mesh, prompts)
   if requests is None:
-    return sample(params, *prompts, key)
+    return sample(params, *prompts, key) if shown is None else sample(params, *prompts, key, Requests(), shown)
   placed = place_rows(mesh, {name: x for name, x in requests._asdict().items() if name in ("partial", "limits")})
   return sample(params, *prompts, key, requests._replace(**placed))
 

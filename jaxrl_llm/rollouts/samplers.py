@@ -12,9 +12,11 @@ from ml_collections import ConfigDict
 
 from jaxrl_llm.devices import mesh as mesh_lib
 from jaxrl_llm.devices.compiling import compiled_for
-from jaxrl_llm.models import Model, lower_precision, ragged
+from jaxrl_llm.models import Model, ModelConfig, lower_precision, ragged
 from jaxrl_llm.models.cache import num_bytes
+from jaxrl_llm.models.image_slots import Room
 from jaxrl_llm.rollouts import partial as partial_lib
+from jaxrl_llm.rollouts.gallery import abstract_shown
 from jaxrl_llm.sampler import (
   Requests,
   SampleFn,
@@ -140,8 +142,14 @@ def _signatures(
     requests = [
       jax.tree.map(lambda x: arrays(x.shape, x.dtype), Requests(limits=responses.lengths, partial=responses))
     ]
-  shapes = [(num_prompts, width) for width in config.rollout.prompt_buckets]
-  return [(params, arrays(shape, jnp.int32), arrays(shape, bool), key, *requests) for shape in shapes]
+  shapes, room = [(num_prompts, width) for width in config.rollout.prompt_buckets], room_in_prompts(config, model.config)
+  of_prompts = lambda shape: [] if room is None else [Requests(), abstract_shown(room, *shape, arrays)]
+  return [(params, arrays(shape, jnp.int32), arrays(shape, bool), key, *requests, *of_prompts(shape)) for shape in shapes]
+
+
+def room_in_prompts(config: ConfigDict, shape: ModelConfig) -> Room | None:
+  """Returns the room for pictures in a prompt; None if the prompts show none."""
+  return Room(shape, config.rollout.prompt_images, config.model.image_tokens) if config.rollout.prompt_images else None
 
 
 def stop_table(strings: Sequence[str], tokenizer: Tokenizer) -> StopTable | None:

@@ -8,6 +8,7 @@ from jaxtyping import Array, Bool, Float
 
 from jaxrl_llm.advantages.estimators import Evidence
 from jaxrl_llm.learner.packing import Trajectory
+from jaxrl_llm.models.image_slots import Pictures
 from jaxrl_llm.rewards import WeightedReward
 from jaxrl_llm.rollouts.batch import Batch
 from jaxrl_llm.rollouts.rollout import written_mask
@@ -111,10 +112,15 @@ def whole_sequences(responses: Float[np.ndarray, "N R"], rollouts: Rollouts) -> 
   ]
 
 
-def trajectories(rollouts: Rollouts, counted: Bool[np.ndarray, " N"] | None = None) -> list[Trajectory]:
+def trajectories(
+  rollouts: Rollouts, counted: Bool[np.ndarray, " N"] | None = None, *, pictures: Sequence[Pictures] | None = None
+) -> list[Trajectory]:
   """Makes the trajectories of a rollout batch on the host, with zero advantages.
 
-  Tokens count only in the `counted` sequences; None counts all.
+  Args:
+    rollouts: Rollouts on the host.
+    counted: True for sequences whose tokens count; None counts all.
+    pictures: Pictures of each sequence's prompt; None if there are none.
   """
   result = []
   counted = np.ones(len(rollouts.tokens), bool) if counted is None else counted
@@ -135,6 +141,7 @@ def trajectories(rollouts: Rollouts, counted: Bool[np.ndarray, " N"] | None = No
         sampler_logprobs=np.concatenate([zeros, logprobs]).astype(np.float32),
         routing=None if rollouts.routing is None else rollouts.routing[row][np.concatenate([rollouts.prompt_mask[row], drawn])],
         num_prompt=len(prompt),
+        pictures=None if pictures is None else pictures[row],
       )
     )
   return result

@@ -18,18 +18,22 @@ from jaxrl_llm.devices import mesh as mesh_lib
 from jaxrl_llm.evaluation.held_out import DrawFn, check_metrics
 from jaxrl_llm.learner import memory
 from jaxrl_llm.learner.needs import fields_needed
-from jaxrl_llm.learner.programs import Programs, make_programs, records_routes
-from jaxrl_llm.models import make_model
+from jaxrl_llm.learner.programs import Programs, make_programs, records_routes, room_in_rows
+from jaxrl_llm.models import ModelConfig, make_model
 from jaxrl_llm.models.decoding import serving_of
+from jaxrl_llm.pretrained.pictures import PictureConfig
 from jaxrl_llm.rewards import WeightedReward
 from jaxrl_llm.rewards.from_config import make_rewards
 from jaxrl_llm.rewards.grader import Grader
 from jaxrl_llm.rollouts import environments, rollout
 from jaxrl_llm.rollouts.conversations import Rules, begin_conversations, converse, turn_requests
-from jaxrl_llm.rollouts.samplers import Samplers, make_samplers, memory_limit
+from jaxrl_llm.rollouts.gallery import Gallery
+from jaxrl_llm.rollouts.samplers import Samplers, make_samplers, memory_limit, room_in_prompts
 from jaxrl_llm.rollouts.weight_sync import WeightSync, make_weight_sync
 from jaxrl_llm.sampler import SampleFn
 from jaxrl_llm.tasks import Task
+from jaxrl_llm.tasks.files.storage import IMAGES
+from jaxrl_llm.tasks.image_prompts import image_tokens, prompt_ids
 from jaxrl_llm.tasks.pipeline import encode_demonstrations, prompt_lengths
 from jaxrl_llm.text_types import Completion, Tokenizer
 from jaxrl_llm.types import Objective, Params, Rollouts, TrainState
@@ -57,6 +61,7 @@ class Experiment(NamedTuple):
     learner: Programs that read weights on `mesh`: updates and log-probability passes.
     sampler: Programs that read weights on `sampler_mesh`: rollouts and evaluations.
     eval_draw: Function `(weights on sampler_mesh) -> DrawFn` for the samples of an evaluation.
+    gallery: Pictures of the problems; None if they show none.
   """
 
   config: ConfigDict
@@ -74,6 +79,7 @@ class Experiment(NamedTuple):
   learner: Programs
   sampler: Samplers
   eval_draw: Callable[[Params], DrawFn]
+  gallery: Gallery | None = None
 
   @property
   def replies(self) -> str | None:
@@ -103,6 +109,7 @@ def load_task(config: ConfigDict) -> Task:
     shots=config.task.shots,
     shot_template=config.task.shot_template,
     vary_shots=config.task.vary_shots,
+    pictures=picture_settings(config),
     **task_settings(config),
   )
   if config.num_steps and not len(task.train):
@@ -111,6 +118,12 @@ def load_task(config: ConfigDict) -> Task:
       f"task.test_name={task.name!r}"
     )
   return task
+
+
+def picture_settings(config: ConfigDict) -> PictureConfig | None:
+  """Returns how the model of a config reads pictures; None if it reads text alone."""
+  vision = policy.model_config(config, vocab_size=1).vision
+  return None if vision is None else vision.pictures
 
 
 def _prompt_limit(config: ConfigDict) -> int | None:
@@ -132,12 +145,15 @@ def measure_lengths(task: Task, config: ConfigDict, *, replies: str | None = Non
   Raises:
     ValueError: If a warm start has no demonstrations. One line, with the fix.
   """
-  prompts, held_out = (prompt_lengths(source, task.tokenizer) for source in (task.train, task.test))
+  settings = picture_settings(config)
+  prompts, held_out = (prompt_lengths(source, task.tokenizer, pictures=settings) for source in (task.train, task.test))
   warm_steps = config.warm_start.num_steps
   if warm_steps and not len(task.demonstrations):
     raise ValueError(f"config.warm_start.num_steps={warm_steps}: task {task.name} has no demonstrations to imitate, expected 0")
-  shown = encode_demonstrations(task.demonstrations, task.tokenizer, replies=replies) if warm_steps else ()
-  return sizes.Lengths(prompts, held_out, [len(x.prompt) + len(x.response) for x in shown])
+  shown = encode_demonstrations(task.demonstrations, task.tokenizer, replies=replies, pictures=settings) if warm_steps else ()
+  of_rows = zip([*task.train, *task.test], [*prompts, *held_out], strict=True)
+  with_pictures = [(length, len(row[IMAGES]), max(image_tokens(row, settings))) for row, length in of_rows if row.get(IMAGES)]
+  return sizes.Lengths(prompts, held_out, [len(x.prompt) + len(x.response) for x in shown], with_pictures)
 
 
 def make_rules(config: ConfigDict) -> Rules | None:
@@ -221,7 +237,9 @@ def build_experiment(config: ConfigDict) -> Experiment:
     sampled_params = sync.arrived
   options = dict(turn_stops=talk and talk.environment.stops, records_routes=records_routes(config, shape))
   sampler = make_samplers(config, sampling_model, task.tokenizer, sampled_params, **options)
-  eval_draw = partial(make_draw, config, sampler.eval_sample, talk=talk, mesh=sampler_mesh, tokenizer=task.tokenizer)
+  gallery = make_gallery(config, task, learner, shape)
+  placing = dict(mesh=sampler_mesh, tokenizer=task.tokenizer, gallery=gallery)
+  eval_draw = partial(make_draw, config, sampler.eval_sample, talk=talk, **placing)
   terms = make_rewards(task, config)
   check_metrics(config.eval.metrics, terms[0])
   return Experiment(
@@ -240,7 +258,21 @@ def build_experiment(config: ConfigDict) -> Experiment:
     sampler=sampler,
     needs=needs,
     credit=make_credit(config.advantage.estimator, config.rollout.group_size, **given(config.advantage, "estimator")),
+    gallery=gallery,
   )
+
+
+def make_gallery(config: ConfigDict, task: Task, learner: Programs, shape: ModelConfig) -> Gallery | None:
+  """Returns the pictures of a task's problems; None if they show none."""
+  rows, prompts = room_in_rows(config, shape), room_in_prompts(config, shape)
+  if rows is None:
+    return None
+  features = None if shape.train_tower else jax.jit(learner.model.features, out_shardings=mesh_lib.replicated(learner.model.mesh))
+  if task.tokenizer.image_id != shape.vision.image_token:
+    ids = f"image token {task.tokenizer.image_id} in the tokenizer, expected {shape.vision.image_token}, as in the model's config"
+    raise ValueError(f"config.model.path: found {ids}; use the tokenizer of the checkpoint")
+  ids = lambda example: prompt_ids(example, task.tokenizer, shape.vision.pictures)
+  return Gallery(prompts, rows, prompt_ids=ids, features=features)
 
 
 def make_grader(config: ConfigDict, terms: Sequence[WeightedReward]) -> Grader:
@@ -251,13 +283,13 @@ def make_grader(config: ConfigDict, terms: Sequence[WeightedReward]) -> Grader:
 
 
 def make_draw(
-  config: ConfigDict, sample: SampleFn, params: Params, *, talk: Rules | None, mesh: Mesh, tokenizer: Tokenizer
+  config: ConfigDict, sample: SampleFn, params: Params, *, talk: Rules | None, mesh: Mesh, tokenizer: Tokenizer, gallery: Gallery | None
 ) -> DrawFn:
   """Returns the function that draws the samples of an evaluation: responses, or conversations.
 
   `params` and `mesh` are the sampler's.
   """
-  placing = dict(mesh=mesh, tokenizer=tokenizer, prompt_buckets=config.rollout.prompt_buckets)
+  placing = dict(mesh=mesh, tokenizer=tokenizer, prompt_buckets=config.rollout.prompt_buckets, gallery=gallery)
   if talk is None:
     return lambda examples, key: rollout.draw(sample, params, examples, key, **placing)
   sizes = dict(group_size=config.eval.samples, max_new_tokens=config.rollout.max_new_tokens)

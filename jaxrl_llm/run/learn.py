@@ -75,10 +75,12 @@ def learn_from(run: Run, batch: batch_lib.Batch, step: int, *, between: Callable
   batch = exclude_sequences(run, batch)
   credit = compute_credit(run, batch, {}) if run.config.learner.skip_zero_advantages else None
   taken = trained_sequences(credit, len(batch.counted), num_updates)
-  sequences = packing.split(trajectories.trajectories(batch.rollouts, batch.counted), num_updates)
+  gallery = run.experiment.gallery
+  pictures = None if gallery is None else [gallery.pictures(example, run.state.params) for example in batch.examples]
+  sequences = packing.split(trajectories.trajectories(batch.rollouts, batch.counted, pictures=pictures), num_updates)
   minibatches = [only(x, kept) for x, kept in zip(sequences, np.split(taken, num_updates), strict=True)]
   layouts = [arrange(run, x) for x in minibatches]
-  packed = [packing.pack(x, layout) for x, layout in zip(minibatches, layouts, strict=True)]
+  packed = [packing.pack(x, layout, gallery and gallery.rows) for x, layout in zip(minibatches, layouts, strict=True)]
   if credit is not None:
     weigh, written = jax.jit(run.experiment.objective.weigh), written_mask(batch.rollouts) & batch.counted[:, None]
     of_updates = zip(np.split(written.astype(np.float32), num_updates), np.split(taken, num_updates), strict=True)

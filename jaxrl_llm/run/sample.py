@@ -56,6 +56,7 @@ def launch(run: Run, step: int, *, draw: int = 0) -> pipelining.InFlight:
     mesh=experiment.sampler_mesh,
     tokenizer=experiment.task.tokenizer,
     prompt_buckets=section.prompt_buckets,
+    gallery=experiment.gallery,
   )
   return pipelining.InFlight(run.record.rl_steps, drawing_function(run.config)(run, ask, step))
 

@@ -1,5 +1,7 @@
 """Setup of the decode loop: prefill of the prompts and the assignment of sequences to rows."""
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
@@ -9,7 +11,7 @@ from jaxrl_llm.devices.mesh import num_row_shards, platform_of, row_sharding
 from jaxrl_llm.sampler import stops
 from jaxrl_llm.sampler.requests import RUNNING, Requests, finished_before, split_into_shards
 from jaxrl_llm.sampler.state import NEVER, Decoder, Inputs, Loop, Outputs, Settings, gather, is_active
-from jaxrl_llm.types import Params, StopReason
+from jaxrl_llm.types import Params, Shown, StopReason
 
 # Default number of rows per device: as many as keep its arithmetic busy. More rows would only wait
 # for the longest response of all. The CPU's number was measured (experiments/LOG.md); on
@@ -23,7 +25,14 @@ _ALIGNMENT = 16
 
 
 def begin(
-  model: Decoder, settings: Settings, params: Params, prompts: Int[Array, "n P"], prompt_mask: Bool[Array, "n P"], key, requests: Requests
+  model: Decoder,
+  settings: Settings,
+  params: Params,
+  prompts: Int[Array, "n P"],
+  prompt_mask: Bool[Array, "n P"],
+  key,
+  requests: Requests,
+  shown: Shown | None = None,
 ) -> tuple[Inputs, Loop, Int[Array, "n _ L K"] | None]:
   """Prefills each prompt once and assigns the first sequences to rows.
 
@@ -45,7 +54,7 @@ def begin(
     margin = ((0, 0), (-(width - 1) % _ALIGNMENT, 0))
     seen = jnp.pad(prompt_mask[:, :-1], margin)
     tokens = jnp.pad(prompts[:, :-1], margin, constant_values=settings.pad_id)
-    cache, routes = model.prefill(params, tokens, seen, dtype=settings.cache_dtype)
+    cache, routes = model.prefill(params, tokens, seen, dtype=settings.cache_dtype, **_shown_before_last(shown, margin))
     routes = routes[:, margin[1][0] :] if settings.route_shape else None
   # A resumed response may need the whole cache from the first step.
   num_blocks = 1 if requests.partial is None else len(settings.cache_blocks)
@@ -72,7 +81,7 @@ def begin(
     weights=model.decoding_weights(params),
     key=key,
     prompts_seen=seen,
-    positions=each(jnp.sum(prompt_mask, axis=1) - 1),
+    positions=each((jnp.sum(prompt_mask, axis=1) if shown is None else shown.ends) - 1),
     tokens=each(prompts[:, -1]),
     queue=queue,
     numbers=split_into_shards(jnp.arange(num_sequences), num_shards),
@@ -98,6 +107,15 @@ def begin(
   if requests.partial is not None:
     loop = _resume(model, settings, params, prompts, prompt_mask, inputs, loop)
   return _place(inputs, model.mesh, num_shards), _place(loop, model.mesh, num_shards), routes
+
+
+def _shown_before_last(shown: Shown | None, margin: tuple) -> dict[str, Any]:
+  """Returns the arguments for pictures of a prefill of prompts without their last tokens."""
+  if shown is None:
+    return {}
+  positions = jnp.pad(shown.positions[:, :-1], (*margin, (0, 0)))
+  slots = jnp.pad(shown.images.slots[:, :-1], margin, constant_values=-1)
+  return dict(positions=positions, images=shown.images._replace(slots=slots))
 
 
 def num_shards_and_rows(mesh: Mesh | None, num_prompts: int, settings: Settings) -> tuple[int, int]:

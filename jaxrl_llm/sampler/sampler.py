@@ -12,12 +12,12 @@ from jaxrl_llm.sampler.begin import begin
 from jaxrl_llm.sampler.filters import make_filter
 from jaxrl_llm.sampler.requests import Requests, check_requests
 from jaxrl_llm.sampler.state import Decoder, Inputs, Loop, Outputs, Settings, exchanges, num_blocks
-from jaxrl_llm.types import Params, Rollouts
+from jaxrl_llm.types import Params, Rollouts, Shown
 
 SampleFn = Callable[..., Rollouts]
-"""`(params, prompts [n P], prompt_mask [n P], key, requests=Requests()) -> rollouts`.
+"""`(params, prompts [n P], prompt_mask [n P], key, requests=Requests(), shown=None) -> rollouts`.
 
-The rollouts have N = n·G sequences.
+The rollouts have N = n·G sequences. `shown` holds the pictures of the prompts.
 """
 
 
@@ -69,9 +69,10 @@ def make_sampler(model: Decoder, **settings: Any) -> SampleFn:
     prompt_mask: Bool[Array, "n P"],
     key: PRNGKeyArray,
     requests: Requests = Requests(),  # noqa: B008 (a NamedTuple of None)
+    shown: Shown | None = None,
   ) -> Rollouts:
     check_requests(requests, len(prompts) * settings.group_size, settings.max_new_tokens)
-    inputs, loop, routes = begin(model, settings, params, prompts, prompt_mask, key, requests)
+    inputs, loop, routes = begin(model, settings, params, prompts, prompt_mask, key, requests, shown)
     numbers, outputs = _run(model, settings, inputs, loop)
     if exchanges(loop):
       outputs = exchange.restore(settings, numbers, outputs)

@@ -29,13 +29,15 @@ from jaxrl_llm.sampler.begin import begin
 from jaxrl_llm.sampler.requests import RUNNING, Requests, check_requests
 from jaxrl_llm.sampler.sampler import make_settings
 from jaxrl_llm.sampler.state import Decoder, Inputs, Loop, Settings, exchanges, is_active, num_blocks
-from jaxrl_llm.types import Params, Rollouts
+from jaxrl_llm.types import Params, Rollouts, Shown
 
 _AHEAD = 2  # Number of stretches in flight while the host waits for the first of them.
 # Minimum number of sequences that a report has room for, so that on a device with few rows a few
 # finished sequences do not end a stretch.
 _ROOM = 16
 _UNFINISHED, _UNREPORTED, _REPORTED = 0, 1, 2
+# Requests and pictures of a call that gives none.
+_DEFAULTS = (Requests(), None)
 
 
 class Finished(NamedTuple):
@@ -53,8 +55,8 @@ class Finished(NamedTuple):
 
 
 StreamFn = Callable[..., Iterator[Finished]]
-"""`(params, prompts [n P], prompt_mask [n P], key, requests=Requests(), *, unwanted=tuple) ->
-iterator of Finished`."""
+"""`(params, prompts [n P], prompt_mask [n P], key, requests=Requests(), shown=None, *,
+unwanted=tuple) -> iterator of Finished`."""
 
 
 class _Prompts(NamedTuple):
@@ -163,7 +165,7 @@ def make_stream(model: Decoder, *, steps_per_report: int = 32, signatures: Seque
 
   def programs_of(args: tuple) -> _Programs:
     needed = (
-      [args] if compiled else [args, *(_abstract_args(model, (*others, Requests())[:5]) for others in signatures)]
+      [args] if compiled else [args, *(_abstract_args(model, (*others, *_DEFAULTS[len(others) - 4 :])) for others in signatures)]
     )
     for others in needed:
       if _shapes(others) not in compiled:
@@ -176,12 +178,13 @@ def make_stream(model: Decoder, *, steps_per_report: int = 32, signatures: Seque
     prompt_mask: Bool[Array | np.ndarray, "n P"],
     key: PRNGKeyArray,
     requests: Requests = Requests(),  # noqa: B008 (a NamedTuple of None)
+    shown: Shown | None = None,
     *,
     unwanted: Callable[[], Collection[int]] = tuple,
   ) -> Iterator[Finished]:
     num_sequences = len(prompts) * settings.group_size
     check_requests(requests, num_sequences, settings.max_new_tokens)
-    args = (params, *_place_args(model, (prompts, prompt_mask, key, requests)))
+    args = (params, *_place_args(model, (prompts, prompt_mask, key, requests, shown)))
     programs = programs_of(args)
     return _run(programs, *programs.begin(*args), ask=lambda: _unwanted_mask(unwanted(), num_sequences))
 
@@ -257,8 +260,10 @@ def _unwanted_mask(unwanted: Collection[int], num_sequences: int) -> Bool[np.nda
   return marks
 
 
-def _begin(model: Decoder, settings: Settings, params: Params, prompts, prompt_mask, key, requests: Requests) -> tuple[Inputs, _Progress]:
-  inputs, loop, routes = begin(model, settings, params, prompts, prompt_mask, key, requests)
+def _begin(
+  model: Decoder, settings: Settings, params: Params, prompts, prompt_mask, key, requests: Requests, shown: Shown | None
+) -> tuple[Inputs, _Progress]:
+  inputs, loop, routes = begin(model, settings, params, prompts, prompt_mask, key, requests, shown)
   # The dummy sequence counts as reported from the start.
   status = jnp.full(inputs.queue.shape, _UNFINISHED, jnp.int8).at[:, -1].set(_REPORTED)
   moved = exchange.movable(inputs)

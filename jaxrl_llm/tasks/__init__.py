@@ -11,11 +11,13 @@ from typing import Any
 
 from jaxrl_llm.messages import Problem, did_you_mean, problem_of, shown
 from jaxrl_llm.pretrained.byte_tokenizer import ByteTokenizer
+from jaxrl_llm.pretrained.pictures import PictureConfig
 from jaxrl_llm.tasks import mixture, prompt_template
 from jaxrl_llm.tasks.files import storage
-from jaxrl_llm.tasks.files.storage import GeneratedProblems, Row
+from jaxrl_llm.tasks.files.storage import IMAGES, GeneratedProblems, Row
+from jaxrl_llm.tasks.image_prompts import check_reads_pictures
 from jaxrl_llm.tasks.problem_set import SHOT_TEMPLATE, Entry, Setup
-from jaxrl_llm.tasks.sets import arithmetic, drills, gym, packaged, products, published, word_problems
+from jaxrl_llm.tasks.sets import arithmetic, drills, figures, gym, packaged, products, published, word_problems
 from jaxrl_llm.tasks.sets.own_files import check_file, file_task
 from jaxrl_llm.tasks.shots import with_shots
 from jaxrl_llm.tasks.task import Task
@@ -39,6 +41,8 @@ def generated_task(
   Raises:
     ValueError: If a level does not exist, or the dataset cannot be built or read. One line.
   """
+  if IMAGES in builder.columns:
+    check_reads_pictures(builder.name, setup.pictures)
   levels = known_levels if setup.levels is None else tuple(setup.levels)
   if not levels or not set(levels) <= set(known_levels):
     raise ValueError(f"task.levels: found {levels}, expected one or more of {known_levels}")
@@ -59,6 +63,7 @@ TASKS = {
   "arithmetic": _generated(
     arithmetic.Arithmetic, arithmetic, arithmetic.render_prompt, rewards=("final_answer",), step_rewards=arithmetic.step_rewards
   ),
+  "figures": _generated(figures.Figures, figures, figures.render_prompt, rewards=("final_answer",)),
   "gsm_symbolic": _generated(
     word_problems.GsmSymbolic, word_problems, word_problems.render_prompt, rewards=("final_number",), form_reward="answer_form"
   ),
@@ -177,6 +182,7 @@ def make(
   shots: int = 0,
   shot_template: str = SHOT_TEMPLATE,
   vary_shots: bool = False,
+  pictures: PictureConfig | None = None,
   test_name: str | None = None,
   test_source: str | os.PathLike | None = None,
   test_levels: Collection[int] | None = None,
@@ -201,6 +207,8 @@ def make(
       it has no training problems.
     shot_template: Text of a solved problem, with columns and `{solution}` in braces.
     vary_shots: Whether each prompt has solved problems of its own.
+    pictures: Settings of the checkpoint's pictures; None for a policy that reads text alone, which
+      tasks with pictures refuse.
     test_name: Another task whose test problems replace this task's own; None keeps its own.
     test_source: The `source` setting of that other task.
     test_levels: Difficulty levels of the test problems; None keeps `levels`, or all of another
@@ -220,7 +228,7 @@ def make(
   """
   for problem in task_problems(name, settings):
     raise ValueError(problem)
-  setup = Setup(levels, data_dir, tokenizer, bad_rows, max_prompt_tokens, max_tokens, shots, shot_template, vary_shots)
+  setup = Setup(levels, data_dir, tokenizer, bad_rows, max_prompt_tokens, max_tokens, shots, shot_template, vary_shots, pictures)
   if test_name is None and test_levels is None:
     task = _entry(name).load(setup, **settings)
     if name == "mixture":  # Its parts have shots of their own.

@@ -7,7 +7,9 @@ from typing import NamedTuple
 import numpy as np
 
 from jaxrl_llm.pretrained.chat_template import next_message
+from jaxrl_llm.pretrained.pictures import PictureConfig
 from jaxrl_llm.tasks.files.storage import Row
+from jaxrl_llm.tasks.image_prompts import prompt_ids
 from jaxrl_llm.tasks.mixture import MixedRows
 from jaxrl_llm.text_types import Tokenizer
 
@@ -58,7 +60,9 @@ def example_iterator(source: Sequence[Row], *, batch_size: int, seed: int) -> It
   return iter(dataset.batch(batch_size, batch_fn=list).to_iter_dataset(grain.ReadOptions(num_threads=0, prefetch_buffer_size=0)))
 
 
-def encode_prompts(examples: Sequence[Row], tokenizer: Tokenizer, *, buckets: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
+def encode_prompts(
+  examples: Sequence[Row], tokenizer: Tokenizer, *, buckets: Sequence[int], pictures: PictureConfig | None = None
+) -> tuple[np.ndarray, np.ndarray]:
   """Encodes prompts as one array, padded on the left.
 
   Args:
@@ -66,6 +70,7 @@ def encode_prompts(examples: Sequence[Row], tokenizer: Tokenizer, *, buckets: Se
     tokenizer: Tokenizer of the task.
     buckets: Allowed widths, in tokens. The smallest that fits the longest prompt is used, so that
       few shapes are compiled.
+    pictures: Settings of the checkpoint's pictures; None for a policy that reads text alone.
 
   Returns:
     Ids, int32 `[n P]`, and the mask of tokens that are not padding, bool `[n P]`.
@@ -82,7 +87,7 @@ def encode_prompts(examples: Sequence[Row], tokenizer: Tokenizer, *, buckets: Se
     >>> mask.tolist()
     [[True, True, True, True], [False, False, True, True]]
   """
-  rows = [tokenizer.encode_prompt(example["prompt"]) for example in examples]
+  rows = [prompt_ids(example, tokenizer, pictures) for example in examples]
   longest = max(range(len(rows)), key=lambda i: len(rows[i]), default=None)
   width = 0 if longest is None else len(rows[longest])
   fitting = [bucket for bucket in buckets if bucket >= width]
@@ -114,7 +119,9 @@ class Demonstration(NamedTuple):
   written: list[bool]
 
 
-def encode_demonstrations(examples: Iterable[Row], tokenizer: Tokenizer, *, replies: str | None = None) -> list[Demonstration]:
+def encode_demonstrations(
+  examples: Iterable[Row], tokenizer: Tokenizer, *, replies: str | None = None, pictures: PictureConfig | None = None
+) -> list[Demonstration]:
   """Encodes demonstrations as ids.
 
   Args:
@@ -122,6 +129,7 @@ def encode_demonstrations(examples: Iterable[Row], tokenizer: Tokenizer, *, repl
     tokenizer: Tokenizer of the task.
     replies: Regular expression whose group 1 is an environment's reply within a response. The reply
       is encoded separately, as it is during a rollout.
+    pictures: Settings of the checkpoint's pictures; None for a policy that reads text alone.
 
   Example:
     >>> from jaxrl_llm.pretrained.byte_tokenizer import ByteTokenizer
@@ -130,17 +138,17 @@ def encode_demonstrations(examples: Iterable[Row], tokenizer: Tokenizer, *, repl
     >>> encode_demonstrations([{"prompt": "1", "response": "1+1=2;"}], ByteTokenizer(), replies="=(.)")[0].written
     [True, True, True, True, False, True, True]
   """
-  return [_demonstration(example, tokenizer, replies) for example in examples]
+  return [_demonstration(example, tokenizer, replies, pictures) for example in examples]
 
 
-def _demonstration(example: Row, tokenizer: Tokenizer, replies: str | None) -> Demonstration:
+def _demonstration(example: Row, tokenizer: Tokenizer, replies: str | None, pictures: PictureConfig | None) -> Demonstration:
   text, ids, written, start = example["response"], [], [], 0
   spans = [] if replies is None else [match.span(1) for match in re.finditer(replies, text, re.DOTALL)]
   for begin, end in [*spans, (len(text), len(text))]:
     for piece, own in ((text[start:begin], True), (text[begin:end], False)):
       piece_ids = tokenizer.encode(piece) if piece else []
       ids, written, start = ids + piece_ids, written + [own] * len(piece_ids), end
-  return Demonstration(tokenizer.encode_prompt(example["prompt"]), [*ids, tokenizer.eos_id], [*written, True])
+  return Demonstration(prompt_ids(example, tokenizer, pictures), [*ids, tokenizer.eos_id], [*written, True])
 
 
 def encode_reply(text: str, tokenizer: Tokenizer, *, is_message: bool) -> list[int]:
@@ -164,6 +172,6 @@ def encode_reply(text: str, tokenizer: Tokenizer, *, is_message: bool) -> list[i
   return tokenizer.encode(next_message(template, text, tokenizer.backend.id_to_token(tokenizer.eos_id)))
 
 
-def prompt_lengths(source: Iterable[Row], tokenizer: Tokenizer) -> list[int]:
-  """Returns the length of each prompt in tokens, begin token included."""
-  return [len(tokenizer.encode_prompt(example["prompt"])) for example in source]
+def prompt_lengths(source: Iterable[Row], tokenizer: Tokenizer, *, pictures: PictureConfig | None = None) -> list[int]:
+  """Returns the length of each prompt in tokens, begin token and image tokens included."""
+  return [len(prompt_ids(example, tokenizer, pictures)) for example in source]

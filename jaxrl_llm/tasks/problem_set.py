@@ -7,14 +7,17 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from jaxrl_llm.pretrained.byte_tokenizer import ByteTokenizer
+from jaxrl_llm.pretrained.image_prompts import with_marks
+from jaxrl_llm.pretrained.pictures import BadPicture, PictureConfig
 from jaxrl_llm.tasks import prompt_template
 from jaxrl_llm.tasks.files import columns as columns_lib
 from jaxrl_llm.tasks.files import report, storage, tables
 from jaxrl_llm.tasks.files.columns import Convert, short
 from jaxrl_llm.tasks.files.report import OTHER_DATE, OTHER_LEVEL, Report, Tally
-from jaxrl_llm.tasks.files.storage import Row
+from jaxrl_llm.tasks.files.storage import IMAGES, Row, picture_digests
 from jaxrl_llm.tasks.files.tables import INDEX, StoredRows
 from jaxrl_llm.tasks.files.text_files import Records
+from jaxrl_llm.tasks.image_prompts import check_reads_pictures, prompt_ids
 from jaxrl_llm.tasks.task import Task
 from jaxrl_llm.text_types import RewardFn, Tokenizer
 
@@ -69,6 +72,7 @@ class Setup(NamedTuple):
     shots: Number of solved problems in front of every prompt; see `shots.with_shots`.
     shot_template: Text of a solved problem.
     vary_shots: Whether each prompt has solved problems of its own.
+    pictures: Settings of the checkpoint's pictures; None for a policy that reads text alone.
   """
 
   levels: Collection[int] | None = None
@@ -80,6 +84,7 @@ class Setup(NamedTuple):
   shots: int = 0
   shot_template: str = SHOT_TEMPLATE
   vary_shots: bool = False
+  pictures: PictureConfig | None = None
 
 
 class Style(NamedTuple):
@@ -128,6 +133,12 @@ def held_out(question: str) -> float:
   return storage.uniform("split", question)
 
 
+def _draw(row: Row) -> float:
+  """Returns the draw that decides a problem's split, so that no picture is in both splits."""
+  digests = picture_digests(row)
+  return storage.uniform("split", *digests) if digests else held_out(row["question"])
+
+
 def make_task(
   name: str,
   records: Mapping[str, Callable[[], Records]],
@@ -158,6 +169,8 @@ def make_task(
       requested level, a problem does not fit under the policy "error", or a split would be empty.
       One line.
   """
+  if IMAGES in columns:
+    check_reads_pictures(name, setup.pictures)
   seen: set[bytes] = set()
   generators = {
     split: lambda tally, read=read: columns_lib.usable_rows(read(), convert, tally, seen=seen)
@@ -171,7 +184,7 @@ def make_task(
   if not style.rewards:
     style = style._replace(rewards=(reward_for(row["answer"] for source in sources.values() for row in StoredRows(source)),))
   first = next(iter(StoredRows(next(iter(sources.values())))))
-  prompt_template.check_template(style.template, [column for column in first if column not in ("place", INDEX)])
+  prompt_template.check_template(style.template, [column for column in first if column not in ("place", INDEX, IMAGES)])
   tally = Tally(setup.bad_rows)
   kept, levels, digest = {}, set(), hashlib.blake2b(digest_size=8)
   for split, source in sources.items():
@@ -182,8 +195,8 @@ def make_task(
         tally.bad(OTHER_DATE, row["place"], row["date"])
       elif _usable(row, tokenizer, style, setup, tally):
         imitable = bool(row["response"]) and _imitable(row, tokenizer, setup, tally)
-        digest.update("\0".join((split, row["prompt"], row["answer"], row["response"])).encode())
-        kept[split].append(_Kept(row[INDEX], index, held_out(row["question"]), imitable))
+        digest.update("\0".join((split, row["prompt"], row["answer"], row["response"], *picture_digests(row))).encode())
+        kept[split].append(_Kept(row[INDEX], index, _draw(row), imitable))
     kept[split].sort()
   if setup.levels is not None and not set(setup.levels) & levels:
     known = ", ".join(map(str, sorted(levels)[:12])) + ("" if len(levels) <= 12 else f", ... {max(levels)}")
@@ -227,18 +240,23 @@ def _prompting(template: str, *, response: bool = True, keep: Collection[str] = 
   def finish(row: Row) -> Row:
     row = {name: value for name, value in row.items() if name != INDEX or name in keep}
     row = row if response else row | {"response": ""}
-    return row | {"prompt": prompt_template.render(template, row)}
+    return row | {"prompt": with_marks(prompt_template.render(template, row), len(row.get(IMAGES, ())))}
 
   return finish
 
 
 def _usable(row: Row, tokenizer: Tokenizer, style: Style, setup: Setup, tally: Tally) -> bool:
   kind, fits = ANSWERS.get(style.rewards[0], (None, None)) if style.rewards else (None, None)
+  try:
+    length = len(prompt_ids(row, tokenizer, setup.pictures)) if row["prompt"] else 0
+  except BadPicture as error:
+    tally.bad(error.reason, row["place"], error.detail)
+    return False
   if setup.levels is not None and row["level"] not in setup.levels:
     tally.bad(OTHER_LEVEL, row["place"], f"level {row['level']}")
   elif kind is not None and not fits(row["answer"].strip()):
     tally.bad(f"answer is no {kind}", row["place"], f"{short(row['answer'])}, but the reward {style.rewards[0]} needs one")
-  elif not (length := len(tokenizer.encode_prompt(row["prompt"])) if row["prompt"] else 0):
+  elif not length:
     tally.bad("prompt of zero tokens", row["place"])
   elif setup.max_prompt_tokens is not None and length > setup.max_prompt_tokens:
     tally.bad(f"prompt longer than {setup.max_prompt_tokens} tokens", row["place"], f"{length}; see rollout.prompt_buckets")
@@ -250,7 +268,7 @@ def _usable(row: Row, tokenizer: Tokenizer, style: Style, setup: Setup, tally: T
 def _imitable(row: Row, tokenizer: Tokenizer, setup: Setup, tally: Tally) -> bool:
   if setup.max_tokens is None:
     return True
-  length = len(tokenizer.encode_prompt(row["prompt"])) + len(tokenizer.encode(row["response"])) + 1
+  length = len(prompt_ids(row, tokenizer, setup.pictures)) + len(tokenizer.encode(row["response"])) + 1
   if length > setup.max_tokens:
     tally.bad(f"not imitated: longer than {setup.max_tokens} tokens with its prompt", row["place"], str(length))
   return length <= setup.max_tokens

@@ -4,7 +4,7 @@ import hashlib
 from collections.abc import Callable, Sequence
 
 from jaxrl_llm.tasks import prompt_template
-from jaxrl_llm.tasks.files.storage import Row, uniform
+from jaxrl_llm.tasks.files.storage import IMAGES, Row, uniform
 from jaxrl_llm.tasks.task import Task
 
 
@@ -50,6 +50,8 @@ def with_shots(task: Task, shots: int, template: str, *, vary: bool = False) -> 
   """
   if not shots or not len(task.train):
     return task
+  if IMAGES in task.train[0]:
+    raise ValueError(f"config.task.shots: found {shots} for task {task.name}, whose problems have pictures, expected 0")
   candidates: dict[str, Row] = {}
   for row in task.demonstrations if len(task.demonstrations) else task.train:
     candidates.setdefault(row["question"], row)

@@ -91,7 +91,7 @@ def test_queries_may_be_a_part_of_a_row(start, rng, small_tiles):
 @pytest.mark.parametrize("by_keys", [False, True])
 def test_each_block_lists_what_it_sees_and_masks_what_is_not_whole(name, by_keys):
   segments, prefixes = (jnp.pad(x, ((0, 0), (0, -LENGTH % 128))) for x in ROWS[name])
-  lists = flash.KERNELS["gpu"].lists(segments, prefixes, segments, 0, SMALL)
+  lists = flash.KERNELS["gpu"].lists(segments, prefixes, segments, jnp.arange(segments.shape[1]), SMALL)
   listed, tiles = (lists.of_keys, SMALL.of_keys) if by_keys else (lists.forward, SMALL.forward)
   seen = np.asarray(packed(segments, prefixes).mask)[0].reshape(-1, tiles.queries, 384 // tiles.keys, tiles.keys).swapaxes(1, 2)
   some, every = (x.T if by_keys else x for x in (seen.any((2, 3)), seen.all((2, 3))))

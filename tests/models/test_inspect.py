@@ -69,3 +69,9 @@ def test_bad_input_is_one_line_and_status_2(damage, words, tmp_path, capsys):
   assert main([str(path)]) == 2
   captured = capsys.readouterr()
   assert captured.out == "" and words in captured.err and captured.err.count("\n") == 1
+
+
+def test_a_model_with_a_tower():
+  described = rows(CHECKPOINTS.parent / "pictures" / "qwen3_vl_moe")
+  assert described["family"] == "Qwen3VLMoeForConditionalGeneration"
+  assert described["pictures"] == "tower of 4 layers, width 16, patches of 4, features behind 3 layers"

@@ -74,7 +74,7 @@ def test_the_table_works_both_ways(rng):
     for entry in entries(read_config(CHECKPOINTS / name)):
       tensor = rng.standard_normal(entry.shape)
       ours = to_params_layout(entry, tensor)
-      np.testing.assert_array_equal(to_hf_layout(entry, ours[0] if entry.over_experts else ours), tensor)
+      np.testing.assert_array_equal(to_hf_layout([entry], [ours[0] if entry.over_experts else ours]), tensor)
 
 
 def test_reading_the_config_reads_no_tensors(copy):

@@ -4,7 +4,8 @@ import pytest
 
 from jaxrl_llm import rewards, tasks
 from jaxrl_llm.pretrained.byte_tokenizer import ByteTokenizer
-from jaxrl_llm.tasks.sets import drills, products, word_problems
+from jaxrl_llm.pretrained.pictures import PictureConfig
+from jaxrl_llm.tasks.sets import drills, figures, products, word_problems
 
 
 @pytest.mark.parametrize("levels", [(1,), [3, 2]])
@@ -39,12 +40,13 @@ def few(monkeypatch, tmp_path, data_dir):
   monkeypatch.setattr(word_problems, "NUM_PROBLEMS", 60)
   monkeypatch.setattr(products, "_PROBLEMS_PER_LEVEL", 60)
   monkeypatch.setattr(drills, "_PROBLEMS_PER_LEVEL", 60)
+  monkeypatch.setattr(figures, "PROBLEMS_PER_ANSWER", 2)
   return dict.fromkeys(tasks.TASKS, tmp_path) | {"arithmetic": data_dir}
 
 
 @pytest.mark.parametrize("name", tasks.TASKS)
 def test_every_task(name, few):
-  task = tasks.make(name, data_dir=few[name])
+  task = tasks.make(name, data_dir=few[name], pictures=PictureConfig())
   assert task.name == name and task.rewards and set(task.rewards) <= set(rewards.REWARDS)
   assert isinstance(task.tokenizer, ByteTokenizer)
   for source in (task.train, task.test, task.demonstrations):
@@ -61,7 +63,7 @@ def test_a_task_uses_the_policys_tokenizer(name, monkeypatch):
   splits = {split: [row] for split in ("train", "test", "demonstrations")}
   monkeypatch.setattr(tasks.storage, "load_splits", lambda *args, **settings: splits)
   tokenizer = OtherTokenizer()
-  task = tasks.make(name, tokenizer=tokenizer)
+  task = tasks.make(name, tokenizer=tokenizer, pictures=PictureConfig())
   assert task.tokenizer is tokenizer
   assert task.step_rewards is None  # A verifier of steps reads bytes.
   assert task.train[0] == row | {"prompt": task.train[0]["prompt"]} and "1+1" in task.train[0]["prompt"]

@@ -28,6 +28,7 @@ RULES: dict[str, str | None] = {
   "expert": "expert",
   "router": None,  # A router's outputs are small, and every device needs all of them.
   "head_dim": None,
+  "patch": None,
   "layers": None,
   "rank": None,
 }

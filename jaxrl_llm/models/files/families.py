@@ -4,10 +4,12 @@ An option that is not implemented is refused, never ignored: a model that runs w
 frequencies answers fluently and wrongly.
 """
 
+import math
 from typing import Any, NamedTuple
 
 from jaxrl_llm.messages import did_you_mean
-from jaxrl_llm.models.config import Experts, ModelConfig, RopeScaling
+from jaxrl_llm.models.config import Experts, ModelConfig, RopeScaling, Vision
+from jaxrl_llm.pretrained.pictures import PictureConfig
 
 MISSING = object()
 
@@ -24,6 +26,8 @@ class Family(NamedTuple):
     head_dim: Default width of a head; None is the model's width over the number of query heads.
     max_positions: Default context length in tokens.
     refused_biases: Fields that would give linear maps a bias that is not implemented.
+    has_tower: Whether it has a vision tower. The decoder's fields are then below `text_config`, and
+      the gates of its experts always sum to 1.
   """
 
   model_type: str
@@ -34,6 +38,7 @@ class Family(NamedTuple):
   head_dim: int | None = None
   max_positions: int = 32768
   refused_biases: tuple[str, ...] = ()
+  has_tower: bool = False
 
 
 FAMILIES = {
@@ -41,6 +46,34 @@ FAMILIES = {
   "Qwen2ForCausalLM": Family("qwen2", qkv_bias=True),
   "Qwen3ForCausalLM": Family("qwen3", qk_norm=True, head_dim=128, refused_biases=("attention_bias",)),
   "Qwen3MoeForCausalLM": Family("qwen3_moe", qk_norm=True, has_experts=True, num_kv_heads=4, refused_biases=("attention_bias",)),
+  "Qwen3VLForConditionalGeneration": Family(
+    "qwen3_vl", qk_norm=True, head_dim=128, max_positions=128000, refused_biases=("attention_bias",), has_tower=True
+  ),
+  "Qwen3VLMoeForConditionalGeneration": Family(
+    "qwen3_vl_moe",
+    qk_norm=True,
+    has_experts=True,
+    num_kv_heads=16,
+    max_positions=128000,
+    refused_biases=("attention_bias",),
+    has_tower=True,
+  ),
+}
+
+# Fields of the vision tower by their names in `Vision`.
+_TOWER_SIZES = {
+  "num_layers": "depth",
+  "d_model": "hidden_size",
+  "num_heads": "num_heads",
+  "d_ff": "intermediate_size",
+}
+_PATCH_SIZES = {"patch_size": "patch_size", "temporal_patch_size": "temporal_patch_size", "merge_size": "spatial_merge_size"}
+_TOWER_FIXED = {"in_channels": 3, "hidden_act": "gelu_pytorch_tanh"}
+_VISION_TOKENS = {
+  "image_token": "image_token_id",
+  "video_token": "video_token_id",
+  "start_token": "vision_start_token_id",
+  "end_token": "vision_end_token_id",
 }
 
 # Tests of a field's value, by the name of its type in messages. In Python a bool is an int, but in
@@ -50,8 +83,9 @@ _TYPES = {
   "a positive number": lambda x: isinstance(x, (int, float)) and not isinstance(x, bool) and 0 < x < float("inf"),
   "true or false": lambda x: isinstance(x, bool),
   "a list of layers, counted from 0": lambda x: isinstance(x, list) and all(type(y) is int and y >= 0 for y in x),
+  "an object": lambda x: isinstance(x, dict),
 }
-_INT, _NUMBER, _BOOL, _LAYERS = _TYPES
+_INT, _NUMBER, _BOOL, _LAYERS, _OBJECT = _TYPES
 
 
 def _get(raw: dict[str, Any], field: str, kind: str, default: Any = MISSING, *, where: str) -> Any:
@@ -106,7 +140,7 @@ def _refuse_unimplemented(raw: dict[str, Any], family: Family, num_layers: int, 
     refuse("layer_types", "full_attention everywhere")
 
 
-def _rope(raw: dict[str, Any], max_positions: int, where: str) -> tuple[float, RopeScaling | None]:
+def _rope(raw: dict[str, Any], max_positions: int, where: str, *, default: float) -> tuple[float, RopeScaling | None]:
   """Reads the base and scaling of the rotary frequencies.
 
   It accepts both layouts: `rope_theta` with `rope_scaling`, and `rope_parameters`.
@@ -117,7 +151,7 @@ def _rope(raw: dict[str, Any], max_positions: int, where: str) -> tuple[float, R
     raise ValueError(f"{where}: {field}: found {rope!r}, expected an object with rope_type")
   rope = rope or {}
   inner = f"{where}: {field}"
-  theta = float(_get(rope, "rope_theta", _NUMBER, None, where=inner) or _get(raw, "rope_theta", _NUMBER, 1e4, where=where))
+  theta = float(_get(rope, "rope_theta", _NUMBER, None, where=inner) or _get(raw, "rope_theta", _NUMBER, default, where=where))
   if rope.get("partial_rotary_factor") not in (None, 1, 1.0):
     raise ValueError(f"{inner}.partial_rotary_factor: found {rope['partial_rotary_factor']!r}, expected 1.0")
   rope_type = rope.get("rope_type", rope.get("type", "default"))
@@ -143,7 +177,7 @@ def _rope(raw: dict[str, Any], max_positions: int, where: str) -> tuple[float, R
   return theta, scaling
 
 
-def _experts(raw: dict[str, Any], num_layers: int, where: str) -> Experts:
+def _experts(raw: dict[str, Any], family: Family, num_layers: int, where: str) -> Experts:
   """Reads the mixture of experts.
 
   transformers 5 calls the number of experts `num_local_experts`.
@@ -160,7 +194,7 @@ def _experts(raw: dict[str, Any], num_layers: int, where: str) -> Experts:
     num_experts=num_experts,
     top_k=top_k,
     d_ff=_get(raw, "moe_intermediate_size", _INT, where=where),
-    norm_top_k=_get(raw, "norm_topk_prob", _BOOL, False, where=where),
+    norm_top_k=family.has_tower or _get(raw, "norm_topk_prob", _BOOL, False, where=where),
     layers=None if len(sparse) == num_layers else sparse,
   )
 
@@ -186,7 +220,12 @@ def from_hf_config(raw: Any, *, where: str) -> ModelConfig:
   """
   if not isinstance(raw, dict):
     raise ValueError(f"{where}: found {type(raw).__name__}, expected an object with architectures, hidden_size, ...")
-  family = FAMILIES[_architecture(raw, where)]
+  family, vision, tied = FAMILIES[_architecture(raw, where)], None, raw.get("tie_word_embeddings")
+  if family.has_tower:
+    vision = _vision(raw, where)
+    raw, where = _get(raw, "text_config", _OBJECT, where=where), f"{where}: text_config"
+    # Published checkpoints have it outside, and transformers 5 writes it to both.
+    raw = raw if tied is None else {**raw, "tie_word_embeddings": tied}
   num_layers, d_model, num_heads, d_ff, vocab_size = (
     _get(raw, field, _INT, where=where)
     for field in ("num_hidden_layers", "hidden_size", "num_attention_heads", "intermediate_size", "vocab_size")
@@ -202,7 +241,9 @@ def from_hf_config(raw: Any, *, where: str) -> ModelConfig:
       f"{where}: head_dim: found {head_dim}, expected an even number: rotation pairs the two halves of a head"
     )
   max_positions = _get(raw, "max_position_embeddings", _INT, family.max_positions, where=where)
-  rope_theta, rope_scaling = _rope(raw, max_positions, where)
+  rope_theta, rope_scaling = _rope(raw, max_positions, where, default=5e5 if family.has_tower else 1e4)
+  if vision is not None:
+    vision = vision._replace(rope_sections=_rope_sections(raw, head_dim // 2, where))
   return ModelConfig(
     vocab_size=vocab_size,
     num_layers=num_layers,
@@ -218,8 +259,41 @@ def from_hf_config(raw: Any, *, where: str) -> ModelConfig:
     tie_embeddings=_get(raw, "tie_word_embeddings", _BOOL, False, where=where),
     max_positions=max_positions,
     rope_scaling=rope_scaling,
-    experts=_experts(raw, num_layers, where) if family.has_experts else None,
+    experts=_experts(raw, family, num_layers, where) if family.has_experts else None,
+    vision=vision,
   )
+
+
+def _vision(raw: dict[str, Any], where: str) -> Vision:
+  """Reads the vision tower."""
+  inner, where = _get(raw, "vision_config", _OBJECT, where=where), f"{where}: vision_config"
+  sizes = {ours: _get(inner, field, _INT, where=where) for ours, field in _TOWER_SIZES.items()}
+  positions = _get(inner, "num_position_embeddings", _INT, 2304, where=where)
+  side = math.isqrt(positions)
+  if side * side != positions:
+    raise ValueError(f"{where}: num_position_embeddings: found {positions}, expected the square of an integer")
+  for field, expected in _TOWER_FIXED.items():
+    if inner.get(field, expected) != expected:
+      raise ValueError(f"{where}: {field}: found {inner[field]!r}, expected {expected!r}, the only value that is implemented")
+  deep = tuple(_get(inner, "deepstack_visual_indexes", _LAYERS, [8, 16, 24], where=where))
+  if list(deep) != sorted(set(deep)) or (deep and deep[-1] >= sizes["num_layers"]):
+    raise ValueError(f"{where}: deepstack_visual_indexes: found {list(deep)}, expected ascending layers below {sizes['num_layers']}")
+  if sizes["d_model"] % (4 * sizes["num_heads"]):
+    raise ValueError(f"{where}: hidden_size: found {sizes['d_model']}, expected a multiple of 4 times num_heads={sizes['num_heads']}")
+  tokens = {ours: raw.get(field, Vision._field_defaults[ours]) for ours, field in _VISION_TOKENS.items()}
+  pictures = PictureConfig(**{ours: _get(inner, field, _INT, where=where) for ours, field in _PATCH_SIZES.items()})
+  return Vision(**sizes, deep_layers=deep, pictures=pictures, grid_side=side, **tokens)
+
+
+def _rope_sections(raw: dict[str, Any], half: int, where: str) -> tuple[int, int, int]:
+  """Reads how many rotary frequencies time, height and width have."""
+  rope = raw.get("rope_scaling") or raw.get("rope_parameters") or {}
+  sections = rope.get("mrope_section", [24, 20, 20])
+  if len(sections) != 3 or sum(sections) != half:
+    raise ValueError(f"{where}: mrope_section: found {sections}, expected three numbers that sum to {half}, half of a head")
+  if rope.get("mrope_interleaved", True) is not True:
+    raise ValueError(f"{where}: mrope_interleaved: found {rope['mrope_interleaved']!r}, expected true, the only order that is implemented")
+  return tuple(sections)
 
 
 def architecture(config: ModelConfig) -> str:
@@ -233,11 +307,11 @@ def architecture(config: ModelConfig) -> str:
     >>> architecture(preset("nano", vocab_size=264))
     'Qwen3ForCausalLM'
   """
-  options = (config.qk_norm, config.qkv_bias, config.experts is not None)
+  options = (config.qk_norm, config.qkv_bias, config.experts is not None, config.vision is not None)
   for name, family in FAMILIES.items():
-    if options == (family.qk_norm, family.qkv_bias, family.has_experts):
+    if options == (family.qk_norm, family.qkv_bias, family.has_experts, family.has_tower):
       return name
-  shown = f"qk_norm={config.qk_norm}, qkv_bias={config.qkv_bias}, experts={config.experts}"
+  shown = f"qk_norm={config.qk_norm}, qkv_bias={config.qkv_bias}, experts={config.experts}, vision={config.vision}"
   raise ValueError(
     f"model: no architecture of transformers has {shown}; expected the options of one of {', '.join(FAMILIES)}"
   )
@@ -293,4 +367,23 @@ def to_hf_config(config: ModelConfig) -> dict[str, Any]:
       "decoder_sparse_step": 1,
       "mlp_only_layers": list(config.dense_layers),
     }
-  return raw
+  return raw if config.vision is None else _with_tower(raw, config)
+
+
+def _with_tower(raw: dict[str, Any], config: ModelConfig) -> dict[str, Any]:
+  """Puts the fields of the decoder below `text_config`, beside those of the tower."""
+  vision, model_type = config.vision, raw["model_type"]
+  outside = ("architectures", "model_type", "torch_dtype", "tie_word_embeddings")
+  raw["rope_scaling"] = {"rope_type": "default", "mrope_interleaved": True, "mrope_section": list(vision.rope_sections)}
+  text = {name: x for name, x in raw.items() if name not in outside} | {"model_type": f"{model_type}_text"}
+  tower = {
+    "model_type": f"{model_type}_vision" if config.experts else model_type,
+    "out_hidden_size": config.d_model,
+    "num_position_embeddings": vision.grid_side**2,
+    "deepstack_visual_indexes": list(vision.deep_layers),
+    **{field: getattr(vision, ours) for ours, field in _TOWER_SIZES.items()},
+    **{field: getattr(vision.pictures, ours) for ours, field in _PATCH_SIZES.items()},
+    **_TOWER_FIXED,
+  }
+  tokens = {field: getattr(vision, ours) for ours, field in _VISION_TOKENS.items()}
+  return {**{name: raw[name] for name in outside}, **tokens, "text_config": text, "vision_config": tower}

@@ -6,12 +6,15 @@ import pathlib
 import re
 from typing import Any
 
-from jaxrl_llm.models.config import ModelConfig
+import numpy as np
+
+from jaxrl_llm.models.config import ModelConfig, Vision
 from jaxrl_llm.models.files import safetensors
 from jaxrl_llm.models.files.families import from_hf_config
 from jaxrl_llm.models.files.safetensors import Stored
 from jaxrl_llm.models.files.tensor_names import IGNORED_SUFFIXES
 from jaxrl_llm.models.files.tensor_source import TensorSource
+from jaxrl_llm.pretrained import pictures
 
 CONFIG = "config.json"
 WEIGHTS = "model.safetensors"
@@ -42,7 +45,20 @@ def read_hf_config(folder: str | os.PathLike) -> ModelConfig:
   ggufs = sorted(file.name for file in path.parent.glob("*.gguf"))
   if not path.exists() and ggufs:
     raise ValueError(f"{path.parent}: found no {CONFIG} but {', '.join(ggufs)}; give the path of the .gguf file itself")
-  return from_hf_config(read_json(path), where=str(path))
+  config = from_hf_config(read_json(path), where=str(path))
+  return config if config.vision is None else config._replace(vision=_with_picture_settings(config.vision, path.parent))
+
+
+def _with_picture_settings(vision: Vision, folder: pathlib.Path) -> Vision:
+  """Reads how pictures become patches, if the folder says so beside the sizes of its config."""
+  if not any((folder / name).exists() for name in pictures.FILES):
+    return vision
+  stored = pictures.read_config(folder)
+  for field in ("patch_size", "temporal_patch_size", "merge_size"):
+    ours, theirs = getattr(vision.pictures, field), getattr(stored, field)
+    if ours != theirs:
+      raise ValueError(f"{folder}: {field}: found {theirs} in the settings of pictures, expected {ours}, as in {CONFIG}")
+  return vision._replace(pictures=stored)
 
 
 def open_hf_folder(folder: str | os.PathLike, *, config: ModelConfig | None = None) -> tuple[ModelConfig, TensorSource]:
@@ -55,7 +71,7 @@ def open_hf_folder(folder: str | os.PathLike, *, config: ModelConfig | None = No
 
   Returns:
     The config and the source of the tensors. Experts that transformers 5 has fused into one tensor
-    appear one by one under the published names.
+    appear one by one under the published names, unless the published checkpoints fuse them too.
 
   Raises:
     ValueError: If files are missing, cut off or of another format, or `from_hf_config` refuses the
@@ -63,18 +79,43 @@ def open_hf_folder(folder: str | os.PathLike, *, config: ModelConfig | None = No
   """
   folder = pathlib.Path(folder)
   config = read_hf_config(folder) if config is None else config
-  stored = _split_fused_experts(_read_headers(folder))
+  stored = _read_headers(folder)
+  if config.vision is None:
+    stored = _split_fused_experts(stored)
   for name, tensor in stored.items():
     if tensor.dtype not in safetensors.DTYPES and not name.endswith(IGNORED_SUFFIXES):
       raise ValueError(f"{tensor.file}: {name} is stored as {tensor.dtype}, expected one of {', '.join(safetensors.DTYPES)}")
+  turned = set() if config.vision is None else {name for name, tensor in stored.items() if _is_turned(name, tensor, config)}
+
+  def read(name: str) -> np.ndarray:
+    tensor = safetensors.read_tensor(stored[name])
+    return tensor.swapaxes(1, 2) if name in turned else tensor
+
   source = TensorSource(
     path=folder,
-    shapes={name: tensor.shape for name, tensor in stored.items()},
+    shapes={name: _turned(tensor.shape) if name in turned else tensor.shape for name, tensor in stored.items()},
     dtypes={name: safetensors.DTYPES.get(tensor.dtype, tensor.dtype) for name, tensor in stored.items()},
-    read=lambda name: safetensors.read_tensor(stored[name]),
+    read=read,
     files={name: tensor.file.name for name, tensor in stored.items()},
   )
   return config, source
+
+
+def _turned(shape: tuple[int, ...]) -> tuple[int, ...]:
+  return (shape[0], shape[2], shape[1])
+
+
+def _is_turned(name: str, tensor: Stored, config: ModelConfig) -> bool:
+  """Returns whether a tensor of all experts is stored as transformers 5 computes with it.
+
+  It is [E, 2·F, D] or [E, D, F] then. Published checkpoints have [E, D, 2·F] and [E, F, D]. As in
+  transformers, the first is meant if both have the same shape.
+  """
+  fused = re.fullmatch(r".*\.mlp\.experts\.(gate_up|down)_proj", name)
+  if not fused or config.experts is None:
+    return False
+  e, width = config.experts, config.d_model
+  return tensor.shape == (e.num_experts, *((2 * e.d_ff, width) if fused[1] == "gate_up" else (width, e.d_ff)))
 
 
 def _read_headers(folder: pathlib.Path) -> dict[str, Stored]:

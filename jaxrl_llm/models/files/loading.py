@@ -10,20 +10,21 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
-from jaxtyping import Array, Float, PyTree
+from jaxtyping import Array, Float, Int, PyTree
 
 from jaxrl_llm.devices.mesh import param_shardings
 from jaxrl_llm.messages import did_you_mean
+from jaxrl_llm.models import image_slots
 from jaxrl_llm.models.config import DTYPES, ModelConfig
 from jaxrl_llm.models.files.hf_folder import open_hf_folder, read_hf_config
-from jaxrl_llm.models.files.tensor_names import IGNORED_SUFFIXES, TIED_HEAD, Entry, entries, to_params_layout
+from jaxrl_llm.models.files.tensor_names import IGNORED_SUFFIXES, TIED_HEAD, Entry, entries, piece_of, to_params_layout
 from jaxrl_llm.models.files.tensor_source import TensorSource
 from jaxrl_llm.models.model import Model, make_model
-from jaxrl_llm.pretrained import where
-from jaxrl_llm.types import Params
+from jaxrl_llm.pretrained import pictures, where
+from jaxrl_llm.types import Images, Params
 
 # Fields in which a model may differ from the config of its checkpoint.
-_OUR_CHOICES = ("dtype", "param_dtype", "remat", "lora", "attention", "max_positions")
+_OUR_CHOICES = ("dtype", "param_dtype", "remat", "lora", "attention", "max_positions", "train_tower")
 
 
 def open_source(path: str | os.PathLike) -> tuple[ModelConfig, TensorSource]:
@@ -119,7 +120,7 @@ def load(
 ) -> tuple[Model, Params]:
   """Loads a model and its weights from a checkpoint of transformers or a GGUF file.
 
-  The families are Llama 3, SmolLM2, Qwen2, Qwen2.5, Qwen3 and Qwen3-MoE.
+  The families are Llama 3, SmolLM2, Qwen2, Qwen2.5, Qwen3, Qwen3-MoE and Qwen3-VL.
 
   Args:
     path: Folder with `config.json` and safetensors, or a `.gguf` file; see
@@ -236,7 +237,7 @@ def _place(source: TensorSource, entry: Entry, sharding: NamedSharding | None) -
 
   The tensors keep transformers' layout, but with the heads split off.
   """
-  read = functools.cache(lambda name: source.read(name).reshape(entry.split))
+  read = functools.cache(lambda name: piece_of(entry, source.read(name)))
 
   def piece(index: tuple[slice, ...]) -> np.ndarray:
     if not entry.over_experts:
@@ -245,14 +246,22 @@ def _place(source: TensorSource, entry: Entry, sharding: NamedSharding | None) -
 
   experts = (len(entry.names),) if entry.over_experts else ()
   if sharding is None:
-    return jnp.asarray(piece((slice(None),) * (len(experts) + len(entry.split))))
+    return jnp.asarray(piece((slice(None),) * (len(experts) + len(entry.piece))))
   ours = tuple(sharding.spec)[0 if entry.layer is None else 1 :]
   lead, ours = ours[: len(experts)], ours[len(experts) :]
   spec = PartitionSpec(*lead, *(ours[entry.order.index(axis)] for axis in range(len(entry.order))))
-  return jax.make_array_from_callback((*experts, *entry.split), NamedSharding(sharding.mesh, spec), piece)
+  return jax.make_array_from_callback((*experts, *entry.piece), NamedSharding(sharding.mesh, spec), piece)
 
 
-def logits(model: Model, params: Params, tokens: Any, *, segments: Any = None, positions: Any = None) -> Float[Array, "B T V"]:
+def logits(
+  model: Model,
+  params: Params,
+  tokens: Any,
+  *,
+  segments: Any = None,
+  positions: Any = None,
+  images: Sequence[Sequence[Any]] | None = None,
+) -> Float[Array, "B T V"]:
   """Computes the logits of rows of tokens in one compiled call; those at t predict token t + 1.
 
   Args:
@@ -262,12 +271,17 @@ def logits(model: Model, params: Params, tokens: Any, *, segments: Any = None, p
     segments: Number of each token's sequence in its row, from 1; 0 is padding. None is one sequence
       per row.
     positions: Position of each token in its sequence; None counts from 0 in each sequence.
+    images: Pictures that each row shows, in order, as uint8 arrays [H W 3] or Pillow's pictures.
+      Tokens then hold the image token once for each square of patches, of which
+      `pretrained.pictures.num_slots` says the number. A row has one sequence, with padding at
+      either end.
 
   Returns:
     Logits in float32.
 
   Raises:
-    ValueError: If the tokens are not [B T], or the model does not have an id.
+    ValueError: If the tokens are not [B T], the model does not have an id or a vision tower, or the
+      image tokens do not fit the pictures.
 
   Example:
     >>> from jaxrl_llm.models import preset
@@ -284,7 +298,41 @@ def logits(model: Model, params: Params, tokens: Any, *, segments: Any = None, p
   for name, x in (("segments", segments), ("positions", positions)):
     if x is not None and x.shape != tokens.shape:
       raise ValueError(f"{name}: found shape {tuple(x.shape)}, expected the shape of the tokens, {tuple(tokens.shape)}")
-  return _compiled(model.logits)(params, jnp.asarray(tokens, jnp.int32), segments, positions)
+  if images is None:
+    return _compiled(model.logits)(params, jnp.asarray(tokens, jnp.int32), segments, positions)
+  if positions is not None:
+    raise ValueError("positions: found positions beside images, expected None: they follow from the pictures")
+  positions, shown = _shown(model, params, np.asarray(tokens), np.asarray(segments), images)
+  return _compiled(model.logits)(params, jnp.asarray(tokens, jnp.int32), jnp.asarray(segments), positions, shown)
+
+
+def _shown(
+  model: Model, params: Params, tokens: Int[np.ndarray, "B T"], segments: Int[np.ndarray, "B T"], images: Sequence[Sequence[Any]]
+) -> tuple[Int[Array, "B T 3"], Images]:
+  """Returns the positions of the tokens of rows, and the patches of their pictures."""
+  vision = model.config.vision
+  if vision is None:
+    raise ValueError("images: found pictures, expected None: the model has no vision tower")
+  if len(images) != len(tokens):
+    raise ValueError(f"images: found {len(images)} lists of pictures, expected one for each of the {len(tokens)} rows")
+  cut = [[pictures.patches(picture, vision.pictures) for picture in row] for row in images]
+  grids = [[grid[1:] for _, grid in row] for row in cut]
+  room = max((image_slots.num_slots(grid, vision) for row in grids for grid in row), default=1)
+  shapes = image_slots.Room(model.config._replace(train_tower=True), max(1, *map(len, grids)), room).shapes(*tokens.shape)
+  shown, positions = image_slots.blank(shapes), np.zeros((*tokens.shape, 3), np.int32)
+  for row, of_row in enumerate(grids):
+    here = np.flatnonzero(segments[row])
+    if len(set(segments[row, here].tolist())) > 1:
+      raise ValueError(f"segments: found several sequences in row {row}, expected one in a row with images")
+    try:
+      places = image_slots.places(tokens[row, here], of_row, vision)
+    except ValueError as error:
+      raise ValueError(f"row {row}: {error}") from error
+    positions[row, here], shown.slots[row, here] = places.positions, image_slots.spread(places.slots, of_row, vision, room=room)
+    for i, (pixels, grid) in enumerate(cut[row]):
+      patches = image_slots.place([pixels], [grid[1:]], vision, size=shown.patches.mask.shape[2])
+      jax.tree.map(lambda x, own, row=row, i=i: x[row, i].__setitem__(slice(None), own[0]), shown.patches, patches)
+  return jnp.asarray(positions), jax.tree.map(jnp.asarray, shown)
 
 
 def _host_tokens(tokens: Any, vocab_size: int) -> np.ndarray:
@@ -307,11 +355,11 @@ def _host_tokens(tokens: Any, vocab_size: int) -> np.ndarray:
 def _compiled(forward: Callable[..., Array]) -> Callable[..., Array]:
   """Jits the forward pass of a model, and keeps it so that the next call does not compile again."""
 
-  def run(params, tokens, segments, positions):
+  def run(params, tokens, segments, positions, images=None):
     if positions is None:
       slots = jnp.broadcast_to(jnp.arange(tokens.shape[1]), tokens.shape)
       begins = segments != jnp.pad(segments, ((0, 0), (1, 0)), constant_values=-1)[:, :-1]
       positions = slots - jax.lax.cummax(jnp.where(begins, slots, 0), axis=1)
-    return forward(params, tokens, positions, segments)
+    return forward(params, tokens, positions, segments) if images is None else forward(params, tokens, positions, segments, images)
 
   return jax.jit(run)

@@ -25,6 +25,7 @@ from jaxrl_llm.models.files.safetensors import write_file
 from jaxrl_llm.models.files.tensor_names import Entry, entries, to_hf_layout
 from jaxrl_llm.models.lora import merge
 from jaxrl_llm.models.model import Model
+from jaxrl_llm.pretrained import pictures
 from jaxrl_llm.types import Params
 
 TOKENIZER_FILES = (
@@ -71,7 +72,9 @@ def save_hf(
   raw = to_hf_config(model.config)
   if model.config.lora is not None:
     model, params = merge(model, params)
-  save_table(path, raw, entries(model.config), params, **options)
+  vision = model.config.vision
+  notes = {} if vision is None else {pictures.FILES[0]: pictures.to_values(vision.pictures)}
+  save_table(path, raw, entries(model.config), params, notes=notes, **options)
 
 
 def save_table(
@@ -153,10 +156,15 @@ def _leaf(params: Params, entry: Entry):
   return functools.reduce(operator.getitem, entry.path, params)
 
 
+def _by_tensor(table: Sequence[Entry]) -> list[list[Entry]]:
+  """Groups the entries whose arrays are parts of one tensor."""
+  return [list(group) for _, group in itertools.groupby(table, key=lambda entry: entry.names)]
+
+
 def _plan(table: Sequence[Entry], params: Params, dtype: str | None, max_shard_bytes: int) -> list[dict]:
   """Plans the files: for each one the shape and dtype of its tensors by name, in table order."""
   shards, used = [{}], 0
-  for entry in table:
+  for entry, *_ in _by_tensor(table):
     stored = dtype or jnp.dtype(_leaf(params, entry).dtype).name
     num_bytes = math.prod(entry.shape) * jnp.dtype(stored).itemsize
     for name in entry.names:
@@ -170,10 +178,10 @@ def _plan(table: Sequence[Entry], params: Params, dtype: str | None, max_shard_b
 
 def _tensors(table: Sequence[Entry], params: Params, dtype: str | None) -> Iterator[np.ndarray]:
   """Yields all tensors in the order of the table."""
-  for entry in table:
-    array = _on_host(_leaf(params, entry), entry.layer, dtype)
-    for part in array if entry.over_experts else [array]:
-      yield to_hf_layout(entry, part)
+  for parts in _by_tensor(table):
+    arrays = [_on_host(_leaf(params, entry), entry.layer, dtype) for entry in parts]
+    for of_tensor in zip(*arrays, strict=True) if parts[0].over_experts else [arrays]:
+      yield to_hf_layout(parts, of_tensor)
 
 
 def _on_host(array, layer: int | None, dtype: str | None) -> np.ndarray:

@@ -12,7 +12,7 @@ from typing import NamedTuple
 from jaxrl_llm.messages import did_you_mean
 from jaxrl_llm.tasks.files import text_files
 from jaxrl_llm.tasks.files.report import Tally
-from jaxrl_llm.tasks.files.storage import Row
+from jaxrl_llm.tasks.files.storage import IMAGES, Row, picture_digests
 from jaxrl_llm.tasks.files.text_files import Fault, Record, Records
 
 _PATIENCE = 100  # Records in which to look for a column.
@@ -32,6 +32,7 @@ class Columns(NamedTuple):
       is a problem only.
     id: Column that identifies a row; None identifies it by its question.
     others: Further columns that the prompt or the reward reads.
+    images: Column of the pictures; None for problems of text alone.
   """
 
   question: str = "question"
@@ -40,10 +41,11 @@ class Columns(NamedTuple):
   response: str | None = None
   id: str | None = None
   others: tuple[str, ...] = ()
+  images: str | None = None
 
   def named(self) -> tuple[str, ...]:
     """Returns all columns, each once."""
-    mapped = (self.question, self.answer, self.level, self.response, self.id, *self.others)
+    mapped = (self.question, self.answer, self.level, self.response, self.id, *self.others, self.images)
     return tuple(dict.fromkeys(name for name in mapped if name is not None))
 
 
@@ -68,7 +70,7 @@ BLANK = {"answer": "", "level": 0, "response": "", "id": ""}
 
 
 def _identity(row: Row) -> dict[str, tuple[str, ...]]:
-  keys = {"duplicate question": (row["question"],)}
+  keys = {"duplicate question": (row["question"], *picture_digests(row))}
   return keys | {"duplicate id": (row["id"],)} if row["id"] else keys
 
 
@@ -117,6 +119,8 @@ def check_row(row: Row) -> None:
         value.encode()
       except UnicodeEncodeError as error:
         raise Unusable("not UTF-8", f"column {name!r}, character {error.start}") from None
+    elif name == IMAGES:
+      continue
     elif not isinstance(value, int):
       raise Unusable(f"{name} is no text", type(value).__name__)
     elif abs(value) > _LARGEST:

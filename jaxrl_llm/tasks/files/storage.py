@@ -23,7 +23,7 @@ from tensorflow_datasets.proto import tf_example_pb2
 
 from jaxrl_llm.messages import one_line
 
-Row = dict[str, str | int]
+Row = dict[str, str | int | tuple[bytes, ...]]
 T = TypeVar("T")
 
 _DEFAULT_DATA_DIR = "~/.cache/jaxrl_llm/data"
@@ -32,6 +32,8 @@ FORMAT = "array_record"
 _TEST_FRACTION = 0.1
 INDEX = "index"
 """Column of a row's number in its split, in the order of the files."""
+IMAGES = "images"
+"""Column of a row's pictures, each as the content of its file. Rows of text alone lack it."""
 
 
 def uniform(*key: object) -> float:
@@ -51,8 +53,18 @@ def split_of(question: str) -> str:
   return "test" if uniform("split", question) < _TEST_FRACTION else "train"
 
 
+def picture_digests(row: Row) -> tuple[str, ...]:
+  """Returns a digest of each of a row's pictures.
+
+  Example:
+    >>> picture_digests({"question": "?"}), picture_digests({"question": "?", "images": (b"a",)})
+    ((), ('27c35e6e9373877f29e562464e46497e',))
+  """
+  return tuple(hashlib.blake2b(picture, digest_size=16).hexdigest() for picture in row.get(IMAGES, ()))
+
+
 class StoredDataset(tfds.core.GeneratorBasedBuilder, skip_registration=True):
-  """A base class for datasets of texts, a level and an index.
+  """A base class for datasets of texts, pictures, a level and an index.
 
   Subclasses define `SPLITS`, `columns`, `VERSION` and `_generate_examples(split)`.
   """
@@ -62,7 +74,8 @@ class StoredDataset(tfds.core.GeneratorBasedBuilder, skip_registration=True):
   code_path = None
 
   def _info(self) -> tfds.core.DatasetInfo:
-    features = {name: np.int64 if name in ("level", INDEX) else tfds.features.Text() for name in self.columns}
+    kinds = {"level": np.int64, INDEX: np.int64, IMAGES: tfds.features.Sequence(tfds.features.Text())}
+    features = {name: kinds.get(name, tfds.features.Text()) for name in self.columns}
     description = sys.modules[type(self).__module__].__doc__
     return tfds.core.DatasetInfo(builder=self, description=description, features=tfds.features.FeaturesDict(features))
 
@@ -89,10 +102,18 @@ class GeneratedProblems(StoredDataset, skip_registration=True):
     """Returns responses to imitate, each under a key that is unique in the split."""
     return {row["question"]: row["response"]}
 
+  def _name(self, row: Row) -> str:
+    """Returns a text that no other problem has."""
+    return row["question"]
+
+  def _is_test(self, row: Row) -> bool:
+    """Returns whether a problem is held out."""
+    return split_of(row["question"]) == "test"
+
   def _generate_examples(self, split):
     for row in self._rows():
-      if (split == "test") == (split_of(row["question"]) == "test"):
-        responses = self._demonstrations(row) if split == "demonstrations" else {row["question"]: ""}
+      if (split == "test") == self._is_test(row):
+        responses = self._demonstrations(row) if split == "demonstrations" else {self._name(row): ""}
         for key, response in responses.items():
           yield key, row | {"response": response}
 
@@ -228,4 +249,5 @@ def plain(record: bytes) -> Row:
   """
   features = sorted(tf_example_pb2.Example.FromString(record).features.feature.items())
   is_text = lambda feature: feature.HasField("bytes_list")
-  return {name: x.bytes_list.value[0].decode("utf-8") if is_text(x) else x.int64_list.value[0] for name, x in features}
+  row = {name: x.bytes_list.value[0].decode("utf-8") if is_text(x) else x.int64_list.value[0] for name, x in features if name != IMAGES}
+  return row | {name: tuple(x.bytes_list.value) for name, x in features if name == IMAGES}

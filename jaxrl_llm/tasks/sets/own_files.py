@@ -10,8 +10,9 @@ from collections.abc import Sequence
 
 from jaxrl_llm.tasks import prompt_template as prompt_template_lib
 from jaxrl_llm.tasks.files import columns as columns_lib
-from jaxrl_llm.tasks.files import tables, text_files
+from jaxrl_llm.tasks.files import picture_column, tables, text_files
 from jaxrl_llm.tasks.files.columns import Columns
+from jaxrl_llm.tasks.files.storage import IMAGES
 from jaxrl_llm.tasks.problem_set import COLUMNS, Setup, Style, make_task
 from jaxrl_llm.tasks.task import Task
 
@@ -27,6 +28,7 @@ def file_task(
   level_column: str | None = None,
   response_column: str | None = None,
   id_column: str | None = None,
+  images_column: str | None = None,
   prompt_template: str = "{question}",
   reward: str | Sequence[str] | None = None,
 ) -> Task:
@@ -42,6 +44,9 @@ def file_task(
     level_column: Column of the difficulty, a whole number; None is level 0 for all rows.
     response_column: Column of a solution to imitate in the warm start; None for no demonstrations.
     id_column: Column that identifies a row, besides its question; None for no such column.
+    images_column: Column of the pictures: one or a list of paths relative to the file, bytes, or
+      `{bytes, path}` as the package datasets stores them; None for problems of text alone. They
+      stand in the prompt at its marks `<image>`, or before the text if it has none.
     prompt_template: Prompt template, with columns in braces.
     reward: Name or names of reward functions; the first is the verifier. None chooses one that
       suits the answers; see `reward_for`.
@@ -51,11 +56,16 @@ def file_task(
   """
   files = check_file(path, test_path, test_fraction)
   others = tuple(name for name in prompt_template_lib.fields(prompt_template) if name not in COLUMNS)
-  mapped = Columns(question_column, answer_column, level_column, response_column, id_column, others)
-  records = {split: functools.partial(columns_lib.read_columns, file, mapped) for split, file in files.items()}
-  key = tables.key_of(list(files.values()), [mapped, list(files), [os.path.splitext(file)[1] for file in files.values()]])
+  mapped = Columns(question_column, answer_column, level_column, response_column, id_column, others, images_column)
+  read = columns_lib.read_columns if images_column is None else picture_column.read
+  records = {split: functools.partial(read, file, mapped) for split, file in files.items()}
+  stamps = [] if images_column is None else [images_column, *(picture_column.stamp(file, mapped) for file in files.values())]
+  key = tables.key_of(list(files.values()), [mapped[:-1], *stamps, list(files), [os.path.splitext(file)[1] for file in files.values()]])
   style = Style(prompt_template, (), test_fraction=0.1 if test_fraction is None else test_fraction).with_settings(reward=reward)
-  return make_task("file", records, columns_lib.mapping(mapped), key=key, style=style, setup=setup, columns=others)
+  convert = columns_lib.mapping(mapped)
+  if images_column is not None:
+    convert, others = picture_column.with_pictures(convert), (*others, IMAGES)
+  return make_task("file", records, convert, key=key, style=style, setup=setup, columns=others)
 
 
 def check_file(

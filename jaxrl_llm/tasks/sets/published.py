@@ -12,6 +12,7 @@ from jaxrl_llm.tasks.files.downloads import Files
 from jaxrl_llm.tasks.files.storage import Row
 from jaxrl_llm.tasks.problem_set import Entry, Setup, Style, make_task
 from jaxrl_llm.tasks.sets import code, logic, maths
+from jaxrl_llm.tasks.sets import mathvision as mathvision_lib
 from jaxrl_llm.tasks.task import Task
 
 
@@ -55,6 +56,13 @@ PUBLISHED = (
   Published("codeforces", code.CODEFORCES_FILES, code.codeforces, _CODE, columns=code.COLUMNS),
 )
 _LIVECODEBENCH = Published("livecodebench", code.LIVECODEBENCH_FILES, code.livecodebench, _CODE, columns=code.COLUMNS)
+_MATHVISION = {
+  split: Published(
+    "mathvision", {"test": files}, mathvision_lib.mathvision, Style(mathvision_lib.TEMPLATE, ("maths", "choice")),
+    reads=mathvision_lib.READS, columns=mathvision_lib.COLUMNS,
+  )
+  for split, files in mathvision_lib.FILES.items()
+}  # fmt: skip
 _ZEBRALOGIC = {
   "grid": Published("zebralogic_grid", logic.FILES["grid"], logic.grid, _GRID, columns=logic.COLUMNS),
   "mc": Published("zebralogic_mc", logic.FILES["mc"], logic.multiple_choice, _CHOICES, columns=logic.COLUMNS),
@@ -130,8 +138,28 @@ def zebralogic(
   return published_task(_ZEBRALOGIC[mode], None, setup, source=source, prompt_template=prompt_template, reward=reward)
 
 
+def mathvision(
+  setup: Setup,
+  *,
+  source: str | os.PathLike | None = None,
+  prompt_template: str | None = None,
+  mode: str = "test",
+) -> Task:
+  """Loads MathVision; see `published_task`.
+
+  Mode "test" has all 3,040 problems, and mode "testmini" the 304 of the small part. Each problem
+  names its verifier.
+  """
+  if mode not in _MATHVISION:
+    raise ValueError(f"task.mode: found {mode!r}, expected one of {', '.join(_MATHVISION)}")
+  published = _MATHVISION[mode]
+  folder = published._replace(name="mathvision" if mode == "test" else f"mathvision_{mode}")
+  return published_task(folder, None, setup, source=source, prompt_template=prompt_template)._replace(routed=True)
+
+
 SETS: dict[str, Entry] = {
   **{published.name: Entry(functools.partial(published_task, published, None)) for published in PUBLISHED},
   "livecodebench": Entry(livecodebench, lambda after=None, before=None, **_: code.within(after, before)),
+  "mathvision": Entry(mathvision),
   "zebralogic": Entry(zebralogic),
 }

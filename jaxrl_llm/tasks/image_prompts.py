@@ -1,0 +1,44 @@
+"""Prompts of problems with pictures, as ids."""
+
+from jaxrl_llm.pretrained import pictures as pictures_lib
+from jaxrl_llm.pretrained.pictures import PictureConfig
+from jaxrl_llm.tasks.files.storage import IMAGES, Row
+from jaxrl_llm.text_types import Tokenizer
+
+
+def prompt_ids(row: Row, tokenizer: Tokenizer, pictures: PictureConfig | None = None) -> list[int]:
+  """Encodes the prompt of a problem, with the image tokens of its pictures.
+
+  Only the headers of the pictures are read.
+
+  Args:
+    row: Problem with its `prompt`.
+    tokenizer: Tokenizer of the task.
+    pictures: Settings of the checkpoint's pictures; None for a policy that reads text alone.
+
+  Raises:
+    BadPicture: If a picture cannot be used, or the marks in the prompt do not fit the pictures.
+    ValueError: If the problem has pictures and the policy reads text alone.
+  """
+  images = row.get(IMAGES, ())
+  if not images:
+    return tokenizer.encode_prompt(row["prompt"])
+  if pictures is None:
+    raise ValueError(f"found a problem with {len(images)} pictures, expected text alone, which is all that this model reads")
+  return tokenizer.encode_prompt(row["prompt"], image_tokens(row, pictures))
+
+
+def image_tokens(row: Row, pictures: PictureConfig) -> list[int]:
+  """Returns the number of image tokens of each picture of a problem, from their headers.
+
+  Raises:
+    BadPicture: If a picture cannot be used.
+  """
+  sizes = [pictures_lib.size_of(image) for image in row[IMAGES]]
+  return [pictures_lib.num_slots(pictures_lib.grid_of(*size, pictures), pictures) for size in sizes]
+
+
+def check_reads_pictures(name: str, pictures: PictureConfig | None) -> None:
+  """Raises a ValueError if a task with pictures is made for a policy that reads text alone."""
+  if pictures is None:
+    raise ValueError(f"task {name}: found problems with pictures for a model that reads text alone, expected a vision-language model")

@@ -1,0 +1,60 @@
+"""Pictures in prompts: the chat template's placeholders, and one token for each merged square."""
+
+import json
+import pathlib
+import shutil
+
+import pytest
+
+from jaxrl_llm.pretrained.byte_tokenizer import ByteTokenizer
+from jaxrl_llm.pretrained.pictures import BadPicture
+from jaxrl_llm.pretrained.tokenizer import load_tokenizer
+
+QWEN3 = pathlib.Path(__file__).parent / "tokenizers" / "qwen3"
+# What Qwen3-VL's template does with a message's content.
+TEMPLATE = (
+  "{% for m in messages %}<|im_start|>{{ m.role }}\n{% if m.content is string %}{{ m.content }}{% else %}{% for c in m.content %}"
+  "{% if c.type == 'image' %}<|vision_start|><|image_pad|><|vision_end|>{% else %}{{ c.text }}{% endif %}{% endfor %}{% endif %}"
+  "<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+START, IMAGE, END = 151652, 151655, 151653  # As in Qwen3's vocabulary.
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+  path = pathlib.Path(shutil.copytree(QWEN3, tmp_path_factory.mktemp("model") / "model"))
+  settings = json.loads((path / "tokenizer_config.json").read_text())
+  (path / "tokenizer_config.json").write_text(json.dumps(settings | {"chat_template": TEMPLATE}))
+  return path
+
+
+def test_each_placeholder_becomes_the_tokens_of_its_picture(folder):
+  tokenizer = load_tokenizer(folder)
+  ids = tokenizer.encode_prompt("From <image> to <image>?", [3, 2])
+  pieces = [[START, *[IMAGE] * count, END] for count in (3, 2)]
+  head, tail = (tokenizer.encode(text) for text in ("<|im_start|>user\nFrom ", "?<|im_end|>\n<|im_start|>assistant\n"))
+  assert ids == [*head, *pieces[0], *tokenizer.encode(" to "), *pieces[1], *tail]
+  text_only = tokenizer.encode("<|im_start|>user\n<image><|im_end|>\n<|im_start|>assistant\n")
+  assert tokenizer.image_id == IMAGE and tokenizer.encode_prompt("<image>") == text_only
+  plain = load_tokenizer(folder, chat=False)
+  assert plain.encode_prompt("<image>?", [2]) == [START, IMAGE, IMAGE, END, *plain.encode("?")]
+
+
+@pytest.mark.parametrize("make", [ByteTokenizer, None])
+def test_counts_that_differ_are_refused_with_both(make, folder):
+  tokenizer = make() if make else load_tokenizer(folder)
+  with pytest.raises(BadPicture, match="2 marks <image> in the prompt, but 1 pictures"):
+    tokenizer.encode_prompt("<image><image>?", [4])
+
+
+def test_a_placeholder_in_the_users_text_is_refused(folder):
+  with pytest.raises(BadPicture, match="2 image tokens in the prompt, but 1 pictures"):
+    load_tokenizer(folder).encode_prompt("<image> is <|image_pad|>?", [4])
+
+
+def test_a_template_that_leaves_pictures_out_is_refused(folder):
+  tokenizer = load_tokenizer(folder)
+  template = tokenizer.chat_template._replace(source=TEMPLATE.replace("<|image_pad|>", ""))
+  object.__setattr__(tokenizer, "chat_template", template)
+  with pytest.raises(BadPicture, match="0 image tokens in the prompt, but 1 pictures"):
+    tokenizer.encode_prompt("<image>?", [4])

@@ -1,0 +1,68 @@
+"""Whole runs on drawn figures, with a frozen tower and with one that is trained."""
+
+import jax
+import numpy as np
+import pytest
+
+from jaxrl_llm import train
+from jaxrl_llm.config.check import config_problems
+from jaxrl_llm.run.experiment import load_task
+from jaxrl_llm.tasks.sets import figures
+from jaxrl_llm.workdir.metrics import read_rows
+from tests.runs import VARIED, quick, tiny_config
+
+SETTINGS = VARIED | {
+  "model.preset": "nano-vl",
+  "task.name": "figures",
+  "task.levels": (1,),
+  "rollout.prompt_buckets": None,
+  "learner.row_tokens": None,
+  "learner.row_buckets": None,
+  "warm_start.row_buckets": None,
+  "warm_start.num_steps": 2,
+  "num_steps": 2,
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("train_tower", [False, True], ids=["frozen", "trained"])
+def test_a_run_on_pictures(train_tower, tmp_path, monkeypatch):
+  """The tower sees each distinct picture once if it is frozen; sampler and learner agree."""
+  monkeypatch.setattr(figures, "PROBLEMS_PER_ANSWER", 10)
+  config = tiny_config("sapo", SETTINGS | {"model.train_tower": train_tower, "task.data_dir": str(tmp_path / "data")})
+  assert not config_problems(config)
+  with quick():
+    run = train.start_run(config, tmp_path / "run")
+    before = jax.tree.map(np.asarray, run.state.params["tower"])
+    train.proceed(run)
+  changed = jax.tree.map(lambda x, y: bool(np.any(x != np.asarray(y))), before, run.state.params["tower"])
+  assert any(jax.tree.leaves(changed)) == train_tower
+  gallery, task = run.experiment.gallery, load_task(config)
+  assert 0 < gallery.num_read <= len({row["images"][0] for row in [*task.train, *task.test]})
+  read = gallery.num_read
+  gallery.pictures(task.test[0], run.state.params), gallery.pictures(task.test[0], run.state.params)
+  assert gallery.num_read <= read + 1
+  assert (run.config.model.image_tokens, run.config.rollout.prompt_images) == (9, 1)
+  rows = [row for row in read_rows(tmp_path / "run" / "metrics.jsonl") if "rollout_corr/logprob_abs_diff/max" in row]
+  assert len(rows) == 2 and rows[0]["rollout_corr/logprob_abs_diff/max"] < 1e-3
+
+
+@pytest.mark.parametrize(
+  ("changes", "message"),
+  [
+    ({"model.preset": "nano"}, "config.model.train_tower: found True, expected False, because the model has no vision tower"),
+    ({"mesh.context": 2}, "config.mesh.context: found 2, expected 1 for a model with a vision tower, for which it is not implemented"),
+    ({"rollout.spare_prompts": 4}, "config.rollout.spare_prompts: found 4, expected 0 for a model with a vision tower"),
+    ({"model.lora_rank": 2}, "config.model.train_tower: found True, expected False beside model.lora_rank"),
+  ],
+  ids=["no tower", "context", "spare prompts", "adapters"],
+)
+def test_settings_that_do_nothing_for_pictures_are_refused(changes, message):
+  problems = config_problems(tiny_config("sapo", SETTINGS | {"model.train_tower": True} | changes))
+  assert any(message in str(problem) for problem in problems), problems
+
+
+def test_a_language_model_refuses_problems_with_pictures(tmp_path):
+  config = tiny_config("sapo", SETTINGS | {"model.preset": "nano", "task.data_dir": str(tmp_path)})
+  with pytest.raises(ValueError, match="^task figures: found problems with pictures for a model that reads text alone"):
+    load_task(config)

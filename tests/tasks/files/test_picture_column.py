@@ -1,0 +1,119 @@
+"""Pictures of own problems and of MathVision: paths, bytes, and rows that are left out."""
+
+import functools
+import json
+
+import numpy as np
+import pytest
+
+from jaxrl_llm import tasks
+from jaxrl_llm.pretrained import png
+from jaxrl_llm.pretrained.pictures import PictureConfig
+
+CONFIG = PictureConfig(patch_size=8, min_pixels=256, max_pixels=4096)
+
+
+def picture(shade, side=16):
+  return png.encode(np.full((side, side, 3), shade, np.uint8))
+
+
+@pytest.fixture
+def load(tmp_path):
+  settings = {"images_column": "images", "data_dir": tmp_path / "data", "pictures": CONFIG, "reward": "final_number"}
+  return functools.partial(tasks.make, "file", **settings)
+
+
+def write(folder, rows):
+  (folder / "pictures").mkdir(exist_ok=True)
+  for i in range(40):
+    (folder / "pictures" / f"{i}.png").write_bytes(picture(i))
+  path = folder / "own.jsonl"
+  path.write_text("\n".join(map(json.dumps, rows)))
+  return path
+
+
+GOOD = [{"question": "How dark?", "answer": i, "images": f"pictures/{i}.png"} for i in range(40)]
+
+
+def test_paths(load, tmp_path):
+  both = {"question": "From <image> to <image>?", "answer": 1, "images": ["pictures/1.png", "pictures/2.png"]}
+  none = {"question": "1 + 1?", "answer": 2, "images": None}
+  task = load(path=write(tmp_path, [*GOOD, both, none]))
+  rows = {row["place"]: row for split in (task.train, task.test) for row in split}
+  assert len(rows) == 42 and not task.report.dropped
+  assert rows["own.jsonl:8"]["images"] == (picture(7),) and rows["own.jsonl:8"]["prompt"] == "<image>How dark?"
+  assert rows["own.jsonl:41"]["images"] == (picture(1), picture(2)) and rows["own.jsonl:41"]["prompt"] == both["question"]
+  assert rows["own.jsonl:42"]["images"] == () and rows["own.jsonl:42"]["prompt"] == "1 + 1?"
+
+
+BAD = {
+  "missing picture": "pictures/none.png",
+  "picture too small": "pictures/dot.png",
+  "broken picture": "own.jsonl",
+  "picture is an address": "https://example.com/a.png",
+  "picture is neither a path nor bytes": 7,
+  "marks unlike the pictures": ["pictures/1.png", "pictures/2.png"],
+  "prompt longer than 30 tokens": ["pictures/1.png"] * 40,
+  "duplicate question": "pictures/3.png",
+}
+
+
+def test_bad_pictures_are_left_out_and_counted(load, tmp_path):
+  texts = {"marks unlike the pictures": "In <image>?", "prompt longer than 30 tokens": "?"}
+  bad = [{"question": texts.get(reason, "How dark?"), "answer": 1, "images": value} for reason, value in BAD.items()]
+  path = write(tmp_path, [*GOOD, *bad])
+  (tmp_path / "pictures" / "dot.png").write_bytes(picture(1, side=1))
+  task = load(path=path, max_prompt_tokens=30)
+  assert task.report.dropped == dict.fromkeys(BAD, 1) and task.report.kept == 40
+  assert task.report.first["marks unlike the pictures"] == "own.jsonl:46: 1 marks <image> in the prompt, but 2 pictures"
+  # A picture that appears later is seen.
+  (tmp_path / "pictures" / "none.png").write_bytes(picture(99))
+  assert "missing picture" not in load(path=path, max_prompt_tokens=30).report.dropped
+
+
+def test_questions_about_a_picture_stay_in_one_split(load, tmp_path):
+  more = [row | {"question": f"How dark, {word}?"} for row in GOOD for word in ("really", "about")]
+  task = load(path=write(tmp_path, [*GOOD, *more]), test_fraction=0.3)
+  train, test = ({row["images"] for row in split} for split in (task.train, task.test))
+  assert train.isdisjoint(test) and len(train) + len(test) == 40 and len(task.test) == 3 * len(test)
+
+
+def test_bytes_in_parquet(load, tmp_path):
+  import pyarrow
+  from pyarrow import parquet
+
+  rows = [{"question": "How dark?", "answer": str(i), "images": [{"bytes": picture(i), "path": "gone.png"}]} for i in range(9)]
+  parquet.write_table(pyarrow.Table.from_pylist(rows), tmp_path / "own.parquet")
+  plain = [row | {"images": row["images"][0]["bytes"]} for row in rows]
+  parquet.write_table(pyarrow.Table.from_pylist(plain), tmp_path / "plain.parquet")
+  made = [load(path=tmp_path / name, bad_rows="error") for name in ("own.parquet", "plain.parquet")]
+  assert {row["images"][0] for row in [*made[0].train, *made[0].test]} == {picture(i) for i in range(9)}
+  assert made[0].fingerprint == made[1].fingerprint
+
+
+def test_a_model_that_reads_text_alone_is_refused(load, tmp_path):
+  with pytest.raises(ValueError, match="task file: found problems with pictures for a model that reads text alone"):
+    load(path=write(tmp_path, GOOD), pictures=None)
+
+
+def test_mathvision(tmp_path):
+  import pyarrow
+  from pyarrow import parquet
+
+  letters, decoded = list("ABCDE"), lambda i: {"bytes": picture(i), "path": None}
+  common = {"image": "images/1.jpg", "solution": None, "level": 2, "subject": "counting"}
+  rows = [
+    {"id": "1", "question": "How many?\n<image1>", "options": [], "decoded_image": decoded(1), "answer": "\\frac{1}{2}", **common},
+    {"id": "2", "question": "Which one?\n<image1>", "options": letters, "decoded_image": decoded(2), "answer": "B", **common},
+    {"id": "3", "question": "Which one?\n<image1>", "options": list("12345"), "decoded_image": decoded(3), "answer": "C", **common},
+    {"id": "4", "question": "Lost?", "options": [], "decoded_image": {"bytes": b"no picture", "path": None}, "answer": "4", **common},
+  ]
+  for name in ("test-00000-of-00001-3532b8d3f1b4047a", "testmini-00000-of-00001-f8ff70fcb2f29b1d"):
+    parquet.write_table(pyarrow.Table.from_pylist(rows[:3] if "mini" in name else rows), tmp_path / f"{name}.parquet")
+  task = tasks.make("mathvision", source=tmp_path, data_dir=tmp_path / "data", pictures=CONFIG)
+  assert task.routed and task.rewards == ("maths", "choice") and not len(task.train)
+  assert [row["reward"] for row in task.test] == ["maths", "choice", "choice"] and task.report.dropped == {"broken picture": 1}
+  assert task.test[1]["prompt"].startswith("<image>Please solve") and task.test[1]["prompt"].endswith("Which one?\n<image1>\n")
+  assert task.test[2]["prompt"].endswith("<image1>\n(A) 1\n(B) 2\n(C) 3\n(D) 4\n(E) 5\n") and task.test[2]["level"] == 2
+  mini = tasks.make("mathvision", source=tmp_path, data_dir=tmp_path / "data", pictures=CONFIG, mode="testmini")
+  assert len(mini.test) == 3 and not mini.report.dropped
