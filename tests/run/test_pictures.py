@@ -52,10 +52,11 @@ def test_a_run_on_pictures(train_tower, tmp_path, monkeypatch):
   [
     ({"model.preset": "nano"}, "config.model.train_tower: found True, expected False, because the model has no vision tower"),
     ({"mesh.context": 2}, "config.mesh.context: found 2, expected 1 for a model with a vision tower, for which it is not implemented"),
+    ({"mesh.sampler": 1}, "config.mesh.sampler: found 1, expected 0 for a model with a vision tower"),
     ({"rollout.spare_prompts": 4}, "config.rollout.spare_prompts: found 4, expected 0 for a model with a vision tower"),
     ({"model.lora_rank": 2}, "config.model.train_tower: found True, expected False beside model.lora_rank"),
   ],
-  ids=["no tower", "context", "spare prompts", "adapters"],
+  ids=["no tower", "context", "own devices", "spare prompts", "adapters"],
 )
 def test_settings_that_do_nothing_for_pictures_are_refused(changes, message):
   problems = config_problems(tiny_config("sapo", SETTINGS | {"model.train_tower": True} | changes))
