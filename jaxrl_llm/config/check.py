@@ -200,7 +200,9 @@ def _model_problems(config: ConfigDict) -> Iterator[Problem | str]:
       config, ("task.chat", "task.system", "task.pad_token"), "without model.path there is no tokenizer to configure"
     )
   if shape.vision is None:
-    yield from unused(config, {"model.train_tower": False, **dict.fromkeys(IMAGE_SIZES)}, "the model has no vision tower")
+    values = flatten(config)
+    sizes = [path for path in IMAGE_SIZES if values[path] is None or holds(FIELDS[path].check, values[path])]
+    yield from unused(config, {"model.train_tower": False, **dict.fromkeys(sizes)}, "the model has no vision tower")
   else:
     yield from _tower_problems(config)
   if shape.experts is None:

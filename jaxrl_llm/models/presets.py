@@ -119,7 +119,10 @@ def preset(name: str, *, vocab_size: int | None = None, dtype: str = "float32", 
   """
   if name not in PRESETS:
     hint = did_you_mean(str(name).lower(), PRESETS)
-    raise ValueError(Problem("model.preset", repr(name), f"one of {', '.join(PRESETS)}{hint}"))
+    # Too many for a line: of published models, one of each family.
+    families = {model.rstrip("0123456789.abm").removesuffix("-"): model for model in reversed(PRESETS) if model not in LOCAL}
+    expected = f"one of {', '.join(LOCAL)}, or as {', '.join(reversed(families.values()))}"
+    raise ValueError(Problem("model.preset", repr(name), f"{expected}{hint}"))
   if dtype not in DTYPES:
     raise ValueError(Problem("model.dtype", repr(dtype), f"one of {', '.join(DTYPES)}"))
   config = PRESETS[name]._replace(dtype=dtype, remat=remat)

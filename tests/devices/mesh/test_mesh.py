@@ -136,7 +136,7 @@ def test_make_mesh_takes_all_devices_and_leaves_the_partitioning_to_the_compiler
 
 def test_rules_name_every_axis_of_the_model_and_only_mesh_axes():
   sparse = preset("nano-moe", vocab_size=264)._replace(lora=Lora(rank=2, alpha=2.0))
-  options = (NANO, NANO._replace(qkv_bias=True, tie_embeddings=False), sparse)
+  options = (NANO, NANO._replace(qkv_bias=True, tie_embeddings=False), sparse, preset("nano-vl", vocab_size=264))
   is_axes = lambda x: isinstance(x, tuple)
   names = {name for config in options for axes in jax.tree.leaves(make_model(config).logical_axes, is_leaf=is_axes) for name in axes}
   assert names == set(mesh_lib.RULES)
