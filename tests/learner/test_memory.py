@@ -47,7 +47,10 @@ def test_an_update_needs_the_predicted_memory(case):
   shape, sizes, overrides = CASES[case]
   program, estimate = program_of("warm_step", shape, mesh_of(**sizes), overrides)
   measured = program.lower().compile().memory_analysis()
-  assert LOW < sum(estimate.programs["update"].values()) / measured.temp_size_in_bytes < HIGH
+  # With experts over devices, a layer keeps its inputs alone for the backward pass. The estimate
+  # traces one device, which keeps more.
+  high = 1.6 if sizes.get("expert", 1) > 1 else HIGH
+  assert LOW < sum(estimate.programs["update"].values()) / measured.temp_size_in_bytes < high
   assert sum(estimate.held.values()) == pytest.approx(measured.argument_size_in_bytes, rel=0.05)
   # The state is donated, so an update needs no second copy of weights and moments.
   assert measured.alias_size_in_bytes >= 0.99 * (estimate.held["weights"] + estimate.held["optimizer moments"])
