@@ -62,7 +62,7 @@ def warm_start(run: Run) -> None:
     examples, gallery = next(run.demonstrations), experiment.gallery
     settings = gallery and gallery.settings
     shown = encode_demonstrations(examples, experiment.task.tokenizer, replies=experiment.replies, pictures=settings)
-    pictures = [None] * len(shown) if gallery is None else [gallery.pictures(example, run.state.params) for example in examples]
+    pictures = [None] * len(shown) if gallery is None else gallery.pictures(examples, run.state.params)
     sequences = [packing.demonstration(*x, pictures=of_prompt) for x, of_prompt in zip(shown, pictures, strict=True)]
     layout = arrange(run, sequences, row_buckets=config.row_buckets, share_prompts=False)
     batch = packing.pack(sequences, layout, gallery and gallery.rows)

@@ -169,11 +169,24 @@ def _planned(lowered: Any, flags: Mapping[str, str], *, wait: bool) -> tuple[Rep
     paths = [path for ending in endings for path in folder.glob(f"*after_optimizations{ending}")]
     if len(paths) == len(endings) and (done or not wait and time.time() - max(x.stat().st_mtime for x in paths) > 2):
       reports = Reports(*(path.read_text() for path in paths))
-      shutil.rmtree(folder, ignore_errors=True)
-      return reports, made[0] if wait else None
+      # A busy machine may have written only a part so far.
+      if is_whole(reports.text):
+        shutil.rmtree(folder, ignore_errors=True)
+        return reports, made[0] if wait else None
     if done:
       raise RuntimeError(f"the compiler wrote no plan to {folder}")
     time.sleep(0.2)
+
+
+def is_whole(text: str) -> bool:
+  """Returns whether the text of a compiled program has been written to its end.
+
+  Example:
+    >>> [is_whole(text) for text in ("HloModule f\\n\\nENTRY %main () -> f32[] {\\n}\\n\\n", "HloModule f\\n\\n%sum {\\n}\\n", "")]
+    [True, False, False]
+  """
+  # The entry computation is the last one.
+  return "ENTRY " in text and text.rstrip().endswith("}")
 
 
 def _requested_bytes(message: str) -> float:

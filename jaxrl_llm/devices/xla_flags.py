@@ -41,7 +41,7 @@ FLAGS: Mapping[str, Mapping[str, Flag]] = MappingProxyType(
     "gpu": MappingProxyType(
       {
         "xla_gpu_enable_latency_hiding_scheduler": Flag(
-          "true", "Collectives run beside other work. Recommended by JAX's tips for performance on GPUs; not yet measured."
+          "true", "Collectives run beside other work. Recommended by docs.jax.dev/en/latest/gpu_performance_tips; not yet measured."
         ),
       }
     ),

@@ -1,17 +1,16 @@
 """Where pictures are in rows of tokens and in arrays of patches, on the host."""
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 from jaxtyping import Float, Int
 
 from jaxrl_llm.models.config import ModelConfig, Vision
+from jaxrl_llm.pretrained import pictures as pictures_lib
+from jaxrl_llm.pretrained.pictures import Grid, num_slots
 from jaxrl_llm.types import Images, Patches
-
-Grid = tuple[int, int]
-"""Height and width of a picture in patches, multiples of `Vision.merge_size`."""
 
 
 class Places(NamedTuple):
@@ -53,16 +52,6 @@ class Pictures(NamedTuple):
     return len(self.patches.mask if self.features is None else self.features)
 
 
-def num_slots(grid: Grid, vision: Vision) -> int:
-  """Returns the number of image tokens of a picture.
-
-  Example:
-    >>> num_slots((28, 10), Vision(24, 1024, 16, 4096))
-    70
-  """
-  return grid[0] * grid[1] // vision.merge_size**2
-
-
 def places(tokens: Sequence[int] | Int[np.ndarray, " T"], grids: Sequence[Grid], vision: Vision) -> Places:
   """Computes the places of the tokens of a sequence that shows pictures.
 
@@ -71,36 +60,36 @@ def places(tokens: Sequence[int] | Int[np.ndarray, " T"], grids: Sequence[Grid],
 
   Args:
     tokens: Token ids, with the image token once for each square of patches.
-    grids: Sizes of the pictures, in order.
+    grids: Patches of the pictures in time, height and width, in order.
     vision: Tower.
 
   Raises:
     ValueError: If the image tokens do not fit the pictures.
 
   Example:
-    >>> found = places([5, 9, 9, 9, 9, 5], [(4, 4)], Vision(24, 1024, 16, 4096, image_token=9))
+    >>> found = places([5, 9, 9, 9, 9, 5], [(1, 4, 4)], Vision(24, 1024, 16, 4096, image_token=9))
     >>> found.positions.tolist(), found.end
     ([[0, 0, 0], [1, 1, 1], [1, 1, 2], [1, 2, 1], [1, 2, 2], [3, 3, 3]], 4)
   """
   tokens = np.asarray(tokens)
   is_image = tokens == vision.image_token
-  expected = sum(num_slots(grid, vision) for grid in grids)
+  expected = sum(num_slots(grid, vision.pictures) for grid in grids)
   if is_image.sum() != expected:
-    each = ", ".join(str(num_slots(grid, vision)) for grid in grids)
+    each = ", ".join(str(num_slots(grid, vision.pictures)) for grid in grids)
     sizes = f"{expected}, which are {each} of {len(grids)} pictures" if grids else "none, since no picture is given"
     raise ValueError(f"tokens: found {is_image.sum()} image tokens (id {vision.image_token}), expected {sizes}")
   positions = np.zeros((len(tokens), 3), np.int32)
   slots = np.where(is_image, np.cumsum(is_image) - 1, -1).astype(np.int32)
   start = end = 0  # The first token that has no position yet, and its position.
   for i, grid in enumerate(grids):
-    count = num_slots(grid, vision)
+    count = num_slots(grid, vision.pictures)
     begin = int(np.flatnonzero(is_image[start:])[0]) + start
     if not is_image[begin : begin + count].all():
       run = int(np.argmin(is_image[begin : begin + count]))
       raise ValueError(f"tokens: found a run of {run} image tokens at slot {begin}, expected the {count} of picture {i + 1}")
     positions[start:begin] = end + np.arange(begin - start)[:, None]
     end += begin - start
-    height, width = (size // vision.merge_size for size in grid)
+    height, width = (size // vision.merge_size for size in grid[1:])
     rows, columns = np.divmod(np.arange(count), width)
     positions[begin : begin + count] = end + np.stack([np.zeros_like(rows), rows, columns], axis=1)
     end += max(height, width)
@@ -119,10 +108,10 @@ def spread(slots: Int[np.ndarray, " T"], grids: Sequence[Grid], vision: Vision, 
     room: Number of image tokens that each picture has room for.
 
   Example:
-    >>> spread(np.array([-1, 0, 1, -1, 2]), [(2, 4), (2, 2)], Vision(24, 1024, 16, 4096), room=8).tolist()
+    >>> spread(np.array([-1, 0, 1, -1, 2]), [(1, 2, 4), (1, 2, 2)], Vision(24, 1024, 16, 4096), room=8).tolist()
     [-1, 0, 1, -1, 8]
   """
-  counts = np.array([num_slots(grid, vision) for grid in grids], np.int64)
+  counts = np.array([num_slots(grid, vision.pictures) for grid in grids], np.int64)
   shifts = np.repeat(np.arange(len(grids)) * room - (np.cumsum(counts) - counts), counts)
   return np.where(slots < 0, -1, slots + np.append(shifts, 0)[slots]).astype(np.int32)
 
@@ -178,7 +167,7 @@ def place(pixels: Sequence[Float[np.ndarray, "_ pixels"]], grids: Sequence[Grid]
   Raises:
     ValueError: If a picture has more patches than `size`, or a number other than its grid.
   """
-  counts = [height * width for height, width in grids]
+  counts = [height * width for _, height, width in grids]
   for i, (count, x) in enumerate(zip(counts, pixels, strict=True)):
     if x.shape != (count, vision.patch_width):
       raise ValueError(f"pixels[{i}]: found shape {x.shape}, expected {(count, vision.patch_width)} for a grid of {grids[i]}")
@@ -197,7 +186,7 @@ def place(pixels: Sequence[Float[np.ndarray, "_ pixels"]], grids: Sequence[Grid]
 
 def _coordinates(grid: Grid, merge: int) -> Int[np.ndarray, "N 2"]:
   """Returns row and column of each patch, square after square."""
-  height, width = grid
+  _, height, width = grid
   both = np.stack(np.meshgrid(np.arange(height), np.arange(width), indexing="ij"), axis=-1).astype(np.int32)
   return both.reshape(height // merge, merge, width // merge, merge, 2).swapaxes(1, 2).reshape(-1, 2)
 
@@ -207,7 +196,7 @@ def _corners(coordinates: Int[np.ndarray, "N 2"], grid: Grid, side: int) -> tupl
 
   The square of learned positions is stretched so that its corners are those of the picture.
   """
-  spans = np.maximum(np.asarray(grid, np.float32) - 1, 1)
+  spans = np.maximum(np.asarray(grid[1:], np.float32) - 1, 1)
   exact = coordinates.astype(np.float32) * np.float32(side - 1) / spans
   low = np.floor(exact)
   taps = np.minimum(low[:, None].astype(np.int32) + np.arange(2)[:, None], side - 1)
@@ -215,3 +204,41 @@ def _corners(coordinates: Int[np.ndarray, "N 2"], grid: Grid, side: int) -> tupl
   corners = taps[:, :, None, 0] * side + taps[:, None, :, 1]
   weights = shares[:, :, None, 0] * shares[:, None, :, 1]
   return corners.reshape(-1, 4).astype(np.int32), weights.reshape(-1, 4).astype(np.float32)
+
+
+def show(
+  config: ModelConfig, tokens: Int[np.ndarray, "B T"], segments: Int[np.ndarray, "B T"], pictures: Sequence[Sequence[Any]]
+) -> tuple[Int[np.ndarray, "B T 3"], Images]:
+  """Returns the positions of the tokens of rows, and the patches of the pictures that they show.
+
+  Args:
+    config: Config of a model.
+    tokens: Token ids of rows with one sequence each.
+    segments: 0 at padding.
+    pictures: Pictures of each row, in order, as uint8 arrays [H W 3] or Pillow's pictures.
+
+  Raises:
+    ValueError: If the model has no tower, or the image tokens do not fit the pictures.
+  """
+  vision = config.vision
+  if vision is None:
+    raise ValueError("images: found pictures, expected None: the model has no vision tower")
+  if len(pictures) != len(tokens):
+    raise ValueError(f"images: found {len(pictures)} lists of pictures, expected one for each of the {len(tokens)} rows")
+  cut = [[pictures_lib.patches(picture, vision.pictures) for picture in row] for row in pictures]
+  most = max((num_slots(grid, vision.pictures) for row in cut for _, grid in row), default=1)
+  room = Room(config._replace(train_tower=True), max(1, *map(len, cut)), most)
+  images, positions = blank(room.shapes(*tokens.shape)), np.zeros((*tokens.shape, 3), np.int32)
+  for row, of_row in enumerate(cut):
+    here, (pixels, grids) = np.flatnonzero(segments[row]), zip(*of_row, strict=True) if of_row else ((), ())
+    if len(set(segments[row, here].tolist())) > 1:
+      raise ValueError(f"segments: found several sequences in row {row}, expected one in a row with images")
+    try:
+      own = places(tokens[row, here], grids, vision)
+    except ValueError as error:
+      raise ValueError(f"row {row}: {error}") from error
+    positions[row, here], images.slots[row, here] = own.positions, spread(own.slots, grids, vision, room=most)
+    if of_row:
+      patches = place(pixels, grids, vision, size=images.patches.mask.shape[2])
+      put(images, row, 0, Pictures(b"", own.positions, own.slots, own.end, patches=patches))
+  return positions, images

@@ -7,28 +7,30 @@ from typing import Any
 
 import jax
 import numpy as np
-from jaxtyping import Float, Int
+from jaxtyping import Float
 
 from jaxrl_llm.models import image_slots
-from jaxrl_llm.models.image_slots import Grid, Pictures, Room
+from jaxrl_llm.models.image_slots import Pictures, Room
 from jaxrl_llm.pretrained import pictures
-from jaxrl_llm.pretrained.pictures import PictureConfig
-from jaxrl_llm.types import Images, Params, Patches, Shown
+from jaxrl_llm.pretrained.pictures import Grid, PictureConfig
+from jaxrl_llm.types import Params, Patches, Shown
 
 _KEPT = 1024
-"""Number of pictures whose patches or features stay in host memory."""
+"""Number of pictures whose patches or features stay in host memory, or those of a batch if more."""
+
+_AT_ONCE = 16
+"""Number of pictures that a frozen tower sees in one call."""
 
 
 class Gallery:
-  """The pictures of a run's problems; each is read once, and seen once by a frozen tower.
+  """The pictures of a run's problems. A frozen tower sees each of a batch once.
 
   Args:
     prompts: Room for pictures in a prompt.
     rows: Room for pictures in a row of the learner.
     prompt_ids: Function from a problem to the ids of its prompt, in which each picture has all of
       its image tokens.
-    features: Compiled function `(params, patches) -> features` of one picture; None if the tower is
-      trained.
+    features: Compiled function `(params, patches) -> features`; None if the tower is trained.
   """
 
   def __init__(
@@ -37,7 +39,7 @@ class Gallery:
     rows: Room,
     *,
     prompt_ids: Callable[[Mapping[str, Any]], Sequence[int]],
-    features: Callable[[Params, Patches], Float[jax.Array, "1 S F D"]] | None,
+    features: Callable[[Params, Patches], Float[jax.Array, "I S F D"]] | None,
   ):
     self.prompts, self.rows = prompts, rows
     self._prompt_ids, self._features = prompt_ids, features
@@ -49,56 +51,59 @@ class Gallery:
     """The settings with which pictures become patches."""
     return self.prompts.config.vision.pictures
 
-  def pictures(self, example: Mapping[str, Any], params: Params) -> Pictures:
-    """Returns the pictures of a problem, and where they are in its prompt.
+  def pictures(self, examples: Sequence[Mapping[str, Any]], params: Params) -> list[Pictures]:
+    """Returns the pictures of each problem, and where they are in its prompt.
 
     Args:
-      example: Task row, with the contents of its pictures' files as `images`.
+      examples: Task rows, with the contents of their pictures' files as `images`.
       params: Weights of the model, for a frozen tower.
     """
-    vision, keys = self.prompts.config.vision, [hashlib.sha256(image).digest() for image in example["images"]]
-    seen = [self._seen(key, image, params) for key, image in zip(keys, example["images"], strict=True)]
-    grids = [grid for grid, _ in seen]
+    keys = [[hashlib.sha256(image).digest() for image in example["images"]] for example in examples]
+    contents = {key: image for row, example in zip(keys, examples, strict=True) for key, image in zip(row, example["images"], strict=True)}
+    seen = self._seen(contents, params)
+    return [self._of_prompt(example, row, [seen[key] for key in row]) for example, row in zip(examples, keys, strict=True)]
+
+  def _of_prompt(self, example: Mapping[str, Any], keys: Sequence[bytes], seen: Sequence[tuple[Grid, Any]]) -> Pictures:
+    grids, vision = [grid for grid, _ in seen], self.prompts.config.vision
     places = image_slots.places(self._prompt_ids(example), grids, vision)
     arrays = jax.tree.map(lambda *x: np.stack(x), *(array for _, array in seen))
     kind = "patches" if self._features is None else "features"
     slots = image_slots.spread(places.slots, grids, vision, room=self.prompts.tokens)
     return Pictures(b"".join(keys), places.positions, slots, places.end, **{kind: arrays})
 
-  def _seen(self, key: bytes, image: bytes, params: Params) -> tuple[Grid, Any]:
-    """Returns the size of a picture, and its patches or features."""
-    if key in self._kept:
+  def _seen(self, contents: Mapping[bytes, bytes], params: Params) -> dict[bytes, tuple[Grid, Any]]:
+    """Returns the size of each picture, and its patches or features."""
+    vision, missing = self.prompts.config.vision, [key for key in contents if key not in self._kept]
+    for start in range(0, len(missing), _AT_ONCE):
+      keys = missing[start : start + _AT_ONCE]
+      cut = [pictures.patches(pictures.open_picture(contents[key]), vision.pictures) for key in keys]
+      pixels, grids = zip(*cut, strict=True)
+      arrays = image_slots.place(pixels, grids, vision, size=self.prompts.tokens * vision.merge_size**2)
+      if self._features is not None:
+        whole = jax.tree.map(lambda x: np.pad(x, [(0, _AT_ONCE - len(x))] + [(0, 0)] * (x.ndim - 1)), arrays)
+        arrays = np.asarray(jax.device_get(self._features(params, whole)))
+      self._kept |= {key: (grid, jax.tree.map(lambda x, i=i: x[i], arrays)) for i, (key, grid) in enumerate(zip(keys, grids, strict=True))}
+    self.num_read += len(missing)
+    seen = {key: self._kept[key] for key in contents}
+    for key in contents:
       self._kept.move_to_end(key)
-      return self._kept[key]
-    vision = self.prompts.config.vision
-    pixels, (_, *grid) = pictures.patches(pictures.open_picture(image), vision.pictures)
-    size = self.prompts.tokens * vision.merge_size**2
-    patches = image_slots.place([pixels], [tuple(grid)], vision, size=size)
-    if self._features is None:
-      array = jax.tree.map(lambda x: x[0], patches)
-    else:
-      array = np.asarray(jax.device_get(self._features(params, patches)))[0]
-    self.num_read += 1
-    self._kept[key] = tuple(grid), array
-    if len(self._kept) > _KEPT:
+    while len(self._kept) > max(_KEPT, len(contents)):
       self._kept.popitem(last=False)
-    return self._kept[key]
+    return seen
 
   def shown(self, examples: Sequence[Mapping[str, Any]], width: int, params: Params) -> Shown:
     """Returns the pictures of a batch of prompts, padded on the left to `width` slots."""
     images = image_slots.blank(self.prompts.shapes(len(examples), width))
     positions = np.zeros((len(examples), width, 3), np.int32)
     ends = np.zeros(len(examples), np.int32)
-    for row, example in enumerate(examples):
-      pictures = self.pictures(example, params)
-      image_slots.put(images, row, 0, pictures)
-      here = slice(width - len(pictures.slots), width)
-      images.slots[row, here], positions[row, here], ends[row] = pictures.slots, pictures.positions, pictures.end
+    for row, own in enumerate(self.pictures(examples, params)):
+      image_slots.put(images, row, 0, own)
+      here = slice(width - len(own.slots), width)
+      images.slots[row, here], positions[row, here], ends[row] = own.slots, own.positions, own.end
     return Shown(images, positions, ends)
 
 
 def abstract_shown(room: Room, prompts: int, width: int, place: Callable[[tuple[int, ...], Any], Any]) -> Shown:
   """Returns the pictures of a batch of prompts as shapes, each made by `place(shape, dtype)`."""
-  ints: Callable[..., Int[Any, ...]] = lambda *shape: place(shape, np.int32)
-  images: Images = jax.tree.map(lambda x: place(x.shape, x.dtype), room.shapes(prompts, width))
-  return Shown(images, ints(prompts, width, 3), ints(prompts))
+  images = jax.tree.map(lambda x: place(x.shape, x.dtype), room.shapes(prompts, width))
+  return Shown(images, place((prompts, width, 3), np.int32), place((prompts,), np.int32))

@@ -76,7 +76,10 @@ def learn_from(run: Run, batch: batch_lib.Batch, step: int, *, between: Callable
   credit = compute_credit(run, batch, {}) if run.config.learner.skip_zero_advantages else None
   taken = trained_sequences(credit, len(batch.counted), num_updates)
   gallery = run.experiment.gallery
-  pictures = None if gallery is None else [gallery.pictures(example, run.state.params) for example in batch.examples]
+  pictures = None
+  if gallery is not None:
+    of_prompts = gallery.pictures(batch.examples[:: batch.group_size], run.state.params)
+    pictures = [own for own in of_prompts for _ in range(batch.group_size)]
   sequences = packing.split(trajectories.trajectories(batch.rollouts, batch.counted, pictures=pictures), num_updates)
   minibatches = [only(x, kept) for x, kept in zip(sequences, np.split(taken, num_updates), strict=True)]
   layouts = [arrange(run, x) for x in minibatches]

@@ -50,11 +50,11 @@ def seen(model, params, name, count, *, as_patches=False):
   """Returns the pictures of a recorded prompt as the learner takes them."""
   vision, (tokens, shown, _) = model.config.vision, of_row(name, count)
   cut = [pictures.patches(picture, vision.pictures) for picture in shown]
-  grids = [grid[1:] for _, grid in cut]
+  grids = [grid for _, grid in cut]
   places = image_slots.places(tokens, grids, vision)
   slots = image_slots.spread(places.slots, grids, vision, room=ROOM)
   patches = image_slots.place(
-    [pixels for pixels, _ in cut] or [np.zeros((0, vision.patch_width), np.float32)], grids or [(0, 0)], vision, size=4 * ROOM
+    [pixels for pixels, _ in cut] or [np.zeros((0, vision.patch_width), np.float32)], grids or [(1, 0, 0)], vision, size=4 * ROOM
   )
   if as_patches:
     return image_slots.Pictures(b"%d" % count, places.positions, slots, places.end, patches=patches)
@@ -97,7 +97,7 @@ def test_patches_and_positions_are_those_of_transformers(count):
   vision = loaded(name)[0].config.vision
   cut = [pictures.patches(picture, vision.pictures) for picture in shown]
   np.testing.assert_array_equal(np.concatenate([pixels for pixels, _ in cut]), recorded(name)[f"pixels{count}"])
-  places = image_slots.places(tokens, [grid[1:] for _, grid in cut], vision)
+  places = image_slots.places(tokens, [grid for _, grid in cut], vision)
   np.testing.assert_array_equal(places.positions, recorded(name)[f"positions{count}"])
   assert places.end == places.positions.max() + 1
 
@@ -167,7 +167,7 @@ def test_features_do_not_depend_on_padding():
 
   model, params = loaded(NAMES[0])
   cut = [pictures.patches(picture, model.config.vision.pictures) for picture in of_row(NAMES[0], 2)[1]]
-  pixels, grids = zip(*[(x, grid[1:]) for x, grid in cut], strict=True)
+  pixels, grids = zip(*[(x, grid) for x, grid in cut], strict=True)
   together = features_of(model, params, image_slots.place(pixels, grids, model.config.vision, size=64))
   for i in range(2):
     alone = features_of(model, params, image_slots.place(pixels[i : i + 1], grids[i : i + 1], model.config.vision))[0]

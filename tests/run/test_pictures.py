@@ -40,7 +40,7 @@ def test_a_run_on_pictures(train_tower, tmp_path, monkeypatch):
   gallery, task = run.experiment.gallery, load_task(config)
   assert 0 < gallery.num_read <= len({row["images"][0] for row in [*task.train, *task.test]})
   read = gallery.num_read
-  gallery.pictures(task.test[0], run.state.params), gallery.pictures(task.test[0], run.state.params)
+  gallery.pictures([task.test[0]] * 3, run.state.params), gallery.pictures([task.test[0]], run.state.params)
   assert gallery.num_read <= read + 1
   assert (run.config.model.image_tokens, run.config.rollout.prompt_images) == (9, 1)
   rows = [row for row in read_rows(tmp_path / "run" / "metrics.jsonl") if "rollout_corr/logprob_abs_diff/max" in row]

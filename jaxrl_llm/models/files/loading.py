@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
-from jaxtyping import Array, Float, Int, PyTree
+from jaxtyping import Array, Float, PyTree
 
 from jaxrl_llm.devices.mesh import param_shardings
 from jaxrl_llm.messages import did_you_mean
@@ -20,8 +20,8 @@ from jaxrl_llm.models.files.hf_folder import open_hf_folder, read_hf_config
 from jaxrl_llm.models.files.tensor_names import IGNORED_SUFFIXES, TIED_HEAD, Entry, entries, piece_of, to_params_layout
 from jaxrl_llm.models.files.tensor_source import TensorSource
 from jaxrl_llm.models.model import Model, make_model
-from jaxrl_llm.pretrained import pictures, where
-from jaxrl_llm.types import Images, Params
+from jaxrl_llm.pretrained import where
+from jaxrl_llm.types import Params
 
 # Fields in which a model may differ from the config of its checkpoint.
 _OUR_CHOICES = ("dtype", "param_dtype", "remat", "lora", "attention", "max_positions", "train_tower")
@@ -302,37 +302,8 @@ def logits(
     return _compiled(model.logits)(params, jnp.asarray(tokens, jnp.int32), segments, positions)
   if positions is not None:
     raise ValueError("positions: found positions beside images, expected None: they follow from the pictures")
-  positions, shown = _shown(model, params, np.asarray(tokens), np.asarray(segments), images)
+  positions, shown = image_slots.show(model.config, np.asarray(tokens), np.asarray(segments), images)
   return _compiled(model.logits)(params, jnp.asarray(tokens, jnp.int32), jnp.asarray(segments), positions, shown)
-
-
-def _shown(
-  model: Model, params: Params, tokens: Int[np.ndarray, "B T"], segments: Int[np.ndarray, "B T"], images: Sequence[Sequence[Any]]
-) -> tuple[Int[Array, "B T 3"], Images]:
-  """Returns the positions of the tokens of rows, and the patches of their pictures."""
-  vision = model.config.vision
-  if vision is None:
-    raise ValueError("images: found pictures, expected None: the model has no vision tower")
-  if len(images) != len(tokens):
-    raise ValueError(f"images: found {len(images)} lists of pictures, expected one for each of the {len(tokens)} rows")
-  cut = [[pictures.patches(picture, vision.pictures) for picture in row] for row in images]
-  grids = [[grid[1:] for _, grid in row] for row in cut]
-  room = max((image_slots.num_slots(grid, vision) for row in grids for grid in row), default=1)
-  shapes = image_slots.Room(model.config._replace(train_tower=True), max(1, *map(len, grids)), room).shapes(*tokens.shape)
-  shown, positions = image_slots.blank(shapes), np.zeros((*tokens.shape, 3), np.int32)
-  for row, of_row in enumerate(grids):
-    here = np.flatnonzero(segments[row])
-    if len(set(segments[row, here].tolist())) > 1:
-      raise ValueError(f"segments: found several sequences in row {row}, expected one in a row with images")
-    try:
-      places = image_slots.places(tokens[row, here], of_row, vision)
-    except ValueError as error:
-      raise ValueError(f"row {row}: {error}") from error
-    positions[row, here], shown.slots[row, here] = places.positions, image_slots.spread(places.slots, of_row, vision, room=room)
-    for i, (pixels, grid) in enumerate(cut[row]):
-      patches = image_slots.place([pixels], [grid[1:]], vision, size=shown.patches.mask.shape[2])
-      jax.tree.map(lambda x, own, row=row, i=i: x[row, i].__setitem__(slice(None), own[0]), shown.patches, patches)
-  return jnp.asarray(positions), jax.tree.map(jnp.asarray, shown)
 
 
 def _host_tokens(tokens: Any, vocab_size: int) -> np.ndarray:
