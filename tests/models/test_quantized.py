@@ -91,7 +91,11 @@ def test_decoding_equals_that_of_rounded_weights(shape, sizes, masked_tokens, na
   )(params, prompts, np.ones(prompts.shape, bool), jax.random.key(1))
   drawn, expected = draw(in_8_bits, params), draw(exact, all_rounded(params, shape, name))
   np.testing.assert_array_equal(drawn.tokens, expected.tokens)
-  np.testing.assert_allclose(drawn.logprobs, expected.logprobs, atol=1e-5)
+  error = np.abs(np.asarray(drawn.logprobs) - np.asarray(expected.logprobs))
+  # Two experts may be so close that the last bit of a product decides between them, on some machines for one of the 512 tokens. A wrong
+  # weight changes them all.
+  np.testing.assert_array_less(np.sort(error, axis=None)[: -1 if shape.experts else None], 1e-5)
+  np.testing.assert_array_less(error, 0.1)
   plain = draw(exact, params)
   assert np.abs(np.asarray(plain.logprobs) - np.asarray(drawn.logprobs))[:, 0].max() > 1e-4, "nothing was rounded"
 
