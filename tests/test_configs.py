@@ -93,9 +93,16 @@ def test_with_its_weights_a_config_is_valid(name):
 
 
 SMOKED = ("ppo", "gspo", "sapo")  # One with a critic, one over sequences, one over tokens.
+OTHERWISE = ("own_data", "tools")  # Other data, conversations. The rest differ in their objective.
 
 
-@pytest.mark.parametrize("name", [name if name in SMOKED else pytest.param(name, marks=pytest.mark.slow) for name in RL_NAMES])
+def smoke_run_of(name: str):
+  if name in SMOKED:
+    return name
+  return pytest.param(name, marks=pytest.mark.slow if name in OTHERWISE else pytest.mark.exhaustive)
+
+
+@pytest.mark.parametrize("name", map(smoke_run_of, RL_NAMES))
 def test_smoke_run(name, tmp_path):
   """A length penalty gives the rewards of the untrained policy a variance to learn from."""
   config = tiny_config(name, {"reward.overlong_buffer": 16, "num_steps": 3, "warm_start.num_steps": 6, "warm_start.batch_size": 8})

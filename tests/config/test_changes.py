@@ -170,12 +170,12 @@ def test_other_devices_are_refused_without_the_flag(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_run_on_eight_devices_resumes_on_four_two_and_one(tmp_path, capsys):
+def test_a_run_on_eight_devices_resumes_on_four_and_one(tmp_path, capsys):
   """The restored weights are equal bit for bit, and the losses within rounding."""
   spread = {"mesh.fsdp": -1, "mesh.data": 1}
   assert call(tmp_path / "8", devices=8, **spread) == 0
   losses, first = {}, None
-  for devices in (8, 4, 2, 1):
+  for devices in (8, 4, 1):
     workdir = tmp_path / f"on-{devices}"
     shutil.copytree(tmp_path / "8", workdir)
     with quick(devices):
@@ -194,7 +194,7 @@ def test_a_run_on_eight_devices_resumes_on_four_two_and_one(tmp_path, capsys):
   assert (
     call(refused, devices=4, num_steps=3, **spread) == 2 and "pass --allow_config_change" in capsys.readouterr().err
   )
-  for devices in (4, 2, 1):
+  for devices in (4, 1):
     np.testing.assert_allclose(losses[devices], losses[8], rtol=1e-4, atol=1e-6, err_msg=str(devices))
 
 

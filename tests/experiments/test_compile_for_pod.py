@@ -517,9 +517,10 @@ os._exit(0)
 """
 
 
-@pytest.mark.slow
 @needs_libtpu
-@pytest.mark.parametrize("split", ["by the rule", "the last axis"])
+@pytest.mark.parametrize(
+  "split", [pytest.param("by the rule", marks=pytest.mark.slow), pytest.param("the last axis", marks=pytest.mark.exhaustive)]
+)
 def test_gathered_experts_are_not_copied_into_whole_tiles(split):
   """Of the last axis of 512 numbers, fsdp 8 would leave 64 for each chip, half a tile."""
   result = subprocess.run([sys.executable, "-c", GATHERS, split], cwd=ROOT, env=environment(), capture_output=True, text=True)
@@ -528,16 +529,17 @@ def test_gathered_experts_are_not_copied_into_whole_tiles(split):
   assert gathered > 0 and (relaid > 0) == (split == "the last axis")
 
 
-@pytest.mark.slow
+_AS_THE_LEARNER = ("rollout.slots=256", "serving.layout=learner", "serving.attention=xla")
+
+
 @needs_libtpu
 @pytest.mark.parametrize(
   ("settings", "limits"),
   [
-    ((), dict(bound_s=0.020, collective_mb=10, step_s=0.008)),
-    (("rollout.slots=256",), dict(bound_s=0.004, collective_mb=2, step_s=0.004)),
-    (("rollout.slots=256", "serving.layout=learner", "serving.attention=xla"), None),
+    pytest.param((), dict(bound_s=0.020, collective_mb=10, step_s=0.008), marks=pytest.mark.exhaustive, id="all sequences"),
+    pytest.param(("rollout.slots=256",), dict(bound_s=0.004, collective_mb=2, step_s=0.004), marks=pytest.mark.slow, id="256 rows"),
+    pytest.param(_AS_THE_LEARNER, None, marks=pytest.mark.exhaustive, id="as the learner"),
   ],
-  ids=["all sequences", "256 rows", "as the learner"],
 )
 def test_the_decoding_loop_of_a_pod_leaves_weights_and_cache_in_place(settings, limits, tmp_path):
   """Qwen3-30B-A3B on v5p:4x4x4; the learner's layout and plain attention exceed each limit."""
@@ -558,9 +560,14 @@ def test_the_decoding_loop_of_a_pod_leaves_weights_and_cache_in_place(settings, 
     assert bool(exchanged) == ("rollout.slots=256" in settings) and (not exchanged or float(exchanged[1]) < 10)
 
 
-@pytest.mark.slow
 @needs_libtpu
-@pytest.mark.parametrize("arguments", [("model.preset=nano-moe", "mesh.expert=2"), ("mesh.tensor=2", "rollout.cache_dtype=int8")])
+@pytest.mark.parametrize(
+  "arguments",
+  [
+    pytest.param(("model.preset=nano-moe", "mesh.expert=2"), marks=pytest.mark.slow),
+    pytest.param(("mesh.tensor=2", "rollout.cache_dtype=int8"), marks=pytest.mark.exhaustive),
+  ],
+)
 def test_the_samplers_shardings_are_those_that_the_compiler_would_choose(arguments):
   overrides = [f"--config.{setting}" for setting in (*SMALL, *arguments)]
   command = [sys.executable, "-c", SHARDINGS, CONFIG, "--topology=v5e:2x2", *overrides]

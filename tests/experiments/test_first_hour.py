@@ -30,6 +30,7 @@ def test_another_number_than_the_recorded_one_is_seen(tmp_path, monkeypatch):
   assert wrong == {"nano: tokens drawn equal a CPU's", "nano: largest difference of losses from a CPU's"}
 
 
+@pytest.mark.slow
 def test_a_wrong_kernel_is_seen(monkeypatch):
   doubled = lambda q, k, v, rows, mesh, platform: 2 * v.repeat(2, axis=2)
   monkeypatch.setitem(checks.BACKENDS, "chunked", doubled)
@@ -37,6 +38,7 @@ def test_a_wrong_kernel_is_seen(monkeypatch):
   assert [row.what.split(",")[0] for row in rows] == ["attention chunked", "attention chunked"]
 
 
+@pytest.mark.slow
 def test_a_part_that_fails_does_not_stop_the_others(tmp_path, capsys):
   fails = command.PARTS | {"updates": command.PARTS["updates"]._replace(minutes=1e-3)}
   with mock.patch.object(command, "PARTS", fails):

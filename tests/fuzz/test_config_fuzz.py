@@ -62,9 +62,14 @@ def test_mistakes_are_refused_in_lines(name, way):
   assert num_valid(name, 15, *WAYS[way]) < 15
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("name", mutations.CONFIGS)
+def each_config_in_one_way():
+  """Yields a slow test of each config, in the ways in turn. The other way is left to `exhaustive`."""
+  for i, name in enumerate(mutations.CONFIGS):
+    for j, way in enumerate(WAYS):
+      yield pytest.param(name, way, marks=pytest.mark.slow if i % len(WAYS) == j else pytest.mark.exhaustive)
+
+
+@pytest.mark.parametrize(("name", "way"), each_config_in_one_way())
 def test_thousands_of_mistakes_are_refused_in_lines(name, way):
   assert 4 < num_valid(name, 400, *WAYS[way]) < 360
 

@@ -56,8 +56,7 @@ def test_token_scores_on_eight_devices(tmp_path):
   check_gspo(samples_of("gspo", tmp_path, {"mesh.fsdp": 4, "mesh.tensor": 2}, devices=8), 0.006, 0.008)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["grpo", "sapo"])
+@pytest.mark.parametrize("name", [pytest.param("grpo", marks=pytest.mark.exhaustive), pytest.param("sapo", marks=pytest.mark.slow)])
 def test_other_objectives_have_token_scores_too(name, tmp_path):
   rows = samples_of(name, tmp_path, {})
   weights = [x for row in rows for x in row.get("gate_weight", []) if x is not None]

@@ -229,7 +229,7 @@ def test_a_killed_run_resumes_with_the_carried_groups(golden, tmp_path):
   assert column(golden, "rollout/carried_tokens")[3] > 0  # The checkpoint's groups were restored.
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_streamed_run_carries_the_same_groups(golden, tmp_path):
   run_here(config_of(rollout__report_every=4), tmp_path)
   assert_same_run(golden, tmp_path)

@@ -60,31 +60,37 @@ def test_a_sampler_on_separate_devices_draws_the_same_tokens(run_of):
   assert len(set(column(apart, "perf/compiles")[1:])) == 1
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("changes", [{}, {"mesh__fsdp": 2, "mesh__sampler_tensor": 2}], ids=str)
+@pytest.mark.parametrize(
+  "changes",
+  [
+    pytest.param({}, marks=pytest.mark.exhaustive, id="data"),
+    pytest.param({"mesh__fsdp": 2, "mesh__sampler_tensor": 2}, marks=pytest.mark.slow, id="fsdp and tensor"),
+  ],
+)
 def test_sub_meshes_draw_the_same_tokens(changes, run_of):
   apart = run_of(8, mesh__sampler=4, **changes)
   assert_same_run(run_of(4), apart)
   assert_same_run(run_of(8), apart)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
-  "changes", [{"mesh__sampler_expert": 4}, {"mesh__fsdp": 2, "mesh__sampler_expert": 2, "mesh__sampler_tensor": 2}], ids=str
+  "changes",
+  [
+    pytest.param({"mesh__sampler_expert": 4}, marks=pytest.mark.exhaustive, id="expert"),
+    pytest.param({"mesh__fsdp": 2, "mesh__sampler_expert": 2, "mesh__sampler_tensor": 2}, marks=pytest.mark.slow, id="expert and tensor"),
+  ],
 )
 def test_a_sampler_that_spreads_experts_draws_the_same_tokens(changes, run_of):
   assert_same_run(run_of(1, model__preset="nano-moe"), run_of(8, model__preset="nano-moe", mesh__sampler=4, **changes))
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
   "changes",
   [
-    {"model__lora_rank": 2},
-    {"model__preset": "nano-moe", "moe__replay": "R3", "moe__measure_every": 2},
-    {"objective__kl_coef": 0.1, "learner__old_logprobs": "learner"},
+    pytest.param({"model__lora_rank": 2}, marks=pytest.mark.exhaustive, id="adapters"),
+    pytest.param({"model__preset": "nano-moe", "moe__replay": "R3", "moe__measure_every": 2}, marks=pytest.mark.slow, id="experts"),
+    pytest.param({"objective__kl_coef": 0.1, "learner__old_logprobs": "learner"}, marks=pytest.mark.exhaustive, id="a reference"),
   ],
-  ids=str,
 )
 def test_separate_devices_with_adapters_experts_and_references(changes, run_of):
   assert_same_run(run_of(1, **changes), run_of(2, mesh__sampler=1, **changes))

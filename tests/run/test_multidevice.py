@@ -31,8 +31,14 @@ def assert_same(workdir, on_one_device) -> None:
   assert rows(workdir, "eval")[0]["eval/response_length/mean"] == rows(on_one_device, "eval")[0]["eval/response_length/mean"]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("mesh", [{"mesh.data": 8}, {"mesh.fsdp": 4, "mesh.tensor": 2}, {"mesh.fsdp": 2, "mesh.context": 4}])
+@pytest.mark.parametrize(
+  "mesh",
+  [
+    pytest.param({"mesh.data": 8}, marks=pytest.mark.exhaustive),
+    pytest.param({"mesh.fsdp": 4, "mesh.tensor": 2}, marks=pytest.mark.slow),
+    pytest.param({"mesh.fsdp": 2, "mesh.context": 4}, marks=pytest.mark.exhaustive),
+  ],
+)
 def test_eight_devices_equal_one(mesh, on_one_device, tmp_path):
   run_here(tiny_config("grpo", SHORT | mesh), tmp_path, devices=8)
   assert_same(tmp_path, on_one_device)

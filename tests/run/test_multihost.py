@@ -125,7 +125,7 @@ def test_two_processes_equal_one(one, two):
   assert "warm start" not in log(two, 1) and "accuracy" not in log(two, 1), "only process 0 prints"
 
 
-@pytest.mark.parametrize("index", [0, 1])
+@pytest.mark.parametrize("index", [0, pytest.param(1, marks=pytest.mark.exhaustive)])
 def test_a_signal_to_one_process_ends_both_and_the_run_resumes(index, two, folder):
   """One process gets a SIGTERM in step 2, and in the next attempt a SIGKILL in step 3 or 4.
 

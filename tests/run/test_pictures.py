@@ -24,8 +24,10 @@ SETTINGS = VARIED | {
 }
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("train_tower", [False, True], ids=["frozen", "trained"])
+@pytest.mark.parametrize(
+  "train_tower",
+  [pytest.param(False, marks=pytest.mark.slow, id="frozen"), pytest.param(True, marks=pytest.mark.exhaustive, id="trained")],
+)
 def test_a_run_on_pictures(train_tower, tmp_path, monkeypatch):
   """The tower sees each distinct picture once if it is frozen; sampler and learner agree."""
   monkeypatch.setattr(figures, "PROBLEMS_PER_ANSWER", 10)

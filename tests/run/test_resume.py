@@ -79,8 +79,7 @@ def golden_run(args: list[str], workdir: pathlib.Path) -> None:
   assert result.returncode == 0, result.stderr
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["grpo", "ppo"])
+@pytest.mark.parametrize("name", [pytest.param("grpo", marks=pytest.mark.exhaustive), pytest.param("ppo", marks=pytest.mark.slow)])
 def test_the_reference_and_the_critic_are_kept(name, tmp_path):
   """The losses depend on all that the checkpoint holds.
 

@@ -10,8 +10,6 @@ import pytest
 from jaxrl_llm.workdir.metrics import read_rows
 from tests.runs import ROOT, VARIED, call, command, environment, flags
 
-pytestmark = pytest.mark.slow
-
 OVERRIDES = VARIED | {
   "warm_start.num_steps": 4, "num_steps": 6, "checkpoint.every": 6, "eval.every": 6, "log.num_table_rows": 0, "log.tensorboard": False,
   "log.samples_every": 1,
@@ -51,7 +49,14 @@ def assert_resumes(workdir, golden):
   assert (workdir / "samples.jsonl").read_bytes() == (golden / "samples.jsonl").read_bytes()
 
 
-@pytest.mark.parametrize("phase", ["rollout", "advantages", "update"])
+@pytest.mark.parametrize(
+  "phase",
+  [
+    pytest.param("rollout", marks=pytest.mark.exhaustive),
+    pytest.param("advantages", marks=pytest.mark.exhaustive),
+    pytest.param("update", marks=pytest.mark.slow),
+  ],
+)
 def test_a_step_without_updates_is_given_up(phase, golden, tmp_path):
   """After a SIGTERM in step 3 the checkpoint is that of step 2, or of step 3 if updates began."""
   workdir = tmp_path / "run"
@@ -64,6 +69,7 @@ def test_a_step_without_updates_is_given_up(phase, golden, tmp_path):
   assert_resumes(workdir, golden)
 
 
+@pytest.mark.slow
 def test_ctrl_c_once_saves(golden, tmp_path):
   workdir = tmp_path / "run"
   result = with_fault("rollout:3:interrupt,rollout:3:pause", workdir)
@@ -76,6 +82,7 @@ def test_ctrl_c_once_saves(golden, tmp_path):
   assert_resumes(workdir, golden)
 
 
+@pytest.mark.slow
 def test_ctrl_c_twice_exits_at_once(golden, tmp_path):
   workdir = tmp_path / "run"
   settings = environment() | {"JAXRL_FAULT": "rollout:3:hang"}
@@ -95,6 +102,7 @@ def test_ctrl_c_twice_exits_at_once(golden, tmp_path):
   assert_resumes(workdir, golden)
 
 
+@pytest.mark.slow
 def test_a_phase_that_never_ends_is_stopped_by_the_watchdog(golden, tmp_path):
   workdir = tmp_path / "run"
   result = with_fault("reward:2:hang", workdir, **{"watchdog.seconds": 20})
@@ -105,6 +113,7 @@ def test_a_phase_that_never_ends_is_stopped_by_the_watchdog(golden, tmp_path):
   assert "the phase reward of step 2" in (workdir / "logs" / "attempt-1.log").read_text()
 
 
+@pytest.mark.slow
 def test_a_sigterm_during_a_phase_that_never_ends(golden, tmp_path):
   workdir = tmp_path / "run"
   settings = environment() | {"JAXRL_FAULT": "rollout:3:term,rollout:3:hang"}

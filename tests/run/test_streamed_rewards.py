@@ -59,8 +59,15 @@ def test_unfinished_responses_are_not_graded():
   np.testing.assert_array_equal(kept.rollouts.tokens, rollouts.tokens[2:])
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("changes", [{}, {"rollout.slots": 8}, {"rollout.prompt_buckets": (7, 9)}, {"mesh.sampler": 2}], ids=str)
+@pytest.mark.parametrize(
+  "changes",
+  [
+    pytest.param({}, marks=pytest.mark.exhaustive, id="all rows"),
+    pytest.param({"rollout.slots": 8}, marks=pytest.mark.slow, id="few rows"),
+    pytest.param({"rollout.prompt_buckets": (7, 9)}, marks=pytest.mark.exhaustive, id="two buckets"),
+    pytest.param({"mesh.sampler": 2}, marks=pytest.mark.slow, id="own devices"),
+  ],
+)
 def test_a_streamed_run_is_the_same_run(changes, tmp_path):
   devices = 4 if "mesh.sampler" in changes else 1
   for every in (0, 4):

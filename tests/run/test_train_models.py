@@ -95,8 +95,14 @@ def test_a_run_starts_from_the_checkpoints_weights(checkpoint_folder, tmp_path):
   assert run.experiment.task.tokenizer.encode_prompt("7+8") == run.experiment.task.tokenizer.encode("<bos>7+8")
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("replay", ["R3", "R2", None])
+@pytest.mark.parametrize(
+  "replay",
+  [
+    pytest.param("R3", marks=pytest.mark.slow),
+    pytest.param("R2", marks=pytest.mark.exhaustive),
+    pytest.param(None, marks=pytest.mark.exhaustive),
+  ],
+)
 def test_experts_with_a_sampler_of_lower_precision(replay, tmp_path):
   overrides = SHORT | {
     "warm_start.num_steps": 2, "model.preset": "nano-moe", "model.sampler_dtype": "bfloat16", "moe.replay": replay,

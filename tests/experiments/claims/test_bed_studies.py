@@ -113,9 +113,13 @@ def test_an_error_of_one_token_spreads_and_shrinks_over_the_sequence_under_gspo(
   assert distortions["sapo"]["flips"] == 0
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
-  ("command", "claim"), [(gate_asymmetry, "E15"), (precision, "E16"), (mismatch, "E17")], ids=["E15", "E16", "E17"]
+  ("command", "claim"),
+  [
+    pytest.param(gate_asymmetry, "E15", marks=pytest.mark.slow, id="E15"),
+    pytest.param(precision, "E16", marks=pytest.mark.exhaustive, id="E16"),
+    pytest.param(mismatch, "E17", marks=pytest.mark.exhaustive, id="E17"),
+  ],
 )
 def test_a_smoke_run_writes_verdicts_and_a_figure(command, claim, tmp_path, capsys):
   command.main(["--smoke", f"--folder={tmp_path}"])

@@ -68,7 +68,7 @@ def test_the_rules_detect_a_slope_and_its_absence():
   assert set(judged(alike).values()) == {"mechanism not engaged"}
 
 
-@pytest.mark.slow  # Compiles four objectives.
+@pytest.mark.exhaustive  # Compiles four objectives.
 def test_the_command_runs_and_resumes(tmp_path, capsys, monkeypatch):
   monkeypatch.setattr(beds, "graded", lambda chosen, tokens, *_: (np.arange(len(tokens)) % 3 == 0).astype(np.float32))
   command.main(["--smoke", "--folder", str(tmp_path)])

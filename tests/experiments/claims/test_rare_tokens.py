@@ -67,7 +67,7 @@ def test_the_rules_distinguish_a_stall_from_a_rise():
   assert {rule["verdict"] for rule in idle.values()} == {"mechanism not engaged"}
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_the_command_runs(tmp_path, capsys, monkeypatch):
   # The methods that have a line or a rule.
   names = ("ppo", "clip_higher", *rules.RISERS, "unclipped", "gspo", "vespo")
