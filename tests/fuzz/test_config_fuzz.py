@@ -63,7 +63,7 @@ def test_mistakes_are_refused_in_lines(name, way):
 
 
 def each_config_in_one_way():
-  """Yields a slow test of each config, in the ways in turn. The other way is left to `exhaustive`."""
+  """Yields both ways for each config, in turn one as a slow and one as an exhaustive test."""
   for i, name in enumerate(mutations.CONFIGS):
     for j, way in enumerate(WAYS):
       yield pytest.param(name, way, marks=pytest.mark.slow if i % len(WAYS) == j else pytest.mark.exhaustive)

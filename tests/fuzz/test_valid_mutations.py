@@ -27,7 +27,7 @@ NUMBERS = (
 
 
 def less_often(name: str):
-  """Returns a parameter: a critic and own data are slow tests, the other configs exhaustive ones."""
+  """Returns a parameter of a slow test for a few configs, of an exhaustive one for the others."""
   return pytest.param(name, marks=pytest.mark.slow if name in FEW else pytest.mark.exhaustive)
 
 

@@ -92,8 +92,8 @@ def test_decoding_equals_that_of_rounded_weights(shape, sizes, masked_tokens, na
   drawn, expected = draw(in_8_bits, params), draw(exact, all_rounded(params, shape, name))
   np.testing.assert_array_equal(drawn.tokens, expected.tokens)
   error = np.abs(np.asarray(drawn.logprobs) - np.asarray(expected.logprobs))
-  # Two experts may be so close that the last bit of a product decides between them, on some machines for one of the 512 tokens. A wrong
-  # weight changes them all.
+  # Two experts may be so close that the last bit of a product decides between them, on some
+  # machines for one of the 512 tokens. A wrong weight changes them all.
   np.testing.assert_array_less(np.sort(error, axis=None)[: -1 if shape.experts else None], 1e-5)
   np.testing.assert_array_less(error, 0.1)
   plain = draw(exact, params)

@@ -20,8 +20,6 @@ from jaxrl_llm.workdir.metrics import read_rows
 from tests.devices.hosts.test_hosts import free_address
 from tests.runs import ROOT, VARIED, call, command, environment, flags, quick, tiny_config
 
-pytestmark = pytest.mark.slow
-
 OVERRIDES = VARIED | {
   "warm_start.num_steps": 8, "checkpoint.warm_start_every": 4, "mesh.fsdp": 2, "log.num_table_rows": 0, "log.tensorboard": False,
 }  # fmt: skip
@@ -114,6 +112,7 @@ def two(folder):
   return folder / "two"
 
 
+@pytest.mark.slow
 def test_two_processes_equal_one(one, two):
   assert_same(one, two)
   assert min(row["actor/grad_norm"] for row in rows(one) if row["phase"] == "rl") > 0, (
@@ -125,7 +124,7 @@ def test_two_processes_equal_one(one, two):
   assert "warm start" not in log(two, 1) and "accuracy" not in log(two, 1), "only process 0 prints"
 
 
-@pytest.mark.parametrize("index", [0, pytest.param(1, marks=pytest.mark.exhaustive)])
+@pytest.mark.parametrize("index", [pytest.param(0, marks=pytest.mark.slow), pytest.param(1, marks=pytest.mark.exhaustive)])
 def test_a_signal_to_one_process_ends_both_and_the_run_resumes(index, two, folder):
   """One process gets a SIGTERM in step 2, and in the next attempt a SIGKILL in step 3 or 4.
 
@@ -152,6 +151,7 @@ def test_a_signal_to_one_process_ends_both_and_the_run_resumes(index, two, folde
   assert_same(workdir, two)
 
 
+@pytest.mark.slow
 def test_one_process_saves_on_sigterm_and_two_resume(one, folder):
   workdir = folder / "moved"
   args = command(*ARGS, f"--workdir={workdir}")
@@ -177,6 +177,7 @@ CARRYING = OVERRIDES | {
 CARRYING_ARGS = ["--config=configs/gspo.py:tiny", *flags(CARRYING)]
 
 
+@pytest.mark.slow
 def test_groups_are_carried_by_two_processes_as_by_one(folder):
   """A kill after the checkpoint, which holds carried groups, changes nothing either."""
   with mock.patch.dict(os.environ, IN_ONE):
