@@ -170,6 +170,7 @@ PUBLISHED = {
   "qwen2.5-32b": {"tensor": 2},
   "qwen3-30b-a3b": {"expert": 4},
   "qwen3-235b-a22b": {"expert": 8, "tensor": 2},
+  "qwen3-vl-30b-a3b": {"expert": 4},
 }
 """Published models of `published`, with the sizes of their mesh axes."""
 
@@ -180,7 +181,9 @@ def published(config: ConfigDict, name: str) -> None:
   The job was compiled for pods (docs/pod_plans.md) and is not yet trained. A rollout batch has 256
   prompts of 8 samples and four updates, since prompts are split over chips, and slices have up to
   256. Weights and moments are float32, products bfloat16. A row holds one whole sequence of the
-  maximum length. Weights are random unless `config.model.path` names a checkpoint.
+  maximum length. Weights are random unless `config.model.path` names a checkpoint. A
+  vision-language model reads problems of MathVision, whose pictures are reduced to 1,024 image
+  tokens at most; a row shows up to four of them.
 
   Command: python -m experiments.compile_for_pod --config=configs/gspo.py:NAME --topology=v5p:4x4x4
 
@@ -204,6 +207,9 @@ def published(config: ConfigDict, name: str) -> None:
   config.mesh.fsdp = -1
   config.mesh.update(PUBLISHED[name])
   paper_scale(config, updates_per_rollout=4, num_prompts=256, group_size=8)
+  if "-vl-" in name:
+    config.task.name = "mathvision"
+    config.model.image_tokens, config.rollout.prompt_images, config.learner.row_images = 1024, 1, 4
   # Chosen for the mesh: on 64 chips (64, 128, 192, 256, 384, 512).
   config.learner.row_buckets = None
 

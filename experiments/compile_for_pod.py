@@ -1,14 +1,14 @@
 """`python -m experiments.compile_for_pod --config=FILE[:ARGUMENT] --topology=v5p:4x4x4 ...`
 
-Compiles the programs of a run for remote TPUs, with libtpu but no TPU: update, scoring, prefill and
-one decoding step, as the run itself compiles them. Prints memory by kind, operations and bytes as
+Compiles the programs of a run for remote TPUs, with libtpu but no TPU: update, scoring, vision
+tower, prefill and one decoding step, as the run itself compiles them. Prints memory by kind, operations and bytes as
 needed and as compiled, collectives, and what bounds the time.
 
   --config         the experiment, as in configs/gspo.py:qwen3-30b-a3b
   --config.FIELD   another value for one field, as in --config.mesh.expert=8
   --topology       one slice: v5e:4x4, v5p:4x4x4, v6e:8x16 ...
   --slices         number of slices joined by a network; the data axis crosses them
-  --programs       some of update, score, prefill, decode. Default: all of them
+  --programs       some of update, score, tower, prefill, decode. Default: all that the run has
   --only_plan      stop each program at the compiler's plan of memory and collectives, which saves
                    minutes of generating machine code
   --sweep          try mesh shapes and numbers of rows per device for the update, and recommend the
@@ -35,12 +35,13 @@ from typing import Any
 from experiments.pod import topology as topologies
 from jaxrl_llm.config import check, command_line, sizes
 from jaxrl_llm.config.command_line import UsageError
+from jaxrl_llm.config.fields import flatten
 
 DOES_NOT_FIT = 1
 USAGE_ERROR = 2
-PROGRAMS = ("update", "score", "prefill", "decode")
-FLAGS = {"topology": "", "slices": "1", "programs": ",".join(PROGRAMS)}
-FLAGS |= dict.fromkeys(("only_plan", "sweep", "lengths", "prompt_tokens", "json"), "")
+PROGRAMS = ("update", "score", "tower", "prefill", "decode")
+FLAGS = {"topology": "", "slices": "1"}
+FLAGS |= dict.fromkeys(("programs", "only_plan", "sweep", "lengths", "prompt_tokens", "json"), "")
 
 
 def main(argv: Sequence[str]) -> int:
@@ -86,7 +87,7 @@ def parse(argv: Sequence[str]) -> tuple[Any, dict[str, Any]]:
   if not flags["slices"].isdigit() or int(flags["slices"]) < 1:
     raise UsageError(f"--slices: found {flags['slices']!r}, expected 1 or more")
   flags["slices"] = int(flags["slices"])
-  flags["programs"] = tuple(flags["programs"].split(","))
+  flags["programs"] = tuple(flags["programs"].split(",")) if flags["programs"] else PROGRAMS
   if unknown := set(flags["programs"]) - set(PROGRAMS):
     raise UsageError(f"--programs: found {sorted(unknown)[0]!r}, expected some of {','.join(PROGRAMS)}")
   if not re.fullmatch(r"(\d+(,\d+)*)?", flags["lengths"]):
@@ -111,6 +112,14 @@ def parse(argv: Sequence[str]) -> tuple[Any, dict[str, Any]]:
     print(f"config.mesh.data = {flags['slices']}: the axis that crosses slices")
   if problems := check.config_problems(config):
     raise UsageError("\n".join(problems))
+  of_pictures = {path: flatten(config)[path] for path in sizes.IMAGE_SIZES}
+  if any(of_pictures.values()) and not all(of_pictures.values()):
+    (first, *_) = (path for path, value in of_pictures.items() if value is None)
+    raise UsageError(f"config.{first}: found None, expected a size, because no data is read here to choose it")
+  if not config.learner.row_images or config.model.train_tower:
+    if flags["programs"] != PROGRAMS and "tower" in flags["programs"]:
+      raise UsageError("--programs: found tower, expected others: no pass of a frozen tower over pictures is in this run")
+    flags["programs"] = tuple(name for name in flags["programs"] if name != "tower")
   if (flags["prompt_tokens"] or 0) > (widest := max(config.rollout.prompt_buckets or (0,))):
     raise UsageError(f"--prompt_tokens: found {flags['prompt_tokens']}, expected at most {widest}, the largest of rollout.prompt_buckets")
   # Buckets of rows are chosen for the mesh, without data.
@@ -139,6 +148,7 @@ def run(config, flags: dict[str, Any]) -> int:
   prove = {
     "update": proof.update,
     "score": proof.score,
+    "tower": proof.tower,
     "prefill": sampler_proof.prefill,
     "decode": sampler_proof.decode,
   }

@@ -112,6 +112,28 @@ def rows_pass(config: ConfigDict, model: ModelConfig, mesh: Mesh, *, rows: int, 
   return Work(flops / chips, model_flops / chips, activations + weights, repeated / chips)
 
 
+def tower_pass(model: ModelConfig, mesh: Mesh, *, pictures: int, patches: int) -> Work:
+  """Counts a forward pass of the vision tower.
+
+  Args:
+    model: Shape of a model with a tower.
+    mesh: Mesh of the learner.
+    pictures: Number of pictures, over all chips.
+    patches: Number of patches of each picture.
+  """
+  vision, itemsize = model.vision, jnp.dtype(model.dtype).itemsize
+  square = vision.d_model * vision.merge_size**2
+  of_layer = 4 * vision.d_model**2 + 2 * vision.d_model * vision.d_ff
+  of_merger = square * (square + model.d_model)
+  mergers = 1 + len(vision.deep_layers)
+  of_patch = vision.patch_width * vision.d_model + vision.num_layers * of_layer + mergers * of_merger / vision.merge_size**2
+  attention = 4 * vision.num_layers * vision.d_model * patches**2
+  flops = pictures * (2 * of_patch * patches + attention) / mesh.size
+  weights = vision.num_layers * of_layer + mergers * of_merger
+  activations = pictures * patches * vision.num_layers * (10 * vision.d_model + 2 * vision.d_ff) / mesh.size
+  return Work(flops, flops, (weights + activations) * itemsize)
+
+
 def optimizer_bytes(state_bytes: float, gradient_bytes: float) -> float:
   """Counts the memory traffic of one AdamW update.
 

@@ -40,7 +40,8 @@ def updates_of(config: ConfigDict, lengths: np.ndarray, *, prompt_tokens: int | 
   learner, prompt = config.learner, prompt_tokens or max(config.rollout.prompt_buckets)
   updates = []
   for part in lengths.reshape(learner.updates_per_rollout, -1, lengths.shape[1]).tolist():
-    rows = packing.fewest_rows(*_units(part, prompt, share_prompts=learner.share_prompts), learner.row_tokens)
+    units = _units(part, prompt, pictures=config.rollout.prompt_images or 0, share_prompts=learner.share_prompts)
+    rows = packing.fewest_rows(*units, learner.row_tokens, learner.row_images)
     bucket = next((size for size in sorted(learner.row_buckets) if size >= len(rows)), None)
     if bucket is None:
       raise ValueError(
@@ -62,11 +63,11 @@ def padding(updates: Sequence[Update]) -> float:
 
 
 def _units(
-  groups: Sequence[Sequence[int]], prompt: int, *, share_prompts: bool
+  groups: Sequence[Sequence[int]], prompt: int, *, pictures: int, share_prompts: bool
 ) -> tuple[list[packing.Unit], list[packing.Unit] | None]:
   """Returns each response with its prompt, and each group with one prompt if prompts are shared."""
   size = len(groups[0])
   members = [tuple(range(g * size, (g + 1) * size)) for g in range(len(groups))]
-  alone = [packing.Unit(0, (i,), (prompt + length,)) for group, own in zip(groups, members) for i, length in zip(own, group)]
-  shared = [packing.Unit(prompt, own, tuple(group)) for group, own in zip(groups, members)]
+  alone = [packing.Unit(0, (i,), (prompt + length,), pictures) for group, own in zip(groups, members) for i, length in zip(own, group)]
+  shared = [packing.Unit(prompt, own, tuple(group), pictures) for group, own in zip(groups, members)]
   return alone, shared if share_prompts else None

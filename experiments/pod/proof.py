@@ -179,6 +179,18 @@ def score(plan: Plan) -> Proof:
   return Proof("score", compiled, parts, beside=moments, work=score_work(plan, rows), rows=rows)
 
 
+def tower(plan: Plan) -> Proof:
+  """Compiles the pass of a frozen vision tower over as many pictures as it sees in one call."""
+  (params, patches), state = plan.programs.features.signatures[0], plan.programs.abstract_state
+  pictures, size = patches.mask.shape
+  own = costs.bytes_on_chip(params["tower"])
+  parts = {"weights": own, "patches": costs.bytes_on_chip(patches)}
+  compiled = compile_for(plan.programs.features.jitted, (params, patches), plan.mesh, plan.topology, only_planned=plan.only_planned)
+  beside = costs.bytes_on_chip(state) - own
+  note = f"{pictures} pictures of {size} patches each"
+  return Proof("tower", compiled, parts, beside, costs.tower_pass(plan.model, plan.mesh, pictures=pictures, patches=size), note=note)
+
+
 def _rows(signature: tuple) -> int:
   return signature[1].tokens.shape[0]
 

@@ -1,6 +1,7 @@
 """The sampler's programs compiled for remote chips: prefill and one decoding step."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -18,7 +19,8 @@ from jaxrl_llm.learner.programs import records_routes
 from jaxrl_llm.models import Model, ModelConfig, make_model
 from jaxrl_llm.models.decoding import serving_of
 from jaxrl_llm.models.decoding_weights import unstacked_shardings
-from jaxrl_llm.rollouts.samplers import in_dtype
+from jaxrl_llm.rollouts.gallery import abstract_shown
+from jaxrl_llm.rollouts.samplers import in_dtype, room_in_prompts
 from jaxrl_llm.sampler import exchange
 from jaxrl_llm.sampler.begin import begin, num_rows
 from jaxrl_llm.sampler.loop import grow
@@ -92,13 +94,15 @@ def make_sampler(plan: Plan, num_layers: int) -> Sampler:
     jax.ShapeDtypeStruct(prompts, dtype, sharding=mesh_lib.row_sharding(mesh)) for dtype in (jnp.int32, bool)
   ]
   key = _placed(jax.eval_shape(jax.random.key, 0), mesh_lib.replicated(mesh))
-  arguments = (params, *arrays, key)
+  room = room_in_prompts(config, shape)
+  place = partial(jax.ShapeDtypeStruct, sharding=mesh_lib.row_sharding(mesh))
+  arguments = (params, *arrays, key, *([] if room is None else [abstract_shown(room, *prompts, place)]))
 
-  def prefill(params, prompts, mask, key):
-    return begin(model, settings, params, prompts, mask, key, Requests())[:2]
+  def prefill(params, prompts, mask, key, shown=None):
+    return begin(model, settings, params, prompts, mask, key, Requests(), shown)[:2]
 
-  def start(params, prompts, mask, key):
-    inputs, loop = prefill(params, prompts, mask, key)
+  def start(*arguments):
+    inputs, loop = prefill(*arguments)
     for _ in settings.cache_blocks[1:]:
       loop = grow(model, settings, loop)
     return inputs, loop

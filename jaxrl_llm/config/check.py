@@ -9,7 +9,7 @@ from ml_collections import ConfigDict
 
 from jaxrl_llm.config import renamed
 from jaxrl_llm.config.fields import FIELDS, Field, flatten, given, unknown, unused
-from jaxrl_llm.config.sizes import IMAGE_SIZES, most_rows
+from jaxrl_llm.config.sizes import IMAGE_SIZES, most_rows, per_row
 from jaxrl_llm.config.values import has_type, holds
 from jaxrl_llm.messages import Problem, did_you_mean, problem_of, shown
 
@@ -290,7 +290,7 @@ def size_problems(config: ConfigDict, *, longest_demonstration: int | None = Non
   checked = [("learner", learner.row_buckets, count, longest, most_rows(config))]
   if warm.num_steps:
     shown = longest_demonstration or longest
-    checked.append(("warm_start", warm.row_buckets, warm.batch_size, shown, -(-warm.batch_size // (learner.row_tokens // shown))))
+    checked.append(("warm_start", warm.row_buckets, warm.batch_size, shown, -(-warm.batch_size // per_row(config, shown))))
   for path, buckets, count, tokens, needed in checked:
     if buckets is not None and max(buckets) < needed:
       need = f"{count} sequences of up to {tokens} tokens can need {needed} rows of {learner.row_tokens}"

@@ -9,6 +9,7 @@ from ml_collections import ConfigDict
 from jaxrl_llm import objectives
 from jaxrl_llm.config.fields import given
 from jaxrl_llm.models import Lora, Model, ModelConfig, load_params, preset, read_config
+from jaxrl_llm.models.config import Vision
 from jaxrl_llm.objectives.corrected import corrected
 from jaxrl_llm.pretrained import where
 from jaxrl_llm.pretrained.tokenizer import load_tokenizer
@@ -29,7 +30,23 @@ def model_config(config: ConfigDict, *, vocab_size: int | None = None) -> ModelC
   section = config.model
   shape = preset(section.preset, vocab_size=vocab_size) if section.path is None else read_config(where.resolve(section.path))
   options = {name: section[name] for name in ("dtype", "param_dtype", "remat", "attention", "head_tokens", "train_tower")}
-  return shape._replace(**options, lora=lora(config))
+  return shape._replace(**options, lora=lora(config), vision=shape.vision and with_image_tokens(shape.vision, section.image_tokens))
+
+
+def with_image_tokens(vision: Vision, most: int | None) -> Vision:
+  """Returns a tower whose pictures are reduced to at most so many image tokens; None reduces none.
+
+  Example:
+    >>> from jaxrl_llm.pretrained.pictures import grid_of, num_slots
+    >>> pictures = with_image_tokens(Vision(24, 1024, 16, 4096), 1024).pictures
+    >>> num_slots(grid_of(3000, 4000, pictures), pictures)
+    972
+  """
+  if most is None:
+    return vision
+  pictures = vision.pictures
+  pixels = min(pictures.max_pixels, most * pictures.token_size**2)
+  return vision._replace(pictures=pictures._replace(max_pixels=pixels, min_pixels=min(pictures.min_pixels, pixels)))
 
 
 def lora(config: ConfigDict) -> Lora | None:

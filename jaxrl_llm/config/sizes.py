@@ -70,8 +70,9 @@ def choose_sizes(config: ConfigDict, lengths: Lengths, bounds: Bounds) -> Config
     budget. One of a ninth is added if responses without an advantage are skipped. A mini-batch of
     a million slots or more has finer buckets: 1/8, 1/4, 3/8, 1/2 and 3/4. Each bucket costs a
     compiled program.
-  * A prompt has room for the largest number of pictures, each with the tokens of the largest, and a
-    row for as many as the prompts with the most pictures per token would bring into it.
+  * A prompt has room for the largest number of pictures, each with the tokens of the largest. A row
+    has room for the pictures of sequences of the greatest length, and for more if their image
+    tokens are no more than its slots.
   * A warm start has a bucket for the largest possible batch of its demonstrations, and one for a
     usual batch if that is clearly smaller.
 
@@ -100,8 +101,11 @@ def choose_sizes(config: ConfigDict, lengths: Lengths, bounds: Bounds) -> Config
       prompts, counts, tokens = (np.asarray(x) for x in zip(*lengths.pictures, strict=True))
       config.model.image_tokens = config.model.image_tokens or int(tokens.max())
       rollout.prompt_images = rollout.prompt_images or int(counts.max())
-      # With at least one token of a response.
-      learner.row_images = learner.row_images or max(int(np.max(learner.row_tokens * counts // (prompts + 1))), 1)
+      # No row can show more, with at least one token of a response.
+      most = max(int(np.max(learner.row_tokens * counts // (prompts + 1))), 1)
+      longest = max(rollout.prompt_buckets) + rollout.max_new_tokens
+      enough = max(learner.row_tokens // config.model.image_tokens, learner.row_tokens // longest * rollout.prompt_images)
+      learner.row_images = learner.row_images or max(min(most, enough), rollout.prompt_images)
     longest, parts = max(rollout.prompt_buckets) + rollout.max_new_tokens, bounds.shards * (learner.rows_per_device or 1)
     if learner.row_tokens < longest:
       return config.lock()  # `check.size_problems` refuses it.
@@ -113,7 +117,7 @@ def choose_sizes(config: ConfigDict, lengths: Lengths, bounds: Bounds) -> Config
       learner.row_buckets = multiples([most * share for share in shares], parts)
     if warm.row_buckets is None and warm.num_steps:
       shown, batch = np.asarray(lengths.demonstrations), warm.batch_size
-      most = -(-batch // (learner.row_tokens // min(int(shown.max()), longest)))
+      most = -(-batch // per_row(config, min(int(shown.max()), longest)))
       # Two standard deviations above the mean, and a tenth for the ends of rows.
       usual = 1.1 * (batch * shown.mean() + 2 * batch**0.5 * shown.std()) / learner.row_tokens
       warm.row_buckets = multiples((most, usual if usual < 0.75 * most else most), parts)
@@ -197,12 +201,19 @@ def most_rows(config: ConfigDict) -> int:
   rollout, slots = config.rollout, config.learner.row_tokens
   prompt, response = max(rollout.prompt_buckets), rollout.max_new_tokens
   groups, unit = _groups(config), _unit(config)
-  alone = -(-groups * rollout.group_size // (slots // (prompt + response)))
+  alone = -(-groups * rollout.group_size // per_row(config, prompt + response))
   if not config.learner.share_prompts:
     return alone
   # Rows of several groups, or several rows of a group, each with a copy of the prompt.
-  shared = -(-groups // (slots // unit)) if unit <= slots else groups * -(-rollout.group_size // ((slots - prompt) // response))
+  shared = -(-groups // per_row(config, unit)) if unit <= slots else groups * -(-rollout.group_size // ((slots - prompt) // response))
   return min(alone, shared)
+
+
+def per_row(config: ConfigDict, tokens: int) -> int:
+  """Returns how many prompts with `tokens` tokens, responses included, every row has room for."""
+  most = config.learner.row_tokens // tokens
+  pictures = config.learner.row_images, config.rollout.prompt_images
+  return min(most, max(pictures[0] // pictures[1], 1)) if all(pictures) else most
 
 
 def _groups(config: ConfigDict) -> int:

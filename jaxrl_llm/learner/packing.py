@@ -41,11 +41,13 @@ class Unit(NamedTuple):
     shared: Number of tokens of the shared prompt; 0 if nothing is shared.
     members: Indices of the sequences.
     lengths: Number of tokens of each sequence without the shared prompt.
+    pictures: Number of pictures of the prompt.
   """
 
   shared: int
   members: tuple[int, ...]
   lengths: tuple[int, ...]
+  pictures: int = 0
 
   @property
   def size(self) -> int:
@@ -97,7 +99,8 @@ def units_of(sequences: Sequence[Trajectory], *, share_prompts: bool, group_size
     share_prompts: Whether to group them; otherwise every sequence is a unit of its own.
     group_size: Largest number of sequences in a unit; None sets no limit.
   """
-  alone = lambda index: Unit(0, (index,), (len(sequences[index].tokens),))
+  shown = lambda index: 0 if sequences[index].pictures is None else sequences[index].pictures.count
+  alone = lambda index: Unit(0, (index,), (len(sequences[index].tokens),), shown(index))
   if not share_prompts:
     return [alone(index) for index in range(len(sequences))]
 
@@ -117,19 +120,26 @@ def units_of(sequences: Sequence[Trajectory], *, share_prompts: bool, group_size
       if len(members) == 1 or not shared:
         units += [alone(index) for index in members]
       else:
-        units.append(Unit(shared, members, tuple(len(sequences[index].tokens) - shared for index in members)))
+        units.append(Unit(shared, members, tuple(len(sequences[index].tokens) - shared for index in members), shown(members[0])))
   return units
 
 
-def assign_rows(units: Sequence[Unit], row_tokens: int) -> list[list[Unit]]:
+def assign_rows(units: Sequence[Unit], row_tokens: int, row_images: int | None = None) -> list[list[Unit]]:
   """Packs units into rows by first-fit decreasing.
+
+  A row takes a unit if there is room for its tokens and its pictures.
 
   A unit that shares a prompt and fits nowhere as a whole is split over rows. Each part brings a
   copy of the prompt into its row, so an existing row takes a part only if its responses are more
   than twice as long as the prompt.
 
+  Args:
+    units: Units to pack.
+    row_tokens: Number of slots per row.
+    row_images: Number of pictures that a row has room for; None for any.
+
   Raises:
-    ValueError: If a sequence is longer than a row.
+    ValueError: If a sequence is longer than a row, or its prompt has more pictures.
 
   Example:
     >>> alone = [Unit(0, (i,), (length,)) for i, length in enumerate([5, 3, 7, 2])]
@@ -140,27 +150,35 @@ def assign_rows(units: Sequence[Unit], row_tokens: int) -> list[list[Unit]]:
   """
   rows: list[list[Unit]] = []
   room: list[int] = []
+  places: list[float] = []  # For pictures.
+  all_places = float("inf") if row_images is None else row_images
 
   def put(unit: Unit, row: int) -> None:
     rows[row].append(unit)
     room[row] -= unit.size
+    places[row] -= unit.pictures
 
   for unit in sorted(units, key=lambda unit: -unit.size):
+    if unit.pictures > all_places:
+      raise ValueError(f"config.learner.row_images: found {row_images}, expected at least {unit.pictures}, the pictures of one prompt")
     if unit.shared + max(unit.lengths) > row_tokens:
       raise ValueError(f"learner.row_tokens={row_tokens} cannot hold a sequence of {unit.shared + max(unit.lengths)} tokens")
     rest: Unit | None = unit
     while rest is not None:
-      row = next((r for r, free in enumerate(room) if free >= rest.size), None)
+      # A row without a place for the pictures has no room.
+      free = [tokens if count >= rest.pictures else 0 for tokens, count in zip(room, places, strict=True)]
+      row = next((r for r, tokens in enumerate(free) if tokens >= rest.size), None)
       if row is not None:
         put(rest, row)
         break
-      widest = int(np.argmax(room)) if room else -1
-      part, left = _part(rest, room[widest] if room else 0)
+      widest = int(np.argmax(free)) if free else -1
+      part, left = _part(rest, free[widest] if free else 0)
       # A new row takes the largest part that fits; for a unit without a shared prompt, that is all
       # of it.
       if part is None or sum(part.lengths) <= 2 * part.shared:
         rows.append([])
         room.append(row_tokens)
+        places.append(all_places)
         widest = len(rows) - 1
         part, left = _part(rest, row_tokens)
       put(part, widest)
@@ -182,26 +200,29 @@ def _part(unit: Unit, room: int) -> tuple[Unit | None, Unit | None]:
 
   def only(chosen: Sequence[int]) -> Unit | None:
     pick = lambda x: tuple(x[i] for i in chosen)
-    return Unit(unit.shared, pick(unit.members), pick(unit.lengths)) if chosen else None
+    return unit._replace(members=pick(unit.members), lengths=pick(unit.lengths)) if chosen else None
 
   return only(sorted(taken)), only([i for i in range(len(unit.members)) if i not in taken])
 
 
-def fewest_rows(alone: Sequence[Unit], shared: Sequence[Unit] | None, row_tokens: int) -> list[list[Unit]]:
+def fewest_rows(
+  alone: Sequence[Unit], shared: Sequence[Unit] | None, row_tokens: int, row_images: int | None = None
+) -> list[list[Unit]]:
   """Packs sequences one by one or with shared prompts, whichever takes fewer rows.
 
   Args:
     alone: Each sequence as a unit of its own.
     shared: The same sequences with shared prompts; None if they may not share any.
     row_tokens: Number of slots per row.
+    row_images: Number of pictures that a row has room for; None for any.
 
   Raises:
-    ValueError: If a sequence is longer than a row.
+    ValueError: If a sequence is longer than a row, or its prompt has more pictures.
   """
-  rows = assign_rows(alone, row_tokens)
+  rows = assign_rows(alone, row_tokens, row_images)
   if shared is None:
     return rows
-  with_shared = assign_rows(shared, row_tokens)
+  with_shared = assign_rows(shared, row_tokens, row_images)
   return with_shared if len(with_shared) <= len(rows) else rows
 
 
@@ -213,6 +234,7 @@ def arrange(
   share_prompts: bool = False,
   group_size: int | None = None,
   num_shards: int = 1,
+  row_images: int | None = None,
 ) -> Layout:
   """Places sequences in the smallest declared number of rows that holds them.
 
@@ -223,12 +245,14 @@ def arrange(
     share_prompts: Whether consecutive sequences with the same prompt store it once; see `units_of`.
     group_size: Largest number of sequences that store it once; None sets no limit.
     num_shards: Number of shards of the rows. Full and empty rows are distributed evenly over them.
+    row_images: Number of pictures that a row has room for; None for any.
 
   Raises:
-    ValueError: If a sequence is longer than a row, or more rows are needed than the largest bucket.
+    ValueError: If a sequence is longer than a row, its prompt has more pictures, or more rows are
+      needed than the largest bucket.
   """
   shared = units_of(sequences, share_prompts=True, group_size=group_size) if share_prompts else None
-  rows = fewest_rows(units_of(sequences, share_prompts=False), shared, row_tokens)
+  rows = fewest_rows(units_of(sequences, share_prompts=False), shared, row_tokens, row_images)
   num_rows = next((bucket for bucket in sorted(row_buckets) if bucket >= len(rows)), None)
   if num_rows is None:
     raise ValueError(

@@ -37,7 +37,7 @@ from jaxrl_llm.models.params import partition
 from jaxrl_llm.objectives.base import critic_objective
 from jaxrl_llm.objectives.sft import sft
 from jaxrl_llm.sampler import make_filter
-from jaxrl_llm.types import Objective, Params, PolicyOutputs, TrainBatch, TrainState
+from jaxrl_llm.types import Objective, Params, Patches, PolicyOutputs, TrainBatch, TrainState
 
 Optimizer = tuple[optax.GradientTransformation, optax.Schedule]
 
@@ -84,6 +84,8 @@ class Programs(NamedTuple):
     logprobs: `(params, batch) -> Logprobs` under the sampling distribution.
     token_scores: `(params, batch) -> TokenScores` of a batch for `rl_step` without `kl_coefs`.
     routes: Programs for the routes of a mixture of experts; None for a dense model.
+    features: `(params, patches) -> features [I S F D]` of `pictures_at_once` pictures by a frozen
+      tower; None if the tower is trained or there are no pictures.
     critic: Programs of the critic; None for a method without a critic.
   """
 
@@ -97,6 +99,7 @@ class Programs(NamedTuple):
   logprobs: Callable[[Params, TrainBatch], Logprobs]
   token_scores: Callable[[Params, TrainBatch], TokenScores]
   routes: RoutePrograms | None
+  features: Callable[[Params, Patches], Float[Array, "I S F D"]] | None
   critic: CriticPrograms | None
 
 
@@ -161,6 +164,7 @@ def make_programs(config: ConfigDict, mesh: Mesh, shape: ModelConfig, objective:
       jax.jit(token_scores, out_shardings=mesh_lib.token_sharding(mesh)), [(abstract_state.params, batch) for batch in shown_batches]
     ),
     routes=make_route_programs(mesh, model, learner, replays=replays, records=records_routes(config, shape)) if shape.experts else None,
+    features=make_features(config, mesh, model, abstract_state.params),
     critic=make_critic_programs(config, mesh, make_critic(shape, mesh=mesh), objective) if "values" in needs else None,
   )
 
@@ -213,6 +217,31 @@ def make_logprobs(
 def room_in_rows(config: ConfigDict, shape: ModelConfig) -> Room | None:
   """Returns the room for pictures in the rows of an update; None if the prompts show none."""
   return Room(shape, config.learner.row_images, config.model.image_tokens) if config.learner.row_images else None
+
+
+def make_features(
+  config: ConfigDict, mesh: Mesh, model: Model, params: Params
+) -> Callable[[Params, Patches], Float[Array, "I S F D"]] | None:
+  """Makes the pass of a frozen tower over pictures, which are split over the mesh as rows are.
+
+  `params` are abstract.
+  """
+  room = room_in_rows(config, model.config)
+  if room is None or model.config.train_tower:
+    return None
+  place = partial(jax.ShapeDtypeStruct, sharding=mesh_lib.row_sharding(mesh))
+  patches = jax.tree.map(lambda x: place(x.shape, x.dtype), room.patches(pictures_at_once(room, mesh)))
+  return compiled_for(jax.jit(model.features, out_shardings=mesh_lib.row_sharding(mesh)), [(params, patches)])
+
+
+def pictures_at_once(room: Room, mesh: Mesh) -> int:
+  """Returns the number of pictures that a frozen tower sees in one call."""
+  per_device = _PATCHES_AT_ONCE // (room.tokens * room.config.vision.merge_size**2)
+  return min(max(per_device, 1), _PICTURES_AT_ONCE) * mesh_lib.num_row_shards(mesh)
+
+
+_PATCHES_AT_ONCE, _PICTURES_AT_ONCE = 2**14, 16
+"""Most patches and most pictures that a device sees at a time, but for a single larger picture."""
 
 
 def router_coefs(config: ConfigDict) -> dict[str, float]:

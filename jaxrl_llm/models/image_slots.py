@@ -131,14 +131,19 @@ class Room(NamedTuple):
 
   def shapes(self, rows: int, slots: int) -> Images:
     """Returns the shapes of the pictures of a batch with so many rows and slots."""
-    config, lead = self.config, (rows, self.pictures)
-    array = lambda *shape, dtype="float32": jax.ShapeDtypeStruct(shape, dtype)
-    places, vision = array(rows, slots, dtype="int32"), config.vision
-    if not config.train_tower:
-      return Images(places, features=array(*lead, self.tokens, 1 + len(vision.deep_layers), config.d_model, dtype=config.dtype))
+    config, lead, places = self.config, (rows, self.pictures), jax.ShapeDtypeStruct((rows, slots), "int32")
+    if config.train_tower:
+      return Images(places, patches=self.patches(*lead))
+    features = (*lead, self.tokens, 1 + len(config.vision.deep_layers), config.d_model)
+    return Images(places, features=jax.ShapeDtypeStruct(features, config.dtype))
+
+  def patches(self, *lead: int) -> Patches:
+    """Returns the shapes of the patches of pictures, whose numbers are `lead`."""
+    vision = self.config.vision
     lead = (*lead, self.tokens * vision.merge_size**2)
-    ints = lambda count: array(*lead, count, dtype="int32")
-    return Images(places, patches=Patches(array(*lead, vision.patch_width), ints(2), ints(4), array(*lead, 4), array(*lead, dtype="bool")))
+    array = lambda *shape, dtype="float32": jax.ShapeDtypeStruct((*lead, *shape), dtype)
+    ints = lambda count: array(count, dtype="int32")
+    return Patches(array(vision.patch_width), ints(2), ints(4), array(4), array(dtype="bool"))
 
 
 def blank(shapes: Images) -> Images:

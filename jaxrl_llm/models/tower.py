@@ -3,8 +3,10 @@
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array, Bool, Float
 
+from jaxrl_llm.devices.mesh import BATCH_AXES, num_row_shards
 from jaxrl_llm.models.config import ModelConfig
 from jaxrl_llm.models.linear import matmul, param
 from jaxrl_llm.models.precision import precision_of
@@ -82,6 +84,17 @@ def _attend(
   return mixed.reshape(padded.shape)[:, : q.shape[1]]
 
 
+def split(x: Float[Array, "I N W"], mesh: Mesh | None) -> Float[Array, "I N W"]:
+  """Splits pictures over the mesh as rows are, if it divides their number.
+
+  Otherwise XLA splits their widths as the weights, and adds up every product over all devices.
+  """
+  if mesh is None or mesh.size == 1 or x.shape[0] % num_row_shards(mesh):
+    return x
+  spec = PartitionSpec(BATCH_AXES, *[PartitionSpec.UNCONSTRAINED] * (x.ndim - 1))
+  return jax.lax.with_sharding_constraint(x, NamedSharding(mesh, spec))
+
+
 class TowerBlock(nnx.Module):
   """Pre-norm attention and a feed-forward layer with GELU, each on the residual stream."""
 
@@ -126,7 +139,7 @@ class Tower(nnx.Module):
     Qwen3-VL technical report, arXiv:2511.21631, 2025; DeepStack, arXiv:2406.04334, 2024.
   """
 
-  def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs):
+  def __init__(self, config: ModelConfig, *, rngs: nnx.Rngs, mesh: Mesh | None = None):
     vision, dtype = config.vision, config.param_dtype
 
     @nnx.split_rngs(splits=vision.num_layers)
@@ -141,6 +154,7 @@ class Tower(nnx.Module):
     for i in range(len(vision.deep_layers)):
       setattr(self, f"deep_merger_{i}", Merger(config, rngs=rngs, is_deep=True))
     self.config = config
+    self.mesh = mesh
 
   @jax.named_scope("tower")
   def __call__(self, patches: Patches) -> Float[Array, "I S F D"]:
@@ -149,22 +163,22 @@ class Tower(nnx.Module):
     positions = self.positions.get_value()[patches.corners].astype(jnp.float32)
     shares = patches.shares
     positions = jnp.einsum("inkd,ink->ind", positions, shares, precision=precision_of(positions, shares))
-    x = self.patches(patches.pixels.astype(dtype)) + positions.astype(dtype)
+    x = split(self.patches(patches.pixels.astype(dtype)) + positions.astype(dtype), self.mesh)
     quarter = vision.d_model // vision.num_heads // 4
     angles = (patches.coordinates[..., None].astype(jnp.float32) * frequencies(2 * quarter, _THETA)).reshape(*x.shape[:2], 1, -1)
     rotated = Rotation(jnp.sin(angles), jnp.cos(angles))
     graph, stacked = nnx.split(self.layers)
 
     def step(x, block):
-      return nnx.merge(graph, block)(x, rotated, patches.mask), None
+      return split(nnx.merge(graph, block)(x, rotated, patches.mask), self.mesh), None
 
     features, start = [], 0
     for i, layer in enumerate(vision.deep_layers):
       x = self._through(step, x, stacked, start, layer + 1)
-      features.append(getattr(self, f"deep_merger_{i}")(x))
+      features.append(split(getattr(self, f"deep_merger_{i}")(x), self.mesh))
       start = layer + 1
     x = self._through(step, x, stacked, start, vision.num_layers)
-    return jnp.stack([self.merger(x), *features], axis=2)
+    return jnp.stack([split(self.merger(x), self.mesh), *features], axis=2)
 
   def _through(self, step, x: Float[Array, "I N W"], stacked, start: int, stop: int) -> Float[Array, "I N W"]:
     """Applies the layers from `start` up to `stop`."""

@@ -97,7 +97,7 @@ class Transformer(nnx.Module):
       self.head = param(rngs, shape[::-1], ("embed", "vocab"), fan_in=config.d_model, dtype=dtype)
       adapter(self, "head", "head", config, rngs=rngs)
     if config.vision is not None:
-      self.tower = Tower(config, rngs=rngs)
+      self.tower = Tower(config, rngs=rngs, mesh=mesh)
     self.config = config
     self.mesh = mesh
 

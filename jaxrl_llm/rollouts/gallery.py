@@ -9,6 +9,7 @@ import jax
 import numpy as np
 from jaxtyping import Float
 
+from jaxrl_llm.devices import hosts
 from jaxrl_llm.models import image_slots
 from jaxrl_llm.models.image_slots import Pictures, Room
 from jaxrl_llm.pretrained import pictures
@@ -17,9 +18,6 @@ from jaxrl_llm.types import Params, Patches, Shown
 
 _KEPT = 1024
 """Number of pictures whose patches or features stay in host memory, or those of a batch if more."""
-
-_AT_ONCE = 16
-"""Number of pictures that a frozen tower sees in one call."""
 
 
 class Gallery:
@@ -31,6 +29,7 @@ class Gallery:
     prompt_ids: Function from a problem to the ids of its prompt, in which each picture has all of
       its image tokens.
     features: Compiled function `(params, patches) -> features`; None if the tower is trained.
+    at_once: Number of pictures that the function takes.
   """
 
   def __init__(
@@ -40,9 +39,10 @@ class Gallery:
     *,
     prompt_ids: Callable[[Mapping[str, Any]], Sequence[int]],
     features: Callable[[Params, Patches], Float[jax.Array, "I S F D"]] | None,
+    at_once: int = 16,
   ):
     self.prompts, self.rows = prompts, rows
-    self._prompt_ids, self._features = prompt_ids, features
+    self._prompt_ids, self._features, self._at_once = prompt_ids, features, at_once
     self._kept: OrderedDict[bytes, tuple[Grid, Any]] = OrderedDict()
     self.num_read = 0
 
@@ -74,14 +74,14 @@ class Gallery:
   def _seen(self, contents: Mapping[bytes, bytes], params: Params) -> dict[bytes, tuple[Grid, Any]]:
     """Returns the size of each picture, and its patches or features."""
     vision, missing = self.prompts.config.vision, [key for key in contents if key not in self._kept]
-    for start in range(0, len(missing), _AT_ONCE):
-      keys = missing[start : start + _AT_ONCE]
+    for start in range(0, len(missing), self._at_once):
+      keys = missing[start : start + self._at_once]
       cut = [pictures.patches(pictures.open_picture(contents[key]), vision.pictures) for key in keys]
       pixels, grids = zip(*cut, strict=True)
       arrays = image_slots.place(pixels, grids, vision, size=self.prompts.tokens * vision.merge_size**2)
       if self._features is not None:
-        whole = jax.tree.map(lambda x: np.pad(x, [(0, _AT_ONCE - len(x))] + [(0, 0)] * (x.ndim - 1)), arrays)
-        arrays = np.asarray(jax.device_get(self._features(params, whole)))
+        whole = jax.tree.map(lambda x: np.pad(x, [(0, self._at_once - len(x))] + [(0, 0)] * (x.ndim - 1)), arrays)
+        arrays = hosts.to_host(self._features(params, whole))
       self._kept |= {key: (grid, jax.tree.map(lambda x, i=i: x[i], arrays)) for i, (key, grid) in enumerate(zip(keys, grids, strict=True))}
     self.num_read += len(missing)
     seen = {key: self._kept[key] for key in contents}

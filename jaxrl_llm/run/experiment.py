@@ -14,11 +14,12 @@ from jaxrl_llm import objectives, tasks
 from jaxrl_llm.advantages.estimators import Credit, Evidence, make_credit
 from jaxrl_llm.config import policy, sizes
 from jaxrl_llm.config.check import environment_settings, given, row_problems, size_problems, task_settings
+from jaxrl_llm.config.fields import flatten
 from jaxrl_llm.devices import mesh as mesh_lib
 from jaxrl_llm.evaluation.held_out import DrawFn, check_metrics
 from jaxrl_llm.learner import memory
 from jaxrl_llm.learner.needs import fields_needed
-from jaxrl_llm.learner.programs import Programs, make_programs, records_routes, room_in_rows
+from jaxrl_llm.learner.programs import Programs, make_programs, pictures_at_once, records_routes, room_in_rows
 from jaxrl_llm.models import ModelConfig, make_model
 from jaxrl_llm.models.decoding import serving_of
 from jaxrl_llm.pretrained.pictures import PictureConfig
@@ -208,6 +209,7 @@ def build_experiment(config: ConfigDict) -> Experiment:
   if problems := list(size_problems(config, longest_demonstration=max(lengths.demonstrations, default=None))):
     raise ValueError("\n".join(problems))
   check_lengths(task.name, lengths, config, max_positions=shape.max_positions)
+  check_pictures(task.name, lengths, config)
   objective = policy.make_objective(config)
   needs = fields_needed(config, objective)
   limit = memory_limit(sampler_mesh.local_devices[0], sampler_mesh.local_mesh.size)
@@ -267,12 +269,13 @@ def make_gallery(config: ConfigDict, task: Task, learner: Programs, shape: Model
   rows, prompts = room_in_rows(config, shape), room_in_prompts(config, shape)
   if rows is None:
     return None
-  features = None if shape.train_tower else jax.jit(learner.model.features, out_shardings=mesh_lib.replicated(learner.model.mesh))
   if task.tokenizer.image_id != shape.vision.image_token:
     ids = f"image token {task.tokenizer.image_id} in the tokenizer, expected {shape.vision.image_token}, as in the model's config"
     raise ValueError(f"config.model.path: found {ids}; use the tokenizer of the checkpoint")
   ids = lambda example: prompt_ids(example, task.tokenizer, shape.vision.pictures)
-  return Gallery(prompts, rows, prompt_ids=ids, features=features)
+  mesh, features = learner.model.mesh, learner.features
+  placed = features and (lambda params, patches: features(params, mesh_lib.place_rows(mesh, patches)))
+  return Gallery(prompts, rows, prompt_ids=ids, features=placed, at_once=pictures_at_once(rows, mesh))
 
 
 def make_grader(config: ConfigDict, terms: Sequence[WeightedReward]) -> Grader:
@@ -300,6 +303,25 @@ def make_draw(
     return converse(again(turn_requests(talks, talk)), talks, again, rules=talk, tokenizer=tokenizer)
 
   return draw
+
+
+def check_pictures(task: str, lengths: sizes.Lengths, config: ConfigDict) -> None:
+  """Refuses sizes of pictures that problems exceed, or that no problem needs.
+
+  Args:
+    task: Name of the task.
+    lengths: Lengths of its texts.
+    config: Config whose sizes are set.
+
+  Raises:
+    ValueError: If one does not fit the problems. One line, with the fix.
+  """
+  most, values = max((count for _, count, _ in lengths.pictures), default=None), flatten(config)
+  for path in sizes.IMAGE_SIZES:
+    if most is None and values[path] is not None:
+      raise ValueError(f"config.{path}: found {values[path]}, expected None, because no problem of task {task} shows a picture")
+    if most is not None and path != "model.image_tokens" and values[path] < most:
+      raise ValueError(f"config.{path}: found {values[path]}, expected at least {most}, the pictures of a problem of task {task}")
 
 
 def check_lengths(task: str, lengths: sizes.Lengths, config: ConfigDict, *, max_positions: int | None = None) -> None:

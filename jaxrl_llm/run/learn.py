@@ -122,7 +122,8 @@ def arrange(run: Run, sequences: list[packing.Trajectory], **options: Any) -> pa
   """Arranges the sequences of an update in rows; a prompt can be stored once for its responses."""
   learner = run.config.learner
   options = dict(row_buckets=learner.row_buckets, share_prompts=learner.share_prompts, group_size=run.config.rollout.group_size) | options
-  return packing.arrange(sequences, row_tokens=learner.row_tokens, num_shards=num_row_shards(run.experiment.mesh), **options)
+  of_rows = dict(row_tokens=learner.row_tokens, row_images=learner.row_images)
+  return packing.arrange(sequences, num_shards=num_row_shards(run.experiment.mesh), **of_rows, **options)
 
 
 def with_logprobs(run: Run, batch: TrainBatch, step: int) -> tuple[TrainBatch, Metrics]:

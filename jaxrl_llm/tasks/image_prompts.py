@@ -1,7 +1,7 @@
 """Prompts of problems with pictures, as ids."""
 
 from jaxrl_llm.pretrained import pictures as pictures_lib
-from jaxrl_llm.pretrained.pictures import PictureConfig
+from jaxrl_llm.pretrained.pictures import BadPicture, PictureConfig
 from jaxrl_llm.tasks.files.storage import IMAGES, Row
 from jaxrl_llm.text_types import Tokenizer
 
@@ -32,10 +32,15 @@ def image_tokens(row: Row, pictures: PictureConfig) -> list[int]:
   """Returns the number of image tokens of each picture of a problem, from their headers.
 
   Raises:
-    BadPicture: If a picture cannot be used.
+    BadPicture: If a picture cannot be used, or is so narrow that it cannot be reduced enough.
   """
   sizes = [pictures_lib.size_of(image) for image in row[IMAGES]]
-  return [pictures_lib.num_slots(pictures_lib.grid_of(*size, pictures), pictures) for size in sizes]
+  counts = [pictures_lib.num_slots(pictures_lib.grid_of(*size, pictures), pictures) for size in sizes]
+  most = pictures.max_pixels // pictures.token_size**2
+  for (height, width), count in zip(sizes, counts, strict=True):
+    if count > most:
+      raise BadPicture("picture too narrow to reduce", f"{width} x {height} pixels are {count} image tokens, expected at most {most}")
+  return counts
 
 
 def check_reads_pictures(name: str, pictures: PictureConfig | None) -> None:

@@ -9,6 +9,7 @@ from jaxrl_llm.config.check import row_problems, size_problems
 from jaxrl_llm.config.fields import base
 from jaxrl_llm.config.sizes import SIZES, Bounds, Lengths, choose_sizes, describe_sizes, most_rows, open_sizes
 from jaxrl_llm.learner.packing import Trajectory, arrange, demonstration
+from jaxrl_llm.models.image_slots import Pictures
 
 
 def config_of(**changes):
@@ -29,6 +30,12 @@ def group(rng, prompt, lengths, *, counts=True):
     yield Trajectory(np.concatenate([ids, rng.integers(1, 99, length)]).astype(np.int32), mask, mask, mask, num_prompt=prompt)
 
 
+def shows(rng, counts):
+  """Returns pictures of a prompt, one of some numbers; None for none."""
+  count = int(rng.choice(counts))
+  return Pictures(rng.bytes(8), None, None, 0, features=np.zeros(count)) if count else None
+
+
 @given(
   st.fixed_dictionaries(
     {
@@ -46,7 +53,9 @@ def test_every_mini_batch_fits(changes, shards, context, tile, d_model, data):
   config.update_from_flattened_dict(changes)
   prompts = data.draw(st.lists(st.integers(1, 50), min_size=1, max_size=30))
   shown = data.draw(st.lists(st.integers(2, max(prompts) + config.rollout.max_new_tokens), min_size=1, max_size=20))
-  config = choose_sizes(config, Lengths(prompts, [5], shown), Bounds(shards, context, d_model, tile))
+  # A prompt holds its pictures' tokens, and may have many small pictures.
+  pictures = [(length, data.draw(st.integers(1, length)), 1) for length in prompts] if data.draw(st.booleans()) else []
+  config = choose_sizes(config, Lengths(prompts, [5], shown, pictures), Bounds(shards, context, d_model, tile))
   rollout, learner = config.rollout, config.learner
   aligned = config.copy_and_resolve_references()
   aligned.update_from_flattened_dict({"rollout.num_prompts": shards, "eval.batch_prompts": shards})
@@ -55,6 +64,8 @@ def test_every_mini_batch_fits(changes, shards, context, tile, d_model, data):
   assert not list(size_problems(config, longest_demonstration=max(shown)))
 
   rng, sequences = np.random.default_rng(data.draw(st.integers(0, 2**31))), []
+  counts = [count for _, count, _ in pictures] or [0]
+  assert not pictures or rollout.prompt_images == max(counts) <= learner.row_images
   for _ in range(rollout.num_prompts // learner.updates_per_rollout):
     again = bool(sequences) and rng.integers(3) == 0
     shorter = rng.integers(1, rollout.max_new_tokens + 1, rollout.group_size)
@@ -65,12 +76,17 @@ def test_every_mini_batch_fits(changes, shards, context, tile, d_model, data):
       new = [x._replace(tokens=np.concatenate([old, x.tokens[x.num_prompt :]]), num_prompt=len(old)) for x in new]
       new = [x._replace(mask=np.ones(len(x.tokens), np.float32)) for x in new]
       new = [x._replace(advantages=x.mask, sampler_logprobs=x.mask) for x in new]
+      new = [x._replace(pictures=sequences[-1].pictures) for x in new]
+    else:
+      own = shows(rng, counts)
+      new = [x._replace(pictures=own) for x in new]
     sequences += new
-  packing = dict(row_tokens=learner.row_tokens, num_shards=shards)
+  packing = dict(row_tokens=learner.row_tokens, num_shards=shards, row_images=learner.row_images)
   sharing = dict(share_prompts=learner.share_prompts, group_size=rollout.group_size)
   layout = arrange(sequences, row_buckets=learner.row_buckets, **sharing, **packing)
   assert layout.shape[0] in learner.row_buckets
-  demonstrations = [demonstration([1], [2] * (int(x) - 1)) for x in rng.choice([max(shown), *shown], config.warm_start.batch_size)]
+  drawn = rng.choice([max(shown), *shown], config.warm_start.batch_size)
+  demonstrations = [demonstration([1], [2] * (int(x) - 1), pictures=shows(rng, counts)) for x in drawn]
   assert arrange(demonstrations, row_buckets=config.warm_start.row_buckets, **packing).shape[0] in config.warm_start.row_buckets
 
 

@@ -161,6 +161,24 @@ def test_the_bound_on_the_number_of_rows(longest, extra, data):
   assert len(rows_of(lengths, row_tokens)) <= -(-len(lengths) // (row_tokens // longest))
 
 
+@given(st.integers(1, 4), st.integers(1, 3), st.data())
+def test_rows_have_room_for_their_pictures(row_images, prompt_images, data):
+  """The bound on the number of rows counts as many sequences as have room for their pictures."""
+  row_images = max(row_images, prompt_images)
+  shown = data.draw(st.lists(st.tuples(st.integers(1, 5), st.integers(0, prompt_images)), min_size=1, max_size=40))
+  rows = assign_rows([Unit(0, (i,), (length,), count) for i, (length, count) in enumerate(shown)], 16, row_images)
+  assert sorted(i for row in rows for unit in row for i in unit.members) == list(range(len(shown)))
+  assert all(sum(unit.pictures for unit in row) <= row_images for row in rows)
+  assert len(rows) <= -(-len(shown) // min(16 // 5, row_images // prompt_images))
+
+
+def test_each_part_of_a_group_brings_its_pictures_into_its_row():
+  rows = assign_rows([Unit(2, (0, 1, 2), (4, 3, 3), 1), Unit(0, (3,), (2,), 1)], 10, 1)
+  assert [[unit.members for unit in row] for row in rows] == [[(0, 1)], [(2,)], [(3,)]]
+  with pytest.raises(ValueError, match="^config.learner.row_images: found 1, expected at least 2, the pictures of one prompt"):
+    assign_rows([Unit(0, (0,), (4,), 2)], 10, 1)
+
+
 def test_the_bound_is_reached():
   assert len(rows_of([5] * 7, 14)) == 4 == -(-7 // (14 // 5))
 

@@ -10,6 +10,7 @@ import optax
 import pytest
 
 from jaxrl_llm import objectives
+from jaxrl_llm.devices.mesh import make_mesh, param_shardings, row_sharding
 from jaxrl_llm.learner import packing
 from jaxrl_llm.learner.train_step import init_state, make_train_step, policy_outputs
 from jaxrl_llm.models import image_slots, load, logits, make_model, preset, save_hf, trainable
@@ -248,6 +249,19 @@ def test_only_a_trained_tower_changes_in_an_update(train_tower):
   changed = jax.tree.map(lambda x, y: bool(np.any(x != y)), params, state.params)
   assert np.isfinite(metrics["actor/loss"] if "actor/loss" in metrics else metrics["actor/pg_loss"])
   assert any(jax.tree.leaves(changed["tower"])) == train_tower and all(jax.tree.leaves(changed["layers"]))
+
+
+def test_devices_share_the_pictures_and_gather_weights():
+  """Without constraints, XLA shares the width of the states and adds up every product."""
+  mesh, shape = make_mesh(fsdp=2, expert=2, devices=jax.devices()[:4]), preset("nano-vl", vocab_size=264)
+  model, spread, grid = make_model(shape), make_model(shape, mesh=mesh), (1, 16, 16)
+  pixels = np.random.default_rng(0).normal(size=(4, 256, shape.vision.patch_width)).astype(np.float32)
+  patches = jax.tree.map(jnp.asarray, image_slots.place(list(pixels), [grid] * 4, shape.vision))
+  params, shardings = model.init(jax.random.key(0)), param_shardings(mesh, spread.logical_axes, model.init(jax.random.key(0)))
+  placed = jax.device_put((params, patches), (shardings, row_sharding(mesh)))
+  compiled = jax.jit(spread.features, out_shardings=row_sharding(mesh)).lower(*placed).compile()
+  np.testing.assert_allclose(compiled(*placed), model.features(params, patches), atol=1e-5)
+  assert "all-gather" in compiled.as_text() and "all-reduce" not in compiled.as_text()
 
 
 def test_images_without_any_change_nothing():
