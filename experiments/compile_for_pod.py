@@ -1,14 +1,14 @@
 """`python -m experiments.compile_for_pod --config=FILE[:ARGUMENT] --topology=v5p:4x4x4 ...`
 
 Compiles the programs of a run for remote TPUs, with libtpu but no TPU: update, scoring, vision
-tower, prefill and one decoding step, as the run itself compiles them. Prints memory by kind, operations and bytes as
-needed and as compiled, collectives, and what bounds the time.
+tower, prefill and one decoding step, as the run itself compiles them. Prints memory by kind,
+operations and bytes as needed and as compiled, collectives, and what bounds the time.
 
   --config         the experiment, as in configs/gspo.py:qwen3-30b-a3b
   --config.FIELD   another value for one field, as in --config.mesh.expert=8
   --topology       one slice: v5e:4x4, v5p:4x4x4, v6e:8x16 ...
   --slices         number of slices joined by a network; the data axis crosses them
-  --programs       some of update, score, tower, prefill, decode. Default: all that the run has
+  --programs       some of update, score, tower, prefill, decode. Default: all of the run
   --only_plan      stop each program at the compiler's plan of memory and collectives, which saves
                    minutes of generating machine code
   --sweep          try mesh shapes and numbers of rows per device for the update, and recommend the

@@ -17,7 +17,7 @@ from jaxtyping import PyTree
 from ml_collections import ConfigDict
 
 from jaxrl_llm.devices import mesh as mesh_lib
-from jaxrl_llm.learner import programs
+from jaxrl_llm.learner import picture_memory, programs
 from jaxrl_llm.learner.needs import abstract_batch, needed_by_step
 from jaxrl_llm.models import ModelConfig, make_critic, make_model, residual, trainable
 from jaxrl_llm.models.attention import suited
@@ -25,6 +25,7 @@ from jaxrl_llm.models.cache import num_bytes
 from jaxrl_llm.models.decoding import serving_of
 from jaxrl_llm.models.decoding_weights import unstacked_shardings
 from jaxrl_llm.models.head import chunk_tokens
+from jaxrl_llm.models.image_slots import Room
 from jaxrl_llm.models.linear import lower_precision
 from jaxrl_llm.models.params import combine, partition
 from jaxrl_llm.sampler.begin import num_rows
@@ -101,7 +102,8 @@ def footprint(
   gradients = bytes_of(partition(state.params, trained)[0])
   warm_rows = config.warm_start.row_buckets if config.warm_start.num_steps else ()
   rows = max(*learner.row_buckets, *warm_rows, 0)
-  options = dict(routes=programs.replayed_routes(config, shape), shares=learner.share_prompts, room=programs.room_in_rows(config, shape))
+  room = programs.room_in_rows(config, shape)
+  options = dict(routes=programs.replayed_routes(config, shape), shares=learner.share_prompts, room=room)
   batch = abstract_batch(mesh, rows, learner.row_tokens, **options)
   batch = needed_by_step(batch, objective.needs, adaptive_kl=config.kl.target is not None)
 
@@ -126,6 +128,15 @@ def footprint(
   layer |= {"gathered weights": gathered(state.params, mesh)}
   logprobs = _larger(layer, head(shape, mesh, tokens=rows_here * learner.row_tokens, learns=False))
   by_program = {"update": update, "logprobs": logprobs}
+  if room is not None:
+    pictures = rows_here * room.pictures
+    if shape.train_tower:
+      by_program["update"] = update | picture_memory.of_update(shape, mesh, room, pictures=pictures)
+      by_program["logprobs"] = _larger(logprobs, picture_memory.of_pass(shape, mesh, state.params, room, pictures=pictures))
+    else:
+      pictures = programs.pictures_at_once(room, mesh) / mesh_lib.num_row_shards(mesh)
+      of_tower = picture_memory.of_pass(shape, mesh, state.params, room, pictures=pictures)
+      by_program["tower"] = of_tower | {"patches": picture_memory.size(room.patches(1)) * pictures}
 
   sampler_dtype, of_sampler = config.model.sampler_dtype or shape.dtype, {}
   sampled_shape = shape._replace(dtype=sampler_dtype, decode_weights=config.serving.weights)
@@ -138,7 +149,7 @@ def footprint(
   weights = jax.eval_shape(lambda params: lowered.decoding_weights(lower_precision(params, sampler_dtype)), state.params)
   decoding = bytes_of(placed_like(weights, unstacked_shardings(sampled_shape, weights, of_decoding)))
   if sampler_mesh == mesh:
-    by_program["sampling"] = {"weights laid out for decoding": decoding, **sampled}
+    by_program["sampling"] = {"weights laid out for decoding": decoding, **sampled, **_of_prompts(config, shape, mesh, state.params)}
   else:
     arrived = sum(_size(x, sampler_dtype) for x in jax.tree.leaves(placed_like(state.params, of_params)))
     by_program["weight sync"] = {"weights in transit to the sampler": arrived}
@@ -151,6 +162,19 @@ def footprint(
     keep(of_sampler),
     bytes_of(state, on_host=True),
   )
+
+
+def _of_prompts(config: ConfigDict, shape: ModelConfig, mesh: Mesh, params: PyTree) -> dict[str, float]:
+  """Returns the bytes that pictures of prompts take during sampling, by kind."""
+  if not config.rollout.prompt_images:
+    return {}
+  prompts = max(config.rollout.num_prompts + config.rollout.spare_prompts, config.eval.batch_prompts)
+  room = Room(shape, config.rollout.prompt_images, config.model.image_tokens)
+  parts = {"pictures of prompts": picture_memory.of_prompts(mesh, room, prompts=prompts)}
+  if shape.train_tower:
+    pictures = prompts * room.pictures / mesh_lib.num_row_shards(mesh)
+    parts |= picture_memory.of_pass(shape, mesh, params, room, pictures=pictures)
+  return parts
 
 
 def placed_like(shapes: PyTree, shardings: PyTree) -> PyTree:

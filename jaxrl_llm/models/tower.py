@@ -19,7 +19,7 @@ _THETA = 1e4
 """Base of the tower's rotary frequencies."""
 
 _QUERIES = 512
-"""Patches of a picture whose scores to all of its patches exist at a time."""
+"""Most patches of a picture whose scores to all of its patches exist at a time."""
 
 
 class LayerNorm(nnx.Module):
@@ -63,6 +63,16 @@ class TowerAttention(nnx.Module):
     return self.o(_attend(rope(q, rotated), rope(k, rotated), v, mask).reshape(x.shape))
 
 
+def queries_at_once(patches: int) -> int:
+  """Returns the number of patches of a picture whose scores to all of its patches exist at a time.
+
+  Example:
+    >>> [queries_at_once(patches) for patches in (300, 513, 4096)]
+    [300, 257, 512]
+  """
+  return -(-patches // -(-patches // _QUERIES))
+
+
 def _attend(
   q: Float[Array, "I N H C"], k: Float[Array, "I N H C"], v: Float[Array, "I N H C"], mask: Bool[Array, "I N"]
 ) -> Float[Array, "I N H C"]:
@@ -74,10 +84,10 @@ def _attend(
     weights = jax.nn.softmax(scores, axis=-1).astype(v.dtype)
     return jnp.einsum("ihnm,imhc->inhc", weights, v, precision=precision_of(weights, v))
 
-  parts = -(-q.shape[1] // _QUERIES)
-  if parts == 1:
+  size = queries_at_once(q.shape[1])
+  if size == q.shape[1]:
     return part(q)
-  size = -(-q.shape[1] // parts)
+  parts = -(-q.shape[1] // size)
   padded = jnp.pad(q, [(0, 0), (0, parts * size - q.shape[1]), (0, 0), (0, 0)])
   by_part = jnp.moveaxis(padded.reshape(q.shape[0], parts, size, *q.shape[2:]), 1, 0)
   mixed = jnp.moveaxis(jax.lax.map(jax.checkpoint(part), by_part), 0, 1)

@@ -1,6 +1,7 @@
 """Pictures of problems, as a model reads them: patches, or the features of a frozen tower."""
 
 import hashlib
+import math
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -16,7 +17,7 @@ from jaxrl_llm.pretrained import pictures
 from jaxrl_llm.pretrained.pictures import Grid, PictureConfig
 from jaxrl_llm.types import Params, Patches, Shown
 
-_KEPT = 1024
+KEPT = 1024
 """Number of pictures whose patches or features stay in host memory, or those of a batch if more."""
 
 
@@ -50,6 +51,12 @@ class Gallery:
   def settings(self) -> PictureConfig:
     """The settings with which pictures become patches."""
     return self.prompts.config.vision.pictures
+
+  @property
+  def bytes_of_picture(self) -> int:
+    """Bytes of host memory that a kept picture takes."""
+    images = self.prompts._replace(pictures=1).shapes(1, 1)._replace(slots=None)
+    return sum(math.prod(x.shape) * np.dtype(x.dtype).itemsize for x in jax.tree.leaves(images))
 
   def pictures(self, examples: Sequence[Mapping[str, Any]], params: Params) -> list[Pictures]:
     """Returns the pictures of each problem, and where they are in its prompt.
@@ -87,7 +94,7 @@ class Gallery:
     seen = {key: self._kept[key] for key in contents}
     for key in contents:
       self._kept.move_to_end(key)
-    while len(self._kept) > max(_KEPT, len(contents)):
+    while len(self._kept) > max(KEPT, len(contents)):
       self._kept.popitem(last=False)
     return seen
 

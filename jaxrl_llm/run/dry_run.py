@@ -4,6 +4,7 @@ from ml_collections import ConfigDict
 
 from jaxrl_llm.config import sizes
 from jaxrl_llm.learner import memory
+from jaxrl_llm.rollouts.gallery import KEPT
 from jaxrl_llm.rollouts.samplers import memory_limit
 from jaxrl_llm.run.experiment import build_experiment
 from jaxrl_llm.run.out_of_memory import advice, footprint
@@ -30,6 +31,11 @@ def describe_run(config: ConfigDict) -> str:
     *chosen,
     *memory.table(estimate),
   ]
+  if (gallery := experiment.gallery) is not None:
+    kept = min(KEPT, sum(count for _, count, _ in experiment.lengths.pictures))
+    kind = "patches" if model.config.train_tower else "features"
+    each = f"up to {config.model.image_tokens} image tokens each, {kind} of {kept:,} in the memory of each process"
+    lines.append(f"pictures: {each}, {kept * gallery.bytes_of_picture / 1e6:,.1f} MB")
   if experiment.task.report is not None:
     lines.append(f"data: {report.in_words(experiment.task.report)}")
   limit = memory_limit(experiment.mesh.local_devices[0], experiment.mesh.local_mesh.size)
