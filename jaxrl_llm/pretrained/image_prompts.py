@@ -45,6 +45,16 @@ def parts(text: str, count: int) -> list[dict[str, str]]:
   return content
 
 
+def collapse(ids: Sequence[int], image_id: int | None) -> list[int]:
+  """Returns a prompt with one image token for each run of them, to be shown as text.
+
+  Example:
+    >>> collapse([5, 9, 9, 9, 6, 9], 9)
+    [5, 9, 6, 9]
+  """
+  return [token for i, token in enumerate(ids) if token != image_id or not i or ids[i - 1] != image_id]
+
+
 def expand(ids: Sequence[int], image_id: int, slots: Sequence[int]) -> list[int]:
   """Repeats the image token of each picture.
 

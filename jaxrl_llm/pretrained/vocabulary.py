@@ -47,7 +47,7 @@ def read_folder(path: pathlib.Path) -> Vocabulary:
   The format is that of `save_pretrained`. The text of special tokens comes from
   `tokenizer_config.json`, else `special_tokens_map.json`; their ids come from
   `generation_config.json`, else `config.json`. The chat template comes from `chat_template.jinja`,
-  else `tokenizer_config.json`.
+  else `tokenizer_config.json`, else `chat_template.json`, which older processors write.
 
   Raises:
     ValueError: If a file is missing or damaged, a special token is not in the vocabulary, or none
@@ -138,7 +138,7 @@ def _chat_template(path: pathlib.Path, config: dict[str, Any]) -> str | None:
   file = path / "chat_template.jinja"
   if file.is_file():
     return file.read_text(encoding="utf-8")
-  template = config.get("chat_template")
+  template = config.get("chat_template") or _read_json(path / "chat_template.json").get("chat_template")
   # A list has the form [{"name": "default", "template": "..."}, {"name": "tool_use", ...}].
   if isinstance(template, list):
     template = {entry["name"]: entry["template"] for entry in template}

@@ -24,6 +24,9 @@ MAX_SAMPLES = 2000
 MAX_TOKENS = 250_000
 """Maximum number of tokens with a heat-map on the page, over all rollouts."""
 
+MAX_PICTURES = 8_000_000
+"""Maximum number of characters of all pictures on the page."""
+
 MAX_CHARS = 20_000
 """Maximum number of characters of a text on the page."""
 
@@ -129,7 +132,18 @@ def _thin_samples(samples: list[dict], notes: list[str]) -> list[dict]:
     notes.append(
       f"{len(with_tokens):,} of {len(samples):,} rollouts have a token heat-map; samples.jsonl has all of them."
     )
-  rows = [_thin_sample(row, keep_tokens=i in with_tokens) for i, row in enumerate(samples)]
+  of_samples = [_pictures(row) for row in samples]
+  chars, with_pictures = MAX_PICTURES, set()
+  for i in choose.sample(range(len(samples)), len(samples)):
+    if of_samples[i] and sum(map(len, of_samples[i])) <= chars:
+      chars -= sum(map(len, of_samples[i]))
+      with_pictures.add(i)
+  if len(with_pictures) < (shown := sum(map(bool, of_samples))):
+    notes.append(f"{len(with_pictures):,} of {shown:,} rollouts with pictures show them; samples.jsonl has all of them.")
+  rows = [
+    _thin_sample(row, keep_tokens=i in with_tokens) | ({"images": of_samples[i]} if i in with_pictures else {})
+    for i, row in enumerate(samples)
+  ]
   if num_cut := sum(
     any(isinstance(row.get(name), str) and len(row[name]) > MAX_CHARS for name in ("prompt", "response", "answer"))
     for row in samples
@@ -138,11 +152,19 @@ def _thin_samples(samples: list[dict], notes: list[str]) -> list[dict]:
   return rows
 
 
+def _pictures(row: Mapping[str, Any]) -> list[str]:
+  """Returns the small copies of a sample's pictures."""
+  images = row.get("images")
+  return [x for x in images if isinstance(x, str) and x.startswith("data:image/")] if isinstance(images, list) else []
+
+
 def _thin_sample(row: Mapping[str, Any], *, keep_tokens: bool) -> dict[str, Any]:
   out = {}
   for name, value in row.items():
     if isinstance(value, str) and len(value) > MAX_CHARS:
       out[name] = f"{value[:MAX_CHARS]} … ({len(value) - MAX_CHARS:,} more characters)"
+    elif name == "images":
+      continue
     elif name not in _TOKEN_FIELDS:
       out[name] = value
     elif keep_tokens and isinstance(value, list):

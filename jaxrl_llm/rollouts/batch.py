@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from jaxtyping import Bool, Float
 
+from jaxrl_llm.pretrained.thumbnails import thumbnails
 from jaxrl_llm.rewards import CallFn, Graded, WeightedReward, call_here, failure_metrics
 from jaxrl_llm.rewards.sharing import grade_shared
 from jaxrl_llm.rollouts.rollout import PENDING, Examples, pending, put, transcript, written_mask
@@ -129,6 +130,8 @@ def sample_rows(
 ) -> list[dict[str, Any]]:
   """Makes rows of `samples.jsonl`, from as many different prompts as possible.
 
+  A row holds small copies of its prompt's pictures.
+
   Args:
     batch: The rollout batch.
     num_rows: Maximum number of rows.
@@ -159,6 +162,7 @@ def sample_rows(
         "tokens": [token_text([token]) for token in ids],
         "logprobs": [float(x) for x in batch.rollouts.logprobs[row][mask]],
       }
+      | ({"images": thumbnails(example["images"])} if example.get("images") else {})
       | ({} if batch.rollouts.written is None else {"written": [int(x) for x in own[mask]]})
       | (_of_response(token_scores[row], len(ids)) if token_scores else {})
     )

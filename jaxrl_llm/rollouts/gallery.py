@@ -15,6 +15,7 @@ from jaxrl_llm.models import image_slots
 from jaxrl_llm.models.image_slots import Pictures, Room
 from jaxrl_llm.pretrained import pictures
 from jaxrl_llm.pretrained.pictures import Grid, PictureConfig
+from jaxrl_llm.tasks.files.storage import IMAGES
 from jaxrl_llm.types import Params, Patches, Shown
 
 KEPT = 1024
@@ -58,17 +59,19 @@ class Gallery:
     images = self.prompts._replace(pictures=1).shapes(1, 1)._replace(slots=None)
     return sum(math.prod(x.shape) * np.dtype(x.dtype).itemsize for x in jax.tree.leaves(images))
 
-  def pictures(self, examples: Sequence[Mapping[str, Any]], params: Params) -> list[Pictures]:
-    """Returns the pictures of each problem, and where they are in its prompt.
+  def pictures(self, examples: Sequence[Mapping[str, Any]], params: Params) -> list[Pictures | None]:
+    """Returns the pictures of each problem, and where they are in its prompt; None without any.
 
     Args:
       examples: Task rows, with the contents of their pictures' files as `images`.
       params: Weights of the model, for a frozen tower.
     """
-    keys = [[hashlib.sha256(image).digest() for image in example["images"]] for example in examples]
-    contents = {key: image for row, example in zip(keys, examples, strict=True) for key, image in zip(row, example["images"], strict=True)}
+    of_rows = [example.get(IMAGES, ()) for example in examples]
+    keys = [[hashlib.sha256(image).digest() for image in images] for images in of_rows]
+    contents = {key: image for row, images in zip(keys, of_rows, strict=True) for key, image in zip(row, images, strict=True)}
     seen = self._seen(contents, params)
-    return [self._of_prompt(example, row, [seen[key] for key in row]) for example, row in zip(examples, keys, strict=True)]
+    known = [[seen[key] for key in row] for row in keys]
+    return [self._of_prompt(*of_row) if of_row[1] else None for of_row in zip(examples, keys, known, strict=True)]
 
   def _of_prompt(self, example: Mapping[str, Any], keys: Sequence[bytes], seen: Sequence[tuple[Grid, Any]]) -> Pictures:
     grids, vision = [grid for grid, _ in seen], self.prompts.config.vision
@@ -104,6 +107,10 @@ class Gallery:
     positions = np.zeros((len(examples), width, 3), np.int32)
     ends = np.zeros(len(examples), np.int32)
     for row, own in enumerate(self.pictures(examples, params)):
+      if own is None:
+        length = len(self._prompt_ids(examples[row]))
+        positions[row, width - length :], ends[row] = np.arange(length)[:, None], length
+        continue
       image_slots.put(images, row, 0, own)
       here = slice(width - len(own.slots), width)
       images.slots[row, here], positions[row, here], ends[row] = own.slots, own.positions, own.end

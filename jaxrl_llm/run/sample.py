@@ -17,6 +17,7 @@ from jaxrl_llm.rollouts import partial as partial_lib
 from jaxrl_llm.rollouts.weight_sync import check_version
 from jaxrl_llm.run.saved_state import EVAL, ROLLOUT, TEST_SET
 from jaxrl_llm.run.start import Run
+from jaxrl_llm.tasks.image_prompts import prompt_text
 from jaxrl_llm.types import Params
 
 
@@ -216,7 +217,7 @@ def evaluate(run: Run, step: int) -> float:
     folder.mkdir(exist_ok=True)
     tokenizer, verifier = experiment.task.tokenizer, experiment.rewards[0].name
     rows = held_out.sample_rows(
-      evaluated, verifier=verifier, decode=tokenizer.decode, seed=config.seed, model=str(run.workdir), step=step
+      evaluated, verifier=verifier, decode=partial(prompt_text, tokenizer=tokenizer), seed=config.seed, model=str(run.workdir), step=step
     )
     write_samples(folder / f"step-{step}.jsonl", rows)
   run.writer.write(step, "eval", row | run.phases.end())

@@ -1,6 +1,9 @@
 """Prompts of problems with pictures, as ids."""
 
+from collections.abc import Sequence
+
 from jaxrl_llm.pretrained import pictures as pictures_lib
+from jaxrl_llm.pretrained.image_prompts import collapse, expand
 from jaxrl_llm.pretrained.pictures import BadPicture, PictureConfig
 from jaxrl_llm.tasks.files.storage import IMAGES, Row
 from jaxrl_llm.text_types import Tokenizer
@@ -22,10 +25,17 @@ def prompt_ids(row: Row, tokenizer: Tokenizer, pictures: PictureConfig | None = 
   """
   images = row.get(IMAGES, ())
   if not images:
-    return tokenizer.encode_prompt(row["prompt"])
+    ids = tokenizer.encode_prompt(row["prompt"])
+    # In a text for a model that reads text alone, the token's name is a text like any other.
+    return ids if pictures is None else expand(ids, getattr(tokenizer, "image_id", None), ())
   if pictures is None:
     raise ValueError(f"found a problem with {len(images)} pictures, expected text alone, which is all that this model reads")
   return tokenizer.encode_prompt(row["prompt"], image_tokens(row, pictures))
+
+
+def prompt_text(ids: Sequence[int], tokenizer: Tokenizer) -> str:
+  """Decodes a prompt, with one image token for each picture."""
+  return tokenizer.decode(collapse(ids, getattr(tokenizer, "image_id", None)))
 
 
 def image_tokens(row: Row, pictures: PictureConfig) -> list[int]:

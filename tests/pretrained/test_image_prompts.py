@@ -17,14 +17,52 @@ TEMPLATE = (
   "{% if c.type == 'image' %}<|vision_start|><|image_pad|><|vision_end|>{% else %}{{ c.text }}{% endif %}{% endfor %}{% endif %}"
   "<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
+# The structure of the published one: a system message first, texts or parts of each role, and counts
+# of pictures that it writes on request. Tags that trim both sides stand around the placeholder.
+PUBLISHED = """{%- macro written(content) %}
+    {%- if content is string %}{{- content }}{% else %}
+        {%- for part in content %}{%- if 'text' in part %}{{- part.text }}{% endif %}{% endfor %}
+    {%- endif %}
+{%- endmacro %}
+{%- if tools %}
+    {{- '<|im_start|>system\\n# Tools\\n' + tools | tojson + '<|im_end|>\\n' }}
+{%- elif messages[0].role == 'system' %}
+    {{- '<|im_start|>system\\n' + written(messages[0].content) + '<|im_end|>\\n' }}
+{%- endif %}
+{%- set pictures = namespace(value=0) %}
+{%- for message in messages %}
+    {%- if message.role == "user" %}
+        {{- '<|im_start|>' + message.role + '\\n' }}
+        {%- if message.content is string %}
+            {{- message.content }}
+        {%- else %}
+            {%- for part in message.content %}
+                {%- if part.type == 'image' or 'image' in part or 'image_url' in part %}
+                    {%- set pictures.value = pictures.value + 1 %}
+                    {%- if add_vision_id %}Picture {{ pictures.value }}: {% endif -%}
+                    <|vision_start|><|image_pad|><|vision_end|>
+                {%- elif 'text' in part %}
+                    {{- part.text }}
+                {%- endif %}
+            {%- endfor %}
+        {%- endif %}
+        {{- '<|im_end|>\\n' }}
+    {%- elif message.role == "assistant" %}
+        {{- '<|im_start|>' + message.role + '\\n' + written(message.content) + '<|im_end|>\\n' }}
+    {%- endif %}
+{%- endfor %}
+{%- if add_generation_prompt %}
+    {{- '<|im_start|>assistant\\n' }}
+{%- endif %}
+"""
 START, IMAGE, END = 151652, 151655, 151653  # As in Qwen3's vocabulary.
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
+@pytest.fixture(scope="module", params=[TEMPLATE, PUBLISHED], ids=["short", "published"])
+def folder(tmp_path_factory, request):
   path = pathlib.Path(shutil.copytree(QWEN3, tmp_path_factory.mktemp("model") / "model"))
   settings = json.loads((path / "tokenizer_config.json").read_text())
-  (path / "tokenizer_config.json").write_text(json.dumps(settings | {"chat_template": TEMPLATE}))
+  (path / "tokenizer_config.json").write_text(json.dumps(settings | {"chat_template": request.param}))
   return path
 
 
@@ -38,6 +76,21 @@ def test_each_placeholder_becomes_the_tokens_of_its_picture(folder):
   assert tokenizer.image_id == IMAGE and tokenizer.encode_prompt("<image>") == text_only
   plain = load_tokenizer(folder, chat=False)
   assert plain.encode_prompt("<image>?", [2]) == [START, IMAGE, IMAGE, END, *plain.encode("?")]
+
+
+def test_a_template_in_a_file_of_the_processor_is_read(folder, tmp_path):
+  path = pathlib.Path(shutil.copytree(folder, tmp_path / "model"))
+  settings = json.loads((path / "tokenizer_config.json").read_text())
+  (path / "chat_template.json").write_text(json.dumps({"chat_template": settings.pop("chat_template")}))
+  (path / "tokenizer_config.json").write_text(json.dumps(settings))
+  assert load_tokenizer(path).encode_prompt("<image>?", [2]) == load_tokenizer(folder).encode_prompt("<image>?", [2])
+
+
+def test_a_system_message_precedes_a_picture(folder):
+  tokenizer = load_tokenizer(folder, system="Look.")
+  head = tokenizer.encode("<|im_start|>system\nLook.<|im_end|>\n<|im_start|>user\n")
+  tail = tokenizer.encode("Why?<|im_end|>\n<|im_start|>assistant\n")
+  assert tokenizer.encode_prompt("<image>Why?", [1000]) == [*head, START, *[IMAGE] * 1000, END, *tail]
 
 
 @pytest.mark.parametrize("make", [ByteTokenizer, None])
@@ -54,7 +107,7 @@ def test_a_placeholder_in_the_users_text_is_refused(folder):
 
 def test_a_template_that_leaves_pictures_out_is_refused(folder):
   tokenizer = load_tokenizer(folder)
-  template = tokenizer.chat_template._replace(source=TEMPLATE.replace("<|image_pad|>", ""))
+  template = tokenizer.chat_template._replace(source=tokenizer.chat_template.source.replace("<|image_pad|>", ""))
   object.__setattr__(tokenizer, "chat_template", template)
   with pytest.raises(BadPicture, match="0 image tokens in the prompt, but 1 pictures"):
     tokenizer.encode_prompt("<image>?", [4])

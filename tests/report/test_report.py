@@ -155,6 +155,18 @@ def test_large_runs_are_thinned_and_the_page_says_so(tmp_path, monkeypatch):
   assert all("more characters" in row["response"] for row in data["samples"])
 
 
+def test_pictures_of_rollouts_are_bounded_data(tmp_path, monkeypatch):
+  monkeypatch.setattr(report_limits, "MAX_PICTURES", 60)
+  make_run(tmp_path)
+  address = "data:image/png;base64,AAAA"
+  with SampleWriter(tmp_path) as samples:
+    samples.write(7, "rl", [{"prompt": "<image>?", "response": "1", "images": [address, "https://example.com/a.png", 7]}] * 3)
+    samples.write(8, "rl", [{"prompt": "<image>?", "response": "1", "images": "data:image/png"}])
+  data = report_data(tmp_path)
+  assert [row["images"] for row in data["samples"] if "images" in row] == [[address]] * 2  # Of 26 characters each.
+  assert data["notes"] == ["2 of 3 rollouts with pictures show them; samples.jsonl has all of them."]
+
+
 def test_two_thousand_rows_and_rollouts_make_a_small_page(tmp_path):
   row = json.dumps({"step": 0, "phase": "rl"} | {f"metric/{i}": 0.123456789012345 for i in range(45)})
   (tmp_path / "metrics.jsonl").write_text("".join(row.replace('"step": 0', f'"step": {i}') + "\n" for i in range(2000)))

@@ -6,7 +6,9 @@ import numpy as np
 import pytest
 
 from jaxrl_llm.devices import mesh as mesh_lib
+from jaxrl_llm.pretrained import png
 from jaxrl_llm.pretrained.byte_tokenizer import ByteTokenizer
+from jaxrl_llm.pretrained.thumbnails import thumbnail
 from jaxrl_llm.rewards import WeightedReward
 from jaxrl_llm.rollouts import batch as batch_lib
 from jaxrl_llm.rollouts import dynamic_sampling, rollout, trajectories
@@ -176,6 +178,14 @@ def test_the_digest_depends_on_every_token():
 def test_sample_rows_come_from_as_many_prompts_as_there_are(num_rows, expected):
   rows = batch_lib.sample_rows(make_batch(), num_rows=num_rows, token_text=TOKENIZER.decode)
   assert [row["response"] for row in rows] == [RESPONSES[i] for i in expected]
+
+
+def test_a_sample_row_has_small_copies_of_its_pictures():
+  pytest.importorskip("PIL")
+  batch, picture = make_batch(), png.encode(np.zeros((9, 9, 3), np.uint8))
+  shown = batch._replace(examples=[dict(example, images=(picture,) if i < 2 else ()) for i, example in enumerate(batch.examples)])
+  rows = batch_lib.sample_rows(shown, num_rows=4, token_text=TOKENIZER.decode)
+  assert [row.get("images") for row in rows] == [[thumbnail(picture)]] * 2 + [None] * 2
 
 
 def test_a_sample_row_by_hand():

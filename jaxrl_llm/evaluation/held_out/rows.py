@@ -7,6 +7,7 @@ import numpy as np
 
 from jaxrl_llm.evaluation import SampleRow
 from jaxrl_llm.evaluation.held_out.evaluated import Evaluated, Problems, evaluated
+from jaxrl_llm.pretrained.thumbnails import thumbnails
 from jaxrl_llm.rewards import CallFn, WeightedReward, grade
 from jaxrl_llm.text_types import Completion, Turn
 
@@ -22,7 +23,8 @@ def sample_rows(
 ) -> Iterator[SampleRow]:
   """Yields one row per sample.
 
-  The full row of a problem, which a verifier may need, is stored only with its first sample.
+  The full row of a problem, which a verifier may need, is stored only with its first sample. Its
+  pictures are stored as small copies.
 
   Args:
     evaluation: Evaluation returned by `evaluate_policy`.
@@ -47,7 +49,7 @@ def sample_rows(
       seed=seed,
       model=model,
       step=step,
-      example={} if sample else _plain(problem),
+      example={} if sample else _plain(problem | ({"images": thumbnails(problem["images"])} if problem.get("images") else {})),
       turns=[turn._asdict() for turn in response.turns],
       failed=response.failed,
     )

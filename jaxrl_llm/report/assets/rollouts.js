@@ -146,9 +146,17 @@ function rolloutRow(row) {
   return node;
 }
 
+// The pictures of the prompt, numbered as its marks. The page's policy lets nothing but data be an image.
+function pictures(row) {
+  const images = Array.isArray(row.images) ? row.images : [];
+  if (!images.length) return null;
+  const one = (source, i) => make("img", { src: source, alt: `picture ${i + 1} of the prompt`, loading: "lazy" });
+  return make("div", {}, make("h4", {}, images.length > 1 ? "Pictures" : "Picture"), make("div", { class: "pictures" }, ...images.map(one)));
+}
+
 function rolloutDetail(row) {
   const shown = new Set(["step", "phase", "prompt", "response", "answer", "reward", "advantage", "num_tokens", "level", "stopped", "index",
-    "haystack", "reach", "silent", "meanEntropy"]);
+    "haystack", "reach", "silent", "meanEntropy", "images"]);
   const facts = [["answer", visible(row.answer)], ["reward", isNumber(row.reward) ? String(row.reward) : "–"],
     ["advantage", format(row.advantage)], ["ended", row.stopped === false ? "cut at the token budget" : row.stopped ? "by itself" : "–"]];
   if (isNumber(row.reach)) facts.push(["largest |log-ratio|", format(row.reach)]);
@@ -160,5 +168,5 @@ function rolloutDetail(row) {
   const block = (title, text) => make("div", {}, make("h4", {}, title), make("pre", {}, visible(text)));
   return make("div", { class: "detail" },
     make("dl", { class: "facts" }, ...facts.map(([name, value]) => make("div", {}, make("dt", {}, name), make("dd", {}, value)))),
-    block("Prompt", row.prompt), block("Response", row.response), heatMap(row));
+    pictures(row), block("Prompt", row.prompt), block("Response", row.response), heatMap(row));
 }

@@ -3,6 +3,7 @@
 import json
 import time
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import jax
@@ -20,6 +21,7 @@ from jaxrl_llm.run.evaluate.restored import restore
 from jaxrl_llm.run.experiment import build_experiment, load_task, make_grader
 from jaxrl_llm.run.out_of_memory import explained
 from jaxrl_llm.run.saved_state import EVAL, TEST_SET
+from jaxrl_llm.tasks.image_prompts import prompt_text
 from jaxrl_llm.workdir import summary as summary_lib
 
 SCHEMA = 1
@@ -98,7 +100,8 @@ def _sample(request: Request, config: ConfigDict, command: str) -> dict[str, Any
     "device": f"{jax.device_count()} x {jax.devices()[0].device_kind}",
   }
   if hosts.is_main():
-    names = dict(verifier=verifier.name, decode=task.tokenizer.decode, seed=config.seed, model=where, step=rl_steps)
+    decode = partial(prompt_text, tokenizer=task.tokenizer)
+    names = dict(verifier=verifier.name, decode=decode, seed=config.seed, model=where, step=rl_steps)
     write_samples(request.samples, held_out.sample_rows(evaluated, **names))
   return _report(request, evaluated, metrics, verifier, facts, command)
 

@@ -17,7 +17,9 @@ from jaxrl_llm.evaluation.held_out import (
   sample_rows,
   summary,
 )
+from jaxrl_llm.pretrained import png
 from jaxrl_llm.pretrained.byte_tokenizer import ByteTokenizer
+from jaxrl_llm.pretrained.thumbnails import thumbnail
 from jaxrl_llm.rewards import Outcome, WeightedReward, answer_key, call_here, final_answer, grade
 from jaxrl_llm.rollouts import rollout
 from jaxrl_llm.text_types import Completion, Turn
@@ -211,6 +213,15 @@ def test_samples_on_disk_are_graded_again_to_the_same_rewards(tmp_path):
   assert regrade(corrected, verifier=FINAL_ANSWER, call=call_here).rewards.all()
   with pytest.raises(ValueError, match=r"problem '1': found the samples \[1\], expected 0 to 1"):
     regrade([row for row in rows if (row.id, row.sample) != ("1", 0)], verifier=FINAL_ANSWER, call=call_here)
+
+
+def test_pictures_are_stored_as_small_copies(tmp_path):
+  pytest.importorskip("PIL")
+  picture = png.encode(np.zeros((9, 9, 3), np.uint8))
+  _, _, _, evaluation = run(PROBLEMS, batch_prompts=4, num_samples=1)
+  evaluation = evaluation._replace(problems=[dict(problem, images=(picture,)) for problem in PROBLEMS])
+  write_samples(tmp_path / "s.jsonl", sample_rows(evaluation, verifier="v", decode=TOKENIZER.decode, seed=0, model="m", step=None))
+  assert [row.example["images"] for row in read_samples(tmp_path / "s.jsonl")] == [[thumbnail(picture)]] * len(PROBLEMS)
 
 
 def test_conversations_are_kept_whole(tmp_path):
