@@ -253,7 +253,8 @@ FIELDS: dict[str, Field] = {
   "rollout.prompt_buckets": Field(None, COUNTS,
     "Prompt slots; a batch takes the smallest that holds its longest prompt. None, here and for rows: chosen for "
     "data and devices."),
-  "rollout.prompt_images": Field(None, COUNT, "Pictures that a prompt has room for. None: as many as the data need."),
+  "rollout.prompt_images": Field(None, COUNT,
+    "Pictures that a prompt has room for; problems with more are left out. None: as many as the data need."),
   "rollout.max_new_tokens": Field(32, COUNT, "Budget of a response."),
   "rollout.stop_strings": Field((), texts("a tuple of texts, as in ('</answer>',)"), "Texts that end a response, besides stop tokens."),
   "rollout.slots": Field(None, COUNT,

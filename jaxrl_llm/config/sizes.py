@@ -159,6 +159,14 @@ def describe_sizes(asked: ConfigDict, config: ConfigDict, lengths: Lengths) -> l
       f"  1 % of the prompts are longer than {usual} tokens: --config.rollout.prompt_buckets='({width},)' leaves out "
       f"those above {width} and saves memory and time"
     )
+  if lengths.pictures and before["rollout.prompt_images"] is None:
+    counts = [count for _, count, _ in lengths.pictures]
+    usual = int(np.quantile(counts, 0.95, method="higher"))
+    if max(counts) > 2 * usual:
+      lines.append(
+        f"  at most 5 % of the prompts show more than {usual} picture(s): --config.rollout.prompt_images={usual} leaves "
+        "those out and saves memory"
+      )
   return lines
 
 

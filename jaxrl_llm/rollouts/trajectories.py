@@ -113,14 +113,14 @@ def whole_sequences(responses: Float[np.ndarray, "N R"], rollouts: Rollouts) -> 
 
 
 def trajectories(
-  rollouts: Rollouts, counted: Bool[np.ndarray, " N"] | None = None, *, pictures: Sequence[Pictures] | None = None
+  rollouts: Rollouts, counted: Bool[np.ndarray, " N"] | None = None, *, pictures: Sequence[Pictures | None] | None = None
 ) -> list[Trajectory]:
   """Makes the trajectories of a rollout batch on the host, with zero advantages.
 
   Args:
     rollouts: Rollouts on the host.
     counted: True for sequences whose tokens count; None counts all.
-    pictures: Pictures of each sequence's prompt; None if there are none.
+    pictures: Pictures of each sequence's prompt, None for one without any; None if there are none.
   """
   result = []
   counted = np.ones(len(rollouts.tokens), bool) if counted is None else counted

@@ -111,6 +111,7 @@ def load_task(config: ConfigDict) -> Task:
     shot_template=config.task.shot_template,
     vary_shots=config.task.vary_shots,
     pictures=picture_settings(config),
+    max_pictures=config.rollout.prompt_images,
     **task_settings(config),
   )
   if config.num_steps and not len(task.train):

@@ -183,6 +183,7 @@ def make(
   shot_template: str = SHOT_TEMPLATE,
   vary_shots: bool = False,
   pictures: PictureConfig | None = None,
+  max_pictures: int | None = None,
   test_name: str | None = None,
   test_source: str | os.PathLike | None = None,
   test_levels: Collection[int] | None = None,
@@ -209,6 +210,8 @@ def make(
     vary_shots: Whether each prompt has solved problems of its own.
     pictures: Settings of the checkpoint's pictures; None for a policy that reads text alone, which
       tasks with pictures refuse.
+    max_pictures: Maximum number of pictures of a problem; ones with more are bad rows. None is no
+      limit.
     test_name: Another task whose test problems replace this task's own; None keeps its own.
     test_source: The `source` setting of that other task.
     test_levels: Difficulty levels of the test problems; None keeps `levels`, or all of another
@@ -228,7 +231,8 @@ def make(
   """
   for problem in task_problems(name, settings):
     raise ValueError(problem)
-  setup = Setup(levels, data_dir, tokenizer, bad_rows, max_prompt_tokens, max_tokens, shots, shot_template, vary_shots, pictures)
+  of_pictures = (pictures, max_pictures)
+  setup = Setup(levels, data_dir, tokenizer, bad_rows, max_prompt_tokens, max_tokens, shots, shot_template, vary_shots, *of_pictures)
   if test_name is None and test_levels is None:
     task = _entry(name).load(setup, **settings)
     if name == "mixture":  # Its parts have shots of their own.

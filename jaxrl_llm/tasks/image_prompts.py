@@ -56,4 +56,5 @@ def image_tokens(row: Row, pictures: PictureConfig) -> list[int]:
 def check_reads_pictures(name: str, pictures: PictureConfig | None) -> None:
   """Raises a ValueError if a task with pictures is made for a policy that reads text alone."""
   if pictures is None:
-    raise ValueError(f"task {name}: found problems with pictures for a model that reads text alone, expected a vision-language model")
+    expected = "expected a vision-language model (config.model.path or config.model.preset)"
+    raise ValueError(f"task {name}: found problems with pictures for a model that reads text alone, {expected}")

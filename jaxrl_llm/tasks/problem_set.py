@@ -73,6 +73,7 @@ class Setup(NamedTuple):
     shot_template: Text of a solved problem.
     vary_shots: Whether each prompt has solved problems of its own.
     pictures: Settings of the checkpoint's pictures; None for a policy that reads text alone.
+    max_pictures: Maximum number of pictures of a problem; None is no limit.
   """
 
   levels: Collection[int] | None = None
@@ -85,6 +86,7 @@ class Setup(NamedTuple):
   shot_template: str = SHOT_TEMPLATE
   vary_shots: bool = False
   pictures: PictureConfig | None = None
+  max_pictures: int | None = None
 
 
 class Style(NamedTuple):
@@ -258,6 +260,8 @@ def _usable(row: Row, tokenizer: Tokenizer, style: Style, setup: Setup, tally: T
     tally.bad(f"answer is no {kind}", row["place"], f"{short(row['answer'])}, but the reward {style.rewards[0]} needs one")
   elif not length:
     tally.bad("prompt of zero tokens", row["place"])
+  elif setup.max_pictures is not None and len(row.get(IMAGES, ())) > setup.max_pictures:
+    tally.bad(f"more than {setup.max_pictures} picture(s)", row["place"], f"{len(row[IMAGES])}; see rollout.prompt_images")
   elif setup.max_prompt_tokens is not None and length > setup.max_prompt_tokens:
     tally.bad(f"prompt longer than {setup.max_prompt_tokens} tokens", row["place"], f"{length}; see rollout.prompt_buckets")
   else:

@@ -71,6 +71,19 @@ def test_bad_pictures_are_left_out_and_counted(load, tmp_path):
   assert "missing picture" not in load(path=path, max_prompt_tokens=30).report.dropped
 
 
+def test_pictures_beyond_the_room_of_a_prompt_are_left_out_and_counted(load, tmp_path):
+  """Too many of them, or one that is too narrow to be reduced enough."""
+  two = {"question": "From <image> to <image>?", "answer": 1, "images": ["pictures/1.png", "pictures/2.png"]}
+  narrow = {"question": "How long?", "answer": 1, "images": "pictures/narrow.png"}
+  path = write(tmp_path, [*GOOD, two, narrow])
+  (tmp_path / "pictures" / "narrow.png").write_bytes(png.encode(np.zeros((2, 300, 3), np.uint8)))
+  assert not load(path=path, pictures=CONFIG._replace(max_pixels=64**2)).report.dropped.get("picture too narrow to reduce")
+  task = load(path=path, pictures=CONFIG._replace(max_pixels=32**2), max_pictures=1)
+  assert task.report.dropped == {"more than 1 picture(s)": 1, "picture too narrow to reduce": 1}
+  assert task.report.first["more than 1 picture(s)"] == "own.jsonl:41: 2; see rollout.prompt_images"
+  assert task.report.first["picture too narrow to reduce"] == "own.jsonl:42: 300 x 2 pixels are 13 image tokens, expected at most 4"
+
+
 def test_questions_about_a_picture_stay_in_one_split(load, tmp_path):
   more = [row | {"question": f"How dark, {word}?"} for row in GOOD for word in ("really", "about")]
   task = load(path=write(tmp_path, [*GOOD, *more]), test_fraction=0.3)
