@@ -109,7 +109,10 @@ def rows_pass(config: ConfigDict, model: ModelConfig, mesh: Mesh, *, rows: int, 
   activations = tokens / chips * model.num_layers * (6 * d + 2 * heads + 6 * wide) * itemsize * passes
   # In the backward pass the gather writes the weights once more.
   weights = weights_on_chip(model, mesh) * itemsize * micro * (passes + (1 if backward else 0))
-  return Work(flops / chips, model_flops / chips, activations + weights, repeated / chips)
+  work = Work(flops / chips, model_flops / chips, activations + weights, repeated / chips)
+  if model.train_tower and config.learner.row_images:
+    return _with_tower(work, config, model, mesh, rows=rows, backward=backward)
+  return work
 
 
 def tower_pass(model: ModelConfig, mesh: Mesh, *, pictures: int, patches: int) -> Work:
@@ -132,6 +135,19 @@ def tower_pass(model: ModelConfig, mesh: Mesh, *, pictures: int, patches: int) -
   weights = vision.num_layers * of_layer + mergers * of_merger
   activations = pictures * patches * vision.num_layers * (10 * vision.d_model + 2 * vision.d_ff) / mesh.size
   return Work(flops, flops, (weights + activations) * itemsize)
+
+
+def _with_tower(work: Work, config: ConfigDict, model: ModelConfig, mesh: Mesh, *, rows: int, backward: bool) -> Work:
+  """Adds the passes of a trained tower over the pictures of all rows, whose places are all filled."""
+  patches = config.model.image_tokens * model.vision.merge_size**2
+  tower = tower_pass(model, mesh, pictures=rows * config.learner.row_images, patches=patches)
+  passes = 3 if backward else 1
+  again = int(backward and model.remat != "none")
+  return work._replace(
+    flops=work.flops + (passes + again) * tower.flops,
+    model_flops=work.model_flops + passes * tower.flops,
+    num_bytes=work.num_bytes + (passes + again) * tower.num_bytes,
+  )
 
 
 def optimizer_bytes(state_bytes: float, gradient_bytes: float) -> float:

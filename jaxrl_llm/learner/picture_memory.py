@@ -19,8 +19,8 @@ from jaxrl_llm.models.tower import queries_at_once
 
 # Measured on what XLA compiles for CPUs; tests/learner/test_picture_memory.py compares.
 _FORWARD_SCORES = 1.5  # Copies of a part's scores in the forward pass.
-_BACKWARD_SCORES = 3.0  # Copies in the backward pass of attention by parts, which computes them again.
-_COTANGENTS = 0.5  # Gradients of a recomputed layer's activations, as a fraction of those activations.
+_BACKWARD_SCORES = 3.0  # Copies in the backward pass of attention by parts.
+_COTANGENTS = 0.5  # Gradients of a recomputed layer's activations, as a fraction of those.
 
 
 def size(shapes: PyTree) -> int:

@@ -10,6 +10,7 @@ import json
 import math
 import os
 import pathlib
+import threading
 import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -235,6 +236,7 @@ def size_of(source: bytes | str | os.PathLike, *, max_pixels: int = MAX_PIXELS) 
     return (picture.width, picture.height) if on_its_side else (picture.height, picture.width)
 
 
+_OPENING = threading.Lock()
 _ORIENTATION = 0x0112
 _ON_ITS_SIDE = (5, 6, 7, 8)
 
@@ -246,7 +248,8 @@ def _opened(source: bytes | str | os.PathLike, max_pixels: int):
     size = len(source) if isinstance(source, bytes) else os.path.getsize(source)
     if size > MAX_BYTES:
       raise BadPicture("picture's file too large", f"{size:,} bytes, expected at most {MAX_BYTES:,}")
-    with warnings.catch_warnings():
+    # The filters of warnings belong to all threads.
+    with _OPENING, warnings.catch_warnings():
       # Such pictures are refused below, by a lower limit.
       warnings.simplefilter("ignore", image.DecompressionBombWarning)
       picture = image.open(io.BytesIO(source) if isinstance(source, bytes) else source)

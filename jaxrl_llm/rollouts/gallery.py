@@ -2,8 +2,10 @@
 
 import hashlib
 import math
+import os
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import jax
@@ -20,6 +22,10 @@ from jaxrl_llm.types import Params, Patches, Shown
 
 KEPT = 1024
 """Number of pictures whose patches or features stay in host memory, or those of a batch if more."""
+
+
+_THREADS = 32
+"""Most threads that open pictures; Pillow and NumPy let others run meanwhile."""
 
 
 class Gallery:
@@ -86,13 +92,14 @@ class Gallery:
     vision, missing = self.prompts.config.vision, [key for key in contents if key not in self._kept]
     for start in range(0, len(missing), self._at_once):
       keys = missing[start : start + self._at_once]
-      cut = [pictures.patches(pictures.open_picture(contents[key]), vision.pictures) for key in keys]
-      pixels, grids = zip(*cut, strict=True)
+      pixels, grids = zip(*self._cut([contents[key] for key in keys]), strict=True)
       arrays = image_slots.place(pixels, grids, vision, size=self.prompts.tokens * vision.merge_size**2)
       if self._features is not None:
         whole = jax.tree.map(lambda x: np.pad(x, [(0, self._at_once - len(x))] + [(0, 0)] * (x.ndim - 1)), arrays)
         arrays = hosts.to_host(self._features(params, whole))
-      self._kept |= {key: (grid, jax.tree.map(lambda x, i=i: x[i], arrays)) for i, (key, grid) in enumerate(zip(keys, grids, strict=True))}
+      # A view would keep the arrays of all pictures of the call.
+      own = lambda i, arrays=arrays: jax.tree.map(lambda x: np.array(x[i]), arrays)
+      self._kept |= {key: (grid, own(i)) for i, (key, grid) in enumerate(zip(keys, grids, strict=True))}
     self.num_read += len(missing)
     seen = {key: self._kept[key] for key in contents}
     for key in contents:
@@ -100,6 +107,12 @@ class Gallery:
     while len(self._kept) > max(KEPT, len(contents)):
       self._kept.popitem(last=False)
     return seen
+
+  def _cut(self, contents: Sequence[bytes]) -> list[tuple[Float[np.ndarray, "_ pixels"], Grid]]:
+    """Cuts pictures into patches, several at a time."""
+    cut = lambda content: pictures.patches(pictures.open_picture(content), self.settings)
+    with ThreadPoolExecutor(min(_THREADS, os.cpu_count() or 1)) as pool:
+      return list(pool.map(cut, contents))
 
   def shown(self, examples: Sequence[Mapping[str, Any]], width: int, params: Params) -> Shown:
     """Returns the pictures of a batch of prompts, padded on the left to `width` slots."""

@@ -59,7 +59,8 @@ def test_pictures_count_wherever_they_are_held():
   _, frozen = program_of("rl_step", SMALL, mesh_of(), sizes)
   trained_shape = SMALL._replace(train_tower=True)
   _, trained = program_of("rl_step", trained_shape, mesh_of(), sizes)
-  features = 16 * 4 * 16 * 2 * SMALL.d_model * 4  # Rows, pictures, tokens, features, width and bytes.
+  # Rows, pictures, tokens, features, width and bytes.
+  features = 16 * 4 * 16 * 2 * SMALL.d_model * 4
   assert frozen.held["batch"] - of_text.held["batch"] == pytest.approx(features, rel=0.05)
   assert "tower" in frozen.programs and "tower" not in trained.programs and "tower" not in of_text.programs
   assert frozen.programs["sampling"]["pictures of prompts"] > 0

@@ -17,8 +17,8 @@ TEMPLATE = (
   "{% if c.type == 'image' %}<|vision_start|><|image_pad|><|vision_end|>{% else %}{{ c.text }}{% endif %}{% endfor %}{% endif %}"
   "<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
-# The structure of the published one: a system message first, texts or parts of each role, and counts
-# of pictures that it writes on request. Tags that trim both sides stand around the placeholder.
+# The structure of the published one: a system message first, texts or parts of each role, and
+# counts of pictures that it writes on request. Tags around the placeholder trim both sides.
 PUBLISHED = """{%- macro written(content) %}
     {%- if content is string %}{{- content }}{% else %}
         {%- for part in content %}{%- if 'text' in part %}{{- part.text }}{% endif %}{% endfor %}

@@ -163,7 +163,8 @@ def test_pictures_of_rollouts_are_bounded_data(tmp_path, monkeypatch):
     samples.write(7, "rl", [{"prompt": "<image>?", "response": "1", "images": [address, "https://example.com/a.png", 7]}] * 3)
     samples.write(8, "rl", [{"prompt": "<image>?", "response": "1", "images": "data:image/png"}])
   data = report_data(tmp_path)
-  assert [row["images"] for row in data["samples"] if "images" in row] == [[address]] * 2  # Of 26 characters each.
+  # An address has 26 characters.
+  assert [row["images"] for row in data["samples"] if "images" in row] == [[address]] * 2
   assert data["notes"] == ["2 of 3 rollouts with pictures show them; samples.jsonl has all of them."]
 
 

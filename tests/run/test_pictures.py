@@ -8,10 +8,12 @@ import pytest
 
 from jaxrl_llm import evaluate, train
 from jaxrl_llm.config.check import config_problems
+from jaxrl_llm.devices import compilation_cache, hosts
 from jaxrl_llm.evaluation import read_samples
 from jaxrl_llm.pretrained import png
 from jaxrl_llm.run.experiment import load_task
 from jaxrl_llm.tasks.sets import figures
+from jaxrl_llm.workdir import claim
 from jaxrl_llm.workdir.metrics import read_rows
 from tests.runs import VARIED, quick, tiny_config
 
@@ -54,7 +56,7 @@ def test_a_run_on_pictures(train_tower, tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
-def test_text_among_pictures_and_an_evaluation(tmp_path):
+def test_text_among_pictures_and_an_evaluation(tmp_path, monkeypatch):
   """Problems with a picture, with two and with none in one file, trained on and evaluated again."""
   rows = [{"question": f"Which of {i}?", "answer": i % 4, "images": [f"{i}.png", f"{i + 1}.png"][: i % 3] or None} for i in range(40)]
   for i in range(41):
@@ -63,13 +65,17 @@ def test_text_among_pictures_and_an_evaluation(tmp_path):
   own = {"task.name": "file", "task.path": str(tmp_path / "own.jsonl"), "task.images_column": "images", "task.reward": "final_number"}
   changes = own | {"task.levels": None, "task.data_dir": str(tmp_path / "data"), "warm_start.num_steps": 0, "num_steps": 1}
   changes |= {"eval.num_prompts": 8, "eval.batch_prompts": 4, "rollout.num_prompts": 8}
+  monkeypatch.setattr(compilation_cache, "cache_compilations", lambda: None)  # `quick` has its own.
+  monkeypatch.setattr(hosts, "join_processes", lambda: None)
+  config = tiny_config("sapo", SETTINGS | changes)
+  claim.claim(tmp_path / "run", config.to_dict())
   with quick():
-    train.proceed(train.start_run(tiny_config("sapo", SETTINGS | changes), tmp_path / "run"))
+    train.run(config, tmp_path / "run")
+    assert evaluate.main(["evaluate", f"--checkpoint={tmp_path / 'run'}", "--metrics=avg@n:n=2"]) == 0
   (row,) = [row for row in read_rows(tmp_path / "run" / "metrics.jsonl") if "rollout_corr/logprob_abs_diff/max" in row]
   assert row["rollout_corr/logprob_abs_diff/max"] < 1e-3
   shown = {len(row.get("images", ())) for row in read_rows(tmp_path / "run" / "samples.jsonl")}
   assert shown == {0, 1, 2}
-  assert evaluate.main(["evaluate", f"--checkpoint={tmp_path / 'run'}", "--metrics=avg@n:n=2"]) == 0
   (path,) = (tmp_path / "run" / "evaluations").glob("*/samples.jsonl")
   of_problems = [row.example["images"] for row in read_samples(path) if row.example]
   assert all(x.startswith("data:image/png") for images in of_problems for x in images)
