@@ -64,7 +64,8 @@ def test_text_among_pictures_and_an_evaluation(tmp_path, monkeypatch):
   (tmp_path / "own.jsonl").write_text("\n".join(map(json.dumps, rows)))
   own = {"task.name": "file", "task.path": str(tmp_path / "own.jsonl"), "task.images_column": "images", "task.reward": "final_number"}
   changes = own | {"task.levels": None, "task.data_dir": str(tmp_path / "data"), "warm_start.num_steps": 0, "num_steps": 1}
-  changes |= {"eval.num_prompts": 8, "eval.batch_prompts": 4, "rollout.num_prompts": 8}
+  changes |= {"eval.num_prompts": 8, "eval.batch_prompts": 4, "rollout.num_prompts": 8, "rollout.max_new_tokens": 8}
+  changes |= {"learner.row_tokens": 64, "learner.row_buckets": (16,), "reward.overlong_buffer": 4}
   monkeypatch.setattr(compilation_cache, "cache_compilations", lambda: None)  # `quick` has its own.
   monkeypatch.setattr(hosts, "join_processes", lambda: None)
   config = tiny_config("sapo", SETTINGS | changes)
