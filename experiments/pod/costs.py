@@ -138,7 +138,7 @@ def tower_pass(model: ModelConfig, mesh: Mesh, *, pictures: int, patches: int) -
 
 
 def _with_tower(work: Work, config: ConfigDict, model: ModelConfig, mesh: Mesh, *, rows: int, backward: bool) -> Work:
-  """Adds the passes of a trained tower over the pictures of all rows, whose places are all filled."""
+  """Adds the passes of a trained tower over the pictures of rows that are full of them."""
   patches = config.model.image_tokens * model.vision.merge_size**2
   tower = tower_pass(model, mesh, pictures=rows * config.learner.row_images, patches=patches)
   passes = 3 if backward else 1
