@@ -97,6 +97,7 @@ def call(workdir, *args, devices=1, **changes):
     return main.main(["main", "--config=configs/gspo.py:tiny", *flags(SHORT | changes), f"--workdir={workdir}", *args])
 
 
+@pytest.mark.slow
 def test_a_finished_run_resumes_with_other_settings(tmp_path, capsys):
   assert call(tmp_path) == 0
   longer = {"num_steps": 3, "rollout.num_prompts": 16, "learner.row_buckets": 16, "learner.learning_rate": 1e-3}
@@ -125,6 +126,7 @@ def record_micro_batches(workdir, number):
   path.write_text(json.dumps(config))
 
 
+@pytest.mark.slow
 def test_a_run_of_the_version_with_micro_batches_resumes_with_the_same_bits(tmp_path, capsys):
   assert call(tmp_path / "new") == 0
   shutil.copytree(tmp_path / "new", tmp_path / "old")
@@ -139,6 +141,7 @@ def test_a_run_of_the_version_with_micro_batches_resumes_with_the_same_bits(tmp_
     assert column(tmp_path / "old", name) == column(tmp_path / "new", name) and len(column(tmp_path / "new", name)) == 3
 
 
+@pytest.mark.slow
 def test_a_run_with_several_micro_batches_is_refused_without_the_flag(tmp_path, capsys):
   assert call(tmp_path, num_steps=0) == 0
   record_micro_batches(tmp_path, 2)

@@ -64,7 +64,7 @@ def test_every_arm_can_be_trained_and_none_is_listed_twice():
     assert arm.recompute, "the routes are those of the pass that computes π_old"
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_smoke_run_writes_verdicts_and_the_figure(tmp_path, capsys):
   command.main(["--smoke", "--folder", str(tmp_path)])
   results = from_json((tmp_path / "results.json").read_text())
