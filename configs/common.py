@@ -32,6 +32,8 @@ def laptop(objective: str, arg: str, *, variants: tuple[str, ...] = ()) -> Confi
     tiny(config)
   elif arg == "moe":
     moe(config)
+  elif arg in PICTURES:
+    pictures(config, arg)
   elif arg in SMOLLM2:
     smollm2(config, arg)
   elif arg in PUBLISHED:
@@ -71,6 +73,28 @@ def moe(config: ConfigDict) -> None:
   config.model.preset = "tiny-moe"
   config.moe.measure_every = 1
   config.learner.old_logprobs = "learner"
+
+
+PICTURES = {"vl": "figures", "vl-blank": "blank_figures"}
+"""Arguments for a policy that sees, with their tasks; in the second, a control, pictures are white."""
+
+
+def pictures(config: ConfigDict, name: str) -> None:
+  """Puts a vision tower, which is trained too, in front of the laptop job's policy.
+
+  Args:
+    config: Config to change in place.
+    name: Key of `PICTURES`.
+  """
+  config.model.preset = "tiny-vl"
+  config.model.train_tower = True
+  config.task.name, config.task.levels = PICTURES[name], (1,)
+  config.warm_start.num_steps = 400
+  config.warm_start.learning_rate = 1e-3
+  config.rollout.max_new_tokens = 6
+  # None means sizes that follow from the lengths of the data.
+  config.rollout.prompt_buckets = config.learner.row_tokens = None
+  config.learner.row_buckets = config.warm_start.row_buckets = None
 
 
 def pretrained(config: ConfigDict) -> None:

@@ -24,11 +24,12 @@ def get_config(arg: str = ""):
   """Returns the config of the experiment.
 
   Args:
-    arg: "" (the laptop job), "tiny" (a smoke run), "moe" (the laptop job with experts), "smollm2"
-      or another key of `common.SMOLLM2` (a real model), "paper" (the paper's constants), or a
-      published model for a pod, such as "qwen3-30b-a3b".
+    arg: "" (the laptop job), "tiny" (a smoke run), "moe" (the laptop job with experts), "vl" (a
+      policy that sees, on drawn figures) or its control "vl-blank", "smollm2" or another key of
+      `common.SMOLLM2` (a real model), "paper" (the paper's constants), or a published model for a
+      pod, such as "qwen3-30b-a3b".
   """
-  config = common.laptop("sapo", arg, variants=("paper", *common.MODELS))
+  config = common.laptop("sapo", arg, variants=("paper", *common.PICTURES, *common.MODELS))
   if arg == "paper":
     common.paper_scale(config, updates_per_rollout=4)
   return config

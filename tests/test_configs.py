@@ -48,7 +48,7 @@ OBJECTIVE_OF = {"tools": "gspo_token", "dppo": "dppo_tv", "own_data": "sapo", "r
 @pytest.mark.parametrize("name", NAMES)
 def test_configs_are_valid(name):
   module = importlib.import_module(f"configs.{name}")
-  arguments = ["", "tiny", *(name for name in ("moe", "paper") if f'"{name}"' in module.get_config.__doc__)]
+  arguments = ["", "tiny", *(name for name in ("moe", "paper", "vl", "vl-blank") if f'"{name}"' in module.get_config.__doc__)]
   for argument in arguments:
     config = module.get_config(argument)
     if name == "own_data" and not argument:

@@ -47,11 +47,15 @@ _TINY = ModelConfig(vocab_size=264, num_layers=4, d_model=128, num_heads=4, num_
 _NANO = ModelConfig(vocab_size=264, num_layers=2, d_model=32, num_heads=4, num_kv_heads=2, head_dim=8, d_ff=64, qk_norm=True)
 
 def _with_tower(config: ModelConfig, tower: Vision) -> ModelConfig:
-  """Puts a small tower, for small pictures, in front of a decoder with a byte vocabulary."""
+  """Puts a small tower, for small drawings, in front of a decoder with a byte vocabulary.
+
+  White pixels become 0. With the usual mean of 0.5, all patches are nearly alike: white paper adds
+  the same large vector to each, and random towers take hundreds of updates to see past it.
+  """
   quarter = config.head_dim // 8
   sections = (config.head_dim // 2 - 2 * quarter, quarter, quarter)
   tokens = dict(image_token=259, video_token=260, start_token=261, end_token=262)
-  pictures = PictureConfig(patch_size=8, min_pixels=256, max_pixels=4096)
+  pictures = PictureConfig(patch_size=8, min_pixels=256, max_pixels=4096, image_mean=(1.0,) * 3, image_std=(0.25,) * 3)
   return config._replace(vision=tower._replace(pictures=pictures, grid_side=8, rope_sections=sections, **tokens))
 
 
@@ -64,7 +68,7 @@ PRESETS = {
   # As many active weights per token as in "tiny", and four times as many in the experts.
   "tiny-moe": _TINY._replace(experts=Experts(8, 2, 192)),
   "nano-moe": _NANO._replace(experts=Experts(8, 2, 32)),
-  "tiny-vl": _with_tower(_TINY, Vision(2, 96, 4, 192, deep_layers=(0,))),
+  "tiny-vl": _with_tower(_TINY._replace(num_layers=2), Vision(2, 96, 4, 192, deep_layers=(0,))),
   "nano-vl": _with_tower(_NANO, Vision(2, 32, 2, 64, deep_layers=(0,))),
   "qwen2.5-0.5b": _qwen2(24, 896, 14, 2, 4864, head_dim=64, tie=True),
   "qwen2.5-1.5b": _qwen2(28, 1536, 12, 2, 8960, max_positions=131072, tie=True),

@@ -158,7 +158,8 @@ class Tower(nnx.Module):
       return TowerBlock(config, rngs=rngs)
 
     self.patches = Linear(vision.patch_width, vision.d_model, ("patch", "embed"), rngs=rngs, dtype=dtype)
-    self.positions = param(rngs, (vision.grid_side**2, vision.d_model), ("patch", "embed"), fan_in=vision.d_model, dtype=dtype)
+    # As large as the features of patches, or random towers see what is drawn but not where.
+    self.positions = param(rngs, (vision.grid_side**2, vision.d_model), ("patch", "embed"), fan_in=1, dtype=dtype)
     self.layers = blocks(rngs)
     self.merger = Merger(config, rngs=rngs, is_deep=False)
     for i in range(len(vision.deep_layers)):

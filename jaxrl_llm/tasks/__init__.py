@@ -64,6 +64,7 @@ TASKS = {
     arithmetic.Arithmetic, arithmetic, arithmetic.render_prompt, rewards=("final_answer",), step_rewards=arithmetic.step_rewards
   ),
   "figures": _generated(figures.Figures, figures, figures.render_prompt, rewards=("final_answer",)),
+  "blank_figures": _generated(figures.BlankFigures, figures, figures.render_prompt, rewards=("final_answer",)),
   "gsm_symbolic": _generated(
     word_problems.GsmSymbolic, word_problems, word_problems.render_prompt, rewards=("final_number",), form_reward="answer_form"
   ),

@@ -1,12 +1,16 @@
 """Tests of the published sizes: exact numbers of weights, and the fit of a tokenizer."""
 
 import jax
+import jax.numpy as jnp
+import numpy as np
 import pytest
 
+from jaxrl_llm.models import image_slots
 from jaxrl_llm.models.config import Experts
 from jaxrl_llm.models.files.tensor_names import num_active_params, num_params
 from jaxrl_llm.models.model import make_model
 from jaxrl_llm.models.presets import LOCAL, PRESETS, preset
+from jaxrl_llm.pretrained.pictures import patches
 
 # Numbers that the repositories of the published checkpoints state, from the headers of their
 # safetensors.
@@ -83,3 +87,19 @@ def test_a_bad_name_or_vocabulary_is_refused(name, fields, words):
   with pytest.raises(ValueError) as error:
     preset(name, **fields)
   assert words in str(error.value) and "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("name", ["tiny-vl", "nano-vl"])
+def test_a_random_tower_tells_where_a_dot_is(name):
+  """Neither white paper nor the dot itself may drown its place."""
+  config = preset(name, vocab_size=264)
+  model, white = make_model(config), np.full((48, 48, 3), 255, np.uint8)
+  assert not patches(white, config.vision.pictures)[0].any()
+  drawn = [white.copy() for _ in range(9)]
+  for i, picture in enumerate(drawn):
+    row, column = (16 * place for place in divmod(i, 3))
+    picture[row : row + 4, column : column + 4] = 0
+  pixels, grids = zip(*(patches(picture, config.vision.pictures) for picture in drawn), strict=True)
+  features = jax.jit(model.features)(model.init(jax.random.key(0)), image_slots.place(pixels, grids, config.vision))
+  of_dots = jnp.stack([features[i, i] for i in range(9)])  # Each dot is at another image token.
+  assert jnp.sqrt(jnp.mean(jnp.var(of_dots, axis=0)) / jnp.mean(of_dots**2)) > 0.6

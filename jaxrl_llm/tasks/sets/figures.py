@@ -15,7 +15,8 @@ A tower with patches of 8 x 8, merged by twos, sees nine tokens.
 The answers to each question are equally frequent in training and held out, so that a policy that
 does not look is right as often as by chance. No picture occurs twice. Each tenth problem of
 a question and an answer is held out. The demonstrations come from a teacher who misreads each
-number with probability 0.55, and is right 45 % of the time with one number to read.
+number by one, up or down, with probability 0.55. With one number to read, the teacher is right 45 %
+of the time.
 
 Figures are drawn with NumPy, which draws the same pixels everywhere; a library's lines and circles
 may change between versions. Pillow is needed only to read the pictures.
@@ -105,18 +106,19 @@ def misread(readings: dict[str, int], *key: object, error_rate: float = ERROR_RA
   Args:
     readings: Numbers to read.
     *key: Parts of the key that decides the mistakes.
-    error_rate: Probability that a number is wrong; it is then any other digit from 1 to 9.
+    error_rate: Probability that a number is wrong; it is then one too low or one too high.
 
   Example:
     >>> misread({"": 4}, "a problem", error_rate=0.0), misread({"": 4}, "a problem", error_rate=1.0)
-    ({'': 4}, {'': 5})
+    ({'': 4}, {'': 3})
   """
-  read = {}
-  for name, value in readings.items():
-    others = [other for other in range(1, 10) if other != value]
-    is_wrong = uniform("wrong", name, *key) < error_rate
-    read[name] = others[int(len(others) * uniform("slip", name, *key))] if is_wrong else value
-  return read
+
+  def read(name: str, value: int) -> int:
+    if uniform("wrong", name, *key) >= error_rate:
+      return value
+    return value - 1 if uniform("slip", name, *key) < 0.5 else value + 1
+
+  return {name: read(name, value) for name, value in readings.items()}
 
 
 def _dots(pick: Pick, cells: list[int], colours: list[str]) -> UInt8[np.ndarray, "48 48 3"]:
@@ -236,6 +238,15 @@ class Figures(GeneratedProblems):
     readings = _readings(PROBLEMS_PER_ANSWER)[row["id"]]
     seeds = range(DEMONSTRATIONS_PER_PROBLEM)
     return {f"{row['id']} {seed}": response(misread(readings, row["id"], seed)) for seed in seeds}
+
+
+class BlankFigures(Figures):
+  """Dataset of the same problems with white pictures, a control in which looking does not help."""
+
+  VERSION = Figures.VERSION
+
+  def _rows(self) -> Iterator[Row]:
+    return map(blank, super()._rows())
 
 
 @functools.cache

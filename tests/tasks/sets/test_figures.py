@@ -75,7 +75,7 @@ def test_the_teacher_is_careless(task):
   for row in task.demonstrations:
     right[row["level"]].append(final_answer(Completion(row["response"], (), 9, True), row))
   means = {level: np.mean(values) for level, values in right.items()}
-  assert 0.42 < means[1] < 0.48 and 0.2 < means[2] < 0.32 and 0.42 < means[3] < 0.48
+  assert 0.42 < means[1] < 0.48 and 0.3 < means[2] < 0.41 and 0.42 < means[3] < 0.48
   row = next(row for row, _ in figures._problems(PROBLEMS) if row["level"] == 2)
   assert final_answer(Completion(row["response"], (), 9, True), row) == 1
 
@@ -88,6 +88,15 @@ def test_prompts_hold_one_token_for_each_merged_square(task):
   assert pipeline.prompt_lengths(task.demonstrations[:1], task.tokenizer, pictures=SMALL) == [len(shown.prompt)]
   white = figures.blank(task.train[0])
   assert (pictures.open_picture(white["images"][0]) == 255).all() and white["prompt"] == task.train[0]["prompt"]
+
+
+def test_the_control_has_the_same_problems_with_white_pictures(task, tmp_path):
+  control = tasks.make("blank_figures", data_dir=tmp_path, pictures=SMALL)
+  for split in ("train", "test", "demonstrations"):
+    same = lambda row: tuple(value for name, value in sorted(row.items()) if name not in ("images", "index"))
+    assert sorted(map(same, getattr(control, split))) == sorted(map(same, getattr(task, split)))
+  pictures_of = {picture for row in (*control.train, *control.test, *control.demonstrations) for picture in row["images"]}
+  assert [bool((pictures.open_picture(picture) == 255).all()) for picture in pictures_of] == [True]
 
 
 def test_the_same_problems_are_drawn_each_time_and_a_stream_resumes(task, tmp_path):
