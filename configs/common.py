@@ -86,15 +86,21 @@ def pictures(config: ConfigDict, name: str) -> None:
     config: Config to change in place.
     name: Key of `PICTURES`.
   """
+  config.num_steps = 100
   config.model.preset = "tiny-vl"
   config.model.train_tower = True
   config.task.name, config.task.levels = PICTURES[name], (1,)
-  config.warm_start.num_steps = 400
+  config.warm_start.num_steps = 300
   config.warm_start.learning_rate = 1e-3
+  config.rollout.prompt_buckets = (32,)
   config.rollout.max_new_tokens = 6
-  # None means sizes that follow from the lengths of the data.
-  config.rollout.prompt_buckets = config.learner.row_tokens = None
-  config.learner.row_buckets = config.warm_start.row_buckets = None
+  # A row always holds two groups or four demonstrations. Each further size would be compiled, which
+  # takes as long as a tenth of the run.
+  config.learner.row_tokens = 160
+  config.learner.row_buckets = (8,)
+  config.warm_start.row_buckets = (20,)
+  config.learner.learning_rate = 3e-4
+  config.eval.every = 20
 
 
 def pretrained(config: ConfigDict) -> None:
