@@ -76,7 +76,10 @@ def moe(config: ConfigDict) -> None:
 
 
 PICTURES = {"vl": "figures", "vl-blank": "blank_figures"}
-"""Arguments for a policy that sees, with their tasks; in the second, a control, pictures are white."""
+"""Arguments for a policy that sees, with their tasks.
+
+In the second, which is a control, all pictures are white.
+"""
 
 
 def pictures(config: ConfigDict, name: str) -> None:
