@@ -457,8 +457,9 @@ def test_a_sampler_with_its_own_chips_spreads_its_experts(tmp_path):
 @needs_libtpu
 def test_every_program_compiles(tmp_path):
   numbers, _ = compiled(tmp_path, "--topology=v5e:2x2")
-  assert all(numbers[name]["fits"] and 0 < numbers[name]["mfu_ceiling"] <= 1 for name in compile_for_pod.PROGRAMS)
-  assert all(numbers[name]["code"] > 0 for name in compile_for_pod.PROGRAMS)
+  programs = [numbers[name] for name in compile_for_pod.PROGRAMS if name != "tower"]
+  assert "tower" not in numbers, "the model reads no pictures"
+  assert all(program["fits"] and 0 < program["mfu_ceiling"] <= 1 and program["code"] > 0 for program in programs)
   assert numbers["decode"]["parts"]["cache"] > 0 and not numbers["score"]["parts"].get("moments")
 
 
