@@ -126,7 +126,7 @@ def record_micro_batches(workdir, number):
   path.write_text(json.dumps(config))
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_run_of_the_version_with_micro_batches_resumes_with_the_same_bits(tmp_path, capsys):
   assert call(tmp_path / "new") == 0
   shutil.copytree(tmp_path / "new", tmp_path / "old")

@@ -19,7 +19,7 @@ def test_a_dense_model_is_refused(capsys):
   assert capsys.readouterr().err == "error: config.model.preset: found 'qwen3-0.6b', expected a mixture of experts\n"
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.skipif(importlib.util.find_spec("libtpu") is None, reason="the package libtpu is not installed")
 def test_a_layer_moves_no_more_than_its_products_take(tmp_path):
   """Copies of all tokens on every device took 2.5 times as long as the products."""
