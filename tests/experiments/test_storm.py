@@ -56,10 +56,10 @@ def test_mismatches_count_every_bit(tmp_path):
 
 @pytest.mark.slow
 def test_a_run_survives_kills_at_random_and_one_in_each_phase(tmp_path, capsys):
-  """A dozen kills at random; `experiments/LOG.md` records storms of 25 and more."""
-  assert storm.main(["storm", "--kills=12", f"--out={tmp_path / 'storm'}"]) == 0, capsys.readouterr().out
+  """A few kills at random; `experiments/LOG.md` records storms of 25 and more."""
+  assert storm.main(["storm", "--kills=4", f"--out={tmp_path / 'storm'}"]) == 0, capsys.readouterr().out
   facts = json.loads((tmp_path / "storm" / "storm.json").read_text())
   kinds = [x["kind"] for x in facts["strikes"]]
-  assert facts["mismatches"] == 0 and set(kinds) >= set(storm.PHASES) and len(kinds) == 12 + 3 + len(storm.PHASES)
+  assert facts["mismatches"] == 0 and set(kinds) >= set(storm.PHASES) and len(kinds) == 4 + 3 + len(storm.PHASES)
   assert max(x["redone"] for x in facts["strikes"]) <= 4
   assert max(x["ended"]["seconds"] for x in facts["strikes"]) < 10
