@@ -102,7 +102,7 @@ def smoke_run_of(name: str):
   return pytest.param(name, marks=pytest.mark.slow if name in OTHERWISE else pytest.mark.exhaustive)
 
 
-@pytest.mark.parametrize("name", map(smoke_run_of, RL_NAMES))
+@pytest.mark.parametrize("name", list(map(smoke_run_of, RL_NAMES)))
 def test_smoke_run(name, tmp_path):
   """A length penalty gives the rewards of the untrained policy a variance to learn from."""
   config = tiny_config(name, {"reward.overlong_buffer": 16, "num_steps": 3, "warm_start.num_steps": 6, "warm_start.batch_size": 8})

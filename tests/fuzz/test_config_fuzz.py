@@ -69,7 +69,7 @@ def each_config_in_one_way():
       yield pytest.param(name, way, marks=pytest.mark.slow if i % len(WAYS) == j else pytest.mark.exhaustive)
 
 
-@pytest.mark.parametrize(("name", "way"), each_config_in_one_way())
+@pytest.mark.parametrize(("name", "way"), list(each_config_in_one_way()))
 def test_thousands_of_mistakes_are_refused_in_lines(name, way):
   assert 4 < num_valid(name, 400, *WAYS[way]) < 360
 

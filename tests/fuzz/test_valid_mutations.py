@@ -72,7 +72,7 @@ def check(args, status: int, err: str) -> None:
   assert status == 0 or (status in (1, 2) and lines and all(line.startswith("error: ") for line in lines)), (args, status, err[-1500:])
 
 
-@pytest.mark.parametrize("name", map(less_often, mutations.CONFIGS))
+@pytest.mark.parametrize("name", list(map(less_often, mutations.CONFIGS)))
 def test_dry_runs(name, tmp_path):
   failed = []
   for args in valid(name, 3):
@@ -83,7 +83,7 @@ def test_dry_runs(name, tmp_path):
   assert not failed, "\n\n".join(failed)
 
 
-@pytest.mark.parametrize("name", map(less_often, RUNS))
+@pytest.mark.parametrize("name", list(map(less_often, RUNS)))
 def test_short_runs(name, tmp_path):
   """The fields that determine the length of a run are reset."""
   (args,) = valid(name, 1, tuple(flags(SHORT)), NUMBERS[:-1])
