@@ -32,9 +32,9 @@ class Condition(NamedTuple):
   """How the logits are moved.
 
   Attributes:
-    drawn: what the rollout batch is, see `bandit.make_bandits`.
-    optimizer: a key of `bandit.OPTIMIZERS`.
-    learning_rate: of it.
+    drawn: Name of the rollout batch; see `bandit.make_bandits`.
+    optimizer: Key of `bandit.OPTIMIZERS`.
+    learning_rate: Learning rate of the optimizer.
   """
 
   drawn: str
