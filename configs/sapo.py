@@ -7,7 +7,7 @@ them the gate stays above 0.99 while a ratio is within 0.2 of 1, so that it acts
 
 Command: python -m jaxrl_llm.main --config=configs/sapo.py
 
-Hardware: 2 CPU cores.
+Hardware: 2 CPU cores. `:vl` needs the extra `[vision]`.
 
 Score: held-out avg@4 46.5% after the warm start, 97.1% at the end (seed 0; time: see
 docs/results.md). `:smollm2`: seeds 1, 2 and 3 rise from 15.6%, 12.5% and 18.0% untrained to 90.6%,

@@ -5,6 +5,7 @@ Nothing here needs JAX. Pillow opens and resizes pictures; it is imported at its
 
 import base64
 import functools
+import importlib.util
 import io
 import json
 import math
@@ -379,10 +380,24 @@ def _is_triple(value: Any) -> bool:
   return isinstance(value, Sequence) and len(value) == 3 and all(isinstance(x, int | float) and math.isfinite(x) for x in value)
 
 
+_MISSING = "pictures need the package pillow: pip install 'jaxrl-llm[vision]'"
+
+
+def check_installed(**settings: object) -> None:
+  """Checks that Pillow is installed, without importing it, for a task of any settings.
+
+  Raises:
+    ImportError: If it is not. One line.
+  """
+  del settings
+  if importlib.util.find_spec("PIL") is None:
+    raise ImportError(_MISSING)
+
+
 def _pillow() -> Any:
   try:
     import PIL.Image
     import PIL.ImageOps
   except ImportError as error:
-    raise ImportError("pictures need the package pillow: pip install 'jaxrl-llm[vision]'") from error
+    raise ImportError(_MISSING) from error
   return PIL

@@ -11,7 +11,7 @@ from typing import Any
 
 from jaxrl_llm.messages import Problem, did_you_mean, problem_of, shown
 from jaxrl_llm.pretrained.byte_tokenizer import ByteTokenizer
-from jaxrl_llm.pretrained.pictures import PictureConfig
+from jaxrl_llm.pretrained.pictures import PictureConfig, check_installed
 from jaxrl_llm.tasks import mixture, prompt_template
 from jaxrl_llm.tasks.files import storage
 from jaxrl_llm.tasks.files.storage import IMAGES, GeneratedProblems, Row
@@ -56,7 +56,8 @@ def generated_task(
 
 
 def _generated(builder: type[GeneratedProblems], source: Any, render_prompt: Callable[[str], str], **judged: Any) -> Entry:
-  return Entry(partial(generated_task, builder, source.LEVELS, render_prompt, **judged))
+  check = {"check": check_installed} if IMAGES in builder.columns else {}
+  return Entry(partial(generated_task, builder, source.LEVELS, render_prompt, **judged), **check)
 
 
 TASKS = {

@@ -1,5 +1,7 @@
 """Tasks by name, and messages for wrong settings."""
 
+import importlib.util
+
 import pytest
 
 from jaxrl_llm import rewards, tasks
@@ -93,3 +95,12 @@ def test_names_and_settings_are_checked_without_loading_anything(tmp_path):
 def test_one_line_for_each_wrong_setting(name, settings, start, end):
   (line,) = map(str, tasks.task_problems(name, settings))
   assert line.startswith(start) and line.endswith(end) and "\n" not in line
+
+
+@pytest.mark.parametrize(
+  ("name", "settings"), [("figures", {}), ("blank_figures", {}), ("mathvision", {}), ("file", {"images_column": "images"})]
+)
+def test_without_pillow_a_task_of_pictures_says_how_to_get_it(name, settings, monkeypatch):
+  monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+  (line,) = tasks.task_problems(name, settings)
+  assert str(line) == "pictures need the package pillow: pip install 'jaxrl-llm[vision]'"

@@ -8,6 +8,7 @@ import os
 import pathlib
 from collections.abc import Sequence
 
+from jaxrl_llm.pretrained.pictures import check_installed
 from jaxrl_llm.tasks import prompt_template as prompt_template_lib
 from jaxrl_llm.tasks.files import columns as columns_lib
 from jaxrl_llm.tasks.files import picture_column, tables, text_files
@@ -69,11 +70,17 @@ def file_task(
 
 
 def check_file(
-  path: str | os.PathLike | None = None, test_path: str | os.PathLike | None = None, test_fraction: float | None = None, **others: object
+  path: str | os.PathLike | None = None,
+  test_path: str | os.PathLike | None = None,
+  test_fraction: float | None = None,
+  images_column: str | None = None,
+  **others: object,
 ) -> dict[str, pathlib.Path]:
   """Rejects missing files and conflicting settings of `file_task`; see `text_files.check_splits`.
 
   The other settings are ignored.
   """
   del others
+  if images_column is not None:
+    check_installed()
   return text_files.check_splits(path, test_path, test_fraction, rows="problems", example="problems.jsonl")

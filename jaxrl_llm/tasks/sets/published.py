@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
+from jaxrl_llm.pretrained.pictures import check_installed
 from jaxrl_llm.tasks.files import downloads, storage, tables, text_files
 from jaxrl_llm.tasks.files.columns import Convert
 from jaxrl_llm.tasks.files.downloads import Files
@@ -160,6 +161,6 @@ def mathvision(
 SETS: dict[str, Entry] = {
   **{published.name: Entry(functools.partial(published_task, published, None)) for published in PUBLISHED},
   "livecodebench": Entry(livecodebench, lambda after=None, before=None, **_: code.within(after, before)),
-  "mathvision": Entry(mathvision),
+  "mathvision": Entry(mathvision, check_installed),
   "zebralogic": Entry(zebralogic),
 }
